@@ -1,0 +1,61 @@
+// What carries out decided work. The engine hands over batches in the agreed order; ops/host_lanes is
+// the implementation, tests have their own.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/rank_ranges.h"
+#include "core/request.h"
+#include "core/status.h"
+#include "core/work.h"
+
+namespace sirtaki::core {
+
+struct RunItem {
+  Key key;
+  SignaturePtr signature;
+  WorkPtr work;         // null: this rank has joined and contributes the identity
+  RankRanges silent;    // members that take part from scratch memory
+  bool absent_everywhere = false;  // no rank has this tensor: complete it without moving data
+};
+
+struct RunBatch {
+  SetNumber set = kWorldSet;
+  std::uint64_t number = 0;  // the same on all members
+  std::vector<RunItem> items;
+};
+
+// An operation that has started and not finished.
+struct RunningOperation {
+  SetNumber set = kWorldSet;
+  std::string what;      // "all-reduce of 12 tensors from \"layer1.weight\" (large lane)"
+  TimePoint since{};
+};
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  // Under the token. Plans the batch alone and queues or starts its groups in order; never blocks.
+  virtual void Start(RunBatch batch, TimePoint now) = 0;
+
+  // Under the token. Steps what is non-blocking; true if something moved.
+  virtual bool Step(TimePoint now) = 0;
+
+  // True if non-blocking calls are unfinished, so that somebody has to keep calling Step.
+  virtual bool NeedsStepping() const = 0;
+
+  // True if nothing is queued or running on any lane. Thread-safe.
+  virtual bool Idle() const = 0;
+
+  // What runs or waits in the lanes now, oldest first. Thread-safe.
+  virtual std::vector<RunningOperation> Running() const = 0;
+
+  // After a fault: nothing starts any more; what is queued completes with `why`, and so do the handles
+  // of what runs (its memory stays alive until the operation returns, if ever). Never blocks.
+  virtual void Abandon(const Status& why) = 0;
+};
+
+}  // namespace sirtaki::core

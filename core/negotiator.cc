@@ -1,0 +1,558 @@
+#include "core/negotiator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/mismatch.h"
+
+namespace sirtaki::core {
+namespace {
+
+// A node that got this many evictions without having had anything to report says so in a bare
+// acknowledgement, so that the nodes above can forget them (10).
+constexpr std::size_t kEvictionsPerAck = 64;
+
+// `join` is a key of its own; its number is one that no unnamed call reaches.
+Key JoinKey(SetNumber set) { return Key::Unnamed(set, ~std::uint64_t{0}); }
+
+bool AllAbsent(const std::vector<bool>& absent) {
+  return !absent.empty() && std::all_of(absent.begin(), absent.end(), [](bool a) { return a; });
+}
+
+}  // namespace
+
+Negotiator::Negotiator(NegotiatorOptions options, const Tree& tree)
+    : options_(std::move(options)),
+      node_(tree.NodeOf(options_.rank)),
+      world_size_(tree.size()),
+      liveness_(options_.ping_interval, options_.peer_timeout) {
+  for (const auto& [number, members] : options_.sets) {
+    SetState set(number, members, node_, options_.rank);
+    if (set.relevant()) sets_.emplace(number, std::move(set));
+  }
+  for (const int child : node_.children) {
+    Link link;
+    link.rank = child;
+    children_.push_back(std::move(link));
+  }
+}
+
+Negotiator::~Negotiator() = default;
+
+SetState* Negotiator::FindSet(SetNumber set) {
+  const auto found = sets_.find(set);
+  return found == sets_.end() ? nullptr : &found->second;
+}
+
+int Negotiator::ChildIndex(int rank) const {
+  const auto found = std::lower_bound(node_.children.begin(), node_.children.end(), rank);
+  if (found == node_.children.end() || *found != rank) return -1;
+  return static_cast<int>(found - node_.children.begin());
+}
+
+// ---- this rank ----
+
+void Negotiator::Submit(std::vector<Request> requests, TimePoint now) {
+  if (faulted()) return;
+  for (Request& request : requests) {
+    SetState* set = FindSet(request.key.set);
+    if (set == nullptr || !set->self_member()) {
+      RaiseFault(StatusCode::kProtocol, "a request for a set that this rank is not in",
+                 request.key.ToString());
+      return;
+    }
+    std::vector<Variant> variants;
+    variants.push_back({std::move(request.signature), std::move(request.invalid),
+                        RankRanges::Single(options_.rank)});
+    if (!set->AddReport(request.key, kSelf, std::move(variants), 0, request.absent, {}, now)) {
+      RaiseFault(StatusCode::kProtocol, "a second request while the first is in flight",
+                 request.key.ToString());
+      return;
+    }
+    Advance(*set, request.key);
+  }
+  Due(now + options_.ping_interval);
+}
+
+void Negotiator::Join(SetNumber number, TimePoint now) {
+  SetState* set = FindSet(number);
+  if (faulted() || set == nullptr || !set->self_member()) return;
+  set->NoteJoined(kSelf, options_.rank);
+  set->joined_since = now;
+  AdvanceAfterDeparture(*set);
+  Due(now + options_.ping_interval);
+}
+
+void Negotiator::Leave(const std::string& why, TimePoint now) {
+  if (faulted() || self_left_) return;
+  self_left_ = true;
+  left_since_ = now;
+  left_why_.emplace_back(RankRanges::Single(options_.rank), why);
+  NoteLeft(RankRanges::Single(options_.rank), why);
+  Due(now + options_.ping_interval);
+}
+
+void Negotiator::RaiseFault(StatusCode code, const std::string& text, const std::string& key) {
+  AdoptFault({code, text, options_.rank, options_.host, key, options_.unix_us()}, -1);
+}
+
+void Negotiator::AdoptFault(Cause cause, int from) {
+  if (cause_) {
+    // Two may have begun at once: the earliest is what everybody shows in the end (15).
+    if (cause.unix_us < cause_->unix_us) cause_ = std::move(cause);
+    return;
+  }
+  cause_ = std::move(cause);
+  if (node_.parent >= 0 && node_.parent != from) SendNow(node_.parent, FaultMessage{*cause_});
+  for (const Link& child : children_) {
+    if (child.rank != from) SendNow(child.rank, FaultMessage{*cause_});
+  }
+}
+
+void Negotiator::Protocol(int from, const std::string& what) {
+  RaiseFault(StatusCode::kProtocol, "rank " + std::to_string(from) + " sent " + what, "");
+}
+
+// ---- messages ----
+
+void Negotiator::Receive(int from, MessageBody body, TimePoint now) {
+  const int child = ChildIndex(from);
+  if (child < 0 && from != node_.parent) {
+    if (!faulted()) Protocol(from, "a message although it is no neighbour in the tree");
+    return;
+  }
+  liveness_.Heard(from, now);
+  if (auto* fault = std::get_if<FaultMessage>(&body)) return AdoptFault(std::move(fault->cause), from);
+  if (faulted() || closed_) return;
+
+  const bool from_child = child >= 0;
+  if (auto* report = std::get_if<ReportMessage>(&body); report && from_child) {
+    ReceiveReport(child, std::move(*report), now);
+  } else if (auto* stream = std::get_if<StreamMessage>(&body); stream && !from_child) {
+    ReceiveStream(std::move(*stream), now);
+  } else if (auto* query = std::get_if<QueryMessage>(&body); query && !from_child) {
+    ReceiveQuery(query->key, now);
+  } else if (auto* answer = std::get_if<AnswerMessage>(&body); answer && from_child) {
+    ReceiveAnswer(child, std::move(*answer), now);
+  } else if (auto* ping = std::get_if<PingMessage>(&body)) {
+    SendNow(from, PongMessage{ping->set});
+    if (FindSet(ping->set) != nullptr) {
+      // Renewed by the next ping; twice the interval, so that the wait has no gap in between.
+      asked_until_[{ping->set, from}] = now + 2 * options_.ping_interval;
+      Due(now);
+    }
+  } else if (std::holds_alternative<PongMessage>(body)) {
+    // Heard() above is all that it is for.
+  } else if (std::holds_alternative<ByeAckMessage>(body) && from_child) {
+    children_[static_cast<std::size_t>(child)].bye_acknowledged = true;
+    Due(now);
+  } else if (std::holds_alternative<ByeConfirmMessage>(body) && !from_child && bye_acknowledged_) {
+    for (const Link& link : children_) SendNow(link.rank, ByeConfirmMessage{});
+    closed_ = true;
+  } else {
+    Protocol(from, "a message that does not fit its place in the tree");
+  }
+}
+
+void Negotiator::ReceiveReport(int child, ReportMessage report, TimePoint now) {
+  Link& link = children_[static_cast<std::size_t>(child)];
+  if (report.ack < link.acknowledged || report.ack > link.sent) {
+    return Protocol(link.rank, "an acknowledgement that is out of range");
+  }
+  link.acknowledged = report.ack;
+  // Who has left is known before any item is judged: a key that a departure completed stands before the
+  // departure in the report (3), and must fail for it all the same (16).
+  for (const ReportItem& item : report.items) {
+    if (const auto* left = std::get_if<LeftItem>(&item)) {
+      left_.Add(left->ranks);
+      left_why_.emplace_back(left->ranks, left->why);
+    }
+  }
+  for (ReportItem& item : report.items) {
+    if (auto* ready = std::get_if<ReadyItem>(&item)) {
+      if (!ReceiveReady(child, std::move(*ready), now)) return;
+    } else if (auto* joined = std::get_if<JoinedItem>(&item)) {
+      SetState* set = FindSet(joined->set);
+      if (set == nullptr || set->child_members(child).empty()) {
+        return Protocol(link.rank, "a join of a set that it has no members of");
+      }
+      set->NoteJoined(child, joined->last);
+      AdvanceAfterDeparture(*set);
+    } else if (auto* left = std::get_if<LeftItem>(&item)) {
+      if (!node_.child_subtrees[static_cast<std::size_t>(child)].ContainsAll(left->ranks)) {
+        return Protocol(link.rank, "the departure of a rank that is not below it");
+      }
+      NoteLeft(left->ranks, left->why);
+    } else if (auto* stalled = std::get_if<StalledItem>(&item)) {
+      SetState* set = FindSet(stalled->key.set);
+      if (set == nullptr) return Protocol(link.rank, "a stall of an unknown set");
+      // A bounded age keeps a hostile or broken clock from overflowing ours.
+      const auto waited = std::chrono::microseconds(
+          std::clamp<std::int64_t>(stalled->waited_us, 0, std::int64_t{1} << 40));
+      set->AddPlaceholder(stalled->key, now - waited);
+      set->next_stall_check = now;
+      Due(now);
+    }
+  }
+  ForgetAcknowledged();
+}
+
+bool Negotiator::ReceiveReady(int child, ReadyItem item, TimePoint now) {
+  const int from = children_[static_cast<std::size_t>(child)].rank;
+  SetState* set = FindSet(item.set);
+  if (set == nullptr || set->child_members(child).empty()) {
+    Protocol(from, "a report for a set that it has no members of");
+    return false;
+  }
+  std::vector<Variant> variants = std::move(item.variants);
+  if (item.id != kNoId) {
+    const IdTable::Row* row = set->ids.Resolve(item.id);
+    if (row == nullptr) {
+      Protocol(from, "id " + std::to_string(item.id) + ", which is not in the table");
+      return false;
+    }
+    if (row->key.form != Key::Form::kUnnamed) {
+      item.key = row->key;
+    } else if (item.key.form != Key::Form::kUnnamed || item.key.set != item.set) {
+      Protocol(from, "an id for an unnamed call without the call's number");
+      return false;
+    }
+    RankRanges ranks = set->child_members(child);
+    ranks.Remove(item.silent);
+    variants.clear();
+    variants.push_back({row->signature, {}, std::move(ranks)});
+  } else if (variants.empty() || item.key.set != item.set) {
+    Protocol(from, "a report without a request");
+    return false;
+  }
+  if (!set->AddReport(item.key, child, std::move(variants), item.more_variants, item.absent,
+                      item.silent, now)) {
+    Protocol(from, "a second report of " + item.key.ToString());
+    return false;
+  }
+  Advance(*set, item.key);
+  return true;
+}
+
+// ---- reports: forward once, or decide ----
+
+void Negotiator::Advance(SetState& set, const Key& key) {
+  PendingKey* pending = set.Find(key);
+  if (pending == nullptr || pending->forwarded) return;
+  if (!set.Complete(*pending)) {
+    // Also after a departure that did not complete it: a wait has begun.
+    if (options_.stall_warning > Duration::zero()) Due(pending->since + options_.stall_warning);
+    if (options_.stall_limit > Duration::zero()) Due(pending->since + options_.stall_limit);
+    return;
+  }
+  set.AddSilent(*pending);
+  if (set.seat()) {
+    Decide(set, key, *pending);
+  } else {
+    pending->forwarded = true;
+    up_.push_back(ReadyUp{key});
+  }
+}
+
+void Negotiator::AdvanceAfterDeparture(SetState& set) {
+  // The keys first: what was reported before the departure is told before it (3).
+  for (const Key& key : set.CompleteKeys()) Advance(set, key);
+  if (set.joined_told || !set.AllJoinedOrLeft()) return;
+  set.joined_told = true;
+  const RankRanges left = left_.Intersection(set.members());
+  if (!set.seat()) {
+    up_.push_back(JoinedItem{set.number(), set.last_joined()});
+  } else if (left.empty()) {
+    set.decided.push_back(JoinDoneEntry{set.last_joined()});
+  } else {
+    set.decided.push_back(
+        FailEntry{JoinKey(set.number()), StatusCode::kShutDown, "join: " + LeftText(left)});
+  }
+}
+
+void Negotiator::NoteLeft(const RankRanges& ranks, const std::string& why) {
+  left_.Add(ranks);
+  for (auto& [number, set] : sets_) {
+    if (!set.members().Intersects(ranks)) continue;
+    set.NoteLeft(ranks);
+    AdvanceAfterDeparture(set);
+  }
+  if (node_.parent >= 0) {
+    up_.push_back(LeftItem{ranks, why});
+  } else if (left_.Count() == world_size_) {
+    if (SetState* world = FindSet(kWorldSet)) world->decided.push_back(ByeEntry{});
+  }
+}
+
+std::string Negotiator::LeftText(const RankRanges& ranks) const {
+  std::string text;
+  for (const auto& [who, why] : left_why_) {
+    const RankRanges here = who.Intersection(ranks);
+    if (here.empty()) continue;
+    text += (text.empty() ? "" : "; ") + RanksText(here) +
+            (here.Count() == 1 ? " has shut down: " : " have shut down: ") + why;
+  }
+  return text;
+}
+
+void Negotiator::Decide(SetState& set, const Key& key, PendingKey& pending) {
+  const RankRanges left = pending.silent.Intersection(left_);
+  const Variant& first = pending.variants.front();
+  if (!left.empty()) {
+    set.decided.push_back(FailEntry{key, StatusCode::kShutDown, key.ToString() + ": " + LeftText(left)});
+  } else if (pending.variants.size() > 1 || pending.more_variants > 0 || !first.invalid.empty()) {
+    const bool invalid = std::any_of(pending.variants.begin(), pending.variants.end(),
+                                     [](const Variant& v) { return !v.invalid.empty(); });
+    set.decided.push_back(FailEntry{key, invalid ? StatusCode::kInvalidArgument : StatusCode::kMismatch,
+                                    MismatchText(key, pending.variants, pending.more_variants)});
+  } else if (first.signature->root >= 0 && pending.silent.Contains(first.signature->root)) {
+    set.decided.push_back(FailEntry{key, StatusCode::kInvalidArgument,
+                                    key.ToString() + ": the root, rank " +
+                                        std::to_string(first.signature->root) + ", has joined"});
+  } else {
+    RunEntry run;
+    run.absent = pending.absent;
+    run.silent = pending.silent;
+    run.id = set.ids.Find(key, *first.signature);
+    if (run.id != kNoId) {
+      set.ids.Touch(run.id);
+      if (key.form == Key::Form::kUnnamed) run.key = key;
+    } else {
+      run.key = key;
+      run.signature = first.signature;
+      if (options_.id_capacity > 0) {
+        run.new_id = set.next_id++;
+        // Known from its decision, so that a second key of this step with the same request gets it;
+        // the members know it from its place in the stream.
+        set.ids.Insert(run.new_id, key, first.signature);
+      }
+    }
+    set.decided.push_back(std::move(run));
+    EvictOverCapacity(set);
+  }
+  pending.forwarded = true;  // decided; erased when its entry takes its place in the stream
+}
+
+void Negotiator::EvictOverCapacity(SetState& set) {
+  while (set.ids.live() > std::max<std::size_t>(options_.id_capacity, 1)) {
+    const AgreedId oldest = set.ids.LeastRecentlyRun();
+    set.ids.Evict(oldest);
+    set.decided.push_back(EvictEntry{{oldest}});
+  }
+}
+
+// ---- the stream ----
+
+void Negotiator::CutBatches() {
+  for (auto& [number, set] : sets_) {
+    if (set.decided.empty()) continue;
+    Batch batch;
+    batch.set = number;
+    batch.number = set.next_batch++;
+    batch.entries = std::move(set.decided);
+    set.decided.clear();
+    ApplyBatch(std::move(batch));
+  }
+}
+
+void Negotiator::ReceiveStream(StreamMessage stream, TimePoint now) {
+  if (stream.first != applied_ + 1) {
+    return Protocol(node_.parent, "batch " + std::to_string(stream.first) + " where " +
+                                      std::to_string(applied_ + 1) + " was due");
+  }
+  for (Batch& batch : stream.batches) {
+    if (FindSet(batch.set) == nullptr) {
+      return Protocol(node_.parent, "a batch of a set without members here");
+    }
+    ++applied_;
+    ApplyBatch(std::move(batch));
+    if (faulted()) return;
+  }
+  Due(now);
+}
+
+void Negotiator::ApplyBatch(Batch batch) {
+  SetState& set = *FindSet(batch.set);
+  for (const int child : set.children()) ++children_[static_cast<std::size_t>(child)].sent;
+  DecidedBatch decided{batch.set, batch.number, {}};
+  for (const Entry& entry : batch.entries) {
+    if (!ApplyEntry(set, entry, decided)) return;
+  }
+  if (set.self_member() && !decided.entries.empty()) batches_.push_back(std::move(decided));
+  if (set.children().empty()) return;
+  for (std::size_t i = 0; i + 1 < set.children().size(); ++i) {
+    children_[static_cast<std::size_t>(set.children()[i])].unsent.push_back(batch);
+  }
+  children_[static_cast<std::size_t>(set.children().back())].unsent.push_back(std::move(batch));
+}
+
+bool Negotiator::ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& decided) {
+  if (const auto* run = std::get_if<RunEntry>(&entry)) return ApplyRun(set, *run, decided);
+  if (const auto* fail = std::get_if<FailEntry>(&entry)) {
+    if (!MayBeDecided(set, fail->key)) return false;
+    if (fail->key == JoinKey(set.number())) set.EndEpoch();
+    set.Erase(fail->key);
+    decided.entries.push_back(DecidedFail{fail->key, Status(fail->code, fail->text)});
+  } else if (const auto* evict = std::get_if<EvictEntry>(&entry)) {
+    RememberEviction(set, evict->ids);
+  } else if (const auto* join = std::get_if<JoinDoneEntry>(&entry)) {
+    set.EndEpoch();
+    decided.entries.push_back(DecidedJoin{set.number(), join->last});
+  } else {
+    bye_ = true;
+  }
+  return true;
+}
+
+bool Negotiator::ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& decided) {
+  Key key = run.key;
+  SignaturePtr signature = run.signature;
+  if (run.id != kNoId) {
+    const IdTable::Row* row = set.ids.Resolve(run.id);
+    if (row == nullptr) {
+      Protocol(node_.parent, "id " + std::to_string(run.id) + ", which is not in the table");
+      return false;
+    }
+    if (row->key.form != Key::Form::kUnnamed) key = row->key;
+    signature = row->signature;
+  } else if (signature == nullptr) {
+    Protocol(node_.parent, "an entry without a request");
+    return false;
+  } else if (run.new_id != kNoId && !set.seat()) {  // the seat knows it since its decision
+    if (set.ids.Resolve(run.new_id) != nullptr) {
+      Protocol(node_.parent, "id " + std::to_string(run.new_id) + " twice");
+      return false;
+    }
+    set.ids.Insert(run.new_id, key, signature);
+  }
+  if (!MayBeDecided(set, key)) return false;
+  set.Erase(key);
+  decided.entries.push_back(DecidedRun{std::move(key), std::move(signature), run.silent,
+                                       AllAbsent(run.absent)});
+  return true;
+}
+
+bool Negotiator::MayBeDecided(SetState& set, const Key& key) {
+  const PendingKey* pending = set.Find(key);
+  if (key.set == set.number() && (pending == nullptr || pending->forwarded || pending->reports == 0)) {
+    return true;
+  }
+  Protocol(node_.parent, "a decision of " + key.ToString() + ", which is not reported from here");
+  return false;
+}
+
+void Negotiator::RememberEviction(SetState& set, const std::vector<AgreedId>& ids) {
+  Forgetting forgetting;
+  forgetting.set = set.number();
+  forgetting.ids = ids;
+  for (const int child : set.children()) {
+    forgetting.positions.emplace_back(child, children_[static_cast<std::size_t>(child)].sent);
+  }
+  for (const AgreedId id : ids) set.ids.Evict(id);
+  if (!set.seat()) evictions_unacknowledged_ += ids.size();
+  forgetting_.push_back(std::move(forgetting));
+  ForgetAcknowledged();
+}
+
+void Negotiator::ForgetAcknowledged() {
+  while (!forgetting_.empty()) {
+    Forgetting& oldest = forgetting_.front();
+    for (const auto& [child, position] : oldest.positions) {
+      if (children_[static_cast<std::size_t>(child)].acknowledged < position) return;
+    }
+    SetState& set = *FindSet(oldest.set);
+    for (const AgreedId id : oldest.ids) set.ids.Forget(id);
+    forgetting_.pop_front();
+  }
+}
+
+// ---- what the engine takes ----
+
+std::vector<DecidedBatch> Negotiator::TakeBatches() {
+  if (!faulted()) CutBatches();
+  if (faulted()) batches_.clear();  // no entry starts after a fault (15)
+  return std::exchange(batches_, {});
+}
+
+ReadyItem Negotiator::WriteReady(const Key& key) {
+  SetState& set = *FindSet(key.set);
+  PendingKey& pending = *set.Find(key);
+  ReadyItem item;
+  item.set = key.set;
+  item.absent = pending.absent;
+  item.silent = pending.silent;
+  item.more_variants = pending.more_variants;
+  const Variant& first = pending.variants.front();
+  if (pending.variants.size() == 1 && pending.more_variants == 0 && first.invalid.empty()) {
+    item.id = set.ids.Find(key, *first.signature);
+  }
+  if (item.id == kNoId) {
+    item.key = key;
+    item.variants = std::move(pending.variants);
+  } else if (key.form == Key::Form::kUnnamed) {
+    item.key = key;
+  } else {
+    item.key.set = key.set;
+  }
+  pending.variants.clear();  // the seat has them now
+  return item;
+}
+
+std::vector<Outgoing> Negotiator::TakeOutgoing() {
+  if (!faulted()) {
+    CutBatches();
+    if (!up_.empty() || evictions_unacknowledged_ >= kEvictionsPerAck) {
+      ReportMessage report;
+      report.ack = applied_;
+      for (UpItem& item : std::exchange(up_, {})) {
+        if (const auto* ready = std::get_if<ReadyUp>(&item)) {
+          report.items.push_back(WriteReady(ready->key));
+        } else if (auto* joined = std::get_if<JoinedItem>(&item)) {
+          report.items.push_back(*joined);
+        } else if (auto* left = std::get_if<LeftItem>(&item)) {
+          report.items.push_back(std::move(*left));
+        } else {
+          report.items.push_back(std::get<StalledItem>(item));
+        }
+      }
+      evictions_unacknowledged_ = 0;
+      immediate_.push_back({node_.parent, std::move(report)});
+    }
+    for (Link& link : children_) {
+      if (link.unsent.empty()) continue;
+      StreamMessage stream;
+      stream.first = link.sent - link.unsent.size() + 1;
+      stream.batches = std::exchange(link.unsent, {});
+      immediate_.push_back({link.rank, std::move(stream)});
+    }
+  }
+  return std::exchange(immediate_, {});
+}
+
+std::vector<StallWarning> Negotiator::TakeWarnings() { return std::exchange(warnings_, {}); }
+
+bool Negotiator::Outstanding() const {
+  if (!up_.empty() || !batches_.empty() || !immediate_.empty()) return true;
+  if (self_left_ && !closed_) return true;
+  for (const auto& [number, set] : sets_) {
+    if (!set.pending().empty() || !set.decided.empty() || set.self_joined()) return true;
+  }
+  return false;
+}
+
+bool Negotiator::Quiescent() const {
+  if (!up_.empty() || !batches_.empty() || !immediate_.empty() || !queries_.empty()) return false;
+  for (const Link& link : children_) {
+    if (!link.unsent.empty()) return false;
+  }
+  return std::all_of(sets_.begin(), sets_.end(), [](const auto& entry) {
+    return entry.second.pending().empty() && entry.second.decided.empty();
+  });
+}
+
+std::vector<AgreedId> Negotiator::KnownIds(SetNumber set) const {
+  const auto found = sets_.find(set);
+  return found == sets_.end() ? std::vector<AgreedId>{} : found->second.ids.LiveIds();
+}
+
+}  // namespace sirtaki::core

@@ -1,0 +1,51 @@
+// A set of ranks kept as sorted, disjoint, non-adjacent closed ranges: [0,2] [5,5].
+// Small whatever the world's size as long as the ranks are neighbours, which they are in trees by host.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+namespace sirtaki::core {
+
+struct RankRange {
+  int first = 0;
+  int last = 0;  // inclusive
+  bool operator==(const RankRange&) const = default;
+};
+
+class RankRanges {
+ public:
+  RankRanges() = default;
+  RankRanges(std::initializer_list<int> ranks);
+  static RankRanges Single(int rank);
+  static RankRanges Span(int first, int last);  // empty if last < first
+
+  void Add(int rank);
+  void Add(const RankRanges& other);
+  void Remove(const RankRanges& other);
+  void Clear() { ranges_.clear(); }
+
+  bool empty() const { return ranges_.empty(); }
+  std::int64_t Count() const;
+  bool Contains(int rank) const;
+  bool ContainsAll(const RankRanges& other) const;
+  bool Intersects(const RankRanges& other) const;
+  RankRanges Intersection(const RankRanges& other) const;
+  int First() const { return ranges_.front().first; }  // precondition: not empty
+  // The position of `rank` among the members, ascending; -1 if it is none.
+  std::int64_t IndexOf(int rank) const;
+  std::vector<int> ToVector() const;
+
+  const std::vector<RankRange>& ranges() const { return ranges_; }
+  // "0-2, 5"; "none" when empty.
+  std::string ToString() const;
+
+  bool operator==(const RankRanges&) const = default;
+
+ private:
+  std::vector<RankRange> ranges_;
+};
+
+}  // namespace sirtaki::core

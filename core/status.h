@@ -1,0 +1,66 @@
+// The one error value of the library: a code, a text, and where it began.
+//
+// Inside the library nothing throws across a module boundary: functions return Status (or fill one), and
+// only frameworks/ turns a Status into an exception. A Status is a value: copying it is cheap when it is
+// ok (no allocation), and it may cross threads.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace sirtaki::core {
+
+enum class StatusCode : std::uint8_t {
+  kOk = 0,
+  kInvalidArgument,  // what this rank passed is wrong whatever the others do
+  kMismatch,         // the ranks asked for different things under one name
+  kNotInitialized,   // called before init() or after shutdown()
+  kDuplicateName,    // the name is in flight on this rank
+  kShutDown,         // a rank that had to take part has left
+  kPeerLost,         // a rank does not answer, or its connection failed
+  kTimedOut,         // a wait passed its limit
+  kAborted,          // a program called abort(reason)
+  kBackend,          // MPI, NCCL or CUDA reported a failure
+  kProtocol,         // a message that no correct peer sends
+  kUnsupported,      // known, but not in this build or version
+};
+
+// "invalid argument", "mismatch", …: for texts and logs.
+std::string_view StatusCodeName(StatusCode code);
+
+// Where an error began. Unset fields are -1 or empty.
+struct Origin {
+  int rank = -1;
+  std::string host;
+  std::string tensor;
+  bool operator==(const Origin&) const = default;
+};
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+  Status(StatusCode code, std::string message, Origin origin)
+      : code_(code), message_(std::move(message)), origin_(std::move(origin)) {}
+
+  static Status Ok() { return {}; }
+
+  bool ok() const { return code_ == StatusCode::kOk; }
+  StatusCode code() const { return code_; }
+  const std::string& message() const { return message_; }
+  const Origin& origin() const { return origin_; }
+
+  // "mismatch: all-reduce \"w\": … (from rank 3 on host b)". Never empty, "ok" when ok.
+  std::string ToString() const;
+
+  bool operator==(const Status&) const = default;
+
+ private:
+  StatusCode code_ = StatusCode::kOk;
+  std::string message_;
+  Origin origin_;
+};
+
+}  // namespace sirtaki::core
