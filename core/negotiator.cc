@@ -183,6 +183,7 @@ void Negotiator::ReceiveReport(int child, ReportMessage report, TimePoint now) {
         return Protocol(link.rank, "the departure of a rank that is not below it");
       }
       NoteLeft(left->ranks, left->why);
+      Due(now);
     } else if (auto* stalled = std::get_if<StalledItem>(&item)) {
       SetState* set = FindSet(stalled->key.set);
       if (set == nullptr) return Protocol(link.rank, "a stall of an unknown set");

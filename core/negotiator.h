@@ -173,6 +173,7 @@ class Negotiator {
   void CheckPeers(const LocalState& local, TimePoint now);
   void WaitOn(SetState& set, TimePoint since, TimePoint now, int except = -1);
   void CheckBye(const LocalState& local);
+  void CheckLeaving(TimePoint now);
   void SendNow(int to, MessageBody body) { immediate_.push_back({to, std::move(body)}); }
   void Due(TimePoint at);
   std::string LeftText(const RankRanges& ranks) const;
@@ -195,6 +196,8 @@ class Negotiator {
   std::vector<std::pair<RankRanges, std::string>> left_why_;
   bool self_left_ = false;
   TimePoint left_since_{};
+  std::optional<TimePoint> first_left_; // the root's: since when somebody waits for the others' leaving
+  bool leaving_warned_ = false;
   bool bye_ = false;
   bool bye_acknowledged_ = false;       // told the parent
   bool closed_ = false;

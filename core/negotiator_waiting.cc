@@ -43,6 +43,8 @@ void Negotiator::Step(const LocalState& local, TimePoint now) {
     if (set.OldestPending()) CheckStalls(set, now);
     if (faulted()) return;
   }
+  CheckLeaving(now);
+  if (faulted()) return;
   FinishQueries(now);
   CheckPeers(local, now);
 }
@@ -241,6 +243,30 @@ void Negotiator::WaitOn(SetState& set, TimePoint since, TimePoint now, int excep
 }
 
 // ---- the end (17) ----
+
+// Waiting in shutdown is a key like any other (18): the root, which everybody's leaving reaches, watches.
+void Negotiator::CheckLeaving(TimePoint now) {
+  if (node_.parent >= 0 || left_.empty() || left_.Count() == world_size_) return;
+  if (!first_left_) first_left_ = now;
+  const Duration waited = now - *first_left_;
+  RankRanges missing = RankRanges::Span(0, world_size_ - 1);
+  missing.Remove(left_);
+  if (options_.stall_limit > Duration::zero()) {
+    if (waited >= options_.stall_limit) {
+      RaiseFault(StatusCode::kTimedOut,
+                 RanksText(left_) + " has waited " + Seconds(waited) + " in shutdown for " +
+                     RanksText(missing) + ", longer than stall_limit (" +
+                     Seconds(options_.stall_limit) + ")",
+                 "shutdown");
+      return;
+    }
+    Due(*first_left_ + options_.stall_limit);
+  }
+  if (options_.stall_warning <= Duration::zero() || leaving_warned_) return;
+  if (waited < options_.stall_warning) return Due(*first_left_ + options_.stall_warning);
+  leaving_warned_ = true;
+  warnings_.push_back({Key::Named(kWorldSet, "shutdown"), waited, std::move(missing), {}, {}});
+}
 
 void Negotiator::CheckBye(const LocalState& local) {
   if (!bye_ || bye_acknowledged_ || !local.drained || !batches_.empty()) return;
