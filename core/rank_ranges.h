@@ -1,5 +1,6 @@
 // A set of ranks kept as sorted, disjoint, non-adjacent closed ranges: [0,2] [5,5].
-// Small whatever the world's size as long as the ranks are neighbours, which they are in trees by host.
+// Small whatever the world's size as long as the ranks are neighbours, which they are in trees by
+// host.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The tree along which the ranks negotiate: the ranks of a host report to their leader (the host's lowest
-// rank), leaders in rank order form a k-ary heap whose root is rank 0.
+// The tree along which the ranks negotiate: the ranks of a host report to their leader (the host's
+// lowest rank), leaders in rank order form a k-ary heap whose root is rank 0.
 //
 // Immutable; any thread may read it.
 #pragma once
@@ -18,13 +18,14 @@ class Tree {
   static Tree Build(const std::vector<int>& host_of_rank, int arity);
 
   struct Node {
-    int parent = -1;                       // -1: the root
-    std::vector<int> children;             // ascending
-    std::vector<RankRanges> child_subtrees; // parallel to children
-    RankRanges subtree;                    // of this node, itself included
+    int parent = -1;                         // -1: the root
+    std::vector<int> children;               // ascending
+    std::vector<RankRanges> child_subtrees;  // parallel to children
+    RankRanges subtree;                      // of this node, itself included
   };
 
-  // What rank `rank` has to know. Memory is that of its own neighbourhood. Precondition: 0 <= rank < size().
+  // What rank `rank` has to know. Memory is that of its own neighbourhood. Precondition: 0 <= rank
+  // < size().
   Node NodeOf(int rank) const;
   int size() const { return static_cast<int>(host_of_rank_.size()); }
 
@@ -35,12 +36,13 @@ class Tree {
   std::vector<int> ChildrenOf(int rank) const;
 
   int arity_;
-  // Hosts are numbered in the order of their leaders, so a host's number is its leader's place in the heap.
+  // Hosts are numbered in the order of their leaders, so a host's number is its leader's place in
+  // the heap.
   std::vector<int> host_of_rank_;
-  std::vector<int> leaders_;                // by host number, ascending
-  std::vector<RankRanges> ranks_of_host_;   // by host number
-  // By host number: the last host of the longest run from here in which each host's ranks are neighbours
-  // and follow those of the host before. Such a run is one range, however long.
+  std::vector<int> leaders_;               // by host number, ascending
+  std::vector<RankRanges> ranks_of_host_;  // by host number
+  // By host number: the last host of the longest run from here in which each host's ranks are
+  // neighbours and follow those of the host before. Such a run is one range, however long.
   std::vector<int> run_end_;
 };
 

@@ -1,4 +1,5 @@
-// One submitted collective on this rank, and the handle through which its submitter learns the end of it.
+// One submitted collective on this rank, and the handle through which its submitter learns the end
+// of it.
 #pragma once
 
 #include <atomic>
@@ -14,8 +15,8 @@
 
 namespace sirtaki::core {
 
-// The shared state of a handle. Completed exactly once: the first Complete wins, later ones are no-ops
-// (a fault completes handles at once, a data thread that returns later finds them done).
+// The shared state of a handle. Completed exactly once: the first Complete wins, later ones are
+// no-ops (a fault completes handles at once, a data thread that returns later finds them done).
 // Thread-safe. Lock order: token -> queue -> handle.
 class HandleState {
  public:
@@ -32,14 +33,13 @@ class HandleState {
   // Preconditions of both: done().
   const Status& status() const { return status_; }
   // True if no rank had this tensor (every rank reported it absent): the result is meaningless.
-  bool absent_everywhere() const {
-    return absent_everywhere_.load(std::memory_order_relaxed);
-  }
-  // Before Complete, by the completer. Of two completers the one that comes too late may still call it.
+  bool absent_everywhere() const { return absent_everywhere_.load(std::memory_order_relaxed); }
+  // Before Complete, by the completer. Of two completers the one that comes too late may still call
+  // it.
   void SetAbsentEverywhere() { absent_everywhere_.store(true, std::memory_order_relaxed); }
 
-  // Idempotent. The destructor does it too, so that no name stays taken; hence the last HandlePtr must not
-  // be dropped while holding a lock that `on_observed` takes.
+  // Idempotent. The destructor does it too, so that no name stays taken; hence the last HandlePtr
+  // must not be dropped while holding a lock that `on_observed` takes.
   void Observe();
   // The submission was refused, so this handle never held its name: observing it frees nothing.
   void Disown() { observed_.store(true, std::memory_order_release); }
@@ -51,7 +51,7 @@ class HandleState {
  private:
   std::function<void()> on_complete_;
   std::function<void()> on_observed_;
-  Mutex mutex_;  // serialises completers
+  Mutex mutex_;    // serialises completers
   Status status_;  // written once, before done_
   std::atomic<bool> absent_everywhere_{false};
   std::atomic<bool> done_{false};
@@ -61,13 +61,14 @@ class HandleState {
 
 using HandlePtr = std::shared_ptr<HandleState>;
 
-// Host memory of one collective. Kept alive by the Work until the last thread that may touch it is done,
-// which after a fault may be never.
+// Host memory of one collective. Kept alive by the Work until the last thread that may touch it is
+// done, which after a fault may be never.
 struct Work {
   Request request;
-  const void* input = nullptr;  // request.signature->ElementCount() elements (all-gather: times rows)
-  void* output = nullptr;       // all-reduce, broadcast: same size; may equal input (in place)
-  std::int64_t rows = 0;        // all-gather: this rank's first dimension
+  const void* input =
+      nullptr;             // request.signature->ElementCount() elements (all-gather: times rows)
+  void* output = nullptr;  // all-reduce, broadcast: same size; may equal input (in place)
+  std::int64_t rows = 0;   // all-gather: this rank's first dimension
   // All-gather: called once, on the lane's thread, when the rows of all members (ascending by rank)
   // are known; returns the output's memory (may be null if the result is empty). May throw
   // std::bad_alloc or LibTorch's error; the lane turns that into the group's fault.

@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# bootstrap.sh: installs what this machine lacks to build, test and run Sirtaki.
+#
+#   bash bootstrap.sh [--quiet]
+#
+# Debian packages come from apt (through sudo when not root); LibTorch comes from PyPI into `.venv` beside this
+# file. Safe to run again and again: when nothing is missing it only looks, for a second or less.
+#
+#   CMAKE_PREFIX_PATH, LIBTORCH, Torch_DIR   a LibTorch of your own: no .venv is made.
+#   SIRTAKI_BOOTSTRAP_TORCH=light|full|none  which LibTorch to install. Default: full where an NVIDIA driver is loaded,
+#                                            else light (C++ only, no GPU libraries).
+#   SIRTAKI_BOOTSTRAP_APT=no                 never call apt; what is missing is an error.
+#   SIRTAKI_BOOTSTRAP_WITH="clang-format clang-tidy"   programs that only lint needs, by their packages' names.
+#   SIRTAKI_PYTHON=/path/to/python3          the Python that makes the .venv.
+set -euo pipefail
+
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+venv=$top/.venv
+torch_version=2.11.0
+light_packages=("torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+quiet=no
+[ "${1:-}" = --quiet ] && quiet=yes
+
+say() { [ "$quiet" = yes ] || printf 'bootstrap: %s\n' "$*"; }
+announce() { printf 'bootstrap: %s\n' "$*"; }
+die() { printf 'bootstrap: error: %s\n' "$*" >&2; exit 1; }
+
+# Runs a command up to three times: mirrors and indexes fail now and then.
+retry() {
+  local attempt
+  for attempt in 1 2 3; do
+    "$@" && return 0
+    if [ "$attempt" -lt 3 ]; then
+      announce "attempt $attempt of 3 failed: $1 ${2:-}; trying again in $((attempt * 5)) s"
+      sleep $((attempt * 5))
+    fi
+  done
+  return 1
+}
+
+# --- Debian packages ------------------------------------------------------------------------------------------------
+
+have_command() { command -v "$1" >/dev/null 2>&1; }
+have_header() {
+  local dir
+  for dir in /usr/include /usr/local/include ${CPATH:+${CPATH//:/ }}; do
+    [ -e "$dir/$1" ] && return 0
+  done
+  return 1
+}
+have_mpi() { have_command mpirun && { have_command mpicxx || have_command mpic++; }; }
+python_with_venv() { "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; }
+
+wants_venv() {
+  local dir
+  [ "${SIRTAKI_BOOTSTRAP_TORCH:-}" = none ] && return 1
+  [ -n "${LIBTORCH:-}${Torch_DIR:-}" ] && return 1
+  for dir in ${CMAKE_PREFIX_PATH:+${CMAKE_PREFIX_PATH//[:;]/ }}; do
+    [ -e "$dir/include/torch/csrc/api/include/torch/torch.h" ] && return 1   # an unpacked libtorch, or site-packages/torch
+    [ -e "$dir/../../include/torch/csrc/api/include/torch/torch.h" ] && return 1   # torch.utils.cmake_prefix_path
+  done
+  return 0
+}
+
+# A Python new enough and with a wheel of this LibTorch.
+find_python() {
+  local candidate
+  for candidate in "${SIRTAKI_PYTHON:-}" python3 /usr/bin/python3; do
+    [ -n "$candidate" ] && have_command "$candidate" && python_with_venv "$candidate" && { command -v "$candidate"; return 0; }
+  done
+  return 1
+}
+
+missing=()
+need() { missing+=("$@"); }
+have_command g++ || need g++
+have_command cmake || need cmake
+have_command ninja || need ninja-build
+have_command ccache || need ccache
+have_mpi || need libopenmpi-dev openmpi-bin
+have_header boost/version.hpp || need libboost-dev
+have_header spdlog/spdlog.h || need libspdlog-dev
+have_header gtest/gtest.h || need libgtest-dev
+have_header gmock/gmock.h || need libgmock-dev
+have_header benchmark/benchmark.h || need libbenchmark-dev
+if wants_venv && ! [ -x "$venv/bin/python" ] && ! find_python >/dev/null; then
+  need python3 python3-venv
+elif ! have_command python3; then
+  need python3
+fi
+for program in ${SIRTAKI_BOOTSTRAP_WITH:-}; do
+  have_command "$program" || need "$program"
+done
+
+if [ "${#missing[@]}" -gt 0 ]; then
+  [ "${SIRTAKI_BOOTSTRAP_APT:-yes}" = no ] && die "missing (by Debian's names): ${missing[*]}; install them, or allow apt"
+  have_command apt-get || die "missing (by Debian's names): ${missing[*]}; this is no Debian, so install their like by hand"
+  as_root=()
+  if [ "$(id -u)" != 0 ]; then
+    have_command sudo || die "missing: ${missing[*]}; neither root nor sudo here: run 'apt-get install ${missing[*]}' as root"
+    as_root=(sudo)
+  fi
+  announce "installing Debian packages: ${missing[*]}"
+  apt_log=$(mktemp)
+  trap 'rm -f "$apt_log"' EXIT
+  apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" </dev/null >"$apt_log" 2>&1; }
+  retry apt update || { tail -n 15 "$apt_log" >&2; die "'apt-get update' failed"; }
+  retry apt install -y --no-install-recommends "${missing[@]}" ||
+    { tail -n 15 "$apt_log" >&2; die "'apt-get install ${missing[*]}' failed"; }
+fi
+
+compiler_major=$(g++ -dumpversion | cut -d. -f1)
+[ "$compiler_major" -ge 11 ] || die "g++ $compiler_major is too old for C++20 as used here: 11 or newer is needed"
+
+# --- LibTorch in .venv ----------------------------------------------------------------------------------------------
+
+if wants_venv; then
+  flavour=${SIRTAKI_BOOTSTRAP_TORCH:-}
+  if [ -z "$flavour" ]; then
+    flavour=light
+    { [ -e /dev/nvidiactl ] || [ -e /proc/driver/nvidia/version ]; } && flavour=full
+  fi
+  stamp=$venv/.sirtaki-bootstrap
+  wanted="torch $torch_version $flavour"
+  current=$(cat "$stamp" 2>/dev/null || true)
+  # A full install serves where the light one would do.
+  if [ "$current" = "$wanted" ] || [ "$current" = "torch $torch_version full" ]; then
+    say "LibTorch: $current, in .venv"
+  else
+    python=$(find_python) || die "no python3 (3.10 to 3.14, with venv) found: install python3-venv or set SIRTAKI_PYTHON"
+    announce "installing LibTorch $torch_version ($flavour) into .venv; this takes a minute or two"
+    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || die "could not make $venv with $python"
+    pip() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir "$@" </dev/null; }
+    case $flavour in
+      light) retry pip --no-deps "${light_packages[@]}" || die "pip could not install ${light_packages[*]}" ;;
+      full) retry pip "torch==$torch_version" || die "pip could not install torch==$torch_version" ;;
+      *) die "SIRTAKI_BOOTSTRAP_TORCH is '$flavour'; light, full or none is meant" ;;
+    esac
+    printf '%s\n' "$wanted" >"$stamp"
+  fi
+else
+  say "LibTorch: yours (no .venv is made)"
+fi
+say "done"

@@ -1,0 +1,26 @@
+# sirtaki_add_layer(<target> <folder>... [INCLUDE <regex>] [EXCLUDE <regex>])
+#
+# A static, position independent library of every .cc file that lies directly in the folders (and matches). Includes are written
+# from the top of the tree: #include "core/status.h".
+function(sirtaki_add_layer target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "INCLUDE;EXCLUDE" "")
+  set(sources "")
+  foreach(folder IN LISTS arg_UNPARSED_ARGUMENTS)
+    file(GLOB found CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.cc")
+    list(APPEND sources ${found})
+  endforeach()
+  if(arg_INCLUDE)
+    list(FILTER sources INCLUDE REGEX "${arg_INCLUDE}")
+  endif()
+  if(arg_EXCLUDE)
+    list(FILTER sources EXCLUDE REGEX "${arg_EXCLUDE}")
+  endif()
+  if(NOT sources)   # a folder of headers only
+    set(sources "${PROJECT_BINARY_DIR}/empty_layer.cc")
+    file(CONFIGURE OUTPUT "${sources}" CONTENT "// Nothing to compile in this folder.\n")
+  endif()
+  add_library(${target} STATIC ${sources})
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_include_directories(${target} PUBLIC "${PROJECT_SOURCE_DIR}")
+  target_link_libraries(${target} PRIVATE sirtaki_flags)
+endfunction()

@@ -1,0 +1,33 @@
+# sirtaki_mpi_bindings: MPI's C interface, version 3.1 or newer, from any implementation. MPI_HOME or mpirun's place on
+# PATH say which.
+set(SIRTAKI_HAVE_MPI OFF)
+if(SIRTAKI_MPI STREQUAL "OFF")
+  set(sirtaki_mpi_status "off: SIRTAKI_MPI=OFF")
+  return()
+endif()
+
+find_package(MPI 3.1 QUIET COMPONENTS C)
+if(MPI_C_FOUND AND MPI_FOUND)
+  set(SIRTAKI_HAVE_MPI ON)
+  add_library(sirtaki_mpi_bindings INTERFACE)
+  target_link_libraries(sirtaki_mpi_bindings INTERFACE MPI::MPI_C)
+  # <mpi.h> still pulls in the C++ bindings that MPI dropped in 3.0, unless told not to.
+  target_compile_definitions(sirtaki_mpi_bindings INTERFACE OMPI_SKIP_MPICXX=1 MPICH_SKIP_MPICXX=1)
+  list(GET MPI_C_LIBRARIES 0 sirtaki_mpi_library)
+  execute_process(COMMAND "${MPIEXEC_EXECUTABLE}" --version
+    OUTPUT_VARIABLE sirtaki_mpi_version ERROR_VARIABLE sirtaki_mpi_version_error)
+  if(sirtaki_mpi_version MATCHES "(Open MPI|OpenRTE)\\) ([0-9.]+)")
+    set(sirtaki_mpi_version "Open MPI ${CMAKE_MATCH_2}")
+  elseif(sirtaki_mpi_version MATCHES "HYDRA.*Version: +([0-9.]+)")
+    set(sirtaki_mpi_version "MPICH ${CMAKE_MATCH_1}")
+  else()
+    set(sirtaki_mpi_version "an unknown MPI")
+  endif()
+  set(sirtaki_mpi_status "${sirtaki_mpi_version} (MPI ${MPI_C_VERSION}), ${sirtaki_mpi_library}, ${MPIEXEC_EXECUTABLE}")
+else()
+  set(sirtaki_mpi_why "no MPI 3.1 or newer found (Debian: libopenmpi-dev openmpi-bin; elsewhere set MPI_HOME)")
+  if(SIRTAKI_MPI STREQUAL "ON")
+    message(FATAL_ERROR "SIRTAKI_MPI=ON, but ${sirtaki_mpi_why}. 'bash bootstrap.sh' installs what is missing.")
+  endif()
+  set(sirtaki_mpi_status "off: ${sirtaki_mpi_why}")
+endif()

@@ -1,0 +1,364 @@
+#include "core/config_table.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <type_traits>
+
+namespace sirtaki::core {
+namespace {
+
+using Reading = HorovodAlias::Reading;
+
+constexpr std::int64_t kKibi = 1024;
+constexpr std::int64_t kMebi = 1024 * kKibi;
+constexpr std::int64_t kGibi = 1024 * kMebi;
+constexpr std::int64_t kMillisecond = 1000;
+constexpr std::int64_t kSecond = 1000 * kMillisecond;
+constexpr std::int64_t kMinute = 60 * kSecond;
+constexpr std::int64_t kHour = 60 * kMinute;
+constexpr std::int64_t kDay = 24 * kHour;
+
+// In the order of the enumerations of config.h.
+constexpr std::array<std::string_view, 2> kBackends = {"auto", "mpi"};
+constexpr std::array<std::string_view, 3> kMpiThreads = {"auto", "multiple", "serialized"};
+constexpr std::array<std::string_view, 3> kWaits = {"auto", "spin", "yield"};
+constexpr std::array<std::string_view, 6> kLogLevels = {"trace",   "debug", "info",
+                                                        "warning", "error", "off"};
+
+constexpr std::array<HorovodAlias, 1> kFusionAlias = {{{"HOROVOD_FUSION_THRESHOLD"}}};
+constexpr std::array<HorovodAlias, 1> kCacheAlias = {
+    {{"HOROVOD_CACHE_CAPACITY", Reading::kRaisedToMin}}};
+constexpr std::array<HorovodAlias, 2> kStallAliases = {
+    {{"HOROVOD_STALL_CHECK_DISABLE", Reading::kZeroIfTrue}, {"HOROVOD_STALL_CHECK_TIME_SECONDS"}}};
+constexpr std::array<HorovodAlias, 1> kStallLimitAlias = {
+    {{"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"}}};
+constexpr std::array<HorovodAlias, 1> kLogLevelAlias = {
+    {{"HOROVOD_LOG_LEVEL", Reading::kLogLevel}}};
+constexpr std::array<HorovodAlias, 1> kLogTimeAlias = {
+    {{"HOROVOD_LOG_HIDE_TIME", Reading::kInverted}}};
+
+template <auto Member>
+std::int64_t Get(const Config& config) {
+  using Value = std::remove_cvref_t<decltype(config.*Member)>;
+  if constexpr (std::is_same_v<Value, Duration>) {
+    return std::chrono::duration_cast<std::chrono::microseconds>(config.*Member).count();
+  } else {
+    return static_cast<std::int64_t>(config.*Member);
+  }
+}
+
+template <auto Member>
+void Set(Config& config, std::int64_t value) {
+  using Value = std::remove_cvref_t<decltype(config.*Member)>;
+  if constexpr (std::is_same_v<Value, Duration>) {
+    config.*Member = std::chrono::microseconds(value);
+  } else {
+    config.*Member = static_cast<Value>(value);
+  }
+}
+
+// One row of the table while it is put together.
+struct RowOf {
+  OptionSpec row;
+  RowOf& Between(std::int64_t min, std::int64_t max) {
+    row.min = min;
+    row.max = max;
+    return *this;
+  }
+  RowOf& ZeroIs(std::string_view meaning) {
+    row.zero = meaning;
+    return *this;
+  }
+  RowOf& Agreed() {
+    row.agreed = true;
+    return *this;
+  }
+  RowOf& OneOf(std::span<const std::string_view> choices) {
+    row.choices = choices;
+    return Between(0, static_cast<std::int64_t>(choices.size()) - 1);
+  }
+  RowOf& Horovod(std::span<const HorovodAlias> aliases) {
+    row.horovod = aliases;
+    return *this;
+  }
+  operator OptionSpec() { return row; }  // NOLINT: so that the table reads as rows
+};
+
+// A row begins from its field, which also holds the default.
+template <auto Member>
+RowOf Option(OptionId id, std::string_view name, OptionKind kind, std::string_view help) {
+  RowOf option;
+  option.row.id = id;
+  option.row.name = name;
+  option.row.kind = kind;
+  option.row.help = help;
+  option.row.get = &Get<Member>;
+  option.row.set = &Set<Member>;
+  return option;
+}
+
+using Table = std::array<OptionSpec, kOptionCount>;
+
+// clang-format off
+Table MakeTable() {
+  return {
+      Option<&Config::fusion_bytes>(OptionId::kFusionBytes, "fusion_bytes", OptionKind::kBytes,
+          "How much is moved in one operation: tensors that are ready together are joined up to this "
+          "size. A larger tensor goes alone. 0 joins nothing.")
+          .Between(0, 1024 * kGibi).Agreed().Horovod(kFusionAlias),
+      Option<&Config::small_bytes>(OptionId::kSmallBytes, "small_bytes", OptionKind::kBytes,
+          "Operations up to this size take the small lane, where they never wait behind a large one. "
+          "0 sends everything that has a size to the large lane.")
+          .Between(0, kGibi).Agreed(),
+      Option<&Config::chunk_bytes>(OptionId::kChunkBytes, "chunk_bytes", OptionKind::kBytes,
+          "A large operation is carried out in pieces of this size where the backend works in pieces.")
+          .Between(4 * kKibi, kGibi).Agreed(),
+      Option<&Config::id_capacity>(OptionId::kIdCapacity, "id_capacity", OptionKind::kCount,
+          "How many tensors of a process set have an agreed short number at a time. The least recently "
+          "used one gives way; more tensors than this work, but each use is negotiated in full. "
+          "Horovod's 0 is taken as 1.")
+          .Between(1, 1 << 24).Agreed().Horovod(kCacheAlias),
+      Option<&Config::tree_arity>(OptionId::kTreeArity, "tree_arity", OptionKind::kCount,
+          "How many hosts report to one host in the tree of the negotiation.")
+          .Between(1, 1024).Agreed(),
+      Option<&Config::stall_warning>(OptionId::kStallWarning, "stall_warning", OptionKind::kDuration,
+          "After waiting so long for a rank that does not submit a tensor, a warning names the tensor "
+          "and the ranks.")
+          .Between(kMillisecond, 365 * kDay).ZeroIs("never").Agreed().Horovod(kStallAliases),
+      Option<&Config::stall_limit>(OptionId::kStallLimit, "stall_limit", OptionKind::kDuration,
+          "After waiting so long for a rank that does not submit a tensor, the job fails on every rank.")
+          .Between(kMillisecond, 365 * kDay).ZeroIs("never").Agreed().Horovod(kStallLimitAlias),
+      Option<&Config::start_timeout>(OptionId::kStartTimeout, "start_timeout", OptionKind::kDuration,
+          "How long init waits for the other ranks.")
+          .Between(100 * kMillisecond, kDay),
+      Option<&Config::ping_interval>(OptionId::kPingInterval, "ping_interval", OptionKind::kDuration,
+          "A rank that waits, and has heard nothing from a neighbour for so long, asks whether it is "
+          "alive. Nothing is sent while nobody waits.")
+          .Between(kMillisecond, kDay).Agreed(),
+      Option<&Config::peer_timeout>(OptionId::kPeerTimeout, "peer_timeout", OptionKind::kDuration,
+          "A rank that does not answer for so long is lost, and the job fails on every rank.")
+          .Between(10 * kMillisecond, kDay).Agreed(),
+      Option<&Config::backend>(OptionId::kBackend, "backend", OptionKind::kChoice,
+          "What carries out the collectives.")
+          .OneOf(kBackends).Agreed(),
+      Option<&Config::mpi_threads>(OptionId::kMpiThreads, "mpi_threads", OptionKind::kChoice,
+          "The thread support that MPI is asked for: multiple lets large operations have a thread of "
+          "their own, serialized does everything from one thread at a time; auto takes the best there is.")
+          .OneOf(kMpiThreads),
+      Option<&Config::wait>(OptionId::kWait, "wait", OptionKind::kChoice,
+          "What a short wait does: spin keeps its core, yield lets others run; auto spins only where "
+          "every rank of the host has a core for it.")
+          .OneOf(kWaits),
+      Option<&Config::log_level>(OptionId::kLogLevel, "log_level", OptionKind::kChoice,
+          "The least serious messages that are still shown, on standard error.")
+          .OneOf(kLogLevels).Horovod(kLogLevelAlias),
+      Option<&Config::log_time>(OptionId::kLogTime, "log_time", OptionKind::kBool,
+          "Whether messages begin with the time.")
+          .Between(0, 1).Horovod(kLogTimeAlias),
+      Option<&Config::intra_op_threads>(OptionId::kIntraOpThreads, "intra_op_threads",
+          OptionKind::kAutoOrCount,
+          "How many threads LibTorch uses within one operation of a rank; auto divides the host's cores "
+          "among its ranks, unless the program has chosen.")
+          .Between(1, 4096),
+  };
+}
+// clang-format on
+
+struct Unit {
+  std::string_view suffix;
+  std::int64_t factor;
+};
+// The largest first; a bare number is in the unit without a suffix, or in seconds.
+constexpr std::array<Unit, 4> kByteUnits = {{{"G", kGibi}, {"M", kMebi}, {"K", kKibi}, {"", 1}}};
+constexpr std::array<Unit, 4> kTimeUnits = {
+    {{"min", kMinute}, {"s", kSecond}, {"ms", kMillisecond}, {"us", 1}}};
+
+std::string Lower(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return lower;
+}
+
+// "1.5" with a factor of 1024 is 1536. None if it is no decimal number, not whole, or above 2^62.
+std::optional<std::int64_t> Scaled(std::string_view number, std::int64_t factor) {
+  constexpr std::int64_t kMax = std::int64_t{1} << 62;
+  const std::size_t dot = std::min(number.find('.'), number.size());
+  const std::string_view whole = number.substr(0, dot);
+  const std::string_view fraction = number.substr(std::min(dot + 1, number.size()));
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (whole.empty() || !std::all_of(whole.begin(), whole.end(), is_digit)) return std::nullopt;
+  if (dot < number.size() && fraction.empty()) return std::nullopt;
+  if (!std::all_of(fraction.begin(), fraction.end(), is_digit)) return std::nullopt;
+
+  std::int64_t value = 0;
+  for (char c : whole) {
+    if (value > kMax / 10) return std::nullopt;
+    value = value * 10 + (c - '0');
+  }
+  if (value > kMax / factor) return std::nullopt;
+  value *= factor;
+  // Digit by digit: each leaves a remainder of the factor that the next one divides further.
+  std::int64_t unit = factor;
+  std::int64_t parts = 0;  // in units of factor / 10^digits
+  std::int64_t power = 1;
+  for (char c : fraction) {
+    if (power > kMax / (10 * unit)) return std::nullopt;
+    power *= 10;
+    parts = parts * 10 + (c - '0');
+  }
+  if (parts * unit % power != 0) return std::nullopt;
+  return value + parts * unit / power;
+}
+
+std::optional<std::int64_t> ParseWithUnits(std::string_view text, std::span<const Unit> units,
+                                           std::int64_t bare_factor) {
+  const std::size_t end = text.find_first_not_of("0123456789.");
+  if (end == std::string_view::npos) return Scaled(text, bare_factor);
+  const std::string suffix = Lower(text.substr(end));
+  for (const Unit& unit : units) {
+    if (!unit.suffix.empty() && Lower(unit.suffix) == suffix) {
+      return Scaled(text.substr(0, end), unit.factor);
+    }
+  }
+  return std::nullopt;
+}
+
+std::string FormatWithUnits(std::int64_t value, std::span<const Unit> units) {
+  for (const Unit& unit : units) {
+    if (value % unit.factor == 0) {
+      return std::to_string(value / unit.factor).append(unit.suffix);
+    }
+  }
+  return std::to_string(value);
+}
+
+}  // namespace
+
+std::string OptionSpec::Flag() const {
+  std::string flag = "--sirtaki-" + std::string(name);
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+std::string OptionSpec::Variable() const {
+  std::string variable = "SIRTAKI_" + std::string(name);
+  for (char& c : variable) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return variable;
+}
+
+std::span<const OptionSpec> OptionTable() {
+  static const Table table = MakeTable();
+  return table;
+}
+
+const OptionSpec* FindOption(std::string_view name) {
+  for (const OptionSpec& option : OptionTable()) {
+    if (option.name == name) return &option;
+  }
+  return nullptr;
+}
+
+bool IsForeignVariable(std::string_view name) {
+  constexpr std::array<std::string_view, 3> kOfScripts = {"SIRTAKI_JOBS", "SIRTAKI_PYTHON",
+                                                          "SIRTAKI_MPIRUN_FLAGS"};
+  return name.starts_with("SIRTAKI_TEST_") ||
+         std::find(kOfScripts.begin(), kOfScripts.end(), name) != kOfScripts.end();
+}
+
+std::optional<bool> ParseBool(std::string_view text) {
+  const std::string lower = Lower(text);
+  for (std::string_view word : {"1", "true", "yes", "on"}) {
+    if (lower == word) return true;
+  }
+  for (std::string_view word : {"0", "false", "no", "off"}) {
+    if (lower == word) return false;
+  }
+  return std::nullopt;
+}
+
+bool IsAllowedValue(const OptionSpec& option, std::int64_t value) {
+  if (value == 0 && (!option.zero.empty() || option.kind == OptionKind::kAutoOrCount)) return true;
+  return value >= option.min && value <= option.max;
+}
+
+std::optional<std::int64_t> ParseOptionValue(const OptionSpec& option, std::string_view text) {
+  std::optional<std::int64_t> value;
+  switch (option.kind) {
+    case OptionKind::kBytes:
+      value = ParseWithUnits(text, kByteUnits, 1);
+      break;
+    case OptionKind::kAutoOrCount:
+      if (Lower(text) == "auto") return 0;
+      value = Scaled(text, 1);
+      if (value == 0) return std::nullopt;  // zero is only how auto is kept
+      break;
+    case OptionKind::kCount:
+      value = Scaled(text, 1);
+      break;
+    case OptionKind::kDuration:
+      value = ParseWithUnits(text, kTimeUnits, kSecond);
+      break;
+    case OptionKind::kBool:
+      if (const auto flag = ParseBool(text)) value = *flag ? 1 : 0;
+      break;
+    case OptionKind::kChoice: {
+      const auto found = std::find(option.choices.begin(), option.choices.end(), Lower(text));
+      if (found != option.choices.end()) value = found - option.choices.begin();
+      break;
+    }
+  }
+  if (!value || !IsAllowedValue(option, *value)) return std::nullopt;
+  return value;
+}
+
+std::string FormatOptionValue(const OptionSpec& option, std::int64_t value) {
+  switch (option.kind) {
+    case OptionKind::kBytes:
+      return value == 0 ? "0" : FormatWithUnits(value, kByteUnits);
+    case OptionKind::kDuration:
+      return value == 0 ? "0" : FormatWithUnits(value, kTimeUnits);
+    case OptionKind::kBool:
+      return value != 0 ? "true" : "false";
+    case OptionKind::kChoice:
+      if (IsAllowedValue(option, value)) {
+        return std::string(option.choices[static_cast<std::size_t>(value)]);
+      }
+      break;
+    case OptionKind::kAutoOrCount:
+      if (value == 0) return "auto";
+      break;
+    case OptionKind::kCount:
+      break;
+  }
+  return std::to_string(value);
+}
+
+std::string AllowedValues(const OptionSpec& option) {
+  const std::string range = "from " + FormatOptionValue(option, option.min) + " to " +
+                            FormatOptionValue(option, option.max);
+  switch (option.kind) {
+    case OptionKind::kBytes:
+      return "a size " + range + ", in bytes or with K, M or G (powers of 1024)";
+    case OptionKind::kCount:
+      return "a whole number " + range;
+    case OptionKind::kAutoOrCount:
+      return "auto, or a whole number " + range;
+    case OptionKind::kDuration: {
+      std::string text = "a time " + range + ", in seconds or with us, ms, s or min";
+      if (!option.zero.empty()) text.append("; 0 is ").append(option.zero);
+      return text;
+    }
+    case OptionKind::kBool:
+      return "true or false";
+    case OptionKind::kChoice:
+      break;
+  }
+  std::string text = "one of ";
+  for (std::size_t i = 0; i < option.choices.size(); ++i) {
+    text.append(i == 0 ? "" : ", ").append(option.choices[i]);
+  }
+  return text;
+}
+
+}  // namespace sirtaki::core

@@ -1,0 +1,303 @@
+#include "core/engine.h"
+
+#include <cstdio>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "core/wire.h"
+
+namespace sirtaki::core {
+
+namespace {
+
+// One round receives at most so many messages, so that a flood delays nothing else.
+constexpr int kReceivedPerRound = 256;
+
+std::string Seconds(Duration duration) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g s", std::chrono::duration<double>(duration).count());
+  return text;
+}
+
+}  // namespace
+
+Engine::Engine(EngineOptions options, Transport& transport, Negotiator& negotiator,
+               TensorQueue& queue, Executor& executor)
+    : options_(std::move(options)),
+      transport_(transport),
+      negotiator_(negotiator),
+      queue_(queue),
+      executor_(executor),
+      hooks_(std::make_shared<HandleHooks>(&transport, &queue)),
+      cooling_({options_.min_sleep, options_.max_sleep_outstanding, options_.max_sleep_idle},
+               options_.now()),
+      background_until_(TimePoint::min().time_since_epoch().count()) {}
+
+Engine::~Engine() { hooks_->Detach(); }
+
+HandlePtr Engine::MakeHandle(const Key& key) { return HandleHooks::MakeHandle(hooks_, key); }
+
+Status Engine::Submit(const WorkPtr& work, bool will_wait) {
+  if (!work->handle) work->handle = MakeHandle(work->request.key);
+  work->submitted = Now();
+  Status accepted = queue_.Push(work);
+  if (!accepted.ok()) {
+    work->handle->Disown();
+    work->handle->Complete(accepted);
+  } else if (!will_wait) {
+    WakeSomebody();
+  }
+  return accepted;
+}
+
+// ---- one round ----
+
+bool Engine::RunOnce() {
+  MutexLock lock(token_);
+  return Round(Now());
+}
+
+bool Engine::Round(TimePoint now) {
+  bool moved = SubmitNew(now);
+  moved |= CarryOutCommands(now);  // after the work that was submitted before them
+  moved |= ReceiveSome(now);
+  CheckDeadlines(now);
+  if (Status health = transport_.health(); !health.ok() && !negotiator_.faulted()) {
+    negotiator_.RaiseFault(health.code(), health.message(), health.origin().tensor);
+  }
+  StepNegotiator(now);
+  if (negotiator_.faulted()) NoticeFault();
+  moved |= SendOutgoing();  // before the lanes: the peers may start as early as we do
+  moved |= StartBatches(now);
+  if (!negotiator_.faulted()) moved |= executor_.Step(now);
+  NoticeEnd();
+  if (moved) cooling_.Traffic(now);
+  return moved;
+}
+
+bool Engine::SubmitNew(TimePoint now) {
+  if (!queue_.HasNew()) return false;
+  std::vector<Request> requests;
+  for (const WorkPtr& work : queue_.Take()) {
+    if (negotiator_.faulted()) continue;  // the queue was closed and has completed it
+    if (negotiator_.leaving()) {
+      queue_.Resolve(work->request.key);
+      work->handle->Complete({StatusCode::kNotInitialized, "submitted after shutdown()"});
+      continue;
+    }
+    last_submitted_ = work->request.key.ToString();
+    last_submission_ = now;
+    if (work->deadline != TimePoint::max()) Watch(work);
+    requests.push_back(work->request);
+  }
+  if (!requests.empty()) negotiator_.Submit(std::move(requests), now);
+  return true;
+}
+
+bool Engine::CarryOutCommands(TimePoint now) {
+  if (!has_commands_.exchange(false)) return false;
+  std::vector<Command> commands;
+  {
+    MutexLock lock(commands_mutex_);
+    commands.swap(commands_);
+  }
+  for (const Command& command : commands) {
+    if (command.kind == Command::Kind::kLeave) {
+      negotiator_.Leave(command.text, now);
+    } else {
+      negotiator_.RaiseFault(command.code, command.text, command.key);
+    }
+  }
+  return true;
+}
+
+bool Engine::ReceiveSome(TimePoint now) {
+  for (int i = 0; i < kReceivedPerRound; ++i) {
+    const std::optional<Incoming> incoming = transport_.TryReceive();
+    if (!incoming) return i > 0;
+    Receive(*incoming, now);
+  }
+  return true;
+}
+
+void Engine::Receive(const Incoming& incoming, TimePoint now) {
+  Message message;
+  const Status decoded = Decode(incoming.bytes, &message);
+  if (!decoded.ok()) {
+    negotiator_.RaiseFault(StatusCode::kProtocol,
+                           "rank " + std::to_string(incoming.from) +
+                               " sent a message that cannot be read: " + decoded.message(),
+                           {});
+    return;
+  }
+  if (message.session != options_.session) return;  // of an earlier init()
+  negotiator_.Receive(incoming.from, std::move(message.body), now);
+}
+
+// Keeps an eye on a call with a time-out until its handle is done, wherever the work is meanwhile.
+void Engine::Watch(const WorkPtr& work) {
+  if (timed_calls_.size() >= sweep_timed_calls_at_) {
+    std::erase_if(timed_calls_, [](const auto& call) { return call.second.handle->done(); });
+    sweep_timed_calls_at_ = 2 * timed_calls_.size() + 64;
+  }
+  timed_calls_.emplace(work->deadline, TimedCall{work->request.key.ToString(),
+                                                 work->deadline - work->submitted, work->handle});
+}
+
+void Engine::CheckDeadlines(TimePoint now) {
+  while (!timed_calls_.empty()) {
+    const auto first = timed_calls_.begin();
+    const TimedCall& call = first->second;
+    if (!call.handle->done()) {
+      if (first->first > now) return;
+      negotiator_.RaiseFault(
+          StatusCode::kTimedOut,
+          call.key + " did not finish within its time-out of " + Seconds(call.limit), call.key);
+    }
+    timed_calls_.erase(first);
+  }
+}
+
+void Engine::StepNegotiator(TimePoint now) {
+  local_.drained = executor_.Idle();
+  if (local_.drained) {
+    local_.running.clear();
+  } else if (now - looked_at_running_ >= kRunningInterval) {
+    looked_at_running_ = now;
+    local_.running.clear();
+    for (const RunningOperation& operation : executor_.Running()) {
+      local_.running.emplace_back(operation.set, operation.since);
+    }
+  }
+  negotiator_.Step(local_, now);
+  for (const StallWarning& warning : negotiator_.TakeWarnings()) {
+    if (options_.on_stall) options_.on_stall(warning);
+  }
+}
+
+bool Engine::SendOutgoing() {
+  std::vector<Outgoing> outgoing = negotiator_.TakeOutgoing();
+  for (Outgoing& message : outgoing) {
+    transport_.Send(message.to, Encode({options_.session, std::move(message.body)}));
+  }
+  flushed_ = transport_.Flush();
+  if (flushed_ && faulted_ && !fault_told_) {
+    fault_told_ = true;
+    transport_.Wake();
+  }
+  return !outgoing.empty();
+}
+
+bool Engine::StartBatches(TimePoint now) {
+  bool any = false;
+  for (DecidedBatch& batch : negotiator_.TakeBatches()) {
+    // No entry starts after a fault, of which a data thread may know before the negotiator does.
+    if (negotiator_.faulted() || queue_.closed()) return true;
+    any = true;
+    if (!StartBatch(std::move(batch), now)) return true;
+  }
+  return any;
+}
+
+// False: the batch makes no sense, which is a fault.
+bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
+  RunBatch batch{decided.set, decided.number, {}};
+  for (Decided& entry : decided.entries) {
+    if (auto* join = std::get_if<DecidedJoin>(&entry)) {
+      queue_.RestartCalls(join->set);
+    } else if (auto* fail = std::get_if<DecidedFail>(&entry)) {
+      if (const WorkPtr work = queue_.Resolve(fail->key)) work->handle->Complete(fail->why);
+    } else {
+      auto& run = std::get<DecidedRun>(entry);
+      WorkPtr work = queue_.Resolve(run.key);
+      if (!work && !run.silent.Contains(options_.rank)) {
+        if (queue_.closed()) return true;
+        negotiator_.RaiseFault(
+            StatusCode::kProtocol,
+            "the ranks agreed to run " + run.key.ToString() + ", which this rank has not submitted",
+            run.key.ToString());
+        return false;
+      }
+      if (work && run.absent_everywhere) work->handle->SetAbsentEverywhere();
+      batch.items.push_back({std::move(run.key), std::move(run.signature), std::move(work),
+                             std::move(run.silent), run.absent_everywhere});
+    }
+  }
+  if (!batch.items.empty()) executor_.Start(std::move(batch), now);
+  return true;
+}
+
+// ---- the end, good or bad ----
+
+void Engine::NoticeFault() {
+  const bool first = !faulted_;
+  if (!first && negotiator_.cause() == noticed_cause_) return;
+  noticed_cause_ = negotiator_.cause();  // an earlier one may have come from elsewhere
+  const Status why = noticed_cause_.ToStatus();
+  {
+    MutexLock lock(fault_mutex_);
+    fault_ = why;
+    has_fault_ = true;
+  }
+  if (!first) return;
+  queue_.Close(why);
+  executor_.Abandon(why);
+  timed_calls_.clear();
+  if (options_.on_fault) options_.on_fault(why);
+  faulted_ = true;
+  transport_.Wake();
+}
+
+void Engine::NoticeEnd() {
+  if (closed_ || !negotiator_.closed()) return;
+  queue_.Close({StatusCode::kNotInitialized, "shutdown() has ended this session"});
+  closed_ = true;
+  transport_.Wake();
+}
+
+Status Engine::fault() const {
+  if (!has_fault_) return Status::Ok();
+  MutexLock lock(fault_mutex_);
+  return fault_;
+}
+
+void Engine::PostFailure(const Status& why, const std::string& key) {
+  PostFault(why.code(), why.message(), key);
+}
+
+// Fails what is pending here at once; the others learn it by the next round.
+void Engine::PostFault(StatusCode code, const std::string& text, const std::string& key) {
+  const Status why = Cause{code, text, options_.rank, options_.host, key, 0}.ToStatus();
+  {
+    MutexLock lock(fault_mutex_);
+    if (!fault_.ok()) return;
+    fault_ = why;
+    has_fault_ = true;
+  }
+  queue_.Close(why);
+  Post({Command::Kind::kFault, code, text, key});
+}
+
+void Engine::Post(Command command) {
+  {
+    MutexLock lock(commands_mutex_);
+    commands_.push_back(std::move(command));
+    has_commands_ = true;
+  }
+  WakeSomebody();
+}
+
+std::string Engine::Activity() const SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+  const TimePoint now = Now();
+  std::string text = last_submitted_.empty() ? "has submitted nothing yet"
+                                             : "last submitted " + last_submitted_ + " " +
+                                                   Seconds(now - last_submission_) + " ago";
+  const std::vector<RunningOperation> running = executor_.Running();
+  if (!running.empty()) {
+    text += "; runs " + running.front().what + " since " + Seconds(now - running.front().since);
+  }
+  return text;
+}
+
+}  // namespace sirtaki::core

@@ -1,0 +1,207 @@
+// The engine of one rank: moves work from the queue through the negotiation to the executor.
+//
+// Whoever holds the engine's token (one mutex) runs it: the background thread when it is woken, or
+// a thread that waits for a handle and drives the engine itself meanwhile, so that a small
+// operation pays no thread hop. Nobody sleeps with the token. docs/architecture.md, "Threads", has
+// the rules.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/cooling.h"
+#include "core/executor.h"
+#include "core/handle_hooks.h"
+#include "core/negotiator.h"
+#include "core/parking.h"
+#include "core/tensor_queue.h"
+#include "core/thread_annotations.h"
+#include "core/transport.h"
+
+namespace sirtaki::core {
+
+struct EngineOptions {
+  std::uint64_t session = 1;  // the same on all ranks; other messages are dropped
+  int rank = 0;
+  std::string host;
+  // Poll without sleeping for so long after traffic: the background thread, and a thread that
+  // waits. The latter has nothing better to do, and must stay awake for longer than a peer's
+  // shortest sleep takes (about 90 us): else both sleep in turn for ever, each missing the other's
+  // answer.
+  Duration hot_time = std::chrono::microseconds(50);
+  Duration hot_time_waiting = std::chrono::microseconds(200);
+  bool spin = true;  // hot polling spins; false: yields (ranks outnumber cores)
+  Duration min_sleep = std::chrono::microseconds(20);
+  Duration max_sleep_outstanding = std::chrono::milliseconds(1);
+  Duration max_sleep_idle = std::chrono::milliseconds(10);
+  std::function<TimePoint()> now = [] { return Clock::now(); };
+
+  // Called under the token: they must neither block nor call the engine.
+  std::function<void(const Status& cause)> on_fault;          // once, for the first fault
+  std::function<void(const StallWarning& warning)> on_stall;  // on the rank that asks about a stall
+};
+
+class Engine {
+ public:
+  // References must outlive the engine. `negotiator` is touched under the token only.
+  Engine(EngineOptions options, Transport& transport, Negotiator& negotiator, TensorQueue& queue,
+         Executor& executor);
+  ~Engine();  // precondition: the thread was stopped, nobody is in a call
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // ---- by any thread ----
+
+  // Accepts work; see TensorQueue::Push for errors. `will_wait`: the caller is about to Wait for
+  // it, so the background thread is not woken. Makes the work's handle if it has none. A refused
+  // one's handle is complete, with the refusal.
+  Status Submit(const WorkPtr& work, bool will_wait);
+
+  // Drives or sleeps until the handle is done, and gives its status. kTimedOut at `deadline` (the
+  // work stays submitted).
+  Status Wait(HandleState& handle, TimePoint deadline);
+
+  // Says that this rank takes part in nothing more, and waits until every rank has said so and the
+  // tree is drained, or until a fault. Returns the fault's status if there was one. What is
+  // submitted later completes with kNotInitialized.
+  Status Leave(const std::string& why);
+
+  // Tells every rank; every pending and later call fails with this cause. Returns when the word has
+  // left this process, or after two seconds.
+  void Abort(StatusCode code, const std::string& text, const std::string& key = {});
+
+  // From a data thread: closes the queue with the cause, posts it to the engine and rings.
+  void PostFailure(const Status& why, const std::string& key);
+
+  // Something moved that only a round can see (the large lane finished): wakes whoever drives.
+  void Ring();
+
+  Status fault() const;  // ok while there is none
+  // For work of this key. The handle may outlive the engine.
+  HandlePtr MakeHandle(const Key& key);
+
+  // ---- the background thread ----
+  void StartThread();
+  void StopThread();  // joins; afterwards nobody drives but explicit RunOnce. Idempotent
+
+  // ---- tests; they take the token ----
+  // One round: queue -> negotiator <-> transport -> executor. True if anything moved.
+  bool RunOnce() SIRTAKI_EXCLUDES(token_);
+  TimePoint NextWake(TimePoint now) const SIRTAKI_EXCLUDES(token_);
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
+
+  // By the negotiator, under the token: what this rank did last, for the answer to a stall query.
+  std::string Activity() const;
+
+ private:
+  // What other threads ask for; carried out in the next round.
+  struct Command {
+    enum class Kind : std::uint8_t { kFault, kLeave };
+    Kind kind = Kind::kFault;
+    StatusCode code = StatusCode::kAborted;
+    std::string text;
+    std::string key;
+  };
+  // A call with a time-out of its own.
+  struct TimedCall {
+    std::string key;
+    Duration limit{};
+    HandlePtr handle;
+  };
+  struct Nap {
+    bool needed = false;
+    std::uint64_t ticket = 0;
+    TimePoint until{};
+  };
+
+  // How often the lanes are asked what they run: to notice lost peers, so it may be coarse.
+  static constexpr Duration kRunningInterval = std::chrono::milliseconds(50);
+
+  // ---- engine.cc: one round ----
+  bool Round(TimePoint now) SIRTAKI_REQUIRES(token_);
+  bool SubmitNew(TimePoint now) SIRTAKI_REQUIRES(token_);
+  bool CarryOutCommands(TimePoint now) SIRTAKI_REQUIRES(token_);
+  bool ReceiveSome(TimePoint now) SIRTAKI_REQUIRES(token_);
+  void Receive(const Incoming& incoming, TimePoint now) SIRTAKI_REQUIRES(token_);
+  void CheckDeadlines(TimePoint now) SIRTAKI_REQUIRES(token_);
+  void Watch(const WorkPtr& work) SIRTAKI_REQUIRES(token_);
+  void StepNegotiator(TimePoint now) SIRTAKI_REQUIRES(token_);
+  bool SendOutgoing() SIRTAKI_REQUIRES(token_);
+  bool StartBatches(TimePoint now) SIRTAKI_REQUIRES(token_);
+  bool StartBatch(DecidedBatch decided, TimePoint now) SIRTAKI_REQUIRES(token_);
+  void NoticeFault() SIRTAKI_REQUIRES(token_);
+  void NoticeEnd() SIRTAKI_REQUIRES(token_);
+  void PostFault(StatusCode code, const std::string& text, const std::string& key);
+  void Post(Command command);
+
+  // ---- engine_wait.cc: who drives, who sleeps ----
+  template <typename Done>
+  void DriveUntil(const Done& done, HandleState* handle, TimePoint deadline);
+  template <typename Done>
+  Nap DriveWhileHot(const Done& done, const void* driver, TimePoint deadline);
+  template <typename Done>
+  bool TakeToken(const Done& done, bool patient) SIRTAKI_TRY_ACQUIRE(true, token_);
+  Nap NapBeforeSleep(std::uint64_t ticket, const void* driver) SIRTAKI_REQUIRES(token_);
+  void StopDriving(const void* driver);
+  void RunThread();
+  void Park(TimePoint limit);
+  void WakeSomebody();
+  void Relax(bool spin) const;
+  bool Outstanding() const SIRTAKI_REQUIRES(token_);
+  TimePoint NextWakeUnderToken(TimePoint now) const SIRTAKI_REQUIRES(token_);
+  TimePoint Now() const { return options_.now(); }
+
+  const EngineOptions options_;
+  Transport& transport_;
+  Negotiator& negotiator_ SIRTAKI_GUARDED_BY(token_);
+  TensorQueue& queue_;
+  Executor& executor_;
+  const std::shared_ptr<HandleHooks> hooks_;
+
+  // Lock order: token -> queue -> handle; the other mutexes here are leaves.
+  mutable Mutex token_;
+  Cooling cooling_ SIRTAKI_GUARDED_BY(token_);
+  std::multimap<TimePoint, TimedCall> timed_calls_ SIRTAKI_GUARDED_BY(token_);
+  std::size_t sweep_timed_calls_at_ SIRTAKI_GUARDED_BY(token_) = 64;
+  std::string last_submitted_ SIRTAKI_GUARDED_BY(token_);
+  TimePoint last_submission_ SIRTAKI_GUARDED_BY(token_){};
+  Negotiator::LocalState local_ SIRTAKI_GUARDED_BY(token_);
+  TimePoint looked_at_running_ SIRTAKI_GUARDED_BY(token_){};
+  bool flushed_ SIRTAKI_GUARDED_BY(token_) = true;
+  Cause noticed_cause_ SIRTAKI_GUARDED_BY(token_);
+  TimePoint duty_until_ SIRTAKI_GUARDED_BY(token_){};
+
+  Mutex commands_mutex_;
+  std::vector<Command> commands_ SIRTAKI_GUARDED_BY(commands_mutex_);
+  std::atomic<bool> has_commands_{false};
+
+  mutable Mutex fault_mutex_;
+  Status fault_ SIRTAKI_GUARDED_BY(fault_mutex_);
+  std::atomic<bool> has_fault_{false};   // fault_ is not ok
+  std::atomic<bool> faulted_{false};     // the negotiator has the fault, everything here is failed
+  std::atomic<bool> fault_told_{false};  // and it has left this process
+  std::atomic<bool> closed_{false};
+
+  // Who drives. `duty_` is the driver that comes back in time for timers and polls, so that the
+  // others may sleep until something rings.
+  std::atomic<int> drivers_{0};
+  std::atomic<std::uint64_t> driver_changes_{0};
+  std::atomic<const void*> duty_{nullptr};
+  // As the last holder of the token left it.
+  std::atomic<bool> outstanding_{false};
+  std::atomic<Duration::rep> next_wake_{0};
+  // When the background thread comes back by itself; the smallest value while it is awake.
+  std::atomic<Duration::rep> background_until_;
+  Parking parking_;
+  std::atomic<bool> parked_long_{false};
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace sirtaki::core

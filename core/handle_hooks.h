@@ -1,0 +1,57 @@
+// What handles need of their engine for as long as it lives: they may outlive it. Thread-safe.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "core/request.h"
+#include "core/tensor_queue.h"
+#include "core/thread_annotations.h"
+#include "core/transport.h"
+#include "core/work.h"
+
+namespace sirtaki::core {
+
+class HandleHooks {
+ public:
+  // `transport` may be null: nobody sleeps.
+  HandleHooks(Transport* transport, TensorQueue* queue) : transport_(transport), queue_(queue) {}
+
+  static HandlePtr MakeHandle(const std::shared_ptr<HandleHooks>& hooks, const Key& key) {
+    std::function<void()> on_observed;
+    // An unnamed call's number is given by the queue, and holds no name.
+    if (key.form != Key::Form::kUnnamed) on_observed = [hooks, key] { hooks->ReleaseName(key); };
+    return std::make_shared<HandleState>([hooks] { hooks->Ring(); }, std::move(on_observed));
+  }
+
+  // The engine ends: from now on nothing is called any more.
+  void Detach() SIRTAKI_EXCLUDES(bell_mutex_, names_mutex_) {
+    {
+      MutexLock lock(names_mutex_);
+      queue_ = nullptr;
+    }
+    MutexLock lock(bell_mutex_);
+    transport_ = nullptr;
+  }
+
+ private:
+  void Ring() SIRTAKI_EXCLUDES(bell_mutex_) {
+    MutexLock lock(bell_mutex_);
+    if (transport_ != nullptr) transport_->Wake();
+  }
+
+  void ReleaseName(const Key& key) SIRTAKI_EXCLUDES(names_mutex_) {
+    MutexLock lock(names_mutex_);
+    if (queue_ != nullptr) queue_->ReleaseName(key);
+  }
+
+  // Apart, because a handle may complete under locks that come after the queue's, while observing
+  // it takes the queue's.
+  Mutex bell_mutex_;
+  Mutex names_mutex_;
+  Transport* transport_ SIRTAKI_GUARDED_BY(bell_mutex_);
+  TensorQueue* queue_ SIRTAKI_GUARDED_BY(names_mutex_);
+};
+
+}  // namespace sirtaki::core

@@ -1,0 +1,131 @@
+#include "core/tensor_queue.h"
+
+#include "core/check.h"
+
+namespace sirtaki::core {
+
+TensorQueue::~TensorQueue() {
+  Close(Status(StatusCode::kShutDown, "Sirtaki was shut down before this call was done"));
+}
+
+Status TensorQueue::Push(const WorkPtr& work) {
+  Key& key = work->request.key;
+  MutexLock lock(mutex_);
+  if (!closed_.ok()) return closed_;
+  if (key.form == Key::Form::kUnnamed) {
+    const std::uint64_t call = next_call_[key.set];
+    // Numbers restart only when a set's epoch has ended, so all that came before is resolved.
+    SIRTAKI_CHECK(!pending_.contains(Key::Unnamed(key.set, call)),
+                  "an unnamed call's number is free");
+    next_call_[key.set] = call + 1;
+    key.number = call;
+  } else if (!names_in_flight_.insert(key).second) {
+    return {StatusCode::kDuplicateName,
+            key.ToString() +
+                " is already in flight on this rank: wait for its handle before using it again, or "
+                "give each call a name of its own"};
+  }
+  if (work->deadline != TimePoint::max()) deadlines_.emplace(work->deadline, work.get());
+  if (!pending_.contains(key)) {
+    Admit(work);
+  } else {
+    held_[key].push_back(work);
+    ++held_count_;
+  }
+  return Status::Ok();
+}
+
+void TensorQueue::Admit(const WorkPtr& work) {
+  pending_.emplace(work->request.key, work);
+  fresh_.push_back(work);
+}
+
+std::vector<WorkPtr> TensorQueue::Take() {
+  std::vector<WorkPtr> taken;
+  MutexLock lock(mutex_);
+  taken.swap(fresh_);
+  return taken;
+}
+
+bool TensorQueue::HasNew() const {
+  MutexLock lock(mutex_);
+  return !fresh_.empty();
+}
+
+WorkPtr TensorQueue::Resolve(const Key& key) {
+  WorkPtr resolved;
+  MutexLock lock(mutex_);
+  const auto found = pending_.find(key);
+  if (found == pending_.end()) return nullptr;
+  resolved = std::move(found->second);
+  pending_.erase(found);
+  ForgetDeadline(*resolved);
+  const auto held = held_.find(key);
+  if (held != held_.end()) {
+    Admit(held->second.front());
+    held->second.pop_front();  // Admit kept it alive
+    --held_count_;
+    if (held->second.empty()) held_.erase(held);
+  }
+  return resolved;
+}
+
+void TensorQueue::ForgetDeadline(const Work& work) {
+  if (work.deadline != TimePoint::max()) deadlines_.erase({work.deadline, &work});
+}
+
+void TensorQueue::ReleaseName(const Key& key) {
+  MutexLock lock(mutex_);
+  names_in_flight_.erase(key);
+}
+
+void TensorQueue::RestartCalls(SetNumber set) {
+  MutexLock lock(mutex_);
+  next_call_.erase(set);
+}
+
+void TensorQueue::Close(const Status& why) {
+  SIRTAKI_CHECK(!why.ok(), "a queue is closed with a cause");
+  // Taken out under the lock, completed and dropped without it: completions ring doorbells, and the
+  // last reference to a handle releases its name here.
+  std::vector<WorkPtr> fresh;
+  std::unordered_map<Key, WorkPtr, KeyHash> pending;
+  std::unordered_map<Key, std::deque<WorkPtr>, KeyHash> held;
+  {
+    MutexLock lock(mutex_);
+    if (!closed_.ok()) return;
+    closed_ = why;
+    fresh.swap(fresh_);
+    pending.swap(pending_);
+    held.swap(held_);
+    held_count_ = 0;
+    deadlines_.clear();
+  }
+  const auto complete = [&why](const WorkPtr& work) {
+    if (work->handle != nullptr) work->handle->Complete(why);
+  };
+  for (const auto& [key, work] : pending) complete(work);
+  for (const auto& [key, works] : held) {
+    for (const WorkPtr& work : works) complete(work);
+  }
+}
+
+bool TensorQueue::closed() const {
+  MutexLock lock(mutex_);
+  return !closed_.ok();
+}
+
+std::size_t TensorQueue::pending() const {
+  MutexLock lock(mutex_);
+  return pending_.size() + held_count_;
+}
+
+TimePoint TensorQueue::EarliestDeadline(Key* key) const {
+  MutexLock lock(mutex_);
+  if (deadlines_.empty()) return TimePoint::max();
+  const auto& [deadline, work] = *deadlines_.begin();
+  if (key != nullptr) *key = work->request.key;
+  return deadline;
+}
+
+}  // namespace sirtaki::core

@@ -1,0 +1,76 @@
+// Pending work of this rank, by key. Every accepted entry completes exactly once, whatever happens.
+// Thread-safe. Any thread pushes; the holder of the engine's token takes and resolves.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "core/status.h"
+#include "core/thread_annotations.h"
+#include "core/work.h"
+
+namespace sirtaki::core {
+
+class TensorQueue {
+ public:
+  TensorQueue() = default;
+  // Whatever is still pending completes with kShutDown.
+  ~TensorQueue();
+  TensorQueue(const TensorQueue&) = delete;
+  TensorQueue& operator=(const TensorQueue&) = delete;
+
+  // Accepts the work, or says why not and leaves it untouched:
+  //   kDuplicateName  the name is in flight (until its handle is observed)
+  //   the cause       the queue was closed
+  // For unnamed work (Key::Form::kUnnamed) the queue gives the call's number, in order of
+  // acceptance. Work whose name was released before its last use was resolved (the handle was
+  // dropped early) is accepted, and held back until then: two uses of a key never negotiate at
+  // once. The key and the deadline of accepted work do not change any more.
+  Status Push(const WorkPtr& work) SIRTAKI_EXCLUDES(mutex_);
+
+  // Work accepted, and not held back, since the last Take, in order. It stays pending until
+  // Resolve.
+  std::vector<WorkPtr> Take() SIRTAKI_EXCLUDES(mutex_);
+  bool HasNew() const SIRTAKI_EXCLUDES(mutex_);
+
+  // Removes and returns the pending work of a key; null if there is none. May make held work new.
+  WorkPtr Resolve(const Key& key) SIRTAKI_EXCLUDES(mutex_);
+
+  // The name of a key may be used again.
+  void ReleaseName(const Key& key) SIRTAKI_EXCLUDES(mutex_);
+
+  // After JoinDone of a set its unnamed calls count from 0 again.
+  void RestartCalls(SetNumber set) SIRTAKI_EXCLUDES(mutex_);
+
+  // Completes everything pending with `why` (not ok) and refuses what comes. The first cause stays.
+  void Close(const Status& why) SIRTAKI_EXCLUDES(mutex_);
+  bool closed() const SIRTAKI_EXCLUDES(mutex_);
+
+  std::size_t pending() const SIRTAKI_EXCLUDES(mutex_);  // accepted and not resolved
+  // Of the pending calls; TimePoint::max() if none has one. `key`, unless null, is set to that
+  // call's.
+  TimePoint EarliestDeadline(Key* key) const SIRTAKI_EXCLUDES(mutex_);
+
+ private:
+  void Admit(const WorkPtr& work) SIRTAKI_REQUIRES(mutex_);
+  void ForgetDeadline(const Work& work) SIRTAKI_REQUIRES(mutex_);
+
+  // No WorkPtr is dropped under it: the last one may call ReleaseName through its handle.
+  mutable Mutex mutex_;
+  std::vector<WorkPtr> fresh_ SIRTAKI_GUARDED_BY(mutex_);
+  std::unordered_map<Key, WorkPtr, KeyHash> pending_ SIRTAKI_GUARDED_BY(mutex_);
+  std::unordered_map<Key, std::deque<WorkPtr>, KeyHash> held_ SIRTAKI_GUARDED_BY(mutex_);
+  std::size_t held_count_ SIRTAKI_GUARDED_BY(mutex_) = 0;
+  std::unordered_set<Key, KeyHash> names_in_flight_ SIRTAKI_GUARDED_BY(mutex_);
+  std::unordered_map<SetNumber, std::uint64_t> next_call_ SIRTAKI_GUARDED_BY(mutex_);
+  // Of pending and held work that has a deadline.
+  std::set<std::pair<TimePoint, const Work*>> deadlines_ SIRTAKI_GUARDED_BY(mutex_);
+  Status closed_ SIRTAKI_GUARDED_BY(mutex_);
+};
+
+}  // namespace sirtaki::core

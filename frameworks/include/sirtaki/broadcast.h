@@ -1,0 +1,43 @@
+// Giving all ranks the same start: the model's tensors and the optimizer's state of one rank.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/ordered_dict.h>
+
+#include <string>
+#include <vector>
+
+#include "sirtaki/export.h"
+#include "sirtaki/session.h"
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace sirtaki {
+
+// Overwrites the parameters and buffers of the module with those of `root_rank`. Collective.
+// Names, shapes and types are compared first; if they differ, every rank throws mismatch, naming
+// the first difference, and nothing is changed.
+SIRTAKI_API void broadcast_parameters(const torch::nn::Module& module, int root_rank,
+                                      const Session& session = {});
+
+// The same for named tensors, for instance model->named_parameters().
+SIRTAKI_API void broadcast_parameters(const torch::OrderedDict<std::string, at::Tensor>& tensors,
+                                      int root_rank, const Session& session = {});
+
+// The same for tensors that are told apart by their position.
+SIRTAKI_API void broadcast_parameters(const std::vector<at::Tensor>& tensors, int root_rank,
+                                      const Session& session = {});
+
+// Gives every rank the optimizer state of `root_rank` (momentum, moments, step counts) and its
+// options (learning rates too), mapped by the position of the parameters. State that only the root
+// has is created on the others, state that only they have is dropped. Collective; if one rank
+// cannot save or load, all throw.
+SIRTAKI_API void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,
+                                           const Session& session = {});
+
+}  // namespace sirtaki

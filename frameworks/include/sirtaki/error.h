@@ -1,0 +1,69 @@
+// The one exception type of the library.
+//
+// What may be thrown, and what it means for the job:
+//
+//   the caller's fault   invalid_argument, duplicate_name, not_initialized, unsupported: nothing
+//   happened;
+//                        the job goes on. An argument that only one rank got wrong is told to its
+//                        peers too: they throw the same invalid_argument, which names that rank,
+//                        instead of waiting for it.
+//   a tensor's fault     mismatch: the ranks asked for different things under one name. Thrown on
+//   every
+//                        rank that takes part, with what each group of ranks asked for. The name
+//                        may be used again at once; the job goes on.
+//   a group's fault      peer_lost, timed_out, aborted, backend, protocol: every pending and later
+//   call
+//                        on every rank throws with the first cause (see origin()). Only shutdown()
+//                        and ending the process are left to do.
+//   shut_down            a rank that had to take part has called shutdown() or ended.
+#pragma once
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "sirtaki/export.h"
+
+namespace sirtaki {
+
+enum class ErrorCode : unsigned char {
+  invalid_argument = 1,  // what this rank passed is wrong whatever the others do
+  mismatch,              // the ranks asked for different things under one name
+  not_initialized,       // before init(), after shutdown(), or an object of an earlier session
+  duplicate_name,        // the name is in flight on this rank
+  shut_down,             // a rank that had to take part has left
+  peer_lost,             // a rank does not answer, or its connection failed
+  timed_out,             // a wait passed its limit
+  aborted,               // a program called abort(reason)
+  backend,               // MPI failed
+  protocol,              // a peer sent what no correct peer sends
+  unsupported,           // known, but not in this build or version
+};
+
+// "mismatch", "peer lost", …
+SIRTAKI_API const char* error_code_name(ErrorCode code) noexcept;
+
+// Where an error began. What is not known is -1 or empty.
+struct ErrorOrigin {
+  int rank = -1;
+  std::string host;
+  std::string tensor;
+};
+
+// what() is a whole sentence that names the tensor, the ranks and the reason.
+class SIRTAKI_API Error : public std::runtime_error {
+ public:
+  Error(ErrorCode code, const std::string& message, ErrorOrigin origin = {});
+  Error(const Error&) noexcept;
+  Error& operator=(const Error&) noexcept;
+  ~Error() override;
+
+  ErrorCode code() const noexcept { return code_; }
+  const ErrorOrigin& origin() const noexcept { return *origin_; }
+
+ private:
+  ErrorCode code_;
+  std::shared_ptr<const ErrorOrigin> origin_;  // shared, so that copying cannot throw
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,17 @@
+// Sirtaki for LibTorch programs: everything in one header.
+//
+//   sirtaki::init();
+//   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.01 * sirtaki::size()));
+//   auto optimizer = sirtaki::DistributedOptimizer(std::move(sgd), model->named_parameters());
+//   sirtaki::broadcast_parameters(*model, /*root_rank=*/0);
+//   sirtaki::broadcast_optimizer_state(optimizer, /*root_rank=*/0);
+//   … train on this rank's share of the data …
+//   sirtaki::shutdown();
+#pragma once
+
+#include "sirtaki/broadcast.h"
+#include "sirtaki/collectives.h"
+#include "sirtaki/error.h"
+#include "sirtaki/optimizer.h"
+#include "sirtaki/session.h"
+#include "sirtaki/version.h"

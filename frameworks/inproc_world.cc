@@ -1,0 +1,139 @@
+#include "frameworks/inproc_world.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "core/rank_ranges.h"
+#include "core/thread_annotations.h"
+#include "ops/inproc/inproc_backend.h"
+
+namespace sirtaki::frameworks {
+
+using core::Status;
+
+namespace {
+
+Topology TopologyOf(int rank, const std::vector<int>& host_of_rank) {
+  Topology topology;
+  topology.rank = rank;
+  topology.size = static_cast<int>(host_of_rank.size());
+  topology.host_of_rank = host_of_rank;
+  const int here = host_of_rank[static_cast<std::size_t>(rank)];
+  topology.host = "inproc" + std::to_string(here);
+  std::map<int, int> ranks_on;  // by host
+  topology.cross_size = 0;
+  for (int other = 0; other < topology.size; ++other) {
+    const int host = host_of_rank[static_cast<std::size_t>(other)];
+    if (other == rank) topology.local_rank = ranks_on[host];
+    ++ranks_on[host];
+  }
+  topology.local_size = ranks_on[here];
+  for (const auto& [host, ranks] : ranks_on) {
+    topology.homogeneous = topology.homogeneous && ranks == topology.local_size;
+    if (ranks <= topology.local_rank) continue;
+    if (host == here) topology.cross_rank = topology.cross_size;
+    ++topology.cross_size;
+  }
+  return topology;
+}
+
+}  // namespace
+
+// Where the ranks exchange strings, and what they share, by the number of the session.
+struct InprocWorld::Meetings {
+  struct Table {
+    std::vector<std::optional<std::string>> told;
+    int left = 0;  // ranks that have read it
+  };
+
+  core::Mutex mutex;
+  core::CondVar changed;
+  std::vector<int> sessions SIRTAKI_GUARDED_BY(mutex);                    // begun, by rank
+  std::map<std::pair<int, int>, Table> tables SIRTAKI_GUARDED_BY(mutex);  // by session and step
+  std::map<int, std::weak_ptr<ops::InprocWorld>> data SIRTAKI_GUARDED_BY(mutex);  // by session
+};
+
+class InprocWorld::InprocMedium final : public Medium {
+ public:
+  InprocMedium(std::shared_ptr<InprocWorld> world, int rank, int session,
+               std::shared_ptr<ops::InprocWorld> data)
+      : world_(std::move(world)),
+        data_(std::move(data)),
+        session_(session),
+        topology_(TopologyOf(rank, world_->host_of_rank_)) {}
+
+  const Topology& topology() const override { return topology_; }
+  std::string description() const override { return "in-process"; }
+  bool serialized() const override { return false; }
+
+  Status Exchange(const std::string& mine, core::TimePoint deadline,
+                  std::vector<std::string>* all) override {
+    Meetings& meetings = *world_->meetings_;
+    const std::pair<int, int> place{session_, step_++};
+    core::MutexLock lock(meetings.mutex);
+    Meetings::Table& table = meetings.tables[place];
+    table.told.resize(static_cast<std::size_t>(topology_.size));
+    table.told[static_cast<std::size_t>(topology_.rank)] = mine;
+    meetings.changed.NotifyAll();
+    core::RankRanges missing;
+    do {
+      missing.Clear();
+      for (int rank = 0; rank < topology_.size; ++rank) {
+        if (!table.told[static_cast<std::size_t>(rank)]) missing.Add(rank);
+      }
+    } while (!missing.empty() && meetings.changed.WaitUntil(meetings.mutex, deadline));
+    if (!missing.empty()) {
+      return {core::StatusCode::kTimedOut,
+              "not every rank has started in time; missing: " + missing.ToString()};
+    }
+    all->clear();
+    for (const std::optional<std::string>& told : table.told) all->push_back(*told);
+    if (++table.left == topology_.size) meetings.tables.erase(place);
+    return Status::Ok();
+  }
+
+  Status Connect(core::TimePoint /*deadline*/) override {
+    transport_ = world_->hub_.Connect(topology_.rank);
+    backend_ = data_->Connect(topology_.rank);
+    return Status::Ok();
+  }
+
+  core::Transport& transport() override { return *transport_; }
+  ops::Backend& backend() override { return *backend_; }
+  void NoteFault() override {}
+  Status BeforeEnd(std::function<void()> /*shutdown*/) override { return Status::Ok(); }
+
+ private:
+  const std::shared_ptr<InprocWorld> world_;
+  const std::shared_ptr<ops::InprocWorld> data_;
+  const int session_;
+  int step_ = 0;
+  const Topology topology_;
+  std::unique_ptr<core::Transport> transport_;
+  std::unique_ptr<ops::Backend> backend_;
+};
+
+InprocWorld::InprocWorld(int size, std::vector<int> host_of_rank)
+    : hub_(size),
+      host_of_rank_(host_of_rank.empty() ? std::vector<int>(static_cast<std::size_t>(size), 0)
+                                         : std::move(host_of_rank)),
+      meetings_(std::make_unique<Meetings>()) {
+  core::MutexLock lock(meetings_->mutex);
+  meetings_->sessions.resize(static_cast<std::size_t>(size));
+}
+
+InprocWorld::~InprocWorld() = default;
+
+std::unique_ptr<Medium> InprocWorld::Join(int rank) {
+  core::MutexLock lock(meetings_->mutex);
+  const int session = meetings_->sessions[static_cast<std::size_t>(rank)]++;
+  std::weak_ptr<ops::InprocWorld>& shared = meetings_->data[session];
+  std::shared_ptr<ops::InprocWorld> data = shared.lock();
+  if (!data) shared = data = std::make_shared<ops::InprocWorld>(size());
+  return std::make_unique<InprocMedium>(shared_from_this(), rank, session, std::move(data));
+}
+
+}  // namespace sirtaki::frameworks

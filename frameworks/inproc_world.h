@@ -1,0 +1,35 @@
+// N sessions in one process: threads act as ranks. For tests, and for programs that want several
+// ranks without a launcher.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/inproc_hub.h"
+#include "frameworks/medium.h"
+
+namespace sirtaki::frameworks {
+
+// Thread-safe. Shared by its sessions. The n-th session of each rank meets the n-th of the others.
+class InprocWorld : public std::enable_shared_from_this<InprocWorld> {
+ public:
+  // `host_of_rank`: which ranks pretend to share a host; empty: all do.
+  explicit InprocWorld(int size, std::vector<int> host_of_rank = {});
+  ~InprocWorld();
+
+  int size() const { return hub_.size(); }
+  core::InprocHub& hub() { return hub_; }  // to isolate and break ranks
+
+  // The medium of the rank's next session.
+  std::unique_ptr<Medium> Join(int rank);
+
+ private:
+  class InprocMedium;
+  struct Meetings;
+
+  core::InprocHub hub_;
+  const std::vector<int> host_of_rank_;
+  const std::unique_ptr<Meetings> meetings_;
+};
+
+}  // namespace sirtaki::frameworks

@@ -1,0 +1,45 @@
+// What a session stands on: the way its ranks start together, send messages and move data. One for
+// MPI (session_mpi.cc), one for threads of a process (inproc_world.cc).
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "core/transport.h"
+#include "core/types.h"
+#include "frameworks/session.h"
+#include "ops/backend.h"
+
+namespace sirtaki::frameworks {
+
+// Owned by the session, which destroys it after everything that uses it.
+class Medium {
+ public:
+  virtual ~Medium() = default;
+
+  virtual const Topology& topology() const = 0;
+  virtual std::string description() const = 0;  // "Open MPI v4.1.4, MPI_THREAD_MULTIPLE"
+  // True: one call at a time, so the large lane may have no thread of its own.
+  virtual bool serialized() const = 0;
+
+  // ---- at the start, on the thread that calls init ----
+
+  // Every rank gives a string and gets all of them, by rank. Collective over the world.
+  virtual core::Status Exchange(const std::string& mine, core::TimePoint deadline,
+                                std::vector<std::string>* all) = 0;
+  // Makes the transport and the backend. Collective; not called in a world of one rank.
+  virtual core::Status Connect(core::TimePoint deadline) = 0;
+
+  // ---- after Connect ----
+  virtual core::Transport& transport() = 0;
+  virtual ops::Backend& backend() = 0;
+
+  // The group has failed. Thread-safe, never blocks.
+  virtual void NoteFault() = 0;
+  // `shutdown` is called if the medium is about to end before the session does.
+  virtual core::Status BeforeEnd(std::function<void()> shutdown) = 0;
+};
+
+}  // namespace sirtaki::frameworks

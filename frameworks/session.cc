@@ -1,0 +1,360 @@
+#include "frameworks/session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "core/check.h"
+#include "core/engine.h"
+#include "core/fork_guard.h"
+#include "core/handle_hooks.h"
+#include "core/log.h"
+#include "core/tree.h"
+#include "frameworks/alone.h"
+#include "frameworks/inproc_world.h"
+#include "frameworks/medium.h"
+#include "frameworks/start.h"
+#include "ops/host_lanes.h"
+
+namespace sirtaki::frameworks {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+// How long the end of a failed session waits for operations to return before it leaves them behind.
+constexpr auto kGrace = std::chrono::milliseconds(200);
+
+std::int64_t UnixMicroseconds() {
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::microseconds>(since).count();
+}
+
+void LogStall(const core::StallWarning& warning) {
+  std::ostringstream text;
+  text << warning.key.ToString() << " has waited for "
+       << std::chrono::duration_cast<std::chrono::seconds>(warning.waited).count() << " s";
+  if (!warning.missing.empty()) text << "; not submitted by rank " << warning.missing.ToString();
+  if (!warning.silent.empty()) text << "; no answer from rank " << warning.silent.ToString();
+  for (const core::RankActivity& activity : warning.activities) {
+    text << "; rank " << activity.rank << " " << activity.text;
+  }
+  core::Log(core::LogLevel::kWarning, text.str());
+}
+
+Status Refuse(const core::Work& work, Status why) {
+  if (work.handle) {
+    work.handle->Disown();
+    work.handle->Complete(why);
+  }
+  return why;
+}
+
+// The ranks of this host decide together: all spin or none.
+int CoresHere(const std::vector<Greeting>& greetings, const Topology& topology) {
+  std::vector<core::CpuShare> shares;
+  for (std::size_t rank = 0; rank < greetings.size(); ++rank) {
+    const auto here = static_cast<std::size_t>(topology.rank);
+    if (topology.host_of_rank[rank] == topology.host_of_rank[here]) {
+      shares.push_back(greetings[rank].cpus);
+    }
+  }
+  return core::SharedCores(shares);
+}
+
+}  // namespace
+
+// Everything that ends with the session. Without an engine in a world of one rank.
+struct Session::Parts {
+  ~Parts();
+
+  std::unique_ptr<Medium> medium;
+  core::TensorQueue queue;
+  std::shared_ptr<core::HandleHooks> hooks;  // of a world of one rank
+  std::unique_ptr<core::Negotiator> negotiator;
+  std::unique_ptr<ops::HostLanes> lanes;
+  std::unique_ptr<core::Engine> engine;
+};
+
+Session::Parts::~Parts() {
+  if (hooks) hooks->Detach();
+  if (!engine) return;
+  engine->StopThread();
+  if (!engine->fault().ok()) {
+    const core::TimePoint limit = core::Clock::now() + kGrace;
+    while (!lanes->Idle() && core::Clock::now() < limit) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (!lanes->Idle()) {
+      // A thread is stuck in the medium and refers to it: reachable for ever, ended never.
+      static auto& kept = *new std::vector<std::unique_ptr<Medium>>;
+      static core::Mutex& mutex = *new core::Mutex;
+      core::MutexLock lock(mutex);
+      kept.push_back(std::move(medium));
+    }
+  }
+  lanes.reset();  // calls nothing of the engine afterwards
+  queue.Close({StatusCode::kNotInitialized, "the session has ended"});
+  engine.reset();
+}
+
+// Keeps the parts alive while a call uses them.
+class Session::Call {
+ public:
+  explicit Call(const Session& session) : session_(session) {
+    session_.calls_.fetch_add(1, std::memory_order_seq_cst);
+    state_ = session_.state_.load(std::memory_order_seq_cst);
+  }
+  ~Call() { session_.calls_.fetch_sub(1, std::memory_order_seq_cst); }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  bool has_parts() const { return state_ != State::kGone; }
+
+ private:
+  const Session& session_;
+  State state_;
+};
+
+// ---- the start ----
+
+Session::Session() : fork_generation_(core::ForkGeneration()) {}
+
+Status Session::CreateInproc(std::shared_ptr<InprocWorld> world, int rank,
+                             const StartOptions& options, std::shared_ptr<Session>* session) {
+  return Create(world->Join(rank), options, session);
+}
+
+Status Session::Create(std::unique_ptr<Medium> medium, const StartOptions& options,
+                       std::shared_ptr<Session>* session) {
+  std::shared_ptr<Session> made(new Session());
+  // Before the engine's thread is there: the medium may allow one call at a time.
+  Status status = medium->BeforeEnd([weak = std::weak_ptr<Session>(made)] {
+    const auto alive = weak.lock();
+    if (alive) static_cast<void>(alive->Shutdown("the program has finalized MPI"));
+  });
+  const core::TimePoint deadline = core::Clock::now() + options.config.start_timeout;
+  if (status.ok()) status = made->Start(std::move(medium), options, deadline);
+  if (!status.ok()) {
+    made->state_ = State::kGone;  // there is nothing to leave
+    return status;
+  }
+  *session = std::move(made);
+  return Status::Ok();
+}
+
+Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& options,
+                      core::TimePoint deadline) {
+  topology_ = medium->topology();
+  const std::string mine = Serialize(Greet(options.parsed, options.config));
+  std::vector<std::string> told;
+  if (Status status = medium->Exchange(mine, deadline, &told); !status.ok()) return status;
+
+  std::vector<Greeting> greetings(told.size());
+  std::vector<Status> statuses;
+  std::vector<core::Config> configs;
+  for (std::size_t rank = 0; rank < told.size(); ++rank) {
+    Status read = Deserialize(told[rank], &greetings[rank]);
+    statuses.push_back(read.ok() ? greetings[rank].status : std::move(read));
+    configs.push_back(greetings[rank].config);
+  }
+  if (Status status = FirstFailure(statuses); !status.ok()) return status;
+  config_ = options.config;
+  if (Status status = core::AgreeConfigs(configs, &config_); !status.ok()) return status;
+
+  if (topology_.size > 1) {
+    const Status connected = medium->Connect(deadline);
+    Status met = medium->Exchange(SerializeStatus(connected), deadline, &told);
+    if (!connected.ok()) return connected;
+    if (met.ok()) met = FirstFailure(told);
+    if (!met.ok()) return met;
+  }
+
+  const int cores = CoresHere(greetings, topology_);
+  cores_per_rank_ = std::max(1, cores / topology_.local_size);
+  const bool spin = config_.wait == core::WaitMode::kAuto ? topology_.local_size <= cores
+                                                          : config_.wait == core::WaitMode::kSpin;
+  std::ostringstream text;
+  text << "rank " << topology_.rank << " of " << topology_.size << " on " << topology_.host
+       << " (local rank " << topology_.local_rank << " of " << topology_.local_size
+       << ", cross rank " << topology_.cross_rank << " of " << topology_.cross_size << "); "
+       << medium->description() << "; " << cores << " cores for the ranks of this host, waits "
+       << (spin ? "spin" : "yield") << "; options: " << core::DescribeConfig(config_);
+  description_ = text.str();
+  SIRTAKI_LOG(kInfo, description_);
+  Build(std::move(medium), greetings.front().token, spin);
+  return Status::Ok();
+}
+
+void Session::Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool spin) {
+  parts_ = std::make_unique<Parts>();
+  Parts& parts = *parts_;
+  parts.medium = std::move(medium);
+  if (topology_.size == 1) {
+    parts.hooks = std::make_shared<core::HandleHooks>(nullptr, &parts.queue);
+    return;
+  }
+  const auto world = core::RankRanges::Span(0, topology_.size - 1);
+
+  core::NegotiatorOptions negotiation;
+  negotiation.rank = topology_.rank;
+  negotiation.host = topology_.host;
+  negotiation.sets = {{core::kWorldSet, world}};
+  negotiation.id_capacity = static_cast<std::size_t>(config_.id_capacity);
+  negotiation.stall_warning = config_.stall_warning;
+  negotiation.stall_limit = config_.stall_limit;
+  negotiation.ping_interval = config_.ping_interval;
+  negotiation.peer_timeout = config_.peer_timeout;
+  negotiation.activity = [&parts] { return parts.engine->Activity(); };
+  negotiation.unix_us = UnixMicroseconds;
+  const core::Tree tree = core::Tree::Build(topology_.host_of_rank, config_.tree_arity);
+  parts.negotiator = std::make_unique<core::Negotiator>(std::move(negotiation), tree);
+
+  ops::HostLanesOptions lanes;
+  lanes.rank = topology_.rank;
+  lanes.limits.fusion_bytes = config_.fusion_bytes;
+  lanes.limits.small_bytes = config_.small_bytes;
+  lanes.chunk_bytes = config_.chunk_bytes;
+  lanes.sets = {{core::kWorldSet, world}};
+  lanes.large_lane_thread = !parts.medium->serialized();
+  lanes.on_failure = [&parts](const Status& why, const std::string& key) {
+    parts.engine->PostFailure(why, key);
+  };
+  lanes.on_progress = [&parts] { parts.engine->Ring(); };
+  parts.lanes = std::make_unique<ops::HostLanes>(std::move(lanes), parts.medium->backend());
+
+  core::EngineOptions engine;
+  engine.session = token;
+  engine.rank = topology_.rank;
+  engine.host = topology_.host;
+  engine.spin = spin;
+  engine.on_fault = [&parts](const Status&) { parts.medium->NoteFault(); };
+  engine.on_stall = LogStall;
+  parts.engine = std::make_unique<core::Engine>(std::move(engine), parts.medium->transport(),
+                                                *parts.negotiator, parts.queue, *parts.lanes);
+  parts.engine->StartThread();
+}
+
+// ---- work ----
+
+Status Session::CheckState() const {
+  if (core::ForkGeneration() != fork_generation_) {
+    return {StatusCode::kNotInitialized,
+            "called after fork(): a child process has no part in its parent's session; call init() "
+            "in the child, or start it with exec"};
+  }
+  if (state_.load(std::memory_order_acquire) != State::kAlive) {
+    return {StatusCode::kNotInitialized, "called after shutdown()"};
+  }
+  return Status::Ok();
+}
+
+Status Session::Check() const {
+  Status status = CheckState();
+  return status.ok() ? fault() : status;
+}
+
+bool Session::is_alive() const { return CheckState().ok(); }
+
+Status Session::fault() const {
+  if (core::ForkGeneration() == fork_generation_) {
+    const Call call(*this);
+    if (call.has_parts() && parts_->engine) return parts_->engine->fault();
+  }
+  core::MutexLock lock(end_mutex_);
+  return end_;
+}
+
+core::HandlePtr Session::MakeHandle(const core::Key& key) {
+  const Call call(*this);
+  if (call.has_parts() && CheckState().ok()) {
+    if (parts_->engine) return parts_->engine->MakeHandle(key);
+    return core::HandleHooks::MakeHandle(parts_->hooks, key);
+  }
+  return std::make_shared<core::HandleState>(nullptr, nullptr);
+}
+
+Status Session::Submit(const core::WorkPtr& work, bool will_wait) {
+  const Call call(*this);
+  if (Status status = CheckState(); !status.ok()) {
+    return Refuse(*work, std::move(status));
+  }
+  return parts_->engine ? parts_->engine->Submit(work, will_wait) : SubmitAlone(work);
+}
+
+// The queue serves for the names and for the numbers of unnamed calls.
+Status Session::SubmitAlone(const core::WorkPtr& work) {
+  if (!work->handle) {
+    work->handle = core::HandleHooks::MakeHandle(parts_->hooks, work->request.key);
+  }
+  work->submitted = core::Clock::now();
+  if (Status accepted = parts_->queue.Push(work); !accepted.ok()) {
+    return Refuse(*work, std::move(accepted));
+  }
+  static_cast<void>(parts_->queue.Take());
+  // Null if Abort has completed it meanwhile.
+  if (parts_->queue.Resolve(work->request.key)) work->handle->Complete(RunAlone(*work));
+  return Status::Ok();
+}
+
+Status Session::Wait(core::HandleState& handle, core::TimePoint deadline) {
+  if (handle.done()) return handle.status();
+  if (core::ForkGeneration() != fork_generation_) return CheckState();
+  const Call call(*this);
+  if (call.has_parts() && parts_->engine) return parts_->engine->Wait(handle, deadline);
+  // Another thread is about to complete it: a lone rank's submitter, or the end of the session.
+  while (!handle.done() && core::Clock::now() < deadline) std::this_thread::yield();
+  if (handle.done()) return handle.status();
+  return {StatusCode::kTimedOut, "still waiting at the deadline of the wait"};
+}
+
+void Session::Abort(const std::string& reason) {
+  if (core::ForkGeneration() != fork_generation_) return;
+  const Call call(*this);
+  if (!call.has_parts()) return;
+  if (parts_->engine) return parts_->engine->Abort(StatusCode::kAborted, reason);
+  const Status why(StatusCode::kAborted, reason, {topology_.rank, topology_.host, {}});
+  {
+    core::MutexLock lock(end_mutex_);
+    if (end_.ok()) end_ = why;
+  }
+  parts_->queue.Close(why);
+}
+
+// ---- the end ----
+
+Status Session::Shutdown(const std::string& why) {
+  if (core::ForkGeneration() != fork_generation_) return Status::Ok();
+  core::MutexLock lock(shutdown_mutex_);
+  if (state_ != State::kGone) LeaveAndEnd(why);
+  return fault();
+}
+
+void Session::LeaveAndEnd(const std::string& why) {
+  state_ = State::kLeaving;
+  if (parts_->engine) {
+    Status end = parts_->engine->Leave(why);
+    parts_->engine->StopThread();
+    core::MutexLock lock(end_mutex_);
+    end_ = std::move(end);
+  }
+  state_ = State::kGone;
+  // Every handle is complete, so the calls that are under way end by themselves.
+  while (calls_.load(std::memory_order_seq_cst) > 0) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  parts_.reset();
+}
+
+Session::~Session() {
+  if (core::ForkGeneration() != fork_generation_) {
+    static_cast<void>(parts_.release());  // its threads and locks are the parent's
+    return;
+  }
+  static_cast<void>(Shutdown("the session was dropped"));
+}
+
+}  // namespace sirtaki::frameworks

@@ -1,0 +1,130 @@
+// One membership in a job: what lies between init and shutdown on one rank. The place where the
+// parts are put together: transport, backend, lanes, negotiator, queue, engine. Free of LibTorch.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "core/environment.h"
+#include "core/status.h"
+#include "core/thread_annotations.h"
+#include "core/types.h"
+#include "core/work.h"
+
+namespace sirtaki::frameworks {
+
+struct Topology {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;  // among the ranks of this host, ascending
+  int local_size = 1;
+  int cross_rank = 0;  // among the hosts that have a rank with this local rank
+  int cross_size = 1;
+  bool homogeneous = true;        // every host has as many ranks
+  std::string host;               // this one's name
+  std::vector<int> host_of_rank;  // a number for each rank's host, equal on equal hosts
+};
+
+// What a rank starts with: the outcome of core::ParseConfig. Its failure is not returned where it
+// happened but told to the others, so that all ranks refuse to start for the same reason.
+struct StartOptions {
+  core::Status parsed;
+  core::Config config;
+  core::EnvironmentView environment = core::EnvironmentView::OfProcess();
+};
+
+class InprocWorld;
+class Medium;
+
+// Thread-safe. After Shutdown calls fail with kNotInitialized, and so they do in a forked child,
+// saying which of the two it was.
+class Session {
+ public:
+  // Joins the job of the launcher. Collective over the world, on the thread that calls init.
+  // Errors, the same on every rank where the medium allows: what any rank found wrong with its
+  // options, options that differ, and those of mpi::Environment::Start and
+  // mpi::Communicators::Make. In a build without MPI: a job of one rank, or kUnsupported if a
+  // launcher has started several.
+  static core::Status CreateMpi(const StartOptions& options, std::shared_ptr<Session>* session);
+
+  // Joins a world of threads. Collective over the world.
+  static core::Status CreateInproc(std::shared_ptr<InprocWorld> world, int rank,
+                                   const StartOptions& options, std::shared_ptr<Session>* session);
+
+  // As Shutdown("the session was dropped") if that was not called; in a forked child nothing is
+  // ended.
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // ---- also after the end ----
+  const Topology& topology() const { return topology_; }
+  const core::Config& config() const { return config_; }  // as agreed
+  int cores_per_rank() const { return cores_per_rank_; }  // this rank's share of the host's, >= 1
+  const std::string& description() const { return description_; }  // the line that init logs
+
+  // Ok while calls are accepted. Otherwise why not: kNotInitialized, or the fault.
+  core::Status Check() const;
+  bool is_alive() const;       // not shut down, not in a forked child; a fault does not matter
+  core::Status fault() const;  // the group's fault; ok while there is none
+
+  // ---- work ----
+
+  // A handle for work of this key, which may outlive the session.
+  core::HandlePtr MakeHandle(const core::Key& key);
+
+  // Accepts work; makes its handle if it has none. Errors, with which the handle is completed as
+  // well: those of Check, kDuplicateName. `will_wait`: the caller goes on to Wait. In a world of
+  // one rank the work is done when this returns.
+  core::Status Submit(const core::WorkPtr& work, bool will_wait);
+
+  // Drives or sleeps until the handle is done, and gives its status; kTimedOut at `deadline`.
+  core::Status Wait(core::HandleState& handle, core::TimePoint deadline = core::TimePoint::max());
+
+  // Every pending and later call, here and elsewhere, fails with kAborted and this reason.
+  void Abort(const std::string& reason);
+
+  // Leaves the job: waits until every rank has called it and what is under way is finished, or
+  // until a fault. Idempotent; a second caller waits for the first. Returns the fault if there was
+  // one.
+  core::Status Shutdown(const std::string& why);
+
+ private:
+  enum class State : std::uint8_t { kAlive, kLeaving, kGone };
+  struct Parts;
+  class Call;
+
+  Session();
+  static core::Status Create(std::unique_ptr<Medium> medium, const StartOptions& options,
+                             std::shared_ptr<Session>* session);
+  core::Status Start(std::unique_ptr<Medium> medium, const StartOptions& options,
+                     core::TimePoint deadline);
+  void Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool spin);
+  core::Status CheckState() const;
+  core::Status SubmitAlone(const core::WorkPtr& work);
+  void LeaveAndEnd(const std::string& why);
+
+  Topology topology_;
+  core::Config config_;
+  int cores_per_rank_ = 1;
+  std::string description_;
+  const int fork_generation_;
+
+  std::atomic<State> state_{State::kAlive};
+  mutable std::atomic<int> calls_{0};  // under way: the parts live as long
+  core::Mutex shutdown_mutex_;         // held by who ends the session
+  mutable core::Mutex end_mutex_;
+  core::Status end_ SIRTAKI_GUARDED_BY(end_mutex_);  // the fault, for when the parts are gone
+  std::unique_ptr<Parts> parts_;
+};
+
+// The process's own session, which public functions use unless they are given another. Thread-safe.
+// At the exit of the process it is shut down with "the program exited".
+std::shared_ptr<Session> DefaultSession();                 // null if there is none
+void SetDefaultSession(std::shared_ptr<Session> session);  // null: none
+
+}  // namespace sirtaki::frameworks

@@ -1,0 +1,106 @@
+// Sessions over MPI: the composition of mpi/.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/log.h"
+#include "frameworks/medium.h"
+#include "frameworks/session.h"
+#include "mpi/backend.h"
+#include "mpi/communicators.h"
+#include "mpi/environment.h"
+#include "mpi/transport.h"
+
+namespace sirtaki::frameworks {
+
+using core::Status;
+
+namespace {
+
+mpi::Threads ThreadsOf(core::MpiThreads choice) {
+  switch (choice) {
+    case core::MpiThreads::kMultiple:
+      return mpi::Threads::kMultiple;
+    case core::MpiThreads::kSerialized:
+      return mpi::Threads::kSerialized;
+    case core::MpiThreads::kAuto:
+      break;
+  }
+  return mpi::Threads::kAuto;
+}
+
+Topology Translate(const mpi::Topology& from) {
+  Topology to;
+  to.rank = from.rank;
+  to.size = from.size;
+  to.local_rank = from.local_rank;
+  to.local_size = from.local_size;
+  to.cross_rank = from.cross_rank;
+  to.cross_size = from.cross_size;
+  to.homogeneous = from.homogeneous;
+  to.host = from.host;
+  to.host_of_rank = from.host_of_rank;
+  return to;
+}
+
+class MpiMedium final : public Medium {
+ public:
+  explicit MpiMedium(std::unique_ptr<mpi::Environment> environment)
+      : environment_(std::move(environment)), topology_(Translate(environment_->topology())) {}
+
+  const Topology& topology() const override { return topology_; }
+  std::string description() const override { return environment_->description(); }
+  bool serialized() const override { return environment_->serialized(); }
+
+  Status Exchange(const std::string& mine, core::TimePoint deadline,
+                  std::vector<std::string>* all) override {
+    return environment_->Exchange(mine, deadline, all);
+  }
+
+  Status Connect(core::TimePoint deadline) override {
+    Status status = mpi::Communicators::Make(*environment_, deadline, &communicators_);
+    if (!status.ok()) return status;
+    transport_ = std::make_unique<mpi::Transport>(*communicators_);
+    mpi::BackendOptions options;
+    options.serialized = environment_->serialized();
+    backend_ = std::make_unique<mpi::Backend>(*communicators_, options);
+    return Status::Ok();
+  }
+
+  core::Transport& transport() override { return *transport_; }
+  ops::Backend& backend() override { return *backend_; }
+  void NoteFault() override { mpi::Environment::NoteFault(); }
+  Status BeforeEnd(std::function<void()> shutdown) override {
+    return environment_->BeforeFinalize(std::move(shutdown));
+  }
+
+ private:
+  // In the order in which they are made; the last ends first.
+  const std::unique_ptr<mpi::Environment> environment_;
+  const Topology topology_;
+  std::unique_ptr<mpi::Communicators> communicators_;
+  std::unique_ptr<mpi::Transport> transport_;
+  std::unique_ptr<mpi::Backend> backend_;
+};
+
+}  // namespace
+
+Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Session>* session) {
+  core::LogSettings log{options.config.log_level, options.config.log_time, {}};
+  core::ConfigureLog(log);
+  mpi::EnvironmentOptions environment_options;
+  environment_options.threads = ThreadsOf(options.config.mpi_threads);
+  environment_options.variables = options.environment;
+  std::unique_ptr<mpi::Environment> environment;
+  const core::TimePoint deadline = core::Clock::now() + options.config.start_timeout;
+  if (Status status = mpi::Environment::Start(environment_options, deadline, &environment);
+      !status.ok()) {
+    return status;
+  }
+  log.identity = {environment->topology().rank, environment->topology().host};
+  core::ConfigureLog(log);
+  return Create(std::make_unique<MpiMedium>(std::move(environment)), options, session);
+}
+
+}  // namespace sirtaki::frameworks

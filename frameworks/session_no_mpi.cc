@@ -1,0 +1,23 @@
+// CreateMpi in a build without MPI: a job of one rank.
+#include <string>
+#include <vector>
+
+#include "core/log.h"
+#include "frameworks/inproc_world.h"
+#include "frameworks/session.h"
+
+namespace sirtaki::frameworks {
+
+core::Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Session>* session) {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const std::string value = options.environment.Find(name).value_or("1");
+    if (value == "1") continue;
+    return {core::StatusCode::kUnsupported,
+            "a launcher started " + value + " ranks (" + name + "=" + value +
+                "), but this build of Sirtaki has no MPI: build it with SIRTAKI_MPI=ON"};
+  }
+  core::ConfigureLog({options.config.log_level, options.config.log_time, {0, {}}});
+  return CreateInproc(std::make_shared<InprocWorld>(1), 0, options, session);
+}
+
+}  // namespace sirtaki::frameworks

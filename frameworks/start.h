@@ -1,0 +1,35 @@
+// What the ranks tell each other at init, and what follows from it on all of them alike. Pure, but
+// for Greet, which gathers what is known of this process.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/config.h"
+#include "core/cores.h"
+#include "core/status.h"
+
+namespace sirtaki::frameworks {
+
+struct Greeting {
+  core::Status status;  // of parsing the options
+  core::Config config;
+  core::CpuShare cpus;
+  std::uint64_t token = 0;  // random; rank 0's tells this session's messages from those of another
+};
+
+Greeting Greet(const core::Status& parsed, const core::Config& config);
+
+// The bytes survive any damage (kProtocol).
+std::string Serialize(const Greeting& greeting);
+core::Status Deserialize(std::string_view bytes, Greeting* greeting);
+
+std::string SerializeStatus(const core::Status& status);
+
+// The first failure by rank, as every rank shall see it: it names the rank unless all say the same.
+core::Status FirstFailure(std::span<const core::Status> by_rank);
+core::Status FirstFailure(std::span<const std::string> serialized_by_rank);
+
+}  // namespace sirtaki::frameworks

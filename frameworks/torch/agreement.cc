@@ -1,0 +1,151 @@
+#include "frameworks/torch/agreement.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "core/mismatch.h"
+#include "core/rank_ranges.h"
+#include "frameworks/torch/pending_tensor.h"
+#include "frameworks/torch/throw.h"
+
+namespace sirtaki::detail {
+namespace {
+
+constexpr char kError = 'E';  // the first byte of a text that is an error
+constexpr char kList = 'L';
+
+// FNV-1a. The length goes beside it, and equal models are the rule: no need for more.
+std::uint64_t Hash(const std::string& text) {
+  std::uint64_t hash = 14695981039346656037ull;
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  }
+  return hash;
+}
+
+at::Tensor AllGather(const at::Tensor& tensor, const std::string& name,
+                     const std::shared_ptr<SessionState>& session) {
+  TensorCall call;
+  call.kind = core::OpKind::kAllGather;
+  call.tensor = tensor;
+  call.name = name;
+  call.will_wait = true;
+  return PendingTensor::Start(std::move(call), session)->Synchronize();
+}
+
+// Strings with their lengths before them, so that a name may hold any character.
+std::string Join(const std::vector<std::string>& list) {
+  std::string text(1, kList);
+  for (const std::string& item : list) text += std::to_string(item.size()) + ":" + item;
+  return text;
+}
+
+// Precondition: text is from Join.
+std::vector<std::string> Split(const std::string& text) {
+  std::vector<std::string> list;
+  std::size_t at = 1;
+  while (at < text.size()) {
+    const std::size_t colon = text.find(':', at);
+    const std::size_t length = std::stoull(text.substr(at, colon - at));
+    list.push_back(text.substr(colon + 1, length));
+    at = colon + 1 + length;
+  }
+  return list;
+}
+
+[[noreturn]] void ThrowFirstError(const std::string& what, const std::vector<std::string>& texts) {
+  const auto is_error = [](const std::string& text) { return !text.empty() && text[0] == kError; };
+  const auto first = std::find_if(texts.begin(), texts.end(), is_error);
+  core::RankRanges ranks;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    if (texts[rank] == *first) ranks.Add(static_cast<int>(rank));
+  }
+  core::Origin origin;
+  origin.rank = ranks.First();
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                           what + ": " + first->substr(1) + " (on " + core::RanksText(ranks) + ")",
+                           origin));
+}
+
+}  // namespace
+
+std::vector<std::string> ExchangeTexts(const std::string& name, const std::string& text,
+                                       const std::shared_ptr<SessionState>& session) {
+  at::Tensor digest = at::empty({1, 2}, at::kLong);
+  digest.mutable_data_ptr<std::int64_t>()[0] = static_cast<std::int64_t>(Hash(text));
+  digest.mutable_data_ptr<std::int64_t>()[1] = static_cast<std::int64_t>(text.size());
+  const at::Tensor digests = AllGather(digest, name, session);
+  const std::int64_t* values = digests.const_data_ptr<std::int64_t>();
+  const std::int64_t size = digests.size(0);
+  bool equal = true;
+  for (std::int64_t rank = 1; rank < size; ++rank) {
+    equal &= values[2 * rank] == values[0] && values[2 * rank + 1] == values[1];
+  }
+  if (equal) return {};
+
+  at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
+  if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  const at::Tensor all = AllGather(bytes, name + "/texts", session);
+  const char* from = static_cast<const char*>(all.const_data_ptr());
+  std::vector<std::string> texts;
+  for (std::int64_t rank = 0; rank < size; ++rank) {
+    const auto length = static_cast<std::size_t>(values[2 * rank + 1]);
+    texts.emplace_back(length == 0 ? std::string() : std::string(from, length));
+    from += length;
+  }
+  return texts;
+}
+
+void AgreeOnErrors(const std::string& what, const std::string& error,
+                   const std::shared_ptr<SessionState>& session) {
+  AgreeOnList(what, {}, error, session);
+}
+
+void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
+                 const std::string& error, const std::shared_ptr<SessionState>& session) {
+  const std::string text = error.empty() ? Join(list) : kError + error;
+  std::vector<std::string> texts;
+  if (session->topology().size > 1) texts = ExchangeTexts("sirtaki/" + what, text, session);
+  if (texts.empty()) {
+    if (error.empty()) return;
+    texts.assign(static_cast<std::size_t>(session->topology().size), text);
+  }
+  std::vector<std::vector<std::string>> lists;
+  for (const std::string& of_rank : texts) {
+    if (of_rank[0] == kError) ThrowFirstError(what, texts);
+    lists.push_back(Split(of_rank));
+  }
+  ThrowStatus(core::Status(core::StatusCode::kMismatch, what + ": " + FirstDifference(lists)));
+}
+
+std::string FirstDifference(const std::vector<std::vector<std::string>>& list_of_rank) {
+  std::size_t longest = 0;
+  for (const auto& list : list_of_rank) longest = std::max(longest, list.size());
+  for (std::size_t i = 0; i < longest; ++i) {
+    std::vector<std::pair<std::string, core::RankRanges>> groups;
+    for (std::size_t rank = 0; rank < list_of_rank.size(); ++rank) {
+      const auto& list = list_of_rank[rank];
+      const std::string item = i < list.size() ? list[i] : "nothing more";
+      auto group = std::find_if(groups.begin(), groups.end(),
+                                [&item](const auto& known) { return known.first == item; });
+      if (group == groups.end()) group = groups.insert(group, {item, {}});
+      group->second.Add(static_cast<int>(rank));
+    }
+    if (groups.size() == 1) continue;
+    std::string text = "the ranks differ, first in entry " + std::to_string(i) + ": ";
+    const char* separator = "";
+    for (const auto& [item, ranks] : groups) {
+      text += separator + item + " on " + core::RanksText(ranks);
+      separator = "; ";
+    }
+    return text;
+  }
+  return "the ranks differ";
+}
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,29 @@
+// Finding out whether all ranks have the same before anything is built on it. Collective.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "frameworks/torch/session_state.h"
+
+namespace sirtaki::detail {
+
+// Every rank gives a text. Empty if all texts are equal, else the texts of all ranks, in their
+// order. Costs one small all-gather when they are equal. `name` must be free.
+std::vector<std::string> ExchangeTexts(const std::string& name, const std::string& text,
+                                       const std::shared_ptr<SessionState>& session);
+
+// Throws on every rank if any rank has an error, with the first rank's text.
+void AgreeOnErrors(const std::string& what, const std::string& error,
+                   const std::shared_ptr<SessionState>& session);
+
+// Throws mismatch on every rank if the lists differ, naming the first position at which they do and
+// what each group of ranks has there; or, if a rank has an error, that error.
+void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
+                 const std::string& error, const std::shared_ptr<SessionState>& session);
+
+// Pure: what AgreeOnList says about lists that differ. Precondition: they differ.
+std::string FirstDifference(const std::vector<std::vector<std::string>>& list_of_rank);
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,2 @@
+// Precompiled for the sources that see LibTorch: <torch/torch.h> takes about 20 s to parse.
+#include <torch/torch.h>

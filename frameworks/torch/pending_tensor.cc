@@ -1,0 +1,172 @@
+#include "frameworks/torch/pending_tensor.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <utility>
+#include <vector>
+
+#include "frameworks/torch/tensor_bridge.h"
+#include "frameworks/torch/throw.h"
+
+namespace sirtaki::detail {
+namespace {
+
+// Why this rank's arguments are wrong, whatever the others'; empty if they are not.
+std::string WhyInvalid(const TensorCall& call, int size) {
+  std::string why = WhyNotMovable(call.tensor);
+  if (!why.empty()) return why;
+  const at::Tensor& tensor = call.tensor;
+  if (call.in_place && at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    return "in place on a tensor whose elements share memory (expanded); make it contiguous first";
+  }
+  switch (call.kind) {
+    case core::OpKind::kAllReduce: {
+      if (tensor.scalar_type() == at::kBool) {
+        return "all-reduce of bool is not defined; convert it to uint8 first";
+      }
+      const bool scaled = call.prescale != 1.0 || call.postscale != 1.0;
+      if (!tensor.is_floating_point() && scaled) {
+        return "prescale and postscale need a floating-point tensor";
+      }
+      break;
+    }
+    case core::OpKind::kAllGather:
+      if (tensor.dim() == 0) {
+        return "all-gather of a 0-dimensional tensor; give it a dimension, as by reshape({1})";
+      }
+      break;
+    case core::OpKind::kBroadcast:
+      if (call.root < 0 || call.root >= size) {
+        return "root rank " + std::to_string(call.root) + " of a job of " + std::to_string(size);
+      }
+      break;
+  }
+  return {};
+}
+
+}  // namespace
+
+core::Signature PendingTensor::MakeSignature(const TensorCall& call, int size,
+                                             std::string* invalid) {
+  core::Signature signature = Describe(call.tensor);
+  signature.kind = call.kind;
+  if (call.kind == core::OpKind::kAllReduce) {
+    signature.reduction = call.reduction;
+    signature.prescale = call.prescale;
+    signature.postscale = call.postscale;
+  }
+  if (call.kind == core::OpKind::kBroadcast) signature.root = call.root;
+  if (call.kind == core::OpKind::kAllGather && !signature.shape.empty()) {
+    signature.shape.erase(signature.shape.begin());
+  }
+  *invalid = WhyInvalid(call, size);
+  return signature;
+}
+
+void PendingTensor::GiveMemory(const TensorCall& call, core::Work& work) {
+  at::NoGradGuard no_grad;
+  const at::Tensor& tensor = call.tensor;
+  at::Tensor input = Flat(tensor);
+  if (call.kind == core::OpKind::kAllGather) {
+    gathered_ = std::make_shared<Gathered>();
+    work.rows = input.size(0);
+    work.allocate_output = [gathered = gathered_, options = input.options(),
+                            shape = input.sizes().vec()](const std::vector<std::int64_t>& rows) {
+      std::vector<std::int64_t> whole = shape;
+      whole[0] = 0;
+      for (const std::int64_t count : rows) whole[0] += count;
+      gathered->tensor = at::empty(whole, options);
+      return gathered->tensor.data_ptr();
+    };
+  } else if (call.in_place) {
+    result_ = tensor;
+    moved_ = input;
+    NoteOverwritten(tensor);
+  } else if (call.kind == core::OpKind::kBroadcast) {
+    // A copy on the root, so that its own tensor stays as it is; a buffer elsewhere.
+    const bool root = call.root == session_->topology().rank;
+    moved_ = root && input.is_alias_of(tensor) ? input.clone()
+             : root                            ? input
+                                               : at::empty_like(input);
+    result_ = moved_;
+    input = moved_;
+  } else {
+    moved_ = at::empty_like(input);
+    result_ = moved_;
+  }
+  work.input = input.const_data_ptr();
+  work.output = moved_.defined() ? moved_.mutable_data_ptr() : nullptr;
+  work.keep_alive = std::make_shared<std::vector<at::Tensor>>(
+      std::initializer_list<at::Tensor>{std::move(input), moved_});
+}
+
+std::shared_ptr<PendingTensor> PendingTensor::Start(TensorCall call,
+                                                    std::shared_ptr<SessionState> session) {
+  ThrowIfError(session->Check());
+  std::shared_ptr<PendingTensor> pending(new PendingTensor());
+  pending->session_ = std::move(session);
+
+  auto work = std::make_shared<core::Work>();
+  core::Request& request = work->request;
+  request.key = call.name.empty() ? core::Key::Unnamed(core::kWorldSet, 0)
+                                  : core::Key::Named(core::kWorldSet, call.name);
+  pending->what_ = std::string(core::OpKindName(call.kind)) +
+                   (call.name.empty() ? " without a name" : " \"" + call.name + "\"");
+  request.signature = std::make_shared<const core::Signature>(
+      MakeSignature(call, pending->session_->topology().size, &request.invalid));
+  if (request.invalid.empty()) pending->GiveMemory(call, *work);
+  if (call.timeout.count() > 0) work->deadline = core::Clock::now() + call.timeout;
+
+  ThrowIfError(pending->session_->Submit(work, call.will_wait));
+  pending->handle_ = work->handle;
+  return pending;
+}
+
+PendingTensor::~PendingTensor() {
+  if (handle_) handle_->Observe();
+}
+
+void PendingTensor::CheckSession() const {
+  if (session_->gone()) {
+    ThrowStatus(core::Status(core::StatusCode::kNotInitialized,
+                             what_ + ": its session was shut down before the handle was used"));
+  }
+}
+
+bool PendingTensor::Poll() {
+  CheckSession();
+  if (!handle_->done()) return false;
+  Finish();
+  return true;
+}
+
+at::Tensor PendingTensor::Synchronize() {
+  CheckSession();
+  if (!handle_->done()) {
+    const core::Status waited = session_->Wait(*handle_);
+    if (!handle_->done()) ThrowIfError(waited);  // in a forked child
+  }
+  Finish();
+  ThrowIfError(handle_->status());
+  return result_;
+}
+
+void PendingTensor::Finish() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (finished_) return;
+  finished_ = true;
+  if (handle_->status().ok()) {
+    at::NoGradGuard no_grad;
+    if (gathered_) {
+      result_ = std::move(gathered_->tensor);
+    } else if (!moved_.is_alias_of(result_)) {
+      result_.detach().copy_(moved_);
+    }
+  }
+  handle_->Observe();
+}
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,49 @@
+// What a public Session refers to: the session of frameworks/, and what LibTorch's side remembers
+// of it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "core/status.h"
+#include "core/types.h"
+#include "core/work.h"
+#include "frameworks/session.h"
+#include "sirtaki/session.h"
+
+namespace sirtaki::detail {
+
+// Thread-safe.
+class SessionState {
+ public:
+  explicit SessionState(std::shared_ptr<frameworks::Session> session)
+      : session_(std::move(session)) {}
+
+  const frameworks::Topology& topology() const { return session_->topology(); }
+  // Ok while calls are accepted.
+  core::Status Check() const { return session_->Check(); }
+  // Shut down, or in a forked child; a fault alone does not make it so.
+  bool gone() const { return !session_->is_alive(); }
+
+  // Makes the work's handle if it is accepted.
+  core::Status Submit(const core::WorkPtr& work, bool will_wait) {
+    return session_->Submit(work, will_wait);
+  }
+  // Returns when the handle is done, with its status.
+  core::Status Wait(core::HandleState& handle) { return session_->Wait(handle); }
+
+  // 1 for the first optimizer of the session: the ranks make them in the same order.
+  int NextOptimizerNumber() { return ++optimizers_; }
+
+  frameworks::Session& session() { return *session_; }
+
+ private:
+  const std::shared_ptr<frameworks::Session> session_;
+  std::atomic<int> optimizers_{0};
+};
+
+// Of the given session, or the process's own. Throws not_initialized if there is none.
+std::shared_ptr<SessionState> StateOf(const Session& session);
+
+}  // namespace sirtaki::detail

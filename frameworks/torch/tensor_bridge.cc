@@ -1,0 +1,95 @@
+#include "frameworks/torch/tensor_bridge.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/ScalarType.h>
+
+#include <sstream>
+
+namespace sirtaki::detail {
+
+std::optional<core::DType> DTypeOf(at::ScalarType type) {
+  switch (type) {
+    case at::kByte:
+      return core::DType::kU8;
+    case at::kChar:
+      return core::DType::kI8;
+    case at::kShort:
+      return core::DType::kI16;
+    case at::kInt:
+      return core::DType::kI32;
+    case at::kLong:
+      return core::DType::kI64;
+    case at::kHalf:
+      return core::DType::kF16;
+    case at::kBFloat16:
+      return core::DType::kBF16;
+    case at::kFloat:
+      return core::DType::kF32;
+    case at::kDouble:
+      return core::DType::kF64;
+    case at::kBool:
+      return core::DType::kBool;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::string WhyNotMovable(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "the tensor is undefined";
+  std::ostringstream why;
+  if (tensor.layout() != at::kStrided) {
+    why << "a tensor of layout " << tensor.layout() << "; only dense tensors are supported";
+  } else if (!tensor.device().is_cpu()) {
+    why << "a tensor on " << tensor.device() << "; this version works on host memory only";
+  } else if (!DTypeOf(tensor.scalar_type())) {
+    why << "a tensor of type " << c10::toString(tensor.scalar_type())
+        << "; supported are uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64 "
+           "and bool";
+  }
+  return why.str();
+}
+
+core::Signature Describe(const at::Tensor& tensor) {
+  core::Signature signature;
+  if (!tensor.defined()) return signature;
+  if (const auto dtype = DTypeOf(tensor.scalar_type())) signature.dtype = *dtype;
+  if (tensor.device().is_cuda()) signature.device = core::DeviceKind::kCuda;
+  if (tensor.layout() == at::kStrided) {
+    signature.shape.assign(tensor.sizes().begin(), tensor.sizes().end());
+  }
+  return signature;
+}
+
+bool LiesFlat(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_neg(); }
+
+at::Tensor Flat(const at::Tensor& tensor) {
+  at::NoGradGuard no_grad;
+  return tensor.detach().resolve_neg().contiguous();
+}
+
+void NoteOverwritten(const at::Tensor& tensor) {
+  // Inference tensors have no version.
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+std::string TypeAndShape(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "undefined";
+  const auto dtype = DTypeOf(tensor.scalar_type());
+  std::ostringstream text;
+  if (dtype) {
+    text << core::DTypeName(*dtype);
+  } else {
+    text << c10::toString(tensor.scalar_type());
+  }
+  text << " [";
+  const char* separator = "";
+  for (const std::int64_t extent : tensor.sizes()) {
+    text << separator << extent;
+    separator = ", ";
+  }
+  text << "]";
+  return text.str();
+}
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,38 @@
+// LibTorch's tensors in the library's words: types, signatures, memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/request.h"
+#include "core/types.h"
+
+namespace sirtaki::detail {
+
+// Nothing for a type that the library does not move.
+std::optional<core::DType> DTypeOf(at::ScalarType type);
+
+// Why an operation cannot work on this tensor, whatever it is; empty if it can.
+std::string WhyNotMovable(const at::Tensor& tensor);
+
+// Data type, device and shape of the tensor; all that WhyNotMovable accepts, and as much as can be
+// said of the others: it still names a rejected request for the peers.
+core::Signature Describe(const at::Tensor& tensor);
+
+// True if the elements lie in memory in row-major order as they are.
+bool LiesFlat(const at::Tensor& tensor);
+
+// The tensor's values lying flat, outside autograd: the tensor's own memory if that is flat, else a
+// copy.
+at::Tensor Flat(const at::Tensor& tensor);
+
+// Tells autograd that the tensor's memory was overwritten behind its back.
+void NoteOverwritten(const at::Tensor& tensor);
+
+// "float32 [3, 4]", for texts.
+std::string TypeAndShape(const at::Tensor& tensor);
+
+}  // namespace sirtaki::detail

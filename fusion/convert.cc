@@ -1,0 +1,251 @@
+#include "fusion/convert.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "core/check.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+#include <immintrin.h>
+#define SIRTAKI_HAVE_F16C_PATH 1
+#endif
+
+// Tells the compiler what Convert's contract says: no iteration reads what another one writes.
+#if defined(__clang__)
+#define SIRTAKI_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define SIRTAKI_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+namespace sirtaki::fusion {
+namespace {
+
+// float32 passes through the cache's first level between a conversion and its scaling.
+constexpr std::int64_t kBlock = 2048;
+
+float WidenFloat16(std::uint16_t half) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
+  const std::uint32_t magnitude = half & 0x7fffu;
+  const std::uint32_t normal = (magnitude << 13) + (112u << 23);
+  // Exponent 31 becomes 255; a signalling NaN becomes quiet, as the processor's own conversion
+  // does.
+  const std::uint32_t special = (normal + (112u << 23)) | (magnitude > 0x7c00u ? 0x400000u : 0u);
+  // Below 2^-14 a half is a whole number of 2^-24, and that product is exact. Nothing subnormal in
+  // float32 is involved, so flush-to-zero modes do no harm.
+  const auto subnormal = std::bit_cast<std::uint32_t>(
+      static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f);
+  const std::uint32_t finite = magnitude < 0x400u ? subnormal : normal;
+  const std::uint32_t bits = magnitude >= 0x7c00u ? special : finite;
+  return std::bit_cast<float>(sign | bits);
+}
+
+std::uint16_t RoundToFloat16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  const std::uint32_t sign = (bits >> 16) & 0x8000u;
+  // Normal: half of the last place less one, plus one if the last kept bit is odd: ties go to even.
+  // A carry runs into the exponent, which is right, up to infinity.
+  const std::uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  // Below 2^-14 the last place is 2^-24, which is that of a float32 in [0.5, 1): adding 0.5 rounds
+  // there.
+  const std::uint32_t subnormal =
+      std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+  const std::uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+  const std::uint32_t huge = magnitude > 0x7f800000u ? nan : 0x7c00u;
+  const std::uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
+  return static_cast<std::uint16_t>(sign | (magnitude >= 0x47800000u ? huge : finite));
+}
+
+std::uint16_t RoundToBFloat16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const std::uint32_t nan = (bits >> 16) | 0x40u;
+  return static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+}
+
+#ifdef SIRTAKI_HAVE_F16C_PATH
+bool HasF16c() {
+  static const bool has = [] {
+    unsigned eax = 0;
+    unsigned ebx = 0;
+    unsigned ecx = 0;
+    unsigned edx = 0;
+    constexpr unsigned kF16cBit = 1u << 29;
+    // "avx" also asks whether the system saves the wide registers.
+    return __builtin_cpu_supports("avx") != 0 && __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 &&
+           (ecx & kF16cBit) != 0;
+  }();
+  return has;
+}
+
+// Both return how many elements they converted: all whole groups of eight.
+__attribute__((target("avx,f16c"))) std::int64_t F16cWiden(const std::uint16_t* in, float* out,
+                                                           std::int64_t count) {
+  std::int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i));
+    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(halves));
+  }
+  return i;
+}
+
+__attribute__((target("avx,f16c"))) std::int64_t F16cRound(const float* in, std::uint16_t* out,
+                                                           std::int64_t count) {
+  std::int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), halves);
+  }
+  return i;
+}
+#endif
+
+template <typename T>
+void ScaleFloating(const T* in, T* out, std::int64_t count, Scale scale) {
+  const bool power_of_two = std::has_single_bit(static_cast<std::uint64_t>(scale.divisor));
+  if (scale.factor == 1.0 && !power_of_two) {
+    const T divisor = static_cast<T>(scale.divisor);
+    SIRTAKI_INDEPENDENT
+    for (std::int64_t i = 0; i < count; ++i) out[i] = in[i] / divisor;
+    return;
+  }
+  const T factor = static_cast<T>(scale.factor / static_cast<double>(scale.divisor));
+  SIRTAKI_INDEPENDENT
+  for (std::int64_t i = 0; i < count; ++i) out[i] = in[i] * factor;
+}
+
+template <typename T>
+void DivideIntegers(const T* in, T* out, std::int64_t count, Scale scale) {
+  SIRTAKI_CHECK(scale.factor == 1.0, "integers take no factor");
+  // In 64 bits: the divisor may exceed the type's own range.
+  for (std::int64_t i = 0; i < count; ++i) {
+    out[i] = static_cast<T>(static_cast<std::int64_t>(in[i]) / scale.divisor);
+  }
+}
+
+template <typename T, typename Function>
+void Apply(Function function, const void* in, void* out, std::int64_t count, Scale scale) {
+  function(static_cast<const T*>(in), static_cast<T*>(out), count, scale);
+}
+
+void ScaleSameType(core::DType dtype, const void* in, void* out, std::int64_t count, Scale scale) {
+  switch (dtype) {
+    case core::DType::kU8:
+      return Apply<std::uint8_t>(DivideIntegers<std::uint8_t>, in, out, count, scale);
+    case core::DType::kI8:
+      return Apply<std::int8_t>(DivideIntegers<std::int8_t>, in, out, count, scale);
+    case core::DType::kI16:
+      return Apply<std::int16_t>(DivideIntegers<std::int16_t>, in, out, count, scale);
+    case core::DType::kI32:
+      return Apply<std::int32_t>(DivideIntegers<std::int32_t>, in, out, count, scale);
+    case core::DType::kI64:
+      return Apply<std::int64_t>(DivideIntegers<std::int64_t>, in, out, count, scale);
+    case core::DType::kF32:
+      return Apply<float>(ScaleFloating<float>, in, out, count, scale);
+    case core::DType::kF64:
+      return Apply<double>(ScaleFloating<double>, in, out, count, scale);
+    case core::DType::kF16:
+    case core::DType::kBF16:
+    case core::DType::kBool:
+      break;
+  }
+  core::CheckFailed(__FILE__, __LINE__, "dtype", "this type is only moved, never scaled");
+}
+
+using WidenFunction = void (*)(const std::uint16_t*, float*, std::int64_t);
+using RoundFunction = void (*)(const float*, std::uint16_t*, std::int64_t);
+
+void WidenScaled(WidenFunction widen, const std::uint16_t* in, float* out, std::int64_t count,
+                 Scale scale) {
+  if (scale.identity()) return widen(in, out, count);
+  for (std::int64_t i = 0; i < count; i += kBlock) {
+    const std::int64_t n = std::min(kBlock, count - i);
+    widen(in + i, out + i, n);
+    ScaleFloating(out + i, out + i, n, scale);
+  }
+}
+
+void RoundScaled(RoundFunction round, const float* in, std::uint16_t* out, std::int64_t count,
+                 Scale scale) {
+  if (scale.identity()) return round(in, out, count);
+  float block[kBlock];
+  for (std::int64_t i = 0; i < count; i += kBlock) {
+    const std::int64_t n = std::min(kBlock, count - i);
+    ScaleFloating(in + i, block, n, scale);
+    round(block, out + i, n);
+  }
+}
+
+}  // namespace
+
+namespace internal {
+
+void PortableFloat16ToFloat(const std::uint16_t* in, float* out, std::int64_t count) {
+  SIRTAKI_INDEPENDENT
+  for (std::int64_t i = 0; i < count; ++i) out[i] = WidenFloat16(in[i]);
+}
+
+void PortableFloatToFloat16(const float* in, std::uint16_t* out, std::int64_t count) {
+  SIRTAKI_INDEPENDENT
+  for (std::int64_t i = 0; i < count; ++i) out[i] = RoundToFloat16(in[i]);
+}
+
+}  // namespace internal
+
+void Float16ToFloat(const std::uint16_t* in, float* out, std::int64_t count) {
+  std::int64_t done = 0;
+#ifdef SIRTAKI_HAVE_F16C_PATH
+  if (HasF16c()) done = F16cWiden(in, out, count);
+#endif
+  internal::PortableFloat16ToFloat(in + done, out + done, count - done);
+}
+
+void FloatToFloat16(const float* in, std::uint16_t* out, std::int64_t count) {
+  std::int64_t done = 0;
+#ifdef SIRTAKI_HAVE_F16C_PATH
+  if (HasF16c()) done = F16cRound(in, out, count);
+#endif
+  internal::PortableFloatToFloat16(in + done, out + done, count - done);
+}
+
+void BFloat16ToFloat(const std::uint16_t* in, float* out, std::int64_t count) {
+  SIRTAKI_INDEPENDENT
+  for (std::int64_t i = 0; i < count; ++i) {
+    out[i] = std::bit_cast<float>(static_cast<std::uint32_t>(in[i]) << 16);
+  }
+}
+
+void FloatToBFloat16(const float* in, std::uint16_t* out, std::int64_t count) {
+  SIRTAKI_INDEPENDENT
+  for (std::int64_t i = 0; i < count; ++i) out[i] = RoundToBFloat16(in[i]);
+}
+
+core::DType AccumulationType(core::DType dtype) {
+  const bool half = dtype == core::DType::kF16 || dtype == core::DType::kBF16;
+  return half ? core::DType::kF32 : dtype;
+}
+
+void Convert(core::DType from, const void* in, core::DType to, void* out, std::int64_t count,
+             Scale scale) {
+  if (count <= 0) return;
+  if (from == to) {
+    if (!scale.identity()) return ScaleSameType(from, in, out, count, scale);
+    if (in != out) std::memcpy(out, in, static_cast<std::size_t>(count) * core::SizeOf(from));
+    return;
+  }
+  const bool widens = AccumulationType(from) == to;
+  SIRTAKI_CHECK(widens || AccumulationType(to) == from,
+                "only half types and float32 are converted");
+  const bool f16 = (widens ? from : to) == core::DType::kF16;
+  if (widens) {
+    WidenScaled(f16 ? Float16ToFloat : BFloat16ToFloat, static_cast<const std::uint16_t*>(in),
+                static_cast<float*>(out), count, scale);
+  } else {
+    RoundScaled(f16 ? FloatToFloat16 : FloatToBFloat16, static_cast<const float*>(in),
+                static_cast<std::uint16_t*>(out), count, scale);
+  }
+}
+
+}  // namespace sirtaki::fusion

@@ -1,0 +1,44 @@
+// Elements on their way into and out of staging memory: widened, scaled, rounded. Tight loops over
+// contiguous host memory; reductions of two vectors are in ops/kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "core/types.h"
+
+namespace sirtaki::fusion {
+
+// value * factor / divisor. Floating types compute in their own precision (half types in float32,
+// and are rounded once when they are stored); a division is exact division, not a product with a
+// reciprocal, unless a factor is given too. Integers are divided with truncation toward zero; a
+// factor other than 1 is not defined for them.
+struct Scale {
+  double factor = 1.0;
+  std::int64_t divisor = 1;  // at least 1
+  bool identity() const { return factor == 1.0 && divisor == 1; }
+};
+
+// What sums of `dtype` are kept in until they are stored: float32 for float16 and bfloat16, else
+// itself.
+core::DType AccumulationType(core::DType dtype);
+
+// out[i] = in[i], converted and scaled. The types are equal, or one is float16 or bfloat16 and the
+// other float32. Types without an arithmetic here (half to the same half, bool) take no scale. The
+// memories are disjoint, or the same if the types are. Any alignment that suits the types.
+void Convert(core::DType from, const void* in, core::DType to, void* out, std::int64_t count,
+             Scale scale = {});
+
+// The conversions by themselves. Rounding is to nearest even; subnormals, infinities and the sign
+// of zero are kept; a NaN stays a NaN (quiet).
+void Float16ToFloat(const std::uint16_t* in, float* out, std::int64_t count);
+void FloatToFloat16(const float* in, std::uint16_t* out, std::int64_t count);
+void BFloat16ToFloat(const std::uint16_t* in, float* out, std::int64_t count);
+void FloatToBFloat16(const float* in, std::uint16_t* out, std::int64_t count);
+
+namespace internal {
+// The forms that every processor runs; the ones above may use its own instructions.
+void PortableFloat16ToFloat(const std::uint16_t* in, float* out, std::int64_t count);
+void PortableFloatToFloat16(const float* in, std::uint16_t* out, std::int64_t count);
+}  // namespace internal
+
+}  // namespace sirtaki::fusion

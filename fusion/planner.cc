@@ -1,0 +1,118 @@
+#include "fusion/planner.h"
+
+#include <bit>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <unordered_map>
+#include <utility>
+
+namespace sirtaki::fusion {
+namespace {
+
+// What has to be equal for two items to share a group.
+struct GroupClass {
+  core::OpKind kind;
+  core::ReduceOp reduction;
+  core::DType dtype;
+  core::DeviceKind device;
+  std::uint32_t slot;
+  std::int32_t root;
+  std::uint64_t prescale;  // bits, as in Signature's comparison
+  std::uint64_t postscale;
+  const core::RankRanges* silent;  // of an item of the batch that is being planned
+
+  bool operator==(const GroupClass& other) const {
+    return kind == other.kind && reduction == other.reduction && dtype == other.dtype &&
+           device == other.device && slot == other.slot && root == other.root &&
+           prescale == other.prescale && postscale == other.postscale && *silent == *other.silent;
+  }
+};
+
+struct GroupClassHash {
+  std::size_t operator()(const GroupClass& c) const noexcept {
+    std::uint64_t hash = 0;
+    const auto mix = [&hash](std::uint64_t value) {
+      hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+      hash ^= hash >> 29;
+    };
+    mix(static_cast<std::uint64_t>(c.kind) << 32 | static_cast<std::uint64_t>(c.reduction) << 24 |
+        static_cast<std::uint64_t>(c.dtype) << 16 | static_cast<std::uint64_t>(c.device));
+    mix(static_cast<std::uint64_t>(c.slot) << 32 | static_cast<std::uint32_t>(c.root));
+    mix(c.prescale);
+    mix(c.postscale);
+    for (const core::RankRange& range : c.silent->ranges()) {
+      mix(static_cast<std::uint64_t>(range.first) << 32 | static_cast<std::uint32_t>(range.last));
+    }
+    return static_cast<std::size_t>(hash);
+  }
+};
+
+GroupClass ClassOf(const core::RunItem& item) {
+  const core::Signature& s = *item.signature;
+  return {s.kind,
+          s.reduction,
+          s.dtype,
+          s.device,
+          s.slot,
+          s.root,
+          std::bit_cast<std::uint64_t>(s.prescale),
+          std::bit_cast<std::uint64_t>(s.postscale),
+          &item.silent};
+}
+
+// Saturates: a plan of absurd shapes is a plan all the same.
+std::int64_t TimesOrMax(std::int64_t a, std::int64_t b) {
+  std::int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max()
+                                                : product;
+}
+
+bool Fits(const Group& group, std::int64_t bytes, std::int64_t limit) {
+  return group.bytes <= limit && bytes <= limit - group.bytes;
+}
+
+}  // namespace
+
+std::vector<Group> Plan(const core::RunBatch& batch, const Limits& limits) {
+  std::vector<Group> groups;
+  // The group of each class that still takes tensors.
+  std::unordered_map<GroupClass, std::size_t, GroupClassHash> open;
+  for (std::size_t i = 0; i < batch.items.size(); ++i) {
+    const core::RunItem& item = batch.items[i];
+    if (item.absent_everywhere) continue;
+    const core::Signature& signature = *item.signature;
+    const bool gather = signature.kind == core::OpKind::kAllGather;
+    const std::int64_t bytes =
+        gather ? 0
+               : TimesOrMax(signature.ElementCount(),
+                            static_cast<std::int64_t>(core::SizeOf(signature.dtype)));
+
+    const auto found = open.find(ClassOf(item));
+    if (found != open.end()) {
+      Group& group = groups[found->second];
+      const bool joins = gather
+                             ? static_cast<std::int64_t>(group.items.size()) < limits.gather_count
+                             : Fits(group, bytes, limits.fusion_bytes);
+      if (joins) {
+        group.bytes += bytes;
+        group.items.push_back(i);
+        continue;
+      }
+    }
+    // A tensor above the limit is a group that takes no other, and leaves an open one open.
+    if (gather || bytes <= limits.fusion_bytes) open.insert_or_assign(ClassOf(item), groups.size());
+    groups.push_back({.lane = Lane::kLarge, .bytes = bytes, .items = {i}});
+  }
+
+  for (Group& group : groups) {
+    // The sizes of an all-gather are not known here, so it always goes to the lane that takes any
+    // size.
+    const bool gather =
+        batch.items[group.items.front()].signature->kind == core::OpKind::kAllGather;
+    if (!gather && group.bytes <= limits.small_bytes) group.lane = Lane::kSmall;
+  }
+  return groups;
+}
+
+}  // namespace sirtaki::fusion

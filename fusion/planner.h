@@ -1,0 +1,34 @@
+// Agreed tensors -> groups that are moved together. Pure: the same batch and limits give the same
+// plan on every rank, whatever a rank contributes (sizes that may differ by rank are never looked
+// at).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/executor.h"
+
+namespace sirtaki::fusion {
+
+enum class Lane : std::uint8_t { kSmall, kLarge };
+
+struct Limits {
+  std::int64_t fusion_bytes = std::int64_t{64}
+                              << 20;  // of a group; a larger tensor is a group alone
+  std::int64_t small_bytes = std::int64_t{64} << 10;  // groups up to this go to the small lane
+  std::int64_t gather_count = 64;                     // all-gathers of one group
+};
+
+// Indices into batch.items, in the order of the batch.
+struct Group {
+  Lane lane = Lane::kSmall;
+  std::int64_t bytes = 0;  // all-reduce, broadcast: of all tensors; all-gather: 0
+  std::vector<std::size_t> items;
+};
+
+// Tensors share a group if kind, reduction, dtype, device, root, factors and silent ranks are
+// equal, and their absence is. Order within the batch is otherwise free: groups come in the order
+// of their first item. Items with absent_everywhere are in no group: there is nothing to move.
+std::vector<Group> Plan(const core::RunBatch& batch, const Limits& limits);
+
+}  // namespace sirtaki::fusion

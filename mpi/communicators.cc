@@ -1,0 +1,99 @@
+#include "mpi/communicators.h"
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "mpi/check.h"
+#include "mpi/environment_impl.h"
+
+namespace sirtaki::mpi {
+namespace {
+
+using core::MutexLock;
+using core::RankRanges;
+using core::SetNumber;
+using core::Status;
+
+// Makes a communicator of `members`, ascending. Collective over them alone.
+Status CreateGroup(MPI_Comm world, const RankRanges& members, int tag, MPI_Comm* made) {
+  // MPI takes triplets (first, last, stride).
+  std::vector<std::array<int, 3>> triplets;
+  for (const core::RankRange& range : members.ranges()) {
+    triplets.push_back({range.first, range.last, 1});
+  }
+  MPI_Group all = MPI_GROUP_NULL;
+  MPI_Group some = MPI_GROUP_NULL;
+  Status status = Check(MPI_Comm_group(world, &all), "MPI_Comm_group");
+  if (!status.ok()) return status;
+  status = Check(MPI_Group_range_incl(all, static_cast<int>(triplets.size()),
+                                      reinterpret_cast<int(*)[3]>(triplets.data()), &some),
+                 "MPI_Group_range_incl");
+  if (status.ok()) {
+    status = Check(MPI_Comm_create_group(world, some, tag, made), "MPI_Comm_create_group");
+  }
+  if (status.ok()) {
+    status = Check(MPI_Comm_set_errhandler(*made, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  }
+  if (some != MPI_GROUP_NULL) MPI_Group_free(&some);
+  MPI_Group_free(&all);
+  return status;
+}
+
+}  // namespace
+
+Status Communicators::Make(const Environment& environment, core::TimePoint deadline,
+                           std::unique_ptr<Communicators>* communicators) {
+  const Topology& topology = environment.topology();
+  std::unique_ptr<Communicators> made(new Communicators(topology.rank, topology.size));
+  Lanes world;
+  world.small.rank = world.large.rank = topology.rank;
+  world.small.size = world.large.size = topology.size;
+  for (MPI_Comm* target : {&made->transport_, &world.small.comm, &world.large.comm}) {
+    Status status = DuplicateUntil(environment.impl_->control, deadline, target);
+    if (!status.ok()) return status;
+  }
+  {
+    MutexLock lock(made->mutex_);
+    made->lanes_[core::kWorldSet] = world;
+  }
+  *communicators = std::move(made);
+  return Status::Ok();
+}
+
+Communicators::~Communicators() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (Environment::HasFault() || finalized != 0) return;
+  MutexLock lock(mutex_);
+  for (auto& [set, lanes] : lanes_) {
+    for (MPI_Comm* comm : {&lanes.small.comm, &lanes.large.comm}) {
+      if (*comm != MPI_COMM_NULL) MPI_Comm_free(comm);
+    }
+  }
+  if (transport_ != MPI_COMM_NULL) MPI_Comm_free(&transport_);
+}
+
+Line Communicators::For(ops::Channel channel) const {
+  MutexLock lock(mutex_);
+  const auto found = lanes_.find(channel.set);
+  if (found == lanes_.end()) return {};
+  return channel.lane == fusion::Lane::kSmall ? found->second.small : found->second.large;
+}
+
+Status Communicators::AddSet(SetNumber set, const RankRanges& members) {
+  if (!members.Contains(rank_)) return Status::Ok();
+  // The large lane's own communicator is idle here: its thread is the one that is in this call.
+  const MPI_Comm world = For({core::kWorldSet, fusion::Lane::kLarge}).comm;
+  Lanes lanes;
+  lanes.small.rank = lanes.large.rank = static_cast<int>(members.IndexOf(rank_));
+  lanes.small.size = lanes.large.size = static_cast<int>(members.Count());
+  Status status = CreateGroup(world, members, /*tag=*/1, &lanes.small.comm);
+  if (status.ok()) status = CreateGroup(world, members, /*tag=*/2, &lanes.large.comm);
+  if (!status.ok()) return status;
+  MutexLock lock(mutex_);
+  lanes_[set] = lanes;
+  return Status::Ok();
+}
+
+}  // namespace sirtaki::mpi

@@ -1,0 +1,357 @@
+#include "mpi/environment.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+#include <mutex>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include "core/log.h"
+#include "mpi/check.h"
+#include "mpi/environment_impl.h"
+
+namespace sirtaki::mpi {
+namespace {
+
+using core::Status;
+using core::StatusCode;
+using core::TimePoint;
+
+// MPI exists once in a process, so what has to be known about it at exit does, too.
+struct ProcessState {
+  std::mutex start_mutex;            // one Start at a time
+  pid_t initialized_by_process = 0;  // 0: not by us
+  std::thread::id initialized_by_thread;
+  std::atomic<bool> fault{false};
+  std::atomic<int> open{0};  // environments that exist
+};
+
+ProcessState& State() {
+  static ProcessState* const state = new ProcessState;  // outlives everything that runs at exit
+  return *state;
+}
+
+bool IsFinalized() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  return finalized != 0;
+}
+
+// Registered by the first Start that initialises MPI, so it runs after whatever was registered
+// later.
+void FinalizeAtExit() {
+  const ProcessState& state = State();
+  if (getpid() != state.initialized_by_process) return;  // a forked child: MPI is its parent's
+  if (state.fault.load() || IsFinalized()) return;
+  const char* why = nullptr;
+  if (std::this_thread::get_id() != state.initialized_by_thread) {
+    why = "the process exits on another thread than the one that initialised MPI";
+  } else if (state.open.load() != 0) {
+    why = "it was not shut down before";
+  }
+  if (why == nullptr) {
+    MPI_Finalize();
+  } else {
+    SIRTAKI_LOG(kWarning, "MPI_Finalize is skipped: " << why);
+  }
+}
+
+std::string LibraryName() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING + 1> text{};
+  int length = 0;
+  MPI_Get_library_version(text.data(), &length);
+  std::string name(text.data());
+  // Open MPI: "Open MPI v4.1.4, package: …"; MPICH: "MPICH Version:      4.0.2\nMPICH Release date:
+  // …".
+  name.resize(std::min(name.find_first_of(",\n"), name.size()));
+  std::string tidy;
+  for (const char c : name) {
+    const char next = c == '\t' ? ' ' : c;
+    if (next == ' ' && (tidy.empty() || tidy.back() == ' ')) continue;
+    if (next != '\0') tidy.push_back(next);
+  }
+  return tidy;
+}
+
+const char* ThreadLevelName(int level) {
+  switch (level) {
+    case MPI_THREAD_MULTIPLE:
+      return "MPI_THREAD_MULTIPLE";
+    case MPI_THREAD_SERIALIZED:
+      return "MPI_THREAD_SERIALIZED";
+    case MPI_THREAD_FUNNELED:
+      return "MPI_THREAD_FUNNELED";
+    default:
+      return "MPI_THREAD_SINGLE";
+  }
+}
+
+// Initialises MPI if nobody did, and says what threads may do then.
+Status InitializeMpi(int* level, bool* by_us) {
+  int initialized = 0;
+  if (Status status = Check(MPI_Initialized(&initialized), "MPI_Initialized"); !status.ok()) {
+    return status;
+  }
+  ProcessState& state = State();
+  if (IsFinalized()) {
+    return {
+        StatusCode::kNotInitialized,
+        "MPI was finalized already (MPI_Finalize was called) and cannot be started again in this "
+        "process: call init() before MPI_Finalize"};
+  }
+  if (initialized == 0) {
+    Status status =
+        Check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, level), "MPI_Init_thread");
+    if (!status.ok()) return status;
+    state.initialized_by_process = getpid();
+    state.initialized_by_thread = std::this_thread::get_id();
+    std::atexit(FinalizeAtExit);
+  }
+  *by_us = state.initialized_by_process != 0;
+  return Check(MPI_Query_thread(level), "MPI_Query_thread");
+}
+
+Status ChooseThreading(Threads wanted, int level, bool by_us, bool* serialized) {
+  const std::string have = ThreadLevelName(level);
+  const std::string who =
+      by_us ? LibraryName() + " offers only " + have + ": use an MPI that is built with threads"
+            : "the program initialised MPI with " + have +
+                  ": call MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided) instead of "
+                  "MPI_Init, or let init() initialise MPI";
+  if (level < MPI_THREAD_SERIALIZED) {
+    return {
+        StatusCode::kUnsupported,
+        "a background thread has to call MPI, which needs MPI_THREAD_SERIALIZED at least; " + who};
+  }
+  if (wanted == Threads::kMultiple && level < MPI_THREAD_MULTIPLE) {
+    return {StatusCode::kUnsupported, "mpi_threads=multiple needs MPI_THREAD_MULTIPLE; " + who};
+  }
+  *serialized = wanted == Threads::kSerialized || level < MPI_THREAD_MULTIPLE;
+  return Status::Ok();
+}
+
+// The number of ranks that a launcher says it started. The first variable that is there counts: a
+// launcher inside another's job (mpirun within an allocation of Slurm) sees the outer one's, too.
+Status CheckLauncher(const EnvironmentOptions& options, int size) {
+  if (size != 1) return Status::Ok();
+  for (const char* name :
+       {"OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PALS_NRANKS",
+        "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"}) {
+    const std::optional<std::string> value = options.variables.Find(name);
+    if (!value) continue;
+    int told = 0;
+    std::from_chars(value->data(), value->data() + value->size(), told);
+    if (told <= 1) return Status::Ok();
+    return {StatusCode::kInvalidArgument, "a launcher started " + *value + " ranks (" + name + "=" +
+                                              *value + "), but MPI (" + LibraryName() +
+                                              ") sees this one alone: start the program with the "
+                                              "mpirun that belongs to the MPI it is "
+                                              "linked with, not with another MPI's"};
+  }
+  return Status::Ok();
+}
+
+// What an exchange works on. On the heap, since a time-out leaves it to MPI for good.
+struct ExchangeBuffers {
+  std::string mine;
+  std::uint64_t my_size = 0;
+  std::vector<std::uint64_t> sizes;
+  std::vector<int> counts;
+  std::vector<int> displacements;
+  std::vector<char> all;
+  MPI_Request request = MPI_REQUEST_NULL;
+};
+
+Status ExchangeOn(MPI_Comm comm, int size, TimePoint deadline, ExchangeBuffers& x) {
+  const auto ranks = static_cast<std::size_t>(size);
+  x.my_size = x.mine.size();
+  x.sizes.resize(ranks);
+  Status status = Check(MPI_Iallgather(&x.my_size, 1, MPI_UINT64_T, x.sizes.data(), 1, MPI_UINT64_T,
+                                       comm, &x.request),
+                        "MPI_Iallgather");
+  if (status.ok()) status = WaitUntil(&x.request, deadline, "MPI_Iallgather");
+  if (!status.ok()) return status;
+
+  const std::uint64_t total = std::accumulate(x.sizes.begin(), x.sizes.end(), std::uint64_t{0});
+  if (total > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
+    return {StatusCode::kUnsupported, "the ranks' start-up texts are longer than 2 GiB together"};
+  }
+  int displacement = 0;
+  for (const std::uint64_t bytes : x.sizes) {
+    x.counts.push_back(static_cast<int>(bytes));
+    x.displacements.push_back(displacement);
+    displacement += static_cast<int>(bytes);
+  }
+  x.all.resize(total);
+  status =
+      Check(MPI_Iallgatherv(x.mine.data(), static_cast<int>(x.my_size), MPI_CHAR, x.all.data(),
+                            x.counts.data(), x.displacements.data(), MPI_CHAR, comm, &x.request),
+            "MPI_Iallgatherv");
+  if (status.ok()) status = WaitUntil(&x.request, deadline, "MPI_Iallgatherv");
+  return status;
+}
+
+// The lowest rank of `comm` with which this one can share memory.
+Status FindLowestSharing(MPI_Comm comm, int rank, int* lowest) {
+  MPI_Comm sharing = MPI_COMM_NULL;
+  Status status =
+      Check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &sharing),
+            "MPI_Comm_split_type");
+  if (!status.ok()) return status;
+  MPI_Group all = MPI_GROUP_NULL;
+  MPI_Group some = MPI_GROUP_NULL;
+  const int first = 0;
+  status = Check(MPI_Comm_group(comm, &all), "MPI_Comm_group");
+  if (status.ok()) status = Check(MPI_Comm_group(sharing, &some), "MPI_Comm_group");
+  if (status.ok()) {
+    status =
+        Check(MPI_Group_translate_ranks(some, 1, &first, all, lowest), "MPI_Group_translate_ranks");
+  }
+  if (some != MPI_GROUP_NULL) MPI_Group_free(&some);
+  if (all != MPI_GROUP_NULL) MPI_Group_free(&all);
+  MPI_Comm_free(&sharing);
+  return status;
+}
+
+}  // namespace
+
+std::optional<Threads> ParseThreads(std::string_view word) {
+  if (word == "auto") return Threads::kAuto;
+  if (word == "multiple") return Threads::kMultiple;
+  if (word == "serialized") return Threads::kSerialized;
+  return std::nullopt;
+}
+
+Status DuplicateUntil(MPI_Comm comm, TimePoint deadline, MPI_Comm* duplicate) {
+  struct Pending {
+    MPI_Comm comm = MPI_COMM_NULL;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+  auto pending = std::make_unique<Pending>();
+  Status status = Check(MPI_Comm_idup(comm, &pending->comm, &pending->request), "MPI_Comm_idup");
+  if (status.ok()) status = WaitUntil(&pending->request, deadline, "MPI_Comm_idup");
+  if (status.ok()) {
+    *duplicate = pending->comm;
+    return Check(MPI_Comm_set_errhandler(*duplicate, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  }
+  Environment::NoteFault();
+  static_cast<void>(pending.release());  // MPI may still write to it
+  return status;
+}
+
+Environment::Environment(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) { ++State().open; }
+
+Environment::~Environment() {
+  --State().open;
+  if (IsFinalized()) return;
+  if (impl_->before_finalize_key != MPI_KEYVAL_INVALID) {  // local, so also after a fault
+    impl_->before_finalize = nullptr;
+    MPI_Comm_delete_attr(MPI_COMM_SELF, impl_->before_finalize_key);
+    MPI_Comm_free_keyval(&impl_->before_finalize_key);
+  }
+  if (HasFault()) return;
+  if (impl_->control != MPI_COMM_NULL) MPI_Comm_free(&impl_->control);
+}
+
+Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
+                          std::unique_ptr<Environment>* environment) {
+  const std::lock_guard<std::mutex> lock(State().start_mutex);
+  int level = MPI_THREAD_SINGLE;
+  bool by_us = false;
+  Status status = InitializeMpi(&level, &by_us);
+  if (!status.ok()) return status;
+
+  std::unique_ptr<Environment> made(new Environment(std::make_unique<Impl>()));
+  MPI_Comm_rank(MPI_COMM_WORLD, &made->topology_.rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &made->topology_.size);
+  status = CheckLauncher(options, made->topology_.size);
+  if (status.ok()) status = ChooseThreading(options.threads, level, by_us, &made->serialized_);
+  if (!status.ok()) return status;
+  made->description_ = LibraryName() + ", " + ThreadLevelName(level);
+  if (made->serialized_) {
+    made->description_ += level == MPI_THREAD_MULTIPLE ? ", used as serialized (mpi_threads)" : "";
+    made->description_ += ": both host lanes are non-blocking";
+  }
+  made->description_ += by_us ? ", initialised by sirtaki" : ", initialised by the program";
+
+  status = DuplicateUntil(MPI_COMM_WORLD, deadline, &made->impl_->control);
+  if (status.ok()) status = made->FindTopology(deadline);
+  if (!status.ok()) return status;
+  *environment = std::move(made);
+  return Status::Ok();
+}
+
+Status Environment::FindTopology(TimePoint deadline) {
+  std::array<char, MPI_MAX_PROCESSOR_NAME + 1> name{};
+  int length = 0;
+  Status status = Check(MPI_Get_processor_name(name.data(), &length), "MPI_Get_processor_name");
+  if (!status.ok()) return status;
+
+  // This exchange first: afterwards every rank is known to be there, so the split may block.
+  std::vector<std::string> hosts;
+  status = Exchange(std::string(name.data(), static_cast<std::size_t>(length)), deadline, &hosts);
+  int lowest = 0;
+  if (status.ok()) status = FindLowestSharing(impl_->control, topology_.rank, &lowest);
+  std::vector<std::string> sharing;
+  if (status.ok()) status = Exchange(std::to_string(lowest), deadline, &sharing);
+  if (!status.ok()) return status;
+
+  std::vector<Place> places(hosts.size());
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    places[i].host = std::move(hosts[i]);
+    std::from_chars(sharing[i].data(), sharing[i].data() + sharing[i].size(),
+                    places[i].lowest_sharing);
+  }
+  topology_ = BuildTopology(topology_.rank, places);
+  return Status::Ok();
+}
+
+Status Environment::Exchange(const std::string& mine, TimePoint deadline,
+                             std::vector<std::string>* all) {
+  auto buffers = std::make_unique<ExchangeBuffers>();
+  buffers->mine = mine;
+  const Status status = ExchangeOn(impl_->control, topology_.size, deadline, *buffers);
+  if (!status.ok()) {
+    NoteFault();
+    static_cast<void>(buffers.release());  // MPI may still read and write it
+    return status;
+  }
+  all->clear();
+  for (std::size_t i = 0; i < buffers->sizes.size(); ++i) {
+    all->emplace_back(buffers->all.data() + buffers->displacements[i], buffers->sizes[i]);
+  }
+  return Status::Ok();
+}
+
+void Environment::NoteFault() { State().fault.store(true); }
+bool Environment::HasFault() { return State().fault.load(); }
+
+Status Environment::BeforeFinalize(std::function<void()> shutdown) {
+  impl_->before_finalize = std::move(shutdown);
+  if (impl_->before_finalize_key != MPI_KEYVAL_INVALID) return Status::Ok();
+  // MPI_Finalize frees MPI_COMM_SELF before anything else, which deletes its attributes
+  // (MPI 3.1, 8.7.1).
+  const auto deleted = [](MPI_Comm, int, void* value, void*) {
+    auto* impl = static_cast<Impl*>(value);
+    if (!impl->before_finalize) return MPI_SUCCESS;  // the environment removes it itself
+    const std::function<void()> run = std::move(impl->before_finalize);
+    impl->before_finalize_key = MPI_KEYVAL_INVALID;
+    run();  // may destroy the environment
+    return MPI_SUCCESS;
+  };
+  Status status = Check(
+      MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, deleted, &impl_->before_finalize_key, nullptr),
+      "MPI_Comm_create_keyval");
+  if (!status.ok()) return status;
+  return Check(MPI_Comm_set_attr(MPI_COMM_SELF, impl_->before_finalize_key, impl_.get()),
+               "MPI_Comm_set_attr");
+}
+
+}  // namespace sirtaki::mpi

@@ -1,0 +1,95 @@
+// MPI as this process has it: who initialised it, how many threads may call it, which ranks share a
+// host.
+//
+// MPI is initialised here if nobody did so before. Then MPI_Finalize runs at the exit of the
+// process, on the thread that initialised it, unless a session failed or is still open: a finalize
+// that waits for a dead peer would hang. If the program initialised MPI, finalizing it is the
+// program's affair.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/environment.h"
+#include "core/status.h"
+#include "core/types.h"
+#include "mpi/topology.h"
+
+namespace sirtaki::mpi {
+
+// The option mpi_threads.
+enum class Threads : std::uint8_t {
+  kAuto,        // as many as MPI offers
+  kMultiple,    // refuse to run with less than MPI_THREAD_MULTIPLE
+  kSerialized,  // one MPI call at a time, whatever MPI offers
+};
+
+struct EnvironmentOptions {
+  Threads threads = Threads::kAuto;
+
+  // They tell how many ranks a launcher believes to have started.
+  core::EnvironmentView variables;
+};
+
+// "auto", "multiple" or "serialized"; nothing for another word.
+std::optional<Threads> ParseThreads(std::string_view word);
+
+// One start of the library over MPI, from init to shutdown. Keeps a communicator of its own for
+// what has to be agreed at the start. Destroyed by its owner after everything that communicates (on
+// any thread that may call MPI).
+class Environment {
+ public:
+  // Collective over the world, on the thread that calls init. Errors:
+  //   kNotInitialized   MPI was finalized already
+  //   kUnsupported      MPI allows too few threads; the text says what to call
+  //   kInvalidArgument  a launcher started several ranks, but MPI sees one
+  //   kTimedOut         not every rank came before `deadline`
+  //   kBackend          an MPI call failed
+  static core::Status Start(const EnvironmentOptions& options, core::TimePoint deadline,
+                            std::unique_ptr<Environment>* environment);
+  ~Environment();
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+  const Topology& topology() const { return topology_; }
+
+  // True: one MPI call at a time. The large lane may have no thread that calls MPI, and the program
+  // must make no MPI calls between init and shutdown but from the thread that calls the library.
+  bool serialized() const { return serialized_; }
+
+  // For the line that init logs: "Open MPI v4.1.4, MPI_THREAD_MULTIPLE, initialised by the
+  // program".
+  const std::string& description() const { return description_; }
+
+  // Every rank gives a string and gets all of them, by rank. Collective over the world; not while
+  // another thread is in it. Errors: kTimedOut, kBackend; afterwards the environment is of no use.
+  core::Status Exchange(const std::string& mine, core::TimePoint deadline,
+                        std::vector<std::string>* all);
+
+  // A group has failed: MPI will not be finalized, and communicators are not freed but left behind.
+  // For the rest of the process. Thread-safe.
+  static void NoteFault();
+  static bool HasFault();
+
+  // `shutdown` runs at the beginning of MPI_Finalize if this environment still exists then, on the
+  // thread that finalizes: for programs that finalize MPI without shutting the library down.
+  core::Status BeforeFinalize(std::function<void()> shutdown);
+
+ private:
+  friend class Communicators;
+  struct Impl;  // keeps <mpi.h> out of this header
+  explicit Environment(std::unique_ptr<Impl> impl);
+  core::Status FindTopology(core::TimePoint deadline);
+
+  std::unique_ptr<Impl> impl_;
+  Topology topology_;
+  bool serialized_ = false;
+  std::string description_;
+};
+
+}  // namespace sirtaki::mpi

@@ -1,0 +1,178 @@
+#include "mpi/transport.h"
+
+#include <algorithm>
+#include <cassert>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "mpi/check.h"
+
+namespace sirtaki::mpi {
+namespace {
+
+using core::Bytes;
+using core::Incoming;
+using core::Status;
+
+constexpr int kTag = 0;
+
+// More than these to one rank wait here and not in MPI, where each would hold resources of the
+// network.
+constexpr int kMaxInFlight = 32;
+
+// Messages too large to arrive at once may come in beside each other, up to so many.
+constexpr std::size_t kMaxReceiving = 64;
+
+}  // namespace
+
+Transport::Transport(const Communicators& communicators)
+    : comm_(communicators.transport()), rank_(communicators.rank()) {}
+
+Transport::~Transport() {
+  Flush();
+  const bool receives_left =
+      std::any_of(receiving_.begin(), receiving_.end(), [](const Receiving& r) { return !r.done; });
+  // MPI reads from and writes to these until the requests complete, which nobody will wait for: a
+  // request on the way cannot be called back. So the memory is given up.
+  if (!sending_.empty()) static_cast<void>(new std::vector<Sending>(std::move(sending_)));
+  if (receives_left) static_cast<void>(new std::deque<Receiving>(std::move(receiving_)));
+}
+
+bool Transport::Note(Status status) {
+  if (status.ok()) return true;
+  if (health_.ok()) health_ = std::move(status);
+  return false;
+}
+
+void Transport::Send(int rank, Bytes bytes) {
+  assert(bytes.size() <= static_cast<std::size_t>(std::numeric_limits<int>::max()));
+  if (!health_.ok()) return;
+  if (rank == rank_) {
+    to_self_.push_back(std::move(bytes));
+    return;
+  }
+  Link& link = links_[rank];
+  if (link.in_flight >= kMaxInFlight) Flush();
+  if (link.in_flight < kMaxInFlight && link.waiting.empty()) {
+    StartSend(rank, link, std::move(bytes));
+  } else {
+    link.waiting.push_back(std::move(bytes));
+    ++waiting_;
+  }
+}
+
+void Transport::StartSend(int to, Link& link, Bytes bytes) {
+  Sending sending;
+  sending.to = to;
+  sending.bytes = std::move(bytes);
+  const int count = static_cast<int>(sending.bytes.size());
+  const int code =
+      MPI_Isend(sending.bytes.data(), count, MPI_BYTE, to, kTag, comm_, &sending.request);
+  if (code != MPI_SUCCESS) {
+    Note(Check(code, ("MPI_Isend to rank " + std::to_string(to)).c_str()));
+    return;
+  }
+  // A small message is mostly gone already, and then there is nothing to remember.
+  int done = 0;
+  Note(Check(MPI_Test(&sending.request, &done, MPI_STATUS_IGNORE), "MPI_Test of a send"));
+  if (done != 0) return;
+  ++link.in_flight;
+  sending_.push_back(std::move(sending));
+}
+
+bool Transport::Flush() {
+  for (std::size_t i = 0; i < sending_.size() && health_.ok();) {
+    Sending& sending = sending_[i];
+    int done = 0;
+    const int code = MPI_Test(&sending.request, &done, MPI_STATUS_IGNORE);
+    if (code != MPI_SUCCESS) {
+      Note(Check(code, ("MPI_Isend to rank " + std::to_string(sending.to)).c_str()));
+      break;
+    }
+    if (done == 0) {
+      ++i;
+      continue;
+    }
+    --links_[sending.to].in_flight;
+    if (i + 1 != sending_.size()) std::swap(sending, sending_.back());
+    sending_.pop_back();
+  }
+  if (waiting_ != 0) {
+    for (auto& [to, link] : links_) {
+      while (health_.ok() && !link.waiting.empty() && link.in_flight < kMaxInFlight) {
+        Bytes bytes = std::move(link.waiting.front());
+        link.waiting.pop_front();
+        --waiting_;
+        StartSend(to, link, std::move(bytes));
+      }
+    }
+  }
+  return sending_.empty() && waiting_ == 0;
+}
+
+std::optional<Incoming> Transport::TryReceive() {
+  if (!to_self_.empty()) {
+    Incoming incoming{rank_, std::move(to_self_.front())};
+    to_self_.pop_front();
+    return incoming;
+  }
+  if (!health_.ok()) return std::nullopt;
+  if (!sending_.empty()) Flush();
+  while (receiving_.size() < kMaxReceiving && StartReceive()) {
+    if (auto incoming = FinishReceive()) return incoming;
+  }
+  return FinishReceive();
+}
+
+bool Transport::StartReceive() {
+  int found = 0;
+  MPI_Message handle = MPI_MESSAGE_NULL;
+  MPI_Status envelope;
+  if (!Note(Check(MPI_Improbe(MPI_ANY_SOURCE, kTag, comm_, &found, &handle, &envelope),
+                  "MPI_Improbe")) ||
+      found == 0) {
+    return false;
+  }
+  int count = 0;
+  if (!Note(Check(MPI_Get_count(&envelope, MPI_BYTE, &count), "MPI_Get_count"))) return false;
+
+  // Not MPI_Mrecv: the rest of a large message comes when its sender next looks, which may be
+  // never.
+  Receiving& receiving = receiving_.emplace_back();
+  receiving.message.from = envelope.MPI_SOURCE;
+  receiving.message.bytes.resize(static_cast<std::size_t>(count));
+  if (!Note(Check(
+          MPI_Imrecv(receiving.message.bytes.data(), count, MPI_BYTE, &handle, &receiving.request),
+          "MPI_Imrecv"))) {
+    receiving_.pop_back();
+    return false;
+  }
+  return true;
+}
+
+std::optional<Incoming> Transport::FinishReceive() {
+  for (auto it = receiving_.begin(); it != receiving_.end(); ++it) {
+    if (!it->done) {
+      int done = 0;
+      const int code = MPI_Test(&it->request, &done, MPI_STATUS_IGNORE);
+      if (code != MPI_SUCCESS) {
+        Note(Check(code, ("MPI_Imrecv from rank " + std::to_string(it->message.from)).c_str()));
+        return std::nullopt;
+      }
+      it->done = done != 0;
+    }
+    if (!it->done) continue;
+    // A large message may be overtaken by later ones of others, never by its own sender's.
+    const bool first_of_its_sender = std::none_of(receiving_.begin(), it, [&](const Receiving& r) {
+      return r.message.from == it->message.from;
+    });
+    if (!first_of_its_sender) continue;
+    Incoming incoming = std::move(it->message);
+    receiving_.erase(it);
+    return incoming;
+  }
+  return std::nullopt;
+}
+
+}  // namespace sirtaki::mpi

@@ -1,0 +1,75 @@
+// The engine's messages over MPI: one non-blocking send each, received with a matched probe.
+//
+// MPI cannot ring when something arrives, so ArrivalsRing() is false and sleepers come back to
+// look; the doorbell serves for everything else. See core/transport.h for who may call what.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <deque>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "core/doorbell.h"
+#include "core/transport.h"
+#include "mpi/communicators.h"
+
+namespace sirtaki::mpi {
+
+class Transport final : public core::Transport {
+ public:
+  // The communicators must outlive the transport.
+  explicit Transport(const Communicators& communicators);
+
+  // Never blocks. What is still under way (after a fault, or because Flush was not called until
+  // true) is left to MPI together with its memory.
+  ~Transport() override;
+
+  // A message is smaller than 2 GiB: the wire format's bounds see to that.
+  void Send(int rank, core::Bytes bytes) override;
+  std::optional<core::Incoming> TryReceive() override;
+  bool Flush() override;
+  core::Status health() const override { return health_; }
+
+  std::uint64_t ArmDoorbell() override { return doorbell_.Arm(); }
+  bool WaitUntil(std::uint64_t ticket, core::TimePoint deadline) override {
+    return doorbell_.WaitUntil(ticket, deadline);
+  }
+  void Wake() override { doorbell_.Ring(); }
+  bool ArrivalsRing() const override { return false; }
+
+ private:
+  struct Sending {
+    MPI_Request request = MPI_REQUEST_NULL;
+    int to = -1;
+    core::Bytes bytes;
+  };
+  struct Receiving {
+    MPI_Request request = MPI_REQUEST_NULL;
+    core::Incoming message;
+    bool done = false;
+  };
+  struct Link {
+    int in_flight = 0;
+    std::deque<core::Bytes> waiting;  // for fewer messages in flight
+  };
+
+  void StartSend(int to, Link& link, core::Bytes bytes);
+  bool StartReceive();  // true if a message was there
+  std::optional<core::Incoming> FinishReceive();
+  bool Note(core::Status status);  // keeps the first failure; true if ok
+
+  const MPI_Comm comm_;
+  const int rank_;
+  core::Status health_;
+  core::Doorbell doorbell_;
+  std::deque<core::Bytes> to_self_;
+  std::unordered_map<int, Link> links_;
+  std::size_t waiting_ = 0;  // messages in all outboxes
+  std::vector<Sending> sending_;
+  std::deque<Receiving> receiving_;  // in the order of their matching
+};
+
+}  // namespace sirtaki::mpi

@@ -1,0 +1,375 @@
+#include "ops/host_lanes.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/thread_annotations.h"
+#include "ops/group_run.h"
+#include "ops/staging.h"
+
+namespace sirtaki::ops {
+namespace {
+
+using core::Status;
+using core::StatusCode;
+
+// More small operations at once than this bring nothing, and each holds its staging memory.
+constexpr std::size_t kSmallInFlight = 16;
+
+// How long the destructor waits for an aborted operation to return before its thread is left
+// behind.
+constexpr auto kGrace = std::chrono::milliseconds(200);
+
+// For what an operation that never returned may still touch. Reachable on purpose, freed never.
+void KeepForever(std::shared_ptr<void> what) {
+  static core::Mutex& mutex = *new core::Mutex;
+  static auto& kept = *new std::vector<std::shared_ptr<void>>;
+  core::MutexLock lock(mutex);
+  kept.push_back(std::move(what));
+}
+
+void CompleteAll(const std::vector<core::RunItem>& items, const Status& status) {
+  for (const core::RunItem& item : items) {
+    if (item.work != nullptr && item.work->handle != nullptr) item.work->handle->Complete(status);
+  }
+}
+
+// "all-reduce of … (large lane): MPI_Allreduce: …", from this rank unless the backend knows better.
+Status Describe(const Status& status, const GroupTask& task) {
+  core::Origin origin = status.origin();
+  if (origin.rank < 0) origin.rank = task.rank;
+  if (origin.tensor.empty()) origin.tensor = task.items.front().key.ToString();
+  return {status.code(), task.ToString() + ": " + status.message(), std::move(origin)};
+}
+
+}  // namespace
+
+struct HostLanes::Impl {
+  struct Numbered {
+    std::uint64_t number;
+    GroupTaskPtr task;
+  };
+  struct InFlight {
+    std::uint64_t number = 0;
+    std::unique_ptr<Staging> staging;
+    std::unique_ptr<GroupRun> run;
+  };
+  // What the large lane's thread does.
+  enum class ThreadState : std::uint8_t { kNone, kWaiting, kRunning, kCallingOut, kGone };
+
+  Impl(HostLanesOptions lane_options, Backend& lane_backend)
+      : options(std::move(lane_options)), backend(lane_backend) {}
+
+  // ---- by anyone ----
+  void Enqueue(const GroupTaskPtr& task) SIRTAKI_EXCLUDES(mutex);
+  // The group is over: completes its handles, or ends both lanes.
+  void Finish(std::uint64_t number, const GroupTask& task, const Status& status)
+      SIRTAKI_EXCLUDES(mutex);
+  // Ends both lanes, once. `task`: whose failure it is; null for Abandon.
+  void Stop(const Status& reason, const GroupTask* task) SIRTAKI_EXCLUDES(mutex);
+
+  // ---- under the token ----
+  bool StepSmall();
+  bool StepLarge() SIRTAKI_EXCLUDES(mutex);
+  bool LargeWaits() SIRTAKI_EXCLUDES(mutex);
+
+  // ---- the large lane's thread ----
+  void RunLargeLane() SIRTAKI_EXCLUDES(mutex);
+  // The next group, or none when the thread is to end.
+  std::optional<Numbered> NextLarge() SIRTAKI_EXCLUDES(mutex);
+  // False when the destructor has left: nothing outside may be called.
+  bool BeginCallOut() SIRTAKI_EXCLUDES(mutex);
+
+  fusion::Cutting LargeCutting() const {
+    return {.chunk_bytes = options.chunk_bytes, .direct_bytes = options.chunk_bytes};
+  }
+
+  const HostLanesOptions options;
+  Backend& backend;
+  std::atomic<bool> stopped{false};  // set under the mutex
+
+  // Under the token.
+  std::deque<Numbered> small_queue;
+  std::vector<InFlight> small;  // oldest first
+  StagingPool pool;
+  InFlight large;  // without a thread of its own
+
+  mutable core::Mutex mutex;
+  core::CondVar changed;
+  Status why SIRTAKI_GUARDED_BY(mutex);  // stopped
+  std::uint64_t next_number SIRTAKI_GUARDED_BY(mutex) = 0;
+  // Everything that is queued or runs, by number.
+  std::map<std::uint64_t, GroupTaskPtr> unfinished SIRTAKI_GUARDED_BY(mutex);
+  std::deque<Numbered> large_queue SIRTAKI_GUARDED_BY(mutex);
+  ThreadState thread_state SIRTAKI_GUARDED_BY(mutex) = ThreadState::kNone;
+  bool quit SIRTAKI_GUARDED_BY(mutex) = false;  // the destructor has begun
+  bool left SIRTAKI_GUARDED_BY(mutex) = false;  // and has gone without the thread
+  std::thread thread;                           // the constructor's and the destructor's
+};
+
+void HostLanes::Impl::Enqueue(const GroupTaskPtr& task) {
+  Status refused;
+  {
+    core::MutexLock lock(mutex);
+    refused = why;
+    if (refused.ok()) {
+      const std::uint64_t number = next_number++;
+      unfinished.emplace(number, task);
+      if (task->channel.lane == fusion::Lane::kSmall) {
+        small_queue.push_back({number, task});
+      } else {
+        large_queue.push_back({number, task});
+        changed.NotifyAll();
+      }
+    }
+  }
+  if (!refused.ok()) CompleteAll(task->items, refused);
+}
+
+void HostLanes::Impl::Finish(std::uint64_t number, const GroupTask& task, const Status& status) {
+  if (!status.ok()) return Stop(Describe(status, task), &task);
+  CompleteAll(task.items, status);
+  core::MutexLock lock(mutex);
+  unfinished.erase(number);
+}
+
+void HostLanes::Impl::Stop(const Status& reason, const GroupTask* task) {
+  std::map<std::uint64_t, GroupTaskPtr> failed;
+  {
+    core::MutexLock lock(mutex);
+    if (stopped.load(std::memory_order_relaxed)) return;
+    stopped.store(true, std::memory_order_relaxed);
+    why = reason;
+    failed.swap(unfinished);
+    large_queue.clear();
+    changed.NotifyAll();
+  }
+  // What runs keeps its memory: the run itself refers to its task.
+  for (const auto& [number, group] : failed) CompleteAll(group->items, reason);
+  backend.Abort(reason);
+  if (task != nullptr && options.on_failure) {
+    options.on_failure(reason, task->items.front().key.ToString());
+  }
+}
+
+bool HostLanes::Impl::StepSmall() {
+  bool moved = false;
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < small.size(); ++i) {
+    const Progress progress =
+        stopped.load(std::memory_order_relaxed) ? Progress::kWaiting : small[i].run->Advance();
+    moved |= progress != Progress::kWaiting;
+    if (progress == Progress::kOver) {
+      Finish(small[i].number, *small[i].run->task(), small[i].run->status());
+      small[i].run.reset();
+      pool.Return(std::move(small[i].staging));
+    } else {
+      if (kept != i) small[kept] = std::move(small[i]);
+      ++kept;
+    }
+  }
+  small.resize(kept);
+
+  while (!small_queue.empty() && small.size() < kSmallInFlight &&
+         !stopped.load(std::memory_order_relaxed)) {
+    InFlight next;
+    next.number = small_queue.front().number;
+    next.staging = pool.Take();
+    // The whole group in one window, in staging memory: after a fault nobody writes to the tensors.
+    const fusion::Cutting whole{.chunk_bytes = std::numeric_limits<std::int64_t>::max()};
+    next.run = GroupRun::Make(small_queue.front().task, backend, *next.staging, whole, stopped);
+    small_queue.pop_front();
+    moved = true;
+    if (next.run->Advance() != Progress::kOver) {
+      small.push_back(std::move(next));
+      continue;
+    }
+    Finish(next.number, *next.run->task(), next.run->status());
+    next.run.reset();
+    pool.Return(std::move(next.staging));
+  }
+  return moved;
+}
+
+bool HostLanes::Impl::StepLarge() {
+  if (large.staging == nullptr) large.staging = std::make_unique<Staging>();
+  bool moved = false;
+  while (!stopped.load(std::memory_order_relaxed)) {
+    if (large.run == nullptr) {
+      Numbered next;
+      {
+        core::MutexLock lock(mutex);
+        if (large_queue.empty()) return moved;
+        next = std::move(large_queue.front());
+        large_queue.pop_front();
+      }
+      large.number = next.number;
+      large.run = GroupRun::Make(next.task, backend, *large.staging, LargeCutting(), stopped);
+    }
+    const Progress progress = large.run->Advance();
+    moved |= progress != Progress::kWaiting;
+    if (progress != Progress::kOver) return moved;
+    const std::unique_ptr<GroupRun> run = std::move(large.run);
+    Finish(large.number, *run->task(), run->status());
+  }
+  return moved;
+}
+
+bool HostLanes::Impl::LargeWaits() {
+  if (large.run != nullptr) return true;
+  core::MutexLock lock(mutex);
+  return !large_queue.empty();
+}
+
+std::optional<HostLanes::Impl::Numbered> HostLanes::Impl::NextLarge() {
+  core::MutexLock lock(mutex);
+  thread_state = ThreadState::kWaiting;
+  while (large_queue.empty() && !quit) changed.Wait(mutex);
+  if (large_queue.empty() || left) {
+    thread_state = ThreadState::kGone;
+    changed.NotifyAll();
+    return std::nullopt;
+  }
+  Numbered next = std::move(large_queue.front());
+  large_queue.pop_front();
+  thread_state = ThreadState::kRunning;
+  return next;
+}
+
+bool HostLanes::Impl::BeginCallOut() {
+  core::MutexLock lock(mutex);
+  if (left) return false;
+  thread_state = ThreadState::kCallingOut;
+  return true;
+}
+
+void HostLanes::Impl::RunLargeLane() {
+  Staging staging;  // first touched by this thread
+  while (std::optional<Numbered> next = NextLarge()) {
+    std::shared_ptr<GroupRun> run =
+        GroupRun::Make(next->task, backend, staging, LargeCutting(), stopped);
+    // A backend whose large lane blocks runs through; one that has to be polled leaves the core to
+    // others.
+    while (run->Advance() != Progress::kOver) {
+      if (stopped.load(std::memory_order_relaxed)) break;
+      std::this_thread::yield();
+    }
+    if (!BeginCallOut()) {
+      // What its handles and tensors belong to may be gone: nothing of it is destroyed.
+      KeepForever(std::move(run));
+      return;
+    }
+    // After a stop its handles are complete already.
+    if (!stopped.load(std::memory_order_relaxed)) {
+      Finish(next->number, *run->task(), run->status());
+    }
+    if (options.on_progress) options.on_progress();
+  }
+}
+
+HostLanes::HostLanes(HostLanesOptions options, Backend& backend)
+    : impl_(std::make_shared<Impl>(std::move(options), backend)) {
+  if (impl_->options.large_lane_thread) {
+    // The thread keeps what it uses, whatever becomes of this object.
+    impl_->thread = std::thread([impl = impl_] { impl->RunLargeLane(); });
+  }
+}
+
+HostLanes::~HostLanes() {
+  if (!HostLanes::Idle()) {
+    HostLanes::Abandon(Status(StatusCode::kShutDown, "the session has ended"));
+  }
+  const bool keep = !impl_->small.empty() || impl_->large.run != nullptr;
+  bool gone = true;
+  {
+    core::MutexLock lock(impl_->mutex);
+    impl_->quit = true;
+    impl_->changed.NotifyAll();
+    const core::TimePoint limit = core::Clock::now() + kGrace;
+    if (impl_->options.large_lane_thread) {
+      using State = Impl::ThreadState;
+      while (impl_->thread_state != State::kGone) {
+        const bool running = impl_->thread_state == State::kRunning;
+        if (running && core::Clock::now() >= limit) break;
+        impl_->changed.WaitUntil(impl_->mutex, running ? limit : core::TimePoint::max());
+      }
+      gone = impl_->thread_state == State::kGone;
+      impl_->left = !gone;
+    }
+  }
+  if (impl_->thread.joinable()) {
+    if (gone) {
+      impl_->thread.join();
+    } else {
+      impl_->thread.detach();
+    }
+  }
+  if (keep || !gone) KeepForever(impl_);
+}
+
+void HostLanes::Start(core::RunBatch batch, core::TimePoint now) {
+  for (const core::RunItem& item : batch.items) {
+    if (item.absent_everywhere) CompleteAll({item}, Status::Ok());
+  }
+  const auto set = impl_->options.sets.find(batch.set);
+  for (const fusion::Group& group : fusion::Plan(batch, impl_->options.limits)) {
+    auto task = std::make_shared<GroupTask>();
+    task->channel = {batch.set, group.lane};
+    task->rank = impl_->options.rank;
+    task->since = now;
+    for (const std::size_t i : group.items) task->items.push_back(std::move(batch.items[i]));
+    if (set == impl_->options.sets.end() || !set->second.Contains(task->rank)) {
+      const Status why(StatusCode::kInvalidArgument,
+                       "this rank is not in set " + std::to_string(batch.set));
+      CompleteAll(task->items, why);
+      impl_->Finish(0, *task, why);
+      continue;
+    }
+    task->members = set->second;
+    impl_->Enqueue(task);
+  }
+  impl_->StepSmall();
+}
+
+bool HostLanes::Step(core::TimePoint /*now*/) {
+  if (impl_->stopped.load(std::memory_order_relaxed)) return false;
+  bool moved = impl_->StepSmall();
+  if (!impl_->options.large_lane_thread) moved |= impl_->StepLarge();
+  return moved;
+}
+
+bool HostLanes::NeedsStepping() const {
+  if (impl_->stopped.load(std::memory_order_relaxed)) return false;
+  return !impl_->small.empty() || !impl_->small_queue.empty() ||
+         (!impl_->options.large_lane_thread && impl_->LargeWaits());
+}
+
+bool HostLanes::Idle() const {
+  core::MutexLock lock(impl_->mutex);
+  // Not while kCallingOut: on_progress must find the lanes idle if they are.
+  return impl_->unfinished.empty() && impl_->thread_state != Impl::ThreadState::kRunning;
+}
+
+std::vector<core::RunningOperation> HostLanes::Running() const {
+  std::vector<core::RunningOperation> operations;
+  core::MutexLock lock(impl_->mutex);
+  operations.reserve(impl_->unfinished.size());
+  for (const auto& [number, task] : impl_->unfinished) {
+    operations.push_back({task->channel.set, task->ToString(), task->since});
+  }
+  return operations;
+}
+
+void HostLanes::Abandon(const Status& why) {
+  impl_->Stop(why.ok() ? Status(StatusCode::kAborted, "abandoned") : why, nullptr);
+}
+
+}  // namespace sirtaki::ops

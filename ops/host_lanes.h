@@ -1,0 +1,56 @@
+// The executor of host memory: plans each batch, then runs its groups on two lanes. Small groups
+// use non-blocking operations stepped under the engine's token; large ones a thread of their own,
+// which packs, reduces and unpacks chunk by chunk so that what it touches stays in the cache. A
+// tensor of at least a chunk is reduced where it lies.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "core/executor.h"
+#include "fusion/planner.h"
+#include "ops/backend.h"
+
+namespace sirtaki::ops {
+
+struct HostLanesOptions {
+  int rank = 0;
+  fusion::Limits limits;
+  std::int64_t chunk_bytes = std::int64_t{1} << 20;
+  std::map<core::SetNumber, core::RankRanges> sets;
+  bool large_lane_thread = true;  // false (MPI_THREAD_SERIALIZED): large work is non-blocking too
+  // An operation failed: called once, from whatever thread saw it, with the tensor it concerns.
+  std::function<void(const core::Status& why, const std::string& key)> on_failure;
+  // Something finished on the large lane (rings the engine's doorbell).
+  std::function<void()> on_progress;
+  // What keeps the backend alive, for a thread that is left behind in it. Null: the backend
+  // outlives the process's use of it in any case.
+  std::shared_ptr<void> backend_owner;
+};
+
+// Start, Step, NeedsStepping and Abandon are called under the engine's token, the rest by anyone.
+// No lock is held while a callback, a handle or the backend is called; callbacks may come from any
+// of these calls and from the large lane's thread. The first failure of an operation, or Abandon,
+// ends both lanes: the backend is aborted and every handle completes with that status. The
+// callbacks are not called after the destructor.
+class HostLanes : public core::Executor {
+ public:
+  HostLanes(HostLanesOptions options, Backend& backend);
+  // Joins the large lane's thread if it is idle; a thread that is stuck in the medium after a fault
+  // is left behind with everything it refers to. Abandons first if something is unfinished.
+  ~HostLanes() override;
+
+  void Start(core::RunBatch batch, core::TimePoint now) override;
+  bool Step(core::TimePoint now) override;
+  bool NeedsStepping() const override;
+  bool Idle() const override;
+  std::vector<core::RunningOperation> Running() const override;
+  void Abandon(const core::Status& why) override;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace sirtaki::ops

@@ -1,0 +1,229 @@
+#include "fusion/convert.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "tests/support/half_reference.h"
+#include "tests/support/test_scale.h"
+
+namespace sirtaki::fusion {
+namespace {
+
+using core::DType;
+using tests::kBFloat16;
+using tests::kFloat16;
+using tests::SmallFloat;
+
+std::vector<std::uint16_t> EveryHalf() {
+  std::vector<std::uint16_t> all(65536);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
+  return all;
+}
+
+template <typename Widen>
+void ExpectExactWidening(const SmallFloat& format, Widen widen) {
+  const std::vector<std::uint16_t> halves = EveryHalf();
+  std::vector<float> floats(halves.size());
+  widen(halves.data(), floats.data(), 65536);
+  for (std::size_t i = 0; i < halves.size(); ++i) {
+    const double expected = format.Decode(halves[i]);
+    if (std::isnan(expected)) {
+      EXPECT_TRUE(std::isnan(floats[i])) << std::hex << i;
+    } else {
+      EXPECT_EQ(floats[i], expected) << std::hex << i;
+      EXPECT_EQ(std::signbit(floats[i]), std::signbit(expected)) << std::hex << i;
+    }
+  }
+}
+
+TEST(ConvertTest, Float16WidensExactly) {
+  ExpectExactWidening(kFloat16, Float16ToFloat);
+  ExpectExactWidening(kFloat16, internal::PortableFloat16ToFloat);
+}
+
+TEST(ConvertTest, BFloat16WidensExactly) { ExpectExactWidening(kBFloat16, BFloat16ToFloat); }
+
+// Every half, the middles between neighbours, what lies just beside those, and random bits.
+std::vector<float> FloatsWorthRounding(const SmallFloat& format) {
+  std::vector<float> floats = {0.0f,
+                               -0.0f,
+                               std::numeric_limits<float>::infinity(),
+                               -std::numeric_limits<float>::infinity(),
+                               std::numeric_limits<float>::max(),
+                               std::numeric_limits<float>::denorm_min(),
+                               65504.0f,
+                               65519.996f,
+                               65520.0f};
+  for (int bits = 0; bits < 0x8000; ++bits) {
+    const double low = format.Decode(static_cast<std::uint16_t>(bits));
+    const double high = format.Decode(static_cast<std::uint16_t>(bits + 1));
+    if (!std::isfinite(low) || !std::isfinite(high)) continue;
+    const auto middle = static_cast<float>((low + high) / 2);
+    for (const float f : {static_cast<float>(low), middle, std::nextafter(middle, 0.0f),
+                          std::nextafter(middle, std::numeric_limits<float>::max())}) {
+      floats.push_back(f);
+      floats.push_back(-f);
+    }
+  }
+  std::mt19937_64 random(testing::TestSeed());
+  for (int i = 0; i < 100000; ++i) {
+    const auto f = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
+    if (!std::isnan(f)) floats.push_back(f);
+  }
+  return floats;
+}
+
+template <typename Round>
+void ExpectNearestEven(const SmallFloat& format, Round round) {
+  const std::vector<float> floats = FloatsWorthRounding(format);
+  std::vector<std::uint16_t> halves(floats.size());
+  round(floats.data(), halves.data(), static_cast<std::int64_t>(floats.size()));
+  int wrong = 0;
+  for (std::size_t i = 0; i < floats.size(); ++i) {
+    if (halves[i] == format.Encode(floats[i])) continue;
+    ++wrong;
+    if (wrong < 10) ADD_FAILURE() << floats[i] << " became " << std::hex << halves[i];
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(ConvertTest, Float16RoundsToNearestEven) {
+  ExpectNearestEven(kFloat16, FloatToFloat16);
+  ExpectNearestEven(kFloat16, internal::PortableFloatToFloat16);
+}
+
+TEST(ConvertTest, BFloat16RoundsToNearestEven) { ExpectNearestEven(kBFloat16, FloatToBFloat16); }
+
+TEST(ConvertTest, NanStaysNan) {
+  std::vector<float> nans;
+  for (const std::uint32_t bits : {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0x7fffffffu, 0xffffffffu,
+                                   0x7f801000u, 0x7fbfffffu, 0xff8fffffu}) {
+    nans.push_back(std::bit_cast<float>(bits));
+  }
+  std::vector<std::uint16_t> halves(nans.size());
+  for (const auto round : {FloatToFloat16, internal::PortableFloatToFloat16}) {
+    round(nans.data(), halves.data(), static_cast<std::int64_t>(nans.size()));
+    for (const std::uint16_t half : halves) EXPECT_TRUE(std::isnan(kFloat16.Decode(half)));
+  }
+  FloatToBFloat16(nans.data(), halves.data(), static_cast<std::int64_t>(nans.size()));
+  for (const std::uint16_t half : halves) EXPECT_TRUE(std::isnan(kBFloat16.Decode(half)));
+}
+
+TEST(ConvertTest, ProcessorAndPortableFormsGiveTheSameBits) {
+  const std::vector<std::uint16_t> halves = EveryHalf();
+  std::vector<float> fast(halves.size());
+  std::vector<float> portable(halves.size());
+  Float16ToFloat(halves.data(), fast.data(), 65536);
+  internal::PortableFloat16ToFloat(halves.data(), portable.data(), 65536);
+  for (std::size_t i = 0; i < halves.size(); ++i) {
+    EXPECT_EQ(std::bit_cast<std::uint32_t>(fast[i]), std::bit_cast<std::uint32_t>(portable[i]))
+        << i;
+  }
+}
+
+TEST(ConvertTest, EveryLengthIsWhole) {
+  for (std::int64_t n = 0; n < 40; ++n) {
+    std::vector<float> floats(static_cast<std::size_t>(n) + 1, -7.0f);
+    const std::vector<std::uint16_t> ones(static_cast<std::size_t>(n), 0x3c00);
+    Float16ToFloat(ones.data(), floats.data(), n);
+    for (std::int64_t i = 0; i < n; ++i) EXPECT_EQ(floats[static_cast<std::size_t>(i)], 1.0f);
+    EXPECT_EQ(floats.back(), -7.0f);
+    std::vector<std::uint16_t> back(static_cast<std::size_t>(n) + 1, 0x1234);
+    FloatToFloat16(floats.data(), back.data(), n);
+    for (std::int64_t i = 0; i < n; ++i) EXPECT_EQ(back[static_cast<std::size_t>(i)], 0x3c00);
+    EXPECT_EQ(back.back(), 0x1234);
+  }
+}
+
+TEST(ConvertTest, FloatsAreScaledInTheirOwnPrecision) {
+  const std::vector<float> in = {1.0f, -3.0f, 0.1f, 1e30f};
+  std::vector<float> out(4);
+  Convert(DType::kF32, in.data(), DType::kF32, out.data(), 4, {.factor = 0.1});
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(out[i], in[i] * 0.1f);
+  const std::vector<double> wide = {1.0, -3.0, 0.1};
+  std::vector<double> result(3);
+  Convert(DType::kF64, wide.data(), DType::kF64, result.data(), 3, {.factor = 0.1});
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(result[i], wide[i] * 0.1);
+}
+
+TEST(ConvertTest, AnAverageIsTheSumDividedNotMultiplied) {
+  std::vector<float> values;
+  for (int i = 0; i < 1000; ++i) values.push_back(static_cast<float>(i) * 0.37f);
+  for (const std::int64_t n : {1, 2, 3, 5, 7, 8}) {
+    std::vector<float> out = values;
+    Convert(DType::kF32, out.data(), DType::kF32, out.data(), 1000, {.divisor = n});
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      EXPECT_EQ(out[i], values[i] / static_cast<float>(n));
+    }
+  }
+}
+
+TEST(ConvertTest, IntegersAreDividedTowardZero) {
+  const std::vector<std::int8_t> in = {7, -7, 127, -128, 1, -1, 0};
+  std::vector<std::int8_t> out(in.size());
+  Convert(DType::kI8, in.data(), DType::kI8, out.data(), 7, {.divisor = 2});
+  EXPECT_EQ(out, (std::vector<std::int8_t>{3, -3, 63, -64, 0, 0, 0}));
+  Convert(DType::kI8, in.data(), DType::kI8, out.data(), 7, {.divisor = 300});
+  EXPECT_EQ(out, (std::vector<std::int8_t>(7, 0)));
+  const std::uint8_t big = 255;
+  std::uint8_t third = 0;
+  Convert(DType::kU8, &big, DType::kU8, &third, 1, {.divisor = 2});
+  EXPECT_EQ(third, 127);
+  const std::int64_t least = std::numeric_limits<std::int64_t>::min();
+  std::int64_t half = 0;
+  Convert(DType::kI64, &least, DType::kI64, &half, 1, {.divisor = 2});
+  EXPECT_EQ(half, least / 2);
+}
+
+TEST(ConvertTest, HalvesAreScaledInFloatAndRoundedOnce) {
+  // More than a block, and not a whole number of them.
+  constexpr std::size_t kCount = 5003;
+  std::mt19937_64 random(testing::TestSeed());
+  std::uniform_real_distribution<float> distribution(-100.0f, 100.0f);
+  std::vector<float> sums(kCount);
+  for (float& f : sums) f = distribution(random);
+  for (const auto& [dtype, format] :
+       {std::pair{DType::kF16, kFloat16}, {DType::kBF16, kBFloat16}}) {
+    std::vector<std::uint16_t> halves(kCount);
+    Convert(DType::kF32, sums.data(), dtype, halves.data(), kCount, {.factor = 0.3, .divisor = 3});
+    const auto factor = static_cast<float>(0.3 / 3);
+    for (std::size_t i = 0; i < kCount; ++i) EXPECT_EQ(halves[i], format.Encode(sums[i] * factor));
+
+    std::vector<float> floats(kCount);
+    Convert(dtype, halves.data(), DType::kF32, floats.data(), kCount, {.factor = 0.7});
+    for (std::size_t i = 0; i < kCount; ++i) {
+      EXPECT_EQ(floats[i], static_cast<float>(format.Decode(halves[i])) * 0.7f);
+    }
+  }
+}
+
+TEST(ConvertTest, WithoutScaleBytesAreCopied) {
+  for (int d = 0; d < core::kDTypeCount; ++d) {
+    const auto dtype = static_cast<DType>(d);
+    const std::size_t bytes = 13 * core::SizeOf(dtype);
+    std::vector<std::uint8_t> in(bytes);
+    for (std::size_t i = 0; i < bytes; ++i) in[i] = static_cast<std::uint8_t>(i * 37 + 1);
+    std::vector<std::uint8_t> out(bytes);
+    Convert(dtype, in.data(), dtype, out.data(), 13);
+    EXPECT_EQ(out, in);
+    Convert(dtype, in.data(), dtype, in.data(), 13);
+    EXPECT_EQ(out, in);
+  }
+}
+
+TEST(ConvertDeathTest, WhatHasNoMeaningIsABug) {
+  std::uint16_t half = 0;
+  std::int32_t number = 0;
+  EXPECT_DEATH(Convert(DType::kF16, &half, DType::kF16, &half, 1, {.factor = 2}), "only moved");
+  EXPECT_DEATH(Convert(DType::kI32, &number, DType::kI32, &number, 1, {.factor = 2}), "no factor");
+  EXPECT_DEATH(Convert(DType::kI32, &number, DType::kF32, &number, 1), "half types");
+}
+
+}  // namespace
+}  // namespace sirtaki::fusion

@@ -1,0 +1,247 @@
+#include "fusion/planner.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "tests/support/test_scale.h"
+
+namespace sirtaki::fusion {
+namespace {
+
+using core::DType;
+using core::OpKind;
+using core::RunBatch;
+using core::RunItem;
+using core::Signature;
+
+RunItem Item(Signature signature) {
+  RunItem item;
+  item.key = core::Key::Named(core::kWorldSet, "t");
+  item.signature = std::make_shared<const Signature>(std::move(signature));
+  return item;
+}
+
+RunItem Floats(std::int64_t count) { return Item({.shape = {count}}); }
+RunItem Gather() { return Item({.kind = OpKind::kAllGather, .shape = {1000000}}); }
+
+using Items = std::vector<std::size_t>;
+
+TEST(PlannerTest, NothingGivesNothing) { EXPECT_TRUE(Plan({}, {}).empty()); }
+
+TEST(PlannerTest, EqualKindsShareAGroup) {
+  RunBatch batch;
+  batch.items = {Floats(100), Floats(200), Floats(300)};
+  const std::vector<Group> groups = Plan(batch, {});
+  ASSERT_EQ(groups.size(), 1u);
+  EXPECT_EQ(groups[0].items, (Items{0, 1, 2}));
+  EXPECT_EQ(groups[0].bytes, 2400);
+  EXPECT_EQ(groups[0].lane, Lane::kSmall);
+}
+
+TEST(PlannerTest, GroupsLookPastOtherKinds) {
+  RunBatch batch;
+  batch.items = {Floats(1), Item({.dtype = DType::kF64, .shape = {1}}), Floats(1), Gather(),
+                 Item({.dtype = DType::kF64, .shape = {1}})};
+  const std::vector<Group> groups = Plan(batch, {});
+  ASSERT_EQ(groups.size(), 3u);
+  EXPECT_EQ(groups[0].items, (Items{0, 2}));
+  EXPECT_EQ(groups[1].items, (Items{1, 4}));
+  EXPECT_EQ(groups[2].items, (Items{3}));
+}
+
+TEST(PlannerTest, AnythingThatChangesTheOperationSeparates) {
+  const Signature base{.shape = {4}};
+  std::vector<RunItem> items;
+  const auto add = [&](auto change) {
+    Signature signature = base;
+    change(signature);
+    items.push_back(Item(signature));
+  };
+  add([](Signature&) {});
+  add([](Signature& s) { s.reduction = core::ReduceOp::kAverage; });
+  add([](Signature& s) { s.dtype = DType::kBF16; });
+  add([](Signature& s) { s.device = core::DeviceKind::kCuda; });
+  add([](Signature& s) { s.slot = 1; });
+  add([](Signature& s) { s.prescale = 0.5; });
+  add([](Signature& s) { s.postscale = 0.5; });
+  add([](Signature& s) { s.kind = OpKind::kAllGather; });
+  add([](Signature& s) { s.kind = OpKind::kBroadcast, s.root = 0; });
+  add([](Signature& s) { s.kind = OpKind::kBroadcast, s.root = 1; });
+  add([](Signature&) {});
+  items.back().silent = core::RankRanges{2};
+  add([](Signature&) {});
+  items.back().silent = core::RankRanges{3};
+  RunBatch batch;
+  batch.items = items;
+  batch.items.insert(batch.items.end(), items.begin(), items.end());
+  const std::vector<Group> groups = Plan(batch, {});
+  ASSERT_EQ(groups.size(), items.size());
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    EXPECT_EQ(groups[i].items, (Items{i, i + items.size()}));
+  }
+}
+
+TEST(PlannerTest, AFullGroupIsFollowedByAnother) {
+  RunBatch batch;
+  batch.items = {Floats(60), Floats(40), Floats(1), Floats(99)};
+  const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 400, .small_bytes = 0});
+  ASSERT_EQ(groups.size(), 2u);
+  EXPECT_EQ(groups[0].items, (Items{0, 1}));
+  EXPECT_EQ(groups[1].items, (Items{2, 3}));
+  EXPECT_EQ(groups[0].lane, Lane::kLarge);
+}
+
+TEST(PlannerTest, ATensorAboveTheLimitIsAloneAndClosesNoGroup) {
+  RunBatch batch;
+  batch.items = {Floats(10), Floats(101), Floats(10), Floats(500)};
+  const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 400});
+  ASSERT_EQ(groups.size(), 3u);
+  EXPECT_EQ(groups[0].items, (Items{0, 2}));
+  EXPECT_EQ(groups[1].items, (Items{1}));
+  EXPECT_EQ(groups[2].items, (Items{3}));
+}
+
+TEST(PlannerTest, TheSmallLaneTakesGroupsUpToItsLimit) {
+  RunBatch batch;
+  batch.items = {Floats(4), Item({.dtype = DType::kU8, .shape = {17}}),
+                 Item({.dtype = DType::kF64, .shape = {}})};
+  const std::vector<Group> groups = Plan(batch, {.small_bytes = 16});
+  ASSERT_EQ(groups.size(), 3u);
+  EXPECT_EQ(groups[0].lane, Lane::kSmall);
+  EXPECT_EQ(groups[1].lane, Lane::kLarge);
+  EXPECT_EQ(groups[2].lane, Lane::kSmall);
+  EXPECT_EQ(groups[2].bytes, 8);
+}
+
+TEST(PlannerTest, GathersAreCountedNeverMeasured) {
+  RunBatch batch;
+  for (int i = 0; i < 5; ++i) batch.items.push_back(Gather());
+  const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 1, .gather_count = 2});
+  ASSERT_EQ(groups.size(), 3u);
+  EXPECT_EQ(groups[0].items, (Items{0, 1}));
+  EXPECT_EQ(groups[2].items, (Items{4}));
+  for (const Group& group : groups) {
+    EXPECT_EQ(group.lane, Lane::kLarge);
+    EXPECT_EQ(group.bytes, 0);
+  }
+}
+
+TEST(PlannerTest, WhatNobodyHasIsInNoGroup) {
+  RunBatch batch;
+  batch.items = {Floats(1), Floats(1), Floats(1)};
+  batch.items[1].absent_everywhere = true;
+  const std::vector<Group> groups = Plan(batch, {});
+  ASSERT_EQ(groups.size(), 1u);
+  EXPECT_EQ(groups[0].items, (Items{0, 2}));
+  batch.items[0].absent_everywhere = batch.items[2].absent_everywhere = true;
+  EXPECT_TRUE(Plan(batch, {}).empty());
+}
+
+TEST(PlannerTest, AbsurdSizesDoNotOverflow) {
+  RunBatch batch;
+  const std::int64_t huge = std::int64_t{1} << 62;
+  batch.items = {Floats(huge), Floats(huge), Floats(1)};
+  const std::vector<Group> groups =
+      Plan(batch, {.fusion_bytes = std::numeric_limits<std::int64_t>::max()});
+  std::size_t items = 0;
+  for (const Group& group : groups) {
+    EXPECT_GE(group.bytes, 0);
+    items += group.items.size();
+  }
+  EXPECT_EQ(items, 3u);
+}
+
+RunBatch RandomBatch(std::mt19937_64& random) {
+  const auto below = [&](std::uint64_t n) { return static_cast<int>(random() % n); };
+  RunBatch batch;
+  const int count = below(200);
+  for (int i = 0; i < count; ++i) {
+    Signature s;
+    s.kind = static_cast<OpKind>(below(3));
+    s.dtype = static_cast<DType>(below(core::kDTypeCount));
+    if (s.kind == OpKind::kAllReduce) s.reduction = static_cast<core::ReduceOp>(below(2));
+    if (s.kind == OpKind::kBroadcast) s.root = below(2);
+    if (below(4) == 0) s.prescale = 0.5;
+    s.shape = {below(2) == 0 ? below(10) : below(3000)};
+    RunItem item = Item(s);
+    item.absent_everywhere = below(8) == 0;
+    if (below(8) == 0) item.silent = core::RankRanges{below(3)};
+    batch.items.push_back(item);
+  }
+  return batch;
+}
+
+auto ClassOf(const RunItem& item) {
+  const Signature& s = *item.signature;
+  return std::tuple(s.kind, s.reduction, s.dtype, s.root, s.prescale, s.postscale,
+                    item.silent.ToString());
+}
+
+void ExpectGoodPlan(const RunBatch& batch, const Limits& limits, const std::vector<Group>& groups) {
+  std::set<std::size_t> seen;
+  std::size_t last_first = 0;
+  for (const Group& group : groups) {
+    ASSERT_FALSE(group.items.empty());
+    EXPECT_TRUE(seen.empty() || group.items.front() > last_first);
+    last_first = group.items.front();
+    const RunItem& first = batch.items[group.items.front()];
+    const bool gather = first.signature->kind == OpKind::kAllGather;
+    std::int64_t bytes = 0;
+    std::size_t before = 0;
+    for (const std::size_t i : group.items) {
+      ASSERT_LT(i, batch.items.size());
+      EXPECT_TRUE(i == group.items.front() || i > before);
+      before = i;
+      EXPECT_TRUE(seen.insert(i).second) << "item " << i << " is in two groups";
+      EXPECT_FALSE(batch.items[i].absent_everywhere);
+      EXPECT_EQ(ClassOf(batch.items[i]), ClassOf(first));
+      const Signature& s = *batch.items[i].signature;
+      if (!gather) bytes += s.ElementCount() * static_cast<std::int64_t>(core::SizeOf(s.dtype));
+    }
+    EXPECT_EQ(group.bytes, bytes);
+    EXPECT_TRUE(bytes <= limits.fusion_bytes || group.items.size() == 1);
+    if (gather) {
+      EXPECT_LE(static_cast<std::int64_t>(group.items.size()), limits.gather_count);
+    }
+    EXPECT_EQ(group.lane, gather || bytes > limits.small_bytes ? Lane::kLarge : Lane::kSmall);
+  }
+  for (std::size_t i = 0; i < batch.items.size(); ++i) {
+    EXPECT_EQ(seen.count(i) == 0, batch.items[i].absent_everywhere) << "item " << i;
+  }
+}
+
+TEST(PlannerTest, RandomBatchesKeepTheRules) {
+  std::mt19937_64 random(testing::TestSeed());
+  const int rounds = testing::ScaledCount(300, 20000);
+  for (int round = 0; round < rounds; ++round) {
+    const RunBatch batch = RandomBatch(random);
+    const Limits limits{.fusion_bytes = static_cast<std::int64_t>(random() % 20000),
+                        .small_bytes = static_cast<std::int64_t>(random() % 3000),
+                        .gather_count = 1 + static_cast<std::int64_t>(random() % 5)};
+    const std::vector<Group> groups = Plan(batch, limits);
+    ExpectGoodPlan(batch, limits, groups);
+
+    // Another rank has other work, other objects, and the same plan.
+    RunBatch other = batch;
+    for (RunItem& item : other.items) {
+      item.signature = std::make_shared<const Signature>(*item.signature);
+      item.work = std::make_shared<core::Work>();
+      item.work->rows = static_cast<std::int64_t>(random() % 1000);
+    }
+    const std::vector<Group> theirs = Plan(other, limits);
+    ASSERT_EQ(groups.size(), theirs.size());
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      EXPECT_EQ(groups[g].items, theirs[g].items);
+      EXPECT_EQ(groups[g].lane, theirs[g].lane);
+    }
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace sirtaki::fusion

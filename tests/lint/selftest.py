@@ -1,0 +1,64 @@
+"""Each lint test finds what it is for: a small tree with one fault must fail, and the same tree without it must pass."""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+GOOD = {
+    "core/status.h": "#include <string>\n",
+    "core/log.cc": "#include <spdlog/spdlog.h>\n",
+    "core/environment.cc": "#include <cstdlib>\nconst char* Get() { return std::getenv(\"X\"); }\n",
+    "mpi/transport.cc": "#include <mpi.h>\n\n#include \"ops/backend.h\"\n",
+    "frameworks/include/sirtaki/torch.h": "#include <sirtaki/export.h>\n#include <torch/torch.h>\n",
+}
+MACHINE_PATH = "/" + "home/somebody/x"
+BAD = [
+    ("layering.py", "core/status.h", "#include \"fusion/planner.h\"\n"),
+    ("layering.py", "ops/backend.h", "#include \"mpi/environment.h\"\n"),
+    ("layering.py", "mpi/transport.cc", "#include \"frameworks/session.h\"\n"),
+    ("layering.py", "launch/plan.cc", "#include \"ops/backend.h\"\n"),
+    ("layering.py", "core/status.h", "#include \"tests/support/rank_threads.h\"\n"),
+    ("layering.py", "frameworks/session.cc", "#include <mpi.h>\n"),
+    ("layering.py", "core/status.h", "#include <fmt/core.h>\n"),
+    ("layering.py", "core/config.cc", "const char* g = std::getenv(\"X\");\n"),
+    ("layering.py", "ops/backend.h", "#include <ATen/ATen.h>\n"),
+    ("layering.py", "frameworks/include/sirtaki/torch.h", "#include \"core/status.h\"\n"),
+    ("words.py", "docs/notes.md", f"see {MACHINE_PATH}\n"),
+    ("format.py", "core/status.h", "int  f( ) ;\n"),
+]
+
+
+def run(script, files):
+    with tempfile.TemporaryDirectory() as top:
+        for name, text in files.items():
+            os.makedirs(os.path.dirname(os.path.join(top, name)), exist_ok=True)
+            with open(os.path.join(top, name), "w", encoding="utf-8") as file:
+                file.write(text)
+        with open(os.path.join(TOP, ".clang-format"), encoding="utf-8") as style:
+            with open(os.path.join(top, ".clang-format"), "w", encoding="utf-8") as copy:
+                copy.write(style.read())
+        return subprocess.run([sys.executable, os.path.join(HERE, script), top], capture_output=True, text=True, check=False)
+
+
+def main():
+    failures = []
+    for script in ("layering.py", "words.py", "format.py"):
+        result = run(script, GOOD)
+        if result.returncode not in (0, 77):
+            failures.append(f"{script} rejects a tree without a fault:\n{result.stdout}{result.stderr}")
+    for script, name, text in BAD:
+        result = run(script, {**GOOD, name: text})
+        if result.returncode == 77:
+            continue
+        if result.returncode != 1 or name not in result.stdout:
+            failures.append(f"{script} overlooks {text.strip()!r} in {name}:\n{result.stdout}{result.stderr}")
+    for failure in failures:
+        print(failure)
+    print(f"lint.selftest: {len(BAD)} faults tried, {len(failures)} failures")
+    sys.exit(1 if failures else 0)
+
+
+main()

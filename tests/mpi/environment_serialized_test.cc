@@ -1,0 +1,47 @@
+// RANKS: 1 2
+// The environment where the program asked MPI for MPI_THREAD_SERIALIZED.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "mpi/environment.h"
+#include "tests/support/mpi_main.h"
+
+namespace sirtaki::tests {
+MpiStart WantedMpiStart() { return MpiStart::kSerialized; }
+}  // namespace sirtaki::tests
+
+namespace sirtaki::mpi {
+namespace {
+
+using core::Clock;
+using core::Status;
+using core::StatusCode;
+
+TEST(EnvironmentSerializedTest, RunsSerializedAndSaysSo) {
+  std::unique_ptr<Environment> environment;
+  const Status status =
+      Environment::Start({}, Clock::now() + std::chrono::seconds(30), &environment);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_TRUE(environment->serialized());
+  EXPECT_NE(
+      environment->description().find(
+          "MPI_THREAD_SERIALIZED: both host lanes are non-blocking, initialised by the program"),
+      std::string::npos)
+      << environment->description();
+}
+
+TEST(EnvironmentSerializedTest, MultipleIsRefused) {
+  EnvironmentOptions options;
+  options.threads = Threads::kMultiple;
+  std::unique_ptr<Environment> environment;
+  const Status status =
+      Environment::Start(options, Clock::now() + std::chrono::seconds(30), &environment);
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_NE(status.message().find("mpi_threads=multiple"), std::string::npos) << status.ToString();
+}
+
+}  // namespace
+}  // namespace sirtaki::mpi

@@ -1,0 +1,866 @@
+#include "ops/host_lanes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <list>
+#include <memory>
+#include <new>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/thread_annotations.h"
+#include "ops/inproc/inproc_backend.h"
+#include "tests/support/half_reference.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/test_scale.h"
+
+namespace sirtaki::ops {
+namespace {
+
+using core::DType;
+using core::OpKind;
+using core::ReduceOp;
+using core::RunBatch;
+using core::RunItem;
+using core::Signature;
+using core::Status;
+using core::StatusCode;
+using tests::RankThreads;
+
+// A tensor of one rank in plain bytes, read and written as doubles.
+struct Tensor {
+  Tensor(DType tensor_dtype, std::int64_t count)
+      : dtype(tensor_dtype), bytes(static_cast<std::size_t>(count) * core::SizeOf(tensor_dtype)) {}
+
+  std::int64_t size() const {
+    return static_cast<std::int64_t>(bytes.size() / core::SizeOf(dtype));
+  }
+
+  template <typename T>
+  T At(std::int64_t i) const {
+    T value;
+    std::memcpy(&value, bytes.data() + static_cast<std::size_t>(i) * sizeof(T), sizeof(T));
+    return value;
+  }
+  template <typename T>
+  void Put(std::int64_t i, T value) {
+    std::memcpy(bytes.data() + static_cast<std::size_t>(i) * sizeof(T), &value, sizeof(T));
+  }
+
+  DType dtype;
+  std::vector<std::byte> bytes;
+};
+
+// Calls `function` with a value of the type in which sums of `dtype` are kept.
+template <typename Function>
+void WithArithmetic(DType dtype, Function function) {
+  switch (dtype) {
+    case DType::kU8:
+      return function(std::uint8_t{});
+    case DType::kI8:
+      return function(std::int8_t{});
+    case DType::kI16:
+      return function(std::int16_t{});
+    case DType::kI32:
+      return function(std::int32_t{});
+    case DType::kI64:
+      return function(std::int64_t{});
+    case DType::kF16:
+    case DType::kBF16:
+    case DType::kF32:
+      return function(float{});
+    case DType::kF64:
+      return function(double{});
+    case DType::kBool:
+      break;
+  }
+  FAIL() << "no arithmetic";
+}
+
+template <typename T>
+T Load(const Tensor& tensor, std::int64_t i) {
+  if (tensor.dtype == DType::kF16) {
+    return static_cast<T>(tests::kFloat16.Decode(tensor.At<std::uint16_t>(i)));
+  }
+  if (tensor.dtype == DType::kBF16) {
+    return static_cast<T>(tests::kBFloat16.Decode(tensor.At<std::uint16_t>(i)));
+  }
+  return tensor.At<T>(i);
+}
+
+template <typename T>
+void Store(Tensor& tensor, std::int64_t i, T value) {
+  if (tensor.dtype == DType::kF16) {
+    tensor.Put(i, tests::kFloat16.Encode(static_cast<double>(value)));
+  } else if (tensor.dtype == DType::kBF16) {
+    tensor.Put(i, tests::kBFloat16.Encode(static_cast<double>(value)));
+  } else {
+    tensor.Put(i, value);
+  }
+}
+
+// What each rank has before: every rank can make every rank's.
+Tensor InputOf(DType dtype, std::int64_t count, std::uint64_t seed, int rank) {
+  Tensor tensor(dtype, count);
+  std::mt19937_64 random(seed * 1000003 + static_cast<std::uint64_t>(rank));
+  if (dtype == DType::kBool) {
+    for (std::byte& byte : tensor.bytes) byte = static_cast<std::byte>(random() % 2);
+    return tensor;
+  }
+  WithArithmetic(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for (std::int64_t i = 0; i < count; ++i) {
+      if constexpr (std::is_integral_v<T>) {
+        Store(tensor, i, static_cast<T>(random()));
+      } else {
+        Store(tensor, i, static_cast<T>(static_cast<double>(random() % 4001) - 2000) / 16);
+      }
+    }
+  });
+  return tensor;
+}
+
+// The all-reduce as the documentation says it, element by element, in the order of the ranks.
+Tensor Reduced(const Signature& signature, const std::vector<Tensor>& inputs, int divisor) {
+  Tensor result(signature.dtype, inputs.front().size());
+  WithArithmetic(signature.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for (std::int64_t i = 0; i < result.size(); ++i) {
+      T sum{};
+      for (std::size_t r = 0; r < inputs.size(); ++r) {
+        T value = Load<T>(inputs[r], i);
+        if constexpr (std::is_floating_point_v<T>) {
+          value = value * static_cast<T>(signature.prescale);
+          sum = r == 0 ? value : sum + value;
+        } else {
+          sum = static_cast<T>(static_cast<std::make_unsigned_t<T>>(sum) +
+                               static_cast<std::make_unsigned_t<T>>(value));
+        }
+      }
+      const bool average = signature.reduction == ReduceOp::kAverage;
+      if constexpr (std::is_floating_point_v<T>) {
+        if (signature.postscale != 1.0) {
+          sum = sum * static_cast<T>(signature.postscale / (average ? divisor : 1));
+        } else if (average) {
+          sum = sum / static_cast<T>(divisor);
+        }
+      } else if (average) {
+        sum = static_cast<T>(static_cast<std::int64_t>(sum) / divisor);
+      }
+      Store(result, i, sum);
+    }
+  });
+  return result;
+}
+
+// One collective of a test, as all ranks see it.
+struct Case {
+  Signature signature;
+  bool in_place = false;
+  std::uint64_t seed = 0;
+  std::vector<std::int64_t> rows;  // all-gather: by rank
+  int absent = -1;                 // the rank that has no gradient
+};
+
+// One rank's side of it.
+struct Side {
+  Tensor input{DType::kU8, 0};
+  Tensor output{DType::kU8, 0};
+  core::HandlePtr handle;
+  std::vector<std::int64_t> seen_rows;
+  const std::byte* result() const { return in_place ? input.bytes.data() : output.bytes.data(); }
+  bool in_place = false;
+};
+
+core::HandlePtr NewHandle() {
+  return std::make_shared<core::HandleState>([] {}, [] {});
+}
+
+std::int64_t InputCount(const Case& c, int rank) {
+  const std::int64_t count = c.signature.ElementCount();
+  const bool gather = c.signature.kind == OpKind::kAllGather;
+  return gather ? count * c.rows[static_cast<std::size_t>(rank)] : count;
+}
+
+RunItem MakeItem(const Case& c, const std::string& name, int rank, Side& side) {
+  side.in_place = c.in_place;
+  side.input = InputOf(c.signature.dtype, InputCount(c, rank), c.seed, rank);
+  side.output = Tensor(c.signature.dtype, c.in_place ? 0 : c.signature.ElementCount());
+  side.handle = NewHandle();
+  auto work = std::make_shared<core::Work>();
+  work->request.absent.assign(c.absent == rank ? 1 : 0, true);
+  work->input = side.input.bytes.data();
+  work->output = c.in_place ? side.input.bytes.data() : side.output.bytes.data();
+  work->handle = side.handle;
+  if (c.signature.kind == OpKind::kAllGather) {
+    work->rows = c.rows[static_cast<std::size_t>(rank)];
+    work->allocate_output = [&side, &c](const std::vector<std::int64_t>& rows) -> void* {
+      side.seen_rows = rows;
+      std::int64_t total = 0;
+      for (const std::int64_t r : rows) total += r;
+      side.output = Tensor(c.signature.dtype, total * c.signature.ElementCount());
+      side.in_place = false;
+      return side.output.bytes.empty() ? nullptr : side.output.bytes.data();
+    };
+  }
+  RunItem item;
+  item.key = core::Key::Named(core::kWorldSet, name);
+  item.signature = std::make_shared<const Signature>(c.signature);
+  item.work = std::move(work);
+  return item;
+}
+
+std::vector<std::byte> Expected(const Case& c, int size) {
+  std::vector<Tensor> inputs;
+  for (int r = 0; r < size; ++r) {
+    Tensor input = InputOf(c.signature.dtype, InputCount(c, r), c.seed, r);
+    if (c.absent == r) std::fill(input.bytes.begin(), input.bytes.end(), std::byte{0});
+    inputs.push_back(std::move(input));
+  }
+  switch (c.signature.kind) {
+    case OpKind::kAllReduce:
+      return Reduced(c.signature, inputs, size).bytes;
+    case OpKind::kBroadcast:
+      return inputs[static_cast<std::size_t>(c.signature.root)].bytes;
+    case OpKind::kAllGather:
+      break;
+  }
+  std::vector<std::byte> all;
+  for (const Tensor& input : inputs) all.insert(all.end(), input.bytes.begin(), input.bytes.end());
+  return all;
+}
+
+// Drives lanes as the engine does, until everything is done.
+void RunToIdle(HostLanes& lanes) {
+  while (!lanes.Idle()) {
+    if (!lanes.Step(core::Clock::now())) std::this_thread::yield();
+  }
+  EXPECT_FALSE(lanes.NeedsStepping());
+  EXPECT_TRUE(lanes.Running().empty());
+}
+
+HostLanesOptions SmallLimits(int rank, int size, bool thread) {
+  HostLanesOptions options;
+  options.rank = rank;
+  options.limits = {.fusion_bytes = 4096, .small_bytes = 512, .gather_count = 3};
+  options.chunk_bytes = 256;
+  options.sets[core::kWorldSet] = core::RankRanges::Span(0, size - 1);
+  options.large_lane_thread = thread;
+  options.on_failure = [rank](const Status& why, const std::string& key) {
+    ADD_FAILURE() << "rank " << rank << ": " << key << ": " << why.ToString();
+  };
+  return options;
+}
+
+struct Mode {
+  int size;
+  bool thread;
+};
+
+std::string NameOf(const ::testing::TestParamInfo<Mode>& mode) {
+  return std::to_string(mode.param.size) + "Ranks" + (mode.param.thread ? "" : "WithoutThread");
+}
+
+class HostLanesTest : public ::testing::TestWithParam<Mode> {
+ protected:
+  int size() const { return GetParam().size; }
+
+  // Each inner vector is a batch. All ranks run all batches, started at once, and compare every
+  // byte.
+  void RunCases(const std::vector<std::vector<Case>>& batches) {
+    InprocWorld world(size(), {.large_lane_blocks = GetParam().thread});
+    RankThreads::Run(size(), [&](int rank) {
+      const std::unique_ptr<Backend> backend = world.Connect(rank);
+      HostLanes lanes(SmallLimits(rank, size(), GetParam().thread), *backend);
+      std::vector<std::vector<Side>> sides;
+      for (const auto& cases : batches) sides.emplace_back(cases.size());
+      for (std::size_t b = 0; b < batches.size(); ++b) {
+        RunBatch batch{.set = core::kWorldSet, .number = b, .items = {}};
+        for (std::size_t i = 0; i < batches[b].size(); ++i) {
+          batch.items.push_back(
+              MakeItem(batches[b][i], "t" + std::to_string(i), rank, sides[b][i]));
+        }
+        lanes.Start(std::move(batch), core::Clock::now());
+      }
+      RunToIdle(lanes);
+      for (std::size_t b = 0; b < batches.size(); ++b) {
+        for (std::size_t i = 0; i < batches[b].size(); ++i) Check(batches[b][i], sides[b][i], rank);
+      }
+    });
+  }
+
+ private:
+  void Check(const Case& c, const Side& side, int rank) const {
+    SCOPED_TRACE(c.signature.ToString() + (c.in_place ? " in place" : ""));
+    ASSERT_TRUE(side.handle->done());
+    EXPECT_TRUE(side.handle->status().ok()) << side.handle->status().ToString();
+    const std::vector<std::byte> expected = Expected(c, size());
+    const auto& result = side.in_place ? side.input.bytes : side.output.bytes;
+    ASSERT_EQ(result.size(), expected.size());
+    EXPECT_TRUE(result == expected);
+    if (!side.in_place) {
+      EXPECT_TRUE(side.input.bytes ==
+                  InputOf(c.signature.dtype, InputCount(c, rank), c.seed, rank).bytes)
+          << "the input was written to";
+    }
+    if (c.signature.kind == OpKind::kAllGather) {
+      EXPECT_EQ(side.seen_rows, c.rows);
+    }
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Modes, HostLanesTest,
+                         ::testing::Values(Mode{1, true}, Mode{2, true}, Mode{3, true},
+                                           Mode{4, true}, Mode{1, false}, Mode{3, false}),
+                         NameOf);
+
+TEST_P(HostLanesTest, ReducesEveryTypeAndSize) {
+  std::vector<std::vector<Case>> batches;
+  std::uint64_t seed = 1;
+  for (int d = 0; d < core::kDTypeCount; ++d) {
+    const auto dtype = static_cast<DType>(d);
+    if (dtype == DType::kBool) continue;
+    for (const ReduceOp reduction : {ReduceOp::kSum, ReduceOp::kAverage}) {
+      std::vector<Case> batch;
+      for (const std::int64_t count : {0, 1, 3, 64, 127, 1000, 2500}) {
+        for (const bool in_place : {false, true}) {
+          batch.push_back({.signature = {.reduction = reduction, .dtype = dtype, .shape = {count}},
+                           .in_place = in_place,
+                           .seed = ++seed,
+                           .rows = {}});
+        }
+      }
+      batches.push_back(batch);
+    }
+  }
+  RunCases(batches);
+}
+
+TEST_P(HostLanesTest, ScalesOnTheWay) {
+  std::vector<Case> batch;
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+    for (const std::int64_t count : {3, 900}) {
+      batch.push_back({.signature = {.reduction = ReduceOp::kAverage,
+                                     .dtype = dtype,
+                                     .shape = {count},
+                                     .prescale = 0.3,
+                                     .postscale = 1.7},
+                       .in_place = count == 900,
+                       .seed = 5,
+                       .rows = {}});
+    }
+  }
+  RunCases({batch});
+}
+
+TEST_P(HostLanesTest, BroadcastsFromEveryRoot) {
+  std::vector<Case> batch;
+  for (int root = 0; root < size(); ++root) {
+    for (const std::int64_t count : {0, 1, 5, 100, 3000}) {
+      for (const bool in_place : {false, true}) {
+        for (const DType dtype : {DType::kBool, DType::kBF16, DType::kI64}) {
+          batch.push_back({.signature = {.kind = OpKind::kBroadcast,
+                                         .dtype = dtype,
+                                         .root = root,
+                                         .shape = {count}},
+                           .in_place = in_place,
+                           .seed = static_cast<std::uint64_t>(count),
+                           .rows = {}});
+        }
+      }
+    }
+  }
+  RunCases({batch});
+}
+
+TEST_P(HostLanesTest, GathersDifferentRows) {
+  std::vector<Case> batch;
+  for (int shape = 0; shape < 5; ++shape) {
+    Case c{.signature = {.kind = OpKind::kAllGather, .dtype = DType::kF32, .shape = {7}},
+           .seed = static_cast<std::uint64_t>(shape),
+           .rows = {}};
+    if (shape == 4) c.signature.shape = {3, 0};  // rows of nothing
+    for (int r = 0; r < size(); ++r) {
+      c.rows.push_back(shape == 0 ? 0 : shape == 1 ? 4 : shape == 2 ? 50 * r : (r == 0 ? 9 : 0));
+    }
+    batch.push_back(c);
+  }
+  RunCases({batch, batch});
+}
+
+TEST_P(HostLanesTest, ARankWithoutAGradientGivesZeros) {
+  std::vector<Case> batch;
+  for (const std::int64_t count : {5, 2000}) {
+    for (const bool in_place : {false, true}) {
+      batch.push_back({.signature = {.reduction = ReduceOp::kAverage, .shape = {count}},
+                       .in_place = in_place,
+                       .seed = 3,
+                       .rows = {},
+                       .absent = size() - 1});
+    }
+  }
+  RunCases({batch});
+}
+
+TEST_P(HostLanesTest, RunsRandomBatches) {
+  std::mt19937_64 random(testing::TestSeed());
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  const int rounds = testing::ScaledCount(6, 300);
+  for (int round = 0; round < rounds && !HasFailure(); ++round) {
+    std::vector<std::vector<Case>> batches(static_cast<std::size_t>(1 + below(5)));
+    for (auto& batch : batches) {
+      batch.resize(static_cast<std::size_t>(below(12)));
+      for (Case& c : batch) {
+        c.seed = random();
+        c.in_place = below(2) == 0;
+        Signature& s = c.signature;
+        s.kind = static_cast<OpKind>(below(core::kOpKindCount));
+        s.dtype = static_cast<DType>(below(core::kDTypeCount - 1));  // all but bool
+        s.shape = {below(3) == 0 ? below(3) : below(900)};
+        if (s.kind == OpKind::kAllReduce) s.reduction = static_cast<ReduceOp>(below(2));
+        if (s.kind == OpKind::kBroadcast) s.root = below(size());
+        if (s.kind == OpKind::kAllGather) {
+          s.shape = {below(20)};
+          for (int r = 0; r < size(); ++r) c.rows.push_back(below(30));
+        }
+      }
+    }
+    RunCases(batches);
+  }
+}
+
+TEST_P(HostLanesTest, ManySmallBatchesAreInFlightAtOnce) {
+  std::vector<std::vector<Case>> batches;
+  for (std::uint64_t i = 0; i < 60; ++i) {
+    batches.push_back(
+        {{.signature = {.shape = {static_cast<std::int64_t>(i % 7)}}, .seed = i, .rows = {}}});
+  }
+  RunCases(batches);
+}
+
+TEST_P(HostLanesTest, WhatNobodyHasCompletesAtOnce) {
+  InprocWorld world(size());
+  RankThreads::Run(size(), [&](int rank) {
+    const std::unique_ptr<Backend> backend = world.Connect(rank);
+    HostLanes lanes(SmallLimits(rank, size(), GetParam().thread), *backend);
+    Case c{.signature = {.shape = {10}}, .rows = {}};
+    Side side;
+    RunBatch batch;
+    batch.items.push_back(MakeItem(c, "w", rank, side));
+    batch.items[0].absent_everywhere = true;
+    lanes.Start(std::move(batch), core::Clock::now());
+    EXPECT_TRUE(side.handle->done());
+    EXPECT_TRUE(side.handle->status().ok());
+    EXPECT_TRUE(lanes.Idle());
+  });
+}
+
+class HostLanesJoinTest : public HostLanesTest {};
+
+INSTANTIATE_TEST_SUITE_P(Modes, HostLanesJoinTest,
+                         ::testing::Values(Mode{2, true}, Mode{4, true}, Mode{3, false}), NameOf);
+
+TEST_P(HostLanesJoinTest, ARankThatHasJoinedTakesPartWithoutTensors) {
+  const int joined = size() - 1;
+  InprocWorld world(size(), {.large_lane_blocks = GetParam().thread});
+  RankThreads::Run(size(), [&](int rank) {
+    const std::unique_ptr<Backend> backend = world.Connect(rank);
+    HostLanes lanes(SmallLimits(rank, size(), GetParam().thread), *backend);
+    std::vector<Case> cases;
+    for (const std::int64_t count : {4, 1200}) {
+      cases.push_back({.signature = {.reduction = ReduceOp::kAverage, .shape = {count}},
+                       .rows = {},
+                       .absent = joined});
+      cases.push_back(
+          {.signature = {.kind = OpKind::kBroadcast, .root = 0, .shape = {count}}, .rows = {}});
+    }
+    std::vector<Side> sides(cases.size());
+    RunBatch batch;
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      batch.items.push_back(MakeItem(cases[i], std::to_string(i), rank, sides[i]));
+      batch.items.back().silent = core::RankRanges{joined};
+      if (rank == joined) batch.items.back().work = nullptr;
+    }
+    lanes.Start(std::move(batch), core::Clock::now());
+    RunToIdle(lanes);
+    for (std::size_t i = 0; i < cases.size() && rank != joined; ++i) {
+      EXPECT_TRUE(sides[i].output.bytes == Expected(cases[i], size()));
+    }
+  });
+}
+
+// ---- failure paths, with a backend that does what the test says ----
+
+class FakeBackend : public Backend {
+ public:
+  class Operation : public Completion {
+   public:
+    bool Poll() override { return done.load(); }
+    Status status() const override { return result; }
+    std::atomic<bool> done{false};
+    Status result;
+  };
+
+  std::string_view name() const override { return "fake"; }
+  bool Supports(OpKind, DType, core::DeviceKind) const override { return true; }
+  Status AddSet(core::SetNumber, const core::RankRanges&) override { return Status::Ok(); }
+  std::unique_ptr<Completion> AllReduceSum(Channel channel, void*, std::int64_t, DType) override {
+    return Run(channel);
+  }
+  std::unique_ptr<Completion> Broadcast(Channel channel, void*, std::int64_t, int) override {
+    return Run(channel);
+  }
+  std::unique_ptr<Completion> AllGather(Channel channel, const void* in, void* out,
+                                        std::int64_t bytes) override {
+    std::memcpy(out, in, static_cast<std::size_t>(bytes));
+    return Run(channel);
+  }
+  std::unique_ptr<Completion> AllGatherV(Channel channel, const void*, void*,
+                                         std::span<const std::int64_t>) override {
+    return Run(channel);
+  }
+  void Abort(const Status& why) override {
+    core::MutexLock lock(mutex_);
+    aborts_.push_back(why);
+    if (abort_frees_) FreeLocked();
+  }
+
+  // The large lane blocks from now on until Free, or until Abort if that frees it.
+  void Block(bool abort_frees) {
+    core::MutexLock lock(mutex_);
+    blocked_ = true;
+    abort_frees_ = abort_frees;
+  }
+  void Free() {
+    core::MutexLock lock(mutex_);
+    FreeLocked();
+  }
+  void FailFrom(int operation, Status why) {
+    core::MutexLock lock(mutex_);
+    fail_from_ = operation;
+    why_ = std::move(why);
+  }
+  // The small lane's operations stay under way from now on.
+  void HoldSmall() {
+    core::MutexLock lock(mutex_);
+    hold_small_ = true;
+  }
+  int operations() const {
+    core::MutexLock lock(mutex_);
+    return operations_;
+  }
+  bool inside() const {
+    core::MutexLock lock(mutex_);
+    return inside_;
+  }
+  std::vector<Status> aborts() const {
+    core::MutexLock lock(mutex_);
+    return aborts_;
+  }
+
+ private:
+  std::unique_ptr<Completion> Run(Channel channel) {
+    auto operation = std::make_unique<Operation>();
+    core::MutexLock lock(mutex_);
+    if (operations_++ >= fail_from_) operation->result = why_;
+    if (channel.lane == fusion::Lane::kLarge) {
+      inside_ = true;
+      while (blocked_) changed_.Wait(mutex_);
+      inside_ = false;
+    }
+    operation->done = channel.lane == fusion::Lane::kLarge || !hold_small_;
+    return operation;
+  }
+  void FreeLocked() SIRTAKI_REQUIRES(mutex_) {
+    blocked_ = false;
+    changed_.NotifyAll();
+  }
+
+  mutable core::Mutex mutex_;
+  core::CondVar changed_;
+  int operations_ SIRTAKI_GUARDED_BY(mutex_) = 0;
+  int fail_from_ SIRTAKI_GUARDED_BY(mutex_) = std::numeric_limits<int>::max();
+  Status why_ SIRTAKI_GUARDED_BY(mutex_);
+  bool hold_small_ SIRTAKI_GUARDED_BY(mutex_) = false;
+  bool blocked_ SIRTAKI_GUARDED_BY(mutex_) = false;
+  bool abort_frees_ SIRTAKI_GUARDED_BY(mutex_) = false;
+  bool inside_ SIRTAKI_GUARDED_BY(mutex_) = false;
+  std::vector<Status> aborts_ SIRTAKI_GUARDED_BY(mutex_);
+};
+
+// Lanes of one rank over the fake, and what they called back.
+struct Bench {
+  explicit Bench(bool thread = true) {
+    HostLanesOptions options = SmallLimits(0, 1, thread);
+    options.on_failure = [this](const Status& why, const std::string& key) {
+      core::MutexLock lock(mutex);
+      failures.emplace_back(why, key);
+    };
+    options.on_progress = [this] { ++progress; };
+    options.backend_owner = backend;
+    lanes = std::make_unique<HostLanes>(std::move(options), *backend);
+  }
+
+  // A batch of one float all-reduce.
+  core::HandlePtr Start(const std::string& name, std::int64_t count) {
+    cases.push_back({.signature = {.shape = {count}}, .in_place = true, .rows = {}});
+    sides.emplace_back();
+    RunBatch batch;
+    batch.items.push_back(MakeItem(cases.back(), name, 0, sides.back()));
+    lanes->Start(std::move(batch), core::Clock::now());
+    return sides.back().handle;
+  }
+  core::HandlePtr StartSmall(const std::string& name) { return Start(name, 1); }
+  core::HandlePtr StartLarge(const std::string& name) { return Start(name, 1000); }
+
+  static void WaitFor(const std::function<bool()>& condition) {
+    const core::TimePoint limit = core::Clock::now() + std::chrono::seconds(30);
+    while (!condition()) {
+      ASSERT_LT(core::Clock::now(), limit);
+      std::this_thread::yield();
+    }
+  }
+  std::vector<std::pair<Status, std::string>> Failures() {
+    core::MutexLock lock(mutex);
+    return failures;
+  }
+
+  std::shared_ptr<FakeBackend> backend = std::make_shared<FakeBackend>();
+  std::list<Case> cases;
+  std::list<Side> sides;
+  core::Mutex mutex;
+  std::vector<std::pair<Status, std::string>> failures SIRTAKI_GUARDED_BY(mutex);
+  std::atomic<int> progress{0};
+  std::unique_ptr<HostLanes> lanes;
+};
+
+const Status kWhy(StatusCode::kBackend, "the wire broke");
+
+TEST(HostLanesFailureTest, AFailureOnTheLargeLaneEndsEverythingOnce) {
+  Bench bench;
+  bench.backend->HoldSmall();
+  const core::HandlePtr small = bench.StartSmall("small");
+  bench.backend->Block(/*abort_frees=*/true);
+  bench.backend->FailFrom(1, kWhy);
+  const core::HandlePtr first = bench.StartLarge("first");
+  const core::HandlePtr second = bench.StartLarge("second");
+  EXPECT_TRUE(bench.lanes->NeedsStepping());
+  Bench::WaitFor([&] { return bench.backend->inside(); });
+  bench.backend->Free();
+  Bench::WaitFor([&] { return small->done() && first->done() && second->done(); });
+  for (const core::HandlePtr& handle : {small, first, second}) {
+    EXPECT_EQ(handle->status().code(), StatusCode::kBackend);
+    EXPECT_EQ(handle->status().message(), "all-reduce of \"first\" (large lane): the wire broke");
+    EXPECT_EQ(handle->status().origin().rank, 0);
+    EXPECT_EQ(handle->status().origin().tensor, "\"first\"");
+  }
+  Bench::WaitFor([&] { return bench.lanes->Idle() && !bench.Failures().empty(); });
+  EXPECT_FALSE(bench.lanes->NeedsStepping());
+  EXPECT_FALSE(bench.lanes->Step(core::Clock::now()));
+
+  // Nothing starts after it.
+  const int operations = bench.backend->operations();
+  EXPECT_EQ(bench.StartSmall("late")->status(), first->status());
+  EXPECT_EQ(bench.StartLarge("late")->status(), first->status());
+  bench.lanes->Abandon({StatusCode::kAborted, "as well"});
+  EXPECT_EQ(bench.backend->operations(), operations);
+  ASSERT_EQ(bench.Failures().size(), 1u);
+  EXPECT_EQ(bench.Failures()[0].first, first->status());
+  EXPECT_EQ(bench.Failures()[0].second, "\"first\"");
+  EXPECT_EQ(bench.backend->aborts(), std::vector<Status>{first->status()});
+}
+
+TEST(HostLanesFailureTest, AFailureInTheMiddleOfAGroupEndsIt) {
+  for (const bool thread : {true, false}) {
+    Bench bench(thread);
+    bench.backend->FailFrom(2, kWhy);
+    const core::HandlePtr handle = bench.StartLarge("w");  // 4000 bytes in windows of 256
+    Bench::WaitFor([&] {
+      bench.lanes->Step(core::Clock::now());
+      return handle->done();
+    });
+    EXPECT_EQ(handle->status().code(), StatusCode::kBackend);
+    Bench::WaitFor([&] { return bench.lanes->Idle() && bench.Failures().size() == 1; });
+    EXPECT_EQ(bench.backend->operations(), 3);
+  }
+}
+
+TEST(HostLanesFailureTest, AFailureOnTheSmallLaneIsReportedFromStep) {
+  Bench bench;
+  bench.backend->FailFrom(0, kWhy);
+  const core::HandlePtr handle = bench.StartSmall("s");
+  bench.lanes->Step(core::Clock::now());
+  ASSERT_TRUE(handle->done());
+  EXPECT_EQ(handle->status().code(), StatusCode::kBackend);
+  ASSERT_EQ(bench.Failures().size(), 1u);
+  EXPECT_EQ(bench.Failures()[0].second, "\"s\"");
+}
+
+TEST(HostLanesFailureTest, AbandonCompletesWhatWaitsAndWhatRuns) {
+  Bench bench;
+  bench.backend->HoldSmall();
+  bench.backend->Block(/*abort_frees=*/true);
+  const std::vector<core::HandlePtr> handles = {bench.StartSmall("a"), bench.StartLarge("b"),
+                                                bench.StartLarge("c")};
+  Bench::WaitFor([&] { return bench.backend->inside(); });
+  const std::vector<core::RunningOperation> running = bench.lanes->Running();
+  ASSERT_EQ(running.size(), 3u);
+  EXPECT_EQ(running[0].what, "all-reduce of \"a\" (small lane)");
+  EXPECT_EQ(running[1].what, "all-reduce of \"b\" (large lane)");
+  EXPECT_EQ(running[2].what, "all-reduce of \"c\" (large lane)");
+  EXPECT_FALSE(bench.lanes->Idle());
+
+  const Status why(StatusCode::kPeerLost, "rank 3 is lost");
+  bench.lanes->Abandon(why);
+  for (const core::HandlePtr& handle : handles) {
+    ASSERT_TRUE(handle->done());
+    EXPECT_EQ(handle->status(), why);
+  }
+  Bench::WaitFor([&] { return bench.lanes->Idle(); });
+  EXPECT_TRUE(bench.lanes->Running().empty());
+  EXPECT_TRUE(bench.Failures().empty());
+}
+
+// What a thread that is stuck in the medium refers to stays, and the destructor does not wait for
+// it.
+TEST(HostLanesFailureTest, AStuckThreadIsLeftBehind) {
+  auto bench = std::make_unique<Bench>();
+  const std::shared_ptr<FakeBackend> backend = bench->backend;
+  backend->Block(/*abort_frees=*/false);
+  auto memory = std::make_shared<std::vector<float>>(1000, 1.0f);
+  const std::weak_ptr<std::vector<float>> watched = memory;
+  auto work = std::make_shared<core::Work>();
+  work->input = work->output = memory->data();
+  work->handle = NewHandle();
+  const core::HandlePtr handle = work->handle;
+  work->keep_alive = std::move(memory);
+  RunItem item;
+  item.key = core::Key::Named(core::kWorldSet, "stuck");
+  item.signature = std::make_shared<const Signature>(Signature{.shape = {1000}});
+  item.work = std::move(work);
+  RunBatch batch;
+  batch.items.push_back(std::move(item));
+  bench->lanes->Start(std::move(batch), core::Clock::now());
+  Bench::WaitFor([&] { return backend->inside(); });
+
+  bench->lanes->Abandon(kWhy);
+  EXPECT_EQ(handle->status(), kWhy);
+  EXPECT_FALSE(bench->lanes->Idle());
+  bench.reset();  // returns, and nothing calls back afterwards
+  EXPECT_FALSE(watched.expired());
+  backend->Free();
+  Bench::WaitFor([&] { return !backend->inside(); });
+  EXPECT_FALSE(watched.expired());
+}
+
+TEST(HostLanesFailureTest, TheDestructorAbandonsWhatIsUnfinished) {
+  for (const bool thread : {true, false}) {
+    Bench bench(thread);
+    bench.backend->HoldSmall();
+    if (thread) bench.backend->Block(/*abort_frees=*/true);
+    const core::HandlePtr small = bench.StartSmall("s");
+    const core::HandlePtr large = bench.StartLarge("l");
+    bench.lanes.reset();
+    EXPECT_EQ(small->status().code(), StatusCode::kShutDown);
+    EXPECT_EQ(large->status().code(), StatusCode::kShutDown);
+  }
+}
+
+TEST(HostLanesFailureTest, ADestructorWithNothingToDoAbortsNobody) {
+  const auto backend = std::make_shared<FakeBackend>();
+  {
+    Bench bench;
+    EXPECT_TRUE(bench.lanes->Idle());
+    bench.lanes.reset();
+    EXPECT_TRUE(bench.backend->aborts().empty());
+  }
+}
+
+TEST(HostLanesFailureTest, ProgressIsRungWhenTheLanesAreIdle) {
+  Bench bench;
+  for (int i = 1; i <= 20; ++i) {
+    const core::HandlePtr handle = bench.StartLarge("w");
+    Bench::WaitFor([&] { return bench.progress == i; });
+    EXPECT_TRUE(handle->done());
+    EXPECT_TRUE(bench.lanes->Idle());
+  }
+}
+
+core::HandlePtr StartGather(Bench& bench,
+                            std::function<void*(const std::vector<std::int64_t>&)> allocate,
+                            std::int64_t rows) {
+  auto work = std::make_shared<core::Work>();
+  work->rows = rows;
+  work->allocate_output = std::move(allocate);
+  work->handle = NewHandle();
+  RunItem item;
+  item.key = core::Key::Named(core::kWorldSet, "gathered");
+  item.signature =
+      std::make_shared<const Signature>(Signature{.kind = OpKind::kAllGather, .shape = {2}});
+  item.work = work;
+  RunBatch batch;
+  batch.items.push_back(std::move(item));
+  bench.lanes->Start(std::move(batch), core::Clock::now());
+  Bench::WaitFor([&] { return work->handle->done(); });
+  return work->handle;
+}
+
+TEST(HostLanesFailureTest, AnAllocationThatThrowsIsAFailure) {
+  Bench bench;
+  const core::HandlePtr handle = StartGather(
+      bench, [](const auto&) -> void* { throw std::runtime_error("the pool is empty"); }, 3);
+  EXPECT_EQ(handle->status().message(),
+            "all-gather of \"gathered\" (large lane): the pool is empty");
+  Bench::WaitFor([&] { return bench.Failures().size() == 1; });
+  EXPECT_EQ(bench.Failures()[0].second, "\"gathered\"");
+}
+
+TEST(HostLanesFailureTest, NoMemoryForAGatherIsAFailure) {
+  Bench oom;
+  EXPECT_THAT(StartGather(
+                  oom, [](const auto&) -> void* { throw std::bad_alloc(); }, 3)
+                  ->status()
+                  .message(),
+              ::testing::HasSubstr("out of host memory"));
+  Bench null;
+  EXPECT_THAT(StartGather(
+                  null, [](const auto&) -> void* { return nullptr; }, 3)
+                  ->status()
+                  .message(),
+              ::testing::HasSubstr("no memory"));
+}
+
+TEST(HostLanesFailureTest, NonsenseRowsAreAFailure) {
+  Bench bench;
+  const auto none = [](const auto&) -> void* { return nullptr; };
+  EXPECT_THAT(StartGather(bench, none, -5)->status().message(), ::testing::HasSubstr("-5 rows"));
+  Bench huge;
+  EXPECT_FALSE(StartGather(huge, none, std::int64_t{1} << 61)->status().ok());
+}
+
+TEST(HostLanesFailureTest, AnUnknownSetIsAFailure) {
+  Bench bench;
+  bench.cases.push_back({.signature = {.shape = {1}}, .rows = {}});
+  bench.sides.emplace_back();
+  RunBatch batch;
+  batch.set = 9;
+  batch.items.push_back(MakeItem(bench.cases.back(), "w", 0, bench.sides.back()));
+  bench.lanes->Start(std::move(batch), core::Clock::now());
+  EXPECT_THAT(bench.sides.back().handle->status().message(), ::testing::HasSubstr("set 9"));
+  EXPECT_EQ(bench.Failures().size(), 1u);
+}
+
+}  // namespace
+}  // namespace sirtaki::ops

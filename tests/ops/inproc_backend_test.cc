@@ -1,0 +1,164 @@
+#include "ops/inproc/inproc_backend.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "tests/support/backend_conformance.h"
+#include "tests/support/rank_threads.h"
+
+namespace sirtaki::ops {
+namespace {
+
+using core::DType;
+using core::Status;
+using core::StatusCode;
+using tests::RankThreads;
+
+constexpr Channel kSmall{core::kWorldSet, fusion::Lane::kSmall};
+constexpr Channel kLarge{core::kWorldSet, fusion::Lane::kLarge};
+
+void RunConformance(int size, InprocOptions options) {
+  InprocWorld world(size, options);
+  RankThreads::Run(size, [&](int rank) {
+    const std::unique_ptr<Backend> backend = world.Connect(rank);
+    tests::BackendConformance conformance(*backend, rank, size);
+    for (const tests::BackendCheck& check : tests::kBackendChecks) {
+      SCOPED_TRACE(check.name);
+      RankThreads::Note(check.name);
+      (conformance.*check.run)();
+    }
+  });
+}
+
+class InprocConformanceTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(InprocConformanceTest, Conforms) { RunConformance(GetParam(), {}); }
+
+TEST_P(InprocConformanceTest, ConformsWhenTheLargeLaneIsPolled) {
+  RunConformance(GetParam(), {.large_lane_blocks = false});
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, InprocConformanceTest, ::testing::Values(1, 2, 3, 4));
+
+TEST(InprocBackendTest, SumsInTheOrderOfTheRanks) {
+  // (1e8 + 1) - 1e8 is 0 in float32, 1e8 - 1e8 + 1 is 1: the order shows.
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    InprocWorld world(3);
+    RankThreads::Run(3, [&](int rank) {
+      const std::unique_ptr<Backend> backend = world.Connect(rank);
+      const float values[] = {1e8f, 1.0f, -1e8f};
+      float value = values[rank];
+      EXPECT_TRUE(backend->AllReduceSum(kLarge, &value, 1, DType::kF32)->status().ok());
+      EXPECT_EQ(value, 0.0f);
+    });
+  }
+}
+
+TEST(InprocBackendTest, MembersThatDisagreeAllGetAnError) {
+  InprocWorld world(3);
+  RankThreads::Run(3, [&](int rank) {
+    const std::unique_ptr<Backend> backend = world.Connect(rank);
+    float values[4] = {};
+    const auto operation = backend->AllReduceSum(kLarge, values, rank == 1 ? 4 : 3, DType::kF32);
+    ASSERT_TRUE(operation->Poll());
+    EXPECT_EQ(operation->status().code(), StatusCode::kBackend);
+    EXPECT_NE(operation->status().message().find("all-reduce of 4 float32"), std::string::npos)
+        << operation->status().message();
+    EXPECT_NE(operation->status().message().find("rank 1"), std::string::npos);
+    // The next operation is another one, and is fine.
+    EXPECT_TRUE(backend->AllReduceSum(kLarge, values, 1, DType::kF32)->status().ok());
+  });
+}
+
+TEST(InprocBackendTest, DifferentRootsAreAnError) {
+  InprocWorld world(2);
+  RankThreads::Run(2, [&](int rank) {
+    const std::unique_ptr<Backend> backend = world.Connect(rank);
+    int value = 0;
+    EXPECT_FALSE(backend->Broadcast(kLarge, &value, 4, rank)->status().ok());
+  });
+}
+
+TEST(InprocBackendTest, RefusesWhatIsImpossibleAtOnce) {
+  InprocWorld world(2);
+  const std::unique_ptr<Backend> backend = world.Connect(0);
+  int value = 0;
+  const auto code = [](const std::unique_ptr<Completion>& operation) {
+    EXPECT_TRUE(operation->Poll());
+    return operation->status().code();
+  };
+  EXPECT_EQ(code(backend->Broadcast(kLarge, &value, 4, 2)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(backend->Broadcast(kLarge, &value, 4, -1)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(backend->AllReduceSum(kLarge, &value, -1, DType::kI32)),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(backend->AllReduceSum(kLarge, &value, 1, DType::kBool)), StatusCode::kUnsupported);
+  const std::vector<std::int64_t> one = {4};
+  EXPECT_EQ(code(backend->AllGatherV(kLarge, &value, &value, one)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(backend->AllGather({5, fusion::Lane::kLarge}, &value, &value, 1)),
+            StatusCode::kInvalidArgument);
+}
+
+TEST(InprocBackendTest, SetsWithOtherMembersAreAMismatch) {
+  InprocWorld world(3);
+  const std::unique_ptr<Backend> zero = world.Connect(0);
+  const std::unique_ptr<Backend> one = world.Connect(1);
+  EXPECT_TRUE(zero->AddSet(1, {0, 1}).ok());
+  EXPECT_TRUE(one->AddSet(1, {0, 1}).ok());
+  EXPECT_EQ(one->AddSet(1, {0, 2}).code(), StatusCode::kMismatch);
+}
+
+TEST(InprocBackendTest, AbortEndsWhatBlocksAndWhatComes) {
+  InprocWorld world(2);
+  const Status why(StatusCode::kPeerLost, "rank 1 is gone");
+  const std::unique_ptr<Backend> backend = world.Connect(0);
+  std::atomic<bool> started{false};
+  Status seen;
+  float value = 1;
+  std::thread blocked([&] {
+    started = true;
+    seen = backend->AllReduceSum(kLarge, &value, 1, DType::kF32)->status();
+  });
+  const auto polled = backend->AllReduceSum(kSmall, &value, 1, DType::kF32);
+  EXPECT_FALSE(polled->Poll());
+  while (!started) std::this_thread::yield();
+  backend->Abort(why);
+  backend->Abort({StatusCode::kAborted, "later"});
+  blocked.join();
+  EXPECT_EQ(seen, why);
+  EXPECT_TRUE(polled->Poll());
+  EXPECT_EQ(polled->status(), why);
+  EXPECT_EQ(backend->AllReduceSum(kSmall, &value, 1, DType::kF32)->status(), why);
+  EXPECT_EQ(backend->AddSet(3, {0}), why);
+}
+
+TEST(InprocBackendTest, ADroppedOperationFailsForTheOthers) {
+  InprocWorld world(2);
+  const std::unique_ptr<Backend> zero = world.Connect(0);
+  const std::unique_ptr<Backend> one = world.Connect(1);
+  {
+    float gone = 1;
+    const auto dropped = zero->AllReduceSum(kSmall, &gone, 1, DType::kF32);
+  }
+  float value = 2;
+  const auto operation = one->AllReduceSum(kSmall, &value, 1, DType::kF32);
+  ASSERT_TRUE(operation->Poll());
+  EXPECT_EQ(operation->status().code(), StatusCode::kAborted);
+  EXPECT_EQ(value, 2);
+}
+
+TEST(InprocBackendTest, ABackendMayOutliveItsWorld) {
+  std::unique_ptr<Backend> backend;
+  {
+    InprocWorld world(1);
+    backend = world.Connect(0);
+  }
+  float value = 3;
+  EXPECT_TRUE(backend->AllReduceSum(kSmall, &value, 1, DType::kF32)->status().ok());
+  EXPECT_EQ(value, 3);
+}
+
+}  // namespace
+}  // namespace sirtaki::ops

@@ -1,0 +1,70 @@
+#include "ops/kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace sirtaki::ops {
+namespace {
+
+using core::DType;
+
+template <typename T>
+void ExpectSums(DType dtype) {
+  for (std::size_t count = 0; count < 70; ++count) {
+    std::vector<T> to(count + 1);
+    std::vector<T> from(count + 1);
+    for (std::size_t i = 0; i <= count; ++i) {
+      to[i] = static_cast<T>(i);
+      from[i] = static_cast<T>(3 * i + 1);
+    }
+    AddInto(dtype, to.data(), from.data(), static_cast<std::int64_t>(count));
+    for (std::size_t i = 0; i < count; ++i) EXPECT_EQ(to[i], static_cast<T>(4 * i + 1));
+    EXPECT_EQ(to[count], static_cast<T>(count)) << "beyond the end";
+  }
+}
+
+TEST(KernelsTest, AddsEveryType) {
+  ExpectSums<std::uint8_t>(DType::kU8);
+  ExpectSums<std::int8_t>(DType::kI8);
+  ExpectSums<std::int16_t>(DType::kI16);
+  ExpectSums<std::int32_t>(DType::kI32);
+  ExpectSums<std::int64_t>(DType::kI64);
+  ExpectSums<float>(DType::kF32);
+  ExpectSums<double>(DType::kF64);
+}
+
+template <typename T>
+void ExpectWraps(DType dtype) {
+  T to = std::numeric_limits<T>::max();
+  const T one = 1;
+  AddInto(dtype, &to, &one, 1);
+  EXPECT_EQ(to, std::numeric_limits<T>::min());
+}
+
+TEST(KernelsTest, IntegersWrap) {
+  ExpectWraps<std::uint8_t>(DType::kU8);
+  ExpectWraps<std::int8_t>(DType::kI8);
+  ExpectWraps<std::int16_t>(DType::kI16);
+  ExpectWraps<std::int32_t>(DType::kI32);
+  ExpectWraps<std::int64_t>(DType::kI64);
+}
+
+TEST(KernelsTest, SaysWhatItSums) {
+  EXPECT_TRUE(HasSum(DType::kU8));
+  EXPECT_TRUE(HasSum(DType::kF64));
+  EXPECT_FALSE(HasSum(DType::kF16));
+  EXPECT_FALSE(HasSum(DType::kBF16));
+  EXPECT_FALSE(HasSum(DType::kBool));
+}
+
+TEST(KernelsDeathTest, ASumOfBoolIsABug) {
+  bool a = true;
+  const bool b = true;
+  EXPECT_DEATH(AddInto(DType::kBool, &a, &b, 1), "no sum");
+}
+
+}  // namespace
+}  // namespace sirtaki::ops

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# run.sh BUILD_DIR: installs Sirtaki from its build folder into a fresh prefix, builds the project of this folder against
+# it, and runs what comes out, alone and on two ranks.
+set -euo pipefail
+build=$1
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cmake=${CMAKE:-cmake}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+"$cmake" --install "$build" --prefix "$work/prefix" >"$work/install.log" || { cat "$work/install.log"; exit 1; }
+cp "$here/CMakeLists.txt" "$here/main.cc" "$work/"
+launcher=()
+if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); export CCACHE_BASEDIR=$work CCACHE_NOHASHDIR=1; fi
+"$cmake" -S "$work" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$work/prefix" "${launcher[@]}"
+"$cmake" --build "$work/build" --verbose
+# Only the installed library may be found.
+ldd "$work/build/outside" | grep -F "libsirtaki.so" | grep -F "$work/prefix" ||
+  { echo "the outside program does not use the installed library:"; ldd "$work/build/outside"; exit 1; }
+"$work/build/outside"
+bash "$here/../support/mpirun.sh" 2 "$work/build/outside"

@@ -1,0 +1,40 @@
+// Makes MPI calls fail on purpose. A program that uses this has these MPI functions of its own,
+// which pass on to MPI (by the PMPI_ names) unless a failure was ordered.
+#pragma once
+
+#include <cstdint>
+
+namespace sirtaki::tests {
+
+enum class MpiCall : std::uint8_t {
+  kIsend,
+  kImprobe,
+  kImrecv,
+  kTest,
+  kAllreduce,
+  kIallreduce,
+  kBcast,
+  kIbcast,
+  kAllgather,
+  kIallgather,
+  kAllgatherv,
+  kIallgatherv,
+  kCommIdup,
+  kCommSplitType,
+  kCommCreateGroup,
+  kCommFree,
+  kFinalize,
+};
+inline constexpr int kMpiCallCount = 17;
+
+// On this rank, the call after `skip` more of its kind does nothing and returns `code`; so do all
+// after it. Thread-safe.
+void FailMpi(MpiCall call, int code, std::int64_t skip = 0);
+
+// All calls go through again.
+void MendMpi();
+
+// How many calls of this kind were made, failed ones included.
+std::int64_t MpiCallsMade(MpiCall call);
+
+}  // namespace sirtaki::tests

@@ -1,0 +1,74 @@
+// Collectives of float32 through a Session, for tests and programs without LibTorch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/work.h"
+#include "frameworks/session.h"
+
+namespace sirtaki::tests {
+
+// A vector under a collective.
+class Vector {
+ public:
+  // An empty name makes an unnamed call. All-reduce and broadcast work in place.
+  Vector(core::OpKind kind, const std::string& name, std::vector<float> values, int root = -1)
+      : memory_(std::make_shared<Memory>()), work_(std::make_shared<core::Work>()) {
+    memory_->values = std::move(values);
+    auto signature = std::make_shared<core::Signature>();
+    signature->kind = kind;
+    signature->root = root;
+    if (kind == core::OpKind::kAllGather) {
+      work_->rows = static_cast<std::int64_t>(memory_->values.size());
+      work_->allocate_output = [memory = memory_.get()](const std::vector<std::int64_t>& rows) {
+        const auto count = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+        memory->gathered.resize(static_cast<std::size_t>(count));
+        return static_cast<void*>(memory->gathered.data());
+      };
+    } else {
+      signature->shape = {static_cast<std::int64_t>(memory_->values.size())};
+      work_->output = memory_->values.data();
+    }
+    work_->input = memory_->values.data();
+    work_->request.key = name.empty() ? core::Key::Unnamed(core::kWorldSet, 0)
+                                      : core::Key::Named(core::kWorldSet, name);
+    work_->request.signature = std::move(signature);
+    work_->keep_alive = memory_;  // a lane that is stuck after a fault still refers to it
+  }
+
+  const std::vector<float>& values() const { return memory_->values; }
+  const std::vector<float>& gathered() const { return memory_->gathered; }
+  core::Work& work() { return *work_; }
+
+  core::Status Submit(frameworks::Session& session, bool will_wait = false) {
+    return session.Submit(work_, will_wait);
+  }
+
+  // Waits as a user's synchronize does.
+  core::Status Synchronize(frameworks::Session& session) {
+    core::Status status = session.Wait(*work_->handle);
+    work_->handle->Observe();
+    return status;
+  }
+
+  core::Status Run(frameworks::Session& session) {
+    core::Status refused = Submit(session, /*will_wait=*/true);
+    return refused.ok() ? Synchronize(session) : refused;
+  }
+
+ private:
+  struct Memory {
+    std::vector<float> values;
+    std::vector<float> gathered;
+  };
+
+  std::shared_ptr<Memory> memory_;
+  core::WorkPtr work_;
+};
+
+}  // namespace sirtaki::tests

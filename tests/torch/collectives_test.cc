@@ -1,0 +1,450 @@
+#include "sirtaki/collectives.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <vector>
+
+#include "tests/torch/torch_ranks.h"
+
+namespace sirtaki::tests {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+const std::vector<torch::ScalarType> kNumberTypes = {
+    torch::kUInt8, torch::kInt8,     torch::kInt16,   torch::kInt32,  torch::kInt64,
+    torch::kHalf,  torch::kBFloat16, torch::kFloat32, torch::kFloat64};
+
+AllreduceOptions Sum(const std::string& name = "") {
+  return AllreduceOptions().name(name).op(ReduceOp::Sum);
+}
+
+TEST(AllreduceTest, SumsEveryTypeOverTheRanks) {
+  RunTorchRanks(3, [](int rank, const Session& session) {
+    for (const auto type : kNumberTypes) {
+      const auto mine = torch::tensor({1, 2, 3}).to(type) * (rank + 1);
+      const auto sum = allreduce(mine, Sum("t"), session);
+      EXPECT_EQ(sum.scalar_type(), type);
+      EXPECT_TRUE(torch::equal(sum, torch::tensor({6, 12, 18}).to(type))) << sum;
+      EXPECT_TRUE(torch::equal(mine, torch::tensor({1, 2, 3}).to(type) * (rank + 1)));
+    }
+  });
+}
+
+TEST(AllreduceTest, AveragesUnlessToldOtherwise) {
+  RunTorchRanks(4, [](int rank, const Session& session) {
+    const auto average = allreduce(torch::full({2, 3}, rank, torch::kDouble), {}, session);
+    EXPECT_TRUE(torch::equal(average, torch::full({2, 3}, 1.5, torch::kDouble)));
+  });
+}
+
+TEST(AllreduceTest, AppliesFactorsBeforeAndAfter) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const auto options = Sum().prescale(0.5).postscale(10);
+    const auto result = allreduce(torch::tensor({2.0, 4.0}) * (rank + 1), options, session);
+    EXPECT_TRUE(torch::equal(result, torch::tensor({30.0, 60.0}))) << result;
+  });
+}
+
+TEST(AllreduceTest, LargeTensorsAreReducedWhole) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const auto mine = torch::arange(3000000, torch::kFloat) * (rank == 0 ? 1 : 2);
+    const auto sum = allreduce(mine, Sum(), session);
+    EXPECT_TRUE(torch::equal(sum, torch::arange(3000000, torch::kFloat) * 3));
+  });
+}
+
+TEST(AllreduceTest, TakesViewsEmptyAndScalarTensors) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    const auto matrix = torch::arange(12, torch::kFloat).reshape({3, 4});
+    EXPECT_TRUE(torch::equal(allreduce(matrix.t(), Sum(), session), matrix.t() * 2));
+    EXPECT_TRUE(torch::equal(allreduce(matrix[1], Sum(), session), matrix[1] * 2));
+    EXPECT_TRUE(torch::equal(allreduce(matrix.slice(1, 1, 4, 2), Sum(), session),
+                             matrix.slice(1, 1, 4, 2) * 2));
+    EXPECT_TRUE(torch::equal(allreduce(torch::ones({1}).expand({5}), Sum(), session),
+                             torch::full({5}, 2.0f)));
+    EXPECT_EQ(allreduce(torch::empty({0, 3}), Sum(), session).sizes(),
+              (std::vector<std::int64_t>{0, 3}));
+    const auto scalar = allreduce(torch::tensor(2.5), Sum(), session);
+    EXPECT_EQ(scalar.dim(), 0);
+    EXPECT_EQ(scalar.item<float>(), 5.0f);
+  });
+}
+
+TEST(AllreduceTest, InPlaceWritesTheTensorItself) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto tensor = torch::full({3}, rank + 1.0);
+    const auto result = allreduce_(tensor, Sum(), session);
+    EXPECT_TRUE(result.is_same(tensor));
+    EXPECT_TRUE(torch::equal(tensor, torch::full({3}, 3.0)));
+  });
+}
+
+TEST(AllreduceTest, InPlaceOnAViewWritesOnlyTheView) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto matrix = torch::ones({4, 4});
+    allreduce_(matrix.slice(1, 0, 2), Sum(), session);
+    EXPECT_EQ(matrix.sum().item<float>(), 8 + 16);
+    EXPECT_EQ(matrix.slice(1, 0, 2).sum().item<float>(), 16);
+  });
+}
+
+TEST(AllreduceTest, InPlaceOnALeafThatRequiresGradKeepsItALeaf) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto leaf = torch::ones({3}, torch::requires_grad());
+    allreduce_(leaf, Sum(), session);
+    EXPECT_TRUE(leaf.is_leaf() && leaf.requires_grad());
+    EXPECT_TRUE(torch::equal(leaf.detach(), torch::full({3}, 2.0f)));
+    EXPECT_FALSE(allreduce(leaf, Sum(), session).requires_grad());
+  });
+}
+
+TEST(AllreduceTest, AutogradSeesThatASavedTensorWasOverwritten) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto leaf = torch::ones({3}, torch::requires_grad());
+    auto doubled = leaf * 2;
+    const auto loss = (doubled * doubled).sum();
+    allreduce_(doubled.detach(), Sum(), session);
+    EXPECT_THROW(loss.backward(), c10::Error);
+  });
+}
+
+TEST(AllreduceTest, IntegerAverageTruncates) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const auto average = allreduce(torch::tensor({rank == 0 ? 1 : 2, -3}), {}, session);
+    EXPECT_TRUE(torch::equal(average, torch::tensor({1, -3}))) << average;
+  });
+}
+
+TEST(AllgatherTest, JoinsDifferentFirstDimensions) {
+  RunTorchRanks(3, [](int rank, const Session& session) {
+    // No row of rank 0, one of rank 1, two of rank 2.
+    const auto rows = torch::full({rank, 2}, rank, torch::kInt);
+    const auto all = allgather(rows, AllgatherOptions().name("rows"), session);
+    EXPECT_TRUE(torch::equal(all, torch::tensor({{1, 1}, {2, 2}, {2, 2}}, torch::kInt))) << all;
+  });
+}
+
+TEST(AllgatherTest, MovesEveryTypeAndViews) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto types = kNumberTypes;
+    types.push_back(torch::kBool);
+    for (const auto type : types) {
+      const auto all = allgather(torch::tensor({rank, 1}).to(type), {}, session);
+      EXPECT_TRUE(torch::equal(all, torch::tensor({0, 1, 1, 1}).to(type))) << all;
+    }
+    const auto matrix = torch::arange(6).reshape({2, 3}) + 6 * rank;
+    const auto all = allgather(matrix.t(), {}, session);
+    EXPECT_TRUE(torch::equal(all.slice(0, 3 * rank, 3 * rank + 3), matrix.t()));
+  });
+}
+
+TEST(AllgatherTest, NothingFromAnyRankIsNothing) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    EXPECT_EQ(allgather(torch::empty({0, 4}), {}, session).sizes(),
+              (std::vector<std::int64_t>{0, 4}));
+    EXPECT_EQ(allgather(torch::empty({2, 0}), {}, session).sizes(),
+              (std::vector<std::int64_t>{4, 0}));
+  });
+}
+
+TEST(AllgatherTest, RefusesScalarsOnEveryRank) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const auto tensor = rank == 0 ? torch::tensor(1.0) : torch::ones({2});
+    const auto text = ErrorOf(ErrorCode::invalid_argument,
+                              [&] { allgather(tensor, AllgatherOptions().name("s"), session); });
+    EXPECT_THAT(text, AllOf(HasSubstr("\"s\""), HasSubstr("0-dimensional"), HasSubstr("rank 0")));
+  });
+}
+
+TEST(BroadcastTest, GivesTheTensorOfTheRoot) {
+  RunTorchRanks(3, [](int rank, const Session& session) {
+    for (int root = 0; root < 3; ++root) {
+      const auto mine = torch::full({2, 2}, rank, torch::kInt);
+      const auto got = broadcast(mine, root, {}, session);
+      EXPECT_TRUE(torch::equal(got, torch::full({2, 2}, root, torch::kInt)));
+      EXPECT_FALSE(got.is_alias_of(mine));
+      EXPECT_TRUE(torch::equal(mine, torch::full({2, 2}, rank, torch::kInt)));
+      auto flag = torch::full({1}, rank == root, torch::kBool);
+      EXPECT_TRUE(broadcast_(flag, root, {}, session).is_same(flag));
+      EXPECT_TRUE(flag.item<bool>());
+    }
+  });
+}
+
+TEST(BroadcastTest, RefusesARootThatIsNoRank) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    const auto text = ErrorOf(ErrorCode::invalid_argument, [&] {
+      broadcast(torch::ones({1}), 2, BroadcastOptions().name("b"), session);
+    });
+    EXPECT_THAT(text, HasSubstr("root rank 2 of a job of 2"));
+  });
+}
+
+// Every rank learns what each group of ranks asked for, and the name works again at once.
+void ExpectMismatch(const std::function<void(int rank, const Session&)>& call,
+                    const std::vector<std::string>& words, ErrorCode code = ErrorCode::mismatch) {
+  RunTorchRanks(3, [&](int rank, const Session& session) {
+    const auto text = ErrorOf(code, [&] { call(rank, session); });
+    EXPECT_THAT(text, HasSubstr("\"w\""));
+    for (const std::string& word : words) EXPECT_THAT(text, HasSubstr(word));
+    const auto sum = allreduce(torch::ones({2}), Sum("w"), session);
+    EXPECT_TRUE(torch::equal(sum, torch::full({2}, 3.0f)));
+  });
+}
+
+TEST(MismatchTest, Shapes) {
+  ExpectMismatch(
+      [](int rank, const Session& session) {
+        allreduce(torch::ones({2, rank == 1 ? 4 : 3}), Sum("w"), session);
+      },
+      {"[2, 3]", "[2, 4]", "ranks 0, 2", "rank 1"});
+}
+
+TEST(MismatchTest, Types) {
+  ExpectMismatch(
+      [](int rank, const Session& session) {
+        allreduce(torch::ones({2}, rank == 2 ? torch::kDouble : torch::kFloat), Sum("w"), session);
+      },
+      {"float32", "float64", "ranks 0-1", "rank 2"});
+}
+
+TEST(MismatchTest, ReduceOps) {
+  ExpectMismatch(
+      [](int rank, const Session& session) {
+        const auto op = rank == 0 ? ReduceOp::Average : ReduceOp::Sum;
+        allreduce(torch::ones({2}), AllreduceOptions().name("w").op(op), session);
+      },
+      {"sum", "average", "rank 0", "ranks 1-2"});
+}
+
+TEST(MismatchTest, KindsOfOperation) {
+  ExpectMismatch(
+      [](int rank, const Session& session) {
+        if (rank == 1) {
+          allgather(torch::ones({2}), AllgatherOptions().name("w"), session);
+        } else {
+          allreduce(torch::ones({2}), Sum("w"), session);
+        }
+      },
+      {"all-gather", "all-reduce", "ranks 0, 2", "rank 1"});
+}
+
+TEST(MismatchTest, Roots) {
+  ExpectMismatch(
+      [](int rank, const Session& session) {
+        broadcast(torch::ones({2}), rank == 1 ? 2 : 0, BroadcastOptions().name("w"), session);
+      },
+      {"root 0", "root 2", "ranks 0, 2", "rank 1"});
+}
+
+TEST(MismatchTest, Factors) {
+  ExpectMismatch(
+      [](int rank, const Session& session) {
+        allreduce(torch::ones({2}), Sum("w").prescale(rank == 0 ? 0.5 : 0.25), session);
+      },
+      {"prescale 0.5", "prescale 0.25", "rank 0", "ranks 1-2"});
+}
+
+// Not the peers' fault, but they must not wait for it.
+TEST(MismatchTest, AnArgumentThatOneRankGotWrong) {
+  const std::vector<std::pair<torch::Tensor, std::string>> wrong = {
+      {torch::Tensor(), "undefined"},
+      {torch::ones({2}, torch::kComplexFloat), "ComplexFloat"},
+      {torch::ones({2}, torch::kBool), "bool"},
+      {torch::ones({2}).to_sparse(), "dense"},
+      {torch::empty({2}, torch::TensorOptions().device(torch::kMeta)), "host memory"},
+  };
+  for (const auto& [tensor, word] : wrong) {
+    ExpectMismatch(
+        [&, bad = tensor](int rank, const Session& session) {
+          allreduce(rank == 1 ? bad : torch::ones({2}), Sum("w"), session);
+        },
+        {word, "rank 1"}, ErrorCode::invalid_argument);
+  }
+}
+
+TEST(MismatchTest, FactorOfAnInteger) {
+  ExpectMismatch(
+      [](int, const Session& session) {
+        allreduce(torch::tensor({1, 2}), Sum("w").postscale(2), session);
+      },
+      {"floating-point"}, ErrorCode::invalid_argument);
+}
+
+TEST(MismatchTest, InPlaceOnExpandedMemory) {
+  ExpectMismatch(
+      [](int, const Session& session) {
+        allreduce_(torch::ones({1}).expand({2}), Sum("w"), session);
+      },
+      {"share memory"}, ErrorCode::invalid_argument);
+}
+
+TEST(HandleTest, SynchronizeGivesTheResultEveryTime) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const Handle handle = allreduce_async(torch::full({2}, rank + 1.0), Sum("a"), session);
+    const Handle copy = handle;
+    EXPECT_TRUE(torch::equal(synchronize(handle), torch::full({2}, 3.0)));
+    EXPECT_TRUE(synchronize(copy).is_same(synchronize(handle)));
+    EXPECT_TRUE(poll(copy));
+  });
+}
+
+TEST(HandleTest, ManyMayBeInFlightInAnyOrder) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    std::vector<Handle> handles(20);
+    for (int i = 0; i < 20; ++i) {
+      const int which = rank == 0 ? i : 19 - i;
+      handles[static_cast<std::size_t>(which)] =
+          allreduce_async(torch::full({5}, which), Sum("t" + std::to_string(which)), session);
+    }
+    for (int i = 0; i < 20; ++i) {
+      const auto sum = synchronize(handles[static_cast<std::size_t>(i)]);
+      EXPECT_EQ(sum[0].item<std::int64_t>(), 2 * i);
+    }
+  });
+}
+
+TEST(HandleTest, PollTurnsTrueWhenTheOthersHaveCome) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    if (rank == 1) {
+      // Only after rank 0 has polled in vain does it ask for this.
+      allreduce(torch::ones({1}), Sum("go"), session);
+      synchronize(allreduce_async(torch::ones({3}), Sum("late"), session));
+      return;
+    }
+    auto tensor = torch::ones({2, 3}).t();  // not flat: poll writes it back
+    const Handle handle = allreduce_async_(tensor.select(1, 0), Sum("late"), session);
+    EXPECT_FALSE(poll(handle));
+    allreduce(torch::ones({1}), Sum("go"), session);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (!poll(handle)) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(tensor.sum().item<float>(), 3 * 2 + 3);
+  });
+}
+
+TEST(HandleTest, AnEmptyHandleIsRefused) {
+  EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [] { synchronize(Handle()); }),
+              HasSubstr("empty"));
+  ErrorOf(ErrorCode::invalid_argument, [] { poll(Handle()); });
+}
+
+TEST(HandleTest, ANameInFlightIsRefusedUntilItsHandleIsUsed) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    const Handle first = allreduce_async(torch::ones({1}), Sum("x"), session);
+    for (int i = 0; i < 2; ++i) {
+      const auto text = ErrorOf(ErrorCode::duplicate_name,
+                                [&] { allreduce_async(torch::ones({1}), Sum("x"), session); });
+      EXPECT_THAT(text, HasSubstr("\"x\""));
+    }
+    EXPECT_EQ(synchronize(first).item<float>(), 2);
+    EXPECT_EQ(allreduce(torch::full({1}, 2.0f), Sum("x"), session).item<float>(), 4);
+  });
+}
+
+TEST(HandleTest, ADroppedHandleGivesTheNameFree) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto tensor = torch::ones({1});
+    allreduce_async_(tensor, Sum("x"), session);
+    allreduce(torch::ones({1}), Sum("behind it"), session);
+    EXPECT_EQ(allreduce(torch::ones({1}), Sum("x"), session).item<float>(), 2);
+  });
+}
+
+TEST(UnnamedTest, AreMatchedByCallOrder) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const Handle a = allreduce_async(torch::full({1}, 1.0 + rank), Sum(), session);
+    const Handle b = allreduce_async(torch::full({2}, 10.0 + rank), Sum(), session);
+    const Handle c = allgather_async(torch::full({1}, rank), {}, session);
+    EXPECT_EQ(synchronize(c).numel(), 2);
+    EXPECT_EQ(synchronize(b)[0].item<double>(), 21);
+    EXPECT_EQ(synchronize(a).item<double>(), 3);
+  });
+}
+
+TEST(SessionTest, KnowsItsPlace) {
+  RunTorchRanks(3, [](int r, const Session& session) {
+    EXPECT_EQ(rank(session), r);
+    EXPECT_EQ(size(session), 3);
+    EXPECT_EQ(local_size(session), 3);
+    EXPECT_EQ(local_rank(session), r);
+    EXPECT_EQ(cross_size(session), 1);
+    EXPECT_EQ(cross_rank(session), 0);
+    EXPECT_TRUE(is_homogeneous(session));
+  });
+}
+
+TEST(SessionTest, HandlesOfAnEndedSessionAreRefused) {
+  std::vector<Handle> handles(2);
+  std::vector<Session> sessions(2);
+  RunTorchRanks(2, [&](int rank, const Session& session) {
+    const auto index = static_cast<std::size_t>(rank);
+    handles[index] = allreduce_async(torch::ones({1}), Sum("h"), session);
+    synchronize(handles[index]);
+    sessions[index] = session;
+  });
+  EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [&] { synchronize(handles[0]); }),
+              HasSubstr("\"h\""));
+  ErrorOf(ErrorCode::not_initialized, [&] { poll(handles[1]); });
+  ErrorOf(ErrorCode::not_initialized, [&] { allreduce(torch::ones({1}), {}, sessions[0]); });
+  ErrorOf(ErrorCode::not_initialized, [&] { rank(sessions[0]); });
+}
+
+TEST(SessionTest, WithoutInitEveryCallSaysSo) {
+  EXPECT_FALSE(is_initialized());
+  EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [] { allreduce(torch::ones({1})); }),
+              HasSubstr("init()"));
+  ErrorOf(ErrorCode::not_initialized, [] { rank(); });
+  ErrorOf(ErrorCode::not_initialized, [] { abort("why"); });
+  shutdown();  // nothing to do
+}
+
+TEST(FailureTest, ACallPastItsTimeoutFailsTheGroupAndNamesTheTensor) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const auto text = ErrorOf(ErrorCode::timed_out, [&] {
+      if (rank == 0) {
+        allreduce(torch::ones({1}), Sum("slow").timeout(std::chrono::milliseconds(50)), session);
+      } else {
+        allreduce(torch::ones({1}), Sum("other"), session);
+      }
+    });
+    EXPECT_THAT(text, HasSubstr("slow"));
+    ErrorOf(ErrorCode::timed_out, [&] { allreduce(torch::ones({1}), {}, session); });
+  });
+}
+
+TEST(FailureTest, AbortEndsTheOthersWithItsReason) {
+  RunTorchRanks(3, [](int rank, const Session& session) {
+    if (rank == 1) abort("the data ran out", session);
+    try {
+      allreduce(torch::ones({1}), Sum("x"), session);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::aborted);
+      EXPECT_EQ(error.origin().rank, 1);
+      EXPECT_THAT(error.what(), HasSubstr("the data ran out"));
+    }
+  });
+}
+
+TEST(WorldOfOneTest, EveryOperationGivesItsInput) {
+  RunTorchRanks(1, [](int, const Session& session) {
+    const auto tensor = torch::arange(6, torch::kDouble).reshape({2, 3});
+    EXPECT_TRUE(torch::equal(allreduce(tensor, {}, session), tensor));
+    EXPECT_TRUE(
+        torch::equal(allreduce(tensor, Sum().prescale(2).postscale(3), session), tensor * 6));
+    EXPECT_TRUE(torch::equal(allgather(tensor, {}, session), tensor));
+    EXPECT_TRUE(torch::equal(broadcast(tensor, 0, {}, session), tensor));
+    EXPECT_THROW(broadcast(tensor, 1, {}, session), Error);
+    EXPECT_THROW(allreduce(tensor.to(torch::kComplexDouble), {}, session), Error);
+  });
+}
+
+}  // namespace
+}  // namespace sirtaki::tests

@@ -1,0 +1,46 @@
+// Threads as ranks, each with a public Session of its own.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "frameworks/inproc_world.h"
+#include "frameworks/session.h"
+#include "frameworks/torch/session_state.h"
+#include "sirtaki/error.h"
+#include "sirtaki/session.h"
+#include "tests/support/rank_threads.h"
+
+namespace sirtaki::tests {
+
+// Runs `body` on `size` threads and ends their sessions when all of them have returned from it.
+inline void RunTorchRanks(int size, const std::function<void(int rank, const Session&)>& body,
+                          const core::Config& config = {}) {
+  const auto world = std::make_shared<frameworks::InprocWorld>(size);
+  RankThreads::Run(size, [&](int rank) {
+    frameworks::StartOptions options;
+    options.config = config;
+    std::shared_ptr<frameworks::Session> session;
+    const core::Status started = frameworks::Session::CreateInproc(world, rank, options, &session);
+    ASSERT_TRUE(started.ok()) << started.ToString();
+    body(rank, Session(std::make_shared<detail::SessionState>(session)));
+    (void)session->Shutdown("the test is over");
+  });
+}
+
+// Calls it and gives the text of the Error that it throws, which must have this code.
+inline std::string ErrorOf(ErrorCode code, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error_code_name(error.code()), error_code_name(code)) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown; expected: " << error_code_name(code);
+  return {};
+}
+
+}  // namespace sirtaki::tests
