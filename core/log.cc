@@ -1,5 +1,6 @@
 #include "core/log.h"
 
+#include <spdlog/details/null_mutex.h>
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
@@ -8,7 +9,6 @@
 #include <array>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "core/thread_annotations.h"
@@ -52,8 +52,8 @@ LogLevel FromSpdlog(spdlog::level::level_enum level) {
   }
 }
 
-// Hands finished lines to a function; the base class holds its lock meanwhile.
-class FunctionSink final : public spdlog::sinks::base_sink<std::mutex> {
+// Hands finished lines to a function. Logger's lock serves for the sinks too.
+class FunctionSink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
  public:
   explicit FunctionSink(LogSink function) : function_(std::move(function)) {}
 
@@ -113,15 +113,11 @@ class Logger {
   }
 
   void Write(LogLevel level, std::string_view text) {
-    std::shared_ptr<spdlog::logger> logger;
-    std::string line;
-    {
-      MutexLock lock(mutex_);
-      logger = logger_;
-      line = OfThisThread().set ? OfThisThread().text : prefix_;
-    }
+    // Held until the line is out: once a sink was replaced it is never called again, and may go.
+    MutexLock lock(mutex_);
+    std::string line = OfThisThread().set ? OfThisThread().text : prefix_;
     line.append(text);
-    logger->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
+    logger_->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
   }
 
  private:
@@ -130,7 +126,6 @@ class Logger {
     Rebuild();
   }
 
-  // A new logger for each change, so that writers need no lock while they format and write.
   void Rebuild() SIRTAKI_REQUIRES(mutex_) {
     std::shared_ptr<spdlog::sinks::sink> sink;
     std::string end_of_line = spdlog::details::os::default_eol;
@@ -138,13 +133,13 @@ class Logger {
       sink = std::make_shared<FunctionSink>(function_);
       end_of_line.clear();
     } else {
-      sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+      sink = std::make_shared<spdlog::sinks::stderr_sink_st>();
     }
     const std::string pattern =
         show_time_ ? "[%Y-%m-%d %H:%M:%S.%f] [sirtaki] [%l] %v" : "[sirtaki] [%l] %v";
     sink->set_formatter(std::make_unique<spdlog::pattern_formatter>(
         pattern, spdlog::pattern_time_type::local, end_of_line));
-    auto logger = std::make_shared<spdlog::logger>("sirtaki", std::move(sink));
+    auto logger = std::make_unique<spdlog::logger>("sirtaki", std::move(sink));
     logger->set_level(spdlog::level::trace);  // ours is checked before
     logger->flush_on(spdlog::level::trace);   // the last line before a crash counts most
     logger_ = std::move(logger);
@@ -155,7 +150,7 @@ class Logger {
   std::string prefix_ SIRTAKI_GUARDED_BY(mutex_);
   bool show_time_ SIRTAKI_GUARDED_BY(mutex_) = true;
   LogSink function_ SIRTAKI_GUARDED_BY(mutex_);
-  std::shared_ptr<spdlog::logger> logger_ SIRTAKI_GUARDED_BY(mutex_);
+  std::unique_ptr<spdlog::logger> logger_ SIRTAKI_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -41,10 +41,12 @@ bool LogEnabled(LogLevel level);
 // One message; a level that is not enabled is dropped. Never throws, whatever happens to the sink.
 void Log(LogLevel level, std::string_view text) noexcept;
 
-// Receives finished lines, without the newline. Called under a lock: it must not log.
+// Receives finished lines, without the newline, one at a time. Called under a lock: it must not
+// log.
 using LogSink = std::function<void(LogLevel level, const std::string& line)>;
 
 // Sends lines to `sink` instead of standard error (a test, a host program); null brings that back.
+// The sink before is not called any more once this returns.
 void SetLogSink(LogSink sink);
 
 }  // namespace sirtaki::core

@@ -36,6 +36,7 @@ Transport::~Transport() {
   // MPI reads from and writes to these until the requests complete, which nobody will wait for: a
   // request on the way cannot be called back. So the memory is given up.
   if (!sending_.empty()) static_cast<void>(new std::vector<Sending>(std::move(sending_)));
+  if (!failed_.empty()) static_cast<void>(new std::vector<Sending>(std::move(failed_)));
   if (receives_left) static_cast<void>(new std::deque<Receiving>(std::move(receiving_)));
 }
 
@@ -47,7 +48,6 @@ bool Transport::Note(Status status) {
 
 void Transport::Send(int rank, Bytes bytes) {
   assert(bytes.size() <= static_cast<std::size_t>(std::numeric_limits<int>::max()));
-  if (!health_.ok()) return;
   if (rank == rank_) {
     to_self_.push_back(std::move(bytes));
     return;
@@ -74,33 +74,34 @@ void Transport::StartSend(int to, Link& link, Bytes bytes) {
     return;
   }
   // A small message is mostly gone already, and then there is nothing to remember.
-  int done = 0;
-  Note(Check(MPI_Test(&sending.request, &done, MPI_STATUS_IGNORE), "MPI_Test of a send"));
-  if (done != 0) return;
+  if (HasLeft(sending)) return;
   ++link.in_flight;
   sending_.push_back(std::move(sending));
 }
 
+bool Transport::HasLeft(Sending& sending) {
+  int done = 0;
+  const int code = MPI_Test(&sending.request, &done, MPI_STATUS_IGNORE);
+  if (code == MPI_SUCCESS) return done != 0;
+  Note(Check(code, ("MPI_Test of MPI_Isend to rank " + std::to_string(sending.to)).c_str()));
+  failed_.push_back(std::move(sending));
+  return true;
+}
+
 bool Transport::Flush() {
-  for (std::size_t i = 0; i < sending_.size() && health_.ok();) {
-    Sending& sending = sending_[i];
-    int done = 0;
-    const int code = MPI_Test(&sending.request, &done, MPI_STATUS_IGNORE);
-    if (code != MPI_SUCCESS) {
-      Note(Check(code, ("MPI_Isend to rank " + std::to_string(sending.to)).c_str()));
-      break;
-    }
-    if (done == 0) {
+  for (std::size_t i = 0; i < sending_.size();) {
+    const int to = sending_[i].to;
+    if (!HasLeft(sending_[i])) {
       ++i;
       continue;
     }
-    --links_[sending.to].in_flight;
-    if (i + 1 != sending_.size()) std::swap(sending, sending_.back());
+    --links_[to].in_flight;
+    if (i + 1 != sending_.size()) std::swap(sending_[i], sending_.back());
     sending_.pop_back();
   }
   if (waiting_ != 0) {
     for (auto& [to, link] : links_) {
-      while (health_.ok() && !link.waiting.empty() && link.in_flight < kMaxInFlight) {
+      while (!link.waiting.empty() && link.in_flight < kMaxInFlight) {
         Bytes bytes = std::move(link.waiting.front());
         link.waiting.pop_front();
         --waiting_;

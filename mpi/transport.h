@@ -27,7 +27,8 @@ class Transport final : public core::Transport {
   // true) is left to MPI together with its memory.
   ~Transport() override;
 
-  // A message is smaller than 2 GiB: the wire format's bounds see to that.
+  // A message is smaller than 2 GiB: the wire format's bounds see to that. After a failure it still
+  // tries, so that the others may learn of it.
   void Send(int rank, core::Bytes bytes) override;
   std::optional<core::Incoming> TryReceive() override;
   bool Flush() override;
@@ -60,6 +61,7 @@ class Transport final : public core::Transport {
   bool StartReceive();  // true if a message was there
   std::optional<core::Incoming> FinishReceive();
   bool Note(core::Status status);  // keeps the first failure; true if ok
+  bool HasLeft(Sending& sending);  // or will never be known to have left
 
   const MPI_Comm comm_;
   const int rank_;
@@ -69,6 +71,7 @@ class Transport final : public core::Transport {
   std::unordered_map<int, Link> links_;
   std::size_t waiting_ = 0;  // messages in all outboxes
   std::vector<Sending> sending_;
+  std::vector<Sending> failed_;      // MPI may still read these
   std::deque<Receiving> receiving_;  // in the order of their matching
 };
 

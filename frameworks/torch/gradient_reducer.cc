@@ -6,12 +6,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <unordered_map>
-#include <unordered_set>
+#include <utility>
 
 #include "core/request.h"
 #include "core/work.h"
 #include "frameworks/torch/agreement.h"
+#include "frameworks/torch/named_parameters.h"
 #include "frameworks/torch/pending_tensor.h"
 #include "frameworks/torch/session_state.h"
 #include "frameworks/torch/tensor_bridge.h"
@@ -21,61 +21,10 @@
 #include "sirtaki/optimizer.h"
 
 namespace sirtaki::detail {
-namespace {
-
-using torch::autograd::variable_list;
-
-// The parameters of an optimizer with their names.
-struct Named {
-  std::vector<std::string> names;
-  std::vector<at::Tensor> parameters;
-  std::string error;  // what is wrong with them on this rank
-};
-
-Named MatchNames(const torch::optim::Optimizer& optimizer, const NamedTensors& named_tensors) {
-  Named named;
-  std::unordered_map<const void*, std::string> name_of;
-  std::unordered_set<std::string> names;
-  for (const auto& [name, tensor] : named_tensors) {
-    if (!names.insert(name).second) {
-      named.error = "the parameter name \"" + name + "\" is given twice";
-      return named;
-    }
-    // Of several names of one tensor (tied weights) the first counts.
-    if (tensor.defined()) name_of.emplace(tensor.unsafeGetTensorImpl(), name);
-  }
-  std::unordered_set<const void*> seen;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      const void* impl = parameter.unsafeGetTensorImpl();
-      if (!seen.insert(impl).second) continue;
-      const auto found = name_of.find(impl);
-      if (found == name_of.end()) {
-        named.error = "parameter " + std::to_string(named.names.size()) + " of the optimizer, " +
-                      TypeAndShape(parameter) + ", has no name in named_parameters";
-        return named;
-      }
-      named.names.push_back(found->second);
-      named.parameters.push_back(parameter);
-    }
-  }
-  return named;
-}
-
-std::vector<std::string> DescribeAll(const Named& named) {
-  std::vector<std::string> list;
-  for (std::size_t i = 0; i < named.names.size(); ++i) {
-    list.push_back("\"" + named.names[i] + "\" " + TypeAndShape(named.parameters[i]) +
-                   (named.parameters[i].requires_grad() ? "" : ", frozen"));
-  }
-  return list;
-}
-
-}  // namespace
 
 class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(Named named, std::string prefix, std::shared_ptr<SessionState> session);
+  Impl(NamedParameters named, std::string prefix, std::shared_ptr<SessionState> session);
   ~Impl();
 
   void AttachHooks();
@@ -89,8 +38,7 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   bool AnyOutstanding() const { return slots_.outstanding() < slots_.size(); }
   std::string FirstOutstanding() const;
 
-  // True from the moment all gradients are averaged until one is written again, or the step is
-  // done.
+  // True once all gradients are averaged, until one is written again or the step is done.
   std::atomic<bool> synchronized{false};
 
  private:
@@ -106,7 +54,8 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
     core::SignaturePtr signature;
 
     at::Tensor gradient;  // the tensor in .grad when it was reported; undefined if there was none
-    at::Tensor moved;     // what is reduced: gradient's own memory, or a flat copy, or zeros
+    std::int64_t version = 0;  // of `gradient` then
+    at::Tensor moved;          // what is reduced: gradient's own memory, or a flat copy, or zeros
     core::HandlePtr handle;
   };
 
@@ -126,6 +75,8 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
 };
 
 namespace {
+
+using torch::autograd::variable_list;
 
 // Hooks outlive the optimizer if somebody else keeps the graph alive; they then do nothing.
 template <class Impl>
@@ -159,7 +110,8 @@ void Erase(Hooks& hooks, const void* hook) {
 
 }  // namespace
 
-GradientReducer::Impl::Impl(Named named, std::string prefix, std::shared_ptr<SessionState> session)
+GradientReducer::Impl::Impl(NamedParameters named, std::string prefix,
+                            std::shared_ptr<SessionState> session)
     : session_(std::move(session)), prefix_(std::move(prefix)), slots_(named.names.size()) {
   if (!active()) return;
   parameters_.resize(named.names.size());
@@ -249,6 +201,7 @@ void GradientReducer::Impl::Submit(Slot& slot, bool will_wait) {
     if (slot.gradient.defined()) {
       slot.moved = Flat(slot.gradient);
       NoteOverwritten(slot.gradient);
+      slot.version = VersionOf(slot.gradient);
     } else {
       slot.moved = at::zeros(slot.parameter.sizes(), slot.parameter.options().requires_grad(false));
     }
@@ -285,12 +238,13 @@ core::Status GradientReducer::Impl::Refused(const Slot& slot) {
 // Puts the average where the optimizer looks for it. Precondition: the handle is done and ok.
 core::Status GradientReducer::Impl::Collect(Slot& slot) {
   at::Tensor& now = slot.parameter.mutable_grad();
-  if (!now.is_same(slot.gradient)) {
+  const bool same = now.is_same(slot.gradient);
+  if (!same || (now.defined() && VersionOf(now) != slot.version)) {
     return core::Status(core::StatusCode::kInvalidArgument,
-                        "the gradient of \"" + slot.name +
-                            "\" was replaced while it was being reduced: call step() or "
-                            "synchronize() on the optimizer before zero_grad() and before "
-                            "changing gradients");
+                        "the gradient of \"" + slot.name + "\" was " +
+                            (same ? "changed" : "replaced") +
+                            " while it was being reduced: call step() or synchronize() on the "
+                            "optimizer before zero_grad() and before changing gradients");
   }
   if (slot.gradient.defined()) {
     if (!slot.moved.is_alias_of(slot.gradient)) slot.gradient.detach().copy_(slot.moved);
@@ -365,7 +319,7 @@ GradientReducer::GradientReducer(const torch::optim::Optimizer& optimizer,
   auto state = StateOf(session);
   const int number = state->NextOptimizerNumber();
   const std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
-  Named named = MatchNames(optimizer, named_parameters);
+  NamedParameters named = MatchNames(optimizer, named_parameters);
   AgreeOnList("parameters of the optimizer" + suffix, DescribeAll(named), named.error, state);
   impl_ = std::make_shared<Impl>(std::move(named), "gradient" + suffix + "/", std::move(state));
   impl_->AttachHooks();
@@ -375,8 +329,13 @@ GradientReducer::GradientReducer(GradientReducer&&) noexcept = default;
 GradientReducer& GradientReducer::operator=(GradientReducer&&) noexcept = default;
 GradientReducer::~GradientReducer() = default;
 
+GradientReducer::Impl& GradientReducer::impl() const {
+  if (impl_) return *impl_;
+  throw Error(ErrorCode::invalid_argument, "the optimizer is empty: it was moved from");
+}
+
 void GradientReducer::BeforeStep(bool with_closure) {
-  impl_->CheckSession();
+  impl().CheckSession();
   if (!impl_->active() || impl_->synchronized.load(std::memory_order_relaxed)) return;
   // A closure makes the gradients; only what a backward() before it has left is waited for here.
   if (with_closure && !impl_->AnyOutstanding()) return;
@@ -386,20 +345,20 @@ void GradientReducer::BeforeStep(bool with_closure) {
 void GradientReducer::AfterStep() { impl_->synchronized.store(false, std::memory_order_relaxed); }
 
 void GradientReducer::Synchronize() {
-  impl_->CheckSession();
+  impl().CheckSession();
   if (!impl_->active() || impl_->synchronized.load(std::memory_order_relaxed)) return;
   impl_->Synchronize();
 }
 
 void GradientReducer::CheckZeroGrad() const {
-  if (!impl_->active() || !impl_->AnyOutstanding()) return;
+  if (!impl().active() || !impl_->AnyOutstanding()) return;
   throw Error(ErrorCode::invalid_argument,
               "zero_grad() while gradients are being reduced (\"" + impl_->FirstOutstanding() +
                   "\" is the first): call step() or synchronize() after backward() first");
 }
 
 std::function<at::Tensor()> GradientReducer::Wrap(std::function<at::Tensor()> closure) {
-  if (!impl_->active()) return closure;
+  if (!impl().active()) return closure;
   return [impl = impl_, closure = std::move(closure)] {
     impl->synchronized.store(false, std::memory_order_relaxed);
     at::Tensor loss = closure();

@@ -1,6 +1,5 @@
 #include "frameworks/torch/tensor_bridge.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/ScalarType.h>
 
@@ -38,7 +37,9 @@ std::optional<core::DType> DTypeOf(at::ScalarType type) {
 std::string WhyNotMovable(const at::Tensor& tensor) {
   if (!tensor.defined()) return "the tensor is undefined";
   std::ostringstream why;
-  if (tensor.layout() != at::kStrided) {
+  if (tensor.is_nested()) {
+    why << "a nested tensor; only dense tensors are supported";
+  } else if (tensor.layout() != at::kStrided) {
     why << "a tensor of layout " << tensor.layout() << "; only dense tensors are supported";
   } else if (!tensor.device().is_cpu()) {
     why << "a tensor on " << tensor.device() << "; this version works on host memory only";
@@ -55,13 +56,11 @@ core::Signature Describe(const at::Tensor& tensor) {
   if (!tensor.defined()) return signature;
   if (const auto dtype = DTypeOf(tensor.scalar_type())) signature.dtype = *dtype;
   if (tensor.device().is_cuda()) signature.device = core::DeviceKind::kCuda;
-  if (tensor.layout() == at::kStrided) {
+  if (tensor.layout() == at::kStrided && !tensor.is_nested()) {
     signature.shape.assign(tensor.sizes().begin(), tensor.sizes().end());
   }
   return signature;
 }
-
-bool LiesFlat(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_neg(); }
 
 at::Tensor Flat(const at::Tensor& tensor) {
   at::NoGradGuard no_grad;
@@ -73,6 +72,10 @@ void NoteOverwritten(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
+std::int64_t VersionOf(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : static_cast<std::int64_t>(tensor._version());
+}
+
 std::string TypeAndShape(const at::Tensor& tensor) {
   if (!tensor.defined()) return "undefined";
   const auto dtype = DTypeOf(tensor.scalar_type());
@@ -82,6 +85,7 @@ std::string TypeAndShape(const at::Tensor& tensor) {
   } else {
     text << c10::toString(tensor.scalar_type());
   }
+  if (tensor.is_nested()) return text.str() + ", nested";
   text << " [";
   const char* separator = "";
   for (const std::int64_t extent : tensor.sizes()) {

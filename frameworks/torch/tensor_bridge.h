@@ -32,6 +32,9 @@ at::Tensor Flat(const at::Tensor& tensor);
 // Tells autograd that the tensor's memory was overwritten behind its back.
 void NoteOverwritten(const at::Tensor& tensor);
 
+// Grows whenever LibTorch writes the tensor in place.
+std::int64_t VersionOf(const at::Tensor& tensor);
+
 // "float32 [3, 4]", for texts.
 std::string TypeAndShape(const at::Tensor& tensor);
 

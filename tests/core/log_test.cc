@@ -98,7 +98,7 @@ TEST_F(LogTest, LinesOfManyThreadsStayWhole) {
       for (int j = 0; j < 100; ++j) Log(LogLevel::kInfo, "line");
     });
   }
-  ConfigureLog({LogLevel::kInfo, false, {}});  // replaced while they write
+  for (int i = 0; i < 20; ++i) ConfigureLog({LogLevel::kInfo, false, {}});  // replaced meanwhile
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(lines_.size(), 400U);
   for (const auto& [level, line] : lines_) EXPECT_EQ(line, "[sirtaki] [info] line");

@@ -154,6 +154,7 @@ TEST(ConvertTest, FloatsAreScaledInTheirOwnPrecision) {
 
 TEST(ConvertTest, AnAverageIsTheSumDividedNotMultiplied) {
   std::vector<float> values;
+  values.reserve(1000);
   for (int i = 0; i < 1000; ++i) values.push_back(static_cast<float>(i) * 0.37f);
   for (const std::int64_t n : {1, 2, 3, 5, 7, 8}) {
     std::vector<float> out = values;

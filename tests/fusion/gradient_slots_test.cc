@@ -46,6 +46,7 @@ TEST(GradientSlotsTest, ThreadsShareTheSlots) {
   std::atomic<int> wins{0};
   std::barrier step(kThreads + 1);
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       for (int s = 0; s < kSteps; ++s) {

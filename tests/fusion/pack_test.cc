@@ -16,6 +16,7 @@ using core::DType;
 
 std::vector<Piece> Shapes(const std::vector<std::int64_t>& counts) {
   std::vector<Piece> pieces;
+  pieces.reserve(counts.size());
   for (const std::int64_t count : counts) pieces.push_back({.count = count});
   return pieces;
 }

@@ -211,7 +211,7 @@ void ExpectGoodPlan(const RunBatch& batch, const Limits& limits, const std::vect
     EXPECT_EQ(group.lane, gather || bytes > limits.small_bytes ? Lane::kLarge : Lane::kSmall);
   }
   for (std::size_t i = 0; i < batch.items.size(); ++i) {
-    EXPECT_EQ(seen.count(i) == 0, batch.items[i].absent_everywhere) << "item " << i;
+    EXPECT_EQ(!seen.contains(i), batch.items[i].absent_everywhere) << "item " << i;
   }
 }
 

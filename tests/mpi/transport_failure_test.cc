@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "mpi/communicators.h"
@@ -64,18 +65,43 @@ TEST_F(TransportFailureTest, FailedProbeShowsInHealth) {
       << transport_->health().ToString();
 }
 
-TEST_F(TransportFailureTest, FirstFailureStaysAndNothingIsCalledAfterIt) {
+TEST_F(TransportFailureTest, FirstFailureStaysAndNothingIsReceivedAfterIt) {
   FailMpi(MpiCall::kImprobe, MPI_ERR_INTERN);
   EXPECT_FALSE(transport_->TryReceive().has_value());
   const Status first = transport_->health();
   tests::MendMpi();
   const std::int64_t probes = MpiCallsMade(MpiCall::kImprobe);
-  const std::int64_t sends = MpiCallsMade(MpiCall::kIsend);
-  transport_->Send(Next(), Bytes(4));
   EXPECT_FALSE(transport_->TryReceive().has_value());
   EXPECT_EQ(MpiCallsMade(MpiCall::kImprobe), probes);
-  EXPECT_EQ(MpiCallsMade(MpiCall::kIsend), sends);
   EXPECT_EQ(transport_->health(), first);
+}
+
+TEST_F(TransportFailureTest, RankThatCanNoLongerReceiveCanStillTellWhy) {
+  if (communicators_->size() > 1) {
+    if (communicators_->rank() == 1) {
+      FailMpi(MpiCall::kImprobe, MPI_ERR_INTERN);
+      EXPECT_FALSE(transport_->TryReceive().has_value());
+      EXPECT_FALSE(transport_->health().ok());
+      transport_->Send(0, Bytes(7));
+      EXPECT_TRUE(transport_->Flush());
+    } else if (communicators_->rank() == 0) {
+      const core::TimePoint deadline = Clock::now() + std::chrono::seconds(30);
+      std::optional<core::Incoming> incoming;
+      while (!incoming && Clock::now() < deadline) incoming = transport_->TryReceive();
+      ASSERT_TRUE(incoming.has_value());
+      EXPECT_EQ(incoming->bytes.size(), 7U);
+    }
+  }
+  EXPECT_TRUE(tests::TrueOnAllRanks(true));
+}
+
+TEST_F(TransportFailureTest, FailureWhileLookingAfterASendShowsInHealth) {
+  if (communicators_->size() == 1) return;
+  FailMpi(MpiCall::kTest, MPI_ERR_INTERN);
+  transport_->Send(Next(), Bytes(4));
+  EXPECT_EQ(transport_->health().message().find("MPI_Test of MPI_Isend to rank "), 0U)
+      << transport_->health().ToString();
+  EXPECT_TRUE(transport_->Flush());  // there is nothing more to be learned about it
 }
 
 TEST_F(TransportFailureTest, FailedReceiveShowsInHealth) {

@@ -285,6 +285,7 @@ class HostLanesTest : public ::testing::TestWithParam<Mode> {
       const std::unique_ptr<Backend> backend = world.Connect(rank);
       HostLanes lanes(SmallLimits(rank, size(), GetParam().thread), *backend);
       std::vector<std::vector<Side>> sides;
+      sides.reserve(batches.size());
       for (const auto& cases : batches) sides.emplace_back(cases.size());
       for (std::size_t b = 0; b < batches.size(); ++b) {
         RunBatch batch{.set = core::kWorldSet, .number = b, .items = {}};

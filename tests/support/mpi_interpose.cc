@@ -14,23 +14,27 @@ struct Order {
   std::atomic<std::int64_t> made{0};
   std::atomic<std::int64_t> fail_from{std::numeric_limits<std::int64_t>::max()};
   std::atomic<int> code{MPI_SUCCESS};
+  std::atomic<MpiFailure> failure{MpiFailure::kInstead};
 };
 std::array<Order, kMpiCallCount> orders;
 
 Order& Of(MpiCall call) { return orders[static_cast<std::size_t>(call)]; }
 
-// MPI_SUCCESS: make the call.
-int Verdict(MpiCall call) {
+template <typename Function>
+int Pass(MpiCall call, const Function& make) {
   Order& order = Of(call);
-  const std::int64_t number = order.made.fetch_add(1);
-  return number >= order.fail_from.load() ? order.code.load() : MPI_SUCCESS;
+  const bool fails = order.made.fetch_add(1) >= order.fail_from.load();
+  if (fails && order.failure.load() == MpiFailure::kInstead) return order.code.load();
+  const int code = make();
+  return fails ? order.code.load() : code;
 }
 
 }  // namespace
 
-void FailMpi(MpiCall call, int code, std::int64_t skip) {
+void FailMpi(MpiCall call, int code, std::int64_t skip, MpiFailure failure) {
   Order& order = Of(call);
   order.code.store(code);
+  order.failure.store(failure);
   order.fail_from.store(order.made.load() + skip);
 }
 
@@ -44,9 +48,8 @@ std::int64_t MpiCallsMade(MpiCall call) { return Of(call).made.load(); }
 
 // The names and arguments are MPI's.
 // NOLINTBEGIN
-#define SIRTAKI_PASS_ON(call, name, ...)                                      \
-  const int verdict = sirtaki::tests::Verdict(sirtaki::tests::MpiCall::call); \
-  return verdict == MPI_SUCCESS ? P##name(__VA_ARGS__) : verdict
+#define SIRTAKI_PASS_ON(call, name, ...) \
+  return sirtaki::tests::Pass(sirtaki::tests::MpiCall::call, [&] { return P##name(__VA_ARGS__); })
 
 extern "C" {
 

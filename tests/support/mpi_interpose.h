@@ -27,9 +27,15 @@ enum class MpiCall : std::uint8_t {
 };
 inline constexpr int kMpiCallCount = 17;
 
-// On this rank, the call after `skip` more of its kind does nothing and returns `code`; so do all
-// after it. Thread-safe.
-void FailMpi(MpiCall call, int code, std::int64_t skip = 0);
+enum class MpiFailure : std::uint8_t {
+  kInstead,  // the call does nothing; those of other ranks that wait for it never end
+  kAfter,    // the call is made, but says that it failed
+};
+
+// On this rank, the call after `skip` more of its kind returns `code`, and so do all after it.
+// Thread-safe.
+void FailMpi(MpiCall call, int code, std::int64_t skip = 0,
+             MpiFailure failure = MpiFailure::kInstead);
 
 // All calls go through again.
 void MendMpi();

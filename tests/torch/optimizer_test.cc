@@ -330,6 +330,31 @@ TEST(MisuseTest, GradientsReplacedThroughTheModule) {
   });
 }
 
+TEST(MisuseTest, GradientsZeroedInPlaceThroughTheModule) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    SmallNet net;
+    auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+    Loss(net, BatchOfRank(0, 0)).backward();
+    net.zero_grad(/*set_to_none=*/false);
+    const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); });
+    EXPECT_THAT(text, AllOf(HasSubstr("hidden."), HasSubstr("changed")));
+    optimizer.zero_grad();
+    Loss(net, BatchOfRank(0, 0)).backward();
+    optimizer.step();
+  });
+}
+
+TEST(MisuseTest, AnOptimizerThatWasMovedFrom) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    SmallNet net;
+    auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+    auto moved = std::move(optimizer);
+    // NOLINTNEXTLINE(bugprone-use-after-move): that is what is tested
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); }),
+                HasSubstr("moved from"));
+  });
+}
+
 // ---- making one ----
 
 struct OneLayer : torch::nn::Module {
@@ -452,6 +477,22 @@ TEST(WrapTest, LeavesNoHooksBehind) {
     EXPECT_TRUE(node->pre_hooks().empty());
     loss.backward();
     EXPECT_TRUE(net.output->bias.grad().defined());
+  });
+}
+
+TEST(WrapTest, MayBeDestroyedWhileGradientsAreBeingReduced) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    SmallNet net;
+    for (int i = 0; i < 3; ++i) {
+      auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+      optimizer.zero_grad();
+      Loss(net, BatchOfRank(0, rank)).backward();
+    }
+    auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+    optimizer.zero_grad();
+    Loss(net, BatchOfRank(0, rank)).backward();
+    optimizer.step();
+    EXPECT_LT(Distance(net.parameters(), TrainAlone(MakeSgd, 1, 2)), 1e-13);
   });
 }
 

@@ -77,11 +77,11 @@ TEST(InitTest, MayBeCalledAgainAfterShutdownAndOldObjectsAreRefused) {
 }
 
 TEST(InitTest, ASecondCallDoesNothingButNewOptionsAreRefused) {
-  init(InitOptions().set("stall_limit", "9m"));
+  init(InitOptions().set("stall_limit", "9min"));
   init();
-  init(InitOptions().set("stall_limit", "9m"));
+  init(InitOptions().set("stall_limit", "9min"));
   EXPECT_THAT(
-      ErrorOf(ErrorCode::invalid_argument, [] { init(InitOptions().set("stall_limit", "8m")); }),
+      ErrorOf(ErrorCode::invalid_argument, [] { init(InitOptions().set("stall_limit", "8min")); }),
       HasSubstr("shutdown()"));
   EXPECT_EQ(allreduce(torch::ones({1}), Sum()).item<float>(), static_cast<float>(size()));
   shutdown();

@@ -47,6 +47,7 @@ class SIRTAKI_API GradientReducer {
 
  private:
   class Impl;
+  Impl& impl() const;  // throws if moved from
   std::shared_ptr<Impl> impl_;
 };
 

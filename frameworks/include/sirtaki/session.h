@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -33,7 +34,7 @@ class SIRTAKI_API Session {
 };
 
 // Options by the names of docs/configuration.md:
-//   sirtaki::init(sirtaki::InitOptions().set("stall_limit", "10m").set("log_level", "debug"));
+//   sirtaki::init(sirtaki::InitOptions().set("stall_limit", "10min").set("log_level", "debug"));
 // They beat the environment. A name or value that is not allowed is refused by init().
 class InitOptions {
  public:
@@ -44,16 +45,10 @@ class InitOptions {
   InitOptions& set(std::string option, const char* value) {
     return set(std::move(option), std::string(value));
   }
-  InitOptions& set(std::string option, bool value) {
-    return set(std::move(option), std::string(value ? "true" : "false"));
-  }
-  InitOptions& set(std::string option, int value) {
-    return set(std::move(option), std::to_string(value));
-  }
-  InitOptions& set(std::string option, long value) {
-    return set(std::move(option), std::to_string(value));
-  }
-  InitOptions& set(std::string option, double value) {
+  // Numbers; times in seconds.
+  template <class T, std::enable_if_t<std::is_arithmetic<T>::value, int> = 0>
+  InitOptions& set(std::string option, T value) {
+    if (std::is_same<T, bool>::value) return set(std::move(option), value ? "true" : "false");
     return set(std::move(option), std::to_string(value));
   }
 

@@ -1,0 +1,15 @@
+# A rank that lives and answers but does not submit: late, not lost. A warning that names the tensor and
+# the rank, and after the limit an error on every rank.
+. "$(dirname "$0")/faults.sh"
+
+lose "" 3 absent 1 --sirtaki-ping-interval=0.2 --sirtaki-peer-timeout=1 --sirtaki-stall-warning=0.5 \
+  --sirtaki-stall-limit=3
+grep -E 'warning.*"step5".*not submitted by rank 1' "$output" || fail 'no warning'
+grep -qE 'rank 1 last submitted "step4"' "$output" || fail 'the warning does not say what rank 1 did last'
+grep -qE '^(rank [02] after|victim 1)' "$output" || fail 'no error'
+# The first rank to end takes the job along, so the others may say nothing.
+for rank in 0 2; do
+  # Three seconds and what a slow machine needs, but not before they have passed.
+  ! grep -q "^rank $rank after" "$output" ||
+    expect $rank '"step5" has waited .* for rank 1, longer than stall_limit' 9000 2900
+done

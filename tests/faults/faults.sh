@@ -1,0 +1,61 @@
+# What the scripts here share: source it, with the folder of the programs as $1.
+set -euo pipefail
+
+bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+output=$(mktemp)
+
+# Ranks that a failed test has left (stopped ones do not end by themselves), by their own word.
+clean_up() {
+  local process
+  for process in $(sed -n 's/^rank [0-9]* is process \([0-9]*\)$/\1/p' "$output"); do
+    if [ "$(cat "/proc/$process/comm" 2>/dev/null)" = lose_a_rank ]; then
+      kill -KILL "$process" 2>/dev/null || true
+    fi
+  done
+  rm -f "$output"
+}
+trap clean_up EXIT
+
+fail() {
+  printf 'FAILED: %s\n--- the output was:\n' "$*"
+  cat "$output"
+  exit 1
+}
+
+# The mpirun flag that keeps the other ranks alive when one dies; skips the test where there is none.
+flag_to_survive() {
+  local version
+  version=$("${MPIEXEC:-mpirun}" --version 2>&1 | head -n 3)
+  case $version in
+    *"Open MPI"* | *OpenRTE* | *PRRTE*) echo --enable-recovery ;;
+    *HYDRA* | *MPICH*) echo -disable-auto-cleanup ;;
+    *)
+      printf 'SKIPPED: how to keep ranks alive under this mpirun is not known: %s\n' "$version" >&2
+      exit 77
+      ;;
+  esac
+}
+
+# lose MPIRUN-FLAGS RANKS WHAT VICTIM [OPTION...]: runs lose_a_rank; its output is in $output. Whatever
+# mpirun returns: it may be the victim's end or a survivor's. But a hang is a failure.
+lose() {
+  local flags=$1 ranks=$2 code=0
+  shift 2
+  SIRTAKI_MPIRUN_FLAGS=$flags SIRTAKI_TEST_SECONDS=45 bash "$here/../support/mpirun.sh" "$ranks" \
+    "$bindir/lose_a_rank" "$@" >"$output" 2>&1 || code=$?
+  [ "$code" -ne 124 ] && [ "$code" -ne 137 ] || fail "lose_a_rank $*: does not end"
+  ! grep -q 'WRONG SUM' "$output" || fail "lose_a_rank $*: a wrong result was taken for a right one"
+}
+
+# expect RANK PATTERN LIMIT [LEAST]: that rank's error, which took at most LIMIT milliseconds and not
+# less than LEAST.
+expect() {
+  local line milliseconds
+  line=$(grep -E "^rank $1 after [0-9]+ ms: " "$output" | head -n 1) || fail "rank $1 says nothing"
+  printf '%s\n' "$line" | grep -qE "$2" || fail "rank $1 does not say '$2'"
+  milliseconds=$(printf '%s\n' "$line" | sed 's/^rank [0-9]* after \([0-9]*\) ms.*/\1/')
+  [ "$milliseconds" -le "$3" ] || fail "rank $1 took $milliseconds ms, allowed are $3"
+  [ "$milliseconds" -ge "${4:-0}" ] || fail "rank $1 took $milliseconds ms only, expected are ${4:-0}"
+  printf '%s\n' "$line"
+}

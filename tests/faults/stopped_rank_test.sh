@@ -1,0 +1,22 @@
+# A rank that is stopped (SIGSTOP): its process is there and its connections stand, but it does not
+# answer. As good as lost.
+. "$(dirname "$0")/faults.sh"
+
+options=(--sirtaki-ping-interval=0.5 --sirtaki-peer-timeout=2)
+limit=8000
+
+for what in stopped stopped-large; do
+  printf '== %s: a leaf\n' "$what"
+  lose "" 3 "$what" 2 "${options[@]}"
+  # The first to end takes the job along, so only one is sure to say something.
+  grep -qE '^rank [01] after' "$output" || fail 'no rank noticed'
+  for rank in 0 1; do
+    ! grep -q "^rank $rank after" "$output" || expect $rank 'rank 2 is lost' $limit
+  done
+  printf '== %s: the root of the tree\n' "$what"
+  lose "" 3 "$what" 0 "${options[@]}"
+  grep -qE '^rank [12] after' "$output" || fail 'no rank noticed'
+  for rank in 1 2; do
+    ! grep -q "^rank $rank after" "$output" || expect $rank 'rank 0 is lost' $limit
+  done
+done

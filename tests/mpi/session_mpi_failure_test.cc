@@ -1,0 +1,111 @@
+// RANKS: 2 3 4
+// One rank's MPI fails: every rank learns of it, and why. Each test leaves the world as after a
+// failure, so it takes new communicators for each session.
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "frameworks/session.h"
+#include "tests/support/mpi_interpose.h"
+#include "tests/support/mpi_main.h"
+#include "tests/support/session_calls.h"
+
+namespace sirtaki::frameworks {
+namespace {
+
+using core::OpKind;
+using core::Status;
+using core::StatusCode;
+using std::chrono::milliseconds;
+using tests::FailMpi;
+using tests::MpiCall;
+using tests::Vector;
+
+// What goes wrong, and on which rank.
+struct Failure {
+  const char* name;
+  MpiCall call;
+  std::size_t elements;  // of the all-reduce that meets it
+  core::MpiThreads threads;
+};
+
+class SessionMpiFailureTest : public testing::TestWithParam<Failure> {
+ protected:
+  void SetUp() override {
+    StartOptions options;
+    options.environment = {};
+    options.config.start_timeout = std::chrono::seconds(20);
+    options.config.ping_interval = milliseconds(200);
+    options.config.peer_timeout = milliseconds(1500);
+    options.config.mpi_threads = GetParam().threads;
+    const Status status = Session::CreateMpi(options, &session_);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    Vector vector(OpKind::kAllReduce, "before", {1.0F});
+    ASSERT_TRUE(vector.Run(*session_).ok());
+    ASSERT_TRUE(tests::TrueOnAllRanks(true));
+  }
+
+  void TearDown() override {
+    EXPECT_FALSE(session_->Shutdown("the test is over").ok());
+    session_.reset();
+    tests::MendMpi();
+    EXPECT_TRUE(tests::TrueOnAllRanks(true));
+  }
+
+  std::shared_ptr<Session> session_;
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Calls, SessionMpiFailureTest,
+    testing::Values(
+        Failure{"MPI_Iallreduce", MpiCall::kIallreduce, 1, core::MpiThreads::kMultiple},
+        Failure{"MPI_Allreduce", MpiCall::kAllreduce, 1 << 18, core::MpiThreads::kMultiple},
+        Failure{"MPI_Iallreduce", MpiCall::kIallreduce, 1 << 18, core::MpiThreads::kSerialized},
+        Failure{"MPI_Improbe", MpiCall::kImprobe, 1, core::MpiThreads::kMultiple},
+        Failure{"MPI_Isend", MpiCall::kIsend, 1, core::MpiThreads::kMultiple},
+        Failure{"MPI_Test", MpiCall::kTest, 1, core::MpiThreads::kMultiple}),
+    [](const auto& failure) {
+      return std::string(failure.param.name) + (failure.param.elements > 1 ? "_large" : "_small") +
+             (failure.param.threads == core::MpiThreads::kSerialized ? "_serialized" : "");
+    });
+
+TEST_P(SessionMpiFailureTest, EndsTheSessionOnEveryRank) {
+  const int last = session_->topology().size - 1;
+  const bool fails = session_->topology().rank == last;
+  // Collectives fail afterwards, or the other ranks would be stuck in theirs for good.
+  if (fails) {
+    FailMpi(GetParam().call, MPI_ERR_INTERN, /*skip=*/0,
+            GetParam().call == MpiCall::kAllreduce || GetParam().call == MpiCall::kIallreduce
+                ? tests::MpiFailure::kAfter
+                : tests::MpiFailure::kInstead);
+  }
+  // A call or two may still go through: the failure is in what MPI is used for next.
+  Status status;
+  const auto deadline = core::Clock::now() + std::chrono::seconds(15);
+  for (int i = 0; status.ok() && core::Clock::now() < deadline; ++i) {
+    Vector vector(OpKind::kAllReduce, "w" + std::to_string(i),
+                  std::vector<float>(GetParam().elements, 1.0F));
+    status = vector.Run(*session_);
+  }
+  EXPECT_FALSE(status.ok());
+  EXPECT_EQ(session_->fault().code(), status.code()) << session_->fault().ToString();
+  // A rank whose collectives fail tells the others what MPI said; one that can send nothing any
+  // more is lost to them.
+  const bool can_tell = GetParam().call != MpiCall::kIsend;
+  if (fails || can_tell) {
+    EXPECT_EQ(status.code(), StatusCode::kBackend) << status.ToString();
+    EXPECT_NE(status.ToString().find(GetParam().name), std::string::npos) << status.ToString();
+    EXPECT_EQ(status.origin().rank, last) << status.ToString();
+  } else {
+    EXPECT_EQ(status.code(), StatusCode::kPeerLost) << status.ToString();
+    EXPECT_NE(status.ToString().find("rank " + std::to_string(last)), std::string::npos)
+        << status.ToString();
+  }
+}
+
+}  // namespace
+}  // namespace sirtaki::frameworks
