@@ -44,17 +44,24 @@ Row Latency(const Setup& setup) {
       setup.rounds,
       [&] {
         return Timed([&] {
-                 for (int i = 0; i < kCalls; ++i) allreduce_(one, AllreduceOptions().name("latency"));
-               }) / kCalls;
+                 for (int i = 0; i < kCalls; ++i)
+                   allreduce_(one, AllreduceOptions().name("latency"));
+               }) /
+               kCalls;
       },
       [&] {
         return Timed([&] {
                  for (int i = 0; i < kCalls; ++i) {
                    MPI_Allreduce(MPI_IN_PLACE, &raw, 1, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
                  }
-               }) / kCalls;
+               }) /
+               kCalls;
       });
-  return {"all-reduce of 4 bytes, synchronous", size(), pair.ours * 1e6, "us", "MPI_Allreduce",
+  return {"all-reduce of 4 bytes, synchronous",
+          size(),
+          pair.ours * 1e6,
+          "us",
+          "MPI_Allreduce",
           pair.reference * 1e6};
 }
 
@@ -73,7 +80,8 @@ Row ResNet50(const Setup& setup) {
       [&] {
         return Timed([&] {
           std::vector<Handle> handles;
-          for (std::size_t i = gradients.size(); i-- > 0;) {  // as backward does, the last layer first
+          for (std::size_t i = gradients.size();
+               i-- > 0;) {  // as backward does, the last layer first
             handles.push_back(allreduce_async_(gradients[i], AllreduceOptions().name(names[i])));
           }
           for (const Handle& handle : handles) synchronize(handle);
@@ -85,7 +93,11 @@ Row ResNet50(const Setup& setup) {
                         MPI_COMM_WORLD);
         });
       });
-  return {"161 gradients of ResNet-50, 102 MB", size(), pair.ours * 1e3, "ms", "MPI_Allreduce in place",
+  return {"161 gradients of ResNet-50, 102 MB",
+          size(),
+          pair.ours * 1e3,
+          "ms",
+          "MPI_Allreduce in place",
           pair.reference * 1e3};
 }
 
@@ -106,7 +118,8 @@ Row SmallTensors(const Setup& setup) {
           std::vector<Handle> handles;
           for (int i = 0; i < kTensors; ++i) {
             const auto index = static_cast<std::size_t>(i);
-            handles.push_back(allreduce_async_(tensors[index], AllreduceOptions().name(names[index])));
+            handles.push_back(
+                allreduce_async_(tensors[index], AllreduceOptions().name(names[index])));
           }
           for (const Handle& handle : handles) synchronize(handle);
         });
@@ -130,8 +143,12 @@ Row Idle(const Setup& setup) {
   const auto start = Clock::now();
   ::sleep(static_cast<unsigned>(setup.idle_seconds));
   const double used = (CpuSeconds() - cpu) / Seconds(Clock::now() - start);
-  return {"idle for " + std::to_string(setup.idle_seconds) + " s", size(), Slowest(used) * 100, "% core",
-          "goal 1 %", 1.0};
+  return {"idle for " + std::to_string(setup.idle_seconds) + " s",
+          size(),
+          Slowest(used) * 100,
+          "% core",
+          "goal 1 %",
+          1.0};
 }
 
 Row Waiting(const Setup& setup) {
@@ -142,8 +159,12 @@ Row Waiting(const Setup& setup) {
   if (rank() == size() - 1) ::sleep(static_cast<unsigned>(setup.idle_seconds));
   allreduce_(one, AllreduceOptions().name("late"));
   const double used = (CpuSeconds() - cpu) / Seconds(Clock::now() - start);
-  return {"synchronize, a peer late by " + std::to_string(setup.idle_seconds) + " s", size(),
-          Slowest(used) * 100, "% core", "goal 5 %", 5.0};
+  return {"synchronize, a peer late by " + std::to_string(setup.idle_seconds) + " s",
+          size(),
+          Slowest(used) * 100,
+          "% core",
+          "goal 5 %",
+          5.0};
 }
 
 int Main(int argc, char** argv) {

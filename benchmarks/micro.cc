@@ -22,8 +22,8 @@ void BM_Memcpy(benchmark::State& state) {
 }
 BENCHMARK(BM_Memcpy)->Arg(1 << 16)->Arg(1 << 20);
 
-// One rank's share of a step: 161 tensors with ids, reported, encoded, decoded and decided by a world of
-// two in one thread.
+// One rank's share of a step: 161 tensors with ids, reported, encoded, decoded and decided by a
+// world of two in one thread.
 void BM_NegotiateStep(benchmark::State& state) {
   using namespace sirtaki::core;
   const Tree tree = Tree::Build({0, 0}, 8);

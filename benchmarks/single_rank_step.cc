@@ -1,10 +1,11 @@
-// What the wrapper costs in a world of one: step() of DistributedOptimizer against the bare optimizer.
+// What the wrapper costs in a world of one: step() of DistributedOptimizer against the bare
+// optimizer.
 //
 //   single_rank_step [--rounds N] [--json FILE]
 #include <sirtaki/torch.h>
 
-#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
@@ -26,7 +27,8 @@ torch::nn::Sequential MakeModel(std::int64_t width) {
 }
 
 void MakeGradients(torch::nn::Sequential& model) {
-  for (at::Tensor& parameter : model->parameters()) parameter.mutable_grad() = at::zeros_like(parameter);
+  for (at::Tensor& parameter : model->parameters())
+    parameter.mutable_grad() = at::zeros_like(parameter);
 }
 
 Row Step(std::int64_t width, int rounds) {
@@ -44,9 +46,14 @@ Row Step(std::int64_t width, int rounds) {
     for (int i = 0; i < kSteps; ++i) optimizer.step();
     return Seconds(Clock::now() - start) / kSteps;
   };
-  const Pair pair = Interleave(rounds, [&] { return timed(ours); }, [&] { return timed(bare); });
-  return {"step() of 20 parameters, width " + std::to_string(width), 1, pair.ours * 1e6, "us",
-          "bare SGD", pair.reference * 1e6};
+  const Pair pair = Interleave(
+      rounds, [&] { return timed(ours); }, [&] { return timed(bare); });
+  return {"step() of 20 parameters, width " + std::to_string(width),
+          1,
+          pair.ours * 1e6,
+          "us",
+          "bare SGD",
+          pair.reference * 1e6};
 }
 
 int Main(int argc, char** argv) {

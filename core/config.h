@@ -21,7 +21,6 @@
 
 namespace sirtaki::core {
 
-enum class BackendChoice : std::uint8_t { kAuto, kMpi };
 enum class MpiThreads : std::uint8_t { kAuto, kMultiple, kSerialized };
 enum class WaitMode : std::uint8_t { kAuto, kSpin, kYield };
 
@@ -40,14 +39,13 @@ enum class OptionId : std::uint8_t {
   kStartTimeout,
   kPingInterval,
   kPeerTimeout,
-  kBackend,
   kMpiThreads,
   kWait,
   kLogLevel,
   kLogTime,
   kIntraOpThreads,
 };
-inline constexpr std::size_t kOptionCount = 16;
+inline constexpr std::size_t kOptionCount = 15;
 
 // What each option does, and its limits, is said once: in the table, and so in
 // docs/configuration.md.
@@ -63,7 +61,6 @@ struct Config {
   Duration peer_timeout = std::chrono::seconds(10);  // agreed
   int tree_arity = 8;                                // agreed
   int intra_op_threads = 0;                          // zero: auto
-  BackendChoice backend = BackendChoice::kAuto;      // agreed
   MpiThreads mpi_threads = MpiThreads::kAuto;
   WaitMode wait = WaitMode::kAuto;
   LogLevel log_level = LogLevel::kWarning;

@@ -20,7 +20,6 @@ constexpr std::int64_t kHour = 60 * kMinute;
 constexpr std::int64_t kDay = 24 * kHour;
 
 // In the order of the enumerations of config.h.
-constexpr std::array<std::string_view, 2> kBackends = {"auto", "mpi"};
 constexpr std::array<std::string_view, 3> kMpiThreads = {"auto", "multiple", "serialized"};
 constexpr std::array<std::string_view, 3> kWaits = {"auto", "spin", "yield"};
 constexpr std::array<std::string_view, 6> kLogLevels = {"trace",   "debug", "info",
@@ -139,9 +138,6 @@ Table MakeTable() {
       Option<&Config::peer_timeout>(OptionId::kPeerTimeout, "peer_timeout", OptionKind::kDuration,
           "A rank that does not answer for so long is lost, and the job fails on every rank.")
           .Between(10 * kMillisecond, kDay).Agreed(),
-      Option<&Config::backend>(OptionId::kBackend, "backend", OptionKind::kChoice,
-          "What carries out the collectives.")
-          .OneOf(kBackends).Agreed(),
       Option<&Config::mpi_threads>(OptionId::kMpiThreads, "mpi_threads", OptionKind::kChoice,
           "The thread support that MPI is asked for: multiple lets large operations have a thread of "
           "their own, serialized does everything from one thread at a time; auto takes the best there is.")

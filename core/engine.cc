@@ -14,6 +14,9 @@ namespace {
 // One round receives at most so many messages, so that a flood delays nothing else.
 constexpr int kReceivedPerRound = 256;
 
+// How long the last messages of a session may take to leave this process.
+constexpr Duration kLastWordTime = std::chrono::seconds(10);
+
 std::string Seconds(Duration duration) {
   char text[32];
   std::snprintf(text, sizeof text, "%g s", std::chrono::duration<double>(duration).count());
@@ -59,8 +62,12 @@ bool Engine::RunOnce() {
 }
 
 bool Engine::Round(TimePoint now) {
+  // Taken before the work and carried out after it: what was submitted before a Leave goes before
+  // it.
+  const std::vector<Command> commands = TakeCommands();
   bool moved = SubmitNew(now);
-  moved |= CarryOutCommands(now);  // after the work that was submitted before them
+  CarryOut(commands, now);
+  moved |= !commands.empty();
   moved |= ReceiveSome(now);
   CheckDeadlines(now);
   if (Status health = transport_.health(); !health.ok() && !negotiator_.faulted()) {
@@ -71,7 +78,7 @@ bool Engine::Round(TimePoint now) {
   moved |= SendOutgoing();  // before the lanes: the peers may start as early as we do
   moved |= StartBatches(now);
   if (!negotiator_.faulted()) moved |= executor_.Step(now);
-  NoticeEnd();
+  NoticeEnd(now);
   if (moved) cooling_.Traffic(now);
   return moved;
 }
@@ -95,13 +102,15 @@ bool Engine::SubmitNew(TimePoint now) {
   return true;
 }
 
-bool Engine::CarryOutCommands(TimePoint now) {
-  if (!has_commands_.exchange(false)) return false;
+std::vector<Engine::Command> Engine::TakeCommands() {
   std::vector<Command> commands;
-  {
-    MutexLock lock(commands_mutex_);
-    commands.swap(commands_);
-  }
+  if (!has_commands_.exchange(false)) return commands;
+  MutexLock lock(commands_mutex_);
+  commands.swap(commands_);
+  return commands;
+}
+
+void Engine::CarryOut(const std::vector<Command>& commands, TimePoint now) {
   for (const Command& command : commands) {
     if (command.kind == Command::Kind::kLeave) {
       negotiator_.Leave(command.text, now);
@@ -109,7 +118,6 @@ bool Engine::CarryOutCommands(TimePoint now) {
       negotiator_.RaiseFault(command.code, command.text, command.key);
     }
   }
-  return true;
 }
 
 bool Engine::ReceiveSome(TimePoint now) {
@@ -146,6 +154,7 @@ void Engine::Watch(const WorkPtr& work) {
 }
 
 void Engine::CheckDeadlines(TimePoint now) {
+  CheckHeldWork(now);
   while (!timed_calls_.empty()) {
     const auto first = timed_calls_.begin();
     const TimedCall& call = first->second;
@@ -157,6 +166,14 @@ void Engine::CheckDeadlines(TimePoint now) {
     }
     timed_calls_.erase(first);
   }
+}
+
+// Work that is held back behind an earlier use of its name ages too.
+void Engine::CheckHeldWork(TimePoint now) {
+  Key key;
+  if (queue_.EarliestDeadline(&key) > now) return;
+  negotiator_.RaiseFault(StatusCode::kTimedOut,
+                         key.ToString() + " did not finish within its time-out", key.ToString());
 }
 
 void Engine::StepNegotiator(TimePoint now) {
@@ -212,12 +229,21 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
       auto& run = std::get<DecidedRun>(entry);
       WorkPtr work = queue_.Resolve(run.key);
       if (!work && !run.silent.Contains(options_.rank)) {
-        if (queue_.closed()) return true;
-        negotiator_.RaiseFault(
-            StatusCode::kProtocol,
-            "the ranks agreed to run " + run.key.ToString() + ", which this rank has not submitted",
-            run.key.ToString());
-        return false;
+        // A data thread's failure or an abort has closed the queue meanwhile, or the ranks
+        // disagree.
+        const bool closed = queue_.closed();
+        if (!closed) {
+          negotiator_.RaiseFault(StatusCode::kProtocol,
+                                 "the ranks agreed to run " + run.key.ToString() +
+                                     ", which this rank has not submitted",
+                                 run.key.ToString());
+        }
+        // What was resolved already is in nobody's hands but ours.
+        const Status why = closed ? fault() : negotiator_.cause().ToStatus();
+        for (const RunItem& item : batch.items) {
+          if (item.work) item.work->handle->Complete(why);
+        }
+        return closed;
       }
       if (work && run.absent_everywhere) work->handle->SetAbsentEverywhere();
       batch.items.push_back({std::move(run.key), std::move(run.signature), std::move(work),
@@ -249,8 +275,12 @@ void Engine::NoticeFault() {
   transport_.Wake();
 }
 
-void Engine::NoticeEnd() {
+void Engine::NoticeEnd(TimePoint now) {
   if (closed_ || !negotiator_.closed()) return;
+  // The confirmation to the children has to leave this process; a child that takes none is not
+  // waited for longer than a lost peer would be.
+  if (!ended_since_) ended_since_ = now;
+  if (!flushed_ && now - *ended_since_ < kLastWordTime) return;
   queue_.Close({StatusCode::kNotInitialized, "shutdown() has ended this session"});
   closed_ = true;
   transport_.Wake();

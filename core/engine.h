@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -125,18 +126,21 @@ class Engine {
 
   // ---- engine.cc: one round ----
   bool Round(TimePoint now) SIRTAKI_REQUIRES(token_);
+  bool GuardedRound(TimePoint now) SIRTAKI_REQUIRES(token_);
   bool SubmitNew(TimePoint now) SIRTAKI_REQUIRES(token_);
-  bool CarryOutCommands(TimePoint now) SIRTAKI_REQUIRES(token_);
+  std::vector<Command> TakeCommands() SIRTAKI_REQUIRES(token_);
+  void CarryOut(const std::vector<Command>& commands, TimePoint now) SIRTAKI_REQUIRES(token_);
   bool ReceiveSome(TimePoint now) SIRTAKI_REQUIRES(token_);
   void Receive(const Incoming& incoming, TimePoint now) SIRTAKI_REQUIRES(token_);
   void CheckDeadlines(TimePoint now) SIRTAKI_REQUIRES(token_);
+  void CheckHeldWork(TimePoint now) SIRTAKI_REQUIRES(token_);
   void Watch(const WorkPtr& work) SIRTAKI_REQUIRES(token_);
   void StepNegotiator(TimePoint now) SIRTAKI_REQUIRES(token_);
   bool SendOutgoing() SIRTAKI_REQUIRES(token_);
   bool StartBatches(TimePoint now) SIRTAKI_REQUIRES(token_);
   bool StartBatch(DecidedBatch decided, TimePoint now) SIRTAKI_REQUIRES(token_);
   void NoticeFault() SIRTAKI_REQUIRES(token_);
-  void NoticeEnd() SIRTAKI_REQUIRES(token_);
+  void NoticeEnd(TimePoint now) SIRTAKI_REQUIRES(token_);
   void PostFault(StatusCode code, const std::string& text, const std::string& key);
   void Post(Command command);
 
@@ -174,6 +178,7 @@ class Engine {
   Negotiator::LocalState local_ SIRTAKI_GUARDED_BY(token_);
   TimePoint looked_at_running_ SIRTAKI_GUARDED_BY(token_){};
   bool flushed_ SIRTAKI_GUARDED_BY(token_) = true;
+  std::optional<TimePoint> ended_since_ SIRTAKI_GUARDED_BY(token_);  // the negotiator is closed
   Cause noticed_cause_ SIRTAKI_GUARDED_BY(token_);
   TimePoint duty_until_ SIRTAKI_GUARDED_BY(token_){};
 

@@ -25,7 +25,7 @@ namespace {
 constexpr Duration kLongestSleep = std::chrono::seconds(1);
 
 // Of the hot time, how long is spun and not yielded.
-constexpr Duration kSpinTime = std::chrono::microseconds(20);
+constexpr Duration kSpinTime = std::chrono::microseconds(5);
 
 // A driver without the duty is woken by whatever concerns it, and looks by itself this often.
 constexpr Duration kOffDutySleep = std::chrono::milliseconds(100);
@@ -92,7 +92,7 @@ Engine::Nap Engine::DriveWhileHot(const Done& done, const void* driver, TimePoin
   while (!done()) {
     const TimePoint now = Now();
     if (now >= deadline) break;
-    if (Round(now)) {
+    if (GuardedRound(now)) {
       last_look = false;
     } else if (cooling_.Hot(now, hot_time)) {
       Relax(options_.spin && cooling_.Hot(now, kSpinTime));
@@ -110,6 +110,17 @@ Engine::Nap Engine::DriveWhileHot(const Done& done, const void* driver, TimePoin
   }
   token_.Unlock();
   return nap;
+}
+
+// Memory may be short, or a callback may throw: then the group fails, and the token is not lost
+// with it.
+bool Engine::GuardedRound(TimePoint now) {
+  try {
+    return Round(now);
+  } catch (const std::exception& error) {
+    PostFault(StatusCode::kBackend, std::string("the engine failed: ") + error.what(), {});
+    return false;
+  }
 }
 
 // A driver is patient for the hot time: the background thread lets go as soon as it sees a driver,
@@ -174,6 +185,7 @@ TimePoint Engine::NextWakeUnderToken(TimePoint now) const {
   if (closed_) return wake;
   wake = std::min(wake, negotiator_.NextDeadline());
   if (!timed_calls_.empty()) wake = std::min(wake, timed_calls_.begin()->first);
+  wake = std::min(wake, queue_.EarliestDeadline(nullptr));
   const bool busy = !faulted_ && !executor_.Idle();
   if (busy) wake = std::min(wake, now + kRunningInterval);
   if (!transport_.ArrivalsRing() || !flushed_ || (busy && executor_.NeedsStepping())) {

@@ -1,5 +1,5 @@
-// What carries out decided work. The engine hands over batches in the agreed order; ops/host_lanes is
-// the implementation, tests have their own.
+// What carries out decided work. The engine hands over batches in the agreed order; ops/host_lanes
+// is the implementation, tests have their own.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace sirtaki::core {
 struct RunItem {
   Key key;
   SignaturePtr signature;
-  WorkPtr work;         // null: this rank has joined and contributes the identity
-  RankRanges silent;    // members that take part from scratch memory
+  WorkPtr work;                    // null: this rank has joined and contributes the identity
+  RankRanges silent;               // members that take part from scratch memory
   bool absent_everywhere = false;  // no rank has this tensor: complete it without moving data
 };
 
@@ -30,7 +30,7 @@ struct RunBatch {
 // An operation that has started and not finished.
 struct RunningOperation {
   SetNumber set = kWorldSet;
-  std::string what;      // "all-reduce of 12 tensors from \"layer1.weight\" (large lane)"
+  std::string what;  // "all-reduce of 12 tensors from \"layer1.weight\" (large lane)"
   TimePoint since{};
 };
 
@@ -53,8 +53,9 @@ class Executor {
   // What runs or waits in the lanes now, oldest first. Thread-safe.
   virtual std::vector<RunningOperation> Running() const = 0;
 
-  // After a fault: nothing starts any more; what is queued completes with `why`, and so do the handles
-  // of what runs (its memory stays alive until the operation returns, if ever). Never blocks.
+  // After a fault: nothing starts any more; what is queued completes with `why`, and so do the
+  // handles of what runs (its memory stays alive until the operation returns, if ever). Never
+  // blocks.
   virtual void Abandon(const Status& why) = 0;
 };
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/fork_guard.h"
 #include "core/request.h"
 #include "core/tensor_queue.h"
 #include "core/thread_annotations.h"
@@ -36,15 +37,22 @@ class HandleHooks {
   }
 
  private:
+  // There the locks, these and the queue's, may be held by threads that exist in the parent alone.
+  bool InForkedChild() const { return ForkGeneration() != fork_generation_; }
+
   void Ring() SIRTAKI_EXCLUDES(bell_mutex_) {
+    if (InForkedChild()) return;
     MutexLock lock(bell_mutex_);
     if (transport_ != nullptr) transport_->Wake();
   }
 
   void ReleaseName(const Key& key) SIRTAKI_EXCLUDES(names_mutex_) {
+    if (InForkedChild()) return;
     MutexLock lock(names_mutex_);
     if (queue_ != nullptr) queue_->ReleaseName(key);
   }
+
+  const int fork_generation_ = ForkGeneration();
 
   // Apart, because a handle may complete under locks that come after the queue's, while observing
   // it takes the queue's.

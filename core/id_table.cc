@@ -17,12 +17,13 @@ void IdTable::Insert(AgreedId id, const Key& key, SignaturePtr signature) {
   Key table_key = TableKey(key);
   live_by_key_[table_key].push_back(id);
   order_.push_back(id);
-  rows_.emplace(id, Stored{{std::move(table_key), std::move(signature)}, true, std::prev(order_.end())});
+  rows_.emplace(
+      id, Stored{{std::move(table_key), std::move(signature)}, true, std::prev(order_.end())});
 }
 
 AgreedId IdTable::Find(const Key& key, const Signature& signature) const {
-  const auto found = key.form == Key::Form::kUnnamed ? live_by_key_.find(TableKey(key))
-                                                     : live_by_key_.find(key);
+  const auto found =
+      key.form == Key::Form::kUnnamed ? live_by_key_.find(TableKey(key)) : live_by_key_.find(key);
   if (found == live_by_key_.end()) return kNoId;
   for (const AgreedId id : found->second) {
     const SignaturePtr& known = rows_.at(id).row.signature;

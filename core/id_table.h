@@ -1,6 +1,6 @@
-// The agreed ids of one process set at one node: id -> (key, signature) and back. An id abbreviates a
-// request and nothing else. Every node between a member and the set's seat keeps the table; equal stream
-// positions have equal live rows (rules 8-10).
+// The agreed ids of one process set at one node: id -> (key, signature) and back. An id abbreviates
+// a request and nothing else. Every node between a member and the set's seat keeps the table; equal
+// stream positions have equal live rows (rules 8-10).
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ class IdTable {
   AgreedId Find(const Key& key, const Signature& signature) const;
   // Live, or evicted and not forgotten. Null if unknown.
   const Row* Resolve(AgreedId id) const;
-  // Find no longer gives it; Resolve still knows it, for children that have not applied the eviction.
-  // False if it was not live.
+  // Find no longer gives it; Resolve still knows it, for children that have not applied the
+  // eviction. False if it was not live.
   bool Evict(AgreedId id);
   void Forget(AgreedId id);
 

@@ -19,9 +19,9 @@ class Liveness {
 
   // This node waits for something that comes through `neighbour`, since `since`.
   struct Verdict {
-    bool ping = false;          // send one now (it is noted as sent)
-    bool lost = false;          // it did not answer within the peer time-out
-    TimePoint next{};           // when to ask again
+    bool ping = false;  // send one now (it is noted as sent)
+    bool lost = false;  // it did not answer within the peer time-out
+    TimePoint next{};   // when to ask again
   };
   Verdict Waiting(int neighbour, TimePoint since, TimePoint now);
 

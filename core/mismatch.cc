@@ -23,7 +23,6 @@ std::string Number(double value) {
   return out.str();
 }
 
-
 // In the order in which a reader wants them: what it is before its details.
 const std::vector<std::function<std::string(const Signature&)>>& Attributes() {
   static const std::vector<std::function<std::string(const Signature&)>> kAttributes = {
@@ -76,7 +75,8 @@ std::string MismatchText(const Key& key, const std::vector<Variant>& variants,
   std::string text;
   if (!valid.empty()) {
     bool same_kind = true;
-    for (const Variant* v : valid) same_kind &= v->signature->kind == valid.front()->signature->kind;
+    for (const Variant* v : valid)
+      same_kind &= v->signature->kind == valid.front()->signature->kind;
     if (same_kind) text += std::string(OpKindName(valid.front()->signature->kind)) + " ";
   }
   text += key.ToString() + ": ";
@@ -92,11 +92,14 @@ std::string MismatchText(const Key& key, const std::vector<Variant>& variants,
       text += "; " + RanksText(valid[i]->ranks) + " asked for " + valid[i]->signature->ToString();
       break;
     }
-    text += (first ? "" : some_invalid && i == 0 ? "; " : ", ") + groups[i] + " on " +
-            RanksText(valid[i]->ranks);
+    text += (first                    ? ""
+             : some_invalid && i == 0 ? "; "
+                                      : ", ") +
+            groups[i] + " on " + RanksText(valid[i]->ranks);
     first = false;
   }
-  if (more_variants > 0) text += " and " + std::to_string(more_variants) + " more different requests";
+  if (more_variants > 0)
+    text += " and " + std::to_string(more_variants) + " more different requests";
   return text;
 }
 

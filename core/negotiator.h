@@ -1,7 +1,7 @@
 // Agrees with the other ranks on what is ready everywhere, in one order that has no cycle between
 // overlapping process sets. A pure state machine: messages, requests and the time go in; messages,
-// batches and warnings come out. It reads no clock, holds no lock, knows no transport. The rules are in
-// docs/protocol.md; numbers in comments are theirs.
+// batches and warnings come out. It reads no clock, holds no lock, knows no transport. The rules
+// are in docs/protocol.md; numbers in comments are theirs.
 //
 // Not thread-safe: touched by the holder of the engine's token only.
 #pragma once
@@ -27,12 +27,12 @@ namespace sirtaki::core {
 struct NegotiatorOptions {
   int rank = 0;
   std::string host;
-  std::map<SetNumber, RankRanges> sets;            // with the world as kWorldSet
-  std::size_t id_capacity = 16384;                 // agreed; per set, held by its seat
-  Duration stall_warning = std::chrono::seconds(60);    // agreed; zero: never
-  Duration stall_limit = std::chrono::minutes(30);      // agreed; zero: never
-  Duration ping_interval = std::chrono::seconds(2);     // agreed
-  Duration peer_timeout = std::chrono::seconds(10);     // agreed
+  std::map<SetNumber, RankRanges> sets;               // with the world as kWorldSet
+  std::size_t id_capacity = 16384;                    // agreed; per set, held by its seat
+  Duration stall_warning = std::chrono::seconds(60);  // agreed; zero: never
+  Duration stall_limit = std::chrono::minutes(30);    // agreed; zero: never
+  Duration ping_interval = std::chrono::seconds(2);   // agreed
+  Duration peer_timeout = std::chrono::seconds(10);   // agreed
   // What this rank did last, for the answer to a stall query.
   std::function<std::string()> activity = [] { return std::string("no activity known"); };
   // Wall clock for causes, microseconds since 1970.
@@ -46,8 +46,14 @@ struct DecidedRun {
   RankRanges silent;
   bool absent_everywhere = false;
 };
-struct DecidedFail { Key key; Status why; };
-struct DecidedJoin { SetNumber set = kWorldSet; int last = -1; };
+struct DecidedFail {
+  Key key;
+  Status why;
+};
+struct DecidedJoin {
+  SetNumber set = kWorldSet;
+  int last = -1;
+};
 using Decided = std::variant<DecidedRun, DecidedFail, DecidedJoin>;
 struct DecidedBatch {
   SetNumber set = kWorldSet;
@@ -55,15 +61,18 @@ struct DecidedBatch {
   std::vector<Decided> entries;
 };
 
-struct Outgoing { int to = -1; MessageBody body; };
+struct Outgoing {
+  int to = -1;
+  MessageBody body;
+};
 
 // For the log of the seat (18).
 struct StallWarning {
   Key key;
   Duration waited{};
-  RankRanges missing;                       // have not submitted it
-  std::vector<RankActivity> activities;     // of some of them
-  RankRanges silent;                        // did not even answer
+  RankRanges missing;                    // have not submitted it
+  std::vector<RankActivity> activities;  // of some of them
+  RankRanges silent;                     // did not even answer
 };
 
 class Negotiator {
@@ -72,14 +81,15 @@ class Negotiator {
   Negotiator(NegotiatorOptions options, const Tree& tree);
   ~Negotiator();
 
-  // Requests of this rank, in the order of their submission. Preconditions: this rank is a member of
-  // each set, has neither joined it nor left, and the key is not in flight here.
+  // Requests of this rank, in the order of their submission. Preconditions: this rank is a member
+  // of each set, has neither joined it nor left, and the key is not in flight here.
   void Submit(std::vector<Request> requests, TimePoint now);
   // This rank has no more work in the set until everyone has joined (12).
   void Join(SetNumber set, TimePoint now);
   // This rank takes part in nothing more (16). Idempotent.
   void Leave(const std::string& why, TimePoint now);
-  // The first cause that a rank sees counts; it floods (15). Rank, host and time are filled in here.
+  // The first cause that a rank sees counts; it floods (15). Rank, host and time are filled in
+  // here.
   void RaiseFault(StatusCode code, const std::string& text, const std::string& key);
 
   // A message of a neighbour. A message that no correct peer sends is a fault (kProtocol).
@@ -113,16 +123,18 @@ class Negotiator {
   std::vector<AgreedId> KnownIds(SetNumber set) const;
 
  private:
-  // What waits to go up, in order. Ready items are written when they are taken, so that they use ids
-  // as the table is at that moment and the acknowledgement beside them is true (10).
-  struct ReadyUp { Key key; };
+  // What waits to go up, in order. Ready items are written when they are taken, so that they use
+  // ids as the table is at that moment and the acknowledgement beside them is true (10).
+  struct ReadyUp {
+    Key key;
+  };
   using UpItem = std::variant<ReadyUp, JoinedItem, LeftItem, StalledItem>;
 
   struct Link {
     int rank = -1;
-    std::uint64_t sent = 0;          // batches of the downward stream
+    std::uint64_t sent = 0;  // batches of the downward stream
     std::uint64_t acknowledged = 0;
-    std::vector<Batch> unsent;       // not taken yet
+    std::vector<Batch> unsent;  // not taken yet
     bool bye_acknowledged = false;
   };
 
@@ -141,31 +153,34 @@ class Negotiator {
     AnswerMessage answer;
   };
 
-  // ---- negotiator.cc: reports up, decisions, streams down ----
+  // ---- negotiator.cc: reports up, decisions ----
   SetState* FindSet(SetNumber set);
   int ChildIndex(int rank) const;  // -1: not a child
   void ReceiveReport(int child, ReportMessage report, TimePoint now);
   bool ReceiveReady(int child, ReadyItem item, TimePoint now);
-  void ReceiveStream(StreamMessage stream, TimePoint now);
-  void Advance(SetState& set, const Key& key);          // forwards or decides it if it is complete
-  void AdvanceAfterDeparture(SetState& set);            // somebody joined or left
+  void Advance(SetState& set, const Key& key);  // forwards or decides it if it is complete
+  void AdvanceAfterDeparture(SetState& set);    // somebody joined or left
   void NoteLeft(const RankRanges& ranks, const std::string& why);
   void Decide(SetState& set, const Key& key, PendingKey& pending);
   void EvictOverCapacity(SetState& set);
-  void CutBatches();                                    // decided entries -> batches in the stream
-  void ApplyBatch(Batch batch);                         // executes here and passes down
+  void Protocol(int from, const std::string& what);  // raises the fault
+  void AdoptFault(Cause cause, int from);
+
+  // ---- negotiator_stream.cc: the stream down, ids, what the engine takes ----
+  void ReceiveStream(StreamMessage stream, TimePoint now);
+  void CutBatches();             // decided entries -> batches in the stream
+  void ApplyBatch(Batch batch);  // executes here and passes down
   bool ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& decided);
   bool ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& decided);
-  bool MayBeDecided(SetState& set, const Key& key);     // false: a fault was raised
+  bool MayBeDecided(SetState& set, const Key& key);  // false: a fault was raised
   void RememberEviction(SetState& set, const std::vector<AgreedId>& ids);
   void ForgetAcknowledged();
   ReadyItem WriteReady(const Key& key);
-  void Protocol(int from, const std::string& what);     // raises the fault
-  void AdoptFault(Cause cause, int from);
 
   // ---- negotiator_waiting.cc: stalls, pings, the end ----
   void CheckStalls(SetState& set, TimePoint now);
-  void StartInquiry(SetState& set, const Key& key, PendingKey& pending, bool fault_after, TimePoint now);
+  void StartInquiry(SetState& set, const Key& key, PendingKey& pending, bool fault_after,
+                    TimePoint now);
   void FinishInquiry(SetState& set, const Key& key, PendingKey& pending, TimePoint now);
   void ReceiveQuery(const Key& key, TimePoint now);
   void ReceiveAnswer(int child, AnswerMessage answer, TimePoint now);
@@ -185,26 +200,27 @@ class Negotiator {
   std::vector<Link> children_;          // parallel to node_.children
 
   std::vector<UpItem> up_;
-  std::uint64_t applied_ = 0;           // batches of the parent's stream
+  std::uint64_t applied_ = 0;  // batches of the parent's stream
   std::size_t evictions_unacknowledged_ = 0;
   std::deque<Forgetting> forgetting_;
-  std::vector<Outgoing> immediate_;     // outside the order
+  std::vector<Outgoing> immediate_;  // outside the order
   std::vector<DecidedBatch> batches_;
   std::vector<StallWarning> warnings_;
 
-  RankRanges left_;                     // known here: of this subtree
+  RankRanges left_;  // known here: of this subtree
   std::vector<std::pair<RankRanges, std::string>> left_why_;
   bool self_left_ = false;
   TimePoint left_since_{};
-  std::optional<TimePoint> first_left_; // the root's: since when somebody waits for the others' leaving
+  std::optional<TimePoint>
+      first_left_;  // the root's: since when somebody waits for the others' leaving
   bool leaving_warned_ = false;
   bool bye_ = false;
-  bool bye_acknowledged_ = false;       // told the parent
+  bool bye_acknowledged_ = false;  // told the parent
   bool closed_ = false;
 
   Liveness liveness_;
-  // A ping makes us wait too, until then, on everyone but the one who asked: asking back would keep two
-  // neighbours asking each other for ever (19). By (set, asker).
+  // A ping makes us wait too, until then, on everyone but the one who asked: asking back would keep
+  // two neighbours asking each other for ever (19). By (set, asker).
   std::map<std::pair<SetNumber, int>, TimePoint> asked_until_;
   std::vector<PassedQuery> queries_;
   TimePoint next_deadline_ = TimePoint::max();

@@ -1,4 +1,5 @@
-// The part of the negotiator that deals with waiting: who is late (18), who is lost (19), and the end (17).
+// The part of the negotiator that deals with waiting: who is late (18), who is lost (19), and the
+// end (17).
 #include <algorithm>
 #include <cstdio>
 #include <utility>
@@ -88,7 +89,8 @@ void Negotiator::CheckStalls(SetState& set, TimePoint now) {
       next = std::min(next, pending.inquiry->awaited.empty() ? now : pending.inquiry->deadline);
     } else {
       if (limit > Duration::zero()) next = std::min(next, pending.since + limit);
-      if (warning > Duration::zero() && !pending.warned) next = std::min(next, pending.since + warning);
+      if (warning > Duration::zero() && !pending.warned)
+        next = std::min(next, pending.since + warning);
     }
   }
   set.next_stall_check = next;
@@ -116,7 +118,8 @@ void Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
   PendingKey::Inquiry inquiry = std::move(*pending.inquiry);
   pending.inquiry.reset();
   pending.warned = true;
-  StallWarning warning{key, now - pending.since, inquiry.missing, std::move(inquiry.activities), {}};
+  StallWarning warning{
+      key, now - pending.since, inquiry.missing, std::move(inquiry.activities), {}};
   for (const int child : inquiry.awaited) warning.silent.Add(set.child_members(child));
   // Everyone may have submitted while the question was under way.
   if (warning.missing.empty() && warning.silent.empty()) return;
@@ -124,9 +127,9 @@ void Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
     RankRanges late = warning.missing;
     late.Add(warning.silent);
     RaiseFault(StatusCode::kTimedOut,
-               key.ToString() + " has waited " + Seconds(warning.waited) + " for " + RanksText(late) +
-                   ", longer than stall_limit (" + Seconds(options_.stall_limit) + ")" +
-                   ActivitiesText(warning.activities),
+               key.ToString() + " has waited " + Seconds(warning.waited) + " for " +
+                   RanksText(late) + ", longer than stall_limit (" + Seconds(options_.stall_limit) +
+                   ")" + ActivitiesText(warning.activities),
                key.ToString());
     return;
   }
@@ -163,7 +166,8 @@ void Negotiator::ReceiveQuery(const Key& key, TimePoint now) {
 void Negotiator::ReceiveAnswer(int child, AnswerMessage answer, TimePoint now) {
   SetState* set = FindSet(answer.key.set);
   if (set == nullptr) {
-    return Protocol(children_[static_cast<std::size_t>(child)].rank, "an answer for an unknown set");
+    return Protocol(children_[static_cast<std::size_t>(child)].rank,
+                    "an answer for an unknown set");
   }
   PendingKey* pending = set->Find(answer.key);
   if (pending != nullptr && pending->inquiry) {
@@ -244,7 +248,8 @@ void Negotiator::WaitOn(SetState& set, TimePoint since, TimePoint now, int excep
 
 // ---- the end (17) ----
 
-// Waiting in shutdown is a key like any other (18): the root, which everybody's leaving reaches, watches.
+// Waiting in shutdown is a key like any other (18): the root, which everybody's leaving reaches,
+// watches.
 void Negotiator::CheckLeaving(TimePoint now) {
   if (node_.parent >= 0 || left_.empty() || left_.Count() == world_size_) return;
   if (!first_left_) first_left_ = now;

@@ -1,4 +1,5 @@
-// What one rank asks for: a key (which piece of work), a signature (what it is), and what may differ.
+// What one rank asks for: a key (which piece of work), a signature (what it is), and what may
+// differ.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +18,18 @@ namespace sirtaki::core {
 struct Key {
   enum class Form : std::uint8_t { kNamed, kUnnamed, kBucket };
 
-  static Key Named(SetNumber set, std::string name) { return {set, Form::kNamed, std::move(name), 0, 0}; }
-  static Key Unnamed(SetNumber set, std::uint64_t call) { return {set, Form::kUnnamed, {}, call, 0}; }
+  static Key Named(SetNumber set, std::string name) {
+    return {set, Form::kNamed, std::move(name), 0, 0};
+  }
+  static Key Unnamed(SetNumber set, std::uint64_t call) {
+    return {set, Form::kUnnamed, {}, call, 0};
+  }
   static Key Bucket(SetNumber set, std::uint64_t arena, std::uint64_t bucket) {
     return {set, Form::kBucket, {}, arena, bucket};
   }
+
+  // `join` of a set: a number that no unnamed call reaches.
+  static Key Join(SetNumber set) { return Unnamed(set, ~std::uint64_t{0}); }
 
   SetNumber set = kWorldSet;
   Form form = Form::kNamed;
@@ -38,18 +46,19 @@ struct KeyHash {
   std::size_t operator()(const Key& key) const noexcept;
 };
 
-// What the ranks must agree on. Two requests under one key are compatible when their signatures are equal.
+// What the ranks must agree on. Two requests under one key are compatible when their signatures are
+// equal.
 struct Signature {
   OpKind kind = OpKind::kAllReduce;
-  ReduceOp reduction = ReduceOp::kSum;    // all-reduce only, else kSum
+  ReduceOp reduction = ReduceOp::kSum;  // all-reduce only, else kSum
   DType dtype = DType::kF32;
   DeviceKind device = DeviceKind::kHost;
-  std::uint32_t slot = 0;                 // the device's slot among the rank's devices
-  std::int32_t root = -1;                 // world rank of a broadcast's root, else -1
-  std::vector<std::int64_t> shape;        // without the first dimension for all-gather
+  std::uint32_t slot = 0;           // the device's slot among the rank's devices
+  std::int32_t root = -1;           // world rank of a broadcast's root, else -1
+  std::vector<std::int64_t> shape;  // without the first dimension for all-gather
   double prescale = 1.0;
   double postscale = 1.0;
-  std::uint64_t layout = 0;               // hash of a bucket's layout, else 0
+  std::uint64_t layout = 0;  // hash of a bucket's layout, else 0
 
   // Elements of `shape` (for all-gather: of one row).
   std::int64_t ElementCount() const;
@@ -66,14 +75,14 @@ struct SignatureHash {
 // Signatures are interned once per process side of a session and shared; never null.
 using SignaturePtr = std::shared_ptr<const Signature>;
 
-// One rank's request. `invalid` not empty means: this rank saw that its argument is wrong (the text says
-// how) and submits the key all the same, so that its peers learn it instead of waiting.
+// One rank's request. `invalid` not empty means: this rank saw that its argument is wrong (the text
+// says how) and submits the key all the same, so that its peers learn it instead of waiting.
 struct Request {
   Key key;
   SignaturePtr signature;
   std::string invalid;
-  // One bit for each gradient of the bucket (one for a single tensor): true if this rank has none and
-  // contributes zeros. Empty means that all are present.
+  // One bit for each gradient of the bucket (one for a single tensor): true if this rank has none
+  // and contributes zeros. Empty means that all are present.
   std::vector<bool> absent;
 };
 

@@ -29,7 +29,10 @@ void Merge(std::vector<Variant>& into, std::uint32_t& more, std::vector<Variant>
 }  // namespace
 
 SetState::SetState(SetNumber number, RankRanges members, const Tree::Node& node, int self)
-    : number_(number), members_(std::move(members)), self_(self), self_member_(members_.Contains(self)) {
+    : number_(number),
+      members_(std::move(members)),
+      self_(self),
+      self_member_(members_.Contains(self)) {
   bool below_one_child = false;
   for (std::size_t i = 0; i < node.children.size(); ++i) {
     child_members_.push_back(members_.Intersection(node.child_subtrees[i]));
@@ -64,7 +67,8 @@ bool SetState::AddReport(const Key& key, int source, std::vector<Variant> varian
   } else if (pending.absent.size() != absent.size()) {
     pending.absent.clear();  // one of them has everything
   } else {
-    for (std::size_t i = 0; i < absent.size(); ++i) pending.absent[i] = pending.absent[i] && absent[i];
+    for (std::size_t i = 0; i < absent.size(); ++i)
+      pending.absent[i] = pending.absent[i] && absent[i];
   }
   ++pending.reports;
   pending.more_variants += more_variants;
@@ -100,7 +104,8 @@ PendingKey* SetState::Find(const Key& key) {
 
 bool SetState::Gone(int source) const {
   if (source == kSelf) return self_joined_ || left_.Contains(self_);
-  if (std::find(joined_children_.begin(), joined_children_.end(), source) != joined_children_.end()) {
+  if (std::find(joined_children_.begin(), joined_children_.end(), source) !=
+      joined_children_.end()) {
     return true;
   }
   return !left_.empty() && left_.ContainsAll(child_members_[Index(source)]);

@@ -1,5 +1,6 @@
-// One process set as seen from one node of the tree: who is below, which keys wait for whom, who has
-// joined or left. The bookkeeping of rules 1-4, 12 and 13; the negotiator decides what to do with it.
+// One process set as seen from one node of the tree: who is below, which keys wait for whom, who
+// has joined or left. The bookkeeping of rules 1-4, 12 and 13; the negotiator decides what to do
+// with it.
 #pragma once
 
 #include <cstdint>
@@ -28,15 +29,15 @@ struct PendingKey {
   std::uint32_t more_variants = 0;
   std::vector<bool> absent;
   RankRanges silent;
-  bool forwarded = false;        // told to the parent; its decision is awaited
-  bool stall_reported = false;   // the seat was told that this waits too long
+  bool forwarded = false;       // told to the parent; its decision is awaited
+  bool stall_reported = false;  // the seat was told that this waits too long
   // The seat's question to those who miss the key (18).
   struct Inquiry {
     TimePoint deadline{};
-    std::vector<int> awaited;    // children that have not answered
+    std::vector<int> awaited;  // children that have not answered
     RankRanges missing;
     std::vector<RankActivity> activities;
-    bool fault_after = false;    // the limit has passed: its end is a fault
+    bool fault_after = false;  // the limit has passed: its end is a fault
   };
   std::optional<Inquiry> inquiry;
   bool warned = false;
@@ -56,8 +57,9 @@ class SetState {
   const RankRanges& child_members(int child) const { return child_members_[Index(child)]; }
 
   // Notes that `source` (a child's index or kSelf) reported the key. False: it had already.
-  bool AddReport(const Key& key, int source, std::vector<Variant> variants, std::uint32_t more_variants,
-                 const std::vector<bool>& absent, const RankRanges& silent, TimePoint now);
+  bool AddReport(const Key& key, int source, std::vector<Variant> variants,
+                 std::uint32_t more_variants, const std::vector<bool>& absent,
+                 const RankRanges& silent, TimePoint now);
   // A key that is known to wait somewhere below, without a report here yet.
   PendingKey& AddPlaceholder(const Key& key, TimePoint since);
   PendingKey* Find(const Key& key);
@@ -65,7 +67,8 @@ class SetState {
 
   // Everyone below has reported it, joined or left, and at least one has reported it.
   bool Complete(const PendingKey& pending) const;
-  // Those below who neither reported it nor joined nor left, as children's indices and perhaps kSelf.
+  // Those below who neither reported it nor joined nor left, as children's indices and perhaps
+  // kSelf.
   std::vector<int> Missing(const PendingKey& pending) const;
   // Adds the members that are counted without having reported this use.
   void AddSilent(PendingKey& pending) const;
@@ -87,17 +90,17 @@ class SetState {
   const std::unordered_map<Key, PendingKey, KeyHash>& pending() const { return pending_; }
 
   IdTable ids;
-  AgreedId next_id = 1;            // the seat's
-  std::uint64_t next_batch = 1;    // the seat's
-  std::vector<Entry> decided;      // the seat's, not yet a batch
-  bool joined_told = false;        // Joined was sent to the parent in this epoch
+  AgreedId next_id = 1;          // the seat's
+  std::uint64_t next_batch = 1;  // the seat's
+  std::vector<Entry> decided;    // the seat's, not yet a batch
+  bool joined_told = false;      // Joined was sent to the parent in this epoch
   TimePoint next_stall_check{};
   TimePoint joined_since{};
 
  private:
   std::size_t Index(int child) const { return static_cast<std::size_t>(child); }
   void NoteOrder(TimePoint since, const Key& key);
-  bool Gone(int source) const;     // all its members have joined or left
+  bool Gone(int source) const;  // all its members have joined or left
 
   SetNumber number_;
   RankRanges members_;

@@ -22,8 +22,8 @@ class Transport {
 
   // ---- by the holder of the engine's token only ----
 
-  // Sends to a world rank, in order per pair. Never blocks: what does not fit waits in an outbox that
-  // later calls of TryReceive and Flush push on. Errors are kept and shown by health().
+  // Sends to a world rank, in order per pair. Never blocks: what does not fit waits in an outbox
+  // that later calls of TryReceive and Flush push on. Errors are kept and shown by health().
   virtual void Send(int rank, Bytes bytes) = 0;
 
   // The next message that has arrived, from anyone; none if there is none now.
@@ -39,7 +39,8 @@ class Transport {
 
   // A ticket for WaitUntil. Taken before the last look for work, by a holder of the token; or by
   // anyone, before the last look at a handle, while somebody else has the token. Whatever happens
-  // after it (a Wake, and for sleeping transports an arrival) makes the next WaitUntil(ticket) return.
+  // after it (a Wake, and for sleeping transports an arrival) makes the next WaitUntil(ticket)
+  // return.
   virtual std::uint64_t ArmDoorbell() = 0;
 
   // Without the token. Sleeps until the doorbell rang after `ticket` was taken, or `deadline`.

@@ -16,17 +16,17 @@ using Duration = Clock::duration;
 enum class DType : std::uint8_t { kU8, kI8, kI16, kI32, kI64, kF16, kBF16, kF32, kF64, kBool };
 inline constexpr int kDTypeCount = 10;
 
-std::size_t SizeOf(DType dtype);            // bytes of one element
-std::string_view DTypeName(DType dtype);    // "uint8", "bfloat16", … LibTorch's words
+std::size_t SizeOf(DType dtype);          // bytes of one element
+std::string_view DTypeName(DType dtype);  // "uint8", "bfloat16", … LibTorch's words
 bool IsFloating(DType dtype);
 
 enum class OpKind : std::uint8_t { kAllReduce, kBroadcast, kAllGather };
 inline constexpr int kOpKindCount = 3;
-std::string_view OpKindName(OpKind kind);   // "all-reduce", "broadcast", "all-gather"
+std::string_view OpKindName(OpKind kind);  // "all-reduce", "broadcast", "all-gather"
 
 enum class ReduceOp : std::uint8_t { kSum, kAverage };
 inline constexpr int kReduceOpCount = 2;
-std::string_view ReduceOpName(ReduceOp op); // "sum", "average"
+std::string_view ReduceOpName(ReduceOp op);  // "sum", "average"
 
 enum class DeviceKind : std::uint8_t { kHost, kCuda };
 inline constexpr int kDeviceKindCount = 2;

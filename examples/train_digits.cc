@@ -10,6 +10,8 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -18,6 +20,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -122,7 +125,9 @@ std::string find_data() {
       if (folder == folder.parent_path()) break;
     }
   }
-  throw UsageError("data/digits.csv was not found near the program; give it with --data FILE");
+  // Perhaps on this host only.
+  throw std::runtime_error(
+      "data/digits.csv was not found near the program; give it with --data FILE");
 }
 
 struct Sample {
@@ -333,24 +338,55 @@ bool identical_on_all_ranks(const Net& net) {
   return sum_over_ranks(differ, "parameters that differ") == 0;
 }
 
-void train(const Settings& settings) {
-  const auto rank = static_cast<std::size_t>(sirtaki::rank());
+struct Plan {
+  Digits train;
+  Digits test;
+  std::int64_t local_samples;  // of one rank in an epoch
+  std::int64_t steps;          // in an epoch
+};
+
+// Reads the data, and says what there is to do.
+Plan make_plan(const Settings& settings) {
   const auto size = static_cast<std::size_t>(sirtaki::size());
-  auto [train_set, test_set] =
+  auto [train, test] =
       split(read_samples(settings.data.empty() ? find_data() : settings.data), settings.seed);
-  const auto local_samples = static_cast<std::int64_t>(*train_set.size() / size);
+  const auto local_samples = static_cast<std::int64_t>(*train.size() / size);
   const std::int64_t steps = (local_samples + settings.batch_size - 1) / settings.batch_size;
-  if (steps == 0 || *test_set.size() == 0) {
+  if (steps == 0 || *test.size() == 0) {
     throw std::runtime_error("too few samples for " + std::to_string(size) + " ranks");
   }
-  if (rank == 0) {
+  if (sirtaki::rank() == 0) {
     std::printf("%zu training and %zu test samples; %zu rank%s, batches of %lld each\n",
-                *train_set.size(), *test_set.size(), size, size == 1 ? "" : "s",
+                *train.size(), *test.size(), size, size == 1 ? "" : "s",
                 static_cast<long long>(settings.batch_size));
     std::fflush(stdout);
   }
+  return {std::move(train), std::move(test), local_samples, steps};
+}
 
-  torch::manual_seed(static_cast<std::uint64_t>(settings.seed) + rank);
+// This rank's share of the training data, another one in each epoch.
+auto make_loader(const Plan& plan, const Settings& settings, std::int64_t epoch) {
+  torch::data::samplers::DistributedRandomSampler sampler(
+      *plan.train.size(), static_cast<std::size_t>(sirtaki::size()),
+      static_cast<std::size_t>(sirtaki::rank()), /*allow_duplicates=*/false);
+  sampler.set_epoch(static_cast<std::size_t>(settings.seed * 100003 + epoch));
+  return torch::data::make_data_loader(
+      Digits(plan.train).map(torch::data::transforms::Stack<>()), std::move(sampler),
+      torch::data::DataLoaderOptions(static_cast<std::size_t>(settings.batch_size)));
+}
+
+void report(const Net& net, double accuracy, double samples_per_second) {
+  if (!identical_on_all_ranks(net)) throw std::runtime_error("the ranks' parameters differ");
+  if (sirtaki::rank() != 0) return;
+  std::printf("test accuracy: %.2f %%\n", 100 * accuracy);
+  std::printf("speed: %.0f samples per second\n", samples_per_second);
+  std::printf("parameters identical on all ranks\n");
+  std::fflush(stdout);
+}
+
+void train(const Settings& settings) {
+  const Plan plan = make_plan(settings);
+  torch::manual_seed(static_cast<std::uint64_t>(settings.seed + sirtaki::rank()));
   Net net;
 
   // Step 2: more ranks make a larger batch, so the learning rate grows with them.
@@ -365,21 +401,14 @@ void train(const Settings& settings) {
   sirtaki::broadcast_optimizer_state(optimizer, /*root_rank=*/0);
 
   WarmupCosine scheduler(optimizer, settings.lr, scaled_lr,
-                         std::min<std::int64_t>(2, settings.epochs) * steps,
-                         (settings.epochs + 1) * steps);
+                         std::min<std::int64_t>(2, settings.epochs) * plan.steps,
+                         (settings.epochs + 1) * plan.steps);
   Progress progress(settings.epochs);
-  const auto dataset = train_set.map(torch::data::transforms::Stack<>());
   std::chrono::duration<double> training_time{0};
-
+  double accuracy = 0;
   for (std::int64_t epoch = 1; epoch <= settings.epochs; ++epoch) {
-    // Step 5: each rank takes its share of the data, another one in each epoch.
-    torch::data::samplers::DistributedRandomSampler sampler(*train_set.size(), size, rank,
-                                                            /*allow_duplicates=*/false);
-    sampler.set_epoch(static_cast<std::size_t>(settings.seed * 100003 + epoch));
-    auto loader = torch::data::make_data_loader(
-        dataset, std::move(sampler),
-        torch::data::DataLoaderOptions(static_cast<std::size_t>(settings.batch_size)));
-
+    // Step 5: each rank takes its share of the data.
+    const auto loader = make_loader(plan, settings, epoch);
     const auto start = std::chrono::steady_clock::now();
     double loss_sum = 0;
     std::int64_t step = 0;
@@ -390,24 +419,15 @@ void train(const Settings& settings) {
       optimizer.step();
       scheduler.step();
       loss_sum += loss.item<double>();
-      progress.step(epoch, ++step, steps);
+      progress.step(epoch, ++step, plan.steps);
     }
     training_time += std::chrono::steady_clock::now() - start;
-    const double loss =
-        sum_over_ranks(loss_sum / static_cast<double>(steps), "loss") / static_cast<double>(size);
-    progress.epoch(epoch, loss, test_accuracy(net, test_set));
+    const double mean_loss = sum_over_ranks(loss_sum / static_cast<double>(plan.steps), "loss");
+    accuracy = test_accuracy(net, plan.test);
+    progress.epoch(epoch, mean_loss / sirtaki::size(), accuracy);
   }
-
-  const double accuracy = test_accuracy(net, test_set);
-  if (!identical_on_all_ranks(net)) throw std::runtime_error("the ranks' parameters differ");
-  if (rank == 0) {
-    const auto samples =
-        static_cast<double>(settings.epochs * local_samples) * static_cast<double>(size);
-    std::printf("test accuracy: %.2f %%\n", 100 * accuracy);
-    std::printf("speed: %.0f samples per second\n", samples / training_time.count());
-    std::printf("parameters identical on all ranks\n");
-    std::fflush(stdout);
-  }
+  const auto samples = static_cast<double>(settings.epochs * plan.local_samples * sirtaki::size());
+  report(net, accuracy, samples / training_time.count());
 }
 
 }  // namespace

@@ -51,23 +51,25 @@ struct InprocWorld::Meetings {
 
   core::Mutex mutex;
   core::CondVar changed;
-  std::vector<int> sessions SIRTAKI_GUARDED_BY(mutex);                    // begun, by rank
+  std::vector<int> sessions SIRTAKI_GUARDED_BY(mutex);  // begun, by rank
+  std::set<int> serialized SIRTAKI_GUARDED_BY(mutex);
   std::map<std::pair<int, int>, Table> tables SIRTAKI_GUARDED_BY(mutex);  // by session and step
   std::map<int, std::weak_ptr<ops::InprocWorld>> data SIRTAKI_GUARDED_BY(mutex);  // by session
 };
 
 class InprocWorld::InprocMedium final : public Medium {
  public:
-  InprocMedium(std::shared_ptr<InprocWorld> world, int rank, int session,
+  InprocMedium(std::shared_ptr<InprocWorld> world, int rank, int session, bool serialized,
                std::shared_ptr<ops::InprocWorld> data)
       : world_(std::move(world)),
         data_(std::move(data)),
         session_(session),
+        serialized_(serialized),
         topology_(TopologyOf(rank, world_->host_of_rank_)) {}
 
   const Topology& topology() const override { return topology_; }
   std::string description() const override { return "in-process"; }
-  bool serialized() const override { return false; }
+  bool serialized() const override { return serialized_; }
 
   Status Exchange(const std::string& mine, core::TimePoint deadline,
                   std::vector<std::string>* all) override {
@@ -95,7 +97,7 @@ class InprocWorld::InprocMedium final : public Medium {
     return Status::Ok();
   }
 
-  Status Connect(core::TimePoint /*deadline*/) override {
+  Status Connect(bool /*serialized*/, core::TimePoint /*deadline*/) override {
     transport_ = world_->hub_.Connect(topology_.rank);
     backend_ = data_->Connect(topology_.rank);
     return Status::Ok();
@@ -110,6 +112,7 @@ class InprocWorld::InprocMedium final : public Medium {
   const std::shared_ptr<InprocWorld> world_;
   const std::shared_ptr<ops::InprocWorld> data_;
   const int session_;
+  const bool serialized_;
   int step_ = 0;
   const Topology topology_;
   std::unique_ptr<core::Transport> transport_;
@@ -127,13 +130,20 @@ InprocWorld::InprocWorld(int size, std::vector<int> host_of_rank)
 
 InprocWorld::~InprocWorld() = default;
 
+void InprocWorld::Serialize(int rank) {
+  core::MutexLock lock(meetings_->mutex);
+  meetings_->serialized.insert(rank);
+}
+
 std::unique_ptr<Medium> InprocWorld::Join(int rank) {
   core::MutexLock lock(meetings_->mutex);
   const int session = meetings_->sessions[static_cast<std::size_t>(rank)]++;
   std::weak_ptr<ops::InprocWorld>& shared = meetings_->data[session];
   std::shared_ptr<ops::InprocWorld> data = shared.lock();
   if (!data) shared = data = std::make_shared<ops::InprocWorld>(size());
-  return std::make_unique<InprocMedium>(shared_from_this(), rank, session, std::move(data));
+  const bool serialized = meetings_->serialized.count(rank) != 0;
+  return std::make_unique<InprocMedium>(shared_from_this(), rank, session, serialized,
+                                        std::move(data));
 }
 
 }  // namespace sirtaki::frameworks

@@ -20,6 +20,9 @@ class InprocWorld : public std::enable_shared_from_this<InprocWorld> {
   int size() const { return hub_.size(); }
   core::InprocHub& hub() { return hub_; }  // to isolate and break ranks
 
+  // From its next session on this rank is one whose medium allows one call at a time: for tests.
+  void Serialize(int rank);
+
   // The medium of the rank's next session.
   std::unique_ptr<Medium> Join(int rank);
 

@@ -21,7 +21,7 @@ class Medium {
 
   virtual const Topology& topology() const = 0;
   virtual std::string description() const = 0;  // "Open MPI v4.1.4, MPI_THREAD_MULTIPLE"
-  // True: one call at a time, so the large lane may have no thread of its own.
+  // True: one call at a time here, so the large lane may have no thread of its own, on no rank.
   virtual bool serialized() const = 0;
 
   // ---- at the start, on the thread that calls init ----
@@ -29,8 +29,9 @@ class Medium {
   // Every rank gives a string and gets all of them, by rank. Collective over the world.
   virtual core::Status Exchange(const std::string& mine, core::TimePoint deadline,
                                 std::vector<std::string>* all) = 0;
-  // Makes the transport and the backend. Collective; not called in a world of one rank.
-  virtual core::Status Connect(core::TimePoint deadline) = 0;
+  // Makes the transport and the backend. `serialized`: some rank is, so the large lane has no
+  // thread anywhere; the same on all of them. Collective; not called in a world of one rank.
+  virtual core::Status Connect(bool serialized, core::TimePoint deadline) = 0;
 
   // ---- after Connect ----
   virtual core::Transport& transport() = 0;

@@ -53,6 +53,12 @@ Status Refuse(const core::Work& work, Status why) {
   return why;
 }
 
+Status InForkedChild() {
+  return {StatusCode::kNotInitialized,
+          "called after fork(): a child process has no part in its parent's session and cannot "
+          "start its own; start it with exec"};
+}
+
 // The ranks of this host decide together: all spin or none.
 int CoresHere(const std::vector<Greeting>& greetings, const Topology& topology) {
   std::vector<core::CpuShare> shares;
@@ -123,6 +129,12 @@ class Session::Call {
 
 Session::Session() : fork_generation_(core::ForkGeneration()) {}
 
+// What a medium leaves in the process (MPI above all) is the parent's, also after its shutdown.
+Status Session::CheckFork() {
+  static const int begun_in = core::ForkGeneration();
+  return core::ForkGeneration() == begun_in ? Status::Ok() : InForkedChild();
+}
+
 Status Session::CreateInproc(std::shared_ptr<InprocWorld> world, int rank,
                              const StartOptions& options, std::shared_ptr<Session>* session) {
   return Create(world->Join(rank), options, session);
@@ -149,7 +161,7 @@ Status Session::Create(std::unique_ptr<Medium> medium, const StartOptions& optio
 Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& options,
                       core::TimePoint deadline) {
   topology_ = medium->topology();
-  const std::string mine = Serialize(Greet(options.parsed, options.config));
+  const std::string mine = Serialize(Greet(options.parsed, options.config, medium->serialized()));
   std::vector<std::string> told;
   if (Status status = medium->Exchange(mine, deadline, &told); !status.ok()) return status;
 
@@ -165,8 +177,9 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
   config_ = options.config;
   if (Status status = core::AgreeConfigs(configs, &config_); !status.ok()) return status;
 
+  const core::RankRanges serialized = SerializedRanks(greetings);
   if (topology_.size > 1) {
-    const Status connected = medium->Connect(deadline);
+    const Status connected = medium->Connect(!serialized.empty(), deadline);
     Status met = medium->Exchange(SerializeStatus(connected), deadline, &told);
     if (!connected.ok()) return connected;
     if (met.ok()) met = FirstFailure(told);
@@ -181,15 +194,21 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
   text << "rank " << topology_.rank << " of " << topology_.size << " on " << topology_.host
        << " (local rank " << topology_.local_rank << " of " << topology_.local_size
        << ", cross rank " << topology_.cross_rank << " of " << topology_.cross_size << "); "
-       << medium->description() << "; " << cores << " cores for the ranks of this host, waits "
-       << (spin ? "spin" : "yield") << "; options: " << core::DescribeConfig(config_);
+       << medium->description();
+  if (!serialized.empty() && !medium->serialized()) {
+    text << "; serialized because rank " << serialized.ToString() << " is: both host lanes are "
+         << "non-blocking";
+  }
+  text << "; " << cores << " cores for the ranks of this host, waits " << (spin ? "spin" : "yield")
+       << "; options: " << core::DescribeConfig(config_);
   description_ = text.str();
   SIRTAKI_LOG(kInfo, description_);
-  Build(std::move(medium), greetings.front().token, spin);
+  Build(std::move(medium), greetings.front().token, spin, !serialized.empty());
   return Status::Ok();
 }
 
-void Session::Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool spin) {
+void Session::Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool spin,
+                    bool serialized) {
   parts_ = std::make_unique<Parts>();
   Parts& parts = *parts_;
   parts.medium = std::move(medium);
@@ -219,7 +238,7 @@ void Session::Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool sp
   lanes.limits.small_bytes = config_.small_bytes;
   lanes.chunk_bytes = config_.chunk_bytes;
   lanes.sets = {{core::kWorldSet, world}};
-  lanes.large_lane_thread = !parts.medium->serialized();
+  lanes.large_lane_thread = !serialized;
   lanes.on_failure = [&parts](const Status& why, const std::string& key) {
     parts.engine->PostFailure(why, key);
   };
@@ -242,9 +261,7 @@ void Session::Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool sp
 
 Status Session::CheckState() const {
   if (core::ForkGeneration() != fork_generation_) {
-    return {StatusCode::kNotInitialized,
-            "called after fork(): a child process has no part in its parent's session; call init() "
-            "in the child, or start it with exec"};
+    return InForkedChild();
   }
   if (state_.load(std::memory_order_acquire) != State::kAlive) {
     return {StatusCode::kNotInitialized, "called after shutdown()"};

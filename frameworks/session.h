@@ -48,7 +48,7 @@ class Session {
   // Errors, the same on every rank where the medium allows: what any rank found wrong with its
   // options, options that differ, and those of mpi::Environment::Start and
   // mpi::Communicators::Make. In a build without MPI: a job of one rank, or kUnsupported if a
-  // launcher has started several.
+  // launcher has started several. kNotInitialized in a forked child whose parent had called it.
   static core::Status CreateMpi(const StartOptions& options, std::shared_ptr<Session>* session);
 
   // Joins a world of threads. Collective over the world.
@@ -99,11 +99,12 @@ class Session {
   class Call;
 
   Session();
+  static core::Status CheckFork();  // that no ancestor of this process has called CreateMpi
   static core::Status Create(std::unique_ptr<Medium> medium, const StartOptions& options,
                              std::shared_ptr<Session>* session);
   core::Status Start(std::unique_ptr<Medium> medium, const StartOptions& options,
                      core::TimePoint deadline);
-  void Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool spin);
+  void Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool spin, bool serialized);
   core::Status CheckState() const;
   core::Status SubmitAlone(const core::WorkPtr& work);
   void LeaveAndEnd(const std::string& why);

@@ -58,12 +58,12 @@ class MpiMedium final : public Medium {
     return environment_->Exchange(mine, deadline, all);
   }
 
-  Status Connect(core::TimePoint deadline) override {
+  Status Connect(bool serialized, core::TimePoint deadline) override {
     Status status = mpi::Communicators::Make(*environment_, deadline, &communicators_);
     if (!status.ok()) return status;
     transport_ = std::make_unique<mpi::Transport>(*communicators_);
     mpi::BackendOptions options;
-    options.serialized = environment_->serialized();
+    options.serialized = serialized;
     backend_ = std::make_unique<mpi::Backend>(*communicators_, options);
     return Status::Ok();
   }
@@ -87,6 +87,7 @@ class MpiMedium final : public Medium {
 }  // namespace
 
 Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Session>* session) {
+  if (Status status = CheckFork(); !status.ok()) return status;
   core::LogSettings log{options.config.log_level, options.config.log_time, {}};
   core::ConfigureLog(log);
   mpi::EnvironmentOptions environment_options;

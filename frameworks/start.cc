@@ -48,8 +48,16 @@ std::uint64_t RandomToken() {
 
 }  // namespace
 
-Greeting Greet(const Status& parsed, const core::Config& config) {
-  return {parsed, config, core::CpusOfThisProcess(), RandomToken()};
+Greeting Greet(const Status& parsed, const core::Config& config, bool serialized) {
+  return {parsed, config, core::CpusOfThisProcess(), serialized, RandomToken()};
+}
+
+core::RankRanges SerializedRanks(std::span<const Greeting> by_rank) {
+  core::RankRanges ranks;
+  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (by_rank[rank].serialized) ranks.Add(static_cast<int>(rank));
+  }
+  return ranks;
 }
 
 std::string Serialize(const Greeting& greeting) {
@@ -62,6 +70,7 @@ std::string Serialize(const Greeting& greeting) {
     out.Varint(static_cast<std::uint64_t>(range.last));
   }
   out.Fixed64(std::bit_cast<std::uint64_t>(greeting.cpus.quota));
+  out.Byte(greeting.serialized ? 1 : 0);
   out.Fixed64(greeting.token);
   return TakeString(out);
 }
@@ -79,6 +88,7 @@ Status Deserialize(std::string_view bytes, Greeting* greeting) {
   }
   greeting->cpus.quota = std::bit_cast<double>(in.Fixed64("quota"));
   if (!(greeting->cpus.quota >= 0)) greeting->cpus.quota = 0;
+  greeting->serialized = in.ByteUpTo("serialized", 1) != 0;
   greeting->token = in.Fixed64("token");
   in.ExpectEnd();
   if (!in.ok()) return in.status();

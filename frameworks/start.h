@@ -9,6 +9,7 @@
 
 #include "core/config.h"
 #include "core/cores.h"
+#include "core/rank_ranges.h"
 #include "core/status.h"
 
 namespace sirtaki::frameworks {
@@ -17,10 +18,16 @@ struct Greeting {
   core::Status status;  // of parsing the options
   core::Config config;
   core::CpuShare cpus;
+  bool serialized = false;  // the medium allows one call at a time here
   std::uint64_t token = 0;  // random; rank 0's tells this session's messages from those of another
 };
 
-Greeting Greet(const core::Status& parsed, const core::Config& config);
+Greeting Greet(const core::Status& parsed, const core::Config& config, bool serialized);
+
+// The ranks whose medium allows one call at a time. If there is any, all ranks do without a thread
+// for the large lane: one that has it calls the medium in another way, which the others would not
+// match.
+core::RankRanges SerializedRanks(std::span<const Greeting> by_rank);
 
 // The bytes survive any damage (kProtocol).
 std::string Serialize(const Greeting& greeting);

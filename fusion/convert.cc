@@ -116,12 +116,12 @@ void ScaleFloating(const T* in, T* out, std::int64_t count, Scale scale) {
   for (std::int64_t i = 0; i < count; ++i) out[i] = in[i] * factor;
 }
 
-template <typename T>
-void DivideIntegers(const T* in, T* out, std::int64_t count, Scale scale) {
+template <typename From, typename To>
+void DivideIntegers(const From* in, To* out, std::int64_t count, Scale scale) {
   SIRTAKI_CHECK(scale.factor == 1.0, "integers take no factor");
   // In 64 bits: the divisor may exceed the type's own range.
   for (std::int64_t i = 0; i < count; ++i) {
-    out[i] = static_cast<T>(static_cast<std::int64_t>(in[i]) / scale.divisor);
+    out[i] = static_cast<To>(static_cast<std::int64_t>(in[i]) / scale.divisor);
   }
 }
 
@@ -130,18 +130,27 @@ void Apply(Function function, const void* in, void* out, std::int64_t count, Sca
   function(static_cast<const T*>(in), static_cast<T*>(out), count, scale);
 }
 
+template <typename Narrow, typename Wide>
+void ConvertIntegers(bool widens, const void* in, void* out, std::int64_t count, Scale scale) {
+  if (widens) {
+    DivideIntegers(static_cast<const Narrow*>(in), static_cast<Wide*>(out), count, scale);
+  } else {
+    DivideIntegers(static_cast<const Wide*>(in), static_cast<Narrow*>(out), count, scale);
+  }
+}
+
 void ScaleSameType(core::DType dtype, const void* in, void* out, std::int64_t count, Scale scale) {
   switch (dtype) {
     case core::DType::kU8:
-      return Apply<std::uint8_t>(DivideIntegers<std::uint8_t>, in, out, count, scale);
+      return Apply<std::uint8_t>(DivideIntegers<std::uint8_t, std::uint8_t>, in, out, count, scale);
     case core::DType::kI8:
-      return Apply<std::int8_t>(DivideIntegers<std::int8_t>, in, out, count, scale);
+      return Apply<std::int8_t>(DivideIntegers<std::int8_t, std::int8_t>, in, out, count, scale);
     case core::DType::kI16:
-      return Apply<std::int16_t>(DivideIntegers<std::int16_t>, in, out, count, scale);
+      return Apply<std::int16_t>(DivideIntegers<std::int16_t, std::int16_t>, in, out, count, scale);
     case core::DType::kI32:
-      return Apply<std::int32_t>(DivideIntegers<std::int32_t>, in, out, count, scale);
+      return Apply<std::int32_t>(DivideIntegers<std::int32_t, std::int32_t>, in, out, count, scale);
     case core::DType::kI64:
-      return Apply<std::int64_t>(DivideIntegers<std::int64_t>, in, out, count, scale);
+      return Apply<std::int64_t>(DivideIntegers<std::int64_t, std::int64_t>, in, out, count, scale);
     case core::DType::kF32:
       return Apply<float>(ScaleFloating<float>, in, out, count, scale);
     case core::DType::kF64:
@@ -222,9 +231,21 @@ void FloatToBFloat16(const float* in, std::uint16_t* out, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) out[i] = RoundToBFloat16(in[i]);
 }
 
-core::DType AccumulationType(core::DType dtype) {
-  const bool half = dtype == core::DType::kF16 || dtype == core::DType::kBF16;
-  return half ? core::DType::kF32 : dtype;
+core::DType AccumulationType(core::DType dtype, core::ReduceOp reduction) {
+  const bool average = reduction == core::ReduceOp::kAverage;
+  switch (dtype) {
+    case core::DType::kF16:
+    case core::DType::kBF16:
+      return core::DType::kF32;
+    case core::DType::kU8:
+    case core::DType::kI8:
+    case core::DType::kI16:
+      return average ? core::DType::kI32 : dtype;
+    case core::DType::kI32:
+      return average ? core::DType::kI64 : dtype;
+    default:
+      return dtype;
+  }
 }
 
 void Convert(core::DType from, const void* in, core::DType to, void* out, std::int64_t count,
@@ -235,16 +256,31 @@ void Convert(core::DType from, const void* in, core::DType to, void* out, std::i
     if (in != out) std::memcpy(out, in, static_cast<std::size_t>(count) * core::SizeOf(from));
     return;
   }
-  const bool widens = AccumulationType(from) == to;
-  SIRTAKI_CHECK(widens || AccumulationType(to) == from,
-                "only half types and float32 are converted");
-  const bool f16 = (widens ? from : to) == core::DType::kF16;
-  if (widens) {
-    WidenScaled(f16 ? Float16ToFloat : BFloat16ToFloat, static_cast<const std::uint16_t*>(in),
-                static_cast<float*>(out), count, scale);
-  } else {
-    RoundScaled(f16 ? FloatToFloat16 : FloatToBFloat16, static_cast<const float*>(in),
-                static_cast<std::uint16_t*>(out), count, scale);
+  const bool widens = core::SizeOf(from) < core::SizeOf(to);
+  const core::DType narrow = widens ? from : to;
+  const core::DType wide = widens ? to : from;
+  if (AccumulationType(narrow) == wide) {
+    const bool f16 = narrow == core::DType::kF16;
+    if (widens) {
+      WidenScaled(f16 ? Float16ToFloat : BFloat16ToFloat, static_cast<const std::uint16_t*>(in),
+                  static_cast<float*>(out), count, scale);
+    } else {
+      RoundScaled(f16 ? FloatToFloat16 : FloatToBFloat16, static_cast<const float*>(in),
+                  static_cast<std::uint16_t*>(out), count, scale);
+    }
+    return;
+  }
+  SIRTAKI_CHECK(AccumulationType(narrow, core::ReduceOp::kAverage) == wide,
+                "only a type and what its reductions are kept in are converted");
+  switch (narrow) {
+    case core::DType::kU8:
+      return ConvertIntegers<std::uint8_t, std::int32_t>(widens, in, out, count, scale);
+    case core::DType::kI8:
+      return ConvertIntegers<std::int8_t, std::int32_t>(widens, in, out, count, scale);
+    case core::DType::kI16:
+      return ConvertIntegers<std::int16_t, std::int32_t>(widens, in, out, count, scale);
+    default:
+      return ConvertIntegers<std::int32_t, std::int64_t>(widens, in, out, count, scale);
   }
 }
 

@@ -18,12 +18,13 @@ struct Scale {
   bool identity() const { return factor == 1.0 && divisor == 1; }
 };
 
-// What sums of `dtype` are kept in until they are stored: float32 for float16 and bfloat16, else
-// itself.
-core::DType AccumulationType(core::DType dtype);
+// What a reduction of `dtype` is kept in until it is stored: float32 for float16 and bfloat16; for
+// the average of integers the next wider type (int32 for 8 and 16 bits, int64 for int32), so that
+// the sum does not wrap before it is divided; else itself.
+core::DType AccumulationType(core::DType dtype, core::ReduceOp reduction = core::ReduceOp::kSum);
 
-// out[i] = in[i], converted and scaled. The types are equal, or one is float16 or bfloat16 and the
-// other float32. Types without an arithmetic here (half to the same half, bool) take no scale. The
+// out[i] = in[i], converted and scaled. The types are equal, or one is the AccumulationType of the
+// other. Types without an arithmetic here (half to the same half, bool) take no scale. The
 // memories are disjoint, or the same if the types are. Any alignment that suits the types.
 void Convert(core::DType from, const void* in, core::DType to, void* out, std::int64_t count,
              Scale scale = {});

@@ -20,8 +20,9 @@ struct BackendOptions {
   bool serialized = false;
 
   // Longer operations are cut into calls of at most this many bytes, in whole elements. MPI counts
-  // with int, and some implementations compute byte offsets with it, too.
-  std::int64_t max_call_bytes = std::int64_t{1} << 30;
+  // with int, some implementations compute byte offsets with it, too, and an all-reduce may take as
+  // much temporary memory as the call has bytes.
+  std::int64_t max_call_bytes = std::int64_t{256} << 20;
 };
 
 class Backend final : public ops::Backend {

@@ -1,6 +1,9 @@
 #include "mpi/communicators.h"
 
+#include <algorithm>
 #include <array>
+#include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -40,17 +43,79 @@ Status CreateGroup(MPI_Comm world, const RankRanges& members, int tag, MPI_Comm*
   return status;
 }
 
+// The transport communicators of sessions that have ended, by number.
+class Spares {
+ public:
+  static Spares& OfProcess() {
+    static Spares& spares = *new Spares;  // sessions may end while the process exits
+    return spares;
+  }
+
+  void Put(std::uint64_t number, MPI_Comm comm) {
+    MutexLock lock(mutex_);
+    spares_[number] = comm;
+  }
+
+  // MPI_COMM_NULL if there is none of this number: then a new one gets it.
+  MPI_Comm Take(std::uint64_t number) {
+    MutexLock lock(mutex_);
+    next_ = std::max(next_, number + 1);
+    const auto found = spares_.find(number);
+    if (found == spares_.end()) return MPI_COMM_NULL;
+    const MPI_Comm comm = found->second;
+    spares_.erase(found);
+    return comm;
+  }
+
+  // "7 2 5": the next new number is 7, spare are 2 and 5.
+  std::string ToString() const {
+    MutexLock lock(mutex_);
+    std::string text = std::to_string(next_);
+    for (const auto& [number, comm] : spares_) text += ' ' + std::to_string(number);
+    return text;
+  }
+
+ private:
+  mutable core::Mutex mutex_;
+  std::uint64_t next_ SIRTAKI_GUARDED_BY(mutex_) = 1;
+  std::map<std::uint64_t, MPI_Comm> spares_ SIRTAKI_GUARDED_BY(mutex_);
+};
+
+// The lowest number that is spare on all ranks, else the highest next one: the same on all of them.
+std::uint64_t ChooseSpare(const std::vector<std::string>& told) {
+  std::map<std::uint64_t, std::size_t> ranks_with;
+  std::uint64_t chosen = 0;
+  for (const std::string& text : told) {
+    std::istringstream numbers(text);
+    std::uint64_t number = 0;
+    numbers >> number;
+    chosen = std::max(chosen, number);
+    while (numbers >> number) ++ranks_with[number];
+  }
+  for (const auto& [number, ranks] : ranks_with) {
+    if (ranks == told.size()) return number;
+  }
+  return chosen;
+}
+
 }  // namespace
 
-Status Communicators::Make(const Environment& environment, core::TimePoint deadline,
+Status Communicators::Make(Environment& environment, core::TimePoint deadline,
                            std::unique_ptr<Communicators>* communicators) {
   const Topology& topology = environment.topology();
+  std::vector<std::string> told;
+  Status status = environment.Exchange(Spares::OfProcess().ToString(), deadline, &told);
+  if (!status.ok()) return status;
+
   std::unique_ptr<Communicators> made(new Communicators(topology.rank, topology.size));
+  made->transport_number_ = ChooseSpare(told);
+  made->transport_ = Spares::OfProcess().Take(made->transport_number_);
   Lanes world;
   world.small.rank = world.large.rank = topology.rank;
   world.small.size = world.large.size = topology.size;
   for (MPI_Comm* target : {&made->transport_, &world.small.comm, &world.large.comm}) {
-    Status status = DuplicateUntil(environment.impl_->control, deadline, target);
+    if (*target != MPI_COMM_NULL) continue;
+    status = DuplicateUntil(environment.impl_->control, deadline, target);
     if (!status.ok()) return status;
   }
   {
@@ -71,7 +136,7 @@ Communicators::~Communicators() {
       if (*comm != MPI_COMM_NULL) MPI_Comm_free(comm);
     }
   }
-  if (transport_ != MPI_COMM_NULL) MPI_Comm_free(&transport_);
+  if (transport_ != MPI_COMM_NULL) Spares::OfProcess().Put(transport_number_, transport_);
 }
 
 Line Communicators::For(ops::Channel channel) const {

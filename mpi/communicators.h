@@ -4,6 +4,7 @@
 
 #include <mpi.h>
 
+#include <cstdint>
 #include <map>
 #include <memory>
 
@@ -28,11 +29,14 @@ struct Line {
 class Communicators {
  public:
   // Collective over the world. Errors: kTimedOut, kBackend.
-  static core::Status Make(const Environment& environment, core::TimePoint deadline,
+  static core::Status Make(Environment& environment, core::TimePoint deadline,
                            std::unique_ptr<Communicators>* communicators);
 
-  // Frees them, which MPI may treat as collective: every rank has drained by then. After a fault
-  // they are left behind instead.
+  // Frees those of the lanes, which MPI may treat as collective: every rank has drained by then.
+  // The transport's is kept for the next session, which may find late messages of this one in it
+  // (engines drop those of other sessions): freed, its number would be given to another
+  // communicator, and MPI would hand it such a message as if it were its own first one. After a
+  // fault all are left behind.
   ~Communicators();
   Communicators(const Communicators&) = delete;
   Communicators& operator=(const Communicators&) = delete;
@@ -60,6 +64,7 @@ class Communicators {
 
   const int rank_;
   const int size_;
+  std::uint64_t transport_number_ = 0;  // the same on all ranks
   MPI_Comm transport_ = MPI_COMM_NULL;
   mutable core::Mutex mutex_;
   std::map<core::SetNumber, Lanes> lanes_ SIRTAKI_GUARDED_BY(mutex_);

@@ -137,6 +137,13 @@ Status ChooseThreading(Threads wanted, int level, bool by_us, bool* serialized) 
   return Status::Ok();
 }
 
+// Whether this thread may call MPI, if only for as long as the start takes.
+bool MayCallMpi(int level) {
+  int is_main = 0;
+  return level >= MPI_THREAD_SERIALIZED ||
+         (MPI_Is_thread_main(&is_main) == MPI_SUCCESS && is_main != 0);
+}
+
 // The number of ranks that a launcher says it started. The first variable that is there counts: a
 // launcher inside another's job (mpirun within an allocation of Slurm) sees the outer one's, too.
 Status CheckLauncher(const EnvironmentOptions& options, int size) {
@@ -272,8 +279,9 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   MPI_Comm_rank(MPI_COMM_WORLD, &made->topology_.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &made->topology_.size);
   status = CheckLauncher(options, made->topology_.size);
-  if (status.ok()) status = ChooseThreading(options.threads, level, by_us, &made->serialized_);
-  if (!status.ok()) return status;
+  if (!status.ok()) return status;  // alone, so there is nobody to tell
+  const Status threading = ChooseThreading(options.threads, level, by_us, &made->serialized_);
+  if (!threading.ok() && !MayCallMpi(level)) return threading;
   made->description_ = LibraryName() + ", " + ThreadLevelName(level);
   if (made->serialized_) {
     made->description_ += level == MPI_THREAD_MULTIPLE ? ", used as serialized (mpi_threads)" : "";
@@ -282,10 +290,26 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   made->description_ += by_us ? ", initialised by sirtaki" : ", initialised by the program";
 
   status = DuplicateUntil(MPI_COMM_WORLD, deadline, &made->impl_->control);
+  if (status.ok()) status = made->AgreeOnThreading(threading, deadline);
   if (status.ok()) status = made->FindTopology(deadline);
   if (!status.ok()) return status;
   *environment = std::move(made);
   return Status::Ok();
+}
+
+// The first exchange, so that a rank that is refused does not leave the others waiting.
+Status Environment::AgreeOnThreading(const Status& mine, TimePoint deadline) {
+  std::vector<std::string> told;  // what is wrong on each rank; empty: nothing
+  if (Status status = Exchange(mine.message(), deadline, &told); !status.ok()) return status;
+  const auto refused =
+      std::find_if(told.begin(), told.end(), [](const std::string& text) { return !text.empty(); });
+  if (refused == told.end()) return Status::Ok();
+  const bool by_all = std::all_of(told.begin(), told.end(),
+                                  [&](const std::string& text) { return text == *refused; });
+  if (by_all) return {StatusCode::kUnsupported, *refused};
+  const auto rank = static_cast<int>(refused - told.begin());
+  return {StatusCode::kUnsupported, "rank " + std::to_string(rank) + " cannot start: " + *refused,
+          core::Origin{rank, {}, {}}};
 }
 
 Status Environment::FindTopology(TimePoint deadline) {

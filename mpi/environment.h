@@ -46,7 +46,8 @@ class Environment {
  public:
   // Collective over the world, on the thread that calls init. Errors:
   //   kNotInitialized   MPI was finalized already
-  //   kUnsupported      MPI allows too few threads; the text says what to call
+  //   kUnsupported      MPI allows too few threads on some rank; the text says what to call there.
+  //                     Every rank gets it, but where MPI may not be called from this thread
   //   kInvalidArgument  a launcher started several ranks, but MPI sees one
   //   kTimedOut         not every rank came before `deadline`
   //   kBackend          an MPI call failed
@@ -84,6 +85,7 @@ class Environment {
   friend class Communicators;
   struct Impl;  // keeps <mpi.h> out of this header
   explicit Environment(std::unique_ptr<Impl> impl);
+  core::Status AgreeOnThreading(const core::Status& mine, core::TimePoint deadline);
   core::Status FindTopology(core::TimePoint deadline);
 
   std::unique_ptr<Impl> impl_;

@@ -53,7 +53,7 @@ class Operation final : public ops::Completion {
   // One that has failed already.
   explicit Operation(core::Status why);
 
-  // Unfinished after a fault: what MPI still refers to stays.
+  // Unfinished or failed: what MPI may still refer to stays for the life of the process.
   ~Operation() override;
 
   bool Poll() override;
@@ -68,6 +68,7 @@ class Operation final : public ops::Completion {
   std::vector<Call> calls_;
   std::size_t next_ = 0;
   MPI_Request request_ = MPI_REQUEST_NULL;
+  bool started_ = false;  // MPI has been called
   bool finished_ = false;
   core::Status status_;
 };

@@ -1,7 +1,6 @@
 #include "mpi/transport.h"
 
 #include <algorithm>
-#include <cassert>
 #include <limits>
 #include <string>
 #include <utility>
@@ -47,9 +46,16 @@ bool Transport::Note(Status status) {
 }
 
 void Transport::Send(int rank, Bytes bytes) {
-  assert(bytes.size() <= static_cast<std::size_t>(std::numeric_limits<int>::max()));
   if (rank == rank_) {
     to_self_.push_back(std::move(bytes));
+    return;
+  }
+  constexpr auto kMaxBytes = static_cast<std::size_t>(std::numeric_limits<int>::max());
+  if (bytes.size() > kMaxBytes) {
+    Note({core::StatusCode::kBackend, "a message of " + std::to_string(bytes.size()) +
+                                          " bytes to rank " + std::to_string(rank) +
+                                          " is too long for MPI, which takes at most " +
+                                          std::to_string(kMaxBytes)});
     return;
   }
   Link& link = links_[rank];

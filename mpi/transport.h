@@ -27,8 +27,8 @@ class Transport final : public core::Transport {
   // true) is left to MPI together with its memory.
   ~Transport() override;
 
-  // A message is smaller than 2 GiB: the wire format's bounds see to that. After a failure it still
-  // tries, so that the others may learn of it.
+  // A message of 2 GiB or more is a failure. After one it still tries, so that the others may learn
+  // of it.
   void Send(int rank, core::Bytes bytes) override;
   std::optional<core::Incoming> TryReceive() override;
   bool Flush() override;

@@ -52,8 +52,10 @@ class AllReduceRun : public GroupRun {
   AllReduceRun(const GroupTaskPtr& group, Backend& backend, Staging& staging,
                const fusion::Cutting& cutting, const std::atomic<bool>& stop)
       : GroupRun(group, backend, staging, stop),
-        vector_(FuseItems(*group, fusion::AccumulationType(group->signature().dtype), cutting,
-                          ReducedPiece)),
+        vector_(FuseItems(
+            *group,
+            fusion::AccumulationType(group->signature().dtype, group->signature().reduction),
+            cutting, ReducedPiece)),
         before_{.factor = group->signature().prescale},
         after_{.factor = group->signature().postscale} {
     if (group->signature().reduction == core::ReduceOp::kAverage) {

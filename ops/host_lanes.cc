@@ -152,12 +152,13 @@ void HostLanes::Impl::Stop(const Status& reason, const GroupTask* task) {
     large_queue.clear();
     changed.NotifyAll();
   }
-  // What runs keeps its memory: the run itself refers to its task.
-  for (const auto& [number, group] : failed) CompleteAll(group->items, reason);
-  backend.Abort(reason);
+  // The group first: who finds its handle failed must find the fault as well.
   if (task != nullptr && options.on_failure) {
     options.on_failure(reason, task->items.front().key.ToString());
   }
+  // What runs keeps its memory: the run itself refers to its task.
+  for (const auto& [number, group] : failed) CompleteAll(group->items, reason);
+  backend.Abort(reason);
 }
 
 bool HostLanes::Impl::StepSmall() {

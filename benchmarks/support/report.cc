@@ -34,7 +34,8 @@ double CpuSeconds() {
 }
 
 void Print(const std::vector<Row>& rows, const std::string& json_path) {
-  std::printf("%-44s %5s %14s  %-34s %14s %7s\n", "work", "ranks", "ours", "reference", "", "ratio");
+  std::printf("%-44s %5s %14s  %-34s %14s %7s\n", "work", "ranks", "ours", "reference", "",
+              "ratio");
   for (const Row& row : rows) {
     char ours[32];
     std::snprintf(ours, sizeof ours, "%.4g %s", row.value, row.unit.c_str());
@@ -44,8 +45,8 @@ void Print(const std::vector<Row>& rows, const std::string& json_path) {
       std::snprintf(theirs, sizeof theirs, "%.4g %s", row.reference_value, row.unit.c_str());
       std::snprintf(ratio, sizeof ratio, "%.2f", Ratio(row));
     }
-    std::printf("%-44s %5d %14s  %-34s %14s %7s\n", row.work.c_str(), row.ranks, ours, row.reference.c_str(),
-                theirs, ratio);
+    std::printf("%-44s %5d %14s  %-34s %14s %7s\n", row.work.c_str(), row.ranks, ours,
+                row.reference.c_str(), theirs, ratio);
   }
   std::fflush(stdout);
   if (json_path.empty()) return;
@@ -53,16 +54,17 @@ void Print(const std::vector<Row>& rows, const std::string& json_path) {
   json << "[\n";
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Row& row = rows[i];  // names and units are this program's own and need no escaping
-    json << "  {\"work\": \"" << row.work << "\", \"ranks\": " << row.ranks << ", \"value\": " << row.value
-         << ", \"unit\": \"" << row.unit << "\", \"reference\": \"" << row.reference
-         << "\", \"reference_value\": " << row.reference_value << ", \"ratio\": " << Ratio(row) << "}"
-         << (i + 1 < rows.size() ? "," : "") << "\n";
+    json << "  {\"work\": \"" << row.work << "\", \"ranks\": " << row.ranks
+         << ", \"value\": " << row.value << ", \"unit\": \"" << row.unit << "\", \"reference\": \""
+         << row.reference << "\", \"reference_value\": " << row.reference_value
+         << ", \"ratio\": " << Ratio(row) << "}" << (i + 1 < rows.size() ? "," : "") << "\n";
   }
   json << "]\n";
   if (!json) std::fprintf(stderr, "cannot write %s\n", json_path.c_str());
 }
 
-Pair Interleave(int rounds, const std::function<double()>& ours, const std::function<double()>& reference) {
+Pair Interleave(int rounds, const std::function<double()>& ours,
+                const std::function<double()>& reference) {
   std::vector<double> a;
   std::vector<double> b;
   ours();

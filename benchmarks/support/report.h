@@ -29,13 +29,14 @@ struct Row {
 // {work, ranks, value, unit, reference, reference_value, ratio}.
 void Print(const std::vector<Row>& rows, const std::string& json_path);
 
-// Runs `ours` and `reference` in turn, `rounds` times after one of each that is not counted; medians of
-// what they return (seconds). Which goes first alternates.
+// Runs `ours` and `reference` in turn, `rounds` times after one of each that is not counted;
+// medians of what they return (seconds). Which goes first alternates.
 struct Pair {
   double ours = 0;
   double reference = 0;
 };
-Pair Interleave(int rounds, const std::function<double()>& ours, const std::function<double()>& reference);
+Pair Interleave(int rounds, const std::function<double()>& ours,
+                const std::function<double()>& reference);
 
 // Value of `--name=value` or `--name value`, else `otherwise`.
 std::string Flag(int argc, char** argv, const std::string& name, const std::string& otherwise);

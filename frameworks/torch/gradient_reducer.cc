@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <utility>
 
 #include "core/request.h"
+#include "core/wire.h"
 #include "core/work.h"
 #include "frameworks/torch/agreement.h"
 #include "frameworks/torch/named_parameters.h"
@@ -63,6 +65,7 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   static core::Status Refused(const Slot& slot);
   void Attach(std::size_t index);
   static void Detach(Slot& slot);
+  static std::string GiveMemory(Slot& slot, core::Work& work);
   void Submit(Slot& slot, bool will_wait);
   void SubmitMissing();
   core::Status Collect(Slot& slot);
@@ -100,6 +103,17 @@ struct AfterHook : torch::autograd::FunctionPostHook {
   const std::weak_ptr<Impl> impl;
   const std::size_t index;
 };
+
+// A key is the prefix and the name.
+std::string WhyTooLong(const std::vector<std::string>& names, const std::string& prefix) {
+  const std::size_t most = core::kMaxNameBytes - prefix.size();
+  for (const std::string& name : names) {
+    if (name.size() <= most) continue;
+    return "a parameter's name of " + std::to_string(name.size()) + " bytes, \"" +
+           name.substr(0, 40) + "...\"; at most " + std::to_string(most) + " are allowed";
+  }
+  return {};
+}
 
 template <class Hooks>
 void Erase(Hooks& hooks, const void* hook) {
@@ -179,25 +193,9 @@ void GradientReducer::Impl::OnGradient(std::size_t index) {
   Submit(slot, /*will_wait=*/false);
 }
 
-// Precondition: the slot is reported by the caller.
-void GradientReducer::Impl::Submit(Slot& slot, bool will_wait) {
-  at::NoGradGuard no_grad;
-  auto work = std::make_shared<core::Work>();
-  work->request.key = slot.key;
-  slot.gradient = slot.parameter.grad();
-  if (slot.gradient.defined()) {
-    work->request.invalid = WhyNotMovable(slot.gradient);
-  } else {
-    work->request.absent = {true};
-  }
-  core::Signature signature = Describe(slot.gradient.defined() ? slot.gradient : slot.parameter);
-  signature.kind = core::OpKind::kAllReduce;
-  signature.reduction = core::ReduceOp::kAverage;
-  if (!slot.signature || *slot.signature != signature) {
-    slot.signature = std::make_shared<const core::Signature>(std::move(signature));
-  }
-  work->request.signature = slot.signature;
-  if (work->request.invalid.empty()) {
+// Why there is none, for the peers to learn it as well; empty if there is.
+std::string GradientReducer::Impl::GiveMemory(Slot& slot, core::Work& work) {
+  try {
     if (slot.gradient.defined()) {
       slot.moved = Flat(slot.gradient);
       NoteOverwritten(slot.gradient);
@@ -205,9 +203,31 @@ void GradientReducer::Impl::Submit(Slot& slot, bool will_wait) {
     } else {
       slot.moved = at::zeros(slot.parameter.sizes(), slot.parameter.options().requires_grad(false));
     }
-    work->input = work->output = slot.moved.mutable_data_ptr();
-    work->keep_alive = std::make_shared<at::Tensor>(slot.moved);
+    work.input = work.output = slot.moved.mutable_data_ptr();
+    work.keep_alive = std::make_shared<at::Tensor>(slot.moved);
+    return {};
+  } catch (const std::exception& error) {
+    return WhyNoMemory(error);
   }
+}
+
+// Precondition: the slot is reported by the caller.
+void GradientReducer::Impl::Submit(Slot& slot, bool will_wait) {
+  at::NoGradGuard no_grad;
+  auto work = std::make_shared<core::Work>();
+  work->request.key = slot.key;
+  slot.gradient = slot.parameter.grad();
+  if (!slot.gradient.defined()) work->request.absent = {true};
+  const at::Tensor& shaped = slot.gradient.defined() ? slot.gradient : slot.parameter;
+  work->request.invalid = WhyNotMovable(shaped);
+  core::Signature signature = Describe(shaped);
+  signature.kind = core::OpKind::kAllReduce;
+  signature.reduction = core::ReduceOp::kAverage;
+  if (!slot.signature || *slot.signature != signature) {
+    slot.signature = std::make_shared<const core::Signature>(std::move(signature));
+  }
+  work->request.signature = slot.signature;
+  if (work->request.invalid.empty()) work->request.invalid = GiveMemory(slot, *work);
   ThrowIfError(session_->Submit(work, will_wait));
   slot.handle = work->handle;
 }
@@ -319,9 +339,11 @@ GradientReducer::GradientReducer(const torch::optim::Optimizer& optimizer,
   auto state = StateOf(session);
   const int number = state->NextOptimizerNumber();
   const std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
+  const std::string prefix = "gradient" + suffix + "/";
   NamedParameters named = MatchNames(optimizer, named_parameters);
+  if (named.error.empty()) named.error = WhyTooLong(named.names, prefix);
   AgreeOnList("parameters of the optimizer" + suffix, DescribeAll(named), named.error, state);
-  impl_ = std::make_shared<Impl>(std::move(named), "gradient" + suffix + "/", std::move(state));
+  impl_ = std::make_shared<Impl>(std::move(named), prefix, std::move(state));
   impl_->AttachHooks();
 }
 

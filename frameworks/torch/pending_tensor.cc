@@ -5,46 +5,46 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <exception>
 #include <utility>
 #include <vector>
 
+#include "core/rank_ranges.h"
+#include "core/wire.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
+#include "ops/validate.h"
 
 namespace sirtaki::detail {
 namespace {
 
+// A call that may take longer than this may take for ever: a later moment might not be a TimePoint.
+constexpr std::chrono::hours kEndlessTimeout{24 * 365 * 10};
+
 // Why this rank's arguments are wrong, whatever the others'; empty if they are not.
-std::string WhyInvalid(const TensorCall& call, int size) {
+std::string WhyInvalid(const TensorCall& call, const core::Signature& signature, int size) {
   std::string why = WhyNotMovable(call.tensor);
+  if (why.empty()) {
+    why = ops::ValidateRequest(signature, core::RankRanges::Span(0, size - 1),
+                               static_cast<int>(call.tensor.dim()));
+  }
   if (!why.empty()) return why;
-  const at::Tensor& tensor = call.tensor;
-  if (call.in_place && at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+  if (call.in_place && at::has_internal_overlap(call.tensor) == at::MemOverlap::Yes) {
     return "in place on a tensor whose elements share memory (expanded); make it contiguous first";
   }
-  switch (call.kind) {
-    case core::OpKind::kAllReduce: {
-      if (tensor.scalar_type() == at::kBool) {
-        return "all-reduce of bool is not defined; convert it to uint8 first";
-      }
-      const bool scaled = call.prescale != 1.0 || call.postscale != 1.0;
-      if (!tensor.is_floating_point() && scaled) {
-        return "prescale and postscale need a floating-point tensor";
-      }
-      break;
-    }
-    case core::OpKind::kAllGather:
-      if (tensor.dim() == 0) {
-        return "all-gather of a 0-dimensional tensor; give it a dimension, as by reshape({1})";
-      }
-      break;
-    case core::OpKind::kBroadcast:
-      if (call.root < 0 || call.root >= size) {
-        return "root rank " + std::to_string(call.root) + " of a job of " + std::to_string(size);
-      }
-      break;
+  if (call.timeout.count() < 0) {
+    return "the timeout is negative: " + std::to_string(call.timeout.count()) + " ms";
   }
   return {};
+}
+
+// Every rank that gives this name sees the same, and no message could carry it to the others.
+void CheckName(const std::string& name) {
+  if (name.size() <= core::kMaxNameBytes) return;
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                           "a name of " + std::to_string(name.size()) + " bytes, \"" +
+                               name.substr(0, 40) + "...\"; at most " +
+                               std::to_string(core::kMaxNameBytes) + " are allowed"));
 }
 
 }  // namespace
@@ -62,7 +62,7 @@ core::Signature PendingTensor::MakeSignature(const TensorCall& call, int size,
   if (call.kind == core::OpKind::kAllGather && !signature.shape.empty()) {
     signature.shape.erase(signature.shape.begin());
   }
-  *invalid = WhyInvalid(call, size);
+  *invalid = WhyInvalid(call, signature, size);
   return signature;
 }
 
@@ -103,9 +103,21 @@ void PendingTensor::GiveMemory(const TensorCall& call, core::Work& work) {
       std::initializer_list<at::Tensor>{std::move(input), moved_});
 }
 
+std::string PendingTensor::TryGiveMemory(const TensorCall& call, core::Work& work) {
+  try {
+    GiveMemory(call, work);
+    return {};
+  } catch (const std::exception& error) {
+    moved_ = at::Tensor();
+    result_ = at::Tensor();
+    return WhyNoMemory(error);
+  }
+}
+
 std::shared_ptr<PendingTensor> PendingTensor::Start(TensorCall call,
                                                     std::shared_ptr<SessionState> session) {
   ThrowIfError(session->Check());
+  CheckName(call.name);
   std::shared_ptr<PendingTensor> pending(new PendingTensor());
   pending->session_ = std::move(session);
 
@@ -117,8 +129,10 @@ std::shared_ptr<PendingTensor> PendingTensor::Start(TensorCall call,
                    (call.name.empty() ? " without a name" : " \"" + call.name + "\"");
   request.signature = std::make_shared<const core::Signature>(
       MakeSignature(call, pending->session_->topology().size, &request.invalid));
-  if (request.invalid.empty()) pending->GiveMemory(call, *work);
-  if (call.timeout.count() > 0) work->deadline = core::Clock::now() + call.timeout;
+  if (request.invalid.empty()) request.invalid = pending->TryGiveMemory(call, *work);
+  if (call.timeout.count() > 0 && call.timeout < kEndlessTimeout) {
+    work->deadline = core::Clock::now() + call.timeout;
+  }
 
   ThrowIfError(pending->session_->Submit(work, call.will_wait));
   pending->handle_ = work->handle;

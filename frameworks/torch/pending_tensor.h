@@ -50,6 +50,8 @@ class PendingTensor {
   PendingTensor() = default;
   static core::Signature MakeSignature(const TensorCall& call, int size, std::string* invalid);
   void GiveMemory(const TensorCall& call, core::Work& work);
+  // Why it could not, for the peers to learn it (and this rank with them); empty if it could.
+  std::string TryGiveMemory(const TensorCall& call, core::Work& work);
   void CheckSession() const;
   void Finish();
 

@@ -2,10 +2,19 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <sstream>
 
+#include "core/wire.h"
+
 namespace sirtaki::detail {
+namespace {
+
+constexpr auto kMostDimensions = static_cast<std::int64_t>(core::kMaxDimensions);
+
+}  // namespace
 
 std::optional<core::DType> DTypeOf(at::ScalarType type) {
   switch (type) {
@@ -47,6 +56,9 @@ std::string WhyNotMovable(const at::Tensor& tensor) {
     why << "a tensor of type " << c10::toString(tensor.scalar_type())
         << "; supported are uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64 "
            "and bool";
+  } else if (tensor.dim() > kMostDimensions) {
+    why << "a tensor of " << tensor.dim() << " dimensions; at most " << kMostDimensions
+        << " are supported";
   }
   return why.str();
 }
@@ -57,7 +69,9 @@ core::Signature Describe(const at::Tensor& tensor) {
   if (const auto dtype = DTypeOf(tensor.scalar_type())) signature.dtype = *dtype;
   if (tensor.device().is_cuda()) signature.device = core::DeviceKind::kCuda;
   if (tensor.layout() == at::kStrided && !tensor.is_nested()) {
-    signature.shape.assign(tensor.sizes().begin(), tensor.sizes().end());
+    // No message could carry more of a shape that WhyNotMovable rejects.
+    const auto sizes = tensor.sizes();
+    signature.shape.assign(sizes.begin(), sizes.begin() + std::min(tensor.dim(), kMostDimensions));
   }
   return signature;
 }
@@ -65,6 +79,13 @@ core::Signature Describe(const at::Tensor& tensor) {
 at::Tensor Flat(const at::Tensor& tensor) {
   at::NoGradGuard no_grad;
   return tensor.detach().resolve_neg().contiguous();
+}
+
+std::string WhyNoMemory(const std::exception& error) {
+  // LibTorch's own errors bring a backtrace along.
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  return std::string("out of memory: ") +
+         (of_torch ? of_torch->what_without_backtrace() : error.what());
 }
 
 void NoteOverwritten(const at::Tensor& tensor) {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 
@@ -28,6 +29,9 @@ bool LiesFlat(const at::Tensor& tensor);
 // The tensor's values lying flat, outside autograd: the tensor's own memory if that is flat, else a
 // copy.
 at::Tensor Flat(const at::Tensor& tensor);
+
+// For a request's `invalid`, when Flat or an allocation has thrown.
+std::string WhyNoMemory(const std::exception& error);
 
 // Tells autograd that the tensor's memory was overwritten behind its back.
 void NoteOverwritten(const at::Tensor& tensor);

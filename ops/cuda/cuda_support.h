@@ -4,7 +4,8 @@
 namespace sirtaki::ops {
 
 // What this build can do with GPUs, as decided when it was configured: "on: …", or "off: …" or
-// "not built yet: …" with the reason. One line, static storage, never null, callable from any thread.
+// "not built yet: …" with the reason. One line, static storage, never null, callable from any
+// thread.
 const char* CudaBuildStatus();
 const char* NcclBuildStatus();
 

@@ -49,7 +49,6 @@ TEST(ConfigTest, DefaultsAreThoseOfTheDocumentation) {
   EXPECT_EQ(config.start_timeout, 30s);
   EXPECT_EQ(config.ping_interval, 2s);
   EXPECT_EQ(config.peer_timeout, 10s);
-  EXPECT_EQ(config.backend, BackendChoice::kAuto);
   EXPECT_EQ(config.mpi_threads, MpiThreads::kAuto);
   EXPECT_EQ(config.wait, WaitMode::kAuto);
   EXPECT_EQ(config.log_level, LogLevel::kWarning);
@@ -89,8 +88,6 @@ TEST(ConfigTest, EveryOptionCanBeGivenInEveryWay) {
        "250ms", [](const Config& c) { return c.ping_interval == 250ms; }},
       {OptionId::kPeerTimeout, "--sirtaki-peer-timeout", "SIRTAKI_PEER_TIMEOUT", "peer_timeout",
        "1.5s", [](const Config& c) { return c.peer_timeout == 1500ms; }},
-      {OptionId::kBackend, "--sirtaki-backend", "SIRTAKI_BACKEND", "backend", "mpi",
-       [](const Config& c) { return c.backend == BackendChoice::kMpi; }},
       {OptionId::kMpiThreads, "--sirtaki-mpi-threads", "SIRTAKI_MPI_THREADS", "mpi_threads",
        "serialized", [](const Config& c) { return c.mpi_threads == MpiThreads::kSerialized; }},
       {OptionId::kWait, "--sirtaki-wait", "SIRTAKI_WAIT", "wait", "yield",
@@ -393,7 +390,7 @@ TEST(ConfigAgreeTest, OptionsOfEachRanksOwnMayDiffer) {
 
 TEST(ConfigSerializeTest, ComesBackAsItWas) {
   const Config config = ParsedOrDie({"--sirtaki-log-time=false", "--sirtaki-stall-limit=0"},
-                                    {{"SIRTAKI_BACKEND", "mpi"}, {"HOROVOD_FUSION_THRESHOLD", "7"}},
+                                    {{"SIRTAKI_WAIT", "yield"}, {"HOROVOD_FUSION_THRESHOLD", "7"}},
                                     {{"intra_op_threads", "5"}});
   const std::string bytes = SerializeConfig(config);
   EXPECT_LT(bytes.size(), 100U);

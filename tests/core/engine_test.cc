@@ -335,6 +335,60 @@ TEST(EngineTest, NothingStartsAfterADataThreadHasFailed) {
   EXPECT_EQ(world[1].engine->fault().message(), "broken");
 }
 
+TEST(EngineTest, WhatIsResolvedCompletesWhenTheQueueClosesMeanwhile) {
+  World world(2);
+  auto make = [](const std::string& name) {
+    auto signature = std::make_shared<Signature>();
+    signature->shape = {4};
+    auto work = std::make_shared<Work>();
+    work->request = {Key::Named(kWorldSet, name), std::move(signature), {}, {}};
+    return work;
+  };
+  const WorkPtr first = make("a");
+  const WorkPtr wrong = make("b");
+  const WorkPtr last = make("c");
+  wrong->request.invalid = "wrong";
+  // As a data thread that fails while the batch [Run a, Fail b, Run c] is being started.
+  wrong->handle = std::make_shared<HandleState>(
+      [&world] { world[0].engine->PostFailure(Status(StatusCode::kBackend, "broken"), "x"); },
+      nullptr);
+  wrong->handle->BeginWait();
+  for (const WorkPtr& work : {first, wrong, last}) {
+    EXPECT_TRUE(world[0].engine->Submit(work, false).ok());
+  }
+  for (const char* name : {"a", "b", "c"}) world.Submit(1, name);
+  world.Settle();
+  for (const WorkPtr& work : {first, wrong, last}) EXPECT_TRUE(work->handle->done());
+  EXPECT_EQ(first->handle->status().message(), "broken");
+  EXPECT_TRUE(world[0].executor.started.empty());
+}
+
+TEST(EngineTest, HeldWorkTimesOutToo) {
+  World world(2);
+  world.Submit(0, "w")->handle->Observe();  // dropped early: the next use is held back behind it
+  const WorkPtr held = world.Submit(0, "w", 4, seconds(5));
+  world.Settle();
+  EXPECT_FALSE(held->handle->done());
+  EXPECT_LE(world[0].engine->NextWake(world.now), world.now + seconds(5));
+  world.now += seconds(6);
+  world.Settle();
+  ASSERT_TRUE(held->handle->done());
+  EXPECT_EQ(held->handle->status().code(), StatusCode::kTimedOut);
+}
+
+TEST(EngineTest, TheEndWaitsForItsLastWordButNotForEver) {
+  World world(2);
+  world[0].negotiator->Leave("done", world.now);
+  world[1].negotiator->Leave("done", world.now);
+  world[0].transport->flushed = false;
+  world.Settle();
+  EXPECT_FALSE(world[0].engine->closed());
+  EXPECT_TRUE(world[1].engine->closed());
+  world.now += seconds(11);
+  world.Settle();
+  EXPECT_TRUE(world[0].engine->closed());
+}
+
 TEST(EngineTest, AHandleMayOutliveItsEngine) {
   HandlePtr handle;
   {

@@ -104,9 +104,12 @@ class Script {
     }
     hide_pings_ = Option(words, "pings", "shown") == "hidden";
     options_.arity = std::stoi(Option(words, "arity", "8"));
-    options_.negotiator.id_capacity = static_cast<std::size_t>(std::stoi(Option(words, "ids", "100")));
-    options_.negotiator.stall_warning = std::chrono::milliseconds(std::stoi(Option(words, "warning", "0")));
-    options_.negotiator.stall_limit = std::chrono::milliseconds(std::stoi(Option(words, "limit", "0")));
+    options_.negotiator.id_capacity =
+        static_cast<std::size_t>(std::stoi(Option(words, "ids", "100")));
+    options_.negotiator.stall_warning =
+        std::chrono::milliseconds(std::stoi(Option(words, "warning", "0")));
+    options_.negotiator.stall_limit =
+        std::chrono::milliseconds(std::stoi(Option(words, "limit", "0")));
     options_.negotiator.ping_interval = std::chrono::milliseconds(100);
     options_.negotiator.peer_timeout = std::chrono::milliseconds(500);
   }
@@ -114,11 +117,13 @@ class Script {
   void Start() {
     if (sim_) return;
     sim_ = std::make_unique<NegotiationSim>(options_);
-    sim_->on_send = [this](int from, int to, const core::MessageBody& body) { Sent(from, to, body); };
+    sim_->on_send = [this](int from, int to, const core::MessageBody& body) {
+      Sent(from, to, body);
+    };
     sim_->on_batch = [this](int rank, const core::DecidedBatch& batch) { Executed(rank, batch); };
     sim_->on_warning = [this](int rank, const core::StallWarning& w) {
-      happened_ << rank << ": warning: " << w.key.ToString() << " misses ranks " << w.missing.ToString()
-                << ", no answer from " << w.silent.ToString();
+      happened_ << rank << ": warning: " << w.key.ToString() << " misses ranks "
+                << w.missing.ToString() << ", no answer from " << w.silent.ToString();
       for (const auto& a : w.activities) happened_ << "; " << a.text;
       happened_ << "\n";
     };
@@ -130,9 +135,10 @@ class Script {
     for (std::string d; std::getline(dims, d, 'x');) shape.push_back(std::stoll(d));
     const auto set = static_cast<core::SetNumber>(std::stoi(Option(words, "set", "0")));
     const int rank = std::stoi(words.at(1));
-    core::Request request = RequestOf(words.at(2) == "#" ? core::Key::Unnamed(set, calls_[{rank, set}]++)
-                                                         : core::Key::Named(set, words.at(2)),
-                                      AllReduceOf(shape));
+    core::Request request =
+        RequestOf(words.at(2) == "#" ? core::Key::Unnamed(set, calls_[{rank, set}]++)
+                                     : core::Key::Named(set, words.at(2)),
+                  AllReduceOf(shape));
     if (std::find(words.begin(), words.end(), "absent") != words.end()) request.absent = {true};
     request.invalid = Option(words, "invalid", "");
     std::vector<core::Request> requests;
@@ -186,7 +192,8 @@ class Script {
     } else if (const auto* fault = std::get_if<core::FaultMessage>(&body)) {
       out << "fault from rank " << fault->cause.rank;
     } else {
-      out << (std::holds_alternative<core::ByeAckMessage>(body) ? "bye acknowledged" : "bye confirmed");
+      out << (std::holds_alternative<core::ByeAckMessage>(body) ? "bye acknowledged"
+                                                                : "bye confirmed");
     }
     out << "\n";
   }
@@ -256,7 +263,8 @@ TEST_P(NegotiatorGoldenTest, HappensAsWritten) {
   written << file.rdbuf();
   std::istringstream script(written.str());
   const std::string seen = Script().Play(script);
-  if (core::EnvironmentView::OfProcess().Find("SIRTAKI_TEST_WRITE_GOLDEN")) std::ofstream(path) << seen;
+  if (core::EnvironmentView::OfProcess().Find("SIRTAKI_TEST_WRITE_GOLDEN"))
+    std::ofstream(path) << seen;
   EXPECT_EQ(seen, written.str()) << "in " << path;
 }
 

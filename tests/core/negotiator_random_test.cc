@@ -26,10 +26,10 @@ struct Use {
   bool named = true;
   std::string name;
   core::SignaturePtr signature;
-  int odd_rank = -1;               // this member asks for something else
+  int odd_rank = -1;  // this member asks for something else
   bool odd_is_invalid = false;
-  std::set<int> skipped_by;        // members that join instead
-  std::map<int, bool> absent;      // by rank
+  std::set<int> skipped_by;    // members that join instead
+  std::map<int, bool> absent;  // by rank
   bool with_absent = false;
 };
 
@@ -38,7 +38,9 @@ class Schedule {
   explicit Schedule(std::uint64_t seed) : random_(seed) {
     Build();
     sim_->on_batch = [this](int rank, const core::DecidedBatch& batch) { Executed(rank, batch); };
-    sim_->on_send = [this](int from, int to, const core::MessageBody& body) { Sent(from, to, body); };
+    sim_->on_send = [this](int from, int to, const core::MessageBody& body) {
+      Sent(from, to, body);
+    };
   }
 
   // Empty if every invariant held.
@@ -76,8 +78,10 @@ class Schedule {
 
     joins_ = Chance(30);
     const int kinds = Below(8);
-    trouble_ = kinds == 0 ? Trouble::kStops : kinds == 1 ? Trouble::kFaults
-               : kinds <= 3 ? Trouble::kLeaves : Trouble::kNone;
+    trouble_ = kinds == 0   ? Trouble::kStops
+               : kinds == 1 ? Trouble::kFaults
+               : kinds <= 3 ? Trouble::kLeaves
+                            : Trouble::kNone;
     troubled_ = Below(size);
     trouble_at_ = 1 + Below(60);
     late_ = Chance(30) ? Below(size) : -1;
@@ -105,16 +109,17 @@ class Schedule {
     }
   }
 
-  // Each rank goes through its lines (the uses of one name, the unnamed calls of a set) in order, and
-  // takes the lines as chance will have it.
+  // Each rank goes through its lines (the uses of one name, the unnamed calls of a set) in order,
+  // and takes the lines as chance will have it.
   void MakeProgram(int rank) {
     Rank& r = ranks_[static_cast<std::size_t>(rank)];
     // Who joins early skips all uses of a set from some point on. (Skipping by line could make two
     // ranks wait for each other's join.)
     std::map<SetNumber, std::size_t> stops_at;
     for (const auto& [number, members] : sim_->sets()) {
-      stops_at[number] = joins_ && Chance(50) ? static_cast<std::size_t>(Below(static_cast<int>(uses_.size())))
-                                              : uses_.size();
+      stops_at[number] = joins_ && Chance(50)
+                             ? static_cast<std::size_t>(Below(static_cast<int>(uses_.size())))
+                             : uses_.size();
     }
     for (std::size_t u = 0; u < uses_.size(); ++u) {
       Use& use = uses_[u];
@@ -139,7 +144,8 @@ class Schedule {
     auto line = std::next(r.lines.begin(), Below(static_cast<int>(r.lines.size())));
     const std::size_t u = line->second.front();
     const Use& use = uses_[u];
-    const Key key = use.named ? Key::Named(use.set, use.name) : Key::Unnamed(use.set, r.calls[use.set]);
+    const Key key =
+        use.named ? Key::Named(use.set, use.name) : Key::Unnamed(use.set, r.calls[use.set]);
     if (r.in_flight.contains(key.ToString())) return false;
     line->second.erase(line->second.begin());
     if (!use.named) ++r.calls[use.set];
@@ -182,7 +188,8 @@ class Schedule {
     const int what = Below(10);
     if (what < 5) {
       const auto busy = sim_->BusyLinks();
-      if (!busy.empty()) return sim_->Deliver(busy[static_cast<std::size_t>(Below(static_cast<int>(busy.size())))]);
+      if (!busy.empty())
+        return sim_->Deliver(busy[static_cast<std::size_t>(Below(static_cast<int>(busy.size())))]);
     }
     const int rank = Below(sim_->size());
     if (what < 8) {
@@ -222,7 +229,8 @@ class Schedule {
     std::ostringstream content;
     for (std::size_t i = 0; i < batch.entries.size(); ++i) {
       const core::Decided& decided = batch.entries[i];
-      r.order.push_back(std::to_string(batch.set) + "." + std::to_string(batch.number) + "." + std::to_string(i));
+      r.order.push_back(std::to_string(batch.set) + "." + std::to_string(batch.number) + "." +
+                        std::to_string(i));
       if (const auto* run = std::get_if<core::DecidedRun>(&decided)) {
         content << "run " << run->key.ToString() << " " << run->signature->ToString() << " silent "
                 << run->silent.ToString() << " absent " << run->absent_everywhere << "; ";
@@ -241,8 +249,8 @@ class Schedule {
     }
     const auto [known, first] = contents_.try_emplace({batch.set, batch.number}, content.str());
     if (!first && known->second != content.str()) {
-      Problem() << "batch " << batch.number << " of set " << batch.set << " differs on rank " << rank
-                << ": " << content.str() << " and " << known->second;
+      Problem() << "batch " << batch.number << " of set " << batch.set << " differs on rank "
+                << rank << ": " << content.str() << " and " << known->second;
     }
   }
 
@@ -254,7 +262,8 @@ class Schedule {
       const bool serves = silent != nullptr && silent->Contains(rank);
       const bool fails_elsewhere = silent == nullptr && (r.joined.contains(key.set) || r.left);
       if (!serves && !fails_elsewhere) {
-        Problem() << "rank " << rank << " executes " << key.ToString() << " which it did not submit";
+        Problem() << "rank " << rank << " executes " << key.ToString()
+                  << " which it did not submit";
       }
       return;
     }
@@ -262,21 +271,25 @@ class Schedule {
     const Use& use = uses_[u];
     r.in_flight.erase(found);
     if (silent == nullptr) {
-      const bool expected = use.odd_rank >= 0 || trouble_ == Trouble::kLeaves || trouble_ == Trouble::kStops;
+      const bool expected =
+          use.odd_rank >= 0 || trouble_ == Trouble::kLeaves || trouble_ == Trouble::kStops;
       if (!expected) Problem() << key.ToString() << " failed: " << why.ToString();
       return;
     }
     if (use.odd_rank >= 0) {
-      Problem() << key.ToString() << " ran although rank " << use.odd_rank << " asked for something else";
+      Problem() << key.ToString() << " ran although rank " << use.odd_rank
+                << " asked for something else";
     }
-    if (!(*signature == *use.signature)) Problem() << key.ToString() << " ran with another signature";
+    if (!(*signature == *use.signature))
+      Problem() << key.ToString() << " ran with another signature";
     bool all_absent = use.with_absent;
     for (const int member : sim_->sets().at(use.set).ToVector()) {
       const bool reported = submitted_[u].contains(member);
       if (!reported && !silent->Contains(member)) {
         Problem() << key.ToString() << " ran without rank " << member;
       }
-      if (reported && silent->Contains(member)) Problem() << "rank " << member << " is silent wrongly";
+      if (reported && silent->Contains(member))
+        Problem() << "rank " << member << " is silent wrongly";
       if (silent->Contains(member) && ranks_[static_cast<std::size_t>(member)].left && !joins_) {
         Problem() << key.ToString() << " ran although rank " << member << " has left";
       }
@@ -293,7 +306,8 @@ class Schedule {
     } else if (const auto* stream = std::get_if<core::StreamMessage>(&body)) {
       for (const core::Batch& batch : stream->batches) {
         for (const auto& entry : batch.entries) {
-          if (std::holds_alternative<core::RunEntry>(entry) || std::holds_alternative<core::FailEntry>(entry)) {
+          if (std::holds_alternative<core::RunEntry>(entry) ||
+              std::holds_alternative<core::FailEntry>(entry)) {
             ++entries_sent_[{from, to}];
           }
         }
@@ -312,7 +326,8 @@ class Schedule {
       }
       sim_->Run(std::chrono::milliseconds(3000), std::chrono::milliseconds(5));
       for (int r = 0; r < sim_->size(); ++r) {
-        if (!sim_->stopped(r) && !sim_->node(r).faulted()) Problem() << "rank " << r << " saw no fault";
+        if (!sim_->stopped(r) && !sim_->node(r).faulted())
+          Problem() << "rank " << r << " saw no fault";
       }
       return CheckOrders();
     }
@@ -320,7 +335,8 @@ class Schedule {
     for (int r = 0; r < sim_->size(); ++r) {
       Rank& rank = ranks_[static_cast<std::size_t>(r)];
       if (sim_->node(r).faulted()) {
-        Problem() << "rank " << r << " has a fault: " << sim_->node(r).cause().ToStatus().ToString();
+        Problem() << "rank " << r
+                  << " has a fault: " << sim_->node(r).cause().ToStatus().ToString();
         return;
       }
       if (!rank.in_flight.empty() && trouble_ != Trouble::kLeaves) {
@@ -337,7 +353,8 @@ class Schedule {
     sim_->Settle();
     for (int r = 0; r < sim_->size(); ++r) {
       const Rank& rank = ranks_[static_cast<std::size_t>(r)];
-      if (!rank.in_flight.empty()) Problem() << "rank " << r << " never got " << rank.in_flight.begin()->first;
+      if (!rank.in_flight.empty())
+        Problem() << "rank " << r << " never got " << rank.in_flight.begin()->first;
       if (!rank.joined.empty()) Problem() << "rank " << r << " is still joined at the end";
       if (!sim_->node(r).closed()) Problem() << "rank " << r << " is not closed";
       if (!sim_->node(r).Quiescent()) Problem() << "rank " << r << " keeps state";
@@ -356,10 +373,13 @@ class Schedule {
       const core::Tree::Node node = sim_->tree().NodeOf(r);
       for (std::size_t c = 0; c < node.children.size(); ++c) {
         int uses = 0;
-        for (const Use& use : uses_) uses += sim_->sets().at(use.set).Intersects(node.child_subtrees[c]);
+        for (const Use& use : uses_)
+          uses += sim_->sets().at(use.set).Intersects(node.child_subtrees[c]);
         const int joins = joins_ ? static_cast<int>(sim_->sets().size()) : 0;
-        if (ready_sent_[{node.children[c], r}] > uses) Problem() << "too many reports to rank " << r;
-        if (entries_sent_[{r, node.children[c]}] > uses + joins) Problem() << "too many entries from rank " << r;
+        if (ready_sent_[{node.children[c], r}] > uses)
+          Problem() << "too many reports to rank " << r;
+        if (entries_sent_[{r, node.children[c]}] > uses + joins)
+          Problem() << "too many entries from rank " << r;
       }
     }
   }
@@ -368,13 +388,14 @@ class Schedule {
     for (const auto& [number, members] : sim_->sets()) {
       const std::vector<AgreedId> first = sim_->node(members.First()).KnownIds(number);
       for (const int r : members.ToVector()) {
-        if (sim_->node(r).KnownIds(number) != first) Problem() << "the id tables of set " << number << " differ";
+        if (sim_->node(r).KnownIds(number) != first)
+          Problem() << "the id tables of set " << number << " differ";
       }
     }
   }
 
-  // Entries as nodes, an edge from each to the next on every rank: taking away what has no predecessor
-  // must take away everything.
+  // Entries as nodes, an edge from each to the next on every rank: taking away what has no
+  // predecessor must take away everything.
   void CheckOrders() {
     std::map<std::string, std::set<std::string>> after;
     std::map<std::string, int> before;

@@ -58,9 +58,10 @@ Traffic TrainTwoSteps(int ranks, int ranks_per_host) {
 TEST(NegotiatorScaleTest, FourThousandRanksNegotiateAStepAndMessagesPerRankDoNotGrow) {
   const Traffic small = TrainTwoSteps(64, 1);
   const Traffic large = TrainTwoSteps(4096, 1);
-  // One rank a host: every inner node has the same neighbourhood, a parent and 8 children. A neighbour
-  // may deliver in several messages when children complete at different times, so a bound, not equality,
-  // that does not depend on the number of ranks: a report and a stream for each neighbour, 8 times over.
+  // One rank a host: every inner node has the same neighbourhood, a parent and 8 children. A
+  // neighbour may deliver in several messages when children complete at different times, so a
+  // bound, not equality, that does not depend on the number of ranks: a report and a stream for
+  // each neighbour, 8 times over.
   EXPECT_LE(large.most, 9U * 2U * 8U);
   EXPECT_LE(large.most, 2 * small.most);
 }

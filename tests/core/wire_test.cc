@@ -132,8 +132,9 @@ TEST_F(HostileBytesTest, SmallBytesDoNoHarm) {
   const int count = testing::ScaledCount(10000, 100000);
   for (int i = 0; i < count; ++i) {
     Bytes bytes = FromHex({0x53, 1, 1, static_cast<int>(random() % 2)});
-    for (std::uint64_t j = random() % 60; j > 0; --j)
+    for (std::uint64_t j = random() % 60; j > 0; --j) {
       bytes.push_back(static_cast<std::byte>(random() % 4));
+    }
     Feed(bytes);
   }
   EXPECT_GT(accepted_, 0);

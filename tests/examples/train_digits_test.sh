@@ -89,5 +89,23 @@ expect error "an empty file" "$scratch/empty.csv"
 run 2 --data "$scratch/bad.csv"
 expect error "bad data on 2 ranks" "$scratch/bad.csv:2: "
 
+# One host lacks the file: its rank says so, and ends the other. A copy of the program far from the data has none.
+mkdir "$scratch/bare"
+cp "$program" "$scratch/bare/train_digits"
+cat >"$scratch/rank.sh" <<'END'
+if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-}}" = 1 ]; then cd "$1/bare" && exec ./train_digits --epochs 1; fi
+exec "$2" --epochs 1
+END
+whole=$program
+program=bash
+run 2 "$scratch/rank.sh" "$scratch" "$whole"
+program=$whole
+expect error "no data on one of 2 ranks" "rank 1: data/digits.csv was not found" "--data FILE" "rank 0: "
+
+# --- no progress bar where there is no terminal ---
+run 0 --epochs 1
+expect 0 "one epoch into a file" "epoch   1/1"
+if grep -q -e '\[=' -e $'\r' "$scratch/output"; then fail "a progress bar in a file"; fi
+
 [ "$failures" = 0 ] || { printf '%s failures\n' "$failures"; exit 1; }
 echo "train_digits: all as expected"

@@ -1,5 +1,7 @@
+#!/usr/bin/env bash
 # A rank that lives and answers but does not submit: late, not lost. A warning that names the tensor and
 # the rank, and after the limit an error on every rank.
+# shellcheck source=tests/faults/faults.sh
 . "$(dirname "$0")/faults.sh"
 
 lose "" 3 absent 1 --sirtaki-ping-interval=0.2 --sirtaki-peer-timeout=1 --sirtaki-stall-warning=0.5 \

@@ -1,4 +1,6 @@
+#!/usr/bin/env bash
 # A program that another MPI's mpirun has started sees only itself: each rank refuses, with the reason.
+# shellcheck source=tests/faults/faults.sh
 . "$(dirname "$0")/faults.sh"
 
 for variable in OMPI_COMM_WORLD_SIZE PMI_SIZE WORLD_SIZE; do

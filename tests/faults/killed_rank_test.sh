@@ -1,4 +1,6 @@
+#!/usr/bin/env bash
 # A rank that is killed: every other one gets the error that names it, within the configured time.
+# shellcheck source=tests/faults/faults.sh
 . "$(dirname "$0")/faults.sh"
 survive=$(flag_to_survive)
 

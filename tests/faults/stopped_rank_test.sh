@@ -1,5 +1,7 @@
+#!/usr/bin/env bash
 # A rank that is stopped (SIGSTOP): its process is there and its connections stand, but it does not
 # answer. As good as lost.
+# shellcheck source=tests/faults/faults.sh
 . "$(dirname "$0")/faults.sh"
 
 options=(--sirtaki-ping-interval=0.5 --sirtaki-peer-timeout=2)

@@ -18,6 +18,7 @@ Greeting Sample() {
   greeting.status = Status(StatusCode::kInvalidArgument, "wrong");
   greeting.config.tree_arity = 5;
   greeting.cpus = {{0, 1, 2, 7}, 2.5};
+  greeting.serialized = true;
   greeting.token = 0x123456789ABCDEF0;
   return greeting;
 }
@@ -29,6 +30,7 @@ TEST(StartTest, AGreetingSurvivesTheTrip) {
   EXPECT_EQ(read.status, sent.status);
   EXPECT_EQ(read.config, sent.config);
   EXPECT_EQ(read.cpus, sent.cpus);
+  EXPECT_EQ(read.serialized, sent.serialized);
   EXPECT_EQ(read.token, sent.token);
 }
 
@@ -44,6 +46,13 @@ TEST(StartTest, DamagedGreetingsAreRefusedOrHarmless) {
     for (int j = 0; j < 3; ++j) bad[random() % bad.size()] = static_cast<char>(random());
     static_cast<void>(Deserialize(bad, &read));
   }
+}
+
+TEST(StartTest, SerializedRanksAreTold) {
+  std::vector<Greeting> greetings(3);
+  EXPECT_TRUE(SerializedRanks(greetings).empty());
+  greetings[1].serialized = true;
+  EXPECT_EQ(SerializedRanks(greetings), core::RankRanges::Single(1));
 }
 
 TEST(StartTest, TheFirstFailureNamesItsRank) {

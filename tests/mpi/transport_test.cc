@@ -107,5 +107,41 @@ TEST_F(MpiTransportTest, TwoSessionsDoNotSeeEachOthersMessages) {
   EXPECT_TRUE(tests::TrueOnAllRanks(true));
 }
 
+// As a session does that ends and one that starts: the second finds what came too late for the
+// first, and all of its own.
+TEST_F(MpiTransportTest, LateMessageOfAnEndedSessionDoesNoHarmToTheNext) {
+  if (size() < 2) GTEST_SKIP() << "needs two ranks";
+  const int next = (rank() + 1) % size();
+  const core::TimePoint deadline = Clock::now() + std::chrono::seconds(30);
+  for (int round = 0; round < 20; ++round) {
+    transport_->Send(next, Bytes(1, std::byte{1}));  // nobody receives it
+    transport_.reset();
+    communicators_.reset();
+    ASSERT_TRUE(Communicators::Make(*environment_, deadline, &communicators_).ok());
+    transport_ = std::make_unique<Transport>(*communicators_);
+    transport_->Send(next, Bytes(2));
+    Incoming incoming = Receive();
+    if (incoming.bytes.size() == 1) incoming = Receive();
+    ASSERT_EQ(incoming.bytes.size(), 2U);
+  }
+  EXPECT_TRUE(tests::TrueOnAllRanks(true));
+}
+
+TEST_F(MpiTransportTest, MessageTooLongForMpiIsAFailureAndNotSent) {
+  if (size() != 2) GTEST_SKIP() << "needs 2 GiB, so only once: with two ranks";
+  if (rank() == 0) {
+    transport_->Send(1, Bytes(std::size_t{1} << 31));
+    EXPECT_EQ(transport_->health().code(), core::StatusCode::kBackend);
+    EXPECT_EQ(transport_->health().message(),
+              "a message of 2147483648 bytes to rank 1 is too long for MPI, which takes at most "
+              "2147483647");
+    transport_->Send(1, Bytes(3));
+    EXPECT_TRUE(transport_->Flush());
+  } else {
+    EXPECT_EQ(Receive().bytes.size(), 3U);
+  }
+  EXPECT_TRUE(tests::TrueOnAllRanks(true));
+}
+
 }  // namespace
 }  // namespace sirtaki::mpi

@@ -1,4 +1,5 @@
-// The smallest program that trains with Sirtaki; built by tests/package/run.sh as a user would build it.
+// The smallest program that trains with Sirtaki; built by tests/package/run.sh as a user would
+// build it.
 
 #include <sirtaki/torch.h>
 #include <torch/torch.h>

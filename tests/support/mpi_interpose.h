@@ -29,7 +29,7 @@ inline constexpr int kMpiCallCount = 17;
 
 enum class MpiFailure : std::uint8_t {
   kInstead,  // the call does nothing; those of other ranks that wait for it never end
-  kAfter,    // the call is made, but says that it failed
+  kAfter,    // the call is made, but says that it failed; MPI_Test: once the request is complete
 };
 
 // On this rank, the call after `skip` more of its kind returns `code`, and so do all after it.

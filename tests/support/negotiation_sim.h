@@ -1,6 +1,6 @@
-// N negotiators on one thread, joined by FIFO links that the test empties in the order it likes, on a
-// clock that it moves. Messages pass through the wire format. No engine, no collectives: what a rank
-// would execute is written down.
+// N negotiators on one thread, joined by FIFO links that the test empties in the order it likes, on
+// a clock that it moves. Messages pass through the wire format. No engine, no collectives: what a
+// rank would execute is written down.
 #pragma once
 
 #include <deque>
@@ -30,7 +30,8 @@ class NegotiationSim {
   using Link = std::pair<int, int>;  // from, to
 
   explicit NegotiationSim(SimOptions options)
-      : options_(std::move(options)), tree_(core::Tree::Build(options_.host_of_rank, options_.arity)) {
+      : options_(std::move(options)),
+        tree_(core::Tree::Build(options_.host_of_rank, options_.arity)) {
     options_.sets[core::kWorldSet] = core::RankRanges::Span(0, size() - 1);
     for (int rank = 0; rank < size(); ++rank) {
       core::NegotiatorOptions own = options_.negotiator;
@@ -39,7 +40,8 @@ class NegotiationSim {
       own.sets = options_.sets;
       own.activity = [rank] { return "activity of rank " + std::to_string(rank); };
       own.unix_us = [this] {
-        return std::chrono::duration_cast<std::chrono::microseconds>(now_.time_since_epoch()).count();
+        return std::chrono::duration_cast<std::chrono::microseconds>(now_.time_since_epoch())
+            .count();
       };
       nodes_.push_back(std::make_unique<core::Negotiator>(std::move(own), tree_));
       local_.emplace_back();
@@ -56,7 +58,8 @@ class NegotiationSim {
 
   // Called for each batch a rank takes, each message put on a link, and each warning.
   std::function<void(int rank, const core::DecidedBatch&)> on_batch = [](int, const auto&) {};
-  std::function<void(int from, int to, const core::MessageBody&)> on_send = [](int, int, const auto&) {};
+  std::function<void(int from, int to, const core::MessageBody&)> on_send = [](int, int,
+                                                                               const auto&) {};
   std::function<void(int rank, const core::StallWarning&)> on_warning = [](int, const auto&) {};
 
   // A stopped rank neither steps nor receives.

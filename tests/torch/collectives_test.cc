@@ -4,6 +4,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "tests/torch/torch_ranks.h"
@@ -112,6 +116,15 @@ TEST(AllreduceTest, AutogradSeesThatASavedTensorWasOverwritten) {
   });
 }
 
+TEST(AllreduceTest, TheAverageOfNarrowIntegersDoesNotWrap) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    const auto average = allreduce(torch::full({3}, 200, torch::kUInt8), {}, session);
+    EXPECT_TRUE(torch::equal(average, torch::full({3}, 200, torch::kUInt8))) << average;
+    const auto large = allreduce(torch::full({2}, 2000000000, torch::kInt), {}, session);
+    EXPECT_TRUE(torch::equal(large, torch::full({2}, 2000000000, torch::kInt))) << large;
+  });
+}
+
 TEST(AllreduceTest, IntegerAverageTruncates) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     const auto average = allreduce(torch::tensor({rank == 0 ? 1 : 2, -3}), {}, session);
@@ -156,7 +169,8 @@ TEST(AllgatherTest, RefusesScalarsOnEveryRank) {
     const auto tensor = rank == 0 ? torch::tensor(1.0) : torch::ones({2});
     const auto text = ErrorOf(ErrorCode::invalid_argument,
                               [&] { allgather(tensor, AllgatherOptions().name("s"), session); });
-    EXPECT_THAT(text, AllOf(HasSubstr("\"s\""), HasSubstr("0-dimensional"), HasSubstr("rank 0")));
+    EXPECT_THAT(text,
+                AllOf(HasSubstr("\"s\""), HasSubstr("has none: reshape it"), HasSubstr("rank 0")));
   });
 }
 
@@ -180,7 +194,7 @@ TEST(BroadcastTest, RefusesARootThatIsNoRank) {
     const auto text = ErrorOf(ErrorCode::invalid_argument, [&] {
       broadcast(torch::ones({1}), 2, BroadcastOptions().name("b"), session);
     });
-    EXPECT_THAT(text, HasSubstr("root rank 2 of a job of 2"));
+    EXPECT_THAT(text, HasSubstr("root rank 2 is not among the ranks 0-1"));
   });
 }
 
@@ -257,6 +271,8 @@ TEST(MismatchTest, AnArgumentThatOneRankGotWrong) {
       {torch::ones({2}, torch::kBool), "bool"},
       {torch::ones({2}).to_sparse(), "dense"},
       {torch::empty({2}, torch::TensorOptions().device(torch::kMeta)), "host memory"},
+      {torch::empty(std::vector<std::int64_t>(65, 1)), "65 dimensions; at most 64"},
+      {torch::ones({1}).expand({std::int64_t{1} << 50}), "out of memory: "},
   };
   for (const auto& [tensor, word] : wrong) {
     ExpectMismatch(
@@ -272,7 +288,55 @@ TEST(MismatchTest, FactorOfAnInteger) {
       [](int, const Session& session) {
         allreduce(torch::tensor({1, 2}), Sum("w").postscale(2), session);
       },
-      {"floating-point"}, ErrorCode::invalid_argument);
+      {"postscale", "floating point", "int64"}, ErrorCode::invalid_argument);
+}
+
+TEST(MismatchTest, FactorsThatAreNoNumber) {
+  for (const double factor : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    ExpectMismatch(
+        [factor](int rank, const Session& session) {
+          allreduce(torch::ones({2}), Sum("w").prescale(rank == 2 ? factor : 1), session);
+        },
+        {"prescale must be a finite number", "rank 2"}, ErrorCode::invalid_argument);
+  }
+}
+
+TEST(MismatchTest, ATimeoutThatOneRankHasNegative) {
+  ExpectMismatch(
+      [](int rank, const Session& session) {
+        const auto options = Sum("w").timeout(std::chrono::milliseconds(rank == 1 ? -5 : 0));
+        allreduce(torch::ones({2}), options, session);
+      },
+      {"timeout is negative: -5 ms", "rank 1"}, ErrorCode::invalid_argument);
+}
+
+TEST(AllgatherTest, TooManyDimensionsAreRefusedOnEveryRank) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const auto tensor = torch::empty(std::vector<std::int64_t>(rank == 0 ? 66 : 2, 1));
+    const auto text = ErrorOf(ErrorCode::invalid_argument,
+                              [&] { allgather(tensor, AllgatherOptions().name("s"), session); });
+    EXPECT_THAT(text, AllOf(HasSubstr("66 dimensions"), HasSubstr("rank 0")));
+  });
+}
+
+TEST(AllreduceTest, SixtyFourDimensionsAreFine) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto tensor = torch::empty(std::vector<std::int64_t>(64, 1));
+    *tensor.data_ptr<float>() = 3;
+    allreduce_(tensor, Sum(), session);
+    EXPECT_EQ(*tensor.data_ptr<float>(), 6);
+  });
+}
+
+TEST(AllreduceTest, ANameIsAtMost4096BytesLong) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    const auto text = ErrorOf(ErrorCode::invalid_argument, [&] {
+      allreduce(torch::ones({1}), Sum(std::string(4097, 'n')), session);
+    });
+    EXPECT_THAT(text, AllOf(HasSubstr("4097"), HasSubstr("at most 4096")));
+    const auto sum = allreduce(torch::ones({1}), Sum(std::string(4096, 'n')), session);
+    EXPECT_TRUE(torch::equal(sum, torch::full({1}, 2.0f)));
+  });
 }
 
 TEST(MismatchTest, InPlaceOnExpandedMemory) {
@@ -416,6 +480,16 @@ TEST(FailureTest, ACallPastItsTimeoutFailsTheGroupAndNamesTheTensor) {
     });
     EXPECT_THAT(text, HasSubstr("slow"));
     ErrorOf(ErrorCode::timed_out, [&] { allreduce(torch::ones({1}), {}, session); });
+  });
+}
+
+TEST(FailureTest, TheLongestTimeoutIsNone) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    using std::chrono::milliseconds;
+    for (const milliseconds timeout : {milliseconds::max(), milliseconds(87601LL * 3600 * 1000)}) {
+      const auto sum = allreduce(torch::ones({1}), Sum("w").timeout(timeout), session);
+      EXPECT_TRUE(torch::equal(sum, torch::full({1}, 2.0f)));
+    }
   });
 }
 

@@ -33,8 +33,9 @@ class PendingTensor;
 }
 
 enum class ReduceOp : unsigned char {
-  Sum,
-  Average,  // the sum divided by the number of ranks; integers are truncated toward zero
+  Sum,      // of integers: wraps at the type's range
+  Average,  // the sum divided by the number of ranks; integers are truncated toward zero,
+            // and only int64 sums can wrap before they are divided
 };
 
 struct AllreduceOptions {

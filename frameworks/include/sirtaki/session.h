@@ -93,7 +93,8 @@ SIRTAKI_API int cross_size(const Session& session = {});
 SIRTAKI_API bool is_homogeneous(const Session& session = {});  // every host has as many ranks
 
 // Ends the job with a reason: every pending and later call, here and on the other ranks, throws
-// `aborted` with this text and this rank as its origin. Not collective; returns at once.
+// `aborted` with this text and this rank as its origin. Not collective. It does not wait for the
+// other ranks, but for the messages to them to be on their way: mostly a moment, at most 2 s.
 SIRTAKI_API void abort(const std::string& reason, const Session& session = {});
 
 }  // namespace sirtaki
