@@ -154,18 +154,18 @@ void Engine::Watch(const WorkPtr& work) {
 }
 
 void Engine::CheckDeadlines(TimePoint now) {
-  CheckHeldWork(now);
   while (!timed_calls_.empty()) {
     const auto first = timed_calls_.begin();
     const TimedCall& call = first->second;
     if (!call.handle->done()) {
-      if (first->first > now) return;
+      if (first->first > now) break;
       negotiator_.RaiseFault(
           StatusCode::kTimedOut,
           call.key + " did not finish within its time-out of " + Seconds(call.limit), call.key);
     }
     timed_calls_.erase(first);
   }
+  CheckHeldWork(now);
 }
 
 // Work that is held back behind an earlier use of its name ages too.

@@ -6,7 +6,7 @@ program=$1
 mpirun=${MPIEXEC:-mpirun}
 version=$("$mpirun" --version 2>&1 | head -n 1)
 case $version in
-  *"Open MPI) 4."*) ;;
+  *"Open MPI) 4."* | *"OpenRTE) 4."*) ;;
   *) echo "skipped: the line is for Open MPI 4, here is: $version"; exit 77 ;;
 esac
 scratch=$(mktemp -d)

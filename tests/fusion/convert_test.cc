@@ -1,5 +1,6 @@
 #include "fusion/convert.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -218,12 +219,27 @@ TEST(ConvertTest, WithoutScaleBytesAreCopied) {
   }
 }
 
+TEST(ConvertTest, NarrowIntegersAreAveragedInAWiderType) {
+  EXPECT_EQ(AccumulationType(DType::kU8, core::ReduceOp::kAverage), DType::kI32);
+  EXPECT_EQ(AccumulationType(DType::kI32, core::ReduceOp::kAverage), DType::kI64);
+  EXPECT_EQ(AccumulationType(DType::kI64, core::ReduceOp::kAverage), DType::kI64);
+  EXPECT_EQ(AccumulationType(DType::kI8), DType::kI8);
+  const std::int8_t narrow[] = {-128, -1, 127};
+  std::int32_t wide[3];
+  Convert(DType::kI8, narrow, DType::kI32, wide, 3);
+  EXPECT_THAT(wide, ::testing::ElementsAre(-128, -1, 127));
+  const std::int32_t sums[] = {-381, -2, 381};
+  std::int8_t averages[3];
+  Convert(DType::kI32, sums, DType::kI8, averages, 3, {.divisor = 3});
+  EXPECT_THAT(averages, ::testing::ElementsAre(-127, 0, 127));
+}
+
 TEST(ConvertDeathTest, WhatHasNoMeaningIsABug) {
   std::uint16_t half = 0;
   std::int32_t number = 0;
   EXPECT_DEATH(Convert(DType::kF16, &half, DType::kF16, &half, 1, {.factor = 2}), "only moved");
   EXPECT_DEATH(Convert(DType::kI32, &number, DType::kI32, &number, 1, {.factor = 2}), "no factor");
-  EXPECT_DEATH(Convert(DType::kI32, &number, DType::kF32, &number, 1), "half types");
+  EXPECT_DEATH(Convert(DType::kI8, &number, DType::kF32, &number, 1), "are converted");
 }
 
 }  // namespace

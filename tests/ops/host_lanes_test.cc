@@ -139,6 +139,7 @@ Tensor Reduced(const Signature& signature, const std::vector<Tensor>& inputs, in
     using T = decltype(zero);
     for (std::int64_t i = 0; i < result.size(); ++i) {
       T sum{};
+      std::uint64_t wide_sum = 0;  // of integers, which an average sums without wrapping
       for (std::size_t r = 0; r < inputs.size(); ++r) {
         T value = Load<T>(inputs[r], i);
         if constexpr (std::is_floating_point_v<T>) {
@@ -147,6 +148,7 @@ Tensor Reduced(const Signature& signature, const std::vector<Tensor>& inputs, in
         } else {
           sum = static_cast<T>(static_cast<std::make_unsigned_t<T>>(sum) +
                                static_cast<std::make_unsigned_t<T>>(value));
+          wide_sum += static_cast<std::uint64_t>(static_cast<std::int64_t>(value));
         }
       }
       const bool average = signature.reduction == ReduceOp::kAverage;
@@ -157,7 +159,7 @@ Tensor Reduced(const Signature& signature, const std::vector<Tensor>& inputs, in
           sum = sum / static_cast<T>(divisor);
         }
       } else if (average) {
-        sum = static_cast<T>(static_cast<std::int64_t>(sum) / divisor);
+        sum = static_cast<T>(static_cast<std::int64_t>(wide_sum) / divisor);
       }
       Store(result, i, sum);
     }
