@@ -68,10 +68,6 @@ int Main(int argc, char** argv) {
 }  // namespace sirtaki::benchmarks
 
 int main(int argc, char** argv) {
-  try {
-    return sirtaki::benchmarks::Main(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "single_rank_step: %s\n", error.what());
-    return 1;
-  }
+  using namespace sirtaki::benchmarks;
+  return Guarded("single_rank_step", [&] { return Main(argc, argv); });
 }

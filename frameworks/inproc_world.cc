@@ -17,27 +17,14 @@ using core::Status;
 namespace {
 
 Topology TopologyOf(int rank, const std::vector<int>& host_of_rank) {
-  Topology topology;
-  topology.rank = rank;
-  topology.size = static_cast<int>(host_of_rank.size());
-  topology.host_of_rank = host_of_rank;
-  const int here = host_of_rank[static_cast<std::size_t>(rank)];
-  topology.host = "inproc" + std::to_string(here);
-  std::map<int, int> ranks_on;  // by host
-  topology.cross_size = 0;
-  for (int other = 0; other < topology.size; ++other) {
-    const int host = host_of_rank[static_cast<std::size_t>(other)];
-    if (other == rank) topology.local_rank = ranks_on[host];
-    ++ranks_on[host];
+  std::vector<core::Place> places;
+  std::map<int, int> lowest;  // rank by host
+  for (std::size_t other = 0; other < host_of_rank.size(); ++other) {
+    const int host = host_of_rank[other];
+    const int first = lowest.try_emplace(host, static_cast<int>(other)).first->second;
+    places.push_back({"inproc" + std::to_string(host), first});
   }
-  topology.local_size = ranks_on[here];
-  for (const auto& [host, ranks] : ranks_on) {
-    topology.homogeneous = topology.homogeneous && ranks == topology.local_size;
-    if (ranks <= topology.local_rank) continue;
-    if (host == here) topology.cross_rank = topology.cross_size;
-    ++topology.cross_size;
-  }
-  return topology;
+  return core::BuildTopology(rank, places);
 }
 
 }  // namespace

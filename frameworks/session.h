@@ -12,22 +12,13 @@
 #include "core/environment.h"
 #include "core/status.h"
 #include "core/thread_annotations.h"
+#include "core/topology.h"
 #include "core/types.h"
 #include "core/work.h"
 
 namespace sirtaki::frameworks {
 
-struct Topology {
-  int rank = 0;
-  int size = 1;
-  int local_rank = 0;  // among the ranks of this host, ascending
-  int local_size = 1;
-  int cross_rank = 0;  // among the hosts that have a rank with this local rank
-  int cross_size = 1;
-  bool homogeneous = true;        // every host has as many ranks
-  std::string host;               // this one's name
-  std::vector<int> host_of_rank;  // a number for each rank's host, equal on equal hosts
-};
+using core::Topology;
 
 // What a rank starts with: the outcome of core::ParseConfig. Its failure is not returned where it
 // happened but told to the others, so that all ranks refuse to start for the same reason.

@@ -30,24 +30,10 @@ mpi::Threads ThreadsOf(core::MpiThreads choice) {
   return mpi::Threads::kAuto;
 }
 
-Topology Translate(const mpi::Topology& from) {
-  Topology to;
-  to.rank = from.rank;
-  to.size = from.size;
-  to.local_rank = from.local_rank;
-  to.local_size = from.local_size;
-  to.cross_rank = from.cross_rank;
-  to.cross_size = from.cross_size;
-  to.homogeneous = from.homogeneous;
-  to.host = from.host;
-  to.host_of_rank = from.host_of_rank;
-  return to;
-}
-
 class MpiMedium final : public Medium {
  public:
   explicit MpiMedium(std::unique_ptr<mpi::Environment> environment)
-      : environment_(std::move(environment)), topology_(Translate(environment_->topology())) {}
+      : environment_(std::move(environment)), topology_(environment_->topology()) {}
 
   const Topology& topology() const override { return topology_; }
   std::string description() const override { return environment_->description(); }

@@ -102,7 +102,7 @@ std::uint64_t ChooseSpare(const std::vector<std::string>& told) {
 
 Status Communicators::Make(Environment& environment, core::TimePoint deadline,
                            std::unique_ptr<Communicators>* communicators) {
-  const Topology& topology = environment.topology();
+  const core::Topology& topology = environment.topology();
   std::vector<std::string> told;
   Status status = environment.Exchange(Spares::OfProcess().ToString(), deadline, &told);
   if (!status.ok()) return status;

@@ -327,13 +327,13 @@ Status Environment::FindTopology(TimePoint deadline) {
   if (status.ok()) status = Exchange(std::to_string(lowest), deadline, &sharing);
   if (!status.ok()) return status;
 
-  std::vector<Place> places(hosts.size());
+  std::vector<core::Place> places(hosts.size());
   for (std::size_t i = 0; i < places.size(); ++i) {
     places[i].host = std::move(hosts[i]);
     std::from_chars(sharing[i].data(), sharing[i].data() + sharing[i].size(),
                     places[i].lowest_sharing);
   }
-  topology_ = BuildTopology(topology_.rank, places);
+  topology_ = core::BuildTopology(topology_.rank, places);
   return Status::Ok();
 }
 

@@ -17,8 +17,8 @@
 
 #include "core/environment.h"
 #include "core/status.h"
+#include "core/topology.h"
 #include "core/types.h"
-#include "mpi/topology.h"
 
 namespace sirtaki::mpi {
 
@@ -57,7 +57,7 @@ class Environment {
   Environment(const Environment&) = delete;
   Environment& operator=(const Environment&) = delete;
 
-  const Topology& topology() const { return topology_; }
+  const core::Topology& topology() const { return topology_; }
 
   // True: one MPI call at a time. The large lane may have no thread that calls MPI, and the program
   // must make no MPI calls between init and shutdown but from the thread that calls the library.
@@ -89,7 +89,7 @@ class Environment {
   core::Status FindTopology(core::TimePoint deadline);
 
   std::unique_ptr<Impl> impl_;
-  Topology topology_;
+  core::Topology topology_;
   bool serialized_ = false;
   std::string description_;
 };

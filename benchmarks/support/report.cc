@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <fstream>
 
 namespace sirtaki::benchmarks {
@@ -75,6 +76,15 @@ Pair Interleave(int rounds, const std::function<double()>& ours,
     if (round % 2 == 1) a.push_back(ours());
   }
   return {Median(std::move(a)), Median(std::move(b))};
+}
+
+int Guarded(const std::string& program, const std::function<int()>& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", program.c_str(), error.what());
+    return 1;
+  }
 }
 
 std::string Flag(int argc, char** argv, const std::string& name, const std::string& otherwise) {

@@ -38,6 +38,9 @@ struct Pair {
 Pair Interleave(int rounds, const std::function<double()>& ours,
                 const std::function<double()>& reference);
 
+// Runs the body of main: an exception is printed with the program's name, and the exit code is 1.
+int Guarded(const std::string& program, const std::function<int()>& body);
+
 // Value of `--name=value` or `--name value`, else `otherwise`.
 std::string Flag(int argc, char** argv, const std::string& name, const std::string& otherwise);
 

@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-namespace sirtaki::mpi {
+namespace sirtaki::core {
 
-// "Host" means: ranks that can share memory (MPI_COMM_TYPE_SHARED) and call their host by the same
-// name.
+// "Host" means: ranks that can share memory (over MPI: MPI_COMM_TYPE_SHARED) and call their host by
+// the same name.
 struct Topology {
   int rank = 0;
   int size = 1;
@@ -30,4 +30,4 @@ struct Place {
 // Preconditions: 0 <= rank < places.size().
 Topology BuildTopology(int rank, const std::vector<Place>& places);
 
-}  // namespace sirtaki::mpi
+}  // namespace sirtaki::core

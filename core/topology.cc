@@ -1,11 +1,11 @@
-#include "mpi/topology.h"
+#include "core/topology.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <map>
 #include <utility>
 
-namespace sirtaki::mpi {
+namespace sirtaki::core {
 
 Topology BuildTopology(int rank, const std::vector<Place>& places) {
   Topology topology;
@@ -42,4 +42,4 @@ Topology BuildTopology(int rank, const std::vector<Place>& places) {
   return topology;
 }
 
-}  // namespace sirtaki::mpi
+}  // namespace sirtaki::core
