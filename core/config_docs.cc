@@ -21,8 +21,8 @@ An option can be given in four ways. The first of these that is there counts:
 4. by the variable of Horovod's that means the same, where there is one.
 
 A flag or a `SIRTAKI_` variable that is not known is an error, and so is a value that is not allowed:
-`init` refuses it and names it. (`SIRTAKI_TEST_` variables belong to the tests, `SIRTAKI_JOBS` and a
-few more to the scripts.)
+`init` refuses it and names it. (`SIRTAKI_TEST_` variables belong to the tests, `SIRTAKI_BOOTSTRAP_`
+ones, `SIRTAKI_JOBS` and a few more to the scripts.)
 
 Sizes are in bytes or take `K`, `M` or `G`, powers of 1024. Times are in seconds or take `us`, `ms`, `s`
 or `min`. Both may have decimals: `1.5G`, `0.5s`.

@@ -258,7 +258,7 @@ const OptionSpec* FindOption(std::string_view name) {
 bool IsForeignVariable(std::string_view name) {
   constexpr std::array<std::string_view, 3> kOfScripts = {"SIRTAKI_JOBS", "SIRTAKI_PYTHON",
                                                           "SIRTAKI_MPIRUN_FLAGS"};
-  return name.starts_with("SIRTAKI_TEST_") ||
+  return name.starts_with("SIRTAKI_TEST_") || name.starts_with("SIRTAKI_BOOTSTRAP_") ||
          std::find(kOfScripts.begin(), kOfScripts.end(), name) != kOfScripts.end();
 }
 

@@ -146,6 +146,7 @@ TEST(ConfigTest, ASwitchNeedsNoValue) {
 TEST(ConfigTest, VariablesOfTestsScriptsAndOthersAreIgnored) {
   EXPECT_EQ(ParsedOrDie({}, {{"SIRTAKI_TEST_SEED", "1"},
                              {"SIRTAKI_JOBS", "2"},
+                             {"SIRTAKI_BOOTSTRAP_WITH", "clang-format"},
                              {"HOROVOD_AUTOTUNE", "1"},
                              {"SIRTAKIS", "1"}}),
             Config{});

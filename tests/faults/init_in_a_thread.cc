@@ -1,0 +1,20 @@
+// Initialises MPI, through a session, on a thread that has ended when the process exits.
+#include <memory>
+#include <thread>
+
+#include "core/log.h"
+#include "frameworks/session.h"
+
+int main() {
+  int code = 1;
+  std::thread([&code] {
+    std::shared_ptr<sirtaki::frameworks::Session> session;
+    const auto status = sirtaki::frameworks::Session::CreateMpi({}, &session);
+    if (!status.ok()) {
+      sirtaki::core::Log(sirtaki::core::LogLevel::kError, status.ToString());
+      return;
+    }
+    code = session->Shutdown("done").ok() ? 0 : 1;
+  }).join();
+  return code;
+}
