@@ -11,6 +11,7 @@
 
 #include "sirtaki/broadcast.h"
 #include "sirtaki/collectives.h"
+#include "sirtaki/compression.h"
 #include "sirtaki/error.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/session.h"
