@@ -18,7 +18,8 @@ namespace sirtaki::tests {
 namespace {
 
 constexpr int kSteps = 20;
-constexpr double kMaxNorm = 0.2;
+
+constexpr double kMaxNorm = 0.1;
 
 enum class Kind { kMomentum, kNesterov, kAdam, kAdamW, kRmsProp, kAdagrad, kLbfgs };
 enum class Habit {
@@ -64,15 +65,16 @@ struct AnyOptimizer {
 };
 
 template <class Base>
-AnyOptimizer Alone(Base base) {
+AnyOptimizer Alone(Base base, bool* clipped) {
   AnyOptimizer any;
   const auto optimizer = std::make_shared<Base>(std::move(base));
   any.base = optimizer;
   any.zero_grad = [optimizer](bool set_to_none) { optimizer->zero_grad(set_to_none); };
   any.no_sync = [] { return nullptr; };
-  any.clip = [optimizer] {
+  any.clip = [optimizer, clipped] {
     for (auto& group : optimizer->param_groups()) {
-      EXPECT_GT(torch::nn::utils::clip_grad_norm_(group.params(), kMaxNorm), 0);
+      const double norm = torch::nn::utils::clip_grad_norm_(group.params(), kMaxNorm);
+      *clipped = *clipped || norm > kMaxNorm;
     }
   };
   return any;
@@ -113,7 +115,7 @@ AnyOptimizer Make(Kind kind, Parameters p, const Use& use) {
     case Kind::kAdagrad:
       return use(optim::Adagrad(std::move(p), optim::AdagradOptions(0.05)));
     case Kind::kLbfgs:
-      return use(optim::LBFGS(std::move(p), optim::LBFGSOptions(0.3).max_iter(3)));
+      return use(optim::LBFGS(std::move(p), optim::LBFGSOptions(0.1).max_iter(3)));
   }
   throw std::logic_error("no such optimizer");
 }
@@ -154,7 +156,9 @@ Parameters Train(Kind kind, Habit habit,
         loss.backward();
         sum = sum.defined() ? sum + loss.detach() : loss.detach();
       }
-      if (habit == Habit::kClip) optimizers[0].clip();
+      // LBFGS runs away when clipping bends its idea of the curvature: it is clipped at the end.
+      const bool may_clip = kind != Kind::kLbfgs || step == kSteps - 1;
+      if (habit == Habit::kClip && may_clip) optimizers[0].clip();
       return sum;
     };
     // In the second half with a closure, which every optimizer takes.
@@ -170,10 +174,12 @@ Parameters Train(Kind kind, Habit habit,
 }
 
 Parameters TrainInOneProcess(Kind kind, Habit habit, int size) {
-  return Train(
+  bool clipped = false;
+  Parameters trained = Train(
       kind, habit,
-      [](Kind of, const HabitNet&, Parameters parameters) {
-        return Make(of, std::move(parameters), [](auto base) { return Alone(std::move(base)); });
+      [&clipped](Kind of, const HabitNet&, Parameters parameters) {
+        return Make(of, std::move(parameters),
+                    [&clipped](auto base) { return Alone(std::move(base), &clipped); });
       },
       [habit, size](HabitNet& net, int step, int part) {
         torch::Tensor loss = RankLoss(net, habit, step, part, 0);
@@ -182,6 +188,8 @@ Parameters TrainInOneProcess(Kind kind, Habit habit, int size) {
         }
         return loss / size;
       });
+  EXPECT_EQ(clipped, habit == Habit::kClip);
+  return trained;
 }
 
 Parameters TrainAsRank(Kind kind, Habit habit, int rank, const Session& session) {
