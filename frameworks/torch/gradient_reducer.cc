@@ -40,11 +40,13 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   void Synchronize();
   void SynchronizeUnlessDone();
   void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
+  void BeforeForward();
   at::Tensor AverageLoss(const at::Tensor& loss);
   void NewClosure() { synchronized_ = false; }
   Scope NoSync();
   Scope SkipSynchronize();
   const std::shared_ptr<SessionState>& session() const { return session_; }
+  const std::string& prefix() const { return prefix_; }
 
  private:
   struct Member {
@@ -317,6 +319,16 @@ void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimi
   StartAnew();
 }
 
+void GradientReducer::Impl::BeforeForward() {
+  // Activation checkpointing runs parts of the forward pass anew within backward().
+  if (torch::autograd::get_current_graph_task_id() != -1) return;
+  if (FirstOutstanding() != nullptr) {
+    backward_ends_ = false;
+    Synchronize();
+  }
+  for (const Member& member : members_) member.gradient->Attach();
+}
+
 void GradientReducer::Impl::StartAnew() {
   AfterStep();
   for (const Member& member : members_) {
@@ -411,6 +423,8 @@ std::function<at::Tensor()> GradientReducer::Wrap(std::function<at::Tensor()> cl
 
 Scope GradientReducer::NoSync() { return impl().NoSync(); }
 Scope GradientReducer::SkipSynchronize() { return impl().SkipSynchronize(); }
+void GradientReducer::BeforeForward() { impl().BeforeForward(); }
+const std::string& GradientReducer::prefix() const { return impl().prefix(); }
 Session GradientReducer::session() const { return Session(impl().session()); }
 
 }  // namespace sirtaki::detail
