@@ -7,6 +7,8 @@
 #include <string_view>
 #include <tuple>
 
+#include "core/text.h"
+
 namespace sirtaki::core {
 namespace {
 
@@ -45,7 +47,7 @@ std::string Key::ToString() const {
   std::string text;
   switch (form) {
     case Form::kNamed:
-      text = "\"" + name + "\"";
+      text = Quoted(name);
       break;
     case Form::kUnnamed:
       text = "unnamed call #" + std::to_string(number);

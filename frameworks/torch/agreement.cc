@@ -10,6 +10,7 @@
 
 #include "core/mismatch.h"
 #include "core/rank_ranges.h"
+#include "core/text.h"
 #include "frameworks/torch/pending_tensor.h"
 #include "frameworks/torch/throw.h"
 
@@ -140,7 +141,7 @@ std::string FirstDifference(const std::vector<std::vector<std::string>>& list_of
     std::string text = "the ranks differ, first in entry " + std::to_string(i) + ": ";
     const char* separator = "";
     for (const auto& [item, ranks] : groups) {
-      text += separator + item + " on " + core::RanksText(ranks);
+      text += separator + core::Escaped(item) + " on " + core::RanksText(ranks);
       separator = "; ";
     }
     return text;

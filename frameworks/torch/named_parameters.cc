@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "core/text.h"
 #include "frameworks/torch/tensor_bridge.h"
 
 namespace sirtaki::detail {
@@ -16,7 +17,7 @@ NamedParameters MatchNames(const torch::optim::Optimizer& optimizer,
   std::unordered_set<std::string> names;
   for (const auto& [name, tensor] : named_tensors) {
     if (!names.insert(name).second) {
-      named.error = "the parameter name \"" + name + "\" is given twice";
+      named.error = "the parameter name " + core::Quoted(name) + " is given twice";
       return named;
     }
     // Of several names of one tensor (tied weights) the first counts.

@@ -15,6 +15,12 @@ TEST(KeyTest, TextSaysWhichForm) {
   EXPECT_EQ(Key::Bucket(0, 1, 3).ToString(), "bucket 3 of arena 1");
 }
 
+TEST(KeyTest, TextEscapesAndShortensTheName) {
+  EXPECT_EQ(Key::Named(0, "a\n\x07\xff").ToString(), "\"a\\n\\x07\\xff\"");
+  EXPECT_EQ(Key::Named(0, std::string(300, 'a')).ToString(),
+            "\"" + std::string(80, 'a') + "..." + std::string(40, 'a') + "\" (300 bytes)");
+}
+
 TEST(KeyTest, TextNamesASetThatIsNotTheWorld) {
   EXPECT_EQ(Key::Named(2, "w").ToString(), "\"w\" of process set 2");
 }

@@ -612,7 +612,6 @@ struct Bench {
       failures.emplace_back(why, key);
     };
     options.on_progress = [this] { ++progress; };
-    options.backend_owner = backend;
     lanes = std::make_unique<HostLanes>(std::move(options), *backend);
   }
 
@@ -667,7 +666,7 @@ TEST(HostLanesFailureTest, AFailureOnTheLargeLaneEndsEverythingOnce) {
     EXPECT_EQ(handle->status().code(), StatusCode::kBackend);
     EXPECT_EQ(handle->status().message(), "all-reduce of \"first\" (large lane): the wire broke");
     EXPECT_EQ(handle->status().origin().rank, 0);
-    EXPECT_EQ(handle->status().origin().tensor, "\"first\"");
+    EXPECT_EQ(handle->status().origin().tensor, "first");
   }
   Bench::WaitFor([&] { return bench.lanes->Idle() && !bench.Failures().empty(); });
   EXPECT_FALSE(bench.lanes->NeedsStepping());
@@ -681,7 +680,7 @@ TEST(HostLanesFailureTest, AFailureOnTheLargeLaneEndsEverythingOnce) {
   EXPECT_EQ(bench.backend->operations(), operations);
   ASSERT_EQ(bench.Failures().size(), 1u);
   EXPECT_EQ(bench.Failures()[0].first, first->status());
-  EXPECT_EQ(bench.Failures()[0].second, "\"first\"");
+  EXPECT_EQ(bench.Failures()[0].second, "first");
   EXPECT_EQ(bench.backend->aborts(), std::vector<Status>{first->status()});
 }
 
@@ -708,7 +707,7 @@ TEST(HostLanesFailureTest, AFailureOnTheSmallLaneIsReportedFromStep) {
   ASSERT_TRUE(handle->done());
   EXPECT_EQ(handle->status().code(), StatusCode::kBackend);
   ASSERT_EQ(bench.Failures().size(), 1u);
-  EXPECT_EQ(bench.Failures()[0].second, "\"s\"");
+  EXPECT_EQ(bench.Failures()[0].second, "s");
 }
 
 TEST(HostLanesFailureTest, AbandonCompletesWhatWaitsAndWhatRuns) {
@@ -827,7 +826,7 @@ TEST(HostLanesFailureTest, AnAllocationThatThrowsIsAFailure) {
   EXPECT_EQ(handle->status().message(),
             "all-gather of \"gathered\" (large lane): the pool is empty");
   Bench::WaitFor([&] { return bench.Failures().size() == 1; });
-  EXPECT_EQ(bench.Failures()[0].second, "\"gathered\"");
+  EXPECT_EQ(bench.Failures()[0].second, "gathered");
 }
 
 TEST(HostLanesFailureTest, NoMemoryForAGatherIsAFailure) {
