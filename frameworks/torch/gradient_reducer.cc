@@ -6,6 +6,7 @@
 #include <exception>
 #include <utility>
 
+#include "core/text.h"
 #include "core/wire.h"
 #include "frameworks/torch/agreement.h"
 #include "frameworks/torch/gradient_rule.h"
@@ -14,7 +15,6 @@
 #include "frameworks/torch/pending_tensor.h"
 #include "frameworks/torch/session_state.h"
 #include "frameworks/torch/throw.h"
-#include "sirtaki/error.h"
 #include "sirtaki/optimizer.h"
 
 namespace sirtaki::detail {
@@ -85,15 +85,19 @@ std::string WhyTooLong(const std::vector<std::string>& names, const std::string&
   const std::size_t most = core::kMaxNameBytes - std::min(prefix.size(), core::kMaxNameBytes);
   for (const std::string& name : names) {
     if (name.size() <= most) continue;
-    return "a parameter's name of " + std::to_string(name.size()) + " bytes, \"" +
-           name.substr(0, 40) + "...\"; at most " + std::to_string(most) + " are allowed";
+    return "a parameter's name is too long: " + core::Quoted(name) + "; at most " +
+           std::to_string(most) + " bytes are allowed";
   }
   return {};
 }
 
-void ThrowInvalid(const std::string& text, const std::string& tensor, const SessionState& session) {
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, text,
-                           core::Origin{session.topology().rank, "", tensor}));
+// The first gradient that is still under way, in an error's words.
+[[noreturn]] void ThrowOutstanding(const std::string& what, const ParameterGradient& first,
+                                   const std::string& cure, const SessionState& session) {
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                           what + " while gradients are being reduced (" +
+                               core::Quoted(first.name()) + " is the first): " + cure,
+                           core::Origin{session.topology().rank, "", first.key()}));
 }
 
 }  // namespace
@@ -130,8 +134,9 @@ std::vector<GradientPtr> GradientReducer::Impl::GradientsOf(const NamedParameter
         session_->gradients().OfParameter(named.parameters[i].unsafeGetTensorImpl());
     if (gradient) {
       if (&gradient->rule() != rule_.get() && !CanShare(gradient->rule(), *rule_)) {
-        *error = "the gradient of \"" + name + "\" is reduced for another optimizer or module (" +
-                 ToText(gradient->rule()) + "; here " + ToText(*rule_) +
+        *error = "the gradient of " + core::Quoted(name) +
+                 " is reduced for another optimizer or module (" + ToText(gradient->rule()) +
+                 "; here " + ToText(*rule_) +
                  "): optimizers of the same parameter need the same options and no hook, and a "
                  "module that averages gradients takes an optimizer that does not";
         return gradients;
@@ -139,8 +144,8 @@ std::vector<GradientPtr> GradientReducer::Impl::GradientsOf(const NamedParameter
     } else {
       const std::string key = prefix_ + name;
       if (session_->gradients().OfKey(key)) {
-        *error = "the name \"" + name + "\" is in use by another optimizer (" + key +
-                 "): give optimizers different names";
+        *error = "the name " + core::Quoted(name) + " is in use by another optimizer (" +
+                 core::Quoted(key) + "): give optimizers different names";
         return gradients;
       }
       gradient = std::make_shared<ParameterGradient>(
@@ -293,9 +298,8 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
   const ParameterGradient* const outstanding = FirstOutstanding();
   if (skips_ > 0) {
     if (outstanding == nullptr) return;
-    ThrowInvalid("step() in a scope of skip_synchronize() while gradients are being reduced (\"" +
-                     outstanding->name() + "\" is the first): call synchronize() before it",
-                 outstanding->name(), *session_);
+    ThrowOutstanding("step() in a scope of skip_synchronize()", *outstanding,
+                     "call synchronize() before it", *session_);
   }
   Scan(optimizer);
   // A closure makes the gradients; only what a backward() before it has left is waited for here.
@@ -309,11 +313,10 @@ void GradientReducer::Impl::AfterStep() {
 
 void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
   if (const ParameterGradient* const outstanding = FirstOutstanding()) {
-    ThrowInvalid("zero_grad() while gradients are being reduced (\"" + outstanding->name() +
-                     "\" is the first): call step() or synchronize() after backward() first; a "
-                     "backward() whose gradients this optimizer has no use for goes into a scope "
-                     "of its no_sync()",
-                 outstanding->name(), *session_);
+    ThrowOutstanding("zero_grad()", *outstanding,
+                     "call step() or synchronize() after backward() first; a backward() whose "
+                     "gradients this optimizer has no use for goes into a scope of its no_sync()",
+                     *session_);
   }
   Scan(optimizer);
   StartAnew();
