@@ -10,8 +10,10 @@
 #pragma once
 
 #include "sirtaki/broadcast.h"
+#include "sirtaki/check_parameters.h"
 #include "sirtaki/collectives.h"
 #include "sirtaki/error.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/session.h"
+#include "sirtaki/sync_batch_norm.h"
 #include "sirtaki/version.h"
