@@ -107,13 +107,15 @@ void AgreeOnErrors(const std::string& what, const std::string& error,
   AgreeOnList(what, {}, error, session);
 }
 
-void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
-                 const std::string& error, const std::shared_ptr<SessionState>& session) {
+std::vector<std::vector<std::string>> ExchangeLists(const std::string& what,
+                                                    const std::vector<std::string>& list,
+                                                    const std::string& error,
+                                                    const std::shared_ptr<SessionState>& session) {
   const std::string text = error.empty() ? Join(list) : kError + error;
   std::vector<std::string> texts;
   if (session->topology().size > 1) texts = ExchangeTexts("sirtaki/" + what, text, session);
   if (texts.empty()) {
-    if (error.empty()) return;
+    if (error.empty()) return {};
     texts.assign(static_cast<std::size_t>(session->topology().size), text);
   }
   std::vector<std::vector<std::string>> lists;
@@ -121,30 +123,46 @@ void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
     if (of_rank[0] == kError) ThrowFirstError(what, texts);
     lists.push_back(Split(of_rank));
   }
+  return lists;
+}
+
+void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
+                 const std::string& error, const std::shared_ptr<SessionState>& session) {
+  const auto lists = ExchangeLists(what, list, error, session);
+  if (lists.empty()) return;
   ThrowStatus(core::Status(core::StatusCode::kMismatch, what + ": " + FirstDifference(lists)));
+}
+
+std::string GroupsText(const std::vector<std::string>& item_of_rank) {
+  std::vector<std::pair<std::string, core::RankRanges>> groups;
+  for (std::size_t rank = 0; rank < item_of_rank.size(); ++rank) {
+    const std::string& item = item_of_rank[rank];
+    auto group = std::find_if(groups.begin(), groups.end(),
+                              [&item](const auto& known) { return known.first == item; });
+    if (group == groups.end()) group = groups.insert(group, {item, {}});
+    group->second.Add(static_cast<int>(rank));
+  }
+  std::string text;
+  const char* separator = "";
+  for (const auto& [item, ranks] : groups) {
+    text += separator + core::Escaped(item) + " on " + core::RanksText(ranks);
+    separator = "; ";
+  }
+  return text;
 }
 
 std::string FirstDifference(const std::vector<std::vector<std::string>>& list_of_rank) {
   std::size_t longest = 0;
   for (const auto& list : list_of_rank) longest = std::max(longest, list.size());
   for (std::size_t i = 0; i < longest; ++i) {
-    std::vector<std::pair<std::string, core::RankRanges>> groups;
-    for (std::size_t rank = 0; rank < list_of_rank.size(); ++rank) {
-      const auto& list = list_of_rank[rank];
-      const std::string item = i < list.size() ? list[i] : "nothing more";
-      auto group = std::find_if(groups.begin(), groups.end(),
-                                [&item](const auto& known) { return known.first == item; });
-      if (group == groups.end()) group = groups.insert(group, {item, {}});
-      group->second.Add(static_cast<int>(rank));
+    std::vector<std::string> items;
+    for (const auto& list : list_of_rank) {
+      items.push_back(i < list.size() ? list[i] : "nothing more");
     }
-    if (groups.size() == 1) continue;
-    std::string text = "the ranks differ, first in entry " + std::to_string(i) + ": ";
-    const char* separator = "";
-    for (const auto& [item, ranks] : groups) {
-      text += separator + core::Escaped(item) + " on " + core::RanksText(ranks);
-      separator = "; ";
+    if (std::all_of(items.begin(), items.end(), [&](const auto& it) { return it == items[0]; })) {
+      continue;
     }
-    return text;
+    return "the ranks differ, first in entry " + std::to_string(i) + ": " + GroupsText(items);
   }
   return "the ranks differ";
 }

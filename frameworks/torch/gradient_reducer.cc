@@ -9,6 +9,7 @@
 #include "core/text.h"
 #include "core/wire.h"
 #include "frameworks/torch/agreement.h"
+#include "frameworks/torch/equality.h"
 #include "frameworks/torch/gradient_rule.h"
 #include "frameworks/torch/named_parameters.h"
 #include "frameworks/torch/parameter_gradient.h"
@@ -62,6 +63,7 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   bool AveragedElsewhere(const Member& member) const;
   void SubmitMissing();
   void StartAnew();
+  void CheckParametersWhenDue();
 
   const std::shared_ptr<SessionState> session_;
   const NamedTensors names_;
@@ -74,6 +76,8 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   std::vector<Member> members_;
   // All gradients are averaged, and no step has used them yet.
   bool synchronized_ = false;
+  const std::int64_t check_every_;  // steps; 0: never
+  std::int64_t steps_ = 0;
   int skips_ = 0;                           // scopes of skip_synchronize
   std::atomic<bool> backward_ends_{false};  // a call at the end of this backward is on order
 };
@@ -107,7 +111,8 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
     : session_(std::move(session)),
       names_(std::move(names)),
       rule_(std::make_shared<const GradientRule>(MakeRule(options, after_backward))),
-      invalid_(WhyInvalid(options)) {
+      invalid_(WhyInvalid(options)),
+      check_every_(options.check_parameters_every()) {
   const int number = session_->NextOptimizerNumber();
   std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
   if (!options.name().empty()) suffix = ":" + options.name();
@@ -288,6 +293,7 @@ void GradientReducer::Impl::OnSubmitted() {
     const auto alive = self.lock();
     if (!alive) return;
     alive->backward_ends_ = false;
+    alive->CheckParametersWhenDue();
     alive->Synchronize();
     alive->AfterStep();
   });
@@ -302,6 +308,7 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
                      "call synchronize() before it", *session_);
   }
   Scan(optimizer);
+  CheckParametersWhenDue();
   // A closure makes the gradients; only what a backward() before it has left is waited for here.
   if (!with_closure || outstanding != nullptr) SynchronizeUnlessDone();
 }
@@ -320,6 +327,17 @@ void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimi
   }
   Scan(optimizer);
   StartAnew();
+}
+
+void GradientReducer::Impl::CheckParametersWhenDue() {
+  if (check_every_ == 0 || steps_++ % check_every_ != 0) return;
+  std::vector<std::string> names;
+  std::vector<at::Tensor> parameters;
+  for (const Member& member : members_) {
+    names.push_back(member.gradient->name());
+    parameters.push_back(member.gradient->parameter());
+  }
+  CheckEqual("check_parameters of the " + what_, names, parameters, session_);
 }
 
 void GradientReducer::Impl::BeforeForward() {

@@ -19,6 +19,9 @@ struct TensorCall {
   core::OpKind kind = core::OpKind::kAllReduce;
   at::Tensor tensor;
   std::string name;  // empty: matched by call order
+  // Not empty: why this rank cannot take part, whatever the tensor is. All ranks throw
+  // invalid_argument with this text; nothing is moved.
+  std::string invalid;
   bool in_place = false;
   bool will_wait = false;  // the caller goes on to Synchronize at once
   core::ReduceOp reduction = core::ReduceOp::kSum;

@@ -143,6 +143,30 @@ TEST(OptionsTest, OnOneHostCompressionIsLeftOutByDefault) {
   });
 }
 
+TEST(OptionsTest, ParametersAreCheckedAtTheStartAndEveryFewSteps) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = Zeros(3);
+    auto optimizer = Wrap({{"w", weight}}, Options().check_parameters_every(2), session);
+    const auto step = [&] {
+      optimizer.zero_grad();
+      Slope(weight, 1).backward();
+      optimizer.step();
+    };
+    const auto drift = [&](float by) {
+      torch::NoGradGuard no_grad;
+      if (rank == 1) weight[2] += by;
+    };
+    drift(1);
+    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, step),
+                AllOf(HasSubstr("\"w\""), HasSubstr("rank 1"), HasSubstr("[2]")));
+    drift(-1);
+    optimizer.step();
+    drift(1);
+    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, step), HasSubstr("\"w\""));
+    optimizer.step();  // not due: it does not look
+  });
+}
+
 // ---- a hook of the user's ----
 
 TEST(HookTest, ReducesInstead) {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "sirtaki/broadcast.h"
+#include "sirtaki/check_parameters.h"
 #include "sirtaki/collectives.h"
 #include "sirtaki/compression.h"
 #include "sirtaki/data_parallel.h"
@@ -18,4 +19,5 @@
 #include "sirtaki/gradient_bucket.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/session.h"
+#include "sirtaki/sync_batch_norm.h"
 #include "sirtaki/version.h"
