@@ -534,6 +534,9 @@ class FakeBackend : public Backend {
                                          std::span<const std::int64_t>) override {
     return Run(channel);
   }
+  std::unique_ptr<Completion> AllToAll(Channel channel, const void*, void*, std::int64_t) override {
+    return Run(channel);
+  }
   void Abort(const Status& why) override {
     core::MutexLock lock(mutex_);
     aborts_.push_back(why);
