@@ -34,6 +34,9 @@ const std::vector<std::function<std::string(const Signature&)>>& Attributes() {
       },
       [](const Signature& s) { return "dtype " + std::string(DTypeName(s.dtype)); },
       ShapeText,
+      [](const Signature& s) {
+        return s.wire ? "compressed to " + std::string(DTypeName(*s.wire)) : "not compressed";
+      },
       [](const Signature& s) { return s.root < 0 ? "" : "root " + std::to_string(s.root); },
       [](const Signature& s) { return "prescale " + Number(s.prescale); },
       [](const Signature& s) { return "postscale " + Number(s.postscale); },

@@ -39,6 +39,7 @@ void ScaleWidened(DType dtype, const void* from, void* to, std::int64_t count, d
   }
 }
 
+// Nothing travels, so nothing is rounded to the type that it would travel as.
 void AllReduce(const core::Work& work, const core::Signature& signature) {
   const std::int64_t count = signature.ElementCount();
   const double factor = signature.prescale * signature.postscale;

@@ -59,6 +59,7 @@ core::Signature PendingTensor::MakeSignature(const TensorCall& call, int size,
     signature.reduction = call.reduction;
     signature.prescale = call.prescale;
     signature.postscale = call.postscale;
+    signature.wire = call.wire;
   }
   if (call.kind == core::OpKind::kBroadcast) signature.root = call.root;
   if (call.kind == core::OpKind::kAllGather && !signature.shape.empty()) {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "core/request.h"
@@ -27,6 +28,7 @@ struct TensorCall {
   core::ReduceOp reduction = core::ReduceOp::kSum;
   double prescale = 1.0;
   double postscale = 1.0;
+  std::optional<core::DType> wire = std::nullopt;  // all-reduce: what it travels as; see WireType
   int root = -1;
   std::chrono::milliseconds timeout{0};
 };
