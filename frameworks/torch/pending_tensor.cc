@@ -23,6 +23,7 @@ constexpr std::chrono::hours kEndlessTimeout{24 * 365 * 10};
 
 // Why this rank's arguments are wrong, whatever the others'; empty if they are not.
 std::string WhyInvalid(const TensorCall& call, const core::Signature& signature, int size) {
+  if (!call.invalid.empty()) return call.invalid;
   std::string why = WhyNotMovable(call.tensor);
   if (why.empty()) {
     why = ops::ValidateRequest(signature, core::RankRanges::Span(0, size - 1),

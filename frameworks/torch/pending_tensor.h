@@ -26,6 +26,7 @@ struct TensorCall {
   double postscale = 1.0;
   int root = -1;
   std::chrono::milliseconds timeout{0};
+  std::string invalid;  // what the caller knows to be wrong with it; told to the peers
 };
 
 // Thread-safe. Its destruction gives the name free; the operation itself goes on.

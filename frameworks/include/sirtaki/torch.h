@@ -12,6 +12,8 @@
 #include "sirtaki/broadcast.h"
 #include "sirtaki/collectives.h"
 #include "sirtaki/error.h"
+#include "sirtaki/metrics.h"
+#include "sirtaki/objects.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/session.h"
 #include "sirtaki/version.h"
