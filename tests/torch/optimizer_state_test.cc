@@ -154,11 +154,12 @@ struct Impulse : optim::Optimizer {
   torch::Tensor step(LossClosure closure) override {
     auto loss = closure();
     torch::NoGradGuard no_grad;
-    speeds.resize(parameters().size());
+    const auto& parameters = param_groups()[0].params();
+    speeds.resize(parameters.size());
     for (std::size_t i = 0; i < speeds.size(); ++i) {
-      const auto& gradient = parameters()[i].grad();
+      const auto& gradient = parameters[i].grad();
       speeds[i] = speeds[i].defined() ? 0.5 * speeds[i] + gradient : gradient.clone();
-      parameters()[i].sub_(param_groups()[0].options().get_lr() * speeds[i]);
+      parameters[i].sub_(param_groups()[0].options().get_lr() * speeds[i]);
     }
     return loss;
   }
@@ -222,7 +223,7 @@ TEST(BroadcastOptimizerStateTest, AParameterThatStandsTwiceKeepsItsState) {
     tied.mutable_grad() = torch::ones({3});
     if (rank == 0) sgd.step();
     broadcast_optimizer_state(sgd, 0, session);
-    EXPECT_TRUE(sgd.parameters()[1].is_same(tied));
+    EXPECT_TRUE(sgd.param_groups()[0].params()[1].is_same(tied));
     ASSERT_EQ(sgd.state().size(), 1u);
     const auto& state = sgd.state().at(tied.unsafeGetTensorImpl());
     ASSERT_NE(state, nullptr);

@@ -16,9 +16,9 @@
 namespace sirtaki::tests {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class StateTest : public testing::Test {
+class StateTest : public ::testing::Test {
  protected:
   void SetUp() override { init(); }
   void TearDown() override { shutdown(); }
