@@ -11,7 +11,7 @@
 #include "core/mismatch.h"
 #include "core/rank_ranges.h"
 #include "core/text.h"
-#include "frameworks/torch/pending_tensor.h"
+#include "frameworks/torch/blocking.h"
 #include "frameworks/torch/throw.h"
 
 namespace sirtaki::detail {
@@ -27,16 +27,6 @@ std::uint64_t Hash(const std::string& text) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
   }
   return hash;
-}
-
-at::Tensor AllGather(const at::Tensor& tensor, const std::string& name,
-                     const std::shared_ptr<SessionState>& session) {
-  TensorCall call;
-  call.kind = core::OpKind::kAllGather;
-  call.tensor = tensor;
-  call.name = name;
-  call.will_wait = true;
-  return PendingTensor::Start(std::move(call), session)->Synchronize();
 }
 
 // Strings with their lengths before them, so that a name may hold any character.
@@ -80,7 +70,7 @@ std::vector<std::string> ExchangeTexts(const std::string& name, const std::strin
   at::Tensor digest = at::empty({1, 2}, at::kLong);
   digest.mutable_data_ptr<std::int64_t>()[0] = static_cast<std::int64_t>(Hash(text));
   digest.mutable_data_ptr<std::int64_t>()[1] = static_cast<std::int64_t>(text.size());
-  const at::Tensor digests = AllGather(digest, name, session);
+  const at::Tensor digests = AllGatherBlocking(digest, name, session);
   const std::int64_t* values = digests.const_data_ptr<std::int64_t>();
   const std::int64_t size = digests.size(0);
   bool equal = true;
@@ -91,7 +81,7 @@ std::vector<std::string> ExchangeTexts(const std::string& name, const std::strin
 
   at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
   if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  const at::Tensor all = AllGather(bytes, name + "/texts", session);
+  const at::Tensor all = AllGatherBlocking(bytes, name + "/texts", session);
   const char* from = static_cast<const char*>(all.const_data_ptr());
   std::vector<std::string> texts;
   for (std::int64_t rank = 0; rank < size; ++rank) {

@@ -17,6 +17,8 @@
 #include "sirtaki/error.h"
 #include "sirtaki/grad_scaler.h"
 #include "sirtaki/gradient_bucket.h"
+#include "sirtaki/metrics.h"
+#include "sirtaki/objects.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/session.h"
 #include "sirtaki/sync_batch_norm.h"
