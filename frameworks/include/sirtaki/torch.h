@@ -10,8 +10,12 @@
 #pragma once
 
 #include "sirtaki/broadcast.h"
+#include "sirtaki/checkpoint.h"
 #include "sirtaki/collectives.h"
 #include "sirtaki/error.h"
 #include "sirtaki/optimizer.h"
+#include "sirtaki/random.h"
+#include "sirtaki/rank_zero_first.h"
+#include "sirtaki/sampler.h"
 #include "sirtaki/session.h"
 #include "sirtaki/version.h"
