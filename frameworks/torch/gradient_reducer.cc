@@ -1,112 +1,86 @@
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <atomic>
 #include <exception>
 #include <utility>
 
-#include "core/request.h"
 #include "core/wire.h"
-#include "core/work.h"
 #include "frameworks/torch/agreement.h"
+#include "frameworks/torch/gradient_rule.h"
 #include "frameworks/torch/named_parameters.h"
+#include "frameworks/torch/parameter_gradient.h"
 #include "frameworks/torch/pending_tensor.h"
 #include "frameworks/torch/session_state.h"
-#include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
-#include "fusion/gradient_slots.h"
 #include "sirtaki/error.h"
 #include "sirtaki/optimizer.h"
 
 namespace sirtaki::detail {
 
+using GradientPtr = std::shared_ptr<ParameterGradient>;
+
+// In a world of one rank it has no members: there is nothing to do.
 class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(NamedParameters named, std::string prefix, std::shared_ptr<SessionState> session);
-  ~Impl();
+  Impl(NamedTensors names, const DistributedOptimizerOptions& options, bool after_backward,
+       std::shared_ptr<SessionState> session);
 
-  void AttachHooks();
-  void OnAccumulate(std::size_t index) const;  // before the gradient is written
-  void OnGradient(std::size_t index);          // after it was written
+  // Takes the parameters of the optimizer that are new and drops those that are gone. Collective if
+  // anything has changed since the last time.
+  void Scan(const torch::optim::Optimizer& optimizer);
+  // Takes the parameters that it was made with. Collective.
+  void TakeAll();
+
   void CheckSession() const;
-  void Synchronize();
-  at::Tensor AverageLoss(const at::Tensor& loss);
-
   bool active() const { return session_->topology().size > 1; }
-  bool AnyOutstanding() const { return slots_.outstanding() < slots_.size(); }
-  std::string FirstOutstanding() const;
-
-  // True once all gradients are averaged, until one is written again or the step is done.
-  std::atomic<bool> synchronized{false};
+  void BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure);
+  void AfterStep();
+  void Synchronize();
+  void SynchronizeUnlessDone();
+  void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
+  at::Tensor AverageLoss(const at::Tensor& loss);
+  void NewClosure() { synchronized_ = false; }
+  Scope NoSync();
+  Scope SkipSynchronize();
+  const std::shared_ptr<SessionState>& session() const { return session_; }
 
  private:
-  // One parameter, and what is under way for its gradient. The fields of the second part belong to
-  // whoever reported the slot until Synchronize.
-  struct Slot {
-    std::string name;
-    core::Key key;
-    at::Tensor parameter;
-    std::shared_ptr<torch::autograd::Node> accumulator;  // null while frozen
-    const void* pre_hook = nullptr;
-    const void* post_hook = nullptr;
-    core::SignaturePtr signature;
-
-    at::Tensor gradient;  // the tensor in .grad when it was reported; undefined if there was none
-    std::int64_t version = 0;  // of `gradient` then
-    at::Tensor moved;          // what is reduced: gradient's own memory, or a flat copy, or zeros
-    core::HandlePtr handle;
+  struct Member {
+    GradientPtr gradient;
+    std::uint64_t seen = 0;  // its rounds at the last step
   };
 
-  [[noreturn]] void ThrowWrittenAgain(const Slot& slot) const;
-  static core::Status Refused(const Slot& slot);
-  void Attach(std::size_t index);
-  static void Detach(Slot& slot);
-  static std::string GiveMemory(Slot& slot, core::Work& work);
-  void Submit(Slot& slot, bool will_wait);
+  void Take(const NamedParameters& named);
+  std::vector<GradientPtr> GradientsOf(const NamedParameters& named, std::string* error);
+  void OnSubmitted();
+  const ParameterGradient* FirstOutstanding() const;
+  bool AnyTouched() const;
+  bool AveragedElsewhere(const Member& member) const;
   void SubmitMissing();
-  core::Status Collect(Slot& slot);
-  static void Clear(Slot& slot);
+  void StartAnew();
 
   const std::shared_ptr<SessionState> session_;
-  const std::string prefix_;
-  std::vector<Slot> parameters_;
-  fusion::GradientSlots slots_;
+  const NamedTensors names_;
+  const std::shared_ptr<const GradientRule> rule_;
+  std::string what_;                  // "parameters of the optimizer #2"
+  std::string prefix_;                // of keys
+  std::string invalid_;               // what is wrong with the options
+  bool taken_ = false;                // the optimizer was looked at
+  std::vector<const void*> scanned_;  // its parameters, as they were last seen
+  std::vector<Member> members_;
+  // All gradients are averaged, and no step has used them yet.
+  bool synchronized_ = false;
+  int skips_ = 0;                           // scopes of skip_synchronize
+  std::atomic<bool> backward_ends_{false};  // a call at the end of this backward is on order
 };
 
 namespace {
 
-using torch::autograd::variable_list;
-
-// Hooks outlive the optimizer if somebody else keeps the graph alive; they then do nothing.
-template <class Impl>
-struct BeforeHook : torch::autograd::FunctionPreHook {
-  BeforeHook(std::weak_ptr<Impl> to, std::size_t i) : impl(std::move(to)), index(i) {}
-  variable_list operator()(const variable_list& gradients) override {
-    if (const auto alive = impl.lock()) alive->OnAccumulate(index);
-    return gradients;
-  }
-  const std::weak_ptr<Impl> impl;
-  const std::size_t index;
-};
-
-template <class Impl>
-struct AfterHook : torch::autograd::FunctionPostHook {
-  AfterHook(std::weak_ptr<Impl> to, std::size_t i) : impl(std::move(to)), index(i) {}
-  variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    if (const auto alive = impl.lock()) alive->OnGradient(index);
-    return outputs;
-  }
-  const std::weak_ptr<Impl> impl;
-  const std::size_t index;
-};
-
 // A key is the prefix and the name.
 std::string WhyTooLong(const std::vector<std::string>& names, const std::string& prefix) {
-  const std::size_t most = core::kMaxNameBytes - prefix.size();
+  const std::size_t most = core::kMaxNameBytes - std::min(prefix.size(), core::kMaxNameBytes);
   for (const std::string& name : names) {
     if (name.size() <= most) continue;
     return "a parameter's name of " + std::to_string(name.size()) + " bytes, \"" +
@@ -115,121 +89,24 @@ std::string WhyTooLong(const std::vector<std::string>& names, const std::string&
   return {};
 }
 
-template <class Hooks>
-void Erase(Hooks& hooks, const void* hook) {
-  hooks.erase(std::remove_if(hooks.begin(), hooks.end(),
-                             [hook](const auto& held) { return held.get() == hook; }),
-              hooks.end());
+void ThrowInvalid(const std::string& text, const std::string& tensor, const SessionState& session) {
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, text,
+                           core::Origin{session.topology().rank, "", tensor}));
 }
 
 }  // namespace
 
-GradientReducer::Impl::Impl(NamedParameters named, std::string prefix,
-                            std::shared_ptr<SessionState> session)
-    : session_(std::move(session)), prefix_(std::move(prefix)), slots_(named.names.size()) {
-  if (!active()) return;
-  parameters_.resize(named.names.size());
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    Slot& slot = parameters_[i];
-    slot.name = std::move(named.names[i]);
-    slot.key = core::Key::Named(core::kWorldSet, prefix_ + slot.name);
-    slot.parameter = std::move(named.parameters[i]);
-  }
-}
-
-GradientReducer::Impl::~Impl() {
-  for (Slot& slot : parameters_) {
-    Detach(slot);
-    Clear(slot);
-  }
-}
-
-void GradientReducer::Impl::AttachHooks() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) Attach(i);
-}
-
-// Also after the fact: a parameter may be unfrozen later, or get a new node with a new type.
-void GradientReducer::Impl::Attach(std::size_t index) {
-  Slot& slot = parameters_[index];
-  if (!slot.parameter.requires_grad()) return;
-  auto accumulator = torch::autograd::impl::grad_accumulator(slot.parameter);
-  if (accumulator == slot.accumulator) return;
-  Detach(slot);
-  if (!accumulator) return;
-  auto before = std::make_unique<BeforeHook<Impl>>(weak_from_this(), index);
-  auto after = std::make_unique<AfterHook<Impl>>(weak_from_this(), index);
-  slot.pre_hook = before.get();
-  slot.post_hook = after.get();
-  accumulator->add_pre_hook(std::move(before));
-  accumulator->add_post_hook(std::move(after));
-  slot.accumulator = std::move(accumulator);
-}
-
-void GradientReducer::Impl::Detach(Slot& slot) {
-  if (!slot.accumulator) return;
-  Erase(slot.accumulator->pre_hooks(), slot.pre_hook);
-  Erase(slot.accumulator->post_hooks(), slot.post_hook);
-  slot.accumulator.reset();
-}
-
-void GradientReducer::Impl::ThrowWrittenAgain(const Slot& slot) const {
-  throw Error(ErrorCode::invalid_argument,
-              "backward() met the gradient of \"" + slot.name +
-                  "\" while it is being reduced: call step() or synchronize() on the optimizer "
-                  "between two backward(); to accumulate, add up the losses and call it once",
-              ErrorOrigin{session_->topology().rank, "", slot.name});
-}
-
-// Before the node adds to memory that the reduction is reading.
-void GradientReducer::Impl::OnAccumulate(std::size_t index) const {
-  if (slots_.reported(index)) ThrowWrittenAgain(parameters_[index]);
-}
-
-void GradientReducer::Impl::OnGradient(std::size_t index) {
-  CheckSession();
-  Slot& slot = parameters_[index];
-  if (!slots_.Report(index)) ThrowWrittenAgain(slot);
-  synchronized.store(false, std::memory_order_relaxed);
-  Submit(slot, /*will_wait=*/false);
-}
-
-// Why there is none, for the peers to learn it as well; empty if there is.
-std::string GradientReducer::Impl::GiveMemory(Slot& slot, core::Work& work) {
-  try {
-    if (slot.gradient.defined()) {
-      slot.moved = Flat(slot.gradient);
-      NoteOverwritten(slot.gradient);
-      slot.version = VersionOf(slot.gradient);
-    } else {
-      slot.moved = at::zeros(slot.parameter.sizes(), slot.parameter.options().requires_grad(false));
-    }
-    work.input = work.output = slot.moved.mutable_data_ptr();
-    work.keep_alive = std::make_shared<at::Tensor>(slot.moved);
-    return {};
-  } catch (const std::exception& error) {
-    return WhyNoMemory(error);
-  }
-}
-
-// Precondition: the slot is reported by the caller.
-void GradientReducer::Impl::Submit(Slot& slot, bool will_wait) {
-  at::NoGradGuard no_grad;
-  auto work = std::make_shared<core::Work>();
-  work->request.key = slot.key;
-  slot.gradient = slot.parameter.grad();
-  if (!slot.gradient.defined()) work->request.absent = {true};
-  const at::Tensor& shaped = slot.gradient.defined() ? slot.gradient : slot.parameter;
-  work->request.invalid = WhyNotMovable(shaped);
-  core::Signature signature = Describe(shaped);
-  signature.kind = core::OpKind::kAllReduce;
-  signature.reduction = core::ReduceOp::kAverage;
-  if (!slot.signature || *slot.signature != signature) {
-    slot.signature = std::make_shared<const core::Signature>(std::move(signature));
-  }
-  work->request.signature = slot.signature;
-  if (work->request.invalid.empty()) work->request.invalid = GiveMemory(slot, *work);
-  ThrowIfError(session_->Submit(work, will_wait));
-  slot.handle = work->handle;
+GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOptions& options,
+                            bool after_backward, std::shared_ptr<SessionState> session)
+    : session_(std::move(session)),
+      names_(std::move(names)),
+      rule_(std::make_shared<const GradientRule>(MakeRule(options, after_backward))),
+      invalid_(WhyInvalid(options)) {
+  const int number = session_->NextOptimizerNumber();
+  std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
+  if (!options.name().empty()) suffix = ":" + options.name();
+  what_ = "parameters of the optimizer" + suffix;
+  prefix_ = "gradient" + suffix + "/";
 }
 
 void GradientReducer::Impl::CheckSession() const {
@@ -239,90 +116,213 @@ void GradientReducer::Impl::CheckSession() const {
   }
 }
 
+// ---- which parameters ----
+
+// Those that are new are not registered yet.
+std::vector<GradientPtr> GradientReducer::Impl::GradientsOf(const NamedParameters& named,
+                                                            std::string* error) {
+  std::vector<GradientPtr> gradients;
+  for (std::size_t i = 0; i < named.names.size(); ++i) {
+    const std::string& name = named.names[i];
+    GradientPtr gradient =
+        session_->gradients().OfParameter(named.parameters[i].unsafeGetTensorImpl());
+    if (gradient) {
+      if (&gradient->rule() != rule_.get() && !CanShare(gradient->rule(), *rule_)) {
+        *error = "the gradient of \"" + name + "\" is reduced for another optimizer or module (" +
+                 ToText(gradient->rule()) + "; here " + ToText(*rule_) +
+                 "): optimizers of the same parameter need the same options and no hook, and a "
+                 "module that averages gradients takes an optimizer that does not";
+        return gradients;
+      }
+    } else {
+      const std::string key = prefix_ + name;
+      if (session_->gradients().OfKey(key)) {
+        *error = "the name \"" + name + "\" is in use by another optimizer (" + key +
+                 "): give optimizers different names";
+        return gradients;
+      }
+      gradient = std::make_shared<ParameterGradient>(
+          ParameterGradient::Description{name, key, static_cast<std::int64_t>(i),
+                                         named.parameters[i], rule_},
+          session_);
+    }
+    gradients.push_back(std::move(gradient));
+  }
+  return gradients;
+}
+
+void GradientReducer::Impl::Take(const NamedParameters& named) {
+  std::string error = !invalid_.empty() ? invalid_ : named.error;
+  if (error.empty()) error = WhyTooLong(named.names, prefix_);
+  std::vector<GradientPtr> gradients;
+  if (error.empty() && active()) gradients = GradientsOf(named, &error);
+
+  std::vector<std::string> lines = DescribeAll(named);
+  // Optimizers that share a parameter here have to share it everywhere.
+  for (std::size_t i = 0; i < gradients.size() && error.empty(); ++i) {
+    if (gradients[i]->key() != prefix_ + named.names[i]) lines[i] += ", as " + gradients[i]->key();
+  }
+  lines.insert(lines.begin(), "gradients by " + ToText(*rule_));
+  AgreeOnList(what_, lines, error, session_);
+
+  std::vector<Member> members;
+  for (GradientPtr& gradient : gradients) {
+    const auto known = std::find_if(members_.begin(), members_.end(), [&](const Member& member) {
+      return member.gradient == gradient;
+    });
+    if (known == members_.end()) {
+      session_->gradients().Add(gradient->parameter().unsafeGetTensorImpl(), gradient->key(),
+                                gradient);
+      gradient->Attach();
+      if (rule_->after_backward) {
+        gradient->set_on_submitted([self = weak_from_this()] {
+          if (const auto alive = self.lock()) alive->OnSubmitted();
+        });
+      }
+    }
+    const std::uint64_t seen = known == members_.end() ? gradient->rounds() : known->seen;
+    members.push_back({std::move(gradient), seen});
+  }
+  members_ = std::move(members);
+}
+
+void GradientReducer::Impl::TakeAll() {
+  NamedParameters named;
+  for (const auto& [name, tensor] : names_) {
+    named.names.push_back(name);
+    named.parameters.push_back(tensor);
+  }
+  Take(named);
+}
+
+void GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
+  // Looks at every parameter in every step: hardly more than a comparison each.
+  std::size_t at = 0;
+  bool same = true;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      same = same && at < scanned_.size() && scanned_[at] == parameter.unsafeGetTensorImpl();
+      ++at;
+    }
+  }
+  if (taken_ && same && at == scanned_.size()) return;
+  Take(MatchNames(optimizer, names_, /*may_be_unnamed=*/taken_));
+  taken_ = true;
+  scanned_.clear();
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      scanned_.push_back(parameter.unsafeGetTensorImpl());
+    }
+  }
+}
+
+// ---- averaging ----
+
+const ParameterGradient* GradientReducer::Impl::FirstOutstanding() const {
+  const auto found = std::find_if(members_.begin(), members_.end(), [](const Member& member) {
+    return member.gradient->gate().reported();
+  });
+  return found == members_.end() ? nullptr : found->gradient.get();
+}
+
+bool GradientReducer::Impl::AnyTouched() const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [](const Member& member) { return member.gradient->gate().touched(); });
+}
+
+// By another optimizer, since our last step.
+bool GradientReducer::Impl::AveragedElsewhere(const Member& member) const {
+  const ParameterGradient& gradient = *member.gradient;
+  return gradient.rounds() > member.seen && gradient.last_reducer() != this &&
+         !member.gradient->gate().touched();
+}
+
 void GradientReducer::Impl::SubmitMissing() {
-  for (const std::size_t index : slots_.Unreported()) {
-    Slot& slot = parameters_[index];
-    Attach(index);
-    if (!slot.parameter.requires_grad()) continue;
-    slots_.Report(index);
-    Submit(slot, /*will_wait=*/true);
+  for (const Member& member : members_) {
+    ParameterGradient& gradient = *member.gradient;
+    if (gradient.gate().reported()) continue;
+    gradient.Attach();
+    if (!gradient.takes_part() || AveragedElsewhere(member)) continue;
+    gradient.gate().Report();
+    gradient.Submit(/*will_wait=*/true);
   }
-}
-
-core::Status GradientReducer::Impl::Refused(const Slot& slot) {
-  return core::Status(core::StatusCode::kInvalidArgument,
-                      "the reduction of the gradient of \"" + slot.name +
-                          "\" could not be started in backward(), which threw the reason");
-}
-
-// Puts the average where the optimizer looks for it. Precondition: the handle is done and ok.
-core::Status GradientReducer::Impl::Collect(Slot& slot) {
-  at::Tensor& now = slot.parameter.mutable_grad();
-  const bool same = now.is_same(slot.gradient);
-  if (!same || (now.defined() && VersionOf(now) != slot.version)) {
-    return core::Status(core::StatusCode::kInvalidArgument,
-                        "the gradient of \"" + slot.name + "\" was " +
-                            (same ? "changed" : "replaced") +
-                            " while it was being reduced: call step() or synchronize() on the "
-                            "optimizer before zero_grad() and before changing gradients");
-  }
-  if (slot.gradient.defined()) {
-    if (!slot.moved.is_alias_of(slot.gradient)) slot.gradient.detach().copy_(slot.moved);
-  } else if (!slot.handle->absent_everywhere()) {
-    now = slot.moved;
-  }
-  return {};
-}
-
-void GradientReducer::Impl::Clear(Slot& slot) {
-  if (slot.handle) slot.handle->Observe();
-  slot.handle.reset();
-  slot.gradient = at::Tensor();
-  slot.moved = at::Tensor();
 }
 
 void GradientReducer::Impl::Synchronize() {
   CheckSession();
-  at::NoGradGuard no_grad;
-  core::Status first_error;
-  const auto note = [&first_error](core::Status status) {
-    if (first_error.ok()) first_error = std::move(status);
-  };
-  std::exception_ptr refused;
+  std::exception_ptr first_error;
   try {
     SubmitMissing();
   } catch (...) {
     // The group has failed, or memory is short; what was accepted is waited for all the same.
-    refused = std::current_exception();
+    first_error = std::current_exception();
   }
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    Slot& slot = parameters_[i];
-    if (!slot.handle) {
-      // Frozen, or its submission threw in backward() and the program went on.
-      if (slots_.reported(i) && !refused) note(Refused(slot));
-      continue;
+  for (const Member& member : members_) {
+    if (!member.gradient->gate().reported()) continue;
+    try {
+      ThrowIfError(member.gradient->Finish());
+      member.gradient->CountRound(this);
+    } catch (...) {
+      if (!first_error) first_error = std::current_exception();
     }
-    if (!slot.handle->done()) {
-      core::Status waited = session_->Wait(*slot.handle);
-      if (!slot.handle->done()) {
-        note(std::move(waited));
-        continue;
-      }
-    }
-    note(slot.handle->status().ok() ? Collect(slot) : slot.handle->status());
   }
-  for (Slot& slot : parameters_) Clear(slot);
-  slots_.Reset();
-  if (refused) std::rethrow_exception(refused);
-  ThrowIfError(first_error);
-  synchronized.store(true, std::memory_order_relaxed);
+  if (first_error) std::rethrow_exception(first_error);
+  synchronized_ = true;
 }
 
-std::string GradientReducer::Impl::FirstOutstanding() const {
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (slots_.reported(i)) return parameters_[i].name;
+void GradientReducer::Impl::SynchronizeUnlessDone() {
+  if (!synchronized_ || AnyTouched()) Synchronize();
+}
+
+// At the first gradient of a backward: the rest is done when it ends, on the thread that called it.
+void GradientReducer::Impl::OnSubmitted() {
+  if (backward_ends_.exchange(true)) return;
+  torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
+    const auto alive = self.lock();
+    if (!alive) return;
+    alive->backward_ends_ = false;
+    alive->Synchronize();
+    alive->AfterStep();
+  });
+}
+
+void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
+                                       bool with_closure) {
+  const ParameterGradient* const outstanding = FirstOutstanding();
+  if (skips_ > 0) {
+    if (outstanding == nullptr) return;
+    ThrowInvalid("step() in a scope of skip_synchronize() while gradients are being reduced (\"" +
+                     outstanding->name() + "\" is the first): call synchronize() before it",
+                 outstanding->name(), *session_);
   }
-  return {};
+  Scan(optimizer);
+  // A closure makes the gradients; only what a backward() before it has left is waited for here.
+  if (!with_closure || outstanding != nullptr) SynchronizeUnlessDone();
+}
+
+void GradientReducer::Impl::AfterStep() {
+  synchronized_ = false;
+  for (Member& member : members_) member.seen = member.gradient->rounds();
+}
+
+void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
+  if (const ParameterGradient* const outstanding = FirstOutstanding()) {
+    ThrowInvalid("zero_grad() while gradients are being reduced (\"" + outstanding->name() +
+                     "\" is the first): call step() or synchronize() after backward() first; a "
+                     "backward() whose gradients this optimizer has no use for goes into a scope "
+                     "of its no_sync()",
+                 outstanding->name(), *session_);
+  }
+  Scan(optimizer);
+  StartAnew();
+}
+
+void GradientReducer::Impl::StartAnew() {
+  AfterStep();
+  for (const Member& member : members_) {
+    member.gradient->gate().Reset();
+    member.gradient->Attach();
+  }
 }
 
 at::Tensor GradientReducer::Impl::AverageLoss(const at::Tensor& loss) {
@@ -334,17 +334,39 @@ at::Tensor GradientReducer::Impl::AverageLoss(const at::Tensor& loss) {
   return PendingTensor::Start(std::move(call), session_)->Synchronize();
 }
 
+Scope GradientReducer::Impl::NoSync() {
+  std::vector<GradientPtr> held;
+  for (const Member& member : members_) {
+    member.gradient->gate().Hold();
+    held.push_back(member.gradient);
+  }
+  return Scope([held = std::move(held)] {
+    for (const GradientPtr& gradient : held) gradient->gate().Release();
+  });
+}
+
+Scope GradientReducer::Impl::SkipSynchronize() {
+  ++skips_;
+  return Scope([self = shared_from_this()] { --self->skips_; });
+}
+
+// ---- the border to the header ----
+
+GradientSynchronizer::~GradientSynchronizer() = default;
+
 GradientReducer::GradientReducer(const torch::optim::Optimizer& optimizer,
-                                 NamedTensors named_parameters, const Session& session) {
-  auto state = StateOf(session);
-  const int number = state->NextOptimizerNumber();
-  const std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
-  const std::string prefix = "gradient" + suffix + "/";
-  NamedParameters named = MatchNames(optimizer, named_parameters);
-  if (named.error.empty()) named.error = WhyTooLong(named.names, prefix);
-  AgreeOnList("parameters of the optimizer" + suffix, DescribeAll(named), named.error, state);
-  impl_ = std::make_shared<Impl>(std::move(named), prefix, std::move(state));
-  impl_->AttachHooks();
+                                 NamedTensors named_parameters,
+                                 const DistributedOptimizerOptions& options, const Session& session)
+    : impl_(std::make_shared<Impl>(std::move(named_parameters), options,
+                                   /*after_backward=*/false, StateOf(session))) {
+  impl_->Scan(optimizer);
+}
+
+GradientReducer::GradientReducer(NamedTensors parameters,
+                                 const DistributedOptimizerOptions& options, const Session& session)
+    : impl_(std::make_shared<Impl>(std::move(parameters), options, /*after_backward=*/true,
+                                   StateOf(session))) {
+  impl_->TakeAll();
 }
 
 GradientReducer::GradientReducer(GradientReducer&&) noexcept = default;
@@ -353,40 +375,42 @@ GradientReducer::~GradientReducer() = default;
 
 GradientReducer::Impl& GradientReducer::impl() const {
   if (impl_) return *impl_;
-  throw Error(ErrorCode::invalid_argument, "the optimizer is empty: it was moved from");
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                           "the optimizer is empty: it was moved from"));
 }
 
-void GradientReducer::BeforeStep(bool with_closure) {
+void GradientReducer::BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure) {
   impl().CheckSession();
-  if (!impl_->active() || impl_->synchronized.load(std::memory_order_relaxed)) return;
-  // A closure makes the gradients; only what a backward() before it has left is waited for here.
-  if (with_closure && !impl_->AnyOutstanding()) return;
-  impl_->Synchronize();
+  if (impl_->active()) impl_->BeforeStep(optimizer, with_closure);
 }
 
-void GradientReducer::AfterStep() { impl_->synchronized.store(false, std::memory_order_relaxed); }
+void GradientReducer::AfterStep() {
+  if (impl_->active()) impl_->AfterStep();
+}
 
-void GradientReducer::Synchronize() {
+void GradientReducer::Synchronize(const torch::optim::Optimizer& optimizer) {
   impl().CheckSession();
-  if (!impl_->active() || impl_->synchronized.load(std::memory_order_relaxed)) return;
-  impl_->Synchronize();
+  if (!impl_->active()) return;
+  impl_->Scan(optimizer);
+  impl_->SynchronizeUnlessDone();
 }
 
-void GradientReducer::CheckZeroGrad() const {
-  if (!impl().active() || !impl_->AnyOutstanding()) return;
-  throw Error(ErrorCode::invalid_argument,
-              "zero_grad() while gradients are being reduced (\"" + impl_->FirstOutstanding() +
-                  "\" is the first): call step() or synchronize() after backward() first");
+void GradientReducer::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
+  if (impl().active()) impl_->BeforeZeroGrad(optimizer);
 }
 
 std::function<at::Tensor()> GradientReducer::Wrap(std::function<at::Tensor()> closure) {
   if (!impl().active()) return closure;
   return [impl = impl_, closure = std::move(closure)] {
-    impl->synchronized.store(false, std::memory_order_relaxed);
+    impl->NewClosure();
     at::Tensor loss = closure();
-    if (!impl->synchronized.load(std::memory_order_relaxed)) impl->Synchronize();
+    impl->SynchronizeUnlessDone();
     return loss.defined() ? impl->AverageLoss(loss) : loss;
   };
 }
+
+Scope GradientReducer::NoSync() { return impl().NoSync(); }
+Scope GradientReducer::SkipSynchronize() { return impl().SkipSynchronize(); }
+Session GradientReducer::session() const { return Session(impl().session()); }
 
 }  // namespace sirtaki::detail

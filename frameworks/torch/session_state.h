@@ -10,6 +10,7 @@
 #include "core/types.h"
 #include "core/work.h"
 #include "frameworks/session.h"
+#include "frameworks/torch/gradient_registry.h"
 #include "sirtaki/session.h"
 
 namespace sirtaki::detail {
@@ -36,11 +37,14 @@ class SessionState {
   // 1 for the first optimizer of the session: the ranks make them in the same order.
   int NextOptimizerNumber() { return ++optimizers_; }
 
+  GradientRegistry& gradients() { return gradients_; }
+
   frameworks::Session& session() { return *session_; }
 
  private:
   const std::shared_ptr<frameworks::Session> session_;
   std::atomic<int> optimizers_{0};
+  GradientRegistry gradients_;
 };
 
 // Of the given session, or the process's own. Throws not_initialized if there is none.

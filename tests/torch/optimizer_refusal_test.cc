@@ -19,7 +19,8 @@ using torch::optim::SGD;
 
 DistributedOptimizer<SGD> OptimizerOf(const torch::Tensor& parameter, const std::string& name,
                                       const Session& session) {
-  return DistributedOptimizer<SGD>(SGD({parameter}, 0.1), NamedTensors{{name, parameter}}, session);
+  return DistributedOptimizer<SGD>(SGD({parameter}, 0.1), NamedTensors{{name, parameter}}, {},
+                                   session);
 }
 
 TEST(OptimizerRefusalTest, MoreDimensionsThanAMessageHolds) {

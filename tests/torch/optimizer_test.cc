@@ -26,7 +26,7 @@ using torch::optim::SGDOptions;
 template <class Base>
 DistributedOptimizer<Base> Wrap(Base base, const torch::nn::Module& module,
                                 const Session& session) {
-  return DistributedOptimizer<Base>(std::move(base), module.named_parameters(), session);
+  return DistributedOptimizer<Base>(std::move(base), module.named_parameters(), {}, session);
 }
 
 SGD MakeSgd(std::vector<torch::Tensor> parameters) {
@@ -141,7 +141,7 @@ TEST(OverlapTest, AGradientIsReducedWhileBackwardStillRuns) {
   constexpr int kSize = 2;
   RunTorchRanks(kSize, [&](int rank, const Session& session) {
     EXPECT_TRUE(LastGradientIsReducedBeforeTheFirstExists(rank, kSize, [&](const auto& names) {
-      return DistributedOptimizer(SGD(names.values(), SGDOptions(0.1)), names, session);
+      return DistributedOptimizer(SGD(names.values(), SGDOptions(0.1)), names, {}, session);
     }));
   });
 }
@@ -150,7 +150,7 @@ TEST(SynchronizeTest, GradientsMayBeChangedBetweenItAndStep) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto weight = torch::zeros({2}, torch::requires_grad());
     const NamedTensors names = {{"weight", weight}};
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, session);
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, {}, session);
     (weight.sum() * (rank + 1)).backward();
     optimizer.synchronize();
     EXPECT_TRUE(torch::equal(weight.grad(), torch::full({2}, 1.5f)));
@@ -165,7 +165,7 @@ TEST(SynchronizeTest, ASecondBackwardAfterItAddsToTheAverage) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto weight = torch::zeros({1}, torch::requires_grad());
     const NamedTensors names = {{"weight", weight}};
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, session);
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, {}, session);
     (weight.sum() * (rank + 1)).backward();
     optimizer.synchronize();
     (weight.sum() * 10 * (rank + 1)).backward();
@@ -245,7 +245,7 @@ TEST(GradientTest, NotContiguous) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto weight = torch::zeros({3, 2}).t().requires_grad_();
     const NamedTensors names = {{"weight", weight}};
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, session);
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, {}, session);
     const auto factor = torch::arange(6, torch::kFloat).reshape({2, 3}) * (rank + 1);
     (weight * factor).sum().backward();
     ASSERT_FALSE(weight.grad().is_contiguous());
@@ -260,7 +260,8 @@ TEST(GradientTest, OfNoElementsAndOfNoDimension) {
     auto empty = torch::empty({0, 3}, torch::requires_grad());
     auto scalar = torch::tensor(1.0, torch::requires_grad());
     const NamedTensors names = {{"empty", empty}, {"scalar", scalar}};
-    auto optimizer = DistributedOptimizer(SGD({empty, scalar}, SGDOptions(1.0)), names, session);
+    auto optimizer =
+        DistributedOptimizer(SGD({empty, scalar}, SGDOptions(1.0)), names, {}, session);
     (empty.sum() + scalar * (rank + 1)).backward();
     optimizer.step();
     EXPECT_FLOAT_EQ(scalar.item<float>(), 1 - 1.5f);
@@ -281,7 +282,7 @@ TEST(GradientTest, TiedWeightsAreReducedOnce) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto weight = torch::zeros({2}, torch::requires_grad());
     const NamedTensors names = {{"a", weight}, {"b", weight}};
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, session);
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, {}, session);
     ((weight.sum() + 2 * weight.sum()) * (rank + 1)).backward();
     optimizer.step();
     EXPECT_TRUE(torch::equal(weight.detach(), torch::full({2}, -4.5f)));
@@ -370,7 +371,7 @@ void ExpectRefused(const std::function<std::shared_ptr<torch::nn::Module>(int ra
     const auto net = make(rank);
     SGD sgd(net->parameters(), SGDOptions(0.5));
     const auto text = ErrorOf(ErrorCode::mismatch, [&] {
-      DistributedOptimizer(std::move(sgd), net->named_parameters(), session);
+      DistributedOptimizer(std::move(sgd), net->named_parameters(), {}, session);
     });
     for (const std::string& word : words) EXPECT_THAT(text, HasSubstr(word));
     EXPECT_EQ(sgd.param_groups().size(), 1u) << "the optimizer is still usable";
@@ -415,13 +416,13 @@ TEST(WrapTest, MissingAndDuplicateNamesAreToldToAllRanks) {
     NamedTensors names = {{"a", a}, {"b", b}};
     if (rank == 1) names.pop_back();
     auto text = ErrorOf(ErrorCode::invalid_argument, [&] {
-      DistributedOptimizer(SGD({a, b}, SGDOptions(0.1)), names, session);
+      DistributedOptimizer(SGD({a, b}, SGDOptions(0.1)), names, {}, session);
     });
     EXPECT_THAT(text, AllOf(HasSubstr("float32 [3]"), HasSubstr("no name"), HasSubstr("rank 1")));
 
     names = {{"a", a}, {rank == 0 ? "a" : "b", b}};
     text = ErrorOf(ErrorCode::invalid_argument, [&] {
-      DistributedOptimizer(SGD({a, b}, SGDOptions(0.1)), names, session);
+      DistributedOptimizer(SGD({a, b}, SGDOptions(0.1)), names, {}, session);
     });
     EXPECT_THAT(text, AllOf(HasSubstr("\"a\" is given twice"), HasSubstr("rank 0")));
   });
@@ -527,7 +528,8 @@ TEST(WrapTest, OfAnEndedSessionIsRefused) {
       const auto index = static_cast<std::size_t>(rank);
       nets[index] = std::make_unique<SmallNet>();
       optimizers[index] = std::make_unique<DistributedOptimizer<SGD>>(
-          MakeSgd(nets[index]->parameters()), nets[index]->named_parameters(), session);
+          MakeSgd(nets[index]->parameters()), nets[index]->named_parameters(),
+          DistributedOptimizerOptions(), session);
     });
     EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [&] { optimizers[0]->step(); }),
                 HasSubstr("shut down"));

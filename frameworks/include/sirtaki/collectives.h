@@ -23,6 +23,7 @@
 #include <memory>
 #include <string>
 
+#include "sirtaki/compression.h"
 #include "sirtaki/export.h"
 #include "sirtaki/session.h"
 
@@ -46,6 +47,9 @@ struct AllreduceOptions {
   // reduction. Other values than 1 need a floating-point tensor.
   TORCH_ARG(double, prescale) = 1.0;
   TORCH_ARG(double, postscale) = 1.0;
+  // What float32 and float64 tensors travel as, and where; see compression.h. The ranks must agree.
+  TORCH_ARG(Compression, compression) = Compression::None;
+  TORCH_ARG(CompressionScope, compression_scope) = CompressionScope::BetweenHosts;
   // If it is not done in this time the whole group fails with timed_out, naming the tensor: a call
   // cannot be taken back. 0: only the limits of the session hold.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);

@@ -12,6 +12,7 @@
 #include "sirtaki/broadcast.h"
 #include "sirtaki/checkpoint.h"
 #include "sirtaki/collectives.h"
+#include "sirtaki/compression.h"
 #include "sirtaki/error.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/random.h"

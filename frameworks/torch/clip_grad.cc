@@ -1,0 +1,66 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <torch/optim/optimizer.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "frameworks/torch/throw.h"
+#include "sirtaki/collectives.h"
+#include "sirtaki/optimizer.h"
+
+namespace sirtaki {
+namespace {
+
+[[noreturn]] void ThrowInvalid(const std::string& text) {
+  detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, "clip_grad_norm_: " + text));
+}
+
+std::vector<at::Tensor> GradientsOf(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.grad().defined()) gradients.push_back(parameter.grad().detach());
+    }
+  }
+  return gradients;
+}
+
+}  // namespace
+
+double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
+                       bool error_if_nonfinite) {
+  if (!(max_norm >= 0)) {
+    ThrowInvalid("max_norm is " + std::to_string(max_norm) + "; it has to be at least 0");
+  }
+  if (std::isnan(norm_type)) ThrowInvalid("norm_type is not a number");
+  auto* const synchronizer = dynamic_cast<detail::GradientSynchronizer*>(&optimizer);
+  if (synchronizer != nullptr) synchronizer->synchronize();
+
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> gradients = GradientsOf(optimizer);
+  if (gradients.empty()) return 0;
+  std::vector<at::Tensor> norms;
+  for (const at::Tensor& gradient : gradients) {
+    norms.push_back(at::linalg_vector_norm(gradient, norm_type).to(at::kDouble));
+  }
+  at::Tensor total = at::linalg_vector_norm(at::stack(norms), norm_type);
+  if (synchronizer != nullptr) {
+    // A sum's last bits depend on the number of threads, which hosts may differ in.
+    broadcast_(total, 0, BroadcastOptions().name("sirtaki/clip_grad_norm_"),
+               synchronizer->session());
+  }
+  const double norm = total.item<double>();
+  if (error_if_nonfinite && !std::isfinite(norm)) {
+    ThrowInvalid("the norm of the gradients is not finite");
+  }
+  const double factor = max_norm / (norm + 1e-6);
+  if (!(factor >= 1)) {
+    for (const at::Tensor& gradient : gradients) gradient.mul_(factor);
+  }
+  return norm;
+}
+
+}  // namespace sirtaki

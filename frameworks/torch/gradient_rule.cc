@@ -1,0 +1,64 @@
+#include "frameworks/torch/gradient_rule.h"
+
+#include <cmath>
+#include <sstream>
+
+namespace sirtaki::detail {
+
+std::string WhyInvalid(const DistributedOptimizerOptions& options) {
+  std::ostringstream why;
+  const double factor = options.gradient_predivide_factor();
+  const bool is_average = options.op() == ReduceOp::Average;
+  if (!is_average && options.op() != ReduceOp::Sum) {
+    why << "op of gradients is Average or Sum";
+  } else if (!std::isfinite(factor) || factor <= 0) {
+    why << "gradient_predivide_factor is " << factor << "; it has to be a positive number";
+  } else if (factor != 1.0 && !is_average) {
+    why << "gradient_predivide_factor is " << factor << "; other values than 1 need op Average";
+  } else if (options.backward_passes_per_step() < 1) {
+    why << "backward_passes_per_step is " << options.backward_passes_per_step()
+        << "; it has to be at least 1";
+  } else if (options.check_parameters_every() < 0) {
+    why << "check_parameters_every is " << options.check_parameters_every()
+        << "; it is a number of steps, or 0 for never";
+  } else if (options.hook() &&
+             (!is_average || factor != 1.0 || options.compression() != Compression::None)) {
+    why << "with a hook there is no op, gradient_predivide_factor or compression: the hook decides";
+  }
+  return why.str();
+}
+
+GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_backward) {
+  GradientRule rule;
+  rule.reduction =
+      options.op() == ReduceOp::Average ? core::ReduceOp::kAverage : core::ReduceOp::kSum;
+  rule.prescale = 1.0 / options.gradient_predivide_factor();
+  rule.postscale = options.gradient_predivide_factor();
+  rule.compression = options.compression();
+  rule.scope = options.compression_scope();
+  rule.passes = options.backward_passes_per_step();
+  rule.after_backward = after_backward;
+  rule.hook = options.hook();
+  return rule;
+}
+
+bool CanShare(const GradientRule& a, const GradientRule& b) {
+  return !a.hook && !b.hook && !a.after_backward && ToText(a) == ToText(b);
+}
+
+std::string ToText(const GradientRule& rule) {
+  std::ostringstream text;
+  text.precision(17);
+  text << core::ReduceOpName(rule.reduction);
+  if (rule.postscale != 1.0) text << ", predivided by " << rule.postscale;
+  if (rule.compression != Compression::None) {
+    text << (rule.compression == Compression::F16 ? ", float16 " : ", bfloat16 ")
+         << (rule.scope == CompressionScope::Everywhere ? "everywhere" : "between hosts");
+  }
+  if (rule.passes != 1) text << ", " << rule.passes << " backward passes";
+  if (rule.after_backward) text << ", after backward";
+  if (rule.hook) text << ", by a hook";
+  return text.str();
+}
+
+}  // namespace sirtaki::detail

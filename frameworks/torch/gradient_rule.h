@@ -1,0 +1,36 @@
+// How gradients are reduced: what the options of an optimizer come to.
+#pragma once
+
+#include <string>
+
+#include "core/types.h"
+#include "sirtaki/compression.h"
+#include "sirtaki/gradient_bucket.h"
+#include "sirtaki/optimizer.h"
+
+namespace sirtaki::detail {
+
+struct GradientRule {
+  core::ReduceOp reduction = core::ReduceOp::kAverage;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  Compression compression = Compression::None;
+  CompressionScope scope = CompressionScope::BetweenHosts;
+  int passes = 1;               // backward passes before a gradient is reduced
+  bool after_backward = false;  // averaged when backward() returns, not in step()
+  CommunicationHook hook;       // empty: the library reduces
+};
+
+// What is wrong with the options; empty if nothing is.
+std::string WhyInvalid(const DistributedOptimizerOptions& options);
+
+// Precondition: the options are valid.
+GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_backward);
+
+// True if one reduction can serve two optimizers. A hook is equal to none, not even to its copy.
+bool CanShare(const GradientRule& a, const GradientRule& b);
+
+// "average, 2 backward passes, bfloat16 everywhere": only what is not a default after the first.
+std::string ToText(const GradientRule& rule);
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,107 @@
+// One parameter whose gradient is averaged: the hooks in the autograd graph that notice the
+// gradient, its way to the other ranks, and the way back into `.grad`.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/request.h"
+#include "core/status.h"
+#include "core/work.h"
+#include "frameworks/torch/gradient_rule.h"
+#include "frameworks/torch/session_state.h"
+#include "fusion/gradient_gate.h"
+
+namespace sirtaki::detail {
+
+// Shared by all optimizers that have the parameter. Hooks run on autograd's threads, also several
+// at once; everything else is called by the thread that uses the optimizers.
+class ParameterGradient : public std::enable_shared_from_this<ParameterGradient> {
+ public:
+  struct Description {
+    std::string name;
+    std::string key;         // of the reduction
+    std::int64_t index = 0;  // among the parameters of the optimizer that made it
+    at::Tensor parameter;
+    std::shared_ptr<const GradientRule> rule;
+  };
+  ParameterGradient(Description description, std::shared_ptr<SessionState> session);
+  ~ParameterGradient();  // takes the hooks away
+  ParameterGradient(const ParameterGradient&) = delete;
+  ParameterGradient& operator=(const ParameterGradient&) = delete;
+
+  const std::string& name() const { return what_.name; }
+  const std::string& key() const { return what_.key; }
+  const at::Tensor& parameter() const { return what_.parameter; }
+  const GradientRule& rule() const { return *what_.rule; }
+  fusion::GradientGate& gate() { return gate_; }
+
+  // Puts the hooks where they belong now: a parameter may be unfrozen later, or get a new node with
+  // a new type.
+  void Attach();
+  // It required a gradient at some time: from then on the ranks expect a word about it in each
+  // step.
+  bool takes_part() const { return takes_part_; }
+  // Called by the hook that has submitted.
+  void set_on_submitted(std::function<void()> call) { on_submitted_ = std::move(call); }
+
+  // Precondition: the gate was reported by the caller. Throws what the engine refuses.
+  void Submit(bool will_wait);
+  // Waits, and puts the average where the optimizer looks for it. Afterwards the gate is open
+  // again, unless the wait was given up. Precondition: the gate is reported. May throw what
+  // LibTorch or the user's hook throws.
+  core::Status Finish();
+
+  // How often it was averaged, and for whom the last time.
+  std::uint64_t rounds() const { return rounds_; }
+  const void* last_reducer() const { return last_reducer_; }
+  void CountRound(const void* reducer) {
+    ++rounds_;
+    last_reducer_ = reducer;
+  }
+
+ private:
+  template <class Base>
+  friend struct GradientHook;
+
+  void OnAccumulate() const;  // before the gradient is written
+  void OnGradient();          // after it was written
+  [[noreturn]] void ThrowWrittenAgain() const;
+  void Detach();
+  // Why there is no memory, for the peers to learn it as well; empty if there is.
+  std::string TryGiveMemory(core::Work& work);
+  void GiveMemory(core::Work& work);
+  std::string TryCallHook();
+  core::Signature MakeSignature(const at::Tensor& shaped) const;
+  core::Status Collect();
+  core::Status CollectFromHook();
+  void Deliver(const at::Tensor& average);
+  void Clear();
+
+  const Description what_;
+  const std::shared_ptr<SessionState> session_;
+  fusion::GradientGate gate_;
+  std::shared_ptr<torch::autograd::Node> accumulator_;  // null while frozen
+  const void* pre_hook_ = nullptr;
+  const void* post_hook_ = nullptr;
+  bool takes_part_ = false;
+  std::function<void()> on_submitted_;
+  std::uint64_t rounds_ = 0;
+  const void* last_reducer_ = nullptr;
+  core::SignaturePtr signature_;
+
+  // What is under way. Belongs to whoever reported the gate, until Finish.
+  at::Tensor found_;          // what `.grad` was then, perhaps undefined
+  bool present_ = false;      // and whether it counts: not that of a frozen parameter
+  std::int64_t version_ = 0;  // of `found_`
+  at::Tensor moved_;          // what is reduced: found_'s own memory, or a flat copy, or zeros
+  core::HandlePtr handle_;
+  std::function<at::Tensor()> finish_hook_;
+};
+
+}  // namespace sirtaki::detail

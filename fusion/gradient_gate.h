@@ -1,0 +1,46 @@
+// Where the writers of one gradient meet the one who reduces it. The hooks of several autograd
+// threads arrive at once; the thread in step() asks what is missing. Knows nothing of LibTorch, so
+// that the thread sanitizer sees all of it.
+#pragma once
+
+#include <atomic>
+
+namespace sirtaki::fusion {
+
+// Thread-safe, never blocks.
+class GradientGate {
+ public:
+  // `passes`: backward passes that write the gradient before it is reduced, at least 1.
+  explicit GradientGate(int passes) : needed_(passes) {}
+
+  enum class Arrival {
+    kEarly,     // more passes are to come, or the gradient is held: nothing to do
+    kReport,    // it is complete, and the caller, nobody else, starts its reduction
+    kInFlight,  // it was reported already: it has been written while it is being reduced
+  };
+  // A backward pass has written the gradient. What the passes wrote before they arrived is visible
+  // to who is told kReport.
+  Arrival Arrive();
+
+  // Reports it as it is; false if it was reported already.
+  bool Report();
+  bool reported() const { return reported_.load(std::memory_order_acquire); }
+  // True if a pass has arrived since the last Reset.
+  bool touched() const { return touched_.load(std::memory_order_acquire); }
+
+  // While held, passes arrive without being counted. Nests.
+  void Hold() { holds_.fetch_add(1, std::memory_order_acq_rel); }
+  void Release() { holds_.fetch_sub(1, std::memory_order_acq_rel); }
+
+  // As before the first pass. An arrival at the same time counts before or after.
+  void Reset();
+
+ private:
+  const int needed_;
+  std::atomic<int> passes_{0};
+  std::atomic<int> holds_{0};
+  std::atomic<bool> touched_{false};
+  std::atomic<bool> reported_{false};
+};
+
+}  // namespace sirtaki::fusion

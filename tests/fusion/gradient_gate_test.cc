@@ -1,0 +1,113 @@
+#include "fusion/gradient_gate.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <barrier>
+#include <deque>
+#include <thread>
+#include <vector>
+
+namespace sirtaki::fusion {
+namespace {
+
+using Arrival = GradientGate::Arrival;
+
+TEST(GradientGateTest, OnePassReports) {
+  GradientGate gate(1);
+  EXPECT_FALSE(gate.touched());
+  EXPECT_EQ(gate.Arrive(), Arrival::kReport);
+  EXPECT_TRUE(gate.touched());
+  EXPECT_TRUE(gate.reported());
+  EXPECT_EQ(gate.Arrive(), Arrival::kInFlight);
+  gate.Reset();
+  EXPECT_FALSE(gate.touched());
+  EXPECT_FALSE(gate.reported());
+  EXPECT_EQ(gate.Arrive(), Arrival::kReport);
+}
+
+TEST(GradientGateTest, TheLastOfSeveralPassesReports) {
+  GradientGate gate(3);
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_EQ(gate.Arrive(), Arrival::kEarly);
+    EXPECT_EQ(gate.Arrive(), Arrival::kEarly);
+    EXPECT_FALSE(gate.reported());
+    EXPECT_TRUE(gate.touched());
+    EXPECT_EQ(gate.Arrive(), Arrival::kReport);
+    EXPECT_EQ(gate.Arrive(), Arrival::kInFlight);
+    gate.Reset();
+  }
+}
+
+TEST(GradientGateTest, MayBeReportedBeforeItsLastPass) {
+  GradientGate gate(2);
+  EXPECT_EQ(gate.Arrive(), Arrival::kEarly);
+  EXPECT_TRUE(gate.Report());
+  EXPECT_FALSE(gate.Report());
+  EXPECT_EQ(gate.Arrive(), Arrival::kInFlight);
+  gate.Reset();
+  EXPECT_EQ(gate.Arrive(), Arrival::kEarly) << "passes are counted anew";
+}
+
+TEST(GradientGateTest, HeldPassesAreSeenButNotCounted) {
+  GradientGate gate(1);
+  gate.Hold();
+  gate.Hold();
+  EXPECT_EQ(gate.Arrive(), Arrival::kEarly);
+  EXPECT_TRUE(gate.touched());
+  gate.Release();
+  EXPECT_EQ(gate.Arrive(), Arrival::kEarly) << "holds nest";
+  gate.Release();
+  EXPECT_EQ(gate.Arrive(), Arrival::kReport);
+  gate.Hold();
+  EXPECT_EQ(gate.Arrive(), Arrival::kInFlight) << "also while it is held";
+  gate.Release();
+}
+
+// Several hooks arrive at the same gates at once: each gate is won by one of them, which sees what
+// all of them wrote.
+TEST(GradientGateTest, ThreadsShareTheGates) {
+  constexpr int kGates = 100;
+  constexpr int kThreads = 4;
+  constexpr int kSteps = 50;
+  std::deque<GradientGate> gates;
+  for (int i = 0; i < kGates; ++i) gates.emplace_back(kThreads);
+  std::vector<int> written(static_cast<std::size_t>(kGates * kThreads));
+  std::atomic<int> wins{0};
+  std::atomic<int> unseen{0};
+  std::barrier step(kThreads + 1);
+  std::vector<std::thread> threads;
+  threads.reserve(kThreads);
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int s = 1; s <= kSteps; ++s) {
+        step.arrive_and_wait();
+        for (int i = 0; i < kGates; ++i) {
+          const auto gate = static_cast<std::size_t>((i * 7 + t * 31) % kGates);
+          int* const passes = &written[gate * kThreads];
+          passes[t] = s;
+          const Arrival arrival = gates[gate].Arrive();
+          if (arrival == Arrival::kInFlight) ++unseen;
+          if (arrival != Arrival::kReport) continue;
+          ++wins;
+          for (int other = 0; other < kThreads; ++other) unseen += passes[other] != s;
+        }
+        step.arrive_and_wait();
+      }
+    });
+  }
+  for (int s = 0; s < kSteps; ++s) {
+    step.arrive_and_wait();
+    step.arrive_and_wait();
+    EXPECT_EQ(wins.exchange(0), kGates);
+    for (GradientGate& gate : gates) {
+      EXPECT_TRUE(gate.reported());
+      gate.Reset();
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(unseen, 0);
+}
+
+}  // namespace
+}  // namespace sirtaki::fusion
