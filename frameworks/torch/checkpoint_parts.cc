@@ -209,7 +209,8 @@ void LoadObject(const NamedPart<ArchivedObject>& object, InputArchive& archive) 
 void SetState(at::Generator generator, const at::Tensor& states, const Reader& reader) {
   const std::lock_guard<std::mutex> lock(generator.mutex());
   if (states.size(0) == reader.ranks) {
-    generator.set_state(states[reader.rank].contiguous());
+    // A copy: set_state() of a tensor that does not begin its storage goes wrong in LibTorch.
+    generator.set_state(states[reader.rank].clone());
     return;
   }
   // From what rank 0 had, so that it is the same in every run that goes on from this file.
@@ -422,10 +423,11 @@ OptimizerUndo::OptimizerUndo(const CheckpointParts& parts) {
 }
 
 OptimizerUndo::~OptimizerUndo() {
-  for (Before& before : before_) {
-    before.state.swap(before.optimizer->state());
-    for (std::size_t g = 0; g < before.options.size(); ++g) {
-      before.optimizer->param_groups()[g].set_options(std::move(before.options[g]));
+  // Backwards: one that stands there twice gave its state to its first place.
+  for (auto before = before_.rbegin(); before != before_.rend(); ++before) {
+    before->state.swap(before->optimizer->state());
+    for (std::size_t g = 0; g < before->options.size(); ++g) {
+      before->optimizer->param_groups()[g].set_options(std::move(before->options[g]));
     }
   }
 }
