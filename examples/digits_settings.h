@@ -25,7 +25,7 @@ constexpr char kHelp[] =
     "  --accumulate N     batches whose gradients add up to one step (1)\n"
     "  --optimizer NAME   sgd, adam, adamw, rmsprop or adagrad (sgd)\n"
     "  --lr X             learning rate of one rank; multiplied by the number of ranks\n"
-    "                     (0.02 for sgd, 0.005 for adagrad, 0.001 for the others)\n"
+    "                     (sgd 0.02, adam and adamw 0.002, rmsprop 0.001, adagrad 0.01)\n"
     "  --compression T    what gradients travel as between hosts: none, f16 or bf16 (none)\n"
     "  --uneven HOW       samples that cannot be shared out evenly: pad repeats some, drop leaves\n"
     "                     some out (drop)\n"

@@ -139,7 +139,8 @@ std::unique_ptr<torch::optim::Optimizer> distribute(Base&& base, const Net& net,
 double learning_rate(const Settings& settings) {
   if (settings.lr != 0) return settings.lr;
   if (settings.optimizer == "sgd") return 0.02;
-  return settings.optimizer == "adagrad" ? 0.005 : 0.001;
+  if (settings.optimizer == "adagrad") return 0.01;
+  return settings.optimizer == "rmsprop" ? 0.001 : 0.002;
 }
 
 // LBFGS is not among them: it wants all samples in every step.

@@ -312,8 +312,8 @@ void WriteModels(const CheckpointParts& parts, OutputArchive& archive) {
     parameters.insert(name, DictOf(ParametersOf(*model)));
     buffers.insert(name, DictOf(BuffersOf(*model)));
   }
-  archive.write("parameters", c10::IValue(parameters));
-  archive.write("buffers", c10::IValue(buffers));
+  archive.write("model_parameters", c10::IValue(parameters));
+  archive.write("model_buffers", c10::IValue(buffers));
 }
 
 void WriteOptimizers(const CheckpointParts& parts, OutputArchive& archive) {
@@ -384,8 +384,8 @@ int ReadHeader(InputArchive& archive) {
 }
 
 ReadModels::ReadModels(const CheckpointParts& parts, InputArchive& archive) {
-  const auto parameters = Read<Dict<Tensors>>(archive, "parameters");
-  const auto buffers = Read<Dict<Tensors>>(archive, "buffers");
+  const auto parameters = Read<Dict<Tensors>>(archive, "model_parameters");
+  const auto buffers = Read<Dict<Tensors>>(archive, "model_buffers");
   const auto add = [this](const Tensors& saved, const std::vector<NamedTensor>& present) {
     for (const auto& [name, tensor] : present) copies_.push_back({saved.at(name), tensor});
   };

@@ -1,7 +1,7 @@
 // The parts of a checkpoint, to and from an archive. Of one rank; nothing here is collective.
 //
 //   format, ranks                      int
-//   parameters, buffers                {model: {name: tensor}}
+//   model_parameters, model_buffers    {model: {name: tensor}}
 //   optimizer_names                    [optimizer]
 //   optimizer_parameters               {optimizer: [what each parameter is]}
 //   optimizers                         archives of their own, "0", "1", … in the order of the names

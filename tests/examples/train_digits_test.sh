@@ -50,11 +50,11 @@ expect 2 "--help on one rank" "different settings" "--help not given on rank 0, 
 for optimizer in adam adamw rmsprop adagrad; do
   run 0 --optimizer "$optimizer" --epochs 5
   expect 0 "$optimizer" "epoch   5/5"
-  accuracy_is_good "$optimizer" 95
+  accuracy_is_good "$optimizer" 90
 done
-run 2 --optimizer adam --epochs 8 --accumulate 2 --batch-size 16 --compression bf16 --uneven pad
+run 2 --optimizer adam --epochs 5 --accumulate 2 --batch-size 16 --compression bf16 --uneven pad
 expect 0 "accumulation, compression and padding" "parameters identical on all ranks"
-accuracy_is_good "accumulation, compression and padding" 95
+accuracy_is_good "accumulation, compression and padding" 90
 
 # --- its data ---
 run 0 --data "$scratch/missing.csv"

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <torch/script.h>
 #include <torch/torch.h>
 
 #include <csignal>
@@ -347,6 +348,22 @@ TEST(CheckpointTest, APlateauSchedulerGoesOn) {
       EXPECT_LT(whole_sgd.param_groups()[0].options().get_lr(), 0.3);
     }
   });
+}
+
+// By the loader behind Python's torch.jit.load.
+TEST(CheckpointTest, TheFileIsAnArchiveOfTorchScript) {
+  const ScratchFolder folder;
+  const std::string path = folder.File("run.pt");
+  RunTorchRanks(2, [&](int, const Session& session) {
+    TrainingRun run(7, session);
+    save_checkpoint(path, run.checkpoint(), session);
+  });
+  const auto script = torch::jit::load(path);
+  EXPECT_EQ(script.attr("format").toInt(), 1);
+  EXPECT_EQ(script.attr("ranks").toInt(), 2);
+  const auto models = script.attr("model_parameters").toGenericDict();
+  const auto tensors = models.at("model").toGenericDict();
+  EXPECT_EQ(Distance({tensors.at("hidden.weight").toTensor()}, {SmallNet().hidden->weight}), 0);
 }
 
 // ---- saving fails ----
