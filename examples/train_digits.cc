@@ -11,208 +11,27 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <random>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "digits_data.h"
+#include "digits_settings.h"
+
 namespace {
 
-constexpr int kSide = 8;
-constexpr int kPixels = kSide * kSide;
-constexpr int kMaxPixel = 16;
-constexpr int kClasses = 10;
-
-constexpr char kHelp[] =
-    "train_digits: trains a convolutional net on handwritten digits.\n"
-    "  --epochs N       passes over the training data (15)\n"
-    "  --batch-size N   samples in a step of one rank (32)\n"
-    "  --lr X           learning rate of one rank; multiplied by the number of ranks (0.02)\n"
-    "  --seed N         of the split, the shuffling and the initial weights (1)\n"
-    "  --data FILE      lines of 64 pixels (0..16) and a class (0..9), separated by commas\n"
-    "                   (data/digits.csv of the examples)\n"
-    "  --help           this text\n"
-    "Options of the library are given as --sirtaki-name=value.\n";
-
-struct Settings {
-  std::int64_t epochs = 15;
-  std::int64_t batch_size = 32;
-  double lr = 0.02;
-  std::int64_t seed = 1;
-  std::string data;
-  bool help = false;
-};
-
-// Wrong in the same way on every rank: one of them says so.
-struct UsageError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-std::int64_t parse_count(const std::string& flag, const std::string& text, std::int64_t least) {
-  char* end = nullptr;
-  errno = 0;
-  const long long value = std::strtoll(text.c_str(), &end, 10);
-  if (text.empty() || *end != '\0' || errno != 0 || value < least || value > 1000000000) {
-    throw UsageError(flag + " takes a whole number of at least " + std::to_string(least) +
-                     ", not '" + text + "'");
-  }
-  return value;
-}
-
-double parse_positive(const std::string& flag, const std::string& text) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0' || !std::isfinite(value) || value <= 0) {
-    throw UsageError(flag + " takes a positive number, not '" + text + "'");
-  }
-  return value;
-}
-
-Settings parse_arguments(int argc, char** argv) {
-  Settings settings;
-  for (int i = 1; i < argc; ++i) {
-    std::string flag = argv[i];
-    if (flag == "--help" || flag == "-h") {
-      settings.help = true;
-      continue;
-    }
-    std::string value;
-    const auto equals = flag.find('=');
-    const bool joined = equals != std::string::npos;
-    if (joined) {
-      value = flag.substr(equals + 1);
-      flag.resize(equals);
-    }
-    if (flag != "--epochs" && flag != "--batch-size" && flag != "--lr" && flag != "--seed" &&
-        flag != "--data") {
-      throw UsageError("unknown argument '" + flag + "'; --help shows what there is");
-    }
-    if (!joined) {
-      if (i + 1 == argc) throw UsageError(flag + " needs a value");
-      value = argv[++i];
-    }
-    if (flag == "--epochs") settings.epochs = parse_count(flag, value, 1);
-    if (flag == "--batch-size") settings.batch_size = parse_count(flag, value, 1);
-    if (flag == "--lr") settings.lr = parse_positive(flag, value);
-    if (flag == "--seed") settings.seed = parse_count(flag, value, 0);
-    if (flag == "--data") settings.data = value;
-  }
-  return settings;
-}
-
-// ---- data ----
-
-// data/digits.csv of the examples: beside the program, in a folder above it (a build folder lies in
-// the source tree), or above the current one.
-std::string find_data() {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  for (const fs::path& start : {program.parent_path(), fs::current_path(error)}) {
-    for (fs::path folder = start; !folder.empty(); folder = folder.parent_path()) {
-      for (const char* name : {"data/digits.csv", "examples/data/digits.csv"}) {
-        if (fs::is_regular_file(folder / name, error)) return (folder / name).string();
-      }
-      if (folder == folder.parent_path()) break;
-    }
-  }
-  // Perhaps on this host only.
-  throw std::runtime_error(
-      "data/digits.csv was not found near the program; give it with --data FILE");
-}
-
-struct Sample {
-  std::vector<float> pixels;
-  std::int64_t digit = 0;
-};
-
-Sample parse_line(const std::string& line, const std::string& where) {
-  Sample sample;
-  const char* at = line.c_str();
-  for (int field = 0; field <= kPixels; ++field) {
-    const bool is_class = field == kPixels;
-    const int limit = is_class ? kClasses - 1 : kMaxPixel;
-    char* end = nullptr;
-    const long value = std::strtol(at, &end, 10);
-    const char after = is_class ? '\0' : ',';
-    if (end == at || value < 0 || value > limit || (*end != after && !(is_class && *end == '\r'))) {
-      throw std::runtime_error(where + "field " + std::to_string(field + 1) + " of 65 is not " +
-                               (is_class ? "a class from 0 to 9 that ends the line"
-                                         : "a pixel from 0 to 16 with a comma behind it"));
-    }
-    if (is_class) {
-      sample.digit = value;
-    } else {
-      sample.pixels.push_back(static_cast<float>(value) / kMaxPixel);
-    }
-    at = end + 1;
-  }
-  return sample;
-}
-
-std::vector<Sample> read_samples(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw std::runtime_error(path + ": cannot be opened: " + std::strerror(errno));
-  std::vector<Sample> samples;
-  std::string line;
-  for (int number = 1; std::getline(file, line); ++number) {
-    samples.push_back(parse_line(line, path + ":" + std::to_string(number) + ": "));
-  }
-  if (file.bad()) throw std::runtime_error(path + ": cannot be read: " + std::strerror(errno));
-  if (samples.empty()) throw std::runtime_error(path + ": holds no sample");
-  return samples;
-}
-
-class Digits : public torch::data::datasets::Dataset<Digits> {
- public:
-  explicit Digits(const std::vector<Sample>& samples)
-      : images_(torch::empty({static_cast<std::int64_t>(samples.size()), 1, kSide, kSide})),
-        classes_(torch::empty({static_cast<std::int64_t>(samples.size())}, torch::kLong)) {
-    for (std::size_t i = 0; i < samples.size(); ++i) {
-      std::copy(samples[i].pixels.begin(), samples[i].pixels.end(),
-                images_.data_ptr<float>() + i * kPixels);
-      classes_.data_ptr<std::int64_t>()[i] = samples[i].digit;
-    }
-  }
-
-  torch::data::Example<> get(std::size_t index) override {
-    const auto i = static_cast<std::int64_t>(index);
-    return {images_[i], classes_[i]};
-  }
-  torch::optional<std::size_t> size() const override {
-    return static_cast<std::size_t>(images_.size(0));
-  }
-  const torch::Tensor& images() const { return images_; }
-  const torch::Tensor& classes() const { return classes_; }
-
- private:
-  torch::Tensor images_;
-  torch::Tensor classes_;
-};
-
-// A fifth of each class is held out for the test. The same split on every rank: it depends on the
-// seed.
-std::pair<Digits, Digits> split(std::vector<Sample> samples, std::int64_t seed) {
-  std::mt19937 random(static_cast<std::mt19937::result_type>(seed));
-  std::shuffle(samples.begin(), samples.end(), random);
-  std::vector<Sample> train;
-  std::vector<Sample> test;
-  std::vector<int> seen(kClasses);
-  for (Sample& sample : samples) {
-    const bool held_out = seen[static_cast<std::size_t>(sample.digit)]++ % 5 == 0;
-    (held_out ? test : train).push_back(std::move(sample));
-  }
-  return {Digits(train), Digits(test)};
-}
+using digits::Digits;
+using digits::kClasses;
+using digits::kPixels;
+using digits::Settings;
 
 // ---- model ----
 
@@ -306,6 +125,44 @@ class Progress {
 
 // ---- training ----
 
+template <class Base>
+std::unique_ptr<torch::optim::Optimizer> distribute(Base&& base, const Net& net,
+                                                    const Settings& settings) {
+  auto options = sirtaki::DistributedOptimizerOptions().backward_passes_per_step(
+      static_cast<int>(settings.accumulate));
+  if (settings.compression == "f16") options.compression(sirtaki::Compression::F16);
+  if (settings.compression == "bf16") options.compression(sirtaki::Compression::BF16);
+  return std::make_unique<sirtaki::DistributedOptimizer<Base>>(std::move(base),
+                                                               net->named_parameters(), options);
+}
+
+double learning_rate(const Settings& settings) {
+  if (settings.lr != 0) return settings.lr;
+  if (settings.optimizer == "sgd") return 0.02;
+  if (settings.optimizer == "adagrad") return 0.01;
+  return settings.optimizer == "rmsprop" ? 0.001 : 0.002;
+}
+
+// LBFGS is not among them: it wants all samples in every step.
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Net& net, const Settings& settings) {
+  using namespace torch::optim;
+  const double lr = learning_rate(settings);
+  const auto parameters = net->parameters();
+  if (settings.optimizer == "adam") {
+    return distribute(Adam(parameters, AdamOptions(lr)), net, settings);
+  }
+  if (settings.optimizer == "adamw") {
+    return distribute(AdamW(parameters, AdamWOptions(lr)), net, settings);
+  }
+  if (settings.optimizer == "rmsprop") {
+    return distribute(RMSprop(parameters, RMSpropOptions(lr)), net, settings);
+  }
+  if (settings.optimizer == "adagrad") {
+    return distribute(Adagrad(parameters, AdagradOptions(lr)), net, settings);
+  }
+  return distribute(SGD(parameters, SGDOptions(lr).momentum(0.9)), net, settings);
+}
+
 double sum_over_ranks(double value, const std::string& name) {
   const auto sum =
       sirtaki::allreduce(torch::tensor(value, torch::kDouble),
@@ -313,17 +170,21 @@ double sum_over_ranks(double value, const std::string& name) {
   return sum.item<double>();
 }
 
-// Each rank tests its share of the samples.
+// Each rank tests its share of the samples; every sample is tested once, so shares may be uneven.
 double test_accuracy(Net& net, const Digits& test) {
   torch::NoGradGuard no_grad;
+  const std::size_t samples = *test.size();
+  sirtaki::DistributedSampler sampler(
+      samples, sirtaki::DistributedSamplerOptions().shuffle(false).uneven(sirtaki::Uneven::Keep));
+  double right = 0;
   net->eval();
-  using torch::indexing::None;
-  using torch::indexing::Slice;
-  const Slice share(sirtaki::rank(), None, sirtaki::size());
-  const auto guesses = net(test.images().index({share})).argmax(1);
-  const auto right = (guesses == test.classes().index({share})).sum().item<double>();
+  if (const auto share = sampler.next(samples)) {
+    const auto rows = torch::tensor(std::vector<std::int64_t>(share->begin(), share->end()));
+    const auto guesses = net(test.images().index_select(0, rows)).argmax(1);
+    right = (guesses == test.classes().index_select(0, rows)).sum().item<double>();
+  }
   net->train();
-  return sum_over_ranks(right, "right answers") / static_cast<double>(*test.size());
+  return sum_over_ranks(right, "right answers") / static_cast<double>(samples);
 }
 
 // Compares every bit of every parameter with rank 0's.
@@ -338,96 +199,147 @@ bool identical_on_all_ranks(const Net& net) {
   return sum_over_ranks(differ, "parameters that differ") == 0;
 }
 
+// A number that is another one if any bit of any parameter is (FNV-1a).
+unsigned long long digest(const Net& net) {
+  unsigned long long hash = 14695981039346656037ull;
+  for (const auto& parameter : net->parameters()) {
+    const torch::Tensor flat = parameter.detach().contiguous();
+    const auto* bytes = static_cast<const unsigned char*>(flat.data_ptr());
+    for (std::size_t i = 0; i < flat.nbytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211ull;
+  }
+  return hash;
+}
+
 struct Plan {
   Digits train;
   Digits test;
-  std::int64_t local_samples;  // of one rank in an epoch
-  std::int64_t steps;          // in an epoch
+  sirtaki::DistributedSampler sampler;  // this rank's share of the training data
+  std::int64_t steps;                   // in an epoch
 };
 
 // Reads the data, and says what there is to do.
 Plan make_plan(const Settings& settings) {
-  const auto size = static_cast<std::size_t>(sirtaki::size());
-  auto [train, test] =
-      split(read_samples(settings.data.empty() ? find_data() : settings.data), settings.seed);
-  const auto local_samples = static_cast<std::int64_t>(*train.size() / size);
-  const std::int64_t steps = (local_samples + settings.batch_size - 1) / settings.batch_size;
+  auto [train, test] = digits::split(
+      digits::read_samples(settings.data.empty() ? digits::find_data() : settings.data),
+      settings.seed);
+  // All ranks have to make as many steps, so they need shares of one size.
+  const auto uneven = settings.uneven == "pad" ? sirtaki::Uneven::Pad : sirtaki::Uneven::Drop;
+  sirtaki::DistributedSampler sampler(*train.size(),
+                                      sirtaki::DistributedSamplerOptions()
+                                          .seed(static_cast<std::uint64_t>(settings.seed))
+                                          .uneven(uneven));
+  const auto samples = static_cast<std::int64_t>(sampler.size());
+  const std::int64_t batches = (samples + settings.batch_size - 1) / settings.batch_size;
+  const std::int64_t steps = batches / settings.accumulate;
+  const int size = sirtaki::size();
   if (steps == 0 || *test.size() == 0) {
     throw std::runtime_error("too few samples for " + std::to_string(size) + " ranks");
   }
   if (sirtaki::rank() == 0) {
-    std::printf("%zu training and %zu test samples; %zu rank%s, batches of %lld each\n",
+    std::printf("%zu training and %zu test samples; %d rank%s, batches of %lld each\n",
                 *train.size(), *test.size(), size, size == 1 ? "" : "s",
                 static_cast<long long>(settings.batch_size));
     std::fflush(stdout);
   }
-  return {std::move(train), std::move(test), local_samples, steps};
+  return {std::move(train), std::move(test), std::move(sampler), steps};
 }
 
-// This rank's share of the training data, another one in each epoch.
-auto make_loader(const Plan& plan, const Settings& settings, std::int64_t epoch) {
-  torch::data::samplers::DistributedRandomSampler sampler(
-      *plan.train.size(), static_cast<std::size_t>(sirtaki::size()),
-      static_cast<std::size_t>(sirtaki::rank()), /*allow_duplicates=*/false);
-  sampler.set_epoch(static_cast<std::size_t>(settings.seed * 100003 + epoch));
-  return torch::data::make_data_loader(
-      Digits(plan.train).map(torch::data::transforms::Stack<>()), std::move(sampler),
-      torch::data::DataLoaderOptions(static_cast<std::size_t>(settings.batch_size)));
+// The checkpoint's file. Makes the folder for it.
+std::string checkpoint_file(const Settings& settings) {
+  sirtaki::run_rank_zero_first([&] { std::filesystem::create_directories(settings.checkpoint); },
+                               sirtaki::RankZeroFirstOptions().name("checkpoint folder"));
+  return (std::filesystem::path(settings.checkpoint) / "digits.pt").string();
 }
 
-void report(const Net& net, double accuracy, double samples_per_second) {
+void resume(const std::string& file, const sirtaki::Checkpoint& checkpoint,
+            const std::int64_t& epoch) {
+  const bool found = sirtaki::load_checkpoint(file, checkpoint);
+  if (sirtaki::rank() != 0) return;
+  if (found) {
+    std::printf("resumed after epoch %lld\n", static_cast<long long>(epoch));
+  } else {
+    std::printf("no checkpoint yet: from the beginning\n");
+  }
+  std::fflush(stdout);
+}
+
+void report(const Net& net, double accuracy, double samples, double seconds) {
   if (!identical_on_all_ranks(net)) throw std::runtime_error("the ranks' parameters differ");
   if (sirtaki::rank() != 0) return;
   std::printf("test accuracy: %.2f %%\n", 100 * accuracy);
-  std::printf("speed: %.0f samples per second\n", samples_per_second);
-  std::printf("parameters identical on all ranks\n");
+  if (samples > 0) std::printf("speed: %.0f samples per second\n", samples / seconds);
+  std::printf("parameters identical on all ranks, digest %016llx\n", digest(net));
   std::fflush(stdout);
 }
 
 void train(const Settings& settings) {
-  const Plan plan = make_plan(settings);
-  torch::manual_seed(static_cast<std::uint64_t>(settings.seed + sirtaki::rank()));
+  Plan plan = make_plan(settings);
+  sirtaki::seed_all(static_cast<std::uint64_t>(settings.seed));
   Net net;
 
   // Step 2: more ranks make a larger batch, so the learning rate grows with them.
-  const double scaled_lr = settings.lr * sirtaki::size();
-  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(settings.lr).momentum(0.9));
+  const double lr = learning_rate(settings);
+  const double scaled_lr = lr * sirtaki::size();
 
   // Step 3: wrap the optimizer; its step() now averages the gradients of all ranks.
-  auto optimizer = sirtaki::DistributedOptimizer(std::move(sgd), net->named_parameters());
+  const auto optimizer = make_optimizer(net, settings);
 
   // Step 4: start from the same weights everywhere.
   sirtaki::broadcast_parameters(*net, /*root_rank=*/0);
-  sirtaki::broadcast_optimizer_state(optimizer, /*root_rank=*/0);
+  sirtaki::broadcast_optimizer_state(*optimizer, /*root_rank=*/0);
 
-  WarmupCosine scheduler(optimizer, settings.lr, scaled_lr,
+  WarmupCosine scheduler(*optimizer, lr, scaled_lr,
                          std::min<std::int64_t>(2, settings.epochs) * plan.steps,
                          (settings.epochs + 1) * plan.steps);
+
+  std::int64_t epoch = 0;  // how many are done
+  const auto checkpoint = sirtaki::Checkpoint()
+                              .model(*net)
+                              .optimizer(*optimizer)
+                              .scheduler(scheduler)
+                              .sampler(plan.sampler)
+                              .epoch(epoch);
+  const std::string file = settings.checkpoint.empty() ? "" : checkpoint_file(settings);
+  if (settings.resume) resume(file, checkpoint, epoch);
+
+  const std::int64_t first = epoch;
+  const std::int64_t last = settings.stop_after == 0
+                                ? settings.epochs
+                                : std::min(settings.epochs, epoch + settings.stop_after);
   Progress progress(settings.epochs);
   std::chrono::duration<double> training_time{0};
-  double accuracy = 0;
-  for (std::int64_t epoch = 1; epoch <= settings.epochs; ++epoch) {
-    // Step 5: each rank takes its share of the data.
-    const auto loader = make_loader(plan, settings, epoch);
+  double accuracy = epoch < last ? 0 : test_accuracy(net, plan.test);
+  while (epoch < last) {
+    // Step 5: each rank takes its share of the data, another one in each epoch.
+    plan.sampler.set_epoch(static_cast<std::size_t>(epoch));
+    const auto loader = torch::data::make_data_loader(
+        Digits(plan.train).map(torch::data::transforms::Stack<>()), plan.sampler,
+        torch::data::DataLoaderOptions(static_cast<std::size_t>(settings.batch_size)));
     const auto start = std::chrono::steady_clock::now();
     double loss_sum = 0;
-    std::int64_t step = 0;
+    std::int64_t batches = 0;
+    optimizer->zero_grad();
     for (auto& batch : *loader) {
-      optimizer.zero_grad();
       const auto loss = torch::nn::functional::cross_entropy(net(batch.data), batch.target);
-      loss.backward();
-      optimizer.step();
-      scheduler.step();
+      (loss / settings.accumulate).backward();
       loss_sum += loss.item<double>();
-      progress.step(epoch, ++step, plan.steps);
+      if (++batches % settings.accumulate != 0) continue;
+      optimizer->step();
+      optimizer->zero_grad();
+      scheduler.step();
+      progress.step(epoch + 1, batches / settings.accumulate, plan.steps);
+      if (batches == plan.steps * settings.accumulate) break;  // too few left for a whole step
     }
     training_time += std::chrono::steady_clock::now() - start;
-    const double mean_loss = sum_over_ranks(loss_sum / static_cast<double>(plan.steps), "loss");
+    ++epoch;
+    const double mean_loss = sum_over_ranks(loss_sum / static_cast<double>(batches), "loss");
     accuracy = test_accuracy(net, plan.test);
     progress.epoch(epoch, mean_loss / sirtaki::size(), accuracy);
+    if (!file.empty()) sirtaki::save_checkpoint(file, checkpoint);
   }
-  const auto samples = static_cast<double>(settings.epochs * plan.local_samples * sirtaki::size());
-  report(net, accuracy, samples / training_time.count());
+  const auto samples = static_cast<double>((epoch - first) * sirtaki::size()) *
+                       static_cast<double>(plan.sampler.size());
+  report(net, accuracy, samples, training_time.count());
 }
 
 }  // namespace
@@ -443,13 +355,13 @@ int main(int argc, char** argv) {
   const int rank = sirtaki::rank();
   int exit_code = EXIT_SUCCESS;
   try {
-    const Settings settings = parse_arguments(argc, argv);
+    const Settings settings = digits::agreed_settings(argc, argv);
     if (!settings.help) {
       train(settings);
     } else if (rank == 0) {
-      std::fputs(kHelp, stdout);
+      std::fputs(digits::kHelp, stdout);
     }
-  } catch (const UsageError& error) {
+  } catch (const digits::UsageError& error) {
     if (rank == 0) std::fprintf(stderr, "train_digits: %s\n", error.what());
     exit_code = 2;
   } catch (const sirtaki::Error& error) {

@@ -2,46 +2,12 @@
 # train_digits_test.sh PROGRAM: what train_digits does with good and bad input, alone and on 2 ranks.
 set -euo pipefail
 program=$1
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-top=$here/../..
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-failures=0
+. "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 
-fail() {
-  printf 'FAILED: %s\n' "$1"
-  sed 's/^/    /' "$scratch/output"
-  failures=$((failures + 1))
-}
-
-# run RANKS ARGUMENT...: the output goes to $scratch/output, the exit code to $code. 0 ranks: without mpirun.
-run() {
-  local ranks=$1
-  shift
-  code=0
-  if [ "$ranks" = 0 ]; then
-    "$program" "$@" >"$scratch/output" 2>&1 </dev/null || code=$?
-  else
-    bash "$top/tests/support/mpirun.sh" "$ranks" "$program" "$@" >"$scratch/output" 2>&1 || code=$?
-  fi
-}
-
-# expect CODE TEXT...: `CODE` is a number, or "error" for any but 0.
-expect() {
-  local wanted=$1 what=$2 text
-  shift 2
-  if [ "$wanted" = error ]; then
-    [ "$code" != 0 ] || fail "$what: exit code 0"
-  else
-    [ "$code" = "$wanted" ] || fail "$what: exit code $code, not $wanted"
-  fi
-  for text in "$@"; do
-    grep -qF -e "$text" "$scratch/output" || fail "$what: no '$text' in the output"
-  done
-}
-
+# accuracy_is_good WHAT [PERCENT]
 accuracy_is_good() {
-  awk '/^test accuracy:/ { good = $3 >= 97 } END { exit !good }' "$scratch/output" || fail "$1: test accuracy below 97 %"
+  awk -v least="${2:-97}" '/^test accuracy:/ { good = $3 >= least } END { exit !good }' "$scratch/output" ||
+    fail "$1: test accuracy below ${2:-97} %"
 }
 
 # --- it learns ---
@@ -54,7 +20,8 @@ done
 
 # --- its arguments ---
 run 2 --help
-expect 0 "--help" "--epochs N" "--batch-size N" "--lr X" "--seed N" "--data FILE"
+expect 0 "--help" "--epochs N" "--batch-size N" "--lr X" "--seed N" "--data FILE" "--optimizer" "--compression" \
+  "--accumulate" "--checkpoint DIR" "--resume" "--uneven"
 [ "$(grep -c 'epochs N' "$scratch/output")" = 1 ] || fail "--help is printed by more than one rank"
 run 0 --epochs=1 --batch-size 64 --lr 0.1 --seed 5 --data "$top/examples/data/digits.csv"
 expect 0 "all arguments" "epoch   1/1"
@@ -62,10 +29,32 @@ run 0 --epoch 3
 expect 2 "an unknown argument" "unknown argument '--epoch'" "--help"
 run 0 --epochs
 expect 2 "a missing value" "--epochs needs a value"
-for bad in "--epochs=0" "--epochs=2x" "--batch-size=-1" "--lr=fast" "--lr=0" "--lr=nan" "--seed="; do
+for bad in "--epochs=0" "--epochs=2x" "--batch-size=-1" "--lr=fast" "--lr=0" "--lr=nan" "--seed=" \
+  "--accumulate=0" "--optimizer=lbfgs" "--compression=f8" "--uneven=keep" "--stop-after=-1"; do
   run 0 "$bad"
   expect 2 "$bad" "${bad%%=*} takes a" "'${bad#*=}'"
 done
+run 0 --resume
+expect 2 "--resume alone" "--resume needs --checkpoint DIR"
+
+# Told to all by whichever rank it is, and said once.
+each_rank "--epochs 1" "--epoch 1"
+expect 2 "a mistake on rank 1 only" "train_digits: rank 1: unknown argument '--epoch'"
+[ "$(grep -c 'unknown argument' "$scratch/output")" = 1 ] || fail "a mistake on rank 1 only: said more than once"
+each_rank "--epochs 1" "--epochs 2"
+expect 2 "settings that differ" "the ranks have different settings: --epochs 1 on rank 0, --epochs 2 on rank 1"
+each_rank "--epochs 1" "--help"
+expect 2 "--help on one rank" "different settings" "--help not given on rank 0, --help given on rank 1"
+
+# --- the other ways to train ---
+for optimizer in adam adamw rmsprop adagrad; do
+  run 0 --optimizer "$optimizer" --epochs 5
+  expect 0 "$optimizer" "epoch   5/5"
+  accuracy_is_good "$optimizer" 90
+done
+run 2 --optimizer adam --epochs 5 --accumulate 2 --batch-size 16 --compression bf16 --uneven pad
+expect 0 "accumulation, compression and padding" "parameters identical on all ranks"
+accuracy_is_good "accumulation, compression and padding" 90
 
 # --- its data ---
 run 0 --data "$scratch/missing.csv"
@@ -86,6 +75,9 @@ bad_data "a class too large" "${line%,*},10"
 : >"$scratch/empty.csv"
 run 0 --data "$scratch/empty.csv"
 expect error "an empty file" "$scratch/empty.csv"
+printf '%s\n%s\n\n\r\n' "$(cat "$top/examples/data/digits.csv")" "$line" >"$scratch/blank.csv"
+run 0 --data "$scratch/blank.csv" --epochs 1
+expect 0 "blank lines at the end" "epoch   1/1"
 run 2 --data "$scratch/bad.csv"
 expect error "bad data on 2 ranks" "$scratch/bad.csv:2: "
 
@@ -107,5 +99,4 @@ run 0 --epochs 1
 expect 0 "one epoch into a file" "epoch   1/1"
 if grep -q -e '\[=' -e $'\r' "$scratch/output"; then fail "a progress bar in a file"; fi
 
-[ "$failures" = 0 ] || { printf '%s failures\n' "$failures"; exit 1; }
-echo "train_digits: all as expected"
+done_with "train_digits"

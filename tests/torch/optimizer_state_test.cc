@@ -195,7 +195,7 @@ TEST(BroadcastOptimizerStateTest, ThroughTheWrapper) {
       sgd.step();
       EXPECT_FALSE(sgd.state().empty());
     }
-    auto optimizer = DistributedOptimizer(std::move(sgd), net.named_parameters(), session);
+    auto optimizer = DistributedOptimizer(std::move(sgd), net.named_parameters(), {}, session);
     broadcast_optimizer_state(optimizer, 0, session);
     EXPECT_TRUE(optimizer.state().empty());
   });

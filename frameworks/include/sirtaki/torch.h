@@ -11,6 +11,7 @@
 
 #include "sirtaki/broadcast.h"
 #include "sirtaki/check_parameters.h"
+#include "sirtaki/checkpoint.h"
 #include "sirtaki/collectives.h"
 #include "sirtaki/compression.h"
 #include "sirtaki/data_parallel.h"
@@ -20,6 +21,9 @@
 #include "sirtaki/metrics.h"
 #include "sirtaki/objects.h"
 #include "sirtaki/optimizer.h"
+#include "sirtaki/random.h"
+#include "sirtaki/rank_zero_first.h"
+#include "sirtaki/sampler.h"
 #include "sirtaki/session.h"
 #include "sirtaki/sync_batch_norm.h"
 #include "sirtaki/version.h"

@@ -1,0 +1,173 @@
+// Saving a training run, and going on with it.
+//
+//   std::int64_t epoch = 0;
+//   double best = 0;
+//   const auto checkpoint = sirtaki::Checkpoint()
+//                               .model(*net)
+//                               .optimizer(optimizer)
+//                               .scheduler(scheduler)
+//                               .sampler(sampler)
+//                               .epoch(epoch)
+//                               .value("best accuracy", best);
+//   sirtaki::load_checkpoint("run/last.pt", checkpoint);   // false if there is none yet
+//   for (; epoch < epochs;) {
+//     …
+//     ++epoch;
+//     sirtaki::save_checkpoint("run/last.pt", checkpoint);
+//   }
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "sirtaki/export.h"
+#include "sirtaki/session.h"
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+class LRScheduler;
+class ReduceLROnPlateauScheduler;
+}  // namespace torch::optim
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
+
+namespace sirtaki {
+
+namespace detail {
+
+template <class T>
+struct NamedPart {
+  std::string name;
+  T part;
+};
+
+struct ArchivedObject {
+  std::function<void(torch::serialize::OutputArchive&)> save;
+  std::function<void(torch::serialize::InputArchive&)> load;
+};
+
+// What a Checkpoint refers to, in the order in which it was given.
+struct CheckpointParts {
+  std::vector<NamedPart<torch::nn::Module*>> models;
+  std::vector<NamedPart<torch::optim::Optimizer*>> optimizers;
+  std::vector<NamedPart<
+      std::variant<torch::optim::LRScheduler*, torch::optim::ReduceLROnPlateauScheduler*>>>
+      schedulers;
+  std::vector<NamedPart<std::variant<std::int64_t*, double*, std::string*, at::Tensor*>>> values;
+  std::vector<NamedPart<ArchivedObject>> objects;
+  std::vector<NamedPart<at::Generator>> generators;
+};
+
+}  // namespace detail
+
+// The parts of a program that make up a run: a list of references, which must be valid whenever it
+// is used. Parts of one kind need different names if there are several.
+class Checkpoint {
+ public:
+  // Parameters and buffers; in memory, not on a device.
+  Checkpoint& model(torch::nn::Module& module, std::string name = "model") {
+    parts_.models.push_back({std::move(name), &module});
+    return *this;
+  }
+  // State and options (learning rates too), by its own save() and load().
+  Checkpoint& optimizer(torch::optim::Optimizer& optimizer, std::string name = "optimizer") {
+    parts_.optimizers.push_back({std::move(name), &optimizer});
+    return *this;
+  }
+  // How many steps it has made. A scheduler of your own that remembers more: see object().
+  Checkpoint& scheduler(torch::optim::LRScheduler& scheduler, std::string name = "scheduler") {
+    parts_.schedulers.push_back({std::move(name), &scheduler});
+    return *this;
+  }
+  // The best metric so far, and its counters.
+  Checkpoint& scheduler(torch::optim::ReduceLROnPlateauScheduler& scheduler,
+                        std::string name = "scheduler") {
+    parts_.schedulers.push_back({std::move(name), &scheduler});
+    return *this;
+  }
+  // DistributedSampler, or any other with the save() and load() of LibTorch's samplers. Give the
+  // one that the program keeps, not a data loader's copy.
+  template <class Sampler>
+  Checkpoint& sampler(Sampler& sampler, std::string name = "sampler") {
+    return object(std::move(name), sampler);
+  }
+  // Anything with `void save(torch::serialize::OutputArchive&) const` and
+  // `void load(torch::serialize::InputArchive&)`. Rank 0's is saved, and loaded by all ranks.
+  template <class Object>
+  Checkpoint& object(std::string name, Object& object) {
+    detail::ArchivedObject part;
+    part.save = [&object](torch::serialize::OutputArchive& archive) { object.save(archive); };
+    part.load = [&object](torch::serialize::InputArchive& archive) { object.load(archive); };
+    parts_.objects.push_back({std::move(name), std::move(part)});
+    return *this;
+  }
+  Checkpoint& epoch(std::int64_t& epoch) { return value("epoch", epoch); }
+  // Rank 0's value is saved, and given to all ranks. A tensor may have another shape than the one
+  // that it replaces.
+  Checkpoint& value(std::string name, std::int64_t& value) { return Add(std::move(name), &value); }
+  Checkpoint& value(std::string name, double& value) { return Add(std::move(name), &value); }
+  Checkpoint& value(std::string name, std::string& value) { return Add(std::move(name), &value); }
+  Checkpoint& value(std::string name, at::Tensor& value) { return Add(std::move(name), &value); }
+  // A generator of your own. LibTorch's default one for the CPU is always part of a checkpoint; for
+  // those of devices, give at::globalContext().defaultGenerator(device).
+  Checkpoint& generator(std::string name, at::Generator generator) {
+    parts_.generators.push_back({std::move(name), std::move(generator)});
+    return *this;
+  }
+
+  const detail::CheckpointParts& parts() const { return parts_; }
+
+ private:
+  template <class T>
+  Checkpoint& Add(std::string name, T* value) {
+    parts_.values.push_back({std::move(name), value});
+    return *this;
+  }
+
+  detail::CheckpointParts parts_;
+};
+
+// Writes the checkpoint to the file `path` on rank 0's host. Collective: the ranks name the same
+// parts. What is saved is rank 0's, but for the states of the random generators, which are saved
+// for every rank.
+//
+// A crash at any moment leaves either the old file or the new one: it is written as `path`.tmp,
+// brought to the disk and then renamed. A `path`.tmp that an earlier crash has left is overwritten.
+//
+// Throws on every rank: invalid_argument, with path and cause, if the file cannot be written, or if
+// a part cannot be saved; mismatch if the ranks name different parts. The old file then stays.
+//
+// The file is an archive of torch::serialize, which torch.jit.load of Python opens; see
+// docs/checkpoints.md.
+SIRTAKI_API void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
+                                 const Session& session = {});
+
+// Restores all parts on all ranks from the file `path`, which only rank 0 reads: it need be on its
+// host only. Returns false on all ranks, and changes nothing, if there is no such file. Collective.
+//
+// A run that goes on from a checkpoint does, bit by bit, what one without the interruption does, if
+// it has as many ranks. With another number the random generators are seeded anew (always in the
+// same way), with a warning in the log; what a sampler does is said there.
+//
+// Buffers that differ between ranks (running means of batch norm) become rank 0's.
+//
+// Throws on every rank: invalid_argument if the file is damaged, is of a newer version of the
+// library, lacks one of the parts, or is of another model or optimizer (names, shapes or types; the
+// first difference is named); mismatch if the ranks name different parts. Then nothing has been
+// changed on any rank. Parts of the file that are not asked for are left alone.
+SIRTAKI_API bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
+                                 const Session& session = {});
+
+}  // namespace sirtaki

@@ -1,0 +1,59 @@
+// Letting one rank go first: it downloads or prepares what the others then find in place.
+#pragma once
+
+#include <torch/arg.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "sirtaki/export.h"
+#include "sirtaki/session.h"
+
+namespace sirtaki {
+
+enum class FirstScope : unsigned char {
+  Job,   // rank 0 goes first: for a file system that all hosts share
+  Host,  // local rank 0 of every host goes first: for each host's own disk
+};
+
+struct RankZeroFirstOptions {
+  TORCH_ARG(FirstScope, scope) = FirstScope::Job;
+  // What is waited for, in stall warnings and errors. Two of these under way at the same time need
+  // different names.
+  TORCH_ARG(std::string, name);
+};
+
+namespace detail {
+// The same for a function without a result.
+SIRTAKI_API void RunRankZeroFirst(const std::function<void()>& run,
+                                  const RankZeroFirstOptions& options, const Session& session);
+}  // namespace detail
+
+// Calls `fn` on the first rank (or on the first of every host), then on the others, and returns
+// what it returned here when all of them have finished:
+//
+//   auto data = sirtaki::run_rank_zero_first([&] { return Mnist(download("mnist")); });
+//
+// Collective, and `fn` must not be: it runs while other ranks wait. If it throws on a first rank,
+// the others do not call it; if it throws on a later one, they have. Either way that rank throws
+// what `fn` threw, and all others throw invalid_argument with its rank and text, so that none goes
+// on without what the rest has. Ranks wait here as long as in any collective operation: raise the
+// option `stall_limit` (30 min) for work that takes longer.
+template <class Fn>
+std::invoke_result_t<Fn&> run_rank_zero_first(Fn&& fn, const RankZeroFirstOptions& options = {},
+                                              const Session& session = {}) {
+  using Result = std::invoke_result_t<Fn&>;
+  static_assert(!std::is_reference_v<Result>, "the function returns a value or nothing");
+  if constexpr (std::is_void_v<Result>) {
+    detail::RunRankZeroFirst([&fn] { fn(); }, options, session);
+  } else {
+    std::optional<Result> result;
+    detail::RunRankZeroFirst([&] { result.emplace(fn()); }, options, session);
+    return std::move(*result);
+  }
+}
+
+}  // namespace sirtaki

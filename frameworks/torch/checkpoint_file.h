@@ -1,0 +1,26 @@
+// The file of a checkpoint: an archive of torch::serialize, which is a ZIP file, with a checksum in
+// the ZIP file's comment. LibTorch does not look at the checksums that ZIP itself has: it would
+// load a file with flipped bits.
+#pragma once
+
+#include <string>
+
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
+
+namespace sirtaki::detail {
+
+// What the archive is first written to.
+std::string TemporaryOf(const std::string& path);
+
+// Replaces the file by the archive, or leaves it as it was and throws std::runtime_error, whose
+// text names path and cause.
+void WriteCheckpointFile(const std::string& path, torch::serialize::OutputArchive& archive);
+
+// False if there is no such file. Throws std::runtime_error if it cannot be read, is damaged or
+// no checkpoint.
+bool ReadCheckpointFile(const std::string& path, torch::serialize::InputArchive* archive);
+
+}  // namespace sirtaki::detail

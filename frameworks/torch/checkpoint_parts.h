@@ -1,0 +1,121 @@
+// The parts of a checkpoint, to and from an archive. Of one rank; nothing here is collective.
+//
+//   format, ranks                      int
+//   model_parameters, model_buffers    {model: {name: tensor}}
+//   optimizer_names                    [optimizer]
+//   optimizer_parameters               {optimizer: [what each parameter is]}
+//   optimizers                         archives of their own, "0", "1", … in the order of the names
+//   schedulers                         {scheduler: {member: number}}
+//   integers, numbers, texts, tensors  {value: …}
+//   object_names, objects              as optimizers
+//   generators                         {generator: uint8 tensor [ranks, bytes]}
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <exception>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "frameworks/torch/scheduler_position.h"
+#include "sirtaki/checkpoint.h"
+
+namespace sirtaki::detail {
+
+// What went wrong, without LibTorch's stack trace.
+std::string TextOf(const std::exception& error);
+
+// An archive as a string of bytes.
+std::string ToBytes(torch::serialize::OutputArchive& archive);
+
+at::Tensor StateOfGenerator(at::Generator generator);
+
+// LibTorch's default generator first, then those of the checkpoint.
+std::vector<NamedPart<at::Generator>> GeneratorsOf(const CheckpointParts& parts);
+
+// Why a checkpoint of these parts cannot be; empty if it can.
+std::string WhyNoCheckpoint(const CheckpointParts& parts);
+
+// One line a part and a tensor, for comparing the ranks.
+std::vector<std::string> DescribeParts(const CheckpointParts& parts);
+
+// The header, models and optimizers.
+void WriteHeader(int ranks, torch::serialize::OutputArchive& archive);
+void WriteModels(const CheckpointParts& parts, torch::serialize::OutputArchive& archive);
+void WriteOptimizers(const CheckpointParts& parts, torch::serialize::OutputArchive& archive);
+// All others. `generator_states`: of all ranks, in the order of GeneratorsOf.
+void WriteSmallParts(const CheckpointParts& parts, const std::vector<at::Tensor>& generator_states,
+                     torch::serialize::OutputArchive& archive);
+
+// The readers throw std::runtime_error, or what LibTorch and objects throw, if something is missing
+// or does not fit.
+
+// Refuses formats of newer versions. Returns the number of ranks that wrote the archive.
+int ReadHeader(torch::serialize::InputArchive& archive);
+
+// What the models will be, checked; nothing is changed before Apply(), which only copies.
+class ReadModels {
+ public:
+  ReadModels(const CheckpointParts& parts, torch::serialize::InputArchive& archive);
+  void Apply() const;
+
+ private:
+  struct Copy {
+    at::Tensor from;
+    at::Tensor to;
+  };
+  std::vector<Copy> copies_;
+};
+
+// Brings optimizers back to what they were when it was made, unless Keep() is called.
+class OptimizerUndo {
+ public:
+  explicit OptimizerUndo(const CheckpointParts& parts);  // takes their state away
+  ~OptimizerUndo();
+  OptimizerUndo(const OptimizerUndo&) = delete;
+  OptimizerUndo& operator=(const OptimizerUndo&) = delete;
+  void Keep();
+
+ private:
+  struct Before;
+  std::vector<Before> before_;
+};
+
+// Precondition: the optimizers have no state; load() adds to what there is.
+void LoadOptimizers(const CheckpointParts& parts, torch::serialize::InputArchive& archive);
+
+// The same for all other parts, whose values stay where they are.
+class SmallPartsUndo {
+ public:
+  explicit SmallPartsUndo(const CheckpointParts& parts);  // throws what an object's save() throws
+  ~SmallPartsUndo();
+  SmallPartsUndo(const SmallPartsUndo&) = delete;
+  SmallPartsUndo& operator=(const SmallPartsUndo&) = delete;
+  void Keep() { parts_ = nullptr; }
+
+ private:
+  void Restore() const;
+
+  const CheckpointParts* parts_;
+  std::vector<SchedulerPosition> schedulers_;
+  std::vector<std::variant<std::int64_t, double, std::string, at::Tensor>> values_;
+  std::vector<std::string> objects_;  // their archives
+  std::vector<at::Tensor> generator_states_;
+};
+
+// Who reads: a rank of a job.
+struct Reader {
+  int rank = 0;
+  int ranks = 1;
+};
+
+// As WriteSmallParts takes them.
+std::vector<at::Tensor> ReadGeneratorStates(const CheckpointParts& parts,
+                                            torch::serialize::InputArchive& archive);
+
+// If as many ranks wrote it, each takes its own generator states; else all are seeded anew.
+void ReadSmallParts(const CheckpointParts& parts, const Reader& reader,
+                    torch::serialize::InputArchive& archive);
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,25 @@
+// How far a learning-rate scheduler is. LibTorch's have no save and load.
+#pragma once
+
+#include <map>
+#include <string>
+
+namespace torch::optim {
+class LRScheduler;
+class ReduceLROnPlateauScheduler;
+}  // namespace torch::optim
+
+namespace sirtaki::detail {
+
+// By the names of the members that hold it. Floats and ints, which doubles hold exactly.
+using SchedulerPosition = std::map<std::string, double>;
+
+SchedulerPosition PositionOf(torch::optim::LRScheduler& scheduler);
+SchedulerPosition PositionOf(torch::optim::ReduceLROnPlateauScheduler& scheduler);
+
+// Throws std::runtime_error, and changes nothing, if the position is one of the other kind.
+void SetPosition(torch::optim::LRScheduler& scheduler, const SchedulerPosition& position);
+void SetPosition(torch::optim::ReduceLROnPlateauScheduler& scheduler,
+                 const SchedulerPosition& position);
+
+}  // namespace sirtaki::detail

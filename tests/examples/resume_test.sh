@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# resume_test.sh PROGRAM: train_digits stops, goes on, and ends with the same parameters as if it had not stopped.
+set -euo pipefail
+program=$1
+. "$(dirname "${BASH_SOURCE[0]}")/support.sh"
+
+# The lines that tell what was learned.
+result() { grep -e '^test accuracy' -e 'digest' "$scratch/output" || true; }
+
+same_result() {
+  [ "$(result)" = "$whole" ] || fail "$1: not the result of a run without a stop, which is: $whole"
+}
+
+arguments=(--epochs 4 --optimizer adam --accumulate 2 --batch-size 16)
+run 2 "${arguments[@]}"
+expect 0 "a run without a stop" "digest"
+whole=$(result)
+
+run 2 "${arguments[@]}" --checkpoint "$scratch/run/a" --resume --stop-after 1
+expect 0 "the first part" "no checkpoint yet" "epoch   1/4"
+if grep -qF "epoch   2/4" "$scratch/output"; then fail "--stop-after 1 did not stop"; fi
+[ "$(result)" != "$whole" ] || fail "one epoch gives what four give"
+run 2 "${arguments[@]}" --checkpoint "$scratch/run/a" --resume --stop-after 2
+expect 0 "the second part" "resumed after epoch 1" "epoch   3/4"
+run 2 "${arguments[@]}" --checkpoint "$scratch/run/a" --resume
+expect 0 "the last part" "resumed after epoch 3" "epoch   4/4"
+same_result "stopped twice"
+run 2 "${arguments[@]}" --checkpoint "$scratch/run/a" --resume
+expect 0 "a run that was over" "resumed after epoch 4"
+same_result "a run that was over"
+
+# With another number of ranks it goes on too.
+run 0 "${arguments[@]}" --epochs 5 --checkpoint "$scratch/run/a" --resume
+expect 0 "on one rank" "written by 2 ranks and is read by 1" "resumed after epoch 4" "epoch   5/5"
+
+truncate -s -100 "$scratch/run/a/digits.pt"
+run 2 "${arguments[@]}" --checkpoint "$scratch/run/a" --resume
+expect error "a damaged checkpoint" "rank 0: " "rank 1: " "$scratch/run/a/digits.pt: is cut off"
+run 2 "${arguments[@]}" --checkpoint "$scratch/run/a/digits.pt"
+expect error "no folder for checkpoints" "digits.pt" "checkpoint folder"
+run 2 "${arguments[@]}" --optimizer sgd --stop-after 1 --checkpoint "$scratch/run/b"
+expect 0 "another optimizer" "epoch   1/4"
+run 2 "${arguments[@]}" --checkpoint "$scratch/run/b" --resume
+expect error "a checkpoint of another optimizer" "SGDOptions in the file" "AdamOptions here"
+done_with "resuming"

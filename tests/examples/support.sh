@@ -1,0 +1,61 @@
+# For sourcing by the tests of train_digits, which set program before.
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+top=$here/../..
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+
+fail() {
+  printf 'FAILED: %s\n' "$1"
+  sed 's/^/    /' "$scratch/output"
+  failures=$((failures + 1))
+}
+
+# run RANKS ARGUMENT...: the output goes to $scratch/output, the exit code to $code. 0 ranks: without mpirun.
+run() {
+  local ranks=$1
+  shift
+  code=0
+  if [ "$ranks" = 0 ]; then
+    "$program" "$@" >"$scratch/output" 2>&1 </dev/null || code=$?
+  else
+    bash "$top/tests/support/mpirun.sh" "$ranks" "$program" "$@" >"$scratch/output" 2>&1 || code=$?
+  fi
+}
+
+# expect CODE TEXT...: `CODE` is a number, or "error" for any but 0.
+expect() {
+  local wanted=$1 what=$2 text
+  shift 2
+  if [ "$wanted" = error ]; then
+    [ "$code" != 0 ] || fail "$what: exit code 0"
+  else
+    [ "$code" = "$wanted" ] || fail "$what: exit code $code, not $wanted"
+  fi
+  for text in "$@"; do
+    grep -qF -e "$text" "$scratch/output" || fail "$what: no '$text' in the output"
+  done
+}
+
+# each_rank RANK0 RANK1 [ARGUMENT...]: on 2 ranks, with the words of RANK0 and RANK1 for the one and the other.
+each_rank() {
+  local whole=$program zero=$1 one=$2
+  shift 2
+  cat >"$scratch/rank.sh" <<'END'
+program=$1 zero=$2 one=$3
+shift 3
+words=$zero
+if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-}}" = 1 ]; then words=$one; fi
+# shellcheck disable=SC2086  # words
+exec "$program" $words "$@"
+END
+  program=bash
+  run 2 "$scratch/rank.sh" "$whole" "$zero" "$one" "$@"
+  program=$whole
+}
+
+# done_with WHAT: the verdict.
+done_with() {
+  [ "$failures" = 0 ] || { printf '%s failures\n' "$failures"; exit 1; }
+  echo "$1: all as expected"
+}
