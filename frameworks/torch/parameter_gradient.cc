@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/text.h"
+#include "frameworks/torch/compression.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
 
@@ -130,6 +131,8 @@ core::Signature ParameterGradient::MakeSignature(const at::Tensor& shaped) const
   signature.reduction = what_.rule->reduction;
   signature.prescale = what_.rule->prescale;
   signature.postscale = what_.rule->postscale;
+  signature.wire = WireType(what_.rule->compression, what_.rule->scope, session_->topology(),
+                            shaped.scalar_type());
   return signature;
 }
 

@@ -31,7 +31,6 @@ struct TensorCall {
   std::optional<core::DType> wire = std::nullopt;  // all-reduce: what it travels as; see WireType
   int root = -1;
   std::chrono::milliseconds timeout{0};
-  std::string invalid;  // what the caller knows to be wrong with it; told to the peers
 };
 
 // Thread-safe. Its destruction gives the name free; the operation itself goes on.

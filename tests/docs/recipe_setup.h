@@ -35,8 +35,8 @@ inline torch::Tensor loss_of(const std::shared_ptr<Net>& model, const Batch& bat
 }
 
 // A model with the weights of rank 0, this rank's batches, and a folder for its files.
-struct Setup {
-  Setup() {
+struct Surroundings {
+  Surroundings() {
     torch::manual_seed(static_cast<std::uint64_t>(sirtaki::rank()));
     sirtaki::broadcast_parameters(*model, 0);
     for (int i = 0; i < 6; ++i) loader.push_back({torch::randn({8, 4}), torch::randn({8, 2})});
@@ -45,7 +45,7 @@ struct Setup {
     std::filesystem::create_directories(path);
     folder = path.string();
   }
-  ~Setup() { std::filesystem::remove_all(folder); }
+  ~Surroundings() { std::filesystem::remove_all(folder); }
 
   std::shared_ptr<Net> model = std::make_shared<Net>();
   std::vector<Batch> loader;

@@ -21,9 +21,9 @@ BEGIN {
   # Parameters have moved, in the same way on every rank.
   print "TEST(RecipesTest, " name ") {"
   print "  sirtaki::init();"
-  print "  Setup setup;"
-  print "  Recipe_" name "(setup.model, setup.loader, setup.folder);"
-  print "  sirtaki::check_parameters(*setup.model);"
+  print "  Surroundings around;"
+  print "  Recipe_" name "(around.model, around.loader, around.folder);"
+  print "  sirtaki::check_parameters(*around.model);"
   print "}"
   inside = 0
   name = ""

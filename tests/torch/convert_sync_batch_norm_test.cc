@@ -174,7 +174,7 @@ TEST(ConvertSyncBatchNormTest, AConvertedNetTrainsAsOnTheJoinedBatch) {
     }
     for (std::size_t i = 0; i < 2; ++i) {
       auto optimizer =
-          DistributedOptimizer(std::move(bases[i]), nets[i]->named_parameters(), session);
+          DistributedOptimizer(std::move(bases[i]), nets[i]->named_parameters(), {}, session);
       for (int step = 0; step < kSteps; ++step) {
         optimizer.zero_grad();
         NormLoss(nets[i], ImagesOfRank(step, rank)).backward();

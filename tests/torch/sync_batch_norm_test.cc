@@ -507,7 +507,7 @@ TEST(SyncBatchNormTest, ANetTrainsAsOnTheJoinedBatch) {
                              SyncBatchNorm(BatchNormOptions(3), session));
       auto optimizer = DistributedOptimizer(
           torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)),
-          net->named_parameters(), session);
+          net->named_parameters(), {}, session);
       for (int step = 0; step < kSteps; ++step) {
         optimizer.zero_grad();
         NormLoss(net, ImagesOfRank(step, rank)).backward();
