@@ -136,6 +136,41 @@ Row SmallTensors(const Setup& setup) {
           pair.reference * 1e3};
 }
 
+constexpr std::int64_t kVectorElements = 16 << 20;
+
+double TimedAllreduce(const at::Tensor& tensor, const AllreduceOptions& options) {
+  return Timed([&] { allreduce_(tensor, options); });
+}
+
+// Half the bytes travel, and every element is converted four times.
+Row Compressed(const Setup& setup, Compression compression, const std::string& name) {
+  const at::Tensor vector = at::zeros({kVectorElements});
+  const auto plain = AllreduceOptions().name("vector");
+  const auto compressed = AllreduceOptions(plain)
+                              .compression(compression)
+                              .compression_scope(CompressionScope::Everywhere);
+  const Pair pair = Interleave(
+      setup.rounds, [&] { return TimedAllreduce(vector, compressed); },
+      [&] { return TimedAllreduce(vector, plain); });
+  return {"67 MB of float32 as " + name, size(), pair.ours * 1e3, "ms", "as float32",
+          pair.reference * 1e3};
+}
+
+Row HalfVector(const Setup& setup, at::ScalarType type) {
+  const at::Tensor halves = at::zeros({kVectorElements}, type);
+  const at::Tensor floats = at::zeros({kVectorElements});
+  const auto options = AllreduceOptions().name("vector");
+  const Pair pair = Interleave(
+      setup.rounds, [&] { return TimedAllreduce(halves, options); },
+      [&] { return TimedAllreduce(floats, options); });
+  return {"34 MB of " + std::string(type == at::kHalf ? "float16" : "bfloat16"),
+          size(),
+          pair.ours * 1e3,
+          "ms",
+          "as many float32",
+          pair.reference * 1e3};
+}
+
 // CPU time of the busiest rank, percent of a core.
 Row Idle(const Setup& setup) {
   MPI_Barrier(MPI_COMM_WORLD);
@@ -177,6 +212,10 @@ int Main(int argc, char** argv) {
   rows.push_back(Latency(setup));
   rows.push_back(ResNet50(setup));
   rows.push_back(SmallTensors(setup));
+  rows.push_back(Compressed(setup, Compression::F16, "float16"));
+  rows.push_back(Compressed(setup, Compression::BF16, "bfloat16"));
+  rows.push_back(HalfVector(setup, at::kHalf));
+  rows.push_back(HalfVector(setup, at::kBFloat16));
   if (setup.idle_seconds > 0) {
     rows.push_back(Idle(setup));
     rows.push_back(Waiting(setup));

@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "core/config_table.h"
 #include "core/rank_ranges.h"
+#include "core/text.h"
 
 namespace sirtaki::core {
 namespace {
@@ -39,8 +40,10 @@ std::size_t EditDistance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+// `given` begins with `prefix`, which does not count for how near a known one is.
 template <typename Spelling>
-Status UnknownOption(const std::string& what, const std::string& given, Spelling spelling) {
+Status UnknownOption(const std::string& what, std::string_view prefix, const std::string& given,
+                     Spelling spelling) {
   std::string nearest;
   std::size_t best = std::numeric_limits<std::size_t>::max();
   for (const OptionSpec& option : OptionTable()) {
@@ -51,17 +54,19 @@ Status UnknownOption(const std::string& what, const std::string& given, Spelling
       nearest = known;
     }
   }
-  // However far: whoever wrote the prefix meant one of ours.
-  return {StatusCode::kInvalidArgument, "unknown " + what + " " + given +
-                                            "; the nearest known is " + nearest +
-                                            " (docs/configuration.md lists all)"};
+  std::string text = "unknown " + what + " " + Escaped(given);
+  // What is further away was not meant.
+  if (best <= std::max<std::size_t>(2, (given.size() - prefix.size()) / 3)) {
+    text += "; the nearest known is " + nearest;
+  }
+  return {StatusCode::kInvalidArgument, text + " (docs/configuration.md lists all)"};
 }
 
 Status BadValue(const OptionSpec& option, std::string_view text, const std::string& from,
                 const std::string& allowed) {
-  return {StatusCode::kInvalidArgument, "option " + std::string(option.name) + " cannot be \"" +
-                                            std::string(text) + "\" (from " + from +
-                                            "); allowed is " + allowed};
+  return {StatusCode::kInvalidArgument, "option " + std::string(option.name) + " cannot be " +
+                                            Quoted(text) + " (from " + from + "); allowed is " +
+                                            allowed};
 }
 
 Status SetFromText(const OptionSpec& option, std::string_view text, OptionSource source,
@@ -80,7 +85,7 @@ Status ReadVariables(const EnvironmentView& env, Config* config) {
       return candidate.Variable() == name;
     });
     if (option == table.end()) {
-      return UnknownOption("environment variable", name,
+      return UnknownOption("environment variable", kVariablePrefix, name,
                            [](const OptionSpec& known) { return known.Variable(); });
     }
     Status status = SetFromText(*option, *env.Find(name), OptionSource::kVariable, name, config);
@@ -97,7 +102,8 @@ Status ReadFlag(const std::string& argument, Config* config) {
     return candidate.Flag() == flag;
   });
   if (option == table.end()) {
-    return UnknownOption("flag", flag, [](const OptionSpec& known) { return known.Flag(); });
+    return UnknownOption("flag", kFlagPrefix, flag,
+                         [](const OptionSpec& known) { return known.Flag(); });
   }
   if (equals != std::string::npos) {
     return SetFromText(*option, argument.substr(equals + 1), OptionSource::kFlag, flag, config);
@@ -131,7 +137,7 @@ Status ReadProgram(const ProgramOptions& program, Config* config) {
   for (const auto& [name, value] : program) {
     const OptionSpec* option = FindOption(name);
     if (option == nullptr) {
-      return UnknownOption("option", name,
+      return UnknownOption("option", "", name,
                            [](const OptionSpec& known) { return std::string(known.name); });
     }
     Status status = SetFromText(*option, value, OptionSource::kProgram, "the program", config);

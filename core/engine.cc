@@ -1,10 +1,10 @@
 #include "core/engine.h"
 
-#include <cstdio>
 #include <optional>
 #include <utility>
 #include <variant>
 
+#include "core/text.h"
 #include "core/wire.h"
 
 namespace sirtaki::core {
@@ -17,10 +17,8 @@ constexpr int kReceivedPerRound = 256;
 // How long the last messages of a session may take to leave this process.
 constexpr Duration kLastWordTime = std::chrono::seconds(10);
 
-std::string Seconds(Duration duration) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g s", std::chrono::duration<double>(duration).count());
-  return text;
+std::string TimeOutText(const Key& key, Duration limit) {
+  return key.ToString() + " did not finish within its time-out of " + DurationText(limit);
 }
 
 }  // namespace
@@ -115,7 +113,7 @@ void Engine::CarryOut(const std::vector<Command>& commands, TimePoint now) {
     if (command.kind == Command::Kind::kLeave) {
       negotiator_.Leave(command.text, now);
     } else {
-      negotiator_.RaiseFault(command.code, command.text, command.key);
+      negotiator_.RaiseFault(command.code, command.text, command.tensor);
     }
   }
 }
@@ -149,8 +147,8 @@ void Engine::Watch(const WorkPtr& work) {
     std::erase_if(timed_calls_, [](const auto& call) { return call.second.handle->done(); });
     sweep_timed_calls_at_ = 2 * timed_calls_.size() + 64;
   }
-  timed_calls_.emplace(work->deadline, TimedCall{work->request.key.ToString(),
-                                                 work->deadline - work->submitted, work->handle});
+  timed_calls_.emplace(
+      work->deadline, TimedCall{work->request.key, work->deadline - work->submitted, work->handle});
 }
 
 void Engine::CheckDeadlines(TimePoint now) {
@@ -159,9 +157,8 @@ void Engine::CheckDeadlines(TimePoint now) {
     const TimedCall& call = first->second;
     if (!call.handle->done()) {
       if (first->first > now) break;
-      negotiator_.RaiseFault(
-          StatusCode::kTimedOut,
-          call.key + " did not finish within its time-out of " + Seconds(call.limit), call.key);
+      negotiator_.RaiseFault(StatusCode::kTimedOut, TimeOutText(call.key, call.limit),
+                             TensorName(call.key));
     }
     timed_calls_.erase(first);
   }
@@ -171,9 +168,9 @@ void Engine::CheckDeadlines(TimePoint now) {
 // Work that is held back behind an earlier use of its name ages too.
 void Engine::CheckHeldWork(TimePoint now) {
   Key key;
-  if (queue_.EarliestDeadline(&key) > now) return;
-  negotiator_.RaiseFault(StatusCode::kTimedOut,
-                         key.ToString() + " did not finish within its time-out", key.ToString());
+  Duration limit{};
+  if (queue_.EarliestDeadline(&key, &limit) > now) return;
+  negotiator_.RaiseFault(StatusCode::kTimedOut, TimeOutText(key, limit), TensorName(key));
 }
 
 void Engine::StepNegotiator(TimePoint now) {
@@ -236,7 +233,7 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
           negotiator_.RaiseFault(StatusCode::kProtocol,
                                  "the ranks agreed to run " + run.key.ToString() +
                                      ", which this rank has not submitted",
-                                 run.key.ToString());
+                                 TensorName(run.key));
         }
         // What was resolved already is in nobody's hands but ours.
         const Status why = closed ? fault() : negotiator_.cause().ToStatus();
@@ -292,13 +289,13 @@ Status Engine::fault() const {
   return fault_;
 }
 
-void Engine::PostFailure(const Status& why, const std::string& key) {
-  PostFault(why.code(), why.message(), key);
+void Engine::PostFailure(const Status& why, const std::string& tensor) {
+  PostFault(why.code(), why.message(), tensor);
 }
 
 // Fails what is pending here at once; the others learn it by the next round.
-void Engine::PostFault(StatusCode code, const std::string& text, const std::string& key) {
-  const Status why = Cause{code, text, options_.rank, options_.host, key, 0}.ToStatus();
+void Engine::PostFault(StatusCode code, const std::string& text, const std::string& tensor) {
+  const Status why = Cause{code, text, options_.rank, options_.host, tensor, 0}.ToStatus();
   {
     MutexLock lock(fault_mutex_);
     if (!fault_.ok()) return;
@@ -306,7 +303,7 @@ void Engine::PostFault(StatusCode code, const std::string& text, const std::stri
     has_fault_ = true;
   }
   queue_.Close(why);
-  Post({Command::Kind::kFault, code, text, key});
+  Post({Command::Kind::kFault, code, text, tensor});
 }
 
 void Engine::Post(Command command) {
@@ -322,10 +319,10 @@ std::string Engine::Activity() const SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   const TimePoint now = Now();
   std::string text = last_submitted_.empty() ? "has submitted nothing yet"
                                              : "last submitted " + last_submitted_ + " " +
-                                                   Seconds(now - last_submission_) + " ago";
+                                                   DurationText(now - last_submission_) + " ago";
   const std::vector<RunningOperation> running = executor_.Running();
   if (!running.empty()) {
-    text += "; runs " + running.front().what + " since " + Seconds(now - running.front().since);
+    text += ", runs " + running.front().what + " for " + DurationText(now - running.front().since);
   }
   return text;
 }

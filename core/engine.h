@@ -75,10 +75,10 @@ class Engine {
 
   // Tells every rank; every pending and later call fails with this cause. Returns when the word has
   // left this process, or after two seconds.
-  void Abort(StatusCode code, const std::string& text, const std::string& key = {});
+  void Abort(StatusCode code, const std::string& text);
 
   // From a data thread: closes the queue with the cause, posts it to the engine and rings.
-  void PostFailure(const Status& why, const std::string& key);
+  void PostFailure(const Status& why, const std::string& tensor);
 
   // Something moved that only a round can see (the large lane finished): wakes whoever drives.
   void Ring();
@@ -107,11 +107,11 @@ class Engine {
     Kind kind = Kind::kFault;
     StatusCode code = StatusCode::kAborted;
     std::string text;
-    std::string key;
+    std::string tensor;
   };
   // A call with a time-out of its own.
   struct TimedCall {
-    std::string key;
+    Key key;
     Duration limit{};
     HandlePtr handle;
   };
@@ -141,7 +141,7 @@ class Engine {
   bool StartBatch(DecidedBatch decided, TimePoint now) SIRTAKI_REQUIRES(token_);
   void NoticeFault() SIRTAKI_REQUIRES(token_);
   void NoticeEnd(TimePoint now) SIRTAKI_REQUIRES(token_);
-  void PostFault(StatusCode code, const std::string& text, const std::string& key);
+  void PostFault(StatusCode code, const std::string& text, const std::string& tensor);
   void Post(Command command);
 
   // ---- engine_wait.cc: who drives, who sleeps ----

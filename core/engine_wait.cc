@@ -56,8 +56,8 @@ Status Engine::Leave(const std::string& why) {
   return fault();
 }
 
-void Engine::Abort(StatusCode code, const std::string& text, const std::string& key) {
-  PostFault(code, text, key);
+void Engine::Abort(StatusCode code, const std::string& text) {
+  PostFault(code, text, {});
   DriveUntil([this] { return closed_ || fault_told_; }, nullptr, Now() + kTellingTime);
 }
 

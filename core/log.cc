@@ -11,6 +11,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/text.h"
 #include "core/thread_annotations.h"
 
 namespace sirtaki::core {
@@ -116,7 +117,7 @@ class Logger {
     // Held until the line is out: once a sink was replaced it is never called again, and may go.
     MutexLock lock(mutex_);
     std::string line = OfThisThread().set ? OfThisThread().text : prefix_;
-    line.append(text);
+    line.append(Escaped(text));  // one message, one line
     logger_->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
   }
 

@@ -1,5 +1,6 @@
 // What the library tells whoever runs it: one line a message, on standard error, with time, level,
-// rank and host. log.cc is the only file that knows which logging library does it.
+// rank and host; control characters in a message are escaped. log.cc is the only file that knows
+// which logging library does it.
 //
 // Thread-safe. The sink is process-wide; which rank a line belongs to can be set for a thread, so
 // that several ranks may live in one process.

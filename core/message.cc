@@ -7,4 +7,12 @@ Status Cause::ToStatus() const {
   return {code == StatusCode::kOk ? StatusCode::kAborted : code, text, Origin{rank, host, key}};
 }
 
+std::string TensorName(const Key& key) {
+  if (key.form == Key::Form::kNamed) return key.name;
+  if (key == Key::Join(key.set)) return {};
+  Key of_world = key;
+  of_world.set = kWorldSet;
+  return of_world.ToString();
+}
+
 }  // namespace sirtaki::core

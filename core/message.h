@@ -20,11 +20,15 @@ struct Cause {
   std::string text;
   int rank = -1;  // where it was seen first
   std::string host;
-  std::string key;           // the tensor it concerns, if one
+  std::string key;           // the tensor it concerns, if one: TensorName
   std::int64_t unix_us = 0;  // wall clock of its origin, microseconds since 1970
   bool operator==(const Cause&) const = default;
   Status ToStatus() const;
 };
+
+// What Origin::tensor says of work with this key: its name as the program gave it, "unnamed call
+// #7", "bucket 3 of arena 0"; nothing for a join.
+std::string TensorName(const Key& key);
 
 // What a group of ranks asked for under one key: a signature, or a reason why the request is
 // invalid.

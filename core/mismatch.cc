@@ -1,5 +1,7 @@
 #include "core/mismatch.h"
 
+#include <algorithm>
+#include <charconv>
 #include <functional>
 #include <sstream>
 
@@ -32,6 +34,9 @@ const std::vector<std::function<std::string(const Signature&)>>& Attributes() {
       },
       [](const Signature& s) { return "dtype " + std::string(DTypeName(s.dtype)); },
       ShapeText,
+      [](const Signature& s) {
+        return s.wire ? "compressed to " + std::string(DTypeName(*s.wire)) : "not compressed";
+      },
       [](const Signature& s) { return s.root < 0 ? "" : "root " + std::to_string(s.root); },
       [](const Signature& s) { return "prescale " + Number(s.prescale); },
       [](const Signature& s) { return "postscale " + Number(s.postscale); },
@@ -52,11 +57,39 @@ std::string RanksText(const RankRanges& ranks) {
   return (ranks.Count() == 1 ? "rank " : "ranks ") + ranks.ToString();
 }
 
+Origin FailOrigin(const Key& key, StatusCode code, const std::string& text) {
+  Origin origin;
+  origin.tensor = TensorName(key);
+  if (code == StatusCode::kMismatch) return origin;
+  // Behind the name, which may say anything, the ranks come first: see MismatchText and LeftText.
+  const std::string name = key.ToString();
+  const std::size_t named = text.find(name);
+  std::size_t at = text.find("rank", named == std::string::npos ? 0 : named + name.size());
+  if (at == std::string::npos) return origin;
+  at = text.find(' ', at);
+  if (at == std::string::npos) return origin;
+  int rank = -1;
+  const char* const end = text.data() + text.size();
+  if (std::from_chars(text.data() + at + 1, end, rank).ec == std::errc()) origin.rank = rank;
+  return origin;
+}
+
 std::string MismatchText(const Key& key, const std::vector<Variant>& variants,
                          std::uint32_t more_variants) {
   std::vector<const Variant*> valid;
+  std::vector<const Variant*> invalid;
   for (const Variant& v : variants) {
-    if (v.invalid.empty() && v.signature) valid.push_back(&v);
+    if (!v.invalid.empty()) {
+      invalid.push_back(&v);
+    } else if (v.signature) {
+      valid.push_back(&v);
+    }
+  }
+  // Whatever the order in which they arrived.
+  for (auto* const groups : {&valid, &invalid}) {
+    std::sort(groups->begin(), groups->end(), [](const Variant* a, const Variant* b) {
+      return a->ranks.First() < b->ranks.First();
+    });
   }
   std::vector<std::string> groups(valid.size());
   const auto join = [](std::string& to, const std::string& text) {
@@ -81,9 +114,8 @@ std::string MismatchText(const Key& key, const std::vector<Variant>& variants,
   }
   text += key.ToString() + ": ";
   bool first = true;
-  for (const Variant& v : variants) {
-    if (v.invalid.empty()) continue;
-    text += (first ? "" : "; ") + RanksText(v.ranks) + ": " + v.invalid;
+  for (const Variant* v : invalid) {
+    text += (first ? "" : "; ") + RanksText(v->ranks) + ": " + v->invalid;
     first = false;
   }
   const bool some_invalid = !first;

@@ -43,7 +43,7 @@ void Negotiator::Submit(std::vector<Request> requests, TimePoint now) {
     SetState* set = FindSet(request.key.set);
     if (set == nullptr || !set->self_member()) {
       RaiseFault(StatusCode::kProtocol, "a request for a set that this rank is not in",
-                 request.key.ToString());
+                 TensorName(request.key));
       return;
     }
     std::vector<Variant> variants;
@@ -51,7 +51,7 @@ void Negotiator::Submit(std::vector<Request> requests, TimePoint now) {
                         RankRanges::Single(options_.rank)});
     if (!set->AddReport(request.key, kSelf, std::move(variants), 0, request.absent, {}, now)) {
       RaiseFault(StatusCode::kProtocol, "a second request while the first is in flight",
-                 request.key.ToString());
+                 TensorName(request.key));
       return;
     }
     Advance(*set, request.key);
@@ -77,8 +77,8 @@ void Negotiator::Leave(const std::string& why, TimePoint now) {
   Due(now + options_.ping_interval);
 }
 
-void Negotiator::RaiseFault(StatusCode code, const std::string& text, const std::string& key) {
-  AdoptFault({code, text, options_.rank, options_.host, key, options_.unix_us()}, -1);
+void Negotiator::RaiseFault(StatusCode code, const std::string& text, const std::string& tensor) {
+  AdoptFault({code, text, options_.rank, options_.host, tensor, options_.unix_us()}, -1);
 }
 
 void Negotiator::AdoptFault(Cause cause, int from) {

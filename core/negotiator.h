@@ -68,12 +68,16 @@ struct Outgoing {
 
 // For the log of the seat (18).
 struct StallWarning {
-  Key key;
+  Key key;                 // of those that wait, the one that has waited longest
+  std::size_t others = 0;  // more keys that wait for some of the same ranks
   Duration waited{};
   RankRanges missing;                    // have not submitted it
   std::vector<RankActivity> activities;  // of some of them
   RankRanges silent;                     // did not even answer
+  RankRanges leaving;                    // not empty: no key, these wait in shutdown for `missing`
 };
+// `"w" and 8 others have waited 60 s; not submitted by rank 1; rank 1: last submitted "v" 61 s ago`
+std::string StallText(const StallWarning& warning);
 
 class Negotiator {
  public:
@@ -90,7 +94,7 @@ class Negotiator {
   void Leave(const std::string& why, TimePoint now);
   // The first cause that a rank sees counts; it floods (15). Rank, host and time are filled in
   // here.
-  void RaiseFault(StatusCode code, const std::string& text, const std::string& key);
+  void RaiseFault(StatusCode code, const std::string& text, const std::string& tensor);
 
   // A message of a neighbour. A message that no correct peer sends is a fault (kProtocol).
   void Receive(int from, MessageBody body, TimePoint now);
@@ -179,9 +183,12 @@ class Negotiator {
 
   // ---- negotiator_waiting.cc: stalls, pings, the end ----
   void CheckStalls(SetState& set, TimePoint now);
+  void ReportStalls(SetState& set, TimePoint now);  // to the seat
+  void Inquire(SetState& set, const std::vector<SetState::Undecided>& waiting, TimePoint now);
   void StartInquiry(SetState& set, const Key& key, PendingKey& pending, bool fault_after,
                     TimePoint now);
-  void FinishInquiry(SetState& set, const Key& key, PendingKey& pending, TimePoint now);
+  void FinishInquiry(SetState& set, const Key& key, PendingKey& pending,
+                     const std::vector<SetState::Undecided>& waiting, TimePoint now);
   void ReceiveQuery(const Key& key, TimePoint now);
   void ReceiveAnswer(int child, AnswerMessage answer, TimePoint now);
   void FinishQueries(TimePoint now);
@@ -213,7 +220,7 @@ class Negotiator {
   TimePoint left_since_{};
   std::optional<TimePoint>
       first_left_;  // the root's: since when somebody waits for the others' leaving
-  bool leaving_warned_ = false;
+  std::optional<TimePoint> next_leaving_warning_;
   bool bye_ = false;
   bool bye_acknowledged_ = false;  // told the parent
   bool closed_ = false;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/mismatch.h"
 #include "core/negotiator.h"
 
 namespace sirtaki::core {
@@ -69,7 +70,8 @@ bool Negotiator::ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& dec
     if (!MayBeDecided(set, fail->key)) return false;
     if (fail->key == Key::Join(set.number())) set.EndEpoch();
     set.Erase(fail->key);
-    decided.entries.push_back(DecidedFail{fail->key, Status(fail->code, fail->text)});
+    decided.entries.push_back(DecidedFail{
+        fail->key, Status(fail->code, fail->text, FailOrigin(fail->key, fail->code, fail->text))});
   } else if (const auto* evict = std::get_if<EvictEntry>(&entry)) {
     RememberEviction(set, evict->ids);
   } else if (const auto* join = std::get_if<JoinDoneEntry>(&entry)) {

@@ -1,20 +1,14 @@
 // The part of the negotiator that deals with waiting: who is late (18), who is lost (19), and the
 // end (17).
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include "core/mismatch.h"
 #include "core/negotiator.h"
+#include "core/text.h"
 
 namespace sirtaki::core {
 namespace {
-
-std::string Seconds(Duration duration) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.1f s", std::chrono::duration<double>(duration).count());
-  return text;
-}
 
 void AddActivities(std::vector<RankActivity>& into, std::vector<RankActivity> more) {
   for (RankActivity& activity : more) {
@@ -30,7 +24,36 @@ std::string ActivitiesText(const std::vector<RankActivity>& activities) {
   return text;
 }
 
+// `"w" and 8 others have waited 60 s`
+std::string WaitedText(const StallWarning& warning) {
+  std::string text = warning.key.ToString();
+  if (warning.others > 0) {
+    text += " and " + std::to_string(warning.others) + (warning.others == 1 ? " other" : " others");
+  }
+  return text + (warning.others > 0 ? " have waited " : " has waited ") +
+         DurationText(warning.waited);
+}
+
+// `ranks 0-1 have waited 60 s in shutdown for rank 2`
+std::string LeavingText(const StallWarning& warning) {
+  return RanksText(warning.leaving) + (warning.leaving.Count() == 1 ? " has" : " have") +
+         " waited " + DurationText(warning.waited) + " in shutdown for " +
+         RanksText(warning.missing);
+}
+
+bool HaveCommon(const std::vector<int>& a, const std::vector<int>& b) {
+  return std::find_first_of(a.begin(), a.end(), b.begin(), b.end()) != a.end();
+}
+
 }  // namespace
+
+std::string StallText(const StallWarning& warning) {
+  if (!warning.leaving.empty()) return LeavingText(warning);
+  std::string text = WaitedText(warning);
+  if (!warning.missing.empty()) text += "; not submitted by " + RanksText(warning.missing);
+  if (!warning.silent.empty()) text += "; no answer from " + RanksText(warning.silent);
+  return text + ActivitiesText(warning.activities);
+}
 
 void Negotiator::Due(TimePoint at) { next_deadline_ = std::min(next_deadline_, at); }
 
@@ -60,41 +83,85 @@ void Negotiator::CheckStalls(SetState& set, TimePoint now) {
   if (now < set.next_stall_check) return Due(set.next_stall_check);
 
   // A key that comes later cannot be due before this.
-  TimePoint next = now + first;
-  for (auto& [key, pending] : set.pending()) {
-    if (pending.forwarded) continue;
-    const Duration age = now - pending.since;
-    if (!set.seat()) {
-      if (pending.stall_reported) continue;
-      if (age < first) {
-        next = std::min(next, pending.since + first);
-        continue;
-      }
-      pending.stall_reported = true;
-      const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(age);
-      up_.push_back(StalledItem{key, waited.count()});
-      continue;
-    }
-    if (pending.inquiry && (pending.inquiry->awaited.empty() || now >= pending.inquiry->deadline)) {
-      FinishInquiry(set, key, pending, now);
-      if (faulted()) return;
-    }
-    if (pending.inquiry) {
-      next = std::min(next, pending.inquiry->deadline);
-    } else if (limit > Duration::zero() && age >= limit) {
-      StartInquiry(set, key, pending, /*fault_after=*/true, now);
-      next = std::min(next, pending.inquiry->awaited.empty() ? now : pending.inquiry->deadline);
-    } else if (warning > Duration::zero() && age >= warning && !pending.warned) {
-      StartInquiry(set, key, pending, /*fault_after=*/false, now);
-      next = std::min(next, pending.inquiry->awaited.empty() ? now : pending.inquiry->deadline);
-    } else {
-      if (limit > Duration::zero()) next = std::min(next, pending.since + limit);
-      if (warning > Duration::zero() && !pending.warned)
-        next = std::min(next, pending.since + warning);
-    }
+  set.next_stall_check = now + first;
+  if (set.seat()) {
+    std::vector<SetState::Undecided> waiting = set.UndecidedKeys();
+    // A key that a child told of came later than it has waited.
+    std::stable_sort(waiting.begin(), waiting.end(), [](const auto& a, const auto& b) {
+      return a.pending->since < b.pending->since;
+    });
+    Inquire(set, waiting, now);
+    if (faulted()) return;
+  } else {
+    ReportStalls(set, now);
   }
-  set.next_stall_check = next;
-  Due(next);
+  Due(set.next_stall_check);
+}
+
+// All that wait as soon as one has waited for long: the seat makes one warning of them.
+void Negotiator::ReportStalls(SetState& set, TimePoint now) {
+  const Duration first =
+      options_.stall_warning > Duration::zero() ? options_.stall_warning : options_.stall_limit;
+  std::vector<SetState::Undecided> waiting = set.UndecidedKeys();
+  std::erase_if(waiting, [](const auto& key) { return key.pending->stall_reported; });
+  bool overdue = false;
+  for (const auto& [key, pending] : waiting) {
+    overdue |= now - pending->since >= first;
+    set.next_stall_check = std::min(set.next_stall_check, pending->since + first);
+  }
+  if (!overdue) return;
+  for (const auto& [key, pending] : waiting) {
+    pending->stall_reported = true;
+    const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(now - pending->since);
+    up_.push_back(StalledItem{*key, waited.count()});
+  }
+  set.next_stall_check = now + first;
+}
+
+// At the seat: one question at a time, about the key that has waited longest. `waiting`: the oldest
+// first.
+void Negotiator::Inquire(SetState& set, const std::vector<SetState::Undecided>& waiting,
+                         TimePoint now) {
+  const Duration warning = options_.stall_warning;
+  const Duration limit = options_.stall_limit;
+  TimePoint& next = set.next_stall_check;
+  for (const auto& [key, pending] : waiting) {
+    if (!pending->inquiry) continue;
+    if (!pending->inquiry->awaited.empty() && now < pending->inquiry->deadline) {
+      next = std::min(next, pending->inquiry->deadline);
+      return;
+    }
+    FinishInquiry(set, *key, *pending, waiting, now);
+    if (faulted()) return;
+  }
+  std::erase_if(set.next_warning, [&](const auto& late) {
+    return std::none_of(waiting.begin(), waiting.end(), [&](const auto& key) {
+      return key.pending->warned && HaveCommon(set.Missing(*key.pending), {late.first});
+    });
+  });
+  const auto start = [&](const SetState::Undecided& key, bool fault_after) {
+    StartInquiry(set, *key.key, *key.pending, fault_after, now);
+    next = key.pending->inquiry->awaited.empty() ? now : key.pending->inquiry->deadline;
+  };
+  for (const SetState::Undecided& key : waiting) {
+    const TimePoint since = key.pending->since;
+    if (limit > Duration::zero()) {
+      if (now >= since + limit) return start(key, /*fault_after=*/true);
+      next = std::min(next, since + limit);
+    }
+    if (warning <= Duration::zero()) continue;
+    TimePoint due = since + warning;
+    if (now >= due) {
+      bool all_known = true;
+      for (const int late : set.Missing(*key.pending)) {
+        const auto known = set.next_warning.find(late);
+        all_known &= known != set.next_warning.end();
+        if (known != set.next_warning.end()) due = std::max(due, known->second);
+      }
+      if (!all_known || now >= due) return start(key, /*fault_after=*/false);
+    }
+    next = std::min(next, due);
+  }
 }
 
 void Negotiator::StartInquiry(SetState& set, const Key& key, PendingKey& pending, bool fault_after,
@@ -114,26 +181,36 @@ void Negotiator::StartInquiry(SetState& set, const Key& key, PendingKey& pending
   pending.inquiry = std::move(inquiry);
 }
 
-void Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pending, TimePoint now) {
+void Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pending,
+                               const std::vector<SetState::Undecided>& waiting, TimePoint now) {
   PendingKey::Inquiry inquiry = std::move(*pending.inquiry);
   pending.inquiry.reset();
-  pending.warned = true;
-  StallWarning warning{
-      key, now - pending.since, inquiry.missing, std::move(inquiry.activities), {}};
+  StallWarning warning;
+  warning.key = key;
+  warning.waited = now - pending.since;
+  warning.missing = inquiry.missing;
+  warning.activities = std::move(inquiry.activities);
   for (const int child : inquiry.awaited) warning.silent.Add(set.child_members(child));
+  // The next warning of this stall comes after as long again, and not one for each of its keys.
+  const std::vector<int> missing = set.Missing(pending);
+  for (const int late : missing) set.next_warning[late] = now + warning.waited;
+  for (const auto& [other, state] : waiting) {
+    if (!HaveCommon(missing, set.Missing(*state))) continue;
+    state->warned = true;
+    if (state != &pending) ++warning.others;
+  }
   // Everyone may have submitted while the question was under way.
   if (warning.missing.empty() && warning.silent.empty()) return;
-  if (inquiry.fault_after) {
-    RankRanges late = warning.missing;
-    late.Add(warning.silent);
-    RaiseFault(StatusCode::kTimedOut,
-               key.ToString() + " has waited " + Seconds(warning.waited) + " for " +
-                   RanksText(late) + ", longer than stall_limit (" + Seconds(options_.stall_limit) +
-                   ")" + ActivitiesText(warning.activities),
-               key.ToString());
+  if (!inquiry.fault_after) {
+    warnings_.push_back(std::move(warning));
     return;
   }
-  warnings_.push_back(std::move(warning));
+  RankRanges late = warning.missing;
+  late.Add(warning.silent);
+  RaiseFault(StatusCode::kTimedOut,
+             WaitedText(warning) + " for " + RanksText(late) + ", longer than stall_limit (" +
+                 DurationText(options_.stall_limit) + ")" + ActivitiesText(warning.activities),
+             TensorName(key));
 }
 
 void Negotiator::ReceiveQuery(const Key& key, TimePoint now) {
@@ -234,8 +311,8 @@ void Negotiator::WaitOn(SetState& set, TimePoint since, TimePoint now, int excep
     if (verdict.lost) {
       RaiseFault(StatusCode::kPeerLost,
                  "rank " + std::to_string(neighbour) + " is lost: it has not answered a ping for " +
-                     Seconds(liveness_.Unanswered(neighbour, now)) + " (peer_timeout is " +
-                     Seconds(options_.peer_timeout) + ")",
+                     DurationText(liveness_.Unanswered(neighbour, now)) + " (peer_timeout is " +
+                     DurationText(options_.peer_timeout) + ")",
                  "");
       return;
     }
@@ -253,24 +330,28 @@ void Negotiator::WaitOn(SetState& set, TimePoint since, TimePoint now, int excep
 void Negotiator::CheckLeaving(TimePoint now) {
   if (node_.parent >= 0 || left_.empty() || left_.Count() == world_size_) return;
   if (!first_left_) first_left_ = now;
-  const Duration waited = now - *first_left_;
-  RankRanges missing = RankRanges::Span(0, world_size_ - 1);
-  missing.Remove(left_);
+  StallWarning warning;
+  warning.waited = now - *first_left_;
+  warning.leaving = left_;
+  warning.missing = RankRanges::Span(0, world_size_ - 1);
+  warning.missing.Remove(left_);
   if (options_.stall_limit > Duration::zero()) {
-    if (waited >= options_.stall_limit) {
+    if (warning.waited >= options_.stall_limit) {
       RaiseFault(StatusCode::kTimedOut,
-                 RanksText(left_) + " has waited " + Seconds(waited) + " in shutdown for " +
-                     RanksText(missing) + ", longer than stall_limit (" +
-                     Seconds(options_.stall_limit) + ")",
-                 "shutdown");
+                 LeavingText(warning) + ", longer than stall_limit (" +
+                     DurationText(options_.stall_limit) + ")",
+                 "");
       return;
     }
     Due(*first_left_ + options_.stall_limit);
   }
-  if (options_.stall_warning <= Duration::zero() || leaving_warned_) return;
-  if (waited < options_.stall_warning) return Due(*first_left_ + options_.stall_warning);
-  leaving_warned_ = true;
-  warnings_.push_back({Key::Named(kWorldSet, "shutdown"), waited, std::move(missing), {}, {}});
+  if (options_.stall_warning <= Duration::zero()) return;
+  if (!next_leaving_warning_) next_leaving_warning_ = *first_left_ + options_.stall_warning;
+  if (now >= *next_leaving_warning_) {
+    next_leaving_warning_ = now + warning.waited;
+    warnings_.push_back(std::move(warning));
+  }
+  Due(*next_leaving_warning_);
 }
 
 void Negotiator::CheckBye(const LocalState& local) {

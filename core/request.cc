@@ -7,6 +7,8 @@
 #include <string_view>
 #include <tuple>
 
+#include "core/text.h"
+
 namespace sirtaki::core {
 namespace {
 
@@ -36,7 +38,8 @@ class Hasher {
 
 // The fields that are compared as they are; the factors are compared by their bits.
 auto Tie(const Signature& s) {
-  return std::tie(s.kind, s.reduction, s.dtype, s.device, s.slot, s.root, s.shape, s.layout);
+  return std::tie(s.kind, s.reduction, s.dtype, s.wire, s.device, s.slot, s.root, s.shape,
+                  s.layout);
 }
 
 }  // namespace
@@ -45,7 +48,7 @@ std::string Key::ToString() const {
   std::string text;
   switch (form) {
     case Form::kNamed:
-      text = "\"" + name + "\"";
+      text = Quoted(name);
       break;
     case Form::kUnnamed:
       text = "unnamed call #" + std::to_string(number);
@@ -97,6 +100,7 @@ std::string Signature::ToString() const {
     separator = ", ";
   }
   text += "]";
+  if (wire) text.append(" as ").append(DTypeName(*wire));
   if (device == DeviceKind::kCuda) text += " on CUDA device slot " + std::to_string(slot);
   if (Bits(prescale) != Bits(1.0)) text += ", prescale " + Shortest(prescale);
   if (Bits(postscale) != Bits(1.0)) text += ", postscale " + Shortest(postscale);
@@ -127,6 +131,7 @@ std::size_t SignatureHash::operator()(const Signature& signature) const noexcept
   hasher.Mix(Bits(signature.prescale));
   hasher.Mix(Bits(signature.postscale));
   hasher.Mix(signature.layout);
+  if (signature.wire) hasher.Mix(static_cast<std::uint64_t>(*signature.wire));
   return hasher.Get();
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,8 @@ struct Signature {
   OpKind kind = OpKind::kAllReduce;
   ReduceOp reduction = ReduceOp::kSum;  // all-reduce only, else kSum
   DType dtype = DType::kF32;
+  // All-reduce only: the 16-bit type that the elements travel as; none: they travel as they are.
+  std::optional<DType> wire = std::nullopt;
   DeviceKind device = DeviceKind::kHost;
   std::uint32_t slot = 0;           // the device's slot among the rank's devices
   std::int32_t root = -1;           // world rank of a broadcast's root, else -1

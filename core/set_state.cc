@@ -52,7 +52,7 @@ bool SetState::AddReport(const Key& key, int source, std::vector<Variant> varian
   PendingKey& pending = found->second;
   if (inserted) {
     pending.since = now;
-    NoteOrder(now, key);
+    NoteOrder(pending, key);
   }
   if (source == kSelf) {
     if (pending.self_reported) return false;
@@ -77,22 +77,23 @@ bool SetState::AddReport(const Key& key, int source, std::vector<Variant> varian
   return true;
 }
 
-void SetState::NoteOrder(TimePoint since, const Key& key) {
+void SetState::NoteOrder(PendingKey& pending, const Key& key) {
+  pending.order = next_order_++;
   // A key that waits for long must not make the list of those that came and went grow.
   if (order_.size() > 2 * pending_.size() + 64) {
     std::erase_if(order_, [&](const auto& entry) {
       const auto found = pending_.find(entry.second);
-      return found == pending_.end() || found->second.since != entry.first;
+      return found == pending_.end() || found->second.order != entry.first;
     });
   }
-  order_.emplace_back(since, key);
+  order_.emplace_back(pending.order, key);
 }
 
 PendingKey& SetState::AddPlaceholder(const Key& key, TimePoint since) {
   const auto [found, inserted] = pending_.try_emplace(key);
   if (inserted) {
     found->second.since = since;
-    NoteOrder(since, key);
+    NoteOrder(found->second, key);
   }
   return found->second;
 }
@@ -137,14 +138,21 @@ void SetState::AddSilent(PendingKey& pending) const {
   }
 }
 
+std::vector<SetState::Undecided> SetState::UndecidedKeys() {
+  std::vector<Undecided> keys;
+  for (const auto& [order, key] : order_) {
+    const auto found = pending_.find(key);
+    if (found != pending_.end() && found->second.order == order && !found->second.forwarded) {
+      keys.push_back({&found->first, &found->second});
+    }
+  }
+  return keys;
+}
+
 std::vector<Key> SetState::CompleteKeys() {
   std::vector<Key> keys;
-  for (const auto& [since, key] : order_) {
-    const auto found = pending_.find(key);
-    if (found != pending_.end() && found->second.since == since && !found->second.forwarded &&
-        Complete(found->second)) {
-      keys.push_back(key);
-    }
+  for (const Undecided& undecided : UndecidedKeys()) {
+    if (Complete(*undecided.pending)) keys.push_back(*undecided.key);
   }
   return keys;
 }
@@ -152,7 +160,7 @@ std::vector<Key> SetState::CompleteKeys() {
 std::optional<TimePoint> SetState::OldestPending() {
   while (!order_.empty()) {
     const auto found = pending_.find(order_.front().second);
-    if (found != pending_.end() && found->second.since == order_.front().first) {
+    if (found != pending_.end() && found->second.order == order_.front().first) {
       return found->second.since;
     }
     order_.pop_front();

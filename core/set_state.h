@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -22,6 +23,7 @@ inline constexpr int kSelf = -1;
 // A key that somebody in this subtree has reported and that is not decided.
 struct PendingKey {
   TimePoint since{};
+  std::uint64_t order = 0;  // of the first report, among all of the set
   int reports = 0;
   bool self_reported = false;
   std::vector<bool> child_reported;
@@ -40,7 +42,7 @@ struct PendingKey {
     bool fault_after = false;  // the limit has passed: its end is a fault
   };
   std::optional<Inquiry> inquiry;
-  bool warned = false;
+  bool warned = false;  // a warning has counted it
 };
 
 class SetState {
@@ -72,6 +74,12 @@ class SetState {
   std::vector<int> Missing(const PendingKey& pending) const;
   // Adds the members that are counted without having reported this use.
   void AddSilent(PendingKey& pending) const;
+  // Keys that are neither forwarded nor decided, in the order of their first report.
+  struct Undecided {
+    const Key* key;
+    PendingKey* pending;
+  };
+  std::vector<Undecided> UndecidedKeys();
   // Keys that became complete because somebody joined or left, in the order of their first report.
   std::vector<Key> CompleteKeys();
   // The oldest key that is not decided; drops what is gone.
@@ -95,11 +103,14 @@ class SetState {
   std::vector<Entry> decided;    // the seat's, not yet a batch
   bool joined_told = false;      // Joined was sent to the parent in this epoch
   TimePoint next_stall_check{};
+  // The seat's, by who is late (as of Missing()): when the next warning about them is due. Kept as
+  // long as a key waits for them that a warning has counted.
+  std::map<int, TimePoint> next_warning;
   TimePoint joined_since{};
 
  private:
   std::size_t Index(int child) const { return static_cast<std::size_t>(child); }
-  void NoteOrder(TimePoint since, const Key& key);
+  void NoteOrder(PendingKey& pending, const Key& key);
   bool Gone(int source) const;  // all its members have joined or left
 
   SetNumber number_;
@@ -111,7 +122,8 @@ class SetState {
   std::vector<int> children_;
   std::vector<RankRanges> child_members_;  // by child index
   std::unordered_map<Key, PendingKey, KeyHash> pending_;
-  std::deque<std::pair<TimePoint, Key>> order_;  // first reports; entries may be gone
+  std::deque<std::pair<std::uint64_t, Key>> order_;  // first reports; entries may be gone
+  std::uint64_t next_order_ = 0;
   bool self_joined_ = false;
   std::vector<int> joined_children_;
   RankRanges left_;

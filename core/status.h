@@ -34,7 +34,7 @@ std::string_view StatusCodeName(StatusCode code);
 struct Origin {
   int rank = -1;
   std::string host;
-  std::string tensor;
+  std::string tensor;  // the name as it was given (see TensorName in message.h)
   bool operator==(const Origin&) const = default;
 };
 
@@ -52,7 +52,8 @@ class [[nodiscard]] Status {
   const std::string& message() const { return message_; }
   const Origin& origin() const { return origin_; }
 
-  // "mismatch: all-reduce \"w\": … (from rank 3 on host b)". Never empty, "ok" when ok.
+  // "mismatch: all-reduce \"w\": … (from rank 3 on host b)". Never empty, "ok" when ok. Of the
+  // origin what the message does not say itself.
   std::string ToString() const;
 
   bool operator==(const Status&) const = default;

@@ -1,6 +1,7 @@
 #include "core/tensor_queue.h"
 
 #include "core/check.h"
+#include "core/message.h"
 
 namespace sirtaki::core {
 
@@ -23,7 +24,8 @@ Status TensorQueue::Push(const WorkPtr& work) {
     return {StatusCode::kDuplicateName,
             key.ToString() +
                 " is already in flight on this rank: wait for its handle before using it again, or "
-                "give each call a name of its own"};
+                "give each call a name of its own",
+            Origin{-1, {}, TensorName(key)}};
   }
   if (work->deadline != TimePoint::max()) deadlines_.emplace(work->deadline, work.get());
   if (!pending_.contains(key)) {
@@ -120,11 +122,12 @@ std::size_t TensorQueue::pending() const {
   return pending_.size() + held_count_;
 }
 
-TimePoint TensorQueue::EarliestDeadline(Key* key) const {
+TimePoint TensorQueue::EarliestDeadline(Key* key, Duration* limit) const {
   MutexLock lock(mutex_);
   if (deadlines_.empty()) return TimePoint::max();
   const auto& [deadline, work] = *deadlines_.begin();
   if (key != nullptr) *key = work->request.key;
+  if (limit != nullptr) *limit = deadline - work->submitted;
   return deadline;
 }
 

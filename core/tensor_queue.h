@@ -53,8 +53,8 @@ class TensorQueue {
 
   std::size_t pending() const SIRTAKI_EXCLUDES(mutex_);  // accepted and not resolved
   // Of the pending calls; TimePoint::max() if none has one. `key`, unless null, is set to that
-  // call's.
-  TimePoint EarliestDeadline(Key* key) const SIRTAKI_EXCLUDES(mutex_);
+  // call's, `limit` to the time that it was given.
+  TimePoint EarliestDeadline(Key* key, Duration* limit = nullptr) const SIRTAKI_EXCLUDES(mutex_);
 
  private:
   void Admit(const WorkPtr& work) SIRTAKI_REQUIRES(mutex_);

@@ -31,7 +31,7 @@
 //   signature:= [kind] [reduction] [dtype] [device] [which]  the fields that `which` names, in
 //   order:
 //               1 varint slot, 2 zigzag root, 4 fixed64 prescale, 8 fixed64 postscale, 16 fixed64
-//               layout; then varint dimension*
+//               layout, 32 the dtype that it travels as; then varint dimension*
 //   absent   := varint bits, then ceil(bits / 8) bytes, lowest bit first, the last one padded with
 //   zeros ranks    := range*, ascending                  range := varint gap, varint length - 1
 //               gap: from 0 for the first, else from the end of the one before plus 2, as ranges
@@ -210,13 +210,14 @@ class MessageWriter {
     const int which = (s.slot != 0 ? kSlot : 0) | (s.root != -1 ? kRoot : 0) |
                       (prescale != kDefaultFactor ? kPrescale : 0) |
                       (postscale != kDefaultFactor ? kPostscale : 0) |
-                      (s.layout != 0 ? kLayout : 0);
+                      (s.layout != 0 ? kLayout : 0) | (s.wire ? kWire : 0);
     out_.Byte(static_cast<std::uint8_t>(which));
     if ((which & kSlot) != 0) out_.Varint(s.slot);
     if ((which & kRoot) != 0) out_.Zigzag(s.root);
     if ((which & kPrescale) != 0) out_.Fixed64(prescale);
     if ((which & kPostscale) != 0) out_.Fixed64(postscale);
     if ((which & kLayout) != 0) out_.Fixed64(s.layout);
+    if ((which & kWire) != 0) out_.Byte(static_cast<std::uint8_t>(*s.wire));
     SIRTAKI_CHECK(s.shape.size() <= kMaxDimensions, "dimensions are checked at submission");
     out_.Varint(s.shape.size());
     for (std::int64_t dimension : s.shape) {

@@ -216,6 +216,9 @@ class MessageReader {
     if ((which & kPrescale) != 0) s->prescale = std::bit_cast<double>(in_.Fixed64("prescale"));
     if ((which & kPostscale) != 0) s->postscale = std::bit_cast<double>(in_.Fixed64("postscale"));
     if ((which & kLayout) != 0) s->layout = in_.Fixed64("bucket layout");
+    if ((which & kWire) != 0) {
+      s->wire = static_cast<DType>(in_.ByteUpTo("wire type", kDTypeCount - 1));
+    }
     const std::size_t count = in_.Count("dimensions", 1, kMaxDimensions);
     s->shape.reserve(count);
     for (std::size_t i = 0; i < count; ++i) {

@@ -35,7 +35,8 @@ enum SignatureField : std::uint8_t {
   kPrescale = 4,
   kPostscale = 8,
   kLayout = 16,
-  kAllFields = 31,
+  kWire = 32,
+  kAllFields = 63,
 };
 
 inline constexpr auto kLastCode = static_cast<std::uint8_t>(StatusCode::kUnsupported);

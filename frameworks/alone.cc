@@ -39,6 +39,7 @@ void ScaleWidened(DType dtype, const void* from, void* to, std::int64_t count, d
   }
 }
 
+// Nothing travels, so nothing is rounded to the type that it would travel as.
 void AllReduce(const core::Work& work, const core::Signature& signature) {
   const std::int64_t count = signature.ElementCount();
   const double factor = signature.prescale * signature.postscale;
@@ -77,10 +78,10 @@ Status RunAlone(const core::Work& work) {
   const core::Request& request = work.request;
   if (!request.invalid.empty()) {
     // The words that several ranks would get.
-    return {
-        StatusCode::kInvalidArgument,
-        core::MismatchText(request.key,
-                           {{request.signature, request.invalid, core::RankRanges::Single(0)}}, 0)};
+    const std::string text = core::MismatchText(
+        request.key, {{request.signature, request.invalid, core::RankRanges::Single(0)}}, 0);
+    return {StatusCode::kInvalidArgument, text,
+            core::FailOrigin(request.key, StatusCode::kInvalidArgument, text)};
   }
   const core::Signature& signature = *request.signature;
   const bool absent =

@@ -35,7 +35,7 @@ void SetDefaultSession(std::shared_ptr<Session> session) {
   // Registered after the medium has registered its own end, so it runs before that.
   holder.registered = std::atexit([] {
                         if (const auto last = DefaultSession()) {
-                          static_cast<void>(last->Shutdown("the program exited"));
+                          last->ShutdownAndLog("the program exited");
                         }
                       }) == 0;
 }

@@ -33,18 +33,6 @@ std::int64_t UnixMicroseconds() {
   return std::chrono::duration_cast<std::chrono::microseconds>(since).count();
 }
 
-void LogStall(const core::StallWarning& warning) {
-  std::ostringstream text;
-  text << warning.key.ToString() << " has waited for "
-       << std::chrono::duration_cast<std::chrono::seconds>(warning.waited).count() << " s";
-  if (!warning.missing.empty()) text << "; not submitted by rank " << warning.missing.ToString();
-  if (!warning.silent.empty()) text << "; no answer from rank " << warning.silent.ToString();
-  for (const core::RankActivity& activity : warning.activities) {
-    text << "; rank " << activity.rank << " " << activity.text;
-  }
-  core::Log(core::LogLevel::kWarning, text.str());
-}
-
 Status Refuse(const core::Work& work, Status why) {
   if (work.handle) {
     work.handle->Disown();
@@ -239,8 +227,8 @@ void Session::Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool sp
   lanes.chunk_bytes = config_.chunk_bytes;
   lanes.sets = {{core::kWorldSet, world}};
   lanes.large_lane_thread = !serialized;
-  lanes.on_failure = [&parts](const Status& why, const std::string& key) {
-    parts.engine->PostFailure(why, key);
+  lanes.on_failure = [&parts](const Status& why, const std::string& tensor) {
+    parts.engine->PostFailure(why, tensor);
   };
   lanes.on_progress = [&parts] { parts.engine->Ring(); };
   parts.lanes = std::make_unique<ops::HostLanes>(std::move(lanes), parts.medium->backend());
@@ -251,7 +239,9 @@ void Session::Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool sp
   engine.host = topology_.host;
   engine.spin = spin;
   engine.on_fault = [&parts](const Status&) { parts.medium->NoteFault(); };
-  engine.on_stall = LogStall;
+  engine.on_stall = [](const core::StallWarning& warning) {
+    core::Log(core::LogLevel::kWarning, core::StallText(warning));
+  };
   parts.engine = std::make_unique<core::Engine>(std::move(engine), parts.medium->transport(),
                                                 *parts.negotiator, parts.queue, *parts.lanes);
   parts.engine->StartThread();
@@ -348,6 +338,22 @@ Status Session::Shutdown(const std::string& why) {
   core::MutexLock lock(shutdown_mutex_);
   if (state_ != State::kGone) LeaveAndEnd(why);
   return fault();
+}
+
+void Session::ShutdownAndLog(const std::string& why) {
+  const Status status = Shutdown(why);
+  if (status.ok()) return;
+  core::Log(fault_seen_ ? core::LogLevel::kDebug : core::LogLevel::kWarning,
+            "shutdown: " + status.ToString());
+}
+
+void Session::NoteSeen(const Status& status) {
+  // The same on all ranks in the end, but a handle may have failed with a cause that an earlier one
+  // replaced: whoever has seen that has not seen this.
+  const Status known = fault();
+  if (!known.ok() && known.code() == status.code() && known.message() == status.message()) {
+    fault_seen_ = true;
+  }
 }
 
 void Session::LeaveAndEnd(const std::string& why) {

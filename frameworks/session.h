@@ -83,6 +83,11 @@ class Session {
   // until a fault. Idempotent; a second caller waits for the first. Returns the fault if there was
   // one.
   core::Status Shutdown(const std::string& why);
+  // For a caller who cannot return the fault: logs it, as a warning if nobody has seen it yet,
+  // else for debugging only.
+  void ShutdownAndLog(const std::string& why);
+  // A program was given this status: if it is the fault, it has seen it.
+  void NoteSeen(const core::Status& status);
 
  private:
   enum class State : std::uint8_t { kAlive, kLeaving, kGone };
@@ -111,6 +116,7 @@ class Session {
   core::Mutex shutdown_mutex_;         // held by who ends the session
   mutable core::Mutex end_mutex_;
   core::Status end_ SIRTAKI_GUARDED_BY(end_mutex_);  // the fault, for when the parts are gone
+  std::atomic<bool> fault_seen_{false};
   std::unique_ptr<Parts> parts_;
 };
 

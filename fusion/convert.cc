@@ -187,6 +187,77 @@ void RoundScaled(RoundFunction round, const float* in, std::uint16_t* out, std::
   }
 }
 
+WidenFunction WidenOf(core::DType half) {
+  return half == core::DType::kF16 ? Float16ToFloat : BFloat16ToFloat;
+}
+
+RoundFunction RoundOf(core::DType half) {
+  return half == core::DType::kF16 ? FloatToFloat16 : FloatToBFloat16;
+}
+
+bool IsHalf(core::DType dtype) { return dtype == core::DType::kF16 || dtype == core::DType::kBF16; }
+
+// Scaled in float64, before it is narrowed.
+void NarrowScaled(const double* in, float* out, std::int64_t count, Scale scale) {
+  double block[kBlock];
+  for (std::int64_t i = 0; i < count; i += kBlock) {
+    const std::int64_t n = std::min(kBlock, count - i);
+    const double* scaled = in + i;
+    if (!scale.identity()) {
+      ScaleFloating(in + i, block, n, scale);
+      scaled = block;
+    }
+    float* const to = out + i;
+    for (std::int64_t j = 0; j < n; ++j) to[j] = static_cast<float>(scaled[j]);
+  }
+}
+
+void WidenToDouble(const float* in, double* out, std::int64_t count, Scale scale) {
+  for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<double>(in[i]);
+  if (!scale.identity()) ScaleFloating(out, out, count, scale);
+}
+
+void ConvertFromDouble(const double* in, core::DType to, void* out, std::int64_t count,
+                       Scale scale) {
+  if (to == core::DType::kF32) return NarrowScaled(in, static_cast<float*>(out), count, scale);
+  float block[kBlock];
+  for (std::int64_t i = 0; i < count; i += kBlock) {
+    const std::int64_t n = std::min(kBlock, count - i);
+    NarrowScaled(in + i, block, n, scale);
+    RoundOf(to)(block, static_cast<std::uint16_t*>(out) + i, n);
+  }
+}
+
+void ConvertToDouble(core::DType from, const void* in, double* out, std::int64_t count,
+                     Scale scale) {
+  float block[kBlock];
+  for (std::int64_t i = 0; i < count; i += kBlock) {
+    const std::int64_t n = std::min(kBlock, count - i);
+    const float* wide = static_cast<const float*>(in) + i;
+    if (from != core::DType::kF32) {
+      WidenOf(from)(static_cast<const std::uint16_t*>(in) + i, block, n);
+      wide = block;
+    }
+    WidenToDouble(wide, out + i, n, scale);
+  }
+}
+
+// Precondition: different types, and not the two half types.
+void ConvertFloating(core::DType from, const void* in, core::DType to, void* out,
+                     std::int64_t count, Scale scale) {
+  if (from == core::DType::kF64) {
+    ConvertFromDouble(static_cast<const double*>(in), to, out, count, scale);
+  } else if (to == core::DType::kF64) {
+    ConvertToDouble(from, in, static_cast<double*>(out), count, scale);
+  } else if (to == core::DType::kF32) {
+    WidenScaled(WidenOf(from), static_cast<const std::uint16_t*>(in), static_cast<float*>(out),
+                count, scale);
+  } else {
+    RoundScaled(RoundOf(to), static_cast<const float*>(in), static_cast<std::uint16_t*>(out), count,
+                scale);
+  }
+}
+
 }  // namespace
 
 namespace internal {
@@ -231,6 +302,15 @@ void FloatToBFloat16(const float* in, std::uint16_t* out, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) out[i] = RoundToBFloat16(in[i]);
 }
 
+void RoundThrough(core::DType half, float* values, std::int64_t count, Scale scale) {
+  std::uint16_t block[kBlock];
+  for (std::int64_t i = 0; i < count; i += kBlock) {
+    const std::int64_t n = std::min(kBlock, count - i);
+    Convert(core::DType::kF32, values + i, half, block, n, scale);
+    Convert(half, block, core::DType::kF32, values + i, n);
+  }
+}
+
 core::DType AccumulationType(core::DType dtype, core::ReduceOp reduction) {
   const bool average = reduction == core::ReduceOp::kAverage;
   switch (dtype) {
@@ -259,19 +339,12 @@ void Convert(core::DType from, const void* in, core::DType to, void* out, std::i
   const bool widens = core::SizeOf(from) < core::SizeOf(to);
   const core::DType narrow = widens ? from : to;
   const core::DType wide = widens ? to : from;
-  if (AccumulationType(narrow) == wide) {
-    const bool f16 = narrow == core::DType::kF16;
-    if (widens) {
-      WidenScaled(f16 ? Float16ToFloat : BFloat16ToFloat, static_cast<const std::uint16_t*>(in),
-                  static_cast<float*>(out), count, scale);
-    } else {
-      RoundScaled(f16 ? FloatToFloat16 : FloatToBFloat16, static_cast<const float*>(in),
-                  static_cast<std::uint16_t*>(out), count, scale);
-    }
-    return;
+  if (core::IsFloating(from) && core::IsFloating(to) && !(IsHalf(from) && IsHalf(to))) {
+    return ConvertFloating(from, in, to, out, count, scale);
   }
-  SIRTAKI_CHECK(AccumulationType(narrow, core::ReduceOp::kAverage) == wide,
-                "only a type and what its reductions are kept in are converted");
+  SIRTAKI_CHECK(
+      AccumulationType(narrow, core::ReduceOp::kAverage) == wide,
+      "only floating types, and a type and what its reductions are kept in, are converted");
   switch (narrow) {
     case core::DType::kU8:
       return ConvertIntegers<std::uint8_t, std::int32_t>(widens, in, out, count, scale);

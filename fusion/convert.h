@@ -23,11 +23,17 @@ struct Scale {
 // the sum does not wrap before it is divided; else itself.
 core::DType AccumulationType(core::DType dtype, core::ReduceOp reduction = core::ReduceOp::kSum);
 
-// out[i] = in[i], converted and scaled. The types are equal, or one is the AccumulationType of the
-// other. Types without an arithmetic here (half to the same half, bool) take no scale. The
-// memories are disjoint, or the same if the types are. Any alignment that suits the types.
+// out[i] = in[i], converted and scaled. The types are equal, both floating but not the two half
+// types, or one is the AccumulationType of the other. Between floating types the scale is computed
+// in the wider one; float64 becomes a half type by way of float32, as in LibTorch. Types without an
+// arithmetic here (half to the same half, bool) take no scale. The memories are disjoint, or the
+// same if the types are. Any alignment that suits the types.
 void Convert(core::DType from, const void* in, core::DType to, void* out, std::int64_t count,
              Scale scale = {});
+
+// What is left of the values when they have travelled as `half` (float16 or bfloat16): scaled in
+// float32, rounded once, widened again. In place.
+void RoundThrough(core::DType half, float* values, std::int64_t count, Scale scale = {});
 
 // The conversions by themselves. Rounding is to nearest even; subnormals, infinities and the sign
 // of zero are kept; a NaN stays a NaN (quiet).

@@ -40,7 +40,7 @@ struct Cutting {
 // Not thread-safe; refers to the tensors' memory, owns none.
 class FusedVector {
  public:
-  // `moved`: the type in which elements move: `dtype` itself, or its AccumulationType.
+  // `moved`: the type in which elements move: `dtype` itself, or one that Convert takes.
   FusedVector(core::DType dtype, core::DType moved, std::vector<Piece> pieces,
               const Cutting& cutting);
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -15,6 +16,7 @@ struct GroupClass {
   core::OpKind kind;
   core::ReduceOp reduction;
   core::DType dtype;
+  std::optional<core::DType> wire;
   core::DeviceKind device;
   std::uint32_t slot;
   std::int32_t root;
@@ -24,8 +26,9 @@ struct GroupClass {
 
   bool operator==(const GroupClass& other) const {
     return kind == other.kind && reduction == other.reduction && dtype == other.dtype &&
-           device == other.device && slot == other.slot && root == other.root &&
-           prescale == other.prescale && postscale == other.postscale && *silent == *other.silent;
+           wire == other.wire && device == other.device && slot == other.slot &&
+           root == other.root && prescale == other.prescale && postscale == other.postscale &&
+           *silent == *other.silent;
   }
 };
 
@@ -39,6 +42,7 @@ struct GroupClassHash {
     mix(static_cast<std::uint64_t>(c.kind) << 32 | static_cast<std::uint64_t>(c.reduction) << 24 |
         static_cast<std::uint64_t>(c.dtype) << 16 | static_cast<std::uint64_t>(c.device));
     mix(static_cast<std::uint64_t>(c.slot) << 32 | static_cast<std::uint32_t>(c.root));
+    if (c.wire) mix(static_cast<std::uint64_t>(*c.wire));
     mix(c.prescale);
     mix(c.postscale);
     for (const core::RankRange& range : c.silent->ranges()) {
@@ -53,6 +57,7 @@ GroupClass ClassOf(const core::RunItem& item) {
   return {s.kind,
           s.reduction,
           s.dtype,
+          s.wire,
           s.device,
           s.slot,
           s.root,

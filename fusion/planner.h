@@ -22,13 +22,15 @@ struct Limits {
 // Indices into batch.items, in the order of the batch.
 struct Group {
   Lane lane = Lane::kSmall;
-  std::int64_t bytes = 0;  // all-reduce, broadcast: of all tensors; all-gather: 0
+  // All-reduce, broadcast: of all tensors, in their own type; all-gather: 0.
+  std::int64_t bytes = 0;
   std::vector<std::size_t> items;
 };
 
-// Tensors share a group if kind, reduction, dtype, device, root, factors and silent ranks are
-// equal, and their absence is. Order within the batch is otherwise free: groups come in the order
-// of their first item. Items with absent_everywhere are in no group: there is nothing to move.
+// Tensors share a group if kind, reduction, dtype, wire type, device, root, factors and silent
+// ranks are equal, and their absence is. Order within the batch is otherwise free: groups come in
+// the order of their first item. Items with absent_everywhere are in no group: there is nothing to
+// move.
 std::vector<Group> Plan(const core::RunBatch& batch, const Limits& limits);
 
 }  // namespace sirtaki::fusion

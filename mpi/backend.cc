@@ -186,4 +186,27 @@ std::unique_ptr<ops::Completion> Backend::AllGatherV(Channel channel, const void
   return Run(channel, std::move(calls));
 }
 
+std::unique_ptr<ops::Completion> Backend::AllToAll(Channel channel, const void* input, void* output,
+                                                   std::int64_t bytes) {
+  const std::int64_t size = std::max(communicators_.For(channel).size, 1);
+  const std::int64_t step = std::max<std::int64_t>(options_.max_call_bytes / size, 1);
+  std::vector<Call> calls;
+  std::shared_ptr<const SliceType> slice;
+  for (std::int64_t first = 0; first < bytes; first += step) {
+    const std::int64_t part = std::min(step, bytes - first);
+    Call& call = calls.emplace_back();
+    call.kind = Call::Kind::kAllToAll;
+    call.input = static_cast<const std::byte*>(input) + first;
+    call.output = At(output, first);
+    call.count = static_cast<int>(part);
+    if (part == bytes) break;  // the parts as they lie
+    if (part < step || slice == nullptr) slice = std::make_shared<const SliceType>(part, bytes);
+    if (!slice->status().ok()) return std::make_unique<Operation>(slice->status());
+    call.count = 1;
+    call.type = slice->get();
+    call.slice = slice;
+  }
+  return Run(channel, std::move(calls));
+}
+
 }  // namespace sirtaki::mpi

@@ -48,6 +48,8 @@ class Backend final : public ops::Backend {
                                              std::int64_t bytes) override;
   std::unique_ptr<ops::Completion> AllGatherV(ops::Channel channel, const void* input, void* output,
                                               std::span<const std::int64_t> bytes) override;
+  std::unique_ptr<ops::Completion> AllToAll(ops::Channel channel, const void* input, void* output,
+                                            std::int64_t bytes) override;
 
   // No new operation and no further call of one under way starts. MPI has no means to interrupt a
   // call that blocks: its thread stays in it for the life of the process, and a polled operation

@@ -25,6 +25,10 @@ Status RunBlocking(const Call& call, MPI_Comm comm) {
       return Check(MPI_Allgatherv(call.input, call.count, call.type, call.output,
                                   call.counts.data(), call.displacements.data(), call.type, comm),
                    "MPI_Allgatherv");
+    case Call::Kind::kAllToAll:
+      return Check(
+          MPI_Alltoall(call.input, call.count, call.type, call.output, call.count, call.type, comm),
+          "MPI_Alltoall");
   }
   return Status::Ok();
 }
@@ -47,6 +51,10 @@ Status StartPolled(const Call& call, MPI_Comm comm, MPI_Request* request) {
           MPI_Iallgatherv(call.input, call.count, call.type, call.output, call.counts.data(),
                           call.displacements.data(), call.type, comm, request),
           "MPI_Iallgatherv");
+    case Call::Kind::kAllToAll:
+      return Check(MPI_Ialltoall(call.input, call.count, call.type, call.output, call.count,
+                                 call.type, comm, request),
+                   "MPI_Ialltoall");
   }
   return Status::Ok();
 }
@@ -61,6 +69,8 @@ const char* TestName(Call::Kind kind) {
       return "MPI_Test of MPI_Iallgather";
     case Call::Kind::kAllGatherV:
       return "MPI_Test of MPI_Iallgatherv";
+    case Call::Kind::kAllToAll:
+      return "MPI_Test of MPI_Ialltoall";
   }
   return "MPI_Test";
 }
@@ -74,6 +84,23 @@ void KeepForever(std::vector<Call> calls) {
 }
 
 }  // namespace
+
+SliceType::SliceType(std::int64_t bytes, std::int64_t stride) {
+  MPI_Datatype slice = MPI_DATATYPE_NULL;
+  status_ =
+      Check(MPI_Type_contiguous(static_cast<int>(bytes), MPI_BYTE, &slice), "MPI_Type_contiguous");
+  if (!status_.ok()) return;
+  status_ = Check(MPI_Type_create_resized(slice, 0, static_cast<MPI_Aint>(stride), &type_),
+                  "MPI_Type_create_resized");
+  if (status_.ok()) status_ = Check(MPI_Type_commit(&type_), "MPI_Type_commit");
+  MPI_Type_free(&slice);
+}
+
+SliceType::~SliceType() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (type_ != MPI_DATATYPE_NULL && finalized == 0) MPI_Type_free(&type_);
+}
 
 void StopSign::Set(const Status& why) {
   core::MutexLock lock(mutex_);

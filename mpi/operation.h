@@ -15,17 +15,35 @@
 
 namespace sirtaki::mpi {
 
+// `bytes` bytes of every `stride`: the same slice of parts that follow each other. MPI may use a
+// type until the calls with it are over, so it lives as long as they do.
+class SliceType {
+ public:
+  SliceType(std::int64_t bytes, std::int64_t stride);
+  ~SliceType();
+  SliceType(const SliceType&) = delete;
+  SliceType& operator=(const SliceType&) = delete;
+
+  MPI_Datatype get() const { return type_; }
+  const core::Status& status() const { return status_; }  // whether MPI has made it
+
+ private:
+  MPI_Datatype type_ = MPI_DATATYPE_NULL;
+  core::Status status_;
+};
+
 // A collective call of MPI, with counts that fit MPI's int.
 struct Call {
-  enum class Kind : std::uint8_t { kAllReduce, kBroadcast, kAllGather, kAllGatherV };
+  enum class Kind : std::uint8_t { kAllReduce, kBroadcast, kAllGather, kAllGatherV, kAllToAll };
   Kind kind = Kind::kAllReduce;
-  const void* input = nullptr;  // gathers only
+  const void* input = nullptr;  // gathers and all-to-all
   void* output = nullptr;
-  int count = 0;
+  int count = 0;  // all-to-all: of each part
   MPI_Datatype type = MPI_BYTE;
-  MPI_Op op = MPI_SUM;      // all-reduce only
-  int root = 0;             // broadcast only
-  std::vector<int> counts;  // kAllGatherV only, with the displacements
+  std::shared_ptr<const SliceType> slice;  // owns `type`, if that is not MPI's own
+  MPI_Op op = MPI_SUM;                     // all-reduce only
+  int root = 0;                            // broadcast only
+  std::vector<int> counts;                 // kAllGatherV only, with the displacements
   std::vector<int> displacements;
 };
 

@@ -47,8 +47,8 @@ class Backend {
   virtual core::Status AddSet(core::SetNumber set, const core::RankRanges& members) = 0;
 
   // Sums `count` elements in place. dtype: the types that have an arithmetic of their own here
-  // (u8 i8 i16 i32 i64 f32 f64); integers wrap. Half types are widened by the lane before they come
-  // here.
+  // (u8 i8 i16 i32 i64 f32 f64); integers wrap. The lane reduces half types itself, by
+  // AllToAll and AllGather, or widens them before they come here.
   virtual std::unique_ptr<Completion> AllReduceSum(Channel channel, void* buffer,
                                                    std::int64_t count, core::DType dtype) = 0;
   // `root`: index among the members.
@@ -60,6 +60,11 @@ class Backend {
   // Member i gives bytes[i]; they follow each other in `output`.
   virtual std::unique_ptr<Completion> AllGatherV(Channel channel, const void* input, void* output,
                                                  std::span<const std::int64_t> bytes) = 0;
+
+  // `input` and `output` hold a part of `bytes` bytes for each member: part j of member i's input
+  // becomes part i of member j's output. The memories are disjoint.
+  virtual std::unique_ptr<Completion> AllToAll(Channel channel, const void* input, void* output,
+                                               std::int64_t bytes) = 0;
 
   // After a fault: blocked calls should return with an error if the medium can do that, and nothing
   // new starts. The lanes call it when they stop. The first reason stays. Thread-safe, never

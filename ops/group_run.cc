@@ -1,8 +1,14 @@
 #include "ops/group_run.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <exception>
 #include <new>
+#include <optional>
 #include <utility>
+
+#include "ops/kernels.h"
 
 namespace sirtaki::ops {
 namespace {
@@ -47,37 +53,141 @@ fusion::FusedVector FuseItems(const GroupTask& task, core::DType moved,
   return {task.signature().dtype, moved, std::move(pieces), cutting};
 }
 
+// The 16-bit type that the elements are rounded to on their way, by their own type or by request.
+// None for a set of one: nothing travels, so nothing is rounded.
+std::optional<core::DType> WireType(const GroupTask& task) {
+  const core::Signature& signature = task.signature();
+  if (signature.kind != core::OpKind::kAllReduce || task.members.Count() == 1) return std::nullopt;
+  if (signature.wire) return signature.wire;
+  const bool half = signature.dtype == core::DType::kF16 || signature.dtype == core::DType::kBF16;
+  return half ? std::optional(signature.dtype) : std::nullopt;
+}
+
+// Where the factors of an all-reduce are applied. Tensors that are compressed on the way are
+// multiplied by prescale before they are rounded, so that it can bring them into the range of the
+// wire type, and by postscale after they are widened again: in their own precision, both. The
+// average is divided before it is rounded. Nothing is rounded but what travels.
+struct Factors {
+  fusion::Scale load;
+  fusion::Scale sum;  // of what was added up, before it is rounded
+  fusion::Scale store;
+};
+
+Factors FactorsOf(const GroupTask& task, bool compressed) {
+  const core::Signature& signature = task.signature();
+  Factors factors;
+  if (signature.reduction == core::ReduceOp::kAverage) factors.sum.divisor = task.members.Count();
+  factors.load.factor = signature.prescale;
+  (compressed ? factors.store : factors.sum).factor = signature.postscale;
+  return factors;
+}
+
+// Each window is summed by the backend, in a type that has a sum. What is compressed is rounded
+// as if it had travelled so, but travels as float32: the small lane's tensors, where one short
+// operation is worth more than half the bytes.
 class AllReduceRun : public GroupRun {
  public:
   AllReduceRun(const GroupTaskPtr& group, Backend& backend, Staging& staging,
                const fusion::Cutting& cutting, const std::atomic<bool>& stop)
       : GroupRun(group, backend, staging, stop),
-        vector_(FuseItems(
-            *group,
-            fusion::AccumulationType(group->signature().dtype, group->signature().reduction),
-            cutting, ReducedPiece)),
-        before_{.factor = group->signature().prescale},
-        after_{.factor = group->signature().postscale} {
-    if (group->signature().reduction == core::ReduceOp::kAverage) {
-      after_.divisor = group->members.Count();
-    }
-  }
+        compressed_(WireType(*group) ? group->signature().wire : std::nullopt),
+        vector_(FuseItems(*group,
+                          compressed_ ? core::DType::kF32
+                                      : fusion::AccumulationType(group->signature().dtype,
+                                                                 group->signature().reduction),
+                          cutting, ReducedPiece)),
+        factors_(FactorsOf(*group, compressed_.has_value())) {}
 
  private:
   bool Next() override {
     void* const staging = staging_.Reserve(vector_.staging_bytes());
-    if (next_ > 0) vector_.Store(vector_.windows()[next_ - 1], staging, after_);
+    if (next_ > 0) Store(vector_.windows()[next_ - 1], staging);
     if (next_ == vector_.windows().size()) return false;
     const fusion::Window& window = vector_.windows()[next_++];
-    void* const memory = vector_.Load(window, staging, before_);
+    void* const memory = vector_.Load(window, staging, factors_.load);
+    if (compressed_) RoundThrough(memory, window.count, {});
     Begin(backend_.AllReduceSum(task()->channel, memory, window.count, vector_.moved()));
     return true;
   }
 
+  void Store(const fusion::Window& window, void* staging) const {
+    if (!compressed_) return vector_.Store(window, staging, factors_.sum);
+    RoundThrough(vector_.Memory(window, staging), window.count, factors_.sum);
+    vector_.Store(window, staging, factors_.store);
+  }
+
+  void RoundThrough(void* memory, std::int64_t count, fusion::Scale scale) const {
+    fusion::RoundThrough(*compressed_, static_cast<float*>(memory), count, scale);
+  }
+
+  const std::optional<core::DType> compressed_;
   const fusion::FusedVector vector_;
-  const fusion::Scale before_;
-  fusion::Scale after_;
+  const Factors factors_;
   std::size_t next_ = 0;  // window
+};
+
+// Elements travel as 16 bits, twice: each member gets everybody's part of its own chunk of the
+// window, reduces it in float32 in the order of the members, rounds the result once, and gives it
+// to all. Everyone takes what was gathered, so all have the same bits.
+//
+// Half tensors are not rounded before they travel: their prescale waits until they are widened.
+class HalfReduceRun : public GroupRun {
+ public:
+  HalfReduceRun(const GroupTaskPtr& group, core::DType wire, Backend& backend, Staging& staging,
+                const fusion::Cutting& cutting, const std::atomic<bool>& stop)
+      : GroupRun(group, backend, staging, stop),
+        vector_(FuseItems(*group, wire, {.chunk_bytes = cutting.chunk_bytes}, ReducedPiece)),
+        members_(group->members.Count()),
+        factors_(FactorsOf(*group, group->signature().wire.has_value())) {
+    if (!group->signature().wire) std::swap(factors_.load, widen_);
+    for (const fusion::Window& window : vector_.windows()) {
+      staging_bytes_ = std::max(staging_bytes_, 2 * members_ * ChunkBytes(window));
+    }
+  }
+
+ private:
+  enum class Step : std::uint8_t { kExchange, kGather, kStore };
+
+  bool Next() override {
+    if (vector_.windows().empty()) return false;
+    // The window, filled up to a chunk for each member; behind it what the others give.
+    auto* const whole = static_cast<std::byte*>(staging_.Reserve(staging_bytes_));
+    const fusion::Window* window = &vector_.windows()[window_];
+    if (step_ == Step::kStore) {
+      vector_.Store(*window, whole, factors_.store);
+      if (++window_ == vector_.windows().size()) return false;
+      window = &vector_.windows()[window_];
+      step_ = Step::kExchange;
+    }
+    const std::int64_t chunk = ChunkBytes(*window);
+    std::byte* const parts = whole + members_ * chunk;
+    if (step_ == Step::kExchange) {
+      vector_.Load(*window, whole, factors_.load);
+      const std::int64_t filled = window->count * kElementBytes;
+      std::memset(whole + filled, 0, static_cast<std::size_t>(members_ * chunk - filled));
+      Begin(backend_.AllToAll(task()->channel, whole, parts, chunk));
+      step_ = Step::kGather;
+    } else {
+      ReduceHalf(vector_.moved(), parts, members_, chunk / kElementBytes, widen_, factors_.sum);
+      Begin(backend_.AllGather(task()->channel, parts, whole, chunk));
+      step_ = Step::kStore;
+    }
+    return true;
+  }
+
+  std::int64_t ChunkBytes(const fusion::Window& window) const {
+    return ((window.count - 1) / members_ + 1) * kElementBytes;
+  }
+
+  static constexpr std::int64_t kElementBytes = 2;
+
+  const fusion::FusedVector vector_;
+  const std::int64_t members_;
+  Factors factors_;
+  fusion::Scale widen_;
+  std::int64_t staging_bytes_ = 0;
+  std::size_t window_ = 0;
+  Step step_ = Step::kExchange;
 };
 
 class BroadcastRun : public GroupRun {
@@ -243,8 +353,13 @@ std::unique_ptr<GroupRun> GroupRun::Make(const GroupTaskPtr& task, Backend& back
                                          Staging& staging, const fusion::Cutting& cutting,
                                          const std::atomic<bool>& stop) {
   switch (task->signature().kind) {
-    case core::OpKind::kAllReduce:
+    case core::OpKind::kAllReduce: {
+      const std::optional<core::DType> wire = WireType(*task);
+      if (wire && task->channel.lane == fusion::Lane::kLarge) {
+        return std::make_unique<HalfReduceRun>(task, *wire, backend, staging, cutting, stop);
+      }
       return std::make_unique<AllReduceRun>(task, backend, staging, cutting, stop);
+    }
     case core::OpKind::kBroadcast:
       return std::make_unique<BroadcastRun>(task, backend, staging, cutting, stop);
     case core::OpKind::kAllGather:

@@ -22,7 +22,7 @@ struct GroupTask {
   Channel channel;
   core::RankRanges members;
   int rank = 0;                      // this one
-  std::vector<core::RunItem> items;  // not empty; one kind, dtype, root and scale
+  std::vector<core::RunItem> items;  // not empty; one kind, dtype, wire type, root and scale
   core::TimePoint since{};
 
   const core::Signature& signature() const { return *items.front().signature; }

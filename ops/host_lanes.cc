@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/message.h"
 #include "core/thread_annotations.h"
 #include "ops/group_run.h"
 #include "ops/staging.h"
@@ -46,7 +47,7 @@ void CompleteAll(const std::vector<core::RunItem>& items, const Status& status) 
 Status Describe(const Status& status, const GroupTask& task) {
   core::Origin origin = status.origin();
   if (origin.rank < 0) origin.rank = task.rank;
-  if (origin.tensor.empty()) origin.tensor = task.items.front().key.ToString();
+  if (origin.tensor.empty()) origin.tensor = core::TensorName(task.items.front().key);
   return {status.code(), task.ToString() + ": " + status.message(), std::move(origin)};
 }
 
@@ -154,7 +155,7 @@ void HostLanes::Impl::Stop(const Status& reason, const GroupTask* task) {
   }
   // The group first: who finds its handle failed must find the fault as well.
   if (task != nullptr && options.on_failure) {
-    options.on_failure(reason, task->items.front().key.ToString());
+    options.on_failure(reason, core::TensorName(task->items.front().key));
   }
   // What runs keeps its memory: the run itself refers to its task.
   for (const auto& [number, group] : failed) CompleteAll(group->items, reason);

@@ -20,13 +20,11 @@ struct HostLanesOptions {
   std::int64_t chunk_bytes = std::int64_t{1} << 20;
   std::map<core::SetNumber, core::RankRanges> sets;
   bool large_lane_thread = true;  // false (MPI_THREAD_SERIALIZED): large work is non-blocking too
-  // An operation failed: called once, from whatever thread saw it, with the tensor it concerns.
-  std::function<void(const core::Status& why, const std::string& key)> on_failure;
+  // An operation failed: called once, from whatever thread saw it, with the name of the tensor it
+  // concerns.
+  std::function<void(const core::Status& why, const std::string& tensor)> on_failure;
   // Something finished on the large lane (rings the engine's doorbell).
   std::function<void()> on_progress;
-  // What keeps the backend alive, for a thread that is left behind in it. Null: the backend
-  // outlives the process's use of it in any case.
-  std::shared_ptr<void> backend_owner;
 };
 
 // Start, Step, NeedsStepping and Abandon are called under the engine's token, the rest by anyone.
@@ -36,6 +34,7 @@ struct HostLanesOptions {
 // callbacks are not called after the destructor.
 class HostLanes : public core::Executor {
  public:
+  // `backend` must outlive a thread that is left behind in it.
   HostLanes(HostLanesOptions options, Backend& backend);
   // Joins the large lane's thread if it is idle; a thread that is stuck in the medium after a fault
   // is left behind with everything it refers to. Abandons first if something is unfinished.

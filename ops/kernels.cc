@@ -1,5 +1,8 @@
 #include "ops/kernels.h"
 
+#include <algorithm>
+#include <cstddef>
+
 #include "core/check.h"
 
 namespace sirtaki::ops {
@@ -40,6 +43,25 @@ void AddInto(core::DType dtype, void* accumulator, const void* addend, std::int6
       break;
   }
   core::CheckFailed(__FILE__, __LINE__, "HasSum(dtype)", "this type has no sum of its own");
+}
+
+void ReduceHalf(core::DType dtype, void* parts, std::int64_t members, std::int64_t count,
+                fusion::Scale before, fusion::Scale after) {
+  constexpr core::DType kWide = core::DType::kF32;
+  constexpr std::int64_t kBlock = 2048;  // both blocks stay in the cache's first level
+  float sum[kBlock];
+  float addend[kBlock];
+  const auto element = static_cast<std::int64_t>(core::SizeOf(dtype));
+  auto* const bytes = static_cast<std::byte*>(parts);
+  for (std::int64_t i = 0; i < count; i += kBlock) {
+    const std::int64_t n = std::min(kBlock, count - i);
+    fusion::Convert(dtype, bytes + i * element, kWide, sum, n, before);
+    for (std::int64_t m = 1; m < members; ++m) {
+      fusion::Convert(dtype, bytes + (m * count + i) * element, kWide, addend, n, before);
+      AddInto(kWide, sum, addend, n);
+    }
+    fusion::Convert(kWide, sum, dtype, bytes + i * element, n, after);
+  }
 }
 
 }  // namespace sirtaki::ops

@@ -18,6 +18,20 @@ std::string ValidateShape(const core::Signature& signature) {
   return {};
 }
 
+std::string ValidateWire(const core::Signature& signature) {
+  if (!signature.wire) return {};
+  if (signature.kind != core::OpKind::kAllReduce) return "compression is for all-reduce only";
+  if (signature.dtype != core::DType::kF32 && signature.dtype != core::DType::kF64) {
+    return "compression is for float32 and float64, not for " +
+           std::string(core::DTypeName(signature.dtype));
+  }
+  if (*signature.wire != core::DType::kF16 && *signature.wire != core::DType::kBF16) {
+    return "compression is to float16 or bfloat16, not to " +
+           std::string(core::DTypeName(*signature.wire));
+  }
+  return {};
+}
+
 std::string ValidateFactor(const char* name, double factor, const core::Signature& signature) {
   if (factor == 1.0) return {};
   if (signature.kind != core::OpKind::kAllReduce) {
@@ -61,6 +75,7 @@ std::string ValidateRequest(const core::Signature& signature, const core::RankRa
   } else if (signature.root != -1) {
     return kind + " has no root";
   }
+  if (std::string why = ValidateWire(signature); !why.empty()) return why;
   if (std::string why = ValidateFactor("prescale", signature.prescale, signature); !why.empty()) {
     return why;
   }

@@ -10,7 +10,8 @@
 
 #include "core/mismatch.h"
 #include "core/rank_ranges.h"
-#include "frameworks/torch/pending_tensor.h"
+#include "core/text.h"
+#include "frameworks/torch/blocking.h"
 #include "frameworks/torch/throw.h"
 
 namespace sirtaki::detail {
@@ -26,16 +27,6 @@ std::uint64_t Hash(const std::string& text) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
   }
   return hash;
-}
-
-at::Tensor AllGather(const at::Tensor& tensor, const std::string& name,
-                     const std::shared_ptr<SessionState>& session) {
-  TensorCall call;
-  call.kind = core::OpKind::kAllGather;
-  call.tensor = tensor;
-  call.name = name;
-  call.will_wait = true;
-  return PendingTensor::Start(std::move(call), session)->Synchronize();
 }
 
 // Strings with their lengths before them, so that a name may hold any character.
@@ -79,7 +70,7 @@ std::vector<std::string> ExchangeTexts(const std::string& name, const std::strin
   at::Tensor digest = at::empty({1, 2}, at::kLong);
   digest.mutable_data_ptr<std::int64_t>()[0] = static_cast<std::int64_t>(Hash(text));
   digest.mutable_data_ptr<std::int64_t>()[1] = static_cast<std::int64_t>(text.size());
-  const at::Tensor digests = AllGather(digest, name, session);
+  const at::Tensor digests = AllGatherBlocking(digest, name, session);
   const std::int64_t* values = digests.const_data_ptr<std::int64_t>();
   const std::int64_t size = digests.size(0);
   bool equal = true;
@@ -90,7 +81,7 @@ std::vector<std::string> ExchangeTexts(const std::string& name, const std::strin
 
   at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
   if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  const at::Tensor all = AllGather(bytes, name + "/texts", session);
+  const at::Tensor all = AllGatherBlocking(bytes, name + "/texts", session);
   const char* from = static_cast<const char*>(all.const_data_ptr());
   std::vector<std::string> texts;
   for (std::int64_t rank = 0; rank < size; ++rank) {
@@ -106,13 +97,15 @@ void AgreeOnErrors(const std::string& what, const std::string& error,
   AgreeOnList(what, {}, error, session);
 }
 
-void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
-                 const std::string& error, const std::shared_ptr<SessionState>& session) {
+std::vector<std::vector<std::string>> ExchangeLists(const std::string& what,
+                                                    const std::vector<std::string>& list,
+                                                    const std::string& error,
+                                                    const std::shared_ptr<SessionState>& session) {
   const std::string text = error.empty() ? Join(list) : kError + error;
   std::vector<std::string> texts;
   if (session->topology().size > 1) texts = ExchangeTexts("sirtaki/" + what, text, session);
   if (texts.empty()) {
-    if (error.empty()) return;
+    if (error.empty()) return {};
     texts.assign(static_cast<std::size_t>(session->topology().size), text);
   }
   std::vector<std::vector<std::string>> lists;
@@ -120,30 +113,46 @@ void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
     if (of_rank[0] == kError) ThrowFirstError(what, texts);
     lists.push_back(Split(of_rank));
   }
+  return lists;
+}
+
+void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
+                 const std::string& error, const std::shared_ptr<SessionState>& session) {
+  const auto lists = ExchangeLists(what, list, error, session);
+  if (lists.empty()) return;
   ThrowStatus(core::Status(core::StatusCode::kMismatch, what + ": " + FirstDifference(lists)));
+}
+
+std::string GroupsText(const std::vector<std::string>& item_of_rank) {
+  std::vector<std::pair<std::string, core::RankRanges>> groups;
+  for (std::size_t rank = 0; rank < item_of_rank.size(); ++rank) {
+    const std::string& item = item_of_rank[rank];
+    auto group = std::find_if(groups.begin(), groups.end(),
+                              [&item](const auto& known) { return known.first == item; });
+    if (group == groups.end()) group = groups.insert(group, {item, {}});
+    group->second.Add(static_cast<int>(rank));
+  }
+  std::string text;
+  const char* separator = "";
+  for (const auto& [item, ranks] : groups) {
+    text += separator + core::Escaped(item) + " on " + core::RanksText(ranks);
+    separator = "; ";
+  }
+  return text;
 }
 
 std::string FirstDifference(const std::vector<std::vector<std::string>>& list_of_rank) {
   std::size_t longest = 0;
   for (const auto& list : list_of_rank) longest = std::max(longest, list.size());
   for (std::size_t i = 0; i < longest; ++i) {
-    std::vector<std::pair<std::string, core::RankRanges>> groups;
-    for (std::size_t rank = 0; rank < list_of_rank.size(); ++rank) {
-      const auto& list = list_of_rank[rank];
-      const std::string item = i < list.size() ? list[i] : "nothing more";
-      auto group = std::find_if(groups.begin(), groups.end(),
-                                [&item](const auto& known) { return known.first == item; });
-      if (group == groups.end()) group = groups.insert(group, {item, {}});
-      group->second.Add(static_cast<int>(rank));
+    std::vector<std::string> items;
+    for (const auto& list : list_of_rank) {
+      items.push_back(i < list.size() ? list[i] : "nothing more");
     }
-    if (groups.size() == 1) continue;
-    std::string text = "the ranks differ, first in entry " + std::to_string(i) + ": ";
-    const char* separator = "";
-    for (const auto& [item, ranks] : groups) {
-      text += separator + item + " on " + core::RanksText(ranks);
-      separator = "; ";
+    if (std::all_of(items.begin(), items.end(), [&](const auto& it) { return it == items[0]; })) {
+      continue;
     }
-    return text;
+    return "the ranks differ, first in entry " + std::to_string(i) + ": " + GroupsText(items);
   }
   return "the ranks differ";
 }

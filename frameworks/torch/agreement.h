@@ -23,6 +23,15 @@ void AgreeOnErrors(const std::string& what, const std::string& error,
 void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
                  const std::string& error, const std::shared_ptr<SessionState>& session);
 
+// As AgreeOnList, but gives the lists of all ranks if they differ, and nothing if they are equal.
+std::vector<std::vector<std::string>> ExchangeLists(const std::string& what,
+                                                    const std::vector<std::string>& list,
+                                                    const std::string& error,
+                                                    const std::shared_ptr<SessionState>& session);
+
+// Pure: "a on ranks 0, 2; b on rank 1".
+std::string GroupsText(const std::vector<std::string>& item_of_rank);
+
 // Pure: what AgreeOnList says about lists that differ. Precondition: they differ.
 std::string FirstDifference(const std::vector<std::vector<std::string>>& list_of_rank);
 

@@ -1,16 +1,10 @@
 #include "sirtaki/broadcast.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <torch/nn/module.h>
-#include <torch/optim/optimizer.h>
-#include <torch/serialize/archive.h>
 
-#include <cstdint>
-#include <cstring>
 #include <exception>
 #include <memory>
-#include <sstream>
 #include <utility>
 
 #include "frameworks/torch/agreement.h"
@@ -88,35 +82,6 @@ void BroadcastAll(const NamedList& list, int root_rank, const Session& session) 
   if (first_error) std::rethrow_exception(first_error);
 }
 
-std::string Save(const torch::optim::Optimizer& optimizer) {
-  torch::serialize::OutputArchive archive;
-  optimizer.save(archive);
-  std::ostringstream stream;
-  archive.save_to(stream);
-  return std::move(stream).str();
-}
-
-void Load(torch::optim::Optimizer& optimizer, const at::Tensor& bytes) {
-  torch::serialize::InputArchive archive;
-  archive.load_from(static_cast<const char*>(bytes.const_data_ptr()),
-                    static_cast<std::size_t>(bytes.numel()));
-  // load() adds to what is there.
-  optimizer.state().clear();
-  optimizer.load(archive);
-}
-
-std::vector<std::string> DescribeGroups(const torch::optim::Optimizer& optimizer, int root_rank) {
-  std::vector<std::string> lines = {"root rank " + std::to_string(root_rank)};
-  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
-    const auto& parameters = optimizer.param_groups()[g].params();
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      lines.push_back("parameter " + std::to_string(i) + " of group " + std::to_string(g) + ", " +
-                      detail::TypeAndShape(parameters[i]));
-    }
-  }
-  return lines;
-}
-
 }  // namespace
 
 void broadcast_parameters(const torch::nn::Module& module, int root_rank, const Session& session) {
@@ -140,48 +105,6 @@ void broadcast_parameters(const std::vector<at::Tensor>& tensors, int root_rank,
     list.Add("tensor " + std::to_string(list.names.size()), tensor);
   }
   BroadcastAll(list, root_rank, session);
-}
-
-// By the optimizer's own save and load, which know all optimizers and map parameters by position.
-void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,
-                               const Session& session) {
-  const std::string what = "broadcast_optimizer_state";
-  const StatePtr state = detail::StateOf(session);
-  detail::ThrowIfError(state->Check());
-  detail::AgreeOnList(what, DescribeGroups(optimizer, root_rank), "", state);
-  CheckRoot(root_rank, state);
-  if (state->topology().size == 1) return;
-
-  const bool is_root = state->topology().rank == root_rank;
-  std::string error;
-  std::string saved;
-  if (is_root) {
-    try {
-      saved = Save(optimizer);
-    } catch (const std::exception& failure) {
-      error = std::string("the state cannot be saved: ") + failure.what();
-    }
-  }
-  detail::AgreeOnErrors(what + "/save", error, state);
-
-  at::Tensor length = at::empty({1}, at::kLong);
-  *length.mutable_data_ptr<std::int64_t>() = static_cast<std::int64_t>(saved.size());
-  StartBroadcast(length, root_rank, what + "/length", state)->Synchronize();
-  at::Tensor bytes = at::empty({*length.const_data_ptr<std::int64_t>()}, at::kByte);
-  if (is_root && !saved.empty()) {
-    std::memcpy(bytes.mutable_data_ptr(), saved.data(), saved.size());
-    saved = std::string();
-  }
-  StartBroadcast(bytes, root_rank, what + "/bytes", state)->Synchronize();
-
-  if (!is_root) {
-    try {
-      Load(optimizer, bytes);
-    } catch (const std::exception& failure) {
-      error = std::string("the state cannot be loaded: ") + failure.what();
-    }
-  }
-  detail::AgreeOnErrors(what + "/load", error, state);
 }
 
 }  // namespace sirtaki

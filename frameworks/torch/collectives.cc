@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "frameworks/torch/compression.h"
 #include "frameworks/torch/pending_tensor.h"
 #include "frameworks/torch/session_state.h"
 #include "frameworks/torch/throw.h"
@@ -17,7 +18,8 @@ core::ReduceOp Translate(ReduceOp op) {
   return op == ReduceOp::Average ? core::ReduceOp::kAverage : core::ReduceOp::kSum;
 }
 
-TensorCall AllreduceCall(const at::Tensor& tensor, const AllreduceOptions& options, Form form) {
+TensorCall AllreduceCall(const at::Tensor& tensor, const AllreduceOptions& options, Form form,
+                         const Session& session) {
   TensorCall call;
   call.kind = core::OpKind::kAllReduce;
   call.tensor = tensor;
@@ -27,6 +29,11 @@ TensorCall AllreduceCall(const at::Tensor& tensor, const AllreduceOptions& optio
   call.prescale = options.prescale();
   call.postscale = options.postscale();
   call.timeout = options.timeout();
+  // An undefined tensor has no type; that it is undefined is told to all ranks later.
+  if (options.compression() != Compression::None && tensor.defined()) {
+    call.wire = detail::WireType(options.compression(), options.compression_scope(),
+                                 detail::StateOf(session)->topology(), tensor.scalar_type());
+  }
   return call;
 }
 
@@ -75,22 +82,22 @@ at::Tensor synchronize(const Handle& handle) { return PendingOf(handle).Synchron
 
 at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options,
                      const Session& session) {
-  return Run(AllreduceCall(tensor, options, Form::kNew), session);
+  return Run(AllreduceCall(tensor, options, Form::kNew, session), session);
 }
 
 at::Tensor allreduce_(const at::Tensor& tensor, const AllreduceOptions& options,
                       const Session& session) {
-  return Run(AllreduceCall(tensor, options, Form::kInPlace), session);
+  return Run(AllreduceCall(tensor, options, Form::kInPlace, session), session);
 }
 
 Handle allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options,
                        const Session& session) {
-  return Start(AllreduceCall(tensor, options, Form::kNew), session);
+  return Start(AllreduceCall(tensor, options, Form::kNew, session), session);
 }
 
 Handle allreduce_async_(const at::Tensor& tensor, const AllreduceOptions& options,
                         const Session& session) {
-  return Start(AllreduceCall(tensor, options, Form::kInPlace), session);
+  return Start(AllreduceCall(tensor, options, Form::kInPlace, session), session);
 }
 
 at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& options,

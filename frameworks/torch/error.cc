@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/status.h"
+#include "frameworks/session.h"
 #include "frameworks/torch/throw.h"
 #include "sirtaki/version.h"
 
@@ -73,6 +74,8 @@ const char* version() noexcept {
 namespace detail {
 
 void ThrowStatus(const core::Status& status) {
+  // Not said again at the end of the process's own session; of others the end is returned.
+  if (const auto own = frameworks::DefaultSession()) own->NoteSeen(status);
   const core::Origin& from = status.origin();
   throw Error(static_cast<ErrorCode>(status.code()), status.ToString(),
               ErrorOrigin{from.rank, from.host, from.tensor});

@@ -6,15 +6,16 @@
 #include <exception>
 #include <utility>
 
+#include "core/text.h"
 #include "core/wire.h"
 #include "frameworks/torch/agreement.h"
+#include "frameworks/torch/equality.h"
 #include "frameworks/torch/gradient_rule.h"
 #include "frameworks/torch/named_parameters.h"
 #include "frameworks/torch/parameter_gradient.h"
 #include "frameworks/torch/pending_tensor.h"
 #include "frameworks/torch/session_state.h"
 #include "frameworks/torch/throw.h"
-#include "sirtaki/error.h"
 #include "sirtaki/optimizer.h"
 
 namespace sirtaki::detail {
@@ -40,11 +41,13 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   void Synchronize();
   void SynchronizeUnlessDone();
   void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
+  void BeforeForward();
   at::Tensor AverageLoss(const at::Tensor& loss);
   void NewClosure() { synchronized_ = false; }
   Scope NoSync();
   Scope SkipSynchronize();
   const std::shared_ptr<SessionState>& session() const { return session_; }
+  const std::string& prefix() const { return prefix_; }
 
  private:
   struct Member {
@@ -60,6 +63,7 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   bool AveragedElsewhere(const Member& member) const;
   void SubmitMissing();
   void StartAnew();
+  void CheckParametersWhenDue();
 
   const std::shared_ptr<SessionState> session_;
   const NamedTensors names_;
@@ -72,6 +76,8 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   std::vector<Member> members_;
   // All gradients are averaged, and no step has used them yet.
   bool synchronized_ = false;
+  const std::int64_t check_every_;  // steps; 0: never
+  std::int64_t steps_ = 0;
   int skips_ = 0;                           // scopes of skip_synchronize
   std::atomic<bool> backward_ends_{false};  // a call at the end of this backward is on order
 };
@@ -83,15 +89,19 @@ std::string WhyTooLong(const std::vector<std::string>& names, const std::string&
   const std::size_t most = core::kMaxNameBytes - std::min(prefix.size(), core::kMaxNameBytes);
   for (const std::string& name : names) {
     if (name.size() <= most) continue;
-    return "a parameter's name of " + std::to_string(name.size()) + " bytes, \"" +
-           name.substr(0, 40) + "...\"; at most " + std::to_string(most) + " are allowed";
+    return "a parameter's name is too long: " + core::Quoted(name) + "; at most " +
+           std::to_string(most) + " bytes are allowed";
   }
   return {};
 }
 
-void ThrowInvalid(const std::string& text, const std::string& tensor, const SessionState& session) {
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, text,
-                           core::Origin{session.topology().rank, "", tensor}));
+// The first gradient that is still under way, in an error's words.
+[[noreturn]] void ThrowOutstanding(const std::string& what, const ParameterGradient& first,
+                                   const std::string& cure, const SessionState& session) {
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                           what + " while gradients are being reduced (" +
+                               core::Quoted(first.name()) + " is the first): " + cure,
+                           core::Origin{session.topology().rank, "", first.key()}));
 }
 
 }  // namespace
@@ -101,7 +111,8 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
     : session_(std::move(session)),
       names_(std::move(names)),
       rule_(std::make_shared<const GradientRule>(MakeRule(options, after_backward))),
-      invalid_(WhyInvalid(options)) {
+      invalid_(WhyInvalid(options)),
+      check_every_(options.check_parameters_every()) {
   const int number = session_->NextOptimizerNumber();
   std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
   if (!options.name().empty()) suffix = ":" + options.name();
@@ -128,8 +139,9 @@ std::vector<GradientPtr> GradientReducer::Impl::GradientsOf(const NamedParameter
         session_->gradients().OfParameter(named.parameters[i].unsafeGetTensorImpl());
     if (gradient) {
       if (&gradient->rule() != rule_.get() && !CanShare(gradient->rule(), *rule_)) {
-        *error = "the gradient of \"" + name + "\" is reduced for another optimizer or module (" +
-                 ToText(gradient->rule()) + "; here " + ToText(*rule_) +
+        *error = "the gradient of " + core::Quoted(name) +
+                 " is reduced for another optimizer or module (" + ToText(gradient->rule()) +
+                 "; here " + ToText(*rule_) +
                  "): optimizers of the same parameter need the same options and no hook, and a "
                  "module that averages gradients takes an optimizer that does not";
         return gradients;
@@ -137,8 +149,8 @@ std::vector<GradientPtr> GradientReducer::Impl::GradientsOf(const NamedParameter
     } else {
       const std::string key = prefix_ + name;
       if (session_->gradients().OfKey(key)) {
-        *error = "the name \"" + name + "\" is in use by another optimizer (" + key +
-                 "): give optimizers different names";
+        *error = "the name " + core::Quoted(name) + " is in use by another optimizer (" +
+                 core::Quoted(key) + "): give optimizers different names";
         return gradients;
       }
       gradient = std::make_shared<ParameterGradient>(
@@ -281,6 +293,7 @@ void GradientReducer::Impl::OnSubmitted() {
     const auto alive = self.lock();
     if (!alive) return;
     alive->backward_ends_ = false;
+    alive->CheckParametersWhenDue();
     alive->Synchronize();
     alive->AfterStep();
   });
@@ -291,11 +304,11 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
   const ParameterGradient* const outstanding = FirstOutstanding();
   if (skips_ > 0) {
     if (outstanding == nullptr) return;
-    ThrowInvalid("step() in a scope of skip_synchronize() while gradients are being reduced (\"" +
-                     outstanding->name() + "\" is the first): call synchronize() before it",
-                 outstanding->name(), *session_);
+    ThrowOutstanding("step() in a scope of skip_synchronize()", *outstanding,
+                     "call synchronize() before it", *session_);
   }
   Scan(optimizer);
+  CheckParametersWhenDue();
   // A closure makes the gradients; only what a backward() before it has left is waited for here.
   if (!with_closure || outstanding != nullptr) SynchronizeUnlessDone();
 }
@@ -307,14 +320,34 @@ void GradientReducer::Impl::AfterStep() {
 
 void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
   if (const ParameterGradient* const outstanding = FirstOutstanding()) {
-    ThrowInvalid("zero_grad() while gradients are being reduced (\"" + outstanding->name() +
-                     "\" is the first): call step() or synchronize() after backward() first; a "
-                     "backward() whose gradients this optimizer has no use for goes into a scope "
-                     "of its no_sync()",
-                 outstanding->name(), *session_);
+    ThrowOutstanding("zero_grad()", *outstanding,
+                     "call step() or synchronize() after backward() first; a backward() whose "
+                     "gradients this optimizer has no use for goes into a scope of its no_sync()",
+                     *session_);
   }
   Scan(optimizer);
   StartAnew();
+}
+
+void GradientReducer::Impl::CheckParametersWhenDue() {
+  if (check_every_ == 0 || steps_++ % check_every_ != 0) return;
+  std::vector<std::string> names;
+  std::vector<at::Tensor> parameters;
+  for (const Member& member : members_) {
+    names.push_back(member.gradient->name());
+    parameters.push_back(member.gradient->parameter());
+  }
+  CheckEqual("check_parameters of the " + what_, names, parameters, session_);
+}
+
+void GradientReducer::Impl::BeforeForward() {
+  // Activation checkpointing runs parts of the forward pass anew within backward().
+  if (torch::autograd::get_current_graph_task_id() != -1) return;
+  if (FirstOutstanding() != nullptr) {
+    backward_ends_ = false;
+    Synchronize();
+  }
+  for (const Member& member : members_) member.gradient->Attach();
 }
 
 void GradientReducer::Impl::StartAnew() {
@@ -411,6 +444,8 @@ std::function<at::Tensor()> GradientReducer::Wrap(std::function<at::Tensor()> cl
 
 Scope GradientReducer::NoSync() { return impl().NoSync(); }
 Scope GradientReducer::SkipSynchronize() { return impl().SkipSynchronize(); }
+void GradientReducer::BeforeForward() { impl().BeforeForward(); }
+const std::string& GradientReducer::prefix() const { return impl().prefix(); }
 Session GradientReducer::session() const { return Session(impl().session()); }
 
 }  // namespace sirtaki::detail

@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "core/text.h"
 #include "frameworks/torch/tensor_bridge.h"
 
 namespace sirtaki::detail {
@@ -16,7 +17,7 @@ NamedParameters MatchNames(const torch::optim::Optimizer& optimizer,
   std::unordered_set<std::string> names;
   for (const auto& [name, tensor] : named_tensors) {
     if (!names.insert(name).second) {
-      named.error = "the parameter name \"" + name + "\" is given twice";
+      named.error = "the parameter name " + core::Quoted(name) + " is given twice";
       return named;
     }
     // Of several names of one tensor (tied weights) the first counts.
@@ -47,7 +48,7 @@ NamedParameters MatchNames(const torch::optim::Optimizer& optimizer,
 std::vector<std::string> DescribeAll(const NamedParameters& named) {
   std::vector<std::string> list;
   for (std::size_t i = 0; i < named.names.size(); ++i) {
-    list.push_back("\"" + named.names[i] + "\" " + TypeAndShape(named.parameters[i]) +
+    list.push_back(core::Quoted(named.names[i]) + " " + TypeAndShape(named.parameters[i]) +
                    (named.parameters[i].requires_grad() ? "" : ", frozen"));
   }
   return list;

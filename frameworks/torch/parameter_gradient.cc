@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/text.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
 
@@ -88,14 +89,16 @@ void ParameterGradient::Detach() {
   accumulator_.reset();
 }
 
+core::Status ParameterGradient::Refused(const std::string& text) const {
+  return core::Status(core::StatusCode::kInvalidArgument, text,
+                      core::Origin{session_->topology().rank, "", what_.key});
+}
+
 void ParameterGradient::ThrowWrittenAgain() const {
-  ThrowStatus(core::Status(
-      core::StatusCode::kInvalidArgument,
-      "backward() met the gradient of \"" + what_.name +
-          "\" while it is being reduced: call step() or synchronize() on the optimizer between two "
-          "backward(), and zero_grad() after that; to accumulate, declare it with "
-          "backward_passes_per_step or no_sync()",
-      core::Origin{session_->topology().rank, "", what_.name}));
+  ThrowStatus(Refused("backward() met the gradient of " + core::Quoted(what_.name) +
+                      " while it is being reduced: call step() or synchronize() on the optimizer "
+                      "between two backward(), and zero_grad() after that; to accumulate, declare "
+                      "it with backward_passes_per_step or no_sync()"));
 }
 
 // Before the node adds to memory that the reduction is reading.
@@ -202,11 +205,9 @@ core::Status ParameterGradient::CollectFromHook() {
   const at::Tensor result = finish_hook_().detach();
   if (!result.defined() || result.numel() != moved_.numel() ||
       result.scalar_type() != moved_.scalar_type() || !result.device().is_cpu()) {
-    return core::Status(core::StatusCode::kInvalidArgument,
-                        "the communication hook gave " + TypeAndShape(result) +
-                            " for the gradient of \"" + what_.name + "\", " + TypeAndShape(moved_) +
-                            ": type and number of elements have to be equal",
-                        core::Origin{session_->topology().rank, "", what_.name});
+    return Refused("the communication hook gave " + TypeAndShape(result) + " for the gradient of " +
+                   core::Quoted(what_.name) + ", " + TypeAndShape(moved_) +
+                   ": type and number of elements have to be equal");
   }
   Deliver(result.reshape(moved_.sizes()));
   return {};
@@ -217,12 +218,10 @@ core::Status ParameterGradient::Collect() {
   const at::Tensor& now = what_.parameter.grad();
   const bool same = now.is_same(found_);
   if (!same || (now.defined() && VersionOf(now) != version_)) {
-    return core::Status(core::StatusCode::kInvalidArgument,
-                        "the gradient of \"" + what_.name + "\" was " +
-                            (same ? "changed" : "replaced") +
-                            " while it was being reduced: call step() or synchronize() on the "
-                            "optimizer before zero_grad() and before changing gradients",
-                        core::Origin{session_->topology().rank, "", what_.name});
+    return Refused("the gradient of " + core::Quoted(what_.name) + " was " +
+                   (same ? "changed" : "replaced") +
+                   " while it was being reduced: call step() or synchronize() on the optimizer "
+                   "before zero_grad() and before changing gradients");
   }
   if (handle_->absent_everywhere()) return {};
   if (what_.rule->hook) return CollectFromHook();
@@ -240,10 +239,8 @@ core::Status ParameterGradient::Finish() {
     status = handle_->status();
   } else {
     // Its submission threw in backward(), and the program went on.
-    status = core::Status(core::StatusCode::kInvalidArgument,
-                          "the reduction of the gradient of \"" + what_.name +
-                              "\" could not be started in backward(), which threw the reason",
-                          core::Origin{session_->topology().rank, "", what_.name});
+    status = Refused("the reduction of the gradient of " + core::Quoted(what_.name) +
+                     " could not be started in backward(), which threw the reason");
   }
   struct Reset {
     ParameterGradient& self;

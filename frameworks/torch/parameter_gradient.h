@@ -71,6 +71,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
 
   void OnAccumulate() const;  // before the gradient is written
   void OnGradient();          // after it was written
+  core::Status Refused(const std::string& text) const;
   [[noreturn]] void ThrowWrittenAgain() const;
   void Detach();
   // Why there is no memory, for the peers to learn it as well; empty if there is.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/rank_ranges.h"
+#include "core/text.h"
 #include "core/wire.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
@@ -23,6 +24,7 @@ constexpr std::chrono::hours kEndlessTimeout{24 * 365 * 10};
 
 // Why this rank's arguments are wrong, whatever the others'; empty if they are not.
 std::string WhyInvalid(const TensorCall& call, const core::Signature& signature, int size) {
+  if (!call.invalid.empty()) return call.invalid;
   std::string why = WhyNotMovable(call.tensor);
   if (why.empty()) {
     why = ops::ValidateRequest(signature, core::RankRanges::Span(0, size - 1),
@@ -33,7 +35,7 @@ std::string WhyInvalid(const TensorCall& call, const core::Signature& signature,
     return "in place on a tensor whose elements share memory (expanded); make it contiguous first";
   }
   if (call.timeout.count() < 0) {
-    return "the timeout is negative: " + std::to_string(call.timeout.count()) + " ms";
+    return "the timeout is negative: " + core::DurationText(call.timeout);
   }
   return {};
 }
@@ -42,9 +44,9 @@ std::string WhyInvalid(const TensorCall& call, const core::Signature& signature,
 void CheckName(const std::string& name) {
   if (name.size() <= core::kMaxNameBytes) return;
   ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                           "a name of " + std::to_string(name.size()) + " bytes, \"" +
-                               name.substr(0, 40) + "...\"; at most " +
-                               std::to_string(core::kMaxNameBytes) + " are allowed"));
+                           "the name " + core::Quoted(name) + " is too long; at most " +
+                               std::to_string(core::kMaxNameBytes) + " bytes are allowed",
+                           core::Origin{-1, {}, name}));
 }
 
 }  // namespace
@@ -57,6 +59,7 @@ core::Signature PendingTensor::MakeSignature(const TensorCall& call, int size,
     signature.reduction = call.reduction;
     signature.prescale = call.prescale;
     signature.postscale = call.postscale;
+    signature.wire = call.wire;
   }
   if (call.kind == core::OpKind::kBroadcast) signature.root = call.root;
   if (call.kind == core::OpKind::kAllGather && !signature.shape.empty()) {
@@ -126,7 +129,7 @@ std::shared_ptr<PendingTensor> PendingTensor::Start(TensorCall call,
   request.key = call.name.empty() ? core::Key::Unnamed(core::kWorldSet, 0)
                                   : core::Key::Named(core::kWorldSet, call.name);
   pending->what_ = std::string(core::OpKindName(call.kind)) +
-                   (call.name.empty() ? " without a name" : " \"" + call.name + "\"");
+                   (call.name.empty() ? " without a name" : " " + core::Quoted(call.name));
   request.signature = std::make_shared<const core::Signature>(
       MakeSignature(call, pending->session_->topology().size, &request.invalid));
   if (request.invalid.empty()) request.invalid = pending->TryGiveMemory(call, *work);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "core/request.h"
@@ -19,13 +20,18 @@ struct TensorCall {
   core::OpKind kind = core::OpKind::kAllReduce;
   at::Tensor tensor;
   std::string name;  // empty: matched by call order
+  // Not empty: why this rank cannot take part, whatever the tensor is. All ranks throw
+  // invalid_argument with this text; nothing is moved.
+  std::string invalid;
   bool in_place = false;
   bool will_wait = false;  // the caller goes on to Synchronize at once
   core::ReduceOp reduction = core::ReduceOp::kSum;
   double prescale = 1.0;
   double postscale = 1.0;
+  std::optional<core::DType> wire = std::nullopt;  // all-reduce: what it travels as; see WireType
   int root = -1;
   std::chrono::milliseconds timeout{0};
+  std::string invalid;  // what the caller knows to be wrong with it; told to the peers
 };
 
 // Thread-safe. Its destruction gives the name free; the operation itself goes on.

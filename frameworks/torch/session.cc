@@ -156,8 +156,7 @@ void shutdown() noexcept {
     const auto state = OwnState();
     if (!state) return;
     // Calls of other threads fail with the session's own words while it ends.
-    const core::Status status = state->session().Shutdown("shutdown() was called");
-    if (!status.ok()) SIRTAKI_LOG(kWarning, "shutdown: " << status.ToString());
+    state->session().ShutdownAndLog("shutdown() was called");
     frameworks::SetDefaultSession(nullptr);
     const std::lock_guard<std::mutex> lock(own.mutex);
     own.state.reset();

@@ -4,6 +4,9 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "core/status.h"
@@ -36,6 +39,11 @@ class SessionState {
 
   // 1 for the first optimizer of the session: the ranks make them in the same order.
   int NextOptimizerNumber() { return ++optimizers_; }
+  // 1 for the first module of this name: the ranks ask in the same order.
+  int NextModuleNumber(const std::string& name) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return ++modules_[name];
+  }
 
   GradientRegistry& gradients() { return gradients_; }
 
@@ -45,6 +53,8 @@ class SessionState {
   const std::shared_ptr<frameworks::Session> session_;
   std::atomic<int> optimizers_{0};
   GradientRegistry gradients_;
+  std::mutex mutex_;  // guards what follows
+  std::unordered_map<std::string, int> modules_;
 };
 
 // Of the given session, or the process's own. Throws not_initialized if there is none.

@@ -81,12 +81,12 @@ at::Tensor Flat(const at::Tensor& tensor) {
   return tensor.detach().resolve_neg().contiguous();
 }
 
-std::string WhyNoMemory(const std::exception& error) {
-  // LibTorch's own errors bring a backtrace along.
+std::string TextOf(const std::exception& error) {
   const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
-  return std::string("out of memory: ") +
-         (of_torch ? of_torch->what_without_backtrace() : error.what());
+  return of_torch ? of_torch->what_without_backtrace() : error.what();
 }
+
+std::string WhyNoMemory(const std::exception& error) { return "out of memory: " + TextOf(error); }
 
 void NoteOverwritten(const at::Tensor& tensor) {
   // Inference tensors have no version.

@@ -30,6 +30,9 @@ bool LiesFlat(const at::Tensor& tensor);
 // copy.
 at::Tensor Flat(const at::Tensor& tensor);
 
+// What it says; LibTorch's own errors without the backtrace that they bring along.
+std::string TextOf(const std::exception& error);
+
 // For a request's `invalid`, when Flat or an allocation has thrown.
 std::string WhyNoMemory(const std::exception& error);
 

@@ -18,14 +18,14 @@
 namespace sirtaki::ops {
 namespace {
 
-enum class Call : std::uint8_t { kAllReduceSum, kBroadcast, kAllGather, kAllGatherV };
+enum class Call : std::uint8_t { kAllReduceSum, kBroadcast, kAllGather, kAllGatherV, kAllToAll };
 
 // What a member brings to a meeting.
 struct Deposit {
   Call call = Call::kAllReduceSum;
-  const void* input = nullptr;  // gathers
+  const void* input = nullptr;  // gathers and all-to-all
   void* output = nullptr;       // the buffer of all-reduce and broadcast
-  std::int64_t count = 0;       // elements of all-reduce, bytes of broadcast and all-gather
+  std::int64_t count = 0;  // elements of all-reduce; bytes of broadcast, all-gather and all-to-all
   core::DType dtype = core::DType::kU8;
   int root = -1;
   std::vector<std::int64_t> bytes = {};  // all-gather-v
@@ -51,6 +51,8 @@ struct Deposit {
         }
         return text + "]";
       }
+      case Call::kAllToAll:
+        return "all-to-all of parts of " + std::to_string(count) + " bytes";
     }
     return "unknown call";
   }
@@ -58,6 +60,14 @@ struct Deposit {
 
 void Copy(void* to, const void* from, std::int64_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+std::byte* Part(void* base, std::size_t index, std::int64_t bytes) {
+  return static_cast<std::byte*>(base) + static_cast<std::int64_t>(index) * bytes;
+}
+
+const std::byte* Part(const void* base, std::size_t index, std::int64_t bytes) {
+  return static_cast<const std::byte*>(base) + static_cast<std::int64_t>(index) * bytes;
 }
 
 // Sums in the order of the ranks, block by block so that the sum is still in the cache when it is
@@ -98,6 +108,14 @@ void CarryOut(const std::vector<Deposit>& members) {
           const std::int64_t bytes = first.call == Call::kAllGather ? first.count : first.bytes[m];
           Copy(to, members[m].input, bytes);
           if (bytes > 0) to += bytes;
+        }
+      }
+      return;
+    case Call::kAllToAll:
+      for (std::size_t to = 0; to < members.size(); ++to) {
+        for (std::size_t from = 0; from < members.size(); ++from) {
+          Copy(Part(members[to].output, from, first.count),
+               Part(members[from].input, to, first.count), first.count);
         }
       }
       return;
@@ -197,6 +215,12 @@ class InprocBackend : public Backend {
                           .input = input,
                           .output = output,
                           .bytes = {bytes.begin(), bytes.end()}});
+  }
+
+  std::unique_ptr<Completion> AllToAll(Channel channel, const void* input, void* output,
+                                       std::int64_t bytes) override {
+    return Meet(channel,
+                {.call = Call::kAllToAll, .input = input, .output = output, .count = bytes});
   }
 
   void Abort(const core::Status& why) override { shared_->Abort(why); }

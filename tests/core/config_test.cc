@@ -242,6 +242,27 @@ TEST(ConfigErrorTest, AnUnknownNameSuggestsTheNearest) {
       AllOf(HasSubstr("unknown option tree_artiy;"), HasSubstr("nearest known is tree_arity ")));
 }
 
+TEST(ConfigErrorTest, AFarFetchedNameIsNotSuggested) {
+  EXPECT_EQ(ErrorOf({"--sirtaki-turbo=1"}),
+            "unknown flag --sirtaki-turbo (docs/configuration.md lists all)");
+  EXPECT_EQ(ErrorOf({}, {{"SIRTAKI_COMPRESSION", "fp16"}}),
+            "unknown environment variable SIRTAKI_COMPRESSION (docs/configuration.md lists all)");
+  EXPECT_EQ(ErrorOf({}, {}, {{"gpu", "1"}}),
+            "unknown option gpu (docs/configuration.md lists all)");
+  // Two letters of four, four of twelve: near. Of what has a prefix only the rest counts.
+  EXPECT_THAT(ErrorOf({"--sirtaki-wuut=spin"}), HasSubstr("nearest known is --sirtaki-wait "));
+  EXPECT_THAT(ErrorOf({}, {}, {{"stallimit", "9"}}), HasSubstr("nearest known is stall_limit "));
+  EXPECT_THAT(ErrorOf({}, {}, {{"fusion_b1234", "9"}}),
+              HasSubstr("nearest known is fusion_bytes "));
+  EXPECT_EQ(ErrorOf({}, {}, {{"fusion_12345", "9"}}),
+            "unknown option fusion_12345 (docs/configuration.md lists all)");
+}
+
+TEST(ConfigErrorTest, WhatWasGivenIsEscaped) {
+  EXPECT_THAT(ErrorOf({"--sirtaki-turbo\x07=1"}), HasSubstr("flag --sirtaki-turbo\\x07 "));
+  EXPECT_THAT(ErrorOf({"--sirtaki-wait=s\nx"}), HasSubstr("cannot be \"s\\nx\" (from"));
+}
+
 TEST(ConfigErrorTest, AFlagWithoutItsValueSaysHowToGiveOne) {
   EXPECT_THAT(ErrorOf({"--sirtaki-tree-arity", "2"}), HasSubstr("--sirtaki-tree-arity=VALUE"));
 }

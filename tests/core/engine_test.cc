@@ -177,6 +177,7 @@ TEST(EngineTest, AMismatchFailsOnEveryRankAndTheNameWorksAgain) {
   for (const WorkPtr& work : {zero, one}) {
     ASSERT_TRUE(work->handle->done());
     EXPECT_EQ(work->handle->status().code(), StatusCode::kMismatch);
+    EXPECT_EQ(work->handle->status().origin(), (Origin{-1, {}, "w"}));
     work->handle->Observe();
   }
   EXPECT_TRUE(world[0].executor.started.empty());
@@ -194,7 +195,9 @@ TEST(EngineTest, ARefusedSubmissionLeavesTheNameWithItsHolder) {
   for (int i = 0; i < 2; ++i) {
     auto second = std::make_shared<Work>();
     second->request = first->request;
-    EXPECT_EQ(world[0].engine->Submit(second, false).code(), StatusCode::kDuplicateName);
+    const Status refused = world[0].engine->Submit(second, false);
+    EXPECT_EQ(refused.code(), StatusCode::kDuplicateName);
+    EXPECT_EQ(refused.origin().tensor, "w");
   }
   first->handle->Complete(Status::Ok());
   first->handle->Observe();
@@ -294,7 +297,8 @@ TEST(EngineTest, ACallThatIsNotAgreedInTimeIsAFaultThatNamesIt) {
   world.Settle();
   EXPECT_EQ(work->handle->status().code(), StatusCode::kTimedOut);
   EXPECT_NE(work->handle->status().message().find("\"slow\""), std::string::npos);
-  EXPECT_NE(work->handle->status().message().find("2 s"), std::string::npos);
+  EXPECT_EQ(work->handle->status().message(), "\"slow\" did not finish within its time-out of 2 s");
+  EXPECT_EQ(work->handle->status().origin().tensor, "slow");
   EXPECT_EQ(world[1].engine->fault().code(), StatusCode::kTimedOut);
   EXPECT_EQ(world[1].engine->fault().origin().rank, 0);
 }
@@ -457,7 +461,7 @@ TEST(EngineTest, TellsWhatItDidLast) {
   }
   world.Settle();
   world.now += seconds(3);
-  EXPECT_EQ(world[0].engine->Activity(), "last submitted \"w\" 3 s ago; runs \"w\" since 3 s");
+  EXPECT_EQ(world[0].engine->Activity(), "last submitted \"w\" 3 s ago, runs \"w\" for 3 s");
 }
 
 }  // namespace

@@ -38,6 +38,13 @@ TEST_F(LogTest, LinesCarryLevelRankAndHost) {
                           Pair(LogLevel::kError, "[sirtaki] [error] [3@node7] lost {} %s")));
 }
 
+TEST_F(LogTest, AMessageIsOneLineWhateverIsInIt) {
+  ConfigureLog({LogLevel::kInfo, false, {}});
+  Log(LogLevel::kError, "a\nb\x1b[31m\xff \"c\\n\"");
+  EXPECT_THAT(lines_, ElementsAre(Pair(LogLevel::kError,
+                                       "[sirtaki] [error] a\\nb\\x1b[31m\\xff \"c\\n\"")));
+}
+
 TEST_F(LogTest, LinesCarryNoRankBeforeItIsKnown) {
   ConfigureLog({LogLevel::kWarning, false, {}});
   Log(LogLevel::kWarning, "early");

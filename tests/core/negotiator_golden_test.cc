@@ -122,10 +122,7 @@ class Script {
     };
     sim_->on_batch = [this](int rank, const core::DecidedBatch& batch) { Executed(rank, batch); };
     sim_->on_warning = [this](int rank, const core::StallWarning& w) {
-      happened_ << rank << ": warning: " << w.key.ToString() << " misses ranks "
-                << w.missing.ToString() << ", no answer from " << w.silent.ToString();
-      for (const auto& a : w.activities) happened_ << "; " << a.text;
-      happened_ << "\n";
+      happened_ << rank << ": warning: " << core::StallText(w) << "\n";
     };
   }
 
@@ -225,6 +222,9 @@ class Script {
         if (run->absent_everywhere) happened_ << " absent everywhere";
       } else if (const auto* fail = std::get_if<core::DecidedFail>(&decided)) {
         happened_ << "fails: " << fail->why.ToString();
+        const core::Origin& origin = fail->why.origin();
+        if (origin.rank >= 0) happened_ << " {rank " << origin.rank << "}";
+        if (!origin.tensor.empty()) happened_ << " {tensor " << origin.tensor << "}";
       } else {
         happened_ << "join done, last " << std::get<core::DecidedJoin>(decided).last;
       }

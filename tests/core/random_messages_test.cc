@@ -72,6 +72,7 @@ SignaturePtr RandomMessages::AnySignature() {
   signature->reduction = static_cast<ReduceOp>(Below(kReduceOpCount));
   signature->dtype = static_cast<DType>(Below(kDTypeCount));
   signature->device = static_cast<DeviceKind>(Below(kDeviceKindCount));
+  if (Coin()) signature->wire = static_cast<DType>(Below(kDTypeCount));
   if (Coin()) signature->slot = static_cast<std::uint32_t>(random_());
   if (Coin()) signature->root = static_cast<std::int32_t>(random_());
   if (Coin()) signature->prescale = std::bit_cast<double>(random_());  // NaNs among them
@@ -233,7 +234,8 @@ class Dumper {
     if (s == nullptr) return;
     Put(static_cast<int>(s->kind), static_cast<int>(s->reduction), static_cast<int>(s->dtype),
         static_cast<int>(s->device), s->slot, s->root, std::bit_cast<std::uint64_t>(s->prescale),
-        std::bit_cast<std::uint64_t>(s->postscale), s->layout, s->shape.size());
+        std::bit_cast<std::uint64_t>(s->postscale), s->layout,
+        s->wire ? static_cast<int>(*s->wire) : -1, s->shape.size());
     for (const std::int64_t dimension : s->shape) Put(dimension);
   }
   void Of(const ReadyItem& item) {

@@ -15,6 +15,12 @@ TEST(KeyTest, TextSaysWhichForm) {
   EXPECT_EQ(Key::Bucket(0, 1, 3).ToString(), "bucket 3 of arena 1");
 }
 
+TEST(KeyTest, TextEscapesAndShortensTheName) {
+  EXPECT_EQ(Key::Named(0, "a\n\x07\xff").ToString(), "\"a\\n\\x07\\xff\"");
+  EXPECT_EQ(Key::Named(0, std::string(300, 'a')).ToString(),
+            "\"" + std::string(80, 'a') + "..." + std::string(40, 'a') + "\" (300 bytes)");
+}
+
 TEST(KeyTest, TextNamesASetThatIsNotTheWorld) {
   EXPECT_EQ(Key::Named(2, "w").ToString(), "\"w\" of process set 2");
 }
@@ -51,6 +57,13 @@ TEST(SignatureTest, TextNamesOnlyWhatIsNotDefault) {
       "bucket layout ff");
 }
 
+TEST(SignatureTest, TextSaysWhatItTravelsAs) {
+  Signature signature = Example();
+  signature.reduction = ReduceOp::kAverage;
+  signature.wire = DType::kBF16;
+  EXPECT_EQ(signature.ToString(), "all-reduce(average) of float32 [3, 4] as bfloat16");
+}
+
 TEST(SignatureTest, TextOfABroadcastNamesItsRoot) {
   Signature signature = Example();
   signature.kind = OpKind::kBroadcast;
@@ -67,7 +80,7 @@ TEST(SignatureTest, TextOfAnAllGatherLeavesTheFirstDimensionOpen) {
 
 TEST(SignatureTest, EveryFieldCounts) {
   const Signature example = Example();
-  Signature others[10];
+  Signature others[12];
   for (Signature& other : others) other = example;
   others[0].kind = OpKind::kAllGather;
   others[1].reduction = ReduceOp::kAverage;
@@ -79,12 +92,14 @@ TEST(SignatureTest, EveryFieldCounts) {
   others[7].prescale = 2;
   others[8].postscale = 2;
   others[9].layout = 1;
+  others[10].wire = DType::kF16;
+  others[11].wire = DType::kBF16;
   std::unordered_set<Signature, SignatureHash> all = {example};
   for (const Signature& other : others) {
     EXPECT_FALSE(example == other) << other.ToString();
     all.insert(other);
   }
-  EXPECT_EQ(all.size(), 11U);
+  EXPECT_EQ(all.size(), 13U);
   EXPECT_EQ(SignatureHash()(example), SignatureHash()(Example()));
 }
 

@@ -29,10 +29,32 @@ TEST(StatusTest, TextLeavesOutWhatIsUnknown) {
 }
 
 TEST(StatusTest, TextNamesTheTensorOnce) {
-  EXPECT_EQ(Status(StatusCode::kPeerLost, "no answer", {1, "a", "\"w\""}).ToString(),
+  EXPECT_EQ(Status(StatusCode::kPeerLost, "no answer", {1, "a", "w"}).ToString(),
             "peer lost: no answer (from rank 1 on host a, tensor \"w\")");
-  EXPECT_EQ(Status(StatusCode::kPeerLost, "\"w\" waits", {-1, "", "\"w\""}).ToString(),
+  EXPECT_EQ(Status(StatusCode::kPeerLost, "\"w\" waits", {-1, "", "w"}).ToString(),
             "peer lost: \"w\" waits");
+  // Its letters alone do not name it.
+  EXPECT_EQ(Status(StatusCode::kPeerLost, "no answer", {-1, "", "n"}).ToString(),
+            "peer lost: no answer (tensor \"n\")");
+  EXPECT_EQ(Status(StatusCode::kTimedOut, "unnamed call #7 waits", {-1, "", "unnamed call #7"})
+                .ToString(),
+            "timed out: unnamed call #7 waits");
+}
+
+TEST(StatusTest, TextEscapesTheTensor) {
+  EXPECT_EQ(Status(StatusCode::kPeerLost, "no answer", {-1, "", "a\nb"}).ToString(),
+            "peer lost: no answer (tensor \"a\\nb\")");
+}
+
+TEST(StatusTest, TextNamesARankWithoutAHostOnce) {
+  const auto text = [](const std::string& message, int rank, const std::string& host = {}) {
+    return Status(StatusCode::kShutDown, message, {rank, host, ""}).ToString();
+  };
+  EXPECT_EQ(text("rank 1 has shut down", 1), "shut down: rank 1 has shut down");
+  EXPECT_EQ(text("ranks 1-3 have shut down", 1), "shut down: ranks 1-3 have shut down");
+  EXPECT_EQ(text("rank 12 has shut down", 1), "shut down: rank 12 has shut down (from rank 1)");
+  EXPECT_EQ(text("rank 1 has shut down", 1, "b"),
+            "shut down: rank 1 has shut down (from rank 1 on host b)");
 }
 
 TEST(StatusTest, CodesHaveDifferentNames) {
@@ -45,8 +67,8 @@ TEST(StatusTest, CodesHaveDifferentNames) {
 }
 
 TEST(CauseTest, BecomesAStatusWithItsOrigin) {
-  const Cause cause{StatusCode::kAborted, "nan in loss", 2, "node1", "\"w\"", 1234};
-  EXPECT_EQ(cause.ToStatus(), Status(StatusCode::kAborted, "nan in loss", {2, "node1", "\"w\""}));
+  const Cause cause{StatusCode::kAborted, "nan in loss", 2, "node1", "w", 1234};
+  EXPECT_EQ(cause.ToStatus(), Status(StatusCode::kAborted, "nan in loss", {2, "node1", "w"}));
 }
 
 TEST(CauseTest, IsNeverOk) {

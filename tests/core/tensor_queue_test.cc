@@ -188,8 +188,10 @@ TEST_F(TensorQueueTest, KnowsTheEarliestDeadline) {
   EXPECT_EQ(queue_.EarliestDeadline(&key), kNever);
   ASSERT_TRUE(queue_.Push(MakeWork(Key::Named(0, "late"), At(9))).ok());
   ASSERT_TRUE(queue_.Push(MakeWork(Key::Named(0, "soon"), At(3))).ok());
-  EXPECT_EQ(queue_.EarliestDeadline(&key), At(3));
+  Duration limit{};
+  EXPECT_EQ(queue_.EarliestDeadline(&key, &limit), At(3));
   EXPECT_EQ(key, Key::Named(0, "soon"));
+  EXPECT_EQ(limit, At(3) - TimePoint{});  // never submitted
   queue_.Resolve(Key::Named(0, "soon"));
   EXPECT_EQ(queue_.EarliestDeadline(&key), At(9));
   queue_.Resolve(Key::Named(0, "late"));

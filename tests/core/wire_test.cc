@@ -79,6 +79,28 @@ TEST(WireTest, WholeRunEntryFollowsTheGrammar) {
   EXPECT_EQ(Dump(DecodedOrDie(bytes)), Dump(message));
 }
 
+TEST(WireTest, TheTypeThatATensorTravelsAsIsAField) {
+  auto signature = std::make_shared<Signature>();
+  signature->wire = DType::kBF16;
+  signature->shape = {7};
+  RunEntry run;
+  run.key = Key::Unnamed(0, 5);
+  run.signature = signature;
+  const Message message{0, StreamMessage{1, {Batch{0, 1, {run}}}}};
+  Bytes bytes = FromHex({
+      0x53, 1, 0, 1, 1,  1, 0, 1, 1,  // stream of session 0; one batch of the world, one entry
+      0,    0, 2, 5, 0,  0,           // run, no id, unnamed #5, no bits, none silent
+      0,    0, 7, 0, 32, 6, 1, 7,     // all-reduce, sum, float32, host; a type follows: bfloat16
+      0,                              // no new id
+  });
+  EXPECT_EQ(Encode(message), bytes);
+  EXPECT_EQ(Dump(DecodedOrDie(bytes)), Dump(message));
+  bytes[20] = std::byte{kDTypeCount};
+  EXPECT_THAT(DecodeOnly(bytes).message(), HasSubstr("wire type"));
+  bytes[19] = std::byte{64};
+  EXPECT_THAT(DecodeOnly(bytes).message(), HasSubstr("signature fields"));
+}
+
 TEST(WireTest, MessagesComeBackAsTheyWere) {
   RandomMessages messages(testing::TestSeed());
   const int count = testing::ScaledCount(5000, 200000);

@@ -32,7 +32,7 @@ expect 2 "a missing value" "--epochs needs a value"
 for bad in "--epochs=0" "--epochs=2x" "--batch-size=-1" "--lr=fast" "--lr=0" "--lr=nan" "--seed=" \
   "--accumulate=0" "--optimizer=lbfgs" "--compression=f8" "--uneven=keep" "--stop-after=-1"; do
   run 0 "$bad"
-  expect 2 "$bad" "${bad%%=*} takes a" "'${bad#*=}'"
+  expect 2 "$bad" "${bad%%=*} takes " "'${bad#*=}'"
 done
 run 0 --resume
 expect 2 "--resume alone" "--resume needs --checkpoint DIR"

@@ -205,6 +205,59 @@ TEST(ConvertTest, HalvesAreScaledInFloatAndRoundedOnce) {
   }
 }
 
+TEST(ConvertTest, DoublesBecomeHalvesByWayOfFloat) {
+  constexpr std::size_t kCount = 5003;
+  std::mt19937_64 random(testing::TestSeed());
+  std::uniform_real_distribution<double> distribution(-100.0, 100.0);
+  std::vector<double> in(kCount);
+  for (double& d : in) d = distribution(random);
+  for (const auto& [dtype, format] :
+       {std::pair{DType::kF16, kFloat16}, {DType::kBF16, kBFloat16}}) {
+    for (const double factor : {1.0, 0.3}) {
+      std::vector<std::uint16_t> halves(kCount);
+      Convert(DType::kF64, in.data(), dtype, halves.data(), kCount, {.factor = factor});
+      for (std::size_t i = 0; i < kCount; ++i) {
+        EXPECT_EQ(halves[i], format.Encode(static_cast<float>(in[i] * factor)));
+      }
+      std::vector<double> back(kCount);
+      Convert(dtype, halves.data(), DType::kF64, back.data(), kCount, {.factor = factor});
+      for (std::size_t i = 0; i < kCount; ++i) {
+        EXPECT_EQ(back[i], format.Decode(halves[i]) * factor);
+      }
+    }
+  }
+}
+
+TEST(ConvertTest, BetweenFloatAndDoubleTheScaleIsComputedInDouble) {
+  std::vector<double> in(3000);
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = 1.0 / static_cast<double>(i + 1);
+  in[0] = 1e300;  // fits only when it has been scaled
+  std::vector<float> narrow(in.size());
+  Convert(DType::kF64, in.data(), DType::kF32, narrow.data(), 3000, {.factor = 1e-290});
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    EXPECT_EQ(narrow[i], static_cast<float>(in[i] * 1e-290));
+  }
+  EXPECT_EQ(narrow[0], 1e10f);
+  std::vector<double> wide(in.size());
+  Convert(DType::kF32, narrow.data(), DType::kF64, wide.data(), 3000, {.factor = 0.1});
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    EXPECT_EQ(wide[i], static_cast<double>(narrow[i]) * 0.1);
+  }
+}
+
+TEST(ConvertTest, RoundThroughLeavesWhatAHalfCanHold) {
+  std::vector<float> values(5003);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.37f - 900;
+  for (const auto& [dtype, format] :
+       {std::pair{DType::kF16, kFloat16}, {DType::kBF16, kBFloat16}}) {
+    std::vector<float> rounded = values;
+    RoundThrough(dtype, rounded.data(), 5003, {.divisor = 3});
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      EXPECT_EQ(rounded[i], format.Decode(format.Encode(values[i] / 3.0f)));
+    }
+  }
+}
+
 TEST(ConvertTest, WithoutScaleBytesAreCopied) {
   for (int d = 0; d < core::kDTypeCount; ++d) {
     const auto dtype = static_cast<DType>(d);
@@ -240,6 +293,7 @@ TEST(ConvertDeathTest, WhatHasNoMeaningIsABug) {
   EXPECT_DEATH(Convert(DType::kF16, &half, DType::kF16, &half, 1, {.factor = 2}), "only moved");
   EXPECT_DEATH(Convert(DType::kI32, &number, DType::kI32, &number, 1, {.factor = 2}), "no factor");
   EXPECT_DEATH(Convert(DType::kI8, &number, DType::kF32, &number, 1), "are converted");
+  EXPECT_DEATH(Convert(DType::kF16, &half, DType::kBF16, &half, 1), "are converted");
 }
 
 }  // namespace

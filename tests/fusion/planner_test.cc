@@ -65,6 +65,8 @@ TEST(PlannerTest, AnythingThatChangesTheOperationSeparates) {
   add([](Signature&) {});
   add([](Signature& s) { s.reduction = core::ReduceOp::kAverage; });
   add([](Signature& s) { s.dtype = DType::kBF16; });
+  add([](Signature& s) { s.wire = DType::kF16; });
+  add([](Signature& s) { s.wire = DType::kBF16; });
   add([](Signature& s) { s.device = core::DeviceKind::kCuda; });
   add([](Signature& s) { s.slot = 1; });
   add([](Signature& s) { s.prescale = 0.5; });
@@ -167,6 +169,7 @@ RunBatch RandomBatch(std::mt19937_64& random) {
     if (s.kind == OpKind::kAllReduce) s.reduction = static_cast<core::ReduceOp>(below(2));
     if (s.kind == OpKind::kBroadcast) s.root = below(2);
     if (below(4) == 0) s.prescale = 0.5;
+    if (below(4) == 0) s.wire = DType::kF16;
     s.shape = {below(2) == 0 ? below(10) : below(3000)};
     RunItem item = Item(s);
     item.absent_everywhere = below(8) == 0;
@@ -178,7 +181,7 @@ RunBatch RandomBatch(std::mt19937_64& random) {
 
 auto ClassOf(const RunItem& item) {
   const Signature& s = *item.signature;
-  return std::tuple(s.kind, s.reduction, s.dtype, s.root, s.prescale, s.postscale,
+  return std::tuple(s.kind, s.reduction, s.dtype, s.wire, s.root, s.prescale, s.postscale,
                     item.silent.ToString());
 }
 

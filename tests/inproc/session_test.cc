@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/log.h"
+#include "core/thread_annotations.h"
 #include "frameworks/inproc_world.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/session_calls.h"
@@ -37,12 +39,10 @@ using tests::RankThreads;
 using tests::Vector;
 
 StartOptions Options(const std::function<void(core::Config&)>& change = nullptr) {
-  StartOptions options;
-  options.environment = {};
-  options.config.start_timeout = seconds(20);
-  options.config.wait = core::WaitMode::kYield;  // there are more threads than cores
-  if (change) change(options.config);
-  return options;
+  return tests::SessionOptions([&](core::Config& config) {
+    config.wait = core::WaitMode::kYield;  // there are more threads than cores
+    if (change) change(config);
+  });
 }
 
 std::shared_ptr<Session> Start(const std::shared_ptr<InprocWorld>& world, int rank,
@@ -195,6 +195,7 @@ TEST_P(SessionTest, AMismatchFailsEverywhereAndTheNameWorksAgain) {
     for (int round = 0; round < 3; ++round) {
       const Status status = AllReduce(*session, "w", std::vector<float>(rank == 1 ? 3 : 2, 1.0f));
       EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.ToString();
+      EXPECT_EQ(status.origin(), (core::Origin{-1, {}, "w"}));
       EXPECT_NE(status.message().find("\"w\""), std::string::npos);
       EXPECT_NE(status.message().find("[3]"), std::string::npos);
       std::vector<float> sum;
@@ -213,7 +214,8 @@ TEST_P(SessionTest, AnArgumentThatOneRankGotWrongFailsOnAll) {
     if (rank == 1) tensor->work().request.invalid = "a tensor of dreams";
     ASSERT_TRUE(tensor->Submit(*session, true).ok());
     const Status status = tensor->Synchronize(*session);
-    EXPECT_FALSE(status.ok());
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.origin(), (core::Origin{1, {}, "w"}));
     EXPECT_NE(status.message().find("a tensor of dreams"), std::string::npos) << status.ToString();
     EXPECT_TRUE(AllReduce(*session, "w", {1}).ok());
     EXPECT_TRUE(session->Shutdown("done").ok());
@@ -244,6 +246,7 @@ TEST_P(SessionTest, ARankThatLeavesFailsWhatOthersWaitFor) {
     if (rank != 0) {
       const Status status = AllReduce(*session, "never", {1});
       EXPECT_EQ(status.code(), StatusCode::kShutDown) << status.ToString();
+      EXPECT_EQ(status.origin(), (core::Origin{0, {}, "never"}));
       EXPECT_NE(status.message().find("has shut down"), std::string::npos) << status.ToString();
       EXPECT_NE(status.message().find("had enough"), std::string::npos) << status.ToString();
     }
@@ -368,8 +371,9 @@ TEST_P(SessionTest, ACallThatPassesItsTimeOutFailsTheGroupAndNamesTheTensor) {
       status = AllReduce(*session, "something else", {1});
     }
     EXPECT_EQ(status.code(), StatusCode::kTimedOut) << status.ToString();
-    EXPECT_NE(status.message().find("\"slow\""), std::string::npos) << status.ToString();
+    EXPECT_EQ(status.message(), "\"slow\" did not finish within its time-out of 100 ms");
     EXPECT_EQ(status.origin().rank, 0);
+    EXPECT_EQ(status.origin().tensor, "slow");
     EXPECT_EQ(session->Shutdown("done").code(), StatusCode::kTimedOut);
   });
 }
@@ -420,6 +424,97 @@ TEST_P(SessionTest, HandlesAreDoneWithoutAnybodyWaiting) {
     EXPECT_EQ(tensor->values(), std::vector<float>{float(size())});
     EXPECT_TRUE(session->Shutdown("done").ok());
   });
+}
+
+// ---- what is logged ----
+
+class SessionLogTest : public ::testing::Test {
+ protected:
+  using Line = std::pair<core::LogLevel, std::string>;
+
+  SessionLogTest() {
+    core::ConfigureLog({core::LogLevel::kDebug, false, {}});
+    core::SetLogSink([this](core::LogLevel level, const std::string& line) {
+      core::MutexLock lock(mutex_);
+      lines_.emplace_back(level, line);
+    });
+  }
+  ~SessionLogTest() override {
+    core::SetLogSink(nullptr);
+    core::ConfigureLog({});
+  }
+
+  std::vector<Line> LinesWith(const std::string& text) {
+    core::MutexLock lock(mutex_);
+    std::vector<Line> found;
+    for (const Line& line : lines_) {
+      if (line.second.find(text) != std::string::npos) found.push_back(line);
+    }
+    return found;
+  }
+
+ private:
+  core::Mutex mutex_;
+  std::vector<Line> lines_ SIRTAKI_GUARDED_BY(mutex_);
+};
+
+TEST_F(SessionLogTest, AFaultThatNobodyHasSeenIsAWarningAtTheEnd) {
+  const auto session = Start(std::make_shared<InprocWorld>(1), 0);
+  session->Abort("loss is not a number");
+  session->NoteSeen(Status(StatusCode::kAborted, "something else"));
+  session->ShutdownAndLog("done");
+  const auto lines = LinesWith("loss is not a number");
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0].first, core::LogLevel::kWarning);
+  EXPECT_NE(lines[0].second.find("shutdown: aborted: "), std::string::npos) << lines[0].second;
+}
+
+TEST_F(SessionLogTest, AFaultThatWasSeenIsNotWarnedOfAgain) {
+  const auto session = Start(std::make_shared<InprocWorld>(1), 0);
+  session->Abort("loss is not a number");
+  session->NoteSeen(session->Check());
+  session->ShutdownAndLog("done");
+  const auto lines = LinesWith("loss is not a number");
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0].first, core::LogLevel::kDebug);
+}
+
+TEST_F(SessionLogTest, AnEndWithoutAFaultSaysNothing) {
+  const auto session = Start(std::make_shared<InprocWorld>(1), 0);
+  session->NoteSeen(Status::Ok());
+  session->ShutdownAndLog("done");
+  EXPECT_TRUE(LinesWith("shutdown").empty());
+}
+
+TEST_F(SessionLogTest, AStallIsOneWarningForAllThatWait) {
+  const auto world = std::make_shared<InprocWorld>(2);
+  RankThreads::Run(2, [&](int rank) {
+    const auto session = Start(
+        world, rank, Options([](core::Config& config) { config.stall_warning = seconds(1); }));
+    std::vector<std::shared_ptr<Vector>> gradients;
+    const auto submit_all = [&] {
+      for (int i = 0; i < 9; ++i) {
+        gradients.push_back(Submit(*session, "gradient" + std::to_string(i), {1}));
+      }
+    };
+    if (rank == 0) submit_all();
+    const TimePoint limit = core::Clock::now() + seconds(30);
+    while (LinesWith("not submitted by").empty() && core::Clock::now() < limit) {
+      std::this_thread::yield();
+    }
+    if (rank == 1) submit_all();
+    for (const auto& gradient : gradients) EXPECT_TRUE(gradient->Synchronize(*session).ok());
+    EXPECT_TRUE(session->Shutdown("done").ok());
+  });
+  const auto lines = LinesWith("not submitted by");
+  ASSERT_FALSE(lines.empty());
+  for (const auto& [level, line] : lines) {  // more than one only if this machine stood still
+    EXPECT_EQ(level, core::LogLevel::kWarning);
+    EXPECT_NE(line.find("\"gradient0\" and 8 others have waited "), std::string::npos) << line;
+    EXPECT_NE(line.find("; not submitted by rank 1; rank 1: has submitted nothing yet"),
+              std::string::npos)
+        << line;
+  }
 }
 
 // ---- the start ----

@@ -27,7 +27,6 @@ using core::OpKind;
 using core::Status;
 using core::StatusCode;
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 using tests::RankThreads;
 using tests::Vector;
 
@@ -150,9 +149,7 @@ bool RunStep(const Program& program, Session& session, std::mt19937_64& random) 
 void RunRank(const Program& program, const std::shared_ptr<InprocWorld>& world, int rank,
              std::uint64_t seed) {
   SCOPED_TRACE("again with SIRTAKI_TEST_SEED=" + std::to_string(seed));
-  StartOptions options;
-  options.environment = {};
-  options.config.start_timeout = seconds(30);
+  StartOptions options = tests::SessionOptions();
   options.config.wait = seed % 2 == 0 ? core::WaitMode::kYield : core::WaitMode::kSpin;
   options.config.id_capacity = seed % 3 == 0 ? 16 : 1024;
   options.config.tree_arity = 1 + static_cast<int>(seed % 3);

@@ -141,6 +141,29 @@ TEST_F(MpiBackendTest, GatherTooLargeForOneCallGoesStraightIntoPlace) {
   }
 }
 
+TEST_F(MpiBackendTest, ExchangeTooLargeForOneCallIsCutInSlicesOfEveryPart) {
+  BackendOptions options;
+  options.max_call_bytes = 4 * size() + 1;
+  Backend backend(*communicators_, options);
+  const auto ranks = static_cast<std::size_t>(size());
+  std::vector<char> mine;
+  std::vector<char> expected;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    for (int i = 0; i < 11; ++i) {
+      mine.push_back(static_cast<char>(11 * rank() + 3 * static_cast<int>(r) + i));
+      expected.push_back(static_cast<char>(11 * static_cast<int>(r) + 3 * rank() + i));
+    }
+  }
+  for (const Channel channel : {kSmall, kLarge}) {
+    const MpiCall call = channel.lane == Lane::kLarge ? MpiCall::kAlltoall : MpiCall::kIalltoall;
+    const std::int64_t before = MpiCallsMade(call);
+    std::vector<char> all(expected.size());
+    ASSERT_TRUE(Finish(backend.AllToAll(channel, mine.data(), all.data(), 11)).ok());
+    EXPECT_EQ(MpiCallsMade(call), before + 3);  // 4, 4 and 3 bytes of each part
+    EXPECT_EQ(all, expected);
+  }
+}
+
 TEST_F(MpiBackendTest, UnknownSetIsAnError) {
   Backend backend(*communicators_, {});
   float value = 1.0F;
@@ -177,11 +200,13 @@ TEST_F(MpiBackendTest, FailureOfAnyCallEndsItsOperationWithMpisWords) {
       {"MPI_Allgather", MpiCall::kAllgather, kLarge},
       {"MPI_Iallgatherv", MpiCall::kIallgatherv, kSmall},
       {"MPI_Allgatherv", MpiCall::kAllgatherv, kLarge},
+      {"MPI_Ialltoall", MpiCall::kIalltoall, kSmall},
+      {"MPI_Alltoall", MpiCall::kAlltoall, kLarge},
   };
   for (const FailureCase& failure : cases) {
     SCOPED_TRACE(failure.name);
     FailMpi(failure.call, MPI_ERR_INTERN);
-    std::vector<float> values(4, 1.0F);
+    std::vector<float> values(4 * static_cast<std::size_t>(size()), 1.0F);
     std::vector<float> all(4 * static_cast<std::size_t>(size()));
     const std::vector<std::int64_t> bytes(static_cast<std::size_t>(size()), 16);
     std::unique_ptr<ops::Completion> operation;
@@ -197,6 +222,10 @@ TEST_F(MpiBackendTest, FailureOfAnyCallEndsItsOperationWithMpisWords) {
       case MpiCall::kIallgather:
       case MpiCall::kAllgather:
         operation = backend.AllGather(failure.channel, values.data(), all.data(), 16);
+        break;
+      case MpiCall::kIalltoall:
+      case MpiCall::kAlltoall:
+        operation = backend.AllToAll(failure.channel, values.data(), all.data(), 16);
         break;
       default:
         operation = backend.AllGatherV(failure.channel, values.data(), all.data(), bytes);

@@ -39,9 +39,7 @@ struct Failure {
 class SessionMpiFailureTest : public testing::TestWithParam<Failure> {
  protected:
   void SetUp() override {
-    StartOptions options;
-    options.environment = {};
-    options.config.start_timeout = std::chrono::seconds(20);
+    StartOptions options = tests::SessionOptions();
     options.config.ping_interval = milliseconds(200);
     options.config.peer_timeout = milliseconds(1500);
     options.config.mpi_threads = GetParam().threads;

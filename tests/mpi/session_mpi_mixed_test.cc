@@ -2,7 +2,6 @@
 // Sessions in which ranks differ in what their MPI lets threads do.
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -20,9 +19,7 @@ using core::Status;
 using tests::Vector;
 
 TEST(SessionMpiMixedTest, OneSerializedRankMakesAllSerialized) {
-  StartOptions options;
-  options.environment = {};
-  options.config.start_timeout = std::chrono::seconds(20);
+  StartOptions options = tests::SessionOptions();
   const bool serialized = tests::WorldRank() == 1;
   if (serialized) options.config.mpi_threads = core::MpiThreads::kSerialized;
   std::shared_ptr<Session> session;

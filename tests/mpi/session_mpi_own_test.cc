@@ -6,7 +6,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -45,13 +44,6 @@ void CheckTheEnd() {
   _exit(1);
 }
 
-StartOptions Options() {
-  StartOptions options;
-  options.environment = {};
-  options.config.start_timeout = std::chrono::seconds(20);
-  return options;
-}
-
 void ExpectWorks(Session& session) {
   Vector vector(OpKind::kAllReduce, "w", {1.0F});
   const Status status = vector.Run(session);
@@ -63,7 +55,7 @@ TEST(SessionMpiOwnTest, InitialisesMpi) {
   main_process = getpid();
   std::atexit(CheckTheEnd);
   std::shared_ptr<Session> session;
-  const Status status = Session::CreateMpi(Options(), &session);
+  const Status status = Session::CreateMpi(tests::SessionOptions(), &session);
   ASSERT_TRUE(status.ok()) << status.ToString();
   EXPECT_EQ(session->topology().size, tests::WorldSize());
   ExpectWorks(*session);
@@ -79,7 +71,7 @@ TEST(SessionMpiOwnTest, MpiStaysInitialisedAfterShutdown) {
 
 TEST(SessionMpiOwnTest, NextSessionIsEndedAtTheExitOfTheProcess) {
   std::shared_ptr<Session> session;
-  const Status status = Session::CreateMpi(Options(), &session);
+  const Status status = Session::CreateMpi(tests::SessionOptions(), &session);
   ASSERT_TRUE(status.ok()) << status.ToString();
   ExpectWorks(*session);
   SetDefaultSession(session);
@@ -96,7 +88,7 @@ TEST(SessionMpiOwnTest, InAForkedChildEveryCallFailsAndTheParentGoesOn) {
     const bool right = refused.code() == StatusCode::kNotInitialized &&
                        refused.message().find("after fork") != std::string::npos;
     std::shared_ptr<Session> own;
-    const Status not_started = Session::CreateMpi(Options(), &own);
+    const Status not_started = Session::CreateMpi(tests::SessionOptions(), &own);
     const bool right_too = not_started.code() == StatusCode::kNotInitialized &&
                            not_started.message().find("start it with exec") != std::string::npos;
     std::exit(right && right_too ? 0 : 1);  // with everything that is registered for the exit

@@ -31,13 +31,11 @@ using tests::Vector;
 class SessionMpiTest : public testing::TestWithParam<core::MpiThreads> {
  protected:
   static StartOptions Options(const std::function<void(core::Config&)>& change = nullptr) {
-    StartOptions options;
-    options.environment = {};
-    options.config.start_timeout = seconds(20);
-    options.config.mpi_threads = GetParam();
-    options.config.stall_warning = seconds(0);
-    if (change) change(options.config);
-    return options;
+    return tests::SessionOptions([&](core::Config& config) {
+      config.mpi_threads = GetParam();
+      config.stall_warning = seconds(0);
+      if (change) change(config);
+    });
   }
 
   void Start(const StartOptions& options = Options()) {

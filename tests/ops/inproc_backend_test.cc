@@ -73,6 +73,20 @@ TEST(InprocBackendTest, MembersThatDisagreeAllGetAnError) {
   });
 }
 
+TEST(InprocBackendTest, PartsOfDifferentSizesAreAnError) {
+  InprocWorld world(2);
+  const std::unique_ptr<Backend> zero = world.Connect(0);
+  const std::unique_ptr<Backend> one = world.Connect(1);
+  const float given[2] = {};
+  float taken[2] = {};
+  const auto first = zero->AllToAll(kSmall, given, taken, 4);
+  const auto second = one->AllToAll(kSmall, given, taken, 2);
+  ASSERT_TRUE(first->Poll());
+  EXPECT_NE(first->status().message().find("all-to-all of parts of 4 bytes"), std::string::npos)
+      << first->status().ToString();
+  EXPECT_EQ(first->status(), second->status());
+}
+
 TEST(InprocBackendTest, DifferentRootsAreAnError) {
   InprocWorld world(2);
   RankThreads::Run(2, [&](int rank) {

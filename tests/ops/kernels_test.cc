@@ -4,7 +4,10 @@
 
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
+
+#include "tests/support/half_reference.h"
 
 namespace sirtaki::ops {
 namespace {
@@ -58,6 +61,31 @@ TEST(KernelsTest, SaysWhatItSums) {
   EXPECT_FALSE(HasSum(DType::kF16));
   EXPECT_FALSE(HasSum(DType::kBF16));
   EXPECT_FALSE(HasSum(DType::kBool));
+}
+
+TEST(KernelsTest, HalvesAreReducedInFloatAndRoundedOnce) {
+  for (const auto& [dtype, format] :
+       {std::pair{DType::kF16, tests::kFloat16}, {DType::kBF16, tests::kBFloat16}}) {
+    for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{5003}}) {
+      for (const std::size_t members : {std::size_t{1}, std::size_t{3}}) {
+        std::vector<std::uint16_t> parts(members * count);
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+          parts[i] = format.Encode(static_cast<double>(i * 37 % 1001) / 16 - 30);
+        }
+        const std::vector<std::uint16_t> before = parts;
+        ReduceHalf(dtype, parts.data(), static_cast<std::int64_t>(members),
+                   static_cast<std::int64_t>(count), {.factor = 0.3}, {.divisor = 3});
+        for (std::size_t i = 0; i < count; ++i) {
+          float sum = 0;
+          for (std::size_t m = 0; m < members; ++m) {
+            const auto value = static_cast<float>(format.Decode(before[m * count + i])) * 0.3f;
+            sum = m == 0 ? value : sum + value;
+          }
+          ASSERT_EQ(parts[i], format.Encode(sum / 3.0f)) << i;
+        }
+      }
+    }
+  }
 }
 
 TEST(KernelsDeathTest, ASumOfBoolIsABug) {

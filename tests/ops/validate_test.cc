@@ -48,6 +48,24 @@ TEST(ValidateTest, FactorsAreFiniteAndForFloats) {
               HasSubstr("all-reduce only"));
 }
 
+TEST(ValidateTest, CompressionIsForFloatsThatAreSummed) {
+  EXPECT_EQ(Why({.wire = DType::kF16, .shape = {3}}), "");
+  EXPECT_EQ(Why({.reduction = core::ReduceOp::kAverage,
+                 .dtype = DType::kF64,
+                 .wire = DType::kBF16,
+                 .shape = {3},
+                 .prescale = 0.5}),
+            "");
+  EXPECT_EQ(Why({.dtype = DType::kI32, .wire = DType::kF16, .shape = {3}}),
+            "compression is for float32 and float64, not for int32");
+  EXPECT_EQ(Why({.dtype = DType::kBF16, .wire = DType::kBF16, .shape = {3}}),
+            "compression is for float32 and float64, not for bfloat16");
+  EXPECT_EQ(Why({.wire = DType::kI16, .shape = {3}}),
+            "compression is to float16 or bfloat16, not to int16");
+  EXPECT_EQ(Why({.kind = OpKind::kBroadcast, .wire = DType::kF16, .root = 0, .shape = {3}}),
+            "compression is for all-reduce only");
+}
+
 TEST(ValidateTest, RootsAreMembers) {
   EXPECT_THAT(Why({.kind = OpKind::kBroadcast, .root = 2, .shape = {1}}), HasSubstr("0-1, 3"));
   EXPECT_THAT(Why({.kind = OpKind::kBroadcast, .root = -1, .shape = {1}}), HasSubstr("-1"));

@@ -144,6 +144,26 @@ class BackendConformance {
     }
   }
 
+  void ExchangesParts() {
+    for (const fusion::Lane lane : kLanes) {
+      for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{3},
+                                      std::size_t{1002}, std::size_t{300001}}) {
+        std::vector<std::uint8_t> mine;
+        std::vector<std::uint8_t> expected;
+        for (int r = 0; r < size_; ++r) {
+          const auto given = Bytes(100 * rank_ + r, bytes);
+          mine.insert(mine.end(), given.begin(), given.end());
+          const auto got = Bytes(100 * r + rank_, bytes);
+          expected.insert(expected.end(), got.begin(), got.end());
+        }
+        std::vector<std::uint8_t> all(expected.size());
+        Finish(backend_.AllToAll(World(lane), mine.data(), all.data(),
+                                 static_cast<std::int64_t>(bytes)));
+        EXPECT_TRUE(all == expected) << "parts of " << bytes << " bytes";
+      }
+    }
+  }
+
   // On the small lane operations are started in one order and may be looked at in any.
   void SeveralInFlightOnTheSmallLane() {
     constexpr int kRounds = 12;
@@ -311,6 +331,7 @@ inline constexpr BackendCheck kBackendChecks[] = {
     {"BroadcastsFromEveryRoot", &BackendConformance::BroadcastsFromEveryRoot},
     {"GathersEqualParts", &BackendConformance::GathersEqualParts},
     {"GathersUnequalParts", &BackendConformance::GathersUnequalParts},
+    {"ExchangesParts", &BackendConformance::ExchangesParts},
     {"SeveralInFlightOnTheSmallLane", &BackendConformance::SeveralInFlightOnTheSmallLane},
     {"LanesDoNotMix", &BackendConformance::LanesDoNotMix},
     {"SetsHaveTheirOwnMembers", &BackendConformance::SetsHaveTheirOwnMembers},

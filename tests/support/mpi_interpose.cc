@@ -116,6 +116,17 @@ int MPI_Iallgatherv(const void* input, int count, MPI_Datatype type, void* outpu
                   out_type, comm, request);
 }
 
+int MPI_Alltoall(const void* input, int count, MPI_Datatype type, void* output, int out_count,
+                 MPI_Datatype out_type, MPI_Comm comm) {
+  SIRTAKI_PASS_ON(kAlltoall, MPI_Alltoall, input, count, type, output, out_count, out_type, comm);
+}
+
+int MPI_Ialltoall(const void* input, int count, MPI_Datatype type, void* output, int out_count,
+                  MPI_Datatype out_type, MPI_Comm comm, MPI_Request* request) {
+  SIRTAKI_PASS_ON(kIalltoall, MPI_Ialltoall, input, count, type, output, out_count, out_type, comm,
+                  request);
+}
+
 int MPI_Comm_idup(MPI_Comm comm, MPI_Comm* duplicate, MPI_Request* request) {
   SIRTAKI_PASS_ON(kCommIdup, MPI_Comm_idup, comm, duplicate, request);
 }

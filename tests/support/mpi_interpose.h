@@ -19,13 +19,15 @@ enum class MpiCall : std::uint8_t {
   kIallgather,
   kAllgatherv,
   kIallgatherv,
+  kAlltoall,
+  kIalltoall,
   kCommIdup,
   kCommSplitType,
   kCommCreateGroup,
   kCommFree,
   kFinalize,
 };
-inline constexpr int kMpiCallCount = 17;
+inline constexpr int kMpiCallCount = 19;
 
 enum class MpiFailure : std::uint8_t {
   kInstead,  // the call does nothing; those of other ranks that wait for it never end

@@ -1,7 +1,10 @@
-// Collectives of float32 through a Session, for tests and programs without LibTorch.
+// The options of a test's Session, and collectives of float32 through one; for tests and programs
+// without LibTorch.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -12,6 +15,16 @@
 #include "frameworks/session.h"
 
 namespace sirtaki::tests {
+
+// What a test's session starts with: nothing of the environment, and time for all ranks to come.
+inline frameworks::StartOptions SessionOptions(
+    const std::function<void(core::Config&)>& change = nullptr) {
+  frameworks::StartOptions options;
+  options.environment = {};
+  options.config.start_timeout = std::chrono::seconds(20);
+  if (change) change(options.config);
+  return options;
+}
 
 // A vector under a collective.
 class Vector {

@@ -493,6 +493,51 @@ TEST(FailureTest, TheLongestTimeoutIsNone) {
   });
 }
 
+TEST(FailureTest, AnErrorSaysWhereItBegan) {
+  RunTorchRanks(3, [](int rank, const Session& session) {
+    const auto origin_of = [&](const torch::Tensor& tensor, const std::string& name,
+                               ErrorCode code) {
+      try {
+        allreduce(tensor, Sum(name), session);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), code) << error.what();
+        return error.origin();
+      }
+      ADD_FAILURE() << "nothing was thrown";
+      return ErrorOrigin();
+    };
+    const ErrorOrigin invalid = origin_of(rank == 1 ? torch::Tensor() : torch::ones({2}), "late",
+                                          ErrorCode::invalid_argument);
+    EXPECT_EQ(invalid.tensor, "late");
+    EXPECT_EQ(invalid.rank, 1);
+    const ErrorOrigin mismatch =
+        origin_of(torch::ones({rank == 1 ? 3 : 2}), "la\n\"te", ErrorCode::mismatch);
+    EXPECT_EQ(mismatch.tensor, "la\n\"te");
+    EXPECT_EQ(mismatch.rank, -1);  // who is right?
+    EXPECT_EQ(
+        origin_of(torch::ones({2}), std::string(5000, 'a'), ErrorCode::invalid_argument).tensor,
+        std::string(5000, 'a'));
+  });
+}
+
+TEST(FailureTest, ANameIsWrittenSoThatItCanBeRead) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const auto text_of = [&](const std::string& name) {
+      return ErrorOf(ErrorCode::mismatch,
+                     [&] { allreduce(torch::ones({rank + 1}), Sum(name), session); });
+    };
+    EXPECT_THAT(text_of("a\nb\x07\xff"), HasSubstr("all-reduce \"a\\nb\\x07\\xff\": shape [1]"));
+    const std::string text = text_of(std::string(4000, 'a'));
+    EXPECT_THAT(text, HasSubstr("aaa...aaa"));
+    EXPECT_THAT(text, HasSubstr("\" (4000 bytes): shape [1]"));
+    EXPECT_LT(text.size(), 300u);
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::invalid_argument,
+                [&] { allreduce(torch::ones({1}), Sum(std::string(5000, 'a')), session); }),
+        AllOf(HasSubstr("aaa...aaa"), HasSubstr("(5000 bytes)"), HasSubstr("at most 4096")));
+  });
+}
+
 TEST(FailureTest, AbortEndsTheOthersWithItsReason) {
   RunTorchRanks(3, [](int rank, const Session& session) {
     if (rank == 1) abort("the data ran out", session);

@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "frameworks/inproc_world.h"
 #include "frameworks/session.h"
@@ -17,9 +19,10 @@
 namespace sirtaki::tests {
 
 // Runs `body` on `size` threads and ends their sessions when all of them have returned from it.
+// `host_of_rank`: which of them pretend to share a host; empty: all do.
 inline void RunTorchRanks(int size, const std::function<void(int rank, const Session&)>& body,
-                          const core::Config& config = {}) {
-  const auto world = std::make_shared<frameworks::InprocWorld>(size);
+                          const core::Config& config = {}, std::vector<int> host_of_rank = {}) {
+  const auto world = std::make_shared<frameworks::InprocWorld>(size, std::move(host_of_rank));
   RankThreads::Run(size, [&](int rank) {
     frameworks::StartOptions options;
     options.config = config;

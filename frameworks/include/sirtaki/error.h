@@ -3,18 +3,15 @@
 // What may be thrown, and what it means for the job:
 //
 //   the caller's fault   invalid_argument, duplicate_name, not_initialized, unsupported: nothing
-//   happened;
-//                        the job goes on. An argument that only one rank got wrong is told to its
-//                        peers too: they throw the same invalid_argument, which names that rank,
-//                        instead of waiting for it.
+//                        happened; the job goes on. An argument that only one rank got wrong is
+//                        told to its peers too: they throw the same invalid_argument, which names
+//                        that rank, instead of waiting for it.
 //   a tensor's fault     mismatch: the ranks asked for different things under one name. Thrown on
-//   every
-//                        rank that takes part, with what each group of ranks asked for. The name
-//                        may be used again at once; the job goes on.
+//                        every rank that takes part, with what each group of ranks asked for. The
+//                        name may be used again at once; the job goes on.
 //   a group's fault      peer_lost, timed_out, aborted, backend, protocol: every pending and later
-//   call
-//                        on every rank throws with the first cause (see origin()). Only shutdown()
-//                        and ending the process are left to do.
+//                        call on every rank throws with the first cause (see origin()). Only
+//                        shutdown() and ending the process are left to do.
 //   shut_down            a rank that had to take part has called shutdown() or ended.
 #pragma once
 
@@ -44,6 +41,15 @@ enum class ErrorCode : unsigned char {
 SIRTAKI_API const char* error_code_name(ErrorCode code) noexcept;
 
 // Where an error began. What is not known is -1 or empty.
+//
+//   rank    of an invalid_argument the first rank that gave one, of a shut_down the first that has
+//           left, of a group's fault the rank that saw it first (for peer_lost and timed_out not
+//           the one that is lost or late: what() names those). -1 for a mismatch, since nobody can
+//           tell who of the ranks is right.
+//   host    that rank's, of a group's fault
+//   tensor  the name as the program gave it: `w`, not `"w"`, and neither escaped nor shortened as
+//           in what(). An optimizer's gradients are named `gradient/NAME`; a call without a name is
+//           `unnamed call #7`.
 struct ErrorOrigin {
   int rank = -1;
   std::string host;

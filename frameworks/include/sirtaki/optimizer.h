@@ -108,7 +108,11 @@ class SIRTAKI_API GradientReducer {
   std::function<at::Tensor()> Wrap(std::function<at::Tensor()> closure);
   Scope NoSync();
   Scope SkipSynchronize();
+  // Without an optimizer: looks for parameters that were unfrozen, and ends what a backward() that
+  // failed has left. Nothing within a backward().
+  void BeforeForward();
   Session session() const;
+  const std::string& prefix() const;  // of the names of its collectives
 
  private:
   class Impl;

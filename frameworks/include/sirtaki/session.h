@@ -76,8 +76,8 @@ SIRTAKI_API void init(int& argc, char** argv, const InitOptions& options);
 
 // Leaves the job: waits until all ranks have called it (or ended) and what is under way is
 // finished. Collective. Handles and optimizers made before throw not_initialized when used
-// afterwards. Does nothing if not initialised; never throws, a failure is logged. Called at exit if
-// it was not before.
+// afterwards. Does nothing if not initialised; never throws; a fault that no call has thrown is
+// logged. Called at exit if it was not before.
 SIRTAKI_API void shutdown() noexcept;
 
 SIRTAKI_API bool is_initialized() noexcept;

@@ -1,0 +1,99 @@
+// A module that averages its gradients over the ranks, for programs that prefer to wrap the model
+// to wrapping the optimizer.
+#pragma once
+
+#include <torch/arg.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <utility>
+
+#include "sirtaki/export.h"
+#include "sirtaki/optimizer.h"
+#include "sirtaki/session.h"
+
+namespace sirtaki {
+
+struct DistributedDataParallelOptions {
+  // How gradients are reduced.
+  TORCH_ARG(DistributedOptimizerOptions, gradients);
+  // Each forward() in training, with autograd on, first gives all ranks the buffers of rank 0:
+  // running statistics do not drift apart. Not in evaluation, where ranks may run differently
+  // often.
+  TORCH_ARG(bool, broadcast_buffers) = true;
+};
+
+namespace detail {
+
+// The part of DistributedDataParallel that does not depend on the module's type.
+class SIRTAKI_API ModuleSynchronizer {
+ public:
+  ModuleSynchronizer(const std::shared_ptr<torch::nn::Module>& module,
+                     const DistributedDataParallelOptions& options, const Session& session);
+  ~ModuleSynchronizer();
+
+  void BeforeForward();
+  Scope NoSync();
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace detail
+
+//   auto model = sirtaki::DistributedDataParallel(std::make_shared<Net>());
+//   torch::optim::SGD optimizer(model.parameters(), 0.1);        // any optimizer, as it is
+//   for (...) {
+//     optimizer.zero_grad();
+//     loss_of(model.forward(batch)).backward();                  // gradients are averaged when it
+//     optimizer.step();                                          // returns
+//   }
+//
+// Making one is collective: names, shapes and types are compared, then parameters and buffers are
+// broadcast from rank 0. Gradients are reduced while backward() runs, and backward() returns when
+// all are averaged. Each rank calls backward() equally often, through at least one parameter.
+// Parameters without a gradient, frozen ones and accumulation are treated as DistributedOptimizer
+// does; the module must not get more parameters later.
+//
+// The optimizer must not be a DistributedOptimizer: one of the two averages. Not for LBFGS, whose
+// closure's loss would have to be averaged too.
+template <class M>
+class DistributedDataParallel : public torch::nn::Module {
+ public:
+  explicit DistributedDataParallel(std::shared_ptr<M> module,
+                                   const DistributedDataParallelOptions& options = {},
+                                   const Session& session = {})
+      : module_(register_module("module", std::move(module))),
+        synchronizer_(module_, options, session) {}
+
+  explicit DistributedDataParallel(const torch::nn::ModuleHolder<M>& module,
+                                   const DistributedDataParallelOptions& options = {},
+                                   const Session& session = {})
+      : DistributedDataParallel(module.ptr(), options, session) {}
+
+  template <class... Args>
+  auto forward(Args&&... args) {
+    synchronizer_.BeforeForward();
+    return module_->forward(std::forward<Args>(args)...);
+  }
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+  // The module itself, for its other functions and for saving it.
+  const std::shared_ptr<M>& module() const { return module_; }
+  M* operator->() const { return module_.get(); }
+
+  // While what it returns lives, backward() only adds to the gradients of this rank, and forward()
+  // broadcasts no buffers; the next backward() reduces the sums. All ranks alike.
+  [[nodiscard]] detail::Scope no_sync() { return synchronizer_.NoSync(); }
+
+ private:
+  std::shared_ptr<M> module_;
+  detail::ModuleSynchronizer synchronizer_;
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,89 @@
+// Loss scaling for training in float16: small gradients are kept from becoming zero, and steps with
+// infinite ones are skipped, by all ranks together. bfloat16 has no need of it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+
+#include "sirtaki/export.h"
+#include "sirtaki/session.h"
+
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
+
+namespace sirtaki {
+
+// The same on every rank.
+struct GradScalerOptions {
+  TORCH_ARG(double, init_scale) = 65536.0;  // positive
+  // What the scale is multiplied by after `growth_interval` steps in a row without infinite or NaN
+  // gradients, and after a step with them. Above 1, and between 0 and 1.
+  TORCH_ARG(double, growth_factor) = 2.0;
+  TORCH_ARG(double, backoff_factor) = 0.5;
+  TORCH_ARG(std::int64_t, growth_interval) = 2000;  // at least 1
+  TORCH_ARG(bool, enabled) = true;  // false: scale() is the identity, step() is the optimizer's
+};
+
+//   sirtaki::GradScaler scaler;
+//   for (auto& batch : *loader) {
+//     optimizer.zero_grad();
+//     scaler.scale(loss_of(batch)).backward();
+//     scaler.unscale_(optimizer);                       // only if gradients are looked at before
+//     sirtaki::clip_grad_norm_(optimizer, 1.0);         // the step
+//     scaler.step(optimizer);
+//     scaler.update();
+//   }
+//
+// Gradients are averaged scaled, divided by the scale afterwards, and whether they are finite is
+// agreed upon: every rank skips the step or none does, also if gradients are not averaged. Used by
+// one thread.
+class SIRTAKI_API GradScaler {
+ public:
+  // Throws invalid_argument for options that are not allowed.
+  explicit GradScaler(const GradScalerOptions& options = {}, const Session& session = {});
+
+  // The tensor times the scale; autograd sees it.
+  at::Tensor scale(const at::Tensor& tensor) const;
+
+  // Waits for the averaged gradients of a DistributedOptimizer, divides the gradients by the scale
+  // and agrees on whether they are finite. Collective; at most once for an optimizer between two
+  // update(). Throws invalid_argument for float16 gradients: the parameters to step have to be
+  // float32 or wider.
+  void unscale_(torch::optim::Optimizer& optimizer);
+
+  // unscale_() if that was not called, then the optimizer's step(), unless a gradient of any rank
+  // is infinite or NaN. True if it stepped. Collective; once for an optimizer between two update().
+  bool step(torch::optim::Optimizer& optimizer);
+
+  // Adapts the scale to what the steps since the last update() met. Throws invalid_argument if
+  // there was none. With a value: takes that as the scale.
+  void update(std::optional<double> new_scale = std::nullopt);
+
+  double get_scale() const { return options_.enabled() ? scale_ : 1.0; }
+
+  // The scale, and for how long it has been good.
+  void save(torch::serialize::OutputArchive& archive) const;
+  void load(torch::serialize::InputArchive& archive);
+
+ private:
+  struct Met {
+    bool unscaled = false;
+    bool stepped = false;
+    bool finite = true;
+  };
+
+  GradScalerOptions options_;
+  Session session_;
+  double scale_;
+  std::int64_t good_steps_ = 0;
+  std::unordered_map<const torch::optim::Optimizer*, Met> met_;  // since the last update
+};
+
+}  // namespace sirtaki

@@ -1,0 +1,66 @@
+#include "sirtaki/data_parallel.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <string>
+#include <vector>
+
+#include "frameworks/torch/session_state.h"
+#include "sirtaki/broadcast.h"
+#include "sirtaki/collectives.h"
+
+namespace sirtaki::detail {
+
+class ModuleSynchronizer::Impl {
+ public:
+  Impl(const std::shared_ptr<torch::nn::Module>& module,
+       const DistributedDataParallelOptions& options, const Session& session)
+      : module_(module),
+        session_(StateOf(session)),
+        reducer_(module->named_parameters().pairs(), options.gradients(), session_),
+        broadcasts_buffers_(options.broadcast_buffers() && size(session_) > 1) {
+    broadcast_parameters(*module, /*root_rank=*/0, session_);
+  }
+
+  void BeforeForward() {
+    if (!at::GradMode::is_enabled()) return;
+    reducer_.BeforeForward();
+    if (broadcasts_buffers_ && scopes_ == 0 && module_->is_training()) BroadcastBuffers();
+  }
+
+  static Scope NoSync(const std::shared_ptr<Impl>& self) {
+    ++self->scopes_;
+    auto hold = std::make_shared<Scope>(self->reducer_.NoSync());
+    return Scope([self, hold] { --self->scopes_; });
+  }
+
+ private:
+  void BroadcastBuffers() {
+    const at::NoGradGuard no_grad;
+    std::vector<Handle> handles;
+    for (const auto& buffer : module_->named_buffers()) {
+      const std::string name = reducer_.prefix() + "buffer " + buffer.key();
+      handles.push_back(
+          broadcast_async_(buffer.value(), 0, BroadcastOptions().name(name), session_));
+    }
+    for (const Handle& handle : handles) sirtaki::synchronize(handle);
+  }
+
+  const std::shared_ptr<torch::nn::Module> module_;
+  const Session session_;
+  GradientReducer reducer_;
+  const bool broadcasts_buffers_;
+  int scopes_ = 0;  // of no_sync
+};
+
+ModuleSynchronizer::ModuleSynchronizer(const std::shared_ptr<torch::nn::Module>& module,
+                                       const DistributedDataParallelOptions& options,
+                                       const Session& session)
+    : impl_(std::make_shared<Impl>(module, options, session)) {}
+
+ModuleSynchronizer::~ModuleSynchronizer() = default;
+
+void ModuleSynchronizer::BeforeForward() { impl_->BeforeForward(); }
+Scope ModuleSynchronizer::NoSync() { return Impl::NoSync(impl_); }
+
+}  // namespace sirtaki::detail

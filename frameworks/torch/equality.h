@@ -1,0 +1,21 @@
+// Whether all ranks hold the same tensors, bit by bit.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "frameworks/torch/session_state.h"
+
+namespace sirtaki::detail {
+
+// Throws on every rank if the ranks' tensors differ; see check_parameters. `what`, the name of the
+// check, is the same on every rank and not in flight; names and tensors have the same length.
+// Collective.
+void CheckEqual(const std::string& what, const std::vector<std::string>& names,
+                const std::vector<at::Tensor>& tensors,
+                const std::shared_ptr<SessionState>& session);
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,163 @@
+#include "sirtaki/grad_scaler.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <torch/serialize/archive.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/throw.h"
+#include "sirtaki/collectives.h"
+#include "sirtaki/optimizer.h"
+
+namespace sirtaki {
+namespace {
+
+[[noreturn]] void ThrowInvalid(const std::string& text) {
+  detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, "GradScaler: " + text));
+}
+
+bool IsPositive(double value) { return std::isfinite(value) && value > 0; }
+
+// Divides all gradients by the scale; false if one of them is infinite or NaN. One pass over them.
+bool Unscale(torch::optim::Optimizer& optimizer, double scale) {
+  const at::NoGradGuard no_grad;
+  // LibTorch's kernel takes lists of one type.
+  std::map<at::ScalarType, std::vector<at::Tensor>> gradients;
+  for (auto& group : optimizer.param_groups()) {
+    for (at::Tensor& parameter : group.params()) {
+      if (!parameter.grad().defined()) continue;
+      at::Tensor gradient = parameter.mutable_grad().detach();
+      gradients[gradient.scalar_type()].push_back(std::move(gradient));
+    }
+  }
+  at::Tensor infinite = at::zeros({1}, at::kFloat);
+  const at::Tensor factor = at::full({1}, 1.0 / scale, at::kFloat);
+  for (auto& [type, list] : gradients) {
+    at::_amp_foreach_non_finite_check_and_unscale_(list, infinite, factor);
+  }
+  return infinite.item<float>() == 0;
+}
+
+// Precondition: the optimizer's gradients are not in flight.
+void CheckTypes(const torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (!parameter.grad().defined() || parameter.grad().scalar_type() != at::kHalf) continue;
+      ThrowInvalid(
+          "a gradient is float16, which cannot hold what is left after the division by the scale: "
+          "keep the parameters in float32 and compute in float16 by autocast");
+    }
+  }
+}
+
+}  // namespace
+
+GradScaler::GradScaler(const GradScalerOptions& options, const Session& session)
+    : options_(options), session_(session), scale_(options.init_scale()) {
+  if (!IsPositive(scale_)) {
+    ThrowInvalid("init_scale is " + std::to_string(scale_) + "; it has to be positive");
+  }
+  if (!IsPositive(options.growth_factor()) || options.growth_factor() <= 1) {
+    ThrowInvalid("growth_factor is " + std::to_string(options.growth_factor()) +
+                 "; it has to be above 1");
+  }
+  if (!IsPositive(options.backoff_factor()) || options.backoff_factor() >= 1) {
+    ThrowInvalid("backoff_factor is " + std::to_string(options.backoff_factor()) +
+                 "; it has to be between 0 and 1");
+  }
+  if (options.growth_interval() < 1) {
+    ThrowInvalid("growth_interval is " + std::to_string(options.growth_interval()) +
+                 "; it has to be at least 1");
+  }
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& tensor) const {
+  return options_.enabled() ? tensor * scale_ : tensor;
+}
+
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  if (auto* const synchronizer = dynamic_cast<detail::GradientSynchronizer*>(&optimizer)) {
+    synchronizer->synchronize();
+  }
+  if (!options_.enabled()) return;
+  Met& met = met_[&optimizer];
+  if (met.unscaled)
+    ThrowInvalid("unscale_() was called for this optimizer since the last update()");
+  CheckTypes(optimizer);
+  met.unscaled = true;
+  met.finite = Unscale(optimizer, scale_);
+  at::Tensor infinite = at::full({1}, met.finite ? 0 : 1, at::kInt);
+  allreduce_(infinite, AllreduceOptions().name("sirtaki/GradScaler").op(ReduceOp::Sum), session_);
+  met.finite = infinite.item<int>() == 0;
+}
+
+bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (!options_.enabled()) {
+    optimizer.step();
+    return true;
+  }
+  if (met_[&optimizer].stepped) {
+    ThrowInvalid("step() was called for this optimizer since the last update()");
+  }
+  if (!met_[&optimizer].unscaled) unscale_(optimizer);
+  Met& met = met_[&optimizer];
+  met.stepped = true;
+  if (met.finite) optimizer.step();
+  return met.finite;
+}
+
+void GradScaler::update(std::optional<double> new_scale) {
+  if (!options_.enabled()) return;
+  if (new_scale) {
+    if (!IsPositive(*new_scale)) {
+      ThrowInvalid("the new scale is " + std::to_string(*new_scale) + "; it has to be positive");
+    }
+    scale_ = *new_scale;
+    met_.clear();
+    return;
+  }
+  if (met_.empty()) ThrowInvalid("update() without a step() or unscale_() since the last one");
+  const bool all_finite =
+      std::all_of(met_.begin(), met_.end(), [](const auto& met) { return met.second.finite; });
+  met_.clear();
+  if (!all_finite) {
+    scale_ *= options_.backoff_factor();
+    good_steps_ = 0;
+  } else if (++good_steps_ == options_.growth_interval()) {
+    good_steps_ = 0;
+    const double grown = scale_ * options_.growth_factor();
+    // The loss is float32: a greater scale would make it infinite.
+    if (grown <= static_cast<double>(std::numeric_limits<float>::max())) scale_ = grown;
+  }
+}
+
+void GradScaler::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("scale", at::full({}, scale_, at::kDouble), /*is_buffer=*/true);
+  archive.write("good_steps", at::full({}, good_steps_, at::kLong), /*is_buffer=*/true);
+}
+
+void GradScaler::load(torch::serialize::InputArchive& archive) {
+  at::Tensor scale;
+  at::Tensor good_steps;
+  archive.read("scale", scale, /*is_buffer=*/true);
+  archive.read("good_steps", good_steps, /*is_buffer=*/true);
+  const double saved = scale.item<double>();
+  if (!IsPositive(saved)) {
+    ThrowInvalid("the saved scale is " + std::to_string(saved) + "; it has to be positive");
+  }
+  scale_ = saved;
+  good_steps_ = good_steps.item<std::int64_t>();
+  met_.clear();
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,142 @@
+#include "sirtaki/objects.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+
+#include "frameworks/torch/agreement.h"
+#include "frameworks/torch/archive_broadcast.h"
+#include "frameworks/torch/blocking.h"
+#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/tensor_bridge.h"
+#include "frameworks/torch/throw.h"
+
+namespace sirtaki {
+namespace {
+
+using StatePtr = std::shared_ptr<detail::SessionState>;
+
+constexpr std::int64_t kNotSaved = -1;  // in the place of a length
+
+std::string CallText(const char* function, const std::string& name) {
+  return name.empty() ? std::string(function) : std::string(function) + " \"" + name + "\"";
+}
+
+// Bytes and saved objects are told apart by the shape of what goes first, so that a rank that
+// passes the one where others pass the other is a mismatch.
+enum class Content : std::int64_t { kBytes = 1, kSaved = 2 };
+
+struct Gathered {
+  std::vector<std::int64_t> lengths;  // of each rank
+  at::Tensor bytes;                   // of all, one after the other
+};
+
+// `error`: why this rank has no bytes.
+Gathered GatherBytes(const std::shared_ptr<std::string>& bytes, Content content,
+                     const std::string& error, const std::string& name, const StatePtr& session) {
+  at::Tensor header = at::empty({1, static_cast<std::int64_t>(content)}, at::kLong);
+  header.fill_(error.empty() ? static_cast<std::int64_t>(bytes->size()) : kNotSaved);
+  const at::Tensor headers = detail::AllGatherBlocking(header, name, session);
+  Gathered gathered;
+  for (std::int64_t rank = 0; rank < headers.size(0); ++rank) {
+    gathered.lengths.push_back(
+        headers.const_data_ptr<std::int64_t>()[rank * static_cast<std::int64_t>(content)]);
+  }
+  if (std::count(gathered.lengths.begin(), gathered.lengths.end(), kNotSaved) > 0) {
+    detail::AgreeOnErrors(CallText("allgather_object", name), error, session);
+  }
+  gathered.bytes =
+      detail::AllGatherBlocking(detail::AsTensor(bytes), detail::PartName(name, "bytes"), session);
+  return gathered;
+}
+
+}  // namespace
+
+std::string broadcast_object(const std::string& bytes, int root_rank, const std::string& name,
+                             const Session& session) {
+  const StatePtr state = detail::StateOf(session);
+  const bool is_root = state->topology().rank == root_rank;
+  at::Tensor header = at::empty({1}, at::kLong);
+  auto* length = header.mutable_data_ptr<std::int64_t>();
+  *length = is_root ? static_cast<std::int64_t>(bytes.size()) : 0;
+  detail::BroadcastInPlaceBlocking(header, root_rank, name, state);
+  if (state->topology().size == 1) return bytes;
+
+  std::string error;
+  auto object = std::make_shared<std::string>();
+  try {
+    if (is_root) {
+      *object = bytes;
+    } else {
+      object->resize(static_cast<std::size_t>(*length));
+    }
+  } catch (const std::exception& failure) {
+    error = detail::WhyNoMemory(failure);
+  }
+  detail::AgreeOnErrors(CallText("broadcast_object", name), error, state);
+  detail::BroadcastInPlaceBlocking(detail::AsTensor(object), root_rank,
+                                   detail::PartName(name, "bytes"), state);
+  return std::move(*object);
+}
+
+std::vector<std::string> allgather_object(const std::string& bytes, const std::string& name,
+                                          const Session& session) {
+  const Gathered gathered = GatherBytes(std::make_shared<std::string>(bytes), Content::kBytes, "",
+                                        name, detail::StateOf(session));
+  const auto* from = static_cast<const char*>(gathered.bytes.const_data_ptr());
+  std::vector<std::string> objects;
+  for (const std::int64_t length : gathered.lengths) {
+    objects.emplace_back();
+    if (length > 0) objects.back().assign(from, static_cast<std::size_t>(length));
+    from += length;
+  }
+  return objects;
+}
+
+namespace detail {
+
+void BroadcastSaved(const SaveTo& save, const LoadFrom& load, int root_rank,
+                    const std::string& name, const Session& session) {
+  BroadcastArchive(save, load, root_rank, CallText("broadcast_object", name), name,
+                   StateOf(session));
+}
+
+void AllgatherSaved(const SaveTo& save, const LoadFrom& load, const std::string& name,
+                    const Session& session) {
+  const StatePtr state = StateOf(session);
+  ThrowIfError(state->Check());
+  auto bytes = std::make_shared<std::string>();
+  std::string error;
+  try {
+    save([&bytes](const void* from, std::size_t size) {
+      bytes->append(static_cast<const char*>(from), size);
+      return size;
+    });
+  } catch (const std::exception& failure) {
+    error = "cannot be saved: " + TextOf(failure);
+  }
+  const Gathered gathered =
+      GatherBytes(std::exchange(bytes, nullptr), Content::kSaved, error, name, state);
+  const auto* from = static_cast<const char*>(gathered.bytes.const_data_ptr());
+  for (std::size_t rank = 0; rank < gathered.lengths.size() && error.empty(); ++rank) {
+    const auto length = static_cast<std::size_t>(gathered.lengths[rank]);
+    const auto read = [from, length](std::uint64_t offset, void* to, std::size_t size) {
+      if (offset > length || size > length - offset) return std::size_t{0};
+      std::memcpy(to, from + offset, size);
+      return size;
+    };
+    try {
+      load(read, [length] { return length; });
+    } catch (const std::exception& failure) {
+      error =
+          "the object of rank " + std::to_string(rank) + " cannot be loaded: " + TextOf(failure);
+    }
+    from += length;
+  }
+  AgreeOnErrors(CallText("allgather_object", name), error, state);
+}
+
+}  // namespace detail
+}  // namespace sirtaki

@@ -1,0 +1,19 @@
+// An optimizer's own save and load, with what LibTorch's lack.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+namespace sirtaki::detail {
+
+// State and options of the optimizer, by its own save(). It is left as it was; not const because
+// something is put aside meanwhile. Throws what save() throws.
+void SaveOptimizer(torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& archive);
+
+// Replaces the optimizer's state and options by those of an archive from SaveOptimizer, mapped by
+// the position of the parameters, by its own load(). Throws what load() throws, and
+// std::runtime_error if load() did not bring all state that was saved; what the optimizer then has
+// is undefined.
+void LoadOptimizer(torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive);
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,61 @@
+#include <c10/util/Type.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+#include <optional>
+#include <string>
+#include <typeinfo>
+#include <vector>
+
+#include "frameworks/torch/agreement.h"
+#include "frameworks/torch/archive_broadcast.h"
+#include "frameworks/torch/optimizer_archive.h"
+#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/tensor_bridge.h"
+#include "frameworks/torch/throw.h"
+#include "sirtaki/broadcast.h"
+
+namespace sirtaki {
+namespace {
+
+// What has to agree before the state of one rank can be that of another.
+std::vector<std::string> Describe(const torch::optim::Optimizer& optimizer, int root_rank) {
+  std::vector<std::string> lines = {"root rank " + std::to_string(root_rank),
+                                    c10::demangle(typeid(optimizer).name())};
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const auto& parameters = optimizer.param_groups()[g].params();
+    const std::string group = "group " + std::to_string(g);
+    lines.push_back(group);
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      lines.push_back("parameter " + std::to_string(i) + " of " + group + ", " +
+                      detail::TypeAndShape(parameters[i]));
+    }
+  }
+  return lines;
+}
+
+}  // namespace
+
+void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,
+                               const Session& session) {
+  const std::string call = "broadcast_optimizer_state";
+  const auto state = detail::StateOf(session);
+  detail::ThrowIfError(state->Check());
+  detail::AgreeOnList(call, Describe(optimizer, root_rank), "", state);
+
+  std::optional<torch::serialize::OutputArchive> saved;
+  const auto save = [&](const detail::WriteBytes& write) {
+    if (!saved) detail::SaveOptimizer(optimizer, saved.emplace());
+    saved->save_to(write);
+  };
+  const auto load = [&](const detail::ReadBytes& read, const std::function<std::size_t()>& size) {
+    // Before the new state takes its memory.
+    optimizer.state().clear();
+    torch::serialize::InputArchive archive;
+    archive.load_from(read, size);
+    detail::LoadOptimizer(optimizer, archive);
+  };
+  detail::BroadcastArchive(save, load, root_rank, call, "sirtaki/" + call + "/state", state);
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,79 @@
+// What SyncBatchNorm is made of: the tensors it shares with BatchNorm, its name between the ranks,
+// and its node in the autograd graph.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "frameworks/torch/batch_statistics.h"
+#include "frameworks/torch/session_state.h"
+#include "sirtaki/session.h"
+
+namespace sirtaki::detail {
+
+struct SyncBatchNormTensors {
+  at::Tensor weight;
+  at::Tensor bias;
+  at::Tensor running_mean;
+  at::Tensor running_var;
+  at::Tensor num_batches_tracked;
+};
+
+// What the ranks call a module, and how often it was called. The name is taken when a session first
+// sees the module, since it may be made before there is one.
+class SyncBatchNormCalls {
+ public:
+  SyncBatchNormCalls(Session session, std::string name)
+      : session_(std::move(session)), name_(std::move(name)) {}
+
+  const Session& session() const { return session_; }
+  const std::string& name() const { return name_; }
+
+  // The session, in which the module then has a key. Throws not_initialized without one.
+  std::shared_ptr<SessionState> Enter();
+  // "sync_batch_norm/features.1". Precondition: Enter was called.
+  const std::string& key() const { return key_; }
+
+  std::int64_t number = 0;  // of the next call in this session; the ranks agree on rank 0's
+
+ private:
+  const Session session_;
+  const std::string name_;
+  std::weak_ptr<SessionState> entered_;
+  std::string key_;
+};
+
+// One forward(), as its backward() needs it.
+struct SyncBatchNormCall : torch::CustomClassHolder {
+  std::shared_ptr<SessionState> session;
+  std::string key;
+  std::int64_t number = 0;
+  BatchShare batch;     // of all ranks
+  at::Tensor variance;  // float64 [C]; biased
+  double eps = 0;
+  bool reduces = false;  // the input needs a gradient on some rank
+};
+
+// Normalizes `input` [N, C, ...] by the call's batch; differentiable once.
+struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> {
+  using Call = c10::intrusive_ptr<SyncBatchNormCall>;
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
+                            const std::optional<at::Tensor>& weight,
+                            const std::optional<at::Tensor>& bias, const Call& call);
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients);
+};
+
+// The type in which LibTorch's kernels compute with `type`: float32 for the half types.
+inline at::ScalarType ComputingType(at::ScalarType type) {
+  return at::isReducedFloatingType(type) ? at::kFloat : type;
+}
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,216 @@
+#include "sirtaki/data_parallel.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tests/torch/torch_ranks.h"
+#include "tests/torch/training.h"
+
+namespace sirtaki::tests {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+using Options = DistributedDataParallelOptions;
+
+TEST(DataParallelTest, FollowsOneProcessFromTheWeightsOfRankZero) {
+  for (const int size : {1, 2, 3}) {
+    const auto make = [](std::vector<torch::Tensor> p) {
+      return torch::optim::Adam(std::move(p), torch::optim::AdamOptions(0.01));
+    };
+    const auto expected = TrainAlone(make, 10, size);
+    RunTorchRanks(size, [&](int rank, const Session& session) {
+      auto net = std::make_shared<SmallNet>();
+      if (rank > 0) {
+        torch::NoGradGuard no_grad;
+        for (auto& parameter : net->parameters()) parameter.fill_(rank);
+      }
+      DistributedDataParallel<SmallNet> model(net, {}, session);
+      auto optimizer = make(model.parameters());
+      for (int step = 0; step < 10; ++step) {
+        const Batch batch = BatchOfRank(step, rank);
+        optimizer.zero_grad();
+        torch::mse_loss(model(batch.x), batch.y).backward();
+        optimizer.step();
+      }
+      EXPECT_LT(Distance(net->parameters(), expected), 1e-11) << size << " ranks";
+    });
+  }
+}
+
+TEST(DataParallelTest, GradientsAreAveragedWhenBackwardReturns) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    torch::nn::Linear layer(1, 1);
+    DistributedDataParallel model(layer, {}, session);
+    model.forward(torch::full({1, 1}, 4.0f * static_cast<float>(rank))).sum().backward();
+    EXPECT_EQ(layer->weight.grad().item<float>(), 2);
+    EXPECT_EQ(layer->bias.grad().item<float>(), 1);
+    EXPECT_EQ(model->bias.grad().item<float>(), 1);
+  });
+}
+
+TEST(DataParallelTest, AccumulatesWithinNoSync) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    torch::nn::Linear layer(1, 1);
+    DistributedDataParallel model(layer, {}, session);
+    const auto x = torch::full({1, 1}, static_cast<float>(rank));
+    {
+      const auto hold = model.no_sync();
+      model(x).sum().backward();
+      EXPECT_EQ(layer->weight.grad().item<float>(), static_cast<float>(rank)) << "still its own";
+    }
+    model(x).sum().backward();
+    EXPECT_EQ(layer->weight.grad().item<float>(), 1);
+    model(x).sum().backward();  // without zero_grad: adds to the average
+    EXPECT_EQ(layer->weight.grad().item<float>(), 1.5f);
+  });
+}
+
+struct Branches : torch::nn::Module {
+  Branches() {
+    a = register_parameter("a", torch::ones({2}));
+    b = register_parameter("b", torch::ones({2}));
+    c = register_parameter("c", torch::ones({2}));
+  }
+  torch::Tensor forward(bool uses_b) { return uses_b ? (a * b).sum() : a.sum(); }
+  torch::Tensor a;
+  torch::Tensor b;
+  torch::Tensor c;
+};
+
+TEST(DataParallelTest, GraphsMayDiffer) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto net = std::make_shared<Branches>();
+    DistributedDataParallel<Branches> model(net, {}, session);
+    for (int step = 0; step < 4; ++step) {
+      model.zero_grad();
+      model.forward((step + rank) % 2 == 0).backward();
+      EXPECT_TRUE(torch::equal(net->b.grad(), torch::full({2}, 0.5f)));
+      EXPECT_FALSE(net->c.grad().defined());
+    }
+  });
+}
+
+TEST(DataParallelTest, ParametersUnfrozenLaterAreFound) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto net = std::make_shared<Branches>();
+    net->b.requires_grad_(false);
+    DistributedDataParallel<Branches> model(net, {}, session);
+    model.forward(true).backward();
+    net->b.requires_grad_(true);
+    (model.forward(true) * (rank + 1)).backward();
+    EXPECT_TRUE(torch::equal(net->b.grad(), torch::full({2}, 1.5f)));
+  });
+}
+
+struct Counting : torch::nn::Module {
+  Counting() {
+    weight = register_parameter("weight", torch::ones({1}));
+    count = register_buffer("count", torch::zeros({1}));
+  }
+  torch::Tensor forward(float step) {
+    seen = count.item<float>();
+    count.add_(step);
+    return weight.sum();
+  }
+  torch::Tensor weight;
+  torch::Tensor count;
+  float seen = -1;
+};
+
+TEST(DataParallelTest, BuffersAreThoseOfRankZero) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto net = std::make_shared<Counting>();
+    DistributedDataParallel<Counting> model(net, {}, session);
+    model.forward(static_cast<float>(1 + rank));
+    EXPECT_EQ(net->seen, 0);
+    model.forward(static_cast<float>(1 + rank));
+    EXPECT_EQ(net->seen, 1) << "not what this rank has counted";
+    model.eval();
+    const float own = net->count.item<float>();
+    if (rank == 0) model.forward(1);  // in evaluation each rank for itself
+    EXPECT_EQ(net->count.item<float>(), own + (rank == 0 ? 1.0f : 0.0f));
+  });
+}
+
+TEST(DataParallelTest, BuffersStayByChoice) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto net = std::make_shared<Counting>();
+    DistributedDataParallel<Counting> model(net, Options().broadcast_buffers(false), session);
+    model.forward(static_cast<float>(1 + rank));
+    model.forward(0);
+    EXPECT_EQ(net->seen, static_cast<float>(1 + rank));
+  });
+}
+
+struct Failing : torch::autograd::Function<Failing> {
+  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list) {
+    throw std::runtime_error("no more memory");
+  }
+};
+
+// A backward() that fails half-way leaves gradients under way; the next forward() ends them.
+TEST(DataParallelTest, ABackwardThatFailedIsCleanedUpByTheNextForward) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto net = std::make_shared<Branches>();
+    DistributedDataParallel<Branches> model(net, {}, session);
+    const auto output = model.forward(true);
+    // b's part of the graph is reached first and done, a's fails.
+    auto loss = (Failing::apply(net->a) * 2).sum() + net->b.sum() + output * 0;
+    EXPECT_THROW(loss.backward(), std::exception);
+    model.zero_grad();
+    const auto again = model.forward(true);
+    model.zero_grad();
+    (again * (rank + 1)).backward();
+    EXPECT_TRUE(torch::equal(net->a.grad(), torch::full({2}, 1.5f)));
+    EXPECT_TRUE(torch::equal(net->b.grad(), torch::full({2}, 1.5f)));
+  });
+}
+
+TEST(DataParallelTest, TheOptimizerMustNotAverageAgain) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto net = std::make_shared<Branches>();
+    DistributedDataParallel<Branches> model(net, {}, session);
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+                        [&] {
+                          DistributedOptimizer<SGD>(SGD(net->parameters(), SGDOptions(1.0)),
+                                                    net->named_parameters(), {}, session);
+                        }),
+                AllOf(HasSubstr("\"a\""), HasSubstr("an optimizer that does not")));
+  });
+}
+
+TEST(DataParallelTest, ModelsThatDifferAreNamedOnEveryRank) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    torch::nn::Linear layer(2, 2 + rank);
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::mismatch, [&] { DistributedDataParallel(layer, {}, session); }),
+        AllOf(HasSubstr("\"weight\" float32 [2, 2] on rank 0"), HasSubstr("[3, 2] on rank 1")));
+  });
+}
+
+TEST(DataParallelTest, MayBeDestroyedBeforeItsGraph) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto net = std::make_shared<Branches>();
+    std::optional<DistributedDataParallel<Branches>> model;
+    model.emplace(net, Options(), session);
+    const auto loss = model->forward(true) * (rank + 1);
+    model.reset();
+    loss.backward();
+    EXPECT_TRUE(torch::equal(net->b.grad(), torch::full({2}, static_cast<float>(rank + 1))));
+  });
+}
+
+}  // namespace
+}  // namespace sirtaki::tests

@@ -1,0 +1,184 @@
+#include "sirtaki/grad_scaler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <limits>
+#include <sstream>
+#include <string>
+
+#include "sirtaki/optimizer.h"
+#include "tests/torch/torch_ranks.h"
+#include "tests/torch/training.h"
+
+namespace sirtaki::tests {
+namespace {
+
+using testing::HasSubstr;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+GradScalerOptions Small() { return GradScalerOptions().init_scale(8).growth_interval(2); }
+
+TEST(GradScalerTest, TrainsAsWithoutIt) {
+  for (const auto type : {torch::kFloat, torch::kDouble}) {
+    RunTorchRanks(2, [type](int rank, const Session& session) {
+      SmallNet plain;
+      SmallNet scaled;
+      plain.to(type);
+      scaled.to(type);
+      DistributedOptimizer<SGD> reference(SGD(plain.parameters(), SGDOptions(0.1)),
+                                          plain.named_parameters(), {}, session);
+      DistributedOptimizer<SGD> optimizer(SGD(scaled.parameters(), SGDOptions(0.1)),
+                                          scaled.named_parameters(), {}, session);
+      GradScaler scaler(Small(), session);
+      for (int step = 0; step < 6; ++step) {
+        const Batch batch = BatchOfRank(step, rank);
+        const Batch typed{batch.x.to(type), batch.y.to(type)};
+        reference.zero_grad();
+        optimizer.zero_grad();
+        Loss(plain, typed).backward();
+        scaler.scale(Loss(scaled, typed)).backward();
+        reference.step();
+        EXPECT_TRUE(scaler.step(optimizer));
+        scaler.update();
+        EXPECT_EQ(Distance(plain.parameters(), scaled.parameters()), 0)
+            << "scales are powers of two";
+      }
+      EXPECT_EQ(scaler.get_scale(), 64);
+    });
+  }
+}
+
+TEST(GradScalerTest, InfinityOnOneRankSkipsTheStepOnAll) {
+  RunTorchRanks(3, [](int rank, const Session& session) {
+    auto weight = torch::zeros({2}, torch::requires_grad());
+    DistributedOptimizer<SGD> optimizer(SGD({weight}, SGDOptions(1.0)), NamedTensors{{"w", weight}},
+                                        {}, session);
+    GradScaler scaler(Small(), session);
+    for (const double slope : {kInfinity, std::numeric_limits<double>::quiet_NaN(), 1.0}) {
+      optimizer.zero_grad();
+      scaler.scale(weight.sum() * (rank == 1 ? slope : 1.0)).backward();
+      EXPECT_EQ(scaler.step(optimizer), slope == 1.0);
+      scaler.update();
+    }
+    EXPECT_EQ(scaler.get_scale(), 2);
+    EXPECT_TRUE(torch::equal(weight.detach(), torch::full({2}, -1.0f)));
+  });
+}
+
+// A plain optimizer's gradients are each rank's own; the ranks still agree.
+TEST(GradScalerTest, AgreesAlsoForGradientsThatAreNotAveraged) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = torch::zeros({1}, torch::requires_grad());
+    SGD optimizer({weight}, SGDOptions(1.0));
+    GradScaler scaler(Small(), session);
+    scaler.scale(weight.sum() * (rank == 0 ? kInfinity : 1.0)).backward();
+    EXPECT_FALSE(scaler.step(optimizer));
+    EXPECT_EQ(weight.item<float>(), 0);
+  });
+}
+
+TEST(GradScalerTest, UnscaledGradientsMayBeClipped) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = torch::zeros({1}, torch::requires_grad());
+    DistributedOptimizer<SGD> optimizer(SGD({weight}, SGDOptions(1.0)), NamedTensors{{"w", weight}},
+                                        {}, session);
+    GradScaler scaler(Small(), session);
+    scaler.scale(weight.sum() * 2 * rank).backward();
+    scaler.unscale_(optimizer);
+    EXPECT_EQ(weight.grad().item<float>(), 1);
+    EXPECT_NEAR(clip_grad_norm_(optimizer, 0.5), 1, 1e-6);
+    EXPECT_TRUE(scaler.step(optimizer));
+    EXPECT_NEAR(weight.item<float>(), -0.5, 1e-5);
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { scaler.unscale_(optimizer); }),
+                HasSubstr("unscale_() was called"));
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { scaler.step(optimizer); }),
+                HasSubstr("step() was called"));
+    scaler.update();
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { scaler.update(); }),
+                HasSubstr("update() without"));
+  });
+}
+
+TEST(GradScalerTest, OneOptimizerOfTwoIsSkipped) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto a = torch::zeros({1}, torch::requires_grad());
+    auto b = torch::zeros({1}, torch::requires_grad());
+    DistributedOptimizer<SGD> first(SGD({a}, SGDOptions(1.0)), NamedTensors{{"a", a}}, {}, session);
+    DistributedOptimizer<SGD> second(SGD({b}, SGDOptions(1.0)), NamedTensors{{"b", b}}, {},
+                                     session);
+    GradScaler scaler(Small(), session);
+    scaler.scale(a.sum() + b.sum() * kInfinity).backward();
+    EXPECT_TRUE(scaler.step(first));
+    EXPECT_FALSE(scaler.step(second));
+    scaler.update();
+    EXPECT_EQ(scaler.get_scale(), 4) << "one bad gradient lowers the scale of all";
+  });
+}
+
+TEST(GradScalerTest, StateIsSavedAndLoaded) {
+  RunTorchRanks(1, [](int, const Session& session) {
+    auto weight = torch::zeros({1}, torch::requires_grad());
+    SGD optimizer({weight}, SGDOptions(1.0));
+    GradScaler scaler(GradScalerOptions().init_scale(4).growth_interval(3), session);
+    for (int i = 0; i < 2; ++i) {
+      scaler.step(optimizer);
+      scaler.update();
+    }
+    std::stringstream stream;
+    torch::serialize::OutputArchive out;
+    scaler.save(out);
+    out.save_to(stream);
+    GradScaler loaded(GradScalerOptions().growth_interval(3), session);
+    torch::serialize::InputArchive in;
+    in.load_from(stream);
+    loaded.load(in);
+    EXPECT_EQ(loaded.get_scale(), 4);
+    loaded.step(optimizer);
+    loaded.update();
+    EXPECT_EQ(loaded.get_scale(), 8) << "the third good step in a row";
+  });
+}
+
+TEST(GradScalerTest, DisabledItDoesNothing) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = torch::zeros({1}, torch::requires_grad());
+    DistributedOptimizer<SGD> optimizer(SGD({weight}, SGDOptions(1.0)), NamedTensors{{"w", weight}},
+                                        {}, session);
+    GradScaler scaler(GradScalerOptions().enabled(false), session);
+    EXPECT_EQ(scaler.get_scale(), 1);
+    scaler.scale(weight.sum() * rank).backward();
+    EXPECT_TRUE(scaler.step(optimizer));
+    scaler.update();
+    EXPECT_EQ(weight.item<float>(), -0.5f);
+  });
+}
+
+TEST(GradScalerTest, WhatIsNotAllowedIsNamed) {
+  RunTorchRanks(1, [](int, const Session& session) {
+    const auto refused = [&](const GradScalerOptions& options) {
+      return ErrorOf(ErrorCode::invalid_argument, [&] { GradScaler(options, session); });
+    };
+    EXPECT_THAT(refused(GradScalerOptions().init_scale(0)), HasSubstr("init_scale is 0"));
+    EXPECT_THAT(refused(GradScalerOptions().growth_factor(1)), HasSubstr("growth_factor is 1"));
+    EXPECT_THAT(refused(GradScalerOptions().backoff_factor(1)), HasSubstr("backoff_factor is 1"));
+    EXPECT_THAT(refused(GradScalerOptions().growth_interval(0)), HasSubstr("growth_interval is 0"));
+    GradScaler scaler(Small(), session);
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { scaler.update(-1); }),
+                HasSubstr("new scale is -1"));
+    auto half = torch::zeros({1}, torch::TensorOptions(torch::kHalf).requires_grad(true));
+    SGD optimizer({half}, SGDOptions(1.0));
+    half.sum().backward();
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { scaler.step(optimizer); }),
+                HasSubstr("float16"));
+    scaler.update(16);
+    EXPECT_EQ(scaler.get_scale(), 16);
+  });
+}
+
+}  // namespace
+}  // namespace sirtaki::tests

@@ -1,0 +1,769 @@
+// What DistributedOptimizer can be asked for beyond the plain loop.
+#include <ATen/autocast_mode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "sirtaki/collectives.h"
+#include "sirtaki/optimizer.h"
+#include "tests/torch/torch_ranks.h"
+#include "tests/torch/training.h"
+
+namespace sirtaki::tests {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+using Options = DistributedOptimizerOptions;
+
+DistributedOptimizer<SGD> Wrap(const NamedTensors& names, const Options& options,
+                               const Session& session) {
+  std::vector<torch::Tensor> parameters;
+  for (const auto& [name, tensor] : names) parameters.push_back(tensor);
+  return DistributedOptimizer<SGD>(SGD(std::move(parameters), SGDOptions(1.0)), names, options,
+                                   session);
+}
+
+torch::Tensor Zeros(std::int64_t count) { return torch::zeros({count}, torch::requires_grad()); }
+
+// A loss whose gradient is `value` everywhere.
+torch::Tensor Slope(const torch::Tensor& weight, double value) { return weight.sum() * value; }
+
+float First(const torch::Tensor& weight) { return weight.detach().view(-1)[0].item<float>(); }
+
+// ---- how gradients are reduced ----
+
+TEST(OptionsTest, SumOfTheGradients) {
+  RunTorchRanks(3, [](int rank, const Session& session) {
+    auto weight = Zeros(2);
+    auto optimizer = Wrap({{"weight", weight}}, Options().op(ReduceOp::Sum), session);
+    Slope(weight, rank + 1).backward();
+    optimizer.step();
+    EXPECT_EQ(First(weight), -6);
+  });
+}
+
+// Three ranks' gradients of 3e38 add up to infinity unless they are made smaller before.
+TEST(OptionsTest, PredivideKeepsLargeSumsFinite) {
+  RunTorchRanks(3, [](int, const Session& session) {
+    auto plain = Zeros(1);
+    auto divided = Zeros(1);
+    auto a = Wrap({{"w", plain}}, {}, session);
+    auto b = Wrap({{"w", divided}}, Options().gradient_predivide_factor(3), session);
+    Slope(plain, 3e38).backward();
+    Slope(divided, 3e38).backward();
+    a.step();
+    b.step();
+    EXPECT_TRUE(std::isinf(First(plain)));
+    EXPECT_NEAR(First(divided) / -3e38, 1, 1e-5);
+  });
+}
+
+TEST(OptionsTest, BadOnesAreRefusedOnEveryRankWithTheRankThatHasThem) {
+  const std::vector<std::pair<Options, std::string>> bad = {
+      {Options().gradient_predivide_factor(0), "gradient_predivide_factor is 0"},
+      {Options().gradient_predivide_factor(std::numeric_limits<double>::infinity()),
+       "gradient_predivide_factor is inf"},
+      {Options().gradient_predivide_factor(2).op(ReduceOp::Sum), "need op Average"},
+      {Options().backward_passes_per_step(0), "backward_passes_per_step is 0; it has to be"},
+      {Options().check_parameters_every(-1), "check_parameters_every is -1"},
+      {Options()
+           .hook([](const GradientBucket&) { return [] { return torch::Tensor(); }; })
+           .compression(Compression::BF16),
+       "with a hook there is no op"},
+  };
+  for (const auto& [options, words] : bad) {
+    RunTorchRanks(2, [&, options = options, words = words](int rank, const Session& session) {
+      auto weight = Zeros(1);
+      const auto text = ErrorOf(ErrorCode::invalid_argument, [&] {
+        Wrap({{"w", weight}}, rank == 1 ? options : Options(), session);
+      });
+      EXPECT_THAT(text, AllOf(HasSubstr(words), HasSubstr("rank 1")));
+    });
+    RunTorchRanks(1, [&, options = options, words = words](int, const Session& session) {
+      auto weight = Zeros(1);
+      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+                          [&] {
+                            Wrap({{"w", weight}}, options, session);
+                          }),
+                  HasSubstr(words));
+    });
+  }
+}
+
+TEST(OptionsTest, OnesThatDifferAreNamedOnEveryRank) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = Zeros(1);
+    const auto text = ErrorOf(ErrorCode::mismatch, [&] {
+      Wrap({{"w", weight}}, Options().backward_passes_per_step(1 + rank), session);
+    });
+    EXPECT_THAT(text, AllOf(HasSubstr("gradients by average on rank 0"),
+                            HasSubstr("gradients by average, 2 backward passes on rank 1")));
+  });
+}
+
+TEST(OptionsTest, CompressedGradientsAreThoseOfTheRoundedNumbers) {
+  RunTorchRanks(3, [](int rank, const Session& session) {
+    auto weight = Zeros(4);
+    auto optimizer = Wrap(
+        {{"w", weight}},
+        Options().compression(Compression::BF16).compression_scope(CompressionScope::Everywhere),
+        session);
+    const double slope = 1.0 + rank / 1000.0;
+    Slope(weight, slope).backward();
+    optimizer.synchronize();
+    double sum = 0;
+    for (int r = 0; r < 3; ++r) {
+      sum += torch::tensor(1.0 + r / 1000.0, torch::kFloat).to(torch::kBFloat16).item<float>();
+    }
+    const auto expected = torch::tensor(sum / 3, torch::kFloat).to(torch::kBFloat16).item<float>();
+    EXPECT_EQ(weight.grad()[0].item<float>(), expected);
+    EXPECT_NE(expected, static_cast<float>(1.001)) << "and not those of the exact ones";
+  });
+}
+
+TEST(OptionsTest, OnOneHostCompressionIsLeftOutByDefault) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = Zeros(1);
+    auto optimizer = Wrap({{"w", weight}}, Options().compression(Compression::F16), session);
+    Slope(weight, 1.0001 + rank).backward();
+    optimizer.synchronize();
+    EXPECT_FLOAT_EQ(weight.grad()[0].item<float>(), 1.5001f);
+  });
+}
+
+TEST(OptionsTest, ParametersAreCheckedAtTheStartAndEveryFewSteps) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = Zeros(3);
+    auto optimizer = Wrap({{"w", weight}}, Options().check_parameters_every(2), session);
+    const auto step = [&] {
+      optimizer.zero_grad();
+      Slope(weight, 1).backward();
+      optimizer.step();
+    };
+    const auto drift = [&](float by) {
+      torch::NoGradGuard no_grad;
+      if (rank == 1) weight[2] += by;
+    };
+    drift(1);
+    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, step),
+                AllOf(HasSubstr("\"w\""), HasSubstr("rank 1"), HasSubstr("[2]")));
+    drift(-1);
+    optimizer.step();
+    drift(1);
+    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, step), HasSubstr("\"w\""));
+    optimizer.step();  // not due: it does not look
+  });
+}
+
+// ---- a hook of the user's ----
+
+TEST(HookTest, ReducesInstead) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto a = torch::zeros({2, 3}, torch::requires_grad());
+    auto b = Zeros(5);
+    std::vector<std::string> seen;
+    std::mutex mutex;
+    const auto hook = [&](const GradientBucket& bucket) {
+      EXPECT_EQ(bucket.parameters.size(), bucket.gradients.size());
+      {
+        const std::lock_guard lock(mutex);
+        seen.push_back(bucket.parameters[0]);
+      }
+      EXPECT_EQ(bucket.buffer.dim(), 1);
+      EXPECT_EQ(bucket.gradients[0].sizes(), bucket.index == 0 ? a.sizes() : b.sizes());
+      auto handle =
+          allreduce_async(bucket.buffer.to(torch::kHalf),
+                          AllreduceOptions().name(bucket.name + "/f16").op(ReduceOp::Sum), session);
+      return [handle] { return synchronize(handle).to(torch::kFloat); };
+    };
+    auto optimizer = Wrap({{"a", a}, {"b", b}}, Options().hook(hook), session);
+    for (int step = 1; step <= 2; ++step) {
+      optimizer.zero_grad();
+      (Slope(a, rank + 1) + Slope(b, 10)).backward();
+      optimizer.step();
+      EXPECT_EQ(First(a), -3 * step);
+      EXPECT_EQ(First(b), -20 * step);
+    }
+    EXPECT_THAT(seen, testing::UnorderedElementsAre("a", "a", "b", "b"));
+  });
+}
+
+TEST(HookTest, MayReduceInPlaceAndServesParametersThatSomeRanksDoNotUse) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto used = Zeros(2);
+    auto sometimes = Zeros(2);
+    auto never = Zeros(2);
+    const auto hook = [&session](const GradientBucket& bucket) {
+      auto handle = allreduce_async_(bucket.buffer, AllreduceOptions().name(bucket.name), session);
+      return [handle] { return synchronize(handle); };
+    };
+    const auto named = [&session, &hook](const GradientBucket& bucket) {
+      GradientBucket renamed = bucket;
+      renamed.name += "/sum";
+      return hook(renamed);
+    };
+    auto optimizer = Wrap({{"used", used}, {"sometimes", sometimes}, {"never", never}},
+                          Options().hook(named), session);
+    auto loss = Slope(used, rank + 1);
+    if (rank == 0) loss = loss + Slope(sometimes, 4);
+    loss.backward();
+    optimizer.step();
+    EXPECT_EQ(First(used), -1.5f);
+    EXPECT_EQ(First(sometimes), -2);
+    EXPECT_FALSE(never.grad().defined());
+  });
+}
+
+TEST(HookTest, OneThatFailsOnOneRankFailsOnAll) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = Zeros(1);
+    const auto hook = [rank](const GradientBucket& bucket) -> std::function<at::Tensor()> {
+      if (rank == 1) throw std::runtime_error("no room for the residual");
+      return [buffer = bucket.buffer] { return buffer; };
+    };
+    auto optimizer = Wrap({{"w", weight}}, Options().hook(hook), session);
+    Slope(weight, 1).backward();
+    const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); });
+    EXPECT_THAT(text, AllOf(HasSubstr("gradient/w"), HasSubstr("no room for the residual"),
+                            HasSubstr("rank 1")));
+  });
+}
+
+TEST(HookTest, AResultThatDoesNotFitIsRefused) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto weight = Zeros(2);
+    const auto hook = [](const GradientBucket& bucket) {
+      return [buffer = bucket.buffer] { return buffer.to(torch::kHalf); };
+    };
+    auto optimizer = Wrap({{"w", weight}}, Options().hook(hook), session);
+    Slope(weight, 1).backward();
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); }),
+                AllOf(HasSubstr("float16 [2]"), HasSubstr("\"w\", float32 [2]")));
+  });
+}
+
+// ---- accumulation ----
+
+TEST(AccumulateTest, ReducesWithTheLastPass) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = Zeros(1);
+    auto optimizer = Wrap({{"w", weight}}, Options().backward_passes_per_step(2), session);
+    for (int step = 1; step <= 3; ++step) {
+      optimizer.zero_grad();
+      Slope(weight, rank + 1).backward();
+      EXPECT_EQ(weight.grad().item<float>(), static_cast<float>(rank + 1)) << "still its own";
+      Slope(weight, 10).backward();
+      optimizer.step();
+      EXPECT_EQ(First(weight), -11.5f * static_cast<float>(step));
+    }
+  });
+}
+
+TEST(AccumulateTest, AnEarlyStepReducesWhatIsThere) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = Zeros(1);
+    auto optimizer = Wrap({{"w", weight}}, Options().backward_passes_per_step(4), session);
+    Slope(weight, rank + 1).backward();
+    optimizer.step();
+    EXPECT_EQ(First(weight), -1.5f);
+  });
+}
+
+TEST(AccumulateTest, OnePassTooManyNamesTheCure) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto weight = Zeros(1);
+    auto optimizer = Wrap({{"w", weight}}, Options().backward_passes_per_step(2), session);
+    Slope(weight, 1).backward();
+    Slope(weight, 1).backward();
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { Slope(weight, 1).backward(); }),
+                AllOf(HasSubstr("invalid argument: "), HasSubstr("\"w\""),
+                      HasSubstr("backward_passes_per_step"), HasSubstr("no_sync()")));
+    optimizer.step();
+    EXPECT_EQ(First(weight), -2);
+  });
+}
+
+TEST(AccumulateTest, ZeroGradStartsAnew) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto weight = Zeros(1);
+    auto optimizer = Wrap({{"w", weight}}, Options().backward_passes_per_step(2), session);
+    Slope(weight, 100).backward();
+    optimizer.zero_grad();
+    Slope(weight, 1).backward();
+    Slope(weight, 1).backward();
+    optimizer.step();
+    EXPECT_EQ(First(weight), -2);
+  });
+}
+
+TEST(AccumulateTest, NoSyncScopesNestAndEndInAnyOrder) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = Zeros(1);
+    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    std::optional<detail::Scope> outer(optimizer.no_sync());
+    std::optional<detail::Scope> inner(optimizer.no_sync());
+    Slope(weight, rank).backward();
+    outer.reset();
+    Slope(weight, rank).backward();
+    inner.reset();
+    Slope(weight, rank).backward();
+    optimizer.step();
+    EXPECT_EQ(First(weight), -1.5f);
+  });
+}
+
+TEST(AccumulateTest, WhatOnlyHeldPassesHaveTouchedIsReducedByStep) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto first = Zeros(1);
+    auto second = Zeros(1);
+    auto optimizer = Wrap({{"first", first}, {"second", second}}, {}, session);
+    {
+      const auto hold = optimizer.no_sync();
+      (Slope(first, rank) + Slope(second, 2 * rank)).backward();
+    }
+    Slope(second, 1).backward();
+    optimizer.step();
+    EXPECT_EQ(First(first), -0.5f);
+    EXPECT_EQ(First(second), -2);
+  });
+}
+
+// Two threads run backward() through the same parameters at once.
+TEST(AccumulateTest, BackwardOnTwoThreads) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    std::vector<torch::Tensor> weights;
+    NamedTensors names;
+    for (int i = 0; i < 20; ++i) {
+      weights.push_back(Zeros(100));
+      names.emplace_back("w" + std::to_string(i), weights.back());
+    }
+    auto optimizer = Wrap(names, Options().backward_passes_per_step(2), session);
+    for (int step = 1; step <= 20; ++step) {
+      optimizer.zero_grad();
+      const auto backward = [&](double slope) {
+        torch::Tensor loss = Slope(weights[0], slope);
+        for (std::size_t i = 1; i < weights.size(); ++i) loss = loss + Slope(weights[i], slope);
+        loss.backward();
+      };
+      std::thread other([&] { backward(rank + 1); });
+      backward(10);
+      other.join();
+      optimizer.step();
+      for (const auto& weight : weights) {
+        EXPECT_TRUE(torch::equal(weight.detach(), torch::full({100}, -11.5f * step)));
+      }
+    }
+  });
+}
+
+// ---- synchronize, skip_synchronize, clipping ----
+
+TEST(SkipSynchronizeTest, StepsWithTheGradientsAsTheyAre) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = Zeros(1);
+    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    Slope(weight, rank + 1).backward();
+    optimizer.synchronize();
+    {
+      const auto skip = optimizer.skip_synchronize();
+      optimizer.step();
+    }
+    EXPECT_EQ(First(weight), -1.5f);
+    optimizer.zero_grad();
+    {
+      const auto hold = optimizer.no_sync();
+      Slope(weight, rank + 1).backward();
+    }
+    {
+      const auto skip = optimizer.skip_synchronize();
+      optimizer.step();
+    }
+    EXPECT_EQ(First(weight), -1.5f - static_cast<float>(rank + 1)) << "each rank for itself";
+  });
+}
+
+TEST(SkipSynchronizeTest, GradientsUnderWayAreAnError) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto weight = Zeros(1);
+    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    Slope(weight, 1).backward();
+    {
+      const auto skip = optimizer.skip_synchronize();
+      EXPECT_THAT(
+          ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); }),
+          AllOf(HasSubstr("skip_synchronize()"), HasSubstr("\"w\""), HasSubstr("synchronize()")));
+    }
+    optimizer.step();
+  });
+}
+
+TEST(ClipTest, IsLibTorchsOfTheAverage) {
+  for (const double norm_type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    const Batch joined = JoinedBatch(0, 2);
+    SmallNet alone;
+    Loss(alone, joined).backward();
+    const double expected_norm =
+        torch::nn::utils::clip_grad_norm_(alone.parameters(), 0.1, norm_type);
+    RunTorchRanks(2, [&](int rank, const Session& session) {
+      SmallNet net;
+      DistributedOptimizer<SGD> optimizer(SGD(net.parameters(), SGDOptions(1.0)),
+                                          net.named_parameters(), {}, session);
+      Loss(net, BatchOfRank(0, rank)).backward();
+      EXPECT_NEAR(clip_grad_norm_(optimizer, 0.1, norm_type), expected_norm, 1e-12);
+      for (std::size_t i = 0; i < net.parameters().size(); ++i) {
+        EXPECT_LT(
+            (net.parameters()[i].grad() - alone.parameters()[i].grad()).abs().max().item<double>(),
+            1e-12);
+      }
+    });
+  }
+}
+
+TEST(ClipTest, GradientsBelowTheNormStay) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = Zeros(1);
+    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    Slope(weight, rank).backward();
+    EXPECT_NEAR(clip_grad_norm_(optimizer, 0.6), 0.5, 1e-9);
+    EXPECT_EQ(weight.grad().item<float>(), 0.5f);
+    SGD plain({weight}, SGDOptions(1.0));
+    EXPECT_NEAR(clip_grad_norm_(plain, 0.25), 0.5, 1e-9);
+    EXPECT_NEAR(weight.grad().item<float>(), 0.25f, 1e-6);
+  });
+}
+
+TEST(ClipTest, BadArgumentsAndNormsAreNamed) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = Zeros(1);
+    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { clip_grad_norm_(optimizer, -1); }),
+                HasSubstr("max_norm is -1"));
+    Slope(weight, rank == 0 ? std::numeric_limits<double>::infinity() : 1).backward();
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+                        [&] { clip_grad_norm_(optimizer, 1, 2, /*error_if_nonfinite=*/true); }),
+                HasSubstr("not finite"));
+  });
+}
+
+// ---- several optimizers ----
+
+TEST(SeveralTest, OfTheSameParametersAverageOnce) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = Zeros(1);
+    auto first = Wrap({{"w", weight}}, Options().op(ReduceOp::Sum), session);
+    auto second = Wrap({{"w", weight}}, Options().op(ReduceOp::Sum), session);
+    for (int step = 1; step <= 3; ++step) {
+      first.zero_grad();
+      Slope(weight, rank + 1).backward();
+      first.step();
+      second.step();
+      EXPECT_EQ(First(weight), -6 * step) << "a sum that is reduced twice would be larger";
+    }
+  });
+}
+
+TEST(SeveralTest, OfTheSameParametersMayBeDestroyedInAnyOrder) {
+  for (const bool first_goes : {true, false}) {
+    RunTorchRanks(2, [first_goes](int rank, const Session& session) {
+      auto weight = Zeros(1);
+      auto first = std::make_unique<DistributedOptimizer<SGD>>(Wrap({{"w", weight}}, {}, session));
+      auto second = std::make_unique<DistributedOptimizer<SGD>>(Wrap({{"w", weight}}, {}, session));
+      (first_goes ? first : second).reset();
+      auto& left = first_goes ? *second : *first;
+      Slope(weight, rank + 1).backward();
+      left.step();
+      EXPECT_EQ(First(weight), -1.5f);
+      (first_goes ? second : first).reset();
+      left.param_groups();
+      const auto node = torch::autograd::impl::grad_accumulator(weight);
+      EXPECT_TRUE(node->post_hooks().empty());
+    });
+  }
+}
+
+TEST(SeveralTest, OfTheSameParametersNeedTheSameOptions) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto weight = Zeros(1);
+    auto first = Wrap({{"w", weight}}, {}, session);
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::invalid_argument,
+                [&] {
+                  Wrap({{"w", weight}}, Options().op(ReduceOp::Sum), session);
+                }),
+        AllOf(HasSubstr("\"w\""), HasSubstr("average; here sum"), HasSubstr("the same options")));
+  });
+}
+
+TEST(SeveralTest, WhatIsSharedOnOneRankOnlyIsNamed) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = Zeros(1);
+    auto other = Zeros(1);
+    auto first = Wrap({{"w", rank == 0 ? weight : other}}, {}, session);
+    EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
+                        [&] {
+                          Wrap({{"w", weight}}, {}, session);
+                        }),
+                AllOf(HasSubstr("as gradient/w on rank 0"), HasSubstr("rank 1")));
+  });
+}
+
+TEST(SeveralTest, NamesTellThemApart) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto a = Zeros(1);
+    auto b = Zeros(1);
+    auto critic = Wrap({{"w", a}}, Options().name("critic"), session);
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+                        [&] {
+                          Wrap({{"w", b}}, Options().name("critic"), session);
+                        }),
+                AllOf(HasSubstr("gradient:critic/w"), HasSubstr("different names")));
+    auto actor = Wrap({{"w", b}}, Options().name("actor"), session);
+    (Slope(a, rank) + Slope(b, 10 * rank)).backward();
+    actor.step();
+    critic.step();
+    EXPECT_EQ(First(a), -0.5f);
+    EXPECT_EQ(First(b), -5);
+  });
+}
+
+// As in a GAN: what the generator's loss does to the discriminator's gradients is of no use.
+TEST(SeveralTest, NoSyncKeepsTheOtherOptimizerOutOfABackward) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto generator = torch::ones({1}, torch::requires_grad());
+    auto discriminator = torch::ones({1}, torch::requires_grad());
+    auto g = Wrap({{"g", generator}}, {}, session);
+    auto d = Wrap({{"d", discriminator}}, {}, session);
+    for (int step = 0; step < 2; ++step) {
+      d.zero_grad();
+      (discriminator * generator.detach()).sum().mul(0.25 * rank).backward();
+      d.step();
+      g.zero_grad();
+      {
+        const auto hold = d.no_sync();
+        (discriminator * generator).sum().mul(0.1 * rank).backward();
+      }
+      g.step();
+    }
+    // 1 - 0.125 * 1 = 0.875; g = 1 - 0.05 * 0.875, and so on.
+    const double d1 = 1 - 0.125;
+    const double g1 = 1 - 0.05 * d1;
+    const double d2 = d1 - 0.125 * g1;
+    EXPECT_NEAR(First(discriminator), d2, 1e-6);
+    EXPECT_NEAR(First(generator), g1 - 0.05 * d2, 1e-6);
+  });
+}
+
+TEST(SeveralTest, WithoutNoSyncZeroGradSaysWhatToDo) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto weight = Zeros(1);
+    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    Slope(weight, 1).backward();
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.zero_grad(); }),
+                AllOf(HasSubstr("invalid argument: "), HasSubstr("no_sync()")));
+    optimizer.step();
+  });
+}
+
+// ---- parameters that come and go ----
+
+TEST(LaterTest, ParametersAddedThroughTheBase) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto first = Zeros(1);
+    auto named = Zeros(1);
+    auto unnamed = Zeros(1);
+    DistributedOptimizer<SGD> optimizer(SGD({first}, SGDOptions(1.0)),
+                                        NamedTensors{{"first", first}, {"named", named}}, {},
+                                        session);
+    Slope(first, rank).backward();
+    optimizer.step();
+    optimizer.add_param_group(torch::optim::OptimizerParamGroup({named}));
+    optimizer.param_groups()[0].params().push_back(unnamed);
+    optimizer.zero_grad();
+    (Slope(first, rank) + Slope(named, 2 * rank) + Slope(unnamed, 4 * rank)).backward();
+    optimizer.step();
+    EXPECT_EQ(First(first), -1);
+    EXPECT_EQ(First(named), -1);
+    EXPECT_EQ(First(unnamed), -2);
+  });
+}
+
+TEST(LaterTest, ParametersAddedDifferentlyAreNamed) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto first = Zeros(1);
+    auto later = Zeros(2 + rank);
+    DistributedOptimizer<SGD> optimizer(SGD({first}, SGDOptions(1.0)),
+                                        NamedTensors{{"first", first}}, {}, session);
+    optimizer.param_groups()[0].params().push_back(later);
+    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, [&] { optimizer.zero_grad(); }),
+                AllOf(HasSubstr("\"group 0, parameter 1\" float32 [2] on rank 0"),
+                      HasSubstr("float32 [3] on rank 1")));
+  });
+}
+
+TEST(LaterTest, ParametersTakenAwayAreNoLongerReduced) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto a = Zeros(1);
+    auto b = Zeros(1);
+    auto optimizer = Wrap({{"a", a}, {"b", b}}, {}, session);
+    optimizer.param_groups()[0].params().pop_back();
+    optimizer.zero_grad();
+    (Slope(a, rank) + Slope(b, rank)).backward();
+    optimizer.step();
+    EXPECT_EQ(First(a), -0.5f);
+    EXPECT_EQ(b.grad().item<float>(), static_cast<float>(rank));
+  });
+}
+
+// What is frozen on some ranks only still counts there, as zero: nobody waits for it in vain.
+TEST(LaterTest, FrozenOnOneRankOnlyCountsAsZeroThere) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto a = Zeros(1);
+    auto b = Zeros(1);
+    auto optimizer = Wrap({{"a", a}, {"b", b}}, {}, session);
+    if (rank == 1) b.requires_grad_(false);
+    (Slope(a, 2) + Slope(b, 2)).backward();
+    optimizer.step();
+    EXPECT_EQ(First(a), -2);
+    EXPECT_EQ(First(b), -1);
+  });
+}
+
+// ---- gradients of gradients ----
+
+TEST(GraphTest, GradientsWithAGraphAreAveragedInACopy) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = torch::full({1}, 2.0f, torch::requires_grad());
+    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    ((rank + 1) * weight * weight * weight).sum().backward({}, c10::nullopt, /*create_graph=*/true);
+    const auto own = weight.grad();
+    optimizer.step();
+    EXPECT_EQ(own.item<float>(), 12.0f * static_cast<float>(rank + 1)) << "it stays as it was";
+    EXPECT_EQ(weight.grad().item<float>(), 18.0f);
+    EXPECT_EQ(First(weight), 2.0f - 18.0f);
+  });
+}
+
+// A gradient penalty by autograd::grad, whose graph the backward() then goes through.
+TEST(GraphTest, PenaltyOfTheGradientFollowsOneProcess) {
+  const auto loss_of = [](SmallNet& net, const Batch& batch) {
+    const auto x = batch.x.clone().requires_grad_();
+    const auto output = net.forward(x);
+    const auto slopes = torch::autograd::grad({output.sum()}, {x}, {}, c10::nullopt,
+                                              /*create_graph=*/true)[0];
+    return torch::mse_loss(output, batch.y) + 0.1 * slopes.pow(2).mean();
+  };
+  SmallNet alone;
+  SGD reference(alone.parameters(), SGDOptions(0.1));
+  for (int step = 0; step < 5; ++step) {
+    reference.zero_grad();
+    loss_of(alone, JoinedBatch(step, 2)).backward();
+    reference.step();
+  }
+  RunTorchRanks(2, [&](int rank, const Session& session) {
+    SmallNet net;
+    DistributedOptimizer<SGD> optimizer(SGD(net.parameters(), SGDOptions(0.1)),
+                                        net.named_parameters(), {}, session);
+    for (int step = 0; step < 5; ++step) {
+      optimizer.zero_grad();
+      loss_of(net, BatchOfRank(step, rank)).backward();
+      optimizer.step();
+    }
+    EXPECT_LT(Distance(net.parameters(), alone.parameters()), 1e-12);
+  });
+}
+
+// ---- other bases and schedulers ----
+
+// SignSGD: what a user might write.
+struct SignDescent : SGD {
+  using SGD::SGD;
+  torch::Tensor step(LossClosure closure = nullptr) override {
+    torch::Tensor loss;
+    if (closure) loss = closure();
+    torch::NoGradGuard no_grad;
+    for (auto& group : param_groups()) {
+      for (auto& parameter : group.params()) {
+        if (parameter.grad().defined()) parameter.add_(parameter.grad().sign(), -1);
+      }
+    }
+    return loss;
+  }
+};
+
+TEST(BaseTest, AUsersOwnOptimizer) {
+  RunTorchRanks(3, [](int rank, const Session& session) {
+    auto weight = Zeros(1);
+    DistributedOptimizer<SignDescent> optimizer(SignDescent({weight}, SGDOptions(1.0)),
+                                                NamedTensors{{"w", weight}}, {}, session);
+    // Two ranks would go one way, the average goes the other.
+    Slope(weight, rank == 0 ? 10 : -1).backward();
+    optimizer.step();
+    EXPECT_EQ(First(weight), -1);
+  });
+}
+
+TEST(BaseTest, ASchedulerMadeAfterWrappingSetsTheRate) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto weight = Zeros(1);
+    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    torch::optim::StepLR scheduler(optimizer, /*step_size=*/1, /*gamma=*/0.5);
+    Slope(weight, 1).backward();
+    optimizer.step();
+    for (int i = 0; i < 2; ++i) scheduler.step();
+    optimizer.zero_grad();
+    Slope(weight, 1).backward();
+    optimizer.step();
+    EXPECT_EQ(First(weight), -1.5f);
+  });
+}
+
+TEST(BaseTest, ParameterGroupsKeepTheirOptions) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto slow = Zeros(1);
+    auto fast = Zeros(1);
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(std::vector<torch::Tensor>{slow}, std::make_unique<SGDOptions>(0.5));
+    groups.emplace_back(std::vector<torch::Tensor>{fast}, std::make_unique<SGDOptions>(2.0));
+    DistributedOptimizer<SGD> optimizer(SGD(groups, SGDOptions(1.0)),
+                                        NamedTensors{{"slow", slow}, {"fast", fast}}, {}, session);
+    (Slope(slow, rank) + Slope(fast, rank)).backward();
+    optimizer.step();
+    EXPECT_EQ(First(slow), -0.25f);
+    EXPECT_EQ(First(fast), -1);
+  });
+}
+
+TEST(BaseTest, BFloat16AutocastWorksAsItIs) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    torch::manual_seed(1);
+    torch::nn::Linear layer(8, 8);
+    DistributedOptimizer<SGD> optimizer(SGD(layer->parameters(), SGDOptions(0.1)),
+                                        layer->named_parameters(), {}, session);
+    const auto x = torch::full({4, 8}, 0.5f * static_cast<float>(rank + 1));
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    const auto output = layer(x);
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+    output.sum().backward();
+    optimizer.synchronize();
+    EXPECT_EQ(layer->weight.grad().scalar_type(), at::kFloat);
+    EXPECT_TRUE(torch::equal(layer->weight.grad(), torch::full({8, 8}, 3.0f)));
+  });
+}
+
+}  // namespace
+}  // namespace sirtaki::tests
