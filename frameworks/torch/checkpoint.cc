@@ -1,12 +1,11 @@
 #include "sirtaki/checkpoint.h"
 
-#include <ATen/ops/empty.h>
 #include <torch/serialize/archive.h>
 
-#include <cstring>
 #include <memory>
 #include <optional>
-#include <sstream>
+#include <string>
+#include <vector>
 
 #include "core/log.h"
 #include "frameworks/torch/agreement.h"
@@ -15,6 +14,7 @@
 #include "frameworks/torch/throw.h"
 #include "sirtaki/broadcast.h"
 #include "sirtaki/collectives.h"
+#include "sirtaki/objects.h"
 
 namespace sirtaki {
 namespace {
@@ -57,45 +57,40 @@ std::vector<at::Tensor> GatherGeneratorStates(const CheckpointParts& parts,
   return states;
 }
 
-// What rank 0 found. The same on all ranks after ShareOutcome.
-struct Outcome {
-  bool found = false;
-  int ranks = 0;  // that wrote it
-};
-
 // Loading that can still be taken back: a failure on any rank leaves all as they were.
 class Restoring {
  public:
   Restoring(const CheckpointParts& parts, const Reader& reader)
       : parts_(parts), reader_(reader), small_parts_(parts) {}
 
-  // By rank 0. `small`: what the others need beside models and optimizers.
-  Outcome FromFile(const std::string& path, std::string* small) {
-    Outcome outcome;
+  // By rank 0. What the others need beside models and optimizers; empty if there is no file.
+  std::string FromFile(const std::string& path) {
     InputArchive archive;
-    outcome.found = detail::ReadCheckpointFile(path, &archive);
-    if (!outcome.found) return outcome;
+    if (!detail::ReadCheckpointFile(path, &archive)) return {};
+    std::string for_others;
     const std::string error = ErrorOf([&] {
-      outcome.ranks = detail::ReadHeader(archive);
+      writers_ = detail::ReadHeader(archive);
       models_.emplace(parts_, archive);
       optimizers_.emplace(parts_);
       detail::LoadOptimizers(parts_, archive);
       detail::ReadSmallParts(parts_, reader_, archive);
-      OutputArchive for_others;
-      detail::WriteSmallParts(parts_, detail::ReadGeneratorStates(parts_, archive), for_others);
-      *small = detail::ToBytes(for_others);
+      OutputArchive small;
+      detail::WriteSmallParts(parts_, detail::ReadGeneratorStates(parts_, archive), small);
+      for_others = detail::ToBytes(small);
     });
     if (!error.empty()) throw std::runtime_error(path + ": " + error);
-    return outcome;
+    return for_others;
   }
 
   // By the others.
-  void FromBytes(const at::Tensor& small) {
+  void FromBytes(const std::string& bytes) {
     InputArchive archive;
-    archive.load_from(static_cast<const char*>(small.const_data_ptr()),
-                      static_cast<std::size_t>(small.numel()), c10::kCPU);
+    archive.load_from(bytes.data(), bytes.size(), c10::kCPU);
     detail::ReadSmallParts(parts_, reader_, archive);
   }
+
+  // The number of ranks that wrote the file; known to rank 0.
+  int writers() const { return writers_; }
 
   void Keep() {
     small_parts_.Keep();
@@ -106,26 +101,11 @@ class Restoring {
  private:
   const CheckpointParts& parts_;
   const Reader reader_;
+  int writers_ = 0;
   detail::SmallPartsUndo small_parts_;
   std::optional<detail::OptimizerUndo> optimizers_;
   std::optional<detail::ReadModels> models_;
 };
-
-at::Tensor FromRoot(at::Tensor tensor, const std::string& name, const Session& session) {
-  return broadcast_(tensor, 0, BroadcastOptions().name("sirtaki/load_checkpoint/" + name), session);
-}
-
-// Gives the others what rank 0 found, and the length of what it has for them. Collective.
-Outcome ShareOutcome(const Outcome& of_root, std::int64_t* bytes, const Session& session) {
-  at::Tensor facts = at::empty({3}, at::kLong);
-  auto* numbers = facts.mutable_data_ptr<std::int64_t>();
-  numbers[0] = of_root.found ? 1 : 0;
-  numbers[1] = of_root.ranks;
-  numbers[2] = *bytes;
-  FromRoot(facts, "outcome", session);
-  *bytes = numbers[2];
-  return {numbers[0] != 0, static_cast<int>(numbers[1])};
-}
 
 }  // namespace
 
@@ -155,30 +135,26 @@ bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
   const Reader reader = {state->topology().rank, state->topology().size};
   const bool is_root = reader.rank == 0;
   std::optional<Restoring> restoring;
-  Outcome outcome;
-  std::string small;
+  std::string bytes;
   std::string error = ErrorOf([&] {
     restoring.emplace(parts, reader);
-    if (is_root) outcome = restoring->FromFile(path, &small);
+    if (is_root) bytes = restoring->FromFile(path);
   });
   detail::AgreeOnErrors("load_checkpoint/read", error, state);
 
-  auto bytes = static_cast<std::int64_t>(small.size());
-  outcome = ShareOutcome(outcome, &bytes, session);
-  if (outcome.found) {
-    at::Tensor buffer = at::empty({bytes}, at::kByte);
-    if (is_root) std::memcpy(buffer.mutable_data_ptr(), small.data(), small.size());
-    FromRoot(buffer, "parts", session);
-    if (!is_root) error = ErrorOf([&] { restoring->FromBytes(buffer); });
+  bytes = broadcast_object(bytes, 0, "sirtaki/load_checkpoint/parts", session);
+  const bool found = !bytes.empty();
+  if (found) {
+    if (!is_root) error = ErrorOf([&] { restoring->FromBytes(bytes); });
     detail::AgreeOnErrors("load_checkpoint/parts", error, state);
   }
   restoring->Keep();
-  if (!outcome.found) return false;
+  if (!found) return false;
 
   for (const auto& one : parts.models) broadcast_parameters(*one.part, 0, session);
   for (const auto& one : parts.optimizers) broadcast_optimizer_state(*one.part, 0, session);
-  if (is_root && outcome.ranks != reader.ranks) {
-    SIRTAKI_LOG(kWarning, "load_checkpoint: " << path << " was written by " << outcome.ranks
+  if (is_root && restoring->writers() != reader.ranks) {
+    SIRTAKI_LOG(kWarning, "load_checkpoint: " << path << " was written by " << restoring->writers()
                                               << " ranks and is read by " << reader.ranks
                                               << ": random generators are seeded anew");
   }

@@ -10,14 +10,16 @@
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
-#include <cstring>
+#include <algorithm>
 #include <mutex>
 #include <set>
 #include <sstream>
 #include <stdexcept>
+#include <typeinfo>
 #include <utility>
 
 #include "core/log.h"
+#include "frameworks/torch/optimizer_archive.h"
 #include "frameworks/torch/seed_mix.h"
 #include "frameworks/torch/tensor_bridge.h"
 
@@ -322,7 +324,7 @@ void WriteOptimizers(const CheckpointParts& parts, OutputArchive& archive) {
   OutputArchive all(archive.compilation_unit());
   for (const auto& [name, optimizer] : parts.optimizers) {
     OutputArchive one(archive.compilation_unit());
-    optimizer->save(one);
+    SaveOptimizer(*optimizer, one);
     all.write(std::to_string(names.size()), one);
     names.push_back(name);
     descriptions.insert(name, Names());
@@ -490,7 +492,7 @@ void LoadOptimizers(const CheckpointParts& parts, InputArchive& archive) {
     const std::string key = IndexOf(names, name, "optimizer");
     CheckOptimizer(name, Find(descriptions, name, "optimizer"), DescribeOptimizer(*optimizer));
     InputArchive one = ReadNested(all, key, "optimizer " + Quoted(name));
-    optimizer->load(one);
+    LoadOptimizer(*optimizer, one);
   }
 }
 

@@ -82,7 +82,6 @@ class OptimizerUndo {
   std::vector<Before> before_;
 };
 
-// Precondition: the optimizers have no state; load() adds to what there is.
 void LoadOptimizers(const CheckpointParts& parts, torch::serialize::InputArchive& archive);
 
 // The same for all other parts, whose values stay where they are.

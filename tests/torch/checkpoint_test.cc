@@ -309,6 +309,7 @@ TEST(CheckpointTest, AllOptimizersOfLibTorch) {
   ExpectOptimizerGoesOn(
       [](Parameters p) { return RMSprop(p, RMSpropOptions(0.1).momentum(0.5).centered(true)); });
   ExpectOptimizerGoesOn([](Parameters p) { return Adagrad(p, AdagradOptions(0.1)); });
+  ExpectOptimizerGoesOn([](Parameters p) { return LBFGS(p, LBFGSOptions(0.1).max_iter(3)); });
 }
 
 TEST(CheckpointTest, APlateauSchedulerGoesOn) {
