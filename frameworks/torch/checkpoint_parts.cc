@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "core/log.h"
+#include "core/text.h"
 #include "frameworks/torch/optimizer_archive.h"
 #include "frameworks/torch/seed_mix.h"
 #include "frameworks/torch/tensor_bridge.h"
@@ -26,6 +27,7 @@
 namespace sirtaki::detail {
 namespace {
 
+using core::Quoted;
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
@@ -36,8 +38,6 @@ using Names = c10::List<std::string>;
 
 constexpr std::int64_t kFormat = 1;
 constexpr char kDefaultGenerator[] = "default";
-
-std::string Quoted(const std::string& name) { return "\"" + name + "\""; }
 
 // ---- reading, with texts that name what is missing ----
 
@@ -236,12 +236,6 @@ std::string FirstDouble(const std::vector<NamedPart<Part>>& list, const char* ki
 }
 
 }  // namespace
-
-std::string TextOf(const std::exception& error) {
-  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
-  const std::string text = of_torch ? of_torch->what_without_backtrace() : error.what();
-  return text.substr(0, text.find('\n'));
-}
 
 std::string ToBytes(OutputArchive& archive) {
   std::ostringstream stream;

@@ -13,7 +13,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <exception>
 #include <string>
 #include <variant>
 #include <vector>
@@ -22,9 +21,6 @@
 #include "sirtaki/checkpoint.h"
 
 namespace sirtaki::detail {
-
-// What went wrong, without LibTorch's stack trace.
-std::string TextOf(const std::exception& error);
 
 // An archive as a string of bytes.
 std::string ToBytes(torch::serialize::OutputArchive& archive);

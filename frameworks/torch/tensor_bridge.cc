@@ -83,7 +83,9 @@ at::Tensor Flat(const at::Tensor& tensor) {
 
 std::string TextOf(const std::exception& error) {
   const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
-  return of_torch ? of_torch->what_without_backtrace() : error.what();
+  if (of_torch == nullptr) return error.what();
+  const std::string text = of_torch->what_without_backtrace();
+  return text.substr(0, text.find('\n'));
 }
 
 std::string WhyNoMemory(const std::exception& error) { return "out of memory: " + TextOf(error); }

@@ -30,7 +30,7 @@ bool LiesFlat(const at::Tensor& tensor);
 // copy.
 at::Tensor Flat(const at::Tensor& tensor);
 
-// What it says; LibTorch's own errors without the backtrace that they bring along.
+// What it says; of LibTorch's own errors, which bring a backtrace along, the first line.
 std::string TextOf(const std::exception& error);
 
 // For a request's `invalid`, when Flat or an allocation has thrown.
