@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/digest.h"
 #include "core/mismatch.h"
 #include "core/rank_ranges.h"
 #include "core/text.h"
@@ -19,15 +20,6 @@ namespace {
 
 constexpr char kError = 'E';  // the first byte of a text that is an error
 constexpr char kList = 'L';
-
-// FNV-1a. The length goes beside it, and equal models are the rule: no need for more.
-std::uint64_t Hash(const std::string& text) {
-  std::uint64_t hash = 14695981039346656037ull;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  }
-  return hash;
-}
 
 // Strings with their lengths before them, so that a name may hold any character.
 std::string Join(const std::vector<std::string>& list) {
@@ -68,7 +60,8 @@ std::vector<std::string> Split(const std::string& text) {
 std::vector<std::string> ExchangeTexts(const std::string& name, const std::string& text,
                                        const std::shared_ptr<SessionState>& session) {
   at::Tensor digest = at::empty({1, 2}, at::kLong);
-  digest.mutable_data_ptr<std::int64_t>()[0] = static_cast<std::int64_t>(Hash(text));
+  digest.mutable_data_ptr<std::int64_t>()[0] =
+      static_cast<std::int64_t>(core::Digest(text.data(), text.size()));
   digest.mutable_data_ptr<std::int64_t>()[1] = static_cast<std::int64_t>(text.size());
   const at::Tensor digests = AllGatherBlocking(digest, name, session);
   const std::int64_t* values = digests.const_data_ptr<std::int64_t>();

@@ -10,12 +10,15 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
+
+#include "core/digest.h"
 
 namespace sirtaki::detail {
 namespace {
@@ -28,20 +31,39 @@ constexpr std::string_view kComment = "sirtaki checkpoint, checksum ";
 constexpr std::size_t kDigits = 16;
 constexpr std::size_t kCommentBytes = kComment.size() + kDigits;
 
-// FNV-1a, which finds any single flipped byte.
+// Of what is added, however it is cut: digests of blocks, each over the one before it.
 class Checksum {
  public:
   void Add(std::string_view bytes) {
-    for (const char c : bytes) hash_ = (hash_ ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+    while (!bytes.empty()) {
+      const std::size_t taken = std::min(bytes.size(), block_.size() - filled_);
+      std::memcpy(block_.data() + filled_, bytes.data(), taken);
+      bytes.remove_prefix(taken);
+      filled_ += taken;
+      if (filled_ == block_.size()) Fold();
+    }
   }
-  std::string Comment() const {
+  std::string Comment() {
+    if (filled_ > kWord) Fold();
+    std::uint64_t hash = 0;
+    std::memcpy(&hash, block_.data(), kWord);
     char digits[kDigits + 1];
-    std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(hash_));
+    std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(hash));
     return std::string(kComment) + digits;
   }
 
  private:
-  std::uint64_t hash_ = 14695981039346656037ull;
+  static constexpr std::size_t kWord = sizeof(std::uint64_t);
+
+  // The digest so far is the block's first word.
+  void Fold() {
+    const std::uint64_t hash = core::Digest(block_.data(), filled_);
+    std::memcpy(block_.data(), &hash, kWord);
+    filled_ = kWord;
+  }
+
+  std::vector<char> block_ = std::vector<char>(std::size_t{64} << 10);
+  std::size_t filled_ = kWord;
 };
 
 std::string Cause(int error) { return std::generic_category().message(error); }

@@ -40,8 +40,8 @@ struct Surroundings {
     torch::manual_seed(static_cast<std::uint64_t>(sirtaki::rank()));
     sirtaki::broadcast_parameters(*model, 0);
     for (int i = 0; i < 6; ++i) loader.push_back({torch::randn({8, 4}), torch::randn({8, 2})});
-    const auto path = std::filesystem::temp_directory_path() /
-                      ("sirtaki-recipes-" + std::to_string(getpid()));
+    const auto path =
+        std::filesystem::temp_directory_path() / ("sirtaki-recipes-" + std::to_string(getpid()));
     std::filesystem::create_directories(path);
     folder = path.string();
   }
