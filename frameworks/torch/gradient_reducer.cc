@@ -37,30 +37,23 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   void CheckSession() const;
   bool active() const { return session_->topology().size > 1; }
   void BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure);
-  void AfterStep();
+  void AfterStep() { synchronized_ = false; }
   void Synchronize();
   void SynchronizeUnlessDone();
   void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
   void BeforeForward();
   at::Tensor AverageLoss(const at::Tensor& loss);
-  void NewClosure() { synchronized_ = false; }
   Scope NoSync();
   Scope SkipSynchronize();
   const std::shared_ptr<SessionState>& session() const { return session_; }
   const std::string& prefix() const { return prefix_; }
 
  private:
-  struct Member {
-    GradientPtr gradient;
-    std::uint64_t seen = 0;  // its rounds at the last step
-  };
-
   void Take(const NamedParameters& named);
   std::vector<GradientPtr> GradientsOf(const NamedParameters& named, std::string* error);
   void OnSubmitted();
   const ParameterGradient* FirstOutstanding() const;
   bool AnyTouched() const;
-  bool AveragedElsewhere(const Member& member) const;
   void SubmitMissing();
   void StartAnew();
   void CheckParametersWhenDue();
@@ -73,7 +66,7 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   std::string invalid_;               // what is wrong with the options
   bool taken_ = false;                // the optimizer was looked at
   std::vector<const void*> scanned_;  // its parameters, as they were last seen
-  std::vector<Member> members_;
+  std::vector<GradientPtr> members_;
   // All gradients are averaged, and no step has used them yet.
   bool synchronized_ = false;
   const std::int64_t check_every_;  // steps; 0: never
@@ -142,7 +135,7 @@ std::vector<GradientPtr> GradientReducer::Impl::GradientsOf(const NamedParameter
         *error = "the gradient of " + core::Quoted(name) +
                  " is reduced for another optimizer or module (" + ToText(gradient->rule()) +
                  "; here " + ToText(*rule_) +
-                 "): optimizers of the same parameter need the same options and no hook, and a "
+                 "): optimizers of the same parameter need the same options, op Average and no hook; a "
                  "module that averages gradients takes an optimizer that does not";
         return gradients;
       }
@@ -177,25 +170,17 @@ void GradientReducer::Impl::Take(const NamedParameters& named) {
   lines.insert(lines.begin(), "gradients by " + ToText(*rule_));
   AgreeOnList(what_, lines, error, session_);
 
-  std::vector<Member> members;
-  for (GradientPtr& gradient : gradients) {
-    const auto known = std::find_if(members_.begin(), members_.end(), [&](const Member& member) {
-      return member.gradient == gradient;
-    });
-    if (known == members_.end()) {
-      session_->gradients().Add(gradient->parameter().unsafeGetTensorImpl(), gradient->key(),
-                                gradient);
-      gradient->Attach();
-      if (rule_->after_backward) {
-        gradient->set_on_submitted([self = weak_from_this()] {
-          if (const auto alive = self.lock()) alive->OnSubmitted();
-        });
-      }
+  for (const GradientPtr& gradient : gradients) {
+    session_->gradients().Add(gradient->parameter().unsafeGetTensorImpl(), gradient->key(),
+                              gradient);
+    gradient->Attach();
+    if (rule_->after_backward) {
+      gradient->set_on_submitted([self = weak_from_this()] {
+        if (const auto alive = self.lock()) alive->OnSubmitted();
+      });
     }
-    const std::uint64_t seen = known == members_.end() ? gradient->rounds() : known->seen;
-    members.push_back({std::move(gradient), seen});
   }
-  members_ = std::move(members);
+  members_ = std::move(gradients);
 }
 
 void GradientReducer::Impl::TakeAll() {
@@ -231,32 +216,24 @@ void GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
 // ---- averaging ----
 
 const ParameterGradient* GradientReducer::Impl::FirstOutstanding() const {
-  const auto found = std::find_if(members_.begin(), members_.end(), [](const Member& member) {
-    return member.gradient->gate().reported();
+  const auto found = std::find_if(members_.begin(), members_.end(), [](const GradientPtr& member) {
+    return member->gate().reported();
   });
-  return found == members_.end() ? nullptr : found->gradient.get();
+  return found == members_.end() ? nullptr : found->get();
 }
 
 bool GradientReducer::Impl::AnyTouched() const {
   return std::any_of(members_.begin(), members_.end(),
-                     [](const Member& member) { return member.gradient->gate().touched(); });
-}
-
-// By another optimizer, since our last step.
-bool GradientReducer::Impl::AveragedElsewhere(const Member& member) const {
-  const ParameterGradient& gradient = *member.gradient;
-  return gradient.rounds() > member.seen && gradient.last_reducer() != this &&
-         !member.gradient->gate().touched();
+                     [](const GradientPtr& member) { return member->gate().touched(); });
 }
 
 void GradientReducer::Impl::SubmitMissing() {
-  for (const Member& member : members_) {
-    ParameterGradient& gradient = *member.gradient;
-    if (gradient.gate().reported()) continue;
-    gradient.Attach();
-    if (!gradient.takes_part() || AveragedElsewhere(member)) continue;
-    gradient.gate().Report();
-    gradient.Submit(/*will_wait=*/true);
+  for (const GradientPtr& member : members_) {
+    if (member->gate().reported()) continue;
+    member->Attach();
+    if (!member->takes_part()) continue;
+    member->gate().Report();
+    member->Submit(/*will_wait=*/true);
   }
 }
 
@@ -269,11 +246,10 @@ void GradientReducer::Impl::Synchronize() {
     // The group has failed, or memory is short; what was accepted is waited for all the same.
     first_error = std::current_exception();
   }
-  for (const Member& member : members_) {
-    if (!member.gradient->gate().reported()) continue;
+  for (const GradientPtr& member : members_) {
+    if (!member->gate().reported()) continue;
     try {
-      ThrowIfError(member.gradient->Finish());
-      member.gradient->CountRound(this);
+      ThrowIfError(member->Finish());
     } catch (...) {
       if (!first_error) first_error = std::current_exception();
     }
@@ -313,11 +289,6 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
   if (!with_closure || outstanding != nullptr) SynchronizeUnlessDone();
 }
 
-void GradientReducer::Impl::AfterStep() {
-  synchronized_ = false;
-  for (Member& member : members_) member.seen = member.gradient->rounds();
-}
-
 void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
   if (const ParameterGradient* const outstanding = FirstOutstanding()) {
     ThrowOutstanding("zero_grad()", *outstanding,
@@ -333,9 +304,9 @@ void GradientReducer::Impl::CheckParametersWhenDue() {
   if (check_every_ == 0 || steps_++ % check_every_ != 0) return;
   std::vector<std::string> names;
   std::vector<at::Tensor> parameters;
-  for (const Member& member : members_) {
-    names.push_back(member.gradient->name());
-    parameters.push_back(member.gradient->parameter());
+  for (const GradientPtr& member : members_) {
+    names.push_back(member->name());
+    parameters.push_back(member->parameter());
   }
   CheckEqual("check_parameters of the " + what_, names, parameters, session_);
 }
@@ -347,14 +318,14 @@ void GradientReducer::Impl::BeforeForward() {
     backward_ends_ = false;
     Synchronize();
   }
-  for (const Member& member : members_) member.gradient->Attach();
+  for (const GradientPtr& member : members_) member->Attach();
 }
 
 void GradientReducer::Impl::StartAnew() {
   AfterStep();
-  for (const Member& member : members_) {
-    member.gradient->gate().Reset();
-    member.gradient->Attach();
+  for (const GradientPtr& member : members_) {
+    member->gate().Reset();
+    member->Attach();
   }
 }
 
@@ -368,12 +339,8 @@ at::Tensor GradientReducer::Impl::AverageLoss(const at::Tensor& loss) {
 }
 
 Scope GradientReducer::Impl::NoSync() {
-  std::vector<GradientPtr> held;
-  for (const Member& member : members_) {
-    member.gradient->gate().Hold();
-    held.push_back(member.gradient);
-  }
-  return Scope([held = std::move(held)] {
+  for (const GradientPtr& member : members_) member->gate().Hold();
+  return Scope([held = members_] {
     for (const GradientPtr& gradient : held) gradient->gate().Release();
   });
 }
@@ -435,7 +402,7 @@ void GradientReducer::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
 std::function<at::Tensor()> GradientReducer::Wrap(std::function<at::Tensor()> closure) {
   if (!impl().active()) return closure;
   return [impl = impl_, closure = std::move(closure)] {
-    impl->NewClosure();
+    impl->AfterStep();
     at::Tensor loss = closure();
     impl->SynchronizeUnlessDone();
     return loss.defined() ? impl->AverageLoss(loss) : loss;

@@ -43,7 +43,8 @@ GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_bac
 }
 
 bool CanShare(const GradientRule& a, const GradientRule& b) {
-  return !a.hook && !b.hook && !a.after_backward && ToText(a) == ToText(b);
+  const bool is_average = a.reduction == core::ReduceOp::kAverage;
+  return is_average && !a.hook && !b.hook && !a.after_backward && ToText(a) == ToText(b);
 }
 
 std::string ToText(const GradientRule& rule) {

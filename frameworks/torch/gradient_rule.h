@@ -27,7 +27,9 @@ std::string WhyInvalid(const DistributedOptimizerOptions& options);
 // Precondition: the options are valid.
 GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_backward);
 
-// True if one reduction can serve two optimizers. A hook is equal to none, not even to its copy.
+// True if two optimizers may have the same parameter. Its gradient is averaged for the first that
+// steps, and again for the other: an average stays what it is then, a sum would not, and of a hook
+// nobody knows.
 bool CanShare(const GradientRule& a, const GradientRule& b);
 
 // "average, 2 backward passes, bfloat16 everywhere": only what is not a default after the first.

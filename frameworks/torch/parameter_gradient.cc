@@ -171,7 +171,9 @@ std::string ParameterGradient::TryCallHook() {
     finish_hook_ = what_.rule->hook(bucket);
     return finish_hook_ ? "" : "the communication hook returned nothing to call";
   } catch (const std::exception& error) {
-    return std::string("the communication hook failed: ") + error.what();
+    return "the communication hook failed: " + TextOf(error);
+  } catch (...) {
+    return "the communication hook failed with an exception of an unknown type";
   }
 }
 

@@ -57,14 +57,6 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // LibTorch or the user's hook throws.
   core::Status Finish();
 
-  // How often it was averaged, and for whom the last time.
-  std::uint64_t rounds() const { return rounds_; }
-  const void* last_reducer() const { return last_reducer_; }
-  void CountRound(const void* reducer) {
-    ++rounds_;
-    last_reducer_ = reducer;
-  }
-
  private:
   template <class Base>
   friend struct GradientHook;
@@ -92,8 +84,6 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   const void* post_hook_ = nullptr;
   bool takes_part_ = false;
   std::function<void()> on_submitted_;
-  std::uint64_t rounds_ = 0;
-  const void* last_reducer_ = nullptr;
   core::SignaturePtr signature_;
 
   // What is under way. Belongs to whoever reported the gate, until Finish.

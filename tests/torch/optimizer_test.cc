@@ -331,6 +331,30 @@ TEST(MisuseTest, GradientsReplacedThroughTheModule) {
   });
 }
 
+// Nobody can see a zero_grad() through the module or the base; the next backward() does.
+TEST(MisuseTest, ZeroGradBehindTheWrapperIsMetByTheNextBackward) {
+  for (const bool by_module : {true, false}) {
+    RunTorchRanks(2, [by_module](int rank, const Session& session) {
+      SmallNet net;
+      auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+      Loss(net, BatchOfRank(0, rank)).backward();
+      if (by_module) {
+        net.zero_grad();
+      } else {
+        static_cast<torch::optim::Optimizer&>(optimizer).zero_grad();
+      }
+      const auto text = ErrorOf(ErrorCode::invalid_argument,
+                                [&] { Loss(net, BatchOfRank(1, rank)).backward(); });
+      EXPECT_THAT(text, AllOf(HasSubstr("output."), HasSubstr("step()"), HasSubstr("zero_grad()")));
+      EXPECT_THROW(optimizer.synchronize(), Error);
+      optimizer.zero_grad();
+      Loss(net, BatchOfRank(0, rank)).backward();
+      optimizer.step();
+      EXPECT_LT(Distance(net.parameters(), TrainAlone(MakeSgd, 1, 2)), 1e-13);
+    });
+  }
+}
+
 TEST(MisuseTest, AGradientWrittenBeforeTheStep) {
   RunTorchRanks(2, [](int, const Session& session) {
     SmallNet net;

@@ -146,9 +146,8 @@ class SIRTAKI_API GradientReducer {
 // `base` is then untouched. Make schedulers after wrapping: they keep a reference to the optimizer.
 //
 // Parameters may be added (by all ranks alike), frozen and unfrozen later: zero_grad(),
-// synchronize() and step() look for them. Several optimizers may have parts of one model or the
-// same parameters; a parameter's gradient is then averaged once, for the first that steps. Such
-// optimizers need equal options.
+// synchronize() and step() look for them. Several optimizers may have parts of one model, or the
+// same parameters; these need equal options and op Average.
 //
 // With one rank there are no hooks and step() is Base's; none of the checks above that need a
 // second rank is made.
@@ -182,7 +181,8 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
     return loss;
   }
 
-  // Waits until all gradients are averaged. The following step() takes them as they then are.
+  // Waits until all gradients are averaged. The following step() takes them as they then are. A
+  // backward() in between adds to them (on every rank, or on none) and has them averaged again.
   void synchronize() override { reducer_.Synchronize(*this); }
 
   // Base's, but throws invalid_argument if gradients are being reduced.
