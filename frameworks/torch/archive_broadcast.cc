@@ -56,8 +56,8 @@ class Reader {
         done += ReadPart(offset + done, target + done, bytes - done);
       }
       return bytes;
-    } catch (const std::exception& error) {
-      error_ = TextOf(error);
+    } catch (...) {
+      error_ = TextOfCurrent();
       return 0;
     }
   }
@@ -167,8 +167,8 @@ std::string SendHoles(const SaveTo& save, const Skeleton& skeleton, ChunkStream&
       offset += bytes;
       return bytes;
     });
-  } catch (const std::exception& error) {
-    return "cannot be saved: " + TextOf(error);
+  } catch (...) {
+    return "cannot be saved: " + TextOfCurrent();
   }
   const bool same = hole == skeleton.holes.end() && offset == skeleton.total;
   return same ? "" : "cannot be saved: it was changed while it was being saved";
@@ -180,8 +180,8 @@ std::string LoadHoles(const LoadFrom& load, const Skeleton& skeleton, ChunkStrea
     load([&reader](std::uint64_t offset, void* to,
                    std::size_t bytes) { return reader.Read(offset, to, bytes); },
          [&skeleton] { return static_cast<std::size_t>(skeleton.total); });
-  } catch (const std::exception& error) {
-    return "cannot be loaded: " + (reader.error().empty() ? TextOf(error) : reader.error());
+  } catch (...) {
+    return "cannot be loaded: " + (reader.error().empty() ? TextOfCurrent() : reader.error());
   }
   return {};
 }
@@ -220,8 +220,8 @@ void BroadcastArchive(const SaveTo& save, const LoadFrom& load, int root_rank,
   if (is_root && !alone) {
     try {
       skeleton = Survey(save);
-    } catch (const std::exception& failure) {
-      error = "cannot be saved: " + TextOf(failure);
+    } catch (...) {
+      error = "cannot be saved: " + TextOfCurrent();
       skeleton = Skeleton();
     }
   }

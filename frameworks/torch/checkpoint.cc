@@ -33,8 +33,8 @@ std::string ErrorOf(const Call& call) {
   try {
     call();
     return {};
-  } catch (const std::exception& error) {
-    return detail::TextOf(error);
+  } catch (...) {
+    return detail::TextOfCurrent();
   }
 }
 

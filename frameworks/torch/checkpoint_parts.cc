@@ -188,23 +188,23 @@ struct ValueDicts {
 };
 
 // Their own exceptions, told whose they are.
-[[noreturn]] void Blame(const NamedPart<ArchivedObject>& object, const std::exception& error) {
-  throw std::runtime_error("object " + Quoted(object.name) + ": " + TextOf(error));
+[[noreturn]] void Blame(const NamedPart<ArchivedObject>& object) {
+  throw std::runtime_error("object " + Quoted(object.name) + ": " + TextOfCurrent());
 }
 
 void SaveObject(const NamedPart<ArchivedObject>& object, OutputArchive& archive) {
   try {
     object.part.save(archive);
-  } catch (const std::exception& error) {
-    Blame(object, error);
+  } catch (...) {
+    Blame(object);
   }
 }
 
 void LoadObject(const NamedPart<ArchivedObject>& object, InputArchive& archive) {
   try {
     object.part.load(archive);
-  } catch (const std::exception& error) {
-    Blame(object, error);
+  } catch (...) {
+    Blame(object);
   }
 }
 

@@ -57,7 +57,7 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
     ThrowInvalid("the norm of the gradients is not finite");
   }
   const double factor = max_norm / (norm + 1e-6);
-  if (!(factor >= 1)) {
+  if (std::isfinite(max_norm) && !(factor >= 1)) {
     for (const at::Tensor& gradient : gradients) gradient.mul_(factor);
   }
   return norm;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "frameworks/torch/agreement.h"
 #include "frameworks/torch/session_state.h"
 #include "sirtaki/broadcast.h"
 #include "sirtaki/collectives.h"
@@ -16,7 +17,7 @@ class ModuleSynchronizer::Impl {
   Impl(const std::shared_ptr<torch::nn::Module>& module,
        const DistributedDataParallelOptions& options, const Session& session)
       : module_(module),
-        session_(StateOf(session)),
+        session_(Agreed(session, options)),
         reducer_(module->named_parameters().pairs(), options.gradients(), session_),
         broadcasts_buffers_(options.broadcast_buffers() && size(session_) > 1) {
     broadcast_parameters(*module, /*root_rank=*/0, session_);
@@ -29,19 +30,29 @@ class ModuleSynchronizer::Impl {
   }
 
   static Scope NoSync(const std::shared_ptr<Impl>& self) {
-    ++self->scopes_;
     auto hold = std::make_shared<Scope>(self->reducer_.NoSync());
+    ++self->scopes_;
     return Scope([self, hold] { --self->scopes_; });
   }
 
  private:
+  // That one, if all ranks have the options that the reducer does not compare.
+  static Session Agreed(const Session& session, const DistributedDataParallelOptions& options) {
+    const auto state = StateOf(session);
+    AgreeOnList("DistributedDataParallel",
+                {options.broadcast_buffers() ? "with buffers" : "without buffers"}, "", state);
+    return Session(state);
+  }
+
   void BroadcastBuffers() {
     const at::NoGradGuard no_grad;
     std::vector<Handle> handles;
     for (const auto& buffer : module_->named_buffers()) {
       const std::string name = reducer_.prefix() + "buffer " + buffer.key();
-      handles.push_back(
-          broadcast_async_(buffer.value(), 0, BroadcastOptions().name(name), session_));
+      // Past autograd's version counter: the graph of a forward() before may have kept the buffer,
+      // as that of batch norm does without using it.
+      handles.push_back(broadcast_async_(buffer.value().variable_data(), 0,
+                                         BroadcastOptions().name(name), session_));
     }
     for (const Handle& handle : handles) sirtaki::synchronize(handle);
   }

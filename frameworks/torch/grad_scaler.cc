@@ -41,20 +41,24 @@ bool Unscale(torch::optim::Optimizer& optimizer, double scale) {
     }
   }
   at::Tensor infinite = at::zeros({1}, at::kFloat);
-  const at::Tensor factor = at::full({1}, 1.0 / scale, at::kFloat);
   for (auto& [type, list] : gradients) {
+    // The kernel's factor is float32, which is not enough for float64.
+    const bool is_double = type == at::kDouble;
+    const at::Tensor factor = at::full({1}, is_double ? 1.0 : 1.0 / scale, at::kFloat);
     at::_amp_foreach_non_finite_check_and_unscale_(list, infinite, factor);
+    if (!is_double) continue;
+    for (at::Tensor& gradient : list) gradient.div_(scale);
   }
   return infinite.item<float>() == 0;
 }
 
-// Precondition: the optimizer's gradients are not in flight.
+// By the parameters, which all ranks have alike, not by what gradients this one has.
 void CheckTypes(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      if (!parameter.grad().defined() || parameter.grad().scalar_type() != at::kHalf) continue;
+      if (!parameter.requires_grad() || parameter.scalar_type() != at::kHalf) continue;
       ThrowInvalid(
-          "a gradient is float16, which cannot hold what is left after the division by the scale: "
+          "a parameter is float16, which cannot hold a gradient divided by the scale: "
           "keep the parameters in float32 and compute in float16 by autocast");
     }
   }
@@ -90,15 +94,13 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     synchronizer->synchronize();
   }
   if (!options_.enabled()) return;
-  Met& met = met_[&optimizer];
-  if (met.unscaled)
+  if (met_.count(&optimizer) != 0) {
     ThrowInvalid("unscale_() was called for this optimizer since the last update()");
+  }
   CheckTypes(optimizer);
-  met.unscaled = true;
-  met.finite = Unscale(optimizer, scale_);
-  at::Tensor infinite = at::full({1}, met.finite ? 0 : 1, at::kInt);
+  at::Tensor infinite = at::full({1}, Unscale(optimizer, scale_) ? 0 : 1, at::kInt);
   allreduce_(infinite, AllreduceOptions().name("sirtaki/GradScaler").op(ReduceOp::Sum), session_);
-  met.finite = infinite.item<int>() == 0;
+  met_[&optimizer].finite = infinite.item<int>() == 0;
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
@@ -106,13 +108,15 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
     optimizer.step();
     return true;
   }
-  if (met_[&optimizer].stepped) {
-    ThrowInvalid("step() was called for this optimizer since the last update()");
-  }
-  if (!met_[&optimizer].unscaled) unscale_(optimizer);
+  if (met_.count(&optimizer) == 0) unscale_(optimizer);
   Met& met = met_[&optimizer];
+  if (met.stepped) ThrowInvalid("step() was called for this optimizer since the last update()");
   met.stepped = true;
-  if (met.finite) optimizer.step();
+  if (met.finite) {
+    optimizer.step();
+  } else if (auto* const synchronizer = dynamic_cast<detail::GradientSynchronizer*>(&optimizer)) {
+    synchronizer->skip_step();
+  }
   return met.finite;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <unordered_set>
 #include <utility>
 
 #include "core/text.h"
@@ -49,9 +50,11 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   const std::string& prefix() const { return prefix_; }
 
  private:
+  void NameAdded(const torch::optim::Optimizer& optimizer);
   void Take(const NamedParameters& named);
   std::vector<GradientPtr> GradientsOf(const NamedParameters& named, std::string* error);
   void OnSubmitted();
+  void EndBackward();
   const ParameterGradient* FirstOutstanding() const;
   bool AnyTouched() const;
   void SubmitMissing();
@@ -59,12 +62,13 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   void CheckParametersWhenDue();
 
   const std::shared_ptr<SessionState> session_;
-  const NamedTensors names_;
+  NamedTensors names_;
   const std::shared_ptr<const GradientRule> rule_;
   std::string what_;                  // "parameters of the optimizer #2"
   std::string prefix_;                // of keys
   std::string invalid_;               // what is wrong with the options
   bool taken_ = false;                // the optimizer was looked at
+  int added_ = 0;                     // parameters that came later, without a name
   std::vector<const void*> scanned_;  // its parameters, as they were last seen
   std::vector<GradientPtr> members_;
   // All gradients are averaged, and no step has used them yet.
@@ -104,13 +108,13 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
     : session_(std::move(session)),
       names_(std::move(names)),
       rule_(std::make_shared<const GradientRule>(MakeRule(options, after_backward))),
-      invalid_(WhyInvalid(options)),
+      invalid_(WhyInvalid(options, after_backward)),
       check_every_(options.check_parameters_every()) {
   const int number = session_->NextOptimizerNumber();
-  std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
-  if (!options.name().empty()) suffix = ":" + options.name();
-  what_ = "parameters of the optimizer" + suffix;
-  prefix_ = "gradient" + suffix + "/";
+  const std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
+  // By number, which all ranks have alike: names may differ by mistake.
+  what_ = (after_backward ? "parameters of the module" : "parameters of the optimizer") + suffix;
+  prefix_ = "gradient" + (options.name().empty() ? suffix : ":" + options.name()) + "/";
 }
 
 void GradientReducer::Impl::CheckSession() const {
@@ -132,11 +136,12 @@ std::vector<GradientPtr> GradientReducer::Impl::GradientsOf(const NamedParameter
         session_->gradients().OfParameter(named.parameters[i].unsafeGetTensorImpl());
     if (gradient) {
       if (&gradient->rule() != rule_.get() && !CanShare(gradient->rule(), *rule_)) {
-        *error = "the gradient of " + core::Quoted(name) +
-                 " is reduced for another optimizer or module (" + ToText(gradient->rule()) +
-                 "; here " + ToText(*rule_) +
-                 "): optimizers of the same parameter need the same options, op Average and no hook; a "
-                 "module that averages gradients takes an optimizer that does not";
+        *error =
+            "the gradient of " + core::Quoted(name) +
+            " is reduced for another optimizer or module (" + ToText(gradient->rule()) + "; here " +
+            ToText(*rule_) +
+            "): optimizers of the same parameter need the same options, op Average and no hook; a "
+            "module that averages gradients takes an optimizer that does not";
         return gradients;
       }
     } else {
@@ -167,7 +172,9 @@ void GradientReducer::Impl::Take(const NamedParameters& named) {
   for (std::size_t i = 0; i < gradients.size() && error.empty(); ++i) {
     if (gradients[i]->key() != prefix_ + named.names[i]) lines[i] += ", as " + gradients[i]->key();
   }
-  lines.insert(lines.begin(), "gradients by " + ToText(*rule_));
+  std::string options = "gradients by " + ToText(*rule_) + ", called " + core::Quoted(prefix_);
+  if (check_every_ > 0) options += ", checked every " + std::to_string(check_every_) + " steps";
+  lines.insert(lines.begin(), std::move(options));
   AgreeOnList(what_, lines, error, session_);
 
   for (const GradientPtr& gradient : gradients) {
@@ -203,12 +210,25 @@ void GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
     }
   }
   if (taken_ && same && at == scanned_.size()) return;
-  Take(MatchNames(optimizer, names_, /*may_be_unnamed=*/taken_));
+  if (taken_) NameAdded(optimizer);
+  Take(MatchNames(optimizer, names_));
   taken_ = true;
   scanned_.clear();
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       scanned_.push_back(parameter.unsafeGetTensorImpl());
+    }
+  }
+}
+
+// Parameters that nobody has named are called in the order in which they were added.
+void GradientReducer::Impl::NameAdded(const torch::optim::Optimizer& optimizer) {
+  std::unordered_set<const void*> known;
+  for (const auto& [name, tensor] : names_) known.insert(tensor.unsafeGetTensorImpl());
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (!known.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      names_.emplace_back("added parameter " + std::to_string(++added_), parameter);
     }
   }
 }
@@ -268,25 +288,39 @@ void GradientReducer::Impl::OnSubmitted() {
   torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
     const auto alive = self.lock();
     if (!alive) return;
-    alive->backward_ends_ = false;
-    alive->CheckParametersWhenDue();
-    alive->Synchronize();
-    alive->AfterStep();
+    alive->EndBackward();
   });
+}
+
+void GradientReducer::Impl::EndBackward() {
+  backward_ends_ = false;
+  CheckParametersWhenDue();
+  Synchronize();
+  AfterStep();
 }
 
 void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
                                        bool with_closure) {
   const ParameterGradient* const outstanding = FirstOutstanding();
   if (skips_ > 0) {
-    if (outstanding == nullptr) return;
-    ThrowOutstanding("step() in a scope of skip_synchronize()", *outstanding,
-                     "call synchronize() before it", *session_);
+    if (outstanding != nullptr) {
+      ThrowOutstanding("step() in a scope of skip_synchronize()", *outstanding,
+                       "call synchronize() before it", *session_);
+    }
+    if (!with_closure) return;
+    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                             "step() with a closure in a scope of skip_synchronize(): the closure "
+                             "makes gradients, which have to be averaged"));
+  }
+  if (with_closure && outstanding != nullptr) {
+    ThrowOutstanding("step() with a closure", *outstanding,
+                     "a closure makes the gradients itself; call step() without one, or backward() "
+                     "only within it",
+                     *session_);
   }
   Scan(optimizer);
   CheckParametersWhenDue();
-  // A closure makes the gradients; only what a backward() before it has left is waited for here.
-  if (!with_closure || outstanding != nullptr) SynchronizeUnlessDone();
+  if (!with_closure) SynchronizeUnlessDone();
 }
 
 void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
@@ -314,10 +348,7 @@ void GradientReducer::Impl::CheckParametersWhenDue() {
 void GradientReducer::Impl::BeforeForward() {
   // Activation checkpointing runs parts of the forward pass anew within backward().
   if (torch::autograd::get_current_graph_task_id() != -1) return;
-  if (FirstOutstanding() != nullptr) {
-    backward_ends_ = false;
-    Synchronize();
-  }
+  if (FirstOutstanding() != nullptr) EndBackward();
   for (const GradientPtr& member : members_) member->Attach();
 }
 

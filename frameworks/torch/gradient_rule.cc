@@ -5,19 +5,22 @@
 
 namespace sirtaki::detail {
 
-std::string WhyInvalid(const DistributedOptimizerOptions& options) {
+std::string WhyInvalid(const DistributedOptimizerOptions& options, bool after_backward) {
   std::ostringstream why;
   const double factor = options.gradient_predivide_factor();
   const bool is_average = options.op() == ReduceOp::Average;
   if (!is_average && options.op() != ReduceOp::Sum) {
     why << "op of gradients is Average or Sum";
-  } else if (!std::isfinite(factor) || factor <= 0) {
+  } else if (!std::isfinite(factor) || factor <= 0 || !std::isfinite(1 / factor)) {
     why << "gradient_predivide_factor is " << factor << "; it has to be a positive number";
   } else if (factor != 1.0 && !is_average) {
     why << "gradient_predivide_factor is " << factor << "; other values than 1 need op Average";
   } else if (options.backward_passes_per_step() < 1) {
     why << "backward_passes_per_step is " << options.backward_passes_per_step()
         << "; it has to be at least 1";
+  } else if (after_backward && options.backward_passes_per_step() != 1) {
+    why << "backward_passes_per_step is " << options.backward_passes_per_step()
+        << "; a module does not know of steps: accumulate in scopes of no_sync()";
   } else if (options.check_parameters_every() < 0) {
     why << "check_parameters_every is " << options.check_parameters_every()
         << "; it is a number of steps, or 0 for never";

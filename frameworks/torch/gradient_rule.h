@@ -22,14 +22,13 @@ struct GradientRule {
 };
 
 // What is wrong with the options; empty if nothing is.
-std::string WhyInvalid(const DistributedOptimizerOptions& options);
+std::string WhyInvalid(const DistributedOptimizerOptions& options, bool after_backward);
 
-// Precondition: the options are valid.
 GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_backward);
 
 // True if two optimizers may have the same parameter. Its gradient is averaged for the first that
-// steps, and again for the other: an average stays what it is then, a sum would not, and of a hook
-// nobody knows.
+// steps, and again for the other: that leaves an average as it is but for its last bits, which are
+// the same on all ranks. It would multiply a sum, and of a hook nobody knows.
 bool CanShare(const GradientRule& a, const GradientRule& b);
 
 // "average, 2 backward passes, bfloat16 everywhere": only what is not a default after the first.

@@ -11,7 +11,7 @@
 namespace sirtaki::detail {
 
 NamedParameters MatchNames(const torch::optim::Optimizer& optimizer,
-                           const NamedTensors& named_tensors, bool may_be_unnamed) {
+                           const NamedTensors& named_tensors) {
   NamedParameters named;
   std::unordered_map<const void*, std::string> name_of;
   std::unordered_set<std::string> names;
@@ -24,21 +24,17 @@ NamedParameters MatchNames(const torch::optim::Optimizer& optimizer,
     if (tensor.defined()) name_of.emplace(tensor.unsafeGetTensorImpl(), name);
   }
   std::unordered_set<const void*> seen;
-  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
-    const auto& parameters = optimizer.param_groups()[g].params();
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const at::Tensor& parameter = parameters[i];
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
       const void* impl = parameter.unsafeGetTensorImpl();
       if (!seen.insert(impl).second) continue;
-      std::string name = "group " + std::to_string(g) + ", parameter " + std::to_string(i);
-      if (const auto found = name_of.find(impl); found != name_of.end()) {
-        name = found->second;
-      } else if (!may_be_unnamed) {
+      const auto found = name_of.find(impl);
+      if (found == name_of.end()) {
         named.error = "parameter " + std::to_string(named.names.size()) + " of the optimizer, " +
                       TypeAndShape(parameter) + ", has no name in named_parameters";
         return named;
       }
-      named.names.push_back(std::move(name));
+      named.names.push_back(found->second);
       named.parameters.push_back(parameter);
     }
   }

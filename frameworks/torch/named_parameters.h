@@ -17,10 +17,9 @@ struct NamedParameters {
   std::string error;  // what is wrong with them on this rank; then the lists are not complete
 };
 
-// An error: a name that is given twice; a parameter that has none, unless it `may_be_unnamed`: it
-// is then called after its place, "group 1, parameter 0".
+// An error: a name that is given twice, a parameter that has none.
 NamedParameters MatchNames(const torch::optim::Optimizer& optimizer,
-                           const NamedTensors& named_tensors, bool may_be_unnamed);
+                           const NamedTensors& named_tensors);
 
 // `"fc.weight" float32 [3, 4]` and so on, for comparing them between ranks.
 std::vector<std::string> DescribeAll(const NamedParameters& named);

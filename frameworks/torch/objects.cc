@@ -114,8 +114,8 @@ void AllgatherSaved(const SaveTo& save, const LoadFrom& load, const std::string&
       bytes->append(static_cast<const char*>(from), size);
       return size;
     });
-  } catch (const std::exception& failure) {
-    error = "cannot be saved: " + TextOf(failure);
+  } catch (...) {
+    error = "cannot be saved: " + TextOfCurrent();
   }
   const Gathered gathered =
       GatherBytes(std::exchange(bytes, nullptr), Content::kSaved, error, name, state);
@@ -129,9 +129,9 @@ void AllgatherSaved(const SaveTo& save, const LoadFrom& load, const std::string&
     };
     try {
       load(read, [length] { return length; });
-    } catch (const std::exception& failure) {
+    } catch (...) {
       error =
-          "the object of rank " + std::to_string(rank) + " cannot be loaded: " + TextOf(failure);
+          "the object of rank " + std::to_string(rank) + " cannot be loaded: " + TextOfCurrent();
     }
     from += length;
   }

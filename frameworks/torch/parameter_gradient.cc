@@ -108,6 +108,8 @@ void ParameterGradient::OnAccumulate() const {
 }
 
 void ParameterGradient::OnGradient() {
+  // The optimizer says so in step(); a later session's may be at work on the same parameter.
+  if (session_->gone()) return;
   switch (gate_.Arrive()) {
     case fusion::GradientGate::Arrival::kEarly:
       return;
@@ -159,7 +161,14 @@ std::string ParameterGradient::TryGiveMemory(core::Work& work) {
   }
 }
 
-std::string ParameterGradient::TryCallHook() {
+// What the other ranks' hooks have started waits for this one's: there is no going on.
+void ParameterGradient::FailHook(const std::string& why) const {
+  session_->session().Abort("the communication hook failed for the gradient of " +
+                            core::Quoted(what_.name) + ": " + why);
+  ThrowIfError(session_->Check());
+}
+
+void ParameterGradient::CallHook() {
   GradientBucket bucket;
   bucket.name = what_.key;
   bucket.index = what_.index;
@@ -169,12 +178,10 @@ std::string ParameterGradient::TryCallHook() {
   bucket.gradients = {bucket.buffer.view(moved_.sizes())};
   try {
     finish_hook_ = what_.rule->hook(bucket);
-    return finish_hook_ ? "" : "the communication hook returned nothing to call";
-  } catch (const std::exception& error) {
-    return "the communication hook failed: " + TextOf(error);
   } catch (...) {
-    return "the communication hook failed with an exception of an unknown type";
+    FailHook(TextOfCurrent());
   }
+  if (!finish_hook_) FailHook("it returned nothing to call");
 }
 
 void ParameterGradient::Submit(bool will_wait) {
@@ -193,7 +200,7 @@ void ParameterGradient::Submit(bool will_wait) {
   }
   work->request.signature = signature_;
   if (invalid.empty()) invalid = TryGiveMemory(*work);
-  if (invalid.empty() && what_.rule->hook) invalid = TryCallHook();
+  if (invalid.empty() && what_.rule->hook) CallHook();
   ThrowIfError(session_->Submit(work, will_wait));
   handle_ = work->handle;
 }
@@ -206,16 +213,19 @@ void ParameterGradient::Deliver(const at::Tensor& average) {
   }
 }
 
-core::Status ParameterGradient::CollectFromHook() {
-  const at::Tensor result = finish_hook_().detach();
+void ParameterGradient::CollectFromHook() {
+  at::Tensor result;
+  try {
+    result = finish_hook_();
+  } catch (...) {
+    FailHook(TextOfCurrent());
+  }
   if (!result.defined() || result.numel() != moved_.numel() ||
       result.scalar_type() != moved_.scalar_type() || !result.device().is_cpu()) {
-    return Refused("the communication hook gave " + TypeAndShape(result) + " for the gradient of " +
-                   core::Quoted(what_.name) + ", " + TypeAndShape(moved_) +
-                   ": type and number of elements have to be equal");
+    FailHook("it gave " + TypeAndShape(result) + " for " + TypeAndShape(moved_) +
+             "; type and number of elements have to be equal");
   }
-  Deliver(result.reshape(moved_.sizes()));
-  return {};
+  Deliver(result.detach().reshape(moved_.sizes()));
 }
 
 // Precondition: the handle is done and ok.
@@ -229,8 +239,11 @@ core::Status ParameterGradient::Collect() {
                    "before zero_grad() and before changing gradients");
   }
   if (handle_->absent_everywhere()) return {};
-  if (what_.rule->hook) return CollectFromHook();
-  Deliver(moved_);
+  if (what_.rule->hook) {
+    CollectFromHook();
+  } else {
+    Deliver(moved_);
+  }
   return {};
 }
 

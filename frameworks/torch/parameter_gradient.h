@@ -69,10 +69,11 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // Why there is no memory, for the peers to learn it as well; empty if there is.
   std::string TryGiveMemory(core::Work& work);
   void GiveMemory(core::Work& work);
-  std::string TryCallHook();
+  void FailHook(const std::string& why) const;  // throws
+  void CallHook();
   core::Signature MakeSignature(const at::Tensor& shaped) const;
   core::Status Collect();
-  core::Status CollectFromHook();
+  void CollectFromHook();
   void Deliver(const at::Tensor& average);
   void Clear();
 

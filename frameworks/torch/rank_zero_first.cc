@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "frameworks/torch/agreement.h"
+#include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
 
 namespace sirtaki::detail {
@@ -16,13 +17,9 @@ struct Turn {
   void Take(const std::function<void()>& run) {
     try {
       run();
-    } catch (const std::exception& exception) {
-      thrown = std::current_exception();
-      error = exception.what();
-      if (error.empty()) error = "an exception without a text";
     } catch (...) {
       thrown = std::current_exception();
-      error = "an exception that is no std::exception";
+      error = TextOfCurrent();
     }
   }
 };

@@ -88,6 +88,17 @@ std::string TextOf(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
+std::string TextOfCurrent() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    const std::string text = TextOf(error);
+    return text.empty() ? "an exception without a text" : text;
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
 std::string WhyNoMemory(const std::exception& error) { return "out of memory: " + TextOf(error); }
 
 void NoteOverwritten(const at::Tensor& tensor) {

@@ -32,6 +32,8 @@ at::Tensor Flat(const at::Tensor& tensor);
 
 // What it says; of LibTorch's own errors, which bring a backtrace along, the first line.
 std::string TextOf(const std::exception& error);
+// Of the exception that is being handled, whatever it is: never empty. Called in a catch block.
+std::string TextOfCurrent();
 
 // For a request's `invalid`, when Flat or an allocation has thrown.
 std::string WhyNoMemory(const std::exception& error);

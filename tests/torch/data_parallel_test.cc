@@ -191,6 +191,41 @@ TEST(DataParallelTest, TheOptimizerMustNotAverageAgain) {
   });
 }
 
+TEST(DataParallelTest, WhatAModuleCannotDoIsRefused) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto net = std::make_shared<Branches>();
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+                        [&] {
+                          DistributedDataParallel<Branches>(
+                              net,
+                              Options().gradients(
+                                  DistributedOptimizerOptions().backward_passes_per_step(2)),
+                              session);
+                        }),
+                AllOf(HasSubstr("backward_passes_per_step is 2"), HasSubstr("no_sync()")));
+    EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
+                        [&] {
+                          DistributedDataParallel<Branches>(
+                              net, Options().broadcast_buffers(rank == 0), session);
+                        }),
+                HasSubstr("without buffers on rank 1"));
+  });
+}
+
+// As a GAN's discriminator: what the first forward() has kept of batch norm stays usable.
+TEST(DataParallelTest, TwoForwardsBeforeABackwardWithBatchNorm) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3));
+    DistributedDataParallel<torch::nn::SequentialImpl> model(net.ptr(), {}, session);
+    const auto x = torch::arange(8, torch::kFloat).reshape({4, 2}) * (rank + 1);
+    const torch::Tensor real = model->forward(x);
+    const torch::Tensor fake = model.forward(x + 1);
+    const torch::Tensor third = model.forward(x * x);
+    (real.pow(2).mean() + fake.pow(2).mean() + third.pow(3).mean()).backward();
+    EXPECT_TRUE(net->parameters()[0].grad().defined());
+  });
+}
+
 TEST(DataParallelTest, ModelsThatDifferAreNamedOnEveryRank) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     torch::nn::Linear layer(2, 2 + rank);

@@ -120,6 +120,36 @@ TEST(GradScalerTest, OneOptimizerOfTwoIsSkipped) {
   });
 }
 
+// A skipped step is a step: what was averaged for it is not taken for the next one's.
+TEST(GradScalerTest, AfterASkippedStepRanksMayUseOtherParameters) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto a = torch::zeros({1}, torch::requires_grad());
+    auto elsewhere = torch::zeros({1}, torch::requires_grad());
+    DistributedOptimizer<SGD> optimizer(SGD({a}, SGDOptions(1.0)), NamedTensors{{"a", a}}, {},
+                                        session);
+    GradScaler scaler(Small(), session);
+    scaler.scale(a.sum() * kInfinity).backward();
+    EXPECT_FALSE(scaler.step(optimizer));
+    scaler.update();
+    a.mutable_grad() = torch::Tensor();  // not by the optimizer's zero_grad()
+    scaler.scale((rank == 0 ? a : elsewhere).sum()).backward();
+    EXPECT_TRUE(scaler.step(optimizer));
+    EXPECT_EQ(a.item<float>(), -0.5f);
+  });
+}
+
+TEST(GradScalerTest, Float64GradientsKeepTheirDigits) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto weight = torch::zeros({1}, torch::TensorOptions(torch::kDouble).requires_grad(true));
+    DistributedOptimizer<SGD> optimizer(SGD({weight}, SGDOptions(1.0)), NamedTensors{{"w", weight}},
+                                        {}, session);
+    GradScaler scaler(GradScalerOptions().init_scale(3), session);
+    scaler.scale(weight.sum()).backward();
+    scaler.step(optimizer);
+    EXPECT_EQ(weight.item<double>(), -1);
+  });
+}
+
 TEST(GradScalerTest, StateIsSavedAndLoaded) {
   RunTorchRanks(1, [](int, const Session& session) {
     auto weight = torch::zeros({1}, torch::requires_grad());

@@ -108,8 +108,25 @@ TEST(OptionsTest, OnesThatDifferAreNamedOnEveryRank) {
     const auto text = ErrorOf(ErrorCode::mismatch, [&] {
       Wrap({{"w", weight}}, Options().backward_passes_per_step(1 + rank), session);
     });
-    EXPECT_THAT(text, AllOf(HasSubstr("gradients by average on rank 0"),
-                            HasSubstr("gradients by average, 2 backward passes on rank 1")));
+    EXPECT_THAT(text, AllOf(HasSubstr("gradients by average, called \"gradient/\" on rank 0"),
+                            HasSubstr("gradients by average, 2 backward passes, called")));
+  });
+}
+
+TEST(OptionsTest, NamesAndChecksThatDifferAreNamedOnEveryRank) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = Zeros(1);
+    EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
+                        [&] {
+                          Wrap({{"w", weight}}, Options().name(rank == 0 ? "a" : "b"), session);
+                        }),
+                AllOf(HasSubstr("gradient:a/"), HasSubstr("gradient:b/")));
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::mismatch,
+                [&] {
+                  Wrap({{"w", weight}}, Options().check_parameters_every(10 * rank), session);
+                }),
+        HasSubstr("checked every 10 steps on rank 1"));
   });
 }
 
@@ -226,22 +243,33 @@ TEST(HookTest, MayReduceInPlaceAndServesParametersThatSomeRanksDoNotUse) {
   });
 }
 
-TEST(HookTest, OneThatFailsOnOneRankFailsOnAll) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = Zeros(1);
-    const auto hook = [rank](const GradientBucket& bucket) -> std::function<at::Tensor()> {
-      if (rank == 1) throw std::runtime_error("no room for the residual");
-      return [buffer = bucket.buffer] { return buffer; };
-    };
-    auto optimizer = Wrap({{"w", weight}}, Options().hook(hook), session);
-    Slope(weight, 1).backward();
-    const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); });
-    EXPECT_THAT(text, AllOf(HasSubstr("gradient/w"), HasSubstr("no room for the residual"),
-                            HasSubstr("rank 1")));
-  });
+// The others may have begun what the one that fails has not: the job cannot go on.
+TEST(HookTest, OneThatFailsOnOneRankEndsTheJob) {
+  for (const bool later : {false, true}) {
+    RunTorchRanks(2, [later](int rank, const Session& session) {
+      auto weight = Zeros(1);
+      const auto hook = [&](const GradientBucket& bucket) -> std::function<at::Tensor()> {
+        if (rank == 1 && !later) throw std::runtime_error("no room for the residual");
+        auto handle =
+            allreduce_async_(bucket.buffer, AllreduceOptions().name(bucket.name + "/sum"), session);
+        return [handle, fails = rank == 1] {
+          if (fails) throw std::string("no room for the residual");
+          return synchronize(handle);
+        };
+      };
+      auto optimizer = Wrap({{"w", weight}}, Options().hook(hook), session);
+      const auto text = ErrorOf(ErrorCode::aborted, [&] {
+        Slope(weight, 1).backward();
+        optimizer.step();
+        for (;;) allreduce(torch::ones({1}), {}, session);  // the other's failure arrives
+      });
+      EXPECT_THAT(text, AllOf(HasSubstr("communication hook failed"), HasSubstr("\"w\""),
+                              HasSubstr(later ? "no std::exception" : "no room")));
+    });
+  }
 }
 
-TEST(HookTest, AResultThatDoesNotFitIsRefused) {
+TEST(HookTest, AResultThatDoesNotFitIsNamed) {
   RunTorchRanks(2, [](int, const Session& session) {
     auto weight = Zeros(2);
     const auto hook = [](const GradientBucket& bucket) {
@@ -249,8 +277,8 @@ TEST(HookTest, AResultThatDoesNotFitIsRefused) {
     };
     auto optimizer = Wrap({{"w", weight}}, Options().hook(hook), session);
     Slope(weight, 1).backward();
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); }),
-                AllOf(HasSubstr("float16 [2]"), HasSubstr("\"w\", float32 [2]")));
+    EXPECT_THAT(ErrorOf(ErrorCode::aborted, [&] { optimizer.step(); }),
+                AllOf(HasSubstr("\"w\""), HasSubstr("it gave float16 [2] for float32 [2]")));
   });
 }
 
@@ -391,6 +419,30 @@ TEST(SkipSynchronizeTest, StepsWithTheGradientsAsTheyAre) {
       optimizer.step();
     }
     EXPECT_EQ(First(weight), -1.5f - static_cast<float>(rank + 1)) << "each rank for itself";
+  });
+}
+
+TEST(SkipSynchronizeTest, AClosureIsAnErrorThere) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto weight = Zeros(1);
+    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    const auto skip = optimizer.skip_synchronize();
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step([&] { return weight.sum(); }); }),
+        AllOf(HasSubstr("closure"), HasSubstr("skip_synchronize()")));
+  });
+}
+
+TEST(ClosureTest, GradientsUnderWayBeforeItAreAnError) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    auto weight = Zeros(1);
+    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    auto loss = Slope(weight, 1);
+    loss.backward();
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step([&] { return loss; }); }),
+                AllOf(HasSubstr("\"w\""), HasSubstr("call step() without one")));
+    optimizer.step();
+    EXPECT_EQ(First(weight), -1);
   });
 }
 
@@ -615,6 +667,25 @@ TEST(LaterTest, ParametersAddedThroughTheBase) {
   });
 }
 
+TEST(LaterTest, AnAddedParameterMayBeReplaced) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto first = Zeros(1);
+    DistributedOptimizer<SGD> optimizer(SGD({first}, SGDOptions(1.0)),
+                                        NamedTensors{{"first", first}}, {}, session);
+    for (int i = 0; i < 3; ++i) {
+      auto later = Zeros(2 + i);
+      optimizer.param_groups()[0].params().resize(1);
+      optimizer.param_groups()[0].params().insert(optimizer.param_groups()[0].params().begin(),
+                                                  later);
+      optimizer.zero_grad();
+      (Slope(first, rank) + Slope(later, rank)).backward();
+      optimizer.step();
+      EXPECT_EQ(First(later), -0.5f);
+      optimizer.param_groups()[0].params() = {first};
+    }
+  });
+}
+
 TEST(LaterTest, ParametersAddedDifferentlyAreNamed) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto first = Zeros(1);
@@ -623,7 +694,7 @@ TEST(LaterTest, ParametersAddedDifferentlyAreNamed) {
                                         NamedTensors{{"first", first}}, {}, session);
     optimizer.param_groups()[0].params().push_back(later);
     EXPECT_THAT(ErrorOf(ErrorCode::mismatch, [&] { optimizer.zero_grad(); }),
-                AllOf(HasSubstr("\"group 0, parameter 1\" float32 [2] on rank 0"),
+                AllOf(HasSubstr("\"added parameter 1\" float32 [2] on rank 0"),
                       HasSubstr("float32 [3] on rank 1")));
   });
 }

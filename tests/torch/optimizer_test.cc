@@ -343,8 +343,8 @@ TEST(MisuseTest, ZeroGradBehindTheWrapperIsMetByTheNextBackward) {
       } else {
         static_cast<torch::optim::Optimizer&>(optimizer).zero_grad();
       }
-      const auto text = ErrorOf(ErrorCode::invalid_argument,
-                                [&] { Loss(net, BatchOfRank(1, rank)).backward(); });
+      const auto text =
+          ErrorOf(ErrorCode::invalid_argument, [&] { Loss(net, BatchOfRank(1, rank)).backward(); });
       EXPECT_THAT(text, AllOf(HasSubstr("output."), HasSubstr("step()"), HasSubstr("zero_grad()")));
       EXPECT_THROW(optimizer.synchronize(), Error);
       optimizer.zero_grad();
@@ -541,6 +541,25 @@ TEST(WrapTest, OneRankHasNoHooks) {
     auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
     EXPECT_TRUE(node->post_hooks().empty());
     EXPECT_TRUE(node->pre_hooks().empty());
+  });
+}
+
+// One that outlives its session stays out of the way of the next.
+TEST(WrapTest, OfAnEndedSessionHasHooksThatDoNothing) {
+  std::vector<std::unique_ptr<SmallNet>> nets(2);
+  std::vector<std::unique_ptr<DistributedOptimizer<SGD>>> old(2);
+  RunTorchRanks(2, [&](int rank, const Session& session) {
+    const auto index = static_cast<std::size_t>(rank);
+    nets[index] = std::make_unique<SmallNet>();
+    old[index] = std::make_unique<DistributedOptimizer<SGD>>(
+        Wrap(MakeSgd(nets[index]->parameters()), *nets[index], session));
+  });
+  RunTorchRanks(2, [&](int rank, const Session& session) {
+    SmallNet& net = *nets[static_cast<std::size_t>(rank)];
+    auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+    Loss(net, BatchOfRank(0, rank)).backward();
+    optimizer.step();
+    EXPECT_LT(Distance(net.parameters(), TrainAlone(MakeSgd, 1, 2)), 1e-13);
   });
 }
 

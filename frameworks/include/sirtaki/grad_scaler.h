@@ -54,8 +54,8 @@ class SIRTAKI_API GradScaler {
 
   // Waits for the averaged gradients of a DistributedOptimizer, divides the gradients by the scale
   // and agrees on whether they are finite. Collective; at most once for an optimizer between two
-  // update(). Throws invalid_argument for float16 gradients: the parameters to step have to be
-  // float32 or wider.
+  // update(). Throws invalid_argument for float16 parameters: keep them in float32 or wider. An
+  // optimizer is known by its address: it must not be moved between two update().
   void unscale_(torch::optim::Optimizer& optimizer);
 
   // unscale_() if that was not called, then the optimizer's step(), unless a gradient of any rank
@@ -74,7 +74,6 @@ class SIRTAKI_API GradScaler {
 
  private:
   struct Met {
-    bool unscaled = false;
     bool stepped = false;
     bool finite = true;
   };
@@ -83,7 +82,7 @@ class SIRTAKI_API GradScaler {
   Session session_;
   double scale_;
   std::int64_t good_steps_ = 0;
-  std::unordered_map<const torch::optim::Optimizer*, Met> met_;  // since the last update
+  std::unordered_map<const torch::optim::Optimizer*, Met> met_;  // unscaled since the last update
 };
 
 }  // namespace sirtaki

@@ -39,8 +39,9 @@ struct GradientBucket {
 //     };
 //   });
 //
-// Of buckets that no rank has a gradient for, what it returns is dropped uncalled. If it throws,
-// synchronize() and step() throw invalid_argument on every rank.
+// Of buckets that no rank has a gradient for, what it returns is dropped uncalled. If it, or what
+// it returns, throws or gives something that does not fit, the job ends as by abort(): what other
+// ranks have started would wait in vain.
 using CommunicationHook = std::function<std::function<at::Tensor()>(const GradientBucket&)>;
 
 }  // namespace sirtaki

@@ -29,7 +29,8 @@ struct DistributedOptimizerOptions {
   // Tells several optimizers of a program apart, in messages too. Empty: by a number, in the order
   // in which they are made.
   TORCH_ARG(std::string, name);
-  // Average or Sum.
+  // Average or Sum. With Sum let gradients go (zero_grad) before each backward(): what is in them
+  // already is on all ranks, and would be added up anew.
   TORCH_ARG(ReduceOp, op) = ReduceOp::Average;
   // With Average: gradients are divided by this before they are added up, and by size() / this
   // afterwards. Between 1 and size() it keeps large sums in the range of half types. Positive.
@@ -40,8 +41,8 @@ struct DistributedOptimizerOptions {
   // What float32 and float64 gradients travel as.
   TORCH_ARG(Compression, compression) = Compression::None;
   TORCH_ARG(CompressionScope, compression_scope) = CompressionScope::BetweenHosts;
-  // Reduces the gradients instead of the library, which then applies no `op`, factor or
-  // compression.
+  // Reduces the gradients instead of the library; needs the default op, factor and compression. Not
+  // called with one rank.
   TORCH_ARG(CommunicationHook, hook);
   // Before the first step, and then before every so many, check_parameters() compares the
   // optimizer's parameters between the ranks. 0: never.
@@ -56,6 +57,8 @@ class SIRTAKI_API GradientSynchronizer {
   virtual ~GradientSynchronizer();
   // Waits until all gradients are averaged. The following step() takes them as they then are.
   virtual void synchronize() = 0;
+  // No step() will use them.
+  virtual void skip_step() = 0;
   // The one that it was made in.
   virtual Session session() const = 0;
 
@@ -170,9 +173,10 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
       : DistributedOptimizer(std::move(base),
                              detail::GradientReducer(base, named_parameters, options, session)) {}
 
-  // Waits for the averaged gradients, then Base::step(). With a closure, each evaluation of it is
-  // followed by synchronize(), and the loss it returns is averaged over the ranks: the same bits
-  // everywhere, so that an optimizer that branches on it branches alike.
+  // Waits for the averaged gradients, then Base::step(). With a closure, which makes the gradients
+  // (none may be under way before), each evaluation of it is followed by synchronize(), and the
+  // loss it returns is averaged over the ranks: the same bits everywhere, so that an optimizer that
+  // branches on it branches alike.
   at::Tensor step(LossClosure closure = nullptr) override {
     reducer_.BeforeStep(*this, closure != nullptr);
     at::Tensor loss =
@@ -202,8 +206,13 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
   [[nodiscard]] detail::Scope no_sync() { return reducer_.NoSync(); }
 
   // While what it returns lives, step() is Base's: it takes the gradients as they are on this rank.
-  // Not needed after synchronize(). It throws invalid_argument if gradients are being reduced.
+  // Not needed after synchronize(). It throws invalid_argument if gradients are being reduced, and
+  // with a closure.
   [[nodiscard]] detail::Scope skip_synchronize() { return reducer_.SkipSynchronize(); }
+
+  // After a step that a program leaves out, when synchronize() was called for it and zero_grad() of
+  // this optimizer will not be: the following backward() are a new step's.
+  void skip_step() override { reducer_.AfterStep(); }
 
   Session session() const override { return reducer_.session(); }
 
@@ -217,8 +226,8 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
 // Waits for the averaged gradients of a DistributedOptimizer (of another one nothing is waited
 // for), then scales them so that their norm, over all parameters of all groups together, is at most
 // `max_norm`, and returns the norm that they had. `norm_type`: 2, 1, infinity or another p.
-// `error_if_nonfinite`: throws if that norm is not finite, else such gradients stay as they are
-// scaled. Equal on all ranks.
+// `error_if_nonfinite`: throws if that norm is not finite, else such gradients are scaled all the
+// same. For a DistributedOptimizer the norm is rank 0's, so that all ranks scale alike to the bit.
 SIRTAKI_API double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                                    double norm_type = 2.0, bool error_if_nonfinite = false);
 
