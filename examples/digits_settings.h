@@ -162,20 +162,6 @@ inline std::string describe(const Settings& settings) {
   return text.str();
 }
 
-// Of all ranks. The texts hold no '\0', which ends each of them.
-inline std::vector<std::string> gather_texts(std::string text, const std::string& name) {
-  const torch::Tensor mine =
-      torch::from_blob(text.data(), {static_cast<std::int64_t>(text.size()) + 1}, torch::kByte);
-  const torch::Tensor all =
-      sirtaki::allgather(mine, sirtaki::AllgatherOptions().name(name)).contiguous();
-  const std::string joined(static_cast<const char*>(all.data_ptr()), all.nbytes());
-  std::vector<std::string> texts;
-  for (std::size_t at = 0; at < joined.size(); at += texts.back().size() + 1) {
-    texts.emplace_back(joined.c_str() + at);
-  }
-  return texts;
-}
-
 // The settings of all ranks. A mistake on one of them, or settings that differ, are thrown on every
 // one: ranks that make different numbers of steps would wait for each other.
 inline Settings agreed_settings(int argc, char** argv) {
@@ -188,7 +174,7 @@ inline Settings agreed_settings(int argc, char** argv) {
   } catch (const UsageError& error) {
     text = kMistake + std::string(error.what());
   }
-  const std::vector<std::string> texts = gather_texts(text, "settings");
+  const std::vector<std::string> texts = sirtaki::allgather_object(text, "settings");
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     if (texts[rank][0] != kMistake) continue;
     const bool on_all = std::count(texts.begin(), texts.end(), texts[rank]) ==

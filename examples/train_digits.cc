@@ -15,7 +15,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <stdexcept>
@@ -163,40 +162,24 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Net& net, const Se
   return distribute(SGD(parameters, SGDOptions(lr).momentum(0.9)), net, settings);
 }
 
-double sum_over_ranks(double value, const std::string& name) {
-  const auto sum =
-      sirtaki::allreduce(torch::tensor(value, torch::kDouble),
-                         sirtaki::AllreduceOptions().name(name).op(sirtaki::ReduceOp::Sum));
-  return sum.item<double>();
-}
-
 // Each rank tests its share of the samples; every sample is tested once, so shares may be uneven.
 double test_accuracy(Net& net, const Digits& test) {
   torch::NoGradGuard no_grad;
   const std::size_t samples = *test.size();
   sirtaki::DistributedSampler sampler(
       samples, sirtaki::DistributedSamplerOptions().shuffle(false).uneven(sirtaki::Uneven::Keep));
-  double right = 0;
+  double right = 0;  // share of the right answers among this rank's
+  double tested = 0;
   net->eval();
   if (const auto share = sampler.next(samples)) {
+    tested = static_cast<double>(share->size());
     const auto rows = torch::tensor(std::vector<std::int64_t>(share->begin(), share->end()));
     const auto guesses = net(test.images().index_select(0, rows)).argmax(1);
-    right = (guesses == test.classes().index_select(0, rows)).sum().item<double>();
+    right =
+        (guesses == test.classes().index_select(0, rows)).to(torch::kDouble).mean().item<double>();
   }
   net->train();
-  return sum_over_ranks(right, "right answers") / static_cast<double>(samples);
-}
-
-// Compares every bit of every parameter with rank 0's.
-bool identical_on_all_ranks(const Net& net) {
-  double differ = 0;
-  for (const auto& item : net->named_parameters()) {
-    const torch::Tensor mine = item.value().detach().contiguous();
-    const torch::Tensor of_root =
-        sirtaki::broadcast(mine, 0, sirtaki::BroadcastOptions().name("compare " + item.key()));
-    differ += std::memcmp(mine.data_ptr(), of_root.data_ptr(), mine.nbytes()) != 0;
-  }
-  return sum_over_ranks(differ, "parameters that differ") == 0;
+  return sirtaki::metric_average(right, tested, "test accuracy");
 }
 
 // A number that is another one if any bit of any parameter is (FNV-1a).
@@ -264,7 +247,7 @@ void resume(const std::string& file, const sirtaki::Checkpoint& checkpoint,
 }
 
 void report(const Net& net, double accuracy, double samples, double seconds) {
-  if (!identical_on_all_ranks(net)) throw std::runtime_error("the ranks' parameters differ");
+  sirtaki::check_parameters(*net);  // throws where a bit of them differs
   if (sirtaki::rank() != 0) return;
   std::printf("test accuracy: %.2f %%\n", 100 * accuracy);
   if (samples > 0) std::printf("speed: %.0f samples per second\n", samples / seconds);
@@ -332,9 +315,9 @@ void train(const Settings& settings) {
     }
     training_time += std::chrono::steady_clock::now() - start;
     ++epoch;
-    const double mean_loss = sum_over_ranks(loss_sum / static_cast<double>(batches), "loss");
+    const double loss = sirtaki::metric_average(loss_sum / static_cast<double>(batches), "loss");
     accuracy = test_accuracy(net, plan.test);
-    progress.epoch(epoch, mean_loss / sirtaki::size(), accuracy);
+    progress.epoch(epoch, loss, accuracy);
     if (!file.empty()) sirtaki::save_checkpoint(file, checkpoint);
   }
   const auto samples = static_cast<double>((epoch - first) * sirtaki::size()) *

@@ -37,7 +37,7 @@ truncate -s -100 "$scratch/run/a/digits.pt"
 run 2 "${arguments[@]}" --checkpoint "$scratch/run/a" --resume
 expect error "a damaged checkpoint" "rank 0: " "rank 1: " "$scratch/run/a/digits.pt: is cut off"
 run 2 "${arguments[@]}" --checkpoint "$scratch/run/a/digits.pt"
-expect error "no folder for checkpoints" "digits.pt" "checkpoint folder"
+expect error "no folder for checkpoints" "cannot create directories" "digits.pt"
 run 2 "${arguments[@]}" --optimizer sgd --stop-after 1 --checkpoint "$scratch/run/b"
 expect 0 "another optimizer" "epoch   1/4"
 run 2 "${arguments[@]}" --checkpoint "$scratch/run/b" --resume
