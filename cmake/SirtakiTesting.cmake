@@ -2,11 +2,17 @@
 # LibTorch; `ctest -L unit` is the quick one.
 include(GoogleTest)
 
-# sirtaki_add_gtest(<name> <label> SOURCES ... LIBRARIES ...): one program, its cases found when ctest starts.
+# sirtaki_add_gtest(<name> <label> SOURCES ... LIBRARIES ... [WHOLE]): one program, its cases found when ctest starts;
+# WHOLE: a single test, for programs that take long to start.
 function(sirtaki_add_gtest name label)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "SOURCES;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "WHOLE" "" "SOURCES;LIBRARIES")
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE sirtaki_flags sirtaki_test_support ${arg_LIBRARIES} GTest::gmock GTest::gtest_main)
+  if(arg_WHOLE)
+    add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+    set_tests_properties(${name} PROPERTIES LABELS "${label}" TIMEOUT 900)
+    return()
+  endif()
   gtest_discover_tests(${name}
     DISCOVERY_MODE PRE_TEST
     WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"

@@ -35,8 +35,9 @@ std::shared_ptr<PendingTensor> StartBroadcast(const at::Tensor& tensor, int root
 void CheckRoot(int root_rank, const StatePtr& session) {
   if (root_rank >= 0 && root_rank < session->topology().size) return;
   detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                                   "root rank " + std::to_string(root_rank) + " of a job of " +
-                                       std::to_string(session->topology().size)));
+                                   "root rank " + std::to_string(root_rank) + " in a job of " +
+                                       std::to_string(session->topology().size) +
+                                       ": it is the number of a rank, from 0"));
 }
 
 struct NamedList {

@@ -280,7 +280,11 @@ std::vector<std::string> DescribeParts(const CheckpointParts& parts) {
     }
   }
   for (const auto& [name, optimizer] : parts.optimizers) {
-    for (const std::string& line : DescribeOptimizer(*optimizer)) {
+    const torch::optim::Optimizer& one = *optimizer;
+    // Its class is compared between the ranks, as broadcast_optimizer_state does, not with the
+    // file.
+    lines.push_back("optimizer " + Quoted(name) + ", " + c10::demangle(typeid(one).name()));
+    for (const std::string& line : DescribeOptimizer(one)) {
       lines.push_back("optimizer " + Quoted(name) + ": " + line);
     }
   }

@@ -7,6 +7,7 @@
 
 #include "frameworks/torch/agreement.h"
 #include "frameworks/torch/session_state.h"
+#include "frameworks/torch/throw.h"
 #include "sirtaki/broadcast.h"
 #include "sirtaki/collectives.h"
 
@@ -66,8 +67,13 @@ class ModuleSynchronizer::Impl {
 
 ModuleSynchronizer::ModuleSynchronizer(const std::shared_ptr<torch::nn::Module>& module,
                                        const DistributedDataParallelOptions& options,
-                                       const Session& session)
-    : impl_(std::make_shared<Impl>(module, options, session)) {}
+                                       const Session& session) {
+  if (!module) {
+    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                             "DistributedDataParallel: the module is a null pointer"));
+  }
+  impl_ = std::make_shared<Impl>(module, options, session);
+}
 
 ModuleSynchronizer::~ModuleSynchronizer() = default;
 

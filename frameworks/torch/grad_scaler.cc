@@ -10,10 +10,12 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "frameworks/torch/agreement.h"
 #include "frameworks/torch/session_state.h"
 #include "frameworks/torch/throw.h"
 #include "sirtaki/collectives.h"
@@ -89,7 +91,21 @@ at::Tensor GradScaler::scale(const at::Tensor& tensor) const {
   return options_.enabled() ? tensor * scale_ : tensor;
 }
 
+// Scales that differ would make gradients that differ, without a word.
+void GradScaler::AgreeOnSettings() {
+  if (agreed_) return;
+  std::ostringstream settings;
+  settings.precision(17);
+  settings << "scale " << scale_ << ", growth by " << options_.growth_factor() << " after "
+           << options_.growth_interval() << " steps, " << good_steps_
+           << " of them made, backoff by " << options_.backoff_factor();
+  detail::AgreeOnList("GradScaler", {options_.enabled() ? settings.str() : "disabled"}, "",
+                      detail::StateOf(session_));
+  agreed_ = true;
+}
+
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  AgreeOnSettings();
   if (auto* const synchronizer = dynamic_cast<detail::GradientSynchronizer*>(&optimizer)) {
     synchronizer->synchronize();
   }
@@ -104,6 +120,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  AgreeOnSettings();
   if (!options_.enabled()) {
     optimizer.step();
     return true;
@@ -127,6 +144,7 @@ void GradScaler::update(std::optional<double> new_scale) {
       ThrowInvalid("the new scale is " + std::to_string(*new_scale) + "; it has to be positive");
     }
     scale_ = *new_scale;
+    agreed_ = false;
     met_.clear();
     return;
   }
@@ -161,6 +179,7 @@ void GradScaler::load(torch::serialize::InputArchive& archive) {
   }
   scale_ = saved;
   good_steps_ = good_steps.item<std::int64_t>();
+  agreed_ = false;
   met_.clear();
 }
 

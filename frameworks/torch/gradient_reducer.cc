@@ -427,7 +427,8 @@ void GradientReducer::Synchronize(const torch::optim::Optimizer& optimizer) {
 }
 
 void GradientReducer::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
-  if (impl().active()) impl_->BeforeZeroGrad(optimizer);
+  impl().CheckSession();
+  if (impl_->active()) impl_->BeforeZeroGrad(optimizer);
 }
 
 std::function<at::Tensor()> GradientReducer::Wrap(std::function<at::Tensor()> closure) {
@@ -436,7 +437,7 @@ std::function<at::Tensor()> GradientReducer::Wrap(std::function<at::Tensor()> cl
     impl->AfterStep();
     at::Tensor loss = closure();
     impl->SynchronizeUnlessDone();
-    return loss.defined() ? impl->AverageLoss(loss) : loss;
+    return impl->AverageLoss(loss);
   };
 }
 

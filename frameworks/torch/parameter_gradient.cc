@@ -97,14 +97,18 @@ core::Status ParameterGradient::Refused(const std::string& text) const {
 
 void ParameterGradient::ThrowWrittenAgain() const {
   ThrowStatus(Refused("backward() met the gradient of " + core::Quoted(what_.name) +
-                      " while it is being reduced: call step() or synchronize() on the optimizer "
-                      "between two backward(), and zero_grad() after that; to accumulate, declare "
-                      "it with backward_passes_per_step or no_sync()"));
+                      " while it is being reduced: " +
+                      (what_.rule->after_backward
+                           ? "an earlier backward() of the module has failed or is still running; "
+                             "call forward() of the module, which ends it, before the next"
+                           : "call step() or synchronize() on the optimizer between two "
+                             "backward(), and zero_grad() after that; to accumulate, declare it "
+                             "with backward_passes_per_step or no_sync()")));
 }
 
 // Before the node adds to memory that the reduction is reading.
 void ParameterGradient::OnAccumulate() const {
-  if (gate_.reported()) ThrowWrittenAgain();
+  if (gate_.reported() && !session_->gone()) ThrowWrittenAgain();
 }
 
 void ParameterGradient::OnGradient() {

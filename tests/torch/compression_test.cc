@@ -53,8 +53,7 @@ torch::Tensor Reference(const std::vector<torch::Tensor>& inputs, Compression co
 
 bool SameBits(const torch::Tensor& a, const torch::Tensor& b) {
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
-         (a.nbytes() == 0 ||
-          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
+         (a.nbytes() == 0 || std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
 }
 
 void ExpectSameBitsOnAllRanks(const torch::Tensor& tensor, const Session& session) {

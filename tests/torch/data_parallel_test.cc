@@ -203,6 +203,11 @@ TEST(DataParallelTest, WhatAModuleCannotDoIsRefused) {
                               session);
                         }),
                 AllOf(HasSubstr("backward_passes_per_step is 2"), HasSubstr("no_sync()")));
+    EXPECT_THAT(
+        ErrorOf(
+            ErrorCode::invalid_argument,
+            [&] { DistributedDataParallel<Branches>(std::shared_ptr<Branches>(), {}, session); }),
+        HasSubstr("null pointer"));
     EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
                         [&] {
                           DistributedDataParallel<Branches>(

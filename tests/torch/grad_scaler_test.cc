@@ -104,6 +104,30 @@ TEST(GradScalerTest, UnscaledGradientsMayBeClipped) {
   });
 }
 
+TEST(GradScalerTest, SettingsThatDifferAreNamedOnEveryRank) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = torch::zeros({1}, torch::requires_grad());
+    DistributedOptimizer<SGD> optimizer(SGD({weight}, SGDOptions(1.0)), NamedTensors{{"w", weight}},
+                                        {}, session);
+    const auto refused = [&](const GradScalerOptions& options) {
+      GradScaler scaler(options, session);
+      optimizer.zero_grad();
+      scaler.scale(weight.sum()).backward();
+      const auto text = ErrorOf(ErrorCode::mismatch, [&] { scaler.step(optimizer); });
+      optimizer.synchronize();
+      return text;
+    };
+    EXPECT_THAT(refused(Small().init_scale(1 + rank)), HasSubstr("scale 2, "));
+    EXPECT_THAT(refused(Small().growth_interval(1 + rank)), HasSubstr("after 2 steps"));
+    EXPECT_THAT(refused(Small().enabled(rank == 0)), HasSubstr("disabled on rank 1"));
+    GradScaler scaler(Small(), session);
+    EXPECT_TRUE(scaler.step(optimizer));
+    scaler.update(4 + rank);
+    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, [&] { scaler.step(optimizer); }),
+                HasSubstr("scale 5, "));
+  });
+}
+
 TEST(GradScalerTest, OneOptimizerOfTwoIsSkipped) {
   RunTorchRanks(2, [](int, const Session& session) {
     auto a = torch::zeros({1}, torch::requires_grad());

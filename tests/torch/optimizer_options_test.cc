@@ -446,6 +446,23 @@ TEST(ClosureTest, GradientsUnderWayBeforeItAreAnError) {
   });
 }
 
+TEST(ClosureTest, OneThatReturnsNothingOnOneRankIsToldToAll) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = Zeros(1);
+    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::invalid_argument,
+                [&] {
+                  optimizer.step([&] {
+                    auto loss = Slope(weight, 1);
+                    loss.backward();
+                    return rank == 1 ? torch::Tensor() : loss;
+                  });
+                }),
+        AllOf(HasSubstr("loss of the closure"), HasSubstr("undefined"), HasSubstr("rank 1")));
+  });
+}
+
 TEST(SkipSynchronizeTest, GradientsUnderWayAreAnError) {
   RunTorchRanks(2, [](int, const Session& session) {
     auto weight = Zeros(1);
@@ -554,7 +571,6 @@ TEST(SeveralTest, OfTheSameParametersMayBeDestroyedInAnyOrder) {
       left.step();
       EXPECT_EQ(First(weight), -1.5f);
       (first_goes ? second : first).reset();
-      left.param_groups();
       const auto node = torch::autograd::impl::grad_accumulator(weight);
       EXPECT_TRUE(node->post_hooks().empty());
     });

@@ -544,7 +544,7 @@ TEST(WrapTest, OneRankHasNoHooks) {
   });
 }
 
-// One that outlives its session stays out of the way of the next.
+// One that outlives its session stays out of the way of the next, also with gradients under way.
 TEST(WrapTest, OfAnEndedSessionHasHooksThatDoNothing) {
   std::vector<std::unique_ptr<SmallNet>> nets(2);
   std::vector<std::unique_ptr<DistributedOptimizer<SGD>>> old(2);
@@ -553,7 +553,11 @@ TEST(WrapTest, OfAnEndedSessionHasHooksThatDoNothing) {
     nets[index] = std::make_unique<SmallNet>();
     old[index] = std::make_unique<DistributedOptimizer<SGD>>(
         Wrap(MakeSgd(nets[index]->parameters()), *nets[index], session));
+    Loss(*nets[index], BatchOfRank(0, rank)).backward();
   });
+  EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [&] { old[0]->zero_grad(); }),
+              HasSubstr("shut down"));
+  for (auto& net : nets) net->zero_grad();
   RunTorchRanks(2, [&](int rank, const Session& session) {
     SmallNet& net = *nets[static_cast<std::size_t>(rank)];
     auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);

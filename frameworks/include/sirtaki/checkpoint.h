@@ -147,7 +147,8 @@ class Checkpoint {
 // brought to the disk and then renamed. A `path`.tmp that an earlier crash has left is overwritten.
 //
 // Throws on every rank: invalid_argument, with path and cause, if the file cannot be written, or if
-// a part cannot be saved; mismatch if the ranks name different parts. The old file then stays.
+// a part cannot be saved; mismatch if the ranks name different parts. The old file then
+// stays, but for an error of the folder after the new one has taken its place.
 //
 // The file is an archive of torch::serialize, which torch.jit.load of Python opens; see
 // docs/checkpoints.md.
@@ -158,8 +159,9 @@ SIRTAKI_API void save_checkpoint(const std::string& path, const Checkpoint& chec
 // host only. Returns false on all ranks, and changes nothing, if there is no such file. Collective.
 //
 // A run that goes on from a checkpoint does, bit by bit, what one without the interruption does, if
-// it has as many ranks. With another number the random generators are seeded anew (always in the
-// same way), with a warning in the log; what a sampler does is said there.
+// it has as many ranks (three or more: with fusion_bytes = 0). With another number the random
+// generators are seeded anew (always in the same way), with a warning in the log; what a sampler
+// does is said there.
 //
 // Buffers that differ between ranks (running means of batch norm) become rank 0's.
 //

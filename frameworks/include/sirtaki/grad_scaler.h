@@ -20,7 +20,7 @@ class OutputArchive;
 
 namespace sirtaki {
 
-// The same on every rank.
+// The same on every rank: the first step compares them, and throws mismatch if they are not.
 struct GradScalerOptions {
   TORCH_ARG(double, init_scale) = 65536.0;  // positive
   // What the scale is multiplied by after `growth_interval` steps in a row without infinite or NaN
@@ -78,10 +78,13 @@ class SIRTAKI_API GradScaler {
     bool finite = true;
   };
 
+  void AgreeOnSettings();
+
   GradScalerOptions options_;
   Session session_;
   double scale_;
   std::int64_t good_steps_ = 0;
+  bool agreed_ = false;  // all ranks have the same scale and options
   std::unordered_map<const torch::optim::Optimizer*, Met> met_;  // unscaled since the last update
 };
 
