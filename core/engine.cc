@@ -18,7 +18,9 @@ constexpr int kReceivedPerRound = 256;
 constexpr Duration kLastWordTime = std::chrono::seconds(10);
 
 std::string TimeOutText(const Key& key, Duration limit) {
-  return key.ToString() + " did not finish within its time-out of " + DurationText(limit);
+  // Measured from the submission, a little after the caller has counted its whole milliseconds.
+  const auto milliseconds = std::chrono::ceil<std::chrono::milliseconds>(limit);
+  return key.ToString() + " did not finish within its time-out of " + DurationText(milliseconds);
 }
 
 }  // namespace

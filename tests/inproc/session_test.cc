@@ -371,7 +371,9 @@ TEST_P(SessionTest, ACallThatPassesItsTimeOutFailsTheGroupAndNamesTheTensor) {
       status = AllReduce(*session, "something else", {1});
     }
     EXPECT_EQ(status.code(), StatusCode::kTimedOut) << status.ToString();
-    EXPECT_EQ(status.message(), "\"slow\" did not finish within its time-out of 100 ms");
+    // Of 100 ms, or less where the submission came late.
+    EXPECT_EQ(status.message().find("\"slow\" did not finish within its time-out of "), 0u)
+        << status.message();
     EXPECT_EQ(status.origin().rank, 0);
     EXPECT_EQ(status.origin().tensor, "slow");
     EXPECT_EQ(session->Shutdown("done").code(), StatusCode::kTimedOut);
