@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -718,8 +719,10 @@ TEST_F(LoneSessionTest, InAForkedChildEveryCallFailsAndTheParentGoesOn) {
 
 TEST(ForkTest, AChildOfSeveralRanksEndsWithoutTouchingThem) {
   const auto world = std::make_shared<InprocWorld>(2);
+  std::latch child_ended(1);  // until then rank 0's work has to be pending
   RankThreads::Run(2, [&](int rank) {
     auto session = Start(world, rank);
+    if (rank == 1) child_ended.wait();
     const auto pending = Submit(*session, "w", {1});
     if (rank == 0) {
       EXPECT_EQ(InChild([&] {
@@ -730,6 +733,7 @@ TEST(ForkTest, AChildOfSeveralRanksEndsWithoutTouchingThem) {
                   return 0;
                 }),
                 0);
+      child_ended.count_down();
     }
     EXPECT_TRUE(pending->Synchronize(*session).ok());
     EXPECT_TRUE(session->Shutdown("done").ok());
