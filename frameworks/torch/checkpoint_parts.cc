@@ -453,8 +453,8 @@ SmallPartsUndo::~SmallPartsUndo() {
   if (!parts_) return;
   try {
     Restore();
-  } catch (const std::exception& error) {
-    SIRTAKI_LOG(kError, "load_checkpoint: cannot bring back what was before: " << TextOf(error));
+  } catch (...) {
+    SIRTAKI_LOG(kError, "load_checkpoint: cannot bring back what was before: " << TextOfCurrent());
   }
 }
 

@@ -192,7 +192,10 @@ void GradientReducer::Impl::Take(const NamedParameters& named) {
 
 void GradientReducer::Impl::TakeAll() {
   NamedParameters named;
+  std::unordered_set<const void*> seen;
   for (const auto& [name, tensor] : names_) {
+    // Of several names of one tensor (tied weights) the first counts.
+    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
     named.names.push_back(name);
     named.parameters.push_back(tensor);
   }
@@ -416,7 +419,7 @@ void GradientReducer::BeforeStep(const torch::optim::Optimizer& optimizer, bool 
 }
 
 void GradientReducer::AfterStep() {
-  if (impl_->active()) impl_->AfterStep();
+  if (impl().active()) impl_->AfterStep();
 }
 
 void GradientReducer::Synchronize(const torch::optim::Optimizer& optimizer) {

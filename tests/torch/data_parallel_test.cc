@@ -217,6 +217,25 @@ TEST(DataParallelTest, WhatAModuleCannotDoIsRefused) {
   });
 }
 
+struct Tied : torch::nn::Module {
+  Tied() {
+    weight = register_parameter("weight", torch::ones({2}));
+    register_parameter("again", weight);
+  }
+  torch::Tensor forward() { return weight.sum(); }
+  torch::Tensor weight;
+};
+
+TEST(DataParallelTest, TiedWeightsAreReducedOnce) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto net = std::make_shared<Tied>();
+    DistributedDataParallel<Tied> model(
+        net, Options().gradients(DistributedOptimizerOptions().op(ReduceOp::Sum)), session);
+    (model.forward() * (rank + 1)).backward();
+    EXPECT_TRUE(torch::equal(net->weight.grad(), torch::full({2}, 3.0f)));
+  });
+}
+
 // As a GAN's discriminator: what the first forward() has kept of batch norm stays usable.
 TEST(DataParallelTest, TwoForwardsBeforeABackwardWithBatchNorm) {
   RunTorchRanks(2, [](int rank, const Session& session) {
