@@ -11,6 +11,7 @@
 #include "frameworks/torch/agreement.h"
 #include "frameworks/torch/checkpoint_file.h"
 #include "frameworks/torch/checkpoint_parts.h"
+#include "frameworks/torch/checkpoint_undo.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
 #include "sirtaki/broadcast.h"

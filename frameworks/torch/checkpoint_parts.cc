@@ -18,7 +18,6 @@
 #include <typeinfo>
 #include <utility>
 
-#include "core/log.h"
 #include "core/text.h"
 #include "frameworks/torch/optimizer_archive.h"
 #include "frameworks/torch/seed_mix.h"
@@ -124,23 +123,6 @@ void CheckTensors(const std::string& model, const std::string& kind, const Tenso
 
 // ---- optimizers ----
 
-// By position, as LibTorch's optimizers save their state; the type of the options tells which
-// optimizer it is, wrapped or not.
-std::vector<std::string> DescribeOptimizer(const torch::optim::Optimizer& optimizer) {
-  std::vector<std::string> lines;
-  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
-    const auto& group = optimizer.param_groups()[g];
-    const torch::optim::OptimizerOptions& options = group.options();
-    const std::string of_group = "group " + std::to_string(g);
-    lines.push_back(of_group + " with " + c10::demangle(typeid(options).name()));
-    for (std::size_t i = 0; i < group.params().size(); ++i) {
-      lines.push_back("parameter " + std::to_string(i) + " of " + of_group + ", " +
-                      TypeAndShape(group.params()[i]));
-    }
-  }
-  return lines;
-}
-
 void CheckOptimizer(const std::string& name, const Names& saved,
                     const std::vector<std::string>& present) {
   const std::string nothing = "nothing more";
@@ -155,11 +137,6 @@ void CheckOptimizer(const std::string& name, const Names& saved,
 }
 
 // ---- small parts ----
-
-SchedulerPosition PositionOfAny(
-    const decltype(CheckpointParts::schedulers)::value_type& scheduler) {
-  return std::visit([](auto* one) { return PositionOf(*one); }, scheduler.part);
-}
 
 struct ValueDicts {
   Dict<std::int64_t> integers;
@@ -190,14 +167,6 @@ struct ValueDicts {
 // Their own exceptions, told whose they are.
 [[noreturn]] void Blame(const NamedPart<ArchivedObject>& object) {
   throw std::runtime_error("object " + Quoted(object.name) + ": " + TextOfCurrent());
-}
-
-void SaveObject(const NamedPart<ArchivedObject>& object, OutputArchive& archive) {
-  try {
-    object.part.save(archive);
-  } catch (...) {
-    Blame(object);
-  }
 }
 
 void LoadObject(const NamedPart<ArchivedObject>& object, InputArchive& archive) {
@@ -236,6 +205,19 @@ std::string FirstDouble(const std::vector<NamedPart<Part>>& list, const char* ki
 }
 
 }  // namespace
+
+SchedulerPosition PositionOfAny(
+    const decltype(CheckpointParts::schedulers)::value_type& scheduler) {
+  return std::visit([](auto* one) { return PositionOf(*one); }, scheduler.part);
+}
+
+void SaveObject(const NamedPart<ArchivedObject>& object, OutputArchive& archive) {
+  try {
+    object.part.save(archive);
+  } catch (...) {
+    Blame(object);
+  }
+}
 
 std::string ToBytes(OutputArchive& archive) {
   std::ostringstream stream;
@@ -402,83 +384,6 @@ ReadModels::ReadModels(const CheckpointParts& parts, InputArchive& archive) {
 void ReadModels::Apply() const {
   const at::NoGradGuard no_grad;
   for (const auto& [from, to] : copies_) to.copy_(from);
-}
-
-struct OptimizerUndo::Before {
-  torch::optim::Optimizer* optimizer;
-  std::remove_reference_t<decltype(optimizer->state())> state;
-  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
-};
-
-OptimizerUndo::OptimizerUndo(const CheckpointParts& parts) {
-  before_.reserve(parts.optimizers.size());
-  for (const auto& named : parts.optimizers) {
-    Before before{named.part, {}, {}};
-    for (const auto& group : named.part->param_groups()) {
-      before.options.push_back(group.options().clone());
-    }
-    before_.push_back(std::move(before));
-  }
-  for (Before& before : before_) before.state.swap(before.optimizer->state());
-}
-
-OptimizerUndo::~OptimizerUndo() {
-  // Backwards: one that stands there twice gave its state to its first place.
-  for (auto before = before_.rbegin(); before != before_.rend(); ++before) {
-    before->state.swap(before->optimizer->state());
-    for (std::size_t g = 0; g < before->options.size(); ++g) {
-      before->optimizer->param_groups()[g].set_options(std::move(before->options[g]));
-    }
-  }
-}
-
-void OptimizerUndo::Keep() { before_.clear(); }
-
-SmallPartsUndo::SmallPartsUndo(const CheckpointParts& parts) : parts_(&parts) {
-  for (const auto& one : parts.schedulers) schedulers_.push_back(PositionOfAny(one));
-  for (const auto& one : parts.values) {
-    std::visit([this](const auto* value) { values_.emplace_back(*value); }, one.part);
-  }
-  for (const auto& one : parts.objects) {
-    OutputArchive archive;
-    SaveObject(one, archive);
-    objects_.push_back(ToBytes(archive));
-  }
-  for (const auto& one : GeneratorsOf(parts)) {
-    generator_states_.push_back(StateOfGenerator(one.part));
-  }
-}
-
-SmallPartsUndo::~SmallPartsUndo() {
-  if (!parts_) return;
-  try {
-    Restore();
-  } catch (...) {
-    SIRTAKI_LOG(kError, "load_checkpoint: cannot bring back what was before: " << TextOfCurrent());
-  }
-}
-
-void SmallPartsUndo::Restore() const {
-  for (std::size_t i = 0; i < schedulers_.size(); ++i) {
-    std::visit([&](auto* one) { SetPosition(*one, schedulers_[i]); }, parts_->schedulers[i].part);
-  }
-  for (std::size_t i = 0; i < values_.size(); ++i) {
-    const auto put_back = [&](auto* value) {
-      *value = std::get<std::remove_pointer_t<decltype(value)>>(values_[i]);
-    };
-    std::visit(put_back, parts_->values[i].part);
-  }
-  const auto generators = GeneratorsOf(*parts_);
-  for (std::size_t i = 0; i < generators.size(); ++i) {
-    at::Generator generator = generators[i].part;
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_state(generator_states_[i]);
-  }
-  for (std::size_t i = 0; i < objects_.size(); ++i) {
-    InputArchive archive;
-    archive.load_from(objects_[i].data(), objects_[i].size());
-    parts_->objects[i].part.load(archive);
-  }
 }
 
 void LoadOptimizers(const CheckpointParts& parts, InputArchive& archive) {

@@ -14,7 +14,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "frameworks/torch/scheduler_position.h"
@@ -26,6 +25,11 @@ namespace sirtaki::detail {
 std::string ToBytes(torch::serialize::OutputArchive& archive);
 
 at::Tensor StateOfGenerator(at::Generator generator);
+
+SchedulerPosition PositionOfAny(const decltype(CheckpointParts::schedulers)::value_type& scheduler);
+
+// Throws what its save() throws, with its name.
+void SaveObject(const NamedPart<ArchivedObject>& object, torch::serialize::OutputArchive& archive);
 
 // LibTorch's default generator first, then those of the checkpoint.
 std::vector<NamedPart<at::Generator>> GeneratorsOf(const CheckpointParts& parts);
@@ -64,40 +68,7 @@ class ReadModels {
   std::vector<Copy> copies_;
 };
 
-// Brings optimizers back to what they were when it was made, unless Keep() is called.
-class OptimizerUndo {
- public:
-  explicit OptimizerUndo(const CheckpointParts& parts);  // takes their state away
-  ~OptimizerUndo();
-  OptimizerUndo(const OptimizerUndo&) = delete;
-  OptimizerUndo& operator=(const OptimizerUndo&) = delete;
-  void Keep();
-
- private:
-  struct Before;
-  std::vector<Before> before_;
-};
-
 void LoadOptimizers(const CheckpointParts& parts, torch::serialize::InputArchive& archive);
-
-// The same for all other parts, whose values stay where they are.
-class SmallPartsUndo {
- public:
-  explicit SmallPartsUndo(const CheckpointParts& parts);  // throws what an object's save() throws
-  ~SmallPartsUndo();
-  SmallPartsUndo(const SmallPartsUndo&) = delete;
-  SmallPartsUndo& operator=(const SmallPartsUndo&) = delete;
-  void Keep() { parts_ = nullptr; }
-
- private:
-  void Restore() const;
-
-  const CheckpointParts* parts_;
-  std::vector<SchedulerPosition> schedulers_;
-  std::vector<std::variant<std::int64_t, double, std::string, at::Tensor>> values_;
-  std::vector<std::string> objects_;  // their archives
-  std::vector<at::Tensor> generator_states_;
-};
 
 // Who reads: a rank of a job.
 struct Reader {

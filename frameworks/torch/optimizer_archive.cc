@@ -1,15 +1,19 @@
 #include "frameworks/torch/optimizer_archive.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/Type.h>
 #include <torch/optim/lbfgs.h>
 
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <typeinfo>
 #include <unordered_set>
 #include <utility>
 #include <vector>
+
+#include "frameworks/torch/tensor_bridge.h"
 
 namespace sirtaki::detail {
 namespace {
@@ -88,6 +92,21 @@ std::int64_t CountStates(const Optimizer& optimizer) {
 }
 
 }  // namespace
+
+std::vector<std::string> DescribeOptimizer(const torch::optim::Optimizer& optimizer) {
+  std::vector<std::string> lines;
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const auto& group = optimizer.param_groups()[g];
+    const torch::optim::OptimizerOptions& options = group.options();
+    const std::string of_group = "group " + std::to_string(g);
+    lines.push_back(of_group + " with " + c10::demangle(typeid(options).name()));
+    for (std::size_t i = 0; i < group.params().size(); ++i) {
+      lines.push_back("parameter " + std::to_string(i) + " of " + of_group + ", " +
+                      TypeAndShape(group.params()[i]));
+    }
+  }
+  return lines;
+}
 
 void SaveOptimizer(Optimizer& optimizer, torch::serialize::OutputArchive& archive) {
   torch::serialize::OutputArchive own(archive.compilation_unit());

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <typeinfo>
+#include <utility>
 #include <vector>
 
 #include "frameworks/torch/agreement.h"
@@ -22,15 +23,7 @@ namespace {
 std::vector<std::string> Describe(const torch::optim::Optimizer& optimizer, int root_rank) {
   std::vector<std::string> lines = {"root rank " + std::to_string(root_rank),
                                     c10::demangle(typeid(optimizer).name())};
-  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
-    const auto& parameters = optimizer.param_groups()[g].params();
-    const std::string group = "group " + std::to_string(g);
-    lines.push_back(group);
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      lines.push_back("parameter " + std::to_string(i) + " of " + group + ", " +
-                      detail::TypeAndShape(parameters[i]));
-    }
-  }
+  for (std::string& line : detail::DescribeOptimizer(optimizer)) lines.push_back(std::move(line));
   return lines;
 }
 
