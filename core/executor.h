@@ -41,6 +41,15 @@ class Executor {
   // Under the token. Plans the batch alone and queues or starts its groups in order; never blocks.
   virtual void Start(RunBatch batch, TimePoint now) = 0;
 
+  // Under the token. A set comes or goes, at its place in the agreed order: what was started before
+  // for a set that goes is done first. `members`: of a new one. `work`: whose handle is completed
+  // when it has happened; its request is that of the change.
+  virtual void AddSet(SetNumber set, const RankRanges& members, WorkPtr work, TimePoint now) = 0;
+  virtual void RemoveSet(SetNumber set, WorkPtr work, TimePoint now) = 0;
+
+  // Under the token. Begins a send or a receive, which is in no order with the rest.
+  virtual void StartMessage(WorkPtr work, TimePoint now) = 0;
+
   // Under the token. Steps what is non-blocking; true if something moved.
   virtual bool Step(TimePoint now) = 0;
 

@@ -98,9 +98,21 @@ struct EvictEntry {
 struct JoinDoneEntry {
   int last = -1;
 };
+// Of the world, each in a batch of its own: a set comes or goes (7). The key is that of the request
+// that asked for it.
+struct AddSetEntry {
+  Key key;
+  SetNumber set = kWorldSet;
+  RankRanges members;
+};
+struct RemoveSetEntry {
+  Key key;
+  SetNumber set = kWorldSet;
+};
 // All ranks have left: finish what runs, acknowledge, wait for the confirmation.
 struct ByeEntry {};
-using Entry = std::variant<RunEntry, FailEntry, EvictEntry, JoinDoneEntry, ByeEntry>;
+using Entry = std::variant<RunEntry, FailEntry, EvictEntry, JoinDoneEntry, ByeEntry, AddSetEntry,
+                           RemoveSetEntry>;
 
 // `number` counts the batches of the set, from 1.
 struct Batch {

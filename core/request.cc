@@ -1,5 +1,6 @@
 #include "core/request.h"
 
+#include <algorithm>
 #include <bit>
 #include <charconv>
 #include <functional>
@@ -38,8 +39,44 @@ class Hasher {
 
 // The fields that are compared as they are; the factors are compared by their bits.
 auto Tie(const Signature& s) {
-  return std::tie(s.kind, s.reduction, s.dtype, s.wire, s.device, s.slot, s.root, s.shape,
-                  s.layout);
+  return std::tie(s.kind, s.reduction, s.dtype, s.wire, s.device, s.slot, s.root, s.shape, s.layout,
+                  s.members, s.subject);
+}
+
+bool SameParts(const Signature& a, const Signature& b) {
+  return std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(),
+                    [](const SignaturePtr& x, const SignaturePtr& y) { return *x == *y; });
+}
+
+// What a signature of tensors says behind its kind.
+std::string TensorText(const Signature& s) {
+  std::string text;
+  if (Reduces(s.kind)) text.append("(").append(ReduceOpName(s.reduction)).append(")");
+  if (s.root >= 0) {
+    text += s.kind == OpKind::kReduce || s.kind == OpKind::kGather ? " to rank " : " from rank ";
+    text += std::to_string(s.root);
+  }
+  text.append(" of ").append(DTypeName(s.dtype)).append(" [");
+  std::string_view separator;
+  if (FirstDimensionVaries(s.kind)) {
+    text += "*";
+    separator = ", ";
+  }
+  for (std::int64_t dimension : s.shape) {
+    text.append(separator).append(std::to_string(dimension));
+    separator = ", ";
+  }
+  text += "]";
+  if (s.wire) text.append(" as ").append(DTypeName(*s.wire));
+  if (s.device == DeviceKind::kCuda) text += " on CUDA device slot " + std::to_string(s.slot);
+  if (Bits(s.prescale) != Bits(1.0)) text += ", prescale " + Shortest(s.prescale);
+  if (Bits(s.postscale) != Bits(1.0)) text += ", postscale " + Shortest(s.postscale);
+  if (s.layout != 0) {
+    char buffer[17];
+    const auto end = std::to_chars(buffer, buffer + sizeof(buffer), s.layout, 16).ptr;
+    text += ", bucket layout " + std::string(buffer, end);
+  }
+  return text;
 }
 
 }  // namespace
@@ -87,34 +124,21 @@ std::int64_t Signature::ElementCount() const {
 
 std::string Signature::ToString() const {
   std::string text(OpKindName(kind));
-  if (kind == OpKind::kAllReduce) text.append("(").append(ReduceOpName(reduction)).append(")");
-  if (root >= 0) text += " from rank " + std::to_string(root);
-  text.append(" of ").append(DTypeName(dtype)).append(" [");
-  std::string_view separator;
-  if (kind == OpKind::kAllGather) {  // the first dimension may differ by rank
-    text += "*";
-    separator = ", ";
+  if (kind == OpKind::kBarrier) return text;
+  if (kind == OpKind::kAddSet) return text + " of ranks " + members.ToString();
+  if (kind == OpKind::kRemoveSet) return text + " with number " + std::to_string(subject);
+  if (parts.empty()) return text + TensorText(*this);
+  constexpr std::size_t kShown = 4;
+  text += " of " + std::to_string(parts.size()) + " tensors:";
+  for (std::size_t i = 0; i < parts.size() && i < kShown; ++i) {
+    text += (i == 0 ? "" : ";") + TensorText(*parts[i]);
   }
-  for (std::int64_t dimension : shape) {
-    text.append(separator).append(std::to_string(dimension));
-    separator = ", ";
-  }
-  text += "]";
-  if (wire) text.append(" as ").append(DTypeName(*wire));
-  if (device == DeviceKind::kCuda) text += " on CUDA device slot " + std::to_string(slot);
-  if (Bits(prescale) != Bits(1.0)) text += ", prescale " + Shortest(prescale);
-  if (Bits(postscale) != Bits(1.0)) text += ", postscale " + Shortest(postscale);
-  if (layout != 0) {
-    char buffer[17];
-    const auto end = std::to_chars(buffer, buffer + sizeof(buffer), layout, 16).ptr;
-    text += ", bucket layout " + std::string(buffer, end);
-  }
-  return text;
+  return parts.size() > kShown ? text + "; …" : text;
 }
 
 bool Signature::operator==(const Signature& other) const {
   return Tie(*this) == Tie(other) && Bits(prescale) == Bits(other.prescale) &&
-         Bits(postscale) == Bits(other.postscale);
+         Bits(postscale) == Bits(other.postscale) && SameParts(*this, other);
 }
 
 std::size_t SignatureHash::operator()(const Signature& signature) const noexcept {
@@ -132,6 +156,12 @@ std::size_t SignatureHash::operator()(const Signature& signature) const noexcept
   hasher.Mix(Bits(signature.postscale));
   hasher.Mix(signature.layout);
   if (signature.wire) hasher.Mix(static_cast<std::uint64_t>(*signature.wire));
+  for (const SignaturePtr& part : signature.parts) hasher.Mix((*this)(*part));
+  for (const RankRange& range : signature.members.ranges()) {
+    hasher.Mix(static_cast<std::uint64_t>(range.first) << 32 |
+               static_cast<std::uint32_t>(range.last));
+  }
+  hasher.Mix(signature.subject);
   return hasher.Get();
 }
 

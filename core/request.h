@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/rank_ranges.h"
 #include "core/types.h"
 
 namespace sirtaki::core {
@@ -47,23 +48,32 @@ struct KeyHash {
   std::size_t operator()(const Key& key) const noexcept;
 };
 
+struct Signature;
+// Signatures are interned once per process side of a session and shared; never null.
+using SignaturePtr = std::shared_ptr<const Signature>;
+
 // What the ranks must agree on. Two requests under one key are compatible when their signatures are
 // equal.
 struct Signature {
   OpKind kind = OpKind::kAllReduce;
-  ReduceOp reduction = ReduceOp::kSum;  // all-reduce only, else kSum
+  ReduceOp reduction = ReduceOp::kSum;  // of kinds that reduce, else kSum
   DType dtype = DType::kF32;
   // All-reduce only: the 16-bit type that the elements travel as; none: they travel as they are.
   std::optional<DType> wire = std::nullopt;
   DeviceKind device = DeviceKind::kHost;
   std::uint32_t slot = 0;           // the device's slot among the rank's devices
-  std::int32_t root = -1;           // world rank of a broadcast's root, else -1
-  std::vector<std::int64_t> shape;  // without the first dimension for all-gather
+  std::int32_t root = -1;           // world rank, of kinds that have a root, else -1
+  std::vector<std::int64_t> shape;  // without the first dimension where that may differ by rank
   double prescale = 1.0;
   double postscale = 1.0;
   std::uint64_t layout = 0;  // hash of a bucket's layout, else 0
+  // Of a grouped call: its tensors, in order, each with the kind of the whole and no parts of its
+  // own. Of the fields above the whole then has its kind alone.
+  std::vector<SignaturePtr> parts = {};
+  RankRanges members = {};  // of a set to be added
+  SetNumber subject = 0;    // the set to be removed
 
-  // Elements of `shape` (for all-gather: of one row).
+  // Elements of `shape` (of one row, where the first dimension may differ by rank).
   std::int64_t ElementCount() const;
   // `all-reduce(sum) of float32 [3, 4]`, naming only what is not a default.
   std::string ToString() const;
@@ -74,9 +84,6 @@ struct Signature {
 struct SignatureHash {
   std::size_t operator()(const Signature& signature) const noexcept;
 };
-
-// Signatures are interned once per process side of a session and shared; never null.
-using SignaturePtr = std::shared_ptr<const Signature>;
 
 // One rank's request. `invalid` not empty means: this rank saw that its argument is wrong (the text
 // says how) and submits the key all the same, so that its peers learn it instead of waiting.

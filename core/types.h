@@ -13,20 +13,77 @@ using Clock = std::chrono::steady_clock;
 using TimePoint = Clock::time_point;
 using Duration = Clock::duration;
 
-enum class DType : std::uint8_t { kU8, kI8, kI16, kI32, kI64, kF16, kBF16, kF32, kF64, kBool };
-inline constexpr int kDTypeCount = 10;
+enum class DType : std::uint8_t {
+  kU8,
+  kI8,
+  kI16,
+  kI32,
+  kI64,
+  kF16,
+  kBF16,
+  kF32,
+  kF64,
+  kBool,
+  kC64,  // pairs of float32: real, imaginary
+  kC128,
+  // Moved, never computed with.
+  kF8E4M3FN,
+  kF8E4M3FNUZ,
+  kF8E5M2,
+  kF8E5M2FNUZ,
+  kF8E8M0FNU,
+};
+inline constexpr int kDTypeCount = 17;
 
 std::size_t SizeOf(DType dtype);          // bytes of one element
 std::string_view DTypeName(DType dtype);  // "uint8", "bfloat16", … LibTorch's words
-bool IsFloating(DType dtype);
+bool IsFloating(DType dtype);             // float16, bfloat16, float32, float64
+bool IsHalf(DType dtype);                 // float16, bfloat16
+bool IsInteger(DType dtype);              // not bool
+bool IsComplex(DType dtype);
+// The type of a complex number's two parts; of another type itself.
+DType PartType(DType dtype);
 
-enum class OpKind : std::uint8_t { kAllReduce, kBroadcast, kAllGather };
-inline constexpr int kOpKindCount = 3;
-std::string_view OpKindName(OpKind kind);  // "all-reduce", "broadcast", "all-gather"
+enum class OpKind : std::uint8_t {
+  kAllReduce,
+  kBroadcast,
+  kAllGather,      // the first dimension may differ by rank
+  kAllGatherInto,  // equal shapes
+  kReduce,
+  kGather,   // as kAllGather, to the root alone
+  kScatter,  // the root's rows to all
+  kAllToAll,
+  kReduceScatter,
+  kBarrier,
+  // Of the world: process sets come and go.
+  kAddSet,
+  kRemoveSet,
+  // Between two ranks, not negotiated.
+  kSend,
+  kReceive,
+};
+inline constexpr int kOpKindCount = 14;
+std::string_view OpKindName(OpKind kind);  // "all-reduce", "broadcast", "all-gather", …
+bool Reduces(OpKind kind);                 // all-reduce, reduce, reduce-scatter
+bool HasRoot(OpKind kind);                 // broadcast, reduce, gather, scatter
+// The first dimension may differ by rank: it is not in the signature, and the lane exchanges it.
+bool FirstDimensionVaries(OpKind kind);
 
-enum class ReduceOp : std::uint8_t { kSum, kAverage };
-inline constexpr int kReduceOpCount = 2;
-std::string_view ReduceOpName(ReduceOp op);  // "sum", "average"
+enum class ReduceOp : std::uint8_t {
+  kSum,
+  kAverage,
+  kMin,
+  kMax,
+  kProduct,
+  kBitAnd,
+  kBitOr,
+  kBitXor,
+  kAdasum,
+};
+inline constexpr int kReduceOpCount = 9;
+std::string_view ReduceOpName(ReduceOp op);  // "sum", "average", "bitwise and", …
+// Whether a reduction is defined for a type at all.
+bool IsDefined(ReduceOp op, DType dtype);
 
 enum class DeviceKind : std::uint8_t { kHost, kCuda };
 inline constexpr int kDeviceKindCount = 2;

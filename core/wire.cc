@@ -1,7 +1,7 @@
 // The byte grammar. varint, zigzag, fixed64 and text are those of core/byte_codec.h; `x*` with a
 // count in front is `varint count, then x count times`. Marks in [] are bytes.
 //
-//   message  := [0x53] [version 1] varint session  body            and nothing after it
+//   message  := [0x53] [version 2] varint session  body            and nothing after it
 //   body     := [0] report | [1] stream | [2] key | [3] answer | [4] set | [5] set | [6] cause |
 //   [7] | [8]
 //               (2 query, 4 ping, 5 pong, 6 fault, 7 bye-ack, 8 bye-confirm)
@@ -16,6 +16,7 @@
 //   stream   := varint first  batch*
 //   batch    := set  varint number  entry*
 //   entry    := [0] run | [1] work-key [code] text | [2] varint-id* | [3] member | [4]
+//             | [5] work-key set ranks | [6] work-key set      (5 adds a set, 6 removes one)
 //   run      := varint id  work-key  absent  ranks                   id != 0; work-key is none or
 //   unnamed
 //             | varint 0   work-key  absent  ranks  signature  varint new_id
@@ -31,7 +32,8 @@
 //   signature:= [kind] [reduction] [dtype] [device] [which]  the fields that `which` names, in
 //   order:
 //               1 varint slot, 2 zigzag root, 4 fixed64 prescale, 8 fixed64 postscale, 16 fixed64
-//               layout, 32 the dtype that it travels as; then varint dimension*
+//               layout, 32 the dtype that it travels as, 64 signature* (parts, which have none
+//               themselves), 128 ranks set (members, subject); then varint dimension*
 //   absent   := varint bits, then ceil(bits / 8) bytes, lowest bit first, the last one padded with
 //   zeros ranks    := range*, ascending                  range := varint gap, varint length - 1
 //               gap: from 0 for the first, else from the end of the one before plus 2, as ranges
@@ -129,7 +131,7 @@ class MessageWriter {
   void Put(const StreamMessage& stream) {
     out_.Varint(stream.first);
     out_.Varint(stream.batches.size());
-    static_assert(std::variant_size_v<Entry> == kBye + 1);
+    static_assert(std::variant_size_v<Entry> == kRemoveSetTag + 1);
     for (const Batch& batch : stream.batches) {
       set_ = batch.set;
       out_.Varint(batch.set);
@@ -171,6 +173,17 @@ class MessageWriter {
   void Put(const JoinDoneEntry& entry) { PutMember(entry.last); }
   void Put(const ByeEntry&) {}
 
+  void Put(const AddSetEntry& entry) {
+    PutWorkKey(entry.key, set_);
+    out_.Varint(entry.set);
+    Put(entry.members);
+  }
+
+  void Put(const RemoveSetEntry& entry) {
+    PutWorkKey(entry.key, set_);
+    out_.Varint(entry.set);
+  }
+
   void Put(const QueryMessage& query) { PutKey(query.key); }
 
   void Put(const AnswerMessage& answer) {
@@ -210,7 +223,9 @@ class MessageWriter {
     const int which = (s.slot != 0 ? kSlot : 0) | (s.root != -1 ? kRoot : 0) |
                       (prescale != kDefaultFactor ? kPrescale : 0) |
                       (postscale != kDefaultFactor ? kPostscale : 0) |
-                      (s.layout != 0 ? kLayout : 0) | (s.wire ? kWire : 0);
+                      (s.layout != 0 ? kLayout : 0) | (s.wire ? kWire : 0) |
+                      (!s.parts.empty() ? kParts : 0) |
+                      (!s.members.empty() || s.subject != 0 ? kSetChange : 0);
     out_.Byte(static_cast<std::uint8_t>(which));
     if ((which & kSlot) != 0) out_.Varint(s.slot);
     if ((which & kRoot) != 0) out_.Zigzag(s.root);
@@ -218,6 +233,18 @@ class MessageWriter {
     if ((which & kPostscale) != 0) out_.Fixed64(postscale);
     if ((which & kLayout) != 0) out_.Fixed64(s.layout);
     if ((which & kWire) != 0) out_.Byte(static_cast<std::uint8_t>(*s.wire));
+    if ((which & kParts) != 0) {
+      SIRTAKI_CHECK(s.parts.size() <= kMaxParts, "the number of tensors is checked at submission");
+      out_.Varint(s.parts.size());
+      for (const SignaturePtr& part : s.parts) {
+        SIRTAKI_CHECK(part->parts.empty(), "a part has no parts");
+        Put(*part);
+      }
+    }
+    if ((which & kSetChange) != 0) {
+      Put(s.members);
+      out_.Varint(s.subject);
+    }
     SIRTAKI_CHECK(s.shape.size() <= kMaxDimensions, "dimensions are checked at submission");
     out_.Varint(s.shape.size());
     for (std::int64_t dimension : s.shape) {

@@ -18,6 +18,7 @@ inline constexpr std::size_t kMaxNameBytes =
     4096;  // a tensor's name; checked at submission as well
 inline constexpr std::size_t kMaxTextBytes = 1 << 16;  // longer texts are cut when encoded
 inline constexpr std::size_t kMaxDimensions = 64;
+inline constexpr std::size_t kMaxParts = 1 << 16;  // tensors of a grouped call
 
 // Texts that are too long are cut, activities beyond kMaxActivities are left out. Everything else
 // that Decode would refuse is a bug of the caller and terminates: a name or a shape out of bounds,

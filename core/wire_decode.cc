@@ -140,7 +140,7 @@ class MessageReader {
   }
 
   Entry GetEntry(SetNumber set) {
-    switch (in_.ByteUpTo("entry kind", kBye)) {
+    switch (in_.ByteUpTo("entry kind", kRemoveSetTag)) {
       case kRun:
         return GetRun(set);
       case kFail: {
@@ -161,8 +161,21 @@ class MessageReader {
       }
       case kJoinDone:
         return JoinDoneEntry{GetMember("join last")};
-      default:
+      case kBye:
         return ByeEntry{};
+      case kAddSetTag: {
+        AddSetEntry entry;
+        entry.key = GetWorkKey(set);
+        entry.set = GetSet();
+        entry.members = GetSomeRanks("members of the set");
+        return entry;
+      }
+      default: {
+        RemoveSetEntry entry;
+        entry.key = GetWorkKey(set);
+        entry.set = GetSet();
+        return entry;
+      }
     }
   }
 
@@ -201,7 +214,7 @@ class MessageReader {
     return cause;
   }
 
-  SignaturePtr GetSignature() {
+  SignaturePtr GetSignature(bool is_part = false) {
     auto s = std::make_shared<Signature>();
     s->kind = static_cast<OpKind>(in_.ByteUpTo("kind", kOpKindCount - 1));
     s->reduction = static_cast<ReduceOp>(in_.ByteUpTo("reduction", kReduceOpCount - 1));
@@ -218,6 +231,17 @@ class MessageReader {
     if ((which & kLayout) != 0) s->layout = in_.Fixed64("bucket layout");
     if ((which & kWire) != 0) {
       s->wire = static_cast<DType>(in_.ByteUpTo("wire type", kDTypeCount - 1));
+    }
+    if ((which & kParts) != 0) {
+      const std::size_t parts = in_.Count("parts", 6, kMaxParts);
+      if (is_part || parts == 0) in_.Fail("parts", is_part ? "are parts of a part" : "are none");
+      for (std::size_t i = 0; i < parts && in_.ok(); ++i) {
+        s->parts.push_back(GetSignature(/*is_part=*/true));
+      }
+    }
+    if ((which & kSetChange) != 0) {
+      s->members = GetRanks("members");
+      s->subject = GetSet();
     }
     const std::size_t count = in_.Count("dimensions", 1, kMaxDimensions);
     s->shape.reserve(count);

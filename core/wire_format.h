@@ -11,7 +11,7 @@
 namespace sirtaki::core::wire_format {
 
 inline constexpr std::uint8_t kMagic = 0x53;
-inline constexpr std::uint8_t kVersion = 1;
+inline constexpr std::uint8_t kVersion = 2;
 inline constexpr std::uint64_t kMaxRank = std::numeric_limits<int>::max();
 
 enum BodyTag : std::uint8_t {
@@ -26,7 +26,7 @@ enum BodyTag : std::uint8_t {
   kByeConfirm,
 };
 enum ItemTag : std::uint8_t { kReady, kJoined, kLeft, kStalled };
-enum EntryTag : std::uint8_t { kRun, kFail, kEvict, kJoinDone, kBye };
+enum EntryTag : std::uint8_t { kRun, kFail, kEvict, kJoinDone, kBye, kAddSetTag, kRemoveSetTag };
 enum VariantTag : std::uint8_t { kValid, kInvalidOnly, kInvalidWithSignature };
 enum KeyTag : std::uint8_t { kNoKey, kNamedKey, kUnnamedKey, kBucketKey };
 enum SignatureField : std::uint8_t {
@@ -36,7 +36,9 @@ enum SignatureField : std::uint8_t {
   kPostscale = 8,
   kLayout = 16,
   kWire = 32,
-  kAllFields = 63,
+  kParts = 64,
+  kSetChange = 128,
+  kAllFields = 255,
 };
 
 inline constexpr auto kLastCode = static_cast<std::uint8_t>(StatusCode::kUnsupported);

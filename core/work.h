@@ -38,6 +38,16 @@ class HandleState {
   // it.
   void SetAbsentEverywhere() { absent_everywhere_.store(true, std::memory_order_relaxed); }
 
+  // What the end brings beside its status: the last rank of a join, the number of a set. By the
+  // completer, before Complete.
+  void SetValue(std::int64_t value) { value_.store(value, std::memory_order_relaxed); }
+  std::int64_t value() const { return value_.load(std::memory_order_relaxed); }
+
+  // Handles for the parts of a grouped call. `whole` completes when all of them are complete, or
+  // when the first of them fails.
+  static std::vector<std::shared_ptr<HandleState>> MakeParts(
+      const std::shared_ptr<HandleState>& whole, std::size_t count);
+
   // Idempotent. The destructor does it too, so that no name stays taken; hence the last HandlePtr
   // must not be dropped while holding a lock that `on_observed` takes.
   void Observe();
@@ -54,6 +64,9 @@ class HandleState {
   Mutex mutex_;    // serialises completers
   Status status_;  // written once, before done_
   std::atomic<bool> absent_everywhere_{false};
+  std::atomic<std::int64_t> value_{-1};
+  std::shared_ptr<HandleState> whole_;              // of a part
+  std::shared_ptr<std::atomic<std::size_t>> left_;  // parts that are not complete
   std::atomic<bool> done_{false};
   std::atomic<bool> observed_{false};
   std::atomic<int> waiters_{0};
@@ -61,23 +74,46 @@ class HandleState {
 
 using HandlePtr = std::shared_ptr<HandleState>;
 
+struct Work;
+using WorkPtr = std::shared_ptr<Work>;
+
 // Host memory of one collective. Kept alive by the Work until the last thread that may touch it is
 // done, which after a fault may be never.
 struct Work {
   Request request;
-  const void* input =
-      nullptr;             // request.signature->ElementCount() elements (all-gather: times rows)
-  void* output = nullptr;  // all-reduce, broadcast: same size; may equal input (in place)
-  std::int64_t rows = 0;   // all-gather: this rank's first dimension
-  // All-gather: called once, on the lane's thread, when the rows of all members (ascending by rank)
-  // are known; returns the output's memory (may be null if the result is empty). May throw
-  // std::bad_alloc or LibTorch's error; the lane turns that into the group's fault.
+  // request.signature->ElementCount() elements; where the first dimension may differ by rank: times
+  // `rows`.
+  const void* input = nullptr;
+  // All-reduce, broadcast, reduce (at the root): the size of the input; may equal it (in place).
+  // All-gather of equal shapes: as many of them as the set has members. Reduce-scatter: this
+  // rank's rows. Receive: the size of the signature's shape.
+  void* output = nullptr;
+  std::int64_t rows = 0;  // this rank's first dimension, where that may differ by rank
+  // All-to-all, and scatter at its root: the rows for each member, `rows` together. Empty: equal
+  // parts (all-to-all: `rows` is a multiple of the set's size; scatter: the remainder goes to the
+  // first members, as in RowsOf).
+  std::vector<std::int64_t> splits;
+  // Where the first dimension may differ by rank: called once, on the lane's thread, when the rows
+  // that come from each member (ascending by rank) are known; not at all where nothing arrives by
+  // definition (gather, but at the root). Returns the output's memory (may be null if the result is
+  // empty). May throw std::bad_alloc or LibTorch's error; the lane turns that into the group's
+  // fault.
   std::function<void*(const std::vector<std::int64_t>& rows)> allocate_output;
+  // Of a grouped call: the memory of each of the signature's parts, without key and handle.
+  std::vector<WorkPtr> parts;
+  // Send and receive: the other rank, of the world, and what tells its messages apart.
+  int peer = -1;
+  int tag = 0;
   TimePoint deadline = TimePoint::max();  // of the call; passing it is the group's fault
   TimePoint submitted{};
   HandlePtr handle;
   std::shared_ptr<void> keep_alive;  // the tensors
 };
-using WorkPtr = std::shared_ptr<Work>;
+
+// The rows of member `index` if `rows` are dealt out to `members`: the remainder goes to the first
+// ones.
+std::int64_t RowsOf(std::int64_t rows, std::int64_t members, std::int64_t index);
+// Where they begin.
+std::int64_t FirstRowOf(std::int64_t rows, std::int64_t members, std::int64_t index);
 
 }  // namespace sirtaki::core

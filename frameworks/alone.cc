@@ -101,6 +101,8 @@ Status RunAlone(const core::Work& work) {
       break;
     case core::OpKind::kAllGather:
       return AllGather(work, signature);
+    default:
+      return {StatusCode::kUnsupported, "not alone"};
   }
   return Status::Ok();
 }

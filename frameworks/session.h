@@ -4,12 +4,15 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/config.h"
 #include "core/environment.h"
+#include "core/rank_ranges.h"
 #include "core/status.h"
 #include "core/thread_annotations.h"
 #include "core/topology.h"
@@ -76,6 +79,27 @@ class Session {
   // Drives or sleeps until the handle is done, and gives its status; kTimedOut at `deadline`.
   core::Status Wait(core::HandleState& handle, core::TimePoint deadline = core::TimePoint::max());
 
+  // Says that this rank submits nothing more to the set until every member has said so or has left
+  // the job; `handle` completes then, with the rank that came last as its value, or fails naming
+  // who has left. Errors as Submit's; kInvalidArgument if this rank has joined already.
+  core::Status Join(core::SetNumber set, core::TimePoint deadline, core::HandlePtr* handle);
+
+  // ---- process sets ----
+  // The world is 0. Those of this host's ranks and of the ranks with this local rank exist from the
+  // start.
+  core::SetNumber local_set() const { return local_set_; }
+  core::SetNumber cross_set() const { return cross_set_; }
+  // Nothing if there is no such set (any more).
+  std::optional<core::RankRanges> MembersOf(core::SetNumber set) const;
+  // Collective over the world, in the same order on all ranks; the ranks must agree on `members`.
+  // Errors: kInvalidArgument (no members, or one that is no rank), kMismatch, kTimedOut at
+  // `deadline` (the group's fault), those of Submit.
+  core::Status AddSet(const core::RankRanges& members, core::TimePoint deadline,
+                      core::SetNumber* set);
+  // What is pending in the set fails with kInvalidArgument. Errors: the set is the world, local or
+  // cross or does not exist; and as AddSet's.
+  core::Status RemoveSet(core::SetNumber set, core::TimePoint deadline);
+
   // Every pending and later call, here and elsewhere, fails with kAborted and this reason.
   void Abort(const std::string& reason);
 
@@ -103,6 +127,10 @@ class Session {
   void Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool spin, bool serialized);
   core::Status CheckState() const;
   core::Status SubmitAlone(const core::WorkPtr& work);
+  core::Status CheckMember(const core::Work& work) const;
+  core::Status ChangeSets(std::shared_ptr<const core::Signature> change, std::string invalid,
+                          core::TimePoint deadline, std::int64_t* value);
+  std::map<core::SetNumber, core::RankRanges> FirstSets();
   void LeaveAndEnd(const std::string& why);
 
   Topology topology_;
@@ -110,6 +138,13 @@ class Session {
   int cores_per_rank_ = 1;
   std::string description_;
   const int fork_generation_;
+
+  core::SetNumber local_set_ = core::kWorldSet;
+  core::SetNumber cross_set_ = core::kWorldSet;
+  std::atomic<std::uint64_t> set_changes_{0};
+  mutable core::Mutex sets_mutex_;
+  std::map<core::SetNumber, core::RankRanges> sets_ SIRTAKI_GUARDED_BY(sets_mutex_);
+  core::SetNumber next_alone_ SIRTAKI_GUARDED_BY(sets_mutex_) = 0;
 
   std::atomic<State> state_{State::kAlive};
   mutable std::atomic<int> calls_{0};  // under way: the parts live as long

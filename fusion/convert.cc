@@ -155,9 +155,7 @@ void ScaleSameType(core::DType dtype, const void* in, void* out, std::int64_t co
       return Apply<float>(ScaleFloating<float>, in, out, count, scale);
     case core::DType::kF64:
       return Apply<double>(ScaleFloating<double>, in, out, count, scale);
-    case core::DType::kF16:
-    case core::DType::kBF16:
-    case core::DType::kBool:
+    default:
       break;
   }
   core::CheckFailed(__FILE__, __LINE__, "dtype", "this type is only moved, never scaled");
@@ -194,8 +192,6 @@ WidenFunction WidenOf(core::DType half) {
 RoundFunction RoundOf(core::DType half) {
   return half == core::DType::kF16 ? FloatToFloat16 : FloatToBFloat16;
 }
-
-bool IsHalf(core::DType dtype) { return dtype == core::DType::kF16 || dtype == core::DType::kBF16; }
 
 // Scaled in float64, before it is narrowed.
 void NarrowScaled(const double* in, float* out, std::int64_t count, Scale scale) {
@@ -339,7 +335,7 @@ void Convert(core::DType from, const void* in, core::DType to, void* out, std::i
   const bool widens = core::SizeOf(from) < core::SizeOf(to);
   const core::DType narrow = widens ? from : to;
   const core::DType wide = widens ? to : from;
-  if (core::IsFloating(from) && core::IsFloating(to) && !(IsHalf(from) && IsHalf(to))) {
+  if (core::IsFloating(from) && core::IsFloating(to) && !(core::IsHalf(from) && core::IsHalf(to))) {
     return ConvertFloating(from, in, to, out, count, scale);
   }
   SIRTAKI_CHECK(

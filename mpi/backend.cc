@@ -33,9 +33,7 @@ MPI_Datatype SumType(DType dtype) {
       return MPI_FLOAT;
     case DType::kF64:
       return MPI_DOUBLE;
-    case DType::kF16:
-    case DType::kBF16:
-    case DType::kBool:
+    default:
       break;
   }
   return MPI_DATATYPE_NULL;
@@ -74,11 +72,6 @@ Backend::~Backend() {
   }
 }
 
-bool Backend::Supports(OpKind kind, DType dtype, core::DeviceKind device) const {
-  if (device != core::DeviceKind::kHost) return false;
-  return kind != OpKind::kAllReduce || SumType(dtype) != MPI_DATATYPE_NULL;
-}
-
 Status Backend::AddSet(core::SetNumber set, const core::RankRanges& members) {
   return communicators_.AddSet(set, members);
 }
@@ -94,10 +87,11 @@ std::unique_ptr<ops::Completion> Backend::Run(Channel channel, std::vector<Call>
                                      std::move(calls));
 }
 
-std::unique_ptr<ops::Completion> Backend::AllReduceSum(Channel channel, void* buffer,
-                                                       std::int64_t count, DType dtype) {
+std::unique_ptr<ops::Completion> Backend::AllReduce(Channel channel, void* buffer,
+                                                    std::int64_t count, DType dtype,
+                                                    core::ReduceOp op) {
   const MPI_Datatype type = SumType(dtype);
-  if (type == MPI_DATATYPE_NULL) {
+  if (type == MPI_DATATYPE_NULL || op != core::ReduceOp::kSum) {
     return std::make_unique<Operation>(
         Status(StatusCode::kUnsupported,
                "MPI cannot sum " + std::string(core::DTypeName(dtype)) + " by itself"));

@@ -35,13 +35,11 @@ class Backend final : public ops::Backend {
 
   std::string_view name() const override { return "mpi"; }
 
-  // Host memory; all-reduce for the types that have an arithmetic in MPI.
-  bool Supports(core::OpKind kind, core::DType dtype, core::DeviceKind device) const override;
-
   core::Status AddSet(core::SetNumber set, const core::RankRanges& members) override;
+  core::Status RemoveSet(core::SetNumber) override { return core::Status::Ok(); }
 
-  std::unique_ptr<ops::Completion> AllReduceSum(ops::Channel channel, void* buffer,
-                                                std::int64_t count, core::DType dtype) override;
+  std::unique_ptr<ops::Completion> AllReduce(ops::Channel channel, void* buffer, std::int64_t count,
+                                             core::DType dtype, core::ReduceOp op) override;
   std::unique_ptr<ops::Completion> Broadcast(ops::Channel channel, void* buffer, std::int64_t bytes,
                                              int root) override;
   std::unique_ptr<ops::Completion> AllGather(ops::Channel channel, const void* input, void* output,
@@ -50,6 +48,21 @@ class Backend final : public ops::Backend {
                                               std::span<const std::int64_t> bytes) override;
   std::unique_ptr<ops::Completion> AllToAll(ops::Channel channel, const void* input, void* output,
                                             std::int64_t bytes) override;
+
+  std::unique_ptr<ops::Completion> Reduce(ops::Channel, void*, std::int64_t, core::DType,
+                                          core::ReduceOp, int) override {
+    return std::make_unique<Operation>(core::Status{core::StatusCode::kUnsupported, "reduce"});
+  }
+  std::unique_ptr<ops::Completion> Exchange(ops::Channel, std::span<const ops::OutgoingSlice>,
+                                            std::span<const ops::IncomingSlice>) override {
+    return std::make_unique<Operation>(core::Status{core::StatusCode::kUnsupported, "exchange"});
+  }
+  std::unique_ptr<ops::Completion> SendMessage(int, int, const void*, std::int64_t) override {
+    return std::make_unique<Operation>(core::Status{core::StatusCode::kUnsupported, "send"});
+  }
+  std::unique_ptr<ops::Completion> ReceiveMessage(int, int, void*, std::int64_t) override {
+    return std::make_unique<Operation>(core::Status{core::StatusCode::kUnsupported, "receive"});
+  }
 
   // No new operation and no further call of one under way starts. MPI has no means to interrupt a
   // call that blocks: its thread stays in it for the life of the process, and a polled operation

@@ -31,6 +31,19 @@ class Completion {
   virtual core::Status status() const = 0;  // precondition: finished
 };
 
+// What one member gives to or takes from another. Slices of the same two members match in the order
+// in which they are listed, and have the same size on both sides.
+struct OutgoingSlice {
+  int member = 0;  // index among the members; not this one
+  const void* memory = nullptr;
+  std::int64_t bytes = 0;  // 0: nothing is sent, and nothing expected
+};
+struct IncomingSlice {
+  int member = 0;
+  void* memory = nullptr;
+  std::int64_t bytes = 0;
+};
+
 struct Channel {
   core::SetNumber set = core::kWorldSet;
   fusion::Lane lane = fusion::Lane::kSmall;
@@ -40,17 +53,24 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;
-  // Of the operations below: all-reduce for the types that AllReduceSum takes.
-  virtual bool Supports(core::OpKind kind, core::DType dtype, core::DeviceKind device) const = 0;
 
-  // Collective over the world: makes the set's communicators. The world exists from the start.
+  // Makes the set's communicators. Called by all its members (others may call it, to no effect), at
+  // its place in the order of the large lane and on that lane's thread; may block until all members
+  // have called it. The world exists from the start.
   virtual core::Status AddSet(core::SetNumber set, const core::RankRanges& members) = 0;
+  // Frees them, in the same place and on the same thread. Precondition: no operation of the set is
+  // under way here.
+  virtual core::Status RemoveSet(core::SetNumber set) = 0;
 
-  // Sums `count` elements in place. dtype: the types that have an arithmetic of their own here
-  // (u8 i8 i16 i32 i64 f32 f64); integers wrap. The lane reduces half types itself, by
-  // AllToAll and AllGather, or widens them before they come here.
-  virtual std::unique_ptr<Completion> AllReduceSum(Channel channel, void* buffer,
-                                                   std::int64_t count, core::DType dtype) = 0;
+  // Reduces `count` elements in place; the same bits on all members. `op` and `dtype`: those that
+  // HasReduction (ops/kernels.h) names, with the meaning that ReduceInto gives them. The lanes
+  // widen, scale and split into parts what has no reduction of its own.
+  virtual std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
+                                                core::DType dtype, core::ReduceOp op) = 0;
+  // The same, with the result in the buffer of member `root`; what is in the others' afterwards is
+  // not defined.
+  virtual std::unique_ptr<Completion> Reduce(Channel channel, void* buffer, std::int64_t count,
+                                             core::DType dtype, core::ReduceOp op, int root) = 0;
   // `root`: index among the members.
   virtual std::unique_ptr<Completion> Broadcast(Channel channel, void* buffer, std::int64_t bytes,
                                                 int root) = 0;
@@ -65,6 +85,21 @@ class Backend {
   // becomes part i of member j's output. The memories are disjoint.
   virtual std::unique_ptr<Completion> AllToAll(Channel channel, const void* input, void* output,
                                                std::int64_t bytes) = 0;
+
+  // Moves slices between members, each of whom may name as many as it likes.
+  virtual std::unique_ptr<Completion> Exchange(Channel channel,
+                                               std::span<const OutgoingSlice> outgoing,
+                                               std::span<const IncomingSlice> incoming) = 0;
+
+  // Messages between two ranks of the world, beside the channels. They match by (sender, receiver,
+  // tag) in the order of the calls. Polled, whatever the lanes do; called under the token. A sender
+  // may be its own receiver. Tags from 0 to kMaxTag. A message that is longer than `bytes` is an
+  // error of the receive; a shorter one is not noticed.
+  static constexpr int kMaxTag = 32000;
+  virtual std::unique_ptr<Completion> SendMessage(int to, int tag, const void* memory,
+                                                  std::int64_t bytes) = 0;
+  virtual std::unique_ptr<Completion> ReceiveMessage(int from, int tag, void* memory,
+                                                     std::int64_t bytes) = 0;
 
   // After a fault: blocked calls should return with an error if the medium can do that, and nothing
   // new starts. The lanes call it when they stop. The first reason stays. Thread-safe, never

@@ -106,7 +106,8 @@ class AllReduceRun : public GroupRun {
     const fusion::Window& window = vector_.windows()[next_++];
     void* const memory = vector_.Load(window, staging, factors_.load);
     if (compressed_) RoundThrough(memory, window.count, {});
-    Begin(backend_.AllReduceSum(task()->channel, memory, window.count, vector_.moved()));
+    Begin(backend_.AllReduce(task()->channel, memory, window.count, vector_.moved(),
+                             core::ReduceOp::kSum));
     return true;
   }
 
@@ -168,7 +169,8 @@ class HalfReduceRun : public GroupRun {
       Begin(backend_.AllToAll(task()->channel, whole, parts, chunk));
       step_ = Step::kGather;
     } else {
-      ReduceHalf(vector_.moved(), parts, members_, chunk / kElementBytes, widen_, factors_.sum);
+      ReduceParts(core::ReduceOp::kSum, vector_.moved(), parts, members_, chunk / kElementBytes,
+                  widen_, factors_.sum);
       Begin(backend_.AllGather(task()->channel, parts, whole, chunk));
       step_ = Step::kStore;
     }
@@ -364,6 +366,8 @@ std::unique_ptr<GroupRun> GroupRun::Make(const GroupTaskPtr& task, Backend& back
       return std::make_unique<BroadcastRun>(task, backend, staging, cutting, stop);
     case core::OpKind::kAllGather:
       return std::make_unique<AllGatherRun>(task, backend, staging, stop);
+    default:
+      break;
   }
   return nullptr;
 }

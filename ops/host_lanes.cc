@@ -341,6 +341,19 @@ void HostLanes::Start(core::RunBatch batch, core::TimePoint now) {
   impl_->StepSmall();
 }
 
+void HostLanes::AddSet(core::SetNumber, const core::RankRanges&, core::WorkPtr work,
+                       core::TimePoint) {
+  if (work) work->handle->Complete({StatusCode::kUnsupported, "sets"});
+}
+
+void HostLanes::RemoveSet(core::SetNumber, core::WorkPtr work, core::TimePoint) {
+  if (work) work->handle->Complete({StatusCode::kUnsupported, "sets"});
+}
+
+void HostLanes::StartMessage(core::WorkPtr work, core::TimePoint) {
+  work->handle->Complete({StatusCode::kUnsupported, "messages"});
+}
+
 bool HostLanes::Step(core::TimePoint /*now*/) {
   if (impl_->stopped.load(std::memory_order_relaxed)) return false;
   bool moved = impl_->StepSmall();

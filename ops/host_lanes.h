@@ -41,6 +41,10 @@ class HostLanes : public core::Executor {
   ~HostLanes() override;
 
   void Start(core::RunBatch batch, core::TimePoint now) override;
+  void AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
+              core::TimePoint now) override;
+  void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;
+  void StartMessage(core::WorkPtr work, core::TimePoint now) override;
   bool Step(core::TimePoint now) override;
   bool NeedsStepping() const override;
   bool Idle() const override;

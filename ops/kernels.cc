@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 
 #include "core/check.h"
 
@@ -17,11 +18,14 @@ void Add(void* accumulator, const void* addend, std::int64_t count) {
 
 }  // namespace
 
-bool HasSum(core::DType dtype) {
-  return dtype != core::DType::kF16 && dtype != core::DType::kBF16 && dtype != core::DType::kBool;
+bool HasReduction(core::ReduceOp op, core::DType dtype) {
+  return op == core::ReduceOp::kSum && core::IsDefined(op, dtype) && !core::IsHalf(dtype) &&
+         !core::IsComplex(dtype);
 }
 
-void AddInto(core::DType dtype, void* accumulator, const void* addend, std::int64_t count) {
+void ReduceInto(core::ReduceOp op, core::DType dtype, void* accumulator, const void* addend,
+                std::int64_t count) {
+  SIRTAKI_CHECK(HasReduction(op, dtype), "this type has no such reduction of its own");
   // Signed integers are added as unsigned ones: the same bits, and wrapping is defined.
   switch (dtype) {
     case core::DType::kU8:
@@ -37,16 +41,17 @@ void AddInto(core::DType dtype, void* accumulator, const void* addend, std::int6
       return Add<float>(accumulator, addend, count);
     case core::DType::kF64:
       return Add<double>(accumulator, addend, count);
-    case core::DType::kF16:
-    case core::DType::kBF16:
-    case core::DType::kBool:
+    default:
       break;
   }
-  core::CheckFailed(__FILE__, __LINE__, "HasSum(dtype)", "this type has no sum of its own");
 }
 
-void ReduceHalf(core::DType dtype, void* parts, std::int64_t members, std::int64_t count,
-                fusion::Scale before, fusion::Scale after) {
+void FillIdentity(core::ReduceOp /*op*/, core::DType dtype, void* memory, std::int64_t count) {
+  std::memset(memory, 0, static_cast<std::size_t>(count) * core::SizeOf(dtype));
+}
+
+void ReduceParts(core::ReduceOp op, core::DType dtype, void* parts, std::int64_t members,
+                 std::int64_t count, fusion::Scale before, fusion::Scale after) {
   constexpr core::DType kWide = core::DType::kF32;
   constexpr std::int64_t kBlock = 2048;  // both blocks stay in the cache's first level
   float sum[kBlock];
@@ -58,7 +63,7 @@ void ReduceHalf(core::DType dtype, void* parts, std::int64_t members, std::int64
     fusion::Convert(dtype, bytes + i * element, kWide, sum, n, before);
     for (std::int64_t m = 1; m < members; ++m) {
       fusion::Convert(dtype, bytes + (m * count + i) * element, kWide, addend, n, before);
-      AddInto(kWide, sum, addend, n);
+      ReduceInto(op, kWide, sum, addend, n);
     }
     fusion::Convert(kWide, sum, dtype, bytes + i * element, n, after);
   }

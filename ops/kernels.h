@@ -8,18 +8,28 @@
 
 namespace sirtaki::ops {
 
-// True for the types that are summed as they are: u8 i8 i16 i32 i64 f32 f64. Half types are widened
-// first.
-bool HasSum(core::DType dtype);
+// Whether two vectors of this type are combined as they are: the reductions that core::IsDefined
+// names, but for average and Adasum, of u8 i8 i16 i32 i64 f32 f64 and bool. Half types are widened
+// first; complex numbers are summed as pairs of their parts.
+bool HasReduction(core::ReduceOp op, core::DType dtype);
 
-// accumulator[i] += addend[i]. Integers wrap. The memories are disjoint. Precondition:
-// HasSum(dtype).
-void AddInto(core::DType dtype, void* accumulator, const void* addend, std::int64_t count);
+// accumulator[i] = accumulator[i] op addend[i]. Integers wrap. Floating minimum and maximum give a
+// NaN if either is one, always the same NaN, and take -0 for less than +0, so that the result does
+// not depend on the order of the operands. The memories are disjoint. Precondition:
+// HasReduction(op, dtype).
+void ReduceInto(core::ReduceOp op, core::DType dtype, void* accumulator, const void* addend,
+                std::int64_t count);
 
-// The reduction of `members` vectors of `count` float16 or bfloat16 elements that follow each other
-// in `parts`, into the first of them: each is widened to float32 and scaled by `before`, they are
-// added in order, and the sum is scaled by `after` and rounded once.
-void ReduceHalf(core::DType dtype, void* parts, std::int64_t members, std::int64_t count,
-                fusion::Scale before, fusion::Scale after);
+// What leaves the other operand as it is: 0 for a sum, the greatest number for a minimum (infinity
+// for floating types), 1 for a product, …. `op`: also kAverage and kAdasum (0); dtype: those that
+// core::IsDefined names.
+void FillIdentity(core::ReduceOp op, core::DType dtype, void* memory, std::int64_t count);
+
+// The reduction of `members` vectors of `count` elements that follow each other in `parts`, into
+// the first of them: each element is widened to its accumulation type (fusion::AccumulationType of
+// dtype and op) and scaled by `before`, they are combined in order, and the result is scaled by
+// `after` and rounded once. op kAverage combines as kSum: the division is in `after`.
+void ReduceParts(core::ReduceOp op, core::DType dtype, void* parts, std::int64_t members,
+                 std::int64_t count, fusion::Scale before, fusion::Scale after);
 
 }  // namespace sirtaki::ops

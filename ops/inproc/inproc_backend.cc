@@ -18,11 +18,11 @@
 namespace sirtaki::ops {
 namespace {
 
-enum class Call : std::uint8_t { kAllReduceSum, kBroadcast, kAllGather, kAllGatherV, kAllToAll };
+enum class Call : std::uint8_t { kAllReduce, kBroadcast, kAllGather, kAllGatherV, kAllToAll };
 
 // What a member brings to a meeting.
 struct Deposit {
-  Call call = Call::kAllReduceSum;
+  Call call = Call::kAllReduce;
   const void* input = nullptr;  // gathers and all-to-all
   void* output = nullptr;       // the buffer of all-reduce and broadcast
   std::int64_t count = 0;  // elements of all-reduce; bytes of broadcast, all-gather and all-to-all
@@ -37,7 +37,7 @@ struct Deposit {
 
   std::string ToString() const {
     switch (call) {
-      case Call::kAllReduceSum:
+      case Call::kAllReduce:
         return "all-reduce of " + std::to_string(count) + " " + std::string(core::DTypeName(dtype));
       case Call::kBroadcast:
         return "broadcast of " + std::to_string(count) + " bytes from member " +
@@ -82,7 +82,7 @@ void CarryOutAllReduce(const std::vector<Deposit>& members) {
   for (std::int64_t i = 0; i < first.count; i += kBlock) {
     const std::int64_t n = std::min(kBlock, first.count - i);
     for (std::size_t m = 1; m < members.size(); ++m) {
-      AddInto(first.dtype, at(first, i), at(members[m], i), n);
+      ReduceInto(core::ReduceOp::kSum, first.dtype, at(first, i), at(members[m], i), n);
     }
     for (std::size_t m = 1; m < members.size(); ++m) {
       Copy(at(members[m], i), at(first, i), n * element);
@@ -93,7 +93,7 @@ void CarryOutAllReduce(const std::vector<Deposit>& members) {
 void CarryOut(const std::vector<Deposit>& members) {
   const Deposit& first = members.front();
   switch (first.call) {
-    case Call::kAllReduceSum:
+    case Call::kAllReduce:
       return CarryOutAllReduce(members);
     case Call::kBroadcast:
       for (const Deposit& member : members) {
@@ -180,21 +180,17 @@ class InprocBackend : public Backend {
 
   std::string_view name() const override { return "in-process"; }
 
-  bool Supports(core::OpKind kind, core::DType dtype, core::DeviceKind device) const override {
-    if (device != core::DeviceKind::kHost) return false;
-    return kind != core::OpKind::kAllReduce || HasSum(dtype);
-  }
-
   core::Status AddSet(core::SetNumber set, const core::RankRanges& members) override;
+  core::Status RemoveSet(core::SetNumber) override { return core::Status::Ok(); }
 
-  std::unique_ptr<Completion> AllReduceSum(Channel channel, void* buffer, std::int64_t count,
-                                           core::DType dtype) override {
-    if (!HasSum(dtype)) {
+  std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
+                                        core::DType dtype, core::ReduceOp op) override {
+    if (!HasReduction(op, dtype)) {
       return Finished::With(
           {core::StatusCode::kUnsupported, "no sum of " + std::string(core::DTypeName(dtype))});
     }
     return Meet(channel,
-                {.call = Call::kAllReduceSum, .output = buffer, .count = count, .dtype = dtype});
+                {.call = Call::kAllReduce, .output = buffer, .count = count, .dtype = dtype});
   }
 
   std::unique_ptr<Completion> Broadcast(Channel channel, void* buffer, std::int64_t bytes,
@@ -221,6 +217,21 @@ class InprocBackend : public Backend {
                                        std::int64_t bytes) override {
     return Meet(channel,
                 {.call = Call::kAllToAll, .input = input, .output = output, .count = bytes});
+  }
+
+  std::unique_ptr<Completion> Reduce(Channel, void*, std::int64_t, core::DType, core::ReduceOp,
+                                     int) override {
+    return Finished::With({core::StatusCode::kUnsupported, "reduce"});
+  }
+  std::unique_ptr<Completion> Exchange(Channel, std::span<const OutgoingSlice>,
+                                       std::span<const IncomingSlice>) override {
+    return Finished::With({core::StatusCode::kUnsupported, "exchange"});
+  }
+  std::unique_ptr<Completion> SendMessage(int, int, const void*, std::int64_t) override {
+    return Finished::With({core::StatusCode::kUnsupported, "send"});
+  }
+  std::unique_ptr<Completion> ReceiveMessage(int, int, void*, std::int64_t) override {
+    return Finished::With({core::StatusCode::kUnsupported, "receive"});
   }
 
   void Abort(const core::Status& why) override { shared_->Abort(why); }

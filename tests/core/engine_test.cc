@@ -32,6 +32,15 @@ class FakeExecutor final : public Executor {
     }
     if (at_once) Finish();
   }
+  void AddSet(SetNumber set, const RankRanges&, WorkPtr work, TimePoint) override {
+    added.push_back(set);
+    if (work) work->handle->Complete(Status::Ok());
+  }
+  void RemoveSet(SetNumber set, WorkPtr work, TimePoint) override {
+    removed.push_back(set);
+    if (work) work->handle->Complete(Status::Ok());
+  }
+  void StartMessage(WorkPtr work, TimePoint) override { messages.push_back(std::move(work)); }
   bool Step(TimePoint) override { return false; }
   bool NeedsStepping() const override { return needs_stepping && !running.empty(); }
   bool Idle() const override { return running.empty(); }
@@ -58,7 +67,11 @@ class FakeExecutor final : public Executor {
 
   bool at_once = true;
   bool needs_stepping = false;
-  TimePoint since{};
+  TimePoint since {
+    std::vector<SetNumber> added;
+    std::vector<SetNumber> removed;
+    std::vector<WorkPtr> messages;
+  };
   std::vector<RunItem> running;
   std::vector<std::string> started;
   Status abandoned;

@@ -103,10 +103,10 @@ TEST_F(MpiBackendTest, LargeLaneBlocksInMpiAndSmallLaneDoesNot) {
   const std::int64_t blocking = MpiCallsMade(MpiCall::kAllreduce);
   const std::int64_t polled = MpiCallsMade(MpiCall::kIallreduce);
   float value = 1.0F;
-  ASSERT_TRUE(Finish(backend.AllReduceSum(kLarge, &value, 1, DType::kF32)).ok());
+  ASSERT_TRUE(Finish(backend.AllReduce(kLarge, &value, 1, DType::kF32, core::ReduceOp::kSum)).ok());
   EXPECT_EQ(MpiCallsMade(MpiCall::kAllreduce), blocking + 1);
   EXPECT_EQ(MpiCallsMade(MpiCall::kIallreduce), polled);
-  ASSERT_TRUE(Finish(backend.AllReduceSum(kSmall, &value, 1, DType::kF32)).ok());
+  ASSERT_TRUE(Finish(backend.AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum)).ok());
   EXPECT_EQ(MpiCallsMade(MpiCall::kAllreduce), blocking + 1);
   EXPECT_EQ(MpiCallsMade(MpiCall::kIallreduce), polled + 1);
 }
@@ -117,7 +117,8 @@ TEST_F(MpiBackendTest, VectorIsCutInWholeElements) {
   Backend backend(*communicators_, options);
   const std::int64_t before = MpiCallsMade(MpiCall::kAllreduce);
   std::vector<double> values(5, 1.5);
-  ASSERT_TRUE(Finish(backend.AllReduceSum(kLarge, values.data(), 5, DType::kF64)).ok());
+  ASSERT_TRUE(
+      Finish(backend.AllReduce(kLarge, values.data(), 5, DType::kF64, core::ReduceOp::kSum)).ok());
   EXPECT_EQ(MpiCallsMade(MpiCall::kAllreduce), before + 3);
   EXPECT_EQ(values, std::vector<double>(5, 1.5 * size()));
 }
@@ -167,7 +168,8 @@ TEST_F(MpiBackendTest, ExchangeTooLargeForOneCallIsCutInSlicesOfEveryPart) {
 TEST_F(MpiBackendTest, UnknownSetIsAnError) {
   Backend backend(*communicators_, {});
   float value = 1.0F;
-  const Status status = Finish(backend.AllReduceSum({77, Lane::kSmall}, &value, 1, DType::kF32));
+  const Status status =
+      Finish(backend.AllReduce({77, Lane::kSmall}, &value, 1, DType::kF32, core::ReduceOp::kSum));
   EXPECT_EQ(status.code(), StatusCode::kBackend);
   EXPECT_NE(status.message().find("process set 77, small lane"), std::string::npos)
       << status.ToString();
@@ -176,7 +178,8 @@ TEST_F(MpiBackendTest, UnknownSetIsAnError) {
 TEST_F(MpiBackendTest, TypeWithoutArithmeticIsAnError) {
   Backend backend(*communicators_, {});
   std::uint16_t value = 0;
-  const Status status = Finish(backend.AllReduceSum(kSmall, &value, 1, DType::kBF16));
+  const Status status =
+      Finish(backend.AllReduce(kSmall, &value, 1, DType::kBF16, core::ReduceOp::kSum));
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
   EXPECT_NE(status.message().find("bfloat16"), std::string::npos) << status.ToString();
 }
@@ -213,7 +216,8 @@ TEST_F(MpiBackendTest, FailureOfAnyCallEndsItsOperationWithMpisWords) {
     switch (failure.call) {
       case MpiCall::kIallreduce:
       case MpiCall::kAllreduce:
-        operation = backend.AllReduceSum(failure.channel, values.data(), 4, DType::kF32);
+        operation =
+            backend.AllReduce(failure.channel, values.data(), 4, DType::kF32, core::ReduceOp::kSum);
         break;
       case MpiCall::kIbcast:
       case MpiCall::kBcast:
@@ -246,8 +250,8 @@ TEST_F(MpiBackendTest, FailureInTheMiddleStartsNoFurtherCall) {
     const std::int64_t before = MpiCallsMade(call);
     FailMpi(call, MPI_ERR_INTERN, /*skip=*/2);
     std::vector<float> values(10, 1.0F);
-    const Status status =
-        Finish(backend.AllReduceSum(blocking ? kLarge : kSmall, values.data(), 10, DType::kF32));
+    const Status status = Finish(backend.AllReduce(blocking ? kLarge : kSmall, values.data(), 10,
+                                                   DType::kF32, core::ReduceOp::kSum));
     EXPECT_EQ(status.code(), StatusCode::kBackend);
     EXPECT_EQ(MpiCallsMade(call), before + 3);
     tests::MendMpi();
@@ -257,7 +261,7 @@ TEST_F(MpiBackendTest, FailureInTheMiddleStartsNoFurtherCall) {
 TEST_F(MpiBackendTest, FailureWhilePollingIsReturned) {
   Backend backend(*communicators_, {});
   static float value = 1.0F;  // MPI goes on with it
-  auto operation = backend.AllReduceSum(kSmall, &value, 1, DType::kF32);
+  auto operation = backend.AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum);
   FailMpi(MpiCall::kTest, MPI_ERR_INTERN);
   EXPECT_TRUE(operation->Poll());
   EXPECT_EQ(operation->status().code(), StatusCode::kBackend);
@@ -273,7 +277,8 @@ TEST_F(MpiBackendTest, NothingStartsAfterAbort) {
       MpiCallsMade(MpiCall::kIallreduce) + MpiCallsMade(MpiCall::kAllreduce);
   float value = 1.0F;
   for (const Channel channel : {kSmall, kLarge}) {
-    const Status status = Finish(backend.AllReduceSum(channel, &value, 1, DType::kF32));
+    const Status status =
+        Finish(backend.AllReduce(channel, &value, 1, DType::kF32, core::ReduceOp::kSum));
     EXPECT_EQ(status.message(), "rank 1 is gone");
   }
   EXPECT_EQ(MpiCallsMade(MpiCall::kIallreduce) + MpiCallsMade(MpiCall::kAllreduce), before);

@@ -586,9 +586,24 @@ class FakeBackend : public Backend {
   };
 
   std::string_view name() const override { return "fake"; }
-  bool Supports(OpKind, DType, core::DeviceKind) const override { return true; }
   Status AddSet(core::SetNumber, const core::RankRanges&) override { return Status::Ok(); }
-  std::unique_ptr<Completion> AllReduceSum(Channel channel, void*, std::int64_t, DType) override {
+  Status RemoveSet(core::SetNumber) override { return Status::Ok(); }
+  std::unique_ptr<Completion> Reduce(Channel channel, void*, std::int64_t, DType, core::ReduceOp,
+                                     int) override {
+    return Run(channel);
+  }
+  std::unique_ptr<Completion> Exchange(Channel channel, std::span<const OutgoingSlice>,
+                                       std::span<const IncomingSlice>) override {
+    return Run(channel);
+  }
+  std::unique_ptr<Completion> SendMessage(int, int, const void*, std::int64_t) override {
+    return Run({});
+  }
+  std::unique_ptr<Completion> ReceiveMessage(int, int, void*, std::int64_t) override {
+    return Run({});
+  }
+  std::unique_ptr<Completion> AllReduce(Channel channel, void*, std::int64_t, DType,
+                                        core::ReduceOp) override {
     return Run(channel);
   }
   std::unique_ptr<Completion> Broadcast(Channel channel, void*, std::int64_t, int) override {

@@ -51,7 +51,8 @@ TEST(InprocBackendTest, SumsInTheOrderOfTheRanks) {
       const std::unique_ptr<Backend> backend = world.Connect(rank);
       const float values[] = {1e8f, 1.0f, -1e8f};
       float value = values[rank];
-      EXPECT_TRUE(backend->AllReduceSum(kLarge, &value, 1, DType::kF32)->status().ok());
+      EXPECT_TRUE(
+          backend->AllReduce(kLarge, &value, 1, DType::kF32, core::ReduceOp::kSum)->status().ok());
       EXPECT_EQ(value, 0.0f);
     });
   }
@@ -62,14 +63,16 @@ TEST(InprocBackendTest, MembersThatDisagreeAllGetAnError) {
   RankThreads::Run(3, [&](int rank) {
     const std::unique_ptr<Backend> backend = world.Connect(rank);
     float values[4] = {};
-    const auto operation = backend->AllReduceSum(kLarge, values, rank == 1 ? 4 : 3, DType::kF32);
+    const auto operation =
+        backend->AllReduce(kLarge, values, rank == 1 ? 4 : 3, DType::kF32, core::ReduceOp::kSum);
     ASSERT_TRUE(operation->Poll());
     EXPECT_EQ(operation->status().code(), StatusCode::kBackend);
     EXPECT_NE(operation->status().message().find("all-reduce of 4 float32"), std::string::npos)
         << operation->status().message();
     EXPECT_NE(operation->status().message().find("rank 1"), std::string::npos);
     // The next operation is another one, and is fine.
-    EXPECT_TRUE(backend->AllReduceSum(kLarge, values, 1, DType::kF32)->status().ok());
+    EXPECT_TRUE(
+        backend->AllReduce(kLarge, values, 1, DType::kF32, core::ReduceOp::kSum)->status().ok());
   });
 }
 
@@ -106,9 +109,10 @@ TEST(InprocBackendTest, RefusesWhatIsImpossibleAtOnce) {
   };
   EXPECT_EQ(code(backend->Broadcast(kLarge, &value, 4, 2)), StatusCode::kInvalidArgument);
   EXPECT_EQ(code(backend->Broadcast(kLarge, &value, 4, -1)), StatusCode::kInvalidArgument);
-  EXPECT_EQ(code(backend->AllReduceSum(kLarge, &value, -1, DType::kI32)),
+  EXPECT_EQ(code(backend->AllReduce(kLarge, &value, -1, DType::kI32, core::ReduceOp::kSum)),
             StatusCode::kInvalidArgument);
-  EXPECT_EQ(code(backend->AllReduceSum(kLarge, &value, 1, DType::kBool)), StatusCode::kUnsupported);
+  EXPECT_EQ(code(backend->AllReduce(kLarge, &value, 1, DType::kBool, core::ReduceOp::kSum)),
+            StatusCode::kUnsupported);
   const std::vector<std::int64_t> one = {4};
   EXPECT_EQ(code(backend->AllGatherV(kLarge, &value, &value, one)), StatusCode::kInvalidArgument);
   EXPECT_EQ(code(backend->AllGather({5, fusion::Lane::kLarge}, &value, &value, 1)),
@@ -133,9 +137,9 @@ TEST(InprocBackendTest, AbortEndsWhatBlocksAndWhatComes) {
   float value = 1;
   std::thread blocked([&] {
     started = true;
-    seen = backend->AllReduceSum(kLarge, &value, 1, DType::kF32)->status();
+    seen = backend->AllReduce(kLarge, &value, 1, DType::kF32, core::ReduceOp::kSum)->status();
   });
-  const auto polled = backend->AllReduceSum(kSmall, &value, 1, DType::kF32);
+  const auto polled = backend->AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum);
   EXPECT_FALSE(polled->Poll());
   while (!started) std::this_thread::yield();
   backend->Abort(why);
@@ -144,7 +148,8 @@ TEST(InprocBackendTest, AbortEndsWhatBlocksAndWhatComes) {
   EXPECT_EQ(seen, why);
   EXPECT_TRUE(polled->Poll());
   EXPECT_EQ(polled->status(), why);
-  EXPECT_EQ(backend->AllReduceSum(kSmall, &value, 1, DType::kF32)->status(), why);
+  EXPECT_EQ(backend->AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum)->status(),
+            why);
   EXPECT_EQ(backend->AddSet(3, {0}), why);
 }
 
@@ -154,10 +159,10 @@ TEST(InprocBackendTest, ADroppedOperationFailsForTheOthers) {
   const std::unique_ptr<Backend> one = world.Connect(1);
   {
     float gone = 1;
-    const auto dropped = zero->AllReduceSum(kSmall, &gone, 1, DType::kF32);
+    const auto dropped = zero->AllReduce(kSmall, &gone, 1, DType::kF32, core::ReduceOp::kSum);
   }
   float value = 2;
-  const auto operation = one->AllReduceSum(kSmall, &value, 1, DType::kF32);
+  const auto operation = one->AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum);
   ASSERT_TRUE(operation->Poll());
   EXPECT_EQ(operation->status().code(), StatusCode::kAborted);
   EXPECT_EQ(value, 2);
@@ -170,7 +175,8 @@ TEST(InprocBackendTest, ABackendMayOutliveItsWorld) {
     backend = world.Connect(0);
   }
   float value = 3;
-  EXPECT_TRUE(backend->AllReduceSum(kSmall, &value, 1, DType::kF32)->status().ok());
+  EXPECT_TRUE(
+      backend->AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum)->status().ok());
   EXPECT_EQ(value, 3);
 }
 

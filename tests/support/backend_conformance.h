@@ -82,8 +82,8 @@ class BackendConformance {
     for (const fusion::Lane lane : kLanes) {
       std::vector<float> sums = values;
       const auto bytes = static_cast<std::int64_t>(sums.size() * sizeof(float));
-      Finish(backend_.AllReduceSum(World(lane), sums.data(), static_cast<std::int64_t>(sums.size()),
-                                   core::DType::kF32));
+      Finish(backend_.AllReduce(World(lane), sums.data(), static_cast<std::int64_t>(sums.size()),
+                                core::DType::kF32, core::ReduceOp::kSum));
       std::vector<float> all(sums.size() * static_cast<std::size_t>(size_));
       Finish(backend_.AllGather(World(lane), sums.data(), all.data(), bytes));
       for (int r = 0; r < size_; ++r) {
@@ -174,9 +174,9 @@ class BackendConformance {
     for (int i = 0; i < kRounds; ++i) {
       sums.push_back(
           std::vector<float>(static_cast<std::size_t>(i + 1), static_cast<float>(rank_ + i)));
-      operations.push_back(backend_.AllReduceSum(channel, sums.back().data(),
-                                                 static_cast<std::int64_t>(sums.back().size()),
-                                                 core::DType::kF32));
+      operations.push_back(backend_.AllReduce(channel, sums.back().data(),
+                                              static_cast<std::int64_t>(sums.back().size()),
+                                              core::DType::kF32, core::ReduceOp::kSum));
       broadcasts.push_back(Bytes(rank_ + i, 100));
       operations.push_back(backend_.Broadcast(channel, broadcasts.back().data(), 100, i % size_));
     }
@@ -213,7 +213,7 @@ class BackendConformance {
       if (rank_ % 2 == 0) {
         const auto members = static_cast<std::int32_t>(even.Count());
         std::int32_t value = rank_ / 2;
-        Finish(backend_.AllReduceSum({11, lane}, &value, 1, core::DType::kI32));
+        Finish(backend_.AllReduce({11, lane}, &value, 1, core::DType::kI32, core::ReduceOp::kSum));
         EXPECT_EQ(value, members * (members - 1) / 2);
         for (int root = 0; root < members; ++root) {  // counted among the members
           std::int32_t data = rank_;
@@ -222,7 +222,7 @@ class BackendConformance {
         }
       }
       std::int32_t one = 1;
-      Finish(backend_.AllReduceSum({12, lane}, &one, 1, core::DType::kI32));
+      Finish(backend_.AllReduce({12, lane}, &one, 1, core::DType::kI32, core::ReduceOp::kSum));
       EXPECT_EQ(one, size_);
     }
   }
@@ -278,7 +278,7 @@ class BackendConformance {
   void Sum(fusion::Lane lane, core::DType dtype, std::int64_t count) {
     std::vector<T> data(static_cast<std::size_t>(count));
     for (std::int64_t i = 0; i < count; ++i) data[static_cast<std::size_t>(i)] = Value<T>(rank_, i);
-    Finish(backend_.AllReduceSum(World(lane), data.data(), count, dtype));
+    Finish(backend_.AllReduce(World(lane), data.data(), count, dtype, core::ReduceOp::kSum));
     std::int64_t wrong = 0;
     for (std::int64_t i = 0; i < count; ++i) {
       T expected{};
@@ -292,7 +292,7 @@ class BackendConformance {
   void Wrap(fusion::Lane lane, core::DType dtype) {
     const auto top = static_cast<T>(std::uint64_t{1} << (8 * sizeof(T) - 1));
     std::vector<T> data(37, top);
-    Finish(backend_.AllReduceSum(World(lane), data.data(), 37, dtype));
+    Finish(backend_.AllReduce(World(lane), data.data(), 37, dtype, core::ReduceOp::kSum));
     EXPECT_TRUE(data == std::vector<T>(37, size_ % 2 == 0 ? T{0} : top)) << core::DTypeName(dtype);
   }
 
