@@ -178,8 +178,8 @@ std::int64_t RunCase::RowsFromTo(int from, int to, int size) const {
     default:
       break;
   }
-  const auto& given = splits.empty() ? std::vector<std::int64_t>{}
-                                     : splits[static_cast<std::size_t>(from)];
+  const auto& given =
+      splits.empty() ? std::vector<std::int64_t>{} : splits[static_cast<std::size_t>(from)];
   return given.empty() ? core::RowsOf(own, size, to) : given[static_cast<std::size_t>(to)];
 }
 
@@ -227,10 +227,12 @@ Memory InputOf(const RunCase& c, int rank) {
         write(memory, i, static_cast<T>(random()));
       } else if (product) {
         // Products of powers of two are exact in any type.
-        write(memory, i, static_cast<T>(random() % 2 == 0 ? -1 : 1) *
-                             static_cast<T>(std::uint64_t{1} << random() % 3) / 2);
+        write(memory, i,
+              static_cast<T>(random() % 2 == 0 ? -1 : 1) *
+                  static_cast<T>(std::uint64_t{1} << random() % 3) / 2);
       } else {
-        write(memory, i, static_cast<T>(static_cast<double>(random() % 401) - 200) / 16);
+        // Never 0, whose sign would tell a part that is missing from one that is an identity.
+        write(memory, i, static_cast<T>(static_cast<double>(random() % 200) * 2 - 199) / 16);
       }
     }
   });
@@ -327,7 +329,9 @@ void RunSide::Check(const RunCase& c, int rank, int size) const {
     EXPECT_TRUE(input_ == InputOf(c, rank)) << "the input was written to";
   }
   if (in_place_) {
-    if (expected) EXPECT_TRUE(input_ == *expected);
+    if (expected) {
+      EXPECT_TRUE(input_ == *expected);
+    }
     return;
   }
   Memory whole = expected.value_or(Memory());
