@@ -1,18 +1,14 @@
 // Every kind of collective through the lanes, among threads.
 #include "ops/group_run.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "core/thread_annotations.h"
 #include "ops/host_lanes.h"
 #include "ops/inproc/inproc_backend.h"
 #include "tests/support/rank_threads.h"
@@ -40,23 +36,6 @@ struct Mode {
 
 std::string NameOf(const ::testing::TestParamInfo<Mode>& mode) {
   return std::to_string(mode.param.size) + "Ranks" + (mode.param.thread ? "" : "WithoutThread");
-}
-
-// Limits that send tensors of some hundred bytes to the large lane, in many windows.
-HostLanesOptions SmallLimits(int rank, int size, bool thread) {
-  HostLanesOptions options;
-  options.rank = rank;
-  options.limits = {.fusion_bytes = 4096, .small_bytes = 512, .gather_count = 3};
-  options.chunk_bytes = 256;
-  options.sets[core::kWorldSet] = RankRanges::Span(0, size - 1);
-  options.large_lane_thread = thread;
-  return options;
-}
-
-void RunToIdle(HostLanes& lanes) {
-  while (!lanes.Idle()) {
-    if (!lanes.Step(core::Clock::now())) std::this_thread::yield();
-  }
 }
 
 class GroupRunTest : public ::testing::TestWithParam<Mode> {
@@ -407,96 +386,6 @@ TEST_P(GroupRunTest, ASetOfOneMemberNeedsNobody) {
     RunToIdle(lanes);
     for (std::size_t i = 0; i < cases.size(); ++i) sides[i].Check(cases[i], 0, 1);
   });
-}
-
-// ---- what goes wrong ----
-
-// The status that each rank gets of one item, which `spoil` has changed.
-std::vector<Status> Spoiled(int size, const RunCase& c,
-                            const std::function<void(int rank, core::RunItem&)>& spoil) {
-  std::vector<Status> statuses(static_cast<std::size_t>(size));
-  InprocWorld world(size);
-  RankThreads::Run(size, [&](int rank) {
-    const std::unique_ptr<Backend> backend = world.Connect(rank);
-    HostLanes lanes(SmallLimits(rank, size, /*thread=*/true), *backend);
-    RunSide side;
-    RunBatch batch;
-    batch.items.push_back(side.MakeItem(c, "w", rank, size));
-    spoil(rank, batch.items.front());
-    lanes.Start(std::move(batch), core::Clock::now());
-    RunToIdle(lanes);
-    statuses[static_cast<std::size_t>(rank)] = side.handle()->status();
-  });
-  return statuses;
-}
-
-TEST(GroupRunFailureTest, RowsThatMakeNoSenseAreAFailureThatSaysWhose) {
-  for (const OpKind kind : {OpKind::kAllGather, OpKind::kGather, OpKind::kScatter}) {
-    RunCase c{.signature = {.kind = kind, .shape = {4}}, .rows = {2, 2}};
-    if (core::HasRoot(kind)) c.signature.root = 1;
-    const std::vector<Status> statuses = Spoiled(2, c, [&](int rank, core::RunItem& item) {
-      if (rank == 1) item.work->rows = -6;
-    });
-    EXPECT_THAT(statuses[1].message(), ::testing::HasSubstr("\"w\" make no sense"))
-        << statuses[1].ToString();
-    EXPECT_FALSE(statuses[0].ok());
-  }
-  const RunCase c{.signature = {.kind = OpKind::kAllToAll, .shape = {4}}, .rows = {2, 2}};
-  const std::int64_t huge = std::int64_t{1} << 60;
-  for (const std::vector<std::int64_t>& splits :
-       {std::vector<std::int64_t>{-1, 3}, std::vector<std::int64_t>{huge, huge}}) {
-    const std::vector<Status> statuses = Spoiled(2, c, [&](int rank, core::RunItem& item) {
-      if (rank == 0) item.work->splits = splits;
-    });
-    EXPECT_THAT(statuses[0].message(),
-                ::testing::HasSubstr(std::to_string(splits[0]) + " rows of"));
-  }
-}
-
-TEST(GroupRunFailureTest, NoMemoryForWhatArrivesIsAFailure) {
-  for (const OpKind kind :
-       {OpKind::kAllGather, OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll}) {
-    RunCase c{.signature = {.kind = kind, .shape = {4}}, .rows = {2, 2}};
-    if (core::HasRoot(kind)) c.signature.root = 0;
-    const std::vector<Status> statuses = Spoiled(2, c, [](int rank, core::RunItem& item) {
-      if (rank == 0) item.work->allocate_output = [](const auto&) -> void* { return nullptr; };
-    });
-    EXPECT_THAT(statuses[0].message(), ::testing::HasSubstr("no memory for the result of \"w\""));
-    EXPECT_FALSE(statuses[1].ok());
-  }
-}
-
-TEST(GroupRunFailureTest, ARootThatHasJoinedIsAFailure) {
-  for (const OpKind kind :
-       {OpKind::kBroadcast, OpKind::kReduce, OpKind::kGather, OpKind::kScatter}) {
-    const RunCase c{.signature = {.kind = kind, .root = 1, .shape = {4}},
-                    .rows = {2, 2},
-                    .joined = RankRanges{1}};
-    InprocWorld world(2);
-    const std::unique_ptr<Backend> backend = world.Connect(0);
-    HostLanes lanes(SmallLimits(0, 2, /*thread=*/true), *backend);
-    RunSide side;
-    RunBatch batch;
-    batch.items.push_back(side.MakeItem(c, "w", 0, 2));
-    lanes.Start(std::move(batch), core::Clock::now());
-    RunToIdle(lanes);
-    EXPECT_THAT(side.handle()->status().message(), ::testing::HasSubstr("the root has joined"));
-  }
-}
-
-TEST(GroupRunFailureTest, WorkOfARankThatIsSaidToHaveJoinedIsAFailure) {
-  const RunCase c{.signature = {.shape = {4}}};
-  const std::vector<Status> statuses =
-      Spoiled(1, c, [](int, core::RunItem& item) { item.silent = RankRanges{0}; });
-  EXPECT_EQ(statuses[0].code(), core::StatusCode::kProtocol);
-}
-
-TEST(GroupRunFailureTest, WhatBelongsInNoLaneIsRefused) {
-  for (const OpKind kind : {OpKind::kAddSet, OpKind::kSend}) {
-    const RunCase c{.signature = {.kind = kind, .shape = {1}}};
-    const std::vector<Status> statuses = Spoiled(1, c, [](int, core::RunItem&) {});
-    EXPECT_THAT(statuses[0].message(), ::testing::HasSubstr("no place in a lane"));
-  }
 }
 
 }  // namespace

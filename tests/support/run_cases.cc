@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <thread>
 #include <type_traits>
 
 #include "tests/support/half_reference.h"
@@ -338,6 +339,22 @@ void RunSide::Check(const RunCase& c, int rank, int size) const {
   // The guard; all of the memory where nothing was to be written.
   whole.resize(output_.size(), kUntouched);
   EXPECT_TRUE(output_ == whole);
+}
+
+HostLanesOptions SmallLimits(int rank, int size, bool thread) {
+  HostLanesOptions options;
+  options.rank = rank;
+  options.limits = {.fusion_bytes = 4096, .small_bytes = 512, .gather_count = 3};
+  options.chunk_bytes = 256;
+  options.sets[core::kWorldSet] = core::RankRanges::Span(0, size - 1);
+  options.large_lane_thread = thread;
+  return options;
+}
+
+void RunToIdle(HostLanes& lanes) {
+  while (!lanes.Idle()) {
+    if (!lanes.Step(core::Clock::now())) std::this_thread::yield();
+  }
 }
 
 std::vector<double> AsDoubles(core::DType dtype, const Memory& memory) {
