@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -12,6 +14,7 @@
 
 #include "core/config.h"
 #include "core/environment.h"
+#include "core/executor.h"
 #include "core/rank_ranges.h"
 #include "core/status.h"
 #include "core/thread_annotations.h"
@@ -29,6 +32,9 @@ struct StartOptions {
   core::Status parsed;
   core::Config config;
   core::EnvironmentView environment = core::EnvironmentView::OfProcess();
+  // Sees every batch of agreed work as it is started, under the engine's token: must neither block
+  // nor call the session. Not called in a world of one rank.
+  std::function<void(const core::RunBatch& batch)> on_start;
 };
 
 class InprocWorld;
@@ -124,13 +130,23 @@ class Session {
                              std::shared_ptr<Session>* session);
   core::Status Start(std::unique_ptr<Medium> medium, const StartOptions& options,
                      core::TimePoint deadline);
-  void Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool spin, bool serialized);
+  void Build(std::unique_ptr<Medium> medium, const StartOptions& options, std::uint64_t token,
+             bool spin, bool serialized);
   core::Status CheckState() const;
-  core::Status SubmitAlone(const core::WorkPtr& work);
-  core::Status CheckMember(const core::Work& work) const;
-  core::Status ChangeSets(std::shared_ptr<const core::Signature> change, std::string invalid,
-                          core::TimePoint deadline, std::int64_t* value);
+
+  // ---- session_sets.cc ----
   std::map<core::SetNumber, core::RankRanges> FirstSets();
+  core::Status MakeFirstSets(core::TimePoint deadline);
+  core::Status CheckMember(const core::Work& work) const;
+  core::Status ChangeSets(core::SignaturePtr change, std::string invalid, core::TimePoint deadline,
+                          std::int64_t* value);
+
+  // ---- session_alone.cc ----
+  core::Status SubmitAlone(const core::WorkPtr& work);
+  void MatchAlone(const core::WorkPtr& work);
+  core::Status WaitAlone(core::HandleState& handle, core::TimePoint deadline);
+  void FailAlone(const core::Status& why);
+
   void LeaveAndEnd(const std::string& why);
 
   Topology topology_;
@@ -141,10 +157,19 @@ class Session {
 
   core::SetNumber local_set_ = core::kWorldSet;
   core::SetNumber cross_set_ = core::kWorldSet;
+  core::SetNumber last_first_set_ = core::kWorldSet;
   std::atomic<std::uint64_t> set_changes_{0};
   mutable core::Mutex sets_mutex_;
   std::map<core::SetNumber, core::RankRanges> sets_ SIRTAKI_GUARDED_BY(sets_mutex_);
-  core::SetNumber next_alone_ SIRTAKI_GUARDED_BY(sets_mutex_) = 0;
+  core::SetNumber last_set_alone_ SIRTAKI_GUARDED_BY(sets_mutex_) = 0;
+
+  // A lone rank's messages to itself that wait for their other half, by tag.
+  struct Unmatched {
+    std::deque<core::WorkPtr> sends;
+    std::deque<core::WorkPtr> receives;
+  };
+  core::Mutex alone_mutex_;
+  std::map<int, Unmatched> unmatched_ SIRTAKI_GUARDED_BY(alone_mutex_);
 
   std::atomic<State> state_{State::kAlive};
   mutable std::atomic<int> calls_{0};  // under way: the parts live as long
