@@ -65,7 +65,10 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
   }
   const double factor = max_norm / (norm + 1e-6);
   if (std::isfinite(max_norm) && !(factor >= 1)) {
-    for (const at::Tensor& gradient : gradients) gradient.mul_(factor);
+    for (const at::Tensor& gradient : gradients) {
+      // In the memory that the parameter's has: a sparse tensor's own mul_ takes new memory.
+      (gradient.is_sparse() ? gradient._values() : gradient).mul_(factor);
+    }
   }
   return norm;
 }
