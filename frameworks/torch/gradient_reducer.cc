@@ -26,7 +26,7 @@ using GradientPtr = std::shared_ptr<ParameterGradient>;
 using LossClosure = GradientReducer::LossClosure;
 using BaseStep = GradientReducer::BaseStep;
 
-// In a set of one rank it has no members: there is nothing to do.
+// In a set of one rank it has no members: there is nothing to do, but to make gradients dense.
 class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
  public:
   Impl(NamedTensors names, const DistributedOptimizerOptions& options, bool after_backward,
@@ -39,7 +39,7 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   void TakeAll();
 
   void CheckSession() const;
-  bool active() const { return set_.size() > 1; }
+  bool active() const { return set_.size() > 1 || rule_->sparse_as_dense; }
   at::Tensor Step(const torch::optim::Optimizer& optimizer, LossClosure closure,
                   const BaseStep& base_step);
   void AfterStep() { synchronized_ = false; }
@@ -55,6 +55,7 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
 
  private:
   void BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure);
+  void MakeDense() const;
   at::Tensor CombinedStep(LossClosure closure, const BaseStep& base_step);
   LossClosure Wrap(LossClosure closure);
   at::Tensor AverageLoss(const at::Tensor& loss);
@@ -115,7 +116,7 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
                             bool after_backward, const std::shared_ptr<SessionState>& session)
     : set_(session, options.process_set()),
       names_(std::move(names)),
-      rule_(std::make_shared<const GradientRule>(MakeRule(options, after_backward))),
+      rule_(std::make_shared<const GradientRule>(MakeRule(options, after_backward, set_.size()))),
       invalid_(WhyInvalid(options, after_backward)),
       check_every_(options.check_parameters_every()) {
   const int number = set_.session->NextOptimizerNumber(set_.members.set);
@@ -345,7 +346,25 @@ at::Tensor GradientReducer::Impl::Step(const torch::optim::Optimizer& optimizer,
   return loss;
 }
 
+void GradientReducer::Impl::MakeDense() const {
+  for (const GradientPtr& member : members_) {
+    at::Tensor& gradient = member->parameter().mutable_grad();
+    if (gradient.defined() && gradient.is_sparse()) gradient = gradient.to_dense();
+  }
+}
+
 at::Tensor GradientReducer::Impl::CombinedStep(LossClosure closure, const BaseStep& base_step) {
+  if (rule_->sparse_as_dense) {
+    MakeDense();
+    if (closure) {
+      closure = [this, evaluate = std::move(closure)] {
+        at::Tensor loss = evaluate();
+        MakeDense();
+        return loss;
+      };
+    }
+  }
+  if (set_.size() == 1) return base_step(std::move(closure));
   StepDeltas deltas(set_);
   for (const GradientPtr& member : members_) {
     member->Attach();

@@ -37,7 +37,7 @@ std::string WhyInvalid(const DistributedOptimizerOptions& options, bool after_ba
   return why.str();
 }
 
-GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_backward) {
+GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_backward, int ranks) {
   GradientRule rule;
   rule.set = options.process_set().id();
   if (options.op() == ReduceOp::Sum) rule.reduction = core::ReduceOp::kSum;
@@ -49,7 +49,7 @@ GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_bac
   rule.passes = options.backward_passes_per_step();
   rule.after_backward = after_backward;
   rule.sparse_as_dense = options.sparse_as_dense();
-  rule.hook = options.hook();
+  if (ranks > 1) rule.hook = options.hook();
   return rule;
 }
 

@@ -29,7 +29,8 @@ struct GradientRule {
 // What is wrong with the options; empty if nothing is.
 std::string WhyInvalid(const DistributedOptimizerOptions& options, bool after_backward);
 
-GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_backward);
+// `ranks`: of the process set.
+GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_backward, int ranks);
 
 // True if two optimizers may have the same parameter. Its gradient is averaged for the first that
 // steps, and again for the other: that leaves an average as it is but for its last bits, which are

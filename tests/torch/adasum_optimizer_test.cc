@@ -203,6 +203,28 @@ TEST(AdasumOptimizerTest, SparseGradientsAreTheBasesAffair) {
   });
 }
 
+TEST(AdasumOptimizerTest, SparseGradientsBecomeDenseForTheBase) {
+  for (const int size : {1, 2}) {
+    RunTorchRanks(size, [](int rank, const Session& session) {
+      auto table = MakeTable(true);
+      const auto before = table->weight.detach().clone();
+      auto optimizer = DistributedOptimizer(
+          torch::optim::Adam(table->parameters(), torch::optim::AdamOptions(0.1)),
+          table->named_parameters(), Adasum().sparse_as_dense(true), session);
+      const auto evaluate = [&] {
+        optimizer.zero_grad();
+        auto loss = table(torch::tensor({rank})).sum();
+        loss.backward();
+        return loss;
+      };
+      evaluate();
+      optimizer.step();
+      optimizer.step(evaluate);
+      EXPECT_NEAR((before - table->weight)[rank][0].item<double>(), 0.2, 1e-6);
+    });
+  }
+}
+
 TEST(AdasumOptimizerTest, AStepThatThrowsTakesItsChangesBack) {
   RunTorchRanks(1, [](int, const Session& session) {
     // Alone it is the base's own step: nothing is kept for it.

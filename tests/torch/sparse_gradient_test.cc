@@ -30,7 +30,7 @@ SGD MakeSgd(Tensors parameters) { return SGD(std::move(parameters), SGDOptions(0
 
 template <class Make>
 void ExpectFollowsOneProcess(const Make& make, const Options& options, bool one_is_sparse) {
-  for (const int size : {2, 3, 4}) {
+  for (const int size : {1, 2, 3, 4}) {
     auto lone = MakeTable(one_is_sparse);
     auto alone = make(lone->parameters());
     for (int step = 0; step < 5; ++step) {
@@ -62,6 +62,8 @@ TEST(SparseGradientTest, OptimizersThatTakeThemFollowOneProcess) {
   ExpectFollowsOneProcess(MakeSgd, Options().gradient_predivide_factor(2), true);
   ExpectFollowsOneProcess([](Tensors p) { return Adagrad(std::move(p), AdagradOptions(0.1)); }, {},
                           true);
+  ExpectFollowsOneProcess(
+      [](Tensors p) { return SGD(std::move(p), SGDOptions(0.1).momentum(0.9)); }, {}, true);
 }
 
 TEST(SparseGradientTest, AsDenseOnesTheyAreForEveryOptimizer) {
@@ -254,6 +256,20 @@ TEST(SparseGradientTest, AHookIsNotForThem) {
                   AllOf(HasSubstr("weight"), HasSubstr("dense")));
     }
   });
+}
+
+TEST(SparseGradientTest, OfAModuleBecomeDenseWithOneRankToo) {
+  for (const int size : {1, 2}) {
+    RunTorchRanks(size, [size](int rank, const Session& session) {
+      auto table = MakeTable(true);
+      DistributedDataParallel model(
+          table, DistributedDataParallelOptions().gradients(Options().sparse_as_dense(true)),
+          session);
+      model.forward(torch::tensor({rank})).sum().backward();
+      ASSERT_FALSE(table->weight.grad().is_sparse());
+      EXPECT_EQ(table->weight.grad()[0][0].item<double>(), 1.0 / size);
+    });
+  }
 }
 
 TEST(SparseGradientTest, OfAModuleThatAverages) {

@@ -139,9 +139,10 @@ class Checkpoint {
   detail::CheckpointParts parts_;
 };
 
-// Writes the checkpoint to the file `path` on rank 0's host. Collective: the ranks name the same
-// parts. What is saved is rank 0's, but for the states of the random generators, which are saved
-// for every rank.
+// Writes the checkpoint to the file `path` on rank 0's host. Collective over all ranks of the job,
+// not for a process set: the ranks name the same parts. What is saved is rank 0's (with op Adasum
+// its momentum stands for that of all), but for the states of the random generators, which are
+// saved for every rank.
 //
 // A crash at any moment leaves either the old file or the new one: it is written as `path`.tmp,
 // brought to the disk and then renamed. A `path`.tmp that an earlier crash has left is overwritten.

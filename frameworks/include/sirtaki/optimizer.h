@@ -127,9 +127,8 @@ class SIRTAKI_API GradientReducer {
 // A sparse gradient (COO) is gathered from all ranks, indices and values, and added up; the result,
 // coalesced, replaces it in .grad. Ranks without the gradient add nothing; if the result has no
 // entries at all the gradient is undefined afterwards. Sparse on some ranks and dense on others is
-// thrown as `mismatch` on all. Of LibTorch's optimizers SGD (without momentum and weight_decay) and
-// Adagrad (without weight_decay) take sparse gradients; sparse_as_dense is for the others. Not for
-// a hook.
+// thrown as `mismatch` on all. Of LibTorch's optimizers SGD and Adagrad, without weight_decay, take
+// sparse gradients; sparse_as_dense is for the others, and for a hook.
 //
 // With op Adasum gradients stay this rank's own, for as many backward() as you like. step() makes
 // Base's step with them; of what it has changed in each parameter, the ranks' changes are combined
@@ -152,8 +151,8 @@ class SIRTAKI_API GradientReducer {
 // synchronize() and step() look for them. Several optimizers may have parts of one model, or the
 // same parameters; these need equal options and op Average.
 //
-// With one rank there are no hooks and step() is Base's; none of the checks above that need a
-// second rank is made.
+// With one rank there are no hooks (but with sparse_as_dense) and step() is Base's; none of the
+// checks above that need a second rank is made.
 template <class Base>
 class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
   static_assert(std::is_base_of_v<torch::optim::Optimizer, Base>,

@@ -22,7 +22,7 @@ struct DistributedOptimizerOptions {
   TORCH_ARG(ProcessSet, process_set);
   // Average or Sum of the gradients. With Sum let gradients go (zero_grad) before each backward():
   // what is in them already is on all ranks, and would be added up anew. Or Adasum, of what steps
-  // change: see below.
+  // change; see DistributedOptimizer.
   TORCH_ARG(ReduceOp, op) = ReduceOp::Average;
   // With Average: gradients are divided by this before they are added up, and by size() / this
   // afterwards. Between 1 and size() it keeps large sums in the range of half types. Positive.
@@ -34,7 +34,7 @@ struct DistributedOptimizerOptions {
   TORCH_ARG(Compression, compression) = Compression::None;
   TORCH_ARG(CompressionScope, compression_scope) = CompressionScope::BetweenHosts;
   // Sparse gradients, those of Embedding with sparse(true) for instance, become dense before they
-  // are reduced, and stay so. Worth it where most rows have one.
+  // are reduced, and stay so; with one rank too. Worth it where most rows have one.
   TORCH_ARG(bool, sparse_as_dense) = false;
   // Reduces the gradients instead of the library; needs the default op, factor and compression. Not
   // called with one rank.
