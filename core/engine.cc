@@ -167,6 +167,7 @@ void Engine::Watch(const WorkPtr& work) {
     std::erase_if(timed_calls_, [](const auto& call) { return call.second.handle->done(); });
     sweep_timed_calls_at_ = 2 * timed_calls_.size() + 64;
   }
+  queue_.HandOverDeadline(*work);
   timed_calls_.emplace(
       work->deadline, TimedCall{work->request.key, work->deadline - work->submitted, work->handle});
 }
@@ -199,7 +200,7 @@ void Engine::CallIsLate(TimedCall call, TimePoint now) {
                          TensorName(call.key));
 }
 
-// Work that is held back behind an earlier use of its name ages too.
+// Work that is held back behind an earlier use of its name, and so not watched here, ages too.
 void Engine::CheckHeldWork(TimePoint now) {
   Key key;
   Duration limit{};
@@ -290,7 +291,9 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
       AddItems(std::move(run), work, &batch);
     }
   }
-  if (!batch.items.empty()) executor_.Start(std::move(batch), now);
+  if (batch.items.empty()) return true;
+  if (options_.on_start) options_.on_start(batch);
+  executor_.Start(std::move(batch), now);
   return true;
 }
 
