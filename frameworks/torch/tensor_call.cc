@@ -1,0 +1,128 @@
+#include "frameworks/torch/tensor_call.h"
+
+#include <ATen/MemoryOverlap.h>
+
+#include <memory>
+#include <utility>
+
+#include "core/text.h"
+#include "core/wire.h"
+#include "frameworks/torch/tensor_bridge.h"
+#include "frameworks/torch/throw.h"
+#include "ops/validate.h"
+
+namespace sirtaki::detail {
+namespace {
+
+using core::OpKind;
+
+// A call that may take longer than this may take for ever: a later moment might not be a TimePoint.
+constexpr std::chrono::hours kEndlessTimeout{24 * 365 * 10};
+
+core::Signature PartSignature(const TensorCall& call, const at::Tensor& tensor) {
+  core::Signature signature = Describe(tensor);
+  signature.kind = call.kind;
+  if (core::Reduces(call.kind)) {
+    signature.reduction = call.reduction;
+    signature.prescale = call.prescale;
+    signature.postscale = call.postscale;
+  }
+  const bool compressible =
+      signature.dtype == core::DType::kF32 || signature.dtype == core::DType::kF64;
+  if (call.kind == OpKind::kAllReduce && compressible) signature.wire = call.wire;
+  if (core::HasRoot(call.kind)) signature.root = call.root;
+  if (core::FirstDimensionVaries(call.kind) && !signature.shape.empty()) {
+    signature.shape.erase(signature.shape.begin());
+  }
+  return signature;
+}
+
+std::string WhyPartInvalid(const TensorCall& call, std::size_t index,
+                           const core::Signature& signature, const CallMembers& members) {
+  const at::Tensor& tensor = call.at(index);
+  std::string why = WhyNotMovable(tensor);
+  if (!why.empty()) return why;
+  ops::OwnTensor own;
+  own.rank = members.rank;
+  own.dimensions = static_cast<int>(tensor.dim());
+  if (tensor.dim() > 0) own.rows = tensor.size(0);
+  own.splits = call.SplitsOf(index);
+  why = ops::ValidateRequest(signature, members.ranks, own);
+  if (!why.empty()) return why;
+  if (call.in_place && at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    return "in place on a tensor whose elements share memory (expanded); make it contiguous first";
+  }
+  // Of a scatter's other ranks only the row's shape matters, but that it has one.
+  if (call.kind == OpKind::kScatter && tensor.dim() < 1) {
+    return "scatter divides tensors along their first dimension, and this one has none: reshape it "
+           "to [1]";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::size_t TensorCall::count() const {
+  if (kind == OpKind::kBarrier) return 0;
+  return grouped ? group.size() : 1;
+}
+
+const std::vector<std::int64_t>& TensorCall::SplitsOf(std::size_t index) const {
+  static const std::vector<std::int64_t> kEqual;
+  if (splits.empty()) return kEqual;
+  return splits.size() == 1 ? splits.front() : splits[index];
+}
+
+core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& members,
+                                 std::string* invalid) {
+  *invalid = call.invalid;
+  std::vector<core::SignaturePtr> parts;
+  for (std::size_t i = 0; i < call.count(); ++i) {
+    auto part = std::make_shared<const core::Signature>(PartSignature(call, call.at(i)));
+    if (invalid->empty()) {
+      *invalid = WhyPartInvalid(call, i, *part, members);
+      if (call.grouped && !invalid->empty()) {
+        *invalid =
+            "tensor " + std::to_string(i) + " of " + std::to_string(call.count()) + ": " + *invalid;
+      }
+    }
+    parts.push_back(std::move(part));
+  }
+  if (invalid->empty() && call.timeout.count() < 0) *invalid = NegativeTimeoutText(call.timeout);
+  if (invalid->empty() && call.grouped && parts.empty()) *invalid = "the list of tensors is empty";
+  if (!call.grouped && !parts.empty()) return std::move(parts.front());
+  auto whole = std::make_shared<core::Signature>();
+  whole->kind = call.kind;
+  whole->parts = std::move(parts);
+  return whole;
+}
+
+void CheckName(const TensorCall& call) {
+  std::string why;
+  if (call.name.size() > core::kMaxNameBytes) {
+    // Every rank that gives this name sees the same, and no message could carry it to the others.
+    why = " is too long; at most " + std::to_string(core::kMaxNameBytes) + " bytes are allowed";
+  } else if (!call.derived_name && !call.name.empty() && call.name.front() == '#') {
+    why = " begins with '#', as names that the library makes itself";
+  }
+  if (why.empty()) return;
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                           "the name " + core::Quoted(call.name) + why,
+                           core::Origin{-1, {}, call.name}));
+}
+
+std::string DescribeCall(const TensorCall& call) {
+  return std::string(core::OpKindName(call.kind)) +
+         (call.name.empty() ? " without a name" : " " + core::Quoted(call.name));
+}
+
+core::TimePoint DeadlineAfter(std::chrono::milliseconds timeout) {
+  if (timeout.count() <= 0 || timeout >= kEndlessTimeout) return core::TimePoint::max();
+  return core::Clock::now() + timeout;
+}
+
+std::string NegativeTimeoutText(std::chrono::milliseconds timeout) {
+  return "the timeout is negative: " + core::DurationText(timeout);
+}
+
+}  // namespace sirtaki::detail
