@@ -52,10 +52,19 @@ class InitOptions {
     return set(std::move(option), std::to_string(value));
   }
 
+  // Makes a process set of these ranks at the end of init(), as add_process_set would; see
+  // initial_process_sets(). All ranks must name the same sets in the same order.
+  InitOptions& process_set(std::vector<int> ranks) {
+    process_sets_.push_back(std::move(ranks));
+    return *this;
+  }
+
   const std::vector<std::pair<std::string, std::string>>& values() const { return values_; }
+  const std::vector<std::vector<int>>& process_sets() const { return process_sets_; }
 
  private:
   std::vector<std::pair<std::string, std::string>> values_;
+  std::vector<std::vector<int>> process_sets_;
 };
 
 // Joins the job that `mpirun` (or another launcher) has started; without one, a job of one rank.

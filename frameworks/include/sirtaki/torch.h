@@ -9,6 +9,7 @@
 //   sirtaki::shutdown();
 #pragma once
 
+#include "sirtaki/barrier.h"
 #include "sirtaki/broadcast.h"
 #include "sirtaki/check_parameters.h"
 #include "sirtaki/checkpoint.h"
@@ -18,11 +19,16 @@
 #include "sirtaki/error.h"
 #include "sirtaki/grad_scaler.h"
 #include "sirtaki/gradient_bucket.h"
+#include "sirtaki/handle.h"
+#include "sirtaki/messages.h"
 #include "sirtaki/metrics.h"
+#include "sirtaki/movement.h"
 #include "sirtaki/objects.h"
 #include "sirtaki/optimizer.h"
+#include "sirtaki/process_set.h"
 #include "sirtaki/random.h"
 #include "sirtaki/rank_zero_first.h"
+#include "sirtaki/reductions.h"
 #include "sirtaki/sampler.h"
 #include "sirtaki/session.h"
 #include "sirtaki/sync_batch_norm.h"

@@ -1,0 +1,68 @@
+// What the asynchronous forms of the collectives return.
+//
+// From such a call until its operation has ended its tensors must not be written, and those of the
+// in-place forms not be read.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "sirtaki/export.h"
+
+namespace sirtaki {
+
+namespace detail {
+class Pending;
+}
+
+// An operation under way. Copies refer to the same operation. A name is in flight, and must not be
+// used for another operation of the process set, until synchronize() has returned, poll() was true,
+// or the last copy is gone. An in-place operation on a non-contiguous tensor is written back by
+// synchronize() or poll() == true.
+class SIRTAKI_API Handle {
+ public:
+  Handle() = default;
+  explicit Handle(std::shared_ptr<detail::Pending> pending) : pending_(std::move(pending)) {}
+
+  bool valid() const noexcept { return pending_ != nullptr; }
+  const std::shared_ptr<detail::Pending>& pending() const { return pending_; }
+
+ private:
+  std::shared_ptr<detail::Pending> pending_;
+};
+
+// The same for a grouped operation, which is one: it ends when all of its tensors are done.
+class SIRTAKI_API GroupedHandle {
+ public:
+  GroupedHandle() = default;
+  explicit GroupedHandle(std::shared_ptr<detail::Pending> pending) : pending_(std::move(pending)) {}
+
+  bool valid() const noexcept { return pending_ != nullptr; }
+  const std::shared_ptr<detail::Pending>& pending() const { return pending_; }
+
+ private:
+  std::shared_ptr<detail::Pending> pending_;
+};
+
+// True if the operation has ended, well or badly; never blocks. Throws not_initialized if the
+// handle belongs to a session that was shut down, invalid_argument for an empty handle.
+SIRTAKI_API bool poll(const Handle& handle);
+SIRTAKI_API bool poll(const GroupedHandle& handle);
+
+// Waits until the operation has ended and returns its tensor (of a grouped one its tensors, in the
+// order of the call), or throws what went wrong. May be called several times. Does not use a core
+// while it waits. Of a send or a barrier: what was sent, an undefined tensor.
+SIRTAKI_API at::Tensor synchronize(const Handle& handle);
+SIRTAKI_API std::vector<at::Tensor> synchronize(const GroupedHandle& handle);
+
+// Waits as synchronize() does and returns how many of the result's rows came from each rank of the
+// process set, ascending by rank: of all-to-all, all-gather with different first dimensions,
+// scatter, and gather at its root. Of others it is empty. Of a grouped operation: of each tensor.
+SIRTAKI_API std::vector<std::int64_t> received_splits(const Handle& handle);
+SIRTAKI_API std::vector<std::vector<std::int64_t>> received_splits(const GroupedHandle& handle);
+
+}  // namespace sirtaki

@@ -1,0 +1,67 @@
+// Messages between two ranks. They are no collectives: nobody else takes part, they have no name,
+// and they do not wait for collectives that are under way, nor those for them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "sirtaki/export.h"
+#include "sirtaki/handle.h"
+#include "sirtaki/session.h"
+
+namespace sirtaki {
+
+struct MessageOptions {
+  // 0 to 32000. Messages of one rank to another with the same tag arrive in the order in which they
+  // were sent; those with another one do not wait for them.
+  TORCH_ARG(int, tag) = 0;
+  // If it is not done in this time the whole group fails with timed_out. 0: only the limits of the
+  // session hold.
+  TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
+};
+
+// Sends the tensor to rank `to` of the job, which may be this one (asynchronously, then). Tensors
+// as for the collectives, of any type that moves. Returns when the tensor may be written again,
+// which may be before it was received. Throws invalid_argument for a rank or a tag that does not
+// exist.
+SIRTAKI_API void send(const at::Tensor& tensor, int to, const MessageOptions& options = {},
+                      const Session& session = {});
+SIRTAKI_API Handle isend(const at::Tensor& tensor, int to, const MessageOptions& options = {},
+                         const Session& session = {});
+
+// Overwrites the tensor with the next message of rank `from` with this tag, and returns it. Throws
+// mismatch on this rank if that has another type or shape, and names both; the message is gone
+// then.
+SIRTAKI_API at::Tensor recv_(const at::Tensor& tensor, int from, const MessageOptions& options = {},
+                             const Session& session = {});
+SIRTAKI_API Handle irecv(const at::Tensor& tensor, int from, const MessageOptions& options = {},
+                         const Session& session = {});
+
+// One of several messages that are started together.
+struct P2POp {
+  enum class Kind : unsigned char { Send, Receive };
+
+  static P2POp send(at::Tensor tensor, int to, int tag = 0) {
+    return {Kind::Send, std::move(tensor), to, tag};
+  }
+  static P2POp receive(at::Tensor tensor, int from, int tag = 0) {
+    return {Kind::Receive, std::move(tensor), from, tag};
+  }
+
+  Kind kind = Kind::Send;
+  at::Tensor tensor;
+  int peer = 0;  // rank of the job
+  int tag = 0;
+};
+
+// Starts them all, in this order, and returns a handle for each. Checked before the first starts:
+// if one is wrong none does. `options.tag` is not looked at.
+SIRTAKI_API std::vector<Handle> batch_isend_irecv(const std::vector<P2POp>& operations,
+                                                  const MessageOptions& options = {},
+                                                  const Session& session = {});
+
+}  // namespace sirtaki

@@ -1,0 +1,85 @@
+// Groups of ranks that run collectives among themselves.
+//
+//   const auto even = sirtaki::add_process_set({0, 2});
+//   if (even.included()) sirtaki::allreduce(t, sirtaki::AllreduceOptions().process_set(even));
+//
+// Each set has a readiness of its own: one that is not ready delays no other. Sets may overlap. The
+// names of calls, and the numbers of those without one, are the set's own.
+#pragma once
+
+#include <torch/arg.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "sirtaki/export.h"
+#include "sirtaki/session.h"
+
+namespace sirtaki {
+
+namespace detail {
+struct SetMembership;
+}
+
+// A cheap, copyable reference to a set of one session; a default-constructed one is all ranks of
+// whatever session it is used with. Every options struct of a collective takes one, and so a call
+// runs on it. Calls throw invalid_argument at once, and nothing happens, on a rank outside the set,
+// and for a set that was removed or is of another session.
+//
+// Roots and peers are ranks of the job everywhere, never indices within a set.
+class SIRTAKI_API ProcessSet {
+ public:
+  ProcessSet() = default;
+  explicit ProcessSet(std::shared_ptr<const detail::SetMembership> membership)
+      : membership_(std::move(membership)) {}
+
+  // 0 for all ranks; the same on every rank. Numbers are not used again in a session.
+  std::uint32_t id() const noexcept;
+
+  // The session matters to a default-constructed set alone; without one that throws
+  // not_initialized. Of a set that was removed they still tell what it was.
+  int rank(const Session& session = {}) const;  // index of this process in ranks(), or -1
+  int size(const Session& session = {}) const;
+  std::vector<int> ranks(const Session& session = {}) const;  // ascending ranks of the job
+  bool included(const Session& session = {}) const;           // this process is in it
+
+  // Null: all ranks.
+  const std::shared_ptr<const detail::SetMembership>& membership() const { return membership_; }
+
+ private:
+  std::shared_ptr<const detail::SetMembership> membership_;
+};
+
+struct ProcessSetOptions {
+  // If the ranks have not all come in this time, the whole group fails with timed_out. 0: only the
+  // limits of the session hold.
+  TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
+};
+
+// Makes a set of these ranks, in any order. Collective over all ranks of the job, also those that
+// are not in it, in the same order on all if there are several; the ranks must agree. Two sets may
+// have the same ranks. Throws invalid_argument on every rank if there are no ranks, one twice, or
+// one that is not in the job; mismatch if the ranks differ.
+SIRTAKI_API ProcessSet add_process_set(const std::vector<int>& ranks,
+                                       const ProcessSetOptions& options = {},
+                                       const Session& session = {});
+
+// Ends a set that add_process_set or InitOptions has made. Collective over all ranks of the job.
+// What is still pending in it fails with invalid_argument, and so does every later use. Throws
+// invalid_argument for all ranks, the local and the cross set; mismatch if the ranks differ.
+SIRTAKI_API void remove_process_set(const ProcessSet& process_set,
+                                    const ProcessSetOptions& options = {},
+                                    const Session& session = {});
+
+// Those that exist from the start. Not collective.
+SIRTAKI_API ProcessSet world_process_set(const Session& session = {});  // all ranks
+SIRTAKI_API ProcessSet local_process_set(const Session& session = {});  // of this host
+// The ranks with this local rank, one a host.
+SIRTAKI_API ProcessSet cross_process_set(const Session& session = {});
+// Those that InitOptions::process_set named, in its order. Not collective.
+SIRTAKI_API std::vector<ProcessSet> initial_process_sets(const Session& session = {});
+
+}  // namespace sirtaki
