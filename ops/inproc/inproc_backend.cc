@@ -1,9 +1,6 @@
 #include "ops/inproc/inproc_backend.h"
 
-#include <algorithm>
-#include <atomic>
 #include <cstddef>
-#include <cstring>
 #include <map>
 #include <string>
 #include <tuple>
@@ -13,135 +10,21 @@
 #include "core/check.h"
 #include "core/thread_annotations.h"
 #include "ops/finished.h"
+#include "ops/inproc/mailboxes.h"
+#include "ops/inproc/meeting.h"
 #include "ops/kernels.h"
 
 namespace sirtaki::ops {
 namespace {
 
-enum class Call : std::uint8_t { kAllReduce, kBroadcast, kAllGather, kAllGatherV, kAllToAll };
-
-// What a member brings to a meeting.
-struct Deposit {
-  Call call = Call::kAllReduce;
-  const void* input = nullptr;  // gathers and all-to-all
-  void* output = nullptr;       // the buffer of all-reduce and broadcast
-  std::int64_t count = 0;  // elements of all-reduce; bytes of broadcast, all-gather and all-to-all
-  core::DType dtype = core::DType::kU8;
-  int root = -1;
-  std::vector<std::int64_t> bytes = {};  // all-gather-v
-
-  bool AgreesWith(const Deposit& other) const {
-    return call == other.call && count == other.count && dtype == other.dtype &&
-           root == other.root && bytes == other.bytes;
-  }
-
-  std::string ToString() const {
-    switch (call) {
-      case Call::kAllReduce:
-        return "all-reduce of " + std::to_string(count) + " " + std::string(core::DTypeName(dtype));
-      case Call::kBroadcast:
-        return "broadcast of " + std::to_string(count) + " bytes from member " +
-               std::to_string(root);
-      case Call::kAllGather:
-        return "all-gather of " + std::to_string(count) + " bytes each";
-      case Call::kAllGatherV: {
-        std::string text = "all-gather of bytes [";
-        for (std::size_t i = 0; i < bytes.size(); ++i) {
-          text += (i == 0 ? "" : ", ") + std::to_string(bytes[i]);
-        }
-        return text + "]";
-      }
-      case Call::kAllToAll:
-        return "all-to-all of parts of " + std::to_string(count) + " bytes";
-    }
-    return "unknown call";
-  }
-};
-
-void Copy(void* to, const void* from, std::int64_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
-}
-
-std::byte* Part(void* base, std::size_t index, std::int64_t bytes) {
-  return static_cast<std::byte*>(base) + static_cast<std::int64_t>(index) * bytes;
-}
-
-const std::byte* Part(const void* base, std::size_t index, std::int64_t bytes) {
-  return static_cast<const std::byte*>(base) + static_cast<std::int64_t>(index) * bytes;
-}
-
-// Sums in the order of the ranks, block by block so that the sum is still in the cache when it is
-// copied.
-void CarryOutAllReduce(const std::vector<Deposit>& members) {
-  constexpr std::int64_t kBlock = 4096;
-  const Deposit& first = members.front();
-  const auto element = static_cast<std::int64_t>(core::SizeOf(first.dtype));
-  const auto at = [&](const Deposit& member, std::int64_t i) {
-    return static_cast<std::byte*>(member.output) + i * element;
-  };
-  for (std::int64_t i = 0; i < first.count; i += kBlock) {
-    const std::int64_t n = std::min(kBlock, first.count - i);
-    for (std::size_t m = 1; m < members.size(); ++m) {
-      ReduceInto(core::ReduceOp::kSum, first.dtype, at(first, i), at(members[m], i), n);
-    }
-    for (std::size_t m = 1; m < members.size(); ++m) {
-      Copy(at(members[m], i), at(first, i), n * element);
-    }
-  }
-}
-
-void CarryOut(const std::vector<Deposit>& members) {
-  const Deposit& first = members.front();
-  switch (first.call) {
-    case Call::kAllReduce:
-      return CarryOutAllReduce(members);
-    case Call::kBroadcast:
-      for (const Deposit& member : members) {
-        Copy(member.output, members[static_cast<std::size_t>(first.root)].output, first.count);
-      }
-      return;
-    case Call::kAllGather:
-    case Call::kAllGatherV:
-      for (const Deposit& receiver : members) {
-        auto* to = static_cast<std::byte*>(receiver.output);
-        for (std::size_t m = 0; m < members.size(); ++m) {
-          const std::int64_t bytes = first.call == Call::kAllGather ? first.count : first.bytes[m];
-          Copy(to, members[m].input, bytes);
-          if (bytes > 0) to += bytes;
-        }
-      }
-      return;
-    case Call::kAllToAll:
-      for (std::size_t to = 0; to < members.size(); ++to) {
-        for (std::size_t from = 0; from < members.size(); ++from) {
-          Copy(Part(members[to].output, from, first.count),
-               Part(members[from].input, to, first.count), first.count);
-        }
-      }
-      return;
-  }
-}
-
-// One operation for which members arrive. Guarded by the world's mutex, but while it is being
-// carried out: then its deposits belong to the member who does that.
-struct Meeting {
-  enum class State : std::uint8_t { kGathering, kMoving, kDone };
-
-  State state = State::kGathering;
-  core::Status status;
-  std::vector<Deposit> deposits;  // by member
-  std::size_t arrived = 0;
-  int first_rank = -1;  // who arrived first, and as which member
-  std::size_t first = 0;
-
-  void Fail(const core::Status& why) {
-    if (state != State::kGathering) return;
-    state = State::kDone;
-    status = why;
-  }
-};
-
+using Call = Deposit::Call;
 using MeetingKey = std::tuple<core::SetNumber, fusion::Lane, std::uint64_t>;
+
+// A process set, and which of its members have added it and not removed it.
+struct Members {
+  core::RankRanges all;
+  core::RankRanges present;
+};
 
 }  // namespace
 
@@ -159,18 +42,23 @@ struct InprocWorld::Shared {
   core::CondVar changed;
   std::vector<bool> connected SIRTAKI_GUARDED_BY(mutex);
   core::Status aborted SIRTAKI_GUARDED_BY(mutex);
-  std::map<core::SetNumber, core::RankRanges> sets SIRTAKI_GUARDED_BY(mutex);
+  std::map<core::SetNumber, Members> sets SIRTAKI_GUARDED_BY(mutex);
   // Those for which not all members have arrived.
   std::map<MeetingKey, std::shared_ptr<Meeting>> meetings SIRTAKI_GUARDED_BY(mutex);
+  const std::shared_ptr<Mailboxes> mailboxes = std::make_shared<Mailboxes>();
 };
 
 void InprocWorld::Shared::Abort(const core::Status& why) {
-  core::MutexLock lock(mutex);
-  if (!aborted.ok()) return;
-  aborted = why.ok() ? core::Status(core::StatusCode::kAborted, "aborted") : why;
-  for (auto& [key, meeting] : meetings) meeting->Fail(aborted);
-  meetings.clear();
-  changed.NotifyAll();
+  core::Status reason;
+  {
+    core::MutexLock lock(mutex);
+    if (!aborted.ok()) return;
+    reason = aborted = why.ok() ? core::Status(core::StatusCode::kAborted, "aborted") : why;
+    for (auto& [key, meeting] : meetings) meeting->Fail(aborted);
+    meetings.clear();
+    changed.NotifyAll();
+  }
+  mailboxes->Abort(reason);
 }
 
 class InprocBackend : public Backend {
@@ -181,16 +69,23 @@ class InprocBackend : public Backend {
   std::string_view name() const override { return "in-process"; }
 
   core::Status AddSet(core::SetNumber set, const core::RankRanges& members) override;
-  core::Status RemoveSet(core::SetNumber) override { return core::Status::Ok(); }
+  core::Status RemoveSet(core::SetNumber set) override;
 
   std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
                                         core::DType dtype, core::ReduceOp op) override {
-    if (!HasReduction(op, dtype)) {
-      return Finished::With(
-          {core::StatusCode::kUnsupported, "no sum of " + std::string(core::DTypeName(dtype))});
-    }
-    return Meet(channel,
-                {.call = Call::kAllReduce, .output = buffer, .count = count, .dtype = dtype});
+    return MeetToReduce(
+        channel,
+        {.call = Call::kAllReduce, .output = buffer, .count = count, .dtype = dtype, .op = op});
+  }
+
+  std::unique_ptr<Completion> Reduce(Channel channel, void* buffer, std::int64_t count,
+                                     core::DType dtype, core::ReduceOp op, int root) override {
+    return MeetToReduce(channel, {.call = Call::kReduce,
+                                  .output = buffer,
+                                  .count = count,
+                                  .dtype = dtype,
+                                  .op = op,
+                                  .root = root});
   }
 
   std::unique_ptr<Completion> Broadcast(Channel channel, void* buffer, std::int64_t bytes,
@@ -219,19 +114,25 @@ class InprocBackend : public Backend {
                 {.call = Call::kAllToAll, .input = input, .output = output, .count = bytes});
   }
 
-  std::unique_ptr<Completion> Reduce(Channel, void*, std::int64_t, core::DType, core::ReduceOp,
-                                     int) override {
-    return Finished::With({core::StatusCode::kUnsupported, "reduce"});
+  std::unique_ptr<Completion> Exchange(Channel channel, std::span<const OutgoingSlice> outgoing,
+                                       std::span<const IncomingSlice> incoming) override {
+    return Meet(channel, {.call = Call::kExchange,
+                          .outgoing = {outgoing.begin(), outgoing.end()},
+                          .incoming = {incoming.begin(), incoming.end()}});
   }
-  std::unique_ptr<Completion> Exchange(Channel, std::span<const OutgoingSlice>,
-                                       std::span<const IncomingSlice>) override {
-    return Finished::With({core::StatusCode::kUnsupported, "exchange"});
+
+  std::unique_ptr<Completion> SendMessage(int to, int tag, const void* memory,
+                                          std::int64_t bytes) override {
+    const core::Status status = CheckMessage("send", to, tag, bytes);
+    if (!status.ok()) return Finished::With(status);
+    return Mailboxes::Send(shared_->mailboxes, rank_, to, tag, memory, bytes);
   }
-  std::unique_ptr<Completion> SendMessage(int, int, const void*, std::int64_t) override {
-    return Finished::With({core::StatusCode::kUnsupported, "send"});
-  }
-  std::unique_ptr<Completion> ReceiveMessage(int, int, void*, std::int64_t) override {
-    return Finished::With({core::StatusCode::kUnsupported, "receive"});
+
+  std::unique_ptr<Completion> ReceiveMessage(int from, int tag, void* memory,
+                                             std::int64_t bytes) override {
+    const core::Status status = CheckMessage("receive", from, tag, bytes);
+    if (!status.ok()) return Finished::With(status);
+    return Mailboxes::Receive(shared_->mailboxes, from, rank_, tag, memory, bytes);
   }
 
   void Abort(const core::Status& why) override { shared_->Abort(why); }
@@ -240,6 +141,8 @@ class InprocBackend : public Backend {
   class Pending;
 
   std::unique_ptr<Completion> Meet(Channel channel, Deposit deposit);
+  std::unique_ptr<Completion> MeetToReduce(Channel channel, Deposit deposit);
+  core::Status CheckMessage(const char* what, int peer, int tag, std::int64_t bytes) const;
   // Adds the deposit to its meeting; an error if the arguments are wrong whatever the others bring.
   // Fills in `*meeting`, and says by `*complete` that all members are there and the caller carries
   // it out.
@@ -287,12 +190,30 @@ class InprocBackend::Pending : public Completion {
 core::Status InprocBackend::AddSet(core::SetNumber set, const core::RankRanges& members) {
   core::MutexLock lock(shared_->mutex);
   if (!shared_->aborted.ok()) return shared_->aborted;
-  const auto [found, inserted] = shared_->sets.emplace(set, members);
-  if (!inserted && !(found->second == members)) {
+  const auto found = shared_->sets.find(set);
+  if (found != shared_->sets.end() && !(found->second.all == members)) {
     return {core::StatusCode::kMismatch, "set " + std::to_string(set) + " has the members " +
-                                             found->second.ToString() + ", not " +
+                                             found->second.all.ToString() + ", not " +
                                              members.ToString()};
   }
+  if (!members.Contains(rank_)) return core::Status::Ok();
+  Members& added = shared_->sets[set];
+  added.all = members;
+  added.present.Add(rank_);
+  return core::Status::Ok();
+}
+
+core::Status InprocBackend::RemoveSet(core::SetNumber set) {
+  core::MutexLock lock(shared_->mutex);
+  if (!shared_->aborted.ok()) return shared_->aborted;
+  for (const fusion::Lane lane : {fusion::Lane::kSmall, fusion::Lane::kLarge}) {
+    next_.erase({set, lane});
+  }
+  const auto found = shared_->sets.find(set);
+  if (found == shared_->sets.end()) return core::Status::Ok();
+  // The others may still be at work in it.
+  found->second.present.Remove({rank_});
+  if (found->second.present.empty()) shared_->sets.erase(found);
   return core::Status::Ok();
 }
 
@@ -300,18 +221,14 @@ core::Status InprocBackend::Arrive(Channel channel, Deposit deposit,
                                    std::shared_ptr<Meeting>* meeting, bool* complete) {
   if (!shared_->aborted.ok()) return shared_->aborted;
   const auto set = shared_->sets.find(channel.set);
-  const std::int64_t index = set == shared_->sets.end() ? -1 : set->second.IndexOf(rank_);
-  if (index < 0) {
+  if (set == shared_->sets.end() || !set->second.present.Contains(rank_)) {
     return {core::StatusCode::kInvalidArgument,
             "rank " + std::to_string(rank_) + " is not in set " + std::to_string(channel.set)};
   }
-  const auto members = static_cast<std::size_t>(set->second.Count());
-  const auto negative = [](std::int64_t bytes) { return bytes < 0; };
-  const bool wrong_root = deposit.call == Call::kBroadcast &&
-                          (deposit.root < 0 || static_cast<std::size_t>(deposit.root) >= members);
-  const bool wrong_sizes = deposit.call == Call::kAllGatherV && deposit.bytes.size() != members;
-  if (wrong_root || wrong_sizes || negative(deposit.count) ||
-      std::any_of(deposit.bytes.begin(), deposit.bytes.end(), negative)) {
+  const core::RankRanges& ranks = set->second.all;
+  const auto index = static_cast<std::size_t>(ranks.IndexOf(rank_));
+  const auto members = static_cast<std::size_t>(ranks.Count());
+  if (!deposit.IsPossible(index, members)) {
     return {core::StatusCode::kInvalidArgument,
             deposit.ToString() + " is impossible among " + std::to_string(members) + " members"};
   }
@@ -321,9 +238,10 @@ core::Status InprocBackend::Arrive(Channel channel, Deposit deposit,
   std::shared_ptr<Meeting>& slot = shared_->meetings[key];
   if (slot == nullptr) {
     slot = std::make_shared<Meeting>();
+    slot->members = ranks;
     slot->deposits.resize(members);
     slot->first_rank = rank_;
-    slot->first = static_cast<std::size_t>(index);
+    slot->first = index;
   }
   *meeting = slot;
   const Deposit& first = slot->deposits[slot->first];
@@ -335,7 +253,7 @@ core::Status InprocBackend::Arrive(Channel channel, Deposit deposit,
                     std::to_string(channel.set) + ")"});
     shared_->changed.NotifyAll();
   }
-  (*meeting)->deposits[static_cast<std::size_t>(index)] = std::move(deposit);
+  (*meeting)->deposits[index] = std::move(deposit);
   if (++(*meeting)->arrived == members) {
     shared_->meetings.erase(key);
     if ((*meeting)->state == Meeting::State::kGathering) {
@@ -356,8 +274,9 @@ std::unique_ptr<Completion> InprocBackend::Meet(Channel channel, Deposit deposit
   }
   if (complete) {
     // Everyone else waits for it, and nobody leaves while it moves: the deposits are ours.
-    CarryOut(meeting->deposits);
+    const core::Status status = CarryOut(meeting->deposits, meeting->members);
     core::MutexLock lock(shared_->mutex);
+    meeting->status = status;
     meeting->state = Meeting::State::kDone;
     shared_->changed.NotifyAll();
   }
@@ -366,11 +285,32 @@ std::unique_ptr<Completion> InprocBackend::Meet(Channel channel, Deposit deposit
   return pending;
 }
 
+std::unique_ptr<Completion> InprocBackend::MeetToReduce(Channel channel, Deposit deposit) {
+  if (!HasReduction(deposit.op, deposit.dtype)) {
+    return Finished::With(
+        {core::StatusCode::kUnsupported, "no " + std::string(core::ReduceOpName(deposit.op)) +
+                                             " of " + std::string(core::DTypeName(deposit.dtype))});
+  }
+  return Meet(channel, std::move(deposit));
+}
+
+core::Status InprocBackend::CheckMessage(const char* what, int peer, int tag,
+                                         std::int64_t bytes) const {
+  if (peer >= 0 && peer < shared_->size && tag >= 0 && tag <= kMaxTag && bytes >= 0) {
+    return core::Status::Ok();
+  }
+  return {core::StatusCode::kInvalidArgument,
+          "rank " + std::to_string(rank_) + " of " + std::to_string(shared_->size) + " cannot " +
+              what + " " + std::to_string(bytes) + " bytes: rank " + std::to_string(peer) +
+              ", tag " + std::to_string(tag)};
+}
+
 InprocWorld::InprocWorld(int size, InprocOptions options)
     : shared_(std::make_shared<Shared>(size, options)) {
   SIRTAKI_CHECK(size >= 1, "a world has members");
   core::MutexLock lock(shared_->mutex);
-  shared_->sets.emplace(core::kWorldSet, core::RankRanges::Span(0, size - 1));
+  const core::RankRanges world = core::RankRanges::Span(0, size - 1);
+  shared_->sets.emplace(core::kWorldSet, Members{.all = world, .present = world});
 }
 
 InprocWorld::~InprocWorld() = default;

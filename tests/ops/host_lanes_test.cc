@@ -1,27 +1,20 @@
 #include "ops/host_lanes.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <functional>
-#include <limits>
-#include <list>
 #include <memory>
-#include <new>
 #include <optional>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "core/thread_annotations.h"
 #include "ops/inproc/inproc_backend.h"
 #include "tests/support/half_reference.h"
 #include "tests/support/rank_threads.h"
@@ -84,10 +77,9 @@ void WithArithmetic(DType dtype, Function function) {
       return function(float{});
     case DType::kF64:
       return function(double{});
-    case DType::kBool:
-      break;
+    default:
+      FAIL() << "no arithmetic";
   }
-  FAIL() << "no arithmetic";
 }
 
 template <typename T>
@@ -267,7 +259,7 @@ std::vector<std::byte> Expected(const Case& c, int size) {
       return Reduced(c.signature, inputs, size).bytes;
     case OpKind::kBroadcast:
       return inputs[static_cast<std::size_t>(c.signature.root)].bytes;
-    case OpKind::kAllGather:
+    default:
       break;
   }
   std::vector<std::byte> all;
@@ -365,7 +357,7 @@ TEST_P(HostLanesTest, ReducesEveryTypeAndSize) {
   std::uint64_t seed = 1;
   for (int d = 0; d < core::kDTypeCount; ++d) {
     const auto dtype = static_cast<DType>(d);
-    if (dtype == DType::kBool) continue;
+    if (!core::IsInteger(dtype) && !core::IsFloating(dtype)) continue;
     for (const ReduceOp reduction : {ReduceOp::kSum, ReduceOp::kAverage}) {
       std::vector<Case> batch;
       for (const std::int64_t count : {0, 1, 3, 64, 127, 1000, 2500}) {
@@ -480,6 +472,7 @@ TEST_P(HostLanesTest, ARankWithoutAGradientGivesZeros) {
 }
 
 TEST_P(HostLanesTest, RunsRandomBatches) {
+  constexpr OpKind kKinds[] = {OpKind::kAllReduce, OpKind::kBroadcast, OpKind::kAllGather};
   std::mt19937_64 random(testing::TestSeed());
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   const int rounds = testing::ScaledCount(6, 300);
@@ -491,8 +484,8 @@ TEST_P(HostLanesTest, RunsRandomBatches) {
         c.seed = random();
         c.in_place = below(2) == 0;
         Signature& s = c.signature;
-        s.kind = static_cast<OpKind>(below(core::kOpKindCount));
-        s.dtype = static_cast<DType>(below(core::kDTypeCount - 1));  // all but bool
+        s.kind = kKinds[below(3)];
+        s.dtype = static_cast<DType>(below(static_cast<int>(DType::kF64) + 1));
         s.shape = {below(3) == 0 ? below(3) : below(900)};
         if (s.kind == OpKind::kAllReduce) s.reduction = static_cast<ReduceOp>(below(2));
         const bool wide = s.dtype == DType::kF32 || s.dtype == DType::kF64;
@@ -571,399 +564,6 @@ TEST_P(HostLanesJoinTest, ARankThatHasJoinedTakesPartWithoutTensors) {
       EXPECT_TRUE(sides[i].output.bytes == Expected(cases[i], size()));
     }
   });
-}
-
-// ---- failure paths, with a backend that does what the test says ----
-
-class FakeBackend : public Backend {
- public:
-  class Operation : public Completion {
-   public:
-    bool Poll() override { return done.load(); }
-    Status status() const override { return result; }
-    std::atomic<bool> done{false};
-    Status result;
-  };
-
-  std::string_view name() const override { return "fake"; }
-  Status AddSet(core::SetNumber, const core::RankRanges&) override { return Status::Ok(); }
-  Status RemoveSet(core::SetNumber) override { return Status::Ok(); }
-  std::unique_ptr<Completion> Reduce(Channel channel, void*, std::int64_t, DType, core::ReduceOp,
-                                     int) override {
-    return Run(channel);
-  }
-  std::unique_ptr<Completion> Exchange(Channel channel, std::span<const OutgoingSlice>,
-                                       std::span<const IncomingSlice>) override {
-    return Run(channel);
-  }
-  std::unique_ptr<Completion> SendMessage(int, int, const void*, std::int64_t) override {
-    return Run({});
-  }
-  std::unique_ptr<Completion> ReceiveMessage(int, int, void*, std::int64_t) override {
-    return Run({});
-  }
-  std::unique_ptr<Completion> AllReduce(Channel channel, void*, std::int64_t, DType,
-                                        core::ReduceOp) override {
-    return Run(channel);
-  }
-  std::unique_ptr<Completion> Broadcast(Channel channel, void*, std::int64_t, int) override {
-    return Run(channel);
-  }
-  std::unique_ptr<Completion> AllGather(Channel channel, const void* in, void* out,
-                                        std::int64_t bytes) override {
-    std::memcpy(out, in, static_cast<std::size_t>(bytes));
-    return Run(channel);
-  }
-  std::unique_ptr<Completion> AllGatherV(Channel channel, const void*, void*,
-                                         std::span<const std::int64_t>) override {
-    return Run(channel);
-  }
-  std::unique_ptr<Completion> AllToAll(Channel channel, const void* in, void* out,
-                                       std::int64_t bytes) override {
-    std::memcpy(out, in, static_cast<std::size_t>(bytes));
-    return Run(channel);
-  }
-  void Abort(const Status& why) override {
-    core::MutexLock lock(mutex_);
-    aborts_.push_back(why);
-    if (abort_frees_) FreeLocked();
-  }
-
-  // The large lane blocks from now on until Free, or until Abort if that frees it.
-  void Block(bool abort_frees) {
-    core::MutexLock lock(mutex_);
-    blocked_ = true;
-    abort_frees_ = abort_frees;
-  }
-  void Free() {
-    core::MutexLock lock(mutex_);
-    FreeLocked();
-  }
-  void FailFrom(int operation, Status why) {
-    core::MutexLock lock(mutex_);
-    fail_from_ = operation;
-    why_ = std::move(why);
-  }
-  // The small lane's operations stay under way from now on.
-  void HoldSmall() {
-    core::MutexLock lock(mutex_);
-    hold_small_ = true;
-  }
-  int operations() const {
-    core::MutexLock lock(mutex_);
-    return operations_;
-  }
-  bool inside() const {
-    core::MutexLock lock(mutex_);
-    return inside_;
-  }
-  std::vector<Status> aborts() const {
-    core::MutexLock lock(mutex_);
-    return aborts_;
-  }
-
- private:
-  std::unique_ptr<Completion> Run(Channel channel) {
-    auto operation = std::make_unique<Operation>();
-    core::MutexLock lock(mutex_);
-    if (operations_++ >= fail_from_) operation->result = why_;
-    if (channel.lane == fusion::Lane::kLarge) {
-      inside_ = true;
-      while (blocked_) changed_.Wait(mutex_);
-      inside_ = false;
-    }
-    operation->done = channel.lane == fusion::Lane::kLarge || !hold_small_;
-    return operation;
-  }
-  void FreeLocked() SIRTAKI_REQUIRES(mutex_) {
-    blocked_ = false;
-    changed_.NotifyAll();
-  }
-
-  mutable core::Mutex mutex_;
-  core::CondVar changed_;
-  int operations_ SIRTAKI_GUARDED_BY(mutex_) = 0;
-  int fail_from_ SIRTAKI_GUARDED_BY(mutex_) = std::numeric_limits<int>::max();
-  Status why_ SIRTAKI_GUARDED_BY(mutex_);
-  bool hold_small_ SIRTAKI_GUARDED_BY(mutex_) = false;
-  bool blocked_ SIRTAKI_GUARDED_BY(mutex_) = false;
-  bool abort_frees_ SIRTAKI_GUARDED_BY(mutex_) = false;
-  bool inside_ SIRTAKI_GUARDED_BY(mutex_) = false;
-  std::vector<Status> aborts_ SIRTAKI_GUARDED_BY(mutex_);
-};
-
-// Lanes of one rank over the fake, and what they called back.
-struct Bench {
-  explicit Bench(bool thread = true, int size = 1) {
-    HostLanesOptions options = SmallLimits(0, size, thread);
-    options.on_failure = [this](const Status& why, const std::string& key) {
-      core::MutexLock lock(mutex);
-      failures.emplace_back(why, key);
-    };
-    options.on_progress = [this] { ++progress; };
-    lanes = std::make_unique<HostLanes>(std::move(options), *backend);
-  }
-
-  // A batch of one float all-reduce.
-  core::HandlePtr Start(const std::string& name, std::int64_t count,
-                        std::optional<DType> wire = std::nullopt) {
-    cases.push_back({.signature = {.wire = wire, .shape = {count}}, .in_place = true, .rows = {}});
-    sides.emplace_back();
-    RunBatch batch;
-    batch.items.push_back(MakeItem(cases.back(), name, 0, sides.back()));
-    lanes->Start(std::move(batch), core::Clock::now());
-    return sides.back().handle;
-  }
-  core::HandlePtr StartSmall(const std::string& name) { return Start(name, 1); }
-  core::HandlePtr StartLarge(const std::string& name) { return Start(name, 1000); }
-
-  static void WaitFor(const std::function<bool()>& condition) {
-    const core::TimePoint limit = core::Clock::now() + std::chrono::seconds(30);
-    while (!condition()) {
-      ASSERT_LT(core::Clock::now(), limit);
-      std::this_thread::yield();
-    }
-  }
-  std::vector<std::pair<Status, std::string>> Failures() {
-    core::MutexLock lock(mutex);
-    return failures;
-  }
-
-  std::shared_ptr<FakeBackend> backend = std::make_shared<FakeBackend>();
-  std::list<Case> cases;
-  std::list<Side> sides;
-  core::Mutex mutex;
-  std::vector<std::pair<Status, std::string>> failures SIRTAKI_GUARDED_BY(mutex);
-  std::atomic<int> progress{0};
-  std::unique_ptr<HostLanes> lanes;
-};
-
-const Status kWhy(StatusCode::kBackend, "the wire broke");
-
-TEST(HostLanesFailureTest, AFailureOnTheLargeLaneEndsEverythingOnce) {
-  Bench bench;
-  bench.backend->HoldSmall();
-  const core::HandlePtr small = bench.StartSmall("small");
-  bench.backend->Block(/*abort_frees=*/true);
-  bench.backend->FailFrom(1, kWhy);
-  const core::HandlePtr first = bench.StartLarge("first");
-  const core::HandlePtr second = bench.StartLarge("second");
-  EXPECT_TRUE(bench.lanes->NeedsStepping());
-  Bench::WaitFor([&] { return bench.backend->inside(); });
-  bench.backend->Free();
-  Bench::WaitFor([&] { return small->done() && first->done() && second->done(); });
-  for (const core::HandlePtr& handle : {small, first, second}) {
-    EXPECT_EQ(handle->status().code(), StatusCode::kBackend);
-    EXPECT_EQ(handle->status().message(), "all-reduce of \"first\" (large lane): the wire broke");
-    EXPECT_EQ(handle->status().origin().rank, 0);
-    EXPECT_EQ(handle->status().origin().tensor, "first");
-  }
-  Bench::WaitFor([&] { return bench.lanes->Idle() && !bench.Failures().empty(); });
-  EXPECT_FALSE(bench.lanes->NeedsStepping());
-  EXPECT_FALSE(bench.lanes->Step(core::Clock::now()));
-
-  // Nothing starts after it.
-  const int operations = bench.backend->operations();
-  EXPECT_EQ(bench.StartSmall("late")->status(), first->status());
-  EXPECT_EQ(bench.StartLarge("late")->status(), first->status());
-  bench.lanes->Abandon({StatusCode::kAborted, "as well"});
-  EXPECT_EQ(bench.backend->operations(), operations);
-  ASSERT_EQ(bench.Failures().size(), 1u);
-  EXPECT_EQ(bench.Failures()[0].first, first->status());
-  EXPECT_EQ(bench.Failures()[0].second, "first");
-  EXPECT_EQ(bench.backend->aborts(), std::vector<Status>{first->status()});
-}
-
-TEST(HostLanesFailureTest, AFailureInTheMiddleOfAGroupEndsIt) {
-  for (const bool thread : {true, false}) {
-    Bench bench(thread);
-    bench.backend->FailFrom(2, kWhy);
-    const core::HandlePtr handle = bench.StartLarge("w");  // 4000 bytes in windows of 256
-    Bench::WaitFor([&] {
-      bench.lanes->Step(core::Clock::now());
-      return handle->done();
-    });
-    EXPECT_EQ(handle->status().code(), StatusCode::kBackend);
-    Bench::WaitFor([&] { return bench.lanes->Idle() && bench.Failures().size() == 1; });
-    EXPECT_EQ(bench.backend->operations(), 3);
-  }
-}
-
-// Of two members, whose parts are exchanged and then gathered.
-TEST(HostLanesFailureTest, AFailureOfAnyStepEndsACompressedGroup) {
-  for (const int step : {0, 1, 2, 3}) {
-    Bench bench(/*thread=*/true, /*size=*/2);
-    bench.backend->FailFrom(step, kWhy);
-    const core::HandlePtr handle = bench.Start("w", 1000, DType::kF16);
-    Bench::WaitFor([&] { return handle->done() && bench.lanes->Idle(); });
-    EXPECT_EQ(handle->status().code(), StatusCode::kBackend);
-    EXPECT_EQ(bench.backend->operations(), step + 1);
-  }
-}
-
-TEST(HostLanesFailureTest, AFailureOnTheSmallLaneIsReportedFromStep) {
-  Bench bench;
-  bench.backend->FailFrom(0, kWhy);
-  const core::HandlePtr handle = bench.StartSmall("s");
-  bench.lanes->Step(core::Clock::now());
-  ASSERT_TRUE(handle->done());
-  EXPECT_EQ(handle->status().code(), StatusCode::kBackend);
-  ASSERT_EQ(bench.Failures().size(), 1u);
-  EXPECT_EQ(bench.Failures()[0].second, "s");
-}
-
-TEST(HostLanesFailureTest, AbandonCompletesWhatWaitsAndWhatRuns) {
-  Bench bench;
-  bench.backend->HoldSmall();
-  bench.backend->Block(/*abort_frees=*/true);
-  const std::vector<core::HandlePtr> handles = {bench.StartSmall("a"), bench.StartLarge("b"),
-                                                bench.StartLarge("c")};
-  Bench::WaitFor([&] { return bench.backend->inside(); });
-  const std::vector<core::RunningOperation> running = bench.lanes->Running();
-  ASSERT_EQ(running.size(), 3u);
-  EXPECT_EQ(running[0].what, "all-reduce of \"a\" (small lane)");
-  EXPECT_EQ(running[1].what, "all-reduce of \"b\" (large lane)");
-  EXPECT_EQ(running[2].what, "all-reduce of \"c\" (large lane)");
-  EXPECT_FALSE(bench.lanes->Idle());
-
-  const Status why(StatusCode::kPeerLost, "rank 3 is lost");
-  bench.lanes->Abandon(why);
-  for (const core::HandlePtr& handle : handles) {
-    ASSERT_TRUE(handle->done());
-    EXPECT_EQ(handle->status(), why);
-  }
-  Bench::WaitFor([&] { return bench.lanes->Idle(); });
-  EXPECT_TRUE(bench.lanes->Running().empty());
-  EXPECT_TRUE(bench.Failures().empty());
-}
-
-// What a thread that is stuck in the medium refers to stays, and the destructor does not wait for
-// it.
-TEST(HostLanesFailureTest, AStuckThreadIsLeftBehind) {
-  auto bench = std::make_unique<Bench>();
-  const std::shared_ptr<FakeBackend> backend = bench->backend;
-  backend->Block(/*abort_frees=*/false);
-  auto memory = std::make_shared<std::vector<float>>(1000, 1.0f);
-  const std::weak_ptr<std::vector<float>> watched = memory;
-  auto work = std::make_shared<core::Work>();
-  work->input = work->output = memory->data();
-  work->handle = NewHandle();
-  const core::HandlePtr handle = work->handle;
-  work->keep_alive = std::move(memory);
-  RunItem item;
-  item.key = core::Key::Named(core::kWorldSet, "stuck");
-  item.signature = std::make_shared<const Signature>(Signature{.shape = {1000}});
-  item.work = std::move(work);
-  RunBatch batch;
-  batch.items.push_back(std::move(item));
-  bench->lanes->Start(std::move(batch), core::Clock::now());
-  Bench::WaitFor([&] { return backend->inside(); });
-
-  bench->lanes->Abandon(kWhy);
-  EXPECT_EQ(handle->status(), kWhy);
-  EXPECT_FALSE(bench->lanes->Idle());
-  bench.reset();  // returns, and nothing calls back afterwards
-  EXPECT_FALSE(watched.expired());
-  backend->Free();
-  Bench::WaitFor([&] { return !backend->inside(); });
-  EXPECT_FALSE(watched.expired());
-}
-
-TEST(HostLanesFailureTest, TheDestructorAbandonsWhatIsUnfinished) {
-  for (const bool thread : {true, false}) {
-    Bench bench(thread);
-    bench.backend->HoldSmall();
-    if (thread) bench.backend->Block(/*abort_frees=*/true);
-    const core::HandlePtr small = bench.StartSmall("s");
-    const core::HandlePtr large = bench.StartLarge("l");
-    bench.lanes.reset();
-    EXPECT_EQ(small->status().code(), StatusCode::kShutDown);
-    EXPECT_EQ(large->status().code(), StatusCode::kShutDown);
-  }
-}
-
-TEST(HostLanesFailureTest, ADestructorWithNothingToDoAbortsNobody) {
-  const auto backend = std::make_shared<FakeBackend>();
-  {
-    Bench bench;
-    EXPECT_TRUE(bench.lanes->Idle());
-    bench.lanes.reset();
-    EXPECT_TRUE(bench.backend->aborts().empty());
-  }
-}
-
-TEST(HostLanesFailureTest, ProgressIsRungWhenTheLanesAreIdle) {
-  Bench bench;
-  for (int i = 1; i <= 20; ++i) {
-    const core::HandlePtr handle = bench.StartLarge("w");
-    Bench::WaitFor([&] { return bench.progress == i; });
-    EXPECT_TRUE(handle->done());
-    EXPECT_TRUE(bench.lanes->Idle());
-  }
-}
-
-core::HandlePtr StartGather(Bench& bench,
-                            std::function<void*(const std::vector<std::int64_t>&)> allocate,
-                            std::int64_t rows) {
-  auto work = std::make_shared<core::Work>();
-  work->rows = rows;
-  work->allocate_output = std::move(allocate);
-  work->handle = NewHandle();
-  RunItem item;
-  item.key = core::Key::Named(core::kWorldSet, "gathered");
-  item.signature =
-      std::make_shared<const Signature>(Signature{.kind = OpKind::kAllGather, .shape = {2}});
-  item.work = work;
-  RunBatch batch;
-  batch.items.push_back(std::move(item));
-  bench.lanes->Start(std::move(batch), core::Clock::now());
-  Bench::WaitFor([&] { return work->handle->done(); });
-  return work->handle;
-}
-
-TEST(HostLanesFailureTest, AnAllocationThatThrowsIsAFailure) {
-  Bench bench;
-  const core::HandlePtr handle = StartGather(
-      bench, [](const auto&) -> void* { throw std::runtime_error("the pool is empty"); }, 3);
-  EXPECT_EQ(handle->status().message(),
-            "all-gather of \"gathered\" (large lane): the pool is empty");
-  Bench::WaitFor([&] { return bench.Failures().size() == 1; });
-  EXPECT_EQ(bench.Failures()[0].second, "gathered");
-}
-
-TEST(HostLanesFailureTest, NoMemoryForAGatherIsAFailure) {
-  Bench oom;
-  EXPECT_THAT(StartGather(
-                  oom, [](const auto&) -> void* { throw std::bad_alloc(); }, 3)
-                  ->status()
-                  .message(),
-              ::testing::HasSubstr("out of host memory"));
-  Bench null;
-  EXPECT_THAT(StartGather(
-                  null, [](const auto&) -> void* { return nullptr; }, 3)
-                  ->status()
-                  .message(),
-              ::testing::HasSubstr("no memory"));
-}
-
-TEST(HostLanesFailureTest, NonsenseRowsAreAFailure) {
-  Bench bench;
-  const auto none = [](const auto&) -> void* { return nullptr; };
-  EXPECT_THAT(StartGather(bench, none, -5)->status().message(), ::testing::HasSubstr("-5 rows"));
-  Bench huge;
-  EXPECT_FALSE(StartGather(huge, none, std::int64_t{1} << 61)->status().ok());
-}
-
-TEST(HostLanesFailureTest, AnUnknownSetIsAFailure) {
-  Bench bench;
-  bench.cases.push_back({.signature = {.shape = {1}}, .rows = {}});
-  bench.sides.emplace_back();
-  RunBatch batch;
-  batch.set = 9;
-  batch.items.push_back(MakeItem(bench.cases.back(), "w", 0, bench.sides.back()));
-  bench.lanes->Start(std::move(batch), core::Clock::now());
-  EXPECT_THAT(bench.sides.back().handle->status().message(), ::testing::HasSubstr("set 9"));
-  EXPECT_EQ(bench.Failures().size(), 1u);
 }
 
 }  // namespace

@@ -90,6 +90,39 @@ TEST(InprocBackendTest, PartsOfDifferentSizesAreAnError) {
   EXPECT_EQ(first->status(), second->status());
 }
 
+TEST(InprocBackendTest, SlicesThatDoNotMatchAreAnErrorForAll) {
+  InprocWorld world(3);
+  RankThreads::Run(3, [&](int rank) {
+    const std::unique_ptr<Backend> backend = world.Connect(rank);
+    const char given[8] = "1234567";
+    char taken[8] = {};
+    std::vector<OutgoingSlice> outgoing;
+    std::vector<IncomingSlice> incoming;
+    if (rank == 0) outgoing = {{2, given, 3}, {2, given, 0}, {2, given, 4}};
+    if (rank == 2) incoming = {{0, taken, 3}, {0, taken + 3, 5}};
+    const auto operation = backend->Exchange(kLarge, outgoing, incoming);
+    ASSERT_TRUE(operation->Poll());
+    EXPECT_EQ(operation->status().code(), StatusCode::kBackend);
+    EXPECT_EQ(operation->status().message(),
+              "members disagree: rank 0 gives slices of [3, 4] bytes to rank 2, which expects "
+              "[3, 5]");
+    EXPECT_EQ(taken[0], 0);
+  });
+}
+
+TEST(InprocBackendTest, MembersThatReduceDifferentlyAreAnError) {
+  InprocWorld world(2);
+  const std::unique_ptr<Backend> zero = world.Connect(0);
+  const std::unique_ptr<Backend> one = world.Connect(1);
+  float values[2] = {};
+  const auto first = zero->Reduce(kSmall, values, 1, DType::kF32, core::ReduceOp::kSum, 0);
+  const auto second = one->Reduce(kSmall, values + 1, 1, DType::kF32, core::ReduceOp::kSum, 1);
+  EXPECT_NE(first->status().message().find("reduce of 1 float32 (sum) to member 0, rank 1 called"),
+            std::string::npos)
+      << first->status().ToString();
+  EXPECT_EQ(first->status(), second->status());
+}
+
 TEST(InprocBackendTest, DifferentRootsAreAnError) {
   InprocWorld world(2);
   RankThreads::Run(2, [&](int rank) {
@@ -113,6 +146,17 @@ TEST(InprocBackendTest, RefusesWhatIsImpossibleAtOnce) {
             StatusCode::kInvalidArgument);
   EXPECT_EQ(code(backend->AllReduce(kLarge, &value, 1, DType::kBool, core::ReduceOp::kSum)),
             StatusCode::kUnsupported);
+  EXPECT_EQ(code(backend->Reduce(kLarge, &value, 1, DType::kI32, core::ReduceOp::kSum, 2)),
+            StatusCode::kInvalidArgument);
+  for (const OutgoingSlice& slice : {OutgoingSlice{2, &value, 4}, OutgoingSlice{-1, &value, 4},
+                                     OutgoingSlice{0, &value, 4}, OutgoingSlice{1, &value, -4}}) {
+    EXPECT_EQ(code(backend->Exchange(kLarge, {&slice, 1}, {})), StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(code(backend->SendMessage(2, 0, &value, 4)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(backend->SendMessage(1, -1, &value, 4)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(backend->ReceiveMessage(1, Backend::kMaxTag + 1, &value, 4)),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(backend->ReceiveMessage(1, 0, &value, -1)), StatusCode::kInvalidArgument);
   const std::vector<std::int64_t> one = {4};
   EXPECT_EQ(code(backend->AllGatherV(kLarge, &value, &value, one)), StatusCode::kInvalidArgument);
   EXPECT_EQ(code(backend->AllGather({5, fusion::Lane::kLarge}, &value, &value, 1)),
@@ -128,6 +172,56 @@ TEST(InprocBackendTest, SetsWithOtherMembersAreAMismatch) {
   EXPECT_EQ(one->AddSet(1, {0, 2}).code(), StatusCode::kMismatch);
 }
 
+// A member that is ahead removes the set for itself alone.
+TEST(InprocBackendTest, AMemberThatHasRemovedASetLeavesItToTheOthers) {
+  InprocWorld world(2);
+  const std::unique_ptr<Backend> zero = world.Connect(0);
+  const std::unique_ptr<Backend> one = world.Connect(1);
+  constexpr Channel kPair{1, fusion::Lane::kSmall};
+  EXPECT_TRUE(zero->AddSet(1, {0, 1}).ok());
+  EXPECT_TRUE(one->AddSet(1, {0, 1}).ok());
+  float values[2] = {1, 2};
+  const auto sum = zero->AllReduce(kPair, values, 1, DType::kF32, core::ReduceOp::kSum);
+  const auto gone = one->AllReduce(kPair, values + 1, 1, DType::kF32, core::ReduceOp::kSum);
+  EXPECT_TRUE(gone->Poll());
+  EXPECT_TRUE(one->RemoveSet(1).ok());
+  EXPECT_EQ(one->AllReduce(kPair, values, 1, DType::kF32, core::ReduceOp::kSum)->status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_FALSE(zero->AllReduce(kPair, values, 1, DType::kF32, core::ReduceOp::kSum)->Poll());
+  EXPECT_TRUE(zero->RemoveSet(1).ok());
+  EXPECT_TRUE(zero->RemoveSet(1).ok());  // as for a set of others
+}
+
+TEST(InprocBackendTest, AMessageTooLongIsAnErrorOfTheReceive) {
+  InprocWorld world(2);
+  const std::unique_ptr<Backend> zero = world.Connect(0);
+  const std::unique_ptr<Backend> one = world.Connect(1);
+  const char given[4] = {1, 2, 3, 4};
+  char taken[4] = {};
+  const auto receive = one->ReceiveMessage(0, 3, taken, 3);
+  const auto send = zero->SendMessage(1, 3, given, 4);
+  ASSERT_TRUE(receive->Poll());
+  EXPECT_NE(receive->status().message().find("rank 0 sent 4 bytes with tag 3"), std::string::npos)
+      << receive->status().ToString();
+  EXPECT_EQ(taken[0], 0);
+  EXPECT_TRUE(send->Poll());
+  EXPECT_TRUE(send->status().ok());
+}
+
+TEST(InprocBackendTest, ADroppedMessageWasNeverThere) {
+  InprocWorld world(1);
+  const std::unique_ptr<Backend> backend = world.Connect(0);
+  const int given[2] = {1, 2};
+  { const auto dropped = backend->SendMessage(0, 0, given, 4); }
+  const auto send = backend->SendMessage(0, 0, given + 1, 4);
+  EXPECT_FALSE(send->Poll());
+  int taken = 0;
+  const auto receive = backend->ReceiveMessage(0, 0, &taken, 4);
+  EXPECT_TRUE(send->Poll());
+  EXPECT_TRUE(receive->Poll());
+  EXPECT_EQ(taken, 2);
+}
+
 TEST(InprocBackendTest, AbortEndsWhatBlocksAndWhatComes) {
   InprocWorld world(2);
   const Status why(StatusCode::kPeerLost, "rank 1 is gone");
@@ -141,6 +235,8 @@ TEST(InprocBackendTest, AbortEndsWhatBlocksAndWhatComes) {
   });
   const auto polled = backend->AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum);
   EXPECT_FALSE(polled->Poll());
+  const auto message = backend->ReceiveMessage(1, 0, &value, 4);
+  EXPECT_FALSE(message->Poll());
   while (!started) std::this_thread::yield();
   backend->Abort(why);
   backend->Abort({StatusCode::kAborted, "later"});
@@ -148,6 +244,9 @@ TEST(InprocBackendTest, AbortEndsWhatBlocksAndWhatComes) {
   EXPECT_EQ(seen, why);
   EXPECT_TRUE(polled->Poll());
   EXPECT_EQ(polled->status(), why);
+  EXPECT_TRUE(message->Poll());
+  EXPECT_EQ(message->status(), why);
+  EXPECT_EQ(backend->SendMessage(1, 0, &value, 4)->status(), why);
   EXPECT_EQ(backend->AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum)->status(),
             why);
   EXPECT_EQ(backend->AddSet(3, {0}), why);
