@@ -24,7 +24,6 @@ struct Forms {
 
 Outcome ToOutcome(at::Tensor tensor) { return {{std::move(tensor)}, {}}; }
 Outcome ToOutcome(Tensors tensors) { return {std::move(tensors), {}}; }
-Outcome ToOutcome(AlltoallResult result) { return ToOutcome(std::vector{std::move(result)}); }
 Outcome ToOutcome(const std::vector<AlltoallResult>& results) {
   Outcome outcome;
   for (const AlltoallResult& result : results) {
@@ -33,6 +32,7 @@ Outcome ToOutcome(const std::vector<AlltoallResult>& results) {
   }
   return outcome;
 }
+Outcome ToOutcome(const AlltoallResult& result) { return ToOutcome(std::vector{result}); }
 
 // A public function with everything bound but its tensors. `root`: one or no argument.
 template <typename In, typename Function, typename Options, typename... Root>
@@ -69,10 +69,7 @@ Forms WithInPlace(Forms forms, InPlace* in_place, AsyncInPlace* async, GroupedIn
 
 template <typename Options>
 Options Common(const Arguments& arguments) {
-  return Options()
-      .name(arguments.name)
-      .process_set(arguments.process_set)
-      .timeout(kPatience);
+  return Options().name(arguments.name).process_set(arguments.process_set).timeout(kPatience);
 }
 
 template <typename Options>

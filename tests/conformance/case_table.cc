@@ -179,9 +179,8 @@ std::vector<SetOfRanks> SetsOf(int size) {
   const std::vector<int> not_first(world.begin() + 1, world.end());
   std::vector<SetOfRanks> sets = {{"world", world}};
   for (const auto& members : {std::vector<int>{0}, {size - 1}, even, not_first}) {
-    const bool known = std::any_of(sets.begin(), sets.end(), [&](const SetOfRanks& set) {
-      return set.members == members;
-    });
+    const bool known = std::any_of(sets.begin(), sets.end(),
+                                   [&](const SetOfRanks& set) { return set.members == members; });
     if (members.empty() || known) continue;
     std::string name;
     for (int member : members) name += (name.empty() ? "set{" : ",") + std::to_string(member);

@@ -79,7 +79,7 @@ struct Problem {
   bool scaled = false;  // a factor before and one after: kPrescale, kPostscale
   core::DType dtype = core::DType::kF32;
   ShapeClass shape = ShapeClass::kOdd;
-  std::size_t set = 0;  // among the run's
+  std::size_t set = 0;   // among the run's
   bool refused = false;  // must be an invalid_argument on every rank
 
   bool operator==(const Problem&) const = default;

@@ -11,7 +11,7 @@
 namespace sirtaki::tests::conformance {
 namespace {
 
-class CollectivesMpiTest : public testing::TestWithParam<int> {
+class CollectivesMpiTest : public ::testing::TestWithParam<int> {
  protected:
   static void SetUpTestSuite() { init(); }
   static void TearDownTestSuite() { shutdown(); }
@@ -24,9 +24,9 @@ TEST_P(CollectivesMpiTest, GiveWhatNaiveLoopsGive) {
   if (rank() == 0) std::printf("%lld cases\n", static_cast<long long>(runner.cases()));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CollectivesMpiTest, testing::Range(0, kCollectiveCount),
-                         [](const auto& info) {
-                           return std::string(NameOf(static_cast<Collective>(info.param)));
+INSTANTIATE_TEST_SUITE_P(All, CollectivesMpiTest, ::testing::Range(0, kCollectiveCount),
+                         [](const auto& made) {
+                           return std::string(NameOf(static_cast<Collective>(made.param)));
                          });
 
 }  // namespace

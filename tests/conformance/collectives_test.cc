@@ -22,7 +22,7 @@ std::vector<int> HostsOf(int size) {
   return {};
 }
 
-class CollectivesInprocTest : public testing::TestWithParam<std::tuple<int, int>> {};
+class CollectivesInprocTest : public ::testing::TestWithParam<std::tuple<int, int>> {};
 
 TEST_P(CollectivesInprocTest, GiveWhatNaiveLoopsGive) {
   const auto collective = static_cast<Collective>(std::get<0>(GetParam()));
@@ -35,7 +35,6 @@ TEST_P(CollectivesInprocTest, GiveWhatNaiveLoopsGive) {
         runner.Run(collective, percent);
         runner.RemoveSets();
         if (rank == 0) {
-          testing::Test::RecordProperty("cases", std::to_string(runner.cases()));
           std::printf("%lld cases\n", static_cast<long long>(runner.cases()));
         }
       },
@@ -43,12 +42,12 @@ TEST_P(CollectivesInprocTest, GiveWhatNaiveLoopsGive) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CollectivesInprocTest,
-                         testing::Combine(testing::Range(0, kCollectiveCount),
-                                          testing::Values(1, 2, 3, 4)),
-                         [](const auto& info) {
-                           const auto collective = static_cast<Collective>(std::get<0>(info.param));
+                         ::testing::Combine(::testing::Range(0, kCollectiveCount),
+                                            ::testing::Values(1, 2, 3, 4)),
+                         [](const auto& made) {
+                           const auto collective = static_cast<Collective>(std::get<0>(made.param));
                            return std::string(NameOf(collective)) + "_ranks_" +
-                                  std::to_string(std::get<1>(info.param));
+                                  std::to_string(std::get<1>(made.param));
                          });
 
 TEST(CaseTableTest, TheReadmeTellsHowManyCasesThereAre) {

@@ -70,8 +70,7 @@ void FillWithBits(const Source& source, Array* array) {
   for (std::size_t i = 0; i < array->bytes.size(); i += sizeof(std::uint64_t)) {
     std::uint64_t bits = Bits(source, static_cast<std::int64_t>(i));
     if (array->dtype == DType::kBool) bits &= 0x0101010101010101U;
-    std::memcpy(array->bytes.data() + i, &bits,
-                std::min(sizeof(bits), array->bytes.size() - i));
+    std::memcpy(array->bytes.data() + i, &bits, std::min(sizeof(bits), array->bytes.size() - i));
   }
 }
 

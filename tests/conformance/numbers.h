@@ -38,8 +38,8 @@ void FillWithBits(const Source& source, Array* array);
 // Operands of a reduction. `index` counts parts of complex numbers one by one.
 //   integers   any value of the type; for the average of int64, which may wrap, a quarter of them
 //   floating   small integers that every floating type holds: up to 255, for a product up to 7;
-//              for minimum and maximum with some NaN, infinities and zeros of both signs among them;
-//              for Adasum eighths up to 1
+//              for minimum and maximum with some NaN, infinities and zeros of both signs among
+//              them; for Adasum eighths up to 1
 std::uint64_t IntegerAt(core::ReduceOp op, core::DType dtype, const Source& source,
                         std::int64_t index);
 double FloatAt(core::ReduceOp op, const Source& source, std::int64_t index);

@@ -24,8 +24,7 @@ std::int64_t Sum(const Sizes& sizes) {
 }
 
 std::int64_t LargeElements(const Problem& problem) {
-  const auto whole =
-      std::int64_t{1 << 20} / static_cast<std::int64_t>(core::SizeOf(problem.dtype));
+  const auto whole = std::int64_t{1 << 20} / static_cast<std::int64_t>(core::SizeOf(problem.dtype));
   return problem.shape == ShapeClass::kBelowMiB ? whole - 1 : whole + 1;
 }
 
@@ -182,8 +181,8 @@ void ReduceIntegers(const Problem& problem, const std::vector<Array>& inputs, Ar
   for (std::int64_t i = 0; i < count; ++i) {
     std::int64_t value = LoadInteger(inputs[0], i);
     for (std::size_t m = 1; m < inputs.size(); ++m) {
-      value = static_cast<std::int64_t>(
-          CombineIntegers(problem.op, value, LoadInteger(inputs[m], i)));
+      value =
+          static_cast<std::int64_t>(CombineIntegers(problem.op, value, LoadInteger(inputs[m], i)));
     }
     // C++ divides with truncation toward zero.
     if (problem.op == ReduceOp::kAverage) value /= static_cast<std::int64_t>(inputs.size());
@@ -355,8 +354,8 @@ Exercise MakeExercise(const Problem& problem, int part, const std::vector<int>& 
                       problem.collective == Collective::kScatterSplits;
   for (std::size_t m = 0; m < members.size(); ++m) {
     if (splits) exercise.splits[m] = GivenSplits(problem, members.size(), m);
-    Array input = MakeArray(problem.dtype,
-                            ShapeOf(problem, part, members.size(), m, exercise.splits[m]));
+    Array input =
+        MakeArray(problem.dtype, ShapeOf(problem, part, members.size(), m, exercise.splits[m]));
     const Source source{SeedOf(problem), part, members[m]};
     if (Reduces(problem.collective)) {
       FillOperands(problem.op, source, &input);
