@@ -74,9 +74,10 @@ Options Common(const Arguments& arguments) {
 
 template <typename Options>
 Options Reducing(const Problem& problem, const Arguments& arguments) {
-  auto options = Common<Options>(arguments).op(PublicOp(problem.op));
-  if (problem.scaled) options.prescale(kPrescale).postscale(kPostscale);
-  return options;
+  return Common<Options>(arguments)
+      .op(PublicOp(problem.op))
+      .prescale(arguments.prescale)
+      .postscale(arguments.postscale);
 }
 
 template <typename Options>
@@ -96,7 +97,9 @@ Forms ReductionForms(const Problem& problem, const Arguments& with) {
                                  options, with.session, with.root),
                        reduce_, reduce_async_, grouped_reduce_, options, with.session, with.root);
   }
-  const auto options = Reducing<AllreduceOptions>(problem, with);
+  const auto options = Reducing<AllreduceOptions>(problem, with)
+                           .compression(with.compression)
+                           .compression_scope(CompressionScope::Everywhere);
   return WithInPlace(BindForms(allreduce, allreduce_async, grouped_allreduce,
                                grouped_allreduce_async, options, with.session),
                      allreduce_, allreduce_async_, grouped_allreduce_, options, with.session);

@@ -16,6 +16,10 @@ struct Arguments {
   ProcessSet process_set;
   int root = -1;                     // world rank, of collectives that have one
   std::vector<std::int64_t> splits;  // of collectives that take them
+  // Of reductions; the compression of all-reduces.
+  double prescale = 1.0;
+  double postscale = 1.0;
+  Compression compression = Compression::None;
   Session session;
 };
 

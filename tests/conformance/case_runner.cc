@@ -90,6 +90,10 @@ void CaseRunner::RunProblem(const Problem& problem, std::size_t index) {
     if (HasRoot(problem.collective)) {
       attempt->arguments.root = set.members[RootOf(problem, set.members.size())];
     }
+    if (problem.scaled) {
+      attempt->arguments.prescale = kPrescale;
+      attempt->arguments.postscale = kPostscale;
+    }
     attempt->arguments.splits = (*exercises)[0].splits[me];
     RunForm(attempt);
   }
@@ -137,7 +141,8 @@ bool CaseRunner::Succeeds(const Attempt& attempt, const std::function<void()>& c
     call();
     return true;
   } catch (const Error& error) {
-    if (attempt.problem.refused && error.code() == ErrorCode::invalid_argument) return false;
+    if (MustBeRefused(attempt.problem, attempt.form) && error.code() == ErrorCode::invalid_argument)
+      return false;
     Fail(attempt, std::string("threw ") + error_code_name(error.code()) + ": " + error.what());
     stopped_ = IsFault(error.code());
   }
@@ -145,7 +150,7 @@ bool CaseRunner::Succeeds(const Attempt& attempt, const std::function<void()>& c
 }
 
 void CaseRunner::Judge(const Attempt& attempt, const Outcome& outcome) {
-  if (attempt.problem.refused) return Fail(attempt, "was not refused");
+  if (MustBeRefused(attempt.problem, attempt.form)) return Fail(attempt, "was not refused");
   if (outcome.tensors.size() != attempt.tensors.size()) {
     return Fail(attempt, "gave " + std::to_string(outcome.tensors.size()) + " tensors");
   }

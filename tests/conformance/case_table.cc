@@ -214,8 +214,7 @@ std::vector<Form> FormsOf(const Problem& problem) {
   std::vector<Form> forms;
   for (int i = 0; i < kFormCount; ++i) {
     const auto form = static_cast<Form>(i);
-    // A result cannot be written where one memory stands for several elements.
-    if (IsInPlace(form) && (!in_place || problem.shape == ShapeClass::kExpanded)) continue;
+    if (IsInPlace(form) && !in_place) continue;
     if (IsLarge(problem.shape) && (form == Form::kAsyncInPlace || form == Form::kGroupedAsync ||
                                    form == Form::kGroupedInPlace)) {
       continue;
@@ -223,6 +222,10 @@ std::vector<Form> FormsOf(const Problem& problem) {
     forms.push_back(form);
   }
   return forms;
+}
+
+bool MustBeRefused(const Problem& problem, Form form) {
+  return problem.refused || (IsInPlace(form) && problem.shape == ShapeClass::kExpanded);
 }
 
 std::string NameOf(const Problem& problem, const std::vector<SetOfRanks>& sets) {

@@ -80,7 +80,7 @@ struct Problem {
   core::DType dtype = core::DType::kF32;
   ShapeClass shape = ShapeClass::kOdd;
   std::size_t set = 0;   // among the run's
-  bool refused = false;  // must be an invalid_argument on every rank
+  bool refused = false;  // see MustBeRefused
 
   bool operator==(const Problem&) const = default;
 };
@@ -97,6 +97,10 @@ std::vector<SetOfRanks> SetsOf(int size);
 std::vector<Problem> ProblemsOf(Collective collective, std::size_t sets);
 // The forms in which a problem is called.
 std::vector<Form> FormsOf(const Problem& problem);
+
+// Not defined, or in place where one memory stands for several elements: an invalid_argument on
+// every rank.
+bool MustBeRefused(const Problem& problem, Form form);
 
 // "reducescatter/average/bfloat16/odd/world".
 std::string NameOf(const Problem& problem, const std::vector<SetOfRanks>& sets);

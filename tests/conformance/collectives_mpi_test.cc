@@ -19,7 +19,7 @@ class CollectivesMpiTest : public ::testing::TestWithParam<int> {
 
 TEST_P(CollectivesMpiTest, GiveWhatNaiveLoopsGive) {
   CaseRunner runner({});
-  runner.Run(static_cast<Collective>(GetParam()), testing::ScaledCount(100, 100));
+  runner.Run(static_cast<Collective>(GetParam()), sirtaki::testing::ScaledCount(100, 100));
   runner.RemoveSets();
   if (rank() == 0) std::printf("%lld cases\n", static_cast<long long>(runner.cases()));
 }

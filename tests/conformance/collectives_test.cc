@@ -26,7 +26,7 @@ class CollectivesInprocTest : public ::testing::TestWithParam<std::tuple<int, in
 
 TEST_P(CollectivesInprocTest, GiveWhatNaiveLoopsGive) {
   const auto collective = static_cast<Collective>(std::get<0>(GetParam()));
-  const int percent = testing::ScaledCount(100, 100);
+  const int percent = sirtaki::testing::ScaledCount(100, 100);
   RunTorchRanks(
       std::get<1>(GetParam()),
       [&](int rank, const Session& session) {
