@@ -80,6 +80,7 @@ have_command ccache || need ccache
 have_mpi || need libopenmpi-dev openmpi-bin
 have_header boost/version.hpp || need libboost-dev
 have_header spdlog/spdlog.h || need libspdlog-dev
+have_header hwy/highway.h || need libhwy-dev
 have_header gtest/gtest.h || need libgtest-dev
 have_header gmock/gmock.h || need libgmock-dev
 have_header benchmark/benchmark.h || need libbenchmark-dev

@@ -39,8 +39,9 @@ void ScaleWidened(DType dtype, const void* from, void* to, std::int64_t count, d
   }
 }
 
-// Nothing travels, so nothing is rounded to the type that it would travel as.
-void AllReduce(const core::Work& work, const core::Signature& signature) {
+// Whatever the operation, the result is the tensor. Nothing travels, so nothing is rounded to the
+// type that it would travel as.
+void Reduce(const core::Work& work, const core::Signature& signature) {
   const std::int64_t count = signature.ElementCount();
   const double factor = signature.prescale * signature.postscale;
   if (factor == 1.0) {
@@ -52,7 +53,8 @@ void AllReduce(const core::Work& work, const core::Signature& signature) {
   }
 }
 
-Status AllGather(const core::Work& work, const core::Signature& signature) {
+// All rows go from this rank to itself. `key`: for texts.
+Status MoveRows(const core::Work& work, const core::Signature& signature, const core::Key& key) {
   void* output = nullptr;
   std::string why;
   try {
@@ -63,13 +65,42 @@ Status AllGather(const core::Work& work, const core::Signature& signature) {
     why = error.what();
   }
   if (!why.empty()) {
-    return {StatusCode::kBackend,
-            "cannot allocate the result of " + work.request.key.ToString() + ": " + why};
+    return {StatusCode::kBackend, "cannot allocate the result of " + key.ToString() + ": " + why};
   }
   Copy(work.input, output,
        work.rows * signature.ElementCount() *
            static_cast<std::int64_t>(core::SizeOf(signature.dtype)));
   return Status::Ok();
+}
+
+// `signature`: of one tensor; `key`: of the call.
+Status RunOne(const core::Work& work, const core::Signature& signature, const core::Key& key) {
+  switch (signature.kind) {
+    case core::OpKind::kAllReduce:
+    case core::OpKind::kReduce:
+    case core::OpKind::kReduceScatter:
+      Reduce(work, signature);
+      return Status::Ok();
+    case core::OpKind::kBroadcast:
+    case core::OpKind::kAllGatherInto:
+      Copy(work.input, work.output,
+           signature.ElementCount() * static_cast<std::int64_t>(core::SizeOf(signature.dtype)));
+      return Status::Ok();
+    case core::OpKind::kAllGather:
+    case core::OpKind::kGather:
+    case core::OpKind::kScatter:
+    case core::OpKind::kAllToAll:
+      return MoveRows(work, signature, key);
+    case core::OpKind::kBarrier:
+      return Status::Ok();
+    case core::OpKind::kAddSet:
+    case core::OpKind::kRemoveSet:
+    case core::OpKind::kSend:
+    case core::OpKind::kReceive:
+      break;
+  }
+  return {StatusCode::kUnsupported, std::string(core::OpKindName(signature.kind)) +
+                                        " is not supported in a world of one rank"};
 }
 
 }  // namespace
@@ -91,18 +122,12 @@ Status RunAlone(const core::Work& work) {
     work.handle->SetAbsentEverywhere();
     return Status::Ok();
   }
-  switch (signature.kind) {
-    case core::OpKind::kAllReduce:
-      AllReduce(work, signature);
-      break;
-    case core::OpKind::kBroadcast:
-      Copy(work.input, work.output,
-           signature.ElementCount() * static_cast<std::int64_t>(core::SizeOf(signature.dtype)));
-      break;
-    case core::OpKind::kAllGather:
-      return AllGather(work, signature);
-    default:
-      return {StatusCode::kUnsupported, "not alone"};
+  if (signature.parts.empty()) return RunOne(work, signature, request.key);
+  for (std::size_t i = 0; i < signature.parts.size(); ++i) {
+    // Nobody has what the only rank does not have.
+    if (i < request.absent.size() && request.absent[i]) continue;
+    Status status = RunOne(*work.parts[i], *signature.parts[i], request.key);
+    if (!status.ok()) return status;
   }
   return Status::Ok();
 }

@@ -28,24 +28,14 @@ core::DType AccumulationType(core::DType dtype, core::ReduceOp reduction = core:
 // in the wider one; float64 becomes a half type by way of float32, as in LibTorch. Types without an
 // arithmetic here (half to the same half, bool) take no scale. The memories are disjoint, or the
 // same if the types are. Any alignment that suits the types.
+//
+// Rounding is to nearest even; subnormals, infinities and the sign of zero are kept; a NaN stays a
+// NaN (quiet).
 void Convert(core::DType from, const void* in, core::DType to, void* out, std::int64_t count,
              Scale scale = {});
 
 // What is left of the values when they have travelled as `half` (float16 or bfloat16): scaled in
 // float32, rounded once, widened again. In place.
 void RoundThrough(core::DType half, float* values, std::int64_t count, Scale scale = {});
-
-// The conversions by themselves. Rounding is to nearest even; subnormals, infinities and the sign
-// of zero are kept; a NaN stays a NaN (quiet).
-void Float16ToFloat(const std::uint16_t* in, float* out, std::int64_t count);
-void FloatToFloat16(const float* in, std::uint16_t* out, std::int64_t count);
-void BFloat16ToFloat(const std::uint16_t* in, float* out, std::int64_t count);
-void FloatToBFloat16(const float* in, std::uint16_t* out, std::int64_t count);
-
-namespace internal {
-// The forms that every processor runs; the ones above may use its own instructions.
-void PortableFloat16ToFloat(const std::uint16_t* in, float* out, std::int64_t count);
-void PortableFloatToFloat16(const float* in, std::uint16_t* out, std::int64_t count);
-}  // namespace internal
 
 }  // namespace sirtaki::fusion

@@ -23,11 +23,29 @@ std::byte* At(void* base, std::int64_t index, core::DType dtype) {
   return static_cast<std::byte*>(base) + index * ElementBytes(dtype);
 }
 
+// `count` elements of `size` bytes, all like `element`.
+void Fill(std::byte* to, const Identity& element, std::int64_t size, std::int64_t count) {
+  const auto bytes = static_cast<std::size_t>(size * count);
+  if (element.bytes == Identity{}.bytes) {
+    std::memset(to, 0, bytes);
+    return;
+  }
+  auto filled = std::min(static_cast<std::size_t>(size), bytes);
+  std::memcpy(to, element.bytes.data(), filled);
+  // Copies what is there, twice as much each time, up to what the first level of a cache holds.
+  constexpr std::size_t kMost = 4096;
+  while (filled < bytes) {
+    const std::size_t more = std::min({filled, kMost, bytes - filled});
+    std::memcpy(to + filled, to, more);
+    filled += more;
+  }
+}
+
 }  // namespace
 
 FusedVector::FusedVector(core::DType dtype, core::DType moved, std::vector<Piece> pieces,
-                         const Cutting& cutting)
-    : dtype_(dtype), moved_(moved), pieces_(std::move(pieces)) {
+                         const Cutting& cutting, const Identity& identity)
+    : dtype_(dtype), moved_(moved), identity_(identity), pieces_(std::move(pieces)) {
   const std::int64_t element = ElementBytes(moved_);
   const auto is_direct = [&](const Piece& piece) {
     return dtype_ == moved_ && piece.count > 0 && piece.count >= cutting.direct_bytes / element;
@@ -85,25 +103,44 @@ void* FusedVector::Memory(const Window& window, void* staging) const {
 
 void* FusedVector::Load(const Window& window, void* staging, Scale scale) const {
   void* const memory = Memory(window, staging);
-  ForEachPart(window, [&](const Part& part) {
-    std::byte* const to = At(memory, part.begin, moved_);
-    if (part.piece->input == nullptr) {
-      std::memset(to, 0, static_cast<std::size_t>(part.count * ElementBytes(moved_)));
-    } else {
-      // Of a direct tensor in place `from` is `to`, and only a scale leaves work to do.
-      const std::byte* const from = At(part.piece->input, part.offset, dtype_);
-      Convert(dtype_, from, moved_, to, part.count, scale);
-    }
-  });
+  // Of a direct tensor in place source and target are the same, and only a scale leaves work to do.
+  LoadInto(window, memory, scale);
   return memory;
 }
 
 void FusedVector::Store(const Window& window, void* staging, Scale scale) const {
-  void* const memory = Memory(window, staging);
+  StoreFrom(window, Memory(window, staging), scale);
+}
+
+const void* FusedVector::Source(const Window& window) const {
+  const void* source = nullptr;
+  if (window.direct) {
+    ForEachPart(window, [&](const Part& part) {
+      if (part.piece->input != nullptr) source = At(part.piece->input, part.offset, dtype_);
+    });
+  }
+  return source;
+}
+
+void FusedVector::LoadInto(const Window& window, void* memory, Scale scale) const {
+  ForEachPart(window, [&](const Part& part) {
+    std::byte* const to = At(memory, part.begin, moved_);
+    if (part.piece->input == nullptr) {
+      Fill(to, identity_, ElementBytes(moved_), part.count);
+    } else {
+      const std::byte* const from = At(part.piece->input, part.offset, dtype_);
+      Convert(dtype_, from, moved_, to, part.count, scale);
+    }
+  });
+}
+
+void FusedVector::StoreFrom(const Window& window, const void* memory, Scale scale,
+                            std::int64_t copy) const {
   ForEachPart(window, [&](const Part& part) {
     if (part.piece->output == nullptr) return;
-    const std::byte* const from = At(std::as_const(memory), part.begin, moved_);
-    Convert(moved_, from, dtype_, At(part.piece->output, part.offset, dtype_), part.count, scale);
+    const std::byte* const from = At(memory, part.begin, moved_);
+    std::byte* const to = At(part.piece->output, copy * part.piece->count + part.offset, dtype_);
+    Convert(moved_, from, dtype_, to, part.count, scale);
   });
 }
 

@@ -8,6 +8,8 @@
 // output memory.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -19,7 +21,7 @@ namespace sirtaki::fusion {
 
 // One tensor of the group as this rank sees it.
 struct Piece {
-  const void* input = nullptr;  // null: contributes zeros
+  const void* input = nullptr;  // null: contributes the identity
   void* output = nullptr;  // null: the result is dropped. Equal to `input`, or disjoint from it
   std::int64_t count = 0;  // elements, the same on all ranks
 };
@@ -37,12 +39,18 @@ struct Cutting {
   std::int64_t direct_bytes = std::numeric_limits<std::int64_t>::max();
 };
 
+// The bytes of one element, of the type that is moved: what a piece without input contributes,
+// unscaled. Zero unless said otherwise.
+struct Identity {
+  alignas(8) std::array<std::byte, 16> bytes{};
+};
+
 // Not thread-safe; refers to the tensors' memory, owns none.
 class FusedVector {
  public:
   // `moved`: the type in which elements move: `dtype` itself, or one that Convert takes.
   FusedVector(core::DType dtype, core::DType moved, std::vector<Piece> pieces,
-              const Cutting& cutting);
+              const Cutting& cutting, const Identity& identity = {});
 
   core::DType moved() const { return moved_; }
   std::int64_t count() const { return starts_.back(); }
@@ -61,6 +69,15 @@ class FusedVector {
   // After the operation: elements go from Memory(window, staging) to the outputs.
   void Store(const Window& window, void* staging, Scale scale = {}) const;
 
+  // Where the window's elements lie in memory that holds them as they move: in the input of a
+  // direct one. Null: they have to be loaded.
+  const void* Source(const Window& window) const;
+  // The same as Load and Store, with memory that is in no output. `copy`: of outputs that hold
+  // several vectors of `count` elements, one after the other, the one that is stored.
+  void LoadInto(const Window& window, void* memory, Scale scale = {}) const;
+  void StoreFrom(const Window& window, const void* memory, Scale scale = {},
+                 std::int64_t copy = 0) const;
+
  private:
   struct Part {  // of a piece, in a window
     const Piece* piece;
@@ -75,6 +92,7 @@ class FusedVector {
 
   core::DType dtype_;
   core::DType moved_;
+  Identity identity_;
   std::vector<Piece> pieces_;         // small ones first
   std::vector<std::int64_t> starts_;  // of each piece in the vector; the last is the end
   std::vector<Window> windows_;

@@ -73,6 +73,13 @@ std::int64_t TimesOrMax(std::int64_t a, std::int64_t b) {
                                                 : product;
 }
 
+// Nothing moves in a barrier.
+std::int64_t BytesOf(const core::Signature& signature) {
+  if (signature.kind == core::OpKind::kBarrier) return 0;
+  return TimesOrMax(signature.ElementCount(),
+                    static_cast<std::int64_t>(core::SizeOf(signature.dtype)));
+}
+
 bool Fits(const Group& group, std::int64_t bytes, std::int64_t limit) {
   return group.bytes <= limit && bytes <= limit - group.bytes;
 }
@@ -87,16 +94,13 @@ std::vector<Group> Plan(const core::RunBatch& batch, const Limits& limits) {
     const core::RunItem& item = batch.items[i];
     if (item.absent_everywhere) continue;
     const core::Signature& signature = *item.signature;
-    const bool gather = signature.kind == core::OpKind::kAllGather;
-    const std::int64_t bytes =
-        gather ? 0
-               : TimesOrMax(signature.ElementCount(),
-                            static_cast<std::int64_t>(core::SizeOf(signature.dtype)));
+    const bool counted = core::FirstDimensionVaries(signature.kind);
+    const std::int64_t bytes = counted ? 0 : BytesOf(signature);
 
     const auto found = open.find(ClassOf(item));
     if (found != open.end()) {
       Group& group = groups[found->second];
-      const bool joins = gather
+      const bool joins = counted
                              ? static_cast<std::int64_t>(group.items.size()) < limits.gather_count
                              : Fits(group, bytes, limits.fusion_bytes);
       if (joins) {
@@ -106,16 +110,17 @@ std::vector<Group> Plan(const core::RunBatch& batch, const Limits& limits) {
       }
     }
     // A tensor above the limit is a group that takes no other, and leaves an open one open.
-    if (gather || bytes <= limits.fusion_bytes) open.insert_or_assign(ClassOf(item), groups.size());
+    if (counted || bytes <= limits.fusion_bytes)
+      open.insert_or_assign(ClassOf(item), groups.size());
     groups.push_back({.lane = Lane::kLarge, .bytes = bytes, .items = {i}});
   }
 
   for (Group& group : groups) {
-    // The sizes of an all-gather are not known here, so it always goes to the lane that takes any
-    // size.
-    const bool gather =
-        batch.items[group.items.front()].signature->kind == core::OpKind::kAllGather;
-    if (!gather && group.bytes <= limits.small_bytes) group.lane = Lane::kSmall;
+    // Where the sizes are not known here the group goes to the lane that takes any size.
+    const core::OpKind kind = batch.items[group.items.front()].signature->kind;
+    if (!core::FirstDimensionVaries(kind) && group.bytes <= limits.small_bytes) {
+      group.lane = Lane::kSmall;
+    }
   }
   return groups;
 }

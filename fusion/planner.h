@@ -16,13 +16,15 @@ struct Limits {
   std::int64_t fusion_bytes = std::int64_t{64}
                               << 20;  // of a group; a larger tensor is a group alone
   std::int64_t small_bytes = std::int64_t{64} << 10;  // groups up to this go to the small lane
-  std::int64_t gather_count = 64;                     // all-gathers of one group
+  // Of one group of a kind whose first dimension may differ by rank.
+  std::int64_t gather_count = 64;
 };
 
 // Indices into batch.items, in the order of the batch.
 struct Group {
   Lane lane = Lane::kSmall;
-  // All-reduce, broadcast: of all tensors, in their own type; all-gather: 0.
+  // Of all tensors, in their own type, as each rank gives them; 0 where the first dimension may
+  // differ by rank, and of a barrier.
   std::int64_t bytes = 0;
   std::vector<std::size_t> items;
 };

@@ -1,6 +1,10 @@
 // One planned group on its way: a small machine that starts the group's operations one after the
 // other and packs and unpacks between them. It never waits by itself: on a lane whose operations
 // block inside the call it runs through, on a polled lane it advances as far as it can each time.
+//
+// A run for each way of moving: ops/reduce_runs, ops/reduce_scatter_run, ops/adasum_run,
+// ops/gather_runs, ops/exchange_runs. All members of the set, those that have joined too, start the
+// same operations in the same order; what they start follows from what all agree on.
 #pragma once
 
 #include <atomic>
@@ -22,10 +26,12 @@ struct GroupTask {
   Channel channel;
   core::RankRanges members;
   int rank = 0;                      // this one
-  std::vector<core::RunItem> items;  // not empty; one kind, dtype, wire type, root and scale
+  std::vector<core::RunItem> items;  // not empty; of one class (fusion::Plan), all equally silent
   core::TimePoint since{};
 
   const core::Signature& signature() const { return *items.front().signature; }
+  // Whether this rank has joined: no item has work.
+  bool joined() const { return items.front().work == nullptr; }
   // `all-reduce of 12 tensors from "layer1.weight" (large lane)`
   std::string ToString() const;
 };
@@ -37,7 +43,16 @@ enum class Progress : std::uint8_t {
   kOver,     // the outputs are written, or status() says what failed
 };
 
-// Not thread-safe. `backend`, `staging` and `stop` must outlive it.
+// What every run is made from. `backend`, `staging` and `stop` must outlive it.
+struct RunContext {
+  GroupTaskPtr task;
+  Backend& backend;
+  Staging& staging;
+  fusion::Cutting cutting;
+  const std::atomic<bool>& stop;
+};
+
+// Not thread-safe.
 class GroupRun {
  public:
   virtual ~GroupRun() = default;
@@ -57,23 +72,39 @@ class GroupRun {
                                         const std::atomic<bool>& stop);
 
  protected:
-  GroupRun(GroupTaskPtr task, Backend& backend, Staging& staging, const std::atomic<bool>& stop);
+  explicit GroupRun(const RunContext& context);
 
   // The last operation has finished (or none has been started yet): takes its result and begins the
-  // next. False if none is left, or Fail was called.
+  // next. May return without having begun one, to be called again. False if none is left, or Fail
+  // was called.
   virtual bool Next() = 0;
 
   void Begin(std::unique_ptr<Completion> operation) { operation_ = std::move(operation); }
   bool Fail(core::StatusCode code, std::string text);  // false
 
+  Channel channel() const { return task_->channel; }
+  std::int64_t members() const { return members_; }
+  std::int64_t self() const { return self_; }  // this rank's index among the members
+  // Of the kinds that have a root: its index. It is a member and has not joined.
+  std::int64_t root() const { return root_; }
+  bool is_root() const { return root_ == self_; }
+  // The members that have not joined, ascending: those that give and take something.
+  const std::vector<std::int64_t>& active() const { return active_; }
+
   Backend& backend_;
   Staging& staging_;
 
  private:
+  // Why the group cannot be run at all, whatever kind it is.
+  core::Status Check() const;
   bool NextOrThrown();
 
   const GroupTaskPtr task_;
   const std::atomic<bool>& stop_;
+  const std::int64_t members_;
+  const std::int64_t self_;
+  const std::int64_t root_;
+  std::vector<std::int64_t> active_;
   std::unique_ptr<Completion> operation_;
   core::Status status_;
   bool over_ = false;

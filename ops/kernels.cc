@@ -1,72 +1,389 @@
 #include "ops/kernels.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <limits>
+#include <type_traits>
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/kernels.cc"
+#include <hwy/foreach_target.h>
+// After it, what is compiled for each target.
 #include "core/check.h"
+#include "fusion/elements_inl.h"
+#include "ops/combine_inl.h"
 
+HWY_BEFORE_NAMESPACE();
+namespace sirtaki::ops::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+namespace formats = fusion::HWY_NAMESPACE;
+using core::DType;
+using core::ReduceOp;
+
+// --- two vectors ---
+
+template <class Op, typename T>
+void ReducePair(void* accumulator, const void* addend, std::size_t count) {
+  const hn::ScalableTag<T> d;
+  const std::size_t lanes = hn::Lanes(d);
+  T* HWY_RESTRICT to = static_cast<T*>(accumulator);
+  const T* HWY_RESTRICT from = static_cast<const T*>(addend);
+  std::size_t i = 0;
+  for (; i + 2 * lanes <= count; i += 2 * lanes) {
+    const auto low = Op::Combine(d, hn::LoadU(d, to + i), hn::LoadU(d, from + i));
+    const auto high = Op::Combine(d, hn::LoadU(d, to + i + lanes), hn::LoadU(d, from + i + lanes));
+    hn::StoreU(low, d, to + i);
+    hn::StoreU(high, d, to + i + lanes);
+  }
+  for (; i < count; i += lanes) {
+    const std::size_t bytes = (count - i < lanes ? count - i : lanes) * sizeof(T);
+    HWY_ALIGN T a[hn::MaxLanes(d)] = {};
+    HWY_ALIGN T b[hn::MaxLanes(d)] = {};
+    std::memcpy(a, to + i, bytes);
+    std::memcpy(b, from + i, bytes);
+    hn::Store(Op::Combine(d, hn::Load(d, a), hn::Load(d, b)), d, a);
+    std::memcpy(to + i, a, bytes);
+  }
+}
+
+// --- several vectors ---
+
+struct NoFactor {
+  explicit NoFactor(fusion::Scale /*scale*/) {}
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> Apply(D /*d*/, hn::Vec<D> operand) const {
+    return operand;
+  }
+};
+
+// One pass over all members, the sums never leave the registers. T: what is computed with.
+template <class Op, class Format, typename T>
+class Parts {
+ public:
+  using Stored = typename Format::Stored;
+
+  Parts(void* parts, std::size_t members, std::size_t count, fusion::Scale before,
+        fusion::Scale after)
+      : parts_(static_cast<Stored*>(parts)),
+        members_(members),
+        count_(count),
+        before_(before),
+        after_(after) {}
+
+  void Run() const {
+    const hn::ScalableTag<T> d;
+    const std::size_t lanes = hn::Lanes(d);
+    std::size_t i = 0;
+    for (; i + 4 * lanes <= count_; i += 4 * lanes) Four(i);
+    for (; i + lanes <= count_; i += lanes) {
+      auto sum = Load(parts_ + i);
+      for (std::size_t m = 1; m < members_; ++m) {
+        sum = Op::Combine(d, sum, Load(parts_ + m * count_ + i));
+      }
+      Store(sum, parts_ + i);
+    }
+    if (i < count_) Last(i);
+  }
+
+ private:
+  using D = hn::ScalableTag<T>;
+  using Vector = hn::Vec<D>;
+  using Factor = std::conditional_t<hwy::IsFloat<T>(), formats::Factor<T>, NoFactor>;
+
+  HWY_INLINE Vector Load(const Stored* from) const {
+    return before_.Apply(D(), Format::Load(D(), from));
+  }
+
+  HWY_INLINE void Store(Vector value, Stored* to) const {
+    Format::Store(D(), after_.Apply(D(), value), to);
+  }
+
+  // Four vectors at a time: whole cache lines of every member.
+  HWY_INLINE void Four(std::size_t i) const {
+    const D d;
+    const std::size_t lanes = hn::Lanes(d);
+    Stored* const first = parts_ + i;
+    auto v0 = Load(first);
+    auto v1 = Load(first + lanes);
+    auto v2 = Load(first + 2 * lanes);
+    auto v3 = Load(first + 3 * lanes);
+    for (std::size_t m = 1; m < members_; ++m) {
+      const Stored* const from = first + m * count_;
+      v0 = Op::Combine(d, v0, Load(from));
+      v1 = Op::Combine(d, v1, Load(from + lanes));
+      v2 = Op::Combine(d, v2, Load(from + 2 * lanes));
+      v3 = Op::Combine(d, v3, Load(from + 3 * lanes));
+    }
+    Store(v0, first);
+    Store(v1, first + lanes);
+    Store(v2, first + 2 * lanes);
+    Store(v3, first + 3 * lanes);
+  }
+
+  // Less than a vector.
+  void Last(std::size_t i) const {
+    const D d;
+    const std::size_t bytes = (count_ - i) * sizeof(Stored);
+    HWY_ALIGN Stored elements[hn::MaxLanes(d)] = {};
+    std::memcpy(elements, parts_ + i, bytes);
+    auto sum = Load(elements);
+    for (std::size_t m = 1; m < members_; ++m) {
+      std::memcpy(elements, parts_ + m * count_ + i, bytes);
+      sum = Op::Combine(d, sum, Load(elements));
+    }
+    Store(sum, elements);
+    std::memcpy(parts_ + i, elements, bytes);
+  }
+
+  Stored* parts_;
+  std::size_t members_;
+  std::size_t count_;
+  Factor before_;
+  Factor after_;
+};
+
+template <class Op, class Format, typename T>
+void ReduceAll(void* parts, std::size_t members, std::size_t count, fusion::Scale before,
+               fusion::Scale after) {
+  Parts<Op, Format, T>(parts, members, count, before, after).Run();
+}
+
+// --- which one it is ---
+
+using PairFunction = void (*)(void*, const void*, std::size_t);
+using PartsFunction = void (*)(void*, std::size_t, std::size_t, fusion::Scale, fusion::Scale);
+
+struct Kernels {
+  PairFunction pair = nullptr;    // none for half types, which are always widened
+  PartsFunction parts = nullptr;  // integers take no scale here
+};
+
+template <class Op, typename T>
+Kernels KernelsOf() {
+  return {ReducePair<Op, T>, ReduceAll<Op, formats::AsItIs<T>, T>};
+}
+
+template <class Op>
+Kernels FloatingKernels(DType dtype) {
+  switch (dtype) {
+    case DType::kF16:
+      return {nullptr, ReduceAll<Op, formats::Float16, float>};
+    case DType::kBF16:
+      return {nullptr, ReduceAll<Op, formats::BFloat16, float>};
+    case DType::kF32:
+      return KernelsOf<Op, float>();
+    case DType::kF64:
+      return KernelsOf<Op, double>();
+    default:
+      return {};
+  }
+}
+
+// Signed integers as unsigned ones: the same bits, and wrapping is defined.
+template <class Op>
+Kernels ArithmeticKernels(DType dtype) {
+  switch (dtype) {
+    case DType::kU8:
+    case DType::kI8:
+      return KernelsOf<Op, std::uint8_t>();
+    case DType::kI16:
+      return KernelsOf<Op, std::uint16_t>();
+    case DType::kI32:
+      return KernelsOf<Op, std::uint32_t>();
+    case DType::kI64:
+      return KernelsOf<Op, std::uint64_t>();
+    default:
+      return FloatingKernels<Op>(dtype);
+  }
+}
+
+template <class Op>
+Kernels OrderKernels(DType dtype) {
+  switch (dtype) {
+    case DType::kU8:
+      return KernelsOf<Op, std::uint8_t>();
+    case DType::kI8:
+      return KernelsOf<Op, std::int8_t>();
+    case DType::kI16:
+      return KernelsOf<Op, std::int16_t>();
+    case DType::kI32:
+      return KernelsOf<Op, std::int32_t>();
+    case DType::kI64:
+      return KernelsOf<Op, std::int64_t>();
+    default:
+      return FloatingKernels<Op>(dtype);
+  }
+}
+
+Kernels Find(ReduceOp op, DType dtype) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return ArithmeticKernels<Sum>(dtype);
+    case ReduceOp::kProduct:
+      return ArithmeticKernels<Product>(dtype);
+    case ReduceOp::kMin:
+      return OrderKernels<Min>(dtype);
+    case ReduceOp::kMax:
+      return OrderKernels<Max>(dtype);
+    case ReduceOp::kBitAnd:
+      return KernelsOf<BitAnd, std::uint8_t>();
+    case ReduceOp::kBitOr:
+      return KernelsOf<BitOr, std::uint8_t>();
+    case ReduceOp::kBitXor:
+      return KernelsOf<BitXor, std::uint8_t>();
+    default:
+      return {};
+  }
+}
+
+PairFunction FindPair(ReduceOp op, DType dtype) { return Find(op, dtype).pair; }
+PartsFunction FindParts(ReduceOp op, DType dtype) { return Find(op, dtype).parts; }
+
+}  // namespace sirtaki::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 namespace sirtaki::ops {
 namespace {
 
+HWY_EXPORT(FindPair);
+HWY_EXPORT(FindParts);
+
+// A reduction in the words that the kernels have: complex numbers as pairs of their parts, bool
+// (bytes that are 0 or 1) and what works on bits as bytes.
+struct Words {
+  Words(core::ReduceOp wanted, core::DType type, std::int64_t elements)
+      : op(wanted == core::ReduceOp::kAverage ? core::ReduceOp::kSum : wanted),
+        dtype(core::PartType(type)),
+        count(static_cast<std::size_t>(elements)) {
+    if (dtype != type) count *= 2;
+    if (dtype == core::DType::kBool) {
+      if (op == core::ReduceOp::kMax) op = core::ReduceOp::kBitOr;
+      if (op == core::ReduceOp::kMin || op == core::ReduceOp::kProduct) {
+        op = core::ReduceOp::kBitAnd;
+      }
+    }
+    if (op == core::ReduceOp::kBitAnd || op == core::ReduceOp::kBitOr ||
+        op == core::ReduceOp::kBitXor) {
+      count *= core::SizeOf(dtype);
+    }
+  }
+
+  core::ReduceOp op;
+  core::DType dtype;
+  std::size_t count;
+};
+
+// Integers that are divided: block by block in a wider type.
+void ReduceInBlocks(core::ReduceOp op, core::DType dtype, void* parts, std::int64_t members,
+                    std::int64_t count, fusion::Scale before, fusion::Scale after) {
+  constexpr std::int64_t kBlock = 1024;  // both blocks stay in the cache's first level
+  std::int64_t sum[kBlock];
+  std::int64_t addend[kBlock];
+  const core::DType wide = fusion::AccumulationType(dtype, op);
+  const core::ReduceOp combining = op == core::ReduceOp::kAverage ? core::ReduceOp::kSum : op;
+  const auto element = static_cast<std::int64_t>(core::SizeOf(dtype));
+  auto* const bytes = static_cast<std::byte*>(parts);
+  for (std::int64_t i = 0; i < count; i += kBlock) {
+    const std::int64_t n = count - i < kBlock ? count - i : kBlock;
+    fusion::Convert(dtype, bytes + i * element, wide, sum, n, before);
+    for (std::int64_t m = 1; m < members; ++m) {
+      fusion::Convert(dtype, bytes + (m * count + i) * element, wide, addend, n, before);
+      ReduceInto(combining, wide, sum, addend, n);
+    }
+    fusion::Convert(wide, sum, dtype, bytes + i * element, n, after);
+  }
+}
+
 template <typename T>
-void Add(void* accumulator, const void* addend, std::int64_t count) {
-  T* __restrict to = static_cast<T*>(accumulator);
-  const T* __restrict from = static_cast<const T*>(addend);
-  for (std::int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(to[i] + from[i]);
+void Fill(T value, void* memory, std::int64_t count) {
+  auto* const to = static_cast<T*>(memory);
+  for (std::int64_t i = 0; i < count; ++i) to[i] = value;
+}
+
+template <typename T>
+T IdentityOf(core::ReduceOp op) {
+  using Limits = std::numeric_limits<T>;
+  switch (op) {
+    case core::ReduceOp::kMin:
+      return Limits::has_infinity ? Limits::infinity() : Limits::max();
+    case core::ReduceOp::kMax:
+      return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+    case core::ReduceOp::kProduct:
+      return T{1};
+    case core::ReduceOp::kBitAnd:
+      return static_cast<T>(-1);
+    default:
+      return T{0};
+  }
+}
+
+template <typename T>
+void FillWith(core::ReduceOp op, void* memory, std::int64_t count) {
+  Fill(IdentityOf<T>(op), memory, count);
 }
 
 }  // namespace
 
 bool HasReduction(core::ReduceOp op, core::DType dtype) {
-  return op == core::ReduceOp::kSum && core::IsDefined(op, dtype) && !core::IsHalf(dtype) &&
-         !core::IsComplex(dtype);
+  return op != core::ReduceOp::kAverage && op != core::ReduceOp::kAdasum &&
+         core::IsDefined(op, dtype) && !core::IsHalf(dtype) && !core::IsComplex(dtype);
 }
 
 void ReduceInto(core::ReduceOp op, core::DType dtype, void* accumulator, const void* addend,
                 std::int64_t count) {
   SIRTAKI_CHECK(HasReduction(op, dtype), "this type has no such reduction of its own");
-  // Signed integers are added as unsigned ones: the same bits, and wrapping is defined.
-  switch (dtype) {
-    case core::DType::kU8:
-    case core::DType::kI8:
-      return Add<std::uint8_t>(accumulator, addend, count);
-    case core::DType::kI16:
-      return Add<std::uint16_t>(accumulator, addend, count);
-    case core::DType::kI32:
-      return Add<std::uint32_t>(accumulator, addend, count);
-    case core::DType::kI64:
-      return Add<std::uint64_t>(accumulator, addend, count);
-    case core::DType::kF32:
-      return Add<float>(accumulator, addend, count);
-    case core::DType::kF64:
-      return Add<double>(accumulator, addend, count);
-    default:
-      break;
-  }
+  const Words words(op, dtype, count);
+  HWY_DYNAMIC_DISPATCH(FindPair)(words.op, words.dtype)(accumulator, addend, words.count);
 }
 
-void FillIdentity(core::ReduceOp /*op*/, core::DType dtype, void* memory, std::int64_t count) {
-  std::memset(memory, 0, static_cast<std::size_t>(count) * core::SizeOf(dtype));
+void FillIdentity(core::ReduceOp op, core::DType dtype, void* memory, std::int64_t count) {
+  using core::DType;
+  SIRTAKI_CHECK(core::IsDefined(op, dtype), "this type has no such reduction");
+  switch (dtype) {
+    case DType::kU8:
+      return FillWith<std::uint8_t>(op, memory, count);
+    case DType::kI8:
+      return FillWith<std::int8_t>(op, memory, count);
+    case DType::kI16:
+      return FillWith<std::int16_t>(op, memory, count);
+    case DType::kI32:
+      return FillWith<std::int32_t>(op, memory, count);
+    case DType::kI64:
+      return FillWith<std::int64_t>(op, memory, count);
+    case DType::kF32:
+      return FillWith<float>(op, memory, count);
+    case DType::kF64:
+      return FillWith<double>(op, memory, count);
+    case DType::kBool:
+      return FillWith<bool>(op, memory, count);
+    case DType::kF16:
+    case DType::kBF16: {
+      const auto wide = IdentityOf<float>(op);
+      std::uint16_t half = 0;
+      fusion::Convert(DType::kF32, &wide, dtype, &half, 1);
+      return Fill(half, memory, count);
+    }
+    default:  // complex numbers: sums alone
+      std::memset(memory, 0, static_cast<std::size_t>(count) * core::SizeOf(dtype));
+  }
 }
 
 void ReduceParts(core::ReduceOp op, core::DType dtype, void* parts, std::int64_t members,
                  std::int64_t count, fusion::Scale before, fusion::Scale after) {
-  constexpr core::DType kWide = core::DType::kF32;
-  constexpr std::int64_t kBlock = 2048;  // both blocks stay in the cache's first level
-  float sum[kBlock];
-  float addend[kBlock];
-  const auto element = static_cast<std::int64_t>(core::SizeOf(dtype));
-  auto* const bytes = static_cast<std::byte*>(parts);
-  for (std::int64_t i = 0; i < count; i += kBlock) {
-    const std::int64_t n = std::min(kBlock, count - i);
-    fusion::Convert(dtype, bytes + i * element, kWide, sum, n, before);
-    for (std::int64_t m = 1; m < members; ++m) {
-      fusion::Convert(dtype, bytes + (m * count + i) * element, kWide, addend, n, before);
-      ReduceInto(op, kWide, sum, addend, n);
-    }
-    fusion::Convert(kWide, sum, dtype, bytes + i * element, n, after);
+  SIRTAKI_CHECK(core::IsDefined(op, dtype) && op != core::ReduceOp::kAdasum,
+                "this type has no such reduction");
+  const bool scales = !before.identity() || !after.identity();
+  const bool floating = core::IsFloating(core::PartType(dtype));
+  if (!floating && (scales || op == core::ReduceOp::kAverage)) {
+    return ReduceInBlocks(op, dtype, parts, members, count, before, after);
   }
+  const Words words(op, dtype, count);
+  HWY_DYNAMIC_DISPATCH(FindParts)
+  (words.op, words.dtype)(parts, static_cast<std::size_t>(members), words.count, before, after);
 }
 
 }  // namespace sirtaki::ops
+#endif  // HWY_ONCE

@@ -6,10 +6,13 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
+#include "tests/support/each_target.h"
 #include "tests/support/half_reference.h"
 #include "tests/support/test_scale.h"
 
@@ -17,9 +20,13 @@ namespace sirtaki::fusion {
 namespace {
 
 using core::DType;
+using testing::UseTarget;
 using tests::kBFloat16;
 using tests::kFloat16;
 using tests::SmallFloat;
+
+class ConvertTest : public testing::EachTargetTest {};
+INSTANTIATE_TEST_SUITE_P(Targets, ConvertTest, testing::Targets(), testing::TargetOf);
 
 std::vector<std::uint16_t> EveryHalf() {
   std::vector<std::uint16_t> all(65536);
@@ -27,11 +34,10 @@ std::vector<std::uint16_t> EveryHalf() {
   return all;
 }
 
-template <typename Widen>
-void ExpectExactWidening(const SmallFloat& format, Widen widen) {
+void ExpectExactWidening(DType dtype, const SmallFloat& format) {
   const std::vector<std::uint16_t> halves = EveryHalf();
   std::vector<float> floats(halves.size());
-  widen(halves.data(), floats.data(), 65536);
+  Convert(dtype, halves.data(), DType::kF32, floats.data(), 65536);
   for (std::size_t i = 0; i < halves.size(); ++i) {
     const double expected = format.Decode(halves[i]);
     if (std::isnan(expected)) {
@@ -43,12 +49,10 @@ void ExpectExactWidening(const SmallFloat& format, Widen widen) {
   }
 }
 
-TEST(ConvertTest, Float16WidensExactly) {
-  ExpectExactWidening(kFloat16, Float16ToFloat);
-  ExpectExactWidening(kFloat16, internal::PortableFloat16ToFloat);
+TEST_P(ConvertTest, HalvesAreWidenedExactly) {
+  ExpectExactWidening(DType::kF16, kFloat16);
+  ExpectExactWidening(DType::kBF16, kBFloat16);
 }
-
-TEST(ConvertTest, BFloat16WidensExactly) { ExpectExactWidening(kBFloat16, BFloat16ToFloat); }
 
 // Every half, the middles between neighbours, what lies just beside those, and random bits.
 std::vector<float> FloatsWorthRounding(const SmallFloat& format) {
@@ -80,11 +84,11 @@ std::vector<float> FloatsWorthRounding(const SmallFloat& format) {
   return floats;
 }
 
-template <typename Round>
-void ExpectNearestEven(const SmallFloat& format, Round round) {
+void ExpectNearestEven(DType dtype, const SmallFloat& format) {
   const std::vector<float> floats = FloatsWorthRounding(format);
   std::vector<std::uint16_t> halves(floats.size());
-  round(floats.data(), halves.data(), static_cast<std::int64_t>(floats.size()));
+  Convert(DType::kF32, floats.data(), dtype, halves.data(),
+          static_cast<std::int64_t>(floats.size()));
   int wrong = 0;
   for (std::size_t i = 0; i < floats.size(); ++i) {
     if (halves[i] == format.Encode(floats[i])) continue;
@@ -94,55 +98,83 @@ void ExpectNearestEven(const SmallFloat& format, Round round) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST(ConvertTest, Float16RoundsToNearestEven) {
-  ExpectNearestEven(kFloat16, FloatToFloat16);
-  ExpectNearestEven(kFloat16, internal::PortableFloatToFloat16);
+TEST_P(ConvertTest, HalvesAreRoundedToNearestEven) {
+  ExpectNearestEven(DType::kF16, kFloat16);
+  ExpectNearestEven(DType::kBF16, kBFloat16);
 }
 
-TEST(ConvertTest, BFloat16RoundsToNearestEven) { ExpectNearestEven(kBFloat16, FloatToBFloat16); }
-
-TEST(ConvertTest, NanStaysNan) {
+TEST_P(ConvertTest, NanStaysNan) {
   std::vector<float> nans;
   for (const std::uint32_t bits : {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0x7fffffffu, 0xffffffffu,
                                    0x7f801000u, 0x7fbfffffu, 0xff8fffffu}) {
     nans.push_back(std::bit_cast<float>(bits));
   }
   std::vector<std::uint16_t> halves(nans.size());
-  for (const auto round : {FloatToFloat16, internal::PortableFloatToFloat16}) {
-    round(nans.data(), halves.data(), static_cast<std::int64_t>(nans.size()));
-    for (const std::uint16_t half : halves) EXPECT_TRUE(std::isnan(kFloat16.Decode(half)));
-  }
-  FloatToBFloat16(nans.data(), halves.data(), static_cast<std::int64_t>(nans.size()));
+  const auto count = static_cast<std::int64_t>(nans.size());
+  Convert(DType::kF32, nans.data(), DType::kF16, halves.data(), count);
+  for (const std::uint16_t half : halves) EXPECT_TRUE(std::isnan(kFloat16.Decode(half)));
+  Convert(DType::kF32, nans.data(), DType::kBF16, halves.data(), count);
   for (const std::uint16_t half : halves) EXPECT_TRUE(std::isnan(kBFloat16.Decode(half)));
 }
 
-TEST(ConvertTest, ProcessorAndPortableFormsGiveTheSameBits) {
+TEST(ConvertTargetsTest, EveryProcessorGivesTheSameBits) {
   const std::vector<std::uint16_t> halves = EveryHalf();
-  std::vector<float> fast(halves.size());
-  std::vector<float> portable(halves.size());
-  Float16ToFloat(halves.data(), fast.data(), 65536);
-  internal::PortableFloat16ToFloat(halves.data(), portable.data(), 65536);
-  for (std::size_t i = 0; i < halves.size(); ++i) {
-    EXPECT_EQ(std::bit_cast<std::uint32_t>(fast[i]), std::bit_cast<std::uint32_t>(portable[i]))
-        << i;
+  const std::vector<float> floats = FloatsWorthRounding(kFloat16);
+  for (const DType half : {DType::kF16, DType::kBF16}) {
+    std::vector<std::vector<std::uint32_t>> widened;
+    std::vector<std::vector<std::uint16_t>> rounded;
+    for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
+      UseTarget(target);
+      Convert(half, halves.data(), DType::kF32, widened.emplace_back(halves.size()).data(), 65536);
+      Convert(DType::kF32, floats.data(), half, rounded.emplace_back(floats.size()).data(),
+              static_cast<std::int64_t>(floats.size()));
+    }
+    UseTarget(0);
+    EXPECT_THAT(widened, ::testing::Each(::testing::Eq(std::cref(widened.front()))));
+    EXPECT_THAT(rounded, ::testing::Each(::testing::Eq(std::cref(rounded.front()))));
   }
 }
 
-TEST(ConvertTest, EveryLengthIsWhole) {
-  for (std::int64_t n = 0; n < 40; ++n) {
-    std::vector<float> floats(static_cast<std::size_t>(n) + 1, -7.0f);
-    const std::vector<std::uint16_t> ones(static_cast<std::size_t>(n), 0x3c00);
-    Float16ToFloat(ones.data(), floats.data(), n);
-    for (std::int64_t i = 0; i < n; ++i) EXPECT_EQ(floats[static_cast<std::size_t>(i)], 1.0f);
-    EXPECT_EQ(floats.back(), -7.0f);
-    std::vector<std::uint16_t> back(static_cast<std::size_t>(n) + 1, 0x1234);
-    FloatToFloat16(floats.data(), back.data(), n);
-    for (std::int64_t i = 0; i < n; ++i) EXPECT_EQ(back[static_cast<std::size_t>(i)], 0x3c00);
-    EXPECT_EQ(back.back(), 0x1234);
+// More than a vector of any processor, and not a whole number of them; nothing is written beyond.
+template <typename From, typename To>
+void ExpectEveryLengthIsWhole(DType from, From one, DType to, To expected) {
+  for (std::int64_t n = 0; n < 150; ++n) {
+    const std::vector<From> in(static_cast<std::size_t>(n), one);
+    std::vector<To> out(static_cast<std::size_t>(n) + 1, To{77});
+    Convert(from, in.data(), to, out.data(), n);
+    EXPECT_EQ(out.back(), To{77}) << n;
+    out.pop_back();
+    EXPECT_THAT(out, ::testing::Each(expected)) << n;
   }
 }
 
-TEST(ConvertTest, FloatsAreScaledInTheirOwnPrecision) {
+TEST_P(ConvertTest, EveryLengthIsWhole) {
+  constexpr std::uint16_t kOneF16 = 0x3c00;
+  constexpr std::uint16_t kOneBF16 = 0x3f80;
+  ExpectEveryLengthIsWhole(DType::kF16, kOneF16, DType::kF32, 1.0f);
+  ExpectEveryLengthIsWhole(DType::kBF16, kOneBF16, DType::kF32, 1.0f);
+  ExpectEveryLengthIsWhole(DType::kF16, kOneF16, DType::kF64, 1.0);
+  ExpectEveryLengthIsWhole(DType::kBF16, kOneBF16, DType::kF64, 1.0);
+  ExpectEveryLengthIsWhole(DType::kF32, 1.0f, DType::kF16, kOneF16);
+  ExpectEveryLengthIsWhole(DType::kF32, 1.0f, DType::kBF16, kOneBF16);
+  ExpectEveryLengthIsWhole(DType::kF64, 1.0, DType::kF16, kOneF16);
+  ExpectEveryLengthIsWhole(DType::kF64, 1.0, DType::kBF16, kOneBF16);
+  ExpectEveryLengthIsWhole(DType::kF32, 1.0f, DType::kF64, 1.0);
+  ExpectEveryLengthIsWhole(DType::kF64, 1.0, DType::kF32, 1.0f);
+  ExpectEveryLengthIsWhole(DType::kI32, std::int32_t{-5}, DType::kI64, std::int64_t{-5});
+}
+
+TEST_P(ConvertTest, WhatFloatCannotHoldIsInfinite) {
+  const double in[] = {1e300, -1e300, 1e-300, std::numeric_limits<double>::quiet_NaN()};
+  float out[4];
+  Convert(DType::kF64, in, DType::kF32, out, 4);
+  EXPECT_EQ(out[0], std::numeric_limits<float>::infinity());
+  EXPECT_EQ(out[1], -std::numeric_limits<float>::infinity());
+  EXPECT_EQ(out[2], 0.0f);
+  EXPECT_TRUE(std::isnan(out[3]));
+}
+
+TEST_P(ConvertTest, FloatsAreScaledInTheirOwnPrecision) {
   const std::vector<float> in = {1.0f, -3.0f, 0.1f, 1e30f};
   std::vector<float> out(4);
   Convert(DType::kF32, in.data(), DType::kF32, out.data(), 4, {.factor = 0.1});
@@ -153,7 +185,7 @@ TEST(ConvertTest, FloatsAreScaledInTheirOwnPrecision) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(result[i], wide[i] * 0.1);
 }
 
-TEST(ConvertTest, AnAverageIsTheSumDividedNotMultiplied) {
+TEST_P(ConvertTest, AnAverageIsTheSumDividedNotMultiplied) {
   std::vector<float> values;
   values.reserve(1000);
   for (int i = 0; i < 1000; ++i) values.push_back(static_cast<float>(i) * 0.37f);
@@ -166,7 +198,7 @@ TEST(ConvertTest, AnAverageIsTheSumDividedNotMultiplied) {
   }
 }
 
-TEST(ConvertTest, IntegersAreDividedTowardZero) {
+TEST_P(ConvertTest, IntegersAreDividedTowardZero) {
   const std::vector<std::int8_t> in = {7, -7, 127, -128, 1, -1, 0};
   std::vector<std::int8_t> out(in.size());
   Convert(DType::kI8, in.data(), DType::kI8, out.data(), 7, {.divisor = 2});
@@ -183,7 +215,7 @@ TEST(ConvertTest, IntegersAreDividedTowardZero) {
   EXPECT_EQ(half, least / 2);
 }
 
-TEST(ConvertTest, HalvesAreScaledInFloatAndRoundedOnce) {
+TEST_P(ConvertTest, HalvesAreScaledInFloatAndRoundedOnce) {
   // More than a block, and not a whole number of them.
   constexpr std::size_t kCount = 5003;
   std::mt19937_64 random(testing::TestSeed());
@@ -205,7 +237,7 @@ TEST(ConvertTest, HalvesAreScaledInFloatAndRoundedOnce) {
   }
 }
 
-TEST(ConvertTest, DoublesBecomeHalvesByWayOfFloat) {
+TEST_P(ConvertTest, DoublesBecomeHalvesByWayOfFloat) {
   constexpr std::size_t kCount = 5003;
   std::mt19937_64 random(testing::TestSeed());
   std::uniform_real_distribution<double> distribution(-100.0, 100.0);
@@ -228,7 +260,7 @@ TEST(ConvertTest, DoublesBecomeHalvesByWayOfFloat) {
   }
 }
 
-TEST(ConvertTest, BetweenFloatAndDoubleTheScaleIsComputedInDouble) {
+TEST_P(ConvertTest, BetweenFloatAndDoubleTheScaleIsComputedInDouble) {
   std::vector<double> in(3000);
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = 1.0 / static_cast<double>(i + 1);
   in[0] = 1e300;  // fits only when it has been scaled
@@ -245,7 +277,7 @@ TEST(ConvertTest, BetweenFloatAndDoubleTheScaleIsComputedInDouble) {
   }
 }
 
-TEST(ConvertTest, RoundThroughLeavesWhatAHalfCanHold) {
+TEST_P(ConvertTest, RoundThroughLeavesWhatAHalfCanHold) {
   std::vector<float> values(5003);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.37f - 900;
   for (const auto& [dtype, format] :
@@ -258,7 +290,7 @@ TEST(ConvertTest, RoundThroughLeavesWhatAHalfCanHold) {
   }
 }
 
-TEST(ConvertTest, WithoutScaleBytesAreCopied) {
+TEST_P(ConvertTest, WithoutScaleBytesAreCopied) {
   for (int d = 0; d < core::kDTypeCount; ++d) {
     const auto dtype = static_cast<DType>(d);
     const std::size_t bytes = 13 * core::SizeOf(dtype);
@@ -272,7 +304,7 @@ TEST(ConvertTest, WithoutScaleBytesAreCopied) {
   }
 }
 
-TEST(ConvertTest, NarrowIntegersAreAveragedInAWiderType) {
+TEST_P(ConvertTest, NarrowIntegersAreAveragedInAWiderType) {
   EXPECT_EQ(AccumulationType(DType::kU8, core::ReduceOp::kAverage), DType::kI32);
   EXPECT_EQ(AccumulationType(DType::kI32, core::ReduceOp::kAverage), DType::kI64);
   EXPECT_EQ(AccumulationType(DType::kI64, core::ReduceOp::kAverage), DType::kI64);
@@ -290,7 +322,7 @@ TEST(ConvertTest, NarrowIntegersAreAveragedInAWiderType) {
 TEST(ConvertDeathTest, WhatHasNoMeaningIsABug) {
   std::uint16_t half = 0;
   std::int32_t number = 0;
-  EXPECT_DEATH(Convert(DType::kF16, &half, DType::kF16, &half, 1, {.factor = 2}), "only moved");
+  EXPECT_DEATH(Convert(DType::kF16, &half, DType::kF16, &half, 1, {.factor = 2}), "are converted");
   EXPECT_DEATH(Convert(DType::kI32, &number, DType::kI32, &number, 1, {.factor = 2}), "no factor");
   EXPECT_DEATH(Convert(DType::kI8, &number, DType::kF32, &number, 1), "are converted");
   EXPECT_DEATH(Convert(DType::kF16, &half, DType::kBF16, &half, 1), "are converted");

@@ -25,6 +25,7 @@ BAD = [
     ("layering.py", "core/status.h", "#include <fmt/core.h>\n"),
     ("layering.py", "core/config.cc", "const char* g = std::getenv(\"X\");\n"),
     ("layering.py", "ops/backend.h", "#include <ATen/ATen.h>\n"),
+    ("layering.py", "mpi/backend.cc", "#include <hwy/highway.h>\n"),
     ("layering.py", "frameworks/include/sirtaki/torch.h", "#include \"core/status.h\"\n"),
     ("words.py", "docs/notes.md", f"see {MACHINE_PATH}\n"),
     ("format.py", "core/status.h", "int  f( ) ;\n"),

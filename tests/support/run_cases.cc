@@ -1,0 +1,350 @@
+#include "tests/support/run_cases.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <type_traits>
+
+#include "tests/support/half_reference.h"
+
+namespace sirtaki::ops {
+namespace {
+
+using core::DType;
+using core::OpKind;
+using core::ReduceOp;
+
+constexpr std::byte kUntouched{0xCD};
+
+std::size_t BytesOf(DType dtype, std::int64_t count) {
+  return static_cast<std::size_t>(count) * core::SizeOf(dtype);
+}
+
+// Calls function(T{}, read, write) with the type in which reductions of `dtype` are computed.
+template <typename Function>
+void WithNumbers(DType dtype, Function function) {
+  const auto plain = [&](auto zero) {
+    using T = decltype(zero);
+    function(
+        zero,
+        [](const Memory& memory, std::int64_t i) {
+          T value;
+          std::memcpy(&value, memory.data() + static_cast<std::size_t>(i) * sizeof(T), sizeof(T));
+          return value;
+        },
+        [](Memory& memory, std::int64_t i, T value) {
+          std::memcpy(memory.data() + static_cast<std::size_t>(i) * sizeof(T), &value, sizeof(T));
+        });
+  };
+  const auto half = [&](const tests::SmallFloat& format) {
+    function(
+        float{},
+        [&format](const Memory& memory, std::int64_t i) {
+          std::uint16_t bits;
+          std::memcpy(&bits, memory.data() + static_cast<std::size_t>(i) * 2, 2);
+          return static_cast<float>(format.Decode(bits));
+        },
+        [&format](Memory& memory, std::int64_t i, float value) {
+          const std::uint16_t bits = format.Encode(static_cast<double>(value));
+          std::memcpy(memory.data() + static_cast<std::size_t>(i) * 2, &bits, 2);
+        });
+  };
+  switch (dtype) {
+    case DType::kI8:
+      return plain(std::int8_t{});
+    case DType::kI16:
+      return plain(std::int16_t{});
+    case DType::kI32:
+      return plain(std::int32_t{});
+    case DType::kI64:
+      return plain(std::int64_t{});
+    case DType::kF16:
+      return half(tests::kFloat16);
+    case DType::kBF16:
+      return half(tests::kBFloat16);
+    case DType::kF32:
+      return plain(float{});
+    case DType::kF64:
+      return plain(double{});
+    default:
+      return plain(std::uint8_t{});  // bytes: uint8, bool, float8
+  }
+}
+
+template <typename T>
+T Combined(ReduceOp op, T a, T b) {
+  if (op == ReduceOp::kMin) return std::min(a, b);
+  if (op == ReduceOp::kMax) return std::max(a, b);
+  if constexpr (std::is_floating_point_v<T>) {
+    return op == ReduceOp::kProduct ? a * b : a + b;
+  } else {
+    // The low bits of a sum and a product do not depend on the high ones.
+    const auto x = static_cast<std::uint64_t>(a);
+    const auto y = static_cast<std::uint64_t>(b);
+    switch (op) {
+      case ReduceOp::kProduct:
+        return static_cast<T>(x * y);
+      case ReduceOp::kBitAnd:
+        return static_cast<T>(x & y);
+      case ReduceOp::kBitOr:
+        return static_cast<T>(x | y);
+      case ReduceOp::kBitXor:
+        return static_cast<T>(x ^ y);
+      default:
+        return static_cast<T>(x + y);
+    }
+  }
+}
+
+// Of all who give something, in the order of the ranks.
+Memory Reduced(const RunCase& c, int size) {
+  const core::Signature& s = c.signature;
+  std::vector<Memory> given;
+  for (int r = 0; r < size; ++r) {
+    if (r != c.absent && !c.Joined(r)) given.push_back(InputOf(c, r));
+  }
+  Memory result(given.front().size());
+  const DType dtype = core::PartType(s.dtype);
+  const auto count = static_cast<std::int64_t>(result.size() / core::SizeOf(dtype));
+  const bool average = s.reduction == ReduceOp::kAverage;
+  WithNumbers(dtype, [&](auto zero, auto read, auto write) {
+    using T = decltype(zero);
+    for (std::int64_t i = 0; i < count; ++i) {
+      if constexpr (std::is_floating_point_v<T>) {
+        const auto scaled = [&](const Memory& memory) {
+          return read(memory, i) * static_cast<T>(s.prescale);
+        };
+        T value = scaled(given.front());
+        for (std::size_t g = 1; g < given.size(); ++g) {
+          value = Combined(s.reduction, value, scaled(given[g]));
+        }
+        const auto divisor = static_cast<T>(average ? size : 1);
+        if (s.postscale != 1.0) {
+          value *= static_cast<T>(s.postscale / (average ? size : 1));
+        } else {
+          value /= divisor;
+        }
+        write(result, i, value);
+      } else {
+        T value = read(given.front(), i);
+        auto wide = static_cast<std::uint64_t>(static_cast<std::int64_t>(value));
+        for (std::size_t g = 1; g < given.size(); ++g) {
+          value = Combined(s.reduction, value, read(given[g], i));
+          wide += static_cast<std::uint64_t>(static_cast<std::int64_t>(read(given[g], i)));
+        }
+        if (average) value = static_cast<T>(static_cast<std::int64_t>(wide) / size);
+        write(result, i, value);
+      }
+    }
+  });
+  return result;
+}
+
+Memory Slice(const Memory& memory, std::int64_t rows, std::int64_t first, std::int64_t count) {
+  const std::size_t row = rows == 0 ? 0 : memory.size() / static_cast<std::size_t>(rows);
+  const auto begin = memory.begin() + static_cast<std::ptrdiff_t>(row) * first;
+  return {begin, begin + static_cast<std::ptrdiff_t>(row) * count};
+}
+
+// What `from` gives to `to`, of kinds that have rows.
+Memory Given(const RunCase& c, int from, int to, int size) {
+  std::int64_t first = 0;
+  for (int r = 0; r < to; ++r) first += c.RowsFromTo(from, r, size);
+  if (c.signature.kind == OpKind::kAllGather || c.signature.kind == OpKind::kGather) first = 0;
+  const std::int64_t rows = c.rows[static_cast<std::size_t>(from)];
+  return Slice(InputOf(c, from), rows, first, c.RowsFromTo(from, to, size));
+}
+
+void Append(Memory& to, const Memory& more) { to.insert(to.end(), more.begin(), more.end()); }
+
+bool IsTheRoots(const RunCase& c) {
+  return c.signature.kind == OpKind::kReduce || c.signature.kind == OpKind::kGather;
+}
+
+}  // namespace
+
+std::int64_t RunCase::RowsFromTo(int from, int to, int size) const {
+  if (Joined(from)) return 0;
+  const std::int64_t own = rows[static_cast<std::size_t>(from)];
+  switch (signature.kind) {
+    case OpKind::kAllGather:
+      return own;
+    case OpKind::kGather:
+      return to == signature.root ? own : 0;
+    case OpKind::kScatter:
+      if (from != signature.root) return 0;
+      break;
+    default:
+      break;
+  }
+  const auto& given = splits.empty() ? std::vector<std::int64_t>{}
+                                     : splits[static_cast<std::size_t>(from)];
+  return given.empty() ? core::RowsOf(own, size, to) : given[static_cast<std::size_t>(to)];
+}
+
+std::int64_t RunCase::InputCount(int rank) const {
+  const std::int64_t count = signature.ElementCount();
+  if (signature.kind == OpKind::kBarrier) return 0;
+  if (!core::FirstDimensionVaries(signature.kind)) return count;
+  if (signature.kind == OpKind::kScatter && rank != signature.root) return 0;
+  return count * rows[static_cast<std::size_t>(rank)];
+}
+
+std::int64_t RunCase::OutputCount(int rank, int size) const {
+  const std::int64_t count = InputCount(rank);
+  if (signature.kind == OpKind::kAllGatherInto) return count * size;
+  if (signature.kind == OpKind::kReduceScatter) {
+    const std::int64_t all = signature.shape.front();
+    return all == 0 ? 0 : count / all * core::RowsOf(all, size, rank);
+  }
+  return count;
+}
+
+std::string RunCase::ToString() const {
+  std::string text = signature.ToString() + (in_place ? " in place" : "");
+  if (!joined.empty()) text += ", joined: " + joined.ToString();
+  if (absent >= 0) text += ", absent: " + std::to_string(absent);
+  for (const std::int64_t r : rows) text += " " + std::to_string(r);
+  return text;
+}
+
+Memory InputOf(const RunCase& c, int rank) {
+  const DType dtype = core::PartType(c.signature.dtype);
+  const std::size_t bytes = BytesOf(c.signature.dtype, c.InputCount(rank));
+  Memory memory(bytes);
+  std::mt19937_64 random(c.seed * 1000003 + static_cast<std::uint64_t>(rank));
+  if (dtype == DType::kBool) {
+    for (std::byte& byte : memory) byte = static_cast<std::byte>(random() % 2);
+    return memory;
+  }
+  const bool product = c.signature.reduction == ReduceOp::kProduct;
+  WithNumbers(dtype, [&](auto zero, auto, auto write) {
+    using T = decltype(zero);
+    const auto count = static_cast<std::int64_t>(bytes / core::SizeOf(dtype));
+    for (std::int64_t i = 0; i < count; ++i) {
+      if constexpr (std::is_integral_v<T>) {
+        write(memory, i, static_cast<T>(random()));
+      } else if (product) {
+        // Products of powers of two are exact in any type.
+        write(memory, i, static_cast<T>(random() % 2 == 0 ? -1 : 1) *
+                             static_cast<T>(std::uint64_t{1} << random() % 3) / 2);
+      } else {
+        write(memory, i, static_cast<T>(static_cast<double>(random() % 401) - 200) / 16);
+      }
+    }
+  });
+  return memory;
+}
+
+std::optional<Memory> ExpectedOf(const RunCase& c, int rank, int size) {
+  const core::Signature& s = c.signature;
+  if (IsTheRoots(c) && rank != s.root) return std::nullopt;
+  Memory all;
+  switch (s.kind) {
+    case OpKind::kAllReduce:
+    case OpKind::kReduce:
+      return Reduced(c, size);
+    case OpKind::kReduceScatter: {
+      const std::int64_t rows = s.shape.front();
+      return Slice(Reduced(c, size), rows, core::FirstRowOf(rows, size, rank),
+                   core::RowsOf(rows, size, rank));
+    }
+    case OpKind::kBroadcast:
+      return InputOf(c, s.root);
+    case OpKind::kAllGatherInto:
+      for (int r = 0; r < size; ++r) {
+        const Memory input = InputOf(c, r);
+        Append(all, c.Joined(r) ? Memory(input.size()) : input);
+      }
+      return all;
+    case OpKind::kBarrier:
+      return std::nullopt;
+    default:
+      for (int r = 0; r < size; ++r) {
+        if (!c.Joined(r) && c.RowsFromTo(r, rank, size) > 0) Append(all, Given(c, r, rank, size));
+      }
+      return all;
+  }
+}
+
+std::vector<std::int64_t> ExpectedRows(const RunCase& c, int rank, int size) {
+  if (!core::FirstDimensionVaries(c.signature.kind)) return {};
+  if (c.signature.kind == OpKind::kScatter) return {c.RowsFromTo(c.signature.root, rank, size)};
+  if (IsTheRoots(c) && rank != c.signature.root) return {};
+  std::vector<std::int64_t> rows;
+  for (int r = 0; r < size; ++r) rows.push_back(c.RowsFromTo(r, rank, size));
+  return rows;
+}
+
+core::RunItem RunSide::MakeItem(const RunCase& c, const std::string& name, int rank, int size) {
+  core::RunItem item;
+  item.key = core::Key::Named(core::kWorldSet, name);
+  item.signature = std::make_shared<const core::Signature>(c.signature);
+  item.silent = c.joined;
+  if (c.Joined(rank)) return item;
+
+  handle_ = std::make_shared<core::HandleState>(nullptr, nullptr);
+  input_ = InputOf(c, rank);
+  in_place_ = c.in_place;
+  auto work = std::make_shared<core::Work>();
+  work->handle = handle_;
+  // Of an absent gradient nothing may be read.
+  const bool absent = c.absent == rank;
+  if (absent) work->request.absent = {true};
+  work->input = absent && !in_place_ ? nullptr : input_.data();
+  if (core::FirstDimensionVaries(c.signature.kind)) {
+    if (!c.rows.empty()) work->rows = c.rows[static_cast<std::size_t>(rank)];
+    if (!c.splits.empty()) work->splits = c.splits[static_cast<std::size_t>(rank)];
+    work->allocate_output = [this, &c](const std::vector<std::int64_t>& rows) -> void* {
+      EXPECT_FALSE(allocated_) << "the output was allocated twice";
+      allocated_ = true;
+      seen_rows_ = rows;
+      std::int64_t total = 0;
+      for (const std::int64_t r : rows) total += r;
+      const std::size_t bytes = BytesOf(c.signature.dtype, total * c.signature.ElementCount());
+      output_.assign(bytes + kGuard, kUntouched);
+      return bytes == 0 ? nullptr : output_.data();
+    };
+    in_place_ = false;
+  } else {
+    output_.assign(in_place_ ? 0 : BytesOf(c.signature.dtype, c.OutputCount(rank, size)) + kGuard,
+                   kUntouched);
+    work->output = in_place_ ? input_.data() : output_.data();
+  }
+  item.work = std::move(work);
+  return item;
+}
+
+void RunSide::Check(const RunCase& c, int rank, int size) const {
+  if (c.Joined(rank)) return;
+  SCOPED_TRACE(c.ToString());
+  ASSERT_TRUE(handle_->done());
+  ASSERT_TRUE(handle_->status().ok()) << handle_->status().ToString();
+  EXPECT_EQ(seen_rows_, ExpectedRows(c, rank, size));
+  const std::optional<Memory> expected = ExpectedOf(c, rank, size);
+  if (!in_place_ || !expected) {
+    EXPECT_TRUE(input_ == InputOf(c, rank)) << "the input was written to";
+  }
+  if (in_place_) {
+    if (expected) EXPECT_TRUE(input_ == *expected);
+    return;
+  }
+  Memory whole = expected.value_or(Memory());
+  // The guard; all of the memory where nothing was to be written.
+  whole.resize(output_.size(), kUntouched);
+  EXPECT_TRUE(output_ == whole);
+}
+
+std::vector<double> AsDoubles(core::DType dtype, const Memory& memory) {
+  std::vector<double> numbers;
+  WithNumbers(dtype, [&](auto, auto read, auto) {
+    const auto count = static_cast<std::int64_t>(memory.size() / core::SizeOf(dtype));
+    for (std::int64_t i = 0; i < count; ++i) {
+      numbers.push_back(static_cast<double>(read(memory, i)));
+    }
+  });
+  return numbers;
+}
+
+}  // namespace sirtaki::ops

@@ -1,0 +1,72 @@
+// One collective of a test, as every rank sees it, and what it has to give: by naive loops over
+// what all ranks have.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/executor.h"
+#include "core/rank_ranges.h"
+#include "core/request.h"
+
+namespace sirtaki::ops {
+
+using Memory = std::vector<std::byte>;
+
+struct RunCase {
+  core::Signature signature;
+  bool in_place = false;
+  std::uint64_t seed = 0;
+  std::vector<std::int64_t> rows = {};                 // by rank, of kinds that have them
+  std::vector<std::vector<std::int64_t>> splits = {};  // by rank; empty: equal parts
+  int absent = -1;                                     // the rank that has no gradient
+  core::RankRanges joined = {};
+
+  bool Joined(int rank) const { return joined.Contains(rank); }
+  // The rows that `from` gives to `to`, of kinds that have rows.
+  std::int64_t RowsFromTo(int from, int to, int size) const;
+  std::int64_t InputCount(int rank) const;
+  std::int64_t OutputCount(int rank, int size) const;  // where no output is allocated on the way
+  std::string ToString() const;
+};
+
+// What a rank has before; every rank can make every rank's.
+Memory InputOf(const RunCase& c, int rank);
+
+// What a rank has afterwards; none: it gets no result, and its output stays as it was.
+std::optional<Memory> ExpectedOf(const RunCase& c, int rank, int size);
+
+// The rows that allocate_output is told.
+std::vector<std::int64_t> ExpectedRows(const RunCase& c, int rank, int size);
+
+// One rank's side of a case.
+class RunSide {
+ public:
+  // The side must stay where it is until the handle is done.
+  core::RunItem MakeItem(const RunCase& c, const std::string& name, int rank, int size);
+  const core::HandlePtr& handle() const { return handle_; }
+  // Compares every byte.
+  void Check(const RunCase& c, int rank, int size) const;
+  const Memory& result() const { return in_place_ ? input_ : output_; }
+
+ private:
+  static constexpr std::size_t kGuard = 64;  // bytes behind the output that nobody may touch
+
+  Memory input_;
+  Memory output_;
+  bool in_place_ = false;
+  bool allocated_ = false;
+  std::vector<std::int64_t> seen_rows_;
+  core::HandlePtr handle_;
+};
+
+// Elements as doubles, of floating types.
+std::vector<double> AsDoubles(core::DType dtype, const Memory& memory);
+
+}  // namespace sirtaki::ops
