@@ -16,41 +16,17 @@ using core::Status;
 using core::StatusCode;
 using ops::Channel;
 
-// MPI_DATATYPE_NULL: MPI has no arithmetic for it. Signed integers go as unsigned ones: the bits of
-// the sum are the same, and those of MPI's C code wrap by definition.
-MPI_Datatype SumType(DType dtype) {
-  switch (dtype) {
-    case DType::kU8:
-    case DType::kI8:
-      return MPI_UINT8_T;
-    case DType::kI16:
-      return MPI_UINT16_T;
-    case DType::kI32:
-      return MPI_UINT32_T;
-    case DType::kI64:
-      return MPI_UINT64_T;
-    case DType::kF32:
-      return MPI_FLOAT;
-    case DType::kF64:
-      return MPI_DOUBLE;
-    default:
-      break;
-  }
-  return MPI_DATATYPE_NULL;
-}
-
-// Open MPI's MPI_SUM saturates 8- and 16-bit integers where it has AVX (128 + 128 is 255 as uint8),
-// which its makers will not change: github.com/open-mpi/ompi/issues/8045. So these sums are ours.
-template <typename T>
-void WrappingSum(void* in, void* in_out, int* count, MPI_Datatype*) {
-  const T* from = static_cast<const T*>(in);
-  T* to = static_cast<T*>(in_out);
-  for (int i = 0; i < *count; ++i) to[i] = static_cast<T>(to[i] + from[i]);
-}
+// Of an exchange, on the communicator of its lane. Not those with which sets are made on the
+// world's (mpi/communicators).
+constexpr int kExchangeTag = 3;
 
 std::string ChannelName(Channel channel) {
   return "process set " + std::to_string(channel.set) +
          (channel.lane == fusion::Lane::kSmall ? ", small lane" : ", large lane");
+}
+
+std::unique_ptr<ops::Completion> Refused(StatusCode code, std::string text) {
+  return std::make_unique<Operation>(Status(code, std::move(text)));
 }
 
 std::byte* At(void* base, std::int64_t offset) { return static_cast<std::byte*>(base) + offset; }
@@ -58,57 +34,72 @@ std::byte* At(void* base, std::int64_t offset) { return static_cast<std::byte*>(
 }  // namespace
 
 Backend::Backend(Communicators& communicators, BackendOptions options)
-    : communicators_(communicators), options_(options), stop_(std::make_shared<StopSign>()) {
-  MPI_Op_create(WrappingSum<std::uint8_t>, /*commute=*/1, &sum_u8_);
-  MPI_Op_create(WrappingSum<std::uint16_t>, /*commute=*/1, &sum_u16_);
-}
-
-Backend::~Backend() {
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  if (Environment::HasFault() || finalized != 0) return;
-  for (MPI_Op* op : {&sum_u8_, &sum_u16_}) {
-    if (*op != MPI_OP_NULL) MPI_Op_free(op);
-  }
-}
+    : communicators_(communicators), options_(options), stop_(std::make_shared<StopSign>()) {}
 
 Status Backend::AddSet(core::SetNumber set, const core::RankRanges& members) {
-  return communicators_.AddSet(set, members);
+  const Status stopped = stop_->Get();
+  return stopped.ok() ? communicators_.AddSet(set, members) : stopped;
+}
+
+Status Backend::RemoveSet(core::SetNumber set) {
+  const Status stopped = stop_->Get();
+  return stopped.ok() ? communicators_.RemoveSet(set) : stopped;
+}
+
+Mode Backend::ModeOf(Channel channel) const {
+  const bool blocking = channel.lane == fusion::Lane::kLarge && !options_.serialized;
+  return blocking ? Mode::kBlocking : Mode::kPolled;
 }
 
 std::unique_ptr<ops::Completion> Backend::Run(Channel channel, std::vector<Call> calls) {
   const Line line = communicators_.For(channel);
   if (line.comm == MPI_COMM_NULL) {
-    return std::make_unique<Operation>(
-        Status(StatusCode::kBackend, "there is no MPI communicator for " + ChannelName(channel)));
+    return Refused(StatusCode::kBackend,
+                   "there is no MPI communicator for " + ChannelName(channel));
   }
-  const bool blocking = channel.lane == fusion::Lane::kLarge && !options_.serialized;
-  return std::make_unique<Operation>(line.comm, blocking ? Mode::kBlocking : Mode::kPolled, stop_,
-                                     std::move(calls));
+  return std::make_unique<Operation>(line.comm, ModeOf(channel), stop_, std::move(calls));
 }
 
-std::unique_ptr<ops::Completion> Backend::AllReduce(Channel channel, void* buffer,
-                                                    std::int64_t count, DType dtype,
-                                                    core::ReduceOp op) {
-  const MPI_Datatype type = SumType(dtype);
-  if (type == MPI_DATATYPE_NULL || op != core::ReduceOp::kSum) {
-    return std::make_unique<Operation>(
-        Status(StatusCode::kUnsupported,
-               "MPI cannot sum " + std::string(core::DTypeName(dtype)) + " by itself"));
+std::unique_ptr<ops::Completion> Backend::RunReduction(Channel channel, const Call& whole,
+                                                       std::int64_t count, DType dtype,
+                                                       core::ReduceOp op) {
+  const Reduction reduction = reductions_.For(op, dtype);
+  if (reduction.op == MPI_OP_NULL) {
+    return Refused(StatusCode::kUnsupported, "MPI has no " + std::string(core::ReduceOpName(op)) +
+                                                 " of " + std::string(core::DTypeName(dtype)));
   }
   const auto size = static_cast<std::int64_t>(core::SizeOf(dtype));
   const std::int64_t step = std::max<std::int64_t>(options_.max_call_bytes / size, 1);
   std::vector<Call> calls;
   for (std::int64_t first = 0; first < count; first += step) {
-    Call& call = calls.emplace_back();
-    call.kind = Call::Kind::kAllReduce;
-    call.output = At(buffer, first * size);
+    Call& call = calls.emplace_back(whole);
+    call.output = At(whole.output, first * size);
+    call.input = whole.kind == Call::Kind::kReduce && communicators_.For(channel).rank != whole.root
+                     ? call.output
+                     : MPI_IN_PLACE;
     call.count = static_cast<int>(std::min(step, count - first));
-    call.type = type;
-    if (type == MPI_UINT8_T) call.op = sum_u8_;
-    if (type == MPI_UINT16_T) call.op = sum_u16_;
+    call.type = reduction.type;
+    call.op = reduction.op;
   }
   return Run(channel, std::move(calls));
+}
+
+std::unique_ptr<ops::Completion> Backend::AllReduce(Channel channel, void* buffer,
+                                                    std::int64_t count, DType dtype,
+                                                    core::ReduceOp op) {
+  Call whole;
+  whole.kind = Call::Kind::kAllReduce;
+  whole.output = buffer;
+  return RunReduction(channel, whole, count, dtype, op);
+}
+
+std::unique_ptr<ops::Completion> Backend::Reduce(Channel channel, void* buffer, std::int64_t count,
+                                                 DType dtype, core::ReduceOp op, int root) {
+  Call whole;
+  whole.kind = Call::Kind::kReduce;
+  whole.output = buffer;
+  whole.root = root;
+  return RunReduction(channel, whole, count, dtype, op);
 }
 
 void Backend::AddBroadcasts(void* buffer, std::int64_t bytes, int root,
@@ -201,6 +192,50 @@ std::unique_ptr<ops::Completion> Backend::AllToAll(Channel channel, const void* 
     call.slice = slice;
   }
   return Run(channel, std::move(calls));
+}
+
+std::unique_ptr<ops::Completion> Backend::Exchange(Channel channel,
+                                                   std::span<const ops::OutgoingSlice> outgoing,
+                                                   std::span<const ops::IncomingSlice> incoming) {
+  const Line line = communicators_.For(channel);
+  if (line.comm == MPI_COMM_NULL) {
+    return Refused(StatusCode::kBackend,
+                   "there is no MPI communicator for " + ChannelName(channel));
+  }
+  std::vector<Transfer> transfers;
+  for (const ops::IncomingSlice& slice : incoming) {
+    if (slice.bytes == 0) continue;
+    transfers.push_back({.peer = slice.member, .taken = slice.memory, .bytes = slice.bytes});
+  }
+  for (const ops::OutgoingSlice& slice : outgoing) {
+    if (slice.bytes == 0) continue;
+    transfers.push_back(
+        {.sends = true, .peer = slice.member, .given = slice.memory, .bytes = slice.bytes});
+  }
+  const TransferOptions options{.comm = line.comm,
+                                .tag = kExchangeTag,
+                                .mode = ModeOf(channel),
+                                .max_call_bytes = options_.max_call_bytes};
+  return std::make_unique<Transfers>(options, transfers, *stop_);
+}
+
+std::unique_ptr<ops::Completion> Backend::RunMessage(const Transfer& message, int tag) {
+  const TransferOptions options{.comm = communicators_.messages(),
+                                .tag = communicators_.MessageTag(tag),
+                                .mode = Mode::kPolled,
+                                .is_message = true,
+                                .max_call_bytes = options_.max_call_bytes};
+  return std::make_unique<Transfers>(options, std::vector<Transfer>{message}, *stop_);
+}
+
+std::unique_ptr<ops::Completion> Backend::SendMessage(int to, int tag, const void* memory,
+                                                      std::int64_t bytes) {
+  return RunMessage({.sends = true, .peer = to, .given = memory, .bytes = bytes}, tag);
+}
+
+std::unique_ptr<ops::Completion> Backend::ReceiveMessage(int from, int tag, void* memory,
+                                                         std::int64_t bytes) {
+  return RunMessage({.peer = from, .taken = memory, .bytes = bytes}, tag);
 }
 
 }  // namespace sirtaki::mpi

@@ -11,6 +11,8 @@
 
 #include "mpi/communicators.h"
 #include "mpi/operation.h"
+#include "mpi/reductions.h"
+#include "mpi/transfers.h"
 #include "ops/backend.h"
 
 namespace sirtaki::mpi {
@@ -29,17 +31,18 @@ class Backend final : public ops::Backend {
  public:
   // The communicators must outlive the backend and all its operations.
   Backend(Communicators& communicators, BackendOptions options);
-  ~Backend() override;
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
 
   std::string_view name() const override { return "mpi"; }
 
   core::Status AddSet(core::SetNumber set, const core::RankRanges& members) override;
-  core::Status RemoveSet(core::SetNumber) override { return core::Status::Ok(); }
+  core::Status RemoveSet(core::SetNumber set) override;
 
   std::unique_ptr<ops::Completion> AllReduce(ops::Channel channel, void* buffer, std::int64_t count,
                                              core::DType dtype, core::ReduceOp op) override;
+  std::unique_ptr<ops::Completion> Reduce(ops::Channel channel, void* buffer, std::int64_t count,
+                                          core::DType dtype, core::ReduceOp op, int root) override;
   std::unique_ptr<ops::Completion> Broadcast(ops::Channel channel, void* buffer, std::int64_t bytes,
                                              int root) override;
   std::unique_ptr<ops::Completion> AllGather(ops::Channel channel, const void* input, void* output,
@@ -49,20 +52,13 @@ class Backend final : public ops::Backend {
   std::unique_ptr<ops::Completion> AllToAll(ops::Channel channel, const void* input, void* output,
                                             std::int64_t bytes) override;
 
-  std::unique_ptr<ops::Completion> Reduce(ops::Channel, void*, std::int64_t, core::DType,
-                                          core::ReduceOp, int) override {
-    return std::make_unique<Operation>(core::Status{core::StatusCode::kUnsupported, "reduce"});
-  }
-  std::unique_ptr<ops::Completion> Exchange(ops::Channel, std::span<const ops::OutgoingSlice>,
-                                            std::span<const ops::IncomingSlice>) override {
-    return std::make_unique<Operation>(core::Status{core::StatusCode::kUnsupported, "exchange"});
-  }
-  std::unique_ptr<ops::Completion> SendMessage(int, int, const void*, std::int64_t) override {
-    return std::make_unique<Operation>(core::Status{core::StatusCode::kUnsupported, "send"});
-  }
-  std::unique_ptr<ops::Completion> ReceiveMessage(int, int, void*, std::int64_t) override {
-    return std::make_unique<Operation>(core::Status{core::StatusCode::kUnsupported, "receive"});
-  }
+  std::unique_ptr<ops::Completion> Exchange(ops::Channel channel,
+                                            std::span<const ops::OutgoingSlice> outgoing,
+                                            std::span<const ops::IncomingSlice> incoming) override;
+  std::unique_ptr<ops::Completion> SendMessage(int to, int tag, const void* memory,
+                                               std::int64_t bytes) override;
+  std::unique_ptr<ops::Completion> ReceiveMessage(int from, int tag, void* memory,
+                                                  std::int64_t bytes) override;
 
   // No new operation and no further call of one under way starts. MPI has no means to interrupt a
   // call that blocks: its thread stays in it for the life of the process, and a polled operation
@@ -70,15 +66,19 @@ class Backend final : public ops::Backend {
   void Abort(const core::Status& why) override { stop_->Set(why); }
 
  private:
+  // `whole`: but for its memory, count and type.
+  std::unique_ptr<ops::Completion> RunReduction(ops::Channel channel, const Call& whole,
+                                                std::int64_t count, core::DType dtype,
+                                                core::ReduceOp op);
   std::unique_ptr<ops::Completion> Run(ops::Channel channel, std::vector<Call> calls);
+  std::unique_ptr<ops::Completion> RunMessage(const Transfer& message, int tag);
+  Mode ModeOf(ops::Channel channel) const;
   void AddBroadcasts(void* buffer, std::int64_t bytes, int root, std::vector<Call>* calls) const;
 
   Communicators& communicators_;
   const BackendOptions options_;
   const std::shared_ptr<StopSign> stop_;
-  // Sums that wrap; MPI_OP_NULL where MPI refused to make them.
-  MPI_Op sum_u8_ = MPI_OP_NULL;
-  MPI_Op sum_u16_ = MPI_OP_NULL;
+  const Reductions reductions_;
 };
 
 }  // namespace sirtaki::mpi

@@ -43,7 +43,25 @@ Status CreateGroup(MPI_Comm world, const RankRanges& members, int tag, MPI_Comm*
   return status;
 }
 
-// The transport communicators of sessions that have ended, by number.
+// Sessions that have the same communicator of messages have tags of their own there, as long as MPI
+// has enough of them. A session's take this many.
+constexpr int kTagsOfASession = ops::Backend::kMaxTag + 1;
+
+// The first of the tags of the `session`th session of the communicator.
+Status FirstTag(MPI_Comm comm, std::uint64_t session, int* tag) {
+  int* highest = nullptr;
+  int found = 0;
+  Status status = Check(MPI_Comm_get_attr(comm, MPI_TAG_UB, static_cast<void*>(&highest), &found),
+                        "MPI_Comm_get_attr of MPI_TAG_UB");
+  if (!status.ok()) return status;
+  const int limit = found != 0 ? *highest : kTagsOfASession - 1;
+  const std::uint64_t sessions =
+      std::max<std::uint64_t>(1, (static_cast<std::uint64_t>(limit) + 1) / kTagsOfASession);
+  *tag = static_cast<int>(session % sessions) * kTagsOfASession;
+  return Status::Ok();
+}
+
+// What sessions that have ended have kept, by number.
 class Spares {
  public:
   static Spares& OfProcess() {
@@ -51,34 +69,34 @@ class Spares {
     return spares;
   }
 
-  void Put(std::uint64_t number, MPI_Comm comm) {
+  void Put(std::uint64_t number, const Communicators::Kept& kept) {
     MutexLock lock(mutex_);
-    spares_[number] = comm;
+    spares_[number] = kept;
   }
 
-  // MPI_COMM_NULL if there is none of this number: then a new one gets it.
-  MPI_Comm Take(std::uint64_t number) {
+  // Empty if there is none of this number: then new ones get it.
+  Communicators::Kept Take(std::uint64_t number) {
     MutexLock lock(mutex_);
     next_ = std::max(next_, number + 1);
     const auto found = spares_.find(number);
-    if (found == spares_.end()) return MPI_COMM_NULL;
-    const MPI_Comm comm = found->second;
+    if (found == spares_.end()) return {};
+    const Communicators::Kept kept = found->second;
     spares_.erase(found);
-    return comm;
+    return kept;
   }
 
   // "7 2 5": the next new number is 7, spare are 2 and 5.
   std::string ToString() const {
     MutexLock lock(mutex_);
     std::string text = std::to_string(next_);
-    for (const auto& [number, comm] : spares_) text += ' ' + std::to_string(number);
+    for (const auto& [number, kept] : spares_) text += ' ' + std::to_string(number);
     return text;
   }
 
  private:
   mutable core::Mutex mutex_;
   std::uint64_t next_ SIRTAKI_GUARDED_BY(mutex_) = 1;
-  std::map<std::uint64_t, MPI_Comm> spares_ SIRTAKI_GUARDED_BY(mutex_);
+  std::map<std::uint64_t, Communicators::Kept> spares_ SIRTAKI_GUARDED_BY(mutex_);
 };
 
 // The lowest number that is spare on all ranks, else the highest next one: the same on all of them.
@@ -108,16 +126,19 @@ Status Communicators::Make(Environment& environment, core::TimePoint deadline,
   if (!status.ok()) return status;
 
   std::unique_ptr<Communicators> made(new Communicators(topology.rank, topology.size));
-  made->transport_number_ = ChooseSpare(told);
-  made->transport_ = Spares::OfProcess().Take(made->transport_number_);
+  made->number_ = ChooseSpare(told);
+  made->kept_ = Spares::OfProcess().Take(made->number_);
   Lanes world;
   world.small.rank = world.large.rank = topology.rank;
   world.small.size = world.large.size = topology.size;
-  for (MPI_Comm* target : {&made->transport_, &world.small.comm, &world.large.comm}) {
+  for (MPI_Comm* target :
+       {&made->kept_.transport, &made->kept_.messages, &world.small.comm, &world.large.comm}) {
     if (*target != MPI_COMM_NULL) continue;
     status = DuplicateUntil(environment.impl_->control, deadline, target);
     if (!status.ok()) return status;
   }
+  status = FirstTag(made->kept_.messages, made->kept_.sessions++, &made->first_tag_);
+  if (!status.ok()) return status;
   {
     MutexLock lock(made->mutex_);
     made->lanes_[core::kWorldSet] = world;
@@ -136,7 +157,7 @@ Communicators::~Communicators() {
       if (*comm != MPI_COMM_NULL) MPI_Comm_free(comm);
     }
   }
-  if (transport_ != MPI_COMM_NULL) Spares::OfProcess().Put(transport_number_, transport_);
+  if (kept_.sessions > 0) Spares::OfProcess().Put(number_, kept_);
 }
 
 Line Communicators::For(ops::Channel channel) const {
@@ -148,7 +169,9 @@ Line Communicators::For(ops::Channel channel) const {
 
 Status Communicators::AddSet(SetNumber set, const RankRanges& members) {
   if (!members.Contains(rank_)) return Status::Ok();
-  // The large lane's own communicator is idle here: its thread is the one that is in this call.
+  // The large lane's own communicator is idle here: its thread is the one that is in this call. Two
+  // sets that share members cannot be taken for each other though they use the same tags: those
+  // members make them in the same order.
   const MPI_Comm world = For({core::kWorldSet, fusion::Lane::kLarge}).comm;
   Lanes lanes;
   lanes.small.rank = lanes.large.rank = static_cast<int>(members.IndexOf(rank_));
@@ -158,6 +181,26 @@ Status Communicators::AddSet(SetNumber set, const RankRanges& members) {
   if (!status.ok()) return status;
   MutexLock lock(mutex_);
   lanes_[set] = lanes;
+  return Status::Ok();
+}
+
+Status Communicators::RemoveSet(SetNumber set) {
+  if (set == core::kWorldSet) {
+    return {core::StatusCode::kInvalidArgument, "the world is not a set that can be removed"};
+  }
+  Lanes lanes;
+  {
+    MutexLock lock(mutex_);
+    const auto found = lanes_.find(set);
+    if (found == lanes_.end()) return Status::Ok();
+    lanes = found->second;
+    lanes_.erase(found);
+  }
+  if (Environment::HasFault()) return Status::Ok();  // left behind
+  for (MPI_Comm* comm : {&lanes.small.comm, &lanes.large.comm}) {
+    Status status = Check(MPI_Comm_free(comm), "MPI_Comm_free");
+    if (!status.ok()) return status;
+  }
   return Status::Ok();
 }
 

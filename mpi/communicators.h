@@ -33,10 +33,10 @@ class Communicators {
                            std::unique_ptr<Communicators>* communicators);
 
   // Frees those of the lanes, which MPI may treat as collective: every rank has drained by then.
-  // The transport's is kept for the next session, which may find late messages of this one in it
-  // (engines drop those of other sessions): freed, its number would be given to another
-  // communicator, and MPI would hand it such a message as if it were its own first one. After a
-  // fault all are left behind.
+  // The transport's and that of messages are kept for the next session, which may find late
+  // messages of this one in them (engines drop those of other sessions, and messages have other
+  // tags then): freed, their numbers would be given to other communicators, and MPI would hand
+  // them such a message as if it were their own first one. After a fault all are left behind.
   ~Communicators();
   Communicators(const Communicators&) = delete;
   Communicators& operator=(const Communicators&) = delete;
@@ -44,7 +44,11 @@ class Communicators {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  MPI_Comm transport() const { return transport_; }
+  MPI_Comm transport() const { return kept_.transport; }
+
+  // For messages between two ranks of the world, with MPI's tags for theirs.
+  MPI_Comm messages() const { return kept_.messages; }
+  int MessageTag(int tag) const { return first_tag_ + tag; }
 
   // With MPI_COMM_NULL if there is no such set here. Thread-safe.
   Line For(ops::Channel channel) const SIRTAKI_EXCLUDES(mutex_);
@@ -53,6 +57,16 @@ class Communicators {
   // agreed order. Blocks until all members are there; on other ranks it does nothing.
   core::Status AddSet(core::SetNumber set, const core::RankRanges& members)
       SIRTAKI_EXCLUDES(mutex_);
+
+  // Frees them, in the same place. On ranks that do not know the set it does nothing.
+  core::Status RemoveSet(core::SetNumber set) SIRTAKI_EXCLUDES(mutex_);
+
+  // Those that outlive a session, and how many have used them: the same on all ranks.
+  struct Kept {
+    MPI_Comm transport = MPI_COMM_NULL;
+    MPI_Comm messages = MPI_COMM_NULL;
+    std::uint64_t sessions = 0;
+  };
 
  private:
   struct Lanes {
@@ -64,8 +78,9 @@ class Communicators {
 
   const int rank_;
   const int size_;
-  std::uint64_t transport_number_ = 0;  // the same on all ranks
-  MPI_Comm transport_ = MPI_COMM_NULL;
+  std::uint64_t number_ = 0;  // of what is kept: the same on all ranks
+  Kept kept_;
+  int first_tag_ = 0;
   mutable core::Mutex mutex_;
   std::map<core::SetNumber, Lanes> lanes_ SIRTAKI_GUARDED_BY(mutex_);
 };

@@ -15,6 +15,10 @@ Status RunBlocking(const Call& call, MPI_Comm comm) {
     case Call::Kind::kAllReduce:
       return Check(MPI_Allreduce(MPI_IN_PLACE, call.output, call.count, call.type, call.op, comm),
                    "MPI_Allreduce");
+    case Call::Kind::kReduce:
+      return Check(
+          MPI_Reduce(call.input, call.output, call.count, call.type, call.op, call.root, comm),
+          "MPI_Reduce");
     case Call::Kind::kBroadcast:
       return Check(MPI_Bcast(call.output, call.count, call.type, call.root, comm), "MPI_Bcast");
     case Call::Kind::kAllGather:
@@ -39,6 +43,10 @@ Status StartPolled(const Call& call, MPI_Comm comm, MPI_Request* request) {
       return Check(
           MPI_Iallreduce(MPI_IN_PLACE, call.output, call.count, call.type, call.op, comm, request),
           "MPI_Iallreduce");
+    case Call::Kind::kReduce:
+      return Check(MPI_Ireduce(call.input, call.output, call.count, call.type, call.op, call.root,
+                               comm, request),
+                   "MPI_Ireduce");
     case Call::Kind::kBroadcast:
       return Check(MPI_Ibcast(call.output, call.count, call.type, call.root, comm, request),
                    "MPI_Ibcast");
@@ -63,6 +71,8 @@ const char* TestName(Call::Kind kind) {
   switch (kind) {
     case Call::Kind::kAllReduce:
       return "MPI_Test of MPI_Iallreduce";
+    case Call::Kind::kReduce:
+      return "MPI_Test of MPI_Ireduce";
     case Call::Kind::kBroadcast:
       return "MPI_Test of MPI_Ibcast";
     case Call::Kind::kAllGather:

@@ -34,15 +34,22 @@ class SliceType {
 
 // A collective call of MPI, with counts that fit MPI's int.
 struct Call {
-  enum class Kind : std::uint8_t { kAllReduce, kBroadcast, kAllGather, kAllGatherV, kAllToAll };
+  enum class Kind : std::uint8_t {
+    kAllReduce,
+    kReduce,
+    kBroadcast,
+    kAllGather,
+    kAllGatherV,
+    kAllToAll,
+  };
   Kind kind = Kind::kAllReduce;
-  const void* input = nullptr;  // gathers and all-to-all
+  const void* input = nullptr;  // gathers, all-to-all, and reduce: there MPI_IN_PLACE at the root
   void* output = nullptr;
   int count = 0;  // all-to-all: of each part
   MPI_Datatype type = MPI_BYTE;
   std::shared_ptr<const SliceType> slice;  // owns `type`, if that is not MPI's own
-  MPI_Op op = MPI_SUM;                     // all-reduce only
-  int root = 0;                            // broadcast only
+  MPI_Op op = MPI_SUM;                     // reductions only
+  int root = 0;                            // broadcast and reduce
   std::vector<int> counts;                 // kAllGatherV only, with the displacements
   std::vector<int> displacements;
 };

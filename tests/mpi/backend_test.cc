@@ -87,13 +87,13 @@ TEST_F(MpiBackendTest, ConformsSerialized) {
 // As if MPI could count no further than this, so that everything but the smallest is cut.
 TEST_F(MpiBackendTest, ConformsInManyCalls) {
   BackendOptions options;
-  options.max_call_bytes = 1000;
+  options.max_call_bytes = 5000;
   ExpectConforms(options);
 }
 
 TEST_F(MpiBackendTest, ConformsInManyCallsSerialized) {
   BackendOptions options;
-  options.max_call_bytes = 1000;
+  options.max_call_bytes = 5000;
   options.serialized = true;
   ExpectConforms(options);
 }
@@ -165,6 +165,68 @@ TEST_F(MpiBackendTest, ExchangeTooLargeForOneCallIsCutInSlicesOfEveryPart) {
   }
 }
 
+TEST_F(MpiBackendTest, SlicesAreCutAndNothingIsSentForEmptyOnes) {
+  if (size() < 2) GTEST_SKIP() << "needs two ranks";
+  BackendOptions options;
+  options.max_call_bytes = 4;
+  Backend backend(*communicators_, options);
+  const std::string given = "0123456789";
+  for (const Channel channel : {kSmall, kLarge}) {
+    std::string taken(10, ' ');
+    std::vector<ops::OutgoingSlice> outgoing;
+    std::vector<ops::IncomingSlice> incoming;
+    if (rank() == 0) outgoing = {{1, given.data(), 0}, {1, given.data() + 1, 9}};
+    if (rank() == 1) incoming = {{0, taken.data(), 9}};
+    const std::int64_t sends = MpiCallsMade(MpiCall::kIsend);
+    const std::int64_t waits = MpiCallsMade(MpiCall::kWait);
+    ASSERT_TRUE(Finish(backend.Exchange(channel, outgoing, incoming)).ok());
+    EXPECT_EQ(MpiCallsMade(MpiCall::kIsend), sends + (rank() == 0 ? 3 : 0));
+    const bool blocks = channel.lane == Lane::kLarge && rank() < 2;
+    EXPECT_EQ(MpiCallsMade(MpiCall::kWait), waits + (blocks ? 3 : 0));
+    EXPECT_EQ(taken, rank() == 1 ? "123456789 " : "          ");
+  }
+}
+
+// MPI has a limited number of communicators.
+TEST_F(MpiBackendTest, EverySetFreesWhatItMade) {
+  Backend backend(*communicators_, {});
+  const std::int64_t made = MpiCallsMade(MpiCall::kCommCreateGroup);
+  const std::int64_t freed = MpiCallsMade(MpiCall::kCommFree);
+  BackendConformance(backend, rank(), size()).SetsComeAndGo();
+  EXPECT_GT(MpiCallsMade(MpiCall::kCommCreateGroup), made);
+  EXPECT_EQ(MpiCallsMade(MpiCall::kCommFree) - freed,
+            MpiCallsMade(MpiCall::kCommCreateGroup) - made);
+}
+
+TEST_F(MpiBackendTest, TheWorldIsNotRemoved) {
+  Backend backend(*communicators_, {});
+  EXPECT_EQ(backend.RemoveSet(core::kWorldSet).code(), StatusCode::kInvalidArgument);
+  float value = 1.0F;
+  EXPECT_TRUE(Finish(backend.AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum)).ok());
+}
+
+// A message that a session did not take does not come up in the next one, though MPI still has it.
+TEST_F(MpiBackendTest, AMessageThatNobodyTookStaysInItsSession) {
+  static const int late = 1;  // MPI has the first one for ever
+  static const int next = 2;
+  const core::TimePoint deadline = Clock::now() + std::chrono::seconds(30);
+  int taken = 0;
+  {
+    Backend backend(*communicators_, {});
+    ASSERT_TRUE(Finish(backend.SendMessage((rank() + 1) % size(), 5, &late, sizeof(late))).ok());
+    auto unwanted = backend.ReceiveMessage(rank(), 6, &taken, sizeof(taken));
+    EXPECT_FALSE(unwanted->Poll());
+  }
+  EXPECT_FALSE(Environment::HasFault());  // the receive was withdrawn
+  communicators_.reset();
+  ASSERT_TRUE(Communicators::Make(*environment_, deadline, &communicators_).ok());
+  Backend backend(*communicators_, {});
+  auto receive = backend.ReceiveMessage((rank() + size() - 1) % size(), 5, &taken, sizeof(taken));
+  ASSERT_TRUE(Finish(backend.SendMessage((rank() + 1) % size(), 5, &next, sizeof(next))).ok());
+  ASSERT_TRUE(Finish(std::move(receive)).ok());
+  EXPECT_EQ(taken, 2);
+}
+
 TEST_F(MpiBackendTest, UnknownSetIsAnError) {
   Backend backend(*communicators_, {});
   float value = 1.0F;
@@ -197,6 +259,8 @@ TEST_F(MpiBackendTest, FailureOfAnyCallEndsItsOperationWithMpisWords) {
   const FailureCase cases[] = {
       {"MPI_Iallreduce", MpiCall::kIallreduce, kSmall},
       {"MPI_Allreduce", MpiCall::kAllreduce, kLarge},
+      {"MPI_Ireduce", MpiCall::kIreduce, kSmall},
+      {"MPI_Reduce", MpiCall::kReduce, kLarge},
       {"MPI_Ibcast", MpiCall::kIbcast, kSmall},
       {"MPI_Bcast", MpiCall::kBcast, kLarge},
       {"MPI_Iallgather", MpiCall::kIallgather, kSmall},
@@ -219,6 +283,11 @@ TEST_F(MpiBackendTest, FailureOfAnyCallEndsItsOperationWithMpisWords) {
         operation =
             backend.AllReduce(failure.channel, values.data(), 4, DType::kF32, core::ReduceOp::kSum);
         break;
+      case MpiCall::kIreduce:
+      case MpiCall::kReduce:
+        operation =
+            backend.Reduce(failure.channel, values.data(), 4, DType::kF32, core::ReduceOp::kSum, 0);
+        break;
       case MpiCall::kIbcast:
       case MpiCall::kBcast:
         operation = backend.Broadcast(failure.channel, values.data(), 16, 0);
@@ -238,6 +307,52 @@ TEST_F(MpiBackendTest, FailureOfAnyCallEndsItsOperationWithMpisWords) {
     EXPECT_EQ(status.code(), StatusCode::kBackend);
     EXPECT_EQ(status.message().find(std::string(failure.name) + ": "), 0U) << status.ToString();
     tests::MendMpi();
+  }
+}
+
+TEST_F(MpiBackendTest, FailureOfASendOrReceiveNamesTheMember) {
+  Backend backend(*communicators_, {});
+  static float values[2] = {1.0F, 2.0F};  // MPI goes on with them
+  FailMpi(MpiCall::kIsend, MPI_ERR_INTERN);
+  Status status = Finish(backend.SendMessage(rank(), 1, values, 4));
+  EXPECT_EQ(status.message().find("MPI_Isend to member " + std::to_string(rank()) + ": "), 0U)
+      << status.ToString();
+  tests::MendMpi();
+  FailMpi(MpiCall::kIrecv, MPI_ERR_INTERN);
+  status = Finish(backend.ReceiveMessage(rank(), 1, values, 4));
+  EXPECT_EQ(status.message().find("MPI_Irecv from member " + std::to_string(rank()) + ": "), 0U)
+      << status.ToString();
+  tests::MendMpi();
+  FailMpi(MpiCall::kTest, MPI_ERR_INTERN);
+  status = Finish(backend.ReceiveMessage(rank(), 2, values, 4));
+  EXPECT_EQ(status.message().find("MPI_Irecv from member " + std::to_string(rank()) + ": "), 0U)
+      << status.ToString();
+  tests::MendMpi();
+  FailMpi(MpiCall::kWait, MPI_ERR_INTERN);
+  const int next = (rank() + 1) % size();
+  const int previous = (rank() + size() - 1) % size();
+  const ops::OutgoingSlice outgoing{next, values, 4};
+  const ops::IncomingSlice incoming{previous, values + 1, 4};
+  if (size() == 1) return;
+  status = Finish(backend.Exchange(kLarge, {&outgoing, 1}, {&incoming, 1}));
+  EXPECT_EQ(status.message().find("MPI_Irecv from member " + std::to_string(previous) + ": "), 0U)
+      << status.ToString();
+}
+
+TEST_F(MpiBackendTest, AMessageOfAnotherLengthIsAnErrorOfTheReceive) {
+  Backend backend(*communicators_, {});
+  static char given[4] = {};
+  static char taken[4] = {};
+  for (const std::int64_t bytes : {3, 4}) {
+    // First the send: of a message to oneself whose receive waits already, Open MPI 4.1 drops what
+    // is too much and says nothing.
+    EXPECT_TRUE(Finish(backend.SendMessage(rank(), 8, given, 7 - bytes)).ok());
+    const Status status = Finish(backend.ReceiveMessage(rank(), 8, taken, bytes));
+    EXPECT_EQ(status.code(), StatusCode::kBackend);
+    EXPECT_NE(status.message().find(bytes == 3 ? "MPI_ERR_TRUNCATE"
+                                               : "3 bytes came where 4 were expected"),
+              std::string::npos)
+        << status.ToString();
   }
 }
 
@@ -282,6 +397,11 @@ TEST_F(MpiBackendTest, NothingStartsAfterAbort) {
     EXPECT_EQ(status.message(), "rank 1 is gone");
   }
   EXPECT_EQ(MpiCallsMade(MpiCall::kIallreduce) + MpiCallsMade(MpiCall::kAllreduce), before);
+  const std::int64_t sends = MpiCallsMade(MpiCall::kIsend) + MpiCallsMade(MpiCall::kIrecv);
+  EXPECT_EQ(Finish(backend.SendMessage(rank(), 0, &value, 4)).message(), "rank 1 is gone");
+  EXPECT_EQ(Finish(backend.ReceiveMessage(rank(), 0, &value, 4)).message(), "rank 1 is gone");
+  EXPECT_EQ(backend.AddSet(5, {0}).message(), "rank 1 is gone");
+  EXPECT_EQ(MpiCallsMade(MpiCall::kIsend) + MpiCallsMade(MpiCall::kIrecv), sends);
 }
 
 }  // namespace

@@ -58,6 +58,11 @@ int MPI_Isend(const void* buffer, int count, MPI_Datatype type, int to, int tag,
   SIRTAKI_PASS_ON(kIsend, MPI_Isend, buffer, count, type, to, tag, comm, request);
 }
 
+int MPI_Irecv(void* buffer, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm,
+              MPI_Request* request) {
+  SIRTAKI_PASS_ON(kIrecv, MPI_Irecv, buffer, count, type, from, tag, comm, request);
+}
+
 int MPI_Improbe(int from, int tag, MPI_Comm comm, int* found, MPI_Message* message,
                 MPI_Status* status) {
   SIRTAKI_PASS_ON(kImprobe, MPI_Improbe, from, tag, comm, found, message, status);
@@ -71,6 +76,20 @@ int MPI_Imrecv(void* buffer, int count, MPI_Datatype type, MPI_Message* message,
 int MPI_Test(MPI_Request* request, int* done, MPI_Status* status) {
   return sirtaki::tests::Pass(
       sirtaki::tests::MpiCall::kTest, [&] { return PMPI_Test(request, done, status); }, done);
+}
+
+int MPI_Wait(MPI_Request* request, MPI_Status* status) {
+  SIRTAKI_PASS_ON(kWait, MPI_Wait, request, status);
+}
+
+int MPI_Reduce(const void* input, void* output, int count, MPI_Datatype type, MPI_Op op, int root,
+               MPI_Comm comm) {
+  SIRTAKI_PASS_ON(kReduce, MPI_Reduce, input, output, count, type, op, root, comm);
+}
+
+int MPI_Ireduce(const void* input, void* output, int count, MPI_Datatype type, MPI_Op op, int root,
+                MPI_Comm comm, MPI_Request* request) {
+  SIRTAKI_PASS_ON(kIreduce, MPI_Ireduce, input, output, count, type, op, root, comm, request);
 }
 
 int MPI_Allreduce(const void* input, void* output, int count, MPI_Datatype type, MPI_Op op,

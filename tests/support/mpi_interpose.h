@@ -8,11 +8,15 @@ namespace sirtaki::tests {
 
 enum class MpiCall : std::uint8_t {
   kIsend,
+  kIrecv,
   kImprobe,
   kImrecv,
   kTest,
+  kWait,
   kAllreduce,
   kIallreduce,
+  kReduce,
+  kIreduce,
   kBcast,
   kIbcast,
   kAllgather,
@@ -27,7 +31,7 @@ enum class MpiCall : std::uint8_t {
   kCommFree,
   kFinalize,
 };
-inline constexpr int kMpiCallCount = 19;
+inline constexpr int kMpiCallCount = 23;
 
 enum class MpiFailure : std::uint8_t {
   kInstead,  // the call does nothing; those of other ranks that wait for it never end
