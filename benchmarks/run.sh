@@ -9,5 +9,6 @@ cmake --preset release >/dev/null
 cmake --build --preset release -j "${SIRTAKI_JOBS:-$(nproc)}" --target sirtaki_benchmarks
 here=build/release/benchmarks
 "$here/micro" --benchmark_min_time=0.2
+"$here/kernels"
 "$here/single_rank_step"
 bash tests/support/mpirun.sh "$ranks" "$here/collectives"

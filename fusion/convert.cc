@@ -77,18 +77,8 @@ TransformFunction TransformThrough(core::DType half) {
   return nullptr;
 }
 
-}  // namespace sirtaki::fusion::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
-namespace sirtaki::fusion {
-namespace {
-
-HWY_EXPORT(TransformOf);
-HWY_EXPORT(TransformThrough);
-
-// Through float64 up to 32 bits: exact, and as vectors. The divisor may exceed the type's own
-// range.
+// Through float64 up to 32 bits: exact, and the compiler makes vectors of it. The divisor may
+// exceed the type's own range.
 template <typename From, typename To>
 void DivideIntegers(const void* in, void* out, std::int64_t count, Scale scale) {
   SIRTAKI_CHECK(scale.factor == 1.0, "integers take no factor");
@@ -135,6 +125,17 @@ DivideFunction DivideOf(core::DType from, core::DType to) {
   }
 }
 
+}  // namespace sirtaki::fusion::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace sirtaki::fusion {
+namespace {
+
+HWY_EXPORT(TransformOf);
+HWY_EXPORT(TransformThrough);
+HWY_EXPORT(DivideOf);
+
 bool AreIntegersOfOneAverage(core::DType from, core::DType to) {
   const auto kept = [](core::DType dtype) {
     return AccumulationType(dtype, core::ReduceOp::kAverage);
@@ -168,7 +169,9 @@ void Convert(core::DType from, const void* in, core::DType to, void* out, std::i
     if (in != out) std::memcpy(out, in, static_cast<std::size_t>(count) * core::SizeOf(from));
     return;
   }
-  if (AreIntegersOfOneAverage(from, to)) return DivideOf(from, to)(in, out, count, scale);
+  if (AreIntegersOfOneAverage(from, to)) {
+    return HWY_DYNAMIC_DISPATCH(DivideOf)(from, to)(in, out, count, scale);
+  }
   const auto transform = HWY_DYNAMIC_DISPATCH(TransformOf)(from, to);
   SIRTAKI_CHECK(transform != nullptr,
                 "only floating types but half to half, and an integer type and what its averages "

@@ -23,28 +23,39 @@ using core::ReduceOp;
 
 // --- two vectors ---
 
-template <class Op, typename T>
-void ReducePair(void* accumulator, const void* addend, std::size_t count) {
-  const hn::ScalableTag<T> d;
+// As many whole vectors as there are from element i on; where the rest begins.
+template <class Op, class D, typename T>
+HWY_INLINE std::size_t ReduceWhole(D d, T* HWY_RESTRICT to, const T* HWY_RESTRICT from,
+                                   std::size_t i, std::size_t count) {
   const std::size_t lanes = hn::Lanes(d);
-  T* HWY_RESTRICT to = static_cast<T*>(accumulator);
-  const T* HWY_RESTRICT from = static_cast<const T*>(addend);
-  std::size_t i = 0;
   for (; i + 2 * lanes <= count; i += 2 * lanes) {
     const auto low = Op::Combine(d, hn::LoadU(d, to + i), hn::LoadU(d, from + i));
     const auto high = Op::Combine(d, hn::LoadU(d, to + i + lanes), hn::LoadU(d, from + i + lanes));
     hn::StoreU(low, d, to + i);
     hn::StoreU(high, d, to + i + lanes);
   }
-  for (; i < count; i += lanes) {
-    const std::size_t bytes = (count - i < lanes ? count - i : lanes) * sizeof(T);
-    HWY_ALIGN T a[hn::MaxLanes(d)] = {};
-    HWY_ALIGN T b[hn::MaxLanes(d)] = {};
-    std::memcpy(a, to + i, bytes);
-    std::memcpy(b, from + i, bytes);
-    hn::Store(Op::Combine(d, hn::Load(d, a), hn::Load(d, b)), d, a);
-    std::memcpy(to + i, a, bytes);
+  for (; i + lanes <= count; i += lanes) {
+    hn::StoreU(Op::Combine(d, hn::LoadU(d, to + i), hn::LoadU(d, from + i)), d, to + i);
   }
+  return i;
+}
+
+template <class Op, typename T>
+void ReducePair(void* accumulator, const void* addend, std::size_t count) {
+  T* HWY_RESTRICT to = static_cast<T*>(accumulator);
+  const T* HWY_RESTRICT from = static_cast<const T*>(addend);
+  // The rest in short vectors: a long one that is pieced together costs more than many of those.
+  const hn::CappedTag<T, 16 / sizeof(T)> d;
+  std::size_t i = ReduceWhole<Op>(hn::ScalableTag<T>(), to, from, 0, count);
+  i = ReduceWhole<Op>(d, to, from, i, count);
+  if (i == count) return;
+  HWY_ALIGN T a[hn::MaxLanes(d)] = {};
+  HWY_ALIGN T b[hn::MaxLanes(d)] = {};
+  const std::size_t bytes = (count - i) * sizeof(T);
+  std::memcpy(a, to + i, bytes);
+  std::memcpy(b, from + i, bytes);
+  hn::Store(Op::Combine(d, hn::Load(d, a), hn::Load(d, b)), d, a);
+  std::memcpy(to + i, a, bytes);
 }
 
 // --- several vectors ---

@@ -12,7 +12,7 @@ namespace {
 
 double Ratio(const Row& row) {
   if (row.reference_value <= 0 || row.value <= 0) return 0;
-  return row.reference_value / row.value;  // all units here are costs: less is better
+  return row.is_rate ? row.value / row.reference_value : row.reference_value / row.value;
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ struct Row {
   std::string unit;
   std::string reference;
   double reference_value = 0;  // 0: there is none
+  bool is_rate = false;        // more is better; else a cost
 };
 
 // Prints a table to standard output, and to `json_path` if it is not empty an array of objects

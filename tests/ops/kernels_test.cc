@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <iterator>
 #include <limits>
 #include <tuple>
@@ -62,8 +61,8 @@ void ForEachType(Body body) {
 template <typename T>
 class Vector {
  public:
-  Vector(std::size_t count, std::size_t shift) : memory_(count + shift + kGuard + kAlign) {
-    std::memset(memory_.data(), 0, memory_.size() * sizeof(T));
+  Vector(std::size_t count, std::size_t shift)
+      : memory_(count + shift + 2 * kGuard + kAlign, kGuarding) {
     const auto address = reinterpret_cast<std::uintptr_t>(memory_.data() + kGuard);
     constexpr std::size_t kBytes = kAlign * sizeof(T);
     first_ = kGuard + (kBytes - address % kBytes) % kBytes / sizeof(T) + shift;
@@ -71,15 +70,16 @@ class Vector {
   }
   T* data() { return reinterpret_cast<T*>(memory_.data()) + first_; }
   T& operator[](std::size_t i) { return data()[i]; }
-  bool GuardsAreWhole() { return Zero(first_ - 1) && Zero(first_ + count_); }
+  bool GuardsAreWhole() const {
+    return memory_[first_ - 1] == kGuarding && memory_[first_ + count_] == kGuarding;
+  }
 
  private:
   // A std::vector<bool> has no memory of bools.
   using Element = std::conditional_t<std::is_same_v<T, bool>, std::uint8_t, T>;
   static constexpr std::size_t kGuard = 1;
+  static constexpr Element kGuarding = 77;
   static constexpr std::size_t kAlign = 64;
-
-  bool Zero(std::size_t i) const { return memory_[i] == Element{}; }
 
   std::vector<Element> memory_;
   std::size_t first_;
