@@ -17,10 +17,9 @@ constexpr int kReceivedPerRound = 256;
 // How long the last messages of a session may take to leave this process.
 constexpr Duration kLastWordTime = std::chrono::seconds(10);
 
-std::string TimeOutText(const Key& key, Duration limit) {
-  // Measured from the submission, a little after the caller has counted its whole milliseconds.
-  const auto milliseconds = std::chrono::ceil<std::chrono::milliseconds>(limit);
-  return key.ToString() + " did not finish within its time-out of " + DurationText(milliseconds);
+bool IsMessage(const Work& work) {
+  const OpKind kind = work.request.signature->kind;
+  return kind == OpKind::kSend || kind == OpKind::kReceive;
 }
 
 }  // namespace
@@ -52,6 +51,11 @@ Status Engine::Submit(const WorkPtr& work, bool will_wait) {
     WakeSomebody();
   }
   return accepted;
+}
+
+void Engine::AddFirstSet(SetNumber set, const RankRanges& members, WorkPtr work) {
+  MutexLock lock(token_);
+  executor_.AddSet(set, members, std::move(work), Now());
 }
 
 // ---- one round ----
@@ -93,10 +97,24 @@ bool Engine::SubmitNew(TimePoint now) {
       work->handle->Complete({StatusCode::kNotInitialized, "submitted after shutdown()"});
       continue;
     }
-    last_submitted_ = work->request.key.ToString();
+    const Key& key = work->request.key;
+    if (!negotiator_.IsMember(key.set)) {
+      queue_.Resolve(key);
+      work->handle->Complete(
+          {StatusCode::kInvalidArgument, key.ToString() + ": there is no such process set"});
+      continue;
+    }
+    last_submitted_ = key.ToString();
     last_submission_ = now;
     if (work->deadline != TimePoint::max()) Watch(work);
-    requests.push_back(work->request);
+    if (key == Key::Join(key.set)) {
+      negotiator_.Submit(std::exchange(requests, {}), now);
+      negotiator_.Join(key.set, now);
+    } else if (IsMessage(*work)) {
+      executor_.StartMessage(queue_.Resolve(key), now);
+    } else {
+      requests.push_back(work->request);
+    }
   }
   if (!requests.empty()) negotiator_.Submit(std::move(requests), now);
   return true;
@@ -159,12 +177,26 @@ void Engine::CheckDeadlines(TimePoint now) {
     const TimedCall& call = first->second;
     if (!call.handle->done()) {
       if (first->first > now) break;
-      negotiator_.RaiseFault(StatusCode::kTimedOut, TimeOutText(call.key, call.limit),
-                             TensorName(call.key));
+      TimedCall late = call;
+      timed_calls_.erase(first);
+      CallIsLate(std::move(late), now);
+      continue;
     }
     timed_calls_.erase(first);
   }
   CheckHeldWork(now);
+}
+
+// The group's fault, but first the seat may say for whom the call has waited.
+void Engine::CallIsLate(TimedCall call, TimePoint now) {
+  if (!call.asked) {
+    call.asked = true;
+    const Duration time = negotiator_.TimeOut(call.key, call.limit, now);
+    if (time > Duration::zero()) timed_calls_.emplace(now + time, std::move(call));
+    return;
+  }
+  negotiator_.RaiseFault(StatusCode::kTimedOut, TimeOutText(call.key, call.limit),
+                         TensorName(call.key));
 }
 
 // Work that is held back behind an earlier use of its name ages too.
@@ -221,9 +253,19 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
   RunBatch batch{decided.set, decided.number, {}};
   for (Decided& entry : decided.entries) {
     if (auto* join = std::get_if<DecidedJoin>(&entry)) {
-      queue_.RestartCalls(join->set);
+      const WorkPtr work = queue_.EndEpoch(join->set);
+      if (work == nullptr) continue;
+      work->handle->SetValue(join->last);
+      work->handle->Complete(Status::Ok());
+    } else if (auto* added = std::get_if<DecidedAddSet>(&entry)) {
+      executor_.AddSet(added->set, added->members, queue_.Resolve(added->key), now);
+    } else if (auto* removed = std::get_if<DecidedRemoveSet>(&entry)) {
+      static_cast<void>(queue_.EndEpoch(removed->set));
+      executor_.RemoveSet(removed->set, queue_.Resolve(removed->key), now);
     } else if (auto* fail = std::get_if<DecidedFail>(&entry)) {
-      if (const WorkPtr work = queue_.Resolve(fail->key)) work->handle->Complete(fail->why);
+      const bool of_join = fail->key == Key::Join(fail->key.set);
+      const WorkPtr work = of_join ? queue_.EndEpoch(fail->key.set) : queue_.Resolve(fail->key);
+      if (work != nullptr) work->handle->Complete(fail->why);
     } else {
       auto& run = std::get<DecidedRun>(entry);
       WorkPtr work = queue_.Resolve(run.key);
@@ -245,12 +287,31 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
         return closed;
       }
       if (work && run.absent_everywhere) work->handle->SetAbsentEverywhere();
-      batch.items.push_back({std::move(run.key), std::move(run.signature), std::move(work),
-                             std::move(run.silent), run.absent_everywhere});
+      AddItems(std::move(run), work, &batch);
     }
   }
   if (!batch.items.empty()) executor_.Start(std::move(batch), now);
   return true;
+}
+
+// A grouped call is as many items as it has tensors; its handle waits for all of them.
+void Engine::AddItems(DecidedRun run, const WorkPtr& work, RunBatch* batch) {
+  const std::vector<SignaturePtr>& parts = run.signature->parts;
+  if (parts.empty()) {
+    batch->items.push_back({std::move(run.key), std::move(run.signature), work,
+                            std::move(run.silent), run.absent_everywhere});
+    return;
+  }
+  std::vector<HandlePtr> handles;
+  if (work != nullptr) handles = HandleState::MakeParts(work->handle, parts.size());
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    WorkPtr part;
+    if (work != nullptr) {
+      part = work->parts[i];
+      part->handle = handles[i];
+    }
+    batch->items.push_back({run.key, parts[i], std::move(part), run.silent, run.absent_everywhere});
+  }
 }
 
 // ---- the end, good or bad ----

@@ -87,6 +87,9 @@ class Engine {
   // For work of this key. The handle may outlive the engine.
   HandlePtr MakeHandle(const Key& key);
 
+  // A set that the negotiator has known from its start, and that the executor is to make.
+  void AddFirstSet(SetNumber set, const RankRanges& members, WorkPtr work) SIRTAKI_EXCLUDES(token_);
+
   // ---- the background thread ----
   void StartThread();
   void StopThread();  // joins; afterwards nobody drives but explicit RunOnce. Idempotent
@@ -114,6 +117,7 @@ class Engine {
     Key key;
     Duration limit{};
     HandlePtr handle;
+    bool asked = false;  // who misses it
   };
   struct Nap {
     bool needed = false;
@@ -133,12 +137,14 @@ class Engine {
   bool ReceiveSome(TimePoint now) SIRTAKI_REQUIRES(token_);
   void Receive(const Incoming& incoming, TimePoint now) SIRTAKI_REQUIRES(token_);
   void CheckDeadlines(TimePoint now) SIRTAKI_REQUIRES(token_);
+  void CallIsLate(TimedCall call, TimePoint now) SIRTAKI_REQUIRES(token_);
   void CheckHeldWork(TimePoint now) SIRTAKI_REQUIRES(token_);
   void Watch(const WorkPtr& work) SIRTAKI_REQUIRES(token_);
   void StepNegotiator(TimePoint now) SIRTAKI_REQUIRES(token_);
   bool SendOutgoing() SIRTAKI_REQUIRES(token_);
   bool StartBatches(TimePoint now) SIRTAKI_REQUIRES(token_);
   bool StartBatch(DecidedBatch decided, TimePoint now) SIRTAKI_REQUIRES(token_);
+  static void AddItems(DecidedRun run, const WorkPtr& work, RunBatch* batch);
   void NoticeFault() SIRTAKI_REQUIRES(token_);
   void NoticeEnd(TimePoint now) SIRTAKI_REQUIRES(token_);
   void PostFault(StatusCode code, const std::string& text, const std::string& tensor);

@@ -9,10 +9,11 @@ namespace sirtaki::core {
 namespace {
 
 std::string ShapeText(const Signature& s) {
+  if (s.kind == OpKind::kBarrier) return {};
   std::ostringstream out;
   out << "shape [";
-  // The first dimension of an all-gather may differ by rank and is not part of the agreement.
-  if (s.kind == OpKind::kAllGather) out << (s.shape.empty() ? "*" : "*, ");
+  // The first dimension of a gather may differ by rank and is not part of the agreement.
+  if (FirstDimensionVaries(s.kind)) out << (s.shape.empty() ? "*" : "*, ");
   for (std::size_t i = 0; i < s.shape.size(); ++i) out << (i ? ", " : "") << s.shape[i];
   out << "]";
   return out.str();
@@ -30,7 +31,7 @@ const std::vector<std::function<std::string(const Signature&)>>& Attributes() {
   static const std::vector<std::function<std::string(const Signature&)>> kAttributes = {
       [](const Signature& s) { return std::string(OpKindName(s.kind)); },
       [](const Signature& s) {
-        return s.kind == OpKind::kAllReduce ? "op " + std::string(ReduceOpName(s.reduction)) : "";
+        return Reduces(s.kind) ? "op " + std::string(ReduceOpName(s.reduction)) : "";
       },
       [](const Signature& s) { return "dtype " + std::string(DTypeName(s.dtype)); },
       ShapeText,
@@ -47,8 +48,60 @@ const std::vector<std::function<std::string(const Signature&)>>& Attributes() {
       [](const Signature& s) {
         return s.layout == 0 ? "" : "bucket layout " + std::to_string(s.layout);
       },
+      [](const Signature& s) {
+        return s.kind == OpKind::kAddSet ? "ranks " + s.members.ToString() : "";
+      },
+      [](const Signature& s) {
+        return s.kind == OpKind::kRemoveSet ? "set " + std::to_string(s.subject) : "";
+      },
   };
   return kAttributes;
+}
+
+void AppendWord(std::string& to, const std::string& text) {
+  if (text.empty()) return;
+  to += (to.empty() ? "" : " ") + text;
+}
+
+// What each of them says where they do not all say the same.
+std::vector<std::string> Differences(const std::vector<const Signature*>& signatures) {
+  std::vector<std::string> texts(signatures.size());
+  for (const auto& attribute : Attributes()) {
+    bool differs = false;
+    for (const Signature* s : signatures) differs |= attribute(*s) != attribute(*signatures[0]);
+    if (!differs) continue;
+    for (std::size_t i = 0; i < texts.size(); ++i) AppendWord(texts[i], attribute(*signatures[i]));
+  }
+  // Of grouped calls: how many tensors, or what differs in the first of them that does.
+  const auto count = [](const Signature& s) { return s.parts.size(); };
+  bool same_count = true;
+  std::size_t parts = 0;
+  for (const Signature* s : signatures) {
+    same_count &= count(*s) == count(*signatures[0]);
+    parts = count(*s);
+  }
+  if (!same_count) {
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      const std::size_t n = count(*signatures[i]);
+      AppendWord(texts[i], n == 0   ? "one tensor, not grouped"
+                           : n == 1 ? "a group of 1 tensor"
+                                    : "a group of " + std::to_string(n) + " tensors");
+    }
+    return texts;
+  }
+  for (std::size_t p = 0; p < parts; ++p) {
+    std::vector<const Signature*> column;
+    for (const Signature* s : signatures) column.push_back(s->parts[p].get());
+    const std::vector<std::string> differences = Differences(column);
+    bool differs = false;
+    for (const std::string& text : differences) differs |= text != differences[0];
+    if (!differs) continue;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      AppendWord(texts[i], "tensor " + std::to_string(p) + ": " + differences[i]);
+    }
+    break;
+  }
+  return texts;
 }
 
 }  // namespace
@@ -91,19 +144,9 @@ std::string MismatchText(const Key& key, const std::vector<Variant>& variants,
       return a->ranks.First() < b->ranks.First();
     });
   }
-  std::vector<std::string> groups(valid.size());
-  const auto join = [](std::string& to, const std::string& text) {
-    if (text.empty()) return;
-    to += (to.empty() ? "" : " ") + text;
-  };
-  for (const auto& attribute : Attributes()) {
-    bool differs = false;
-    for (const Variant* v : valid) {
-      differs |= attribute(*v->signature) != attribute(*valid.front()->signature);
-    }
-    if (!differs) continue;
-    for (std::size_t i = 0; i < valid.size(); ++i) join(groups[i], attribute(*valid[i]->signature));
-  }
+  std::vector<const Signature*> asked;
+  for (const Variant* v : valid) asked.push_back(v->signature.get());
+  const std::vector<std::string> groups = Differences(asked);
 
   std::string text;
   if (!valid.empty()) {

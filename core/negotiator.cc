@@ -14,6 +14,8 @@ Negotiator::Negotiator(NegotiatorOptions options, const Tree& tree)
   for (const auto& [number, members] : options_.sets) {
     SetState set(number, members, node_, options_.rank);
     if (set.relevant()) sets_.emplace(number, std::move(set));
+    set_numbers_.insert(number);
+    last_set_ = std::max(last_set_, number);
   }
   for (const int child : node_.children) {
     Link link;
@@ -33,6 +35,16 @@ int Negotiator::ChildIndex(int rank) const {
   const auto found = std::lower_bound(node_.children.begin(), node_.children.end(), rank);
   if (found == node_.children.end() || *found != rank) return -1;
   return static_cast<int>(found - node_.children.begin());
+}
+
+bool Negotiator::IsMember(SetNumber set) const {
+  const auto found = sets_.find(set);
+  return found != sets_.end() && found->second.self_member();
+}
+
+// Reports of such a set may still be on their way up when its removal comes down.
+bool Negotiator::IsGone(SetNumber set) const {
+  return set <= last_set_ && !set_numbers_.contains(set);
 }
 
 // ---- this rank ----
@@ -64,6 +76,8 @@ void Negotiator::Join(SetNumber number, TimePoint now) {
   if (faulted() || set == nullptr || !set->self_member()) return;
   set->NoteJoined(kSelf, options_.rank);
   set->joined_since = now;
+  // Nobody reports it, but it waits like any other key (18).
+  set->AddPlaceholder(Key::Join(number), now);
   AdvanceAfterDeparture(*set);
   Due(now + options_.ping_interval);
 }
@@ -158,6 +172,7 @@ void Negotiator::ReceiveReport(int child, ReportMessage report, TimePoint now) {
       if (!ReceiveReady(child, std::move(*ready), now)) return;
     } else if (auto* joined = std::get_if<JoinedItem>(&item)) {
       SetState* set = FindSet(joined->set);
+      if (IsGone(joined->set)) continue;
       if (set == nullptr || set->child_members(child).empty()) {
         return Protocol(link.rank, "a join of a set that it has no members of");
       }
@@ -171,11 +186,15 @@ void Negotiator::ReceiveReport(int child, ReportMessage report, TimePoint now) {
       Due(now);
     } else if (auto* stalled = std::get_if<StalledItem>(&item)) {
       SetState* set = FindSet(stalled->key.set);
+      if (IsGone(stalled->key.set)) continue;
       if (set == nullptr) return Protocol(link.rank, "a stall of an unknown set");
       // A bounded age keeps a hostile or broken clock from overflowing ours.
-      const auto waited = std::chrono::microseconds(
-          std::clamp<std::int64_t>(stalled->waited_us, 0, std::int64_t{1} << 40));
-      set->AddPlaceholder(stalled->key, now - waited);
+      const auto bounded = [](std::int64_t us) {
+        return std::chrono::microseconds(std::clamp<std::int64_t>(us, 0, std::int64_t{1} << 40));
+      };
+      PendingKey& pending = set->AddPlaceholder(stalled->key, now - bounded(stalled->waited_us));
+      const Duration limit = bounded(stalled->limit_us);
+      if (limit > Duration::zero()) NoteTimeOut(*set, stalled->key, pending, limit, now);
       set->next_stall_check = now;
       Due(now);
     }
@@ -186,6 +205,7 @@ void Negotiator::ReceiveReport(int child, ReportMessage report, TimePoint now) {
 bool Negotiator::ReceiveReady(int child, ReadyItem item, TimePoint now) {
   const int from = children_[static_cast<std::size_t>(child)].rank;
   SetState* set = FindSet(item.set);
+  if (IsGone(item.set)) return true;
   if (set == nullptr || set->child_members(child).empty()) {
     Protocol(from, "a report for a set that it has no members of");
     return false;
@@ -245,6 +265,7 @@ void Negotiator::AdvanceAfterDeparture(SetState& set) {
   for (const Key& key : set.CompleteKeys()) Advance(set, key);
   if (set.joined_told || !set.AllJoinedOrLeft()) return;
   set.joined_told = true;
+  if (PendingKey* join = set.Find(Key::Join(set.number()))) join->forwarded = true;
   const RankRanges left = left_.Intersection(set.members());
   if (!set.seat()) {
     up_.push_back(JoinedItem{set.number(), set.last_joined()});
@@ -297,6 +318,9 @@ void Negotiator::Decide(SetState& set, const Key& key, PendingKey& pending) {
     set.decided.push_back(FailEntry{key, StatusCode::kInvalidArgument,
                                     key.ToString() + ": the root, rank " +
                                         std::to_string(first.signature->root) + ", has joined"});
+  } else if (first.signature->kind == OpKind::kAddSet ||
+             first.signature->kind == OpKind::kRemoveSet) {
+    set.decided.push_back(DecideChange(key, *first.signature, pending));
   } else {
     RunEntry run;
     run.absent = pending.absent;
@@ -319,6 +343,29 @@ void Negotiator::Decide(SetState& set, const Key& key, PendingKey& pending) {
     EvictOverCapacity(set);
   }
   pending.forwarded = true;  // decided; erased when its entry takes its place in the stream
+}
+
+// At the root.
+Entry Negotiator::DecideChange(const Key& key, const Signature& change, const PendingKey& pending) {
+  const auto refuse = [&](const std::string& why) {
+    return FailEntry{key, StatusCode::kInvalidArgument,
+                     std::string(OpKindName(change.kind)) + " " + key.ToString() + ": " + why};
+  };
+  if (key.set != kWorldSet) return refuse("only the world can do that");
+  if (!pending.silent.empty()) return refuse(RanksText(pending.silent) + " has joined");
+  if (change.kind == OpKind::kRemoveSet) {
+    if (change.subject == kWorldSet || set_numbers_.erase(change.subject) == 0) {
+      return refuse("there is no set " + std::to_string(change.subject) + " to be removed");
+    }
+    return RemoveSetEntry{key, change.subject};
+  }
+  const RankRanges world = RankRanges::Span(0, world_size_ - 1);
+  if (change.members.empty() || !world.ContainsAll(change.members)) {
+    return refuse("ranks " + change.members.ToString() + " are not all among " + world.ToString());
+  }
+  // At once: another may be decided before this one takes its place in the stream.
+  set_numbers_.insert(++last_set_);
+  return AddSetEntry{key, last_set_, change.members};
 }
 
 void Negotiator::EvictOverCapacity(SetState& set) {

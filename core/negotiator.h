@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -54,7 +55,17 @@ struct DecidedJoin {
   SetNumber set = kWorldSet;
   int last = -1;
 };
-using Decided = std::variant<DecidedRun, DecidedFail, DecidedJoin>;
+// A set came or went. `key`: of the request that asked for it, in the world.
+struct DecidedAddSet {
+  Key key;
+  SetNumber set = kWorldSet;
+  RankRanges members;
+};
+struct DecidedRemoveSet {
+  Key key;
+  SetNumber set = kWorldSet;
+};
+using Decided = std::variant<DecidedRun, DecidedFail, DecidedJoin, DecidedAddSet, DecidedRemoveSet>;
 struct DecidedBatch {
   SetNumber set = kWorldSet;
   std::uint64_t number = 0;
@@ -78,6 +89,8 @@ struct StallWarning {
 };
 // `"w" and 8 others have waited 60 s; not submitted by rank 1; rank 1: last submitted "v" 61 s ago`
 std::string StallText(const StallWarning& warning);
+// `"w" did not finish within its time-out of 5 s`
+std::string TimeOutText(const Key& key, Duration limit);
 
 class Negotiator {
  public:
@@ -85,8 +98,10 @@ class Negotiator {
   Negotiator(NegotiatorOptions options, const Tree& tree);
   ~Negotiator();
 
-  // Requests of this rank, in the order of their submission. Preconditions: this rank is a member
-  // of each set, has neither joined it nor left, and the key is not in flight here.
+  // Whether this rank is a member of a set that exists.
+  bool IsMember(SetNumber set) const;
+  // Requests of this rank, in the order of their submission. Preconditions: IsMember(set), this
+  // rank has neither joined the set nor left, and the key is not in flight here.
   void Submit(std::vector<Request> requests, TimePoint now);
   // This rank has no more work in the set until everyone has joined (12).
   void Join(SetNumber set, TimePoint now);
@@ -95,6 +110,10 @@ class Negotiator {
   // The first cause that a rank sees counts; it floods (15). Rank, host and time are filled in
   // here.
   void RaiseFault(StatusCode code, const std::string& text, const std::string& tensor);
+  // The time of a call, `limit`, is over (14). If its key is not decided the seat is asked who
+  // misses it, which makes it a fault that says so, in the time that this returns if it can; else
+  // it is one at once.
+  Duration TimeOut(const Key& key, Duration limit, TimePoint now);
 
   // A message of a neighbour. A message that no correct peer sends is a fault (kProtocol).
   void Receive(int from, MessageBody body, TimePoint now);
@@ -166,6 +185,7 @@ class Negotiator {
   void AdvanceAfterDeparture(SetState& set);    // somebody joined or left
   void NoteLeft(const RankRanges& ranks, const std::string& why);
   void Decide(SetState& set, const Key& key, PendingKey& pending);
+  Entry DecideChange(const Key& key, const Signature& change, const PendingKey& pending);
   void EvictOverCapacity(SetState& set);
   void Protocol(int from, const std::string& what);  // raises the fault
   void AdoptFault(Cause cause, int from);
@@ -177,6 +197,11 @@ class Negotiator {
   bool ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& decided);
   bool ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& decided);
   bool MayBeDecided(SetState& set, const Key& key);  // false: a fault was raised
+  bool ApplyAddSet(const AddSetEntry& entry, DecidedBatch& decided);
+  bool ApplyRemoveSet(const RemoveSetEntry& entry, DecidedBatch& decided);
+  void ForgetSet(SetNumber number);
+  bool IsGone(SetNumber set) const;  // it has been, and was removed
+  void CutBatch(SetState& set, std::vector<Entry> entries);
   void RememberEviction(SetState& set, const std::vector<AgreedId>& ids);
   void ForgetAcknowledged();
   ReadyItem WriteReady(const Key& key);
@@ -184,6 +209,8 @@ class Negotiator {
   // ---- negotiator_waiting.cc: stalls, pings, the end ----
   void CheckStalls(SetState& set, TimePoint now);
   void ReportStalls(SetState& set, TimePoint now);  // to the seat
+  void NoteTimeOut(SetState& set, const Key& key, PendingKey& pending, Duration limit,
+                   TimePoint now);
   void Inquire(SetState& set, const std::vector<SetState::Undecided>& waiting, TimePoint now);
   void StartInquiry(SetState& set, const Key& key, PendingKey& pending, bool fault_after,
                     TimePoint now);
@@ -204,6 +231,8 @@ class Negotiator {
   Tree::Node node_;
   int world_size_;
   std::map<SetNumber, SetState> sets_;  // those that matter to this node
+  std::set<SetNumber> set_numbers_;     // all that exist, also elsewhere
+  SetNumber last_set_ = kWorldSet;      // the highest that was given
   std::vector<Link> children_;          // parallel to node_.children
 
   std::vector<UpItem> up_;

@@ -24,13 +24,21 @@ bool AllAbsent(const std::vector<bool>& absent) {
 void Negotiator::CutBatches() {
   for (auto& [number, set] : sets_) {
     if (set.decided.empty()) continue;
-    Batch batch;
-    batch.set = number;
-    batch.number = set.next_batch++;
-    batch.entries = std::move(set.decided);
-    set.decided.clear();
-    ApplyBatch(std::move(batch));
+    std::vector<Entry> entries;
+    for (Entry& entry : std::exchange(set.decided, {})) {
+      // A set comes or goes in a batch of its own (7).
+      const bool alone = std::holds_alternative<AddSetEntry>(entry) ||
+                         std::holds_alternative<RemoveSetEntry>(entry);
+      if (alone && !entries.empty()) CutBatch(set, std::exchange(entries, {}));
+      entries.push_back(std::move(entry));
+      if (alone) CutBatch(set, std::exchange(entries, {}));
+    }
+    if (!entries.empty()) CutBatch(set, std::move(entries));
   }
+}
+
+void Negotiator::CutBatch(SetState& set, std::vector<Entry> entries) {
+  ApplyBatch({set.number(), set.next_batch++, std::move(entries)});
 }
 
 void Negotiator::ReceiveStream(StreamMessage stream, TimePoint now) {
@@ -77,10 +85,74 @@ bool Negotiator::ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& dec
   } else if (const auto* join = std::get_if<JoinDoneEntry>(&entry)) {
     set.EndEpoch();
     decided.entries.push_back(DecidedJoin{set.number(), join->last});
+  } else if (const auto* added = std::get_if<AddSetEntry>(&entry)) {
+    return ApplyAddSet(*added, decided);
+  } else if (const auto* removed = std::get_if<RemoveSetEntry>(&entry)) {
+    return ApplyRemoveSet(*removed, decided);
   } else {
     bye_ = true;
   }
   return true;
+}
+
+bool Negotiator::ApplyAddSet(const AddSetEntry& entry, DecidedBatch& decided) {
+  SetState* world = FindSet(kWorldSet);
+  if (decided.set != kWorldSet || !MayBeDecided(*world, entry.key)) return false;
+  SetState set(entry.set, entry.members, node_, options_.rank);
+  if (!RankRanges::Span(0, world_size_ - 1).ContainsAll(entry.members) ||
+      sets_.contains(entry.set)) {
+    Protocol(node_.parent, "set " + std::to_string(entry.set) + " of ranks " +
+                               entry.members.ToString() + ", which cannot be added");
+    return false;
+  }
+  world->Erase(entry.key);
+  set_numbers_.insert(entry.set);
+  last_set_ = std::max(last_set_, entry.set);
+  if (set.relevant()) {
+    set.NoteLeft(left_);
+    sets_.emplace(entry.set, std::move(set));
+  }
+  decided.entries.push_back(DecidedAddSet{entry.key, entry.set, entry.members});
+  return true;
+}
+
+bool Negotiator::ApplyRemoveSet(const RemoveSetEntry& entry, DecidedBatch& decided) {
+  SetState* world = FindSet(kWorldSet);
+  if (decided.set != kWorldSet || entry.set == kWorldSet || !MayBeDecided(*world, entry.key)) {
+    return false;
+  }
+  world->Erase(entry.key);
+  set_numbers_.erase(entry.set);
+  if (SetState* set = FindSet(entry.set)) {
+    const auto fail = [&](const Key& key) {
+      decided.entries.push_back(
+          DecidedFail{key, Status(StatusCode::kInvalidArgument,
+                                  key.ToString() + ": the set was removed while it waited",
+                                  Origin{-1, {}, TensorName(key)})});
+    };
+    for (const auto& [key, pending] : set->pending()) {
+      if (pending.self_reported) fail(key);
+    }
+    if (set->self_joined()) fail(Key::Join(entry.set));
+    ForgetSet(entry.set);
+  }
+  decided.entries.push_back(DecidedRemoveSet{entry.key, entry.set});
+  return true;
+}
+
+// What waits to be sent about it would find no set any more; what is on its way is dropped where it
+// arrives.
+void Negotiator::ForgetSet(SetNumber number) {
+  std::erase_if(up_, [number](const UpItem& item) {
+    if (const auto* ready = std::get_if<ReadyUp>(&item)) return ready->key.set == number;
+    if (const auto* joined = std::get_if<JoinedItem>(&item)) return joined->set == number;
+    const auto* stalled = std::get_if<StalledItem>(&item);
+    return stalled != nullptr && stalled->key.set == number;
+  });
+  std::erase_if(forgetting_, [number](const Forgetting& f) { return f.set == number; });
+  std::erase_if(queries_, [number](const PassedQuery& query) { return query.key.set == number; });
+  std::erase_if(asked_until_, [number](const auto& asked) { return asked.first.first == number; });
+  sets_.erase(number);
 }
 
 bool Negotiator::ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& decided) {

@@ -47,6 +47,12 @@ bool HaveCommon(const std::vector<int>& a, const std::vector<int>& b) {
 
 }  // namespace
 
+std::string TimeOutText(const Key& key, Duration limit) {
+  // Measured from the submission, a little after the caller has counted its whole milliseconds.
+  const auto milliseconds = std::chrono::ceil<std::chrono::milliseconds>(limit);
+  return key.ToString() + " did not finish within its time-out of " + DurationText(milliseconds);
+}
+
 std::string StallText(const StallWarning& warning) {
   if (!warning.leaving.empty()) return LeavingText(warning);
   std::string text = WaitedText(warning);
@@ -79,11 +85,10 @@ void Negotiator::CheckStalls(SetState& set, TimePoint now) {
   const Duration warning = options_.stall_warning;
   const Duration limit = options_.stall_limit;
   const Duration first = warning > Duration::zero() ? warning : limit;
-  if (first <= Duration::zero()) return;
   if (now < set.next_stall_check) return Due(set.next_stall_check);
 
   // A key that comes later cannot be due before this.
-  set.next_stall_check = now + first;
+  set.next_stall_check = first > Duration::zero() ? now + first : TimePoint::max();
   if (set.seat()) {
     std::vector<SetState::Undecided> waiting = set.UndecidedKeys();
     // A key that a child told of came later than it has waited.
@@ -102,6 +107,7 @@ void Negotiator::CheckStalls(SetState& set, TimePoint now) {
 void Negotiator::ReportStalls(SetState& set, TimePoint now) {
   const Duration first =
       options_.stall_warning > Duration::zero() ? options_.stall_warning : options_.stall_limit;
+  if (first <= Duration::zero()) return;
   std::vector<SetState::Undecided> waiting = set.UndecidedKeys();
   std::erase_if(waiting, [](const auto& key) { return key.pending->stall_reported; });
   bool overdue = false;
@@ -116,6 +122,33 @@ void Negotiator::ReportStalls(SetState& set, TimePoint now) {
     up_.push_back(StalledItem{*key, waited.count()});
   }
   set.next_stall_check = now + first;
+}
+
+Duration Negotiator::TimeOut(const Key& key, Duration limit, TimePoint now) {
+  if (faulted()) return {};
+  SetState* set = FindSet(key.set);
+  PendingKey* pending = set == nullptr ? nullptr : set->Find(key);
+  if (pending == nullptr) {
+    // It is decided, and is late in its lane.
+    RaiseFault(StatusCode::kTimedOut, TimeOutText(key, limit), TensorName(key));
+    return {};
+  }
+  NoteTimeOut(*set, key, *pending, limit, now);
+  return options_.peer_timeout;
+}
+
+void Negotiator::NoteTimeOut(SetState& set, const Key& key, PendingKey& pending, Duration limit,
+                             TimePoint now) {
+  if (set.seat()) {
+    pending.call_limit = limit;
+    set.next_stall_check = now;
+    Due(now);
+    return;
+  }
+  const auto us = [](Duration d) {
+    return std::chrono::duration_cast<std::chrono::microseconds>(d).count();
+  };
+  up_.push_back(StalledItem{key, us(now - pending.since), std::max<std::int64_t>(us(limit), 1)});
 }
 
 // At the seat: one question at a time, about the key that has waited longest. `waiting`: the oldest
@@ -145,6 +178,7 @@ void Negotiator::Inquire(SetState& set, const std::vector<SetState::Undecided>& 
   };
   for (const SetState::Undecided& key : waiting) {
     const TimePoint since = key.pending->since;
+    if (key.pending->call_limit > Duration::zero()) return start(key, /*fault_after=*/true);
     if (limit > Duration::zero()) {
       if (now >= since + limit) return start(key, /*fault_after=*/true);
       next = std::min(next, since + limit);
@@ -169,6 +203,7 @@ void Negotiator::StartInquiry(SetState& set, const Key& key, PendingKey& pending
   PendingKey::Inquiry inquiry;
   inquiry.deadline = now + options_.ping_interval;
   inquiry.fault_after = fault_after;
+  inquiry.call_limit = pending.call_limit;
   for (const int source : set.Missing(pending)) {
     if (source == kSelf) {
       inquiry.missing.Add(options_.rank);
@@ -200,6 +235,7 @@ void Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
     if (state != &pending) ++warning.others;
   }
   // Everyone may have submitted while the question was under way.
+  pending.call_limit = {};
   if (warning.missing.empty() && warning.silent.empty()) return;
   if (!inquiry.fault_after) {
     warnings_.push_back(std::move(warning));
@@ -207,6 +243,13 @@ void Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
   }
   RankRanges late = warning.missing;
   late.Add(warning.silent);
+  if (inquiry.call_limit > Duration::zero()) {
+    RaiseFault(StatusCode::kTimedOut,
+               TimeOutText(key, inquiry.call_limit) + "; not submitted by " + RanksText(late) +
+                   ActivitiesText(warning.activities),
+               TensorName(key));
+    return;
+  }
   RaiseFault(StatusCode::kTimedOut,
              WaitedText(warning) + " for " + RanksText(late) + ", longer than stall_limit (" +
                  DurationText(options_.stall_limit) + ")" + ActivitiesText(warning.activities),
@@ -215,6 +258,7 @@ void Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
 
 void Negotiator::ReceiveQuery(const Key& key, TimePoint now) {
   SetState* set = FindSet(key.set);
+  if (IsGone(key.set)) return;
   if (set == nullptr) return Protocol(node_.parent, "a query for a set without members here");
   PassedQuery query;
   query.key = key;
@@ -242,6 +286,7 @@ void Negotiator::ReceiveQuery(const Key& key, TimePoint now) {
 
 void Negotiator::ReceiveAnswer(int child, AnswerMessage answer, TimePoint now) {
   SetState* set = FindSet(answer.key.set);
+  if (IsGone(answer.key.set)) return;
   if (set == nullptr) {
     return Protocol(children_[static_cast<std::size_t>(child)].rank,
                     "an answer for an unknown set");

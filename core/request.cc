@@ -88,6 +88,10 @@ std::string Key::ToString() const {
       text = Quoted(name);
       break;
     case Form::kUnnamed:
+      if (*this == Join(set)) {
+        text = "join";
+        break;
+      }
       text = "unnamed call #" + std::to_string(number);
       break;
     case Form::kBucket:

@@ -191,6 +191,7 @@ void SetState::EndEpoch() {
   joined_children_.clear();
   joined_told = false;
   last_joined_ = -1;
+  pending_.erase(Key::Join(number_));
 }
 
 }  // namespace sirtaki::core

@@ -40,9 +40,11 @@ struct PendingKey {
     RankRanges missing;
     std::vector<RankActivity> activities;
     bool fault_after = false;  // the limit has passed: its end is a fault
+    Duration call_limit{};     // that of a call, if not zero; else that of stalls
   };
   std::optional<Inquiry> inquiry;
-  bool warned = false;  // a warning has counted it
+  bool warned = false;    // a warning has counted it
+  Duration call_limit{};  // not zero: a call's own time, which is over
 };
 
 class SetState {

@@ -4,6 +4,19 @@
 #include "core/message.h"
 
 namespace sirtaki::core {
+namespace {
+
+// As long as the calling thread lives; no other thread gets the same.
+const std::shared_ptr<const void>& ThisThread() {
+  static thread_local const std::shared_ptr<const void> kMark = std::make_shared<const char>('\0');
+  return kMark;
+}
+
+std::string OfSet(SetNumber set) {
+  return set == kWorldSet ? std::string() : " in process set " + std::to_string(set);
+}
+
+}  // namespace
 
 TensorQueue::~TensorQueue() {
   Close(Status(StatusCode::kShutDown, "Sirtaki was shut down before this call was done"));
@@ -13,12 +26,20 @@ Status TensorQueue::Push(const WorkPtr& work) {
   Key& key = work->request.key;
   MutexLock lock(mutex_);
   if (!closed_.ok()) return closed_;
-  if (key.form == Key::Form::kUnnamed) {
-    const std::uint64_t call = next_call_[key.set];
+  if (joined_.contains(key.set)) {
+    return {StatusCode::kInvalidArgument,
+            "this rank has joined" + OfSet(key.set) +
+                ": it takes part in nothing more there until its join has returned"};
+  }
+  if (key == Key::Join(key.set)) {
+    joined_.insert(key.set);
+  } else if (key.form == Key::Form::kUnnamed) {
+    if (Status status = CheckUnnamed(key); !status.ok()) return status;
+    const std::uint64_t call = calls_[key.set].next;
     // Numbers restart only when a set's epoch has ended, so all that came before is resolved.
     SIRTAKI_CHECK(!pending_.contains(Key::Unnamed(key.set, call)),
                   "an unnamed call's number is free");
-    next_call_[key.set] = call + 1;
+    calls_[key.set].next = call + 1;
     key.number = call;
   } else if (!names_in_flight_.insert(key).second) {
     return {StatusCode::kDuplicateName,
@@ -34,6 +55,19 @@ Status TensorQueue::Push(const WorkPtr& work) {
     held_[key].push_back(work);
     ++held_count_;
   }
+  return Status::Ok();
+}
+
+Status TensorQueue::CheckUnnamed(const Key& key) {
+  std::weak_ptr<const void>& thread = calls_[key.set].thread;
+  const std::shared_ptr<const void> known = thread.lock();
+  if (known != nullptr && known != ThisThread()) {
+    return {StatusCode::kInvalidArgument,
+            "a call without a name" + OfSet(key.set) +
+                " from a second thread: such calls are matched by their order, so one thread makes "
+                "them all; give this one a name"};
+  }
+  thread = ThisThread();
   return Status::Ok();
 }
 
@@ -81,9 +115,12 @@ void TensorQueue::ReleaseName(const Key& key) {
   names_in_flight_.erase(key);
 }
 
-void TensorQueue::RestartCalls(SetNumber set) {
+WorkPtr TensorQueue::EndEpoch(SetNumber set) {
+  WorkPtr work = Resolve(Key::Join(set));
   MutexLock lock(mutex_);
-  next_call_.erase(set);
+  calls_.erase(set);
+  joined_.erase(set);
+  return work;
 }
 
 void TensorQueue::Close(const Status& why) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
@@ -27,6 +28,8 @@ class TensorQueue {
   // Accepts the work, or says why not and leaves it untouched:
   //   kDuplicateName  the name is in flight (until its handle is observed)
   //   the cause       the queue was closed
+  //   kInvalidArgument  this rank has joined the set, or another thread, which is still there,
+  //                     makes the set's unnamed calls: their order is what matches them
   // For unnamed work (Key::Form::kUnnamed) the queue gives the call's number, in order of
   // acceptance. Work whose name was released before its last use was resolved (the handle was
   // dropped early) is accepted, and held back until then: two uses of a key never negotiate at
@@ -44,8 +47,9 @@ class TensorQueue {
   // The name of a key may be used again.
   void ReleaseName(const Key& key) SIRTAKI_EXCLUDES(mutex_);
 
-  // After JoinDone of a set its unnamed calls count from 0 again.
-  void RestartCalls(SetNumber set) SIRTAKI_EXCLUDES(mutex_);
+  // Everyone has joined the set, or the join has failed: its unnamed calls count from 0 again.
+  // Returns the work of this rank's join; null if there is none.
+  WorkPtr EndEpoch(SetNumber set) SIRTAKI_EXCLUDES(mutex_);
 
   // Completes everything pending with `why` (not ok) and refuses what comes. The first cause stays.
   void Close(const Status& why) SIRTAKI_EXCLUDES(mutex_);
@@ -57,6 +61,7 @@ class TensorQueue {
   TimePoint EarliestDeadline(Key* key, Duration* limit = nullptr) const SIRTAKI_EXCLUDES(mutex_);
 
  private:
+  Status CheckUnnamed(const Key& key) SIRTAKI_REQUIRES(mutex_);
   void Admit(const WorkPtr& work) SIRTAKI_REQUIRES(mutex_);
   void ForgetDeadline(const Work& work) SIRTAKI_REQUIRES(mutex_);
 
@@ -67,7 +72,13 @@ class TensorQueue {
   std::unordered_map<Key, std::deque<WorkPtr>, KeyHash> held_ SIRTAKI_GUARDED_BY(mutex_);
   std::size_t held_count_ SIRTAKI_GUARDED_BY(mutex_) = 0;
   std::unordered_set<Key, KeyHash> names_in_flight_ SIRTAKI_GUARDED_BY(mutex_);
-  std::unordered_map<SetNumber, std::uint64_t> next_call_ SIRTAKI_GUARDED_BY(mutex_);
+  // Of a set's unnamed calls, since its last epoch.
+  struct Calls {
+    std::uint64_t next = 0;
+    std::weak_ptr<const void> thread;  // who makes them; gone: anybody may
+  };
+  std::unordered_map<SetNumber, Calls> calls_ SIRTAKI_GUARDED_BY(mutex_);
+  std::unordered_set<SetNumber> joined_ SIRTAKI_GUARDED_BY(mutex_);
   // Of pending and held work that has a deadline.
   std::set<std::pair<TimePoint, const Work*>> deadlines_ SIRTAKI_GUARDED_BY(mutex_);
   Status closed_ SIRTAKI_GUARDED_BY(mutex_);

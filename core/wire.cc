@@ -7,7 +7,8 @@
 //               (2 query, 4 ping, 5 pong, 6 fault, 7 bye-ack, 8 bye-confirm)
 //
 //   report   := varint ack  item*
-//   item     := [0] ready | [1] set member | [2] ranks text | [3] key varint waited_us
+//   item     := [0] ready | [1] set member | [2] ranks text
+//             | [3] key varint waited_us varint limit_us
 //   ready    := set  varint id  work-key  absent  ranks             id != 0; work-key is none or
 //   unnamed
 //             | set  varint 0   work-key  absent  ranks  variant*  varint more
@@ -113,6 +114,7 @@ class MessageWriter {
   void Put(const StalledItem& item) {
     PutKey(item.key);
     out_.Varint(item.waited_us < 0 ? 0 : static_cast<std::uint64_t>(item.waited_us));
+    out_.Varint(item.limit_us < 0 ? 0 : static_cast<std::uint64_t>(item.limit_us));
   }
 
   void Put(const Variant& variant) {

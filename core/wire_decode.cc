@@ -85,6 +85,8 @@ class MessageReader {
         item.key = GetKey();
         item.waited_us = static_cast<std::int64_t>(
             in_.Varint("stalled time", std::numeric_limits<std::int64_t>::max()));
+        item.limit_us = static_cast<std::int64_t>(
+            in_.Varint("time of the call", std::numeric_limits<std::int64_t>::max()));
         return item;
       }
     }

@@ -7,16 +7,12 @@
 #include <utility>
 
 #include "core/check.h"
-#include "core/engine.h"
 #include "core/fork_guard.h"
-#include "core/handle_hooks.h"
 #include "core/log.h"
 #include "core/tree.h"
-#include "frameworks/alone.h"
 #include "frameworks/inproc_world.h"
-#include "frameworks/medium.h"
+#include "frameworks/session_parts.h"
 #include "frameworks/start.h"
-#include "ops/host_lanes.h"
 
 namespace sirtaki::frameworks {
 
@@ -60,18 +56,6 @@ int CoresHere(const std::vector<Greeting>& greetings, const Topology& topology) 
 }
 
 }  // namespace
-
-// Everything that ends with the session. Without an engine in a world of one rank.
-struct Session::Parts {
-  ~Parts();
-
-  std::unique_ptr<Medium> medium;
-  core::TensorQueue queue;
-  std::shared_ptr<core::HandleHooks> hooks;  // of a world of one rank
-  std::unique_ptr<core::Negotiator> negotiator;
-  std::unique_ptr<ops::HostLanes> lanes;
-  std::unique_ptr<core::Engine> engine;
-};
 
 Session::Parts::~Parts() {
   if (hooks) hooks->Detach();
@@ -192,7 +176,7 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
   description_ = text.str();
   SIRTAKI_LOG(kInfo, description_);
   Build(std::move(medium), greetings.front().token, spin, !serialized.empty());
-  return Status::Ok();
+  return topology_.size == 1 ? Status::Ok() : MakeFirstSets(deadline);
 }
 
 void Session::Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool spin,
@@ -200,6 +184,12 @@ void Session::Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool sp
   parts_ = std::make_unique<Parts>();
   Parts& parts = *parts_;
   parts.medium = std::move(medium);
+  std::map<core::SetNumber, core::RankRanges> sets = FirstSets();
+  {
+    core::MutexLock lock(sets_mutex_);
+    sets_ = sets;
+    last_set_alone_ = last_first_set_;
+  }
   if (topology_.size == 1) {
     parts.hooks = std::make_shared<core::HandleHooks>(nullptr, &parts.queue);
     return;
@@ -209,7 +199,7 @@ void Session::Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool sp
   core::NegotiatorOptions negotiation;
   negotiation.rank = topology_.rank;
   negotiation.host = topology_.host;
-  negotiation.sets = {{core::kWorldSet, world}};
+  negotiation.sets = std::move(sets);
   negotiation.id_capacity = static_cast<std::size_t>(config_.id_capacity);
   negotiation.stall_warning = config_.stall_warning;
   negotiation.stall_limit = config_.stall_limit;
@@ -286,33 +276,20 @@ core::HandlePtr Session::MakeHandle(const core::Key& key) {
 
 Status Session::Submit(const core::WorkPtr& work, bool will_wait) {
   const Call call(*this);
-  if (Status status = CheckState(); !status.ok()) {
-    return Refuse(*work, std::move(status));
-  }
+  Status status = CheckState();
+  if (status.ok()) status = CheckMember(*work);
+  if (!status.ok()) return Refuse(*work, std::move(status));
   return parts_->engine ? parts_->engine->Submit(work, will_wait) : SubmitAlone(work);
-}
-
-// The queue serves for the names and for the numbers of unnamed calls.
-Status Session::SubmitAlone(const core::WorkPtr& work) {
-  if (!work->handle) {
-    work->handle = core::HandleHooks::MakeHandle(parts_->hooks, work->request.key);
-  }
-  work->submitted = core::Clock::now();
-  if (Status accepted = parts_->queue.Push(work); !accepted.ok()) {
-    return Refuse(*work, std::move(accepted));
-  }
-  static_cast<void>(parts_->queue.Take());
-  // Null if Abort has completed it meanwhile.
-  if (parts_->queue.Resolve(work->request.key)) work->handle->Complete(RunAlone(*work));
-  return Status::Ok();
 }
 
 Status Session::Wait(core::HandleState& handle, core::TimePoint deadline) {
   if (handle.done()) return handle.status();
   if (core::ForkGeneration() != fork_generation_) return CheckState();
   const Call call(*this);
-  if (call.has_parts() && parts_->engine) return parts_->engine->Wait(handle, deadline);
-  // Another thread is about to complete it: a lone rank's submitter, or the end of the session.
+  if (call.has_parts()) {
+    return parts_->engine ? parts_->engine->Wait(handle, deadline) : WaitAlone(handle, deadline);
+  }
+  // The end of the session is about to complete it.
   while (!handle.done() && core::Clock::now() < deadline) std::this_thread::yield();
   if (handle.done()) return handle.status();
   return {StatusCode::kTimedOut, "still waiting at the deadline of the wait"};
@@ -323,12 +300,7 @@ void Session::Abort(const std::string& reason) {
   const Call call(*this);
   if (!call.has_parts()) return;
   if (parts_->engine) return parts_->engine->Abort(StatusCode::kAborted, reason);
-  const Status why(StatusCode::kAborted, reason, {topology_.rank, topology_.host, {}});
-  {
-    core::MutexLock lock(end_mutex_);
-    if (end_.ok()) end_ = why;
-  }
-  parts_->queue.Close(why);
+  FailAlone({StatusCode::kAborted, reason, {topology_.rank, topology_.host, {}}});
 }
 
 // ---- the end ----

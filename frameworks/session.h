@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -126,11 +127,20 @@ class Session {
                      core::TimePoint deadline);
   void Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool spin, bool serialized);
   core::Status CheckState() const;
-  core::Status SubmitAlone(const core::WorkPtr& work);
-  core::Status CheckMember(const core::Work& work) const;
-  core::Status ChangeSets(std::shared_ptr<const core::Signature> change, std::string invalid,
-                          core::TimePoint deadline, std::int64_t* value);
+
+  // ---- session_sets.cc ----
   std::map<core::SetNumber, core::RankRanges> FirstSets();
+  core::Status MakeFirstSets(core::TimePoint deadline);
+  core::Status CheckMember(const core::Work& work) const;
+  core::Status ChangeSets(core::SignaturePtr change, std::string invalid, core::TimePoint deadline,
+                          std::int64_t* value);
+
+  // ---- session_alone.cc ----
+  core::Status SubmitAlone(const core::WorkPtr& work);
+  void MatchAlone(const core::WorkPtr& work);
+  core::Status WaitAlone(core::HandleState& handle, core::TimePoint deadline);
+  void FailAlone(const core::Status& why);
+
   void LeaveAndEnd(const std::string& why);
 
   Topology topology_;
@@ -141,10 +151,19 @@ class Session {
 
   core::SetNumber local_set_ = core::kWorldSet;
   core::SetNumber cross_set_ = core::kWorldSet;
+  core::SetNumber last_first_set_ = core::kWorldSet;
   std::atomic<std::uint64_t> set_changes_{0};
   mutable core::Mutex sets_mutex_;
   std::map<core::SetNumber, core::RankRanges> sets_ SIRTAKI_GUARDED_BY(sets_mutex_);
-  core::SetNumber next_alone_ SIRTAKI_GUARDED_BY(sets_mutex_) = 0;
+  core::SetNumber last_set_alone_ SIRTAKI_GUARDED_BY(sets_mutex_) = 0;
+
+  // A lone rank's messages to itself that wait for their other half, by tag.
+  struct Unmatched {
+    std::deque<core::WorkPtr> sends;
+    std::deque<core::WorkPtr> receives;
+  };
+  core::Mutex alone_mutex_;
+  std::map<int, Unmatched> unmatched_ SIRTAKI_GUARDED_BY(alone_mutex_);
 
   std::atomic<State> state_{State::kAlive};
   mutable std::atomic<int> calls_{0};  // under way: the parts live as long

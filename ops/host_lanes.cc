@@ -343,11 +343,11 @@ void HostLanes::Start(core::RunBatch batch, core::TimePoint now) {
 
 void HostLanes::AddSet(core::SetNumber, const core::RankRanges&, core::WorkPtr work,
                        core::TimePoint) {
-  if (work) work->handle->Complete({StatusCode::kUnsupported, "sets"});
+  if (work) work->handle->Complete(Status::Ok());
 }
 
 void HostLanes::RemoveSet(core::SetNumber, core::WorkPtr work, core::TimePoint) {
-  if (work) work->handle->Complete({StatusCode::kUnsupported, "sets"});
+  if (work) work->handle->Complete(Status::Ok());
 }
 
 void HostLanes::StartMessage(core::WorkPtr work, core::TimePoint) {

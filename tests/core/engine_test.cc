@@ -67,11 +67,10 @@ class FakeExecutor final : public Executor {
 
   bool at_once = true;
   bool needs_stepping = false;
-  TimePoint since {
-    std::vector<SetNumber> added;
-    std::vector<SetNumber> removed;
-    std::vector<WorkPtr> messages;
-  };
+  TimePoint since{};
+  std::vector<SetNumber> added;
+  std::vector<SetNumber> removed;
+  std::vector<WorkPtr> messages;
   std::vector<RunItem> running;
   std::vector<std::string> started;
   Status abandoned;

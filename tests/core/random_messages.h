@@ -28,7 +28,7 @@ class RandomMessages {
   int Member();
   StatusCode Failure();
   Key AnyKey(SetNumber set);
-  SignaturePtr AnySignature();
+  SignaturePtr AnySignature(bool is_part = false);
   std::vector<bool> Absent();
   ReportItem Item();
   Entry AnyEntry(SetNumber set);

@@ -66,7 +66,7 @@ Key RandomMessages::AnyKey(SetNumber set) {
   }
 }
 
-SignaturePtr RandomMessages::AnySignature() {
+SignaturePtr RandomMessages::AnySignature(bool is_part) {
   auto signature = std::make_shared<Signature>();
   signature->kind = static_cast<OpKind>(Below(kOpKindCount));
   signature->reduction = static_cast<ReduceOp>(Below(kReduceOpCount));
@@ -78,6 +78,11 @@ SignaturePtr RandomMessages::AnySignature() {
   if (Coin()) signature->prescale = std::bit_cast<double>(random_());  // NaNs among them
   if (Coin()) signature->postscale = 0.25;
   if (Coin()) signature->layout = random_();
+  if (Below(4) == 0) signature->members = SomeRanks();
+  if (Below(4) == 0) signature->subject = Set();
+  for (std::uint64_t i = is_part || Coin() ? 0 : Below(4); i > 0; --i) {
+    signature->parts.push_back(AnySignature(/*is_part=*/true));
+  }
   const std::uint64_t dimensions = Below(20) == 0 ? kMaxDimensions : Below(5);
   for (std::uint64_t i = 0; i < dimensions; ++i) {
     signature->shape.push_back(static_cast<std::int64_t>(Number() >> 1));
@@ -100,7 +105,8 @@ ReportItem RandomMessages::Item() {
     case 1:
       return LeftItem{SomeRanks(), Text()};
     case 2:
-      return StalledItem{AnyKey(Set()), static_cast<std::int64_t>(Number() >> 1)};
+      return StalledItem{AnyKey(Set()), static_cast<std::int64_t>(Number() >> 1),
+                         static_cast<std::int64_t>(Number() >> 1)};
     default:
       break;
   }
@@ -126,7 +132,7 @@ ReportItem RandomMessages::Item() {
 }
 
 Entry RandomMessages::AnyEntry(SetNumber set) {
-  switch (Below(6)) {
+  switch (Below(8)) {
     case 0:
       return FailEntry{AnyKey(set), Failure(), Text()};
     case 1: {
@@ -138,6 +144,10 @@ Entry RandomMessages::AnyEntry(SetNumber set) {
       return JoinDoneEntry{Member()};
     case 3:
       return ByeEntry{};
+    case 4:
+      return AddSetEntry{AnyKey(set), Set(), SomeRanks()};
+    case 5:
+      return RemoveSetEntry{AnyKey(set), Set()};
     default:
       break;
   }
@@ -237,6 +247,9 @@ class Dumper {
         std::bit_cast<std::uint64_t>(s->postscale), s->layout,
         s->wire ? static_cast<int>(*s->wire) : -1, s->shape.size());
     for (const std::int64_t dimension : s->shape) Put(dimension);
+    Ranks(s->members);
+    Put(s->subject, s->parts.size());
+    for (const SignaturePtr& part : s->parts) Of(part);
   }
   void Of(const ReadyItem& item) {
     Put(item.set, item.id, item.variants.size(), item.more_variants);
@@ -256,7 +269,7 @@ class Dumper {
   }
   void Of(const StalledItem& item) {
     Of(item.key);
-    Put(item.waited_us);
+    Put(item.waited_us, item.limit_us);
   }
   void Of(const ReportMessage& report) {
     Put(report.ack, report.items.size());
@@ -283,6 +296,15 @@ class Dumper {
   }
   void Of(const JoinDoneEntry& entry) { Put(entry.last); }
   void Of(const ByeEntry&) {}
+  void Of(const AddSetEntry& entry) {
+    Of(entry.key);
+    Put(entry.set);
+    Ranks(entry.members);
+  }
+  void Of(const RemoveSetEntry& entry) {
+    Of(entry.key);
+    Put(entry.set);
+  }
   void Of(const StreamMessage& stream) {
     Put(stream.first, stream.batches.size());
     for (const Batch& batch : stream.batches) {

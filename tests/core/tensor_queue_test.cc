@@ -126,7 +126,7 @@ TEST_F(TensorQueueTest, CallsOfASetRestartAfterItsEpoch) {
   ASSERT_TRUE(queue_.Push(before).ok());
   ASSERT_TRUE(queue_.Push(MakeUnnamed(3)).ok());
   Finish(before);
-  queue_.RestartCalls(0);
+  EXPECT_EQ(queue_.EndEpoch(0), nullptr);
   const WorkPtr restarted = MakeUnnamed(0);
   const WorkPtr other = MakeUnnamed(3);
   ASSERT_TRUE(queue_.Push(restarted).ok());

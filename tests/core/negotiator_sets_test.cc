@@ -1,0 +1,398 @@
+// Process sets that come and go while the world and other sets work, in seeded random schedules:
+// numbers and batches agree, what waits in a set that goes is failed on its members, nothing is
+// lost, and the ranks' orders have no cycle.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+#include <sstream>
+
+#include "tests/support/negotiation_sim.h"
+#include "tests/support/test_scale.h"
+
+namespace sirtaki::testing {
+namespace {
+
+using core::Key;
+using core::RankRanges;
+using core::SetNumber;
+using core::StatusCode;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+core::SignaturePtr AddOf(const RankRanges& members) {
+  auto change = std::make_shared<core::Signature>();
+  change->kind = core::OpKind::kAddSet;
+  change->members = members;
+  return change;
+}
+
+core::SignaturePtr RemoveOf(SetNumber set) {
+  auto change = std::make_shared<core::Signature>();
+  change->kind = core::OpKind::kRemoveSet;
+  change->subject = set;
+  return change;
+}
+
+// What each rank was told, as texts.
+class NegotiatorSetsTest : public ::testing::Test {
+ protected:
+  explicit NegotiatorSetsTest(SimOptions options = {{0, 0, 1, 1}, 2, {}, {}})
+      : sim_(std::move(options)), told_(static_cast<std::size_t>(sim_.size())) {
+    sim_.on_batch = [this](int rank, const core::DecidedBatch& batch) {
+      auto& told = told_[static_cast<std::size_t>(rank)];
+      for (const core::Decided& decided : batch.entries) {
+        if (const auto* run = std::get_if<core::DecidedRun>(&decided)) {
+          told.push_back("run " + run->key.ToString());
+        } else if (const auto* fail = std::get_if<core::DecidedFail>(&decided)) {
+          told.push_back("fail " + fail->why.message());
+        } else if (const auto* add = std::get_if<core::DecidedAddSet>(&decided)) {
+          told.push_back("add " + std::to_string(add->set) + ": " + add->members.ToString());
+        } else if (const auto* remove = std::get_if<core::DecidedRemoveSet>(&decided)) {
+          told.push_back("remove " + std::to_string(remove->set));
+        } else {
+          told.push_back("joined " + std::to_string(std::get<core::DecidedJoin>(decided).last));
+        }
+      }
+    };
+  }
+
+  void Submit(int rank, Key key, core::SignaturePtr signature, std::string invalid = {}) {
+    core::Request request = RequestOf(std::move(key), std::move(signature));
+    request.invalid = std::move(invalid);
+    std::vector<core::Request> requests;
+    requests.push_back(std::move(request));
+    sim_.node(rank).Submit(std::move(requests), sim_.now());
+  }
+
+  void AllSubmit(const std::string& name, const core::SignaturePtr& signature) {
+    for (int rank = 0; rank < sim_.size(); ++rank) {
+      Submit(rank, Key::Named(0, name), signature);
+    }
+    sim_.Settle();
+  }
+
+  void ExpectNoFault() {
+    for (int rank = 0; rank < sim_.size(); ++rank) {
+      EXPECT_FALSE(sim_.node(rank).faulted())
+          << (sim_.node(rank).faulted() ? sim_.node(rank).cause().text : "");
+    }
+  }
+
+  std::vector<std::string>& told(int rank) { return told_[static_cast<std::size_t>(rank)]; }
+
+  NegotiationSim sim_;
+  std::vector<std::vector<std::string>> told_;
+};
+
+TEST_F(NegotiatorSetsTest, ASetIsAddedUsedAndRemoved) {
+  AllSubmit("c1", AddOf({1, 3}));
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_THAT(told(rank), ElementsAre("add 1: 1, 3"));
+    EXPECT_EQ(sim_.node(rank).IsMember(1), rank == 1 || rank == 3);
+  }
+  Submit(1, Key::Named(1, "w"), AllReduceOf({2}));
+  Submit(3, Key::Named(1, "w"), AllReduceOf({2}));
+  sim_.Settle();
+  AllSubmit("c2", RemoveOf(1));
+  EXPECT_THAT(told(1), ElementsAre("add 1: 1, 3", "run \"w\" of process set 1", "remove 1"));
+  EXPECT_THAT(told(2), ElementsAre("add 1: 1, 3", "remove 1"));
+  EXPECT_FALSE(sim_.node(1).IsMember(1));
+  AllSubmit("c3", AddOf({0}));
+  EXPECT_EQ(told(2).back(), "add 2: 0") << "numbers are not used again";
+  ExpectNoFault();
+}
+
+TEST_F(NegotiatorSetsTest, WhatWaitsInASetThatGoesIsFailed) {
+  AllSubmit("c1", AddOf({1, 2, 3}));
+  Submit(1, Key::Named(1, "w"), AllReduceOf({2}));
+  sim_.node(2).Join(1, sim_.now());
+  sim_.Settle();
+  AllSubmit("c2", RemoveOf(1));
+  EXPECT_THAT(
+      told(1),
+      ElementsAre("add 1: 1-3", "fail \"w\" of process set 1: the set was removed while it waited",
+                  "remove 1"));
+  EXPECT_THAT(
+      told(2),
+      ElementsAre("add 1: 1-3", "fail join of process set 1: the set was removed while it waited",
+                  "remove 1"));
+  EXPECT_THAT(told(3), ElementsAre("add 1: 1-3", "remove 1"));
+  ExpectNoFault();
+  for (int rank = 0; rank < 4; ++rank) EXPECT_TRUE(sim_.node(rank).Quiescent());
+}
+
+TEST_F(NegotiatorSetsTest, ChangesThatMakeNoSenseAreRefusedOnAllRanks) {
+  AllSubmit("c1", RemoveOf(7));
+  EXPECT_THAT(told(3).back(), HasSubstr("there is no set 7 to be removed"));
+  AllSubmit("c2", RemoveOf(0));
+  EXPECT_THAT(told(3).back(), HasSubstr("there is no set 0 to be removed"));
+  AllSubmit("c3", AddOf({1, 9}));
+  EXPECT_THAT(told(3).back(), HasSubstr("ranks 1, 9 are not all among 0-3"));
+  AllSubmit("c4", AddOf({}));
+  EXPECT_THAT(told(3).back(), HasSubstr("fail"));
+  for (int rank = 0; rank < 4; ++rank) {
+    Submit(rank, Key::Named(0, "c5"), AddOf(rank == 2 ? RankRanges{0, 1} : RankRanges{0, 2}));
+  }
+  sim_.Settle();
+  EXPECT_THAT(told(0).back(), HasSubstr("ranks 0, 2 on ranks 0-1, 3, ranks 0-1 on rank 2"));
+  sim_.node(1).Join(0, sim_.now());
+  for (const int rank : {0, 2, 3}) Submit(rank, Key::Named(0, "c6"), AddOf({0}));
+  sim_.Settle();
+  EXPECT_THAT(told(0).back(), HasSubstr("rank 1 has joined"));
+  ExpectNoFault();
+}
+
+TEST_F(NegotiatorSetsTest, TwoRemovalsOfOneSetInOneStep) {
+  AllSubmit("c1", AddOf({1}));
+  for (int rank = 0; rank < 4; ++rank) {
+    Submit(rank, Key::Named(0, "c2"), RemoveOf(1));
+    Submit(rank, Key::Named(0, "c3"), RemoveOf(1));
+  }
+  sim_.Settle();
+  ASSERT_EQ(told(1).size(), 3U);
+  EXPECT_THAT(told(1)[1] + told(1)[2], HasSubstr("remove 1"));
+  EXPECT_THAT(told(1)[1] + told(1)[2], HasSubstr("there is no set 1"));
+  ExpectNoFault();
+}
+
+TEST_F(NegotiatorSetsTest, ARankThatWaitsInJoinIsWarnedOfAndNamesTheLate) {
+  std::vector<std::string> warnings;
+  sim_.on_warning = [&](int, const core::StallWarning& w) { warnings.push_back(StallText(w)); };
+  for (const int rank : {0, 1, 3}) sim_.node(rank).Join(0, sim_.now());
+  sim_.Run(std::chrono::seconds(70), std::chrono::milliseconds(500));
+  ASSERT_FALSE(warnings.empty());
+  EXPECT_THAT(warnings[0], HasSubstr("join has waited"));
+  EXPECT_THAT(warnings[0], HasSubstr("not submitted by rank 2"));
+  sim_.node(2).Join(0, sim_.now());
+  sim_.Settle();
+  EXPECT_THAT(told(0), ElementsAre("joined 2"));
+  for (int rank = 0; rank < 4; ++rank) EXPECT_TRUE(sim_.node(rank).Quiescent());
+  ExpectNoFault();
+}
+
+TEST_F(NegotiatorSetsTest, ACallWhoseTimeIsOverNamesWhoMissesIt) {
+  for (const int rank : {0, 1, 3}) Submit(rank, Key::Named(0, "w"), AllReduceOf({1}));
+  sim_.Settle();
+  EXPECT_GT(sim_.node(3).TimeOut(Key::Named(0, "w"), std::chrono::seconds(5), sim_.now()),
+            core::Duration::zero());
+  sim_.Run(std::chrono::seconds(3), std::chrono::milliseconds(50));
+  for (int rank = 0; rank < 4; ++rank) {
+    ASSERT_TRUE(sim_.node(rank).faulted());
+    EXPECT_EQ(sim_.node(rank).cause().code, StatusCode::kTimedOut);
+    EXPECT_THAT(sim_.node(rank).cause().text,
+                HasSubstr("\"w\" did not finish within its time-out of 5 s; not submitted by rank "
+                          "2; rank 2: activity of rank 2"));
+  }
+}
+
+// ---- random schedules ----
+
+class Schedule {
+ public:
+  explicit Schedule(std::uint64_t seed) : random_(seed), sim_(Options()) {
+    ranks_.resize(static_cast<std::size_t>(sim_.size()));
+    for (int i = 0, count = 2 + Below(8); i < count; ++i) MakeChange();
+    sim_.on_batch = [this](int rank, const core::DecidedBatch& batch) { Executed(rank, batch); };
+  }
+
+  std::string Run() {
+    for (acts_ = 0; acts_ < 20000 && !Done(); ++acts_) Act();
+    sim_.Settle();
+    for (int r = 0; r < sim_.size(); ++r) {
+      const core::Negotiator& node = sim_.node(r);
+      if (node.faulted()) Problem() << "rank " << r << ": " << node.cause().text;
+      if (At(r).changes_done != changes_.size()) Problem() << "rank " << r << " misses a change";
+    }
+    for (int r = 0; r < sim_.size(); ++r) sim_.node(r).Leave("the end", sim_.now());
+    sim_.Settle();
+    for (int r = 0; r < sim_.size(); ++r) {
+      if (!At(r).in_flight.empty()) Problem() << "rank " << r << ": never done";
+      if (!sim_.node(r).closed() || !sim_.node(r).Quiescent()) {
+        Problem() << "rank " << r << " keeps state";
+      }
+    }
+    CheckOrders();
+    return problems_.str();
+  }
+
+ private:
+  struct Rank {
+    std::size_t changes_done = 0;
+    bool change_in_flight = false;
+    std::set<std::string> in_flight;
+    std::map<SetNumber, int> used;  // names of the set that were submitted
+    std::vector<std::string> order;
+  };
+
+  int Below(int n) { return static_cast<int>(random_() % static_cast<std::uint64_t>(n)); }
+  Rank& At(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  std::ostream& Problem() { return problems_ << "\n  "; }
+
+  SimOptions Options() {
+    SimOptions options;
+    const int size = 2 + Below(7);
+    options.host_of_rank.clear();
+    for (int r = 0; r < size; ++r) options.host_of_rank.push_back(Below(1 + size / 2));
+    options.arity = 1 + Below(3);
+    options.negotiator.id_capacity = static_cast<std::size_t>(1 + Below(6));
+    options.negotiator.stall_warning = std::chrono::milliseconds(20);
+    options.negotiator.stall_limit = std::chrono::hours(10);
+    options.negotiator.ping_interval = std::chrono::milliseconds(20);
+    options.negotiator.peer_timeout = std::chrono::hours(10);
+    return options;
+  }
+
+  void MakeChange() {
+    if (!live_.empty() && Below(100) < 40) {
+      const auto gone = std::next(live_.begin(), Below(static_cast<int>(live_.size())));
+      changes_.push_back(RemoveOf(*gone));
+      live_.erase(gone);
+      return;
+    }
+    RankRanges members;
+    while (members.empty()) {
+      for (int r = 0; r < sim_.size(); ++r) {
+        if (Below(2) == 0) members.Add(r);
+      }
+    }
+    changes_.push_back(AddOf(members));
+    live_.insert(next_set_++);
+  }
+
+  bool Done() {
+    for (int r = 0; r < sim_.size(); ++r) {
+      if (At(r).changes_done != changes_.size()) return false;
+    }
+    return acts_ > 300;
+  }
+
+  void Act() {
+    sim_.Advance(std::chrono::microseconds(Below(150)));
+    const int what = Below(10);
+    if (what < 5) {
+      const auto busy = sim_.BusyLinks();
+      if (!busy.empty()) {
+        return sim_.Deliver(busy[static_cast<std::size_t>(Below(static_cast<int>(busy.size())))]);
+      }
+    }
+    const int rank = Below(sim_.size());
+    if (what < 8) Submit(rank);
+    if (Below(3) > 0) sim_.Pump(rank);
+  }
+
+  void Submit(int rank) {
+    Rank& r = At(rank);
+    core::Request request;
+    if (!r.change_in_flight && r.changes_done < changes_.size() && Below(4) == 0) {
+      r.change_in_flight = true;
+      request = RequestOf(Key::Named(0, "change " + std::to_string(r.changes_done)),
+                          changes_[r.changes_done]);
+    } else {
+      // The uses of a set are the same everywhere: name i, i = 0, 1, …
+      std::vector<SetNumber> sets;
+      for (SetNumber set = 0; set < next_set_; ++set) {
+        if (sim_.node(rank).IsMember(set) && r.used[set] < 12) sets.push_back(set);
+      }
+      if (sets.empty()) return;
+      const SetNumber set = sets[static_cast<std::size_t>(Below(static_cast<int>(sets.size())))];
+      request = RequestOf(Key::Named(set, "t" + std::to_string(r.used[set]++)), AllReduceOf({3}));
+    }
+    r.in_flight.insert(request.key.ToString());
+    std::vector<core::Request> requests;
+    requests.push_back(std::move(request));
+    sim_.node(rank).Submit(std::move(requests), sim_.now());
+  }
+
+  void Executed(int rank, const core::DecidedBatch& batch) {
+    Rank& r = At(rank);
+    for (std::size_t i = 0; i < batch.entries.size(); ++i) {
+      const core::Decided& decided = batch.entries[i];
+      if (const auto* run = std::get_if<core::DecidedRun>(&decided)) {
+        Note(rank, batch, i, "run " + run->key.ToString());
+        Complete(rank, run->key);
+      } else if (const auto* fail = std::get_if<core::DecidedFail>(&decided)) {
+        Complete(rank, fail->key);
+      } else if (const auto* added = std::get_if<core::DecidedAddSet>(&decided)) {
+        Note(rank, batch, i, "add " + std::to_string(added->set));
+        Complete(rank, added->key);
+        FinishChange(r);
+      } else {
+        const auto& removed = std::get<core::DecidedRemoveSet>(decided);
+        Note(rank, batch, i, "remove " + std::to_string(removed.set));
+        Complete(rank, removed.key);
+        FinishChange(r);
+      }
+    }
+  }
+
+  // What the members of a set see at one place of its stream is the same for all of them.
+  void Note(int rank, const core::DecidedBatch& batch, std::size_t i, const std::string& what) {
+    At(rank).order.push_back(std::to_string(batch.set) + " " + what);
+    const auto place = std::to_string(batch.set) + "." + std::to_string(batch.number) + "." +
+                       (what.starts_with("run") ? std::to_string(i) : std::string("change"));
+    const auto [known, first] = seen_.try_emplace(place, what);
+    if (!first && known->second != what) {
+      Problem() << "rank " << rank << " sees " << what << " where another saw " << known->second;
+    }
+  }
+
+  void FinishChange(Rank& r) {
+    r.change_in_flight = false;
+    ++r.changes_done;
+  }
+
+  void Complete(int rank, const Key& key) {
+    if (At(rank).in_flight.erase(key.ToString()) == 0) {
+      Problem() << "rank " << rank << " is told of " << key.ToString() << ", not submitted";
+    }
+  }
+
+  void CheckOrders() {
+    std::map<std::string, std::set<std::string>> after;
+    std::map<std::string, int> before;
+    for (const Rank& r : ranks_) {
+      for (std::size_t i = 0; i < r.order.size(); ++i) {
+        before.try_emplace(r.order[i], 0);
+        if (i > 0 && after[r.order[i - 1]].insert(r.order[i]).second) ++before[r.order[i]];
+      }
+    }
+    std::vector<std::string> free;
+    for (const auto& [entry, count] : before) {
+      if (count == 0) free.push_back(entry);
+    }
+    std::size_t taken = 0;
+    while (!free.empty()) {
+      const std::string entry = free.back();
+      free.pop_back();
+      ++taken;
+      for (const std::string& next : after[entry]) {
+        if (--before[next] == 0) free.push_back(next);
+      }
+    }
+    if (taken != before.size()) Problem() << "the ranks' orders have a cycle";
+  }
+
+  std::mt19937_64 random_;
+  NegotiationSim sim_;
+  std::vector<core::SignaturePtr> changes_;
+  std::set<SetNumber> live_;
+  SetNumber next_set_ = 1;
+  std::vector<Rank> ranks_;
+  std::map<std::string, std::string> seen_;
+  int acts_ = 0;
+  std::ostringstream problems_;
+};
+
+TEST(NegotiatorSetsRandomTest, SetsComeAndGoInRandomSchedules) {
+  const std::uint64_t first = TestSeed();
+  const int count = ScaledCount(500, 10000);
+  for (int i = 0; i < count; ++i) {
+    const std::uint64_t seed = first + static_cast<std::uint64_t>(i);
+    const std::string problems = Schedule(seed).Run();
+    ASSERT_EQ(problems, "") << "again with SIRTAKI_TEST_SEED=" << seed;
+  }
+}
+
+}  // namespace
+}  // namespace sirtaki::testing
