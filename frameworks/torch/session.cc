@@ -13,7 +13,9 @@
 #include "core/log.h"
 #include "frameworks/session.h"
 #include "frameworks/torch/session_state.h"
+#include "frameworks/torch/set_membership.h"
 #include "frameworks/torch/throw.h"
+#include "sirtaki/error.h"
 
 namespace sirtaki {
 namespace {
@@ -23,7 +25,8 @@ struct Own {
   std::mutex starting;  // held through init and shutdown
   std::mutex mutex;     // held for moments, guards what follows
   std::shared_ptr<detail::SessionState> state;
-  core::ProgramOptions options;    // those that init was given
+  core::ProgramOptions options;  // those that init was given
+  std::vector<std::vector<int>> process_sets;
   std::vector<std::string> flags;  // and the flags of ours in its argv
   bool was_shut_down = false;
 };
@@ -53,14 +56,16 @@ void SetIntraOpThreads(const frameworks::Session& session, const core::Environme
 }
 
 // True if the process is initialised already and these options say nothing new.
-bool AlreadyInitialized(const core::ProgramOptions& options,
-                        const std::vector<std::string>& flags) {
+bool AlreadyInitialized(const InitOptions& options, const std::vector<std::string>& flags) {
   Own& own = TheOwn();
   const std::lock_guard<std::mutex> lock(own.mutex);
   if (!own.state) return false;
   detail::ThrowIfError(own.state->gone() ? own.state->Check() : core::Status::Ok());
-  const bool says_nothing = options.empty() && flags.empty();
-  if (!says_nothing && (options != own.options || flags != own.flags)) {
+  const bool says_nothing =
+      options.values().empty() && options.process_sets().empty() && flags.empty();
+  const bool says_the_same = options.values() == own.options &&
+                             options.process_sets() == own.process_sets && flags == own.flags;
+  if (!says_nothing && !says_the_same) {
     detail::ThrowStatus(
         core::Status(core::StatusCode::kInvalidArgument,
                      "init() was called again with other options than the first time; "
@@ -70,10 +75,10 @@ bool AlreadyInitialized(const core::ProgramOptions& options,
 }
 
 // `args`: the arguments behind the program's name. Gives those that are not ours in `rest`.
-void Start(const core::ProgramOptions& options, const std::vector<std::string>& args,
+void Start(const InitOptions& options, const std::vector<std::string>& args,
            std::vector<std::string>* rest) {
   frameworks::StartOptions start;
-  start.parsed = core::ParseConfig(args, start.environment, options, &start.config, rest);
+  start.parsed = core::ParseConfig(args, start.environment, options.values(), &start.config, rest);
   std::vector<std::string> flags;
   if (start.parsed.ok()) {
     // What is missing from `rest`, which keeps the order.
@@ -95,10 +100,18 @@ void Start(const core::ProgramOptions& options, const std::vector<std::string>& 
   std::shared_ptr<frameworks::Session> session;
   detail::ThrowIfError(frameworks::Session::CreateMpi(start, &session));
   SetIntraOpThreads(*session, start.environment);
+  const auto state = std::make_shared<detail::SessionState>(session);
+  try {
+    detail::AddInitialSets(options.process_sets(), state);
+  } catch (const Error&) {  // on every rank
+    (void)session->Shutdown("init() has failed");
+    throw;
+  }
   frameworks::SetDefaultSession(session);
   const std::lock_guard<std::mutex> lock(own.mutex);
-  own.state = std::make_shared<detail::SessionState>(std::move(session));
-  own.options = options;
+  own.state = state;
+  own.options = options.values();
+  own.process_sets = options.process_sets();
   own.flags = std::move(flags);
 }
 
@@ -129,7 +142,7 @@ void init() { init(InitOptions()); }
 
 void init(const InitOptions& options) {
   std::vector<std::string> rest;
-  Start(options.values(), {}, &rest);
+  Start(options, {}, &rest);
 }
 
 void init(int& argc, char** argv) { init(argc, argv, InitOptions()); }
@@ -138,7 +151,7 @@ void init(int& argc, char** argv, const InitOptions& options) {
   std::vector<std::string> args;
   for (int i = 1; i < argc; ++i) args.emplace_back(argv[i]);
   std::vector<std::string> rest;
-  Start(options.values(), args, &rest);
+  Start(options, args, &rest);
   // The pointers of the arguments that stay move up.
   int kept = 1;
   for (int i = 1; i < argc; ++i) {

@@ -8,12 +8,14 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "core/status.h"
 #include "core/types.h"
 #include "core/work.h"
 #include "frameworks/session.h"
 #include "frameworks/torch/gradient_registry.h"
+#include "sirtaki/process_set.h"
 #include "sirtaki/session.h"
 
 namespace sirtaki::detail {
@@ -45,6 +47,18 @@ class SessionState {
     return ++modules_[name];
   }
 
+  // 1 for the first message: its key, which no other rank knows.
+  int NextMessageNumber() { return ++messages_; }
+
+  void SetInitialSets(std::vector<ProcessSet> sets) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    initial_sets_ = std::move(sets);
+  }
+  std::vector<ProcessSet> InitialSets() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return initial_sets_;
+  }
+
   GradientRegistry& gradients() { return gradients_; }
 
   frameworks::Session& session() { return *session_; }
@@ -52,9 +66,11 @@ class SessionState {
  private:
   const std::shared_ptr<frameworks::Session> session_;
   std::atomic<int> optimizers_{0};
+  std::atomic<int> messages_{0};
   GradientRegistry gradients_;
   std::mutex mutex_;  // guards what follows
   std::unordered_map<std::string, int> modules_;
+  std::vector<ProcessSet> initial_sets_;
 };
 
 // Of the given session, or the process's own. Throws not_initialized if there is none.

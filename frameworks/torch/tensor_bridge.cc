@@ -5,7 +5,10 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
 #include <sstream>
+#include <string_view>
+#include <utility>
 
 #include "core/wire.h"
 
@@ -13,6 +16,22 @@ namespace sirtaki::detail {
 namespace {
 
 constexpr auto kMostDimensions = static_cast<std::int64_t>(core::kMaxDimensions);
+
+// By name: older versions of LibTorch have some of them only.
+std::optional<core::DType> Float8Of(at::ScalarType type) {
+  static constexpr std::array<std::pair<std::string_view, core::DType>, 5> kTypes = {{
+      {"Float8_e4m3fn", core::DType::kF8E4M3FN},
+      {"Float8_e4m3fnuz", core::DType::kF8E4M3FNUZ},
+      {"Float8_e5m2", core::DType::kF8E5M2},
+      {"Float8_e5m2fnuz", core::DType::kF8E5M2FNUZ},
+      {"Float8_e8m0fnu", core::DType::kF8E8M0FNU},
+  }};
+  const std::string_view name = c10::toString(type);
+  for (const auto& [known, dtype] : kTypes) {
+    if (name == known) return dtype;
+  }
+  return std::nullopt;
+}
 
 }  // namespace
 
@@ -38,8 +57,12 @@ std::optional<core::DType> DTypeOf(at::ScalarType type) {
       return core::DType::kF64;
     case at::kBool:
       return core::DType::kBool;
+    case at::kComplexFloat:
+      return core::DType::kC64;
+    case at::kComplexDouble:
+      return core::DType::kC128;
     default:
-      return std::nullopt;
+      return Float8Of(type);
   }
 }
 
@@ -54,8 +77,8 @@ std::string WhyNotMovable(const at::Tensor& tensor) {
     why << "a tensor on " << tensor.device() << "; this version works on host memory only";
   } else if (!DTypeOf(tensor.scalar_type())) {
     why << "a tensor of type " << c10::toString(tensor.scalar_type())
-        << "; supported are uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64 "
-           "and bool";
+        << "; supported are uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64, "
+           "complex64, complex128, bool and, for moving, float8 types";
   } else if (tensor.dim() > kMostDimensions) {
     why << "a tensor of " << tensor.dim() << " dimensions; at most " << kMostDimensions
         << " are supported";
@@ -78,7 +101,7 @@ core::Signature Describe(const at::Tensor& tensor) {
 
 at::Tensor Flat(const at::Tensor& tensor) {
   at::NoGradGuard no_grad;
-  return tensor.detach().resolve_neg().contiguous();
+  return tensor.detach().resolve_conj().resolve_neg().contiguous();
 }
 
 std::string TextOf(const std::exception& error) {

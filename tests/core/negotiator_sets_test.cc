@@ -204,6 +204,7 @@ class Schedule {
       if (node.faulted()) Problem() << "rank " << r << ": " << node.cause().text;
       if (At(r).changes_done != changes_.size()) Problem() << "rank " << r << " misses a change";
     }
+    leaving_ = true;
     for (int r = 0; r < sim_.size(); ++r) sim_.node(r).Leave("the end", sim_.now());
     sim_.Settle();
     for (int r = 0; r < sim_.size(); ++r) {
@@ -312,7 +313,10 @@ class Schedule {
         Note(rank, batch, i, "run " + run->key.ToString());
         Complete(rank, run->key);
       } else if (const auto* fail = std::get_if<core::DecidedFail>(&decided)) {
-        Complete(rank, fail->key);
+        // In the end a member that never submitted it is told, too: it has left.
+        if (!leaving_ || At(rank).in_flight.contains(fail->key.ToString())) {
+          Complete(rank, fail->key);
+        }
       } else if (const auto* added = std::get_if<core::DecidedAddSet>(&decided)) {
         Note(rank, batch, i, "add " + std::to_string(added->set));
         Complete(rank, added->key);
@@ -381,6 +385,7 @@ class Schedule {
   std::vector<Rank> ranks_;
   std::map<std::string, std::string> seen_;
   int acts_ = 0;
+  bool leaving_ = false;
   std::ostringstream problems_;
 };
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -135,6 +136,50 @@ TEST(FusedVectorTest, WithoutInputZerosAreLoaded) {
   EXPECT_EQ(out[0], 9.0f);
   vector.Load(vector.windows()[1], staging, {.factor = 2.0});
   EXPECT_EQ(large[63], 0.0f);
+}
+
+TEST(FusedVectorTest, WithoutInputTheIdentityIsLoaded) {
+  Identity identity;
+  const float infinity = std::numeric_limits<float>::infinity();
+  std::memcpy(identity.bytes.data(), &infinity, sizeof(infinity));
+  // More than is filled at once.
+  std::vector<float> in(3, 7.0f);
+  const FusedVector vector(DType::kF32, DType::kF32,
+                           {{.count = 5000}, {.input = in.data(), .count = 3}, {.count = 1}},
+                           {.chunk_bytes = std::int64_t{1} << 20}, identity);
+  std::vector<float> staging(5004, 0.0f);
+  ASSERT_EQ(vector.windows().size(), 1u);
+  vector.Load(vector.windows()[0], staging.data(), {.factor = -1.0});
+  for (std::size_t i = 0; i < 5000; ++i) ASSERT_EQ(staging[i], infinity) << i;
+  EXPECT_EQ(staging[5000], -7.0f);
+  EXPECT_EQ(staging[5003], infinity);
+}
+
+TEST(FusedVectorTest, OnlyADirectWindowWithInputHasASource) {
+  std::vector<float> in(64, 3.0f);
+  const Cutting cutting{.chunk_bytes = 128, .direct_bytes = 128};
+  const FusedVector vector(
+      DType::kF32, DType::kF32,
+      {{.input = in.data(), .count = 64}, {.input = in.data(), .count = 3}, {.count = 32}},
+      cutting);
+  ASSERT_EQ(vector.windows().size(), 4u);
+  EXPECT_EQ(vector.Source(vector.windows()[0]), nullptr);  // small
+  EXPECT_EQ(vector.Source(vector.windows()[1]), in.data());
+  EXPECT_EQ(vector.Source(vector.windows()[2]), in.data() + 32);
+  EXPECT_EQ(vector.Source(vector.windows()[3]), nullptr);  // absent
+}
+
+TEST(FusedVectorTest, CopiesFollowEachOtherInTheOutput) {
+  std::vector<float> first(6, 0.0f);
+  std::vector<float> second(4, 0.0f);
+  const FusedVector vector(
+      DType::kF32, DType::kF32,
+      {{.output = first.data(), .count = 3}, {.count = 1}, {.output = second.data(), .count = 2}},
+      {});
+  const std::vector<float> staged = {1, 2, 3, 4, 5, 6};
+  vector.StoreFrom(vector.windows()[0], staged.data(), {.factor = 2.0}, 1);
+  EXPECT_EQ(first, (std::vector<float>{0, 0, 0, 2, 4, 6}));
+  EXPECT_EQ(second, (std::vector<float>{0, 0, 10, 12}));
 }
 
 // Loading and storing every window gives what a loop over the elements gives, whatever the cuts.

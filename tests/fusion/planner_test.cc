@@ -133,6 +133,43 @@ TEST(PlannerTest, GathersAreCountedNeverMeasured) {
   }
 }
 
+TEST(PlannerTest, KindsWhoseRowsDifferAreCountedAndLarge) {
+  for (const OpKind kind :
+       {OpKind::kAllGather, OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll}) {
+    RunBatch batch;
+    for (int i = 0; i < 3; ++i) batch.items.push_back(Item({.kind = kind, .shape = {}}));
+    const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 1, .gather_count = 2});
+    ASSERT_EQ(groups.size(), 2u);
+    EXPECT_EQ(groups[0].items, (Items{0, 1}));
+    EXPECT_EQ(groups[0].lane, Lane::kLarge);
+  }
+}
+
+TEST(PlannerTest, KindsOfEqualShapesAreMeasured) {
+  for (const OpKind kind :
+       {OpKind::kBroadcast, OpKind::kAllGatherInto, OpKind::kReduce, OpKind::kReduceScatter}) {
+    RunBatch batch;
+    for (int i = 0; i < 3; ++i) batch.items.push_back(Item({.kind = kind, .shape = {10, 10}}));
+    const std::vector<Group> groups =
+        Plan(batch, {.fusion_bytes = 800, .small_bytes = 500, .gather_count = 1});
+    ASSERT_EQ(groups.size(), 2u);
+    EXPECT_EQ(groups[0].items, (Items{0, 1}));
+    EXPECT_EQ(groups[0].bytes, 800);
+    EXPECT_EQ(groups[0].lane, Lane::kLarge);
+    EXPECT_EQ(groups[1].lane, Lane::kSmall);
+  }
+}
+
+TEST(PlannerTest, ABarrierIsSmall) {
+  RunBatch batch;
+  batch.items = {Item({.kind = OpKind::kBarrier}), Floats(2), Item({.kind = OpKind::kBarrier})};
+  const std::vector<Group> groups = Plan(batch, {.small_bytes = 0});
+  ASSERT_EQ(groups.size(), 2u);
+  EXPECT_EQ(groups[0].items, (Items{0, 2}));
+  EXPECT_EQ(groups[0].bytes, 0);
+  EXPECT_EQ(groups[0].lane, Lane::kSmall);
+}
+
 TEST(PlannerTest, WhatNobodyHasIsInNoGroup) {
   RunBatch batch;
   batch.items = {Floats(1), Floats(1), Floats(1)};
@@ -164,10 +201,12 @@ RunBatch RandomBatch(std::mt19937_64& random) {
   const int count = below(200);
   for (int i = 0; i < count; ++i) {
     Signature s;
-    s.kind = static_cast<OpKind>(below(3));
+    s.kind = static_cast<OpKind>(below(static_cast<int>(OpKind::kBarrier) + 1));
     s.dtype = static_cast<DType>(below(core::kDTypeCount));
-    if (s.kind == OpKind::kAllReduce) s.reduction = static_cast<core::ReduceOp>(below(2));
-    if (s.kind == OpKind::kBroadcast) s.root = below(2);
+    if (core::Reduces(s.kind)) {
+      s.reduction = static_cast<core::ReduceOp>(below(core::kReduceOpCount));
+    }
+    if (core::HasRoot(s.kind)) s.root = below(2);
     if (below(4) == 0) s.prescale = 0.5;
     if (below(4) == 0) s.wire = DType::kF16;
     s.shape = {below(2) == 0 ? below(10) : below(3000)};
@@ -193,7 +232,8 @@ void ExpectGoodPlan(const RunBatch& batch, const Limits& limits, const std::vect
     EXPECT_TRUE(seen.empty() || group.items.front() > last_first);
     last_first = group.items.front();
     const RunItem& first = batch.items[group.items.front()];
-    const bool gather = first.signature->kind == OpKind::kAllGather;
+    const bool gather = core::FirstDimensionVaries(first.signature->kind);
+    const bool barrier = first.signature->kind == OpKind::kBarrier;
     std::int64_t bytes = 0;
     std::size_t before = 0;
     for (const std::size_t i : group.items) {
@@ -204,7 +244,8 @@ void ExpectGoodPlan(const RunBatch& batch, const Limits& limits, const std::vect
       EXPECT_FALSE(batch.items[i].absent_everywhere);
       EXPECT_EQ(ClassOf(batch.items[i]), ClassOf(first));
       const Signature& s = *batch.items[i].signature;
-      if (!gather) bytes += s.ElementCount() * static_cast<std::int64_t>(core::SizeOf(s.dtype));
+      if (!gather && !barrier)
+        bytes += s.ElementCount() * static_cast<std::int64_t>(core::SizeOf(s.dtype));
     }
     EXPECT_EQ(group.bytes, bytes);
     EXPECT_TRUE(bytes <= limits.fusion_bytes || group.items.size() == 1);
@@ -235,6 +276,9 @@ TEST(PlannerTest, RandomBatchesKeepTheRules) {
       item.signature = std::make_shared<const Signature>(*item.signature);
       item.work = std::make_shared<core::Work>();
       item.work->rows = static_cast<std::int64_t>(random() % 1000);
+      item.work->splits.assign(random() % 4, item.work->rows);
+      item.work->request.absent.assign(random() % 2, true);
+      if (random() % 8 == 0) item.work = nullptr;
     }
     const std::vector<Group> theirs = Plan(other, limits);
     ASSERT_EQ(groups.size(), theirs.size());

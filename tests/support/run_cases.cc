@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <thread>
 #include <type_traits>
 
 #include "tests/support/half_reference.h"
@@ -178,8 +179,8 @@ std::int64_t RunCase::RowsFromTo(int from, int to, int size) const {
     default:
       break;
   }
-  const auto& given = splits.empty() ? std::vector<std::int64_t>{}
-                                     : splits[static_cast<std::size_t>(from)];
+  const auto& given =
+      splits.empty() ? std::vector<std::int64_t>{} : splits[static_cast<std::size_t>(from)];
   return given.empty() ? core::RowsOf(own, size, to) : given[static_cast<std::size_t>(to)];
 }
 
@@ -227,10 +228,12 @@ Memory InputOf(const RunCase& c, int rank) {
         write(memory, i, static_cast<T>(random()));
       } else if (product) {
         // Products of powers of two are exact in any type.
-        write(memory, i, static_cast<T>(random() % 2 == 0 ? -1 : 1) *
-                             static_cast<T>(std::uint64_t{1} << random() % 3) / 2);
+        write(memory, i,
+              static_cast<T>(random() % 2 == 0 ? -1 : 1) *
+                  static_cast<T>(std::uint64_t{1} << random() % 3) / 2);
       } else {
-        write(memory, i, static_cast<T>(static_cast<double>(random() % 401) - 200) / 16);
+        // Never 0, whose sign would tell a part that is missing from one that is an identity.
+        write(memory, i, static_cast<T>(static_cast<double>(random() % 200) * 2 - 199) / 16);
       }
     }
   });
@@ -327,13 +330,31 @@ void RunSide::Check(const RunCase& c, int rank, int size) const {
     EXPECT_TRUE(input_ == InputOf(c, rank)) << "the input was written to";
   }
   if (in_place_) {
-    if (expected) EXPECT_TRUE(input_ == *expected);
+    if (expected) {
+      EXPECT_TRUE(input_ == *expected);
+    }
     return;
   }
   Memory whole = expected.value_or(Memory());
   // The guard; all of the memory where nothing was to be written.
   whole.resize(output_.size(), kUntouched);
   EXPECT_TRUE(output_ == whole);
+}
+
+HostLanesOptions SmallLimits(int rank, int size, bool thread) {
+  HostLanesOptions options;
+  options.rank = rank;
+  options.limits = {.fusion_bytes = 4096, .small_bytes = 512, .gather_count = 3};
+  options.chunk_bytes = 256;
+  options.sets[core::kWorldSet] = core::RankRanges::Span(0, size - 1);
+  options.large_lane_thread = thread;
+  return options;
+}
+
+void RunToIdle(HostLanes& lanes) {
+  while (!lanes.Idle()) {
+    if (!lanes.Step(core::Clock::now())) std::this_thread::yield();
+  }
 }
 
 std::vector<double> AsDoubles(core::DType dtype, const Memory& memory) {

@@ -14,6 +14,7 @@
 #include "core/executor.h"
 #include "core/rank_ranges.h"
 #include "core/request.h"
+#include "ops/host_lanes.h"
 
 namespace sirtaki::ops {
 
@@ -65,6 +66,12 @@ class RunSide {
   std::vector<std::int64_t> seen_rows_;
   core::HandlePtr handle_;
 };
+
+// Limits that send tensors of some hundred bytes to the large lane, in many windows.
+HostLanesOptions SmallLimits(int rank, int size, bool thread = true);
+
+// Drives lanes as the engine does, until everything is done.
+void RunToIdle(HostLanes& lanes);
 
 // Elements as doubles, of floating types.
 std::vector<double> AsDoubles(core::DType dtype, const Memory& memory);

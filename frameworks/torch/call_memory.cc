@@ -1,0 +1,124 @@
+#include "frameworks/torch/call_memory.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <utility>
+
+#include "frameworks/torch/tensor_bridge.h"
+
+namespace sirtaki::detail {
+namespace {
+
+using core::OpKind;
+
+std::vector<std::int64_t> WithRows(const at::Tensor& tensor, std::int64_t rows) {
+  std::vector<std::int64_t> shape = tensor.sizes().vec();
+  shape[0] = rows;
+  return shape;
+}
+
+// The tensor itself where its memory is the caller's, so that a result is never an alias.
+at::Tensor Owned(const at::Tensor& flat, const at::Tensor& tensor) {
+  return flat.is_alias_of(tensor) ? flat.clone() : flat;
+}
+
+std::shared_ptr<Arriving> ExpectRows(const at::Tensor& input, core::Work& work) {
+  auto arriving = std::make_shared<Arriving>();
+  work.allocate_output = [arriving, options = input.options(),
+                          shape = WithRows(input, 0)](const std::vector<std::int64_t>& rows) {
+    std::vector<std::int64_t> whole = shape;
+    for (const std::int64_t count : rows) whole[0] += count;
+    arriving->rows = rows;
+    arriving->tensor = at::empty(whole, options);
+    return arriving->tensor.data_ptr();
+  };
+  return arriving;
+}
+
+// Kinds whose rows may differ by rank.
+CallMemory GiveRows(const TensorCall& call, std::size_t index, const CallMembers& members,
+                    const at::Tensor& input, core::Work& work) {
+  CallMemory memory;
+  const bool root = call.root == members.rank;
+  if (call.kind == OpKind::kGather && !root) {
+    memory.result = at::empty(WithRows(input, 0), input.options());
+  } else {
+    memory.arriving = ExpectRows(input, work);
+  }
+  if (call.kind == OpKind::kScatter && !root) return memory;
+  work.rows = input.size(0);
+  work.input = input.const_data_ptr();
+  if (call.kind == OpKind::kScatter || call.kind == OpKind::kAllToAll) {
+    work.splits = call.SplitsOf(index);
+  }
+  return memory;
+}
+
+// Kinds whose result has the tensor's shape. `*input` is replaced where what is read is what is
+// written.
+CallMemory GiveLike(const TensorCall& call, const CallMembers& members, const at::Tensor& tensor,
+                    at::Tensor* input) {
+  CallMemory memory;
+  const bool root = call.root == members.rank;
+  if (call.kind == OpKind::kReduce && !root) {
+    memory.result = call.in_place ? tensor : Owned(*input, tensor);
+  } else if (call.in_place) {
+    memory.result = tensor;
+    memory.moved = *input;
+    NoteOverwritten(tensor);
+  } else if (call.kind == OpKind::kBroadcast) {
+    // A copy on the root, so that its own tensor stays as it is; a buffer elsewhere.
+    memory.moved = root ? Owned(*input, tensor) : at::empty_like(*input);
+    memory.result = memory.moved;
+    *input = memory.moved;
+  } else {
+    memory.moved = at::empty_like(*input);
+    memory.result = memory.moved;
+  }
+  return memory;
+}
+
+CallMemory GiveShaped(const TensorCall& call, const CallMembers& members, const at::Tensor& tensor,
+                      at::Tensor* input, core::Work& work) {
+  CallMemory memory;
+  if (call.kind == OpKind::kAllGatherInto || call.kind == OpKind::kReduceScatter) {
+    const std::int64_t rows = call.kind == OpKind::kAllGatherInto
+                                  ? input->size(0) * members.size()
+                                  : core::RowsOf(input->size(0), members.size(), members.index());
+    memory.moved = at::empty(WithRows(*input, rows), input->options());
+    memory.result = memory.moved;
+  } else {
+    memory = GiveLike(call, members, tensor, input);
+  }
+  work.input = input->const_data_ptr();
+  work.output = memory.moved.defined() ? memory.moved.mutable_data_ptr() : nullptr;
+  return memory;
+}
+
+}  // namespace
+
+void CallMemory::Settle() {
+  if (arriving) {
+    result = arriving->tensor;
+  } else if (moved.defined() && !moved.is_alias_of(result)) {
+    at::NoGradGuard no_grad;
+    result.detach().copy_(moved);
+  }
+}
+
+CallMemory GiveMemory(const TensorCall& call, std::size_t index, const CallMembers& members,
+                      core::Work& work) {
+  at::NoGradGuard no_grad;
+  const at::Tensor& tensor = call.at(index);
+  at::Tensor input = Flat(tensor);
+  CallMemory memory = core::FirstDimensionVaries(call.kind)
+                          ? GiveRows(call, index, members, input, work)
+                          : GiveShaped(call, members, tensor, &input, work);
+  work.keep_alive = std::make_shared<std::vector<at::Tensor>>(
+      std::initializer_list<at::Tensor>{std::move(input), memory.moved});
+  return memory;
+}
+
+}  // namespace sirtaki::detail

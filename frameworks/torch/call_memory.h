@@ -1,0 +1,39 @@
+// The memory of one tensor's part in a call: what the operation reads, what it writes, and what the
+// caller gets.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/work.h"
+#include "frameworks/torch/set_membership.h"
+#include "frameworks/torch/tensor_call.h"
+
+namespace sirtaki::detail {
+
+// Where an output appears whose rows nobody knows before: made on the lane's thread, before the
+// handle completes.
+struct Arriving {
+  at::Tensor tensor;
+  std::vector<std::int64_t> rows;  // from each member
+};
+
+struct CallMemory {
+  at::Tensor result;  // what the caller gets; undefined before the end if `arriving`
+  at::Tensor moved;  // what the operation writes; differs from the result if that does not lie flat
+  std::shared_ptr<Arriving> arriving;
+
+  // After the operation, if it went well: the result is as it should be.
+  void Settle();
+};
+
+// Fills in the work's memory for tensor `index` of the call. Throws what LibTorch throws when there
+// is no memory. Precondition: MakeSignature has found nothing wrong.
+CallMemory GiveMemory(const TensorCall& call, std::size_t index, const CallMembers& members,
+                      core::Work& work);
+
+}  // namespace sirtaki::detail

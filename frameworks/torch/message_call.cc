@@ -1,0 +1,83 @@
+#include "frameworks/torch/message_call.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/text.h"
+#include "frameworks/torch/call_memory.h"
+#include "frameworks/torch/pending_tensor.h"
+#include "frameworks/torch/tensor_bridge.h"
+#include "frameworks/torch/tensor_call.h"
+#include "frameworks/torch/throw.h"
+#include "ops/backend.h"
+
+namespace sirtaki::detail {
+namespace {
+
+bool IsSend(const P2POp& operation) { return operation.kind == P2POp::Kind::Send; }
+
+// "send to rank 1, tag 3"
+std::string TextOfMessage(const P2POp& operation) {
+  return std::string(IsSend(operation) ? "send to" : "receive from") + " rank " +
+         std::to_string(operation.peer) + ", tag " + std::to_string(operation.tag);
+}
+
+std::string WhyWrong(const P2POp& operation, const MessageOptions& options, int size) {
+  if (operation.peer < 0 || operation.peer >= size) {
+    return "the ranks are 0 to " + std::to_string(size - 1);
+  }
+  if (operation.tag < 0 || operation.tag > ops::Backend::kMaxTag) {
+    return "the tag must be 0 to " + std::to_string(ops::Backend::kMaxTag);
+  }
+  if (std::string why = WhyNotMovable(operation.tensor); !why.empty()) return why;
+  if (!IsSend(operation) && at::has_internal_overlap(operation.tensor) == at::MemOverlap::Yes) {
+    return "into a tensor whose elements share memory (expanded); make it contiguous first";
+  }
+  if (options.timeout().count() < 0) return NegativeTimeoutText(options.timeout());
+  return {};
+}
+
+}  // namespace
+
+void CheckMessage(const P2POp& operation, const MessageOptions& options,
+                  const SessionState& session) {
+  const std::string why = WhyWrong(operation, options, session.topology().size);
+  if (why.empty()) return;
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                           TextOfMessage(operation) + ": " + why,
+                           core::Origin{session.topology().rank, session.topology().host, {}}));
+}
+
+std::shared_ptr<Pending> StartMessage(const P2POp& operation, const MessageOptions& options,
+                                      bool will_wait, std::shared_ptr<SessionState> session) {
+  at::NoGradGuard no_grad;
+  const std::string what = TextOfMessage(operation);
+  auto work = std::make_shared<core::Work>();
+  auto signature = std::make_shared<core::Signature>(Describe(operation.tensor));
+  signature->kind = IsSend(operation) ? core::OpKind::kSend : core::OpKind::kReceive;
+  work->request.signature = std::move(signature);
+  work->request.key = core::Key::Named(
+      core::kWorldSet, "#" + std::to_string(session->NextMessageNumber()) + ": " + what);
+  work->peer = operation.peer;
+  work->tag = operation.tag;
+  work->deadline = DeadlineAfter(options.timeout());
+
+  CallMemory memory;
+  memory.result = operation.tensor;
+  const at::Tensor flat = Flat(operation.tensor);
+  if (IsSend(operation)) {
+    work->input = flat.const_data_ptr();
+  } else {
+    memory.moved = flat;
+    work->output = flat.mutable_data_ptr();
+    NoteOverwritten(operation.tensor);
+  }
+  work->keep_alive = std::make_shared<at::Tensor>(flat);
+  return PendingTensor::StartWork(what, work, {std::move(memory)}, will_wait, std::move(session));
+}
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,24 @@
+// What public handles refer to.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace sirtaki::detail {
+
+// An operation that was submitted. Thread-safe. All throw Error: not_initialized if its session has
+// ended, and, but Poll, what went wrong.
+class Pending {
+ public:
+  virtual ~Pending() = default;
+
+  virtual bool Poll() = 0;  // true if it has ended
+  // Waits. One tensor, or those of a grouped operation; undefined for a barrier.
+  virtual std::vector<at::Tensor> Results() = 0;
+  // Waits. For each of the results the rows that came from each member; empty where nothing tells.
+  virtual std::vector<std::vector<std::int64_t>> ReceivedRows() = 0;
+};
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,241 @@
+#include "sirtaki/reductions.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+#include <vector>
+
+#include "sirtaki/collectives.h"
+#include "tests/torch/torch_ranks.h"
+
+namespace sirtaki::tests {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+AllreduceOptions By(ReduceOp op, const std::string& name = "") {
+  return AllreduceOptions().name(name).op(op);
+}
+
+TEST(ReduceOpTest, EachIsWhatItSays) {
+  RunTorchRanks(3, [](int rank, const Session& session) {
+    // 5 7 6 on one element, 3 1 2 on the other.
+    const std::vector<int> first = {5, 7, 6};
+    const std::vector<int> second = {3, 1, 2};
+    const auto index = static_cast<std::size_t>(rank);
+    const auto mine = torch::tensor({first[index], second[index]});
+    const std::vector<std::pair<ReduceOp, torch::Tensor>> expected = {
+        {ReduceOp::Sum, torch::tensor({18, 6})},      {ReduceOp::Average, torch::tensor({6, 2})},
+        {ReduceOp::Min, torch::tensor({5, 1})},       {ReduceOp::Max, torch::tensor({7, 3})},
+        {ReduceOp::Product, torch::tensor({210, 6})}, {ReduceOp::BitAnd, torch::tensor({4, 0})},
+        {ReduceOp::BitOr, torch::tensor({7, 3})},     {ReduceOp::BitXor, torch::tensor({4, 0})}};
+    for (const auto& [op, result] : expected) {
+      EXPECT_TRUE(torch::equal(allreduce(mine, By(op), session), result)) << static_cast<int>(op);
+    }
+  });
+}
+
+TEST(ReduceOpTest, OfTruthValues) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const auto mine = torch::tensor({1, rank, 0}).to(torch::kBool);
+    const auto all = torch::tensor({1, 0, 0}).to(torch::kBool);
+    const auto any = torch::tensor({1, 1, 0}).to(torch::kBool);
+    const auto one = torch::tensor({0, 1, 0}).to(torch::kBool);
+    for (const ReduceOp op : {ReduceOp::BitAnd, ReduceOp::Min, ReduceOp::Product}) {
+      EXPECT_TRUE(torch::equal(allreduce(mine, By(op), session), all));
+    }
+    for (const ReduceOp op : {ReduceOp::BitOr, ReduceOp::Max}) {
+      EXPECT_TRUE(torch::equal(allreduce(mine, By(op), session), any));
+    }
+    EXPECT_TRUE(torch::equal(allreduce(mine, By(ReduceOp::BitXor), session), one));
+  });
+}
+
+TEST(ReduceOpTest, OfComplexNumbers) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    for (const auto type : {torch::kComplexFloat, torch::kComplexDouble}) {
+      const auto mine =
+          torch::complex(torch::tensor({1.0, 2.0}), torch::tensor({0.5, -1.0})).to(type);
+      EXPECT_TRUE(torch::equal(allreduce(mine * (rank + 1), By(ReduceOp::Sum), session), mine * 3));
+      // A lazy conjugate: its memory holds other values.
+      EXPECT_TRUE(torch::equal(allreduce(mine.conj(), {}, session), mine.conj().resolve_conj()));
+      auto written = mine.clone().conj();
+      allreduce_(written, By(ReduceOp::Sum), session);
+      EXPECT_TRUE(torch::equal(written.resolve_conj(), (mine * 2).conj().resolve_conj()));
+    }
+  });
+}
+
+TEST(ReduceOpTest, WhatATypeDoesNotHaveIsRefusedOnEveryRank) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    const std::vector<std::pair<ReduceOp, torch::Tensor>> wrong = {
+        {ReduceOp::Sum, torch::ones({2}, torch::kBool)},
+        {ReduceOp::Average, torch::ones({2}, torch::kBool)},
+        {ReduceOp::BitXor, torch::ones({2})},
+        {ReduceOp::Min, torch::ones({2}, torch::kComplexFloat)},
+        {ReduceOp::Adasum, torch::ones({2}, torch::kInt)},
+        {ReduceOp::Sum, torch::ones({2}).to(torch::kFloat8_e5m2)}};
+    for (const auto& [op, tensor] : wrong) {
+      const auto text = ErrorOf(ErrorCode::invalid_argument,
+                                [&, t = tensor, o = op] { allreduce(t, By(o, "w"), session); });
+      EXPECT_THAT(text, HasSubstr("\"w\""));
+    }
+    EXPECT_EQ(allreduce(torch::ones({1}), By(ReduceOp::Sum, "w"), session).item<float>(), 2);
+  });
+}
+
+TEST(ReduceTest, OnlyTheRootGetsTheResult) {
+  RunTorchRanks(3, [](int rank, const Session& session) {
+    for (int root = 0; root < 3; ++root) {
+      const auto mine = torch::full({2, 2}, rank + 1);
+      const auto sum = torch::full({2, 2}, 6);
+      const auto options = ReduceOptions().op(ReduceOp::Sum);
+      const auto got = reduce(mine, root, options, session);
+      EXPECT_TRUE(torch::equal(got, rank == root ? sum : mine));
+      EXPECT_FALSE(got.is_alias_of(mine));
+      EXPECT_TRUE(torch::equal(mine, torch::full({2, 2}, rank + 1)));
+      auto written = mine.clone().t();
+      EXPECT_TRUE(reduce_(written, root, options, session).is_same(written));
+      EXPECT_TRUE(torch::equal(written, rank == root ? sum : mine));
+      auto again = mine.clone();
+      synchronize(reduce_async_(again, root, ReduceOptions().op(ReduceOp::Max), session));
+      EXPECT_TRUE(torch::equal(again, rank == root ? torch::full({2, 2}, 3) : mine));
+      const auto average = synchronize(reduce_async(mine, root, {}, session));
+      if (rank == root) EXPECT_TRUE(torch::equal(average, torch::full({2, 2}, 2)));
+    }
+  });
+}
+
+TEST(ReducescatterTest, GivesEachRankItsRows) {
+  for (const int size : {1, 2, 3, 4}) {
+    RunTorchRanks(size, [size](int rank, const Session& session) {
+      const auto mine = torch::arange(10, torch::kDouble).reshape({5, 2}) * (rank + 1);
+      const auto sum = torch::arange(10, torch::kDouble).reshape({5, 2}) * (size * (size + 1) / 2);
+      const std::int64_t rows = 5 / size + (rank < 5 % size ? 1 : 0);
+      const std::int64_t first = 5 / size * rank + std::min(rank, 5 % size);
+      const auto options = ReducescatterOptions().op(ReduceOp::Sum);
+      EXPECT_TRUE(
+          torch::equal(reducescatter(mine, options, session), sum.slice(0, first, first + rows)));
+      EXPECT_TRUE(torch::equal(synchronize(reducescatter_async(mine, {}, session)),
+                               sum.slice(0, first, first + rows) / size));
+    });
+  }
+}
+
+TEST(ReducescatterTest, RefusesWhatItCannotDo) {
+  RunTorchRanks(2, [](int, const Session& session) {
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+                        [&] {
+                          reducescatter(torch::ones({2}),
+                                        ReducescatterOptions().op(ReduceOp::Product), session);
+                        }),
+                HasSubstr("product"));
+    ErrorOf(ErrorCode::invalid_argument, [&] { reducescatter(torch::tensor(1.0), {}, session); });
+  });
+}
+
+TEST(GroupedTest, IsEachOfThemInEveryForm) {
+  RunTorchRanks(3, [](int rank, const Session& session) {
+    const auto tensors = [rank] {
+      return std::vector<torch::Tensor>{torch::full({3}, rank, torch::kFloat),
+                                        torch::full({2, 2}, rank, torch::kLong).t(),
+                                        torch::empty({0, 5}), torch::tensor(rank * 1.0)};
+    };
+    const auto expect = [](const std::vector<torch::Tensor>& got) {
+      ASSERT_EQ(got.size(), 4u);
+      EXPECT_TRUE(torch::equal(got[0], torch::full({3}, 3.0f)));
+      EXPECT_TRUE(torch::equal(got[1], torch::full({2, 2}, 3)));
+      EXPECT_EQ(got[2].sizes(), (std::vector<std::int64_t>{0, 5}));
+      EXPECT_EQ(got[3].item<double>(), 3);
+    };
+    const auto options = By(ReduceOp::Sum, "all");
+    expect(grouped_allreduce(tensors(), options, session));
+    expect(synchronize(grouped_allreduce_async(tensors(), options, session)));
+    auto written = tensors();
+    const auto same = grouped_allreduce_(written, options, session);
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_TRUE(same[i].is_same(written[i]));
+    expect(written);
+    written = tensors();
+    const GroupedHandle handle = grouped_allreduce_async_(written, options, session);
+    synchronize(handle);
+    EXPECT_TRUE(poll(handle));
+    expect(written);
+  });
+}
+
+TEST(GroupedTest, NoneStartsBeforeAllAreThere) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const std::vector<torch::Tensor> two = {torch::ones({1}), torch::ones({2})};
+    GroupedHandle handle;
+    if (rank == 0) handle = grouped_allreduce_async(two, By(ReduceOp::Sum, "g"), session);
+    barrier({}, session);
+    if (rank == 0) EXPECT_FALSE(poll(handle));
+    barrier({}, session);
+    if (rank == 1) handle = grouped_allreduce_async(two, By(ReduceOp::Sum, "g"), session);
+    EXPECT_EQ(synchronize(handle)[1].sum().item<float>(), 4);
+  });
+}
+
+TEST(GroupedTest, WhatDiffersIsToldOnEveryRank) {
+  RunTorchRanks(3, [](int rank, const Session& session) {
+    const auto options = By(ReduceOp::Sum, "g");
+    const auto shapes = ErrorOf(ErrorCode::mismatch, [&] {
+      grouped_allreduce({torch::ones({2}), torch::ones({rank == 1 ? 4 : 3})}, options, session);
+    });
+    EXPECT_THAT(shapes, AllOf(HasSubstr("\"g\""), HasSubstr("[3]"), HasSubstr("[4]"),
+                              HasSubstr("ranks 0, 2"), HasSubstr("rank 1")));
+    const auto counts = ErrorOf(ErrorCode::mismatch, [&] {
+      grouped_allreduce(std::vector<torch::Tensor>(rank == 2 ? 3 : 2, torch::ones({2})), options,
+                        session);
+    });
+    EXPECT_THAT(counts, AllOf(HasSubstr("2 tensors"), HasSubstr("3 tensors"), HasSubstr("rank 2")));
+    const auto alone = ErrorOf(ErrorCode::mismatch, [&] {
+      if (rank == 0) {
+        allreduce(torch::ones({2}), options, session);
+      } else {
+        grouped_allreduce({torch::ones({2})}, options, session);
+      }
+    });
+    EXPECT_THAT(alone, HasSubstr("rank 0"));
+    const auto invalid = ErrorOf(ErrorCode::invalid_argument, [&] {
+      grouped_allreduce({torch::ones({2}), rank == 1 ? torch::Tensor() : torch::ones({2})}, options,
+                        session);
+    });
+    EXPECT_THAT(invalid,
+                AllOf(HasSubstr("tensor 1 of 2: the tensor is undefined"), HasSubstr("rank 1")));
+    const auto empty =
+        ErrorOf(ErrorCode::invalid_argument, [&] { grouped_allreduce({}, options, session); });
+    EXPECT_THAT(empty, HasSubstr("is empty"));
+    EXPECT_EQ(grouped_allreduce({torch::ones({2})}, options, session)[0].sum().item<float>(), 6);
+  });
+}
+
+TEST(GroupedTest, ReduceAndReducescatter) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const std::vector<torch::Tensor> mine = {torch::full({2}, rank + 1.0),
+                                             torch::full({3, 2}, rank + 1.0)};
+    const auto sum = ReduceOptions().op(ReduceOp::Sum);
+    const auto reduced = grouped_reduce(mine, 1, sum, session);
+    EXPECT_EQ(reduced[1].sum().item<double>(), rank == 1 ? 18 : 6);
+    EXPECT_EQ(synchronize(grouped_reduce_async(mine, 0, sum, session))[0].sum().item<double>(),
+              rank == 0 ? 6 : 4);
+    const auto rows =
+        grouped_reducescatter(mine, ReducescatterOptions().op(ReduceOp::Sum), session);
+    EXPECT_EQ(rows[0].size(0), 1);
+    EXPECT_EQ(rows[1].size(0), rank == 0 ? 2 : 1);
+    EXPECT_EQ(rows[1].sum().item<double>(), rank == 0 ? 12 : 6);
+    const auto again = synchronize(grouped_reducescatter_async(mine, {}, session));
+    EXPECT_EQ(again[0].item<double>(), 1.5);
+    auto written = std::vector<torch::Tensor>{mine[0].clone(), mine[1].clone()};
+    grouped_reduce_(written, 0, sum, session);
+    EXPECT_EQ(written[0].sum().item<double>(), rank == 0 ? 6 : 4);
+    synchronize(grouped_reduce_async_(written, 0, sum, session));
+    EXPECT_EQ(written[0].sum().item<double>(), rank == 0 ? 10 : 4);
+  });
+}
+
+}  // namespace
+}  // namespace sirtaki::tests
