@@ -1,9 +1,8 @@
 // All-reduce with Adasum, by vector halving and distance doubling.
 //
 // With p the greatest power of two that is not above the number of members n:
-//   fold    member p+i gives its whole vector to member i, which combines the two: a pair of its
-//   own.
-//           Only where n is not a power of two.
+//   fold    where n is not a power of two: member p+i gives its whole vector to member i, which
+//           combines the two by itself.
 //   halve   at distance d = 1, 2, … p/2 member i and member i^d exchange halves of what they hold:
 //           the lower one keeps the first half, of its own vector (a) and of the other's (b). The
 //           vectors that are combined here lie scattered over the 2d members from i/2d*2d on, so
@@ -15,8 +14,9 @@
 // So with n = 2^k the result is that of a balanced tree: of the ranks' first and second halves,
 // each combined alike.
 //
-// The whole group is in staging memory, in the type in which it is computed (half types in
-// float32), and half of it again for what arrives; for the members that fold, twice.
+// The whole group is in memory at once, in the type in which it is computed (half types in
+// float32): in staging, or in the output of a large tensor that is alone. Half as much again takes
+// what arrives; as much again where a member folds.
 #include <algorithm>
 #include <bit>
 #include <cstddef>
@@ -73,10 +73,7 @@ class AdasumRun : public GroupRun {
 
   bool Next() override {
     if (vector_.windows().empty()) return false;
-    const std::int64_t half = (vector_.count() + 1) / 2 * element();
-    const std::int64_t whole = vector_.count() * element();
-    own_ = static_cast<std::byte*>(staging_.Reserve(whole + (self() < folded_ ? whole : half)));
-    other_ = own_ + whole;
+    ReserveMemory();
     switch (step_) {
       case Step::kBegin:
         vector_.LoadInto(vector_.windows().front(), own_, {.factor = Signature().prescale});
@@ -114,6 +111,26 @@ class AdasumRun : public GroupRun {
         return Finish();
     }
     return false;
+  }
+
+  void ReserveMemory() {
+    const std::int64_t whole = vector_.count() * element();
+    const std::int64_t arriving = self() < folded_ ? whole : (vector_.count() + 1) / 2 * element();
+    own_ = OwnOutput();
+    auto* const memory =
+        static_cast<std::byte*>(staging_.Reserve(arriving + (own_ == nullptr ? whole : 0)));
+    other_ = own_ == nullptr ? memory + whole : memory;
+    if (own_ == nullptr) own_ = memory;
+  }
+
+  // A large tensor that is not widened is computed where its result belongs. Null: in staging. What
+  // the members exchange is the same.
+  std::byte* OwnOutput() const {
+    const core::RunItem& item = task()->items.front();
+    const bool direct = task()->items.size() == 1 && item.work != nullptr &&
+                        channel().lane == fusion::Lane::kLarge &&
+                        vector_.moved() == Signature().dtype;
+    return direct ? static_cast<std::byte*>(item.work->output) : nullptr;
   }
 
   bool BeginFold() {

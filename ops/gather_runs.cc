@@ -161,7 +161,7 @@ class AllGatherIntoRun : public GroupRun {
       (direct ? direct_ : staged).push_back(piece);
     }
     // All members' parts are staged at once.
-    const std::int64_t chunk = std::min(cutting.chunk_bytes, kMostStaged) / members();
+    const std::int64_t chunk = WindowBytes(std::min(cutting.chunk_bytes, kMostStaged), members());
     return {dtype, dtype, std::move(staged), {.chunk_bytes = chunk}};
   }
 

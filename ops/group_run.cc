@@ -1,6 +1,6 @@
 #include "ops/group_run.h"
 
-#include <algorithm>
+#include <cstddef>
 #include <exception>
 #include <new>
 #include <utility>
@@ -52,6 +52,12 @@ GroupRun::GroupRun(const RunContext& context)
       members_(task_->members.Count()),
       self_(task_->members.IndexOf(task_->rank)),
       root_(task_->members.IndexOf(task_->signature().root)) {
+  status_ = Check();
+  over_ = !status_.ok();
+}
+
+const std::vector<std::int64_t>& GroupRun::active() {
+  if (!active_.empty()) return active_;
   const core::RankRanges& silent = task_->items.front().silent;
   active_.reserve(static_cast<std::size_t>(members_));
   std::int64_t index = 0;
@@ -60,8 +66,7 @@ GroupRun::GroupRun(const RunContext& context)
       if (silent.empty() || !silent.Contains(rank)) active_.push_back(index);
     }
   }
-  status_ = Check();
-  over_ = !status_.ok();
+  return active_;
 }
 
 core::Status GroupRun::Check() const {
@@ -74,7 +79,7 @@ core::Status GroupRun::Check() const {
   }
   if (!core::HasRoot(task_->signature().kind)) return core::Status::Ok();
   if (root_ < 0) return {StatusCode::kInvalidArgument, "the root is not a member of the set"};
-  if (!std::binary_search(active_.begin(), active_.end(), root_)) {
+  if (task_->items.front().silent.Contains(task_->signature().root)) {
     return {StatusCode::kUnsupported, "the root has joined"};
   }
   return core::Status::Ok();

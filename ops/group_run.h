@@ -89,7 +89,7 @@ class GroupRun {
   std::int64_t root() const { return root_; }
   bool is_root() const { return root_ == self_; }
   // The members that have not joined, ascending: those that give and take something.
-  const std::vector<std::int64_t>& active() const { return active_; }
+  const std::vector<std::int64_t>& active();
 
   Backend& backend_;
   Staging& staging_;
@@ -104,7 +104,7 @@ class GroupRun {
   const std::int64_t members_;
   const std::int64_t self_;
   const std::int64_t root_;
-  std::vector<std::int64_t> active_;
+  std::vector<std::int64_t> active_;  // made when it is asked for
   std::unique_ptr<Completion> operation_;
   core::Status status_;
   bool over_ = false;

@@ -38,7 +38,7 @@ class ReduceScatterRun : public GroupRun {
 
     fusion::Cutting cutting = context.cutting;
     const auto takers = std::max<std::int64_t>(1, static_cast<std::int64_t>(active().size()));
-    cutting.chunk_bytes /= takers;
+    cutting.chunk_bytes = WindowBytes(cutting.chunk_bytes, takers);
     // A factor that is applied on loading leaves nothing that could be sent as it lies.
     cutting.direct_bytes =
         load_.identity() ? cutting.direct_bytes / takers : std::numeric_limits<std::int64_t>::max();

@@ -27,6 +27,11 @@ const void* ReducedInput(const core::RunItem& item) {
   return all_absent ? nullptr : item.work->input;
 }
 
+std::int64_t WindowBytes(std::int64_t chunk_bytes, std::int64_t members) {
+  constexpr std::int64_t kWorthAMessage = std::int64_t{32} << 10;
+  return std::min(chunk_bytes, std::max(chunk_bytes / members, kWorthAMessage));
+}
+
 bool ScalesBeforeFilling(const core::Signature& signature) {
   const core::ReduceOp op = signature.reduction;
   return signature.prescale != 1.0 && (op == core::ReduceOp::kMin || op == core::ReduceOp::kMax ||

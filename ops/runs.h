@@ -38,6 +38,10 @@ fusion::Identity IdentityOf(core::ReduceOp op, core::DType dtype);
 // What this rank gives to a reduction: null if it has joined or has no gradient this time.
 const void* ReducedInput(const core::RunItem& item);
 
+// Bytes of a window of each of several members' parts that are staged side by side: together a
+// chunk, but with many members no less than is worth a message.
+std::int64_t WindowBytes(std::int64_t chunk_bytes, std::int64_t members);
+
 // Whether prescale has to be applied before what is absent is filled in: of the operations whose
 // identity is not zero a scaled identity is none.
 bool ScalesBeforeFilling(const core::Signature& signature);

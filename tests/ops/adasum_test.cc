@@ -211,7 +211,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, AdasumLanesTest, ::testing::Range(1, 9));
 TEST_P(AdasumLanesTest, AgreesWithARecursionInDouble) {
   std::vector<RunCase> cases;
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
-    for (const std::int64_t count : {0, 1, 2, 5, 17, 64, 301, 3000}) {
+    for (const std::int64_t count : {0, 1, 2, 5, 17, 64, 301, 3000, 3001}) {
       cases.push_back(
           {.signature = {.reduction = ReduceOp::kAdasum, .dtype = dtype, .shape = {count}},
            .in_place = count % 2 == 1,
