@@ -1,5 +1,6 @@
 #include "ops/host_lanes.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -14,6 +15,8 @@
 #include "core/message.h"
 #include "core/thread_annotations.h"
 #include "ops/group_run.h"
+#include "ops/lane_task.h"
+#include "ops/messages.h"
 #include "ops/staging.h"
 
 namespace sirtaki::ops {
@@ -37,26 +40,12 @@ void KeepForever(std::shared_ptr<void> what) {
   kept.push_back(std::move(what));
 }
 
-void CompleteAll(const std::vector<core::RunItem>& items, const Status& status) {
-  for (const core::RunItem& item : items) {
-    if (item.work != nullptr && item.work->handle != nullptr) item.work->handle->Complete(status);
-  }
-}
-
-// "all-reduce of … (large lane): MPI_Allreduce: …", from this rank unless the backend knows better.
-Status Describe(const Status& status, const GroupTask& task) {
-  core::Origin origin = status.origin();
-  if (origin.rank < 0) origin.rank = task.rank;
-  if (origin.tensor.empty()) origin.tensor = core::TensorName(task.items.front().key);
-  return {status.code(), task.ToString() + ": " + status.message(), std::move(origin)};
-}
-
 }  // namespace
 
 struct HostLanes::Impl {
   struct Numbered {
     std::uint64_t number;
-    GroupTaskPtr task;
+    LaneTask task;
   };
   struct InFlight {
     std::uint64_t number = 0;
@@ -67,27 +56,36 @@ struct HostLanes::Impl {
   enum class ThreadState : std::uint8_t { kNone, kWaiting, kRunning, kCallingOut, kGone };
 
   Impl(HostLanesOptions lane_options, Backend& lane_backend)
-      : options(std::move(lane_options)), backend(lane_backend) {}
+      : options(std::move(lane_options)),
+        backend(lane_backend),
+        sets(options.sets),
+        messages(options.rank, lane_backend) {}
 
   // ---- by anyone ----
-  void Enqueue(const GroupTaskPtr& task) SIRTAKI_EXCLUDES(mutex);
-  // The group is over: completes its handles, or ends both lanes.
-  void Finish(std::uint64_t number, const GroupTask& task, const Status& status)
+  void Enqueue(const LaneTask& task) SIRTAKI_EXCLUDES(mutex);
+  // It is over: completes its handles, or ends both lanes.
+  void Finish(std::uint64_t number, const LaneTask& task, const Status& status)
       SIRTAKI_EXCLUDES(mutex);
-  // Ends both lanes, once. `task`: whose failure it is; null for Abandon.
-  void Stop(const Status& reason, const GroupTask* task) SIRTAKI_EXCLUDES(mutex);
+  // Ends both lanes, once. `tensor`: of the failure; none for Abandon.
+  void Stop(const Status& reason, const std::optional<std::string>& tensor) SIRTAKI_EXCLUDES(mutex);
 
   // ---- under the token ----
   bool StepSmall();
   bool StepLarge() SIRTAKI_EXCLUDES(mutex);
+  bool StepMessages() SIRTAKI_EXCLUDES(mutex);
   bool LargeWaits() SIRTAKI_EXCLUDES(mutex);
 
   // ---- the large lane's thread ----
   void RunLargeLane() SIRTAKI_EXCLUDES(mutex);
-  // The next group, or none when the thread is to end.
+  // The next task, or none when the thread is to end.
   std::optional<Numbered> NextLarge() SIRTAKI_EXCLUDES(mutex);
   // False when the destructor has left: nothing outside may be called.
   bool BeginCallOut() SIRTAKI_EXCLUDES(mutex);
+
+  // ---- by whoever runs the large lane ----
+  // Whether the first task of the queue may begin: a set goes when its small groups have gone.
+  bool LargeIsReady() const SIRTAKI_REQUIRES(mutex);
+  Status Change(const SetChange& change) SIRTAKI_EXCLUDES(mutex);
 
   fusion::Cutting LargeCutting() const {
     return {.chunk_bytes = options.chunk_bytes, .direct_bytes = options.chunk_bytes};
@@ -107,16 +105,19 @@ struct HostLanes::Impl {
   core::CondVar changed;
   Status why SIRTAKI_GUARDED_BY(mutex);  // stopped
   std::uint64_t next_number SIRTAKI_GUARDED_BY(mutex) = 0;
+  std::map<core::SetNumber, core::RankRanges> sets SIRTAKI_GUARDED_BY(mutex);
   // Everything that is queued or runs, by number.
-  std::map<std::uint64_t, GroupTaskPtr> unfinished SIRTAKI_GUARDED_BY(mutex);
+  std::map<std::uint64_t, LaneTask> unfinished SIRTAKI_GUARDED_BY(mutex);
   std::deque<Numbered> large_queue SIRTAKI_GUARDED_BY(mutex);
   ThreadState thread_state SIRTAKI_GUARDED_BY(mutex) = ThreadState::kNone;
   bool quit SIRTAKI_GUARDED_BY(mutex) = false;  // the destructor has begun
   bool left SIRTAKI_GUARDED_BY(mutex) = false;  // and has gone without the thread
   std::thread thread;                           // the constructor's and the destructor's
+
+  Messages messages;  // has a lock of its own
 };
 
-void HostLanes::Impl::Enqueue(const GroupTaskPtr& task) {
+void HostLanes::Impl::Enqueue(const LaneTask& task) {
   Status refused;
   {
     core::MutexLock lock(mutex);
@@ -124,7 +125,7 @@ void HostLanes::Impl::Enqueue(const GroupTaskPtr& task) {
     if (refused.ok()) {
       const std::uint64_t number = next_number++;
       unfinished.emplace(number, task);
-      if (task->channel.lane == fusion::Lane::kSmall) {
+      if (task.is_small()) {
         small_queue.push_back({number, task});
       } else {
         large_queue.push_back({number, task});
@@ -132,18 +133,21 @@ void HostLanes::Impl::Enqueue(const GroupTaskPtr& task) {
       }
     }
   }
-  if (!refused.ok()) CompleteAll(task->items, refused);
+  if (!refused.ok()) task.Complete(refused);
 }
 
-void HostLanes::Impl::Finish(std::uint64_t number, const GroupTask& task, const Status& status) {
-  if (!status.ok()) return Stop(Describe(status, task), &task);
-  CompleteAll(task.items, status);
+void HostLanes::Impl::Finish(std::uint64_t number, const LaneTask& task, const Status& status) {
+  if (!status.ok()) return Stop(task.Describe(status), task.TensorName());
+  task.Complete(status);
   core::MutexLock lock(mutex);
   unfinished.erase(number);
+  // A set that goes may have waited for it.
+  const bool set_waits = !large_queue.empty() && large_queue.front().task.change != nullptr;
+  if (task.is_small() && set_waits) changed.NotifyAll();
 }
 
-void HostLanes::Impl::Stop(const Status& reason, const GroupTask* task) {
-  std::map<std::uint64_t, GroupTaskPtr> failed;
+void HostLanes::Impl::Stop(const Status& reason, const std::optional<std::string>& tensor) {
+  std::map<std::uint64_t, LaneTask> failed;
   {
     core::MutexLock lock(mutex);
     if (stopped.load(std::memory_order_relaxed)) return;
@@ -153,12 +157,11 @@ void HostLanes::Impl::Stop(const Status& reason, const GroupTask* task) {
     large_queue.clear();
     changed.NotifyAll();
   }
-  // The group first: who finds its handle failed must find the fault as well.
-  if (task != nullptr && options.on_failure) {
-    options.on_failure(reason, core::TensorName(task->items.front().key));
-  }
+  // The task first: who finds its handle failed must find the fault as well.
+  if (tensor && options.on_failure) options.on_failure(reason, *tensor);
   // What runs keeps its memory: the run itself refers to its task.
-  for (const auto& [number, group] : failed) CompleteAll(group->items, reason);
+  for (const auto& [number, task] : failed) task.Complete(reason);
+  messages.Stop(reason);
   backend.Abort(reason);
 }
 
@@ -170,7 +173,7 @@ bool HostLanes::Impl::StepSmall() {
         stopped.load(std::memory_order_relaxed) ? Progress::kWaiting : small[i].run->Advance();
     moved |= progress != Progress::kWaiting;
     if (progress == Progress::kOver) {
-      Finish(small[i].number, *small[i].run->task(), small[i].run->status());
+      Finish(small[i].number, {small[i].run->task(), nullptr}, small[i].run->status());
       small[i].run.reset();
       pool.Return(std::move(small[i].staging));
     } else {
@@ -187,14 +190,15 @@ bool HostLanes::Impl::StepSmall() {
     next.staging = pool.Take();
     // The whole group in one window, in staging memory: after a fault nobody writes to the tensors.
     const fusion::Cutting whole{.chunk_bytes = std::numeric_limits<std::int64_t>::max()};
-    next.run = GroupRun::Make(small_queue.front().task, backend, *next.staging, whole, stopped);
+    next.run =
+        GroupRun::Make(small_queue.front().task.group, backend, *next.staging, whole, stopped);
     small_queue.pop_front();
     moved = true;
     if (next.run->Advance() != Progress::kOver) {
       small.push_back(std::move(next));
       continue;
     }
-    Finish(next.number, *next.run->task(), next.run->status());
+    Finish(next.number, {next.run->task(), nullptr}, next.run->status());
     next.run.reset();
     pool.Return(std::move(next.staging));
   }
@@ -206,22 +210,36 @@ bool HostLanes::Impl::StepLarge() {
   bool moved = false;
   while (!stopped.load(std::memory_order_relaxed)) {
     if (large.run == nullptr) {
+      const bool may_block = !options.flushed || options.flushed();
       Numbered next;
       {
         core::MutexLock lock(mutex);
-        if (large_queue.empty()) return moved;
+        if (!LargeIsReady()) return moved;
+        if (large_queue.front().task.change != nullptr && !may_block) return moved;
         next = std::move(large_queue.front());
         large_queue.pop_front();
       }
+      if (next.task.change != nullptr) {
+        Finish(next.number, next.task, Change(*next.task.change));
+        moved = true;
+        continue;
+      }
       large.number = next.number;
-      large.run = GroupRun::Make(next.task, backend, *large.staging, LargeCutting(), stopped);
+      large.run = GroupRun::Make(next.task.group, backend, *large.staging, LargeCutting(), stopped);
     }
     const Progress progress = large.run->Advance();
     moved |= progress != Progress::kWaiting;
     if (progress != Progress::kOver) return moved;
     const std::unique_ptr<GroupRun> run = std::move(large.run);
-    Finish(large.number, *run->task(), run->status());
+    Finish(large.number, {run->task(), nullptr}, run->status());
   }
+  return moved;
+}
+
+bool HostLanes::Impl::StepMessages() {
+  std::optional<Messages::Failure> failure;
+  const bool moved = messages.Step(&failure);
+  if (failure) Stop(failure->why, core::TensorName(failure->work->request.key));
   return moved;
 }
 
@@ -231,11 +249,34 @@ bool HostLanes::Impl::LargeWaits() {
   return !large_queue.empty();
 }
 
+bool HostLanes::Impl::LargeIsReady() const {
+  if (large_queue.empty()) return false;
+  const SetChangePtr& change = large_queue.front().task.change;
+  if (change == nullptr || change->adds) return true;
+  for (const auto& [number, task] : unfinished) {
+    if (task.is_small() && task.set() == change->set) return false;
+  }
+  return true;
+}
+
+Status HostLanes::Impl::Change(const SetChange& change) {
+  const Status status =
+      change.adds ? backend.AddSet(change.set, change.members) : backend.RemoveSet(change.set);
+  if (!status.ok()) return status;
+  core::MutexLock lock(mutex);
+  if (change.adds) {
+    sets[change.set] = change.members;
+  } else {
+    sets.erase(change.set);
+  }
+  return status;
+}
+
 std::optional<HostLanes::Impl::Numbered> HostLanes::Impl::NextLarge() {
   core::MutexLock lock(mutex);
   thread_state = ThreadState::kWaiting;
-  while (large_queue.empty() && !quit) changed.Wait(mutex);
-  if (large_queue.empty() || left) {
+  while (!LargeIsReady() && !quit) changed.Wait(mutex);
+  if (!LargeIsReady() || left) {
     thread_state = ThreadState::kGone;
     changed.NotifyAll();
     return std::nullopt;
@@ -256,22 +297,28 @@ bool HostLanes::Impl::BeginCallOut() {
 void HostLanes::Impl::RunLargeLane() {
   Staging staging;  // first touched by this thread
   while (std::optional<Numbered> next = NextLarge()) {
-    std::shared_ptr<GroupRun> run =
-        GroupRun::Make(next->task, backend, staging, LargeCutting(), stopped);
-    // A backend whose large lane blocks runs through; one that has to be polled leaves the core to
-    // others.
-    while (run->Advance() != Progress::kOver) {
-      if (stopped.load(std::memory_order_relaxed)) break;
-      std::this_thread::yield();
+    Status status;
+    std::shared_ptr<GroupRun> run;
+    if (next->task.change != nullptr) {
+      status = Change(*next->task.change);
+    } else {
+      run = GroupRun::Make(next->task.group, backend, staging, LargeCutting(), stopped);
+      // A backend whose large lane blocks runs through; one that has to be polled leaves the core
+      // to others.
+      while (run->Advance() != Progress::kOver) {
+        if (stopped.load(std::memory_order_relaxed)) break;
+        std::this_thread::yield();
+      }
     }
     if (!BeginCallOut()) {
       // What its handles and tensors belong to may be gone: nothing of it is destroyed.
+      KeepForever(std::make_shared<LaneTask>(next->task));
       KeepForever(std::move(run));
       return;
     }
     // After a stop its handles are complete already.
     if (!stopped.load(std::memory_order_relaxed)) {
-      Finish(next->number, *run->task(), run->status());
+      Finish(next->number, next->task, run != nullptr ? run->status() : status);
     }
     if (options.on_progress) options.on_progress();
   }
@@ -286,7 +333,7 @@ HostLanes::HostLanes(HostLanesOptions options, Backend& backend)
 }
 
 HostLanes::~HostLanes() {
-  if (!HostLanes::Idle()) {
+  if (!HostLanes::Idle() || impl_->messages.unfinished()) {
     HostLanes::Abandon(Status(StatusCode::kShutDown, "the session has ended"));
   }
   const bool keep = !impl_->small.empty() || impl_->large.run != nullptr;
@@ -314,6 +361,9 @@ HostLanes::~HostLanes() {
       impl_->thread.detach();
     }
   }
+  if (std::shared_ptr<void> messages = impl_->messages.Release()) {
+    KeepForever(std::move(messages));
+  }
   if (keep || !gone) KeepForever(impl_);
 }
 
@@ -321,49 +371,69 @@ void HostLanes::Start(core::RunBatch batch, core::TimePoint now) {
   for (const core::RunItem& item : batch.items) {
     if (item.absent_everywhere) CompleteAll({item}, Status::Ok());
   }
-  const auto set = impl_->options.sets.find(batch.set);
+  core::RankRanges members;
+  {
+    core::MutexLock lock(impl_->mutex);
+    const auto set = impl_->sets.find(batch.set);
+    if (set != impl_->sets.end()) members = set->second;
+  }
   for (const fusion::Group& group : fusion::Plan(batch, impl_->options.limits)) {
     auto task = std::make_shared<GroupTask>();
     task->channel = {batch.set, group.lane};
+    task->members = members;
     task->rank = impl_->options.rank;
     task->since = now;
     for (const std::size_t i : group.items) task->items.push_back(std::move(batch.items[i]));
-    if (set == impl_->options.sets.end() || !set->second.Contains(task->rank)) {
+    if (!members.Contains(task->rank)) {
       const Status why(StatusCode::kInvalidArgument,
                        "this rank is not in set " + std::to_string(batch.set));
       CompleteAll(task->items, why);
-      impl_->Finish(0, *task, why);
+      impl_->Finish(0, {task, nullptr}, why);
       continue;
     }
-    task->members = set->second;
-    impl_->Enqueue(task);
+    impl_->Enqueue({task, nullptr});
   }
   impl_->StepSmall();
 }
 
-void HostLanes::AddSet(core::SetNumber, const core::RankRanges&, core::WorkPtr work,
-                       core::TimePoint) {
-  if (work) work->handle->Complete(Status::Ok());
+void HostLanes::AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
+                       core::TimePoint now) {
+  impl_->Enqueue({nullptr, std::make_shared<const SetChange>(SetChange{
+                               .adds = true,
+                               .set = set,
+                               .members = members,
+                               .rank = impl_->options.rank,
+                               .work = std::move(work),
+                               .since = now,
+                           })});
 }
 
-void HostLanes::RemoveSet(core::SetNumber, core::WorkPtr work, core::TimePoint) {
-  if (work) work->handle->Complete(Status::Ok());
+void HostLanes::RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) {
+  impl_->Enqueue({nullptr, std::make_shared<const SetChange>(SetChange{
+                               .adds = false,
+                               .set = set,
+                               .members = {},
+                               .rank = impl_->options.rank,
+                               .work = std::move(work),
+                               .since = now,
+                           })});
 }
 
-void HostLanes::StartMessage(core::WorkPtr work, core::TimePoint) {
-  work->handle->Complete({StatusCode::kUnsupported, "messages"});
+void HostLanes::StartMessage(core::WorkPtr work, core::TimePoint now) {
+  impl_->messages.Start(std::move(work), now);
 }
 
 bool HostLanes::Step(core::TimePoint /*now*/) {
   if (impl_->stopped.load(std::memory_order_relaxed)) return false;
   bool moved = impl_->StepSmall();
+  moved |= impl_->StepMessages();
   if (!impl_->options.large_lane_thread) moved |= impl_->StepLarge();
   return moved;
 }
 
 bool HostLanes::NeedsStepping() const {
   if (impl_->stopped.load(std::memory_order_relaxed)) return false;
-  return !impl_->small.empty() || !impl_->small_queue.empty() ||
+  return !impl_->small.empty() || !impl_->small_queue.empty() || impl_->messages.unfinished() ||
          (!impl_->options.large_lane_thread && impl_->LargeWaits());
 }
 
@@ -374,17 +444,18 @@ bool HostLanes::Idle() const {
 }
 
 std::vector<core::RunningOperation> HostLanes::Running() const {
-  std::vector<core::RunningOperation> operations;
+  std::vector<core::RunningOperation> operations = impl_->messages.Running();
   core::MutexLock lock(impl_->mutex);
-  operations.reserve(impl_->unfinished.size());
   for (const auto& [number, task] : impl_->unfinished) {
-    operations.push_back({task->channel.set, task->ToString(), task->since});
+    operations.push_back({task.set(), task.ToString(), task.since()});
   }
+  std::stable_sort(operations.begin(), operations.end(),
+                   [](const auto& a, const auto& b) { return a.since < b.since; });
   return operations;
 }
 
 void HostLanes::Abandon(const Status& why) {
-  impl_->Stop(why.ok() ? Status(StatusCode::kAborted, "abandoned") : why, nullptr);
+  impl_->Stop(why.ok() ? Status(StatusCode::kAborted, "abandoned") : why, std::nullopt);
 }
 
 }  // namespace sirtaki::ops

@@ -1,7 +1,8 @@
 // The executor of host memory: plans each batch, then runs its groups on two lanes. Small groups
 // use non-blocking operations stepped under the engine's token; large ones a thread of their own,
 // which packs, reduces and unpacks chunk by chunk so that what it touches stays in the cache. A
-// tensor of at least a chunk is reduced where it lies.
+// tensor of at least a chunk is reduced where it lies. Process sets come and go on the large lane.
+// Sends and receives are stepped beside both.
 #pragma once
 
 #include <functional>
@@ -20,6 +21,10 @@ struct HostLanesOptions {
   std::int64_t chunk_bytes = std::int64_t{1} << 20;
   std::map<core::SetNumber, core::RankRanges> sets;
   bool large_lane_thread = true;  // false (MPI_THREAD_SERIALIZED): large work is non-blocking too
+  // Without that thread a set that comes or goes may block the one that sends the engine's
+  // messages: it waits until this says that all of them have left. Called under the token; null:
+  // always.
+  std::function<bool()> flushed;
   // An operation failed: called once, from whatever thread saw it, with the name of the tensor it
   // concerns.
   std::function<void(const core::Status& why, const std::string& tensor)> on_failure;
@@ -27,11 +32,14 @@ struct HostLanesOptions {
   std::function<void()> on_progress;
 };
 
-// Start, Step, NeedsStepping and Abandon are called under the engine's token, the rest by anyone.
+// Idle, Running and the destructor are called by anyone, the rest under the engine's token.
 // No lock is held while a callback, a handle or the backend is called; callbacks may come from any
 // of these calls and from the large lane's thread. The first failure of an operation, or Abandon,
 // ends both lanes: the backend is aborted and every handle completes with that status. The
 // callbacks are not called after the destructor.
+//
+// A message holds up nobody: Idle does not know of it, so that a session may end with a receive for
+// which nobody sent; its handle then completes with kShutDown. Running and NeedsStepping do.
 class HostLanes : public core::Executor {
  public:
   // `backend` must outlive a thread that is left behind in it.
