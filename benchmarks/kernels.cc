@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -39,9 +41,28 @@ double ThreadSeconds() {
 
 std::string Name(DType dtype) { return std::string(core::DTypeName(dtype)); }
 
-// Memory whose elements are 1, of any type: nothing overflows or becomes subnormal on the way.
-std::vector<std::byte> Ones(DType dtype, std::size_t bytes) {
-  std::vector<std::byte> memory(bytes);
+// Aligned as LibTorch aligns its tensors.
+class Memory {
+ public:
+  explicit Memory(std::size_t bytes)
+      : bytes_((bytes + kAlignment - 1) / kAlignment * kAlignment),
+        data_(static_cast<std::byte*>(std::aligned_alloc(kAlignment, bytes_)), std::free) {
+    if (data_ == nullptr) throw std::bad_alloc();
+    std::memset(data_.get(), 1, bytes_);
+  }
+  std::byte* data() const { return data_.get(); }
+  std::size_t size() const { return bytes_; }
+
+ private:
+  static constexpr std::size_t kAlignment = 64;
+
+  std::size_t bytes_;
+  std::unique_ptr<std::byte, void (*)(void*)> data_;
+};
+
+// Elements that are 1, of any type: nothing overflows or becomes subnormal on the way.
+Memory Ones(DType dtype, std::size_t bytes) {
+  Memory memory(bytes);
   const auto count = static_cast<std::int64_t>(bytes / core::SizeOf(dtype));
   ops::FillIdentity(ReduceOp::kProduct, dtype, memory.data(), count);
   return memory;
@@ -59,8 +80,8 @@ double Timed(std::size_t moved, const std::function<void()>& work) {
 // `moved`: the bytes that `work` reads and writes.
 Row Rate(const std::string& name, std::size_t moved, int rounds,
          const std::function<void()>& work) {
-  const std::vector<std::byte> from(moved / 2, std::byte{1});
-  std::vector<std::byte> to(moved / 2, std::byte{2});
+  const Memory from(moved / 2);
+  const Memory to(moved / 2);
   const Pair pair = Interleave(
       rounds, [&] { return Timed(moved, work); },
       [&] { return Timed(moved, [&] { std::memcpy(to.data(), from.data(), moved / 2); }); });
@@ -81,8 +102,8 @@ void AddReductions(int rounds, std::vector<Row>* rows) {
       for (const DType dtype : {DType::kU8, DType::kI8, DType::kI16, DType::kI32, DType::kI64,
                                 DType::kF32, DType::kF64, DType::kBool}) {
         if (!ops::HasReduction(op, dtype)) continue;
-        std::vector<std::byte> to = Ones(dtype, size);
-        const std::vector<std::byte> from = Ones(dtype, size);
+        const Memory to = Ones(dtype, size);
+        const Memory from = Ones(dtype, size);
         const auto count = static_cast<std::int64_t>(size / core::SizeOf(dtype));
         rows->push_back(Rate(
             std::string(core::ReduceOpName(op)) + " of " + Name(dtype) + ", " + SizeName(size),
@@ -98,7 +119,7 @@ void AddParts(int rounds, std::vector<Row>* rows) {
       for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64, DType::kI8,
                                 DType::kI32, DType::kI64}) {
         const std::size_t bytes = size * static_cast<std::size_t>(members);
-        std::vector<std::byte> parts = Ones(dtype, bytes);
+        const Memory parts = Ones(dtype, bytes);
         const auto count = static_cast<std::int64_t>(size / core::SizeOf(dtype));
         rows->push_back(Rate("average of " + std::to_string(members) + " parts of " + Name(dtype) +
                                  ", " + SizeName(size),
@@ -118,9 +139,9 @@ void AddConversions(int rounds, std::vector<Row>* rows) {
       for (const DType to : kFloating) {
         const bool scaled = from == to;  // alone it would be a memcpy
         if (core::IsHalf(from) && core::IsHalf(to)) continue;
-        const std::vector<std::byte> in = Ones(from, size);
+        const Memory in = Ones(from, size);
         const std::size_t count = size / core::SizeOf(from);
-        std::vector<std::byte> out = Ones(to, count * core::SizeOf(to));
+        const Memory out = Ones(to, count * core::SizeOf(to));
         rows->push_back(Rate(
             Name(from) + " to " + Name(to) + (scaled ? ", times 0.3" : "") + ", " + SizeName(size),
             size + out.size(), rounds, [&] {
@@ -130,7 +151,7 @@ void AddConversions(int rounds, std::vector<Row>* rows) {
       }
     }
     for (const DType half : {DType::kF16, DType::kBF16}) {
-      std::vector<std::byte> values = Ones(DType::kF32, size);
+      const Memory values = Ones(DType::kF32, size);
       rows->push_back(
           Rate("float32 through " + Name(half) + ", " + SizeName(size), 2 * size, rounds, [&] {
             fusion::RoundThrough(half, reinterpret_cast<float*>(values.data()),

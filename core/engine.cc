@@ -290,7 +290,9 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
       AddItems(std::move(run), work, &batch);
     }
   }
-  if (!batch.items.empty()) executor_.Start(std::move(batch), now);
+  if (batch.items.empty()) return true;
+  if (options_.on_start) options_.on_start(batch);
+  executor_.Start(std::move(batch), now);
   return true;
 }
 

@@ -46,6 +46,7 @@ struct EngineOptions {
   // Called under the token: they must neither block nor call the engine.
   std::function<void(const Status& cause)> on_fault;          // once, for the first fault
   std::function<void(const StallWarning& warning)> on_stall;  // on the rank that asks about a stall
+  std::function<void(const RunBatch& batch)> on_start;        // before the executor gets it
 };
 
 class Engine {

@@ -175,12 +175,12 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
        << "; options: " << core::DescribeConfig(config_);
   description_ = text.str();
   SIRTAKI_LOG(kInfo, description_);
-  Build(std::move(medium), greetings.front().token, spin, !serialized.empty());
+  Build(std::move(medium), options, greetings.front().token, spin, !serialized.empty());
   return topology_.size == 1 ? Status::Ok() : MakeFirstSets(deadline);
 }
 
-void Session::Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool spin,
-                    bool serialized) {
+void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
+                    std::uint64_t token, bool spin, bool serialized) {
   parts_ = std::make_unique<Parts>();
   Parts& parts = *parts_;
   parts.medium = std::move(medium);
@@ -229,6 +229,7 @@ void Session::Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool sp
   engine.host = topology_.host;
   engine.spin = spin;
   engine.on_fault = [&parts](const Status&) { parts.medium->NoteFault(); };
+  engine.on_start = options.on_start;
   engine.on_stall = [](const core::StallWarning& warning) {
     core::Log(core::LogLevel::kWarning, core::StallText(warning));
   };

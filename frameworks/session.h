@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,6 +14,7 @@
 
 #include "core/config.h"
 #include "core/environment.h"
+#include "core/executor.h"
 #include "core/rank_ranges.h"
 #include "core/status.h"
 #include "core/thread_annotations.h"
@@ -30,6 +32,9 @@ struct StartOptions {
   core::Status parsed;
   core::Config config;
   core::EnvironmentView environment = core::EnvironmentView::OfProcess();
+  // Sees every batch of agreed work as it is started, under the engine's token: must neither block
+  // nor call the session. Not called in a world of one rank.
+  std::function<void(const core::RunBatch& batch)> on_start;
 };
 
 class InprocWorld;
@@ -125,7 +130,8 @@ class Session {
                              std::shared_ptr<Session>* session);
   core::Status Start(std::unique_ptr<Medium> medium, const StartOptions& options,
                      core::TimePoint deadline);
-  void Build(std::unique_ptr<Medium> medium, std::uint64_t token, bool spin, bool serialized);
+  void Build(std::unique_ptr<Medium> medium, const StartOptions& options, std::uint64_t token,
+             bool spin, bool serialized);
   core::Status CheckState() const;
 
   // ---- session_sets.cc ----

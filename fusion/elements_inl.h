@@ -83,8 +83,8 @@ using WordTag = hn::Rebind<std::uint16_t, DF>;
 
 template <class DF>
 HWY_INLINE void StoreWords(DF /*df*/, hn::Vec<BitsTag<DF>> bits, std::uint16_t* to) {
-  const hn::Rebind<std::int32_t, DF> di;
-  hn::StoreU(hn::DemoteTo(WordTag<DF>(), hn::BitCast(di, bits)), WordTag<DF>(), to);
+  const WordTag<DF> d16;
+  hn::StoreU(hn::TruncateTo(d16, bits), d16, to);
 }
 
 struct BFloat16 {
@@ -102,11 +102,11 @@ struct BFloat16 {
   static HWY_INLINE hn::Vec<BitsTag<DF>> Round(DF /*df*/, hn::Vec<DF> value) {
     const BitsTag<DF> du;
     const auto bits = hn::BitCast(du, value);
-    const auto high = hn::ShiftRight<16>(bits);
-    const auto odd = hn::And(high, hn::Set(du, 1));
-    const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7fff)), odd));
-    const auto nan = hn::Or(high, hn::Set(du, 0x40));
-    return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(value)), nan, rounded);
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+    const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7fff)), odd);
+    const auto quiet = hn::Or(bits, hn::Set(du, 0x400000));
+    const auto nan = hn::RebindMask(du, hn::IsNaN(value));
+    return hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
   }
 
   template <class D>

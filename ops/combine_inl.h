@@ -28,26 +28,21 @@ struct Sum {
 struct Product {
   template <class D>
   static HWY_INLINE hn::Vec<D> Combine(D d, hn::Vec<D> a, hn::Vec<D> b) {
-    if constexpr (sizeof(hn::TFromD<D>) > 1) {
+    using T = hn::TFromD<D>;
+    if constexpr (hwy::IsFloat<T>()) {
       return hn::Mul(a, b);
-    } else {
-      return Bytes(d, a, b);
+    } else if constexpr (hn::MaxLanes(D()) == 1) {  // Highway has it not for all types
+      const std::uint64_t wide = hn::GetLane(a);
+      return hn::Set(d, static_cast<T>(wide * hn::GetLane(b)));
+    } else if constexpr (sizeof(T) > 1) {
+      return hn::Mul(a, b);
+    } else {  // nor of bytes; the low byte of a product depends on the low bytes alone
+      const hn::Repartition<std::uint16_t, D> dw;
+      const auto low = hn::Mul(hn::BitCast(dw, a), hn::BitCast(dw, b));
+      const auto high =
+          hn::Mul(hn::ShiftRight<8>(hn::BitCast(dw, a)), hn::ShiftRight<8>(hn::BitCast(dw, b)));
+      return hn::BitCast(d, hn::Or(hn::And(low, hn::Set(dw, 0xff)), hn::ShiftLeft<8>(high)));
     }
-  }
-
- private:
-  // Highway multiplies no bytes. The low byte of a product depends on the low bytes alone.
-  template <class D>
-  static HWY_INLINE hn::Vec<D> Bytes(D d, hn::Vec<D> a, hn::Vec<D> b) {
-#if HWY_TARGET == HWY_SCALAR
-    return hn::Set(d, static_cast<std::uint8_t>(hn::GetLane(a) * hn::GetLane(b)));
-#else
-    const hn::Repartition<std::uint16_t, D> dw;
-    const auto low = hn::Mul(hn::BitCast(dw, a), hn::BitCast(dw, b));
-    const auto high =
-        hn::Mul(hn::ShiftRight<8>(hn::BitCast(dw, a)), hn::ShiftRight<8>(hn::BitCast(dw, b)));
-    return hn::BitCast(d, hn::Or(hn::And(low, hn::Set(dw, 0xff)), hn::ShiftLeft<8>(high)));
-#endif
   }
 };
 

@@ -44,18 +44,14 @@ template <class Op, typename T>
 void ReducePair(void* accumulator, const void* addend, std::size_t count) {
   T* HWY_RESTRICT to = static_cast<T*>(accumulator);
   const T* HWY_RESTRICT from = static_cast<const T*>(addend);
-  // The rest in short vectors: a long one that is pieced together costs more than many of those.
-  const hn::CappedTag<T, 16 / sizeof(T)> d;
+  // The rest in shorter and shorter vectors: a long one that is pieced together in memory costs
+  // more than all of them.
   std::size_t i = ReduceWhole<Op>(hn::ScalableTag<T>(), to, from, 0, count);
-  i = ReduceWhole<Op>(d, to, from, i, count);
-  if (i == count) return;
-  HWY_ALIGN T a[hn::MaxLanes(d)] = {};
-  HWY_ALIGN T b[hn::MaxLanes(d)] = {};
-  const std::size_t bytes = (count - i) * sizeof(T);
-  std::memcpy(a, to + i, bytes);
-  std::memcpy(b, from + i, bytes);
-  hn::Store(Op::Combine(d, hn::Load(d, a), hn::Load(d, b)), d, a);
-  std::memcpy(to + i, a, bytes);
+  i = ReduceWhole<Op>(hn::CappedTag<T, 16 / sizeof(T)>(), to, from, i, count);
+  if constexpr (sizeof(T) < 4) {
+    i = ReduceWhole<Op>(hn::CappedTag<T, 4 / sizeof(T)>(), to, from, i, count);
+  }
+  ReduceWhole<Op>(hn::CappedTag<T, 1>(), to, from, i, count);
 }
 
 // --- several vectors ---

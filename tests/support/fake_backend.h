@@ -19,17 +19,19 @@ class FakeBackend : public ops::Backend {
  public:
   class Operation : public ops::Completion {
    public:
-    bool Poll() override { return done.load(); }
+    bool Poll() override { return done->load(); }
     core::Status status() const override { return result; }
-    std::atomic<bool> done{false};
+    std::shared_ptr<std::atomic<bool>> done = std::make_shared<std::atomic<bool>>(false);
     core::Status result;
   };
 
   std::string_view name() const override { return "fake"; }
-  core::Status AddSet(core::SetNumber, const core::RankRanges&) override {
-    return core::Status::Ok();
+  core::Status AddSet(core::SetNumber set, const core::RankRanges&) override {
+    return Run({set, fusion::Lane::kLarge})->status();
   }
-  core::Status RemoveSet(core::SetNumber) override { return core::Status::Ok(); }
+  core::Status RemoveSet(core::SetNumber set) override {
+    return Run({set, fusion::Lane::kLarge})->status();
+  }
   std::unique_ptr<ops::Completion> Reduce(ops::Channel channel, void*, std::int64_t, core::DType,
                                           core::ReduceOp, int) override {
     return Run(channel);
@@ -93,6 +95,13 @@ class FakeBackend : public ops::Backend {
     core::MutexLock lock(mutex_);
     hold_small_ = true;
   }
+  // Until now.
+  void LetSmallGo() {
+    core::MutexLock lock(mutex_);
+    hold_small_ = false;
+    for (const auto& done : held_) done->store(true);
+    held_.clear();
+  }
   int operations() const {
     core::MutexLock lock(mutex_);
     return operations_;
@@ -107,7 +116,7 @@ class FakeBackend : public ops::Backend {
   }
 
  private:
-  std::unique_ptr<ops::Completion> Run(ops::Channel channel) {
+  std::unique_ptr<Operation> Run(ops::Channel channel) {
     auto operation = std::make_unique<Operation>();
     core::MutexLock lock(mutex_);
     if (operations_++ >= fail_from_) operation->result = why_;
@@ -116,7 +125,11 @@ class FakeBackend : public ops::Backend {
       while (blocked_) changed_.Wait(mutex_);
       inside_ = false;
     }
-    operation->done = channel.lane == fusion::Lane::kLarge || !hold_small_;
+    if (channel.lane == fusion::Lane::kSmall && hold_small_) {
+      held_.push_back(operation->done);
+    } else {
+      operation->done->store(true);
+    }
     return operation;
   }
   void FreeLocked() SIRTAKI_REQUIRES(mutex_) {
@@ -130,6 +143,7 @@ class FakeBackend : public ops::Backend {
   int fail_from_ SIRTAKI_GUARDED_BY(mutex_) = std::numeric_limits<int>::max();
   core::Status why_ SIRTAKI_GUARDED_BY(mutex_);
   bool hold_small_ SIRTAKI_GUARDED_BY(mutex_) = false;
+  std::vector<std::shared_ptr<std::atomic<bool>>> held_ SIRTAKI_GUARDED_BY(mutex_);
   bool blocked_ SIRTAKI_GUARDED_BY(mutex_) = false;
   bool abort_frees_ SIRTAKI_GUARDED_BY(mutex_) = false;
   bool inside_ SIRTAKI_GUARDED_BY(mutex_) = false;
