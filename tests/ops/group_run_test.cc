@@ -27,8 +27,6 @@ using core::Signature;
 using core::Status;
 using tests::RankThreads;
 
-using Cases = std::vector<RunCase>;
-
 struct Mode {
   int size;
   bool thread;
@@ -77,46 +75,6 @@ class GroupRunTest : public ::testing::TestWithParam<Mode> {
     for (const RunCase& c : cases) batches.push_back({c});
     Run(batches);
   }
-
-  // Rows by rank: none anywhere, equal, growing, one rank alone.
-  std::vector<std::vector<std::int64_t>> RowChoices() const {
-    std::vector<std::vector<std::int64_t>> choices(4);
-    for (int r = 0; r < size(); ++r) {
-      choices[0].push_back(0);
-      choices[1].push_back(3 * size());
-      choices[2].push_back(size() * (1 + 20 * r));
-      choices[3].push_back(r == size() / 2 ? 4 * size() : 0);
-    }
-    return choices;
-  }
-
-  // Splits that are different for each pair, some of them 0, that use up the rows.
-  std::vector<std::int64_t> UnequalSplits(std::int64_t rows, int rank) const {
-    std::vector<std::int64_t> splits(static_cast<std::size_t>(size()), 0);
-    for (std::int64_t i = 0; i < rows; ++i) {
-      ++splits[static_cast<std::size_t>((rank + i * i) % size())];
-    }
-    return splits;
-  }
-
-  Cases CasesWithRows(OpKind kind, DType dtype, int root) const {
-    Cases cases;
-    for (const auto& rows : RowChoices()) {
-      RunCase c{.signature = {.kind = kind, .dtype = dtype, .root = root, .shape = {5}},
-                .seed = 11 + cases.size(),
-                .rows = rows};
-      cases.push_back(c);
-      if (kind == OpKind::kScatter || kind == OpKind::kAllToAll) {
-        for (int r = 0; r < size(); ++r) {
-          c.splits.push_back(UnequalSplits(rows[static_cast<std::size_t>(r)], r));
-        }
-        cases.push_back(c);
-      }
-    }
-    cases.push_back(cases[2]);
-    cases.back().signature.shape = {3, 0};  // rows of nothing
-    return cases;
-  }
 };
 
 INSTANTIATE_TEST_SUITE_P(Modes, GroupRunTest,
@@ -126,33 +84,6 @@ INSTANTIATE_TEST_SUITE_P(Modes, GroupRunTest,
                          NameOf);
 
 bool Exact(ReduceOp op) { return op != ReduceOp::kAdasum; }
-
-// All that reduces, of a type and an operation.
-Cases ReducingCases(ReduceOp op, DType dtype, int size) {
-  Cases cases;
-  for (const std::int64_t count : {0, 1, 7, 33, 700}) {
-    for (const bool in_place : {false, true}) {
-      const int root = static_cast<int>(count) % size;
-      const std::uint64_t seed = 100 + cases.size();
-      cases.push_back({.signature = {.reduction = op, .dtype = dtype, .shape = {count}},
-                       .in_place = in_place,
-                       .seed = seed});
-      cases.push_back({.signature = {.kind = OpKind::kReduce,
-                                     .reduction = op,
-                                     .dtype = dtype,
-                                     .root = root,
-                                     .shape = {count}},
-                       .in_place = in_place,
-                       .seed = seed});
-    }
-    cases.push_back({.signature = {.kind = OpKind::kReduceScatter,
-                                   .reduction = op,
-                                   .dtype = dtype,
-                                   .shape = {count, 3}},
-                     .seed = 300 + cases.size()});
-  }
-  return cases;
-}
 
 TEST_P(GroupRunTest, ReducesWithEveryOperationInEveryType) {
   std::vector<Cases> batches;
@@ -242,7 +173,7 @@ TEST_P(GroupRunTest, MovesEveryType) {
     for (const OpKind kind :
          {OpKind::kAllGather, OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll}) {
       const int root = core::HasRoot(kind) ? (d + 1) % size() : -1;
-      for (const RunCase& c : CasesWithRows(kind, dtype, root)) cases.push_back(c);
+      for (const RunCase& c : CasesWithRows(kind, dtype, root, size())) cases.push_back(c);
     }
     batches.push_back(cases);
   }
@@ -253,7 +184,7 @@ TEST_P(GroupRunTest, EveryRootServes) {
   for (int root = 0; root < size(); ++root) {
     Cases cases;
     for (const OpKind kind : {OpKind::kGather, OpKind::kScatter}) {
-      for (const RunCase& c : CasesWithRows(kind, DType::kF32, root)) cases.push_back(c);
+      for (const RunCase& c : CasesWithRows(kind, DType::kF32, root, size())) cases.push_back(c);
     }
     RunAloneAndTogether(cases);
   }
@@ -295,7 +226,8 @@ TEST_P(GroupRunTest, JoinedRanksTakePartWithoutTensors) {
       }
       for (const OpKind kind :
            {OpKind::kAllGather, OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll}) {
-        for (const RunCase& c : CasesWithRows(kind, dtype, core::HasRoot(kind) ? root : -1)) {
+        for (const RunCase& c :
+             CasesWithRows(kind, dtype, core::HasRoot(kind) ? root : -1, size())) {
           cases.push_back(c);
         }
       }
@@ -345,7 +277,7 @@ TEST_P(GroupRunTest, RunsRandomBatches) {
         }
         if (below(2) == 0) continue;
         for (int r = 0; r < size(); ++r) {
-          c.splits.push_back(UnequalSplits(c.rows[static_cast<std::size_t>(r)], r));
+          c.splits.push_back(UnequalSplits(c.rows[static_cast<std::size_t>(r)], r, size()));
         }
       }
     }

@@ -159,6 +159,18 @@ Memory Given(const RunCase& c, int from, int to, int size) {
 
 void Append(Memory& to, const Memory& more) { to.insert(to.end(), more.begin(), more.end()); }
 
+// Rows by rank: none anywhere, equal, growing, one rank alone.
+std::vector<std::vector<std::int64_t>> RowChoices(int size) {
+  std::vector<std::vector<std::int64_t>> choices(4);
+  for (int r = 0; r < size; ++r) {
+    choices[0].push_back(0);
+    choices[1].push_back(3 * size);
+    choices[2].push_back(size * (1 + 20 * r));
+    choices[3].push_back(r == size / 2 ? 4 * size : 0);
+  }
+  return choices;
+}
+
 bool IsTheRoots(const RunCase& c) {
   return c.signature.kind == OpKind::kReduce || c.signature.kind == OpKind::kGather;
 }
@@ -339,6 +351,59 @@ void RunSide::Check(const RunCase& c, int rank, int size) const {
   // The guard; all of the memory where nothing was to be written.
   whole.resize(output_.size(), kUntouched);
   EXPECT_TRUE(output_ == whole);
+}
+
+std::vector<std::int64_t> UnequalSplits(std::int64_t rows, int rank, int size) {
+  std::vector<std::int64_t> splits(static_cast<std::size_t>(size), 0);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    ++splits[static_cast<std::size_t>((rank + i * i) % size)];
+  }
+  return splits;
+}
+
+Cases CasesWithRows(OpKind kind, DType dtype, int root, int size) {
+  Cases cases;
+  for (const auto& rows : RowChoices(size)) {
+    RunCase c{.signature = {.kind = kind, .dtype = dtype, .root = root, .shape = {5}},
+              .seed = 11 + cases.size(),
+              .rows = rows};
+    cases.push_back(c);
+    if (kind == OpKind::kScatter || kind == OpKind::kAllToAll) {
+      for (int r = 0; r < size; ++r) {
+        c.splits.push_back(UnequalSplits(rows[static_cast<std::size_t>(r)], r, size));
+      }
+      cases.push_back(c);
+    }
+  }
+  cases.push_back(cases[2]);
+  cases.back().signature.shape = {3, 0};  // rows of nothing
+  return cases;
+}
+
+Cases ReducingCases(ReduceOp op, DType dtype, int size) {
+  Cases cases;
+  for (const std::int64_t count : {0, 1, 7, 33, 700}) {
+    for (const bool in_place : {false, true}) {
+      const int root = static_cast<int>(count) % size;
+      const std::uint64_t seed = 100 + cases.size();
+      cases.push_back({.signature = {.reduction = op, .dtype = dtype, .shape = {count}},
+                       .in_place = in_place,
+                       .seed = seed});
+      cases.push_back({.signature = {.kind = OpKind::kReduce,
+                                     .reduction = op,
+                                     .dtype = dtype,
+                                     .root = root,
+                                     .shape = {count}},
+                       .in_place = in_place,
+                       .seed = seed});
+    }
+    cases.push_back({.signature = {.kind = OpKind::kReduceScatter,
+                                   .reduction = op,
+                                   .dtype = dtype,
+                                   .shape = {count, 3}},
+                     .seed = 300 + cases.size()});
+  }
+  return cases;
 }
 
 HostLanesOptions SmallLimits(int rank, int size, bool thread) {

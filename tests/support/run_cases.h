@@ -37,6 +37,17 @@ struct RunCase {
   std::string ToString() const;
 };
 
+using Cases = std::vector<RunCase>;
+
+// All that reduces, of a type and an operation, in many sizes.
+Cases ReducingCases(core::ReduceOp op, core::DType dtype, int size);
+
+// Of a kind whose first dimension may differ by rank. `root`: -1 where there is none.
+Cases CasesWithRows(core::OpKind kind, core::DType dtype, int root, int size);
+
+// Splits that are different for each pair, some of them 0, that use up the rows.
+std::vector<std::int64_t> UnequalSplits(std::int64_t rows, int rank, int size);
+
 // What a rank has before; every rank can make every rank's.
 Memory InputOf(const RunCase& c, int rank);
 
