@@ -1,9 +1,11 @@
 #include "tests/conformance/reference.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 namespace sirtaki::tests::conformance {
 namespace {
@@ -211,18 +213,19 @@ Vector AdasumOfTwo(const Vector& a, const Vector& b) {
   return sum;
 }
 
-// Neighbours first, then pairs of neighbours, and so on.
-Vector Adasum(const std::vector<Vector>& vectors) {
-  std::vector<Vector> level = vectors;
-  while (level.size() > 1) {
-    std::vector<Vector> next;
-    for (std::size_t i = 0; i + 1 < level.size(); i += 2) {
-      next.push_back(AdasumOfTwo(level[i], level[i + 1]));
-    }
-    if (level.size() % 2 == 1) next.push_back(level.back());
-    level = std::move(next);
+// Those beyond the greatest power of two are first added to as many at the front; then neighbours
+// are added, then pairs of neighbours, and so on.
+Vector Adasum(std::vector<Vector> vectors) {
+  const std::size_t power = std::bit_floor(vectors.size());
+  for (std::size_t i = power; i < vectors.size(); ++i) {
+    vectors[i - power] = AdasumOfTwo(vectors[i - power], vectors[i]);
   }
-  return level[0];
+  for (std::size_t distance = 1; distance < power; distance *= 2) {
+    for (std::size_t i = 0; i < power; i += 2 * distance) {
+      vectors[i] = AdasumOfTwo(vectors[i], vectors[i + distance]);
+    }
+  }
+  return vectors[0];
 }
 
 void ReduceByAdasum(const std::vector<Array>& inputs, Array* result) {
@@ -232,7 +235,7 @@ void ReduceByAdasum(const std::vector<Array>& inputs, Array* result) {
     vectors.emplace_back();
     for (std::int64_t i = 0; i < count; ++i) vectors.back().push_back(LoadFloat(input, i));
   }
-  const Vector sum = Adasum(vectors);
+  const Vector sum = Adasum(std::move(vectors));
   for (std::int64_t i = 0; i < count; ++i) {
     StoreFloat(result, i, sum[static_cast<std::size_t>(i)]);
   }
