@@ -167,7 +167,7 @@ TEST(PlannerTest, OnlyWhatIsOneSmallOperationGoesToTheSmallLane) {
     batch.items = {Item(signature)};
     return Plan(batch, {.small_bytes = 1600})[0].lane;
   };
-  EXPECT_EQ(lane_of({.reduction = ReduceOp::kAdasum, .shape = {1}}), Lane::kLarge);
+  EXPECT_EQ(lane_of({.reduction = core::ReduceOp::kAdasum, .shape = {1}}), Lane::kLarge);
   EXPECT_EQ(lane_of({.kind = OpKind::kAllGatherInto, .shape = {25}}), Lane::kSmall);
   EXPECT_EQ(lane_of({.kind = OpKind::kAllGatherInto, .shape = {26}}), Lane::kLarge)
       << "every rank gets what all give";
