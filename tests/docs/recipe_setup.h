@@ -3,6 +3,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
+#include <sirtaki/mpi.h>
 #include <sirtaki/torch.h>
 #include <torch/torch.h>
 #include <unistd.h>
