@@ -167,6 +167,7 @@ void Engine::Watch(const WorkPtr& work) {
     std::erase_if(timed_calls_, [](const auto& call) { return call.second.handle->done(); });
     sweep_timed_calls_at_ = 2 * timed_calls_.size() + 64;
   }
+  queue_.HandOverDeadline(*work);
   timed_calls_.emplace(
       work->deadline, TimedCall{work->request.key, work->deadline - work->submitted, work->handle});
 }
@@ -199,7 +200,7 @@ void Engine::CallIsLate(TimedCall call, TimePoint now) {
                          TensorName(call.key));
 }
 
-// Work that is held back behind an earlier use of its name ages too.
+// Work that is held back behind an earlier use of its name, and so not watched here, ages too.
 void Engine::CheckHeldWork(TimePoint now) {
   Key key;
   Duration limit{};
@@ -209,7 +210,7 @@ void Engine::CheckHeldWork(TimePoint now) {
 
 void Engine::StepNegotiator(TimePoint now) {
   local_.drained = executor_.Idle();
-  if (local_.drained) {
+  if (local_.drained && !executor_.NeedsStepping()) {  // messages are stepped in idle lanes
     local_.running.clear();
   } else if (now - looked_at_running_ >= kRunningInterval) {
     looked_at_running_ = now;

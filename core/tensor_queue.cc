@@ -106,6 +106,11 @@ WorkPtr TensorQueue::Resolve(const Key& key) {
   return resolved;
 }
 
+void TensorQueue::HandOverDeadline(const Work& work) {
+  MutexLock lock(mutex_);
+  ForgetDeadline(work);
+}
+
 void TensorQueue::ForgetDeadline(const Work& work) {
   if (work.deadline != TimePoint::max()) deadlines_.erase({work.deadline, &work});
 }

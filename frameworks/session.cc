@@ -217,6 +217,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   lanes.chunk_bytes = config_.chunk_bytes;
   lanes.sets = {{core::kWorldSet, world}};
   lanes.large_lane_thread = !serialized;
+  lanes.flushed = [&parts] { return parts.medium->transport().Flush(); };
   lanes.on_failure = [&parts](const Status& why, const std::string& tensor) {
     parts.engine->PostFailure(why, tensor);
   };

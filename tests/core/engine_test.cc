@@ -309,7 +309,10 @@ TEST(EngineTest, ACallThatIsNotAgreedInTimeIsAFaultThatNamesIt) {
   world.Settle();
   EXPECT_EQ(work->handle->status().code(), StatusCode::kTimedOut);
   EXPECT_NE(work->handle->status().message().find("\"slow\""), std::string::npos);
-  EXPECT_EQ(work->handle->status().message(), "\"slow\" did not finish within its time-out of 2 s");
+  EXPECT_EQ(
+      work->handle->status().message(),
+      "\"slow\" did not finish within its time-out of 2 s; not submitted by rank 1; rank 1: no "
+      "activity known");
   EXPECT_EQ(work->handle->status().origin().tensor, "slow");
   EXPECT_EQ(world[1].engine->fault().code(), StatusCode::kTimedOut);
   EXPECT_EQ(world[1].engine->fault().origin().rank, 0);

@@ -346,11 +346,13 @@ TEST_P(SessionTest, ALostPeerIsAFaultOnEveryRankWithinItsTime) {
 }
 
 TEST_P(SessionTest, ABrokenTransportIsAFaultOnTheRanksThatItReaches) {
+  std::latch started(size());
   RankThreads::Run(size(), [&](int rank) {
     const auto session = Start(world_, rank, Options([](core::Config& config) {
                                  config.ping_interval = milliseconds(50);
                                  config.peer_timeout = milliseconds(200);
                                }));
+    started.arrive_and_wait();
     if (rank == 0) world_->hub().Break(0, Status(StatusCode::kBackend, "cable pulled"));
     const Status status = AllReduce(*session, "never", {1});
     EXPECT_EQ(status.code(), rank == 0 ? StatusCode::kBackend : StatusCode::kPeerLost)

@@ -30,7 +30,8 @@ inline frameworks::StartOptions SessionOptions(
 class Vector {
  public:
   // An empty name makes an unnamed call. All-reduce and broadcast work in place.
-  Vector(core::OpKind kind, const std::string& name, std::vector<float> values, int root = -1)
+  Vector(core::OpKind kind, const std::string& name, std::vector<float> values, int root = -1,
+         core::SetNumber set = core::kWorldSet)
       : memory_(std::make_shared<Memory>()), work_(std::make_shared<core::Work>()) {
     memory_->values = std::move(values);
     auto signature = std::make_shared<core::Signature>();
@@ -48,8 +49,7 @@ class Vector {
       work_->output = memory_->values.data();
     }
     work_->input = memory_->values.data();
-    work_->request.key = name.empty() ? core::Key::Unnamed(core::kWorldSet, 0)
-                                      : core::Key::Named(core::kWorldSet, name);
+    work_->request.key = name.empty() ? core::Key::Unnamed(set, 0) : core::Key::Named(set, name);
     work_->request.signature = std::move(signature);
     work_->keep_alive = memory_;  // a lane that is stuck after a fault still refers to it
   }
