@@ -41,12 +41,13 @@ std::vector<std::string> Split(const std::string& text) {
   return list;
 }
 
-[[noreturn]] void ThrowFirstError(const std::string& what, const std::vector<std::string>& texts) {
+[[noreturn]] void ThrowFirstError(const std::string& what, const std::vector<std::string>& texts,
+                                  const std::vector<int>& members) {
   const auto is_error = [](const std::string& text) { return !text.empty() && text[0] == kError; };
   const auto first = std::find_if(texts.begin(), texts.end(), is_error);
   core::RankRanges ranks;
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    if (texts[rank] == *first) ranks.Add(static_cast<int>(rank));
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (texts[i] == *first) ranks.Add(members[i]);
   }
   core::Origin origin;
   origin.rank = ranks.First();
@@ -58,12 +59,12 @@ std::vector<std::string> Split(const std::string& text) {
 }  // namespace
 
 std::vector<std::string> ExchangeTexts(const std::string& name, const std::string& text,
-                                       const std::shared_ptr<SessionState>& session) {
+                                       const SessionSet& set) {
   at::Tensor digest = at::empty({1, 2}, at::kLong);
   digest.mutable_data_ptr<std::int64_t>()[0] =
       static_cast<std::int64_t>(core::Digest(text.data(), text.size()));
   digest.mutable_data_ptr<std::int64_t>()[1] = static_cast<std::int64_t>(text.size());
-  const at::Tensor digests = AllGatherBlocking(digest, name, session);
+  const at::Tensor digests = AllGatherBlocking(digest, name, set);
   const std::int64_t* values = digests.const_data_ptr<std::int64_t>();
   const std::int64_t size = digests.size(0);
   bool equal = true;
@@ -74,7 +75,7 @@ std::vector<std::string> ExchangeTexts(const std::string& name, const std::strin
 
   at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
   if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  const at::Tensor all = AllGatherBlocking(bytes, name + "/texts", session);
+  const at::Tensor all = AllGatherBlocking(bytes, name + "/texts", set);
   const char* from = static_cast<const char*>(all.const_data_ptr());
   std::vector<std::string> texts;
   for (std::int64_t rank = 0; rank < size; ++rank) {
@@ -85,67 +86,69 @@ std::vector<std::string> ExchangeTexts(const std::string& name, const std::strin
   return texts;
 }
 
-void AgreeOnErrors(const std::string& what, const std::string& error,
-                   const std::shared_ptr<SessionState>& session) {
-  AgreeOnList(what, {}, error, session);
+void AgreeOnErrors(const std::string& what, const std::string& error, const SessionSet& set) {
+  AgreeOnList(what, {}, error, set);
 }
 
 std::vector<std::vector<std::string>> ExchangeLists(const std::string& what,
                                                     const std::vector<std::string>& list,
                                                     const std::string& error,
-                                                    const std::shared_ptr<SessionState>& session) {
+                                                    const SessionSet& set) {
   const std::string text = error.empty() ? Join(list) : kError + error;
   std::vector<std::string> texts;
-  if (session->topology().size > 1) texts = ExchangeTexts("sirtaki/" + what, text, session);
+  if (set.size() > 1) texts = ExchangeTexts("sirtaki/" + what, text, set);
   if (texts.empty()) {
     if (error.empty()) return {};
-    texts.assign(static_cast<std::size_t>(session->topology().size), text);
+    texts.assign(1, text);
   }
   std::vector<std::vector<std::string>> lists;
   for (const std::string& of_rank : texts) {
-    if (of_rank[0] == kError) ThrowFirstError(what, texts);
+    if (of_rank[0] == kError) ThrowFirstError(what, texts, set.ranks());
     lists.push_back(Split(of_rank));
   }
   return lists;
 }
 
 void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
-                 const std::string& error, const std::shared_ptr<SessionState>& session) {
-  const auto lists = ExchangeLists(what, list, error, session);
+                 const std::string& error, const SessionSet& set) {
+  const auto lists = ExchangeLists(what, list, error, set);
   if (lists.empty()) return;
-  ThrowStatus(core::Status(core::StatusCode::kMismatch, what + ": " + FirstDifference(lists)));
+  ThrowStatus(
+      core::Status(core::StatusCode::kMismatch, what + ": " + FirstDifference(lists, set.ranks())));
 }
 
-std::string GroupsText(const std::vector<std::string>& item_of_rank) {
+std::string GroupsText(const std::vector<std::string>& items, const std::vector<int>& ranks) {
   std::vector<std::pair<std::string, core::RankRanges>> groups;
-  for (std::size_t rank = 0; rank < item_of_rank.size(); ++rank) {
-    const std::string& item = item_of_rank[rank];
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const std::string& item = items[i];
     auto group = std::find_if(groups.begin(), groups.end(),
                               [&item](const auto& known) { return known.first == item; });
     if (group == groups.end()) group = groups.insert(group, {item, {}});
-    group->second.Add(static_cast<int>(rank));
+    group->second.Add(ranks[i]);
   }
   std::string text;
   const char* separator = "";
-  for (const auto& [item, ranks] : groups) {
-    text += separator + core::Escaped(item) + " on " + core::RanksText(ranks);
+  for (const auto& [item, of] : groups) {
+    text += separator + core::Escaped(item) + " on " + core::RanksText(of);
     separator = "; ";
   }
   return text;
 }
 
-std::string FirstDifference(const std::vector<std::vector<std::string>>& list_of_rank) {
+std::string FirstDifference(const std::vector<std::vector<std::string>>& lists,
+                            const std::vector<int>& ranks) {
   std::size_t longest = 0;
-  for (const auto& list : list_of_rank) longest = std::max(longest, list.size());
+  for (const auto& list : lists) longest = std::max(longest, list.size());
   for (std::size_t i = 0; i < longest; ++i) {
     std::vector<std::string> items;
-    for (const auto& list : list_of_rank) {
+    for (const auto& list : lists) {
       items.push_back(i < list.size() ? list[i] : "nothing more");
     }
     if (std::all_of(items.begin(), items.end(), [&](const auto& it) { return it == items[0]; })) {
       continue;
     }
-    return "the ranks differ, first in entry " + std::to_string(i) + ": " + GroupsText(items);
+    return "the ranks differ, first in entry " + std::to_string(i) + ": " +
+           GroupsText(items, ranks);
   }
   return "the ranks differ";
 }

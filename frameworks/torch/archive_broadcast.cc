@@ -20,8 +20,6 @@
 namespace sirtaki::detail {
 namespace {
 
-using StatePtr = std::shared_ptr<SessionState>;
-
 // What is smaller may as well be in the skeleton.
 constexpr std::size_t kSmallestHole = 4096;
 
@@ -125,13 +123,13 @@ struct Header {
 };
 
 Header BroadcastHeader(const Skeleton& skeleton, int root_rank, const std::string& name,
-                       const StatePtr& session) {
+                       const SessionSet& set) {
   at::Tensor header = at::empty({3}, at::kLong);
   auto* values = header.mutable_data_ptr<std::int64_t>();
   values[0] = static_cast<std::int64_t>(skeleton.bytes.size());
   values[1] = static_cast<std::int64_t>(skeleton.holes.size());
   values[2] = static_cast<std::int64_t>(skeleton.total);
-  BroadcastInPlaceBlocking(header, root_rank, name, session);
+  BroadcastInPlaceBlocking(header, root_rank, name, set);
   return {values[0], values[1], values[2]};
 }
 
@@ -212,9 +210,9 @@ Skeleton Survey(const SaveTo& save) {
 }
 
 void BroadcastArchive(const SaveTo& save, const LoadFrom& load, int root_rank,
-                      const std::string& call, const std::string& name, const StatePtr& session) {
-  const bool is_root = session->topology().rank == root_rank;
-  const bool alone = session->topology().size == 1;
+                      const std::string& call, const std::string& name, const SessionSet& set) {
+  const bool is_root = set.rank() == root_rank;
+  const bool alone = set.size() == 1;
   std::string error;
   Skeleton skeleton;
   if (is_root && !alone) {
@@ -225,7 +223,7 @@ void BroadcastArchive(const SaveTo& save, const LoadFrom& load, int root_rank,
       skeleton = Skeleton();
     }
   }
-  const Header header = BroadcastHeader(skeleton, root_rank, name, session);
+  const Header header = BroadcastHeader(skeleton, root_rank, name, set);
   if (alone) return;
 
   at::Tensor packed;
@@ -235,20 +233,20 @@ void BroadcastArchive(const SaveTo& save, const LoadFrom& load, int root_rank,
       packed = at::empty({header.holes * static_cast<std::int64_t>(sizeof(Hole)) + header.bytes},
                          at::kByte);
       stream.emplace(static_cast<std::uint64_t>(header.total - header.bytes), root_rank,
-                     PartName(name, "tensors"), session);
+                     PartName(name, "tensors"), set);
     } catch (const std::exception& failure) {
       error = WhyNoMemory(failure);
     }
   }
-  AgreeOnErrors(call, error, session);
+  AgreeOnErrors(call, error, set);
 
   if (is_root) Pack(skeleton, packed);
-  BroadcastInPlaceBlocking(packed, root_rank, PartName(name, "skeleton"), session);
+  BroadcastInPlaceBlocking(packed, root_rank, PartName(name, "skeleton"), set);
   if (!is_root) skeleton = Unpack(packed, header);
   packed = at::Tensor();
   error = is_root ? SendHoles(save, skeleton, *stream) : LoadHoles(load, skeleton, *stream);
   stream->Finish();
-  AgreeOnErrors(call, error, session);
+  AgreeOnErrors(call, error, set);
 }
 
 }  // namespace sirtaki::detail

@@ -10,11 +10,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/session_set.h"
 #include "sirtaki/objects.h"
 
 namespace sirtaki::detail {
@@ -40,7 +39,6 @@ Skeleton Survey(const SaveTo& save);
 // called, for texts, and `name` the key, empty for the order of calls. What either throws, all
 // ranks throw as invalid_argument. With one rank neither is called.
 void BroadcastArchive(const SaveTo& save, const LoadFrom& load, int root_rank,
-                      const std::string& call, const std::string& name,
-                      const std::shared_ptr<SessionState>& session);
+                      const std::string& call, const std::string& name, const SessionSet& set);
 
 }  // namespace sirtaki::detail

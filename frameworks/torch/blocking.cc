@@ -10,25 +10,27 @@
 namespace sirtaki::detail {
 
 at::Tensor AllGatherBlocking(const at::Tensor& tensor, const std::string& name,
-                             const std::shared_ptr<SessionState>& session) {
+                             const SessionSet& set) {
   TensorCall call;
   call.kind = core::OpKind::kAllGather;
   call.tensor = tensor;
   call.name = name;
+  call.process_set = set.process_set;
   call.will_wait = true;
-  return PendingTensor::Start(std::move(call), session)->Synchronize();
+  return PendingTensor::Start(std::move(call), set.session)->Synchronize();
 }
 
 void BroadcastInPlaceBlocking(const at::Tensor& tensor, int root_rank, const std::string& name,
-                              const std::shared_ptr<SessionState>& session) {
+                              const SessionSet& set) {
   TensorCall call;
   call.kind = core::OpKind::kBroadcast;
   call.tensor = tensor;
   call.name = name;
+  call.process_set = set.process_set;
   call.in_place = true;
   call.will_wait = true;
   call.root = root_rank;
-  PendingTensor::Start(std::move(call), session)->Synchronize();
+  PendingTensor::Start(std::move(call), set.session)->Synchronize();
 }
 
 std::string PartName(const std::string& name, const std::string& part) {

@@ -6,15 +6,15 @@
 #include <memory>
 #include <string>
 
-#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/session_set.h"
 
 namespace sirtaki::detail {
 
 // An empty name: matched by call order. They throw what the public forms throw.
 at::Tensor AllGatherBlocking(const at::Tensor& tensor, const std::string& name,
-                             const std::shared_ptr<SessionState>& session);
+                             const SessionSet& set);
 void BroadcastInPlaceBlocking(const at::Tensor& tensor, int root_rank, const std::string& name,
-                              const std::shared_ptr<SessionState>& session);
+                              const SessionSet& set);
 
 // The key of the part of a call that has several: an unnamed call's parts are all unnamed.
 std::string PartName(const std::string& name, const std::string& part);

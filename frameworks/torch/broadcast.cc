@@ -9,7 +9,7 @@
 
 #include "frameworks/torch/agreement.h"
 #include "frameworks/torch/pending_tensor.h"
-#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/session_set.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
 
@@ -17,27 +17,19 @@ namespace sirtaki {
 namespace {
 
 using detail::PendingTensor;
-using detail::SessionState;
+using detail::SessionSet;
 using detail::TensorCall;
-using StatePtr = std::shared_ptr<SessionState>;
 
 std::shared_ptr<PendingTensor> StartBroadcast(const at::Tensor& tensor, int root_rank,
-                                              std::string name, const StatePtr& session) {
+                                              std::string name, const SessionSet& set) {
   TensorCall call;
   call.kind = core::OpKind::kBroadcast;
   call.tensor = tensor;
   call.name = std::move(name);
+  call.process_set = set.process_set;
   call.in_place = true;
   call.root = root_rank;
-  return PendingTensor::Start(std::move(call), session);
-}
-
-void CheckRoot(int root_rank, const StatePtr& session) {
-  if (root_rank >= 0 && root_rank < session->topology().size) return;
-  detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                                   "root rank " + std::to_string(root_rank) + " in a job of " +
-                                       std::to_string(session->topology().size) +
-                                       ": it is the number of a rank, from 0"));
+  return PendingTensor::Start(std::move(call), set.session);
 }
 
 struct NamedList {
@@ -59,17 +51,17 @@ std::vector<std::string> Describe(const NamedList& list, int root_rank) {
   return lines;
 }
 
-void BroadcastAll(const NamedList& list, int root_rank, const Session& session) {
-  const StatePtr state = detail::StateOf(session);
-  detail::ThrowIfError(state->Check());
-  detail::AgreeOnList("broadcast_parameters", Describe(list, root_rank), "", state);
-  CheckRoot(root_rank, state);
-  if (state->topology().size == 1) return;
+void BroadcastAll(const NamedList& list, int root_rank, const Participants& among) {
+  const SessionSet set = detail::SetOf(among);
+  detail::ThrowIfError(set.session->Check());
+  detail::AgreeOnList("broadcast_parameters", Describe(list, root_rank), "", set);
+  detail::CheckRoot(root_rank, set);
+  if (set.size() == 1) return;
   std::vector<std::shared_ptr<PendingTensor>> pending;
   for (std::size_t i = 0; i < list.names.size(); ++i) {
     if (!list.tensors[i].defined()) continue;
     pending.push_back(
-        StartBroadcast(list.tensors[i], root_rank, "broadcast_parameters/" + list.names[i], state));
+        StartBroadcast(list.tensors[i], root_rank, "broadcast_parameters/" + list.names[i], set));
   }
   // All are waited for before the first error is thrown, so that no rank leaves another waiting.
   std::exception_ptr first_error;
@@ -85,27 +77,28 @@ void BroadcastAll(const NamedList& list, int root_rank, const Session& session) 
 
 }  // namespace
 
-void broadcast_parameters(const torch::nn::Module& module, int root_rank, const Session& session) {
+void broadcast_parameters(const torch::nn::Module& module, int root_rank,
+                          const Participants& among) {
   NamedList list;
   for (const auto& item : module.named_parameters()) list.Add(item.key(), item.value());
   for (const auto& item : module.named_buffers()) list.Add("buffer " + item.key(), item.value());
-  BroadcastAll(list, root_rank, session);
+  BroadcastAll(list, root_rank, among);
 }
 
 void broadcast_parameters(const torch::OrderedDict<std::string, at::Tensor>& tensors, int root_rank,
-                          const Session& session) {
+                          const Participants& among) {
   NamedList list;
   for (const auto& item : tensors) list.Add(item.key(), item.value());
-  BroadcastAll(list, root_rank, session);
+  BroadcastAll(list, root_rank, among);
 }
 
 void broadcast_parameters(const std::vector<at::Tensor>& tensors, int root_rank,
-                          const Session& session) {
+                          const Participants& among) {
   NamedList list;
   for (const at::Tensor& tensor : tensors) {
     list.Add("tensor " + std::to_string(list.names.size()), tensor);
   }
-  BroadcastAll(list, root_rank, session);
+  BroadcastAll(list, root_rank, among);
 }
 
 }  // namespace sirtaki

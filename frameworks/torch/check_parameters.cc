@@ -3,7 +3,7 @@
 #include <torch/nn/module.h>
 
 #include "frameworks/torch/equality.h"
-#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/session_set.h"
 
 namespace sirtaki {
 namespace {
@@ -12,7 +12,7 @@ constexpr char kWhat[] = "check_parameters";
 
 }  // namespace
 
-void check_parameters(const torch::nn::Module& module, const Session& session) {
+void check_parameters(const torch::nn::Module& module, const Participants& among) {
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
   for (const auto& item : module.named_parameters()) {
@@ -23,18 +23,18 @@ void check_parameters(const torch::nn::Module& module, const Session& session) {
     names.push_back("buffer " + item.key());
     tensors.push_back(item.value());
   }
-  detail::CheckEqual(kWhat, names, tensors, detail::StateOf(session));
+  detail::CheckEqual(kWhat, names, tensors, detail::SetOf(among));
 }
 
 void check_parameters(const std::vector<std::pair<std::string, at::Tensor>>& named_tensors,
-                      const Session& session) {
+                      const Participants& among) {
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : named_tensors) {
     names.push_back(name);
     tensors.push_back(tensor);
   }
-  detail::CheckEqual(kWhat, names, tensors, detail::StateOf(session));
+  detail::CheckEqual(kWhat, names, tensors, detail::SetOf(among));
 }
 
 }  // namespace sirtaki

@@ -10,9 +10,8 @@
 
 namespace sirtaki::detail {
 
-ChunkStream::ChunkStream(std::uint64_t bytes, int root_rank, std::string name,
-                         std::shared_ptr<SessionState> session)
-    : bytes_(bytes), root_rank_(root_rank), name_(std::move(name)), session_(std::move(session)) {
+ChunkStream::ChunkStream(std::uint64_t bytes, int root_rank, std::string name, SessionSet set)
+    : bytes_(bytes), root_rank_(root_rank), name_(std::move(name)), set_(std::move(set)) {
   for (std::uint64_t chunk = 0; chunk < buffers_.size(); ++chunk) {
     const std::uint64_t size = BytesOf(chunk);
     buffers_[chunk].tensor = at::empty({static_cast<std::int64_t>(size)}, at::kByte);
@@ -32,9 +31,10 @@ void ChunkStream::Submit(std::uint64_t chunk) noexcept {
     call.tensor = buffer.tensor.narrow(0, 0, static_cast<std::int64_t>(BytesOf(chunk)));
     // Two may be in flight.
     call.name = PartName(name_, chunk % 2 == 0 ? "even chunk" : "odd chunk");
+    call.process_set = set_.process_set;
     call.in_place = true;
     call.root = root_rank_;
-    buffer.pending = PendingTensor::Start(std::move(call), session_);
+    buffer.pending = PendingTensor::Start(std::move(call), set_.session);
   } catch (...) {
     if (!first_error_) first_error_ = std::current_exception();
   }
@@ -91,7 +91,7 @@ void ChunkStream::Receive(void* to, std::uint64_t bytes) noexcept {
 }
 
 void ChunkStream::Finish() {
-  if (session_->topology().rank == root_rank_) {
+  if (set_.rank() == root_rank_) {
     Send(nullptr, bytes_ - position_);
   } else {
     Receive(nullptr, bytes_ - position_);

@@ -1,5 +1,5 @@
-// A long row of bytes from one rank to all others, through two buffers of a chunk each: while one
-// is filled or emptied the other travels.
+// A long row of bytes from one rank to all others of a set, through two buffers of a chunk each:
+// while one is filled or emptied the other travels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 #include <string>
 
 #include "frameworks/torch/pending_tensor.h"
-#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/session_set.h"
 
 namespace sirtaki::detail {
 
@@ -25,8 +25,7 @@ class ChunkStream {
   static constexpr std::uint64_t kChunkBytes = std::uint64_t{16} << 20;
 
   // Allocates the buffers; throws if it cannot. `name` empty: matched by call order.
-  ChunkStream(std::uint64_t bytes, int root_rank, std::string name,
-              std::shared_ptr<SessionState> session);
+  ChunkStream(std::uint64_t bytes, int root_rank, std::string name, SessionSet set);
 
   // On the root: the next bytes. They are copied.
   void Send(const void* from, std::uint64_t bytes) noexcept;
@@ -48,7 +47,7 @@ class ChunkStream {
   const std::uint64_t bytes_;
   const int root_rank_;
   const std::string name_;
-  const std::shared_ptr<SessionState> session_;
+  const SessionSet set_;
   std::array<Buffer, 2> buffers_;  // chunk n uses n % 2
   std::uint64_t position_ = 0;
   std::uint64_t submitted_ = 0;  // chunks

@@ -28,6 +28,11 @@ std::vector<at::Tensor> GradientsOf(const torch::optim::Optimizer& optimizer) {
   return gradients;
 }
 
+// Those that are not zero for certain, once each.
+at::Tensor ValuesOf(const at::Tensor& gradient) {
+  return gradient.is_sparse() ? gradient.coalesce().values() : gradient;
+}
+
 }  // namespace
 
 double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
@@ -44,12 +49,14 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
   if (gradients.empty()) return 0;
   std::vector<at::Tensor> norms;
   for (const at::Tensor& gradient : gradients) {
-    norms.push_back(at::linalg_vector_norm(gradient, norm_type).to(at::kDouble));
+    norms.push_back(at::linalg_vector_norm(ValuesOf(gradient), norm_type).to(at::kDouble));
   }
   at::Tensor total = at::linalg_vector_norm(at::stack(norms), norm_type);
-  if (synchronizer != nullptr) {
+  if (synchronizer != nullptr && !synchronizer->has_local_gradients()) {
     // A sum's last bits depend on the number of threads, which hosts may differ in.
-    broadcast_(total, 0, BroadcastOptions().name("sirtaki/clip_grad_norm_"),
+    const ProcessSet set = synchronizer->process_set();
+    broadcast_(total, set.ranks(synchronizer->session()).front(),
+               BroadcastOptions().name("sirtaki/clip_grad_norm_").process_set(set),
                synchronizer->session());
   }
   const double norm = total.item<double>();
@@ -58,7 +65,10 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
   }
   const double factor = max_norm / (norm + 1e-6);
   if (std::isfinite(max_norm) && !(factor >= 1)) {
-    for (const at::Tensor& gradient : gradients) gradient.mul_(factor);
+    for (const at::Tensor& gradient : gradients) {
+      // In the memory that the parameter's has: a sparse tensor's own mul_ takes new memory.
+      (gradient.is_sparse() ? gradient._values() : gradient).mul_(factor);
+    }
   }
   return norm;
 }

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "frameworks/torch/agreement.h"
-#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/session_set.h"
 #include "frameworks/torch/throw.h"
 #include "sirtaki/broadcast.h"
 #include "sirtaki/collectives.h"
@@ -18,10 +18,10 @@ class ModuleSynchronizer::Impl {
   Impl(const std::shared_ptr<torch::nn::Module>& module,
        const DistributedDataParallelOptions& options, const Session& session)
       : module_(module),
-        session_(Agreed(session, options)),
-        reducer_(module->named_parameters().pairs(), options.gradients(), session_),
-        broadcasts_buffers_(options.broadcast_buffers() && size(session_) > 1) {
-    broadcast_parameters(*module, /*root_rank=*/0, session_);
+        set_(Agreed(session, options)),
+        reducer_(module->named_parameters().pairs(), options.gradients(), Session(set_.session)),
+        broadcasts_buffers_(options.broadcast_buffers() && set_.size() > 1) {
+    broadcast_parameters(*module, set_.first(), among());
   }
 
   void BeforeForward() {
@@ -38,11 +38,16 @@ class ModuleSynchronizer::Impl {
 
  private:
   // That one, if all ranks have the options that the reducer does not compare.
-  static Session Agreed(const Session& session, const DistributedDataParallelOptions& options) {
-    const auto state = StateOf(session);
+  static SessionSet Agreed(const Session& session, const DistributedDataParallelOptions& options) {
+    SessionSet set(StateOf(session), options.gradients().process_set());
     AgreeOnList("DistributedDataParallel",
-                {options.broadcast_buffers() ? "with buffers" : "without buffers"}, "", state);
-    return Session(state);
+                {options.broadcast_buffers() ? "with buffers" : "without buffers"}, "", set);
+    return set;
+  }
+
+  Participants among() const {
+    if (set_.process_set.membership()) return set_.process_set;
+    return Session(set_.session);
   }
 
   void BroadcastBuffers() {
@@ -52,14 +57,15 @@ class ModuleSynchronizer::Impl {
       const std::string name = reducer_.prefix() + "buffer " + buffer.key();
       // Past autograd's version counter: the graph of a forward() before may have kept the buffer,
       // as that of batch norm does without using it.
-      handles.push_back(broadcast_async_(buffer.value().variable_data(), 0,
-                                         BroadcastOptions().name(name), session_));
+      handles.push_back(broadcast_async_(
+          buffer.value().variable_data(), set_.first(),
+          BroadcastOptions().name(name).process_set(set_.process_set), Session(set_.session)));
     }
     for (const Handle& handle : handles) sirtaki::synchronize(handle);
   }
 
   const std::shared_ptr<torch::nn::Module> module_;
-  const Session session_;
+  const SessionSet set_;
   GradientReducer reducer_;
   const bool broadcasts_buffers_;
   int scopes_ = 0;  // of no_sync

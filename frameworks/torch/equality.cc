@@ -114,7 +114,8 @@ std::string ElementText(const at::Tensor& element) {
 }
 
 // Two tensors that lie flat, of one type and shape. Empty if they are equal bit by bit.
-std::string FirstDifferentElement(const at::Tensor& of_root, const at::Tensor& mine, int rank) {
+std::string FirstDifferentElement(const at::Tensor& of_root, const at::Tensor& mine, int first,
+                                  int rank) {
   const auto* a = static_cast<const char*>(of_root.const_data_ptr());
   const auto* b = static_cast<const char*>(mine.const_data_ptr());
   const std::size_t bytes = mine.element_size();
@@ -130,36 +131,37 @@ std::string FirstDifferentElement(const at::Tensor& of_root, const at::Tensor& m
     const at::Tensor x = of_root.reshape({-1})[i];
     const at::Tensor y = mine.reshape({-1})[i];
     std::string text = "the first different element, [" + index + "], is " + ElementText(x) +
-                       " on rank 0 and " + ElementText(y) + " on rank " + std::to_string(rank);
+                       " on rank " + std::to_string(first) + " and " + ElementText(y) +
+                       " on rank " + std::to_string(rank);
     if (x.equal(y)) text += ", equal as numbers and different in their bits";
     return text;
   }
   return {};
 }
 
-// What to say of a tensor whose digests differ, the same on every rank.
+// What to say of a tensor, of those of all ranks of the set, whose digests differ, the same on
+// every rank.
 std::string Locate(const std::string& what, const at::Tensor& tensor,
-                   const std::vector<std::string>& digest_of_rank,
-                   const std::shared_ptr<SessionState>& session) {
+                   const std::vector<std::string>& digests, const SessionSet& set) {
   at::NoGradGuard no_grad;
-  const int rank = session->topology().rank;
   TensorCall call;
   call.kind = core::OpKind::kBroadcast;
   call.tensor = tensor;
   call.name = "sirtaki/" + what + "/first different";
-  call.root = 0;
+  call.process_set = set.process_set;
+  call.root = set.first();
   call.will_wait = true;
-  const at::Tensor of_root = PendingTensor::Start(std::move(call), session)->Synchronize();
+  const at::Tensor of_root = PendingTensor::Start(std::move(call), set.session)->Synchronize();
   std::string mine;
   std::string error;
-  if (digest_of_rank[static_cast<std::size_t>(rank)] != digest_of_rank[0]) {
+  if (digests[static_cast<std::size_t>(set.members.index())] != digests[0]) {
     try {
-      mine = FirstDifferentElement(of_root, Flat(tensor), rank);
+      mine = FirstDifferentElement(of_root, Flat(tensor), set.first(), set.rank());
     } catch (const std::exception& failure) {
       error = WhyNoMemory(failure);
     }
   }
-  for (const auto& of_rank : ExchangeLists(what + "/element", {mine}, error, session)) {
+  for (const auto& of_rank : ExchangeLists(what + "/element", {mine}, error, set)) {
     if (!of_rank[0].empty()) return "; " + of_rank[0];
   }
   return {};  // somebody wrote to the tensor meanwhile
@@ -172,16 +174,16 @@ std::string Locate(const std::string& what, const at::Tensor& tensor,
 }  // namespace
 
 void CheckEqual(const std::string& what, const std::vector<std::string>& names,
-                const std::vector<at::Tensor>& tensors,
-                const std::shared_ptr<SessionState>& session) {
-  ThrowIfError(session->Check());
-  if (session->topology().size == 1) return;
+                const std::vector<at::Tensor>& tensors, const SessionSet& set) {
+  ThrowIfError(set.session->Check());
+  if (set.size() == 1) return;
   std::string error;
   const std::vector<std::string> list = DescribeWithDigests(names, tensors, &error);
-  const Lists lists = ExchangeLists(what, list, error, session);
+  const Lists lists = ExchangeLists(what, list, error, set);
   if (lists.empty()) return;
   const Lists descriptions = Take(lists, Half::kDescriptions);
-  if (!AllEqual(descriptions)) ThrowMismatch(what + ": " + FirstDifference(descriptions));
+  if (!AllEqual(descriptions))
+    ThrowMismatch(what + ": " + FirstDifference(descriptions, set.ranks()));
 
   const Lists digests = Take(lists, Half::kDigests);
   const std::vector<std::size_t> differing = Differing(digests);
@@ -189,8 +191,8 @@ void CheckEqual(const std::string& what, const std::vector<std::string>& names,
   std::vector<std::string> digest_of_rank;
   for (const auto& of_rank : digests) digest_of_rank.push_back(of_rank[first]);
   std::string text = what + ": " + Quoted(names[first], tensors[first]) + " differs: digest " +
-                     GroupsText(digest_of_rank) +
-                     Locate(what, tensors[first], digest_of_rank, session);
+                     GroupsText(digest_of_rank, set.ranks()) +
+                     Locate(what, tensors[first], digest_of_rank, set);
   if (differing.size() > 1) {
     text += "; it is the first of " + std::to_string(differing.size()) + " tensors that differ";
   }

@@ -3,19 +3,17 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/session_set.h"
 
 namespace sirtaki::detail {
 
-// Throws on every rank if the ranks' tensors differ; see check_parameters. `what`, the name of the
-// check, is the same on every rank and not in flight; names and tensors have the same length.
-// Collective.
+// Throws on every rank of the set if the ranks' tensors differ; see check_parameters. `what`, the
+// name of the check, is the same on every rank and not in flight; names and tensors have the same
+// length. Collective.
 void CheckEqual(const std::string& what, const std::vector<std::string>& names,
-                const std::vector<at::Tensor>& tensors,
-                const std::shared_ptr<SessionState>& session);
+                const std::vector<at::Tensor>& tensors, const SessionSet& set);
 
 }  // namespace sirtaki::detail

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "frameworks/torch/agreement.h"
-#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/session_set.h"
 #include "frameworks/torch/throw.h"
 #include "sirtaki/collectives.h"
 #include "sirtaki/optimizer.h"
@@ -39,6 +39,14 @@ bool Unscale(torch::optim::Optimizer& optimizer, double scale) {
     for (at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
       at::Tensor gradient = parameter.mutable_grad().detach();
+      if (gradient.is_sparse()) {
+        // Parts of one element that are finite may have a sum that is not.
+        if (!gradient.is_coalesced()) {
+          gradient = gradient.coalesce();
+          parameter.mutable_grad() = gradient;
+        }
+        gradient = gradient.values();
+      }
       gradients[gradient.scalar_type()].push_back(std::move(gradient));
     }
   }
@@ -91,21 +99,28 @@ at::Tensor GradScaler::scale(const at::Tensor& tensor) const {
   return options_.enabled() ? tensor * scale_ : tensor;
 }
 
+ProcessSet GradScaler::SetFor(const torch::optim::Optimizer& optimizer) const {
+  if (options_.process_set().membership()) return options_.process_set();
+  const auto* const synchronizer = dynamic_cast<const detail::GradientSynchronizer*>(&optimizer);
+  return synchronizer != nullptr ? synchronizer->process_set() : ProcessSet();
+}
+
 // Scales that differ would make gradients that differ, without a word.
-void GradScaler::AgreeOnSettings() {
-  if (agreed_) return;
+void GradScaler::AgreeOnSettings(const ProcessSet& set) {
+  if (agreed_.count(set.id()) != 0) return;
   std::ostringstream settings;
   settings.precision(17);
   settings << "scale " << scale_ << ", growth by " << options_.growth_factor() << " after "
            << options_.growth_interval() << " steps, " << good_steps_
            << " of them made, backoff by " << options_.backoff_factor();
   detail::AgreeOnList("GradScaler", {options_.enabled() ? settings.str() : "disabled"}, "",
-                      detail::StateOf(session_));
-  agreed_ = true;
+                      detail::SessionSet(detail::StateOf(session_), set));
+  agreed_.insert(set.id());
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
-  AgreeOnSettings();
+  const ProcessSet set = SetFor(optimizer);
+  AgreeOnSettings(set);
   if (auto* const synchronizer = dynamic_cast<detail::GradientSynchronizer*>(&optimizer)) {
     synchronizer->synchronize();
   }
@@ -115,12 +130,14 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   }
   CheckTypes(optimizer);
   at::Tensor infinite = at::full({1}, Unscale(optimizer, scale_) ? 0 : 1, at::kInt);
-  allreduce_(infinite, AllreduceOptions().name("sirtaki/GradScaler").op(ReduceOp::Sum), session_);
+  allreduce_(infinite,
+             AllreduceOptions().name("sirtaki/GradScaler").op(ReduceOp::Sum).process_set(set),
+             session_);
   met_[&optimizer].finite = infinite.item<int>() == 0;
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
-  AgreeOnSettings();
+  AgreeOnSettings(SetFor(optimizer));
   if (!options_.enabled()) {
     optimizer.step();
     return true;
@@ -144,7 +161,7 @@ void GradScaler::update(std::optional<double> new_scale) {
       ThrowInvalid("the new scale is " + std::to_string(*new_scale) + "; it has to be positive");
     }
     scale_ = *new_scale;
-    agreed_ = false;
+    agreed_.clear();
     met_.clear();
     return;
   }
@@ -179,7 +196,7 @@ void GradScaler::load(torch::serialize::InputArchive& archive) {
   }
   scale_ = saved;
   good_steps_ = good_steps.item<std::int64_t>();
-  agreed_ = false;
+  agreed_.clear();
   met_.clear();
 }
 

@@ -15,19 +15,22 @@
 #include "frameworks/torch/named_parameters.h"
 #include "frameworks/torch/parameter_gradient.h"
 #include "frameworks/torch/pending_tensor.h"
-#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/session_set.h"
+#include "frameworks/torch/step_deltas.h"
 #include "frameworks/torch/throw.h"
 #include "sirtaki/optimizer.h"
 
 namespace sirtaki::detail {
 
 using GradientPtr = std::shared_ptr<ParameterGradient>;
+using LossClosure = GradientReducer::LossClosure;
+using BaseStep = GradientReducer::BaseStep;
 
-// In a world of one rank it has no members: there is nothing to do.
+// In a set of one rank it has no members: there is nothing to do.
 class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
  public:
   Impl(NamedTensors names, const DistributedOptimizerOptions& options, bool after_backward,
-       std::shared_ptr<SessionState> session);
+       const std::shared_ptr<SessionState>& session);
 
   // Takes the parameters of the optimizer that are new and drops those that are gone. Collective if
   // anything has changed since the last time.
@@ -36,20 +39,25 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   void TakeAll();
 
   void CheckSession() const;
-  bool active() const { return session_->topology().size > 1; }
-  void BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure);
+  bool active() const { return set_.size() > 1; }
+  at::Tensor Step(const torch::optim::Optimizer& optimizer, LossClosure closure,
+                  const BaseStep& base_step);
   void AfterStep() { synchronized_ = false; }
   void Synchronize();
   void SynchronizeUnlessDone();
   void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
   void BeforeForward();
-  at::Tensor AverageLoss(const at::Tensor& loss);
   Scope NoSync();
   Scope SkipSynchronize();
-  const std::shared_ptr<SessionState>& session() const { return session_; }
+  bool has_local_gradients() const { return active() && rule_->of_steps(); }
+  const SessionSet& set() const { return set_; }
   const std::string& prefix() const { return prefix_; }
 
  private:
+  void BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure);
+  at::Tensor CombinedStep(LossClosure closure, const BaseStep& base_step);
+  LossClosure Wrap(LossClosure closure);
+  at::Tensor AverageLoss(const at::Tensor& loss);
   void NameAdded(const torch::optim::Optimizer& optimizer);
   void Take(const NamedParameters& named);
   std::vector<GradientPtr> GradientsOf(const NamedParameters& named, std::string* error);
@@ -61,7 +69,7 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   void StartAnew();
   void CheckParametersWhenDue();
 
-  const std::shared_ptr<SessionState> session_;
+  const SessionSet set_;
   NamedTensors names_;
   const std::shared_ptr<const GradientRule> rule_;
   std::string what_;                  // "parameters of the optimizer #2"
@@ -104,21 +112,22 @@ std::string WhyTooLong(const std::vector<std::string>& names, const std::string&
 }  // namespace
 
 GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOptions& options,
-                            bool after_backward, std::shared_ptr<SessionState> session)
-    : session_(std::move(session)),
+                            bool after_backward, const std::shared_ptr<SessionState>& session)
+    : set_(session, options.process_set()),
       names_(std::move(names)),
       rule_(std::make_shared<const GradientRule>(MakeRule(options, after_backward))),
       invalid_(WhyInvalid(options, after_backward)),
       check_every_(options.check_parameters_every()) {
-  const int number = session_->NextOptimizerNumber();
+  const int number = set_.session->NextOptimizerNumber(set_.members.set);
   const std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
   // By number, which all ranks have alike: names may differ by mistake.
   what_ = (after_backward ? "parameters of the module" : "parameters of the optimizer") + suffix;
-  prefix_ = "gradient" + (options.name().empty() ? suffix : ":" + options.name()) + "/";
+  prefix_ = rule_->of_steps() ? "delta" : "gradient";
+  prefix_ += (options.name().empty() ? suffix : ":" + options.name()) + "/";
 }
 
 void GradientReducer::Impl::CheckSession() const {
-  if (session_->gone()) {
+  if (set_.session->gone()) {
     ThrowStatus(core::Status(core::StatusCode::kNotInitialized,
                              "the optimizer's session was shut down; make a new one after init()"));
   }
@@ -133,7 +142,7 @@ std::vector<GradientPtr> GradientReducer::Impl::GradientsOf(const NamedParameter
   for (std::size_t i = 0; i < named.names.size(); ++i) {
     const std::string& name = named.names[i];
     GradientPtr gradient =
-        session_->gradients().OfParameter(named.parameters[i].unsafeGetTensorImpl());
+        set_.session->gradients().OfParameter(named.parameters[i].unsafeGetTensorImpl());
     if (gradient) {
       if (&gradient->rule() != rule_.get() && !CanShare(gradient->rule(), *rule_)) {
         *error =
@@ -146,7 +155,7 @@ std::vector<GradientPtr> GradientReducer::Impl::GradientsOf(const NamedParameter
       }
     } else {
       const std::string key = prefix_ + name;
-      if (session_->gradients().OfKey(key)) {
+      if (set_.session->gradients().OfKey(core::Key::Named(set_.members.set, key))) {
         *error = "the name " + core::Quoted(name) + " is in use by another optimizer (" +
                  core::Quoted(key) + "): give optimizers different names";
         return gradients;
@@ -154,7 +163,7 @@ std::vector<GradientPtr> GradientReducer::Impl::GradientsOf(const NamedParameter
       gradient = std::make_shared<ParameterGradient>(
           ParameterGradient::Description{name, key, static_cast<std::int64_t>(i),
                                          named.parameters[i], rule_},
-          session_);
+          set_);
     }
     gradients.push_back(std::move(gradient));
   }
@@ -175,11 +184,11 @@ void GradientReducer::Impl::Take(const NamedParameters& named) {
   std::string options = "gradients by " + ToText(*rule_) + ", called " + core::Quoted(prefix_);
   if (check_every_ > 0) options += ", checked every " + std::to_string(check_every_) + " steps";
   lines.insert(lines.begin(), std::move(options));
-  AgreeOnList(what_, lines, error, session_);
+  AgreeOnList(what_, lines, error, set_);
 
   for (const GradientPtr& gradient : gradients) {
-    session_->gradients().Add(gradient->parameter().unsafeGetTensorImpl(), gradient->key(),
-                              gradient);
+    set_.session->gradients().Add(gradient->parameter().unsafeGetTensorImpl(),
+                                  core::Key::Named(set_.members.set, gradient->key()), gradient);
     gradient->Attach();
     if (rule_->after_backward) {
       gradient->set_on_submitted([self = weak_from_this()] {
@@ -282,6 +291,7 @@ void GradientReducer::Impl::Synchronize() {
 }
 
 void GradientReducer::Impl::SynchronizeUnlessDone() {
+  if (rule_->of_steps()) return;
   if (!synchronized_ || AnyTouched()) Synchronize();
 }
 
@@ -308,7 +318,7 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
   if (skips_ > 0) {
     if (outstanding != nullptr) {
       ThrowOutstanding("step() in a scope of skip_synchronize()", *outstanding,
-                       "call synchronize() before it", *session_);
+                       "call synchronize() before it", *set_.session);
     }
     if (!with_closure) return;
     ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
@@ -319,11 +329,47 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
     ThrowOutstanding("step() with a closure", *outstanding,
                      "a closure makes the gradients itself; call step() without one, or backward() "
                      "only within it",
-                     *session_);
+                     *set_.session);
   }
   Scan(optimizer);
   CheckParametersWhenDue();
   if (!with_closure) SynchronizeUnlessDone();
+}
+
+at::Tensor GradientReducer::Impl::Step(const torch::optim::Optimizer& optimizer,
+                                       LossClosure closure, const BaseStep& base_step) {
+  BeforeStep(optimizer, closure != nullptr);
+  if (rule_->of_steps()) return CombinedStep(std::move(closure), base_step);
+  at::Tensor loss = base_step(closure ? Wrap(std::move(closure)) : nullptr);
+  AfterStep();
+  return loss;
+}
+
+at::Tensor GradientReducer::Impl::CombinedStep(LossClosure closure, const BaseStep& base_step) {
+  StepDeltas deltas(set_);
+  for (const GradientPtr& member : members_) {
+    member->Attach();
+    if (member->takes_part()) deltas.Remember(member->key(), member->parameter());
+  }
+  at::Tensor loss;
+  try {
+    loss = base_step(std::move(closure));
+  } catch (...) {
+    // What half a step has changed is of no use to the others.
+    deltas.TakeBack();
+    throw;
+  }
+  deltas.Combine();
+  return loss;
+}
+
+LossClosure GradientReducer::Impl::Wrap(LossClosure closure) {
+  return [self = shared_from_this(), closure = std::move(closure)] {
+    self->AfterStep();
+    at::Tensor loss = closure();
+    self->SynchronizeUnlessDone();
+    return self->AverageLoss(loss);
+  };
 }
 
 void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
@@ -331,7 +377,7 @@ void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimi
     ThrowOutstanding("zero_grad()", *outstanding,
                      "call step() or synchronize() after backward() first; a backward() whose "
                      "gradients this optimizer has no use for goes into a scope of its no_sync()",
-                     *session_);
+                     *set_.session);
   }
   Scan(optimizer);
   StartAnew();
@@ -345,7 +391,7 @@ void GradientReducer::Impl::CheckParametersWhenDue() {
     names.push_back(member->name());
     parameters.push_back(member->parameter());
   }
-  CheckEqual("check_parameters of the " + what_, names, parameters, session_);
+  CheckEqual("check_parameters of the " + what_, names, parameters, set_);
 }
 
 void GradientReducer::Impl::BeforeForward() {
@@ -367,9 +413,10 @@ at::Tensor GradientReducer::Impl::AverageLoss(const at::Tensor& loss) {
   TensorCall call;
   call.tensor = loss;
   call.name = prefix_ + "loss of the closure";
+  call.process_set = set_.process_set;
   call.reduction = core::ReduceOp::kAverage;
   call.will_wait = true;
-  return PendingTensor::Start(std::move(call), session_)->Synchronize();
+  return PendingTensor::Start(std::move(call), set_.session)->Synchronize();
 }
 
 Scope GradientReducer::Impl::NoSync() {
@@ -380,6 +427,11 @@ Scope GradientReducer::Impl::NoSync() {
 }
 
 Scope GradientReducer::Impl::SkipSynchronize() {
+  if (rule_->of_steps() && active()) {
+    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                             "skip_synchronize(): with op Adasum step() combines what the steps of "
+                             "all ranks have changed, and no gradients are averaged before it"));
+  }
   ++skips_;
   return Scope([self = shared_from_this()] { --self->skips_; });
 }
@@ -413,12 +465,14 @@ GradientReducer::Impl& GradientReducer::impl() const {
                            "the optimizer is empty: it was moved from"));
 }
 
-void GradientReducer::BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure) {
+at::Tensor GradientReducer::Step(const torch::optim::Optimizer& optimizer, LossClosure closure,
+                                 const BaseStep& base_step) {
   impl().CheckSession();
-  if (impl_->active()) impl_->BeforeStep(optimizer, with_closure);
+  if (!impl_->active()) return base_step(std::move(closure));
+  return impl_->Step(optimizer, std::move(closure), base_step);
 }
 
-void GradientReducer::AfterStep() {
+void GradientReducer::SkipStep() {
   if (impl().active()) impl_->AfterStep();
 }
 
@@ -434,20 +488,12 @@ void GradientReducer::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
   if (impl_->active()) impl_->BeforeZeroGrad(optimizer);
 }
 
-std::function<at::Tensor()> GradientReducer::Wrap(std::function<at::Tensor()> closure) {
-  if (!impl().active()) return closure;
-  return [impl = impl_, closure = std::move(closure)] {
-    impl->AfterStep();
-    at::Tensor loss = closure();
-    impl->SynchronizeUnlessDone();
-    return impl->AverageLoss(loss);
-  };
-}
-
 Scope GradientReducer::NoSync() { return impl().NoSync(); }
 Scope GradientReducer::SkipSynchronize() { return impl().SkipSynchronize(); }
 void GradientReducer::BeforeForward() { impl().BeforeForward(); }
 const std::string& GradientReducer::prefix() const { return impl().prefix(); }
-Session GradientReducer::session() const { return Session(impl().session()); }
+Session GradientReducer::session() const { return Session(impl().set().session); }
+ProcessSet GradientReducer::process_set() const { return impl().set().process_set; }
+bool GradientReducer::has_local_gradients() const { return impl().has_local_gradients(); }
 
 }  // namespace sirtaki::detail

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <memory>
-#include <string>
 #include <unordered_map>
 
+#include "core/request.h"
 #include "core/thread_annotations.h"
 
 namespace sirtaki::detail {
@@ -20,12 +20,12 @@ class GradientRegistry {
     core::MutexLock lock(mutex_);
     return Find(by_parameter_, parameter);
   }
-  std::shared_ptr<ParameterGradient> OfKey(const std::string& key) const {
+  std::shared_ptr<ParameterGradient> OfKey(const core::Key& key) const {
     core::MutexLock lock(mutex_);
     return Find(by_key_, key);
   }
 
-  void Add(const void* parameter, const std::string& key,
+  void Add(const void* parameter, const core::Key& key,
            const std::shared_ptr<ParameterGradient>& gradient) {
     core::MutexLock lock(mutex_);
     by_parameter_[parameter] = gradient;
@@ -50,7 +50,7 @@ class GradientRegistry {
   mutable core::Mutex mutex_;
   std::unordered_map<const void*, std::weak_ptr<ParameterGradient>> by_parameter_
       SIRTAKI_GUARDED_BY(mutex_);
-  std::unordered_map<std::string, std::weak_ptr<ParameterGradient>> by_key_
+  std::unordered_map<core::Key, std::weak_ptr<ParameterGradient>, core::KeyHash> by_key_
       SIRTAKI_GUARDED_BY(mutex_);
   std::size_t after_sweep_ SIRTAKI_GUARDED_BY(mutex_) = 0;
 };

@@ -9,8 +9,14 @@ std::string WhyInvalid(const DistributedOptimizerOptions& options, bool after_ba
   std::ostringstream why;
   const double factor = options.gradient_predivide_factor();
   const bool is_average = options.op() == ReduceOp::Average;
-  if (!is_average && options.op() != ReduceOp::Sum) {
-    why << "op of gradients is Average or Sum";
+  const bool is_adasum = options.op() == ReduceOp::Adasum;
+  if (!is_average && !is_adasum && options.op() != ReduceOp::Sum) {
+    why << "op of gradients is Average, Sum or Adasum";
+  } else if (is_adasum && after_backward) {
+    why << "op Adasum combines what steps have changed, and a module does not know of steps: use "
+           "DistributedOptimizer";
+  } else if (is_adasum && options.compression() != Compression::None) {
+    why << "with op Adasum there is no compression";
   } else if (!std::isfinite(factor) || factor <= 0 || !std::isfinite(1 / factor)) {
     why << "gradient_predivide_factor is " << factor << "; it has to be a positive number";
   } else if (factor != 1.0 && !is_average) {
@@ -33,14 +39,16 @@ std::string WhyInvalid(const DistributedOptimizerOptions& options, bool after_ba
 
 GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_backward) {
   GradientRule rule;
-  rule.reduction =
-      options.op() == ReduceOp::Average ? core::ReduceOp::kAverage : core::ReduceOp::kSum;
+  rule.set = options.process_set().id();
+  if (options.op() == ReduceOp::Sum) rule.reduction = core::ReduceOp::kSum;
+  if (options.op() == ReduceOp::Adasum) rule.reduction = core::ReduceOp::kAdasum;
   rule.prescale = 1.0 / options.gradient_predivide_factor();
   rule.postscale = options.gradient_predivide_factor();
   rule.compression = options.compression();
   rule.scope = options.compression_scope();
   rule.passes = options.backward_passes_per_step();
   rule.after_backward = after_backward;
+  rule.sparse_as_dense = options.sparse_as_dense();
   rule.hook = options.hook();
   return rule;
 }
@@ -54,12 +62,14 @@ std::string ToText(const GradientRule& rule) {
   std::ostringstream text;
   text.precision(17);
   text << core::ReduceOpName(rule.reduction);
+  if (rule.set != core::kWorldSet) text << " in process set " << rule.set;
   if (rule.postscale != 1.0) text << ", predivided by " << rule.postscale;
   if (rule.compression != Compression::None) {
     text << (rule.compression == Compression::F16 ? ", float16 " : ", bfloat16 ")
          << (rule.scope == CompressionScope::Everywhere ? "everywhere" : "between hosts");
   }
   if (rule.passes != 1) text << ", " << rule.passes << " backward passes";
+  if (rule.sparse_as_dense) text << ", sparse as dense";
   if (rule.after_backward) text << ", after backward";
   if (rule.hook) text << ", by a hook";
   return text.str();

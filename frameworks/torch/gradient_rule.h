@@ -11,6 +11,7 @@
 namespace sirtaki::detail {
 
 struct GradientRule {
+  core::SetNumber set = core::kWorldSet;
   core::ReduceOp reduction = core::ReduceOp::kAverage;
   double prescale = 1.0;
   double postscale = 1.0;
@@ -18,7 +19,11 @@ struct GradientRule {
   CompressionScope scope = CompressionScope::BetweenHosts;
   int passes = 1;               // backward passes before a gradient is reduced
   bool after_backward = false;  // averaged when backward() returns, not in step()
-  CommunicationHook hook;       // empty: the library reduces
+  bool sparse_as_dense = false;
+  CommunicationHook hook;  // empty: the library reduces
+
+  // What steps have changed is combined; gradients stay where they are.
+  bool of_steps() const { return reduction == core::ReduceOp::kAdasum; }
 };
 
 // What is wrong with the options; empty if nothing is.

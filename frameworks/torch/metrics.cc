@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "frameworks/torch/pending_tensor.h"
-#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/session_set.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
 
@@ -17,7 +17,8 @@ namespace {
 
 // `invalid`: what is wrong with this rank's values.
 at::Tensor Reduce(const at::Tensor& values, core::ReduceOp reduction, std::string invalid,
-                  const std::string& name, const Session& session) {
+                  const std::string& name, const Participants& among) {
+  const detail::SessionSet set = detail::SetOf(among);
   detail::TensorCall call;
   call.kind = core::OpKind::kAllReduce;
   call.tensor = values;
@@ -25,7 +26,8 @@ at::Tensor Reduce(const at::Tensor& values, core::ReduceOp reduction, std::strin
   call.will_wait = true;
   call.reduction = reduction;
   call.invalid = std::move(invalid);
-  return detail::PendingTensor::Start(std::move(call), detail::StateOf(session))->Synchronize();
+  call.process_set = set.process_set;
+  return detail::PendingTensor::Start(std::move(call), set.session)->Synchronize();
 }
 
 std::string Text(double value) {
@@ -36,14 +38,14 @@ std::string Text(double value) {
 
 }  // namespace
 
-double metric_average(double value, const std::string& name, const Session& session) {
+double metric_average(double value, const std::string& name, const Participants& among) {
   const at::Tensor values = at::empty({}, at::kDouble);
   *values.mutable_data_ptr<double>() = value;
-  return *Reduce(values, core::ReduceOp::kAverage, "", name, session).const_data_ptr<double>();
+  return *Reduce(values, core::ReduceOp::kAverage, "", name, among).const_data_ptr<double>();
 }
 
 double metric_average(double value, double weight, const std::string& name,
-                      const Session& session) {
+                      const Participants& among) {
   std::string invalid;
   if (!std::isfinite(weight) || weight < 0) {
     invalid = "the weight is " + Text(weight) + "; it must be a finite number, not negative";
@@ -51,7 +53,7 @@ double metric_average(double value, double weight, const std::string& name,
   const at::Tensor values = at::empty({2}, at::kDouble);
   values.mutable_data_ptr<double>()[0] = weight == 0 ? 0 : value * weight;
   values.mutable_data_ptr<double>()[1] = weight;
-  const at::Tensor sums = Reduce(values, core::ReduceOp::kSum, std::move(invalid), name, session);
+  const at::Tensor sums = Reduce(values, core::ReduceOp::kSum, std::move(invalid), name, among);
   const double sum = sums.const_data_ptr<double>()[0];
   const double total = sums.const_data_ptr<double>()[1];
   if (total > 0 && std::isfinite(total)) return sum / total;
@@ -63,13 +65,13 @@ double metric_average(double value, double weight, const std::string& name,
 }
 
 at::Tensor metric_average(const at::Tensor& values, const std::string& name,
-                          const Session& session) {
+                          const Participants& among) {
   std::string invalid;
   if (values.defined() && !values.is_floating_point()) {
     invalid = "an average of " + detail::TypeAndShape(values) +
               " would be truncated; convert it to a floating point type";
   }
-  return Reduce(values, core::ReduceOp::kAverage, std::move(invalid), name, session);
+  return Reduce(values, core::ReduceOp::kAverage, std::move(invalid), name, among);
 }
 
 }  // namespace sirtaki

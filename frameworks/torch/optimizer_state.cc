@@ -11,7 +11,7 @@
 #include "frameworks/torch/agreement.h"
 #include "frameworks/torch/archive_broadcast.h"
 #include "frameworks/torch/optimizer_archive.h"
-#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/session_set.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
 #include "sirtaki/broadcast.h"
@@ -30,11 +30,11 @@ std::vector<std::string> Describe(const torch::optim::Optimizer& optimizer, int 
 }  // namespace
 
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,
-                               const Session& session) {
+                               const Participants& among) {
   const std::string call = "broadcast_optimizer_state";
-  const auto state = detail::StateOf(session);
-  detail::ThrowIfError(state->Check());
-  detail::AgreeOnList(call, Describe(optimizer, root_rank), "", state);
+  const detail::SessionSet set = detail::SetOf(among);
+  detail::ThrowIfError(set.session->Check());
+  detail::AgreeOnList(call, Describe(optimizer, root_rank), "", set);
 
   std::optional<torch::serialize::OutputArchive> saved;
   const auto save = [&](const detail::WriteBytes& write) {
@@ -48,7 +48,7 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank
     archive.load_from(read, size);
     detail::LoadOptimizer(optimizer, archive);
   };
-  detail::BroadcastArchive(save, load, root_rank, call, "sirtaki/" + call + "/state", state);
+  detail::BroadcastArchive(save, load, root_rank, call, "sirtaki/" + call + "/state", set);
 }
 
 }  // namespace sirtaki

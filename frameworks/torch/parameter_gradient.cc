@@ -1,6 +1,8 @@
 #include "frameworks/torch/parameter_gradient.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -12,8 +14,11 @@
 
 #include "core/text.h"
 #include "frameworks/torch/compression.h"
+#include "frameworks/torch/gradient_form.h"
+#include "frameworks/torch/sparse_call.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
+#include "sirtaki/error.h"
 
 namespace sirtaki::detail {
 
@@ -59,8 +64,8 @@ void Erase(Hooks& hooks, const void* hook) {
 
 }  // namespace
 
-ParameterGradient::ParameterGradient(Description description, std::shared_ptr<SessionState> session)
-    : what_(std::move(description)), session_(std::move(session)), gate_(what_.rule->passes) {}
+ParameterGradient::ParameterGradient(Description description, SessionSet set)
+    : what_(std::move(description)), set_(std::move(set)), gate_(what_.rule->passes) {}
 
 ParameterGradient::~ParameterGradient() {
   Detach();
@@ -70,6 +75,7 @@ ParameterGradient::~ParameterGradient() {
 void ParameterGradient::Attach() {
   if (!what_.parameter.requires_grad()) return;
   takes_part_ = true;
+  if (what_.rule->of_steps()) return;
   auto accumulator = torch::autograd::impl::grad_accumulator(what_.parameter);
   if (accumulator == accumulator_) return;
   Detach();
@@ -92,7 +98,7 @@ void ParameterGradient::Detach() {
 
 core::Status ParameterGradient::Refused(const std::string& text) const {
   return core::Status(core::StatusCode::kInvalidArgument, text,
-                      core::Origin{session_->topology().rank, "", what_.key});
+                      core::Origin{set_.session->topology().rank, "", what_.key});
 }
 
 void ParameterGradient::ThrowWrittenAgain() const {
@@ -108,12 +114,12 @@ void ParameterGradient::ThrowWrittenAgain() const {
 
 // Before the node adds to memory that the reduction is reading.
 void ParameterGradient::OnAccumulate() const {
-  if (gate_.reported() && !session_->gone()) ThrowWrittenAgain();
+  if (gate_.reported() && !set_.session->gone()) ThrowWrittenAgain();
 }
 
 void ParameterGradient::OnGradient() {
   // The optimizer says so in step(); a later session's may be at work on the same parameter.
-  if (session_->gone()) return;
+  if (set_.session->gone()) return;
   switch (gate_.Arrive()) {
     case fusion::GradientGate::Arrival::kEarly:
       return;
@@ -137,13 +143,15 @@ core::Signature ParameterGradient::MakeSignature(const at::Tensor& shaped) const
   signature.reduction = what_.rule->reduction;
   signature.prescale = what_.rule->prescale;
   signature.postscale = what_.rule->postscale;
-  signature.wire = WireType(what_.rule->compression, what_.rule->scope, session_->topology(),
+  signature.wire = WireType(what_.rule->compression, what_.rule->scope, set_.session->topology(),
                             shaped.scalar_type());
   return signature;
 }
 
 void ParameterGradient::GiveMemory(core::Work& work) {
-  if (present_) {
+  if (present_ && IsSparse(found_)) {
+    moved_ = found_.detach().to_dense();
+  } else if (present_) {
     moved_ = Flat(found_);
     // A gradient with a graph may be what its graph has kept: it stays as it is.
     if (found_.requires_grad() && moved_.is_alias_of(found_)) moved_ = moved_.clone();
@@ -167,9 +175,9 @@ std::string ParameterGradient::TryGiveMemory(core::Work& work) {
 
 // What the other ranks' hooks have started waits for this one's: there is no going on.
 void ParameterGradient::FailHook(const std::string& why) const {
-  session_->session().Abort("the communication hook failed for the gradient of " +
-                            core::Quoted(what_.name) + ": " + why);
-  ThrowIfError(session_->Check());
+  set_.session->session().Abort("the communication hook failed for the gradient of " +
+                                core::Quoted(what_.name) + ": " + why);
+  ThrowIfError(set_.session->Check());
 }
 
 void ParameterGradient::CallHook() {
@@ -189,13 +197,31 @@ void ParameterGradient::CallHook() {
 }
 
 void ParameterGradient::Submit(bool will_wait) {
-  at::NoGradGuard no_grad;
-  auto work = std::make_shared<core::Work>();
-  work->request.key = core::Key::Named(core::kWorldSet, what_.key);
   found_ = what_.parameter.grad();
   present_ = found_.defined() && what_.parameter.requires_grad();
+  Start(will_wait);
+}
+
+bool ParameterGradient::MovesSparse() const {
+  if (what_.rule->sparse_as_dense || what_.rule->hook) return false;
+  return present_ ? IsSparse(found_) : sparse_dims_ > 0;
+}
+
+void ParameterGradient::Start(bool will_wait) {
+  at::NoGradGuard no_grad;
+  if (MovesSparse()) {
+    StartSparse(will_wait);
+  } else {
+    StartDense(will_wait);
+  }
+}
+
+void ParameterGradient::StartDense(bool will_wait) {
+  auto work = std::make_shared<core::Work>();
+  work->request.key = core::Key::Named(set_.members.set, what_.key);
   if (!present_) work->request.absent = {true};
-  const at::Tensor& shaped = present_ ? found_ : what_.parameter;
+  const bool as_found = present_ && !(what_.rule->sparse_as_dense && IsSparse(found_));
+  const at::Tensor& shaped = as_found ? found_ : what_.parameter;
   std::string& invalid = work->request.invalid;
   invalid = WhyNotMovable(shaped);
   core::Signature signature = MakeSignature(shaped);
@@ -205,12 +231,36 @@ void ParameterGradient::Submit(bool will_wait) {
   work->request.signature = signature_;
   if (invalid.empty()) invalid = TryGiveMemory(*work);
   if (invalid.empty() && what_.rule->hook) CallHook();
-  ThrowIfError(session_->Submit(work, will_wait));
+  ThrowIfError(set_.session->Submit(work, will_wait));
   handle_ = work->handle;
 }
 
+// One grouped all-gather of indices and values.
+void ParameterGradient::StartSparse(bool will_wait) {
+  at::Tensor mine = found_;
+  if (present_) {
+    version_ = VersionOf(found_);
+  } else {
+    // No entries. What it is must fit, what the others have decides its form.
+    const auto sizes = what_.parameter.sizes();
+    std::vector<std::int64_t> values = {0};
+    values.insert(values.end(), sizes.begin() + sparse_dims_, sizes.end());
+    mine = at::sparse_coo_tensor(at::empty({sparse_dims_, 0}, at::kLong),
+                                 at::empty(values, what_.parameter.scalar_type()), sizes);
+    if (found_.defined()) version_ = VersionOf(found_);
+  }
+  const bool is_average = what_.rule->reduction == core::ReduceOp::kAverage;
+  const auto options = AllreduceOptions()
+                           .name(what_.key)
+                           .op(is_average ? ReduceOp::Average : ReduceOp::Sum)
+                           .prescale(what_.rule->prescale)
+                           .postscale(what_.rule->postscale)
+                           .process_set(set_.process_set);
+  sparse_ = detail::StartSparse(mine, options, will_wait, set_.session);
+}
+
 void ParameterGradient::Deliver(const at::Tensor& average) {
-  if (found_.defined() && !found_.requires_grad()) {
+  if (found_.defined() && !found_.requires_grad() && !IsSparse(found_)) {
     if (average.data_ptr() != found_.data_ptr()) found_.copy_(average);
   } else {
     what_.parameter.mutable_grad() = average;
@@ -232,7 +282,7 @@ void ParameterGradient::CollectFromHook() {
   Deliver(result.detach().reshape(moved_.sizes()));
 }
 
-// Precondition: the handle is done and ok.
+// Precondition: Await has said ok.
 core::Status ParameterGradient::Collect() {
   const at::Tensor& now = what_.parameter.grad();
   const bool same = now.is_same(found_);
@@ -242,7 +292,14 @@ core::Status ParameterGradient::Collect() {
                    " while it was being reduced: call step() or synchronize() on the optimizer "
                    "before zero_grad() and before changing gradients");
   }
+  if (sparse_) {
+    sparse_dims_ = moved_.sparse_dim();
+    // Ranks without the gradient cannot tell an empty one from none: it is none for all of them.
+    what_.parameter.mutable_grad() = moved_._nnz() > 0 ? moved_ : at::Tensor();
+    return {};
+  }
   if (handle_->absent_everywhere()) return {};
+  sparse_dims_ = 0;
   if (what_.rule->hook) {
     CollectFromHook();
   } else {
@@ -251,33 +308,74 @@ core::Status ParameterGradient::Collect() {
   return {};
 }
 
-core::Status ParameterGradient::Finish() {
-  core::Status status;
-  if (handle_) {
-    if (!handle_->done()) {
-      status = session_->Wait(*handle_);
-      if (!handle_->done()) return status;  // in a forked child
+// Not ok with a handle that is not done: the wait was given up.
+core::Status ParameterGradient::Await() {
+  if (sparse_) {
+    try {
+      moved_ = sparse_->Results().front();
+      return {};
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::mismatch) throw;
+      sparse_error_ = std::current_exception();
+      return Refused(error.what());
     }
-    status = handle_->status();
-  } else {
-    // Its submission threw in backward(), and the program went on.
-    status = Refused("the reduction of the gradient of " + core::Quoted(what_.name) +
-                     " could not be started in backward(), which threw the reason");
   }
+  if (!handle_) {
+    // Its submission threw in backward(), and the program went on.
+    return Refused("the reduction of the gradient of " + core::Quoted(what_.name) +
+                   " could not be started in backward(), which threw the reason");
+  }
+  return handle_->done() ? handle_->status() : set_.session->Wait(*handle_);
+}
+
+// After a mismatch, of which all ranks know: it may be that some have a sparse gradient and others,
+// which have none, did not know of that. False if it is something else.
+bool ParameterGradient::StartInAgreedForm() {
+  const bool is_sparse = present_ && IsSparse(found_) && !what_.rule->sparse_as_dense;
+  const auto form =
+      AgreeOnForm(what_.name, what_.key,
+                  {present_, is_sparse ? found_.sparse_dim() : 0, sparse_ != nullptr}, set_);
+  if (!form) return false;
+  // Started anew, it would not be noticed any more that the gradient was written meanwhile.
+  const bool written = found_.defined() && VersionOf(found_) != version_;
+  if (handle_) handle_->Observe();
+  handle_.reset();
+  sparse_.reset();
+  sparse_dims_ = *form;
+  Start(/*will_wait=*/true);
+  if (written) --version_;
+  return true;
+}
+
+core::Status ParameterGradient::Finish() {
   struct Reset {
-    ParameterGradient& self;
+    ParameterGradient* self;
     ~Reset() {
-      self.Clear();
-      self.gate_.Reset();
+      if (self == nullptr) return;
+      self->Clear();
+      self->gate_.Reset();
     }
-  } const reset{*this};
+  } reset{this};
   at::NoGradGuard no_grad;
+  core::Status status = Await();
+  if (handle_ && !handle_->done()) {
+    reset.self = nullptr;  // in a forked child
+    return status;
+  }
+  const bool mismatch = sparse_error_ || status.code() == core::StatusCode::kMismatch;
+  if (mismatch && !what_.rule->hook && StartInAgreedForm()) {
+    sparse_error_ = nullptr;
+    status = Await();
+  }
+  if (sparse_error_) std::rethrow_exception(sparse_error_);
   return status.ok() ? Collect() : status;
 }
 
 void ParameterGradient::Clear() {
   if (handle_) handle_->Observe();
   handle_.reset();
+  sparse_.reset();
+  sparse_error_ = nullptr;
   found_ = at::Tensor();
   moved_ = at::Tensor();
   finish_hook_ = nullptr;

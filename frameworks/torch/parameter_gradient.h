@@ -1,4 +1,4 @@
-// One parameter whose gradient is averaged: the hooks in the autograd graph that notice the
+// One parameter whose gradient is reduced: the hooks in the autograd graph that notice the
 // gradient, its way to the other ranks, and the way back into `.grad`.
 #pragma once
 
@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,7 +15,8 @@
 #include "core/status.h"
 #include "core/work.h"
 #include "frameworks/torch/gradient_rule.h"
-#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/pending.h"
+#include "frameworks/torch/session_set.h"
 #include "fusion/gradient_gate.h"
 
 namespace sirtaki::detail {
@@ -30,7 +32,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
     at::Tensor parameter;
     std::shared_ptr<const GradientRule> rule;
   };
-  ParameterGradient(Description description, std::shared_ptr<SessionState> session);
+  ParameterGradient(Description description, SessionSet set);
   ~ParameterGradient();  // takes the hooks away
   ParameterGradient(const ParameterGradient&) = delete;
   ParameterGradient& operator=(const ParameterGradient&) = delete;
@@ -42,7 +44,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   fusion::GradientGate& gate() { return gate_; }
 
   // Puts the hooks where they belong now: a parameter may be unfrozen later, or get a new node with
-  // a new type.
+  // a new type. If it is steps that are combined there are no hooks, and nothing to submit.
   void Attach();
   // It required a gradient at some time: from then on the ranks expect a word about it in each
   // step.
@@ -71,14 +73,20 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   void GiveMemory(core::Work& work);
   void FailHook(const std::string& why) const;  // throws
   void CallHook();
+  bool MovesSparse() const;
+  void Start(bool will_wait);
+  void StartDense(bool will_wait);
+  void StartSparse(bool will_wait);
   core::Signature MakeSignature(const at::Tensor& shaped) const;
+  core::Status Await();
+  bool StartInAgreedForm();
   core::Status Collect();
   void CollectFromHook();
   void Deliver(const at::Tensor& average);
   void Clear();
 
   const Description what_;
-  const std::shared_ptr<SessionState> session_;
+  const SessionSet set_;
   fusion::GradientGate gate_;
   std::shared_ptr<torch::autograd::Node> accumulator_;  // null while frozen
   const void* pre_hook_ = nullptr;
@@ -86,13 +94,18 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   bool takes_part_ = false;
   std::function<void()> on_submitted_;
   core::SignaturePtr signature_;
+  // Of the last gradient that was reduced: sparse dimensions, 0 of a dense one. The same on all
+  // ranks: those that have none reduce nothing in this form.
+  std::int64_t sparse_dims_ = 0;
 
   // What is under way. Belongs to whoever reported the gate, until Finish.
   at::Tensor found_;          // what `.grad` was then, perhaps undefined
   bool present_ = false;      // and whether it counts: not that of a frozen parameter
   std::int64_t version_ = 0;  // of `found_`
   at::Tensor moved_;          // what is reduced: found_'s own memory, or a flat copy, or zeros
-  core::HandlePtr handle_;
+  core::HandlePtr handle_;    // of a dense one
+  std::shared_ptr<Pending> sparse_;  // of a sparse one
+  std::exception_ptr sparse_error_;  // what it has thrown
   std::function<at::Tensor()> finish_hook_;
 };
 

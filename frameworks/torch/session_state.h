@@ -3,10 +3,10 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -39,12 +39,15 @@ class SessionState {
   // Returns when the handle is done, with its status.
   core::Status Wait(core::HandleState& handle) { return session_->Wait(handle); }
 
-  // 1 for the first optimizer of the session: the ranks make them in the same order.
-  int NextOptimizerNumber() { return ++optimizers_; }
-  // 1 for the first module of this name: the ranks ask in the same order.
-  int NextModuleNumber(const std::string& name) {
+  // 1 for the first optimizer of the set: its ranks make them in the same order.
+  int NextOptimizerNumber(core::SetNumber set) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return ++modules_[name];
+    return ++optimizers_[set];
+  }
+  // 1 for the first module of this name in the set: its ranks ask in the same order.
+  int NextModuleNumber(core::SetNumber set, const std::string& name) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return ++modules_[{set, name}];
   }
 
   // 1 for the first message: its key, which no other rank knows.
@@ -65,11 +68,11 @@ class SessionState {
 
  private:
   const std::shared_ptr<frameworks::Session> session_;
-  std::atomic<int> optimizers_{0};
   std::atomic<int> messages_{0};
   GradientRegistry gradients_;
   std::mutex mutex_;  // guards what follows
-  std::unordered_map<std::string, int> modules_;
+  std::map<core::SetNumber, int> optimizers_;
+  std::map<std::pair<core::SetNumber, std::string>, int> modules_;
   std::vector<ProcessSet> initial_sets_;
 };
 

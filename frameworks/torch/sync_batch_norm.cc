@@ -88,7 +88,7 @@ at::Tensor Row(const BatchShare& share, std::int64_t number, bool has_graph, boo
 
 // Throws on every rank if they do not all have a gradient to compute, or all none: some would wait
 // for the others in backward().
-void CheckGraphs(const at::Tensor& rows, const std::string& key) {
+void CheckGraphs(const at::Tensor& rows, const std::string& key, const std::vector<int>& ranks) {
   std::vector<std::string> graphs;
   bool equal = true;
   for (std::int64_t rank = 0; rank < rows.size(0); ++rank) {
@@ -98,16 +98,17 @@ void CheckGraphs(const at::Tensor& rows, const std::string& key) {
   }
   if (equal) return;
   Refuse(core::StatusCode::kMismatch, key,
-         detail::GroupsText(graphs) +
+         detail::GroupsText(graphs, ranks) +
              "; the input or the parameters must require a gradient on all ranks or on none, and "
              "so must the grad mode be");
 }
 
 // What the ranks have together. Throws on every rank if that cannot be trained on.
-c10::intrusive_ptr<SyncBatchNormCall> JoinRows(const at::Tensor& rows, const std::string& key) {
-  CheckGraphs(rows, key);
+c10::intrusive_ptr<SyncBatchNormCall> JoinRows(const at::Tensor& rows, const std::string& key,
+                                               const detail::SessionSet& set) {
+  CheckGraphs(rows, key, set.ranks());
   const std::int64_t channels = (rows.size(1) - kToldCount) / 2;
-  auto call = c10::make_intrusive<SyncBatchNormCall>();
+  auto call = c10::make_intrusive<SyncBatchNormCall>(set);
   std::vector<BatchShare> shares;
   for (std::int64_t rank = 0; rank < rows.size(0); ++rank) {
     const at::Tensor row = rows[rank];
@@ -138,30 +139,30 @@ void Follow(const at::Tensor& running, const at::Tensor& value, double factor) {
 
 namespace detail {
 
-std::shared_ptr<SessionState> SyncBatchNormCalls::Enter() {
-  std::shared_ptr<SessionState> state = StateOf(session_);
-  ThrowIfError(state->Check());
-  if (entered_.lock() == state) return state;
-  const int which = state->NextModuleNumber(name_);
+SessionSet SyncBatchNormCalls::Enter() {
+  SessionSet set = SetOf(among_);
+  ThrowIfError(set.session->Check());
+  if (entered_.lock() == set.session) return set;
+  const int which = set.session->NextModuleNumber(set.members.set, name_);
   key_ = "sync_batch_norm/" + name_;
   if (name_.empty() || which > 1) key_ += "#" + std::to_string(which);
   number = 0;
-  entered_ = state;
-  return state;
+  entered_ = set.session;
+  return set;
 }
 
 }  // namespace detail
 
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options_,
-                                     const Session& session, const std::string& call_name)
-    : options(options_), calls_(std::make_shared<SyncBatchNormCalls>(session, call_name)) {
+                                     const Participants& among, const std::string& call_name)
+    : options(options_), calls_(std::make_shared<SyncBatchNormCalls>(among, call_name)) {
   Register(NewTensors(options));
 }
 
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options_,
-                                     const SyncBatchNormTensors& tensors, const Session& session,
+                                     const SyncBatchNormTensors& tensors, const Participants& among,
                                      const std::string& call_name)
-    : options(options_), calls_(std::make_shared<SyncBatchNormCalls>(session, call_name)) {
+    : options(options_), calls_(std::make_shared<SyncBatchNormCalls>(among, call_name)) {
   Register(tensors);
 }
 
@@ -179,7 +180,7 @@ void SyncBatchNormImpl::Register(const SyncBatchNormTensors& tensors) {
 // Called by clone() on a copy whose tables of tensors are empty, and by nobody else: the copy's
 // calls are its own.
 void SyncBatchNormImpl::reset() {
-  calls_ = std::make_shared<SyncBatchNormCalls>(calls_->session(), calls_->name());
+  calls_ = std::make_shared<SyncBatchNormCalls>(calls_->among(), calls_->name());
   Register(NewTensors(options));
 }
 
@@ -226,11 +227,11 @@ at::Tensor SyncBatchNormImpl::ForwardAlone(const at::Tensor& input, bool by_batc
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   if (!is_training()) return ForwardAlone(input, !running_mean.defined());
-  const auto state = calls_->Enter();
+  const detail::SessionSet set = calls_->Enter();
   const std::string& key = calls_->key();
   const std::int64_t channels = options.num_features();
   std::string why = WhyRefused(input, weight, channels);
-  if (state->topology().size == 1) {
+  if (set.size() == 1) {
     if (!why.empty()) Refuse(core::StatusCode::kInvalidArgument, key, why);
     if (input.numel() == channels) RefuseSingle(key);
     return ForwardAlone(input, true);
@@ -239,6 +240,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   detail::TensorCall gather;
   gather.kind = core::OpKind::kAllGather;
   gather.name = key;
+  gather.process_set = set.process_set;
   gather.will_wait = true;
   if (why.empty()) {
     try {
@@ -254,10 +256,10 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
     }
   }
   gather.invalid = why;
-  const at::Tensor rows = detail::PendingTensor::Start(std::move(gather), state)->Synchronize();
+  const at::Tensor rows =
+      detail::PendingTensor::Start(std::move(gather), set.session)->Synchronize();
 
-  auto call = JoinRows(rows, key);
-  call->session = state;
+  auto call = JoinRows(rows, key, set);
   call->eps = options.eps();
   calls_->number = call->number + 1;
   const double factor = CountBatch();

@@ -75,6 +75,7 @@ at::Tensor Reduce(const Sums& sums, const SyncBatchNormCall& call, std::string i
   TensorCall reduction;
   reduction.kind = core::OpKind::kAllReduce;
   reduction.name = call.key + "/backward " + std::to_string(call.number % kNames);
+  reduction.process_set = call.set.process_set;
   reduction.reduction = core::ReduceOp::kSum;
   reduction.invalid = std::move(invalid);
   reduction.in_place = true;
@@ -84,13 +85,14 @@ at::Tensor Reduce(const Sums& sums, const SyncBatchNormCall& call, std::string i
         at::cat({sums.dy, sums.dy_x, at::tensor({number, number * number}, at::kDouble)});
   }
   const std::string name = reduction.name;
-  const at::Tensor all = PendingTensor::Start(std::move(reduction), call.session)->Synchronize();
+  const at::Tensor all =
+      PendingTensor::Start(std::move(reduction), call.set.session)->Synchronize();
 
   // The sum of squares is the square of the sum, divided by the number of ranks, only where all
   // have the same number.
   const std::int64_t channels = sums.dy.size(0);
   const double* numbers = all.const_data_ptr<double>() + 2 * channels;
-  if (numbers[1] * call.session->topology().size != numbers[0] * numbers[0]) {
+  if (numbers[1] * call.set.size() != numbers[0] * numbers[0]) {
     ThrowStatus(core::Status(
         core::StatusCode::kMismatch,
         "\"" + name + "\": the ranks run backward() of different calls of this SyncBatchNorm; " +

@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "frameworks/torch/batch_statistics.h"
-#include "frameworks/torch/session_state.h"
-#include "sirtaki/session.h"
+#include "frameworks/torch/session_set.h"
+#include "sirtaki/participants.h"
 
 namespace sirtaki::detail {
 
@@ -30,21 +30,22 @@ struct SyncBatchNormTensors {
 // sees the module, since it may be made before there is one.
 class SyncBatchNormCalls {
  public:
-  SyncBatchNormCalls(Session session, std::string name)
-      : session_(std::move(session)), name_(std::move(name)) {}
+  SyncBatchNormCalls(Participants among, std::string name)
+      : among_(std::move(among)), name_(std::move(name)) {}
 
-  const Session& session() const { return session_; }
+  const Participants& among() const { return among_; }
   const std::string& name() const { return name_; }
 
-  // The session, in which the module then has a key. Throws not_initialized without one.
-  std::shared_ptr<SessionState> Enter();
+  // The set and its session, in which the module then has a key. Throws not_initialized without
+  // one.
+  SessionSet Enter();
   // "sync_batch_norm/features.1". Precondition: Enter was called.
   const std::string& key() const { return key_; }
 
   std::int64_t number = 0;  // of the next call in this session; the ranks agree on rank 0's
 
  private:
-  const Session session_;
+  const Participants among_;
   const std::string name_;
   std::weak_ptr<SessionState> entered_;
   std::string key_;
@@ -52,7 +53,9 @@ class SyncBatchNormCalls {
 
 // One forward(), as its backward() needs it.
 struct SyncBatchNormCall : torch::CustomClassHolder {
-  std::shared_ptr<SessionState> session;
+  explicit SyncBatchNormCall(SessionSet of) : set(std::move(of)) {}
+
+  const SessionSet set;
   std::string key;
   std::int64_t number = 0;
   BatchShare batch;     // of all ranks

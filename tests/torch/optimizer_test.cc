@@ -268,16 +268,6 @@ TEST(GradientTest, OfNoElementsAndOfNoDimension) {
   });
 }
 
-TEST(GradientTest, SparseIsRefusedOnEveryRank) {
-  RunTorchRanks(2, [](int, const Session& session) {
-    torch::nn::Embedding table(torch::nn::EmbeddingOptions(10, 2).sparse(true));
-    auto optimizer = Wrap(SGD(table->parameters(), SGDOptions(1.0)), *table, session);
-    table(torch::tensor({1, 2})).sum().backward();
-    const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); });
-    EXPECT_THAT(text, AllOf(HasSubstr("weight"), HasSubstr("dense")));
-  });
-}
-
 TEST(GradientTest, TiedWeightsAreReducedOnce) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto weight = torch::zeros({2}, torch::requires_grad());

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "sirtaki/export.h"
-#include "sirtaki/session.h"
+#include "sirtaki/participants.h"
 
 namespace torch::nn {
 class Module;
@@ -23,15 +23,15 @@ namespace sirtaki {
 // Names, shapes and types are compared first; if they differ, every rank throws mismatch, naming
 // the first difference, and nothing is changed.
 SIRTAKI_API void broadcast_parameters(const torch::nn::Module& module, int root_rank,
-                                      const Session& session = {});
+                                      const Participants& among = {});
 
 // The same for named tensors, for instance model->named_parameters().
 SIRTAKI_API void broadcast_parameters(const torch::OrderedDict<std::string, at::Tensor>& tensors,
-                                      int root_rank, const Session& session = {});
+                                      int root_rank, const Participants& among = {});
 
 // The same for tensors that are told apart by their position.
 SIRTAKI_API void broadcast_parameters(const std::vector<at::Tensor>& tensors, int root_rank,
-                                      const Session& session = {});
+                                      const Participants& among = {});
 
 // Gives every rank the optimizer state of `root_rank` (momentum, moments, step counts, LBFGS's
 // history) and its options per group (learning rates too), mapped by the position of the
@@ -44,6 +44,6 @@ SIRTAKI_API void broadcast_parameters(const std::vector<at::Tensor>& tensors, in
 // nothing is changed; if loading fails on one rank, all throw, and the state of all but the root is
 // undefined. Collective, one at a time. Needs no second copy of the state on any rank.
 SIRTAKI_API void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,
-                                           const Session& session = {});
+                                           const Participants& among = {});
 
 }  // namespace sirtaki

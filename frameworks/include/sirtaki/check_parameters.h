@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "sirtaki/export.h"
-#include "sirtaki/session.h"
+#include "sirtaki/participants.h"
 
 namespace torch::nn {
 class Module;
@@ -21,7 +21,7 @@ namespace sirtaki {
 // of the tensors and one all-gather of 16 bytes a rank.
 //
 // Throws mismatch on every rank if they differ, naming the first difference and which ranks have
-// what; for values also the first element that differs between rank 0 and the first rank that
+// what; for values also the first element that differs between the lowest rank and the first that
 // disagrees with it. (Ranks that start alike and average their gradients stay alike; they drift
 // apart by a parameter that was changed on one rank only, a forgotten broadcast_parameters, buffers
 // that each rank updates from its own data, such as running statistics of BatchNorm.)
@@ -29,11 +29,11 @@ namespace sirtaki {
 // Bits are compared, not numbers: 0.0 differs from -0.0, and a NaN equals the same NaN. Throws
 // invalid_argument on every rank if any rank has a tensor that is not dense or not in host memory.
 // With one rank it does nothing.
-SIRTAKI_API void check_parameters(const torch::nn::Module& module, const Session& session = {});
+SIRTAKI_API void check_parameters(const torch::nn::Module& module, const Participants& among = {});
 
 // The same for named tensors, for instance model->named_parameters().pairs().
 SIRTAKI_API void check_parameters(
     const std::vector<std::pair<std::string, at::Tensor>>& named_tensors,
-    const Session& session = {});
+    const Participants& among = {});
 
 }  // namespace sirtaki

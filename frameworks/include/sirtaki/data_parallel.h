@@ -16,11 +16,12 @@
 namespace sirtaki {
 
 struct DistributedDataParallelOptions {
-  // How gradients are reduced; backward_passes_per_step stays 1.
+  // How gradients are reduced, and on which process set: that is the module's altogether.
+  // backward_passes_per_step stays 1; not with op Adasum.
   TORCH_ARG(DistributedOptimizerOptions, gradients);
-  // Each forward() in training, with autograd on, first gives all ranks the buffers of rank 0:
-  // running statistics do not drift apart. Not in evaluation, where ranks may run differently
-  // often.
+  // Each forward() in training, with autograd on, first gives all ranks the buffers of the
+  // lowest: running statistics do not drift apart. Not in evaluation, where ranks may run
+  // differently often.
   TORCH_ARG(bool, broadcast_buffers) = true;
 };
 
@@ -52,10 +53,11 @@ class SIRTAKI_API ModuleSynchronizer {
 //   }
 //
 // Making one is collective: names, shapes and types are compared, then parameters and buffers are
-// broadcast from rank 0. Gradients are reduced while backward() runs, and backward() returns when
-// all are averaged. Each rank calls backward() equally often, through at least one parameter, on
-// one thread at a time and not within another backward(). Parameters without a gradient and frozen
-// ones are treated as DistributedOptimizer does; the module must not get more parameters later.
+// broadcast from the lowest rank. Gradients are reduced while backward() runs, and backward()
+// returns when all are averaged. Each rank calls backward() equally often, through at least one
+// parameter, on one thread at a time and not within another backward(). Parameters without a
+// gradient and frozen ones are treated as DistributedOptimizer does; the module must not get more
+// parameters later.
 //
 // The optimizer must not be a DistributedOptimizer: one of the two averages. Not for LBFGS, whose
 // closure's loss would have to be averaged too.

@@ -8,9 +8,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <unordered_map>
 
 #include "sirtaki/export.h"
+#include "sirtaki/process_set.h"
 #include "sirtaki/session.h"
 
 namespace torch::serialize {
@@ -28,6 +30,10 @@ struct GradScalerOptions {
   TORCH_ARG(double, growth_factor) = 2.0;
   TORCH_ARG(double, backoff_factor) = 0.5;
   TORCH_ARG(std::int64_t, growth_interval) = 2000;  // at least 1
+  // The ranks that skip steps together. Default: those of the DistributedOptimizer that steps, all
+  // ranks with another one. If optimizers of several sets share a scaler, give it a set that has
+  // the ranks of all of them, or their scales may part.
+  TORCH_ARG(ProcessSet, process_set);
   TORCH_ARG(bool, enabled) = true;  // false: scale() is the identity, step() is the optimizer's
 };
 
@@ -78,13 +84,14 @@ class SIRTAKI_API GradScaler {
     bool finite = true;
   };
 
-  void AgreeOnSettings();
+  ProcessSet SetFor(const torch::optim::Optimizer& optimizer) const;
+  void AgreeOnSettings(const ProcessSet& set);
 
   GradScalerOptions options_;
   Session session_;
   double scale_;
   std::int64_t good_steps_ = 0;
-  bool agreed_ = false;  // all ranks have the same scale and options
+  std::set<std::uint32_t> agreed_;  // sets whose ranks all have the same scale and options
   std::unordered_map<const torch::optim::Optimizer*, Met> met_;  // unscaled since the last update
 };
 

@@ -10,7 +10,7 @@
 // what it holds: numbers, strings, lists, tuples, dictionaries, tensors. Other types do not
 // compile. An optimizer has its own broadcast_optimizer_state.
 //
-// All are collective. Ranks may give objects of different sizes, of more than 2 GiB too. Without a
+// All are collective, over all ranks or those of a process set. Ranks may give objects of different sizes, of more than 2 GiB too. Without a
 // name the calls are matched by the order in which the ranks make them; a name may be used again
 // as soon as the call has returned. What cannot be saved or loaded on one rank is thrown as
 // invalid_argument on all; different roots, or another kind of call on some ranks, as mismatch.
@@ -33,18 +33,20 @@
 #include <vector>
 
 #include "sirtaki/export.h"
+#include "sirtaki/participants.h"
 #include "sirtaki/session.h"
 
 namespace sirtaki {
 
 // The bytes of `root_rank`; what the others give is not looked at.
 SIRTAKI_API std::string broadcast_object(const std::string& bytes, int root_rank,
-                                         const std::string& name = "", const Session& session = {});
+                                         const std::string& name = "",
+                                         const Participants& among = {});
 
-// The bytes of all ranks, in their order.
+// The bytes of all ranks (of the set), in their order.
 SIRTAKI_API std::vector<std::string> allgather_object(const std::string& bytes,
                                                       const std::string& name = "",
-                                                      const Session& session = {});
+                                                      const Participants& among = {});
 
 namespace detail {
 
@@ -56,10 +58,10 @@ using LoadFrom =
     std::function<void(const ReadBytes& read, const std::function<std::size_t()>& size)>;
 
 SIRTAKI_API void BroadcastSaved(const SaveTo& save, const LoadFrom& load, int root_rank,
-                                const std::string& name, const Session& session);
+                                const std::string& name, const Participants& among);
 // Calls `load` once for each rank, in their order.
 SIRTAKI_API void AllgatherSaved(const SaveTo& save, const LoadFrom& load, const std::string& name,
-                                const Session& session);
+                                const Participants& among);
 
 namespace archives {
 
@@ -141,18 +143,18 @@ using EnableIfNotBytes = std::enable_if_t<!std::is_convertible<const T&, std::st
 // tensors go through two small buffers: no rank has a second copy of them.
 template <class T, detail::EnableIfNotBytes<T> = 0>
 T broadcast_object(const T& value, int root_rank, const std::string& name = "",
-                   const Session& session = {}) {
+                   const Participants& among = {}) {
   static_assert(detail::archives::IsSaveable<T>::value,
                 "broadcast_object takes bytes in a std::string and what torch::save takes");
-  if (sirtaki::rank(session) == root_rank) {
-    detail::BroadcastSaved(detail::Saver(value), nullptr, root_rank, name, session);
+  if (sirtaki::rank(among.session()) == root_rank) {
+    detail::BroadcastSaved(detail::Saver(value), nullptr, root_rank, name, among);
     return value;
   }
   T received = detail::Target<T>::Same(value);
   detail::BroadcastSaved(
       nullptr,
       [&received](const auto& read, const auto& size) { detail::Load(received, read, size); },
-      root_rank, name, session);
+      root_rank, name, among);
   return received;
 }
 
@@ -160,7 +162,7 @@ T broadcast_object(const T& value, int root_rank, const std::string& name = "",
 // clone(), as torch::nn::Cloneable and LibTorch's own do.
 template <class T, detail::EnableIfNotBytes<T> = 0>
 std::vector<T> allgather_object(const T& value, const std::string& name = "",
-                                const Session& session = {}) {
+                                const Participants& among = {}) {
   static_assert(detail::archives::IsSaveable<T>::value,
                 "allgather_object takes bytes in a std::string and what torch::save takes");
   std::vector<T> objects;
@@ -171,7 +173,7 @@ std::vector<T> allgather_object(const T& value, const std::string& name = "",
         detail::Load(object, read, size);
         objects.push_back(std::move(object));
       },
-      name, session);
+      name, among);
   return objects;
 }
 

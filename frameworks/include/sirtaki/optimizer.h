@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/arg.h>
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
 
@@ -15,39 +14,14 @@
 #include <vector>
 
 #include "sirtaki/collectives.h"
-#include "sirtaki/compression.h"
 #include "sirtaki/export.h"
-#include "sirtaki/gradient_bucket.h"
+#include "sirtaki/optimizer_options.h"
+#include "sirtaki/process_set.h"
 #include "sirtaki/session.h"
 
 namespace sirtaki {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-
-// The same on every rank; what differs is thrown as `mismatch` on all of them.
-struct DistributedOptimizerOptions {
-  // Tells several optimizers of a program apart, in messages too. Empty: by a number, in the order
-  // in which they are made.
-  TORCH_ARG(std::string, name);
-  // Average or Sum. With Sum let gradients go (zero_grad) before each backward(): what is in them
-  // already is on all ranks, and would be added up anew.
-  TORCH_ARG(ReduceOp, op) = ReduceOp::Average;
-  // With Average: gradients are divided by this before they are added up, and by size() / this
-  // afterwards. Between 1 and size() it keeps large sums in the range of half types. Positive.
-  TORCH_ARG(double, gradient_predivide_factor) = 1.0;
-  // A gradient is reduced when so many backward() have added to it. As in one process the passes
-  // add up: divide the losses by their number for the mean. step() reduces what has had fewer.
-  TORCH_ARG(int, backward_passes_per_step) = 1;
-  // What float32 and float64 gradients travel as.
-  TORCH_ARG(Compression, compression) = Compression::None;
-  TORCH_ARG(CompressionScope, compression_scope) = CompressionScope::BetweenHosts;
-  // Reduces the gradients instead of the library; needs the default op, factor and compression. Not
-  // called with one rank.
-  TORCH_ARG(CommunicationHook, hook);
-  // Before the first step, and then before every so many, check_parameters() compares the
-  // optimizer's parameters between the ranks. 0: never.
-  TORCH_ARG(std::int64_t, check_parameters_every) = 0;
-};
 
 namespace detail {
 
@@ -59,8 +33,11 @@ class SIRTAKI_API GradientSynchronizer {
   virtual void synchronize() = 0;
   // No step() will use them.
   virtual void skip_step() = 0;
-  // The one that it was made in.
+  // The one that it was made in, and whose ranks it averages over.
   virtual Session session() const = 0;
+  virtual ProcessSet process_set() const = 0;
+  // Gradients are this rank's own: what steps change is combined instead.
+  virtual bool has_local_gradients() const = 0;
 
  protected:
   GradientSynchronizer() = default;
@@ -100,21 +77,25 @@ class SIRTAKI_API GradientReducer {
   GradientReducer& operator=(GradientReducer&&) noexcept;
   ~GradientReducer();  // takes the hooks away
 
-  // Throws if the session is gone. Returns at once if the gradients are averaged already, or if
-  // they are still to be made by a closure.
-  void BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure);
-  void AfterStep();
+  using LossClosure = torch::optim::Optimizer::LossClosure;
+  using BaseStep = std::function<at::Tensor(LossClosure closure)>;
+
+  // The optimizer's step by `base_step`, with gradients averaged before it or changes combined
+  // after it. Throws if the session is gone.
+  at::Tensor Step(const torch::optim::Optimizer& optimizer, LossClosure closure,
+                  const BaseStep& base_step);
+  void SkipStep();
   void Synchronize(const torch::optim::Optimizer& optimizer);
   // Throws while gradients are being reduced; then looks for parameters that are new.
   void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
-  // What step(closure) hands to the optimizer: the closure, with gradients and loss averaged.
-  std::function<at::Tensor()> Wrap(std::function<at::Tensor()> closure);
   Scope NoSync();
   Scope SkipSynchronize();
   // Without an optimizer: looks for parameters that were unfrozen, and ends what a backward() that
   // failed has left. Nothing within a backward().
   void BeforeForward();
   Session session() const;
+  ProcessSet process_set() const;
+  bool has_local_gradients() const;
   const std::string& prefix() const;  // of the names of its collectives
 
  private:
@@ -139,9 +120,28 @@ class SIRTAKI_API GradientReducer {
 // To change the averaged gradients before the step (clipping), call synchronize() first.
 //
 // A parameter that has no gradient on some ranks counts as zero there; without one on all ranks its
-// gradient stays undefined. Graphs may change from step to step and differ between ranks. Sparse
-// gradients are not supported in this version. A gradient that is itself differentiable
-// (backward with create_graph) is averaged in a copy, which then replaces it in .grad.
+// gradient stays undefined. Graphs may change from step to step and differ between ranks. A
+// gradient that is itself differentiable (backward with create_graph) is averaged in a copy, which
+// then replaces it in .grad.
+//
+// A sparse gradient (COO) is gathered from all ranks, indices and values, and added up; the result,
+// coalesced, replaces it in .grad. Ranks without the gradient add nothing; if the result has no
+// entries at all the gradient is undefined afterwards. Sparse on some ranks and dense on others is
+// thrown as `mismatch` on all. Of LibTorch's optimizers SGD (without momentum and weight_decay) and
+// Adagrad (without weight_decay) take sparse gradients; sparse_as_dense is for the others. Not for
+// a hook.
+//
+// With op Adasum gradients stay this rank's own, for as many backward() as you like. step() makes
+// Base's step with them; of what it has changed in each parameter, the ranks' changes are combined
+// by Adasum, and each parameter becomes what it was before plus that, the same bits on all ranks.
+// What else Base keeps (momentum, moments) is this rank's own too. A closure is Base's as it is,
+// and so is the loss. synchronize() and no_sync() have nothing to do; clip_grad_norm_ clips this
+// rank's gradients by their own norm. Costs a copy of the parameters during step(). Floating point
+// only. A step that throws leaves the parameters as they were before it.
+//
+// With a process set only its ranks make the optimizer, invalid_argument elsewhere, and "all ranks"
+// below and above are those of the set. Roots stay ranks of the job. Parameters of one model may be
+// split over optimizers of several sets; one parameter belongs to one set.
 //
 // Making one is collective. All parameters of the optimizer must be in `named_parameters`, each
 // name once; more names than the optimizer has parameters are fine. Names, shapes and types are
@@ -178,11 +178,8 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
   // loss it returns is averaged over the ranks: the same bits everywhere, so that an optimizer that
   // branches on it branches alike.
   at::Tensor step(LossClosure closure = nullptr) override {
-    reducer_.BeforeStep(*this, closure != nullptr);
-    at::Tensor loss =
-        Base::step(closure ? LossClosure(reducer_.Wrap(std::move(closure))) : nullptr);
-    reducer_.AfterStep();
-    return loss;
+    return reducer_.Step(*this, std::move(closure),
+                         [this](LossClosure wrapped) { return Base::step(std::move(wrapped)); });
   }
 
   // Waits until all gradients are averaged. The following step() takes them as they then are. A
@@ -207,14 +204,16 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
 
   // While what it returns lives, step() is Base's: it takes the gradients as they are on this rank.
   // Not needed after synchronize(). It throws invalid_argument if gradients are being reduced, and
-  // with a closure.
+  // with a closure. Throws invalid_argument with op Adasum.
   [[nodiscard]] detail::Scope skip_synchronize() { return reducer_.SkipSynchronize(); }
 
   // After a step that a program leaves out, when synchronize() was called for it and zero_grad() of
   // this optimizer will not be: the following backward() are a new step's.
-  void skip_step() override { reducer_.AfterStep(); }
+  void skip_step() override { reducer_.SkipStep(); }
 
   Session session() const override { return reducer_.session(); }
+  ProcessSet process_set() const override { return reducer_.process_set(); }
+  bool has_local_gradients() const override { return reducer_.has_local_gradients(); }
 
  private:
   DistributedOptimizer(Base&& base, detail::GradientReducer&& reducer)
@@ -227,7 +226,9 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
 // for), then scales them so that their norm, over all parameters of all groups together, is at most
 // `max_norm`, and returns the norm that they had. `norm_type`: 2, 1, infinity or another p.
 // `error_if_nonfinite`: throws if that norm is not finite, else such gradients are scaled all the
-// same. For a DistributedOptimizer the norm is rank 0's, so that all ranks scale alike to the bit.
+// same. Sparse gradients count with their values, coalesced. For a DistributedOptimizer the norm is
+// that of the lowest of its ranks, so that all scale alike to the bit; with op Adasum each rank has
+// its own.
 SIRTAKI_API double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                                    double norm_type = 2.0, bool error_if_nonfinite = false);
 

@@ -37,7 +37,8 @@ SIRTAKI_API void RunRankZeroFirst(const std::function<void()>& run,
 //
 //   auto data = sirtaki::run_rank_zero_first([&] { return Mnist(download("mnist")); });
 //
-// Collective, and `fn` must not be: it runs while other ranks wait. If it throws on a first rank,
+// Collective over all ranks of the job, which shares its disks whatever its process sets, and `fn`
+// must not be: it runs while other ranks wait. If it throws on a first rank,
 // the others do not call it; if it throws on a later one, they have. Either way that rank throws
 // what `fn` threw, and all others throw invalid_argument with its rank and text, so that none goes
 // on without what the rest has. Ranks wait here as long as in any collective operation: raise the

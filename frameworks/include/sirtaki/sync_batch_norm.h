@@ -12,7 +12,7 @@
 #include <string>
 
 #include "sirtaki/export.h"
-#include "sirtaki/session.h"
+#include "sirtaki/participants.h"
 
 namespace sirtaki {
 
@@ -26,7 +26,8 @@ struct SyncBatchNormTensors;
 //
 //   sirtaki::SyncBatchNorm norm(torch::nn::BatchNormOptions(64).eps(1e-3));
 //
-// Training: mean and variance are those of the batches of all ranks together, and so is what
+// Training: mean and variance are those of the batches of all ranks (of the given set: give it the
+// optimizer's) together, and so is what
 // backward() gives the input. Batches may differ in size, and may be empty on some ranks. The
 // gradients of weight and bias are this rank's share, like those of any parameter: the optimizer
 // averages them. Evaluation: plain batch normalization, no communication, no session needed; with
@@ -49,7 +50,7 @@ class SIRTAKI_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormI
   // by the order of their first forward() in training, which does unless several threads run
   // modules at the same time. A clone is a module of its own.
   explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& options,
-                             const Session& session = {}, const std::string& call_name = {});
+                             const Participants& among = {}, const std::string& call_name = {});
 
   void reset() override;  // for clone(), as with all modules of LibTorch
   void reset_running_stats();
@@ -72,7 +73,7 @@ class SIRTAKI_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormI
   friend class SyncBatchNormConverter;
   // Takes the tensors of another module for its own.
   SyncBatchNormImpl(const torch::nn::BatchNormOptions& options,
-                    const detail::SyncBatchNormTensors& tensors, const Session& session,
+                    const detail::SyncBatchNormTensors& tensors, const Participants& among,
                     const std::string& call_name);
 
   void Register(const detail::SyncBatchNormTensors& tensors);
@@ -99,6 +100,6 @@ TORCH_MODULE(SyncBatchNorm);
 //     BatchNorm2d that is still alive;
 //   - of a class derived from BatchNorm.
 SIRTAKI_API std::int64_t convert_sync_batchnorm(torch::nn::Module& module,
-                                                const Session& session = {});
+                                                const Participants& among = {});
 
 }  // namespace sirtaki
