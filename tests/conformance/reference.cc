@@ -100,7 +100,7 @@ Sizes ShapeOf(const Problem& problem, int part, std::size_t members, std::size_t
       rows = VaryingRows(problem, member);
       break;
     case Collective::kAllToAll:
-      rows = IsLarge(problem.shape) ? Sum(DealOut(rows, 1)) / static_cast<std::int64_t>(members)
+      rows = IsLarge(problem.shape) ? rows / static_cast<std::int64_t>(members)
                                     : std::min<std::int64_t>(rows, 3);
       rows *= static_cast<std::int64_t>(members);
       break;
@@ -355,10 +355,13 @@ Exercise MakeExercise(const Problem& problem, int part, const std::vector<int>& 
   exercise.splits.resize(members.size());
   const bool splits = problem.collective == Collective::kAllToAllSplits ||
                       problem.collective == Collective::kScatterSplits;
+  // One large tensor a group is enough; but splits hold for all of its tensors.
+  Problem sized = problem;
+  if (part > 0 && IsLarge(problem.shape) && !splits) sized.shape = ShapeClass::kOdd;
   for (std::size_t m = 0; m < members.size(); ++m) {
     if (splits) exercise.splits[m] = GivenSplits(problem, members.size(), m);
     Array input =
-        MakeArray(problem.dtype, ShapeOf(problem, part, members.size(), m, exercise.splits[m]));
+        MakeArray(problem.dtype, ShapeOf(sized, part, members.size(), m, exercise.splits[m]));
     const Source source{SeedOf(problem), part, members[m]};
     if (Reduces(problem.collective)) {
       FillOperands(problem.op, source, &input);
