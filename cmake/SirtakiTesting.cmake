@@ -2,19 +2,20 @@
 # LibTorch; `ctest -L unit` is the quick one.
 include(GoogleTest)
 
-# sirtaki_add_gtest(<name> <label> SOURCES ... LIBRARIES ... [WHOLE]): one program, its cases found when ctest starts;
-# WHOLE: a single test, for programs that take long to start.
+# sirtaki_add_gtest(<name> <label> SOURCES ... LIBRARIES ... [WHOLE] [PREFIX <text>]): one program, its cases found when
+# ctest starts and called PREFIX and their name; WHOLE: a single test, for programs that take long to start.
 function(sirtaki_add_gtest name label)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "WHOLE" "" "SOURCES;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "WHOLE" "PREFIX" "SOURCES;LIBRARIES")
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE sirtaki_flags sirtaki_test_support ${arg_LIBRARIES} GTest::gmock GTest::gtest_main)
   if(arg_WHOLE)
-    add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
-    set_tests_properties(${name} PROPERTIES LABELS "${label}" TIMEOUT 900)
+    add_test(NAME ${arg_PREFIX}${name} COMMAND ${name} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+    set_tests_properties(${arg_PREFIX}${name} PROPERTIES LABELS "${label}" TIMEOUT 900)
     return()
   endif()
   gtest_discover_tests(${name}
     DISCOVERY_MODE PRE_TEST
+    TEST_PREFIX "${arg_PREFIX}"
     WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
     PROPERTIES LABELS "${label}" TIMEOUT 120)
 endfunction()

@@ -210,7 +210,7 @@ void Engine::CheckHeldWork(TimePoint now) {
 
 void Engine::StepNegotiator(TimePoint now) {
   local_.drained = executor_.Idle();
-  if (local_.drained) {
+  if (local_.drained && !executor_.NeedsStepping()) {  // messages are stepped in idle lanes
     local_.running.clear();
   } else if (now - looked_at_running_ >= kRunningInterval) {
     looked_at_running_ = now;

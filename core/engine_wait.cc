@@ -172,7 +172,8 @@ void Engine::StopDriving(const void* driver) {
 bool Engine::Outstanding() const {
   if (closed_) return false;
   if (faulted_) return !fault_told_;
-  return negotiator_.Outstanding() || !executor_.Idle() || queue_.pending() > 0;
+  return negotiator_.Outstanding() || !executor_.Idle() || executor_.NeedsStepping() ||
+         queue_.pending() > 0;
 }
 
 TimePoint Engine::NextWake(TimePoint now) const {
@@ -186,7 +187,7 @@ TimePoint Engine::NextWakeUnderToken(TimePoint now) const {
   wake = std::min(wake, negotiator_.NextDeadline());
   if (!timed_calls_.empty()) wake = std::min(wake, timed_calls_.begin()->first);
   wake = std::min(wake, queue_.EarliestDeadline(nullptr));
-  const bool busy = !faulted_ && !executor_.Idle();
+  const bool busy = !faulted_ && (!executor_.Idle() || executor_.NeedsStepping());
   if (busy) wake = std::min(wake, now + kRunningInterval);
   if (!transport_.ArrivalsRing() || !flushed_ || (busy && executor_.NeedsStepping())) {
     wake = std::min(wake, cooling_.NextPoll(now, Outstanding()));

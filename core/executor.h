@@ -56,10 +56,11 @@ class Executor {
   // True if non-blocking calls are unfinished, so that somebody has to keep calling Step.
   virtual bool NeedsStepping() const = 0;
 
-  // True if nothing is queued or running on any lane. Thread-safe.
+  // True if nothing is queued or running on any lane. Messages do not count: a session may end with
+  // them, and a message for which its peer never calls completes with kShutDown. Thread-safe.
   virtual bool Idle() const = 0;
 
-  // What runs or waits in the lanes now, oldest first. Thread-safe.
+  // What runs or waits in the lanes now, and messages, oldest first. Thread-safe.
   virtual std::vector<RunningOperation> Running() const = 0;
 
   // After a fault: nothing starts any more; what is queued completes with `why`, and so do the

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/rank_ranges.h"
 #include "core/status.h"
 #include "core/transport.h"
 #include "core/types.h"
@@ -36,6 +37,12 @@ class Medium {
   // ---- after Connect ----
   virtual core::Transport& transport() = 0;
   virtual ops::Backend& backend() = 0;
+
+  // A communicator of MPI for the program, of these ranks; collective over them, who are all there.
+  virtual core::Status MakeCommunicator(const core::RankRanges& /*members*/,
+                                        int* /*fortran_handle*/) {
+    return {core::StatusCode::kUnsupported, "this session does not run over MPI"};
+  }
 
   // The group has failed. Thread-safe, never blocks.
   virtual void NoteFault() = 0;

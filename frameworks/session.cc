@@ -79,24 +79,6 @@ Session::Parts::~Parts() {
   engine.reset();
 }
 
-// Keeps the parts alive while a call uses them.
-class Session::Call {
- public:
-  explicit Call(const Session& session) : session_(session) {
-    session_.calls_.fetch_add(1, std::memory_order_seq_cst);
-    state_ = session_.state_.load(std::memory_order_seq_cst);
-  }
-  ~Call() { session_.calls_.fetch_sub(1, std::memory_order_seq_cst); }
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
-
-  bool has_parts() const { return state_ != State::kGone; }
-
- private:
-  const Session& session_;
-  State state_;
-};
-
 // ---- the start ----
 
 Session::Session() : fork_generation_(core::ForkGeneration()) {}
@@ -217,6 +199,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   lanes.chunk_bytes = config_.chunk_bytes;
   lanes.sets = {{core::kWorldSet, world}};
   lanes.large_lane_thread = !serialized;
+  lanes.flushed = [&parts] { return parts.medium->transport().Flush(); };
   lanes.on_failure = [&parts](const Status& why, const std::string& tensor) {
     parts.engine->PostFailure(why, tensor);
   };

@@ -32,6 +32,8 @@ struct StartOptions {
   core::Status parsed;
   core::Config config;
   core::EnvironmentView environment = core::EnvironmentView::OfProcess();
+  // Over MPI: the ranks of the job, as MPI's Fortran handle of a communicator; none: all.
+  std::optional<int> communicator = std::nullopt;
   // Sees every batch of agreed work as it is started, under the engine's token: must neither block
   // nor call the session. Not called in a world of one rank.
   std::function<void(const core::RunBatch& batch)> on_start;
@@ -106,6 +108,12 @@ class Session {
   // cross or does not exist; and as AddSet's.
   core::Status RemoveSet(core::SetNumber set, core::TimePoint deadline);
 
+  // A communicator of MPI, of the set's ranks in ascending order, as a Fortran handle; the program
+  // frees it. Collective over the set, in the same order on all its ranks if there are several.
+  // Errors: kUnsupported without MPI_THREAD_MULTIPLE, kTimedOut at `deadline` (the group's fault),
+  // those of Submit.
+  core::Status MakeCommunicator(core::SetNumber set, core::TimePoint deadline, int* fortran_handle);
+
   // Every pending and later call, here and elsewhere, fails with kAborted and this reason.
   void Abort(const std::string& reason);
 
@@ -159,6 +167,7 @@ class Session {
   core::SetNumber cross_set_ = core::kWorldSet;
   core::SetNumber last_first_set_ = core::kWorldSet;
   std::atomic<std::uint64_t> set_changes_{0};
+  std::map<core::SetNumber, std::uint64_t> communicators_made_ SIRTAKI_GUARDED_BY(sets_mutex_);
   mutable core::Mutex sets_mutex_;
   std::map<core::SetNumber, core::RankRanges> sets_ SIRTAKI_GUARDED_BY(sets_mutex_);
   core::SetNumber last_set_alone_ SIRTAKI_GUARDED_BY(sets_mutex_) = 0;

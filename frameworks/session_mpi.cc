@@ -56,6 +56,15 @@ class MpiMedium final : public Medium {
 
   core::Transport& transport() override { return *transport_; }
   ops::Backend& backend() override { return *backend_; }
+  Status MakeCommunicator(const core::RankRanges& members, int* fortran_handle) override {
+    if (environment_->serialized()) {
+      return {
+          core::StatusCode::kUnsupported,
+          "communicator() needs MPI_THREAD_MULTIPLE: the library calls MPI in another thread at "
+          "the same time"};
+    }
+    return communicators_->MakeForProgram(members, fortran_handle);
+  }
   void NoteFault() override { mpi::Environment::NoteFault(); }
   Status BeforeEnd(std::function<void()> shutdown) override {
     return environment_->BeforeFinalize(std::move(shutdown));
@@ -79,6 +88,7 @@ Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Session>*
   mpi::EnvironmentOptions environment_options;
   environment_options.threads = ThreadsOf(options.config.mpi_threads);
   environment_options.variables = options.environment;
+  environment_options.communicator = options.communicator;
   std::unique_ptr<mpi::Environment> environment;
   const core::TimePoint deadline = core::Clock::now() + options.config.start_timeout;
   if (Status status = mpi::Environment::Start(environment_options, deadline, &environment);

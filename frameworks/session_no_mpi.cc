@@ -10,6 +10,11 @@ namespace sirtaki::frameworks {
 
 core::Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Session>* session) {
   if (core::Status status = CheckFork(); !status.ok()) return status;
+  if (options.communicator) {
+    return {core::StatusCode::kUnsupported,
+            "init() was given a communicator, but this build of Sirtaki has no MPI: build it with "
+            "SIRTAKI_MPI=ON"};
+  }
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
     const std::string value = options.environment.Find(name).value_or("1");
     if (value == "1") continue;

@@ -25,4 +25,22 @@ struct Session::Parts {
   std::unique_ptr<core::Engine> engine;
 };
 
+// Keeps the parts alive while a call uses them.
+class Session::Call {
+ public:
+  explicit Call(const Session& session) : session_(session) {
+    session_.calls_.fetch_add(1, std::memory_order_seq_cst);
+    state_ = session_.state_.load(std::memory_order_seq_cst);
+  }
+  ~Call() { session_.calls_.fetch_sub(1, std::memory_order_seq_cst); }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  bool has_parts() const { return state_ != State::kGone; }
+
+ private:
+  const Session& session_;
+  State state_;
+};
+
 }  // namespace sirtaki::frameworks

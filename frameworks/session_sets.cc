@@ -161,4 +161,29 @@ Status Session::ChangeSets(core::SignaturePtr change, std::string invalid, core:
   return status;
 }
 
+// First a barrier, which has a deadline and names who is missing; MPI's own call has neither.
+Status Session::MakeCommunicator(SetNumber set, core::TimePoint deadline, int* fortran_handle) {
+  const RankRanges members = MembersOf(set).value_or(RankRanges());
+  std::uint64_t number = 0;
+  {
+    core::MutexLock lock(sets_mutex_);
+    number = ++communicators_made_[set];
+  }
+  auto barrier = std::make_shared<core::Signature>();
+  barrier->kind = core::OpKind::kBarrier;
+  auto work = std::make_shared<core::Work>();
+  work->request.key =
+      core::Key::Named(set, "communicator " + std::to_string(number) + " for the program");
+  work->request.signature = std::move(barrier);
+  work->deadline = deadline;
+  Status status = Submit(work, /*will_wait=*/true);
+  if (!status.ok()) return status;
+  status = Wait(*work->handle);
+  work->handle->Observe();
+  if (!status.ok()) return status;
+  const Call call(*this);
+  if (!call.has_parts()) return CheckState();
+  return parts_->medium->MakeCommunicator(members, fortran_handle);
+}
+
 }  // namespace sirtaki::frameworks

@@ -88,7 +88,9 @@ void DivideIntegers(const void* in, void* out, std::int64_t count, Scale scale) 
   const auto* const from = static_cast<const From*>(in);
   auto* const to = static_cast<To*>(out);
   if (scale.divisor == 1) {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = static_cast<To>(from[i]);
+    for (std::int64_t i = 0; i < count; ++i) {
+      to[i] = static_cast<To>(static_cast<std::int64_t>(from[i]));
+    }
     return;
   }
   const auto divisor = static_cast<Dividend>(scale.divisor);

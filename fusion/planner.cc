@@ -80,6 +80,16 @@ std::int64_t BytesOf(const core::Signature& signature) {
                     static_cast<std::int64_t>(core::SizeOf(signature.dtype)));
 }
 
+// The small lane has several groups under way, whose operations must begin in the same order on all
+// ranks: so each of its groups is one operation, of a size that all know.
+bool FitsSmallLane(const core::Signature& signature, std::int64_t bytes, const Limits& limits) {
+  if (core::FirstDimensionVaries(signature.kind)) return false;
+  if (signature.reduction == core::ReduceOp::kAdasum) return false;
+  // Every rank gets what all give.
+  if (signature.kind == core::OpKind::kAllGatherInto) return bytes <= limits.small_bytes / 16;
+  return bytes <= limits.small_bytes;
+}
+
 bool Fits(const Group& group, std::int64_t bytes, std::int64_t limit) {
   return group.bytes <= limit && bytes <= limit - group.bytes;
 }
@@ -116,11 +126,8 @@ std::vector<Group> Plan(const core::RunBatch& batch, const Limits& limits) {
   }
 
   for (Group& group : groups) {
-    // Where the sizes are not known here the group goes to the lane that takes any size.
-    const core::OpKind kind = batch.items[group.items.front()].signature->kind;
-    if (!core::FirstDimensionVaries(kind) && group.bytes <= limits.small_bytes) {
-      group.lane = Lane::kSmall;
-    }
+    const core::Signature& signature = *batch.items[group.items.front()].signature;
+    if (FitsSmallLane(signature, group.bytes, limits)) group.lane = Lane::kSmall;
   }
   return groups;
 }

@@ -85,11 +85,16 @@ class Spares {
     return kept;
   }
 
-  // "7 2 5": the next new number is 7, spare are 2 and 5.
-  std::string ToString() const {
+  // "7 2 5": the next new number is 7; 2 and 5 are spare, of the same ranks in the same order as
+  // `comm`.
+  std::string ToString(MPI_Comm comm) const {
     MutexLock lock(mutex_);
     std::string text = std::to_string(next_);
-    for (const auto& [number, kept] : spares_) text += ' ' + std::to_string(number);
+    for (const auto& [number, kept] : spares_) {
+      int same = MPI_UNEQUAL;
+      MPI_Comm_compare(kept.transport, comm, &same);
+      if (same == MPI_CONGRUENT) text += ' ' + std::to_string(number);
+    }
     return text;
   }
 
@@ -122,10 +127,12 @@ Status Communicators::Make(Environment& environment, core::TimePoint deadline,
                            std::unique_ptr<Communicators>* communicators) {
   const core::Topology& topology = environment.topology();
   std::vector<std::string> told;
-  Status status = environment.Exchange(Spares::OfProcess().ToString(), deadline, &told);
+  Status status = environment.Exchange(Spares::OfProcess().ToString(environment.impl_->control),
+                                       deadline, &told);
   if (!status.ok()) return status;
 
   std::unique_ptr<Communicators> made(new Communicators(topology.rank, topology.size));
+  made->control_ = environment.impl_->control;
   made->number_ = ChooseSpare(told);
   made->kept_ = Spares::OfProcess().Take(made->number_);
   Lanes world;
@@ -182,6 +189,20 @@ Status Communicators::AddSet(SetNumber set, const RankRanges& members) {
   MutexLock lock(mutex_);
   lanes_[set] = lanes;
   return Status::Ok();
+}
+
+Status Communicators::MakeForProgram(const RankRanges& members, int* fortran_handle) const {
+  MPI_Comm made = MPI_COMM_NULL;
+  Status status = CreateGroup(control_, members, /*tag=*/3, &made);
+  MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
+  if (status.ok()) {
+    status = Check(MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler), "MPI_Comm_get_errhandler");
+  }
+  if (!status.ok()) return status;
+  status = Check(MPI_Comm_set_errhandler(made, handler), "MPI_Comm_set_errhandler");
+  MPI_Errhandler_free(&handler);
+  *fortran_handle = MPI_Comm_c2f(made);
+  return status;
 }
 
 Status Communicators::RemoveSet(SetNumber set) {

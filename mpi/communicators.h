@@ -68,6 +68,10 @@ class Communicators {
     std::uint64_t sessions = 0;
   };
 
+  // A communicator of these ranks for the program, which frees it, with the error handler of its
+  // world. Collective over them, on any thread; blocks until all of them are there.
+  core::Status MakeForProgram(const core::RankRanges& members, int* fortran_handle) const;
+
  private:
   struct Lanes {
     Line small;
@@ -78,7 +82,8 @@ class Communicators {
 
   const int rank_;
   const int size_;
-  std::uint64_t number_ = 0;  // of what is kept: the same on all ranks
+  MPI_Comm control_ = MPI_COMM_NULL;  // the environment's
+  std::uint64_t number_ = 0;          // of what is kept: the same on all ranks
   Kept kept_;
   int first_tag_ = 0;
   mutable core::Mutex mutex_;

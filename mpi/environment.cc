@@ -227,6 +227,31 @@ Status FindLowestSharing(MPI_Comm comm, int rank, int* lowest) {
   return status;
 }
 
+// The communicator of the job, which the program may have given.
+Status FindWorld(const EnvironmentOptions& options, MPI_Comm* world) {
+  *world = MPI_COMM_WORLD;
+  if (!options.communicator) return Status::Ok();
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  if (initialized == 0) {
+    return {StatusCode::kInvalidArgument,
+            "init() was given a communicator, but MPI is not initialised"};
+  }
+  if (IsFinalized()) return Status::Ok();  // InitializeMpi says so
+  *world = MPI_Comm_f2c(*options.communicator);
+  if (*world == MPI_COMM_NULL) {
+    return {StatusCode::kInvalidArgument,
+            "init() was given MPI_COMM_NULL: only the ranks of the communicator call it"};
+  }
+  int between_groups = 0;
+  Status status = Check(MPI_Comm_test_inter(*world, &between_groups), "MPI_Comm_test_inter");
+  if (status.ok() && between_groups != 0) {
+    return {StatusCode::kInvalidArgument,
+            "init() was given an inter-communicator; it needs one of a single group"};
+  }
+  return status;
+}
+
 }  // namespace
 
 std::optional<Threads> ParseThreads(std::string_view word) {
@@ -270,15 +295,17 @@ Environment::~Environment() {
 Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
                           std::unique_ptr<Environment>* environment) {
   const std::lock_guard<std::mutex> lock(State().start_mutex);
+  MPI_Comm world = MPI_COMM_NULL;
+  if (Status status = FindWorld(options, &world); !status.ok()) return status;
   int level = MPI_THREAD_SINGLE;
   bool by_us = false;
   Status status = InitializeMpi(&level, &by_us);
   if (!status.ok()) return status;
 
   std::unique_ptr<Environment> made(new Environment(std::make_unique<Impl>()));
-  MPI_Comm_rank(MPI_COMM_WORLD, &made->topology_.rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &made->topology_.size);
-  status = CheckLauncher(options, made->topology_.size);
+  MPI_Comm_rank(world, &made->topology_.rank);
+  MPI_Comm_size(world, &made->topology_.size);
+  status = options.communicator ? Status::Ok() : CheckLauncher(options, made->topology_.size);
   if (!status.ok()) return status;  // alone, so there is nobody to tell
   const Status threading = ChooseThreading(options.threads, level, by_us, &made->serialized_);
   if (!threading.ok() && !MayCallMpi(level)) return threading;
@@ -289,7 +316,7 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   }
   made->description_ += by_us ? ", initialised by sirtaki" : ", initialised by the program";
 
-  status = DuplicateUntil(MPI_COMM_WORLD, deadline, &made->impl_->control);
+  status = DuplicateUntil(world, deadline, &made->impl_->control);
   if (status.ok()) status = made->AgreeOnThreading(threading, deadline);
   if (status.ok()) status = made->FindTopology(deadline);
   if (!status.ok()) return status;

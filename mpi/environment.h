@@ -34,6 +34,10 @@ struct EnvironmentOptions {
 
   // They tell how many ranks a launcher believes to have started.
   core::EnvironmentView variables;
+
+  // The ranks of the job, as MPI's Fortran handle of an intra-communicator of the program; none:
+  // all processes that MPI has started.
+  std::optional<int> communicator = std::nullopt;
 };
 
 // "auto", "multiple" or "serialized"; nothing for another word.
@@ -44,11 +48,13 @@ std::optional<Threads> ParseThreads(std::string_view word);
 // any thread that may call MPI).
 class Environment {
  public:
-  // Collective over the world, on the thread that calls init. Errors:
+  // Collective over the world (all ranks of the communicator), on the thread that calls init.
+  // Errors:
   //   kNotInitialized   MPI was finalized already
   //   kUnsupported      MPI allows too few threads on some rank; the text says what to call there.
   //                     Every rank gets it, but where MPI may not be called from this thread
-  //   kInvalidArgument  a launcher started several ranks, but MPI sees one
+  //   kInvalidArgument  a launcher started several ranks, but MPI sees one; the communicator is
+  //                     none, or one between two groups, or MPI is not initialised
   //   kTimedOut         not every rank came before `deadline`
   //   kBackend          an MPI call failed
   static core::Status Start(const EnvironmentOptions& options, core::TimePoint deadline,

@@ -28,10 +28,6 @@ class ExchangeRun : public GroupRun {
   virtual void Learn(RowTable* giving, RowTable* getting) = 0;
   // Whether this rank has an output, even if nothing is put there.
   virtual bool HasOutput() const { return true; }
-  // What allocate_output is told of the rows that come from each member.
-  virtual std::vector<std::int64_t> Told(const std::vector<std::int64_t>& getting) const {
-    return getting;
-  }
 
   std::size_t tensors() const { return task()->items.size(); }
   std::int64_t told_bytes() const {
@@ -76,7 +72,7 @@ class ExchangeRun : public GroupRun {
     if (item.work == nullptr) return true;
     std::byte* output = nullptr;
     if (HasOutput()) {
-      output = static_cast<std::byte*>(item.work->allocate_output(Told(getting)));
+      output = static_cast<std::byte*>(item.work->allocate_output(getting));
       if (got > 0 && output == nullptr) return Fail(StatusCode::kBackend, NoMemoryFor(item));
     }
     const auto* input = static_cast<const std::byte*>(item.work->input);
@@ -159,11 +155,6 @@ class ScatterRun : public ExchangeRun {
       (*getting)[t][static_cast<std::size_t>(root())] = rows[self()];
       if (is_root()) (*giving)[t].assign(rows, rows + members());
     }
-  }
-
-  // All rows are the root's.
-  std::vector<std::int64_t> Told(const std::vector<std::int64_t>& getting) const override {
-    return {getting[static_cast<std::size_t>(root())]};
   }
 
   std::vector<std::int64_t> all_;  // by tensor, then member

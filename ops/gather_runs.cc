@@ -160,8 +160,12 @@ class AllGatherIntoRun : public GroupRun {
                           piece.count >= cutting.direct_bytes / members() / BytesOf(dtype);
       (direct ? direct_ : staged).push_back(piece);
     }
-    // All members' parts are staged at once.
-    const std::int64_t chunk = WindowBytes(std::min(cutting.chunk_bytes, kMostStaged), members());
+    // All members' parts are staged at once. A group of the small lane is one operation, however
+    // much that is: the plan sends it little.
+    const bool small = channel().lane == fusion::Lane::kSmall;
+    const std::int64_t chunk =
+        small ? cutting.chunk_bytes
+              : WindowBytes(std::min(cutting.chunk_bytes, kMostStaged), members());
     return {dtype, dtype, std::move(staged), {.chunk_bytes = chunk}};
   }
 

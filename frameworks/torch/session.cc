@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "frameworks/session.h"
 #include "frameworks/torch/session_state.h"
 #include "frameworks/torch/set_membership.h"
+#include "frameworks/torch/tensor_call.h"
 #include "frameworks/torch/throw.h"
 #include "sirtaki/error.h"
 
@@ -76,8 +78,9 @@ bool AlreadyInitialized(const InitOptions& options, const std::vector<std::strin
 
 // `args`: the arguments behind the program's name. Gives those that are not ours in `rest`.
 void Start(const InitOptions& options, const std::vector<std::string>& args,
-           std::vector<std::string>* rest) {
+           std::vector<std::string>* rest, std::optional<int> communicator = std::nullopt) {
   frameworks::StartOptions start;
+  start.communicator = communicator;
   start.parsed = core::ParseConfig(args, start.environment, options.values(), &start.config, rest);
   std::vector<std::string> flags;
   if (start.parsed.ok()) {
@@ -125,6 +128,24 @@ const frameworks::Topology& TopologyOf(const Session& session,
 }  // namespace
 
 namespace detail {
+
+void InitOn(int communicator, const InitOptions& options) {
+  std::vector<std::string> rest;
+  Start(options, {}, &rest, communicator);
+}
+
+int MakeCommunicator(const ProcessSet& set, std::chrono::milliseconds timeout,
+                     const Session& session) {
+  const auto state = StateOf(session);
+  ThrowIfError(state->Check());
+  const CallMembers members = MembersOf(set, state);
+  if (timeout.count() < 0) {
+    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, NegativeTimeoutText(timeout)));
+  }
+  int handle = 0;
+  ThrowIfError(state->session().MakeCommunicator(members.set, DeadlineAfter(timeout), &handle));
+  return handle;
+}
 
 std::shared_ptr<SessionState> StateOf(const Session& session) {
   if (session.state()) return session.state();

@@ -19,11 +19,6 @@ using core::OpKind;
 // A call that may take longer than this may take for ever: a later moment might not be a TimePoint.
 constexpr std::chrono::hours kEndlessTimeout{24 * 365 * 10};
 
-bool WorksOnRows(OpKind kind) {
-  return core::FirstDimensionVaries(kind) || kind == OpKind::kAllGatherInto ||
-         kind == OpKind::kReduceScatter;
-}
-
 core::Signature PartSignature(const TensorCall& call, const at::Tensor& tensor) {
   core::Signature signature = Describe(tensor);
   signature.kind = call.kind;
@@ -42,49 +37,27 @@ core::Signature PartSignature(const TensorCall& call, const at::Tensor& tensor) 
   return signature;
 }
 
-std::string WhySplitsWrong(const TensorCall& call, const std::vector<std::int64_t>& splits,
-                           std::int64_t rows, const CallMembers& members) {
-  const bool used = call.kind == OpKind::kAllToAll ||
-                    (call.kind == OpKind::kScatter && call.root == members.rank);
-  if (!used) return {};
-  if (splits.empty()) {
-    if (call.kind == OpKind::kScatter || rows % members.size() == 0) return {};
-    return "the first dimension, " + std::to_string(rows) +
-           ", does not divide into equal parts for " + std::to_string(members.size()) +
-           " ranks; give splits";
-  }
-  if (static_cast<std::int64_t>(splits.size()) != members.size()) {
-    return std::to_string(splits.size()) + " splits for " + std::to_string(members.size()) +
-           " ranks; there must be one for each";
-  }
-  std::int64_t left = rows;
-  for (const std::int64_t split : splits) {
-    if (split < 0) return "a split is negative: " + std::to_string(split);
-    if (split > left) left = -1;
-    if (left < 0) break;
-    left -= split;
-  }
-  if (left == 0) return {};
-  return "the splits add up to " + std::string(left < 0 ? "more" : "less") +
-         " than the first dimension, " + std::to_string(rows);
-}
-
 std::string WhyPartInvalid(const TensorCall& call, std::size_t index,
                            const core::Signature& signature, const CallMembers& members) {
   const at::Tensor& tensor = call.at(index);
   std::string why = WhyNotMovable(tensor);
   if (!why.empty()) return why;
-  why = ops::ValidateRequest(signature, members.ranks, static_cast<int>(tensor.dim()));
+  ops::OwnTensor own;
+  own.rank = members.rank;
+  own.dimensions = static_cast<int>(tensor.dim());
+  if (tensor.dim() > 0) own.rows = tensor.size(0);
+  own.splits = call.SplitsOf(index);
+  why = ops::ValidateRequest(signature, members.ranks, own);
   if (!why.empty()) return why;
   if (call.in_place && at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
     return "in place on a tensor whose elements share memory (expanded); make it contiguous first";
   }
-  if (!WorksOnRows(call.kind)) return {};
-  if (tensor.dim() < 1) {
-    return std::string(core::OpKindName(call.kind)) +
-           " works along the first dimension, and this tensor has none: reshape it to [1]";
+  // Of a scatter's other ranks only the row's shape matters, but that it has one.
+  if (call.kind == OpKind::kScatter && tensor.dim() < 1) {
+    return "scatter divides tensors along their first dimension, and this one has none: reshape it "
+           "to [1]";
   }
-  return WhySplitsWrong(call, call.SplitsOf(index), tensor.size(0), members);
+  return {};
 }
 
 }  // namespace

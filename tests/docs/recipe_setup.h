@@ -1,11 +1,14 @@
-// What the recipes of docs/training.md take for granted.
+// What the recipes of docs/training.md and docs/api.md take for granted.
 #pragma once
 
 #include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
+#include <sirtaki/mpi.h>
 #include <sirtaki/torch.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>

@@ -156,8 +156,22 @@ TEST(PlannerTest, KindsOfEqualShapesAreMeasured) {
     EXPECT_EQ(groups[0].items, (Items{0, 1}));
     EXPECT_EQ(groups[0].bytes, 800);
     EXPECT_EQ(groups[0].lane, Lane::kLarge);
-    EXPECT_EQ(groups[1].lane, Lane::kSmall);
+    EXPECT_EQ(groups[1].lane, kind == OpKind::kAllGatherInto ? Lane::kLarge : Lane::kSmall);
   }
+}
+
+// The small lane starts a group's only operation at once, in the order of the plan.
+TEST(PlannerTest, OnlyWhatIsOneSmallOperationGoesToTheSmallLane) {
+  const auto lane_of = [](const Signature& signature) {
+    RunBatch batch;
+    batch.items = {Item(signature)};
+    return Plan(batch, {.small_bytes = 1600})[0].lane;
+  };
+  EXPECT_EQ(lane_of({.reduction = core::ReduceOp::kAdasum, .shape = {1}}), Lane::kLarge);
+  EXPECT_EQ(lane_of({.kind = OpKind::kAllGatherInto, .shape = {25}}), Lane::kSmall);
+  EXPECT_EQ(lane_of({.kind = OpKind::kAllGatherInto, .shape = {26}}), Lane::kLarge)
+      << "every rank gets what all give";
+  EXPECT_EQ(lane_of({.kind = OpKind::kReduceScatter, .shape = {400}}), Lane::kSmall);
 }
 
 TEST(PlannerTest, ABarrierIsSmall) {

@@ -1,6 +1,6 @@
 """Folders include only what stands to their left: core <- fusion <- ops <- mpi <- frameworks, and core <- launch.
 
-Vendors are kept in their rooms too: <mpi.h> in mpi/, spdlog and fmt in core/log.cc, LibTorch in frameworks/,
+Vendors are kept in their rooms too: <mpi.h> in mpi/ and the public sirtaki/mpi.h, spdlog and fmt in core/log.cc, LibTorch in frameworks/,
 Highway in fusion/ and ops/, the environment in core/environment.cc. Tests, examples and benchmarks may use them all but spdlog.
 """
 
@@ -36,8 +36,8 @@ def judge_include(name, target):
         return f"{here}/ may include only {', '.join(sorted(MAY_INCLUDE[here]))}"
     if there in OUTSIDE and here in MAY_INCLUDE:
         return f"{here}/ may not include {there}/"
-    if target == "mpi.h" and here != "mpi" and here not in OUTSIDE - {"examples"}:
-        return "only mpi/ includes <mpi.h>"
+    if target == "mpi.h" and here != "mpi" and here not in OUTSIDE - {"examples"} and name != PUBLIC + "sirtaki/mpi.h":
+        return "only mpi/ includes <mpi.h>, and the public header for programs that do"
     if there in ("spdlog", "fmt") and name != "core/log.cc":
         return "only core/log.cc sees spdlog and fmt"
     if there in ("torch", "ATen", "c10") and here not in OUTSIDE | {"frameworks"}:

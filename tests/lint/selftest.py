@@ -13,7 +13,9 @@ GOOD = {
     "core/environment.cc": "#include <cstdlib>\nconst char* Get() { return std::getenv(\"X\"); }\n",
     "mpi/transport.cc": "#include <mpi.h>\n\n#include \"ops/backend.h\"\n",
     "frameworks/include/sirtaki/torch.h": "#include <sirtaki/export.h>\n#include <torch/torch.h>\n",
+    "docs/api.md": "`Known`\n",
 }
+PUBLIC = "frameworks/include/sirtaki/session.h"
 MACHINE_PATH = "/" + "home/somebody/x"
 BAD = [
     ("layering.py", "core/status.h", "#include \"fusion/planner.h\"\n"),
@@ -29,6 +31,10 @@ BAD = [
     ("layering.py", "frameworks/include/sirtaki/torch.h", "#include \"core/status.h\"\n"),
     ("words.py", "docs/notes.md", f"see {MACHINE_PATH}\n"),
     ("format.py", "core/status.h", "int  f( ) ;\n"),
+    ("api.py", PUBLIC, "namespace sirtaki {\nSIRTAKI_API at::Tensor unknown(const at::Tensor& t);\n}  // namespace sirtaki\n"),
+    ("api.py", PUBLIC, "namespace sirtaki {\nclass SIRTAKI_API Unknown : public Known {\n};\n}  // namespace sirtaki\n"),
+    ("api.py", PUBLIC, "namespace sirtaki {\nenum class Unknown : char { A };\n}  // namespace sirtaki\n"),
+    ("api.py", PUBLIC, "namespace sirtaki {\nnamespace detail {\nclass Own;\n}\ntemplate <class T>\nT unknown(T t) {\n}\n}  // namespace sirtaki\n"),
 ]
 
 
@@ -46,7 +52,7 @@ def run(script, files):
 
 def main():
     failures = []
-    for script in ("layering.py", "words.py", "format.py"):
+    for script in ("layering.py", "words.py", "format.py", "api.py"):
         result = run(script, GOOD)
         if result.returncode not in (0, 77):
             failures.append(f"{script} rejects a tree without a fault:\n{result.stdout}{result.stderr}")

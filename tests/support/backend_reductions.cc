@@ -115,7 +115,7 @@ void BackendConformance::ReduceAny(fusion::Lane lane, DType dtype, ReduceOp op, 
 
 void BackendConformance::ReducesEveryTypeAndSize() {
   for (const fusion::Lane lane : kLanes) {
-    for (const std::int64_t count : {0, 1, 2, 3, 7, 64, 1025, 4099}) {
+    for (const std::int64_t count : {0, 1, 7, 1025, 4099}) {
       ForEachReduction(
           [&](ReduceOp op, DType dtype) { ReduceAny(lane, dtype, op, count, /*root=*/-1); });
     }

@@ -285,7 +285,11 @@ std::optional<Memory> ExpectedOf(const RunCase& c, int rank, int size) {
 
 std::vector<std::int64_t> ExpectedRows(const RunCase& c, int rank, int size) {
   if (!core::FirstDimensionVaries(c.signature.kind)) return {};
-  if (c.signature.kind == OpKind::kScatter) return {c.RowsFromTo(c.signature.root, rank, size)};
+  if (c.signature.kind == OpKind::kScatter) {
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(size), 0);
+    rows[static_cast<std::size_t>(c.signature.root)] = c.RowsFromTo(c.signature.root, rank, size);
+    return rows;
+  }
   if (IsTheRoots(c) && rank != c.signature.root) return {};
   std::vector<std::int64_t> rows;
   for (int r = 0; r < size; ++r) rows.push_back(c.RowsFromTo(r, rank, size));

@@ -178,21 +178,21 @@ TEST(SplitsTest, WrongOnesAreRefusedOnEveryRank) {
       alltoall(torch::arange(4), options, session);
     };
   };
-  ExpectRefused(alltoall_with({2, 3}), "the splits add up to more than the first dimension, 4");
-  ExpectRefused(alltoall_with({2, 1}), "the splits add up to less than the first dimension, 4");
+  ExpectRefused(alltoall_with({2, 3}), "the splits add up to 5, but the first dimension is 4");
+  ExpectRefused(alltoall_with({2, 1}), "the splits add up to 3, but the first dimension is 4");
   ExpectRefused(alltoall_with({5, -1}), "a split is negative: -1");
-  ExpectRefused(alltoall_with({4, 0, 0, 0, 0}), "5 splits for");
+  ExpectRefused(alltoall_with({4, 0, 0, 0, 0}), "5 splits were given for");
   ExpectRefused(
       [](int rank, const Session& session) {
         alltoall(torch::arange(size(session) + (rank == 1 ? 1 : 0)), AlltoallOptions().name("w"),
                  session);
       },
-      "does not divide into equal parts");
+      "cannot be divided into equal parts");
   ExpectRefused(
       [](int, const Session& session) {
         scatter(torch::arange(4), 0, ScatterOptions().name("w").splits({9}), session);
       },
-      "1 splits for");
+      "1 splits were given for");
 }
 
 TEST(MovementTest, RootsThatAreNoRankAreRefused) {

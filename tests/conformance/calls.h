@@ -1,0 +1,48 @@
+// The public functions behind one face: a case of the table becomes a call.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sirtaki/torch.h"
+#include "tests/conformance/case_table.h"
+
+namespace sirtaki::tests::conformance {
+
+// What goes into a call beside the problem and the form.
+struct Arguments {
+  std::string name;  // empty: matched by call order
+  ProcessSet process_set;
+  int root = -1;                     // world rank, of collectives that have one
+  std::vector<std::int64_t> splits;  // of collectives that take them
+  // Of reductions; the compression of all-reduces.
+  double prescale = 1.0;
+  double postscale = 1.0;
+  Compression compression = Compression::None;
+  Session session;
+};
+
+// What came out: one tensor, or those of the group.
+struct Outcome {
+  std::vector<at::Tensor> tensors;
+  // Of each tensor; empty where the form does not tell.
+  std::vector<std::vector<std::int64_t>> received_splits;
+};
+
+// What an asynchronous form has started.
+struct Started {
+  Handle one;
+  GroupedHandle group;
+};
+
+// Of a form that is not grouped the first tensor alone is used. Throw what the function throws.
+Outcome CallAndWait(const Problem& problem, Form form, const std::vector<at::Tensor>& tensors,
+                    const Arguments& arguments);
+Started CallAsync(const Problem& problem, Form form, const std::vector<at::Tensor>& tensors,
+                  const Arguments& arguments);
+Outcome WaitFor(const Started& started);
+
+ReduceOp PublicOp(core::ReduceOp op);
+
+}  // namespace sirtaki::tests::conformance

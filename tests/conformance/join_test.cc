@@ -1,0 +1,38 @@
+// join on threads as ranks.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/conformance/join_rounds.h"
+#include "tests/support/test_scale.h"
+#include "tests/torch/torch_ranks.h"
+
+namespace sirtaki::tests::conformance {
+namespace {
+
+class JoinInprocTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(JoinInprocTest, UnevenBatchesEndRightAHundredTimes) {
+  const int rounds = sirtaki::testing::ScaledCount(100, 100);
+  RunTorchRanks(GetParam(), [&](int, const Session& session) {
+    RunJoinRounds(session, world_process_set(session), rounds);
+  });
+}
+
+TEST_P(JoinInprocTest, ASetIsJoinedByItself) {
+  if (GetParam() == 1) GTEST_SKIP() << "needs a second rank";
+  const int rounds = sirtaki::testing::ScaledCount(10, 100);
+  RunTorchRanks(GetParam(), [&](int rank, const Session& session) {
+    const int last = GetParam() - 1;
+    const auto ends = add_process_set({0, last}, {}, session);
+    if (rank == 0 || rank == last) RunJoinRounds(session, ends, rounds);
+    RunJoinRounds(session, world_process_set(session), rounds);
+    remove_process_set(ends, {}, session);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, JoinInprocTest, ::testing::Values(1, 2, 3, 4),
+                         ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace sirtaki::tests::conformance
