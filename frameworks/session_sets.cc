@@ -110,13 +110,14 @@ Status Session::Join(SetNumber set, core::TimePoint deadline, core::HandlePtr* h
 Status Session::AddSet(const RankRanges& members, core::TimePoint deadline, SetNumber* set) {
   auto change = std::make_shared<core::Signature>();
   change->kind = core::OpKind::kAddSet;
-  change->members = members;
   std::string invalid;
   if (members.empty()) {
     invalid = "a process set needs at least one rank";
   } else if (!RankRanges::Span(0, topology_.size - 1).ContainsAll(members)) {
     invalid = "process set of ranks " + members.ToString() + ": the ranks are 0 to " +
               std::to_string(topology_.size - 1);
+  } else {
+    change->members = members;  // no message carries what are no ranks
   }
   std::int64_t number = -1;
   Status status = ChangeSets(std::move(change), std::move(invalid), deadline, &number);

@@ -99,8 +99,12 @@ TEST(JoinTest, OfASetLeavesTheWorldAlone) {
   RunTorchRanks(3, [](int rank, const Session& session) {
     const ProcessSet set = add_process_set({0, 1}, {}, session);
     const auto on_set = AllreduceOptions().op(ReduceOp::Sum).process_set(set);
-    if (rank == 1) EXPECT_EQ(allreduce(torch::ones({1}), on_set, session).item<float>(), 1);
-    if (rank < 2) EXPECT_EQ(join(JoinOptions().process_set(set), session), 1);
+    if (rank == 1) {
+      EXPECT_EQ(allreduce(torch::ones({1}), on_set, session).item<float>(), 1);
+    }
+    if (rank < 2) {
+      EXPECT_EQ(join(JoinOptions().process_set(set), session), 1);
+    }
     const auto all = allreduce(torch::ones({1}), AllreduceOptions().op(ReduceOp::Sum), session);
     EXPECT_EQ(all.item<float>(), 3);
   });

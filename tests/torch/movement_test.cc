@@ -72,7 +72,9 @@ TEST(GatherTest, OnlyTheRootGetsRows) {
         const auto expected = all.empty() ? torch::empty({0, 2}, torch::kLong) : Column(all);
         const auto got = gather(Rows(rank, rank), root, {}, session);
         EXPECT_EQ(got.sizes(), rank == root ? expected.sizes() : at::IntArrayRef({0, 2}));
-        if (rank == root) EXPECT_TRUE(torch::equal(got, expected));
+        if (rank == root) {
+          EXPECT_TRUE(torch::equal(got, expected));
+        }
         const Handle handle = gather_async(Rows(rank, rank), root, {}, session);
         EXPECT_EQ(synchronize(handle).size(0), rank == root ? expected.size(0) : 0);
         EXPECT_EQ(received_splits(handle).size(),
@@ -111,7 +113,9 @@ TEST(ScatterTest, BySplitsOfTheRoot) {
     const auto given = rank == 1 ? torch::arange(4) : torch::empty({7}, torch::kLong);
     const auto got = scatter(given, 1, ScatterOptions().splits({3, 0, 1}), session);
     EXPECT_EQ(got.size(0), rank == 0 ? 3 : rank == 1 ? 0 : 1);
-    if (rank == 2) EXPECT_EQ(got.item<std::int64_t>(), 3);
+    if (rank == 2) {
+      EXPECT_EQ(got.item<std::int64_t>(), 3);
+    }
   });
 }
 

@@ -82,10 +82,14 @@ TEST(ProcessSetTest, OverlappingSetsDoNotWaitForEachOther) {
       for (int i = 0; i < 5; ++i) EXPECT_EQ(SumOfRanks(rank, high, session), 3);
     }
     barrier({}, session);
-    if (rank == 0) EXPECT_FALSE(poll(waiting));
+    if (rank == 0) {
+      EXPECT_FALSE(poll(waiting));
+    }
     barrier({}, session);
     if (rank == 1) waiting = allreduce_async(torch::ones({1}), SumOn(low, "x"), session);
-    if (rank < 2) EXPECT_EQ(synchronize(waiting).item<float>(), 2);
+    if (rank < 2) {
+      EXPECT_EQ(synchronize(waiting).item<float>(), 2);
+    }
   });
 }
 
@@ -220,7 +224,9 @@ TEST(ProcessSetTest, OfOneRankIsThatRankAlone) {
   for (const int size : {1, 2}) {
     RunTorchRanks(size, [size](int rank, const Session& session) {
       const ProcessSet last = add_process_set({size - 1}, {}, session);
-      if (last.included()) EXPECT_EQ(SumOfRanks(rank, last, session), rank);
+      if (last.included()) {
+        EXPECT_EQ(SumOfRanks(rank, last, session), rank);
+      }
       remove_process_set(last, {}, session);
       EXPECT_THAT(local_process_set(session).size(), size);
       EXPECT_THAT(cross_process_set(session).size(), 1);
@@ -237,8 +243,12 @@ TEST(ProcessSetTest, MayBeNamedAtTheStart) {
     ASSERT_EQ(sets.size(), 2u);
     EXPECT_THAT(sets[0].ranks(), ElementsAre(0, 1));
     EXPECT_THAT(sets[1].ranks(), ElementsAre(1, 2));
-    if (rank < 2) EXPECT_EQ(SumOfRanks(rank, sets[0], session), 1);
-    if (rank > 0) EXPECT_EQ(SumOfRanks(rank, sets[1], session), 3);
+    if (rank < 2) {
+      EXPECT_EQ(SumOfRanks(rank, sets[0], session), 1);
+    }
+    if (rank > 0) {
+      EXPECT_EQ(SumOfRanks(rank, sets[1], session), 3);
+    }
   });
 }
 

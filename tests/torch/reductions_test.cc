@@ -104,7 +104,9 @@ TEST(ReduceTest, OnlyTheRootGetsTheResult) {
       synchronize(reduce_async_(again, root, ReduceOptions().op(ReduceOp::Max), session));
       EXPECT_TRUE(torch::equal(again, rank == root ? torch::full({2, 2}, 3) : mine));
       const auto average = synchronize(reduce_async(mine, root, {}, session));
-      if (rank == root) EXPECT_TRUE(torch::equal(average, torch::full({2, 2}, 2)));
+      if (rank == root) {
+        EXPECT_TRUE(torch::equal(average, torch::full({2, 2}, 2)));
+      }
     }
   });
 }
@@ -172,7 +174,9 @@ TEST(GroupedTest, NoneStartsBeforeAllAreThere) {
     GroupedHandle handle;
     if (rank == 0) handle = grouped_allreduce_async(two, By(ReduceOp::Sum, "g"), session);
     barrier({}, session);
-    if (rank == 0) EXPECT_FALSE(poll(handle));
+    if (rank == 0) {
+      EXPECT_FALSE(poll(handle));
+    }
     barrier({}, session);
     if (rank == 1) handle = grouped_allreduce_async(two, By(ReduceOp::Sum, "g"), session);
     EXPECT_EQ(synchronize(handle)[1].sum().item<float>(), 4);
