@@ -3,9 +3,9 @@
 //   const double loss = sirtaki::metric_average(sum / batches, "loss");
 //   const double accuracy = sirtaki::metric_average(right / seen, seen, "accuracy");  // weighted
 //
-// All are collective, over all ranks or those of a process set, and give the same bits on each. Without a name the calls are matched by
-// the order in which the ranks make them; a name may be used again as soon as the call has
-// returned. One all-reduce each. Autograd does not see them.
+// All are collective, over all ranks or those of a process set, and give the same bits on each.
+// Without a name the calls are matched by the order in which the ranks make them; a name may be
+// used again as soon as the call has returned. One all-reduce each. Autograd does not see them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -10,10 +10,11 @@
 // what it holds: numbers, strings, lists, tuples, dictionaries, tensors. Other types do not
 // compile. An optimizer has its own broadcast_optimizer_state.
 //
-// All are collective, over all ranks or those of a process set. Ranks may give objects of different sizes, of more than 2 GiB too. Without a
-// name the calls are matched by the order in which the ranks make them; a name may be used again
-// as soon as the call has returned. What cannot be saved or loaded on one rank is thrown as
-// invalid_argument on all; different roots, or another kind of call on some ranks, as mismatch.
+// All are collective, over all ranks or those of a process set. Ranks may give objects of different
+// sizes, of more than 2 GiB too. Without a name the calls are matched by the order in which the
+// ranks make them; a name may be used again as soon as the call has returned. What cannot be saved
+// or loaded on one rank is thrown as invalid_argument on all; different roots, or another kind of
+// call on some ranks, as mismatch.
 #pragma once
 
 #include <ATen/core/Tensor.h>

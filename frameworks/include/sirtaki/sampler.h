@@ -28,8 +28,8 @@ struct DistributedSamplerOptions {
   // Of the order. The same on all ranks, or they would take each other's samples.
   TORCH_ARG(std::uint64_t, seed) = 0;
   TORCH_ARG(Uneven, uneven) = Uneven::Pad;
-  // Whose share it is; both or none are given. Default: those of the session. For a process set that
-  // reads the data among its ranks: rank(set.rank()).ranks(set.size()).
+  // Whose share it is; both or none are given. Default: those of the session. For a process set
+  // that reads the data among its ranks: rank(set.rank()).ranks(set.size()).
   TORCH_ARG(std::optional<int>, rank);
   TORCH_ARG(std::optional<int>, ranks);
 };
