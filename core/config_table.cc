@@ -109,7 +109,7 @@ Table MakeTable() {
       Option<&Config::small_bytes>(OptionId::kSmallBytes, "small_bytes", OptionKind::kBytes,
           "Operations up to this size take the small lane, where they never wait behind a large one. "
           "0 sends everything that has a size to the large lane.")
-          .Between(0, kGibi).Agreed(),
+          .Between(0, 16 * kMebi).Agreed(),
       Option<&Config::chunk_bytes>(OptionId::kChunkBytes, "chunk_bytes", OptionKind::kBytes,
           "A large operation is carried out in pieces of this size where the backend works in pieces.")
           .Between(4 * kKibi, kGibi).Agreed(),

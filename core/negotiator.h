@@ -214,7 +214,7 @@ class Negotiator {
   void Inquire(SetState& set, const std::vector<SetState::Undecided>& waiting, TimePoint now);
   void StartInquiry(SetState& set, const Key& key, PendingKey& pending, bool fault_after,
                     TimePoint now);
-  void FinishInquiry(SetState& set, const Key& key, PendingKey& pending,
+  bool FinishInquiry(SetState& set, const Key& key, PendingKey& pending,
                      const std::vector<SetState::Undecided>& waiting, TimePoint now);
   void ReceiveQuery(const Key& key, TimePoint now);
   void ReceiveAnswer(int child, AnswerMessage answer, TimePoint now);

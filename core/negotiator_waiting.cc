@@ -164,7 +164,10 @@ void Negotiator::Inquire(SetState& set, const std::vector<SetState::Undecided>& 
       next = std::min(next, pending->inquiry->deadline);
       return;
     }
-    FinishInquiry(set, *key, *pending, waiting, now);
+    if (!FinishInquiry(set, *key, *pending, waiting, now)) {
+      next = now;  // `waiting` holds what is gone
+      return;
+    }
     if (faulted()) return;
   }
   std::erase_if(set.next_warning, [&](const auto& late) {
@@ -216,7 +219,9 @@ void Negotiator::StartInquiry(SetState& set, const Key& key, PendingKey& pending
   pending.inquiry = std::move(inquiry);
 }
 
-void Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pending,
+// False: nobody knows of the key. Who told of it has seen its decision meanwhile, and it is
+// forgotten here.
+bool Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pending,
                                const std::vector<SetState::Undecided>& waiting, TimePoint now) {
   PendingKey::Inquiry inquiry = std::move(*pending.inquiry);
   pending.inquiry.reset();
@@ -226,6 +231,12 @@ void Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
   warning.missing = inquiry.missing;
   warning.activities = std::move(inquiry.activities);
   for (const int child : inquiry.awaited) warning.silent.Add(set.child_members(child));
+  RankRanges able = set.members();
+  able.Remove(left_);
+  if (pending.reports == 0 && warning.silent.empty() && warning.missing.ContainsAll(able)) {
+    set.Erase(warning.key);
+    return false;
+  }
   // The next warning of this stall comes after as long again, and not one for each of its keys.
   const std::vector<int> missing = set.Missing(pending);
   for (const int late : missing) set.next_warning[late] = now + warning.waited;
@@ -235,11 +246,11 @@ void Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
     if (state != &pending) ++warning.others;
   }
   // Everyone may have submitted while the question was under way.
-  pending.call_limit = {};
-  if (warning.missing.empty() && warning.silent.empty()) return;
+  if (inquiry.call_limit > Duration::zero()) pending.call_limit = {};
+  if (warning.missing.empty() && warning.silent.empty()) return true;
   if (!inquiry.fault_after) {
     warnings_.push_back(std::move(warning));
-    return;
+    return true;
   }
   RankRanges late = warning.missing;
   late.Add(warning.silent);
@@ -248,12 +259,13 @@ void Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
                TimeOutText(key, inquiry.call_limit) + "; not submitted by " + RanksText(late) +
                    ActivitiesText(warning.activities),
                TensorName(key));
-    return;
+    return true;
   }
   RaiseFault(StatusCode::kTimedOut,
              WaitedText(warning) + " for " + RanksText(late) + ", longer than stall_limit (" +
                  DurationText(options_.stall_limit) + ")" + ActivitiesText(warning.activities),
              TensorName(key));
+  return true;
 }
 
 void Negotiator::ReceiveQuery(const Key& key, TimePoint now) {

@@ -35,10 +35,10 @@ Status TensorQueue::Push(const WorkPtr& work) {
     joined_.insert(key.set);
   } else if (key.form == Key::Form::kUnnamed) {
     if (Status status = CheckUnnamed(key); !status.ok()) return status;
-    const std::uint64_t call = calls_[key.set].next;
-    // Numbers restart only when a set's epoch has ended, so all that came before is resolved.
-    SIRTAKI_CHECK(!pending_.contains(Key::Unnamed(key.set, call)),
-                  "an unnamed call's number is free");
+    std::uint64_t call = calls_[key.set].next;
+    // Numbers restart when a set's epoch has ended, and what came before is resolved by then; but a
+    // set that is removed may still have a call here that the negotiation has not seen.
+    while (pending_.contains(Key::Unnamed(key.set, call))) ++call;
     calls_[key.set].next = call + 1;
     key.number = call;
   } else if (!names_in_flight_.insert(key).second) {

@@ -58,8 +58,8 @@ class TensorQueue {
   std::size_t pending() const SIRTAKI_EXCLUDES(mutex_);  // accepted and not resolved
   // Somebody else watches the deadline of this work from now on.
   void HandOverDeadline(const Work& work) SIRTAKI_EXCLUDES(mutex_);
-  // Of the pending calls whose deadline was not handed over; TimePoint::max() if none has one. `key`, unless null, is set to that
-  // call's, `limit` to the time that it was given.
+  // Of the pending calls whose deadline was not handed over; TimePoint::max() if none has one.
+  // `key`, unless null, is set to that call's, `limit` to the time that it was given.
   TimePoint EarliestDeadline(Key* key, Duration* limit = nullptr) const SIRTAKI_EXCLUDES(mutex_);
 
  private:

@@ -39,7 +39,8 @@ class Medium {
   virtual ops::Backend& backend() = 0;
 
   // A communicator of MPI for the program, of these ranks; collective over them, who are all there.
-  virtual core::Status MakeCommunicator(const core::RankRanges& /*members*/,
+  virtual core::Status MakeCommunicator(core::SetNumber /*set*/,
+                                        const core::RankRanges& /*members*/,
                                         int* /*fortran_handle*/) {
     return {core::StatusCode::kUnsupported, "this session does not run over MPI"};
   }

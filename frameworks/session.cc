@@ -317,8 +317,14 @@ void Session::LeaveAndEnd(const std::string& why) {
   if (parts_->engine) {
     Status end = parts_->engine->Leave(why);
     parts_->engine->StopThread();
+    // Messages that nobody took do not keep the job from ending; those who wait for them are told.
+    if (!parts_->lanes->Running().empty()) {
+      parts_->lanes->Abandon({StatusCode::kShutDown, "the session has ended: " + why});
+    }
     core::MutexLock lock(end_mutex_);
     end_ = std::move(end);
+  } else {
+    parts_->queue.Close({StatusCode::kShutDown, "the session has ended: " + why});
   }
   state_ = State::kGone;
   // Every handle is complete, so the calls that are under way end by themselves.

@@ -56,14 +56,15 @@ class MpiMedium final : public Medium {
 
   core::Transport& transport() override { return *transport_; }
   ops::Backend& backend() override { return *backend_; }
-  Status MakeCommunicator(const core::RankRanges& members, int* fortran_handle) override {
+  Status MakeCommunicator(core::SetNumber set, const core::RankRanges& members,
+                          int* fortran_handle) override {
     if (environment_->serialized()) {
       return {
           core::StatusCode::kUnsupported,
           "communicator() needs MPI_THREAD_MULTIPLE: the library calls MPI in another thread at "
           "the same time"};
     }
-    return communicators_->MakeForProgram(members, fortran_handle);
+    return mpi::Communicators::MakeForProgram(*environment_, set, members, fortran_handle);
   }
   void NoteFault() override { mpi::Environment::NoteFault(); }
   Status BeforeEnd(std::function<void()> shutdown) override {

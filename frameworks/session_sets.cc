@@ -55,6 +55,8 @@ Status Session::MakeFirstSets(core::TimePoint deadline) {
   for (const core::HandlePtr& handle : made) {
     Status status = parts_->engine->Wait(*handle, deadline);
     if (status.ok()) continue;
+    // Another rank has started, and has failed since: every call says so, as if it had been later.
+    if (handle->done() && status.origin().rank != topology_.rank) return Status::Ok();
     if (!handle->done()) {
       status = Status(StatusCode::kTimedOut,
                       "the process sets of this host's ranks and of this local rank were not made "
@@ -150,12 +152,15 @@ Status Session::ChangeSets(core::SignaturePtr change, std::string invalid, core:
                            std::int64_t* value) {
   auto work = std::make_shared<core::Work>();
   work->request.key = core::Key::Named(
-      core::kWorldSet, "process set change " + std::to_string(set_changes_.fetch_add(1) + 1));
+      core::kWorldSet, "#process set change " + std::to_string(set_changes_.fetch_add(1) + 1));
   work->request.signature = std::move(change);
   work->request.invalid = std::move(invalid);
   work->deadline = deadline;
   Status status = Submit(work, /*will_wait=*/true);
-  if (!status.ok()) return status;
+  if (!status.ok()) {
+    set_changes_.fetch_sub(1);  // the others have counted none
+    return status;
+  }
   status = Wait(*work->handle);
   work->handle->Observe();
   if (value != nullptr) *value = work->handle->value();
@@ -174,17 +179,21 @@ Status Session::MakeCommunicator(SetNumber set, core::TimePoint deadline, int* f
   barrier->kind = core::OpKind::kBarrier;
   auto work = std::make_shared<core::Work>();
   work->request.key =
-      core::Key::Named(set, "communicator " + std::to_string(number) + " for the program");
+      core::Key::Named(set, "#communicator " + std::to_string(number) + " for the program");
   work->request.signature = std::move(barrier);
   work->deadline = deadline;
   Status status = Submit(work, /*will_wait=*/true);
-  if (!status.ok()) return status;
+  if (!status.ok()) {
+    core::MutexLock lock(sets_mutex_);
+    --communicators_made_[set];  // the others have counted none
+    return status;
+  }
   status = Wait(*work->handle);
   work->handle->Observe();
   if (!status.ok()) return status;
   const Call call(*this);
   if (!call.has_parts()) return CheckState();
-  return parts_->medium->MakeCommunicator(members, fortran_handle);
+  return parts_->medium->MakeCommunicator(set, members, fortran_handle);
 }
 
 }  // namespace sirtaki::frameworks

@@ -132,7 +132,6 @@ Status Communicators::Make(Environment& environment, core::TimePoint deadline,
   if (!status.ok()) return status;
 
   std::unique_ptr<Communicators> made(new Communicators(topology.rank, topology.size));
-  made->control_ = environment.impl_->control;
   made->number_ = ChooseSpare(told);
   made->kept_ = Spares::OfProcess().Take(made->number_);
   Lanes world;
@@ -191,9 +190,12 @@ Status Communicators::AddSet(SetNumber set, const RankRanges& members) {
   return Status::Ok();
 }
 
-Status Communicators::MakeForProgram(const RankRanges& members, int* fortran_handle) const {
+Status Communicators::MakeForProgram(Environment& environment, SetNumber set,
+                                     const RankRanges& members, int* fortran_handle) {
+  // Those of different sets may be made at once by different threads; every MPI has these tags.
+  const int tag = 1 + static_cast<int>(set % ops::Backend::kMaxTag);
   MPI_Comm made = MPI_COMM_NULL;
-  Status status = CreateGroup(control_, members, /*tag=*/3, &made);
+  Status status = CreateGroup(environment.impl_->control, members, tag, &made);
   MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
   if (status.ok()) {
     status = Check(MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler), "MPI_Comm_get_errhandler");

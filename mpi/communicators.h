@@ -69,8 +69,10 @@ class Communicators {
   };
 
   // A communicator of these ranks for the program, which frees it, with the error handler of its
-  // world. Collective over them, on any thread; blocks until all of them are there.
-  core::Status MakeForProgram(const core::RankRanges& members, int* fortran_handle) const;
+  // world. Collective over them, on any thread; blocks until all of them are there. Also in a world
+  // of one rank, which has no communicators of a session.
+  static core::Status MakeForProgram(Environment& environment, core::SetNumber set,
+                                     const core::RankRanges& members, int* fortran_handle);
 
  private:
   struct Lanes {
@@ -82,8 +84,7 @@ class Communicators {
 
   const int rank_;
   const int size_;
-  MPI_Comm control_ = MPI_COMM_NULL;  // the environment's
-  std::uint64_t number_ = 0;          // of what is kept: the same on all ranks
+  std::uint64_t number_ = 0;  // of what is kept: the same on all ranks
   Kept kept_;
   int first_tag_ = 0;
   mutable core::Mutex mutex_;

@@ -71,6 +71,7 @@ struct HostLanes::Impl {
 
   // ---- under the token ----
   bool StepSmall();
+  void End(InFlight over) SIRTAKI_EXCLUDES(mutex);
   bool StepLarge() SIRTAKI_EXCLUDES(mutex);
   bool StepMessages() SIRTAKI_EXCLUDES(mutex);
   bool LargeWaits() SIRTAKI_EXCLUDES(mutex);
@@ -165,6 +166,20 @@ void HostLanes::Impl::Stop(const Status& reason, const std::optional<std::string
   backend.Abort(reason);
 }
 
+// After a failure the medium may still write to what the group has given it: that stays for the
+// life of the process.
+void HostLanes::Impl::End(InFlight over) {
+  const LaneTask task{over.run->task(), nullptr};
+  const Status status = over.run->status();
+  if (status.ok()) {
+    over.run.reset();
+    pool.Return(std::move(over.staging));
+  } else {
+    KeepForever(std::make_shared<InFlight>(std::move(over)));
+  }
+  Finish(over.number, task, status);
+}
+
 bool HostLanes::Impl::StepSmall() {
   bool moved = false;
   std::size_t kept = 0;
@@ -173,9 +188,7 @@ bool HostLanes::Impl::StepSmall() {
         stopped.load(std::memory_order_relaxed) ? Progress::kWaiting : small[i].run->Advance();
     moved |= progress != Progress::kWaiting;
     if (progress == Progress::kOver) {
-      Finish(small[i].number, {small[i].run->task(), nullptr}, small[i].run->status());
-      small[i].run.reset();
-      pool.Return(std::move(small[i].staging));
+      End(std::move(small[i]));
     } else {
       if (kept != i) small[kept] = std::move(small[i]);
       ++kept;
@@ -198,9 +211,7 @@ bool HostLanes::Impl::StepSmall() {
       small.push_back(std::move(next));
       continue;
     }
-    Finish(next.number, {next.run->task(), nullptr}, next.run->status());
-    next.run.reset();
-    pool.Return(std::move(next.staging));
+    End(std::move(next));
   }
   return moved;
 }
@@ -230,8 +241,8 @@ bool HostLanes::Impl::StepLarge() {
     const Progress progress = large.run->Advance();
     moved |= progress != Progress::kWaiting;
     if (progress != Progress::kOver) return moved;
-    const std::unique_ptr<GroupRun> run = std::move(large.run);
-    Finish(large.number, {run->task(), nullptr}, run->status());
+    End(std::move(large));
+    if (large.staging == nullptr) large.staging = pool.Take();
   }
   return moved;
 }
@@ -295,14 +306,14 @@ bool HostLanes::Impl::BeginCallOut() {
 }
 
 void HostLanes::Impl::RunLargeLane() {
-  Staging staging;  // first touched by this thread
+  auto staging = std::make_shared<Staging>();  // first touched by this thread
   while (std::optional<Numbered> next = NextLarge()) {
     Status status;
     std::shared_ptr<GroupRun> run;
     if (next->task.change != nullptr) {
       status = Change(*next->task.change);
     } else {
-      run = GroupRun::Make(next->task.group, backend, staging, LargeCutting(), stopped);
+      run = GroupRun::Make(next->task.group, backend, *staging, LargeCutting(), stopped);
       // A backend whose large lane blocks runs through; one that has to be polled leaves the core
       // to others.
       while (run->Advance() != Progress::kOver) {
@@ -315,6 +326,10 @@ void HostLanes::Impl::RunLargeLane() {
       KeepForever(std::make_shared<LaneTask>(next->task));
       KeepForever(std::move(run));
       return;
+    }
+    if (run != nullptr && !run->status().ok()) {  // as in End
+      KeepForever(run);
+      KeepForever(std::exchange(staging, std::make_shared<Staging>()));
     }
     // After a stop its handles are complete already.
     if (!stopped.load(std::memory_order_relaxed)) {

@@ -182,9 +182,14 @@ struct CollectiveFunction : torch::autograd::Function<CollectiveFunction> {
 
     variable_list results;
     auto next = arrived.begin();
-    for (const Recorded::Input& input : recorded->inputs) {
-      results.push_back(input.differentiable ? GradientOf(*recorded, input, *next++)
-                                             : at::Tensor());
+    // What the ranks that are not the root of a reduce have got is their own tensor.
+    const bool keeps_own = recorded->call.kind == OpKind::kReduce && !recorded->is_root;
+    for (std::size_t i = 0; i < recorded->inputs.size(); ++i) {
+      const Recorded::Input& input = recorded->inputs[i];
+      results.emplace_back();
+      if (!input.differentiable) continue;
+      results.back() = GradientOf(*recorded, input, *next++);
+      if (keeps_own) results.back() = results.back() + gradients[i];
     }
     results.resize(results.size() + 2);  // for what is no tensor
     return results;

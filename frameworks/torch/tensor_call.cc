@@ -77,7 +77,11 @@ core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& memb
                                  std::string* invalid) {
   *invalid = call.invalid;
   std::vector<core::SignaturePtr> parts;
-  for (std::size_t i = 0; i < call.count(); ++i) {
+  if (call.count() > core::kMaxParts) {  // no message could carry them
+    *invalid = "a list of " + std::to_string(call.count()) + " tensors; at most " +
+               std::to_string(core::kMaxParts) + " are allowed";
+  }
+  for (std::size_t i = 0; i < call.count() && call.count() <= core::kMaxParts; ++i) {
     auto part = std::make_shared<const core::Signature>(PartSignature(call, call.at(i)));
     if (invalid->empty()) {
       *invalid = WhyPartInvalid(call, i, *part, members);

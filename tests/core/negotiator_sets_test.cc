@@ -186,6 +186,31 @@ TEST_F(NegotiatorSetsTest, ACallWhoseTimeIsOverNamesWhoMissesIt) {
   }
 }
 
+// The decision is on its way down while the report of the delay goes up.
+TEST_F(NegotiatorSetsTest, AReportOfADelayThatCrossesTheDecisionHarmsNobody) {
+  for (const int rank : {1, 3}) Submit(rank, Key::Unnamed(0, 0), AllReduceOf({1}));
+  for (int rank : {1, 3, 2}) sim_.Pump(rank);
+  for (const int rank : {0, 2}) Submit(rank, Key::Unnamed(0, 0), AllReduceOf({1}));
+  // Everything up to the root, which decides; the way down waits.
+  for (bool any = true; any;) {
+    any = false;
+    for (const NegotiationSim::Link& link : sim_.BusyLinks()) {
+      if (link.second > link.first) continue;
+      sim_.Deliver(link);
+      any = true;
+    }
+    for (int rank : {3, 2}) sim_.Pump(rank);
+  }
+  sim_.Pump(0);
+  sim_.node(1).TimeOut(Key::Unnamed(0, 0), std::chrono::seconds(5), sim_.now());
+  sim_.Run(std::chrono::seconds(5), std::chrono::milliseconds(50));
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_THAT(told(rank), ElementsAre("run unnamed call #0"));
+    EXPECT_TRUE(sim_.node(rank).Quiescent()) << rank;
+  }
+  ExpectNoFault();
+}
+
 // ---- random schedules ----
 
 class Schedule {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <latch>
 #include <memory>
 #include <string>
 #include <thread>
@@ -212,7 +213,7 @@ TEST(TensorQueueThreadsTest, EveryAcceptedEntryCompletesExactlyOnce) {
       for (int i = 0; i < kEach; ++i) {
         auto work = std::make_shared<Work>();
         work->request.key = i % 2 == 0
-                                ? Key::Unnamed(0, 0)
+                                ? Key::Unnamed(static_cast<SetNumber>(pusher), 0)
                                 : Key::Named(0, std::to_string(pusher) + "/" + std::to_string(i));
         // Somebody waits for each, so each completion is counted.
         work->handle = std::make_shared<HandleState>([&] { ++completed; }, nullptr);
@@ -246,25 +247,34 @@ TEST(TensorQueueThreadsTest, EveryAcceptedEntryCompletesExactlyOnce) {
   }
 }
 
-TEST(TensorQueueThreadsTest, UnnamedCallsGetEachNumberOnce) {
+TEST(TensorQueueThreadsTest, UnnamedCallsOfASetAreOneThreadsUntilItEnds) {
   TensorQueue queue;
-  constexpr std::uint64_t kPushers = 4;
-  constexpr std::uint64_t kEach = 500;
-  std::vector<std::thread> pushers;
-  pushers.reserve(kPushers);
-  for (std::uint64_t pusher = 0; pusher < kPushers; ++pusher) {
-    pushers.emplace_back([&] {
-      for (std::uint64_t i = 0; i < kEach; ++i) {
-        auto work = std::make_shared<Work>();
-        work->request.key = Key::Unnamed(0, 0);
-        ASSERT_TRUE(queue.Push(work).ok());
-      }
-    });
+  const auto push = [&queue](SetNumber set) {
+    auto work = std::make_shared<Work>();
+    work->request.key = Key::Unnamed(set, 0);
+    return queue.Push(work);
+  };
+  std::latch pushed(1);
+  std::latch refused(1);
+  std::thread first([&] {
+    EXPECT_TRUE(push(0).ok());
+    pushed.count_down();
+    refused.wait();
+    EXPECT_TRUE(push(0).ok());
+  });
+  pushed.wait();
+  const Status status = push(0);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("second thread"), std::string::npos);
+  EXPECT_TRUE(push(1).ok()) << "another set has its own";
+  refused.count_down();
+  first.join();
+  EXPECT_TRUE(push(0).ok());
+  std::vector<std::uint64_t> numbers;
+  for (const WorkPtr& work : queue.Take()) {
+    if (work->request.key.set == 0) numbers.push_back(work->request.key.number);
   }
-  for (std::thread& pusher : pushers) pusher.join();
-  std::uint64_t expected = 0;
-  for (const WorkPtr& work : queue.Take()) EXPECT_EQ(work->request.key.number, expected++);
-  EXPECT_EQ(expected, kPushers * kEach);
+  EXPECT_THAT(numbers, ElementsAre(0, 1, 2));
 }
 
 }  // namespace

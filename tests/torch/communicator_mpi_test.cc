@@ -1,4 +1,4 @@
-// RANKS: 2 3 4
+// RANKS: 1 2 3 4
 // Programs with MPI code of their own: jobs on communicators of theirs, communicators of process
 // sets, and MPI calls while the library works.
 #include "sirtaki/mpi.h"

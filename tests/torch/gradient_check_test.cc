@@ -123,9 +123,9 @@ TEST(GradientCheck, GroupedBroadcast) {
 // The others' copies are no part of the loss.
 TEST(GradientCheck, Reduce) {
   for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
-    CheckGradients(OfShape({3}), [op](const Tensors& x, int rank, const Session& s) {
-      const auto result = reduce(x[0], 1, ReduceOptions().op(op).prescale(2), s);
-      return Tensors{rank == 1 ? result : result * 0};
+    // The copies of the others have gradients of their own.
+    CheckGradients(OfShape({3}), [op](const Tensors& x, int, const Session& s) {
+      return Tensors{reduce(x[0], 1, ReduceOptions().op(op).prescale(2), s)};
     });
   }
 }
@@ -135,13 +135,7 @@ TEST(GradientCheck, GroupedReduce) {
       [](int rank) {
         return Tensors{Values(rank, {2}), Values(rank + 5, {1, 2})};
       },
-      [](const Tensors& x, int rank, const Session& s) {
-        Tensors results = grouped_reduce(x, 0, {}, s);
-        if (rank != 0) {
-          for (auto& result : results) result = result * 0;
-        }
-        return results;
-      });
+      [](const Tensors& x, int, const Session& s) { return grouped_reduce(x, 0, {}, s); });
 }
 
 TEST(GradientCheck, AllgatherOfDifferentRows) {

@@ -19,8 +19,8 @@ struct MessageOptions {
   // 0 to 32000. Messages of one rank to another with the same tag arrive in the order in which they
   // were sent; those with another one do not wait for them.
   TORCH_ARG(int, tag) = 0;
-  // If it is not done in this time the whole group fails with timed_out. 0: only the limits of the
-  // session hold.
+  // If it is not done in this time the whole group fails with timed_out. 0: it may take for ever,
+  // or until the session ends: then it throws shut_down.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
 };
 

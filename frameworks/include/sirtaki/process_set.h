@@ -61,8 +61,8 @@ struct ProcessSetOptions {
 
 // Makes a set of these ranks, in any order. Collective over all ranks of the job, also those that
 // are not in it, in the same order on all if there are several; the ranks must agree. Two sets may
-// have the same ranks. Throws invalid_argument on every rank if there are no ranks, one twice, or
-// one that is not in the job; mismatch if the ranks differ.
+// have the same ranks. Throws invalid_argument on every rank if there are no ranks, or one that is
+// not in the job; mismatch if the ranks differ.
 SIRTAKI_API ProcessSet add_process_set(const std::vector<int>& ranks,
                                        const ProcessSetOptions& options = {},
                                        const Session& session = {});
