@@ -129,13 +129,14 @@ const frameworks::Topology& TopologyOf(const Session& session,
 
 namespace detail {
 
-void InitOn(int communicator, const InitOptions& options) {
+// Declared in sirtaki/mpi.h, which only programs that have <mpi.h> include.
+SIRTAKI_API void InitOn(int communicator, const InitOptions& options) {
   std::vector<std::string> rest;
   Start(options, {}, &rest, communicator);
 }
 
-int MakeCommunicator(const ProcessSet& set, std::chrono::milliseconds timeout,
-                     const Session& session) {
+SIRTAKI_API int MakeCommunicator(const ProcessSet& set, std::chrono::milliseconds timeout,
+                                 const Session& session) {
   const auto state = StateOf(session);
   ThrowIfError(state->Check());
   const CallMembers members = MembersOf(set, state);
