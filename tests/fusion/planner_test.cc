@@ -266,7 +266,10 @@ void ExpectGoodPlan(const RunBatch& batch, const Limits& limits, const std::vect
     if (gather) {
       EXPECT_LE(static_cast<std::int64_t>(group.items.size()), limits.gather_count);
     }
-    EXPECT_EQ(group.lane, gather || bytes > limits.small_bytes ? Lane::kLarge : Lane::kSmall);
+    const bool into = first.signature->kind == OpKind::kAllGatherInto;
+    const bool small = !gather && first.signature->reduction != core::ReduceOp::kAdasum &&
+                       bytes <= limits.small_bytes / (into ? 16 : 1);
+    EXPECT_EQ(group.lane, small ? Lane::kSmall : Lane::kLarge);
   }
   for (std::size_t i = 0; i < batch.items.size(); ++i) {
     EXPECT_EQ(!seen.contains(i), batch.items[i].absent_everywhere) << "item " << i;
