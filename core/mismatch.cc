@@ -66,7 +66,11 @@ void AppendWord(std::string& to, const std::string& text) {
 // What each of them says where they do not all say the same.
 std::vector<std::string> Differences(const std::vector<const Signature*>& signatures) {
   std::vector<std::string> texts(signatures.size());
+  bool grouped = false;
+  for (const Signature* s : signatures) grouped |= !s->parts.empty();
   for (const auto& attribute : Attributes()) {
+    // A group has nothing of its own but its kind.
+    if (grouped && &attribute != &Attributes().front()) break;
     bool differs = false;
     for (const Signature* s : signatures) differs |= attribute(*s) != attribute(*signatures[0]);
     if (!differs) continue;

@@ -63,5 +63,19 @@ TEST(TensorNameTest, IsTheBareName) {
   EXPECT_EQ(TensorName(Key::Join(3)), "");
 }
 
+TEST(MismatchTextTest, OfAGroupAndASingleTensorOnlyThatIsSaid) {
+  Signature single;
+  single.reduction = ReduceOp::kAverage;
+  single.shape = {2};
+  Signature group;
+  group.parts.push_back(std::make_shared<const Signature>(single));
+  const std::vector<Variant> variants{
+      {std::make_shared<const Signature>(single), {}, RankRanges{0}},
+      {std::make_shared<const Signature>(group), {}, RankRanges{1, 2}}};
+  EXPECT_EQ(
+      MismatchText(Key::Named(0, "w"), variants, 0),
+      "all-reduce \"w\": one tensor, not grouped on rank 0, a group of 1 tensor on ranks 1-2");
+}
+
 }  // namespace
 }  // namespace sirtaki::core
