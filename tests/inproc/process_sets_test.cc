@@ -86,10 +86,11 @@ TEST_P(ProcessSetsTest, ASetThatIsNotReadyDelaysNoOther) {
       waits = std::make_unique<Vector>(OpKind::kAllReduce, "late", std::vector<float>{1}, -1, all);
       ASSERT_TRUE(waits->Submit(session).ok());
       EXPECT_EQ(Sum(session, first, "alone"), 1);
+      // The others submit it after the sum of the world, which waits for this rank.
+      EXPECT_FALSE(waits->work().handle->done());
     }
     EXPECT_EQ(Sum(session, core::kWorldSet, "world"), static_cast<float>(size()));
     if (rank == 0) {
-      EXPECT_FALSE(waits->work().handle->done());
       EXPECT_TRUE(waits->Synchronize(session).ok());
     } else {
       EXPECT_EQ(Sum(session, all, "late"), static_cast<float>(size()));
