@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "tests/support/negotiation_sim.h"
+#include "tests/support/order_cycle.h"
 #include "tests/support/test_scale.h"
 
 namespace sirtaki::testing {
@@ -394,31 +395,11 @@ class Schedule {
     }
   }
 
-  // Entries as nodes, an edge from each to the next on every rank: taking away what has no
-  // predecessor must take away everything.
   void CheckOrders() {
-    std::map<std::string, std::set<std::string>> after;
-    std::map<std::string, int> before;
-    for (const Rank& r : ranks_) {
-      for (std::size_t i = 0; i < r.order.size(); ++i) {
-        before.try_emplace(r.order[i], 0);
-        if (i > 0 && after[r.order[i - 1]].insert(r.order[i]).second) ++before[r.order[i]];
-      }
-    }
-    std::vector<std::string> free;
-    for (const auto& [entry, count] : before) {
-      if (count == 0) free.push_back(entry);
-    }
-    std::size_t taken = 0;
-    while (!free.empty()) {
-      const std::string entry = free.back();
-      free.pop_back();
-      ++taken;
-      for (const std::string& next : after[entry]) {
-        if (--before[next] == 0) free.push_back(next);
-      }
-    }
-    if (taken != before.size()) Problem() << "the ranks' orders have a cycle";
+    std::vector<std::vector<std::string>> orders;
+    for (const Rank& r : ranks_) orders.push_back(r.order);
+    const std::string cycle = tests::CycleOf(orders);
+    if (!cycle.empty()) Problem() << cycle;
   }
 
   std::ostream& Problem() { return problems_ << "\n  "; }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "frameworks/inproc_world.h"
+#include "tests/support/order_cycle.h"
 #include "tests/support/random_program.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/session_calls.h"

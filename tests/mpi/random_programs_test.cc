@@ -11,6 +11,7 @@
 
 #include "frameworks/session.h"
 #include "tests/support/mpi_main.h"
+#include "tests/support/order_cycle.h"
 #include "tests/support/random_program.h"
 #include "tests/support/session_calls.h"
 #include "tests/support/test_scale.h"

@@ -485,34 +485,4 @@ std::string RunRandomProgram(const RandomProgram& program, frameworks::Session& 
   return Rank(program, session, seed).Run();
 }
 
-std::string CycleOf(const std::vector<std::vector<std::string>>& orders) {
-  std::map<std::string, std::set<std::string>> after;
-  std::map<std::string, int> before;
-  for (const std::vector<std::string>& order : orders) {
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      before.try_emplace(order[i], 0);
-      if (i > 0 && after[order[i - 1]].insert(order[i]).second) ++before[order[i]];
-    }
-  }
-  std::vector<std::string> free;
-  for (const auto& [group, count] : before) {
-    if (count == 0) free.push_back(group);
-  }
-  std::size_t taken = 0;
-  while (!free.empty()) {
-    const std::string group = free.back();
-    free.pop_back();
-    ++taken;
-    for (const std::string& next : after[group]) {
-      if (--before[next] == 0) free.push_back(next);
-    }
-  }
-  if (taken == before.size()) return {};
-  std::string text;
-  for (const auto& [group, count] : before) {
-    if (count > 0) text += "\n  " + group;
-  }
-  return "the ranks' orders have a cycle among:" + text;
-}
-
 }  // namespace sirtaki::tests

@@ -69,7 +69,4 @@ class StartedGroups {
 std::string RunRandomProgram(const RandomProgram& program, frameworks::Session& session,
                              std::uint64_t seed);
 
-// Whether the union of the ranks' orders has a cycle: what is in it, or nothing.
-std::string CycleOf(const std::vector<std::vector<std::string>>& orders);
-
 }  // namespace sirtaki::tests
