@@ -4,9 +4,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/check.h"
 #include "core/types.h"
-#include "core/wire.h"
 
 namespace sirtaki::ops {
 namespace {
@@ -203,39 +201,6 @@ std::string ValidateRequest(const core::Signature& signature, const core::RankRa
     return why;
   }
   return ValidateFactor("postscale", signature.postscale, signature);
-}
-
-std::string ValidateRequest(const core::Signature& signature, const core::RankRanges& members,
-                            int dimensions) {
-  return ValidateRequest(signature, members,
-                         OwnTensor{.rank = signature.root, .dimensions = dimensions});
-}
-
-std::string ValidateGroup(const core::Signature& whole, const core::RankRanges& members,
-                          std::span<const OwnTensor> own) {
-  if (whole.parts.empty()) return "the list of tensors is empty";
-  if (whole.parts.size() > core::kMaxParts) {
-    return "the list holds " + std::to_string(whole.parts.size()) + " tensors; at most " +
-           std::to_string(core::kMaxParts) + " are allowed in one call";
-  }
-  SIRTAKI_CHECK(own.size() == whole.parts.size(), "each part of a grouped call is described");
-  const core::Signature& first = *whole.parts.front();
-  for (std::size_t i = 0; i < whole.parts.size(); ++i) {
-    const core::Signature& part = *whole.parts[i];
-    std::string why;
-    if (part.kind != whole.kind) {
-      why = "it is for " + KindOf(part) + ", the call for " + KindOf(whole);
-    } else if (part.device != first.device || part.slot != first.slot) {
-      why = "it is on another device than tensor 0";
-    } else {
-      why = ValidateRequest(part, members, own[i]);
-    }
-    if (!why.empty()) {
-      return "tensor " + std::to_string(i) + " of " + std::to_string(whole.parts.size()) + ": " +
-             why;
-    }
-  }
-  return {};
 }
 
 }  // namespace sirtaki::ops

@@ -23,11 +23,5 @@ struct OwnTensor {
 // its Request::invalid; empty if it is right.
 std::string ValidateRequest(const core::Signature& signature, const core::RankRanges& members,
                             const OwnTensor& own);
-std::string ValidateRequest(const core::Signature& signature, const core::RankRanges& members,
-                            int dimensions);
-
-// The same for the signature of a grouped call; `own`: of each of its parts.
-std::string ValidateGroup(const core::Signature& whole, const core::RankRanges& members,
-                          std::span<const OwnTensor> own);
 
 }  // namespace sirtaki::ops

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -29,7 +28,6 @@ std::string Why(const Signature& signature, const OwnTensor& own = {}) {
 TEST(ValidateTest, GoodRequestsPass) {
   EXPECT_EQ(Why({.shape = {3, 4}}), "");
   EXPECT_EQ(Why({.shape = {}}, {.dimensions = 0}), "");
-  EXPECT_EQ(ValidateRequest({.shape = {}}, kMembers, 0), "");
   EXPECT_EQ(Why({.shape = {0}}), "");
   EXPECT_EQ(Why({.reduction = ReduceOp::kAverage, .dtype = DType::kI8, .shape = {3}}), "");
   EXPECT_EQ(Why({.dtype = DType::kBF16, .shape = {3}, .prescale = 0.5, .postscale = -2}), "");
@@ -124,35 +122,6 @@ TEST(ValidateTest, SetsHaveMembersOfTheWorld) {
   EXPECT_EQ(Why({.kind = OpKind::kBarrier}), "");
   EXPECT_EQ(ValidateRequest({.shape = {1}}, core::RankRanges(), OwnTensor{}),
             "the process set has no members");
-}
-
-std::string WhyGroup(OpKind kind, const std::vector<Signature>& parts,
-                     std::vector<OwnTensor> own = {}) {
-  Signature whole{.kind = kind};
-  for (const Signature& part : parts) {
-    whole.parts.push_back(std::make_shared<const Signature>(part));
-  }
-  own.resize(parts.size());
-  return ValidateGroup(whole, kMembers, own);
-}
-
-TEST(ValidateTest, GroupsAreCheckedTensorByTensor) {
-  const Signature good{.shape = {3}};
-  EXPECT_EQ(WhyGroup(OpKind::kAllReduce, {good, {.dtype = DType::kI8, .shape = {2}}, good}), "");
-  EXPECT_EQ(WhyGroup(OpKind::kAllReduce, {}), "the list of tensors is empty");
-  EXPECT_EQ(WhyGroup(OpKind::kAllReduce, {good, good, {.shape = {-3}}}),
-            "tensor 2 of 3: a dimension is negative: -3");
-  EXPECT_EQ(WhyGroup(OpKind::kAllReduce, {good, {.kind = OpKind::kBroadcast, .root = 0}}),
-            "tensor 1 of 2: it is for broadcast, the call for all-reduce");
-  EXPECT_EQ(WhyGroup(OpKind::kAllReduce, {good, {.slot = 1, .shape = {3}}}),
-            "tensor 1 of 2: it is on another device than tensor 0");
-  const Signature rows{.kind = OpKind::kAllToAll, .shape = {3}};
-  EXPECT_THAT(WhyGroup(OpKind::kAllToAll, {rows, rows}, {{.rows = 3}, {.rows = 4}}),
-              HasSubstr("tensor 1 of 2: the first dimension, 4"));
-  Signature many{.kind = OpKind::kAllReduce};
-  many.parts.assign(core::kMaxParts + 1, std::make_shared<const Signature>(good));
-  EXPECT_THAT(ValidateGroup(many, kMembers, std::vector<OwnTensor>(many.parts.size())),
-              HasSubstr("65537 tensors; at most 65536"));
 }
 
 TEST(ValidateTest, FactorsAreFiniteAndForFloats) {

@@ -241,5 +241,21 @@ TEST(GroupedTest, ReduceAndReducescatter) {
   });
 }
 
+// No message could carry the list, so the ranks learn what is wrong without it.
+TEST(GroupedTest, AListThatIsTooLongIsRefusedOnEveryRank) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const std::vector<torch::Tensor> many((1 << 16) + 1, torch::ones({1}));
+    const std::vector<torch::Tensor> one(1, torch::ones({1}));
+    try {
+      grouped_allreduce(rank == 0 ? many : one, By(ReduceOp::Sum, "many"), session);
+      ADD_FAILURE() << "it was accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_THAT(error.what(), HasSubstr("a list of 65537 tensors; at most 65536 are allowed"));
+    }
+    EXPECT_EQ(grouped_allreduce(one, By(ReduceOp::Sum, "many"), session)[0].item<double>(), 2);
+  });
+}
+
 }  // namespace
 }  // namespace sirtaki::tests
