@@ -22,6 +22,11 @@ using core::RunBatch;
 using core::Status;
 using tests::RankThreads;
 
+// What failed is forgotten before its handles are told.
+void AwaitTelling(const RunSide& side) {
+  while (!side.handle()->done()) std::this_thread::yield();
+}
+
 // The status that each rank gets of one item, which `spoil` has changed.
 std::vector<Status> Spoiled(int size, const RunCase& c,
                             const std::function<void(int rank, core::RunItem&)>& spoil) {
@@ -36,8 +41,7 @@ std::vector<Status> Spoiled(int size, const RunCase& c,
     spoil(rank, batch.items.front());
     lanes.Start(std::move(batch), core::Clock::now());
     RunToIdle(lanes);
-    // What failed is forgotten before its handles are told.
-    while (!side.handle()->done()) std::this_thread::yield();
+    AwaitTelling(side);
     statuses[static_cast<std::size_t>(rank)] = side.handle()->status();
   });
   return statuses;
@@ -100,6 +104,7 @@ TEST(GroupRunFailureTest, ARootThatHasJoinedIsAFailure) {
     batch.items.push_back(side.MakeItem(c, "w", 0, 2));
     lanes.Start(std::move(batch), core::Clock::now());
     RunToIdle(lanes);
+    AwaitTelling(side);
     EXPECT_THAT(side.handle()->status().message(), ::testing::HasSubstr("the root has joined"));
   }
 }
