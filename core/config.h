@@ -23,6 +23,10 @@ namespace sirtaki::core {
 
 enum class MpiThreads : std::uint8_t { kAuto, kMultiple, kSerialized };
 enum class WaitMode : std::uint8_t { kAuto, kSpin, kYield };
+enum class SharedMemoryMode : std::uint8_t { kAuto, kOff, kRequired };
+enum class TransportMode : std::uint8_t { kAuto, kMpi };
+enum class HierarchyMode : std::uint8_t { kAuto, kOff, kOn };
+enum class AllocatorMode : std::uint8_t { kAuto, kOff, kOn };
 
 // Where an option's value came from. Everything but kDefault is explicit.
 enum class OptionSource : std::uint8_t { kDefault, kHorovod, kVariable, kFlag, kProgram };
@@ -44,8 +48,16 @@ enum class OptionId : std::uint8_t {
   kLogLevel,
   kLogTime,
   kIntraOpThreads,
+  kSharedMemory,
+  kTransport,
+  kHierarchy,
+  kAllocator,
+  kPoolBytes,
+  kBucketBytes,
+  kFirstBucketBytes,
+  kDeterministic,
 };
-inline constexpr std::size_t kOptionCount = 15;
+inline constexpr std::size_t kOptionCount = 23;
 
 // What each option does, and its limits, is said once: in the table, and so in
 // docs/configuration.md.
@@ -65,6 +77,14 @@ struct Config {
   WaitMode wait = WaitMode::kAuto;
   LogLevel log_level = LogLevel::kWarning;
   bool log_time = true;
+  SharedMemoryMode shared_memory = SharedMemoryMode::kAuto;  // agreed
+  TransportMode transport = TransportMode::kAuto;            // agreed
+  HierarchyMode hierarchy = HierarchyMode::kAuto;            // agreed
+  AllocatorMode allocator = AllocatorMode::kAuto;
+  std::int64_t pool_bytes = 0;                              // zero: auto
+  std::int64_t bucket_bytes = std::int64_t{16} << 20;       // agreed; zero: no buckets
+  std::int64_t first_bucket_bytes = std::int64_t{1} << 20;  // agreed
+  bool deterministic = false;                               // agreed
 
   std::array<OptionSource, kOptionCount> sources{};
 

@@ -22,6 +22,10 @@ constexpr std::int64_t kDay = 24 * kHour;
 // In the order of the enumerations of config.h.
 constexpr std::array<std::string_view, 3> kMpiThreads = {"auto", "multiple", "serialized"};
 constexpr std::array<std::string_view, 3> kWaits = {"auto", "spin", "yield"};
+constexpr std::array<std::string_view, 3> kSharedMemories = {"auto", "off", "required"};
+constexpr std::array<std::string_view, 2> kTransports = {"auto", "mpi"};
+constexpr std::array<std::string_view, 3> kHierarchies = {"auto", "off", "on"};
+constexpr std::array<std::string_view, 3> kAllocators = {"auto", "off", "on"};
 constexpr std::array<std::string_view, 6> kLogLevels = {"trace",   "debug", "info",
                                                         "warning", "error", "off"};
 
@@ -157,6 +161,37 @@ Table MakeTable() {
           "How many threads LibTorch uses within one operation of a rank; auto divides the host's cores "
           "among its ranks, unless the program has chosen.")
           .Between(1, 4096),
+      Option<&Config::shared_memory>(OptionId::kSharedMemory, "shared_memory", OptionKind::kChoice,
+          "Whether the ranks of a host reduce in memory that all of them see: auto where they can, off "
+          "never, required refuses to start where they cannot.")
+          .OneOf(kSharedMemories).Agreed(),
+      Option<&Config::transport>(OptionId::kTransport, "transport", OptionKind::kChoice,
+          "How the ranks of a host negotiate: auto over shared memory where there is some, mpi over MPI.")
+          .OneOf(kTransports).Agreed(),
+      Option<&Config::hierarchy>(OptionId::kHierarchy, "hierarchy", OptionKind::kChoice,
+          "Whether large reductions between hosts are done within each host first, each rank then carrying "
+          "a part over the network: auto where it pays, on always, off never.")
+          .OneOf(kHierarchies).Agreed(),
+      Option<&Config::allocator>(OptionId::kAllocator, "allocator", OptionKind::kChoice,
+          "Whether LibTorch takes the memory of its large CPU tensors from the pool that the ranks of the "
+          "host share, so that gradients are reduced where they were computed: auto where ranks share "
+          "memory.")
+          .OneOf(kAllocators),
+      Option<&Config::pool_bytes>(OptionId::kPoolBytes, "pool_bytes", OptionKind::kBytes,
+          "The most memory that the shared pool of a rank holds; beyond it memory comes from the heap.")
+          .Between(kMebi, 1024 * 1024 * kGibi).ZeroIs("the rank's share of the host's memory"),
+      Option<&Config::bucket_bytes>(OptionId::kBucketBytes, "bucket_bytes", OptionKind::kBytes,
+          "Gradients are joined in buckets of about this size, each reduced as soon as it is complete on "
+          "every rank. 0 makes no buckets: each gradient goes by itself.")
+          .Between(0, 1024 * kGibi).Agreed(),
+      Option<&Config::first_bucket_bytes>(OptionId::kFirstBucketBytes, "first_bucket_bytes",
+          OptionKind::kBytes,
+          "The size of the bucket that is complete first, smaller so that the reduction begins early.")
+          .Between(0, 1024 * kGibi).Agreed(),
+      Option<&Config::deterministic>(OptionId::kDeterministic, "deterministic", OptionKind::kBool,
+          "Whether the same program gives the same bits in every run, also where MPI reduces what happened "
+          "to be ready together: each tensor then goes alone.")
+          .Between(0, 1).Agreed(),
   };
 }
 // clang-format on

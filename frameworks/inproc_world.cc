@@ -8,6 +8,7 @@
 
 #include "core/rank_ranges.h"
 #include "core/thread_annotations.h"
+#include "frameworks/shared_parts.h"
 #include "ops/inproc/inproc_backend.h"
 
 namespace sirtaki::frameworks {
@@ -40,6 +41,7 @@ struct InprocWorld::Meetings {
   core::CondVar changed;
   std::vector<int> sessions SIRTAKI_GUARDED_BY(mutex);  // begun, by rank
   std::set<int> serialized SIRTAKI_GUARDED_BY(mutex);
+  Sharing sharing SIRTAKI_GUARDED_BY(mutex) = Sharing::kNone;
   std::map<std::pair<int, int>, Table> tables SIRTAKI_GUARDED_BY(mutex);  // by session and step
   std::map<int, std::weak_ptr<ops::InprocWorld>> data SIRTAKI_GUARDED_BY(mutex);  // by session
 };
@@ -47,11 +49,12 @@ struct InprocWorld::Meetings {
 class InprocWorld::InprocMedium final : public Medium {
  public:
   InprocMedium(std::shared_ptr<InprocWorld> world, int rank, int session, bool serialized,
-               std::shared_ptr<ops::InprocWorld> data)
+               Sharing sharing, std::shared_ptr<ops::InprocWorld> data)
       : world_(std::move(world)),
         data_(std::move(data)),
         session_(session),
         serialized_(serialized),
+        sharing_(sharing),
         topology_(TopologyOf(rank, world_->host_of_rank_)) {}
 
   const Topology& topology() const override { return topology_; }
@@ -84,14 +87,19 @@ class InprocWorld::InprocMedium final : public Medium {
     return Status::Ok();
   }
 
-  Status Connect(bool /*serialized*/, core::TimePoint /*deadline*/) override {
+  Status Connect(const ConnectOptions& options, core::TimePoint deadline) override {
     transport_ = world_->hub_.Connect(topology_.rank);
     backend_ = data_->Connect(topology_.rank);
-    return Status::Ok();
+    if (sharing_ == Sharing::kNone) return Status::Ok();
+    ops::shm::LocalGroupOptions group;
+    group.rank = topology_.rank;
+    group.threads_share_all = sharing_ == Sharing::kDirect;
+    return SharedParts::Make(*this, options, deadline, std::move(group), *transport_, *backend_,
+                             &shared_);
   }
 
-  core::Transport& transport() override { return *transport_; }
-  ops::Backend& backend() override { return *backend_; }
+  core::Transport& transport() override { return shared_ ? shared_->transport() : *transport_; }
+  ops::Backend& backend() override { return shared_ ? shared_->backend() : *backend_; }
   void NoteFault() override {}
   Status BeforeEnd(std::function<void()> /*shutdown*/) override { return Status::Ok(); }
 
@@ -100,10 +108,12 @@ class InprocWorld::InprocMedium final : public Medium {
   const std::shared_ptr<ops::InprocWorld> data_;
   const int session_;
   const bool serialized_;
+  const Sharing sharing_;
   int step_ = 0;
   const Topology topology_;
   std::unique_ptr<core::Transport> transport_;
   std::unique_ptr<ops::Backend> backend_;
+  std::unique_ptr<SharedParts> shared_;
 };
 
 InprocWorld::InprocWorld(int size, std::vector<int> host_of_rank)
@@ -122,6 +132,11 @@ void InprocWorld::Serialize(int rank) {
   meetings_->serialized.insert(rank);
 }
 
+void InprocWorld::Share(Sharing sharing) {
+  core::MutexLock lock(meetings_->mutex);
+  meetings_->sharing = sharing;
+}
+
 std::unique_ptr<Medium> InprocWorld::Join(int rank) {
   core::MutexLock lock(meetings_->mutex);
   const int session = meetings_->sessions[static_cast<std::size_t>(rank)]++;
@@ -130,7 +145,7 @@ std::unique_ptr<Medium> InprocWorld::Join(int rank) {
   if (!data) shared = data = std::make_shared<ops::InprocWorld>(size());
   const bool serialized = meetings_->serialized.count(rank) != 0;
   return std::make_unique<InprocMedium>(shared_from_this(), rank, session, serialized,
-                                        std::move(data));
+                                        meetings_->sharing, std::move(data));
 }
 
 }  // namespace sirtaki::frameworks

@@ -2,6 +2,7 @@
 // ranks without a launcher.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -22,6 +23,14 @@ class InprocWorld : public std::enable_shared_from_this<InprocWorld> {
 
   // From its next session on this rank is one whose medium allows one call at a time: for tests.
   void Serialize(int rank);
+
+  // How the ranks of a host work together from their next sessions on.
+  enum class Sharing : std::uint8_t {
+    kNone,    // as those of different hosts do
+    kDirect,  // as processes that share memory, all of it: tensors are reduced where they lie
+    kStaged,  // as processes that share their session memory only
+  };
+  void Share(Sharing sharing);
 
   // The medium of the rank's next session.
   std::unique_ptr<Medium> Join(int rank);

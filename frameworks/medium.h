@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/config.h"
 #include "core/rank_ranges.h"
 #include "core/status.h"
 #include "core/transport.h"
@@ -14,6 +15,14 @@
 #include "ops/backend.h"
 
 namespace sirtaki::frameworks {
+
+// What the ranks have agreed on before they connect.
+struct ConnectOptions {
+  core::Config config;
+  // Some rank's medium allows one call at a time, so the large lane has no thread anywhere.
+  bool serialized = false;
+  bool spin = true;  // short waits keep their core
+};
 
 // Owned by the session, which destroys it after everything that uses it.
 class Medium {
@@ -30,9 +39,8 @@ class Medium {
   // Every rank gives a string and gets all of them, by rank. Collective over the world.
   virtual core::Status Exchange(const std::string& mine, core::TimePoint deadline,
                                 std::vector<std::string>* all) = 0;
-  // Makes the transport and the backend. `serialized`: some rank is, so the large lane has no
-  // thread anywhere; the same on all of them. Collective; not called in a world of one rank.
-  virtual core::Status Connect(bool serialized, core::TimePoint deadline) = 0;
+  // Makes the transport and the backend. Collective; not called in a world of one rank.
+  virtual core::Status Connect(const ConnectOptions& options, core::TimePoint deadline) = 0;
 
   // ---- after Connect ----
   virtual core::Transport& transport() = 0;

@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "core/fork_guard.h"
 #include "core/log.h"
+#include "core/memory_source.h"
 #include "core/tree.h"
 #include "frameworks/inproc_world.h"
 #include "frameworks/session_parts.h"
@@ -132,18 +133,18 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
   if (Status status = core::AgreeConfigs(configs, &config_); !status.ok()) return status;
 
   const core::RankRanges serialized = SerializedRanks(greetings);
+  const int cores = CoresHere(greetings, topology_);
+  cores_per_rank_ = std::max(1, cores / topology_.local_size);
+  const bool spin = config_.wait == core::WaitMode::kAuto ? topology_.local_size <= cores
+                                                          : config_.wait == core::WaitMode::kSpin;
   if (topology_.size > 1) {
-    const Status connected = medium->Connect(!serialized.empty(), deadline);
+    const Status connected = medium->Connect({config_, !serialized.empty(), spin}, deadline);
     Status met = medium->Exchange(SerializeStatus(connected), deadline, &told);
     if (!connected.ok()) return connected;
     if (met.ok()) met = FirstFailure(told);
     if (!met.ok()) return met;
   }
 
-  const int cores = CoresHere(greetings, topology_);
-  cores_per_rank_ = std::max(1, cores / topology_.local_size);
-  const bool spin = config_.wait == core::WaitMode::kAuto ? topology_.local_size <= cores
-                                                          : config_.wait == core::WaitMode::kSpin;
   std::ostringstream text;
   text << "rank " << topology_.rank << " of " << topology_.size << " on " << topology_.host
        << " (local rank " << topology_.local_rank << " of " << topology_.local_size
@@ -277,6 +278,12 @@ Status Session::Wait(core::HandleState& handle, core::TimePoint deadline) {
   while (!handle.done() && core::Clock::now() < deadline) std::this_thread::yield();
   if (handle.done()) return handle.status();
   return {StatusCode::kTimedOut, "still waiting at the deadline of the wait"};
+}
+
+std::shared_ptr<void> Session::AllocateShared(std::int64_t bytes) {
+  const Call call(*this);
+  const bool has_backend = call.has_parts() && parts_->engine != nullptr;
+  return (has_backend ? parts_->medium->backend().memory() : core::PlainMemory()).Allocate(bytes);
 }
 
 void Session::Abort(const std::string& reason) {

@@ -6,7 +6,9 @@
 
 #include "core/log.h"
 #include "frameworks/medium.h"
+#include "frameworks/process_pool.h"
 #include "frameworks/session.h"
+#include "frameworks/shared_parts.h"
 #include "mpi/backend.h"
 #include "mpi/communicators.h"
 #include "mpi/environment.h"
@@ -44,18 +46,22 @@ class MpiMedium final : public Medium {
     return environment_->Exchange(mine, deadline, all);
   }
 
-  Status Connect(bool serialized, core::TimePoint deadline) override {
+  Status Connect(const ConnectOptions& options, core::TimePoint deadline) override {
     Status status = mpi::Communicators::Make(*environment_, deadline, &communicators_);
     if (!status.ok()) return status;
     transport_ = std::make_unique<mpi::Transport>(*communicators_);
-    mpi::BackendOptions options;
-    options.serialized = serialized;
-    backend_ = std::make_unique<mpi::Backend>(*communicators_, options);
-    return Status::Ok();
+    mpi::BackendOptions backend;
+    backend.serialized = options.serialized;
+    backend_ = std::make_unique<mpi::Backend>(*communicators_, backend);
+    ops::shm::LocalGroupOptions group;
+    group.rank = topology_.rank;
+    group.pool = PoolOfProcess(options.config);
+    return SharedParts::Make(*this, options, deadline, std::move(group), *transport_, *backend_,
+                             &shared_);
   }
 
-  core::Transport& transport() override { return *transport_; }
-  ops::Backend& backend() override { return *backend_; }
+  core::Transport& transport() override { return shared_->transport(); }
+  ops::Backend& backend() override { return shared_->backend(); }
   Status MakeCommunicator(core::SetNumber set, const core::RankRanges& members,
                           int* fortran_handle) override {
     if (environment_->serialized()) {
@@ -78,6 +84,7 @@ class MpiMedium final : public Medium {
   std::unique_ptr<mpi::Communicators> communicators_;
   std::unique_ptr<mpi::Transport> transport_;
   std::unique_ptr<mpi::Backend> backend_;
+  std::unique_ptr<SharedParts> shared_;
 };
 
 }  // namespace

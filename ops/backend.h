@@ -15,9 +15,11 @@
 #include <span>
 #include <string_view>
 
+#include "core/memory_source.h"
 #include "core/rank_ranges.h"
 #include "core/status.h"
 #include "core/types.h"
+#include "fusion/convert.h"
 #include "fusion/planner.h"
 
 namespace sirtaki::ops {
@@ -42,6 +44,21 @@ struct IncomingSlice {
   int member = 0;
   void* memory = nullptr;
   std::int64_t bytes = 0;
+};
+
+// One tensor of a reduction of many, as this member sees it.
+struct Segment {
+  const void* input = nullptr;  // null: gives nothing, which leaves the others' reduction as it is
+  void* output = nullptr;       // null: takes nothing. Equal to `input`, or disjoint from it
+  std::int64_t count = 0;       // elements, the same on all members
+};
+
+// The same on all members.
+struct SegmentReduction {
+  core::DType dtype = core::DType::kF32;  // what ReduceParts (ops/kernels.h) takes
+  core::ReduceOp op = core::ReduceOp::kSum;
+  fusion::Scale before;  // of each element, widened
+  fusion::Scale after;   // of the result, before it is rounded
 };
 
 struct Channel {
@@ -85,6 +102,27 @@ class Backend {
   // becomes part i of member j's output. The memories are disjoint.
   virtual std::unique_ptr<Completion> AllToAll(Channel channel, const void* input, void* output,
                                                std::int64_t bytes) = 0;
+
+  // ---- of backends that reduce tensors where they lie ----
+
+  // Whether AllReduceSegments is there on this channel, for this reduction; the same on all
+  // members.
+  virtual bool ReducesSegments(Channel /*channel*/, const SegmentReduction& /*how*/) const {
+    return false;
+  }
+  // Reduces many tensors at once: widened to their accumulation type, scaled, combined in the order
+  // of the members, scaled and rounded once; the same bits on all members. What no member gives is
+  // not defined in the outputs. Precondition: ReducesSegments.
+  virtual std::unique_ptr<Completion> AllReduceSegments(Channel channel,
+                                                        std::span<const Segment> segments,
+                                                        const SegmentReduction& how);
+
+  // Memory for gradients and for staging.
+  virtual core::MemorySource& memory() { return core::PlainMemory(); }
+
+  // Whether the progress of polled operations rings the doorbells of the members' engines. False:
+  // they have to look.
+  virtual bool Rings(Channel /*channel*/) const { return false; }
 
   // Moves slices between members, each of whom may name as many as it likes.
   virtual std::unique_ptr<Completion> Exchange(Channel channel,

@@ -54,6 +54,14 @@ TEST(ConfigTest, DefaultsAreThoseOfTheDocumentation) {
   EXPECT_EQ(config.log_level, LogLevel::kWarning);
   EXPECT_TRUE(config.log_time);
   EXPECT_EQ(config.intra_op_threads, 0);
+  EXPECT_EQ(config.shared_memory, SharedMemoryMode::kAuto);
+  EXPECT_EQ(config.transport, TransportMode::kAuto);
+  EXPECT_EQ(config.hierarchy, HierarchyMode::kAuto);
+  EXPECT_EQ(config.allocator, AllocatorMode::kAuto);
+  EXPECT_EQ(config.pool_bytes, 0);
+  EXPECT_EQ(config.bucket_bytes, 16 * kMiB);
+  EXPECT_EQ(config.first_bucket_bytes, kMiB);
+  EXPECT_FALSE(config.deterministic);
   for (const OptionSource source : config.sources) EXPECT_EQ(source, OptionSource::kDefault);
   EXPECT_EQ(DescribeConfig(config), "defaults");
 }
@@ -98,6 +106,23 @@ TEST(ConfigTest, EveryOptionCanBeGivenInEveryWay) {
        [](const Config& c) { return !c.log_time; }},
       {OptionId::kIntraOpThreads, "--sirtaki-intra-op-threads", "SIRTAKI_INTRA_OP_THREADS",
        "intra_op_threads", "3", [](const Config& c) { return c.intra_op_threads == 3; }},
+      {OptionId::kSharedMemory, "--sirtaki-shared-memory", "SIRTAKI_SHARED_MEMORY", "shared_memory",
+       "required", [](const Config& c) { return c.shared_memory == SharedMemoryMode::kRequired; }},
+      {OptionId::kTransport, "--sirtaki-transport", "SIRTAKI_TRANSPORT", "transport", "mpi",
+       [](const Config& c) { return c.transport == TransportMode::kMpi; }},
+      {OptionId::kHierarchy, "--sirtaki-hierarchy", "SIRTAKI_HIERARCHY", "hierarchy", "on",
+       [](const Config& c) { return c.hierarchy == HierarchyMode::kOn; }},
+      {OptionId::kAllocator, "--sirtaki-allocator", "SIRTAKI_ALLOCATOR", "allocator", "off",
+       [](const Config& c) { return c.allocator == AllocatorMode::kOff; }},
+      {OptionId::kPoolBytes, "--sirtaki-pool-bytes", "SIRTAKI_POOL_BYTES", "pool_bytes", "1G",
+       [](const Config& c) { return c.pool_bytes == 1024 * kMiB; }},
+      {OptionId::kBucketBytes, "--sirtaki-bucket-bytes", "SIRTAKI_BUCKET_BYTES", "bucket_bytes",
+       "8M", [](const Config& c) { return c.bucket_bytes == 8 * kMiB; }},
+      {OptionId::kFirstBucketBytes, "--sirtaki-first-bucket-bytes", "SIRTAKI_FIRST_BUCKET_BYTES",
+       "first_bucket_bytes", "2M",
+       [](const Config& c) { return c.first_bucket_bytes == 2 * kMiB; }},
+      {OptionId::kDeterministic, "--sirtaki-deterministic", "SIRTAKI_DETERMINISTIC",
+       "deterministic", "true", [](const Config& c) { return c.deterministic; }},
   };
   static_assert(std::size(examples) == kOptionCount);
   for (const Example& example : examples) {

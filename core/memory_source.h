@@ -1,0 +1,26 @@
+// Where memory comes from that a backend likes best: shared by the ranks of a host, registered with
+// a device, or plain. A backend that can reduce memory where it lies has one of its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace sirtaki::core {
+
+// Thread-safe. The memory may outlive its source.
+class MemorySource {
+ public:
+  static constexpr std::size_t kAlignment = 64;
+
+  virtual ~MemorySource() = default;
+
+  // At least `bytes`, aligned to kAlignment, with whatever is in it. Given back when the last
+  // reference goes. Throws std::bad_alloc.
+  virtual std::shared_ptr<void> Allocate(std::int64_t bytes) = 0;
+};
+
+// From the heap.
+MemorySource& PlainMemory();
+
+}  // namespace sirtaki::core

@@ -1,0 +1,99 @@
+#include "frameworks/shared_parts.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "core/log.h"
+#include "core/rank_ranges.h"
+
+namespace sirtaki::frameworks {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+core::RankRanges RanksOfThisHost(const Topology& topology) {
+  core::RankRanges ranks;
+  const int here = topology.host_of_rank[static_cast<std::size_t>(topology.rank)];
+  for (int rank = 0; rank < topology.size; ++rank) {
+    if (topology.host_of_rank[static_cast<std::size_t>(rank)] == here) ranks.Add(rank);
+  }
+  return ranks;
+}
+
+// What each rank says: a byte for whether it went well, then its announcement or what went wrong.
+std::string Told(const Status& status, std::string text) {
+  return (status.ok() ? '+' : '-') + (status.ok() ? std::move(text) : status.message());
+}
+
+// The first failure among these ranks.
+Status FailureOf(const core::RankRanges& ranks, const std::vector<std::string>& told) {
+  for (const core::RankRange& range : ranks.ranges()) {
+    for (int rank = range.first; rank <= range.last; ++rank) {
+      const std::string& said = told[static_cast<std::size_t>(rank)];
+      if (said.empty() || said.front() != '+') {
+        return {StatusCode::kUnsupported,
+                "rank " + std::to_string(rank) + ": " + said.substr(said.empty() ? 0 : 1)};
+      }
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status SharedParts::Make(Medium& medium, const ConnectOptions& options, core::TimePoint deadline,
+                         ops::shm::LocalGroupOptions group_options, core::Transport& transport,
+                         ops::Backend& backend, std::unique_ptr<SharedParts>* parts) {
+  std::unique_ptr<SharedParts> made(new SharedParts(transport));
+  const Topology& topology = medium.topology();
+  const core::RankRanges here = RanksOfThisHost(topology);
+  const auto world = core::RankRanges::Span(0, topology.size - 1);
+  if (options.config.shared_memory != core::SharedMemoryMode::kOff) {
+    std::string announcement;
+    Status mine = ops::shm::LocalGroup::Make(group_options, &made->group_, &announcement);
+    std::vector<std::string> told;
+    Status met = medium.Exchange(Told(mine, std::move(announcement)), deadline, &told);
+    if (!met.ok()) return met;
+    mine = FailureOf(here, told);
+    if (mine.ok()) {
+      std::vector<std::string> announcements;
+      for (const core::RankRange& range : here.ranges()) {
+        for (int rank = range.first; rank <= range.last; ++rank) {
+          announcements.push_back(told[static_cast<std::size_t>(rank)].substr(1));
+        }
+      }
+      mine = made->group_->Join(here, announcements);
+    }
+    if (met = medium.Exchange(Told(mine, {}), deadline, &told); !met.ok()) return met;
+    if (options.config.shared_memory == core::SharedMemoryMode::kRequired) {
+      if (Status all = FailureOf(world, told); !all.ok()) return all;
+    }
+    if (Status group = FailureOf(here, told); !group.ok()) {
+      made->group_.reset();
+      if (topology.local_rank == 0 && here.Count() > 1) {
+        SIRTAKI_LOG(kWarning, "the ranks of host " + topology.host +
+                                  " cannot share memory and use MPI: " + group.message());
+      }
+    }
+  }
+  if (made->group_ != nullptr && made->group_->size() == 1) made->group_.reset();
+  if (made->group_ != nullptr) {
+    if (options.config.transport == core::TransportMode::kAuto) {
+      made->shm_transport_ = std::make_unique<ops::shm::Transport>(*made->group_, transport);
+    }
+    ops::shm::BackendOptions shm;
+    shm.large_lane_blocks = !options.serialized;
+    shm.spin = options.spin;
+    shm.chunk_bytes = options.config.chunk_bytes;
+    made->shm_backend_ = std::make_unique<ops::shm::Backend>(*made->group_, shm);
+  }
+  made->selecting_ =
+      std::make_unique<ops::SelectingBackend>(backend, made->shm_backend_.get(), world);
+  *parts = std::move(made);
+  return Status::Ok();
+}
+
+}  // namespace sirtaki::frameworks

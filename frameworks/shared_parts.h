@@ -1,0 +1,43 @@
+// What the ranks of a host share, put together over any medium: the local group, the transport and
+// the backend that use it where it reaches, and the medium's own where it does not.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "core/status.h"
+#include "core/transport.h"
+#include "frameworks/medium.h"
+#include "ops/backend.h"
+#include "ops/selecting_backend.h"
+#include "ops/shm/backend.h"
+#include "ops/shm/local_group.h"
+#include "ops/shm/transport.h"
+
+namespace sirtaki::frameworks {
+
+// Owned by a medium; destroyed before what it was given.
+class SharedParts {
+ public:
+  // Collective over the world, by `medium`'s Exchange. `transport`, `backend`: the medium's own.
+  // `pool`: of this process; may be null. Where ranks of a host cannot share memory all of them do
+  // without, and the lowest of them says so once; kUnsupported on every rank if it is required.
+  static core::Status Make(Medium& medium, const ConnectOptions& options, core::TimePoint deadline,
+                           ops::shm::LocalGroupOptions group, core::Transport& transport,
+                           ops::Backend& backend, std::unique_ptr<SharedParts>* parts);
+
+  core::Transport& transport() { return shm_transport_ ? *shm_transport_ : medium_transport_; }
+  ops::Backend& backend() { return *selecting_; }
+
+ private:
+  explicit SharedParts(core::Transport& transport) : medium_transport_(transport) {}
+
+  core::Transport& medium_transport_;
+  // In the order in which they are made; the last ends first.
+  std::unique_ptr<ops::shm::LocalGroup> group_;  // null: this host's ranks share no memory
+  std::unique_ptr<core::Transport> shm_transport_;
+  std::unique_ptr<ops::shm::Backend> shm_backend_;
+  std::unique_ptr<ops::Backend> selecting_;
+};
+
+}  // namespace sirtaki::frameworks

@@ -1,0 +1,169 @@
+#include "ops/shm/local_group.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "core/byte_codec.h"
+#include "core/check.h"
+
+namespace sirtaki::ops::shm {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+// The first page of a session memory.
+struct Head {
+  std::uint64_t token;
+  SharedCounter bell;
+};
+static_assert(sizeof(Head) <= LocalGroup::kMailboxesBegin);
+
+// What a rank says of its memory.
+struct Announcement {
+  std::uint64_t token = 0;
+  pid_t process = 0;
+  int session = -1;  // file descriptors there
+  int pool = -1;     // -1: none
+  std::int64_t pool_bytes = 0;
+};
+
+std::string Serialize(const Announcement& announcement) {
+  core::ByteWriter out;
+  out.Fixed64(announcement.token);
+  out.Fixed64(static_cast<std::uint64_t>(announcement.process));
+  out.Fixed64(static_cast<std::uint64_t>(announcement.session));
+  out.Fixed64(static_cast<std::uint64_t>(announcement.pool + 1));
+  out.Fixed64(static_cast<std::uint64_t>(announcement.pool_bytes));
+  const std::vector<std::byte> bytes = out.Take();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+Status Deserialize(const std::string& text, Announcement* announcement) {
+  core::ByteReader in({reinterpret_cast<const std::byte*>(text.data()), text.size()});
+  announcement->token = in.Fixed64("token");
+  announcement->process = static_cast<pid_t>(in.Fixed64("process"));
+  announcement->session = static_cast<int>(in.Fixed64("session memory"));
+  announcement->pool = static_cast<int>(in.Fixed64("pool")) - 1;
+  announcement->pool_bytes = static_cast<std::int64_t>(in.Fixed64("size of the pool"));
+  in.ExpectEnd();
+  return in.ok() ? Status::Ok() : in.status();
+}
+
+std::uint64_t RandomToken() {
+  std::random_device device;
+  return (std::uint64_t{device()} << 32) ^ device() ^ 1;
+}
+
+int OpenProcess(pid_t process) {
+  return static_cast<int>(syscall(SYS_pidfd_open, process, 0U));  // -1 before Linux 5.3
+}
+
+}  // namespace
+
+Status LocalGroup::Make(const LocalGroupOptions& options, std::unique_ptr<LocalGroup>* group,
+                        std::string* announcement) {
+  std::unique_ptr<LocalGroup> made(new LocalGroup(options));
+  Status status = Region::Create("sirtaki session", kEnd, &made->session_);
+  if (!status.ok()) return status;
+  Announcement mine;
+  mine.token = RandomToken();
+  mine.process = getpid();
+  mine.session = made->session_->descriptor();
+  if (options.pool != nullptr) {
+    mine.pool = options.pool->region().descriptor();
+    mine.pool_bytes = options.pool->region().size();
+  }
+  reinterpret_cast<Head*>(made->session_->base())->token = mine.token;
+  *announcement = Serialize(mine);
+  *group = std::move(made);
+  return status;
+}
+
+Status LocalGroup::Join(const core::RankRanges& ranks, std::span<const std::string> announcements) {
+  ranks_ = ranks;
+  bool one_process = true;
+  std::size_t next = 0;
+  for (const core::RankRange& range : ranks.ranges()) {
+    for (int rank = range.first; rank <= range.last; ++rank) {
+      const std::string of_rank = "the memory of rank " + std::to_string(rank) + ": ";
+      Announcement theirs;
+      Status status = Deserialize(announcements[next++], &theirs);
+      if (!status.ok()) return {StatusCode::kUnsupported, of_rank + status.message()};
+      Member& member = members_.emplace_back();
+      member.rank = rank;
+      member.process = theirs.process;
+      if (rank == options_.rank) self_ = static_cast<int>(members_.size()) - 1;
+      status = Region::Open(theirs.process, theirs.session, kEnd, &member.session);
+      if (status.ok() &&
+          reinterpret_cast<const Head*>(member.session->base())->token != theirs.token) {
+        status = {StatusCode::kUnsupported, "it is another job's"};
+      }
+      if (status.ok() && theirs.pool >= 0) {
+        status = Region::Open(theirs.process, theirs.pool, theirs.pool_bytes, &member.pool);
+      }
+      if (!status.ok()) return {StatusCode::kUnsupported, of_rank + status.message()};
+      if (theirs.process == getpid()) continue;
+      one_process = false;
+      member.process_descriptor = OpenProcess(theirs.process);
+    }
+  }
+  one_process_ = one_process && options_.threads_share_all;
+  return Status::Ok();
+}
+
+LocalGroup::~LocalGroup() {
+  for (const Member& member : members_) {
+    if (member.process_descriptor >= 0) close(member.process_descriptor);
+  }
+}
+
+int LocalGroup::IndexOf(int rank) const {
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (members_[i].rank == rank) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+std::byte* LocalGroup::SessionMemory(int index) const {
+  return members_[static_cast<std::size_t>(index)].session->base();
+}
+
+SharedCounter& LocalGroup::Bell(int index) const {
+  return reinterpret_cast<Head*>(SessionMemory(index))->bell;
+}
+
+std::int64_t LocalGroup::OffsetOf(const void* memory) const {
+  if (one_process_) return reinterpret_cast<std::int64_t>(memory);
+  if (options_.pool == nullptr || !options_.pool->Contains(memory)) return -1;
+  return options_.pool->OffsetOf(memory);
+}
+
+std::byte* LocalGroup::At(int index, std::int64_t offset) const {
+  if (one_process_) return reinterpret_cast<std::byte*>(offset);
+  return members_[static_cast<std::size_t>(index)].pool->base() + offset;
+}
+
+core::MemorySource& LocalGroup::memory() const {
+  return options_.pool != nullptr ? *options_.pool : core::PlainMemory();
+}
+
+Status LocalGroup::CheckPeers() const {
+  for (const Member& member : members_) {
+    if (member.process_descriptor < 0) continue;
+    pollfd ended{member.process_descriptor, POLLIN, 0};
+    if (poll(&ended, 1, 0) == 1 && (ended.revents & POLLIN) != 0) {
+      return {StatusCode::kPeerLost, "the process of rank " + std::to_string(member.rank) + " (" +
+                                         std::to_string(member.process) + ") has ended"};
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace sirtaki::ops::shm

@@ -1,0 +1,97 @@
+// The ranks of a host that share memory: what each of them lets the others see, and whether they
+// are alive.
+//
+// Each rank has a session memory, zeroed at first: a page with its token and its doorbell, then
+// mailboxes (ops/shm/transport), then what the collectives need (ops/shm/backend). Beside it the
+// pool of its process. Both are mapped by all.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/rank_ranges.h"
+#include "core/status.h"
+#include "ops/shm/pool.h"
+#include "ops/shm/region.h"
+#include "ops/shm/shared_counter.h"
+
+namespace sirtaki::ops::shm {
+
+struct LocalGroupOptions {
+  int rank = 0;
+  // The process's pool; null: none of this rank's tensors lie in shared memory.
+  std::shared_ptr<Pool> pool;
+  // Ranks that are threads of one process see each other's memory as it is, wherever it lies.
+  // False: they go through the session memory all the same.
+  bool threads_share_all = true;
+};
+
+// Made in two steps, with an exchange of strings between. Then immutable, but for the memory: any
+// thread may use it.
+class LocalGroup {
+ public:
+  // Where the mailboxes and the channels' memory begin and end in each session memory.
+  static constexpr std::int64_t kMailboxesBegin = 4096;
+  static constexpr std::int64_t kChannelsBegin = std::int64_t{64} << 20;
+  static constexpr std::int64_t kEnd = std::int64_t{1} << 30;
+
+  // Makes this rank's session memory. `announcement`: for the others. Errors: kUnsupported.
+  static core::Status Make(const LocalGroupOptions& options, std::unique_ptr<LocalGroup>* group,
+                           std::string* announcement);
+  // Maps what the others have. `ranks`: of the group, this one among them; `announcements`: theirs,
+  // in that order. Errors: kUnsupported, naming the rank whose memory cannot be seen from here.
+  core::Status Join(const core::RankRanges& ranks, std::span<const std::string> announcements);
+  ~LocalGroup();
+  LocalGroup(const LocalGroup&) = delete;
+  LocalGroup& operator=(const LocalGroup&) = delete;
+
+  // ---- after Join ----
+  const core::RankRanges& ranks() const { return ranks_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  int self() const { return self_; }  // this rank's index
+  // -1 if the rank is not in the group.
+  int IndexOf(int rank) const;
+  int RankOf(int index) const { return members_[static_cast<std::size_t>(index)].rank; }
+
+  // The session memory of a member, as it is mapped here: kEnd bytes.
+  std::byte* SessionMemory(int index) const;
+  // Rung when something has happened that the member's engine may wait for.
+  SharedCounter& Bell(int index) const;
+
+  // How this rank's memory is named to the others; -1: they cannot see it.
+  std::int64_t OffsetOf(const void* memory) const;
+  // What a member has named, as it is mapped here.
+  std::byte* At(int index, std::int64_t offset) const;
+
+  // Memory that the others see, as long as the pool lasts; plain memory without one.
+  core::MemorySource& memory() const;
+
+  // kPeerLost, naming it, if the process of a member has ended. Costs a system call a member.
+  core::Status CheckPeers() const;
+
+ private:
+  struct Member {
+    int rank = -1;
+    pid_t process = 0;
+    int process_descriptor = -1;  // pidfd; -1: this process, or the kernel has none
+    std::shared_ptr<Region> session;
+    std::shared_ptr<Region> pool;
+  };
+
+  explicit LocalGroup(LocalGroupOptions options) : options_(std::move(options)) {}
+
+  const LocalGroupOptions options_;
+  std::shared_ptr<Region> session_;  // this rank's
+  core::RankRanges ranks_;
+  std::vector<Member> members_;
+  int self_ = 0;
+  bool one_process_ = false;  // and all memory is shared
+};
+
+}  // namespace sirtaki::ops::shm

@@ -1,0 +1,113 @@
+#include "ops/shm/region.h"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <string>
+
+#include "core/thread_annotations.h"
+
+namespace sirtaki::ops::shm {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+Status Failed(const std::string& what) {
+  return {StatusCode::kUnsupported, what + ": " + std::strerror(errno)};
+}
+
+Status Map(int descriptor, std::int64_t bytes, std::byte** base) {
+  void* const memory = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
+                            MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+  if (memory == MAP_FAILED) {
+    return Failed("cannot map " + std::to_string(bytes) + " bytes of shared memory");
+  }
+  *base = static_cast<std::byte*>(memory);
+  return Status::Ok();
+}
+
+std::int64_t PageSize() {
+  static const std::int64_t size = sysconf(_SC_PAGESIZE);
+  return size;
+}
+
+// Those of this process, so that threads that act as ranks see one address each, and so do tools
+// that watch them.
+struct Here {
+  core::Mutex mutex;
+  std::map<int, std::weak_ptr<Region>> by_descriptor SIRTAKI_GUARDED_BY(mutex);
+};
+Here& OfThisProcess() {
+  static Here& here = *new Here;
+  return here;
+}
+
+}  // namespace
+
+Status Region::Create(const char* name, std::int64_t bytes, std::shared_ptr<Region>* region) {
+  bytes = (bytes + PageSize() - 1) / PageSize() * PageSize();
+  const int descriptor = memfd_create(name, MFD_CLOEXEC);
+  if (descriptor < 0) return Failed("cannot make shared memory (memfd_create)");
+  std::byte* base = nullptr;
+  Status status = ftruncate(descriptor, bytes) == 0
+                      ? Map(descriptor, bytes, &base)
+                      : Failed("cannot size shared memory to " + std::to_string(bytes) + " bytes");
+  if (!status.ok()) {
+    close(descriptor);
+    return status;
+  }
+  region->reset(new Region(base, bytes, descriptor));
+  core::MutexLock lock(OfThisProcess().mutex);
+  OfThisProcess().by_descriptor[descriptor] = *region;
+  return status;
+}
+
+Status Region::Open(pid_t process, int descriptor, std::int64_t bytes,
+                    std::shared_ptr<Region>* region) {
+  if (process == getpid()) {
+    core::MutexLock lock(OfThisProcess().mutex);
+    const auto found = OfThisProcess().by_descriptor.find(descriptor);
+    if (found != OfThisProcess().by_descriptor.end()) *region = found->second.lock();
+    if (*region != nullptr && (*region)->size() == bytes) return Status::Ok();
+    return {StatusCode::kUnsupported, "this process has no such shared memory"};
+  }
+  const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(descriptor);
+  const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (opened < 0) return Failed("cannot open " + path);
+  std::byte* base = nullptr;
+  // Another process may have this number here: its file may be shorter, and touching it fatal.
+  const off_t size = lseek(opened, 0, SEEK_END);
+  Status status = size == bytes ? Map(opened, bytes, &base)
+                                : Status(StatusCode::kUnsupported,
+                                         path + " is not the memory of a rank of this job");
+  close(opened);
+  if (status.ok()) region->reset(new Region(base, bytes, -1));
+  return status;
+}
+
+Region::~Region() {
+  munmap(base_, static_cast<std::size_t>(size_));
+  if (descriptor_ < 0) return;
+  core::MutexLock lock(OfThisProcess().mutex);
+  OfThisProcess().by_descriptor.erase(descriptor_);
+  close(descriptor_);
+}
+
+void Region::Discard(std::int64_t offset, std::int64_t bytes) {
+  const std::int64_t first = (offset + PageSize() - 1) / PageSize() * PageSize();
+  const std::int64_t last = (offset + bytes) / PageSize() * PageSize();
+  if (first >= last) return;
+  // An opened one has no descriptor any more, and its owner is who discards.
+  if (descriptor_ < 0) return;
+  static_cast<void>(
+      fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, first, last - first));
+}
+
+}  // namespace sirtaki::ops::shm

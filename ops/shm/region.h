@@ -1,0 +1,50 @@
+// A piece of memory that several processes map: an anonymous file, whose pages are taken when they
+// are first touched. It is gone when the last process that maps it is: nothing can be left behind.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "core/status.h"
+
+namespace sirtaki::ops::shm {
+
+class Region {
+ public:
+  // `bytes` of zeros; rounded up to whole pages. Takes address space only. `name`: as the kernel
+  // shows it (/proc/<pid>/maps). Errors: kUnsupported, with what the system said.
+  static core::Status Create(const char* name, std::int64_t bytes, std::shared_ptr<Region>* region);
+  // That of a process of this host, by its file descriptor there; maps it here. A region of this
+  // process itself is not mapped again. Errors: kUnsupported.
+  static core::Status Open(pid_t process, int descriptor, std::int64_t bytes,
+                           std::shared_ptr<Region>* region);
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  std::byte* base() const { return base_; }
+  std::int64_t size() const { return size_; }
+  int descriptor() const { return descriptor_; }  // -1 where it was opened
+
+  bool Contains(const void* memory) const {
+    const auto* at = static_cast<const std::byte*>(memory);
+    return at >= base_ && at < base_ + size_;
+  }
+
+  // Gives the pages that lie wholly within back to the system; they read as zeros afterwards, for
+  // everyone.
+  void Discard(std::int64_t offset, std::int64_t bytes);
+
+ private:
+  Region(std::byte* base, std::int64_t size, int descriptor)
+      : base_(base), size_(size), descriptor_(descriptor) {}
+
+  std::byte* const base_;
+  const std::int64_t size_;
+  const int descriptor_;
+};
+
+}  // namespace sirtaki::ops::shm

@@ -1,0 +1,46 @@
+// A number in shared memory that one writes and others wait for: the progress of a peer, or a
+// doorbell. Lies zeroed in memory that no constructor has seen.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/types.h"
+
+namespace sirtaki::ops::shm {
+
+// Thread- and process-safe. A cache line of its own.
+class alignas(64) SharedCounter {
+ public:
+  std::uint32_t Load() const { return value_.load(std::memory_order_acquire); }
+  // What was written before is visible to who sees the value. Wakes who sleeps.
+  void Store(std::uint32_t value) {
+    value_.store(value, std::memory_order_seq_cst);
+    WakeSleepers();
+  }
+  void Add(std::uint32_t amount) {
+    value_.fetch_add(amount, std::memory_order_seq_cst);
+    WakeSleepers();
+  }
+  // Sleeps while the value is `seen`, but not past `deadline`; may return early.
+  void Sleep(std::uint32_t seen, core::TimePoint deadline);
+  bool HasSleepers() const { return sleepers_.load(std::memory_order_seq_cst) > 0; }
+
+ private:
+  void WakeSleepers() {
+    if (HasSleepers()) Wake();
+  }
+  void Wake();
+
+  std::atomic<std::uint32_t> value_;
+  std::atomic<std::uint32_t> sleepers_;
+};
+
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+// Whether `value` has come as far as `target`, of counters that may wrap around.
+inline bool Reached(std::uint32_t value, std::uint32_t target) {
+  return static_cast<std::int32_t>(value - target) >= 0;
+}
+
+}  // namespace sirtaki::ops::shm
