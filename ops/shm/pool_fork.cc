@@ -18,13 +18,9 @@ namespace sirtaki::ops::shm {
 namespace {
 
 constexpr std::int64_t kPage = 4096;
-constexpr std::int64_t kHuge = std::int64_t{2} << 20;
 
 // Those pages of the file that hold something: what was never touched stays untouched.
 void CopyData(const Region& from, std::int64_t first, std::int64_t last, std::byte* to) {
-  if (last - first >= kHuge) {  // the fresh pages cost more than the copy
-    static_cast<void>(madvise(to + first, static_cast<std::size_t>(last - first), MADV_HUGEPAGE));
-  }
   while (first < last) {
     const off_t begin = lseek(from.descriptor(), first, SEEK_DATA);
     if (begin < 0 || begin >= last) return;
