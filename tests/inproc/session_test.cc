@@ -89,9 +89,9 @@ class SessionTest : public ::testing::TestWithParam<std::tuple<int, Sharing>> {
 INSTANTIATE_TEST_SUITE_P(Ranks, SessionTest,
                          ::testing::Combine(::testing::Values(2, 3, 4),
                                             ::testing::Values(Sharing::kNone, Sharing::kDirect)),
-                         [](const auto& info) {
-                           const bool shares = std::get<Sharing>(info.param) != Sharing::kNone;
-                           return std::to_string(std::get<int>(info.param)) +
+                         [](const auto& of) {
+                           const bool shares = std::get<Sharing>(of.param) != Sharing::kNone;
+                           return std::to_string(std::get<int>(of.param)) +
                                   (shares ? "Sharing" : "");
                          });
 
