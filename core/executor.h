@@ -60,6 +60,9 @@ class Executor {
   // True if non-blocking calls are unfinished, so that somebody has to keep calling Step.
   virtual bool NeedsStepping() const = 0;
 
+  // True if some of them do not ring when they progress: Step has to be called at intervals.
+  virtual bool NeedsPolling() const = 0;
+
   // True if nothing is queued or running on any lane. Messages do not count: a session may end with
   // them, and a message for which its peer never calls completes with kShutDown. Thread-safe.
   virtual bool Idle() const = 0;

@@ -466,6 +466,17 @@ bool HostLanes::NeedsStepping() const {
          (!impl_->options.large_lane_thread && impl_->LargeWaits());
 }
 
+bool HostLanes::NeedsPolling() const {
+  if (impl_->stopped.load(std::memory_order_relaxed)) return false;
+  const auto is_silent = [this](const Impl::InFlight& of) {
+    return !impl_->backend.Rings(of.run->task()->channel);
+  };
+  return impl_->messages.unfinished() ||
+         std::any_of(impl_->small.begin(), impl_->small.end(), is_silent) ||
+         (impl_->large.run != nullptr && is_silent(impl_->large)) ||
+         (!impl_->options.large_lane_thread && impl_->LargeWaits() && impl_->large.run == nullptr);
+}
+
 bool HostLanes::Idle() const {
   core::MutexLock lock(impl_->mutex);
   // Not while kCallingOut: on_progress must find the lanes idle if they are.

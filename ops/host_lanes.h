@@ -58,6 +58,7 @@ class HostLanes : public core::Executor {
   void StartMessage(core::WorkPtr work, core::TimePoint now) override;
   bool Step(core::TimePoint now) override;
   bool NeedsStepping() const override;
+  bool NeedsPolling() const override;
   bool Idle() const override;
   std::vector<core::RunningOperation> Running() const override;
   void Abandon(const core::Status& why) override;

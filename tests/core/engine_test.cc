@@ -46,6 +46,7 @@ class FakeExecutor final : public Executor {
   void StartMessage(WorkPtr work, TimePoint) override { messages.push_back(std::move(work)); }
   bool Step(TimePoint) override { return false; }
   bool NeedsStepping() const override { return needs_stepping && !running.empty(); }
+  bool NeedsPolling() const override { return NeedsStepping() && !rings; }
   bool Idle() const override { return running.empty(); }
   std::vector<RunningOperation> Running() const override {
     std::vector<RunningOperation> result;
@@ -70,6 +71,7 @@ class FakeExecutor final : public Executor {
 
   bool at_once = true;
   bool needs_stepping = false;
+  bool rings = false;
   TimePoint since{};
   std::vector<SetNumber> added;
   std::vector<SetNumber> removed;
@@ -480,6 +482,21 @@ TEST(EngineTest, UnfinishedNonBlockingCallsAskForThePoll) {
   world.Settle();
   world.now += seconds(1);
   EXPECT_EQ(world[0].engine->NextWake(world.now), world.now + milliseconds(1));
+}
+
+// They may be far apart, since something rings; but a lost peer rings nobody.
+TEST(EngineTest, NonBlockingCallsThatRingAskForNoPoll) {
+  World world(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    world[rank].executor.at_once = false;
+    world[rank].executor.needs_stepping = true;
+    world[rank].executor.rings = true;
+    world.Submit(rank, "w");
+  }
+  world.Settle();
+  EXPECT_EQ(world[0].engine->NextWake(world.now), world.now + milliseconds(50));
+  world[0].transport->rings = false;
+  EXPECT_EQ(world[0].engine->NextWake(world.now), world.now + microseconds(20));
 }
 
 TEST(EngineTest, AFullOutboxAsksForThePoll) {
