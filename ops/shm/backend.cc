@@ -73,10 +73,15 @@ class Backend::Operation : public Completion {
       status_ = queue_->channel().stop().why();
       return done_ = true;
     }
-    if (begun_ && !queue_->channel().IsOver(steps_.wait())) return false;
-    begun_ = true;
-    steps_.Resume();
-    if (!steps_.done()) return false;
+    if (!steps_.done()) {
+      if (begun_ && !queue_->channel().IsOver(steps_.wait())) return false;
+      begun_ = true;
+      steps_.Resume();
+      if (!steps_.done()) return false;
+      turn_.Pass();
+    }
+    // One that moves nothing may be through before those that came first.
+    if (!turn_.IsOldest()) return false;
     turn_.Finish();
     status_ = steps_.status();
     return done_ = true;

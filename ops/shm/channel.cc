@@ -18,8 +18,10 @@ namespace {
 
 constexpr std::int64_t kSmallestFrame = 8192;
 
-constexpr auto kSpinning = std::chrono::microseconds(50);
-constexpr int kYields = 20;
+constexpr auto kAwake = std::chrono::microseconds(50);
+// A yield that took so long went to somebody who computes: for a while it is sooner to be woken.
+constexpr auto kLongYield = std::chrono::microseconds(500);
+constexpr int kSleepsAtOnce = 100;
 // A sleeper looks up so often whether it is to stop, and whether its peers are alive.
 constexpr auto kNap = std::chrono::milliseconds(20);
 constexpr auto kCheckPeers = std::chrono::milliseconds(100);
@@ -125,7 +127,7 @@ bool SharedChannel::IsOver(const Wait& wait) {
 Status SharedChannel::Block(const Wait& wait, bool spin) {
   const core::TimePoint start = core::Clock::now();
   core::TimePoint check = start + kCheckPeers;
-  for (int round = 0;; ++round) {
+  while (true) {
     if (stop_->raised()) return stop_->why();
     SharedCounter* counter = nullptr;
     std::uint32_t seen = 0;
@@ -143,13 +145,17 @@ Status SharedChannel::Block(const Wait& wait, bool spin) {
     if (spin) {
       constexpr int kLooks = 64;
       for (int i = 0; i < kLooks && counter->Load() == seen; ++i) Pause();
-      if (counter->Load() != seen) continue;
-    } else if (round < kYields) {
+    } else if (sleeps_at_once_ == 0) {
       sched_yield();
-      continue;
     }
+    if (counter->Load() != seen) continue;
     const core::TimePoint now = core::Clock::now();
-    if (spin && now < start + kSpinning) continue;
+    if (now < start + kAwake && sleeps_at_once_ == 0) continue;
+    if (sleeps_at_once_ > 0) {
+      --sleeps_at_once_;
+    } else if (!spin && now > start + kLongYield) {
+      sleeps_at_once_ = kSleepsAtOnce;
+    }
     if (now >= check) {
       if (Status lost = group_.CheckPeers(); !lost.ok()) return lost;
       check = now + kCheckPeers;

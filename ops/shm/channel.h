@@ -73,6 +73,7 @@ class SharedChannel {
   // ---- the order of operations ----
   std::uint64_t TakeTicket() { return next_ticket_++; }
   void PassTurn() { ++writing_; }
+  bool IsOldest(std::uint64_t ticket) const { return finishing_ == ticket; }
   void Finish() { ++finishing_; }
 
   // ---- frames, in this order ----
@@ -128,6 +129,7 @@ class SharedChannel {
   std::uint64_t next_ticket_ = 0;
   std::uint64_t writing_ = 0;  // the ticket whose turn it is
   std::uint64_t finishing_ = 0;
+  int sleeps_at_once_ = 0;  // of the next waits, instead of yielding
 };
 
 }  // namespace sirtaki::ops::shm

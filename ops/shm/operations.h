@@ -25,6 +25,8 @@ class Turn {
   Wait Arrival(const Frame& frame) const { return channel_->Arrival(ticket_, frame); }
   // The next operation may write: all frames of this one are written.
   void Pass();
+  // Whether the operations before it have finished.
+  bool IsOldest() const { return channel_->IsOldest(ticket_); }
   void Finish();
 
  private:

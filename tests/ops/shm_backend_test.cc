@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "ops/inproc/inproc_backend.h"
-#include "ops/selecting_backend.h"
 #include "tests/support/backend_conformance.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/shm_ranks.h"
@@ -28,9 +27,8 @@ TEST_P(ShmConformanceTest, Conforms) {
   options.spin = false;
   RankThreads::Run(size, [&, n = size](int rank) {
     const std::unique_ptr<ops::Backend> flat = messages.Connect(rank);
-    Backend local(ranks.group(rank), options);
-    SelectingBackend backend(*flat, &local, core::RankRanges::Span(0, n - 1));
-    tests::BackendConformance conformance(backend, rank, n);
+    const auto shared = ranks.Connect(rank, *flat, options);
+    tests::BackendConformance conformance(shared->backend, rank, n);
     for (const tests::BackendCheck& check : tests::kBackendChecks) {
       SCOPED_TRACE(check.name);
       RankThreads::Note(check.name);

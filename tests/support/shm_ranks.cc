@@ -37,4 +37,10 @@ ShmRanks::ShmRanks(int size, Seen seen) {
   }
 }
 
+std::unique_ptr<ShmRank> ShmRanks::Connect(int rank, ops::Backend& flat,
+                                           const ops::shm::BackendOptions& options) {
+  return std::make_unique<ShmRank>(group(rank), flat, options,
+                                   core::RankRanges::Span(0, size() - 1));
+}
+
 }  // namespace sirtaki::tests
