@@ -556,6 +556,20 @@ TEST(SessionStartTest, TheTopologyFollowsTheHosts) {
   });
 }
 
+TEST(SessionLimitsTest, ChangeOnAllRanksOrOnNone) {
+  const auto world = std::make_shared<InprocWorld>(3);
+  RankThreads::Run(3, [&](int rank) {
+    const auto session = Start(world, rank);
+    EXPECT_TRUE(AllReduce(*session, "w", {1}).ok());
+    EXPECT_TRUE(session->SetLimits({1 << 20, 1 << 10, 1 << 12}).ok());
+    EXPECT_TRUE(AllReduce(*session, "w", {1}).ok());
+    const Status status = session->SetLimits({1 << 20, rank == 2 ? 5 : 6, 1 << 12});
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_TRUE(AllReduce(*session, "w", {1}).ok());
+    EXPECT_TRUE(session->Shutdown("done").ok());
+  });
+}
+
 TEST(SessionStartTest, AnOptionThatOneRankGotWrongIsRefusedByAll) {
   const auto world = std::make_shared<InprocWorld>(3);
   RankThreads::Run(3, [&](int rank) {
