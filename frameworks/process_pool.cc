@@ -29,6 +29,16 @@ struct OnePool {
   }
 };
 
+OnePool& Shared() {
+  static OnePool& one = *new OnePool;
+  return one;
+}
+
+OnePool& Private() {
+  static OnePool& one = *new OnePool;
+  return one;
+}
+
 }  // namespace
 
 ops::shm::PoolOptions SizeOfPool(std::int64_t pool_bytes, std::int64_t memory_of_host,
@@ -45,14 +55,21 @@ ops::shm::PoolOptions SizeOfPool(std::int64_t pool_bytes, std::int64_t memory_of
 }
 
 std::shared_ptr<ops::shm::Pool> PoolOfProcess(const core::Config& config, int local_size) {
-  static OnePool& shared = *new OnePool;
   if (config.shared_memory == core::SharedMemoryMode::kOff) return nullptr;
-  return shared.Get(config, local_size, true);
+  return Shared().Get(config, local_size, true);
 }
 
 std::shared_ptr<ops::shm::Pool> PrivatePoolOfProcess(const core::Config& config, int local_size) {
-  static OnePool& alone = *new OnePool;
-  return alone.Get(config, local_size, false);
+  return Private().Get(config, local_size, false);
+}
+
+std::vector<std::shared_ptr<ops::shm::Pool>> PoolsOfProcess() {
+  std::vector<std::shared_ptr<ops::shm::Pool>> pools;
+  for (OnePool* one : {&Shared(), &Private()}) {
+    core::MutexLock lock(one->mutex);
+    if (one->pool != nullptr) pools.push_back(one->pool);
+  }
+  return pools;
 }
 
 }  // namespace sirtaki::frameworks

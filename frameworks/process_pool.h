@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "core/config.h"
 #include "ops/shm/pool.h"
@@ -22,5 +23,8 @@ std::shared_ptr<ops::shm::Pool> PoolOfProcess(const core::Config& config, int lo
 
 // The same, of memory that this process alone sees.
 std::shared_ptr<ops::shm::Pool> PrivatePoolOfProcess(const core::Config& config, int local_size);
+
+// Those of the two that have been made.
+std::vector<std::shared_ptr<ops::shm::Pool>> PoolsOfProcess();
 
 }  // namespace sirtaki::frameworks
