@@ -35,7 +35,7 @@ class Pool final : public core::MemorySource, public std::enable_shared_from_thi
   // From the heap if the pool is used up.
   std::shared_ptr<void> Allocate(std::int64_t bytes) override;
 
-  bool Contains(const void* memory) const { return region_->Contains(memory); }
+  bool Contains(const void* memory) const override { return region_->Contains(memory); }
   // Precondition: Contains(memory).
   std::int64_t OffsetOf(const void* memory) const {
     return static_cast<const std::byte*>(memory) - region_->base();
