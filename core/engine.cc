@@ -287,14 +287,26 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
         }
         return closed;
       }
+      if (run.signature->kind == OpKind::kSetLimits) {
+        StartItems(std::exchange(batch.items, {}), batch, now);
+        executor_.SetLimits(run.signature->shape);
+        if (work) work->handle->Complete(Status::Ok());
+        continue;
+      }
       if (work && run.absent_everywhere) work->handle->SetAbsentEverywhere();
       AddItems(std::move(run), work, &batch);
     }
   }
-  if (batch.items.empty()) return true;
+  StartItems(std::move(batch.items), batch, now);
+  return true;
+}
+
+// As a batch with the set and number of `of`.
+void Engine::StartItems(std::vector<RunItem> items, const RunBatch& of, TimePoint now) {
+  if (items.empty()) return;
+  RunBatch batch{of.set, of.number, std::move(items)};
   if (options_.on_start) options_.on_start(batch);
   executor_.Start(std::move(batch), now);
-  return true;
 }
 
 // A grouped call, or a bucket, is as many items as it has tensors; its handle waits for all of

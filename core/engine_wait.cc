@@ -189,7 +189,7 @@ TimePoint Engine::NextWakeUnderToken(TimePoint now) const {
   wake = std::min(wake, queue_.EarliestDeadline(nullptr));
   const bool busy = !faulted_ && (!executor_.Idle() || executor_.NeedsStepping());
   if (busy) wake = std::min(wake, now + kRunningInterval);
-  if (!transport_.ArrivalsRing() || !flushed_ || (busy && executor_.NeedsStepping())) {
+  if (!transport_.ArrivalsRing() || !flushed_ || (busy && executor_.NeedsPolling())) {
     wake = std::min(wake, cooling_.NextPoll(now, Outstanding()));
   }
   return wake;

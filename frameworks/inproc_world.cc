@@ -59,7 +59,10 @@ class InprocWorld::InprocMedium final : public Medium {
         topology_(TopologyOf(rank, world_->host_of_rank_)) {}
 
   const Topology& topology() const override { return topology_; }
-  std::string description() const override { return "in-process"; }
+  std::string description() const override {
+    const std::string shared = shared_ ? shared_->description() : "";
+    return "in-process" + (shared.empty() ? "" : "; " + shared);
+  }
   bool serialized() const override { return serialized_; }
 
   Status Exchange(const std::string& mine, core::TimePoint deadline,
