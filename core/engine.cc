@@ -309,7 +309,8 @@ void Engine::StartItems(std::vector<RunItem> items, const RunBatch& of, TimePoin
   executor_.Start(std::move(batch), now);
 }
 
-// A grouped call is as many items as it has tensors; its handle waits for all of them.
+// A grouped call, or a bucket, is as many items as it has tensors; its handle waits for all of
+// them. Those of a bucket that no rank has are not moved.
 void Engine::AddItems(DecidedRun run, const WorkPtr& work, RunBatch* batch) {
   const std::vector<SignaturePtr>& parts = run.signature->parts;
   if (parts.empty()) {
@@ -325,7 +326,10 @@ void Engine::AddItems(DecidedRun run, const WorkPtr& work, RunBatch* batch) {
       part = work->parts[i];
       part->handle = handles[i];
     }
-    batch->items.push_back({run.key, parts[i], std::move(part), run.silent, run.absent_everywhere});
+    const bool absent =
+        run.absent_everywhere || (run.absent.size() == parts.size() && run.absent[i]);
+    if (absent && part != nullptr) part->handle->SetAbsentEverywhere();
+    batch->items.push_back({run.key, parts[i], std::move(part), run.silent, absent});
   }
 }
 

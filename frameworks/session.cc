@@ -304,6 +304,12 @@ std::shared_ptr<void> Session::AllocateShared(std::int64_t bytes) {
   return (has_backend ? parts_->medium->backend().memory() : core::PlainMemory()).Allocate(bytes);
 }
 
+bool Session::IsShared(const void* memory) const {
+  const Call call(*this);
+  const bool has_backend = call.has_parts() && parts_->engine != nullptr;
+  return !has_backend || parts_->medium->backend().memory().Contains(memory);
+}
+
 void Session::Abort(const std::string& reason) {
   if (core::ForkGeneration() != fork_generation_) return;
   const Call call(*this);

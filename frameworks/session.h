@@ -127,6 +127,8 @@ class Session {
   // Memory that this rank's backend reduces without a copy, and that may outlive the session.
   // Throws std::bad_alloc.
   std::shared_ptr<void> AllocateShared(std::int64_t bytes);
+  // Whether it reduces this memory, which may be anybody's, as well as that.
+  bool IsShared(const void* memory) const;
 
   // Every pending and later call, here and elsewhere, fails with kAborted and this reason.
   void Abort(const std::string& reason);

@@ -258,6 +258,36 @@ TEST(EngineTest, AbsentEverywhereIsSeenInTheHandle) {
   }
 }
 
+TEST(EngineTest, OfABucketOnlyWhatNobodyHasIsAbsent) {
+  World world(2);
+  for (int rank = 0; rank < 2; ++rank) world[rank].executor.at_once = false;
+  auto signature = std::make_shared<Signature>();
+  for (int i = 0; i < 3; ++i) signature->parts.push_back(std::make_shared<Signature>());
+  std::vector<WorkPtr> works;
+  for (int rank = 0; rank < 2; ++rank) {
+    auto work = std::make_shared<Work>();
+    for (int i = 0; i < 3; ++i) work->parts.push_back(std::make_shared<Work>());
+    work->request = {Key::Bucket(kWorldSet, 1, 0), signature, {}, {rank == 0, true, rank == 1}};
+    ASSERT_TRUE(world[rank].engine->Submit(work, false).ok());
+    works.push_back(work);
+  }
+  world.Settle();
+  for (int rank = 0; rank < 2; ++rank) {
+    FakeExecutor& executor = world[rank].executor;
+    ASSERT_EQ(executor.running.size(), 3u);
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(executor.running[i].absent_everywhere, i == 1) << i;
+    }
+    executor.Finish();
+    const Work& work = *works[static_cast<std::size_t>(rank)];
+    ASSERT_TRUE(work.handle->done());
+    EXPECT_FALSE(work.handle->absent_everywhere());
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(work.parts[i]->handle->absent_everywhere(), i == 1) << i;
+    }
+  }
+}
+
 TEST(EngineTest, AMessageThatCannotBeReadIsAFaultOfTheProtocol) {
   World world(2);
   const WorkPtr work = world.Submit(0, "w");
