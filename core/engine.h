@@ -145,6 +145,8 @@ class Engine {
   bool SendOutgoing() SIRTAKI_REQUIRES(token_);
   bool StartBatches(TimePoint now) SIRTAKI_REQUIRES(token_);
   bool StartBatch(DecidedBatch decided, TimePoint now) SIRTAKI_REQUIRES(token_);
+  void StartItems(std::vector<RunItem> items, const RunBatch& of, TimePoint now)
+      SIRTAKI_REQUIRES(token_);
   static void AddItems(DecidedRun run, const WorkPtr& work, RunBatch* batch);
   void NoticeFault() SIRTAKI_REQUIRES(token_);
   void NoticeEnd(TimePoint now) SIRTAKI_REQUIRES(token_);

@@ -8,6 +8,7 @@
 
 #include "core/rank_ranges.h"
 #include "core/thread_annotations.h"
+#include "frameworks/process_pool.h"
 #include "frameworks/shared_parts.h"
 #include "ops/inproc/inproc_backend.h"
 
@@ -97,6 +98,7 @@ class InprocWorld::InprocMedium final : public Medium {
     ops::shm::LocalGroupOptions group;
     group.rank = topology_.rank;
     group.threads_share_all = sharing_ == Sharing::kDirect;
+    if (sharing_ == Sharing::kPooled) group.pool = PoolOfProcess(options.config);
     return SharedParts::Make(*this, options, deadline, std::move(group), *transport_, *backend_,
                              &shared_);
   }

@@ -280,10 +280,34 @@ Status Session::Wait(core::HandleState& handle, core::TimePoint deadline) {
   return {StatusCode::kTimedOut, "still waiting at the deadline of the wait"};
 }
 
+Status Session::SetLimits(const Limits& limits) {
+  auto change = std::make_shared<core::Signature>();
+  change->kind = core::OpKind::kSetLimits;
+  change->shape = {limits.fusion_bytes, limits.small_bytes, limits.chunk_bytes};
+  auto work = std::make_shared<core::Work>();
+  work->request.key = core::Key::Named(
+      core::kWorldSet, "#change of limits " + std::to_string(limit_changes_.fetch_add(1) + 1));
+  work->request.signature = std::move(change);
+  Status status = Submit(work, /*will_wait=*/true);
+  if (!status.ok()) {
+    limit_changes_.fetch_sub(1);  // the others have counted none
+    return status;
+  }
+  status = Wait(*work->handle);
+  work->handle->Observe();
+  return status;
+}
+
 std::shared_ptr<void> Session::AllocateShared(std::int64_t bytes) {
   const Call call(*this);
   const bool has_backend = call.has_parts() && parts_->engine != nullptr;
   return (has_backend ? parts_->medium->backend().memory() : core::PlainMemory()).Allocate(bytes);
+}
+
+bool Session::IsShared(const void* memory) const {
+  const Call call(*this);
+  const bool has_backend = call.has_parts() && parts_->engine != nullptr;
+  return !has_backend || parts_->medium->backend().memory().Contains(memory);
 }
 
 void Session::Abort(const std::string& reason) {

@@ -114,9 +114,21 @@ class Session {
   // those of Submit.
   core::Status MakeCommunicator(core::SetNumber set, core::TimePoint deadline, int* fortran_handle);
 
-  // Memory that this rank's backend reduces without a copy, and that may outlive the session. Throws
-  // std::bad_alloc.
+  // What the lanes of all ranks plan with from one place of the order on. Collective over the
+  // world, with nothing under way that the caller knows of; the ranks must agree on `limits`.
+  // Errors: kMismatch, those of Submit.
+  struct Limits {
+    std::int64_t fusion_bytes = 0;
+    std::int64_t small_bytes = 0;
+    std::int64_t chunk_bytes = 0;
+  };
+  core::Status SetLimits(const Limits& limits);
+
+  // Memory that this rank's backend reduces without a copy, and that may outlive the session.
+  // Throws std::bad_alloc.
   std::shared_ptr<void> AllocateShared(std::int64_t bytes);
+  // Whether it reduces this memory, which may be anybody's, as well as that.
+  bool IsShared(const void* memory) const;
 
   // Every pending and later call, here and elsewhere, fails with kAborted and this reason.
   void Abort(const std::string& reason);
@@ -171,6 +183,7 @@ class Session {
   core::SetNumber cross_set_ = core::kWorldSet;
   core::SetNumber last_first_set_ = core::kWorldSet;
   std::atomic<std::uint64_t> set_changes_{0};
+  std::atomic<std::uint64_t> limit_changes_{0};
   std::map<core::SetNumber, std::uint64_t> communicators_made_ SIRTAKI_GUARDED_BY(sets_mutex_);
   mutable core::Mutex sets_mutex_;
   std::map<core::SetNumber, core::RankRanges> sets_ SIRTAKI_GUARDED_BY(sets_mutex_);

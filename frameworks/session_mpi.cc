@@ -58,7 +58,7 @@ class MpiMedium final : public Medium {
     backend_ = std::make_unique<mpi::Backend>(*communicators_, backend);
     ops::shm::LocalGroupOptions group;
     group.rank = topology_.rank;
-    group.pool = PoolOfProcess(options.config);
+    group.pool = PoolOfProcess(options.config, topology_.local_size);
     return SharedParts::Make(*this, options, deadline, std::move(group), *transport_, *backend_,
                              &shared_);
   }

@@ -6,6 +6,7 @@
 
 #include "core/log.h"
 #include "core/rank_ranges.h"
+#include "core/tree.h"
 
 namespace sirtaki::frameworks {
 
@@ -21,6 +22,15 @@ core::RankRanges RanksOfThisHost(const Topology& topology) {
     if (topology.host_of_rank[static_cast<std::size_t>(rank)] == here) ranks.Add(rank);
   }
   return ranks;
+}
+
+// Whether a neighbour in the tree, from which messages come, is on another host.
+bool ListensBeyond(const Topology& topology, const core::RankRanges& here, int tree_arity) {
+  const core::Tree::Node node =
+      core::Tree::Build(topology.host_of_rank, tree_arity).NodeOf(topology.rank);
+  const auto beyond = [&here](int rank) { return !here.Contains(rank); };
+  return (node.parent >= 0 && beyond(node.parent)) ||
+         std::any_of(node.children.begin(), node.children.end(), beyond);
 }
 
 // What each rank says: a byte for whether it went well, then its announcement or what went wrong.
@@ -90,7 +100,8 @@ Status SharedParts::Make(Medium& medium, const ConnectOptions& options, core::Ti
   if (made->group_ != nullptr && made->group_->size() == 1) made->group_.reset();
   if (made->group_ != nullptr) {
     if (options.config.transport == core::TransportMode::kAuto) {
-      made->shm_transport_ = std::make_unique<ops::shm::Transport>(*made->group_, transport);
+      made->shm_transport_ = std::make_unique<ops::shm::Transport>(
+          *made->group_, transport, ListensBeyond(topology, here, options.config.tree_arity));
     }
     ops::shm::BackendOptions shm;
     shm.large_lane_blocks = !options.serialized;

@@ -30,9 +30,9 @@ struct Group {
 };
 
 // Tensors share a group if kind, reduction, dtype, wire type, device, root, factors and silent
-// ranks are equal, and their absence is. Order within the batch is otherwise free: groups come in
-// the order of their first item. Items with absent_everywhere are in no group: there is nothing to
-// move.
+// ranks are equal, and their absence is; and if both are of one bucket, or of none. Order within
+// the batch is otherwise free: groups come in the order of their first item. Items with
+// absent_everywhere are in no group: there is nothing to move.
 std::vector<Group> Plan(const core::RunBatch& batch, const Limits& limits);
 
 }  // namespace sirtaki::fusion
