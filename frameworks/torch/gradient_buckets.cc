@@ -12,7 +12,6 @@
 #include "frameworks/torch/gradient_rule.h"
 #include "frameworks/torch/parameter_gradient.h"
 #include "frameworks/torch/pending_tensor.h"
-#include "fusion/bucket_plan.h"
 
 namespace sirtaki::detail {
 namespace {
@@ -59,7 +58,10 @@ GradientBuckets::GradientBuckets(const SessionSet& set, int number, std::string 
       number_(static_cast<std::uint64_t>(number)),
       key_(std::move(prefix) + "layout of the buckets"),
       rule_(std::move(rule)),
-      joins_(set_.session->JoinsOf(set_.members.set)) {}
+      joins_(set_.session->JoinsOf(set_.members.set)) {
+  const core::Config& config = set_.session->session().config();
+  sizes_ = {config.first_bucket_bytes, config.bucket_bytes};
+}
 
 GradientBuckets::~GradientBuckets() { Dissolve(); }
 
@@ -77,8 +79,13 @@ bool GradientBuckets::Fits() const {
 
 // The same on all ranks, as is everything that decides whether there is something to agree on.
 bool GradientBuckets::Wanted(const Gradients& members) const {
-  return set_.session->session().config().bucket_bytes > 0 && set_.size() > 1 && !rule_->hook &&
-         !rule_->of_steps() && !members.empty();
+  return sizes_.others > 0 && set_.size() > 1 && !rule_->hook && !rule_->of_steps() &&
+         !members.empty();
+}
+
+void GradientBuckets::Resize(const fusion::BucketSizes& sizes) {
+  sizes_ = sizes;
+  renew_ = true;
 }
 
 void GradientBuckets::DissolveUnlessFitting() {
@@ -130,9 +137,7 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
     ordered.push_back({signature.ElementCount() * bytes, signature.dtype});
   }
   joins_before_ = *joins_;
-  const core::Config& config = set_.session->session().config();
-  const auto buckets =
-      fusion::PlanBuckets(ordered, {config.first_bucket_bytes, config.bucket_bytes});
+  const auto buckets = fusion::PlanBuckets(ordered, sizes_);
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     Gradients gradients;
     for (const std::size_t position : buckets[b]) {

@@ -13,6 +13,7 @@
 #include "core/request.h"
 #include "frameworks/torch/session_set.h"
 #include "fusion/bucket_assembly.h"
+#include "fusion/bucket_plan.h"
 
 namespace sirtaki::detail {
 
@@ -51,6 +52,8 @@ class GradientBuckets {
 
   // The optimizer has other parameters than before: Update makes new buckets.
   void Renew() { renew_ = true; }
+  // From the next layout on, which Update makes. By all ranks alike.
+  void Resize(const fusion::BucketSizes& sizes);
   // Precondition: nothing is outstanding.
   void DissolveUnlessFitting();
   // At the end of a synchronize(), when nothing is outstanding, whether it went well or not: makes
@@ -71,6 +74,7 @@ class GradientBuckets {
   const std::shared_ptr<const GradientRule> rule_;
   const std::shared_ptr<const std::atomic<std::uint64_t>> joins_;  // of the set, by this rank
   std::uint64_t joins_before_ = 0;                                 // the layout was made
+  fusion::BucketSizes sizes_;
   bool laid_out_ = false;
   bool renew_ = false;
   std::uint64_t layouts_ = 0;  // made so far
