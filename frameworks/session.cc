@@ -202,6 +202,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   lanes.rank = topology_.rank;
   lanes.limits.fusion_bytes = config_.fusion_bytes;
   lanes.limits.small_bytes = config_.small_bytes;
+  lanes.limits.deterministic = config_.deterministic;
   lanes.chunk_bytes = config_.chunk_bytes;
   lanes.sets = {{core::kWorldSet, world}};
   lanes.large_lane_thread = !serialized;
