@@ -121,7 +121,7 @@ Status SharedParts::Make(Medium& medium, const ConnectOptions& options, core::Ti
     if (Status all = made->hierarchy_->AddSet(core::kWorldSet, world); !all.ok()) return all;
   }
   made->selecting_ = std::make_unique<ops::SelectingBackend>(backend, made->shm_backend_.get(),
-                                                             made->hierarchy_.get(), world);
+                                                             world, made->hierarchy_.get());
   made->one_host_ = topology.host_names.size() == 1;
   *parts = std::move(made);
   return Status::Ok();

@@ -4,8 +4,8 @@ namespace sirtaki::ops {
 
 using core::Status;
 
-SelectingBackend::SelectingBackend(Backend& flat, shm::Backend* local, Hierarchy* hierarchy,
-                                   const core::RankRanges& world)
+SelectingBackend::SelectingBackend(Backend& flat, shm::Backend* local,
+                                   const core::RankRanges& world, Hierarchy* hierarchy)
     : flat_(flat), local_(local), hierarchy_(hierarchy) {
   core::MutexLock lock(mutex_);
   const bool is_local = local_ != nullptr && local_->Covers(world);

@@ -13,7 +13,6 @@
 #include "core/request.h"
 #include "frameworks/torch/session_set.h"
 #include "fusion/bucket_assembly.h"
-#include "fusion/bucket_plan.h"
 
 namespace sirtaki::detail {
 

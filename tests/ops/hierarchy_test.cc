@@ -52,7 +52,7 @@ struct Rank {
         all(RankRanges::Span(0, static_cast<int>(hosts.size()) - 1)) {
     const Status status = hierarchy.AddSet(core::kWorldSet, all);
     EXPECT_TRUE(status.ok()) << status.ToString();
-    backend = std::make_unique<SelectingBackend>(*flat, nullptr, &hierarchy, all);
+    backend = std::make_unique<SelectingBackend>(*flat, nullptr, all, &hierarchy);
   }
 
   const std::unique_ptr<Backend> flat;
