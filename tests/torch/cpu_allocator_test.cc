@@ -139,7 +139,7 @@ TEST_F(CpuAllocatorTest, ThreadsTrainSideBySide) {
     threads.emplace_back([&sums, t] {
       at::Tensor weight = torch::ones({64, 64}, torch::requires_grad());
       for (int step = 0; step < 50; ++step) {
-        weight.mutable_grad() = {};
+        weight.mutable_grad().reset();
         (torch::ones({32 + 8 * step, 64}).matmul(weight)).sum().backward();
         ASSERT_EQ(weight.grad().sum().item<double>(), 64.0 * 64 * (32 + 8 * step));
       }
