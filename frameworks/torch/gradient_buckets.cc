@@ -12,6 +12,7 @@
 #include "frameworks/torch/gradient_rule.h"
 #include "frameworks/torch/parameter_gradient.h"
 #include "frameworks/torch/pending_tensor.h"
+#include "fusion/bucket_plan.h"
 
 namespace sirtaki::detail {
 namespace {
