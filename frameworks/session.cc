@@ -195,7 +195,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
 
   ops::HostLanesOptions lanes;
   lanes.rank = topology_.rank;
-  lanes.limits.fusion_bytes = config_.fusion_bytes;
+  lanes.limits.fusion_bytes = FusionBytes(config_.fusion_bytes);
   lanes.limits.small_bytes = config_.small_bytes;
   lanes.chunk_bytes = config_.chunk_bytes;
   lanes.sets = {{core::kWorldSet, world}};
@@ -280,10 +280,15 @@ Status Session::Wait(core::HandleState& handle, core::TimePoint deadline) {
   return {StatusCode::kTimedOut, "still waiting at the deadline of the wait"};
 }
 
+// What is ready together differs from run to run, and a group decides in which order MPI adds.
+std::int64_t Session::FusionBytes(std::int64_t wanted) const {
+  return config_.deterministic ? 0 : wanted;
+}
+
 Status Session::SetLimits(const Limits& limits) {
   auto change = std::make_shared<core::Signature>();
   change->kind = core::OpKind::kSetLimits;
-  change->shape = {limits.fusion_bytes, limits.small_bytes, limits.chunk_bytes};
+  change->shape = {FusionBytes(limits.fusion_bytes), limits.small_bytes, limits.chunk_bytes};
   auto work = std::make_shared<core::Work>();
   work->request.key = core::Key::Named(
       core::kWorldSet, "#change of limits " + std::to_string(limit_changes_.fetch_add(1) + 1));

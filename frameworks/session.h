@@ -162,6 +162,7 @@ class Session {
   std::map<core::SetNumber, core::RankRanges> FirstSets();
   core::Status MakeFirstSets(core::TimePoint deadline);
   core::Status CheckMember(const core::Work& work) const;
+  std::int64_t FusionBytes(std::int64_t wanted) const;
   core::Status ChangeSets(core::SignaturePtr change, std::string invalid, core::TimePoint deadline,
                           std::int64_t* value);
 
