@@ -44,7 +44,7 @@ hosts_down() {
 hosts_wait() {
   local what=$1 round
   shift
-  for round in $(seq 500); do
+  for round in $(seq 1500); do
     "$@" >/dev/null 2>&1 && return 0
     sleep 0.02
   done
