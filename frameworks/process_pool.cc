@@ -23,7 +23,9 @@ struct OnePool {
     options.shared = shared;
     const core::Status status = ops::shm::Pool::Make(options, &pool);
     if (!status.ok()) {
-      SIRTAKI_LOG(kWarning, "this rank has no pool of memory: " + status.message());
+      // Without one of its own a process does as well as without us.
+      core::Log(shared ? core::LogLevel::kWarning : core::LogLevel::kInfo,
+                "this rank has no pool of memory: " + status.message());
     }
     return pool;
   }
