@@ -153,7 +153,8 @@ TEST(BucketAssemblyTest, ThreadsFillTheBucketsTogether) {
           if (arrival != Arrival::kLast) continue;
           ++submitted;
           Submit(bucket);
-          for (const core::WorkPtr& put : bucket.Assemble()->parts) wrong += put->rows != r;
+          const core::WorkPtr whole = bucket.Assemble();
+          for (const core::WorkPtr& put : whole->parts) wrong += put->rows != r;
         }
         round.arrive_and_wait();
       }

@@ -46,8 +46,10 @@ TEST(HostLanesLimitsTest, WhatIsStartedAfterAChangeIsPlannedByIt) {
   EXPECT_EQ(OperationsOfABatch(lanes, backend), 2) << "two tensors in each group";
   lanes.SetLimits({0, 1024, 4096});
   EXPECT_EQ(OperationsOfABatch(lanes, backend), 4) << "each alone";
-  lanes.SetLimits({160, 0, 80});
-  EXPECT_EQ(OperationsOfABatch(lanes, backend), 2) << "on the large lane, in chunks of 80 bytes";
+  lanes.SetLimits({160, 0, 4096});
+  EXPECT_EQ(OperationsOfABatch(lanes, backend), 1) << "on the large lane";
+  lanes.SetLimits({160, 0, 64});
+  EXPECT_EQ(OperationsOfABatch(lanes, backend), 3) << "in chunks of 64 bytes";
 }
 
 TEST(HostLanesLimitsTest, NonsenseIsAFailure) {
