@@ -1,6 +1,7 @@
 #include "core/config.h"
 
 #include <algorithm>
+#include <fstream>
 #include <limits>
 #include <numeric>
 #include <string_view>
@@ -16,12 +17,20 @@ namespace {
 
 constexpr std::string_view kFlagPrefix = "--sirtaki-";
 constexpr std::string_view kVariablePrefix = "SIRTAKI_";
+constexpr std::size_t kMaxText = 4096;  // of a value that is told to other ranks
 
 std::size_t IndexOf(const OptionSpec& option) { return static_cast<std::size_t>(option.id); }
 
 void SetOption(const OptionSpec& option, std::int64_t value, OptionSource source, Config* config) {
   option.set(*config, value);
   config->sources[IndexOf(option)] = source;
+}
+
+std::string_view Trimmed(std::string_view text) {
+  const auto is_space = [](char c) { return c == ' ' || c == '\t' || c == '\r'; };
+  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
+  return text;
 }
 
 // How many insertions, deletions and replacements of a character lead from one to the other.
@@ -71,9 +80,10 @@ Status BadValue(const OptionSpec& option, std::string_view text, const std::stri
 
 Status SetFromText(const OptionSpec& option, std::string_view text, OptionSource source,
                    const std::string& from, Config* config) {
-  const auto value = ParseOptionValue(option, text);
-  if (!value) return BadValue(option, text, from, AllowedValues(option));
-  SetOption(option, *value, source, config);
+  if (!SetOptionFromText(option, text, config)) {
+    return BadValue(option, text, from, AllowedValues(option));
+  }
+  config->sources[IndexOf(option)] = source;
   return Status::Ok();
 }
 
@@ -185,6 +195,42 @@ Status ReadHorovod(const EnvironmentView& env, Config* config) {
   return Status::Ok();
 }
 
+// As Horovod's: only where nothing else was said.
+Status ReadSettings(Config* config) {
+  const std::string& path = config->settings;
+  std::ifstream file(path);
+  const auto wrong = [&path](int number, const std::string& text) {
+    return Status(StatusCode::kInvalidArgument,
+                  "the file of the option settings, " + Quoted(path) +
+                      (number > 0 ? ", line " + std::to_string(number) : "") + ": " + text);
+  };
+  if (!file) return wrong(0, "it cannot be read");
+  const std::vector<bool> explicitly = [&] {
+    std::vector<bool> is;
+    for (const OptionSpec& option : OptionTable()) is.push_back(config->IsExplicit(option.id));
+    return is;
+  }();
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    const std::string_view said = Trimmed(std::string_view(line).substr(0, line.find('#')));
+    if (said.empty()) continue;
+    const std::size_t colon = said.find(':');
+    if (colon == std::string_view::npos) return wrong(number, "expected \"option: value\"");
+    const std::string name(Trimmed(said.substr(0, colon)));
+    const OptionSpec* option = FindOption(name);
+    if (option == nullptr || option->id == OptionId::kSettings) {
+      const Status unknown = UnknownOption(
+          "option", "", name, [](const OptionSpec& known) { return std::string(known.name); });
+      return wrong(number, unknown.message());
+    }
+    if (explicitly[IndexOf(*option)]) continue;
+    const Status status = SetFromText(*option, Trimmed(said.substr(colon + 1)), OptionSource::kFile,
+                                      Quoted(path), config);
+    if (!status.ok()) return wrong(number, status.message());
+  }
+  return Status::Ok();
+}
+
 std::string SourceText(const OptionSpec& option, OptionSource source) {
   switch (source) {
     case OptionSource::kDefault:
@@ -196,6 +242,8 @@ std::string SourceText(const OptionSpec& option, OptionSource source) {
       }
       return text;
     }
+    case OptionSource::kFile:
+      return "from the file of the option settings";
     case OptionSource::kVariable:
       return "from " + option.Variable();
     case OptionSource::kFlag:
@@ -207,8 +255,7 @@ std::string SourceText(const OptionSpec& option, OptionSource source) {
 }
 
 std::string ValueWithSource(const OptionSpec& option, const Config& config) {
-  return FormatOptionValue(option, option.get(config)) + " (" +
-         SourceText(option, config.SourceOf(option.id)) + ")";
+  return OptionText(option, config) + " (" + SourceText(option, config.SourceOf(option.id)) + ")";
 }
 
 // Tells versions with other options apart; FNV-1a over their names.
@@ -233,6 +280,7 @@ Status ParseConfig(const std::vector<std::string>& args, const EnvironmentView& 
   if (status.ok()) status = ReadFlags(args, &config, &others);
   if (status.ok()) status = ReadProgram(program, &config);
   if (status.ok()) status = ReadHorovod(env, &config);
+  if (status.ok() && !config.settings.empty()) status = ReadSettings(&config);
   if (!status.ok()) return status;
   *out = config;
   if (rest != nullptr) *rest = std::move(others);
@@ -267,13 +315,17 @@ Status AgreeConfigs(std::span<const Config> by_rank, Config* agreed) {
   return Status::Ok();
 }
 
-// config := fixed64 fingerprint of the table, then for each option: [source] zigzag value
+// config := fixed64 fingerprint of the table, then for each option: [source] zigzag value, or text
 std::string SerializeConfig(const Config& config) {
   ByteWriter writer;
   writer.Fixed64(TableFingerprint());
   for (const OptionSpec& option : OptionTable()) {
     writer.Byte(static_cast<std::uint8_t>(config.SourceOf(option.id)));
-    writer.Zigzag(option.get(config));
+    if (option.kind == OptionKind::kText) {
+      writer.Text(std::string_view(config.*option.text).substr(0, kMaxText));
+    } else {
+      writer.Zigzag(option.get(config));
+    }
   }
   const auto bytes = writer.Take();
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -289,6 +341,11 @@ Status DeserializeConfig(std::string_view bytes, Config* config) {
   constexpr auto kLastSource = static_cast<std::uint8_t>(OptionSource::kProgram);
   for (const OptionSpec& option : OptionTable()) {
     const std::uint8_t source = reader.ByteUpTo("option source", kLastSource);
+    if (option.kind == OptionKind::kText) {
+      result.*option.text = reader.Text("option value", kMaxText);
+      result.sources[IndexOf(option)] = static_cast<OptionSource>(source);
+      continue;
+    }
     const std::int64_t value = reader.Zigzag("option value");
     if (!IsAllowedValue(option, value)) reader.Fail("option value", "is not allowed");
     if (!reader.ok()) return reader.status();

@@ -2,7 +2,8 @@
 // messages, and docs/configuration.md.
 //
 // A value is taken from the first of: the program's options, flags, SIRTAKI_* variables, HOROVOD_*
-// variables, the default. A Config is a value; any thread may read it.
+// variables, the file that the option settings names, the default. A Config is a value; any thread
+// may read it.
 #pragma once
 
 #include <array>
@@ -29,7 +30,7 @@ enum class HierarchyMode : std::uint8_t { kAuto, kOff, kOn };
 enum class AllocatorMode : std::uint8_t { kAuto, kOff, kOn };
 
 // Where an option's value came from. Everything but kDefault is explicit.
-enum class OptionSource : std::uint8_t { kDefault, kHorovod, kVariable, kFlag, kProgram };
+enum class OptionSource : std::uint8_t { kDefault, kFile, kHorovod, kVariable, kFlag, kProgram };
 
 // In the order of the table.
 enum class OptionId : std::uint8_t {
@@ -56,8 +57,11 @@ enum class OptionId : std::uint8_t {
   kBucketBytes,
   kFirstBucketBytes,
   kDeterministic,
+  kAutotune,
+  kAutotuneLog,
+  kSettings,
 };
-inline constexpr std::size_t kOptionCount = 23;
+inline constexpr std::size_t kOptionCount = 26;
 
 // What each option does, and its limits, is said once: in the table, and so in
 // docs/configuration.md.
@@ -85,6 +89,9 @@ struct Config {
   std::int64_t bucket_bytes = std::int64_t{16} << 20;       // agreed; zero: no buckets
   std::int64_t first_bucket_bytes = std::int64_t{1} << 20;  // agreed
   bool deterministic = false;                               // agreed
+  bool autotune = false;                                    // agreed
+  std::string autotune_log;
+  std::string settings;
 
   std::array<OptionSource, kOptionCount> sources{};
 

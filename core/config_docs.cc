@@ -12,13 +12,14 @@ constexpr std::string_view kIntroduction = R"(# Configuration
 <!-- Generated from the table of options in core/config_table.cc: change that, not this file.
      SIRTAKI_TEST_WRITE_DOCS=1 and the test ConfigDocsTest write it anew. -->
 
-An option can be given in four ways. The first of these that is there counts:
+An option can be given in five ways. The first of these that is there counts:
 
 1. by the program, by name, when it calls `init`;
 2. by a flag, `--sirtaki-fusion-bytes=32M`. Other arguments, and all that follow a bare `--`, are left to
    the program;
 3. by an environment variable, `SIRTAKI_FUSION_BYTES=32M`. One that is set to nothing counts as not set;
-4. by the variable of Horovod's that means the same, where there is one.
+4. by the variable of Horovod's that means the same, where there is one;
+5. by a file of `option: value` lines that the option [settings](#settings) names.
 
 A flag or a `SIRTAKI_` variable that is not known is an error, and so is a value that is not allowed:
 `init` refuses it and names it. (`SIRTAKI_TEST_` variables belong to the tests, `SIRTAKI_BOOTSTRAP_`
@@ -34,11 +35,11 @@ rank if another one was told explicitly something else.
 |---|---|---|
 )";
 
-std::string DefaultOf(const OptionSpec& option) {
-  return FormatOptionValue(option, option.get(Config{}));
-}
+std::string DefaultOf(const OptionSpec& option) { return OptionText(option, Config{}); }
 
-std::string Code(std::string_view text) { return "`" + std::string(text) + "`"; }
+std::string Code(std::string_view text) {
+  return text.empty() ? "none" : "`" + std::string(text) + "`";
+}
 
 std::string Section(const OptionSpec& option) {
   std::string text = "\n## " + std::string(option.name) + "\n\n";

@@ -21,6 +21,7 @@ enum class OptionKind : std::uint8_t {
   kDuration,     // "60", "2s", "500ms", "100us", "30min"; without a unit, seconds
   kBool,         // "true", "false", and the usual others
   kChoice,       // one of a few words
+  kText,         // as it stands; each rank's own
 };
 
 // A variable of Horovod's that means the same, and how its value is read.
@@ -47,8 +48,10 @@ struct OptionSpec {
   std::span<const std::string_view> choices;
   std::span<const HorovodAlias> horovod;
   std::string_view help;
+  // Of all kinds but kText.
   std::int64_t (*get)(const Config&) = nullptr;
   void (*set)(Config&, std::int64_t) = nullptr;
+  std::string Config::*text = nullptr;  // of kText
 
   std::string Flag() const;      // "--sirtaki-fusion-bytes"
   std::string Variable() const;  // "SIRTAKI_FUSION_BYTES"
@@ -66,6 +69,11 @@ bool IsForeignVariable(std::string_view name);
 std::optional<std::int64_t> ParseOptionValue(const OptionSpec& option, std::string_view text);
 bool IsAllowedValue(const OptionSpec& option, std::int64_t value);
 std::optional<bool> ParseBool(std::string_view text);
+
+// Sets the option from a text; false if it is no value of it.
+bool SetOptionFromText(const OptionSpec& option, std::string_view text, Config* config);
+// Its value as a text that SetOptionFromText reads back.
+std::string OptionText(const OptionSpec& option, const Config& config);
 
 // A text that ParseOptionValue reads back: "64M", "1min", "warning".
 std::string FormatOptionValue(const OptionSpec& option, std::int64_t value);

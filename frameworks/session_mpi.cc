@@ -38,7 +38,10 @@ class MpiMedium final : public Medium {
       : environment_(std::move(environment)), topology_(environment_->topology()) {}
 
   const Topology& topology() const override { return topology_; }
-  std::string description() const override { return environment_->description(); }
+  std::string description() const override {
+    const std::string shared = shared_ ? shared_->description() : "";
+    return environment_->description() + (shared.empty() ? "" : "; " + shared);
+  }
   bool serialized() const override { return environment_->serialized(); }
 
   Status Exchange(const std::string& mine, core::TimePoint deadline,

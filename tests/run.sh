@@ -11,4 +11,4 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 bash bootstrap.sh
 cmake --preset release
 cmake --build --preset release -j "$jobs"
-ctest --preset release "$@"
+ctest --preset release -j "$jobs" "$@"

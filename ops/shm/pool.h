@@ -73,7 +73,7 @@ class Pool final : public core::MemorySource, public std::enable_shared_from_thi
   void Trim(std::int64_t keep_bytes) SIRTAKI_EXCLUDES(mutex_);
   PoolUse Use() const SIRTAKI_EXCLUDES(mutex_);
 
-  bool Contains(const void* memory) const { return region_->Contains(memory); }
+  bool Contains(const void* memory) const override { return region_->Contains(memory); }
   // Precondition: Contains(memory).
   std::int64_t OffsetOf(const void* memory) const {
     return static_cast<const std::byte*>(memory) - region_->base();

@@ -2,9 +2,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
+#include <fstream>
 #include <random>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/config_table.h"
 #include "tests/support/test_scale.h"
@@ -62,6 +68,9 @@ TEST(ConfigTest, DefaultsAreThoseOfTheDocumentation) {
   EXPECT_EQ(config.bucket_bytes, 16 * kMiB);
   EXPECT_EQ(config.first_bucket_bytes, kMiB);
   EXPECT_FALSE(config.deterministic);
+  EXPECT_FALSE(config.autotune);
+  EXPECT_EQ(config.autotune_log, "");
+  EXPECT_EQ(config.settings, "");
   for (const OptionSource source : config.sources) EXPECT_EQ(source, OptionSource::kDefault);
   EXPECT_EQ(DescribeConfig(config), "defaults");
 }
@@ -123,6 +132,12 @@ TEST(ConfigTest, EveryOptionCanBeGivenInEveryWay) {
        [](const Config& c) { return c.first_bucket_bytes == 2 * kMiB; }},
       {OptionId::kDeterministic, "--sirtaki-deterministic", "SIRTAKI_DETERMINISTIC",
        "deterministic", "true", [](const Config& c) { return c.deterministic; }},
+      {OptionId::kAutotune, "--sirtaki-autotune", "SIRTAKI_AUTOTUNE", "autotune", "1",
+       [](const Config& c) { return c.autotune; }},
+      {OptionId::kAutotuneLog, "--sirtaki-autotune-log", "SIRTAKI_AUTOTUNE_LOG", "autotune_log",
+       "tuned.csv", [](const Config& c) { return c.autotune_log == "tuned.csv"; }},
+      {OptionId::kSettings, "--sirtaki-settings", "SIRTAKI_SETTINGS", "settings", "/dev/null",
+       [](const Config& c) { return c.settings == "/dev/null"; }},
   };
   static_assert(std::size(examples) == kOptionCount);
   for (const Example& example : examples) {
@@ -137,6 +152,57 @@ TEST(ConfigTest, EveryOptionCanBeGivenInEveryWay) {
     EXPECT_TRUE(example.is_set(by_program));
     EXPECT_EQ(by_program.SourceOf(example.id), OptionSource::kProgram);
   }
+}
+
+// A file that is gone when the test is over.
+class SettingsFile {
+ public:
+  explicit SettingsFile(const std::string& text)
+      : path_(::testing::TempDir() + "settings-" + std::to_string(getpid())) {
+    std::ofstream(path_) << text;
+  }
+  ~SettingsFile() { std::remove(path_.c_str()); }
+  const std::string& path() const { return path_; }
+
+ private:
+  const std::string path_;
+};
+
+TEST(ConfigTest, SettingsComeFromAFile) {
+  const SettingsFile file(
+      "# found by the autotuner\n"
+      "\n"
+      "bucket_bytes: 8M   # per bucket\n"
+      "  small_bytes :32K\r\n"
+      "fusion_bytes: 1M\n");
+  const Config config =
+      ParsedOrDie({"--sirtaki-settings=" + file.path(), "--sirtaki-fusion-bytes=2M"},
+                  {{"HOROVOD_CACHE_CAPACITY", "9"}});
+  EXPECT_EQ(config.bucket_bytes, 8 * kMiB);
+  EXPECT_EQ(config.SourceOf(OptionId::kBucketBytes), OptionSource::kFile);
+  EXPECT_EQ(config.small_bytes, 32768);
+  EXPECT_EQ(config.fusion_bytes, 2 * kMiB) << "the flag is stronger";
+  EXPECT_EQ(config.id_capacity, 9);
+}
+
+TEST(ConfigTest, AWrongSettingsFileIsRefusedByItsLine) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"small_bytes 3\n", "line 1: expected \"option: value\""},
+      {"\n\nsmal_bytes: 3\n",
+       "line 3: unknown option smal_bytes; the nearest known is small_bytes"},
+      {"small_bytes: much\n", "line 1: option small_bytes cannot be \"much\""},
+      {"settings: x\n", "line 1: unknown option settings"},
+  };
+  for (const auto& [text, message] : cases) {
+    const SettingsFile file(text);
+    Config config;
+    const Status status = ParseConfig({}, {}, {{"settings", file.path()}}, &config, nullptr);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(message), std::string::npos) << status.message();
+  }
+  Config config;
+  const Status status = ParseConfig({}, {}, {{"settings", "/no/such"}}, &config, nullptr);
+  EXPECT_EQ(status.message(), "the file of the option settings, \"/no/such\": it cannot be read");
 }
 
 TEST(ConfigTest, TheProgramBeatsFlagsBeatVariablesBeatHorovods) {
@@ -172,7 +238,7 @@ TEST(ConfigTest, VariablesOfTestsScriptsAndOthersAreIgnored) {
   EXPECT_EQ(ParsedOrDie({}, {{"SIRTAKI_TEST_SEED", "1"},
                              {"SIRTAKI_JOBS", "2"},
                              {"SIRTAKI_BOOTSTRAP_WITH", "clang-format"},
-                             {"HOROVOD_AUTOTUNE", "1"},
+                             {"HOROVOD_TIMELINE", "1"},
                              {"SIRTAKIS", "1"}}),
             Config{});
 }
@@ -361,6 +427,7 @@ TEST(ConfigValueTest, SwitchesTakeTheUsualWords) {
 TEST(ConfigValueTest, TextsOfValuesReadBack) {
   std::mt19937_64 random(testing::TestSeed());
   for (const OptionSpec& option : OptionTable()) {
+    if (option.kind == OptionKind::kText) continue;
     for (int i = 0; i < 200; ++i) {
       const auto span = static_cast<std::uint64_t>(option.max - option.min) + 1;
       const std::int64_t value =
@@ -379,7 +446,11 @@ TEST(ConfigTableTest, RowsStandInTheOrderOfTheirIds) {
   ASSERT_EQ(table.size(), kOptionCount);
   for (std::size_t i = 0; i < table.size(); ++i) {
     EXPECT_EQ(static_cast<std::size_t>(table[i].id), i);
-    EXPECT_TRUE(IsAllowedValue(table[i], table[i].get(Config{}))) << table[i].name;
+    if (table[i].kind != OptionKind::kText) {
+      EXPECT_TRUE(IsAllowedValue(table[i], table[i].get(Config{}))) << table[i].name;
+    }
+    EXPECT_EQ(table[i].text != nullptr, table[i].kind == OptionKind::kText);
+    EXPECT_FALSE(table[i].agreed && table[i].text != nullptr) << "texts are each rank's own";
     EXPECT_FALSE(table[i].help.empty());
   }
 }
@@ -466,6 +537,7 @@ TEST(ConfigSerializeTest, HostileBytesDoNoHarm) {
     const Status status = DeserializeConfig(bytes, &config);
     if (status.ok()) {
       for (const OptionSpec& option : OptionTable()) {
+        if (option.kind == OptionKind::kText) continue;
         ASSERT_TRUE(IsAllowedValue(option, option.get(config))) << option.name;
       }
     } else {
