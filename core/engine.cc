@@ -289,6 +289,7 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
       }
       if (run.signature->kind == OpKind::kSetLimits) {
         StartItems(std::exchange(batch.items, {}), batch, now);
+        if (options_.on_limits) options_.on_limits(run.signature->shape);
         executor_.SetLimits(run.signature->shape);
         if (work) work->handle->Complete(Status::Ok());
         continue;

@@ -47,6 +47,7 @@ struct EngineOptions {
   std::function<void(const Status& cause)> on_fault;          // once, for the first fault
   std::function<void(const StallWarning& warning)> on_stall;  // on the rank that asks about a stall
   std::function<void(const RunBatch& batch)> on_start;        // before the executor gets it
+  std::function<void(const std::vector<std::int64_t>& values)> on_limits;  // and these
 };
 
 class Engine {

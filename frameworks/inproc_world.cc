@@ -98,7 +98,8 @@ class InprocWorld::InprocMedium final : public Medium {
     ops::shm::LocalGroupOptions group;
     group.rank = topology_.rank;
     group.threads_share_all = sharing_ == Sharing::kDirect;
-    if (sharing_ == Sharing::kPooled) group.pool = PoolOfProcess(options.config, topology_.local_size);
+    if (sharing_ == Sharing::kPooled)
+      group.pool = PoolOfProcess(options.config, topology_.local_size);
     return SharedParts::Make(*this, options, deadline, std::move(group), *transport_, *backend_,
                              &shared_);
   }

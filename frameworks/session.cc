@@ -132,6 +132,11 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
   config_ = options.config;
   if (Status status = core::AgreeConfigs(configs, &config_); !status.ok()) return status;
 
+  {
+    core::MutexLock lock(limits_mutex_);
+    limits_ = {config_.fusion_bytes, config_.small_bytes, config_.chunk_bytes, config_.bucket_bytes,
+               config_.first_bucket_bytes};
+  }
   const core::RankRanges serialized = SerializedRanks(greetings);
   const int cores = CoresHere(greetings, topology_);
   cores_per_rank_ = std::max(1, cores / topology_.local_size);
@@ -197,6 +202,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   lanes.rank = topology_.rank;
   lanes.limits.fusion_bytes = FusionBytes(config_.fusion_bytes);
   lanes.limits.small_bytes = config_.small_bytes;
+  lanes.limits.deterministic = config_.deterministic;
   lanes.chunk_bytes = config_.chunk_bytes;
   lanes.sets = {{core::kWorldSet, world}};
   lanes.large_lane_thread = !serialized;
@@ -214,6 +220,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   engine.spin = spin;
   engine.on_fault = [&parts](const Status&) { parts.medium->NoteFault(); };
   engine.on_start = options.on_start;
+  engine.on_limits = [this](const std::vector<std::int64_t>& values) { NoteLimits(values); };
   engine.on_stall = [](const core::StallWarning& warning) {
     core::Log(core::LogLevel::kWarning, core::StallText(warning));
   };
@@ -285,10 +292,22 @@ std::int64_t Session::FusionBytes(std::int64_t wanted) const {
   return config_.deterministic ? 0 : wanted;
 }
 
+Session::Limits Session::limits() const {
+  core::MutexLock lock(limits_mutex_);
+  return limits_;
+}
+
+void Session::NoteLimits(const std::vector<std::int64_t>& values) {
+  if (values.size() != 5) return;  // the lanes refuse them
+  core::MutexLock lock(limits_mutex_);
+  limits_ = {values[0], values[1], values[2], values[3], values[4]};
+}
+
 Status Session::SetLimits(const Limits& limits) {
   auto change = std::make_shared<core::Signature>();
   change->kind = core::OpKind::kSetLimits;
-  change->shape = {FusionBytes(limits.fusion_bytes), limits.small_bytes, limits.chunk_bytes};
+  change->shape = {FusionBytes(limits.fusion_bytes), limits.small_bytes, limits.chunk_bytes,
+                   limits.bucket_bytes, limits.first_bucket_bytes};
   auto work = std::make_shared<core::Work>();
   work->request.key = core::Key::Named(
       core::kWorldSet, "#change of limits " + std::to_string(limit_changes_.fetch_add(1) + 1));

@@ -133,7 +133,8 @@ std::vector<Group> Plan(const core::RunBatch& batch, const Limits& limits) {
       }
     }
     // A tensor above the limit is a group that takes no other, and leaves an open one open.
-    if (counted || bytes <= limits.fusion_bytes)
+    const bool alone = limits.deterministic && item.key.form != core::Key::Form::kBucket;
+    if (!alone && (counted || bytes <= limits.fusion_bytes))
       open.insert_or_assign(ClassOf(item), groups.size());
     groups.push_back({.lane = Lane::kLarge, .bytes = bytes, .items = {i}});
   }

@@ -18,6 +18,8 @@ struct Limits {
   std::int64_t small_bytes = std::int64_t{64} << 10;  // groups up to this go to the small lane
   // Of one group of a kind whose first dimension may differ by rank.
   std::int64_t gather_count = 64;
+  // What is in no bucket goes alone: its group must not depend on what else was ready.
+  bool deterministic = false;
 };
 
 // Indices into batch.items, in the order of the batch.

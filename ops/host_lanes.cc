@@ -440,7 +440,7 @@ void HostLanes::RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoi
 }
 
 void HostLanes::SetLimits(const std::vector<std::int64_t>& values) {
-  if (values.size() != 3 || *std::min_element(values.begin(), values.end()) < 0 || values[2] < 1) {
+  if (values.size() < 3 || *std::min_element(values.begin(), values.end()) < 0 || values[2] < 1) {
     return impl_->Stop({StatusCode::kProtocol, "the ranks agreed on limits that are none"}, "");
   }
   impl_->limits.fusion_bytes = values[0];

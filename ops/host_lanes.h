@@ -53,7 +53,8 @@ class HostLanes : public core::Executor {
   void AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
               core::TimePoint now) override;
   void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;
-  // `values`: fusion_bytes, small_bytes and chunk_bytes of the options.
+  // `values`: fusion_bytes, small_bytes and chunk_bytes of the options; more are of no concern
+  // here.
   void SetLimits(const std::vector<std::int64_t>& values) override;
   void StartMessage(core::WorkPtr work, core::TimePoint now) override;
   bool Step(core::TimePoint now) override;

@@ -6,8 +6,6 @@
 #include <array>
 #include <atomic>
 
-#include "core/check.h"
-#include "core/log.h"
 #include "frameworks/process_pool.h"
 
 namespace sirtaki::detail {
@@ -86,23 +84,23 @@ std::shared_ptr<ops::shm::Pool> PoolForTensors(frameworks::Session& session) {
     // Whether the session has found that the ranks see each other's memory.
     const std::shared_ptr<void> memory = session.AllocateShared(1);
     if (shared != nullptr && shared->Contains(memory.get())) return shared;
-    if (config.allocator == core::AllocatorMode::kAuto) return nullptr;
   }
   return frameworks::PrivatePoolOfProcess(config, local_size);
 }
 
-bool TakeCpuTensorsFrom(ops::shm::Pool* pool) {
+bool TakeCpuTensorsFrom(ops::shm::Pool* pool, bool before_own) {
   PoolAllocator*& installed = PoolAllocator::Installed();
   if (installed == nullptr) {
     if (pool == nullptr) return true;
     at::Allocator* const before = c10::GetCPUAllocator();
+    if (before != c10::GetDefaultCPUAllocator() && !before_own) return false;
     if (before->raw_deleter() == nullptr) return false;
     installed = new PoolAllocator(*before);
-    // A program's own of a higher priority stays; of the same, who comes last.
+    // One of a higher priority stays; of the same, who comes last.
     c10::SetCPUAllocator(installed);
   }
   installed->Use(pool);
-  return c10::GetCPUAllocator() == installed;
+  return pool == nullptr || c10::GetCPUAllocator() == installed;
 }
 
 }  // namespace sirtaki::detail

@@ -20,7 +20,8 @@ std::shared_ptr<ops::shm::Pool> PoolForTensors(frameworks::Session& session);
 // From now on tensors of this process are taken from `pool`; null: as before. What exists stays
 // where it is, and goes back to where it came from whenever it is freed: the pools that were ever
 // given here must live as long as the process. Not thread-safe, but other threads may allocate and
-// free meanwhile. False if LibTorch's allocator is one that ours cannot stand in front of.
-bool TakeCpuTensorsFrom(ops::shm::Pool* pool);
+// free meanwhile. False if the program has set an allocator of its own, which stays;
+// `before_own`: ours goes before it, where that can be.
+bool TakeCpuTensorsFrom(ops::shm::Pool* pool, bool before_own);
 
 }  // namespace sirtaki::detail

@@ -70,14 +70,14 @@ void GradientBuckets::Dissolve() {
 }
 
 bool GradientBuckets::Fits() const {
-  return !renew_ && joins_before_ == *joins_ &&
+  return !renew_ && joins_before_ == *joins_ && limits_ == set_.session->session().limits() &&
          std::none_of(gradients_.begin(), gradients_.end(),
                       [](const auto& gradient) { return gradient->shared(); });
 }
 
 // The same on all ranks, as is everything that decides whether there is something to agree on.
 bool GradientBuckets::Wanted(const Gradients& members) const {
-  return set_.session->session().config().bucket_bytes > 0 && set_.size() > 1 && !rule_->hook &&
+  return set_.session->session().limits().bucket_bytes > 0 && set_.size() > 1 && !rule_->hook &&
          !rule_->of_steps() && !members.empty();
 }
 
@@ -130,9 +130,9 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
     ordered.push_back({signature.ElementCount() * bytes, signature.dtype});
   }
   joins_before_ = *joins_;
-  const core::Config& config = set_.session->session().config();
+  limits_ = set_.session->session().limits();
   const auto buckets =
-      fusion::PlanBuckets(ordered, {config.first_bucket_bytes, config.bucket_bytes});
+      fusion::PlanBuckets(ordered, {limits_.first_bucket_bytes, limits_.bucket_bytes});
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     Gradients gradients;
     for (const std::size_t position : buckets[b]) {

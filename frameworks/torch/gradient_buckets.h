@@ -71,6 +71,7 @@ class GradientBuckets {
   const std::shared_ptr<const GradientRule> rule_;
   const std::shared_ptr<const std::atomic<std::uint64_t>> joins_;  // of the set, by this rank
   std::uint64_t joins_before_ = 0;                                 // the layout was made
+  frameworks::Session::Limits limits_;                             // with which that was
   bool laid_out_ = false;
   bool renew_ = false;
   std::uint64_t layouts_ = 0;  // made so far

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "core/text.h"
@@ -15,6 +16,7 @@
 #include "frameworks/torch/pending_tensor.h"
 #include "frameworks/torch/session_set.h"
 #include "frameworks/torch/step_deltas.h"
+#include "frameworks/torch/step_tuner.h"
 #include "frameworks/torch/throw.h"
 #include "sirtaki/optimizer.h"
 
@@ -68,6 +70,7 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   const int number_;  // of the optimizer in its set
   GradientMembers members_;
   GradientBuckets buckets_;
+  std::optional<StepTuner> tuner_;  // of the option autotune, with one optimizer
   // All gradients are averaged, and no step has used them yet.
   bool synchronized_ = false;
   const std::int64_t check_every_;  // steps; 0: never
@@ -111,7 +114,12 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
       number_(set_.session->NextOptimizerNumber(set_.members.set)),
       members_(DescribeMembers(std::move(names), options, after_backward, number_), set_, rule_),
       buckets_(set_, number_, members_.prefix(), rule_),
-      check_every_(options.check_parameters_every()) {}
+      check_every_(options.check_parameters_every()) {
+  const bool first = number_ == 1 && set_.members.set == core::kWorldSet;
+  if (first && set_.size() > 1 && !rule_->of_steps() && set_.session->session().config().autotune) {
+    tuner_.emplace(set_);
+  }
+}
 
 void GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
   if (members_.Scan(optimizer)) buckets_.Renew();
@@ -207,6 +215,7 @@ void GradientReducer::Impl::EndBackward() {
   CheckParametersWhenDue();
   Synchronize();
   AfterStep();
+  if (tuner_) tuner_->AfterStep();
 }
 
 void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
@@ -239,6 +248,7 @@ at::Tensor GradientReducer::Impl::Step(const torch::optim::Optimizer& optimizer,
   if (rule_->of_steps()) return CombinedStep(std::move(closure), base_step);
   at::Tensor loss = base_step(closure ? Wrap(std::move(closure)) : nullptr);
   AfterStep();
+  if (tuner_) tuner_->AfterStep();
   return loss;
 }
 

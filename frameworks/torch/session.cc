@@ -59,8 +59,10 @@ void SetIntraOpThreads(const frameworks::Session& session, const core::Environme
 }
 
 void TakeTensorsFromPool(frameworks::Session& session) {
-  if (detail::TakeCpuTensorsFrom(detail::PoolForTensors(session).get())) return;
-  SIRTAKI_LOG(kWarning, "the program has an allocator of its own for CPU tensors, which stays");
+  const bool wanted = session.config().allocator == core::AllocatorMode::kOn;
+  if (detail::TakeCpuTensorsFrom(detail::PoolForTensors(session).get(), wanted)) return;
+  core::Log(wanted ? core::LogLevel::kWarning : core::LogLevel::kInfo,
+            "the program's own allocator of CPU tensors stays");
 }
 
 // True if the process is initialised already and these options say nothing new.

@@ -82,8 +82,8 @@ class SessionState {
   std::mutex mutex_;  // guards what follows
   std::map<core::SetNumber, int> optimizers_;
   std::map<std::pair<core::SetNumber, std::string>, int> modules_;
-  std::map<core::SetNumber, std::shared_ptr<std::atomic<std::uint64_t>>> joins_;
   std::vector<ProcessSet> initial_sets_;
+  std::map<core::SetNumber, std::shared_ptr<std::atomic<std::uint64_t>>> joins_;
 };
 
 // Of the given session, or the process's own. Throws not_initialized if there is none.

@@ -66,7 +66,7 @@ class CollectivesSharedTest : public ::testing::TestWithParam<std::tuple<int, in
 
 TEST_P(CollectivesSharedTest, GiveWhatNaiveLoopsGive) {
   const auto [collective, size, sharing] = GetParam();
-  RunTable(collective, size, sharing, {}, sirtaki::testing::ScaledCount(50, 100));
+  RunTable(collective, size, sharing, {}, sirtaki::testing::ScaledCount(10, 100));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CollectivesSharedTest,

@@ -52,13 +52,13 @@ lose() {
 # shared; nor is anything of ours in /dev/shm.
 nothing_left() {
   local process left
-  for process in $(sed -n 's/^rank [0-9]* is process \([0-9]*\)$/\1/p' "$output"); do
+  while read -r process; do
     for _ in $(seq 100); do
       [ "$(cat "/proc/$process/comm" 2>/dev/null)" = lose_a_rank ] || continue 2
       sleep 0.1
     done
     fail "process $process is still there"
-  done
+  done < <(sed -n 's/^rank [0-9]* is process \([0-9]*\)$/\1/p' "$output")
   left=$(find /dev/shm -maxdepth 1 -iname '*sirtaki*' 2>/dev/null)
   [ -z "$left" ] || fail "left in /dev/shm: $left"
 }

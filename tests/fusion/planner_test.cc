@@ -197,6 +197,17 @@ TEST(PlannerTest, ABucketSharesItsGroupsWithNothingElse) {
   EXPECT_EQ(groups[2].items, (Items{4}));
 }
 
+TEST(PlannerTest, WhereBitsMustNotDependOnTimeOnlyBucketsAreGroups) {
+  RunBatch batch;
+  batch.items = {Floats(1), Floats(2), Floats(3), Gather(), Gather(), Floats(4)};
+  for (const std::size_t i : {1u, 5u}) {
+    batch.items[i].key = core::Key::Bucket(core::kWorldSet, 1, 0);
+  }
+  const std::vector<Group> groups = Plan(batch, {.deterministic = true});
+  ASSERT_EQ(groups.size(), 5u);
+  EXPECT_EQ(groups[1].items, (Items{1, 5}));
+}
+
 TEST(PlannerTest, WhatNobodyHasIsInNoGroup) {
   RunBatch batch;
   batch.items = {Floats(1), Floats(1), Floats(1)};

@@ -561,10 +561,13 @@ TEST(SessionLimitsTest, ChangeOnAllRanksOrOnNone) {
   RankThreads::Run(3, [&](int rank) {
     const auto session = Start(world, rank);
     EXPECT_TRUE(AllReduce(*session, "w", {1}).ok());
-    EXPECT_TRUE(session->SetLimits({1 << 20, 1 << 10, 1 << 12}).ok());
+    const Session::Limits limits{1 << 20, 1 << 10, 1 << 12, 1 << 16, 1 << 8};
+    EXPECT_TRUE(session->SetLimits(limits).ok());
+    EXPECT_EQ(session->limits(), limits);
     EXPECT_TRUE(AllReduce(*session, "w", {1}).ok());
-    const Status status = session->SetLimits({1 << 20, rank == 2 ? 5 : 6, 1 << 12});
+    const Status status = session->SetLimits({1 << 20, rank == 2 ? 5 : 6, 1 << 12, 0, 0});
     EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_EQ(session->limits(), limits);
     EXPECT_TRUE(AllReduce(*session, "w", {1}).ok());
     EXPECT_TRUE(session->Shutdown("done").ok());
   });

@@ -52,7 +52,7 @@ TEST(HostLanesLimitsTest, WhatIsStartedAfterAChangeIsPlannedByIt) {
 
 TEST(HostLanesLimitsTest, NonsenseIsAFailure) {
   for (const std::vector<std::int64_t>& values :
-       {std::vector<std::int64_t>{1, 2}, {1, 2, 0}, {-1, 2, 3}}) {
+       {std::vector<std::int64_t>{1, 2}, {1, 2, 0}, {-1, 2, 3, 4}}) {
     tests::FakeBackend backend;
     int failures = 0;
     HostLanesOptions options;

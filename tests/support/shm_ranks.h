@@ -27,7 +27,7 @@ std::string_view SeenName(Seen seen);
 struct ShmRank {
   ShmRank(ops::shm::LocalGroup& group, ops::Backend& flat, const ops::shm::BackendOptions& options,
           const core::RankRanges& world)
-      : local(group, options), backend(flat, &local, world) {}
+      : local(group, options), backend(flat, &local, /*hierarchy=*/nullptr, world) {}
 
   ops::shm::Backend local;
   ops::SelectingBackend backend;
