@@ -204,7 +204,8 @@ Table MakeTable() {
           .Between(0, 1).Agreed(),
       Option<&Config::autotune>(OptionId::kAutotune, "autotune", OptionKind::kBool,
           "Whether the steps of the first optimizer are used to find better values of bucket_bytes, "
-          "chunk_bytes and small_bytes. What was found is printed, and stays for the rest of the run.")
+          "chunk_bytes and small_bytes. What was found is printed, and stays for the rest of the run. Nothing "
+          "is tried if the option deterministic is set.")
           .Between(0, 1).Agreed().Horovod(kAutotuneAlias),
       TextOption<&Config::autotune_log>(OptionId::kAutotuneLog, "autotune_log",
           "The file in which rank 0 writes what the autotuner has tried (CSV), and, with .settings "

@@ -51,11 +51,6 @@ bool Autotuner::AddStep(double seconds) {
   return values() != before;
 }
 
-void Autotuner::Settle() {
-  finished_ = true;
-  trying_ = false;
-}
-
 void Autotuner::EndTurn() {
   std::vector<double>& steps = trying_ ? new_steps_ : old_steps_;
   steps.insert(steps.end(), turn_.begin(), turn_.end());

@@ -52,9 +52,6 @@ class Autotuner {
   // A step with values() took so long. True if values() are others now.
   bool AddStep(double seconds);
 
-  // Ends the search: what is being tried is given up.
-  void Settle();
-
   // What the next step is to run with, by option.
   std::vector<std::int64_t> values() const;
   bool finished() const { return finished_; }

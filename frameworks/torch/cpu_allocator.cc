@@ -46,7 +46,9 @@ class PoolAllocator final : public at::Allocator {
  private:
   void* Take(std::size_t bytes) {
     ops::shm::Pool* const pool = current_.load(std::memory_order_acquire);
-    if (pool != nullptr && bytes >= kPoolTensorBytes) {
+    // Negative sizes, which come here as huge ones, are refused by the other.
+    const bool fits = bytes <= std::numeric_limits<std::int64_t>::max();
+    if (pool != nullptr && bytes >= kPoolTensorBytes && fits) {
       if (void* const memory = pool->TryAllocate(static_cast<std::int64_t>(bytes))) {
         c10::profiledCPUMemoryReporter().New(memory, bytes);
         return memory;

@@ -116,7 +116,9 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
       buckets_(set_, number_, members_.prefix(), rule_),
       check_every_(options.check_parameters_every()) {
   const bool first = number_ == 1 && set_.members.set == core::kWorldSet;
-  if (first && set_.size() > 1 && !rule_->of_steps() && set_.session->session().config().autotune) {
+  const core::Config& config = set_.session->session().config();
+  // What is found depends on times, and would decide which gradients are reduced together.
+  if (first && set_.size() > 1 && !rule_->of_steps() && config.autotune && !config.deterministic) {
     tuner_.emplace(set_);
   }
 }

@@ -1,6 +1,6 @@
 #include "frameworks/torch/step_tuner.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
@@ -85,7 +85,6 @@ void Write(const std::string& path, const std::string& text) {
 StepTuner::StepTuner(const SessionSet& world)
     : world_(world),
       configured_(world.session->session().limits()),
-      joins_before_(*world.session->JoinsOf(world.members.set)),
       tuner_(OptionsFrom(configured_), {}) {}
 
 Limits StepTuner::LimitsNow() const {
@@ -103,19 +102,16 @@ void StepTuner::Apply() {
 
 void StepTuner::AfterStep() {
   if (finished_) return;
-  // The others have gone on without this rank, and ended their search.
-  if (*world_.session->JoinsOf(world_.members.set) != joins_before_) {
-    finished_ = true;
-    return;
-  }
   const core::TimePoint now = core::Clock::now();
   const std::optional<core::TimePoint> before = std::exchange(last_step_, now);
-  if (!before) return;
-  // Who has joined gives nothing, which shows in the second number.
-  const at::Tensor told = at::empty({2}, at::kDouble);
+  // How many ranks are here, how many know how long the step has taken, and how long that was.
+  const at::Tensor told = at::zeros({3}, at::kDouble);
   auto* const numbers = told.mutable_data_ptr<double>();
-  numbers[0] = std::chrono::duration<double>(now - *before).count();
-  numbers[1] = 1;
+  numbers[0] = 1;
+  if (before) {
+    numbers[1] = 1;
+    numbers[2] = std::chrono::duration<double>(now - *before).count();
+  }
   TensorCall call;
   call.tensor = told;
   call.name = "autotune";
@@ -123,15 +119,14 @@ void StepTuner::AfterStep() {
   call.in_place = true;
   call.will_wait = true;
   PendingTensor::Start(std::move(call), world_.session)->Synchronize();
-  last_step_ = core::Clock::now();
-  const bool all = static_cast<int>(numbers[1]) == world_.size();
-  if (all) tuner_.AddStep(numbers[0] / world_.size());
-  if (!all || tuner_.finished()) {
-    finished_ = true;
-    tuner_.Settle();
-  }
+  // A rank that has joined would not know what the others make of it.
+  const int size = world_.size();
+  if (static_cast<int>(numbers[0]) < size || static_cast<int>(numbers[1]) < size) return;
+  tuner_.AddStep(numbers[2] / size);
+  finished_ = tuner_.finished();
   Apply();
   if (finished_) Finish();
+  last_step_ = core::Clock::now();
 }
 
 void StepTuner::Finish() {

@@ -20,7 +20,8 @@ class StepTuner {
   explicit StepTuner(const SessionSet& world);
 
   // A step is over, and nothing outstanding. Collective while it searches: one small all-reduce,
-  // and at times a change of limits. Throws what a collective throws. Ends if a rank has joined.
+  // and at times a change of limits. Throws what a collective throws. Steps that some rank does not
+  // make, because it has joined, do not count.
   void AfterStep();
   bool finished() const { return finished_; }
 
@@ -31,7 +32,6 @@ class StepTuner {
 
   const SessionSet world_;
   const frameworks::Session::Limits configured_;
-  const std::uint64_t joins_before_;
   fusion::Autotuner tuner_;
   std::optional<core::TimePoint> last_step_;
   bool finished_ = false;

@@ -147,7 +147,13 @@ PoolUse Pool::Use() const {
   return use_;
 }
 
-std::int64_t Pool::MayKeep() { return std::max({options_.keep_bytes, peak_, last_peak_}); }
+// With what is in use no more than half of all: the rest of the program needs memory, too, and what
+// is kept would not go when the system has none left.
+std::int64_t Pool::MayKeep() {
+  const std::int64_t peak = std::max(peak_, last_peak_);
+  const std::int64_t half = options_.bytes / 2 - use_.in_use_bytes;
+  return std::max(options_.keep_bytes, std::min(peak, half));
+}
 
 void Pool::NoteTime() {
   const core::TimePoint now = options_.now();

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -61,6 +62,13 @@ Here& OfThisProcess() {
 
 Status Region::Create(const char* name, std::int64_t bytes, std::shared_ptr<Region>* region) {
   bytes = (bytes + PageSize() - 1) / PageSize() * PageSize();
+  rlimit files{};
+  if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur < static_cast<rlim_t>(bytes)) {
+    // The system would end the process for it.
+    return {StatusCode::kUnsupported, "files of " + std::to_string(bytes) +
+                                          " bytes are not allowed (ulimit -f), and shared memory "
+                                          "counts as one"};
+  }
   const int descriptor = memfd_create(name, MFD_CLOEXEC);
   if (descriptor < 0) return Failed("cannot make shared memory (memfd_create)");
   std::byte* base = nullptr;

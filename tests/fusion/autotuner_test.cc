@@ -103,16 +103,6 @@ TEST(AutotunerTest, EndsAfterSoManyTrials) {
   EXPECT_FALSE(tuner.AddStep(1.0));
 }
 
-TEST(AutotunerTest, WhatIsTriedIsGivenUpAtTheEnd) {
-  Autotuner tuner({{"a", {1, 2}, 0}},
-                  {.warmup_steps = 0, .settle_steps = 0, .steps = 1, .turns = 1});
-  tuner.AddStep(1.0);
-  EXPECT_EQ(tuner.values(), Values{2});
-  tuner.Settle();
-  EXPECT_TRUE(tuner.finished());
-  EXPECT_EQ(tuner.values(), Values{1});
-}
-
 TEST(AutotunerTest, OptionsWithOneValueAreLeftAlone) {
   Autotuner tuner({{"a", {5}, 0}, {"b", kSizes, 0}, {"c", {7}, 0}}, {});
   Train(tuner, [](const Values& values) { return 1.0 + Valley(values[1], 4); });

@@ -143,6 +143,19 @@ TEST(PoolTest, KeepsAsMuchAsWasLatelyInUse) {
   EXPECT_LE(Resident(*pool), kMi);
 }
 
+TEST(PoolTest, KeepsNoMoreThanHalfOfAllWithWhatIsInUse) {
+  PoolOptions options;
+  options.bytes = 16 * kMi;
+  options.keep_bytes = kMi;
+  const auto pool = MakePool(options);
+  std::vector<void*> blocks;
+  for (int i = 0; i < 12; ++i) blocks.push_back(Filled(*pool, kMi));
+  for (int i = 0; i < 9; ++i) pool->Free(blocks[static_cast<std::size_t>(i)]);
+  EXPECT_EQ(pool->Use().in_use_bytes, 3 * kMi);
+  EXPECT_EQ(pool->Use().cached_bytes, 5 * kMi);
+  EXPECT_EQ(Resident(*pool), 8 * kMi);
+}
+
 TEST(PoolTest, DoesNotRunOutOfAddressesOverALongRun) {
   PoolOptions options;
   options.bytes = 256 * kMi;

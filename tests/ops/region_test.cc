@@ -125,6 +125,17 @@ TEST(RegionTest, TooFewAddressesAreAnError) {
             0);
 }
 
+TEST(RegionTest, ALimitOfFilesIsAnError) {
+  EXPECT_EQ(InOtherProcess([] {
+              const rlimit limit{1 << 20, 1 << 20};
+              if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 1;
+              std::shared_ptr<Region> region;
+              const core::Status status = Region::Create("sirtaki test", 2 << 20, &region);
+              return status.code() == core::StatusCode::kUnsupported ? 0 : 2;
+            }),
+            0);
+}
+
 TEST(RegionTest, NothingStaysWhenItsProcessIsKilled) {
   // The only file is anonymous: what the child made is gone with it, also when it is killed.
   int told[2];
