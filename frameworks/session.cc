@@ -294,6 +294,7 @@ Session::Limits Session::limits() const {
 
 void Session::NoteLimits(const std::vector<std::int64_t>& values) {
   if (values.size() != 5) return;  // the lanes refuse them
+  ++limit_changes_;
   core::MutexLock lock(limits_mutex_);
   limits_ = {values[0], values[1], values[2], values[3], values[4]};
 }
@@ -304,14 +305,12 @@ Status Session::SetLimits(const Limits& limits) {
   change->shape = {limits.fusion_bytes, limits.small_bytes, limits.chunk_bytes, limits.bucket_bytes,
                    limits.first_bucket_bytes};
   auto work = std::make_shared<core::Work>();
+  // By the changes that all ranks have seen, those that had joined too.
   work->request.key = core::Key::Named(
-      core::kWorldSet, "#change of limits " + std::to_string(limit_changes_.fetch_add(1) + 1));
+      core::kWorldSet, "#change of limits " + std::to_string(limit_changes_.load() + 1));
   work->request.signature = std::move(change);
   Status status = Submit(work, /*will_wait=*/true);
-  if (!status.ok()) {
-    limit_changes_.fetch_sub(1);  // the others have counted none
-    return status;
-  }
+  if (!status.ok()) return status;
   status = Wait(*work->handle);
   work->handle->Observe();
   return status;

@@ -163,6 +163,8 @@ Status Session::ChangeSets(core::SignaturePtr change, std::string invalid, core:
   }
   status = Wait(*work->handle);
   work->handle->Observe();
+  // Refused, perhaps because of a rank that has joined and has counted none.
+  if (!status.ok()) set_changes_.fetch_sub(1);
   if (value != nullptr) *value = work->handle->value();
   return status;
 }

@@ -77,8 +77,9 @@ HierarchicalRun::HierarchicalRun(const HierarchicalOptions& options,
 }
 
 HierarchicalRun::~HierarchicalRun() {
-  const bool unfinished = crossing_ != nullptr && !crossing_->Poll();
-  if (unfinished) KeepForever(stage_->memory());
+  // After an error too the medium may still be at it.
+  const bool lost = crossing_ != nullptr && (!crossing_->Poll() || !crossing_->status().ok());
+  if (lost) KeepForever(stage_->memory());
 }
 
 bool HierarchicalRun::Poll() {

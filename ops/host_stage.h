@@ -26,8 +26,9 @@ struct HostStageCounters {
 // Not thread-safe: it belongs to the large lane. The memory is the members'.
 class HostStage {
  public:
-  // Chunks under way at once: one crosses while the next is loaded and reduced.
-  static constexpr std::uint32_t kSlots = 3;
+  // Chunks under way at once: one crosses while the next is loaded and reduced. A divisor of 2^32,
+  // so that places go round when the counters of chunks wrap.
+  static constexpr std::uint32_t kSlots = 4;
 
   // Of one member's memory.
   static std::int64_t MemoryBytes(std::int64_t chunk_bytes);

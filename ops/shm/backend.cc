@@ -121,7 +121,9 @@ Backend::Backend(LocalGroup& group, const BackendOptions& options)
 Backend::~Backend() = default;
 
 bool Backend::Covers(const core::RankRanges& members) const {
-  return group_.ranks().ContainsAll(members);
+  // More would need larger frames than the rings have room for.
+  constexpr std::int64_t kMostMembers = 128;
+  return members.Count() <= kMostMembers && group_.ranks().ContainsAll(members);
 }
 
 Backend::Lanes Backend::MakeLanes(core::SetNumber set, const core::RankRanges& members) {
@@ -141,6 +143,11 @@ Backend::Lanes Backend::MakeLanes(core::SetNumber set, const core::RankRanges& m
   return lanes;
 }
 
+core::TimePoint Backend::ChangeDeadline() const {
+  return options_.large_lane_blocks ? core::TimePoint::max()
+                                    : core::Clock::now() + options_.change_timeout;
+}
+
 Status Backend::AddSet(core::SetNumber set, const core::RankRanges& members) {
   if (stop_->raised()) return stop_->why();
   if (!members.Contains(group_.RankOf(group_.self()))) return Status::Ok();
@@ -149,7 +156,7 @@ Status Backend::AddSet(core::SetNumber set, const core::RankRanges& members) {
   const Lanes lanes = MakeLanes(set, members);
   // Once all members have come, nobody looks for the set's blocks any more.
   for (const std::shared_ptr<Queue>& queue : lanes.of_lane) {
-    status = queue->channel().Block(queue->channel().Turn(0), options_.spin);
+    status = queue->channel().Block(queue->channel().Turn(0), options_.spin, ChangeDeadline());
     if (!status.ok()) return status;
   }
   core::MutexLock lock(mutex_);
@@ -167,14 +174,15 @@ Status Backend::RemoveSet(core::SetNumber set) {
     sets_.erase(found);
   }
   // Who has come here has finished its operations and reads nothing of the others' any more.
+  const core::TimePoint deadline = ChangeDeadline();
   SharedChannel& channel = lanes.of_lane[1]->channel();
   const Turn turn(channel);
   const Frame frame = channel.Reserve(1);
-  Status status = channel.Block(turn.Comes(), options_.spin);
-  if (status.ok()) status = channel.Block(turn.Room(frame), options_.spin);
+  Status status = channel.Block(turn.Comes(), options_.spin, deadline);
+  if (status.ok()) status = channel.Block(turn.Room(frame), options_.spin, deadline);
   if (!status.ok()) return status;
   channel.Publish(frame);
-  status = channel.Block(turn.Arrival(frame), options_.spin);
+  status = channel.Block(turn.Arrival(frame), options_.spin, deadline);
   if (status.ok()) blocks_.Remove(set);
   return status;
 }

@@ -7,6 +7,7 @@
 // yet when it does. What lies in the pool stays mapped as long as the process lives.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -29,6 +30,11 @@ struct BackendOptions {
   // Short waits spin; false: they yield, since ranks outnumber cores.
   bool spin = true;
   std::int64_t chunk_bytes = std::int64_t{1} << 20;  // of what is staged at a time
+  // The members' engines sleep on the bells of the group.
+  bool rings = true;
+  // How long a set that comes or goes waits for its members where the large lane does not block:
+  // whoever waits is the one who would hear of a fault.
+  core::Duration change_timeout = std::chrono::seconds(10);
 };
 
 class Backend final : public ops::Backend {
@@ -64,7 +70,7 @@ class Backend final : public ops::Backend {
   std::unique_ptr<Completion> AllReduceSegments(Channel channel, std::span<const Segment> segments,
                                                 const SegmentReduction& how) override;
   core::MemorySource& memory() override { return group_.memory(); }
-  bool Rings(Channel channel) const override { return IsPolled(channel.lane); }
+  bool Rings(Channel channel) const override { return options_.rings && IsPolled(channel.lane); }
 
   // Not here: messages are the medium's. kUnsupported.
   std::unique_ptr<Completion> SendMessage(int to, int tag, const void* memory,
@@ -81,6 +87,7 @@ class Backend final : public ops::Backend {
     std::shared_ptr<Queue> of_lane[kLanes];
   };
 
+  core::TimePoint ChangeDeadline() const;
   bool IsPolled(fusion::Lane lane) const {
     return lane == fusion::Lane::kSmall || !options_.large_lane_blocks;
   }

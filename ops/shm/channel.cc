@@ -124,7 +124,7 @@ bool SharedChannel::IsOver(const Wait& wait) {
   return false;
 }
 
-Status SharedChannel::Block(const Wait& wait, bool spin) {
+Status SharedChannel::Block(const Wait& wait, bool spin, core::TimePoint deadline) {
   const core::TimePoint start = core::Clock::now();
   core::TimePoint check = start + kCheckPeers;
   while (true) {
@@ -155,6 +155,10 @@ Status SharedChannel::Block(const Wait& wait, bool spin) {
       --sleeps_at_once_;
     } else if (!spin && now > start + kLongYield) {
       sleeps_at_once_ = kSleepsAtOnce;
+    }
+    if (now >= deadline) {
+      return {core::StatusCode::kPeerLost,
+              "a rank of this host has not come to the change of a process set"};
     }
     if (now >= check) {
       if (Status lost = group_.CheckPeers(); !lost.ok()) return lost;

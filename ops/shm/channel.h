@@ -95,8 +95,9 @@ class SharedChannel {
     return {this, Wait::For::kArrival, ticket, Count(frame.end)};
   }
   bool IsOver(const Wait& wait);
-  // Blocks until it is over. Errors: why the backend was stopped; kPeerLost.
-  core::Status Block(const Wait& wait, bool spin);
+  // Blocks until it is over. Errors: why the backend was stopped; kPeerLost, also at `deadline`.
+  core::Status Block(const Wait& wait, bool spin,
+                     core::TimePoint deadline = core::TimePoint::max());
 
  private:
   static constexpr std::int64_t kUnit = 64;

@@ -95,6 +95,7 @@ void Transport::Push(int index, Outbox& outbox) {
   while (!outbox.waiting.empty()) {
     if (Write(outbox, outbox.waiting.front())) {
       outbox.waiting.pop_front();
+      asked = false;
     } else if (outbox.writer.corrupt()) {
       Fail(StatusCode::kProtocol, "rank " + std::to_string(group_.RankOf(index)) +
                                       " says that it has read what was never sent to it");
@@ -113,9 +114,9 @@ void Transport::Push(int index, Outbox& outbox) {
 bool Transport::Flush() {
   for (int index = 0; waiting_ > 0 && index < group_.size(); ++index) {
     Outbox& outbox = outboxes_[static_cast<std::size_t>(index)];
-    if (!outbox.waiting.empty() && outbox.writer.Room(sizeof(Length)) >= sizeof(Length)) {
-      Push(index, outbox);
-    }
+    if (outbox.waiting.empty()) continue;
+    const bool has_room = outbox.writer.Room(sizeof(Length)) >= sizeof(Length);
+    if (has_room || outbox.writer.corrupt()) Push(index, outbox);
   }
   const bool flushed = beyond_.Flush();
   return flushed && waiting_ == 0;
