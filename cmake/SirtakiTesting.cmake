@@ -20,9 +20,10 @@ function(sirtaki_add_gtest name label)
     PROPERTIES LABELS "${label}" TIMEOUT 120)
 endfunction()
 
-# sirtaki_register_mpi_test(<name> <target> RANKS <n>... LABELS <label>...): one ctest entry a rank count.
+# sirtaki_register_mpi_test(<name> <target> RANKS <n>... LABELS <label>... [ENVIRONMENT <name>=<value>...]): one ctest
+# entry a rank count.
 function(sirtaki_register_mpi_test name target)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "RANKS;LABELS;ARGUMENTS")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "RANKS;LABELS;ARGUMENTS;ENVIRONMENT")
   foreach(ranks IN LISTS arg_RANKS)
     add_test(NAME ${name}.ranks_${ranks}
       COMMAND bash "${PROJECT_SOURCE_DIR}/tests/support/mpirun.sh" ${ranks} $<TARGET_FILE:${target}> ${arg_ARGUMENTS}
@@ -32,7 +33,7 @@ function(sirtaki_register_mpi_test name target)
       PROCESSORS ${ranks}
       TIMEOUT 120   # mpirun.sh ends the ranks a little earlier
       SKIP_RETURN_CODE 77
-      ENVIRONMENT "MPIEXEC=${MPIEXEC_EXECUTABLE}")
+      ENVIRONMENT "MPIEXEC=${MPIEXEC_EXECUTABLE};${arg_ENVIRONMENT}")
   endforeach()
 endfunction()
 

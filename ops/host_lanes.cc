@@ -58,6 +58,7 @@ struct HostLanes::Impl {
   Impl(HostLanesOptions lane_options, Backend& lane_backend)
       : options(std::move(lane_options)),
         backend(lane_backend),
+        pool(lane_backend.memory()),
         sets(options.sets),
         messages(options.rank, lane_backend) {}
 
@@ -219,7 +220,7 @@ bool HostLanes::Impl::StepSmall() {
 }
 
 bool HostLanes::Impl::StepLarge() {
-  if (large.staging == nullptr) large.staging = std::make_unique<Staging>();
+  if (large.staging == nullptr) large.staging = pool.Take();
   bool moved = false;
   while (!stopped.load(std::memory_order_relaxed)) {
     if (large.run == nullptr) {
@@ -309,7 +310,8 @@ bool HostLanes::Impl::BeginCallOut() {
 }
 
 void HostLanes::Impl::RunLargeLane() {
-  auto staging = std::make_shared<Staging>();  // first touched by this thread
+  // In memory that the backend likes best; first touched by this thread.
+  auto staging = std::make_shared<Staging>(backend.memory());
   while (std::optional<Numbered> next = NextLarge()) {
     Status status;
     std::shared_ptr<GroupRun> run;
@@ -333,7 +335,7 @@ void HostLanes::Impl::RunLargeLane() {
     }
     if (run != nullptr && !run->status().ok()) {  // as in End
       KeepForever(run);
-      KeepForever(std::exchange(staging, std::make_shared<Staging>()));
+      KeepForever(std::exchange(staging, std::make_shared<Staging>(backend.memory())));
     }
     // After a stop its handles are complete already.
     if (!stopped.load(std::memory_order_relaxed)) {

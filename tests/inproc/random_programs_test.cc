@@ -16,9 +16,12 @@
 namespace sirtaki::tests {
 namespace {
 
-std::string RunOnThreads(std::uint64_t seed) {
+using Sharing = frameworks::InprocWorld::Sharing;
+
+std::string RunOnThreads(std::uint64_t seed, Sharing sharing) {
   const RandomProgram program(seed);
   const auto world = std::make_shared<frameworks::InprocWorld>(program.size, program.host_of_rank);
+  world->Share(sharing);
   std::vector<StartedGroups> started(static_cast<std::size_t>(program.size),
                                      StartedGroups(program));
   std::vector<std::string> problems(static_cast<std::size_t>(program.size));
@@ -55,7 +58,17 @@ TEST_P(RandomProgramsTest, GiveWhatNaiveLoopsGiveInAnOrderWithoutCycles) {
   const int count = sirtaki::testing::ScaledCount(500, 5000);
   for (int i = 0; i < count; ++i) {
     const std::uint64_t seed = first + static_cast<std::uint64_t>(i);
-    ASSERT_EQ(RunOnThreads(seed), "") << "again with SIRTAKI_TEST_SEED=" << seed;
+    ASSERT_EQ(RunOnThreads(seed, Sharing::kNone), "") << "again with SIRTAKI_TEST_SEED=" << seed;
+  }
+}
+
+TEST(RandomSharedProgramsTest, GiveWhatNaiveLoopsGiveInAnOrderWithoutCycles) {
+  const std::uint64_t first = sirtaki::testing::TestSeed();
+  const int count = sirtaki::testing::ScaledCount(200, 5000);
+  for (int i = 0; i < count; ++i) {
+    const std::uint64_t seed = first + static_cast<std::uint64_t>(i);
+    const Sharing sharing = seed % 2 == 0 ? Sharing::kDirect : Sharing::kStaged;
+    ASSERT_EQ(RunOnThreads(seed, sharing), "") << "again with SIRTAKI_TEST_SEED=" << seed;
   }
 }
 
