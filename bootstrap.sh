@@ -84,6 +84,12 @@ have_header hwy/highway.h || need libhwy-dev
 have_header gtest/gtest.h || need libgtest-dev
 have_header gmock/gmock.h || need libgmock-dev
 have_header benchmark/benchmark.h || need libbenchmark-dev
+if [ "$(id -u)" = 0 ]; then   # tests on several hosts, made of namespaces
+  PATH=$PATH:/usr/sbin:/sbin
+  have_command ip || need iproute2
+  have_command sshd || need openssh-server
+  have_command ssh || need openssh-client
+fi
 if wants_venv && ! [ -x "$venv/bin/python" ] && ! find_python >/dev/null; then
   need python3 python3-venv
 elif ! have_command python3; then
