@@ -228,7 +228,7 @@ Status ReadSettings(Config* config) {
                                       Quoted(path), config);
     if (!status.ok()) return wrong(number, status.message());
   }
-  return Status::Ok();
+  return file.eof() && !file.bad() ? Status::Ok() : wrong(0, "it cannot be read");
 }
 
 std::string SourceText(const OptionSpec& option, OptionSource source) {

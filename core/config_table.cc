@@ -183,12 +183,12 @@ Table MakeTable() {
           "a part over the network: auto where it pays, on always, off never.")
           .OneOf(kHierarchies).Agreed(),
       Option<&Config::allocator>(OptionId::kAllocator, "allocator", OptionKind::kChoice,
-          "Whether LibTorch takes the memory of its large CPU tensors from the pool that the ranks of the "
-          "host share, so that gradients are reduced where they were computed: auto where ranks share "
-          "memory.")
+          "Whether LibTorch takes the memory of its large CPU tensors from a pool, which the ranks of the "
+          "host share where they can, so that gradients are reduced where they were computed: auto unless "
+          "the program has set an allocator of its own, on also then.")
           .OneOf(kAllocators),
       Option<&Config::pool_bytes>(OptionId::kPoolBytes, "pool_bytes", OptionKind::kBytes,
-          "The most memory that the shared pool of a rank holds; beyond it memory comes from the heap.")
+          "The most memory that the pool of a rank holds; beyond it memory comes from the heap.")
           .Between(kMebi, 1024 * 1024 * kGibi).ZeroIs("the rank's share of the host's memory"),
       Option<&Config::bucket_bytes>(OptionId::kBucketBytes, "bucket_bytes", OptionKind::kBytes,
           "Gradients are joined in buckets of about this size, each reduced as soon as it is complete on "
@@ -204,7 +204,8 @@ Table MakeTable() {
           .Between(0, 1).Agreed(),
       Option<&Config::autotune>(OptionId::kAutotune, "autotune", OptionKind::kBool,
           "Whether the steps of the first optimizer are used to find better values of bucket_bytes, "
-          "chunk_bytes and small_bytes. What was found is printed, and stays for the rest of the run.")
+          "chunk_bytes and small_bytes. What was found is printed, and stays for the rest of the run. Nothing "
+          "is tried if the option deterministic is set.")
           .Between(0, 1).Agreed().Horovod(kAutotuneAlias),
       TextOption<&Config::autotune_log>(OptionId::kAutotuneLog, "autotune_log",
           "The file in which rank 0 writes what the autotuner has tried (CSV), and, with .settings "

@@ -4,10 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <sstream>
-#include <vector>
+#include <string>
 
 namespace sirtaki::core {
 
@@ -30,12 +28,6 @@ RankRanges AffinityMask() {
   return RankRanges::Span(0, std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN))) - 1);
 }
 
-std::optional<std::string> ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return std::nullopt;
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
-
 // "max 100000" or "150000 100000".
 double QuotaOfVersion2(const std::string& text) {
   std::istringstream in(text);
@@ -55,27 +47,6 @@ double QuotaOfVersion1(const FileReader& read, const std::string& folder) {
   return quota > 0 && period > 0 ? quota / period : 0;
 }
 
-// A cgroup and those above it: "/a/b", "/a", "". Inside a container the path may be one of the
-// host's that is not to be seen here; the mount's own root, the last, is the container's then.
-std::vector<std::string> UpFrom(std::string path) {
-  std::vector<std::string> result;
-  while (!path.empty()) {
-    if (path != "/") result.push_back(path);
-    const std::size_t slash = path.rfind('/');
-    path.resize(slash == std::string::npos ? 0 : slash);
-  }
-  result.emplace_back();
-  return result;
-}
-
-bool HasController(const std::string& controllers, const std::string& wanted) {
-  std::istringstream in(controllers);
-  for (std::string name; std::getline(in, name, ',');) {
-    if (name == wanted) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 double CgroupCpuQuota(const FileReader& read) {
@@ -83,28 +54,9 @@ double CgroupCpuQuota(const FileReader& read) {
   const auto consider = [&tightest](double quota) {
     if (quota > 0 && (tightest == 0 || quota < tightest)) tightest = quota;
   };
-  // Lines are "hierarchy:controllers:path"; version 2 is hierarchy 0 without controllers.
-  std::istringstream lines(read("/proc/self/cgroup").value_or(""));
-  for (std::string line; std::getline(lines, line);) {
-    const std::size_t first = line.find(':');
-    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const std::vector<std::string> paths = UpFrom(line.substr(second + 1));
-    if (controllers.empty()) {
-      for (const std::string& path : paths) {
-        for (const char* mount : {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}) {
-          consider(QuotaOfVersion2(read(mount + path + "/cpu.max").value_or("")));
-        }
-      }
-    } else if (HasController(controllers, "cpu")) {
-      for (const std::string& path : paths) {
-        for (const std::string& mount :
-             {std::string("/sys/fs/cgroup/cpu"), "/sys/fs/cgroup/" + controllers}) {
-          consider(QuotaOfVersion1(read, mount + path));
-        }
-      }
-    }
+  for (const CgroupFolder& folder : CgroupFolders("cpu", read)) {
+    consider(folder.version == 2 ? QuotaOfVersion2(read(folder.path + "/cpu.max").value_or(""))
+                                 : QuotaOfVersion1(read, folder.path));
   }
   return tightest;
 }

@@ -1,11 +1,9 @@
 // How many cores processes may use together: their affinity masks and the quota of their cgroup.
 #pragma once
 
-#include <functional>
-#include <optional>
 #include <span>
-#include <string>
 
+#include "core/cgroup.h"
 #include "core/rank_ranges.h"
 
 namespace sirtaki::core {
@@ -20,8 +18,6 @@ struct CpuShare {
 CpuShare CpusOfThisProcess();
 
 // The tightest CPU quota from this process's cgroup up to the root, versions 1 and 2; 0: none.
-// `read`: the text of a file, or nothing if it cannot be read.
-using FileReader = std::function<std::optional<std::string>(const std::string& path)>;
 double CgroupCpuQuota(const FileReader& read);
 
 // What these processes of one host have together, whole cores, at least 1: the union of their

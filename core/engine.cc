@@ -287,17 +287,31 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
         }
         return closed;
       }
+      if (run.signature->kind == OpKind::kSetLimits) {
+        StartItems(std::exchange(batch.items, {}), batch, now);
+        if (options_.on_limits) options_.on_limits(run.signature->shape);
+        executor_.SetLimits(run.signature->shape);
+        if (work) work->handle->Complete(Status::Ok());
+        continue;
+      }
       if (work && run.absent_everywhere) work->handle->SetAbsentEverywhere();
       AddItems(std::move(run), work, &batch);
     }
   }
-  if (batch.items.empty()) return true;
-  if (options_.on_start) options_.on_start(batch);
-  executor_.Start(std::move(batch), now);
+  StartItems(std::move(batch.items), batch, now);
   return true;
 }
 
-// A grouped call is as many items as it has tensors; its handle waits for all of them.
+// As a batch with the set and number of `of`.
+void Engine::StartItems(std::vector<RunItem> items, const RunBatch& of, TimePoint now) {
+  if (items.empty()) return;
+  RunBatch batch{of.set, of.number, std::move(items)};
+  if (options_.on_start) options_.on_start(batch);
+  executor_.Start(std::move(batch), now);
+}
+
+// A grouped call, or a bucket, is as many items as it has tensors; its handle waits for all of
+// them. Those of a bucket that no rank has are not moved.
 void Engine::AddItems(DecidedRun run, const WorkPtr& work, RunBatch* batch) {
   const std::vector<SignaturePtr>& parts = run.signature->parts;
   if (parts.empty()) {
@@ -313,7 +327,10 @@ void Engine::AddItems(DecidedRun run, const WorkPtr& work, RunBatch* batch) {
       part = work->parts[i];
       part->handle = handles[i];
     }
-    batch->items.push_back({run.key, parts[i], std::move(part), run.silent, run.absent_everywhere});
+    const bool absent =
+        run.absent_everywhere || (run.absent.size() == parts.size() && run.absent[i]);
+    if (absent && part != nullptr) part->handle->SetAbsentEverywhere();
+    batch->items.push_back({run.key, parts[i], std::move(part), run.silent, absent});
   }
 }
 

@@ -47,6 +47,7 @@ struct EngineOptions {
   std::function<void(const Status& cause)> on_fault;          // once, for the first fault
   std::function<void(const StallWarning& warning)> on_stall;  // on the rank that asks about a stall
   std::function<void(const RunBatch& batch)> on_start;        // before the executor gets it
+  std::function<void(const std::vector<std::int64_t>& values)> on_limits;  // and these
 };
 
 class Engine {
@@ -145,6 +146,8 @@ class Engine {
   bool SendOutgoing() SIRTAKI_REQUIRES(token_);
   bool StartBatches(TimePoint now) SIRTAKI_REQUIRES(token_);
   bool StartBatch(DecidedBatch decided, TimePoint now) SIRTAKI_REQUIRES(token_);
+  void StartItems(std::vector<RunItem> items, const RunBatch& of, TimePoint now)
+      SIRTAKI_REQUIRES(token_);
   static void AddItems(DecidedRun run, const WorkPtr& work, RunBatch* batch);
   void NoticeFault() SIRTAKI_REQUIRES(token_);
   void NoticeEnd(TimePoint now) SIRTAKI_REQUIRES(token_);

@@ -24,8 +24,9 @@ namespace {
 // Nobody sleeps longer than this, though nothing needs it: it bounds the harm of a lost wake-up.
 constexpr Duration kLongestSleep = std::chrono::seconds(1);
 
-// Of the hot time, how long is spun and not yielded.
-constexpr Duration kSpinTime = std::chrono::microseconds(5);
+// Of the hot time, how long is spun and not yielded. Short, for a peer may wait for this very core
+// even where there are enough; a yield that finds nobody costs little.
+constexpr Duration kSpinTime = std::chrono::microseconds(1);
 
 // A driver without the duty is woken by whatever concerns it, and looks by itself this often.
 constexpr Duration kOffDutySleep = std::chrono::milliseconds(100);
@@ -189,7 +190,7 @@ TimePoint Engine::NextWakeUnderToken(TimePoint now) const {
   wake = std::min(wake, queue_.EarliestDeadline(nullptr));
   const bool busy = !faulted_ && (!executor_.Idle() || executor_.NeedsStepping());
   if (busy) wake = std::min(wake, now + kRunningInterval);
-  if (!transport_.ArrivalsRing() || !flushed_ || (busy && executor_.NeedsStepping())) {
+  if (!transport_.ArrivalsRing() || !flushed_ || (busy && executor_.NeedsPolling())) {
     wake = std::min(wake, cooling_.NextPoll(now, Outstanding()));
   }
   return wake;

@@ -47,6 +47,10 @@ class Executor {
   virtual void AddSet(SetNumber set, const RankRanges& members, WorkPtr work, TimePoint now) = 0;
   virtual void RemoveSet(SetNumber set, WorkPtr work, TimePoint now) = 0;
 
+  // Under the token. What is started from now on is planned with these values, the same on all
+  // ranks at this place of the order; what they mean is the executor's affair.
+  virtual void SetLimits(const std::vector<std::int64_t>& values) = 0;
+
   // Under the token. Begins a send or a receive, which is in no order with the rest.
   virtual void StartMessage(WorkPtr work, TimePoint now) = 0;
 
@@ -55,6 +59,9 @@ class Executor {
 
   // True if non-blocking calls are unfinished, so that somebody has to keep calling Step.
   virtual bool NeedsStepping() const = 0;
+
+  // True if some of them do not ring when they progress: Step has to be called at intervals.
+  virtual bool NeedsPolling() const = 0;
 
   // True if nothing is queued or running on any lane. Messages do not count: a session may end with
   // them, and a message for which its peer never calls completes with kShutDown. Thread-safe.

@@ -15,6 +15,7 @@ class Heap final : public MemorySource {
     return {::operator new(size, kAligned),
             [](void* memory) { ::operator delete(memory, kAligned); }};
   }
+  bool Contains(const void* /*memory*/) const override { return true; }
 };
 
 }  // namespace

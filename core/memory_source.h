@@ -18,6 +18,10 @@ class MemorySource {
   // At least `bytes`, aligned to kAlignment, with whatever is in it. Given back when the last
   // reference goes. Throws std::bad_alloc.
   virtual std::shared_ptr<void> Allocate(std::int64_t bytes) = 0;
+
+  // True if the memory, whoever allocated it, is as good as the source's own: nothing is gained by
+  // moving to that what lies there.
+  virtual bool Contains(const void* memory) const = 0;
 };
 
 // From the heap.

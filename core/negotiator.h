@@ -45,7 +45,8 @@ struct DecidedRun {
   Key key;
   SignaturePtr signature;
   RankRanges silent;
-  bool absent_everywhere = false;
+  bool absent_everywhere = false;  // all of it
+  std::vector<bool> absent;        // by gradient of a bucket: no rank has it; empty: all are there
 };
 struct DecidedFail {
   Key key;

@@ -178,8 +178,8 @@ bool Negotiator::ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& deci
   }
   if (!MayBeDecided(set, key)) return false;
   set.Erase(key);
-  decided.entries.push_back(
-      DecidedRun{std::move(key), std::move(signature), run.silent, AllAbsent(run.absent)});
+  decided.entries.push_back(DecidedRun{std::move(key), std::move(signature), run.silent,
+                                       AllAbsent(run.absent), run.absent});
   return true;
 }
 

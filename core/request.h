@@ -68,7 +68,8 @@ struct Signature {
   double postscale = 1.0;
   std::uint64_t layout = 0;  // hash of a bucket's layout, else 0
   // Of a grouped call: its tensors, in order, each with the kind of the whole and no parts of its
-  // own. Of the fields above the whole then has its kind alone.
+  // own. Of the fields above the whole then has its kind alone, that of a bucket its layout as
+  // well.
   std::vector<SignaturePtr> parts = {};
   RankRanges members = {};  // of a set to be added
   SetNumber subject = 0;    // the set to be removed

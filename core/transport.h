@@ -1,5 +1,6 @@
-// How engines exchange bytes. Implementations: the in-process hub (core/inproc_hub) and MPI
-// (mpi/transport). Each passes the same conformance test (tests/support/transport_conformance.h).
+// How engines exchange bytes. Implementations: the in-process hub (core/inproc_hub), shared memory
+// (ops/shm/transport) and MPI (mpi/transport). Each passes the same conformance test
+// (tests/support/transport_conformance.h).
 #pragma once
 
 #include <cstdint>

@@ -114,6 +114,8 @@ std::string_view OpKindName(OpKind kind) {
       return "adding a process set";
     case OpKind::kRemoveSet:
       return "removing a process set";
+    case OpKind::kSetLimits:
+      return "change of limits";
     case OpKind::kSend:
       return "send";
     case OpKind::kReceive:

@@ -92,6 +92,7 @@ Status RunOne(const core::Work& work, const core::Signature& signature, const co
     case core::OpKind::kAllToAll:
       return MoveRows(work, signature, key);
     case core::OpKind::kBarrier:
+    case core::OpKind::kSetLimits:
       return Status::Ok();
     case core::OpKind::kAddSet:
     case core::OpKind::kRemoveSet:

@@ -8,6 +8,7 @@
 
 #include "core/rank_ranges.h"
 #include "core/thread_annotations.h"
+#include "frameworks/process_pool.h"
 #include "frameworks/shared_parts.h"
 #include "ops/inproc/inproc_backend.h"
 
@@ -58,7 +59,10 @@ class InprocWorld::InprocMedium final : public Medium {
         topology_(TopologyOf(rank, world_->host_of_rank_)) {}
 
   const Topology& topology() const override { return topology_; }
-  std::string description() const override { return "in-process"; }
+  std::string description() const override {
+    const std::string shared = shared_ ? shared_->description() : "";
+    return "in-process" + (shared.empty() ? "" : "; " + shared);
+  }
   bool serialized() const override { return serialized_; }
 
   Status Exchange(const std::string& mine, core::TimePoint deadline,
@@ -94,6 +98,8 @@ class InprocWorld::InprocMedium final : public Medium {
     ops::shm::LocalGroupOptions group;
     group.rank = topology_.rank;
     group.threads_share_all = sharing_ == Sharing::kDirect;
+    if (sharing_ == Sharing::kPooled)
+      group.pool = PoolOfProcess(options.config, topology_.local_size);
     return SharedParts::Make(*this, options, deadline, std::move(group), *transport_, *backend_,
                              &shared_);
   }

@@ -29,6 +29,7 @@ class InprocWorld : public std::enable_shared_from_this<InprocWorld> {
     kNone,    // as those of different hosts do
     kDirect,  // as processes that share memory, all of it: tensors are reduced where they lie
     kStaged,  // as processes that share their session memory only
+    kPooled,  // as processes that share their session memory and their pools
   };
   void Share(Sharing sharing);
 

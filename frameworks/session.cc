@@ -132,6 +132,11 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
   config_ = options.config;
   if (Status status = core::AgreeConfigs(configs, &config_); !status.ok()) return status;
 
+  {
+    core::MutexLock lock(limits_mutex_);
+    limits_ = {config_.fusion_bytes, config_.small_bytes, config_.chunk_bytes, config_.bucket_bytes,
+               config_.first_bucket_bytes};
+  }
   const core::RankRanges serialized = SerializedRanks(greetings);
   const int cores = CoresHere(greetings, topology_);
   cores_per_rank_ = std::max(1, cores / topology_.local_size);
@@ -197,6 +202,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   lanes.rank = topology_.rank;
   lanes.limits.fusion_bytes = config_.fusion_bytes;
   lanes.limits.small_bytes = config_.small_bytes;
+  lanes.limits.deterministic = config_.deterministic;
   lanes.chunk_bytes = config_.chunk_bytes;
   lanes.sets = {{core::kWorldSet, world}};
   lanes.large_lane_thread = !serialized;
@@ -214,6 +220,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   engine.spin = spin;
   engine.on_fault = [&parts](const Status&) { parts.medium->NoteFault(); };
   engine.on_start = options.on_start;
+  engine.on_limits = [this](const std::vector<std::int64_t>& values) { NoteLimits(values); };
   engine.on_stall = [](const core::StallWarning& warning) {
     core::Log(core::LogLevel::kWarning, core::StallText(warning));
   };
@@ -280,10 +287,46 @@ Status Session::Wait(core::HandleState& handle, core::TimePoint deadline) {
   return {StatusCode::kTimedOut, "still waiting at the deadline of the wait"};
 }
 
+Session::Limits Session::limits() const {
+  core::MutexLock lock(limits_mutex_);
+  return limits_;
+}
+
+void Session::NoteLimits(const std::vector<std::int64_t>& values) {
+  if (values.size() != 5) return;  // the lanes refuse them
+  core::MutexLock lock(limits_mutex_);
+  limits_ = {values[0], values[1], values[2], values[3], values[4]};
+}
+
+Status Session::SetLimits(const Limits& limits) {
+  auto change = std::make_shared<core::Signature>();
+  change->kind = core::OpKind::kSetLimits;
+  change->shape = {limits.fusion_bytes, limits.small_bytes, limits.chunk_bytes, limits.bucket_bytes,
+                   limits.first_bucket_bytes};
+  auto work = std::make_shared<core::Work>();
+  work->request.key = core::Key::Named(
+      core::kWorldSet, "#change of limits " + std::to_string(limit_changes_.fetch_add(1) + 1));
+  work->request.signature = std::move(change);
+  Status status = Submit(work, /*will_wait=*/true);
+  if (!status.ok()) {
+    limit_changes_.fetch_sub(1);  // the others have counted none
+    return status;
+  }
+  status = Wait(*work->handle);
+  work->handle->Observe();
+  return status;
+}
+
 std::shared_ptr<void> Session::AllocateShared(std::int64_t bytes) {
   const Call call(*this);
   const bool has_backend = call.has_parts() && parts_->engine != nullptr;
   return (has_backend ? parts_->medium->backend().memory() : core::PlainMemory()).Allocate(bytes);
+}
+
+bool Session::IsShared(const void* memory) const {
+  const Call call(*this);
+  const bool has_backend = call.has_parts() && parts_->engine != nullptr;
+  return !has_backend || parts_->medium->backend().memory().Contains(memory);
 }
 
 void Session::Abort(const std::string& reason) {

@@ -114,9 +114,25 @@ class Session {
   // those of Submit.
   core::Status MakeCommunicator(core::SetNumber set, core::TimePoint deadline, int* fortran_handle);
 
-  // Memory that this rank's backend reduces without a copy, and that may outlive the session. Throws
-  // std::bad_alloc.
+  // What is planned with: as the options say, until it is changed.
+  struct Limits {
+    std::int64_t fusion_bytes = 0;
+    std::int64_t small_bytes = 0;
+    std::int64_t chunk_bytes = 0;
+    std::int64_t bucket_bytes = 0;
+    std::int64_t first_bucket_bytes = 0;
+    bool operator==(const Limits&) const = default;
+  };
+  Limits limits() const SIRTAKI_EXCLUDES(limits_mutex_);
+  // Changes them on all ranks, those that have joined too, at one place of the order. Collective
+  // over the world; the ranks must agree on `limits`. Errors: kMismatch, those of Submit.
+  core::Status SetLimits(const Limits& limits);
+
+  // Memory that this rank's backend reduces without a copy, and that may outlive the session.
+  // Throws std::bad_alloc.
   std::shared_ptr<void> AllocateShared(std::int64_t bytes);
+  // Whether it reduces this memory, which may be anybody's, as well as that.
+  bool IsShared(const void* memory) const;
 
   // Every pending and later call, here and elsewhere, fails with kAborted and this reason.
   void Abort(const std::string& reason);
@@ -145,6 +161,7 @@ class Session {
   void Build(std::unique_ptr<Medium> medium, const StartOptions& options, std::uint64_t token,
              bool spin, bool serialized);
   core::Status CheckState() const;
+  void NoteLimits(const std::vector<std::int64_t>& values) SIRTAKI_EXCLUDES(limits_mutex_);
 
   // ---- session_sets.cc ----
   std::map<core::SetNumber, core::RankRanges> FirstSets();
@@ -171,6 +188,9 @@ class Session {
   core::SetNumber cross_set_ = core::kWorldSet;
   core::SetNumber last_first_set_ = core::kWorldSet;
   std::atomic<std::uint64_t> set_changes_{0};
+  std::atomic<std::uint64_t> limit_changes_{0};
+  mutable core::Mutex limits_mutex_;
+  Limits limits_ SIRTAKI_GUARDED_BY(limits_mutex_);
   std::map<core::SetNumber, std::uint64_t> communicators_made_ SIRTAKI_GUARDED_BY(sets_mutex_);
   mutable core::Mutex sets_mutex_;
   std::map<core::SetNumber, core::RankRanges> sets_ SIRTAKI_GUARDED_BY(sets_mutex_);

@@ -38,7 +38,10 @@ class MpiMedium final : public Medium {
       : environment_(std::move(environment)), topology_(environment_->topology()) {}
 
   const Topology& topology() const override { return topology_; }
-  std::string description() const override { return environment_->description(); }
+  std::string description() const override {
+    const std::string shared = shared_ ? shared_->description() : "";
+    return environment_->description() + (shared.empty() ? "" : "; " + shared);
+  }
   bool serialized() const override { return environment_->serialized(); }
 
   Status Exchange(const std::string& mine, core::TimePoint deadline,
@@ -55,7 +58,7 @@ class MpiMedium final : public Medium {
     backend_ = std::make_unique<mpi::Backend>(*communicators_, backend);
     ops::shm::LocalGroupOptions group;
     group.rank = topology_.rank;
-    group.pool = PoolOfProcess(options.config);
+    group.pool = PoolOfProcess(options.config, topology_.local_size);
     return SharedParts::Make(*this, options, deadline, std::move(group), *transport_, *backend_,
                              &shared_);
   }

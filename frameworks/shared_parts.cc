@@ -6,6 +6,7 @@
 
 #include "core/log.h"
 #include "core/rank_ranges.h"
+#include "core/tree.h"
 
 namespace sirtaki::frameworks {
 
@@ -21,6 +22,15 @@ core::RankRanges RanksOfThisHost(const Topology& topology) {
     if (topology.host_of_rank[static_cast<std::size_t>(rank)] == here) ranks.Add(rank);
   }
   return ranks;
+}
+
+// Whether a neighbour in the tree, from which messages come, is on another host.
+bool ListensBeyond(const Topology& topology, const core::RankRanges& here, int tree_arity) {
+  const core::Tree::Node node =
+      core::Tree::Build(topology.host_of_rank, tree_arity).NodeOf(topology.rank);
+  const auto beyond = [&here](int rank) { return !here.Contains(rank); };
+  return (node.parent >= 0 && beyond(node.parent)) ||
+         std::any_of(node.children.begin(), node.children.end(), beyond);
 }
 
 // What each rank says: a byte for whether it went well, then its announcement or what went wrong.
@@ -51,10 +61,10 @@ Status SharedParts::Make(Medium& medium, const ConnectOptions& options, core::Ti
   const Topology& topology = medium.topology();
   const core::RankRanges here = RanksOfThisHost(topology);
   const auto world = core::RankRanges::Span(0, topology.size - 1);
+  std::vector<std::string> told;
   if (options.config.shared_memory != core::SharedMemoryMode::kOff) {
     std::string announcement;
     Status mine = ops::shm::LocalGroup::Make(group_options, &made->group_, &announcement);
-    std::vector<std::string> told;
     Status met = medium.Exchange(Told(mine, std::move(announcement)), deadline, &told);
     if (!met.ok()) return met;
     mine = FailureOf(here, told);
@@ -79,10 +89,19 @@ Status SharedParts::Make(Medium& medium, const ConnectOptions& options, core::Ti
       }
     }
   }
+  std::vector<bool> shares(topology.host_names.size(),
+                           options.config.shared_memory != core::SharedMemoryMode::kOff);
+  for (int rank = 0; rank < topology.size; ++rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    if (!told.empty() && !FailureOf({rank}, told).ok()) {
+      shares[static_cast<std::size_t>(topology.host_of_rank[index])] = false;
+    }
+  }
   if (made->group_ != nullptr && made->group_->size() == 1) made->group_.reset();
   if (made->group_ != nullptr) {
     if (options.config.transport == core::TransportMode::kAuto) {
-      made->shm_transport_ = std::make_unique<ops::shm::Transport>(*made->group_, transport);
+      made->shm_transport_ = std::make_unique<ops::shm::Transport>(
+          *made->group_, transport, ListensBeyond(topology, here, options.config.tree_arity));
     }
     ops::shm::BackendOptions shm;
     shm.large_lane_blocks = !options.serialized;
@@ -90,10 +109,29 @@ Status SharedParts::Make(Medium& medium, const ConnectOptions& options, core::Ti
     shm.chunk_bytes = options.config.chunk_bytes;
     made->shm_backend_ = std::make_unique<ops::shm::Backend>(*made->group_, shm);
   }
-  made->selecting_ =
-      std::make_unique<ops::SelectingBackend>(backend, made->shm_backend_.get(), world);
+  if (options.config.hierarchy != core::HierarchyMode::kOff) {
+    ops::HierarchyOptions hierarchy;
+    hierarchy.rank = topology.rank;
+    hierarchy.host_of_rank = topology.host_of_rank;
+    hierarchy.shares = std::move(shares);
+    hierarchy.run = {.blocks = !options.serialized, .spin = options.spin};
+    hierarchy.chunk_bytes = options.config.chunk_bytes;
+    made->hierarchy_ =
+        std::make_unique<ops::Hierarchy>(backend, made->group_.get(), std::move(hierarchy));
+    if (Status all = made->hierarchy_->AddSet(core::kWorldSet, world); !all.ok()) return all;
+  }
+  made->selecting_ = std::make_unique<ops::SelectingBackend>(backend, made->shm_backend_.get(),
+                                                             world, made->hierarchy_.get());
+  made->one_host_ = topology.host_names.size() == 1;
   *parts = std::move(made);
   return Status::Ok();
+}
+
+std::string SharedParts::description() const {
+  if (one_host_) return {};
+  const bool by_hosts =
+      hierarchy_ != nullptr && hierarchy_->Covers({core::kWorldSet, fusion::Lane::kLarge});
+  return std::string("all-reduce between hosts: ") + (by_hosts ? "hierarchical" : "flat");
 }
 
 }  // namespace sirtaki::frameworks

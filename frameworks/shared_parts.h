@@ -9,6 +9,7 @@
 #include "core/transport.h"
 #include "frameworks/medium.h"
 #include "ops/backend.h"
+#include "ops/hierarchy.h"
 #include "ops/selecting_backend.h"
 #include "ops/shm/backend.h"
 #include "ops/shm/local_group.h"
@@ -28,6 +29,8 @@ class SharedParts {
 
   core::Transport& transport() { return shm_transport_ ? *shm_transport_ : medium_transport_; }
   ops::Backend& backend() { return *selecting_; }
+  // For the line that init logs; empty if the ranks are on one host.
+  std::string description() const;
 
  private:
   explicit SharedParts(core::Transport& transport) : medium_transport_(transport) {}
@@ -37,7 +40,9 @@ class SharedParts {
   std::unique_ptr<ops::shm::LocalGroup> group_;  // null: this host's ranks share no memory
   std::unique_ptr<core::Transport> shm_transport_;
   std::unique_ptr<ops::shm::Backend> shm_backend_;
+  std::unique_ptr<ops::Hierarchy> hierarchy_;  // null: it is off
   std::unique_ptr<ops::Backend> selecting_;
+  bool one_host_ = true;
 };
 
 }  // namespace sirtaki::frameworks

@@ -23,12 +23,17 @@ struct GroupClass {
   std::uint64_t prescale;  // bits, as in Signature's comparison
   std::uint64_t postscale;
   const core::RankRanges* silent;  // of an item of the batch that is being planned
+  // A bucket is grouped already: what shares its groups must not depend on what else was ready.
+  bool in_bucket;
+  std::uint64_t arena;
+  std::uint64_t bucket;
 
   bool operator==(const GroupClass& other) const {
     return kind == other.kind && reduction == other.reduction && dtype == other.dtype &&
            wire == other.wire && device == other.device && slot == other.slot &&
            root == other.root && prescale == other.prescale && postscale == other.postscale &&
-           *silent == *other.silent;
+           *silent == *other.silent && in_bucket == other.in_bucket && arena == other.arena &&
+           bucket == other.bucket;
   }
 };
 
@@ -45,6 +50,10 @@ struct GroupClassHash {
     if (c.wire) mix(static_cast<std::uint64_t>(*c.wire));
     mix(c.prescale);
     mix(c.postscale);
+    if (c.in_bucket) {
+      mix(c.arena);
+      mix(c.bucket);
+    }
     for (const core::RankRange& range : c.silent->ranges()) {
       mix(static_cast<std::uint64_t>(range.first) << 32 | static_cast<std::uint32_t>(range.last));
     }
@@ -54,6 +63,7 @@ struct GroupClassHash {
 
 GroupClass ClassOf(const core::RunItem& item) {
   const core::Signature& s = *item.signature;
+  const bool in_bucket = item.key.form == core::Key::Form::kBucket;
   return {s.kind,
           s.reduction,
           s.dtype,
@@ -63,7 +73,10 @@ GroupClass ClassOf(const core::RunItem& item) {
           s.root,
           std::bit_cast<std::uint64_t>(s.prescale),
           std::bit_cast<std::uint64_t>(s.postscale),
-          &item.silent};
+          &item.silent,
+          in_bucket,
+          in_bucket ? item.key.number : 0,
+          item.key.bucket};
 }
 
 // Saturates: a plan of absurd shapes is a plan all the same.
@@ -120,7 +133,8 @@ std::vector<Group> Plan(const core::RunBatch& batch, const Limits& limits) {
       }
     }
     // A tensor above the limit is a group that takes no other, and leaves an open one open.
-    if (counted || bytes <= limits.fusion_bytes)
+    const bool alone = limits.deterministic && item.key.form != core::Key::Form::kBucket;
+    if (!alone && (counted || bytes <= limits.fusion_bytes))
       open.insert_or_assign(ClassOf(item), groups.size());
     groups.push_back({.lane = Lane::kLarge, .bytes = bytes, .items = {i}});
   }

@@ -18,6 +18,8 @@ struct Limits {
   std::int64_t small_bytes = std::int64_t{64} << 10;  // groups up to this go to the small lane
   // Of one group of a kind whose first dimension may differ by rank.
   std::int64_t gather_count = 64;
+  // What is in no bucket goes alone: its group must not depend on what else was ready.
+  bool deterministic = false;
 };
 
 // Indices into batch.items, in the order of the batch.
@@ -30,9 +32,9 @@ struct Group {
 };
 
 // Tensors share a group if kind, reduction, dtype, wire type, device, root, factors and silent
-// ranks are equal, and their absence is. Order within the batch is otherwise free: groups come in
-// the order of their first item. Items with absent_everywhere are in no group: there is nothing to
-// move.
+// ranks are equal, and their absence is; and if both are of one bucket, or of none. Order within
+// the batch is otherwise free: groups come in the order of their first item. Items with
+// absent_everywhere are in no group: there is nothing to move.
 std::vector<Group> Plan(const core::RunBatch& batch, const Limits& limits);
 
 }  // namespace sirtaki::fusion

@@ -147,6 +147,7 @@ std::unique_ptr<GroupRun> GroupRun::Make(const GroupTaskPtr& task, Backend& back
       return std::make_unique<BarrierRun>(context);
     case core::OpKind::kAddSet:
     case core::OpKind::kRemoveSet:
+    case core::OpKind::kSetLimits:
     case core::OpKind::kSend:
     case core::OpKind::kReceive:
       break;

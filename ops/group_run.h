@@ -28,6 +28,8 @@ struct GroupTask {
   int rank = 0;                      // this one
   std::vector<core::RunItem> items;  // not empty; of one class (fusion::Plan), all equally silent
   core::TimePoint since{};
+  std::int64_t chunk_bytes = std::int64_t{1}
+                             << 20;  // of what is moved at a time, on the large lane
 
   const core::Signature& signature() const { return *items.front().signature; }
   // Whether this rank has joined: no item has work.

@@ -88,8 +88,8 @@ struct HostLanes::Impl {
   bool LargeIsReady() const SIRTAKI_REQUIRES(mutex);
   Status Change(const SetChange& change) SIRTAKI_EXCLUDES(mutex);
 
-  fusion::Cutting LargeCutting() const {
-    return {.chunk_bytes = options.chunk_bytes, .direct_bytes = options.chunk_bytes};
+  static fusion::Cutting LargeCutting(const GroupTask& task) {
+    return {.chunk_bytes = task.chunk_bytes, .direct_bytes = task.chunk_bytes};
   }
 
   const HostLanesOptions options;
@@ -97,6 +97,8 @@ struct HostLanes::Impl {
   std::atomic<bool> stopped{false};  // set under the mutex
 
   // Under the token.
+  fusion::Limits limits = options.limits;
+  std::int64_t chunk_bytes = options.chunk_bytes;
   std::deque<Numbered> small_queue;
   std::vector<InFlight> small;  // oldest first
   StagingPool pool;
@@ -236,7 +238,8 @@ bool HostLanes::Impl::StepLarge() {
         continue;
       }
       large.number = next.number;
-      large.run = GroupRun::Make(next.task.group, backend, *large.staging, LargeCutting(), stopped);
+      large.run = GroupRun::Make(next.task.group, backend, *large.staging,
+                                 LargeCutting(*next.task.group), stopped);
     }
     const Progress progress = large.run->Advance();
     moved |= progress != Progress::kWaiting;
@@ -313,7 +316,8 @@ void HostLanes::Impl::RunLargeLane() {
     if (next->task.change != nullptr) {
       status = Change(*next->task.change);
     } else {
-      run = GroupRun::Make(next->task.group, backend, *staging, LargeCutting(), stopped);
+      run = GroupRun::Make(next->task.group, backend, *staging, LargeCutting(*next->task.group),
+                           stopped);
       // A backend whose large lane blocks runs through; one that has to be polled leaves the core
       // to others.
       while (run->Advance() != Progress::kOver) {
@@ -392,12 +396,13 @@ void HostLanes::Start(core::RunBatch batch, core::TimePoint now) {
     const auto set = impl_->sets.find(batch.set);
     if (set != impl_->sets.end()) members = set->second;
   }
-  for (const fusion::Group& group : fusion::Plan(batch, impl_->options.limits)) {
+  for (const fusion::Group& group : fusion::Plan(batch, impl_->limits)) {
     auto task = std::make_shared<GroupTask>();
     task->channel = {batch.set, group.lane};
     task->members = members;
     task->rank = impl_->options.rank;
     task->since = now;
+    task->chunk_bytes = impl_->chunk_bytes;
     for (const std::size_t i : group.items) task->items.push_back(std::move(batch.items[i]));
     if (!members.Contains(task->rank)) {
       const Status why(StatusCode::kInvalidArgument,
@@ -434,6 +439,15 @@ void HostLanes::RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoi
                            })});
 }
 
+void HostLanes::SetLimits(const std::vector<std::int64_t>& values) {
+  if (values.size() < 3 || *std::min_element(values.begin(), values.end()) < 0 || values[2] < 1) {
+    return impl_->Stop({StatusCode::kProtocol, "the ranks agreed on limits that are none"}, "");
+  }
+  impl_->limits.fusion_bytes = values[0];
+  impl_->limits.small_bytes = values[1];
+  impl_->chunk_bytes = values[2];
+}
+
 void HostLanes::StartMessage(core::WorkPtr work, core::TimePoint now) {
   impl_->messages.Start(std::move(work), now);
 }
@@ -450,6 +464,17 @@ bool HostLanes::NeedsStepping() const {
   if (impl_->stopped.load(std::memory_order_relaxed)) return false;
   return !impl_->small.empty() || !impl_->small_queue.empty() || impl_->messages.unfinished() ||
          (!impl_->options.large_lane_thread && impl_->LargeWaits());
+}
+
+bool HostLanes::NeedsPolling() const {
+  if (impl_->stopped.load(std::memory_order_relaxed)) return false;
+  const auto is_silent = [this](const Impl::InFlight& of) {
+    return !impl_->backend.Rings(of.run->task()->channel);
+  };
+  return impl_->messages.unfinished() ||
+         std::any_of(impl_->small.begin(), impl_->small.end(), is_silent) ||
+         (impl_->large.run != nullptr && is_silent(impl_->large)) ||
+         (!impl_->options.large_lane_thread && impl_->LargeWaits() && impl_->large.run == nullptr);
 }
 
 bool HostLanes::Idle() const {

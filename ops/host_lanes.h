@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "core/executor.h"
 #include "fusion/planner.h"
@@ -52,9 +53,13 @@ class HostLanes : public core::Executor {
   void AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
               core::TimePoint now) override;
   void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;
+  // `values`: fusion_bytes, small_bytes and chunk_bytes of the options; more are of no concern
+  // here.
+  void SetLimits(const std::vector<std::int64_t>& values) override;
   void StartMessage(core::WorkPtr work, core::TimePoint now) override;
   bool Step(core::TimePoint now) override;
   bool NeedsStepping() const override;
+  bool NeedsPolling() const override;
   bool Idle() const override;
   std::vector<core::RunningOperation> Running() const override;
   void Abandon(const core::Status& why) override;

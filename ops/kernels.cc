@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <vector>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/kernels.cc"
@@ -65,31 +66,28 @@ struct NoFactor {
   }
 };
 
-// One pass over all members, the sums never leave the registers. T: what is computed with.
+// One pass over all members, the sums never leave the registers. T: what is computed with. An
+// output may be an input: each vector is stored when all members' have been loaded.
 template <class Op, class Format, typename T>
-class Parts {
+class Members {
  public:
   using Stored = typename Format::Stored;
 
-  Parts(void* parts, std::size_t members, std::size_t count, fusion::Scale before,
-        fusion::Scale after)
-      : parts_(static_cast<Stored*>(parts)),
-        members_(members),
-        count_(count),
-        before_(before),
-        after_(after) {}
+  Members(std::span<const void* const> inputs, std::span<void* const> outputs, std::size_t count,
+          fusion::Scale before, fusion::Scale after)
+      : inputs_(inputs), outputs_(outputs), count_(count), before_(before), after_(after) {}
 
   void Run() const {
-    const hn::ScalableTag<T> d;
-    const std::size_t lanes = hn::Lanes(d);
+    const std::size_t lanes = hn::Lanes(D());
     std::size_t i = 0;
     for (; i + 4 * lanes <= count_; i += 4 * lanes) Four(i);
     for (; i + lanes <= count_; i += lanes) {
-      auto sum = Load(parts_ + i);
-      for (std::size_t m = 1; m < members_; ++m) {
-        sum = Op::Combine(d, sum, Load(parts_ + m * count_ + i));
+      auto sum = Load(Input(0) + i);
+      for (std::size_t m = 1; m < inputs_.size(); ++m) {
+        sum = Op::Combine(D(), sum, Load(Input(m) + i));
       }
-      Store(sum, parts_ + i);
+      const auto result = after_.Apply(D(), sum);
+      for (std::size_t c = 0; c < outputs_.size(); ++c) Store(result, Output(c) + i);
     }
     if (i < count_) Last(i);
   }
@@ -99,34 +97,44 @@ class Parts {
   using Vector = hn::Vec<D>;
   using Factor = std::conditional_t<hwy::IsFloat<T>(), formats::Factor<T>, NoFactor>;
 
+  HWY_INLINE const Stored* Input(std::size_t m) const {
+    return static_cast<const Stored*>(inputs_[m]);
+  }
+  HWY_INLINE Stored* Output(std::size_t c) const { return static_cast<Stored*>(outputs_[c]); }
+
   HWY_INLINE Vector Load(const Stored* from) const {
     return before_.Apply(D(), Format::Load(D(), from));
   }
 
-  HWY_INLINE void Store(Vector value, Stored* to) const {
-    Format::Store(D(), after_.Apply(D(), value), to);
-  }
+  HWY_INLINE void Store(Vector value, Stored* to) const { Format::Store(D(), value, to); }
 
   // Four vectors at a time: whole cache lines of every member.
   HWY_INLINE void Four(std::size_t i) const {
     const D d;
     const std::size_t lanes = hn::Lanes(d);
-    Stored* const first = parts_ + i;
+    const Stored* const first = Input(0) + i;
     auto v0 = Load(first);
     auto v1 = Load(first + lanes);
     auto v2 = Load(first + 2 * lanes);
     auto v3 = Load(first + 3 * lanes);
-    for (std::size_t m = 1; m < members_; ++m) {
-      const Stored* const from = first + m * count_;
+    for (std::size_t m = 1; m < inputs_.size(); ++m) {
+      const Stored* const from = Input(m) + i;
       v0 = Op::Combine(d, v0, Load(from));
       v1 = Op::Combine(d, v1, Load(from + lanes));
       v2 = Op::Combine(d, v2, Load(from + 2 * lanes));
       v3 = Op::Combine(d, v3, Load(from + 3 * lanes));
     }
-    Store(v0, first);
-    Store(v1, first + lanes);
-    Store(v2, first + 2 * lanes);
-    Store(v3, first + 3 * lanes);
+    v0 = after_.Apply(d, v0);
+    v1 = after_.Apply(d, v1);
+    v2 = after_.Apply(d, v2);
+    v3 = after_.Apply(d, v3);
+    for (std::size_t c = 0; c < outputs_.size(); ++c) {
+      Stored* const to = Output(c) + i;
+      Store(v0, to);
+      Store(v1, to + lanes);
+      Store(v2, to + 2 * lanes);
+      Store(v3, to + 3 * lanes);
+    }
   }
 
   // Less than a vector.
@@ -134,37 +142,38 @@ class Parts {
     const D d;
     const std::size_t bytes = (count_ - i) * sizeof(Stored);
     HWY_ALIGN Stored elements[hn::MaxLanes(d)] = {};
-    std::memcpy(elements, parts_ + i, bytes);
+    std::memcpy(elements, Input(0) + i, bytes);
     auto sum = Load(elements);
-    for (std::size_t m = 1; m < members_; ++m) {
-      std::memcpy(elements, parts_ + m * count_ + i, bytes);
+    for (std::size_t m = 1; m < inputs_.size(); ++m) {
+      std::memcpy(elements, Input(m) + i, bytes);
       sum = Op::Combine(d, sum, Load(elements));
     }
-    Store(sum, elements);
-    std::memcpy(parts_ + i, elements, bytes);
+    Store(after_.Apply(d, sum), elements);
+    for (std::size_t c = 0; c < outputs_.size(); ++c) std::memcpy(Output(c) + i, elements, bytes);
   }
 
-  Stored* parts_;
-  std::size_t members_;
-  std::size_t count_;
+  const std::span<const void* const> inputs_;
+  const std::span<void* const> outputs_;
+  const std::size_t count_;
   Factor before_;
   Factor after_;
 };
 
 template <class Op, class Format, typename T>
-void ReduceAll(void* parts, std::size_t members, std::size_t count, fusion::Scale before,
-               fusion::Scale after) {
-  Parts<Op, Format, T>(parts, members, count, before, after).Run();
+void ReduceAll(std::span<const void* const> inputs, std::span<void* const> outputs,
+               std::size_t count, fusion::Scale before, fusion::Scale after) {
+  Members<Op, Format, T>(inputs, outputs, count, before, after).Run();
 }
 
 // --- which one it is ---
 
 using PairFunction = void (*)(void*, const void*, std::size_t);
-using PartsFunction = void (*)(void*, std::size_t, std::size_t, fusion::Scale, fusion::Scale);
+using MembersFunction = void (*)(std::span<const void* const>, std::span<void* const>, std::size_t,
+                                 fusion::Scale, fusion::Scale);
 
 struct Kernels {
-  PairFunction pair = nullptr;    // none for half types, which are always widened
-  PartsFunction parts = nullptr;  // integers take no scale here
+  PairFunction pair = nullptr;        // none for half types, which are always widened
+  MembersFunction members = nullptr;  // integers take no scale here
 };
 
 template <class Op, typename T>
@@ -246,7 +255,7 @@ Kernels Find(ReduceOp op, DType dtype) {
 }
 
 PairFunction FindPair(ReduceOp op, DType dtype) { return Find(op, dtype).pair; }
-PartsFunction FindParts(ReduceOp op, DType dtype) { return Find(op, dtype).parts; }
+MembersFunction FindMembers(ReduceOp op, DType dtype) { return Find(op, dtype).members; }
 
 }  // namespace sirtaki::ops::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -256,7 +265,7 @@ namespace sirtaki::ops {
 namespace {
 
 HWY_EXPORT(FindPair);
-HWY_EXPORT(FindParts);
+HWY_EXPORT(FindMembers);
 
 // A reduction in the words that the kernels have: complex numbers as pairs of their parts, bool
 // (bytes that are 0 or 1) and what works on bits as bytes.
@@ -284,23 +293,27 @@ struct Words {
 };
 
 // Integers that are divided: block by block in a wider type.
-void ReduceInBlocks(core::ReduceOp op, core::DType dtype, void* parts, std::int64_t members,
-                    std::int64_t count, fusion::Scale before, fusion::Scale after) {
+void ReduceInBlocks(core::ReduceOp op, core::DType dtype, std::span<const void* const> inputs,
+                    std::span<void* const> outputs, std::int64_t count, fusion::Scale before,
+                    fusion::Scale after) {
   constexpr std::int64_t kBlock = 1024;  // both blocks stay in the cache's first level
   std::int64_t sum[kBlock];
   std::int64_t addend[kBlock];
   const core::DType wide = fusion::AccumulationType(dtype, op);
   const core::ReduceOp combining = op == core::ReduceOp::kAverage ? core::ReduceOp::kSum : op;
   const auto element = static_cast<std::int64_t>(core::SizeOf(dtype));
-  auto* const bytes = static_cast<std::byte*>(parts);
   for (std::int64_t i = 0; i < count; i += kBlock) {
     const std::int64_t n = count - i < kBlock ? count - i : kBlock;
-    fusion::Convert(dtype, bytes + i * element, wide, sum, n, before);
-    for (std::int64_t m = 1; m < members; ++m) {
-      fusion::Convert(dtype, bytes + (m * count + i) * element, wide, addend, n, before);
-      ReduceInto(combining, wide, sum, addend, n);
+    std::int64_t* to = sum;
+    for (const void* const input : inputs) {
+      fusion::Convert(dtype, static_cast<const std::byte*>(input) + i * element, wide, to, n,
+                      before);
+      if (to == addend) ReduceInto(combining, wide, sum, addend, n);
+      to = addend;
     }
-    fusion::Convert(wide, sum, dtype, bytes + i * element, n, after);
+    for (void* const output : outputs) {
+      fusion::Convert(wide, sum, dtype, static_cast<std::byte*>(output) + i * element, n, after);
+    }
   }
 }
 
@@ -378,18 +391,29 @@ void FillIdentity(core::ReduceOp op, core::DType dtype, void* memory, std::int64
   }
 }
 
-void ReduceParts(core::ReduceOp op, core::DType dtype, void* parts, std::int64_t members,
-                 std::int64_t count, fusion::Scale before, fusion::Scale after) {
+void ReduceMembers(core::ReduceOp op, core::DType dtype, std::span<const void* const> inputs,
+                   std::span<void* const> outputs, std::int64_t count, fusion::Scale before,
+                   fusion::Scale after) {
   SIRTAKI_CHECK(core::IsDefined(op, dtype) && op != core::ReduceOp::kAdasum,
                 "this type has no such reduction");
   const bool scales = !before.identity() || !after.identity();
   const bool floating = core::IsFloating(core::PartType(dtype));
   if (!floating && (scales || op == core::ReduceOp::kAverage)) {
-    return ReduceInBlocks(op, dtype, parts, members, count, before, after);
+    return ReduceInBlocks(op, dtype, inputs, outputs, count, before, after);
   }
   const Words words(op, dtype, count);
-  HWY_DYNAMIC_DISPATCH(FindParts)
-  (words.op, words.dtype)(parts, static_cast<std::size_t>(members), words.count, before, after);
+  HWY_DYNAMIC_DISPATCH(FindMembers)
+  (words.op, words.dtype)(inputs, outputs, words.count, before, after);
+}
+
+void ReduceParts(core::ReduceOp op, core::DType dtype, void* parts, std::int64_t members,
+                 std::int64_t count, fusion::Scale before, fusion::Scale after) {
+  const std::int64_t bytes = count * static_cast<std::int64_t>(core::SizeOf(dtype));
+  std::vector<const void*> inputs(static_cast<std::size_t>(members));
+  for (std::size_t m = 0; m < inputs.size(); ++m) {
+    inputs[m] = static_cast<std::byte*>(parts) + static_cast<std::int64_t>(m) * bytes;
+  }
+  ReduceMembers(op, dtype, inputs, {&parts, 1}, count, before, after);
 }
 
 }  // namespace sirtaki::ops

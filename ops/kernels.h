@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/types.h"
 #include "fusion/convert.h"
@@ -25,10 +26,16 @@ void ReduceInto(core::ReduceOp op, core::DType dtype, void* accumulator, const v
 // core::IsDefined names.
 void FillIdentity(core::ReduceOp op, core::DType dtype, void* memory, std::int64_t count);
 
-// The reduction of `members` vectors of `count` elements that follow each other in `parts`, into
-// the first of them: each element is widened to its accumulation type (fusion::AccumulationType of
-// dtype and op) and scaled by `before`, they are combined in order, and the result is scaled by
-// `after` and rounded once. op kAverage combines as kSum: the division is in `after`.
+// The reduction of one vector of `count` elements of each member, into each of the outputs: each
+// element is widened to its accumulation type (fusion::AccumulationType of dtype and op) and scaled
+// by `before`, they are combined in order, and the result is scaled by `after` and rounded once. op
+// kAverage combines as kSum: the division is in `after`. There is at least one input; an output is
+// an input or disjoint from all of them.
+void ReduceMembers(core::ReduceOp op, core::DType dtype, std::span<const void* const> inputs,
+                   std::span<void* const> outputs, std::int64_t count, fusion::Scale before,
+                   fusion::Scale after);
+
+// The same of vectors that follow each other in `parts`, into the first of them.
 void ReduceParts(core::ReduceOp op, core::DType dtype, void* parts, std::int64_t members,
                  std::int64_t count, fusion::Scale before, fusion::Scale after);
 

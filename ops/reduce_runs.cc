@@ -205,9 +205,49 @@ class HalfReduceRun : public GroupRun {
   Step step_ = Step::kExchange;
 };
 
+// The backend reduces the tensors where they lie, scales and rounds them on the way.
+class SegmentsReduceRun : public GroupRun {
+ public:
+  SegmentsReduceRun(const RunContext& context, const SegmentReduction& how)
+      : GroupRun(context), how_(how) {}
+
+ private:
+  bool Next() override {
+    if (begun_) return false;
+    begun_ = true;
+    const bool keeps = KeepsResult(*task());
+    const std::int64_t of_each = ElementsOf(task()->signature()).of_each;
+    std::vector<Segment> segments;
+    segments.reserve(task()->items.size());
+    for (const core::RunItem& item : task()->items) {
+      segments.push_back({.input = ReducedInput(item),
+                          .output = keeps && item.work != nullptr ? item.work->output : nullptr,
+                          .count = item.signature->ElementCount() * of_each});
+    }
+    Begin(backend_.AllReduceSegments(channel(), segments, how_));
+    return true;
+  }
+
+  const SegmentReduction how_;
+  bool begun_ = false;
+};
+
+SegmentReduction ReductionOf(const GroupTask& task) {
+  const Factors factors = FactorsOf(task, /*compressed=*/false);
+  return {.dtype = ElementsOf(task.signature()).dtype,
+          .op = task.signature().reduction,
+          .before = factors.load,
+          .after = factors.result};
+}
+
 }  // namespace
 
 std::unique_ptr<GroupRun> MakeReduceRun(const RunContext& context) {
+  const SegmentReduction how = ReductionOf(*context.task);
+  if (!context.task->signature().wire &&
+      context.backend.ReducesSegments(context.task->channel, how)) {
+    return std::make_unique<SegmentsReduceRun>(context, how);
+  }
   const std::optional<DType> wire = WireType(*context.task);
   // What is scaled when it is loaded would be rounded there as well.
   if (wire && context.task->channel.lane == fusion::Lane::kLarge &&

@@ -5,8 +5,8 @@ namespace sirtaki::ops {
 using core::Status;
 
 SelectingBackend::SelectingBackend(Backend& flat, shm::Backend* local,
-                                   const core::RankRanges& world)
-    : flat_(flat), local_(local) {
+                                   const core::RankRanges& world, Hierarchy* hierarchy)
+    : flat_(flat), local_(local), hierarchy_(hierarchy) {
   core::MutexLock lock(mutex_);
   const bool is_local = local_ != nullptr && local_->Covers(world);
   of_set_[core::kWorldSet] = is_local ? static_cast<Backend*>(local_) : &flat_;
@@ -22,6 +22,7 @@ Status SelectingBackend::AddSet(core::SetNumber set, const core::RankRanges& mem
   Status status = flat_.AddSet(set, members);
   const bool is_local = local_ != nullptr && local_->Covers(members);
   if (status.ok() && is_local) status = local_->AddSet(set, members);
+  if (status.ok() && hierarchy_ != nullptr) status = hierarchy_->AddSet(set, members);
   if (!status.ok()) return status;
   core::MutexLock lock(mutex_);
   of_set_[set] = is_local ? static_cast<Backend*>(local_) : &flat_;
@@ -31,13 +32,38 @@ Status SelectingBackend::AddSet(core::SetNumber set, const core::RankRanges& mem
 Status SelectingBackend::RemoveSet(core::SetNumber set) {
   const bool is_local = &For({set, fusion::Lane::kLarge}) != &flat_;
   Status status = is_local ? local_->RemoveSet(set) : Status::Ok();
+  if (status.ok() && hierarchy_ != nullptr) status = hierarchy_->RemoveSet(set);
   if (status.ok()) status = flat_.RemoveSet(set);
   core::MutexLock lock(mutex_);
   of_set_.erase(set);
   return status;
 }
 
+std::unique_ptr<Completion> SelectingBackend::AllReduce(Channel channel, void* buffer,
+                                                        std::int64_t count, core::DType dtype,
+                                                        core::ReduceOp op) {
+  if (ByHosts(channel, count * static_cast<std::int64_t>(core::SizeOf(dtype)))) {
+    return hierarchy_->AllReduce(channel, buffer, count, dtype, op);
+  }
+  return For(channel).AllReduce(channel, buffer, count, dtype, op);
+}
+
+bool SelectingBackend::ReducesSegments(Channel channel, const SegmentReduction& how) const {
+  return (hierarchy_ != nullptr && hierarchy_->Covers(channel)) ||
+         For(channel).ReducesSegments(channel, how);
+}
+
+std::unique_ptr<Completion> SelectingBackend::AllReduceSegments(Channel channel,
+                                                                std::span<const Segment> segments,
+                                                                const SegmentReduction& how) {
+  if (hierarchy_ != nullptr && hierarchy_->Covers(channel)) {
+    return hierarchy_->AllReduceSegments(channel, segments, how);
+  }
+  return For(channel).AllReduceSegments(channel, segments, how);
+}
+
 void SelectingBackend::Abort(const Status& why) {
+  if (hierarchy_ != nullptr) hierarchy_->Abort(why);
   if (local_ != nullptr) local_->Abort(why);
   flat_.Abort(why);
 }

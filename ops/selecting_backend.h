@@ -1,5 +1,6 @@
 // Sends each operation to the backend that does it best: shared memory for process sets of one
-// host, the medium's own for the rest and for messages. Decided by what all members agree on.
+// host, by hosts for large all-reduces of sets that span several, the medium's own for the rest and
+// for messages. Decided by what all members agree on.
 #pragma once
 
 #include <map>
@@ -10,15 +11,17 @@
 #include "core/rank_ranges.h"
 #include "core/thread_annotations.h"
 #include "ops/backend.h"
+#include "ops/hierarchy.h"
 #include "ops/shm/backend.h"
 
 namespace sirtaki::ops {
 
 class SelectingBackend final : public Backend {
  public:
-  // `flat`: takes every set. `local`: null if this host's ranks share no memory. Both must outlive
-  // this and all operations.
-  SelectingBackend(Backend& flat, shm::Backend* local, const core::RankRanges& world);
+  // `flat`: takes every set. `local`: null if this host's ranks share no memory. `hierarchy`: null
+  // if nothing goes that way; it knows the world already. All must outlive this and all operations.
+  SelectingBackend(Backend& flat, shm::Backend* local, const core::RankRanges& world,
+                   Hierarchy* hierarchy = nullptr);
 
   std::string_view name() const override { return "selecting"; }
   core::Status AddSet(core::SetNumber set, const core::RankRanges& members) override
@@ -26,9 +29,7 @@ class SelectingBackend final : public Backend {
   core::Status RemoveSet(core::SetNumber set) override SIRTAKI_EXCLUDES(mutex_);
 
   std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
-                                        core::DType dtype, core::ReduceOp op) override {
-    return For(channel).AllReduce(channel, buffer, count, dtype, op);
-  }
+                                        core::DType dtype, core::ReduceOp op) override;
   std::unique_ptr<Completion> Reduce(Channel channel, void* buffer, std::int64_t count,
                                      core::DType dtype, core::ReduceOp op, int root) override {
     return For(channel).Reduce(channel, buffer, count, dtype, op, root);
@@ -49,13 +50,9 @@ class SelectingBackend final : public Backend {
                                        std::int64_t bytes) override {
     return For(channel).AllToAll(channel, input, output, bytes);
   }
-  bool ReducesSegments(Channel channel, const SegmentReduction& how) const override {
-    return For(channel).ReducesSegments(channel, how);
-  }
+  bool ReducesSegments(Channel channel, const SegmentReduction& how) const override;
   std::unique_ptr<Completion> AllReduceSegments(Channel channel, std::span<const Segment> segments,
-                                                const SegmentReduction& how) override {
-    return For(channel).AllReduceSegments(channel, segments, how);
-  }
+                                                const SegmentReduction& how) override;
   core::MemorySource& memory() override {
     return local_ != nullptr ? local_->memory() : flat_.memory();
   }
@@ -76,9 +73,13 @@ class SelectingBackend final : public Backend {
 
  private:
   Backend& For(Channel channel) const SIRTAKI_EXCLUDES(mutex_);
+  bool ByHosts(Channel channel, std::int64_t bytes) const {
+    return hierarchy_ != nullptr && hierarchy_->Takes(channel, bytes);
+  }
 
   Backend& flat_;
   shm::Backend* const local_;
+  Hierarchy* const hierarchy_;
   mutable core::Mutex mutex_;
   std::map<core::SetNumber, Backend*> of_set_ SIRTAKI_GUARDED_BY(mutex_);
 };

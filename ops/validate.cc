@@ -185,7 +185,7 @@ std::string ValidateRequest(const core::Signature& signature, const core::RankRa
                             const OwnTensor& own) {
   if (members.empty()) return "the process set has no members";
   if (signature.kind == OpKind::kBarrier || signature.kind == OpKind::kAddSet ||
-      signature.kind == OpKind::kRemoveSet) {
+      signature.kind == OpKind::kRemoveSet || signature.kind == OpKind::kSetLimits) {
     return ValidateBare(signature, members);
   }
   if (signature.device != core::DeviceKind::kHost) {

@@ -65,6 +65,7 @@ int join(const JoinOptions& options, const Session& session) {
   const core::Status ended = state->Wait(*handle);
   if (handle->done()) handle->Observe();
   detail::ThrowIfError(ended);
+  ++*state->JoinsOf(members.set);
   return static_cast<int>(handle->value());
 }
 

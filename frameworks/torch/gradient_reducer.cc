@@ -4,25 +4,24 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <unordered_set>
+#include <optional>
 #include <utility>
 
 #include "core/text.h"
-#include "core/wire.h"
-#include "frameworks/torch/agreement.h"
 #include "frameworks/torch/equality.h"
+#include "frameworks/torch/gradient_buckets.h"
+#include "frameworks/torch/gradient_members.h"
 #include "frameworks/torch/gradient_rule.h"
-#include "frameworks/torch/named_parameters.h"
 #include "frameworks/torch/parameter_gradient.h"
 #include "frameworks/torch/pending_tensor.h"
 #include "frameworks/torch/session_set.h"
 #include "frameworks/torch/step_deltas.h"
+#include "frameworks/torch/step_tuner.h"
 #include "frameworks/torch/throw.h"
 #include "sirtaki/optimizer.h"
 
 namespace sirtaki::detail {
 
-using GradientPtr = std::shared_ptr<ParameterGradient>;
 using LossClosure = GradientReducer::LossClosure;
 using BaseStep = GradientReducer::BaseStep;
 
@@ -32,10 +31,8 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   Impl(NamedTensors names, const DistributedOptimizerOptions& options, bool after_backward,
        const std::shared_ptr<SessionState>& session);
 
-  // Takes the parameters of the optimizer that are new and drops those that are gone. Collective if
-  // anything has changed since the last time.
+  // As those of its members.
   void Scan(const torch::optim::Optimizer& optimizer);
-  // Takes the parameters that it was made with. Collective.
   void TakeAll();
 
   void CheckSession() const;
@@ -51,7 +48,7 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   Scope SkipSynchronize();
   bool has_local_gradients() const { return active() && rule_->of_steps(); }
   const SessionSet& set() const { return set_; }
-  const std::string& prefix() const { return prefix_; }
+  const std::string& prefix() const { return members_.prefix(); }
 
  private:
   void BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure);
@@ -59,27 +56,21 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   at::Tensor CombinedStep(LossClosure closure, const BaseStep& base_step);
   LossClosure Wrap(LossClosure closure);
   at::Tensor AverageLoss(const at::Tensor& loss);
-  void NameAdded(const torch::optim::Optimizer& optimizer);
-  void Take(const NamedParameters& named);
-  std::vector<GradientPtr> GradientsOf(const NamedParameters& named, std::string* error);
   void OnSubmitted();
   void EndBackward();
   const ParameterGradient* FirstOutstanding() const;
   bool AnyTouched() const;
   void SubmitMissing();
+  static void SubmitUnlessReported(const GradientPtr& member);
   void StartAnew();
   void CheckParametersWhenDue();
 
   const SessionSet set_;
-  NamedTensors names_;
   const std::shared_ptr<const GradientRule> rule_;
-  std::string what_;                  // "parameters of the optimizer #2"
-  std::string prefix_;                // of keys
-  std::string invalid_;               // what is wrong with the options
-  bool taken_ = false;                // the optimizer was looked at
-  int added_ = 0;                     // parameters that came later, without a name
-  std::vector<const void*> scanned_;  // its parameters, as they were last seen
-  std::vector<GradientPtr> members_;
+  const int number_;  // of the optimizer in its set
+  GradientMembers members_;
+  GradientBuckets buckets_;
+  std::optional<StepTuner> tuner_;  // of the option autotune, with one optimizer
   // All gradients are averaged, and no step has used them yet.
   bool synchronized_ = false;
   const std::int64_t check_every_;  // steps; 0: never
@@ -90,15 +81,19 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
 
 namespace {
 
-// A key is the prefix and the name.
-std::string WhyTooLong(const std::vector<std::string>& names, const std::string& prefix) {
-  const std::size_t most = core::kMaxNameBytes - std::min(prefix.size(), core::kMaxNameBytes);
-  for (const std::string& name : names) {
-    if (name.size() <= most) continue;
-    return "a parameter's name is too long: " + core::Quoted(name) + "; at most " +
-           std::to_string(most) + " bytes are allowed";
-  }
-  return {};
+GradientMembers::Description DescribeMembers(NamedTensors names,
+                                             const DistributedOptimizerOptions& options,
+                                             bool after_backward, int number) {
+  const std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
+  GradientMembers::Description of;
+  of.names = std::move(names);
+  // By number, which all ranks have alike: names may differ by mistake.
+  of.what = (after_backward ? "parameters of the module" : "parameters of the optimizer") + suffix;
+  of.prefix = options.op() == ReduceOp::Adasum ? "delta" : "gradient";
+  of.prefix += (options.name().empty() ? suffix : ":" + options.name()) + "/";
+  of.invalid = WhyInvalid(options, after_backward);
+  of.check_every = options.check_parameters_every();
+  return of;
 }
 
 // The first gradient that is still under way, in an error's words.
@@ -115,16 +110,30 @@ std::string WhyTooLong(const std::vector<std::string>& names, const std::string&
 GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOptions& options,
                             bool after_backward, const std::shared_ptr<SessionState>& session)
     : set_(session, options.process_set()),
-      names_(std::move(names)),
       rule_(std::make_shared<const GradientRule>(MakeRule(options, after_backward, set_.size()))),
-      invalid_(WhyInvalid(options, after_backward)),
+      number_(set_.session->NextOptimizerNumber(set_.members.set)),
+      members_(DescribeMembers(std::move(names), options, after_backward, number_), set_, rule_),
+      buckets_(set_, number_, members_.prefix(), rule_),
       check_every_(options.check_parameters_every()) {
-  const int number = set_.session->NextOptimizerNumber(set_.members.set);
-  const std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
-  // By number, which all ranks have alike: names may differ by mistake.
-  what_ = (after_backward ? "parameters of the module" : "parameters of the optimizer") + suffix;
-  prefix_ = rule_->of_steps() ? "delta" : "gradient";
-  prefix_ += (options.name().empty() ? suffix : ":" + options.name()) + "/";
+  const bool first = number_ == 1 && set_.members.set == core::kWorldSet;
+  const core::Config& config = set_.session->session().config();
+  // What is found depends on times, and would decide which gradients are reduced together.
+  if (first && set_.size() > 1 && !rule_->of_steps() && config.autotune && !config.deterministic) {
+    tuner_.emplace(set_);
+  }
+}
+
+void GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
+  if (members_.Scan(optimizer)) buckets_.Renew();
+}
+
+void GradientReducer::Impl::TakeAll() {
+  members_.TakeAll();
+  for (const GradientPtr& member : members_.all()) {
+    member->set_on_submitted([self = weak_from_this()] {
+      if (const auto alive = self.lock()) alive->OnSubmitted();
+    });
+  }
 }
 
 void GradientReducer::Impl::CheckSession() const {
@@ -134,159 +143,56 @@ void GradientReducer::Impl::CheckSession() const {
   }
 }
 
-// ---- which parameters ----
-
-// Those that are new are not registered yet.
-std::vector<GradientPtr> GradientReducer::Impl::GradientsOf(const NamedParameters& named,
-                                                            std::string* error) {
-  std::vector<GradientPtr> gradients;
-  for (std::size_t i = 0; i < named.names.size(); ++i) {
-    const std::string& name = named.names[i];
-    GradientPtr gradient =
-        set_.session->gradients().OfParameter(named.parameters[i].unsafeGetTensorImpl());
-    if (gradient) {
-      if (&gradient->rule() != rule_.get() && !CanShare(gradient->rule(), *rule_)) {
-        *error =
-            "the gradient of " + core::Quoted(name) +
-            " is reduced for another optimizer or module (" + ToText(gradient->rule()) + "; here " +
-            ToText(*rule_) +
-            "): optimizers of the same parameter need the same options, op Average and no hook; a "
-            "module that averages gradients takes an optimizer that does not";
-        return gradients;
-      }
-    } else {
-      const std::string key = prefix_ + name;
-      if (set_.session->gradients().OfKey(core::Key::Named(set_.members.set, key))) {
-        *error = "the name " + core::Quoted(name) + " is in use by another optimizer (" +
-                 core::Quoted(key) + "): give optimizers different names";
-        return gradients;
-      }
-      gradient = std::make_shared<ParameterGradient>(
-          ParameterGradient::Description{name, key, static_cast<std::int64_t>(i),
-                                         named.parameters[i], rule_},
-          set_);
-    }
-    gradients.push_back(std::move(gradient));
-  }
-  return gradients;
-}
-
-void GradientReducer::Impl::Take(const NamedParameters& named) {
-  std::string error = !invalid_.empty() ? invalid_ : named.error;
-  if (error.empty()) error = WhyTooLong(named.names, prefix_);
-  std::vector<GradientPtr> gradients;
-  if (error.empty() && active()) gradients = GradientsOf(named, &error);
-
-  std::vector<std::string> lines = DescribeAll(named);
-  // Optimizers that share a parameter here have to share it everywhere.
-  for (std::size_t i = 0; i < gradients.size() && error.empty(); ++i) {
-    if (gradients[i]->key() != prefix_ + named.names[i]) lines[i] += ", as " + gradients[i]->key();
-  }
-  std::string options = "gradients by " + ToText(*rule_) + ", called " + core::Quoted(prefix_);
-  if (check_every_ > 0) options += ", checked every " + std::to_string(check_every_) + " steps";
-  lines.insert(lines.begin(), std::move(options));
-  AgreeOnList(what_, lines, error, set_);
-
-  for (const GradientPtr& gradient : gradients) {
-    set_.session->gradients().Add(gradient->parameter().unsafeGetTensorImpl(),
-                                  core::Key::Named(set_.members.set, gradient->key()), gradient);
-    gradient->Attach();
-    if (rule_->after_backward) {
-      gradient->set_on_submitted([self = weak_from_this()] {
-        if (const auto alive = self.lock()) alive->OnSubmitted();
-      });
-    }
-  }
-  members_ = std::move(gradients);
-}
-
-void GradientReducer::Impl::TakeAll() {
-  NamedParameters named;
-  std::unordered_set<const void*> seen;
-  for (const auto& [name, tensor] : names_) {
-    // Of several names of one tensor (tied weights) the first counts.
-    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
-    named.names.push_back(name);
-    named.parameters.push_back(tensor);
-  }
-  Take(named);
-}
-
-void GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
-  // Looks at every parameter in every step: hardly more than a comparison each.
-  std::size_t at = 0;
-  bool same = true;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      same = same && at < scanned_.size() && scanned_[at] == parameter.unsafeGetTensorImpl();
-      ++at;
-    }
-  }
-  if (taken_ && same && at == scanned_.size()) return;
-  if (taken_) NameAdded(optimizer);
-  Take(MatchNames(optimizer, names_));
-  taken_ = true;
-  scanned_.clear();
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      scanned_.push_back(parameter.unsafeGetTensorImpl());
-    }
-  }
-}
-
-// Parameters that nobody has named are called in the order in which they were added.
-void GradientReducer::Impl::NameAdded(const torch::optim::Optimizer& optimizer) {
-  std::unordered_set<const void*> known;
-  for (const auto& [name, tensor] : names_) known.insert(tensor.unsafeGetTensorImpl());
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (!known.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      names_.emplace_back("added parameter " + std::to_string(++added_), parameter);
-    }
-  }
-}
-
 // ---- averaging ----
 
 const ParameterGradient* GradientReducer::Impl::FirstOutstanding() const {
-  const auto found = std::find_if(members_.begin(), members_.end(), [](const GradientPtr& member) {
-    return member->gate().reported();
-  });
-  return found == members_.end() ? nullptr : found->get();
+  const auto found =
+      std::find_if(members_.all().begin(), members_.all().end(),
+                   [](const GradientPtr& member) { return member->gate().reported(); });
+  return found == members_.all().end() ? nullptr : found->get();
 }
 
 bool GradientReducer::Impl::AnyTouched() const {
-  return std::any_of(members_.begin(), members_.end(),
+  return std::any_of(members_.all().begin(), members_.all().end(),
                      [](const GradientPtr& member) { return member->gate().touched(); });
 }
 
+void GradientReducer::Impl::SubmitUnlessReported(const GradientPtr& member) {
+  if (member->gate().reported()) return;
+  member->Attach();
+  if (!member->takes_part()) return;
+  member->gate().Report();
+  member->Submit(/*will_wait=*/true);
+}
+
 void GradientReducer::Impl::SubmitMissing() {
-  for (const GradientPtr& member : members_) {
-    if (member->gate().reported()) continue;
-    member->Attach();
-    if (!member->takes_part()) continue;
-    member->gate().Report();
-    member->Submit(/*will_wait=*/true);
+  for (const GradientPtr& member : members_.all()) {
+    SubmitUnlessReported(member);
+    // In a bucket of the optimizer that had it first: the whole bucket waits.
+    if (!member->shared()) continue;
+    for (const GradientPtr& mate : member->BucketMates()) SubmitUnlessReported(mate);
   }
+  for (const GradientPtr& member : buckets_.gradients()) SubmitUnlessReported(member);
 }
 
 void GradientReducer::Impl::Synchronize() {
   CheckSession();
   std::exception_ptr first_error;
-  try {
-    SubmitMissing();
-  } catch (...) {
-    // The group has failed, or memory is short; what was accepted is waited for all the same.
-    first_error = std::current_exception();
-  }
-  for (const GradientPtr& member : members_) {
-    if (!member->gate().reported()) continue;
+  const auto attempt = [&first_error](const auto& call) {
     try {
-      ThrowIfError(member->Finish());
+      call();
     } catch (...) {
       if (!first_error) first_error = std::current_exception();
     }
-  }
+  };
+  const auto finish = [&attempt](const GradientPtr& member) {
+    if (member->gate().reported()) attempt([&member] { ThrowIfError(member->Finish()); });
+  };
+  // If the group has failed, or memory is short, what was accepted is waited for all the same.
+  attempt([this] { SubmitMissing(); });
+  for (const GradientPtr& member : members_.all()) finish(member);
+  for (const GradientPtr& member : buckets_.gradients()) finish(member);
+  attempt([this] { buckets_.Update(members_.all()); });
   if (first_error) std::rethrow_exception(first_error);
   synchronized_ = true;
 }
@@ -311,6 +217,7 @@ void GradientReducer::Impl::EndBackward() {
   CheckParametersWhenDue();
   Synchronize();
   AfterStep();
+  if (tuner_) tuner_->AfterStep();
 }
 
 void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
@@ -343,11 +250,12 @@ at::Tensor GradientReducer::Impl::Step(const torch::optim::Optimizer& optimizer,
   if (rule_->of_steps()) return CombinedStep(std::move(closure), base_step);
   at::Tensor loss = base_step(closure ? Wrap(std::move(closure)) : nullptr);
   AfterStep();
+  if (tuner_) tuner_->AfterStep();
   return loss;
 }
 
 void GradientReducer::Impl::MakeDense() const {
-  for (const GradientPtr& member : members_) {
+  for (const GradientPtr& member : members_.all()) {
     at::Tensor& gradient = member->parameter().mutable_grad();
     if (gradient.defined() && gradient.is_sparse()) gradient = gradient.to_dense();
   }
@@ -366,7 +274,7 @@ at::Tensor GradientReducer::Impl::CombinedStep(LossClosure closure, const BaseSt
   }
   if (set_.size() == 1) return base_step(std::move(closure));
   StepDeltas deltas(set_);
-  for (const GradientPtr& member : members_) {
+  for (const GradientPtr& member : members_.all()) {
     member->Attach();
     if (member->takes_part()) deltas.Remember(member->key(), member->parameter());
   }
@@ -406,23 +314,24 @@ void GradientReducer::Impl::CheckParametersWhenDue() {
   if (check_every_ == 0 || steps_++ % check_every_ != 0) return;
   std::vector<std::string> names;
   std::vector<at::Tensor> parameters;
-  for (const GradientPtr& member : members_) {
+  for (const GradientPtr& member : members_.all()) {
     names.push_back(member->name());
     parameters.push_back(member->parameter());
   }
-  CheckEqual("check_parameters of the " + what_, names, parameters, set_);
+  CheckEqual("check_parameters of the " + members_.what(), names, parameters, set_);
 }
 
 void GradientReducer::Impl::BeforeForward() {
   // Activation checkpointing runs parts of the forward pass anew within backward().
   if (torch::autograd::get_current_graph_task_id() != -1) return;
   if (FirstOutstanding() != nullptr) EndBackward();
-  for (const GradientPtr& member : members_) member->Attach();
+  for (const GradientPtr& member : members_.all()) member->Attach();
 }
 
 void GradientReducer::Impl::StartAnew() {
   AfterStep();
-  for (const GradientPtr& member : members_) {
+  buckets_.DissolveUnlessFitting();
+  for (const GradientPtr& member : members_.all()) {
     member->gate().Reset();
     member->Attach();
   }
@@ -431,7 +340,7 @@ void GradientReducer::Impl::StartAnew() {
 at::Tensor GradientReducer::Impl::AverageLoss(const at::Tensor& loss) {
   TensorCall call;
   call.tensor = loss;
-  call.name = prefix_ + "loss of the closure";
+  call.name = prefix() + "loss of the closure";
   call.process_set = set_.process_set;
   call.reduction = core::ReduceOp::kAverage;
   call.will_wait = true;
@@ -439,8 +348,8 @@ at::Tensor GradientReducer::Impl::AverageLoss(const at::Tensor& loss) {
 }
 
 Scope GradientReducer::Impl::NoSync() {
-  for (const GradientPtr& member : members_) member->gate().Hold();
-  return Scope([held = members_] {
+  for (const GradientPtr& member : members_.all()) member->gate().Hold();
+  return Scope([held = members_.all()] {
     for (const GradientPtr& gradient : held) gradient->gate().Release();
   });
 }

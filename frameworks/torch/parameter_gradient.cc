@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sparse_coo_tensor.h>
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -14,11 +13,11 @@
 
 #include "core/text.h"
 #include "frameworks/torch/compression.h"
-#include "frameworks/torch/gradient_form.h"
+#include "frameworks/torch/gradient_buckets.h"
+#include "frameworks/torch/gradient_memory.h"
 #include "frameworks/torch/sparse_call.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
-#include "sirtaki/error.h"
 
 namespace sirtaki::detail {
 
@@ -113,7 +112,8 @@ void ParameterGradient::ThrowWrittenAgain() const {
 }
 
 // Before the node adds to memory that the reduction is reading.
-void ParameterGradient::OnAccumulate() const {
+void ParameterGradient::OnAccumulate() {
+  fresh_.store(!what_.parameter.grad().defined(), std::memory_order_relaxed);
   if (gate_.reported() && !set_.session->gone()) ThrowWrittenAgain();
 }
 
@@ -148,16 +148,48 @@ core::Signature ParameterGradient::MakeSignature(const at::Tensor& shaped) const
   return signature;
 }
 
+// Nobody else has it, so that its place may change: a backward that found no gradient has made it,
+// or nothing but `.grad` refers to it and to its memory.
+bool ParameterGradient::MayReplaceFound() const {
+  constexpr std::size_t kOurs = 2;  // `.grad` and found_
+  return found_.use_count() == kOurs &&
+         (fresh_.load(std::memory_order_relaxed) || found_.storage().use_count() == 1);
+}
+
+// Where a dense gradient is reduced: where it lies if it lies right. If only the backend does not
+// see it there, it moves to memory that the backend sees, once, and its own is given back.
+at::Tensor ParameterGradient::PlaceDense(const std::vector<std::int64_t>& strides) {
+  frameworks::Session& session = set_.session->session();
+  const bool lies_right = LiesWith(found_, strides);
+  const bool seen = found_.numel() == 0 || session.IsShared(found_.const_data_ptr());
+  // One with a graph may be what its graph has kept: it stays as it is.
+  const bool has_graph = found_.requires_grad();
+  const bool moves = lies_right && !seen && !has_graph &&
+                     LiesWith(found_, ContractStrides(what_.parameter)) && MayReplaceFound();
+  if (lies_right && !has_graph && !moves) {
+    NoteOverwritten(found_);
+    return found_.detach();
+  }
+  at::Tensor placed = EmptyForBackend(found_, strides, session);
+  placed.copy_(found_.detach());
+  if (!moves) return placed;
+  what_.parameter.mutable_grad() = placed;
+  found_ = placed;
+  return placed.detach();
+}
+
 void ParameterGradient::GiveMemory(core::Work& work) {
-  if (present_ && IsSparse(found_)) {
-    moved_ = found_.detach().to_dense();
-  } else if (present_) {
-    moved_ = Flat(found_);
-    // A gradient with a graph may be what its graph has kept: it stays as it is.
-    if (found_.requires_grad() && moved_.is_alias_of(found_)) moved_ = moved_.clone();
-    if (moved_.is_alias_of(found_)) NoteOverwritten(found_);
+  // By itself it lies row by row on all ranks, in a bucket as the bucket's layout says.
+  const std::vector<std::int64_t> strides =
+      in_ ? ContractStrides(what_.parameter) : RowMajorStrides(what_.parameter);
+  if (!present_) {
+    moved_ = EmptyForBackend(what_.parameter.detach(), strides, set_.session->session());
+    moved_.zero_();
+  } else if (IsSparse(found_)) {
+    moved_ = EmptyForBackend(found_.detach(), strides, set_.session->session());
+    moved_.copy_(found_.detach().to_dense());
   } else {
-    moved_ = at::zeros(what_.parameter.sizes(), what_.parameter.options().requires_grad(false));
+    moved_ = PlaceDense(strides);
   }
   if (found_.defined()) version_ = VersionOf(found_);
   work.input = work.output = moved_.mutable_data_ptr();
@@ -196,9 +228,32 @@ void ParameterGradient::CallHook() {
   if (!finish_hook_) FailHook("it returned nothing to call");
 }
 
+void ParameterGradient::PutInto(std::shared_ptr<Bucket> bucket, std::size_t part) {
+  bucket_ = std::move(bucket);
+  part_ = part;
+}
+
+void ParameterGradient::TakeOut() { bucket_.reset(); }
+
+std::vector<std::shared_ptr<ParameterGradient>> ParameterGradient::BucketMates() const {
+  std::vector<std::shared_ptr<ParameterGradient>> mates;
+  if (!bucket_) return mates;
+  for (const auto& gradient : bucket_->gradients) {
+    if (auto alive = gradient.lock()) mates.push_back(std::move(alive));
+  }
+  return mates;
+}
+
 void ParameterGradient::Submit(bool will_wait) {
   found_ = what_.parameter.grad();
   present_ = found_.defined() && what_.parameter.requires_grad();
+  if (found_.defined()) version_ = VersionOf(found_);
+  seen_ = {};
+  if (present_) {
+    seen_.order = what_.ready_count->fetch_add(1, std::memory_order_relaxed);
+    seen_.dense = !IsSparse(found_) || what_.rule->sparse_as_dense;
+    seen_.stays_out = !seen_.dense;
+  }
   Start(will_wait);
 }
 
@@ -209,30 +264,63 @@ bool ParameterGradient::MovesSparse() const {
 
 void ParameterGradient::Start(bool will_wait) {
   at::NoGradGuard no_grad;
-  if (MovesSparse()) {
+  if (bucket_ && !bucket_->outdated()) {
+    StartInBucket(will_wait);
+  } else if (MovesSparse()) {
     StartSparse(will_wait);
   } else {
     StartDense(will_wait);
   }
 }
 
-void ParameterGradient::StartDense(bool will_wait) {
+// The work but for its key and its memory.
+core::WorkPtr ParameterGradient::DescribeDense() {
   auto work = std::make_shared<core::Work>();
-  work->request.key = core::Key::Named(set_.members.set, what_.key);
   if (!present_) work->request.absent = {true};
   const bool as_found = present_ && !(what_.rule->sparse_as_dense && IsSparse(found_));
   const at::Tensor& shaped = as_found ? found_ : what_.parameter;
-  std::string& invalid = work->request.invalid;
-  invalid = WhyNotMovable(shaped);
+  work->request.invalid = WhyNotMovable(shaped);
   core::Signature signature = MakeSignature(shaped);
   if (!signature_ || *signature_ != signature) {
     signature_ = std::make_shared<const core::Signature>(std::move(signature));
   }
   work->request.signature = signature_;
+  return work;
+}
+
+void ParameterGradient::StartDense(bool will_wait) {
+  const core::WorkPtr work = DescribeDense();
+  work->request.key = core::Key::Named(set_.members.set, what_.key);
+  std::string& invalid = work->request.invalid;
   if (invalid.empty()) invalid = TryGiveMemory(*work);
   if (invalid.empty() && what_.rule->hook) CallHook();
   ThrowIfError(set_.session->Submit(work, will_wait));
   handle_ = work->handle;
+}
+
+// What does not fit makes the request of the whole bucket invalid, so that all ranks take the
+// bucket apart.
+void ParameterGradient::StartInBucket(bool will_wait) {
+  using Arrival = fusion::BucketAssembly::Arrival;
+  const std::shared_ptr<Bucket> bucket = bucket_;
+  const core::WorkPtr work = DescribeDense();
+  std::string& invalid = work->request.invalid;
+  if (invalid.empty() && *signature_ != bucket->assembly.SignatureOf(part_)) {
+    invalid = "it is not like its parameter was when the bucket was laid out";
+  }
+  in_ = bucket;
+  in_part_ = part_;
+  if (invalid.empty()) invalid = TryGiveMemory(*work);
+  if (!invalid.empty()) invalid = "the gradient of " + core::Quoted(what_.name) + ": " + invalid;
+  const Arrival arrival = bucket->assembly.Put(part_, work);
+  if (arrival == Arrival::kInFlight) {
+    in_.reset();
+    ThrowWrittenAgain();
+  }
+  if (arrival == Arrival::kEarly) return;
+  const core::WorkPtr whole = bucket->assembly.Assemble();
+  ThrowIfError(set_.session->Submit(whole, will_wait));
+  bucket->assembly.NoteSubmitted(whole);
 }
 
 // One grouped all-gather of indices and values.
@@ -257,128 +345,6 @@ void ParameterGradient::StartSparse(bool will_wait) {
                            .postscale(what_.rule->postscale)
                            .process_set(set_.process_set);
   sparse_ = detail::StartSparse(mine, options, will_wait, set_.session);
-}
-
-void ParameterGradient::Deliver(const at::Tensor& average) {
-  if (found_.defined() && !found_.requires_grad() && !IsSparse(found_)) {
-    if (average.data_ptr() != found_.data_ptr()) found_.copy_(average);
-  } else {
-    what_.parameter.mutable_grad() = average;
-  }
-}
-
-void ParameterGradient::CollectFromHook() {
-  at::Tensor result;
-  try {
-    result = finish_hook_();
-  } catch (...) {
-    FailHook(TextOfCurrent());
-  }
-  if (!result.defined() || result.numel() != moved_.numel() ||
-      result.scalar_type() != moved_.scalar_type() || !result.device().is_cpu()) {
-    FailHook("it gave " + TypeAndShape(result) + " for " + TypeAndShape(moved_) +
-             "; type and number of elements have to be equal");
-  }
-  Deliver(result.detach().reshape(moved_.sizes()));
-}
-
-// Precondition: Await has said ok.
-core::Status ParameterGradient::Collect() {
-  const at::Tensor& now = what_.parameter.grad();
-  const bool same = now.is_same(found_);
-  if (!same || (now.defined() && VersionOf(now) != version_)) {
-    return Refused("the gradient of " + core::Quoted(what_.name) + " was " +
-                   (same ? "changed" : "replaced") +
-                   " while it was being reduced: call step() or synchronize() on the optimizer "
-                   "before zero_grad() and before changing gradients");
-  }
-  if (sparse_) {
-    sparse_dims_ = moved_.sparse_dim();
-    // Ranks without the gradient cannot tell an empty one from none: it is none for all of them.
-    what_.parameter.mutable_grad() = moved_._nnz() > 0 ? moved_ : at::Tensor();
-    return {};
-  }
-  if (handle_->absent_everywhere()) return {};
-  sparse_dims_ = 0;
-  if (what_.rule->hook) {
-    CollectFromHook();
-  } else {
-    Deliver(moved_);
-  }
-  return {};
-}
-
-// Not ok with a handle that is not done: the wait was given up.
-core::Status ParameterGradient::Await() {
-  if (sparse_) {
-    try {
-      moved_ = sparse_->Results().front();
-      return {};
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::mismatch) throw;
-      sparse_error_ = std::current_exception();
-      return Refused(error.what());
-    }
-  }
-  if (!handle_) {
-    // Its submission threw in backward(), and the program went on.
-    return Refused("the reduction of the gradient of " + core::Quoted(what_.name) +
-                   " could not be started in backward(), which threw the reason");
-  }
-  return handle_->done() ? handle_->status() : set_.session->Wait(*handle_);
-}
-
-// After a mismatch, of which all ranks know: it may be that some have a sparse gradient and others,
-// which have none, did not know of that. False if it is something else.
-bool ParameterGradient::StartInAgreedForm() {
-  const bool is_sparse = present_ && IsSparse(found_) && !what_.rule->sparse_as_dense;
-  const auto form =
-      AgreeOnForm(what_.name, what_.key,
-                  {present_, is_sparse ? found_.sparse_dim() : 0, sparse_ != nullptr}, set_);
-  if (!form) return false;
-  // Started anew, it would not be noticed any more that the gradient was written meanwhile.
-  const bool written = found_.defined() && VersionOf(found_) != version_;
-  if (handle_) handle_->Observe();
-  handle_.reset();
-  sparse_.reset();
-  sparse_dims_ = *form;
-  Start(/*will_wait=*/true);
-  if (written) --version_;
-  return true;
-}
-
-core::Status ParameterGradient::Finish() {
-  struct Reset {
-    ParameterGradient* self;
-    ~Reset() {
-      if (self == nullptr) return;
-      self->Clear();
-      self->gate_.Reset();
-    }
-  } reset{this};
-  at::NoGradGuard no_grad;
-  core::Status status = Await();
-  if (handle_ && !handle_->done()) {
-    reset.self = nullptr;  // in a forked child
-    return status;
-  }
-  const bool mismatch = sparse_error_ || status.code() == core::StatusCode::kMismatch;
-  if (mismatch && !what_.rule->hook && StartInAgreedForm()) {
-    sparse_error_ = nullptr;
-    status = Await();
-  }
-  if (sparse_error_) std::rethrow_exception(sparse_error_);
-  return status.ok() ? Collect() : status;
-}
-
-void ParameterGradient::Clear() {
-  if (handle_) handle_->Observe();
-  handle_.reset();
-  sparse_.reset();
-  sparse_error_ = nullptr;
-  found_ = at::Tensor();
-  moved_ = at::Tensor();
-  finish_hook_ = nullptr;
 }
 
 }  // namespace sirtaki::detail

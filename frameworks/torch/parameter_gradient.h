@@ -5,11 +5,14 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/request.h"
 #include "core/status.h"
@@ -21,6 +24,8 @@
 
 namespace sirtaki::detail {
 
+struct Bucket;
+
 // Shared by all optimizers that have the parameter. Hooks run on autograd's threads, also several
 // at once; everything else is called by the thread that uses the optimizers.
 class ParameterGradient : public std::enable_shared_from_this<ParameterGradient> {
@@ -31,6 +36,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
     std::int64_t index = 0;  // among the parameters of the optimizer that made it
     at::Tensor parameter;
     std::shared_ptr<const GradientRule> rule;
+    // Counts the gradients of the optimizer that made it as they become ready.
+    std::shared_ptr<std::atomic<std::int64_t>> ready_count;
   };
   ParameterGradient(Description description, SessionSet set);
   ~ParameterGradient();  // takes the hooks away
@@ -52,7 +59,26 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // Called by the hook that has submitted.
   void set_on_submitted(std::function<void()> call) { on_submitted_ = std::move(call); }
 
-  // Precondition: the gate was reported by the caller. Throws what the engine refuses.
+  // ---- buckets: where it goes together with others, from the next Submit on ----
+  // What this rank has seen of it in the last Submit.
+  struct Seen {
+    std::int64_t order = -1;  // among the optimizer's gradients; -1: there was none
+    bool dense = false;       // there was one, and it was no sparse one
+    bool stays_out = false;   // it cannot go with others
+  };
+  const Seen& seen() const { return seen_; }
+  // Of one like its parameter.
+  core::Signature ExpectedSignature() const { return MakeSignature(what_.parameter); }
+  void PutInto(std::shared_ptr<Bucket> bucket, std::size_t part);
+  void TakeOut();
+  // A second optimizer has it as well: it belongs to no bucket.
+  void Share() { shared_ = true; }
+  bool shared() const { return shared_; }
+  // Those that are in a bucket with it.
+  std::vector<std::shared_ptr<ParameterGradient>> BucketMates() const;
+
+  // Precondition: the gate was reported by the caller. Hands it to its bucket, which is submitted
+  // with its last gradient; else submits it by itself. Throws what the engine refuses.
   void Submit(bool will_wait);
   // Waits, and puts the average where the optimizer looks for it. Afterwards the gate is open
   // again, unless the wait was given up. Precondition: the gate is reported. May throw what
@@ -63,22 +89,30 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   template <class Base>
   friend struct GradientHook;
 
-  void OnAccumulate() const;  // before the gradient is written
-  void OnGradient();          // after it was written
+  void OnAccumulate();  // before the gradient is written
+  void OnGradient();    // after it was written
   core::Status Refused(const std::string& text) const;
   [[noreturn]] void ThrowWrittenAgain() const;
   void Detach();
   // Why there is no memory, for the peers to learn it as well; empty if there is.
   std::string TryGiveMemory(core::Work& work);
   void GiveMemory(core::Work& work);
+  at::Tensor PlaceDense(const std::vector<std::int64_t>& strides);
+  bool MayReplaceFound() const;
   void FailHook(const std::string& why) const;  // throws
   void CallHook();
   bool MovesSparse() const;
   void Start(bool will_wait);
   void StartDense(bool will_wait);
+  void StartInBucket(bool will_wait);
   void StartSparse(bool will_wait);
+  void StartAnew();
+  core::WorkPtr DescribeDense();
   core::Signature MakeSignature(const at::Tensor& shaped) const;
   core::Status Await();
+  core::HandlePtr handle() const;
+  bool AbsentEverywhere() const;
+  bool StartByItself(const core::Status& status);
   bool StartInAgreedForm();
   core::Status Collect();
   void CollectFromHook();
@@ -97,13 +131,20 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // Of the last gradient that was reduced: sparse dimensions, 0 of a dense one. The same on all
   // ranks: those that have none reduce nothing in this form.
   std::int64_t sparse_dims_ = 0;
+  std::shared_ptr<Bucket> bucket_;  // null: it goes by itself
+  std::size_t part_ = 0;            // of the bucket
+  bool shared_ = false;
+  std::atomic<bool> fresh_{false};  // the last backward has made it, not added to one
 
   // What is under way. Belongs to whoever reported the gate, until Finish.
-  at::Tensor found_;          // what `.grad` was then, perhaps undefined
-  bool present_ = false;      // and whether it counts: not that of a frozen parameter
-  std::int64_t version_ = 0;  // of `found_`
-  at::Tensor moved_;          // what is reduced: found_'s own memory, or a flat copy, or zeros
-  core::HandlePtr handle_;    // of a dense one
+  Seen seen_;
+  at::Tensor found_;            // what `.grad` was then, perhaps undefined
+  bool present_ = false;        // and whether it counts: not that of a frozen parameter
+  std::int64_t version_ = 0;    // of `found_`
+  at::Tensor moved_;            // what is reduced: found_'s own memory, or a flat copy, or zeros
+  std::shared_ptr<Bucket> in_;  // of a dense one: the bucket that it is in,
+  std::size_t in_part_ = 0;     // and its part of that
+  core::HandlePtr handle_;      // or its own handle
   std::shared_ptr<Pending> sparse_;  // of a sparse one
   std::exception_ptr sparse_error_;  // what it has thrown
   std::function<at::Tensor()> finish_hook_;

@@ -13,6 +13,7 @@
 #include "core/environment.h"
 #include "core/log.h"
 #include "frameworks/session.h"
+#include "frameworks/torch/cpu_allocator.h"
 #include "frameworks/torch/session_state.h"
 #include "frameworks/torch/set_membership.h"
 #include "frameworks/torch/tensor_call.h"
@@ -55,6 +56,13 @@ void SetIntraOpThreads(const frameworks::Session& session, const core::Environme
   at::set_num_threads(threads);
   SIRTAKI_LOG(kInfo, "LibTorch computes with " << threads << " thread" << (threads == 1 ? "" : "s")
                                                << " in this rank");
+}
+
+void TakeTensorsFromPool(frameworks::Session& session) {
+  const bool wanted = session.config().allocator == core::AllocatorMode::kOn;
+  if (detail::TakeCpuTensorsFrom(detail::PoolForTensors(session).get(), wanted)) return;
+  core::Log(wanted ? core::LogLevel::kWarning : core::LogLevel::kInfo,
+            "the program's own allocator of CPU tensors stays");
 }
 
 // True if the process is initialised already and these options say nothing new.
@@ -103,6 +111,7 @@ void Start(const InitOptions& options, const std::vector<std::string>& args,
   std::shared_ptr<frameworks::Session> session;
   detail::ThrowIfError(frameworks::Session::CreateMpi(start, &session));
   SetIntraOpThreads(*session, start.environment);
+  TakeTensorsFromPool(*session);
   const auto state = std::make_shared<detail::SessionState>(session);
   try {
     detail::AddInitialSets(options.process_sets(), state);

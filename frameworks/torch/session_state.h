@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -50,6 +51,14 @@ class SessionState {
     return ++modules_[{set, name}];
   }
 
+  // How often this rank has joined the set, and come back.
+  std::shared_ptr<std::atomic<std::uint64_t>> JoinsOf(core::SetNumber set) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto& joins = joins_[set];
+    if (!joins) joins = std::make_shared<std::atomic<std::uint64_t>>(0);
+    return joins;
+  }
+
   // 1 for the first message: its key, which no other rank knows.
   int NextMessageNumber() { return ++messages_; }
 
@@ -74,6 +83,7 @@ class SessionState {
   std::map<core::SetNumber, int> optimizers_;
   std::map<std::pair<core::SetNumber, std::string>, int> modules_;
   std::vector<ProcessSet> initial_sets_;
+  std::map<core::SetNumber, std::shared_ptr<std::atomic<std::uint64_t>>> joins_;
 };
 
 // Of the given session, or the process's own. Throws not_initialized if there is none.

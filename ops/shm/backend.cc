@@ -1,62 +1,312 @@
 #include "ops/shm/backend.h"
 
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <utility>
+
 #include "ops/finished.h"
+#include "ops/kernels.h"
+#include "ops/runs.h"
+#include "ops/shm/operations.h"
 
 namespace sirtaki::ops::shm {
 
+using core::Status;
+using core::StatusCode;
+
 namespace {
 
-std::unique_ptr<Completion> Refused() {
-  return Finished::With({core::StatusCode::kUnsupported, "not over shared memory"});
+std::unique_ptr<Completion> Refused(StatusCode code, std::string text) {
+  return Finished::With({code, std::move(text)});
+}
+
+std::byte* PartOf(void* memory, std::int64_t part, std::int64_t bytes) {
+  return static_cast<std::byte*>(memory) + part * bytes;
+}
+const std::byte* PartOf(const void* memory, std::int64_t part, std::int64_t bytes) {
+  return static_cast<const std::byte*>(memory) + part * bytes;
 }
 
 }  // namespace
 
+// The operations of a channel that are under way, oldest first: what one of them needs of this
+// rank, whichever is polled, all get.
+class Backend::Queue {
+ public:
+  explicit Queue(std::unique_ptr<SharedChannel> channel) : channel_(std::move(channel)) {}
+
+  SharedChannel& channel() { return *channel_; }
+  void Advance();
+  void Add(Operation* operation) { operations_.push_back(operation); }
+  void Remove(Operation* operation) { std::erase(operations_, operation); }
+
+ private:
+  const std::unique_ptr<SharedChannel> channel_;
+  std::deque<Operation*> operations_;
+};
+
+class Backend::Operation : public Completion {
+ public:
+  template <typename Make>
+  Operation(std::shared_ptr<Queue> queue, Make make)
+      : queue_(std::move(queue)), turn_(queue_->channel()), steps_(make(turn_)) {}
+  ~Operation() override {
+    if (!done_) queue_->Remove(this);
+  }
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  bool Poll() override {
+    if (!done_) queue_->Advance();
+    return done_;
+  }
+  Status status() const override { return status_; }
+
+  void Begin() {
+    queue_->Add(this);
+    queue_->Advance();
+  }
+  // Goes as far as it can. True: it is done.
+  bool Step() {
+    if (queue_->channel().stop().raised()) {
+      status_ = queue_->channel().stop().why();
+      return done_ = true;
+    }
+    if (!steps_.done()) {
+      if (begun_ && !queue_->channel().IsOver(steps_.wait())) return false;
+      begun_ = true;
+      steps_.Resume();
+      if (!steps_.done()) return false;
+      turn_.Pass();
+    }
+    // One that moves nothing may be through before those that came first.
+    if (!turn_.IsOldest()) return false;
+    turn_.Finish();
+    status_ = steps_.status();
+    return done_ = true;
+  }
+  void RunThrough(bool spin) {
+    done_ = true;
+    steps_.Resume();
+    while (!steps_.done()) {
+      status_ = queue_->channel().Block(steps_.wait(), spin);
+      if (!status_.ok()) return;
+      steps_.Resume();
+    }
+    turn_.Finish();
+    status_ = steps_.status();
+  }
+
+ private:
+  const std::shared_ptr<Queue> queue_;
+  Turn turn_;
+  Steps steps_;
+  bool begun_ = false;
+  bool done_ = false;
+  Status status_;
+};
+
+void Backend::Queue::Advance() {
+  // The older may let the younger write; the younger hold up nobody.
+  std::erase_if(operations_, [](Operation* operation) { return operation->Step(); });
+}
+
 Backend::Backend(LocalGroup& group, const BackendOptions& options)
-    : group_(group), options_(options) {
-  static_cast<void>(options_);
+    : group_(group), options_(options), blocks_(group), made_(blocks_.Make(core::kWorldSet)) {
+  core::MutexLock lock(mutex_);
+  sets_[core::kWorldSet] = MakeLanes(core::kWorldSet, group.ranks());
 }
+
 Backend::~Backend() = default;
-bool Backend::Covers(const core::RankRanges& /*members*/) const { return false; }
-core::Status Backend::AddSet(core::SetNumber, const core::RankRanges&) { return {}; }
-core::Status Backend::RemoveSet(core::SetNumber) { return {}; }
-std::unique_ptr<Completion> Backend::AllReduce(Channel, void*, std::int64_t, core::DType,
-                                               core::ReduceOp) {
-  return Refused();
+
+bool Backend::Covers(const core::RankRanges& members) const {
+  return group_.ranks().ContainsAll(members);
 }
-std::unique_ptr<Completion> Backend::Reduce(Channel, void*, std::int64_t, core::DType,
-                                            core::ReduceOp, int) {
-  return Refused();
+
+Backend::Lanes Backend::MakeLanes(core::SetNumber set, const core::RankRanges& members) {
+  std::vector<int> indices;
+  for (const int rank : members.ToVector()) indices.push_back(group_.IndexOf(rank));
+  Lanes lanes;
+  for (const fusion::Lane lane : {fusion::Lane::kSmall, fusion::Lane::kLarge}) {
+    ChannelOptions options;
+    options.set = set;
+    options.lane = lane == fusion::Lane::kSmall ? 0 : 1;
+    options.polled = IsPolled(lane);
+    options.direct = lane == fusion::Lane::kLarge;
+    options.chunk_bytes = options_.chunk_bytes;
+    lanes.of_lane[options.lane] = std::make_shared<Queue>(
+        std::make_unique<SharedChannel>(group_, blocks_, indices, options, stop_));
+  }
+  return lanes;
 }
-std::unique_ptr<Completion> Backend::Broadcast(Channel, void*, std::int64_t, int) {
-  return Refused();
+
+Status Backend::AddSet(core::SetNumber set, const core::RankRanges& members) {
+  if (stop_->raised()) return stop_->why();
+  if (!members.Contains(group_.RankOf(group_.self()))) return Status::Ok();
+  Status status = blocks_.Make(set);
+  if (!status.ok()) return status;
+  const Lanes lanes = MakeLanes(set, members);
+  // Once all members have come, nobody looks for the set's blocks any more.
+  for (const std::shared_ptr<Queue>& queue : lanes.of_lane) {
+    status = queue->channel().Block(queue->channel().Turn(0), options_.spin);
+    if (!status.ok()) return status;
+  }
+  core::MutexLock lock(mutex_);
+  sets_[set] = lanes;
+  return status;
 }
-std::unique_ptr<Completion> Backend::AllGather(Channel, const void*, void*, std::int64_t) {
-  return Refused();
+
+Status Backend::RemoveSet(core::SetNumber set) {
+  Lanes lanes;
+  {
+    core::MutexLock lock(mutex_);
+    const auto found = sets_.find(set);
+    if (found == sets_.end()) return Status::Ok();
+    lanes = found->second;
+    sets_.erase(found);
+  }
+  // Who has come here has finished its operations and reads nothing of the others' any more.
+  SharedChannel& channel = lanes.of_lane[1]->channel();
+  const Turn turn(channel);
+  const Frame frame = channel.Reserve(1);
+  Status status = channel.Block(turn.Comes(), options_.spin);
+  if (status.ok()) status = channel.Block(turn.Room(frame), options_.spin);
+  if (!status.ok()) return status;
+  channel.Publish(frame);
+  status = channel.Block(turn.Arrival(frame), options_.spin);
+  if (status.ok()) blocks_.Remove(set);
+  return status;
 }
-std::unique_ptr<Completion> Backend::AllGatherV(Channel, const void*, void*,
-                                                std::span<const std::int64_t>) {
-  return Refused();
+
+std::shared_ptr<Backend::Queue> Backend::Find(Channel channel) const {
+  core::MutexLock lock(mutex_);
+  const auto found = sets_.find(channel.set);
+  if (found == sets_.end()) return nullptr;
+  return found->second.of_lane[channel.lane == fusion::Lane::kSmall ? 0 : 1];
 }
-std::unique_ptr<Completion> Backend::AllToAll(Channel, const void*, void*, std::int64_t) {
-  return Refused();
+
+template <typename Make>
+std::unique_ptr<Completion> Backend::Run(Channel channel, Make make) {
+  if (stop_->raised()) return Finished::With(stop_->why());
+  if (!made_.ok()) return Finished::With(made_);
+  std::shared_ptr<Queue> queue = Find(channel);
+  if (queue == nullptr) {
+    return Refused(StatusCode::kInvalidArgument,
+                   "this rank is not in process set " + std::to_string(channel.set));
+  }
+  auto operation = std::make_unique<Operation>(std::move(queue), std::move(make));
+  if (IsPolled(channel.lane)) {
+    operation->Begin();
+  } else {
+    operation->RunThrough(options_.spin);
+  }
+  return operation;
 }
-std::unique_ptr<Completion> Backend::Exchange(Channel, std::span<const OutgoingSlice>,
-                                              std::span<const IncomingSlice>) {
-  return Refused();
+
+std::unique_ptr<Completion> Backend::ReduceOne(Channel channel, const Segment& segment,
+                                               core::DType dtype, core::ReduceOp op) {
+  if (!HasReduction(op, dtype)) {
+    return Refused(StatusCode::kUnsupported, std::string(core::ReduceOpName(op)) + " of " +
+                                                 std::string(core::DTypeName(dtype)));
+  }
+  if (segment.count < 0) return Refused(StatusCode::kInvalidArgument, "a negative count");
+  SegmentReduction how;
+  how.dtype = dtype;
+  how.op = op;
+  return AllReduceSegments(channel, {&segment, 1}, how);
 }
-bool Backend::ReducesSegments(Channel, const SegmentReduction&) const { return false; }
-std::unique_ptr<Completion> Backend::AllReduceSegments(Channel, std::span<const Segment>,
-                                                       const SegmentReduction&) {
-  return Refused();
+
+std::unique_ptr<Completion> Backend::AllReduce(Channel channel, void* buffer, std::int64_t count,
+                                               core::DType dtype, core::ReduceOp op) {
+  return ReduceOne(channel, {buffer, buffer, count}, dtype, op);
 }
-bool Backend::Rings(Channel) const { return false; }
+
+std::unique_ptr<Completion> Backend::Reduce(Channel channel, void* buffer, std::int64_t count,
+                                            core::DType dtype, core::ReduceOp op, int root) {
+  const std::shared_ptr<Queue> queue = Find(channel);
+  const bool is_root = queue != nullptr && queue->channel().self() == root;
+  return ReduceOne(channel, {buffer, is_root ? buffer : nullptr, count}, dtype, op);
+}
+
+bool Backend::ReducesSegments(Channel /*channel*/, const SegmentReduction& how) const {
+  return core::IsDefined(how.op, how.dtype) && how.op != core::ReduceOp::kAdasum;
+}
+
+std::unique_ptr<Completion> Backend::AllReduceSegments(Channel channel,
+                                                       std::span<const Segment> segments,
+                                                       const SegmentReduction& how) {
+  return Run(channel, [&](Turn& turn) {
+    return ReduceSegments(turn, {segments.begin(), segments.end()}, how);
+  });
+}
+
+std::unique_ptr<Completion> Backend::Broadcast(Channel channel, void* buffer, std::int64_t bytes,
+                                               int root) {
+  return Run(channel, [&](Turn& turn) {
+    std::vector<Gift> gifts(static_cast<std::size_t>(turn.channel().size()));
+    gifts[static_cast<std::size_t>(root)] = {bytes,
+                                             turn.channel().self() == root ? nullptr : buffer};
+    return GiveToAll(turn, buffer, std::move(gifts));
+  });
+}
+
+std::unique_ptr<Completion> Backend::AllGather(Channel channel, const void* input, void* output,
+                                               std::int64_t bytes) {
+  return Run(channel, [&](Turn& turn) {
+    std::vector<Gift> gifts;
+    for (int m = 0; m < turn.channel().size(); ++m) {
+      gifts.push_back({bytes, PartOf(output, m, bytes)});
+    }
+    return GiveToAll(turn, input, std::move(gifts));
+  });
+}
+
+std::unique_ptr<Completion> Backend::AllGatherV(Channel channel, const void* input, void* output,
+                                                std::span<const std::int64_t> bytes) {
+  return Run(channel, [&](Turn& turn) {
+    std::vector<Gift> gifts;
+    std::int64_t begin = 0;
+    for (const std::int64_t part : bytes) {
+      gifts.push_back({part, PartOf(output, 1, begin)});
+      begin += part;
+    }
+    return GiveToAll(turn, input, std::move(gifts));
+  });
+}
+
+std::unique_ptr<Completion> Backend::AllToAll(Channel channel, const void* input, void* output,
+                                              std::int64_t bytes) {
+  return Run(channel, [&](Turn& turn) {
+    std::vector<OutgoingSlice> outgoing;
+    std::vector<IncomingSlice> incoming;
+    const int self = turn.channel().self();
+    for (int m = 0; m < turn.channel().size(); ++m) {
+      if (m == self) continue;
+      outgoing.push_back({m, PartOf(input, m, bytes), bytes});
+      incoming.push_back({m, PartOf(output, m, bytes), bytes});
+    }
+    Copy(PartOf(output, self, bytes), PartOf(input, self, bytes), bytes);
+    return shm::Exchange(turn, std::move(outgoing), std::move(incoming));
+  });
+}
+
+std::unique_ptr<Completion> Backend::Exchange(Channel channel,
+                                              std::span<const OutgoingSlice> outgoing,
+                                              std::span<const IncomingSlice> incoming) {
+  return Run(channel, [&](Turn& turn) {
+    return shm::Exchange(turn, {outgoing.begin(), outgoing.end()},
+                         {incoming.begin(), incoming.end()});
+  });
+}
+
 std::unique_ptr<Completion> Backend::SendMessage(int, int, const void*, std::int64_t) {
-  return Refused();
+  return Refused(StatusCode::kUnsupported, "messages do not go through shared memory");
 }
 std::unique_ptr<Completion> Backend::ReceiveMessage(int, int, void*, std::int64_t) {
-  return Refused();
+  return Refused(StatusCode::kUnsupported, "messages do not go through shared memory");
 }
-void Backend::Abort(const core::Status&) {}
+
+void Backend::Abort(const Status& why) { stop_->Raise(why); }
 
 }  // namespace sirtaki::ops::shm

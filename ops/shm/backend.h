@@ -1,14 +1,25 @@
 // Collectives in memory that the members share: each member reads the others' tensors where they
 // lie, or what they have staged in their session memory.
+//
+// After Abort, and after an operation that failed here, a peer may for a moment go on reading and,
+// in reductions on the large lane, writing this rank's tensors where it sees them: it stops at its
+// next look at the stop sign, after a megabyte at most, and a peer that has not heard of the fault
+// yet when it does. What lies in the pool stays mapped as long as the process lives.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
+#include "core/thread_annotations.h"
 #include "ops/backend.h"
+#include "ops/shm/blocks.h"
+#include "ops/shm/channel.h"
 #include "ops/shm/local_group.h"
+#include "ops/shm/stop_sign.h"
 
 namespace sirtaki::ops::shm {
 
@@ -31,8 +42,9 @@ class Backend final : public ops::Backend {
 
   std::string_view name() const override { return "shm"; }
   // The set is one that Covers.
-  core::Status AddSet(core::SetNumber set, const core::RankRanges& members) override;
-  core::Status RemoveSet(core::SetNumber set) override;
+  core::Status AddSet(core::SetNumber set, const core::RankRanges& members) override
+      SIRTAKI_EXCLUDES(mutex_);
+  core::Status RemoveSet(core::SetNumber set) override SIRTAKI_EXCLUDES(mutex_);
 
   std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
                                         core::DType dtype, core::ReduceOp op) override;
@@ -52,7 +64,7 @@ class Backend final : public ops::Backend {
   std::unique_ptr<Completion> AllReduceSegments(Channel channel, std::span<const Segment> segments,
                                                 const SegmentReduction& how) override;
   core::MemorySource& memory() override { return group_.memory(); }
-  bool Rings(Channel channel) const override;
+  bool Rings(Channel channel) const override { return IsPolled(channel.lane); }
 
   // Not here: messages are the medium's. kUnsupported.
   std::unique_ptr<Completion> SendMessage(int to, int tag, const void* memory,
@@ -63,8 +75,31 @@ class Backend final : public ops::Backend {
   void Abort(const core::Status& why) override;
 
  private:
+  class Operation;
+  class Queue;
+  struct Lanes {
+    std::shared_ptr<Queue> of_lane[kLanes];
+  };
+
+  bool IsPolled(fusion::Lane lane) const {
+    return lane == fusion::Lane::kSmall || !options_.large_lane_blocks;
+  }
+  // Precondition: the set's block is made.
+  Lanes MakeLanes(core::SetNumber set, const core::RankRanges& members);
+  std::shared_ptr<Queue> Find(Channel channel) const SIRTAKI_EXCLUDES(mutex_);
+  // Runs what `make(turn)` returns, or begins it where operations are polled.
+  template <typename Make>
+  std::unique_ptr<Completion> Run(Channel channel, Make make);
+  std::unique_ptr<Completion> ReduceOne(Channel channel, const Segment& segment, core::DType dtype,
+                                        core::ReduceOp op);
+
   LocalGroup& group_;
   const BackendOptions options_;
+  const std::shared_ptr<StopSign> stop_ = std::make_shared<StopSign>();
+  Blocks blocks_;
+  core::Status made_;  // of the world's block
+  mutable core::Mutex mutex_;
+  std::map<core::SetNumber, Lanes> sets_ SIRTAKI_GUARDED_BY(mutex_);
 };
 
 }  // namespace sirtaki::ops::shm

@@ -8,26 +8,29 @@
 #include <cstdint>
 #include <memory>
 
+#include "core/fork_guard.h"
 #include "core/status.h"
 
 namespace sirtaki::ops::shm {
 
 class Region {
  public:
-  // `bytes` of zeros; rounded up to whole pages. Takes address space only. `name`: as the kernel
-  // shows it (/proc/<pid>/maps). Errors: kUnsupported, with what the system said.
+  // `bytes` of zeros; rounded up to whole pages. Takes address space only. `name`: "sirtaki ...",
+  // as the kernel shows it (/proc/<pid>/maps). Errors: kUnsupported, with what the system said.
   static core::Status Create(const char* name, std::int64_t bytes, std::shared_ptr<Region>* region);
   // That of a process of this host, by its file descriptor there; maps it here. A region of this
   // process itself is not mapped again. Errors: kUnsupported.
   static core::Status Open(pid_t process, int descriptor, std::int64_t bytes,
                            std::shared_ptr<Region>* region);
+  // Memory of this process alone, which a forked child has a copy of.
+  static core::Status CreatePrivate(std::int64_t bytes, std::shared_ptr<Region>* region);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
   std::byte* base() const { return base_; }
   std::int64_t size() const { return size_; }
-  int descriptor() const { return descriptor_; }  // -1 where it was opened
+  int descriptor() const { return descriptor_; }  // -1: private, or opened
 
   bool Contains(const void* memory) const {
     const auto* at = static_cast<const std::byte*>(memory);
@@ -35,16 +38,23 @@ class Region {
   }
 
   // Gives the pages that lie wholly within back to the system; they read as zeros afterwards, for
-  // everyone.
+  // everyone. Does nothing where the region was opened, and in a forked child.
   void Discard(std::int64_t offset, std::int64_t bytes);
 
+  // In a forked child, of a shared region that was created: from now on this memory lies here,
+  // private to the child. `memory`: a mapping of the same size, which moves; null: the shared one
+  // goes on until a page is written to. Calls the system alone.
+  void ReplaceInChild(std::byte* memory);
+
  private:
-  Region(std::byte* base, std::int64_t size, int descriptor)
-      : base_(base), size_(size), descriptor_(descriptor) {}
+  Region(std::byte* base, std::int64_t size, int descriptor, bool is_private)
+      : base_(base), size_(size), private_(is_private), descriptor_(descriptor) {}
 
   std::byte* const base_;
   const std::int64_t size_;
-  const int descriptor_;
+  const bool private_;
+  const int fork_generation_ = core::ForkGeneration();
+  int descriptor_;
 };
 
 }  // namespace sirtaki::ops::shm

@@ -22,13 +22,14 @@ std::vector<int> HostsOf(int size) {
   return {};
 }
 
-class CollectivesInprocTest : public ::testing::TestWithParam<std::tuple<int, int>> {};
+using Sharing = frameworks::InprocWorld::Sharing;
 
-TEST_P(CollectivesInprocTest, GiveWhatNaiveLoopsGive) {
-  const auto collective = static_cast<Collective>(std::get<0>(GetParam()));
-  const int percent = sirtaki::testing::ScaledCount(100, 100);
+// Every collective on so many ranks.
+void RunTable(int parameter, int size, Sharing sharing, std::vector<int> host_of_rank,
+              int percent) {
+  const auto collective = static_cast<Collective>(parameter);
   RunTorchRanks(
-      std::get<1>(GetParam()),
+      size,
       [&](int rank, const Session& session) {
         CaseRunner runner(session);
         runner.TellOfEach(RankThreads::Note);
@@ -38,16 +39,44 @@ TEST_P(CollectivesInprocTest, GiveWhatNaiveLoopsGive) {
           std::printf("%lld cases\n", static_cast<long long>(runner.cases()));
         }
       },
-      {}, HostsOf(std::get<1>(GetParam())));
+      {}, std::move(host_of_rank), sharing);
+}
+
+std::string NameOf(int collective, int size) {
+  return std::string(NameOf(static_cast<Collective>(collective))) + "_ranks_" +
+         std::to_string(size);
+}
+
+class CollectivesInprocTest : public ::testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(CollectivesInprocTest, GiveWhatNaiveLoopsGive) {
+  const auto [collective, size] = GetParam();
+  RunTable(collective, size, Sharing::kNone, HostsOf(size),
+           sirtaki::testing::ScaledCount(100, 100));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CollectivesInprocTest,
                          ::testing::Combine(::testing::Range(0, kCollectiveCount),
                                             ::testing::Values(1, 2, 3, 4)),
                          [](const auto& made) {
-                           const auto collective = static_cast<Collective>(std::get<0>(made.param));
-                           return std::string(NameOf(collective)) + "_ranks_" +
-                                  std::to_string(std::get<1>(made.param));
+                           return NameOf(std::get<0>(made.param), std::get<1>(made.param));
+                         });
+
+class CollectivesSharedTest : public ::testing::TestWithParam<std::tuple<int, int, Sharing>> {};
+
+TEST_P(CollectivesSharedTest, GiveWhatNaiveLoopsGive) {
+  const auto [collective, size, sharing] = GetParam();
+  RunTable(collective, size, sharing, {}, sirtaki::testing::ScaledCount(10, 100));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CollectivesSharedTest,
+                         ::testing::Combine(::testing::Range(0, kCollectiveCount),
+                                            ::testing::Values(2, 3, 4),
+                                            ::testing::Values(Sharing::kDirect, Sharing::kStaged)),
+                         [](const auto& made) {
+                           return NameOf(std::get<0>(made.param), std::get<1>(made.param)) +
+                                  (std::get<2>(made.param) == Sharing::kDirect ? "_direct"
+                                                                               : "_staged");
                          });
 
 TEST(CaseTableTest, TheReadmeTellsHowManyCasesThereAre) {

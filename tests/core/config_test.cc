@@ -200,9 +200,12 @@ TEST(ConfigTest, AWrongSettingsFileIsRefusedByItsLine) {
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find(message), std::string::npos) << status.message();
   }
-  Config config;
-  const Status status = ParseConfig({}, {}, {{"settings", "/no/such"}}, &config, nullptr);
-  EXPECT_EQ(status.message(), "the file of the option settings, \"/no/such\": it cannot be read");
+  for (const std::string path : {"/no/such", "/"}) {
+    Config config;
+    const Status status = ParseConfig({}, {}, {{"settings", path}}, &config, nullptr);
+    EXPECT_EQ(status.message(),
+              "the file of the option settings, \"" + path + "\": it cannot be read");
+  }
 }
 
 TEST(ConfigTest, TheProgramBeatsFlagsBeatVariablesBeatHorovods) {

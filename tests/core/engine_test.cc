@@ -40,9 +40,13 @@ class FakeExecutor final : public Executor {
     removed.push_back(set);
     if (work) work->handle->Complete(Status::Ok());
   }
+  void SetLimits(const std::vector<std::int64_t>& values) override {
+    started.push_back("limits " + std::to_string(values.front()));
+  }
   void StartMessage(WorkPtr work, TimePoint) override { messages.push_back(std::move(work)); }
   bool Step(TimePoint) override { return false; }
   bool NeedsStepping() const override { return needs_stepping && !running.empty(); }
+  bool NeedsPolling() const override { return NeedsStepping() && !rings; }
   bool Idle() const override { return running.empty(); }
   std::vector<RunningOperation> Running() const override {
     std::vector<RunningOperation> result;
@@ -67,6 +71,7 @@ class FakeExecutor final : public Executor {
 
   bool at_once = true;
   bool needs_stepping = false;
+  bool rings = false;
   TimePoint since{};
   std::vector<SetNumber> added;
   std::vector<SetNumber> removed;
@@ -181,6 +186,27 @@ TEST(EngineTest, WorkRunsWhenEveryRankHasSubmittedIt) {
   }
 }
 
+TEST(EngineTest, AChangeOfLimitsTakesItsPlaceBetweenWhatIsStarted) {
+  World world(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    world.Submit(rank, "before");
+    auto change = std::make_shared<Work>();
+    change->request.key = Key::Named(kWorldSet, "change");
+    change->request.signature =
+        std::make_shared<const Signature>(Signature{.kind = OpKind::kSetLimits, .shape = {7}});
+    ASSERT_TRUE(world[rank].engine->Submit(change, /*will_wait=*/false).ok());
+    world.Submit(rank, "after");
+    if (rank == 1) {
+      world.Settle();
+      EXPECT_TRUE(change->handle->done());
+    }
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(world[rank].executor.started,
+              (std::vector<std::string>{"\"before\"", "limits 7", "\"after\""}));
+  }
+}
+
 TEST(EngineTest, AMismatchFailsOnEveryRankAndTheNameWorksAgain) {
   World world(2);
   const WorkPtr zero = world.Submit(0, "w", 4);
@@ -229,6 +255,36 @@ TEST(EngineTest, AbsentEverywhereIsSeenInTheHandle) {
   for (const WorkPtr& work : works) {
     ASSERT_TRUE(work->handle->done());
     EXPECT_TRUE(work->handle->absent_everywhere());
+  }
+}
+
+TEST(EngineTest, OfABucketOnlyWhatNobodyHasIsAbsent) {
+  World world(2);
+  for (int rank = 0; rank < 2; ++rank) world[rank].executor.at_once = false;
+  auto signature = std::make_shared<Signature>();
+  for (int i = 0; i < 3; ++i) signature->parts.push_back(std::make_shared<Signature>());
+  std::vector<WorkPtr> works;
+  for (int rank = 0; rank < 2; ++rank) {
+    auto work = std::make_shared<Work>();
+    for (int i = 0; i < 3; ++i) work->parts.push_back(std::make_shared<Work>());
+    work->request = {Key::Bucket(kWorldSet, 1, 0), signature, {}, {rank == 0, true, rank == 1}};
+    ASSERT_TRUE(world[rank].engine->Submit(work, false).ok());
+    works.push_back(work);
+  }
+  world.Settle();
+  for (int rank = 0; rank < 2; ++rank) {
+    FakeExecutor& executor = world[rank].executor;
+    ASSERT_EQ(executor.running.size(), 3u);
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(executor.running[i].absent_everywhere, i == 1) << i;
+    }
+    executor.Finish();
+    const Work& work = *works[static_cast<std::size_t>(rank)];
+    ASSERT_TRUE(work.handle->done());
+    EXPECT_FALSE(work.handle->absent_everywhere());
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(work.parts[i]->handle->absent_everywhere(), i == 1) << i;
+    }
   }
 }
 
@@ -456,6 +512,21 @@ TEST(EngineTest, UnfinishedNonBlockingCallsAskForThePoll) {
   world.Settle();
   world.now += seconds(1);
   EXPECT_EQ(world[0].engine->NextWake(world.now), world.now + milliseconds(1));
+}
+
+// They may be far apart, since something rings; but a lost peer rings nobody.
+TEST(EngineTest, NonBlockingCallsThatRingAskForNoPoll) {
+  World world(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    world[rank].executor.at_once = false;
+    world[rank].executor.needs_stepping = true;
+    world[rank].executor.rings = true;
+    world.Submit(rank, "w");
+  }
+  world.Settle();
+  EXPECT_EQ(world[0].engine->NextWake(world.now), world.now + milliseconds(50));
+  world[0].transport->rings = false;
+  EXPECT_EQ(world[0].engine->NextWake(world.now), world.now + microseconds(20));
 }
 
 TEST(EngineTest, AFullOutboxAsksForThePoll) {

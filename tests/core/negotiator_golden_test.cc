@@ -137,6 +137,7 @@ class Script {
                                      : core::Key::Named(set, words.at(2)),
                   AllReduceOf(shape));
     if (std::find(words.begin(), words.end(), "absent") != words.end()) request.absent = {true};
+    for (const char bit : Option(words, "absent", "")) request.absent.push_back(bit == '1');
     request.invalid = Option(words, "invalid", "");
     std::vector<core::Request> requests;
     requests.push_back(std::move(request));
@@ -219,7 +220,12 @@ class Script {
       if (const auto* run = std::get_if<core::DecidedRun>(&decided)) {
         happened_ << "runs " << run->key.ToString();
         if (!run->silent.empty()) happened_ << " silent " << run->silent.ToString();
-        if (run->absent_everywhere) happened_ << " absent everywhere";
+        if (run->absent_everywhere) {
+          happened_ << " absent everywhere";
+        } else if (!run->absent.empty()) {
+          happened_ << " absent ";
+          for (const bool bit : run->absent) happened_ << (bit ? '1' : '0');
+        }
       } else if (const auto* fail = std::get_if<core::DecidedFail>(&decided)) {
         happened_ << "fails: " << fail->why.ToString();
         const core::Origin& origin = fail->why.origin();

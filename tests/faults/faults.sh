@@ -48,6 +48,21 @@ lose() {
   ! grep -q 'WRONG SUM' "$output" || fail "lose_a_rank $*: a wrong result was taken for a right one"
 }
 
+# nothing_left: of the last run no process is there any more, and with them has gone the memory that they
+# shared; nor is anything of ours in /dev/shm.
+nothing_left() {
+  local process left
+  while read -r process; do
+    for _ in $(seq 100); do
+      [ "$(cat "/proc/$process/comm" 2>/dev/null)" = lose_a_rank ] || continue 2
+      sleep 0.1
+    done
+    fail "process $process is still there"
+  done < <(sed -n 's/^rank [0-9]* is process \([0-9]*\)$/\1/p' "$output")
+  left=$(find /dev/shm -maxdepth 1 -iname '*sirtaki*' 2>/dev/null)
+  [ -z "$left" ] || fail "left in /dev/shm: $left"
+}
+
 # expect RANK PATTERN LIMIT [LEAST]: that rank's error, which took at most LIMIT milliseconds and not
 # less than LEAST.
 expect() {

@@ -4,6 +4,8 @@
 //   stopped        the victim stops itself between two calls
 //   killed-large   … while large all-reduces are under way
 //   stopped-large  … while large all-reduces are under way
+//   killed-small   … while small all-reduces are under way
+//   stopped-small  … while small all-reduces are under way
 //   absent         the victim lives but submits nothing from the 6th step on
 //   exits          the victim ends without a word between two calls
 //
@@ -55,8 +57,9 @@ void Vanish(const std::string& what) {
 int Survive(Session& session, const std::string& what, int victim) {
   const int rank = session.topology().rank;
   const bool is_large = what.find("-large") != std::string::npos;
+  const bool is_sudden = is_large || what.find("-small") != std::string::npos;
   const std::size_t count = is_large ? std::size_t{4} << 20 : 16;
-  if (is_large && rank == victim) {
+  if (is_sudden && rank == victim) {
     std::thread([what] {
       std::this_thread::sleep_for(milliseconds(300));
       Vanish(what);
@@ -64,7 +67,7 @@ int Survive(Session& session, const std::string& what, int victim) {
   }
   Clock::time_point last = Clock::now();
   for (int step = 0;; ++step) {
-    if (rank == victim && step == kVictimsStep && !is_large) {
+    if (rank == victim && step == kVictimsStep && !is_sudden) {
       if (what != "absent") Vanish(what);
       while (session.fault().ok()) std::this_thread::sleep_for(milliseconds(5));
       Say("victim " + std::to_string(rank) + ": " + session.fault().ToString());

@@ -184,6 +184,30 @@ TEST(PlannerTest, ABarrierIsSmall) {
   EXPECT_EQ(groups[0].lane, Lane::kSmall);
 }
 
+TEST(PlannerTest, ABucketSharesItsGroupsWithNothingElse) {
+  RunBatch batch;
+  batch.items = {Floats(1), Floats(2), Floats(3), Floats(4), Floats(5), Floats(6)};
+  for (const std::size_t i : {1u, 2u, 4u}) {
+    batch.items[i].key = core::Key::Bucket(core::kWorldSet, 1, i == 4 ? 1 : 0);
+  }
+  const std::vector<Group> groups = Plan(batch, {});
+  ASSERT_EQ(groups.size(), 3u);
+  EXPECT_EQ(groups[0].items, (Items{0, 3, 5}));
+  EXPECT_EQ(groups[1].items, (Items{1, 2}));
+  EXPECT_EQ(groups[2].items, (Items{4}));
+}
+
+TEST(PlannerTest, WhereBitsMustNotDependOnTimeOnlyBucketsAreGroups) {
+  RunBatch batch;
+  batch.items = {Floats(1), Floats(2), Floats(3), Gather(), Gather(), Floats(4)};
+  for (const std::size_t i : {1u, 5u}) {
+    batch.items[i].key = core::Key::Bucket(core::kWorldSet, 1, 0);
+  }
+  const std::vector<Group> groups = Plan(batch, {.deterministic = true});
+  ASSERT_EQ(groups.size(), 5u);
+  EXPECT_EQ(groups[1].items, (Items{1, 5}));
+}
+
 TEST(PlannerTest, WhatNobodyHasIsInNoGroup) {
   RunBatch batch;
   batch.items = {Floats(1), Floats(1), Floats(1)};

@@ -16,6 +16,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using tests::RankThreads;
 using tests::Vector;
+
+using Sharing = InprocWorld::Sharing;
 
 StartOptions Options(const std::function<void(core::Config&)>& change = nullptr) {
   return tests::SessionOptions([&](core::Config& config) {
@@ -75,13 +78,22 @@ Status AllReduce(Session& session, const std::string& name, std::vector<float> v
   return status;
 }
 
-class SessionTest : public ::testing::TestWithParam<int> {
+// Of several ranks, as ranks of different hosts work together and as those of one do.
+class SessionTest : public ::testing::TestWithParam<std::tuple<int, Sharing>> {
  protected:
-  int size() const { return GetParam(); }
-  std::shared_ptr<InprocWorld> world_ = std::make_shared<InprocWorld>(GetParam());
+  SessionTest() { world_->Share(std::get<Sharing>(GetParam())); }
+  int size() const { return std::get<int>(GetParam()); }
+  std::shared_ptr<InprocWorld> world_ = std::make_shared<InprocWorld>(std::get<int>(GetParam()));
 };
 
-INSTANTIATE_TEST_SUITE_P(Ranks, SessionTest, ::testing::Values(2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks, SessionTest,
+                         ::testing::Combine(::testing::Values(2, 3, 4),
+                                            ::testing::Values(Sharing::kNone, Sharing::kDirect)),
+                         [](const auto& of) {
+                           const bool shares = std::get<Sharing>(of.param) != Sharing::kNone;
+                           return std::to_string(std::get<int>(of.param)) +
+                                  (shares ? "Sharing" : "");
+                         });
 
 TEST_P(SessionTest, SumsOfManyNamedTensorsInRandomOrders) {
   constexpr int kTensors = 40;
@@ -332,6 +344,7 @@ TEST_P(SessionTest, ALostPeerIsAFaultOnEveryRankWithinItsTime) {
     const auto session = Start(world_, rank, Options([](core::Config& config) {
                                  config.ping_interval = milliseconds(50);
                                  config.peer_timeout = milliseconds(200);
+                                 config.transport = core::TransportMode::kMpi;  // the hub's
                                }));
     ASSERT_TRUE(AllReduce(*session, "w", {1}).ok());
     ++ready;
@@ -351,6 +364,7 @@ TEST_P(SessionTest, ABrokenTransportIsAFaultOnTheRanksThatItReaches) {
     const auto session = Start(world_, rank, Options([](core::Config& config) {
                                  config.ping_interval = milliseconds(50);
                                  config.peer_timeout = milliseconds(200);
+                                 config.transport = core::TransportMode::kMpi;  // the hub's
                                }));
     started.arrive_and_wait();
     if (rank == 0) world_->hub().Break(0, Status(StatusCode::kBackend, "cable pulled"));
@@ -537,6 +551,23 @@ TEST(SessionStartTest, TheTopologyFollowsTheHosts) {
     EXPECT_EQ(topology.cross_size, rank == 0 || rank == 3 ? 2 : 1);
     EXPECT_FALSE(topology.homogeneous);
     EXPECT_GE(session->cores_per_rank(), 1);
+    EXPECT_TRUE(AllReduce(*session, "w", {1}).ok());
+    EXPECT_TRUE(session->Shutdown("done").ok());
+  });
+}
+
+TEST(SessionLimitsTest, ChangeOnAllRanksOrOnNone) {
+  const auto world = std::make_shared<InprocWorld>(3);
+  RankThreads::Run(3, [&](int rank) {
+    const auto session = Start(world, rank);
+    EXPECT_TRUE(AllReduce(*session, "w", {1}).ok());
+    const Session::Limits limits{1 << 20, 1 << 10, 1 << 12, 1 << 16, 1 << 8};
+    EXPECT_TRUE(session->SetLimits(limits).ok());
+    EXPECT_EQ(session->limits(), limits);
+    EXPECT_TRUE(AllReduce(*session, "w", {1}).ok());
+    const Status status = session->SetLimits({1 << 20, rank == 2 ? 5 : 6, 1 << 12, 0, 0});
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_EQ(session->limits(), limits);
     EXPECT_TRUE(AllReduce(*session, "w", {1}).ok());
     EXPECT_TRUE(session->Shutdown("done").ok());
   });

@@ -65,6 +65,8 @@ struct Program {
       piece.mismatch = piece.kind == OpKind::kAllReduce && random() % 10 == 0;
       plan.push_back(piece);
     }
+    using Sharing = InprocWorld::Sharing;
+    sharing = std::array{Sharing::kNone, Sharing::kDirect, Sharing::kStaged}[random() % 3];
   }
 
   std::mt19937_64 random;
@@ -75,6 +77,7 @@ struct Program {
   int steps = 1;
   int trouble_step = 0;
   std::vector<Piece> plan;
+  InprocWorld::Sharing sharing = InprocWorld::Sharing::kNone;
 };
 
 void Dawdle(std::mt19937_64& random) {
@@ -158,6 +161,7 @@ void RunRank(const Program& program, const std::shared_ptr<InprocWorld>& world, 
   if (program.trouble == Trouble::kIsolation) {
     options.config.ping_interval = milliseconds(50);
     options.config.peer_timeout = milliseconds(500);
+    options.config.transport = core::TransportMode::kMpi;  // the hub's, which can isolate
   }
   std::shared_ptr<Session> session;
   const Status started = Session::CreateInproc(world, rank, options, &session);
@@ -186,6 +190,7 @@ TEST(SoakTest, RandomProgramsEndWithRightResultsOrACause) {
     const std::uint64_t seed = first + static_cast<std::uint64_t>(run);
     const Program program(seed);
     const auto world = std::make_shared<InprocWorld>(program.size, program.host_of_rank);
+    world->Share(program.sharing);
     RankThreads::Run(program.size, [&](int rank) { RunRank(program, world, rank, seed); });
     if (::testing::Test::HasFailure()) return;
   }

@@ -43,6 +43,7 @@ class SessionMpiFailureTest : public testing::TestWithParam<Failure> {
     options.config.ping_interval = milliseconds(200);
     options.config.peer_timeout = milliseconds(1500);
     options.config.mpi_threads = GetParam().threads;
+    options.config.shared_memory = core::SharedMemoryMode::kOff;  // all of it goes over MPI
     const Status status = Session::CreateMpi(options, &session_);
     ASSERT_TRUE(status.ok()) << status.ToString();
     Vector vector(OpKind::kAllReduce, "before", {1.0F});

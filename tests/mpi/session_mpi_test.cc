@@ -11,6 +11,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -28,11 +29,13 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using tests::Vector;
 
-class SessionMpiTest : public testing::TestWithParam<core::MpiThreads> {
+class SessionMpiTest
+    : public testing::TestWithParam<std::tuple<core::MpiThreads, core::TransportMode>> {
  protected:
   static StartOptions Options(const std::function<void(core::Config&)>& change = nullptr) {
     return tests::SessionOptions([&](core::Config& config) {
-      config.mpi_threads = GetParam();
+      config.mpi_threads = std::get<core::MpiThreads>(GetParam());
+      config.transport = std::get<core::TransportMode>(GetParam());
       config.stall_warning = seconds(0);
       if (change) change(config);
     });
@@ -49,6 +52,9 @@ class SessionMpiTest : public testing::TestWithParam<core::MpiThreads> {
     EXPECT_TRUE(status.ok() || fault_expected_) << status.ToString();
   }
 
+  static bool is_serialized() {
+    return std::get<core::MpiThreads>(GetParam()) == core::MpiThreads::kSerialized;
+  }
   int rank() const { return session_->topology().rank; }
   int size() const { return session_->topology().size; }
   float RankSum() const { return static_cast<float>(size() * (size() - 1) / 2); }
@@ -57,13 +63,15 @@ class SessionMpiTest : public testing::TestWithParam<core::MpiThreads> {
   bool fault_expected_ = false;
 };
 
-INSTANTIATE_TEST_SUITE_P(Threads, SessionMpiTest,
-                         testing::Values(core::MpiThreads::kMultiple,
-                                         core::MpiThreads::kSerialized),
-                         [](const auto& threads) {
-                           return threads.param == core::MpiThreads::kMultiple ? "Multiple"
-                                                                               : "Serialized";
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Ways, SessionMpiTest,
+    testing::Combine(testing::Values(core::MpiThreads::kMultiple, core::MpiThreads::kSerialized),
+                     testing::Values(core::TransportMode::kAuto, core::TransportMode::kMpi)),
+    [](const auto& of) {
+      const bool is_multiple = std::get<core::MpiThreads>(of.param) == core::MpiThreads::kMultiple;
+      const bool is_all_mpi = std::get<core::TransportMode>(of.param) == core::TransportMode::kMpi;
+      return std::string(is_multiple ? "Multiple" : "Serialized") + (is_all_mpi ? "AllMpi" : "");
+    });
 
 TEST_P(SessionMpiTest, SumsAreRightInBothLanes) {
   ASSERT_NO_FATAL_FAILURE(Start());
@@ -245,7 +253,7 @@ TEST_P(SessionMpiTest, CallAfterShutdownIsRefusedAndTheNextSessionWorks) {
 }
 
 TEST_P(SessionMpiTest, ProgramsOwnMpiCallsGoOnBeside) {
-  if (GetParam() == core::MpiThreads::kSerialized) return;  // one MPI call at a time
+  if (is_serialized()) return;  // one MPI call at a time
   ASSERT_NO_FATAL_FAILURE(Start());
   std::vector<Vector> vectors;
   for (int i = 0; i < 20; ++i) {
@@ -264,7 +272,7 @@ TEST_P(SessionMpiTest, ProgramsOwnMpiCallsGoOnBeside) {
 }
 
 TEST_P(SessionMpiTest, TwoSessionsAtOnce) {
-  if (GetParam() == core::MpiThreads::kSerialized) return;  // two engines call MPI
+  if (is_serialized()) return;  // two engines call MPI
   ASSERT_NO_FATAL_FAILURE(Start());
   std::shared_ptr<Session> other;
   ASSERT_TRUE(Session::CreateMpi(Options(), &other).ok());

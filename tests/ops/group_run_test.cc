@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "ops/inproc/inproc_backend.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/run_cases.h"
+#include "tests/support/shm_ranks.h"
 #include "tests/support/test_scale.h"
 
 namespace sirtaki::ops {
@@ -30,10 +32,12 @@ using tests::RankThreads;
 struct Mode {
   int size;
   bool thread;
+  std::optional<tests::Seen> shared = std::nullopt;  // over shared memory
 };
 
 std::string NameOf(const ::testing::TestParamInfo<Mode>& mode) {
-  return std::to_string(mode.param.size) + "Ranks" + (mode.param.thread ? "" : "WithoutThread");
+  return std::to_string(mode.param.size) + "Ranks" + (mode.param.thread ? "" : "WithoutThread") +
+         (mode.param.shared ? "Seeing" + std::string(tests::SeenName(*mode.param.shared)) : "");
 }
 
 class GroupRunTest : public ::testing::TestWithParam<Mode> {
@@ -43,13 +47,17 @@ class GroupRunTest : public ::testing::TestWithParam<Mode> {
   // All ranks run all batches, started at once, and compare every byte of every tensor.
   void Run(const std::vector<Cases>& batches) {
     InprocWorld world(size(), {.large_lane_blocks = GetParam().thread});
+    tests::ShmRanks local(size(), GetParam().shared.value_or(tests::Seen::kAll));
     RankThreads::Run(size(), [&](int rank) {
-      const std::unique_ptr<Backend> backend = world.Connect(rank);
+      const std::unique_ptr<Backend> flat = world.Connect(rank);
+      const auto shared =
+          local.Connect(rank, *flat, {.large_lane_blocks = GetParam().thread, .spin = false});
+      Backend& backend = GetParam().shared ? shared->backend : *flat;
       HostLanesOptions options = SmallLimits(rank, size(), GetParam().thread);
       options.on_failure = [](const Status& why, const std::string& key) {
         ADD_FAILURE() << key << ": " << why.ToString();
       };
-      HostLanes lanes(std::move(options), *backend);
+      HostLanes lanes(std::move(options), backend);
       std::vector<std::vector<RunSide>> sides;
       for (const Cases& cases : batches) sides.emplace_back(cases.size());
       for (std::size_t b = 0; b < batches.size(); ++b) {
@@ -77,11 +85,14 @@ class GroupRunTest : public ::testing::TestWithParam<Mode> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Modes, GroupRunTest,
-                         ::testing::Values(Mode{1, true}, Mode{2, true}, Mode{3, true},
-                                           Mode{4, true}, Mode{5, true}, Mode{1, false},
-                                           Mode{3, false}, Mode{4, false}),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(
+    Modes, GroupRunTest,
+    ::testing::Values(Mode{1, true}, Mode{2, true}, Mode{3, true}, Mode{4, true}, Mode{5, true},
+                      Mode{1, false}, Mode{3, false}, Mode{4, false},
+                      Mode{1, true, tests::Seen::kAll}, Mode{2, true, tests::Seen::kAll},
+                      Mode{3, false, tests::Seen::kAll}, Mode{4, true, tests::Seen::kAll},
+                      Mode{2, false, tests::Seen::kNothing}, Mode{3, true, tests::Seen::kNothing}),
+    NameOf);
 
 bool Exact(ReduceOp op) { return op != ReduceOp::kAdasum; }
 

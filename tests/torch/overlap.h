@@ -38,10 +38,11 @@ struct WaitInBackward : torch::autograd::Function<WaitInBackward> {
 };
 
 // Two layers; the first one's backward begins only when the last one's bias gradient, in which each
-// rank has its own number, has become the average of all ranks. True if that happened.
+// rank has its own number, has become the average of all ranks. True if that happened. `steps`:
+// that come before.
 template <class MakeOptimizer>
 bool LastGradientIsReducedBeforeTheFirstExists(int rank, int size,
-                                               const MakeOptimizer& make_optimizer) {
+                                               const MakeOptimizer& make_optimizer, int steps = 0) {
   torch::nn::Linear first(4, 4);
   torch::nn::Linear last(4, 2);
   torch::OrderedDict<std::string, torch::Tensor> names;
@@ -49,6 +50,11 @@ bool LastGradientIsReducedBeforeTheFirstExists(int rank, int size,
   for (auto& item : last->named_parameters()) names.insert("last." + item.key(), item.value());
   auto optimizer = make_optimizer(names);
 
+  for (int step = 0; step < steps; ++step) {
+    last(first(torch::ones({1, 4}))).sum().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
   const float average = static_cast<float>(size + 1) / 2;
   WaitInBackward::Wait wait;
   wait.reduced = [&last, average] {

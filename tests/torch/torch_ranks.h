@@ -19,13 +19,20 @@
 namespace sirtaki::tests {
 
 // Runs `body` on `size` threads and ends their sessions when all of them have returned from it.
-// `host_of_rank`: which of them pretend to share a host; empty: all do.
-inline void RunTorchRanks(int size, const std::function<void(int rank, const Session&)>& body,
-                          const core::Config& config = {}, std::vector<int> host_of_rank = {}) {
+// `host_of_rank`: which of them pretend to share a host; empty: all do. `sharing`: and how.
+inline void RunTorchRanks(
+    int size, const std::function<void(int rank, const Session&)>& body,
+    const core::Config& config = {}, std::vector<int> host_of_rank = {},
+    frameworks::InprocWorld::Sharing sharing = frameworks::InprocWorld::Sharing::kNone,
+    const std::function<void(int rank, const core::RunBatch&)>& on_start = nullptr) {
   const auto world = std::make_shared<frameworks::InprocWorld>(size, std::move(host_of_rank));
+  world->Share(sharing);
   RankThreads::Run(size, [&](int rank) {
     frameworks::StartOptions options;
     options.config = config;
+    if (on_start) {
+      options.on_start = [&on_start, rank](const core::RunBatch& batch) { on_start(rank, batch); };
+    }
     std::shared_ptr<frameworks::Session> session;
     const core::Status started = frameworks::Session::CreateInproc(world, rank, options, &session);
     ASSERT_TRUE(started.ok()) << started.ToString();

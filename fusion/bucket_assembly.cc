@@ -1,0 +1,74 @@
+#include "fusion/bucket_assembly.h"
+
+#include <memory>
+#include <utility>
+
+namespace sirtaki::fusion {
+
+BucketAssembly::BucketAssembly(core::Key key, core::SignaturePtr signature)
+    : key_(std::move(key)),
+      signature_(std::move(signature)),
+      parts_(signature_->parts.size()),
+      missing_(signature_->parts.size()) {}
+
+BucketAssembly::~BucketAssembly() {
+  if (submitted_) whole_->handle->Observe();
+}
+
+BucketAssembly::Arrival BucketAssembly::Put(std::size_t part, core::WorkPtr work) {
+  // Only a part of this round makes it less, and there is one that is not counted yet: ours.
+  if (missing_.load(std::memory_order_acquire) == 0) return Arrival::kInFlight;
+  parts_[part] = std::move(work);
+  // What the others wrote before they were counted is visible to the last.
+  return missing_.fetch_sub(1, std::memory_order_acq_rel) == 1 ? Arrival::kLast : Arrival::kEarly;
+}
+
+core::WorkPtr BucketAssembly::Assemble() const {
+  auto whole = std::make_shared<core::Work>();
+  whole->request.key = key_;
+  whole->request.signature = signature_;
+  whole->parts = parts_;
+  bool some_absent = false;
+  std::vector<bool> absent;
+  for (const core::WorkPtr& part : parts_) {
+    const core::Request& request = part->request;
+    absent.push_back(!request.absent.empty() && request.absent.front());
+    some_absent |= absent.back();
+    if (whole->request.invalid.empty()) whole->request.invalid = request.invalid;
+  }
+  if (some_absent) whole->request.absent = std::move(absent);
+  return whole;
+}
+
+void BucketAssembly::NoteSubmitted(core::WorkPtr whole) {
+  whole_ = std::move(whole);
+  submitted_.store(true, std::memory_order_release);
+}
+
+core::HandlePtr BucketAssembly::handle() const {
+  return submitted_.load(std::memory_order_acquire) ? whole_->handle : nullptr;
+}
+
+bool BucketAssembly::AbsentEverywhere(std::size_t part) const {
+  return whole_->handle->absent_everywhere() || whole_->parts[part]->handle->absent_everywhere();
+}
+
+void BucketAssembly::Release(std::size_t part) {
+  if (!submitted_) {
+    parts_[part].reset();
+    missing_.fetch_add(1, std::memory_order_acq_rel);
+  } else if (++released_ == parts_.size()) {
+    EndRound();
+  }
+}
+
+void BucketAssembly::EndRound() {
+  whole_->handle->Observe();
+  whole_.reset();
+  for (core::WorkPtr& part : parts_) part.reset();
+  released_ = 0;
+  submitted_.store(false, std::memory_order_relaxed);
+  missing_.store(parts_.size(), std::memory_order_release);
+}
+
+}  // namespace sirtaki::fusion

@@ -1,0 +1,49 @@
+#include "fusion/bucket_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "core/wire.h"
+
+namespace sirtaki::fusion {
+namespace {
+
+struct Open {
+  std::vector<std::size_t> gradients;
+  std::int64_t bytes = 0;
+  std::int64_t limit = 0;
+};
+
+bool HasRoom(const Open& open, std::int64_t bytes) {
+  if (open.gradients.size() >= core::kMaxParts) return false;
+  return bytes <= open.limit - open.bytes || open.bytes < open.limit / 2;
+}
+
+}  // namespace
+
+std::vector<std::vector<std::size_t>> PlanBuckets(const std::vector<BucketedGradient>& gradients,
+                                                  const BucketSizes& sizes) {
+  std::vector<std::vector<std::size_t>> buckets;
+  std::map<core::DType, Open> open_of_type;
+  const auto close = [&buckets](Open& open) {
+    if (!open.gradients.empty()) buckets.push_back(std::move(open.gradients));
+    open = {};
+  };
+  std::int64_t limit = sizes.first;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const auto [bytes, dtype] = gradients[i];
+    Open& open = open_of_type[dtype];
+    if (!open.gradients.empty() && !HasRoom(open, bytes)) close(open);
+    if (open.gradients.empty()) open.limit = std::exchange(limit, sizes.others);
+    open.gradients.push_back(i);
+    open.bytes += bytes;
+    if (open.bytes >= open.limit) close(open);
+  }
+  for (auto& [dtype, open] : open_of_type) close(open);
+  std::sort(buckets.begin(), buckets.end(),
+            [](const auto& a, const auto& b) { return a.back() < b.back(); });
+  return buckets;
+}
+
+}  // namespace sirtaki::fusion

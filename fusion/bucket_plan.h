@@ -1,0 +1,30 @@
+// Gradients, in the order in which they become ready -> buckets that are reduced together. Pure:
+// the same on every rank.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/types.h"
+
+namespace sirtaki::fusion {
+
+// One gradient, as all ranks have it.
+struct BucketedGradient {
+  std::int64_t bytes = 0;
+  core::DType dtype = core::DType::kF32;
+};
+
+struct BucketSizes {
+  std::int64_t first = 0;  // of the bucket that is complete first
+  std::int64_t others = 0;
+};
+
+// Indices into `gradients`, each once, ascending in a bucket; a bucket holds one type. Buckets come
+// in the order in which they are complete. None is split: a bucket is above its size by the last of
+// its gradients, or because that found it less than half full.
+std::vector<std::vector<std::size_t>> PlanBuckets(const std::vector<BucketedGradient>& gradients,
+                                                  const BucketSizes& sizes);
+
+}  // namespace sirtaki::fusion

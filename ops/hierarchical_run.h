@@ -1,0 +1,95 @@
+// One all-reduce of a process set that spans hosts, as this rank takes part in it. Chunk by chunk:
+//
+//   load     every member brings its elements, widened and scaled, to where its host sees them
+//   reduce   every member combines its part of the chunk, in the order of the host's members
+//   cross    carriers, as many on every host, each reduce a slice of the chunk with their like on
+//            the other hosts
+//   take     every member scales and rounds all slices into its outputs
+//
+// A chunk crosses while later ones are loaded and reduced. The carriers of a slice get the same
+// bits, and everybody takes theirs.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "core/status.h"
+#include "fusion/pack.h"
+#include "ops/backend.h"
+#include "ops/host_stage.h"
+
+namespace sirtaki::ops {
+
+struct HierarchicalOptions {
+  bool blocks = true;  // the run waits by itself, and its operations between hosts do
+  bool spin = true;    // short waits keep their core
+};
+
+// Not thread-safe. Everything that is given by reference must outlive it.
+class HierarchicalRun final : public Completion {
+ public:
+  // Reduces `count` elements of this rank's slice in place, with the other hosts' carriers.
+  using Cross = std::function<std::unique_ptr<Completion>(void* memory, std::int64_t count,
+                                                          core::DType dtype, core::ReduceOp op)>;
+
+  // `slices`: how many carriers each host has, its first members. `check`: why there is no point in
+  // waiting any longer; called now and then.
+  HierarchicalRun(const HierarchicalOptions& options, std::shared_ptr<HostStage> stage, int slices,
+                  std::span<const Segment> segments, const SegmentReduction& how, Cross cross,
+                  std::function<core::Status()> check);
+  // What crosses unfinished keeps its memory.
+  ~HierarchicalRun() override;
+
+  bool Poll() override;
+  core::Status status() const override { return status_; }
+
+ private:
+  struct Range {
+    std::int64_t begin = 0;
+    std::int64_t count = 0;
+  };
+
+  bool Advance();  // true if anything moved
+  bool Load();
+  bool Reduce();
+  bool StartCrossing();
+  bool EndCrossing();
+  bool Take();
+  void RunThrough();
+  void Wait(std::uint32_t rung);
+  void Finish(core::Status status);
+
+  const fusion::Window& WindowOf(std::uint32_t chunk) const;
+  // The i-th of `parts` nearly equal parts of a chunk.
+  Range PartOf(std::uint32_t chunk, int i, int parts) const;
+  bool AllReached(shm::SharedCounter HostStageCounters::*counter, int members,
+                  std::uint32_t value) const;
+  HostStageCounters& mine() const { return stage_->counters(stage_->self()); }
+  bool carries() const { return stage_->self() < slices_; }
+
+  const HierarchicalOptions options_;
+  const std::shared_ptr<HostStage> stage_;
+  const int slices_;
+  const fusion::FusedVector vector_;
+  const core::ReduceOp op_;
+  const fusion::Scale before_;
+  const fusion::Scale after_;
+  const Cross cross_;
+  const std::function<core::Status()> check_;
+
+  // Chunks, counted over all operations of the set.
+  const std::uint32_t begin_;
+  const std::uint32_t end_;
+  std::uint32_t loaded_;
+  std::uint32_t reduced_;
+  std::uint32_t crossed_;
+  std::uint32_t taken_;
+  std::unique_ptr<Completion> crossing_;
+  bool finished_ = false;
+  core::Status status_;
+};
+
+}  // namespace sirtaki::ops

@@ -1,0 +1,122 @@
+#include "ops/shm/pool_fork.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "core/log.h"
+#include "core/thread_annotations.h"
+#include "ops/shm/pool.h"
+
+namespace sirtaki::ops::shm {
+
+namespace {
+
+constexpr std::int64_t kPage = 4096;
+
+// Those pages of the file that hold something: what was never touched stays untouched.
+void CopyData(const Region& from, std::int64_t first, std::int64_t last, std::byte* to) {
+  while (first < last) {
+    const off_t begin = lseek(from.descriptor(), first, SEEK_DATA);
+    if (begin < 0 || begin >= last) return;
+    const off_t hole = lseek(from.descriptor(), begin, SEEK_HOLE);
+    const std::int64_t end = hole < 0 ? last : std::min<std::int64_t>(hole, last);
+    std::memcpy(to + begin, from.base() + begin, static_cast<std::size_t>(end - begin));
+    first = end;
+  }
+}
+
+}  // namespace
+
+// The handlers, and what they see to: held from before the fork until after it, in both processes.
+struct PoolsAtFork {
+  core::Mutex mutex;
+  std::vector<Pool*> pools SIRTAKI_GUARDED_BY(mutex);
+
+  static PoolsAtFork& Get() {
+    static PoolsAtFork& all = *[] {
+      auto* made = new PoolsAtFork;
+      pthread_atfork(&Before, &InParent, &InChild);
+      return made;
+    }();
+    return all;
+  }
+
+  static void Before() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+    Get().mutex.Lock();
+    for (Pool* pool : Get().pools) pool->BeforeFork();
+  }
+  static void InParent() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+    for (Pool* pool : Get().pools) pool->AfterForkInParent();
+    Get().mutex.Unlock();
+  }
+  static void InChild() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+    for (Pool* pool : Get().pools) pool->AfterForkInChild();
+    Get().mutex.Unlock();
+  }
+};
+
+void AddToFork(Pool& pool) {
+  PoolsAtFork& all = PoolsAtFork::Get();
+  core::MutexLock lock(all.mutex);
+  all.pools.push_back(&pool);
+}
+
+void RemoveFromFork(Pool& pool) {
+  PoolsAtFork& all = PoolsAtFork::Get();
+  core::MutexLock lock(all.mutex);
+  std::erase(all.pools, &pool);
+}
+
+void Pool::BeforeFork() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+  mutex_.Lock();
+  if (!options_.shared || in_child_) return;
+  void* const snapshot =
+      mmap(nullptr, static_cast<std::size_t>(region_->size()), PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  snapshot_ = snapshot == MAP_FAILED ? nullptr : static_cast<std::byte*>(snapshot);
+  if (snapshot_ == nullptr) return;
+  std::int64_t first = 0;  // of the blocks side by side that end at `last`
+  std::int64_t last = 0;
+  for (std::int64_t at = 0; at < end_;) {
+    const std::uint16_t state = blocks_[static_cast<std::size_t>(at / kPage)];
+    const std::int64_t size = state == 0 ? kPage : BytesOfClass(state & ~kInUse);
+    if ((state & kInUse) != 0) {
+      if (at != last) {
+        CopyData(*region_, first, last, snapshot_);
+        first = at;
+      }
+      last = at + size;
+    }
+    at += size;
+  }
+  CopyData(*region_, first, last, snapshot_);
+}
+
+void Pool::AfterForkInParent() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+  const bool failed = options_.shared && !in_child_ && snapshot_ == nullptr;
+  if (snapshot_ != nullptr) munmap(snapshot_, static_cast<std::size_t>(region_->size()));
+  snapshot_ = nullptr;
+  mutex_.Unlock();
+  if (failed) {
+    SIRTAKI_LOG(kWarning,
+                "a forked process sees changes of this one's tensors: no addresses for a copy");
+  }
+}
+
+// Calls the system alone: other threads of the parent may have held any lock.
+void Pool::AfterForkInChild() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+  if (options_.shared && !in_child_) {
+    region_->ReplaceInChild(snapshot_);
+    snapshot_ = nullptr;
+    in_child_ = true;
+  }
+  mutex_.Unlock();
+}
+
+}  // namespace sirtaki::ops::shm

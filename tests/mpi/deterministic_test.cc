@@ -1,0 +1,90 @@
+// RANKS: 3 4
+// The option deterministic: the same bits whatever was ready together. Without shared memory, whose
+// order of adding is always that of the ranks.
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "frameworks/session.h"
+#include "tests/support/mpi_main.h"
+#include "tests/support/session_calls.h"
+#include "tests/support/test_scale.h"
+
+namespace sirtaki::frameworks {
+namespace {
+
+using core::Status;
+using tests::Vector;
+
+constexpr std::size_t kTensors = 40;
+
+std::vector<float> Given(int rank, std::size_t tensor) {
+  std::vector<float> values(100 + tensor * 997);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto x = static_cast<float>(i + 1);
+    values[i] = std::sin(x * static_cast<float>(rank + 1)) *
+                std::pow(10.0F, static_cast<float>((i + static_cast<std::size_t>(rank)) % 9) - 4);
+  }
+  return values;
+}
+
+// The sums, submitted in an order of this rank's own.
+std::vector<std::vector<float>> Sums(bool deterministic, std::uint64_t seed) {
+  std::shared_ptr<Session> session;
+  Status status = Session::CreateMpi(tests::SessionOptions([&](core::Config& config) {
+                                       config.shared_memory = core::SharedMemoryMode::kOff;
+                                       config.deterministic = deterministic;
+                                     }),
+                                     &session);
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  if (!status.ok()) return {};
+  const int rank = session->topology().rank;
+  std::vector<std::unique_ptr<Vector>> vectors;
+  std::vector<std::size_t> order(kTensors);
+  std::iota(order.begin(), order.end(), 0);
+  for (const std::size_t tensor : order) {
+    vectors.push_back(std::make_unique<Vector>(core::OpKind::kAllReduce,
+                                               "t" + std::to_string(tensor), Given(rank, tensor)));
+  }
+  std::mt19937_64 random(seed + static_cast<std::uint64_t>(rank) * 1000);
+  std::shuffle(order.begin(), order.end(), random);
+  for (const std::size_t tensor : order) {
+    EXPECT_TRUE(vectors[tensor]->Submit(*session).ok());
+  }
+  std::vector<std::vector<float>> sums;
+  for (const auto& vector : vectors) {
+    status = vector->Synchronize(*session);
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    sums.push_back(vector->values());
+  }
+  EXPECT_TRUE(session->Shutdown("the test is over").ok());
+  return sums;
+}
+
+TEST(DeterministicTest, RunsInDifferentOrdersGiveTheSameBits) {
+  std::uint64_t seed = tests::WorldRank() == 0 ? sirtaki::testing::TestSeed() : 0;
+  MPI_Bcast(&seed, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
+  const std::vector<std::vector<float>> first = Sums(true, seed);
+  for (std::uint64_t run = 1; run <= 5; ++run) {
+    const std::vector<std::vector<float>> again = Sums(true, seed + run);
+    ASSERT_EQ(again.size(), first.size());
+    for (std::size_t tensor = 0; tensor < first.size(); ++tensor) {
+      EXPECT_EQ(std::memcmp(again[tensor].data(), first[tensor].data(),
+                            first[tensor].size() * sizeof(float)),
+                0)
+          << "tensor " << tensor << ", run " << run;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sirtaki::frameworks

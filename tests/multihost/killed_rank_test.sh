@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# A rank that is killed while hosts reduce together: every other one, of its host and of the others, gets the error that
+# names it.
+set -euo pipefail
+# shellcheck source=tests/multihost/hosts.sh
+. "$(dirname "$0")/hosts.sh"
+bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}/../faults
+
+says() {
+  grep -qE "^rank $1 after [0-9]{1,4} ms: .*(rank $2 is lost|process of rank $2 )" "$output"
+}
+all_say() {
+  local rank
+  for rank in 0 1 2 3; do
+    [ "$rank" = "$1" ] || says "$rank" "$1" || return 1
+  done
+}
+
+hosts_up 2
+output=$hosts_state/output
+# This mpirun then waits for ever: what counts is what the ranks say.
+export SIRTAKI_MPIRUN_FLAGS=--enable-recovery SIRTAKI_TEST_SECONDS=45
+for victim in 1 2; do
+  printf '== rank %s\n' "$victim"
+  across h1:2,h2:2 "$bindir/lose_a_rank" killed-large "$victim" --sirtaki-ping-interval=0.5 \
+    --sirtaki-peer-timeout=2 >"$output" 2>&1 &
+  job=$!
+  hosts_wait 'not every rank was told' all_say "$victim" || { cat "$output"; exit 1; }
+  grep '^rank' "$output"
+  ! grep 'WRONG SUM' "$output"
+  kill "$job" && wait "$job" 2>/dev/null || true
+done

@@ -1,0 +1,195 @@
+// Reductions between hosts, whichever way they go, against naive loops. Run by reductions_test.sh.
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/digest.h"
+#include "frameworks/session.h"
+#include "tests/support/half_reference.h"
+#include "tests/support/mpi_main.h"
+#include "tests/support/session_calls.h"
+
+namespace sirtaki::frameworks {
+namespace {
+
+using core::DType;
+using core::ReduceOp;
+using core::Status;
+
+// Sizes that fill neither a chunk nor a slice of one, and several chunks.
+constexpr std::int64_t kCounts[] = {1, 20001, 300007};
+constexpr std::int64_t kLong = 1500003;
+
+using Way = std::pair<core::HierarchyMode, core::MpiThreads>;
+
+class ReductionsBetweenHosts : public testing::TestWithParam<Way> {
+ protected:
+  void SetUp() override {
+    const auto [hierarchy, threads] = GetParam();
+    const Status status = Session::CreateMpi(tests::SessionOptions([&](core::Config& config) {
+                                               config.hierarchy = hierarchy;
+                                               config.mpi_threads = threads;
+                                             }),
+                                             &session_);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+  }
+  void TearDown() override {
+    if (!session_) return;
+    EXPECT_TRUE(session_->Shutdown("the test is over").ok());
+  }
+
+  int rank() const { return session_->topology().rank; }
+  int size() const { return session_->topology().size; }
+
+  // In place, and the same bits everywhere.
+  template <typename T>
+  void Reduce(DType dtype, ReduceOp op, std::vector<T>* values,
+              core::SetNumber set = core::kWorldSet) {
+    auto signature = std::make_shared<core::Signature>();
+    signature->reduction = op;
+    signature->dtype = dtype;
+    signature->shape = {static_cast<std::int64_t>(values->size())};
+    auto work = std::make_shared<core::Work>();
+    work->request.key = core::Key::Named(set, "t" + std::to_string(calls_[set]++));
+    work->request.signature = std::move(signature);
+    work->input = work->output = values->data();
+    Status status = session_->Submit(work, /*will_wait=*/true);
+    if (status.ok()) status = session_->Wait(*work->handle);
+    work->handle->Observe();
+    ASSERT_TRUE(status.ok()) << status.ToString();
+  }
+
+  template <typename T>
+  void ExpectSameBits(const std::vector<T>& values) {
+    const std::uint64_t mine = core::Digest(values.data(), values.size() * sizeof(T));
+    std::uint64_t first = mine;
+    MPI_Bcast(&first, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
+    EXPECT_EQ(mine, first);
+  }
+
+  static std::vector<std::int64_t> Counts(bool with_long) {
+    std::vector<std::int64_t> counts(std::begin(kCounts), std::end(kCounts));
+    if (with_long) counts.push_back(kLong);
+    return counts;
+  }
+
+  static int Given(int rank, std::int64_t i) { return static_cast<int>(i * 7 % 13) - 6 + rank; }
+
+  template <typename T>
+  void Check(DType dtype, const std::function<T(double)>& encode) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin}) {
+      for (const std::int64_t count : Counts(dtype == DType::kF32)) {
+        SCOPED_TRACE(std::string(core::ReduceOpName(op)) + " of " + std::to_string(count) + " " +
+                     std::string(core::DTypeName(dtype)));
+        std::vector<T> values;
+        for (std::int64_t i = 0; i < count; ++i) values.push_back(encode(Given(rank(), i)));
+        ASSERT_NO_FATAL_FAILURE(Reduce(dtype, op, &values));
+        std::int64_t wrong = 0;
+        for (std::int64_t i = 0; i < count; ++i) {
+          double expected = op == ReduceOp::kMin ? Given(0, i) : 0;
+          for (int r = 0; r < size() && op != ReduceOp::kMin; ++r) expected += Given(r, i);
+          if (op == ReduceOp::kAverage) expected /= size();
+          if (values[static_cast<std::size_t>(i)] != encode(expected)) ++wrong;
+        }
+        EXPECT_EQ(wrong, 0);
+        ExpectSameBits(values);
+      }
+    }
+  }
+
+  std::shared_ptr<Session> session_;
+  std::map<core::SetNumber, int> calls_;
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Ways, ReductionsBetweenHosts,
+    testing::Values(Way{core::HierarchyMode::kAuto, core::MpiThreads::kMultiple},
+                    Way{core::HierarchyMode::kOff, core::MpiThreads::kMultiple},
+                    Way{core::HierarchyMode::kAuto, core::MpiThreads::kSerialized}),
+    [](const auto& made) {
+      return std::string(made.param.first == core::HierarchyMode::kAuto ? "Auto" : "Off") +
+             (made.param.second == core::MpiThreads::kSerialized ? "Serialized" : "");
+    });
+
+TEST_P(ReductionsBetweenHosts, TheLogSaysWhichWayTheyGo) {
+  const core::Topology& topology = session_->topology();
+  std::map<int, int> ranks;
+  for (const int host : topology.host_of_rank) ++ranks[host];
+  ASSERT_GE(ranks.size(), 2U) << "the ranks are on one host";
+  bool several = false;
+  for (const auto& [host, count] : ranks) several |= count > 1;
+  const bool by_hosts = GetParam().first != core::HierarchyMode::kOff && several;
+  const std::string expected =
+      std::string("all-reduce between hosts: ") + (by_hosts ? "hierarchical" : "flat");
+  EXPECT_NE(session_->description().find(expected), std::string::npos) << session_->description();
+}
+
+TEST_P(ReductionsBetweenHosts, AreWhatNaiveLoopsGive) {
+  Check<float>(DType::kF32, [](double x) { return static_cast<float>(x); });
+  Check<double>(DType::kF64, [](double x) { return x; });
+  Check<std::uint16_t>(DType::kF16,
+                       [](double x) { return tests::kFloat16.Encode(static_cast<float>(x)); });
+  Check<std::uint16_t>(DType::kBF16,
+                       [](double x) { return tests::kBFloat16.Encode(static_cast<float>(x)); });
+  Check<std::int32_t>(DType::kI32, [](double x) { return static_cast<std::int32_t>(x); });
+  Check<std::int8_t>(DType::kI8, [](double x) { return static_cast<std::int8_t>(x); });
+}
+
+// The order of adding shows in these.
+TEST_P(ReductionsBetweenHosts, GiveTheSameBitsToAll) {
+  for (const std::int64_t count : Counts(true)) {
+    std::vector<float> values;
+    for (std::int64_t i = 0; i < count; ++i) {
+      values.push_back(std::sin(static_cast<float>(i + 1) * static_cast<float>(rank() + 1)) *
+                       std::pow(10.0F, static_cast<float>((i + rank()) % 15 - 7)));
+    }
+    ASSERT_NO_FATAL_FAILURE(Reduce(DType::kF32, ReduceOp::kSum, &values));
+    ExpectSameBits(values);
+  }
+}
+
+// Every set of more than one rank, one after the other and then all at once.
+TEST_P(ReductionsBetweenHosts, WorkOnSetsThatComeAndGo) {
+  std::vector<std::pair<core::SetNumber, core::RankRanges>> sets;
+  for (unsigned bits = 3; bits < 1U << size(); ++bits) {
+    core::RankRanges members;
+    for (int r = 0; r < size(); ++r) {
+      if ((bits >> r & 1) != 0) members.Add(r);
+    }
+    if (members.Count() < 2) continue;
+    core::SetNumber set = 0;
+    const Status status =
+        session_->AddSet(members, core::Clock::now() + std::chrono::seconds(30), &set);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    sets.emplace_back(set, members);
+    if (bits % 3 == 0) {
+      ASSERT_TRUE(session_->RemoveSet(set, core::Clock::now() + std::chrono::seconds(30)).ok());
+      sets.pop_back();
+    }
+  }
+  for (const auto& [set, members] : sets) {
+    if (!members.Contains(rank())) continue;
+    std::vector<float> values(100003, static_cast<float>(rank() + 1));
+    ASSERT_NO_FATAL_FAILURE(Reduce(DType::kF32, ReduceOp::kSum, &values, set));
+    float expected = 0;
+    for (const int r : members.ToVector()) expected += static_cast<float>(r + 1);
+    for (const float value : values) ASSERT_EQ(value, expected) << members.ToString();
+  }
+  for (const auto& [set, members] : sets) {
+    ASSERT_TRUE(session_->RemoveSet(set, core::Clock::now() + std::chrono::seconds(30)).ok());
+  }
+}
+
+}  // namespace
+}  // namespace sirtaki::frameworks

@@ -1,0 +1,129 @@
+// Nothing waits for ever in shared memory: who is told to stop does, and who has died is noticed.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ops/shm/backend.h"
+#include "tests/support/shm_ranks.h"
+
+namespace sirtaki::ops::shm {
+namespace {
+
+using core::DType;
+using core::ReduceOp;
+using core::Status;
+using core::StatusCode;
+using tests::ShmRanks;
+
+constexpr Channel kSmall{core::kWorldSet, fusion::Lane::kSmall};
+constexpr Channel kLarge{core::kWorldSet, fusion::Lane::kLarge};
+
+TEST(ShmBackendFailureTest, AbortEndsWhatBlocksAndWhatIsPolledAndWhatComes) {
+  for (const bool spin : {false, true}) {
+    ShmRanks ranks(2);
+    Backend backend(ranks.group(0), {.spin = spin});
+    const Backend peer(ranks.group(1), {.spin = spin});
+    const Status why(StatusCode::kPeerLost, "rank 1 is gone");
+    std::atomic<bool> started{false};
+    Status seen;
+    float value = 1;
+    std::thread blocked([&] {
+      started = true;
+      seen = backend.AllReduce(kLarge, &value, 1, DType::kF32, ReduceOp::kSum)->status();
+    });
+    float other = 1;
+    const auto polled = backend.AllReduce(kSmall, &other, 1, DType::kF32, ReduceOp::kSum);
+    EXPECT_FALSE(polled->Poll());
+    while (!started) std::this_thread::yield();
+    backend.Abort(why);
+    backend.Abort({StatusCode::kAborted, "later"});
+    blocked.join();
+    EXPECT_EQ(seen, why);
+    EXPECT_TRUE(polled->Poll());
+    EXPECT_EQ(polled->status(), why);
+    EXPECT_EQ(backend.AllReduce(kSmall, &other, 1, DType::kF32, ReduceOp::kSum)->status(), why);
+    EXPECT_EQ(backend.AddSet(3, {0}), why);
+    EXPECT_EQ(other, 1);
+  }
+}
+
+TEST(ShmBackendFailureTest, AbortEndsAWaitForMembersOfASet) {
+  ShmRanks ranks(2);
+  Backend backend(ranks.group(0), {.spin = false});
+  const Status why(StatusCode::kAborted, "enough");
+  Status seen;
+  std::thread waiting([&] { seen = backend.AddSet(1, {0, 1}); });
+  backend.Abort(why);
+  waiting.join();
+  EXPECT_EQ(seen, why);
+}
+
+void WriteWhole(int to, const std::string& text) {
+  ASSERT_EQ(write(to, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+}
+
+std::string ReadWhole(int from, std::size_t size) {
+  std::string text(size, '\0');
+  std::size_t done = 0;
+  while (done < size) {
+    const ssize_t n = read(from, text.data() + done, size - done);
+    if (n <= 0) break;
+    done += static_cast<std::size_t>(n);
+  }
+  return text;
+}
+
+// The other process: joins the group, takes part in one sum, and is gone.
+[[noreturn]] void BePeer(int from, int to, std::size_t announcement_bytes) {
+  LocalGroupOptions options;
+  options.rank = 1;
+  std::unique_ptr<LocalGroup> group;
+  std::string mine;
+  int failures = LocalGroup::Make(options, &group, &mine).ok() ? 0 : 1;
+  WriteWhole(to, mine);
+  const std::vector<std::string> all = {ReadWhole(from, announcement_bytes), mine};
+  if (!group->Join({0, 1}, all).ok()) ++failures;
+  Backend backend(*group, {.spin = false});
+  std::vector<float> values(100000, 2);
+  const auto sum = backend.AllReduce(kLarge, values.data(), 100000, DType::kF32, ReduceOp::kSum);
+  for (const float value : values) failures += value == 3 ? 0 : 1;
+  _exit(sum->status().ok() && failures == 0 ? 7 : 1);
+}
+
+TEST(ShmBackendFailureTest, AProcessThatEndsIsNoticed) {
+  LocalGroupOptions options;
+  std::unique_ptr<LocalGroup> group;
+  std::string mine;
+  ASSERT_TRUE(LocalGroup::Make(options, &group, &mine).ok());
+  std::array<int, 2> down{};
+  std::array<int, 2> up{};
+  ASSERT_EQ(pipe(down.data()), 0);
+  ASSERT_EQ(pipe(up.data()), 0);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) BePeer(down[0], up[1], mine.size());
+  WriteWhole(down[1], mine);
+  ASSERT_TRUE(
+      group->Join({0, 1}, std::vector<std::string>{mine, ReadWhole(up[0], mine.size())}).ok());
+  Backend backend(*group, {.spin = false});
+  std::vector<float> values(100000, 1);
+  ASSERT_TRUE(
+      backend.AllReduce(kLarge, values.data(), 100000, DType::kF32, ReduceOp::kSum)->status().ok());
+  EXPECT_EQ(values.back(), 3);
+  const auto lost = backend.AllReduce(kLarge, values.data(), 100000, DType::kF32, ReduceOp::kSum);
+  EXPECT_EQ(lost->status().code(), StatusCode::kPeerLost) << lost->status().ToString();
+  int how = 0;
+  EXPECT_EQ(waitpid(child, &how, 0), child);
+  EXPECT_TRUE(WIFEXITED(how) && WEXITSTATUS(how) == 7);
+  for (const int end : {down[0], down[1], up[0], up[1]}) close(end);
+}
+
+}  // namespace
+}  // namespace sirtaki::ops::shm
