@@ -150,8 +150,7 @@ class Runner:
 
     def control(self):
         sizes = self.choose("16,256", "16,256,4096,65536", "16,256,4096,65536")
-        tensors = self.choose(16, 16, 161)
-        self.in_turn(1, [lambda: self.launcher.alone("control_plane", "--ranks", sizes, "--tensors", tensors)])
+        self.in_turn(1, [lambda: self.launcher.alone("control_plane", "--ranks", sizes, "--tensors", 16)])
 
     def hosts(self):
         size = self.choose(MIB, 64 * MIB, 64 * MIB)
