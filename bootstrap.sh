@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # bootstrap.sh: installs what this machine lacks to build, test and run Sirtaki.
 #
-#   bash bootstrap.sh [--quiet]
+#   bash bootstrap.sh [--quiet] [--benchmarks]
 #
 # Debian packages come from apt (through sudo when not root); LibTorch comes from PyPI into `.venv` beside this
 # file. Safe to run again and again: when nothing is missing it only looks, for a second or less.
@@ -12,14 +12,25 @@
 #   SIRTAKI_BOOTSTRAP_APT=no                 never call apt; what is missing is an error.
 #   SIRTAKI_BOOTSTRAP_WITH="clang-format clang-tidy"   programs that only lint needs, by their packages' names.
 #   SIRTAKI_PYTHON=/path/to/python3          the Python that makes the .venv.
+#
+# --benchmarks also makes `import torch` work in the .venv, for the benchmarks' references over torch.distributed: the
+# packages that it needs, and stand-ins for GPU libraries that are not there, in `.venv-bench`.
 set -euo pipefail
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 venv=$top/.venv
 torch_version=2.11.0
 light_packages=("torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+bench_packages=(typing_extensions sympy filelock networkx jinja2 fsspec)   # what torch asks for, but Triton and the GPU libraries
 quiet=no
-[ "${1:-}" = --quiet ] && quiet=yes
+benchmarks=no
+for argument in "$@"; do
+  case $argument in
+    --quiet) quiet=yes ;;
+    --benchmarks) benchmarks=yes ;;
+    *) printf 'bootstrap: error: %s is not known; --quiet and --benchmarks are\n' "$argument" >&2; exit 2 ;;
+  esac
+done
 
 say() { [ "$quiet" = yes ] || printf 'bootstrap: %s\n' "$*"; }
 announce() { printf 'bootstrap: %s\n' "$*"; }
@@ -83,7 +94,6 @@ have_header spdlog/spdlog.h || need libspdlog-dev
 have_header hwy/highway.h || need libhwy-dev
 have_header gtest/gtest.h || need libgtest-dev
 have_header gmock/gmock.h || need libgmock-dev
-have_header benchmark/benchmark.h || need libbenchmark-dev
 if [ "$(id -u)" = 0 ]; then   # tests on several hosts, made of namespaces
   PATH=$PATH:/usr/sbin:/sbin
   have_command ip || need iproute2
@@ -147,5 +157,23 @@ if wants_venv; then
   fi
 else
   say "LibTorch: yours (no .venv is made)"
+fi
+
+# --- torch in Python, for the benchmarks' references ----------------------------------------------------------------
+
+if [ "$benchmarks" = yes ]; then
+  bench=$top/.venv-bench
+  wheel=$(echo "$venv"/lib/python3*/site-packages/torch)
+  [ -d "$wheel" ] || die "--benchmarks needs the .venv, whose torch it makes usable; with a torch of your own name its Python in SIRTAKI_BENCH_PYTHON"
+  wanted="torch $torch_version ${bench_packages[*]}"
+  if [ "$(cat "$bench/stamp" 2>/dev/null || true)" != "$wanted" ]; then
+    announce "installing what 'import torch' needs into .venv-bench"
+    rm -rf "$bench"
+    retry "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir \
+      --target "$bench/packages" "${bench_packages[@]}" 2>/dev/null </dev/null || die "pip could not install ${bench_packages[*]}"
+    python3 "$top/benchmarks/reference/gpu_stubs.py" "$wheel" "$bench/stubs" || die "could not make stand-ins for GPU libraries"
+    printf '%s\n' "$wanted" >"$bench/stamp"
+  fi
+  say "torch in Python: $wanted, in .venv-bench"
 fi
 say "done"

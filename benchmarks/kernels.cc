@@ -1,7 +1,7 @@
 // The bytes that reductions and conversions read and write in a second, each beside a memcpy that
 // moves as many, taken in turn with it; and what a call costs that has little to do.
 //
-//   kernels [--rounds N] [--json FILE]
+//   kernels [--rounds N]
 #include "ops/kernels.h"
 
 #include <time.h>
@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/support/report.h"
+#include "benchmarks/support/measure.h"
 #include "core/types.h"
 #include "fusion/convert.h"
 
@@ -91,8 +91,7 @@ Row Rate(const std::string& name, std::size_t moved, int rounds,
           .value = bytes / pair.ours * 1e-9,
           .unit = "GB/s",
           .reference = "memcpy of as many bytes",
-          .reference_value = bytes / pair.reference * 1e-9,
-          .is_rate = true};
+          .reference_value = bytes / pair.reference * 1e-9};
 }
 
 void AddReductions(int rounds, std::vector<Row>* rows) {
@@ -190,16 +189,12 @@ void AddCalls(int rounds, std::vector<Row>* rows) {
 
 int Main(int argc, char** argv) {
   const int rounds = std::stoi(Flag(argc, argv, "rounds", "11"));
-  double load[3] = {};
-  if (getloadavg(load, 3) == 3) {
-    std::printf("load of this machine before: %.2f %.2f %.2f\n", load[0], load[1], load[2]);
-  }
   std::vector<Row> rows;
   AddReductions(rounds, &rows);
   AddParts(rounds, &rows);
   AddConversions(rounds, &rows);
   AddCalls(rounds, &rows);
-  Print(rows, Flag(argc, argv, "json", ""));
+  for (const Row& row : rows) Emit(row);
   return 0;
 }
 

@@ -1,7 +1,7 @@
 // What the wrapper costs in a world of one: step() of DistributedOptimizer against the bare
 // optimizer.
 //
-//   single_rank_step [--rounds N] [--json FILE]
+//   single_rank_step [--rounds N]
 #include <sirtaki/torch.h>
 
 #include <torch/nn/modules/activation.h>
@@ -12,7 +12,7 @@
 #include <cstdio>
 #include <string>
 
-#include "benchmarks/support/report.h"
+#include "benchmarks/support/measure.h"
 
 namespace sirtaki::benchmarks {
 namespace {
@@ -59,7 +59,7 @@ Row Step(std::int64_t width, int rounds) {
 int Main(int argc, char** argv) {
   const int rounds = std::stoi(Flag(argc, argv, "rounds", "31"));
   init(argc, argv);
-  Print({Step(8, rounds), Step(256, rounds)}, Flag(argc, argv, "json", ""));
+  for (const std::int64_t width : {8, 256}) Emit(Step(width, rounds));
   shutdown();
   return 0;
 }

@@ -1,0 +1,98 @@
+"""Starts the programs and reads the lines that they write."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+REFERENCE = os.path.join(TOP, "benchmarks", "reference")
+
+
+class Failed(Exception):
+    """A program failed; the text says which and what it wrote."""
+
+
+def python_with_torch():
+    """A command that runs Python with torch, its environment, and why there is none."""
+    environment = dict(os.environ)
+    own = environment.get("SIRTAKI_BENCH_PYTHON")
+    python = own or os.path.join(TOP, ".venv", "bin", "python")
+    additions = os.path.join(TOP, ".venv-bench")
+    if not own and os.path.isdir(additions):
+        for variable, folder in (("PYTHONPATH", "packages"), ("LD_LIBRARY_PATH", "stubs")):
+            folder = os.path.join(additions, folder)
+            environment[variable] = folder + (os.pathsep + environment[variable] if variable in environment else "")
+    try:
+        asked = subprocess.run([python, "-W", "ignore", "-c", "import torch, torch._dynamo, torch.distributed as d; "
+                                "print(torch.__version__, d.is_gloo_available())"],
+                               env=environment, capture_output=True, text=True)
+        if asked.returncode == 0 and asked.stdout.strip().endswith("True"):
+            return [python, "-W", "ignore"], environment, None
+        why = (asked.stderr.strip() or "torch without gloo").splitlines()[-1]
+    except OSError as error:
+        why = str(error)
+    return None, None, f"no Python that imports torch ({why}): `bash bootstrap.sh --benchmarks`, or name one in SIRTAKI_BENCH_PYTHON"
+
+
+class Skipped(Exception):
+    """A program cannot run here; the text says why."""
+
+
+class Launcher:
+    def __init__(self, build, verbose):
+        self.programs = os.path.join(build, "benchmarks")
+        self.verbose = verbose
+        self.scratch = tempfile.TemporaryDirectory(prefix="sirtaki-bench-")
+        self.meetings = itertools.count()
+        self._python = None
+
+    def program(self, name):
+        path = os.path.join(self.programs, name)
+        if not os.path.exists(path):
+            raise Failed(f"{path} is not there: build sirtaki_benchmarks, with MPI and LibTorch")
+        return path
+
+    @property
+    def why_no_torch(self):
+        if self._python is None:
+            self._python = python_with_torch()
+        return self._python[2]
+
+    def run(self, command, environment=None):
+        """The samples that a command writes. Raises Failed, and Skipped if it ends with code 77."""
+        environment = dict(environment or os.environ)
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        environment.setdefault("SIRTAKI_TEST_SECONDS", "600")
+        done = subprocess.run(command, env=environment, cwd=TOP, capture_output=True, text=True)
+        samples = []
+        for line in done.stdout.splitlines():
+            if line.startswith("{"):
+                samples.append(json.loads(line))
+        if self.verbose and done.stderr:
+            sys.stderr.write(done.stderr)
+        if done.returncode == 77:
+            raise Skipped((done.stderr.strip() or "no reason given").splitlines()[-1])
+        if done.returncode != 0:
+            tail = "\n  ".join((done.stdout + done.stderr).strip().splitlines()[-12:])
+            raise Failed(f"exit code {done.returncode} of {' '.join(command)}\n  {tail}")
+        return samples
+
+    def alone(self, program, *arguments):
+        return self.run([self.program(program), *map(str, arguments)])
+
+    def ranks(self, count, program, *arguments):
+        return self.run(self._mpirun(count) + [self.program(program), *map(str, arguments)])
+
+    def torch(self, count, script, *arguments):
+        """A script of reference/, on ranks that meet in a file, its first argument."""
+        command, environment, _ = self._python
+        meeting = os.path.join(self.scratch.name, f"meeting-{next(self.meetings)}")
+        script = os.path.join(REFERENCE, script)
+        return self.run(self._mpirun(count) + command + [script, meeting, *map(str, arguments)], environment)
+
+    @staticmethod
+    def _mpirun(count):
+        return ["bash", os.path.join(TOP, "tests", "support", "mpirun.sh"), str(count)]

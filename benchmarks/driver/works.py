@@ -1,0 +1,189 @@
+"""The works: what is started for each, in turn, and what the variants are called."""
+
+import os
+import re
+
+import launch
+
+MIB = 1 << 20
+
+
+class Runner:
+    """Runs works and gathers their samples. What cannot run here is in `skipped`, what went wrong in `failed`."""
+
+    def __init__(self, launcher, samples, ranks, full, tiny):
+        self.launcher = launcher
+        self.samples = samples
+        self.ranks = ranks
+        self.full = full
+        self.tiny = tiny
+        self.skipped = {}
+        self.failed = []
+
+    def choose(self, tiny, quick, full):
+        return tiny if self.tiny else full if self.full else quick
+
+    @property
+    def rounds(self):
+        return self.choose(1, 3, 7)
+
+    def skip(self, what, why):
+        self.skipped.setdefault(why, [])
+        if what not in self.skipped[why]:
+            self.skipped[why].append(what)
+
+    def in_turn(self, rounds, starts):
+        """Each start is a function that returns samples; each round begins with another one."""
+        broken = set()
+        for turn in range(rounds):
+            for i in range(len(starts)):
+                start = starts[(i + turn) % len(starts)]
+                if start in broken:
+                    continue
+                try:
+                    for sample in start():
+                        self.samples.add(sample["work"], sample["ranks"], sample["variant"], sample["unit"],
+                                         sample["value"])
+                except launch.Failed as error:
+                    broken.add(start)
+                    self.failed.append(str(error))
+
+    def has_torch(self, what):
+        if self.launcher.why_no_torch:
+            self.skip(what, self.launcher.why_no_torch)
+        return not self.launcher.why_no_torch
+
+    # ---- collectives ----
+
+    def collective(self, program, work, ranks, inner, flags=(), gloo=True, kept=True):
+        """Ours beside raw MPI in one process, MPI where malloc keeps memory, gloo; inner: rounds in a process."""
+        flags = (*flags, "--rounds", inner)
+        starts = [lambda: self.launcher.ranks(ranks, program, "--works", work, *flags)]
+        if kept:
+            starts.append(lambda: self.launcher.ranks(ranks, program, "--works", work, *flags, "--references-only"))
+        if gloo and self.has_torch("gloo"):
+            starts.append(lambda: self.launcher.torch(ranks, "gloo.py", work, *flags))
+        self.in_turn(self.rounds, starts)
+
+    def latency(self):
+        flags = self.choose(("--bytes", "4,1024"), (), ())
+        self.collective("vectors", "latency", self.ranks, self.choose(3, 7, 11), flags, kept=False)
+
+    def allreduce(self):
+        flags = self.choose(("--bytes", "1048576"), (), ())
+        self.collective("vectors", "allreduce", self.ranks, self.choose(2, 5, 9), flags)
+
+    def resnet50(self):
+        self.collective("gradients", "resnet50", self.ranks, self.choose(1, 7, 11))
+
+    def small(self):
+        self.collective("gradients", "small", self.ranks, self.choose(1, 7, 11), kept=False)
+
+    def half(self):
+        self.collective("gradients", "half", self.ranks, self.choose(1, 5, 9), gloo=False, kept=False)
+
+    def oversubscribed(self):
+        size = self.choose(MIB, 16 * MIB, 16 * MIB)
+        self.collective("vectors", "allreduce", 4, self.choose(2, 7, 11), ("--bytes", size))
+
+    def waiting(self):
+        seconds = self.choose(1, 10, 10)
+        starts = [lambda: self.launcher.ranks(self.ranks, "waiting", "--seconds", seconds)]
+        if self.full and self.has_torch("gloo"):
+            starts.append(lambda: self.launcher.torch(self.ranks, "gloo.py", "waiting", "--seconds", seconds))
+        self.in_turn(self.choose(1, 1, 3), starts)
+
+    # ---- training ----
+
+    def mlp8(self):
+        self.training("MLP of six 2048 x 2048, batch 8", "mlp", 8, steps=self.choose(2, 20, 40))
+
+    def mlp64(self):
+        self.training("MLP of six 2048 x 2048, batch 64", "mlp", 64, steps=self.choose(2, 12, 24))
+
+    def resnet18(self):
+        self.training("ResNet-18 at 112 x 112, batch 8", "resnet18", 8, steps=self.choose(1, 5, 12))
+
+    def training(self, title, model, batch, steps):
+        arguments = ("--model", model, "--batch", batch, "--steps", steps)
+
+        def start(ranks, variant):
+            def started():
+                if variant == "ddp":
+                    samples = self.launcher.torch(ranks, "training.py", model, batch, steps)
+                elif variant == "plain":
+                    samples = self.launcher.alone("training", variant, *arguments)
+                else:
+                    samples = self.launcher.ranks(ranks, "training", variant, *arguments)
+                for sample in samples:
+                    sample["work"] = f"{title}: {sample['work']}"
+                return samples
+            return started
+
+        starts = [start(1, "ours"), start(1, "no-communication"), start(1, "plain")]
+        counts = self.choose((2,), (2, 4), (2, 4))
+        ddp = self.has_torch("DistributedDataParallel")
+        for ranks in counts:
+            starts += [start(ranks, variant) for variant in ("ours", "no-communication", "loop")]
+            if ddp:
+                starts.append(start(ranks, "ddp"))
+        self.in_turn(self.choose(1, 2, 5), starts)
+        self.name_variants(title, counts)
+
+    def name_variants(self, title, counts):
+        """One rank's figures are references of several ranks' as well."""
+        works = self.samples.works
+        for kind in ("step", "peak memory"):
+            work = f"{title}: {kind}"
+            alone = works.get((work, 1), {})
+            names = {"no-communication": "one rank alone", "plain": "one rank, plain LibTorch"}
+            of_one = {names[variant]: alone[variant] for variant in names if variant in alone}
+            for ranks in (1, *counts):
+                variants = works.get((work, ranks), {})
+                renamed = {"no-communication": "ranks without communication", "loop": "MPI_Allreduce of each parameter",
+                           "ddp": "DistributedDataParallel, gloo"}
+                own = {renamed.get(variant, variant): values for variant, values in variants.items()
+                       if ranks > 1 or variant == "ours"}
+                works[work, ranks] = own | of_one
+
+    # ---- what needs no ranks, or more hosts ----
+
+    def control(self):
+        sizes = self.choose("16,256", "16,256,4096,65536", "16,256,4096,65536")
+        self.in_turn(1, [lambda: self.launcher.alone("control_plane", "--ranks", sizes, "--tensors", 16)])
+
+    def hosts(self):
+        size = self.choose(MIB, 64 * MIB, 64 * MIB)
+        script = os.path.join(launch.TOP, "benchmarks", "hosts.sh")
+        vectors = (self.launcher.program("vectors"), "--works", "allreduce", "--bytes", str(size), "--rounds", "3")
+
+        def started():
+            try:
+                samples = self.launcher.run(["bash", script, *vectors])
+            except launch.Skipped as reason:
+                self.skip("2 x 2 ranks over 1 Gbit links", str(reason))
+                return []
+            for sample in samples:
+                sample["work"] += ", 2 hosts, 1 Gbit"
+            return [sample for sample in samples if "memcpy" not in sample["variant"]]
+
+        self.in_turn(self.choose(1, 2, 3), [started])
+
+    def kernels(self):
+        self.in_turn(1, [lambda: self.launcher.alone("kernels")])
+
+    def wrapper(self):
+        self.in_turn(1, [lambda: self.launcher.alone("single_rank_step")])
+
+
+TABLE = ("latency", "allreduce", "resnet50", "small", "oversubscribed", "waiting", "mlp8", "mlp64", "resnet18", "hosts",
+         "control")
+OTHERS = ("half", "kernels", "wrapper")
+
+
+def why_unknown(name):
+    if name in TABLE + OTHERS:
+        return None
+    close = [known for known in TABLE + OTHERS if re.sub(r"\W", "", name.lower()) in known]
+    hint = f"; {close[0]} is meant?" if close else ""
+    return f"no work is called '{name}'{hint} There are: {' '.join(TABLE)}; by name also {' '.join(OTHERS)}"

@@ -1,0 +1,108 @@
+// All-reduce of one vector, synchronous, against raw MPI and memcpy.
+//
+//   mpirun -np 2 --bind-to none vectors [--works latency,allreduce] [--bytes N,...] [--rounds N]
+//                                       [--references-only]
+//
+// --references-only: MPI alone, in a process whose malloc keeps what is freed.
+#include <mpi.h>
+#include <sirtaki/torch.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "benchmarks/support/measure.h"
+#include "benchmarks/support/ranks.h"
+
+namespace sirtaki::benchmarks {
+namespace {
+
+struct Setup {
+  int rounds = 7;
+  bool references_only = false;
+};
+
+std::string SizeName(std::int64_t bytes) {
+  if (bytes >= 1 << 20) return std::to_string(bytes >> 20) + " MiB";
+  if (bytes >= 1 << 10) return std::to_string(bytes >> 10) + " KiB";
+  return std::to_string(bytes) + " B";
+}
+
+std::string MpiName(const Setup& setup) {
+  return setup.references_only ? "MPI_Allreduce, memory kept" : "MPI_Allreduce";
+}
+
+void Latency(const Setup& setup, std::int64_t bytes) {
+  const int calls = bytes <= 4096 ? 300 : 100;
+  const std::int64_t elements = bytes / 4;
+  const at::Tensor tensor = at::zeros({elements});
+  RawVector raw(elements);
+  const auto options = AllreduceOptions().name("latency/" + std::to_string(bytes));
+  const auto each = [&](const std::function<void()>& call) {
+    return Timed([&] {
+             for (int i = 0; i < calls; ++i) call();
+           }) /
+           calls;
+  };
+  std::vector<Variant> variants;
+  if (!setup.references_only) {
+    variants.push_back({kOurs, [&] { return each([&] { allreduce_(tensor, options); }); }});
+  }
+  variants.push_back({MpiName(setup), [&] { return each([&] { raw.AllReduce(); }); }});
+  Measure("synchronous all-reduce of " + SizeName(bytes), setup.rounds, "us", 1e6, variants);
+}
+
+void Vector(const Setup& setup, std::int64_t bytes) {
+  const std::int64_t elements = bytes / 4;
+  const auto size = static_cast<std::size_t>(bytes);
+  const std::string name = "all-reduce of " + SizeName(bytes);
+  RawVector raw(elements);
+  const Variant mpi = {MpiName(setup), [&] { return Timed([&] { raw.AllReduce(); }); }};
+  if (setup.references_only) {
+    Measure(name + ", arena", setup.rounds, "ms", 1e3, {mpi});
+    Measure(name + ", private", setup.rounds, "ms", 1e3, {mpi});
+    return;
+  }
+  const at::Tensor source = PrivateZeros(elements);
+  const at::Tensor target = PrivateZeros(elements);
+  const Variant copy = {
+      "memcpy by all ranks at once",
+      [&] { return Timed([&] { std::memcpy(target.data_ptr(), source.data_ptr(), size); }); }};
+  for (const char* where : {"arena", "private"}) {
+    const bool shared = where == std::string("arena");
+    const at::Tensor tensor = shared ? SharedZeros(elements) : PrivateZeros(elements);
+    const auto options = AllreduceOptions().name(name + where);
+    Measure(name + ", " + where, setup.rounds, "ms", 1e3,
+            {{kOurs, [&] { return Timed([&] { allreduce_(tensor, options); }); }}, mpi, copy});
+  }
+}
+
+int Main(int argc, char** argv) {
+  Setup setup;
+  setup.rounds = std::stoi(Flag(argc, argv, "rounds", "7"));
+  for (int i = 1; i < argc; ++i) {
+    if (argv[i] == std::string("--references-only")) setup.references_only = true;
+  }
+  if (setup.references_only) KeepMemory();
+  init();
+  for (const std::string& work : ListFlag(argc, argv, "works", "latency,allreduce")) {
+    const bool latency = work == "latency";
+    for (const std::string& bytes :
+         ListFlag(argc, argv, "bytes",
+                  latency ? "4,64,1024,4096,16384,65536"
+                          : "1048576,4194304,16777216,67108864,268435456")) {
+      (latency ? Latency : Vector)(setup, std::stoll(bytes));
+    }
+  }
+  shutdown();
+  return 0;
+}
+
+}  // namespace
+}  // namespace sirtaki::benchmarks
+
+int main(int argc, char** argv) {
+  using namespace sirtaki::benchmarks;
+  return Guarded("vectors", [&] { return Main(argc, argv); });
+}
