@@ -29,8 +29,8 @@ std::string TextOf(const std::string& path) {
 
 // Trains until the search must be over; the weights.
 at::Tensor Train(int rank, const Session& session, int steps) {
-  torch::manual_seed(7);
   torch::nn::Linear model(3, 2);
+  for (at::Tensor& parameter : model->parameters()) parameter.detach().fill_(0.3);
   DistributedOptimizer optimizer(torch::optim::SGD(model->parameters(), 0.1),
                                  model->named_parameters(), {}, session);
   for (int step = 0; step < steps; ++step) {
