@@ -39,13 +39,12 @@ std::vector<std::int64_t> PlacesOf(const GradientBuckets::Gradients& members) {
 }
 
 // The keys and strides, which all ranks must have alike: memory is reduced as it lies.
-std::uint64_t LayoutOf(const GradientBuckets::Gradients& gradients) {
+std::uint64_t LayoutOf(const GradientBuckets::Gradients& gradients,
+                       const std::vector<std::vector<std::int64_t>>& strides) {
   std::string text;
-  for (const auto& gradient : gradients) {
-    text += gradient->key();
-    for (const std::int64_t stride : ContractStrides(gradient->parameter())) {
-      text += ' ' + std::to_string(stride);
-    }
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    text += gradients[i]->key();
+    for (const std::int64_t stride : strides[i]) text += ' ' + std::to_string(stride);
     text += '\0';
   }
   return std::max<std::uint64_t>(core::Digest(text.data(), text.size()), 1);
@@ -81,12 +80,8 @@ bool GradientBuckets::Wanted(const Gradients& members) const {
          !rule_->of_steps() && !members.empty();
 }
 
-void GradientBuckets::DissolveUnlessFitting() {
-  if (laid_out_ && !Fits()) Dissolve();
-}
-
 void GradientBuckets::Update(const Gradients& members) {
-  DissolveUnlessFitting();
+  if (laid_out_ && !Fits()) Dissolve();
   if (laid_out_ || !Wanted(members)) return;
   renew_ = false;
   const at::Tensor told =
@@ -147,15 +142,18 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
 void GradientBuckets::MakeBucket(Gradients gradients, std::size_t index) {
   auto signature = std::make_shared<core::Signature>();
   signature->kind = core::OpKind::kAllReduce;
-  signature->layout = LayoutOf(gradients);
+  std::vector<std::vector<std::int64_t>> strides;
   for (const auto& gradient : gradients) {
+    strides.push_back(ContractStrides(gradient->parameter()));
     signature->parts.push_back(
         std::make_shared<const core::Signature>(gradient->ExpectedSignature()));
   }
+  signature->layout = LayoutOf(gradients, strides);
   // Optimizers are numbered alike on all ranks, and each counts its own layouts.
   const std::uint64_t arena = layouts_ << 32 | number_;
   const auto bucket = std::make_shared<Bucket>(core::Key::Bucket(set_.members.set, arena, index),
                                                std::move(signature));
+  bucket->strides = std::move(strides);
   bucket->joins = joins_;
   bucket->joins_before = joins_before_;
   for (std::size_t part = 0; part < gradients.size(); ++part) {

@@ -29,6 +29,8 @@ struct Bucket {
 
   fusion::BucketAssembly assembly;
   std::vector<std::weak_ptr<ParameterGradient>> gradients;
+  // Of each gradient's memory, on all ranks.
+  std::vector<std::vector<std::int64_t>> strides;
   std::shared_ptr<const std::atomic<std::uint64_t>> joins;  // of the set, by this rank
   std::uint64_t joins_before = 0;
 };
@@ -51,11 +53,9 @@ class GradientBuckets {
 
   // The optimizer has other parameters than before: Update makes new buckets.
   void Renew() { renew_ = true; }
-  // Precondition: nothing is outstanding.
-  void DissolveUnlessFitting();
   // At the end of a synchronize(), when nothing is outstanding, whether it went well or not: makes
   // buckets if there are none yet, or they no longer fit. Collective if so. Throws what a
-  // collective throws.
+  // collective throws. Nowhere else: all ranks have to dissolve them between the same steps.
   void Update(const Gradients& members);
 
  private:

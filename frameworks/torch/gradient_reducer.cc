@@ -60,7 +60,8 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   void EndBackward();
   const ParameterGradient* FirstOutstanding() const;
   bool AnyTouched() const;
-  void SubmitMissing();
+  std::vector<GradientPtr> MatesOfShared() const;
+  void SubmitMissing(const std::vector<GradientPtr>& mates);
   static void SubmitUnlessReported(const GradientPtr& member);
   void StartAnew();
   void CheckParametersWhenDue();
@@ -165,13 +166,19 @@ void GradientReducer::Impl::SubmitUnlessReported(const GradientPtr& member) {
   member->Submit(/*will_wait=*/true);
 }
 
-void GradientReducer::Impl::SubmitMissing() {
+// Of the gradients in buckets of the optimizer that had them first: all of the bucket.
+std::vector<GradientPtr> GradientReducer::Impl::MatesOfShared() const {
+  std::vector<GradientPtr> mates;
   for (const GradientPtr& member : members_.all()) {
-    SubmitUnlessReported(member);
-    // In a bucket of the optimizer that had it first: the whole bucket waits.
     if (!member->shared()) continue;
-    for (const GradientPtr& mate : member->BucketMates()) SubmitUnlessReported(mate);
+    for (GradientPtr& mate : member->BucketMates()) mates.push_back(std::move(mate));
   }
+  return mates;
+}
+
+void GradientReducer::Impl::SubmitMissing(const std::vector<GradientPtr>& mates) {
+  for (const GradientPtr& member : members_.all()) SubmitUnlessReported(member);
+  for (const GradientPtr& member : mates) SubmitUnlessReported(member);
   for (const GradientPtr& member : buckets_.gradients()) SubmitUnlessReported(member);
 }
 
@@ -189,8 +196,13 @@ void GradientReducer::Impl::Synchronize() {
     if (member->gate().reported()) attempt([&member] { ThrowIfError(member->Finish()); });
   };
   // If the group has failed, or memory is short, what was accepted is waited for all the same.
-  attempt([this] { SubmitMissing(); });
+  const std::vector<GradientPtr> mates = MatesOfShared();
+  attempt([&] { SubmitMissing(mates); });
   for (const GradientPtr& member : members_.all()) finish(member);
+  for (const GradientPtr& member : mates) {
+    finish(member);
+    member->TakeOut();  // on all ranks, now that nothing of the bucket is outstanding
+  }
   for (const GradientPtr& member : buckets_.gradients()) finish(member);
   attempt([this] { buckets_.Update(members_.all()); });
   if (first_error) std::rethrow_exception(first_error);
@@ -330,7 +342,6 @@ void GradientReducer::Impl::BeforeForward() {
 
 void GradientReducer::Impl::StartAnew() {
   AfterStep();
-  buckets_.DissolveUnlessFitting();
   for (const GradientPtr& member : members_.all()) {
     member->gate().Reset();
     member->Attach();

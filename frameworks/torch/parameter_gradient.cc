@@ -30,8 +30,8 @@ struct GradientHook : Base {
   void BeforeAccumulate() const {
     if (const auto alive = gradient.lock()) alive->OnAccumulate();
   }
-  void AfterAccumulate() const {
-    if (const auto alive = gradient.lock()) alive->OnGradient();
+  void AfterAccumulate(const at::Tensor& incoming) const {
+    if (const auto alive = gradient.lock()) alive->OnGradient(incoming);
   }
   const std::weak_ptr<ParameterGradient> gradient;
 };
@@ -48,8 +48,8 @@ struct BeforeHook : GradientHook<torch::autograd::FunctionPreHook> {
 
 struct AfterHook : GradientHook<torch::autograd::FunctionPostHook> {
   using GradientHook::GradientHook;
-  variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    AfterAccumulate();
+  variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
+    AfterAccumulate(inputs.empty() ? at::Tensor() : inputs.front());
     return outputs;
   }
 };
@@ -59,6 +59,22 @@ void Erase(Hooks& hooks, const void* hook) {
   hooks.erase(std::remove_if(hooks.begin(), hooks.end(),
                              [hook](const auto& held) { return held.get() == hook; }),
               hooks.end());
+}
+
+// Whether others may read or write the memory of this `.grad`. Those who are known not to: the
+// engine, which gives up `incoming` after its hooks, and what that alone is a view of.
+bool SharesMemory(const at::Tensor& found, const at::Tensor& incoming) {
+  if (!found.has_storage()) return false;
+  std::size_t known = 1;
+  if (incoming.defined() && incoming.has_storage() && !incoming.is_same(found) &&
+      incoming.is_alias_of(found)) {
+    ++known;
+    if (incoming.is_view()) {
+      if (incoming._base().use_count() > 1) return true;
+      ++known;
+    }
+  }
+  return found.storage().use_count() > known;
 }
 
 }  // namespace
@@ -117,7 +133,7 @@ void ParameterGradient::OnAccumulate() {
   if (gate_.reported() && !set_.session->gone()) ThrowWrittenAgain();
 }
 
-void ParameterGradient::OnGradient() {
+void ParameterGradient::OnGradient(const at::Tensor& incoming) {
   // The optimizer says so in step(); a later session's may be at work on the same parameter.
   if (set_.session->gone()) return;
   switch (gate_.Arrive()) {
@@ -128,7 +144,7 @@ void ParameterGradient::OnGradient() {
     case fusion::GradientGate::Arrival::kReport:
       break;
   }
-  Submit(/*will_wait=*/false);
+  Submit(/*will_wait=*/false, incoming);
   if (on_submitted_) on_submitted_();
 }
 
@@ -152,21 +168,22 @@ core::Signature ParameterGradient::MakeSignature(const at::Tensor& shaped) const
 // or nothing but `.grad` refers to it and to its memory.
 bool ParameterGradient::MayReplaceFound() const {
   constexpr std::size_t kOurs = 2;  // `.grad` and found_
-  return found_.use_count() == kOurs &&
-         (fresh_.load(std::memory_order_relaxed) || found_.storage().use_count() == 1);
+  return found_.use_count() == kOurs && (fresh_.load(std::memory_order_relaxed) || !shares_);
 }
 
-// Where a dense gradient is reduced: where it lies if it lies right. If only the backend does not
-// see it there, it moves to memory that the backend sees, once, and its own is given back.
+// Where a dense gradient is reduced: where it lies if it lies right, in memory of its own. If only
+// the backend does not see it there, it moves to memory that the backend sees, once, and its own is
+// given back. So does one that shares the memory that a backward has given it: gradients of several
+// parameters may be parts of one tensor, or the same one.
 at::Tensor ParameterGradient::PlaceDense(const std::vector<std::int64_t>& strides) {
   frameworks::Session& session = set_.session->session();
   const bool lies_right = LiesWith(found_, strides);
   const bool seen = found_.numel() == 0 || session.IsShared(found_.const_data_ptr());
   // One with a graph may be what its graph has kept: it stays as it is.
   const bool has_graph = found_.requires_grad();
-  const bool moves = lies_right && !seen && !has_graph &&
+  const bool moves = lies_right && (!seen || shares_) && !has_graph &&
                      LiesWith(found_, ContractStrides(what_.parameter)) && MayReplaceFound();
-  if (lies_right && !has_graph && !moves) {
+  if (lies_right && !has_graph && !shares_ && !moves) {
     NoteOverwritten(found_);
     return found_.detach();
   }
@@ -175,6 +192,7 @@ at::Tensor ParameterGradient::PlaceDense(const std::vector<std::int64_t>& stride
   if (!moves) return placed;
   what_.parameter.mutable_grad() = placed;
   found_ = placed;
+  shares_ = false;
   return placed.detach();
 }
 
@@ -244,9 +262,10 @@ std::vector<std::shared_ptr<ParameterGradient>> ParameterGradient::BucketMates()
   return mates;
 }
 
-void ParameterGradient::Submit(bool will_wait) {
+void ParameterGradient::Submit(bool will_wait, const at::Tensor& incoming) {
   found_ = what_.parameter.grad();
   present_ = found_.defined() && what_.parameter.requires_grad();
+  shares_ = found_.defined() && SharesMemory(found_, incoming);
   if (found_.defined()) version_ = VersionOf(found_);
   seen_ = {};
   if (present_) {
@@ -307,6 +326,9 @@ void ParameterGradient::StartInBucket(bool will_wait) {
   std::string& invalid = work->request.invalid;
   if (invalid.empty() && *signature_ != bucket->assembly.SignatureOf(part_)) {
     invalid = "it is not like its parameter was when the bucket was laid out";
+  }
+  if (invalid.empty() && ContractStrides(what_.parameter) != bucket->strides[part_]) {
+    invalid = "its memory is laid out otherwise than when the bucket was made";
   }
   in_ = bucket;
   in_part_ = part_;

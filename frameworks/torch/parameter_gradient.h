@@ -78,8 +78,9 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   std::vector<std::shared_ptr<ParameterGradient>> BucketMates() const;
 
   // Precondition: the gate was reported by the caller. Hands it to its bucket, which is submitted
-  // with its last gradient; else submits it by itself. Throws what the engine refuses.
-  void Submit(bool will_wait);
+  // with its last gradient; else submits it by itself. Throws what the engine refuses. `incoming`:
+  // what the engine has written into it, if its hook calls.
+  void Submit(bool will_wait, const at::Tensor& incoming = {});
   // Waits, and puts the average where the optimizer looks for it. Afterwards the gate is open
   // again, unless the wait was given up. Precondition: the gate is reported. May throw what
   // LibTorch or the user's hook throws.
@@ -89,8 +90,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   template <class Base>
   friend struct GradientHook;
 
-  void OnAccumulate();  // before the gradient is written
-  void OnGradient();    // after it was written
+  void OnAccumulate();                          // before the gradient is written
+  void OnGradient(const at::Tensor& incoming);  // after it was written
   core::Status Refused(const std::string& text) const;
   [[noreturn]] void ThrowWrittenAgain() const;
   void Detach();
@@ -99,6 +100,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   void GiveMemory(core::Work& work);
   at::Tensor PlaceDense(const std::vector<std::int64_t>& strides);
   bool MayReplaceFound() const;
+  bool FoundWritten() const;
   void FailHook(const std::string& why) const;  // throws
   void CallHook();
   bool MovesSparse() const;
@@ -140,6 +142,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   Seen seen_;
   at::Tensor found_;            // what `.grad` was then, perhaps undefined
   bool present_ = false;        // and whether it counts: not that of a frozen parameter
+  bool shares_ = false;         // its memory with other tensors, and so the version
   std::int64_t version_ = 0;    // of `found_`
   at::Tensor moved_;            // what is reduced: found_'s own memory, or a flat copy, or zeros
   std::shared_ptr<Bucket> in_;  // of a dense one: the bucket that it is in,

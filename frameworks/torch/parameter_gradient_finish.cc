@@ -38,11 +38,15 @@ void ParameterGradient::CollectFromHook() {
   Deliver(result.detach().reshape(moved_.sizes()));
 }
 
+// Others who share its memory share the version as well, and write what is theirs.
+bool ParameterGradient::FoundWritten() const {
+  return found_.defined() && !shares_ && VersionOf(found_) != version_;
+}
+
 // Precondition: Await has said ok.
 core::Status ParameterGradient::Collect() {
-  const at::Tensor& now = what_.parameter.grad();
-  const bool same = now.is_same(found_);
-  if (!same || (now.defined() && VersionOf(now) != version_)) {
+  const bool same = what_.parameter.grad().is_same(found_);
+  if (!same || FoundWritten()) {
     return Refused("the gradient of " + core::Quoted(what_.name) + " was " +
                    (same ? "changed" : "replaced") +
                    " while it was being reduced: call step() or synchronize() on the optimizer "
@@ -94,7 +98,7 @@ bool ParameterGradient::AbsentEverywhere() const {
 // In the form and the place that it now has.
 void ParameterGradient::StartAnew() {
   // It would not be noticed any more that the gradient was written meanwhile.
-  const bool written = found_.defined() && VersionOf(found_) != version_;
+  const bool written = FoundWritten();
   if (in_) in_->assembly.Release(in_part_);
   in_.reset();
   if (handle_) handle_->Observe();
@@ -138,6 +142,8 @@ core::Status ParameterGradient::Finish() {
     }
   } reset{this};
   at::NoGradGuard no_grad;
+  // Its bucket was dissolved before it was complete: who had made it is gone.
+  if (in_ && in_ != bucket_ && !handle()) StartAnew();
   core::Status status = Await();
   if (const core::HandlePtr handle = this->handle(); handle && !handle->done()) {
     reset.self = nullptr;  // in a forked child
