@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "core/log.h"
@@ -19,15 +18,20 @@ namespace {
 
 constexpr std::int64_t kPage = 4096;
 
-// Those pages of the file that hold something: what was never touched stays untouched.
+// Those pages of the file that hold something: what was never touched stays untouched. Through the
+// file, since other threads may write to their tensors meanwhile, as they may during any fork.
 void CopyData(const Region& from, std::int64_t first, std::int64_t last, std::byte* to) {
   while (first < last) {
     const off_t begin = lseek(from.descriptor(), first, SEEK_DATA);
     if (begin < 0 || begin >= last) return;
     const off_t hole = lseek(from.descriptor(), begin, SEEK_HOLE);
     const std::int64_t end = hole < 0 ? last : std::min<std::int64_t>(hole, last);
-    std::memcpy(to + begin, from.base() + begin, static_cast<std::size_t>(end - begin));
-    first = end;
+    for (first = begin; first < end;) {
+      const ssize_t read =
+          pread(from.descriptor(), to + first, static_cast<std::size_t>(end - first), first);
+      if (read <= 0) return;
+      first += read;
+    }
   }
 }
 
