@@ -142,6 +142,9 @@ TEST(PoolForkCopyTest, WhatWasNeverTouchedTakesNoMemory) {
 }
 
 TEST_P(PoolForkTest, WithoutAddressesForACopyTheParentIsStillSafe) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizer needs more addresses itself";
+#endif
   int* const numbers = Numbers(kMi, 1);
   // In a process that may have no more addresses than it has.
   EXPECT_EQ(InChild([&] {
