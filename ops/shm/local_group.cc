@@ -159,8 +159,9 @@ Status LocalGroup::CheckPeers() const {
     if (member.process_descriptor < 0) continue;
     pollfd ended{member.process_descriptor, POLLIN, 0};
     if (poll(&ended, 1, 0) == 1 && (ended.revents & POLLIN) != 0) {
-      return {StatusCode::kPeerLost, "the process of rank " + std::to_string(member.rank) + " (" +
-                                         std::to_string(member.process) + ") has ended"};
+      return {StatusCode::kPeerLost, "rank " + std::to_string(member.rank) +
+                                         " is lost: its process, " +
+                                         std::to_string(member.process) + ", has ended"};
     }
   }
   return Status::Ok();

@@ -7,7 +7,7 @@ set -euo pipefail
 bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}/../faults
 
 says() {
-  grep -qE "^rank $1 after [0-9]{1,4} ms: .*(rank $2 is lost|process of rank $2 )" "$output"
+  grep -qE "^rank $1 after [0-9]{1,4} ms: .*rank $2 is lost" "$output"
 }
 all_say() {
   local rank
