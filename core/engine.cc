@@ -372,13 +372,21 @@ Status Engine::fault() const {
   return fault_;
 }
 
+// A medium may tell of another rank's fault before its message comes.
 void Engine::PostFailure(const Status& why, const std::string& tensor) {
-  PostFault(why.code(), why.message(), tensor);
+  const bool of_another = why.origin().rank >= 0 && why.origin().rank != options_.rank;
+  PostFault(why.code(), why.message(), tensor,
+            of_another ? why.origin() : Origin{options_.rank, options_.host, {}});
+}
+
+void Engine::PostFault(StatusCode code, const std::string& text, const std::string& tensor) {
+  PostFault(code, text, tensor, {options_.rank, options_.host, {}});
 }
 
 // Fails what is pending here at once; the others learn it by the next round.
-void Engine::PostFault(StatusCode code, const std::string& text, const std::string& tensor) {
-  const Status why = Cause{code, text, options_.rank, options_.host, tensor, 0}.ToStatus();
+void Engine::PostFault(StatusCode code, const std::string& text, const std::string& tensor,
+                       const Origin& origin) {
+  const Status why = Cause{code, text, origin.rank, origin.host, tensor, 0}.ToStatus();
   {
     MutexLock lock(fault_mutex_);
     if (!fault_.ok()) return;

@@ -152,6 +152,8 @@ class Engine {
   void NoticeFault() SIRTAKI_REQUIRES(token_);
   void NoticeEnd(TimePoint now) SIRTAKI_REQUIRES(token_);
   void PostFault(StatusCode code, const std::string& text, const std::string& tensor);
+  void PostFault(StatusCode code, const std::string& text, const std::string& tensor,
+                 const Origin& origin);
   void Post(Command command);
 
   // ---- engine_wait.cc: who drives, who sleeps ----

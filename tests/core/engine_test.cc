@@ -331,6 +331,15 @@ TEST(EngineTest, AFailureOfADataThreadFailsPendingWorkAtOnceAndReachesTheOthers)
   }
 }
 
+TEST(EngineTest, AFailureThatAMediumTellsOfIsItsRanks) {
+  World world(2);
+  const WorkPtr work = world.Submit(0, "w");
+  world[0].engine->PostFailure(Status(StatusCode::kAborted, "out of data", {1, "there", {}}), "w");
+  EXPECT_EQ(world[0].engine->fault().origin().rank, 1);
+  EXPECT_EQ(world[0].engine->fault().origin().host, "there");
+  EXPECT_EQ(work->handle->status().origin().rank, 1);
+}
+
 TEST(EngineTest, AFailedTransportIsAFault) {
   World world(2);
   const WorkPtr work = world.Submit(0, "w");
