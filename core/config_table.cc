@@ -180,7 +180,8 @@ Table MakeTable() {
           .OneOf(kTransports).Agreed(),
       Option<&Config::hierarchy>(OptionId::kHierarchy, "hierarchy", OptionKind::kChoice,
           "Whether large reductions between hosts are done within each host first, each rank then carrying "
-          "a part over the network: auto where it pays, on always, off never.")
+          "a part over the network: auto and on wherever hosts have several ranks that share memory, off "
+          "never.")
           .OneOf(kHierarchies).Agreed(),
       Option<&Config::allocator>(OptionId::kAllocator, "allocator", OptionKind::kChoice,
           "Whether LibTorch takes the memory of its large CPU tensors from a pool, which the ranks of the "

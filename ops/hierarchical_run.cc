@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/thread_annotations.h"
+#include "ops/keep_forever.h"
 #include "ops/kernels.h"
 #include "ops/runs.h"
 
@@ -41,14 +41,6 @@ fusion::FusedVector Fuse(std::span<const Segment> segments, const SegmentReducti
   const DType moved = fusion::AccumulationType(how.dtype, how.op);
   return {
       how.dtype, moved, std::move(pieces), {.chunk_bytes = chunk_bytes}, IdentityOf(how.op, moved)};
-}
-
-// For what MPI may still write to. Reachable on purpose, freed never.
-void KeepForever(std::shared_ptr<void> memory) {
-  static core::Mutex& mutex = *new core::Mutex;
-  static auto& kept = *new std::vector<std::shared_ptr<void>>;
-  core::MutexLock lock(mutex);
-  kept.push_back(std::move(memory));
 }
 
 }  // namespace

@@ -26,8 +26,6 @@ struct HierarchyOptions {
   std::vector<bool> shares;  // by host: whether its ranks share memory; the same on all ranks
   HierarchicalOptions run;
   std::int64_t chunk_bytes = std::int64_t{1} << 20;
-  // Shorter operations are left to the medium.
-  std::int64_t least_bytes = 0;
 };
 
 // Of one rank. Sets come and go, and operations run, on the large lane; Abort is called by anyone.
@@ -47,9 +45,6 @@ class Hierarchy {
 
   // Whether operations of this channel go this way: the same on all members.
   bool Covers(Channel channel) const SIRTAKI_EXCLUDES(mutex_);
-  bool Takes(Channel channel, std::int64_t bytes) const {
-    return bytes >= options_.least_bytes && Covers(channel);
-  }
 
   // As those of Backend. Precondition: Covers(channel).
   std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,

@@ -15,6 +15,7 @@
 #include "core/message.h"
 #include "core/thread_annotations.h"
 #include "ops/group_run.h"
+#include "ops/keep_forever.h"
 #include "ops/lane_task.h"
 #include "ops/messages.h"
 #include "ops/staging.h"
@@ -31,14 +32,6 @@ constexpr std::size_t kSmallInFlight = 16;
 // How long the destructor waits for an aborted operation to return before its thread is left
 // behind.
 constexpr auto kGrace = std::chrono::milliseconds(200);
-
-// For what an operation that never returned may still touch. Reachable on purpose, freed never.
-void KeepForever(std::shared_ptr<void> what) {
-  static core::Mutex& mutex = *new core::Mutex;
-  static auto& kept = *new std::vector<std::shared_ptr<void>>;
-  core::MutexLock lock(mutex);
-  kept.push_back(std::move(what));
-}
 
 }  // namespace
 

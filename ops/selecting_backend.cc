@@ -42,21 +42,20 @@ Status SelectingBackend::RemoveSet(core::SetNumber set) {
 std::unique_ptr<Completion> SelectingBackend::AllReduce(Channel channel, void* buffer,
                                                         std::int64_t count, core::DType dtype,
                                                         core::ReduceOp op) {
-  if (ByHosts(channel, count * static_cast<std::int64_t>(core::SizeOf(dtype)))) {
+  if (ByHosts(channel)) {
     return hierarchy_->AllReduce(channel, buffer, count, dtype, op);
   }
   return For(channel).AllReduce(channel, buffer, count, dtype, op);
 }
 
 bool SelectingBackend::ReducesSegments(Channel channel, const SegmentReduction& how) const {
-  return (hierarchy_ != nullptr && hierarchy_->Covers(channel)) ||
-         For(channel).ReducesSegments(channel, how);
+  return ByHosts(channel) || For(channel).ReducesSegments(channel, how);
 }
 
 std::unique_ptr<Completion> SelectingBackend::AllReduceSegments(Channel channel,
                                                                 std::span<const Segment> segments,
                                                                 const SegmentReduction& how) {
-  if (hierarchy_ != nullptr && hierarchy_->Covers(channel)) {
+  if (ByHosts(channel)) {
     return hierarchy_->AllReduceSegments(channel, segments, how);
   }
   return For(channel).AllReduceSegments(channel, segments, how);

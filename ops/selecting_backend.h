@@ -73,8 +73,8 @@ class SelectingBackend final : public Backend {
 
  private:
   Backend& For(Channel channel) const SIRTAKI_EXCLUDES(mutex_);
-  bool ByHosts(Channel channel, std::int64_t bytes) const {
-    return hierarchy_ != nullptr && hierarchy_->Takes(channel, bytes);
+  bool ByHosts(Channel channel) const {
+    return hierarchy_ != nullptr && hierarchy_->Covers(channel);
   }
 
   Backend& flat_;
