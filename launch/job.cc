@@ -72,7 +72,8 @@ struct Connection {
 struct Rank {
   Connection* connection = nullptr;
   HelloMessage hello;
-  bool ended = false;
+  bool ended = false;  // or was lost
+  bool lost = false;
 };
 
 class Job {
@@ -80,11 +81,11 @@ class Job {
   Job(const Plan& plan, const core::EnvironmentView& env)
       : plan_(plan), env_(env), ranks_(static_cast<std::size_t>(plan.placement.ranks)) {}
 
-  Status Start(const LaunchOptions& options, core::Duration start_timeout) {
+  Status Start(const LaunchOptions& options, bool again, core::Duration start_timeout) {
     RaiseFileLimit();
     const bool colors = isatty(STDOUT_FILENO) == 1 && !env_.Find("NO_COLOR") &&
                         env_.Find("TERM").value_or("dumb") != "dumb";
-    Status status = output_.Open(options, plan_.placement.ranks, colors);
+    Status status = output_.Open(options, plan_.placement.ranks, again, colors);
     if (status.ok()) status = SignalPipe::Open();
     Command command{plan_.command, plan_.environment, {}, false};
     if (status.ok()) status = Announce(options, &command);
@@ -95,12 +96,12 @@ class Job {
     return status;
   }
 
-  int Run() {
+  JobResult Run() {
     while (!Done()) Step();
     if (!failure_) failure_ = JudgeLauncher();
-    if (!failure_) return 0;
+    if (!failure_) return {};
     std::fputs(FailureText(*failure_).c_str(), stderr);
-    return failure_->code;
+    return {failure_->code, !signalled_ && failure_->may_pass, GoneHosts()};
   }
 
  private:
@@ -225,7 +226,7 @@ class Job {
       return false;
     }
     connection->rank = hello.rank;
-    ranks_[static_cast<std::size_t>(hello.rank)] = {connection, hello, false};
+    ranks_[static_cast<std::size_t>(hello.rank)] = {connection, hello, false, false};
     if (++greeted_ == size) Go();
     return true;
   }
@@ -272,6 +273,8 @@ class Job {
     rank.connection = nullptr;
     if (rank.ended) return;
     rank.ended = true;
+    rank.lost = true;
+    if (!failure_) first_lost_ = connection->rank;
     output_.Finish(connection->rank);
     Fail(JudgeLoss(connection->rank, rank.hello.host,
                    why.empty() ? "its connection ended without a word" : why,
@@ -354,6 +357,18 @@ class Job {
     return Failure{code, name + how + ", though every rank ended with 0", {}};
   }
 
+  // The host of the rank whose loss was the first that went wrong, if no other rank of it has told
+  // of its end: then it was not that rank alone.
+  std::vector<std::string> GoneHosts() const {
+    const Host* const host = first_lost_ ? HostOfRank(plan_.placement, *first_lost_) : nullptr;
+    if (host == nullptr) return {};
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const bool here = HostOfRank(plan_.placement, static_cast<int>(rank)) == host;
+      if (here && !ranks_[rank].lost) return {};
+    }
+    return {host->name};
+  }
+
   // The launcher has ended, the ranks have said all, and it is written.
   bool Done() const {
     if (!launcher_end_) return false;
@@ -371,6 +386,7 @@ class Job {
   Child launcher_;
   std::optional<EndMessage> launcher_end_;
   std::optional<Failure> failure_;  // the first
+  std::optional<int> first_lost_;   // the rank, if that was a loss
   int greeted_ = 0;
   bool signalled_ = false;
   bool stopped_ = false;
@@ -385,13 +401,13 @@ class Job {
 
 }  // namespace
 
-int RunJob(const Plan& plan, const LaunchOptions& options, const core::EnvironmentView& env,
-           core::Duration start_timeout) {
+JobResult RunJob(const Plan& plan, const LaunchOptions& options, bool again,
+                 const core::EnvironmentView& env, core::Duration start_timeout) {
   Job job(plan, env);
-  const Status status = job.Start(options, start_timeout);
+  const Status status = job.Start(options, again, start_timeout);
   if (!status.ok()) {
     std::fprintf(stderr, "sirtakirun: %s\n", status.message().c_str());
-    return 1;
+    return {1, false, {}};
   }
   return job.Run();
 }

@@ -35,7 +35,7 @@ std::string TimeText() {
 
 }  // namespace
 
-Status JobOutput::Open(const LaunchOptions& options, int ranks, bool colors) {
+Status JobOutput::Open(const LaunchOptions& options, int ranks, bool again, bool colors) {
   timestamps_ = options.prefix_timestamp;
   colors_ = colors;
   of_.resize(At(ranks));
@@ -50,16 +50,17 @@ Status JobOutput::Open(const LaunchOptions& options, int ranks, bool colors) {
               "--output-filename: " + core::Quoted(folder) + " cannot be made: " + error.message()};
     }
     for (const Stream stream : {Stream::kOutput, Stream::kError}) {
-      Status status = OpenFile(folder, stream, &of_[At(rank)].files[Index(stream)]);
+      Status status = OpenFile(folder, stream, again, &of_[At(rank)].files[Index(stream)]);
       if (!status.ok()) return status;
     }
   }
   return Status::Ok();
 }
 
-Status JobOutput::OpenFile(const std::string& folder, Stream stream, Descriptor* out) {
+Status JobOutput::OpenFile(const std::string& folder, Stream stream, bool again, Descriptor* out) {
   const std::string path = folder + (stream == Stream::kOutput ? "/stdout" : "/stderr");
-  *out = Descriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  *out = Descriptor(
+      open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (again ? O_APPEND : O_TRUNC), 0666));
   if (out->valid()) return Status::Ok();
   return {StatusCode::kBackend, "--output-filename: " + core::Quoted(path) +
                                     " cannot be written: " + std::strerror(errno)};

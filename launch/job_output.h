@@ -19,8 +19,9 @@ namespace sirtaki::launch {
 
 class JobOutput {
  public:
-  // Makes the files, if there are to be some. kBackend: a file cannot be written, and why.
-  core::Status Open(const LaunchOptions& options, int ranks, bool colors);
+  // Makes the files, if there are to be some, or goes on with them if they are opened `again`.
+  // kBackend: a file cannot be written, and why.
+  core::Status Open(const LaunchOptions& options, int ranks, bool again, bool colors);
 
   void Append(int rank, Stream stream, std::string_view bytes);
   void Finish(int rank);  // it prints nothing more
@@ -50,7 +51,7 @@ class JobOutput {
   static std::size_t At(int rank) { return static_cast<std::size_t>(rank); }
   static std::size_t Index(Stream stream) { return static_cast<std::size_t>(stream); }
   std::string Prefix(int rank) const;
-  core::Status OpenFile(const std::string& folder, Stream stream, Descriptor* out);
+  core::Status OpenFile(const std::string& folder, Stream stream, bool again, Descriptor* out);
   void WriteFile(int fd, std::string_view bytes);
 
   bool timestamps_ = false;

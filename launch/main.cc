@@ -5,6 +5,7 @@
 #include <climits>
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/config_table.h"
@@ -15,6 +16,7 @@
 #include "launch/options.h"
 #include "launch/plan.h"
 #include "launch/rank_process.h"
+#include "launch/words.h"
 
 namespace sirtaki::launch {
 namespace {
@@ -54,6 +56,25 @@ core::Status FindStartTimeout(const LaunchOptions& options, const core::Environm
   return core::Status::Ok();
 }
 
+// Carries the plan out, as often as it takes and is allowed.
+int RunAll(PlanInput input, core::Duration start_timeout) {
+  for (;; ++input.restarts) {
+    Plan plan;
+    const core::Status status = MakePlan(input, &plan);
+    if (!status.ok()) return Complain(status);
+    if (input.options.verbose) std::fputs(PlanText(plan).c_str(), stderr);
+    const JobResult result =
+        RunJob(plan, input.options, input.restarts > 0, input.environment, start_timeout);
+    if (result.code == 0 || !result.may_help || input.restarts == input.options.max_restarts) {
+      return result.code;
+    }
+    input.gone.insert(input.gone.end(), result.gone.begin(), result.gone.end());
+    std::fprintf(stderr, "sirtakirun: starting again, %d of %d%s%s\n", input.restarts + 1,
+                 input.options.max_restarts, input.gone.empty() ? "" : ", without ",
+                 Joined(input.gone, ", ").c_str());
+  }
+}
+
 int Main(const std::vector<std::string>& args, const char* called) {
   if (args.size() > 2 && args[0] == kRankFlag && args[1] == "--") {
     return RunAsRank({args.begin() + 2, args.end()});
@@ -73,16 +94,16 @@ int Main(const std::vector<std::string>& args, const char* called) {
   status = FindStartTimeout(input.options, input.environment, &start_timeout);
   if (status.ok())
     status = FindLauncher(input.options.launcher, input.environment, &input.launcher);
-  Plan plan;
-  if (status.ok()) status = MakePlan(input, &plan);
   if (!status.ok()) return Complain(status);
 
   for (const std::string& note : input.options.notes) {
     std::fprintf(stderr, "sirtakirun: %s\n", note.c_str());
   }
-  if (input.options.dry_run) return std::fputs(PlanText(plan).c_str(), stdout) < 0 ? 1 : 0;
-  if (input.options.verbose) std::fputs(PlanText(plan).c_str(), stderr);
-  return RunJob(plan, input.options, input.environment, start_timeout);
+  if (!input.options.dry_run) return RunAll(std::move(input), start_timeout);
+  Plan plan;
+  status = MakePlan(input, &plan);
+  if (!status.ok()) return Complain(status);
+  return std::fputs(PlanText(plan).c_str(), stdout) < 0 ? 1 : 0;
 }
 
 }  // namespace

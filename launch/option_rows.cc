@@ -17,13 +17,13 @@ using core::Status;
 
 namespace {
 
-OptionRow Number(std::string name, char letter, std::string value, std::string help, int max,
-                 int LaunchOptions::*member) {
-  const auto apply = [max, member](const Given& given, LaunchOptions* out) {
-    const auto number = NumberFrom<int>(given.value, 1, max);
+OptionRow Number(std::string name, char letter, std::string value, std::string help, int min,
+                 int max, int LaunchOptions::*member) {
+  const auto apply = [min, max, member](const Given& given, LaunchOptions* out) {
+    const auto number = NumberFrom<int>(given.value, min, max);
     if (!number) {
-      return WrongFlag(
-          given, Quoted(given.value) + " is not allowed; allowed is 1 to " + std::to_string(max));
+      return WrongFlag(given, Quoted(given.value) + " is not allowed; allowed is " +
+                                  std::to_string(min) + " to " + std::to_string(max));
     }
     out->*member = *number;
     return Status::Ok();
@@ -94,7 +94,7 @@ std::string OwnWord(const core::OptionSpec& spec, const std::string& value) {
 OptionGroup RankOptions() {
   using O = LaunchOptions;
   return {"Ranks and hosts",
-          {Number("np", 'n', "N", "How many ranks; without it one for each slot of the hosts.",
+          {Number("np", 'n', "N", "How many ranks; without it one for each slot of the hosts.", 1,
                   kMaxRanks, &O::np),
            Text("hosts", 'H', "a:4,b:4", "Hosts, and how many ranks each takes.", &O::hosts),
            Text("hostfile", 0, "FILE",
@@ -125,11 +125,16 @@ OptionGroup StartOptions() {
        Arguments("binding-args",
                  "Arguments for it that bind ranks to cores; without it they are free.",
                  &O::binding_args),
-       Number("ssh-port", 'p', "PORT", "The port of the hosts' ssh.", 65535, &O::ssh_port),
+       Number("ssh-port", 'p', "PORT", "The port of the hosts' ssh.", 1, 65535, &O::ssh_port),
        Text("ssh-identity-file", 'i', "FILE", "The key for the hosts' ssh.", &O::ssh_identity_file),
        Arguments("ssh-args", "More arguments for ssh, as in \"-F my_ssh_config\".", &O::ssh_args),
        {"network-interfaces", 0, "eth0,ib0", "The interfaces between the hosts, for MPI and NCCL.",
         SetInterfaces},
+       Number(
+           "max-restarts", 0, "N",
+           "How often to start again, when a rank has failed, without the hosts that are gone; the "
+           "program goes on from its own checkpoint. Default: 0.",
+           0, 1000, &O::max_restarts),
        Text("config-file", 0, "FILE",
             "More flags, from a YAML file of lines \"flag: value\"; the command line wins.",
             nullptr),

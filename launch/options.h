@@ -33,6 +33,8 @@ struct LaunchOptions {
   std::vector<std::string> network_interfaces;
   std::vector<std::string> exports;  // "NAME", or "NAME=value"
 
+  int max_restarts = 0;
+
   std::string output_folder;
   bool prefix_timestamp = false;
 

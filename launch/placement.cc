@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "launch/words.h"
 
 namespace sirtaki::launch {
 
@@ -40,10 +41,23 @@ Status ChooseHosts(const LaunchOptions& options, const core::FileReader& read,
   return Status::Ok();
 }
 
-Status ChooseRanks(const LaunchOptions& options, Placement* placement) {
+Status RemoveGone(const std::vector<std::string>& gone, Placement* placement) {
+  std::erase_if(placement->hosts, [&](const Host& host) {
+    return std::find(gone.begin(), gone.end(), host.name) != gone.end();
+  });
+  if (placement->hosts.empty()) return Wrong("no host is left: " + Joined(gone, ", ") + " gone");
+  if (!gone.empty()) placement->from += ", without " + Joined(gone, ", ");
+  return Status::Ok();
+}
+
+Status ChooseRanks(const LaunchOptions& options, bool some_gone, Placement* placement) {
   const int slots = SlotsOf(placement->hosts);
   placement->ranks = options.np == 0 ? slots : options.np;
   placement->ranks_from = options.np == 0 ? "one for each slot" : "as asked for";
+  if (some_gone && placement->ranks > slots && !options.oversubscribe) {
+    placement->ranks = slots;
+    placement->ranks_from = "one for each slot that is left";
+  }
   placement->oversubscribed = placement->ranks > slots;
   if (placement->oversubscribed && !options.oversubscribe) {
     return Wrong(std::to_string(placement->ranks) + " ranks are more than the " +
@@ -68,8 +82,18 @@ bool IsThisMachine(std::string_view host, const ThisMachine& machine) {
          host.substr(0, host.find('.')) == own;
 }
 
+const Host* HostOfRank(const Placement& placement, int rank) {
+  if (placement.oversubscribed) return nullptr;
+  for (const Host& host : placement.hosts) {
+    if (rank < host.slots) return &host;
+    rank -= host.slots;
+  }
+  return nullptr;
+}
+
 Status Place(const LaunchOptions& options, const core::EnvironmentView& env,
-             const core::FileReader& read, const ThisMachine& machine, Placement* out) {
+             const core::FileReader& read, const ThisMachine& machine,
+             const std::vector<std::string>& gone, Placement* out) {
   Placement placement;
   const bool named = !options.hosts.empty() || !options.hostfile.empty();
   Allocation allocation;
@@ -83,7 +107,8 @@ Status Place(const LaunchOptions& options, const core::EnvironmentView& env,
   if (status.ok() && !options.exclude.empty()) {
     status = FilterHosts(options.exclude, false, "--exclude", &placement.hosts);
   }
-  if (status.ok()) status = ChooseRanks(options, &placement);
+  if (status.ok()) status = RemoveGone(gone, &placement);
+  if (status.ok()) status = ChooseRanks(options, !gone.empty(), &placement);
   if (!status.ok()) return status;
   const bool some_devices = std::any_of(placement.hosts.begin(), placement.hosts.end(),
                                         [](const Host& host) { return !host.devices.empty(); });

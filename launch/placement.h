@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/cgroup.h"
 #include "core/environment.h"
@@ -29,10 +30,16 @@ struct Placement {
   bool local = false;  // this machine alone
 };
 
-// Hosts from the options, else of the batch system's job, else this machine. kInvalidArgument: what
-// they say is wrong, or there are more ranks than slots.
+// Hosts from the options, else of the batch system's job, else this machine; without those that are
+// `gone`, and then with no more ranks than the others have slots. kInvalidArgument: what they say
+// is wrong, there are more ranks than slots, or no host is left.
 core::Status Place(const LaunchOptions& options, const core::EnvironmentView& env,
-                   const core::FileReader& read, const ThisMachine& machine, Placement* out);
+                   const core::FileReader& read, const ThisMachine& machine,
+                   const std::vector<std::string>& gone, Placement* out);
+
+// The host of the rank, by its place in the list: hosts are filled one after the other. None if
+// there are more ranks than slots.
+const Host* HostOfRank(const Placement& placement, int rank);
 
 // "localhost", an address of the loopback, or the machine's name with or without its domain.
 bool IsThisMachine(std::string_view host, const ThisMachine& machine);

@@ -41,6 +41,10 @@ void AddEnvironment(PlanWriter* writer) {
       writer->Set(text.substr(0, equals), text.substr(equals + 1), "-x");
     }
   }
+  if (writer->input().restarts > 0) {
+    writer->Set("TORCHELASTIC_RESTART_COUNT", std::to_string(writer->input().restarts),
+                "as torchrun tells it");
+  }
   const std::string nccl = "NCCL_SOCKET_IFNAME";
   if (!options.network_interfaces.empty() && !writer->input().environment.Find(nccl)) {
     writer->Set(nccl, "=" + writer->Interfaces(), "the interfaces of --network-interfaces");
@@ -119,7 +123,8 @@ Status MakePlan(const PlanInput& input, Plan* out) {
   Status status = RefuseInsideOfARank(input.environment);
   if (!status.ok()) return status;
   Plan plan;
-  status = Place(input.options, input.environment, input.read, input.machine, &plan.placement);
+  status = Place(input.options, input.environment, input.read, input.machine, input.gone,
+                 &plan.placement);
   if (!status.ok()) return status;
   PlanWriter writer(input, &plan);
   writer.Add({input.launcher.path}, input.launcher.ToString());

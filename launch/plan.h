@@ -29,6 +29,9 @@ struct PlanInput {
   bool is_root = false;
   Launcher launcher;
   std::string self;  // the path of sirtakirun
+  // Of earlier attempts: how many there were, and the hosts that were lost.
+  int restarts = 0;
+  std::vector<std::string> gone;
 };
 
 struct Reason {

@@ -67,10 +67,10 @@ struct WrittenMessage {
 using RankMessage =
     std::variant<HelloMessage, OutputMessage, EndMessage, GoMessage, StopMessage, WrittenMessage>;
 
-inline constexpr std::size_t kMaxOutputBytes = 64 * 1024;  // of one message
+inline constexpr std::size_t kMaxOutputBytes = std::size_t{64} * 1024;  // of one message
 // A rank sends no more output than this before it hears that it was written: so sirtakirun can
 // always read, and a connection stands still only when the other host is gone.
-inline constexpr std::size_t kMaxUnwritten = 256 * 1024;
+inline constexpr std::size_t kMaxUnwritten = 4 * kMaxOutputBytes;
 
 // The frame of a message.
 std::string Encode(const RankMessage& message);

@@ -219,7 +219,7 @@ int FreePort() {
 }
 
 Transfer ReadSome(int fd, std::string* out) {
-  std::array<char, 64 * 1024> buffer;
+  std::array<char, 65536> buffer;
   const ssize_t got = read(fd, buffer.data(), buffer.size());
   if (got > 0) {
     out->append(buffer.data(), static_cast<std::size_t>(got));

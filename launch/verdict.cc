@@ -49,6 +49,7 @@ std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMess
       return failure;
     case EndKind::kNotStarted:
       failure.code = 127;
+      failure.may_pass = false;
       failure.text = WhoIs(rank, host) + ": " + core::Escaped(end.text);
       return failure;
   }

@@ -15,6 +15,7 @@ struct Failure {
   int code = 1;                        // to exit with
   std::string text;                    // "rank 2 on host b died of SIGKILL"
   std::deque<std::string> last_lines;  // of the rank's standard error
+  bool may_pass = true;                // whether another attempt may go well
 };
 
 // None if the rank ended well.

@@ -5,7 +5,8 @@
 //   machine NAME CORES [root]   where sirtakirun runs
 //   env NAME=VALUE              from here on; "env" alone forgets them all
 //   file PATH: LINE\nLINE       a file that can be read
-//   run ARGUMENT...             of sirtakirun
+//   gone [HOST...]              hosts that were lost in an earlier attempt; "gone" alone: none was
+//   made run ARGUMENT...             of sirtakirun
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -70,6 +71,10 @@ class Script {
       if (!rest.empty()) input_.environment.Set(rest.substr(0, equals), rest.substr(equals + 1));
     } else if (verb == "file") {
       files_[rest.substr(0, colon)] = text;
+    } else if (verb == "gone") {
+      input_.gone.clear();
+      for (const std::string_view host : Words(rest)) input_.gone.emplace_back(host);
+      input_.restarts = rest.empty() ? 0 : 1;
     } else if (verb == "run") {
       Run(rest);
     } else {

@@ -122,6 +122,18 @@ gone "sleep 304"
 run 6 -np 2 bash -c 'if [ "$RANK" = 1 ]; then sleep 1; exit 6; fi; kill -STOP $$; exec sleep 305'
 gone "sleep 305"
 
+echo "--- what fails is started again, as often as allowed"
+run 0 -np 2 --max-restarts 2 --output-filename "$work/again" bash -c \
+  'echo "attempt ${TORCHELASTIC_RESTART_COUNT:-0}"; [ "$RANK" = 0 ] || exit $((2 - ${TORCHELASTIC_RESTART_COUNT:-0}))'
+[ "$(cat "$work/again/rank.1/stdout")" = "$(printf 'attempt %d\n' 0 1 2)" ] || fail "rank.1/stdout is wrong"
+says "$errors" "sirtakirun: rank 1 on host $host ended with exit code 2"
+says "$errors" "sirtakirun: starting again, 1 of 2"
+ends "$errors" "sirtakirun: starting again, 2 of 2"
+run 4 -np 2 --max-restarts 1 bash -c 'exit 4'
+[ "$(grep -c "ended with exit code 4" "$errors")" = 2 ] || fail "not two attempts"
+run 127 -np 1 --max-restarts 3 "$work/no/such/program"
+! grep -q "starting again" "$errors" || fail "what cannot go well is started again"
+
 echo "--- a program that is not there"
 run 127 -np 2 "$work/no/such/program"
 grep -qE '^sirtakirun: rank [01] on host .*no/such/program.* cannot be started: No such file or directory$' "$errors" || fail "it does not say why"

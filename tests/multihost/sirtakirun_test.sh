@@ -132,9 +132,13 @@ grep -qE '^sirtakirun: rank [23] on host h2 was lost: ' "$errors" || fail 'it do
 gone "sleep 316"
 on_host 2 ip link set veth0 up
 
-echo "--- a host is lost"
-begin -H h1:2,h2:2 bash -c 'echo begun; exec sleep 317'
+echo "--- a host is lost, and the others start again"
+begin -H h1:2,h2:2 --max-restarts 1 bash -c \
+  'echo begun; if [ -n "${TORCHELASTIC_RESTART_COUNT:-}" ]; then echo "again $WORLD_SIZE"; exit; fi; exec sleep 317'
 kill -KILL "$(hosts_first "${hosts_started[2]}")"
-finish 1 40
+finish 0 40
 grep -qE '^sirtakirun: rank [23] on host h2 was lost: ' "$errors" || fail 'it does not say who was lost'
+says "$errors" "sirtakirun: starting again, 1 of 1, without h2"
+says "$output" "[0] again 2"
+says "$output" "[1] again 2"
 gone "sleep 317"
