@@ -10,7 +10,8 @@
 #   SIRTAKI_BOOTSTRAP_TORCH=light|full|none  which LibTorch to install. Default: full where an NVIDIA driver is loaded,
 #                                            else light (C++ only, no GPU libraries).
 #   SIRTAKI_BOOTSTRAP_APT=no                 never call apt; what is missing is an error.
-#   SIRTAKI_BOOTSTRAP_WITH="clang-format clang-tidy"   programs that only lint needs, by their packages' names.
+#   SIRTAKI_BOOTSTRAP_WITH="clang-format clang-tidy"   what only some tests need, by their packages' names: these for
+#                                            lint, slurm-wlm and munge for those under Slurm.
 #   SIRTAKI_PYTHON=/path/to/python3          the Python that makes the .venv.
 #
 # --benchmarks also makes `import torch` work in the .venv, for the benchmarks' references over torch.distributed: the
@@ -52,6 +53,7 @@ retry() {
 # --- Debian packages ------------------------------------------------------------------------------------------------
 
 have_command() { command -v "$1" >/dev/null 2>&1; }
+have_package() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
 have_header() {
   local dir
   for dir in /usr/include /usr/local/include ${CPATH:+${CPATH//:/ }}; do
@@ -115,7 +117,7 @@ elif ! have_command python3; then
   need python3
 fi
 for program in ${SIRTAKI_BOOTSTRAP_WITH:-}; do
-  have_command "$program" || need "$program"
+  have_command "$program" || have_package "$program" || need "$program"
 done
 
 if [ "${#missing[@]}" -gt 0 ]; then

@@ -138,8 +138,9 @@ Status FromLsf(const std::string& text, Allocation* out) {
   }
   for (std::size_t i = 0; i < words.size(); i += 2) {
     const auto slots = NumberFrom<int>(words[i + 1], 1, kMaxSlots);
-    if (!slots)
+    if (!slots) {
       return Wrong("LSB_MCPU_HOSTS", text, Quoted(words[i + 1]) + " is no number of slots");
+    }
     AddSlots(words[i], *slots, &out->hosts);
   }
   out->system = BatchSystem::kLsf;
@@ -196,7 +197,7 @@ Status ExpandNodeList(std::string_view text, std::string_view from, std::vector<
 
 Status ExpandCounts(std::string_view text, std::string_view from, std::vector<int>* out) {
   std::vector<int> counts;
-  const Status wrong = Wrong(from, text, "is no list of counts as in \"4(x2),1\"");
+  Status wrong = Wrong(from, text, "is no list of counts as in \"4(x2),1\"");
   for (const std::string_view part : Split(text, ',')) {
     const std::size_t open = part.find("(x");
     const auto count = NumberFrom<int>(part.substr(0, open), 1, kMaxSlots);

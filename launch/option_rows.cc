@@ -98,7 +98,7 @@ OptionGroup RankOptions() {
                   kMaxRanks, &O::np),
            Text("hosts", 'H', "a:4,b:4", "Hosts, and how many ranks each takes.", &O::hosts),
            Text("hostfile", 0, "FILE",
-                "The same from a file of lines \"host slots=4\" or \"host:4\"; # begins a comment.",
+                R"(The same from a file of lines "host slots=4" or "host:4"; # begins a comment.)",
                 &O::hostfile),
            Text("include", 0, "a:0,2@b",
                 "Of the hosts only these, and of a host only these slots: its ranks then see the "
@@ -121,13 +121,13 @@ OptionGroup StartOptions() {
         "a "
         "job of Slurm, srun.",
         SetLauncher},
-       Arguments("mpi-args", "More arguments for it, as in \"--mca pml ob1\".", &O::mpi_args),
+       Arguments("mpi-args", R"(More arguments for it, as in "--mca pml ob1".)", &O::mpi_args),
        Arguments("binding-args",
                  "Arguments for it that bind ranks to cores; without it they are free.",
                  &O::binding_args),
        Number("ssh-port", 'p', "PORT", "The port of the hosts' ssh.", 1, 65535, &O::ssh_port),
        Text("ssh-identity-file", 'i', "FILE", "The key for the hosts' ssh.", &O::ssh_identity_file),
-       Arguments("ssh-args", "More arguments for ssh, as in \"-F my_ssh_config\".", &O::ssh_args),
+       Arguments("ssh-args", R"(More arguments for ssh, as in "-F my_ssh_config".)", &O::ssh_args),
        {"network-interfaces", 0, "eth0,ib0", "The interfaces between the hosts, for MPI and NCCL.",
         SetInterfaces},
        Number(
@@ -136,7 +136,7 @@ OptionGroup StartOptions() {
            "program goes on from its own checkpoint. Default: 0.",
            0, 1000, &O::max_restarts),
        Text("config-file", 0, "FILE",
-            "More flags, from a YAML file of lines \"flag: value\"; the command line wins.",
+            R"(More flags, from a YAML file of lines "flag: value"; the command line wins.)",
             nullptr),
        Switch("dry-run", 0, "Print what would be started, and why so; start nothing.",
               &O::dry_run)}};

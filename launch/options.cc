@@ -61,7 +61,7 @@ class FlagReader {
     if (equals != std::string::npos) value = word.substr(equals + 1);
     const OptionRow* row = nullptr;
     if (flag.starts_with("--")) {
-      row = FindRow(std::string_view(flag).substr(2));
+      row = FindRow(flag.substr(2));
     } else if (flag.size() == 2) {
       row = FindRow(flag[1]);
     } else if (const std::string_view disguised = Disguised(flag); !disguised.empty()) {

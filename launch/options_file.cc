@@ -109,8 +109,9 @@ class FileReader {
       Given given{row->name, std::move(text), Place(mark) + ": " + name};
       if (row->IsSwitch()) {
         const auto on = core::ParseBool(given.value);
-        if (!on)
+        if (!on) {
           return WrongFlag(given, Quoted(given.value) + " is not allowed; it is true or false");
+        }
         given.value = *on ? "true" : "false";
       }
       out_.push_back(std::move(given));

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# sirtakirun within jobs of Slurm, by mpirun and by srun, and a program that srun starts itself.
+set -euo pipefail
+# shellcheck source=tests/multihost/hosts.sh
+. "$(dirname "$0")/hosts.sh"
+# shellcheck source=tests/multihost/slurm.sh
+. "$(dirname "$0")/slurm.sh"
+bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}
+sirtakirun=$bindir/../../sirtakirun
+[ -x "$sirtakirun" ] || hosts_skip 'sirtakirun is not built'
+sirtakirun=$(realpath "$sirtakirun")
+reductions=$(realpath "$bindir/reductions")
+
+slurm_need
+hosts_up 2
+slurm_up 2
+output=$hosts_state/output
+errors=$hosts_state/errors
+
+fail() {
+  printf 'FAILED: %s\n--- standard output:\n' "$*"
+  cat "$output"
+  printf -- '--- standard error:\n'
+  cat "$errors"
+  exit 1
+}
+
+# job CODE COMMAND...: in an allocation of two nodes with two tasks each; must end with the code.
+job() {
+  local expected=$1 code=0
+  shift
+  on_host 1 timeout -k 5 60 salloc -N 2 -n 4 "$@" >"$output" 2>"$errors" </dev/null || code=$?
+  [ "$code" = "$expected" ] || fail "$*: code $code, expected $expected"
+}
+says() { grep -qxF -- "$2" "$1" || fail "no line of $(basename "$1") is: $2"; }
+none_runs() { ! cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' ' ' | grep -qF -- "$1"; }
+gone() { hosts_wait "left running: $1" none_runs "$1" || fail "$1"; }
+
+# shellcheck disable=SC2016  # the ranks expand it
+tell='echo "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, $(hostname), $MASTER_ADDR"'
+for launcher in "${MPIEXEC:-$(command -v mpirun)}" srun; do
+  echo "--- $launcher: the job's hosts and tasks are taken"
+  job 0 "$sirtakirun" --launcher "$launcher" bash -c "$tell"
+  for rank in 0 1 2 3; do
+    says "$output" "[$rank] $rank of 4, $((rank % 2)) of 2, h$((rank / 2 + 1)), 10.77.0.1"
+  done
+  echo "--- $launcher: fewer ranks, more ranks, one host"
+  job 0 "$sirtakirun" --launcher "$launcher" -np 3 bash -c "$tell"
+  says "$output" "[2] 2 of 3, 0 of 1, h2, 10.77.0.1"
+  job 2 "$sirtakirun" --launcher "$launcher" -np 6 bash -c "$tell"
+  says "$errors" "sirtakirun: 6 ranks are more than the 4 slots of h1:2,h2:2 (SLURM_JOB_NODELIST); --oversubscribe allows it"
+  job 0 "$sirtakirun" --launcher "$launcher" -np 6 --oversubscribe bash -c "$tell"
+  [ "$(wc -l <"$output")" = 6 ] || fail 'there are not six ranks'
+  job 0 "$sirtakirun" --launcher "$launcher" --exclude h1 bash -c "$tell"
+  says "$output" "[1] 1 of 2, 1 of 2, h2, 10.77.0.2"
+  echo "--- $launcher: MPI"
+  job 0 "$sirtakirun" --launcher "$launcher" "$reductions" --gtest_filter='*TheLog*'
+  echo "--- $launcher: a rank fails"
+  job 3 "$sirtakirun" --launcher "$launcher" bash -c \
+    'if [ "$RANK" = 3 ]; then echo "the reason" >&2; exit 3; fi; exec sleep 321'
+  says "$errors" "sirtakirun: rank 3 on host h2 ended with exit code 3"
+  says "$errors" "sirtakirun:   the reason"
+  gone "sleep 321"
+  job 137 "$sirtakirun" --launcher "$launcher" bash -c 'if [ "$RANK" = 2 ]; then kill -KILL $$; fi; exec sleep 322'
+  grep -q '^sirtakirun: rank 2 on host h2 died of SIGKILL' "$errors" || fail 'it does not say who died'
+  gone "sleep 322"
+done
+
+echo "--- the example for sbatch"
+examples=$bindir/../../examples
+if [ -x "$examples/train_digits" ]; then
+  examples=$(realpath "$examples")
+  PATH=$examples:$(dirname "$sirtakirun"):$PATH on_host 1 timeout -k 5 120 sbatch -W -o "$output" \
+    examples/train_digits.sbatch --epochs 1 >"$errors" 2>&1 || fail 'the batch job failed'
+  grep -q '^\[0\] parameters identical on all ranks' "$output" || fail 'it did not train'
+fi
+
+echo "--- srun without sirtakirun"
+on_host 1 timeout -k 5 60 srun -N 2 -n 4 --mpi=pmix "$reductions" --gtest_filter='*TheLog*' >"$output" 2>"$errors" </dev/null ||
+  fail 'srun failed'
+
+echo "--- srun outside of a job"
+code=0
+on_host 1 "$sirtakirun" --launcher srun -np 2 true >"$output" 2>"$errors" </dev/null || code=$?
+[ "$code" = 2 ] || fail "code $code"
+grep -q '^sirtakirun: srun is for jobs of Slurm, and this is none' "$errors" || fail 'it does not say why'
