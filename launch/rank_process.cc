@@ -15,6 +15,7 @@
 #include "core/environment.h"
 #include "core/types.h"
 #include "launch/child.h"
+#include "launch/leftovers.h"
 #include "launch/plan.h"
 #include "launch/rank_messages.h"
 #include "launch/rank_place.h"
@@ -54,6 +55,8 @@ class RankProcess {
       return 1;
     }
     while (!Done()) Step();
+    const auto segments = lost_ ? SegmentPrefix(env_, HostName(), geteuid()) : std::nullopt;
+    if (segments) RemoveSegments("/dev/shm", *segments);
     if (stopped_ && left_behind_ && OwnsGroup()) kill(0, SIGKILL);
     return ExitCode();
   }
@@ -200,6 +203,7 @@ class RankProcess {
 
   // sirtakirun is gone, or cannot be reached any more.
   void Lose() {
+    lost_ = !end_;
     connection_.Close();
     outbox_.clear();
     unwritten_ = 0;
@@ -263,6 +267,7 @@ class RankProcess {
   std::size_t unwritten_ = 0;
   bool started_ = false;
   bool stopped_ = false;
+  bool lost_ = false;         // sirtakirun, before the program's end
   bool left_behind_ = false;  // the program's own children hold its output
   bool half_closed_ = false;
   std::optional<EndMessage> end_;

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# sirtakirun_test.sh SIRTAKIRUN: real runs on this host, of two and three ranks.
+# sirtakirun_test.sh SIRTAKIRUN MPI-PROGRAMS: real runs on this host, of two and three ranks. MPI-PROGRAMS: the folder of
+# those in tests/faults.
 set -euo pipefail
 
-sirtakirun=${1:?usage: bash sirtakirun_test.sh SIRTAKIRUN}
+sirtakirun=${1:?usage: bash sirtakirun_test.sh SIRTAKIRUN MPI-PROGRAMS}
+programs=${2:?usage: bash sirtakirun_test.sh SIRTAKIRUN MPI-PROGRAMS}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 output=$work/output
@@ -165,6 +167,30 @@ done
 kill -KILL "$process"
 { wait "$process"; } 2>/dev/null || true
 gone "sleep 307"
+
+echo "--- ranks that talk over MPI: killed, and with sirtakirun"
+run 137 -np 3 "$programs/lose_a_rank" killed 1
+grep -q "^sirtakirun: rank 1 on host $host died of SIGKILL" "$errors" || fail "it does not say who died"
+"$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 "$programs/lose_a_rank" stopped 1 >"$output" 2>"$errors" </dev/null &
+process=$!
+for _ in $(seq 300); do
+  [ "$(grep -c "is process" "$output")" = 2 ] && break
+  sleep 0.1
+done
+segments=
+for rank in $(sed -n 's/.*is process //p' "$output"); do
+  segments+=" $(grep -oE '/dev/shm/[^ ]+' "/proc/$rank/maps" | sort -u | tr '\n' ' ')"
+done
+kill -KILL "$process"
+{ wait "$process"; } 2>/dev/null || true
+gone "lose_a_rank stopped 1"
+for segment in $segments; do
+  for _ in $(seq 100); do
+    [ -e "$segment" ] || continue 2
+    sleep 0.1
+  done
+  fail "left: $segment"
+done
 
 echo "--- a start that takes too long"
 cat >"$work/slow" <<'END'

@@ -19,3 +19,6 @@ ldd "$work/build/outside" | grep -F "libsirtaki.so" | grep -F "$work/prefix" ||
   { echo "the outside program does not use the installed library:"; ldd "$work/build/outside"; exit 1; }
 "$work/build/outside"
 bash "$here/../support/mpirun.sh" 2 "$work/build/outside"
+if [ -x "$work/prefix/bin/sirtakirun" ]; then
+  "$work/prefix/bin/sirtakirun" -np 2 --oversubscribe "$work/build/outside"
+fi

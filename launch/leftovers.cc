@@ -1,0 +1,36 @@
+#include "launch/leftovers.h"
+
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <limits>
+#include <system_error>
+
+#include "launch/words.h"
+
+namespace sirtaki::launch {
+
+std::optional<std::string> SegmentPrefix(const core::EnvironmentView& env, std::string_view host,
+                                         unsigned user) {
+  const auto text = env.Find("OMPI_MCA_ess_base_jobid");
+  const auto job =
+      NumberFrom<std::uint32_t>(text.value_or(""), 1, std::numeric_limits<std::uint32_t>::max());
+  if (!job || host.empty()) return std::nullopt;
+  // As opal/mca/btl/vader of Open MPI 4 makes them: host, user, job in hexadecimal, local rank.
+  std::array<char, 16> hexadecimal{};
+  std::snprintf(hexadecimal.data(), hexadecimal.size(), "%x", *job);
+  return "vader_segment." + std::string(host) + "." + std::to_string(user) + "." +
+         hexadecimal.data() + ".";
+}
+
+void RemoveSegments(const std::string& folder, std::string_view prefix) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (!entry.path().filename().string().starts_with(prefix)) continue;
+    std::error_code gone;  // another rank may have been faster
+    std::filesystem::remove(entry.path(), gone);
+  }
+}
+
+}  // namespace sirtaki::launch

@@ -1,0 +1,36 @@
+#include "launch/leftovers.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace sirtaki::launch {
+namespace {
+
+TEST(LeftoversTest, NamesAreOfTheJobAlone) {
+  EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "783089665"}}, "vm", 0),
+            "vader_segment.vm.0.2ead0001.");
+  EXPECT_EQ(SegmentPrefix({}, "vm", 0), std::nullopt);
+  EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "x"}}, "vm", 0), std::nullopt);
+  EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "1"}}, "", 0), std::nullopt);
+}
+
+TEST(LeftoversTest, OnlyWhatBeginsSoIsRemoved) {
+  const auto folder =
+      std::filesystem::temp_directory_path() / ("leftovers." + std::to_string(getpid()));
+  std::filesystem::create_directory(folder);
+  for (const char* name : {"a.1.0", "a.1.1", "a.10.0", "b.1.0"})
+    std::ofstream(folder / name) << "x";
+  RemoveSegments(folder, "a.1.");
+  EXPECT_FALSE(std::filesystem::exists(folder / "a.1.0"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "a.1.1"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "a.10.0"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "b.1.0"));
+  RemoveSegments(folder / "none", "a");  // no folder, nothing to do
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace sirtaki::launch
