@@ -112,12 +112,13 @@ CallMemory GiveMemory(const TensorCall& call, std::size_t index, const CallMembe
                       core::Work& work) {
   at::NoGradGuard no_grad;
   const at::Tensor& tensor = call.at(index);
-  at::Tensor input = Flat(tensor);
+  at::Tensor input = LiesFlat(tensor) ? tensor : Flat(tensor);
   CallMemory memory = core::FirstDimensionVaries(call.kind)
                           ? GiveRows(call, index, members, input, work)
                           : GiveShaped(call, members, tensor, &input, work);
-  work.keep_alive = std::make_shared<std::vector<at::Tensor>>(
-      std::initializer_list<at::Tensor>{std::move(input), memory.moved});
+  // The memory itself: the program may give its tensor another meanwhile.
+  work.keep_alive = std::make_shared<std::pair<c10::Storage, c10::Storage>>(
+      input.storage(), memory.moved.defined() ? memory.moved.storage() : c10::Storage());
   return memory;
 }
 

@@ -26,16 +26,17 @@ using Limits = frameworks::Session::Limits;
 struct Tunable {
   core::OptionId option;
   std::int64_t Limits::*limit;
-  std::int64_t first;  // of the values that are tried: powers of two
+  std::int64_t first;  // of the values that are tried: each twice the one before
   std::int64_t last;
 };
-constexpr std::array<Tunable, 3> kTunables = {{
+constexpr std::array<Tunable, 4> kTunables = {{
     {core::OptionId::kBucketBytes, &Limits::bucket_bytes, std::int64_t{1} << 20,
      std::int64_t{128} << 20},
     {core::OptionId::kChunkBytes, &Limits::chunk_bytes, std::int64_t{64} << 10,
      std::int64_t{8} << 20},
     {core::OptionId::kSmallBytes, &Limits::small_bytes, std::int64_t{4} << 10,
      std::int64_t{1} << 20},
+    {core::OptionId::kFusionDelay, &Limits::fusion_delay_us, 25, 800},
 }};
 
 const core::OptionSpec& SpecOf(const Tunable& tunable) {

@@ -115,9 +115,9 @@ void CheckName(const TensorCall& call) {
                            core::Origin{-1, {}, call.name}));
 }
 
-std::string DescribeCall(const TensorCall& call) {
-  return std::string(core::OpKindName(call.kind)) +
-         (call.name.empty() ? " without a name" : " " + core::Quoted(call.name));
+std::string DescribeCall(core::OpKind kind, const std::string& name) {
+  return std::string(core::OpKindName(kind)) +
+         (name.empty() ? " without a name" : " " + core::Quoted(name));
 }
 
 core::TimePoint DeadlineAfter(std::chrono::milliseconds timeout) {
