@@ -162,6 +162,9 @@ class Call {
     return status;
   }
 
+  // As a program may that goes on after an error: what others have of it then is wrong.
+  void Overwrite() { std::fill_n(memory_->input.get(), count_, -1.0F); }
+
   // Looks at every element.
   bool IsRight() const {
     const std::int64_t part = count_ / size_;
@@ -279,12 +282,16 @@ Status RunAtOnce(Session& session, std::span<const Kind> kinds, std::string_view
                  std::int64_t step, Loss& loss) {
   std::vector<Call> calls;
   for (const Kind& kind : kinds) calls.emplace_back(session, kind, prefix, step);
+  Status status;
   for (Call& call : calls) {
-    Status status = call.Submit(session, /*will_wait=*/calls.size() == 1);
-    if (!status.ok()) return status;
+    if (status.ok()) status = call.Submit(session, /*will_wait=*/calls.size() == 1);
   }
   for (Call& call : calls) {
-    if (Status status = call.Wait(session); !status.ok()) return status;
+    if (status.ok()) status = call.Wait(session);
+  }
+  if (!status.ok()) {
+    for (Call& call : calls) call.Overwrite();
+    return status;
   }
   loss.NoteEnd();
   for (const Call& call : calls) {
