@@ -205,7 +205,8 @@ Table MakeTable() {
           .Between(0, 1024 * kGibi).Agreed(),
       Option<&Config::deterministic>(OptionId::kDeterministic, "deterministic", OptionKind::kBool,
           "Whether the same program gives the same bits in every run, also where MPI reduces what happened "
-          "to be ready together: each tensor then goes alone.")
+          "to be ready together: buckets of gradients then follow the order of the parameters, and each "
+          "other tensor goes alone.")
           .Between(0, 1).Agreed(),
       Option<&Config::autotune>(OptionId::kAutotune, "autotune", OptionKind::kBool,
           "Whether the steps of the first optimizer are used to find better values of bucket_bytes, "

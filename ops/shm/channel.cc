@@ -124,6 +124,22 @@ bool SharedChannel::IsOver(const Wait& wait) {
   return false;
 }
 
+bool SharedChannel::IsVoid() const {
+  return direct() && std::any_of(peers_.begin(), peers_.end(), [this](const Peer& peer) {
+           return peer.index != group_.self() && group_.HasGivenUp(peer.index);
+         });
+}
+
+Status SharedChannel::AwaitFault() {
+  while (!stop_->raised()) {
+    // The message with the fault rings.
+    SharedCounter& bell = group_.Bell(group_.self());
+    bell.Sleep(bell.Load(), core::Clock::now() + kNap);
+    if (Status lost = group_.CheckPeers(); !lost.ok()) return lost;
+  }
+  return stop_->why();
+}
+
 Status SharedChannel::Block(const Wait& wait, bool spin, core::TimePoint deadline) {
   const core::TimePoint start = core::Clock::now();
   core::TimePoint check = start + kCheckPeers;
