@@ -51,8 +51,8 @@ Status Engine::Submit(const WorkPtr& work, bool will_wait) {
   } else if (IsMessage(*work)) {
     urgent_ = true;
     if (!will_wait) WakeSomebody();
-  } else if (!will_wait && !holding_) {
-    WakeSomebody();
+  } else if (!will_wait && (!holding_ || drivers_ > 0)) {
+    WakeSomebody();  // a driver may sleep, and whoever holds parks for it
   }
   return accepted;
 }
@@ -132,7 +132,8 @@ bool Engine::SubmitNew(TimePoint now) {
       negotiator_.Submit(std::exchange(requests, {}), now);
       negotiator_.Join(key.set, now);
     } else if (IsMessage(*work)) {
-      executor_.StartMessage(queue_.Resolve(key), now);
+      // Null if the queue was closed meanwhile, which has completed it.
+      if (WorkPtr message = queue_.Resolve(key)) executor_.StartMessage(std::move(message), now);
     } else {
       requests.push_back(work->request);
     }

@@ -142,7 +142,11 @@ SharedCounter& LocalGroup::Bell(int index) const {
   return reinterpret_cast<Head*>(SessionMemory(index))->bell;
 }
 
-void LocalGroup::GiveUp() { reinterpret_cast<Head*>(session_->base())->gave_up.store(true); }
+void LocalGroup::GiveUp() {
+  reinterpret_cast<Head*>(session_->base())->gave_up.store(true);
+  // Before anything that the program writes to its tensors from now on.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
 
 bool LocalGroup::HasGivenUp(int index) const {
   return reinterpret_cast<const Head*>(SessionMemory(index))->gave_up.load();

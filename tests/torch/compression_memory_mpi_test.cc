@@ -34,6 +34,8 @@ TEST(CompressionMemoryTest, IsAWindowAtATime) {
   init();
   const std::int64_t plain = PeakOfTraining(Compression::None);
   EXPECT_GE(plain, 64 * kMebi) << "the parameters and the gradients";
+  EXPECT_LE(plain, 64 * kMebi + 2 * 4 * kMebi)
+      << "and the largest gradient, on its way into its place";
   for (const auto compression : {Compression::F16, Compression::BF16}) {
     EXPECT_LE(PeakOfTraining(compression), plain + 4 * kMebi);
   }
