@@ -18,6 +18,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -223,18 +224,23 @@ class Call {
   std::shared_ptr<Buffers> memory_;
 };
 
-// Ends or stops this process while a collective of the wanted kind runs, from a thread of its own.
-// Never destroyed.
+// Ends or stops this process while a collective of the wanted kind runs: by a timer of the
+// system's, which needs no core.
 class Loss {
  public:
   Loss(std::string_view wanted, Board& board) : wanted_(wanted), board_(board) {}
 
   // In the victim.
   void Arm(bool kills, std::uint32_t seed) {
+    random_.seed(seed);
+    first_ = 2 + static_cast<int>(random_() % 3);
+    sigevent event{};
+    event.sigev_notify = SIGEV_SIGNAL;
+    event.sigev_signo = kills ? SIGKILL : SIGSTOP;
+    if (timer_create(CLOCK_MONOTONIC, &event, &timer_) != 0) Refuse("there is no timer");
     armed_.store(true);
-    std::thread([this, kills, seed] { Wait(kills, seed); }).detach();
   }
-  // The ranks have agreed to run these, and it begins here.
+  // The ranks have agreed to run these, and it begins here. One call of the session at a time.
   void NoteStart(const core::RunBatch& batch) {
     const auto is_wanted = [this](const core::RunItem& item) {
       return item.key.name.rfind(wanted_, 0) == 0;
@@ -242,31 +248,26 @@ class Loss {
     if (!armed_.load() || std::none_of(batch.items.begin(), batch.items.end(), is_wanted)) return;
     begun_us_.store(NowUs());
     board_.inside.store(true);
-    calls_.fetch_add(1);
-    calls_.notify_all();
+    if (++calls_ < first_ || board_.failed.load() > 0) return;
+    // Somewhere in the time that the last one took, rather sooner: in the end it only waits for the
+    // others.
+    const auto longest = random_() % static_cast<std::uint32_t>(last_us_.load() + 1);
+    SetTimer(static_cast<std::int64_t>(random_() % (longest + 1)) + 1);
   }
   // Nothing runs any more.
   void NoteEnd() {
-    if (armed_.load() && board_.inside.exchange(false)) last_us_.store(NowUs() - begun_us_.load());
+    if (!armed_.load() || !board_.inside.exchange(false)) return;
+    SetTimer(0);
+    last_us_.store(NowUs() - begun_us_.load());
   }
 
  private:
-  void Wait(bool kills, std::uint32_t seed) {
-    std::mt19937 random(seed);
-    const int first = 2 + static_cast<int>(random() % 3);
-    for (int seen = 0;;) {
-      calls_.wait(seen);
-      seen = calls_.load();
-      if (seen < first) continue;
-      // Somewhere in the time that the last one took, but for what comes after its end.
-      const auto delay = random() % static_cast<std::uint32_t>(last_us_.load() * 3 / 4 + 1);
-      const std::int64_t moment = begun_us_.load() + delay;
-      while (NowUs() < moment) std::this_thread::yield();
-      if (!board_.inside.load() || calls_.load() != seen) continue;
-      board_.lost_at_us.store(NowUs());
-      std::raise(kills ? SIGKILL : SIGSTOP);
-      return;
-    }
+  void SetTimer(std::int64_t us) {
+    if (us > 0) board_.lost_at_us.store(NowUs() + us);
+    itimerspec once{};
+    once.it_value.tv_sec = us / 1'000'000;
+    once.it_value.tv_nsec = us % 1'000'000 * 1000;
+    timer_settime(timer_, 0, &once, nullptr);
   }
 
   const std::string_view wanted_;
@@ -274,7 +275,10 @@ class Loss {
   std::atomic<bool> armed_{false};
   std::atomic<std::int64_t> begun_us_{0};
   std::atomic<std::int64_t> last_us_{0};
-  std::atomic<int> calls_{0};
+  std::mt19937 random_;
+  int first_ = 0;
+  int calls_ = 0;  // that have begun
+  timer_t timer_{};
 };
 
 // One call of each kind at once.
@@ -380,7 +384,7 @@ int Run(int argc, char** argv) {
   frameworks::StartOptions options;
   options.parsed = core::ParseConfig(std::vector<std::string>(argv + 6, argv + argc),
                                      options.environment, {}, &options.config, nullptr);
-  auto& loss = *new Loss(argv[2], board);  // its thread has no end
+  Loss loss(argv[2], board);
   options.on_start = [&loss](const core::RunBatch& batch) { loss.NoteStart(batch); };
   std::shared_ptr<Session> session;
   if (const Status status = Session::CreateMpi(options, &session); !status.ok()) {
