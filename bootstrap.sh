@@ -59,6 +59,13 @@ have_header() {
   done
   return 1
 }
+have_library() {
+  local dir
+  for dir in /usr/lib /usr/lib64 /usr/local/lib /usr/lib/*-linux-gnu ${LIBRARY_PATH:+${LIBRARY_PATH//:/ }}; do
+    [ -e "$dir/$1" ] && return 0
+  done
+  return 1
+}
 have_mpi() { have_command mpirun && { have_command mpicxx || have_command mpic++; }; }
 python_with_venv() { "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; }
 
@@ -90,6 +97,8 @@ have_command ninja || need ninja-build
 have_command ccache || need ccache
 have_mpi || need libopenmpi-dev openmpi-bin
 have_header boost/version.hpp || need libboost-dev
+have_library libboost_program_options.so || need libboost-program-options-dev
+have_header yaml-cpp/yaml.h || need libyaml-cpp-dev
 have_header spdlog/spdlog.h || need libspdlog-dev
 have_header hwy/highway.h || need libhwy-dev
 have_header gtest/gtest.h || need libgtest-dev

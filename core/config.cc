@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <fstream>
-#include <limits>
-#include <numeric>
 #include <string_view>
 
 #include "core/byte_codec.h"
 #include "core/check.h"
 #include "core/config_table.h"
 #include "core/rank_ranges.h"
+#include "core/spelling.h"
 #include "core/text.h"
 
 namespace sirtaki::core {
@@ -33,41 +32,15 @@ std::string_view Trimmed(std::string_view text) {
   return text;
 }
 
-// How many insertions, deletions and replacements of a character lead from one to the other.
-std::size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row.back();
-}
-
 // `given` begins with `prefix`, which does not count for how near a known one is.
 template <typename Spelling>
 Status UnknownOption(const std::string& what, std::string_view prefix, const std::string& given,
                      Spelling spelling) {
-  std::string nearest;
-  std::size_t best = std::numeric_limits<std::size_t>::max();
-  for (const OptionSpec& option : OptionTable()) {
-    const std::string known = spelling(option);
-    const std::size_t distance = EditDistance(given, known);
-    if (distance < best) {
-      best = distance;
-      nearest = known;
-    }
-  }
+  std::vector<std::string> known;
+  for (const OptionSpec& option : OptionTable()) known.push_back(spelling(option));
+  const std::string nearest = NearestWord(given, known, prefix.size());
   std::string text = "unknown " + what + " " + Escaped(given);
-  // What is further away was not meant.
-  if (best <= std::max<std::size_t>(2, (given.size() - prefix.size()) / 3)) {
-    text += "; the nearest known is " + nearest;
-  }
+  if (!nearest.empty()) text += "; the nearest known is " + nearest;
   return {StatusCode::kInvalidArgument, text + " (docs/configuration.md lists all)"};
 }
 

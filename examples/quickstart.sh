@@ -11,11 +11,9 @@ bash bootstrap.sh
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 cmake --preset release >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
-cmake --build --preset release -j "${SIRTAKI_JOBS:-$(nproc)}" --target train_digits
+cmake --build --preset release -j "${SIRTAKI_JOBS:-$(nproc)}" --target train_digits sirtakirun
 
-# Open MPI refuses root and more ranks than cores unless told, and binds each rank to one core unless told not to.
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-flags=(-np "$ranks")
-if mpirun --version 2>&1 | grep -q -e "Open MPI" -e PRRTE; then flags+=(--oversubscribe --bind-to none); fi
-echo "+ mpirun ${flags[*]} build/release/examples/train_digits"
-mpirun "${flags[@]}" build/release/examples/train_digits
+# Also where there are fewer cores.
+command=(build/release/sirtakirun -np "$ranks" --oversubscribe build/release/examples/train_digits)
+echo "+ ${command[*]}"
+"${command[@]}"

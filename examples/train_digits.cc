@@ -1,7 +1,7 @@
 // Trains a small convolutional net on handwritten digits, on as many ranks as mpirun starts:
 //
-//   train_digits                               one process, no mpirun needed
-//   mpirun -np 2 --bind-to none train_digits   two ranks that learn together
+//   train_digits                              one process
+//   sirtakirun -np 2 train_digits             two ranks that learn together
 //
 // The five steps that make a LibTorch program distributed are marked below.
 

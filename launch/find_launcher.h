@@ -1,0 +1,19 @@
+// The launcher that is installed here.
+#pragma once
+
+#include <string>
+
+#include "core/environment.h"
+#include "core/status.h"
+#include "launch/launcher.h"
+#include "launch/placement.h"
+
+namespace sirtaki::launch {
+
+// `wanted` as --launcher has it: auto, openmpi, mpich, srun, or a path. Asks what is found for its
+// version, 10 s at most. kUnsupported if there is none of that kind: says what was tried, and what
+// to install.
+core::Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env,
+                          Launcher* out);
+
+}  // namespace sirtaki::launch

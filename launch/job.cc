@@ -1,0 +1,415 @@
+#include "launch/job.h"
+
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/rank_ranges.h"
+#include "core/text.h"
+#include "launch/child.h"
+#include "launch/job_output.h"
+#include "launch/rank_messages.h"
+#include "launch/sockets.h"
+#include "launch/verdict.h"
+#include "launch/words.h"
+
+namespace sirtaki::launch {
+
+using core::Clock;
+using core::Status;
+using core::TimePoint;
+
+namespace {
+
+// Of a rank's failure: by then its launcher has ended the others, or does not.
+constexpr auto kStopAfter = std::chrono::seconds(2);
+// Of the word to stop: the ranks have killed what did not.
+constexpr auto kTerminateAfter = std::chrono::seconds(4);
+// Of the launcher's own signal.
+constexpr auto kKillAfter = std::chrono::seconds(3);
+// Of the launcher's end: what the ranks have still to say.
+constexpr auto kLastWords = std::chrono::seconds(2);
+
+std::string RandomKey() {
+  std::array<unsigned char, 16> bytes{};
+  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) return "";
+  std::string key;
+  for (const unsigned char byte : bytes) {
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    key += kDigits[byte >> 4U];
+    key += kDigits[byte & 0xFU];
+  }
+  return key;
+}
+
+void RaiseFileLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+struct Connection {
+  Descriptor fd;
+  MessageReader reader;
+  std::string outbox;
+  int rank = -1;  // until it has said which it is
+};
+
+struct Rank {
+  Connection* connection = nullptr;
+  HelloMessage hello;
+  bool ended = false;  // or was lost
+  bool lost = false;
+};
+
+class Job {
+ public:
+  Job(const Plan& plan, const core::EnvironmentView& env)
+      : plan_(plan), env_(env), ranks_(static_cast<std::size_t>(plan.placement.ranks)) {}
+
+  Status Start(const LaunchOptions& options, bool again, core::Duration start_timeout) {
+    RaiseFileLimit();
+    const bool colors = isatty(STDOUT_FILENO) == 1 && !env_.Find("NO_COLOR") &&
+                        env_.Find("TERM").value_or("dumb") != "dumb";
+    Status status = output_.Open(options, plan_.placement.ranks, again, colors);
+    if (status.ok()) status = SignalPipe::Open();
+    Command command{plan_.command, plan_.environment, {}, false};
+    if (status.ok()) status = Announce(options, &command);
+    int error = 0;
+    if (status.ok()) status = launcher_.Start(command, &error);
+    start_timeout_ = start_timeout;
+    start_by_ = Clock::now() + start_timeout;
+    return status;
+  }
+
+  JobResult Run() {
+    while (!Done()) Step();
+    if (!failure_) failure_ = JudgeLauncher();
+    if (!failure_) return {};
+    std::fputs(FailureText(*failure_).c_str(), stderr);
+    return {failure_->code, !signalled_ && failure_->may_pass, GoneHosts()};
+  }
+
+ private:
+  // Listens, and tells the ranks where.
+  Status Announce(const LaunchOptions& options, Command* command) {
+    int port = 0;
+    Status status = Listen(plan_.placement.local, &listener_, &port);
+    if (!status.ok()) return status;
+    std::vector<std::string> addresses = {"127.0.0.1"};
+    if (!plan_.placement.local) addresses = OwnAddresses(options.network_interfaces);
+    if (addresses.empty()) {
+      return {core::StatusCode::kInvalidArgument,
+              options.network_interfaces.empty()
+                  ? "this machine has no network interface that other hosts could reach"
+                  : "--network-interfaces: this machine has no address on " +
+                        Joined(options.network_interfaces, ",")};
+    }
+    for (std::string& address : addresses) address += ":" + std::to_string(port);
+    key_ = RandomKey();
+    command->set.emplace_back(kAddressVariable, Joined(addresses, ","));
+    command->set.emplace_back(kKeyVariable, key_);
+    return Status::Ok();
+  }
+
+  void Step() {
+    std::vector<pollfd> fds = {
+        {SignalPipe::fd(), POLLIN, 0},
+        {listener_.get(), POLLIN, 0},
+        {output_.HasWaiting(Stream::kOutput) ? STDOUT_FILENO : -1, POLLOUT, 0},
+        {output_.HasWaiting(Stream::kError) ? STDERR_FILENO : -1, POLLOUT, 0}};
+    const std::size_t first = fds.size();
+    for (const auto& connection : connections_) {
+      const int events = connection->outbox.empty() ? POLLIN : POLLIN | POLLOUT;
+      fds.push_back({connection->fd.get(), static_cast<short>(events), 0});
+    }
+    poll(fds.data(), fds.size(), Patience());
+    if (fds[0].revents != 0) TakeSignals();
+    if (fds[2].revents != 0) output_.Write(Stream::kOutput);
+    if (fds[3].revents != 0) output_.Write(Stream::kError);
+    for (std::size_t i = first; i < fds.size(); ++i) {
+      Connection& connection = *connections_[i - first];
+      if ((fds[i].revents & POLLOUT) != 0) Flush(&connection);
+      if ((fds[i].revents & ~POLLOUT) != 0) Read(&connection);
+    }
+    if (fds[1].revents != 0) AcceptAll();
+    for (const auto& [rank, bytes] : output_.TakeWritten()) Send(rank, WrittenMessage{bytes});
+    std::erase_if(connections_, [](const auto& connection) { return !connection->fd.valid(); });
+    CheckTimes();
+  }
+
+  int Patience() const {
+    std::optional<TimePoint> next;
+    for (const auto& time : {start_by_, stop_at_, terminate_at_, kill_at_, leave_at_}) {
+      if (time && (!next || *time < *next)) next = time;
+    }
+    if (!next) return -1;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
+    return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 3'600'000));
+  }
+
+  void TakeSignals() {
+    for (const int signal : SignalPipe::Take()) {
+      if (signal == SIGCHLD) continue;
+      if (signalled_) KillNow();  // who asks twice does not want to wait
+      signalled_ = true;
+      Fail({128 + signal, "ended by " + SignalName(signal), {}}, Clock::now());
+    }
+    if (const auto end = launcher_.Ended()) {
+      launcher_end_ = end;
+      leave_at_ = Clock::now() + kLastWords;
+    }
+  }
+
+  void AcceptAll() {
+    for (Descriptor fd = Accept(listener_); fd.valid(); fd = Accept(listener_)) {
+      connections_.push_back(std::make_unique<Connection>());
+      connections_.back()->fd = std::move(fd);
+    }
+  }
+
+  void Read(Connection* connection) {
+    std::string bytes;
+    const Transfer transfer = ReadSome(connection->fd.get(), &bytes);
+    connection->reader.Append(bytes);
+    std::optional<RankMessage> message;
+    Status status;
+    while ((status = connection->reader.Next(&message)).ok() && message) {
+      if (!Take(connection, *message)) return Drop(connection, "");
+    }
+    if (!status.ok()) return Drop(connection, status.message());
+    if (transfer.ended) Drop(connection, transfer.why);
+  }
+
+  // False if the message does not come from a rank of ours.
+  bool Take(Connection* connection, const RankMessage& message) {
+    if (const auto* hello = std::get_if<HelloMessage>(&message)) return Greet(connection, *hello);
+    if (connection->rank < 0) return false;
+    Rank& rank = ranks_[static_cast<std::size_t>(connection->rank)];
+    if (const auto* output = std::get_if<OutputMessage>(&message)) {
+      output_.Append(connection->rank, output->stream, output->bytes);
+    } else if (const auto* end = std::get_if<EndMessage>(&message)) {
+      rank.ended = true;
+      output_.Finish(connection->rank);
+      auto failure = JudgeEnd(connection->rank, rank.hello.host, *end,
+                              output_.LastErrorLines(connection->rank));
+      if (failure) Fail(std::move(*failure), Clock::now() + kStopAfter);
+    }
+    return true;
+  }
+
+  bool Greet(Connection* connection, const HelloMessage& hello) {
+    if (hello.key != key_ || connection->rank >= 0) return false;
+    const auto size = static_cast<int>(ranks_.size());
+    if (hello.size != size || hello.rank < 0 || hello.rank >= size ||
+        ranks_[static_cast<std::size_t>(hello.rank)].connection != nullptr) {
+      Fail({1,
+            "a rank on host " + core::Escaped(hello.host) + " says that it is rank " +
+                std::to_string(hello.rank) + " of " + std::to_string(hello.size) +
+                ", but there are " + std::to_string(size) + ", each once",
+            {}},
+           Clock::now());
+      return false;
+    }
+    connection->rank = hello.rank;
+    ranks_[static_cast<std::size_t>(hello.rank)] = {connection, hello, false, false};
+    if (++greeted_ == size) Go();
+    return true;
+  }
+
+  // All ranks are there: their programs may begin.
+  void Go() {
+    start_by_.reset();
+    GoMessage go;
+    const Rank& first = ranks_.front();
+    go.master_address = plan_.placement.local ? "127.0.0.1" : PeerAddress(first.connection->fd);
+    go.master_port = first.hello.port;
+    int rank = 0;
+    const auto size = static_cast<int>(ranks_.size());
+    for (const Host& host : plan_.placement.hosts) {
+      go.variables.clear();
+      if (!host.devices.empty()) {
+        std::vector<std::string> devices;
+        for (const int device : host.devices) devices.push_back(std::to_string(device));
+        go.variables.emplace_back("CUDA_VISIBLE_DEVICES", Joined(devices, ","));
+      }
+      const int end = std::min(size, rank + host.slots);
+      for (; rank < end; ++rank) Send(rank, go);
+    }
+    for (; rank < size; ++rank) Send(rank, go);  // more ranks than slots
+  }
+
+  void Send(int rank, const RankMessage& message) {
+    Connection* const connection = ranks_[static_cast<std::size_t>(rank)].connection;
+    if (connection == nullptr || !connection->fd.valid()) return;
+    connection->outbox += Encode(message);
+    Flush(connection);
+  }
+
+  void Flush(Connection* connection) {
+    // What an error here means, reading tells as well.
+    const Transfer transfer = WriteSome(connection->fd.get(), connection->outbox);
+    connection->outbox.erase(0, transfer.ended ? connection->outbox.size() : transfer.bytes);
+  }
+
+  void Drop(Connection* connection, const std::string& why) {
+    connection->fd.Close();
+    if (connection->rank < 0) return;
+    Rank& rank = ranks_[static_cast<std::size_t>(connection->rank)];
+    rank.connection = nullptr;
+    if (rank.ended) return;
+    rank.ended = true;
+    rank.lost = true;
+    if (!failure_) first_lost_ = connection->rank;
+    output_.Finish(connection->rank);
+    Fail(JudgeLoss(connection->rank, rank.hello.host,
+                   why.empty() ? "its connection ended without a word" : why,
+                   output_.LastErrorLines(connection->rank)),
+         Clock::now() + kStopAfter);
+  }
+
+  // The run has failed; what comes later follows from that. The launcher ends the others; at
+  // `stop_at` they are told to stop.
+  void Fail(Failure failure, TimePoint stop_at) {
+    if (!failure_) failure_ = std::move(failure);
+    start_by_.reset();
+    if (!stopped_ && (!stop_at_ || stop_at < *stop_at_)) stop_at_ = stop_at;
+  }
+
+  void CheckTimes() {
+    const TimePoint now = Clock::now();
+    const auto is_due = [now](std::optional<TimePoint>* time) {
+      if (!*time || now < **time) return false;
+      time->reset();
+      return true;
+    };
+    if (start_by_ && now >= *start_by_) Fail(JudgeStart(), now);
+    if (is_due(&stop_at_)) {
+      stopped_ = true;
+      for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) Send(rank, StopMessage{});
+      // A launcher that is told to end while it ends ranks may crash. It ends when they have.
+      terminate_at_ = greeted_ == 0 ? now : now + kTerminateAfter;
+    }
+    if (is_due(&terminate_at_)) {
+      launcher_.Signal(SIGTERM);
+      kill_at_ = now + kKillAfter;
+    }
+    if (is_due(&kill_at_)) KillNow();
+  }
+
+  // Ranks end themselves when their connection does.
+  void KillNow() {
+    stop_at_.reset();
+    terminate_at_.reset();
+    kill_at_.reset();
+    launcher_.Signal(SIGKILL);
+    output_.Discard();
+    given_up_ = true;
+  }
+
+  Failure JudgeStart() const {
+    core::RankRanges missing;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (ranks_[rank].hello.key.empty()) missing.Add(static_cast<int>(rank));
+    }
+    const bool one = missing.Count() == 1;
+    return {1,
+            (one ? "rank " : "ranks ") + missing.ToString() + (one ? " has" : " have") +
+                " not started within " + core::DurationText(start_timeout_) + " (hosts: " +
+                HostsText(plan_.placement.hosts) + "); --start-timeout sets how long it may take",
+            {}};
+  }
+
+  // All that the ranks have said is that they ended well, or nothing.
+  std::optional<Failure> JudgeLauncher() const {
+    const std::string name = plan_.command.front();
+    const bool well = launcher_end_->kind == EndKind::kExited && launcher_end_->value == 0;
+    const std::string how = launcher_end_->kind == EndKind::kSignalled
+                                ? " died of " + SignalName(launcher_end_->value)
+                                : " ended with exit code " + std::to_string(launcher_end_->value);
+    const int code = launcher_end_->kind == EndKind::kSignalled ? 128 + launcher_end_->value
+                                                                : std::max(1, launcher_end_->value);
+    if (greeted_ < static_cast<int>(ranks_.size())) {
+      return Failure{
+          code, name + how + " before all ranks had started: what it printed says why", {}};
+    }
+    const auto alive =
+        std::find_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !rank.ended; });
+    if (alive != ranks_.end()) {
+      const auto rank = static_cast<int>(alive - ranks_.begin());
+      return JudgeLoss(rank, alive->hello.host, name + how + " before it", {});
+    }
+    if (well) return std::nullopt;
+    return Failure{code, name + how + ", though every rank ended with 0", {}};
+  }
+
+  // The host of the rank whose loss was the first that went wrong, if no other rank of it has told
+  // of its end: then it was not that rank alone.
+  std::vector<std::string> GoneHosts() const {
+    const Host* const host = first_lost_ ? HostOfRank(plan_.placement, *first_lost_) : nullptr;
+    if (host == nullptr) return {};
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const bool here = HostOfRank(plan_.placement, static_cast<int>(rank)) == host;
+      if (here && !ranks_[rank].lost) return {};
+    }
+    return {host->name};
+  }
+
+  // The launcher has ended, the ranks have said all, and it is written.
+  bool Done() const {
+    if (!launcher_end_) return false;
+    const bool heard = given_up_ || connections_.empty() || Clock::now() >= *leave_at_;
+    return heard && !output_.HasWaiting(Stream::kOutput) && !output_.HasWaiting(Stream::kError);
+  }
+
+  const Plan& plan_;
+  const core::EnvironmentView& env_;
+  std::vector<Rank> ranks_;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  JobOutput output_;
+  Descriptor listener_;
+  std::string key_;
+  Child launcher_;
+  std::optional<EndMessage> launcher_end_;
+  std::optional<Failure> failure_;  // the first
+  std::optional<int> first_lost_;   // the rank, if that was a loss
+  int greeted_ = 0;
+  bool signalled_ = false;
+  bool stopped_ = false;
+  bool given_up_ = false;
+  core::Duration start_timeout_{};
+  std::optional<TimePoint> start_by_;
+  std::optional<TimePoint> stop_at_;
+  std::optional<TimePoint> terminate_at_;
+  std::optional<TimePoint> kill_at_;
+  std::optional<TimePoint> leave_at_;
+};
+
+}  // namespace
+
+JobResult RunJob(const Plan& plan, const LaunchOptions& options, bool again,
+                 const core::EnvironmentView& env, core::Duration start_timeout) {
+  Job job(plan, env);
+  const Status status = job.Start(options, again, start_timeout);
+  if (!status.ok()) {
+    std::fprintf(stderr, "sirtakirun: %s\n", status.message().c_str());
+    return {1, false, {}};
+  }
+  return job.Run();
+}
+
+}  // namespace sirtaki::launch

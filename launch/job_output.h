@@ -1,0 +1,66 @@
+// What the ranks print, on its way to the terminal or to files.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/status.h"
+#include "launch/options.h"
+#include "launch/rank_lines.h"
+#include "launch/rank_messages.h"
+#include "launch/sockets.h"
+
+namespace sirtaki::launch {
+
+class JobOutput {
+ public:
+  // Makes the files, if there are to be some, or goes on with them if they are opened `again`.
+  // kBackend: a file cannot be written, and why.
+  core::Status Open(const LaunchOptions& options, int ranks, bool again, bool colors);
+
+  void Append(int rank, Stream stream, std::string_view bytes);
+  void Finish(int rank);  // it prints nothing more
+  std::deque<std::string> LastErrorLines(int rank) const { return of_[At(rank)].errors.Lines(); }
+
+  // What waits for the terminal (or what stands for it).
+  bool HasWaiting(Stream stream) const { return !waiting_[Index(stream)].empty(); }
+  // Writes a part of it. Only when poll says that it can be written: it could block otherwise.
+  void Write(Stream stream);
+  // Ranks, and how many bytes of theirs have been written since.
+  std::vector<std::pair<int, std::size_t>> TakeWritten() { return std::exchange(written_, {}); }
+  // What waits will not be written any more: nobody reads it.
+  void Discard();
+
+ private:
+  struct OfRank {
+    std::array<LinePrefixer, 2> lines;
+    std::array<Descriptor, 2> files;
+    LastLines errors;
+  };
+  struct Piece {
+    std::string text;
+    int rank = 0;
+    std::size_t bytes = 0;  // of the rank's
+  };
+
+  static std::size_t At(int rank) { return static_cast<std::size_t>(rank); }
+  static std::size_t Index(Stream stream) { return static_cast<std::size_t>(stream); }
+  std::string Prefix(int rank) const;
+  core::Status OpenFile(const std::string& folder, Stream stream, bool again, Descriptor* out);
+  void WriteFile(int fd, std::string_view bytes);
+
+  bool timestamps_ = false;
+  bool colors_ = false;
+  bool files_ = false;
+  bool file_failed_ = false;
+  std::vector<OfRank> of_;
+  std::array<std::deque<Piece>, 2> waiting_;
+  std::vector<std::pair<int, std::size_t>> written_;
+};
+
+}  // namespace sirtaki::launch

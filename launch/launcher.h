@@ -1,0 +1,25 @@
+// The programs that can start ranks. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace sirtaki::launch {
+
+enum class LauncherKind : std::uint8_t { kOpenMpi4, kOpenMpi5, kMpich, kSrun };
+std::string_view LauncherName(LauncherKind kind);  // "Open MPI", "MPICH", "Slurm"
+
+struct Launcher {
+  LauncherKind kind{};
+  std::string path;
+  std::string version;           // "4.1.4"
+  std::string ToString() const;  // "Open MPI 4.1.4 (/usr/bin/mpirun)"
+};
+
+// By what the program at `path` prints when asked for its version; none if that is no launcher that
+// is known here.
+std::optional<Launcher> RecognizeLauncher(std::string_view path, std::string_view version_text);
+
+}  // namespace sirtaki::launch

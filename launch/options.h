@@ -1,0 +1,64 @@
+// What sirtakirun was told: its flags, and the YAML file that they may stand in. Pure: files are
+// read through an argument.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/cgroup.h"
+#include "core/status.h"
+#include "core/types.h"
+
+namespace sirtaki::launch {
+
+inline constexpr int kMaxRanks = 1 << 20;
+
+struct LaunchOptions {
+  int np = 0;  // 0: one for each slot of the hosts
+  std::string hosts;
+  std::string hostfile;
+  std::string include;
+  std::string exclude;
+  bool oversubscribe = false;
+
+  std::string launcher = "auto";  // auto, openmpi, mpich, srun, or a program's path
+  std::vector<std::string> mpi_args;
+  std::vector<std::string> binding_args;  // none: no binding
+
+  int ssh_port = 0;  // 0: as ssh is set up
+  std::string ssh_identity_file;
+  std::vector<std::string> ssh_args;
+  std::vector<std::string> network_interfaces;
+  std::vector<std::string> exports;  // "NAME", or "NAME=value"
+
+  int max_restarts = 0;
+
+  std::string output_folder;
+  bool prefix_timestamp = false;
+
+  bool dry_run = false;
+  bool verbose = false;
+  bool help = false;
+  bool version = false;
+
+  // Options of the library, by its variables: {"SIRTAKI_FUSION_BYTES", "32M"}.
+  std::map<std::string, std::string> knobs;
+  // Flags that were accepted and change nothing, and why.
+  std::vector<std::string> notes;
+
+  std::vector<std::string> program;  // and its arguments
+};
+
+// `args` are those of sirtakirun, without its own name. What begins with the first word that is no
+// flag, or after "--", is the program. A flag wins over the file that --config-file names.
+// kInvalidArgument for what is not known or not allowed: names the flag, or the file and its line.
+// On error `*out` is as it was.
+core::Status ParseOptions(const std::vector<std::string>& args, const core::FileReader& read,
+                          LaunchOptions* out);
+
+// What --help prints: the flags in groups.
+std::string HelpText();
+
+}  // namespace sirtaki::launch

@@ -1,0 +1,57 @@
+// What is started: a command line and its environment, with the reason of each choice. Pure: the
+// same input gives the same plan, and nothing is started here.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/cgroup.h"
+#include "core/environment.h"
+#include "core/status.h"
+#include "launch/launcher.h"
+#include "launch/options.h"
+#include "launch/placement.h"
+
+namespace sirtaki::launch {
+
+// Where the ranks find sirtakirun, and by what it knows them: set when it listens.
+inline constexpr std::string_view kAddressVariable = "SIRTAKI_LAUNCH_ADDRESS";
+inline constexpr std::string_view kKeyVariable = "SIRTAKI_LAUNCH_KEY";
+// sirtakirun as it stands around a rank's program.
+inline constexpr std::string_view kRankFlag = "--as-rank";
+
+struct PlanInput {
+  LaunchOptions options;
+  core::EnvironmentView environment;
+  core::FileReader read;
+  ThisMachine machine;
+  bool is_root = false;
+  Launcher launcher;
+  std::string self;  // the path of sirtakirun
+  // Of earlier attempts: how many there were, and the hosts that were lost.
+  int restarts = 0;
+  std::vector<std::string> gone;
+};
+
+struct Reason {
+  std::string what;
+  std::string why;
+};
+
+struct Plan {
+  Placement placement;
+  std::vector<std::string> command;
+  // Set for the launcher, over its own environment.
+  std::vector<std::pair<std::string, std::string>> environment;
+  std::vector<Reason> reasons;
+};
+
+// kInvalidArgument: the options are wrong for these hosts or this launcher. On error `*out` is as
+// it was.
+core::Status MakePlan(const PlanInput& input, Plan* out);
+
+// The line as a shell would take it, and the reasons below it.
+std::string PlanText(const Plan& plan);
+
+}  // namespace sirtaki::launch

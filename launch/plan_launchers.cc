@@ -1,0 +1,145 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/text.h"
+#include "launch/plan_parts.h"
+#include "launch/words.h"
+
+namespace sirtaki::launch {
+namespace {
+
+const char* const kNoBinding = "a rank's threads share no single core";
+const char* const kInOrder = "hosts are filled one after the other";
+const char* const kRoot = "this is root";
+const char* const kYield = "there are more ranks than cores: who waits gives way";
+const char* const kInterfaces = "--network-interfaces";
+
+std::vector<std::string> Prefixed(const std::string& flag, const std::vector<std::string>& values) {
+  std::vector<std::string> words;
+  for (const std::string& value : values) words.insert(words.end(), {flag, value});
+  return words;
+}
+
+void AddBinding(PlanWriter* writer, const std::vector<std::string>& none) {
+  const bool given = !writer->options().binding_args.empty();
+  writer->Add(given ? writer->options().binding_args : none, given ? "--binding-args" : kNoBinding);
+}
+
+// What Open MPI's versions have alike.
+void AddOpenMpiHead(PlanWriter* writer) {
+  const Placement& placement = writer->placement();
+  writer->Add({"-np", std::to_string(placement.ranks)}, placement.ranks_from);
+  writer->Add({"-H", HostsText(placement.hosts)}, placement.from);
+}
+
+void AddOpenMpiTail(PlanWriter* writer) {
+  if (writer->input().is_root) writer->Add({"--allow-run-as-root"}, kRoot);
+  if (writer->CoresAreShared()) writer->Add({"--mca", "mpi_yield_when_idle", "1"}, kYield);
+  if (writer->placement().local) return;
+  if (!writer->options().network_interfaces.empty()) {
+    writer->Add({"--mca", "btl_tcp_if_include", writer->Interfaces()}, kInterfaces);
+  }
+  writer->Add(Prefixed("-x", writer->Travelling()), "variables that the ranks of all hosts need");
+}
+
+// Where a process may not read another's memory, Open MPI 4 prints an error for every large
+// message.
+void AvoidSingleCopy(PlanWriter* writer) {
+  const auto scope = writer->input().read("/proc/sys/kernel/yama/ptrace_scope");
+  if (!scope || NumberFrom<int>(scope->substr(0, 1), 2, 9) == std::nullopt) return;
+  writer->Add({"--mca", "btl_vader_single_copy_mechanism", "none"},
+              "processes may not read each other's memory here");
+}
+
+}  // namespace
+
+void AddOpenMpi4(PlanWriter* writer) {
+  AddOpenMpiHead(writer);
+  writer->Add({"--map-by", "slot"}, kInOrder);
+  AddBinding(writer, {"--bind-to", "none"});
+  if (writer->placement().oversubscribed) writer->Add({"--oversubscribe"}, "--oversubscribe");
+  AvoidSingleCopy(writer);
+  if (writer->UsesSsh()) {
+    writer->Add({"--mca", "plm_rsh_args", Joined(writer->SshArguments(), " ")}, "for ssh");
+  }
+  if (!writer->placement().local && !writer->options().network_interfaces.empty()) {
+    writer->Add({"--mca", "oob_tcp_if_include", writer->Interfaces()}, kInterfaces);
+  }
+  AddOpenMpiTail(writer);
+}
+
+void AddOpenMpi5(PlanWriter* writer) {
+  AddOpenMpiHead(writer);
+  const bool oversubscribed = writer->placement().oversubscribed;
+  writer->Add({"--map-by", oversubscribed ? "slot:OVERSUBSCRIBE" : "slot"},
+              std::string(kInOrder) + (oversubscribed ? "; --oversubscribe" : ""));
+  AddBinding(writer, {"--bind-to", "none"});
+  if (writer->UsesSsh()) {
+    writer->Add({"--prtemca", "plm_ssh_args", Joined(writer->SshArguments(), " ")}, "for ssh");
+  }
+  if (!writer->placement().local && !writer->options().network_interfaces.empty()) {
+    writer->Add({"--prtemca", "prte_if_include", writer->Interfaces()}, kInterfaces);
+  }
+  AddOpenMpiTail(writer);
+}
+
+void AddMpich(PlanWriter* writer) {
+  const Placement& placement = writer->placement();
+  const LaunchOptions& options = writer->options();
+  if (writer->UsesSsh()) {
+    writer->SetForLauncher("HYDRA_LAUNCHER_EXTRA_ARGS", Joined(writer->SshArguments(), " "),
+                           "for ssh");
+  }
+  if (!placement.local && !options.network_interfaces.empty()) {
+    writer->Set("FI_TCP_IFACE", options.network_interfaces.front(), kInterfaces);
+  }
+  writer->Add({"-n", std::to_string(placement.ranks)}, placement.ranks_from);
+  writer->Add({"-hosts", HostsText(placement.hosts)}, placement.from);
+  AddBinding(writer, {"-bind-to", "none"});
+  if (writer->UsesSsh()) writer->Add({"-launcher", "ssh"}, "the hosts are reached by ssh");
+  if (placement.local) return;
+  if (!options.network_interfaces.empty()) {
+    writer->Add({"-iface", options.network_interfaces.front()}, kInterfaces);
+  }
+  writer->Add({"-genvlist", Joined(writer->Travelling(), ",")},
+              "variables that the ranks of all hosts need");
+}
+
+core::Status AddSrun(PlanWriter* writer) {
+  const Placement& placement = writer->placement();
+  const auto wrong = [](const char* text) {
+    return core::Status(core::StatusCode::kInvalidArgument, text);
+  };
+  if (placement.system != BatchSystem::kSlurm) {
+    return wrong(
+        "srun is for jobs of Slurm, and this is none: start sirtakirun within salloc or "
+        "sbatch, or choose another --launcher");
+  }
+  std::vector<std::string> names;
+  for (const Host& host : placement.hosts) {
+    names.push_back(host.name);
+    if (!host.devices.empty()) {
+      return wrong(
+          "srun cannot choose slots of a host, as --include or --exclude ask for: name "
+          "whole hosts, or choose another --launcher");
+    }
+  }
+  if (!writer->options().network_interfaces.empty()) {
+    writer->Set("OMPI_MCA_btl_tcp_if_include", writer->Interfaces(), kInterfaces);
+  }
+  writer->Add({"-n", std::to_string(placement.ranks)}, placement.ranks_from);
+  writer->Add({"-N", std::to_string(names.size()), "--nodelist", Joined(names, ",")},
+              placement.from);
+  writer->Add({"--distribution=block"}, kInOrder);
+  writer->Add({"--mpi=pmix"}, "what MPI needs to find the other ranks");
+  AddBinding(writer, {"--cpu-bind=none"});
+  if (placement.oversubscribed) writer->Add({"--overcommit"}, "--oversubscribe");
+  writer->Add({"--kill-on-bad-exit=1"}, "a rank's death ends the others");
+  writer->Add({"--input=0"}, "rank 0 reads the input, as under mpirun");
+  writer->Add({"--export=ALL"}, "the ranks have this environment");
+  return core::Status::Ok();
+}
+
+}  // namespace sirtaki::launch

@@ -1,0 +1,50 @@
+// How each launcher is spoken to. For plan.cc.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "launch/plan.h"
+
+namespace sirtaki::launch {
+
+// A plan while it is put together.
+class PlanWriter {
+ public:
+  PlanWriter(const PlanInput& input, Plan* plan) : input_(input), plan_(*plan) {}
+
+  const PlanInput& input() const { return input_; }
+  const LaunchOptions& options() const { return input_.options; }
+  const Placement& placement() const { return plan_.placement; }
+
+  // More words of the command line. Without a reason, they belong to the words before.
+  void Add(const std::vector<std::string>& words, const std::string& why);
+  // A variable of the launcher and all ranks.
+  void Set(const std::string& name, const std::string& value, const std::string& why);
+  void SetForLauncher(const std::string& name, const std::string& value, const std::string& why);
+  // A variable that the ranks of all hosts are given as it stands here, if it does.
+  void Export(const std::string& name);
+
+  // Variables that ranks on other hosts must be given, in order.
+  std::vector<std::string> Travelling() const;
+  // ssh's arguments; none if its own settings serve.
+  std::vector<std::string> SshArguments() const;
+  // Whether the hosts are reached by ssh.
+  bool UsesSsh() const;
+  std::string Interfaces() const;  // "eth0,ib0"
+  // More ranks than cores of this machine, where it is known.
+  bool CoresAreShared() const;
+
+ private:
+  const PlanInput& input_;
+  Plan& plan_;
+  std::set<std::string> exports_;
+};
+
+void AddOpenMpi4(PlanWriter* writer);
+void AddOpenMpi5(PlanWriter* writer);
+void AddMpich(PlanWriter* writer);
+core::Status AddSrun(PlanWriter* writer);
+
+}  // namespace sirtaki::launch

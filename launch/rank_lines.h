@@ -1,0 +1,36 @@
+// What a rank prints, line by line. Pure.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <string_view>
+
+namespace sirtaki::launch {
+
+// Begins each line with a prefix. A line ends with "\n", or with "\r" as progress bars have it.
+class LinePrefixer {
+ public:
+  // The lines that are whole now, each behind the prefix. One that is longer than 64 KiB comes in
+  // pieces.
+  std::string Append(std::string_view bytes, std::string_view prefix);
+  // What is left at the end, as a line.
+  std::string Finish(std::string_view prefix);
+
+ private:
+  std::string rest_;
+};
+
+// The last lines of what was printed, for the words about a rank's end.
+class LastLines {
+ public:
+  void Append(std::string_view bytes);
+  // At most 20 lines, of each at most 500 bytes, without control characters.
+  std::deque<std::string> Lines() const;
+
+ private:
+  std::deque<std::string> lines_;  // the last one may still grow
+  bool open_ = false;              // whether it may
+};
+
+}  // namespace sirtaki::launch

@@ -1,0 +1,61 @@
+// The connections between sirtakirun and its ranks: TCP, so that they reach other hosts.
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/status.h"
+#include "core/types.h"
+
+namespace sirtaki::launch {
+
+// A file descriptor that is closed with it.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(other.Release()) {}
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor();
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  int Release();
+  void Close();
+
+ private:
+  int fd_ = -1;
+};
+
+// Listens on a free port: of the loopback alone if `local`. kBackend if that cannot be.
+core::Status Listen(bool local, Descriptor* out, int* port);
+// A connection that waits, not blocking; invalid if there is none.
+Descriptor Accept(const Descriptor& listener);
+// Where others reach this machine, "10.0.0.1": of the interfaces named, or of all that are up but
+// the loopback and the bridges of containers.
+std::vector<std::string> OwnAddresses(const std::vector<std::string>& interfaces);
+
+// Connects to the first of "address:port,…" that answers; not blocking from then on. kTimedOut,
+// kBackend: none does, with the reason of each.
+core::Status ConnectToAny(std::string_view addresses, core::Duration timeout, Descriptor* out);
+// The other end's address, "10.0.0.1"; empty if it is not known.
+std::string PeerAddress(const Descriptor& connection);
+// A port that is free now on this machine.
+int FreePort();
+
+// What happened to bytes on a connection or pipe that does not block.
+struct Transfer {
+  std::size_t bytes = 0;
+  bool ended = false;  // by the other side, or an error
+  std::string why;     // of an error
+};
+Transfer ReadSome(int fd, std::string* out);
+Transfer WriteSome(int fd, std::string_view bytes);
+
+}  // namespace sirtaki::launch

@@ -1,0 +1,72 @@
+#include "launch/verdict.h"
+
+#include <csignal>
+#include <cstring>
+
+#include "core/text.h"
+
+namespace sirtaki::launch {
+namespace {
+
+std::string WhoIs(int rank, const std::string& host) {
+  return "rank " + std::to_string(rank) + " on host " + core::Escaped(host);
+}
+
+// What such an end often means.
+std::string Hint(int signal) {
+  switch (signal) {
+    case SIGKILL:
+      return ": somebody killed it, or the system for want of memory (dmesg tells)";
+    case SIGBUS:
+      return ": often a full /dev/shm (df /dev/shm)";
+    case SIGILL:
+      return ": the program was built for another processor";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+std::string SignalName(int signal) {
+  const char* const name = sigabbrev_np(signal);
+  return name != nullptr ? std::string("SIG") + name : "signal " + std::to_string(signal);
+}
+
+std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMessage& end,
+                                const std::deque<std::string>& last_lines) {
+  Failure failure;
+  failure.last_lines = last_lines;
+  switch (end.kind) {
+    case EndKind::kExited:
+      if (end.value == 0) return std::nullopt;
+      failure.code = end.value;
+      failure.text = WhoIs(rank, host) + " ended with exit code " + std::to_string(end.value);
+      return failure;
+    case EndKind::kSignalled:
+      failure.code = 128 + end.value;
+      failure.text = WhoIs(rank, host) + " died of " + SignalName(end.value) + Hint(end.value);
+      return failure;
+    case EndKind::kNotStarted:
+      failure.code = 127;
+      failure.may_pass = false;
+      failure.text = WhoIs(rank, host) + ": " + core::Escaped(end.text);
+      return failure;
+  }
+  return failure;
+}
+
+Failure JudgeLoss(int rank, const std::string& host, const std::string& why,
+                  const std::deque<std::string>& last_lines) {
+  return {1, WhoIs(rank, host) + " was lost: " + why, last_lines};
+}
+
+std::string FailureText(const Failure& failure) {
+  std::string text = "sirtakirun: " + failure.text + "\n";
+  if (failure.last_lines.empty()) return text;
+  text += "sirtakirun: its last lines on standard error:\n";
+  for (const std::string& line : failure.last_lines) text += "sirtakirun:   " + line + "\n";
+  return text;
+}
+
+}  // namespace sirtaki::launch

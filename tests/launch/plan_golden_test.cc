@@ -1,0 +1,138 @@
+// Plans that anyone can read: tests/launch/golden/.
+//
+// A script has lines of these kinds, and below "----" what came of its "run", until an empty line:
+//   launcher PATH: TEXT         what the launcher prints when it is asked for its version
+//   machine NAME CORES [root]   where sirtakirun runs
+//   env NAME=VALUE              from here on; "env" alone forgets them all
+//   file PATH: LINE\nLINE       a file that can be read
+//   gone [HOST...]              hosts that were lost in an earlier attempt; "gone" alone: none was
+//   made run ARGUMENT...             of sirtakirun
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+
+#include "core/environment.h"
+#include "launch/plan.h"
+#include "launch/words.h"
+
+namespace sirtaki::launch {
+namespace {
+
+class Script {
+ public:
+  // The file again, with what happened in place of what was expected.
+  std::string Play(std::istream& in) {
+    std::string line;
+    bool expected = false;
+    while (std::getline(in, line)) {
+      if (line == "----") {
+        expected = true;
+        out_ << "----\n" << happened_;
+        happened_.clear();
+      } else if (expected) {
+        if (line.empty()) {
+          expected = false;
+          out_ << "\n";
+        }
+      } else {
+        out_ << line << "\n";
+        if (!line.empty() && line[0] != '#') Command(line);
+      }
+    }
+    return out_.str();
+  }
+
+ private:
+  void Command(const std::string& line) {
+    const std::size_t space = std::min(line.find(' '), line.size());
+    const std::string verb = line.substr(0, space);
+    const std::string rest = line.substr(std::min(space + 1, line.size()));
+    const std::size_t colon = rest.find(": ");
+    std::string text = colon == std::string::npos ? "" : rest.substr(colon + 2);
+    for (std::size_t at = 0; (at = text.find("\\n")) != std::string::npos;) {
+      text.replace(at, 2, "\n");
+    }
+    if (verb == "launcher") {
+      const auto launcher = RecognizeLauncher(rest.substr(0, colon), text);
+      if (!launcher) throw std::runtime_error("no launcher: " + rest);
+      input_.launcher = *launcher;
+    } else if (verb == "machine") {
+      const auto words = Words(rest);
+      input_.machine = {std::string(words.at(0)), std::stoi(std::string(words.at(1)))};
+      input_.is_root = words.size() > 2;
+    } else if (verb == "env") {
+      const std::size_t equals = rest.find('=');
+      if (rest.empty()) input_.environment = {};
+      if (!rest.empty()) input_.environment.Set(rest.substr(0, equals), rest.substr(equals + 1));
+    } else if (verb == "file") {
+      files_[rest.substr(0, colon)] = text;
+    } else if (verb == "gone") {
+      input_.gone.clear();
+      for (const std::string_view host : Words(rest)) input_.gone.emplace_back(host);
+      input_.restarts = rest.empty() ? 0 : 1;
+    } else if (verb == "run") {
+      Run(rest);
+    } else {
+      throw std::runtime_error("unknown command: " + line);
+    }
+  }
+
+  void Run(const std::string& arguments) {
+    input_.self = "/opt/sirtaki/bin/sirtakirun";
+    input_.read = [this](const std::string& path) -> std::optional<std::string> {
+      const auto found = files_.find(path);
+      if (found == files_.end()) return std::nullopt;
+      return found->second;
+    };
+    Plan plan;
+    input_.options = {};
+    core::Status status = ParseOptions(ShellWords(arguments).value(), input_.read, &input_.options);
+    if (status.ok()) status = MakePlan(input_, &plan);
+    happened_ = status.ok() ? PlanText(plan) : status.ToString() + "\n";
+    for (const std::string& note : input_.options.notes) happened_ += "note: " + note + "\n";
+  }
+
+  PlanInput input_;
+  std::map<std::string, std::string> files_;
+  std::ostringstream out_;
+  std::string happened_;
+};
+
+std::filesystem::path GoldenFolder() {
+  return std::filesystem::path(SIRTAKI_SOURCE_DIR) / "tests/launch/golden";
+}
+
+std::vector<std::string> GoldenFiles() {
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(GoldenFolder())) {
+    if (entry.path().extension() == ".txt") files.push_back(entry.path().stem().string());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+class PlanGoldenTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PlanGoldenTest, HappensAsWritten) {
+  const std::filesystem::path path = GoldenFolder() / (GetParam() + ".txt");
+  std::ifstream file(path);
+  std::stringstream written;
+  written << file.rdbuf();
+  std::istringstream script(written.str());
+  const std::string seen = Script().Play(script);
+  if (core::EnvironmentView::OfProcess().Find("SIRTAKI_TEST_WRITE_GOLDEN")) {
+    std::ofstream(path) << seen;
+  }
+  EXPECT_EQ(seen, written.str()) << "in " << path;
+}
+
+INSTANTIATE_TEST_SUITE_P(Scripts, PlanGoldenTest, ::testing::ValuesIn(GoldenFiles()),
+                         [](const auto& script) { return script.param; });
+
+}  // namespace
+}  // namespace sirtaki::launch

@@ -1,0 +1,210 @@
+#!/usr/bin/env bash
+# sirtakirun_test.sh SIRTAKIRUN: real runs on this host, of two and three ranks.
+set -euo pipefail
+
+sirtakirun=${1:?usage: bash sirtakirun_test.sh SIRTAKIRUN}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+output=$work/output
+errors=$work/errors
+mpirun=${MPIEXEC:-$(command -v mpirun)}
+# Of the tests' own mpirun, if they run in one.
+for variable in $(compgen -e | grep -E '^(OMPI|PMIX|PMI|PRTE)_' || true); do unset "$variable"; done
+
+fail() {
+  printf 'FAILED: %s\n--- standard output:\n' "$*"
+  cat "$output"
+  printf -- '--- standard error:\n'
+  cat "$errors"
+  exit 1
+}
+
+# run CODE ARGUMENT...: of sirtakirun, which must end with the code within 40 s.
+run() {
+  local expected=$1 code=0
+  shift
+  timeout -k 5 40 "$sirtakirun" --launcher "$mpirun" --oversubscribe "$@" >"$output" 2>"$errors" </dev/null || code=$?
+  [ "$code" = "$expected" ] || fail "sirtakirun $*: code $code, expected $expected"
+}
+
+# says FILE TEXT: a line of it is the text. ends FILE TEXT: its last line is.
+says() { grep -qxF -- "$2" "$1" || fail "no line of $(basename "$1") is: $2"; }
+ends() { [ "$(tail -n 1 "$1")" = "$2" ] || fail "the last line of $(basename "$1") is not: $2"; }
+
+# Processes with these words in their command line.
+running() {
+  local process
+  for process in /proc/[0-9]*; do
+    { tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null | grep -qF -- "$1" && echo "${process#/proc/}"
+  done
+  true
+}
+
+# gone WORDS: none is left, after 10 s at most.
+gone() {
+  for _ in $(seq 100); do
+    [ -n "$(running "$1")" ] || return 0
+    sleep 0.1
+  done
+  fail "left running: $(running "$1")"
+}
+
+host=$(hostname)
+
+echo "--- every rank has torchrun's variables, and its lines its number"
+run 0 -np 3 bash -c 'echo "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE"; echo "at $MASTER_ADDR:${MASTER_PORT//[0-9]/}" >&2'
+for rank in 0 1 2; do
+  says "$output" "[$rank] $rank of 3, $rank of 3"
+  says "$errors" "[$rank] at 127.0.0.1:"
+done
+
+echo "--- the ranks do not see how sirtakirun is reached, and the user's MASTER_ADDR stays"
+MASTER_ADDR=there MASTER_PORT=7 run 0 -np 2 bash -c 'echo "$MASTER_ADDR:$MASTER_PORT"; env | grep ^SIRTAKI_LAUNCH && exit 9; true'
+says "$output" "[1] there:7"
+
+echo "--- options of the library arrive"
+run 0 -np 2 --fusion-threshold-mb 32 --tree-arity=3 bash -c 'echo "$SIRTAKI_FUSION_BYTES $SIRTAKI_TREE_ARITY"'
+says "$output" "[0] 32M 3"
+
+echo "--- rank 0 reads the input"
+code=0
+echo "from the input" | timeout -k 5 40 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 \
+  bash -c 'if [ "$RANK" = 0 ]; then read -r line; echo "read: $line"; fi' >"$output" 2>"$errors" || code=$?
+[ "$code" = 0 ] || fail "code $code"
+says "$output" "[0] read: from the input"
+
+echo "--- lines of several ranks do not mix, and all arrive"
+run 0 -np 3 bash -c 'for i in $(seq 3000); do echo "line $i of $RANK, long enough to be cut where a buffer of a pipe or a socket ends"; done'
+for rank in 0 1 2; do
+  grep "^\[$rank\]" "$output" | sed "s/^\[$rank\] line \([0-9]*\) of $rank, long enough to be cut where a buffer of a pipe or a socket ends\$/\1/" >"$work/lines"
+  cmp -s "$work/lines" <(seq 3000) || fail "rank $rank: lines are lost or mixed"
+done
+[ "$(wc -l <"$output")" = 9000 ] || fail "there are lines of nobody"
+
+echo "--- a reader who takes his time loses nothing"
+code=0
+timeout -k 5 60 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 bash -c 'seq 200000' 2>"$errors" </dev/null |
+  (sleep 3; cat) >"$output" || code=$?
+[ "$code" = 0 ] || fail "code $code"
+[ "$(grep -c '^\[0\]' "$output")" = 200000 ] && [ "$(grep -c '^\[1\]' "$output")" = 200000 ] || fail "lines are lost"
+
+echo "--- rank files"
+run 0 -np 2 --output-filename "$work/ranks" bash -c 'printf "out %s" "$RANK"; echo "err $RANK" >&2'
+[ ! -s "$output" ] || fail "what goes to files goes to the terminal too"
+[ "$(cat "$work/ranks/rank.1/stdout")" = "out 1" ] || fail "rank.1/stdout is wrong"
+[ "$(cat "$work/ranks/rank.0/stderr")" = "err 0" ] || fail "rank.0/stderr is wrong"
+touch "$work/file"
+run 1 -np 2 --output-filename "$work/file" true
+grep -q -- '--output-filename: .*/file/rank.0.* cannot be made' "$errors" || fail "it does not say why"
+
+echo "--- time stamps"
+run 0 -np 1 --prefix-timestamp echo hello
+grep -qxE '[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3} \[0\] hello' "$output" || fail "no time"
+
+echo "--- a rank that fails ends the others; the last words and the code are its own"
+run 3 -np 3 bash -c 'if [ "$RANK" = 1 ]; then echo "first" >&2; echo "the reason" >&2; exit 3; fi; exec sleep 301'
+says "$errors" "sirtakirun: rank 1 on host $host ended with exit code 3"
+says "$errors" "sirtakirun: its last lines on standard error:"
+ends "$errors" "sirtakirun:   the reason"
+gone "sleep 301"
+
+echo "--- a rank that is killed"
+run 137 -np 2 bash -c 'if [ "$RANK" = 1 ]; then kill -KILL $$; fi; exec sleep 302'
+grep -q "^sirtakirun: rank 1 on host $host died of SIGKILL" "$errors" || fail "it does not say who died of what"
+gone "sleep 302"
+run 139 -np 2 bash -c 'if [ "$RANK" = 0 ]; then kill -SEGV $$; fi; exec sleep 303'
+says "$errors" "sirtakirun: rank 0 on host $host died of SIGSEGV"
+gone "sleep 303"
+
+echo "--- ranks that do not want to end are ended"
+run 5 -np 2 bash -c 'trap "" TERM INT HUP; if [ "$RANK" = 1 ]; then exit 5; fi; sleep 304; sleep 304'
+gone "sleep 304"
+run 6 -np 2 bash -c 'if [ "$RANK" = 1 ]; then sleep 1; exit 6; fi; kill -STOP $$; exec sleep 305'
+gone "sleep 305"
+
+echo "--- what fails is started again, as often as allowed"
+run 0 -np 2 --max-restarts 2 --output-filename "$work/again" bash -c \
+  'echo "attempt ${TORCHELASTIC_RESTART_COUNT:-0}"; [ "$RANK" = 0 ] || exit $((2 - ${TORCHELASTIC_RESTART_COUNT:-0}))'
+[ "$(cat "$work/again/rank.1/stdout")" = "$(printf 'attempt %d\n' 0 1 2)" ] || fail "rank.1/stdout is wrong"
+says "$errors" "sirtakirun: rank 1 on host $host ended with exit code 2"
+says "$errors" "sirtakirun: starting again, 1 of 2"
+ends "$errors" "sirtakirun: starting again, 2 of 2"
+run 4 -np 2 --max-restarts 1 bash -c 'exit 4'
+[ "$(grep -c "ended with exit code 4" "$errors")" = 2 ] || fail "not two attempts"
+run 127 -np 1 --max-restarts 3 "$work/no/such/program"
+! grep -q "starting again" "$errors" || fail "what cannot go well is started again"
+
+echo "--- a program that is not there"
+run 127 -np 2 "$work/no/such/program"
+grep -qE '^sirtakirun: rank [01] on host .*no/such/program.* cannot be started: No such file or directory$' "$errors" || fail "it does not say why"
+
+echo "--- Ctrl-C, SIGTERM, and nobody left"
+for signal in INT TERM HUP; do
+  "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 bash -c "echo begun; exec sleep 306" >"$output" 2>"$errors" </dev/null &
+  process=$!
+  for _ in $(seq 300); do
+    [ "$(grep -c begun "$output")" = 2 ] && break
+    sleep 0.1
+  done
+  began=$SECONDS code=0
+  kill "-$signal" "$process"
+  wait "$process" || code=$?
+  [ "$code" = $((128 + $(kill -l "$signal"))) ] || fail "SIG$signal: code $code"
+  [ $((SECONDS - began)) -le 10 ] || fail "SIG$signal: ended after $((SECONDS - began)) s"
+  ends "$errors" "sirtakirun: ended by SIG$signal"
+  gone "sleep 306"
+done
+
+echo "--- sirtakirun itself is killed"
+"$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 bash -c "echo begun; trap '' TERM; sleep 307; sleep 307" >"$output" 2>"$errors" </dev/null &
+process=$!
+for _ in $(seq 300); do
+  [ "$(grep -c begun "$output")" = 2 ] && break
+  sleep 0.1
+done
+kill -KILL "$process"
+{ wait "$process"; } 2>/dev/null || true
+gone "sleep 307"
+
+echo "--- a start that takes too long"
+cat >"$work/slow" <<'END'
+#!/bin/bash
+[ "${1:-}" = --version ] && { echo "mpirun (Open MPI) 4.1.4"; exit; }
+exec sleep 308
+END
+chmod +x "$work/slow"
+code=0
+timeout -k 5 40 "$sirtakirun" --launcher "$work/slow" --start-timeout 1 -H localhost:2 true >"$output" 2>"$errors" </dev/null || code=$?
+[ "$code" = 1 ] || fail "slow start: code $code"
+ends "$errors" "sirtakirun: ranks 0-1 have not started within 1 s (hosts: localhost:2); --start-timeout sets how long it may take"
+gone "sleep 308"
+
+echo "--- a launcher that fails, and one that is none"
+cat >"$work/broken" <<'END'
+#!/bin/bash
+[ "${1:-}" = --version ] && { echo "mpirun (Open MPI) 4.1.4"; exit; }
+echo "no way" >&2
+exit "${BROKEN:-9}"
+END
+chmod +x "$work/broken"
+for status in 9 0; do
+  code=0
+  BROKEN=$status timeout -k 5 40 "$sirtakirun" --launcher "$work/broken" -np 1 true >"$output" 2>"$errors" </dev/null || code=$?
+  [ "$code" = $((status > 0 ? status : 1)) ] || fail "broken launcher: code $code"
+  ends "$errors" "sirtakirun: $work/broken ended with exit code $status before all ranks had started: what it printed says why"
+done
+code=0
+"$sirtakirun" --launcher /bin/true -np 1 true >"$output" 2>"$errors" </dev/null || code=$?
+[ "$code" = 2 ] || fail "no launcher: code $code"
+grep -q '^sirtakirun: --launcher /bin/true: nothing found that can start ranks' "$errors" || fail "it does not say why"
+
+echo "--- a plan is printed, and nothing started"
+run 0 -np 2 --dry-run touch "$work/started"
+grep -q -- "sirtakirun --as-rank -- touch $work/started" "$output" || fail "no plan"
+[ ! -e "$work/started" ] || fail "it was started"
+
+echo "--- a rank cannot start a run"
+code=0
+OMPI_COMM_WORLD_RANK=0 "$sirtakirun" -np 1 true >"$output" 2>"$errors" </dev/null || code=$?
+[ "$code" = 2 ] || fail "nested: code $code"
+ends "$errors" "sirtakirun: OMPI_COMM_WORLD_RANK=0 is set: this is a rank of another run already, and cannot start one"

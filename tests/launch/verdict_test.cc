@@ -1,0 +1,46 @@
+#include "launch/verdict.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+namespace sirtaki::launch {
+namespace {
+
+TEST(VerdictTest, AGoodEndIsNoFailure) {
+  EXPECT_FALSE(JudgeEnd(1, "b", {EndKind::kExited, 0, ""}, {}).has_value());
+}
+
+TEST(VerdictTest, NamesRankHostAndCause) {
+  const auto exited = JudgeEnd(1, "b", {EndKind::kExited, 3, ""}, {"x", "y"});
+  EXPECT_EQ(exited->code, 3);
+  EXPECT_EQ(FailureText(*exited),
+            "sirtakirun: rank 1 on host b ended with exit code 3\n"
+            "sirtakirun: its last lines on standard error:\n"
+            "sirtakirun:   x\n"
+            "sirtakirun:   y\n");
+  const auto crashed = JudgeEnd(0, "a", {EndKind::kSignalled, SIGSEGV, ""}, {});
+  EXPECT_EQ(crashed->code, 139);
+  EXPECT_EQ(FailureText(*crashed), "sirtakirun: rank 0 on host a died of SIGSEGV\n");
+  const auto missing = JudgeEnd(0, "a", {EndKind::kNotStarted, 2, "\"x\" cannot be started"}, {});
+  EXPECT_EQ(missing->code, 127);
+  EXPECT_EQ(FailureText(*missing), "sirtakirun: rank 0 on host a: \"x\" cannot be started\n");
+  const Failure lost = JudgeLoss(7, "c", "Connection timed out", {});
+  EXPECT_EQ(lost.code, 1);
+  EXPECT_EQ(FailureText(lost), "sirtakirun: rank 7 on host c was lost: Connection timed out\n");
+}
+
+TEST(VerdictTest, SaysWhatASignalOftenMeans) {
+  EXPECT_NE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGBUS, ""}, {})->text.find("/dev/shm"),
+            std::string::npos);
+  EXPECT_NE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGKILL, ""}, {})->text.find("memory"),
+            std::string::npos);
+}
+
+TEST(VerdictTest, SignalsHaveNames) {
+  EXPECT_EQ(SignalName(SIGKILL), "SIGKILL");
+  EXPECT_EQ(SignalName(99), "signal 99");
+}
+
+}  // namespace
+}  // namespace sirtaki::launch

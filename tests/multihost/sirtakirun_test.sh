@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# sirtakirun over ssh: starts, and every way in which a run on several hosts can end.
+set -euo pipefail
+# shellcheck source=tests/multihost/hosts.sh
+. "$(dirname "$0")/hosts.sh"
+bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}
+sirtakirun=$bindir/../../sirtakirun
+[ -x "$sirtakirun" ] || hosts_skip 'sirtakirun is not built'
+sirtakirun=$(realpath "$sirtakirun")
+
+hosts_up 2
+output=$hosts_state/output
+errors=$hosts_state/errors
+flags=(--launcher "${MPIEXEC:-$(command -v mpirun)}" --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0)
+
+fail() {
+  printf 'FAILED: %s\n--- standard output:\n' "$*"
+  cat "$output"
+  printf -- '--- standard error:\n'
+  cat "$errors"
+  exit 1
+}
+
+start() { on_host 1 timeout -k 5 60 "$sirtakirun" "${flags[@]}" "$@" >"$output" 2>"$errors" </dev/null; }
+
+# run CODE ARGUMENT...: of sirtakirun on host 1, which must end with the code.
+run() {
+  local expected=$1 code=0
+  shift
+  start "$@" || code=$?
+  [ "$code" = "$expected" ] || fail "sirtakirun $*: code $code, expected $expected"
+}
+
+# begin ARGUMENT...: does not wait for the end; when 4 ranks have printed "begun" it is $job.
+begin() {
+  start "$@" &
+  job=$!
+  hosts_wait 'the ranks do not begin' all_begun || fail "sirtakirun $*"
+}
+all_begun() { [ "$(grep -c begun "$output")" = 4 ]; }
+
+# finish CODE SECONDS: of $job, which must end in this time.
+finish() {
+  local code=0 began=$SECONDS
+  wait "$job" || code=$?
+  [ "$code" = "$1" ] || fail "code $code, expected $1"
+  [ $((SECONDS - began)) -le "$2" ] || fail "ended after $((SECONDS - began)) s"
+}
+
+# Processes with these words in their command line, of all hosts. gone WORDS: none is left.
+running() {
+  local process
+  for process in /proc/[0-9]*; do
+    { tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null | grep -F -- "$1" || true
+  done
+}
+none_runs() { [ -z "$(running "$1")" ]; }
+gone() { hosts_wait "left running" none_runs "$1" || fail "$(running "$1")"; }
+
+says() { grep -qxF -- "$2" "$1" || fail "no line of $(basename "$1") is: $2"; }
+
+echo "--- four ranks on two hosts"
+export NCCL_TEST_OF_OURS=travels OTHER_TEST_OF_OURS=stays
+run 0 -H h1:2,h2:2 -x WORD=given --tree-arity 3 bash -c \
+  'echo "$RANK $LOCAL_RANK/$LOCAL_WORLD_SIZE $(hostname) $MASTER_ADDR $SIRTAKI_TREE_ARITY $WORD $NCCL_TEST_OF_OURS $NCCL_SOCKET_IFNAME"; [ "$RANK" = 0 ] || echo "other: $OTHER_TEST_OF_OURS"'
+for rank in 0 1 2 3; do
+  says "$output" "[$rank] $rank $((rank % 2))/2 h$((rank / 2 + 1)) 10.77.0.1 3 given travels =veth0"
+done
+says "$output" "[1] other: stays"   # this host's ranks have all
+says "$output" "[3] other: "
+
+echo "--- a program of ours reduces over both"
+run 0 -H h1:2,h2:2 "$bindir/reductions" --gtest_filter='*TheLog*'
+
+echo "--- only some slots of a host"
+run 0 -H h1:2,h2:4 --include h1:1@h2:1,3 bash -c 'echo "$(hostname) $CUDA_VISIBLE_DEVICES"'
+[ "$(sort "$output")" = "$(printf '[0] h1 1\n[1] h2 1,3\n[2] h2 1,3')" ] || fail 'wrong slots'
+
+echo "--- a rank that fails on the other host"
+run 3 -H h1:2,h2:2 bash -c 'if [ "$RANK" = 3 ]; then echo "the reason" >&2; exit 3; fi; exec sleep 311'
+says "$errors" "sirtakirun: rank 3 on host h2 ended with exit code 3"
+[ "$(tail -n 1 "$errors")" = "sirtakirun:   the reason" ] || fail 'its last line is not the last'
+gone "sleep 311"
+run 137 -H h1:2,h2:2 bash -c 'if [ "$RANK" = 2 ]; then kill -KILL $$; fi; exec sleep 312'
+grep -q '^sirtakirun: rank 2 on host h2 died of SIGKILL' "$errors" || fail 'it does not say who died'
+gone "sleep 312"
+
+echo "--- a program that one host has not"
+on_host 1 sh -c 'printf "#!/bin/sh\nexec sleep 313\n" >/tmp/only_here && chmod +x /tmp/only_here'
+run 127 -H h1:2,h2:2 /tmp/only_here
+grep -qE '^sirtakirun: rank [23] on host h2: "/tmp/only_here" cannot be started: No such file' "$errors" || fail 'it does not say where'
+gone "sleep 313"
+
+echo "--- ssh that does not work"
+ssh-keygen -q -t ed25519 -N '' -f "$hosts_state/wrong"
+for wrong in "-p 2223" "-i $hosts_state/wrong --ssh-args '-F $hosts_state/wrong_config'" "-H h1:2,h9:2"; do
+  sed "s,$hosts_state/key,$hosts_state/wrong," "$hosts_state/ssh_config" >"$hosts_state/wrong_config"
+  code=0
+  eval "start -H h1:2,h2:2 $wrong true" || code=$?
+  [ "$code" != 0 ] && [ "$code" -lt 124 -o "$code" -gt 137 ] || fail "$wrong: code $code"
+  grep -q '^sirtakirun: .* before all ranks had started: what it printed says why$' "$errors" || fail "$wrong: it does not say so"
+done
+
+# signal SIGNAL: sirtakirun on host 1 gets it.
+signal() {
+  local process
+  for process in /proc/[0-9]*; do
+    { tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null | grep -q "^$sirtakirun --launcher" || continue
+    kill "-$1" "${process#/proc/}"
+  done
+}
+
+for name in INT TERM; do
+  echo "--- SIG$name"
+  begin -H h1:2,h2:2 bash -c 'echo begun; exec sleep 314'
+  signal "$name"
+  finish $((128 + $(kill -l "$name"))) 10
+  gone "sleep 314"
+done
+
+echo "--- sirtakirun itself is killed"
+begin -H h1:2,h2:2 bash -c "echo begun; trap '' TERM; sleep 315; sleep 315"
+signal KILL
+finish 137 10
+gone "sleep 315"
+
+echo "--- the link of a host goes down"
+begin -H h1:2,h2:2 bash -c 'echo begun; exec sleep 316'
+on_host 2 ip link set veth0 down
+finish 1 40
+grep -qE '^sirtakirun: rank [23] on host h2 was lost: ' "$errors" || fail 'it does not say who was lost'
+gone "sleep 316"
+on_host 2 ip link set veth0 up
+
+echo "--- a host is lost, and the others start again"
+begin -H h1:2,h2:2 --max-restarts 1 bash -c \
+  'echo begun; if [ -n "${TORCHELASTIC_RESTART_COUNT:-}" ]; then echo "again $WORLD_SIZE"; exit; fi; exec sleep 317'
+kill -KILL "$(hosts_first "${hosts_started[2]}")"
+finish 0 40
+grep -qE '^sirtakirun: rank [23] on host h2 was lost: ' "$errors" || fail 'it does not say who was lost'
+says "$errors" "sirtakirun: starting again, 1 of 1, without h2"
+says "$output" "[0] again 2"
+says "$output" "[1] again 2"
+gone "sleep 317"
