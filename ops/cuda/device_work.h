@@ -21,6 +21,8 @@ struct DeviceWork : core::Work {
   std::shared_ptr<Device> device;
   EventPtr ready;
   EventPtr done;  // set before the handle completes, and not touched afterwards
+  // The lane's, set before allocate_output is called: what that allocates is used there first.
+  StreamHandle lane_stream = nullptr;
 };
 
 // On the submitter's thread. Errors: kInvalidArgument while `stream` is being captured in a CUDA

@@ -4,8 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "ops/cuda/kernel_image.h"
-
 namespace sirtaki::ops::cuda {
 namespace {
 
@@ -37,10 +35,8 @@ std::string ReduceName(ReduceOp op, DType dtype) {
 
 }  // namespace
 
-Status Kernels::Load(const std::shared_ptr<Device>& device, std::unique_ptr<Kernels>* kernels) {
-  std::string why;
-  const void* const image = KernelImage(&why);
-  if (image == nullptr) return {core::StatusCode::kUnsupported, why};
+Status Kernels::Load(const std::shared_ptr<Device>& device, const void* image,
+                     std::unique_ptr<Kernels>* kernels) {
   std::unique_ptr<Kernels> loaded(new Kernels(device));
   const Api& api = device->api();
   const Status status = Check(api, api.ModuleLoadData(&loaded->module_, image), "cuModuleLoadData");

@@ -19,8 +19,8 @@ namespace sirtaki::ops::cuda {
 // Used by one thread, whose device it is.
 class Kernels {
  public:
-  // Errors: kUnsupported in a build without them, or on a GPU that they were not built for.
-  static core::Status Load(const std::shared_ptr<Device>& device,
+  // `image`: KernelImage. Errors: kUnsupported on a GPU that it was not built for.
+  static core::Status Load(const std::shared_ptr<Device>& device, const void* image,
                            std::unique_ptr<Kernels>* kernels);
   ~Kernels();
   Kernels(const Kernels&) = delete;

@@ -265,6 +265,7 @@ void FillFakeCuda(ops::cuda::Api* api) {
   api->DevicePrimaryCtxRelease = [](int) { return Error::kSuccess; };
   api->CtxPushCurrent = PushContext;
   api->CtxPopCurrent = PopContext;
+  FillFakeKernels(api);
 }
 
 // ---- State ----

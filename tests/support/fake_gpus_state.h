@@ -93,6 +93,7 @@ struct FakeGpus::State {
 FakeGpus::State& TheFakeGpus();
 
 void FillFakeCuda(ops::cuda::Api* api);
+void FillFakeKernels(ops::cuda::Api* api);  // what launches them
 void FillFakeNccl(ops::nccl::Api* api);
 
 // Reduces `addend` into `accumulator`, and divides; as NCCL does, but exactly.
