@@ -375,6 +375,7 @@ TEST(NcclLanesTest, RandomProgramsLaunchTheSameSequenceOnAllRanks) {
     std::mt19937 random(static_cast<unsigned>(seed));
     const int size = 2 + static_cast<int>(random() % 3);
     std::vector<Cases> batches(1 + random() % 4);
+    batches.front().push_back(OnDevice({.signature = {.shape = {900}}}));
     for (Cases& cases : batches) {
       for (std::size_t i = 0; i < 1 + random() % 15; ++i) {
         const OpKind kinds[] = {OpKind::kAllReduce, OpKind::kReduce,        OpKind::kReduceScatter,
