@@ -198,6 +198,7 @@ def main():
         sys.exit(__doc__)
     with open(sys.argv[1]) as file:
         rows = json.load(file)
+    os.makedirs(sys.argv[2], exist_ok=True)
     for draw, name in ((draw_bandwidth, "bandwidth.svg"), (draw_efficiency, "efficiency.svg")):
         path = os.path.join(sys.argv[2], name)
         print(f"{path}: drawn" if draw(rows, path) else f"{name}: the table has not what it shows")

@@ -35,6 +35,7 @@ enum class OptionSource : std::uint8_t { kDefault, kFile, kHorovod, kVariable, k
 // In the order of the table.
 enum class OptionId : std::uint8_t {
   kFusionBytes,
+  kFusionDelay,
   kSmallBytes,
   kChunkBytes,
   kIdCapacity,
@@ -61,17 +62,18 @@ enum class OptionId : std::uint8_t {
   kAutotuneLog,
   kSettings,
 };
-inline constexpr std::size_t kOptionCount = 26;
+inline constexpr std::size_t kOptionCount = 27;
 
 // What each option does, and its limits, is said once: in the table, and so in
 // docs/configuration.md.
 struct Config {
-  std::int64_t fusion_bytes = std::int64_t{64} << 20;  // agreed
-  std::int64_t small_bytes = std::int64_t{64} << 10;   // agreed
-  std::int64_t chunk_bytes = std::int64_t{1} << 20;    // agreed
-  std::int64_t id_capacity = 16384;                    // agreed
-  Duration stall_warning = std::chrono::seconds(60);   // agreed; zero: never
-  Duration stall_limit = std::chrono::minutes(30);     // agreed; zero: never
+  std::int64_t fusion_bytes = std::int64_t{64} << 20;     // agreed
+  Duration fusion_delay = std::chrono::microseconds(50);  // agreed; zero: never
+  std::int64_t small_bytes = std::int64_t{64} << 10;      // agreed
+  std::int64_t chunk_bytes = std::int64_t{1} << 20;       // agreed
+  std::int64_t id_capacity = 16384;                       // agreed
+  Duration stall_warning = std::chrono::seconds(60);      // agreed; zero: never
+  Duration stall_limit = std::chrono::minutes(30);        // agreed; zero: never
   Duration start_timeout = std::chrono::seconds(30);
   Duration ping_interval = std::chrono::seconds(2);  // agreed
   Duration peer_timeout = std::chrono::seconds(10);  // agreed

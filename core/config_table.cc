@@ -120,6 +120,10 @@ Table MakeTable() {
           "How much is moved in one operation: tensors that are ready together are joined up to this "
           "size. A larger tensor goes alone. 0 joins nothing.")
           .Between(0, 1024 * kGibi).Agreed().Horovod(kFusionAlias),
+      Option<&Config::fusion_delay>(OptionId::kFusionDelay, "fusion_delay", OptionKind::kDuration,
+          "Operations that nobody waits for yet are gathered until none was submitted for so long, but for "
+          "ten times that at most: what is submitted in a row is then agreed on, and moved, together.")
+          .Between(1, kSecond).ZeroIs("at once").Agreed(),
       Option<&Config::small_bytes>(OptionId::kSmallBytes, "small_bytes", OptionKind::kBytes,
           "Operations up to this size take the small lane, where they never wait behind a large one. "
           "0 sends everything that has a size to the large lane.")
@@ -201,11 +205,12 @@ Table MakeTable() {
           .Between(0, 1024 * kGibi).Agreed(),
       Option<&Config::deterministic>(OptionId::kDeterministic, "deterministic", OptionKind::kBool,
           "Whether the same program gives the same bits in every run, also where MPI reduces what happened "
-          "to be ready together: each tensor then goes alone.")
+          "to be ready together: buckets of gradients then follow the order of the parameters, and each "
+          "other tensor goes alone.")
           .Between(0, 1).Agreed(),
       Option<&Config::autotune>(OptionId::kAutotune, "autotune", OptionKind::kBool,
           "Whether the steps of the first optimizer are used to find better values of bucket_bytes, "
-          "chunk_bytes and small_bytes. What was found is printed, and stays for the rest of the run. Nothing "
+          "chunk_bytes (where gradients are not reduced in shared memory), small_bytes and fusion_delay. What was found is printed, and stays for the rest of the run. Nothing "
           "is tried if the option deterministic is set.")
           .Between(0, 1).Agreed().Horovod(kAutotuneAlias),
       TextOption<&Config::autotune_log>(OptionId::kAutotuneLog, "autotune_log",

@@ -34,6 +34,7 @@ Engine::Engine(EngineOptions options, Transport& transport, Negotiator& negotiat
       hooks_(std::make_shared<HandleHooks>(&transport, &queue)),
       cooling_({options_.min_sleep, options_.max_sleep_outstanding, options_.max_sleep_idle},
                options_.now()),
+      fusion_delay_(options_.fusion_delay),
       background_until_(TimePoint::min().time_since_epoch().count()) {}
 
 Engine::~Engine() { hooks_->Detach(); }
@@ -47,8 +48,11 @@ Status Engine::Submit(const WorkPtr& work, bool will_wait) {
   if (!accepted.ok()) {
     work->handle->Disown();
     work->handle->Complete(accepted);
-  } else if (!will_wait) {
-    WakeSomebody();
+  } else if (IsMessage(*work)) {
+    urgent_ = true;
+    if (!will_wait) WakeSomebody();
+  } else if (!will_wait && (!holding_ || drivers_ > 0)) {
+    WakeSomebody();  // a driver may sleep, and whoever holds parks for it
   }
   return accepted;
 }
@@ -60,16 +64,16 @@ void Engine::AddFirstSet(SetNumber set, const RankRanges& members, WorkPtr work)
 
 // ---- one round ----
 
-bool Engine::RunOnce() {
+bool Engine::RunOnce(bool waited_for) {
   MutexLock lock(token_);
-  return Round(Now());
+  return Round(Now(), waited_for);
 }
 
-bool Engine::Round(TimePoint now) {
+bool Engine::Round(TimePoint now, bool waited_for) {
   // Taken before the work and carried out after it: what was submitted before a Leave goes before
   // it.
   const std::vector<Command> commands = TakeCommands();
-  bool moved = SubmitNew(now);
+  bool moved = (waited_for || !commands.empty() || !Holds(now)) && SubmitNew(now);
   CarryOut(commands, now);
   moved |= !commands.empty();
   moved |= ReceiveSome(now);
@@ -87,10 +91,29 @@ bool Engine::Round(TimePoint now) {
   return moved;
 }
 
+// Whether new work is left where it is for a while.
+bool Engine::Holds(TimePoint now) {
+  if (fusion_delay_ <= Duration::zero() || !queue_.HasNew()) return false;
+  if (urgent_.exchange(false)) return false;
+  const std::size_t works = queue_.NewCount();
+  if (!hold_) hold_ = Hold{now, now, works};
+  if (std::exchange(hold_->works, works) != works) hold_->last = now;
+  return now < HeldUntil();
+}
+
+TimePoint Engine::HeldUntil() const {
+  return std::min(hold_->last + fusion_delay_, hold_->since + kHoldFactor * fusion_delay_);
+}
+
 bool Engine::SubmitNew(TimePoint now) {
+  hold_.reset();
   if (!queue_.HasNew()) return false;
   std::vector<Request> requests;
-  for (const WorkPtr& work : queue_.Take()) {
+  const std::vector<WorkPtr> works = queue_.Take();
+  if (works.empty()) return true;  // closed meanwhile
+  last_submitted_ = works.back()->request.key;
+  last_submission_ = now;
+  for (const WorkPtr& work : works) {
     if (negotiator_.faulted()) continue;  // the queue was closed and has completed it
     if (negotiator_.leaving()) {
       queue_.Resolve(work->request.key);
@@ -104,14 +127,13 @@ bool Engine::SubmitNew(TimePoint now) {
           {StatusCode::kInvalidArgument, key.ToString() + ": there is no such process set"});
       continue;
     }
-    last_submitted_ = key.ToString();
-    last_submission_ = now;
     if (work->deadline != TimePoint::max()) Watch(work);
     if (key == Key::Join(key.set)) {
       negotiator_.Submit(std::exchange(requests, {}), now);
       negotiator_.Join(key.set, now);
     } else if (IsMessage(*work)) {
-      executor_.StartMessage(queue_.Resolve(key), now);
+      // Null if the queue was closed meanwhile, which has completed it.
+      if (WorkPtr message = queue_.Resolve(key)) executor_.StartMessage(std::move(message), now);
     } else {
       requests.push_back(work->request);
     }
@@ -289,7 +311,7 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
       }
       if (run.signature->kind == OpKind::kSetLimits) {
         StartItems(std::exchange(batch.items, {}), batch, now);
-        if (options_.on_limits) options_.on_limits(run.signature->shape);
+        if (options_.on_limits) fusion_delay_ = options_.on_limits(run.signature->shape);
         executor_.SetLimits(run.signature->shape);
         if (work) work->handle->Complete(Status::Ok());
         continue;
@@ -408,9 +430,9 @@ void Engine::Post(Command command) {
 
 std::string Engine::Activity() const SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   const TimePoint now = Now();
-  std::string text = last_submitted_.empty() ? "has submitted nothing yet"
-                                             : "last submitted " + last_submitted_ + " " +
-                                                   DurationText(now - last_submission_) + " ago";
+  std::string text = !last_submitted_ ? "has submitted nothing yet"
+                                      : "last submitted " + last_submitted_->ToString() + " " +
+                                            DurationText(now - last_submission_) + " ago";
   const std::vector<RunningOperation> running = executor_.Running();
   if (!running.empty()) {
     text += ", runs " + running.front().what + " for " + DurationText(now - running.front().since);

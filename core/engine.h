@@ -38,6 +38,9 @@ struct EngineOptions {
   Duration hot_time = std::chrono::microseconds(50);
   Duration hot_time_waiting = std::chrono::microseconds(200);
   bool spin = true;  // hot polling spins; false: yields (ranks outnumber cores)
+  // Work that nobody waits for is gathered until none has come for so long, but not for longer than
+  // kHoldFactor times that: what is submitted in a row is negotiated together. Zero: never.
+  Duration fusion_delay = std::chrono::microseconds(50);
   Duration min_sleep = std::chrono::microseconds(20);
   Duration max_sleep_outstanding = std::chrono::milliseconds(1);
   Duration max_sleep_idle = std::chrono::milliseconds(10);
@@ -47,7 +50,8 @@ struct EngineOptions {
   std::function<void(const Status& cause)> on_fault;          // once, for the first fault
   std::function<void(const StallWarning& warning)> on_stall;  // on the rank that asks about a stall
   std::function<void(const RunBatch& batch)> on_start;        // before the executor gets it
-  std::function<void(const std::vector<std::int64_t>& values)> on_limits;  // and these
+  // And these; gives the fusion delay from then on.
+  std::function<Duration(const std::vector<std::int64_t>& values)> on_limits;
 };
 
 class Engine {
@@ -97,8 +101,9 @@ class Engine {
   void StopThread();  // joins; afterwards nobody drives but explicit RunOnce. Idempotent
 
   // ---- tests; they take the token ----
-  // One round: queue -> negotiator <-> transport -> executor. True if anything moved.
-  bool RunOnce() SIRTAKI_EXCLUDES(token_);
+  // One round: queue -> negotiator <-> transport -> executor. True if anything moved. `waited_for`:
+  // as a thread does that waits; else as the background thread, which holds new work.
+  bool RunOnce(bool waited_for = true) SIRTAKI_EXCLUDES(token_);
   TimePoint NextWake(TimePoint now) const SIRTAKI_EXCLUDES(token_);
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
@@ -125,14 +130,20 @@ class Engine {
     bool needed = false;
     std::uint64_t ticket = 0;
     TimePoint until{};
+    bool holding = false;
   };
+
+  static constexpr int kHoldFactor = 10;
 
   // How often the lanes are asked what they run: to notice lost peers, so it may be coarse.
   static constexpr Duration kRunningInterval = std::chrono::milliseconds(50);
 
   // ---- engine.cc: one round ----
-  bool Round(TimePoint now) SIRTAKI_REQUIRES(token_);
-  bool GuardedRound(TimePoint now) SIRTAKI_REQUIRES(token_);
+  // `waited_for`: somebody waits, so nothing is held.
+  bool Round(TimePoint now, bool waited_for) SIRTAKI_REQUIRES(token_);
+  bool GuardedRound(TimePoint now, bool waited_for) SIRTAKI_REQUIRES(token_);
+  bool Holds(TimePoint now) SIRTAKI_REQUIRES(token_);
+  TimePoint HeldUntil() const SIRTAKI_REQUIRES(token_);
   bool SubmitNew(TimePoint now) SIRTAKI_REQUIRES(token_);
   std::vector<Command> TakeCommands() SIRTAKI_REQUIRES(token_);
   void CarryOut(const std::vector<Command>& commands, TimePoint now) SIRTAKI_REQUIRES(token_);
@@ -185,7 +196,7 @@ class Engine {
   Cooling cooling_ SIRTAKI_GUARDED_BY(token_);
   std::multimap<TimePoint, TimedCall> timed_calls_ SIRTAKI_GUARDED_BY(token_);
   std::size_t sweep_timed_calls_at_ SIRTAKI_GUARDED_BY(token_) = 64;
-  std::string last_submitted_ SIRTAKI_GUARDED_BY(token_);
+  std::optional<Key> last_submitted_ SIRTAKI_GUARDED_BY(token_);
   TimePoint last_submission_ SIRTAKI_GUARDED_BY(token_){};
   Negotiator::LocalState local_ SIRTAKI_GUARDED_BY(token_);
   TimePoint looked_at_running_ SIRTAKI_GUARDED_BY(token_){};
@@ -193,6 +204,17 @@ class Engine {
   std::optional<TimePoint> ended_since_ SIRTAKI_GUARDED_BY(token_);  // the negotiator is closed
   Cause noticed_cause_ SIRTAKI_GUARDED_BY(token_);
   TimePoint duty_until_ SIRTAKI_GUARDED_BY(token_){};
+  // New work that is held.
+  struct Hold {
+    TimePoint since{};
+    TimePoint last{};  // when more was seen
+    std::size_t works = 0;
+  };
+  Duration fusion_delay_ SIRTAKI_GUARDED_BY(token_);
+  std::optional<Hold> hold_ SIRTAKI_GUARDED_BY(token_);
+  // The background thread sleeps and comes back by itself for the work that it holds.
+  std::atomic<bool> holding_{false};
+  std::atomic<bool> urgent_{false};  // some of the new work must not be held
 
   Mutex commands_mutex_;
   std::vector<Command> commands_ SIRTAKI_GUARDED_BY(commands_mutex_);

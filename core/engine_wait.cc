@@ -93,7 +93,7 @@ Engine::Nap Engine::DriveWhileHot(const Done& done, const void* driver, TimePoin
   while (!done()) {
     const TimePoint now = Now();
     if (now >= deadline) break;
-    if (GuardedRound(now)) {
+    if (GuardedRound(now, /*waited_for=*/driver != nullptr)) {
       last_look = false;
     } else if (cooling_.Hot(now, hot_time)) {
       Relax(options_.spin && cooling_.Hot(now, kSpinTime));
@@ -115,9 +115,9 @@ Engine::Nap Engine::DriveWhileHot(const Done& done, const void* driver, TimePoin
 
 // Memory may be short, or a callback may throw: then the group fails, and the token is not lost
 // with it.
-bool Engine::GuardedRound(TimePoint now) {
+bool Engine::GuardedRound(TimePoint now, bool waited_for) {
   try {
-    return Round(now);
+    return Round(now, waited_for);
   } catch (const std::exception& error) {
     PostFault(StatusCode::kBackend, std::string("the engine failed: ") + error.what(), {});
     return false;
@@ -144,7 +144,7 @@ Engine::Nap Engine::NapBeforeSleep(std::uint64_t ticket, const void* driver) {
   next_wake_ = Count(wake);
   if (driver == nullptr) {
     background_until_ = Count(wake);
-    return {true, ticket, wake};
+    return {true, ticket, wake, hold_.has_value()};
   }
   const void* on_duty = duty_;
   if (on_duty == nullptr || on_duty == driver || wake < duty_until_) {
@@ -188,6 +188,7 @@ TimePoint Engine::NextWakeUnderToken(TimePoint now) const {
   wake = std::min(wake, negotiator_.NextDeadline());
   if (!timed_calls_.empty()) wake = std::min(wake, timed_calls_.begin()->first);
   wake = std::min(wake, queue_.EarliestDeadline(nullptr));
+  if (hold_) wake = std::min(wake, HeldUntil());
   const bool busy = !faulted_ && (!executor_.Idle() || executor_.NeedsStepping());
   if (busy) wake = std::min(wake, now + kRunningInterval);
   if (!transport_.ArrivalsRing() || !flushed_ || (busy && executor_.NeedsPolling())) {
@@ -248,7 +249,9 @@ void Engine::RunThread() {
     const auto done = [this] { return stop_ || drivers_ > 0; };
     const Nap nap = DriveWhileHot(done, nullptr, TimePoint::max());
     if (nap.needed) {
+      holding_ = nap.holding;  // from here on more of it need not ring
       transport_.WaitUntil(nap.ticket, nap.until);
+      holding_ = false;
       background_until_ = kAwake;
     } else if (drivers_ > 0) {
       transport_.Wake();  // one may have gone to sleep because the token was taken

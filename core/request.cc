@@ -102,7 +102,7 @@ std::string Key::ToString() const {
   return text;
 }
 
-std::size_t KeyHash::operator()(const Key& key) const noexcept {
+std::size_t KeyHash::operator()(const Key& key) const {
   Hasher hasher;
   hasher.Mix((std::uint64_t{key.set} << 8) | static_cast<std::uint64_t>(key.form));
   if (key.form == Key::Form::kNamed) {

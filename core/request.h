@@ -45,7 +45,9 @@ struct Key {
 };
 
 struct KeyHash {
-  std::size_t operator()(const Key& key) const noexcept;
+  // Not noexcept: so libstdc++ keeps the hashes in its tables, where they would else be computed
+  // again and again.
+  std::size_t operator()(const Key& key) const;
 };
 
 struct Signature;

@@ -74,18 +74,15 @@ Status TensorQueue::CheckUnnamed(const Key& key) {
 void TensorQueue::Admit(const WorkPtr& work) {
   pending_.emplace(work->request.key, work);
   fresh_.push_back(work);
+  fresh_count_ = fresh_.size();
 }
 
 std::vector<WorkPtr> TensorQueue::Take() {
   std::vector<WorkPtr> taken;
   MutexLock lock(mutex_);
   taken.swap(fresh_);
+  fresh_count_ = 0;
   return taken;
-}
-
-bool TensorQueue::HasNew() const {
-  MutexLock lock(mutex_);
-  return !fresh_.empty();
 }
 
 WorkPtr TensorQueue::Resolve(const Key& key) {
@@ -140,6 +137,7 @@ void TensorQueue::Close(const Status& why) {
     if (!closed_.ok()) return;
     closed_ = why;
     fresh.swap(fresh_);
+    fresh_count_ = 0;
     pending.swap(pending_);
     held.swap(held_);
     held_count_ = 0;

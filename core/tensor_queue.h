@@ -2,6 +2,7 @@
 // Thread-safe. Any thread pushes; the holder of the engine's token takes and resolves.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -39,7 +40,8 @@ class TensorQueue {
   // Work accepted, and not held back, since the last Take, in order. It stays pending until
   // Resolve.
   std::vector<WorkPtr> Take() SIRTAKI_EXCLUDES(mutex_);
-  bool HasNew() const SIRTAKI_EXCLUDES(mutex_);
+  bool HasNew() const { return fresh_count_ > 0; }
+  std::size_t NewCount() const { return fresh_count_; }
 
   // Removes and returns the pending work of a key; null if there is none. May make held work new.
   WorkPtr Resolve(const Key& key) SIRTAKI_EXCLUDES(mutex_);
@@ -70,6 +72,7 @@ class TensorQueue {
   // No WorkPtr is dropped under it: the last one may call ReleaseName through its handle.
   mutable Mutex mutex_;
   std::vector<WorkPtr> fresh_ SIRTAKI_GUARDED_BY(mutex_);
+  std::atomic<std::size_t> fresh_count_{0};  // for those who look without the mutex
   std::unordered_map<Key, WorkPtr, KeyHash> pending_ SIRTAKI_GUARDED_BY(mutex_);
   std::unordered_map<Key, std::deque<WorkPtr>, KeyHash> held_ SIRTAKI_GUARDED_BY(mutex_);
   std::size_t held_count_ SIRTAKI_GUARDED_BY(mutex_) = 0;

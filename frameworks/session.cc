@@ -134,8 +134,12 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
 
   {
     core::MutexLock lock(limits_mutex_);
-    limits_ = {config_.fusion_bytes, config_.small_bytes, config_.chunk_bytes, config_.bucket_bytes,
-               config_.first_bucket_bytes};
+    limits_ = {config_.fusion_bytes,
+               config_.small_bytes,
+               config_.chunk_bytes,
+               config_.bucket_bytes,
+               config_.first_bucket_bytes,
+               std::chrono::duration_cast<std::chrono::microseconds>(config_.fusion_delay).count()};
   }
   const core::RankRanges serialized = SerializedRanks(greetings);
   const int cores = CoresHere(greetings, topology_);
@@ -220,7 +224,8 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   engine.spin = spin;
   engine.on_fault = [&parts](const Status&) { parts.medium->NoteFault(); };
   engine.on_start = options.on_start;
-  engine.on_limits = [this](const std::vector<std::int64_t>& values) { NoteLimits(values); };
+  engine.fusion_delay = config_.fusion_delay;
+  engine.on_limits = [this](const std::vector<std::int64_t>& values) { return NoteLimits(values); };
   engine.on_stall = [](const core::StallWarning& warning) {
     core::Log(core::LogLevel::kWarning, core::StallText(warning));
   };
@@ -292,18 +297,20 @@ Session::Limits Session::limits() const {
   return limits_;
 }
 
-void Session::NoteLimits(const std::vector<std::int64_t>& values) {
-  if (values.size() != 5) return;  // the lanes refuse them
-  ++limit_changes_;
+core::Duration Session::NoteLimits(const std::vector<std::int64_t>& values) {
   core::MutexLock lock(limits_mutex_);
-  limits_ = {values[0], values[1], values[2], values[3], values[4]};
+  if (values.size() == 6) {  // else the lanes refuse them
+    ++limit_changes_;
+    limits_ = {values[0], values[1], values[2], values[3], values[4], values[5]};
+  }
+  return std::chrono::microseconds(limits_.fusion_delay_us);
 }
 
 Status Session::SetLimits(const Limits& limits) {
   auto change = std::make_shared<core::Signature>();
   change->kind = core::OpKind::kSetLimits;
-  change->shape = {limits.fusion_bytes, limits.small_bytes, limits.chunk_bytes, limits.bucket_bytes,
-                   limits.first_bucket_bytes};
+  change->shape = {limits.fusion_bytes, limits.small_bytes,        limits.chunk_bytes,
+                   limits.bucket_bytes, limits.first_bucket_bytes, limits.fusion_delay_us};
   auto work = std::make_shared<core::Work>();
   // By the changes that all ranks have seen, those that had joined too.
   work->request.key = core::Key::Named(

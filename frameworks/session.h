@@ -121,6 +121,7 @@ class Session {
     std::int64_t chunk_bytes = 0;
     std::int64_t bucket_bytes = 0;
     std::int64_t first_bucket_bytes = 0;
+    std::int64_t fusion_delay_us = 0;
     bool operator==(const Limits&) const = default;
   };
   Limits limits() const SIRTAKI_EXCLUDES(limits_mutex_);
@@ -161,7 +162,9 @@ class Session {
   void Build(std::unique_ptr<Medium> medium, const StartOptions& options, std::uint64_t token,
              bool spin, bool serialized);
   core::Status CheckState() const;
-  void NoteLimits(const std::vector<std::int64_t>& values) SIRTAKI_EXCLUDES(limits_mutex_);
+  // Gives the fusion delay.
+  core::Duration NoteLimits(const std::vector<std::int64_t>& values)
+      SIRTAKI_EXCLUDES(limits_mutex_);
 
   // ---- session_sets.cc ----
   std::map<core::SetNumber, core::RankRanges> FirstSets();

@@ -52,6 +52,7 @@ bool Open(int flags, Pipe* out) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it has died already
   signal(SIGPIPE, SIG_DFL);           // handlers go by themselves, what is ignored does not
+  if (command.own_group) setpgid(0, 0);
   if (command.pipes) {
     dup2(output.writer.get(), STDOUT_FILENO);
     dup2(error.writer.get(), STDERR_FILENO);

@@ -30,7 +30,8 @@ struct Command {
   std::vector<std::string> words;
   std::vector<std::pair<std::string, std::string>> set;  // variables, over those of this process
   std::vector<std::string> unset;
-  bool pipes = false;  // whether to read what it prints
+  bool pipes = false;      // whether to read what it prints
+  bool own_group = false;  // whether signals of the terminal, or to this group, pass it by
 };
 
 class Child {

@@ -88,6 +88,9 @@ class Job {
     Status status = output_.Open(options, plan_.placement.ranks, again, colors);
     if (status.ok()) status = SignalPipe::Open();
     Command command{plan_.command, plan_.environment, {}, false};
+    // Ctrl-C is for us, and what a launcher does to its group is not for whoever started us. But
+    // only the terminal's own group may read from it.
+    command.own_group = isatty(STDIN_FILENO) == 0;
     if (status.ok()) status = Announce(options, &command);
     int error = 0;
     if (status.ok()) status = launcher_.Start(command, &error);

@@ -22,8 +22,9 @@ using core::Status;
 // Waiting keeps its core for so long, then gives it away, then sleeps.
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr auto kYield = std::chrono::microseconds(200);
-// Nothing rings for what crosses, or for the end of a peer.
-constexpr auto kNapWhileCrossing = std::chrono::microseconds(50);
+// Nothing rings for what crosses, or for the end of a peer. What crosses goes on without this rank,
+// and yielding would take the core from what brings it.
+constexpr auto kNapWhileCrossing = std::chrono::microseconds(100);
 constexpr auto kNap = std::chrono::milliseconds(50);
 
 constexpr std::int64_t kLineBytes = 64;
@@ -48,7 +49,7 @@ fusion::FusedVector Fuse(std::span<const Segment> segments, const SegmentReducti
 HierarchicalRun::HierarchicalRun(const HierarchicalOptions& options,
                                  std::shared_ptr<HostStage> stage, int slices,
                                  std::span<const Segment> segments, const SegmentReduction& how,
-                                 Cross cross, std::function<Status()> check)
+                                 Crossing crossing, std::function<Status()> check)
     : options_(options),
       stage_(std::move(stage)),
       slices_(slices),
@@ -56,12 +57,13 @@ HierarchicalRun::HierarchicalRun(const HierarchicalOptions& options,
       op_(Combining(how.op)),
       before_(how.before),
       after_(how.after),
-      cross_(std::move(cross)),
+      crossing_(std::move(crossing)),
       check_(std::move(check)),
       begin_(stage_->chunks()),
       end_(begin_ + static_cast<std::uint32_t>(vector_.windows().size())),
       loaded_(begin_),
       reduced_(begin_),
+      sent_(begin_),
       crossed_(begin_),
       taken_(begin_) {
   stage_->EndOperation(end_ - begin_);
@@ -70,7 +72,9 @@ HierarchicalRun::HierarchicalRun(const HierarchicalOptions& options,
 
 HierarchicalRun::~HierarchicalRun() {
   // After an error too the medium may still be at it.
-  const bool lost = crossing_ != nullptr && (!crossing_->Poll() || !crossing_->status().ok());
+  const bool lost = std::any_of(under_way_.begin(), under_way_.end(), [](const auto& slice) {
+    return slice != nullptr && (!slice->Poll() || !slice->status().ok());
+  });
   if (lost) KeepForever(stage_->memory());
 }
 
@@ -95,23 +99,26 @@ void HierarchicalRun::RunThrough() {
 // Until a peer has come further, or for a while.
 void HierarchicalRun::Wait(std::uint32_t rung) {
   if (Status stop = check_(); !stop.ok()) return Finish(std::move(stop));
+  const bool crosses = !under_way_.empty();
+  const core::Duration spin = options_.spin ? kSpin : core::Duration();
+  const core::Duration awake = crosses ? spin : kYield;
   const core::TimePoint start = core::Clock::now();
-  for (core::TimePoint now = start; now - start < kYield; now = core::Clock::now()) {
+  for (core::TimePoint now = start; now - start < awake; now = core::Clock::now()) {
     if (mine().bell.Load() != rung) return;
-    if (crossing_ != nullptr && crossing_->Poll()) return;
-    if (!options_.spin || now - start >= kSpin) std::this_thread::yield();
+    if (crosses && under_way_.front()->Poll()) return;
+    if (now - start >= spin) std::this_thread::yield();
   }
-  mine().bell.Sleep(rung, core::Clock::now() + (crossing_ != nullptr ? kNapWhileCrossing : kNap));
+  mine().bell.Sleep(rung, core::Clock::now() + (crosses ? kNapWhileCrossing : kNap));
 }
 
 bool HierarchicalRun::Advance() {
-  bool moved = EndCrossing();
+  bool moved = EndCrossings();
   // What blocks comes last: nobody waits for what this rank could have done before.
-  if (!options_.blocks) moved |= StartCrossing();
+  if (!crossing_.blocks) moved |= StartCrossing();
   moved |= Load();
   moved |= Reduce();
   moved |= Take();
-  if (options_.blocks && !moved) moved = StartCrossing();
+  if (crossing_.blocks && !moved) moved = StartCrossing();
   if (taken_ == end_ && !finished_) Finish(Status::Ok());
   return moved;
 }
@@ -154,29 +161,32 @@ bool HierarchicalRun::Reduce() {
 }
 
 bool HierarchicalRun::StartCrossing() {
-  if (!carries() || crossing_ != nullptr || crossed_ == end_) return false;
-  if (!AllReached(&HostStageCounters::reduced, stage_->size(), crossed_ + 1)) return false;
-  const Range slice = PartOf(crossed_, stage_->self(), slices_);
+  if (!carries() || sent_ == end_) return false;
+  if (!AllReached(&HostStageCounters::reduced, stage_->size(), sent_ + 1)) return false;
+  const Range slice = PartOf(sent_, stage_->self(), slices_);
   // All carriers of an empty slice know that it is.
-  if (slice.count > 0) {
-    crossing_ =
-        cross_(stage_->Reduced(stage_->self(), crossed_), slice.count, vector_.moved(), op_);
-    EndCrossing();
-  } else {
-    stage_->Publish(mine().crossed, ++crossed_);
-  }
+  under_way_.push_back(slice.count == 0 ? nullptr
+                                        : crossing_.start(stage_->Reduced(stage_->self(), sent_),
+                                                          stage_->Incoming(sent_), slice.count,
+                                                          vector_.moved(), op_));
+  ++sent_;
+  EndCrossings();
   return true;
 }
 
-bool HierarchicalRun::EndCrossing() {
-  if (crossing_ == nullptr || !crossing_->Poll()) return false;
-  if (!crossing_->status().ok()) {
-    Finish(crossing_->status());
-    return true;
+bool HierarchicalRun::EndCrossings() {
+  const std::uint32_t before = crossed_;
+  while (!finished_ && !under_way_.empty()) {
+    Completion* const slice = under_way_.front().get();
+    if (slice != nullptr && !slice->Poll()) break;
+    if (slice != nullptr && !slice->status().ok()) {
+      Finish(slice->status());
+      return true;
+    }
+    under_way_.pop_front();
+    stage_->Publish(mine().crossed, ++crossed_);
   }
-  crossing_.reset();
-  stage_->Publish(mine().crossed, ++crossed_);
-  return true;
+  return crossed_ != before;
 }
 
 bool HierarchicalRun::Take() {

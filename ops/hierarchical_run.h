@@ -10,8 +10,9 @@
 // bits, and everybody takes theirs.
 #pragma once
 
-#include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -24,21 +25,28 @@
 namespace sirtaki::ops {
 
 struct HierarchicalOptions {
-  bool blocks = true;  // the run waits by itself, and its operations between hosts do
+  bool blocks = true;  // the run waits by itself
   bool spin = true;    // short waits keep their core
 };
 
 // Not thread-safe. Everything that is given by reference must outlive it.
 class HierarchicalRun final : public Completion {
  public:
-  // Reduces `count` elements of this rank's slice in place, with the other hosts' carriers.
-  using Cross = std::function<std::unique_ptr<Completion>(void* memory, std::int64_t count,
-                                                          core::DType dtype, core::ReduceOp op)>;
+  // How a carrier's slices are reduced with the other hosts' carriers.
+  struct Crossing {
+    // `count` elements in place; `scratch` has room for as many. Any number may be under way; all
+    // carriers start theirs in the same order.
+    std::function<std::unique_ptr<Completion>(std::byte* memory, std::byte* scratch,
+                                              std::int64_t count, core::DType dtype,
+                                              core::ReduceOp op)>
+        start;
+    bool blocks = true;  // start() does, until the slice has crossed
+  };
 
   // `slices`: how many carriers each host has, its first members. `check`: why there is no point in
   // waiting any longer; called now and then.
   HierarchicalRun(const HierarchicalOptions& options, std::shared_ptr<HostStage> stage, int slices,
-                  std::span<const Segment> segments, const SegmentReduction& how, Cross cross,
+                  std::span<const Segment> segments, const SegmentReduction& how, Crossing crossing,
                   std::function<core::Status()> check);
   // What crosses unfinished keeps its memory.
   ~HierarchicalRun() override;
@@ -56,7 +64,7 @@ class HierarchicalRun final : public Completion {
   bool Load();
   bool Reduce();
   bool StartCrossing();
-  bool EndCrossing();
+  bool EndCrossings();
   bool Take();
   void RunThrough();
   void Wait(std::uint32_t rung);
@@ -77,7 +85,7 @@ class HierarchicalRun final : public Completion {
   const core::ReduceOp op_;
   const fusion::Scale before_;
   const fusion::Scale after_;
-  const Cross cross_;
+  const Crossing crossing_;
   const std::function<core::Status()> check_;
 
   // Chunks, counted over all operations of the set.
@@ -85,9 +93,10 @@ class HierarchicalRun final : public Completion {
   const std::uint32_t end_;
   std::uint32_t loaded_;
   std::uint32_t reduced_;
+  std::uint32_t sent_;  // across; those that have not crossed yet are under way
   std::uint32_t crossed_;
   std::uint32_t taken_;
-  std::unique_ptr<Completion> crossing_;
+  std::deque<std::unique_ptr<Completion>> under_way_;  // null: an empty slice
   bool finished_ = false;
   core::Status status_;
 };

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "ops/finished.h"
+#include "ops/pair_reduction.h"
 
 namespace sirtaki::ops {
 
@@ -29,16 +30,17 @@ SetNumber CarriersOf(SetNumber set, std::size_t slice) {
   return kFirstCarriers + set * kMaxSlices + static_cast<SetNumber>(slice);
 }
 
+// Of what two hosts' carriers exchange at a time: several are under way, so smaller ones fill the
+// network from the beginning to the end (docs/decisions/0008).
+constexpr std::int64_t kExchangeBytes = std::int64_t{128} << 10;
+
 // Asking for the peers' lives costs a system call for each.
 constexpr auto kLookAtPeers = std::chrono::milliseconds(100);
 
 }  // namespace
 
 Hierarchy::Hierarchy(Backend& flat, shm::LocalGroup* group, HierarchyOptions options)
-    : flat_(flat),
-      group_(group),
-      options_(std::move(options)),
-      chunk_bytes_((std::max<std::int64_t>(options_.chunk_bytes, 1) + 63) / 64 * 64) {}
+    : flat_(flat), group_(group), options_(std::move(options)) {}
 
 Hierarchy::Layout Hierarchy::LayoutOf(SetNumber set, const RankRanges& members) const {
   std::map<int, std::vector<int>> by_host;
@@ -76,9 +78,19 @@ Status Hierarchy::Tell(SetNumber set, const T& mine, std::vector<T>* all) {
   return operation->status();
 }
 
-Status Hierarchy::MakeStage(SetNumber set, const RankRanges& members, const RankRanges& here,
+std::int64_t Hierarchy::ChunkBytes(const Layout& layout) const {
+  std::int64_t bytes = std::max<std::int64_t>(options_.chunk_bytes, 1);
+  if (layout.carriers[0].Count() == 2) {
+    bytes = std::min(bytes, static_cast<std::int64_t>(layout.carriers.size()) * kExchangeBytes);
+  }
+  return (bytes + 63) / 64 * 64;
+}
+
+Status Hierarchy::MakeStage(SetNumber set, const RankRanges& members, const Layout& layout,
                             std::shared_ptr<HostStage>* stage) {
-  const std::int64_t bytes = HostStage::MemoryBytes(chunk_bytes_);
+  const RankRanges& here = layout.here;
+  const std::int64_t chunk_bytes = ChunkBytes(layout);
+  const std::int64_t bytes = HostStage::MemoryBytes(chunk_bytes);
   std::shared_ptr<shm::Region> mine;
   Status made = shm::Region::Create("sirtaki hierarchy", bytes, &mine);
   std::vector<Place> places(static_cast<std::size_t>(members.Count()));
@@ -101,7 +113,7 @@ Status Hierarchy::MakeStage(SetNumber set, const RankRanges& members, const Rank
   status = Tell(set, static_cast<std::uint8_t>(made.ok()), &opened);
   if (status.ok() && std::find(opened.begin(), opened.end(), 0) == opened.end()) {
     *stage = std::make_shared<HostStage>(
-        std::move(memory), static_cast<int>(here.IndexOf(options_.rank)), chunk_bytes_);
+        std::move(memory), static_cast<int>(here.IndexOf(options_.rank)), chunk_bytes);
   }
   return status;
 }
@@ -111,15 +123,19 @@ Status Hierarchy::AddSet(SetNumber set, const RankRanges& members) {
   const Layout layout = LayoutOf(set, members);
   if (layout.carriers.empty()) return Status::Ok();
   std::shared_ptr<HostStage> stage;
-  Status status = MakeStage(set, members, layout.here, &stage);
+  Status status = MakeStage(set, members, layout, &stage);
   if (!status.ok() || stage == nullptr) return status;
+  Set made{.stage = std::move(stage), .slices = static_cast<int>(layout.carriers.size())};
   for (std::size_t slice = 0; slice < layout.carriers.size() && status.ok(); ++slice) {
-    if (!layout.carriers[slice].Contains(options_.rank)) continue;
-    status = flat_.AddSet(CarriersOf(set, slice), layout.carriers[slice]);
+    const RankRanges& carriers = layout.carriers[slice];
+    if (!carriers.Contains(options_.rank)) continue;
+    made.hosts = static_cast<int>(carriers.Count());
+    made.host = static_cast<int>(carriers.IndexOf(options_.rank));
+    status = flat_.AddSet(CarriersOf(set, slice), carriers);
   }
   if (!status.ok()) return status;
   core::MutexLock lock(mutex_);
-  sets_[set] = {std::move(stage), static_cast<int>(layout.carriers.size())};
+  sets_[set] = std::move(made);
   return status;
 }
 
@@ -159,14 +175,28 @@ std::unique_ptr<Completion> Hierarchy::AllReduceSegments(Channel channel,
     core::MutexLock lock(mutex_);
     set = sets_.find(channel.set)->second;
   }
-  const Channel across{CarriersOf(channel.set, static_cast<std::size_t>(set.stage->self())),
-                       fusion::Lane::kLarge};
-  return std::make_unique<HierarchicalRun>(
-      options_.run, set.stage, set.slices, segments, how,
-      [this, across](void* memory, std::int64_t count, core::DType dtype, core::ReduceOp op) {
-        return flat_.AllReduce(across, memory, count, dtype, op);
-      },
-      [this] { return Check(); });
+  return std::make_unique<HierarchicalRun>(options_.run, set.stage, set.slices, segments, how,
+                                           CrossingOf(channel.set, set),
+                                           [this] { return Check(); });
+}
+
+HierarchicalRun::Crossing Hierarchy::CrossingOf(SetNumber set, const Set& which) {
+  const SetNumber carriers = CarriersOf(set, static_cast<std::size_t>(which.stage->self()));
+  if (which.hosts == 2) {
+    return {[this, carriers, self = which.host](std::byte* memory, std::byte* scratch,
+                                                std::int64_t count, core::DType dtype,
+                                                core::ReduceOp op) -> std::unique_ptr<Completion> {
+              return std::make_unique<PairReduction>(flat_, carriers, self, memory, scratch, count,
+                                                     dtype, op);
+            },
+            /*blocks=*/false};
+  }
+  const Channel across{carriers, fusion::Lane::kLarge};
+  return {[this, across](std::byte* memory, std::byte*, std::int64_t count, core::DType dtype,
+                         core::ReduceOp op) {
+            return flat_.AllReduce(across, memory, count, dtype, op);
+          },
+          options_.run.blocks};
 }
 
 Status Hierarchy::Stopped() const {

@@ -25,7 +25,7 @@ struct HierarchyOptions {
   std::vector<int> host_of_rank;
   std::vector<bool> shares;  // by host: whether its ranks share memory; the same on all ranks
   HierarchicalOptions run;
-  std::int64_t chunk_bytes = std::int64_t{1} << 20;
+  std::int64_t chunk_bytes = std::int64_t{1} << 20;  // the most that is loaded at a time
 };
 
 // Of one rank. Sets come and go, and operations run, on the large lane; Abort is called by anyone.
@@ -64,6 +64,8 @@ class Hierarchy {
   struct Set {
     std::shared_ptr<HostStage> stage;
     int slices = 0;
+    int hosts = 0;
+    int host = 0;  // this one, as the carriers of a slice count them
   };
   // Where the others find a member's part of the stage.
   struct Place {
@@ -73,18 +75,19 @@ class Hierarchy {
 
   Layout LayoutOf(core::SetNumber set, const core::RankRanges& members) const;
   // Collective over the set. Null on all members if there is no memory for it somewhere.
-  core::Status MakeStage(core::SetNumber set, const core::RankRanges& members,
-                         const core::RankRanges& here, std::shared_ptr<HostStage>* stage);
+  core::Status MakeStage(core::SetNumber set, const core::RankRanges& members, const Layout& layout,
+                         std::shared_ptr<HostStage>* stage);
+  std::int64_t ChunkBytes(const Layout& layout) const;
   // Every member's, by member.
   template <typename T>
   core::Status Tell(core::SetNumber set, const T& mine, std::vector<T>* all);
+  HierarchicalRun::Crossing CrossingOf(core::SetNumber set, const Set& which);
   core::Status Stopped() const SIRTAKI_EXCLUDES(mutex_);
   core::Status Check() SIRTAKI_EXCLUDES(mutex_);
 
   Backend& flat_;
   shm::LocalGroup* const group_;
   const HierarchyOptions options_;
-  const std::int64_t chunk_bytes_;
   core::TimePoint looked_{};  // at the peers
   mutable core::Mutex mutex_;
   std::map<core::SetNumber, Set> sets_ SIRTAKI_GUARDED_BY(mutex_);

@@ -156,10 +156,11 @@ void HostLanes::Impl::Stop(const Status& reason, const std::optional<std::string
   }
   // The task first: who finds its handle failed must find the fault as well.
   if (tensor && options.on_failure) options.on_failure(reason, *tensor);
+  // Before a program goes on with its tensors: who reads them there still has to know.
+  backend.Abort(reason);
   // What runs keeps its memory: the run itself refers to its task.
   for (const auto& [number, task] : failed) task.Complete(reason);
   messages.Stop(reason);
-  backend.Abort(reason);
 }
 
 // After a failure the medium may still write to what the group has given it: that stays for the

@@ -28,7 +28,7 @@ class HostStage {
  public:
   // Chunks under way at once: one crosses while the next is loaded and reduced. A divisor of 2^32,
   // so that places go round when the counters of chunks wrap.
-  static constexpr std::uint32_t kSlots = 4;
+  static constexpr std::uint32_t kSlots = 8;
 
   // Of one member's memory.
   static std::int64_t MemoryBytes(std::int64_t chunk_bytes);
@@ -51,6 +51,8 @@ class HostStage {
   std::byte* Reduced(int member, std::uint32_t chunk) const {
     return Loaded(member, chunk) + kSlots * chunk_;
   }
+  // Where what comes from other hosts for this member's slice may lie.
+  std::byte* Incoming(std::uint32_t chunk) const { return Reduced(self_, chunk) + kSlots * chunk_; }
 
   // Chunks of the operations that are over.
   std::uint32_t chunks() const { return chunks_; }

@@ -77,7 +77,7 @@ class Runner:
         self.collective("gradients", "resnet50", self.ranks, self.choose(1, 7, 11))
 
     def small(self):
-        self.collective("gradients", "small", self.ranks, self.choose(1, 7, 11), kept=False)
+        self.collective("gradients", "small", self.ranks, self.choose(1, 31, 31), kept=False)
 
     def half(self):
         self.collective("gradients", "half", self.ranks, self.choose(1, 5, 9), gloo=False, kept=False)

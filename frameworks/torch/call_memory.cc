@@ -92,8 +92,9 @@ CallMemory GiveShaped(const TensorCall& call, const CallMembers& members, const 
   } else {
     memory = GiveLike(call, members, tensor, input);
   }
-  work.input = input->const_data_ptr();
+  // In this order: memory that several tensors share until one is written moves when it is.
   work.output = memory.moved.defined() ? memory.moved.mutable_data_ptr() : nullptr;
+  work.input = input->const_data_ptr();
   return memory;
 }
 
@@ -112,12 +113,13 @@ CallMemory GiveMemory(const TensorCall& call, std::size_t index, const CallMembe
                       core::Work& work) {
   at::NoGradGuard no_grad;
   const at::Tensor& tensor = call.at(index);
-  at::Tensor input = Flat(tensor);
+  at::Tensor input = LiesFlat(tensor) ? tensor : Flat(tensor);
   CallMemory memory = core::FirstDimensionVaries(call.kind)
                           ? GiveRows(call, index, members, input, work)
                           : GiveShaped(call, members, tensor, &input, work);
-  work.keep_alive = std::make_shared<std::vector<at::Tensor>>(
-      std::initializer_list<at::Tensor>{std::move(input), memory.moved});
+  // Not the tensors: the program may give them other memory meanwhile.
+  work.keep_alive = std::make_shared<std::pair<c10::Storage, c10::Storage>>(
+      input.storage(), memory.moved.defined() ? memory.moved.storage() : c10::Storage());
   return memory;
 }
 

@@ -50,7 +50,7 @@ CallResults Run(const TensorCall& call, const std::shared_ptr<SessionState>& ses
 [[noreturn]] void RefuseGradient(const Recorded& recorded) {
   const TensorCall& call = recorded.call;
   ThrowStatus(core::Status(core::StatusCode::kUnsupported,
-                           DescribeCall(call) + ": a gradient through " +
+                           DescribeCall(call.kind, call.name) + ": a gradient through " +
                                std::string(core::ReduceOpName(call.reduction)) +
                                " is not defined here; only sum and average have one"));
 }

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -20,9 +21,16 @@ namespace {
 // What a rank says: that it takes part, then these of each gradient. The sums decide.
 enum Told : std::int64_t { kPlace, kDense, kStaysOut, kToldCount };
 
+// Last comes first, as in most backward passes: an order that no thread's pace decides.
+std::vector<std::int64_t> ReversePlaces(std::size_t members) {
+  std::vector<std::int64_t> places(members);
+  std::iota(places.rbegin(), places.rend(), 0);
+  return places;
+}
+
 // The places of the gradients in the order in which they became ready here; behind them all those
 // that did not.
-std::vector<std::int64_t> PlacesOf(const GradientBuckets::Gradients& members) {
+std::vector<std::int64_t> SeenPlaces(const GradientBuckets::Gradients& members) {
   std::vector<std::int64_t> seen;
   for (const auto& member : members) {
     if (member->seen().order >= 0) seen.push_back(member->seen().order);
@@ -88,7 +96,9 @@ void GradientBuckets::Update(const Gradients& members) {
       at::zeros({1 + kToldCount * static_cast<std::int64_t>(members.size())}, at::kLong);
   auto* const mine = told.mutable_data_ptr<std::int64_t>();
   mine[0] = 1;
-  const std::vector<std::int64_t> places = PlacesOf(members);
+  const std::vector<std::int64_t> places = set_.session->session().config().deterministic
+                                               ? ReversePlaces(members.size())
+                                               : SeenPlaces(members);
   for (std::size_t i = 0; i < members.size(); ++i) {
     const ParameterGradient& gradient = *members[i];
     std::int64_t* const of_gradient = mine + 1 + kToldCount * static_cast<std::int64_t>(i);

@@ -1,5 +1,6 @@
 // The buckets of an optimizer's gradients: which gradients go together, and in which order, as the
-// ranks have agreed after they saw the gradients become ready. docs/protocol.md, "Buckets".
+// ranks have agreed after they saw the gradients become ready; with the option deterministic in the
+// reverse order of the parameters. docs/protocol.md, "Buckets".
 #pragma once
 
 #include <atomic>

@@ -49,16 +49,18 @@ std::shared_ptr<PendingTensor> PendingTensor::Start(TensorCall call,
     }
   }
   work->deadline = DeadlineAfter(call.timeout);
-  return StartWork(DescribeCall(call), work, std::move(memory), call.will_wait, std::move(session));
+  return StartWork(std::move(call.name), work, std::move(memory), call.will_wait,
+                   std::move(session));
 }
 
-std::shared_ptr<PendingTensor> PendingTensor::StartWork(std::string what, const core::WorkPtr& work,
+std::shared_ptr<PendingTensor> PendingTensor::StartWork(std::string name, const core::WorkPtr& work,
                                                         std::vector<CallMemory> memory,
                                                         bool will_wait,
                                                         std::shared_ptr<SessionState> session) {
   std::shared_ptr<PendingTensor> pending(new PendingTensor());
   pending->session_ = std::move(session);
-  pending->what_ = std::move(what);
+  pending->kind_ = work->request.signature->kind;
+  pending->name_ = std::move(name);
   pending->memory_ = std::move(memory);
   ThrowIfError(pending->session_->Submit(work, will_wait));
   pending->handle_ = work->handle;
@@ -72,8 +74,10 @@ PendingTensor::~PendingTensor() {
 
 void PendingTensor::CheckSession() const {
   if (session_->gone()) {
+    const bool message = kind_ == core::OpKind::kSend || kind_ == core::OpKind::kReceive;
     ThrowStatus(core::Status(core::StatusCode::kNotInitialized,
-                             what_ + ": its session was shut down before the handle was used"));
+                             (message ? name_ : DescribeCall(kind_, name_)) +
+                                 ": its session was shut down before the handle was used"));
   }
 }
 

@@ -23,9 +23,9 @@ class PendingTensor : public Pending {
   // Submits; throws Error if the call is refused here.
   static std::shared_ptr<PendingTensor> Start(TensorCall call,
                                               std::shared_ptr<SessionState> session);
-  // The same for work that is complete but for its handle. `what` names it in texts, `memory` is
-  // that of its tensors.
-  static std::shared_ptr<PendingTensor> StartWork(std::string what, const core::WorkPtr& work,
+  // The same for work that is complete but for its handle. `name`: that of the call, for texts;
+  // `memory`: that of its tensors.
+  static std::shared_ptr<PendingTensor> StartWork(std::string name, const core::WorkPtr& work,
                                                   std::vector<CallMemory> memory, bool will_wait,
                                                   std::shared_ptr<SessionState> session);
   ~PendingTensor() override;
@@ -48,7 +48,8 @@ class PendingTensor : public Pending {
   void Finish();
 
   std::shared_ptr<SessionState> session_;
-  std::string what_;  // `all-reduce "w"`
+  core::OpKind kind_{};
+  std::string name_;
   core::HandlePtr handle_;
   std::uint64_t call_number_ = 0;
   std::mutex mutex_;

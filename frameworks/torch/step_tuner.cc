@@ -26,30 +26,39 @@ using Limits = frameworks::Session::Limits;
 struct Tunable {
   core::OptionId option;
   std::int64_t Limits::*limit;
-  std::int64_t first;  // of the values that are tried: powers of two
+  std::int64_t first;  // of the values that are tried: each twice the one before
   std::int64_t last;
 };
-constexpr std::array<Tunable, 3> kTunables = {{
+constexpr std::array<Tunable, 4> kTunables = {{
     {core::OptionId::kBucketBytes, &Limits::bucket_bytes, std::int64_t{1} << 20,
      std::int64_t{128} << 20},
     {core::OptionId::kChunkBytes, &Limits::chunk_bytes, std::int64_t{64} << 10,
      std::int64_t{8} << 20},
     {core::OptionId::kSmallBytes, &Limits::small_bytes, std::int64_t{4} << 10,
      std::int64_t{1} << 20},
+    {core::OptionId::kFusionDelay, &Limits::fusion_delay_us, 25, 800},
 }};
 
 const core::OptionSpec& SpecOf(const Tunable& tunable) {
   return core::OptionTable()[static_cast<std::size_t>(tunable.option)];
 }
 
+// Whether gradients are moved in pieces of chunk_bytes: where they are reduced in shared memory
+// they are not.
+bool MovesInChunks(frameworks::Session& session) {
+  return !session.IsShared(session.AllocateShared(1).get());
+}
+
 // Around the value that is set. One that was set to nothing was meant so.
-std::vector<fusion::TunedOption> OptionsFrom(const Limits& limits) {
+std::vector<fusion::TunedOption> OptionsFrom(const Limits& limits, bool moves_in_chunks) {
   std::vector<fusion::TunedOption> options;
   for (const Tunable& tunable : kTunables) {
     const std::int64_t now = limits.*tunable.limit;
     fusion::TunedOption option;
     option.name = SpecOf(tunable).name;
-    for (std::int64_t value = tunable.first; value <= tunable.last && now > 0; value *= 2) {
+    const bool idle = tunable.option == core::OptionId::kChunkBytes && !moves_in_chunks;
+    for (std::int64_t value = tunable.first; value <= tunable.last && now > 0 && !idle;
+         value *= 2) {
       option.values.push_back(value);
     }
     const auto place = std::lower_bound(option.values.begin(), option.values.end(), now);
@@ -85,11 +94,11 @@ void Write(const std::string& path, const std::string& text) {
 StepTuner::StepTuner(const SessionSet& world)
     : world_(world),
       configured_(world.session->session().limits()),
-      tuner_(OptionsFrom(configured_), {}) {}
+      moves_in_chunks_(MovesInChunks(world.session->session())) {}
 
 Limits StepTuner::LimitsNow() const {
   Limits limits = configured_;
-  const std::vector<std::int64_t> values = tuner_.values();
+  const std::vector<std::int64_t> values = tuner_->values();
   for (std::size_t i = 0; i < kTunables.size(); ++i) limits.*kTunables[i].limit = values[i];
   return limits;
 }
@@ -104,14 +113,16 @@ void StepTuner::AfterStep() {
   if (finished_) return;
   const core::TimePoint now = core::Clock::now();
   const std::optional<core::TimePoint> before = std::exchange(last_step_, now);
-  // How many ranks are here, how many know how long the step has taken, and how long that was.
-  const at::Tensor told = at::zeros({3}, at::kDouble);
+  // How many ranks are here, how many know how long the step has taken, how long that was, and how
+  // many move gradients in chunks.
+  const at::Tensor told = at::zeros({4}, at::kDouble);
   auto* const numbers = told.mutable_data_ptr<double>();
   numbers[0] = 1;
   if (before) {
     numbers[1] = 1;
     numbers[2] = std::chrono::duration<double>(now - *before).count();
   }
+  numbers[3] = moves_in_chunks_ ? 1 : 0;
   TensorCall call;
   call.tensor = told;
   call.name = "autotune";
@@ -122,8 +133,9 @@ void StepTuner::AfterStep() {
   // A rank that has joined would not know what the others make of it.
   const int size = world_.size();
   if (static_cast<int>(numbers[0]) < size || static_cast<int>(numbers[1]) < size) return;
-  tuner_.AddStep(numbers[2] / size);
-  finished_ = tuner_.finished();
+  if (!tuner_) tuner_.emplace(OptionsFrom(configured_, numbers[3] > 0), fusion::AutotunerOptions());
+  tuner_->AddStep(numbers[2] / size);
+  finished_ = tuner_->finished();
   Apply();
   if (finished_) Finish();
   last_step_ = core::Clock::now();
@@ -138,11 +150,12 @@ void StepTuner::Finish() {
     flags +=
         " " + option.Flag() + "=" + core::FormatOptionValue(option, LimitsNow().*tunable.limit);
   }
-  core::Log(core::LogLevel::kWarning,
-            "autotune: found after " + std::to_string(tuner_.trials().size()) + " trials:" + flags);
+  core::Log(
+      core::LogLevel::kWarning,
+      "autotune: found after " + std::to_string(tuner_->trials().size()) + " trials:" + flags);
   const std::string& log = world_.session->session().config().autotune_log;
   if (log.empty()) return;
-  Write(log, tuner_.Csv());
+  Write(log, tuner_->Csv());
   Write(log + ".settings", settings);
 }
 

@@ -32,7 +32,8 @@ class StepTuner {
 
   const SessionSet world_;
   const frameworks::Session::Limits configured_;
-  fusion::Autotuner tuner_;
+  const bool moves_in_chunks_;              // of this rank
+  std::optional<fusion::Autotuner> tuner_;  // since all ranks have been here together
   std::optional<core::TimePoint> last_step_;
   bool finished_ = false;
 };

@@ -68,6 +68,10 @@ std::optional<core::DType> DTypeOf(at::ScalarType type) {
 
 std::string WhyNotMovable(const at::Tensor& tensor) {
   if (!tensor.defined()) return "the tensor is undefined";
+  if (!tensor.is_nested() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
+      tensor.dim() <= kMostDimensions && DTypeOf(tensor.scalar_type())) {
+    return {};  // a stream costs more than all else that is looked at
+  }
   std::ostringstream why;
   if (tensor.is_nested()) {
     why << "a nested tensor; only dense tensors are supported";
@@ -97,6 +101,10 @@ core::Signature Describe(const at::Tensor& tensor) {
     signature.shape.assign(sizes.begin(), sizes.begin() + std::min(tensor.dim(), kMostDimensions));
   }
   return signature;
+}
+
+bool LiesFlat(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
 at::Tensor Flat(const at::Tensor& tensor) {

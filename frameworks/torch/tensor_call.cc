@@ -2,6 +2,7 @@
 
 #include <ATen/MemoryOverlap.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -60,6 +61,28 @@ std::string WhyPartInvalid(const TensorCall& call, std::size_t index,
   return {};
 }
 
+// Of a grouped call in place: whether two tensors are written in the same memory. Which one's
+// result it would be is anybody's guess, and another on each rank. What does not lie flat is
+// written back in order.
+std::string WhyGroupInvalid(const TensorCall& call) {
+  std::vector<std::pair<std::uintptr_t, std::size_t>>
+      begins;  // of a tensor's memory, and its index
+  for (std::size_t i = 0; i < call.group.size(); ++i) {
+    const at::Tensor& tensor = call.group[i];
+    if (tensor.numel() == 0 || !LiesFlat(tensor)) continue;
+    begins.emplace_back(reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()), i);
+  }
+  std::sort(begins.begin(), begins.end());
+  for (std::size_t i = 1; i < begins.size(); ++i) {
+    const auto& [begin, index] = begins[i - 1];
+    if (begin + call.group[index].nbytes() <= begins[i].first) continue;
+    return "tensors " + std::to_string(std::min(index, begins[i].second)) + " and " +
+           std::to_string(std::max(index, begins[i].second)) +
+           " of the list share memory, in which both results would be written";
+  }
+  return {};
+}
+
 }  // namespace
 
 std::size_t TensorCall::count() const {
@@ -93,6 +116,7 @@ core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& memb
     parts.push_back(std::move(part));
   }
   if (invalid->empty() && call.timeout.count() < 0) *invalid = NegativeTimeoutText(call.timeout);
+  if (invalid->empty() && call.grouped && call.in_place) *invalid = WhyGroupInvalid(call);
   if (invalid->empty() && call.grouped && parts.empty()) *invalid = "the list of tensors is empty";
   if (!call.grouped && !parts.empty()) return std::move(parts.front());
   auto whole = std::make_shared<core::Signature>();
@@ -115,9 +139,9 @@ void CheckName(const TensorCall& call) {
                            core::Origin{-1, {}, call.name}));
 }
 
-std::string DescribeCall(const TensorCall& call) {
-  return std::string(core::OpKindName(call.kind)) +
-         (call.name.empty() ? " without a name" : " " + core::Quoted(call.name));
+std::string DescribeCall(core::OpKind kind, const std::string& name) {
+  return std::string(core::OpKindName(kind)) +
+         (name.empty() ? " without a name" : " " + core::Quoted(name));
 }
 
 core::TimePoint DeadlineAfter(std::chrono::milliseconds timeout) {

@@ -57,7 +57,7 @@ core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& memb
 void CheckName(const TensorCall& call);
 
 // `all-reduce "w"`, for texts.
-std::string DescribeCall(const TensorCall& call);
+std::string DescribeCall(core::OpKind kind, const std::string& name);
 
 // Of a call with this time-out, which is not negative, from now on; 0 and very long ones: never.
 core::TimePoint DeadlineAfter(std::chrono::milliseconds timeout);

@@ -81,7 +81,7 @@ class Backend::Operation : public Completion {
       turn_.Pass();
     }
     // One that moves nothing may be through before those that came first.
-    if (!turn_.IsOldest()) return false;
+    if (!turn_.IsOldest() || queue_->channel().IsVoid()) return false;
     turn_.Finish();
     status_ = steps_.status();
     return done_ = true;
@@ -95,7 +95,7 @@ class Backend::Operation : public Completion {
       steps_.Resume();
     }
     turn_.Finish();
-    status_ = steps_.status();
+    status_ = queue_->channel().IsVoid() ? queue_->channel().AwaitFault() : steps_.status();
   }
 
  private:
@@ -315,6 +315,9 @@ std::unique_ptr<Completion> Backend::ReceiveMessage(int, int, void*, std::int64_
   return Refused(StatusCode::kUnsupported, "messages do not go through shared memory");
 }
 
-void Backend::Abort(const Status& why) { stop_->Raise(why); }
+void Backend::Abort(const Status& why) {
+  group_.GiveUp();
+  stop_->Raise(why);
+}
 
 }  // namespace sirtaki::ops::shm

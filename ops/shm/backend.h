@@ -1,6 +1,9 @@
 // Collectives in memory that the members share: each member reads the others' tensors where they
 // lie, or what they have staged in their session memory.
 //
+// An operation that reads the members' tensors where they lie ends well only if no member has
+// called Abort by then: who has may change its tensors again.
+//
 // After Abort, and after an operation that failed here, a peer may for a moment go on reading and,
 // in reductions on the large lane, writing this rank's tensors where it sees them: it stops at its
 // next look at the stop sign, after a megabyte at most, and a peer that has not heard of the fault

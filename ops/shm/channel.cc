@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <utility>
 
@@ -122,6 +123,23 @@ bool SharedChannel::IsOver(const Wait& wait) {
       return finishing_ == wait.ticket && Behind(wait, &seen) == nullptr;
   }
   return false;
+}
+
+bool SharedChannel::IsVoid() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // after what was read of the tensors
+  return direct() && std::any_of(peers_.begin(), peers_.end(), [this](const Peer& peer) {
+           return peer.index != group_.self() && group_.HasGivenUp(peer.index);
+         });
+}
+
+Status SharedChannel::AwaitFault() {
+  while (!stop_->raised()) {
+    // The message with the fault rings.
+    SharedCounter& bell = group_.Bell(group_.self());
+    bell.Sleep(bell.Load(), core::Clock::now() + kNap);
+    if (Status lost = group_.CheckPeers(); !lost.ok()) return lost;
+  }
+  return stop_->why();
 }
 
 Status SharedChannel::Block(const Wait& wait, bool spin, core::TimePoint deadline) {

@@ -95,9 +95,14 @@ class SharedChannel {
     return {this, Wait::For::kArrival, ticket, Count(frame.end)};
   }
   bool IsOver(const Wait& wait);
+  // Whether a member has given up while this one was at its tensors, so that what came of it is
+  // worth nothing. Its fault is on its way, or its end is noticed.
+  bool IsVoid() const;
   // Blocks until it is over. Errors: why the backend was stopped; kPeerLost, also at `deadline`.
   core::Status Block(const Wait& wait, bool spin,
                      core::TimePoint deadline = core::TimePoint::max());
+  // Blocks until the fault is there; why the backend was stopped, or kPeerLost.
+  core::Status AwaitFault();
 
  private:
   static constexpr std::int64_t kUnit = 64;

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <random>
 #include <utility>
@@ -22,6 +23,8 @@ namespace {
 struct Head {
   std::uint64_t token;
   SharedCounter bell;
+  std::atomic<bool> gave_up;
+  static_assert(std::atomic<bool>::is_always_lock_free);
 };
 static_assert(sizeof(Head) <= LocalGroup::kMailboxesBegin);
 
@@ -137,6 +140,16 @@ std::byte* LocalGroup::SessionMemory(int index) const {
 
 SharedCounter& LocalGroup::Bell(int index) const {
   return reinterpret_cast<Head*>(SessionMemory(index))->bell;
+}
+
+void LocalGroup::GiveUp() {
+  reinterpret_cast<Head*>(session_->base())->gave_up.store(true);
+  // Before anything that the program writes to its tensors from now on.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+bool LocalGroup::HasGivenUp(int index) const {
+  return reinterpret_cast<const Head*>(SessionMemory(index))->gave_up.load();
 }
 
 std::int64_t LocalGroup::OffsetOf(const void* memory) const {

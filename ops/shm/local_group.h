@@ -72,6 +72,12 @@ class LocalGroup {
   // Memory that the others see, as long as the pool lasts; plain memory without one.
   core::MemorySource& memory() const;
 
+  // This rank takes its memory back, whatever the others are doing with it: what they read there
+  // after that is nothing that it has given. Before anybody here learns of it.
+  void GiveUp();
+  // Of what was read before the call.
+  bool HasGivenUp(int index) const;
+
   // kPeerLost, naming it, if the process of a member has ended. Costs a system call a member.
   core::Status CheckPeers() const;
 

@@ -52,6 +52,7 @@ TEST(ConfigTest, DefaultsAreThoseOfTheDocumentation) {
   EXPECT_EQ(config.tree_arity, 8);
   EXPECT_EQ(config.stall_warning, 60s);
   EXPECT_EQ(config.stall_limit, 30min);
+  EXPECT_EQ(config.fusion_delay, 50us);
   EXPECT_EQ(config.start_timeout, 30s);
   EXPECT_EQ(config.ping_interval, 2s);
   EXPECT_EQ(config.peer_timeout, 10s);
@@ -117,6 +118,8 @@ TEST(ConfigTest, EveryOptionCanBeGivenInEveryWay) {
        "intra_op_threads", "3", [](const Config& c) { return c.intra_op_threads == 3; }},
       {OptionId::kSharedMemory, "--sirtaki-shared-memory", "SIRTAKI_SHARED_MEMORY", "shared_memory",
        "required", [](const Config& c) { return c.shared_memory == SharedMemoryMode::kRequired; }},
+      {OptionId::kFusionDelay, "--sirtaki-fusion-delay", "SIRTAKI_FUSION_DELAY", "fusion_delay",
+       "100us", [](const Config& c) { return c.fusion_delay == 100us; }},
       {OptionId::kTransport, "--sirtaki-transport", "SIRTAKI_TRANSPORT", "transport", "mpi",
        [](const Config& c) { return c.transport == TransportMode::kMpi; }},
       {OptionId::kHierarchy, "--sirtaki-hierarchy", "SIRTAKI_HIERARCHY", "hierarchy", "on",

@@ -5,12 +5,14 @@ set -euo pipefail
 bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 output=$(mktemp)
+program=lose_a_rank           # what `lose` runs
+launch=("$bindir/$program")  # and how
 
 # Ranks that a failed test has left (stopped ones do not end by themselves), by their own word.
 clean_up() {
   local process
   sed -n 's/^rank [0-9]* is process \([0-9]*\)$/\1/p' "$output" | while read -r process; do
-    if [ "$(cat "/proc/$process/comm" 2>/dev/null)" = lose_a_rank ]; then
+    if [ "$(cat "/proc/$process/comm" 2>/dev/null)" = $program ]; then
       kill -KILL "$process" 2>/dev/null || true
     fi
   done
@@ -37,15 +39,15 @@ flag_to_survive() {
   esac
 }
 
-# lose MPIRUN-FLAGS RANKS WHAT VICTIM [OPTION...]: runs lose_a_rank; its output is in $output. Whatever
+# lose MPIRUN-FLAGS RANKS WHAT VICTIM [OPTION...]: runs the program; its output is in $output. Whatever
 # mpirun returns: it may be the victim's end or a survivor's. But a hang is a failure.
 lose() {
   local flags=$1 ranks=$2 code=0
   shift 2
   SIRTAKI_MPIRUN_FLAGS=$flags SIRTAKI_TEST_SECONDS=45 bash "$here/../support/mpirun.sh" "$ranks" \
-    "$bindir/lose_a_rank" "$@" >"$output" 2>&1 || code=$?
-  case $code in 124 | 137) fail "lose_a_rank $*: does not end" ;; esac
-  ! grep -q 'WRONG SUM' "$output" || fail "lose_a_rank $*: a wrong result was taken for a right one"
+    "${launch[@]}" "$@" >"$output" 2>&1 || code=$?
+  case $code in 124 | 137) fail "$program $*: does not end" ;; esac
+  ! grep -qE 'WRONG|HANGS' "$output" || fail "$program $*: a wrong result was taken for a right one"
 }
 
 # nothing_left: of the last run no process is there any more, and with them has gone the memory that they
@@ -54,7 +56,7 @@ nothing_left() {
   local process left
   while read -r process; do
     for _ in $(seq 100); do
-      [ "$(cat "/proc/$process/comm" 2>/dev/null)" = lose_a_rank ] || continue 2
+      [ "$(cat "/proc/$process/comm" 2>/dev/null)" = $program ] || continue 2
       sleep 0.1
     done
     fail "process $process is still there"

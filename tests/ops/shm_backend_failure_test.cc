@@ -54,6 +54,27 @@ TEST(ShmBackendFailureTest, AbortEndsWhatBlocksAndWhatIsPolledAndWhatComes) {
   }
 }
 
+// Who has given up may change its tensors, which the others read where they lie.
+TEST(ShmBackendFailureTest, NothingEndsWellWithTheTensorsOfWhoHasGivenUp) {
+  const BackendOptions polled{.large_lane_blocks = false, .spin = false};
+  const Status why(StatusCode::kAborted, "rank 1 has given up");
+  ShmRanks ranks(2);
+  Backend backend(ranks.group(0), polled);
+  Backend peer(ranks.group(1), polled);
+  std::vector<float> mine(1000, 1);
+  std::vector<float> theirs(1000, 2);
+  const auto sum = backend.AllReduce(kLarge, mine.data(), 1000, DType::kF32, ReduceOp::kSum);
+  // Has all that it needs, does its part, and waits for the other.
+  const auto lost = peer.AllReduce(kLarge, theirs.data(), 1000, DType::kF32, ReduceOp::kSum);
+  peer.Abort(why);
+  theirs.assign(1000, -7);
+  EXPECT_FALSE(sum->Poll());
+  EXPECT_FALSE(sum->Poll());
+  backend.Abort(why);
+  ASSERT_TRUE(sum->Poll());
+  EXPECT_EQ(sum->status(), why);
+}
+
 TEST(ShmBackendFailureTest, AbortEndsAWaitForMembersOfASet) {
   ShmRanks ranks(2);
   Backend backend(ranks.group(0), {.spin = false});

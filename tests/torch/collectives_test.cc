@@ -347,6 +347,28 @@ TEST(MismatchTest, InPlaceOnExpandedMemory) {
       {"share memory"}, ErrorCode::invalid_argument);
 }
 
+TEST(MismatchTest, AListInPlaceWhoseTensorsOverlap) {
+  ExpectMismatch(
+      [](int rank, const Session& session) {
+        const at::Tensor all = torch::ones({10});
+        const std::int64_t second = rank == 0 ? 4 : 5;  // of rank 1 they only touch
+        grouped_allreduce_({torch::ones({3}), all.narrow(0, second, 5), all.narrow(0, 0, 5)},
+                           Sum("w"), session);
+      },
+      {"tensors 1 and 2 of the list share memory"}, ErrorCode::invalid_argument);
+}
+
+TEST(AllreduceTest, InPlaceOnALazyCopyWritesThatCopyOnly) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const at::Tensor original = torch::full({1000}, rank + 1.0);
+    const at::Tensor copy = at::_lazy_clone(original);
+    const Handle handle = allreduce_async_(copy, Sum("w"), session);
+    original.zero_();
+    EXPECT_TRUE(torch::equal(synchronize(handle), torch::full({1000}, 3.0)));
+    EXPECT_TRUE(torch::equal(original, torch::zeros({1000})));
+  });
+}
+
 TEST(HandleTest, SynchronizeGivesTheResultEveryTime) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     const Handle handle = allreduce_async(torch::full({2}, rank + 1.0), Sum("a"), session);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
@@ -133,8 +134,13 @@ TEST(GradientBucketsTest, TheLayoutIsAgreedInTheFirstStepAndStays) {
   }
 }
 
-TEST(GradientBucketsTest, AreInTheOrderInWhichGradientsBecomeReady) {
+// The elements of each bucket's gradient, by the buckets' numbers, where the first of three
+// parameters, of 1, 2 and 4 elements, is ready first.
+std::vector<std::int64_t> OrderOfBuckets(bool deterministic) {
   Started started;
+  core::Config config = Buckets(1, 1);
+  config.deterministic = deterministic;
+  std::vector<std::int64_t> order;
   RunTorchRanks(
       2,
       [&](int rank, const Session& session) {
@@ -147,17 +153,27 @@ TEST(GradientBucketsTest, AreInTheOrderInWhichGradientsBecomeReady) {
           started.Take(rank);
           optimizer.zero_grad();
           // Backward goes from the end of the chain to its beginning.
-          auto x = (a * 2).sum();
+          auto x = (c * 2).sum();
           x = (b * x).sum();
-          x = (c * x).sum();
+          x = (a * x).sum();
           x.backward();
           optimizer.step();
         }
-        std::vector<std::int64_t> order;
-        for (const auto& bucket : started.Take(rank)) order.push_back(bucket.second.front());
-        EXPECT_THAT(order, ElementsAre(4, 2, 1));
+        if (rank > 0) return;
+        auto buckets = started.Take(rank);
+        std::sort(buckets.begin(), buckets.end());
+        for (const auto& bucket : buckets) order.push_back(bucket.second.front());
       },
-      Buckets(1, 1), {}, kPlainSharing, started.Listener());
+      config, {}, kPlainSharing, started.Listener());
+  return order;
+}
+
+TEST(GradientBucketsTest, AreInTheOrderInWhichGradientsBecomeReady) {
+  EXPECT_THAT(OrderOfBuckets(/*deterministic=*/false), ElementsAre(1, 2, 4));
+}
+
+TEST(GradientBucketsTest, AreInTheReverseOrderOfTheParametersIfDeterministic) {
+  EXPECT_THAT(OrderOfBuckets(/*deterministic=*/true), ElementsAre(4, 2, 1));
 }
 
 TEST(GradientBucketsTest, ThereAreNoneWithoutASize) {

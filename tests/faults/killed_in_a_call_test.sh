@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Ranks are killed and stopped at random moments inside collectives over shared memory. Each time all others
+# get an error that names the lost rank, within seconds, and end; no result is wrong; nothing stays behind.
+#   SIRTAKI_TEST_KILLS   how many ranks are lost (5)
+#   SIRTAKI_TEST_SEED    the seed that a failing test printed
+# shellcheck source=tests/faults/faults.sh
+. "$(dirname "$0")/faults.sh"
+survive=$(flag_to_survive)
+program=lose_in_a_call
+# shellcheck disable=SC2016  # for the other shell
+launch=(bash -c '"$0" "$@"; echo "a rank ended with code $?"' "$bindir/$program")
+
+kinds=(all-reduce-pool all-reduce-private all-reduce-small all-reduce-large all-gather broadcast
+  reduce-scatter all-to-all together)
+losses=${SIRTAKI_TEST_KILLS:-5}
+limit=8000
+RANDOM=${SIRTAKI_TEST_SEED:=$SRANDOM}
+printf 'seed %s\n' "$SIRTAKI_TEST_SEED"
+first_kind=$((RANDOM % ${#kinds[@]}))
+
+# MPI's files of a run, too.
+scratch=$(mktemp -d)
+trap 'clean_up; rm -rf "$scratch"' EXIT
+export TMPDIR=$scratch
+board=$scratch/board
+
+# Of the memory that the ranks shared nothing is mapped or open any more.
+no_memory_left() {
+  local left
+  sed -n 's/^rank [0-9]* shares memory \([0-9]*\)$/\1/p' "$output" | sort >"$scratch/shared"
+  [ -s "$scratch/shared" ] || fail 'the ranks shared no memory'
+  {
+    sed -nE 's,.* ([0-9]+) +/memfd:sirtaki .*,\1,p' /proc/[0-9]*/maps
+    find /proc/[0-9]*/fd -lname '/memfd:sirtaki *' -exec stat -L -c %i {} +
+  } 2>/dev/null | sort -u >"$scratch/there" || true  # processes come and go
+  left=$(comm -12 "$scratch/shared" "$scratch/there")
+  [ -z "$left" ] || fail "shared memory is left: $left"
+}
+
+# ended COUNT CODE: so many ranks have.
+ended() {
+  local count
+  count=$(grep -cx "a rank ended with code $2" "$output") || true
+  [ "$count" -eq "$1" ] || fail "$count ranks ended with code $2, expected are $1"
+}
+
+for ((loss = 0; loss < losses; ++loss)); do
+  kind=${kinds[(first_kind + loss) % ${#kinds[@]}]}
+  ranks=$((2 + (loss + loss / ${#kinds[@]}) % 3))
+  victim=$((RANDOM % ranks))
+  how=killed
+  if [ $((loss % 5)) -eq 4 ]; then how=stopped; fi
+  rm -f "$board"
+  lose "$survive" $ranks $how "$kind" $victim "$RANDOM" "$board" \
+    --sirtaki-shared-memory=required --sirtaki-ping-interval=0.2 --sirtaki-peer-timeout=2
+  printf '== %s: rank %s of %s, in %s%s\n' $how $victim $ranks "$kind" \
+    "$(grep -q '^lost inside the call$' "$output" || echo ', as it ended')"
+  for ((rank = 0; rank < ranks; ++rank)); do
+    [ $rank -eq $victim ] || expect $rank "rank $victim is lost" $limit
+  done
+  if [ $how = killed ]; then
+    ended 1 137
+    ended $((ranks - 1)) 3
+  else
+    expect $victim "rank $victim is lost" 20000  # it was woken when the others had their errors
+    ended $ranks 3
+  fi
+  nothing_left
+  no_memory_left
+done
+left=$(find "$scratch" -type f ! -path "$board" ! -name shared ! -name there)
+[ -z "$left" ] || fail "files are left: $left"
