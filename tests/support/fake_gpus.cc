@@ -406,6 +406,11 @@ void FakeGpus::PutWrite(StreamHandle stream, void* memory, int value, std::size_
   });
 }
 
+void FakeGpus::PutGate(StreamHandle stream, const std::atomic<bool>& open) {
+  const Lock lock(state_->mutex);
+  state_->StreamOf(stream).queue.push_back([&open] { return open.load(); });
+}
+
 void FakeGpus::RunDevices() {
   const Lock lock(state_->mutex);
   state_->Run();
