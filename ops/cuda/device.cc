@@ -100,8 +100,8 @@ Status EventPool::Take(EventPtr* event) {
   if (handle == nullptr) {
     const Device::Scope scope(*shared_->device);
     if (!scope.status().ok()) return scope.status();
-    const Status status = Check(api, api.EventCreateWithFlags(&handle, kEventDisableTiming),
-                                "cudaEventCreateWithFlags");
+    Status status = Check(api, api.EventCreateWithFlags(&handle, kEventDisableTiming),
+                          "cudaEventCreateWithFlags");
     if (!status.ok()) return status;
   }
   *event = EventPtr(new Event(api, handle), [shared = shared_](const Event* taken) {

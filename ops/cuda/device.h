@@ -65,7 +65,7 @@ class Event {
 
  private:
   const Api& api_;
-  const EventHandle handle_;
+  EventHandle handle_;
 };
 using EventPtr = std::shared_ptr<const Event>;
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "ops/cuda/kernel_tables.h"
 
@@ -34,6 +35,11 @@ SIRTAKI_DEVICE std::uint32_t BitsOf(float value) {
   return bits;
 }
 
+template <typename T>
+SIRTAKI_DEVICE bool IsNan(T value) {
+  return value != value;  // NOLINT(misc-redundant-expression): std::isnan is not a device's
+}
+
 // ---- numbers: what they are computed in ----
 
 template <typename T>
@@ -52,7 +58,7 @@ struct Number<BF16> {
   // To nearest even; a NaN stays one.
   SIRTAKI_DEVICE static BF16 Write(float value) {
     const std::uint32_t bits = BitsOf(value);
-    if (value != value) return {static_cast<std::uint16_t>(bits >> 16 | 0x40)};
+    if (IsNan(value)) return {static_cast<std::uint16_t>(bits >> 16 | 0x40)};
     return {static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
   }
 };
@@ -93,15 +99,10 @@ struct Number<F16> {
 #endif
 };
 
-template <typename T>
-struct IsIntegerNumber {
-  static constexpr bool value = T(3) / T(2) == T(1);
-};
-
 // fusion::Scale's rule.
 template <typename T>
 SIRTAKI_DEVICE T Scaled(T value, double factor, long long divisor) {
-  if constexpr (IsIntegerNumber<T>::value) {
+  if constexpr (std::is_integral_v<T>) {
     return divisor == 1 ? value : static_cast<T>(value / static_cast<T>(divisor));
   } else {
     if (factor != 1.0) return value * static_cast<T>(factor / static_cast<double>(divisor));
@@ -214,15 +215,15 @@ SIRTAKI_DEVICE bool IsLess(T a, T b) {
 struct Minimum {
   template <typename T>
   SIRTAKI_DEVICE static T Of(T a, T b) {
-    if (a != a) return a;
-    return b != b || IsLess(b, a) ? b : a;
+    if (IsNan(a)) return a;
+    return IsNan(b) || IsLess(b, a) ? b : a;
   }
 };
 struct Maximum {
   template <typename T>
   SIRTAKI_DEVICE static T Of(T a, T b) {
-    if (a != a) return a;
-    return b != b || IsLess(a, b) ? b : a;
+    if (IsNan(a)) return a;
+    return IsNan(b) || IsLess(a, b) ? b : a;
   }
 };
 struct BitAnd {

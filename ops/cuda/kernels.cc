@@ -59,8 +59,8 @@ Status Kernels::Launch(const std::string& name, unsigned blocks, void* table, St
   FunctionHandle& function = functions_[name];
   if (function == nullptr) {
     const std::string symbol = "sirtaki_" + name;
-    const Status status = Check(api, api.ModuleGetFunction(&function, module_, symbol.c_str()),
-                                ("cuModuleGetFunction of " + symbol).c_str());
+    Status status = Check(api, api.ModuleGetFunction(&function, module_, symbol.c_str()),
+                          ("cuModuleGetFunction of " + symbol).c_str());
     if (!status.ok()) return status;
   }
   void* parameters[] = {table};

@@ -86,7 +86,7 @@ Status Communicator::Finalize(const Patience& patience) {
     Abort();
     return status;
   }
-  const CommHandle handle = std::exchange(handle_, nullptr);
+  CommHandle handle = std::exchange(handle_, nullptr);
   return Check(api_, api_.CommDestroy(handle), "ncclCommDestroy", nullptr);
 }
 

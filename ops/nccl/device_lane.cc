@@ -267,7 +267,7 @@ Status DeviceLane::Impl::Retire() {
   bool moved = false;
   while (!in_flight.empty()) {
     bool reached = false;
-    const Status status = in_flight.front().done->Poll(&reached);
+    Status status = in_flight.front().done->Poll(&reached);
     if (!status.ok()) return status;
     if (!reached) break;
     {

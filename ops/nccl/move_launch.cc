@@ -61,7 +61,7 @@ Status LaunchBroadcast(const LaunchContext& context, const GroupTask& task) {
   // Who has joined drops what comes.
   std::byte* scratch = nullptr;
   if (Joined(task)) {
-    const Status status = context.staging.Reserve(LargestBytes(task), &scratch);
+    Status status = context.staging.Reserve(LargestBytes(task), &scratch);
     if (!status.ok()) return status;
   }
   return ForEachInGroup(

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <atomic>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -160,7 +160,8 @@ TEST_F(CudaDeviceTest, WorkIsReadyWhereItsProducerIs) {
   char gradient = 0;
   char reduced = 0;
   char used = 0;
-  gpus_.Hold();
+  std::atomic<bool> open{false};
+  gpus_.PutGate(producer, open);
   DeviceWork work;
   work.device = device;
   gpus_.PutWrite(producer, &gradient, 5, 1);
@@ -173,8 +174,9 @@ TEST_F(CudaDeviceTest, WorkIsReadyWhereItsProducerIs) {
   ASSERT_TRUE(AwaitDone(work, optimizer).ok());
   ASSERT_EQ(gpus_.cuda().MemcpyAsync(&used, &reduced, 1, CopyKind::kDeviceToDevice, optimizer),
             Error::kSuccess);
+  gpus_.RunDevices();
   EXPECT_EQ(used, 0);
-  gpus_.Release();
+  open = true;
   gpus_.RunDevices();
   EXPECT_EQ(used, 5);
 }

@@ -73,6 +73,7 @@ std::vector<Outcome> RunOne(FakeGpus& gpus, int size, const RunCase& c,
 
 std::vector<std::string> Texts(const std::vector<Outcome>& outcomes) {
   std::vector<std::string> texts;
+  texts.reserve(outcomes.size());
   for (const Outcome& outcome : outcomes) texts.push_back(outcome.handle.ToString());
   return texts;
 }

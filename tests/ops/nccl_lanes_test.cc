@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <deque>
 #include <random>
@@ -242,9 +243,15 @@ TEST(NcclLanesTest, NothingRunsBeforeItsProducer) {
     // What the backward pass writes is in the stream, but not in the memory yet.
     std::vector<std::byte> gradient(64, std::byte{0xEE});
     item.work->input = gradient.data();
+    std::atomic<bool> written{false};
+    gpus.PutGate(device.producer(), written);
     gpus.PutWrite(device.producer(), gradient.data(), rank + 1, gradient.size());
     const auto* output = static_cast<const std::byte*>(item.work->output);
     device.Start({device.OnDevice(std::move(item))});
+    while (!side.handle()->done()) device.lanes().Step(core::Clock::now());
+    gpus.RunDevices();
+    EXPECT_EQ(output[0], std::byte{0xCD});
+    written = true;
     device.RunToIdle();
     EXPECT_EQ(output[0], std::byte{3});
     EXPECT_EQ(output[63], std::byte{3});

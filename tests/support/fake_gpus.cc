@@ -21,6 +21,7 @@ thread_local std::vector<int> pushed_contexts;
 thread_local int set_device = -1;
 
 constexpr int kDevices = 8;
+char context_numbers[kDevices];  // a context is the address of its device's
 
 int Current() { return pushed_contexts.empty() ? set_device : pushed_contexts.back(); }
 
@@ -183,7 +184,7 @@ Error RetainContext(ContextHandle* context, int device) {
   const Error error = Begin(s, "cuDevicePrimaryCtxRetain", Name(" ", device));
   if (error != Error::kSuccess) return error;
   s.contexts.insert(device);
-  *context = reinterpret_cast<ContextHandle>(static_cast<std::uintptr_t>(device) + 1);
+  *context = reinterpret_cast<ContextHandle>(&context_numbers[device]);
   return Error::kSuccess;
 }
 
@@ -192,7 +193,7 @@ Error PushContext(ContextHandle context) {
   const Lock lock(s.mutex);
   const Error error = Begin(s, "cuCtxPushCurrent");
   if (error != Error::kSuccess) return error;
-  pushed_contexts.push_back(static_cast<int>(reinterpret_cast<std::uintptr_t>(context)) - 1);
+  pushed_contexts.push_back(static_cast<int>(reinterpret_cast<char*>(context) - context_numbers));
   return Error::kSuccess;
 }
 
@@ -404,6 +405,11 @@ void FakeGpus::PutWrite(StreamHandle stream, void* memory, int value, std::size_
     std::memset(memory, value, bytes);
     return true;
   });
+}
+
+void FakeGpus::PutGate(StreamHandle stream, const std::atomic<bool>& open) {
+  const Lock lock(state_->mutex);
+  state_->StreamOf(stream).queue.push_back([&open] { return open.load(); });
 }
 
 void FakeGpus::RunDevices() {

@@ -7,6 +7,7 @@
 // recorded too early marks a place before it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -62,6 +63,8 @@ class FakeGpus {
   // A stream of the program's, and work in it: `bytes` of `value` are written when it runs.
   ops::cuda::StreamHandle MakeStream();
   void PutWrite(ops::cuda::StreamHandle stream, void* memory, int value, std::size_t bytes);
+  // What stands behind this in the stream waits until `open`, which must outlive that.
+  void PutGate(ops::cuda::StreamHandle stream, const std::atomic<bool>& open);
   // All that can run now.
   void RunDevices();
 

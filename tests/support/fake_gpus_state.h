@@ -97,8 +97,8 @@ void FillFakeKernels(ops::cuda::Api* api);  // what launches them
 void FillFakeNccl(ops::nccl::Api* api);
 
 // Reduces `addend` into `accumulator`, and divides; as NCCL does, but exactly.
-void FakeReduce(ops::nccl::RedOp op, ops::nccl::DataType type, std::vector<FakePart> parts,
-                std::size_t count, std::vector<void*> outputs);
+void FakeReduce(ops::nccl::RedOp op, ops::nccl::DataType type, const std::vector<FakePart>& parts,
+                std::size_t count, const std::vector<void*>& outputs);
 std::size_t FakeSizeOf(ops::nccl::DataType type);
 
 }  // namespace sirtaki::tests

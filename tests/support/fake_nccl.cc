@@ -79,6 +79,7 @@ Result Meet(const char* function, const std::string& what, CommHandle handle, St
       meeting.parts[comm->rank] = part;
       if (!meeting.done && static_cast<int>(meeting.parts.size()) == comm->size) {
         std::vector<FakePart> parts;
+        parts.reserve(meeting.parts.size());
         for (const auto& [rank, of] : meeting.parts) parts.push_back(of);
         all(parts);
         meeting.done = true;
@@ -171,6 +172,7 @@ Result AllReduce(const void* input, void* output, std::size_t count, DataType ty
   return Meet("ncclAllReduce", Counted(count, type) + " op " + std::to_string(static_cast<int>(op)),
               comm, stream, {input, output}, [=](const std::vector<FakePart>& parts) {
                 std::vector<void*> outputs;
+                outputs.reserve(parts.size());
                 for (const FakePart& part : parts) outputs.push_back(part.output);
                 FakeReduce(op, type, parts, count, outputs);
               });
@@ -215,6 +217,7 @@ Result ReduceScatter(const void* input, void* output, std::size_t count, DataTyp
               [=](const std::vector<FakePart>& parts) {
                 for (std::size_t r = 0; r < parts.size(); ++r) {
                   std::vector<FakePart> slices;
+                  slices.reserve(parts.size());
                   for (const FakePart& part : parts) {
                     slices.push_back(
                         {static_cast<const std::byte*>(part.input) + r * count * FakeSizeOf(type),
@@ -372,8 +375,9 @@ T Combine(RedOp op, T a, T b) {
   if constexpr (std::is_floating_point_v<T>) {
     return op == RedOp::kProd ? a * b : a + b;
   } else {
-    const auto x = static_cast<std::uint64_t>(a);
-    const auto y = static_cast<std::uint64_t>(b);
+    using Unsigned = std::make_unsigned_t<T>;
+    const auto x = static_cast<std::uint64_t>(static_cast<Unsigned>(a));
+    const auto y = static_cast<std::uint64_t>(static_cast<Unsigned>(b));
     return static_cast<T>(op == RedOp::kProd ? x * y : x + y);
   }
 }
@@ -414,8 +418,8 @@ void ReduceHalf(const SmallFloat& format, RedOp op, const std::vector<FakePart>&
 
 }  // namespace
 
-void FakeReduce(RedOp op, DataType type, std::vector<FakePart> parts, std::size_t count,
-                std::vector<void*> outputs) {
+void FakeReduce(RedOp op, DataType type, const std::vector<FakePart>& parts, std::size_t count,
+                const std::vector<void*>& outputs) {
   switch (type) {
     case DataType::kInt8:
       return ReducePlain<std::int8_t>(op, parts, count, outputs);
