@@ -81,7 +81,11 @@ Status SignalPipe::Open() {
   signal_writer = pipe.writer.Release();
   struct sigaction action {};
   action.sa_handler = &Note;
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaction(signal, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaction(signal, &action, nullptr);
+  struct sigaction before {};
+  sigaction(SIGHUP, nullptr, &before);
+  const bool stays = before.sa_handler == SIG_IGN;  // as nohup has it
+  if (!stays) sigaction(SIGHUP, &action, nullptr);
   action.sa_handler = &DoNothing;
   for (const int signal : {SIGUSR1, SIGUSR2}) sigaction(signal, &action, nullptr);
   action.sa_handler = SIG_IGN;

@@ -18,8 +18,8 @@ namespace sirtaki::launch {
 // at a time; it stays until the process ends.
 class SignalPipe {
  public:
-  // SIGINT, SIGTERM, SIGHUP and SIGCHLD; SIGUSR1 and SIGUSR2 do nothing (the programs have them
-  // too), and a closed pipe is no signal.
+  // SIGINT, SIGTERM, SIGCHLD, and SIGHUP unless it is ignored; SIGUSR1 and SIGUSR2 do nothing (the
+  // programs have them too), and a closed pipe is no signal.
   static core::Status Open();
   static int fd();
   // The signals that have come since.

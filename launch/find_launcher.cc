@@ -54,11 +54,15 @@ std::optional<std::string> VersionText(const std::string& path) {
     if (fds[1].revents != 0 && ReadSome(fds[1].fd, &text).ended) child.CloseError();
   }
   child.Signal(SIGKILL);  // if it has not ended by itself
+  std::vector<int> asked;
   while (child.running() && !child.Ended()) {
     pollfd signals{SignalPipe::fd(), POLLIN, 0};
     poll(&signals, 1, 10);
-    SignalPipe::Take();
+    for (const int signal : SignalPipe::Take()) {
+      if (signal != SIGCHLD) asked.push_back(signal);
+    }
   }
+  for (const int signal : asked) raise(signal);  // the run is to hear of them
   return text;
 }
 

@@ -1,12 +1,10 @@
 #include "launch/job.h"
 
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -42,18 +40,8 @@ constexpr auto kTerminateAfter = std::chrono::seconds(4);
 constexpr auto kKillAfter = std::chrono::seconds(3);
 // Of the launcher's end: what the ranks have still to say.
 constexpr auto kLastWords = std::chrono::seconds(2);
-
-std::string RandomKey() {
-  std::array<unsigned char, 16> bytes{};
-  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) return "";
-  std::string key;
-  for (const unsigned char byte : bytes) {
-    constexpr std::string_view kDigits = "0123456789abcdef";
-    key += kDigits[byte >> 4U];
-    key += kDigits[byte & 0xFU];
-  }
-  return key;
-}
+// Of the launcher's end, where it matters which hosts are gone: until a silent one is noticed.
+constexpr auto kSilence = std::chrono::seconds(14);
 
 void RaiseFileLimit() {
   rlimit limit{};
@@ -74,6 +62,7 @@ struct Rank {
   HelloMessage hello;
   bool ended = false;  // or was lost
   bool lost = false;
+  bool gone = false;  // and so is its host, it seems
 };
 
 class Job {
@@ -83,9 +72,8 @@ class Job {
 
   Status Start(const LaunchOptions& options, bool again, core::Duration start_timeout) {
     RaiseFileLimit();
-    const bool colors = isatty(STDOUT_FILENO) == 1 && !env_.Find("NO_COLOR") &&
-                        env_.Find("TERM").value_or("dumb") != "dumb";
-    Status status = output_.Open(options, plan_.placement.ranks, again, colors);
+    may_restart_ = options.max_restarts > 0;
+    Status status = output_.Open(options, plan_.placement.ranks, again, env_);
     if (status.ok()) status = SignalPipe::Open();
     Command command{plan_.command, plan_.environment, {}, false};
     // Ctrl-C is for us, and what a launcher does to its group is not for whoever started us. But
@@ -124,17 +112,17 @@ class Job {
     }
     for (std::string& address : addresses) address += ":" + std::to_string(port);
     key_ = RandomKey();
+    if (key_.empty()) return {core::StatusCode::kBackend, "the system gives no random numbers"};
     command->set.emplace_back(kAddressVariable, Joined(addresses, ","));
     command->set.emplace_back(kKeyVariable, key_);
     return Status::Ok();
   }
 
   void Step() {
-    std::vector<pollfd> fds = {
-        {SignalPipe::fd(), POLLIN, 0},
-        {listener_.get(), POLLIN, 0},
-        {output_.HasWaiting(Stream::kOutput) ? STDOUT_FILENO : -1, POLLOUT, 0},
-        {output_.HasWaiting(Stream::kError) ? STDERR_FILENO : -1, POLLOUT, 0}};
+    std::vector<pollfd> fds = {{SignalPipe::fd(), POLLIN, 0},
+                               {listener_.get(), POLLIN, 0},
+                               {output_.Wants(Stream::kOutput) ? STDOUT_FILENO : -1, POLLOUT, 0},
+                               {output_.Wants(Stream::kError) ? STDERR_FILENO : -1, POLLOUT, 0}};
     const std::size_t first = fds.size();
     for (const auto& connection : connections_) {
       const int events = connection->outbox.empty() ? POLLIN : POLLIN | POLLOUT;
@@ -174,7 +162,7 @@ class Job {
     }
     if (const auto end = launcher_.Ended()) {
       launcher_end_ = end;
-      leave_at_ = Clock::now() + kLastWords;
+      leave_at_ = Clock::now() + (may_restart_ && !signalled_ ? kSilence : kLastWords);
     }
   }
 
@@ -195,7 +183,7 @@ class Job {
       if (!Take(connection, *message)) return Drop(connection, "");
     }
     if (!status.ok()) return Drop(connection, status.message());
-    if (transfer.ended) Drop(connection, transfer.why);
+    if (transfer.ended) Drop(connection, transfer.why, transfer.silent);
   }
 
   // False if the message does not come from a rank of ours.
@@ -208,6 +196,9 @@ class Job {
     } else if (const auto* end = std::get_if<EndMessage>(&message)) {
       rank.ended = true;
       output_.Finish(connection->rank);
+      if (!begun_ && end->kind == EndKind::kSignalled) {
+        return Withdraw();
+      }
       auto failure = JudgeEnd(connection->rank, rank.hello.host, *end,
                               output_.LastErrorLines(connection->rank));
       if (failure) Fail(std::move(*failure), Clock::now() + kStopAfter);
@@ -229,18 +220,23 @@ class Job {
       return false;
     }
     connection->rank = hello.rank;
-    ranks_[static_cast<std::size_t>(hello.rank)] = {connection, hello, false, false};
-    if (++greeted_ == size) Go();
+    ranks_[static_cast<std::size_t>(hello.rank)] = {connection, hello, false, false, false};
+    ++greeted_;
+    if (stopped_) {
+      Send(hello.rank, StopMessage{});
+    } else if (greeted_ == size && !failure_ && !withdrawn_) {
+      Go();
+    }
     return true;
   }
 
   // All ranks are there: their programs may begin.
   void Go() {
+    begun_ = true;
     start_by_.reset();
     GoMessage go;
-    const Rank& first = ranks_.front();
-    go.master_address = plan_.placement.local ? "127.0.0.1" : PeerAddress(first.connection->fd);
-    go.master_port = first.hello.port;
+    go.master_address = MasterAddress();
+    go.master_port = ranks_.front().hello.port;
     int rank = 0;
     const auto size = static_cast<int>(ranks_.size());
     for (const Host& host : plan_.placement.hosts) {
@@ -256,6 +252,19 @@ class Job {
     for (; rank < size; ++rank) Send(rank, go);  // more ranks than slots
   }
 
+  // Where the others reach rank 0. If it is on this machine, where one of them has reached us: of
+  // several addresses rank 0 may have taken one that is of use here only.
+  std::string MasterAddress() const {
+    const Rank& first = ranks_.front();
+    if (plan_.placement.local) return "127.0.0.1";
+    if (first.hello.host == HostName()) {
+      for (const Rank& rank : ranks_) {
+        if (rank.hello.host != first.hello.host) return OwnAddress(rank.connection->fd);
+      }
+    }
+    return PeerAddress(first.connection->fd);
+  }
+
   void Send(int rank, const RankMessage& message) {
     Connection* const connection = ranks_[static_cast<std::size_t>(rank)].connection;
     if (connection == nullptr || !connection->fd.valid()) return;
@@ -269,7 +278,7 @@ class Job {
     connection->outbox.erase(0, transfer.ended ? connection->outbox.size() : transfer.bytes);
   }
 
-  void Drop(Connection* connection, const std::string& why) {
+  void Drop(Connection* connection, const std::string& why, bool silent = false) {
     connection->fd.Close();
     if (connection->rank < 0) return;
     Rank& rank = ranks_[static_cast<std::size_t>(connection->rank)];
@@ -277,18 +286,30 @@ class Job {
     if (rank.ended) return;
     rank.ended = true;
     rank.lost = true;
-    if (!failure_) first_lost_ = connection->rank;
+    // Once the run has failed, the launcher may have killed it.
+    rank.gone = silent || !failure_;
     output_.Finish(connection->rank);
-    Fail(JudgeLoss(connection->rank, rank.hello.host,
-                   why.empty() ? "its connection ended without a word" : why,
-                   output_.LastErrorLines(connection->rank)),
-         Clock::now() + kStopAfter);
+    Failure failure = JudgeLoss(connection->rank, rank.hello.host,
+                                why.empty() ? "its connection ended without a word" : why,
+                                output_.LastErrorLines(connection->rank));
+    failure.follows = !rank.gone;
+    Fail(std::move(failure), Clock::now() + kStopAfter);
+  }
+
+  // A rank was ended before it began. The launcher does so when another cannot start, and its own
+  // end then says more.
+  bool Withdraw() {
+    withdrawn_ = true;
+    start_by_.reset();
+    if (!stopped_ && !stop_at_) stop_at_ = Clock::now() + kStopAfter;
+    return true;
   }
 
   // The run has failed; what comes later follows from that. The launcher ends the others; at
   // `stop_at` they are told to stop.
   void Fail(Failure failure, TimePoint stop_at) {
-    if (!failure_) failure_ = std::move(failure);
+    const bool is_cause = failure_ && failure_->follows && !failure.follows && !stopped_;
+    if (!failure_ || is_cause) failure_ = std::move(failure);
     start_by_.reset();
     if (!stopped_ && (!stop_at_ || stop_at < *stop_at_)) stop_at_ = stop_at;
   }
@@ -312,6 +333,7 @@ class Job {
       kill_at_ = now + kKillAfter;
     }
     if (is_due(&kill_at_)) KillNow();
+    is_due(&leave_at_);
   }
 
   // Ranks end themselves when their connection does.
@@ -346,7 +368,7 @@ class Job {
                                 : " ended with exit code " + std::to_string(launcher_end_->value);
     const int code = launcher_end_->kind == EndKind::kSignalled ? 128 + launcher_end_->value
                                                                 : std::max(1, launcher_end_->value);
-    if (greeted_ < static_cast<int>(ranks_.size())) {
+    if (!begun_) {
       return Failure{
           code, name + how + " before all ranks had started: what it printed says why", {}};
     }
@@ -360,22 +382,36 @@ class Job {
     return Failure{code, name + how + ", though every rank ended with 0", {}};
   }
 
-  // The host of the rank whose loss was the first that went wrong, if no other rank of it has told
-  // of its end: then it was not that rank alone.
+  // Hosts that seem to be gone, where no rank has told of its end: then it was not one rank alone.
   std::vector<std::string> GoneHosts() const {
-    const Host* const host = first_lost_ ? HostOfRank(plan_.placement, *first_lost_) : nullptr;
-    if (host == nullptr) return {};
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const bool here = HostOfRank(plan_.placement, static_cast<int>(rank)) == host;
-      if (here && !ranks_[rank].lost) return {};
+    std::vector<std::string> names;
+    for (const Host& host : plan_.placement.hosts) {
+      bool gone = false;
+      bool told = false;
+      for (std::size_t i = 0; i < ranks_.size(); ++i) {
+        const Rank& rank = ranks_[i];
+        if (HostOf(static_cast<int>(i)) != &host) continue;
+        gone = gone || rank.gone;
+        told = told || (rank.ended && !rank.lost) || rank.hello.host == HostName();
+      }
+      if (gone && !told) names.push_back(host.name);
     }
-    return {host->name};
+    return names;
+  }
+
+  const Host* HostOf(int rank) const {
+    if (const Host* host = HostOfRank(plan_.placement, rank)) return host;
+    // With more ranks than slots the launcher chooses: as the rank calls its host.
+    for (const Host& host : plan_.placement.hosts) {
+      if (host.name == ranks_[static_cast<std::size_t>(rank)].hello.host) return &host;
+    }
+    return nullptr;
   }
 
   // The launcher has ended, the ranks have said all, and it is written.
   bool Done() const {
     if (!launcher_end_) return false;
-    const bool heard = given_up_ || connections_.empty() || Clock::now() >= *leave_at_;
+    const bool heard = given_up_ || connections_.empty() || !leave_at_;
     return heard && !output_.HasWaiting(Stream::kOutput) && !output_.HasWaiting(Stream::kError);
   }
 
@@ -388,9 +424,11 @@ class Job {
   std::string key_;
   Child launcher_;
   std::optional<EndMessage> launcher_end_;
-  std::optional<Failure> failure_;  // the first
-  std::optional<int> first_lost_;   // the rank, if that was a loss
+  std::optional<Failure> failure_;  // the first, or what it follows from
   int greeted_ = 0;
+  bool begun_ = false;  // the programs
+  bool withdrawn_ = false;
+  bool may_restart_ = false;
   bool signalled_ = false;
   bool stopped_ = false;
   bool given_up_ = false;
@@ -410,7 +448,7 @@ JobResult RunJob(const Plan& plan, const LaunchOptions& options, bool again,
   const Status status = job.Start(options, again, start_timeout);
   if (!status.ok()) {
     std::fprintf(stderr, "sirtakirun: %s\n", status.message().c_str());
-    return {1, false, {}};
+    return {2, false, {}};
   }
   return job.Run();
 }

@@ -1,6 +1,7 @@
 #include "launch/job_output.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,11 +34,22 @@ std::string TimeText() {
   return text.data();
 }
 
+bool IsOnePlace(int one, int other) {
+  struct stat first {};
+  struct stat second {};
+  return fstat(one, &first) == 0 && fstat(other, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
+}
+
 }  // namespace
 
-Status JobOutput::Open(const LaunchOptions& options, int ranks, bool again, bool colors) {
+Status JobOutput::Open(const LaunchOptions& options, int ranks, bool again,
+                       const core::EnvironmentView& env) {
   timestamps_ = options.prefix_timestamp;
-  colors_ = colors;
+  if (!env.Find("NO_COLOR") && env.Find("TERM").value_or("dumb") != "dumb") {
+    colors_ = {isatty(STDOUT_FILENO) == 1, isatty(STDERR_FILENO) == 1};
+  }
+  one_place_ = IsOnePlace(STDOUT_FILENO, STDERR_FILENO);
   of_.resize(At(ranks));
   files_ = !options.output_folder.empty();
   if (!files_) return Status::Ok();
@@ -66,10 +78,11 @@ Status JobOutput::OpenFile(const std::string& folder, Stream stream, bool again,
                                     " cannot be written: " + std::strerror(errno)};
 }
 
-std::string JobOutput::Prefix(int rank) const {
+std::string JobOutput::Prefix(int rank, Stream stream) const {
   std::string prefix = "[" + std::to_string(rank) + "]";
   if (timestamps_) prefix = TimeText() + " " + prefix;
-  if (colors_) prefix = "\033[3" + std::to_string(1 + rank % 6) + "m" + prefix + "\033[0m";
+  if (colors_[Index(stream)])
+    prefix = "\033[3" + std::to_string(1 + rank % 6) + "m" + prefix + "\033[0m";
   return prefix + " ";
 }
 
@@ -81,8 +94,8 @@ void JobOutput::Append(int rank, Stream stream, std::string_view bytes) {
     written_.emplace_back(rank, bytes.size());
     return;
   }
-  std::string lines = of.lines[Index(stream)].Append(bytes, Prefix(rank));
-  if (lines.empty()) {
+  std::string lines = of.lines[Index(stream)].Append(bytes, Prefix(rank, stream));
+  if (lines.empty() || discarded_) {
     written_.emplace_back(rank, bytes.size());  // as much as can be
   } else {
     waiting_[Index(stream)].push_back({std::move(lines), rank, bytes.size()});
@@ -91,8 +104,8 @@ void JobOutput::Append(int rank, Stream stream, std::string_view bytes) {
 
 void JobOutput::Finish(int rank) {
   for (const Stream stream : {Stream::kOutput, Stream::kError}) {
-    std::string line = of_[At(rank)].lines[Index(stream)].Finish(Prefix(rank));
-    if (!line.empty()) waiting_[Index(stream)].push_back({std::move(line), rank, 0});
+    std::string line = of_[At(rank)].lines[Index(stream)].Finish(Prefix(rank, stream));
+    if (!line.empty() && !discarded_) waiting_[Index(stream)].push_back({std::move(line), rank, 0});
   }
 }
 
@@ -108,14 +121,24 @@ void JobOutput::WriteFile(int fd, std::string_view bytes) {
   }
 }
 
+bool JobOutput::Wants(Stream stream) const {
+  if (!HasWaiting(stream)) return false;
+  return !one_place_ || stream == turn_ || !HasWaiting(Other(stream));
+}
+
 void JobOutput::Write(Stream stream) {
   std::deque<Piece>& waiting = waiting_[Index(stream)];
   if (waiting.empty()) return;
   Piece& piece = waiting.front();
-  // No more than a pipe that can be written has room for.
-  const std::string_view part = std::string_view(piece.text).substr(0, PIPE_BUF);
+  // No more than a pipe that can be written has room for, and whole lines if one fits.
+  std::string_view part = std::string_view(piece.text).substr(0, PIPE_BUF);
+  const std::size_t end = part.find_last_of("\r\n");
+  if (end != std::string_view::npos) part = part.substr(0, end + 1);
   const Transfer transfer =
       WriteSome(stream == Stream::kOutput ? STDOUT_FILENO : STDERR_FILENO, part);
+  const bool ends_line =
+      transfer.bytes > 0 && (part[transfer.bytes - 1] == '\n' || part[transfer.bytes - 1] == '\r');
+  turn_ = ends_line || transfer.ended ? Other(stream) : stream;
   piece.text.erase(0, transfer.ended ? piece.text.size() : transfer.bytes);
   if (!piece.text.empty()) return;
   if (piece.bytes > 0) written_.emplace_back(piece.rank, piece.bytes);
@@ -123,6 +146,7 @@ void JobOutput::Write(Stream stream) {
 }
 
 void JobOutput::Discard() {
+  discarded_ = true;
   for (auto& waiting : waiting_) waiting.clear();
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/environment.h"
 #include "core/status.h"
 #include "launch/options.h"
 #include "launch/rank_lines.h"
@@ -21,7 +22,8 @@ class JobOutput {
  public:
   // Makes the files, if there are to be some, or goes on with them if they are opened `again`.
   // kBackend: a file cannot be written, and why.
-  core::Status Open(const LaunchOptions& options, int ranks, bool again, bool colors);
+  core::Status Open(const LaunchOptions& options, int ranks, bool again,
+                    const core::EnvironmentView& env);
 
   void Append(int rank, Stream stream, std::string_view bytes);
   void Finish(int rank);  // it prints nothing more
@@ -29,11 +31,15 @@ class JobOutput {
 
   // What waits for the terminal (or what stands for it).
   bool HasWaiting(Stream stream) const { return !waiting_[Index(stream)].empty(); }
-  // Writes a part of it. Only when poll says that it can be written: it could block otherwise.
+  // Whether it is this stream's turn: where both go to the same place they take turns, line by
+  // line.
+  bool Wants(Stream stream) const;
+  // Writes a part of it. Only when it is its turn and poll says that it can be written: it could
+  // block otherwise.
   void Write(Stream stream);
   // Ranks, and how many bytes of theirs have been written since.
   std::vector<std::pair<int, std::size_t>> TakeWritten() { return std::exchange(written_, {}); }
-  // What waits will not be written any more: nobody reads it.
+  // What waits, and what comes yet, will not be written: nobody reads it.
   void Discard();
 
  private:
@@ -50,14 +56,20 @@ class JobOutput {
 
   static std::size_t At(int rank) { return static_cast<std::size_t>(rank); }
   static std::size_t Index(Stream stream) { return static_cast<std::size_t>(stream); }
-  std::string Prefix(int rank) const;
+  static Stream Other(Stream stream) {
+    return stream == Stream::kOutput ? Stream::kError : Stream::kOutput;
+  }
+  std::string Prefix(int rank, Stream stream) const;
   core::Status OpenFile(const std::string& folder, Stream stream, bool again, Descriptor* out);
   void WriteFile(int fd, std::string_view bytes);
 
   bool timestamps_ = false;
-  bool colors_ = false;
   bool files_ = false;
   bool file_failed_ = false;
+  bool discarded_ = false;
+  bool one_place_ = false;         // both streams go there
+  Stream turn_ = Stream::kOutput;  // then, who writes next if both wait
+  std::array<bool, 2> colors_{};
   std::vector<OfRank> of_;
   std::array<std::deque<Piece>, 2> waiting_;
   std::vector<std::pair<int, std::size_t>> written_;

@@ -11,16 +11,26 @@
 
 namespace sirtaki::launch {
 
+namespace {
+
+std::string_view WithoutDomain(std::string_view host) {
+  const bool is_address = host.find_first_not_of("0123456789.") == std::string_view::npos;
+  return is_address ? host : host.substr(0, host.find('.'));
+}
+
+}  // namespace
+
 std::optional<std::string> SegmentPrefix(const core::EnvironmentView& env, std::string_view host,
                                          unsigned user) {
   const auto text = env.Find("OMPI_MCA_ess_base_jobid");
   const auto job =
       NumberFrom<std::uint32_t>(text.value_or(""), 1, std::numeric_limits<std::uint32_t>::max());
   if (!job || host.empty()) return std::nullopt;
-  // As opal/mca/btl/vader of Open MPI 4 makes them: host, user, job in hexadecimal, local rank.
+  // As opal/mca/btl/vader of Open MPI 4 makes them: host without its domain, user, job in
+  // hexadecimal, local rank.
   std::array<char, 16> hexadecimal{};
   std::snprintf(hexadecimal.data(), hexadecimal.size(), "%x", *job);
-  return "vader_segment." + std::string(host) + "." + std::to_string(user) + "." +
+  return "vader_segment." + std::string(WithoutDomain(host)) + "." + std::to_string(user) + "." +
          hexadecimal.data() + ".";
 }
 

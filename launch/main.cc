@@ -16,6 +16,7 @@
 #include "launch/options.h"
 #include "launch/plan.h"
 #include "launch/rank_process.h"
+#include "launch/sockets.h"
 #include "launch/words.h"
 
 namespace sirtaki::launch {
@@ -29,10 +30,8 @@ int Complain(const core::Status& status) {
 }
 
 ThisMachine FindThisMachine() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
   const std::array<core::CpuShare, 1> own = {core::CpusOfThisProcess()};
-  return {name.data(), core::SharedCores(own)};
+  return {HostName(), core::SharedCores(own)};
 }
 
 // As the other hosts have it too.
@@ -58,15 +57,19 @@ core::Status FindStartTimeout(const LaunchOptions& options, const core::Environm
 
 // Carries the plan out, as often as it takes and is allowed.
 int RunAll(PlanInput input, core::Duration start_timeout) {
-  for (;; ++input.restarts) {
+  for (int code = kWrongUse;; ++input.restarts) {
     Plan plan;
     const core::Status status = MakePlan(input, &plan);
-    if (!status.ok()) return Complain(status);
+    if (!status.ok()) {
+      Complain(status);
+      return code;
+    }
     if (input.options.verbose) std::fputs(PlanText(plan).c_str(), stderr);
     const JobResult result =
         RunJob(plan, input.options, input.restarts > 0, input.environment, start_timeout);
-    if (result.code == 0 || !result.may_help || input.restarts == input.options.max_restarts) {
-      return result.code;
+    code = result.code;
+    if (code == 0 || !result.may_help || input.restarts == input.options.max_restarts) {
+      return code;
     }
     input.gone.insert(input.gone.end(), result.gone.begin(), result.gone.end());
     std::fprintf(stderr, "sirtakirun: starting again, %d of %d%s%s\n", input.restarts + 1,

@@ -38,6 +38,7 @@ struct Writer {
     out->Byte(static_cast<std::uint8_t>(end.kind));
     out->Varint(static_cast<std::uint64_t>(end.value));
     out->Text(std::string_view(end.text).substr(0, kMaxText));
+    out->Byte(end.told ? 1 : 0);
   }
   void operator()(const GoMessage& go) const {
     out->Text(go.master_address);
@@ -79,6 +80,7 @@ RankMessage Read(ByteReader* reader) {
       end.kind = static_cast<EndKind>(reader->ByteUpTo("kind of end", 2));
       end.value = ReadInt(reader, "value", 65535);
       end.text = reader->Text("text", kMaxText);
+      end.told = reader->ByteUpTo("told", 1) == 1;
       return end;
     }
     case 3: {

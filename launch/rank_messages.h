@@ -3,7 +3,7 @@
 //   frame   := length (4 bytes, lowest first), then as many bytes: a message
 //   message := 0 key rank size local_rank host port    hello: the rank is there
 //            | 1 stream bytes                          what it has printed
-//            | 2 kind value text                       its program has ended
+//            | 2 kind value text told                  its program has ended
 //            | 3 address port count (name value)...    go: rank 0's address, more variables
 //            | 4                                       stop
 //            | 5 count                                 bytes of its output that were written
@@ -43,8 +43,9 @@ enum class EndKind : std::uint8_t { kExited, kSignalled, kNotStarted };
 
 struct EndMessage {
   EndKind kind{};
-  int value = 0;     // the exit code, the signal, or errno
-  std::string text;  // why it was not started
+  int value = 0;      // the exit code, the signal, or errno
+  std::string text;   // why it was not started
+  bool told = false;  // a signal to the rank came before: it ended because others had
   bool operator==(const EndMessage&) const = default;
 };
 
@@ -67,10 +68,11 @@ struct WrittenMessage {
 using RankMessage =
     std::variant<HelloMessage, OutputMessage, EndMessage, GoMessage, StopMessage, WrittenMessage>;
 
-inline constexpr std::size_t kMaxOutputBytes = std::size_t{64} * 1024;  // of one message
-// A rank sends no more output than this before it hears that it was written: so sirtakirun can
-// always read, and a connection stands still only when the other host is gone.
-inline constexpr std::size_t kMaxUnwritten = 4 * kMaxOutputBytes;
+inline constexpr std::size_t kMaxOutputBytes = std::size_t{16} * 1024;  // of one message
+// A rank sends no more output than this before it hears that it was written. It is less than the
+// 64 KiB that a system takes in without being read: so a connection stands still only when the
+// other host is gone, not when sirtakirun is held up.
+inline constexpr std::size_t kMaxUnwritten = 3 * kMaxOutputBytes;
 
 // The frame of a message.
 std::string Encode(const RankMessage& message);

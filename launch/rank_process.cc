@@ -36,11 +36,6 @@ constexpr auto kDrainAfter =
     std::chrono::seconds(1);  // of the program's end: what it has left may still print
 constexpr auto kFarewell = std::chrono::seconds(5);  // to hand over the last words
 
-std::string HostName() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
-}
-
 class RankProcess {
  public:
   RankProcess(std::vector<std::string> program, core::EnvironmentView env)
@@ -57,7 +52,7 @@ class RankProcess {
     while (!Done()) Step();
     const auto segments = lost_ ? SegmentPrefix(env_, HostName(), geteuid()) : std::nullopt;
     if (segments) RemoveSegments("/dev/shm", *segments);
-    if (stopped_ && left_behind_ && OwnsGroup()) kill(0, SIGKILL);
+    if (stopped_ || ExitCode() != 0) EndGroup();
     return ExitCode();
   }
 
@@ -95,7 +90,7 @@ class RankProcess {
     poll(fds.data(), fds.size(), Patience());
     if (fds[0].revents != 0) TakeSignals();
     if (fds[2].revents != 0) TakeOutput(Stream::kOutput);
-    if (fds[3].revents != 0) TakeOutput(Stream::kError);
+    if (fds[3].revents != 0 && HasRoom()) TakeOutput(Stream::kError);
     if ((fds[1].revents & POLLOUT) != 0) Write();
     if ((fds[1].revents & ~POLLOUT) != 0) Read();
     CheckTimes();
@@ -116,10 +111,13 @@ class RankProcess {
 
   void TakeSignals() {
     for (const int signal : SignalPipe::Take()) {
-      if (signal != SIGCHLD) Stop();
+      if (signal == SIGCHLD) continue;
+      told_ = true;
+      Stop();
     }
     if (const auto end = child_.Ended()) {
       end_ = end;
+      end_->told = told_;
       kill_at_.reset();
       drain_until_ = Clock::now() + kDrainAfter;
     }
@@ -128,8 +126,8 @@ class RankProcess {
   void TakeOutput(Stream stream) {
     OutputMessage output{stream, ""};
     const bool is_output = stream == Stream::kOutput;
-    const Transfer transfer =
-        ReadSome((is_output ? child_.output() : child_.error()).get(), &output.bytes);
+    const Transfer transfer = ReadSome((is_output ? child_.output() : child_.error()).get(),
+                                       &output.bytes, kMaxOutputBytes);
     unwritten_ += output.bytes.size();
     if (!output.bytes.empty() && connection_.valid()) Send(std::move(output));
     if (!transfer.ended) return;
@@ -173,7 +171,7 @@ class RankProcess {
     int error = 0;
     const Status status = child_.Start(command, &error);
     if (status.ok()) return;
-    Finish({EndKind::kNotStarted, error, status.message()});
+    Finish({EndKind::kNotStarted, error, status.message(), false});
   }
 
   // Ends the program, and the run without it if it has not begun.
@@ -181,7 +179,7 @@ class RankProcess {
     stopped_ = true;
     if (!started_) {
       started_ = true;
-      Finish({EndKind::kSignalled, SIGTERM, ""});
+      Finish({EndKind::kSignalled, SIGTERM, "", told_});
       return;
     }
     if (!child_.running() || kill_at_) return;
@@ -198,6 +196,17 @@ class RankProcess {
       kill(0, signal);
     } else {
       child_.Signal(signal);
+    }
+  }
+
+  // Takes along what the program has started and left, but not this process: it has an exit code to
+  // hand on.
+  void EndGroup() const {
+    if (!OwnsGroup()) return;
+    if (setpgid(0, getpgid(getppid())) == 0) {
+      kill(-getpid(), SIGKILL);
+    } else if (stopped_) {
+      kill(0, SIGKILL);  // then its code matters to nobody
     }
   }
 
@@ -221,7 +230,6 @@ class RankProcess {
     if (!HasRoom() && !stopped_) drain_until_ = now + kDrainAfter;
     const bool silent = !child_.output().valid() && !child_.error().valid();
     if (silent || now >= *drain_until_) {
-      left_behind_ = !silent;
       child_.CloseOutput();
       child_.CloseError();
       Finish(*end_);
@@ -267,8 +275,8 @@ class RankProcess {
   std::size_t unwritten_ = 0;
   bool started_ = false;
   bool stopped_ = false;
-  bool lost_ = false;         // sirtakirun, before the program's end
-  bool left_behind_ = false;  // the program's own children hold its output
+  bool told_ = false;  // to stop, by a signal
+  bool lost_ = false;  // sirtakirun, before the program's end
   bool half_closed_ = false;
   std::optional<EndMessage> end_;
   std::optional<TimePoint> kill_at_;      // the program, which was told to end

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -65,6 +66,19 @@ bool IsOfContainers(std::string_view interface) {
   constexpr std::array<std::string_view, 5> kPrefixes = {"docker", "br-", "virbr", "cni", "podman"};
   return std::any_of(kPrefixes.begin(), kPrefixes.end(),
                      [&](std::string_view prefix) { return interface.starts_with(prefix); });
+}
+
+template <typename Ask>
+std::string EndOf(const Descriptor& connection, Ask ask) {
+  sockaddr_in address{};
+  socklen_t length = sizeof(address);
+  if (ask(connection.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
+  return address.sin_family == AF_INET ? TextOf(address.sin_addr) : "";
+}
+
+Transfer Ended(int error) {
+  const bool silent = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
+  return {0, true, std::strerror(error), silent};
 }
 
 // Connections that are being made, all at once.
@@ -205,12 +219,9 @@ Status ConnectToAny(std::string_view addresses, core::Duration timeout, Descript
   return Attempts(addresses).Wait(core::Clock::now() + timeout, out);
 }
 
-std::string PeerAddress(const Descriptor& connection) {
-  sockaddr_in address{};
-  socklen_t length = sizeof(address);
-  if (getpeername(connection.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
-  return address.sin_family == AF_INET ? TextOf(address.sin_addr) : "";
-}
+std::string PeerAddress(const Descriptor& connection) { return EndOf(connection, &getpeername); }
+
+std::string OwnAddress(const Descriptor& connection) { return EndOf(connection, &getsockname); }
 
 int FreePort() {
   Descriptor listener;
@@ -218,23 +229,40 @@ int FreePort() {
   return Listen(/*local=*/false, &listener, &port).ok() ? port : 0;
 }
 
-Transfer ReadSome(int fd, std::string* out) {
-  std::array<char, 65536> buffer;
-  const ssize_t got = read(fd, buffer.data(), buffer.size());
+std::string HostName() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+std::string RandomKey() {
+  std::array<unsigned char, 16> bytes{};
+  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) return "";
+  std::string key;
+  for (const unsigned char byte : bytes) {
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    key += kDigits[byte >> 4U];
+    key += kDigits[byte & 0xFU];
+  }
+  return key;
+}
+
+Transfer ReadSome(int fd, std::string* out, std::size_t most) {
+  std::array<char, kReadSize> buffer;
+  const ssize_t got = read(fd, buffer.data(), std::min(most, buffer.size()));
   if (got > 0) {
     out->append(buffer.data(), static_cast<std::size_t>(got));
-    return {static_cast<std::size_t>(got), false, ""};
+    return {static_cast<std::size_t>(got), false, "", false};
   }
-  if (got == 0) return {0, true, ""};
+  if (got == 0) return {0, true, "", false};
   if (errno == EAGAIN || errno == EINTR) return {};
-  return {0, true, std::strerror(errno)};
+  return Ended(errno);
 }
 
 Transfer WriteSome(int fd, std::string_view bytes) {
   const ssize_t put = write(fd, bytes.data(), bytes.size());
-  if (put >= 0) return {static_cast<std::size_t>(put), false, ""};
+  if (put >= 0) return {static_cast<std::size_t>(put), false, "", false};
   if (errno == EAGAIN || errno == EINTR) return {};
-  return {0, true, std::strerror(errno)};
+  return Ended(errno);
 }
 
 }  // namespace sirtaki::launch

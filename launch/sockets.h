@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -44,18 +45,25 @@ std::vector<std::string> OwnAddresses(const std::vector<std::string>& interfaces
 // Connects to the first of "address:port,…" that answers; not blocking from then on. kTimedOut,
 // kBackend: none does, with the reason of each.
 core::Status ConnectToAny(std::string_view addresses, core::Duration timeout, Descriptor* out);
-// The other end's address, "10.0.0.1"; empty if it is not known.
+// The other end's address, "10.0.0.1", and this end's; empty if it is not known.
 std::string PeerAddress(const Descriptor& connection);
+std::string OwnAddress(const Descriptor& connection);
 // A port that is free now on this machine.
 int FreePort();
+// This machine's, as `hostname` says.
+std::string HostName();
+// Tells those who know it from strangers: "3f0c…"; empty if the system has none to give.
+std::string RandomKey();
 
 // What happened to bytes on a connection or pipe that does not block.
 struct Transfer {
   std::size_t bytes = 0;
-  bool ended = false;  // by the other side, or an error
-  std::string why;     // of an error
+  bool ended = false;   // by the other side, or an error
+  std::string why;      // of an error
+  bool silent = false;  // the error is that the other host does not answer
 };
-Transfer ReadSome(int fd, std::string* out);
+inline constexpr std::size_t kReadSize = std::size_t{64} * 1024;
+Transfer ReadSome(int fd, std::string* out, std::size_t most = kReadSize);
 Transfer WriteSome(int fd, std::string_view bytes);
 
 }  // namespace sirtaki::launch

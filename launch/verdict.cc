@@ -45,6 +45,7 @@ std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMess
       return failure;
     case EndKind::kSignalled:
       failure.code = 128 + end.value;
+      failure.follows = end.told;
       failure.text = WhoIs(rank, host) + " died of " + SignalName(end.value) + Hint(end.value);
       return failure;
     case EndKind::kNotStarted:

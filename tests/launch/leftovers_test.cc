@@ -12,6 +12,10 @@ namespace {
 TEST(LeftoversTest, NamesAreOfTheJobAlone) {
   EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "783089665"}}, "vm", 0),
             "vader_segment.vm.0.2ead0001.");
+  EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "1"}}, "vm.example.org", 7),
+            "vader_segment.vm.7.1.");
+  EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "1"}}, "10.0.0.1", 7),
+            "vader_segment.10.0.0.1.7.1.");
   EXPECT_EQ(SegmentPrefix({}, "vm", 0), std::nullopt);
   EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "x"}}, "vm", 0), std::nullopt);
   EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "1"}}, "", 0), std::nullopt);

@@ -10,7 +10,7 @@ namespace {
 std::vector<RankMessage> Examples() {
   return {HelloMessage{"key", 3, 8, 1, "host", 29500},
           OutputMessage{Stream::kError, std::string("a\0b\n", 4)},
-          EndMessage{EndKind::kSignalled, 9, ""},
+          EndMessage{EndKind::kSignalled, 9, "", true},
           EndMessage{EndKind::kNotStarted, 2, "no such file"},
           GoMessage{"10.0.0.1", 29500, {{"A", "1"}, {"B", ""}}},
           StopMessage{},

@@ -90,13 +90,22 @@ timeout -k 5 60 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 bash -c
 [ "$code" = 0 ] || fail "code $code"
 [ "$(grep -c '^\[0\]' "$output")" = 200000 ] && [ "$(grep -c '^\[1\]' "$output")" = 200000 ] || fail "lines are lost"
 
+echo "--- lines of both streams in one place do not cut each other"
+code=0
+timeout -k 5 60 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 \
+  bash -c 'for i in $(seq 2000); do echo "output $i, of some length to be cut"; echo "error $i, of some length to be cut" >&2; done' \
+  2>&1 </dev/null | (sleep 1; cat) >"$output" || code=$?
+[ "$code" = 0 ] || fail "code $code"
+[ "$(grep -cxE '\[[01]\] (output|error) [0-9]+, of some length to be cut' "$output")" = 8000 ] || fail "lines are cut"
+[ "$(wc -l <"$output")" = 8000 ] || fail "there are lines of nobody"
+
 echo "--- rank files"
 run 0 -np 2 --output-filename "$work/ranks" bash -c 'printf "out %s" "$RANK"; echo "err $RANK" >&2'
 [ ! -s "$output" ] || fail "what goes to files goes to the terminal too"
 [ "$(cat "$work/ranks/rank.1/stdout")" = "out 1" ] || fail "rank.1/stdout is wrong"
 [ "$(cat "$work/ranks/rank.0/stderr")" = "err 0" ] || fail "rank.0/stderr is wrong"
 touch "$work/file"
-run 1 -np 2 --output-filename "$work/file" true
+run 2 -np 2 --output-filename "$work/file" true
 grep -q -- '--output-filename: .*/file/rank.0.* cannot be made' "$errors" || fail "it does not say why"
 
 echo "--- time stamps"
@@ -118,6 +127,10 @@ run 139 -np 2 bash -c 'if [ "$RANK" = 0 ]; then kill -SEGV $$; fi; exec sleep 30
 says "$errors" "sirtakirun: rank 0 on host $host died of SIGSEGV"
 gone "sleep 303"
 
+echo "--- what a rank has started and left ends with it, if it ends badly"
+run 139 -np 2 bash -c 'if [ "$RANK" = 0 ]; then (trap "" TERM; exec sleep 309 >/dev/null 2>&1) & kill -SEGV $$; fi; exec sleep 309'
+gone "sleep 309"
+
 echo "--- ranks that do not want to end are ended"
 run 5 -np 2 bash -c 'trap "" TERM INT HUP; if [ "$RANK" = 1 ]; then exit 5; fi; sleep 304; sleep 304'
 gone "sleep 304"
@@ -133,6 +146,10 @@ says "$errors" "sirtakirun: starting again, 1 of 2"
 ends "$errors" "sirtakirun: starting again, 2 of 2"
 run 4 -np 2 --max-restarts 1 bash -c 'exit 4'
 [ "$(grep -c "ended with exit code 4" "$errors")" = 2 ] || fail "not two attempts"
+# What stands around the rank is killed: this machine is not gone.
+run 0 -np 1 --max-restarts 1 bash -c '[ -n "${TORCHELASTIC_RESTART_COUNT:-}" ] || { kill -KILL $PPID; exec sleep 310; }'
+ends "$errors" "sirtakirun: starting again, 1 of 1"
+gone "sleep 310"
 run 127 -np 1 --max-restarts 3 "$work/no/such/program"
 ! grep -q "starting again" "$errors" || fail "what cannot go well is started again"
 
@@ -156,6 +173,17 @@ for signal in INT TERM HUP; do
   ends "$errors" "sirtakirun: ended by SIG$signal"
   gone "sleep 306"
 done
+
+echo "--- nohup: a hangup does not end it"
+nohup "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 1 bash -c "echo begun; read -r; echo on" >"$output" 2>"$errors" < <(
+  for _ in $(seq 300); do
+    grep -q begun "$output" && break
+    sleep 0.1
+  done
+  kill -HUP $(running "$sirtakirun --launcher $mpirun")
+  echo
+) || fail "ended by SIGHUP"
+says "$output" "[0] on"
 
 echo "--- sirtakirun itself is killed"
 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 bash -c "echo begun; trap '' TERM; sleep 307; sleep 307" >"$output" 2>"$errors" </dev/null &

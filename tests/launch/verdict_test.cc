@@ -37,6 +37,12 @@ TEST(VerdictTest, SaysWhatASignalOftenMeans) {
             std::string::npos);
 }
 
+TEST(VerdictTest, AnEndBySignalOfTheLauncherFollowsFromAnother) {
+  EXPECT_TRUE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGTERM, "", true}, {})->follows);
+  EXPECT_FALSE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGTERM, "", false}, {})->follows);
+  EXPECT_FALSE(JudgeEnd(0, "a", {EndKind::kExited, 3, "", true}, {})->follows);
+}
+
 TEST(VerdictTest, SignalsHaveNames) {
   EXPECT_EQ(SignalName(SIGKILL), "SIGKILL");
   EXPECT_EQ(SignalName(99), "signal 99");
