@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <utility>
 
@@ -126,7 +125,6 @@ bool SharedChannel::IsOver(const Wait& wait) {
 }
 
 bool SharedChannel::IsVoid() const {
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // after what was read of the tensors
   return direct() && std::any_of(peers_.begin(), peers_.end(), [this](const Peer& peer) {
            return peer.index != group_.self() && group_.HasGivenUp(peer.index);
          });

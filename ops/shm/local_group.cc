@@ -142,11 +142,7 @@ SharedCounter& LocalGroup::Bell(int index) const {
   return reinterpret_cast<Head*>(SessionMemory(index))->bell;
 }
 
-void LocalGroup::GiveUp() {
-  reinterpret_cast<Head*>(session_->base())->gave_up.store(true);
-  // Before anything that the program writes to its tensors from now on.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-}
+void LocalGroup::GiveUp() { reinterpret_cast<Head*>(session_->base())->gave_up.store(true); }
 
 bool LocalGroup::HasGivenUp(int index) const {
   return reinterpret_cast<const Head*>(SessionMemory(index))->gave_up.load();
