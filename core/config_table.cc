@@ -210,8 +210,8 @@ Table MakeTable() {
           .Between(0, 1).Agreed(),
       Option<&Config::autotune>(OptionId::kAutotune, "autotune", OptionKind::kBool,
           "Whether the steps of the first optimizer are used to find better values of bucket_bytes, "
-          "chunk_bytes (where gradients are not reduced in shared memory), small_bytes and fusion_delay. What was found is printed, and stays for the rest of the run. Nothing "
-          "is tried if the option deterministic is set.")
+          "chunk_bytes (where gradients are not reduced in shared memory), small_bytes and fusion_delay. What "
+          "was found is printed, and stays for the rest of the run. Nothing is tried if the option deterministic is set.")
           .Between(0, 1).Agreed().Horovod(kAutotuneAlias),
       TextOption<&Config::autotune_log>(OptionId::kAutotuneLog, "autotune_log",
           "The file in which rank 0 writes what the autotuner has tried (CSV), and, with .settings "

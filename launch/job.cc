@@ -197,7 +197,8 @@ class Job {
       rank.ended = true;
       output_.Finish(connection->rank);
       if (!begun_ && end->kind == EndKind::kSignalled) {
-        return Withdraw();
+        Withdraw();
+        return true;
       }
       auto failure = JudgeEnd(connection->rank, rank.hello.host, *end,
                               output_.LastErrorLines(connection->rank));
@@ -298,11 +299,10 @@ class Job {
 
   // A rank was ended before it began. The launcher does so when another cannot start, and its own
   // end then says more.
-  bool Withdraw() {
+  void Withdraw() {
     withdrawn_ = true;
     start_by_.reset();
     if (!stopped_ && !stop_at_) stop_at_ = Clock::now() + kStopAfter;
-    return true;
   }
 
   // The run has failed; what comes later follows from that. The launcher ends the others; at

@@ -56,10 +56,11 @@ std::vector<fusion::TunedOption> OptionsFrom(const Limits& limits, bool moves_in
     const std::int64_t now = limits.*tunable.limit;
     fusion::TunedOption option;
     option.name = SpecOf(tunable).name;
-    const bool idle = tunable.option == core::OptionId::kChunkBytes && !moves_in_chunks;
-    for (std::int64_t value = tunable.first; value <= tunable.last && now > 0 && !idle;
-         value *= 2) {
-      option.values.push_back(value);
+    const bool matters = tunable.option != core::OptionId::kChunkBytes || moves_in_chunks;
+    if (now > 0 && matters) {
+      for (std::int64_t value = tunable.first; value <= tunable.last; value *= 2) {
+        option.values.push_back(value);
+      }
     }
     const auto place = std::lower_bound(option.values.begin(), option.values.end(), now);
     option.start = static_cast<std::size_t>(place - option.values.begin());

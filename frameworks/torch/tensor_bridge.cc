@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <array>
@@ -68,26 +69,25 @@ std::optional<core::DType> DTypeOf(at::ScalarType type) {
 
 std::string WhyNotMovable(const at::Tensor& tensor) {
   if (!tensor.defined()) return "the tensor is undefined";
-  if (!tensor.is_nested() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
-      tensor.dim() <= kMostDimensions && DTypeOf(tensor.scalar_type())) {
-    return {};  // a stream costs more than all else that is looked at
+  if (tensor.is_nested()) return "a nested tensor; only dense tensors are supported";
+  // Texts are made where something is wrong only: a stream costs more than all that is looked at.
+  if (tensor.layout() != at::kStrided) {
+    return c10::str("a tensor of layout ", tensor.layout(), "; only dense tensors are supported");
   }
-  std::ostringstream why;
-  if (tensor.is_nested()) {
-    why << "a nested tensor; only dense tensors are supported";
-  } else if (tensor.layout() != at::kStrided) {
-    why << "a tensor of layout " << tensor.layout() << "; only dense tensors are supported";
-  } else if (!tensor.device().is_cpu()) {
-    why << "a tensor on " << tensor.device() << "; this version works on host memory only";
-  } else if (!DTypeOf(tensor.scalar_type())) {
-    why << "a tensor of type " << c10::toString(tensor.scalar_type())
-        << "; supported are uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64, "
-           "complex64, complex128, bool and, for moving, float8 types";
-  } else if (tensor.dim() > kMostDimensions) {
-    why << "a tensor of " << tensor.dim() << " dimensions; at most " << kMostDimensions
-        << " are supported";
+  if (!tensor.device().is_cpu()) {
+    return c10::str("a tensor on ", tensor.device(), "; this version works on host memory only");
   }
-  return why.str();
+  if (!DTypeOf(tensor.scalar_type())) {
+    return c10::str(
+        "a tensor of type ", c10::toString(tensor.scalar_type()),
+        "; supported are uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64, "
+        "complex64, complex128, bool and, for moving, float8 types");
+  }
+  if (tensor.dim() > kMostDimensions) {
+    return c10::str("a tensor of ", tensor.dim(), " dimensions; at most ", kMostDimensions,
+                    " are supported");
+  }
+  return {};
 }
 
 core::Signature Describe(const at::Tensor& tensor) {

@@ -65,8 +65,8 @@ std::string WhyPartInvalid(const TensorCall& call, std::size_t index,
 // result it would be is anybody's guess, and another on each rank. What does not lie flat is
 // written back in order.
 std::string WhyGroupInvalid(const TensorCall& call) {
-  std::vector<std::pair<std::uintptr_t, std::size_t>>
-      begins;  // of a tensor's memory, and its index
+  // Of a tensor's memory, and its index.
+  std::vector<std::pair<std::uintptr_t, std::size_t>> begins;
   for (std::size_t i = 0; i < call.group.size(); ++i) {
     const at::Tensor& tensor = call.group[i];
     if (tensor.numel() == 0 || !LiesFlat(tensor)) continue;

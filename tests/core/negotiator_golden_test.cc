@@ -2,11 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <sstream>
 
-#include "core/environment.h"
+#include "tests/support/golden.h"
 #include "tests/support/negotiation_sim.h"
 
 namespace sirtaki::testing {
@@ -14,39 +12,11 @@ namespace {
 
 class Script {
  public:
-  // The file again, with what happened in place of what was expected.
-  std::string Play(std::istream& in) {
-    std::string line;
-    bool expected = false;
-    while (std::getline(in, line)) {
-      if (line == "----") {
-        expected = true;
-        Finish();
-      } else if (expected) {
-        if (line.empty()) {
-          expected = false;
-          out_ << "\n";
-        }
-      } else {
-        out_ << line << "\n";
-        if (!line.empty() && line[0] != '#') Command(line);
-      }
-    }
-    return out_.str();
-  }
-
- private:
-  void Finish() {
-    out_ << "----\n" << happened_.str();
+  // What has happened since the last time.
+  std::string Finish() {
+    std::string happened = happened_.str();
     happened_.str("");
-  }
-
-  static std::string Option(const std::vector<std::string>& words, const std::string& name,
-                            const std::string& otherwise) {
-    for (const std::string& word : words) {
-      if (word.rfind(name + "=", 0) == 0) return word.substr(name.size() + 1);
-    }
-    return otherwise;
+    return happened;
   }
 
   void Command(const std::string& line) {
@@ -95,6 +65,15 @@ class Script {
         happened_ << r << ": closed\n";
       }
     }
+  }
+
+ private:
+  static std::string Option(const std::vector<std::string>& words, const std::string& name,
+                            const std::string& otherwise) {
+    for (const std::string& word : words) {
+      if (word.rfind(name + "=", 0) == 0) return word.substr(name.size() + 1);
+    }
+    return otherwise;
   }
 
   void World(const std::vector<std::string>& words) {
@@ -244,37 +223,20 @@ class Script {
   std::map<std::pair<int, core::SetNumber>, std::uint64_t> calls_;
   std::set<std::string> told_;
   std::ostringstream happened_;
-  std::ostringstream out_;
 };
 
-std::filesystem::path GoldenFolder() {
-  return std::filesystem::path(SIRTAKI_SOURCE_DIR) / "tests/core/golden";
-}
-
-std::vector<std::string> GoldenFiles() {
-  std::vector<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(GoldenFolder())) {
-    if (entry.path().extension() == ".txt") files.push_back(entry.path().stem().string());
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
+constexpr const char* kFolder = "tests/core/golden";
 
 class NegotiatorGoldenTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(NegotiatorGoldenTest, HappensAsWritten) {
-  const std::filesystem::path path = GoldenFolder() / (GetParam() + ".txt");
-  std::ifstream file(path);
-  std::stringstream written;
-  written << file.rdbuf();
-  std::istringstream script(written.str());
-  const std::string seen = Script().Play(script);
-  if (core::EnvironmentView::OfProcess().Find("SIRTAKI_TEST_WRITE_GOLDEN"))
-    std::ofstream(path) << seen;
-  EXPECT_EQ(seen, written.str()) << "in " << path;
+  Script script;
+  PlayGolden(
+      kFolder, GetParam(), [&script](const std::string& line) { script.Command(line); },
+      [&script] { return script.Finish(); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Scripts, NegotiatorGoldenTest, ::testing::ValuesIn(GoldenFiles()),
+INSTANTIATE_TEST_SUITE_P(Scripts, NegotiatorGoldenTest, ::testing::ValuesIn(GoldenScripts(kFolder)),
                          [](const auto& script) { return script.param; });
 
 }  // namespace

@@ -6,48 +6,27 @@
 //   env NAME=VALUE              from here on; "env" alone forgets them all
 //   file PATH: LINE\nLINE       a file that can be read
 //   gone [HOST...]              hosts that were lost in an earlier attempt; "gone" alone: none was
-//   made run ARGUMENT...             of sirtakirun
+//   run ARGUMENT...             makes the plan of "sirtakirun ARGUMENT..."
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <map>
-#include <sstream>
+#include <optional>
 #include <stdexcept>
+#include <string>
+#include <utility>
 
-#include "core/environment.h"
 #include "launch/plan.h"
 #include "launch/words.h"
+#include "tests/support/golden.h"
 
 namespace sirtaki::launch {
 namespace {
 
 class Script {
  public:
-  // The file again, with what happened in place of what was expected.
-  std::string Play(std::istream& in) {
-    std::string line;
-    bool expected = false;
-    while (std::getline(in, line)) {
-      if (line == "----") {
-        expected = true;
-        out_ << "----\n" << happened_;
-        happened_.clear();
-      } else if (expected) {
-        if (line.empty()) {
-          expected = false;
-          out_ << "\n";
-        }
-      } else {
-        out_ << line << "\n";
-        if (!line.empty() && line[0] != '#') Command(line);
-      }
-    }
-    return out_.str();
-  }
+  std::string Finish() { return std::exchange(happened_, {}); }
 
- private:
   void Command(const std::string& line) {
     const std::size_t space = std::min(line.find(' '), line.size());
     const std::string verb = line.substr(0, space);
@@ -82,6 +61,7 @@ class Script {
     }
   }
 
+ private:
   void Run(const std::string& arguments) {
     input_.self = "/opt/sirtaki/bin/sirtakirun";
     input_.read = [this](const std::string& path) -> std::optional<std::string> {
@@ -99,39 +79,22 @@ class Script {
 
   PlanInput input_;
   std::map<std::string, std::string> files_;
-  std::ostringstream out_;
   std::string happened_;
 };
 
-std::filesystem::path GoldenFolder() {
-  return std::filesystem::path(SIRTAKI_SOURCE_DIR) / "tests/launch/golden";
-}
-
-std::vector<std::string> GoldenFiles() {
-  std::vector<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(GoldenFolder())) {
-    if (entry.path().extension() == ".txt") files.push_back(entry.path().stem().string());
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
+constexpr const char* kFolder = "tests/launch/golden";
 
 class PlanGoldenTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(PlanGoldenTest, HappensAsWritten) {
-  const std::filesystem::path path = GoldenFolder() / (GetParam() + ".txt");
-  std::ifstream file(path);
-  std::stringstream written;
-  written << file.rdbuf();
-  std::istringstream script(written.str());
-  const std::string seen = Script().Play(script);
-  if (core::EnvironmentView::OfProcess().Find("SIRTAKI_TEST_WRITE_GOLDEN")) {
-    std::ofstream(path) << seen;
-  }
-  EXPECT_EQ(seen, written.str()) << "in " << path;
+  Script script;
+  testing::PlayGolden(
+      kFolder, GetParam(), [&script](const std::string& line) { script.Command(line); },
+      [&script] { return script.Finish(); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Scripts, PlanGoldenTest, ::testing::ValuesIn(GoldenFiles()),
+INSTANTIATE_TEST_SUITE_P(Scripts, PlanGoldenTest,
+                         ::testing::ValuesIn(testing::GoldenScripts(kFolder)),
                          [](const auto& script) { return script.param; });
 
 }  // namespace
