@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 
 namespace sirtaki::fusion {
 
@@ -11,7 +12,7 @@ namespace sirtaki::fusion {
 class GradientGate {
  public:
   // `passes`: backward passes that write the gradient before it is reduced, at least 1.
-  explicit GradientGate(int passes) : needed_(passes) {}
+  explicit GradientGate(int passes) : needed_(static_cast<std::uint32_t>(passes)) {}
 
   enum class Arrival {
     kEarly,     // more passes are to come, or the gradient is held: nothing to do
@@ -24,7 +25,7 @@ class GradientGate {
 
   // Reports it as it is; false if it was reported already.
   bool Report();
-  bool reported() const { return reported_.load(std::memory_order_acquire); }
+  bool reported() const { return (state_.load(std::memory_order_acquire) & kReported) != 0; }
   // True if a pass has arrived since the last Reset.
   bool touched() const { return touched_.load(std::memory_order_acquire); }
 
@@ -36,11 +37,14 @@ class GradientGate {
   void Reset();
 
  private:
-  const int needed_;
-  std::atomic<int> passes_{0};
+  static constexpr std::uint32_t kReported = 1U << 31;
+
+  const std::uint32_t needed_;
+  // Passes counted, and whether it was reported, in one word: a pass that is not the last must not
+  // take the last one's report, made meanwhile, for one that came before it.
+  std::atomic<std::uint32_t> state_{0};
   std::atomic<int> holds_{0};
   std::atomic<bool> touched_{false};
-  std::atomic<bool> reported_{false};
 };
 
 }  // namespace sirtaki::fusion
