@@ -15,11 +15,12 @@
 #include <utility>
 #include <vector>
 
-#include "core/rank_ranges.h"
 #include "core/text.h"
 #include "launch/child.h"
 #include "launch/job_output.h"
+#include "launch/job_ranks.h"
 #include "launch/rank_messages.h"
+#include "launch/routes.h"
 #include "launch/sockets.h"
 #include "launch/verdict.h"
 #include "launch/words.h"
@@ -29,6 +30,13 @@ namespace sirtaki::launch {
 using core::Clock;
 using core::Status;
 using core::TimePoint;
+
+struct Connection {
+  Descriptor fd;
+  MessageReader reader;
+  std::string outbox;
+  int rank = -1;  // until it has said which it is
+};
 
 namespace {
 
@@ -50,21 +58,6 @@ void RaiseFileLimit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-struct Connection {
-  Descriptor fd;
-  MessageReader reader;
-  std::string outbox;
-  int rank = -1;  // until it has said which it is
-};
-
-struct Rank {
-  Connection* connection = nullptr;
-  HelloMessage hello;
-  bool ended = false;  // or was lost
-  bool lost = false;
-  bool gone = false;  // and so is its host, it seems
-};
-
 class Job {
  public:
   Job(const Plan& plan, const core::EnvironmentView& env)
@@ -79,7 +72,7 @@ class Job {
     // Ctrl-C is for us, and what a launcher does to its group is not for whoever started us. But
     // only the terminal's own group may read from it.
     command.own_group = isatty(STDIN_FILENO) == 0;
-    if (status.ok()) status = Announce(options, &command);
+    if (status.ok()) status = Announce(&command);
     int error = 0;
     if (status.ok()) status = launcher_.Start(command, &error);
     start_timeout_ = start_timeout;
@@ -89,26 +82,29 @@ class Job {
 
   JobResult Run() {
     while (!Done()) Step();
-    if (!failure_) failure_ = JudgeLauncher();
+    if (!failure_) {
+      failure_ = JudgeLauncher(ranks_, begun_, plan_.command.front(), *launcher_end_);
+    }
     if (!failure_) return {};
     std::fputs(FailureText(*failure_).c_str(), stderr);
-    return {failure_->code, !signalled_ && failure_->may_pass, GoneHosts()};
+    return {failure_->code, !signalled_ && failure_->may_pass,
+            GoneHosts(ranks_, plan_.placement, HostName())};
   }
 
  private:
   // Listens, and tells the ranks where.
-  Status Announce(const LaunchOptions& options, Command* command) {
+  Status Announce(Command* command) {
     int port = 0;
     Status status = Listen(plan_.placement.local, &listener_, &port);
     if (!status.ok()) return status;
     std::vector<std::string> addresses = {"127.0.0.1"};
-    if (!plan_.placement.local) addresses = OwnAddresses(options.network_interfaces);
+    if (!plan_.placement.local) addresses = OwnAddresses(plan_.interfaces);
     if (addresses.empty()) {
       return {core::StatusCode::kInvalidArgument,
-              options.network_interfaces.empty()
+              plan_.interfaces.empty()
                   ? "this machine has no network interface that other hosts could reach"
                   : "--network-interfaces: this machine has no address on " +
-                        Joined(options.network_interfaces, ",")};
+                        Joined(plan_.interfaces, ",")};
     }
     for (std::string& address : addresses) address += ":" + std::to_string(port);
     key_ = RandomKey();
@@ -145,7 +141,7 @@ class Job {
 
   int Patience() const {
     std::optional<TimePoint> next;
-    for (const auto& time : {start_by_, stop_at_, terminate_at_, kill_at_, leave_at_}) {
+    for (const auto& time : {start_by_, init_by_, stop_at_, terminate_at_, kill_at_, leave_at_}) {
       if (time && (!next || *time < *next)) next = time;
     }
     if (!next) return -1;
@@ -195,6 +191,7 @@ class Job {
       output_.Append(connection->rank, output->stream, output->bytes);
     } else if (const auto* end = std::get_if<EndMessage>(&message)) {
       rank.ended = true;
+      rank.through = true;
       output_.Finish(connection->rank);
       if (!begun_ && end->kind == EndKind::kSignalled) {
         Withdraw();
@@ -203,6 +200,9 @@ class Job {
       auto failure = JudgeEnd(connection->rank, rank.hello.host, *end,
                               output_.LastErrorLines(connection->rank));
       if (failure) Fail(std::move(*failure), Clock::now() + kStopAfter);
+    } else if (const auto* init = std::get_if<InitMessage>(&message)) {
+      (init->through ? rank.through : rank.in_init) = true;
+      TimeInit();
     }
     return true;
   }
@@ -221,7 +221,7 @@ class Job {
       return false;
     }
     connection->rank = hello.rank;
-    ranks_[static_cast<std::size_t>(hello.rank)] = {connection, hello, false, false, false};
+    ranks_[static_cast<std::size_t>(hello.rank)] = {connection, hello};
     ++greeted_;
     if (stopped_) {
       Send(hello.rank, StopMessage{});
@@ -251,6 +251,19 @@ class Job {
       for (; rank < end; ++rank) Send(rank, go);
     }
     for (; rank < size; ++rank) Send(rank, go);  // more ranks than slots
+  }
+
+  // Once all ranks are in MPI_Init, none of them waits for a program that has not come so far.
+  void TimeInit() {
+    const auto all = [this](bool Rank::*member) {
+      return std::all_of(ranks_.begin(), ranks_.end(),
+                         [member](const Rank& rank) { return rank.*member; });
+    };
+    if (all(&Rank::through)) {
+      init_by_.reset();
+    } else if (!init_by_ && !failure_ && all(&Rank::in_init)) {
+      init_by_ = Clock::now() + start_timeout_;
+    }
   }
 
   // Where the others reach rank 0. If it is on this machine, where one of them has reached us: of
@@ -311,6 +324,7 @@ class Job {
     const bool is_cause = failure_ && failure_->follows && !failure.follows && !stopped_;
     if (!failure_ || is_cause) failure_ = std::move(failure);
     start_by_.reset();
+    init_by_.reset();
     if (!stopped_ && (!stop_at_ || stop_at < *stop_at_)) stop_at_ = stop_at;
   }
 
@@ -321,7 +335,9 @@ class Job {
       time->reset();
       return true;
     };
-    if (start_by_ && now >= *start_by_) Fail(JudgeStart(), now);
+    if (start_by_ && now >= *start_by_)
+      Fail(JudgeStart(ranks_, plan_.placement.hosts, start_timeout_), now);
+    if (is_due(&init_by_)) Fail(JudgeInit(ranks_, plan_.placement.hosts, start_timeout_), now);
     if (is_due(&stop_at_)) {
       stopped_ = true;
       for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) Send(rank, StopMessage{});
@@ -344,68 +360,6 @@ class Job {
     launcher_.Signal(SIGKILL);
     output_.Discard();
     given_up_ = true;
-  }
-
-  Failure JudgeStart() const {
-    core::RankRanges missing;
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      if (ranks_[rank].hello.key.empty()) missing.Add(static_cast<int>(rank));
-    }
-    const bool one = missing.Count() == 1;
-    return {1,
-            (one ? "rank " : "ranks ") + missing.ToString() + (one ? " has" : " have") +
-                " not started within " + core::DurationText(start_timeout_) + " (hosts: " +
-                HostsText(plan_.placement.hosts) + "); --start-timeout sets how long it may take",
-            {}};
-  }
-
-  // All that the ranks have said is that they ended well, or nothing.
-  std::optional<Failure> JudgeLauncher() const {
-    const std::string name = plan_.command.front();
-    const bool well = launcher_end_->kind == EndKind::kExited && launcher_end_->value == 0;
-    const std::string how = launcher_end_->kind == EndKind::kSignalled
-                                ? " died of " + SignalName(launcher_end_->value)
-                                : " ended with exit code " + std::to_string(launcher_end_->value);
-    const int code = launcher_end_->kind == EndKind::kSignalled ? 128 + launcher_end_->value
-                                                                : std::max(1, launcher_end_->value);
-    if (!begun_) {
-      return Failure{
-          code, name + how + " before all ranks had started: what it printed says why", {}};
-    }
-    const auto alive =
-        std::find_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !rank.ended; });
-    if (alive != ranks_.end()) {
-      const auto rank = static_cast<int>(alive - ranks_.begin());
-      return JudgeLoss(rank, alive->hello.host, name + how + " before it", {});
-    }
-    if (well) return std::nullopt;
-    return Failure{code, name + how + ", though every rank ended with 0", {}};
-  }
-
-  // Hosts that seem to be gone, where no rank has told of its end: then it was not one rank alone.
-  std::vector<std::string> GoneHosts() const {
-    std::vector<std::string> names;
-    for (const Host& host : plan_.placement.hosts) {
-      bool gone = false;
-      bool told = false;
-      for (std::size_t i = 0; i < ranks_.size(); ++i) {
-        const Rank& rank = ranks_[i];
-        if (HostOf(static_cast<int>(i)) != &host) continue;
-        gone = gone || rank.gone;
-        told = told || (rank.ended && !rank.lost) || rank.hello.host == HostName();
-      }
-      if (gone && !told) names.push_back(host.name);
-    }
-    return names;
-  }
-
-  const Host* HostOf(int rank) const {
-    if (const Host* host = HostOfRank(plan_.placement, rank)) return host;
-    // With more ranks than slots the launcher chooses: as the rank calls its host.
-    for (const Host& host : plan_.placement.hosts) {
-      if (host.name == ranks_[static_cast<std::size_t>(rank)].hello.host) return &host;
-    }
-    return nullptr;
   }
 
   // The launcher has ended, the ranks have said all, and it is written.
@@ -433,7 +387,8 @@ class Job {
   bool stopped_ = false;
   bool given_up_ = false;
   core::Duration start_timeout_{};
-  std::optional<TimePoint> start_by_;
+  std::optional<TimePoint> start_by_;  // ranks
+  std::optional<TimePoint> init_by_;   // ranks come out of MPI_Init
   std::optional<TimePoint> stop_at_;
   std::optional<TimePoint> terminate_at_;
   std::optional<TimePoint> kill_at_;

@@ -140,6 +140,7 @@ int Main(const std::vector<std::string>& args, const char* called) {
   input.machine = FindThisMachine();
   input.is_root = geteuid() == 0;
   input.self = OwnPath(called);
+  input.route = &FindRoute;
   core::Duration start_timeout{};
   status = FindStartTimeout(input.options, input.environment, &start_timeout);
   if (status.ok())

@@ -128,7 +128,9 @@ OptionGroup StartOptions() {
        Number("ssh-port", 'p', "PORT", "The port of the hosts' ssh.", 1, 65535, &O::ssh_port),
        Text("ssh-identity-file", 'i', "FILE", "The key for the hosts' ssh.", &O::ssh_identity_file),
        Arguments("ssh-args", R"(More arguments for ssh, as in "-F my_ssh_config".)", &O::ssh_args),
-       {"network-interfaces", 0, "eth0,ib0", "The interfaces between the hosts, for MPI and NCCL.",
+       {"network-interfaces", 0, "eth0,ib0",
+        "The interfaces between the hosts, for MPI and NCCL. Default: those by which this machine "
+        "reaches the others.",
         SetInterfaces},
        Switch("check-hosts", 0,
               "Ask hosts that are reached by ssh, before the start, whether ranks can start there: "

@@ -45,9 +45,15 @@ void AddEnvironment(PlanWriter* writer) {
     writer->Set("TORCHELASTIC_RESTART_COUNT", std::to_string(writer->input().restarts),
                 "as torchrun tells it");
   }
+  const Networks& networks = writer->networks();
   const std::string nccl = "NCCL_SOCKET_IFNAME";
   if (!options.network_interfaces.empty() && !writer->input().environment.Find(nccl)) {
-    writer->Set(nccl, "=" + writer->Interfaces(), "the interfaces of --network-interfaces");
+    writer->Set(nccl, "=" + Joined(options.network_interfaces, ","),
+                "the interfaces of --network-interfaces");
+  }
+  if (!networks.subnet.empty()) {
+    writer->Set(std::string(kNetworkVariable), networks.subnet,
+                "each rank names its host's interface to it in " + nccl);
   }
 }
 
@@ -139,8 +145,6 @@ std::vector<std::string> PlanWriter::Travelling() const {
   return {names.begin(), names.end()};
 }
 
-std::string PlanWriter::Interfaces() const { return Joined(options().network_interfaces, ","); }
-
 bool PlanWriter::CoresAreShared() const {
   return placement().local && placement().ranks > input_.machine.cores;
 }
@@ -165,7 +169,8 @@ Status MakePlan(const PlanInput& input, Plan* out) {
                  &plan.placement);
   if (status.ok() && !plan.placement.local) status = CheckSshWords(input.options);
   if (!status.ok()) return status;
-  PlanWriter writer(input, &plan);
+  PlanWriter writer(input, ChooseNetworks(input, plan.placement), &plan);
+  plan.interfaces = writer.networks().interfaces;
   writer.Add({input.launcher.path}, input.launcher.ToString());
   AddEnvironment(&writer);
   switch (input.launcher.kind) {
@@ -183,6 +188,9 @@ Status MakePlan(const PlanInput& input, Plan* out) {
       break;
   }
   if (!status.ok()) return status;
+  if (const std::string& why = writer.networks().why_not; !why.empty()) {
+    plan.reasons.push_back({"no network is chosen for MPI", why});
+  }
   writer.Add(input.options.mpi_args, "--mpi-args");
   writer.Add({input.self, std::string(kRankFlag), "--"},
              "stands around each rank: its output, its end, torchrun's variables");

@@ -12,12 +12,15 @@
 #include "launch/launcher.h"
 #include "launch/options.h"
 #include "launch/placement.h"
+#include "launch/routes.h"
 
 namespace sirtaki::launch {
 
 // Where the ranks find sirtakirun, and by what it knows them: set when it listens.
 inline constexpr std::string_view kAddressVariable = "SIRTAKI_LAUNCH_ADDRESS";
 inline constexpr std::string_view kKeyVariable = "SIRTAKI_LAUNCH_KEY";
+// The network between the hosts, "10.0.0.0/24", if it was found by the routes.
+inline constexpr std::string_view kNetworkVariable = "SIRTAKI_LAUNCH_NETWORK";
 // sirtakirun as it stands around a rank's program.
 inline constexpr std::string_view kRankFlag = "--as-rank";
 
@@ -28,7 +31,8 @@ struct PlanInput {
   ThisMachine machine;
   bool is_root = false;
   Launcher launcher;
-  std::string self;  // the path of sirtakirun
+  std::string self;   // the path of sirtakirun
+  RouteFinder route;  // empty: nobody is asked for routes
   // Of earlier attempts: how many there were, and the hosts that were lost.
   int restarts = 0;
   std::vector<std::string> gone;
@@ -45,7 +49,8 @@ struct Plan {
   // Set for the launcher, over its own environment.
   std::vector<std::pair<std::string, std::string>> environment;
   std::vector<Reason> reasons;
-  std::vector<std::string> to_check;  // hosts that ssh will reach, but for those that nobody asks
+  std::vector<std::string> interfaces;  // of this machine, that ranks reach it by; empty: any
+  std::vector<std::string> to_check;    // hosts that ssh will reach, but for those that nobody asks
 };
 
 // kInvalidArgument: the options are wrong for these hosts or this launcher. On error `*out` is as

@@ -15,7 +15,6 @@ const char* const kInOrder = "hosts are filled one after the other";
 const char* const kForSsh = "for ssh, where it is used";
 const char* const kRoot = "this is root";
 const char* const kYield = "there are more ranks than cores: who waits gives way";
-const char* const kInterfaces = "--network-interfaces";
 
 std::vector<std::string> Prefixed(const std::string& flag, const std::vector<std::string>& values) {
   std::vector<std::string> words;
@@ -39,8 +38,11 @@ void AddOpenMpiTail(PlanWriter* writer) {
   if (writer->input().is_root) writer->Add({"--allow-run-as-root"}, kRoot);
   if (writer->CoresAreShared()) writer->Add({"--mca", "mpi_yield_when_idle", "1"}, kYield);
   if (writer->placement().local) return;
-  if (!writer->options().network_interfaces.empty()) {
-    writer->Add({"--mca", "btl_tcp_if_include", writer->Interfaces()}, kInterfaces);
+  const Networks& networks = writer->networks();
+  if (!networks.include.empty()) {
+    writer->Add({"--mca", "btl_tcp_if_include", networks.include}, networks.why);
+  } else if (!networks.exclude.empty()) {
+    writer->Add({"--mca", "btl_tcp_if_exclude", networks.exclude}, networks.why);
   }
   writer->Add(Prefixed("-x", writer->Travelling()), "variables that the ranks of all hosts need");
 }
@@ -65,8 +67,8 @@ void AddOpenMpi4(PlanWriter* writer) {
   if (!writer->placement().local) {
     writer->Add({"--mca", "plm_rsh_args", writer->SshWord()}, kForSsh);
   }
-  if (!writer->placement().local && !writer->options().network_interfaces.empty()) {
-    writer->Add({"--mca", "oob_tcp_if_include", writer->Interfaces()}, kInterfaces);
+  if (const Networks& networks = writer->networks(); !networks.include.empty()) {
+    writer->Add({"--mca", "oob_tcp_if_include", networks.include}, networks.why);
   }
   AddOpenMpiTail(writer);
 }
@@ -80,8 +82,8 @@ void AddOpenMpi5(PlanWriter* writer) {
   if (!writer->placement().local) {
     writer->Add({"--prtemca", "plm_ssh_args", writer->SshWord()}, kForSsh);
   }
-  if (!writer->placement().local && !writer->options().network_interfaces.empty()) {
-    writer->Add({"--prtemca", "prte_if_include", writer->Interfaces()}, kInterfaces);
+  if (const Networks& networks = writer->networks(); !networks.include.empty()) {
+    writer->Add({"--prtemca", "prte_if_include", networks.include}, networks.why);
   }
   AddOpenMpiTail(writer);
 }
@@ -94,17 +96,17 @@ void AddMpich(PlanWriter* writer) {
   if (uses_ssh && !placement.local) {
     writer->SetForLauncher("HYDRA_LAUNCHER_EXTRA_ARGS", writer->SshWord(), kForSsh);
   }
-  if (!placement.local && !options.network_interfaces.empty()) {
-    writer->Set("FI_TCP_IFACE", options.network_interfaces.front(), kInterfaces);
+  // It takes names alone, which hosts may not have in common: so only what was given.
+  const std::vector<std::string>& given = options.network_interfaces;
+  if (!placement.local && !given.empty()) {
+    writer->Set("FI_TCP_IFACE", given.front(), writer->networks().why);
   }
   writer->Add({"-n", std::to_string(placement.ranks)}, placement.ranks_from);
   writer->Add({"-hosts", HostsText(placement.hosts)}, placement.from);
   AddBinding(writer, {"-bind-to", "none"});
   if (writer->UsesSsh()) writer->Add({"-launcher", "ssh"}, "the hosts are reached by ssh");
   if (placement.local) return;
-  if (!options.network_interfaces.empty()) {
-    writer->Add({"-iface", options.network_interfaces.front()}, kInterfaces);
-  }
+  if (!given.empty()) writer->Add({"-iface", given.front()}, writer->networks().why);
   writer->Add({"-genvlist", Joined(writer->Travelling(), ",")},
               "variables that the ranks of all hosts need");
 }
@@ -128,8 +130,10 @@ core::Status AddSrun(PlanWriter* writer) {
           "whole hosts, or choose another --launcher");
     }
   }
-  if (!writer->options().network_interfaces.empty()) {
-    writer->Set("OMPI_MCA_btl_tcp_if_include", writer->Interfaces(), kInterfaces);
+  if (const Networks& networks = writer->networks(); !networks.include.empty()) {
+    writer->Set("OMPI_MCA_btl_tcp_if_include", networks.include, networks.why);
+  } else if (!networks.exclude.empty()) {
+    writer->Set("OMPI_MCA_btl_tcp_if_exclude", networks.exclude, networks.why);
   }
   writer->Add({"-n", std::to_string(placement.ranks)}, placement.ranks_from);
   writer->Add({"-N", std::to_string(names.size()), "--nodelist", Joined(names, ",")},

@@ -3,6 +3,7 @@
 
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "launch/plan.h"
@@ -10,14 +11,27 @@
 
 namespace sirtaki::launch {
 
+struct Networks {
+  std::vector<std::string> interfaces;  // of this machine
+  std::string subnet;                   // of all hosts, if it was found by the routes
+  // What MPI is told: names of interfaces, or a subnet; at most one of these is not empty.
+  std::string include;
+  std::string exclude;
+  std::string why;
+  std::string why_not;  // it is told nothing
+};
+Networks ChooseNetworks(const PlanInput& input, const Placement& placement);
+
 // A plan while it is put together.
 class PlanWriter {
  public:
-  PlanWriter(const PlanInput& input, Plan* plan) : input_(input), plan_(*plan) {}
+  PlanWriter(const PlanInput& input, Networks networks, Plan* plan)
+      : input_(input), networks_(std::move(networks)), plan_(*plan) {}
 
   const PlanInput& input() const { return input_; }
   const LaunchOptions& options() const { return input_.options; }
   const Placement& placement() const { return plan_.placement; }
+  const Networks& networks() const { return networks_; }
 
   // More words of the command line. Without a reason, they belong to the words before.
   void Add(const std::vector<std::string>& words, const std::string& why);
@@ -33,12 +47,12 @@ class PlanWriter {
   std::string SshWord() const { return Joined(SshArguments(options()), " "); }
   // Whether ssh reaches the hosts, and not what a batch system has for that.
   bool UsesSsh() const { return !placement().local && placement().system == BatchSystem::kNone; }
-  std::string Interfaces() const;  // "eth0,ib0"
   // More ranks than cores of this machine, where it is known.
   bool CoresAreShared() const;
 
  private:
   const PlanInput& input_;
+  const Networks networks_;
   Plan& plan_;
   std::set<std::string> exports_;
 };

@@ -51,6 +51,7 @@ struct Writer {
   }
   void operator()(const StopMessage& /*stop*/) const {}
   void operator()(const WrittenMessage& written) const { out->Varint(written.bytes); }
+  void operator()(const InitMessage& init) const { out->Byte(init.through ? 1 : 0); }
 };
 
 int ReadInt(ByteReader* reader, const char* field, int max) {
@@ -58,7 +59,7 @@ int ReadInt(ByteReader* reader, const char* field, int max) {
 }
 
 RankMessage Read(ByteReader* reader) {
-  switch (reader->ByteUpTo("kind of message", 5)) {
+  switch (reader->ByteUpTo("kind of message", 6)) {
     case 0: {
       HelloMessage hello;
       hello.key = reader->Text("key", kMaxText);
@@ -96,6 +97,8 @@ RankMessage Read(ByteReader* reader) {
     }
     case 5:
       return WrittenMessage{reader->Varint("bytes", kMaxUnwritten)};
+    case 6:
+      return InitMessage{reader->ByteUpTo("through", 1) == 1};
     default:
       return StopMessage{};
   }

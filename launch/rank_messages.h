@@ -7,6 +7,7 @@
 //            | 3 address port count (name value)...    go: rank 0's address, more variables
 //            | 4                                       stop
 //            | 5 count                                 bytes of its output that were written
+//            | 6 through                               it goes into MPI_Init, or has come out
 #pragma once
 
 #include <cstdint>
@@ -65,8 +66,13 @@ struct WrittenMessage {
   bool operator==(const WrittenMessage&) const = default;
 };
 
-using RankMessage =
-    std::variant<HelloMessage, OutputMessage, EndMessage, GoMessage, StopMessage, WrittenMessage>;
+struct InitMessage {
+  bool through = false;
+  bool operator==(const InitMessage&) const = default;
+};
+
+using RankMessage = std::variant<HelloMessage, OutputMessage, EndMessage, GoMessage, StopMessage,
+                                 WrittenMessage, InitMessage>;
 
 inline constexpr std::size_t kMaxOutputBytes = std::size_t{16} * 1024;  // of one message
 // A rank sends no more output than this before it hears that it was written. It is less than the

@@ -13,13 +13,16 @@
 #include <utility>
 
 #include "core/environment.h"
+#include "core/start_notice.h"
 #include "core/types.h"
 #include "launch/child.h"
 #include "launch/leftovers.h"
 #include "launch/plan.h"
 #include "launch/rank_messages.h"
 #include "launch/rank_place.h"
+#include "launch/routes.h"
 #include "launch/sockets.h"
+#include "launch/words.h"
 
 namespace sirtaki::launch {
 
@@ -80,14 +83,16 @@ class RankProcess {
   void Send(const RankMessage& message) { outbox_ += Encode(message); }
 
   void Step() {
-    std::array<pollfd, 4> fds{};
+    std::array<pollfd, 5> fds{};
     const bool room = HasRoom();
     fds[0] = {SignalPipe::fd(), POLLIN, 0};
     fds[1] = {connection_.get(), static_cast<short>(outbox_.empty() ? POLLIN : POLLIN | POLLOUT),
               0};
     fds[2] = {room ? child_.output().get() : -1, POLLIN, 0};
     fds[3] = {room ? child_.error().get() : -1, POLLIN, 0};
+    fds[4] = {notices_.get(), POLLIN, 0};
     poll(fds.data(), fds.size(), Patience());
+    if (fds[4].revents != 0) TakeNotices();
     if (fds[0].revents != 0) TakeSignals();
     if (fds[2].revents != 0) TakeOutput(Stream::kOutput);
     if (fds[3].revents != 0 && HasRoom()) TakeOutput(Stream::kError);
@@ -120,6 +125,16 @@ class RankProcess {
       end_->told = told_;
       kill_at_.reset();
       drain_until_ = Clock::now() + kDrainAfter;
+    }
+  }
+
+  void TakeNotices() {
+    std::string bytes;
+    if (ReadSome(notices_.get(), &bytes).ended) notices_.Close();
+    for (const char byte : bytes) {
+      const auto notice = static_cast<core::StartNotice>(byte);
+      if (notice == core::StartNotice::kBegins) Send(InitMessage{false});
+      if (notice == core::StartNotice::kIsThrough) Send(InitMessage{true});
     }
   }
 
@@ -163,15 +178,31 @@ class RankProcess {
   void Start(const GoMessage& go) {
     if (started_) return;
     started_ = true;
-    Command command{program_,
-                    TorchrunVariables(place_, go.master_address, go.master_port, env_),
-                    {std::string(kAddressVariable), std::string(kKeyVariable)},
-                    true};
+    Command command{
+        program_,
+        TorchrunVariables(place_, go.master_address, go.master_port, env_),
+        {std::string(kAddressVariable), std::string(kKeyVariable), std::string(kNetworkVariable)},
+        true};
+    AddInterfaces(&command);
+    std::string notices;
+    notices_ = Descriptor(core::ListenForStart(&notices));
+    if (notices_.valid()) command.set.emplace_back(core::kStartNoticeVariable, notices);
     command.set.insert(command.set.end(), go.variables.begin(), go.variables.end());
     int error = 0;
     const Status status = child_.Start(command, &error);
     if (status.ok()) return;
     Finish({EndKind::kNotStarted, error, status.message(), false});
+  }
+
+  // NCCL and libfabric take names, which may be others on each host.
+  void AddInterfaces(Command* command) const {
+    const auto names = InterfacesIn(env_.Find(kNetworkVariable).value_or(""));
+    if (names.empty()) return;
+    const auto set = [&](const char* name, std::string value) {
+      if (!env_.Find(name)) command->set.emplace_back(name, std::move(value));
+    };
+    set("NCCL_SOCKET_IFNAME", "=" + Joined(names, ","));
+    set("FI_TCP_IFACE", names.front());
   }
 
   // Ends the program, and the run without it if it has not begun.
@@ -269,6 +300,7 @@ class RankProcess {
   const core::EnvironmentView env_;
   RankPlace place_;
   Descriptor connection_;
+  Descriptor notices_;  // of the program's start
   MessageReader reader_;
   std::string outbox_;
   Child child_;

@@ -2,8 +2,6 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -15,7 +13,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 
 #include "launch/words.h"
 
@@ -59,13 +56,6 @@ void WatchPeer(int fd) {
   Set(fd, IPPROTO_TCP, TCP_KEEPCNT, 4);
   Set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 12'000);
   Set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-}
-
-// Bridges to containers of this machine, which other hosts do not reach.
-bool IsOfContainers(std::string_view interface) {
-  constexpr std::array<std::string_view, 5> kPrefixes = {"docker", "br-", "virbr", "cni", "podman"};
-  return std::any_of(kPrefixes.begin(), kPrefixes.end(),
-                     [&](std::string_view prefix) { return interface.starts_with(prefix); });
 }
 
 template <typename Ask>
@@ -193,26 +183,6 @@ Descriptor Accept(const Descriptor& listener) {
   Descriptor connection(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (connection.valid()) WatchPeer(connection.get());
   return connection;
-}
-
-std::vector<std::string> OwnAddresses(const std::vector<std::string>& interfaces) {
-  std::vector<std::string> addresses;
-  ifaddrs* first = nullptr;
-  if (getifaddrs(&first) != 0) return addresses;
-  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> all(first, &freeifaddrs);
-  for (const ifaddrs* one = first; one != nullptr; one = one->ifa_next) {
-    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET) continue;
-    if ((one->ifa_flags & IFF_UP) == 0U || (one->ifa_flags & IFF_LOOPBACK) != 0U) continue;
-    const std::string_view name = one->ifa_name;
-    const bool wanted = interfaces.empty() ? !IsOfContainers(name)
-                                           : std::find(interfaces.begin(), interfaces.end(),
-                                                       name) != interfaces.end();
-    if (!wanted) continue;
-    sockaddr_in address{};
-    std::memcpy(&address, one->ifa_addr, sizeof(address));
-    addresses.push_back(TextOf(address.sin_addr));
-  }
-  return addresses;
 }
 
 Status ConnectToAny(std::string_view addresses, core::Duration timeout, Descriptor* out) {

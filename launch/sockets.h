@@ -38,9 +38,6 @@ class Descriptor {
 core::Status Listen(bool local, Descriptor* out, int* port);
 // A connection that waits, not blocking; invalid if there is none.
 Descriptor Accept(const Descriptor& listener);
-// Where others reach this machine, "10.0.0.1": of the interfaces named, or of all that are up but
-// the loopback and the bridges of containers.
-std::vector<std::string> OwnAddresses(const std::vector<std::string>& interfaces);
 
 // Connects to the first of "address:port,…" that answers; not blocking from then on. kTimedOut,
 // kBackend: none does, with the reason of each.

@@ -17,6 +17,7 @@ struct Failure {
   std::deque<std::string> last_lines;  // of the rank's standard error
   bool may_pass = true;                // whether another attempt may go well
   bool follows = false;  // from a signal that the launcher sent: what it is due to comes yet
+  bool operator==(const Failure&) const = default;
 };
 
 // None if the rank ended well.

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/log.h"
+#include "core/start_notice.h"
 #include "mpi/check.h"
 #include "mpi/environment_impl.h"
 
@@ -94,7 +95,7 @@ const char* ThreadLevelName(int level) {
 }
 
 // Initialises MPI if nobody did, and says what threads may do then.
-Status InitializeMpi(int* level, bool* by_us) {
+Status InitializeMpi(const core::EnvironmentView& variables, int* level, bool* by_us) {
   int initialized = 0;
   if (Status status = Check(MPI_Initialized(&initialized), "MPI_Initialized"); !status.ok()) {
     return status;
@@ -107,8 +108,10 @@ Status InitializeMpi(int* level, bool* by_us) {
         "process: call init() before MPI_Finalize"};
   }
   if (initialized == 0) {
+    core::TellStart(variables, core::StartNotice::kBegins);
     Status status =
         Check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, level), "MPI_Init_thread");
+    core::TellStart(variables, core::StartNotice::kIsThrough);
     if (!status.ok()) return status;
     state.initialized_by_process = getpid();
     state.initialized_by_thread = std::this_thread::get_id();
@@ -299,7 +302,7 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   if (Status status = FindWorld(options, &world); !status.ok()) return status;
   int level = MPI_THREAD_SINGLE;
   bool by_us = false;
-  Status status = InitializeMpi(&level, &by_us);
+  Status status = InitializeMpi(options.variables, &level, &by_us);
   if (!status.ok()) return status;
 
   std::unique_ptr<Environment> made(new Environment(std::make_unique<Impl>()));

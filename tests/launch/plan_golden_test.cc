@@ -6,7 +6,8 @@
 //   env NAME=VALUE              from here on; "env" alone forgets them all
 //   file PATH: LINE\nLINE       a file that can be read
 //   gone [HOST...]              hosts that were lost in an earlier attempt; "gone" alone: none was
-//   run ARGUMENT...             makes the plan of "sirtakirun ARGUMENT..."
+//   route HOST INTERFACE SUBNET [far] [useless]   how a host is reached; "route" alone: none is
+//   known run ARGUMENT...             makes the plan of "sirtakirun ARGUMENT..."
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -54,6 +55,8 @@ class Script {
       input_.gone.clear();
       for (const std::string_view host : Words(rest)) input_.gone.emplace_back(host);
       input_.restarts = rest.empty() ? 0 : 1;
+    } else if (verb == "route") {
+      AddRoute(Words(rest));
     } else if (verb == "run") {
       Run(rest);
     } else {
@@ -62,6 +65,22 @@ class Script {
   }
 
  private:
+  void AddRoute(const std::vector<std::string_view>& words) {
+    if (words.empty()) routes_.clear();
+    if (!words.empty()) {
+      const auto has = [&words](std::string_view word) {
+        return std::find(words.begin() + 3, words.end(), word) != words.end();
+      };
+      routes_[std::string(words.at(0))] = {std::string(words.at(1)), std::string(words.at(2)),
+                                           !has("far"), !has("useless")};
+    }
+    input_.route = [this](const std::string& host) -> std::optional<Route> {
+      const auto found = routes_.find(host);
+      if (found == routes_.end()) return std::nullopt;
+      return found->second;
+    };
+  }
+
   void Run(const std::string& arguments) {
     input_.self = "/opt/sirtaki/bin/sirtakirun";
     input_.read = [this](const std::string& path) -> std::optional<std::string> {
@@ -79,6 +98,7 @@ class Script {
 
   PlanInput input_;
   std::map<std::string, std::string> files_;
+  std::map<std::string, Route> routes_;
   std::string happened_;
 };
 

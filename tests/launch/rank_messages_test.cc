@@ -14,7 +14,9 @@ std::vector<RankMessage> Examples() {
           EndMessage{EndKind::kNotStarted, 2, "no such file"},
           GoMessage{"10.0.0.1", 29500, {{"A", "1"}, {"B", ""}}},
           StopMessage{},
-          WrittenMessage{kMaxUnwritten}};
+          WrittenMessage{kMaxUnwritten},
+          InitMessage{true},
+          InitMessage{false}};
 }
 
 // All that comes of the bytes, given in pieces of this size.

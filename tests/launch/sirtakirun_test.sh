@@ -233,6 +233,26 @@ timeout -k 5 40 "$sirtakirun" --launcher "$work/slow" --start-timeout 1 -H local
 ends "$errors" "sirtakirun: ranks 0-1 have not started within 1 s (hosts: localhost:2); --start-timeout sets how long it may take"
 gone "sleep 308"
 
+echo "--- ranks that do not come out of MPI_Init"
+if command -v cc >/dev/null; then
+  cat >"$work/hang.c" <<'END'
+#include <stdlib.h>
+#include <unistd.h>
+int PMPI_Init_thread(int *, char ***, int, int *);
+int MPI_Init_thread(int *argc, char ***argv, int wanted, int *level) {
+  const char *rank = getenv("RANK");
+  while (rank != NULL && rank[0] == '1') pause();
+  return PMPI_Init_thread(argc, argv, wanted, level);
+}
+END
+  cc -shared -fPIC -o "$work/hang.so" "$work/hang.c"
+  run 1 -np 2 --start-timeout 5 env LD_PRELOAD="$work/hang.so" "$programs/lose_a_rank" stopped 1
+  grep -qE '^sirtakirun: ranks? (0-)?1 ha(s|ve) not come out of MPI_Init within 5 s \(hosts: localhost:[0-9]+\); ' "$errors" || fail "it does not say so"
+  gone "lose_a_rank stopped 1"
+fi
+# A program that never comes so far is not hurried.
+run 0 -np 2 --start-timeout 5 sleep 6
+
 echo "--- a launcher that fails, and one that is none"
 cat >"$work/broken" <<'END'
 #!/bin/bash

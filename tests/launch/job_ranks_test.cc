@@ -1,0 +1,61 @@
+#include "launch/job_ranks.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+
+namespace sirtaki::launch {
+namespace {
+
+using std::chrono::seconds;
+
+const HostList kHosts = {{"a", 2, {}}, {"b", 2, {}}};
+
+// Two on each host, all of which have started.
+std::vector<Rank> Ranks() {
+  std::vector<Rank> ranks(4);
+  for (int i = 0; i < 4; ++i) ranks[i].hello = {"key", i, 4, i % 2, i < 2 ? "a" : "b", 1};
+  return ranks;
+}
+
+TEST(JobRanksTest, NamesThoseThatAreLate) {
+  std::vector<Rank> ranks = Ranks();
+  ranks[3].hello = {};
+  EXPECT_EQ(JudgeStart(ranks, kHosts, seconds(30)).text,
+            "rank 3 has not started within 30 s (hosts: a:2,b:2); --start-timeout sets how long it "
+            "may take");
+  ranks[0].through = true;
+  EXPECT_EQ(JudgeInit(ranks, kHosts, seconds(30)).text,
+            "ranks 1-3 have not come out of MPI_Init within 30 s (hosts: a:2,b:2); --start-timeout "
+            "sets how long it may take, --network-interfaces over what MPI connects hosts");
+}
+
+TEST(JobRanksTest, ALauncherThatEndsTooEarlyHasFailed) {
+  std::vector<Rank> ranks = Ranks();
+  const EndMessage well{EndKind::kExited, 0, ""};
+  EXPECT_EQ(JudgeLauncher(ranks, false, "mpirun", well)->text,
+            "mpirun ended with exit code 0 before all ranks had started: what it printed says why");
+  EXPECT_EQ(JudgeLauncher(ranks, true, "mpirun", well)->text,
+            "rank 0 on host a was lost: mpirun ended with exit code 0 before it");
+  for (Rank& rank : ranks) rank.ended = true;
+  EXPECT_EQ(JudgeLauncher(ranks, true, "mpirun", well), std::nullopt);
+  const auto died = JudgeLauncher(ranks, true, "mpirun", {EndKind::kSignalled, SIGSEGV, ""});
+  EXPECT_EQ(died->text, "mpirun died of SIGSEGV, though every rank ended with 0");
+  EXPECT_EQ(died->code, 139);
+}
+
+TEST(JobRanksTest, AHostIsGoneIfNoneOfItsRanksHasTold) {
+  Placement placement;
+  placement.hosts = kHosts;
+  placement.ranks = 4;
+  std::vector<Rank> ranks = Ranks();
+  for (const int lost : {2, 3}) ranks[lost].ended = ranks[lost].lost = ranks[lost].gone = true;
+  EXPECT_EQ(GoneHosts(ranks, placement, "a"), (std::vector<std::string>{"b"}));
+  EXPECT_EQ(GoneHosts(ranks, placement, "b"), std::vector<std::string>{});  // this machine is here
+  ranks[3].lost = ranks[3].gone = false;  // it has told of its end
+  EXPECT_EQ(GoneHosts(ranks, placement, "a"), std::vector<std::string>{});
+}
+
+}  // namespace
+}  // namespace sirtaki::launch
