@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,6 +34,8 @@ void Note(int signal) {
 
 void DoNothing(int /*signal*/) {}
 
+std::optional<rlimit> file_limit;  // before it was raised
+
 struct Pipe {
   Descriptor reader;
   Descriptor writer;
@@ -51,7 +54,8 @@ bool Open(int flags, Pipe* out) {
                          const Pipe& error, int errors) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it has died already
-  signal(SIGPIPE, SIG_DFL);           // handlers go by themselves, what is ignored does not
+  if (file_limit) setrlimit(RLIMIT_NOFILE, &*file_limit);
+  signal(SIGPIPE, SIG_DFL);  // handlers go by themselves, what is ignored does not
   if (command.own_group) setpgid(0, 0);
   if (command.pipes) {
     dup2(output.writer.get(), STDOUT_FILENO);
@@ -70,6 +74,14 @@ bool Open(int flags, Pipe* out) {
 }
 
 }  // namespace
+
+void RaiseFileLimit() {
+  rlimit limit{};
+  if (file_limit || getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  file_limit = limit;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
 
 Status SignalPipe::Open() {
   if (signal_reader >= 0) return Status::Ok();

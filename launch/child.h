@@ -26,6 +26,10 @@ class SignalPipe {
   static std::vector<int> Take();
 };
 
+// Lets this process have as many files open as the system allows. What it starts from then on has
+// the limit as it was: select() in a program may not stand more.
+void RaiseFileLimit();
+
 struct Command {
   std::vector<std::string> words;
   std::vector<std::pair<std::string, std::string>> set;  // variables, over those of this process

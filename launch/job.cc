@@ -1,7 +1,6 @@
 #include "launch/job.h"
 
 #include <poll.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,11 +34,14 @@ struct Connection {
   Descriptor fd;
   MessageReader reader;
   std::string outbox;
-  int rank = -1;  // until it has said which it is
+  int rank = -1;        // until it has said which it is
+  TimePoint silent_by;  // then: it is no rank of ours
 };
 
 namespace {
 
+// Of a connection: a rank says at once who it is.
+constexpr auto kHelloAfter = std::chrono::seconds(10);
 // Of a rank's failure: by then its launcher has ended the others, or does not.
 constexpr auto kStopAfter = std::chrono::seconds(2);
 // Of the word to stop: the ranks have killed what did not.
@@ -50,13 +52,6 @@ constexpr auto kKillAfter = std::chrono::seconds(3);
 constexpr auto kLastWords = std::chrono::seconds(2);
 // Of the launcher's end, where it matters which hosts are gone: until a silent one is noticed.
 constexpr auto kSilence = std::chrono::seconds(14);
-
-void RaiseFileLimit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
 
 class Job {
  public:
@@ -135,14 +130,18 @@ class Job {
     }
     if (fds[1].revents != 0) AcceptAll();
     for (const auto& [rank, bytes] : output_.TakeWritten()) Send(rank, WrittenMessage{bytes});
-    std::erase_if(connections_, [](const auto& connection) { return !connection->fd.valid(); });
     CheckTimes();
+    std::erase_if(connections_, [](const auto& connection) { return !connection->fd.valid(); });
   }
 
   int Patience() const {
     std::optional<TimePoint> next;
     for (const auto& time : {start_by_, init_by_, stop_at_, terminate_at_, kill_at_, leave_at_}) {
       if (time && (!next || *time < *next)) next = time;
+    }
+    for (const auto& connection : connections_) {
+      const TimePoint time = connection->silent_by;
+      if (connection->rank < 0 && (!next || time < *next)) next = time;
     }
     if (!next) return -1;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
@@ -166,6 +165,7 @@ class Job {
     for (Descriptor fd = Accept(listener_); fd.valid(); fd = Accept(listener_)) {
       connections_.push_back(std::make_unique<Connection>());
       connections_.back()->fd = std::move(fd);
+      connections_.back()->silent_by = Clock::now() + kHelloAfter;
     }
   }
 
@@ -335,6 +335,9 @@ class Job {
       time->reset();
       return true;
     };
+    for (const auto& connection : connections_) {
+      if (connection->rank < 0 && now >= connection->silent_by) Drop(connection.get(), "");
+    }
     if (start_by_ && now >= *start_by_)
       Fail(JudgeStart(ranks_, plan_.placement.hosts, start_timeout_), now);
     if (is_due(&init_by_)) Fail(JudgeInit(ranks_, plan_.placement.hosts, start_timeout_), now);

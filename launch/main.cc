@@ -37,9 +37,12 @@ int Complain(const core::Status& status) {
   return kWrongUse;
 }
 
-ThisMachine FindThisMachine() {
+ThisMachine FindThisMachine(const LaunchOptions& options) {
   const std::array<core::CpuShare, 1> own = {core::CpusOfThisProcess()};
-  return {HostName(), core::SharedCores(own)};
+  const std::string name = HostName();
+  // Nobody else writes domains; it may take a while where names are not served.
+  const bool named = !options.hosts.empty() || !options.hostfile.empty();
+  return {name, core::SharedCores(own), named ? FullNameOf(name) : name};
 }
 
 // As the other hosts have it too.
@@ -137,7 +140,7 @@ int Main(const std::vector<std::string>& args, const char* called) {
     const std::string text = BuildText(FactsOfBuild(), self, FindParts(self, input.environment));
     return std::fputs(text.c_str(), stdout) < 0 ? 1 : 0;
   }
-  input.machine = FindThisMachine();
+  input.machine = FindThisMachine(input.options);
   input.is_root = geteuid() == 0;
   input.self = OwnPath(called);
   input.route = &FindRoute;

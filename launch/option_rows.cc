@@ -40,7 +40,7 @@ OptionRow Arguments(std::string name, std::string help,
     out->*member = std::move(*words);
     return Status::Ok();
   };
-  return {std::move(name), 0, "ARGS", std::move(help), apply};
+  return {std::move(name), 0, std::string(kArguments), std::move(help), apply};
 }
 
 bool IsVariableName(std::string_view name) {

@@ -22,6 +22,9 @@ struct Given {
 // "from: text" as kInvalidArgument.
 core::Status WrongFlag(const Given& given, const std::string& text);
 
+// What stands for the value of flags that take words as a shell does.
+inline constexpr std::string_view kArguments = "ARGS";
+
 struct OptionRow {
   std::string name;
   char letter = 0;    // of "-H"

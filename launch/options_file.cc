@@ -1,8 +1,8 @@
 // The YAML file of --config-file.
 //
 // file := a map of flags, without their dashes, to their values; underscores are dashes. A list is
-//         one value a comma, or of "export" one a variable. Flags may also stand in the sections
-//         that Horovod's files have.
+//         one value with commas, of "export" one a variable, and of "mpi-args" and its like one a
+//         word. Flags may also stand in the sections that Horovod's files have.
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -101,7 +101,12 @@ class FileReader {
         if (!item.IsScalar()) return Wrong(item.Mark(), "expected a value");
         values.push_back(item.Scalar());
       }
-      if (row->name != "export") values = {Joined(values, ",")};
+      if (row->value == kArguments) {
+        for (std::string& word : values) word = ShellQuoted(word);
+        values = {Joined(values, " ")};
+      } else if (row->name != "export") {
+        values = {Joined(values, ",")};
+      }
     } else {
       return Wrong(mark, Quoted(name) + " needs a value");
     }

@@ -78,8 +78,7 @@ Status ChooseRanks(const LaunchOptions& options, bool some_gone, Placement* plac
 bool IsThisMachine(std::string_view host, const ThisMachine& machine) {
   if (host == "localhost" || host.starts_with("127.")) return true;
   const std::string_view own = machine.name;
-  return host == own || host == own.substr(0, own.find('.')) ||
-         host.substr(0, host.find('.')) == own;
+  return host == own || host == own.substr(0, own.find('.')) || host == machine.full_name;
 }
 
 const Host* HostOfRank(const Placement& placement, int rank) {
@@ -100,6 +99,7 @@ Status Place(const LaunchOptions& options, const core::EnvironmentView& env,
   Status status = FindAllocation(env, read, &allocation);
   if (!status.ok() && !named) return status;
   placement.system = allocation.system;
+  placement.allocated = allocation.hosts;
   status = ChooseHosts(options, read, allocation, machine, &placement);
   if (status.ok() && !options.include.empty()) {
     status = FilterHosts(options.include, true, "--include", &placement.hosts);

@@ -16,14 +16,16 @@ namespace sirtaki::launch {
 
 // The machine that sirtakirun runs on.
 struct ThisMachine {
-  std::string name;  // as `hostname` says
-  int cores = 1;     // that this process may use
+  std::string name;       // as `hostname` says
+  int cores = 1;          // that this process may use
+  std::string full_name;  // with its domain, if it is known
 };
 
 struct Placement {
   HostList hosts;                           // those that get ranks, in order
   std::string from;                         // where they stand: "-H", "SLURM_JOB_NODELIST", …
   BatchSystem system = BatchSystem::kNone;  // of the job that this is
+  HostList allocated;                       // by it
   int ranks = 0;
   std::string ranks_from;
   bool oversubscribed = false;
@@ -41,7 +43,7 @@ core::Status Place(const LaunchOptions& options, const core::EnvironmentView& en
 // there are more ranks than slots.
 const Host* HostOfRank(const Placement& placement, int rank);
 
-// "localhost", an address of the loopback, or the machine's name with or without its domain.
+// "localhost", an address of the loopback, or the machine's name with or without its own domain.
 bool IsThisMachine(std::string_view host, const ThisMachine& machine);
 
 }  // namespace sirtaki::launch

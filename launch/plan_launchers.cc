@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@ namespace {
 const char* const kNoBinding = "a rank's threads share no single core";
 const char* const kInOrder = "hosts are filled one after the other";
 const char* const kForSsh = "for ssh, where it is used";
+const char* const kDomains = "hosts are told apart by their domains";
 const char* const kRoot = "this is root";
 const char* const kYield = "there are more ranks than cores: who waits gives way";
 
@@ -47,6 +49,21 @@ void AddOpenMpiTail(PlanWriter* writer) {
   writer->Add(Prefixed("-x", writer->Travelling()), "variables that the ranks of all hosts need");
 }
 
+// Whether hosts, or one and this machine, differ by their domains alone: Open MPI takes node1.other
+// for node1, unless it is told not to.
+bool DomainsMatter(const PlanWriter& writer) {
+  std::set<std::string> names = {writer.input().machine.name};
+  std::set<std::string> short_names;
+  for (const Host& host : writer.placement().hosts) {
+    if (!IsThisMachine(host.name, writer.input().machine)) names.insert(host.name);
+  }
+  for (const std::string& name : names) {
+    const bool is_address = name.find_first_not_of("0123456789.") == std::string::npos;
+    if (!short_names.insert(is_address ? name : name.substr(0, name.find('.'))).second) return true;
+  }
+  return false;
+}
+
 // Where a process may not read another's memory, Open MPI 4 prints an error for every large
 // message.
 void AvoidSingleCopy(PlanWriter* writer) {
@@ -67,6 +84,9 @@ void AddOpenMpi4(PlanWriter* writer) {
   if (!writer->placement().local) {
     writer->Add({"--mca", "plm_rsh_args", writer->SshWord()}, kForSsh);
   }
+  if (DomainsMatter(*writer)) {
+    writer->Add({"--mca", "orte_keep_fqdn_hostnames", "1"}, kDomains);
+  }
   if (const Networks& networks = writer->networks(); !networks.include.empty()) {
     writer->Add({"--mca", "oob_tcp_if_include", networks.include}, networks.why);
   }
@@ -81,6 +101,9 @@ void AddOpenMpi5(PlanWriter* writer) {
   AddBinding(writer, {"--bind-to", "none"});
   if (!writer->placement().local) {
     writer->Add({"--prtemca", "plm_ssh_args", writer->SshWord()}, kForSsh);
+  }
+  if (DomainsMatter(*writer)) {
+    writer->Add({"--prtemca", "prte_keep_fqdn_hostnames", "1"}, kDomains);
   }
   if (const Networks& networks = writer->networks(); !networks.include.empty()) {
     writer->Add({"--prtemca", "prte_if_include", networks.include}, networks.why);
@@ -111,9 +134,10 @@ void AddMpich(PlanWriter* writer) {
               "variables that the ranks of all hosts need");
 }
 
-core::Status AddSrun(PlanWriter* writer) {
-  const Placement& placement = writer->placement();
-  const auto wrong = [](const char* text) {
+// srun fills the job's hosts in its own order, and knows one number of tasks for all of them: what
+// it cannot do is refused. `*per_host`: that number; 0: what the job has.
+core::Status CheckForSrun(const Placement& placement, int* per_host) {
+  const auto wrong = [](const std::string& text) {
     return core::Status(core::StatusCode::kInvalidArgument, text);
   };
   if (placement.system != BatchSystem::kSlurm) {
@@ -121,15 +145,41 @@ core::Status AddSrun(PlanWriter* writer) {
         "srun is for jobs of Slurm, and this is none: start sirtakirun within salloc or "
         "sbatch, or choose another --launcher");
   }
-  std::vector<std::string> names;
+  bool as_allocated = true;
+  bool all_alike = true;
+  auto next = placement.allocated.begin();
   for (const Host& host : placement.hosts) {
-    names.push_back(host.name);
     if (!host.devices.empty()) {
       return wrong(
           "srun cannot choose slots of a host, as --include or --exclude ask for: name "
           "whole hosts, or choose another --launcher");
     }
+    next = std::find_if(next, placement.allocated.end(),
+                        [&host](const Host& one) { return one.name == host.name; });
+    if (next == placement.allocated.end()) {
+      return wrong("srun takes the hosts of the job in its order, " +
+                   HostsText(placement.allocated) + ", and not " + HostsText(placement.hosts) +
+                   ": name them so, or choose another --launcher");
+    }
+    as_allocated = as_allocated && host.slots == (next++)->slots;
+    all_alike = all_alike && host.slots == placement.hosts.front().slots;
   }
+  if (!as_allocated && !all_alike) {
+    return wrong("srun cannot start " + HostsText(placement.hosts) + " in a job of " +
+                 HostsText(placement.allocated) +
+                 ": give all hosts as many slots, or choose another --launcher");
+  }
+  *per_host = as_allocated || placement.oversubscribed ? 0 : placement.hosts.front().slots;
+  return core::Status::Ok();
+}
+
+core::Status AddSrun(PlanWriter* writer) {
+  const Placement& placement = writer->placement();
+  int per_host = 0;
+  core::Status status = CheckForSrun(placement, &per_host);
+  if (!status.ok()) return status;
+  std::vector<std::string> names;
+  for (const Host& host : placement.hosts) names.push_back(host.name);
   if (const Networks& networks = writer->networks(); !networks.include.empty()) {
     writer->Set("OMPI_MCA_btl_tcp_if_include", networks.include, networks.why);
   } else if (!networks.exclude.empty()) {
@@ -138,6 +188,9 @@ core::Status AddSrun(PlanWriter* writer) {
   writer->Add({"-n", std::to_string(placement.ranks)}, placement.ranks_from);
   writer->Add({"-N", std::to_string(names.size()), "--nodelist", Joined(names, ",")},
               placement.from);
+  if (per_host > 0) {
+    writer->Add({"--ntasks-per-node=" + std::to_string(per_host)}, "the slots of each host");
+  }
   writer->Add({"--distribution=block"}, kInOrder);
   writer->Add({"--mpi=pmix"}, "what MPI needs to find the other ranks");
   AddBinding(writer, {"--cpu-bind=none"});

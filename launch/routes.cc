@@ -102,6 +102,16 @@ std::vector<std::string> InterfacesIn(std::string_view subnet) {
   return names;
 }
 
+std::string FullNameOf(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_flags = AI_CANONNAME;
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* first = nullptr;
+  if (getaddrinfo(host.c_str(), nullptr, &hints, &first) != 0) return host;
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> all(first, &freeaddrinfo);
+  return first->ai_canonname == nullptr ? host : first->ai_canonname;
+}
+
 std::optional<Route> FindRoute(const std::string& host) {
   addrinfo hints{};
   hints.ai_family = AF_INET;

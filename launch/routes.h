@@ -33,6 +33,10 @@ std::vector<std::string> OwnAddresses(const std::vector<std::string>& interfaces
 // The names of those that have an address in the subnet.
 std::vector<std::string> InterfacesIn(std::string_view subnet);
 
+// The name with its domain, "b.example.org", as the system knows it; the name itself if it knows no
+// other.
+std::string FullNameOf(const std::string& host);
+
 struct Route {
   std::string interface;  // "eth0"
   std::string subnet;     // its own, "10.0.0.0/24"

@@ -2,7 +2,7 @@
 //
 // A script has lines of these kinds, and below "----" what came of its "run", until an empty line:
 //   launcher PATH: TEXT         what the launcher prints when it is asked for its version
-//   machine NAME CORES [root]   where sirtakirun runs
+//   machine NAME CORES [root] [full=NAME]   where sirtakirun runs
 //   env NAME=VALUE              from here on; "env" alone forgets them all
 //   file PATH: LINE\nLINE       a file that can be read
 //   gone [HOST...]              hosts that were lost in an earlier attempt; "gone" alone: none was
@@ -44,7 +44,11 @@ class Script {
     } else if (verb == "machine") {
       const auto words = Words(rest);
       input_.machine = {std::string(words.at(0)), std::stoi(std::string(words.at(1)))};
-      input_.is_root = words.size() > 2;
+      input_.is_root = words.size() > 2 && words[2] == "root";
+      constexpr std::string_view kFull = "full=";
+      if (words.back().starts_with(kFull)) {
+        input_.machine.full_name = words.back().substr(kFull.size());
+      }
     } else if (verb == "env") {
       const std::size_t equals = rest.find('=');
       if (rest.empty()) input_.environment = {};

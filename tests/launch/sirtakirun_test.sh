@@ -64,6 +64,10 @@ echo "--- the ranks do not see how sirtakirun is reached, and the user's MASTER_
 MASTER_ADDR=there MASTER_PORT=7 run 0 -np 2 bash -c 'echo "$MASTER_ADDR:$MASTER_PORT"; env | grep ^SIRTAKI_LAUNCH && exit 9; true'
 says "$output" "[1] there:7"
 
+echo "--- the ranks have the limit of open files as it was"
+(ulimit -Sn 500 && run 0 -np 1 bash -c 'ulimit -Sn')
+says "$output" "[0] 500"
+
 echo "--- options of the library arrive"
 run 0 -np 2 --fusion-threshold-mb 32 --tree-arity=3 bash -c 'echo "$SIRTAKI_FUSION_BYTES $SIRTAKI_TREE_ARITY"'
 says "$output" "[0] 32M 3"
@@ -252,6 +256,21 @@ END
 fi
 # A program that never comes so far is not hurried.
 run 0 -np 2 --start-timeout 5 sleep 6
+
+echo "--- a stranger who says nothing is not kept"
+cat >"$work/stranger" <<'END'
+#!/bin/bash
+[ "${1:-}" = --version ] && { echo "mpirun (Open MPI) 4.1.4"; exit; }
+exec 3<>"/dev/tcp/127.0.0.1/${SIRTAKI_LAUNCH_ADDRESS##*:}"
+code=0
+read -r -t 30 <&3 || code=$?
+[ "$code" -gt 128 ] && exit 8   # the time has passed
+exit 9
+END
+chmod +x "$work/stranger"
+code=0
+timeout -k 5 60 "$sirtakirun" --launcher "$work/stranger" -H localhost:1 --start-timeout 60 true >"$output" 2>"$errors" </dev/null || code=$?
+[ "$code" = 9 ] || fail "it was kept: code $code"
 
 echo "--- a launcher that fails, and one that is none"
 cat >"$work/broken" <<'END'

@@ -93,6 +93,16 @@ grep -q '^  --mca btl_tcp_if_exclude .*docker0.*alias is not known to this machi
 flags=("${with_interfaces[@]}")
 rename eth9 veth0
 
+echo "--- another host that is called as this one, in another domain"
+printf '10.77.0.2 h1.other\n' >>"$hosts_state/hosts"
+sed -n 's/^\[10\.77\.0\.2\]:2222,\[h2\]/[h1.other]/p' "$hosts_state/known_hosts" >"$hosts_state/more_hosts"
+cat "$hosts_state/more_hosts" >>"$hosts_state/known_hosts"
+run 0 -H h1.other:1 hostname
+says "$output" "[0] h2"
+run 0 -H h1:1,h1.other:1 hostname
+says "$output" "[0] h1"
+says "$output" "[1] h2"
+
 echo "--- only some slots of a host"
 run 0 -H h1:2,h2:4 --include h1:1@h2:1,3 bash -c 'echo "$(hostname) $CUDA_VISIBLE_DEVICES"'
 [ "$(sort "$output")" = "$(printf '[0] h1 1\n[1] h2 1,3\n[2] h2 1,3')" ] || fail 'wrong slots'

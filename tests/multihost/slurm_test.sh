@@ -66,6 +66,13 @@ for launcher in "${MPIEXEC:-$(command -v mpirun)}" srun; do
   gone "sleep 322"
 done
 
+echo "--- srun: fewer slots than the job has, alike on all hosts; others are refused"
+job 0 "$sirtakirun" --launcher srun -H h1:1,h2:1 bash -c "$tell"
+says "$output" "[0] 0 of 2, 0 of 1, h1, 10.77.0.1"
+says "$output" "[1] 1 of 2, 0 of 1, h2, 10.77.0.1"
+job 2 "$sirtakirun" --launcher srun -H h1:1,h2:2 true
+says "$errors" "sirtakirun: srun cannot start h1:1,h2:2 in a job of h1:2,h2:2: give all hosts as many slots, or choose another --launcher"
+
 echo "--- the example for sbatch"
 examples=$bindir/../../examples
 if [ -x "$examples/train_digits" ]; then
