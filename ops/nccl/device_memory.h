@@ -1,0 +1,61 @@
+// Memory on a device through which groups of tensors pass, and the pages of the host beside it.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "core/status.h"
+#include "ops/cuda/device.h"
+#include "ops/nccl/communicator.h"
+
+namespace sirtaki::ops::nccl {
+
+// From NCCL's own allocator and registered with the communicator, so that it copies less; plain
+// memory where NCCL has no such thing or the device too little of it. Grows by doubling; what was
+// outgrown may still be in use by the stream and is kept: freeing waits for the whole device.
+//
+// Used by the lane's thread. The communicator must outlive it.
+class DeviceMemory {
+ public:
+  DeviceMemory(const cuda::Api& cuda, Communicator& communicator)
+      : cuda_(cuda), communicator_(communicator) {}
+  // Precondition: the stream is through with it.
+  ~DeviceMemory();
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  // At least `bytes`; what was there before is lost if it has to grow.
+  core::Status Reserve(std::int64_t bytes, std::byte** memory);
+  bool is_registered() const { return !blocks_.empty() && blocks_.back().registration != nullptr; }
+
+ private:
+  struct Block {
+    void* memory = nullptr;
+    std::int64_t bytes = 0;
+    bool of_nccl = false;
+    void* registration = nullptr;
+  };
+  bool TakeFromNccl(Block* block);
+
+  const cuda::Api& cuda_;
+  Communicator& communicator_;
+  std::vector<Block> blocks_;  // the last is the one in use
+};
+
+// Memory of the host that the device copies from and to while the host goes on. Kept as above.
+class PinnedMemory {
+ public:
+  explicit PinnedMemory(const cuda::Api& cuda) : cuda_(cuda) {}
+  ~PinnedMemory();
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+
+  core::Status Reserve(std::int64_t bytes, void** memory);
+
+ private:
+  const cuda::Api& cuda_;
+  std::vector<std::pair<void*, std::int64_t>> blocks_;
+};
+
+}  // namespace sirtaki::ops::nccl
