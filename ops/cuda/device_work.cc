@@ -6,6 +6,9 @@ using core::Status;
 
 Status NoteReady(EventPool& events, StreamHandle stream, DeviceWork* work) {
   const Api& api = work->device->api();
+  // A default stream has no handle of its own: null is that of the current device.
+  const Device::Scope scope(*work->device);
+  if (!scope.status().ok()) return scope.status();
   int capture = kCaptureNone;
   Status status = Check(api, api.StreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
   if (status.ok() && capture != kCaptureNone) {
@@ -23,7 +26,9 @@ Status NoteReady(EventPool& events, StreamHandle stream, DeviceWork* work) {
 
 Status AwaitDone(const DeviceWork& work, StreamHandle stream) {
   // None: nothing was launched, as every rank's tensor was absent.
-  return work.done == nullptr ? Status::Ok() : work.done->Block(stream);
+  if (work.done == nullptr) return Status::Ok();
+  const Device::Scope scope(*work.device);
+  return scope.status().ok() ? work.done->Block(stream) : scope.status();
 }
 
 }  // namespace sirtaki::ops::cuda

@@ -25,12 +25,13 @@ struct DeviceWork : core::Work {
   StreamHandle lane_stream = nullptr;
 };
 
-// On the submitter's thread. Errors: kInvalidArgument while `stream` is being captured in a CUDA
+// On the submitter's thread, whatever device it has chosen; `stream` is one of the work's device,
+// null its default. Errors: kInvalidArgument while `stream` is being captured in a CUDA
 // graph, which would record the submission once and replay it without us; those of CUDA.
 core::Status NoteReady(EventPool& events, StreamHandle stream, DeviceWork* work);
 
 // What is put into `stream` from now on finds the result. Precondition: the handle is done, with an
-// ok status.
+// ok status. `stream` as above.
 core::Status AwaitDone(const DeviceWork& work, StreamHandle stream);
 
 }  // namespace sirtaki::ops::cuda

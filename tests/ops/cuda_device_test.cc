@@ -181,6 +181,47 @@ TEST_F(CudaDeviceTest, WorkIsReadyWhereItsProducerIs) {
   EXPECT_EQ(used, 5);
 }
 
+TEST_F(CudaDeviceTest, TheDefaultStreamIsThatOfTheTensorsDevice) {
+  const std::shared_ptr<Device> device = Open(3);  // the thread itself has chosen none
+  EventPool pool(device);
+  StreamHandle ours = gpus_.MakeStream();
+  char gradient = 0;
+  char reduced = 0;
+  char used = 0;
+  std::atomic<bool> open{false};
+  {
+    const Device::Scope scope(*device);
+    gpus_.PutGate(nullptr, open);
+    gpus_.PutWrite(nullptr, &gradient, 5, 1);
+  }
+  DeviceWork work;
+  work.device = device;
+  ASSERT_TRUE(NoteReady(pool, nullptr, &work).ok());
+  ASSERT_TRUE(work.ready->Block(ours).ok());
+  ASSERT_EQ(gpus_.cuda().MemcpyAsync(&reduced, &gradient, 1, CopyKind::kDeviceToDevice, ours),
+            Error::kSuccess);
+  work.done = Take(pool);
+  ASSERT_TRUE(work.done->Record(ours).ok());
+  gpus_.RunDevices();
+  open = true;
+  gpus_.RunDevices();
+  EXPECT_EQ(reduced, 5);
+
+  gpus_.PutGate(ours, open);
+  open = false;
+  work.done = Take(pool);
+  ASSERT_TRUE(work.done->Record(ours).ok());
+  ASSERT_TRUE(AwaitDone(work, nullptr).ok());
+  const Device::Scope scope(*device);
+  ASSERT_EQ(gpus_.cuda().MemcpyAsync(&used, &reduced, 1, CopyKind::kDeviceToDevice, nullptr),
+            Error::kSuccess);
+  gpus_.RunDevices();
+  EXPECT_EQ(used, 0);
+  open = true;
+  gpus_.RunDevices();
+  EXPECT_EQ(used, 5);
+}
+
 TEST_F(CudaDeviceTest, ACaptureIsRefused) {
   const std::shared_ptr<Device> device = Open(0);
   EventPool pool(device);

@@ -1,5 +1,6 @@
 #include "tests/support/fake_gpus.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -280,18 +281,27 @@ bool FakeGpus::State::Fails(const std::string& function, int* error) {
   return true;
 }
 
-FakeStream& FakeGpus::State::StreamOf(StreamHandle handle) { return *streams.at(handle); }
+FakeStream& FakeGpus::State::StreamOf(StreamHandle handle) {
+  if (handle != nullptr) return *streams.at(handle);
+  const int device = std::max(0, Current());
+  FakeStream& stream = default_streams[device];
+  stream.device = device;
+  return stream;
+}
 FakeEvent& FakeGpus::State::EventOf(EventHandle handle) { return *events.at(handle); }
 
 void FakeGpus::State::Run() {
-  for (bool moved = !held; moved;) {
-    moved = false;
-    for (auto& [handle, stream] : streams) {
-      while (!stream->queue.empty() && stream->queue.front()()) {
-        stream->queue.pop_front();
-        moved = true;
-      }
+  bool moved = !held;
+  const auto advance = [&moved](FakeStream& stream) {
+    while (!stream.queue.empty() && stream.queue.front()()) {
+      stream.queue.pop_front();
+      moved = true;
     }
+  };
+  while (moved) {
+    moved = false;
+    for (auto& [handle, stream] : streams) advance(*stream);
+    for (auto& [device, stream] : default_streams) advance(stream);
   }
 }
 

@@ -82,6 +82,7 @@ struct FakeGpus::State {
   int answers = 0;        // that a call is in progress
   int next_number = 1;
   std::map<ops::cuda::StreamHandle, std::unique_ptr<FakeStream>> streams;
+  std::map<int, FakeStream> default_streams;  // by device
   std::map<ops::cuda::EventHandle, std::unique_ptr<FakeEvent>> events;
   std::map<ops::nccl::CommHandle, std::shared_ptr<FakeComm>> comms;
   std::map<std::string, std::shared_ptr<FakeGroup>> groups;  // by unique id
