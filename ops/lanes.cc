@@ -31,8 +31,11 @@ class Lanes::Nccl {
                        : nccl::Introduction::Failure(status);
   }
 
-  // Filled in once a meeting has gone well.
-  const nccl::Api* api() const { return &library_.api; }
+  // Filled in once a meeting has gone well. Whoever has it may outlive the lanes: a thread that
+  // they leave behind goes on calling.
+  static std::shared_ptr<const nccl::Api> ApiOf(const std::shared_ptr<Nccl>& nccl) {
+    return {nccl, &nccl->library_.api};
+  }
 
  private:
   const std::function<Status(nccl::Library*)> load_;
@@ -85,7 +88,7 @@ void Lanes::StartOnDevices(core::RunBatch batch, core::TimePoint now) {
       meeting = Meet(*group, lane != nullptr);
     }
     // Without a lane the meeting fails on all members.
-    if (lane != nullptr) lane->Start(std::move(group), std::move(meeting), nccl_->api());
+    if (lane != nullptr) lane->Start(std::move(group), std::move(meeting), Nccl::ApiOf(nccl_));
   }
 }
 

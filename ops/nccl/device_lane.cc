@@ -37,7 +37,7 @@ struct DeviceLane::Impl {
     GroupTaskPtr group;  // null: the set goes
     core::SetNumber set = 0;
     MeetingPtr meeting;
-    const Api* api = nullptr;
+    std::shared_ptr<const Api> api;
   };
   struct InFlight {
     std::uint64_t number = 0;
@@ -45,6 +45,7 @@ struct DeviceLane::Impl {
     cuda::EventPtr done;
   };
   struct SetParts {
+    std::shared_ptr<const Api> api;
     std::unique_ptr<Communicator> communicator;
     std::unique_ptr<DeviceMemory> staging;  // goes first
   };
@@ -196,9 +197,8 @@ Status DeviceLane::Impl::Meet(const Task& task) {
   });
   if (status.ok()) status = meeting.told->status();
   if (status.ok()) status = Judge(meeting.all, task.group->members);
-  if (status.ok() && task.api == nullptr) status = {StatusCode::kUnsupported, "there is no NCCL"};
   if (!status.ok()) return status;
-  SetParts parts;
+  SetParts parts{.api = task.api, .communicator = nullptr, .staging = nullptr};
   status = Communicator::Init(*task.api, meeting.all.front().id,
                               static_cast<int>(task.group->members.Count()),
                               static_cast<int>(task.group->members.IndexOf(task.group->rank)),
@@ -308,8 +308,7 @@ void DeviceLane::Impl::EndBadly() {
   in_flight.clear();
   if (stream != nullptr) stream->LeaveBehind();
   for (auto& [set, parts] : sets) {
-    KeepForever(std::shared_ptr<DeviceMemory>(std::move(parts.staging)));
-    KeepForever(std::shared_ptr<Communicator>(std::move(parts.communicator)));
+    KeepForever(std::make_shared<SetParts>(std::move(parts)));
   }
   sets.clear();
   KeepForever(std::shared_ptr<PinnedMemory>(std::move(pinned)));
@@ -400,10 +399,12 @@ DeviceLane::~DeviceLane() {
   }
 }
 
-void DeviceLane::Start(GroupTaskPtr group, MeetingPtr meeting, const Api* api) {
+void DeviceLane::Start(GroupTaskPtr group, MeetingPtr meeting, std::shared_ptr<const Api> api) {
   const core::SetNumber set = group->channel.set;
-  impl_->Enqueue(
-      {.group = std::move(group), .set = set, .meeting = std::move(meeting), .api = api});
+  impl_->Enqueue({.group = std::move(group),
+                  .set = set,
+                  .meeting = std::move(meeting),
+                  .api = std::move(api)});
 }
 
 void DeviceLane::RemoveSet(core::SetNumber set) { impl_->Enqueue({.set = set}); }

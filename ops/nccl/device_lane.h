@@ -40,8 +40,9 @@ class DeviceLane {
   DeviceLane(const DeviceLane&) = delete;
   DeviceLane& operator=(const DeviceLane&) = delete;
 
-  // `api`: NCCL's, null if there is none. `meeting`: of the set's first group, else null.
-  void Start(GroupTaskPtr group, MeetingPtr meeting, const Api* api);
+  // `api`: NCCL's, kept as long as it may be called. `meeting`: of the set's first group, else
+  // null.
+  void Start(GroupTaskPtr group, MeetingPtr meeting, std::shared_ptr<const Api> api);
   void RemoveSet(core::SetNumber set);
 
   // True when all groups have left the device.
