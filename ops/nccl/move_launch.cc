@@ -29,27 +29,42 @@ Status CopyBytes(const LaunchContext& context, const std::vector<CopySegment>& s
   return context.kernels.Copy(DType::kU8, DType::kU8, segments, {}, {}, context.stream.handle());
 }
 
-// Calls call(item) for each item that has bytes, as one group. It gives the first bad result.
+// Each tensor of a group has memory of its own, as what a group of NCCL's starts runs together.
+std::int64_t ScratchOf(const core::RunItem& item) {
+  constexpr std::int64_t kAlignment = 16;
+  return (BytesOfItem(item) + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Calls call(item, scratch) for each item that has bytes, as one group. `scratch`: the bytes that
+// the items before it have. It gives the first bad result.
 template <typename Function>
 Status ForEachInGroup(const LaunchContext& context, const GroupTask& task, const char* function,
                       Function call) {
   return context.communicator.RunGroup(
       function,
       [&](CommHandle comm) {
+        std::int64_t scratch = 0;
         for (const core::RunItem& item : task.items) {
           if (BytesOfItem(item) == 0) continue;
-          const Result result = call(comm, item);
+          const Result result = call(comm, item, scratch);
           if (Failed(result)) return result;
+          scratch += ScratchOf(item);
         }
         return Result::kSuccess;
       },
       context.patience);
 }
 
-std::int64_t LargestBytes(const GroupTask& task) {
+std::int64_t LargestScratch(const GroupTask& task) {
   std::int64_t largest = 0;
-  for (const core::RunItem& item : task.items) largest = std::max(largest, BytesOfItem(item));
+  for (const core::RunItem& item : task.items) largest = std::max(largest, ScratchOf(item));
   return largest;
+}
+
+std::int64_t SumOfScratch(const GroupTask& task) {
+  std::int64_t sum = 0;
+  for (const core::RunItem& item : task.items) sum += ScratchOf(item);
+  return sum;
 }
 
 bool Joined(const GroupTask& task) { return task.items.front().work == nullptr; }
@@ -61,31 +76,33 @@ Status LaunchBroadcast(const LaunchContext& context, const GroupTask& task) {
   // Who has joined drops what comes.
   std::byte* scratch = nullptr;
   if (Joined(task)) {
-    Status status = context.staging.Reserve(LargestBytes(task), &scratch);
+    Status status = context.staging.Reserve(SumOfScratch(task), &scratch);
     if (!status.ok()) return status;
   }
-  return ForEachInGroup(
-      context, task, "ncclBroadcast", [&](CommHandle comm, const core::RunItem& item) {
-        const void* from = scratch;
-        void* to = scratch;
-        if (item.work != nullptr) {
-          from = item.work->input;
-          to = item.work->output;
-          if (root == context.communicator.rank() && to == nullptr) to = const_cast<void*>(from);
-        }
-        return context.communicator.api().Broadcast(
-            from, to, static_cast<std::size_t>(BytesOfItem(item)), DataType::kUint8,
-            static_cast<int>(root), comm, context.stream.handle());
-      });
+  return ForEachInGroup(context, task, "ncclBroadcast",
+                        [&](CommHandle comm, const core::RunItem& item, std::int64_t before) {
+                          void* to = scratch == nullptr ? nullptr : scratch + before;
+                          const void* from = to;
+                          if (item.work != nullptr) {
+                            from = item.work->input;
+                            to = item.work->output;
+                            if (root == context.communicator.rank() && to == nullptr)
+                              to = const_cast<void*>(from);
+                          }
+                          return context.communicator.api().Broadcast(
+                              from, to, static_cast<std::size_t>(BytesOfItem(item)),
+                              DataType::kUint8, static_cast<int>(root), comm,
+                              context.stream.handle());
+                        });
 }
 
 Status LaunchAllGatherInto(const LaunchContext& context, const GroupTask& task) {
-  // Who has joined gives zeros and drops what comes.
+  // Who has joined gives zeros, the same for all, and drops what comes.
   std::byte* scratch = nullptr;
-  const std::int64_t largest = LargestBytes(task);
+  const std::int64_t members = context.communicator.size();
+  const std::int64_t largest = LargestScratch(task);
   if (Joined(task) && largest > 0) {
-    const std::int64_t members = context.communicator.size();
-    Status status = context.staging.Reserve((members + 1) * largest, &scratch);
+    Status status = context.staging.Reserve(largest + members * SumOfScratch(task), &scratch);
     if (!status.ok()) return status;
     const cuda::Api& cuda = context.stream.device().api();
     status = cuda::Check(
@@ -95,12 +112,15 @@ Status LaunchAllGatherInto(const LaunchContext& context, const GroupTask& task) 
     if (!status.ok()) return status;
   }
   return ForEachInGroup(context, task, "ncclAllGather",
-                        [&](CommHandle comm, const core::RunItem& item) {
-                          const void* from = scratch;
-                          void* to = scratch + largest;
+                        [&](CommHandle comm, const core::RunItem& item, std::int64_t before) {
+                          const void* from = nullptr;
+                          void* to = nullptr;
                           if (item.work != nullptr) {
                             from = item.work->input;
                             to = item.work->output;
+                          } else {
+                            from = scratch;
+                            to = scratch + largest + members * before;
                           }
                           return context.communicator.api().AllGather(
                               from, to, static_cast<std::size_t>(BytesOfItem(item)),

@@ -157,9 +157,12 @@ TEST(NcclLanesTest, JoinedRanksServeWhatOnlyMoves) {
   const RankRanges joined = RankRanges::Span(1, 1);
   // So that the rank has a GPU to serve with.
   cases.push_back({.signature = {.shape = {4}}});
-  cases.push_back(
-      {.signature = {.kind = OpKind::kBroadcast, .root = 2, .shape = {50}}, .joined = joined});
-  cases.push_back({.signature = {.kind = OpKind::kAllGatherInto, .shape = {9}}, .joined = joined});
+  for (const std::int64_t count : {50, 3, 70}) {
+    cases.push_back(
+        {.signature = {.kind = OpKind::kBroadcast, .root = 2, .shape = {count}}, .joined = joined});
+    cases.push_back(
+        {.signature = {.kind = OpKind::kAllGatherInto, .shape = {count}}, .joined = joined});
+  }
   for (const OpKind kind : {OpKind::kAllGather, OpKind::kGather, OpKind::kAllToAll}) {
     RunCase c{.signature = {.kind = kind, .root = kind == OpKind::kGather ? 0 : -1, .shape = {5}},
               .rows = {3, 6, 9},

@@ -20,6 +20,19 @@ using ops::nccl::UniqueId;
 
 using Lock = std::lock_guard<std::mutex>;
 
+// Memory that a call reads or writes.
+struct FakeRange {
+  const void* begin = nullptr;
+  std::size_t bytes = 0;
+
+  bool Overlaps(const FakeRange& other) const {
+    const auto* a = static_cast<const std::byte*>(begin);
+    const auto* b = static_cast<const std::byte*>(other.begin);
+    const std::less<> before;
+    return bytes > 0 && other.bytes > 0 && before(a, b + other.bytes) && before(b, a + bytes);
+  }
+};
+
 // What a thread has called since it opened its group.
 struct OpenGroup {
   struct Launch {
@@ -29,6 +42,8 @@ struct OpenGroup {
   };
   int depth = 0;
   std::vector<Launch> launches;
+  std::vector<FakeRange> read;
+  std::vector<FakeRange> written;
 };
 thread_local OpenGroup open_group;
 
@@ -36,6 +51,21 @@ Result Begin(FakeGpus::State& s, const std::string& function, const std::string&
   s.Log(function + rest);
   int error = 0;
   return s.Fails(function, &error) ? static_cast<Result>(error) : Result::kSuccess;
+}
+
+// The calls of a group run together: what one of them writes is no other's. A collective has its
+// input and its output from its rank alone, in place or not.
+bool Claims(const FakeRange& read, const FakeRange& written) {
+  if (open_group.depth == 0) return true;
+  for (const FakeRange& other : open_group.written) {
+    if (other.Overlaps(read) || other.Overlaps(written)) return false;
+  }
+  for (const FakeRange& other : open_group.read) {
+    if (other.Overlaps(written)) return false;
+  }
+  open_group.read.push_back(read);
+  open_group.written.push_back(written);
+  return true;
 }
 
 std::string RankText(const FakeComm& comm) { return " rank " + std::to_string(comm.rank); }
@@ -87,6 +117,18 @@ Result Meet(const char* function, const std::string& what, CommHandle handle, St
       return meeting.done;
     });
   });
+}
+
+bool IsRank(CommHandle handle, int rank) {
+  FakeGpus::State& s = TheFakeGpus();
+  const Lock lock(s.mutex);
+  return s.CommOf(handle).rank == rank;
+}
+
+std::size_t RanksOf(CommHandle handle) {
+  FakeGpus::State& s = TheFakeGpus();
+  const Lock lock(s.mutex);
+  return static_cast<std::size_t>(s.CommOf(handle).size);
 }
 
 std::string Counted(std::size_t count, DataType type) {
@@ -154,6 +196,8 @@ Result GroupEnd() {
   if (--open_group.depth > 0) return result;
   auto launches = std::move(open_group.launches);
   open_group.launches.clear();
+  open_group.read.clear();
+  open_group.written.clear();
   if (result != Result::kSuccess) return result;
   Result worst = Result::kSuccess;
   // A group starts all of it together: what it receives waits for none of what it sends.
@@ -188,20 +232,24 @@ Result Reduce(const void* input, void* output, std::size_t count, DataType type,
 
 Result Broadcast(const void* input, void* output, std::size_t count, DataType type, int root,
                  CommHandle comm, StreamHandle stream) {
+  const std::size_t bytes = count * FakeSizeOf(type);
+  const bool reads = IsRank(comm, root);
+  if (!Claims({input, reads ? bytes : 0}, {output, bytes})) return Result::kInvalidUsage;
   return Meet("ncclBroadcast", Counted(count, type) + " root " + std::to_string(root), comm, stream,
               {input, output}, [=](const std::vector<FakePart>& parts) {
                 for (const FakePart& part : parts) {
-                  std::memmove(part.output, parts[static_cast<std::size_t>(root)].input,
-                               count * FakeSizeOf(type));
+                  std::memmove(part.output, parts[static_cast<std::size_t>(root)].input, bytes);
                 }
               });
 }
 
 Result AllGather(const void* input, void* output, std::size_t count, DataType type, CommHandle comm,
                  StreamHandle stream) {
+  const std::size_t bytes = count * FakeSizeOf(type);
+  const std::size_t ranks = RanksOf(comm);
+  if (!Claims({input, bytes}, {output, ranks * bytes})) return Result::kInvalidUsage;
   return Meet("ncclAllGather", Counted(count, type), comm, stream, {input, output},
               [=](const std::vector<FakePart>& parts) {
-                const std::size_t bytes = count * FakeSizeOf(type);
                 for (const FakePart& to : parts) {
                   for (std::size_t r = 0; r < parts.size(); ++r) {
                     std::memmove(static_cast<std::byte*>(to.output) + r * bytes, parts[r].input,
@@ -236,6 +284,7 @@ Result Send(const void* input, std::size_t count, DataType type, int peer, CommH
   const Result result = Begin(s, "ncclSend", RankText(*comm) + " to " + std::to_string(peer));
   if (result != Result::kSuccess) return result;
   const std::size_t bytes = count * FakeSizeOf(type);
+  if (!Claims({input, bytes}, {})) return Result::kInvalidUsage;
   const auto launch = [&s, comm, stream, peer, input, bytes] {
     s.StreamOf(stream).queue.push_back([comm, peer, input, bytes] {
       const auto* from = static_cast<const std::byte*>(input);
@@ -254,6 +303,7 @@ Result Recv(void* output, std::size_t count, DataType type, int peer, CommHandle
   const Result result = Begin(s, "ncclRecv", RankText(*comm) + " from " + std::to_string(peer));
   if (result != Result::kSuccess) return result;
   const std::size_t bytes = count * FakeSizeOf(type);
+  if (!Claims({}, {output, bytes})) return Result::kInvalidUsage;
   return Call(s, handle, [&s, comm, stream, peer, output, bytes] {
     s.StreamOf(stream).queue.push_back([comm, peer, output, bytes] {
       if (comm->aborted) return true;
@@ -294,6 +344,7 @@ void FillFakeNccl(ops::nccl::Api* api) {
   api->CommDestroy = [](CommHandle handle) { return End("ncclCommDestroy", handle, false); };
   api->CommAbort = [](CommHandle handle) { return End("ncclCommAbort", handle, true); };
   api->GetErrorString = [](Result result) {
+    if (result == Result::kInvalidUsage) return "invalid usage";
     return result == Result::kRemoteError ? "remote process exited" : "a fake NCCL error";
   };
   api->GetLastError = [](CommHandle) {
