@@ -9,6 +9,8 @@ namespace {
 using core::Status;
 
 constexpr std::int64_t kLeastBytes = std::int64_t{1} << 20;
+// Above it a block is as large as it has to be.
+constexpr std::int64_t kMostDoubled = std::int64_t{64} << 20;
 
 std::size_t Size(std::int64_t bytes) { return static_cast<std::size_t>(bytes); }
 
@@ -17,9 +19,6 @@ std::size_t Size(std::int64_t bytes) { return static_cast<std::size_t>(bytes); }
 DeviceMemory::~DeviceMemory() {
   const Api& api = communicator_.api();
   for (const Block& block : blocks_) {
-    if (block.registration != nullptr && communicator_.handle() != nullptr) {
-      static_cast<void>(api.CommDeregister(communicator_.handle(), block.registration));
-    }
     if (block.of_nccl) {
       static_cast<void>(api.MemFree(block.memory));
     } else {
@@ -36,12 +35,6 @@ bool DeviceMemory::TakeFromNccl(Block* block) {
     return false;
   }
   block->of_nccl = true;
-  // Without it the memory is good all the same.
-  if (api.CommRegister == nullptr || api.CommDeregister == nullptr ||
-      api.CommRegister(communicator_.handle(), block->memory, Size(block->bytes),
-                       &block->registration) != Result::kSuccess) {
-    block->registration = nullptr;
-  }
   return true;
 }
 
@@ -49,7 +42,7 @@ Status DeviceMemory::Reserve(std::int64_t bytes, std::byte** memory) {
   const std::int64_t have = blocks_.empty() ? 0 : blocks_.back().bytes;
   if (bytes > have) {
     Block block;
-    block.bytes = std::max({bytes, 2 * have, kLeastBytes});
+    block.bytes = std::max({bytes, std::min(2 * have, kMostDoubled), kLeastBytes});
     if (!TakeFromNccl(&block)) {
       block.bytes = std::max(bytes, kLeastBytes);  // little is left
       Status status =

@@ -11,9 +11,10 @@
 
 namespace sirtaki::ops::nccl {
 
-// From NCCL's own allocator and registered with the communicator, so that it copies less; plain
-// memory where NCCL has no such thing or the device too little of it. Grows by doubling; what was
-// outgrown may still be in use by the stream and is kept: freeing waits for the whole device.
+// From NCCL's own allocator, or plain. Not registered with the communicator: a call wants the
+// memory of all ranks to be or of none, and one may pack where another does not. Grows by doubling
+// when it is small; what was outgrown may be in use by the stream and is kept: freeing waits for
+// the device.
 //
 // Used by the lane's thread. The communicator must outlive it.
 class DeviceMemory {

@@ -221,7 +221,7 @@ TEST(NcclLanesTest, OneTensorIsReducedWhereItLiesAndManyArePacked) {
   RunCases(gpus, 2, many);
   EXPECT_EQ(gpus.calls("ncclAllReduce rank 0").size(), 1u);
   EXPECT_EQ(gpus.calls("cuLaunchKernel").size(), 2u * 2u);  // in and out, on both
-  EXPECT_EQ(gpus.calls("ncclCommRegister rank 0").size(), 1u);
+  EXPECT_THAT(gpus.calls("ncclCommRegister"), IsEmpty());   // all of a communicator, or none
 }
 
 TEST(NcclLanesTest, WhatTravelsCompressedIsConvertedOnTheWay) {
@@ -320,7 +320,6 @@ TEST(NcclLanesTest, AnArenaThatNcclCannotGiveIsPlainMemory) {
   FakeGpus gpus;
   gpus.FailNext("ncclMemAlloc", static_cast<int>(nccl::Result::kUnhandledCudaError));
   RunCases(gpus, 2, cases);
-  EXPECT_EQ(gpus.calls("ncclCommRegister").size(), 1u);  // the other rank's
   gpus.Forget();
   gpus.nccl().MemAlloc = nullptr;  // an older NCCL
   RunCases(gpus, 2, cases);
