@@ -28,14 +28,12 @@ class DeviceMemory {
 
   // At least `bytes`; what was there before is lost if it has to grow.
   core::Status Reserve(std::int64_t bytes, std::byte** memory);
-  bool is_registered() const { return !blocks_.empty() && blocks_.back().registration != nullptr; }
 
  private:
   struct Block {
     void* memory = nullptr;
     std::int64_t bytes = 0;
     bool of_nccl = false;
-    void* registration = nullptr;
   };
   bool TakeFromNccl(Block* block);
 

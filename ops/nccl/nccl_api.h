@@ -84,8 +84,6 @@ struct Api {
   // ---- null in older versions ----
   Result (*MemAlloc)(void** memory, std::size_t bytes);  // 2.19
   Result (*MemFree)(void* memory);
-  Result (*CommRegister)(CommHandle comm, void* memory, std::size_t bytes, void** registration);
-  Result (*CommDeregister)(CommHandle comm, void* registration);
 };
 
 // Whose declarations these are, and the first version that we work with: that of LibTorch 2.1.

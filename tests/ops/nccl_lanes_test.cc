@@ -221,7 +221,6 @@ TEST(NcclLanesTest, OneTensorIsReducedWhereItLiesAndManyArePacked) {
   RunCases(gpus, 2, many);
   EXPECT_EQ(gpus.calls("ncclAllReduce rank 0").size(), 1u);
   EXPECT_EQ(gpus.calls("cuLaunchKernel").size(), 2u * 2u);  // in and out, on both
-  EXPECT_THAT(gpus.calls("ncclCommRegister"), IsEmpty());   // all of a communicator, or none
 }
 
 TEST(NcclLanesTest, WhatTravelsCompressedIsConvertedOnTheWay) {
@@ -323,7 +322,6 @@ TEST(NcclLanesTest, AnArenaThatNcclCannotGiveIsPlainMemory) {
   gpus.Forget();
   gpus.nccl().MemAlloc = nullptr;  // an older NCCL
   RunCases(gpus, 2, cases);
-  EXPECT_THAT(gpus.calls("ncclCommRegister"), IsEmpty());
   EXPECT_EQ(gpus.live_allocations(), 0);
 }
 

@@ -185,6 +185,7 @@ Result End(const char* function, CommHandle handle, bool aborts) {
   if (found == s.comms.end()) std::abort();  // twice
   const Result result = Begin(s, function, RankText(*found->second));
   if (aborts) found->second->aborted = true;
+  found->second->launch.clear();  // which hold it
   s.comms.erase(found);
   return result;
 }
@@ -385,17 +386,6 @@ void FillFakeNccl(ops::nccl::Api* api) {
     }
     TheFakeGpus().cuda.Free(memory);
     return Result::kSuccess;
-  };
-  api->CommRegister = [](CommHandle handle, void* memory, std::size_t, void** registration) {
-    FakeGpus::State& s = TheFakeGpus();
-    const Lock lock(s.mutex);
-    *registration = memory;
-    return Begin(s, "ncclCommRegister", RankText(*s.comms.at(handle)));
-  };
-  api->CommDeregister = [](CommHandle handle, void*) {
-    FakeGpus::State& s = TheFakeGpus();
-    const Lock lock(s.mutex);
-    return Begin(s, "ncclCommDeregister", RankText(*s.comms.at(handle)));
   };
 }
 
