@@ -29,6 +29,7 @@ const char* FindRuntime(const DynamicLibrary& library, Api* api) {
   take("cudaStreamDestroy", &api->StreamDestroy);
   take("cudaStreamWaitEvent", &api->StreamWaitEvent);
   take("cudaStreamIsCapturing", &api->StreamIsCapturing);
+  take("cudaThreadExchangeStreamCaptureMode", &api->ThreadExchangeStreamCaptureMode);
   take("cudaEventCreateWithFlags", &api->EventCreateWithFlags);
   take("cudaEventRecord", &api->EventRecord);
   take("cudaEventQuery", &api->EventQuery);

@@ -28,6 +28,8 @@ using FunctionHandle = CUfunc_st*;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr int kCaptureNone = 0;
+// What a thread may do while a stream is captured: nobody minds what others capture.
+inline constexpr int kCaptureModeThreadLocal = 1;
 
 enum class CopyKind : int { kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 3 };
 
@@ -45,6 +47,7 @@ struct Api {
   Error (*StreamDestroy)(StreamHandle stream);
   Error (*StreamWaitEvent)(StreamHandle stream, EventHandle event, unsigned flags);
   Error (*StreamIsCapturing)(StreamHandle stream, int* capture);
+  Error (*ThreadExchangeStreamCaptureMode)(int* mode);
   Error (*EventCreateWithFlags)(EventHandle* event, unsigned flags);
   Error (*EventRecord)(EventHandle event, StreamHandle stream);
   Error (*EventQuery)(EventHandle event);

@@ -25,7 +25,14 @@ Device::~Device() {
   if (context_ != nullptr) static_cast<void>(api_.DevicePrimaryCtxRelease(driver_device_));
 }
 
-Status Device::Adopt() const { return Check(api_, api_.SetDevice(index_), "cudaSetDevice"); }
+Status Device::Adopt() const {
+  Status status = Check(api_, api_.SetDevice(index_), "cudaSetDevice");
+  if (!status.ok()) return status;
+  // Or a capture in the mode that is the default forbids all threads to look at an event.
+  int mode = kCaptureModeThreadLocal;
+  return Check(api_, api_.ThreadExchangeStreamCaptureMode(&mode),
+               "cudaThreadExchangeStreamCaptureMode");
+}
 
 Device::Scope::Scope(const Device& device)
     : api_(device.api_),

@@ -21,7 +21,8 @@ class Device {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
-  // Makes the device the calling thread's own, for good: of a thread of ours.
+  // Makes the device the calling thread's own, for good: of a thread of ours. What it calls is its
+  // own business from then on, even while another thread captures a graph.
   core::Status Adopt() const;
 
   // For a thread of others: the device is current in between. A restored `cudaSetDevice` would make

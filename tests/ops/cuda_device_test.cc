@@ -237,6 +237,21 @@ TEST_F(CudaDeviceTest, ACaptureIsRefused) {
   EXPECT_TRUE(gpus_.calls("cudaEventRecord").empty());
 }
 
+TEST_F(CudaDeviceTest, AThreadOfOursMayLookWhileAnotherCaptures) {
+  const std::shared_ptr<Device> device = Open(1);
+  EventPool pool(device);
+  const EventPtr event = Take(pool);
+  gpus_.SetCapturing(gpus_.MakeStream());
+  bool reached = false;
+  EXPECT_FALSE(event->Poll(&reached).ok());
+  std::thread([&] {
+    ASSERT_TRUE(device->Adopt().ok());
+    const Status status = event->Poll(&reached);
+    EXPECT_TRUE(status.ok()) << status.ToString();
+  }).join();
+  EXPECT_TRUE(reached);
+}
+
 TEST_F(CudaDeviceTest, WhatWasNeverLaunchedIsDone) {
   DeviceWork work;
   work.device = Open(0);

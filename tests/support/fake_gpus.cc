@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "tests/support/fake_gpus_state.h"
 
@@ -20,8 +21,10 @@ FakeGpus::State* the_state = nullptr;
 // What the driver and the runtime keep for a thread.
 thread_local std::vector<int> pushed_contexts;
 thread_local int set_device = -1;
+thread_local int capture_mode = 0;  // global
 
 constexpr int kDevices = 8;
+constexpr auto kCaptureForbids = static_cast<Error>(900);
 char context_numbers[kDevices];  // a context is the address of its device's
 
 int Current() { return pushed_contexts.empty() ? set_device : pushed_contexts.back(); }
@@ -37,11 +40,20 @@ Error Begin(FakeGpus::State& s, const std::string& function, const std::string& 
   return s.Fails(function, &error) ? static_cast<Error>(error) : Error::kSuccess;
 }
 
+// While a stream is captured, a thread may make no call that could wait, unless it has said that
+// others' captures are none of its business.
+bool IsForbidden(FakeGpus::State& s) {
+  return capture_mode == 0 &&
+         std::any_of(s.streams.begin(), s.streams.end(),
+                     [](const auto& stream) { return stream.second->capturing; });
+}
+
 Error Allocate(const char* function, void** memory, std::size_t bytes) {
   FakeGpus::State& s = TheFakeGpus();
   const Lock lock(s.mutex);
   const Error error = Begin(s, function);
   if (error != Error::kSuccess) return error;
+  if (IsForbidden(s)) return kCaptureForbids;
   *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   std::memset(*memory, 0xCD, bytes);
   s.allocations.insert(*memory);
@@ -142,6 +154,7 @@ Error QueryEvent(EventHandle event) {
   const Lock lock(s.mutex);
   int error = 0;
   if (s.Fails("cudaEventQuery", &error)) return static_cast<Error>(error);
+  if (IsForbidden(s)) return kCaptureForbids;
   s.Run();
   const FakeEvent& of = s.EventOf(event);
   return of.reached >= of.recorded ? Error::kSuccess : Error::kNotReady;
@@ -245,6 +258,10 @@ void FillFakeCuda(ops::cuda::Api* api) {
   api->StreamDestroy = DestroyStream;
   api->StreamWaitEvent = WaitEvent;
   api->StreamIsCapturing = IsCapturing;
+  api->ThreadExchangeStreamCaptureMode = [](int* mode) {
+    std::swap(*mode, capture_mode);
+    return Error::kSuccess;
+  };
   api->EventCreateWithFlags = CreateEvent;
   api->EventRecord = RecordEvent;
   api->EventQuery = QueryEvent;
@@ -317,6 +334,7 @@ FakeGpus::~FakeGpus() {
   for (void* memory : state_->allocations) std::free(memory);
   the_state = nullptr;
   set_device = -1;
+  capture_mode = 0;
 }
 
 const ops::cuda::Api& FakeGpus::cuda() const { return state_->cuda; }
