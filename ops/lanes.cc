@@ -82,6 +82,11 @@ void Lanes::StartOnDevices(core::RunBatch batch, core::TimePoint now) {
       CompleteAll(group->items, why);
       continue;
     }
+    // All ranks judge alike, so nobody waits for this one: no failure of the session.
+    if (const std::string why = nccl::WhyNotOnDevice(group->signature()); !why.empty()) {
+      CompleteAll(group->items, {StatusCode::kUnsupported, why});
+      continue;
+    }
     nccl::DeviceLane* const lane = LaneOf(*group);
     nccl::MeetingPtr meeting;
     if (met_.emplace(batch.set, group->signature().slot).second) {

@@ -55,8 +55,8 @@ struct DeviceLane::Impl {
 
   // ---- by anyone ----
   void Enqueue(Task task) SIRTAKI_EXCLUDES(mutex);
-  // Ends the lane, once. `failed`: whose failure it is; null for Abandon.
-  void Stop(const Status& reason, const GroupTaskPtr& failed) SIRTAKI_EXCLUDES(mutex);
+  // Ends the lane, once. `tensor`: whose failure it is, from the lane's thread; none for Abandon.
+  void Stop(const Status& reason, const std::optional<std::string>& tensor) SIRTAKI_EXCLUDES(mutex);
 
   // ---- the lane's thread ----
   void RunLane() SIRTAKI_EXCLUDES(mutex);
@@ -71,6 +71,7 @@ struct DeviceLane::Impl {
   // Polls, tending the rest, until `over` says so or the lane is stopped.
   Status Await(const std::function<Status(bool* over)>& over) SIRTAKI_EXCLUDES(mutex);
   Status AwaitEvent(const cuda::Event& event);
+  void AbortAll();
   void EndWell();
   void EndBadly();
   // Unless the destructor has left: then nothing outside may be called.
@@ -121,7 +122,7 @@ void DeviceLane::Impl::Enqueue(Task task) {
   if (!refused.ok() && task.group != nullptr) CompleteAll(task.group->items, refused);
 }
 
-void DeviceLane::Impl::Stop(const Status& reason, const GroupTaskPtr& failed) {
+void DeviceLane::Impl::Stop(const Status& reason, const std::optional<std::string>& tensor) {
   std::map<std::uint64_t, Task> dropped;
   {
     core::MutexLock lock(mutex);
@@ -133,9 +134,10 @@ void DeviceLane::Impl::Stop(const Status& reason, const GroupTaskPtr& failed) {
     changed.NotifyAll();
   }
   // The task first: who finds its handle failed must find the fault as well.
-  if (failed != nullptr && options.on_failure) {
-    options.on_failure(reason, LaneTask{failed, nullptr}.TensorName());
-  }
+  // And before the abort, by which groups whose handles are ok come to their end with garbage.
+  if (tensor && options.on_failure) options.on_failure(reason, *tensor);
+  // Abandon leaves it to the lane's thread, whose communicators they are.
+  if (tensor) AbortAll();
   for (const auto& [number, task] : dropped) {
     if (task.group != nullptr) CompleteAll(task.group->items, reason);
   }
@@ -144,14 +146,17 @@ void DeviceLane::Impl::Stop(const Status& reason, const GroupTaskPtr& failed) {
 // ---- the lane's thread ----
 
 Status DeviceLane::Impl::Prepare() {
-  if (stream != nullptr) return Status::Ok();
+  if (kernels != nullptr) return Status::Ok();
   const std::shared_ptr<cuda::Device>& device = options.device;
   Status status = device->Adopt();
+  // The stream first: it makes the thread's context, which kernels need; before CUDA 12 choosing a
+  // device does not.
+  if (status.ok()) status = cuda::Stream::Make(device, &stream);
   if (status.ok()) status = cuda::Kernels::Load(device, options.kernels, &kernels);
   if (!status.ok()) return status;
   events = std::make_unique<cuda::EventPool>(device);
   pinned = std::make_unique<PinnedMemory>(device->api());
-  return cuda::Stream::Make(device, &stream);
+  return status;
 }
 
 std::optional<DeviceLane::Impl::Task> DeviceLane::Impl::Next() {
@@ -287,6 +292,10 @@ Status DeviceLane::Impl::Retire() {
   return Status::Ok();
 }
 
+void DeviceLane::Impl::AbortAll() {
+  for (auto& [set, parts] : sets) parts.communicator->Abort();
+}
+
 void DeviceLane::Impl::EndWell() {
   for (auto& [set, parts] : sets) {
     parts.staging.reset();
@@ -303,7 +312,7 @@ void DeviceLane::Impl::EndWell() {
 // The device may write to what was launched until the communicators are aborted, and after an error
 // of its own for ever.
 void DeviceLane::Impl::EndBadly() {
-  for (auto& [set, parts] : sets) parts.communicator->Abort();
+  AbortAll();
   KeepForever(std::make_shared<std::deque<InFlight>>(std::move(in_flight)));
   in_flight.clear();
   if (stream != nullptr) stream->LeaveBehind();
@@ -341,6 +350,7 @@ void DeviceLane::Impl::RunLane() {
       if (!in_flight.empty()) concerned = in_flight.front().group;
       status = Retire();
     }
+    if (status.ok() && in_flight.empty()) concerned.reset();
     core::MutexLock lock(mutex);
     goes_on = status.ok() && !stopped.load(std::memory_order_relaxed) &&
               !(quit && queue.empty() && in_flight.empty());
@@ -348,8 +358,9 @@ void DeviceLane::Impl::RunLane() {
   if (!status.ok()) {
     KeepForever(std::const_pointer_cast<GroupTask>(concerned));
     CallOut([&] {
-      Stop(concerned == nullptr ? status : LaneTask{concerned, nullptr}.Describe(status),
-           concerned);
+      if (concerned == nullptr) return Stop(status, "");
+      const LaneTask task{concerned, nullptr};
+      Stop(task.Describe(status), task.TensorName());
     });
   }
   if (stopped.load(std::memory_order_relaxed)) {
@@ -425,7 +436,7 @@ std::vector<core::RunningOperation> DeviceLane::Running() const {
 }
 
 void DeviceLane::Abandon(const Status& why) {
-  impl_->Stop(why.ok() ? Status(StatusCode::kAborted, "abandoned") : why, nullptr);
+  impl_->Stop(why.ok() ? Status(StatusCode::kAborted, "abandoned") : why, std::nullopt);
 }
 
 }  // namespace sirtaki::ops::nccl
