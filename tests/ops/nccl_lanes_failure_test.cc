@@ -220,9 +220,20 @@ TEST(NcclLanesFailureTest, WhatGpusCannotDoIsSaid) {
   });
 }
 
+// What a communicator's abort finds, for the test below: a table has functions, no closures.
+nccl::Result (*abort_in_fake)(nccl::CommHandle) = nullptr;
+std::atomic<const core::HandleState*> handle_to_look_at{nullptr};
+std::atomic<bool> has_ended_before{false};
+
 TEST(NcclLanesFailureTest, TheFaultIsKnownBeforeTheAbortAndThatBeforeAHandleEnds) {
   FakeGpus gpus;
   gpus.Hold();
+  has_ended_before = false;
+  abort_in_fake = gpus.nccl().CommAbort;
+  gpus.nccl().CommAbort = [](nccl::CommHandle comm) {
+    if (handle_to_look_at.load()->done()) has_ended_before = true;
+    return abort_in_fake(comm);
+  };
   const RunCase c =
       OnDevice({.signature = {.kind = OpKind::kAllGather, .shape = {4}}, .rows = {2}});
   InprocWorld world(1);
@@ -234,12 +245,15 @@ TEST(NcclLanesFailureTest, TheFaultIsKnownBeforeTheAbortAndThatBeforeAHandleEnds
     };
   });
   RunSide side;
-  device.Start({device.OnDevice(side.MakeItem(c, "w", 0, 1))});
+  core::RunItem item = device.OnDevice(side.MakeItem(c, "w", 0, 1));
+  handle_to_look_at = side.handle().get();
+  device.Start({std::move(item)});
   while (gpus.calls("ncclAllGather").empty()) device.lanes().Step(core::Clock::now());
   gpus.SetAsyncError(0, nccl::Result::kRemoteError);
   while (!side.handle()->done()) std::this_thread::yield();
   EXPECT_FALSE(side.handle()->status().ok());
   EXPECT_EQ(gpus.calls("ncclCommAbort").size(), 1u);
+  EXPECT_FALSE(has_ended_before);
   EXPECT_FALSE(device.failure().ok());
 }
 
