@@ -1,36 +1,47 @@
-# GPU support. This version has none: the options exist, are answered, and choose what the library says of itself.
-foreach(part IN ITEMS CUDA NCCL)
-  string(TOLOWER ${part} lower)
-  if(SIRTAKI_${part} STREQUAL "OFF")
-    set(sirtaki_${lower}_status "off: SIRTAKI_${part}=OFF")
-    continue()
-  endif()
-  if(part STREQUAL "CUDA")
-    find_package(CUDAToolkit QUIET)
-    set(found ${CUDAToolkit_FOUND})
-    set(place "CUDA toolkit ${CUDAToolkit_VERSION} found")
-    set(missing "no CUDA toolkit found")
-  else()
-    find_path(SIRTAKI_NCCL_INCLUDE nccl.h)
-    mark_as_advanced(SIRTAKI_NCCL_INCLUDE)
-    set(found ${SIRTAKI_NCCL_INCLUDE})
-    set(place "nccl.h found in ${SIRTAKI_NCCL_INCLUDE}")
-    set(missing "no nccl.h found")
-  endif()
-  if(NOT found)
-    set(sirtaki_${lower}_status "off: ${missing}")
-    set(why "${missing}")
-  else()
-    set(sirtaki_${lower}_status "not built yet: ${place}, but this version has no GPU path")
-    set(why "the GPU path is not implemented in this version (${place})")
-  endif()
-  if(SIRTAKI_${part} STREQUAL "ON")
-    message(FATAL_ERROR "SIRTAKI_${part}=ON, but ${why}. Use AUTO or OFF.")
-  endif()
-endforeach()
+# GPU support. CUDA and NCCL are opened at run time, so all of it is built everywhere but our own kernels: they need
+# nvcc, and are put into the library as an image that CUDA's driver loads.
+set(SIRTAKI_HAVE_KERNELS OFF)
+# sm_75 to sm_120; later processors compile the last one's PTX when the image is loaded.
+set(SIRTAKI_GPU_ARCHITECTURES "75;80;86;89;90;100;120" CACHE STRING "GPUs that the kernels are built for, without a dot")
 
-function(sirtaki_add_cuda_support target)
-  target_sources(${target} PRIVATE "${PROJECT_SOURCE_DIR}/ops/cuda/cuda_stub.cc")
-  set_source_files_properties("${PROJECT_SOURCE_DIR}/ops/cuda/cuda_stub.cc" PROPERTIES COMPILE_DEFINITIONS
-    "SIRTAKI_CUDA_STATUS=\"${sirtaki_cuda_status}\";SIRTAKI_NCCL_STATUS=\"${sirtaki_nccl_status}\"")
+if(SIRTAKI_CUDA STREQUAL "OFF")
+  set(sirtaki_cuda_status "off: SIRTAKI_CUDA=OFF")
+else()
+  find_package(CUDAToolkit QUIET)
+  if(CUDAToolkit_NVCC_EXECUTABLE)
+    set(SIRTAKI_HAVE_KERNELS ON)
+    set(sirtaki_cuda_status "kernels by ${CUDAToolkit_NVCC_EXECUTABLE} ${CUDAToolkit_VERSION}; CUDA and NCCL are opened at run time")
+  else()
+    set(sirtaki_cuda_status "off: no CUDA toolkit found")
+    if(SIRTAKI_CUDA STREQUAL "ON")
+      message(FATAL_ERROR "SIRTAKI_CUDA=ON, but no nvcc was found. Put it on PATH, set CUDAToolkit_ROOT, or use AUTO or OFF.")
+    endif()
+  endif()
+endif()
+
+# The file that holds the image, or says why there is none.
+function(sirtaki_add_gpu_kernels target)
+  set(folder "${PROJECT_SOURCE_DIR}/ops/cuda")
+  if(NOT SIRTAKI_HAVE_KERNELS)
+    target_sources(${target} PRIVATE "${folder}/kernel_image_none.cc")
+    set_source_files_properties("${folder}/kernel_image_none.cc" PROPERTIES COMPILE_DEFINITIONS
+      "SIRTAKI_CUDA_STATUS=\"${sirtaki_cuda_status}\"")
+    return()
+  endif()
+  set(codes "")
+  foreach(architecture IN LISTS SIRTAKI_GPU_ARCHITECTURES)
+    list(APPEND codes "-gencode=arch=compute_${architecture},code=sm_${architecture}")
+  endforeach()
+  list(GET SIRTAKI_GPU_ARCHITECTURES -1 last)
+  list(APPEND codes "-gencode=arch=compute_${last},code=compute_${last}")
+  set(image "${PROJECT_BINARY_DIR}/sirtaki_kernels.fatbin")
+  add_custom_command(OUTPUT "${image}"
+    COMMAND "${CUDAToolkit_NVCC_EXECUTABLE}" -fatbin -Xfatbin=-compress-all -std=c++17 -O3 -I "${PROJECT_SOURCE_DIR}" ${codes}
+      -o "${image}" "${folder}/kernels.cu"
+    DEPENDS "${folder}/kernels.cu" "${folder}/kernel_tables.h" "${folder}/kernel_bodies.h"
+    COMMENT "Building the GPU kernels"
+    VERBATIM)
+  target_sources(${target} PRIVATE "${folder}/kernel_image.cc")
+  set_source_files_properties("${folder}/kernel_image.cc" PROPERTIES
+    OBJECT_DEPENDS "${image}" COMPILE_DEFINITIONS "SIRTAKI_KERNEL_IMAGE=\"${image}\"")
 endfunction()
