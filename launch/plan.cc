@@ -109,6 +109,8 @@ std::vector<std::string> PlanWriter::SshArguments() const {
     words.insert(words.end(), {"-i", given.ssh_identity_file});
   }
   words.insert(words.end(), given.ssh_args.begin(), given.ssh_args.end());
+  // What is left of it behind a link that is down must end as well.
+  words.insert(words.end(), {"-o", "ServerAliveInterval=5"});
   return words;
 }
 
