@@ -52,7 +52,7 @@ class RankProcess {
     while (!Done()) Step();
     const auto segments = lost_ ? SegmentPrefix(env_, HostName(), geteuid()) : std::nullopt;
     if (segments) RemoveSegments("/dev/shm", *segments);
-    if (stopped_ || ExitCode() != 0) EndGroup();
+    if (OwnsGroup() && (stopped_ || ExitCode() != 0)) KillOthersOfGroup();
     return ExitCode();
   }
 
@@ -199,24 +199,13 @@ class RankProcess {
     }
   }
 
-  // Takes along what the program has started and left, but not this process: it has an exit code to
-  // hand on.
-  void EndGroup() const {
-    if (!OwnsGroup()) return;
-    if (setpgid(0, getpgid(getppid())) == 0) {
-      kill(-getpid(), SIGKILL);
-    } else if (stopped_) {
-      kill(0, SIGKILL);  // then its code matters to nobody
-    }
-  }
-
   // sirtakirun is gone, or cannot be reached any more.
   void Lose() {
     lost_ = !end_;
     connection_.Close();
     outbox_.clear();
     unwritten_ = 0;
-    Stop();
+    if (lost_) Stop();
   }
 
   void CheckTimes() {
