@@ -55,7 +55,7 @@ class RankProcess {
     const auto segments = badly ? SegmentPrefix(env_, HostName(), geteuid()) : std::nullopt;
     if (segments) RemoveSegments("/dev/shm", *segments);
     if (!heard_) EndDaemon();
-    if (badly) EndGroup();
+    if (badly && OwnsGroup()) KillOthersOfGroup();
     return ExitCode();
   }
 
@@ -200,17 +200,6 @@ class RankProcess {
       kill(0, signal);
     } else {
       child_.Signal(signal);
-    }
-  }
-
-  // Takes along what the program has started and left, but not this process: it has an exit code to
-  // hand on.
-  void EndGroup() const {
-    if (!OwnsGroup()) return;
-    if (setpgid(0, getpgid(getppid())) == 0) {
-      kill(-getpid(), SIGKILL);
-    } else if (stopped_) {
-      kill(0, SIGKILL);  // then its code matters to nobody
     }
   }
 
