@@ -54,8 +54,8 @@ class RankProcess {
     const bool badly = stopped_ || ExitCode() != 0;
     const auto segments = badly ? SegmentPrefix(env_, HostName(), geteuid()) : std::nullopt;
     if (segments) RemoveSegments("/dev/shm", *segments);
-    if (!heard_) EndDaemon();
     if (badly && OwnsGroup()) KillOthersOfGroup();
+    if (!heard_) EndDaemon();
     return ExitCode();
   }
 
