@@ -1,5 +1,8 @@
 #include "launch/leftovers.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -12,6 +15,9 @@
 namespace sirtaki::launch {
 
 namespace {
+
+constexpr int kMostLooks =
+    10;  // for what those to be killed start, with some patience for the dead
 
 std::string_view WithoutDomain(std::string_view host) {
   const bool is_address = host.find_first_not_of("0123456789.") == std::string_view::npos;
@@ -40,6 +46,20 @@ void RemoveSegments(const std::string& folder, std::string_view prefix) {
     if (!entry.path().filename().string().starts_with(prefix)) continue;
     std::error_code gone;  // another rank may have been faster
     std::filesystem::remove(entry.path(), gone);
+  }
+}
+
+void KillOthersOfGroup() {
+  bool found = true;
+  for (int look = 0; found && look < kMostLooks; ++look) {
+    found = false;
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+      const auto process =
+          NumberFrom<pid_t>(entry.path().filename().string(), 1, std::numeric_limits<pid_t>::max());
+      if (!process || *process == getpid() || getpgid(*process) != getpgrp()) continue;
+      found = kill(*process, SIGKILL) == 0 || found;
+    }
   }
 }
 

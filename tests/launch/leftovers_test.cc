@@ -1,6 +1,7 @@
 #include "launch/leftovers.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -34,6 +35,29 @@ TEST(LeftoversTest, OnlyWhatBeginsSoIsRemoved) {
   EXPECT_TRUE(std::filesystem::exists(folder / "b.1.0"));
   RemoveSegments(folder / "none", "a");  // no folder, nothing to do
   std::filesystem::remove_all(folder);
+}
+
+// The leader of a session cannot leave its group; what it has started is in there.
+TEST(LeftoversTest, OthersOfTheGroupAreKilledButNotTheOneThatAsks) {
+  const pid_t leader = fork();
+  if (leader == 0) {
+    setsid();
+    pid_t children[2];
+    for (pid_t& child : children) {
+      if ((child = fork()) == 0) {
+        for (;;) pause();
+      }
+    }
+    KillOthersOfGroup();
+    for (const pid_t child : children) {
+      int state = 0;
+      if (waitpid(child, &state, 0) != child || !WIFSIGNALED(state)) _exit(1);
+    }
+    _exit(0);
+  }
+  int state = 0;
+  ASSERT_EQ(waitpid(leader, &state, 0), leader);
+  EXPECT_TRUE(WIFEXITED(state) && WEXITSTATUS(state) == 0);
 }
 
 }  // namespace
