@@ -1,10 +1,8 @@
 #include "launch/find_launcher.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <csignal>
 #include <optional>
@@ -12,13 +10,11 @@
 #include <vector>
 
 #include "core/text.h"
-#include "core/types.h"
-#include "launch/child.h"
+#include "launch/run_commands.h"
 #include "launch/words.h"
 
 namespace sirtaki::launch {
 
-using core::Clock;
 using core::Status;
 using core::StatusCode;
 
@@ -26,44 +22,14 @@ namespace {
 
 constexpr auto kPatience = std::chrono::seconds(10);
 
-std::string OnPath(const std::string& name, const core::EnvironmentView& env) {
-  for (const std::string_view folder :
-       Split(env.Find("PATH").value_or("/usr/local/bin:/usr/bin:/bin"), ':')) {
-    std::string path = std::string(folder.empty() ? "." : folder) + "/" + name;
-    if (access(path.c_str(), X_OK) == 0) return path;
-  }
-  return "";
-}
-
 // What the program prints when asked; nothing if it does not answer.
 std::optional<std::string> VersionText(const std::string& path) {
-  Child child;
-  int error = 0;
-  if (!SignalPipe::Open().ok() || !child.Start({{path, "--version"}, {}, {}, true}, &error).ok()) {
-    return std::nullopt;
-  }
-  std::string text;
-  const core::TimePoint deadline = Clock::now() + kPatience;
-  while (child.output().valid() || child.error().valid()) {
-    std::array<pollfd, 2> fds = {
-        {{child.output().get(), POLLIN, 0}, {child.error().get(), POLLIN, 0}}};
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-    if (left.count() <= 0) break;
-    if (poll(fds.data(), fds.size(), static_cast<int>(left.count())) <= 0) continue;
-    if (fds[0].revents != 0 && ReadSome(fds[0].fd, &text).ended) child.CloseOutput();
-    if (fds[1].revents != 0 && ReadSome(fds[1].fd, &text).ended) child.CloseError();
-  }
-  child.Signal(SIGKILL);  // if it has not ended by itself
-  std::vector<int> asked;
-  while (child.running() && !child.Ended()) {
-    pollfd signals{SignalPipe::fd(), POLLIN, 0};
-    poll(&signals, 1, 10);
-    for (const int signal : SignalPipe::Take()) {
-      if (signal != SIGCHLD) asked.push_back(signal);
-    }
-  }
-  for (const int signal : asked) raise(signal);  // the run is to hear of them
-  return text;
+  int signal = 0;
+  const CommandOutcome outcome =
+      RunCommands({{{path, "--version"}, {}, {}}}, kPatience, 1, &signal).front();
+  if (signal != 0) raise(signal);  // the run is to hear of it
+  if (!outcome.why.empty()) return std::nullopt;
+  return outcome.output + outcome.error;
 }
 
 struct Wish {
@@ -86,12 +52,25 @@ Wish WishOf(const std::string& wanted, bool in_slurm) {
 
 }  // namespace
 
+std::string FindOnPath(const std::string& name, const core::EnvironmentView& env) {
+  for (const std::string_view folder :
+       Split(env.Find("PATH").value_or("/usr/local/bin:/usr/bin:/bin"), ':')) {
+    std::string path = std::string(folder.empty() ? "." : folder) + "/" + name;
+    if (access(path.c_str(), X_OK) == 0) return path;
+  }
+  return "";
+}
+
+std::optional<Launcher> AskLauncher(const std::string& path) {
+  return RecognizeLauncher(path, VersionText(path).value_or(""));
+}
+
 Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env, Launcher* out) {
   const bool is_path = wanted.find('/') != std::string::npos;
   const Wish wish = WishOf(wanted, env.Find("SLURM_JOB_ID").has_value());
   std::vector<std::string> tried;
   for (const std::string& name : is_path ? std::vector<std::string>{wanted} : wish.programs) {
-    const std::string path = is_path ? wanted : OnPath(name, env);
+    const std::string path = is_path ? wanted : FindOnPath(name, env);
     if (path.empty()) {
       tried.push_back(name + ": not on PATH");
       continue;

@@ -1,6 +1,7 @@
 // The launcher that is installed here.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "core/environment.h"
@@ -15,5 +16,10 @@ namespace sirtaki::launch {
 // to install.
 core::Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env,
                           Launcher* out);
+
+// The path of a program that is searched for as a shell does; empty if there is none.
+std::string FindOnPath(const std::string& name, const core::EnvironmentView& env);
+// What stands at the path, if it is a launcher. Asks it for its version, 10 s at most.
+std::optional<Launcher> AskLauncher(const std::string& path);
 
 }  // namespace sirtaki::launch

@@ -17,9 +17,9 @@ std::string_view LauncherName(LauncherKind kind) {
   return "unknown";
 }
 
-std::string Launcher::ToString() const {
-  return std::string(LauncherName(kind)) + " " + version + " (" + path + ")";
-}
+std::string Launcher::ShortName() const { return std::string(LauncherName(kind)) + " " + version; }
+
+std::string Launcher::ToString() const { return ShortName() + " (" + path + ")"; }
 
 std::optional<Launcher> RecognizeLauncher(std::string_view path, std::string_view version_text) {
   // "mpirun (Open MPI) 4.1.4", "mpirun (OpenRTE) 4.1.4"; HYDRA's "Version:   4.0.2" on a line of

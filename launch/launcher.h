@@ -14,8 +14,9 @@ std::string_view LauncherName(LauncherKind kind);  // "Open MPI", "MPICH", "Slur
 struct Launcher {
   LauncherKind kind{};
   std::string path;
-  std::string version;           // "4.1.4"
-  std::string ToString() const;  // "Open MPI 4.1.4 (/usr/bin/mpirun)"
+  std::string version;            // "4.1.4"
+  std::string ShortName() const;  // "Open MPI 4.1.4"
+  std::string ToString() const;   // "Open MPI 4.1.4 (/usr/bin/mpirun)"
 };
 
 // By what the program at `path` prints when asked for its version; none if that is no launcher that

@@ -1,22 +1,30 @@
 // sirtakirun: starts a program on several ranks. See docs/launching.md.
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <climits>
 #include <cstdio>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "core/config_table.h"
 #include "core/cores.h"
 #include "core/environment.h"
+#include "launch/build_facts.h"
+#include "launch/check_build.h"
+#include "launch/check_hosts.h"
 #include "launch/find_launcher.h"
+#include "launch/host_report.h"
 #include "launch/job.h"
 #include "launch/options.h"
 #include "launch/plan.h"
 #include "launch/rank_process.h"
 #include "launch/sockets.h"
+#include "launch/verdict.h"
 #include "launch/words.h"
 
 namespace sirtaki::launch {
@@ -41,6 +49,11 @@ std::string OwnPath(const char* called) {
   return length > 0 ? std::string(path.data(), static_cast<std::size_t>(length)) : called;
 }
 
+std::string CurrentFolder() {
+  std::error_code error;
+  return std::filesystem::current_path(error).string();
+}
+
 core::Status FindStartTimeout(const LaunchOptions& options, const core::EnvironmentView& env,
                               core::Duration* out) {
   const core::OptionSpec& spec = *core::FindOption("start_timeout");
@@ -55,6 +68,28 @@ core::Status FindStartTimeout(const LaunchOptions& options, const core::Environm
   return core::Status::Ok();
 }
 
+// 0 if ranks can start on the hosts of the plan, as far as one sees; else what to exit with.
+int CheckHostsOf(const PlanInput& input, const Plan& plan, core::Duration patience) {
+  if (plan.to_check.empty()) return 0;
+  const HostWish wish = WishOfPlan(input, plan, CurrentFolder(), patience);
+  const HostsFound found = CheckHosts(wish, plan.to_check, input.environment);
+  if (found.signal != 0) {
+    std::fprintf(stderr, "sirtakirun: ended by %s\n", SignalName(found.signal).c_str());
+    return 128 + found.signal;
+  }
+  if (found.failures.empty()) return 0;
+  constexpr std::size_t kMostTold = 10;
+  const std::size_t count = found.failures.size();
+  for (std::size_t i = 0; i < std::min(count, kMostTold); ++i) {
+    std::fprintf(stderr, "sirtakirun: %s\n", found.failures[i].c_str());
+  }
+  if (count > kMostTold) {
+    std::fprintf(stderr, "sirtakirun: and %zu hosts more\n", count - kMostTold);
+  }
+  std::fputs("sirtakirun: nothing was started (--check-hosts=false asks no host)\n", stderr);
+  return kWrongUse;
+}
+
 // Carries the plan out, as often as it takes and is allowed.
 int RunAll(PlanInput input, core::Duration start_timeout) {
   for (int code = kWrongUse;; ++input.restarts) {
@@ -65,6 +100,8 @@ int RunAll(PlanInput input, core::Duration start_timeout) {
       return code;
     }
     if (input.options.verbose) std::fputs(PlanText(plan).c_str(), stderr);
+    const int unfit = input.restarts == 0 ? CheckHostsOf(input, plan, start_timeout) : 0;
+    if (unfit != 0) return unfit;
     const JobResult result =
         RunJob(plan, input.options, input.restarts > 0, input.environment, start_timeout);
     code = result.code;
@@ -82,14 +119,24 @@ int Main(const std::vector<std::string>& args, const char* called) {
   if (args.size() > 2 && args[0] == kRankFlag && args[1] == "--") {
     return RunAsRank({args.begin() + 2, args.end()});
   }
+  if (args.size() == 4 && args[0] == kHostFlag) {
+    const auto report = LookAtHost(args[1], args[2], args[3], core::EnvironmentView::OfProcess());
+    return std::fputs(ReportText(report).c_str(), stdout) < 0 ? 1 : 0;
+  }
   PlanInput input;
   input.read = &core::ReadFile;
   core::Status status = ParseOptions(args, input.read, &input.options);
   if (!status.ok()) return Complain(status);
   if (input.options.help) return std::fputs(HelpText().c_str(), stdout) < 0 ? 1 : 0;
-  if (input.options.version) return std::puts("sirtakirun " SIRTAKI_VERSION) < 0 ? 1 : 0;
+  if (input.options.version)
+    return std::puts(("sirtakirun " + std::string(FactsOfBuild().version)).c_str()) < 0 ? 1 : 0;
 
   input.environment = core::EnvironmentView::OfProcess();
+  if (input.options.check_build) {
+    const std::string self = OwnPath(called);
+    const std::string text = BuildText(FactsOfBuild(), self, FindParts(self, input.environment));
+    return std::fputs(text.c_str(), stdout) < 0 ? 1 : 0;
+  }
   input.machine = FindThisMachine();
   input.is_root = geteuid() == 0;
   input.self = OwnPath(called);

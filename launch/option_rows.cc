@@ -130,6 +130,12 @@ OptionGroup StartOptions() {
        Arguments("ssh-args", R"(More arguments for ssh, as in "-F my_ssh_config".)", &O::ssh_args),
        {"network-interfaces", 0, "eth0,ib0", "The interfaces between the hosts, for MPI and NCCL.",
         SetInterfaces},
+       Switch("check-hosts", 0,
+              "Ask hosts that are reached by ssh, before the start, whether ranks can start there: "
+              "ssh without a password, Sirtaki, MPI and the program. Default: true.",
+              &O::check_hosts),
+       Switch("disable-cache", 0, "Ask hosts again that were found to be fit within the last hour.",
+              &O::disable_cache),
        Number(
            "max-restarts", 0, "N",
            "How often to start again, when a rank has failed, without the hosts that are gone; the "
@@ -151,6 +157,9 @@ OptionGroup OutputOptions() {
            Switch("prefix-timestamp", 0, "Begin each line with the time, before the rank.",
                   &O::prefix_timestamp),
            Switch("verbose", 0, "Print what is started, and why so.", &O::verbose),
+           Switch("check-build", 0,
+                  "Also -cb: print what was built in and what is found here, versions and paths.",
+                  &O::check_build),
            Switch("version", 'v', "Print the version.", &O::version),
            Switch("help", 'h', "Print this.", &O::help)}};
 }
@@ -165,12 +174,13 @@ std::string_view Spelling(std::string_view name) {
     std::string_view other;
     std::string_view name;
   };
-  constexpr std::array<Alias, 6> kAliases = {{{"num-proc", "np"},
+  constexpr std::array<Alias, 7> kAliases = {{{"num-proc", "np"},
                                               {"host", "hosts"},
                                               {"network-interface", "network-interfaces"},
                                               {"nics", "network-interfaces"},
                                               {"prefix-output-with-timestamp", "prefix-timestamp"},
-                                              {"x", "export"}}};
+                                              {"x", "export"},
+                                              {"cb", "check-build"}}};
   for (const Alias& alias : kAliases) {
     if (alias.other == name) return alias.name;
   }

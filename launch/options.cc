@@ -75,7 +75,7 @@ class FlagReader {
 
   // Long flags that may stand behind one dash, by custom.
   static std::string_view Disguised(std::string_view flag) {
-    constexpr std::array<std::string_view, 4> kWords = {"np", "hostfile", "host", "hosts"};
+    constexpr std::array<std::string_view, 5> kWords = {"np", "hostfile", "host", "hosts", "cb"};
     for (const std::string_view word : kWords) {
       if (flag.substr(1) == word) return word;
     }

@@ -33,6 +33,9 @@ struct LaunchOptions {
   std::vector<std::string> network_interfaces;
   std::vector<std::string> exports;  // "NAME", or "NAME=value"
 
+  bool check_hosts = true;
+  bool disable_cache = false;  // of what the checks found
+
   int max_restarts = 0;
 
   std::string output_folder;
@@ -40,6 +43,7 @@ struct LaunchOptions {
 
   bool dry_run = false;
   bool verbose = false;
+  bool check_build = false;
   bool help = false;
   bool version = false;
 

@@ -89,7 +89,7 @@ class FileReader {
   Status ReadFlag(const std::string& name, const YAML::Mark& mark, const YAML::Node& value) {
     const OptionRow* row = FindRow(name);
     if (row == nullptr) return Unknown(name, mark);
-    for (const std::string_view outside : {"config-file", "help", "version"}) {
+    for (const std::string_view outside : {"config-file", "check-build", "help", "version"}) {
       if (row->name == outside) return Wrong(mark, Quoted(name) + " cannot stand in a file");
     }
     if (!seen_.insert(row->name).second) return Wrong(mark, Quoted(name) + " is given twice");

@@ -51,6 +51,49 @@ void AddEnvironment(PlanWriter* writer) {
   }
 }
 
+// Launchers take ssh's arguments apart at blanks, and know no quotes.
+Status CheckSshWords(const LaunchOptions& options) {
+  for (const std::string& word : SshArguments(options)) {
+    if (word.empty() || word.find_first_of(" \t\n") != std::string::npos) {
+      return Wrong("ssh's argument " + core::Quoted(word) +
+                   " has a blank, which mpirun cannot hand on: put it into an ssh config, and name "
+                   "that with --ssh-args \"-F FILE\"");
+    }
+  }
+  return Status::Ok();
+}
+
+// What makes the launcher use another program than ssh; empty if nothing does.
+std::string OtherThanSsh(const PlanInput& input) {
+  for (const char* name : {"OMPI_MCA_plm_rsh_agent", "OMPI_MCA_orte_rsh_agent",
+                           "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC"}) {
+    const auto value = input.environment.Find(name);
+    if (value && *value != "ssh") return std::string(name) + "=" + *value;
+  }
+  for (const std::string& word : input.options.mpi_args) {
+    for (const char* name : {"plm_rsh_agent", "plm_ssh_agent", "-launcher", "-launcher-exec"}) {
+      if (word == name) return "--mpi-args " + word;
+    }
+  }
+  return "";
+}
+
+// Which hosts are to be asked before the start.
+void ChooseChecks(const PlanWriter& writer, Plan* plan) {
+  if (!writer.UsesSsh()) return;
+  const PlanInput& input = writer.input();
+  std::string why_not = OtherThanSsh(input);
+  if (!input.options.check_hosts) why_not = "--check-hosts=false";
+  if (!why_not.empty()) {
+    plan->reasons.push_back({"no host is asked before the start", why_not});
+    return;
+  }
+  for (const Host& host : plan->placement.hosts) {
+    if (!IsThisMachine(host.name, input.machine)) plan->to_check.push_back(host.name);
+  }
+  plan->reasons.push_back({"asked before the start, over ssh", Joined(plan->to_check, ", ")});
+}
+
 }  // namespace
 
 void PlanWriter::Add(const std::vector<std::string>& words, const std::string& why) {
@@ -96,26 +139,21 @@ std::vector<std::string> PlanWriter::Travelling() const {
   return {names.begin(), names.end()};
 }
 
-bool PlanWriter::UsesSsh() const {
-  return !placement().local && placement().system == BatchSystem::kNone;
-}
-
-std::vector<std::string> PlanWriter::SshArguments() const {
-  const LaunchOptions& given = options();
-  // It must fail rather than ask for a password where nobody sees it.
-  std::vector<std::string> words = {"-o", "BatchMode=yes"};
-  if (given.ssh_port != 0) words.insert(words.end(), {"-p", std::to_string(given.ssh_port)});
-  if (!given.ssh_identity_file.empty()) {
-    words.insert(words.end(), {"-i", given.ssh_identity_file});
-  }
-  words.insert(words.end(), given.ssh_args.begin(), given.ssh_args.end());
-  return words;
-}
-
 std::string PlanWriter::Interfaces() const { return Joined(options().network_interfaces, ","); }
 
 bool PlanWriter::CoresAreShared() const {
   return placement().local && placement().ranks > input_.machine.cores;
+}
+
+std::vector<std::string> SshArguments(const LaunchOptions& options) {
+  // It must fail rather than ask for a password where nobody sees it.
+  std::vector<std::string> words = {"-o", "BatchMode=yes"};
+  if (options.ssh_port != 0) words.insert(words.end(), {"-p", std::to_string(options.ssh_port)});
+  if (!options.ssh_identity_file.empty()) {
+    words.insert(words.end(), {"-i", options.ssh_identity_file});
+  }
+  words.insert(words.end(), options.ssh_args.begin(), options.ssh_args.end());
+  return words;
 }
 
 Status MakePlan(const PlanInput& input, Plan* out) {
@@ -125,6 +163,7 @@ Status MakePlan(const PlanInput& input, Plan* out) {
   Plan plan;
   status = Place(input.options, input.environment, input.read, input.machine, input.gone,
                  &plan.placement);
+  if (status.ok() && !plan.placement.local) status = CheckSshWords(input.options);
   if (!status.ok()) return status;
   PlanWriter writer(input, &plan);
   writer.Add({input.launcher.path}, input.launcher.ToString());
@@ -148,6 +187,7 @@ Status MakePlan(const PlanInput& input, Plan* out) {
   writer.Add({input.self, std::string(kRankFlag), "--"},
              "stands around each rank: its output, its end, torchrun's variables");
   writer.Add(input.options.program, "the program");
+  if (input.launcher.kind != LauncherKind::kSrun) ChooseChecks(writer, &plan);
   *out = std::move(plan);
   return Status::Ok();
 }

@@ -45,11 +45,15 @@ struct Plan {
   // Set for the launcher, over its own environment.
   std::vector<std::pair<std::string, std::string>> environment;
   std::vector<Reason> reasons;
+  std::vector<std::string> to_check;  // hosts that ssh will reach, but for those that nobody asks
 };
 
 // kInvalidArgument: the options are wrong for these hosts or this launcher. On error `*out` is as
 // it was.
 core::Status MakePlan(const PlanInput& input, Plan* out);
+
+// Of ssh to the hosts, as the options have them.
+std::vector<std::string> SshArguments(const LaunchOptions& options);
 
 // The line as a shell would take it, and the reasons below it.
 std::string PlanText(const Plan& plan);

@@ -12,6 +12,7 @@ namespace {
 
 const char* const kNoBinding = "a rank's threads share no single core";
 const char* const kInOrder = "hosts are filled one after the other";
+const char* const kForSsh = "for ssh, where it is used";
 const char* const kRoot = "this is root";
 const char* const kYield = "there are more ranks than cores: who waits gives way";
 const char* const kInterfaces = "--network-interfaces";
@@ -61,8 +62,8 @@ void AddOpenMpi4(PlanWriter* writer) {
   AddBinding(writer, {"--bind-to", "none"});
   if (writer->placement().oversubscribed) writer->Add({"--oversubscribe"}, "--oversubscribe");
   AvoidSingleCopy(writer);
-  if (writer->UsesSsh()) {
-    writer->Add({"--mca", "plm_rsh_args", Joined(writer->SshArguments(), " ")}, "for ssh");
+  if (!writer->placement().local) {
+    writer->Add({"--mca", "plm_rsh_args", writer->SshWord()}, kForSsh);
   }
   if (!writer->placement().local && !writer->options().network_interfaces.empty()) {
     writer->Add({"--mca", "oob_tcp_if_include", writer->Interfaces()}, kInterfaces);
@@ -76,8 +77,8 @@ void AddOpenMpi5(PlanWriter* writer) {
   writer->Add({"--map-by", oversubscribed ? "slot:OVERSUBSCRIBE" : "slot"},
               std::string(kInOrder) + (oversubscribed ? "; --oversubscribe" : ""));
   AddBinding(writer, {"--bind-to", "none"});
-  if (writer->UsesSsh()) {
-    writer->Add({"--prtemca", "plm_ssh_args", Joined(writer->SshArguments(), " ")}, "for ssh");
+  if (!writer->placement().local) {
+    writer->Add({"--prtemca", "plm_ssh_args", writer->SshWord()}, kForSsh);
   }
   if (!writer->placement().local && !writer->options().network_interfaces.empty()) {
     writer->Add({"--prtemca", "prte_if_include", writer->Interfaces()}, kInterfaces);
@@ -88,9 +89,10 @@ void AddOpenMpi5(PlanWriter* writer) {
 void AddMpich(PlanWriter* writer) {
   const Placement& placement = writer->placement();
   const LaunchOptions& options = writer->options();
-  if (writer->UsesSsh()) {
-    writer->SetForLauncher("HYDRA_LAUNCHER_EXTRA_ARGS", Joined(writer->SshArguments(), " "),
-                           "for ssh");
+  // In a job of Slurm or LSF it starts its daemons by them, and these words would be theirs.
+  const bool uses_ssh = writer->UsesSsh() || placement.system == BatchSystem::kPbs;
+  if (uses_ssh && !placement.local) {
+    writer->SetForLauncher("HYDRA_LAUNCHER_EXTRA_ARGS", writer->SshWord(), kForSsh);
   }
   if (!placement.local && !options.network_interfaces.empty()) {
     writer->Set("FI_TCP_IFACE", options.network_interfaces.front(), kInterfaces);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "launch/plan.h"
+#include "launch/words.h"
 
 namespace sirtaki::launch {
 
@@ -28,10 +29,13 @@ class PlanWriter {
 
   // Variables that ranks on other hosts must be given, in order.
   std::vector<std::string> Travelling() const;
-  // ssh's arguments; none if its own settings serve.
-  std::vector<std::string> SshArguments() const;
-  // Whether the hosts are reached by ssh.
-  bool UsesSsh() const;
+  // ssh's arguments as one word, which launchers take apart at blanks. Behind a link that is down
+  // it is to end by itself.
+  std::string SshWord() const {
+    return Joined(SshArguments(options()), " ") + " -o ServerAliveInterval=5";
+  }
+  // Whether ssh reaches the hosts, and not what a batch system has for that.
+  bool UsesSsh() const { return !placement().local && placement().system == BatchSystem::kNone; }
   std::string Interfaces() const;  // "eth0,ib0"
   // More ranks than cores of this machine, where it is known.
   bool CoresAreShared() const;

@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/cgroup.h"
 #include "core/environment.h"
 #include "core/types.h"
 #include "launch/child.h"
@@ -50,9 +51,11 @@ class RankProcess {
       return 1;
     }
     while (!Done()) Step();
-    const auto segments = lost_ ? SegmentPrefix(env_, HostName(), geteuid()) : std::nullopt;
+    const bool badly = stopped_ || ExitCode() != 0;
+    const auto segments = badly ? SegmentPrefix(env_, HostName(), geteuid()) : std::nullopt;
     if (segments) RemoveSegments("/dev/shm", *segments);
-    if (OwnsGroup() && (stopped_ || ExitCode() != 0)) KillOthersOfGroup();
+    if (badly && OwnsGroup()) KillOthersOfGroup();
+    if (!heard_) EndDaemon();
     return ExitCode();
   }
 
@@ -157,6 +160,7 @@ class RankProcess {
       }
       if (std::holds_alternative<StopMessage>(*message)) Stop();
     }
+    heard_ = half_closed_ && transfer.ended && transfer.why.empty();
     if (transfer.ended || !status.ok()) Lose();
   }
 
@@ -199,13 +203,21 @@ class RankProcess {
     }
   }
 
+  // The launcher's own process on this host: behind a link that is down it would wait for minutes.
+  static void EndDaemon() {
+    const std::string parent = std::to_string(getppid());
+    const auto name = core::ReadFile("/proc/" + parent + "/comm");
+    for (const char* daemon : {"orted\n", "prted\n", "hydra_pmi_proxy\n"}) {
+      if (name == daemon) kill(getppid(), SIGTERM);
+    }
+  }
+
   // sirtakirun is gone, or cannot be reached any more.
   void Lose() {
-    lost_ = !end_;
     connection_.Close();
     outbox_.clear();
     unwritten_ = 0;
-    if (lost_) Stop();
+    if (!end_) Stop();
   }
 
   void CheckTimes() {
@@ -264,8 +276,8 @@ class RankProcess {
   std::size_t unwritten_ = 0;
   bool started_ = false;
   bool stopped_ = false;
-  bool told_ = false;  // to stop, by a signal
-  bool lost_ = false;  // sirtakirun, before the program's end
+  bool told_ = false;   // to stop, by a signal
+  bool heard_ = false;  // by sirtakirun, to the end
   bool half_closed_ = false;
   std::optional<EndMessage> end_;
   std::optional<TimePoint> kill_at_;      // the program, which was told to end

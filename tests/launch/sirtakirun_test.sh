@@ -261,6 +261,17 @@ run 0 -np 2 --dry-run touch "$work/started"
 grep -q -- "sirtakirun --as-rank -- touch $work/started" "$output" || fail "no plan"
 [ ! -e "$work/started" ] || fail "it was started"
 
+echo "--- what was built in and what is here"
+run 0 -cb
+grep -qE '^  \[X\] MPI +.*/' "$output" || fail "no MPI"
+if [ -e "$(dirname "$sirtakirun")/libsirtaki.so" ]; then
+  library=$(realpath "$(dirname "$sirtakirun")/libsirtaki.so")
+  says "$output" "  [X] libsirtaki.so  $library"
+  mpi=$(ldd "$library" | sed -n 's/^\tlibmpi[^ ]* => \([^ ]*\) .*/\1/p')
+  grep -qE "^  \[X\] its MPI +.*[0-9]\.[0-9].*, $(realpath "$mpi")\$" "$output" || fail "not the MPI of the library"
+fi
+grep -qE "^  \[.\] (Open MPI|MPICH) +[0-9.]+, $(command -v mpirun)\$" "$output" || fail "no mpirun"
+
 echo "--- a rank cannot start a run"
 code=0
 OMPI_COMM_WORLD_RANK=0 "$sirtakirun" -np 1 true >"$output" 2>"$errors" </dev/null || code=$?

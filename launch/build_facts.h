@@ -1,0 +1,19 @@
+// What this build is, as decided when it was configured.
+#pragma once
+
+#include <string_view>
+
+namespace sirtaki::launch {
+
+// One line each, "on: …" or "off: …" with the reason, but for the version.
+struct BuildFacts {
+  std::string_view version;  // "0.1.0"
+  std::string_view mpi;
+  std::string_view torch;
+  std::string_view cuda;
+  std::string_view nccl;
+};
+
+BuildFacts FactsOfBuild();
+
+}  // namespace sirtaki::launch
