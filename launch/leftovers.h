@@ -10,8 +10,8 @@
 
 namespace sirtaki::launch {
 
-// How the names of this job's segments in /dev/shm begin; none if this is no rank of Open MPI 4,
-// the only one that leaves any. Pure.
+// How the names of this job's segments in /dev/shm begin; none if this is no rank of Open MPI.
+// (MPICH leaves some too, whose names do not tell the job.) Pure.
 std::optional<std::string> SegmentPrefix(const core::EnvironmentView& env, std::string_view host,
                                          unsigned user);
 

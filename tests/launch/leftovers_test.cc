@@ -17,6 +17,11 @@ TEST(LeftoversTest, NamesAreOfTheJobAlone) {
             "vader_segment.vm.7.1.");
   EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "1"}}, "10.0.0.1", 7),
             "vader_segment.10.0.0.1.7.1.");
+  // As Open MPI 5.0.11 named them.
+  EXPECT_EQ(SegmentPrefix({{"PMIX_NAMESPACE", "prterun-vm-2591@1"}}, "vm", 0),
+            "sm_segment.vm.0.fb530001.");
+  EXPECT_EQ(SegmentPrefix({{"PMIX_NAMESPACE", "prterun-vm-3950@1"}}, "vm.example.org", 7),
+            "sm_segment.vm.7.773b0001.");
   EXPECT_EQ(SegmentPrefix({}, "vm", 0), std::nullopt);
   EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "x"}}, "vm", 0), std::nullopt);
   EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "1"}}, "", 0), std::nullopt);
