@@ -1,4 +1,5 @@
 #include <cstdlib>
+#include <string>
 #include <utility>
 
 #include "core/thread_annotations.h"
@@ -19,6 +20,20 @@ Holder& TheHolder() {
   return holder;
 }
 
+// The others wait for a rank that ends well. One that ends with a code has failed: they are told,
+// and it does not wait for them, so that it is the first to end.
+void EndWithProgram(int code, void* /*unused*/) {
+  const auto last = DefaultSession();
+  if (!last) return;
+  const std::string why =
+      "the program exited" + (code == 0 ? "" : " with code " + std::to_string(code));
+  if (code != 0 && last->is_alive() && last->Check().ok() && last->topology().size > 1) {
+    last->Abort(why);
+    last->NoteSeen(last->fault());  // what the code is due to the program knows
+  }
+  last->ShutdownAndLog(why);
+}
+
 }  // namespace
 
 std::shared_ptr<Session> DefaultSession() {
@@ -33,11 +48,7 @@ void SetDefaultSession(std::shared_ptr<Session> session) {
   holder.session.swap(session);
   if (!holder.session || holder.registered) return;
   // Registered after the medium has registered its own end, so it runs before that.
-  holder.registered = std::atexit([] {
-                        if (const auto last = DefaultSession()) {
-                          last->ShutdownAndLog("the program exited");
-                        }
-                      }) == 0;
+  holder.registered = on_exit(&EndWithProgram, nullptr) == 0;
 }
 
 }  // namespace sirtaki::frameworks

@@ -68,6 +68,10 @@ class Job {
     // only the terminal's own group may read from it.
     command.own_group = isatty(STDIN_FILENO) == 0;
     if (status.ok()) status = Announce(&command);
+    // MPICH 5.0's -genvlist loses the last variable that there is: not one of ours, but the one
+    // that shells put there.
+    command.unset.emplace_back("_");
+    command.set.emplace_back("_", plan_.command.front());
     int error = 0;
     if (status.ok()) status = launcher_.Start(command, &error);
     start_timeout_ = start_timeout;
@@ -300,6 +304,7 @@ class Job {
     if (rank.ended) return;
     rank.ended = true;
     rank.lost = true;
+    if (!begun_ && !silent) return Withdraw();
     // Once the run has failed, the launcher may have killed it.
     rank.gone = silent || !failure_;
     output_.Finish(connection->rank);
@@ -310,8 +315,8 @@ class Job {
     Fail(std::move(failure), Clock::now() + kStopAfter);
   }
 
-  // A rank was ended before it began. The launcher does so when another cannot start, and its own
-  // end then says more.
+  // A rank was ended, or killed, before it began. The launcher does so when another cannot start,
+  // and its own end then says more.
   void Withdraw() {
     withdrawn_ = true;
     start_by_.reset();

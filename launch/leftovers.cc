@@ -1,5 +1,9 @@
 #include "launch/leftovers.h"
 
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -13,25 +17,50 @@ namespace sirtaki::launch {
 
 namespace {
 
+constexpr int kMostLooks =
+    10;  // for what those to be killed start, with some patience for the dead
+
 std::string_view WithoutDomain(std::string_view host) {
   const bool is_address = host.find_first_not_of("0123456789.") == std::string_view::npos;
   return is_address ? host : host.substr(0, host.find('.'));
+}
+
+// The number that Open MPI 5 makes of a job's name, "prterun-host-123@1": a hash of what stands
+// before the @, its halves folded into one, then what stands behind.
+std::uint32_t JobOf(std::string_view name) {
+  const std::size_t at = std::min(name.rfind('@'), name.size());
+  std::uint32_t hash = 0;  // Jenkins' one-at-a-time
+  for (const char c : name.substr(0, at)) {
+    hash += static_cast<unsigned char>(c);
+    hash += hash << 10;
+    hash ^= hash >> 6;
+  }
+  hash += hash << 3;
+  hash ^= hash >> 11;
+  hash += hash << 15;
+  const std::string_view number = name.substr(std::min(at + 1, name.size()));
+  return (hash ^ hash >> 16) << 16 | NumberFrom<std::uint32_t>(number, 0, 0xffff).value_or(0);
 }
 
 }  // namespace
 
 std::optional<std::string> SegmentPrefix(const core::EnvironmentView& env, std::string_view host,
                                          unsigned user) {
-  const auto text = env.Find("OMPI_MCA_ess_base_jobid");
-  const auto job =
-      NumberFrom<std::uint32_t>(text.value_or(""), 1, std::numeric_limits<std::uint32_t>::max());
-  if (!job || host.empty()) return std::nullopt;
-  // As opal/mca/btl/vader of Open MPI 4 makes them: host without its domain, user, job in
-  // hexadecimal, local rank.
-  std::array<char, 16> hexadecimal{};
-  std::snprintf(hexadecimal.data(), hexadecimal.size(), "%x", *job);
-  return "vader_segment." + std::string(WithoutDomain(host)) + "." + std::to_string(user) + "." +
-         hexadecimal.data() + ".";
+  if (host.empty()) return std::nullopt;
+  const auto prefix = [&](std::string_view kind, std::uint32_t job) {
+    std::array<char, 16> hexadecimal{};
+    std::snprintf(hexadecimal.data(), hexadecimal.size(), "%x", job);
+    return std::string(kind) + "." + std::string(WithoutDomain(host)) + "." + std::to_string(user) +
+           "." + hexadecimal.data() + ".";
+  };
+  // As opal/mca/btl of Open MPI makes them, vader of 4 and sm of 5: host without its domain, user,
+  // job in hexadecimal, local rank.
+  if (const auto text = env.Find("OMPI_MCA_ess_base_jobid")) {
+    const auto job = NumberFrom<std::uint32_t>(*text, 1, std::numeric_limits<std::uint32_t>::max());
+    return job ? std::optional(prefix("vader_segment", *job)) : std::nullopt;
+  }
+  if (const auto name = env.Find("PMIX_NAMESPACE")) return prefix("sm_segment", JobOf(*name));
+  return std::nullopt;
 }
 
 void RemoveSegments(const std::string& folder, std::string_view prefix) {
@@ -40,6 +69,20 @@ void RemoveSegments(const std::string& folder, std::string_view prefix) {
     if (!entry.path().filename().string().starts_with(prefix)) continue;
     std::error_code gone;  // another rank may have been faster
     std::filesystem::remove(entry.path(), gone);
+  }
+}
+
+void KillOthersOfGroup() {
+  bool found = true;
+  for (int look = 0; found && look < kMostLooks; ++look) {
+    found = false;
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+      const auto process =
+          NumberFrom<pid_t>(entry.path().filename().string(), 1, std::numeric_limits<pid_t>::max());
+      if (!process || *process == getpid() || getpgid(*process) != getpgrp()) continue;
+      found = kill(*process, SIGKILL) == 0 || found;
+    }
   }
 }
 

@@ -1,5 +1,5 @@
-// What a rank of Open MPI leaves in shared memory when it is killed together with its launcher,
-// which would remove it otherwise.
+// What a rank that ends badly leaves: processes that it has started, and in shared memory what Open
+// MPI's launcher would remove, had it not been killed as well.
 #pragma once
 
 #include <optional>
@@ -10,12 +10,16 @@
 
 namespace sirtaki::launch {
 
-// How the names of this job's segments in /dev/shm begin; none if this is no rank of Open MPI 4,
-// the only one that leaves any. Pure.
+// How the names of this job's segments in /dev/shm begin; none if this is no rank of Open MPI.
+// (MPICH leaves some too, whose names do not tell the job.) Pure.
 std::optional<std::string> SegmentPrefix(const core::EnvironmentView& env, std::string_view host,
                                          unsigned user);
 
 // Removes the files of the folder whose names begin so.
 void RemoveSegments(const std::string& folder, std::string_view prefix);
+
+// Kills the processes of this one's group, but not this one. Leaving the group to kill it whole is
+// no way: MPICH makes each rank lead a session.
+void KillOthersOfGroup();
 
 }  // namespace sirtaki::launch

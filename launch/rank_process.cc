@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/cgroup.h"
 #include "core/environment.h"
 #include "core/start_notice.h"
 #include "core/types.h"
@@ -53,9 +54,11 @@ class RankProcess {
       return 1;
     }
     while (!Done()) Step();
-    const auto segments = lost_ ? SegmentPrefix(env_, HostName(), geteuid()) : std::nullopt;
+    const bool badly = stopped_ || ExitCode() != 0;
+    const auto segments = badly ? SegmentPrefix(env_, HostName(), geteuid()) : std::nullopt;
     if (segments) RemoveSegments("/dev/shm", *segments);
-    if (stopped_ || ExitCode() != 0) EndGroup();
+    if (badly && OwnsGroup()) KillOthersOfGroup();
+    if (!heard_) EndDaemon();
     return ExitCode();
   }
 
@@ -172,6 +175,7 @@ class RankProcess {
       }
       if (std::holds_alternative<StopMessage>(*message)) Stop();
     }
+    heard_ = half_closed_ && transfer.ended && transfer.why.empty();
     if (transfer.ended || !status.ok()) Lose();
   }
 
@@ -230,24 +234,21 @@ class RankProcess {
     }
   }
 
-  // Takes along what the program has started and left, but not this process: it has an exit code to
-  // hand on.
-  void EndGroup() const {
-    if (!OwnsGroup()) return;
-    if (setpgid(0, getpgid(getppid())) == 0) {
-      kill(-getpid(), SIGKILL);
-    } else if (stopped_) {
-      kill(0, SIGKILL);  // then its code matters to nobody
+  // The launcher's own process on this host: behind a link that is down it would wait for minutes.
+  static void EndDaemon() {
+    const std::string parent = std::to_string(getppid());
+    const auto name = core::ReadFile("/proc/" + parent + "/comm");
+    for (const char* daemon : {"orted\n", "prted\n", "hydra_pmi_proxy\n"}) {
+      if (name == daemon) kill(getppid(), SIGTERM);
     }
   }
 
   // sirtakirun is gone, or cannot be reached any more.
   void Lose() {
-    lost_ = !end_;
     connection_.Close();
     outbox_.clear();
     unwritten_ = 0;
-    Stop();
+    if (!end_) Stop();
   }
 
   void CheckTimes() {
@@ -307,8 +308,8 @@ class RankProcess {
   std::size_t unwritten_ = 0;
   bool started_ = false;
   bool stopped_ = false;
-  bool told_ = false;  // to stop, by a signal
-  bool lost_ = false;  // sirtakirun, before the program's end
+  bool told_ = false;   // to stop, by a signal
+  bool heard_ = false;  // by sirtakirun, to the end
   bool half_closed_ = false;
   std::optional<EndMessage> end_;
   std::optional<TimePoint> kill_at_;      // the program, which was told to end

@@ -1,7 +1,9 @@
 #include "launch/verdict.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstring>
+#include <regex>
 
 #include "core/text.h"
 
@@ -26,6 +28,19 @@ std::string Hint(int signal) {
   }
 }
 
+// Whether its last words are an error of Sirtaki's about another rank (docs/errors.md): then that
+// one's end is what counts.
+bool IsAboutAnother(int rank, const std::deque<std::string>& last_lines) {
+  static const std::regex kRank(
+      R"((?:\(from rank |\brank (?=\d+ (?:is lost|has shut down)))(\d+))");
+  const std::string own = std::to_string(rank);
+  return std::any_of(last_lines.begin(), last_lines.end(), [&own](const std::string& line) {
+    return std::any_of(std::sregex_iterator(line.begin(), line.end(), kRank),
+                       std::sregex_iterator(),
+                       [&own](const std::smatch& match) { return match[1].str() != own; });
+  });
+}
+
 }  // namespace
 
 std::string SignalName(int signal) {
@@ -41,11 +56,13 @@ std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMess
     case EndKind::kExited:
       if (end.value == 0) return std::nullopt;
       failure.code = end.value;
+      failure.follows = IsAboutAnother(rank, last_lines);
       failure.text = WhoIs(rank, host) + " ended with exit code " + std::to_string(end.value);
       return failure;
     case EndKind::kSignalled:
       failure.code = 128 + end.value;
-      failure.follows = end.told;
+      // SIGPIPE: whom it was connected with is gone.
+      failure.follows = end.told || end.value == SIGPIPE || IsAboutAnother(rank, last_lines);
       failure.text = WhoIs(rank, host) + " died of " + SignalName(end.value) + Hint(end.value);
       return failure;
     case EndKind::kNotStarted:

@@ -16,7 +16,8 @@ struct Failure {
   std::string text;                    // "rank 2 on host b died of SIGKILL"
   std::deque<std::string> last_lines;  // of the rank's standard error
   bool may_pass = true;                // whether another attempt may go well
-  bool follows = false;  // from a signal that the launcher sent: what it is due to comes yet
+  // From another rank's end, which comes yet: it says so, or the launcher's signal has ended it.
+  bool follows = false;
   bool operator==(const Failure&) const = default;
 };
 

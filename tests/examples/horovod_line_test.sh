@@ -4,10 +4,10 @@
 set -euo pipefail
 program=$1
 mpirun=${MPIEXEC:-mpirun}
-version=$("$mpirun" --version 2>&1 | head -n 1)
+version=$("$mpirun" --version 2>&1)
 case $version in
   *"Open MPI) 4."* | *"OpenRTE) 4."*) ;;
-  *) echo "skipped: the line is for Open MPI 4, here is: $version"; exit 77 ;;
+  *) echo "skipped: the line is for Open MPI 4, here is: ${version%%$'\n'*}"; exit 77 ;;
 esac
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

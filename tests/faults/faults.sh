@@ -29,7 +29,7 @@ fail() {
 # The mpirun flag that keeps the other ranks alive when one dies; skips the test where there is none.
 flag_to_survive() {
   local version
-  version=$("${MPIEXEC:-mpirun}" --version 2>&1 | head -n 3)
+  version=$("${MPIEXEC:-mpirun}" --version 2>&1)
   case $version in
     *"Open MPI"* | *OpenRTE* | *PRRTE*) echo --enable-recovery ;;
     *)  # MPICH's -disable-auto-cleanup ends the others all the same

@@ -1,6 +1,7 @@
 #include "launch/leftovers.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -16,6 +17,11 @@ TEST(LeftoversTest, NamesAreOfTheJobAlone) {
             "vader_segment.vm.7.1.");
   EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "1"}}, "10.0.0.1", 7),
             "vader_segment.10.0.0.1.7.1.");
+  // As Open MPI 5.0.11 named them.
+  EXPECT_EQ(SegmentPrefix({{"PMIX_NAMESPACE", "prterun-vm-2591@1"}}, "vm", 0),
+            "sm_segment.vm.0.fb530001.");
+  EXPECT_EQ(SegmentPrefix({{"PMIX_NAMESPACE", "prterun-vm-3950@1"}}, "vm.example.org", 7),
+            "sm_segment.vm.7.773b0001.");
   EXPECT_EQ(SegmentPrefix({}, "vm", 0), std::nullopt);
   EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "x"}}, "vm", 0), std::nullopt);
   EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "1"}}, "", 0), std::nullopt);
@@ -34,6 +40,29 @@ TEST(LeftoversTest, OnlyWhatBeginsSoIsRemoved) {
   EXPECT_TRUE(std::filesystem::exists(folder / "b.1.0"));
   RemoveSegments(folder / "none", "a");  // no folder, nothing to do
   std::filesystem::remove_all(folder);
+}
+
+// The leader of a session cannot leave its group; what it has started is in there.
+TEST(LeftoversTest, OthersOfTheGroupAreKilledButNotTheOneThatAsks) {
+  const pid_t leader = fork();
+  if (leader == 0) {
+    setsid();
+    pid_t children[2];
+    for (pid_t& child : children) {
+      if ((child = fork()) == 0) {
+        for (;;) pause();
+      }
+    }
+    KillOthersOfGroup();
+    for (const pid_t child : children) {
+      int state = 0;
+      if (waitpid(child, &state, 0) != child || !WIFSIGNALED(state)) _exit(1);
+    }
+    _exit(0);
+  }
+  int state = 0;
+  ASSERT_EQ(waitpid(leader, &state, 0), leader);
+  EXPECT_TRUE(WIFEXITED(state) && WEXITSTATUS(state) == 0);
 }
 
 }  // namespace

@@ -43,6 +43,23 @@ TEST(VerdictTest, AnEndBySignalOfTheLauncherFollowsFromAnother) {
   EXPECT_FALSE(JudgeEnd(0, "a", {EndKind::kExited, 3, "", true}, {})->follows);
 }
 
+TEST(VerdictTest, AnEndForWantOfAnotherRankFollowsFromThatRanks) {
+  const auto follows = [](int rank, const std::string& line) {
+    return JudgeEnd(rank, "a", {EndKind::kExited, 1, ""}, {"epoch 3", line})->follows;
+  };
+  const std::string lost = "train: rank 0: peer lost: rank 12 is lost: it has not … (from rank 0)";
+  EXPECT_TRUE(follows(0, lost));
+  EXPECT_TRUE(follows(1, lost));
+  EXPECT_TRUE(follows(0, "shut down: \"w\": rank 3 has shut down: the program exited"));
+  const std::string aborted = "aborted: loss is not a number (from rank 3 on host b)";
+  EXPECT_TRUE(follows(0, aborted));
+  EXPECT_FALSE(follows(3, aborted));
+  EXPECT_FALSE(follows(0, "rank 3 is slow"));
+  EXPECT_FALSE(follows(0, ""));
+  EXPECT_TRUE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGABRT, ""}, {"what():  " + lost})->follows);
+  EXPECT_TRUE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGPIPE, ""}, {})->follows);
+}
+
 TEST(VerdictTest, SignalsHaveNames) {
   EXPECT_EQ(SignalName(SIGKILL), "SIGKILL");
   EXPECT_EQ(SignalName(99), "signal 99");

@@ -7,6 +7,10 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
+JOB = """{apiVersion: kubeflow.org/v2beta1, kind: MPIJob, metadata: {name: a}, spec: {mpiReplicaSpecs: {
+  Launcher: {replicas: 1, template: {spec: {containers: [{name: a, image: a}]}}},
+  Worker: {replicas: 2, template: {spec: {containers: [{name: a, image: a}]}}}}}}
+"""
 GOOD = {
     "core/status.h": "#include <string>\n",
     "core/log.cc": "#include <spdlog/spdlog.h>\n",
@@ -14,8 +18,12 @@ GOOD = {
     "mpi/transport.cc": "#include <mpi.h>\n\n#include \"ops/backend.h\"\n",
     "frameworks/include/sirtaki/torch.h": "#include <sirtaki/export.h>\n#include <torch/torch.h>\n",
     "docs/api.md": "`Known`\n",
+    "examples/docker/Dockerfile": "FROM debian:12\nCOPY docs /docs\nRUN true \\\n && true\n",
+    "examples/kubernetes/job.yaml": JOB,
 }
 PUBLIC = "frameworks/include/sirtaki/session.h"
+DOCKERFILE = "examples/docker/Dockerfile"
+KUBERNETES = "examples/kubernetes/job.yaml"
 MACHINE_PATH = "/" + "home/somebody/x"
 BAD = [
     ("layering.py", "core/status.h", "#include \"fusion/planner.h\"\n"),
@@ -31,6 +39,14 @@ BAD = [
     ("layering.py", "frameworks/include/sirtaki/torch.h", "#include \"core/status.h\"\n"),
     ("words.py", "docs/notes.md", f"see {MACHINE_PATH}\n"),
     ("format.py", "core/status.h", "int  f( ) ;\n"),
+    ("dockerfile.py", DOCKERFILE, "FROM debian:12\nRUN if true; then \\\n true\n"),
+    ("dockerfile.py", DOCKERFILE, "FROM debian:12\nCOPY nowhere /\n"),
+    ("dockerfile.py", DOCKERFILE, "FROM debian:12\nRUNS true\n"),
+    ("kubernetes.py", KUBERNETES, JOB.replace("v2beta1", "v1")),
+    ("kubernetes.py", KUBERNETES, JOB.replace("replicas: 1", "replicas: 2")),
+    ("kubernetes.py", KUBERNETES, JOB.replace("image: a}", "image: a, comand: [a]}")),
+    ("kubernetes.py", KUBERNETES, JOB.replace("image: a}", "image: a, volumeMounts: [{name: b, mountPath: /b}]}")),
+    ("kubernetes.py", KUBERNETES, JOB[:-4]),
     ("api.py", PUBLIC, "namespace sirtaki {\nSIRTAKI_API at::Tensor unknown(const at::Tensor& t);\n}  // namespace sirtaki\n"),
     ("api.py", PUBLIC, "namespace sirtaki {\nclass SIRTAKI_API Unknown : public Known {\n};\n}  // namespace sirtaki\n"),
     ("api.py", PUBLIC, "namespace sirtaki {\nenum class Unknown : char { A };\n}  // namespace sirtaki\n"),
@@ -52,7 +68,7 @@ def run(script, files):
 
 def main():
     failures = []
-    for script in ("layering.py", "words.py", "format.py", "api.py"):
+    for script in ("layering.py", "words.py", "format.py", "api.py", "dockerfile.py", "kubernetes.py"):
         result = run(script, GOOD)
         if result.returncode not in (0, 77):
             failures.append(f"{script} rejects a tree without a fault:\n{result.stdout}{result.stderr}")

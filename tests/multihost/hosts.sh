@@ -10,6 +10,7 @@
 # hosts_up ends the script with code 77, and the reason, where hosts cannot be made.
 
 hosts_state=
+hosts_mpi=
 
 hosts_skip() {
   printf 'SKIPPED: %s\n' "$*" >&2
@@ -25,9 +26,17 @@ hosts_need() {
   done
   unshare --net --uts --mount --pid --fork --mount-proc sh -c 'mount -t tmpfs tmpfs /tmp && hostname probe' 2>/dev/null ||
     hosts_skip 'namespaces are not allowed here'
-  case $("${MPIEXEC:-mpirun}" --version 2>&1 | head -n 3) in
-    *"Open MPI"* | *OpenRTE* | *PRRTE*) ;;
-    *) hosts_skip 'written for the mpirun of Open MPI' ;;
+  hosts_mpi=$("${MPIEXEC:-mpirun}" --version 2>&1)
+  case $hosts_mpi in
+    *"Open MPI"* | *OpenRTE* | *PRRTE* | *HYDRA*) ;;
+    *) hosts_skip 'written for the mpirun of Open MPI and of MPICH' ;;
+  esac
+}
+
+# hosts_not_mpich WHY: skips the script under MPICH.
+hosts_not_mpich() {
+  case $("${MPIEXEC:-mpirun}" --version 2>&1) in
+    *HYDRA*) hosts_skip "$1" ;;
   esac
 }
 
@@ -139,15 +148,20 @@ across() {
   local hosts=$1 mpirun=${MPIEXEC:-mpirun} flags name
   shift
   flags=(-H "$hosts" --bind-to none --mca btl_tcp_if_include veth0)
-  case $("$mpirun" --version 2>&1 | head -n 3) in
-    *' 4.'*)
+  while read -r name; do flags+=(-x "$name"); done < <(compgen -e SIRTAKI_ | grep -vx SIRTAKI_MPIRUN_FLAGS)
+  case $hosts_mpi in
+    *') 4.'*)
       flags+=(--oversubscribe --mca plm_rsh_args "-F $hosts_state/ssh_config" --mca oob_tcp_if_include veth0) ;;
+    *HYDRA*)   # gives the whole environment along
+      flags=(-n "$(tr , '\n' <<<"$hosts" | awk -F: '{ranks += $2} END {print ranks}')" -hosts "$hosts" -bind-to none
+        -launcher ssh -iface veth0) ;;
     *)
       flags+=(--map-by :oversubscribe --prtemca plm_ssh_args "-F $hosts_state/ssh_config" --prtemca prte_if_include veth0) ;;
   esac
-  while read -r name; do flags+=(-x "$name"); done < <(compgen -e SIRTAKI_ | grep -vx SIRTAKI_MPIRUN_FLAGS)
+  # MPICH over libfabric: UCX looks for interfaces in /sys, which is not the hosts' own.
   # shellcheck disable=SC2086  # flags are words
   on_host 1 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
     PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+    HYDRA_LAUNCHER_EXTRA_ARGS="-F $hosts_state/ssh_config" MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp FI_TCP_IFACE=veth0 \
     timeout -k 5 "${SIRTAKI_TEST_SECONDS:-110}" "$mpirun" "${flags[@]}" ${SIRTAKI_MPIRUN_FLAGS:-} "$@" </dev/null
 }

@@ -16,6 +16,7 @@ all_say() {
   done
 }
 
+hosts_not_mpich 'this mpirun ends all ranks when one dies'
 hosts_up 2
 output=$hosts_state/output
 # This mpirun then waits for ever: what counts is what the ranks say.

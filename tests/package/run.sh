@@ -20,5 +20,5 @@ ldd "$work/build/outside" | grep -F "libsirtaki.so" | grep -F "$work/prefix" ||
 "$work/build/outside"
 bash "$here/../support/mpirun.sh" 2 "$work/build/outside"
 if [ -x "$work/prefix/bin/sirtakirun" ]; then
-  "$work/prefix/bin/sirtakirun" -np 2 --oversubscribe "$work/build/outside"
+  ctest --test-dir "$work/build" --output-on-failure --no-tests=error
 fi

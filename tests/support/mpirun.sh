@@ -8,7 +8,7 @@ set -euo pipefail
 ranks=$1
 shift
 mpirun=${MPIEXEC:-mpirun}
-version=$("$mpirun" --version 2>&1 | head -n 3)
+version=$("$mpirun" --version 2>&1)   # whole: an MPICH whose lines nobody reads fails
 flags=(-np "$ranks")
 case $version in
   *"Open MPI"* | *OpenRTE* | *PRRTE*)

@@ -1,0 +1,75 @@
+// end_badly WHAT VICTIM [--sirtaki-…]: reduces on every rank, as a training does, until rank VICTIM
+// ends.
+//
+//   waits    nothing ends it: somebody else does
+//   throws   an exception that nobody catches
+//   exits    std::exit(3)
+//
+// Each rank prints "rank R has begun" after its first steps. One that meets an error of Sirtaki's
+// prints it to standard error and ends at once, with code 1.
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "frameworks/session.h"
+#include "tests/support/session_calls.h"
+
+namespace {
+
+using sirtaki::core::OpKind;
+using sirtaki::core::Status;
+using sirtaki::frameworks::Session;
+
+constexpr int kFirstSteps = 20;
+constexpr int kVictimsStep = 40;
+
+// Large ones and small ones.
+Status Step(Session& session, int step) {
+  for (const std::size_t count : {std::size_t{1} << 20, std::size_t{16}}) {
+    sirtaki::tests::Vector vector(OpKind::kAllReduce,
+                                  "step" + std::to_string(step % 8) + "/" + std::to_string(count),
+                                  std::vector<float>(count, 1.0F));
+    if (Status status = vector.Run(session); !status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+int Fail(const Status& status) {
+  if (const auto session = sirtaki::frameworks::DefaultSession()) session->NoteSeen(status);
+  std::fprintf(stderr, "end_badly: %s\n", status.ToString().c_str());
+  return EXIT_FAILURE;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) {
+    std::fputs("usage: end_badly WHAT VICTIM [--sirtaki-option=value]...\n", stderr);
+    return 2;
+  }
+  const std::string what = argv[1];
+  const int victim = std::atoi(argv[2]);
+  sirtaki::frameworks::StartOptions options;
+  options.parsed = sirtaki::core::ParseConfig(std::vector<std::string>(argv + 3, argv + argc),
+                                              options.environment, {}, &options.config, nullptr);
+  std::shared_ptr<Session> session;
+  if (const Status status = Session::CreateMpi(options, &session); !status.ok())
+    return Fail(status);
+  sirtaki::frameworks::SetDefaultSession(session);
+  const int rank = session->topology().rank;
+  for (int step = 0;; ++step) {
+    if (step == kFirstSteps) {
+      std::printf("rank %d has begun\n", rank);
+      std::fflush(stdout);
+    }
+    if (step == kVictimsStep && rank == victim) {
+      if (what == "throws") throw std::runtime_error("this sample cannot be read");
+      if (what == "exits") std::exit(3);
+    }
+    if (const Status status = Step(*session, step); !status.ok()) return Fail(status);
+  }
+}
