@@ -12,8 +12,7 @@ endfunction()
 
 sirtaki_tristate(SIRTAKI_MPI AUTO "Communicate over MPI")
 sirtaki_tristate(SIRTAKI_TORCH AUTO "Build the LibTorch interface and libsirtaki.so")
-sirtaki_tristate(SIRTAKI_CUDA AUTO "GPU support")
-sirtaki_tristate(SIRTAKI_NCCL AUTO "NCCL support")
+sirtaki_tristate(SIRTAKI_CUDA AUTO "Build the kernels for GPUs")
 sirtaki_tristate(SIRTAKI_LAUNCH AUTO "Build sirtakirun")
 
 option(SIRTAKI_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})

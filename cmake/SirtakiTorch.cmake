@@ -15,9 +15,18 @@ else()
   endif()
 endif()
 
+# Under a sanitizer most of the compiler's time goes into instrumented copies of LibTorch's templates; optimising them
+# costs a third of it and buys nothing, for LibTorch's own library is as it is.
+function(sirtaki_sanitize_quickly target)
+  if(SIRTAKI_SANITIZE)
+    target_compile_options(${target} PRIVATE -O0)
+  endif()
+endfunction()
+
 # sirtaki_precompile_torch(<library>): <torch/torch.h> costs about 20 s a source file; here it is parsed once.
 # sirtaki_reuse_torch_pch(<target> <library>): and used by others, whose flags must agree with the library's.
 function(sirtaki_precompile_torch library)
+  sirtaki_sanitize_quickly(${library})
   if(SIRTAKI_PCH AND NOT SIRTAKI_CLANG_TIDY)
     if(EXISTS "${PROJECT_SOURCE_DIR}/frameworks/torch/pch.h")
       target_precompile_headers(${library} PRIVATE "${PROJECT_SOURCE_DIR}/frameworks/torch/pch.h")
@@ -28,6 +37,7 @@ function(sirtaki_precompile_torch library)
 endfunction()
 
 function(sirtaki_reuse_torch_pch target library)
+  sirtaki_sanitize_quickly(${target})
   if(SIRTAKI_PCH AND NOT SIRTAKI_CLANG_TIDY)
     target_precompile_headers(${target} REUSE_FROM ${library})
     target_compile_options(${target} PRIVATE -fPIC)   # a program's own -fPIE would make the compiler refuse it

@@ -3,8 +3,7 @@
 namespace sirtaki::launch {
 
 BuildFacts FactsOfBuild() {
-  return {SIRTAKI_VERSION, SIRTAKI_MPI_STATUS, SIRTAKI_TORCH_STATUS, SIRTAKI_CUDA_STATUS,
-          SIRTAKI_NCCL_STATUS};
+  return {SIRTAKI_VERSION, SIRTAKI_MPI_STATUS, SIRTAKI_TORCH_STATUS, SIRTAKI_CUDA_STATUS};
 }
 
 }  // namespace sirtaki::launch

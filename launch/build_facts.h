@@ -5,13 +5,12 @@
 
 namespace sirtaki::launch {
 
-// One line each, "on: …" or "off: …" with the reason, but for the version.
+// One line each, "off: …" or "not …" with the reason where it is not there; but for the version.
 struct BuildFacts {
   std::string_view version;  // "0.1.0"
   std::string_view mpi;
   std::string_view torch;
   std::string_view cuda;
-  std::string_view nccl;
 };
 
 BuildFacts FactsOfBuild();

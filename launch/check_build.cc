@@ -213,7 +213,6 @@ std::string BuildText(const BuildFacts& facts, const std::string& self,
   const std::vector<BuildRow> built = {RowOf("MPI", facts.mpi),
                                        RowOf("LibTorch", facts.torch),
                                        RowOf("CUDA", facts.cuda),
-                                       RowOf("NCCL", facts.nccl),
                                        {"shared memory", true, "between ranks of a host"}};
   return "Sirtaki " + std::string(facts.version) + ", " + self + "\n\nBuilt in:\n" + TextOf(built) +
          "\nFound here:\n" + TextOf(parts);

@@ -9,8 +9,8 @@ namespace {
 
 TEST(CheckBuildTest, ARowIsTickedWhereSomethingIsThere) {
   const BuildFacts facts{"0.1.0", "Open MPI 4.1.4 (MPI 3.1), /usr/lib/libmpi.so, /usr/bin/mpiexec",
-                         "2.11.0+cpu, /opt/torch", "off: no CUDA toolkit found",
-                         "not built yet: nccl.h found in /usr/include"};
+                         "2.11.0+cpu, /opt/torch",
+                         "not reachable from LibTorch yet: kernels by nvcc"};
   EXPECT_EQ(BuildText(facts, "/opt/bin/sirtakirun",
                       {{"libsirtaki.so", true, "/opt/lib/libsirtaki.so.0.1.0"},
                        {"MPICH", false, "none on PATH"}}),
@@ -18,8 +18,7 @@ TEST(CheckBuildTest, ARowIsTickedWhereSomethingIsThere) {
             "Built in:\n"
             "  [X] MPI            Open MPI 4.1.4 (MPI 3.1), /usr/lib/libmpi.so, /usr/bin/mpiexec\n"
             "  [X] LibTorch       2.11.0+cpu, /opt/torch\n"
-            "  [ ] CUDA           off: no CUDA toolkit found\n"
-            "  [ ] NCCL           not built yet: nccl.h found in /usr/include\n"
+            "  [ ] CUDA           not reachable from LibTorch yet: kernels by nvcc\n"
             "  [X] shared memory  between ranks of a host\n\n"
             "Found here:\n"
             "  [X] libsirtaki.so  /opt/lib/libsirtaki.so.0.1.0\n"

@@ -304,32 +304,36 @@ core::RunItem RunSide::MakeItem(const RunCase& c, const std::string& name, int r
   if (c.Joined(rank)) return item;
 
   handle_ = std::make_shared<core::HandleState>(nullptr, nullptr);
-  input_ = InputOf(c, rank);
+  memory_ = std::make_shared<Tensors>();
+  Tensors* const memory = memory_.get();
+  memory->input = InputOf(c, rank);
   in_place_ = c.in_place;
   auto work = std::make_shared<core::Work>();
   work->handle = handle_;
+  work->keep_alive = memory_;
   // Of an absent gradient nothing may be read.
   const bool absent = c.absent == rank;
   if (absent) work->request.absent = {true};
-  work->input = absent && !in_place_ ? nullptr : input_.data();
+  work->input = absent && !in_place_ ? nullptr : memory->input.data();
   if (core::FirstDimensionVaries(c.signature.kind)) {
     if (!c.rows.empty()) work->rows = c.rows[static_cast<std::size_t>(rank)];
     if (!c.splits.empty()) work->splits = c.splits[static_cast<std::size_t>(rank)];
-    work->allocate_output = [this, &c](const std::vector<std::int64_t>& rows) -> void* {
-      EXPECT_FALSE(allocated_) << "the output was allocated twice";
-      allocated_ = true;
-      seen_rows_ = rows;
+    work->allocate_output = [memory, dtype = c.signature.dtype, count = c.signature.ElementCount()](
+                                const std::vector<std::int64_t>& rows) -> void* {
+      EXPECT_FALSE(memory->allocated) << "the output was allocated twice";
+      memory->allocated = true;
+      memory->seen_rows = rows;
       std::int64_t total = 0;
       for (const std::int64_t r : rows) total += r;
-      const std::size_t bytes = BytesOf(c.signature.dtype, total * c.signature.ElementCount());
-      output_.assign(bytes + kGuard, kUntouched);
-      return bytes == 0 ? nullptr : output_.data();
+      const std::size_t bytes = BytesOf(dtype, total * count);
+      memory->output.assign(bytes + kGuard, kUntouched);
+      return bytes == 0 ? nullptr : memory->output.data();
     };
     in_place_ = false;
   } else {
-    output_.assign(in_place_ ? 0 : BytesOf(c.signature.dtype, c.OutputCount(rank, size)) + kGuard,
-                   kUntouched);
-    work->output = in_place_ ? input_.data() : output_.data();
+    memory->output.assign(
+        in_place_ ? 0 : BytesOf(c.signature.dtype, c.OutputCount(rank, size)) + kGuard, kUntouched);
+    work->output = in_place_ ? memory->input.data() : memory->output.data();
   }
   item.work = std::move(work);
   return item;
@@ -340,21 +344,21 @@ void RunSide::Check(const RunCase& c, int rank, int size) const {
   SCOPED_TRACE(c.ToString());
   ASSERT_TRUE(handle_->done());
   ASSERT_TRUE(handle_->status().ok()) << handle_->status().ToString();
-  EXPECT_EQ(seen_rows_, ExpectedRows(c, rank, size));
+  EXPECT_EQ(memory_->seen_rows, ExpectedRows(c, rank, size));
   const std::optional<Memory> expected = ExpectedOf(c, rank, size);
   if (!in_place_ || !expected) {
-    EXPECT_TRUE(input_ == InputOf(c, rank)) << "the input was written to";
+    EXPECT_TRUE(memory_->input == InputOf(c, rank)) << "the input was written to";
   }
   if (in_place_) {
     if (expected) {
-      EXPECT_TRUE(input_ == *expected);
+      EXPECT_TRUE(memory_->input == *expected);
     }
     return;
   }
   Memory whole = expected.value_or(Memory());
   // The guard; all of the memory where nothing was to be written.
-  whole.resize(output_.size(), kUntouched);
-  EXPECT_TRUE(output_ == whole);
+  whole.resize(memory_->output.size(), kUntouched);
+  EXPECT_TRUE(memory_->output == whole);
 }
 
 std::vector<std::int64_t> UnequalSplits(std::int64_t rows, int rank, int size) {

@@ -60,21 +60,25 @@ std::vector<std::int64_t> ExpectedRows(const RunCase& c, int rank, int size);
 // One rank's side of a case.
 class RunSide {
  public:
-  // The side must stay where it is until the handle is done.
+  // The work keeps the memory, for it may be written to after a failure.
   core::RunItem MakeItem(const RunCase& c, const std::string& name, int rank, int size);
   const core::HandlePtr& handle() const { return handle_; }
   // Compares every byte.
   void Check(const RunCase& c, int rank, int size) const;
-  const Memory& result() const { return in_place_ ? input_ : output_; }
+  const Memory& result() const { return in_place_ ? memory_->input : memory_->output; }
 
  private:
   static constexpr std::size_t kGuard = 64;  // bytes behind the output that nobody may touch
 
-  Memory input_;
-  Memory output_;
+  struct Tensors {
+    Memory input;
+    Memory output;
+    bool allocated = false;
+    std::vector<std::int64_t> seen_rows;
+  };
+
+  std::shared_ptr<Tensors> memory_ = std::make_shared<Tensors>();
   bool in_place_ = false;
-  bool allocated_ = false;
-  std::vector<std::int64_t> seen_rows_;
   core::HandlePtr handle_;
 };
 

@@ -1,0 +1,118 @@
+// One GPU, and the streams and events on it.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/status.h"
+#include "core/thread_annotations.h"
+#include "ops/cuda/cuda_api.h"
+
+namespace sirtaki::ops::cuda {
+
+// A device that the program has chosen: it has tensors there. Holds its primary context, the one
+// that the program uses. Thread-safe; the table must outlive it.
+class Device {
+ public:
+  // Leaves the calling thread's device as it is, and touches no other device.
+  static core::Status Open(const Api& api, int index, std::shared_ptr<Device>* device);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  // Makes the device the calling thread's own, for good: of a thread of ours. What it calls is its
+  // own business from then on, even while another thread captures a graph.
+  core::Status Adopt() const;
+
+  // For a thread of others: the device is current in between. A restored `cudaSetDevice` would make
+  // a context on whatever device the thread has never used.
+  class Scope {
+   public:
+    explicit Scope(const Device& device);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    const core::Status& status() const { return status_; }
+
+   private:
+    const Api& api_;
+    core::Status status_;
+  };
+
+  const Api& api() const { return api_; }
+  int index() const { return index_; }
+
+ private:
+  Device(const Api& api, int index) : api_(api), index_(index) {}
+
+  const Api& api_;
+  const int index_;
+  int driver_device_ = 0;
+  ContextHandle context_ = nullptr;
+};
+
+// Marks a place in a stream. Its owner alone records and waits; who only looks may be any thread.
+class Event {
+ public:
+  Event(const Api& api, EventHandle handle) : api_(api), handle_(handle) {}
+  EventHandle handle() const { return handle_; }
+
+  core::Status Record(StreamHandle stream) const;
+  // What is put into the stream from now on waits for it, not the caller.
+  core::Status Block(StreamHandle stream) const;
+  // Whether the place was reached. An error is one of the device: of any earlier work there.
+  core::Status Poll(bool* reached) const;
+
+ private:
+  const Api& api_;
+  EventHandle handle_;
+};
+using EventPtr = std::shared_ptr<const Event>;
+
+// Events that come back when the last reference goes, so that none is recorded again while somebody
+// may still wait for it: CUDA would make him wait for the later place. Those that a stream was told
+// to wait for may come back at once, for CUDA has noted the place. Thread-safe; may go before its
+// events.
+class EventPool {
+ public:
+  explicit EventPool(std::shared_ptr<Device> device);
+  ~EventPool();
+  EventPool(const EventPool&) = delete;
+  EventPool& operator=(const EventPool&) = delete;
+
+  core::Status Take(EventPtr* event);
+
+ private:
+  struct Shared {
+    std::shared_ptr<Device> device;
+    core::Mutex mutex;
+    std::vector<EventHandle> free SIRTAKI_GUARDED_BY(mutex);
+    bool closed SIRTAKI_GUARDED_BY(mutex) = false;
+    void Return(EventHandle handle) SIRTAKI_EXCLUDES(mutex);
+  };
+  const std::shared_ptr<Shared> shared_;
+};
+
+// A stream of the highest priority, which waits for nobody's default stream: few blocks of ours run
+// before the many of the backward pass. Used by one thread at a time, whose device it is.
+class Stream {
+ public:
+  static core::Status Make(const std::shared_ptr<Device>& device, std::unique_ptr<Stream>* stream);
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  StreamHandle handle() const { return handle_; }
+  Device& device() const { return *device_; }
+  // Nobody knows when the device lets go of it: not destroyed.
+  void LeaveBehind() { handle_ = nullptr; }
+
+ private:
+  explicit Stream(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+
+  const std::shared_ptr<Device> device_;
+  StreamHandle handle_ = nullptr;
+};
+
+}  // namespace sirtaki::ops::cuda

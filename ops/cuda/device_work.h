@@ -1,0 +1,37 @@
+// Work whose tensors are in a GPU's memory. It is not told when the data are there, as host work
+// is, but where: by events. So nobody's host thread waits for the device.
+#pragma once
+
+#include <memory>
+
+#include "core/work.h"
+#include "ops/cuda/device.h"
+
+namespace sirtaki::ops::cuda {
+
+// All work with a signature of DeviceKind::kCuda is one of these, and so are its parts.
+//
+//   submitter:  NoteReady on the stream that makes the input; submits
+//   lane:       its stream waits for `ready`; launches; sets `done`; completes the handle
+//   submitter:  waits for the handle (the launch), then AwaitDone on the stream that uses the
+//   result
+//
+// The lane keeps the tensors until the device is through, whatever the submitter does with them.
+struct DeviceWork : core::Work {
+  std::shared_ptr<Device> device;
+  EventPtr ready;
+  EventPtr done;  // set before the handle completes, and not touched afterwards
+  // The lane's, set before allocate_output is called: what that allocates is used there first.
+  StreamHandle lane_stream = nullptr;
+};
+
+// On the submitter's thread, whatever device it has chosen; `stream` is one of the work's device,
+// null its default. Errors: kInvalidArgument while `stream` is being captured in a CUDA
+// graph, which would record the submission once and replay it without us; those of CUDA.
+core::Status NoteReady(EventPool& events, StreamHandle stream, DeviceWork* work);
+
+// What is put into `stream` from now on finds the result. Precondition: the handle is done, with an
+// ok status. `stream` as above.
+core::Status AwaitDone(const DeviceWork& work, StreamHandle stream);
+
+}  // namespace sirtaki::ops::cuda

@@ -1,0 +1,11 @@
+// Of builds without nvcc. The macro is CMake's reason.
+#include "ops/cuda/kernel_image.h"
+
+namespace sirtaki::ops::cuda {
+
+const void* KernelImage(std::string* why) {
+  *why = "this build has no kernels for GPUs (" SIRTAKI_CUDA_STATUS ")";
+  return nullptr;
+}
+
+}  // namespace sirtaki::ops::cuda

@@ -1,0 +1,121 @@
+#include "ops/cuda/kernels.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace sirtaki::ops::cuda {
+namespace {
+
+using core::DType;
+using core::ReduceOp;
+using core::Status;
+
+constexpr std::int64_t kMostReducingBlocks = 4096;
+
+std::string CopyName(DType from, DType to, bool scaled) {
+  if (from == to && !scaled) return "copy_" + std::to_string(core::SizeOf(from));
+  return "convert_" + std::string(core::DTypeName(from)) + "_" + std::string(core::DTypeName(to));
+}
+
+std::string ReduceName(ReduceOp op, DType dtype) {
+  switch (op) {
+    case ReduceOp::kMin:
+      return "minimum_" + std::string(core::DTypeName(dtype));
+    case ReduceOp::kMax:
+      return "maximum_" + std::string(core::DTypeName(dtype));
+    case ReduceOp::kBitAnd:
+      return "bit_and_" + std::to_string(core::SizeOf(dtype));
+    case ReduceOp::kBitOr:
+      return "bit_or_" + std::to_string(core::SizeOf(dtype));
+    default:
+      return "bit_xor_" + std::to_string(core::SizeOf(dtype));
+  }
+}
+
+}  // namespace
+
+Status Kernels::Load(const std::shared_ptr<Device>& device, const void* image,
+                     std::unique_ptr<Kernels>* kernels) {
+  std::unique_ptr<Kernels> loaded(new Kernels(device));
+  const Api& api = device->api();
+  const Status status = Check(api, api.ModuleLoadData(&loaded->module_, image), "cuModuleLoadData");
+  if (!status.ok()) {
+    loaded->module_ = nullptr;
+    return {core::StatusCode::kUnsupported, "the kernels of this build do not run on device " +
+                                                std::to_string(device->index()) + ": " +
+                                                status.message()};
+  }
+  *kernels = std::move(loaded);
+  return Status::Ok();
+}
+
+Kernels::~Kernels() {
+  if (module_ != nullptr) static_cast<void>(device_->api().ModuleUnload(module_));
+}
+
+Status Kernels::Launch(const std::string& name, unsigned blocks, void* table, StreamHandle stream) {
+  const Api& api = device_->api();
+  FunctionHandle& function = functions_[name];
+  if (function == nullptr) {
+    const std::string symbol = "sirtaki_" + name;
+    Status status = Check(api, api.ModuleGetFunction(&function, module_, symbol.c_str()),
+                          ("cuModuleGetFunction of " + symbol).c_str());
+    if (!status.ok()) return status;
+  }
+  void* parameters[] = {table};
+  return Check(api,
+               api.LaunchKernel(function, blocks, 1, 1, kThreadsOfABlock, 1, 1, 0, stream,
+                                parameters, nullptr),
+               ("cuLaunchKernel of sirtaki_" + name).c_str());
+}
+
+Status Kernels::Copy(DType from, DType to, std::span<const CopySegment> segments,
+                     fusion::Scale scale, const fusion::Identity& identity, StreamHandle stream) {
+  const std::string name = CopyName(from, to, !scale.identity());
+  CopyTable table{};
+  table.factor = scale.factor;
+  table.divisor = scale.divisor;
+  std::memcpy(table.identity, identity.bytes.data(), sizeof(table.identity));
+  const auto launch = [&] {
+    if (table.count == 0) return Status::Ok();
+    const unsigned blocks = table.first_tiles[table.count];
+    Status status = Launch(name, blocks, &table, stream);
+    table.count = 0;
+    return status;
+  };
+  for (const CopySegment& segment : segments) {
+    if (segment.count == 0) continue;
+    const auto tiles = static_cast<unsigned>((segment.count - 1) / kTile + 1);
+    table.segments[table.count] = segment;
+    table.first_tiles[table.count + 1] = table.first_tiles[table.count] + tiles;
+    if (++table.count < CopyTable::kMost) continue;
+    if (Status status = launch(); !status.ok()) return status;
+  }
+  return launch();
+}
+
+bool Kernels::Reduces(ReduceOp op, DType dtype) {
+  switch (op) {
+    case ReduceOp::kMin:
+    case ReduceOp::kMax:
+      return core::IsFloating(dtype);
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor:
+      return core::IsDefined(op, dtype);
+    default:
+      return false;
+  }
+}
+
+Status Kernels::Reduce(ReduceOp op, DType dtype, const void* parts, std::int64_t members,
+                       std::int64_t count, void* result, StreamHandle stream) {
+  ReduceTable table{parts, result, count, static_cast<int>(members)};
+  const std::int64_t blocks = std::min<std::int64_t>(
+      (count + kThreadsOfABlock - 1) / kThreadsOfABlock, kMostReducingBlocks);
+  if (blocks == 0) return Status::Ok();
+  return Launch(ReduceName(op, dtype), static_cast<unsigned>(blocks), &table, stream);
+}
+
+}  // namespace sirtaki::ops::cuda

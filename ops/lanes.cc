@@ -1,0 +1,214 @@
+#include "ops/lanes.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "fusion/planner.h"
+#include "ops/cuda/device_work.h"
+#include "ops/lane_task.h"
+#include "ops/nccl/group_launch.h"
+
+namespace sirtaki::ops {
+
+using core::Status;
+using core::StatusCode;
+
+// Thread-safe.
+class Lanes::Nccl {
+ public:
+  explicit Nccl(std::function<Status(nccl::Library*)> load) : load_(std::move(load)) {}
+
+  // What this rank says before a communicator is made. `first`: it makes the id.
+  nccl::Introduction Introduce(bool first) SIRTAKI_EXCLUDES(mutex_) {
+    core::MutexLock lock(mutex_);
+    if (!status_) status_ = load_(&library_);
+    nccl::UniqueId id;
+    Status status = *status_;
+    if (status.ok() && first) {
+      status = nccl::Check(library_.api, library_.api.GetUniqueId(&id), "ncclGetUniqueId", nullptr);
+    }
+    return status.ok() ? nccl::Introduction::Of(library_.version, id)
+                       : nccl::Introduction::Failure(status);
+  }
+
+  // Filled in once a meeting has gone well. Whoever has it may outlive the lanes: a thread that
+  // they leave behind goes on calling.
+  static std::shared_ptr<const nccl::Api> ApiOf(const std::shared_ptr<Nccl>& nccl) {
+    return {nccl, &nccl->library_.api};
+  }
+
+ private:
+  const std::function<Status(nccl::Library*)> load_;
+  core::Mutex mutex_;
+  std::optional<Status> status_ SIRTAKI_GUARDED_BY(mutex_);
+  nccl::Library library_;  // written once, before the first word of this rank
+};
+
+Lanes::Lanes(LanesOptions options, Backend& backend)
+    : options_(std::move(options)),
+      nccl_(std::make_shared<Nccl>(options_.load_nccl)),
+      limits_(options_.host.limits),
+      sets_(options_.host.sets),
+      host_(std::make_unique<HostLanes>(options_.host, backend)) {}
+
+Lanes::~Lanes() = default;
+
+void Lanes::Start(core::RunBatch batch, core::TimePoint now) {
+  core::RunBatch host{batch.set, batch.number, {}};
+  core::RunBatch devices{batch.set, batch.number, {}};
+  for (core::RunItem& item : batch.items) {
+    const bool is_host = item.signature->device == core::DeviceKind::kHost;
+    (is_host ? host : devices).items.push_back(std::move(item));
+  }
+  if (!host.items.empty()) host_->Start(std::move(host), now);
+  if (!devices.items.empty()) StartOnDevices(std::move(devices), now);
+}
+
+void Lanes::StartOnDevices(core::RunBatch batch, core::TimePoint now) {
+  for (const core::RunItem& item : batch.items) {
+    if (item.absent_everywhere) CompleteAll({item}, Status::Ok());
+  }
+  const core::RankRanges& members = sets_[batch.set];
+  for (const fusion::Group& planned : fusion::Plan(batch, limits_)) {
+    auto group = std::make_shared<GroupTask>();
+    group->channel = {batch.set, fusion::Lane::kLarge};
+    group->members = members;
+    group->rank = options_.host.rank;
+    group->since = now;
+    for (const std::size_t i : planned.items) group->items.push_back(std::move(batch.items[i]));
+    if (!members.Contains(group->rank)) {
+      const Status why(StatusCode::kInvalidArgument,
+                       "this rank is not in set " + std::to_string(batch.set));
+      CompleteAll(group->items, why);
+      continue;
+    }
+    // All ranks judge alike, so nobody waits for this one: no failure of the session.
+    if (const std::string why = nccl::WhyNotOnDevice(group->signature()); !why.empty()) {
+      CompleteAll(group->items, {StatusCode::kUnsupported, why});
+      continue;
+    }
+    nccl::DeviceLane* const lane = LaneOf(*group);
+    nccl::MeetingPtr meeting;
+    if (met_.emplace(batch.set, group->signature().slot).second) {
+      meeting = Meet(*group, lane != nullptr);
+    }
+    // Without a lane the meeting fails on all members.
+    if (lane != nullptr) lane->Start(std::move(group), std::move(meeting), Nccl::ApiOf(nccl_));
+  }
+}
+
+nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
+  const Slot slot = group.signature().slot;
+  core::MutexLock lock(mutex_);
+  std::unique_ptr<nccl::DeviceLane>& lane = devices_[slot];
+  if (lane == nullptr && !group.joined()) {
+    const core::Work& work = *group.items.front().work;
+    lane = std::make_unique<nccl::DeviceLane>(nccl::DeviceLaneOptions{
+        .device = static_cast<const cuda::DeviceWork&>(work).device,
+        .kernels = options_.kernels,
+        .limit = options_.nccl_limit,
+        .on_failure = options_.host.on_failure,
+        .on_progress = options_.host.on_progress,
+    });
+  }
+  return lane.get();
+}
+
+nccl::MeetingPtr Lanes::Meet(const GroupTask& group, bool has_device) {
+  auto meeting = std::make_shared<nccl::Meeting>();
+  meeting->told = std::make_shared<core::HandleState>(nullptr, nullptr);
+  Status failure;
+  if (!has_device) {
+    failure = {StatusCode::kUnsupported,
+               "it has joined before it has used a GPU, so that nobody knows which it would use"};
+  } else if (options_.kernels == nullptr) {
+    failure = {StatusCode::kUnsupported, options_.why_no_kernels};
+  }
+
+  auto signature = std::make_shared<core::Signature>();
+  signature->kind = core::OpKind::kAllGather;
+  signature->dtype = core::DType::kU8;
+  signature->shape = {static_cast<std::int64_t>(sizeof(nccl::Introduction))};
+  auto work = std::make_shared<core::Work>();
+  work->request.key = core::Key::Named(
+      group.channel.set, "#communicator of GPU slot " + std::to_string(group.signature().slot));
+  work->request.signature = signature;
+  work->rows = 1;
+  work->input = &meeting->own;
+  // The lane reads the input after this; opening NCCL takes a while, which is the lane's to spend.
+  work->allocate_output = [meeting, failure, nccl = nccl_, members = group.members.Count(),
+                           first = group.members.IndexOf(group.rank) ==
+                                   0](const std::vector<std::int64_t>& /*rows*/) -> void* {
+    meeting->own = failure.ok() ? nccl->Introduce(first) : nccl::Introduction::Failure(failure);
+    meeting->all.resize(static_cast<std::size_t>(members));
+    return meeting->all.data();
+  };
+  work->handle = meeting->told;
+  work->keep_alive = meeting;
+  core::RunBatch batch;
+  batch.set = group.channel.set;
+  batch.items.push_back({.key = work->request.key, .signature = signature, .work = work});
+  host_->Start(std::move(batch), group.since);
+  return meeting;
+}
+
+void Lanes::AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
+                   core::TimePoint now) {
+  sets_[set] = members;
+  host_->AddSet(set, members, std::move(work), now);
+}
+
+void Lanes::RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) {
+  sets_.erase(set);
+  std::erase_if(met_, [set](const auto& met) { return met.first == set; });
+  for (nccl::DeviceLane* lane : DeviceLanes()) lane->RemoveSet(set);
+  host_->RemoveSet(set, std::move(work), now);
+}
+
+void Lanes::SetLimits(const std::vector<std::int64_t>& values) {
+  host_->SetLimits(values);  // which judges them
+  if (!values.empty()) limits_.fusion_bytes = std::max<std::int64_t>(0, values[0]);
+}
+
+void Lanes::StartMessage(core::WorkPtr work, core::TimePoint now) {
+  const core::Signature& signature = *work->request.signature;
+  if (signature.device != core::DeviceKind::kHost) {
+    work->handle->Complete({StatusCode::kUnsupported, nccl::WhyNotOnDevice(signature)});
+    return;
+  }
+  host_->StartMessage(std::move(work), now);
+}
+
+std::vector<nccl::DeviceLane*> Lanes::DeviceLanes() const {
+  std::vector<nccl::DeviceLane*> lanes;
+  core::MutexLock lock(mutex_);
+  for (const auto& [slot, lane] : devices_) {
+    if (lane != nullptr) lanes.push_back(lane.get());
+  }
+  return lanes;
+}
+
+bool Lanes::Idle() const {
+  if (!host_->Idle()) return false;
+  const std::vector<nccl::DeviceLane*> lanes = DeviceLanes();
+  return std::all_of(lanes.begin(), lanes.end(), [](const auto* lane) { return lane->Idle(); });
+}
+
+std::vector<core::RunningOperation> Lanes::Running() const {
+  std::vector<core::RunningOperation> operations = host_->Running();
+  for (const nccl::DeviceLane* lane : DeviceLanes()) {
+    for (core::RunningOperation& operation : lane->Running()) {
+      operations.push_back(std::move(operation));
+    }
+  }
+  std::stable_sort(operations.begin(), operations.end(),
+                   [](const auto& a, const auto& b) { return a.since < b.since; });
+  return operations;
+}
+
+void Lanes::Abandon(const Status& why) {
+  host_->Abandon(why);
+  for (nccl::DeviceLane* lane : DeviceLanes()) lane->Abandon(why);
+}
+
+}  // namespace sirtaki::ops

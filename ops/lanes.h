@@ -1,0 +1,77 @@
+// The executor of a rank: its host lanes, and a lane for each of its GPUs. A batch is divided by
+// the device of its tensors, and each part is planned by itself; a plan never mixes devices, so the
+// groups are those of the whole.
+//
+// The first group of a set on a device brings a second operation into the order, on the large host
+// lane: the members tell each other NCCL's unique id, and what keeps one of them from using its
+// GPU, so that all fail with one cause. A rank whose first use of a GPU it is opens NCCL there.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/executor.h"
+#include "core/thread_annotations.h"
+#include "ops/host_lanes.h"
+#include "ops/nccl/device_lane.h"
+
+namespace sirtaki::ops {
+
+struct LanesOptions {
+  HostLanesOptions host;  // the callbacks are those of all lanes
+  // Opens NCCL; called once, from a lane's thread.
+  std::function<core::Status(nccl::Library*)> load_nccl = nccl::Load;
+  const void* kernels = nullptr;  // cuda::KernelImage; null: GPUs are refused with `why_no_kernels`
+  std::string why_no_kernels;
+  core::Duration nccl_limit = std::chrono::seconds(60);  // for a communicator to be made, and more
+};
+
+// As HostLanes. Work on a device is a cuda::DeviceWork.
+class Lanes : public core::Executor {
+ public:
+  Lanes(LanesOptions options, Backend& backend);
+  ~Lanes() override;
+
+  void Start(core::RunBatch batch, core::TimePoint now) override;
+  void AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
+              core::TimePoint now) override;
+  void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;
+  void SetLimits(const std::vector<std::int64_t>& values) override;
+  void StartMessage(core::WorkPtr work, core::TimePoint now) override;
+  bool Step(core::TimePoint now) override { return host_->Step(now); }
+  bool NeedsStepping() const override { return host_->NeedsStepping(); }
+  bool NeedsPolling() const override { return host_->NeedsPolling(); }
+  bool Idle() const override SIRTAKI_EXCLUDES(mutex_);
+  std::vector<core::RunningOperation> Running() const override SIRTAKI_EXCLUDES(mutex_);
+  void Abandon(const core::Status& why) override SIRTAKI_EXCLUDES(mutex_);
+
+ private:
+  class Nccl;  // opened when a lane first needs it
+  using Slot = std::uint32_t;
+
+  void StartOnDevices(core::RunBatch batch, core::TimePoint now);
+  // The lane of the group's slot. Null: this rank has joined and never used the slot.
+  nccl::DeviceLane* LaneOf(const GroupTask& group) SIRTAKI_EXCLUDES(mutex_);
+  nccl::MeetingPtr Meet(const GroupTask& group, bool has_device);
+  std::vector<nccl::DeviceLane*> DeviceLanes() const SIRTAKI_EXCLUDES(mutex_);
+
+  const LanesOptions options_;
+  const std::shared_ptr<Nccl> nccl_;
+
+  // Under the token.
+  fusion::Limits limits_;
+  std::map<core::SetNumber, core::RankRanges> sets_;
+  std::set<std::pair<core::SetNumber, Slot>> met_;
+
+  mutable core::Mutex mutex_;
+  // They come, but do not go.
+  std::map<Slot, std::unique_ptr<nccl::DeviceLane>> devices_ SIRTAKI_GUARDED_BY(mutex_);
+  std::unique_ptr<HostLanes> host_;  // goes first
+};
+
+}  // namespace sirtaki::ops

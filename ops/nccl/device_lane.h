@@ -1,0 +1,58 @@
+// The lane of one GPU: a thread that puts groups into one stream, in the agreed order. Handles
+// complete when their group is launched; the lane keeps its tensors until the device is through.
+//
+// A set's communicator is made before the set's first group, by all its members at that place of
+// the order; it goes with the set.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/executor.h"
+#include "ops/cuda/device.h"
+#include "ops/lane_task.h"
+#include "ops/nccl/communicator.h"
+#include "ops/nccl/meeting.h"
+
+namespace sirtaki::ops::nccl {
+
+struct DeviceLaneOptions {
+  std::shared_ptr<cuda::Device> device;
+  const void* kernels = nullptr;                    // cuda::KernelImage
+  core::Duration limit = std::chrono::seconds(60);  // for what NCCL does on the host
+  // A group failed: called once, from the lane's thread.
+  std::function<void(const core::Status& why, const std::string& tensor)> on_failure;
+  // Something ended (rings the engine's doorbell).
+  std::function<void()> on_progress;
+};
+
+// Thread-safe; nothing here blocks but the destructor. No lock is held while a callback, a handle,
+// CUDA or NCCL is called. The first failure, or Abandon, ends the lane: its communicators are
+// aborted and every handle that is not complete completes with that status. The callbacks are not
+// called after the destructor.
+class DeviceLane {
+ public:
+  explicit DeviceLane(DeviceLaneOptions options);
+  // Ends well if the lane is idle: the others' must, too. Leaves behind what is stuck.
+  ~DeviceLane();
+  DeviceLane(const DeviceLane&) = delete;
+  DeviceLane& operator=(const DeviceLane&) = delete;
+
+  // `api`: NCCL's, kept as long as it may be called. `meeting`: of the set's first group, else
+  // null.
+  void Start(GroupTaskPtr group, MeetingPtr meeting, std::shared_ptr<const Api> api);
+  void RemoveSet(core::SetNumber set);
+
+  // True when all groups have left the device.
+  bool Idle() const;
+  std::vector<core::RunningOperation> Running() const;
+  void Abandon(const core::Status& why);
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace sirtaki::ops::nccl

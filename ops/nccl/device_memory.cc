@@ -1,0 +1,77 @@
+#include "ops/nccl/device_memory.h"
+
+#include <algorithm>
+#include <string>
+
+namespace sirtaki::ops::nccl {
+namespace {
+
+using core::Status;
+
+constexpr std::int64_t kLeastBytes = std::int64_t{1} << 20;
+// Above it a block is as large as it has to be.
+constexpr std::int64_t kMostDoubled = std::int64_t{64} << 20;
+
+std::size_t Size(std::int64_t bytes) { return static_cast<std::size_t>(bytes); }
+
+}  // namespace
+
+DeviceMemory::~DeviceMemory() {
+  const Api& api = communicator_.api();
+  for (const Block& block : blocks_) {
+    if (block.of_nccl) {
+      static_cast<void>(api.MemFree(block.memory));
+    } else {
+      static_cast<void>(cuda_.Free(block.memory));
+    }
+  }
+}
+
+bool DeviceMemory::TakeFromNccl(Block* block) {
+  const Api& api = communicator_.api();
+  if (api.MemAlloc == nullptr || api.MemFree == nullptr) return false;
+  if (api.MemAlloc(&block->memory, Size(block->bytes)) != Result::kSuccess) {
+    static_cast<void>(cuda_.GetLastError());
+    return false;
+  }
+  block->of_nccl = true;
+  return true;
+}
+
+Status DeviceMemory::Reserve(std::int64_t bytes, std::byte** memory) {
+  const std::int64_t have = blocks_.empty() ? 0 : blocks_.back().bytes;
+  if (bytes > have) {
+    Block block;
+    block.bytes = std::max({bytes, std::min(2 * have, kMostDoubled), kLeastBytes});
+    if (!TakeFromNccl(&block)) {
+      block.bytes = std::max(bytes, kLeastBytes);  // little is left
+      Status status =
+          cuda::Check(cuda_, cuda_.Malloc(&block.memory, Size(block.bytes)), "cudaMalloc");
+      if (!status.ok()) {
+        return {status.code(), status.message() + " (" + std::to_string(block.bytes) +
+                                   " bytes of staging memory)"};
+      }
+    }
+    blocks_.push_back(block);
+  }
+  *memory = blocks_.empty() ? nullptr : static_cast<std::byte*>(blocks_.back().memory);
+  return Status::Ok();
+}
+
+PinnedMemory::~PinnedMemory() {
+  for (const auto& [memory, bytes] : blocks_) static_cast<void>(cuda_.FreeHost(memory));
+}
+
+Status PinnedMemory::Reserve(std::int64_t bytes, void** memory) {
+  if (blocks_.empty() || bytes > blocks_.back().second) {
+    const std::int64_t taken = std::max<std::int64_t>(2 * bytes, 4096);
+    void* block = nullptr;
+    Status status = cuda::Check(cuda_, cuda_.HostAlloc(&block, Size(taken), 0), "cudaHostAlloc");
+    if (!status.ok()) return status;
+    blocks_.emplace_back(block, taken);
+  }
+  *memory = blocks_.back().first;
+  return Status::Ok();
+}
+
+}  // namespace sirtaki::ops::nccl

@@ -1,0 +1,97 @@
+#include "ops/nccl/group_launch.h"
+
+#include <exception>
+#include <new>
+
+namespace sirtaki::ops::nccl {
+namespace {
+
+using core::OpKind;
+using core::Status;
+using core::StatusCode;
+
+// The stream waits for whoever makes the tensors, not this thread.
+Status AwaitProducers(const LaunchContext& context, const GroupTask& task) {
+  const cuda::Event* last = nullptr;
+  for (const core::RunItem& item : task.items) {
+    if (item.work == nullptr) continue;
+    const cuda::EventPtr& ready = static_cast<const cuda::DeviceWork&>(*item.work).ready;
+    if (ready == nullptr || ready.get() == last) continue;
+    last = ready.get();
+    if (Status status = ready->Block(context.stream.handle()); !status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Status LaunchKind(const LaunchContext& context, const GroupTask& task) {
+  switch (task.signature().kind) {
+    case OpKind::kAllReduce:
+    case OpKind::kReduce:
+      return LaunchReduce(context, task);
+    case OpKind::kReduceScatter:
+      return LaunchReduceScatter(context, task);
+    case OpKind::kBroadcast:
+      return LaunchBroadcast(context, task);
+    case OpKind::kAllGatherInto:
+      return LaunchAllGatherInto(context, task);
+    case OpKind::kAllGather:
+    case OpKind::kGather:
+    case OpKind::kScatter:
+    case OpKind::kAllToAll:
+      return LaunchExchange(context, task);
+    default:
+      return {StatusCode::kProtocol,
+              std::string(core::OpKindName(task.signature().kind)) + " has no place on a device"};
+  }
+}
+
+}  // namespace
+
+std::string WhyNotOnDevice(const core::Signature& signature) {
+  if (signature.reduction == core::ReduceOp::kAdasum) {
+    return "Adasum of a tensor on a GPU is not supported by this version; reduce it on the host";
+  }
+  if (signature.kind == OpKind::kSend || signature.kind == OpKind::kReceive) {
+    return "messages of tensors on a GPU are not supported by this version; send them from the "
+           "host";
+  }
+  return {};
+}
+
+Status LaunchGroup(const LaunchContext& context, const GroupTask& task) {
+  const std::string why = WhyNotOnDevice(task.signature());
+  if (!why.empty()) return {StatusCode::kUnsupported, why};
+  Status status = AwaitProducers(context, task);
+  if (!status.ok()) return status;
+  // What allocates the outputs may throw.
+  try {
+    return LaunchKind(context, task);
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kBackend, "out of memory"};
+  } catch (const std::exception& error) {
+    return {StatusCode::kBackend, error.what()};
+  }
+}
+
+DataType DataTypeOf(core::DType dtype) {
+  switch (dtype) {
+    case core::DType::kI8:
+      return DataType::kInt8;
+    case core::DType::kI32:
+      return DataType::kInt32;
+    case core::DType::kI64:
+      return DataType::kInt64;
+    case core::DType::kF16:
+      return DataType::kFloat16;
+    case core::DType::kBF16:
+      return DataType::kBfloat16;
+    case core::DType::kF32:
+      return DataType::kFloat32;
+    case core::DType::kF64:
+      return DataType::kFloat64;
+    default:
+      return DataType::kUint8;
+  }
+}
+
+}  // namespace sirtaki::ops::nccl

@@ -1,0 +1,51 @@
+// Puts a planned group of GPU tensors into the lane's stream: everything that the members of the
+// set do for it, in the same order on all of them. Nothing here waits for the device but the kinds
+// whose first dimension may differ by rank, which have to know everybody's rows to allocate.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "core/request.h"
+#include "core/status.h"
+#include "ops/cuda/device_work.h"
+#include "ops/cuda/kernels.h"
+#include "ops/group_run.h"
+#include "ops/nccl/communicator.h"
+#include "ops/nccl/device_memory.h"
+
+namespace sirtaki::ops::nccl {
+
+// Of a lane, and of the set whose group it is. Used by the lane's thread.
+struct LaunchContext {
+  const cuda::Stream& stream;
+  cuda::EventPool& events;
+  cuda::Kernels& kernels;
+  Communicator& communicator;  // a rank is a member's index
+  DeviceMemory& staging;
+  PinnedMemory& host;
+  Patience patience;
+  // Returns when the device has come to the event, or with the error that ends the wait.
+  std::function<core::Status(const cuda::Event&)> await;
+};
+
+// What GPUs cannot do yet; empty if they can. All ranks judge alike.
+std::string WhyNotOnDevice(const core::Signature& signature);
+
+// When it returns ok, an event that is recorded in the stream marks the end of the group. Else some
+// of it may be under way: the group's fault.
+core::Status LaunchGroup(const LaunchContext& context, const GroupTask& task);
+
+// ---- the kinds ----
+
+core::Status LaunchReduce(const LaunchContext& context, const GroupTask& task);
+core::Status LaunchReduceScatter(const LaunchContext& context, const GroupTask& task);
+core::Status LaunchBroadcast(const LaunchContext& context, const GroupTask& task);
+core::Status LaunchAllGatherInto(const LaunchContext& context, const GroupTask& task);
+// All-gather, gather, scatter and all-to-all.
+core::Status LaunchExchange(const LaunchContext& context, const GroupTask& task);
+
+// The type that NCCL calls it; of a type that it does not know, or does not compute with, bytes.
+DataType DataTypeOf(core::DType dtype);
+
+}  // namespace sirtaki::ops::nccl

@@ -1,0 +1,114 @@
+// The functions of NCCL that we call, as a table that a test replaces. Declared here as of NCCL
+// 2.28.9, for the library is opened at run time and its header may not be there when we are built.
+// Names and meanings are NCCL's, without its prefix.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string>
+
+#include "core/status.h"
+#include "ops/cuda/cuda_api.h"
+
+struct ncclComm;
+
+namespace sirtaki::ops::nccl {
+
+using CommHandle = ncclComm*;
+
+enum class Result : int {
+  kSuccess = 0,
+  kUnhandledCudaError = 1,
+  kSystemError = 2,
+  kInternalError = 3,
+  kInvalidArgument = 4,
+  kInvalidUsage = 5,
+  kRemoteError = 6,
+  kInProgress = 7,
+};
+
+enum class DataType : int {
+  kInt8 = 0,
+  kUint8 = 1,
+  kInt32 = 2,
+  kInt64 = 4,
+  kFloat16 = 6,
+  kFloat32 = 7,
+  kFloat64 = 8,
+  kBfloat16 = 9,
+};
+
+enum class RedOp : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
+
+// Travels from one rank to the others.
+struct UniqueId {
+  std::array<char, 128> bytes{};
+};
+
+// As of NCCL 2.14, the first that has it: what has been added behind `blocking` since then keeps
+// the library's defaults, in every later version.
+struct Config {
+  std::size_t size = sizeof(Config);
+  unsigned magic = 0xcafebeef;
+  unsigned version = 21400;
+  int blocking = 0;
+};
+
+struct Api {
+  Result (*GetVersion)(int* version);
+  Result (*GetUniqueId)(UniqueId* id);
+  Result (*CommInitRankConfig)(CommHandle* comm, int ranks, UniqueId id, int rank, Config* config);
+  Result (*CommGetAsyncError)(CommHandle comm, Result* error);
+  Result (*CommFinalize)(CommHandle comm);
+  Result (*CommDestroy)(CommHandle comm);
+  Result (*CommAbort)(CommHandle comm);
+  const char* (*GetErrorString)(Result result);
+  const char* (*GetLastError)(CommHandle comm);  // null: of the process
+  Result (*GroupStart)();
+  Result (*GroupEnd)();
+  Result (*AllReduce)(const void* input, void* output, std::size_t count, DataType type, RedOp op,
+                      CommHandle comm, cuda::StreamHandle stream);
+  Result (*Reduce)(const void* input, void* output, std::size_t count, DataType type, RedOp op,
+                   int root, CommHandle comm, cuda::StreamHandle stream);
+  Result (*Broadcast)(const void* input, void* output, std::size_t count, DataType type, int root,
+                      CommHandle comm, cuda::StreamHandle stream);
+  Result (*AllGather)(const void* input, void* output, std::size_t count, DataType type,
+                      CommHandle comm, cuda::StreamHandle stream);
+  Result (*ReduceScatter)(const void* input, void* output, std::size_t count, DataType type,
+                          RedOp op, CommHandle comm, cuda::StreamHandle stream);
+  Result (*Send)(const void* input, std::size_t count, DataType type, int peer, CommHandle comm,
+                 cuda::StreamHandle stream);
+  Result (*Recv)(void* output, std::size_t count, DataType type, int peer, CommHandle comm,
+                 cuda::StreamHandle stream);
+
+  // ---- null in older versions ----
+  Result (*MemAlloc)(void** memory, std::size_t bytes);  // 2.19
+  Result (*MemFree)(void* memory);
+};
+
+// Whose declarations these are, and the first version that we work with: that of LibTorch 2.1.
+inline constexpr int kDeclaredVersion = 22809;
+inline constexpr int kOldestVersion = 21800;
+
+struct Library {
+  Api api{};
+  int version = 0;
+  std::string path;
+};
+
+// Opens it: the copy that is in the process, that beside LibTorch, the one that the linker finds.
+// Errors: kUnsupported if there is none, or its version does not do. Thread-safe.
+core::Status Load(Library* library);
+
+// "2.28.9"
+std::string VersionText(int version);
+
+// Ok if we can work with a library of this version; else kUnsupported with what is loaded from
+// where, and what would do.
+core::Status CheckVersion(int loaded, const std::string& path);
+
+// Ok, or kBackend with the function's name, NCCL's word for the result and the last error that it
+// noted. kInProgress is no error.
+core::Status Check(const Api& api, Result result, const char* function, CommHandle comm);
+
+}  // namespace sirtaki::ops::nccl

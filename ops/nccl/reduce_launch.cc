@@ -1,0 +1,336 @@
+// All-reduce, reduce and reduce-scatter. A tensor that travels as it is moves from its input to its
+// output; the others are packed, scaled and converted by one kernel, and unpacked by another.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ops/nccl/group_launch.h"
+#include "ops/runs.h"
+
+namespace sirtaki::ops::nccl {
+namespace {
+
+using core::DType;
+using core::OpKind;
+using core::ReduceOp;
+using core::Status;
+using cuda::CopySegment;
+
+// Of what all members give when it is gathered and combined here.
+constexpr std::int64_t kGatheredBytes = std::int64_t{64} << 20;
+// Where tensors begin that are packed: the widest load.
+constexpr std::int64_t kPackedAlignment = 16;
+
+// How the elements travel, and what is done to them before and afterwards.
+struct Travel {
+  DType element;  // of the tensors
+  DType moved;    // on the way
+  bool gathered;  // combined by us: NCCL has no such reduction
+  ReduceOp op;    // if it is
+  RedOp nccl_op;  // if it is not
+  fusion::Scale load;
+  fusion::Scale store;
+};
+
+RedOp RedOpOf(ReduceOp op, DType dtype) {
+  switch (op) {
+    case ReduceOp::kAverage:
+      return core::IsFloating(dtype) ? RedOp::kAvg : RedOp::kSum;
+    case ReduceOp::kMin:
+      return RedOp::kMin;
+    case ReduceOp::kMax:
+      return RedOp::kMax;
+    case ReduceOp::kProduct:
+      return RedOp::kProd;
+    default:
+      return RedOp::kSum;
+  }
+}
+
+Travel TravelOf(const GroupTask& task) {
+  const core::Signature& signature = task.signature();
+  const DType element = ElementsOf(signature).dtype;
+  const ReduceOp op = signature.reduction;
+  Travel travel{.element = element, .moved = element, .op = op};
+  if (signature.wire && task.members.Count() > 1) {
+    travel.moved = *signature.wire;
+  } else if (element == DType::kI16 && !cuda::Kernels::Reduces(op, element)) {
+    travel.moved = DType::kI32;  // NCCL has none of 16 bits; the low ones come out the same
+  } else if (op == ReduceOp::kAverage && core::IsInteger(element)) {
+    travel.moved = fusion::AccumulationType(element, op);
+  }
+  travel.gathered = cuda::Kernels::Reduces(op, travel.moved);
+  travel.nccl_op = RedOpOf(op, travel.moved);
+  travel.load.factor = signature.prescale;
+  travel.store.factor = signature.postscale;
+  if (op == ReduceOp::kAverage && !core::IsFloating(element)) {
+    travel.store.divisor = task.members.Count();
+  }
+  return travel;
+}
+
+Status Pack(const LaunchContext& context, const Travel& travel,
+            const std::vector<CopySegment>& segments) {
+  return context.kernels.Copy(travel.element, travel.moved, segments, travel.load,
+                              IdentityOf(travel.op, travel.moved), context.stream.handle());
+}
+
+Status Unpack(const LaunchContext& context, const Travel& travel,
+              const std::vector<CopySegment>& segments) {
+  return context.kernels.Copy(travel.moved, travel.element, segments, travel.store, {},
+                              context.stream.handle());
+}
+
+// Where tensors of these sizes begin when they are packed, in elements; the last is the end. The
+// same on all members, and of one tensor exactly its size, so that a member that packs it and one
+// that does not call the same.
+std::vector<std::int64_t> Starts(const std::vector<std::int64_t>& counts, DType moved) {
+  const std::int64_t alignment = std::max<std::int64_t>(1, kPackedAlignment / BytesOf(moved));
+  std::vector<std::int64_t> starts;
+  std::int64_t next = 0;
+  for (const std::int64_t count : counts) {
+    next = (next + alignment - 1) / alignment * alignment;
+    starts.push_back(next);
+    next += count;
+  }
+  starts.push_back(next);
+  return starts;
+}
+
+bool KeepsResult(const GroupTask& task, const core::RunItem& item) {
+  const bool here = task.signature().kind != OpKind::kReduce || task.rank == task.signature().root;
+  return here && item.work != nullptr;
+}
+
+int RootOf(const GroupTask& task) {
+  return static_cast<int>(task.members.IndexOf(task.signature().root));
+}
+
+// `count` elements as they travel.
+Status Combine(const LaunchContext& context, const GroupTask& task, const Travel& travel,
+               const void* from, void* to, std::int64_t count) {
+  const Api& api = context.communicator.api();
+  const auto elements = static_cast<std::size_t>(count);
+  const DataType type = DataTypeOf(travel.moved);
+  if (task.signature().kind == OpKind::kReduce) {
+    return context.communicator.Run(
+        "ncclReduce",
+        [&](CommHandle comm) {
+          return api.Reduce(from, to, elements, type, travel.nccl_op, RootOf(task), comm,
+                            context.stream.handle());
+        },
+        context.patience);
+  }
+  return context.communicator.Run(
+      "ncclAllReduce",
+      [&](CommHandle comm) {
+        return api.AllReduce(from, to, elements, type, travel.nccl_op, comm,
+                             context.stream.handle());
+      },
+      context.patience);
+}
+
+// Every member gets what all give, a window at a time, and combines it. `own`: what this one gives,
+// and then the result; `all`: for the windows of all.
+Status CombineGathered(const LaunchContext& context, const Travel& travel, std::byte* own,
+                       std::byte* all, std::int64_t count, std::int64_t window) {
+  const Api& api = context.communicator.api();
+  const int members = context.communicator.size();
+  for (std::int64_t begin = 0; begin < count; begin += window) {
+    const std::int64_t elements = std::min(window, count - begin);
+    std::byte* const part = own + begin * BytesOf(travel.moved);
+    Status status = context.communicator.Run(
+        "ncclAllGather",
+        [&](CommHandle comm) {
+          return api.AllGather(part, all,
+                               static_cast<std::size_t>(elements * BytesOf(travel.moved)),
+                               DataType::kUint8, comm, context.stream.handle());
+        },
+        context.patience);
+    if (status.ok()) {
+      status = context.kernels.Reduce(travel.op, travel.moved, all, members, elements, part,
+                                      context.stream.handle());
+    }
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+// Straight from the input to the output.
+Status ReduceWhereItLies(const LaunchContext& context, const GroupTask& task,
+                         const Travel& travel) {
+  const core::RunItem& item = task.items.front();
+  const std::int64_t count = item.signature->ElementCount() * ElementsOf(task.signature()).of_each;
+  const void* from = ReducedInput(item);
+  void* const to = item.work->output;
+  if (from == nullptr || !travel.load.identity()) {
+    if (Status status = Pack(context, travel, {{from, to, count}}); !status.ok()) return status;
+    from = to;
+  }
+  Status status = Combine(context, task, travel, from, to, count);
+  if (!status.ok() || travel.store.identity() || !KeepsResult(task, item)) return status;
+  return Unpack(context, travel, {{to, to, count}});
+}
+
+bool LiesWell(const GroupTask& task, const Travel& travel) {
+  if (task.items.size() != 1 || travel.gathered || travel.moved != travel.element) return false;
+  const core::RunItem& item = task.items.front();
+  if (item.work == nullptr) return false;
+  // A member that is not the root has nowhere to scale to.
+  return KeepsResult(task, item) || (travel.load.identity() && ReducedInput(item) != nullptr);
+}
+
+}  // namespace
+
+Status LaunchReduce(const LaunchContext& context, const GroupTask& task) {
+  const Travel travel = TravelOf(task);
+  const std::int64_t of_each = ElementsOf(task.signature()).of_each;
+  std::vector<std::int64_t> counts;
+  for (const core::RunItem& item : task.items) {
+    counts.push_back(item.signature->ElementCount() * of_each);
+  }
+  const std::vector<std::int64_t> starts = Starts(counts, travel.moved);
+  const std::int64_t total = starts.back();
+  if (total == 0) return Status::Ok();
+  if (LiesWell(task, travel)) return ReduceWhereItLies(context, task, travel);
+
+  const std::int64_t size = BytesOf(travel.moved);
+  const std::int64_t members = context.communicator.size();
+  const std::int64_t window =
+      std::min(total, std::max<std::int64_t>(1, kGatheredBytes / (members * size)));
+  const std::int64_t own_bytes =
+      (total * size + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
+  std::byte* packed = nullptr;
+  Status status =
+      context.staging.Reserve(own_bytes + (travel.gathered ? members * window * size : 0), &packed);
+  if (!status.ok()) return status;
+
+  std::vector<CopySegment> in;
+  std::vector<CopySegment> out;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    std::byte* const place = packed + starts[i] * size;
+    in.push_back({ReducedInput(task.items[i]), place, counts[i]});
+    if (KeepsResult(task, task.items[i])) {
+      out.push_back({place, task.items[i].work->output, counts[i]});
+    }
+  }
+  status = Pack(context, travel, in);
+  if (!status.ok()) return status;
+  status = travel.gathered
+               ? CombineGathered(context, travel, packed, packed + own_bytes, total, window)
+               : Combine(context, task, travel, packed, packed, total);
+  return status.ok() ? Unpack(context, travel, out) : status;
+}
+
+namespace {
+
+// Rows of a tensor, and the elements of one.
+struct Rows {
+  std::int64_t rows = 0;
+  std::int64_t elements = 0;
+};
+
+Rows RowsOfItem(const core::RunItem& item, std::int64_t of_each) {
+  const std::vector<std::int64_t>& shape = item.signature->shape;
+  const std::int64_t rows = shape.empty() ? 0 : shape.front();
+  return {rows, rows == 0 ? 0 : item.signature->ElementCount() / rows * of_each};
+}
+
+Status ScatterReduced(const LaunchContext& context, const Travel& travel, const void* from,
+                      void* to, std::int64_t share) {
+  const Api& api = context.communicator.api();
+  return context.communicator.Run(
+      "ncclReduceScatter",
+      [&](CommHandle comm) {
+        return api.ReduceScatter(from, to, static_cast<std::size_t>(share),
+                                 DataTypeOf(travel.moved), travel.nccl_op, comm,
+                                 context.stream.handle());
+      },
+      context.patience);
+}
+
+// Each member gets what the others give it of its share, and combines it.
+Status ScatterGathered(const LaunchContext& context, const Travel& travel, std::byte* packed,
+                       std::byte* parts, std::byte* result, std::int64_t share) {
+  const Api& api = context.communicator.api();
+  const auto bytes = static_cast<std::size_t>(share * BytesOf(travel.moved));
+  const cuda::StreamHandle stream = context.stream.handle();
+  const Status status = context.communicator.RunGroup(
+      "ncclSend and ncclRecv",
+      [&](CommHandle comm) {
+        for (int m = 0; m < context.communicator.size(); ++m) {
+          const std::size_t place = static_cast<std::size_t>(m) * bytes;
+          Result answer = api.Send(packed + place, bytes, DataType::kUint8, m, comm, stream);
+          if (answer == Result::kSuccess || answer == Result::kInProgress) {
+            answer = api.Recv(parts + place, bytes, DataType::kUint8, m, comm, stream);
+          }
+          if (answer != Result::kSuccess && answer != Result::kInProgress) return answer;
+        }
+        return Result::kSuccess;
+      },
+      context.patience);
+  if (!status.ok()) return status;
+  return context.kernels.Reduce(travel.op, travel.moved, parts, context.communicator.size(), share,
+                                result, stream);
+}
+
+}  // namespace
+
+Status LaunchReduceScatter(const LaunchContext& context, const GroupTask& task) {
+  const Travel travel = TravelOf(task);
+  const std::int64_t of_each = ElementsOf(task.signature()).of_each;
+  const std::int64_t members = context.communicator.size();
+  const std::int64_t self = context.communicator.rank();
+  const std::int64_t size = BytesOf(travel.moved);
+  // The members' shares are packed side by side, each as large as the first one's, which is the
+  // largest.
+  std::vector<std::int64_t> counts;
+  for (const core::RunItem& item : task.items) {
+    const Rows rows = RowsOfItem(item, of_each);
+    counts.push_back(core::RowsOf(rows.rows, members, 0) * rows.elements);
+  }
+  const std::vector<std::int64_t> starts = Starts(counts, travel.moved);
+  const std::int64_t share = starts.back();
+  if (share == 0) return Status::Ok();
+
+  const core::RunItem& first = task.items.front();
+  const Rows rows = RowsOfItem(first, of_each);
+  const void* const input = ReducedInput(first);
+  if (task.items.size() == 1 && input != nullptr && !travel.gathered &&
+      travel.moved == travel.element && travel.load.identity() && rows.rows % members == 0) {
+    const Status status = ScatterReduced(context, travel, input, first.work->output, share);
+    if (!status.ok() || travel.store.identity()) return status;
+    return Unpack(context, travel, {{first.work->output, first.work->output, share}});
+  }
+
+  std::byte* packed = nullptr;
+  Status status =
+      context.staging.Reserve((travel.gathered ? 2 : 1) * members * share * size, &packed);
+  if (!status.ok()) return status;
+  std::byte* const own = packed + self * share * size;
+  std::vector<CopySegment> in;
+  std::vector<CopySegment> out;
+  for (std::size_t i = 0; i < task.items.size(); ++i) {
+    const core::RunItem& item = task.items[i];
+    const Rows of = RowsOfItem(item, of_each);
+    const auto* from = static_cast<const std::byte*>(ReducedInput(item));
+    for (std::int64_t m = 0; m < members; ++m) {
+      const std::int64_t count = core::RowsOf(of.rows, members, m) * of.elements;
+      const std::int64_t begin = core::FirstRowOf(of.rows, members, m) * of.elements;
+      in.push_back({from == nullptr ? nullptr : from + begin * BytesOf(travel.element),
+                    packed + (m * share + starts[i]) * size, count});
+      if (m == self && item.work != nullptr) {
+        out.push_back({own + starts[i] * size, item.work->output, count});
+      }
+    }
+  }
+  status = Pack(context, travel, in);
+  if (!status.ok()) return status;
+  status = travel.gathered ? ScatterGathered(context, travel, packed,
+                                             packed + members * share * size, own, share)
+                           : ScatterReduced(context, travel, packed, own, share);
+  return status.ok() ? Unpack(context, travel, out) : status;
+}
+
+}  // namespace sirtaki::ops::nccl

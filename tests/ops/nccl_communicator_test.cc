@@ -1,0 +1,220 @@
+// Communicators over a table that answers as NCCL does: in progress, late, never, with errors.
+#include "ops/nccl/communicator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/support/fake_gpus.h"
+#include "tests/support/rank_threads.h"
+
+namespace sirtaki::ops::nccl {
+namespace {
+
+using core::Status;
+using core::StatusCode;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using tests::FakeGpus;
+using tests::RankThreads;
+
+constexpr auto kShort = std::chrono::milliseconds(20);
+
+class NcclCommunicatorTest : public ::testing::Test {
+ protected:
+  UniqueId Id() {
+    UniqueId id;
+    EXPECT_EQ(api_.GetUniqueId(&id), Result::kSuccess);
+    return id;
+  }
+  std::unique_ptr<Communicator> Alone() {
+    std::unique_ptr<Communicator> made;
+    const Status status = Communicator::Init(api_, Id(), 1, 0, {}, &made);
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    return made;
+  }
+  // One reduction of one number, in place.
+  Status Sum(Communicator& comm, float* value, cuda::StreamHandle stream,
+             const Patience& patience) {
+    return comm.Run(
+        "ncclAllReduce",
+        [&](CommHandle handle) {
+          return api_.AllReduce(value, value, 1, DataType::kFloat32, RedOp::kSum, handle, stream);
+        },
+        patience);
+  }
+
+  FakeGpus gpus_;
+  Api& api_ = gpus_.nccl();
+};
+
+TEST_F(NcclCommunicatorTest, RanksMeetAndReduce) {
+  const UniqueId id = Id();
+  gpus_.AnswerInProgress(3);
+  std::vector<float> values = {1, 2, 4};
+  RankThreads::Run(3, [&](int rank) {
+    std::unique_ptr<Communicator> comm;
+    ASSERT_TRUE(Communicator::Init(api_, id, 3, rank, {}, &comm).ok());
+    EXPECT_EQ(comm->rank(), rank);
+    EXPECT_EQ(comm->size(), 3);
+    float& value = values[static_cast<std::size_t>(rank)];
+    cuda::StreamHandle stream = gpus_.MakeStream();
+    ASSERT_TRUE(Sum(*comm, &value, stream, {}).ok());
+    // It is in the stream now: a place that is marked now is behind it.
+    cuda::EventHandle event = nullptr;
+    ASSERT_EQ(gpus_.cuda().EventCreateWithFlags(&event, 0), cuda::Error::kSuccess);
+    ASSERT_EQ(gpus_.cuda().EventRecord(event, stream), cuda::Error::kSuccess);
+    while (gpus_.cuda().EventQuery(event) != cuda::Error::kSuccess) std::this_thread::yield();
+    EXPECT_EQ(value, 7);
+    EXPECT_TRUE(comm->CheckAsync().ok());
+    EXPECT_TRUE(comm->Finalize({}).ok());
+  });
+  EXPECT_EQ(gpus_.live_communicators(), 0);
+  EXPECT_THAT(gpus_.calls("ncclCommAbort"), IsEmpty());
+  EXPECT_THAT(gpus_.calls("ncclCommInitRankConfig rank 0"),
+              ElementsAre("ncclCommInitRankConfig rank 0 blocking 0"));
+}
+
+TEST_F(NcclCommunicatorTest, AnInitThatNobodyElseJoinsEndsAtTheDeadline) {
+  std::unique_ptr<Communicator> made;
+  const Status status = Communicator::Init(api_, Id(), 2, 0, {.limit = kShort}, &made);
+  EXPECT_EQ(status.code(), StatusCode::kTimedOut);
+  EXPECT_THAT(status.message(), HasSubstr("ncclCommInitRankConfig: still in progress after 20 ms"));
+  EXPECT_EQ(made, nullptr);
+  EXPECT_THAT(gpus_.calls("ncclCommAbort"), ElementsAre("ncclCommAbort rank 0"));
+  EXPECT_EQ(gpus_.live_communicators(), 0);
+}
+
+TEST_F(NcclCommunicatorTest, AnInitThatFailsAtOneRankEndsAtTheOthersWhenTheyAreStopped) {
+  const UniqueId id = Id();
+  gpus_.FailNext("ncclCommInitRankConfig", static_cast<int>(Result::kSystemError), 1);
+  gpus_.SetLastNcclError("no route to host");
+  std::atomic<bool> stop{false};
+  std::atomic<int> failed{0};
+  std::atomic<int> stopped{0};
+  RankThreads::Run(3, [&](int rank) {
+    std::unique_ptr<Communicator> made;
+    const Status status = Communicator::Init(api_, id, 3, rank, {.stop = &stop}, &made);
+    if (status.code() == StatusCode::kBackend) {
+      ++failed;
+      EXPECT_THAT(status.message(), HasSubstr("no route to host"));
+      stop = true;  // as the group's fault does on the other ranks
+    } else {
+      EXPECT_EQ(status.code(), StatusCode::kAborted);
+      ++stopped;
+    }
+    EXPECT_EQ(made, nullptr);
+  });
+  EXPECT_EQ(failed, 1);
+  EXPECT_EQ(stopped, 2);
+  EXPECT_EQ(gpus_.live_communicators(), 0);
+}
+
+TEST_F(NcclCommunicatorTest, ACallInProgressIsPolledToItsEnd) {
+  const std::unique_ptr<Communicator> comm = Alone();
+  for (const int times : {0, 1, 2, 17}) {
+    gpus_.AnswerInProgress(times);
+    float value = 3;
+    cuda::StreamHandle stream = gpus_.MakeStream();
+    ASSERT_TRUE(Sum(*comm, &value, stream, {}).ok());
+    char behind = 0;
+    gpus_.PutWrite(stream, &behind, 1, 1);
+    gpus_.RunDevices();
+    EXPECT_EQ(behind, 1);
+  }
+}
+
+TEST_F(NcclCommunicatorTest, ACallThatNeverEndsMeetsItsLimit) {
+  const std::unique_ptr<Communicator> comm = Alone();
+  gpus_.AnswerInProgress(-1);
+  float value = 3;
+  const Status status = Sum(*comm, &value, gpus_.MakeStream(), {.limit = kShort});
+  EXPECT_EQ(status.code(), StatusCode::kTimedOut);
+  EXPECT_THAT(status.message(), HasSubstr("ncclAllReduce"));
+}
+
+TEST_F(NcclCommunicatorTest, ErrorsSayWhatNcclSays) {
+  const std::unique_ptr<Communicator> comm = Alone();
+  gpus_.FailNext("ncclAllReduce", static_cast<int>(Result::kSystemError));
+  gpus_.SetLastNcclError("socketProgress: Connection reset by peer");
+  float value = 3;
+  const Status status = Sum(*comm, &value, gpus_.MakeStream(), {});
+  EXPECT_EQ(status.code(), StatusCode::kBackend);
+  EXPECT_EQ(status.message(),
+            "ncclAllReduce: a fake NCCL error: socketProgress: Connection reset by peer");
+}
+
+TEST_F(NcclCommunicatorTest, AGroupIsClosedWhateverHappensInIt) {
+  const std::unique_ptr<Communicator> comm = Alone();
+  gpus_.Forget();
+  gpus_.FailNext("ncclBroadcast", static_cast<int>(Result::kInvalidArgument), 1);
+  std::vector<float> values(3, 1);
+  cuda::StreamHandle stream = gpus_.MakeStream();
+  const auto broadcasts = [&](CommHandle handle) {
+    for (float& value : values) {
+      const Result result =
+          api_.Broadcast(&value, &value, 1, DataType::kFloat32, 0, handle, stream);
+      if (result != Result::kSuccess) return result;
+    }
+    return Result::kSuccess;
+  };
+  EXPECT_FALSE(comm->RunGroup("ncclBroadcast", broadcasts, {}).ok());
+  const std::string call = "ncclBroadcast rank 0 count 1 type 7 root 0";
+  EXPECT_THAT(gpus_.calls("nccl"), ElementsAre("ncclGroupStart", call, call, "ncclGroupEnd"));
+  // The thread can open another one.
+  gpus_.Forget();
+  gpus_.AnswerInProgress(2);
+  EXPECT_TRUE(comm->RunGroup("ncclBroadcast", broadcasts, {}).ok());
+  EXPECT_THAT(gpus_.calls("nccl"), ElementsAre("ncclGroupStart", call, call, call, "ncclGroupEnd"));
+}
+
+TEST_F(NcclCommunicatorTest, AnErrorOnTheWayIsFoundByAsking) {
+  const std::unique_ptr<Communicator> comm = Alone();
+  EXPECT_TRUE(comm->CheckAsync().ok());
+  gpus_.SetAsyncError(0, Result::kRemoteError);
+  gpus_.SetLastNcclError("peer closed the connection");
+  const Status status = comm->CheckAsync();
+  EXPECT_EQ(status.code(), StatusCode::kBackend);
+  EXPECT_THAT(status.message(), HasSubstr("remote process exited: peer closed the connection"));
+}
+
+TEST_F(NcclCommunicatorTest, AbortsOnceAndEndsWhatIsInTheStream) {
+  const UniqueId id = Id();
+  RankThreads::Run(2, [&](int rank) {
+    std::unique_ptr<Communicator> comm;
+    ASSERT_TRUE(Communicator::Init(api_, id, 2, rank, {}, &comm).ok());
+    if (rank == 1) return;  // never comes to the reduction
+    float value = 3;
+    cuda::StreamHandle stream = gpus_.MakeStream();
+    ASSERT_TRUE(Sum(*comm, &value, stream, {}).ok());
+    char behind = 0;
+    gpus_.PutWrite(stream, &behind, 1, 1);
+    gpus_.RunDevices();
+    EXPECT_EQ(behind, 0);
+    comm->Abort();
+    comm->Abort();
+    gpus_.RunDevices();
+    EXPECT_EQ(behind, 1);
+    EXPECT_FALSE(comm->CheckAsync().ok());
+    EXPECT_TRUE(comm->Finalize({}).ok());
+  });
+  EXPECT_THAT(gpus_.calls("ncclCommAbort rank 0"), ElementsAre("ncclCommAbort rank 0"));
+  EXPECT_EQ(gpus_.live_communicators(), 0);
+}
+
+TEST_F(NcclCommunicatorTest, AGoodByeThatFailsBecomesAnAbort) {
+  const std::unique_ptr<Communicator> comm = Alone();
+  gpus_.FailNext("ncclCommFinalize", static_cast<int>(Result::kRemoteError));
+  EXPECT_FALSE(comm->Finalize({}).ok());
+  EXPECT_THAT(gpus_.calls("ncclCommAbort"), ElementsAre("ncclCommAbort rank 0"));
+  EXPECT_THAT(gpus_.calls("ncclCommDestroy"), IsEmpty());
+}
+
+}  // namespace
+}  // namespace sirtaki::ops::nccl

@@ -1,0 +1,382 @@
+// What goes wrong on GPUs, and what the ranks are told. A failure of one rank ends the others when
+// their engines abandon: the tests do that.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/support/device_ranks.h"
+#include "tests/support/rank_threads.h"
+
+namespace sirtaki::ops {
+namespace {
+
+using core::OpKind;
+using core::ReduceOp;
+using core::Status;
+using core::StatusCode;
+using ::testing::AnyOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using tests::DeviceRank;
+using tests::FakeGpus;
+using tests::OnDevice;
+using tests::RankThreads;
+
+struct Outcome {
+  Status handle;
+  Status failure;
+  std::string tensor;
+};
+
+RunCase Sum(std::int64_t count = 40) { return OnDevice({.signature = {.shape = {count}}}); }
+
+// One tensor on each rank; who fails has the others abandon, as the engines do.
+std::vector<Outcome> RunOne(FakeGpus& gpus, int size, const RunCase& c,
+                            const std::function<void(int rank, LanesOptions&)>& change = nullptr,
+                            const std::function<void(int rank, core::RunItem&)>& spoil = nullptr) {
+  InprocWorld world(size);
+  std::vector<Outcome> outcomes(static_cast<std::size_t>(size));
+  std::atomic<bool> failed{false};
+  RankThreads::Run(size, [&](int rank) {
+    DeviceRank device(gpus, world, rank, [&](LanesOptions& options) {
+      if (change) change(rank, options);
+    });
+    RunSide side;
+    core::RunItem item = device.OnDevice(side.MakeItem(c, "w", rank, size));
+    if (spoil) spoil(rank, item);
+    device.Start({std::move(item)});
+    Outcome& outcome = outcomes[static_cast<std::size_t>(rank)];
+    while (!device.lanes().Idle()) {
+      device.lanes().Step(core::Clock::now());
+      if (failed) device.lanes().Abandon({StatusCode::kPeerLost, "another rank has failed"});
+      std::this_thread::yield();
+    }
+    if (!c.Joined(rank)) {
+      while (!side.handle()->done()) std::this_thread::yield();
+      outcome.handle = side.handle()->status();
+    }
+    // Told before the handle is.
+    outcome.failure = device.failure();
+    outcome.tensor = device.failed_tensor();
+    if (!outcome.failure.ok()) failed = true;
+  });
+  return outcomes;
+}
+
+std::vector<std::string> Texts(const std::vector<Outcome>& outcomes) {
+  std::vector<std::string> texts;
+  texts.reserve(outcomes.size());
+  for (const Outcome& outcome : outcomes) texts.push_back(outcome.handle.ToString());
+  return texts;
+}
+
+TEST(NcclLanesFailureTest, NoNcclAtOneRankIsToldToAll) {
+  FakeGpus gpus;
+  const std::vector<Outcome> outcomes = RunOne(gpus, 3, Sum(), [](int rank, LanesOptions& options) {
+    if (rank != 1) return;
+    options.load_nccl = [](nccl::Library*) {
+      return Status(StatusCode::kUnsupported, "NCCL 2.13.4 in /opt/libnccl.so.2 does not do");
+    };
+  });
+  EXPECT_THAT(Texts(outcomes),
+              Each(AnyOf(HasSubstr("rank 1 cannot use its GPU: NCCL 2.13.4 in /opt/libnccl.so.2"),
+                         HasSubstr("another rank has failed"))));
+  EXPECT_THAT(gpus.calls("ncclCommInitRankConfig"), IsEmpty());
+}
+
+TEST(NcclLanesFailureTest, DifferentVersionsAreNamed) {
+  FakeGpus gpus;
+  const std::vector<Outcome> outcomes = RunOne(gpus, 2, Sum(), [&](int rank, LanesOptions& o) {
+    o.load_nccl = [&gpus, rank](nccl::Library* library) {
+      library->api = gpus.nccl();
+      library->version = rank == 0 ? 22809 : 22105;
+      return Status::Ok();
+    };
+  });
+  EXPECT_THAT(Texts(outcomes), Each(AnyOf(HasSubstr("2.21.5 at 1, 2.28.9 at 0"),
+                                          HasSubstr("another rank has failed"))));
+  EXPECT_THAT(gpus.calls("ncclCommInitRankConfig"), IsEmpty());
+}
+
+TEST(NcclLanesFailureTest, ABuildWithoutKernelsSaysSo) {
+  FakeGpus gpus;
+  const std::vector<Outcome> outcomes = RunOne(gpus, 2, Sum(), [](int rank, LanesOptions& o) {
+    if (rank != 0) return;
+    o.kernels = nullptr;
+    o.why_no_kernels = "this build has no kernels for GPUs (off: SIRTAKI_CUDA=OFF)";
+  });
+  EXPECT_THAT(Texts(outcomes),
+              Each(AnyOf(HasSubstr("rank 0 cannot use its GPU: this build has no kernels"),
+                         HasSubstr("another rank has failed"))));
+}
+
+TEST(NcclLanesFailureTest, AnInitThatFailsAtOneRankEndsAll) {
+  FakeGpus gpus;
+  gpus.FailNext("ncclCommInitRankConfig", static_cast<int>(nccl::Result::kSystemError), 1);
+  gpus.SetLastNcclError("no socket interface found");
+  const std::vector<Outcome> outcomes = RunOne(gpus, 3, Sum());
+  int causes = 0;
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_FALSE(outcome.handle.ok());
+    if (outcome.failure.ok()) continue;
+    EXPECT_EQ(outcome.tensor, "w");
+    if (outcome.failure.message().find("no socket interface found") != std::string::npos) ++causes;
+  }
+  EXPECT_EQ(causes, 1);
+  EXPECT_EQ(gpus.live_communicators(), 0);
+}
+
+TEST(NcclLanesFailureTest, AnInitThatNobodyAnswersEndsAtItsLimit) {
+  FakeGpus gpus;
+  gpus.AnswerInProgress(-1);
+  const std::vector<Outcome> outcomes = RunOne(gpus, 2, Sum(), [](int, LanesOptions& options) {
+    options.nccl_limit = std::chrono::milliseconds(30);
+  });
+  EXPECT_THAT(Texts(outcomes), Each(AnyOf(HasSubstr("still in progress after 30 ms"),
+                                          HasSubstr("another rank has failed"))));
+  EXPECT_EQ(gpus.live_communicators(), 0);
+}
+
+TEST(NcclLanesFailureTest, AnErrorOnTheWayEndsWhatIsUnderWay) {
+  FakeGpus gpus;
+  gpus.Hold();  // the reduction never ends by itself
+  InprocWorld world(2);
+  RankThreads::Run(2, [&](int rank) {
+    DeviceRank device(gpus, world, rank);
+    RunSide side;
+    device.Start({device.OnDevice(side.MakeItem(Sum(), "w", rank, 2))});
+    while (!side.handle()->done()) device.lanes().Step(core::Clock::now());
+    EXPECT_TRUE(side.handle()->status().ok());  // launched
+    gpus.SetLastNcclError("NET/Socket : peer has closed");
+    gpus.SetAsyncError(rank, nccl::Result::kRemoteError);
+    while (device.failure().ok()) std::this_thread::yield();
+    EXPECT_EQ(device.failure().code(), StatusCode::kBackend);
+    EXPECT_THAT(device.failure().message(), HasSubstr("peer has closed"));
+    EXPECT_EQ(device.failed_tensor(), "w");
+    // What comes later fails at once, with the same cause.
+    RunSide late;
+    device.Start({device.OnDevice(late.MakeItem(Sum(), "late", rank, 2))});
+    EXPECT_TRUE(late.handle()->done());
+    EXPECT_THAT(late.handle()->status().message(), HasSubstr("peer has closed"));
+  });
+  EXPECT_EQ(gpus.calls("ncclCommAbort").size(), 2u);
+  EXPECT_THAT(gpus.calls("ncclCommFinalize"), IsEmpty());
+}
+
+TEST(NcclLanesFailureTest, AnErrorOfTheDeviceIsTheGroupsFault) {
+  FakeGpus gpus;
+  gpus.FailNext("cudaEventQuery", 700, 3);
+  gpus.Hold();
+  const std::vector<Outcome> outcomes = RunOne(gpus, 2, Sum());
+  int causes = 0;
+  for (const Outcome& outcome : outcomes) {
+    if (outcome.failure.message().find("cudaEventQuery: a fake error") != std::string::npos) {
+      ++causes;
+    }
+  }
+  EXPECT_EQ(causes, 1);
+  EXPECT_EQ(gpus.calls("ncclCommAbort").size(), 2u);
+}
+
+TEST(NcclLanesFailureTest, NoMemoryAtAllSaysHowMuchWasWanted) {
+  FakeGpus gpus;
+  gpus.nccl().MemAlloc = nullptr;
+  gpus.FailNext("cudaMalloc", static_cast<int>(cuda::Error::kMemoryAllocation));
+  const RunCase c =
+      OnDevice({.signature = {.reduction = ReduceOp::kMax, .shape = {40}}});  // is gathered
+  const std::vector<Outcome> outcomes = RunOne(gpus, 2, c);
+  EXPECT_THAT(Texts(outcomes),
+              ::testing::Contains(HasSubstr("cudaMalloc: out of memory (cudaErrorFake, 2) "
+                                            "(1048576 bytes of staging memory)")));
+}
+
+TEST(NcclLanesFailureTest, WhatGpusCannotDoIsSaid) {
+  FakeGpus gpus;
+  const RunCase c = OnDevice({.signature = {.reduction = ReduceOp::kAdasum, .shape = {40}}});
+  InprocWorld world(2);
+  RankThreads::Run(2, [&](int rank) {
+    DeviceRank device(gpus, world, rank);
+    RunSide refused;
+    device.Start({device.OnDevice(refused.MakeItem(c, "w", rank, 2))});
+    ASSERT_TRUE(refused.handle()->done());
+    EXPECT_EQ(refused.handle()->status().code(), StatusCode::kUnsupported);
+    EXPECT_THAT(refused.handle()->status().message(),
+                HasSubstr("Adasum of a tensor on a GPU is not supported"));
+    // That is all: the session goes on.
+    RunSide side;
+    device.Start({device.OnDevice(side.MakeItem(Sum(), "w", rank, 2))});
+    device.RunToIdle();
+    EXPECT_TRUE(device.failure().ok()) << device.failure().ToString();
+    side.Check(Sum(), rank, 2);
+  });
+}
+
+// What a communicator's abort finds, for the test below: a table has functions, no closures.
+nccl::Result (*abort_in_fake)(nccl::CommHandle) = nullptr;
+std::atomic<const core::HandleState*> handle_to_look_at{nullptr};
+std::atomic<bool> has_ended_before{false};
+
+TEST(NcclLanesFailureTest, TheFaultIsKnownBeforeTheAbortAndThatBeforeAHandleEnds) {
+  FakeGpus gpus;
+  gpus.Hold();
+  has_ended_before = false;
+  abort_in_fake = gpus.nccl().CommAbort;
+  gpus.nccl().CommAbort = [](nccl::CommHandle comm) {
+    if (handle_to_look_at.load()->done()) has_ended_before = true;
+    return abort_in_fake(comm);
+  };
+  const RunCase c =
+      OnDevice({.signature = {.kind = OpKind::kAllGather, .shape = {4}}, .rows = {2}});
+  InprocWorld world(1);
+  DeviceRank device(gpus, world, 0, [&](LanesOptions& options) {
+    options.host.on_failure = [&gpus, tell = options.host.on_failure](const Status& why,
+                                                                      const std::string& tensor) {
+      EXPECT_THAT(gpus.calls("ncclCommAbort"), IsEmpty());
+      tell(why, tensor);
+    };
+  });
+  RunSide side;
+  core::RunItem item = device.OnDevice(side.MakeItem(c, "w", 0, 1));
+  handle_to_look_at = side.handle().get();
+  device.Start({std::move(item)});
+  while (gpus.calls("ncclAllGather").empty()) device.lanes().Step(core::Clock::now());
+  gpus.SetAsyncError(0, nccl::Result::kRemoteError);
+  while (!side.handle()->done()) std::this_thread::yield();
+  EXPECT_FALSE(side.handle()->status().ok());
+  EXPECT_EQ(gpus.calls("ncclCommAbort").size(), 1u);
+  EXPECT_FALSE(has_ended_before);
+  EXPECT_FALSE(device.failure().ok());
+}
+
+TEST(NcclLanesFailureTest, ALaneWithNothingToDoKeepsNoTensors) {
+  FakeGpus gpus;
+  InprocWorld world(1);
+  DeviceRank device(gpus, world, 0);
+  RunSide side;
+  core::RunItem item = device.OnDevice(side.MakeItem(Sum(), "w", 0, 1));
+  const std::weak_ptr<core::Work> work = item.work;
+  device.Start({std::move(item)});
+  item = {};
+  device.RunToIdle();
+  const core::TimePoint limit = core::Clock::now() + std::chrono::seconds(10);
+  while (!work.expired() && core::Clock::now() < limit) std::this_thread::yield();
+  EXPECT_TRUE(work.expired());
+}
+
+TEST(NcclLanesFailureTest, TheContextIsThereBeforeTheKernels) {
+  FakeGpus gpus;
+  RunOne(gpus, 1, Sum());
+  // With CUDA 11 choosing a device makes no context; a stream does.
+  EXPECT_THAT(gpus.calls("cu"), ::testing::IsSupersetOf({"cudaStreamCreateWithPriority -5"}));
+  for (const std::string& call : gpus.calls("cu")) {
+    if (call.starts_with("cudaStreamCreate")) break;
+    EXPECT_NE(call, "cuModuleLoadData");
+  }
+}
+
+TEST(NcclLanesFailureTest, ACaptureInAnotherStreamDisturbsNobody) {
+  FakeGpus gpus;
+  gpus.SetCapturing(gpus.MakeStream());
+  RunCase c = OnDevice({.signature = {.kind = OpKind::kAllGather, .shape = {4}}, .rows = {2, 3}});
+  for (const Outcome& outcome : RunOne(gpus, 2, c)) {
+    EXPECT_TRUE(outcome.handle.ok()) << outcome.handle.ToString();
+    EXPECT_TRUE(outcome.failure.ok()) << outcome.failure.ToString();
+  }
+}
+
+TEST(NcclLanesFailureTest, WhoHasJoinedBeforeItsFirstGpuHasNone) {
+  FakeGpus gpus;
+  RunCase c = Sum();
+  c.joined = core::RankRanges::Span(1, 1);
+  const std::vector<Outcome> outcomes = RunOne(gpus, 2, c);
+  EXPECT_THAT(outcomes[0].handle.message(),
+              HasSubstr("rank 1 cannot use its GPU: it has joined before it has used a GPU"));
+}
+
+TEST(NcclLanesFailureTest, AnOutputThatCannotBeAllocatedIsAFailure) {
+  FakeGpus gpus;
+  RunCase c = OnDevice({.signature = {.kind = OpKind::kAllGather, .shape = {4}}, .rows = {2, 3}});
+  const std::vector<Outcome> outcomes =
+      RunOne(gpus, 2, c, nullptr, [](int rank, core::RunItem& item) {
+        if (rank == 1) {
+          item.work->allocate_output = [](const auto&) -> void* { throw std::bad_alloc(); };
+        }
+      });
+  EXPECT_THAT(outcomes[1].handle.message(), HasSubstr("out of memory"));
+  EXPECT_EQ(outcomes[1].failure.origin().rank, 1);
+}
+
+TEST(NcclLanesFailureTest, AbandoningEndsAGroupThatNobodyElseJoins) {
+  FakeGpus gpus;
+  InprocWorld world(2);
+  std::atomic<int> idle{0};
+  RankThreads::Run(2, [&](int rank) {
+    DeviceRank device(gpus, world, rank);
+    RunSide first;
+    device.Start({device.OnDevice(first.MakeItem(Sum(), "first", rank, 2))});
+    device.RunToIdle();
+    ++idle;
+    while (idle < 2) std::this_thread::yield();
+    if (rank == 1) return;
+    RunSide side;
+    device.Start({device.OnDevice(side.MakeItem(Sum(), "w", rank, 2))});
+    while (!side.handle()->done()) std::this_thread::yield();
+    EXPECT_FALSE(device.lanes().Idle());
+    device.lanes().Abandon({StatusCode::kPeerLost, "rank 1 is lost"});
+    EXPECT_TRUE(device.lanes().Idle());
+    EXPECT_TRUE(device.failure().ok());  // it was not this one's
+  });
+  EXPECT_EQ(gpus.calls("ncclCommAbort rank 0").size(), 1u);
+}
+
+// What a rank that is stuck in NCCL does, for the test below: a table has functions, no closures.
+std::atomic<bool> is_in_init{false};
+std::atomic<bool> may_leave_init{false};
+std::atomic<bool> has_left_nccl{false};
+
+TEST(NcclLanesFailureTest, ALaneThatIsLeftBehindStillHasItsNccl) {
+  is_in_init = may_leave_init = has_left_nccl = false;
+  FakeGpus gpus;
+  gpus.nccl().CommInitRankConfig = [](nccl::CommHandle*, int, nccl::UniqueId, int, nccl::Config*) {
+    is_in_init = true;
+    is_in_init.notify_all();
+    may_leave_init.wait(false);
+    return nccl::Result::kSystemError;
+  };
+  gpus.nccl().GetLastError = [](nccl::CommHandle) {
+    has_left_nccl = true;
+    has_left_nccl.notify_all();
+    return "";
+  };
+  InprocWorld world(1);
+  std::weak_ptr<int> loader;
+  {
+    auto token = std::make_shared<int>();
+    loader = token;
+    DeviceRank device(gpus, world, 0, [&](LanesOptions& options) {
+      options.load_nccl = [token, load = options.load_nccl](nccl::Library* library) {
+        return load(library);
+      };
+    });
+    token.reset();
+    RunSide side;
+    device.Start({device.OnDevice(side.MakeItem(Sum(), "w", 0, 1))});
+    while (!is_in_init) device.lanes().Step(core::Clock::now());
+  }
+  EXPECT_FALSE(loader.expired());
+  may_leave_init = true;
+  may_leave_init.notify_all();
+  has_left_nccl.wait(false);
+}
+
+}  // namespace
+}  // namespace sirtaki::ops

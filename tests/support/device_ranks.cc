@@ -1,0 +1,71 @@
+#include "tests/support/device_ranks.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+namespace sirtaki::tests {
+
+DeviceRank::DeviceRank(FakeGpus& gpus, ops::InprocWorld& world, int rank,
+                       const std::function<void(ops::LanesOptions&)>& change)
+    : gpus_(gpus), backend_(world.Connect(rank)) {
+  EXPECT_TRUE(ops::cuda::Device::Open(gpus.cuda(), rank + 1, &device_).ok());
+  events_ = std::make_unique<ops::cuda::EventPool>(device_);
+  producer_ = gpus.MakeStream();
+  ops::LanesOptions options;
+  options.host = ops::SmallLimits(rank, world.size());
+  options.host.on_failure = [this](const core::Status& why, const std::string& tensor) {
+    core::MutexLock lock(mutex_);
+    if (!failure_.ok()) return;
+    failure_ = why;
+    failed_tensor_ = tensor;
+  };
+  options.load_nccl = [&gpus](ops::nccl::Library* library) {
+    library->api = gpus.nccl();
+    library->version = ops::nccl::kDeclaredVersion;
+    return core::Status::Ok();
+  };
+  options.kernels = "an image";
+  if (change) change(options);
+  lanes_ = std::make_unique<ops::Lanes>(std::move(options), *backend_);
+}
+
+core::RunItem DeviceRank::OnDevice(core::RunItem item) {
+  if (item.work == nullptr) return item;
+  auto work = std::make_shared<ops::cuda::DeviceWork>();
+  static_cast<core::Work&>(*work) = *item.work;
+  work->device = device_;
+  EXPECT_TRUE(NoteReady(*events_, producer_, work.get()).ok());
+  item.work = std::move(work);
+  return item;
+}
+
+void DeviceRank::Start(std::vector<core::RunItem> items, core::SetNumber set) {
+  core::RunBatch batch;
+  batch.set = set;
+  batch.items = std::move(items);
+  lanes_->Start(std::move(batch), core::Clock::now());
+}
+
+void DeviceRank::RunToIdle() {
+  while (!lanes_->Idle() && failure().ok()) {
+    if (!lanes_->Step(core::Clock::now())) std::this_thread::yield();
+  }
+}
+
+core::Status DeviceRank::failure() const {
+  core::MutexLock lock(mutex_);
+  return failure_;
+}
+
+std::string DeviceRank::failed_tensor() const {
+  core::MutexLock lock(mutex_);
+  return failed_tensor_;
+}
+
+ops::RunCase OnDevice(ops::RunCase c) {
+  c.signature.device = core::DeviceKind::kCuda;
+  return c;
+}
+
+}  // namespace sirtaki::tests

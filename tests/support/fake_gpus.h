@@ -1,0 +1,77 @@
+// A machine with GPUs and NCCL, without either: tables whose functions keep streams, events and
+// communicators as the real ones do, with host memory as the devices'. Threads act as ranks.
+//
+// What is in a stream runs when somebody looks at an event, in the order of the streams and of the
+// events that they wait for, and not before; a collective waits for all its ranks. A call of NCCL
+// that is in progress is in its stream only when it is over, as with the real one: an event that is
+// recorded too early marks a place before it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ops/cuda/cuda_api.h"
+#include "ops/nccl/nccl_api.h"
+
+namespace sirtaki::tests {
+
+// One at a time in a process. Thread-safe.
+class FakeGpus {
+ public:
+  FakeGpus();
+  ~FakeGpus();
+  FakeGpus(const FakeGpus&) = delete;
+  FakeGpus& operator=(const FakeGpus&) = delete;
+
+  const ops::cuda::Api& cuda() const;
+  ops::nccl::Api& nccl();  // a test may take a function away
+
+  // ---- what happens ----
+
+  // Nothing runs on any device between the two.
+  void Hold();
+  void Release();
+  // The next call of this function of the calling thread's, or of any thread, fails so. `skip`: the
+  // one after so many others.
+  void FailNext(const std::string& function, int error, int skip = 0);
+  // How often each call of NCCL, from now on, is still in progress when it is asked. -1: for ever.
+  void AnswerInProgress(int times);
+  // What every communicator of this rank finds from now on when it asks for errors.
+  void SetAsyncError(int rank, ops::nccl::Result error);
+  void SetLastNcclError(const std::string& text);
+  void SetCapturing(ops::cuda::StreamHandle stream);
+
+  // ---- what has happened ----
+
+  // In order: "cudaStreamWaitEvent stream 1 event 3", "ncclAllReduce rank 0 count 4".
+  std::vector<std::string> calls() const;
+  // Of those calls whose line begins so.
+  std::vector<std::string> calls(const std::string& beginning) const;
+  void Forget();  // the calls
+  std::set<int> devices_with_context() const;
+  // Of the calling thread, as cudaSetDevice and the contexts leave it; -1: none chosen.
+  int current_device() const;
+  int live_streams() const;
+  int live_events() const;
+  int live_communicators() const;
+  int live_allocations() const;
+
+  // A stream of the program's, and work in it: `bytes` of `value` are written when it runs.
+  ops::cuda::StreamHandle MakeStream();
+  void PutWrite(ops::cuda::StreamHandle stream, void* memory, int value, std::size_t bytes);
+  // What stands behind this in the stream waits until `open`, which must outlive that.
+  void PutGate(ops::cuda::StreamHandle stream, const std::atomic<bool>& open);
+  // All that can run now.
+  void RunDevices();
+
+  struct State;
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sirtaki::tests

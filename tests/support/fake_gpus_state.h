@@ -1,0 +1,105 @@
+// The inside of FakeGpus, for its two files.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/fake_gpus.h"
+
+namespace sirtaki::tests {
+
+// What stands in a stream: true when it is over; false: not yet, look again.
+using FakeOperation = std::function<bool()>;
+
+struct FakeStream {
+  int number = 0;
+  int device = 0;
+  bool capturing = false;
+  std::deque<FakeOperation> queue;
+};
+
+struct FakeEvent {
+  int number = 0;
+  std::uint64_t recorded = 0;  // how often
+  std::uint64_t reached = 0;
+};
+
+// One member's part of a collective, when its stream comes to it.
+struct FakePart {
+  const void* input = nullptr;
+  void* output = nullptr;
+};
+
+struct FakeMeeting {
+  std::string what;  // that all members must have asked for
+  std::map<int, FakePart> parts;
+  bool done = false;
+};
+
+struct FakeGroup {  // all ranks of a unique id
+  int size = 0;
+  std::set<int> ranks;
+  std::map<std::uint64_t, FakeMeeting> meetings;
+  std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> mail;  // by sender, receiver
+};
+
+struct FakeComm {
+  int rank = 0;
+  int size = 0;
+  std::shared_ptr<FakeGroup> group;
+  std::uint64_t calls = 0;  // collectives
+  bool aborted = false;
+  int in_progress = 0;                        // answers left
+  std::vector<std::function<void()>> launch;  // when they are used up
+};
+
+struct FakeGpus::State {
+  // With the lock.
+  bool Fails(const std::string& function, int* error);
+  void Log(std::string line) { calls.push_back(std::move(line)); }
+  FakeStream& StreamOf(ops::cuda::StreamHandle handle);
+  FakeEvent& EventOf(ops::cuda::EventHandle handle);
+  FakeComm& CommOf(ops::nccl::CommHandle handle);
+  void Run();
+
+  std::mutex mutex;
+  ops::cuda::Api cuda{};
+  ops::nccl::Api nccl{};
+  bool held = false;
+  std::vector<std::string> calls;
+  std::map<std::string, std::pair<int, int>> failures;  // function: calls before it, error
+  std::map<int, ops::nccl::Result> async_errors;        // by rank
+  std::string last_nccl_error;
+  std::string last_text;  // what a pointer that was given away points to
+  int answers = 0;        // that a call is in progress
+  int next_number = 1;
+  std::map<ops::cuda::StreamHandle, std::unique_ptr<FakeStream>> streams;
+  std::map<int, FakeStream> default_streams;  // by device
+  std::map<ops::cuda::EventHandle, std::unique_ptr<FakeEvent>> events;
+  std::map<ops::nccl::CommHandle, std::shared_ptr<FakeComm>> comms;
+  std::map<std::string, std::shared_ptr<FakeGroup>> groups;  // by unique id
+  std::set<void*> allocations;
+  std::set<int> contexts;
+};
+
+// The one that there is.
+FakeGpus::State& TheFakeGpus();
+
+void FillFakeCuda(ops::cuda::Api* api);
+void FillFakeKernels(ops::cuda::Api* api);  // what launches them
+void FillFakeNccl(ops::nccl::Api* api);
+
+// Reduces `addend` into `accumulator`, and divides; as NCCL does, but exactly.
+void FakeReduce(ops::nccl::RedOp op, ops::nccl::DataType type, const std::vector<FakePart>& parts,
+                std::size_t count, const std::vector<void*>& outputs);
+std::size_t FakeSizeOf(ops::nccl::DataType type);
+
+}  // namespace sirtaki::tests
