@@ -33,11 +33,9 @@ hosts_need() {
   esac
 }
 
-# hosts_not_mpich WHY: skips the script under MPICH.
-hosts_not_mpich() {
-  case $("${MPIEXEC:-mpirun}" --version 2>&1) in
-    *HYDRA*) hosts_skip "$1" ;;
-  esac
+# hosts_not_under WORDS WHY: skips the script where mpirun's version has these words.
+hosts_not_under() {
+  [[ $("${MPIEXEC:-mpirun}" --version 2>&1) != *"$1"* ]] || hosts_skip "$2"
 }
 
 hosts_down() {

@@ -16,7 +16,8 @@ all_say() {
   done
 }
 
-hosts_not_mpich 'this mpirun ends all ranks when one dies'
+hosts_not_under HYDRA 'this mpirun ends all ranks when one dies'
+hosts_not_under '(Open MPI) 5.' 'this MPI aborts a process whose peer on another host is gone'
 hosts_up 2
 output=$hosts_state/output
 # This mpirun then waits for ever: what counts is what the ranks say.

@@ -11,7 +11,7 @@ sirtakirun=$bindir/../../sirtakirun
 sirtakirun=$(realpath "$sirtakirun")
 reductions=$(realpath "$bindir/reductions")
 
-hosts_not_mpich "PyPI's MPICH has no PMIx, which srun is asked for"
+hosts_not_under HYDRA "PyPI's MPICH has no PMIx, which srun is asked for"
 slurm_need
 hosts_up 2
 slurm_up 2
