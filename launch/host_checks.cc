@@ -18,7 +18,7 @@ using core::Quoted;
 
 namespace {
 
-constexpr std::int64_t kFresh = 60 * 60;  // seconds
+constexpr std::int64_t kFresh = std::chrono::seconds(std::chrono::hours(1)).count();
 
 std::vector<std::string> QuotedWords(std::vector<std::string> words) {
   for (std::string& word : words) word = ShellQuoted(word);
@@ -95,7 +95,7 @@ std::string JudgeSsh(const std::string& error, const std::string& by_hand) {
     if (line.empty()) continue;
     std::string cure(sign.cure);
     if (cure.ends_with('%')) cure.replace(cure.size() - 1, 1, by_hand);
-    return std::string(sign.cause) + " (" + line + "): " + cure;
+    return std::string(sign.cause).append(" (").append(line).append("): ").append(cure);
   }
   const std::string line = LastLine(error);
   return "ssh failed" + (line.empty() ? "" : " (" + line + ")") + ": try it by hand: " + by_hand;
@@ -164,7 +164,9 @@ HostWish WishOfPlan(const PlanInput& input, const Plan& plan, const std::string&
 
 std::vector<std::string> AskingWords(const HostWish& wish, const std::string& host) {
   std::vector<std::string> there = {"env"};
-  for (const auto& [name, value] : wish.paths) there.push_back(name + "=" + value);
+  for (const auto& [name, value] : wish.paths) {
+    there.push_back(std::string(name).append("=").append(value));
+  }
   there.insert(there.end(), {wish.self, std::string(kHostFlag), wish.folder, wish.launcher.path,
                              wish.options.program.front()});
   std::vector<std::string> words = {"ssh", "-n"};

@@ -343,9 +343,9 @@ class Job {
     for (const auto& connection : connections_) {
       if (connection->rank < 0 && now >= connection->silent_by) Drop(connection.get(), "");
     }
-    if (start_by_ && now >= *start_by_)
-      Fail(JudgeStart(ranks_, plan_.placement.hosts, start_timeout_), now);
-    if (is_due(&init_by_)) Fail(JudgeInit(ranks_, plan_.placement.hosts, start_timeout_), now);
+    const HostList& hosts = plan_.placement.hosts;
+    if (is_due(&start_by_)) Fail(JudgeStart(ranks_, hosts, start_timeout_), now);
+    if (is_due(&init_by_)) Fail(JudgeInit(ranks_, hosts, start_timeout_), now);
     if (is_due(&stop_at_)) {
       stopped_ = true;
       for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) Send(rank, StopMessage{});

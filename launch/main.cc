@@ -131,8 +131,9 @@ int Main(const std::vector<std::string>& args, const char* called) {
   core::Status status = ParseOptions(args, input.read, &input.options);
   if (!status.ok()) return Complain(status);
   if (input.options.help) return std::fputs(HelpText().c_str(), stdout) < 0 ? 1 : 0;
-  if (input.options.version)
+  if (input.options.version) {
     return std::puts(("sirtakirun " + std::string(FactsOfBuild().version)).c_str()) < 0 ? 1 : 0;
+  }
 
   input.environment = core::EnvironmentView::OfProcess();
   if (input.options.check_build) {
@@ -146,8 +147,9 @@ int Main(const std::vector<std::string>& args, const char* called) {
   input.route = &FindRoute;
   core::Duration start_timeout{};
   status = FindStartTimeout(input.options, input.environment, &start_timeout);
-  if (status.ok())
+  if (status.ok()) {
     status = FindLauncher(input.options.launcher, input.environment, &input.launcher);
+  }
   if (!status.ok()) return Complain(status);
 
   for (const std::string& note : input.options.notes) {

@@ -94,6 +94,7 @@ void ChooseChecks(const PlanWriter& writer, Plan* plan) {
     plan->reasons.push_back({"no host is asked before the start", why_not});
     return;
   }
+  plan->to_check.reserve(plan->placement.hosts.size());
   for (const Host& host : plan->placement.hosts) {
     if (!IsThisMachine(host.name, input.machine)) plan->to_check.push_back(host.name);
   }

@@ -91,6 +91,7 @@ class Runner {
 
   // False if there is nothing to be read now.
   static bool Take(const Descriptor& from, std::string* into, bool* ended) {
+    if (!from.valid()) return false;
     std::string bytes;
     const Transfer transfer = ReadSome(from.get(), &bytes);
     into->append(bytes, 0, kMostKept - into->size());
@@ -114,10 +115,8 @@ class Runner {
   void CheckEnd(Running* one) const {
     if (const auto end = one->child.Ended()) {
       // What it has left running may hold the pipes open, as ssh does that serves later calls.
-      const CommandOutcome& of = *one->outcome;
-      while (one->child.output().valid() && of.output.size() < kMostKept && TakeOutput(one))
-        continue;
-      while (one->child.error().valid() && of.error.size() < kMostKept && TakeError(one)) continue;
+      while (one->outcome->output.size() < kMostKept && TakeOutput(one)) continue;
+      while (one->outcome->error.size() < kMostKept && TakeError(one)) continue;
       one->outcome->in_time = !one->killed;
       one->outcome->end = *end;
     } else if (!one->killed && (signal_ != 0 || Clock::now() >= one->until)) {
