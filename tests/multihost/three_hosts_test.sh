@@ -46,6 +46,10 @@ prints "[0] h2 0/1 of 2 10.77.0.2" "[1] h3 0/1 of 2 10.77.0.2"
 run --hostfile "$hosts_state/hostfile" --include h3@h2:1 bash -c "$tell"' $CUDA_VISIBLE_DEVICES'
 prints "[0] h2 0/1 of 2 10.77.0.2 1" "[1] h3 0/1 of 2 10.77.0.2"
 
+if [[ $hosts_mpi == *HYDRA* ]]; then
+  echo "--- not under MPICH, whose mpiexec may end with a host that is lost: hosts lost one after the other"
+  exit 0
+fi
 echo "--- hosts are lost one after the other, and those that are left start again"
 begun() { [ "$(grep -c "^\[[0-9]\] begun $1\$" "$output")" = "$2" ]; }
 lose() { kill -KILL "$(hosts_first "${hosts_started[$1]}")"; }
