@@ -163,6 +163,7 @@ grep -qE '^sirtakirun: rank [01] on host .*no/such/program.* cannot be started: 
 
 echo "--- Ctrl-C, SIGTERM, and nobody left"
 for signal in INT TERM HUP; do
+  : >"$output"
   "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 bash -c "echo begun; exec sleep 306" >"$output" 2>"$errors" </dev/null &
   process=$!
   for _ in $(seq 300); do

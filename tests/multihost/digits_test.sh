@@ -17,6 +17,7 @@ output=$hosts_state/output
 errors=$hosts_state/errors
 launcher=(--launcher "${MPIEXEC:-$(command -v mpirun)}")
 over_ssh=(--ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0)
+[[ $hosts_mpi != *HYDRA* ]] || over_ssh+=(-x MPIR_CVAR_CH4_NETMOD=ofi -x FI_PROVIDER=tcp) # as `across` says
 # As many threads on every host, which sums up in one order.
 same=(--sirtaki-deterministic=true --sirtaki-intra-op-threads=1)
 
@@ -63,6 +64,7 @@ train -np 2 --oversubscribe -- --epochs 2 "${same[@]}"
 [ "$two_hosts" = "$(accuracy) $(digest)" ] || fail "$two_hosts on two hosts, $(accuracy) $(digest) on one"
 
 echo "--- three hosts, unlike ones; one is lost, and the others go on from the checkpoint"
+: >"$output"
 start -H h1:1,h2:2,h3:1 "${over_ssh[@]}" --max-restarts 1 \
   "$program" --epochs 12 --checkpoint "$hosts_state/checkpoint" --resume &
 job=$!

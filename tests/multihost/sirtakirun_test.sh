@@ -34,6 +34,7 @@ run() {
 
 # begin ARGUMENT...: does not wait for the end; when 4 ranks have printed "begun" it is $job.
 begin() {
+  : >"$output"
   start "$@" &
   job=$!
   hosts_wait 'the ranks do not begin' all_begun || fail "sirtakirun $*"

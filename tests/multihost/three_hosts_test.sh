@@ -11,6 +11,8 @@ sirtakirun=$(realpath "$sirtakirun")
 hosts_up 3
 output=$hosts_state/output
 errors=$hosts_state/errors
+flags=(--launcher "${MPIEXEC:-$(command -v mpirun)}" --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0)
+[[ $hosts_mpi != *HYDRA* ]] || flags+=(-x MPIR_CVAR_CH4_NETMOD=ofi -x FI_PROVIDER=tcp) # as `across` says
 
 fail() {
   printf 'FAILED: %s\n--- standard output:\n' "$*"
@@ -20,10 +22,7 @@ fail() {
   exit 1
 }
 
-start() {
-  on_host 1 timeout -k 5 100 "$sirtakirun" --launcher "${MPIEXEC:-$(command -v mpirun)}" \
-    --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 "$@" >"$output" 2>"$errors" </dev/null
-}
+start() { on_host 1 timeout -k 5 100 "$sirtakirun" "${flags[@]}" "$@" >"$output" 2>"$errors" </dev/null; }
 run() { start "$@" || fail "sirtakirun $*: code $?"; }
 
 # prints LINE...: the ranks have printed these and no others.
@@ -47,9 +46,14 @@ prints "[0] h2 0/1 of 2 10.77.0.2" "[1] h3 0/1 of 2 10.77.0.2"
 run --hostfile "$hosts_state/hostfile" --include h3@h2:1 bash -c "$tell"' $CUDA_VISIBLE_DEVICES'
 prints "[0] h2 0/1 of 2 10.77.0.2 1" "[1] h3 0/1 of 2 10.77.0.2"
 
+if [[ $hosts_mpi == *HYDRA* ]]; then
+  echo "--- not under MPICH, whose mpiexec may end with a host that is lost: hosts lost one after the other"
+  exit 0
+fi
 echo "--- hosts are lost one after the other, and those that are left start again"
 begun() { [ "$(grep -c "^\[[0-9]\] begun $1\$" "$output")" = "$2" ]; }
 lose() { kill -KILL "$(hosts_first "${hosts_started[$1]}")"; }
+: >"$output"
 start -H h1:1,h2:2,h3:1 --max-restarts 2 bash -c \
   'n=${TORCHELASTIC_RESTART_COUNT:-0}; echo "begun $n"; [ $n = 2 ] || exec sleep 300' &
 job=$!
