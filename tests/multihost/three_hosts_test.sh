@@ -22,7 +22,7 @@ fail() {
 
 start() {
   on_host 1 timeout -k 5 100 "$sirtakirun" --launcher "${MPIEXEC:-$(command -v mpirun)}" \
-    --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 "$@" >"$output" 2>"$errors" </dev/null
+    --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 "${hosts_flags[@]}" "$@" >"$output" 2>"$errors" </dev/null
 }
 run() { start "$@" || fail "sirtakirun $*: code $?"; }
 
