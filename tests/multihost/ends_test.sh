@@ -16,6 +16,7 @@ only_mpi=$(realpath "$bindir/../faults/only_mpi")
 repeat=${SIRTAKI_TEST_REPEAT:-1}
 victims=(3 0 2 1)
 
+hosts_not_under HYDRA 'MPICH leaves shared memory of ranks that are killed'
 hosts_up 2
 output=$hosts_state/output
 errors=$hosts_state/errors

@@ -11,6 +11,7 @@
 
 hosts_state=
 hosts_mpi=
+hosts_flags=()   # of sirtakirun, if this MPI needs any here
 
 hosts_skip() {
   printf 'SKIPPED: %s\n' "$*" >&2
@@ -28,7 +29,8 @@ hosts_need() {
     hosts_skip 'namespaces are not allowed here'
   hosts_mpi=$("${MPIEXEC:-mpirun}" --version 2>&1)
   case $hosts_mpi in
-    *"Open MPI"* | *OpenRTE* | *PRRTE* | *HYDRA*) ;;
+    *"Open MPI"* | *OpenRTE* | *PRRTE*) ;;
+    *HYDRA*) hosts_flags=(-x MPIR_CVAR_CH4_NETMOD=ofi -x FI_PROVIDER=tcp) ;;   # UCX looks for interfaces in /sys
     *) hosts_skip 'written for the mpirun of Open MPI and of MPICH' ;;
   esac
 }
@@ -156,7 +158,6 @@ across() {
     *)
       flags+=(--map-by :oversubscribe --prtemca plm_ssh_args "-F $hosts_state/ssh_config" --prtemca prte_if_include veth0) ;;
   esac
-  # MPICH over libfabric: UCX looks for interfaces in /sys, which is not the hosts' own.
   # shellcheck disable=SC2086  # flags are words
   on_host 1 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
     PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
