@@ -16,8 +16,7 @@ hosts_up 3
 output=$hosts_state/output
 errors=$hosts_state/errors
 launcher=(--launcher "${MPIEXEC:-$(command -v mpirun)}")
-over_ssh=(--ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0)
-[[ $hosts_mpi != *HYDRA* ]] || over_ssh+=(-x MPIR_CVAR_CH4_NETMOD=ofi -x FI_PROVIDER=tcp) # as `across` says
+over_ssh=(--ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 "${hosts_flags[@]}")
 # As many threads on every host, which sums up in one order.
 same=(--sirtaki-deterministic=true --sirtaki-intra-op-threads=1)
 

@@ -172,7 +172,6 @@ trials() {
 }
 
 hosts=(-H h1:2,h2:2 --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0)
-[[ $hosts_mpi != *HYDRA* ]] || hosts+=(-x MPIR_CVAR_CH4_NETMOD=ofi -x FI_PROVIDER=tcp) # as `across` says
 trials 'two hosts' killed stopped throws exits interrupted terminated link_down link_down_without_sirtaki
 hosts=(-np 4 --oversubscribe)
 trials 'one host' killed stopped throws exits interrupted terminated

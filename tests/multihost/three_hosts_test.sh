@@ -11,8 +11,7 @@ sirtakirun=$(realpath "$sirtakirun")
 hosts_up 3
 output=$hosts_state/output
 errors=$hosts_state/errors
-flags=(--launcher "${MPIEXEC:-$(command -v mpirun)}" --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0)
-[[ $hosts_mpi != *HYDRA* ]] || flags+=(-x MPIR_CVAR_CH4_NETMOD=ofi -x FI_PROVIDER=tcp) # as `across` says
+flags=(--launcher "${MPIEXEC:-$(command -v mpirun)}" --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 "${hosts_flags[@]}")
 
 fail() {
   printf 'FAILED: %s\n--- standard output:\n' "$*"
