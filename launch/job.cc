@@ -49,6 +49,9 @@ constexpr auto kStopAfter = std::chrono::seconds(2);
 constexpr auto kTerminateAfter = std::chrono::seconds(4);
 // Of the launcher's own signal.
 constexpr auto kKillAfter = std::chrono::seconds(3);
+// Of a signal: who asks again by then has asked twice. Some send one to this process and to its
+// group, which is one asking.
+constexpr auto kAskedOnce = std::chrono::seconds(1);
 // Of the launcher's end: what the ranks have still to say.
 constexpr auto kLastWords = std::chrono::seconds(2);
 // Of the launcher's end, where it matters which hosts are gone: until a silent one is noticed.
@@ -87,7 +90,7 @@ class Job {
     }
     if (!failure_) return {};
     std::fputs(FailureText(*failure_).c_str(), stderr);
-    return {failure_->code, !signalled_ && failure_->may_pass,
+    return {failure_->code, !signalled_at_ && failure_->may_pass,
             GoneHosts(ranks_, plan_.placement, HostName())};
   }
 
@@ -156,13 +159,16 @@ class Job {
   void TakeSignals() {
     for (const int signal : SignalPipe::Take()) {
       if (signal == SIGCHLD) continue;
-      if (signalled_) KillNow();  // who asks twice does not want to wait
-      signalled_ = true;
-      Fail({128 + signal, "ended by " + SignalName(signal), {}}, Clock::now());
+      const TimePoint now = Clock::now();
+      const bool again = signalled_at_ && now >= *signalled_at_ + kAskedOnce;
+      if (!signalled_at_) signalled_at_ = now;
+      Fail({128 + signal, "ended by " + SignalName(signal), {}}, now);
+      // Who asks twice does not want to wait, nor who asks when all but the output is over.
+      if (again || given_up_) KillNow();
     }
     if (const auto end = launcher_.Ended()) {
       launcher_end_ = end;
-      leave_at_ = Clock::now() + (may_restart_ && !signalled_ ? kSilence : kLastWords);
+      leave_at_ = Clock::now() + (may_restart_ && !signalled_at_ ? kSilence : kLastWords);
     }
   }
 
@@ -196,6 +202,7 @@ class Job {
       output_.Append(connection->rank, output->stream, output->bytes);
     } else if (const auto* end = std::get_if<EndMessage>(&message)) {
       rank.ended = true;
+      rank.in_init = true;
       rank.through = true;
       output_.Finish(connection->rank);
       if (!begun_ && end->kind == EndKind::kSignalled) {
@@ -205,6 +212,7 @@ class Job {
       auto failure = JudgeEnd(connection->rank, rank.hello.host, *end,
                               output_.LastErrorLines(connection->rank));
       if (failure) Fail(std::move(*failure), Clock::now() + kStopAfter);
+      TimeInit();
     } else if (const auto* init = std::get_if<InitMessage>(&message)) {
       (init->through ? rank.through : rank.in_init) = true;
       TimeInit();
@@ -258,7 +266,8 @@ class Job {
     for (; rank < size; ++rank) Send(rank, go);  // more ranks than slots
   }
 
-  // Once all ranks are in MPI_Init, none of them waits for a program that has not come so far.
+  // Once all ranks are in MPI_Init, or have ended, none of them waits for a program that has not
+  // come so far.
   void TimeInit() {
     const auto all = [this](bool Rank::*member) {
       return std::all_of(ranks_.begin(), ranks_.end(),
@@ -361,13 +370,14 @@ class Job {
     is_due(&leave_at_);
   }
 
-  // Ranks end themselves when their connection does.
+  // Ranks end themselves when their connection does. A reader who takes his time gets what they
+  // have said, unless somebody wants an end.
   void KillNow() {
     stop_at_.reset();
     terminate_at_.reset();
     kill_at_.reset();
     launcher_.Signal(SIGKILL);
-    output_.Discard();
+    if (signalled_at_) output_.Discard();
     given_up_ = true;
   }
 
@@ -392,9 +402,9 @@ class Job {
   bool begun_ = false;  // the programs
   bool withdrawn_ = false;
   bool may_restart_ = false;
-  bool signalled_ = false;
   bool stopped_ = false;
   bool given_up_ = false;
+  std::optional<TimePoint> signalled_at_;  // first
   core::Duration start_timeout_{};
   std::optional<TimePoint> start_by_;  // ranks
   std::optional<TimePoint> init_by_;   // ranks come out of MPI_Init

@@ -94,6 +94,13 @@ timeout -k 5 60 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 bash -c
 [ "$code" = 0 ] || fail "code $code"
 [ "$(grep -c '^\[0\]' "$output")" = 200000 ] && [ "$(grep -c '^\[1\]' "$output")" = 200000 ] || fail "lines are lost"
 
+echo "--- nor if a rank fails meanwhile"
+code=0
+timeout -k 5 60 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 1 bash -c 'seq 11500; exit 3' 2>"$errors" </dev/null |
+  (read -r line; echo "$line"; sleep 12; cat) >"$output" || code=$?
+[ "$code" = 3 ] || fail "code $code"
+[ "$(wc -l <"$output")" = 11500 ] || fail "lines are lost: there are $(wc -l <"$output")"
+
 echo "--- lines of both streams in one place do not cut each other"
 code=0
 timeout -k 5 60 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 \
@@ -179,6 +186,22 @@ for signal in INT TERM HUP; do
   gone "sleep 306"
 done
 
+echo "--- two signals at once are one: the ranks have their time to end, and what they say arrives"
+: >"$output"
+"$sirtakirun" --launcher "$mpirun" --oversubscribe -np 1 \
+  bash -c 'trap "sleep 0.5; echo goodbye; exit 0" TERM; echo begun; while true; do sleep 0.1; done' >"$output" 2>"$errors" </dev/null &
+process=$!
+for _ in $(seq 300); do
+  grep -q begun "$output" && break
+  sleep 0.1
+done
+code=0
+kill -TERM "$process"
+kill -INT "$process"
+wait "$process" || code=$?
+[ "$code" = 143 ] || [ "$code" = 130 ] || fail "two signals: code $code"
+says "$output" "[0] goodbye"
+
 echo "--- nohup: a hangup does not end it"
 nohup "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 1 bash -c "echo begun; read -r; echo on" >"$output" 2>"$errors" < <(
   for _ in $(seq 300); do
@@ -259,6 +282,10 @@ END
   grep -qE '^sirtakirun: ranks? (0-)?1 ha(s|ve) not come out of MPI_Init within 5 s \(hosts: localhost:[0-9]+\); ' "$errors" || fail "it does not say so"
   gone "lose_a_rank stopped 1"
 fi
+# Nor does one that waits there for a rank which has ended.
+run 1 -np 2 --start-timeout 5 bash -c '[ "$RANK" = 0 ] || exit 0; exec "$0" stopped 1' "$programs/lose_a_rank"
+grep -qE '^sirtakirun: rank 0 has not come out of MPI_Init within 5 s ' "$errors" || fail "it does not say so"
+gone "lose_a_rank stopped 1"
 # A program that never comes so far is not hurried.
 run 0 -np 2 --start-timeout 5 sleep 6
 
