@@ -88,7 +88,7 @@ class Job {
     if (!failure_) {
       failure_ = JudgeLauncher(ranks_, begun_, plan_.command.front(), *launcher_end_);
     }
-    if (!failure_) return {};
+    if (!failure_) return {output_.failed() ? 1 : 0, false, {}};
     std::fputs(FailureText(*failure_).c_str(), stderr);
     return {failure_->code, !signalled_at_ && failure_->may_pass,
             GoneHosts(ranks_, plan_.placement, HostName())};

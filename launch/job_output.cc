@@ -95,7 +95,7 @@ void JobOutput::Append(int rank, Stream stream, std::string_view bytes) {
     return;
   }
   std::string lines = of.lines[Index(stream)].Append(bytes, Prefix(rank, stream));
-  if (lines.empty() || discarded_) {
+  if (lines.empty() || lost_[Index(stream)]) {
     written_.emplace_back(rank, bytes.size());  // as much as can be
   } else {
     waiting_[Index(stream)].push_back({std::move(lines), rank, bytes.size()});
@@ -105,7 +105,8 @@ void JobOutput::Append(int rank, Stream stream, std::string_view bytes) {
 void JobOutput::Finish(int rank) {
   for (const Stream stream : {Stream::kOutput, Stream::kError}) {
     std::string line = of_[At(rank)].lines[Index(stream)].Finish(Prefix(rank, stream));
-    if (!line.empty() && !discarded_) waiting_[Index(stream)].push_back({std::move(line), rank, 0});
+    if (line.empty() || lost_[Index(stream)]) continue;
+    waiting_[Index(stream)].push_back({std::move(line), rank, 0});
   }
 }
 
@@ -115,6 +116,7 @@ void JobOutput::WriteFile(int fd, std::string_view bytes) {
     bytes.remove_prefix(transfer.bytes);
     if (!transfer.ended) continue;
     file_failed_ = true;
+    failed_ = true;
     std::fprintf(stderr,
                  "sirtakirun: --output-filename: writing failed: %s; what follows is lost\n",
                  transfer.why.c_str());
@@ -136,18 +138,30 @@ void JobOutput::Write(Stream stream) {
   if (end != std::string_view::npos) part = part.substr(0, end + 1);
   const Transfer transfer =
       WriteSome(stream == Stream::kOutput ? STDOUT_FILENO : STDERR_FILENO, part);
+  if (transfer.ended) return Lose(stream, transfer.why);
   const bool ends_line =
       transfer.bytes > 0 && (part[transfer.bytes - 1] == '\n' || part[transfer.bytes - 1] == '\r');
-  turn_ = ends_line || transfer.ended ? Other(stream) : stream;
-  piece.text.erase(0, transfer.ended ? piece.text.size() : transfer.bytes);
+  turn_ = ends_line ? Other(stream) : stream;
+  piece.text.erase(0, transfer.bytes);
   if (!piece.text.empty()) return;
   if (piece.bytes > 0) written_.emplace_back(piece.rank, piece.bytes);
   waiting.pop_front();
 }
 
+void JobOutput::Lose(Stream stream, const std::string& why) {
+  lost_[Index(stream)] = true;
+  for (const Piece& piece : waiting_[Index(stream)]) {
+    if (piece.bytes > 0) written_.emplace_back(piece.rank, piece.bytes);  // it may go on
+  }
+  waiting_[Index(stream)].clear();
+  if (why.empty()) return;
+  failed_ = true;
+  std::fprintf(stderr, "sirtakirun: standard %s: %s; what follows is lost\n",
+               stream == Stream::kOutput ? "output" : "error", why.c_str());
+}
+
 void JobOutput::Discard() {
-  discarded_ = true;
-  for (auto& waiting : waiting_) waiting.clear();
+  for (const Stream stream : {Stream::kOutput, Stream::kError}) Lose(stream, "");
 }
 
 }  // namespace sirtaki::launch

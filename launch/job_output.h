@@ -39,8 +39,11 @@ class JobOutput {
   void Write(Stream stream);
   // Ranks, and how many bytes of theirs have been written since.
   std::vector<std::pair<int, std::size_t>> TakeWritten() { return std::exchange(written_, {}); }
-  // What waits, and what comes yet, will not be written: nobody reads it.
+  // What waits, and what comes yet, will not be written.
   void Discard();
+  // Whether something could not be written, which was told then. Where nobody reads any more, as
+  // behind `| head`, nothing has failed.
+  bool failed() const { return failed_; }
 
  private:
   struct OfRank {
@@ -62,11 +65,14 @@ class JobOutput {
   std::string Prefix(int rank, Stream stream) const;
   core::Status OpenFile(const std::string& folder, Stream stream, bool again, Descriptor* out);
   void WriteFile(int fd, std::string_view bytes);
+  // Nothing more is written to it: nobody reads it, or `why`.
+  void Lose(Stream stream, const std::string& why);
 
   bool timestamps_ = false;
   bool files_ = false;
   bool file_failed_ = false;
-  bool discarded_ = false;
+  bool failed_ = false;
+  std::array<bool, 2> lost_{};
   bool one_place_ = false;         // both streams go there
   Stream turn_ = Stream::kOutput;  // then, who writes next if both wait
   std::array<bool, 2> colors_{};

@@ -38,6 +38,10 @@ int Complain(const core::Status& status) {
   return kWrongUse;
 }
 
+int Print(const std::string& text) {
+  return std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0 ? 1 : 0;
+}
+
 ThisMachine FindThisMachine(const LaunchOptions& options) {
   const std::array<core::CpuShare, 1> own = {core::CpusOfThisProcess()};
   const std::string name = HostName();
@@ -126,22 +130,21 @@ int Main(const std::vector<std::string>& args, const char* called) {
   }
   if (args.size() == 4 && args[0] == kHostFlag) {
     const auto report = LookAtHost(args[1], args[2], args[3], core::EnvironmentView::OfProcess());
-    return std::fputs(ReportText(report).c_str(), stdout) < 0 ? 1 : 0;
+    return Print(ReportText(report));
   }
   PlanInput input;
   input.read = &core::ReadFile;
   core::Status status = ParseOptions(args, input.read, &input.options);
   if (!status.ok()) return Complain(status);
-  if (input.options.help) return std::fputs(HelpText().c_str(), stdout) < 0 ? 1 : 0;
+  if (input.options.help) return Print(HelpText());
   if (input.options.version) {
-    return std::puts(("sirtakirun " + std::string(FactsOfBuild().version)).c_str()) < 0 ? 1 : 0;
+    return Print("sirtakirun " + std::string(FactsOfBuild().version) + "\n");
   }
 
   input.environment = core::EnvironmentView::OfProcess();
   if (input.options.check_build) {
     const std::string self = OwnPath(called);
-    const std::string text = BuildText(FactsOfBuild(), self, FindParts(self, input.environment));
-    return std::fputs(text.c_str(), stdout) < 0 ? 1 : 0;
+    return Print(BuildText(FactsOfBuild(), self, FindParts(self, input.environment)));
   }
   input.machine = FindThisMachine(input.options);
   input.is_root = geteuid() == 0;
@@ -161,7 +164,7 @@ int Main(const std::vector<std::string>& args, const char* called) {
   Plan plan;
   status = MakePlan(input, &plan);
   if (!status.ok()) return Complain(status);
-  return std::fputs(PlanText(plan).c_str(), stdout) < 0 ? 1 : 0;
+  return Print(PlanText(plan));
 }
 
 }  // namespace

@@ -232,6 +232,7 @@ Transfer WriteSome(int fd, std::string_view bytes) {
   const ssize_t put = write(fd, bytes.data(), bytes.size());
   if (put >= 0) return {static_cast<std::size_t>(put), false, "", false};
   if (errno == EAGAIN || errno == EINTR) return {};
+  if (errno == EPIPE) return {0, true, "", false};
   return Ended(errno);
 }
 

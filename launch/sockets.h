@@ -55,7 +55,7 @@ std::string RandomKey();
 // What happened to bytes on a connection or pipe that does not block.
 struct Transfer {
   std::size_t bytes = 0;
-  bool ended = false;   // by the other side, or an error
+  bool ended = false;   // the other side has closed, or an error
   std::string why;      // of an error
   bool silent = false;  // the error is that the other host does not answer
 };

@@ -119,6 +119,23 @@ touch "$work/file"
 run 2 -np 2 --output-filename "$work/file" true
 grep -q -- '--output-filename: .*/file/rank.0.* cannot be made' "$errors" || fail "it does not say why"
 
+echo "--- a full disk is told, and a reader who has enough is none"
+mkdir -p "$work/full/rank.0"
+ln -s /dev/full "$work/full/rank.0/stdout"
+run 1 -np 2 --output-filename "$work/full" seq 20000
+ends "$errors" "sirtakirun: --output-filename: writing failed: No space left on device; what follows is lost"
+: >"$output"
+for words in "seq 20000" "--dry-run true" "--help" "--version" "-cb"; do
+  code=0
+  # shellcheck disable=SC2086
+  timeout -k 5 40 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 $words >/dev/full 2>"$errors" </dev/null || code=$?
+  [ "$code" = 1 ] || fail "full disk: $words: code $code"
+  [ "$words" != "seq 20000" ] || [ "$(cat "$errors")" = "sirtakirun: standard output: No space left on device; what follows is lost" ] || fail "it is not told once"
+done
+code=0
+timeout -k 5 40 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 seq 20000 2>"$errors" </dev/null | head -n 1 >"$output" || code=$?
+[ "$code" = 0 ] && [ ! -s "$errors" ] || fail "closed output: code $code"
+
 echo "--- time stamps"
 run 0 -np 1 --prefix-timestamp echo hello
 grep -qxE '[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3} \[0\] hello' "$output" || fail "no time"

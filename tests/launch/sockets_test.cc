@@ -1,9 +1,13 @@
 #include "launch/sockets.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <unistd.h>
 
+#include <array>
 #include <chrono>
+#include <csignal>
 
 namespace sirtaki::launch {
 namespace {
@@ -35,6 +39,22 @@ TEST(SocketsTest, BytesArrive) {
     ended = ReadSome(here.get(), &bytes).ended;
   }
   EXPECT_EQ(bytes, "hello");
+}
+
+TEST(SocketsTest, WhoDoesNotReadAnyMoreIsNoError) {
+  const auto before = std::signal(SIGPIPE, SIG_IGN);
+  std::array<int, 2> ends{};
+  ASSERT_EQ(pipe(ends.data()), 0);
+  close(ends[0]);
+  Transfer transfer = WriteSome(ends[1], "x");
+  EXPECT_TRUE(transfer.ended);
+  EXPECT_EQ(transfer.why, "");
+  close(ends[1]);
+  const Descriptor full(open("/dev/full", O_WRONLY | O_CLOEXEC));
+  transfer = WriteSome(full.get(), "x");
+  EXPECT_TRUE(transfer.ended);
+  EXPECT_EQ(transfer.why, "No space left on device");
+  std::signal(SIGPIPE, before);
 }
 
 TEST(SocketsTest, TheAddressThatAnswersIsTaken) {
