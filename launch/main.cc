@@ -23,6 +23,7 @@
 #include "launch/options.h"
 #include "launch/plan.h"
 #include "launch/rank_process.h"
+#include "launch/signal_pipe.h"
 #include "launch/sockets.h"
 #include "launch/verdict.h"
 #include "launch/words.h"
@@ -115,6 +116,7 @@ int RunAll(PlanInput input, core::Duration start_timeout) {
     std::fprintf(stderr, "sirtakirun: starting again, %d of %d%s%s\n", input.restarts + 1,
                  input.options.max_restarts, input.gone.empty() ? "" : ", without ",
                  Joined(input.gone, ", ").c_str());
+    SignalPipe::Close();  // the plan may look for names, which no signal could end
   }
 }
 
