@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/cgroup.h"
+#include "launch/host_cache.h"
 #include "launch/sockets.h"
 
 namespace sirtaki::launch {

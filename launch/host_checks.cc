@@ -1,15 +1,13 @@
 #include "launch/host_checks.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
-#include <cinttypes>
-#include <cstdio>
-#include <limits>
+#include <cstdint>
+#include <string_view>
 #include <utility>
 
-#include "core/digest.h"
 #include "core/text.h"
-#include "launch/build_facts.h"
 #include "launch/words.h"
 
 namespace sirtaki::launch {
@@ -17,8 +15,6 @@ namespace sirtaki::launch {
 using core::Quoted;
 
 namespace {
-
-constexpr std::int64_t kFresh = std::chrono::seconds(std::chrono::hours(1)).count();
 
 std::vector<std::string> QuotedWords(std::vector<std::string> words) {
   for (std::string& word : words) word = ShellQuoted(word);
@@ -197,30 +193,6 @@ std::optional<std::string> JudgeHost(const HostWish& wish, const std::string& ho
   const auto there = ReadReport(outcome.output);
   if (!there || outcome.end.value != 0) return JudgeSilence(wish, outcome);
   return JudgeReport(wish, here, *there);
-}
-
-HostCache::HostCache(std::string_view text, std::int64_t now) : now_(now) {
-  for (const std::string_view line : Split(text, '\n')) {
-    const std::vector<std::string_view> words = Words(line);
-    if (words.size() != 2) continue;
-    const auto seen =
-        NumberFrom<std::int64_t>(words[0], 0, std::numeric_limits<std::int64_t>::max());
-    if (seen && *seen <= now && now - *seen < kFresh) seen_[std::string(words[1])] = *seen;
-  }
-}
-
-std::string HostCache::KeyOf(const HostWish& wish, const std::string& host) {
-  std::string all = wish.launcher.ToString() + "\n" + std::string(FactsOfBuild().version);
-  for (const std::string& word : AskingWords(wish, host)) all += "\n" + word;
-  std::array<char, 24> digest{};
-  std::snprintf(digest.data(), digest.size(), "%016" PRIx64, core::Digest(all.data(), all.size()));
-  return host + ":" + digest.data();
-}
-
-std::string HostCache::Text() const {
-  std::string text;
-  for (const auto& [key, seen] : seen_) text += std::to_string(seen) + " " + key + "\n";
-  return text;
 }
 
 }  // namespace sirtaki::launch

@@ -1,12 +1,9 @@
-// Whether a host is fit for ranks, by what ssh and the sirtakirun there say; and for how long that
-// is believed. Pure.
+// Whether a host is fit for ranks, by what ssh and the sirtakirun there say. Pure.
 #pragma once
 
-#include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/types.h"
@@ -39,22 +36,5 @@ std::vector<std::string> AskingWords(const HostWish& wish, const std::string& ho
 // report.
 std::optional<std::string> JudgeHost(const HostWish& wish, const std::string& host,
                                      const HostReport& here, const CommandOutcome& outcome);
-
-// Hosts that were found to be fit within the last hour, by what they were asked.
-class HostCache {
- public:
-  // `now`: seconds of the calendar. Lines that are old, of the future or no lines of ours are
-  // passed over.
-  HostCache(std::string_view text, std::int64_t now);
-
-  static std::string KeyOf(const HostWish& wish, const std::string& host);
-  bool Knows(const std::string& key) const { return seen_.contains(key); }
-  void Add(const std::string& key) { seen_[key] = now_; }
-  std::string Text() const;
-
- private:
-  std::int64_t now_;
-  std::map<std::string, std::int64_t> seen_;
-};
 
 }  // namespace sirtaki::launch

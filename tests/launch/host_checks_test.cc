@@ -149,33 +149,5 @@ TEST(HostChecksTest, WhatTheReportSaysCounts) {
   }
 }
 
-TEST(HostChecksTest, AFitHostIsBelievedForAnHour) {
-  HostCache first("", 1000);
-  const std::string key = HostCache::KeyOf(Wish(), "h2");
-  EXPECT_FALSE(first.Knows(key));
-  first.Add(key);
-  EXPECT_TRUE(HostCache(first.Text(), 1000 + 3599).Knows(key));
-  EXPECT_FALSE(HostCache(first.Text(), 1000 + 3600).Knows(key));
-  EXPECT_FALSE(HostCache(first.Text(), 999).Knows(key));
-  // What is still fresh is kept beside what comes later.
-  HostCache second("no line of ours\n\n7\n" + first.Text(), 2000);
-  second.Add("h3:0");
-  EXPECT_EQ(second.Text(), "1000 " + key + "\n2000 h3:0\n");
-}
-
-TEST(HostChecksTest, AnotherQuestionIsAskedAgain) {
-  const std::string key = HostCache::KeyOf(Wish(), "h2");
-  EXPECT_NE(HostCache::KeyOf(Wish(), "h3"), key);
-  HostWish wish = Wish();
-  wish.options.ssh_port = 22;
-  EXPECT_NE(HostCache::KeyOf(wish, "h2"), key);
-  wish = Wish();
-  wish.options.program = {"./other"};
-  EXPECT_NE(HostCache::KeyOf(wish, "h2"), key);
-  wish = Wish();
-  wish.launcher.version = "4.1.5";
-  EXPECT_NE(HostCache::KeyOf(wish, "h2"), key);
-}
-
 }  // namespace
 }  // namespace sirtaki::launch
