@@ -125,7 +125,7 @@ ln -s /dev/full "$work/full/rank.0/stdout"
 run 1 -np 2 --output-filename "$work/full" seq 20000
 ends "$errors" "sirtakirun: --output-filename: writing failed: No space left on device; what follows is lost"
 : >"$output"
-for words in "seq 20000" "--dry-run true" "--help" "--version" "-cb"; do
+for words in "seq 20000" "--dry-run hostname" "--help" "--version" "-cb"; do
   code=0
   # shellcheck disable=SC2086
   timeout -k 5 40 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 $words >/dev/full 2>"$errors" </dev/null || code=$?
@@ -353,7 +353,7 @@ grep -qF "$work/silent: gives no answer within 10 s" "$errors" || fail "it does 
 echo "--- a signal before anything was started, here and on a host that is asked"
 ln -s silent "$work/ldd"
 for signal in INT TERM; do
-  for words in "--launcher $work/silent -np 1 --dry-run true" "--check-host / $work/silent true" "--check-host / $work/broken sh"; do
+  for words in "--launcher $work/silent -np 1 --dry-run hostname" "--check-host / $work/silent true" "--check-host / $work/broken sh"; do
     code=0
     # shellcheck disable=SC2086
     { SIGNAL=$signal PATH=$work:$PATH timeout -k 5 40 "$sirtakirun" $words >"$output" 2>"$errors" </dev/null; } 2>/dev/null || code=$?
