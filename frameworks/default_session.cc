@@ -47,7 +47,8 @@ void SetDefaultSession(std::shared_ptr<Session> session) {
   core::MutexLock lock(holder.mutex);
   holder.session.swap(session);
   if (!holder.session || holder.registered) return;
-  // Registered after the medium has registered its own end, so it runs before that.
+  // Registered after the medium has registered its own end, so it runs before that. Of glibc:
+  // atexit does not tell the code.
   holder.registered = on_exit(&EndWithProgram, nullptr) == 0;
 }
 

@@ -1,9 +1,8 @@
 #include "launch/check_hosts.h"
 
-#include <sys/stat.h>
+#include <fcntl.h>
 #include <unistd.h>
 
-#include <fcntl.h>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -55,9 +54,7 @@ HostsFound CheckHosts(const HostWish& wish, const std::vector<std::string>& host
   for (const std::string& host : hosts) {
     if (cache.Knows(HostCache::KeyOf(wish, host))) continue;
     asked.push_back(host);
-    Command command{AskingWords(wish, host), {}, {}};
-    command.own_group = true;  // Ctrl-C is for us
-    commands.push_back(std::move(command));
+    commands.push_back({AskingWords(wish, host), {}, {}});
   }
   HostsFound found;
   if (asked.empty()) return found;

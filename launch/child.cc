@@ -21,19 +21,6 @@ using core::StatusCode;
 
 namespace {
 
-int signal_reader = -1;
-int signal_writer = -1;
-
-void Note(int signal) {
-  const int saved = errno;
-  const auto byte = static_cast<unsigned char>(signal);
-  const ssize_t put = write(signal_writer, &byte, 1);
-  static_cast<void>(put);  // a full pipe has enough of them
-  errno = saved;
-}
-
-void DoNothing(int /*signal*/) {}
-
 std::optional<rlimit> file_limit;  // before it was raised
 
 struct Pipe {
@@ -41,9 +28,9 @@ struct Pipe {
   Descriptor writer;
 };
 
-bool Open(int flags, Pipe* out) {
+bool Open(Pipe* out) {
   std::array<int, 2> ends{};
-  if (pipe2(ends.data(), O_CLOEXEC | flags) != 0) return false;
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) return false;
   out->reader = Descriptor(ends[0]);
   out->writer = Descriptor(ends[1]);
   return true;
@@ -83,41 +70,11 @@ void RaiseFileLimit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-Status SignalPipe::Open() {
-  if (signal_reader >= 0) return Status::Ok();
-  Pipe pipe;
-  if (!launch::Open(O_NONBLOCK, &pipe)) {
-    return {StatusCode::kBackend, std::string("pipe: ") + std::strerror(errno)};
-  }
-  signal_reader = pipe.reader.Release();
-  signal_writer = pipe.writer.Release();
-  struct sigaction action {};
-  action.sa_handler = &Note;
-  for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaction(signal, &action, nullptr);
-  struct sigaction before {};
-  sigaction(SIGHUP, nullptr, &before);
-  const bool stays = before.sa_handler == SIG_IGN;  // as nohup has it
-  if (!stays) sigaction(SIGHUP, &action, nullptr);
-  action.sa_handler = &DoNothing;
-  for (const int signal : {SIGUSR1, SIGUSR2}) sigaction(signal, &action, nullptr);
-  action.sa_handler = SIG_IGN;
-  sigaction(SIGPIPE, &action, nullptr);
-  return Status::Ok();
-}
-
-int SignalPipe::fd() { return signal_reader; }
-
-std::vector<int> SignalPipe::Take() {
-  std::string bytes;
-  ReadSome(signal_reader, &bytes);
-  return {bytes.begin(), bytes.end()};
-}
-
 Status Child::Start(const Command& command, int* error) {
   Pipe output;
   Pipe errors;
   Pipe failure;
-  const bool open = (!command.pipes || (Open(0, &output) && Open(0, &errors))) && Open(0, &failure);
+  const bool open = (!command.pipes || (Open(&output) && Open(&errors))) && Open(&failure);
   const pid_t parent = getpid();
   const pid_t pid = open ? fork() : -1;
   if (pid < 0) {
@@ -155,6 +112,10 @@ std::optional<EndMessage> Child::Ended() {
 
 void Child::Signal(int signal) const {
   if (pid_ > 0) kill(pid_, signal);
+}
+
+void Child::SignalGroup(int signal) const {
+  if (pid_ > 0) kill(-pid_, signal);
 }
 
 }  // namespace sirtaki::launch

@@ -1,4 +1,4 @@
-// A process that this one starts, and the signals that this one gets meanwhile.
+// A process that this one starts.
 #pragma once
 
 #include <sys/types.h>
@@ -13,18 +13,6 @@
 #include "launch/sockets.h"
 
 namespace sirtaki::launch {
-
-// Signals become bytes of a pipe, so that one poll waits for everything. Of a process there is one
-// at a time; it stays until the process ends.
-class SignalPipe {
- public:
-  // SIGINT, SIGTERM, SIGCHLD, and SIGHUP unless it is ignored; SIGUSR1 and SIGUSR2 do nothing (the
-  // programs have them too), and a closed pipe is no signal.
-  static core::Status Open();
-  static int fd();
-  // The signals that have come since.
-  static std::vector<int> Take();
-};
 
 // Lets this process have as many files open as the system allows. What it starts from then on has
 // the limit as it was: select() in a program may not stand more.
@@ -46,7 +34,8 @@ class Child {
 
   // How it has ended, once it has.
   std::optional<EndMessage> Ended();
-  void Signal(int signal) const;  // nothing after it has ended
+  void Signal(int signal) const;       // nothing after it has ended
+  void SignalGroup(int signal) const;  // to the group that it leads: what it has started too
   bool running() const { return pid_ > 0; }
   const Descriptor& output() const { return output_; }
   const Descriptor& error() const { return error_; }

@@ -22,13 +22,17 @@ namespace {
 
 constexpr auto kPatience = std::chrono::seconds(10);
 
-// What the program prints when asked; nothing if it does not answer.
-std::optional<std::string> VersionText(const std::string& path) {
+// What the program prints when asked; if there is nothing, `*why`.
+std::optional<std::string> VersionText(const std::string& path, std::string* why) {
   int signal = 0;
   const CommandOutcome outcome =
       RunCommands({{{path, "--version"}, {}, {}}}, kPatience, 1, &signal).front();
-  if (signal != 0) raise(signal);  // the run is to hear of it
-  if (!outcome.why.empty()) return std::nullopt;
+  if (signal != 0) raise(signal);  // nothing has begun that must be ended first
+  if (!outcome.why.empty()) *why = "cannot be started";
+  if (outcome.why.empty() && !outcome.in_time) {
+    *why = "gives no answer within " + core::DurationText(kPatience);
+  }
+  if (!why->empty()) return std::nullopt;
   return outcome.output + outcome.error;
 }
 
@@ -53,8 +57,8 @@ Wish WishOf(const std::string& wanted, bool in_slurm) {
 }  // namespace
 
 std::string FindOnPath(const std::string& name, const core::EnvironmentView& env) {
-  for (const std::string_view folder :
-       Split(env.Find("PATH").value_or("/usr/local/bin:/usr/bin:/bin"), ':')) {
+  const std::string folders = env.Find("PATH").value_or("/usr/local/bin:/usr/bin:/bin");
+  for (const std::string_view folder : Split(folders, ':')) {
     std::string path = std::string(folder.empty() ? "." : folder) + "/" + name;
     if (access(path.c_str(), X_OK) == 0) return path;
   }
@@ -62,7 +66,8 @@ std::string FindOnPath(const std::string& name, const core::EnvironmentView& env
 }
 
 std::optional<Launcher> AskLauncher(const std::string& path) {
-  return RecognizeLauncher(path, VersionText(path).value_or(""));
+  std::string why;
+  return RecognizeLauncher(path, VersionText(path, &why).value_or(""));
 }
 
 Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env, Launcher* out) {
@@ -75,10 +80,11 @@ Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env,
       tried.push_back(name + ": not on PATH");
       continue;
     }
-    const auto text = VersionText(path);
+    std::string why;
+    const auto text = VersionText(path, &why);
     const auto launcher = RecognizeLauncher(path, text.value_or(""));
     if (!text) {
-      tried.push_back(path + ": cannot be started");
+      tried.push_back(path + ": " + why);
     } else if (!launcher) {
       const std::string first(text->substr(0, text->find('\n')));
       tried.push_back(path + ": is none that is known here (it says " + core::Quoted(first) + ")");

@@ -144,6 +144,12 @@ std::optional<std::string> JudgeReport(const HostWish& wish, const HostReport& h
            (there.library.empty() ? "no library of Sirtaki" : there.library) + " there and " +
            here.library + " here: install the same version on every host";
   }
+  if (!here.mpi.empty() && here.mpi != there.mpi) {
+    return "program " + program + " would load " +
+           (there.mpi.empty() ? "no library of MPI" : there.mpi) + " there and " + here.mpi +
+           " here: install the same MPI on every host, and name its folder in LD_LIBRARY_PATH if "
+           "there are several";
+  }
   return std::nullopt;
 }
 

@@ -44,6 +44,12 @@ std::string FindProgram(const std::string& program, const core::EnvironmentView&
   return access(program.c_str(), X_OK) == 0 ? "" : std::strerror(errno);
 }
 
+// The name of the file that the path leads to; empty if there is none.
+std::string FileBehind(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::canonical(path, error).filename().string();
+}
+
 }  // namespace
 
 HostReport LookAtHost(const std::string& folder, const std::string& launcher,
@@ -66,8 +72,8 @@ HostReport LookAtHost(const std::string& folder, const std::string& launcher,
   if (signal != 0) raise(signal);  // whoever waits for the report is to hear of it
   LoadedLibraries libraries = ReadLdd(outcome.output + outcome.error);
   report.program = libraries.error;
-  std::error_code error;
-  report.library = std::filesystem::canonical(libraries.ours, error).filename().string();
+  report.library = FileBehind(libraries.ours);
+  report.mpi = FileBehind(libraries.mpi);
   report.missing = std::move(libraries.missing);
   return report;
 }
@@ -81,6 +87,7 @@ std::string ReportText(const HostReport& report) {
   add("launcher", report.launcher);
   add("program", report.program);
   add("library", report.library);
+  add("mpi", report.mpi);
   for (const std::string& name : report.missing) add("missing", name);
   return text;
 }
@@ -97,6 +104,7 @@ std::optional<HostReport> ReadReport(std::string_view text) {
     if (name == "launcher") report.launcher = value;
     if (name == "program") report.program = value;
     if (name == "library") report.library = value;
+    if (name == "mpi") report.mpi = value;
     if (name == "missing") report.missing.push_back(value);
   }
   if (report.version.empty()) return std::nullopt;
@@ -106,6 +114,8 @@ std::optional<HostReport> ReadReport(std::string_view text) {
 LoadedLibraries ReadLdd(std::string_view text) {
   LoadedLibraries libraries;
   libraries.ours = PathIn(text, "libsirtaki.so");
+  libraries.mpi = PathIn(text, "libmpi.");
+  if (libraries.mpi.empty()) libraries.mpi = PathIn(text, "libmpich.");  // as Debian calls it
   for (const std::string_view line : Split(text, '\n')) {
     // A library that is none, or that is too old for the program.
     if (line.find("error while loading shared libraries") != std::string_view::npos ||

@@ -18,6 +18,7 @@ struct HostReport {
   std::string launcher;              // what stands at its path, "Open MPI 4.1.4"; empty: none
   std::string program;               // why it cannot be started; empty: it can
   std::string library;               // which of ours it would load, "libsirtaki.so.0.1.0"
+  std::string mpi;                   // which MPI, "libmpi.so.40.30.4"; empty: none
   std::vector<std::string> missing;  // libraries that it would not find
   bool operator==(const HostReport&) const = default;
 };
@@ -31,9 +32,11 @@ HostReport LookAtHost(const std::string& folder, const std::string& launcher,
 std::string ReportText(const HostReport& report);
 std::optional<HostReport> ReadReport(std::string_view text);
 
-// Of what ldd prints of a program: the path of our library, and what is not found. Pure.
+// Of what ldd prints of a program: the paths of our library and of MPI's, and what is not found.
+// Pure.
 struct LoadedLibraries {
   std::string ours;
+  std::string mpi;
   std::vector<std::string> missing;
   std::string error;  // why it cannot be loaded for another reason
   bool operator==(const LoadedLibraries&) const = default;

@@ -20,6 +20,7 @@
 #include "launch/job_ranks.h"
 #include "launch/rank_messages.h"
 #include "launch/routes.h"
+#include "launch/signal_pipe.h"
 #include "launch/sockets.h"
 #include "launch/verdict.h"
 #include "launch/words.h"

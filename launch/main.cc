@@ -23,6 +23,7 @@
 #include "launch/options.h"
 #include "launch/plan.h"
 #include "launch/rank_process.h"
+#include "launch/signal_pipe.h"
 #include "launch/sockets.h"
 #include "launch/verdict.h"
 #include "launch/words.h"
@@ -42,7 +43,7 @@ ThisMachine FindThisMachine(const LaunchOptions& options) {
   const std::string name = HostName();
   // Nobody else writes domains; it may take a while where names are not served.
   const bool named = !options.hosts.empty() || !options.hostfile.empty();
-  return {name, core::SharedCores(own), named ? FullNameOf(name) : name};
+  return {name, core::SharedCores(own), named ? FullNameOf(name) : name, OwnInterfaces()};
 }
 
 // As the other hosts have it too.
@@ -105,6 +106,9 @@ int RunAll(PlanInput input, core::Duration start_timeout) {
     if (input.options.verbose) std::fputs(PlanText(plan).c_str(), stderr);
     const int unfit = input.restarts == 0 ? CheckHostsOf(input, plan, start_timeout) : 0;
     if (unfit != 0) return unfit;
+    if (!plan.network.empty()) {
+      std::fprintf(stderr, "sirtakirun: network %s\n", plan.network.c_str());
+    }
     const JobResult result =
         RunJob(plan, input.options, input.restarts > 0, input.environment, start_timeout);
     code = result.code;
@@ -115,6 +119,7 @@ int RunAll(PlanInput input, core::Duration start_timeout) {
     std::fprintf(stderr, "sirtakirun: starting again, %d of %d%s%s\n", input.restarts + 1,
                  input.options.max_restarts, input.gone.empty() ? "" : ", without ",
                  Joined(input.gone, ", ").c_str());
+    SignalPipe::Close();  // the plan may look for names, which no signal could end
   }
 }
 

@@ -38,22 +38,40 @@ class FlagReader {
   explicit FlagReader(const std::vector<std::string>& args) : args_(args) {}
 
   Status Read(std::vector<Given>* given, std::vector<std::string>* program) {
+    std::string before;  // the word before, if it is a switch alone
     while (at_ < args_.size()) {
       const std::string& word = args_[at_];
       if (word == "--") {
         ++at_;
         break;
       }
-      if (word.size() < 2 || word[0] != '-') break;
+      if (word.size() < 2 || word[0] != '-') {
+        Status status = before.empty() ? Status::Ok() : RefuseValue(before, word);
+        if (!status.ok()) return status;
+        break;
+      }
       ++at_;
       Status status = ReadFlag(word, given);
       if (!status.ok()) return status;
+      const bool has_value = word.find('=') != std::string::npos;
+      before = FindRow(given->back().name)->IsSwitch() && !has_value ? word : "";
     }
     program->assign(args_.begin() + static_cast<std::ptrdiff_t>(at_), args_.end());
     return Status::Ok();
   }
 
  private:
+  // A switch takes no value from the next word, which would be the program then.
+  static Status RefuseValue(const std::string& flag, const std::string& program) {
+    for (const std::string_view word : {"true", "false", "on", "off"}) {
+      if (program != word) continue;
+      return {StatusCode::kInvalidArgument,
+              flag + " " + program + ": a switch's value stands as in " + flag + "=" + program +
+                  ", and a program of this name " + "behind --"};
+    }
+    return Status::Ok();
+  }
+
   Status ReadFlag(const std::string& word, std::vector<Given>* given) {
     const std::size_t equals = word.find('=');
     const std::string flag = word.substr(0, equals);

@@ -147,7 +147,12 @@ Status ReadOptionsFile(const std::string& path, const std::string& text, std::ve
   FileReader reader(path, &given);
   Status status;
   try {
-    status = reader.ReadRoot(YAML::Load(text));
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    if (documents.size() > 1) {
+      status = reader.Wrong(documents[1].Mark(), "a second document begins; flags stand in one");
+    } else if (!documents.empty()) {
+      status = reader.ReadRoot(documents[0]);
+    }
   } catch (const YAML::Exception& error) {
     status = reader.Wrong(error.mark, error.msg);
   }

@@ -11,6 +11,7 @@
 #include "launch/allocation.h"
 #include "launch/host_list.h"
 #include "launch/options.h"
+#include "launch/routes.h"
 
 namespace sirtaki::launch {
 
@@ -19,6 +20,7 @@ struct ThisMachine {
   std::string name;       // as `hostname` says
   int cores = 1;          // that this process may use
   std::string full_name;  // with its domain, if it is known
+  std::vector<Interface> interfaces;
 };
 
 struct Placement {
@@ -43,7 +45,8 @@ core::Status Place(const LaunchOptions& options, const core::EnvironmentView& en
 // there are more ranks than slots.
 const Host* HostOfRank(const Placement& placement, int rank);
 
-// "localhost", an address of the loopback, or the machine's name with or without its own domain.
+// "localhost", an address of the loopback or of one of its interfaces, or the machine's name with
+// or without its own domain.
 bool IsThisMachine(std::string_view host, const ThisMachine& machine);
 
 }  // namespace sirtaki::launch

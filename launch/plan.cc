@@ -47,9 +47,16 @@ void AddEnvironment(PlanWriter* writer) {
   }
   const Networks& networks = writer->networks();
   const std::string nccl = "NCCL_SOCKET_IFNAME";
-  if (!options.network_interfaces.empty() && !writer->input().environment.Find(nccl)) {
+  const bool is_free =
+      !writer->input().environment.Find(nccl) &&
+      std::none_of(options.exports.begin(), options.exports.end(),
+                   [&nccl](const std::string& one) { return one.starts_with(nccl + "="); });
+  if (is_free && !options.network_interfaces.empty()) {
     writer->Set(nccl, "=" + Joined(options.network_interfaces, ","),
                 "the interfaces of --network-interfaces");
+  }
+  if (is_free && !networks.avoided.empty()) {
+    writer->Set(nccl, "^" + networks.avoided, "no network is chosen, but never these");
   }
   if (!networks.subnet.empty()) {
     writer->Set(std::string(kNetworkVariable), networks.subnet,
@@ -172,6 +179,7 @@ Status MakePlan(const PlanInput& input, Plan* out) {
   if (!status.ok()) return status;
   PlanWriter writer(input, ChooseNetworks(input, plan.placement), &plan);
   plan.interfaces = writer.networks().interfaces;
+  plan.network = writer.networks().text;
   writer.Add({input.launcher.path}, input.launcher.ToString());
   AddEnvironment(&writer);
   switch (input.launcher.kind) {

@@ -50,6 +50,7 @@ struct Plan {
   std::vector<std::pair<std::string, std::string>> environment;
   std::vector<Reason> reasons;
   std::vector<std::string> interfaces;  // of this machine, that ranks reach it by; empty: any
+  std::string network;                  // between the hosts, in a few words; empty: none matters
   std::vector<std::string> to_check;    // hosts that ssh will reach, but for those that nobody asks
 };
 

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,7 +13,7 @@ namespace {
 const char* const kNoBinding = "a rank's threads share no single core";
 const char* const kInOrder = "hosts are filled one after the other";
 const char* const kForSsh = "for ssh, where it is used";
-const char* const kDomains = "hosts are told apart by their domains";
+const char* const kDomains = "hosts are called by their whole names";
 const char* const kRoot = "this is root";
 const char* const kYield = "there are more ranks than cores: who waits gives way";
 
@@ -49,19 +48,15 @@ void AddOpenMpiTail(PlanWriter* writer) {
   writer->Add(Prefixed("-x", writer->Travelling()), "variables that the ranks of all hosts need");
 }
 
-// Whether hosts, or one and this machine, differ by their domains alone: Open MPI takes node1.other
-// for node1, unless it is told not to.
+// Whether a host's name has a domain: unless it is told not to, Open MPI 4 leaves it away, starts
+// ssh to what is left, and takes node1.other for node1.
 bool DomainsMatter(const PlanWriter& writer) {
-  std::set<std::string> names = {writer.input().machine.name};
-  std::set<std::string> short_names;
-  for (const Host& host : writer.placement().hosts) {
-    if (!IsThisMachine(host.name, writer.input().machine)) names.insert(host.name);
-  }
-  for (const std::string& name : names) {
-    const bool is_address = name.find_first_not_of("0123456789.") == std::string::npos;
-    if (!short_names.insert(is_address ? name : name.substr(0, name.find('.'))).second) return true;
-  }
-  return false;
+  const std::vector<Host>& hosts = writer.placement().hosts;
+  return std::any_of(hosts.begin(), hosts.end(), [&writer](const Host& host) {
+    const bool is_address = host.name.find_first_not_of("0123456789.") == std::string::npos;
+    return !is_address && host.name.find('.') != std::string::npos &&
+           !IsThisMachine(host.name, writer.input().machine);
+  });
 }
 
 // Where a process may not read another's memory, Open MPI 4 prints an error for every large

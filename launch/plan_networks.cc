@@ -42,17 +42,23 @@ std::string ChosenElsewhere(const PlanInput& input) {
 }
 
 // The network that all hosts share with this one. Why there is none, if so: then the interfaces
-// still lead to the hosts, if any are named.
-std::string Follow(const PlanInput& input, const Placement& placement, Networks* networks) {
+// still lead to the hosts, if any are named. `*bridges`: those of containers that hosts are reached
+// by, which are then containers of this machine.
+std::string Follow(const PlanInput& input, const Placement& placement, Networks* networks,
+                   std::vector<std::string>* bridges) {
   std::string why_not;
   for (const Host& host : placement.hosts) {
     if (IsThisMachine(host.name, input.machine)) continue;
     const auto route = input.route(host.name);
     if (!route || !route->usable) {
       networks->interfaces.clear();
-      return host.name +
-             (route ? " is reached by " + route->interface : " is not known to this machine by name");
+      why_not =
+          host.name +
+          (route ? " is reached by " + route->interface : " is not known to this machine by name");
+      if (!route) return why_not;
+      bridges->push_back(route->interface);
     }
+    if (!bridges->empty()) continue;
     std::vector<std::string>& names = networks->interfaces;
     if (std::find(names.begin(), names.end(), route->interface) == names.end()) {
       names.push_back(route->interface);
@@ -62,6 +68,36 @@ std::string Follow(const PlanInput& input, const Placement& placement, Networks*
     if (networks->subnet != route->subnet) why_not = host.name + " lies in a network of its own";
   }
   return why_not;
+}
+
+// What Open MPI is to leave alone: bridges have the same addresses on many hosts, and lead to none
+// of them. Those of this machine by their networks, as other hosts may call them otherwise.
+std::string ExcludedFromMpi(const ThisMachine& machine, const std::vector<std::string>& bridges) {
+  std::vector<std::string> all = {"127.0.0.0/8"};
+  const auto leads = [&bridges](const std::string& name) {
+    return std::find(bridges.begin(), bridges.end(), name) != bridges.end();
+  };
+  for (const char* name : {"docker0", "podman0", "cni0", "virbr0", "lxcbr0", "lxdbr0"}) {
+    if (!leads(name)) all.emplace_back(name);
+  }
+  for (const Interface& one : machine.interfaces) {
+    const std::string subnet = SubnetOf(one);
+    const bool is_new = std::find(all.begin(), all.end(), subnet) == all.end();
+    if (is_new && IsOfContainers(one.name) && !leads(one.name)) all.push_back(subnet);
+  }
+  return Joined(all, ",");
+}
+
+// The same for NCCL, which takes beginnings of names.
+std::string AvoidedByNccl(const std::vector<std::string>& bridges) {
+  std::vector<std::string> all = {"lo"};
+  for (const std::string_view prefix : kOfContainers) {
+    const bool leads =
+        std::any_of(bridges.begin(), bridges.end(),
+                    [prefix](const std::string& name) { return name.starts_with(prefix); });
+    if (!leads) all.emplace_back(prefix);
+  }
+  return Joined(all, ",");
 }
 
 }  // namespace
@@ -74,20 +110,28 @@ Networks ChooseNetworks(const PlanInput& input, const Placement& placement) {
     networks.interfaces = given;
     networks.include = Joined(given, ",");
     networks.why = "--network-interfaces";
+    networks.text = networks.include + ", as --network-interfaces says";
     return networks;
   }
   if (!input.route) return networks;
-  std::string why_not = Follow(input, placement, &networks);
+  std::vector<std::string> bridges;
+  const std::string why_not = Follow(input, placement, &networks, &bridges);
   const std::string elsewhere = ChosenElsewhere(input);
-  if (!why_not.empty()) networks.subnet.clear();
+  if (why_not.empty()) {
+    networks.text = networks.subnet + " by " + Joined(networks.interfaces, ", ");
+  } else {
+    networks.subnet.clear();
+    networks.avoided = AvoidedByNccl(bridges);
+    networks.text = "left to MPI and NCCL, as " + why_not;
+  }
   if (!elsewhere.empty()) {
     networks.why_not = elsewhere + " does";
+    networks.text += "; " + elsewhere + " says what MPI takes";
   } else if (why_not.empty()) {
     networks.include = networks.subnet;
     networks.why = "the route to the other hosts, by " + Joined(networks.interfaces, ", ");
   } else {
-    // Bridges have the same addresses on many hosts, and lead to none of them.
-    networks.exclude = "127.0.0.0/8,docker0,podman0,cni0,virbr0,lxcbr0,lxdbr0";
+    networks.exclude = ExcludedFromMpi(input.machine, bridges);
     networks.why = "never these; " + why_not + ", so no network is chosen";
   }
   return networks;

@@ -19,6 +19,8 @@ struct Networks {
   std::string exclude;
   std::string why;
   std::string why_not;  // it is told nothing
+  std::string avoided;  // by NCCL, where no network is chosen: beginnings of interfaces' names
+  std::string text;     // in a few words; empty if nobody was asked
 };
 Networks ChooseNetworks(const PlanInput& input, const Placement& placement);
 

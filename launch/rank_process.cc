@@ -22,6 +22,7 @@
 #include "launch/rank_messages.h"
 #include "launch/rank_place.h"
 #include "launch/routes.h"
+#include "launch/signal_pipe.h"
 #include "launch/sockets.h"
 #include "launch/words.h"
 

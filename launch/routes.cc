@@ -62,11 +62,11 @@ std::vector<Interface> OwnInterfaces() {
 }
 
 bool IsOfContainers(std::string_view interface) {
-  constexpr std::array<std::string_view, 7> kPrefixes = {"docker", "br-",   "virbr", "cni",
-                                                         "podman", "lxcbr", "lxdbr"};
-  return std::any_of(kPrefixes.begin(), kPrefixes.end(),
+  return std::any_of(kOfContainers.begin(), kOfContainers.end(),
                      [&](std::string_view prefix) { return interface.starts_with(prefix); });
 }
+
+std::string AddressOf(const Interface& interface) { return TextOf(interface.address); }
 
 std::string SubnetOf(const Interface& interface) {
   return TextOf(interface.address & interface.mask) + "/" +
@@ -88,7 +88,7 @@ std::vector<std::string> OwnAddresses(const std::vector<std::string>& interfaces
     const bool named =
         std::find(interfaces.begin(), interfaces.end(), one.name) != interfaces.end();
     if (one.loopback || !(interfaces.empty() ? !IsOfContainers(one.name) : named)) continue;
-    addresses.push_back(TextOf(one.address));
+    addresses.push_back(AddressOf(one));
   }
   return addresses;
 }

@@ -1,6 +1,7 @@
 // This machine's network interfaces, and by which of them it reaches other hosts. IPv4.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -20,8 +21,12 @@ struct Interface {
 // Those that are up and have an address; one with several comes several times.
 std::vector<Interface> OwnInterfaces();
 
-// Bridges to containers of this machine, which other hosts do not reach. Pure.
-bool IsOfContainers(std::string_view interface);
+// How the names of bridges to containers begin, which other hosts do not reach.
+inline constexpr std::array<std::string_view, 7> kOfContainers = {"docker", "br-",   "virbr", "cni",
+                                                                  "podman", "lxcbr", "lxdbr"};
+bool IsOfContainers(std::string_view interface);  // pure
+// "10.0.0.7". Pure.
+std::string AddressOf(const Interface& interface);
 // "10.0.0.0/24". Pure.
 std::string SubnetOf(const Interface& interface);
 // Whether the address lies in the subnet, as SubnetOf writes it. Pure.

@@ -8,6 +8,8 @@
 #include <memory>
 #include <utility>
 
+#include "launch/signal_pipe.h"
+
 namespace sirtaki::launch {
 
 using core::Clock;
@@ -32,6 +34,8 @@ class Runner {
       return std::move(outcomes_);
     }
     while (Begin() || !running_.empty()) Step();
+    if (signal_ != 0) SignalPipe::Take();  // one tells enough
+    SignalPipe::Close();
     *signal = signal_;
     return std::move(outcomes_);
   }
@@ -51,6 +55,7 @@ class Runner {
       one->outcome = &outcomes_[next_];
       one->until = Clock::now() + patience_;
       commands_[next_].pipes = true;
+      commands_[next_].own_group = true;  // Ctrl-C is for us
       int error = 0;
       const core::Status status = one->child.Start(commands_[next_++], &error);
       if (status.ok()) {
@@ -120,7 +125,7 @@ class Runner {
       one->outcome->in_time = !one->killed;
       one->outcome->end = *end;
     } else if (!one->killed && (signal_ != 0 || Clock::now() >= one->until)) {
-      one->child.Signal(SIGKILL);
+      one->child.SignalGroup(SIGKILL);
       one->killed = true;
     }
   }

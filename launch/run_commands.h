@@ -21,8 +21,8 @@ struct CommandOutcome {
 };
 
 // Runs them side by side, at most `at_once`, and gives their outcomes in the same order. One that
-// takes longer than `patience` is killed. A signal that comes meanwhile kills all, and is given in
-// `*signal` (0: none came).
+// takes longer than `patience` is killed, and what it has started. A signal that comes meanwhile
+// kills all, and is given in `*signal` (0: none came); one that comes later ends this process.
 std::vector<CommandOutcome> RunCommands(std::vector<Command> commands, core::Duration patience,
                                         std::size_t at_once, int* signal);
 

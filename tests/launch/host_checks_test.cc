@@ -7,7 +7,8 @@
 namespace sirtaki::launch {
 namespace {
 
-const HostReport kHere{"0.1.0", "Open MPI 4.1.4", "", "libsirtaki.so.0.1.0", {}};
+const HostReport kHere{"0.1.0", "Open MPI 4.1.4", "", "libsirtaki.so.0.1.0", "libmpi.so.40.30.4",
+                       {}};
 
 HostWish Wish() {
   HostWish wish;
@@ -137,6 +138,15 @@ TEST(HostChecksTest, WhatTheReportSaysCounts) {
   EXPECT_EQ(JudgedReport(report),
             "program \"./train\" would load libsirtaki.so.0.1.1 there and libsirtaki.so.0.1.0 "
             "here: install the same version on every host");
+  report = kHere;
+  for (const char* mpi : {"libmpi.so.12.3.1", ""}) {
+    report.mpi = mpi;
+    EXPECT_EQ(JudgedReport(report),
+              "program \"./train\" would load " +
+                  (report.mpi.empty() ? "no library of MPI" : report.mpi) +
+                  " there and libmpi.so.40.30.4 here: install the same MPI on every host, and name "
+                  "its folder in LD_LIBRARY_PATH if there are several");
+  }
 }
 
 TEST(HostChecksTest, AFitHostIsBelievedForAnHour) {

@@ -8,9 +8,10 @@ namespace sirtaki::launch {
 namespace {
 
 TEST(HostReportTest, ComesBackAsItWasThoughALoginPrintsMore) {
-  const HostReport report{"0.1.0", "Open MPI 4.1.4", "", "libsirtaki.so.0.1.0", {"a.so", "b.so"}};
+  const HostReport report{
+      "0.1.0", "Open MPI 4.1.4", "", "libsirtaki.so.0.1.0", "libmpi.so.40.30.4", {"a.so", "b.so"}};
   EXPECT_EQ(ReadReport("Welcome to h2\n" + ReportText(report) + "bye\n"), report);
-  HostReport bad{"0.1.0", "", "No such file or directory", "", {}};
+  HostReport bad{"0.1.0", "", "No such file or directory", "", "", {}};
   EXPECT_EQ(ReadReport(ReportText(bad)), bad);
   EXPECT_EQ(ReadReport("Welcome to h2\n"), std::nullopt);
   EXPECT_EQ(ReadReport(""), std::nullopt);
@@ -22,10 +23,20 @@ TEST(HostReportTest, FindsOurLibraryAndWhatIsMissing) {
       "\tlibsirtaki.so.0.1 => /opt/my lib/libsirtaki.so.0.1 (0x00007f12)\n"
       "\tlibmpi.so.40 => not found\n"
       "\tlibc.so.6 => /lib/libc.so.6 (0x00007f13)\n");
-  EXPECT_EQ(libraries, (LoadedLibraries{"/opt/my lib/libsirtaki.so.0.1", {"libmpi.so.40"}, ""}));
+  EXPECT_EQ(libraries,
+            (LoadedLibraries{"/opt/my lib/libsirtaki.so.0.1", "", {"libmpi.so.40"}, ""}));
   EXPECT_EQ(ReadLdd("\tnot a dynamic executable\n"), LoadedLibraries{});
   const std::string old = "./train: /lib/libc.so.6: version `GLIBC_2.38' not found (by ./train)";
   EXPECT_EQ(ReadLdd(old + "\n\tlibc.so.6 => /lib/libc.so.6 (0x00007f13)\n").error, old);
+}
+
+TEST(HostReportTest, FindsTheMpiThatAProgramLoads) {
+  const auto mpi_of = [](const std::string& text) { return ReadLdd(text).mpi; };
+  EXPECT_EQ(mpi_of("\tlibmpi_cxx.so.40 => /lib/libmpi_cxx.so.40 (0x1)\n"
+                   "\tlibmpi.so.40 => /lib/libmpi.so.40 (0x2)\n"),
+            "/lib/libmpi.so.40");
+  EXPECT_EQ(mpi_of("\tlibmpich.so.12 => /lib/libmpich.so.12 (0x1)\n"), "/lib/libmpich.so.12");
+  EXPECT_EQ(mpi_of("\tlibc.so.6 => /lib/libc.so.6 (0x1)\n"), "");
 }
 
 TEST(HostReportTest, SaysWhetherAProgramCanBeStarted) {

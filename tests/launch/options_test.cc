@@ -72,6 +72,21 @@ TEST(OptionsTest, ValuesMayStandAnyhow) {
   }
 }
 
+TEST(OptionsTest, ASwitchTakesNoValueFromTheNextWord) {
+  for (const char* word : {"true", "false", "on", "off"}) {
+    LaunchOptions options;
+    EXPECT_FALSE(Parse({"-np", "1", "--autotune", word, "./train"}, &options).ok()) << word;
+    EXPECT_FALSE(Parse({"--verbose", word}, &options).ok()) << word;
+    for (const std::vector<std::string>& args :
+         {std::vector<std::string>{"--autotune", "-np", "1", word},
+          {"--autotune=true", word},
+          {"--autotune", "--", word}}) {
+      ASSERT_TRUE(Parse(args, &options).ok()) << word;
+      EXPECT_EQ(options.program, std::vector<std::string>{word});
+    }
+  }
+}
+
 TEST(OptionsTest, AValueMayLookLikeAFlag) {
   LaunchOptions options;
   ASSERT_TRUE(Parse({"--mpi-args", "--oversubscribe -x A", "p"}, &options).ok());

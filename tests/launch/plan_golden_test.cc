@@ -6,17 +6,22 @@
 //   env NAME=VALUE              from here on; "env" alone forgets them all
 //   file PATH: LINE\nLINE       a file that can be read
 //   gone [HOST...]              hosts that were lost in an earlier attempt; "gone" alone: none was
+//   interface NAME ADDRESS BITS   that this machine has; "interface" alone: none is known
 //   route HOST INTERFACE SUBNET [far] [useless]   how a host is reached; "route" alone: none is
-//   known run ARGUMENT...             makes the plan of "sirtakirun ARGUMENT..."
+//   known
+//   run ARGUMENT...             makes the plan of "sirtakirun ARGUMENT..."
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "launch/option_rows.h"
 #include "launch/plan.h"
 #include "launch/words.h"
 #include "tests/support/golden.h"
@@ -59,6 +64,8 @@ class Script {
       input_.gone.clear();
       for (const std::string_view host : Words(rest)) input_.gone.emplace_back(host);
       input_.restarts = rest.empty() ? 0 : 1;
+    } else if (verb == "interface") {
+      AddInterface(Words(rest));
     } else if (verb == "route") {
       AddRoute(Words(rest));
     } else if (verb == "run") {
@@ -69,6 +76,16 @@ class Script {
   }
 
  private:
+  void AddInterface(const std::vector<std::string_view>& words) {
+    if (words.empty()) return input_.machine.interfaces.clear();
+    in_addr address{};
+    const bool is_address = inet_pton(AF_INET, std::string(words.at(1)).c_str(), &address) == 1;
+    const auto bits = NumberFrom<int>(words.at(2), 1, 32);
+    if (!is_address || !bits) throw std::runtime_error("no interface");
+    input_.machine.interfaces.push_back(
+        {std::string(words[0]), ntohl(address.s_addr), ~std::uint32_t{0} << (32 - *bits)});
+  }
+
   void AddRoute(const std::vector<std::string_view>& words) {
     if (words.empty()) routes_.clear();
     if (!words.empty()) {
@@ -95,8 +112,14 @@ class Script {
     Plan plan;
     input_.options = {};
     core::Status status = ParseOptions(ShellWords(arguments).value(), input_.read, &input_.options);
+    const LaunchOptions& options = input_.options;
+    if (status.ok() && (options.help || options.version || options.check_build)) {
+      happened_ = "no plan is made\n";
+      return;
+    }
     if (status.ok()) status = MakePlan(input_, &plan);
     happened_ = status.ok() ? PlanText(plan) : status.ToString() + "\n";
+    if (!plan.network.empty()) happened_ += "network: " + plan.network + "\n";
     for (const std::string& note : input_.options.notes) happened_ += "note: " + note + "\n";
   }
 
@@ -115,6 +138,37 @@ TEST_P(PlanGoldenTest, HappensAsWritten) {
   testing::PlayGolden(
       kFolder, GetParam(), [&script](const std::string& line) { script.Command(line); },
       [&script] { return script.Finish(); });
+}
+
+// The names of the flags of a "run", which stand before the program.
+std::set<std::string> FlagsOf(const std::string& run) {
+  std::set<std::string> names;
+  const auto words = ShellWords(run);
+  for (const std::string& word : words.value()) {
+    if (word == "./train" || word == "--") break;
+    if (!word.starts_with('-')) continue;
+    const std::string flag = word.substr(0, word.find('='));
+    const OptionRow* row =
+        flag.size() == 2 ? FindRow(flag[1]) : FindRow(flag.substr(flag.find_first_not_of('-')));
+    if (row != nullptr) names.insert(row->name);
+  }
+  return names;
+}
+
+TEST(PlanGoldenScriptsTest, EveryFlagIsInOne) {
+  std::set<std::string> names;
+  for (const std::string& name : testing::GoldenScripts(kFolder)) {
+    Script script;
+    const auto command = [&](const std::string& line) {
+      script.Command(line);
+      constexpr std::string_view kRun = "run ";
+      if (line.starts_with(kRun)) names.merge(FlagsOf(line.substr(kRun.size())));
+    };
+    testing::PlayGolden(kFolder, name, command, [&script] { return script.Finish(); });
+  }
+  for (const OptionGroup& group : OptionGroups()) {
+    for (const OptionRow& row : group.rows) EXPECT_TRUE(names.contains(row.name)) << row.name;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Scripts, PlanGoldenTest,

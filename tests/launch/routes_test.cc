@@ -16,6 +16,10 @@ TEST(RoutesTest, SubnetsAreWrittenByTheirFirstAddress) {
   EXPECT_EQ(SubnetOf({"eth0", Address(10, 128, 0, 5), 0xffffffffU}), "10.128.0.5/32");
 }
 
+TEST(RoutesTest, AddressesAreWrittenWithDots) {
+  EXPECT_EQ(AddressOf({"eth0", Address(10, 77, 3, 9), 0xffffff00U}), "10.77.3.9");
+}
+
 TEST(RoutesTest, AnAddressIsInASubnet) {
   EXPECT_TRUE(IsIn(Address(10, 77, 3, 1), "10.77.3.0/24"));
   EXPECT_FALSE(IsIn(Address(10, 77, 4, 1), "10.77.3.0/24"));

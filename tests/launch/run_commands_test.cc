@@ -1,7 +1,10 @@
 #include "launch/run_commands.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <csignal>
 
@@ -46,6 +49,17 @@ TEST(RunCommandsTest, OneThatTakesTooLongIsKilled) {
   EXPECT_TRUE(outcomes[1].in_time);
 }
 
+TEST(RunCommandsTest, WhatOneThatIsKilledHasStartedEndsWithIt) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(pipe(ends.data()), 0);  // its writer goes to all of them
+  const auto outcomes = Outcomes({Shell("sleep 600 & wait")}, seconds(1));
+  EXPECT_FALSE(outcomes[0].in_time);
+  close(ends[1]);
+  pollfd closed{ends[0], POLLIN, 0};
+  EXPECT_EQ(poll(&closed, 1, 20'000), 1) << "its helper has outlived it";
+  close(ends[0]);
+}
+
 TEST(RunCommandsTest, WhoHoldsThePipesLaterIsNotWaitedFor) {
   const core::TimePoint before = core::Clock::now();
   const auto outcomes = Outcomes({Shell("sleep 60 & echo $!")}, seconds(40));
@@ -70,6 +84,11 @@ TEST(RunCommandsTest, ASignalEndsAll) {
   EXPECT_FALSE(outcomes[0].in_time);
   EXPECT_FALSE(outcomes[1].in_time);
   EXPECT_EQ(outcomes[2], CommandOutcome{});
+}
+
+TEST(RunCommandsTest, LaterASignalDoesAgainWhatItDid) {
+  Outcomes({Shell("true")}, seconds(30));
+  EXPECT_EXIT(raise(SIGINT), testing::KilledBySignal(SIGINT), "");
 }
 
 }  // namespace

@@ -326,6 +326,29 @@ code=0
 "$sirtakirun" --launcher /bin/true -np 1 true >"$output" 2>"$errors" </dev/null || code=$?
 [ "$code" = 2 ] || fail "no launcher: code $code"
 grep -q '^sirtakirun: --launcher /bin/true: nothing found that can start ranks' "$errors" || fail "it does not say why"
+cat >"$work/silent" <<'END'
+#!/bin/bash
+[ -z "${SIGNAL:-}" ] || kill "-$SIGNAL" "$PPID"
+exec sleep 311
+END
+chmod +x "$work/silent"
+code=0
+"$sirtakirun" --launcher "$work/silent" -np 1 true >"$output" 2>"$errors" </dev/null || code=$?
+[ "$code" = 2 ] || fail "silent launcher: code $code"
+grep -qF "$work/silent: gives no answer within 10 s" "$errors" || fail "it does not say why"
+
+echo "--- a signal before anything was started, here and on a host that is asked"
+ln -s silent "$work/ldd"
+for signal in INT TERM; do
+  for words in "--launcher $work/silent -np 1 --dry-run true" "--check-host / $work/silent true" "--check-host / $work/broken sh"; do
+    code=0
+    # shellcheck disable=SC2086
+    { SIGNAL=$signal PATH=$work:$PATH timeout -k 5 40 "$sirtakirun" $words >"$output" 2>"$errors" </dev/null; } 2>/dev/null || code=$?
+    [ "$code" = $((128 + $(kill -l "$signal"))) ] || fail "SIG$signal: sirtakirun $words: code $code"
+    [ ! -s "$output" ] || fail "SIG$signal: sirtakirun $words goes on"
+  done
+done
+gone "sleep 311"
 
 echo "--- a plan is printed, and nothing started"
 run 0 -np 2 --dry-run touch "$work/started"

@@ -85,22 +85,32 @@ flags=("${flags[@]:0:4}")
 run 0 -H h1:2,h2:2 bash -c 'echo "$NCCL_SOCKET_IFNAME $FI_TCP_IFACE $MASTER_ADDR $SIRTAKI_LAUNCH_NETWORK"'
 says "$output" "[0] =veth0 veth0 10.77.0.1 "
 says "$output" "[3] =eth9 eth9 10.77.0.1 "
+says "$errors" "sirtakirun: network 10.77.0.0/24 by veth0"
 run 0 -H h1:2,h2:2 "$bindir/reductions" --gtest_filter='*TheLog*'
-run 0 -H h1:1,h2:1 --dry-run true
+run 0 -H h1:1,h2:1 --dry-run -- true
 says "$output" "  --mca btl_tcp_if_include 10.77.0.0/24: the route to the other hosts, by veth0"
 # Without a route that serves, at least the bridge is not used.
-run 0 -H h1:1,alias:1 --dry-run true
+run 0 -H h1:1,alias:1 --dry-run -- true
 grep -q '^  --mca btl_tcp_if_exclude .*docker0.*alias is not known to this machine by name' "$output" || fail 'no exclusion'
 flags=("${with_interfaces[@]}")
 rename eth9 veth0
 
 echo "--- another host that is called as this one, in another domain"
-printf '10.77.0.2 h1.other\n' >>"$hosts_state/hosts"
-sed -n 's/^\[10\.77\.0\.2\]:2222,\[h2\]/[h1.other]/p' "$hosts_state/known_hosts" >"$hosts_state/more_hosts"
+printf '10.77.0.2 h1.other far.other\n' >>"$hosts_state/hosts"
+sed -n 's/^\[10\.77\.0\.2\]:2222,\[h2\]/[h1.other]:2222,[far.other]/p' "$hosts_state/known_hosts" >"$hosts_state/more_hosts"
 cat "$hosts_state/more_hosts" >>"$hosts_state/known_hosts"
 run 0 -H h1.other:1 hostname
 says "$output" "[0] h2"
 run 0 -H h1:1,h1.other:1 hostname
+says "$output" "[0] h1"
+says "$output" "[1] h2"
+run 0 -H h1:1,far.other:1 hostname   # "far" alone is no host
+says "$output" "[1] h2"
+
+echo "--- this host by its address"
+run 0 -H 10.77.0.1:1,h2:1 --dry-run hostname
+says "$output" "  asked before the start, over ssh: h2"
+run 0 -H 10.77.0.1:1,h2:1 hostname
 says "$output" "[0] h1"
 says "$output" "[1] h2"
 

@@ -1,0 +1,23 @@
+// The signals that this process gets.
+#pragma once
+
+#include <vector>
+
+#include "core/status.h"
+
+namespace sirtaki::launch {
+
+// Signals become bytes of a pipe, so that one poll waits for everything. There is one of a process.
+class SignalPipe {
+ public:
+  // SIGINT, SIGTERM, SIGCHLD, and SIGHUP unless it is ignored; SIGUSR1 and SIGUSR2 do nothing (the
+  // programs have them too), and a closed pipe is no signal.
+  static core::Status Open();
+  static int fd();
+  // The signals that have come since.
+  static std::vector<int> Take();
+  // They end this process again, as does one that came and was not taken.
+  static void Close();
+};
+
+}  // namespace sirtaki::launch
