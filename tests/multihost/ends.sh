@@ -114,16 +114,17 @@ stopped() {
   says "  end_badly: peer lost: rank $victim is lost: "
 }
 
+# These two have some steps to go.
 throws() {
   begin "$program" throws "$victim"
-  finish 134 10
+  finish 134 15
   says "rank $victim on host $host died of SIGABRT"
   says '    what\(\):  this sample cannot be read'
 }
 
 exits() {
   begin "$program" exits "$victim"
-  finish 3 10
+  finish 3 15
   says "rank $victim on host $host ended with exit code 3"
 }
 
