@@ -25,12 +25,9 @@ std::string_view WithoutDomain(std::string_view host) {
   return is_address ? host : host.substr(0, host.find('.'));
 }
 
-// The number that Open MPI 5 makes of a job's name, "prterun-host-123@1": a hash of what stands
-// before the @, its halves folded into one, then what stands behind.
-std::uint32_t JobOf(std::string_view name) {
-  const std::size_t at = std::min(name.rfind('@'), name.size());
+std::uint32_t HashOf(std::string_view name) {
   std::uint32_t hash = 0;  // Jenkins' one-at-a-time
-  for (const char c : name.substr(0, at)) {
+  for (const char c : name) {
     hash += static_cast<unsigned char>(c);
     hash += hash << 10;
     hash ^= hash >> 6;
@@ -38,15 +35,26 @@ std::uint32_t JobOf(std::string_view name) {
   hash += hash << 3;
   hash ^= hash >> 11;
   hash += hash << 15;
+  return hash;
+}
+
+// The number that Open MPI 5 makes of a job's name, "prterun-host-123@1": a hash of what stands
+// before the @, its halves folded into one, then what stands behind.
+std::uint32_t JobOf(std::string_view name) {
+  const std::size_t at = std::min(name.rfind('@'), name.size());
+  const std::uint32_t hash = HashOf(name.substr(0, at));
   const std::string_view number = name.substr(std::min(at + 1, name.size()));
   return (hash ^ hash >> 16) << 16 | NumberFrom<std::uint32_t>(number, 0, 0xffff).value_or(0);
 }
 
+// The one that Open MPI 4 makes of a job which is not its own launcher's, "slurm.pmix.1.0".
+std::uint32_t ForeignJobOf(std::string_view name) { return HashOf(name) & ~0x8000U; }
+
 }  // namespace
 
-std::optional<std::string> SegmentPrefix(const core::EnvironmentView& env, std::string_view host,
+std::vector<std::string> SegmentPrefixes(const core::EnvironmentView& env, std::string_view host,
                                          unsigned user) {
-  if (host.empty()) return std::nullopt;
+  if (host.empty()) return {};
   const auto prefix = [&](std::string_view kind, std::uint32_t job) {
     std::array<char, 16> hexadecimal{};
     std::snprintf(hexadecimal.data(), hexadecimal.size(), "%x", job);
@@ -57,10 +65,16 @@ std::optional<std::string> SegmentPrefix(const core::EnvironmentView& env, std::
   // job in hexadecimal, local rank.
   if (const auto text = env.Find("OMPI_MCA_ess_base_jobid")) {
     const auto job = NumberFrom<std::uint32_t>(*text, 1, std::numeric_limits<std::uint32_t>::max());
-    return job ? std::optional(prefix("vader_segment", *job)) : std::nullopt;
+    if (!job) return {};
+    return {prefix("vader_segment", *job)};
   }
-  if (const auto name = env.Find("PMIX_NAMESPACE")) return prefix("sm_segment", JobOf(*name));
-  return std::nullopt;
+  const auto name = env.Find("PMIX_NAMESPACE");
+  if (!name) return {};
+  std::vector<std::string> prefixes = {prefix("sm_segment", JobOf(*name))};
+  // Not of Open MPI 5's launcher: srun's, which starts either.
+  if (name->find('@') == std::string::npos)
+    prefixes.push_back(prefix("vader_segment", ForeignJobOf(*name)));
+  return prefixes;
 }
 
 void RemoveSegments(const std::string& folder, std::string_view prefix) {

@@ -2,17 +2,17 @@
 // MPI's launcher would remove, had it not been killed as well.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/environment.h"
 
 namespace sirtaki::launch {
 
-// How the names of this job's segments in /dev/shm begin; none if this is no rank of Open MPI.
+// How the names of this job's segments in /dev/shm may begin; none if this is no rank of Open MPI.
 // (MPICH leaves some too, whose names do not tell the job.) Pure.
-std::optional<std::string> SegmentPrefix(const core::EnvironmentView& env, std::string_view host,
+std::vector<std::string> SegmentPrefixes(const core::EnvironmentView& env, std::string_view host,
                                          unsigned user);
 
 // Removes the files of the folder whose names begin so.

@@ -55,9 +55,7 @@ class RankProcess {
     }
     while (!Done()) Step();
     const bool badly = stopped_ || ExitCode() != 0;
-    const auto segments = badly ? SegmentPrefix(env_, HostName(), geteuid()) : std::nullopt;
-    if (segments) RemoveSegments("/dev/shm", *segments);
-    if (badly && OwnsGroup()) KillOthersOfGroup();
+    if (badly) RemoveLeftovers();
     if (!heard_) EndDaemon();
     return ExitCode();
   }
@@ -232,6 +230,12 @@ class RankProcess {
     } else {
       child_.Signal(signal);
     }
+  }
+
+  void RemoveLeftovers() const {
+    for (const auto& prefix : SegmentPrefixes(env_, HostName(), geteuid()))
+      RemoveSegments("/dev/shm", prefix);
+    if (OwnsGroup()) KillOthersOfGroup();
   }
 
   // The launcher's own process on this host: behind a link that is down it would wait for minutes.

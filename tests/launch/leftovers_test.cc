@@ -6,25 +6,37 @@
 
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <vector>
 
 namespace sirtaki::launch {
 namespace {
 
+using Prefixes = std::vector<std::string>;
+
 TEST(LeftoversTest, NamesAreOfTheJobAlone) {
-  EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "783089665"}}, "vm", 0),
-            "vader_segment.vm.0.2ead0001.");
-  EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "1"}}, "vm.example.org", 7),
-            "vader_segment.vm.7.1.");
-  EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "1"}}, "10.0.0.1", 7),
-            "vader_segment.10.0.0.1.7.1.");
+  EXPECT_EQ(SegmentPrefixes({{"OMPI_MCA_ess_base_jobid", "783089665"}}, "vm", 0),
+            Prefixes{"vader_segment.vm.0.2ead0001."});
+  EXPECT_EQ(SegmentPrefixes({{"OMPI_MCA_ess_base_jobid", "1"}}, "vm.example.org", 7),
+            Prefixes{"vader_segment.vm.7.1."});
+  EXPECT_EQ(SegmentPrefixes({{"OMPI_MCA_ess_base_jobid", "1"}}, "10.0.0.1", 7),
+            Prefixes{"vader_segment.10.0.0.1.7.1."});
   // As Open MPI 5.0.11 named them.
-  EXPECT_EQ(SegmentPrefix({{"PMIX_NAMESPACE", "prterun-vm-2591@1"}}, "vm", 0),
-            "sm_segment.vm.0.fb530001.");
-  EXPECT_EQ(SegmentPrefix({{"PMIX_NAMESPACE", "prterun-vm-3950@1"}}, "vm.example.org", 7),
-            "sm_segment.vm.7.773b0001.");
-  EXPECT_EQ(SegmentPrefix({}, "vm", 0), std::nullopt);
-  EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "x"}}, "vm", 0), std::nullopt);
-  EXPECT_EQ(SegmentPrefix({{"OMPI_MCA_ess_base_jobid", "1"}}, "", 0), std::nullopt);
+  EXPECT_EQ(SegmentPrefixes({{"PMIX_NAMESPACE", "prterun-vm-2591@1"}}, "vm", 0),
+            Prefixes{"sm_segment.vm.0.fb530001."});
+  EXPECT_EQ(SegmentPrefixes({{"PMIX_NAMESPACE", "prterun-vm-3950@1"}}, "vm.example.org", 7),
+            Prefixes{"sm_segment.vm.7.773b0001."});
+  EXPECT_EQ(SegmentPrefixes({}, "vm", 0), Prefixes{});
+  EXPECT_EQ(SegmentPrefixes({{"OMPI_MCA_ess_base_jobid", "x"}}, "vm", 0), Prefixes{});
+  EXPECT_EQ(SegmentPrefixes({{"OMPI_MCA_ess_base_jobid", "1"}}, "", 0), Prefixes{});
+}
+
+// The ranks may be of Open MPI 4, whose names here are those of 4.1.4, or of 5.
+TEST(LeftoversTest, NamesUnderSrun) {
+  EXPECT_EQ(SegmentPrefixes({{"PMIX_NAMESPACE", "slurm.pmix.1.0"}}, "h1", 0),
+            (Prefixes{"sm_segment.h1.0.7bfb0000.", "vader_segment.h1.0.36a24d59."}));
+  EXPECT_EQ(SegmentPrefixes({{"PMIX_NAMESPACE", "slurm.pmix.2.0"}}, "h1.example.org", 7),
+            (Prefixes{"sm_segment.h1.7.42c90000.", "vader_segment.h1.7.8dc24f0b."}));
 }
 
 TEST(LeftoversTest, OnlyWhatBeginsSoIsRemoved) {

@@ -179,6 +179,37 @@ for signal in INT TERM HUP; do
   gone "sleep 306"
 done
 
+echo "--- Ctrl-C on a terminal, where the launcher gets it too"
+cat >"$work/ctrl_c.py" <<'END'
+import os, pty, signal, sys
+
+process, terminal = pty.fork()
+if process == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+signal.alarm(40)  # to start in
+text = b""
+pressed = False
+while True:
+    try:
+        text += os.read(terminal, 4096)
+    except OSError:  # nobody has the terminal open any more
+        break
+    if not pressed and text.count(b"] begun") == 2:
+        os.write(terminal, b"\x03")
+        pressed = True
+        signal.alarm(15)  # to end in
+sys.stdout.buffer.write(text.replace(b"\r", b"").replace(b"^C", b""))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+END
+for ranks in 'exec sleep 318' "trap '' INT; sleep 318" "trap '' INT TERM; sleep 318; sleep 318"; do
+  code=0
+  NO_COLOR=1 python3 "$work/ctrl_c.py" "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 bash -c "echo begun; $ranks" \
+    >"$output" 2>"$errors" || code=$?
+  [ "$code" = 130 ] || fail "$ranks: code $code"
+  ends "$output" "sirtakirun: ended by SIGINT"
+  gone "sleep 318"
+done
+
 echo "--- nohup: a hangup does not end it"
 nohup "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 1 bash -c "echo begun; read -r; echo on" >"$output" 2>"$errors" < <(
   for _ in $(seq 300); do

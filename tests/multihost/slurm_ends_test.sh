@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Every end of a run of real ranks within a job of Slurm, by mpirun and by srun, on two hosts of two: see ends.sh.
+set -euo pipefail
+# shellcheck source=tests/multihost/hosts.sh
+. "$(dirname "$0")/hosts.sh"
+# shellcheck source=tests/multihost/slurm.sh
+. "$(dirname "$0")/slurm.sh"
+# shellcheck source=tests/multihost/ends.sh
+. "$(dirname "$0")/ends.sh"
+
+ends_need "${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}"
+hosts_not_under HYDRA "PyPI's MPICH has no PMIx, which srun is asked for"
+slurm_need
+ends_up
+slurm_up 2
+
+# What cleans up behind ranks of srun is killed, and Open MPI ends those whose PMIx is gone.
+step_killed() {
+  begin "$program" waits -1
+  kill -KILL "$(parent_of "$(parent_of "$(ours end_badly "RANK=$victim")")")"
+  finish 195 25
+  says "rank [0-3] on host $host ended with exit code 195"
+}
+parent_of() { awk '/^PPid:/ { print $2 }' "/proc/$1/status"; }
+
+around=(salloc -N 2 -n 4)
+trials 'mpirun in salloc' killed stopped throws exits interrupted terminated
+launcher=srun
+trials 'srun in salloc' killed stopped throws exits interrupted terminated step_killed
+exit "$failed"
