@@ -20,9 +20,11 @@ namespace {
 constexpr int kMostLooks =
     10;  // for what those to be killed start, with some patience for the dead
 
-std::string_view WithoutDomain(std::string_view host) {
+// As Open MPI calls this host: without its domain, unless mpirun was told to keep it.
+std::string_view NameOf(std::string_view host, const core::EnvironmentView& env) {
   const bool is_address = host.find_first_not_of("0123456789.") == std::string_view::npos;
-  return is_address ? host : host.substr(0, host.find('.'));
+  const bool is_whole = env.Find("OMPI_MCA_orte_keep_fqdn_hostnames") == "1";
+  return is_address || is_whole ? host : host.substr(0, host.find('.'));
 }
 
 std::uint32_t HashOf(std::string_view name) {
@@ -58,7 +60,7 @@ std::vector<std::string> SegmentPrefixes(const core::EnvironmentView& env, std::
   const auto prefix = [&](std::string_view kind, std::uint32_t job) {
     std::array<char, 16> hexadecimal{};
     std::snprintf(hexadecimal.data(), hexadecimal.size(), "%x", job);
-    return std::string(kind) + "." + std::string(WithoutDomain(host)) + "." + std::to_string(user) +
+    return std::string(kind) + "." + std::string(NameOf(host, env)) + "." + std::to_string(user) +
            "." + hexadecimal.data() + ".";
   };
   // As opal/mca/btl of Open MPI makes them, vader of 4 and sm of 5: host without its domain, user,

@@ -31,6 +31,13 @@ TEST(LeftoversTest, NamesAreOfTheJobAlone) {
   EXPECT_EQ(SegmentPrefixes({{"OMPI_MCA_ess_base_jobid", "1"}}, "", 0), Prefixes{});
 }
 
+TEST(LeftoversTest, DomainsStayWhereTheyMatter) {
+  EXPECT_EQ(SegmentPrefixes(
+                {{"OMPI_MCA_ess_base_jobid", "1"}, {"OMPI_MCA_orte_keep_fqdn_hostnames", "1"}},
+                "vm.example.org", 7),
+            Prefixes{"vader_segment.vm.example.org.7.1."});
+}
+
 // The ranks may be of Open MPI 4, whose names here are those of 4.1.4, or of 5.
 TEST(LeftoversTest, NamesUnderSrun) {
   EXPECT_EQ(SegmentPrefixes({{"PMIX_NAMESPACE", "slurm.pmix.1.0"}}, "h1", 0),

@@ -102,7 +102,7 @@ called() {
   local count=$1
   shift
   : >"$hosts_state/calls"
-  PATH=$hosts_state/bin:$PATH run 0 -H h1:1,h2:1 "$@" true
+  PATH=$hosts_state/bin:$PATH run 0 -H h1:1,h2:1 "$@" -- true
   [ "$(wc -l <"$hosts_state/calls")" = "$count" ] || fail "ssh was called $(wc -l <"$hosts_state/calls") times, not $count"
 }
 called 2
