@@ -114,7 +114,7 @@ stopped() {
   says "  end_badly: peer lost: rank $victim is lost: "
 }
 
-# These two have some steps to go.
+# These two have a step to go.
 throws() {
   begin "$program" throws "$victim"
   finish 134 15
