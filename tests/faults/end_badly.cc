@@ -25,7 +25,7 @@ using sirtaki::core::Status;
 using sirtaki::frameworks::Session;
 
 constexpr int kFirstSteps = 20;
-constexpr int kVictimsStep = 40;
+constexpr int kVictimsStep = kFirstSteps + 1;
 
 // Large ones and small ones.
 Status Step(Session& session, int step) {

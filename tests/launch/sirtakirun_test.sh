@@ -256,7 +256,7 @@ nohup "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 1 bash -c "echo beg
     grep -q begun "$output" && break
     sleep 0.1
   done
-  kill -HUP $(running "$sirtakirun --launcher $mpirun")
+  kill -HUP $(running "--oversubscribe -np 1 bash -c echo begun; read -r; echo on")
   echo
 ) || fail "ended by SIGHUP"
 says "$output" "[0] on"

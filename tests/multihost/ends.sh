@@ -114,10 +114,10 @@ stopped() {
   says "  end_badly: peer lost: rank $victim is lost: "
 }
 
-# These two have some steps to go.
+# These two have a step to go.
 throws() {
   begin "$program" throws "$victim"
-  finish 134 15
+  finish 134 40
   says "rank $victim on host $host died of SIGABRT"
   says '    what\(\):  this sample cannot be read'
 }

@@ -137,7 +137,7 @@ gone "sleep 313"
 signal() {
   local process
   for process in /proc/[0-9]*; do
-    { tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null | grep -q "^$sirtakirun --launcher" || continue
+    { tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null | grep -q "^$sirtakirun --launcher .*$hosts_state" || continue
     kill "-$1" "${process#/proc/}"
   done
 }
