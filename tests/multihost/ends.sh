@@ -101,7 +101,7 @@ clean() { hosts_wait 'something is left' nothing_left || fail "left: $(left)"; }
 killed() {
   begin "$program" waits -1
   hurt KILL
-  finish 137 10
+  finish 137 20
   says "rank $victim on host $host died of SIGKILL"
 }
 
@@ -109,7 +109,7 @@ killed() {
 stopped() {
   begin --ping-interval 1 --peer-timeout 5 "$program" waits -1
   hurt STOP
-  finish 1 20
+  finish 1 30
   says 'rank [0-3] on host h[12] ended with exit code 1'
   says "  end_badly: peer lost: rank $victim is lost: "
 }
@@ -124,14 +124,14 @@ throws() {
 
 exits() {
   begin "$program" exits "$victim"
-  finish 3 15
+  finish 3 25
   says "rank $victim on host $host ended with exit code 3"
 }
 
 signalled() {
   begin "$program" waits -1
   kill "-$1" "$(ours sirtakirun)"
-  finish $((128 + $(kill -l "$1"))) 10
+  finish $((128 + $(kill -l "$1"))) 20
   says "ended by SIG$1"
 }
 interrupted() { signalled INT; }
