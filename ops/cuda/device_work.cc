@@ -20,7 +20,9 @@ Status NoteReady(EventPool& events, StreamHandle stream, DeviceWork* work) {
   EventPtr ready;
   if (status.ok()) status = events.Take(&ready);
   if (status.ok()) status = ready->Record(stream);
-  if (status.ok()) work->ready = std::move(ready);
+  if (!status.ok()) return status;
+  work->ready = std::move(ready);
+  work->producer = stream;
   return status;
 }
 

@@ -20,7 +20,8 @@ namespace sirtaki::ops::cuda {
 struct DeviceWork : core::Work {
   std::shared_ptr<Device> device;
   EventPtr ready;
-  EventPtr done;  // set before the handle completes, and not touched afterwards
+  StreamHandle producer = nullptr;  // where `ready` is
+  EventPtr done;                    // set before the handle completes, and not touched afterwards
   // The lane's, set before allocate_output is called: what that allocates is used there first.
   StreamHandle lane_stream = nullptr;
 };
