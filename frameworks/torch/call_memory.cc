@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "frameworks/torch/gpu_tensors.h"
 #include "frameworks/torch/tensor_bridge.h"
 
 namespace sirtaki::detail {
@@ -26,11 +27,15 @@ at::Tensor Owned(const at::Tensor& flat, const at::Tensor& tensor) {
 
 std::shared_ptr<Arriving> ExpectRows(const at::Tensor& input, core::Work& work) {
   auto arriving = std::make_shared<Arriving>();
-  work.allocate_output = [arriving, options = input.options(),
+  // It goes with the work.
+  const auto* on_gpu = IsOnGpu(input) ? &static_cast<const ops::cuda::DeviceWork&>(work) : nullptr;
+  work.allocate_output = [arriving, on_gpu, options = input.options(),
                           shape = WithRows(input, 0)](const std::vector<std::int64_t>& rows) {
     std::vector<std::int64_t> whole = shape;
     for (const std::int64_t count : rows) whole[0] += count;
     arriving->rows = rows;
+    const AllocatingStream of_lane(options.device(),
+                                   on_gpu == nullptr ? nullptr : on_gpu->lane_stream);
     arriving->tensor = at::empty(whole, options);
     return arriving->tensor.data_ptr();
   };

@@ -12,6 +12,7 @@
 #include "core/work.h"
 #include "frameworks/torch/set_membership.h"
 #include "frameworks/torch/tensor_call.h"
+#include "ops/cuda/device_work.h"
 
 namespace sirtaki::detail {
 
@@ -26,13 +27,15 @@ struct CallMemory {
   at::Tensor result;  // what the caller gets; undefined before the end if `arriving`
   at::Tensor moved;  // what the operation writes; differs from the result if that does not lie flat
   std::shared_ptr<Arriving> arriving;
+  std::shared_ptr<ops::cuda::DeviceWork> on_gpu;  // null: on the host
 
-  // After the operation, if it went well: the result is as it should be.
+  // After the operation, if it went well, and behind AwaitOnGpus: the result is as it should be.
   void Settle();
 };
 
 // Fills in the work's memory for tensor `index` of the call. Throws what LibTorch throws when there
-// is no memory. Precondition: MakeSignature has found nothing wrong.
+// is no memory. Precondition: MakeSignature has found nothing wrong. `work`: for a tensor on a GPU
+// a DeviceWork.
 CallMemory GiveMemory(const TensorCall& call, std::size_t index, const CallMembers& members,
                       core::Work& work);
 

@@ -51,7 +51,7 @@ std::vector<std::string> DescribeWithDigests(const std::vector<std::string>& nam
                                              std::string* error) {
   std::vector<std::string> list;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].defined()) *error = WhyNotMovable(tensors[i]);
+    if (tensors[i].defined()) *error = WhyNotOnHost(tensors[i]);
     if (error->empty()) {
       try {
         list.push_back(Quoted(names[i], tensors[i]));

@@ -298,7 +298,7 @@ core::WorkPtr ParameterGradient::DescribeDense() {
   if (!present_) work->request.absent = {true};
   const bool as_found = present_ && !(what_.rule->sparse_as_dense && IsSparse(found_));
   const at::Tensor& shaped = as_found ? found_ : what_.parameter;
-  work->request.invalid = WhyNotMovable(shaped);
+  work->request.invalid = WhyNotOnHost(shaped);
   core::Signature signature = MakeSignature(shaped);
   if (!signature_ || *signature_ != signature) {
     signature_ = std::make_shared<const core::Signature>(std::move(signature));

@@ -3,6 +3,7 @@
 #include <exception>
 #include <utility>
 
+#include "frameworks/torch/gpu_tensors.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
 
@@ -10,18 +11,36 @@ namespace sirtaki::detail {
 
 namespace {
 
+core::WorkPtr MakeWork(const at::Tensor& tensor) {
+  if (IsOnGpu(tensor)) return std::make_shared<ops::cuda::DeviceWork>();
+  return std::make_shared<core::Work>();
+}
+
+// Of one tensor of the call.
+CallMemory GiveMemoryTo(const core::WorkPtr& work, const TensorCall& call, std::size_t index,
+                        const CallMembers& members, SessionState& session) {
+  CallMemory memory = GiveMemory(call, index, members, *work);
+  if (IsOnGpu(call.at(index))) {
+    memory.on_gpu = std::static_pointer_cast<ops::cuda::DeviceWork>(work);
+    std::shared_ptr<frameworks::Gpu> gpu;
+    ThrowIfError(session.session().FindGpu(call.at(index).device().index(), &gpu));
+    memory.on_gpu->device = gpu->device();
+  }
+  return memory;
+}
+
 std::vector<CallMemory> GiveAllMemory(const TensorCall& call, const CallMembers& members,
-                                      core::Work& work) {
+                                      const core::WorkPtr& work, SessionState& session) {
   std::vector<CallMemory> memory;
   for (std::size_t i = 0; i < call.count(); ++i) {
     if (!call.grouped) {
-      memory.push_back(GiveMemory(call, i, members, work));
+      memory.push_back(GiveMemoryTo(work, call, i, members, session));
       continue;
     }
-    auto part = std::make_shared<core::Work>();
-    part->request.signature = work.request.signature->parts[i];
-    memory.push_back(GiveMemory(call, i, members, *part));
-    work.parts.push_back(std::move(part));
+    const core::WorkPtr part = MakeWork(call.at(i));
+    part->request.signature = work->request.signature->parts[i];
+    memory.push_back(GiveMemoryTo(part, call, i, members, session));
+    work->parts.push_back(part);
   }
   return memory;
 }
@@ -33,20 +52,21 @@ std::shared_ptr<PendingTensor> PendingTensor::Start(TensorCall call,
   ThrowIfError(session->Check());
   CheckName(call);
   const CallMembers members = MembersOf(call.process_set, session);
-  auto work = std::make_shared<core::Work>();
+  const core::WorkPtr work = call.grouped ? std::make_shared<core::Work>() : MakeWork(call.tensor);
   core::Request& request = work->request;
   request.key = call.name.empty() ? core::Key::Unnamed(members.set, 0)
                                   : core::Key::Named(members.set, call.name);
-  request.signature = MakeSignature(call, members, &request.invalid);
+  request.signature = MakeSignature(call, members, *session, &request.invalid);
   std::vector<CallMemory> memory;
   if (request.invalid.empty()) {
     try {
-      memory = GiveAllMemory(call, members, *work);
+      memory = GiveAllMemory(call, members, work, *session);
+      request.invalid = NoteReadyOnGpus(memory, *session).message();
     } catch (const std::exception& error) {
-      // For the peers to learn it, and this rank with them.
-      work->parts.clear();
       request.invalid = WhyNoMemory(error);
     }
+    // For the peers to learn it, and this rank with them.
+    if (!request.invalid.empty()) work->parts.clear();
   }
   work->deadline = DeadlineAfter(call.timeout);
   return StartWork(std::move(call.name), work, std::move(memory), call.will_wait,
@@ -120,6 +140,8 @@ at::Tensor PendingTensor::Synchronize() { return Results().front(); }
 
 void PendingTensor::Finish() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  // Each time: another thread, or the same one later, may use the results in another stream.
+  if (handle_->status().ok()) AwaitOnGpus(memory_);
   if (finished_) return;
   finished_ = true;
   if (handle_->status().ok()) {

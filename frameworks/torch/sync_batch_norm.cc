@@ -48,7 +48,7 @@ SyncBatchNormTensors NewTensors(const torch::nn::BatchNormOptions& options) {
 
 // Empty if the input fits.
 std::string WhyRefused(const at::Tensor& input, const at::Tensor& weight, std::int64_t channels) {
-  std::string why = detail::WhyNotMovable(input);
+  std::string why = detail::WhyNotOnHost(input);
   if (!why.empty()) return why;
   const std::string what = "an input " + detail::TypeAndShape(input);
   if (!input.is_floating_point()) {

@@ -17,6 +17,8 @@
 
 namespace sirtaki::detail {
 
+class SessionState;
+
 // The tensors may be anything: what is wrong with them is told to the peers.
 struct TensorCall {
   core::OpKind kind = core::OpKind::kAllReduce;
@@ -51,7 +53,7 @@ struct TensorCall {
 // What the ranks must agree on. `*invalid` is set to why this rank's arguments are wrong, whatever
 // the others'; to nothing if they are not.
 core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& members,
-                                 std::string* invalid);
+                                 SessionState& session, std::string* invalid);
 
 // Throws if no request could carry the name, or if it is one of the library's.
 void CheckName(const TensorCall& call);
