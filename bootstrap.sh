@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # bootstrap.sh: installs what this machine lacks to build, test and run Sirtaki.
 #
-#   bash bootstrap.sh [--quiet] [--benchmarks]
+#   bash bootstrap.sh [--quiet] [--cuda] [--benchmarks]
 #
 # Debian packages come from apt (through sudo when not root); LibTorch comes from PyPI into `.venv` beside this
 # file. Safe to run again and again: when nothing is missing it only looks, for a second or less.
@@ -14,6 +14,9 @@
 #                                            lint, slurm-wlm and munge for those under Slurm.
 #   SIRTAKI_PYTHON=/path/to/python3          the Python that makes the .venv.
 #
+# --cuda also installs NVIDIA's compiler, for our kernels, and NCCL into the .venv; no driver, and none is needed to
+# build. A CUDA 12 or 13 of your own does as well, with its nvcc on PATH or in CUDAToolkit_ROOT.
+#
 # --benchmarks also makes `import torch` work in the .venv, for the benchmarks' references over torch.distributed: the
 # packages that it needs, and stand-ins for GPU libraries that are not there, in `.venv-bench`.
 set -euo pipefail
@@ -22,14 +25,18 @@ top=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 venv=$top/.venv
 torch_version=2.11.0
 light_packages=("torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+cuda_packages=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85
+  nvidia-cuda-runtime==13.0.96 nvidia-nccl-cu13==2.28.9)
 bench_packages=(typing_extensions sympy filelock networkx jinja2 fsspec)   # what torch asks for, but Triton and the GPU libraries
 quiet=no
+cuda=no
 benchmarks=no
 for argument in "$@"; do
   case $argument in
     --quiet) quiet=yes ;;
+    --cuda) cuda=yes ;;
     --benchmarks) benchmarks=yes ;;
-    *) printf 'bootstrap: error: %s is not known; --quiet and --benchmarks are\n' "$argument" >&2; exit 2 ;;
+    *) printf 'bootstrap: error: %s is not known; --quiet, --cuda and --benchmarks are\n' "$argument" >&2; exit 2 ;;
   esac
 done
 
@@ -168,6 +175,20 @@ if wants_venv; then
   fi
 else
   say "LibTorch: yours (no .venv is made)"
+fi
+
+# --- nvcc and NCCL in .venv -----------------------------------------------------------------------------------------
+
+if [ "$cuda" = yes ]; then
+  [ -x "$venv/bin/python" ] || die "--cuda needs the .venv; with a LibTorch of your own install CUDA, and put its nvcc on PATH"
+  wanted="${cuda_packages[*]}"
+  if [ "$(cat "$venv/.sirtaki-cuda" 2>/dev/null || true)" != "$wanted" ]; then
+    announce "installing nvcc and NCCL into .venv; this takes a minute"
+    retry "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir --no-deps \
+      "${cuda_packages[@]}" </dev/null || die "pip could not install $wanted"
+    printf '%s\n' "$wanted" >"$venv/.sirtaki-cuda"
+  fi
+  say "CUDA: $wanted, in .venv"
 fi
 
 # --- torch in Python, for the benchmarks' references ----------------------------------------------------------------

@@ -30,6 +30,9 @@ struct GroupTask {
   core::TimePoint since{};
   std::int64_t chunk_bytes = std::int64_t{1}
                              << 20;  // of what is moved at a time, on the large lane
+  // On the large lane: the group begins when it is set, and whoever sets it has set the inputs of
+  // its work before. Null: they are there.
+  std::shared_ptr<const std::atomic<bool>> inputs_there;
 
   const core::Signature& signature() const { return *items.front().signature; }
   // Whether this rank has joined: no item has work.

@@ -33,6 +33,9 @@ constexpr std::size_t kSmallInFlight = 16;
 // behind.
 constexpr auto kGrace = std::chrono::milliseconds(200);
 
+// Between looks whether the inputs of a group are there.
+constexpr auto kInputsPause = std::chrono::microseconds(100);
+
 }  // namespace
 
 struct HostLanes::Impl {
@@ -78,8 +81,10 @@ struct HostLanes::Impl {
   bool BeginCallOut() SIRTAKI_EXCLUDES(mutex);
 
   // ---- by whoever runs the large lane ----
-  // Whether the first task of the queue may begin: a set goes when its small groups have gone.
+  // Whether the first task of the queue may begin: a set goes when its small groups have gone, a
+  // group waits for its inputs.
   bool LargeIsReady() const SIRTAKI_REQUIRES(mutex);
+  bool LargeAwaitsInputs() const SIRTAKI_REQUIRES(mutex);
   Status Change(const SetChange& change) SIRTAKI_EXCLUDES(mutex);
 
   static fusion::Cutting LargeCutting(const GroupTask& task) {
@@ -259,13 +264,19 @@ bool HostLanes::Impl::LargeWaits() {
 }
 
 bool HostLanes::Impl::LargeIsReady() const {
-  if (large_queue.empty()) return false;
+  if (large_queue.empty() || LargeAwaitsInputs()) return false;
   const SetChangePtr& change = large_queue.front().task.change;
   if (change == nullptr || change->adds) return true;
   for (const auto& [number, task] : unfinished) {
     if (task.is_small() && task.set() == change->set) return false;
   }
   return true;
+}
+
+bool HostLanes::Impl::LargeAwaitsInputs() const {
+  if (large_queue.empty() || large_queue.front().task.group == nullptr) return false;
+  const auto& there = large_queue.front().task.group->inputs_there;
+  return there != nullptr && !there->load(std::memory_order_acquire);
 }
 
 Status HostLanes::Impl::Change(const SetChange& change) {
@@ -284,7 +295,11 @@ Status HostLanes::Impl::Change(const SetChange& change) {
 std::optional<HostLanes::Impl::Numbered> HostLanes::Impl::NextLarge() {
   core::MutexLock lock(mutex);
   thread_state = ThreadState::kWaiting;
-  while (!LargeIsReady() && !quit) changed.Wait(mutex);
+  while (!LargeIsReady() && !quit) {
+    // Nobody tells when a device has brought them.
+    const bool looks = LargeAwaitsInputs();
+    changed.WaitUntil(mutex, looks ? core::Clock::now() + kInputsPause : core::TimePoint::max());
+  }
   if (!LargeIsReady() || left) {
     thread_state = ThreadState::kGone;
     changed.NotifyAll();
@@ -411,6 +426,8 @@ void HostLanes::Start(core::RunBatch batch, core::TimePoint now) {
   }
   impl_->StepSmall();
 }
+
+void HostLanes::StartLarge(GroupTaskPtr group) { impl_->Enqueue({std::move(group), nullptr}); }
 
 void HostLanes::AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
                        core::TimePoint now) {

@@ -13,6 +13,7 @@
 #include "core/executor.h"
 #include "fusion/planner.h"
 #include "ops/backend.h"
+#include "ops/group_run.h"
 
 namespace sirtaki::ops {
 
@@ -50,6 +51,8 @@ class HostLanes : public core::Executor {
   ~HostLanes() override;
 
   void Start(core::RunBatch batch, core::TimePoint now) override;
+  // A group that was planned elsewhere, on the large lane.
+  void StartLarge(GroupTaskPtr group);
   void AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
               core::TimePoint now) override;
   void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;

@@ -87,12 +87,13 @@ void Lanes::StartOnDevices(core::RunBatch batch, core::TimePoint now) {
       CompleteAll(group->items, why);
       continue;
     }
-    // All ranks judge alike, so nobody waits for this one: no failure of the session.
-    if (const std::string why = nccl::WhyNotOnDevice(group->signature()); !why.empty()) {
-      CompleteAll(group->items, {StatusCode::kUnsupported, why});
+    nccl::DeviceLane* const lane = LaneOf(*group);
+    if (group->signature().reduction == core::ReduceOp::kAdasum) {
+      nccl::HostPassagePtr passage;
+      host_->StartLarge(nccl::MakeHostPart(*group, &passage));
+      if (passage != nullptr) lane->StartPassage(std::move(group), std::move(passage));
       continue;
     }
-    nccl::DeviceLane* const lane = LaneOf(*group);
     nccl::MeetingPtr meeting;
     if (met_.emplace(batch.set, group->signature().slot).second) {
       meeting = Meet(*group, lane != nullptr);

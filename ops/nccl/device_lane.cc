@@ -38,6 +38,7 @@ struct DeviceLane::Impl {
     core::SetNumber set = 0;
     MeetingPtr meeting;
     std::shared_ptr<const Api> api;
+    HostPassagePtr passage;
   };
   struct InFlight {
     std::uint64_t number = 0;
@@ -63,7 +64,8 @@ struct DeviceLane::Impl {
   Status Prepare();  // the device
   std::optional<Task> Next() SIRTAKI_EXCLUDES(mutex);
   Status Do(const Task& task) SIRTAKI_EXCLUDES(mutex);
-  Status Launch(const GroupTaskPtr& group, std::uint64_t number);
+  Status Launch(const GroupTaskPtr& group);
+  Status MarkEnd(const GroupTaskPtr& group, std::uint64_t number);
   Status Meet(const Task& task);
   Status Remove(core::SetNumber set);
   // What has left the device, and what went wrong on the way. Fails if something did.
@@ -146,13 +148,16 @@ void DeviceLane::Impl::Stop(const Status& reason, const std::optional<std::strin
 // ---- the lane's thread ----
 
 Status DeviceLane::Impl::Prepare() {
-  if (kernels != nullptr) return Status::Ok();
+  if (pinned != nullptr) return Status::Ok();
   const std::shared_ptr<cuda::Device>& device = options.device;
   Status status = device->Adopt();
   // The stream first: it makes the thread's context, which kernels need; before CUDA 12 choosing a
   // device does not.
   if (status.ok()) status = cuda::Stream::Make(device, &stream);
-  if (status.ok()) status = cuda::Kernels::Load(device, options.kernels, &kernels);
+  // Without kernels a communicator is refused.
+  if (status.ok() && options.kernels != nullptr) {
+    status = cuda::Kernels::Load(device, options.kernels, &kernels);
+  }
   if (!status.ok()) return status;
   events = std::make_unique<cuda::EventPool>(device);
   pinned = std::make_unique<PinnedMemory>(device->api());
@@ -214,7 +219,7 @@ Status DeviceLane::Impl::Meet(const Task& task) {
   return Status::Ok();
 }
 
-Status DeviceLane::Impl::Launch(const GroupTaskPtr& group, std::uint64_t number) {
+Status DeviceLane::Impl::Launch(const GroupTaskPtr& group) {
   const auto found = sets.find(group->channel.set);
   if (found == sets.end()) {
     return {StatusCode::kProtocol, "its set has no communicator on this device"};
@@ -228,9 +233,12 @@ Status DeviceLane::Impl::Launch(const GroupTaskPtr& group, std::uint64_t number)
                               .host = *pinned,
                               .patience = patience(),
                               .await = [this](const cuda::Event& e) { return AwaitEvent(e); }};
-  Status status = LaunchGroup(context, *group);
+  return LaunchGroup(context, *group);
+}
+
+Status DeviceLane::Impl::MarkEnd(const GroupTaskPtr& group, std::uint64_t number) {
   cuda::EventPtr done;
-  if (status.ok()) status = events->Take(&done);
+  Status status = events->Take(&done);
   if (status.ok()) status = done->Record(stream->handle());
   if (!status.ok()) return status;
   for (const core::RunItem& item : group->items) {
@@ -264,8 +272,16 @@ Status DeviceLane::Impl::Do(const Task& task) {
     return status;
   }
   if (status.ok() && task.meeting != nullptr) status = Meet(task);
-  if (status.ok()) status = Launch(task.group, task.number);
-  return status;
+  if (status.ok() && task.passage != nullptr) {
+    const PassageContext context{
+        .stream = *stream, .events = *events, .host = *pinned, .await = [this](const auto& over) {
+          return Await(over);
+        }};
+    status = PassThroughHost(context, *task.group, *task.passage);
+  } else if (status.ok()) {
+    status = Launch(task.group);
+  }
+  return status.ok() ? MarkEnd(task.group, task.number) : status;
 }
 
 Status DeviceLane::Impl::Retire() {
@@ -416,6 +432,11 @@ void DeviceLane::Start(GroupTaskPtr group, MeetingPtr meeting, std::shared_ptr<c
                   .set = set,
                   .meeting = std::move(meeting),
                   .api = std::move(api)});
+}
+
+void DeviceLane::StartPassage(GroupTaskPtr group, HostPassagePtr passage) {
+  const core::SetNumber set = group->channel.set;
+  impl_->Enqueue({.group = std::move(group), .set = set, .passage = std::move(passage)});
 }
 
 void DeviceLane::RemoveSet(core::SetNumber set) { impl_->Enqueue({.set = set}); }

@@ -14,6 +14,7 @@
 #include "ops/cuda/device.h"
 #include "ops/lane_task.h"
 #include "ops/nccl/communicator.h"
+#include "ops/nccl/host_passage.h"
 #include "ops/nccl/meeting.h"
 
 namespace sirtaki::ops::nccl {
@@ -43,6 +44,8 @@ class DeviceLane {
   // `api`: NCCL's, kept as long as it may be called. `meeting`: of the set's first group, else
   // null.
   void Start(GroupTaskPtr group, MeetingPtr meeting, std::shared_ptr<const Api> api);
+  // Of a group that the host reduces.
+  void StartPassage(GroupTaskPtr group, HostPassagePtr passage);
   void RemoveSet(core::SetNumber set);
 
   // True when all groups have left the device.

@@ -64,7 +64,8 @@ PinnedMemory::~PinnedMemory() {
 
 Status PinnedMemory::Reserve(std::int64_t bytes, void** memory) {
   if (blocks_.empty() || bytes > blocks_.back().second) {
-    const std::int64_t taken = std::max<std::int64_t>(2 * bytes, 4096);
+    const std::int64_t taken =
+        std::max<std::int64_t>({bytes, std::min(2 * bytes, kMostDoubled), 4096});
     void* block = nullptr;
     Status status = cuda::Check(cuda_, cuda_.HostAlloc(&block, Size(taken), 0), "cudaHostAlloc");
     if (!status.ok()) return status;

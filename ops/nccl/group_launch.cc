@@ -10,19 +10,6 @@ using core::OpKind;
 using core::Status;
 using core::StatusCode;
 
-// The stream waits for whoever makes the tensors, not this thread.
-Status AwaitProducers(const LaunchContext& context, const GroupTask& task) {
-  const cuda::Event* last = nullptr;
-  for (const core::RunItem& item : task.items) {
-    if (item.work == nullptr) continue;
-    const cuda::EventPtr& ready = static_cast<const cuda::DeviceWork&>(*item.work).ready;
-    if (ready == nullptr || ready.get() == last) continue;
-    last = ready.get();
-    if (Status status = ready->Block(context.stream.handle()); !status.ok()) return status;
-  }
-  return Status::Ok();
-}
-
 Status LaunchKind(const LaunchContext& context, const GroupTask& task) {
   switch (task.signature().kind) {
     case OpKind::kAllReduce:
@@ -48,9 +35,6 @@ Status LaunchKind(const LaunchContext& context, const GroupTask& task) {
 }  // namespace
 
 std::string WhyNotOnDevice(const core::Signature& signature) {
-  if (signature.reduction == core::ReduceOp::kAdasum) {
-    return "Adasum of a tensor on a GPU is not supported by this version; reduce it on the host";
-  }
   if (signature.kind == OpKind::kSend || signature.kind == OpKind::kReceive) {
     return "messages of tensors on a GPU are not supported by this version; send them from the "
            "host";
@@ -58,10 +42,20 @@ std::string WhyNotOnDevice(const core::Signature& signature) {
   return {};
 }
 
+Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task) {
+  const cuda::Event* last = nullptr;
+  for (const core::RunItem& item : task.items) {
+    if (item.work == nullptr) continue;
+    const cuda::EventPtr& ready = static_cast<const cuda::DeviceWork&>(*item.work).ready;
+    if (ready == nullptr || ready.get() == last) continue;
+    last = ready.get();
+    if (Status status = ready->Block(stream.handle()); !status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
 Status LaunchGroup(const LaunchContext& context, const GroupTask& task) {
-  const std::string why = WhyNotOnDevice(task.signature());
-  if (!why.empty()) return {StatusCode::kUnsupported, why};
-  Status status = AwaitProducers(context, task);
+  Status status = AwaitProducers(context.stream, task);
   if (!status.ok()) return status;
   // What allocates the outputs may throw.
   try {

@@ -32,6 +32,9 @@ struct LaunchContext {
 // What GPUs cannot do yet; empty if they can. All ranks judge alike.
 std::string WhyNotOnDevice(const core::Signature& signature);
 
+// The stream waits for whoever makes the tensors, not this thread.
+core::Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task);
+
 // When it returns ok, an event that is recorded in the stream marks the end of the group. Else some
 // of it may be under way: the group's fault.
 core::Status LaunchGroup(const LaunchContext& context, const GroupTask& task);

@@ -201,16 +201,18 @@ TEST(NcclLanesFailureTest, NoMemoryAtAllSaysHowMuchWasWanted) {
 
 TEST(NcclLanesFailureTest, WhatGpusCannotDoIsSaid) {
   FakeGpus gpus;
-  const RunCase c = OnDevice({.signature = {.reduction = ReduceOp::kAdasum, .shape = {40}}});
   InprocWorld world(2);
   RankThreads::Run(2, [&](int rank) {
     DeviceRank device(gpus, world, rank);
+    const RunCase c = OnDevice({.signature = {.kind = OpKind::kSend, .shape = {40}}});
     RunSide refused;
-    device.Start({device.OnDevice(refused.MakeItem(c, "w", rank, 2))});
+    core::RunItem item = device.OnDevice(refused.MakeItem(c, "w", rank, 2));
+    item.work->request.signature = item.signature;
+    device.lanes().StartMessage(item.work, core::Clock::now());
     ASSERT_TRUE(refused.handle()->done());
     EXPECT_EQ(refused.handle()->status().code(), StatusCode::kUnsupported);
     EXPECT_THAT(refused.handle()->status().message(),
-                HasSubstr("Adasum of a tensor on a GPU is not supported"));
+                HasSubstr("messages of tensors on a GPU are not supported"));
     // That is all: the session goes on.
     RunSide side;
     device.Start({device.OnDevice(side.MakeItem(Sum(), "w", rank, 2))});

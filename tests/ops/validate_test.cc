@@ -187,8 +187,8 @@ TEST(ValidateTest, ShapesMakeSense) {
 TEST(ValidateTest, WhatGpusCannotDoIsRefused) {
   constexpr auto kCuda = core::DeviceKind::kCuda;
   EXPECT_EQ(Why({.device = kCuda, .shape = {1}}), "");
-  EXPECT_THAT(Why({.reduction = ReduceOp::kAdasum, .device = kCuda, .shape = {1}}),
-              HasSubstr("Adasum of a tensor on a GPU"));
+  EXPECT_THAT(Why({.kind = OpKind::kSend, .device = kCuda, .shape = {1}}),
+              HasSubstr("messages of tensors on a GPU"));
   EXPECT_THAT(Why({.device = kCuda, .shape = {-1}}), HasSubstr("negative"));
 }
 
