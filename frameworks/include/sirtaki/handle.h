@@ -55,7 +55,9 @@ SIRTAKI_API bool poll(const GroupedHandle& handle);
 
 // Waits until the operation has ended and returns its tensor (of a grouped one its tensors, in the
 // order of the call), or throws what went wrong. May be called several times. Does not use a core
-// while it waits. Of a send or a barrier: what was sent, an undefined tensor.
+// while it waits. Of tensors on a GPU it does not wait for the end: the stream that is current
+// does, so what is computed in it next finds the result; poll() is true as early, and does the
+// same. Of a send or a barrier: what was sent, an undefined tensor.
 SIRTAKI_API at::Tensor synchronize(const Handle& handle);
 SIRTAKI_API std::vector<at::Tensor> synchronize(const GroupedHandle& handle);
 
