@@ -38,7 +38,7 @@ std::string RankName() {
 std::chrono::seconds Patience() {
   const char* value = std::getenv("SIRTAKI_TEST_WATCHDOG");
   const int seconds = value != nullptr ? std::atoi(value) : 0;
-  return std::chrono::seconds(seconds > 0 ? seconds : 60);
+  return std::chrono::seconds(seconds > 0 ? seconds : 150);
 }
 
 // Ends the process if what goes on takes too long, after saying what it is. Lives as long as the

@@ -2,7 +2,7 @@
 // order.
 //
 // A rank's failures are printed with its number, the verdict is that of all ranks, and a watchdog
-// ends the job when one test takes longer than SIRTAKI_TEST_WATCHDOG seconds (60), naming the test
+// ends the job when one test takes longer than SIRTAKI_TEST_WATCHDOG seconds (150), naming the test
 // on each rank that is stuck in it.
 #pragma once
 
