@@ -34,7 +34,11 @@ bool HasController(const std::string& controllers, const std::string& wanted) {
 std::optional<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path);
   if (!file) return std::nullopt;
-  return std::string(std::istreambuf_iterator<char>(file), {});
+  try {
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  } catch (const std::ios_base::failure&) {
+    return std::nullopt;  // a folder can be opened, but not read
+  }
 }
 
 std::vector<CgroupFolder> CgroupFolders(const std::string& controller, const FileReader& read) {

@@ -54,6 +54,12 @@ Wish WishOf(const std::string& wanted, bool in_slurm) {
   return wish;
 }
 
+std::string Cure(const std::string& wanted) {
+  if (wanted == "mpich") return "; Debian's mpich has an mpiexec";
+  if (wanted == "srun") return "; srun is for jobs of Slurm";
+  return wanted == "auto" || wanted == "openmpi" ? "; Debian's openmpi-bin has an mpirun" : "";
+}
+
 }  // namespace
 
 std::string FindOnPath(const std::string& name, const core::EnvironmentView& env) {
@@ -96,9 +102,9 @@ Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env,
       return Status::Ok();
     }
   }
-  return {StatusCode::kUnsupported,
-          "--launcher " + wanted + ": nothing found that can start ranks (" + Joined(tried, "; ") +
-              "); Debian's openmpi-bin has an mpirun"};
+  return {StatusCode::kUnsupported, "--launcher " + wanted +
+                                        ": nothing found that can start ranks (" +
+                                        Joined(tried, "; ") + ")" + Cure(wanted)};
 }
 
 }  // namespace sirtaki::launch

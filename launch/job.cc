@@ -8,9 +8,11 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,7 @@
 #include "launch/child.h"
 #include "launch/job_output.h"
 #include "launch/job_ranks.h"
+#include "launch/leftovers.h"
 #include "launch/rank_messages.h"
 #include "launch/routes.h"
 #include "launch/signal_pipe.h"
@@ -85,6 +88,12 @@ class Job {
 
   JobResult Run() {
     while (!Done()) Step();
+    EndOrphans({"ssh"});
+    if (!signalled_at_ && !told_launcher_ && launcher_end_->kind == EndKind::kSignalled &&
+        launcher_end_->value == SIGKILL) {
+      // What became of the ranks follows from that.
+      failure_ = JudgeKilledLauncher(plan_.command.front(), *launcher_end_);
+    }
     if (!failure_) {
       failure_ = JudgeLauncher(ranks_, begun_, plan_.command.front(), *launcher_end_);
     }
@@ -114,6 +123,9 @@ class Job {
     if (key_.empty()) return {core::StatusCode::kBackend, "the system gives no random numbers"};
     command->set.emplace_back(kAddressVariable, Joined(addresses, ","));
     command->set.emplace_back(kKeyVariable, key_);
+    std::error_code error;
+    const auto folder = std::filesystem::current_path(error);
+    if (!error) command->set.emplace_back(kFolderVariable, folder.string());
     return Status::Ok();
   }
 
@@ -234,7 +246,7 @@ class Job {
       return false;
     }
     connection->rank = hello.rank;
-    ranks_[static_cast<std::size_t>(hello.rank)] = {connection, hello};
+    ranks_[static_cast<std::size_t>(hello.rank)] = {connection, hello, PeerAddress(connection->fd)};
     ++greeted_;
     if (stopped_) {
       Send(hello.rank, StopMessage{});
@@ -251,19 +263,16 @@ class Job {
     GoMessage go;
     go.master_address = MasterAddress();
     go.master_port = ranks_.front().hello.port;
-    int rank = 0;
-    const auto size = static_cast<int>(ranks_.size());
-    for (const Host& host : plan_.placement.hosts) {
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const Host* const host = HostOf(ranks_, rank, plan_.placement, HostName());
       go.variables.clear();
-      if (!host.devices.empty()) {
+      if (host != nullptr && !host->devices.empty()) {
         std::vector<std::string> devices;
-        for (const int device : host.devices) devices.push_back(std::to_string(device));
+        for (const int device : host->devices) devices.push_back(std::to_string(device));
         go.variables.emplace_back("CUDA_VISIBLE_DEVICES", Joined(devices, ","));
       }
-      const int end = std::min(size, rank + host.slots);
-      for (; rank < end; ++rank) Send(rank, go);
+      Send(static_cast<int>(rank), go);
     }
-    for (; rank < size; ++rank) Send(rank, go);  // more ranks than slots
   }
 
   // Once all ranks are in MPI_Init, or have ended, none of them waits for a program that has not
@@ -358,11 +367,13 @@ class Job {
     if (is_due(&init_by_)) Fail(JudgeInit(ranks_, hosts, start_timeout_), now);
     if (is_due(&stop_at_)) {
       stopped_ = true;
+      AdoptOrphans();
       for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) Send(rank, StopMessage{});
       // A launcher that is told to end while it ends ranks may crash. It ends when they have.
       terminate_at_ = greeted_ == 0 ? now : now + kTerminateAfter;
     }
     if (is_due(&terminate_at_)) {
+      told_launcher_ = true;
       launcher_.Signal(SIGTERM);
       kill_at_ = now + kKillAfter;
     }
@@ -376,6 +387,7 @@ class Job {
     stop_at_.reset();
     terminate_at_.reset();
     kill_at_.reset();
+    told_launcher_ = true;
     launcher_.Signal(SIGKILL);
     if (signalled_at_) output_.Discard();
     given_up_ = true;
@@ -404,6 +416,7 @@ class Job {
   bool may_restart_ = false;
   bool stopped_ = false;
   bool given_up_ = false;
+  bool told_launcher_ = false;             // to end
   std::optional<TimePoint> signalled_at_;  // first
   core::Duration start_timeout_{};
   std::optional<TimePoint> start_by_;  // ranks

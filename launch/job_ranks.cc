@@ -24,16 +24,37 @@ std::string LateText(const std::vector<Rank>& ranks, IsLate is_late, const std::
          "); --start-timeout sets how long it may take";
 }
 
-const Host* HostOf(int rank, const std::string& called, const Placement& placement) {
-  if (const Host* host = HostOfRank(placement, rank)) return host;
-  // With more ranks than slots the launcher chooses: as the rank calls its host.
-  for (const Host& host : placement.hosts) {
-    if (host.name == called) return &host;
-  }
-  return nullptr;
+// "node1" and "node1.cluster" are one host where one of them has no domain.
+bool SameName(const std::string& a, const std::string& b) {
+  if (a == b) return true;
+  const std::string& longer = a.size() > b.size() ? a : b;
+  const std::string& shorter = a.size() > b.size() ? b : a;
+  return longer.starts_with(shorter + ".") && shorter.find('.') == std::string::npos;
 }
 
 }  // namespace
+
+const Host* HostOf(const std::vector<Rank>& ranks, std::size_t rank, const Placement& placement,
+                   const std::string& own) {
+  const HostList& hosts = placement.hosts;
+  const auto find = [&hosts](const auto& is_it) -> const Host* {
+    const auto host = std::find_if(hosts.begin(), hosts.end(), is_it);
+    return host == hosts.end() ? nullptr : &*host;
+  };
+  const Rank& of = ranks[rank];
+  const auto is_named = [&of](const Host& host) { return host.name == of.hello.host; };
+  const auto is_there = [&of](const Host& host) { return host.name == of.address; };
+  const auto is_here = [&](const Host& host) {
+    return of.hello.host == own && host.name == "localhost";
+  };
+  const auto is_alike = [&of](const Host& host) { return SameName(host.name, of.hello.host); };
+  if (const Host* host = find(is_named)) return host;
+  if (const Host* host = find(is_there)) return host;
+  if (const Host* host = find(is_here)) return host;
+  if (const Host* host = find(is_alike)) return host;
+  // It goes by another name in the plan: Open MPI and the others fill hosts one after the other.
+  return HostOfRank(placement, static_cast<int>(rank));
+}
 
 Failure JudgeStart(const std::vector<Rank>& ranks, const HostList& hosts, core::Duration timeout) {
   const auto is_late = [](const Rank& rank) { return rank.hello.key.empty(); };
@@ -68,6 +89,12 @@ std::optional<Failure> JudgeLauncher(const std::vector<Rank>& ranks, bool begun,
   return Failure{code, launcher + how + ", though every rank ended with 0", {}};
 }
 
+Failure JudgeKilledLauncher(const std::string& launcher, const EndMessage& end) {
+  return {128 + end.value,
+          launcher + " died of " + SignalName(end.value) + ", and the ranks with it",
+          {}};
+}
+
 std::vector<std::string> GoneHosts(const std::vector<Rank>& ranks, const Placement& placement,
                                    const std::string& own) {
   std::vector<std::string> names;
@@ -76,7 +103,7 @@ std::vector<std::string> GoneHosts(const std::vector<Rank>& ranks, const Placeme
     bool told = false;
     for (std::size_t i = 0; i < ranks.size(); ++i) {
       const Rank& rank = ranks[i];
-      if (HostOf(static_cast<int>(i), rank.hello.host, placement) != &host) continue;
+      if (HostOf(ranks, i, placement, own) != &host) continue;
       gone = gone || rank.gone;
       told = told || (rank.ended && !rank.lost) || rank.hello.host == own;
     }

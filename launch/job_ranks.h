@@ -2,6 +2,7 @@
 // of a failure. Pure.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,12 +19,18 @@ struct Connection;
 struct Rank {
   Connection* connection = nullptr;
   HelloMessage hello;
-  bool ended = false;  // or was lost
+  std::string address;  // by which its host reached us
+  bool ended = false;   // or was lost
   bool lost = false;
   bool gone = false;     // and so is its host, it seems
   bool in_init = false;  // it went into MPI_Init, or never will
   bool through = false;  // and has come out, or never will
 };
+
+// The host of the plan that a rank is on: by what it calls itself or its address, else by its place
+// among the ranks. `own`: this machine's name. Null: it is not known.
+const Host* HostOf(const std::vector<Rank>& ranks, std::size_t rank, const Placement& placement,
+                   const std::string& own);
 
 // Some have not started in time, or not come out of MPI_Init.
 Failure JudgeStart(const std::vector<Rank>& ranks, const HostList& hosts, core::Duration timeout);
@@ -33,6 +40,9 @@ Failure JudgeInit(const std::vector<Rank>& ranks, const HostList& hosts, core::D
 // `begun`: the programs have.
 std::optional<Failure> JudgeLauncher(const std::vector<Rank>& ranks, bool begun,
                                      const std::string& launcher, const EndMessage& end);
+
+// Something else than sirtakirun has killed it.
+Failure JudgeKilledLauncher(const std::string& launcher, const EndMessage& end);
 
 // Hosts that seem to be gone, where no rank has told of its end: then it was not one rank alone.
 // `own`: this machine's name, which is never one of them.

@@ -1,6 +1,7 @@
 #include "launch/leftovers.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <limits>
 #include <system_error>
 
+#include "core/cgroup.h"
 #include "launch/words.h"
 
 namespace sirtaki::launch {
@@ -99,6 +101,19 @@ void KillOthersOfGroup() {
       if (!process || *process == getpid() || getpgid(*process) != getpgrp()) continue;
       found = kill(*process, SIGKILL) == 0 || found;
     }
+  }
+}
+
+void AdoptOrphans() { prctl(PR_SET_CHILD_SUBREAPER, 1UL, 0UL, 0UL, 0UL); }
+
+void EndOrphans(const std::vector<std::string>& names) {
+  const std::string self = std::to_string(getpid());
+  const auto children = core::ReadFile("/proc/" + self + "/task/" + self + "/children");
+  for (const std::string_view word : Words(children.value_or(""))) {
+    const auto pid = NumberFrom<pid_t>(word, 1, std::numeric_limits<pid_t>::max());
+    const auto name = core::ReadFile("/proc/" + std::string(word) + "/comm");
+    if (!pid || !name) continue;
+    if (std::find(names.begin(), names.end(), Trimmed(*name)) != names.end()) kill(*pid, SIGTERM);
   }
 }
 

@@ -22,4 +22,10 @@ void RemoveSegments(const std::string& folder, std::string_view prefix);
 // no way: MPICH makes each rank lead a session.
 void KillOthersOfGroup();
 
+// From here on, what children of this process leave behind belongs to it.
+void AdoptOrphans();
+// Tells those of these names to end: a launcher that is killed leaves its ssh to a host that does
+// not answer.
+void EndOrphans(const std::vector<std::string>& names);
+
 }  // namespace sirtaki::launch

@@ -1,10 +1,14 @@
 // sirtakirun: starts a program on several ranks. See docs/launching.md.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <climits>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <system_error>
@@ -14,6 +18,7 @@
 #include "core/config_table.h"
 #include "core/cores.h"
 #include "core/environment.h"
+#include "core/text.h"
 #include "launch/build_facts.h"
 #include "launch/check_build.h"
 #include "launch/check_hosts.h"
@@ -77,9 +82,9 @@ core::Status FindStartTimeout(const LaunchOptions& options, const core::Environm
 }
 
 // 0 if ranks can start on the hosts of the plan, as far as one sees; else what to exit with.
-int CheckHostsOf(const PlanInput& input, const Plan& plan, core::Duration patience) {
+int CheckHostsOf(const PlanInput& input, const Plan& plan) {
   if (plan.to_check.empty()) return 0;
-  const HostWish wish = WishOfPlan(input, plan, CurrentFolder(), patience);
+  const HostWish wish = WishOfPlan(input, plan, CurrentFolder(), input.start_timeout);
   const HostsFound found = CheckHosts(wish, plan.to_check, input.environment);
   if (found.signal != 0) {
     std::fprintf(stderr, "sirtakirun: ended by %s\n", SignalName(found.signal).c_str());
@@ -99,7 +104,7 @@ int CheckHostsOf(const PlanInput& input, const Plan& plan, core::Duration patien
 }
 
 // Carries the plan out, as often as it takes and is allowed.
-int RunAll(PlanInput input, core::Duration start_timeout) {
+int RunAll(PlanInput input) {
   for (int code = kWrongUse;; ++input.restarts) {
     Plan plan;
     const core::Status status = MakePlan(input, &plan);
@@ -108,13 +113,13 @@ int RunAll(PlanInput input, core::Duration start_timeout) {
       return code;
     }
     if (input.options.verbose) std::fputs(PlanText(plan).c_str(), stderr);
-    const int unfit = input.restarts == 0 ? CheckHostsOf(input, plan, start_timeout) : 0;
+    const int unfit = input.restarts == 0 ? CheckHostsOf(input, plan) : 0;
     if (unfit != 0) return unfit;
     if (!plan.network.empty()) {
       std::fprintf(stderr, "sirtakirun: network %s\n", plan.network.c_str());
     }
     const JobResult result =
-        RunJob(plan, input.options, input.restarts > 0, input.environment, start_timeout);
+        RunJob(plan, input.options, input.restarts > 0, input.environment, input.start_timeout);
     code = result.code;
     if (code == 0 || !result.may_help || input.restarts == input.options.max_restarts) {
       return code;
@@ -127,7 +132,15 @@ int RunAll(PlanInput input, core::Duration start_timeout) {
   }
 }
 
+// A descriptor that is opened later must not become one of these by chance.
+void OpenStandardStreams() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) std::abort();
+  }
+}
+
 int Main(const std::vector<std::string>& args, const char* called) {
+  OpenStandardStreams();
   if (args.size() > 2 && args[0] == kRankFlag && args[1] == "--") {
     return RunAsRank({args.begin() + 2, args.end()});
   }
@@ -153,17 +166,23 @@ int Main(const std::vector<std::string>& args, const char* called) {
   input.is_root = geteuid() == 0;
   input.self = OwnPath(called);
   input.route = &FindRoute;
-  core::Duration start_timeout{};
-  status = FindStartTimeout(input.options, input.environment, &start_timeout);
+  status = FindStartTimeout(input.options, input.environment, &input.start_timeout);
   if (status.ok()) {
     status = FindLauncher(input.options.launcher, input.environment, &input.launcher);
   }
   if (!status.ok()) return Complain(status);
 
+  // ssh would go on without it.
+  const std::string& key = input.options.ssh_identity_file;
+  if (!key.empty() && access(key.c_str(), R_OK) != 0) {
+    return Complain({core::StatusCode::kInvalidArgument, input.options.Called("ssh-identity-file") +
+                                                             ": " + core::Quoted(key) + ": " +
+                                                             std::strerror(errno)});
+  }
   for (const std::string& note : input.options.notes) {
     std::fprintf(stderr, "sirtakirun: %s\n", note.c_str());
   }
-  if (!input.options.dry_run) return RunAll(std::move(input), start_timeout);
+  if (!input.options.dry_run) return RunAll(std::move(input));
   Plan plan;
   status = MakePlan(input, &plan);
   if (!status.ok()) return Complain(status);

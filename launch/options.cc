@@ -1,5 +1,6 @@
 #include "launch/options.h"
 
+#include <algorithm>
 #include <array>
 #include <boost/program_options.hpp>
 #include <optional>
@@ -152,14 +153,31 @@ void ForgetOverruled(const std::vector<Given>& from_flags, LaunchOptions* option
   }
 }
 
+// Of two lists of hosts one would be lost.
+Status RefuseTwice(const std::vector<Given>& from_flags) {
+  for (auto given = from_flags.begin(); given != from_flags.end(); ++given) {
+    for (const std::string_view name : {"hosts", "hostfile", "include", "exclude"}) {
+      const auto same = [&](const Given& other) { return other.name == name; };
+      if (given->name == name && std::any_of(from_flags.begin(), given, same)) {
+        return WrongFlag(*given, "is given twice; one list, with commas, names all");
+      }
+    }
+  }
+  return Status::Ok();
+}
+
 // What cannot stand together, once all is known.
 Status Check(const LaunchOptions& options) {
   const auto both = [](const std::string& one, const std::string& other) {
     return Status(StatusCode::kInvalidArgument,
                   one + " and " + other + " cannot be given together");
   };
-  if (!options.hosts.empty() && !options.hostfile.empty()) return both("--hosts", "--hostfile");
-  if (!options.include.empty() && !options.exclude.empty()) return both("--include", "--exclude");
+  if (!options.hosts.empty() && !options.hostfile.empty()) {
+    return both(options.Called("hosts"), options.Called("hostfile"));
+  }
+  if (!options.include.empty() && !options.exclude.empty()) {
+    return both(options.Called("include"), options.Called("exclude"));
+  }
   return Status::Ok();
 }
 
@@ -172,7 +190,10 @@ Status ParseOptions(const std::vector<std::string>& args, const core::FileReader
   std::vector<Given> from_file;
   Status status = FlagReader(args).Read(&from_flags, &options.program);
   if (status.ok()) status = ReadConfigFile(from_flags, read, &from_file);
+  if (status.ok()) status = RefuseTwice(from_flags);
   if (status.ok()) status = Apply(from_file, &options);
+  for (const Given& given : from_file) options.from_file[given.name] = given.from;
+  for (const Given& given : from_flags) options.from_file.erase(given.name);
   if (status.ok()) {
     ForgetOverruled(from_flags, &options);
     status = Apply(from_flags, &options);

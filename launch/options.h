@@ -52,7 +52,16 @@ struct LaunchOptions {
   // Flags that were accepted and change nothing, and why.
   std::vector<std::string> notes;
 
+  // Flags that a file gave, and where: {"hosts", "\"run.yaml\", line 3: hosts"}.
+  std::map<std::string, std::string> from_file;
+
   std::vector<std::string> program;  // and its arguments
+
+  // How texts call a flag: as the file has it, or "--hosts".
+  std::string Called(const std::string& flag) const {
+    const auto found = from_file.find(flag);
+    return found == from_file.end() ? "--" + flag : found->second;
+  }
 };
 
 // `args` are those of sirtakirun, without its own name. What begins with the first word that is no

@@ -20,12 +20,15 @@ Status ChooseHosts(const LaunchOptions& options, const core::FileReader& read,
                    const Allocation& allocation, const ThisMachine& machine, Placement* placement) {
   if (!options.hosts.empty()) {
     placement->from = "--hosts";
-    return ParseHosts(options.hosts, "--hosts", &placement->hosts);
+    return ParseHosts(options.hosts, options.Called("hosts"), &placement->hosts);
   }
   if (!options.hostfile.empty()) {
     placement->from = "--hostfile " + options.hostfile;
     const auto text = read(options.hostfile);
-    if (!text) return Wrong("--hostfile: " + Quoted(options.hostfile) + " cannot be read");
+    if (!text) {
+      return Wrong(options.Called("hostfile") + ": " + Quoted(options.hostfile) +
+                   " cannot be read");
+    }
     return ParseHostFile(*text, options.hostfile, &placement->hosts);
   }
   if (allocation.system != BatchSystem::kNone) {
@@ -104,10 +107,10 @@ Status Place(const LaunchOptions& options, const core::EnvironmentView& env,
   placement.allocated = allocation.hosts;
   status = ChooseHosts(options, read, allocation, machine, &placement);
   if (status.ok() && !options.include.empty()) {
-    status = FilterHosts(options.include, true, "--include", &placement.hosts);
+    status = FilterHosts(options.include, true, options.Called("include"), &placement.hosts);
   }
   if (status.ok() && !options.exclude.empty()) {
-    status = FilterHosts(options.exclude, false, "--exclude", &placement.hosts);
+    status = FilterHosts(options.exclude, false, options.Called("exclude"), &placement.hosts);
   }
   if (status.ok()) status = RemoveGone(gone, &placement);
   if (status.ok()) status = ChooseRanks(options, !gone.empty(), &placement);

@@ -76,6 +76,24 @@ Status CheckSshWords(const LaunchOptions& options) {
   return Status::Ok();
 }
 
+// Within a job of Slurm mpirun reaches the job's hosts, and no others.
+Status CheckAllocation(const PlanInput& input, const Placement& placement) {
+  const HostList& allocated = placement.allocated;
+  const bool is_srun = input.launcher.kind == LauncherKind::kSrun;  // which has more to say of it
+  if (placement.system != BatchSystem::kSlurm || allocated.empty() || is_srun) return Status::Ok();
+  for (const Host& host : placement.hosts) {
+    const auto is_it = [&host](const Host& one) { return one.name == host.name; };
+    const bool is_address = host.name.find_first_not_of("0123456789.") == std::string::npos;
+    if (is_address || std::any_of(allocated.begin(), allocated.end(), is_it) ||
+        IsThisMachine(host.name, input.machine)) {
+      continue;
+    }
+    return Wrong("host " + core::Quoted(host.name) + " is none of this job's, which are " +
+                 HostsText(allocated));
+  }
+  return Status::Ok();
+}
+
 // What makes the launcher use another program than ssh; empty if nothing does.
 std::string OtherThanSsh(const PlanInput& input) {
   for (const char* name : {"OMPI_MCA_plm_rsh_agent", "OMPI_MCA_orte_rsh_agent",
@@ -106,6 +124,19 @@ void ChooseChecks(const PlanWriter& writer, Plan* plan) {
     if (!IsThisMachine(host.name, input.machine)) plan->to_check.push_back(host.name);
   }
   plan->reasons.push_back({"asked before the start, over ssh", Joined(plan->to_check, ", ")});
+}
+
+// Open MPI 4 does so, wherever it is named.
+void PutThisMachineFirst(const PlanInput& input, Plan* plan) {
+  HostList& hosts = plan->placement.hosts;
+  const auto is_here = [&input](const Host& host) {
+    return IsThisMachine(host.name, input.machine);
+  };
+  const auto here = std::find_if(hosts.begin(), hosts.end(), is_here);
+  if (here == hosts.begin() || here == hosts.end()) return;
+  plan->reasons.push_back(
+      {here->name + " first", "Open MPI fills the machine that it runs on first"});
+  std::rotate(hosts.begin(), here, here + 1);
 }
 
 }  // namespace
@@ -139,7 +170,8 @@ void PlanWriter::SetForLauncher(const std::string& name, const std::string& valu
 
 std::vector<std::string> PlanWriter::Travelling() const {
   std::set<std::string> names = exports_;
-  names.insert({std::string(kAddressVariable), std::string(kKeyVariable)});
+  names.insert(
+      {std::string(kAddressVariable), std::string(kKeyVariable), std::string(kFolderVariable)});
   constexpr std::array<std::string_view, 13> kPrefixes = {
       "SIRTAKI_", "HOROVOD_", "NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_",
       "KMP_",     "GOMP_",    "MKL_",  "UCX_",   "FI_",      "CONDA_"};
@@ -151,6 +183,12 @@ std::vector<std::string> PlanWriter::Travelling() const {
     if (input_.environment.Find(name)) names.insert(name);
   }
   return {names.begin(), names.end()};
+}
+
+std::string PlanWriter::SshWord() const {
+  const auto seconds = std::chrono::ceil<std::chrono::seconds>(input_.start_timeout).count();
+  return Joined(SshArguments(options()), " ") + " -o ConnectTimeout=" + std::to_string(seconds) +
+         " -o ServerAliveInterval=5";
 }
 
 bool PlanWriter::CoresAreShared() const {
@@ -177,11 +215,14 @@ Status MakePlan(const PlanInput& input, Plan* out) {
                  &plan.placement);
   if (status.ok() && !plan.placement.local) status = CheckSshWords(input.options);
   if (!status.ok()) return status;
+  if (input.launcher.kind == LauncherKind::kOpenMpi4) PutThisMachineFirst(input, &plan);
   PlanWriter writer(input, ChooseNetworks(input, plan.placement), &plan);
   plan.interfaces = writer.networks().interfaces;
   plan.network = writer.networks().text;
   writer.Add({input.launcher.path}, input.launcher.ToString());
   AddEnvironment(&writer);
+  status = CheckAllocation(input, plan.placement);
+  if (!status.ok()) return status;
   switch (input.launcher.kind) {
     case LauncherKind::kOpenMpi4:
       AddOpenMpi4(&writer);

@@ -2,6 +2,7 @@
 // same input gives the same plan, and nothing is started here.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,8 @@ inline constexpr std::string_view kAddressVariable = "SIRTAKI_LAUNCH_ADDRESS";
 inline constexpr std::string_view kKeyVariable = "SIRTAKI_LAUNCH_KEY";
 // The network between the hosts, "10.0.0.0/24", if it was found by the routes.
 inline constexpr std::string_view kNetworkVariable = "SIRTAKI_LAUNCH_NETWORK";
+// The folder that sirtakirun was started in.
+inline constexpr std::string_view kFolderVariable = "SIRTAKI_LAUNCH_FOLDER";
 // sirtakirun as it stands around a rank's program.
 inline constexpr std::string_view kRankFlag = "--as-rank";
 
@@ -31,7 +34,8 @@ struct PlanInput {
   ThisMachine machine;
   bool is_root = false;
   Launcher launcher;
-  std::string self;   // the path of sirtakirun
+  std::string self;  // the path of sirtakirun
+  core::Duration start_timeout = std::chrono::seconds(30);
   RouteFinder route;  // empty: nobody is asked for routes
   // Of earlier attempts: how many there were, and the hosts that were lost.
   int restarts = 0;

@@ -45,11 +45,9 @@ class PlanWriter {
 
   // Variables that ranks on other hosts must be given, in order.
   std::vector<std::string> Travelling() const;
-  // ssh's arguments as one word, which launchers take apart at blanks. Behind a link that is down
-  // it is to end by itself.
-  std::string SshWord() const {
-    return Joined(SshArguments(options()), " ") + " -o ServerAliveInterval=5";
-  }
+  // ssh's arguments as one word, which launchers take apart at blanks. Where no answer comes, and
+  // behind a link that goes down, it is to end by itself.
+  std::string SshWord() const;
   // Whether ssh reaches the hosts, and not what a batch system has for that.
   bool UsesSsh() const { return !placement().local && placement().system == BatchSystem::kNone; }
   // More ranks than cores of this machine, where it is known.

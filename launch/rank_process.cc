@@ -9,12 +9,14 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 #include <utility>
 
 #include "core/cgroup.h"
 #include "core/environment.h"
 #include "core/start_notice.h"
+#include "core/text.h"
 #include "core/types.h"
 #include "launch/child.h"
 #include "launch/leftovers.h"
@@ -181,12 +183,13 @@ class RankProcess {
   void Start(const GoMessage& go) {
     if (started_) return;
     started_ = true;
-    Command command{
-        program_,
-        TorchrunVariables(place_, go.master_address, go.master_port, env_),
-        {std::string(kAddressVariable), std::string(kKeyVariable), std::string(kNetworkVariable)},
-        true};
+    Command command{program_,
+                    TorchrunVariables(place_, go.master_address, go.master_port, env_),
+                    {std::string(kAddressVariable), std::string(kKeyVariable),
+                     std::string(kNetworkVariable), std::string(kFolderVariable)},
+                    true};
     AddInterfaces(&command);
+    TellOfFolder();
     std::string notices;
     notices_ = Descriptor(core::ListenForStart(&notices));
     if (notices_.valid()) command.set.emplace_back(core::kStartNoticeVariable, notices);
@@ -195,6 +198,17 @@ class RankProcess {
     const Status status = child_.Start(command, &error);
     if (status.ok()) return;
     Finish({EndKind::kNotStarted, error, status.message(), false});
+  }
+
+  // Launchers go home where there is no such folder, without a word.
+  void TellOfFolder() {
+    const auto folder = env_.Find(kFolderVariable);
+    if (!folder || place_.local_rank != 0 || access(folder->c_str(), X_OK) == 0) return;
+    const std::string text = "sirtakirun: host " + HostName() + " has no folder " +
+                             core::Quoted(*folder) + ": its ranks run in " +
+                             std::filesystem::current_path().string() + "\n";
+    unwritten_ += text.size();
+    Send(OutputMessage{Stream::kError, text});
   }
 
   // NCCL and libfabric take names, which may be others on each host.

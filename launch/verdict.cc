@@ -10,6 +10,9 @@
 namespace sirtaki::launch {
 namespace {
 
+// What PMIx ends a process with whose server is gone.
+constexpr int kOrphanOfPmix = 195;
+
 std::string WhoIs(int rank, const std::string& host) {
   return "rank " + std::to_string(rank) + " on host " + core::Escaped(host);
 }
@@ -58,6 +61,10 @@ std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMess
       failure.code = end.value;
       failure.follows = IsAboutAnother(rank, last_lines);
       failure.text = WhoIs(rank, host) + " ended with exit code " + std::to_string(end.value);
+      if (end.value == kOrphanOfPmix) {
+        failure.text +=
+            ": its MPI gave up, as it does when its launcher's process on the host dies";
+      }
       return failure;
     case EndKind::kSignalled:
       failure.code = 128 + end.value;

@@ -45,6 +45,47 @@ TEST(JobRanksTest, ALauncherThatEndsTooEarlyHasFailed) {
   EXPECT_EQ(died->code, 139);
 }
 
+std::string HostName(const std::vector<Rank>& ranks, std::size_t rank, const HostList& hosts,
+                     bool oversubscribed = false) {
+  Placement placement;
+  placement.hosts = hosts;
+  placement.ranks = static_cast<int>(ranks.size());
+  placement.oversubscribed = oversubscribed;
+  const Host* const host = HostOf(ranks, rank, placement, "a");
+  return host == nullptr ? "none" : host->name;
+}
+
+// Launchers do not all fill hosts in the order of the plan.
+TEST(JobRanksTest, ARankIsWhereItSaysThatItIs) {
+  std::vector<Rank> ranks = Ranks();
+  EXPECT_EQ(HostName(ranks, 0, {{"b", 2, {}}, {"a", 2, {}}}), "a");
+  EXPECT_EQ(HostName(ranks, 3, {{"b", 2, {}}, {"a", 2, {}}}), "b");
+  EXPECT_EQ(HostName(ranks, 3, {{"b.cluster", 1, {}}, {"a.cluster", 1, {}}}, true), "b.cluster");
+  ranks[3].hello.host = "b.cluster";
+  EXPECT_EQ(HostName(ranks, 3, {{"b", 2, {}}, {"a", 2, {}}}), "b");
+}
+
+TEST(JobRanksTest, ARankIsWhereItCameFrom) {
+  std::vector<Rank> ranks = Ranks();
+  for (int i = 0; i < 4; ++i) ranks[i].address = i < 2 ? "10.0.0.1" : "10.0.0.2";
+  EXPECT_EQ(HostName(ranks, 0, {{"10.0.0.2", 2, {}}, {"10.0.0.1", 2, {}}}), "10.0.0.1");
+  EXPECT_EQ(HostName(ranks, 3, {{"10.0.0.2", 1, {}}, {"10.0.0.1", 1, {}}}, true), "10.0.0.2");
+  EXPECT_EQ(HostName(ranks, 0, {{"localhost", 2, {}}, {"10.0.0.2", 2, {}}}), "localhost");
+}
+
+TEST(JobRanksTest, ByAnotherNameAHostIsKnownByItsPlace) {
+  const std::vector<Rank> ranks = Ranks();
+  EXPECT_EQ(HostName(ranks, 1, {{"left", 2, {}}, {"right", 2, {}}}), "left");
+  EXPECT_EQ(HostName(ranks, 2, {{"left", 2, {}}, {"right", 2, {}}}), "right");
+  EXPECT_EQ(HostName(ranks, 2, {{"left", 1, {}}, {"right", 1, {}}}, true), "none");
+}
+
+TEST(JobRanksTest, ALauncherThatWasKilledIsTheCause) {
+  const Failure failure = JudgeKilledLauncher("mpirun", {EndKind::kSignalled, SIGKILL, ""});
+  EXPECT_EQ(failure.text, "mpirun died of SIGKILL, and the ranks with it");
+  EXPECT_EQ(failure.code, 137);
+}
+
 TEST(JobRanksTest, AHostIsGoneIfNoneOfItsRanksHasTold) {
   Placement placement;
   placement.hosts = kHosts;

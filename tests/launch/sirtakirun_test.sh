@@ -64,6 +64,24 @@ echo "--- the ranks do not see how sirtakirun is reached, and the user's MASTER_
 MASTER_ADDR=there MASTER_PORT=7 run 0 -np 2 bash -c 'echo "$MASTER_ADDR:$MASTER_PORT"; env | grep ^SIRTAKI_LAUNCH && exit 9; true'
 says "$output" "[1] there:7"
 
+echo "--- without a standard output, or a standard error"
+run 0 -np 2 true   # so that $output is there
+timeout -k 5 40 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 echo hi >&- 2>"$errors" </dev/null || fail "without output: code $?"
+timeout -k 5 40 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 sh -c 'echo hi; echo there >&2' >"$output" 2>&- </dev/null ||
+  fail "without errors: code $?"
+says "$output" "[1] hi"
+
+echo "--- a folder where a file should be"
+run 2 --hostfile "$work" true
+says "$errors" "sirtakirun: --hostfile: \"$work\" cannot be read"
+run 2 --config-file "$work" -np 1 true
+says "$errors" "sirtakirun: --config-file: \"$work\" cannot be read"
+
+echo "--- mpirun is killed"
+run 137 -np 2 bash -c 'sleep 0.5; [ "$RANK" = 1 ] || kill -KILL "$(awk "/^PPid:/ { print \$2 }" "/proc/$PPID/status")"; exec sleep 318'
+ends "$errors" "sirtakirun: $mpirun died of SIGKILL, and the ranks with it"
+gone "sleep 318"
+
 echo "--- the ranks have the limit of open files as it was"
 (ulimit -Sn 500 && run 0 -np 1 bash -c 'ulimit -Sn')
 says "$output" "[0] 500"

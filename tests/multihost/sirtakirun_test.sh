@@ -118,6 +118,30 @@ echo "--- only some slots of a host"
 run 0 -H h1:2,h2:4 --include h1:1@h2:1,3 bash -c 'echo "$(hostname) $CUDA_VISIBLE_DEVICES"'
 [ "$(sort "$output")" = "$(printf '[0] h1 1\n[1] h2 1,3\n[2] h2 1,3')" ] || fail 'wrong slots'
 
+echo "--- this host named last: Open MPI has it first all the same"
+run 0 -H h2:4,h1:4 --include h2:1,2@h1:3 bash -c 'echo "$(hostname) $CUDA_VISIBLE_DEVICES"'
+[ "$(sed 's/^\[.\] //' "$output" | sort)" = "$(printf 'h1 3\nh2 1,2\nh2 1,2')" ] || fail 'wrong slots'
+
+echo "--- a folder that the other host has not"
+on_host 1 mkdir /tmp/only_here
+code=0
+on_host 1 sh -c 'cd /tmp/only_here && exec "$@"' start timeout -k 5 60 "$sirtakirun" "${flags[@]}" -H h1:1,h2:2 pwd \
+  >"$output" 2>"$errors" </dev/null || code=$?
+[ "$code" = 0 ] || fail "code $code"
+says "$output" "[0] /tmp/only_here"
+[ "$(grep -c 'sirtakirun: host h2 has no folder "/tmp/only_here": its ranks run in /' "$errors")" = 1 ] || fail 'it does not say so once'
+on_host 1 rmdir /tmp/only_here
+
+echo "--- a host that gives no answer, and nobody has asked"
+on_host 2 ip link set veth0 down
+peer=$(on_host 1 sh -c 'ip neigh replace 10.77.0.2 lladdr 02:00:00:00:00:09 dev veth0 nud permanent; echo done')
+[ "$peer" = done ] || fail 'no lasting neighbour'
+run 1 --check-hosts=false --start-timeout 3 -H h1:1,h2:1 hostname
+says "$errors" "sirtakirun: ranks 0-1 have not started within 3 s (hosts: h1:1,h2:1); --start-timeout sets how long it may take"
+gone " h2 "
+on_host 1 ip neigh del 10.77.0.2 dev veth0
+on_host 2 ip link set veth0 up
+
 echo "--- a rank that fails on the other host"
 run 3 -H h1:2,h2:2 bash -c 'if [ "$RANK" = 3 ]; then echo "the reason" >&2; exit 3; fi; exec sleep 311'
 says "$errors" "sirtakirun: rank 3 on host h2 ended with exit code 3"
@@ -165,11 +189,11 @@ gone "sleep 316"
 on_host 2 ip link set veth0 up
 
 echo "--- a host is lost, and the others start again"
-begin -H h1:2,h2:2 --max-restarts 1 bash -c \
+begin -H h2:2,h1:2 --max-restarts 1 bash -c \
   'echo begun; if [ -n "${TORCHELASTIC_RESTART_COUNT:-}" ]; then echo "again $WORLD_SIZE"; exit; fi; exec sleep 317'
 kill -KILL "$(hosts_first "${hosts_started[2]}")"
 finish 0 40
-grep -qE '^sirtakirun: rank [23] on host h2 was lost: ' "$errors" || fail 'it does not say who was lost'
+grep -qE '^sirtakirun: rank [0-3] on host h2 was lost: ' "$errors" || fail 'it does not say who was lost'
 says "$errors" "sirtakirun: starting again, 1 of 1, without h2"
 says "$output" "[0] again 2"
 says "$output" "[1] again 2"
