@@ -80,6 +80,8 @@ using WorkPtr = std::shared_ptr<Work>;
 // Host memory of one collective. Kept alive by the Work until the last thread that may touch it is
 // done, which after a fault may be never.
 struct Work {
+  virtual ~Work() = default;  // ops/cuda/device_work asks which kind it is
+
   Request request;
   // request.signature->ElementCount() elements; where the first dimension may differ by rank: times
   // `rows`.

@@ -11,6 +11,7 @@
 #include "core/log.h"
 #include "core/memory_source.h"
 #include "core/tree.h"
+#include "frameworks/devices.h"
 #include "frameworks/inproc_world.h"
 #include "frameworks/session_parts.h"
 #include "frameworks/start.h"
@@ -173,6 +174,7 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
 
 void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
                     std::uint64_t token, bool spin, bool serialized) {
+  devices_ = std::make_unique<Devices>(options.gpus ? *options.gpus : GpuLibraries::OfProcess());
   parts_ = std::make_unique<Parts>();
   Parts& parts = *parts_;
   parts.medium = std::move(medium);
@@ -202,7 +204,11 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   const core::Tree tree = core::Tree::Build(topology_.host_of_rank, config_.tree_arity);
   parts.negotiator = std::make_unique<core::Negotiator>(std::move(negotiation), tree);
 
-  ops::HostLanesOptions lanes;
+  ops::LanesOptions all_lanes;
+  all_lanes.load_nccl = devices_->libraries().load_nccl;
+  all_lanes.kernels = devices_->libraries().kernels;
+  all_lanes.why_no_kernels = devices_->libraries().why_no_kernels;
+  ops::HostLanesOptions& lanes = all_lanes.host;
   lanes.rank = topology_.rank;
   lanes.limits.fusion_bytes = config_.fusion_bytes;
   lanes.limits.small_bytes = config_.small_bytes;
@@ -215,7 +221,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
     parts.engine->PostFailure(why, tensor);
   };
   lanes.on_progress = [&parts] { parts.engine->Ring(); };
-  parts.lanes = std::make_unique<ops::HostLanes>(std::move(lanes), parts.medium->backend());
+  parts.lanes = std::make_unique<ops::Lanes>(std::move(all_lanes), parts.medium->backend());
 
   core::EngineOptions engine;
   engine.session = token;
@@ -260,6 +266,16 @@ Status Session::fault() const {
   }
   core::MutexLock lock(end_mutex_);
   return end_;
+}
+
+Status Session::FindGpu(int index, std::shared_ptr<Gpu>* gpu) {
+  Status status = CheckState();
+  // A world of one rank can do without them.
+  const GpuLibraries& libraries = devices_->libraries();
+  if (status.ok() && topology_.size > 1 && libraries.kernels == nullptr) {
+    status = Status(StatusCode::kUnsupported, libraries.why_no_kernels);
+  }
+  return status.ok() ? devices_->Find(index, gpu) : status;
 }
 
 core::HandlePtr Session::MakeHandle(const core::Key& key) {
@@ -392,7 +408,9 @@ void Session::LeaveAndEnd(const std::string& why) {
 
 Session::~Session() {
   if (core::ForkGeneration() != fork_generation_) {
-    static_cast<void>(parts_.release());  // its threads and locks are the parent's
+    // Their threads, locks and CUDA are the parent's.
+    static_cast<void>(parts_.release());
+    static_cast<void>(devices_.release());
     return;
   }
   static_cast<void>(Shutdown("the session was dropped"));

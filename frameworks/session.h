@@ -26,6 +26,10 @@ namespace sirtaki::frameworks {
 
 using core::Topology;
 
+class Devices;
+class Gpu;
+struct GpuLibraries;
+
 // What a rank starts with: the outcome of core::ParseConfig. Its failure is not returned where it
 // happened but told to the others, so that all ranks refuse to start for the same reason.
 struct StartOptions {
@@ -37,6 +41,8 @@ struct StartOptions {
   // Sees every batch of agreed work as it is started, under the engine's token: must neither block
   // nor call the session. Not called in a world of one rank.
   std::function<void(const core::RunBatch& batch)> on_start;
+  // What works with GPUs; null: those of the process.
+  std::shared_ptr<const GpuLibraries> gpus = nullptr;
 };
 
 class InprocWorld;
@@ -76,12 +82,17 @@ class Session {
 
   // ---- work ----
 
+  // The GPU of CUDA's `index`, on which the program has a tensor. Errors: kUnsupported, or those of
+  // CUDA: why tensors there cannot take part.
+  core::Status FindGpu(int index, std::shared_ptr<Gpu>* gpu);
+
   // A handle for work of this key, which may outlive the session.
   core::HandlePtr MakeHandle(const core::Key& key);
 
   // Accepts work; makes its handle if it has none. Errors, with which the handle is completed as
   // well: those of Check, kDuplicateName. `will_wait`: the caller goes on to Wait. In a world of
-  // one rank the work is done when this returns.
+  // one rank the work is done when this returns. Work on a GPU is an ops::cuda::DeviceWork of what
+  // FindGpu gives, and its slot is in the signature.
   core::Status Submit(const core::WorkPtr& work, bool will_wait);
 
   // Drives or sleeps until the handle is done, and gives its status; kTimedOut at `deadline`.
@@ -213,6 +224,7 @@ class Session {
   mutable core::Mutex end_mutex_;
   core::Status end_ SIRTAKI_GUARDED_BY(end_mutex_);  // the fault, for when the parts are gone
   std::atomic<bool> fault_seen_{false};
+  std::unique_ptr<Devices> devices_;
   std::unique_ptr<Parts> parts_;
 };
 

@@ -41,6 +41,9 @@ std::string GroupTask::ToString() const {
   } else {
     text += " of " + std::to_string(items.size()) + " tensors from " + items.front().key.ToString();
   }
+  if (signature().device == core::DeviceKind::kCuda) {
+    return text + " (GPU slot " + std::to_string(signature().slot) + ")";
+  }
   return text + (channel.lane == fusion::Lane::kSmall ? " (small lane)" : " (large lane)");
 }
 

@@ -54,11 +54,16 @@ Lanes::Lanes(LanesOptions options, Backend& backend)
 Lanes::~Lanes() = default;
 
 void Lanes::Start(core::RunBatch batch, core::TimePoint now) {
+  const auto is_host = [](const core::RunItem& item) {
+    return item.signature->device == core::DeviceKind::kHost;
+  };
+  if (std::all_of(batch.items.begin(), batch.items.end(), is_host)) {
+    return host_->Start(std::move(batch), now);
+  }
   core::RunBatch host{batch.set, batch.number, {}};
   core::RunBatch devices{batch.set, batch.number, {}};
   for (core::RunItem& item : batch.items) {
-    const bool is_host = item.signature->device == core::DeviceKind::kHost;
-    (is_host ? host : devices).items.push_back(std::move(item));
+    (is_host(item) ? host : devices).items.push_back(std::move(item));
   }
   if (!host.items.empty()) host_->Start(std::move(host), now);
   if (!devices.items.empty()) StartOnDevices(std::move(devices), now);
@@ -103,9 +108,8 @@ nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
   core::MutexLock lock(mutex_);
   std::unique_ptr<nccl::DeviceLane>& lane = devices_[slot];
   if (lane == nullptr && !group.joined()) {
-    const core::Work& work = *group.items.front().work;
     lane = std::make_unique<nccl::DeviceLane>(nccl::DeviceLaneOptions{
-        .device = static_cast<const cuda::DeviceWork&>(work).device,
+        .device = cuda::AsDeviceWork(*group.items.front().work).device,
         .kernels = options_.kernels,
         .limit = options_.nccl_limit,
         .on_failure = options_.host.on_failure,

@@ -78,8 +78,9 @@ void GradientBuckets::Dissolve() {
 
 bool GradientBuckets::Fits() const {
   return !renew_ && joins_before_ == *joins_ && limits_ == set_.session->session().limits() &&
-         std::none_of(gradients_.begin(), gradients_.end(),
-                      [](const auto& gradient) { return gradient->shared(); });
+         std::none_of(gradients_.begin(), gradients_.end(), [](const auto& gradient) {
+           return gradient->shared() || !gradient->in_bucket();
+         });
 }
 
 // The same on all ranks, as is everything that decides whether there is something to agree on.
@@ -132,7 +133,8 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
   for (const auto& [place, index] : order) {
     const core::Signature signature = members[index]->ExpectedSignature();
     const auto bytes = static_cast<std::int64_t>(core::SizeOf(signature.dtype));
-    ordered.push_back({signature.ElementCount() * bytes, signature.dtype});
+    ordered.push_back(
+        {signature.ElementCount() * bytes, signature.dtype, signature.device, signature.slot});
   }
   joins_before_ = *joins_;
   limits_ = set_.session->session().limits();

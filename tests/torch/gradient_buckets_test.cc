@@ -341,7 +341,8 @@ TEST(GradientBucketsTest, OneThatCannotBeReducedIsTakenApart) {
           EXPECT_EQ(table.grad().is_sparse(), sparse);
           EXPECT_TRUE(torch::equal(dense.grad(), torch::ones({2})));
           EXPECT_FLOAT_EQ(table.grad().to_dense()[1][0].item<float>(), sparse ? 2.0f / 3 : 1);
-          EXPECT_EQ(started.Take(rank).size(), step == 1 ? 1u : 0u) << step;
+          // Of both; when that has failed, of the one that was right.
+          EXPECT_EQ(started.Take(rank).size(), step == 0 || step == 2 ? 0u : 1u) << step;
         }
       },
       {}, {}, kPlainSharing, started.Listener());
