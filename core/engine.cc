@@ -17,16 +17,12 @@ constexpr int kReceivedPerRound = 256;
 // How long the last messages of a session may take to leave this process.
 constexpr Duration kLastWordTime = std::chrono::seconds(10);
 
-bool IsMessage(const Work& work) {
-  const OpKind kind = work.request.signature->kind;
-  return kind == OpKind::kSend || kind == OpKind::kReceive;
-}
-
 }  // namespace
 
 Engine::Engine(EngineOptions options, Transport& transport, Negotiator& negotiator,
                TensorQueue& queue, Executor& executor)
     : options_(std::move(options)),
+      trace_(options_.observer),
       transport_(transport),
       negotiator_(negotiator),
       queue_(queue),
@@ -48,7 +44,7 @@ Status Engine::Submit(const WorkPtr& work, bool will_wait) {
   if (!accepted.ok()) {
     work->handle->Disown();
     work->handle->Complete(accepted);
-  } else if (IsMessage(*work)) {
+  } else if (work->is_message()) {
     urgent_ = true;
     if (!will_wait) WakeSomebody();
   } else if (!will_wait && (!holding_ || drivers_ > 0)) {
@@ -129,9 +125,13 @@ bool Engine::SubmitNew(TimePoint now) {
     }
     if (work->deadline != TimePoint::max()) Watch(work);
     if (key == Key::Join(key.set)) {
+      trace_.Joined(*work);
       negotiator_.Submit(std::exchange(requests, {}), now);
       negotiator_.Join(key.set, now);
-    } else if (IsMessage(*work)) {
+      continue;
+    }
+    trace_.Submitted(*work);
+    if (work->is_message()) {
       // Null if the queue was closed meanwhile, which has completed it.
       if (WorkPtr message = queue_.Resolve(key)) executor_.StartMessage(std::move(message), now);
     } else {
@@ -153,6 +153,7 @@ std::vector<Engine::Command> Engine::TakeCommands() {
 void Engine::CarryOut(const std::vector<Command>& commands, TimePoint now) {
   for (const Command& command : commands) {
     if (command.kind == Command::Kind::kLeave) {
+      trace_.Left(command.text, now);
       negotiator_.Leave(command.text, now);
     } else {
       negotiator_.RaiseFault(command.code, command.text, command.tensor);
@@ -243,6 +244,7 @@ void Engine::StepNegotiator(TimePoint now) {
   }
   negotiator_.Step(local_, now);
   for (const StallWarning& warning : negotiator_.TakeWarnings()) {
+    trace_.Stalled(StallText(warning), now);
     if (options_.on_stall) options_.on_stall(warning);
   }
 }
@@ -278,17 +280,24 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
     if (auto* join = std::get_if<DecidedJoin>(&entry)) {
       const WorkPtr work = queue_.EndEpoch(join->set);
       if (work == nullptr) continue;
+      trace_.Agreed(*work, batch.number, now);
       work->handle->SetValue(join->last);
       work->handle->Complete(Status::Ok());
     } else if (auto* added = std::get_if<DecidedAddSet>(&entry)) {
-      executor_.AddSet(added->set, added->members, queue_.Resolve(added->key), now);
+      WorkPtr work = queue_.Resolve(added->key);
+      if (work != nullptr) trace_.Agreed(*work, batch.number, now);
+      executor_.AddSet(added->set, added->members, std::move(work), now);
     } else if (auto* removed = std::get_if<DecidedRemoveSet>(&entry)) {
       static_cast<void>(queue_.EndEpoch(removed->set));
-      executor_.RemoveSet(removed->set, queue_.Resolve(removed->key), now);
+      WorkPtr work = queue_.Resolve(removed->key);
+      if (work != nullptr) trace_.Agreed(*work, batch.number, now);
+      executor_.RemoveSet(removed->set, std::move(work), now);
     } else if (auto* fail = std::get_if<DecidedFail>(&entry)) {
       const bool of_join = fail->key == Key::Join(fail->key.set);
       const WorkPtr work = of_join ? queue_.EndEpoch(fail->key.set) : queue_.Resolve(fail->key);
-      if (work != nullptr) work->handle->Complete(fail->why);
+      if (work == nullptr) continue;
+      trace_.Refused(*work, fail->why, now);
+      work->handle->Complete(fail->why);
     } else {
       auto& run = std::get<DecidedRun>(entry);
       WorkPtr work = queue_.Resolve(run.key);
@@ -309,6 +318,7 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
         }
         return closed;
       }
+      if (work) trace_.Agreed(*work, batch.number, now);
       if (run.signature->kind == OpKind::kSetLimits) {
         StartItems(std::exchange(batch.items, {}), batch, now);
         if (options_.on_limits) fusion_delay_ = options_.on_limits(run.signature->shape);
@@ -369,6 +379,8 @@ void Engine::NoticeFault() {
     has_fault_ = true;
   }
   if (!first) return;
+  trace_.Failed(why, Now());
+  running_at_fault_ = executor_.Running();
   queue_.Close(why);
   executor_.Abandon(why);
   timed_calls_.clear();

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/call_trace.h"
 #include "core/cooling.h"
 #include "core/executor.h"
 #include "core/handle_hooks.h"
@@ -23,6 +24,7 @@
 #include "core/parking.h"
 #include "core/tensor_queue.h"
 #include "core/thread_annotations.h"
+#include "core/trace/flight_record.h"
 #include "core/transport.h"
 
 namespace sirtaki::core {
@@ -45,6 +47,7 @@ struct EngineOptions {
   Duration max_sleep_outstanding = std::chrono::milliseconds(1);
   Duration max_sleep_idle = std::chrono::milliseconds(10);
   std::function<TimePoint()> now = [] { return Clock::now(); };
+  trace::ObserverPtr observer;  // null: nothing is recorded
 
   // Called under the token: they must neither block nor call the engine.
   std::function<void(const Status& cause)> on_fault;          // once, for the first fault
@@ -88,6 +91,12 @@ class Engine {
 
   // Something moved that only a round can see (the large lane finished): wakes whoever drives.
   void Ring();
+
+  // What this rank waits for, runs, and did last: rank, host, fault, now, sets, pending, running,
+  // events and lost. Of a rank that has failed what is pending and running is as it was then. An
+  // engine that gives up its token within `patience` tells all; of one that is stuck `missing` says
+  // what could not be had.
+  trace::FlightRecord Describe(Duration patience) const SIRTAKI_EXCLUDES(token_);
 
   Status fault() const;  // ok while there is none
   // For work of this key. The handle may outlive the engine.
@@ -167,6 +176,9 @@ class Engine {
                  const Origin& origin);
   void Post(Command command);
 
+  // ---- engine_record.cc ----
+  bool TakeTokenWithin(Duration patience) const SIRTAKI_TRY_ACQUIRE(true, token_);
+
   // ---- engine_wait.cc: who drives, who sleeps ----
   template <typename Done>
   void DriveUntil(const Done& done, HandleState* handle, TimePoint deadline);
@@ -185,6 +197,7 @@ class Engine {
   TimePoint Now() const { return options_.now(); }
 
   const EngineOptions options_;
+  const CallTrace trace_;
   Transport& transport_;
   Negotiator& negotiator_ SIRTAKI_GUARDED_BY(token_);
   TensorQueue& queue_;
@@ -200,6 +213,7 @@ class Engine {
   TimePoint last_submission_ SIRTAKI_GUARDED_BY(token_){};
   Negotiator::LocalState local_ SIRTAKI_GUARDED_BY(token_);
   TimePoint looked_at_running_ SIRTAKI_GUARDED_BY(token_){};
+  std::vector<RunningOperation> running_at_fault_ SIRTAKI_GUARDED_BY(token_);
   bool flushed_ SIRTAKI_GUARDED_BY(token_) = true;
   std::optional<TimePoint> ended_since_ SIRTAKI_GUARDED_BY(token_);  // the negotiator is closed
   Cause noticed_cause_ SIRTAKI_GUARDED_BY(token_);

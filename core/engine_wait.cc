@@ -46,7 +46,11 @@ Duration::rep Count(TimePoint time) { return time.time_since_epoch().count(); }
 // ---- what callers see ----
 
 Status Engine::Wait(HandleState& handle, TimePoint deadline) {
-  if (!handle.done()) DriveUntil([&handle] { return handle.done(); }, &handle, deadline);
+  if (!handle.done()) {
+    const TimePoint begin = Now();
+    DriveUntil([&handle] { return handle.done(); }, &handle, deadline);
+    trace_.Waited(handle, begin, Now());
+  }
   if (handle.done()) return handle.status();
   return {StatusCode::kTimedOut, "still waiting at the deadline of the wait"};
 }

@@ -167,12 +167,13 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
        << "; options: " << core::DescribeConfig(config_);
   description_ = text.str();
   SIRTAKI_LOG(kInfo, description_);
-  Build(std::move(medium), options, greetings.front().token, spin, !serialized.empty());
+  token_ = greetings.front().token;
+  Build(std::move(medium), options, spin, !serialized.empty());
   return topology_.size == 1 ? Status::Ok() : MakeFirstSets(deadline);
 }
 
-void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
-                    std::uint64_t token, bool spin, bool serialized) {
+void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin,
+                    bool serialized) {
   parts_ = std::make_unique<Parts>();
   Parts& parts = *parts_;
   parts.medium = std::move(medium);
@@ -215,15 +216,17 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
     parts.engine->PostFailure(why, tensor);
   };
   lanes.on_progress = [&parts] { parts.engine->Ring(); };
+  lanes.observer = options.observer;
   parts.lanes = std::make_unique<ops::HostLanes>(std::move(lanes), parts.medium->backend());
 
   core::EngineOptions engine;
-  engine.session = token;
+  engine.session = token_;
   engine.rank = topology_.rank;
   engine.host = topology_.host;
   engine.spin = spin;
   engine.on_fault = [&parts](const Status&) { parts.medium->NoteFault(); };
   engine.on_start = options.on_start;
+  engine.observer = options.observer;
   engine.fusion_delay = config_.fusion_delay;
   engine.on_limits = [this](const std::vector<std::int64_t>& values) { return NoteLimits(values); };
   engine.on_stall = [](const core::StallWarning& warning) {

@@ -19,6 +19,8 @@
 #include "core/status.h"
 #include "core/thread_annotations.h"
 #include "core/topology.h"
+#include "core/trace/flight_record.h"
+#include "core/trace/observer.h"
 #include "core/types.h"
 #include "core/work.h"
 
@@ -34,6 +36,9 @@ struct StartOptions {
   core::EnvironmentView environment = core::EnvironmentView::OfProcess();
   // Over MPI: the ranks of the job, as MPI's Fortran handle of a communicator; none: all.
   std::optional<int> communicator = std::nullopt;
+  // What is told of the rank's calls and groups goes there; null: nothing is recorded. In a world
+  // of one rank there is nothing to tell.
+  core::trace::ObserverPtr observer = nullptr;
   // Sees every batch of agreed work as it is started, under the engine's token: must neither block
   // nor call the session. Not called in a world of one rank.
   std::function<void(const core::RunBatch& batch)> on_start;
@@ -145,6 +150,11 @@ class Session {
   // For a caller who cannot return the fault: logs it, as a warning if nobody has seen it yet,
   // else for debugging only.
   void ShutdownAndLog(const std::string& why);
+  // What this rank waits for, runs and did last, for a file. Of an engine that is busy for longer
+  // than `patience` (it is, while its callbacks run) the record says what it lacks. Times are this
+  // rank's own.
+  core::trace::FlightRecord Describe(std::string why, core::Duration patience) const;
+
   // A program was given this status: if it is the fault, it has seen it.
   void NoteSeen(const core::Status& status);
 
@@ -159,8 +169,8 @@ class Session {
                              std::shared_ptr<Session>* session);
   core::Status Start(std::unique_ptr<Medium> medium, const StartOptions& options,
                      core::TimePoint deadline);
-  void Build(std::unique_ptr<Medium> medium, const StartOptions& options, std::uint64_t token,
-             bool spin, bool serialized);
+  void Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin,
+             bool serialized);
   core::Status CheckState() const;
   // Gives the fusion delay.
   core::Duration NoteLimits(const std::vector<std::int64_t>& values)
@@ -185,6 +195,7 @@ class Session {
   core::Config config_;
   int cores_per_rank_ = 1;
   std::string description_;
+  std::uint64_t token_ = 0;  // the same on all ranks of this session
   const int fork_generation_;
 
   core::SetNumber local_set_ = core::kWorldSet;

@@ -98,6 +98,7 @@ struct HostLanes::Impl {
   // Under the token.
   fusion::Limits limits = options.limits;
   std::int64_t chunk_bytes = options.chunk_bytes;
+  std::uint64_t groups = 0;  // started so far
   std::deque<Numbered> small_queue;
   std::vector<InFlight> small;  // oldest first
   StagingPool pool;
@@ -205,8 +206,8 @@ bool HostLanes::Impl::StepSmall() {
     next.staging = pool.Take();
     // The whole group in one window, in staging memory: after a fault nobody writes to the tensors.
     const fusion::Cutting whole{.chunk_bytes = std::numeric_limits<std::int64_t>::max()};
-    next.run =
-        GroupRun::Make(small_queue.front().task.group, backend, *next.staging, whole, stopped);
+    next.run = GroupRun::Make(small_queue.front().task.group, backend, *next.staging, whole,
+                              stopped, options.observer);
     small_queue.pop_front();
     moved = true;
     if (next.run->Advance() != Progress::kOver) {
@@ -239,7 +240,7 @@ bool HostLanes::Impl::StepLarge() {
       }
       large.number = next.number;
       large.run = GroupRun::Make(next.task.group, backend, *large.staging,
-                                 LargeCutting(*next.task.group), stopped);
+                                 LargeCutting(*next.task.group), stopped, options.observer);
     }
     const Progress progress = large.run->Advance();
     moved |= progress != Progress::kWaiting;
@@ -328,7 +329,7 @@ void HostLanes::Impl::RunLargeLane() {
       status = Change(*next->task.change);
     } else {
       run = GroupRun::Make(next->task.group, backend, *staging, LargeCutting(*next->task.group),
-                           stopped);
+                           stopped, options.observer);
       // A backend whose large lane blocks runs through; one that has to be polled leaves the core
       // to others.
       while (run->Advance() != Progress::kOver) {
@@ -414,6 +415,7 @@ void HostLanes::Start(core::RunBatch batch, core::TimePoint now) {
     task->rank = impl_->options.rank;
     task->since = now;
     task->chunk_bytes = impl_->chunk_bytes;
+    task->number = ++impl_->groups;
     for (const std::size_t i : group.items) task->items.push_back(std::move(batch.items[i]));
     if (!members.Contains(task->rank)) {
       const Status why(StatusCode::kInvalidArgument,

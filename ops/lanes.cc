@@ -75,6 +75,7 @@ void Lanes::StartOnDevices(core::RunBatch batch, core::TimePoint now) {
     group->members = members;
     group->rank = options_.host.rank;
     group->since = now;
+    group->number = ++groups_;
     for (const std::size_t i : planned.items) group->items.push_back(std::move(batch.items[i]));
     if (!members.Contains(group->rank)) {
       const Status why(StatusCode::kInvalidArgument,
@@ -110,6 +111,7 @@ nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
         .limit = options_.nccl_limit,
         .on_failure = options_.host.on_failure,
         .on_progress = options_.host.on_progress,
+        .observer = options_.host.observer,
     });
   }
   return lane.get();

@@ -44,6 +44,8 @@ struct DeviceLane::Impl {
     std::uint64_t number = 0;
     GroupTaskPtr group;
     cuda::EventPtr done;
+    GroupTrace trace;
+    std::string_view carrier;
   };
   struct SetParts {
     std::shared_ptr<const Api> api;
@@ -65,11 +67,12 @@ struct DeviceLane::Impl {
   std::optional<Task> Next() SIRTAKI_EXCLUDES(mutex);
   Status Do(const Task& task) SIRTAKI_EXCLUDES(mutex);
   Status Launch(const GroupTaskPtr& group);
-  Status MarkEnd(const GroupTaskPtr& group, std::uint64_t number);
+  Status MarkEnd(InFlight launched);
   Status Meet(const Task& task);
   Status Remove(core::SetNumber set);
   // What has left the device, and what went wrong on the way. Fails if something did.
   Status Retire() SIRTAKI_EXCLUDES(mutex);
+  void TellEnd(InFlight& over);
   // Polls, tending the rest, until `over` says so or the lane is stopped.
   Status Await(const std::function<Status(bool* over)>& over) SIRTAKI_EXCLUDES(mutex);
   Status AwaitEvent(const cuda::Event& event);
@@ -92,6 +95,7 @@ struct DeviceLane::Impl {
   std::map<core::SetNumber, SetParts> sets;
   std::deque<InFlight> in_flight;  // oldest first, as the stream has them
   core::TimePoint watched{};
+  core::TimePoint retired{};  // when the last group was seen to be through
   core::Duration pause = kFirstPause;
 
   mutable core::Mutex mutex;
@@ -236,15 +240,14 @@ Status DeviceLane::Impl::Launch(const GroupTaskPtr& group) {
   return LaunchGroup(context, *group);
 }
 
-Status DeviceLane::Impl::MarkEnd(const GroupTaskPtr& group, std::uint64_t number) {
-  cuda::EventPtr done;
-  Status status = events->Take(&done);
-  if (status.ok()) status = done->Record(stream->handle());
+Status DeviceLane::Impl::MarkEnd(InFlight launched) {
+  Status status = events->Take(&launched.done);
+  if (status.ok()) status = launched.done->Record(stream->handle());
   if (!status.ok()) return status;
-  for (const core::RunItem& item : group->items) {
-    if (item.work != nullptr) static_cast<cuda::DeviceWork&>(*item.work).done = done;
+  for (const core::RunItem& item : launched.group->items) {
+    if (item.work != nullptr) static_cast<cuda::DeviceWork&>(*item.work).done = launched.done;
   }
-  in_flight.push_back({number, group, std::move(done)});
+  in_flight.push_back(std::move(launched));
   return status;
 }
 
@@ -271,6 +274,7 @@ Status DeviceLane::Impl::Do(const Task& task) {
     unfinished.erase(task.number);
     return status;
   }
+  GroupTrace trace(options.observer, *task.group, core::trace::Track::kDevice);
   if (status.ok() && task.meeting != nullptr) status = Meet(task);
   if (status.ok() && task.passage != nullptr) {
     const PassageContext context{
@@ -281,7 +285,21 @@ Status DeviceLane::Impl::Do(const Task& task) {
   } else if (status.ok()) {
     status = Launch(task.group);
   }
-  return status.ok() ? MarkEnd(task.group, task.number) : status;
+  if (!status.ok()) return status;
+  return MarkEnd({.number = task.number,
+                  .group = task.group,
+                  .done = nullptr,
+                  .trace = std::move(trace),
+                  .carrier = task.passage != nullptr ? "host" : "nccl"});
+}
+
+// The device takes one group after the other.
+void DeviceLane::Impl::TellEnd(InFlight& over) {
+  if (!over.trace.on()) return;
+  const core::TimePoint begin = std::max(over.trace.begin(), retired);
+  retired = core::Clock::now();
+  over.trace.Moved(over.carrier, begin, retired);
+  over.trace.Finish(begin);
 }
 
 Status DeviceLane::Impl::Retire() {
@@ -291,6 +309,7 @@ Status DeviceLane::Impl::Retire() {
     Status status = in_flight.front().done->Poll(&reached);
     if (!status.ok()) return status;
     if (!reached) break;
+    TellEnd(in_flight.front());
     {
       core::MutexLock lock(mutex);
       unfinished.erase(in_flight.front().number);

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -107,12 +108,14 @@ struct Rank {
   FakeExecutor executor;
   std::unique_ptr<Engine> engine;
   std::vector<Status> faults_heard;
+  trace::ObserverPtr observer;
+  std::function<void()> on_start;
 };
 
 class World {
  public:
   // Each rank is a host of its own, so that arity 1 makes a chain 0 - 1 - 2.
-  explicit World(int size, int arity = 8) : hub(size) {
+  explicit World(int size, int arity = 8, bool observed = false) : hub(size) {
     std::vector<int> hosts;
     for (int rank = 0; rank < size; ++rank) hosts.push_back(rank);
     const Tree tree = Tree::Build(hosts, arity);
@@ -130,6 +133,11 @@ class World {
       options.rank = rank;
       options.host = "host" + std::to_string(rank);
       options.now = [this] { return now; };
+      if (observed) r.observer = std::make_shared<trace::Observer>();
+      options.observer = r.observer;
+      options.on_start = [&r](const RunBatch&) {
+        if (r.on_start) r.on_start();
+      };
       options.on_fault = [&r](const Status& cause) { r.faults_heard.push_back(cause); };
       r.engine = std::make_unique<Engine>(std::move(options), *r.transport, *r.negotiator, r.queue,
                                           r.executor);
