@@ -70,6 +70,16 @@ bool Engine::RunOnce(bool waited_for) {
 }
 
 bool Engine::Round(TimePoint now, bool waited_for) {
+  // Only the token's holder writes it.
+  struct Mark {
+    explicit Mark(std::atomic<std::uint64_t>& of) : rounds(of) { Count(); }
+    ~Mark() { Count(); }
+    void Count() {
+      rounds.store(rounds.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    }
+    std::atomic<std::uint64_t>& rounds;
+  };
+  const Mark mark(rounds_);
   // Taken before the work and carried out after it: what was submitted before a Leave goes before
   // it.
   const std::vector<Command> commands = TakeCommands();

@@ -21,6 +21,7 @@
 #include "core/handle_hooks.h"
 #include "core/negotiator.h"
 #include "core/parking.h"
+#include "core/stuck_watch.h"
 #include "core/tensor_queue.h"
 #include "core/thread_annotations.h"
 #include "core/transport.h"
@@ -44,6 +45,9 @@ struct EngineOptions {
   Duration min_sleep = std::chrono::microseconds(20);
   Duration max_sleep_outstanding = std::chrono::milliseconds(1);
   Duration max_sleep_idle = std::chrono::milliseconds(10);
+  // A round that lasts so long is stuck in the transport, and this rank's part of the group fails:
+  // MPI may block for ever when a peer dies. Zero: never.
+  Duration stuck_limit = std::chrono::seconds(30);
   std::function<TimePoint()> now = [] { return Clock::now(); };
 
   // Called under the token: they must neither block nor call the engine.
@@ -98,7 +102,11 @@ class Engine {
 
   // ---- the background thread ----
   void StartThread();
-  void StopThread();  // joins; afterwards nobody drives but explicit RunOnce. Idempotent
+  // Joins; afterwards nobody drives but explicit RunOnce. Idempotent. When stuck() it leaves the
+  // thread behind: then the engine, and all that it refers to, must stay for the life of the
+  // process.
+  void StopThread();
+  bool stuck() const { return stuck_.load(std::memory_order_acquire); }
 
   // ---- tests; they take the token ----
   // One round: queue -> negotiator <-> transport -> executor. True if anything moved. `waited_for`:
@@ -176,6 +184,7 @@ class Engine {
   bool TakeToken(const Done& done, bool patient) SIRTAKI_TRY_ACQUIRE(true, token_);
   Nap NapBeforeSleep(std::uint64_t ticket, const void* driver) SIRTAKI_REQUIRES(token_);
   void StopDriving(const void* driver);
+  void LookAfterRound(StuckWatch* watch);
   void RunThread();
   void Park(TimePoint limit);
   void WakeSomebody();
@@ -237,6 +246,8 @@ class Engine {
   std::atomic<Duration::rep> next_wake_{0};
   // When the background thread comes back by itself; the smallest value while it is awake.
   std::atomic<Duration::rep> background_until_;
+  std::atomic<std::uint64_t> rounds_{0};  // begun or ended: odd within one
+  std::atomic<bool> stuck_{false};
   Parking parking_;
   std::atomic<bool> parked_long_{false};
   std::atomic<bool> stop_{false};

@@ -14,6 +14,7 @@
 #include "frameworks/inproc_world.h"
 #include "frameworks/session_parts.h"
 #include "frameworks/start.h"
+#include "ops/keep_forever.h"
 
 namespace sirtaki::frameworks {
 
@@ -24,6 +25,9 @@ namespace {
 
 // How long the end of a failed session waits for operations to return before it leaves them behind.
 constexpr auto kGrace = std::chrono::milliseconds(200);
+
+// However short peers' time is: a machine that is overloaded is not stuck.
+constexpr auto kStuckAtLeast = std::chrono::seconds(10);
 
 std::int64_t UnixMicroseconds() {
   const auto since = std::chrono::system_clock::now().time_since_epoch();
@@ -225,6 +229,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   engine.on_fault = [&parts](const Status&) { parts.medium->NoteFault(); };
   engine.on_start = options.on_start;
   engine.fusion_delay = config_.fusion_delay;
+  engine.stuck_limit = std::max<core::Duration>(3 * config_.peer_timeout, kStuckAtLeast);
   engine.on_limits = [this](const std::vector<std::int64_t>& values) { return NoteLimits(values); };
   engine.on_stall = [](const core::StallWarning& warning) {
     core::Log(core::LogLevel::kWarning, core::StallText(warning));
@@ -383,6 +388,12 @@ void Session::LeaveAndEnd(const std::string& why) {
     parts_->queue.Close({StatusCode::kShutDown, "the session has ended: " + why});
   }
   state_ = State::kGone;
+  if (parts_->engine && parts_->engine->stuck()) {
+    // A thread that is stuck in the medium refers to all of it.
+    parts_->medium->NoteFault();
+    ops::KeepForever(std::shared_ptr<Parts>(std::move(parts_)));
+    return;
+  }
   // Every handle is complete, so the calls that are under way end by themselves.
   while (calls_.load(std::memory_order_seq_cst) > 0) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
