@@ -155,7 +155,7 @@ void Engine::CarryOut(const std::vector<Command>& commands, TimePoint now) {
     if (command.kind == Command::Kind::kLeave) {
       negotiator_.Leave(command.text, now);
     } else {
-      negotiator_.RaiseFault(command.code, command.text, command.tensor);
+      negotiator_.RaiseFault(command.code, command.text, command.tensor, command.origin);
     }
   }
 }
@@ -416,7 +416,7 @@ void Engine::PostFault(StatusCode code, const std::string& text, const std::stri
     has_fault_ = true;
   }
   queue_.Close(why);
-  Post({Command::Kind::kFault, code, text, tensor});
+  Post({Command::Kind::kFault, code, text, tensor, origin});
 }
 
 void Engine::Post(Command command) {

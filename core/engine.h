@@ -118,6 +118,7 @@ class Engine {
     StatusCode code = StatusCode::kAborted;
     std::string text;
     std::string tensor;
+    Origin origin;
   };
   // A call with a time-out of its own.
   struct TimedCall {

@@ -52,7 +52,7 @@ Status Engine::Wait(HandleState& handle, TimePoint deadline) {
 }
 
 Status Engine::Leave(const std::string& why) {
-  Post({Command::Kind::kLeave, StatusCode::kOk, why, {}});
+  Post({Command::Kind::kLeave, StatusCode::kOk, why, {}, {}});
   DriveUntil([this] { return closed_ || faulted_; }, nullptr, TimePoint::max());
   return fault();
 }

@@ -91,8 +91,12 @@ void Negotiator::Leave(const std::string& why, TimePoint now) {
   Due(now + options_.ping_interval);
 }
 
-void Negotiator::RaiseFault(StatusCode code, const std::string& text, const std::string& tensor) {
-  AdoptFault({code, text, options_.rank, options_.host, tensor, options_.unix_us()}, -1);
+void Negotiator::RaiseFault(StatusCode code, const std::string& text, const std::string& tensor,
+                            const Origin& origin) {
+  const bool here = origin.rank < 0;
+  AdoptFault({code, text, here ? options_.rank : origin.rank, here ? options_.host : origin.host,
+              tensor, options_.unix_us()},
+             -1);
 }
 
 void Negotiator::AdoptFault(Cause cause, int from) {

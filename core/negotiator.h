@@ -108,9 +108,10 @@ class Negotiator {
   void Join(SetNumber set, TimePoint now);
   // This rank takes part in nothing more (16). Idempotent.
   void Leave(const std::string& why, TimePoint now);
-  // The first cause that a rank sees counts; it floods (15). Rank, host and time are filled in
-  // here.
-  void RaiseFault(StatusCode code, const std::string& text, const std::string& tensor);
+  // The first cause that a rank sees counts; it floods (15). `origin`: its rank and host, where the
+  // medium has told them; else it began here. The time is filled in here.
+  void RaiseFault(StatusCode code, const std::string& text, const std::string& tensor,
+                  const Origin& origin = {});
   // The time of a call, `limit`, is over (14). If its key is not decided the seat is asked who
   // misses it, which makes it a fault that says so, in the time that this returns if it can; else
   // it is one at once.

@@ -187,6 +187,12 @@ TEST(EngineTest, AFailureThatAMediumTellsOfIsItsRanks) {
   EXPECT_EQ(world[0].engine->fault().origin().rank, 1);
   EXPECT_EQ(world[0].engine->fault().origin().host, "there");
   EXPECT_EQ(work->handle->status().origin().rank, 1);
+  // And stays so when the engine takes it up and tells the others.
+  world.Settle();
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(world[rank].engine->fault().origin().rank, 1) << rank;
+    EXPECT_EQ(world[rank].engine->fault().origin().host, "there") << rank;
+  }
 }
 
 TEST(EngineTest, AFailedTransportIsAFault) {
