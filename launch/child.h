@@ -18,6 +18,9 @@ namespace sirtaki::launch {
 // the limit as it was: select() in a program may not stand more.
 void RaiseFileLimit();
 
+// Of this process; empty if it is gone.
+std::string CurrentFolder();
+
 struct Command {
   std::vector<std::string> words;
   std::vector<std::pair<std::string, std::string>> set;  // variables, over those of this process

@@ -8,11 +8,9 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -123,9 +121,9 @@ class Job {
     if (key_.empty()) return {core::StatusCode::kBackend, "the system gives no random numbers"};
     command->set.emplace_back(kAddressVariable, Joined(addresses, ","));
     command->set.emplace_back(kKeyVariable, key_);
-    std::error_code error;
-    const auto folder = std::filesystem::current_path(error);
-    if (!error) command->set.emplace_back(kFolderVariable, folder.string());
+    if (std::string folder = CurrentFolder(); !folder.empty()) {
+      command->set.emplace_back(kFolderVariable, std::move(folder));
+    }
     return Status::Ok();
   }
 
@@ -263,8 +261,9 @@ class Job {
     GoMessage go;
     go.master_address = MasterAddress();
     go.master_port = ranks_.front().hello.port;
+    const std::string own = HostName();
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const Host* const host = HostOf(ranks_, rank, plan_.placement, HostName());
+      const Host* const host = HostOf(ranks_, rank, plan_.placement, own);
       go.variables.clear();
       if (host != nullptr && !host->devices.empty()) {
         std::vector<std::string> devices;

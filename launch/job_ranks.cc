@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <set>
 
 #include "core/rank_ranges.h"
 #include "core/text.h"
@@ -97,17 +98,17 @@ Failure JudgeKilledLauncher(const std::string& launcher, const EndMessage& end) 
 
 std::vector<std::string> GoneHosts(const std::vector<Rank>& ranks, const Placement& placement,
                                    const std::string& own) {
+  std::set<const Host*> gone;
+  std::set<const Host*> told;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const Rank& rank = ranks[i];
+    const Host* const host = HostOf(ranks, i, placement, own);
+    if (rank.gone) gone.insert(host);
+    if ((rank.ended && !rank.lost) || rank.hello.host == own) told.insert(host);
+  }
   std::vector<std::string> names;
   for (const Host& host : placement.hosts) {
-    bool gone = false;
-    bool told = false;
-    for (std::size_t i = 0; i < ranks.size(); ++i) {
-      const Rank& rank = ranks[i];
-      if (HostOf(ranks, i, placement, own) != &host) continue;
-      gone = gone || rank.gone;
-      told = told || (rank.ended && !rank.lost) || rank.hello.host == own;
-    }
-    if (gone && !told) names.push_back(host.name);
+    if (gone.contains(&host) && !told.contains(&host)) names.push_back(host.name);
   }
   return names;
 }

@@ -24,9 +24,8 @@ constexpr int kMostLooks =
 
 // As Open MPI calls this host: without its domain, unless mpirun was told to keep it.
 std::string_view NameOf(std::string_view host, const core::EnvironmentView& env) {
-  const bool is_address = host.find_first_not_of("0123456789.") == std::string_view::npos;
   const bool is_whole = env.Find("OMPI_MCA_orte_keep_fqdn_hostnames") == "1";
-  return is_address || is_whole ? host : host.substr(0, host.find('.'));
+  return IsAddress(host) || is_whole ? host : host.substr(0, host.find('.'));
 }
 
 std::uint32_t HashOf(std::string_view name) {

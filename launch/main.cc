@@ -7,11 +7,8 @@
 #include <cerrno>
 #include <climits>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -22,6 +19,7 @@
 #include "launch/build_facts.h"
 #include "launch/check_build.h"
 #include "launch/check_hosts.h"
+#include "launch/child.h"
 #include "launch/find_launcher.h"
 #include "launch/host_report.h"
 #include "launch/job.h"
@@ -60,11 +58,6 @@ std::string OwnPath(const char* called) {
   std::array<char, PATH_MAX> path{};
   const ssize_t length = readlink("/proc/self/exe", path.data(), path.size() - 1);
   return length > 0 ? std::string(path.data(), static_cast<std::size_t>(length)) : called;
-}
-
-std::string CurrentFolder() {
-  std::error_code error;
-  return std::filesystem::current_path(error).string();
 }
 
 core::Status FindStartTimeout(const LaunchOptions& options, const core::EnvironmentView& env,
@@ -132,15 +125,16 @@ int RunAll(PlanInput input) {
   }
 }
 
-// A descriptor that is opened later must not become one of these by chance.
-void OpenStandardStreams() {
+// A descriptor that is opened later must not become one of these by chance. False: it would.
+bool OpenStandardStreams() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
-    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) std::abort();
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) return false;
   }
+  return true;
 }
 
 int Main(const std::vector<std::string>& args, const char* called) {
-  OpenStandardStreams();
+  if (!OpenStandardStreams()) return kWrongUse;  // nobody could read why
   if (args.size() > 2 && args[0] == kRankFlag && args[1] == "--") {
     return RunAsRank({args.begin() + 2, args.end()});
   }

@@ -83,8 +83,7 @@ Status CheckAllocation(const PlanInput& input, const Placement& placement) {
   if (placement.system != BatchSystem::kSlurm || allocated.empty() || is_srun) return Status::Ok();
   for (const Host& host : placement.hosts) {
     const auto is_it = [&host](const Host& one) { return one.name == host.name; };
-    const bool is_address = host.name.find_first_not_of("0123456789.") == std::string::npos;
-    if (is_address || std::any_of(allocated.begin(), allocated.end(), is_it) ||
+    if (IsAddress(host.name) || std::any_of(allocated.begin(), allocated.end(), is_it) ||
         IsThisMachine(host.name, input.machine)) {
       continue;
     }
@@ -214,6 +213,7 @@ Status MakePlan(const PlanInput& input, Plan* out) {
   status = Place(input.options, input.environment, input.read, input.machine, input.gone,
                  &plan.placement);
   if (status.ok() && !plan.placement.local) status = CheckSshWords(input.options);
+  if (status.ok()) status = CheckAllocation(input, plan.placement);
   if (!status.ok()) return status;
   if (input.launcher.kind == LauncherKind::kOpenMpi4) PutThisMachineFirst(input, &plan);
   PlanWriter writer(input, ChooseNetworks(input, plan.placement), &plan);
@@ -221,8 +221,6 @@ Status MakePlan(const PlanInput& input, Plan* out) {
   plan.network = writer.networks().text;
   writer.Add({input.launcher.path}, input.launcher.ToString());
   AddEnvironment(&writer);
-  status = CheckAllocation(input, plan.placement);
-  if (!status.ok()) return status;
   switch (input.launcher.kind) {
     case LauncherKind::kOpenMpi4:
       AddOpenMpi4(&writer);

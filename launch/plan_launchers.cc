@@ -53,8 +53,7 @@ void AddOpenMpiTail(PlanWriter* writer) {
 bool DomainsMatter(const PlanWriter& writer) {
   const std::vector<Host>& hosts = writer.placement().hosts;
   return std::any_of(hosts.begin(), hosts.end(), [&writer](const Host& host) {
-    const bool is_address = host.name.find_first_not_of("0123456789.") == std::string::npos;
-    return !is_address && host.name.find('.') != std::string::npos &&
+    return !IsAddress(host.name) && host.name.find('.') != std::string::npos &&
            !IsThisMachine(host.name, writer.input().machine);
   });
 }

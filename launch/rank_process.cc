@@ -9,7 +9,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <filesystem>
 #include <optional>
 #include <utility>
 
@@ -205,8 +204,7 @@ class RankProcess {
     const auto folder = env_.Find(kFolderVariable);
     if (!folder || place_.local_rank != 0 || access(folder->c_str(), X_OK) == 0) return;
     const std::string text = "sirtakirun: host " + HostName() + " has no folder " +
-                             core::Quoted(*folder) + ": its ranks run in " +
-                             std::filesystem::current_path().string() + "\n";
+                             core::Quoted(*folder) + ": its ranks run in " + CurrentFolder() + "\n";
     unwritten_ += text.size();
     Send(OutputMessage{Stream::kError, text});
   }

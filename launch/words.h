@@ -14,6 +14,8 @@ std::vector<std::string_view> Split(std::string_view text, char separator);
 // The pieces between spaces and tabs, none of them empty.
 std::vector<std::string_view> Words(std::string_view text);
 std::string_view Trimmed(std::string_view text);
+// Whether it has digits and dots alone, as an IPv4 address and no host's name.
+bool IsAddress(std::string_view host);
 std::string Joined(const std::vector<std::string>& parts, std::string_view between);
 
 // The whole number that the text is, from `min` to `max`.
