@@ -295,9 +295,10 @@ Status HostLanes::Impl::Change(const SetChange& change) {
 std::optional<HostLanes::Impl::Numbered> HostLanes::Impl::NextLarge() {
   core::MutexLock lock(mutex);
   thread_state = ThreadState::kWaiting;
-  while (!LargeIsReady() && !quit) {
-    // Nobody tells when a device has brought them.
+  for (;;) {
+    // Nobody tells when a device has brought them. Asked first: they may come between two questions.
     const bool looks = LargeAwaitsInputs();
+    if (LargeIsReady() || quit) break;
     changed.WaitUntil(mutex, looks ? core::Clock::now() + kInputsPause : core::TimePoint::max());
   }
   if (!LargeIsReady() || left) {
