@@ -296,7 +296,8 @@ std::optional<HostLanes::Impl::Numbered> HostLanes::Impl::NextLarge() {
   core::MutexLock lock(mutex);
   thread_state = ThreadState::kWaiting;
   for (;;) {
-    // Nobody tells when a device has brought them. Asked first: they may come between two questions.
+    // Nobody tells when a device has brought them. Asked first: they may come between two
+    // questions.
     const bool looks = LargeAwaitsInputs();
     if (LargeIsReady() || quit) break;
     changed.WaitUntil(mutex, looks ? core::Clock::now() + kInputsPause : core::TimePoint::max());
