@@ -31,7 +31,7 @@ constexpr std::size_t kSmallInFlight = 16;
 
 // How long the destructor waits for an aborted operation to return before its thread is left
 // behind.
-constexpr auto kGrace = std::chrono::milliseconds(200);
+constexpr auto kGrace = std::chrono::seconds(1);
 
 // Between looks whether the inputs of a group are there.
 constexpr auto kInputsPause = std::chrono::microseconds(100);

@@ -25,7 +25,7 @@ constexpr auto kLongestPause = std::chrono::milliseconds(1);
 // Between questions for errors of what is under way.
 constexpr auto kWatch = std::chrono::milliseconds(20);
 // How long the destructor waits for the thread before it is left behind.
-constexpr auto kGrace = std::chrono::milliseconds(500);
+constexpr auto kGrace = std::chrono::seconds(1);
 // The same where nothing has failed: NCCL's good-bye.
 constexpr auto kGoodBye = std::chrono::seconds(5);
 

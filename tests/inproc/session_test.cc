@@ -343,7 +343,7 @@ TEST_P(SessionTest, ALostPeerIsAFaultOnEveryRankWithinItsTime) {
   RankThreads::Run(size(), [&](int rank) {
     const auto session = Start(world_, rank, Options([](core::Config& config) {
                                  config.ping_interval = milliseconds(50);
-                                 config.peer_timeout = milliseconds(200);
+                                 config.peer_timeout = milliseconds(1000);
                                  config.transport = core::TransportMode::kMpi;  // the hub's
                                }));
     ASSERT_TRUE(AllReduce(*session, "w", {1}).ok());
@@ -363,7 +363,7 @@ TEST_P(SessionTest, ABrokenTransportIsAFaultOnTheRanksThatItReaches) {
   RankThreads::Run(size(), [&](int rank) {
     const auto session = Start(world_, rank, Options([](core::Config& config) {
                                  config.ping_interval = milliseconds(50);
-                                 config.peer_timeout = milliseconds(200);
+                                 config.peer_timeout = milliseconds(1000);
                                  config.transport = core::TransportMode::kMpi;  // the hub's
                                }));
     started.arrive_and_wait();

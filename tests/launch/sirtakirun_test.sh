@@ -344,16 +344,16 @@ int MPI_Init_thread(int *argc, char ***argv, int wanted, int *level) {
 }
 END
   cc -shared -fPIC -o "$work/hang.so" "$work/hang.c"
-  run 1 -np 2 --start-timeout 5 env LD_PRELOAD="$work/hang.so" "$programs/lose_a_rank" stopped 1
-  grep -qE '^sirtakirun: ranks? (0-)?1 ha(s|ve) not come out of MPI_Init within 5 s \(hosts: localhost:[0-9]+\); ' "$errors" || fail "it does not say so"
+  run 1 -np 2 --start-timeout 12 env LD_PRELOAD="$work/hang.so" "$programs/lose_a_rank" stopped 1
+  grep -qE '^sirtakirun: ranks? (0-)?1 ha(s|ve) not come out of MPI_Init within 12 s \(hosts: localhost:[0-9]+\); ' "$errors" || fail "it does not say so"
   gone "lose_a_rank stopped 1"
 fi
 # Nor does one that waits there for a rank which has ended.
-run 1 -np 2 --start-timeout 5 bash -c '[ "$RANK" = 0 ] || exit 0; exec "$0" stopped 1' "$programs/lose_a_rank"
-grep -qE '^sirtakirun: rank 0 has not come out of MPI_Init within 5 s ' "$errors" || fail "it does not say so"
+run 1 -np 2 --start-timeout 12 bash -c '[ "$RANK" = 0 ] || exit 0; exec "$0" stopped 1' "$programs/lose_a_rank"
+grep -qE '^sirtakirun: rank 0 has not come out of MPI_Init within 12 s ' "$errors" || fail "it does not say so"
 gone "lose_a_rank stopped 1"
 # A program that never comes so far is not hurried.
-run 0 -np 2 --start-timeout 5 sleep 6
+run 0 -np 2 --start-timeout 12 sleep 14
 
 echo "--- a stranger who says nothing is not kept"
 cat >"$work/stranger" <<'END'

@@ -23,5 +23,6 @@ case $version in
   *HYDRA* | *MPICH*) flags+=(-bind-to none) ;;
   *) printf 'mpirun.sh: %s is no MPI known here; trying it with -np alone\n' "$mpirun" >&2 ;;
 esac
+export SIRTAKI_TEST_SECONDS=${SIRTAKI_TEST_SECONDS:-280}   # the ranks say what hangs a little earlier
 # shellcheck disable=SC2086  # flags are words
-exec timeout -k 5 "${SIRTAKI_TEST_SECONDS:-280}" "$mpirun" "${flags[@]}" ${SIRTAKI_MPIRUN_FLAGS:-} "$@" </dev/null
+exec timeout -k 5 "$SIRTAKI_TEST_SECONDS" "$mpirun" "${flags[@]}" ${SIRTAKI_MPIRUN_FLAGS:-} "$@" </dev/null
