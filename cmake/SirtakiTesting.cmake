@@ -17,7 +17,7 @@ function(sirtaki_add_gtest name label)
     DISCOVERY_MODE PRE_TEST
     TEST_PREFIX "${arg_PREFIX}"
     WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
-    PROPERTIES LABELS "${label}" TIMEOUT 300)
+    PROPERTIES LABELS "${label}" TIMEOUT 120)
 endfunction()
 
 # sirtaki_register_mpi_test(<name> <target> RANKS <n>... LABELS <label>... [ENVIRONMENT <name>=<value>...]): one ctest
@@ -31,7 +31,7 @@ function(sirtaki_register_mpi_test name target)
     set_tests_properties(${name}.ranks_${ranks} PROPERTIES
       LABELS "${arg_LABELS};ranks_${ranks}"
       PROCESSORS ${ranks}
-      TIMEOUT 300   # mpirun.sh ends the ranks a little earlier
+      TIMEOUT 120   # mpirun.sh ends the ranks a little earlier
       SKIP_RETURN_CODE 77
       ENVIRONMENT "MPIEXEC=${MPIEXEC_EXECUTABLE};${arg_ENVIRONMENT}")
   endforeach()
@@ -63,7 +63,7 @@ endfunction()
 function(sirtaki_add_script_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;PROCESSORS" "LABELS;COMMAND")
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 300)
+    set(arg_TIMEOUT 120)
   endif()
   if(NOT arg_PROCESSORS)
     set(arg_PROCESSORS 1)

@@ -72,7 +72,7 @@ class Executor {
 
   // After a fault: nothing starts any more; what is queued completes with `why`, and so do the
   // handles of what runs (its memory stays alive until the operation returns, if ever). Never
-  // blocks.
+  // blocks. Thread-safe: whoever has the token may be stuck.
   virtual void Abandon(const Status& why) = 0;
 };
 

@@ -142,6 +142,8 @@ class Negotiator {
   bool leaving() const { return self_left_; }
   // Keys that are not decided, or batches and messages that were not taken.
   bool Outstanding() const;
+  // The sets of which this rank is a member.
+  std::vector<std::pair<SetNumber, RankRanges>> MemberSets() const;
   // For invariants: nothing pending, nothing half told.
   bool Quiescent() const;
   // For tests: the live ids of a set here, after the batches seen so far.

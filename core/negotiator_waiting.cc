@@ -140,8 +140,7 @@ Duration Negotiator::TimeOut(const Key& key, Duration limit, TimePoint now) {
 void Negotiator::NoteTimeOut(SetState& set, const Key& key, PendingKey& pending, Duration limit,
                              TimePoint now) {
   if (set.seat()) {
-    // Of a call that was late already when it was submitted, too: zero would be none.
-    pending.call_limit = std::max<Duration>(limit, std::chrono::microseconds(1));
+    pending.call_limit = limit;
     set.next_stall_check = now;
     Due(now);
     return;

@@ -32,6 +32,7 @@ struct HostLanesOptions {
   std::function<void(const core::Status& why, const std::string& tensor)> on_failure;
   // Something finished on the large lane (rings the engine's doorbell).
   std::function<void()> on_progress;
+  core::trace::ObserverPtr observer;  // null: nothing is recorded
 };
 
 // Idle, Running and the destructor are called by anyone, the rest under the engine's token.

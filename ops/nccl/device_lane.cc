@@ -4,7 +4,9 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <exception>
 #include <map>
+#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -12,6 +14,7 @@
 #include "core/thread_annotations.h"
 #include "ops/keep_forever.h"
 #include "ops/nccl/group_launch.h"
+#include "ops/nccl/set_communicators.h"
 
 namespace sirtaki::ops::nccl {
 namespace {
@@ -25,7 +28,7 @@ constexpr auto kLongestPause = std::chrono::milliseconds(1);
 // Between questions for errors of what is under way.
 constexpr auto kWatch = std::chrono::milliseconds(20);
 // How long the destructor waits for the thread before it is left behind.
-constexpr auto kGrace = std::chrono::seconds(1);
+constexpr auto kGrace = std::chrono::milliseconds(500);
 // The same where nothing has failed: NCCL's good-bye.
 constexpr auto kGoodBye = std::chrono::seconds(5);
 
@@ -44,15 +47,13 @@ struct DeviceLane::Impl {
     std::uint64_t number = 0;
     GroupTaskPtr group;
     cuda::EventPtr done;
-  };
-  struct SetParts {
-    std::shared_ptr<const Api> api;
-    std::unique_ptr<Communicator> communicator;
-    std::unique_ptr<DeviceMemory> staging;  // goes first
+    GroupTrace trace;
+    std::string_view carrier;
   };
   enum class ThreadState : std::uint8_t { kRunning, kGone };
 
-  explicit Impl(DeviceLaneOptions lane_options) : options(std::move(lane_options)) {}
+  explicit Impl(DeviceLaneOptions lane_options)
+      : options(std::move(lane_options)), sets(options.device->api()) {}
 
   // ---- by anyone ----
   void Enqueue(Task task) SIRTAKI_EXCLUDES(mutex);
@@ -63,22 +64,27 @@ struct DeviceLane::Impl {
   void RunLane() SIRTAKI_EXCLUDES(mutex);
   Status Prepare();  // the device
   std::optional<Task> Next() SIRTAKI_EXCLUDES(mutex);
-  Status Do(const Task& task) SIRTAKI_EXCLUDES(mutex);
+  // `verdict`: what the task's handles complete with if this is ok.
+  Status Do(const Task& task, Status* verdict) SIRTAKI_EXCLUDES(mutex);
+  Status DoOrThrown(const Task& task, Status* verdict) SIRTAKI_EXCLUDES(mutex);
   Status Launch(const GroupTaskPtr& group);
-  Status MarkEnd(const GroupTaskPtr& group, std::uint64_t number);
+  Status MarkEnd(InFlight launched);
   Status Meet(const Task& task);
   Status Remove(core::SetNumber set);
   // What has left the device, and what went wrong on the way. Fails if something did.
   Status Retire() SIRTAKI_EXCLUDES(mutex);
+  void TellEnd(InFlight& over);
   // Polls, tending the rest, until `over` says so or the lane is stopped.
   Status Await(const std::function<Status(bool* over)>& over) SIRTAKI_EXCLUDES(mutex);
   Status AwaitEvent(const cuda::Event& event);
-  void AbortAll();
+  // The process exits, and CUDA's own end has come before ours.
+  bool CudaHasGone() const;
   void EndWell();
   void EndBadly();
+  void LeaveAll();
   // Unless the destructor has left: then nothing outside may be called.
   void CallOut(const std::function<void()>& call) SIRTAKI_EXCLUDES(mutex);
-  void Tell(const Task& task) const;
+  void Tell(const Task& task, const Status& verdict) const;
   Patience patience() const { return {options.limit, &stopped}; }
 
   const DeviceLaneOptions options;
@@ -89,9 +95,10 @@ struct DeviceLane::Impl {
   std::unique_ptr<cuda::EventPool> events;
   std::unique_ptr<cuda::Kernels> kernels;
   std::unique_ptr<PinnedMemory> pinned;
-  std::map<core::SetNumber, SetParts> sets;
+  SetCommunicators sets;
   std::deque<InFlight> in_flight;  // oldest first, as the stream has them
   core::TimePoint watched{};
+  core::TimePoint retired{};  // when the last group was seen to be through
   core::Duration pause = kFirstPause;
 
   mutable core::Mutex mutex;
@@ -139,7 +146,7 @@ void DeviceLane::Impl::Stop(const Status& reason, const std::optional<std::strin
   // And before the abort, by which groups whose handles are ok come to their end with garbage.
   if (tensor && options.on_failure) options.on_failure(reason, *tensor);
   // Abandon leaves it to the lane's thread, whose communicators they are.
-  if (tensor) AbortAll();
+  if (tensor) sets.AbortAll();
   for (const auto& [number, task] : dropped) {
     if (task.group != nullptr) CompleteAll(task.group->items, reason);
   }
@@ -206,63 +213,47 @@ Status DeviceLane::Impl::Meet(const Task& task) {
     return Status::Ok();
   });
   if (status.ok()) status = meeting.told->status();
-  if (status.ok()) status = Judge(meeting.all, task.group->members);
   if (!status.ok()) return status;
-  SetParts parts{.api = task.api, .communicator = nullptr, .staging = nullptr};
-  status = Communicator::Init(*task.api, meeting.all.front().id,
-                              static_cast<int>(task.group->members.Count()),
-                              static_cast<int>(task.group->members.IndexOf(task.group->rank)),
-                              patience(), &parts.communicator);
-  if (!status.ok()) return status;
-  parts.staging = std::make_unique<DeviceMemory>(options.device->api(), *parts.communicator);
-  sets[task.set] = std::move(parts);
-  return Status::Ok();
+  return sets.Make(task.set, meeting, task.group->members, task.group->rank, task.api, patience());
 }
 
 Status DeviceLane::Impl::Launch(const GroupTaskPtr& group) {
-  const auto found = sets.find(group->channel.set);
-  if (found == sets.end()) {
+  SetCommunicators::Parts* const parts = sets.Find(group->channel.set);
+  if (parts == nullptr) {
     return {StatusCode::kProtocol, "its set has no communicator on this device"};
   }
-  SetParts& parts = found->second;
   const LaunchContext context{.stream = *stream,
                               .events = *events,
                               .kernels = *kernels,
-                              .communicator = *parts.communicator,
-                              .staging = *parts.staging,
+                              .communicator = *parts->communicator,
+                              .staging = *parts->staging,
                               .host = *pinned,
                               .patience = patience(),
                               .await = [this](const cuda::Event& e) { return AwaitEvent(e); }};
   return LaunchGroup(context, *group);
 }
 
-Status DeviceLane::Impl::MarkEnd(const GroupTaskPtr& group, std::uint64_t number) {
-  cuda::EventPtr done;
-  Status status = events->Take(&done);
-  if (status.ok()) status = done->Record(stream->handle());
+Status DeviceLane::Impl::MarkEnd(InFlight launched) {
+  Status status = events->Take(&launched.done);
+  if (status.ok()) status = launched.done->Record(stream->handle());
   if (!status.ok()) return status;
-  for (const core::RunItem& item : group->items) {
-    if (item.work != nullptr) static_cast<cuda::DeviceWork&>(*item.work).done = done;
+  for (const core::RunItem& item : launched.group->items) {
+    if (item.work != nullptr) cuda::AsDeviceWork(*item.work).done = launched.done;
   }
-  in_flight.push_back({number, group, std::move(done)});
+  in_flight.push_back(std::move(launched));
   return status;
 }
 
 Status DeviceLane::Impl::Remove(core::SetNumber set) {
-  const auto found = sets.find(set);
-  if (found == sets.end()) return Status::Ok();  // it never used this device
-  Status status = Await([this](bool* over) {
-    *over = in_flight.empty();
+  const bool is_used = sets.Find(set) != nullptr;
+  Status status = Await([this, is_used](bool* over) {
+    *over = !is_used || in_flight.empty();
     return Status::Ok();
   });
-  if (!status.ok()) return status;
-  found->second.staging.reset();
-  status = found->second.communicator->Finalize(patience());
-  sets.erase(found);
-  return status;
+  return status.ok() ? sets.Remove(set, patience()) : status;
 }
 
-Status DeviceLane::Impl::Do(const Task& task) {
+Status DeviceLane::Impl::Do(const Task& task, Status* verdict) {
   Status status = Prepare();
   if (task.group == nullptr) {
     if (status.ok()) status = Remove(task.set);
@@ -271,6 +262,7 @@ Status DeviceLane::Impl::Do(const Task& task) {
     unfinished.erase(task.number);
     return status;
   }
+  GroupTrace trace(options.observer, *task.group, core::trace::Track::kDevice);
   if (status.ok() && task.meeting != nullptr) status = Meet(task);
   if (status.ok() && task.passage != nullptr) {
     const PassageContext context{
@@ -279,9 +271,42 @@ Status DeviceLane::Impl::Do(const Task& task) {
         }};
     status = PassThroughHost(context, *task.group, *task.passage);
   } else if (status.ok()) {
+    *verdict = sets.WhyRefused(task.set);
+    if (!verdict->ok()) {
+      core::MutexLock lock(mutex);
+      unfinished.erase(task.number);
+      return status;
+    }
     status = Launch(task.group);
   }
-  return status.ok() ? MarkEnd(task.group, task.number) : status;
+  if (!status.ok()) return status;
+  return MarkEnd({.number = task.number,
+                  .group = task.group,
+                  .done = nullptr,
+                  .trace = std::move(trace),
+                  .carrier = task.passage != nullptr ? "host" : "nccl"});
+}
+
+// The device takes one group after the other.
+void DeviceLane::Impl::TellEnd(InFlight& over) {
+  if (!over.trace.on()) return;
+  const core::TimePoint begin = std::max(over.trace.begin(), retired);
+  retired = core::Clock::now();
+  over.trace.Moved(over.carrier, begin, retired);
+  over.trace.Finish(begin);
+}
+
+// What allocates the outputs may throw, and memory may be short anywhere.
+Status DeviceLane::Impl::DoOrThrown(const Task& task, Status* verdict) {
+  try {
+    return Do(task, verdict);
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kBackend, "out of memory"};
+  } catch (const std::exception& error) {
+    return {StatusCode::kBackend, error.what()};
+  } catch (...) {
+    return {StatusCode::kBackend, "an exception of unknown type"};
+  }
 }
 
 Status DeviceLane::Impl::Retire() {
@@ -291,6 +316,7 @@ Status DeviceLane::Impl::Retire() {
     Status status = in_flight.front().done->Poll(&reached);
     if (!status.ok()) return status;
     if (!reached) break;
+    TellEnd(in_flight.front());
     {
       core::MutexLock lock(mutex);
       unfinished.erase(in_flight.front().number);
@@ -302,22 +328,17 @@ Status DeviceLane::Impl::Retire() {
   const core::TimePoint now = core::Clock::now();
   if (now - watched < kWatch) return Status::Ok();
   watched = now;
-  for (auto& [set, parts] : sets) {
-    if (Status status = parts.communicator->CheckAsync(); !status.ok()) return status;
-  }
-  return Status::Ok();
+  return sets.CheckAsync();
 }
 
-void DeviceLane::Impl::AbortAll() {
-  for (auto& [set, parts] : sets) parts.communicator->Abort();
+bool DeviceLane::Impl::CudaHasGone() const {
+  int capture = 0;
+  return stream != nullptr && options.device->api().StreamIsCapturing(stream->handle(), &capture) ==
+                                  cuda::Error::kDeinitialized;
 }
 
 void DeviceLane::Impl::EndWell() {
-  for (auto& [set, parts] : sets) {
-    parts.staging.reset();
-    static_cast<void>(parts.communicator->Finalize(patience()));
-  }
-  sets.clear();
+  sets.FinalizeAll(patience());
   // On this thread, whose device it is.
   pinned.reset();
   events.reset();
@@ -328,16 +349,16 @@ void DeviceLane::Impl::EndWell() {
 // The device may write to what was launched until the communicators are aborted, and after an error
 // of its own for ever.
 void DeviceLane::Impl::EndBadly() {
-  AbortAll();
+  sets.AbortAll();
+  LeaveAll();
+}
+
+void DeviceLane::Impl::LeaveAll() {
   KeepForever(std::make_shared<std::deque<InFlight>>(std::move(in_flight)));
   in_flight.clear();
   if (stream != nullptr) stream->LeaveBehind();
-  for (auto& [set, parts] : sets) {
-    KeepForever(std::make_shared<SetParts>(std::move(parts)));
-  }
-  sets.clear();
+  sets.LeaveAll();
   KeepForever(std::shared_ptr<PinnedMemory>(std::move(pinned)));
-  KeepForever(std::shared_ptr<cuda::Kernels>(std::move(kernels)));
 }
 
 void DeviceLane::Impl::CallOut(const std::function<void()>& call) {
@@ -358,9 +379,10 @@ void DeviceLane::Impl::RunLane() {
   for (bool goes_on = true; goes_on;) {
     if (std::optional<Task> task = Next()) {
       concerned = task->group;
-      status = Do(*task);
+      Status verdict;
+      status = DoOrThrown(*task, &verdict);
       // Launched: the rest is a matter of the streams.
-      if (status.ok()) CallOut([&] { Tell(*task); });
+      if (status.ok()) CallOut([&] { Tell(*task, verdict); });
     }
     if (status.ok()) {
       if (!in_flight.empty()) concerned = in_flight.front().group;
@@ -371,15 +393,19 @@ void DeviceLane::Impl::RunLane() {
     goes_on = status.ok() && !stopped.load(std::memory_order_relaxed) &&
               !(quit && queue.empty() && in_flight.empty());
   }
+  const bool gone = CudaHasGone();
   if (!status.ok()) {
     KeepForever(std::const_pointer_cast<GroupTask>(concerned));
     CallOut([&] {
+      if (gone) return Stop({StatusCode::kShutDown, status.message()}, std::nullopt);
       if (concerned == nullptr) return Stop(status, "");
       const LaneTask task{concerned, nullptr};
       Stop(task.Describe(status), task.TensorName());
     });
   }
-  if (stopped.load(std::memory_order_relaxed)) {
+  if (gone) {
+    LeaveAll();
+  } else if (stopped.load(std::memory_order_relaxed)) {
     EndBadly();
   } else {
     EndWell();
@@ -389,9 +415,16 @@ void DeviceLane::Impl::RunLane() {
   changed.NotifyAll();
 }
 
-void DeviceLane::Impl::Tell(const Task& task) const {
-  if (task.group != nullptr) return CompleteAll(task.group->items, Status::Ok());
-  if (options.on_progress) options.on_progress();
+void DeviceLane::Impl::Tell(const Task& task, const Status& verdict) const {
+  if (task.group == nullptr) {
+    if (options.on_progress) options.on_progress();
+  } else if (verdict.ok()) {
+    CompleteAll(task.group->items, verdict);
+  } else {
+    const LaneTask lane_task{task.group, nullptr};
+    CompleteAll(task.group->items, lane_task.Describe(verdict));
+    if (options.on_progress) options.on_progress();  // it will not retire
+  }
 }
 
 // ---- the lane ----

@@ -36,7 +36,7 @@ std::string WhyNotOnDevice(const core::Signature& signature);
 core::Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task);
 
 // When it returns ok, an event that is recorded in the stream marks the end of the group. Else some
-// of it may be under way: the group's fault.
+// of it may be under way: the group's fault. Throws what the outputs' allocation throws.
 core::Status LaunchGroup(const LaunchContext& context, const GroupTask& task);
 
 // ---- the kinds ----

@@ -61,7 +61,7 @@ void MailboxReader::Take(std::span<std::byte> bytes) {
 // Either this sees that the writer has asked, or the writer sees this room when it looks again.
 bool MailboxReader::Release() {
   head_->read.store(read_, std::memory_order_seq_cst);
-  if (head_->full.load(std::memory_order_seq_cst) == 0) return false;
+  if (head_->full.load(std::memory_order_relaxed) == 0) return false;
   if (written_ - read_ > capacity_ / 2) return false;
   // Taken before the writer is told: what it asks afterwards is another question.
   return head_->full.exchange(0, std::memory_order_seq_cst) != 0;

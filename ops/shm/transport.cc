@@ -115,12 +115,8 @@ bool Transport::Flush() {
   for (int index = 0; waiting_ > 0 && index < group_.size(); ++index) {
     Outbox& outbox = outboxes_[static_cast<std::size_t>(index)];
     if (outbox.waiting.empty()) continue;
-    const auto has_room = [&outbox] {
-      return outbox.writer.Room(sizeof(Length)) >= sizeof(Length);
-    };
-    // Push may have filled again what the receiver had told of: then this is another question.
-    if (!has_room()) outbox.writer.AskForRoom();
-    if (has_room() || outbox.writer.corrupt()) Push(index, outbox);
+    const bool has_room = outbox.writer.Room(sizeof(Length)) >= sizeof(Length);
+    if (has_room || outbox.writer.corrupt()) Push(index, outbox);
   }
   const bool flushed = beyond_.Flush();
   return flushed && waiting_ == 0;

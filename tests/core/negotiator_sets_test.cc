@@ -187,18 +187,6 @@ TEST_F(NegotiatorSetsTest, ACallWhoseTimeIsOverNamesWhoMissesIt) {
   }
 }
 
-// At the seat, where the time that is left is not sent but kept.
-TEST_F(NegotiatorSetsTest, ACallThatIsLateBeforeItIsSubmittedNamesWhoMissesItToo) {
-  for (const int rank : {0, 1, 3}) Submit(rank, Key::Named(0, "w"), AllReduceOf({1}));
-  sim_.Settle();
-  sim_.node(0).TimeOut(Key::Named(0, "w"), core::Duration(0), sim_.now());
-  sim_.Run(std::chrono::seconds(3), std::chrono::milliseconds(50));
-  for (int rank = 0; rank < 4; ++rank) {
-    ASSERT_TRUE(sim_.node(rank).faulted());
-    EXPECT_THAT(sim_.node(rank).cause().text, HasSubstr("not submitted by rank 2"));
-  }
-}
-
 // The decision is on its way down while the report of the delay goes up.
 TEST_F(NegotiatorSetsTest, AReportOfADelayThatCrossesTheDecisionHarmsNobody) {
   for (const int rank : {1, 3}) Submit(rank, Key::Unnamed(0, 0), AllReduceOf({1}));

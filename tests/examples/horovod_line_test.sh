@@ -17,7 +17,7 @@ if [ "$(cat /proc/sys/kernel/yama/ptrace_scope 2>/dev/null || echo 0)" -ge 2 ]; 
 fi
 export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}  # -x wants it to be there
 code=0
-timeout -k 5 "${SIRTAKI_TEST_SECONDS:-280}" "$mpirun" --allow-run-as-root -oversubscribe -np 2 -H localhost:2 \
+timeout -k 5 "${SIRTAKI_TEST_SECONDS:-110}" "$mpirun" --allow-run-as-root -oversubscribe -np 2 -H localhost:2 \
   -bind-to none -map-by slot -x LD_LIBRARY_PATH -x PATH -mca pml ob1 -mca btl ^openib \
   "$program" --epochs 1 >"$scratch/output" 2>&1 </dev/null || code=$?
 for text in "2 ranks" "epoch   1/1: loss" "parameters identical on all ranks"; do

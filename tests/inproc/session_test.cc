@@ -343,7 +343,7 @@ TEST_P(SessionTest, ALostPeerIsAFaultOnEveryRankWithinItsTime) {
   RankThreads::Run(size(), [&](int rank) {
     const auto session = Start(world_, rank, Options([](core::Config& config) {
                                  config.ping_interval = milliseconds(50);
-                                 config.peer_timeout = milliseconds(1000);
+                                 config.peer_timeout = milliseconds(200);
                                  config.transport = core::TransportMode::kMpi;  // the hub's
                                }));
     ASSERT_TRUE(AllReduce(*session, "w", {1}).ok());
@@ -363,7 +363,7 @@ TEST_P(SessionTest, ABrokenTransportIsAFaultOnTheRanksThatItReaches) {
   RankThreads::Run(size(), [&](int rank) {
     const auto session = Start(world_, rank, Options([](core::Config& config) {
                                  config.ping_interval = milliseconds(50);
-                                 config.peer_timeout = milliseconds(1000);
+                                 config.peer_timeout = milliseconds(200);
                                  config.transport = core::TransportMode::kMpi;  // the hub's
                                }));
     started.arrive_and_wait();
@@ -699,6 +699,23 @@ TEST_F(LoneSessionTest, AbortAndShutdownEndIt) {
             StatusCode::kAborted);
   EXPECT_EQ(session_->Shutdown("done").code(), StatusCode::kAborted);
   EXPECT_EQ(session_->Check().code(), StatusCode::kNotInitialized);
+}
+
+// ---- the line about it ----
+
+TEST_P(SessionTest, SaysWhereItIsAndWhatItHas) {
+  RankThreads::Run(size(), [&](int rank) {
+    const auto session = Start(world_, rank);
+    const std::string& line = session->description();
+    const std::string place = ": rank " + std::to_string(rank) + " of " + std::to_string(size());
+    EXPECT_EQ(line.rfind("Sirtaki ", 0), 0U) << line;
+    for (const std::string& part :
+         {place, std::string("; in-process"), std::string("host data moves by "),
+          std::string(" for each; waits yield"), std::string("; options: ")}) {
+      EXPECT_NE(line.find(part), std::string::npos) << part << " in " << line;
+    }
+    EXPECT_TRUE(session->Shutdown("done").ok());
+  });
 }
 
 // ---- serialized ranks ----

@@ -344,16 +344,16 @@ int MPI_Init_thread(int *argc, char ***argv, int wanted, int *level) {
 }
 END
   cc -shared -fPIC -o "$work/hang.so" "$work/hang.c"
-  run 1 -np 2 --start-timeout 12 env LD_PRELOAD="$work/hang.so" "$programs/lose_a_rank" stopped 1
-  grep -qE '^sirtakirun: ranks? (0-)?1 ha(s|ve) not come out of MPI_Init within 12 s \(hosts: localhost:[0-9]+\); ' "$errors" || fail "it does not say so"
+  run 1 -np 2 --start-timeout 5 env LD_PRELOAD="$work/hang.so" "$programs/lose_a_rank" stopped 1
+  grep -qE '^sirtakirun: ranks? (0-)?1 ha(s|ve) not come out of MPI_Init within 5 s \(hosts: localhost:[0-9]+\); ' "$errors" || fail "it does not say so"
   gone "lose_a_rank stopped 1"
 fi
 # Nor does one that waits there for a rank which has ended.
-run 1 -np 2 --start-timeout 12 bash -c '[ "$RANK" = 0 ] || exit 0; exec "$0" stopped 1' "$programs/lose_a_rank"
-grep -qE '^sirtakirun: rank 0 has not come out of MPI_Init within 12 s ' "$errors" || fail "it does not say so"
+run 1 -np 2 --start-timeout 5 bash -c '[ "$RANK" = 0 ] || exit 0; exec "$0" stopped 1' "$programs/lose_a_rank"
+grep -qE '^sirtakirun: rank 0 has not come out of MPI_Init within 5 s ' "$errors" || fail "it does not say so"
 gone "lose_a_rank stopped 1"
 # A program that never comes so far is not hurried.
-run 0 -np 2 --start-timeout 12 sleep 14
+run 0 -np 2 --start-timeout 5 sleep 6
 
 echo "--- a stranger who says nothing is not kept"
 cat >"$work/stranger" <<'END'
@@ -427,6 +427,20 @@ if [ -e "$(dirname "$sirtakirun")/libsirtaki.so" ]; then
   grep -qE "^  \[X\] its MPI +.*[0-9]\.[0-9].*, $(realpath "$mpi")\$" "$output" || fail "not the MPI of the library"
 fi
 grep -qE "^  \[.\] (Open MPI|MPICH) +[0-9.]+, $(command -v mpirun)\$" "$output" || fail "no mpirun"
+
+echo "--- what the ranks of a run have left is read, and nothing started"
+run 2 --explain "$work/none"
+ends "$errors" "sirtakirun: $work/none: No such file or directory"
+mkdir "$work/left"
+run 2 --explain "$work/left"
+ends "$errors" "sirtakirun: $work/left: holds no flight-<number>.json"
+run 2 --merge-timelines "$work/left" touch "$work/started"
+ends "$errors" "sirtakirun: $work/left: holds no rank-<number>.json"
+[ ! -e "$work/started" ] || fail "the program was started"
+for rank in 0 1; do printf '[\n{"ph":"i","ts":%s,"pid":%s}\n]\n' "$rank" "$rank" >"$work/left/rank-$rank.json"; done
+run 0 --merge-timelines "$work/left"
+says "$output" "2 ranks in $work/left/timeline.json"
+python3 -c 'import json, sys; assert [e["pid"] for e in json.load(open(sys.argv[1]))] == [0, 1]' "$work/left/timeline.json" || fail "not merged"
 
 echo "--- a rank cannot start a run"
 code=0

@@ -41,7 +41,7 @@ class SessionMpiFailureTest : public testing::TestWithParam<Failure> {
   void SetUp() override {
     StartOptions options = tests::SessionOptions();
     options.config.ping_interval = milliseconds(200);
-    options.config.peer_timeout = milliseconds(5000);
+    options.config.peer_timeout = milliseconds(1500);
     options.config.mpi_threads = GetParam().threads;
     options.config.shared_memory = core::SharedMemoryMode::kOff;  // all of it goes over MPI
     const Status status = Session::CreateMpi(options, &session_);

@@ -162,5 +162,5 @@ across() {
   on_host 1 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
     PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
     HYDRA_LAUNCHER_EXTRA_ARGS="-F $hosts_state/ssh_config" MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp FI_TCP_IFACE=veth0 \
-    timeout -k 5 "${SIRTAKI_TEST_SECONDS:-280}" "$mpirun" "${flags[@]}" ${SIRTAKI_MPIRUN_FLAGS:-} "$@" </dev/null
+    timeout -k 5 "${SIRTAKI_TEST_SECONDS:-110}" "$mpirun" "${flags[@]}" ${SIRTAKI_MPIRUN_FLAGS:-} "$@" </dev/null
 }

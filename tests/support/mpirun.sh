@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # mpirun.sh RANKS PROGRAM [ARGUMENT...]: runs a program on RANKS processes of this machine under whichever MPI is here
 # (Open MPI 4 and 5, MPICH), also as root and with more ranks than cores. Ends the ranks after SIRTAKI_TEST_SECONDS
-# (280): a killed mpirun would leave them behind, one that is told to stop takes them along.
+# (110): a killed mpirun would leave them behind, one that is told to stop takes them along.
 # MPIEXEC names the mpirun to use; SIRTAKI_MPIRUN_FLAGS are given to it as they are.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n 2,5p "$0" >&2; exit 2; }
@@ -23,6 +23,5 @@ case $version in
   *HYDRA* | *MPICH*) flags+=(-bind-to none) ;;
   *) printf 'mpirun.sh: %s is no MPI known here; trying it with -np alone\n' "$mpirun" >&2 ;;
 esac
-export SIRTAKI_TEST_SECONDS=${SIRTAKI_TEST_SECONDS:-280}   # the ranks say what hangs a little earlier
 # shellcheck disable=SC2086  # flags are words
-exec timeout -k 5 "$SIRTAKI_TEST_SECONDS" "$mpirun" "${flags[@]}" ${SIRTAKI_MPIRUN_FLAGS:-} "$@" </dev/null
+exec timeout -k 5 "${SIRTAKI_TEST_SECONDS:-110}" "$mpirun" "${flags[@]}" ${SIRTAKI_MPIRUN_FLAGS:-} "$@" </dev/null

@@ -16,7 +16,7 @@ namespace sirtaki::tests {
 class RankThreads {
  public:
   static void Run(int size, const std::function<void(int rank)>& body,
-                  std::chrono::seconds limit = std::chrono::seconds(240));
+                  std::chrono::seconds limit = std::chrono::seconds(60));
 
   // By a rank's thread: what it is about to do, for the watchdog's report.
   static void Note(std::string what);

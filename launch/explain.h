@@ -1,0 +1,16 @@
+// Says in words what the flight records of a job tell: who waits in what, for whom, and what those
+// did last. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/trace/flight_record.h"
+
+namespace sirtaki::launch {
+
+// A few lines, the most telling first. `records`: of one session, any of its ranks, in any order;
+// not empty.
+std::string Explain(const std::vector<core::trace::FlightRecord>& records);
+
+}  // namespace sirtaki::launch
