@@ -110,6 +110,7 @@ have_library libboost_program_options.so || need libboost-program-options-dev
 have_header yaml-cpp/yaml.h || need libyaml-cpp-dev
 have_header spdlog/spdlog.h || need libspdlog-dev
 have_header hwy/highway.h || need libhwy-dev
+have_header nlohmann/json.hpp || need nlohmann-json3-dev
 have_header gtest/gtest.h || need libgtest-dev
 have_header gmock/gmock.h || need libgmock-dev
 if [ "$(id -u)" = 0 ]; then   # tests on several hosts, made of namespaces
@@ -123,25 +124,35 @@ if wants_venv && ! [ -x "$venv/bin/python" ] && ! find_python >/dev/null; then
 elif ! have_command python3; then
   need python3
 fi
+optional=()   # for the images of examples/train_resnet.cc, which does without: never a reason to fail, or to be asked
+have_header jpeglib.h || optional+=(libjpeg-dev)
+have_header png.h || optional+=(libpng-dev)
 for program in ${SIRTAKI_BOOTSTRAP_WITH:-}; do
   have_command "$program" || have_package "$program" || need "$program"
 done
 
+as_root=()
+[ "$(id -u)" = 0 ] || as_root=(sudo)
+apt_log=$(mktemp)
+trap 'rm -f "$apt_log"' EXIT
+apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" </dev/null >"$apt_log" 2>&1; }
+apt_install() { apt install -y --no-install-recommends "$@"; }
+
 if [ "${#missing[@]}" -gt 0 ]; then
   [ "${SIRTAKI_BOOTSTRAP_APT:-yes}" = no ] && die "missing (by Debian's names): ${missing[*]}; install them, or allow apt"
   have_command apt-get || die "missing (by Debian's names): ${missing[*]}; this is no Debian, so install their like by hand"
-  as_root=()
-  if [ "$(id -u)" != 0 ]; then
-    have_command sudo || die "missing: ${missing[*]}; neither root nor sudo here: run 'apt-get install ${missing[*]}' as root"
-    as_root=(sudo)
-  fi
+  [ "$(id -u)" = 0 ] || have_command sudo ||
+    die "missing: ${missing[*]}; neither root nor sudo here: run 'apt-get install ${missing[*]}' as root"
   announce "installing Debian packages: ${missing[*]}"
-  apt_log=$(mktemp)
-  trap 'rm -f "$apt_log"' EXIT
-  apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" </dev/null >"$apt_log" 2>&1; }
   retry apt update || { tail -n 15 "$apt_log" >&2; die "'apt-get update' failed"; }
-  retry apt install -y --no-install-recommends "${missing[@]}" ||
-    { tail -n 15 "$apt_log" >&2; die "'apt-get install ${missing[*]}' failed"; }
+  retry apt_install "${missing[@]}" || { tail -n 15 "$apt_log" >&2; die "'apt-get install ${missing[*]}' failed"; }
+fi
+if [ "${#optional[@]}" -gt 0 ]; then
+  may_install() {
+    [ "${SIRTAKI_BOOTSTRAP_APT:-yes}" != no ] && have_command apt-get &&
+      { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }
+  }
+  { may_install && apt_install "${optional[@]}"; } || say "without ${optional[*]}: train_resnet reads fewer kinds of images"
 fi
 
 compiler_major=$(g++ -dumpversion | cut -d. -f1)

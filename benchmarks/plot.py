@@ -4,7 +4,6 @@ bandwidth.svg: bytes of an all-reduce over its time, by size. efficiency.svg: th
 that on several. table.md: all of it, and the machine.
 """
 
-import html
 import json
 import math
 import os
@@ -13,36 +12,20 @@ import re
 import subprocess
 import sys
 
-COLOURS = ("#0b6e4f", "#2a78c2", "#c2572a", "#7a4fa3", "#8a8a8a", "#b8a100")
+from picture import COLOURS, Picture
+
 WIDTH, HEIGHT = 760, 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 250, 46, 54
 
 
-class Picture:
-    """A chart's frame and what is drawn in it, in pixels."""
+class Chart(Picture):
+    """A title, two axes and a legend."""
 
     def __init__(self, title, x_title, y_title):
-        self.parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
-                      f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
-                      f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>']
+        super().__init__(WIDTH, HEIGHT)
         self.text(LEFT, 24, title, size=15)
         self.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, x_title, anchor="middle")
-        self.parts.append(f'<text transform="translate(18 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" '
-                          f'text-anchor="middle">{html.escape(y_title)}</text>')
-
-    def text(self, x, y, text, anchor="start", size=12, colour="#222"):
-        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">'
-                          f'{html.escape(text)}</text>')
-
-    def line(self, points, colour, width=1.0):
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        self.parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"/>')
-
-    def dot(self, x, y, colour):
-        self.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{colour}"/>')
-
-    def bar(self, x, y, width, height, colour):
-        self.parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>')
+        self.upright_text(18, (TOP + HEIGHT - BOTTOM) / 2, y_title)
 
     def legend(self, names):
         for i, name in enumerate(names):
@@ -55,10 +38,6 @@ class Picture:
             y = scale(tick)
             self.line([(LEFT, y), (WIDTH - RIGHT, y)], "#ddd")
             self.text(LEFT - 8, y + 4, f"{tick:g}", anchor="end")
-
-    def save(self, path):
-        with open(path, "w") as file:
-            file.write("\n".join([*self.parts, "</svg>"]) + "\n")
 
 
 def bandwidths(rows):
@@ -97,7 +76,7 @@ def draw_bandwidth(rows, path):
     def y(value):
         return HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
 
-    picture = Picture("All-reduce of one vector, 2 ranks of one host", "size of the vector, MiB", "GB/s of vector")
+    picture = Chart("All-reduce of one vector, 2 ranks of one host", "size of the vector, MiB", "GB/s of vector")
     picture.grid(ticks_to(top), y)
     for size in sizes:
         picture.text(x(size), HEIGHT - BOTTOM + 18, str(size >> 20), anchor="middle")
@@ -138,7 +117,7 @@ def draw_efficiency(rows, path):
     def y(value):
         return HEIGHT - BOTTOM - min(value, top) / top * (HEIGHT - TOP - BOTTOM)
 
-    picture = Picture("Time of a step on one rank alone over that on 2 ranks", "", "efficiency")
+    picture = Chart("Time of a step on one rank alone over that on 2 ranks", "", "efficiency")
     picture.grid([0, 0.2, 0.4, 0.6, 0.8, 1.0], y)
     width = (WIDTH - RIGHT - LEFT) / len(groups)
     for column, (name, shares) in enumerate(groups.items()):

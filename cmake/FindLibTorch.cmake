@@ -8,7 +8,8 @@
 #   LibTorch_FALLBACKS                                  further folders, set by the caller
 #   .venv of the source tree
 #
-# Gives LibTorch::LibTorch (torch_cpu and c10, for programs without CUDA code), and
+# Gives LibTorch::LibTorch (torch_cpu and c10), LibTorch::CUDA in builds with CUDA (for programs that put tensors on GPUs,
+# but start only where its libraries are), and
 #   LibTorch_FOUND, LibTorch_VERSION, LibTorch_BUILD (e.g. "2.11.0+cu130"), LibTorch_ROOT_DIR, LibTorch_WHY_NOT
 
 set(_libtorch_candidates "")
@@ -91,4 +92,11 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
       target_link_options(LibTorch::LibTorch INTERFACE "-Wl,-rpath,${_libtorch_dir}")
     endif()
   endforeach()
+  # Nothing of it is called by its name: it registers itself when it is loaded, and the linker must not leave it out.
+  if(EXISTS "${LibTorch_ROOT_DIR}/lib/libtorch_cuda.so")
+    add_library(LibTorch::CUDA INTERFACE IMPORTED)
+    target_link_libraries(LibTorch::CUDA INTERFACE LibTorch::LibTorch)
+    target_link_options(LibTorch::CUDA INTERFACE
+      "-Wl,--push-state,--no-as-needed,${LibTorch_ROOT_DIR}/lib/libtorch_cuda.so,--pop-state")
+  endif()
 endif()

@@ -19,7 +19,7 @@ else()
   endif()
   if(CUDAToolkit_NVCC_EXECUTABLE)
     set(SIRTAKI_HAVE_KERNELS ON)
-    set(sirtaki_cuda_status "not reachable from LibTorch yet: kernels by ${CUDAToolkit_NVCC_EXECUTABLE} ${CUDAToolkit_VERSION}")
+    set(sirtaki_cuda_status "kernels by ${CUDAToolkit_NVCC_EXECUTABLE} ${CUDAToolkit_VERSION}")
     # An older one knows only older GPUs.
     execute_process(COMMAND "${CUDAToolkit_NVCC_EXECUTABLE}" --list-gpu-arch OUTPUT_VARIABLE sirtaki_nvcc_knows)
     set(sirtaki_architectures "")

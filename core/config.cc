@@ -148,6 +148,7 @@ Status ReadAlias(const OptionSpec& option, const HorovodAlias& alias, const std:
     SetOption(option, option.min, OptionSource::kHorovod, config);
     return Status::Ok();
   }
+  if (alias.reading == Reading::kNotDynamic && text == "DYNAMIC") return Status::Ok();
   if (alias.reading == Reading::kLogLevel && text == "fatal") {
     return SetFromText(option, "error", OptionSource::kHorovod, from, config);
   }

@@ -29,6 +29,10 @@ enum class TransportMode : std::uint8_t { kAuto, kMpi };
 enum class HierarchyMode : std::uint8_t { kAuto, kOff, kOn };
 enum class AllocatorMode : std::uint8_t { kAuto, kOff, kOn };
 
+// Words of the option flight_records that are no folder.
+inline constexpr std::string_view kAutoFlightRecords = "auto";
+inline constexpr std::string_view kNoFlightRecords = "off";
+
 // Where an option's value came from. Everything but kDefault is explicit.
 enum class OptionSource : std::uint8_t { kDefault, kFile, kHorovod, kVariable, kFlag, kProgram };
 
@@ -60,9 +64,15 @@ enum class OptionId : std::uint8_t {
   kDeterministic,
   kAutotune,
   kAutotuneLog,
+  kTimeline,
+  kTimelineBytes,
+  kFlightRecords,
+  kMetricsFile,
+  kMetricsInterval,
+  kSummary,
   kSettings,
 };
-inline constexpr std::size_t kOptionCount = 27;
+inline constexpr std::size_t kOptionCount = 33;
 
 // What each option does, and its limits, is said once: in the table, and so in
 // docs/configuration.md.
@@ -93,6 +103,12 @@ struct Config {
   bool deterministic = false;                               // agreed
   bool autotune = false;                                    // agreed
   std::string autotune_log;
+  std::string timeline;                                   // none: no timeline
+  std::int64_t timeline_bytes = std::int64_t{256} << 20;  // zero: as long as it gets
+  std::string flight_records = std::string(kAutoFlightRecords);
+  std::string metrics_file;  // none: no file
+  Duration metrics_interval = std::chrono::seconds(10);
+  bool summary = false;  // agreed
   std::string settings;
 
   std::array<OptionSource, kOptionCount> sources{};

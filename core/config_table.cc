@@ -39,6 +39,8 @@ constexpr std::array<HorovodAlias, 1> kLogTimeAlias = {
 
 constexpr std::array<HorovodAlias, 1> kAutotuneAlias = {{{"HOROVOD_AUTOTUNE"}}};
 constexpr std::array<HorovodAlias, 1> kAutotuneLogAlias = {{{"HOROVOD_AUTOTUNE_LOG"}}};
+constexpr std::array<HorovodAlias, 1> kTimelineAlias = {
+    {{"HOROVOD_TIMELINE", Reading::kNotDynamic}}};
 
 template <auto Member>
 std::int64_t Get(const Config& config) {
@@ -140,11 +142,12 @@ Table MakeTable() {
           "How many hosts report to one host in the tree of the negotiation.")
           .Between(1, 1024).Agreed(),
       Option<&Config::stall_warning>(OptionId::kStallWarning, "stall_warning", OptionKind::kDuration,
-          "After waiting so long for a rank that does not submit a tensor, a warning names the tensor "
-          "and the ranks.")
+          "After waiting so long for a rank that does not submit a tensor, or for an operation to end, "
+          "a warning names the tensor and the ranks.")
           .Between(kMillisecond, 365 * kDay).ZeroIs("never").Agreed().Horovod(kStallAliases),
       Option<&Config::stall_limit>(OptionId::kStallLimit, "stall_limit", OptionKind::kDuration,
-          "After waiting so long for a rank that does not submit a tensor, the job fails on every rank.")
+          "After waiting so long for a rank that does not submit a tensor, or for an operation to end, "
+          "the job fails on every rank.")
           .Between(kMillisecond, 365 * kDay).ZeroIs("never").Agreed().Horovod(kStallLimitAlias),
       Option<&Config::start_timeout>(OptionId::kStartTimeout, "start_timeout", OptionKind::kDuration,
           "How long init waits for the other ranks.")
@@ -217,6 +220,32 @@ Table MakeTable() {
           "The file in which rank 0 writes what the autotuner has tried (CSV), and, with .settings "
           "appended to its name, what it has found: for the option settings.")
           .Horovod(kAutotuneLogAlias),
+      TextOption<&Config::timeline>(OptionId::kTimeline, "timeline",
+          "A folder, made if need be, in which each rank writes what it does, from init to shutdown, as a "
+          "timeline rank-<number>.json in Chrome's trace format, which https://ui.perfetto.dev shows; or a "
+          "file whose name ends in .json, which rank 0 alone writes. Horovod's DYNAMIC names neither: the program "
+          "begins one with start_timeline.")
+          .Horovod(kTimelineAlias),
+      Option<&Config::timeline_bytes>(OptionId::kTimelineBytes, "timeline_bytes", OptionKind::kBytes,
+          "What a rank's timeline may take. The rest is left out, which its last line says.")
+          .Between(4 * kKibi, 1024 * kGibi).ZeroIs("as much as it gets"),
+      TextOption<&Config::flight_records>(OptionId::kFlightRecords, "flight_records",
+          "The folder, made if need be, in which each rank writes flight-<number>.json when something goes "
+          "wrong, or at SIGUSR1: what it waits for, what it runs and what it did last, for sirtakirun "
+          "--explain. auto is sirtaki-records in the current folder; off writes none, and leaves SIGUSR1 "
+          "and SIGTERM alone."),
+      TextOption<&Config::metrics_file>(OptionId::kMetricsFile, "metrics_file",
+          "A file to which each rank writes its metrics from time to time, and at shutdown; the rank's number "
+          "comes before the name's ending. With the ending .prom it is the text format of Prometheus, and "
+          "replaced each time; else CSV, a line each time."),
+      Option<&Config::metrics_interval>(OptionId::kMetricsInterval, "metrics_interval",
+          OptionKind::kDuration,
+          "The time between two writings of metrics_file.")
+          .Between(10 * kMillisecond, kDay),
+      Option<&Config::summary>(OptionId::kSummary, "summary", OptionKind::kBool,
+          "Whether rank 0 prints, at shutdown, a table of what each rank has done, with advice where the "
+          "picture is clear.")
+          .Between(0, 1).Agreed(),
       TextOption<&Config::settings>(OptionId::kSettings, "settings",
           "A file with values of options, a line each, as in \"bucket_bytes: 8M\"; # begins a comment. It "
           "is weaker than the other ways of giving an option."),

@@ -32,6 +32,7 @@ struct HorovodAlias {
     kZeroIfTrue,   // a switch that turns the thing off; if false it says nothing
     kInverted,     // true there is false here
     kLogLevel,     // Horovod has "fatal" beside our words
+    kNotDynamic,   // Horovod's "DYNAMIC" is none yet: the program gives one later
   };
   std::string_view variable;
   Reading reading = Reading::kSame;

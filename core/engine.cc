@@ -14,19 +14,12 @@ namespace {
 // One round receives at most so many messages, so that a flood delays nothing else.
 constexpr int kReceivedPerRound = 256;
 
-// How long the last messages of a session may take to leave this process.
-constexpr Duration kLastWordTime = std::chrono::seconds(10);
-
-bool IsMessage(const Work& work) {
-  const OpKind kind = work.request.signature->kind;
-  return kind == OpKind::kSend || kind == OpKind::kReceive;
-}
-
 }  // namespace
 
 Engine::Engine(EngineOptions options, Transport& transport, Negotiator& negotiator,
                TensorQueue& queue, Executor& executor)
     : options_(std::move(options)),
+      trace_(options_.observer),
       transport_(transport),
       negotiator_(negotiator),
       queue_(queue),
@@ -48,7 +41,7 @@ Status Engine::Submit(const WorkPtr& work, bool will_wait) {
   if (!accepted.ok()) {
     work->handle->Disown();
     work->handle->Complete(accepted);
-  } else if (IsMessage(*work)) {
+  } else if (work->is_message()) {
     urgent_ = true;
     if (!will_wait) WakeSomebody();
   } else if (!will_wait && (!holding_ || drivers_ > 0)) {
@@ -70,6 +63,16 @@ bool Engine::RunOnce(bool waited_for) {
 }
 
 bool Engine::Round(TimePoint now, bool waited_for) {
+  // Only the token's holder writes it.
+  struct Mark {
+    explicit Mark(std::atomic<std::uint64_t>& of) : rounds(of) { Count(); }
+    ~Mark() { Count(); }
+    void Count() {
+      rounds.store(rounds.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    }
+    std::atomic<std::uint64_t>& rounds;
+  };
+  const Mark mark(rounds_);
   // Taken before the work and carried out after it: what was submitted before a Leave goes before
   // it.
   const std::vector<Command> commands = TakeCommands();
@@ -129,9 +132,13 @@ bool Engine::SubmitNew(TimePoint now) {
     }
     if (work->deadline != TimePoint::max()) Watch(work);
     if (key == Key::Join(key.set)) {
+      trace_.Joined(*work);
       negotiator_.Submit(std::exchange(requests, {}), now);
       negotiator_.Join(key.set, now);
-    } else if (IsMessage(*work)) {
+      continue;
+    }
+    trace_.Submitted(*work);
+    if (work->is_message()) {
       // Null if the queue was closed meanwhile, which has completed it.
       if (WorkPtr message = queue_.Resolve(key)) executor_.StartMessage(std::move(message), now);
     } else {
@@ -140,24 +147,6 @@ bool Engine::SubmitNew(TimePoint now) {
   }
   if (!requests.empty()) negotiator_.Submit(std::move(requests), now);
   return true;
-}
-
-std::vector<Engine::Command> Engine::TakeCommands() {
-  std::vector<Command> commands;
-  if (!has_commands_.exchange(false)) return commands;
-  MutexLock lock(commands_mutex_);
-  commands.swap(commands_);
-  return commands;
-}
-
-void Engine::CarryOut(const std::vector<Command>& commands, TimePoint now) {
-  for (const Command& command : commands) {
-    if (command.kind == Command::Kind::kLeave) {
-      negotiator_.Leave(command.text, now);
-    } else {
-      negotiator_.RaiseFault(command.code, command.text, command.tensor, command.origin);
-    }
-  }
 }
 
 bool Engine::ReceiveSome(TimePoint now) {
@@ -238,11 +227,12 @@ void Engine::StepNegotiator(TimePoint now) {
     looked_at_running_ = now;
     local_.running.clear();
     for (const RunningOperation& operation : executor_.Running()) {
-      local_.running.emplace_back(operation.set, operation.since);
+      local_.running.push_back({operation.set, operation.since, operation.key});
     }
   }
   negotiator_.Step(local_, now);
   for (const StallWarning& warning : negotiator_.TakeWarnings()) {
+    trace_.Stalled(StallBrief(warning), now);
     if (options_.on_stall) options_.on_stall(warning);
   }
 }
@@ -265,6 +255,7 @@ bool Engine::StartBatches(TimePoint now) {
   for (DecidedBatch& batch : negotiator_.TakeBatches()) {
     // No entry starts after a fault, of which a data thread may know before the negotiator does.
     if (negotiator_.faulted() || queue_.closed()) return true;
+    if (!any) now = Now();  // what has come during the round was called after its beginning
     any = true;
     if (!StartBatch(std::move(batch), now)) return true;
   }
@@ -278,17 +269,24 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
     if (auto* join = std::get_if<DecidedJoin>(&entry)) {
       const WorkPtr work = queue_.EndEpoch(join->set);
       if (work == nullptr) continue;
+      trace_.Agreed(*work, batch.number, now);
       work->handle->SetValue(join->last);
       work->handle->Complete(Status::Ok());
     } else if (auto* added = std::get_if<DecidedAddSet>(&entry)) {
-      executor_.AddSet(added->set, added->members, queue_.Resolve(added->key), now);
+      WorkPtr work = queue_.Resolve(added->key);
+      if (work != nullptr) trace_.Agreed(*work, batch.number, now);
+      executor_.AddSet(added->set, added->members, std::move(work), now);
     } else if (auto* removed = std::get_if<DecidedRemoveSet>(&entry)) {
       static_cast<void>(queue_.EndEpoch(removed->set));
-      executor_.RemoveSet(removed->set, queue_.Resolve(removed->key), now);
+      WorkPtr work = queue_.Resolve(removed->key);
+      if (work != nullptr) trace_.Agreed(*work, batch.number, now);
+      executor_.RemoveSet(removed->set, std::move(work), now);
     } else if (auto* fail = std::get_if<DecidedFail>(&entry)) {
       const bool of_join = fail->key == Key::Join(fail->key.set);
       const WorkPtr work = of_join ? queue_.EndEpoch(fail->key.set) : queue_.Resolve(fail->key);
-      if (work != nullptr) work->handle->Complete(fail->why);
+      if (work == nullptr) continue;
+      trace_.Refused(*work, fail->why, batch.number, now);
+      work->handle->Complete(fail->why);
     } else {
       auto& run = std::get<DecidedRun>(entry);
       WorkPtr work = queue_.Resolve(run.key);
@@ -309,6 +307,7 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
         }
         return closed;
       }
+      if (work) trace_.Agreed(*work, batch.number, now);
       if (run.signature->kind == OpKind::kSetLimits) {
         StartItems(std::exchange(batch.items, {}), batch, now);
         if (options_.on_limits) fusion_delay_ = options_.on_limits(run.signature->shape);
@@ -354,90 +353,6 @@ void Engine::AddItems(DecidedRun run, const WorkPtr& work, RunBatch* batch) {
     if (absent && part != nullptr) part->handle->SetAbsentEverywhere();
     batch->items.push_back({run.key, parts[i], std::move(part), run.silent, absent});
   }
-}
-
-// ---- the end, good or bad ----
-
-void Engine::NoticeFault() {
-  const bool first = !faulted_;
-  if (!first && negotiator_.cause() == noticed_cause_) return;
-  noticed_cause_ = negotiator_.cause();  // an earlier one may have come from elsewhere
-  const Status why = noticed_cause_.ToStatus();
-  {
-    MutexLock lock(fault_mutex_);
-    fault_ = why;
-    has_fault_ = true;
-  }
-  if (!first) return;
-  queue_.Close(why);
-  executor_.Abandon(why);
-  timed_calls_.clear();
-  if (options_.on_fault) options_.on_fault(why);
-  faulted_ = true;
-  transport_.Wake();
-}
-
-void Engine::NoticeEnd(TimePoint now) {
-  if (closed_ || !negotiator_.closed()) return;
-  // The confirmation to the children has to leave this process; a child that takes none is not
-  // waited for longer than a lost peer would be.
-  if (!ended_since_) ended_since_ = now;
-  if (!flushed_ && now - *ended_since_ < kLastWordTime) return;
-  queue_.Close({StatusCode::kNotInitialized, "shutdown() has ended this session"});
-  closed_ = true;
-  transport_.Wake();
-}
-
-Status Engine::fault() const {
-  if (!has_fault_) return Status::Ok();
-  MutexLock lock(fault_mutex_);
-  return fault_;
-}
-
-// A medium may tell of another rank's fault before its message comes.
-void Engine::PostFailure(const Status& why, const std::string& tensor) {
-  const bool of_another = why.origin().rank >= 0 && why.origin().rank != options_.rank;
-  PostFault(why.code(), why.message(), tensor,
-            of_another ? why.origin() : Origin{options_.rank, options_.host, {}});
-}
-
-void Engine::PostFault(StatusCode code, const std::string& text, const std::string& tensor) {
-  PostFault(code, text, tensor, {options_.rank, options_.host, {}});
-}
-
-// Fails what is pending here at once; the others learn it by the next round.
-void Engine::PostFault(StatusCode code, const std::string& text, const std::string& tensor,
-                       const Origin& origin) {
-  const Status why = Cause{code, text, origin.rank, origin.host, tensor, 0}.ToStatus();
-  {
-    MutexLock lock(fault_mutex_);
-    if (!fault_.ok()) return;
-    fault_ = why;
-    has_fault_ = true;
-  }
-  queue_.Close(why);
-  Post({Command::Kind::kFault, code, text, tensor, origin});
-}
-
-void Engine::Post(Command command) {
-  {
-    MutexLock lock(commands_mutex_);
-    commands_.push_back(std::move(command));
-    has_commands_ = true;
-  }
-  WakeSomebody();
-}
-
-std::string Engine::Activity() const SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
-  const TimePoint now = Now();
-  std::string text = !last_submitted_ ? "has submitted nothing yet"
-                                      : "last submitted " + last_submitted_->ToString() + " " +
-                                            DurationText(now - last_submission_) + " ago";
-  const std::vector<RunningOperation> running = executor_.Running();
-  if (!running.empty()) {
-    text += ", runs " + running.front().what + " for " + DurationText(now - running.front().since);
-  }
-  return text;
 }
 
 }  // namespace sirtaki::core

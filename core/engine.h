@@ -16,43 +16,20 @@
 #include <thread>
 #include <vector>
 
+#include "core/call_trace.h"
 #include "core/cooling.h"
+#include "core/engine_options.h"
 #include "core/executor.h"
 #include "core/handle_hooks.h"
 #include "core/negotiator.h"
 #include "core/parking.h"
+#include "core/stuck_watch.h"
 #include "core/tensor_queue.h"
 #include "core/thread_annotations.h"
+#include "core/trace/flight_record.h"
 #include "core/transport.h"
 
 namespace sirtaki::core {
-
-struct EngineOptions {
-  std::uint64_t session = 1;  // the same on all ranks; other messages are dropped
-  int rank = 0;
-  std::string host;
-  // Poll without sleeping for so long after traffic: the background thread, and a thread that
-  // waits. The latter has nothing better to do, and must stay awake for longer than a peer's
-  // shortest sleep takes (about 90 us): else both sleep in turn for ever, each missing the other's
-  // answer.
-  Duration hot_time = std::chrono::microseconds(50);
-  Duration hot_time_waiting = std::chrono::microseconds(200);
-  bool spin = true;  // hot polling spins; false: yields (ranks outnumber cores)
-  // Work that nobody waits for is gathered until none has come for so long, but not for longer than
-  // kHoldFactor times that: what is submitted in a row is negotiated together. Zero: never.
-  Duration fusion_delay = std::chrono::microseconds(50);
-  Duration min_sleep = std::chrono::microseconds(20);
-  Duration max_sleep_outstanding = std::chrono::milliseconds(1);
-  Duration max_sleep_idle = std::chrono::milliseconds(10);
-  std::function<TimePoint()> now = [] { return Clock::now(); };
-
-  // Called under the token: they must neither block nor call the engine.
-  std::function<void(const Status& cause)> on_fault;          // once, for the first fault
-  std::function<void(const StallWarning& warning)> on_stall;  // on the rank that asks about a stall
-  std::function<void(const RunBatch& batch)> on_start;        // before the executor gets it
-  // And these; gives the fusion delay from then on.
-  std::function<Duration(const std::vector<std::int64_t>& values)> on_limits;
-};
 
 class Engine {
  public:
@@ -89,6 +66,12 @@ class Engine {
   // Something moved that only a round can see (the large lane finished): wakes whoever drives.
   void Ring();
 
+  // What this rank waits for, runs, and did last: rank, host, fault, now, sets, pending, running,
+  // events and lost. Of a rank that has failed what is pending and running is as it was then. An
+  // engine that gives up its token within `patience` tells all; of one that is stuck `missing` says
+  // what could not be had.
+  trace::FlightRecord Describe(Duration patience) const SIRTAKI_EXCLUDES(token_);
+
   Status fault() const;  // ok while there is none
   // For work of this key. The handle may outlive the engine.
   HandlePtr MakeHandle(const Key& key);
@@ -98,7 +81,11 @@ class Engine {
 
   // ---- the background thread ----
   void StartThread();
-  void StopThread();  // joins; afterwards nobody drives but explicit RunOnce. Idempotent
+  // Joins; afterwards nobody drives but explicit RunOnce. Idempotent. When stuck() it leaves the
+  // thread behind: then the engine, and all that it refers to, must stay for the life of the
+  // process.
+  void StopThread();
+  bool stuck() const { return stuck_.load(std::memory_order_acquire); }
 
   // ---- tests; they take the token ----
   // One round: queue -> negotiator <-> transport -> executor. True if anything moved. `waited_for`:
@@ -139,7 +126,7 @@ class Engine {
   // How often the lanes are asked what they run: to notice lost peers, so it may be coarse.
   static constexpr Duration kRunningInterval = std::chrono::milliseconds(50);
 
-  // ---- engine.cc: one round ----
+  // ---- engine.cc: one round; engine_end.cc: commands, and the end ----
   // `waited_for`: somebody waits, so nothing is held.
   bool Round(TimePoint now, bool waited_for) SIRTAKI_REQUIRES(token_);
   bool GuardedRound(TimePoint now, bool waited_for) SIRTAKI_REQUIRES(token_);
@@ -168,6 +155,9 @@ class Engine {
                  const Origin& origin);
   void Post(Command command);
 
+  // ---- engine_record.cc ----
+  bool TakeTokenWithin(Duration patience) const SIRTAKI_TRY_ACQUIRE(true, token_);
+
   // ---- engine_wait.cc: who drives, who sleeps ----
   template <typename Done>
   void DriveUntil(const Done& done, HandleState* handle, TimePoint deadline);
@@ -177,6 +167,7 @@ class Engine {
   bool TakeToken(const Done& done, bool patient) SIRTAKI_TRY_ACQUIRE(true, token_);
   Nap NapBeforeSleep(std::uint64_t ticket, const void* driver) SIRTAKI_REQUIRES(token_);
   void StopDriving(const void* driver);
+  void LookAfterRound(StuckWatch* watch);
   void RunThread();
   void Park(TimePoint limit);
   void WakeSomebody();
@@ -186,6 +177,7 @@ class Engine {
   TimePoint Now() const { return options_.now(); }
 
   const EngineOptions options_;
+  const CallTrace trace_;
   Transport& transport_;
   Negotiator& negotiator_ SIRTAKI_GUARDED_BY(token_);
   TensorQueue& queue_;
@@ -201,6 +193,7 @@ class Engine {
   TimePoint last_submission_ SIRTAKI_GUARDED_BY(token_){};
   Negotiator::LocalState local_ SIRTAKI_GUARDED_BY(token_);
   TimePoint looked_at_running_ SIRTAKI_GUARDED_BY(token_){};
+  std::vector<RunningOperation> running_at_fault_ SIRTAKI_GUARDED_BY(token_);
   bool flushed_ SIRTAKI_GUARDED_BY(token_) = true;
   std::optional<TimePoint> ended_since_ SIRTAKI_GUARDED_BY(token_);  // the negotiator is closed
   Cause noticed_cause_ SIRTAKI_GUARDED_BY(token_);
@@ -238,6 +231,8 @@ class Engine {
   std::atomic<Duration::rep> next_wake_{0};
   // When the background thread comes back by itself; the smallest value while it is awake.
   std::atomic<Duration::rep> background_until_;
+  std::atomic<std::uint64_t> rounds_{0};  // begun or ended: odd within one
+  std::atomic<bool> stuck_{false};
   Parking parking_;
   std::atomic<bool> parked_long_{false};
   std::atomic<bool> stop_{false};

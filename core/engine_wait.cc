@@ -16,6 +16,8 @@
 #include <utility>
 
 #include "core/engine.h"
+#include "core/log.h"
+#include "core/text.h"
 
 namespace sirtaki::core {
 
@@ -46,20 +48,25 @@ Duration::rep Count(TimePoint time) { return time.time_since_epoch().count(); }
 // ---- what callers see ----
 
 Status Engine::Wait(HandleState& handle, TimePoint deadline) {
-  if (!handle.done()) DriveUntil([&handle] { return handle.done(); }, &handle, deadline);
+  if (!handle.done()) {
+    const TimePoint begin = Now();
+    trace_.BeginWait(begin);
+    DriveUntil([&handle] { return handle.done(); }, &handle, deadline);
+    trace_.Waited(handle, begin, Now());
+  }
   if (handle.done()) return handle.status();
   return {StatusCode::kTimedOut, "still waiting at the deadline of the wait"};
 }
 
 Status Engine::Leave(const std::string& why) {
   Post({Command::Kind::kLeave, StatusCode::kOk, why, {}, {}});
-  DriveUntil([this] { return closed_ || faulted_; }, nullptr, TimePoint::max());
+  DriveUntil([this] { return closed_ || faulted_ || stuck_; }, nullptr, TimePoint::max());
   return fault();
 }
 
 void Engine::Abort(StatusCode code, const std::string& text) {
   PostFault(code, text, {});
-  DriveUntil([this] { return closed_ || fault_told_; }, nullptr, Now() + kTellingTime);
+  DriveUntil([this] { return closed_ || fault_told_ || stuck_; }, nullptr, Now() + kTellingTime);
 }
 
 // ---- driving ----
@@ -68,8 +75,10 @@ template <typename Done>
 void Engine::DriveUntil(const Done& done, HandleState* handle, TimePoint deadline) {
   const char driver = 0;  // its address is this driver's name
   if (drivers_.fetch_add(1, std::memory_order_seq_cst) == 0) driver_changes_.fetch_add(1);
+  StuckWatch watch(options_.stuck_limit);
   while (!done() && Now() < deadline) {
     const Nap nap = DriveWhileHot(done, &driver, deadline);
+    LookAfterRound(&watch);
     if (!nap.needed) continue;
     // The ticket is older than this look, so a completion in between ends the sleep at once.
     if (handle != nullptr) handle->BeginWait();
@@ -170,6 +179,22 @@ void Engine::StopDriving(const void* driver) {
   }
 }
 
+// By threads that do not have the token. Whoever has it may hold it for ever.
+void Engine::LookAfterRound(StuckWatch* watch) {
+  if (options_.stuck_limit <= Duration::zero() || stuck_) return;
+  if (!watch->Look(rounds_, Now()) || stuck_.exchange(true)) return;
+  PostFailure({StatusCode::kBackend, "this rank's engine has been stuck in one call for " +
+                                         DurationText(options_.stuck_limit) +
+                                         ", as MPI may be when a peer on another host dies"},
+              {});
+  const Status why = fault();
+  SIRTAKI_LOG(kError, why.ToString());
+  trace_.Failed(why, Now());
+  if (options_.on_stuck) options_.on_stuck();
+  executor_.Abandon(why);  // what it runs may be stuck as well
+  transport_.Wake();
+}
+
 bool Engine::Outstanding() const {
   if (closed_) return false;
   if (faulted_) return !fault_told_;
@@ -220,13 +245,17 @@ void Engine::StartThread() {
 
 void Engine::StopThread() {
   if (!thread_.joinable()) return;
-  if (faulted_ && !fault_told_) {
+  if (faulted_ && !fault_told_ && !stuck_) {
     DriveUntil([this] { return fault_told_.load(); }, nullptr, Now() + kTellingTime);
   }
   stop_ = true;
   parking_.Unpark();
   transport_.Wake();
-  thread_.join();
+  if (stuck_) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
   thread_ = {};
 }
 
@@ -236,6 +265,7 @@ void Engine::RunThread() {
   prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
   Duration park = kFirstPark;
   std::uint64_t drivers_seen = 0;
+  StuckWatch watch(options_.stuck_limit);
   while (!stop_) {
     if (drivers_ > 0) {
       // Longer and longer while the same drivers stay: they need nobody.
@@ -244,6 +274,7 @@ void Engine::RunThread() {
       drivers_seen = changes;
       parked_long_ = park > kFirstPark;
       Park(Now() + park);
+      LookAfterRound(&watch);
       continue;
     }
     const auto done = [this] { return stop_ || drivers_ > 0; };

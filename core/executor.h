@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,7 @@ struct RunningOperation {
   SetNumber set = kWorldSet;
   std::string what;  // "all-reduce of 12 tensors from \"layer1.weight\" (large lane)"
   TimePoint since{};
+  std::optional<Key> key;  // of the first of a group's; none: a message, a set that comes or goes
 };
 
 class Executor {
@@ -67,12 +69,13 @@ class Executor {
   // them, and a message for which its peer never calls completes with kShutDown. Thread-safe.
   virtual bool Idle() const = 0;
 
-  // What runs or waits in the lanes now, and messages, oldest first. Thread-safe.
+  // What runs or waits in the lanes now, and messages, oldest first; when they were abandoned or
+  // have failed, what did then. Thread-safe.
   virtual std::vector<RunningOperation> Running() const = 0;
 
   // After a fault: nothing starts any more; what is queued completes with `why`, and so do the
   // handles of what runs (its memory stays alive until the operation returns, if ever). Never
-  // blocks.
+  // blocks. Thread-safe: whoever has the token may be stuck.
   virtual void Abandon(const Status& why) = 0;
 };
 

@@ -23,7 +23,7 @@ class HandleHooks {
     std::function<void()> on_observed;
     // An unnamed call's number is given by the queue, and holds no name.
     if (key.form != Key::Form::kUnnamed) on_observed = [hooks, key] { hooks->ReleaseName(key); };
-    return std::make_shared<HandleState>([hooks] { hooks->Ring(); }, std::move(on_observed));
+    return std::make_shared<HandleState>([hooks] { hooks->Ring(); }, std::move(on_observed), key);
   }
 
   // The engine ends: from now on nothing is called any more.

@@ -37,6 +37,14 @@ int Negotiator::ChildIndex(int rank) const {
   return static_cast<int>(found - node_.children.begin());
 }
 
+std::vector<std::pair<SetNumber, RankRanges>> Negotiator::MemberSets() const {
+  std::vector<std::pair<SetNumber, RankRanges>> sets;
+  for (const auto& [number, set] : sets_) {
+    if (set.self_member()) sets.emplace_back(number, set.members());
+  }
+  return sets;
+}
+
 bool Negotiator::IsMember(SetNumber set) const {
   const auto found = sets_.find(set);
   return found != sets_.end() && found->second.self_member();

@@ -81,6 +81,8 @@ struct Outgoing {
 // For the log of the seat (18).
 struct StallWarning {
   Key key;                 // of those that wait, the one that has waited longest
+  bool agreed = false;     // it is decided and goes on for too long
+  std::string kind;        // of a call without a name: "barrier"
   std::size_t others = 0;  // more keys that wait for some of the same ranks
   Duration waited{};
   RankRanges missing;                    // have not submitted it
@@ -90,6 +92,8 @@ struct StallWarning {
 };
 // `"w" and 8 others have waited 60 s; not submitted by rank 1; rank 1: last submitted "v" 61 s ago`
 std::string StallText(const StallWarning& warning);
+// For where there is little room: `waits for rank 1: "w"`
+std::string StallBrief(const StallWarning& warning);
 // `"w" did not finish within its time-out of 5 s`
 std::string TimeOutText(const Key& key, Duration limit);
 
@@ -122,8 +126,14 @@ class Negotiator {
 
   // What the engine knows and the rules need.
   struct LocalState {
-    // The sets with operations that have started and not finished, and since when (19).
-    std::vector<std::pair<SetNumber, TimePoint>> running;
+    // Operations that were agreed on and have not finished, the oldest first (18, 19). Without a
+    // key nobody is asked about one.
+    struct Running {
+      SetNumber set = kWorldSet;
+      TimePoint since{};
+      std::optional<Key> key;
+    };
+    std::vector<Running> running;
     bool drained = true;  // this rank's lanes are empty (17)
   };
   // Timers: stalls, pings, lost peers, the end.
@@ -142,6 +152,8 @@ class Negotiator {
   bool leaving() const { return self_left_; }
   // Keys that are not decided, or batches and messages that were not taken.
   bool Outstanding() const;
+  // The sets of which this rank is a member.
+  std::vector<std::pair<SetNumber, RankRanges>> MemberSets() const;
   // For invariants: nothing pending, nothing half told.
   bool Quiescent() const;
   // For tests: the live ids of a set here, after the batches seen so far.
@@ -176,6 +188,21 @@ class Negotiator {
     TimePoint deadline{};
     std::vector<int> awaited;
     AnswerMessage answer;
+  };
+
+  // The oldest operation that runs here (18).
+  struct OldestRunning {
+    Key key;
+    TimePoint submitted{};
+    TimePoint since{};  // when it became the oldest
+    std::optional<TimePoint> overdue_since;
+    std::optional<TimePoint> next_warning;
+  };
+  // The seat's question about it, and the answers so far.
+  struct RunningInquiry {
+    TimePoint deadline{};
+    std::vector<int> awaited;
+    std::vector<RankActivity> activities;
   };
 
   // ---- negotiator.cc: reports up, decisions ----
@@ -225,6 +252,13 @@ class Negotiator {
   void WaitOn(SetState& set, TimePoint since, TimePoint now, int except = -1);
   void CheckBye(const LocalState& local);
   void CheckLeaving(TimePoint now);
+
+  // ---- negotiator_running.cc: what is agreed on and does not end ----
+  void CheckRunning(const LocalState& local, TimePoint now);
+  bool LimitRunning(TimePoint now);
+  void InquireRunning(SetState& set, TimePoint now);
+  void FinishRunningInquiry(TimePoint now);
+
   void SendNow(int to, MessageBody body) { immediate_.push_back({to, std::move(body)}); }
   void Due(TimePoint at);
   std::string LeftText(const RankRanges& ranks) const;
@@ -261,6 +295,8 @@ class Negotiator {
   // two neighbours asking each other for ever (19). By (set, asker).
   std::map<std::pair<SetNumber, int>, TimePoint> asked_until_;
   std::vector<PassedQuery> queries_;
+  std::optional<OldestRunning> oldest_running_;
+  std::optional<RunningInquiry> running_inquiry_;  // only while there is an oldest
   TimePoint next_deadline_ = TimePoint::max();
 
   std::optional<Cause> cause_;

@@ -24,14 +24,27 @@ std::string ActivitiesText(const std::vector<RankActivity>& activities) {
   return text;
 }
 
+// `"w"`, `barrier: unnamed call #3`
+std::string KeyText(const StallWarning& warning) {
+  return (warning.kind.empty() ? "" : warning.kind + ": ") + warning.key.ToString();
+}
+
 // `"w" and 8 others have waited 60 s`
 std::string WaitedText(const StallWarning& warning) {
-  std::string text = warning.key.ToString();
+  std::string text = KeyText(warning);
   if (warning.others > 0) {
     text += " and " + std::to_string(warning.others) + (warning.others == 1 ? " other" : " others");
   }
   return text + (warning.others > 0 ? " have waited " : " has waited ") +
          DurationText(warning.waited);
+}
+
+// `"w" is agreed on and has not ended for 60 s; no answer from rank 1`
+std::string RunningText(const StallWarning& warning) {
+  std::string text = warning.key.ToString() + " is agreed on and has not ended for " +
+                     DurationText(warning.waited);
+  if (!warning.silent.empty()) text += "; no answer from " + RanksText(warning.silent);
+  return text;
 }
 
 // `ranks 0-1 have waited 60 s in shutdown for rank 2`
@@ -55,10 +68,19 @@ std::string TimeOutText(const Key& key, Duration limit) {
 
 std::string StallText(const StallWarning& warning) {
   if (!warning.leaving.empty()) return LeavingText(warning);
+  if (warning.agreed) return RunningText(warning) + ActivitiesText(warning.activities);
   std::string text = WaitedText(warning);
   if (!warning.missing.empty()) text += "; not submitted by " + RanksText(warning.missing);
   if (!warning.silent.empty()) text += "; no answer from " + RanksText(warning.silent);
   return text + ActivitiesText(warning.activities);
+}
+
+std::string StallBrief(const StallWarning& warning) {
+  if (!warning.leaving.empty()) return LeavingText(warning);
+  if (warning.agreed) return "does not end: " + warning.key.ToString();
+  RankRanges ranks = warning.missing;
+  ranks.Add(warning.silent);
+  return "waits for " + RanksText(ranks) + ": " + KeyText(warning);
 }
 
 void Negotiator::Due(TimePoint at) { next_deadline_ = std::min(next_deadline_, at); }
@@ -66,7 +88,7 @@ void Negotiator::Due(TimePoint at) { next_deadline_ = std::min(next_deadline_, a
 void Negotiator::Step(const LocalState& local, TimePoint now) {
   if (faulted() || closed_) return;
   CheckBye(local);
-  for (const auto& [set, since] : local.running) Due(since + options_.ping_interval);
+  for (const auto& running : local.running) Due(running.since + options_.ping_interval);
   if (now < next_deadline_) return;
   next_deadline_ = TimePoint::max();
   for (auto& [number, set] : sets_) {
@@ -76,6 +98,8 @@ void Negotiator::Step(const LocalState& local, TimePoint now) {
   CheckLeaving(now);
   if (faulted()) return;
   FinishQueries(now);
+  CheckRunning(local, now);
+  if (faulted()) return;
   CheckPeers(local, now);
 }
 
@@ -229,6 +253,10 @@ bool Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
   StallWarning warning;
   warning.key = key;
   warning.waited = now - pending.since;
+  if (key.form == Key::Form::kUnnamed && !pending.variants.empty()) {
+    const SignaturePtr& signature = pending.variants.front().signature;
+    if (signature != nullptr) warning.kind = OpKindName(signature->kind);
+  }
   warning.missing = inquiry.missing;
   warning.activities = std::move(inquiry.activities);
   for (const int child : inquiry.awaited) warning.silent.Add(set.child_members(child));
@@ -315,6 +343,11 @@ void Negotiator::ReceiveAnswer(int child, AnswerMessage answer, TimePoint now) {
     }
     return;
   }
+  if (running_inquiry_ && oldest_running_->key == answer.key) {
+    std::erase(running_inquiry_->awaited, child);
+    AddActivities(running_inquiry_->activities, std::move(answer.activities));
+    return Due(running_inquiry_->awaited.empty() ? now : running_inquiry_->deadline);
+  }
   for (PassedQuery& query : queries_) {
     if (query.key != answer.key) continue;
     std::erase(query.awaited, child);
@@ -349,8 +382,8 @@ void Negotiator::CheckPeers(const LocalState& local, TimePoint now) {
     if (const auto oldest = set.OldestPending()) WaitOn(set, *oldest, now);
     if (set.self_joined()) WaitOn(set, set.joined_since, now);
     if (number == kWorldSet && self_left_) WaitOn(set, left_since_, now);
-    for (const auto& [running_set, since] : local.running) {
-      if (running_set == number) WaitOn(set, since, now);
+    for (const auto& running : local.running) {
+      if (running.set == number) WaitOn(set, running.since, now);
     }
     if (faulted()) return;
   }

@@ -13,6 +13,10 @@
 namespace sirtaki::core {
 namespace {
 
+// A bucket's arena: its own number; above that, how often its buckets have been laid out anew.
+constexpr int kArenaWidth = 32;
+constexpr std::uint64_t kArenaBits = 0xffffffffU;
+
 std::uint64_t Bits(double value) { return std::bit_cast<std::uint64_t>(value); }
 
 // The shortest text that reads back as the same number, in any locale.
@@ -95,7 +99,11 @@ std::string Key::ToString() const {
       text = "unnamed call #" + std::to_string(number);
       break;
     case Form::kBucket:
-      text = "bucket " + std::to_string(bucket) + " of arena " + std::to_string(number);
+      text =
+          "bucket " + std::to_string(bucket) + " of arena " + std::to_string(number & kArenaBits);
+      if (const std::uint64_t before = number >> kArenaWidth; before > 0) {
+        text += ", layout " + std::to_string(before + 1);
+      }
       break;
   }
   if (set != kWorldSet) text += " of process set " + std::to_string(set);

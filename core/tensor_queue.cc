@@ -1,5 +1,8 @@
 #include "core/tensor_queue.h"
 
+#include <algorithm>
+#include <tuple>
+
 #include "core/check.h"
 #include "core/message.h"
 
@@ -47,6 +50,9 @@ Status TensorQueue::Push(const WorkPtr& work) {
                 " is already in flight on this rank: wait for its handle before using it again, or "
                 "give each call a name of its own",
             Origin{-1, {}, TensorName(key)}};
+  }
+  if (work->request.signature != nullptr && !work->is_message()) {
+    work->number = ++accepted_[key.set];
   }
   if (work->deadline != TimePoint::max()) deadlines_.emplace(work->deadline, work.get());
   if (!pending_.contains(key)) {
@@ -136,6 +142,7 @@ void TensorQueue::Close(const Status& why) {
     MutexLock lock(mutex_);
     if (!closed_.ok()) return;
     closed_ = why;
+    pending_at_close_ = PendingCalls();
     fresh.swap(fresh_);
     fresh_count_ = 0;
     pending.swap(pending_);
@@ -150,6 +157,23 @@ void TensorQueue::Close(const Status& why) {
   for (const auto& [key, works] : held) {
     for (const WorkPtr& work : works) complete(work);
   }
+}
+
+TensorQueue::Account TensorQueue::GiveAccount() const {
+  MutexLock lock(mutex_);
+  return {closed_.ok() ? PendingCalls() : pending_at_close_, accepted_, joined_};
+}
+
+std::vector<TensorQueue::Account::Call> TensorQueue::PendingCalls() const {
+  std::vector<Account::Call> calls;
+  calls.reserve(pending_.size());
+  for (const auto& [key, work] : pending_) {
+    calls.push_back({key, work->request.signature, work->number, work->submitted});
+  }
+  std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.key.set, a.number) < std::tie(b.key.set, b.number);
+  });
+  return calls;
 }
 
 bool TensorQueue::closed() const {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <set>
 #include <unordered_map>
@@ -34,7 +35,7 @@ class TensorQueue {
   // For unnamed work (Key::Form::kUnnamed) the queue gives the call's number, in order of
   // acceptance. Work whose name was released before its last use was resolved (the handle was
   // dropped early) is accepted, and held back until then: two uses of a key never negotiate at
-  // once. The key and the deadline of accepted work do not change any more.
+  // once. Accepted work has a number; it, the key and the deadline do not change any more.
   Status Push(const WorkPtr& work) SIRTAKI_EXCLUDES(mutex_);
 
   // Work accepted, and not held back, since the last Take, in order. It stays pending until
@@ -53,6 +54,20 @@ class TensorQueue {
   // Returns the work of this rank's join; null if there is none.
   WorkPtr EndEpoch(SetNumber set) SIRTAKI_EXCLUDES(mutex_);
 
+  // What a rank's calls have come to.
+  struct Account {
+    struct Call {
+      Key key;
+      SignaturePtr signature;
+      std::uint64_t number = 0;  // Work::number
+      TimePoint submitted{};
+    };
+    std::vector<Call> pending;  // by set and number; once the queue is closed: as it was then
+    std::map<SetNumber, std::uint64_t> calls;  // accepted, by set
+    std::set<SetNumber> joined;
+  };
+  Account GiveAccount() const SIRTAKI_EXCLUDES(mutex_);
+
   // Completes everything pending with `why` (not ok) and refuses what comes. The first cause stays.
   void Close(const Status& why) SIRTAKI_EXCLUDES(mutex_);
   bool closed() const SIRTAKI_EXCLUDES(mutex_);
@@ -67,6 +82,7 @@ class TensorQueue {
  private:
   Status CheckUnnamed(const Key& key) SIRTAKI_REQUIRES(mutex_);
   void Admit(const WorkPtr& work) SIRTAKI_REQUIRES(mutex_);
+  std::vector<Account::Call> PendingCalls() const SIRTAKI_REQUIRES(mutex_);
   void ForgetDeadline(const Work& work) SIRTAKI_REQUIRES(mutex_);
 
   // No WorkPtr is dropped under it: the last one may call ReleaseName through its handle.
@@ -83,10 +99,12 @@ class TensorQueue {
     std::weak_ptr<const void> thread;  // who makes them; gone: anybody may
   };
   std::unordered_map<SetNumber, Calls> calls_ SIRTAKI_GUARDED_BY(mutex_);
-  std::unordered_set<SetNumber> joined_ SIRTAKI_GUARDED_BY(mutex_);
+  std::set<SetNumber> joined_ SIRTAKI_GUARDED_BY(mutex_);
+  std::map<SetNumber, std::uint64_t> accepted_ SIRTAKI_GUARDED_BY(mutex_);  // not messages
   // Of pending and held work that has a deadline.
   std::set<std::pair<TimePoint, const Work*>> deadlines_ SIRTAKI_GUARDED_BY(mutex_);
   Status closed_ SIRTAKI_GUARDED_BY(mutex_);
+  std::vector<Account::Call> pending_at_close_ SIRTAKI_GUARDED_BY(mutex_);
 };
 
 }  // namespace sirtaki::core

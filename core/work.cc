@@ -5,8 +5,11 @@
 
 namespace sirtaki::core {
 
-HandleState::HandleState(std::function<void()> on_complete, std::function<void()> on_observed)
-    : on_complete_(std::move(on_complete)), on_observed_(std::move(on_observed)) {}
+HandleState::HandleState(std::function<void()> on_complete, std::function<void()> on_observed,
+                         Key key)
+    : on_complete_(std::move(on_complete)),
+      on_observed_(std::move(on_observed)),
+      key_(std::move(key)) {}
 
 // Nobody can see the end any more, so the name must not stay taken.
 HandleState::~HandleState() { Observe(); }
@@ -46,6 +49,23 @@ std::vector<HandlePtr> HandleState::MakeParts(const HandlePtr& whole, std::size_
 
 void HandleState::Observe() {
   if (!observed_.exchange(true, std::memory_order_acq_rel) && on_observed_) on_observed_();
+}
+
+std::int64_t Work::InputBytes() const {
+  if (parts.empty()) return InputBytesOf(*request.signature, *this);
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < parts.size() && i < request.signature->parts.size(); ++i) {
+    bytes += InputBytesOf(*request.signature->parts[i], *parts[i]);
+  }
+  return bytes;
+}
+
+std::int64_t InputBytesOf(const Signature& signature, const Work& work) {
+  if (work.input == nullptr) return 0;
+  // A refused request may have any shape.
+  auto bytes = static_cast<std::uint64_t>(signature.ElementCount()) * SizeOf(signature.dtype);
+  if (FirstDimensionVaries(signature.kind)) bytes *= static_cast<std::uint64_t>(work.rows);
+  return static_cast<std::int64_t>(bytes);
 }
 
 std::int64_t RowsOf(std::int64_t rows, std::int64_t members, std::int64_t index) {

@@ -23,13 +23,16 @@ class HandleState {
   // `on_complete` runs on the completing thread, after the state is visible, if somebody waits;
   // it only rings a doorbell. `on_observed` runs once, when the submitter has seen the end
   // (synchronized, polled true, or destroyed the handle): the name is free again.
-  HandleState(std::function<void()> on_complete, std::function<void()> on_observed);
+  // `key`: of the work, for texts.
+  HandleState(std::function<void()> on_complete, std::function<void()> on_observed,
+              Key key = Key::Unnamed(kWorldSet, 0));
   ~HandleState();
   HandleState(const HandleState&) = delete;
   HandleState& operator=(const HandleState&) = delete;
 
   bool Complete(Status status);  // false if it was complete already
   bool done() const { return done_.load(std::memory_order_acquire); }
+  const Key& key() const { return key_; }  // the number of an unnamed one is not known
   // Preconditions of both: done().
   const Status& status() const { return status_; }
   // True if no rank had this tensor (every rank reported it absent): the result is meaningless.
@@ -61,6 +64,7 @@ class HandleState {
  private:
   std::function<void()> on_complete_;
   std::function<void()> on_observed_;
+  const Key key_;
   Mutex mutex_;    // serialises completers
   Status status_;  // written once, before done_
   std::atomic<bool> absent_everywhere_{false};
@@ -80,6 +84,8 @@ using WorkPtr = std::shared_ptr<Work>;
 // Host memory of one collective. Kept alive by the Work until the last thread that may touch it is
 // done, which after a fault may be never.
 struct Work {
+  virtual ~Work() = default;  // ops/cuda/device_work asks which kind it is
+
   Request request;
   // request.signature->ElementCount() elements; where the first dimension may differ by rank: times
   // `rows`.
@@ -107,9 +113,19 @@ struct Work {
   int tag = 0;
   TimePoint deadline = TimePoint::max();  // of the call; passing it is the group's fault
   TimePoint submitted{};
+  std::uint64_t number = 0;  // the how-manieth call of its set on this rank; of messages 0
   HandlePtr handle;
   std::shared_ptr<void> keep_alive;  // the tensors
+
+  // Sends and receives are not negotiated.
+  bool is_message() const {
+    return request.signature->kind == OpKind::kSend || request.signature->kind == OpKind::kReceive;
+  }
+  // What this rank gives to it.
+  std::int64_t InputBytes() const;
 };
+// The same, of a part that is `signature`.
+std::int64_t InputBytesOf(const Signature& signature, const Work& work);
 
 // The rows of member `index` if `rows` are dealt out to `members`: the remainder goes to the first
 // ones.

@@ -1,20 +1,11 @@
 // What train_digits is told on its command line, and that all ranks were told the same.
 #pragma once
 
-#include <sirtaki/torch.h>
-#include <torch/torch.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <cmath>
 #include <cstdint>
-#include <cstdlib>
-#include <functional>
-#include <map>
 #include <sstream>
-#include <stdexcept>
 #include <string>
-#include <vector>
+
+#include "flags.h"
 
 namespace digits {
 
@@ -29,6 +20,7 @@ constexpr char kHelp[] =
     "  --compression T    what gradients travel as between hosts: none, f16 or bf16 (none)\n"
     "  --uneven HOW       samples that cannot be shared out evenly: pad repeats some, drop leaves\n"
     "                     some out (drop)\n"
+    "  --device NAME      cpu, cuda, or auto: cuda if every rank has a GPU of its own (cpu)\n"
     "  --seed N           of the split, the shuffling and the initial weights (1)\n"
     "  --data FILE        lines of 64 pixels (0..16) and a class (0..9), separated by commas\n"
     "                     (data/digits.csv of the examples)\n"
@@ -46,6 +38,7 @@ struct Settings {
   double lr = 0;  // 0: the optimizer's
   std::string compression = "none";
   std::string uneven = "drop";
+  std::string device = "cpu";
   std::int64_t seed = 1;
   std::string data;
   std::string checkpoint;
@@ -54,46 +47,14 @@ struct Settings {
   bool help = false;
 };
 
-// Known to every rank: one of them says so.
-struct UsageError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-inline std::int64_t parse_count(const std::string& flag, const std::string& text,
-                                std::int64_t least) {
-  char* end = nullptr;
-  errno = 0;
-  const long long value = std::strtoll(text.c_str(), &end, 10);
-  if (text.empty() || *end != '\0' || errno != 0 || value < least || value > 1000000000) {
-    throw UsageError(flag + " takes a whole number of at least " + std::to_string(least) +
-                     ", not '" + text + "'");
-  }
-  return value;
-}
-
-inline double parse_positive(const std::string& flag, const std::string& text) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0' || !std::isfinite(value) || value <= 0) {
-    throw UsageError(flag + " takes a positive number, not '" + text + "'");
-  }
-  return value;
-}
-
-inline std::string parse_choice(const std::string& flag, const std::string& text,
-                                const std::vector<std::string>& choices) {
-  std::string list;
-  for (const std::string& choice : choices) {
-    if (choice == text) return text;
-    list += (list.empty() ? "" : ", ") + choice;
-  }
-  throw UsageError(flag + " takes one of " + list + ", not '" + text + "'");
-}
+using examples::parse_choice;
+using examples::parse_count;
+using examples::parse_positive;
 
 inline Settings parse_arguments(int argc, char** argv) {
   Settings settings;
   using Value = const std::string&;
-  const std::map<std::string, std::function<void(Value flag, Value value)>> flags = {
+  const examples::Flags flags = {
       {"--epochs", [&](Value f, Value v) { settings.epochs = parse_count(f, v, 1); }},
       {"--batch-size", [&](Value f, Value v) { settings.batch_size = parse_count(f, v, 1); }},
       {"--accumulate", [&](Value f, Value v) { settings.accumulate = parse_count(f, v, 1); }},
@@ -110,40 +71,21 @@ inline Settings parse_arguments(int argc, char** argv) {
        [&](Value f, Value v) {
          settings.uneven = parse_choice(f, v, {"pad", "drop"});
        }},
+      {"--device",
+       [&](Value f, Value v) {
+         settings.device = parse_choice(f, v, {"cpu", "cuda", "auto"});
+       }},
       {"--seed", [&](Value f, Value v) { settings.seed = parse_count(f, v, 0); }},
       {"--data", [&](Value, Value v) { settings.data = v; }},
       {"--checkpoint", [&](Value, Value v) { settings.checkpoint = v; }},
       {"--stop-after", [&](Value f, Value v) { settings.stop_after = parse_count(f, v, 0); }},
   };
-  for (int i = 1; i < argc; ++i) {
-    std::string flag = argv[i];
-    if (flag == "--help" || flag == "-h") {
-      settings.help = true;
-      continue;
-    }
-    if (flag == "--resume") {
-      settings.resume = true;
-      continue;
-    }
-    std::string value;
-    const auto equals = flag.find('=');
-    const bool joined = equals != std::string::npos;
-    if (joined) {
-      value = flag.substr(equals + 1);
-      flag.resize(equals);
-    }
-    const auto known = flags.find(flag);
-    if (known == flags.end()) {
-      throw UsageError("unknown argument '" + flag + "'; --help shows what there is");
-    }
-    if (!joined) {
-      if (i + 1 == argc) throw UsageError(flag + " needs a value");
-      value = argv[++i];
-    }
-    known->second(flag, value);
-  }
+  examples::parse_flags(
+      argc, argv, flags,
+      {{"--help", &settings.help}, {"-h", &settings.help}, {"--resume", &settings.resume}});
   if (settings.resume && settings.checkpoint.empty()) {
-    throw UsageError("--resume needs --checkpoint DIR, where it finds the run to go on with");
+    throw examples::UsageError(
+        "--resume needs --checkpoint DIR, where it finds the run to go on with");
   }
   return settings;
 }
@@ -155,44 +97,16 @@ inline std::string describe(const Settings& settings) {
   text << "--epochs " << settings.epochs << "\n--batch-size " << settings.batch_size
        << "\n--accumulate " << settings.accumulate << "\n--optimizer " << settings.optimizer
        << "\n--lr " << settings.lr << "\n--compression " << settings.compression << "\n--uneven "
-       << settings.uneven << "\n--seed " << settings.seed << "\n--checkpoint "
-       << (settings.checkpoint.empty() ? "not given" : "given") << "\n--resume "
-       << (settings.resume ? "given" : "not given") << "\n--stop-after " << settings.stop_after
-       << "\n--help " << (settings.help ? "given" : "not given") << "\n";
+       << settings.uneven << "\n--device " << settings.device << "\n--seed " << settings.seed
+       << "\n--checkpoint " << (settings.checkpoint.empty() ? "not given" : "given")
+       << "\n--resume " << (settings.resume ? "given" : "not given") << "\n--stop-after "
+       << settings.stop_after << "\n--help " << (settings.help ? "given" : "not given") << "\n";
   return text.str();
 }
 
-// The settings of all ranks. A mistake on one of them, or settings that differ, are thrown on every
-// one: ranks that make different numbers of steps would wait for each other.
+// The settings of all ranks, as examples::agreed has them.
 inline Settings agreed_settings(int argc, char** argv) {
-  constexpr char kMistake = '!';
-  Settings settings;
-  std::string text;
-  try {
-    settings = parse_arguments(argc, argv);
-    text = describe(settings);
-  } catch (const UsageError& error) {
-    text = kMistake + std::string(error.what());
-  }
-  const std::vector<std::string> texts = sirtaki::allgather_object(text, "settings");
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    if (texts[rank][0] != kMistake) continue;
-    const bool on_all = std::count(texts.begin(), texts.end(), texts[rank]) ==
-                        static_cast<std::ptrdiff_t>(texts.size());
-    throw UsageError((on_all ? "" : "rank " + std::to_string(rank) + ": ") + texts[rank].substr(1));
-  }
-  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
-    std::istringstream first(texts[0]);
-    std::istringstream other(texts[rank]);
-    std::string of_first;
-    std::string of_other;
-    while (std::getline(first, of_first) && std::getline(other, of_other)) {
-      if (of_first == of_other) continue;
-      throw UsageError("the ranks have different settings: " + of_first + " on rank 0, " +
-                       of_other + " on rank " + std::to_string(rank));
-    }
-  }
-  return settings;
+  return examples::agreed([&] { return parse_arguments(argc, argv); }, describe);
 }
 
 }  // namespace digits

@@ -1,29 +1,30 @@
 // Trains a small convolutional net on handwritten digits, on as many ranks as mpirun starts:
 //
-//   train_digits                              one process
-//   sirtakirun -np 2 train_digits             two ranks that learn together
+//   train_digits                                  one process
+//   sirtakirun -np 2 train_digits                 two ranks that learn together
+//   sirtakirun -np 2 train_digits --device cuda   the same on GPUs
 //
 // The five steps that make a LibTorch program distributed are marked below.
 
 #include <sirtaki/torch.h>
-#include <sys/ioctl.h>
 #include <torch/torch.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "device.h"
 #include "digits_data.h"
 #include "digits_settings.h"
+#include "flags.h"
+#include "progress.h"
+#include "training.h"
 
 namespace {
 
@@ -55,72 +56,6 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Linear output{64, kClasses};
 };
 TORCH_MODULE(Net);
-
-// From one rank's learning rate up to that of all ranks together during the warm-up, then down to
-// zero along a cosine.
-class WarmupCosine : public torch::optim::LRScheduler {
- public:
-  WarmupCosine(torch::optim::Optimizer& optimizer, double one_rank, double all_ranks,
-               std::int64_t warmup_steps, std::int64_t all_steps)
-      : LRScheduler(optimizer),
-        one_rank_(one_rank),
-        all_ranks_(all_ranks),
-        warmup_steps_(static_cast<double>(warmup_steps)),
-        all_steps_(static_cast<double>(all_steps)) {}
-
- private:
-  std::vector<double> get_lrs() override {
-    const auto step = static_cast<double>(step_count_);
-    double lr = 0;
-    if (step < warmup_steps_) {
-      lr = one_rank_ + (all_ranks_ - one_rank_) * step / warmup_steps_;
-    } else {
-      const double share = std::min(1.0, (step - warmup_steps_) / (all_steps_ - warmup_steps_));
-      lr = all_ranks_ * 0.5 * (1 + std::cos(3.14159265358979 * share));
-    }
-    return std::vector<double>(get_current_lrs().size(), lr);
-  }
-
-  const double one_rank_;
-  const double all_ranks_;
-  const double warmup_steps_;
-  const double all_steps_;
-};
-
-// ---- what the user sees, from rank 0 only ----
-
-class Progress {
- public:
-  explicit Progress(std::int64_t epochs) : epochs_(epochs), speaks_(sirtaki::rank() == 0) {
-    // mpirun gives its ranks a terminal of its own making, which has no width.
-    winsize window{};
-    bar_ = isatty(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 &&
-           window.ws_col >= 60;
-  }
-
-  void step(std::int64_t epoch, std::int64_t step, std::int64_t steps) {
-    if (!speaks_ || !bar_) return;
-    constexpr int kWidth = 40;
-    const int done = static_cast<int>(kWidth * step / steps);
-    std::printf("\repoch %3lld/%lld [%s%s]", static_cast<long long>(epoch),
-                static_cast<long long>(epochs_), std::string(done, '=').c_str(),
-                std::string(kWidth - done, ' ').c_str());
-    std::fflush(stdout);
-  }
-
-  void epoch(std::int64_t epoch, double loss, double accuracy) {
-    if (!speaks_) return;
-    std::printf("%sepoch %3lld/%lld: loss %.4f, test accuracy %.2f %%%s\n", bar_ ? "\r" : "",
-                static_cast<long long>(epoch), static_cast<long long>(epochs_), loss,
-                100 * accuracy, bar_ ? "            " : "");
-    std::fflush(stdout);
-  }
-
- private:
-  const std::int64_t epochs_;
-  const bool speaks_;
-  bool bar_ = false;
-};
 
 // ---- training ----
 
@@ -163,7 +98,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Net& net, const Se
 }
 
 // Each rank tests its share of the samples; every sample is tested once, so shares may be uneven.
-double test_accuracy(Net& net, const Digits& test) {
+double test_accuracy(Net& net, const Digits& test, const torch::Device& device) {
   torch::NoGradGuard no_grad;
   const std::size_t samples = *test.size();
   sirtaki::DistributedSampler sampler(
@@ -174,23 +109,13 @@ double test_accuracy(Net& net, const Digits& test) {
   if (const auto share = sampler.next(samples)) {
     tested = static_cast<double>(share->size());
     const auto rows = torch::tensor(std::vector<std::int64_t>(share->begin(), share->end()));
-    const auto guesses = net(test.images().index_select(0, rows)).argmax(1);
+    const auto images = test.images().index_select(0, rows).to(device);
+    const auto guesses = net(images).argmax(1).cpu();
     right =
         (guesses == test.classes().index_select(0, rows)).to(torch::kDouble).mean().item<double>();
   }
   net->train();
   return sirtaki::metric_average(right, tested, "test accuracy");
-}
-
-// A number that is another one if any bit of any parameter is (FNV-1a).
-unsigned long long digest(const Net& net) {
-  unsigned long long hash = 14695981039346656037ull;
-  for (const auto& parameter : net->parameters()) {
-    const torch::Tensor flat = parameter.detach().contiguous();
-    const auto* bytes = static_cast<const unsigned char*>(flat.data_ptr());
-    for (std::size_t i = 0; i < flat.nbytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211ull;
-  }
-  return hash;
 }
 
 struct Plan {
@@ -227,38 +152,23 @@ Plan make_plan(const Settings& settings) {
   return {std::move(train), std::move(test), std::move(sampler), steps};
 }
 
-// The checkpoint's file. Makes the folder for it.
-std::string checkpoint_file(const Settings& settings) {
-  sirtaki::run_rank_zero_first([&] { std::filesystem::create_directories(settings.checkpoint); },
-                               sirtaki::RankZeroFirstOptions().name("checkpoint folder"));
-  return (std::filesystem::path(settings.checkpoint) / "digits.pt").string();
-}
-
-void resume(const std::string& file, const sirtaki::Checkpoint& checkpoint,
-            const std::int64_t& epoch) {
-  const bool found = sirtaki::load_checkpoint(file, checkpoint);
-  if (sirtaki::rank() != 0) return;
-  if (found) {
-    std::printf("resumed after epoch %lld\n", static_cast<long long>(epoch));
-  } else {
-    std::printf("no checkpoint yet: from the beginning\n");
-  }
-  std::fflush(stdout);
-}
-
 void report(const Net& net, double accuracy, double samples, double seconds) {
   sirtaki::check_parameters(*net);  // throws where a bit of them differs
   if (sirtaki::rank() != 0) return;
   std::printf("test accuracy: %.2f %%\n", 100 * accuracy);
   if (samples > 0) std::printf("speed: %.0f samples per second\n", samples / seconds);
-  std::printf("parameters identical on all ranks, digest %016llx\n", digest(net));
+  std::printf("parameters identical on all ranks, digest %016llx\n", examples::digest(*net));
   std::fflush(stdout);
 }
 
 void train(const Settings& settings) {
+  // On a GPU the model and each batch go there; nothing else is different.
+  const torch::Device device = examples::choose_device(settings.device);
+  const examples::CurrentDevice current(device);
   Plan plan = make_plan(settings);
   sirtaki::seed_all(static_cast<std::uint64_t>(settings.seed));
   Net net;
+  net->to(device);
 
   // Step 2: more ranks make a larger batch, so the learning rate grows with them.
   const double lr = learning_rate(settings);
@@ -271,27 +181,25 @@ void train(const Settings& settings) {
   sirtaki::broadcast_parameters(*net, /*root_rank=*/0);
   sirtaki::broadcast_optimizer_state(*optimizer, /*root_rank=*/0);
 
-  WarmupCosine scheduler(*optimizer, lr, scaled_lr,
-                         std::min<std::int64_t>(2, settings.epochs) * plan.steps,
-                         (settings.epochs + 1) * plan.steps);
+  examples::WarmupCosine scheduler(*optimizer, lr, scaled_lr,
+                                   std::min<std::int64_t>(2, settings.epochs) * plan.steps,
+                                   (settings.epochs + 1) * plan.steps);
 
   std::int64_t epoch = 0;  // how many are done
-  const auto checkpoint = sirtaki::Checkpoint()
-                              .model(*net)
-                              .optimizer(*optimizer)
-                              .scheduler(scheduler)
-                              .sampler(plan.sampler)
-                              .epoch(epoch);
-  const std::string file = settings.checkpoint.empty() ? "" : checkpoint_file(settings);
-  if (settings.resume) resume(file, checkpoint, epoch);
+  const auto checkpoint =
+      sirtaki::Checkpoint().model(*net).optimizer(*optimizer).sampler(plan.sampler).epoch(epoch);
+  const std::string file = settings.checkpoint.empty()
+                               ? ""
+                               : examples::checkpoint_file(settings.checkpoint, "digits.pt");
+  if (settings.resume) examples::resume(file, checkpoint, epoch, scheduler, plan.steps);
 
   const std::int64_t first = epoch;
   const std::int64_t last = settings.stop_after == 0
                                 ? settings.epochs
                                 : std::min(settings.epochs, epoch + settings.stop_after);
-  Progress progress(settings.epochs);
+  examples::Progress progress(settings.epochs);
   std::chrono::duration<double> training_time{0};
-  double accuracy = epoch < last ? 0 : test_accuracy(net, plan.test);
+  double accuracy = epoch < last ? 0 : test_accuracy(net, plan.test, device);
   while (epoch < last) {
     // Step 5: each rank takes its share of the data, another one in each epoch.
     plan.sampler.set_epoch(static_cast<std::size_t>(epoch));
@@ -303,7 +211,8 @@ void train(const Settings& settings) {
     std::int64_t batches = 0;
     optimizer->zero_grad();
     for (auto& batch : *loader) {
-      const auto loss = torch::nn::functional::cross_entropy(net(batch.data), batch.target);
+      const auto loss =
+          torch::nn::functional::cross_entropy(net(batch.data.to(device)), batch.target.to(device));
       (loss / settings.accumulate).backward();
       loss_sum += loss.item<double>();
       if (++batches % settings.accumulate != 0) continue;
@@ -316,8 +225,10 @@ void train(const Settings& settings) {
     training_time += std::chrono::steady_clock::now() - start;
     ++epoch;
     const double loss = sirtaki::metric_average(loss_sum / static_cast<double>(batches), "loss");
-    accuracy = test_accuracy(net, plan.test);
-    progress.epoch(epoch, loss, accuracy);
+    accuracy = test_accuracy(net, plan.test, device);
+    char result[64];
+    std::snprintf(result, sizeof result, "loss %.4f, test accuracy %.2f %%", loss, 100 * accuracy);
+    progress.epoch(epoch, result);
     if (!file.empty()) sirtaki::save_checkpoint(file, checkpoint);
   }
   const auto samples = static_cast<double>((epoch - first) * sirtaki::size()) *
@@ -344,7 +255,7 @@ int main(int argc, char** argv) {
     } else if (rank == 0) {
       std::fputs(digits::kHelp, stdout);
     }
-  } catch (const digits::UsageError& error) {
+  } catch (const examples::UsageError& error) {
     if (rank == 0) std::fprintf(stderr, "train_digits: %s\n", error.what());
     exit_code = 2;
   } catch (const sirtaki::Error& error) {

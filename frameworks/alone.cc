@@ -8,22 +8,22 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "core/mismatch.h"
 #include "core/rank_ranges.h"
 #include "fusion/convert.h"
+#include "ops/cuda/device_work.h"
+#include "ops/nccl/group_launch.h"
 
 namespace sirtaki::frameworks {
 
 using core::DType;
 using core::Status;
 using core::StatusCode;
+namespace cuda = ops::cuda;
 
 namespace {
-
-void Copy(const void* from, void* to, std::int64_t bytes) {
-  if (from != to && bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
-}
 
 // Half types are scaled in float32 and rounded once, as the lanes do.
 void ScaleWidened(DType dtype, const void* from, void* to, std::int64_t count, double factor) {
@@ -39,22 +39,40 @@ void ScaleWidened(DType dtype, const void* from, void* to, std::int64_t count, d
   }
 }
 
-// Whatever the operation, the result is the tensor. Nothing travels, so nothing is rounded to the
-// type that it would travel as.
-void Reduce(const core::Work& work, const core::Signature& signature) {
-  const std::int64_t count = signature.ElementCount();
-  const double factor = signature.prescale * signature.postscale;
+void CopyOnHost(DType dtype, const void* from, void* to, std::int64_t count, double factor) {
   if (factor == 1.0) {
-    Copy(work.input, work.output, count * static_cast<std::int64_t>(core::SizeOf(signature.dtype)));
-  } else if (fusion::AccumulationType(signature.dtype) != signature.dtype) {
-    ScaleWidened(signature.dtype, work.input, work.output, count, factor);
+    const auto bytes = static_cast<std::size_t>(count) * core::SizeOf(dtype);
+    if (from != to && bytes > 0) std::memcpy(to, from, bytes);
+  } else if (fusion::AccumulationType(dtype) != dtype) {
+    ScaleWidened(dtype, from, to, count, factor);
   } else {
-    fusion::Convert(signature.dtype, work.input, signature.dtype, work.output, count, {factor, 1});
+    fusion::Convert(dtype, from, dtype, to, count, {factor, 1});
   }
 }
 
+Status CopyOnGpu(cuda::DeviceWork& work, DType dtype, void* to, std::int64_t count, double factor,
+                 Devices& devices) {
+  std::shared_ptr<Gpu> gpu;
+  Status status = devices.Find(work.device->index(), &gpu);
+  if (!status.ok()) return status;
+  status = gpu->Copy(devices.libraries(), dtype, work.input, to, count, factor, work.producer);
+  if (status.ok()) status = gpu->Mark(work.producer, &work.done);
+  return status;
+}
+
+// The input's elements, times `factor`, to `to`.
+Status Copy(core::Work& work, const core::Signature& signature, void* to, std::int64_t count,
+            double factor, Devices& devices) {
+  if (signature.device == core::DeviceKind::kCuda) {
+    return CopyOnGpu(cuda::AsDeviceWork(work), signature.dtype, to, count, factor, devices);
+  }
+  CopyOnHost(signature.dtype, work.input, to, count, factor);
+  return Status::Ok();
+}
+
 // All rows go from this rank to itself. `key`: for texts.
-Status MoveRows(const core::Work& work, const core::Signature& signature, const core::Key& key) {
+Status MoveRows(core::Work& work, const core::Signature& signature, const core::Key& key,
+                Devices& devices) {
   void* output = nullptr;
   std::string why;
   try {
@@ -67,30 +85,31 @@ Status MoveRows(const core::Work& work, const core::Signature& signature, const 
   if (!why.empty()) {
     return {StatusCode::kBackend, "cannot allocate the result of " + key.ToString() + ": " + why};
   }
-  Copy(work.input, output,
-       work.rows * signature.ElementCount() *
-           static_cast<std::int64_t>(core::SizeOf(signature.dtype)));
-  return Status::Ok();
+  return Copy(work, signature, output, work.rows * signature.ElementCount(), 1.0, devices);
 }
 
 // `signature`: of one tensor; `key`: of the call.
-Status RunOne(const core::Work& work, const core::Signature& signature, const core::Key& key) {
+Status RunOne(core::Work& work, const core::Signature& signature, const core::Key& key,
+              Devices& devices) {
+  if (signature.device == core::DeviceKind::kCuda) {
+    std::string why = ops::nccl::WhyNotOnDevice(signature);
+    if (!why.empty()) return {StatusCode::kUnsupported, std::move(why)};
+  }
   switch (signature.kind) {
+    // Whatever the operation, the result is the tensor. Nothing travels, so nothing is rounded to
+    // the type that it would travel as.
     case core::OpKind::kAllReduce:
     case core::OpKind::kReduce:
     case core::OpKind::kReduceScatter:
-      Reduce(work, signature);
-      return Status::Ok();
     case core::OpKind::kBroadcast:
     case core::OpKind::kAllGatherInto:
-      Copy(work.input, work.output,
-           signature.ElementCount() * static_cast<std::int64_t>(core::SizeOf(signature.dtype)));
-      return Status::Ok();
+      return Copy(work, signature, work.output, signature.ElementCount(),
+                  signature.prescale * signature.postscale, devices);
     case core::OpKind::kAllGather:
     case core::OpKind::kGather:
     case core::OpKind::kScatter:
     case core::OpKind::kAllToAll:
-      return MoveRows(work, signature, key);
+      return MoveRows(work, signature, key, devices);
     case core::OpKind::kBarrier:
     case core::OpKind::kSetLimits:
       return Status::Ok();
@@ -106,7 +125,7 @@ Status RunOne(const core::Work& work, const core::Signature& signature, const co
 
 }  // namespace
 
-Status RunAlone(const core::Work& work) {
+Status RunAlone(core::Work& work, Devices& devices) {
   const core::Request& request = work.request;
   if (!request.invalid.empty()) {
     // The words that several ranks would get.
@@ -123,11 +142,11 @@ Status RunAlone(const core::Work& work) {
     work.handle->SetAbsentEverywhere();
     return Status::Ok();
   }
-  if (signature.parts.empty()) return RunOne(work, signature, request.key);
+  if (signature.parts.empty()) return RunOne(work, signature, request.key, devices);
   for (std::size_t i = 0; i < signature.parts.size(); ++i) {
     // Nobody has what the only rank does not have.
     if (i < request.absent.size() && request.absent[i]) continue;
-    Status status = RunOne(*work.parts[i], *signature.parts[i], request.key);
+    Status status = RunOne(*work.parts[i], *signature.parts[i], request.key, devices);
     if (!status.ok()) return status;
   }
   return Status::Ok();

@@ -3,11 +3,13 @@
 
 #include "core/status.h"
 #include "core/work.h"
+#include "frameworks/devices.h"
 
 namespace sirtaki::frameworks {
 
-// Carries out the work on the calling thread; gives the status that its handle is to be completed
-// with. kInvalidArgument if the request is invalid, kBackend if the output could not be allocated.
-core::Status RunAlone(const core::Work& work);
+// Carries out the work on the calling thread, or puts it into the stream that makes its input, on a
+// GPU of `devices`; gives the status that its handle is to be completed with. kInvalidArgument if
+// the request is invalid, kBackend if the output could not be allocated, and what Gpu::Copy gives.
+core::Status RunAlone(core::Work& work, Devices& devices);
 
 }  // namespace sirtaki::frameworks

@@ -1,19 +1,16 @@
 #include "frameworks/session.h"
 
-#include <algorithm>
 #include <chrono>
-#include <sstream>
 #include <thread>
 #include <utility>
 
-#include "core/check.h"
 #include "core/fork_guard.h"
 #include "core/log.h"
 #include "core/memory_source.h"
-#include "core/tree.h"
-#include "frameworks/inproc_world.h"
+#include "frameworks/devices.h"
+#include "frameworks/observation.h"
 #include "frameworks/session_parts.h"
-#include "frameworks/start.h"
+#include "ops/keep_forever.h"
 
 namespace sirtaki::frameworks {
 
@@ -24,11 +21,6 @@ namespace {
 
 // How long the end of a failed session waits for operations to return before it leaves them behind.
 constexpr auto kGrace = std::chrono::milliseconds(200);
-
-std::int64_t UnixMicroseconds() {
-  const auto since = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::microseconds>(since).count();
-}
 
 Status Refuse(const core::Work& work, Status why) {
   if (work.handle) {
@@ -42,18 +34,6 @@ Status InForkedChild() {
   return {StatusCode::kNotInitialized,
           "called after fork(): a child process has no part in its parent's session and cannot "
           "start its own; start it with exec"};
-}
-
-// The ranks of this host decide together: all spin or none.
-int CoresHere(const std::vector<Greeting>& greetings, const Topology& topology) {
-  std::vector<core::CpuShare> shares;
-  for (std::size_t rank = 0; rank < greetings.size(); ++rank) {
-    const auto here = static_cast<std::size_t>(topology.rank);
-    if (topology.host_of_rank[rank] == topology.host_of_rank[here]) {
-      shares.push_back(greetings[rank].cpus);
-    }
-  }
-  return core::SharedCores(shares);
 }
 
 }  // namespace
@@ -80,158 +60,12 @@ Session::Parts::~Parts() {
   engine.reset();
 }
 
-// ---- the start ----
-
 Session::Session() : fork_generation_(core::ForkGeneration()) {}
 
 // What a medium leaves in the process (MPI above all) is the parent's, also after its shutdown.
 Status Session::CheckFork() {
   static const int begun_in = core::ForkGeneration();
   return core::ForkGeneration() == begun_in ? Status::Ok() : InForkedChild();
-}
-
-Status Session::CreateInproc(std::shared_ptr<InprocWorld> world, int rank,
-                             const StartOptions& options, std::shared_ptr<Session>* session) {
-  return Create(world->Join(rank), options, session);
-}
-
-Status Session::Create(std::unique_ptr<Medium> medium, const StartOptions& options,
-                       std::shared_ptr<Session>* session) {
-  std::shared_ptr<Session> made(new Session());
-  // Before the engine's thread is there: the medium may allow one call at a time.
-  Status status = medium->BeforeEnd([weak = std::weak_ptr<Session>(made)] {
-    const auto alive = weak.lock();
-    if (alive) static_cast<void>(alive->Shutdown("the program has finalized MPI"));
-  });
-  const core::TimePoint deadline = core::Clock::now() + options.config.start_timeout;
-  if (status.ok()) status = made->Start(std::move(medium), options, deadline);
-  if (!status.ok()) {
-    made->state_ = State::kGone;  // there is nothing to leave
-    return status;
-  }
-  *session = std::move(made);
-  return Status::Ok();
-}
-
-Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& options,
-                      core::TimePoint deadline) {
-  topology_ = medium->topology();
-  const std::string mine = Serialize(Greet(options.parsed, options.config, medium->serialized()));
-  std::vector<std::string> told;
-  if (Status status = medium->Exchange(mine, deadline, &told); !status.ok()) return status;
-
-  std::vector<Greeting> greetings(told.size());
-  std::vector<Status> statuses;
-  std::vector<core::Config> configs;
-  for (std::size_t rank = 0; rank < told.size(); ++rank) {
-    Status read = Deserialize(told[rank], &greetings[rank]);
-    statuses.push_back(read.ok() ? greetings[rank].status : std::move(read));
-    configs.push_back(greetings[rank].config);
-  }
-  if (Status status = FirstFailure(statuses); !status.ok()) return status;
-  config_ = options.config;
-  if (Status status = core::AgreeConfigs(configs, &config_); !status.ok()) return status;
-
-  {
-    core::MutexLock lock(limits_mutex_);
-    limits_ = {config_.fusion_bytes,
-               config_.small_bytes,
-               config_.chunk_bytes,
-               config_.bucket_bytes,
-               config_.first_bucket_bytes,
-               std::chrono::duration_cast<std::chrono::microseconds>(config_.fusion_delay).count()};
-  }
-  const core::RankRanges serialized = SerializedRanks(greetings);
-  const int cores = CoresHere(greetings, topology_);
-  cores_per_rank_ = std::max(1, cores / topology_.local_size);
-  const bool spin = config_.wait == core::WaitMode::kAuto ? topology_.local_size <= cores
-                                                          : config_.wait == core::WaitMode::kSpin;
-  if (topology_.size > 1) {
-    const Status connected = medium->Connect({config_, !serialized.empty(), spin}, deadline);
-    Status met = medium->Exchange(SerializeStatus(connected), deadline, &told);
-    if (!connected.ok()) return connected;
-    if (met.ok()) met = FirstFailure(told);
-    if (!met.ok()) return met;
-  }
-
-  std::ostringstream text;
-  text << "rank " << topology_.rank << " of " << topology_.size << " on " << topology_.host
-       << " (local rank " << topology_.local_rank << " of " << topology_.local_size
-       << ", cross rank " << topology_.cross_rank << " of " << topology_.cross_size << "); "
-       << medium->description();
-  if (!serialized.empty() && !medium->serialized()) {
-    text << "; serialized because rank " << serialized.ToString() << " is: both host lanes are "
-         << "non-blocking";
-  }
-  text << "; " << cores << " cores for the ranks of this host, waits " << (spin ? "spin" : "yield")
-       << "; options: " << core::DescribeConfig(config_);
-  description_ = text.str();
-  SIRTAKI_LOG(kInfo, description_);
-  Build(std::move(medium), options, greetings.front().token, spin, !serialized.empty());
-  return topology_.size == 1 ? Status::Ok() : MakeFirstSets(deadline);
-}
-
-void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
-                    std::uint64_t token, bool spin, bool serialized) {
-  parts_ = std::make_unique<Parts>();
-  Parts& parts = *parts_;
-  parts.medium = std::move(medium);
-  std::map<core::SetNumber, core::RankRanges> sets = FirstSets();
-  {
-    core::MutexLock lock(sets_mutex_);
-    sets_ = sets;
-    last_set_alone_ = last_first_set_;
-  }
-  if (topology_.size == 1) {
-    parts.hooks = std::make_shared<core::HandleHooks>(nullptr, &parts.queue);
-    return;
-  }
-  const auto world = core::RankRanges::Span(0, topology_.size - 1);
-
-  core::NegotiatorOptions negotiation;
-  negotiation.rank = topology_.rank;
-  negotiation.host = topology_.host;
-  negotiation.sets = std::move(sets);
-  negotiation.id_capacity = static_cast<std::size_t>(config_.id_capacity);
-  negotiation.stall_warning = config_.stall_warning;
-  negotiation.stall_limit = config_.stall_limit;
-  negotiation.ping_interval = config_.ping_interval;
-  negotiation.peer_timeout = config_.peer_timeout;
-  negotiation.activity = [&parts] { return parts.engine->Activity(); };
-  negotiation.unix_us = UnixMicroseconds;
-  const core::Tree tree = core::Tree::Build(topology_.host_of_rank, config_.tree_arity);
-  parts.negotiator = std::make_unique<core::Negotiator>(std::move(negotiation), tree);
-
-  ops::HostLanesOptions lanes;
-  lanes.rank = topology_.rank;
-  lanes.limits.fusion_bytes = config_.fusion_bytes;
-  lanes.limits.small_bytes = config_.small_bytes;
-  lanes.limits.deterministic = config_.deterministic;
-  lanes.chunk_bytes = config_.chunk_bytes;
-  lanes.sets = {{core::kWorldSet, world}};
-  lanes.large_lane_thread = !serialized;
-  lanes.flushed = [&parts] { return parts.medium->transport().Flush(); };
-  lanes.on_failure = [&parts](const Status& why, const std::string& tensor) {
-    parts.engine->PostFailure(why, tensor);
-  };
-  lanes.on_progress = [&parts] { parts.engine->Ring(); };
-  parts.lanes = std::make_unique<ops::HostLanes>(std::move(lanes), parts.medium->backend());
-
-  core::EngineOptions engine;
-  engine.session = token;
-  engine.rank = topology_.rank;
-  engine.host = topology_.host;
-  engine.spin = spin;
-  engine.on_fault = [&parts](const Status&) { parts.medium->NoteFault(); };
-  engine.on_start = options.on_start;
-  engine.fusion_delay = config_.fusion_delay;
-  engine.on_limits = [this](const std::vector<std::int64_t>& values) { return NoteLimits(values); };
-  engine.on_stall = [](const core::StallWarning& warning) {
-    core::Log(core::LogLevel::kWarning, core::StallText(warning));
-  };
-  parts.engine = std::make_unique<core::Engine>(std::move(engine), parts.medium->transport(),
-                                                *parts.negotiator, parts.queue, *parts.lanes);
-  parts.engine->StartThread();
 }
 
 // ---- work ----
@@ -260,6 +94,16 @@ Status Session::fault() const {
   }
   core::MutexLock lock(end_mutex_);
   return end_;
+}
+
+Status Session::FindGpu(int index, std::shared_ptr<Gpu>* gpu) {
+  Status status = CheckState();
+  // A world of one rank can do without them.
+  const GpuLibraries& libraries = devices_->libraries();
+  if (status.ok() && topology_.size > 1 && libraries.kernels == nullptr) {
+    status = Status(StatusCode::kUnsupported, libraries.why_no_kernels);
+  }
+  return status.ok() ? devices_->Find(index, gpu) : status;
 }
 
 core::HandlePtr Session::MakeHandle(const core::Key& key) {
@@ -369,6 +213,7 @@ void Session::NoteSeen(const Status& status) {
 }
 
 void Session::LeaveAndEnd(const std::string& why) {
+  const std::function<void()> print_summary = config_.summary ? BeginSummary() : nullptr;
   state_ = State::kLeaving;
   if (parts_->engine) {
     Status end = parts_->engine->Leave(why);
@@ -382,7 +227,16 @@ void Session::LeaveAndEnd(const std::string& why) {
   } else {
     parts_->queue.Close({StatusCode::kShutDown, "the session has ended: " + why});
   }
+  if (!fault().ok()) observation_->NoteFault();
+  if (print_summary) print_summary();
+  observation_->End();
   state_ = State::kGone;
+  if (parts_->engine && parts_->engine->stuck()) {
+    // A thread that is stuck in the medium refers to all of it.
+    parts_->medium->NoteFault();
+    ops::KeepForever(std::shared_ptr<Parts>(std::move(parts_)));
+    return;
+  }
   // Every handle is complete, so the calls that are under way end by themselves.
   while (calls_.load(std::memory_order_seq_cst) > 0) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -392,7 +246,11 @@ void Session::LeaveAndEnd(const std::string& why) {
 
 Session::~Session() {
   if (core::ForkGeneration() != fork_generation_) {
-    static_cast<void>(parts_.release());  // its threads and locks are the parent's
+    // Their threads, locks and CUDA are the parent's.
+    static_cast<void>(parts_.release());
+    static_cast<void>(devices_.release());
+    static auto& kept = *new std::vector<std::shared_ptr<Observation>>;
+    kept.push_back(std::move(observation_));
     return;
   }
   static_cast<void>(Shutdown("the session was dropped"));

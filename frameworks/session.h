@@ -19,12 +19,18 @@
 #include "core/status.h"
 #include "core/thread_annotations.h"
 #include "core/topology.h"
+#include "core/trace/flight_record.h"
+#include "core/trace/observer.h"
 #include "core/types.h"
 #include "core/work.h"
 
 namespace sirtaki::frameworks {
 
 using core::Topology;
+
+class Devices;
+class Gpu;
+struct GpuLibraries;
 
 // What a rank starts with: the outcome of core::ParseConfig. Its failure is not returned where it
 // happened but told to the others, so that all ranks refuse to start for the same reason.
@@ -34,13 +40,19 @@ struct StartOptions {
   core::EnvironmentView environment = core::EnvironmentView::OfProcess();
   // Over MPI: the ranks of the job, as MPI's Fortran handle of a communicator; none: all.
   std::optional<int> communicator = std::nullopt;
+  // What is told of the rank's calls and groups goes there; null: to one of the session's own. In a
+  // world of one rank there is nothing to tell.
+  core::trace::ObserverPtr observer = nullptr;
   // Sees every batch of agreed work as it is started, under the engine's token: must neither block
   // nor call the session. Not called in a world of one rank.
   std::function<void(const core::RunBatch& batch)> on_start;
+  // What works with GPUs; null: those of the process.
+  std::shared_ptr<const GpuLibraries> gpus = nullptr;
 };
 
 class InprocWorld;
 class Medium;
+class Observation;
 
 // Thread-safe. After Shutdown calls fail with kNotInitialized, and so they do in a forked child,
 // saying which of the two it was.
@@ -76,12 +88,17 @@ class Session {
 
   // ---- work ----
 
+  // The GPU of CUDA's `index`, on which the program has a tensor. Errors: kUnsupported, or those of
+  // CUDA: why tensors there cannot take part.
+  core::Status FindGpu(int index, std::shared_ptr<Gpu>* gpu);
+
   // A handle for work of this key, which may outlive the session.
   core::HandlePtr MakeHandle(const core::Key& key);
 
   // Accepts work; makes its handle if it has none. Errors, with which the handle is completed as
   // well: those of Check, kDuplicateName. `will_wait`: the caller goes on to Wait. In a world of
-  // one rank the work is done when this returns.
+  // one rank the work is done when this returns. Work on a GPU is an ops::cuda::DeviceWork of what
+  // FindGpu gives, and its slot is in the signature.
   core::Status Submit(const core::WorkPtr& work, bool will_wait);
 
   // Drives or sleeps until the handle is done, and gives its status; kTimedOut at `deadline`.
@@ -145,6 +162,14 @@ class Session {
   // For a caller who cannot return the fault: logs it, as a warning if nobody has seen it yet,
   // else for debugging only.
   void ShutdownAndLog(const std::string& why);
+  // What this rank waits for, runs and did last, for a file. Of an engine that is busy for longer
+  // than `patience` (it is, while its callbacks run) the record says what it lacks. Times are this
+  // rank's own.
+  core::trace::FlightRecord Describe(std::string why, core::Duration patience) const;
+
+  // What is recorded of this rank, and where to: also after the end.
+  Observation& observation() const { return *observation_; }
+
   // A program was given this status: if it is the fault, it has seen it.
   void NoteSeen(const core::Status& status);
 
@@ -156,11 +181,11 @@ class Session {
   Session();
   static core::Status CheckFork();  // that no ancestor of this process has called CreateMpi
   static core::Status Create(std::unique_ptr<Medium> medium, const StartOptions& options,
-                             std::shared_ptr<Session>* session);
+                             bool is_process, std::shared_ptr<Session>* session);
   core::Status Start(std::unique_ptr<Medium> medium, const StartOptions& options,
                      core::TimePoint deadline);
-  void Build(std::unique_ptr<Medium> medium, const StartOptions& options, std::uint64_t token,
-             bool spin, bool serialized);
+  void Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin,
+             bool serialized);
   core::Status CheckState() const;
   // Gives the fusion delay.
   core::Duration NoteLimits(const std::vector<std::int64_t>& values)
@@ -179,12 +204,18 @@ class Session {
   core::Status WaitAlone(core::HandleState& handle, core::TimePoint deadline);
   void FailAlone(const core::Status& why);
 
+  // ---- session_record.cc ----
+  // Asks all ranks for their metrics, which come while this one leaves. What that gives prints the
+  // table, if they have come.
+  std::function<void()> BeginSummary();
+
   void LeaveAndEnd(const std::string& why);
 
   Topology topology_;
   core::Config config_;
   int cores_per_rank_ = 1;
   std::string description_;
+  std::uint64_t token_ = 0;  // the same on all ranks of this session
   const int fork_generation_;
 
   core::SetNumber local_set_ = core::kWorldSet;
@@ -213,6 +244,9 @@ class Session {
   mutable core::Mutex end_mutex_;
   core::Status end_ SIRTAKI_GUARDED_BY(end_mutex_);  // the fault, for when the parts are gone
   std::atomic<bool> fault_seen_{false};
+  bool is_process_ = true;  // this rank; else one of the threads
+  std::shared_ptr<Observation> observation_;
+  std::unique_ptr<Devices> devices_;
   std::unique_ptr<Parts> parts_;
 };
 

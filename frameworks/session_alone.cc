@@ -69,7 +69,8 @@ Status Session::SubmitAlone(const core::WorkPtr& work) {
     if (queue.EndEpoch(request.key.set) == nullptr) return Status::Ok();  // an abort was faster
     work->handle->SetValue(topology_.rank);
     work->handle->Complete(Status::Ok());
-  } else if ((kind == OpKind::kSend || kind == OpKind::kReceive) && request.invalid.empty()) {
+  } else if ((kind == OpKind::kSend || kind == OpKind::kReceive) && request.invalid.empty() &&
+             request.signature->device == core::DeviceKind::kHost) {
     MatchAlone(work);
   } else if (queue.Resolve(request.key) != nullptr) {
     const bool change = kind == OpKind::kAddSet || kind == OpKind::kRemoveSet;
@@ -77,7 +78,8 @@ Status Session::SubmitAlone(const core::WorkPtr& work) {
       core::MutexLock lock(sets_mutex_);
       work->handle->SetValue(static_cast<std::int64_t>(++last_set_alone_));
     }
-    work->handle->Complete(change && request.invalid.empty() ? Status::Ok() : RunAlone(*work));
+    work->handle->Complete(change && request.invalid.empty() ? Status::Ok()
+                                                             : RunAlone(*work, *devices_));
   }
   return Status::Ok();
 }

@@ -108,7 +108,8 @@ Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Session>*
   }
   log.identity = {environment->topology().rank, environment->topology().host};
   core::ConfigureLog(log);
-  return Create(std::make_unique<MpiMedium>(std::move(environment)), options, session);
+  return Create(std::make_unique<MpiMedium>(std::move(environment)), options,
+                /*is_process=*/true, session);
 }
 
 }  // namespace sirtaki::frameworks

@@ -23,7 +23,7 @@ core::Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Ses
                 "), but this build of Sirtaki has no MPI: build it with SIRTAKI_MPI=ON"};
   }
   core::ConfigureLog({options.config.log_level, options.config.log_time, {0, {}}});
-  return CreateInproc(std::make_shared<InprocWorld>(1), 0, options, session);
+  return Create(std::make_shared<InprocWorld>(1)->Join(0), options, /*is_process=*/true, session);
 }
 
 }  // namespace sirtaki::frameworks

@@ -9,7 +9,7 @@
 #include "core/tensor_queue.h"
 #include "frameworks/medium.h"
 #include "frameworks/session.h"
-#include "ops/host_lanes.h"
+#include "ops/lanes.h"
 
 namespace sirtaki::frameworks {
 
@@ -21,7 +21,7 @@ struct Session::Parts {
   core::TensorQueue queue;
   std::shared_ptr<core::HandleHooks> hooks;  // of a world of one rank
   std::unique_ptr<core::Negotiator> negotiator;
-  std::unique_ptr<ops::HostLanes> lanes;
+  std::unique_ptr<ops::Lanes> lanes;
   std::unique_ptr<core::Engine> engine;
 };
 

@@ -49,7 +49,7 @@ std::uint64_t RandomToken() {
 }  // namespace
 
 Greeting Greet(const Status& parsed, const core::Config& config, bool serialized) {
-  return {parsed, config, core::CpusOfThisProcess(), serialized, RandomToken()};
+  return {parsed, config, core::CpusOfThisProcess(), serialized, RandomToken(), core::Clock::now()};
 }
 
 core::RankRanges SerializedRanks(std::span<const Greeting> by_rank) {
@@ -72,6 +72,7 @@ std::string Serialize(const Greeting& greeting) {
   out.Fixed64(std::bit_cast<std::uint64_t>(greeting.cpus.quota));
   out.Byte(greeting.serialized ? 1 : 0);
   out.Fixed64(greeting.token);
+  out.Fixed64(static_cast<std::uint64_t>(greeting.clock.time_since_epoch().count()));
   return TakeString(out);
 }
 
@@ -90,6 +91,7 @@ Status Deserialize(std::string_view bytes, Greeting* greeting) {
   if (!(greeting->cpus.quota >= 0)) greeting->cpus.quota = 0;
   greeting->serialized = in.ByteUpTo("serialized", 1) != 0;
   greeting->token = in.Fixed64("token");
+  greeting->clock = core::TimePoint(core::Duration(static_cast<std::int64_t>(in.Fixed64("clock"))));
   in.ExpectEnd();
   if (!in.ok()) return in.status();
   return core::DeserializeConfig(config, &greeting->config);

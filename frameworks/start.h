@@ -20,6 +20,7 @@ struct Greeting {
   core::CpuShare cpus;
   bool serialized = false;  // the medium allows one call at a time here
   std::uint64_t token = 0;  // random; rank 0's tells this session's messages from those of another
+  core::TimePoint clock{};  // rank 0's is time 0 of what is recorded
 };
 
 Greeting Greet(const core::Status& parsed, const core::Config& config, bool serialized);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "core/wire.h"
@@ -25,22 +26,22 @@ bool HasRoom(const Open& open, std::int64_t bytes) {
 std::vector<std::vector<std::size_t>> PlanBuckets(const std::vector<BucketedGradient>& gradients,
                                                   const BucketSizes& sizes) {
   std::vector<std::vector<std::size_t>> buckets;
-  std::map<core::DType, Open> open_of_type;
+  std::map<std::tuple<core::DType, core::DeviceKind, std::uint32_t>, Open> open_of_kind;
   const auto close = [&buckets](Open& open) {
     if (!open.gradients.empty()) buckets.push_back(std::move(open.gradients));
     open = {};
   };
   std::int64_t limit = sizes.first;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    const auto [bytes, dtype] = gradients[i];
-    Open& open = open_of_type[dtype];
+    const auto [bytes, dtype, device, slot] = gradients[i];
+    Open& open = open_of_kind[{dtype, device, slot}];
     if (!open.gradients.empty() && !HasRoom(open, bytes)) close(open);
     if (open.gradients.empty()) open.limit = std::exchange(limit, sizes.others);
     open.gradients.push_back(i);
     open.bytes += bytes;
     if (open.bytes >= open.limit) close(open);
   }
-  for (auto& [dtype, open] : open_of_type) close(open);
+  for (auto& [kind, open] : open_of_kind) close(open);
   std::sort(buckets.begin(), buckets.end(),
             [](const auto& a, const auto& b) { return a.back() < b.back(); });
   return buckets;

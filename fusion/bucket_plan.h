@@ -14,6 +14,8 @@ namespace sirtaki::fusion {
 struct BucketedGradient {
   std::int64_t bytes = 0;
   core::DType dtype = core::DType::kF32;
+  core::DeviceKind device = core::DeviceKind::kHost;
+  std::uint32_t slot = 0;  // of the device
 };
 
 struct BucketSizes {
@@ -21,9 +23,9 @@ struct BucketSizes {
   std::int64_t others = 0;
 };
 
-// Indices into `gradients`, each once, ascending in a bucket; a bucket holds one type. Buckets come
-// in the order in which they are complete. None is split: a bucket is above its size by the last of
-// its gradients, or because that found it less than half full.
+// Indices into `gradients`, each once, ascending in a bucket; a bucket holds one type on one
+// device. Buckets come in the order in which they are complete. None is split: a bucket is above
+// its size by the last of its gradients, or because that found it less than half full.
 std::vector<std::vector<std::size_t>> PlanBuckets(const std::vector<BucketedGradient>& gradients,
                                                   const BucketSizes& sizes);
 

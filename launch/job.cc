@@ -67,7 +67,7 @@ class Job {
     RaiseFileLimit();
     may_restart_ = options.max_restarts > 0;
     Status status = output_.Open(options, plan_.placement.ranks, again, env_);
-    if (status.ok()) status = SignalPipe::Open();
+    if (status.ok()) status = SignalPipe::Open(SignalPipe::User::kTaken);
     Command command{plan_.command, plan_.environment, {}, false};
     // Ctrl-C is for us, and what a launcher does to its group is not for whoever started us. But
     // only the terminal's own group may read from it.
@@ -169,6 +169,10 @@ class Job {
   void TakeSignals() {
     for (const int signal : SignalPipe::Take()) {
       if (signal == SIGCHLD) continue;
+      if (signal == SIGUSR1 || signal == SIGUSR2) {  // the launcher takes it to all hosts
+        if (begun_) launcher_.Signal(signal);
+        continue;
+      }
       const TimePoint now = Clock::now();
       const bool again = signalled_at_ && now >= *signalled_at_ + kAskedOnce;
       if (!signalled_at_) signalled_at_ = now;

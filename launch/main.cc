@@ -20,12 +20,15 @@
 #include "launch/check_build.h"
 #include "launch/check_hosts.h"
 #include "launch/child.h"
+#include "launch/explain.h"
 #include "launch/find_launcher.h"
 #include "launch/host_report.h"
 #include "launch/job.h"
+#include "launch/merge_timelines.h"
 #include "launch/options.h"
 #include "launch/plan.h"
 #include "launch/rank_process.h"
+#include "launch/read_records.h"
 #include "launch/signal_pipe.h"
 #include "launch/sockets.h"
 #include "launch/verdict.h"
@@ -72,6 +75,28 @@ core::Status FindStartTimeout(const LaunchOptions& options, const core::Environm
   }
   *out = config.start_timeout;
   return core::Status::Ok();
+}
+
+// Of the ranks of a job that has run.
+int ExplainRecords(const std::string& folder) {
+  std::vector<core::trace::FlightRecord> records;
+  std::vector<std::string> notes;
+  const core::Status status = ReadRecords(folder, &records, &notes);
+  if (!status.ok()) return Complain(status);
+  for (const std::string& note : notes) std::fprintf(stderr, "sirtakirun: %s\n", note.c_str());
+  return Print(Explain(std::move(records)));
+}
+
+int MergeTimelinesOf(const std::string& folder) {
+  std::vector<std::string> paths;
+  std::vector<std::string> notes;
+  const std::string output = folder + "/timeline.json";
+  core::Status status = FindTimelines(folder, &paths, &notes);
+  if (status.ok()) status = MergeTimelines(paths, output);
+  if (!status.ok()) return Complain(status);
+  for (const std::string& note : notes) std::fprintf(stderr, "sirtakirun: %s\n", note.c_str());
+  return Print(std::to_string(paths.size()) + (paths.size() == 1 ? " rank" : " ranks") + " in " +
+               output + "\n");
 }
 
 // 0 if ranks can start on the hosts of the plan, as far as one sees; else what to exit with.
@@ -149,6 +174,11 @@ int Main(const std::vector<std::string>& args, const char* called) {
   if (input.options.help) return Print(HelpText());
   if (input.options.version) {
     return Print("sirtakirun " + std::string(FactsOfBuild().version) + "\n");
+  }
+
+  if (!input.options.explain.empty()) return ExplainRecords(input.options.explain);
+  if (!input.options.merge_timelines.empty()) {
+    return MergeTimelinesOf(input.options.merge_timelines);
   }
 
   input.environment = core::EnvironmentView::OfProcess();

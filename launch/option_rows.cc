@@ -162,6 +162,13 @@ OptionGroup OutputOptions() {
            Switch("check-build", 0,
                   "Also -cb: print what was built in and what is found here, versions and paths.",
                   &O::check_build),
+           Text("explain", 0, "DIR",
+                "Start nothing: say in words what the flight records in DIR tell, which rank is "
+                "behind, and in which collective.",
+                &O::explain),
+           Text("merge-timelines", 0, "DIR",
+                "Start nothing: put the timelines of all ranks in DIR into DIR/timeline.json.",
+                &O::merge_timelines),
            Switch("version", 'v', "Print the version.", &O::version),
            Switch("help", 'h', "Print this.", &O::help)}};
 }

@@ -57,7 +57,6 @@ OptionGroup HorovodOptions() {
   const std::string no_cycle = "nothing is polled in cycles here";
   const std::string own_tuner = "the autotuner here has no such setting";
   const std::string only_mpi = "ranks are started over MPI, and talk over it";
-  const std::string no_timeline = "there is no timeline yet";
   const std::string no_elastic = "the number of ranks cannot change during a run";
   return {
       "The same as Horovod calls it",
@@ -67,6 +66,11 @@ OptionGroup HorovodOptions() {
        Sets("no-hierarchical-allreduce", "hierarchy", "off"),
        Sets("no-autotune", "autotune", "false"),
        Knob("autotune-log-file", "FILE", "autotune_log", Same),
+       {"timeline-filename", 0, "FILE", "Sets timeline; DYNAMIC sets none: the program begins one.",
+        [](const Given& given, LaunchOptions* out) {
+          return given.value == "DYNAMIC" ? Status::Ok()
+                                          : SetKnob(given, "timeline", given.value, out);
+        }},
        Sets("no-stall-check", "stall_warning", "0"),
        {"stall-check", 0, "", "If false, sets stall_warning to 0.",
         [](const Given& given, LaunchOptions* out) {
@@ -90,9 +94,8 @@ OptionGroup HorovodOptions() {
        Ignored("num-nccl-streams", "N", "a device has one lane"),
        Ignored("thread-affinity", "CORE", "the background thread sleeps when nothing is to do"),
        Ignored("gloo-timeout-seconds", "S", "gloo is not used"),
+       Ignored("timeline-mark-cycles", "", no_cycle),
        Ignored("no-timeline-mark-cycles", "", no_cycle),
-       Refused("timeline-filename", "FILE", no_timeline),
-       Refused("timeline-mark-cycles", "", no_timeline),
        Refused("gloo", "", only_mpi),
        Refused("jsrun", "", "jsrun is not known; --launcher takes openmpi, mpich, srun or a path"),
        Refused("tcp", "", "choose MPI's transports by --mpi-args"),

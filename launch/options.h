@@ -44,6 +44,8 @@ struct LaunchOptions {
   bool dry_run = false;
   bool verbose = false;
   bool check_build = false;
+  std::string explain;          // a folder of flight records
+  std::string merge_timelines;  // a folder of timelines
   bool help = false;
   bool version = false;
 

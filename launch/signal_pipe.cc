@@ -34,7 +34,7 @@ void DoNothing(int /*signal*/) {}
 
 }  // namespace
 
-Status SignalPipe::Open() {
+Status SignalPipe::Open(User user) {
   if (signal_reader >= 0) return Status::Ok();
   std::array<int, 2> ends{};
   if (pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) {
@@ -49,7 +49,7 @@ Status SignalPipe::Open() {
   sigaction(SIGHUP, nullptr, &before);
   const bool stays = before.sa_handler == SIG_IGN;  // as nohup has it
   if (!stays) sigaction(SIGHUP, &action, nullptr);
-  action.sa_handler = &DoNothing;
+  action.sa_handler = user == User::kTaken ? &Note : &DoNothing;
   for (const int signal : {SIGUSR1, SIGUSR2}) sigaction(signal, &action, nullptr);
   action.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &action, nullptr);
@@ -73,6 +73,8 @@ void SignalPipe::Close() {
     sigaction(signal, nullptr, &now);
     if (now.sa_handler == &Note) sigaction(signal, &action, nullptr);
   }
+  action.sa_handler = &DoNothing;
+  for (const int signal : {SIGUSR1, SIGUSR2}) sigaction(signal, &action, nullptr);
   const std::vector<int> signals = Take();
   close(std::exchange(signal_reader, -1));
   close(std::exchange(signal_writer, -1));

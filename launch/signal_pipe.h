@@ -1,6 +1,7 @@
 // The signals that this process gets.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "core/status.h"
@@ -10,9 +11,10 @@ namespace sirtaki::launch {
 // Signals become bytes of a pipe, so that one poll waits for everything. There is one of a process.
 class SignalPipe {
  public:
-  // SIGINT, SIGTERM, SIGCHLD, and SIGHUP unless it is ignored; SIGUSR1 and SIGUSR2 do nothing (the
-  // programs have them too), and a closed pipe is no signal.
-  static core::Status Open();
+  enum class User : std::uint8_t { kIgnored, kTaken };
+  // SIGINT, SIGTERM, SIGCHLD, and SIGHUP unless it is ignored. SIGUSR1 and SIGUSR2 are taken too,
+  // or do nothing (where the program gets them as well). A closed pipe is no signal.
+  static core::Status Open(User user = User::kIgnored);
   static int fd();
   // The signals that have come since.
   static std::vector<int> Take();

@@ -94,6 +94,17 @@ const char* ThreadLevelName(int level) {
   }
 }
 
+// What it was told about the networks that it may use.
+std::string InterfacesText(const core::EnvironmentView& variables) {
+  std::string text;
+  for (const char* name : {"OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude",
+                           "UCX_NET_DEVICES", "FI_TCP_IFACE"}) {
+    const std::optional<std::string> value = variables.Find(name);
+    if (value) text += std::string(", ") + name + "=" + *value;
+  }
+  return text;
+}
+
 // Initialises MPI if nobody did, and says what threads may do then.
 Status InitializeMpi(const core::EnvironmentView& variables, int* level, bool* by_us) {
   int initialized = 0;
@@ -317,6 +328,7 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
     made->description_ += level == MPI_THREAD_MULTIPLE ? ", used as serialized (mpi_threads)" : "";
     made->description_ += ": both host lanes are non-blocking";
   }
+  made->description_ += InterfacesText(options.variables);
   made->description_ += by_us ? ", initialised by sirtaki" : ", initialised by the program";
 
   status = DuplicateUntil(world, deadline, &made->impl_->control);

@@ -76,22 +76,26 @@ class AdasumRun : public GroupRun {
     ReserveMemory();
     switch (step_) {
       case Step::kBegin:
+        trace_.Pack();
         vector_.LoadInto(vector_.windows().front(), own_, {.factor = Signature().prescale});
         if (folded_ > 0) return BeginFold();
         return BeginHalve();
       case Step::kFold:
         if (self() < folded_) {
+          trace_.Reduce();
           ClearProducts();
           AddProducts({0, vector_.count()}, own_, other_);
           CombineTensors({0, vector_.count()}, own_, other_);
         }
         return BeginHalve();
       case Step::kHalve:
+        trace_.Reduce();
         ClearProducts();
         if (takes_part()) AddProducts(kept_, A(), B());
         reach_ = 1;
         return BeginProducts();
       case Step::kProducts:
+        trace_.Reduce();
         for (std::size_t t = 0; takes_part() && t < products_.size(); ++t) {
           products_[t] = products_[t] + received_[t];
         }
@@ -200,13 +204,14 @@ class AdasumRun : public GroupRun {
   }
 
   bool Finish() {
+    trace_.Unpack();
     vector_.StoreFrom(vector_.windows().front(), own_, {.factor = Signature().postscale});
     return false;
   }
 
   bool Exchange(Step step) {
     step_ = step;
-    Begin(slices_.Exchange(backend_, channel()));
+    Begin([&] { return slices_.Exchange(backend_, channel()); });
     return true;
   }
 

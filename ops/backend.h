@@ -70,6 +70,11 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;
+  // Whose name a timeline has for an operation on this channel: of one that sends some to others,
+  // theirs. `all_reduce`: AllReduce or AllReduceSegments. For the life of the process.
+  virtual std::string_view CarrierOf(Channel /*channel*/, bool /*all_reduce*/) const {
+    return name();
+  }
 
   // Makes the set's communicators. Called by all its members (others may call it, to no effect), at
   // its place in the order of the large lane and on that lane's thread; may block until all members

@@ -51,10 +51,11 @@ class ExchangeRun : public GroupRun {
     RowTable giving = NoRows();
     RowTable getting = NoRows();
     Learn(&giving, &getting);
+    trace_.Pack();
     for (std::size_t t = 0; t < tensors(); ++t) {
       if (!Move(task()->items[t], giving[t], getting[t])) return false;
     }
-    if (members() > 1) Begin(slices_.Exchange(backend_, channel()));
+    if (members() > 1) Begin([&] { return slices_.Exchange(backend_, channel()); });
     return true;
   }
 
@@ -111,7 +112,7 @@ class GatherRun : public ExchangeRun {
       own_.push_back(item.work == nullptr ? 0 : item.work->rows);
     }
     all_.resize(tensors() * static_cast<std::size_t>(members()));
-    Begin(backend_.AllGather(channel(), own_.data(), all_.data(), told_bytes()));
+    Begin([&] { return backend_.AllGather(channel(), own_.data(), all_.data(), told_bytes()); });
   }
 
   void Learn(RowTable* giving, RowTable* getting) override {
@@ -145,8 +146,10 @@ class ScatterRun : public ExchangeRun {
                                 : work.splits[static_cast<std::size_t>(m)];
       }
     }
-    Begin(backend_.Broadcast(channel(), all_.data(), told_bytes() * members(),
-                             static_cast<int>(root())));
+    Begin([&] {
+      return backend_.Broadcast(channel(), all_.data(), told_bytes() * members(),
+                                static_cast<int>(root()));
+    });
   }
 
   void Learn(RowTable* giving, RowTable* getting) override {
@@ -174,7 +177,7 @@ class AllToAllRun : public ExchangeRun {
         given_[m * tensors() + t] = work->splits.empty() ? work->rows / members() : work->splits[m];
       }
     }
-    Begin(backend_.AllToAll(channel(), given_.data(), got_.data(), told_bytes()));
+    Begin([&] { return backend_.AllToAll(channel(), given_.data(), got_.data(), told_bytes()); });
   }
 
   void Learn(RowTable* giving, RowTable* getting) override {

@@ -44,14 +44,18 @@ class BroadcastRun : public GroupRun {
     void* const staging = staging_.Reserve(vector_.staging_bytes());
     // The root's own tensors are written only where the result goes elsewhere.
     if (next_ > 0 && !(is_root() && in_place_)) {
+      trace_.Unpack();
       vector_.Store(vector_.windows()[next_ - 1], staging);
     }
     if (next_ == vector_.windows().size()) return false;
     const fusion::Window& window = vector_.windows()[next_++];
+    if (is_root()) trace_.Pack();
     void* const memory =
         is_root() ? vector_.Load(window, staging) : vector_.Memory(window, staging);
-    Begin(backend_.Broadcast(channel(), memory, window.count * BytesOf(vector_.moved()),
-                             static_cast<int>(root())));
+    Begin([&] {
+      return backend_.Broadcast(channel(), memory, window.count * BytesOf(vector_.moved()),
+                                static_cast<int>(root()));
+    });
     return true;
   }
 
@@ -83,8 +87,10 @@ class AllGatherRun : public GroupRun {
     }
     all_rows_.resize(tensors * static_cast<std::size_t>(members()));
     exchanged_ = true;
-    Begin(backend_.AllGather(channel(), own_rows_.data(), all_rows_.data(),
-                             static_cast<std::int64_t>(tensors * sizeof(std::int64_t))));
+    Begin([&] {
+      return backend_.AllGather(channel(), own_rows_.data(), all_rows_.data(),
+                                static_cast<std::int64_t>(tensors * sizeof(std::int64_t)));
+    });
     return true;
   }
 
@@ -109,7 +115,7 @@ class AllGatherRun : public GroupRun {
     bytes_.clear();
     for (const std::int64_t r : rows) bytes_.push_back(r * row_bytes);
     if (item.silent.empty()) {
-      Begin(backend_.AllGatherV(channel(), item.work->input, output, bytes_));
+      Begin([&] { return backend_.AllGatherV(channel(), item.work->input, output, bytes_); });
     } else {
       GatherAmongActive(item, static_cast<std::byte*>(output));
     }
@@ -130,7 +136,7 @@ class AllGatherRun : public GroupRun {
       }
       output += bytes;
     }
-    Begin(slices_.Exchange(backend_, channel()));
+    Begin([&] { return slices_.Exchange(backend_, channel()); });
   }
 
   bool exchanged_ = false;
@@ -175,6 +181,7 @@ class AllGatherIntoRun : public GroupRun {
     std::byte* const all = own + vector_.staging_bytes();
     if (next_ > 0 && next_ <= vector_.windows().size()) {
       const fusion::Window& window = vector_.windows()[next_ - 1];
+      trace_.Unpack();
       for (std::int64_t m = 0; m < members(); ++m) {
         vector_.StoreFrom(window, all + m * window.count * BytesOf(vector_.moved()), {}, m);
       }
@@ -182,15 +189,20 @@ class AllGatherIntoRun : public GroupRun {
     const std::size_t next = next_++;
     if (next < vector_.windows().size()) {
       const fusion::Window& window = vector_.windows()[next];
+      trace_.Pack();
       vector_.LoadInto(window, own);
-      Begin(backend_.AllGather(channel(), own, all, window.count * BytesOf(vector_.moved())));
+      Begin([&] {
+        return backend_.AllGather(channel(), own, all, window.count * BytesOf(vector_.moved()));
+      });
       return true;
     }
     const std::size_t direct = next - vector_.windows().size();
     if (direct >= direct_.size()) return false;
     const fusion::Piece& piece = direct_[direct];
-    Begin(backend_.AllGather(channel(), piece.input, piece.output,
-                             piece.count * BytesOf(vector_.moved())));
+    Begin([&] {
+      return backend_.AllGather(channel(), piece.input, piece.output,
+                                piece.count * BytesOf(vector_.moved()));
+    });
     return true;
   }
 

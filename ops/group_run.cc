@@ -41,12 +41,26 @@ std::string GroupTask::ToString() const {
   } else {
     text += " of " + std::to_string(items.size()) + " tensors from " + items.front().key.ToString();
   }
+  if (signature().device == core::DeviceKind::kCuda) {
+    return text + " (GPU slot " + std::to_string(signature().slot) + ")";
+  }
   return text + (channel.lane == fusion::Lane::kSmall ? " (small lane)" : " (large lane)");
+}
+
+std::int64_t GroupTask::InputBytes() const {
+  std::int64_t bytes = 0;
+  for (const core::RunItem& item : items) {
+    if (item.work != nullptr) bytes += core::InputBytesOf(*item.signature, *item.work);
+  }
+  return bytes;
 }
 
 GroupRun::GroupRun(const RunContext& context)
     : backend_(context.backend),
       staging_(context.staging),
+      trace_(context.observer, *context.task,
+             context.task->channel.lane == fusion::Lane::kSmall ? core::trace::Track::kSmallLane
+                                                                : core::trace::Track::kLargeLane),
       task_(context.task),
       stop_(context.stop),
       members_(task_->members.Count()),
@@ -109,20 +123,23 @@ Progress GroupRun::Advance() {
       if (!operation_->Poll()) return moved ? Progress::kMoved : Progress::kWaiting;
       status_ = operation_->status();
       operation_.reset();
+      trace_.Pause();
       moved = true;
     }
     if (status_.ok() && stop_.load(std::memory_order_relaxed)) {
       Fail(StatusCode::kAborted, "the lanes were stopped");
     }
     over_ = !status_.ok() || !NextOrThrown();
+    if (over_ && status_.ok()) trace_.Finish();
   }
   return Progress::kOver;
 }
 
 std::unique_ptr<GroupRun> GroupRun::Make(const GroupTaskPtr& task, Backend& backend,
                                          Staging& staging, const fusion::Cutting& cutting,
-                                         const std::atomic<bool>& stop) {
-  const RunContext context{task, backend, staging, cutting, stop};
+                                         const std::atomic<bool>& stop,
+                                         core::trace::ObserverPtr observer) {
+  const RunContext context{task, backend, staging, cutting, stop, std::move(observer)};
   switch (task->signature().kind) {
     case core::OpKind::kAllReduce:
       if (task->signature().reduction == core::ReduceOp::kAdasum) return MakeAdasumRun(context);

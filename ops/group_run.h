@@ -17,6 +17,7 @@
 #include "core/executor.h"
 #include "fusion/pack.h"
 #include "ops/backend.h"
+#include "ops/group_trace.h"
 #include "ops/staging.h"
 
 namespace sirtaki::ops {
@@ -34,6 +35,11 @@ struct GroupTask {
   // its work before. Null: they are there.
   std::shared_ptr<const std::atomic<bool>> inputs_there;
 
+  std::uint64_t number = 0;  // the how-manieth of its lanes on this rank, from 1
+  bool of_device = false;    // the host's part of a device's group, which counts as one
+
+  // What this rank gives to it.
+  std::int64_t InputBytes() const;
   const core::Signature& signature() const { return *items.front().signature; }
   // Whether this rank has joined: no item has work.
   bool joined() const { return items.front().work == nullptr; }
@@ -55,6 +61,7 @@ struct RunContext {
   Staging& staging;
   fusion::Cutting cutting;
   const std::atomic<bool>& stop;
+  core::trace::ObserverPtr observer = nullptr;
 };
 
 // Not thread-safe.
@@ -74,7 +81,8 @@ class GroupRun {
 
   static std::unique_ptr<GroupRun> Make(const GroupTaskPtr& task, Backend& backend,
                                         Staging& staging, const fusion::Cutting& cutting,
-                                        const std::atomic<bool>& stop);
+                                        const std::atomic<bool>& stop,
+                                        core::trace::ObserverPtr observer = nullptr);
 
  protected:
   explicit GroupRun(const RunContext& context);
@@ -84,7 +92,17 @@ class GroupRun {
   // was called.
   virtual bool Next() = 0;
 
-  void Begin(std::unique_ptr<Completion> operation) { operation_ = std::move(operation); }
+  // `start` gives an operation of the backend; on a lane that blocks it returns when that is done.
+  template <typename Start>
+  void Begin(const Start& start) {
+    if (trace_.on()) trace_.Move(backend_.CarrierOf(channel(), /*all_reduce=*/false));
+    operation_ = start();
+  }
+  template <typename Start>
+  void BeginAllReduce(const Start& start) {
+    if (trace_.on()) trace_.Move(backend_.CarrierOf(channel(), /*all_reduce=*/true));
+    operation_ = start();
+  }
   bool Fail(core::StatusCode code, std::string text);  // false
 
   Channel channel() const { return task_->channel; }
@@ -98,6 +116,8 @@ class GroupRun {
 
   Backend& backend_;
   Staging& staging_;
+  // A run says what it does between its operations; that it moves data, Begin says.
+  GroupTrace trace_;
 
  private:
   // Why the group cannot be run at all, whatever kind it is.

@@ -32,6 +32,7 @@ struct HostLanesOptions {
   std::function<void(const core::Status& why, const std::string& tensor)> on_failure;
   // Something finished on the large lane (rings the engine's doorbell).
   std::function<void()> on_progress;
+  core::trace::ObserverPtr observer;  // null: nothing is recorded
 };
 
 // Idle, Running and the destructor are called by anyone, the rest under the engine's token.
@@ -52,7 +53,7 @@ class HostLanes : public core::Executor {
 
   void Start(core::RunBatch batch, core::TimePoint now) override;
   // A group that was planned elsewhere, on the large lane.
-  void StartLarge(GroupTaskPtr group);
+  void StartLarge(std::shared_ptr<GroupTask> group);
   void AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
               core::TimePoint now) override;
   void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;

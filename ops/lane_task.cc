@@ -15,6 +15,12 @@ std::string LaneTask::TensorName() const {
   return group != nullptr ? core::TensorName(group->items.front().key) : std::string();
 }
 
+core::RunningOperation LaneTask::Running() const {
+  core::RunningOperation operation{set(), ToString(), since(), {}};
+  if (group != nullptr) operation.key = group->items.front().key;
+  return operation;
+}
+
 void LaneTask::Complete(const core::Status& status) const {
   if (group != nullptr) return CompleteAll(group->items, status);
   if (change->work == nullptr) return;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/executor.h"
 #include "core/rank_ranges.h"
 #include "core/work.h"
 #include "ops/group_run.h"
@@ -34,6 +35,7 @@ struct LaneTask {
   core::SetNumber set() const { return group != nullptr ? group->channel.set : change->set; }
   core::TimePoint since() const { return group != nullptr ? group->since : change->since; }
   std::string ToString() const { return group != nullptr ? group->ToString() : change->ToString(); }
+  core::RunningOperation Running() const;
   // The name of the tensor that a failure concerns; empty if there is none.
   std::string TensorName() const;
   void Complete(const core::Status& status) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/log.h"
 #include "fusion/planner.h"
 #include "ops/cuda/device_work.h"
 #include "ops/lane_task.h"
@@ -21,7 +22,13 @@ class Lanes::Nccl {
   // What this rank says before a communicator is made. `first`: it makes the id.
   nccl::Introduction Introduce(bool first) SIRTAKI_EXCLUDES(mutex_) {
     core::MutexLock lock(mutex_);
-    if (!status_) status_ = load_(&library_);
+    if (!status_) {
+      status_ = load_(&library_);
+      if (status_->ok()) {
+        SIRTAKI_LOG(kInfo, "opened NCCL " << nccl::VersionText(library_.version) << " in "
+                                          << library_.path);
+      }
+    }
     nccl::UniqueId id;
     Status status = *status_;
     if (status.ok() && first) {
@@ -54,11 +61,16 @@ Lanes::Lanes(LanesOptions options, Backend& backend)
 Lanes::~Lanes() = default;
 
 void Lanes::Start(core::RunBatch batch, core::TimePoint now) {
+  const auto is_host = [](const core::RunItem& item) {
+    return item.signature->device == core::DeviceKind::kHost;
+  };
+  if (std::all_of(batch.items.begin(), batch.items.end(), is_host)) {
+    return host_->Start(std::move(batch), now);
+  }
   core::RunBatch host{batch.set, batch.number, {}};
   core::RunBatch devices{batch.set, batch.number, {}};
   for (core::RunItem& item : batch.items) {
-    const bool is_host = item.signature->device == core::DeviceKind::kHost;
-    (is_host ? host : devices).items.push_back(std::move(item));
+    (is_host(item) ? host : devices).items.push_back(std::move(item));
   }
   if (!host.items.empty()) host_->Start(std::move(host), now);
   if (!devices.items.empty()) StartOnDevices(std::move(devices), now);
@@ -75,6 +87,7 @@ void Lanes::StartOnDevices(core::RunBatch batch, core::TimePoint now) {
     group->members = members;
     group->rank = options_.host.rank;
     group->since = now;
+    group->number = ++groups_;
     for (const std::size_t i : planned.items) group->items.push_back(std::move(batch.items[i]));
     if (!members.Contains(group->rank)) {
       const Status why(StatusCode::kInvalidArgument,
@@ -103,13 +116,13 @@ nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
   core::MutexLock lock(mutex_);
   std::unique_ptr<nccl::DeviceLane>& lane = devices_[slot];
   if (lane == nullptr && !group.joined()) {
-    const core::Work& work = *group.items.front().work;
     lane = std::make_unique<nccl::DeviceLane>(nccl::DeviceLaneOptions{
-        .device = static_cast<const cuda::DeviceWork&>(work).device,
+        .device = cuda::AsDeviceWork(*group.items.front().work).device,
         .kernels = options_.kernels,
         .limit = options_.nccl_limit,
         .on_failure = options_.host.on_failure,
         .on_progress = options_.host.on_progress,
+        .observer = options_.host.observer,
     });
   }
   return lane.get();

@@ -67,6 +67,7 @@ class Lanes : public core::Executor {
   fusion::Limits limits_;
   std::map<core::SetNumber, core::RankRanges> sets_;
   std::set<std::pair<core::SetNumber, Slot>> met_;
+  std::uint64_t groups_ = 0;  // of devices, started so far
 
   mutable core::Mutex mutex_;
   // They come, but do not go.

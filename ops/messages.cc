@@ -168,7 +168,7 @@ std::vector<core::RunningOperation> Messages::Running() const {
   core::MutexLock lock(mutex_);
   operations.reserve(unfinished_.size());
   for (const auto& [number, message] : unfinished_) {
-    operations.push_back({core::kWorldSet, MessageText(*message.work), message.since});
+    operations.push_back({core::kWorldSet, MessageText(*message.work), message.since, {}});
   }
   return operations;
 }

@@ -91,19 +91,25 @@ class WindowReduceRun : public GroupRun {
     if (next_ > 0) Store(vector_.windows()[next_ - 1], staging);
     if (next_ == vector_.windows().size()) return false;
     const fusion::Window& window = vector_.windows()[next_++];
+    trace_.Pack();
     void* const memory = vector_.Load(window, staging, factors_.load);
     if (compressed_) RoundThrough(memory, window.count, {});
     if (to_root_) {
-      Begin(backend_.Reduce(channel(), memory, window.count, vector_.moved(), op_,
-                            static_cast<int>(root())));
+      Begin([&] {
+        return backend_.Reduce(channel(), memory, window.count, vector_.moved(), op_,
+                               static_cast<int>(root()));
+      });
     } else {
-      Begin(backend_.AllReduce(channel(), memory, window.count, vector_.moved(), op_));
+      BeginAllReduce([&] {
+        return backend_.AllReduce(channel(), memory, window.count, vector_.moved(), op_);
+      });
     }
     return true;
   }
 
-  void Store(const fusion::Window& window, void* staging) const {
+  void Store(const fusion::Window& window, void* staging) {
     if (to_root_ && !is_root()) return;
+    trace_.Unpack();
     if (!compressed_) return vector_.Store(window, staging, factors_.result);
     RoundThrough(vector_.Memory(window, staging), window.count, factors_.result);
     vector_.Store(window, staging, factors_.store);
@@ -149,7 +155,10 @@ class HalfReduceRun : public GroupRun {
     auto* const whole = static_cast<std::byte*>(staging_.Reserve(staging_bytes_));
     const fusion::Window* window = &vector_.windows()[window_];
     if (step_ == Step::kStore) {
-      if (!to_root_ || is_root()) vector_.Store(*window, whole, factors_.store);
+      if (!to_root_ || is_root()) {
+        trace_.Unpack();
+        vector_.Store(*window, whole, factors_.store);
+      }
       if (++window_ == vector_.windows().size()) return false;
       window = &vector_.windows()[window_];
       step_ = Step::kExchange;
@@ -157,18 +166,20 @@ class HalfReduceRun : public GroupRun {
     const std::int64_t chunk = ChunkBytes(*window);
     std::byte* const parts = whole + members() * chunk;
     if (step_ == Step::kExchange) {
+      trace_.Pack();
       vector_.Load(*window, whole, factors_.load);
       const std::int64_t filling = members() * chunk / kElementBytes - window->count;
       FillIdentity(op_, vector_.moved(), whole + window->count * kElementBytes, filling);
-      Begin(backend_.AllToAll(channel(), whole, parts, chunk));
+      Begin([&] { return backend_.AllToAll(channel(), whole, parts, chunk); });
       step_ = Step::kGather;
     } else {
+      trace_.Reduce();
       ReduceParts(op_, vector_.moved(), parts, members(), chunk / kElementBytes, widen_,
                   factors_.result);
       if (to_root_) {
         BeginGatherToRoot(parts, whole, chunk);
       } else {
-        Begin(backend_.AllGather(channel(), parts, whole, chunk));
+        Begin([&] { return backend_.AllGather(channel(), parts, whole, chunk); });
       }
       step_ = Step::kStore;
     }
@@ -185,7 +196,7 @@ class HalfReduceRun : public GroupRun {
         slices_.Receive(m, whole + m * chunk, chunk);
       }
     }
-    Begin(slices_.Exchange(backend_, channel()));
+    Begin([&] { return slices_.Exchange(backend_, channel()); });
   }
 
   std::int64_t ChunkBytes(const fusion::Window& window) const {
@@ -224,7 +235,7 @@ class SegmentsReduceRun : public GroupRun {
                           .output = keeps && item.work != nullptr ? item.work->output : nullptr,
                           .count = item.signature->ElementCount() * of_each});
     }
-    Begin(backend_.AllReduceSegments(channel(), segments, how_));
+    BeginAllReduce([&] { return backend_.AllReduceSegments(channel(), segments, how_); });
     return true;
   }
 

@@ -78,6 +78,7 @@ class ReduceScatterRun : public GroupRun {
         staging_.Reserve(2 * static_cast<std::int64_t>(shares_.size()) * window_bytes_));
     if (round_ > 0) Reduce(parts);
     if (round_ == rounds_) return false;
+    trace_.Pack();
     slices_.Clear();
     if (!task()->joined()) {
       for (std::size_t i = 0; i < shares_.size(); ++i) {
@@ -87,7 +88,7 @@ class ReduceScatterRun : public GroupRun {
     }
     ++round_;
     // The others' windows are of no concern to a member of a set of one.
-    if (members() > 1) Begin(slices_.Exchange(backend_, channel()));
+    if (members() > 1) Begin([&] { return slices_.Exchange(backend_, channel()); });
     return true;
   }
 
@@ -121,13 +122,15 @@ class ReduceScatterRun : public GroupRun {
   }
 
   // What the last round has brought.
-  void Reduce(std::byte* parts) const {
+  void Reduce(std::byte* parts) {
     if (task()->joined()) return;
     const fusion::FusedVector& share = shares_[own_];
     if (round_ > share.windows().size()) return;
     const fusion::Window& window = share.windows()[round_ - 1];
+    trace_.Reduce();
     ReduceParts(op_, moved_, parts, static_cast<std::int64_t>(shares_.size()), window.count,
                 before_, after_);
+    trace_.Unpack();
     share.StoreFrom(window, parts);
   }
 

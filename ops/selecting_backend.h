@@ -24,6 +24,9 @@ class SelectingBackend final : public Backend {
                    Hierarchy* hierarchy = nullptr);
 
   std::string_view name() const override { return "selecting"; }
+  std::string_view CarrierOf(Channel channel, bool all_reduce) const override {
+    return all_reduce && ByHosts(channel) ? "by hosts" : For(channel).name();
+  }
   core::Status AddSet(core::SetNumber set, const core::RankRanges& members) override
       SIRTAKI_EXCLUDES(mutex_);
   core::Status RemoveSet(core::SetNumber set) override SIRTAKI_EXCLUDES(mutex_);

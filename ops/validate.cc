@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/types.h"
+#include "ops/nccl/group_launch.h"
 
 namespace sirtaki::ops {
 namespace {
@@ -189,7 +190,7 @@ std::string ValidateRequest(const core::Signature& signature, const core::RankRa
     return ValidateBare(signature, members);
   }
   if (signature.device != core::DeviceKind::kHost) {
-    return "tensors on a GPU are not supported yet: move it to the CPU";
+    if (std::string why = nccl::WhyNotOnDevice(signature); !why.empty()) return why;
   }
   if (std::string why = ValidateShape(signature, own); !why.empty()) return why;
   if (std::string why = ValidateReduction(signature); !why.empty()) return why;

@@ -61,6 +61,17 @@ class Launcher:
             self._python = python_with_torch()
         return self._python[2]
 
+    @property
+    def why_no_torch_gpu(self):
+        """Precondition: there is a torch."""
+        command, environment, _ = self._python
+        asked = subprocess.run(command + ["-c", "import torch, torch.distributed as d; "
+                                          "print(torch.cuda.is_available() and d.is_nccl_available())"],
+                               env=environment, capture_output=True, text=True)
+        if asked.stdout.strip() == "True":
+            return None
+        return f"the torch of {command[0]} finds no GPU, or has no NCCL"
+
     def run(self, command, environment=None):
         """The samples that a command writes. Raises Failed, and Skipped if it ends with code 77."""
         environment = dict(environment or os.environ)

@@ -93,6 +93,10 @@ class Runner:
             starts.append(lambda: self.launcher.torch(self.ranks, "gloo.py", "waiting", "--seconds", seconds))
         self.in_turn(self.choose(1, 1, 3), starts)
 
+    def observing(self):
+        self.in_turn(self.rounds, [lambda: self.launcher.ranks(self.ranks, "observing", "--rounds",
+                                                               self.choose(3, 21, 41))])
+
     # ---- training ----
 
     def mlp8(self):
@@ -169,6 +173,43 @@ class Runner:
 
         self.in_turn(self.choose(1, 2, 3), [started])
 
+    # ---- on GPUs ----
+
+    def has_gpu(self, what):
+        try:
+            self.launcher.alone("gpu_training", "--look", "yes")
+        except launch.Skipped as reason:
+            self.skip(what, str(reason))
+            return False
+        return True
+
+    def gpu_resnet50(self):
+        """Each of 1 and 2 ranks, also where these share a GPU."""
+        if not self.has_gpu("gpu_resnet50"):
+            return
+        batch, side = self.choose(2, 64, 64), self.choose(64, 224, 224)
+        steps, rounds = self.choose(2, 20, 20), self.choose(1, 5, 9)
+        flags = ("--batch", batch, "--side", side, "--steps", steps, "--rounds", rounds)
+        ddp = self.has_torch("DistributedDataParallel over NCCL")
+        if ddp and self.launcher.why_no_torch_gpu:
+            self.skip("DistributedDataParallel over NCCL", self.launcher.why_no_torch_gpu)
+            ddp = False
+        for ranks in (1, 2):
+            starts = [lambda: self.launcher.ranks(ranks, "gpu_training", *flags)]
+            if ddp:
+                starts.append(lambda: self.launcher.torch(ranks, "gpu_training.py", batch, side, steps, rounds))
+            self.in_turn(self.rounds, starts)
+
+    def gpu_pack(self):
+        def started():
+            try:
+                return self.launcher.alone("gpu_pack", "--rounds", self.choose(1, 11, 21))
+            except launch.Skipped as reason:
+                self.skip("gpu_pack", str(reason))
+                return []
+
+        self.in_turn(1, [started])
+
     def kernels(self):
         self.in_turn(1, [lambda: self.launcher.alone("kernels")])
 
@@ -177,8 +218,8 @@ class Runner:
 
 
 TABLE = ("latency", "allreduce", "resnet50", "small", "oversubscribed", "waiting", "mlp8", "mlp64", "resnet18", "hosts",
-         "control")
-OTHERS = ("half", "kernels", "wrapper")
+         "control", "gpu_resnet50", "gpu_pack")
+OTHERS = ("half", "kernels", "observing", "wrapper")
 
 
 def why_unknown(name):

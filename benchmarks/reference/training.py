@@ -61,7 +61,8 @@ def main():
     meeting, name, batch, steps = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     ranks.start(meeting)
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(mlp() if name == "mlp" else resnet18())
+    model = nn.parallel.DistributedDataParallel(mlp() if name == "mlp" else resnet18(),
+                                                broadcast_buffers=False)   # as ours: gradients only
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     inputs = torch.randn(batch, 2048) if name == "mlp" else torch.randn(batch, 3, 112, 112)
     targets = torch.randint(2048 if name == "mlp" else 1000, (batch,))

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "frameworks/torch/agreement.h"
+#include "frameworks/torch/gpu_tensors.h"
 #include "frameworks/torch/pending_tensor.h"
 #include "frameworks/torch/session_set.h"
 #include "frameworks/torch/tensor_bridge.h"
@@ -54,6 +55,7 @@ std::vector<std::string> Describe(const NamedList& list, int root_rank) {
 void BroadcastAll(const NamedList& list, int root_rank, const Participants& among) {
   const SessionSet set = detail::SetOf(among);
   detail::ThrowIfError(set.session->Check());
+  detail::TakeSlots(list.tensors, *set.session);
   detail::AgreeOnList("broadcast_parameters", Describe(list, root_rank), "", set);
   detail::CheckRoot(root_rank, set);
   if (set.size() == 1) return;

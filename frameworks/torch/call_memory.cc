@@ -3,9 +3,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
 
+#include <stdexcept>
 #include <utility>
 
+#include "frameworks/torch/gpu_tensors.h"
 #include "frameworks/torch/tensor_bridge.h"
 
 namespace sirtaki::detail {
@@ -26,12 +29,20 @@ at::Tensor Owned(const at::Tensor& flat, const at::Tensor& tensor) {
 
 std::shared_ptr<Arriving> ExpectRows(const at::Tensor& input, core::Work& work) {
   auto arriving = std::make_shared<Arriving>();
-  work.allocate_output = [arriving, options = input.options(),
+  // It goes with the work.
+  const auto* on_gpu = IsOnGpu(input) ? &ops::cuda::AsDeviceWork(work) : nullptr;
+  work.allocate_output = [arriving, on_gpu, options = input.options(),
                           shape = WithRows(input, 0)](const std::vector<std::int64_t>& rows) {
     std::vector<std::int64_t> whole = shape;
     for (const std::int64_t count : rows) whole[0] += count;
     arriving->rows = rows;
-    arriving->tensor = at::empty(whole, options);
+    const AllocatingStream of_lane(options.device(),
+                                   on_gpu == nullptr ? nullptr : on_gpu->lane_stream);
+    try {
+      arriving->tensor = at::empty(whole, options);
+    } catch (const c10::Error& error) {
+      throw std::runtime_error(TextOf(error));  // all ranks see it
+    }
     return arriving->tensor.data_ptr();
   };
   return arriving;
@@ -100,13 +111,12 @@ CallMemory GiveShaped(const TensorCall& call, const CallMembers& members, const 
 
 }  // namespace
 
-void CallMemory::Settle() {
-  if (arriving) {
-    result = arriving->tensor;
-  } else if (moved.defined() && !moved.is_alias_of(result)) {
-    at::NoGradGuard no_grad;
-    result.detach().copy_(moved);
-  }
+bool CallMemory::Settle() {
+  if (arriving) result = arriving->tensor;
+  if (arriving || !moved.defined() || moved.is_alias_of(result)) return false;
+  at::NoGradGuard no_grad;
+  result.detach().copy_(moved);
+  return true;
 }
 
 CallMemory GiveMemory(const TensorCall& call, std::size_t index, const CallMembers& members,

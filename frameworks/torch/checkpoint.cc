@@ -116,18 +116,24 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
   const CheckpointParts& parts = checkpoint.parts();
   const StatePtr state = Begin("save_checkpoint", parts, session);
   const auto generator_states = GatherGeneratorStates(parts, session);
-  std::string error;
-  if (state->topology().rank == 0) {
-    error = ErrorOf([&] {
-      OutputArchive archive;
-      detail::WriteHeader(state->topology().size, archive);
-      detail::WriteModels(parts, archive);
-      detail::WriteOptimizers(parts, archive);
-      detail::WriteSmallParts(parts, generator_states, archive);
-      detail::WriteCheckpointFile(path, archive);
-    });
-  }
-  detail::AgreeOnErrors("save_checkpoint/write", error, state);
+  std::optional<detail::NewCheckpointFile> file;
+  const std::string write_error = ErrorOf([&] {
+    if (state->topology().rank != 0) return;
+    OutputArchive archive;
+    detail::WriteHeader(state->topology().size, archive);
+    detail::WriteModels(parts, archive);
+    detail::WriteOptimizers(parts, archive);
+    detail::WriteSmallParts(parts, generator_states, archive);
+    file.emplace(path, archive);
+  });
+  // It throws, too, after a fault of any rank that was found until now: what was read from a GPU
+  // may be what a collective that was broken off has left there. Only now is that known, since to
+  // read it was to wait for the GPU.
+  detail::AgreeOnErrors("save_checkpoint/write", write_error, state);
+  const std::string error = ErrorOf([&] {
+    if (file) file->Replace();
+  });
+  detail::AgreeOnErrors("save_checkpoint/replace", error, state);
 }
 
 bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint,

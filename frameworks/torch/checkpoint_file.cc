@@ -140,24 +140,6 @@ class ArchiveWriter {
   int error_ = 0;
 };
 
-// Removes the file unless it was renamed.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(std::string path) : path_(std::move(path)) {}
-  ~TemporaryFile() {
-    if (!path_.empty()) unlink(path_.c_str());
-  }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  void RenameTo(const std::string& path) {
-    if (rename(path_.c_str(), path.c_str()) != 0) Fail(path, "cannot be replaced", errno);
-    path_.clear();
-  }
-
- private:
-  std::string path_;
-};
-
 // So that the new name is on the disk too.
 void SyncFolderOf(const std::string& path) {
   std::string folder = std::filesystem::path(path).parent_path().string();
@@ -224,26 +206,40 @@ class FileReader {
 
 std::string TemporaryOf(const std::string& path) { return path + ".tmp"; }
 
-void WriteCheckpointFile(const std::string& path, torch::serialize::OutputArchive& archive) {
-  const std::string temporary = TemporaryOf(path);
+NewCheckpointFile::NewCheckpointFile(std::string path, torch::serialize::OutputArchive& archive)
+    : path_(std::move(path)) {
+  const std::string temporary = TemporaryOf(path_);
   if (unlink(temporary.c_str()) != 0 && errno != ENOENT && errno != ENOTDIR) {
     Fail(temporary, "cannot be removed", errno);
   }
   // Made anew, so that it is nobody else's file and no link.
   Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (file.get() < 0) Fail(temporary, "cannot be made", errno);
-  TemporaryFile written(temporary);
-  ArchiveWriter writer(file.get());
-  archive.save_to([&writer](const void* bytes, std::size_t count) -> std::size_t {
-    return writer.Take(bytes, count);
-  });
-  int error = writer.Finish();
-  if (error == 0 && fsync(file.get()) != 0) error = errno;
-  const int close_error = file.Close();
-  if (error == 0) error = close_error;
-  if (error != 0) Fail(temporary, "cannot be written", error);
-  written.RenameTo(path);
-  SyncFolderOf(path);
+  try {
+    ArchiveWriter writer(file.get());
+    archive.save_to([&writer](const void* bytes, std::size_t count) -> std::size_t {
+      return writer.Take(bytes, count);
+    });
+    int error = writer.Finish();
+    if (error == 0 && fsync(file.get()) != 0) error = errno;
+    const int close_error = file.Close();
+    if (error == 0) error = close_error;
+    if (error != 0) Fail(temporary, "cannot be written", error);
+  } catch (...) {
+    unlink(temporary.c_str());
+    throw;
+  }
+}
+
+NewCheckpointFile::~NewCheckpointFile() {
+  if (!path_.empty()) unlink(TemporaryOf(path_).c_str());
+}
+
+void NewCheckpointFile::Replace() {
+  if (rename(TemporaryOf(path_).c_str(), path_.c_str()) != 0) {
+    Fail(path_, "cannot be replaced", errno);
+  }
+  SyncFolderOf(std::exchange(path_, {}));
 }
 
 bool ReadCheckpointFile(const std::string& path, torch::serialize::InputArchive* archive) {

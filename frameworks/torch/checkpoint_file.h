@@ -15,9 +15,22 @@ namespace sirtaki::detail {
 // What the archive is first written to.
 std::string TemporaryOf(const std::string& path);
 
-// Replaces the file by the archive, or leaves it as it was and throws std::runtime_error, whose
-// text names path and cause.
-void WriteCheckpointFile(const std::string& path, torch::serialize::OutputArchive& archive);
+// An archive that is to take the place of the file. What throws throws std::runtime_error, whose
+// text names path and cause, and leaves the file as it was.
+class NewCheckpointFile {
+ public:
+  // Writes it beside the file, and brings it to the disk.
+  NewCheckpointFile(std::string path, torch::serialize::OutputArchive& archive);
+  // What has not replaced the file is removed.
+  ~NewCheckpointFile();
+  NewCheckpointFile(const NewCheckpointFile&) = delete;
+  NewCheckpointFile& operator=(const NewCheckpointFile&) = delete;
+
+  void Replace();  // once
+
+ private:
+  std::string path_;
+};
 
 // False if there is no such file. Throws std::runtime_error if it cannot be read, is damaged or
 // no checkpoint.

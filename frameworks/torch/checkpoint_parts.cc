@@ -1,6 +1,5 @@
 #include "frameworks/torch/checkpoint_parts.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
@@ -11,7 +10,6 @@
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
-#include <mutex>
 #include <set>
 #include <sstream>
 #include <stdexcept>
@@ -19,8 +17,8 @@
 #include <utility>
 
 #include "core/text.h"
+#include "frameworks/torch/checkpoint_generators.h"
 #include "frameworks/torch/optimizer_archive.h"
-#include "frameworks/torch/seed_mix.h"
 #include "frameworks/torch/tensor_bridge.h"
 
 namespace sirtaki::detail {
@@ -36,7 +34,6 @@ using Tensors = Dict<at::Tensor>;
 using Names = c10::List<std::string>;
 
 constexpr std::int64_t kFormat = 1;
-constexpr char kDefaultGenerator[] = "default";
 
 // ---- reading, with texts that name what is missing ----
 
@@ -160,7 +157,9 @@ struct ValueDicts {
   }
   void Get(const std::string& name, at::Tensor* value) const {
     const at::Tensor found = Find(tensors, name, "tensor");
-    *value = found.clone().set_requires_grad(value->defined() && value->requires_grad());
+    const at::Device device = value->defined() ? value->device() : at::Device(at::kCPU);
+    *value = found.to(device, found.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
+                 .set_requires_grad(value->defined() && value->requires_grad());
   }
 };
 
@@ -175,22 +174,6 @@ void LoadObject(const NamedPart<ArchivedObject>& object, InputArchive& archive) 
   } catch (...) {
     Blame(object);
   }
-}
-
-void SetState(at::Generator generator, const at::Tensor& states, const Reader& reader) {
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  if (states.size(0) == reader.ranks) {
-    // A copy: set_state() of a tensor that does not begin its storage goes wrong in LibTorch.
-    generator.set_state(states[reader.rank].clone());
-    return;
-  }
-  // From what rank 0 had, so that it is the same in every run that goes on from this file.
-  const at::Tensor first = states[0].contiguous();
-  std::uint64_t seed = 0;
-  for (std::int64_t i = 0; i < first.numel(); ++i) {
-    seed = SplitMix64(seed ^ first.const_data_ptr<std::uint8_t>()[i]);
-  }
-  generator.set_current_seed(SeedOfRank(seed, reader.rank));
 }
 
 template <class Part>
@@ -223,18 +206,6 @@ std::string ToBytes(OutputArchive& archive) {
   std::ostringstream stream;
   archive.save_to(stream);
   return std::move(stream).str();
-}
-
-at::Tensor StateOfGenerator(at::Generator generator) {
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get_state();
-}
-
-std::vector<NamedPart<at::Generator>> GeneratorsOf(const CheckpointParts& parts) {
-  std::vector<NamedPart<at::Generator>> all = {
-      {kDefaultGenerator, at::detail::getDefaultCPUGenerator()}};
-  all.insert(all.end(), parts.generators.begin(), parts.generators.end());
-  return all;
 }
 
 std::string WhyNoCheckpoint(const CheckpointParts& parts) {
@@ -278,7 +249,11 @@ std::vector<std::string> DescribeParts(const CheckpointParts& parts) {
     lines.push_back(kValueKinds[value.index()] + Quoted(name));
   }
   for (const auto& one : parts.objects) lines.push_back("object " + Quoted(one.name));
-  for (const auto& one : parts.generators) lines.push_back("generator " + Quoted(one.name));
+  const auto generators = GeneratorsOf(parts);
+  // The first is there on all ranks.
+  for (std::size_t i = 1; i < generators.size(); ++i) {
+    lines.push_back("generator " + Quoted(generators[i].name));
+  }
   return lines;
 }
 
@@ -350,6 +325,7 @@ void WriteSmallParts(const CheckpointParts& parts, const std::vector<at::Tensor>
   const auto generators = GeneratorsOf(parts);
   Tensors states;
   for (std::size_t i = 0; i < generators.size(); ++i) {
+    if (!generator_states[i].defined()) continue;
     states.insert(generators[i].name, generator_states[i]);
   }
   archive.write("generators", c10::IValue(states));
@@ -403,7 +379,9 @@ std::vector<at::Tensor> ReadGeneratorStates(const CheckpointParts& parts, InputA
   const auto states = Read<Tensors>(archive, "generators");
   std::vector<at::Tensor> list;
   for (const auto& one : GeneratorsOf(parts)) {
-    list.push_back(Find(states, one.name, "generator"));
+    // A run that is on GPUs now may have been on the CPU.
+    const bool may_lack = IsGpuGenerator(one.name) && !states.contains(one.name);
+    list.push_back(may_lack ? at::Tensor() : Find(states, one.name, "generator"));
   }
   return list;
 }
@@ -440,7 +418,7 @@ void ReadSmallParts(const CheckpointParts& parts, const Reader& reader, InputArc
   const auto generators = GeneratorsOf(parts);
   const auto states = ReadGeneratorStates(parts, archive);
   for (std::size_t i = 0; i < generators.size(); ++i) {
-    SetState(generators[i].part, states[i], reader);
+    if (states[i].defined()) SetGeneratorState(generators[i].part, states[i], reader);
   }
 }
 

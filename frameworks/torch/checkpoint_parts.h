@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "frameworks/torch/checkpoint_generators.h"
 #include "frameworks/torch/scheduler_position.h"
 #include "sirtaki/checkpoint.h"
 
@@ -24,15 +25,10 @@ namespace sirtaki::detail {
 // An archive as a string of bytes.
 std::string ToBytes(torch::serialize::OutputArchive& archive);
 
-at::Tensor StateOfGenerator(at::Generator generator);
-
 SchedulerPosition PositionOfAny(const decltype(CheckpointParts::schedulers)::value_type& scheduler);
 
 // Throws what its save() throws, with its name.
 void SaveObject(const NamedPart<ArchivedObject>& object, torch::serialize::OutputArchive& archive);
-
-// LibTorch's default generator first, then those of the checkpoint.
-std::vector<NamedPart<at::Generator>> GeneratorsOf(const CheckpointParts& parts);
 
 // Why a checkpoint of these parts cannot be; empty if it can.
 std::string WhyNoCheckpoint(const CheckpointParts& parts);
@@ -70,13 +66,7 @@ class ReadModels {
 
 void LoadOptimizers(const CheckpointParts& parts, torch::serialize::InputArchive& archive);
 
-// Who reads: a rank of a job.
-struct Reader {
-  int rank = 0;
-  int ranks = 1;
-};
-
-// As WriteSmallParts takes them.
+// As WriteSmallParts takes them; undefined where the file has none of a GPU.
 std::vector<at::Tensor> ReadGeneratorStates(const CheckpointParts& parts,
                                             torch::serialize::InputArchive& archive);
 

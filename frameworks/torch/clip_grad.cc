@@ -3,10 +3,13 @@
 #include <ATen/ops/stack.h>
 #include <torch/optim/optimizer.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "frameworks/torch/session_state.h"
 #include "frameworks/torch/throw.h"
 #include "sirtaki/collectives.h"
 #include "sirtaki/optimizer.h"
@@ -33,6 +36,25 @@ at::Tensor ValuesOf(const at::Tensor& gradient) {
   return gradient.is_sparse() ? gradient.coalesce().values() : gradient;
 }
 
+// Of all of them together, where the first is. One number comes from every other device.
+at::Tensor NormOf(const std::vector<at::Tensor>& gradients, double norm_type) {
+  std::vector<std::pair<at::Device, std::vector<at::Tensor>>> norms;
+  for (const at::Tensor& gradient : gradients) {
+    const at::Device device = gradient.device();
+    auto found = std::find_if(norms.begin(), norms.end(),
+                              [device](const auto& list) { return list.first == device; });
+    if (found == norms.end()) found = norms.insert(norms.end(), {device, {}});
+    found->second.push_back(at::linalg_vector_norm(ValuesOf(gradient), norm_type).to(at::kDouble));
+  }
+  std::vector<at::Tensor> of_devices;
+  for (const auto& [device, list] : norms) {
+    of_devices.push_back(
+        at::linalg_vector_norm(at::stack(list), norm_type).to(gradients.front().device()));
+  }
+  return of_devices.size() == 1 ? of_devices.front()
+                                : at::linalg_vector_norm(at::stack(of_devices), norm_type);
+}
+
 }  // namespace
 
 double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
@@ -47,11 +69,7 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> gradients = GradientsOf(optimizer);
   if (gradients.empty()) return 0;
-  std::vector<at::Tensor> norms;
-  for (const at::Tensor& gradient : gradients) {
-    norms.push_back(at::linalg_vector_norm(ValuesOf(gradient), norm_type).to(at::kDouble));
-  }
-  at::Tensor total = at::linalg_vector_norm(at::stack(norms), norm_type);
+  at::Tensor total = NormOf(gradients, norm_type);
   if (synchronizer != nullptr && !synchronizer->has_local_gradients()) {
     // A sum's last bits depend on the number of threads, which hosts may differ in.
     const ProcessSet set = synchronizer->process_set();
@@ -60,6 +78,10 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
                synchronizer->session());
   }
   const double norm = total.item<double>();
+  // It has waited for a GPU, where what was averaged may have failed since.
+  if (synchronizer != nullptr && total.is_cuda()) {
+    detail::ThrowIfError(detail::StateOf(synchronizer->session())->Check());
+  }
   if (error_if_nonfinite && !std::isfinite(norm)) {
     ThrowInvalid("the norm of the gradients is not finite");
   }

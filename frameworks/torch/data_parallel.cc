@@ -52,16 +52,14 @@ class ModuleSynchronizer::Impl {
 
   void BroadcastBuffers() {
     const at::NoGradGuard no_grad;
-    std::vector<Handle> handles;
-    for (const auto& buffer : module_->named_buffers()) {
-      const std::string name = reducer_.prefix() + "buffer " + buffer.key();
-      // Past autograd's version counter: the graph of a forward() before may have kept the buffer,
-      // as that of batch norm does without using it.
-      handles.push_back(broadcast_async_(
-          buffer.value().variable_data(), set_.first(),
-          BroadcastOptions().name(name).process_set(set_.process_set), Session(set_.session)));
-    }
-    for (const Handle& handle : handles) sirtaki::synchronize(handle);
+    std::vector<at::Tensor> buffers;
+    // Past autograd's version counter: the graph of a forward() before may have kept the buffer, as
+    // that of batch norm does without using it.
+    for (const at::Tensor& buffer : module_->buffers()) buffers.push_back(buffer.variable_data());
+    if (buffers.empty()) return;
+    const auto options =
+        BroadcastOptions().name(reducer_.prefix() + "buffers").process_set(set_.process_set);
+    grouped_broadcast_(buffers, set_.first(), options, Session(set_.session));
   }
 
   const std::shared_ptr<torch::nn::Module> module_;

@@ -38,9 +38,15 @@ std::string Hex(const void* data, std::size_t bytes) {
   return text;
 }
 
+// Lying flat, for the host to read; of one on a GPU a copy, which waits for it.
+at::Tensor OnHost(const at::Tensor& tensor) {
+  const at::Tensor flat = Flat(tensor);
+  return flat.is_cuda() ? flat.cpu() : flat;
+}
+
 std::string DigestText(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
-  const at::Tensor flat = Flat(tensor);
+  const at::Tensor flat = OnHost(tensor);
   const std::uint64_t digest = core::Digest(flat.const_data_ptr(), flat.nbytes());
   return Hex(&digest, sizeof(digest));
 }
@@ -146,7 +152,9 @@ std::string Locate(const std::string& what, const at::Tensor& tensor,
   at::NoGradGuard no_grad;
   TensorCall call;
   call.kind = core::OpKind::kBroadcast;
-  call.tensor = tensor;
+  // A GPU's tensor is compared with a copy, so that ranks which have it elsewhere can tell, too.
+  const at::Tensor mine_flat = OnHost(tensor);
+  call.tensor = mine_flat;
   call.name = "sirtaki/" + what + "/first different";
   call.process_set = set.process_set;
   call.root = set.first();
@@ -156,7 +164,7 @@ std::string Locate(const std::string& what, const at::Tensor& tensor,
   std::string error;
   if (digests[static_cast<std::size_t>(set.members.index())] != digests[0]) {
     try {
-      mine = FirstDifferentElement(of_root, Flat(tensor), set.first(), set.rank());
+      mine = FirstDifferentElement(of_root, mine_flat, set.first(), set.rank());
     } catch (const std::exception& failure) {
       error = WhyNoMemory(failure);
     }

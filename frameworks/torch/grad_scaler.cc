@@ -1,25 +1,24 @@
 #include "sirtaki/grad_scaler.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <limits>
-#include <map>
 #include <sstream>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "frameworks/torch/agreement.h"
+#include "frameworks/torch/forms.h"
+#include "frameworks/torch/gradient_unscaling.h"
 #include "frameworks/torch/session_set.h"
+#include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
-#include "sirtaki/collectives.h"
 #include "sirtaki/optimizer.h"
+#include "sirtaki/reductions.h"
 
 namespace sirtaki {
 namespace {
@@ -29,38 +28,6 @@ namespace {
 }
 
 bool IsPositive(double value) { return std::isfinite(value) && value > 0; }
-
-// Divides all gradients by the scale; false if one of them is infinite or NaN. One pass over them.
-bool Unscale(torch::optim::Optimizer& optimizer, double scale) {
-  const at::NoGradGuard no_grad;
-  // LibTorch's kernel takes lists of one type.
-  std::map<at::ScalarType, std::vector<at::Tensor>> gradients;
-  for (auto& group : optimizer.param_groups()) {
-    for (at::Tensor& parameter : group.params()) {
-      if (!parameter.grad().defined()) continue;
-      at::Tensor gradient = parameter.mutable_grad().detach();
-      if (gradient.is_sparse()) {
-        // Parts of one element that are finite may have a sum that is not.
-        if (!gradient.is_coalesced()) {
-          gradient = gradient.coalesce();
-          parameter.mutable_grad() = gradient;
-        }
-        gradient = gradient.values();
-      }
-      gradients[gradient.scalar_type()].push_back(std::move(gradient));
-    }
-  }
-  at::Tensor infinite = at::zeros({1}, at::kFloat);
-  for (auto& [type, list] : gradients) {
-    // The kernel's factor is float32, which is not enough for float64.
-    const bool is_double = type == at::kDouble;
-    const at::Tensor factor = at::full({1}, is_double ? 1.0 : 1.0 / scale, at::kFloat);
-    at::_amp_foreach_non_finite_check_and_unscale_(list, infinite, factor);
-    if (!is_double) continue;
-    for (at::Tensor& gradient : list) gradient.div_(scale);
-  }
-  return infinite.item<float>() == 0;
-}
 
 // By the parameters, which all ranks have alike, not by what gradients this one has.
 void CheckTypes(const torch::optim::Optimizer& optimizer) {
@@ -129,11 +96,16 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     ThrowInvalid("unscale_() was called for this optimizer since the last update()");
   }
   CheckTypes(optimizer);
-  at::Tensor infinite = at::full({1}, Unscale(optimizer, scale_) ? 0 : 1, at::kInt);
-  allreduce_(infinite,
-             AllreduceOptions().name("sirtaki/GradScaler").op(ReduceOp::Sum).process_set(set),
-             session_);
-  met_[&optimizer].finite = infinite.item<int>() == 0;
+  detail::TensorCall call = detail::CallOf(
+      core::OpKind::kAllReduce, AllreduceOptions().name("sirtaki/GradScaler").process_set(set),
+      detail::Form::kInPlace);
+  try {
+    call.tensor = detail::Unscale(optimizer, scale_);
+  } catch (const std::exception& error) {
+    call.invalid = "the gradients cannot be unscaled: " + detail::TextOf(error);
+  }
+  const at::Tensor infinite = detail::RunOne(std::move(call), session_);
+  met_[&optimizer].infinite = std::make_shared<detail::LateFlag>(infinite);
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
@@ -145,13 +117,16 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (met_.count(&optimizer) == 0) unscale_(optimizer);
   Met& met = met_[&optimizer];
   if (met.stepped) ThrowInvalid("step() was called for this optimizer since the last update()");
+  const bool finite = !met.infinite->Get();
+  // What a collective that was broken off has left on a GPU says nothing.
+  if (met.infinite->is_of_gpu()) detail::ThrowIfError(detail::StateOf(session_)->Check());
   met.stepped = true;
-  if (met.finite) {
+  if (finite) {
     optimizer.step();
   } else if (auto* const synchronizer = dynamic_cast<detail::GradientSynchronizer*>(&optimizer)) {
     synchronizer->skip_step();
   }
-  return met.finite;
+  return finite;
 }
 
 void GradScaler::update(std::optional<double> new_scale) {
@@ -166,8 +141,8 @@ void GradScaler::update(std::optional<double> new_scale) {
     return;
   }
   if (met_.empty()) ThrowInvalid("update() without a step() or unscale_() since the last one");
-  const bool all_finite =
-      std::all_of(met_.begin(), met_.end(), [](const auto& met) { return met.second.finite; });
+  const bool all_finite = std::all_of(met_.begin(), met_.end(),
+                                      [](const auto& met) { return !met.second.infinite->Get(); });
   met_.clear();
   if (!all_finite) {
     scale_ *= options_.backoff_factor();

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/digest.h"
+#include "core/text.h"
 #include "frameworks/torch/gradient_memory.h"
 #include "frameworks/torch/gradient_rule.h"
 #include "frameworks/torch/parameter_gradient.h"
@@ -58,6 +59,17 @@ std::uint64_t LayoutOf(const GradientBuckets::Gradients& gradients,
   return std::max<std::uint64_t>(core::Digest(text.data(), text.size()), 1);
 }
 
+// `"fc1.weight", "fc1.bias" and 3 more`
+std::string NamesOf(const GradientBuckets::Gradients& gradients) {
+  constexpr std::size_t kMostTold = 2;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(gradients.size(), kMostTold); ++i) {
+    text += (i == 0 ? "" : ", ") + core::Quoted(gradients[i]->name());
+  }
+  if (gradients.size() <= kMostTold) return text;
+  return text + " and " + std::to_string(gradients.size() - kMostTold) + " more";
+}
+
 }  // namespace
 
 GradientBuckets::GradientBuckets(const SessionSet& set, int number, std::string prefix,
@@ -73,13 +85,15 @@ GradientBuckets::~GradientBuckets() { Dissolve(); }
 void GradientBuckets::Dissolve() {
   for (const auto& gradient : gradients_) gradient->TakeOut();
   gradients_.clear();
+  names_.reset();
   laid_out_ = false;
 }
 
 bool GradientBuckets::Fits() const {
   return !renew_ && joins_before_ == *joins_ && limits_ == set_.session->session().limits() &&
-         std::none_of(gradients_.begin(), gradients_.end(),
-                      [](const auto& gradient) { return gradient->shared(); });
+         std::none_of(gradients_.begin(), gradients_.end(), [](const auto& gradient) {
+           return gradient->shared() || !gradient->in_bucket();
+         });
 }
 
 // The same on all ranks, as is everything that decides whether there is something to agree on.
@@ -132,24 +146,29 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
   for (const auto& [place, index] : order) {
     const core::Signature signature = members[index]->ExpectedSignature();
     const auto bytes = static_cast<std::int64_t>(core::SizeOf(signature.dtype));
-    ordered.push_back({signature.ElementCount() * bytes, signature.dtype});
+    ordered.push_back(
+        {signature.ElementCount() * bytes, signature.dtype, signature.device, signature.slot});
   }
   joins_before_ = *joins_;
   limits_ = set_.session->session().limits();
   const auto buckets =
       fusion::PlanBuckets(ordered, {limits_.first_bucket_bytes, limits_.bucket_bytes});
+  auto names = std::make_shared<frameworks::BucketNames>();
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     Gradients gradients;
     for (const std::size_t position : buckets[b]) {
       gradients.push_back(members[order[position].second]);
     }
-    MakeBucket(std::move(gradients), b);
+    MakeBucket(std::move(gradients), b, names.get());
   }
+  names_ = std::move(names);
+  set_.session->session().observation().NoteBuckets(names_);
   ++layouts_;
   laid_out_ = true;
 }
 
-void GradientBuckets::MakeBucket(Gradients gradients, std::size_t index) {
+void GradientBuckets::MakeBucket(Gradients gradients, std::size_t index,
+                                 frameworks::BucketNames* names) {
   auto signature = std::make_shared<core::Signature>();
   signature->kind = core::OpKind::kAllReduce;
   std::vector<std::vector<std::int64_t>> strides;
@@ -161,8 +180,9 @@ void GradientBuckets::MakeBucket(Gradients gradients, std::size_t index) {
   signature->layout = LayoutOf(gradients, strides);
   // Optimizers are numbered alike on all ranks, and each counts its own layouts.
   const std::uint64_t arena = layouts_ << 32 | number_;
-  const auto bucket = std::make_shared<Bucket>(core::Key::Bucket(set_.members.set, arena, index),
-                                               std::move(signature));
+  const core::Key key = core::Key::Bucket(set_.members.set, arena, index);
+  names->emplace(key.ToString(), NamesOf(gradients));
+  const auto bucket = std::make_shared<Bucket>(key, std::move(signature));
   bucket->strides = std::move(strides);
   bucket->joins = joins_;
   bucket->joins_before = joins_before_;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/request.h"
+#include "frameworks/observation.h"
 #include "frameworks/torch/session_set.h"
 #include "fusion/bucket_assembly.h"
 
@@ -64,7 +65,7 @@ class GradientBuckets {
   bool Fits() const;
   bool Wanted(const Gradients& members) const;
   void LayOut(const Gradients& members, const std::int64_t* sums);
-  void MakeBucket(Gradients gradients, std::size_t index);
+  void MakeBucket(Gradients gradients, std::size_t index, frameworks::BucketNames* names);
 
   const SessionSet set_;
   const std::uint64_t number_;
@@ -77,6 +78,8 @@ class GradientBuckets {
   bool renew_ = false;
   std::uint64_t layouts_ = 0;  // made so far
   Gradients gradients_;
+  std::shared_ptr<const frameworks::BucketNames>
+      names_;  // of what the buckets hold, while laid out
 };
 
 }  // namespace sirtaki::detail

@@ -7,6 +7,8 @@
 #include "core/text.h"
 #include "core/wire.h"
 #include "frameworks/torch/agreement.h"
+#include "frameworks/torch/gpu_tensors.h"
+#include "frameworks/torch/throw.h"
 
 namespace sirtaki::detail {
 namespace {
@@ -23,6 +25,21 @@ std::string WhyTooLong(const std::vector<std::string>& names, const std::string&
 }
 
 }  // namespace
+
+GradientMembers::Description GradientMembers::Describe(NamedTensors names,
+                                                       const DistributedOptimizerOptions& options,
+                                                       bool after_backward, int number) {
+  const std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
+  Description of;
+  of.names = std::move(names);
+  // By number, which all ranks have alike: names may differ by mistake.
+  of.what = (after_backward ? "parameters of the module" : "parameters of the optimizer") + suffix;
+  of.prefix = options.op() == ReduceOp::Adasum ? "delta" : "gradient";
+  of.prefix += (options.name().empty() ? suffix : ":" + options.name()) + "/";
+  of.invalid = WhyInvalid(options, after_backward);
+  of.check_every = options.check_parameters_every();
+  return of;
+}
 
 GradientMembers::GradientMembers(Description description, SessionSet set,
                                  std::shared_ptr<const GradientRule> rule)
@@ -66,6 +83,21 @@ std::vector<GradientPtr> GradientMembers::GradientsOf(const NamedParameters& nam
   return gradients;
 }
 
+// Where those are that are on GPUs. These get their slots here, in the order of the parameters,
+// which all ranks have: a backward over several GPUs would use them first in any order.
+std::string GradientMembers::DescribePlaces(const NamedParameters& named,
+                                            std::vector<std::string>* lines) const {
+  for (std::size_t i = 0; i < named.parameters.size(); ++i) {
+    if (!IsOnGpu(named.parameters[i])) continue;
+    std::shared_ptr<frameworks::Gpu> gpu;
+    const std::string why = FindGpuOf(named.parameters[i], *set_.session, &gpu);
+    if (!why.empty()) return "the parameter " + core::Quoted(named.names[i]) + ": " + why;
+    (*lines)[i] += ", on a GPU";
+    if (gpu->slot() > 0) (*lines)[i] += ", slot " + std::to_string(gpu->slot());
+  }
+  return {};
+}
+
 void GradientMembers::Take(const NamedParameters& named) {
   std::string error = !of_.invalid.empty() ? of_.invalid : named.error;
   if (error.empty()) error = WhyTooLong(named.names, of_.prefix);
@@ -74,6 +106,7 @@ void GradientMembers::Take(const NamedParameters& named) {
   if (error.empty() && active) gradients = GradientsOf(named, &error);
 
   std::vector<std::string> lines = DescribeAll(named);
+  if (error.empty() && active) error = DescribePlaces(named, &lines);
   // Optimizers that share a parameter here have to share it everywhere.
   for (std::size_t i = 0; i < gradients.size() && error.empty(); ++i) {
     if (gradients[i]->key() != of_.prefix + named.names[i])
@@ -138,6 +171,24 @@ void GradientMembers::NameAdded(const torch::optim::Optimizer& optimizer) {
       if (!known.insert(parameter.unsafeGetTensorImpl()).second) continue;
       of_.names.emplace_back("added parameter " + std::to_string(++added_), parameter);
     }
+  }
+}
+
+void GradientMembers::CheckStreams() const {
+  CallGpus gpus;
+  for (const GradientPtr& member : all_) {
+    if (member->captured()) return;
+    if (std::find(gpus.begin(), gpus.end(), member->gpu()) == gpus.end()) {
+      gpus.push_back(member->gpu());
+    }
+  }
+  ThrowIfError(detail::CheckStreams(gpus));
+}
+
+void GradientMembers::CheckResults() const {
+  if (std::any_of(all_.begin(), all_.end(),
+                  [](const GradientPtr& member) { return IsOnGpu(member->parameter()); })) {
+    ThrowIfError(set_.session->Check());
   }
 }
 

@@ -29,6 +29,9 @@ class GradientMembers {
     std::string invalid;           // what is wrong with the options
     std::int64_t check_every = 0;  // steps; 0: never
   };
+  // `number`: the optimizer's, or the module's, in its set.
+  static Description Describe(NamedTensors names, const DistributedOptimizerOptions& options,
+                              bool after_backward, int number);
   GradientMembers(Description description, SessionSet set,
                   std::shared_ptr<const GradientRule> rule);
 
@@ -38,6 +41,14 @@ class GradientMembers {
   // Takes the parameters that it was made with. Collective.
   void TakeAll();
 
+  // Throws if the averages could not be used in the calling thread's streams, before anything is
+  // waited for: it can be tried again elsewhere. Not if gradients were captured as well, which has
+  // to be told to all ranks.
+  void CheckStreams() const;
+  // Throws what has failed meanwhile if any of them is on a GPU, where what was launched may have
+  // left anything. What is there on the host is right.
+  void CheckResults() const;
+
   const std::vector<GradientPtr>& all() const { return all_; }
   const std::string& what() const { return of_.what; }
   const std::string& prefix() const { return of_.prefix; }
@@ -46,6 +57,7 @@ class GradientMembers {
   void NameAdded(const torch::optim::Optimizer& optimizer);
   void Take(const NamedParameters& named);
   std::vector<GradientPtr> GradientsOf(const NamedParameters& named, std::string* error);
+  std::string DescribePlaces(const NamedParameters& named, std::vector<std::string>* lines) const;
 
   Description of_;
   const SessionSet set_;

@@ -30,8 +30,9 @@ at::Tensor EmptyForBackend(const at::Tensor& like, at::IntArrayRef strides,
                            frameworks::Session& session) {
   const at::TensorOptions options = like.options().requires_grad(false).layout(at::kStrided);
   // Where memory of no particular place is as good as the backend's, LibTorch's allocator is
-  // better.
-  if (session.IsShared(&session)) return at::empty_strided(like.sizes(), strides, options);
+  // better; on a GPU it always is.
+  if (!like.device().is_cpu() || session.IsShared(&session))
+    return at::empty_strided(like.sizes(), strides, options);
   std::shared_ptr<void> memory =
       session.AllocateShared(like.numel() * static_cast<std::int64_t>(like.element_size()));
   void* const data = memory.get();

@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "core/text.h"
+#include "frameworks/observation.h"
 #include "frameworks/torch/equality.h"
+#include "frameworks/torch/gpu_tensors.h"
 #include "frameworks/torch/gradient_buckets.h"
 #include "frameworks/torch/gradient_members.h"
 #include "frameworks/torch/gradient_rule.h"
@@ -48,6 +50,7 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   Scope SkipSynchronize();
   bool has_local_gradients() const { return active() && rule_->of_steps(); }
   const SessionSet& set() const { return set_; }
+  core::trace::StepClock& steps() const { return set_.session->session().observation().steps(); }
   const std::string& prefix() const { return members_.prefix(); }
 
  private:
@@ -82,21 +85,6 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
 
 namespace {
 
-GradientMembers::Description DescribeMembers(NamedTensors names,
-                                             const DistributedOptimizerOptions& options,
-                                             bool after_backward, int number) {
-  const std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
-  GradientMembers::Description of;
-  of.names = std::move(names);
-  // By number, which all ranks have alike: names may differ by mistake.
-  of.what = (after_backward ? "parameters of the module" : "parameters of the optimizer") + suffix;
-  of.prefix = options.op() == ReduceOp::Adasum ? "delta" : "gradient";
-  of.prefix += (options.name().empty() ? suffix : ":" + options.name()) + "/";
-  of.invalid = WhyInvalid(options, after_backward);
-  of.check_every = options.check_parameters_every();
-  return of;
-}
-
 // The first gradient that is still under way, in an error's words.
 [[noreturn]] void ThrowOutstanding(const std::string& what, const ParameterGradient& first,
                                    const std::string& cure, const SessionState& session) {
@@ -113,7 +101,8 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
     : set_(session, options.process_set()),
       rule_(std::make_shared<const GradientRule>(MakeRule(options, after_backward, set_.size()))),
       number_(set_.session->NextOptimizerNumber(set_.members.set)),
-      members_(DescribeMembers(std::move(names), options, after_backward, number_), set_, rule_),
+      members_(GradientMembers::Describe(std::move(names), options, after_backward, number_), set_,
+               rule_),
       buckets_(set_, number_, members_.prefix(), rule_),
       check_every_(options.check_parameters_every()) {
   const bool first = number_ == 1 && set_.members.set == core::kWorldSet;
@@ -184,6 +173,7 @@ void GradientReducer::Impl::SubmitMissing(const std::vector<GradientPtr>& mates)
 
 void GradientReducer::Impl::Synchronize() {
   CheckSession();
+  members_.CheckStreams();
   std::exception_ptr first_error;
   const auto attempt = [&first_error](const auto& call) {
     try {
@@ -192,8 +182,9 @@ void GradientReducer::Impl::Synchronize() {
       if (!first_error) first_error = std::current_exception();
     }
   };
-  const auto finish = [&attempt](const GradientPtr& member) {
-    if (member->gate().reported()) attempt([&member] { ThrowIfError(member->Finish()); });
+  GpuWaits waits;
+  const auto finish = [&](const GradientPtr& member) {
+    if (member->gate().reported()) attempt([&] { ThrowIfError(member->Finish(waits)); });
   };
   // If the group has failed, or memory is short, what was accepted is waited for all the same.
   const std::vector<GradientPtr> mates = MatesOfShared();
@@ -205,6 +196,7 @@ void GradientReducer::Impl::Synchronize() {
   }
   for (const GradientPtr& member : buckets_.gradients()) finish(member);
   attempt([this] { buckets_.Update(members_.all()); });
+  attempt([this] { members_.CheckResults(); });
   if (first_error) std::rethrow_exception(first_error);
   synchronized_ = true;
 }
@@ -214,7 +206,8 @@ void GradientReducer::Impl::SynchronizeUnlessDone() {
   if (!synchronized_ || AnyTouched()) Synchronize();
 }
 
-// At the first gradient of a backward: the rest is done when it ends, on the thread that called it.
+// At the first gradient of a backward: the rest is done when it ends, on the thread that finishes
+// it. With gradients on a GPU that is autograd's of the GPU, for which other backwards wait then.
 void GradientReducer::Impl::OnSubmitted() {
   if (backward_ends_.exchange(true)) return;
   torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
@@ -226,9 +219,11 @@ void GradientReducer::Impl::OnSubmitted() {
 
 void GradientReducer::Impl::EndBackward() {
   backward_ends_ = false;
+  steps().BeginStep();
   CheckParametersWhenDue();
   Synchronize();
   AfterStep();
+  steps().EndStep();
   if (tuner_) tuner_->AfterStep();
 }
 
@@ -240,7 +235,7 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
       ThrowOutstanding("step() in a scope of skip_synchronize()", *outstanding,
                        "call synchronize() before it", *set_.session);
     }
-    if (!with_closure) return;
+    if (!with_closure) return members_.CheckResults();
     ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
                              "step() with a closure in a scope of skip_synchronize(): the closure "
                              "makes gradients, which have to be averaged"));
@@ -254,6 +249,8 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
   Scan(optimizer);
   CheckParametersWhenDue();
   if (!with_closure) SynchronizeUnlessDone();
+  // Of the step before: of its results on GPUs nobody knew more than that they were launched.
+  members_.CheckResults();
 }
 
 at::Tensor GradientReducer::Impl::Step(const torch::optim::Optimizer& optimizer,
@@ -323,7 +320,9 @@ void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimi
 }
 
 void GradientReducer::Impl::CheckParametersWhenDue() {
-  if (check_every_ == 0 || steps_++ % check_every_ != 0) return;
+  if (check_every_ == 0) return;
+  members_.CheckStreams();  // before it counts: it may be tried again
+  if (steps_++ % check_every_ != 0) return;
   std::vector<std::string> names;
   std::vector<at::Tensor> parameters;
   for (const GradientPtr& member : members_.all()) {
@@ -407,8 +406,12 @@ GradientReducer::Impl& GradientReducer::impl() const {
 at::Tensor GradientReducer::Step(const torch::optim::Optimizer& optimizer, LossClosure closure,
                                  const BaseStep& base_step) {
   impl().CheckSession();
-  if (!impl_->active()) return base_step(std::move(closure));
-  return impl_->Step(optimizer, std::move(closure), base_step);
+  core::trace::StepClock& steps = impl_->steps();
+  steps.BeginStep();
+  at::Tensor loss = impl_->active() ? impl_->Step(optimizer, std::move(closure), base_step)
+                                    : base_step(std::move(closure));
+  steps.EndStep();
+  return loss;
 }
 
 void GradientReducer::SkipStep() {

@@ -14,11 +14,18 @@
 #include "frameworks/torch/tensor_call.h"
 #include "frameworks/torch/throw.h"
 #include "ops/backend.h"
+#include "ops/nccl/group_launch.h"
 
 namespace sirtaki::detail {
 namespace {
 
 bool IsSend(const P2POp& operation) { return operation.kind == P2POp::Kind::Send; }
+
+core::Signature SignatureOf(const P2POp& operation) {
+  core::Signature signature = Describe(operation.tensor);
+  signature.kind = IsSend(operation) ? core::OpKind::kSend : core::OpKind::kReceive;
+  return signature;
+}
 
 // "send to rank 1, tag 3"
 std::string TextOfMessage(const P2POp& operation) {
@@ -32,6 +39,9 @@ std::string WhyWrong(const P2POp& operation, const MessageOptions& options, int 
   }
   if (operation.tag < 0 || operation.tag > ops::Backend::kMaxTag) {
     return "the tag must be 0 to " + std::to_string(ops::Backend::kMaxTag);
+  }
+  if (operation.tensor.defined() && operation.tensor.is_cuda()) {
+    return ops::nccl::WhyNotOnDevice(SignatureOf(operation));
   }
   if (std::string why = WhyNotMovable(operation.tensor); !why.empty()) return why;
   if (!IsSend(operation) && at::has_internal_overlap(operation.tensor) == at::MemOverlap::Yes) {
@@ -57,9 +67,7 @@ std::shared_ptr<Pending> StartMessage(const P2POp& operation, const MessageOptio
   at::NoGradGuard no_grad;
   const std::string what = TextOfMessage(operation);
   auto work = std::make_shared<core::Work>();
-  auto signature = std::make_shared<core::Signature>(Describe(operation.tensor));
-  signature->kind = IsSend(operation) ? core::OpKind::kSend : core::OpKind::kReceive;
-  work->request.signature = std::move(signature);
+  work->request.signature = std::make_shared<core::Signature>(SignatureOf(operation));
   work->request.key = core::Key::Named(
       core::kWorldSet, "#" + std::to_string(session->NextMessageNumber()) + ": " + what);
   work->peer = operation.peer;

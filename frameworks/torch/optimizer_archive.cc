@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "frameworks/torch/optimizer_device.h"
 #include "frameworks/torch/tensor_bridge.h"
 
 namespace sirtaki::detail {
@@ -129,6 +130,7 @@ void LoadOptimizer(Optimizer& optimizer, torch::serialize::InputArchive& archive
     const WithoutRepetitions without_repetitions(optimizer);
     optimizer.load(own);
   }
+  PutStateOnDevices(optimizer);
   const std::int64_t loaded = CountStates(optimizer);
   if (loaded == states.toInt()) return;
   throw std::runtime_error(

@@ -18,9 +18,10 @@ std::vector<std::string> DescribeOptimizer(const torch::optim::Optimizer& optimi
 void SaveOptimizer(torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& archive);
 
 // Replaces the optimizer's state and options by those of an archive from SaveOptimizer, mapped by
-// the position of the parameters, by its own load(). Throws what load() throws, and
-// std::runtime_error if load() did not bring all state that was saved; what the optimizer then has
-// is undefined.
+// the position of the parameters, by its own load(), and puts each parameter's state onto the
+// parameter's device. Precondition: the archive was read to the CPU. Throws what load() throws, and
+// std::runtime_error if load() did not bring all state that was saved, or if that cannot be moved;
+// what the optimizer then has is undefined.
 void LoadOptimizer(torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive);
 
 }  // namespace sirtaki::detail

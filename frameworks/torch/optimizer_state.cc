@@ -1,3 +1,4 @@
+#include <c10/core/Device.h>
 #include <c10/util/Type.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
@@ -45,7 +46,8 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank
     // Before the new state takes its memory.
     optimizer.state().clear();
     torch::serialize::InputArchive archive;
-    archive.load_from(read, size);
+    // Not to where it was: the root's GPU may be none of this rank's.
+    archive.load_from(read, size, c10::kCPU);
     detail::LoadOptimizer(optimizer, archive);
   };
   detail::BroadcastArchive(save, load, root_rank, call, "sirtaki/" + call + "/state", set);

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sparse_coo_tensor.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -12,7 +13,9 @@
 #include <vector>
 
 #include "core/text.h"
+#include "frameworks/observation.h"
 #include "frameworks/torch/compression.h"
+#include "frameworks/torch/gpu_tensors.h"
 #include "frameworks/torch/gradient_buckets.h"
 #include "frameworks/torch/gradient_memory.h"
 #include "frameworks/torch/sparse_call.h"
@@ -61,8 +64,12 @@ void Erase(Hooks& hooks, const void* hook) {
               hooks.end());
 }
 
-// Whether others may read or write the memory of this `.grad`. Those who are known not to: the
-// engine, which gives up `incoming` after its hooks, and what that alone is a view of.
+constexpr const char* kCaptured =
+    "it was made while its stream was captured in a CUDA graph; collectives cannot be replayed, so "
+    "call backward() and step() outside of captures";
+
+// Whether others may read or write the memory of this `.grad`. Known not to is the engine, which
+// gives up `incoming` after its hooks, and what that alone is a view of.
 bool SharesMemory(const at::Tensor& found, const at::Tensor& incoming) {
   if (!found.has_storage()) return false;
   std::size_t known = 1;
@@ -136,6 +143,7 @@ void ParameterGradient::OnAccumulate() {
 void ParameterGradient::OnGradient(const at::Tensor& incoming) {
   // The optimizer says so in step(); a later session's may be at work on the same parameter.
   if (set_.session->gone()) return;
+  set_.session->session().observation().steps().NoteGradient();
   switch (gate_.Arrive()) {
     case fusion::GradientGate::Arrival::kEarly:
       return;
@@ -154,14 +162,21 @@ core::Signature ParameterGradient::MakeSignature(const at::Tensor& shaped) const
   if (what_.rule->hook) {
     // Nothing is moved: it tells who has the gradient, and that all ranks are ready.
     signature.shape = {0};
+    signature.device = core::DeviceKind::kHost;
     return signature;
   }
+  if (signature.device == core::DeviceKind::kCuda && gpu_) signature.slot = gpu_->slot();
   signature.reduction = what_.rule->reduction;
   signature.prescale = what_.rule->prescale;
   signature.postscale = what_.rule->postscale;
   signature.wire = WireType(what_.rule->compression, what_.rule->scope, set_.session->topology(),
                             shaped.scalar_type());
   return signature;
+}
+
+core::Signature ParameterGradient::ExpectedSignature() {
+  (void)FindGpu(what_.parameter);  // its works say what is wrong
+  return MakeSignature(what_.parameter);
 }
 
 // Nobody else has it, so that its place may change: a backward that found no gradient has made it,
@@ -178,7 +193,8 @@ bool ParameterGradient::MayReplaceFound() const {
 at::Tensor ParameterGradient::PlaceDense(const std::vector<std::int64_t>& strides) {
   frameworks::Session& session = set_.session->session();
   const bool lies_right = LiesWith(found_, strides);
-  const bool seen = found_.numel() == 0 || session.IsShared(found_.const_data_ptr());
+  const bool seen =
+      found_.numel() == 0 || IsOnGpu(found_) || session.IsShared(found_.const_data_ptr());
   // One with a graph may be what its graph has kept: it stays as it is.
   const bool has_graph = found_.requires_grad();
   const bool moves = lies_right && (!seen || shares_) && !has_graph &&
@@ -202,7 +218,7 @@ void ParameterGradient::GiveMemory(core::Work& work) {
       in_ ? ContractStrides(what_.parameter) : RowMajorStrides(what_.parameter);
   if (!present_) {
     moved_ = EmptyForBackend(what_.parameter.detach(), strides, set_.session->session());
-    moved_.zero_();
+    if (!on_gpu_) moved_.zero_();  // a device's lane looks at what is absent, not at its memory
   } else if (IsSparse(found_)) {
     moved_ = EmptyForBackend(found_.detach(), strides, set_.session->session());
     moved_.copy_(found_.detach().to_dense());
@@ -211,15 +227,19 @@ void ParameterGradient::GiveMemory(core::Work& work) {
   }
   if (found_.defined()) version_ = VersionOf(found_);
   work.input = work.output = moved_.mutable_data_ptr();
-  work.keep_alive = std::make_shared<at::Tensor>(moved_);
+  kept_ = std::make_shared<at::Tensor>(moved_);
+  work.keep_alive = kept_;
 }
 
 std::string ParameterGradient::TryGiveMemory(core::Work& work) {
   try {
     GiveMemory(work);
     return {};
-  } catch (const std::exception& error) {
+  } catch (const c10::OutOfMemoryError& error) {
     return WhyNoMemory(error);
+  } catch (const std::exception& error) {
+    // On a GPU it may be any failure of the device, which a copy has come upon.
+    return on_gpu_ ? TextOf(error) : WhyNoMemory(error);
   }
 }
 
@@ -294,11 +314,24 @@ void ParameterGradient::Start(bool will_wait) {
 
 // The work but for its key and its memory.
 core::WorkPtr ParameterGradient::DescribeDense() {
-  auto work = std::make_shared<core::Work>();
-  if (!present_) work->request.absent = {true};
   const bool as_found = present_ && !(what_.rule->sparse_as_dense && IsSparse(found_));
   const at::Tensor& shaped = as_found ? found_ : what_.parameter;
-  work->request.invalid = WhyNotMovable(shaped);
+  on_gpu_.reset();
+  if (IsOnGpu(shaped) && !what_.rule->hook) on_gpu_ = std::make_shared<ops::cuda::DeviceWork>();
+  const core::WorkPtr work = on_gpu_ ? on_gpu_ : std::make_shared<core::Work>();
+  if (!present_) work->request.absent = {true};
+  std::string& invalid = work->request.invalid;
+  invalid = WhyNotMovable(shaped);
+  if (invalid.empty() && captured_) invalid = kCaptured;
+  if (invalid.empty() && on_gpu_) {
+    invalid = FindGpu(shaped);
+    if (invalid.empty()) {
+      on_gpu_->device = gpu_->device();
+      const core::Status noted = NoteProducer(*on_gpu_, *gpu_);
+      captured_ = noted.code() == core::StatusCode::kInvalidArgument;
+      invalid = captured_ ? kCaptured : noted.message();
+    }
+  }
   core::Signature signature = MakeSignature(shaped);
   if (!signature_ || *signature_ != signature) {
     signature_ = std::make_shared<const core::Signature>(std::move(signature));
@@ -307,11 +340,19 @@ core::WorkPtr ParameterGradient::DescribeDense() {
   return work;
 }
 
+// Of a tensor on one: a parameter may have moved there, or to another.
+std::string ParameterGradient::FindGpu(const at::Tensor& shaped) {
+  if (!IsOnGpu(shaped) || (gpu_ && gpu_->device()->index() == shaped.device().index())) return {};
+  gpu_.reset();
+  return FindGpuOf(shaped, *set_.session, &gpu_);
+}
+
 void ParameterGradient::StartDense(bool will_wait) {
   const core::WorkPtr work = DescribeDense();
   work->request.key = core::Key::Named(set_.members.set, what_.key);
   std::string& invalid = work->request.invalid;
   if (invalid.empty()) invalid = TryGiveMemory(*work);
+  if (invalid.empty() && on_gpu_) invalid = NoteReadyInStreams({work}, *gpu_).message();
   if (invalid.empty() && what_.rule->hook) CallHook();
   ThrowIfError(set_.session->Submit(work, will_wait));
   handle_ = work->handle;
@@ -326,6 +367,7 @@ void ParameterGradient::StartInBucket(bool will_wait) {
   std::string& invalid = work->request.invalid;
   if (invalid.empty() && *signature_ != bucket->assembly.SignatureOf(part_)) {
     invalid = "it is not like its parameter was when the bucket was laid out";
+    seen_.stays_out |= *signature_ != MakeSignature(what_.parameter);
   }
   if (invalid.empty() && ContractStrides(what_.parameter) != bucket->strides[part_]) {
     invalid = "its memory is laid out otherwise than when the bucket was made";
@@ -341,6 +383,10 @@ void ParameterGradient::StartInBucket(bool will_wait) {
   }
   if (arrival == Arrival::kEarly) return;
   const core::WorkPtr whole = bucket->assembly.Assemble();
+  // Later than their hooks might, but once for all of them.
+  if (on_gpu_ && whole->request.invalid.empty()) {
+    whole->request.invalid = NoteReadyInStreams(whole->parts, *gpu_).message();
+  }
   ThrowIfError(set_.session->Submit(whole, will_wait));
   bucket->assembly.NoteSubmitted(whole);
 }

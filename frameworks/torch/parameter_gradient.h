@@ -17,13 +17,16 @@
 #include "core/request.h"
 #include "core/status.h"
 #include "core/work.h"
+#include "frameworks/devices.h"
 #include "frameworks/torch/gradient_rule.h"
 #include "frameworks/torch/pending.h"
 #include "frameworks/torch/session_set.h"
 #include "fusion/gradient_gate.h"
+#include "ops/cuda/device_work.h"
 
 namespace sirtaki::detail {
 
+class GpuWaits;
 struct Bucket;
 
 // Shared by all optimizers that have the parameter. Hooks run on autograd's threads, also several
@@ -68,14 +71,21 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   };
   const Seen& seen() const { return seen_; }
   // Of one like its parameter.
-  core::Signature ExpectedSignature() const { return MakeSignature(what_.parameter); }
+  core::Signature ExpectedSignature();
   void PutInto(std::shared_ptr<Bucket> bucket, std::size_t part);
   void TakeOut();
   // A second optimizer has it as well: it belongs to no bucket.
   void Share() { shared_ = true; }
   bool shared() const { return shared_; }
+  // Since its bucket was taken apart, for one.
+  bool in_bucket() const { return bucket_ != nullptr; }
   // Those that are in a bucket with it.
   std::vector<std::shared_ptr<ParameterGradient>> BucketMates() const;
+
+  // The GPU that it was last on, if any.
+  const std::shared_ptr<frameworks::Gpu>& gpu() const { return gpu_; }
+  // It was handed in while its stream was captured in a CUDA graph, and waits for Finish.
+  bool captured() const { return captured_; }
 
   // Precondition: the gate was reported by the caller. Hands it to its bucket, which is submitted
   // with its last gradient; else submits it by itself. Throws what the engine refuses. `incoming`:
@@ -83,8 +93,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   void Submit(bool will_wait, const at::Tensor& incoming = {});
   // Waits, and puts the average where the optimizer looks for it. Afterwards the gate is open
   // again, unless the wait was given up. Precondition: the gate is reported. May throw what
-  // LibTorch or the user's hook throws.
-  core::Status Finish();
+  // LibTorch or the user's hook throws. `waits`: of the current streams, which may use the average.
+  core::Status Finish(GpuWaits& waits);
 
  private:
   template <class Base>
@@ -110,13 +120,14 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   void StartSparse(bool will_wait);
   void StartAnew();
   core::WorkPtr DescribeDense();
+  std::string FindGpu(const at::Tensor& shaped);
   core::Signature MakeSignature(const at::Tensor& shaped) const;
   core::Status Await();
   core::HandlePtr handle() const;
   bool AbsentEverywhere() const;
   bool StartByItself(const core::Status& status);
   bool StartInAgreedForm();
-  core::Status Collect();
+  core::Status Collect(GpuWaits& waits);
   void CollectFromHook();
   void Deliver(const at::Tensor& average);
   void Clear();
@@ -136,18 +147,22 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   std::shared_ptr<Bucket> bucket_;  // null: it goes by itself
   std::size_t part_ = 0;            // of the bucket
   bool shared_ = false;
-  std::atomic<bool> fresh_{false};  // the last backward has made it, not added to one
+  std::shared_ptr<frameworks::Gpu> gpu_;  // that it was last on
+  std::atomic<bool> fresh_{false};        // the last backward has made it, not added to one
 
   // What is under way. Belongs to whoever reported the gate, until Finish.
   Seen seen_;
-  at::Tensor found_;            // what `.grad` was then, perhaps undefined
-  bool present_ = false;        // and whether it counts: not that of a frozen parameter
-  bool shares_ = false;         // its memory with other tensors, and so the version
-  std::int64_t version_ = 0;    // of `found_`
-  at::Tensor moved_;            // what is reduced: found_'s own memory, or a flat copy, or zeros
-  std::shared_ptr<Bucket> in_;  // of a dense one: the bucket that it is in,
-  std::size_t in_part_ = 0;     // and its part of that
-  core::HandlePtr handle_;      // or its own handle
+  at::Tensor found_;          // what `.grad` was then, perhaps undefined
+  bool present_ = false;      // and whether it counts: not that of a frozen parameter
+  bool shares_ = false;       // its memory with other tensors, and so the version
+  std::int64_t version_ = 0;  // of `found_`
+  at::Tensor moved_;          // what is reduced: found_'s own memory, or a flat copy, or zeros
+  std::shared_ptr<at::Tensor> kept_;               // the same, for as long as the work needs it
+  std::shared_ptr<Bucket> in_;                     // of a dense one: the bucket that it is in,
+  std::size_t in_part_ = 0;                        // and its part of that
+  core::HandlePtr handle_;                         // or its own handle
+  std::shared_ptr<ops::cuda::DeviceWork> on_gpu_;  // of a dense one on a GPU: its work, or part
+  bool captured_ = false;  // in a CUDA graph, which has not computed it: nor is it sent by itself
   std::shared_ptr<Pending> sparse_;  // of a sparse one
   std::exception_ptr sparse_error_;  // what it has thrown
   std::function<at::Tensor()> finish_hook_;

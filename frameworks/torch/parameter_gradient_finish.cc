@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "frameworks/torch/gpu_tensors.h"
 #include "frameworks/torch/gradient_buckets.h"
 #include "frameworks/torch/gradient_form.h"
 #include "frameworks/torch/parameter_gradient.h"
@@ -31,9 +32,9 @@ void ParameterGradient::CollectFromHook() {
     FailHook(TextOfCurrent());
   }
   if (!result.defined() || result.numel() != moved_.numel() ||
-      result.scalar_type() != moved_.scalar_type() || !result.device().is_cpu()) {
+      result.scalar_type() != moved_.scalar_type() || result.device() != moved_.device()) {
     FailHook("it gave " + TypeAndShape(result) + " for " + TypeAndShape(moved_) +
-             "; type and number of elements have to be equal");
+             "; type, number of elements and device have to be equal");
   }
   Deliver(result.detach().reshape(moved_.sizes()));
 }
@@ -44,7 +45,10 @@ bool ParameterGradient::FoundWritten() const {
 }
 
 // Precondition: Await has said ok.
-core::Status ParameterGradient::Collect() {
+core::Status ParameterGradient::Collect(GpuWaits& waits) {
+  if (on_gpu_) waits.Await(*on_gpu_, *gpu_, moved_);
+  // A device may be far behind, but whoever gets this memory next comes behind what it does there.
+  if (kept_) *kept_ = at::Tensor();
   const bool same = what_.parameter.grad().is_same(found_);
   if (!same || FoundWritten()) {
     return Refused("the gradient of " + core::Quoted(what_.name) + " was " +
@@ -103,6 +107,7 @@ void ParameterGradient::StartAnew() {
   in_.reset();
   if (handle_) handle_->Observe();
   handle_.reset();
+  on_gpu_.reset();
   sparse_.reset();
   Start(/*will_wait=*/true);
   if (written) --version_;
@@ -114,6 +119,8 @@ bool ParameterGradient::StartByItself(const core::Status& status) {
   const bool agreed = status.code() == core::StatusCode::kMismatch ||
                       status.code() == core::StatusCode::kInvalidArgument;
   if (!in_ || !agreed || !handle()) return false;
+  // Whose fault a mismatch is nobody knows, and the next bucket would meet it again.
+  if (status.code() == core::StatusCode::kMismatch) seen_.stays_out = true;
   TakeOut();
   StartAnew();
   return true;
@@ -132,7 +139,7 @@ bool ParameterGradient::StartInAgreedForm() {
   return true;
 }
 
-core::Status ParameterGradient::Finish() {
+core::Status ParameterGradient::Finish(GpuWaits& waits) {
   struct Reset {
     ParameterGradient* self;
     ~Reset() {
@@ -155,9 +162,10 @@ core::Status ParameterGradient::Finish() {
     sparse_error_ = nullptr;
     status = Await();
   }
-  if (sparse_error_ || !status.ok()) seen_.stays_out = true;
+  // What one rank could not do, for want of memory or in a CUDA graph, it may do next time.
+  if (sparse_error_ || status.code() == core::StatusCode::kMismatch) seen_.stays_out = true;
   if (sparse_error_) std::rethrow_exception(sparse_error_);
-  return status.ok() ? Collect() : status;
+  return status.ok() ? Collect(waits) : status;
 }
 
 void ParameterGradient::Clear() {
@@ -166,10 +174,13 @@ void ParameterGradient::Clear() {
   fresh_.store(false, std::memory_order_relaxed);
   if (handle_) handle_->Observe();
   handle_.reset();
+  on_gpu_.reset();
+  captured_ = false;
   sparse_.reset();
   sparse_error_ = nullptr;
   found_ = at::Tensor();
   moved_ = at::Tensor();
+  kept_.reset();
   finish_hook_ = nullptr;
 }
 

@@ -1,8 +1,10 @@
 #include "frameworks/torch/pending_tensor.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
+#include "frameworks/torch/gpu_tensors.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
 
@@ -10,18 +12,37 @@ namespace sirtaki::detail {
 
 namespace {
 
+core::WorkPtr MakeWork(const at::Tensor& tensor) {
+  if (IsOnGpu(tensor)) return std::make_shared<ops::cuda::DeviceWork>();
+  return std::make_shared<core::Work>();
+}
+
+// Of one tensor of the call. `gpu`: where it is; null: on the host.
+CallMemory GiveMemoryTo(const core::WorkPtr& work, const TensorCall& call, std::size_t index,
+                        const CallMembers& members, const std::shared_ptr<frameworks::Gpu>& gpu) {
+  CallMemory memory = GiveMemory(call, index, members, *work);
+  if (gpu != nullptr) {
+    memory.on_gpu = OnGpu{.gpu = gpu,
+                          .work = std::static_pointer_cast<ops::cuda::DeviceWork>(work),
+                          .caller = nullptr,
+                          .end = nullptr};
+    memory.on_gpu->work->device = gpu->device();
+  }
+  return memory;
+}
+
 std::vector<CallMemory> GiveAllMemory(const TensorCall& call, const CallMembers& members,
-                                      core::Work& work) {
+                                      const CallGpus& gpus, const core::WorkPtr& work) {
   std::vector<CallMemory> memory;
   for (std::size_t i = 0; i < call.count(); ++i) {
     if (!call.grouped) {
-      memory.push_back(GiveMemory(call, i, members, work));
+      memory.push_back(GiveMemoryTo(work, call, i, members, gpus[i]));
       continue;
     }
-    auto part = std::make_shared<core::Work>();
-    part->request.signature = work.request.signature->parts[i];
-    memory.push_back(GiveMemory(call, i, members, *part));
-    work.parts.push_back(std::move(part));
+    const core::WorkPtr part = MakeWork(call.at(i));
+    part->request.signature = work->request.signature->parts[i];
+    memory.push_back(GiveMemoryTo(part, call, i, members, gpus[i]));
+    work->parts.push_back(part);
   }
   return memory;
 }
@@ -33,21 +54,24 @@ std::shared_ptr<PendingTensor> PendingTensor::Start(TensorCall call,
   ThrowIfError(session->Check());
   CheckName(call);
   const CallMembers members = MembersOf(call.process_set, session);
-  auto work = std::make_shared<core::Work>();
+  const core::WorkPtr work = call.grouped ? std::make_shared<core::Work>() : MakeWork(call.tensor);
   core::Request& request = work->request;
   request.key = call.name.empty() ? core::Key::Unnamed(members.set, 0)
                                   : core::Key::Named(members.set, call.name);
-  request.signature = MakeSignature(call, members, &request.invalid);
+  CallGpus gpus;
+  request.signature = MakeSignature(call, members, *session, &gpus, &request.invalid);
+  // What is wrong from here on is for the peers to learn, and for this rank with them.
+  if (request.invalid.empty()) request.invalid = CheckStreams(gpus).message();
   std::vector<CallMemory> memory;
   if (request.invalid.empty()) {
     try {
-      memory = GiveAllMemory(call, members, *work);
+      memory = GiveAllMemory(call, members, gpus, work);
     } catch (const std::exception& error) {
-      // For the peers to learn it, and this rank with them.
-      work->parts.clear();
       request.invalid = WhyNoMemory(error);
     }
   }
+  if (request.invalid.empty()) request.invalid = NoteReadyOnGpus(memory).message();
+  if (!request.invalid.empty()) work->parts.clear();
   work->deadline = DeadlineAfter(call.timeout);
   return StartWork(std::move(call.name), work, std::move(memory), call.will_wait,
                    std::move(session));
@@ -96,6 +120,9 @@ void PendingTensor::WaitForEnd() {
   }
   Finish();
   ThrowIfError(handle_->status());
+  // On a GPU that says that it was launched; what an abort ends has garbage for a result.
+  const auto on_gpu = [](const CallMemory& memory) { return memory.on_gpu.has_value(); };
+  if (std::any_of(memory_.begin(), memory_.end(), on_gpu)) ThrowIfError(session_->Check());
 }
 
 std::vector<at::Tensor> PendingTensor::Results() {
@@ -120,11 +147,13 @@ at::Tensor PendingTensor::Synchronize() { return Results().front(); }
 
 void PendingTensor::Finish() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  const bool ok = handle_->status().ok();
+  // Each time: another thread, or the same one later, may use the results in another stream.
+  if (ok) AwaitOnGpus(memory_);
   if (finished_) return;
+  if (ok) Settle(memory_);
   finished_ = true;
-  if (handle_->status().ok()) {
-    for (CallMemory& memory : memory_) memory.Settle();
-  }
+  if (!ok) memory_.clear();
   handle_->Observe();
 }
 

@@ -1,6 +1,7 @@
 #include "sirtaki/session.h"
 
 #include <ATen/Parallel.h>
+#include <torch/version.h>
 
 #include <exception>
 #include <mutex>
@@ -45,17 +46,23 @@ std::shared_ptr<detail::SessionState> OwnState() {
   return own.state;
 }
 
+// Zero: LibTorch's own choice, or the program's.
+int WantedThreads(const frameworks::Session& session, const core::EnvironmentView& env) {
+  const int threads = session.config().intra_op_threads;
+  if (threads > 0) return threads;
+  // Alone on its host a rank may have all cores, which is LibTorch's own default.
+  if (session.topology().local_size == 1) return 0;
+  return env.Find("OMP_NUM_THREADS") || env.Find("MKL_NUM_THREADS") ? 0 : session.cores_per_rank();
+}
+
 void SetIntraOpThreads(const frameworks::Session& session, const core::EnvironmentView& env) {
-  int threads = session.config().intra_op_threads;
-  if (threads == 0) {
-    // Alone on its host a rank may have all cores, which is LibTorch's own default.
-    if (session.topology().local_size == 1) return;
-    if (env.Find("OMP_NUM_THREADS") || env.Find("MKL_NUM_THREADS")) return;
-    threads = session.cores_per_rank();
-  }
-  at::set_num_threads(threads);
-  SIRTAKI_LOG(kInfo, "LibTorch computes with " << threads << " thread" << (threads == 1 ? "" : "s")
-                                               << " in this rank");
+  const int threads = WantedThreads(session, env);
+  if (threads > 0) at::set_num_threads(threads);
+  SIRTAKI_LOG(kInfo, "LibTorch " << TORCH_VERSION << " computes with "
+                                 << (threads == 0 ? std::string("as many threads as it likes")
+                                                  : std::to_string(threads) +
+                                                        (threads == 1 ? " thread" : " threads"))
+                                 << " in this rank");
 }
 
 void TakeTensorsFromPool(frameworks::Session& session) {

@@ -56,7 +56,7 @@ std::string WhyInvalid(const at::Tensor& tensor, const AllreduceOptions& options
         << "; sparse_allreduce takes sparse COO tensors";
     return why.str();
   }
-  if (!tensor.device().is_cpu()) return WhyNotMovable(tensor._values());
+  if (!tensor.device().is_cpu()) return WhyNotOnHost(tensor);
   if (options.op() != ReduceOp::Sum && options.op() != ReduceOp::Average) {
     return "sparse tensors can be summed and averaged only";
   }

@@ -5,8 +5,11 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <exception>
@@ -17,6 +20,7 @@
 
 #include "frameworks/torch/agreement.h"
 #include "frameworks/torch/pending_tensor.h"
+#include "frameworks/torch/sync_batch_norm_gpu.h"
 #include "frameworks/torch/sync_batch_norm_parts.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
@@ -29,7 +33,7 @@ using detail::SyncBatchNormCall;
 using detail::SyncBatchNormCalls;
 using detail::SyncBatchNormTensors;
 
-// What a rank tells the others in forward(): a row of these, the means and the squares.
+// What a rank tells the others in forward(), on the CPU in front of its means and squares.
 enum Told : std::int64_t { kCount, kNumber, kHasGraph, kNeedsGradient, kToldCount };
 
 SyncBatchNormTensors NewTensors(const torch::nn::BatchNormOptions& options) {
@@ -47,7 +51,8 @@ SyncBatchNormTensors NewTensors(const torch::nn::BatchNormOptions& options) {
 }
 
 // Empty if the input fits.
-std::string WhyRefused(const at::Tensor& input, const at::Tensor& weight, std::int64_t channels) {
+std::string WhyRefused(const at::Tensor& input, const at::Tensor& weight,
+                       const at::Tensor& running_mean, std::int64_t channels) {
   std::string why = detail::WhyNotMovable(input);
   if (!why.empty()) return why;
   const std::string what = "an input " + detail::TypeAndShape(input);
@@ -62,18 +67,11 @@ std::string WhyRefused(const at::Tensor& input, const at::Tensor& weight, std::i
       weight.scalar_type() != detail::ComputingType(type)) {
     return what + ", but the weight is " + detail::TypeAndShape(weight);
   }
+  for (const at::Tensor& own : {weight, running_mean}) {
+    if (!own.defined() || own.device() == input.device()) continue;
+    return c10::str("an input on ", input.device(), ", but the module is on ", own.device());
+  }
   return {};
-}
-
-// A row of what this rank has.
-at::Tensor Row(const BatchShare& share, std::int64_t number, bool has_graph, bool needs_gradient) {
-  at::Tensor told = at::zeros({kToldCount}, at::kDouble);
-  auto* values = told.mutable_data_ptr<double>();
-  values[kCount] = share.count;
-  values[kNumber] = static_cast<double>(number);
-  values[kHasGraph] = has_graph ? 1 : 0;
-  values[kNeedsGradient] = needs_gradient ? 1 : 0;
-  return at::cat({told, share.mean, share.squares}).unsqueeze(0);
 }
 
 [[noreturn]] void Refuse(core::StatusCode code, const std::string& key, const std::string& why) {
@@ -103,26 +101,64 @@ void CheckGraphs(const at::Tensor& rows, const std::string& key, const std::vect
              "so must the grad mode be");
 }
 
-// What the ranks have together. Throws on every rank if that cannot be trained on.
-c10::intrusive_ptr<SyncBatchNormCall> JoinRows(const at::Tensor& rows, const std::string& key,
+// What a rank tells of its batch [N, C, ...].
+at::Tensor Tell(const at::Tensor& input, std::int64_t number, bool has_graph, bool needs_gradient) {
+  at::Tensor told = at::empty({kToldCount}, at::kDouble);
+  auto* values = told.mutable_data_ptr<double>();
+  values[kCount] = static_cast<double>(input.size(0));
+  for (std::int64_t d = 2; d < input.dim(); ++d) {
+    values[kCount] *= static_cast<double>(input.size(d));
+  }
+  values[kNumber] = static_cast<double>(number);
+  values[kHasGraph] = has_graph ? 1 : 0;
+  values[kNeedsGradient] = needs_gradient ? 1 : 0;
+  return told;
+}
+
+// All that all ranks have to know of each other. What a GPU computes stays there.
+detail::TensorCall GatherOf(const at::Tensor& input, const at::Tensor& told, double eps) {
+  detail::TensorCall gather;
+  if (input.is_cuda()) {
+    gather.kind = core::OpKind::kAllGatherInto;
+    gather.grouped = true;
+    gather.group = {told.unsqueeze(0), detail::GpuRow(input, eps)};
+    return gather;
+  }
+  const at::Tensor x = input.detach().to(detail::ComputingType(input.scalar_type()));
+  const BatchShare share = detail::ShareOf(x.contiguous(x.suggest_memory_format()));
+  gather.tensor = at::cat({told, share.mean, share.squares}).unsqueeze(0);
+  return gather;
+}
+
+// What all ranks have told; throws on every rank if that cannot be trained on.
+c10::intrusive_ptr<SyncBatchNormCall> JoinTold(const at::Tensor& rows, const std::string& key,
                                                const detail::SessionSet& set) {
   CheckGraphs(rows, key, set.ranks());
-  const std::int64_t channels = (rows.size(1) - kToldCount) / 2;
   auto call = c10::make_intrusive<SyncBatchNormCall>(set);
-  std::vector<BatchShare> shares;
+  call->key = key;
+  call->number = static_cast<std::int64_t>(*(rows.const_data_ptr<double>() + kNumber));
   for (std::int64_t rank = 0; rank < rows.size(0); ++rank) {
     const at::Tensor row = rows[rank];
     const auto* told = row.const_data_ptr<double>();
     call->reduces |= told[kNeedsGradient] != 0;
-    shares.push_back({told[kCount], row.narrow(0, kToldCount, channels),
-                      row.narrow(0, kToldCount + channels, channels)});
+    call->count_of_rank.push_back(told[kCount]);
+    call->batch.count += told[kCount];
   }
-  call->key = key;
-  call->number = static_cast<std::int64_t>(*(rows.const_data_ptr<double>() + kNumber));
-  call->batch = detail::Join(shares);
   if (call->batch.count == 1) RefuseSingle(key);
-  call->variance = call->batch.squares / std::max(call->batch.count, 1.0);
   return call;
+}
+
+// The means and squares behind what was told.
+void JoinShares(const at::Tensor& rows, SyncBatchNormCall& call) {
+  const std::int64_t channels = (rows.size(1) - kToldCount) / 2;
+  std::vector<BatchShare> shares;
+  for (std::int64_t rank = 0; rank < rows.size(0); ++rank) {
+    shares.push_back({call.count_of_rank[static_cast<std::size_t>(rank)],
+                      rows[rank].narrow(0, kToldCount, channels),
+                      rows[rank].narrow(0, kToldCount + channels, channels)});
+  }
+  call.batch = detail::Join(shares);
+  call.variance = call.batch.squares / std::max(call.batch.count, 1.0);
 }
 
 std::optional<at::Tensor> IfDefined(const at::Tensor& tensor) {
@@ -225,12 +261,36 @@ at::Tensor SyncBatchNormImpl::ForwardAlone(const at::Tensor& input, bool by_batc
                         options.eps(), at::globalContext().userEnabledCuDNN());
 }
 
+// As on the CPU, but that nothing is asked of the GPU.
+void SyncBatchNormImpl::FollowOnGpu(const at::Tensor& rows, detail::SyncBatchNormCall& call) {
+  if (num_batches_tracked.defined()) num_batches_tracked += 1;
+  if (!running_mean.defined() || call.batch.count == 0) {
+    detail::JoinGpuRows(rows, {}, {}, 0.0, call);
+    return;
+  }
+  if (options.momentum() && running_mean.scalar_type() == rows.scalar_type()) {
+    detail::JoinGpuRows(rows, running_mean, running_var, *options.momentum(), call);
+    return;
+  }
+  const at::Tensor mean = at::zeros({options.num_features()}, rows.options());
+  const at::Tensor variance = at::zeros_like(mean);
+  detail::JoinGpuRows(rows, mean, variance, /*momentum=*/1.0, call);
+  for (const auto& [running, value] :
+       {std::pair(running_mean, mean), std::pair(running_var, variance)}) {
+    if (options.momentum()) {
+      Follow(running, value, *options.momentum());
+    } else {
+      running.add_((value.to(running.scalar_type()) - running) / num_batches_tracked);
+    }
+  }
+}
+
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   if (!is_training()) return ForwardAlone(input, !running_mean.defined());
   const detail::SessionSet set = calls_->Enter();
   const std::string& key = calls_->key();
   const std::int64_t channels = options.num_features();
-  std::string why = WhyRefused(input, weight, channels);
+  std::string why = WhyRefused(input, weight, running_mean, channels);
   if (set.size() == 1) {
     if (!why.empty()) Refuse(core::StatusCode::kInvalidArgument, key, why);
     if (input.numel() == channels) RefuseSingle(key);
@@ -238,34 +298,40 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   }
 
   detail::TensorCall gather;
-  gather.kind = core::OpKind::kAllGather;
-  gather.name = key;
-  gather.process_set = set.process_set;
-  gather.will_wait = true;
   if (why.empty()) {
     try {
       const bool graph = at::GradMode::is_enabled();
       const auto needs = [graph](const at::Tensor& tensor) {
         return graph && tensor.defined() && tensor.requires_grad();
       };
-      const at::Tensor x = input.detach().to(detail::ComputingType(input.scalar_type()));
-      gather.tensor = Row(detail::ShareOf(x.contiguous(x.suggest_memory_format())), calls_->number,
-                          needs(input) || needs(weight) || needs(bias), needs(input));
+      gather = GatherOf(
+          input,
+          Tell(input, calls_->number, needs(input) || needs(weight) || needs(bias), needs(input)),
+          options.eps());
     } catch (const std::exception& failure) {
       why = detail::WhyNoMemory(failure);
     }
   }
+  if (!gather.grouped) gather.kind = core::OpKind::kAllGather;
+  gather.name = key;
+  gather.process_set = set.process_set;
+  gather.will_wait = true;
   gather.invalid = why;
-  const at::Tensor rows =
-      detail::PendingTensor::Start(std::move(gather), set.session)->Synchronize();
+  const std::vector<at::Tensor> gathered =
+      detail::PendingTensor::Start(std::move(gather), set.session)->Results();
 
-  auto call = JoinRows(rows, key, set);
+  auto call = JoinTold(gathered[0], key, set);
   call->eps = options.eps();
   calls_->number = call->number + 1;
-  const double factor = CountBatch();
-  if (running_mean.defined() && call->batch.count > 0) {
-    Follow(running_mean, call->batch.mean, factor);
-    Follow(running_var, call->batch.squares / (call->batch.count - 1), factor);
+  if (gathered.size() > 1) {
+    FollowOnGpu(gathered[1], *call);
+  } else {
+    JoinShares(gathered[0], *call);
+    const double factor = CountBatch();
+    if (running_mean.defined() && call->batch.count > 0) {
+      Follow(running_mean, call->batch.mean, factor);
+      Follow(running_var, call->batch.squares / (call->batch.count - 1), factor);
+    }
   }
   return detail::SyncBatchNormFunction::apply(input, IfDefined(weight), IfDefined(bias), call);
 }

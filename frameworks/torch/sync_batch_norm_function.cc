@@ -4,7 +4,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -12,8 +11,10 @@
 #include <optional>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "frameworks/torch/pending_tensor.h"
+#include "frameworks/torch/sync_batch_norm_gpu.h"
 #include "frameworks/torch/sync_batch_norm_parts.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
@@ -69,71 +70,120 @@ Sums SumsOf(const at::Tensor& dy, const at::Tensor& x, const MaybeTensor& weight
   return {gradient, sum.to(at::kDouble), dy_x.to(at::kDouble)};
 }
 
-// The sums of all ranks, [2 C]. `invalid`: why this rank has none.
-at::Tensor Reduce(const Sums& sums, const SyncBatchNormCall& call, std::string invalid) {
+// Sums tensors over the ranks, in place. `of_number`: where this rank's call number goes, and its
+// square, in float64. `invalid`: why this rank has nothing.
+void Reduce(std::vector<at::Tensor> tensors, const at::Tensor& of_number,
+            const SyncBatchNormCall& call, std::string invalid) {
   const auto number = static_cast<double>(call.number % kNumbers);
   TensorCall reduction;
   reduction.kind = core::OpKind::kAllReduce;
   reduction.name = call.key + "/backward " + std::to_string(call.number % kNames);
   reduction.process_set = call.set.process_set;
   reduction.reduction = core::ReduceOp::kSum;
-  reduction.invalid = std::move(invalid);
   reduction.in_place = true;
   reduction.will_wait = true;
+  reduction.grouped = tensors.size() > 1;
+  reduction.invalid = std::move(invalid);
   if (reduction.invalid.empty()) {
-    reduction.tensor =
-        at::cat({sums.dy, sums.dy_x, at::tensor({number, number * number}, at::kDouble)});
+    auto* told = of_number.mutable_data_ptr<double>();
+    told[0] = number;
+    told[1] = number * number;
+    reduction.tensor = tensors[0];
+    reduction.group = std::move(tensors);
   }
   const std::string name = reduction.name;
-  const at::Tensor all =
-      PendingTensor::Start(std::move(reduction), call.set.session)->Synchronize();
+  PendingTensor::Start(std::move(reduction), call.set.session)->Results();
 
   // The sum of squares is the square of the sum, divided by the number of ranks, only where all
   // have the same number.
-  const std::int64_t channels = sums.dy.size(0);
-  const double* numbers = all.const_data_ptr<double>() + 2 * channels;
+  const auto* numbers = of_number.const_data_ptr<double>();
   if (numbers[1] * call.set.size() != numbers[0] * numbers[0]) {
     ThrowStatus(core::Status(
         core::StatusCode::kMismatch,
         "\"" + name + "\": the ranks run backward() of different calls of this SyncBatchNorm; " +
             "run the backward() of its calls in the same order on all of them"));
   }
-  return all.narrow(0, 0, 2 * channels);
+}
+
+// The sums of all ranks, [2 C]. `invalid`: why this rank has none.
+at::Tensor ReduceOnHost(const Sums& sums, const SyncBatchNormCall& call,
+                        const std::string& invalid) {
+  at::Tensor all;
+  if (invalid.empty()) all = at::cat({sums.dy, sums.dy_x, at::zeros({2}, at::kDouble)});
+  const std::int64_t values = invalid.empty() ? all.size(0) - 2 : 0;
+  Reduce({all}, invalid.empty() ? all.narrow(0, values, 2) : at::Tensor(), call, invalid);
+  return all.narrow(0, 0, values);
+}
+
+// Of weight, bias, and last the input if it is needed.
+variable_list GradientsOnHost(const at::Tensor& dy, const at::Tensor& input,
+                              const MaybeTensor& weight, const SyncBatchNormCall& call,
+                              bool with_gradient) {
+  Sums sums;
+  std::string error;
+  at::Tensor x;
+  try {
+    const auto type = ComputingType(input.scalar_type());
+    x = Dense(input, type);
+    sums =
+        SumsOf(dy.to(type).contiguous(x.suggest_memory_format()), x, weight, call, with_gradient);
+  } catch (const std::exception& failure) {
+    if (!call.reduces) throw;
+    error = WhyNoMemory(failure);
+  }
+  const at::Tensor all = call.reduces ? ReduceOnHost(sums, call, error) : at::Tensor();
+  variable_list results = {sums.dy_x, sums.dy};
+  if (!with_gradient) return results;
+  if (x.numel() > 0) {
+    // Mean and variance depend on x: what follows from that, of all ranks' values.
+    const std::int64_t channels = sums.dy.size(0);
+    at::Tensor scale = -(call.variance + call.eps).rsqrt() / call.batch.count;
+    if (weight) scale = scale * weight->to(at::kDouble);
+    sums.gradient += Normalize(x, scale * all.narrow(0, channels, channels),
+                               scale * all.narrow(0, 0, channels), call);
+  }
+  results.push_back(sums.gradient.to(input.scalar_type()));
+  return results;
+}
+
+// The same, without those of weight and bias if there are none. The call number travels beside the
+// sums, on the host: the GPU is not asked.
+variable_list GradientsOnGpu(const at::Tensor& dy, const at::Tensor& input,
+                             const MaybeTensor& weight, const SyncBatchNormCall& call,
+                             bool with_gradient) {
+  GpuSums sums;
+  std::string error;
+  at::Tensor x;
+  at::Tensor dense_dy;
+  try {
+    x = Dense(input, input.scalar_type());
+    dense_dy = dy.contiguous(x.suggest_memory_format());
+    sums = GpuSumsOf(dense_dy, x, weight, call);
+  } catch (const std::exception& failure) {
+    if (!call.reduces) throw;
+    error = WhyNoMemory(failure);
+  }
+  if (call.reduces) {
+    const at::Tensor numbers = at::zeros({2}, at::kDouble);
+    Reduce({sums.of_dy, numbers}, numbers, call, error);
+  }
+  variable_list results;
+  if (weight) results = {sums.weight_gradient, sums.bias_gradient};
+  if (!with_gradient) return results;
+  results.push_back(x.numel() == 0 ? at::zeros_like(x)
+                                   : GpuInputGradient(dense_dy, x, weight, sums.of_dy, call));
+  return results;
 }
 
 // What backward() computes, in a node of its own, so that differentiating it again is refused
 // instead of being wrong.
 struct Gradients : torch::autograd::Function<Gradients> {
-  // Of weight, bias, and the input if it is needed.
   static variable_list forward(AutogradContext* context, const at::Tensor& dy,
                                const at::Tensor& input, const MaybeTensor& weight, const Call& call,
                                bool with_gradient) {
     context->saved_data[kCall] = at::IValue::make_capsule(call);
-    Sums sums;
-    std::string error;
-    at::Tensor x;
-    try {
-      const auto type = ComputingType(input.scalar_type());
-      x = Dense(input, type);
-      sums = SumsOf(dy.to(type).contiguous(x.suggest_memory_format()), x, weight, *call,
-                    with_gradient);
-    } catch (const std::exception& failure) {
-      if (!call->reduces) throw;
-      error = WhyNoMemory(failure);
-    }
-    const at::Tensor all = call->reduces ? Reduce(sums, *call, error) : at::Tensor();
-    variable_list results = {sums.dy_x, sums.dy};
-    if (!with_gradient) return results;
-    if (x.numel() > 0) {
-      // Mean and variance depend on x: what follows from that, of all ranks' values.
-      const std::int64_t channels = sums.dy.size(0);
-      at::Tensor scale = -(call->variance + call->eps).rsqrt() / call->batch.count;
-      if (weight) scale = scale * weight->to(at::kDouble);
-      sums.gradient += Normalize(x, scale * all.narrow(0, channels, channels),
-                                 scale * all.narrow(0, 0, channels), *call);
-    }
-    results.push_back(sums.gradient.to(input.scalar_type()));
-    return results;
+    return (input.is_cuda() ? GradientsOnGpu : GradientsOnHost)(dy, input, weight, *call,
+                                                                with_gradient);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list&) {
@@ -155,6 +205,7 @@ at::Tensor SyncBatchNormFunction::forward(AutogradContext* context, const at::Te
   context->saved_data[kCall] = at::IValue::make_capsule(call);
   context->saved_data["bias"] = bias.has_value();
   if (input.numel() == 0) return at::empty_like(input);
+  if (input.is_cuda()) return NormalizeOnGpu(input, weight, bias, *call);
   return Normalize(input.contiguous(input.suggest_memory_format()), weight, bias, *call);
 }
 
@@ -166,7 +217,7 @@ variable_list SyncBatchNormFunction::backward(AutogradContext* context,
   const MaybeTensor weight = saved[1].defined() ? MaybeTensor(saved[1]) : std::nullopt;
   const bool with_gradient = context->needs_input_grad(0);
   variable_list results = Gradients::apply(gradients[0], saved[0], weight, call, with_gradient);
-  return {with_gradient ? results[2] : at::Tensor(), weight ? results[0] : at::Tensor(),
+  return {with_gradient ? results.back() : at::Tensor(), weight ? results[0] : at::Tensor(),
           context->saved_data["bias"].toBool() ? results[1] : at::Tensor(), at::Tensor()};
 }
 

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "frameworks/torch/batch_statistics.h"
 #include "frameworks/torch/session_set.h"
@@ -51,6 +52,13 @@ class SyncBatchNormCalls {
   std::string key_;
 };
 
+// A batch of all ranks, on the GPU of one of them. Undefined if it is empty.
+struct GpuBatch {
+  at::Tensor mean;    // [C], in the ComputingType of the input
+  at::Tensor invstd;  // 1 / sqrt(variance + eps), like mean
+  at::Tensor counts;  // int32; values per channel, of the ranks that have some
+};
+
 // One forward(), as its backward() needs it.
 struct SyncBatchNormCall : torch::CustomClassHolder {
   explicit SyncBatchNormCall(SessionSet of) : set(std::move(of)) {}
@@ -58,8 +66,10 @@ struct SyncBatchNormCall : torch::CustomClassHolder {
   const SessionSet set;
   std::string key;
   std::int64_t number = 0;
-  BatchShare batch;     // of all ranks
-  at::Tensor variance;  // float64 [C]; biased
+  std::vector<double> count_of_rank;  // values per channel
+  BatchShare batch;                   // of all ranks; on a GPU only its count is here
+  at::Tensor variance;                // float64 [C]; biased
+  GpuBatch on_gpu;                    // if the input is on one: what batch and variance are else
   double eps = 0;
   bool reduces = false;  // the input needs a gradient on some rank
 };

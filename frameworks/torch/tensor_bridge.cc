@@ -74,8 +74,9 @@ std::string WhyNotMovable(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided) {
     return c10::str("a tensor of layout ", tensor.layout(), "; only dense tensors are supported");
   }
-  if (!tensor.device().is_cpu()) {
-    return c10::str("a tensor on ", tensor.device(), "; this version works on host memory only");
+  if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
+    return c10::str("a tensor on ", tensor.device(),
+                    "; supported are tensors on the CPU and on CUDA's GPUs");
   }
   if (!DTypeOf(tensor.scalar_type())) {
     return c10::str(
@@ -88,6 +89,14 @@ std::string WhyNotMovable(const at::Tensor& tensor) {
                     " are supported");
   }
   return {};
+}
+
+std::string WhyNotOnHost(const at::Tensor& tensor) {
+  if (tensor.defined() && !tensor.device().is_cpu()) {
+    return c10::str("a tensor on ", tensor.device(),
+                    "; this works on host memory only, in this version");
+  }
+  return WhyNotMovable(tensor);
 }
 
 core::Signature Describe(const at::Tensor& tensor) {

@@ -8,6 +8,7 @@
 
 #include "core/text.h"
 #include "core/wire.h"
+#include "frameworks/torch/gpu_tensors.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/throw.h"
 #include "ops/validate.h"
@@ -97,7 +98,7 @@ const std::vector<std::int64_t>& TensorCall::SplitsOf(std::size_t index) const {
 }
 
 core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& members,
-                                 std::string* invalid) {
+                                 SessionState& session, CallGpus* gpus, std::string* invalid) {
   *invalid = call.invalid;
   std::vector<core::SignaturePtr> parts;
   if (call.count() > core::kMaxParts) {  // no message could carry them
@@ -105,9 +106,16 @@ core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& memb
                std::to_string(core::kMaxParts) + " are allowed";
   }
   for (std::size_t i = 0; i < call.count() && call.count() <= core::kMaxParts; ++i) {
-    auto part = std::make_shared<const core::Signature>(PartSignature(call, call.at(i)));
+    auto part = std::make_shared<core::Signature>(PartSignature(call, call.at(i)));
+    // Whatever is wrong with the call, which may be right elsewhere: ranks take slots alike.
+    std::shared_ptr<frameworks::Gpu> gpu;
+    std::string why;
+    if (IsOnGpu(call.at(i))) why = FindGpuOf(call.at(i), session, &gpu);
+    if (gpu != nullptr) part->slot = gpu->slot();
+    gpus->push_back(std::move(gpu));
     if (invalid->empty()) {
       *invalid = WhyPartInvalid(call, i, *part, members);
+      if (invalid->empty()) *invalid = std::move(why);
       if (call.grouped && !invalid->empty()) {
         *invalid =
             "tensor " + std::to_string(i) + " of " + std::to_string(call.count()) + ": " + *invalid;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,7 +16,13 @@
 #include "frameworks/torch/set_membership.h"
 #include "sirtaki/process_set.h"
 
+namespace sirtaki::frameworks {
+class Gpu;
+}
+
 namespace sirtaki::detail {
+
+class SessionState;
 
 // The tensors may be anything: what is wrong with them is told to the peers.
 struct TensorCall {
@@ -48,10 +55,13 @@ struct TensorCall {
   const std::vector<std::int64_t>& SplitsOf(std::size_t index) const;
 };
 
+// Where a call's tensors are; null: on the host, or nowhere that can be used.
+using CallGpus = std::vector<std::shared_ptr<frameworks::Gpu>>;
+
 // What the ranks must agree on. `*invalid` is set to why this rank's arguments are wrong, whatever
-// the others'; to nothing if they are not.
+// the others'; to nothing if they are not, and `*gpus` is complete.
 core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& members,
-                                 std::string* invalid);
+                                 SessionState& session, CallGpus* gpus, std::string* invalid);
 
 // Throws if no request could carry the name, or if it is one of the library's.
 void CheckName(const TensorCall& call);

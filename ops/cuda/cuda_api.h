@@ -16,8 +16,14 @@ struct CUfunc_st;
 
 namespace sirtaki::ops::cuda {
 
-// Of the runtime and of the driver alike; others come as they are.
-enum class Error : int { kSuccess = 0, kMemoryAllocation = 2, kNotReady = 600 };
+// Of the runtime and of the driver alike; others come as they are. kDeinitialized: the process
+// exits, and CUDA has ended.
+enum class Error : int {
+  kSuccess = 0,
+  kMemoryAllocation = 2,
+  kDeinitialized = 4,
+  kNotReady = 600,
+};
 
 using StreamHandle = CUstream_st*;
 using EventHandle = CUevent_st*;

@@ -22,7 +22,14 @@ Status Device::Open(const Api& api, int index, std::shared_ptr<Device>* device) 
 }
 
 Device::~Device() {
-  if (context_ != nullptr) static_cast<void>(api_.DevicePrimaryCtxRelease(driver_device_));
+  if (context_ == nullptr) return;
+  {
+    const Scope scope(*this);
+    core::MutexLock lock(mutex_);
+    for (StreamHandle stream : free_streams_) static_cast<void>(api_.StreamDestroy(stream));
+    for (const auto& [image, module] : modules_) static_cast<void>(api_.ModuleUnload(module));
+  }
+  static_cast<void>(api_.DevicePrimaryCtxRelease(driver_device_));
 }
 
 Status Device::Adopt() const {
@@ -32,6 +39,43 @@ Status Device::Adopt() const {
   int mode = kCaptureModeThreadLocal;
   return Check(api_, api_.ThreadExchangeStreamCaptureMode(&mode),
                "cudaThreadExchangeStreamCaptureMode");
+}
+
+Status Device::TakeStream(StreamHandle* stream) {
+  {
+    core::MutexLock lock(mutex_);
+    if (!free_streams_.empty()) {
+      *stream = free_streams_.back();
+      free_streams_.pop_back();
+      return Status::Ok();
+    }
+  }
+  int least = 0;
+  int greatest = 0;
+  Status status = Check(api_, api_.DeviceGetStreamPriorityRange(&least, &greatest),
+                        "cudaDeviceGetStreamPriorityRange");
+  if (!status.ok()) return status;
+  return Check(api_, api_.StreamCreateWithPriority(stream, kStreamNonBlocking, greatest),
+               "cudaStreamCreateWithPriority");
+}
+
+void Device::GiveBack(StreamHandle stream) {
+  core::MutexLock lock(mutex_);
+  free_streams_.push_back(stream);
+}
+
+Status Device::LoadModule(const void* image, ModuleHandle* module) {
+  core::MutexLock lock(mutex_);
+  ModuleHandle& loaded = modules_[image];
+  if (loaded == nullptr) {
+    Status status = Check(api_, api_.ModuleLoadData(&loaded, image), "cuModuleLoadData");
+    if (!status.ok()) {
+      modules_.erase(image);
+      return status;
+    }
+  }
+  *module = loaded;
+  return Status::Ok();
 }
 
 Device::Scope::Scope(const Device& device)
@@ -78,6 +122,8 @@ EventPool::~EventPool() {
     shared_->closed = true;
     free.swap(shared_->free);
   }
+  if (free.empty()) return;
+  const Device::Scope scope(*shared_->device);
   for (EventHandle handle : free) {
     static_cast<void>(shared_->device->api().EventDestroy(handle));
   }
@@ -91,6 +137,8 @@ void EventPool::Shared::Return(EventHandle handle) {
       return;
     }
   }
+  // Or CUDA makes a context on whatever device is this thread's.
+  const Device::Scope scope(*device);
   static_cast<void>(device->api().EventDestroy(handle));
 }
 
@@ -121,25 +169,14 @@ Status EventPool::Take(EventPtr* event) {
 // ---- Stream ----
 
 Status Stream::Make(const std::shared_ptr<Device>& device, std::unique_ptr<Stream>* stream) {
-  const Api& api = device->api();
-  int least = 0;
-  int greatest = 0;
-  Status status = Check(api, api.DeviceGetStreamPriorityRange(&least, &greatest),
-                        "cudaDeviceGetStreamPriorityRange");
-  if (!status.ok()) return status;
-  std::unique_ptr<Stream> made(new Stream(device));
-  status = Check(api, api.StreamCreateWithPriority(&made->handle_, kStreamNonBlocking, greatest),
-                 "cudaStreamCreateWithPriority");
-  if (!status.ok()) {
-    made->handle_ = nullptr;
-    return status;
-  }
-  *stream = std::move(made);
-  return Status::Ok();
+  StreamHandle handle = nullptr;
+  Status status = device->TakeStream(&handle);
+  if (status.ok()) stream->reset(new Stream(device, handle));
+  return status;
 }
 
 Stream::~Stream() {
-  if (handle_ != nullptr) static_cast<void>(device_->api().StreamDestroy(handle_));
+  if (handle_ != nullptr) device_->GiveBack(handle_);
 }
 
 }  // namespace sirtaki::ops::cuda

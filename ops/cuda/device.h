@@ -1,6 +1,7 @@
 // One GPU, and the streams and events on it.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -12,7 +13,9 @@
 namespace sirtaki::ops::cuda {
 
 // A device that the program has chosen: it has tensors there. Holds its primary context, the one
-// that the program uses. Thread-safe; the table must outlive it.
+// that the program uses, and what others may still refer to when we are through with it: streams,
+// to which LibTorch's memory may belong, and kernels, which may be in a stream of the program's.
+// They serve again. Thread-safe; the table must outlive it.
 class Device {
  public:
   // Leaves the calling thread's device as it is, and touches no other device.
@@ -40,6 +43,11 @@ class Device {
     core::Status status_;
   };
 
+  // In the context of the calling thread, which is the device's.
+  core::Status TakeStream(StreamHandle* stream) SIRTAKI_EXCLUDES(mutex_);
+  void GiveBack(StreamHandle stream) SIRTAKI_EXCLUDES(mutex_);
+  core::Status LoadModule(const void* image, ModuleHandle* module) SIRTAKI_EXCLUDES(mutex_);
+
   const Api& api() const { return api_; }
   int index() const { return index_; }
 
@@ -50,6 +58,9 @@ class Device {
   const int index_;
   int driver_device_ = 0;
   ContextHandle context_ = nullptr;
+  core::Mutex mutex_;
+  std::vector<StreamHandle> free_streams_ SIRTAKI_GUARDED_BY(mutex_);
+  std::map<const void*, ModuleHandle> modules_ SIRTAKI_GUARDED_BY(mutex_);  // by image
 };
 
 // Marks a place in a stream. Its owner alone records and waits; who only looks may be any thread.
@@ -95,7 +106,8 @@ class EventPool {
 };
 
 // A stream of the highest priority, which waits for nobody's default stream: few blocks of ours run
-// before the many of the backward pass. Used by one thread at a time, whose device it is.
+// before the many of the backward pass. Used by one thread at a time, whose device it is. Whoever
+// gives it up is through with it: the device's next one is the same.
 class Stream {
  public:
   static core::Status Make(const std::shared_ptr<Device>& device, std::unique_ptr<Stream>* stream);
@@ -105,14 +117,15 @@ class Stream {
 
   StreamHandle handle() const { return handle_; }
   Device& device() const { return *device_; }
-  // Nobody knows when the device lets go of it: not destroyed.
+  // Nobody knows when the device lets go of it: not used again.
   void LeaveBehind() { handle_ = nullptr; }
 
  private:
-  explicit Stream(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  Stream(std::shared_ptr<Device> device, StreamHandle handle)
+      : device_(std::move(device)), handle_(handle) {}
 
   const std::shared_ptr<Device> device_;
-  StreamHandle handle_ = nullptr;
+  StreamHandle handle_;
 };
 
 }  // namespace sirtaki::ops::cuda

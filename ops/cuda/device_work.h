@@ -20,18 +20,30 @@ namespace sirtaki::ops::cuda {
 struct DeviceWork : core::Work {
   std::shared_ptr<Device> device;
   EventPtr ready;
-  EventPtr done;  // set before the handle completes, and not touched afterwards
+  StreamHandle producer = nullptr;  // where `ready` is
+  EventPtr done;                    // set before the handle completes, and not touched afterwards
   // The lane's, set before allocate_output is called: what that allocates is used there first.
   StreamHandle lane_stream = nullptr;
 };
 
-// On the submitter's thread, whatever device it has chosen; `stream` is one of the work's device,
-// null its default. Errors: kInvalidArgument while `stream` is being captured in a CUDA
-// graph, which would record the submission once and replay it without us; those of CUDA.
+// The work of a tensor on a GPU, as that. Ends the process if it is something else: a bug of
+// whoever has submitted it.
+DeviceWork& AsDeviceWork(core::Work& work);
+
+// All on the submitter's thread, whatever device it has chosen; `stream` is one of the work's
+// device, null its default. Errors: kInvalidArgument while `stream` is being captured in a CUDA
+// graph, which would record the call once and replay it without us, and where whatever does not
+// belong to it would spoil it; those of CUDA.
+
+core::Status RefuseCapture(const Device& device, StreamHandle stream);
+
 core::Status NoteReady(EventPool& events, StreamHandle stream, DeviceWork* work);
 
-// What is put into `stream` from now on finds the result. Precondition: the handle is done, with an
-// ok status. `stream` as above.
+// What is put into `stream` from now on stands behind the event; null: there is nothing to wait
+// for.
+core::Status AwaitEvent(const Device& device, const EventPtr& event, StreamHandle stream);
+
+// The same for the result. Precondition: the handle is done, with an ok status.
 core::Status AwaitDone(const DeviceWork& work, StreamHandle stream);
 
 }  // namespace sirtaki::ops::cuda

@@ -38,20 +38,14 @@ std::string ReduceName(ReduceOp op, DType dtype) {
 Status Kernels::Load(const std::shared_ptr<Device>& device, const void* image,
                      std::unique_ptr<Kernels>* kernels) {
   std::unique_ptr<Kernels> loaded(new Kernels(device));
-  const Api& api = device->api();
-  const Status status = Check(api, api.ModuleLoadData(&loaded->module_, image), "cuModuleLoadData");
+  const Status status = device->LoadModule(image, &loaded->module_);
   if (!status.ok()) {
-    loaded->module_ = nullptr;
     return {core::StatusCode::kUnsupported, "the kernels of this build do not run on device " +
                                                 std::to_string(device->index()) + ": " +
                                                 status.message()};
   }
   *kernels = std::move(loaded);
   return Status::Ok();
-}
-
-Kernels::~Kernels() {
-  if (module_ != nullptr) static_cast<void>(device_->api().ModuleUnload(module_));
 }
 
 Status Kernels::Launch(const std::string& name, unsigned blocks, void* table, StreamHandle stream) {

@@ -1,4 +1,4 @@
-// Our kernels, loaded onto a device.
+// Our kernels, on a device that has loaded them.
 #pragma once
 
 #include <map>
@@ -22,7 +22,6 @@ class Kernels {
   // `image`: KernelImage. Errors: kUnsupported on a GPU that it was not built for.
   static core::Status Load(const std::shared_ptr<Device>& device, const void* image,
                            std::unique_ptr<Kernels>* kernels);
-  ~Kernels();
   Kernels(const Kernels&) = delete;
   Kernels& operator=(const Kernels&) = delete;
 

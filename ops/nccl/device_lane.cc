@@ -4,7 +4,9 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <exception>
 #include <map>
+#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -12,6 +14,7 @@
 #include "core/thread_annotations.h"
 #include "ops/keep_forever.h"
 #include "ops/nccl/group_launch.h"
+#include "ops/nccl/set_communicators.h"
 
 namespace sirtaki::ops::nccl {
 namespace {
@@ -44,15 +47,17 @@ struct DeviceLane::Impl {
     std::uint64_t number = 0;
     GroupTaskPtr group;
     cuda::EventPtr done;
-  };
-  struct SetParts {
-    std::shared_ptr<const Api> api;
-    std::unique_ptr<Communicator> communicator;
-    std::unique_ptr<DeviceMemory> staging;  // goes first
+    cuda::EventPtr inputs;      // null: none, or seen
+    core::TimePoint inputs_at;  // when they were seen to be there
+    GroupTrace trace;
+    std::string_view carrier;
   };
   enum class ThreadState : std::uint8_t { kRunning, kGone };
 
-  explicit Impl(DeviceLaneOptions lane_options) : options(std::move(lane_options)) {}
+  explicit Impl(DeviceLaneOptions lane_options)
+      : options(std::move(lane_options)), sets(options.device->api()) {}
+
+  static std::vector<core::RunningOperation> RunningOf(const std::map<std::uint64_t, Task>& tasks);
 
   // ---- by anyone ----
   void Enqueue(Task task) SIRTAKI_EXCLUDES(mutex);
@@ -63,22 +68,28 @@ struct DeviceLane::Impl {
   void RunLane() SIRTAKI_EXCLUDES(mutex);
   Status Prepare();  // the device
   std::optional<Task> Next() SIRTAKI_EXCLUDES(mutex);
-  Status Do(const Task& task) SIRTAKI_EXCLUDES(mutex);
-  Status Launch(const GroupTaskPtr& group);
-  Status MarkEnd(const GroupTaskPtr& group, std::uint64_t number);
+  // `verdict`: what the task's handles complete with if this is ok.
+  Status Do(const Task& task, Status* verdict) SIRTAKI_EXCLUDES(mutex);
+  Status DoOrThrown(const Task& task, Status* verdict) SIRTAKI_EXCLUDES(mutex);
+  Status Launch(const GroupTaskPtr& group, cuda::EventPtr* inputs);
+  Status MarkEnd(InFlight launched);
   Status Meet(const Task& task);
   Status Remove(core::SetNumber set);
   // What has left the device, and what went wrong on the way. Fails if something did.
   Status Retire() SIRTAKI_EXCLUDES(mutex);
+  static Status SeeInputs(InFlight& group);
+  void TellEnd(InFlight& over);
   // Polls, tending the rest, until `over` says so or the lane is stopped.
   Status Await(const std::function<Status(bool* over)>& over) SIRTAKI_EXCLUDES(mutex);
   Status AwaitEvent(const cuda::Event& event);
-  void AbortAll();
+  // The process exits, and CUDA's own end has come before ours.
+  bool CudaHasGone() const;
   void EndWell();
   void EndBadly();
+  void LeaveAll();
   // Unless the destructor has left: then nothing outside may be called.
   void CallOut(const std::function<void()>& call) SIRTAKI_EXCLUDES(mutex);
-  void Tell(const Task& task) const;
+  void Tell(const Task& task, const Status& verdict) SIRTAKI_EXCLUDES(mutex);
   Patience patience() const { return {options.limit, &stopped}; }
 
   const DeviceLaneOptions options;
@@ -89,9 +100,10 @@ struct DeviceLane::Impl {
   std::unique_ptr<cuda::EventPool> events;
   std::unique_ptr<cuda::Kernels> kernels;
   std::unique_ptr<PinnedMemory> pinned;
-  std::map<core::SetNumber, SetParts> sets;
+  SetCommunicators sets;
   std::deque<InFlight> in_flight;  // oldest first, as the stream has them
   core::TimePoint watched{};
+  core::TimePoint retired{};  // when the last group was seen to be through
   core::Duration pause = kFirstPause;
 
   mutable core::Mutex mutex;
@@ -99,6 +111,7 @@ struct DeviceLane::Impl {
   Status why SIRTAKI_GUARDED_BY(mutex);
   std::uint64_t next_number SIRTAKI_GUARDED_BY(mutex) = 0;
   std::map<std::uint64_t, Task> unfinished SIRTAKI_GUARDED_BY(mutex);
+  std::vector<core::RunningOperation> stopped_in SIRTAKI_GUARDED_BY(mutex);  // what it did then
   std::deque<Task> queue SIRTAKI_GUARDED_BY(mutex);
   ThreadState thread_state SIRTAKI_GUARDED_BY(mutex) = ThreadState::kRunning;
   bool calling_out SIRTAKI_GUARDED_BY(mutex) = false;
@@ -108,6 +121,15 @@ struct DeviceLane::Impl {
 };
 
 // ---- by anyone ----
+
+std::vector<core::RunningOperation> DeviceLane::Impl::RunningOf(
+    const std::map<std::uint64_t, Task>& tasks) {
+  std::vector<core::RunningOperation> operations;
+  for (const auto& [number, task] : tasks) {
+    if (task.group != nullptr) operations.push_back(LaneTask{task.group, nullptr}.Running());
+  }
+  return operations;
+}
 
 void DeviceLane::Impl::Enqueue(Task task) {
   Status refused;
@@ -132,6 +154,7 @@ void DeviceLane::Impl::Stop(const Status& reason, const std::optional<std::strin
     stopped.store(true, std::memory_order_relaxed);
     why = reason;
     dropped.swap(unfinished);
+    stopped_in = RunningOf(dropped);
     queue.clear();
     changed.NotifyAll();
   }
@@ -139,7 +162,7 @@ void DeviceLane::Impl::Stop(const Status& reason, const std::optional<std::strin
   // And before the abort, by which groups whose handles are ok come to their end with garbage.
   if (tensor && options.on_failure) options.on_failure(reason, *tensor);
   // Abandon leaves it to the lane's thread, whose communicators they are.
-  if (tensor) AbortAll();
+  if (tensor) sets.AbortAll();
   for (const auto& [number, task] : dropped) {
     if (task.group != nullptr) CompleteAll(task.group->items, reason);
   }
@@ -206,71 +229,52 @@ Status DeviceLane::Impl::Meet(const Task& task) {
     return Status::Ok();
   });
   if (status.ok()) status = meeting.told->status();
-  if (status.ok()) status = Judge(meeting.all, task.group->members);
   if (!status.ok()) return status;
-  SetParts parts{.api = task.api, .communicator = nullptr, .staging = nullptr};
-  status = Communicator::Init(*task.api, meeting.all.front().id,
-                              static_cast<int>(task.group->members.Count()),
-                              static_cast<int>(task.group->members.IndexOf(task.group->rank)),
-                              patience(), &parts.communicator);
-  if (!status.ok()) return status;
-  parts.staging = std::make_unique<DeviceMemory>(options.device->api(), *parts.communicator);
-  sets[task.set] = std::move(parts);
-  return Status::Ok();
+  return sets.Make(task.set, meeting, task.group->members, task.group->rank, task.api, patience());
 }
 
-Status DeviceLane::Impl::Launch(const GroupTaskPtr& group) {
-  const auto found = sets.find(group->channel.set);
-  if (found == sets.end()) {
+Status DeviceLane::Impl::Launch(const GroupTaskPtr& group, cuda::EventPtr* inputs) {
+  SetCommunicators::Parts* const parts = sets.Find(group->channel.set);
+  if (parts == nullptr) {
     return {StatusCode::kProtocol, "its set has no communicator on this device"};
   }
-  SetParts& parts = found->second;
   const LaunchContext context{.stream = *stream,
                               .events = *events,
                               .kernels = *kernels,
-                              .communicator = *parts.communicator,
-                              .staging = *parts.staging,
+                              .communicator = *parts->communicator,
+                              .staging = *parts->staging,
                               .host = *pinned,
                               .patience = patience(),
-                              .await = [this](const cuda::Event& e) { return AwaitEvent(e); }};
+                              .await = [this](const cuda::Event& e) { return AwaitEvent(e); },
+                              .inputs = options.observer != nullptr ? inputs : nullptr};
   return LaunchGroup(context, *group);
 }
 
-Status DeviceLane::Impl::MarkEnd(const GroupTaskPtr& group, std::uint64_t number) {
-  cuda::EventPtr done;
-  Status status = events->Take(&done);
-  if (status.ok()) status = done->Record(stream->handle());
+Status DeviceLane::Impl::MarkEnd(InFlight launched) {
+  Status status = events->Take(&launched.done);
+  if (status.ok()) status = launched.done->Record(stream->handle());
   if (!status.ok()) return status;
-  for (const core::RunItem& item : group->items) {
-    if (item.work != nullptr) static_cast<cuda::DeviceWork&>(*item.work).done = done;
+  for (const core::RunItem& item : launched.group->items) {
+    if (item.work != nullptr) cuda::AsDeviceWork(*item.work).done = launched.done;
   }
-  in_flight.push_back({number, group, std::move(done)});
+  in_flight.push_back(std::move(launched));
   return status;
 }
 
 Status DeviceLane::Impl::Remove(core::SetNumber set) {
-  const auto found = sets.find(set);
-  if (found == sets.end()) return Status::Ok();  // it never used this device
-  Status status = Await([this](bool* over) {
-    *over = in_flight.empty();
+  const bool is_used = sets.Find(set) != nullptr;
+  Status status = Await([this, is_used](bool* over) {
+    *over = !is_used || in_flight.empty();
     return Status::Ok();
   });
-  if (!status.ok()) return status;
-  found->second.staging.reset();
-  status = found->second.communicator->Finalize(patience());
-  sets.erase(found);
-  return status;
+  return status.ok() ? sets.Remove(set, patience()) : status;
 }
 
-Status DeviceLane::Impl::Do(const Task& task) {
+Status DeviceLane::Impl::Do(const Task& task, Status* verdict) {
   Status status = Prepare();
-  if (task.group == nullptr) {
-    if (status.ok()) status = Remove(task.set);
-    if (!status.ok()) return status;
-    core::MutexLock lock(mutex);
-    unfinished.erase(task.number);
-    return status;
-  }
+  if (task.group == nullptr) return status.ok() ? Remove(task.set) : status;
+  GroupTrace trace(options.observer, *task.group, core::trace::Track::kDevice);
+  cuda::EventPtr inputs;
   if (status.ok() && task.meeting != nullptr) status = Meet(task);
   if (status.ok() && task.passage != nullptr) {
     const PassageContext context{
@@ -279,18 +283,63 @@ Status DeviceLane::Impl::Do(const Task& task) {
         }};
     status = PassThroughHost(context, *task.group, *task.passage);
   } else if (status.ok()) {
-    status = Launch(task.group);
+    *verdict = sets.WhyRefused(task.set);
+    if (!verdict->ok()) return status;
+    status = Launch(task.group, &inputs);
   }
-  return status.ok() ? MarkEnd(task.group, task.number) : status;
+  if (!status.ok()) return status;
+  return MarkEnd({.number = task.number,
+                  .group = task.group,
+                  .done = nullptr,
+                  .inputs = std::move(inputs),
+                  .inputs_at = {},
+                  .trace = std::move(trace),
+                  .carrier = task.passage != nullptr ? "host" : "nccl"});
+}
+
+Status DeviceLane::Impl::SeeInputs(InFlight& group) {
+  if (group.inputs == nullptr) return Status::Ok();
+  bool reached = false;
+  Status status = group.inputs->Poll(&reached);
+  if (!reached) return status;
+  group.inputs.reset();
+  group.inputs_at = core::Clock::now();
+  return status;
+}
+
+// The device takes one group after the other.
+void DeviceLane::Impl::TellEnd(InFlight& over) {
+  if (!over.trace.on()) return;
+  const core::TimePoint turn = std::max(over.trace.begin(), retired);
+  const core::TimePoint begin = std::max(turn, over.inputs_at);
+  if (begin > turn) over.trace.Awaited(turn, begin);
+  retired = core::Clock::now();
+  over.trace.Moved(over.carrier, begin, retired);
+  over.trace.Finish(turn);
+}
+
+// What allocates the outputs may throw, and memory may be short anywhere.
+Status DeviceLane::Impl::DoOrThrown(const Task& task, Status* verdict) {
+  try {
+    return Do(task, verdict);
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kBackend, "out of memory"};
+  } catch (const std::exception& error) {
+    return {StatusCode::kBackend, error.what()};
+  } catch (...) {
+    return {StatusCode::kBackend, "an exception of unknown type"};
+  }
 }
 
 Status DeviceLane::Impl::Retire() {
   bool moved = false;
   while (!in_flight.empty()) {
     bool reached = false;
-    Status status = in_flight.front().done->Poll(&reached);
+    Status status = SeeInputs(in_flight.front());
+    if (status.ok()) status = in_flight.front().done->Poll(&reached);
     if (!status.ok()) return status;
     if (!reached) break;
+    TellEnd(in_flight.front());
     {
       core::MutexLock lock(mutex);
       unfinished.erase(in_flight.front().number);
@@ -302,22 +351,17 @@ Status DeviceLane::Impl::Retire() {
   const core::TimePoint now = core::Clock::now();
   if (now - watched < kWatch) return Status::Ok();
   watched = now;
-  for (auto& [set, parts] : sets) {
-    if (Status status = parts.communicator->CheckAsync(); !status.ok()) return status;
-  }
-  return Status::Ok();
+  return sets.CheckAsync();
 }
 
-void DeviceLane::Impl::AbortAll() {
-  for (auto& [set, parts] : sets) parts.communicator->Abort();
+bool DeviceLane::Impl::CudaHasGone() const {
+  int capture = 0;
+  return stream != nullptr && options.device->api().StreamIsCapturing(stream->handle(), &capture) ==
+                                  cuda::Error::kDeinitialized;
 }
 
 void DeviceLane::Impl::EndWell() {
-  for (auto& [set, parts] : sets) {
-    parts.staging.reset();
-    static_cast<void>(parts.communicator->Finalize(patience()));
-  }
-  sets.clear();
+  sets.FinalizeAll(patience());
   // On this thread, whose device it is.
   pinned.reset();
   events.reset();
@@ -328,16 +372,16 @@ void DeviceLane::Impl::EndWell() {
 // The device may write to what was launched until the communicators are aborted, and after an error
 // of its own for ever.
 void DeviceLane::Impl::EndBadly() {
-  AbortAll();
+  sets.AbortAll();
+  LeaveAll();
+}
+
+void DeviceLane::Impl::LeaveAll() {
   KeepForever(std::make_shared<std::deque<InFlight>>(std::move(in_flight)));
   in_flight.clear();
   if (stream != nullptr) stream->LeaveBehind();
-  for (auto& [set, parts] : sets) {
-    KeepForever(std::make_shared<SetParts>(std::move(parts)));
-  }
-  sets.clear();
+  sets.LeaveAll();
   KeepForever(std::shared_ptr<PinnedMemory>(std::move(pinned)));
-  KeepForever(std::shared_ptr<cuda::Kernels>(std::move(kernels)));
 }
 
 void DeviceLane::Impl::CallOut(const std::function<void()>& call) {
@@ -358,9 +402,10 @@ void DeviceLane::Impl::RunLane() {
   for (bool goes_on = true; goes_on;) {
     if (std::optional<Task> task = Next()) {
       concerned = task->group;
-      status = Do(*task);
+      Status verdict;
+      status = DoOrThrown(*task, &verdict);
       // Launched: the rest is a matter of the streams.
-      if (status.ok()) CallOut([&] { Tell(*task); });
+      if (status.ok()) CallOut([&] { Tell(*task, verdict); });
     }
     if (status.ok()) {
       if (!in_flight.empty()) concerned = in_flight.front().group;
@@ -371,15 +416,19 @@ void DeviceLane::Impl::RunLane() {
     goes_on = status.ok() && !stopped.load(std::memory_order_relaxed) &&
               !(quit && queue.empty() && in_flight.empty());
   }
+  const bool gone = CudaHasGone();
   if (!status.ok()) {
     KeepForever(std::const_pointer_cast<GroupTask>(concerned));
     CallOut([&] {
+      if (gone) return Stop({StatusCode::kShutDown, status.message()}, std::nullopt);
       if (concerned == nullptr) return Stop(status, "");
       const LaneTask task{concerned, nullptr};
       Stop(task.Describe(status), task.TensorName());
     });
   }
-  if (stopped.load(std::memory_order_relaxed)) {
+  if (gone) {
+    LeaveAll();
+  } else if (stopped.load(std::memory_order_relaxed)) {
     EndBadly();
   } else {
     EndWell();
@@ -389,8 +438,17 @@ void DeviceLane::Impl::RunLane() {
   changed.NotifyAll();
 }
 
-void DeviceLane::Impl::Tell(const Task& task) const {
-  if (task.group != nullptr) return CompleteAll(task.group->items, Status::Ok());
+void DeviceLane::Impl::Tell(const Task& task, const Status& verdict) {
+  if (task.group != nullptr) {
+    const LaneTask lane_task{task.group, nullptr};
+    CompleteAll(task.group->items, verdict.ok() ? verdict : lane_task.Describe(verdict));
+    if (verdict.ok()) return;  // it retires when the device is through with it
+  }
+  // After the handles: who finds the lane idle finds them complete.
+  {
+    core::MutexLock lock(mutex);
+    unfinished.erase(task.number);
+  }
   if (options.on_progress) options.on_progress();
 }
 
@@ -447,13 +505,9 @@ bool DeviceLane::Idle() const {
 }
 
 std::vector<core::RunningOperation> DeviceLane::Running() const {
-  std::vector<core::RunningOperation> operations;
   core::MutexLock lock(impl_->mutex);
-  for (const auto& [number, task] : impl_->unfinished) {
-    if (task.group == nullptr) continue;
-    operations.push_back({task.set, task.group->ToString(), task.group->since});
-  }
-  return operations;
+  return impl_->stopped.load(std::memory_order_relaxed) ? impl_->stopped_in
+                                                        : Impl::RunningOf(impl_->unfinished);
 }
 
 void DeviceLane::Abandon(const Status& why) {

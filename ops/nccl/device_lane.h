@@ -27,6 +27,7 @@ struct DeviceLaneOptions {
   std::function<void(const core::Status& why, const std::string& tensor)> on_failure;
   // Something ended (rings the engine's doorbell).
   std::function<void()> on_progress;
+  core::trace::ObserverPtr observer;  // null: nothing is recorded
 };
 
 // Thread-safe; nothing here blocks but the destructor. No lock is held while a callback, a handle,

@@ -1,8 +1,5 @@
 #include "ops/nccl/group_launch.h"
 
-#include <exception>
-#include <new>
-
 namespace sirtaki::ops::nccl {
 namespace {
 
@@ -46,7 +43,7 @@ Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task) {
   const cuda::Event* last = nullptr;
   for (const core::RunItem& item : task.items) {
     if (item.work == nullptr) continue;
-    const cuda::EventPtr& ready = static_cast<const cuda::DeviceWork&>(*item.work).ready;
+    const cuda::EventPtr& ready = cuda::AsDeviceWork(*item.work).ready;
     if (ready == nullptr || ready.get() == last) continue;
     last = ready.get();
     if (Status status = ready->Block(stream.handle()); !status.ok()) return status;
@@ -56,15 +53,11 @@ Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task) {
 
 Status LaunchGroup(const LaunchContext& context, const GroupTask& task) {
   Status status = AwaitProducers(context.stream, task);
-  if (!status.ok()) return status;
-  // What allocates the outputs may throw.
-  try {
-    return LaunchKind(context, task);
-  } catch (const std::bad_alloc&) {
-    return {StatusCode::kBackend, "out of memory"};
-  } catch (const std::exception& error) {
-    return {StatusCode::kBackend, error.what()};
+  if (status.ok() && context.inputs != nullptr) {
+    status = context.events.Take(context.inputs);
+    if (status.ok()) status = (*context.inputs)->Record(context.stream.handle());
   }
+  return status.ok() ? LaunchKind(context, task) : status;
 }
 
 DataType DataTypeOf(core::DType dtype) {

@@ -27,6 +27,8 @@ struct LaunchContext {
   Patience patience;
   // Returns when the device has come to the event, or with the error that ends the wait.
   std::function<core::Status(const cuda::Event&)> await;
+  // Marks where the inputs are there; null: nobody wants to know.
+  cuda::EventPtr* inputs = nullptr;
 };
 
 // What GPUs cannot do yet; empty if they can. All ranks judge alike.
@@ -36,7 +38,7 @@ std::string WhyNotOnDevice(const core::Signature& signature);
 core::Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task);
 
 // When it returns ok, an event that is recorded in the stream marks the end of the group. Else some
-// of it may be under way: the group's fault.
+// of it may be under way: the group's fault. Throws what the outputs' allocation throws.
 core::Status LaunchGroup(const LaunchContext& context, const GroupTask& task);
 
 // ---- the kinds ----

@@ -57,7 +57,7 @@ Status AwaitHost(const PassageContext& context, const HostPassage& passage) {
 
 }  // namespace
 
-GroupTaskPtr MakeHostPart(const GroupTask& group, HostPassagePtr* passage) {
+std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostPassagePtr* passage) {
   auto part = std::make_shared<GroupTask>(group);
   auto made = std::make_shared<HostPassage>();
   for (core::RunItem& item : part->items) {
@@ -76,6 +76,7 @@ GroupTaskPtr MakeHostPart(const GroupTask& group, HostPassagePtr* passage) {
   }
   if (!made->works.empty()) {
     part->inputs_there = made->there;
+    part->of_device = true;
     *passage = std::move(made);
   }
   return part;

@@ -24,7 +24,7 @@ using HostPassagePtr = std::shared_ptr<HostPassage>;
 
 // The host's part of a group on a device, for HostLanes::StartLarge. `passage`: null if this rank
 // has joined, which then takes part on the host alone.
-GroupTaskPtr MakeHostPart(const GroupTask& group, HostPassagePtr* passage);
+std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostPassagePtr* passage);
 
 // On the device's lane. Returns when the results are in the tensors. Errors: those of CUDA, and of
 // the host's part.

@@ -310,7 +310,7 @@ class Exchange {
     if (item.work == nullptr) return Status::Ok();
     std::byte* output = nullptr;
     if (kind_ != OpKind::kGather || is_root()) {
-      static_cast<cuda::DeviceWork&>(*item.work).lane_stream = context_.stream.handle();
+      cuda::AsDeviceWork(*item.work).lane_stream = context_.stream.handle();
       output = static_cast<std::byte*>(item.work->allocate_output(getting));
       if (got > 0 && output == nullptr) return {StatusCode::kBackend, NoMemoryFor(item)};
     }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run_test.sh BUILD: benchmarks/run.sh prints a table and writes the JSON that it promises, of two works that cost
-# little; a name that is not known is refused.
+# little; those on GPUs are listed as skipped where there is none; a name that is not known is refused.
 set -euo pipefail
 build=${1:?usage: run_test.sh BUILD}
 json=$(mktemp)
@@ -12,7 +12,15 @@ if bash benchmarks/run.sh --build "$build" nonsense 2>"$json"; then
 fi
 grep -q "no work is called 'nonsense'" "$json"
 
-bash benchmarks/run.sh --build "$build" --tiny --json "$json" latency control
+output=$(bash benchmarks/run.sh --build "$build" --tiny --json "$json" latency control gpu_resnet50 gpu_pack)
+printf '%s\n' "$output"
+# Each on a GPU is measured, or listed with the reason.
+for work in gpu_resnet50=ResNet-50 gpu_pack=pack; do
+  if ! grep -qE "^${work#*=} " <<<"$output" && ! grep -qE "^skipped: .*${work%=*}.*: ." <<<"$output"; then
+    echo "${work%=*} was neither measured nor skipped" >&2
+    exit 1
+  fi
+done
 python3 - "$json" <<'PYTHON'
 import json
 import math

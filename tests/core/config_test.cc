@@ -71,6 +71,12 @@ TEST(ConfigTest, DefaultsAreThoseOfTheDocumentation) {
   EXPECT_FALSE(config.deterministic);
   EXPECT_FALSE(config.autotune);
   EXPECT_EQ(config.autotune_log, "");
+  EXPECT_EQ(config.timeline, "");
+  EXPECT_EQ(config.timeline_bytes, 256 * kMiB);
+  EXPECT_EQ(config.flight_records, "auto");
+  EXPECT_EQ(config.metrics_file, "");
+  EXPECT_EQ(config.metrics_interval, 10s);
+  EXPECT_FALSE(config.summary);
   EXPECT_EQ(config.settings, "");
   for (const OptionSource source : config.sources) EXPECT_EQ(source, OptionSource::kDefault);
   EXPECT_EQ(DescribeConfig(config), "defaults");
@@ -139,6 +145,18 @@ TEST(ConfigTest, EveryOptionCanBeGivenInEveryWay) {
        [](const Config& c) { return c.autotune; }},
       {OptionId::kAutotuneLog, "--sirtaki-autotune-log", "SIRTAKI_AUTOTUNE_LOG", "autotune_log",
        "tuned.csv", [](const Config& c) { return c.autotune_log == "tuned.csv"; }},
+      {OptionId::kTimeline, "--sirtaki-timeline", "SIRTAKI_TIMELINE", "timeline", "traces",
+       [](const Config& c) { return c.timeline == "traces"; }},
+      {OptionId::kTimelineBytes, "--sirtaki-timeline-bytes", "SIRTAKI_TIMELINE_BYTES",
+       "timeline_bytes", "2M", [](const Config& c) { return c.timeline_bytes == 2 * kMiB; }},
+      {OptionId::kFlightRecords, "--sirtaki-flight-records", "SIRTAKI_FLIGHT_RECORDS",
+       "flight_records", "off", [](const Config& c) { return c.flight_records == "off"; }},
+      {OptionId::kMetricsFile, "--sirtaki-metrics-file", "SIRTAKI_METRICS_FILE", "metrics_file",
+       "metrics.prom", [](const Config& c) { return c.metrics_file == "metrics.prom"; }},
+      {OptionId::kMetricsInterval, "--sirtaki-metrics-interval", "SIRTAKI_METRICS_INTERVAL",
+       "metrics_interval", "2s", [](const Config& c) { return c.metrics_interval == 2s; }},
+      {OptionId::kSummary, "--sirtaki-summary", "SIRTAKI_SUMMARY", "summary", "yes",
+       [](const Config& c) { return c.summary; }},
       {OptionId::kSettings, "--sirtaki-settings", "SIRTAKI_SETTINGS", "settings", "/dev/null",
        [](const Config& c) { return c.settings == "/dev/null"; }},
   };
@@ -244,7 +262,7 @@ TEST(ConfigTest, VariablesOfTestsScriptsAndOthersAreIgnored) {
   EXPECT_EQ(ParsedOrDie({}, {{"SIRTAKI_TEST_SEED", "1"},
                              {"SIRTAKI_JOBS", "2"},
                              {"SIRTAKI_BOOTSTRAP_WITH", "clang-format"},
-                             {"HOROVOD_TIMELINE", "1"},
+                             {"HOROVOD_CYCLE_TIME", "1"},
                              {"SIRTAKIS", "1"}}),
             Config{});
 }
@@ -287,6 +305,12 @@ TEST(ConfigHorovodTest, TheStallCheckCanBeDisabled) {
 TEST(ConfigHorovodTest, WhatHorovodAllowsAndWeDoNotIsMadeToFit) {
   EXPECT_EQ(ParsedOrDie({}, {{"HOROVOD_CACHE_CAPACITY", "0"}}).id_capacity, 1);
   EXPECT_EQ(ParsedOrDie({}, {{"HOROVOD_LOG_LEVEL", "fatal"}}).log_level, LogLevel::kError);
+}
+
+TEST(ConfigHorovodTest, ATimelineThatTheProgramBeginsLaterIsNoFolder) {
+  EXPECT_EQ(ParsedOrDie({}, {{"HOROVOD_TIMELINE", "DYNAMIC"}}), Config{});
+  EXPECT_EQ(ParsedOrDie({}, {{"HOROVOD_TIMELINE", "traces"}}).timeline, "traces");
+  EXPECT_EQ(ParsedOrDie({}, {{"SIRTAKI_TIMELINE", "DYNAMIC"}}).timeline, "DYNAMIC");
 }
 
 TEST(ConfigHorovodTest, WhatIsOverruledIsNotRead) {
@@ -517,7 +541,7 @@ TEST(ConfigSerializeTest, ComesBackAsItWas) {
                                     {{"SIRTAKI_WAIT", "yield"}, {"HOROVOD_FUSION_THRESHOLD", "7"}},
                                     {{"intra_op_threads", "5"}});
   const std::string bytes = SerializeConfig(config);
-  EXPECT_LT(bytes.size(), 100U);
+  EXPECT_LT(bytes.size(), 150U);
   Config received;
   ASSERT_TRUE(DeserializeConfig(bytes, &received).ok());
   EXPECT_EQ(received, config);

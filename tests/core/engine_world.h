@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -83,7 +84,10 @@ class SilentTransport final : public Transport {
  public:
   explicit SilentTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
   void Send(int rank, Bytes bytes) override { inner_->Send(rank, std::move(bytes)); }
-  std::optional<Incoming> TryReceive() override { return inner_->TryReceive(); }
+  std::optional<Incoming> TryReceive() override {
+    if (before_receive) before_receive();
+    return inner_->TryReceive();
+  }
   bool Flush() override { return flushed; }
   Status health() const override { return inner_->health(); }
   std::uint64_t ArmDoorbell() override { return inner_->ArmDoorbell(); }
@@ -95,6 +99,7 @@ class SilentTransport final : public Transport {
 
   bool rings = true;
   bool flushed = true;
+  std::function<void()> before_receive;
 
  private:
   std::unique_ptr<Transport> inner_;
@@ -107,12 +112,16 @@ struct Rank {
   FakeExecutor executor;
   std::unique_ptr<Engine> engine;
   std::vector<Status> faults_heard;
+  trace::ObserverPtr observer;
+  std::function<void()> on_start;
 };
 
 class World {
  public:
-  // Each rank is a host of its own, so that arity 1 makes a chain 0 - 1 - 2.
-  explicit World(int size, int arity = 8) : hub(size) {
+  // Each rank is a host of its own, so that arity 1 makes a chain 0 - 1 - 2. With a limit time is
+  // real: the engines may have threads.
+  explicit World(int size, int arity = 8, Duration stuck_limit = {}, bool observed = false)
+      : hub(size) {
     std::vector<int> hosts;
     for (int rank = 0; rank < size; ++rank) hosts.push_back(rank);
     const Tree tree = Tree::Build(hosts, arity);
@@ -129,7 +138,13 @@ class World {
       options.session = 7;
       options.rank = rank;
       options.host = "host" + std::to_string(rank);
-      options.now = [this] { return now; };
+      options.stuck_limit = stuck_limit;
+      if (stuck_limit == Duration::zero()) options.now = [this] { return now; };
+      if (observed) r.observer = std::make_shared<trace::Observer>();
+      options.observer = r.observer;
+      options.on_start = [&r](const RunBatch&) {
+        if (r.on_start) r.on_start();
+      };
       options.on_fault = [&r](const Status& cause) { r.faults_heard.push_back(cause); };
       r.engine = std::make_unique<Engine>(std::move(options), *r.transport, *r.negotiator, r.queue,
                                           r.executor);

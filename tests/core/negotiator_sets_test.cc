@@ -18,6 +18,7 @@ using core::Key;
 using core::RankRanges;
 using core::SetNumber;
 using core::StatusCode;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -197,6 +198,84 @@ TEST_F(NegotiatorSetsTest, ACallThatIsLateBeforeItIsSubmittedNamesWhoMissesItToo
     ASSERT_TRUE(sim_.node(rank).faulted());
     EXPECT_THAT(sim_.node(rank).cause().text, HasSubstr("not submitted by rank 2"));
   }
+}
+
+TEST_F(NegotiatorSetsTest, AWarningOfACallWithoutANameSaysWhatItIs) {
+  std::vector<core::StallWarning> warnings;
+  sim_.on_warning = [&](int, const core::StallWarning& warning) { warnings.push_back(warning); };
+  for (const int rank : {0, 1, 3}) Submit(rank, Key::Unnamed(0, 0), AllReduceOf({1}));
+  sim_.Run(std::chrono::seconds(62), std::chrono::milliseconds(50));
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_THAT(core::StallText(warnings[0]), HasSubstr("all-reduce: unnamed call #0 has waited 60"));
+  EXPECT_EQ(core::StallBrief(warnings[0]), "waits for rank 2: all-reduce: unnamed call #0");
+}
+
+// Ranks 0 and 3 run what the others have finished.
+TEST_F(NegotiatorSetsTest, WhatRunsForLongIsWarnedOfOnceByItsSeatAndAfterAsLongAgain) {
+  std::vector<std::pair<int, std::string>> warnings;
+  sim_.on_warning = [&](int rank, const core::StallWarning& warning) {
+    warnings.emplace_back(rank, core::StallText(warning));
+  };
+  for (const int rank : {0, 3}) {
+    sim_.local(rank).running = {{0, sim_.now(), Key::Named(0, "w")}};
+    sim_.local(rank).drained = false;
+  }
+  sim_.Run(std::chrono::seconds(59), std::chrono::milliseconds(50));
+  EXPECT_TRUE(warnings.empty());
+  sim_.Run(std::chrono::seconds(5), std::chrono::milliseconds(50));
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_EQ(warnings[0].first, 0);
+  EXPECT_THAT(warnings[0].second, HasSubstr("\"w\" is agreed on and has not ended for 60"));
+  for (int rank = 0; rank < 4; ++rank) {
+    const std::string number = std::to_string(rank);
+    EXPECT_THAT(warnings[0].second, HasSubstr("; rank " + number + ": activity of rank " + number));
+  }
+  sim_.Run(std::chrono::seconds(50), std::chrono::milliseconds(50));
+  EXPECT_EQ(warnings.size(), 1u);
+  sim_.Run(std::chrono::seconds(10), std::chrono::milliseconds(50));
+  EXPECT_EQ(warnings.size(), 2u);
+  sim_.Run(std::chrono::seconds(100), std::chrono::milliseconds(50));
+  EXPECT_EQ(warnings.size(), 2u);
+  sim_.Run(std::chrono::seconds(30), std::chrono::milliseconds(50));
+  EXPECT_EQ(warnings.size(), 3u);
+  EXPECT_FALSE(sim_.node(0).faulted());
+}
+
+// Each in its turn: a backlog is no stall.
+TEST_F(NegotiatorSetsTest, WhatIsQueuedBehindOthersIsNotLateBeforeItsTurn) {
+  int warnings = 0;
+  sim_.on_warning = [&](int, const core::StallWarning&) { ++warnings; };
+  const core::TimePoint start = sim_.now();
+  for (int i = 0; i < 60; ++i) {  // 50 minutes of them
+    sim_.local(0).running = {{0, start, Key::Named(0, "w" + std::to_string(i))}};
+    sim_.Run(std::chrono::seconds(50), std::chrono::milliseconds(500));
+  }
+  EXPECT_EQ(warnings, 0);
+  EXPECT_FALSE(sim_.node(0).faulted());
+}
+
+TEST_F(NegotiatorSetsTest, WhatRunsForLongerThanTheLimitIsTheGroupsFault) {
+  sim_.local(3).running = {{0, sim_.now(), Key::Named(0, "w")}};
+  sim_.local(3).drained = false;
+  sim_.Run(std::chrono::seconds(3), std::chrono::milliseconds(50));
+  sim_.Advance(std::chrono::minutes(31));
+  sim_.Settle();
+  EXPECT_FALSE(sim_.node(3).faulted());  // the job may have been stopped, and goes on
+  sim_.Run(std::chrono::seconds(11), std::chrono::milliseconds(50));
+  for (int rank = 0; rank < 4; ++rank) {
+    ASSERT_TRUE(sim_.node(rank).faulted());
+    EXPECT_THAT(sim_.node(rank).cause().text,
+                AllOf(HasSubstr("\"w\" is agreed on and has not ended for 31"),
+                      HasSubstr("longer than stall_limit (30 min); rank 3: activity of rank 3")));
+  }
+}
+
+// A message is waited for as long as its peer lives.
+TEST_F(NegotiatorSetsTest, WhatHasNoKeyMayRunForEver) {
+  sim_.local(3).running = {{0, sim_.now(), {}}};
+  sim_.Advance(std::chrono::minutes(31));
+  sim_.Settle();
+  EXPECT_FALSE(sim_.node(3).faulted());
 }
 
 // The decision is on its way down while the report of the delay goes up.

@@ -13,6 +13,9 @@ TEST(KeyTest, TextSaysWhichForm) {
   EXPECT_EQ(Key::Named(0, "layer1.weight").ToString(), "\"layer1.weight\"");
   EXPECT_EQ(Key::Unnamed(0, 7).ToString(), "unnamed call #7");
   EXPECT_EQ(Key::Bucket(0, 1, 3).ToString(), "bucket 3 of arena 1");
+  const std::uint64_t laid_out_twice = std::uint64_t{1} << 32U | 1U;
+  EXPECT_EQ(Key::Bucket(2, laid_out_twice, 3).ToString(),
+            "bucket 3 of arena 1, layout 2 of process set 2");
 }
 
 TEST(KeyTest, TextEscapesAndShortensTheName) {

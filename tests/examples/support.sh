@@ -1,4 +1,4 @@
-# For sourcing by the tests of train_digits, which set program before.
+# For sourcing by the tests of the examples, which set program before.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 top=$here/../..
 scratch=$(mktemp -d)

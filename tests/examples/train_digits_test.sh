@@ -30,7 +30,7 @@ expect 2 "an unknown argument" "unknown argument '--epoch'" "--help"
 run 0 --epochs
 expect 2 "a missing value" "--epochs needs a value"
 for bad in "--epochs=0" "--epochs=2x" "--batch-size=-1" "--lr=fast" "--lr=0" "--lr=nan" "--seed=" \
-  "--accumulate=0" "--optimizer=lbfgs" "--compression=f8" "--uneven=keep" "--stop-after=-1"; do
+  "--accumulate=0" "--optimizer=lbfgs" "--compression=f8" "--uneven=keep" "--stop-after=-1" "--device=gpu"; do
   run 0 "$bad"
   expect 2 "$bad" "${bad%%=*} takes " "'${bad#*=}'"
 done
@@ -55,6 +55,21 @@ done
 run 2 --optimizer adam --epochs 5 --accumulate 2 --batch-size 16 --compression bf16 --uneven pad
 expect 0 "accumulation, compression and padding" "parameters identical on all ranks"
 accuracy_is_good "accumulation, compression and padding" 90
+
+# --- on a GPU, and where there is none ---
+run 2 --epochs 1 --device cuda
+if [ "$code" = 0 ]; then
+  expect 0 "--device cuda" "epoch   1/1" "parameters identical on all ranks"
+elif grep -q 'would share' "$scratch/output"; then
+  expect 2 "--device cuda with one GPU" "--device cuda: ranks 0 and 1 would share a GPU" "start as many ranks as there are GPUs"
+else
+  expect 2 "--device cuda without a GPU" "--device cuda: rank 0 cannot compute on a GPU: LibTorch"
+  [ "$(grep -c 'cannot compute' "$scratch/output")" = 1 ] || fail "--device cuda without a GPU: said more than once"
+fi
+each_rank "--device cuda" "--device auto"
+expect 2 "devices that differ" "the ranks have different settings: --device cuda on rank 0, --device auto on rank 1"
+run 2 --epochs 1 --device auto
+expect 0 "--device auto" "epoch   1/1"
 
 # --- its data ---
 run 0 --data "$scratch/missing.csv"

@@ -8,6 +8,7 @@
 //   stopped-small  … while small all-reduces are under way
 //   absent         the victim lives but submits nothing from the 6th step on
 //   exits          the victim ends without a word between two calls
+//   swaps          the victim makes two calls in the other order
 //
 // Each rank prints "rank R is process P" first. The others print "rank R after T ms: ERROR" and end
 // with code 3.
@@ -67,13 +68,14 @@ int Survive(Session& session, const std::string& what, int victim) {
   }
   Clock::time_point last = Clock::now();
   for (int step = 0;; ++step) {
-    if (rank == victim && step == kVictimsStep && !is_sudden) {
+    if (rank == victim && step == kVictimsStep && !is_sudden && what != "swaps") {
       if (what != "absent") Vanish(what);
       while (session.fault().ok()) std::this_thread::sleep_for(milliseconds(5));
       Say("victim " + std::to_string(rank) + ": " + session.fault().ToString());
       return 3;
     }
-    Vector vector(OpKind::kAllReduce, "step" + std::to_string(step % 8),
+    const bool swaps = what == "swaps" && rank == victim && step / 2 == kVictimsStep / 2 + 1;
+    Vector vector(OpKind::kAllReduce, "step" + std::to_string((swaps ? step ^ 1 : step) % 8),
                   std::vector<float>(count, 1.0F));
     const Status status = vector.Run(session);
     const auto now = Clock::now();

@@ -43,6 +43,15 @@ TEST(BucketPlanTest, EachTypeHasItsOwn) {
   EXPECT_EQ(PlanBuckets(gradients, {.first = 100, .others = 8}), (Buckets{{1, 3}, {0, 2, 4}}));
 }
 
+TEST(BucketPlanTest, EachDeviceHasItsOwn) {
+  const auto cuda = core::DeviceKind::kCuda;
+  const std::vector<BucketedGradient> gradients = {
+      {4, DType::kF32},          {4, DType::kF32, cuda, 0}, {4, DType::kF32, cuda, 1},
+      {4, DType::kF32, cuda, 0}, {4, DType::kF32},          {4, DType::kF32, cuda, 1}};
+  EXPECT_EQ(PlanBuckets(gradients, {.first = 100, .others = 100}),
+            (Buckets{{1, 3}, {0, 4}, {2, 5}}));
+}
+
 TEST(BucketPlanTest, NothingMakesNothing) {
   EXPECT_TRUE(PlanBuckets({}, {.first = 1, .others = 1}).empty());
   EXPECT_EQ(PlanBuckets(Floats({0, 0}), {.first = 1, .others = 1}), (Buckets{{0, 1}}));

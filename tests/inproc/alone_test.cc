@@ -20,10 +20,15 @@ using core::Status;
 using ops::RunCase;
 using ops::RunSide;
 
+Devices& NoDevices() {
+  static Devices devices{GpuLibraries::OfProcess()};
+  return devices;
+}
+
 Status RunItem(const core::RunItem& item) {
   item.work->request.key = item.key;
   item.work->request.signature = item.signature;
-  Status status = RunAlone(*item.work);
+  Status status = RunAlone(*item.work, NoDevices());
   item.work->handle->Complete(status);
   return status;
 }
@@ -93,7 +98,7 @@ TEST(AloneTest, AGroupedCallMovesAllItsParts) {
   }
   work.request.key = core::Key::Named(core::kWorldSet, "w");
   work.request.signature = whole;
-  EXPECT_TRUE(RunAlone(work).ok());
+  EXPECT_TRUE(RunAlone(work, NoDevices()).ok());
   for (std::size_t i = 0; i < cases.size(); ++i) {
     sides[i].handle()->Complete(Status::Ok());
     sides[i].Check(cases[i], 0, 1);
@@ -104,7 +109,7 @@ TEST(AloneTest, AGroupedCallMovesAllItsParts) {
   work.parts[0]->allocate_output = [](const auto&) -> void* {
     throw std::runtime_error("the pool is empty");
   };
-  const Status status = RunAlone(work);
+  const Status status = RunAlone(work, NoDevices());
   EXPECT_EQ(status.code(), core::StatusCode::kBackend);
   EXPECT_THAT(status.message(), ::testing::HasSubstr("\"w\": the pool is empty"));
 }

@@ -701,6 +701,23 @@ TEST_F(LoneSessionTest, AbortAndShutdownEndIt) {
   EXPECT_EQ(session_->Check().code(), StatusCode::kNotInitialized);
 }
 
+// ---- the line about it ----
+
+TEST_P(SessionTest, SaysWhereItIsAndWhatItHas) {
+  RankThreads::Run(size(), [&](int rank) {
+    const auto session = Start(world_, rank);
+    const std::string& line = session->description();
+    const std::string place = ": rank " + std::to_string(rank) + " of " + std::to_string(size());
+    EXPECT_EQ(line.rfind("Sirtaki ", 0), 0U) << line;
+    for (const std::string& part :
+         {place, std::string("; in-process"), std::string("host data moves by "),
+          std::string(" for each; waits yield"), std::string("; options: ")}) {
+      EXPECT_NE(line.find(part), std::string::npos) << part << " in " << line;
+    }
+    EXPECT_TRUE(session->Shutdown("done").ok());
+  });
+}
+
 // ---- serialized ranks ----
 
 TEST_P(SessionTest, OneSerializedRankMakesAllSerialized) {

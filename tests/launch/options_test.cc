@@ -94,6 +94,15 @@ TEST(OptionsTest, AValueMayLookLikeAFlag) {
   EXPECT_FALSE(options.oversubscribe);
 }
 
+TEST(OptionsTest, WhatARunHasLeftIsAFolder) {
+  LaunchOptions options;
+  ASSERT_TRUE(Parse({"--explain", "records"}, &options).ok());
+  EXPECT_EQ(options.explain, "records");
+  ASSERT_TRUE(Parse({"--merge-timelines=traces"}, &options).ok());
+  EXPECT_EQ(options.merge_timelines, "traces");
+  EXPECT_EQ(Parse({"--explain="}, &options).message(), "--explain: is empty");
+}
+
 TEST(OptionsTest, AnErrorLeavesTheOptionsAsTheyWere) {
   LaunchOptions options;
   options.np = 7;

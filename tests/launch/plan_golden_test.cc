@@ -113,7 +113,8 @@ class Script {
     input_.options = {};
     core::Status status = ParseOptions(ShellWords(arguments).value(), input_.read, &input_.options);
     const LaunchOptions& options = input_.options;
-    if (status.ok() && (options.help || options.version || options.check_build)) {
+    if (status.ok() && (options.help || options.version || options.check_build ||
+                        !options.explain.empty() || !options.merge_timelines.empty())) {
       happened_ = "no plan is made\n";
       return;
     }

@@ -237,6 +237,22 @@ wait "$process" || code=$?
 [ "$code" = 143 ] || [ "$code" = 130 ] || fail "two signals: code $code"
 says "$output" "[0] goodbye"
 
+echo "--- SIGUSR1 goes on to the ranks"
+: >"$output"
+"$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 \
+  bash -c 'trap "echo asked; exit 0" USR1; echo begun; while true; do sleep 0.1; done' >"$output" 2>"$errors" </dev/null &
+process=$!
+for _ in $(seq 300); do
+  [ "$(grep -c begun "$output")" = 2 ] && break
+  sleep 0.1
+done
+code=0
+kill -USR1 "$process"
+wait "$process" || code=$?
+[ "$code" = 0 ] || fail "SIGUSR1: code $code"
+says "$output" "[0] asked"
+says "$output" "[1] asked"
+
 echo "--- Ctrl-C on a terminal, where the launcher gets it too"
 cat >"$work/ctrl_c.py" <<'END'
 import os, pty, signal, sys
@@ -427,6 +443,20 @@ if [ -e "$(dirname "$sirtakirun")/libsirtaki.so" ]; then
   grep -qE "^  \[X\] its MPI +.*[0-9]\.[0-9].*, $(realpath "$mpi")\$" "$output" || fail "not the MPI of the library"
 fi
 grep -qE "^  \[.\] (Open MPI|MPICH) +[0-9.]+, $(command -v mpirun)\$" "$output" || fail "no mpirun"
+
+echo "--- what the ranks of a run have left is read, and nothing started"
+run 2 --explain "$work/none"
+ends "$errors" "sirtakirun: $work/none: No such file or directory"
+mkdir "$work/left"
+run 2 --explain "$work/left"
+ends "$errors" "sirtakirun: $work/left: holds no flight-<number>.json"
+run 2 --merge-timelines "$work/left" touch "$work/started"
+ends "$errors" "sirtakirun: $work/left: holds no rank-<number>.json"
+[ ! -e "$work/started" ] || fail "the program was started"
+for rank in 0 1; do printf '[\n{"ph":"i","ts":%s,"pid":%s}\n]\n' "$rank" "$rank" >"$work/left/rank-$rank.json"; done
+run 0 --merge-timelines "$work/left"
+says "$output" "2 ranks in $work/left/timeline.json"
+python3 -c 'import json, sys; assert [e["pid"] for e in json.load(open(sys.argv[1]))] == [0, 1]' "$work/left/timeline.json" || fail "not merged"
 
 echo "--- a rank cannot start a run"
 code=0

@@ -75,7 +75,7 @@ wait "$job" || code=$?
 says '^sirtakirun: rank 3 on host h3 was lost: ' "$errors"
 says '^sirtakirun: starting again, 1 of 1, without h3$' "$errors"
 says '^\[0\] no checkpoint yet: from the beginning$' "$output"
-says '^\[0\] resumed after epoch ([2-9]|10|11)$' "$output"   # the third's may not have been written
+says '^\[0\] resumed after epoch ([2-9]|10|11), at a learning rate of ' "$output"   # the third's may not have been written
 says '^\[0\] 1433 training and 364 test samples; 3 ranks' "$output"
 says '^\[0\] epoch  12/12' "$output"
 is_good

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ops/cuda/device_work.h"
+#include "ops/cuda/kernels.h"
 #include "tests/support/fake_gpus.h"
 
 namespace sirtaki::ops::cuda {
@@ -19,6 +20,7 @@ using core::Status;
 using core::StatusCode;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using tests::FakeGpus;
 
 class CudaDeviceTest : public ::testing::Test {
@@ -48,6 +50,20 @@ TEST_F(CudaDeviceTest, MakesAContextOnNoOtherDevice) {
   EXPECT_TRUE(gpus_.calls("cudaSetDevice").empty());
 }
 
+TEST_F(CudaDeviceTest, AnEventGoesWithoutAContextOnAnotherDevice) {
+  const std::shared_ptr<Device> device = Open(3);
+  auto pool = std::make_unique<EventPool>(device);
+  EventPtr last = Take(*pool);
+  Take(*pool);  // and back
+  std::thread([&] {
+    pool.reset();
+    EXPECT_EQ(gpus_.live_events(), 1);
+    last.reset();
+  }).join();
+  EXPECT_EQ(gpus_.live_events(), 0);
+  EXPECT_THAT(gpus_.devices_with_context(), ElementsAre(3));
+}
+
 TEST_F(CudaDeviceTest, AThreadOfOursTakesTheDevice) {
   const std::shared_ptr<Device> device = Open(2);
   std::thread([&] {
@@ -57,8 +73,44 @@ TEST_F(CudaDeviceTest, AThreadOfOursTakesTheDevice) {
     ASSERT_TRUE(Stream::Make(device, &stream).ok());
     EXPECT_EQ(gpus_.live_streams(), 1);
   }).join();
-  EXPECT_EQ(gpus_.live_streams(), 0);
   EXPECT_THAT(gpus_.calls("cudaStreamCreate"), ElementsAre("cudaStreamCreateWithPriority -5"));
+}
+
+TEST_F(CudaDeviceTest, AStreamServesAgainAndGoesWithItsDevice) {
+  // LibTorch's allocator may have memory that belongs to it.
+  std::shared_ptr<Device> device = Open(2);
+  std::thread([&] {
+    ASSERT_TRUE(device->Adopt().ok());
+    std::unique_ptr<Stream> first;
+    ASSERT_TRUE(Stream::Make(device, &first).ok());
+    const StreamHandle handle = first->handle();
+    first.reset();
+    ASSERT_TRUE(Stream::Make(device, &first).ok());
+    EXPECT_EQ(first->handle(), handle);
+    std::unique_ptr<Stream> second;
+    ASSERT_TRUE(Stream::Make(device, &second).ok());
+    EXPECT_NE(second->handle(), handle);
+    first->LeaveBehind();
+    first.reset();
+    second.reset();
+    ASSERT_TRUE(Stream::Make(device, &first).ok());
+    EXPECT_NE(first->handle(), handle);
+  }).join();
+  EXPECT_THAT(gpus_.calls("cudaStreamDestroy"), IsEmpty());
+  device.reset();
+  EXPECT_EQ(gpus_.live_streams(), 1);  // the one that was left behind
+}
+
+TEST_F(CudaDeviceTest, KernelsAreLoadedOnceAndGoWithTheirDevice) {
+  std::shared_ptr<Device> device = Open(2);
+  for (int i = 0; i < 2; ++i) {
+    std::unique_ptr<Kernels> kernels;
+    ASSERT_TRUE(Kernels::Load(device, "an image", &kernels).ok());
+  }
+  EXPECT_EQ(gpus_.calls("cuModuleLoadData").size(), 1u);
+  EXPECT_THAT(gpus_.calls("cuModuleUnload"), IsEmpty());
+  device.reset();
+  EXPECT_EQ(gpus_.calls("cuModuleUnload").size(), 1u);
 }
 
 TEST_F(CudaDeviceTest, ErrorsNameTheFunctionAndAreForgotten) {
@@ -237,6 +289,20 @@ TEST_F(CudaDeviceTest, ACaptureIsRefused) {
   EXPECT_TRUE(gpus_.calls("cudaEventRecord").empty());
 }
 
+TEST_F(CudaDeviceTest, AWaitInACaptureIsRefused) {
+  DeviceWork work;
+  work.device = Open(0);
+  EventPool pool(work.device);
+  work.done = Take(pool);
+  StreamHandle stream = gpus_.MakeStream();
+  gpus_.SetCapturing(stream);
+  const Status status = AwaitDone(work, stream);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("CUDA graph"));
+  EXPECT_THAT(gpus_.calls("cudaStreamWaitEvent"), IsEmpty());
+  EXPECT_TRUE(AwaitDone(work, gpus_.MakeStream()).ok());
+}
+
 TEST_F(CudaDeviceTest, AThreadOfOursMayLookWhileAnotherCaptures) {
   const std::shared_ptr<Device> device = Open(1);
   EventPool pool(device);
@@ -250,6 +316,15 @@ TEST_F(CudaDeviceTest, AThreadOfOursMayLookWhileAnotherCaptures) {
     EXPECT_TRUE(status.ok()) << status.ToString();
   }).join();
   EXPECT_TRUE(reached);
+}
+
+TEST_F(CudaDeviceTest, WorkOfTheHostIsNotTakenForThatOfAGpu) {
+  DeviceWork work;
+  core::Work& of_gpu = work;
+  EXPECT_EQ(&AsDeviceWork(of_gpu), &work);
+  core::Work of_host;
+  of_host.request.key = core::Key::Named(core::kWorldSet, "w");
+  EXPECT_DEATH(AsDeviceWork(of_host), "\"w\".*that of the host");
 }
 
 TEST_F(CudaDeviceTest, WhatWasNeverLaunchedIsDone) {

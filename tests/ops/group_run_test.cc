@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
@@ -57,6 +60,10 @@ class GroupRunTest : public ::testing::TestWithParam<Mode> {
       options.on_failure = [](const Status& why, const std::string& key) {
         ADD_FAILURE() << key << ": " << why.ToString();
       };
+      // All that is said is true of every kind of run.
+      const auto observer = std::make_shared<core::trace::Observer>(std::size_t{1} << 14);
+      observer->detail = true;
+      options.observer = observer;
       HostLanes lanes(std::move(options), backend);
       std::vector<std::vector<RunSide>> sides;
       for (const Cases& cases : batches) sides.emplace_back(cases.size());
@@ -74,7 +81,33 @@ class GroupRunTest : public ::testing::TestWithParam<Mode> {
           sides[b][i].Check(batches[b][i], rank, size());
         }
       }
+      CheckPhases(*observer);
     });
+  }
+
+  // Those of a group follow each other, between its begin and its end.
+  static void CheckPhases(const core::trace::Observer& observer) {
+    using core::trace::EventKind;
+    std::vector<core::trace::Event> events;
+    std::uint64_t lost = 0;
+    observer.recorder.Read(0, true, &events, &lost);
+    std::map<std::uint64_t, core::TimePoint> reached;  // by group
+    std::int64_t finished = 0;
+    for (const core::trace::Event& event : events) {
+      if (event.kind == EventKind::kQueue) continue;
+      if (event.kind == EventKind::kBegin) {
+        reached[event.number] = event.begin;
+      } else if (const auto group = reached.find(event.number); group != reached.end()) {
+        const bool is_end = event.kind == EventKind::kFinish;
+        EXPECT_LE(event.begin, event.end);
+        EXPECT_LE(group->second, is_end ? event.end : event.begin) << event.text();
+        group->second = event.end;
+        finished += is_end ? 1 : 0;
+      }
+    }
+    if (lost > 0) return;
+    const auto counted = observer.metrics.Read().kind_groups;  // barriers too
+    EXPECT_EQ(finished, std::accumulate(counted.begin(), counted.end(), std::int64_t{0}));
   }
 
   // Each case in a batch of its own, and all of them in one.

@@ -22,6 +22,7 @@ using core::OpKind;
 using core::ReduceOp;
 using core::Status;
 using core::StatusCode;
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -79,6 +80,15 @@ std::vector<std::string> Texts(const std::vector<Outcome>& outcomes) {
   return texts;
 }
 
+// What all ranks are told of a set that cannot use its GPUs. The session goes on.
+void ExpectRefused(const std::vector<Outcome>& outcomes, const std::string& why) {
+  EXPECT_THAT(Texts(outcomes), Each(HasSubstr("all-reduce of \"w\" (GPU slot 0): " + why)));
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.handle.code(), StatusCode::kUnsupported);
+    EXPECT_TRUE(outcome.failure.ok()) << outcome.failure.ToString();
+  }
+}
+
 TEST(NcclLanesFailureTest, NoNcclAtOneRankIsToldToAll) {
   FakeGpus gpus;
   const std::vector<Outcome> outcomes = RunOne(gpus, 3, Sum(), [](int rank, LanesOptions& options) {
@@ -87,9 +97,7 @@ TEST(NcclLanesFailureTest, NoNcclAtOneRankIsToldToAll) {
       return Status(StatusCode::kUnsupported, "NCCL 2.13.4 in /opt/libnccl.so.2 does not do");
     };
   });
-  EXPECT_THAT(Texts(outcomes),
-              Each(AnyOf(HasSubstr("rank 1 cannot use its GPU: NCCL 2.13.4 in /opt/libnccl.so.2"),
-                         HasSubstr("another rank has failed"))));
+  ExpectRefused(outcomes, "rank 1 cannot use its GPU: NCCL 2.13.4 in /opt/libnccl.so.2");
   EXPECT_THAT(gpus.calls("ncclCommInitRankConfig"), IsEmpty());
 }
 
@@ -102,8 +110,7 @@ TEST(NcclLanesFailureTest, DifferentVersionsAreNamed) {
       return Status::Ok();
     };
   });
-  EXPECT_THAT(Texts(outcomes), Each(AnyOf(HasSubstr("2.21.5 at 1, 2.28.9 at 0"),
-                                          HasSubstr("another rank has failed"))));
+  ExpectRefused(outcomes, "the ranks have different versions of NCCL: 2.21.5 at 1, 2.28.9 at 0");
   EXPECT_THAT(gpus.calls("ncclCommInitRankConfig"), IsEmpty());
 }
 
@@ -114,9 +121,34 @@ TEST(NcclLanesFailureTest, ABuildWithoutKernelsSaysSo) {
     o.kernels = nullptr;
     o.why_no_kernels = "this build has no kernels for GPUs (off: SIRTAKI_CUDA=OFF)";
   });
-  EXPECT_THAT(Texts(outcomes),
-              Each(AnyOf(HasSubstr("rank 0 cannot use its GPU: this build has no kernels"),
-                         HasSubstr("another rank has failed"))));
+  ExpectRefused(outcomes, "rank 0 cannot use its GPU: this build has no kernels");
+}
+
+TEST(NcclLanesFailureTest, ASetThatCannotUseItsGpusHasTheHostAndOtherSets) {
+  FakeGpus gpus;
+  InprocWorld world(2);
+  RankThreads::Run(2, [&](int rank) {
+    DeviceRank device(gpus, world, rank, [rank](LanesOptions& options) {
+      if (rank == 0) return;
+      options.load_nccl = [](nccl::Library*) {
+        return Status(StatusCode::kUnsupported, "no NCCL");
+      };
+    });
+    for (const char* name : {"first", "second"}) {  // the second without another meeting
+      RunSide side;
+      device.Start({device.OnDevice(side.MakeItem(Sum(), name, rank, 2))});
+      device.RunToIdle();
+      ASSERT_TRUE(side.handle()->done());
+      EXPECT_THAT(side.handle()->status().message(),
+                  AllOf(HasSubstr(name), HasSubstr("rank 1 cannot use its GPU: no NCCL")));
+    }
+    const RunCase on_host = {.signature = {.shape = {40}}};
+    RunSide side;
+    device.Start({side.MakeItem(on_host, "host", rank, 2)});
+    device.RunToIdle();
+    EXPECT_TRUE(device.failure().ok()) << device.failure().ToString();
+    side.Check(on_host, rank, 2);
+  });
 }
 
 TEST(NcclLanesFailureTest, AnInitThatFailsAtOneRankEndsAll) {
@@ -317,6 +349,37 @@ TEST(NcclLanesFailureTest, AnOutputThatCannotBeAllocatedIsAFailure) {
   EXPECT_EQ(outcomes[1].failure.origin().rank, 1);
 }
 
+TEST(NcclLanesFailureTest, AnOutputWhoseAllocationThrowsSomethingElseIsAFailureToo) {
+  FakeGpus gpus;
+  const RunCase c =
+      OnDevice({.signature = {.kind = OpKind::kAllGather, .shape = {4}}, .rows = {2}});
+  const std::vector<Outcome> outcomes = RunOne(gpus, 1, c, nullptr, [](int, core::RunItem& item) {
+    item.work->allocate_output = [](const auto&) -> void* { throw 1; };
+  });
+  EXPECT_THAT(outcomes[0].handle.message(), HasSubstr("an exception of unknown type"));
+}
+
+TEST(NcclLanesFailureTest, AProcessThatExitsHasNotFailed) {
+  for (const bool busy : {true, false}) {
+    FakeGpus gpus;
+    InprocWorld world(1);
+    DeviceRank device(gpus, world, 0);
+    RunSide side;
+    if (busy) gpus.Hold();
+    device.Start({device.OnDevice(side.MakeItem(Sum(), "w", 0, 1))});
+    while (!side.handle()->done()) device.lanes().Step(core::Clock::now());
+    if (!busy) device.RunToIdle();
+    // CUDA's handlers of the exit come before ours.
+    gpus.Unload();
+    while (!device.lanes().Idle()) std::this_thread::yield();
+    EXPECT_TRUE(device.failure().ok()) << device.failure().ToString();
+    device.EndLanes();
+    // Nobody knows what NCCL does then.
+    EXPECT_THAT(gpus.calls("ncclCommAbort"), IsEmpty());
+    EXPECT_THAT(gpus.calls("ncclCommFinalize"), IsEmpty());
+  }
+}
+
 TEST(NcclLanesFailureTest, AbandoningEndsAGroupThatNobodyElseJoins) {
   FakeGpus gpus;
   InprocWorld world(2);
@@ -347,7 +410,7 @@ std::atomic<bool> has_left_nccl{false};
 
 TEST(NcclLanesFailureTest, ALaneThatIsLeftBehindStillHasItsNccl) {
   is_in_init = may_leave_init = has_left_nccl = false;
-  FakeGpus gpus;
+  static FakeGpus& gpus = *new FakeGpus;  // the lane uses it after the test
   gpus.nccl().CommInitRankConfig = [](nccl::CommHandle*, int, nccl::UniqueId, int, nccl::Config*) {
     is_in_init = true;
     is_in_init.notify_all();

@@ -184,8 +184,11 @@ TEST(ValidateTest, ShapesMakeSense) {
               HasSubstr("64 bits"));
 }
 
-TEST(ValidateTest, GpusAreNotSupportedYet) {
-  EXPECT_THAT(Why({.device = core::DeviceKind::kCuda, .shape = {1}}), HasSubstr("GPU"));
+TEST(ValidateTest, WhatGpusCannotDoIsRefused) {
+  constexpr auto kCuda = core::DeviceKind::kCuda;
+  EXPECT_EQ(Why({.device = kCuda, .shape = {1}}), "");
+  EXPECT_EQ(Why({.reduction = ReduceOp::kAdasum, .device = kCuda, .shape = {1}}), "");
+  EXPECT_THAT(Why({.device = kCuda, .shape = {-1}}), HasSubstr("negative"));
 }
 
 }  // namespace

@@ -17,6 +17,11 @@ if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=cc
 # Only the installed library may be found.
 ldd "$work/build/outside" | grep -F "libsirtaki.so" | grep -F "$work/prefix" ||
   { echo "the outside program does not use the installed library:"; ldd "$work/build/outside"; exit 1; }
+# LibTorch::CUDA is there where that library is, and brings it along though nothing of it is named.
+if [ -e "$(dirname "$(ldd "$work/build/outside" | sed -n 's/.*libtorch_cpu.so => \(.*\) (.*/\1/p')")/libtorch_cuda.so" ]; then
+  readelf -d "$work/build/outside_gpu" | grep -F NEEDED | grep -F libtorch_cuda.so ||
+    { echo "the outside program is not linked with LibTorch's part for GPUs"; exit 1; }
+fi
 "$work/build/outside"
 bash "$here/../support/mpirun.sh" 2 "$work/build/outside"
 if [ -x "$work/prefix/bin/sirtakirun" ]; then

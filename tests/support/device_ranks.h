@@ -24,6 +24,7 @@ class DeviceRank {
              const std::function<void(ops::LanesOptions&)>& change = nullptr);
 
   ops::Lanes& lanes() { return *lanes_; }
+  void EndLanes() { lanes_.reset(); }
   ops::cuda::StreamHandle producer() const { return producer_; }
 
   // The same work with its tensors on this rank's GPU, ready behind what is in producer().

@@ -36,6 +36,7 @@ std::string Name(const char* what, int number) { return what + std::to_string(nu
 // Logs the call; the error that a test wants of it.
 Error Begin(FakeGpus::State& s, const std::string& function, const std::string& rest = "") {
   s.Log(function + rest);
+  if (s.unloaded) return Error::kDeinitialized;
   int error = 0;
   return s.Fails(function, &error) ? static_cast<Error>(error) : Error::kSuccess;
 }
@@ -125,8 +126,7 @@ Error CreateEvent(EventHandle* event, unsigned) {
   const Lock lock(s.mutex);
   const Error error = Begin(s, "cudaEventCreateWithFlags", Name(" device ", Current()));
   if (error != Error::kSuccess) return error;
-  if (Current() >= 0) s.contexts.insert(Current());
-  if (Current() < 0) s.contexts.insert(0);  // as CUDA would
+  s.contexts.insert(std::max(0, Current()));  // CUDA takes the first one where none is chosen
   auto made = std::make_unique<FakeEvent>();
   made->number = s.next_number++;
   *event = reinterpret_cast<EventHandle>(made.get());
@@ -153,6 +153,7 @@ Error QueryEvent(EventHandle event) {
   FakeGpus::State& s = TheFakeGpus();
   const Lock lock(s.mutex);
   int error = 0;
+  if (s.unloaded) return Error::kDeinitialized;
   if (s.Fails("cudaEventQuery", &error)) return static_cast<Error>(error);
   if (IsForbidden(s)) return kCaptureForbids;
   s.Run();
@@ -164,6 +165,7 @@ Error DestroyEvent(EventHandle event) {
   FakeGpus::State& s = TheFakeGpus();
   const Lock lock(s.mutex);
   Begin(s, "cudaEventDestroy");
+  s.contexts.insert(std::max(0, Current()));
   s.events.erase(event);
   return Error::kSuccess;
 }
@@ -219,6 +221,8 @@ Error PopContext(ContextHandle*) {
 }
 
 }  // namespace
+
+FakeGpus::State* FindFakeGpus() { return the_state; }
 
 FakeGpus::State& TheFakeGpus() {
   if (the_state == nullptr) std::abort();
@@ -370,9 +374,14 @@ void FakeGpus::SetLastNcclError(const std::string& text) {
   state_->last_nccl_error = text;
 }
 
-void FakeGpus::SetCapturing(StreamHandle stream) {
+void FakeGpus::SetCapturing(StreamHandle stream, bool capturing) {
   const Lock lock(state_->mutex);
-  state_->StreamOf(stream).capturing = true;
+  state_->StreamOf(stream).capturing = capturing;
+}
+
+void FakeGpus::Unload() {
+  const Lock lock(state_->mutex);
+  state_->unloaded = true;
 }
 
 std::vector<std::string> FakeGpus::calls() const { return calls(""); }
@@ -397,6 +406,11 @@ std::set<int> FakeGpus::devices_with_context() const {
 }
 
 int FakeGpus::current_device() const { return Current(); }
+
+int FakeGpus::NumberOf(StreamHandle stream) const {
+  const Lock lock(state_->mutex);
+  return state_->StreamOf(stream).number;
+}
 
 int FakeGpus::live_streams() const {
   const Lock lock(state_->mutex);

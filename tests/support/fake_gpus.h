@@ -43,7 +43,9 @@ class FakeGpus {
   // What every communicator of this rank finds from now on when it asks for errors.
   void SetAsyncError(int rank, ops::nccl::Result error);
   void SetLastNcclError(const std::string& text);
-  void SetCapturing(ops::cuda::StreamHandle stream);
+  void SetCapturing(ops::cuda::StreamHandle stream, bool capturing = true);
+  // The process exits: CUDA refuses every call from now on.
+  void Unload();
 
   // ---- what has happened ----
 
@@ -55,6 +57,7 @@ class FakeGpus {
   std::set<int> devices_with_context() const;
   // Of the calling thread, as cudaSetDevice and the contexts leave it; -1: none chosen.
   int current_device() const;
+  int NumberOf(ops::cuda::StreamHandle stream) const;  // as in the calls
   int live_streams() const;
   int live_events() const;
   int live_communicators() const;

@@ -74,6 +74,7 @@ struct FakeGpus::State {
   ops::cuda::Api cuda{};
   ops::nccl::Api nccl{};
   bool held = false;
+  bool unloaded = false;
   std::vector<std::string> calls;
   std::map<std::string, std::pair<int, int>> failures;  // function: calls before it, error
   std::map<int, ops::nccl::Result> async_errors;        // by rank
@@ -92,6 +93,7 @@ struct FakeGpus::State {
 
 // The one that there is.
 FakeGpus::State& TheFakeGpus();
+FakeGpus::State* FindFakeGpus();  // null: none
 
 void FillFakeCuda(ops::cuda::Api* api);
 void FillFakeKernels(ops::cuda::Api* api);  // what launches them

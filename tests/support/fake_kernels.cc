@@ -95,7 +95,12 @@ void FillFakeKernels(ops::cuda::Api* api) {
     *module = reinterpret_cast<ModuleHandle>(const_cast<void*>(image));
     return Error::kSuccess;
   };
-  api->ModuleUnload = [](ModuleHandle) { return Error::kSuccess; };
+  api->ModuleUnload = [](ModuleHandle) {
+    FakeGpus::State& s = TheFakeGpus();
+    const Lock lock(s.mutex);
+    s.Log("cuModuleUnload");
+    return Error::kSuccess;
+  };
   api->ModuleGetFunction = GetFunction;
   api->LaunchKernel = Launch;
 }

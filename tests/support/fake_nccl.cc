@@ -282,7 +282,9 @@ Result Send(const void* input, std::size_t count, DataType type, int peer, CommH
   FakeGpus::State& s = TheFakeGpus();
   const Lock lock(s.mutex);
   const std::shared_ptr<FakeComm> comm = s.comms.at(handle);
-  const Result result = Begin(s, "ncclSend", RankText(*comm) + " to " + std::to_string(peer));
+  const Result result = Begin(s, "ncclSend",
+                              RankText(*comm) + " to " + std::to_string(peer) + " stream " +
+                                  std::to_string(s.StreamOf(stream).number));
   if (result != Result::kSuccess) return result;
   const std::size_t bytes = count * FakeSizeOf(type);
   if (!Claims({input, bytes}, {})) return Result::kInvalidUsage;

@@ -7,6 +7,7 @@
 #include <torch/script.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <csignal>
 #include <fstream>
 #include <functional>
@@ -596,15 +597,46 @@ TEST(CheckpointTest, AnyFlippedByteIsFound) {
   }
 }
 
+// What was read since may be what a collective that was broken off has left.
+TEST(CheckpointTest, AFaultWhileItIsWrittenLeavesTheOldFile) {
+  const ScratchFolder folder;
+  const std::string path = folder.File("run.pt");
+  RunTorchRanks(2, [&](int rank, const Session& session) {
+    std::int64_t epoch = 1;
+    save_checkpoint(path, Checkpoint().epoch(epoch), session);
+    const std::string before = Contents(path);
+    // A call that only one rank makes, until its time-out is everybody's fault.
+    struct Faulty {
+      void save(torch::serialize::OutputArchive&) const {
+        EXPECT_THROW(
+            allreduce(torch::ones({1}),
+                      AllreduceOptions().name("alone").timeout(std::chrono::milliseconds(20)),
+                      session),
+            Error);
+      }
+      void load(torch::serialize::InputArchive&) {}
+      const Session& session;
+    };
+    Faulty faulty{session};
+    epoch = 2;
+    const auto checkpoint = Checkpoint().epoch(epoch).object("faulty", faulty);
+    EXPECT_THAT(ErrorOf(ErrorCode::timed_out, [&] { save_checkpoint(path, checkpoint, session); }),
+                HasSubstr("alone"));
+    if (rank != 0) return;
+    EXPECT_EQ(Contents(path), before);
+    EXPECT_FALSE(fs::exists(path + ".tmp"));
+  });
+}
+
 TEST(CheckpointTest, ANewerFormatIsRefused) {
   const ScratchFolder folder;
   torch::serialize::OutputArchive archive;
   archive.write("format", c10::IValue(2));
-  detail::WriteCheckpointFile(folder.File("new.pt"), archive);
+  detail::NewCheckpointFile(folder.File("new.pt"), archive).Replace();
   ExpectRefused(folder.File("new.pt"), "it has format 2, of a newer version of the library");
   torch::serialize::OutputArchive other;
   other.write("x", c10::IValue(2));
-  detail::WriteCheckpointFile(folder.File("other.pt"), other);
+  detail::NewCheckpointFile(folder.File("other.pt"), other).Replace();
   ExpectRefused(folder.File("other.pt"), "it has no format");
 }
 

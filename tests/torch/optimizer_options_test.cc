@@ -257,8 +257,9 @@ TEST(HookTest, OneThatFailsOnOneRankEndsTheJob) {
           return synchronize(handle);
         };
       };
-      auto optimizer = Wrap({{"w", weight}}, Options().hook(hook), session);
       const auto text = ErrorOf(ErrorCode::aborted, [&] {
+        // The other may fail before this one is made.
+        auto optimizer = Wrap({{"w", weight}}, Options().hook(hook), session);
         Slope(weight, 1).backward();
         optimizer.step();
         for (;;) allreduce(torch::ones({1}), {}, session);  // the other's failure arrives

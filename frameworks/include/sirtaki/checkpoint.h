@@ -76,7 +76,7 @@ struct CheckpointParts {
 // is used. Parts of one kind need different names if there are several.
 class Checkpoint {
  public:
-  // Parameters and buffers; in memory, not on a device.
+  // Parameters and buffers, wherever they are.
   Checkpoint& model(torch::nn::Module& module, std::string name = "model") {
     parts_.models.push_back({std::move(name), &module});
     return *this;
@@ -115,13 +115,13 @@ class Checkpoint {
   }
   Checkpoint& epoch(std::int64_t& epoch) { return value("epoch", epoch); }
   // Rank 0's value is saved, and given to all ranks. A tensor may have another shape than the one
-  // that it replaces.
+  // that it replaces, and comes to the device of that.
   Checkpoint& value(std::string name, std::int64_t& value) { return Add(std::move(name), &value); }
   Checkpoint& value(std::string name, double& value) { return Add(std::move(name), &value); }
   Checkpoint& value(std::string name, std::string& value) { return Add(std::move(name), &value); }
   Checkpoint& value(std::string name, at::Tensor& value) { return Add(std::move(name), &value); }
-  // A generator of your own. LibTorch's default one for the CPU is always part of a checkpoint; for
-  // those of devices, give at::globalContext().defaultGenerator(device).
+  // A generator of your own. LibTorch's default ones for the CPU, and for the GPUs that the models
+  // are on, are always part of a checkpoint.
   Checkpoint& generator(std::string name, at::Generator generator) {
     parts_.generators.push_back({std::move(name), std::move(generator)});
     return *this;
@@ -148,8 +148,8 @@ class Checkpoint {
 // brought to the disk and then renamed. A `path`.tmp that an earlier crash has left is overwritten.
 //
 // Throws on every rank: invalid_argument, with path and cause, if the file cannot be written, or if
-// a part cannot be saved; mismatch if the ranks name different parts. The old file then
-// stays, but for an error of the folder after the new one has taken its place.
+// a part cannot be saved; mismatch if the ranks name different parts; a fault's own code if one was
+// found. The old file then stays, but for an error of the folder after it was replaced.
 //
 // The file is an archive of torch::serialize, which torch.jit.load of Python opens; see
 // docs/checkpoints.md.

@@ -11,10 +11,10 @@
 // matched by the order in which the ranks call them, and all come from one thread a set: a second
 // thread is refused with invalid_argument. Names of the form `#7.grad` are the library's own.
 //
-// Tensors: dense, in host memory; uint8, int8, int16, int32, int64, float16, bfloat16, float32,
-// float64, complex64, complex128, bool; float8 types for moving. What a reduction takes stands at
-// ReduceOp. Views, non-contiguous and empty ones are fine, 0-dimensional ones where rows do not
-// matter.
+// Tensors: dense, in host memory or on GPUs of CUDA (docs/gpu.md); uint8, int8, int16, int32,
+// int64, float16, bfloat16, float32, float64, complex64, complex128, bool; float8 types for moving.
+// What a reduction takes stands at ReduceOp. Views, non-contiguous and empty ones are fine,
+// 0-dimensional ones where rows do not matter.
 //
 // Each comes in several forms: `f(t)` returns a new tensor; `f_(t)` overwrites t and returns it;
 // `f_async(t)` and `f_async_(t)` return a Handle at once; see handle.h. `grouped_f` takes a list of

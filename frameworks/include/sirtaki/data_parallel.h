@@ -55,9 +55,11 @@ class SIRTAKI_API ModuleSynchronizer {
 // Making one is collective: names, shapes and types are compared, then parameters and buffers are
 // broadcast from the lowest rank. Gradients are reduced while backward() runs, and backward()
 // returns when all are averaged. Each rank calls backward() equally often, through at least one
-// parameter, on one thread at a time and not within another backward(). Parameters without a
-// gradient and frozen ones are treated as DistributedOptimizer does; the module must not get more
-// parameters later.
+// parameter, on one thread at a time and not within another backward(). On a GPU it waits on the
+// one thread that autograd has for that: if several threads of a program train modules on one GPU,
+// all ranks call backward() one after the other, in the same order. Parameters without a gradient
+// and frozen ones are treated as DistributedOptimizer does; the module must not get more parameters
+// later.
 //
 // The optimizer must not be a DistributedOptimizer: one of the two averages. Not for LBFGS, whose
 // closure's loss would have to be averaged too.

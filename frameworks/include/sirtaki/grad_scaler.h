@@ -7,6 +7,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <set>
 #include <unordered_map>
@@ -21,6 +22,10 @@ class OutputArchive;
 }  // namespace torch::serialize
 
 namespace sirtaki {
+
+namespace detail {
+class LateFlag;
+}
 
 // The same on every rank: the first step compares them, and throws mismatch if they are not.
 struct GradScalerOptions {
@@ -61,11 +66,13 @@ class SIRTAKI_API GradScaler {
   // Waits for the averaged gradients of a DistributedOptimizer, divides the gradients by the scale
   // and agrees on whether they are finite. Collective; at most once for an optimizer between two
   // update(). Throws invalid_argument for float16 parameters: keep them in float32 or wider. An
-  // optimizer is known by its address: it must not be moved between two update().
+  // optimizer is known by its address: it must not be moved between two update(). Gradients on GPUs
+  // are divided in the current streams; the program does not wait for that.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   // unscale_() if that was not called, then the optimizer's step(), unless a gradient of any rank
   // is infinite or NaN. True if it stepped. Collective; once for an optimizer between two update().
+  // With gradients on GPUs it waits until it is known there whether they are finite.
   bool step(torch::optim::Optimizer& optimizer);
 
   // Adapts the scale to what the steps since the last update() met. Throws invalid_argument if
@@ -80,8 +87,8 @@ class SIRTAKI_API GradScaler {
 
  private:
   struct Met {
+    std::shared_ptr<detail::LateFlag> infinite;
     bool stepped = false;
-    bool finite = true;
   };
 
   ProcessSet SetFor(const torch::optim::Optimizer& optimizer) const;

@@ -49,13 +49,17 @@ class SIRTAKI_API GroupedHandle {
 };
 
 // True if the operation has ended, well or badly; never blocks. Throws not_initialized if the
-// handle belongs to a session that was shut down, invalid_argument for an empty handle.
+// handle belongs to a session that was shut down, invalid_argument for an empty handle. Of tensors
+// on a GPU also CUDA's errors, and invalid_argument while the current stream is captured in a CUDA
+// graph; it can be asked again.
 SIRTAKI_API bool poll(const Handle& handle);
 SIRTAKI_API bool poll(const GroupedHandle& handle);
 
 // Waits until the operation has ended and returns its tensor (of a grouped one its tensors, in the
 // order of the call), or throws what went wrong. May be called several times. Does not use a core
-// while it waits. Of a send or a barrier: what was sent, an undefined tensor.
+// while it waits. Of tensors on a GPU it does not wait for the end: the stream that is current
+// does, so what is computed in it next finds the result; poll() is true as early, and does the
+// same. Of a send or a barrier: what was sent, an undefined tensor.
 SIRTAKI_API at::Tensor synchronize(const Handle& handle);
 SIRTAKI_API std::vector<at::Tensor> synchronize(const GroupedHandle& handle);
 

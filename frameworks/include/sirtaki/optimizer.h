@@ -62,8 +62,9 @@ class SIRTAKI_API Scope {
 // The part of DistributedOptimizer that does not depend on the optimizer's type: hooks in the
 // autograd graph that start the reduction of each gradient, and the wait for all of them.
 //
-// Owned by its optimizer, movable with it. Hooks run on the threads that call backward(), also
-// several at once; everything else is called by the thread that uses the optimizer.
+// Owned by its optimizer, movable with it. Hooks run on autograd's threads, also several at once:
+// on those that call backward(), and for gradients on a GPU on the one that autograd has for it;
+// everything else is called by the thread that uses the optimizer.
 class SIRTAKI_API GradientReducer {
  public:
   // Compares parameters and options with those of the other ranks (collective), then attaches the

@@ -18,6 +18,7 @@ namespace sirtaki {
 
 namespace detail {
 class SyncBatchNormCalls;
+struct SyncBatchNormCall;
 struct SyncBatchNormTensors;
 }  // namespace detail
 
@@ -38,7 +39,8 @@ struct SyncBatchNormTensors;
 // whether there is a gradient to compute has to be the same on all of them.
 //
 // float32 and float64; float16 and bfloat16 with parameters of their own type or of float32, by
-// statistics in float32. With one rank it is torch::batch_norm. Gradients of gradients are there
+// statistics in float32; on the CPU or on a GPU, which nobody waits for: the hosts agree on what
+// they have to know. With one rank it is torch::batch_norm. Gradients of gradients are there
 // with one rank only; with more, differentiating what backward(create_graph) made throws
 // unsupported.
 //
@@ -79,6 +81,7 @@ class SIRTAKI_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormI
   void Register(const detail::SyncBatchNormTensors& tensors);
   at::Tensor ForwardAlone(const at::Tensor& input, bool by_batch);
   double CountBatch();
+  void FollowOnGpu(const at::Tensor& rows, detail::SyncBatchNormCall& call);
 
   std::shared_ptr<detail::SyncBatchNormCalls> calls_;
 };

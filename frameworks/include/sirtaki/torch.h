@@ -25,6 +25,7 @@
 #include "sirtaki/metrics.h"
 #include "sirtaki/movement.h"
 #include "sirtaki/objects.h"
+#include "sirtaki/observability.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/optimizer_options.h"
 #include "sirtaki/participants.h"

@@ -1,0 +1,18 @@
+// A table of what the ranks of a job have done, with advice where the picture is clear. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/trace/metrics.h"
+
+namespace sirtaki::core::trace {
+
+// `ranks`: by rank, not empty. Ends with a newline.
+std::string SummaryText(const std::vector<Metrics>& ranks);
+
+// What the numbers tell to do, a sentence each: a rank that the others wait for, tensors that are
+// too small, communication that nothing overlaps. Empty when none of it is clear.
+std::vector<std::string> Advice(const std::vector<Metrics>& ranks);
+
+}  // namespace sirtaki::core::trace

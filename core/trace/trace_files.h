@@ -1,0 +1,31 @@
+// Where the files of a rank's timeline, flight record and metrics are, and how they get there.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "core/status.h"
+
+namespace sirtaki::core::trace {
+
+// Of the option timeline: a folder, in which each rank has a file, or a file of rank 0. Empty: this
+// rank writes none.
+std::string TimelinePath(const std::string& option, int rank);
+std::string FlightRecordPath(const std::string& folder, int rank);
+// The rank's number before the ending: "out/metrics.csv" is "out/metrics.3.csv".
+std::string MetricsPath(const std::string& option, int rank);
+// Whether it is the text format of Prometheus.
+bool IsPrometheus(std::string_view path);
+
+// Makes the folders above a file. kBackend names the one that cannot be made.
+Status MakeFoldersOf(const std::string& path);
+
+// The file has this text, or, whatever happens, what it had before; its folders are made. kBackend
+// if it cannot be written.
+Status ReplaceFile(const std::string& path, std::string_view text);
+
+// Moves a file that is there to the folder "previous" beside it, in place of one there. A file that
+// is not there is none to move; kBackend if it is, and stays.
+Status SetAside(const std::string& path);
+
+}  // namespace sirtaki::core::trace

@@ -1,0 +1,46 @@
+// Has flight records written when something goes wrong: by a thread of the process that sleeps
+// until a fault or a signal asks for it. What asks must not block (it holds the engine's token) or
+// may do next to nothing (it is a signal's handler); writing needs memory, locks and time.
+//
+// The signals are SIGUSR1, which asks for records and nothing else; SIGTERM; and SIGABRT, with
+// which a check of ours, and a program that leaves an exception uncaught, end. While anything is
+// registered their handlers are ours; the handlers before them are called after the records are
+// there, or a few seconds have passed. In a forked child nothing is written.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace sirtaki::frameworks {
+
+class RecordKeeper {
+ public:
+  // `why`, as in "SIGTERM". One at a time, on the keeper's thread or on the one that ends the
+  // registration; may take a second or so.
+  using Write = std::function<void(const std::string& why)>;
+
+  struct Entry;  // of record_keeper.cc
+
+  // Thread-safe.
+  class Registration {
+   public:
+    ~Registration() { End(); }
+    Registration(const Registration&) = delete;
+    Registration& operator=(const Registration&) = delete;
+
+    // From any thread, never blocks; nothing after End. `why` outlives the registration.
+    void Ask(const char* why);
+    // What was asked for is written before this returns, and nothing after it. Idempotent.
+    void End();
+
+   private:
+    friend class RecordKeeper;
+    explicit Registration(std::shared_ptr<Entry> entry) : entry_(std::move(entry)) {}
+    const std::shared_ptr<Entry> entry_;
+  };
+
+  static std::unique_ptr<Registration> Register(Write write);
+};
+
+}  // namespace sirtaki::frameworks

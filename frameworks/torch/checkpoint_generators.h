@@ -1,0 +1,33 @@
+// The random generators of a checkpoint. Of one rank; nothing here is collective.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "sirtaki/checkpoint.h"
+
+namespace sirtaki::detail {
+
+// LibTorch's default generator first, then the default ones of the models' GPUs, then those of the
+// checkpoint.
+std::vector<NamedPart<at::Generator>> GeneratorsOf(const CheckpointParts& parts);
+
+// One that GeneratorsOf adds for a GPU.
+bool IsGpuGenerator(const std::string& name);
+
+at::Tensor StateOfGenerator(at::Generator generator);
+
+// Who reads: a rank of a job.
+struct Reader {
+  int rank = 0;
+  int ranks = 1;
+};
+
+// `states`: of all ranks that wrote, a row each. If they were as many, the reader's own; else a
+// seed made from the first one's.
+void SetGeneratorState(at::Generator generator, const at::Tensor& states, const Reader& reader);
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,33 @@
+// What GradScaler does with gradients, wherever they are.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+
+namespace sirtaki::detail {
+
+// Divides all gradients by the scale, in one pass over them. float32 [1]: 1 if one of them is
+// infinite or NaN, else 0; on the GPU of the first parameter that is on one, which all ranks have
+// alike, or on the CPU if none is. Nobody waits for a GPU.
+at::Tensor Unscale(torch::optim::Optimizer& optimizer, double scale);
+
+// Whether a tensor [1] of float32 is not 0, which may be on a GPU that has not computed it yet.
+// Used by one thread.
+class LateFlag {
+ public:
+  // As the calling thread's stream finds it.
+  explicit LateFlag(const at::Tensor& flag);
+
+  // Waits for that place of the stream, and not for what came into it later.
+  bool Get();
+  bool is_of_gpu() const { return ready_ != nullptr; }
+
+ private:
+  at::Tensor on_host_;
+  std::shared_ptr<c10::Event> ready_;  // on_host_ is written; of a flag on a GPU
+};
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,72 @@
+#include "ops/nccl/set_communicators.h"
+
+#include <utility>
+
+#include "ops/keep_forever.h"
+
+namespace sirtaki::ops::nccl {
+
+using core::Status;
+
+Status SetCommunicators::Make(core::SetNumber set, const Meeting& meeting,
+                              const core::RankRanges& members, int rank,
+                              std::shared_ptr<const Api> api, const Patience& patience) {
+  if (Status verdict = Judge(meeting.all, members); !verdict.ok()) {
+    refused_.insert_or_assign(set, std::move(verdict));
+    return Status::Ok();
+  }
+  Parts parts{.api = std::move(api), .communicator = nullptr, .staging = nullptr};
+  Status status =
+      Communicator::Init(*parts.api, meeting.all.front().id, static_cast<int>(members.Count()),
+                         static_cast<int>(members.IndexOf(rank)), patience, &parts.communicator);
+  if (!status.ok()) return status;
+  parts.staging = std::make_unique<DeviceMemory>(cuda_, *parts.communicator);
+  parts_[set] = std::move(parts);
+  return status;
+}
+
+Status SetCommunicators::WhyRefused(core::SetNumber set) const {
+  const auto found = refused_.find(set);
+  return found != refused_.end() ? found->second : Status::Ok();
+}
+
+SetCommunicators::Parts* SetCommunicators::Find(core::SetNumber set) {
+  const auto found = parts_.find(set);
+  return found != parts_.end() ? &found->second : nullptr;
+}
+
+Status SetCommunicators::Remove(core::SetNumber set, const Patience& patience) {
+  refused_.erase(set);
+  const auto found = parts_.find(set);
+  if (found == parts_.end()) return Status::Ok();  // it never used this device
+  found->second.staging.reset();
+  Status status = found->second.communicator->Finalize(patience);
+  parts_.erase(found);
+  return status;
+}
+
+Status SetCommunicators::CheckAsync() {
+  for (auto& [set, parts] : parts_) {
+    if (Status status = parts.communicator->CheckAsync(); !status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+void SetCommunicators::AbortAll() {
+  for (auto& [set, parts] : parts_) parts.communicator->Abort();
+}
+
+void SetCommunicators::FinalizeAll(const Patience& patience) {
+  for (auto& [set, parts] : parts_) {
+    parts.staging.reset();
+    static_cast<void>(parts.communicator->Finalize(patience));
+  }
+  parts_.clear();
+}
+
+void SetCommunicators::LeaveAll() {
+  for (auto& [set, parts] : parts_) KeepForever(std::make_shared<Parts>(std::move(parts)));
+  parts_.clear();
+}
+
+}  // namespace sirtaki::ops::nccl

@@ -1,0 +1,54 @@
+// The communicators of one device's lane: one for each process set that uses the device, with the
+// staging memory of its groups.
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "core/rank_ranges.h"
+#include "core/status.h"
+#include "core/types.h"
+#include "ops/cuda/cuda_api.h"
+#include "ops/nccl/communicator.h"
+#include "ops/nccl/device_memory.h"
+#include "ops/nccl/meeting.h"
+
+namespace sirtaki::ops::nccl {
+
+// Used by the lane's thread, whose device it is.
+class SetCommunicators {
+ public:
+  struct Parts {
+    std::shared_ptr<const Api> api;
+    std::unique_ptr<Communicator> communicator;
+    std::unique_ptr<DeviceMemory> staging;  // goes first
+  };
+
+  explicit SetCommunicators(const cuda::Api& cuda) : cuda_(cuda) {}
+
+  // After a meeting that all members have come to. If they cannot make one, all remember why.
+  // Errors: those of Communicator::Init.
+  core::Status Make(core::SetNumber set, const Meeting& meeting, const core::RankRanges& members,
+                    int rank, std::shared_ptr<const Api> api, const Patience& patience);
+
+  // Ok, or why the set's members cannot use the device.
+  core::Status WhyRefused(core::SetNumber set) const;
+  Parts* Find(core::SetNumber set);  // null: none was made
+
+  // Precondition: nothing of the set is under way.
+  core::Status Remove(core::SetNumber set, const Patience& patience);
+
+  core::Status CheckAsync();
+  void AbortAll();
+  // Says good-bye to the others.
+  void FinalizeAll(const Patience& patience);
+  // Nobody knows what the device still does with them: they are not freed.
+  void LeaveAll();
+
+ private:
+  const cuda::Api& cuda_;
+  std::map<core::SetNumber, Parts> parts_;
+  std::map<core::SetNumber, core::Status> refused_;
+};
+
+}  // namespace sirtaki::ops::nccl

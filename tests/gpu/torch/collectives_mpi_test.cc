@@ -1,0 +1,134 @@
+// RANKS: 1 2
+// The public collectives on real GPUs, of which there may be fewer than ranks. Skips with a reason
+// where there is none.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sirtaki/torch.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/gpu/torch/gpu_rank.h"
+
+namespace sirtaki::tests {
+namespace {
+
+using ::testing::HasSubstr;
+
+class GpuCollectivesTest : public GpuRankTest {
+ protected:
+  static torch::TensorOptions On(torch::ScalarType type = torch::kFloat) {
+    return torch::TensorOptions().dtype(type).device(device_);
+  }
+  // The sum over the ranks of 1, 2, …
+  static double Sum() { return size() * (size() + 1) / 2.0; }
+};
+
+AllreduceOptions SumOf(const std::string& name) {
+  return AllreduceOptions().name(name).op(ReduceOp::Sum);
+}
+
+TEST_F(GpuCollectivesTest, SumsInEveryTypeAndManySizes) {
+  for (const auto type : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16,
+                          torch::kInt, torch::kLong, torch::kByte}) {
+    for (const std::int64_t count : {0, 1, 33, 5000, 3000000}) {
+      const torch::Tensor mine = torch::full({count}, rank() + 1, On(type));
+      const torch::Tensor sum = allreduce(mine, SumOf("w"));
+      EXPECT_TRUE(sum.equal(torch::full({count}, Sum(), On(type)))) << type << " " << count;
+      EXPECT_TRUE(mine.equal(torch::full({count}, rank() + 1, On(type))));
+    }
+  }
+}
+
+TEST_F(GpuCollectivesTest, ATensorThatDoesNotLieFlatIsReducedInPlace) {
+  const torch::Tensor whole = torch::arange(60, On()).view({6, 10});
+  const torch::Tensor before = whole.clone();
+  allreduce_(whole.t().slice(0, 2, 8), SumOf("strided"));
+  torch::Tensor expected = before.clone();
+  expected.slice(1, 2, 8).mul_(size());
+  EXPECT_TRUE(whole.equal(expected));
+}
+
+TEST_F(GpuCollectivesTest, WhatIsStillBeingComputedIsReducedWhenItIsThere) {
+  torch::Tensor square = torch::eye(2048, On()) * 0.5;
+  for (int round = 0; round < 5; ++round) {
+    torch::Tensor power = square;
+    for (int i = 0; i < 20; ++i) power = torch::mm(power, square) * 2;  // takes the device a while
+    power = power * (rank() + 1.0);
+    const Handle handle = allreduce_async_(power, SumOf("power"));
+    power = torch::Tensor();
+    const torch::Tensor sum = synchronize(handle);
+    EXPECT_NEAR(sum.sum().item<double>(), 2048 * 0.5 * Sum(), 1e-3);
+  }
+}
+
+TEST_F(GpuCollectivesTest, MemoryThatComesAndGoesIsNeverMixedUp) {
+  for (int round = 0; round < 100; ++round) {
+    const std::int64_t rows = 1000 + 100 * rank() + round;
+    std::vector<Handle> handles;
+    for (int i = 0; i < 4; ++i) {
+      handles.push_back(
+          allgather_async(torch::full({rows, 16}, 10.0 * round + i + rank() * 1000, On()),
+                          AllgatherOptions().name("gather" + std::to_string(i))));
+    }
+    for (int i = 3; i >= 0; --i) {
+      const torch::Tensor all = synchronize(handles[static_cast<std::size_t>(i)]);
+      std::int64_t begin = 0;
+      for (int r = 0; r < size(); ++r) {
+        const std::int64_t of_rank = 1000 + 100 * r + round;
+        const torch::Tensor part = all.slice(0, begin, begin + of_rank);
+        EXPECT_TRUE((part == 10.0 * round + i + r * 1000).all().item<bool>());
+        begin += of_rank;
+      }
+      EXPECT_EQ(all.size(0), begin);
+    }
+  }
+}
+
+TEST_F(GpuCollectivesTest, TheOtherKinds) {
+  const torch::Tensor mine = torch::full({2 * size(), 3}, rank() + 1.0, On());
+  EXPECT_TRUE(broadcast(mine, 0).equal(torch::ones({2 * size(), 3}, On())));
+  EXPECT_TRUE(reducescatter(mine, ReducescatterOptions().op(ReduceOp::Sum))
+                  .equal(torch::full({2, 3}, Sum(), On())));
+  const torch::Tensor each = torch::arange(1, size() + 1, On()).repeat_interleave(2);
+  EXPECT_TRUE(alltoall(mine).tensor.select(1, 0).equal(each));
+  EXPECT_TRUE(allgather_into(mine.slice(0, 0, 2)).select(1, 0).equal(each));
+  const torch::Tensor scaled =
+      allreduce(mine, AllreduceOptions().name("scaled").prescale(0.5).postscale(4));
+  EXPECT_TRUE(torch::allclose(scaled, torch::full_like(mine, 2 * Sum() / size())));
+}
+
+TEST_F(GpuCollectivesTest, AGroupOfManyBesideTheHost) {
+  std::vector<torch::Tensor> tensors;
+  for (int i = 0; i < 50; ++i) {
+    const torch::Tensor tensor = torch::full({i * 7}, rank() + 1.0 + i);
+    tensors.push_back(i % 3 == 0 ? tensor : tensor.to(device_));
+  }
+  grouped_allreduce_(tensors, SumOf("group"));
+  for (int i = 0; i < 50; ++i) {
+    const torch::Tensor sum = tensors[static_cast<std::size_t>(i)].cpu();
+    EXPECT_TRUE(sum.equal(torch::full({i * 7}, Sum() + i * size()))) << i;
+  }
+}
+
+TEST_F(GpuCollectivesTest, GradientsFlowThrough) {
+  torch::Tensor mine = torch::full({4}, rank() + 1.0, On()).requires_grad_();
+  (allreduce(mine, SumOf("graph")) * (rank() + 1.0)).sum().backward();
+  EXPECT_TRUE(mine.grad().equal(torch::full({4}, Sum(), On())));
+}
+
+TEST_F(GpuCollectivesTest, TheHostHereAndAGpuThereIsAMismatch) {
+  if (size() == 1) GTEST_SKIP() << "one rank agrees with itself";
+  try {
+    allreduce(rank() == 0 ? torch::ones({2}, On()) : torch::ones({2}), SumOf("m"));
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("on a GPU on rank 0"));
+  }
+}
+
+}  // namespace
+}  // namespace sirtaki::tests
