@@ -23,23 +23,43 @@ function(sirtaki_sanitize_quickly target)
   endif()
 endfunction()
 
-# sirtaki_precompile_torch(<library>): <torch/torch.h> costs about 20 s a source file; here it is parsed once.
-# sirtaki_reuse_torch_pch(<target> <library>): and used by others, whose flags must agree with the library's.
+# LibTorch's headers, parsed once for many sources. GCC instantiates whatever templates a precompiled header leaves open
+# anew in every source that uses it, so what is in there costs each of them time: 6 s for <torch/torch.h>, 1 s for the
+# narrow headers that the library includes.
+#
+# sirtaki_precompile_torch(<library>): the library's own, frameworks/torch/pch.h.
+# sirtaki_use_torch_pch(<target>): the whole of <torch/torch.h>, for tests and benchmarks, which include that.
 function(sirtaki_precompile_torch library)
   sirtaki_sanitize_quickly(${library})
   if(SIRTAKI_PCH AND NOT SIRTAKI_CLANG_TIDY)
-    if(EXISTS "${PROJECT_SOURCE_DIR}/frameworks/torch/pch.h")
-      target_precompile_headers(${library} PRIVATE "${PROJECT_SOURCE_DIR}/frameworks/torch/pch.h")
-    else()
-      target_precompile_headers(${library} PRIVATE <torch/torch.h>)
-    endif()
+    target_precompile_headers(${library} PRIVATE "${PROJECT_SOURCE_DIR}/frameworks/torch/pch.h")
   endif()
 endfunction()
 
-function(sirtaki_reuse_torch_pch target library)
+function(sirtaki_use_torch_pch target)
   sirtaki_sanitize_quickly(${target})
-  if(SIRTAKI_PCH AND NOT SIRTAKI_CLANG_TIDY)
-    target_precompile_headers(${target} REUSE_FROM ${library})
-    target_compile_options(${target} PRIVATE -fPIC)   # a program's own -fPIE would make the compiler refuse it
+  if(NOT SIRTAKI_PCH OR SIRTAKI_CLANG_TIDY)
+    return()
+  endif()
+  if(NOT TARGET sirtaki_torch_pch)
+    file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/torch_pch.cc" CONTENT "// Here for its precompiled header.\n")
+    add_library(sirtaki_torch_pch OBJECT "${PROJECT_BINARY_DIR}/torch_pch.cc")
+    target_compile_features(sirtaki_torch_pch PUBLIC cxx_std_20)
+    target_link_libraries(sirtaki_torch_pch PRIVATE sirtaki_flags LibTorch::LibTorch)
+    if(SIRTAKI_HAVE_MPI)
+      target_link_libraries(sirtaki_torch_pch PRIVATE sirtaki_mpi_bindings)   # its macros are everywhere
+    endif()
+    sirtaki_sanitize_quickly(sirtaki_torch_pch)
+    target_precompile_headers(sirtaki_torch_pch PRIVATE <torch/torch.h>)
+  endif()
+  target_precompile_headers(${target} REUSE_FROM sirtaki_torch_pch)
+  target_compile_options(${target} PRIVATE -fPIC)   # a program's own -fPIE would make the compiler refuse it
+endfunction()
+
+# Of tests most of the compiler's time goes into LibTorch's templates as well, which nobody waits for when they run.
+function(sirtaki_use_torch_pch_in_test target)
+  sirtaki_use_torch_pch(${target})
+  if(CMAKE_BUILD_TYPE STREQUAL "Release" AND NOT SIRTAKI_SANITIZE)
+    target_compile_options(${target} PRIVATE -O1)
   endif()
 endfunction()
