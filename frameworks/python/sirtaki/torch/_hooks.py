@@ -22,8 +22,8 @@ class GradBucket:
         self._parameters = parameters
 
     def name(self) -> str:
-        """The same on every rank, and of no other bucket: begin the names of your collectives with it."""
-        return self._bucket.name
+        """The same on every rank, and of nothing else: for a collective, or with more behind it for several."""
+        return self._bucket.name + "/hook"
 
     def index(self) -> int:
         """The place of its first parameter among the optimizer's, the same on every rank."""
@@ -80,7 +80,7 @@ def _compressed(
     travelling, ctx = compression.compress(bucket.buffer())
     handle: Handle = allreduce_async_(
         travelling,
-        name=bucket.name() + "/compressed",
+        name=bucket.name(),
         op=op,
         prescale_factor=1.0 / predivide,
         postscale_factor=predivide,

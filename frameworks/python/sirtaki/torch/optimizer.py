@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type, Union
+import gc
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 import torch
 
@@ -41,6 +42,19 @@ class _Settings:
         )
 
 
+_Reducer = TypeVar("_Reducer")
+
+
+def _without_garbage(make: Callable[[], _Reducer]) -> _Reducer:
+    """A parameter is refused if another optimizer has it that does not fit. One that the program has let go may wait
+    for Python to notice (schedulers make cycles); all ranks are refused alike, and so try again alike."""
+    try:
+        return make()
+    except InvalidArgumentError:
+        gc.collect()
+    return make()
+
+
 class _DistributedOptimizer:
     """What DistributedOptimizer() puts before the class of the optimizer that it is given."""
 
@@ -51,8 +65,9 @@ class _DistributedOptimizer:
 
     def _sirtaki_rebuild(self) -> None:
         """Makes the reduction anew: with other settings, or after another init(). Collective."""
-        reducer = _C.OptimizerReducer(self.param_groups, self._sirtaki_settings.make())
-        self._sirtaki_reducer = reducer
+        self._sirtaki_reducer = None  # type: ignore[assignment]  # its hooks go first
+        settings = self._sirtaki_settings.make()
+        self._sirtaki_reducer = _without_garbage(lambda: _C.OptimizerReducer(self.param_groups, settings))
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Waits for the averaged gradients, then makes the optimizer's step. With a closure, which makes the gradients,
@@ -110,8 +125,9 @@ class _DistributedOptimizer:
         self._sirtaki_settings.rest["passes"] = passes
         try:
             self._sirtaki_rebuild()
-        except BaseException:
+        except InvalidArgumentError:
             self._sirtaki_settings.rest["passes"] = before
+            self._sirtaki_rebuild()
             raise
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> float:

@@ -13,7 +13,7 @@ from sirtaki.torch._library import _C
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import allgather_object
 from sirtaki.torch.mpi_ops import Adasum, Average
-from sirtaki.torch.optimizer import _Settings
+from sirtaki.torch.optimizer import _Settings, _without_garbage
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
 
 
@@ -89,10 +89,15 @@ class DistributedDataParallel(torch.nn.Module):
         of_ranks = allgather_object(self._broadcasts_buffers, None, self._process_set)
         if any(other != of_ranks[0] for other in of_ranks):
             raise MismatchError(f"DistributedDataParallel: broadcast_buffers differs between the ranks: {of_ranks}")
-        self._reducer = _C.ModuleReducer(self._settings.make())
+        self._make_reducer()
         tensors: List[Tuple[str, torch.Tensor]] = [*self.module.named_parameters(), *self.module.named_buffers()]
         if tensors:
             _C.broadcast_parameters(tensors, self._first_rank(), _impl_of(self._process_set))
+
+    def _make_reducer(self) -> None:
+        self._reducer = None  # type: ignore[assignment]  # its hooks go first
+        settings = self._settings.make()
+        self._reducer = _without_garbage(lambda: _C.ModuleReducer(settings))
 
     def _first_rank(self) -> int:
         return (self._process_set.ranks or [0])[0]
@@ -134,4 +139,4 @@ class DistributedDataParallel(torch.nn.Module):
         if self._settings.rest["op"] != Average or self._settings.compression is not Compression.none:
             raise InvalidArgumentError("register_comm_hook needs op Average and no compression")
         self._settings.hook = lambda bucket: hook(state, bucket)
-        self._reducer = _C.ModuleReducer(self._settings.make())
+        self._make_reducer()

@@ -56,6 +56,16 @@ class ProcessSet:
 
     __hash__ = object.__hash__
 
+    # It is a reference: copies of what uses it, a module for instance, use the same.
+    def __copy__(self) -> "ProcessSet":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "ProcessSet":
+        return self
+
+    def __reduce__(self) -> Any:
+        return _find, (self.process_set_id, self.ranks)
+
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
@@ -110,6 +120,14 @@ def _register(process_set: ProcessSet, impl: _C.ProcessSet) -> ProcessSet:
     process_set._take(impl)
     _registered[impl.id] = process_set
     return process_set
+
+
+def _find(number: Optional[int], ranks: List[int]) -> ProcessSet:
+    """What a pickled set is here: the one of that number, if it has those ranks; else one of no session."""
+    if number == 0:
+        return global_process_set
+    found = _registered.get(-1 if number is None else number)
+    return found if found is not None and found.ranks == ranks else ProcessSet(ranks)
 
 
 def _forget_all() -> None:
