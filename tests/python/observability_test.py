@@ -53,3 +53,18 @@ def test_metrics_count_what_was_done(rank, size):
     if size > 1:
         assert hvd.metrics()["steps"] - after["steps"] == 3
     json.dumps(hvd.metrics())  # as a program would log it
+
+
+def test_a_timeline_in_a_file_is_rank_0_s(rank, tmp_path):
+    """As Horovod's."""
+    file = tmp_path / "timeline.json"
+    hvd.start_timeline(str(file))
+    hvd.allreduce(torch.ones(3), name="seen")
+    hvd.stop_timeline()
+    assert file.exists() == (rank == 0)
+
+
+def test_memory_is_told_of(rank):
+    use = hvd.memory_use()
+    assert use["in_use_bytes"] >= 0 and use["peak_bytes"] >= use["in_use_bytes"]
+    hvd.release_memory()

@@ -415,6 +415,7 @@ def test_skip_step_gives_up_what_was_computed(rank, size):
     optimizer = distributed(model)
     before = [p.detach().clone() for p in model.parameters()]
     support.loss_of(model, support.batches(rank)[0]).backward()
+    optimizer.synchronize()
     optimizer.skip_step()
     assert all(map(torch.equal, model.parameters(), before))
     train(model, optimizer, support.batches(rank))
@@ -546,7 +547,9 @@ def test_a_second_backward_before_the_step_is_refused(rank):
     support.loss_of(model, support.batches(rank)[0]).backward()
     with pytest.raises(RuntimeError, match="backward_passes_per_step"):
         support.loss_of(model, support.batches(rank)[1]).backward()
-    optimizer.skip_step()
+    optimizer.step()
+    train(model, optimizer, support.batches(rank))  # it goes on
+    support.assert_same_everywhere(hvd, model.parameters())
 
 
 def test_step_after_synchronize_warns_as_horovod_s_or_steps(rank, size):
@@ -585,3 +588,30 @@ def test_optimizers_are_taken_away_without_a_trace(rank, size):
         optimizer = distributed(model)
     train(model, optimizer, support.batches(rank))
     assert_trained(model, trained_alone(size))
+
+
+def test_it_is_not_wrapped_twice():
+    optimizer = distributed(support.net())
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedOptimizer(optimizer)
+
+
+def test_a_scheduler_that_was_made_before_goes_on(rank):
+    model = support.net()
+    base = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(base, 1, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(base, model.named_parameters())
+    train(model, optimizer, support.batches(rank, 1))
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    support.assert_same_everywhere(hvd, model.parameters())
+
+
+def test_hooks_of_steps_run_once(rank):
+    model = support.net()
+    optimizer = distributed(model)
+    calls = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    train(model, optimizer, support.batches(rank, 1))
+    assert calls == ["before", "after"]

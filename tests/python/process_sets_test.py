@@ -47,7 +47,31 @@ def test_a_set_averages_among_its_ranks(rank, size):
 
 
 def test_the_global_set_cannot_be_removed():
-    assert hvd.remove_process_set(hvd.global_process_set) is False
+    with pytest.raises(ValueError):
+        hvd.remove_process_set(hvd.global_process_set)
+
+
+def test_sets_are_known_by_their_numbers(rank, size):
+    one = hvd.add_process_set([size - 1])
+    assert hvd.get_process_set_ids_and_ranks() == {0: list(range(size)), one.process_set_id: [size - 1]}
+    assert hvd.is_process_set_included(one.process_set_id) == (rank == size - 1)
+    assert hvd.is_process_set_included(0) is True
+    with pytest.raises(ValueError):
+        hvd.is_process_set_included(12345)
+    with pytest.raises(ValueError):
+        hvd.add_process_set(one)  # a second time
+    hvd.remove_process_set(one)
+    unknown = hvd.ProcessSet([0])
+    assert unknown.process_set_id is None and unknown.size() is None and unknown.included() is None
+    with pytest.raises(ValueError):
+        hvd.allreduce(torch.ones(1), process_set=unknown)
+
+
+def test_sets_of_this_host(rank, size):
+    here, across = hvd.local_process_set(), hvd.cross_process_set()
+    assert list(here.ranks) == list(range(size)) and list(across.ranks) == [rank]
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=here).item() == size
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=across).item() == 1
 
 
 def test_a_set_of_ranks_that_are_not_there_is_refused(size):

@@ -30,6 +30,9 @@ def test_what_is_built_in_has_the_types_that_scripts_test():
         assert absent() is False
     assert isinstance(hvd.cuda_built(), bool)
     assert isinstance(hvd.nccl_built(), int)  # Horovod's is a version number, 0 without
+    assert hvd.xla_built() is False and hvd.gpu_available() == torch.cuda.is_available()
+    assert [hvd.num_rank_is_power_2(n) for n in (0, 1, 2, 3, 4)] == [False, True, True, False, True]
+    hvd.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH")
 
 
 def test_version_is_the_library_s():
@@ -94,13 +97,14 @@ def test_init_takes_process_sets(rank, size):
     hvd.shutdown()
     hvd.init(process_sets="dynamic")
     support.reinit(hvd)
-    if size > 1:
-        hvd.shutdown()
-        try:
-            hvd.init(comm=list(range(size)))
-            assert hvd.size() == size
-        finally:
-            support.reinit(hvd)
+
+
+def test_init_refuses_what_is_no_communicator():
+    for arguments in ({"comm": "world"}, {"process_sets": "static"}):
+        with pytest.raises(ValueError):
+            hvd.init(**arguments)
+    with pytest.raises(ValueError):
+        hvd.ProcessSet("all")
 
 
 def test_every_public_name_is_horovod_s_or_told():
