@@ -91,6 +91,34 @@ def _op(op: Optional[int], average: Optional[bool]) -> int:
     return Average if average else Sum
 
 
+class _GradientTimes(torch.autograd.Function):
+    """The tensor, and its gradient times a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None]:  # type: ignore[override]
+        return gradient * ctx.factor, None
+
+
+def _mean_in_backward(tensor: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
+    """Gradients through all-gather and broadcast are Horovod's: of the mean of what the ranks' losses are; the library's
+    are of their sum."""
+    if not (getattr(tensor, "requires_grad", False) and torch.is_grad_enabled()):
+        return tensor
+    return _GradientTimes.apply(tensor, 1.0 / _impl_of(process_set).size())
+
+
+def _size_in_backward(tensor: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
+    """Gradients through reduce-scatter are Horovod's: the library's times the ranks."""
+    if not (getattr(tensor, "requires_grad", False) and torch.is_grad_enabled()):
+        return tensor
+    return _GradientTimes.apply(tensor, float(_impl_of(process_set).size()))
+
+
 # ---- all-reduce ----
 
 
@@ -306,7 +334,7 @@ def reducescatter(
 ) -> torch.Tensor:
     """As allreduce, of which each rank gets its rows along the first dimension: as many for each, one more for the
     first ones where they do not divide."""
-    travelling, ctx = compression.compress(tensor)
+    travelling, ctx = compression.compress(_size_in_backward(tensor, process_set))
     result = _C.reducescatter(
         travelling, op, name or "", prescale_factor, postscale_factor, process_set._impl or _impl_of(process_set)
     )
@@ -335,7 +363,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> List[torch.Tensor]:
-    pairs = [compression.compress(tensor) for tensor in tensors]
+    pairs = [compression.compress(_size_in_backward(tensor, process_set)) for tensor in tensors]
     results = _C.grouped_reducescatter(
         [tensor for tensor, _ in pairs],
         op,
@@ -367,7 +395,9 @@ def allgather(
     tensor: torch.Tensor, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """The tensors of all ranks, one after the other along the first dimension, in which they may differ."""
-    return _C.allgather(tensor, name or "", process_set._impl or _impl_of(process_set))
+    return _C.allgather(
+        _mean_in_backward(tensor, process_set), name or "", process_set._impl or _impl_of(process_set)
+    )
 
 
 def allgather_async(
@@ -379,7 +409,11 @@ def allgather_async(
 def grouped_allgather(
     tensors: Tensors, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> List[torch.Tensor]:
-    return _C.grouped_allgather(list(tensors), name or "", process_set._impl or _impl_of(process_set))
+    return _C.grouped_allgather(
+        [_mean_in_backward(tensor, process_set) for tensor in tensors],
+        name or "",
+        process_set._impl or _impl_of(process_set),
+    )
 
 
 def grouped_allgather_async(
@@ -392,7 +426,9 @@ def broadcast(
     tensor: torch.Tensor, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """The tensor of rank ``root_rank`` of the job. The others give one of the same type and shape."""
-    return _C.broadcast(tensor, root_rank, name or "", process_set._impl or _impl_of(process_set))
+    return _C.broadcast(
+        _mean_in_backward(tensor, process_set), root_rank, name or "", process_set._impl or _impl_of(process_set)
+    )
 
 
 def broadcast_async(
@@ -416,7 +452,12 @@ def broadcast_async_(
 def grouped_broadcast(
     tensors: Tensors, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> List[torch.Tensor]:
-    return _C.grouped_broadcast(list(tensors), root_rank, name or "", process_set._impl or _impl_of(process_set))
+    return _C.grouped_broadcast(
+        [_mean_in_backward(tensor, process_set) for tensor in tensors],
+        root_rank,
+        name or "",
+        process_set._impl or _impl_of(process_set),
+    )
 
 
 def grouped_broadcast_async(
