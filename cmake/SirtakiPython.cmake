@@ -17,9 +17,10 @@ elseif(NOT EXISTS "${LibTorch_ROOT_DIR}/lib/libtorch_python.so" OR NOT EXISTS "$
   set(sirtaki_python_why "this LibTorch is without Python; one from PyPI is needed")
 else()
   # The Python that has this torch.
-  if(NOT Python_EXECUTABLE AND LibTorch_ROOT_DIR MATCHES "^(.*)/lib/python[0-9.]+/(site|dist)-packages/torch$"
-      AND EXISTS "${CMAKE_MATCH_1}/bin/python3")
-    set(Python_EXECUTABLE "${CMAKE_MATCH_1}/bin/python3")
+  if(NOT Python_EXECUTABLE AND LibTorch_ROOT_DIR MATCHES "^(.*)/lib/python[0-9.]+/(site|dist)-packages/torch$")
+    if(EXISTS "${CMAKE_MATCH_1}/bin/python3")
+      set(Python_EXECUTABLE "${CMAKE_MATCH_1}/bin/python3")
+    endif()
   endif()
   find_package(Python 3.10 QUIET COMPONENTS Interpreter Development.Module)
   if(NOT Python_FOUND)

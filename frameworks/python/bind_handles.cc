@@ -67,8 +67,7 @@ void BindHandles(py::module_& module) {
   module.def("synchronize", [](const PythonHandle& handle) { return handle.Synchronize(); });
 
   module.def(
-      "barrier",
-      [](const ProcessSet& set) { barrier(BarrierOptions().process_set(set)); },
+      "barrier", [](const ProcessSet& set) { barrier(BarrierOptions().process_set(set)); },
       WithoutGil());
   module.def(
       "monitored_barrier",

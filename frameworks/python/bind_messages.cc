@@ -11,7 +11,9 @@ namespace py = pybind11;
 void BindMessages(py::module_& module) {
   module.def(
       "send",
-      [](const at::Tensor& tensor, int to, int tag) { send(tensor, to, MessageOptions().tag(tag)); },
+      [](const at::Tensor& tensor, int to, int tag) {
+        send(tensor, to, MessageOptions().tag(tag));
+      },
       WithoutGil());
   module.def(
       "recv_",

@@ -41,9 +41,8 @@ void DefineBroadcastAsync(py::module_& module, const char* name,
   module.def(
       name,
       [function](const Input& input, int root_rank, std::string call_name, const ProcessSet& set) {
-        return PythonHandle(function(input, root_rank,
-                                     OptionsOf<BroadcastOptions>(std::move(call_name), set),
-                                     Session()));
+        return PythonHandle(function(
+            input, root_rank, OptionsOf<BroadcastOptions>(std::move(call_name), set), Session()));
       },
       WithoutGil());
 }
@@ -66,8 +65,8 @@ void DefineAllgatherAsync(py::module_& module, const char* name,
   module.def(
       name,
       [function](const Input& input, std::string call_name, const ProcessSet& set) {
-        return PythonHandle(function(
-            input, OptionsOf<AllgatherOptions>(std::move(call_name), set), Session()));
+        return PythonHandle(
+            function(input, OptionsOf<AllgatherOptions>(std::move(call_name), set), Session()));
       },
       WithoutGil());
 }

@@ -49,7 +49,8 @@ void BindSession(py::module_& module) {
   module.def("cross_rank", &Ask<int, cross_rank>, WithoutGil());
   module.def("cross_size", &Ask<int, cross_size>, WithoutGil());
   module.def("is_homogeneous", &Ask<bool, is_homogeneous>, WithoutGil());
-  module.def("abort", [](const std::string& reason) { abort(reason); }, WithoutGil());
+  module.def(
+      "abort", [](const std::string& reason) { abort(reason); }, WithoutGil());
   module.def(
       "seed_all",
       [](std::uint64_t seed, bool different) {

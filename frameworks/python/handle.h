@@ -11,7 +11,13 @@
 namespace sirtaki::python {
 
 // In what shape the result is wanted.
-enum class Wanted : unsigned char { kTensor, kTensors, kTensorAndSplits, kTensorsAndSplits, kNothing };
+enum class Wanted : unsigned char {
+  kTensor,
+  kTensors,
+  kTensorAndSplits,
+  kTensorsAndSplits,
+  kNothing
+};
 
 // One class for both kinds of handles, with one result each. Used with the interpreter's lock.
 class PythonHandle {

@@ -13,9 +13,9 @@ namespace sirtaki::python {
 
 // Those of Horovod as far as it has them; sirtaki.torch.mpi_ops.ReduceOp says the same.
 inline ReduceOp OpOf(int number) {
-  constexpr std::array kOps = {ReduceOp::Average, ReduceOp::Sum,    ReduceOp::Adasum,
-                               ReduceOp::Min,     ReduceOp::Max,    ReduceOp::Product,
-                               ReduceOp::BitAnd,  ReduceOp::BitOr,  ReduceOp::BitXor};
+  constexpr std::array kOps = {ReduceOp::Average, ReduceOp::Sum,   ReduceOp::Adasum,
+                               ReduceOp::Min,     ReduceOp::Max,   ReduceOp::Product,
+                               ReduceOp::BitAnd,  ReduceOp::BitOr, ReduceOp::BitXor};
   if (number < 0 || static_cast<std::size_t>(number) >= kOps.size()) {
     throw std::invalid_argument("op is " + std::to_string(number) +
                                 "; allowed are Average, Sum, Adasum, Min, Max, Product, BitAnd, "
