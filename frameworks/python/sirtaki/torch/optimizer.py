@@ -219,6 +219,8 @@ def DistributedOptimizer(
 
     Raises ValueError on every rank if any rank's arguments or parameters do not fit.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is meant")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if isinstance(optimizer, _DistributedOptimizer):
