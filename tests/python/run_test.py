@@ -27,8 +27,9 @@ def program(tmp_path, body):
     return done.stdout.splitlines()
 
 
-def test_results_come_back_by_rank_and_output_is_shown(tmp_path):
+def test_results_and_errors_come_back_by_rank(tmp_path):
     lines = program(tmp_path, """
+        import traceback
         import sirtaki.torch as hvd
         import torch
 
@@ -42,20 +43,7 @@ def test_results_come_back_by_rank_and_output_is_shown(tmp_path):
             total = hvd.allreduce(torch.full((2,), float(base * factor + hvd.rank())), op=hvd.Sum)
             return hvd.rank(), total, Result(hvd.rank())
 
-        if __name__ == "__main__":
-            results = hvd.run(train, args=(5,), kwargs={"factor": 2}, np=2, oversubscribe=True)
-            print([(rank, total.tolist(), result.rank) for rank, total, result in results])
-    """)
-    assert lines[-1] == "[(0, [21.0, 21.0], 0), (1, [21.0, 21.0], 1)]"
-    assert any("from rank 0" in line for line in lines) and any("from rank 1" in line for line in lines)
-
-
-def test_an_error_of_a_rank_is_raised_with_its_traceback(tmp_path):
-    lines = program(tmp_path, """
-        import traceback
-        import sirtaki.torch as hvd
-
-        def train():
+        def fail():
             hvd.init()
             if hvd.rank() == 1:
                 raise KeyError("what rank 1 looked for")
@@ -66,20 +54,23 @@ def test_an_error_of_a_rank_is_raised_with_its_traceback(tmp_path):
             os._exit(7)
 
         if __name__ == "__main__":
+            results = hvd.run(train, args=(5,), kwargs={"factor": 2}, np=2, oversubscribe=True)
+            print([(rank, total.tolist(), result.rank) for rank, total, result in results])
             try:
-                hvd.run(train, np=2, oversubscribe=True)
+                hvd.run(fail, np=2, oversubscribe=True)
             except KeyError as error:
-                print("caught", error)
-                print(repr("".join(traceback.format_exception(error))))
+                print("caught", error, repr("".join(traceback.format_exception(error))))
             try:
                 hvd.run(leave, np=1)
             except RuntimeError as error:
-                print(repr(str(error)))
+                print("ended", repr(str(error)))
     """)
-    caught = next(i for i, line in enumerate(lines) if line.startswith("caught"))
-    assert "what rank 1 looked for" in lines[caught]
-    assert "on rank 1" in lines[caught + 1] and "in train" in lines[caught + 1]
-    assert "rank 0 gave no result" in lines[-1] and "code 7" in lines[-1]
+    assert "[(0, [21.0, 21.0], 0), (1, [21.0, 21.0], 1)]" in lines
+    assert any("from rank 0" in line for line in lines) and any("from rank 1" in line for line in lines)
+    caught = next(line for line in lines if line.startswith("caught"))
+    assert "what rank 1 looked for" in caught and "on rank 1" in caught and "in fail" in caught
+    ended = next(line for line in lines if line.startswith("ended"))
+    assert "rank 0 gave no result" in ended and "code 7" in ended
 
 
 def test_arguments_that_are_refused():
