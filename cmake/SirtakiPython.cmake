@@ -56,7 +56,7 @@ function(sirtaki_add_python_module)
   endif()
   target_compile_definitions(sirtaki_python PRIVATE
     SIRTAKI_TORCH_VERSION="${LibTorch_BUILD}" SIRTAKI_HAVE_KERNELS=$<BOOL:${SIRTAKI_HAVE_KERNELS}>)
-  sirtaki_unite_sources(sirtaki_python ${sources})
+  sirtaki_unite_sources(sirtaki_python "" ${sources})
   set_target_properties(sirtaki_python PROPERTIES
     OUTPUT_NAME _C
     LIBRARY_OUTPUT_DIRECTORY "${package}"
