@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # bootstrap.sh: installs what this machine lacks to build, test and run Sirtaki.
 #
-#   bash bootstrap.sh [--quiet] [--cuda] [--benchmarks]
+#   bash bootstrap.sh [--quiet] [--cuda] [--benchmarks] [--python]
 #
 # Debian packages come from apt (through sudo when not root); LibTorch comes from PyPI into `.venv` beside this
 # file. Safe to run again and again: when nothing is missing it only looks, for a second or less.
@@ -18,7 +18,9 @@
 # build. A CUDA 12 or 13 of your own does as well, with its nvcc on PATH or in CUDAToolkit_ROOT.
 #
 # --benchmarks also makes `import torch` work in the .venv, for the benchmarks' references over torch.distributed: the
-# packages that it needs, and stand-ins for GPU libraries that are not there, in `.venv-bench`.
+# packages that it needs, and stand-ins for GPU libraries that are not there, in `.venv-bench`. --python does the same for
+# the tests of the Python module, which need pytest besides and are skipped without; with a LibTorch of your own it does
+# nothing.
 set -euo pipefail
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -27,16 +29,18 @@ torch_version=2.11.0
 light_packages=("torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
 cuda_packages=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85
   nvidia-cuda-runtime==13.0.96 nvidia-nccl-cu13==2.28.9)
-bench_packages=(typing_extensions sympy filelock networkx jinja2 fsspec)   # what torch asks for, but Triton and the GPU libraries
+bench_packages=(typing_extensions sympy filelock networkx jinja2 fsspec pytest)   # what torch asks for, but Triton and the GPU libraries
 quiet=no
 cuda=no
 benchmarks=no
+python_tests=no
 for argument in "$@"; do
   case $argument in
     --quiet) quiet=yes ;;
     --cuda) cuda=yes ;;
     --benchmarks) benchmarks=yes ;;
-    *) printf 'bootstrap: error: %s is not known; --quiet, --cuda and --benchmarks are\n' "$argument" >&2; exit 2 ;;
+    --python) python_tests=yes ;;
+    *) printf 'bootstrap: error: %s is not known; --quiet, --cuda, --benchmarks and --python are\n' "$argument" >&2; exit 2 ;;
   esac
 done
 
@@ -77,6 +81,17 @@ have_library() {
 }
 have_mpi() { have_command mpirun && { have_command mpicxx || have_command mpic++; }; }
 python_with_venv() { "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; }
+
+# Of the Python that makes, or has made, the .venv; the system's is the one that apt has headers for.
+python_with_headers() {
+  local candidate
+  for candidate in "$venv/bin/python" "${SIRTAKI_PYTHON:-}" python3; do
+    [ -n "$candidate" ] && have_command "$candidate" || continue
+    [ -e "$("$candidate" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]
+    return
+  done
+  return 1
+}
 
 wants_venv() {
   local dir
@@ -124,9 +139,10 @@ if wants_venv && ! [ -x "$venv/bin/python" ] && ! find_python >/dev/null; then
 elif ! have_command python3; then
   need python3
 fi
-optional=()   # for the images of examples/train_resnet.cc, which does without: never a reason to fail, or to be asked
+optional=()   # for the images of examples/train_resnet.cc, and for the Python module: never a reason to fail, or to be asked
 have_header jpeglib.h || optional+=(libjpeg-dev)
 have_header png.h || optional+=(libpng-dev)
+if [ "$python_tests" = yes ] && ! python_with_headers; then optional+=(python3-dev); fi
 for program in ${SIRTAKI_BOOTSTRAP_WITH:-}; do
   have_command "$program" || have_package "$program" || need "$program"
 done
@@ -152,7 +168,7 @@ if [ "${#optional[@]}" -gt 0 ]; then
     [ "${SIRTAKI_BOOTSTRAP_APT:-yes}" != no ] && have_command apt-get &&
       { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }
   }
-  { may_install && apt_install "${optional[@]}"; } || say "without ${optional[*]}: train_resnet reads fewer kinds of images"
+  { may_install && apt_install "${optional[@]}"; } || say "without ${optional[*]}: train_resnet reads fewer kinds of images, or there is no Python module"
 fi
 
 compiler_major=$(g++ -dumpversion | cut -d. -f1)
@@ -202,8 +218,9 @@ if [ "$cuda" = yes ]; then
   say "CUDA: $wanted, in .venv"
 fi
 
-# --- torch in Python, for the benchmarks' references ----------------------------------------------------------------
+# --- torch in Python, for the benchmarks' references and the tests of the module ------------------------------------
 
+[ "$python_tests" = yes ] && [ -x "$venv/bin/python" ] && benchmarks=yes
 if [ "$benchmarks" = yes ]; then
   bench=$top/.venv-bench
   wheel=$(echo "$venv"/lib/python3*/site-packages/torch)

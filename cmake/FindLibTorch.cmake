@@ -87,7 +87,7 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   # A CUDA build's torch_cpu names CUDA libraries that a machine without a GPU need not have.
   target_link_options(LibTorch::LibTorch INTERFACE -Wl,--allow-shlib-undefined)
   foreach(_libtorch_dir IN ITEMS "${LibTorch_ROOT_DIR}/../nvidia/cu13/lib" "${LibTorch_ROOT_DIR}/../nvidia/cuda_runtime/lib")
-    if(EXISTS "${_libtorch_dir}")
+    if(EXISTS "${_libtorch_dir}" AND NOT SKBUILD)   # a wheel goes to other folders than those it was built in
       get_filename_component(_libtorch_dir "${_libtorch_dir}" REALPATH)
       target_link_options(LibTorch::LibTorch INTERFACE "-Wl,-rpath,${_libtorch_dir}")
     endif()

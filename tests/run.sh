@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 jobs=${SIRTAKI_JOBS:-$(nproc)}
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
-bash bootstrap.sh
+bash bootstrap.sh --python
 cmake --preset release ${SIRTAKI_CUDA:+"-DSIRTAKI_CUDA=$SIRTAKI_CUDA"}
 cmake --build --preset release -j "$jobs"
 env -u SIRTAKI_CUDA ctest --preset release -j "$jobs" "$@"   # the library knows no such option

@@ -9,6 +9,7 @@ import tempfile
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 REFERENCE = os.path.join(TOP, "benchmarks", "reference")
+OWN = os.path.join(TOP, "benchmarks", "python")
 
 
 class Failed(Exception):
@@ -44,6 +45,7 @@ class Skipped(Exception):
 class Launcher:
     def __init__(self, build, verbose):
         self.programs = os.path.join(build, "benchmarks")
+        self.package = os.path.abspath(os.path.join(build, "python"))
         self.verbose = verbose
         self.scratch = tempfile.TemporaryDirectory(prefix="sirtaki-bench-")
         self.meetings = itertools.count()
@@ -60,6 +62,20 @@ class Launcher:
         if self._python is None:
             self._python = python_with_torch()
         return self._python[2]
+
+    @property
+    def why_no_module(self):
+        """Why Python cannot import ours. Precondition: there is a torch."""
+        command, environment = self._with_module()
+        asked = subprocess.run(command + ["-c", "import sirtaki.torch"], env=environment, capture_output=True, text=True)
+        if asked.returncode == 0:
+            return None
+        return f"Python cannot import sirtaki.torch: {(asked.stderr.strip() or 'no reason given').splitlines()[-1]}"
+
+    def _with_module(self):
+        command, environment, _ = self._python
+        others = environment.get("PYTHONPATH")
+        return command, {**environment, "PYTHONPATH": self.package + (os.pathsep + others if others else "")}
 
     @property
     def why_no_torch_gpu(self):
@@ -103,6 +119,11 @@ class Launcher:
         meeting = os.path.join(self.scratch.name, f"meeting-{next(self.meetings)}")
         script = os.path.join(REFERENCE, script)
         return self.run(self._mpirun(count) + command + [script, meeting, *map(str, arguments)], environment)
+
+    def module(self, count, script, *arguments):
+        """A script of python/, which uses our module."""
+        command, environment = self._with_module()
+        return self.run(self._mpirun(count) + command + [os.path.join(OWN, script), *map(str, arguments)], environment)
 
     @staticmethod
     def _mpirun(count):

@@ -53,6 +53,14 @@ class Runner:
             self.skip(what, self.launcher.why_no_torch)
         return not self.launcher.why_no_torch
 
+    def has_module(self, what):
+        if not self.has_torch(what):
+            return False
+        why = self.launcher.why_no_module
+        if why:
+            self.skip(what, why)
+        return not why
+
     # ---- collectives ----
 
     def collective(self, program, work, ranks, inner, flags=(), gloo=True, kept=True):
@@ -115,6 +123,8 @@ class Runner:
             def started():
                 if variant == "ddp":
                     samples = self.launcher.torch(ranks, "training.py", model, batch, steps)
+                elif variant == "python":
+                    samples = self.launcher.module(ranks, "training.py", model, batch, steps)
                 elif variant == "plain":
                     samples = self.launcher.alone("training", variant, *arguments)
                 else:
@@ -126,11 +136,10 @@ class Runner:
 
         starts = [start(1, "ours"), start(1, "no-communication"), start(1, "plain")]
         counts = self.choose((2,), (2, 4), (2, 4))
-        ddp = self.has_torch("DistributedDataParallel")
+        others = [variant for variant, there in (("ddp", self.has_torch("DistributedDataParallel")),
+                                                 ("python", self.has_module("Sirtaki in Python"))) if there]
         for ranks in counts:
-            starts += [start(ranks, variant) for variant in ("ours", "no-communication", "loop")]
-            if ddp:
-                starts.append(start(ranks, "ddp"))
+            starts += [start(ranks, variant) for variant in ("ours", "no-communication", "loop", *others)]
         self.in_turn(self.choose(1, 2, 5), starts)
         self.name_variants(title, counts)
 
@@ -145,7 +154,7 @@ class Runner:
             for ranks in (1, *counts):
                 variants = works.get((work, ranks), {})
                 renamed = {"no-communication": "ranks without communication", "loop": "MPI_Allreduce of each parameter",
-                           "ddp": "DistributedDataParallel, gloo"}
+                           "ddp": "DistributedDataParallel, gloo", "python": "ours, in Python"}
                 own = {renamed.get(variant, variant): values for variant, values in variants.items()
                        if ranks > 1 or variant == "ours"}
                 works[work, ranks] = own | of_one
@@ -213,13 +222,17 @@ class Runner:
     def kernels(self):
         self.in_turn(1, [lambda: self.launcher.alone("kernels")])
 
+    def submission(self):
+        if self.has_module("submission"):
+            self.in_turn(self.rounds, [lambda: self.launcher.module(self.ranks, "submission.py", self.choose(3, 31, 101))])
+
     def wrapper(self):
         self.in_turn(1, [lambda: self.launcher.alone("single_rank_step")])
 
 
 TABLE = ("latency", "allreduce", "resnet50", "small", "oversubscribed", "waiting", "mlp8", "mlp64", "resnet18", "hosts",
          "control", "gpu_resnet50", "gpu_pack")
-OTHERS = ("half", "kernels", "observing", "wrapper")
+OTHERS = ("half", "kernels", "observing", "submission", "wrapper")
 
 
 def why_unknown(name):

@@ -1,4 +1,4 @@
-// The models that are trained, as reference/training.py writes them for torch.distributed.
+// The models that are trained, as reference/models.py writes them for torch.distributed.
 #pragma once
 
 #include <ATen/Functions.h>

@@ -12,10 +12,10 @@ if bash benchmarks/run.sh --build "$build" nonsense 2>"$json"; then
 fi
 grep -q "no work is called 'nonsense'" "$json"
 
-output=$(bash benchmarks/run.sh --build "$build" --tiny --json "$json" latency control gpu_resnet50 gpu_pack)
+output=$(bash benchmarks/run.sh --build "$build" --tiny --json "$json" latency control submission gpu_resnet50 gpu_pack)
 printf '%s\n' "$output"
-# Each on a GPU is measured, or listed with the reason.
-for work in gpu_resnet50=ResNet-50 gpu_pack=pack; do
+# Each on a GPU or in Python is measured, or listed with the reason.
+for work in submission=submitting gpu_resnet50=ResNet-50 gpu_pack=pack; do
   if ! grep -qE "^${work#*=} " <<<"$output" && ! grep -qE "^skipped: .*${work%=*}.*: ." <<<"$output"; then
     echo "${work%=*} was neither measured nor skipped" >&2
     exit 1

@@ -1,7 +1,7 @@
 """Folders include only what stands to their left: core <- fusion <- ops <- mpi <- frameworks, and core <- launch.
 
 Vendors are kept in their rooms too: <mpi.h> in mpi/ and the public sirtaki/mpi.h, spdlog and fmt in core/log.cc, LibTorch in frameworks/,
-Highway in fusion/ and ops/, the environment in core/environment.cc. Tests, examples and benchmarks may use them all but spdlog.
+Python in frameworks/python/, Highway in fusion/ and ops/, the environment in core/environment.cc. Tests, examples and benchmarks may use them all but spdlog.
 """
 
 import re
@@ -42,6 +42,8 @@ def judge_include(name, target):
         return "only core/log.cc sees spdlog and fmt"
     if there in ("torch", "ATen", "c10") and here not in OUTSIDE | {"frameworks"}:
         return "LibTorch belongs in frameworks/"
+    if (there == "pybind11" or target.startswith("frameworks/python/")) and not name.startswith("frameworks/python/"):
+        return "Python belongs in frameworks/python/"
     if there == "hwy" and here not in OUTSIDE | {"fusion", "ops"}:
         return "Highway belongs in fusion/ and ops/"
     return None

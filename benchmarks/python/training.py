@@ -1,0 +1,47 @@
+"""training.py MODEL BATCH STEPS: steps of training by sirtaki.torch, as ../training.cc and ../reference/training.py make
+them by C++ and under DistributedDataParallel."""
+
+import os
+import resource
+import statistics
+import sys
+import time
+
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "reference"))
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+import sirtaki.torch as hvd  # noqa: E402
+
+import lines  # noqa: E402
+import models  # noqa: E402
+
+WARM_UP = 4
+
+
+def main():
+    name, batch, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    hvd.init()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = models.mlp() if name == "mlp" else models.resnet18()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    inputs = torch.randn(batch, 2048) if name == "mlp" else torch.randn(batch, 3, 112, 112)
+    targets = torch.randint(2048 if name == "mlp" else 1000, (batch,))
+    times = []
+    for step in range(WARM_UP + steps):
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        if step >= WARM_UP:
+            times.append(time.perf_counter() - begin)
+    lines.emit("step", "python", statistics.median(lines.slowest(times)) * 1e3, "ms")
+    peak = lines.slowest([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024])[0]
+    lines.emit("peak memory", "python", peak, "MiB")
+    hvd.shutdown()
+
+
+main()

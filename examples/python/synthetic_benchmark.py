@@ -1,0 +1,137 @@
+"""Training steps on made-up images, for figures of one's own:
+
+    sirtakirun -np 4 python synthetic_benchmark.py --model resnet50 --batch-size 32
+    sirtakirun -np 2 python synthetic_benchmark.py --model mlp --no-cuda
+
+The flags are those of Horovod's script of this kind; the models are written here, so that torch is all it needs.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import sirtaki.torch as hvd
+
+
+# ---- models ----
+
+def convolution(inputs, outputs, kernel, stride=1):
+    return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
+
+
+class Block(nn.Module):
+    """What is added to its input: two convolutions, or three of which the outer ones are 1 x 1."""
+
+    def __init__(self, inputs, width, stride, deep):
+        super().__init__()
+        outputs = 4 * width if deep else width
+        if deep:
+            layers = [(inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1)]
+        else:
+            layers = [(inputs, width, 3, stride), (width, outputs, 3, 1)]
+        parts = []
+        for layer in layers:
+            parts += [convolution(*layer), nn.BatchNorm2d(layer[1]), nn.ReLU(inplace=True)]
+        self.body = nn.Sequential(*parts[:-1])
+        self.shortcut = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        return F.relu(self.body(x) + self.shortcut(x), inplace=True)
+
+
+def resnet(blocks, deep):
+    layers = [convolution(3, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1)]
+    inputs = 64
+    for stage, number in enumerate(blocks):
+        width = 64 << stage
+        for i in range(number):
+            layers.append(Block(inputs, width, 2 if stage > 0 and i == 0 else 1, deep))
+            inputs = 4 * width if deep else width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
+
+
+def mlp(side):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * side * side, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(),
+                         nn.Linear(1024, 1000))
+
+
+MODELS = {"resnet18": lambda side: resnet([2, 2, 2, 2], deep=False),
+          "resnet34": lambda side: resnet([3, 4, 6, 3], deep=False),
+          "resnet50": lambda side: resnet([3, 4, 6, 3], deep=True),
+          "mlp": mlp}
+
+
+# ---- the benchmark ----
+
+def parse():
+    parser = argparse.ArgumentParser(description="Training steps on made-up images.",
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="resnet50")
+    parser.add_argument("--batch-size", type=int, default=32, help="images of a rank")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels on each side")
+    parser.add_argument("--num-warmup-batches", type=int, default=10, help="that are not measured")
+    parser.add_argument("--num-batches-per-iter", type=int, default=10, help="measured together")
+    parser.add_argument("--num-iters", type=int, default=10, help="how many measurements")
+    parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as float16 between hosts")
+    parser.add_argument("--use-adasum", action="store_true", help="combine the ranks' steps by Adasum")
+    parser.add_argument("--no-cuda", action="store_true", help="on the CPU, also where there is a GPU")
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse()
+    hvd.init()
+    cuda = not arguments.no_cuda and torch.cuda.is_available()
+    device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = True
+
+    model = MODELS[arguments.model](arguments.image_size).to(device)
+    # Adasum wants the learning rate of one rank.
+    scale = 1 if arguments.use_adasum else hvd.size()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01 * scale), named_parameters=model.named_parameters(),
+        compression=hvd.Compression.fp16 if arguments.fp16_allreduce else hvd.Compression.none,
+        op=hvd.Adasum if arguments.use_adasum else hvd.Average)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+    images = torch.randn(arguments.batch_size, 3, arguments.image_size, arguments.image_size, device=device)
+    classes = torch.randint(1000, (arguments.batch_size,), device=device)
+
+    def steps(number):
+        for _ in range(number):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), classes).backward()
+            optimizer.step()
+        if cuda:
+            torch.cuda.synchronize()
+
+    def say(text):
+        if hvd.rank() == 0:
+            print(text, flush=True)
+
+    unit = "GPU" if cuda else "CPU"
+    say(f"Model: {arguments.model}\nBatch size: {arguments.batch_size}\nNumber of {unit}s: {hvd.size()}")
+    steps(arguments.num_warmup_batches)
+    speeds = []
+    for i in range(arguments.num_iters):
+        begin = time.perf_counter()
+        steps(arguments.num_batches_per_iter)
+        speeds.append(arguments.batch_size * arguments.num_batches_per_iter / (time.perf_counter() - begin))
+        say(f"Iter #{i}: {speeds[-1]:.1f} img/sec per {unit}")
+    mean, spread = statistics.mean(speeds), 1.96 * statistics.pstdev(speeds)
+    say(f"Img/sec per {unit}: {mean:.1f} +-{spread:.1f}")
+    say(f"Total img/sec on {hvd.size()} {unit}(s): {hvd.size() * mean:.1f} +-{hvd.size() * spread:.1f}")
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+// sirtaki::Error as the exceptions of sirtaki.common.exceptions, which are of the kinds that
+// Horovod's programs catch.
+#include <array>
+#include <cstddef>
+#include <exception>
+#include <string>
+
+#include "frameworks/python/bindings.h"
+#include "sirtaki/error.h"
+
+namespace sirtaki::python {
+namespace {
+
+namespace py = pybind11;
+
+const char* ClassName(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::invalid_argument:
+      return "InvalidArgumentError";
+    case ErrorCode::mismatch:
+      return "MismatchError";
+    case ErrorCode::not_initialized:
+      return "NotInitializedError";
+    case ErrorCode::duplicate_name:
+      return "DuplicateNameError";
+    case ErrorCode::shut_down:
+      return "ShutDownError";
+    case ErrorCode::peer_lost:
+      return "PeerLostError";
+    case ErrorCode::timed_out:
+      return "TimedOutError";
+    case ErrorCode::aborted:
+      return "AbortedError";
+    case ErrorCode::backend:
+      return "BackendError";
+    case ErrorCode::protocol:
+      return "ProtocolError";
+    case ErrorCode::unsupported:
+      return "UnsupportedError";
+  }
+  return "SirtakiError";
+}
+
+void Raise(const Error& error) {
+  const py::object type =
+      py::module_::import("sirtaki.common.exceptions").attr(ClassName(error.code()));
+  const py::object exception = type(error.what());
+  exception.attr("code") = error_code_name(error.code());
+  exception.attr("rank") = error.origin().rank;
+  exception.attr("host") = error.origin().host;
+  exception.attr("tensor") = error.origin().tensor;
+  PyErr_SetObject(type.ptr(), exception.ptr());
+}
+
+}  // namespace
+
+void BindErrors(py::module_& /*module*/) {
+  py::register_local_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const Error& error) {
+      Raise(error);
+    }
+  });
+}
+
+}  // namespace sirtaki::python

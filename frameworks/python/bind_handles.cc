@@ -1,0 +1,83 @@
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "frameworks/python/bindings.h"
+#include "frameworks/python/handle.h"
+#include "sirtaki/barrier.h"
+
+namespace sirtaki::python {
+
+namespace py = pybind11;
+
+py::object RowsTensor(const std::vector<std::int64_t>& rows) {
+  return py::cast(at::tensor(rows, at::kInt));
+}
+
+PythonHandle::~PythonHandle() {
+  if (!pending_) return;
+  // It gives the name free, for which it takes the queue's lock.
+  const py::gil_scoped_release release;
+  pending_.reset();
+}
+
+bool PythonHandle::Poll() const {
+  const py::gil_scoped_release release;
+  return poll(Handle(pending_));
+}
+
+py::object PythonHandle::Synchronize() const {
+  std::vector<at::Tensor> tensors;
+  std::vector<std::vector<std::int64_t>> rows;
+  {
+    const py::gil_scoped_release release;
+    const GroupedHandle handle(pending_);
+    tensors = synchronize(handle);
+    if (wanted_ == Wanted::kTensorAndSplits || wanted_ == Wanted::kTensorsAndSplits) {
+      rows = received_splits(handle);
+    }
+  }
+  switch (wanted_) {
+    case Wanted::kTensor:
+      return py::cast(tensors.front());
+    case Wanted::kTensors:
+      return py::cast(tensors);
+    case Wanted::kTensorAndSplits:
+      return py::make_tuple(tensors.front(), RowsTensor(rows.front()));
+    case Wanted::kTensorsAndSplits: {
+      py::list of_tensors;
+      for (const auto& list : rows) of_tensors.append(RowsTensor(list));
+      return py::make_tuple(tensors, of_tensors);
+    }
+    case Wanted::kNothing:
+      break;
+  }
+  return py::none();
+}
+
+void BindHandles(py::module_& module) {
+  py::class_<PythonHandle>(module, "Handle")
+      .def("wait", &PythonHandle::Synchronize)
+      .def("done", &PythonHandle::Poll)
+      .def("__call__", &PythonHandle::Synchronize);
+  module.def("poll", [](const PythonHandle& handle) { return handle.Poll(); });
+  module.def("synchronize", [](const PythonHandle& handle) { return handle.Synchronize(); });
+
+  module.def(
+      "barrier", [](const ProcessSet& set) { barrier(BarrierOptions().process_set(set)); },
+      WithoutGil());
+  module.def(
+      "monitored_barrier",
+      [](double timeout_seconds, const ProcessSet& set) {
+        monitored_barrier(Milliseconds(timeout_seconds), BarrierOptions().process_set(set));
+      },
+      WithoutGil());
+  module.def(
+      "join", [](const ProcessSet& set) { return join(JoinOptions().process_set(set)); },
+      WithoutGil());
+}
+
+}  // namespace sirtaki::python

@@ -1,0 +1,89 @@
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "frameworks/python/bindings.h"
+#include "frameworks/python/reduce_op.h"
+#include "frameworks/python/reducers.h"
+#include "sirtaki/gradient_bucket.h"
+
+namespace sirtaki::python {
+namespace {
+
+namespace py = pybind11;
+
+// Ends with close(), or when Python lets it go.
+class PythonScope {
+ public:
+  explicit PythonScope(detail::Scope scope)
+      : scope_(std::make_unique<detail::Scope>(std::move(scope))) {}
+  void Close() { scope_.reset(); }
+
+ private:
+  std::unique_ptr<detail::Scope> scope_;
+};
+
+ReducerSettings SettingsOf(NamedTensors named, std::string name, int op, double predivide,
+                           int passes, int compression, bool everywhere, bool sparse_as_dense,
+                           std::int64_t check_every, const ProcessSet& set,
+                           CommunicationHook hook) {
+  ReducerSettings settings;
+  settings.named = std::move(named);
+  settings.options = DistributedOptimizerOptions()
+                         .name(std::move(name))
+                         .process_set(set)
+                         .op(OpOf(op))
+                         .gradient_predivide_factor(predivide)
+                         .backward_passes_per_step(passes)
+                         .compression(CompressionOf(compression))
+                         .compression_scope(ScopeOf(everywhere))
+                         .sparse_as_dense(sparse_as_dense)
+                         .check_parameters_every(check_every)
+                         .hook(std::move(hook));
+  return settings;
+}
+
+}  // namespace
+
+void BindReducers(py::module_& module) {
+  py::class_<PythonScope>(module, "Scope").def("close", &PythonScope::Close);
+
+  py::class_<GradientBucket>(module, "GradientBucket")
+      .def_readonly("name", &GradientBucket::name)
+      .def_readonly("index", &GradientBucket::index)
+      .def_readonly("buffer", &GradientBucket::buffer)
+      .def_readonly("parameters", &GradientBucket::parameters)
+      .def_readonly("gradients", &GradientBucket::gradients);
+
+  py::class_<ReducerSettings>(module, "ReducerSettings")
+      .def(py::init(&SettingsOf), py::kw_only(), py::arg("named"), py::arg("name"), py::arg("op"),
+           py::arg("predivide"), py::arg("passes"), py::arg("compression"), py::arg("everywhere"),
+           py::arg("sparse_as_dense"), py::arg("check_every"), py::arg("process_set"),
+           py::arg("hook").none(true));
+
+  py::class_<PythonOptimizer>(module, "OptimizerReducer")
+      .def(py::init<const py::list&, ReducerSettings>())
+      .def("step", &PythonOptimizer::Step)
+      .def("synchronize", &PythonOptimizer::Synchronize)
+      .def("before_zero_grad", &PythonOptimizer::BeforeZeroGrad)
+      .def("clip_grad_norm", &PythonOptimizer::ClipGradNorm)
+      .def("skip_step", &PythonOptimizer::skip_step)
+      .def("no_sync", [](PythonOptimizer& self) { return PythonScope(self.NoSync()); })
+      .def("skip_synchronize",
+           [](PythonOptimizer& self) { return PythonScope(self.SkipSynchronize()); })
+      .def("has_local_gradients", &PythonOptimizer::has_local_gradients);
+
+  py::class_<ModuleReducer>(module, "ModuleReducer")
+      .def(py::init<ReducerSettings>())
+      .def("before_forward", &ModuleReducer::BeforeForward, WithoutGil())
+      .def("no_sync", [](ModuleReducer& self) { return PythonScope(self.NoSync()); })
+      .def_property_readonly("prefix", &ModuleReducer::prefix);
+}
+
+}  // namespace sirtaki::python

@@ -1,0 +1,66 @@
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "frameworks/python/bindings.h"
+#include "frameworks/python/build_facts.h"
+#include "sirtaki/random.h"
+#include "sirtaki/session.h"
+
+namespace sirtaki::detail {
+// Of sirtaki/mpi.h, which cannot be included in a build without MPI: there this throws unsupported.
+SIRTAKI_API void InitOn(int communicator, const InitOptions& options);
+}  // namespace sirtaki::detail
+
+namespace sirtaki::python {
+
+namespace py = pybind11;
+
+namespace {
+
+void Init(const std::vector<std::pair<std::string, std::string>>& options,
+          const std::vector<std::vector<int>>& process_sets, std::optional<int> communicator) {
+  InitOptions init_options;
+  for (const auto& [name, value] : options) init_options.set(name, value);
+  for (const std::vector<int>& ranks : process_sets) init_options.process_set(ranks);
+  if (communicator) return detail::InitOn(*communicator, init_options);
+  init(init_options);
+}
+
+template <class Value, Value (*Get)(const Session&)>
+Value Ask() {
+  return Get(Session());
+}
+
+}  // namespace
+
+void BindSession(py::module_& module) {
+  module.def("init", &Init, WithoutGil());
+  module.def("shutdown", &shutdown, WithoutGil());
+  module.def("is_initialized", &is_initialized, WithoutGil());
+  module.def("rank", &Ask<int, rank>, WithoutGil());
+  module.def("size", &Ask<int, size>, WithoutGil());
+  module.def("local_rank", &Ask<int, local_rank>, WithoutGil());
+  module.def("local_size", &Ask<int, local_size>, WithoutGil());
+  module.def("cross_rank", &Ask<int, cross_rank>, WithoutGil());
+  module.def("cross_size", &Ask<int, cross_size>, WithoutGil());
+  module.def("is_homogeneous", &Ask<bool, is_homogeneous>, WithoutGil());
+  module.def(
+      "abort", [](const std::string& reason) { abort(reason); }, WithoutGil());
+  module.def(
+      "seed_all",
+      [](std::uint64_t seed, bool different) {
+        return seed_all(seed, different ? SeedMode::DifferentPerRank : SeedMode::EqualOnAllRanks);
+      },
+      WithoutGil());
+
+  module.attr("mpi_built") = kMpiBuilt;
+  module.attr("kernels_built") = SIRTAKI_HAVE_KERNELS != 0;
+  module.def("mpi_threads_multiple", &MpiThreadsMultiple, WithoutGil());
+}
+
+}  // namespace sirtaki::python

@@ -1,0 +1,134 @@
+#include "frameworks/python/reducers.h"
+
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <stdexcept>
+#include <utility>
+
+namespace sirtaki::python {
+namespace {
+
+namespace py = pybind11;
+using LossClosure = torch::optim::Optimizer::LossClosure;
+
+// What a closure may return besides a tensor: a number, or nothing.
+at::Tensor LossOf(const py::object& returned) {
+  if (returned.is_none()) return at::zeros({});
+  if (THPVariable_Check(returned.ptr())) return py::cast<at::Tensor>(returned);
+  return at::scalar_tensor(py::cast<double>(returned), at::kDouble);
+}
+
+LossClosure Callable(const py::object& closure) {
+  if (closure.is_none()) return nullptr;
+  // Step() keeps the closure: `this` is a reference to it, which needs no lock to be copied.
+  return [&closure] {
+    const py::gil_scoped_acquire acquire;
+    return LossOf(closure());
+  };
+}
+
+py::object ToPython(LossClosure closure) {
+  if (!closure) return py::none();
+  return py::cpp_function([closure = std::move(closure)] {
+    const py::gil_scoped_release release;
+    return closure();
+  });
+}
+
+std::vector<std::vector<const PyObject*>> ObjectsOf(const py::list& param_groups) {
+  std::vector<std::vector<const PyObject*>> objects;
+  objects.reserve(param_groups.size());
+  for (const py::handle group : param_groups) {
+    std::vector<const PyObject*>& of_group = objects.emplace_back();
+    const py::list params = group["params"];
+    of_group.reserve(params.size());
+    for (const py::handle parameter : params) of_group.push_back(parameter.ptr());
+  }
+  return objects;
+}
+
+}  // namespace
+
+PythonOptimizer::PythonOptimizer(const py::list& param_groups, ReducerSettings settings)
+    : torch::optim::Optimizer(std::vector<torch::optim::OptimizerParamGroup>(), nullptr) {
+  Follow(param_groups);
+  const py::gil_scoped_release release;
+  reducer_ = std::make_unique<detail::GradientReducer>(*this, std::move(settings.named),
+                                                       settings.options, Session());
+}
+
+// Its hooks may be at work: they must not wait for the interpreter's lock.
+PythonOptimizer::~PythonOptimizer() {
+  const py::gil_scoped_release release;
+  reducer_.reset();
+}
+
+void PythonOptimizer::Follow(const py::list& param_groups) {
+  std::vector<std::vector<const PyObject*>> objects = ObjectsOf(param_groups);
+  if (objects == seen_) return;
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (const py::handle group : param_groups) {
+    std::vector<at::Tensor> parameters;
+    for (const py::handle parameter : py::list(group["params"])) {
+      parameters.push_back(py::cast<at::Tensor>(parameter));
+    }
+    groups.emplace_back(std::move(parameters));
+  }
+  param_groups_ = std::move(groups);
+  seen_ = std::move(objects);
+}
+
+py::object PythonOptimizer::Step(const py::list& param_groups, const py::object& closure,
+                                 const py::object& base_step) {
+  Follow(param_groups);
+  py::object result = py::none();
+  const auto base = [&](LossClosure wrapped) {
+    const py::gil_scoped_acquire acquire;
+    result = base_step(ToPython(std::move(wrapped)));
+    return at::Tensor();
+  };
+  {
+    const py::gil_scoped_release release;
+    reducer_->Step(*this, Callable(closure), base);
+  }
+  return result;
+}
+
+void PythonOptimizer::Synchronize(const py::list& param_groups) {
+  Follow(param_groups);
+  const py::gil_scoped_release release;
+  reducer_->Synchronize(*this);
+}
+
+void PythonOptimizer::BeforeZeroGrad(const py::list& param_groups) {
+  Follow(param_groups);
+  const py::gil_scoped_release release;
+  reducer_->BeforeZeroGrad(*this);
+}
+
+double PythonOptimizer::ClipGradNorm(const py::list& param_groups, double max_norm,
+                                     double norm_type, bool error_if_nonfinite) {
+  Follow(param_groups);
+  const py::gil_scoped_release release;
+  return clip_grad_norm_(*this, max_norm, norm_type, error_if_nonfinite);
+}
+
+at::Tensor PythonOptimizer::step(LossClosure /*closure*/) {
+  throw std::logic_error("the steps of a Python optimizer are made in Python");
+}
+
+ModuleReducer::ModuleReducer(ReducerSettings settings) {
+  const py::gil_scoped_release release;
+  reducer_ = std::make_unique<detail::GradientReducer>(std::move(settings.named), settings.options,
+                                                       Session());
+}
+
+ModuleReducer::~ModuleReducer() {
+  const py::gil_scoped_release release;
+  reducer_.reset();
+}
+
+}  // namespace sirtaki::python

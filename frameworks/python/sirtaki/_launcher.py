@@ -1,0 +1,29 @@
+"""Where sirtakirun is, and the command of this name that an installed package puts on PATH."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+
+def launcher_path() -> str:
+    """The program ``sirtakirun`` of this package: installed, of the build folder, or on PATH.
+
+    Raises FileNotFoundError if there is none.
+    """
+    from sirtaki import _build
+
+    installed = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "sirtakirun")
+    for path in (installed, _build.launcher):
+        if path and os.access(path, os.X_OK):
+            return path
+    found = shutil.which("sirtakirun")
+    if found is None:
+        raise FileNotFoundError("sirtakirun was not built with this package, and is not on PATH")
+    return found
+
+
+def main() -> None:
+    path = launcher_path()
+    os.execv(path, [path, *sys.argv[1:]])

@@ -1,0 +1,77 @@
+"""What sirtaki raises.
+
+All are RuntimeErrors, as what torch raises of C++ is. ``HorovodInternalError`` has Horovod's name, so
+that programs that catch it go on to do so.
+"""
+
+from __future__ import annotations
+
+
+class SirtakiError(RuntimeError):
+    """``code`` says what it is ("mismatch", "peer lost", …); ``rank``, ``host`` and ``tensor`` where it began, -1 or
+    empty if that is not known."""
+
+    code: str = ""
+    rank: int = -1
+    host: str = ""
+    tensor: str = ""
+
+
+class HorovodInternalError(SirtakiError):
+    """A collective has failed on all ranks that took part in it."""
+
+
+class InvalidArgumentError(SirtakiError, ValueError):
+    """What a rank passed is wrong whatever the others do. Its peers get it too."""
+
+
+class MismatchError(HorovodInternalError, ValueError):
+    """The ranks asked for different things under one name. The job can go on."""
+
+
+class NotInitializedError(SirtakiError, ValueError):
+    """Before init(), after shutdown(), or an object of an earlier session."""
+
+
+class DuplicateNameError(SirtakiError, ValueError):
+    """The name is in flight on this rank."""
+
+
+class UnsupportedError(SirtakiError, NotImplementedError):
+    """Known, but not in this build."""
+
+
+class ShutDownError(HorovodInternalError):
+    """A rank that had to take part has called shutdown() or ended."""
+
+
+class PeerLostError(HorovodInternalError):
+    """A rank does not answer, or its connection failed."""
+
+
+class TimedOutError(HorovodInternalError):
+    """A wait passed its limit."""
+
+
+class AbortedError(HorovodInternalError):
+    """A program called abort()."""
+
+
+class BackendError(HorovodInternalError):
+    """MPI or NCCL failed."""
+
+
+class ProtocolError(HorovodInternalError):
+    """A peer sent what no correct peer sends."""
+
+
+class PendingGradientsError(InvalidArgumentError, AssertionError):
+    """zero_grad() between backward() and step()."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Hosts were added or removed; for elastic training."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the hosts of the job have changed")
+        self.skip_sync = skip_sync

@@ -1,0 +1,96 @@
+"""Reducing gradients in a way of the program's own."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict, List, Type
+
+import torch
+
+from sirtaki.torch._library import _C
+from sirtaki.torch.compression import Compressor
+from sirtaki.torch.mpi_ops import Average, Handle, allreduce_async_
+from sirtaki.torch.process_sets import ProcessSet
+
+
+class GradBucket:
+    """Gradients that are reduced together; the functions are those of torch.distributed.GradBucket, as far as they mean
+    something here."""
+
+    def __init__(self, bucket: _C.GradientBucket, parameters: Dict[str, torch.Tensor]) -> None:
+        self._bucket = bucket
+        self._parameters = parameters
+
+    def name(self) -> str:
+        """The same on every rank, and of nothing else: for a collective, or with more behind it for several."""
+        return self._bucket.name + "/hook"
+
+    def index(self) -> int:
+        """The place of its first parameter among the optimizer's, the same on every rank."""
+        return self._bucket.index
+
+    def buffer(self) -> torch.Tensor:
+        """One gradient after the other, 1-dimensional; zeros for a parameter that has none on this rank. Belongs to the
+        hook until the gradients are synchronized."""
+        return self._bucket.buffer
+
+    def gradients(self) -> List[torch.Tensor]:
+        """Views of the buffer, in the parameters' shapes."""
+        return self._bucket.gradients
+
+    def parameter_names(self) -> List[str]:
+        return self._bucket.parameters
+
+    def parameters(self) -> List[torch.Tensor]:
+        return [self._parameters[name] for name in self._bucket.parameters]
+
+
+# Gives a Handle, a future of torch, a tensor, or a function without arguments that gives the tensor.
+BucketHook = Callable[[GradBucket], Any]
+
+
+def _finisher(started: Any) -> Callable[[], torch.Tensor]:
+    if isinstance(started, torch.Tensor):
+        return lambda: started
+    if isinstance(started, torch.futures.Future):
+        return lambda: _tensor_of(started.wait())
+    if callable(started):  # a Handle is
+        return lambda: _tensor_of(started())
+    raise TypeError(
+        f"the communication hook gave a {type(started).__name__}; a Handle, a torch.futures.Future, a tensor or a "
+        "function that gives one is meant"
+    )
+
+
+def _tensor_of(result: Any) -> torch.Tensor:
+    # Futures of DDP's hooks hold lists of one tensor.
+    return result[0] if isinstance(result, (list, tuple)) else result
+
+
+def c_hook(
+    hook: BucketHook, parameters: Dict[str, torch.Tensor]
+) -> Callable[[_C.GradientBucket], Callable[[], torch.Tensor]]:
+    """The hook as the C++ library calls it, on the threads of backward()."""
+    return lambda bucket: _finisher(hook(GradBucket(bucket, parameters)))
+
+
+def _compressed(
+    compression: Type[Compressor], process_set: ProcessSet, op: int, predivide: float, bucket: GradBucket
+) -> Callable[[], torch.Tensor]:
+    travelling, ctx = compression.compress(bucket.buffer())
+    handle: Handle = allreduce_async_(
+        travelling,
+        name=bucket.name(),
+        op=op,
+        prescale_factor=1.0 / predivide,
+        postscale_factor=predivide,
+        process_set=process_set,
+    )
+    return lambda: compression.decompress(handle(), ctx)
+
+
+def compressing_hook(
+    compression: Type[Compressor], process_set: ProcessSet, op: int = Average, predivide: float = 1.0
+) -> BucketHook:
+    """Of a Compressor of the program's own."""
+    return functools.partial(_compressed, compression, process_set, op, predivide)

@@ -1,0 +1,33 @@
+"""Loads the C++ part, after a look at whether it fits the torch that is here."""
+
+from __future__ import annotations
+
+import torch
+
+from sirtaki import _build
+
+
+def _series(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def _check() -> None:
+    # torch's C++ interface changes with its minor versions, and nothing but a crash would tell.
+    if _series(torch.__version__) != _series(_build.torch_version):
+        raise ImportError(
+            f"sirtaki {_build.version} was built with torch {_build.torch_version}, but torch {torch.__version__} is "
+            f"installed. Install torch {_series(_build.torch_version)}, or build sirtaki again: pip install "
+            "--force-reinstall --no-deps <its folder>."
+        )
+    if not torch.compiled_with_cxx11_abi():
+        raise ImportError(
+            f"sirtaki {_build.version} was built with torch {_build.torch_version}, whose C++ library has the C++11 "
+            f"ABI; the torch {torch.__version__} that is installed has the one before."
+        )
+
+
+_check()
+
+from sirtaki import _C  # noqa: E402
+
+__all__ = ["_C"]

@@ -1,0 +1,313 @@
+"""run(): N ranks from a program or a notebook, and their results back.
+
+The caller listens on a socket and starts `sirtakirun`, which starts a small program on every rank (_run_rank.py). That
+asks the caller for the function, calls it, and hands back the result or the exception. Who may talk on the socket is
+told apart by a key that travels in a variable of the ranks' environment.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing.connection
+import os
+import pickle
+import secrets
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+try:
+    import cloudpickle
+except ImportError:
+    cloudpickle = None
+
+KEY_VARIABLE = "SIRTAKIRUN_KEY"  # not SIRTAKI_…: those are options of the library
+LAST_LINES = 20  # of the ranks' output, in an error
+GRACE_SECONDS = 5.0  # for a result that is on its way when sirtakirun has ended
+
+
+class RankError(RuntimeError):
+    """A rank has failed, and what it raised cannot be raised here: it ended without a word, or its exception cannot be
+    pickled. `rank` is its number, or -1 where nobody can say."""
+
+    def __init__(self, text: str, rank: int = -1):
+        super().__init__(text)
+        self.rank = rank
+
+    def __reduce__(self):
+        return (RankError, (str(self), self.rank))
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that a rank has raised: its traceback there, as text."""
+
+    def __str__(self) -> str:
+        return "\n" + self.args[0]
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Optional[Mapping[str, Any]] = None,
+    np: int = 1,
+    min_np: Optional[int] = None,
+    max_np: Optional[int] = None,
+    slots: Optional[int] = None,
+    reset_limit: Optional[int] = None,
+    cooldown_range: Optional[Tuple[int, int]] = None,
+    hosts: Optional[str] = None,
+    hostfile: Optional[str] = None,
+    start_timeout: Optional[float] = None,
+    ssh_port: Optional[int] = None,
+    ssh_identity_file: Optional[str] = None,
+    disable_cache: Optional[bool] = None,
+    output_filename: Optional[str] = None,
+    verbose: Optional[bool] = None,
+    use_gloo: Optional[bool] = None,
+    use_mpi: Optional[bool] = None,
+    mpi_args: Optional[str] = None,
+    network_interface: Optional[str] = None,
+    executable: Optional[str] = None,
+    *,
+    network_interfaces: Union[str, Sequence[str], None] = None,
+    oversubscribe: bool = False,
+    env: Optional[Mapping[str, str]] = None,
+    launcher_args: Sequence[str] = (),
+) -> List[Any]:
+    """Calls `fn(*args, **kwargs)` on `np` ranks and returns what it has returned, a list by rank.
+
+    `fn` calls `init()` itself. It, its arguments and its result are pickled: by cloudpickle if that is installed, which
+    takes functions of notebooks too; else by pickle, which takes functions of modules and of the program's own file.
+    What the ranks print appears here, each line behind the number of its rank.
+
+    np, hosts, hostfile, start_timeout, ssh_port, ssh_identity_file, disable_cache, output_filename, mpi_args,
+    network_interface(s), oversubscribe: as the flags of sirtakirun. verbose: prints its command line.
+    executable: the ranks' Python; default: this one. env: variables that the ranks have besides this process's.
+    launcher_args: more flags of sirtakirun. use_mpi: True changes nothing, as there is no other way.
+
+    If `fn` raises on a rank, the others are ended and the exception is raised here, with the rank's traceback as its
+    cause; RankError if that cannot be, or if a rank ends without a result. ValueError or NotImplementedError for
+    arguments: use_gloo and those of elastic jobs (min_np, max_np, slots, reset_limit, cooldown_range) are refused.
+    """
+    _refuse(use_gloo, use_mpi, min_np=min_np, max_np=max_np, slots=slots, reset_limit=reset_limit,
+            cooldown_range=cooldown_range)
+    if not isinstance(np, int) or np < 1:
+        raise ValueError(f"np is {np!r}; it must be a whole number of 1 or more")
+    flags = ["-np", str(np)]
+    for flag, value in (("--hosts", hosts), ("--hostfile", hostfile), ("--start-timeout", start_timeout),
+                        ("--ssh-port", ssh_port), ("--ssh-identity-file", ssh_identity_file),
+                        ("--output-filename", output_filename), ("--mpi-args", mpi_args),
+                        ("--network-interfaces", _interfaces(network_interface, network_interfaces))):
+        if value is not None:
+            flags += [flag, str(value)]
+    flags += ["--disable-cache"] if disable_cache else []
+    flags += ["--oversubscribe"] if oversubscribe else []
+    call = _Call(fn, tuple(args), dict(kwargs or {}), np)
+    return call.run(flags + list(launcher_args), executable or sys.executable, env or {},
+                    local=hosts is None and hostfile is None, verbose=bool(verbose))
+
+
+def _refuse(use_gloo, use_mpi, **elastic) -> None:
+    if use_gloo:
+        raise ValueError("use_gloo: there is no gloo here; ranks are started by MPI or Slurm")
+    if use_mpi is False:
+        raise ValueError("use_mpi=False: ranks are started by MPI or Slurm, there is no other way")
+    given = [name for name, value in elastic.items() if value is not None]
+    if given:
+        raise NotImplementedError(f"{', '.join(given)}: the number of ranks is fixed in this version; leave "
+                                  f"{'it' if len(given) == 1 else 'them'} out")
+
+
+def _interfaces(one: Optional[str], several: Union[str, Sequence[str], None]) -> Optional[str]:
+    if one is not None and several is not None:
+        raise ValueError("network_interface and network_interfaces are the same: give one of them")
+    given = one if one is not None else several
+    return given if given is None or isinstance(given, str) else ",".join(given)
+
+
+class _MainPickler(pickle.Pickler):
+    """Notices what the other side will look for in `__main__`, which there is another program."""
+
+    def __init__(self, file):
+        super().__init__(file)
+        self.needs_main = False
+
+    def reducer_override(self, value):
+        if getattr(value, "__module__", None) == "__main__":
+            self.needs_main = True
+        return NotImplemented
+
+
+def _dump_call(what: Any) -> Tuple[bytes, Optional[str]]:
+    """The call, pickled, and the file that must be `__main__` where it is unpickled, if any."""
+    if cloudpickle is not None:
+        return cloudpickle.dumps(what), None
+    buffer = io.BytesIO()
+    pickler = _MainPickler(buffer)
+    try:
+        pickler.dump(what)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(f"the function or its arguments cannot be pickled ({error}): define the function at the top "
+                         "of a module, or install cloudpickle") from error
+    if not pickler.needs_main:
+        return buffer.getvalue(), None
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    if main is None or not os.path.isfile(main):
+        raise ValueError("a function that was typed in, as in a notebook, needs cloudpickle: install it, or define the "
+                         "function in a module")
+    return buffer.getvalue(), os.path.abspath(main)
+
+
+def _addresses(local: bool) -> List[str]:
+    """Where the ranks may reach this process."""
+    if local:
+        return ["127.0.0.1"]
+    found = [socket.gethostname()]
+    try:
+        found += socket.gethostbyname_ex(socket.gethostname())[2]
+    except OSError:
+        pass
+    return list(dict.fromkeys(found + ["127.0.0.1"]))
+
+
+class _Call:
+    """One call of run(): the listener, the launcher, and what has come back."""
+
+    def __init__(self, fn, args, kwargs, ranks: int):
+        self._payload, main = _dump_call((fn, args, kwargs))
+        self._greeting = {"main": main, "path": [os.path.abspath(folder or os.curdir) for folder in sys.path]}
+        self._ranks = ranks
+        self._lock = threading.Lock()
+        self._results: Dict[int, Any] = {}
+        self._errors: List[Tuple[int, Optional[bytes], str]] = []  # rank, the pickled exception, text; as they came
+        self._serving: List[threading.Thread] = []
+        self._lines: List[str] = []
+
+    def run(self, flags, python, env, local, verbose) -> List[Any]:
+        from sirtaki._launcher import launcher_path
+
+        launcher = launcher_path()
+        key = secrets.token_bytes(32)
+        environment = {**os.environ, **env, KEY_VARIABLE: key.hex()}
+        with socket.create_server(("127.0.0.1" if local else "", 0), backlog=max(16, self._ranks)) as server:
+            exports = [word for name in (KEY_VARIABLE, *env) for word in ("-x", name)]
+            command = [launcher, *flags, *exports, python, "-u",
+                       os.path.join(os.path.dirname(os.path.abspath(__file__)), "_run_rank.py"),
+                       ",".join(_addresses(local)), str(server.getsockname()[1])]
+            if verbose:
+                print(" ".join(map(shlex.quote, command)), file=sys.stderr, flush=True)
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                       stderr=subprocess.PIPE, text=True, errors="replace")
+            accepting = threading.Thread(target=self._accept, args=(server, key), name="sirtaki.run", daemon=True)
+            accepting.start()
+            try:
+                code = self._follow(process)
+            except BaseException:  # Ctrl-C: sirtakirun ends the ranks
+                process.terminate()
+                process.wait(timeout=60)
+                raise
+            finally:
+                server.shutdown(socket.SHUT_RDWR)  # wakes the thread
+                accepting.join(GRACE_SECONDS)
+        self._await_results()
+        return self._verdict(code)
+
+    # ---- what comes back ----
+
+    def _accept(self, server, key: bytes) -> None:
+        while True:
+            try:
+                accepted, _ = server.accept()
+            except OSError:
+                return  # over
+            thread = threading.Thread(target=self._serve, args=(accepted, key), name="sirtaki.run rank", daemon=True)
+            with self._lock:
+                self._serving.append(thread)
+            thread.start()
+
+    def _serve(self, accepted, key: bytes) -> None:
+        with multiprocessing.connection.Connection(accepted.detach()) as connection:
+            try:
+                multiprocessing.connection.deliver_challenge(connection, key)
+                multiprocessing.connection.answer_challenge(connection, key)
+                connection.send(self._greeting)
+                connection.send_bytes(self._payload)
+                rank, good, value, text = connection.recv()
+            except multiprocessing.AuthenticationError:
+                return  # not one of ours
+            except (OSError, EOFError):
+                return  # the rank has ended; sirtakirun says how
+        self._take(rank, good, value, text)
+
+    def _take(self, rank: int, good: bool, value: Optional[bytes], text: str) -> None:
+        failure: Optional[Tuple[int, Optional[bytes], str]] = None
+        if good:
+            try:
+                value = pickle.loads(value)
+            except Exception as error:
+                failure = (rank, None, f"its result cannot be unpickled here: {error}")
+        else:
+            failure = (rank, value, text)
+        with self._lock:
+            if failure is None:
+                self._results[rank] = value
+            else:
+                self._errors.append(failure)
+
+    def _await_results(self) -> None:
+        deadline = time.monotonic() + GRACE_SECONDS
+        with self._lock:
+            threads = list(self._serving)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    # ---- what is printed ----
+
+    def _follow(self, process) -> int:
+        """Copies the output until sirtakirun ends. Through sys.stdout: in a notebook that is the cell."""
+        copies = [threading.Thread(target=self._copy, args=(stream, to), daemon=True)
+                  for stream, to in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))]
+        for copy in copies:
+            copy.start()
+        code = process.wait()
+        for copy in copies:
+            copy.join(GRACE_SECONDS)
+        return code
+
+    def _copy(self, stream, to) -> None:
+        with stream:
+            for line in stream:
+                with self._lock:
+                    self._lines = self._lines[1 - LAST_LINES:] + [line]
+                to.write(line)
+                to.flush()
+
+    # ---- the end ----
+
+    def _verdict(self, code: int) -> List[Any]:
+        with self._lock:
+            if self._errors:
+                _raise_here(*self._errors[0])
+            missing = [rank for rank in range(self._ranks) if rank not in self._results]
+            if not missing and code == 0:
+                return [self._results[rank] for rank in range(self._ranks)]
+            lines = "".join("  " + line for line in self._lines)
+        who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} gave no result; " if missing else ""
+        raise RankError(f"{who}sirtakirun ended with code {code}" + (f"; its last lines:\n{lines}" if lines else ""),
+                        missing[0] if len(missing) == 1 else -1)
+
+
+def _raise_here(rank: int, pickled: Optional[bytes], text: str) -> None:
+    error: Optional[BaseException] = None
+    if pickled is not None:
+        try:
+            error = pickle.loads(pickled)
+        except Exception:
+            error = None  # an exception whose constructor wants more than its text
+    if not isinstance(error, Exception):
+        raise RankError(f"rank {rank}: {text}", rank)
+    raise error from RemoteTraceback(f"on rank {rank}:\n{text}")

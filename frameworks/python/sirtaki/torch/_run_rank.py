@@ -1,0 +1,90 @@
+"""_run_rank.py ADDRESS,... PORT: what run() starts on every rank. See _run.py.
+
+A script, not a module: it must ask for the caller's search path before it can import anything of the caller's.
+"""
+
+import sys
+
+sys.path.pop(0)  # this folder, whose files are no modules of that name
+
+import multiprocessing.connection  # noqa: E402
+import os  # noqa: E402
+import pickle  # noqa: E402
+import runpy  # noqa: E402
+import time  # noqa: E402
+import traceback  # noqa: E402
+
+KEY_VARIABLE = "SIRTAKIRUN_KEY"
+CONNECT_SECONDS = 30.0
+
+
+def connect(addresses, port, key):
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        why = []
+        for address in addresses:
+            try:
+                return multiprocessing.connection.Client((address, port), "AF_INET", authkey=key)
+            except OSError as error:
+                why.append(f"{address}:{port}: {error}")
+        if time.monotonic() > deadline:
+            sys.exit("the program that called run() cannot be reached: " + "; ".join(why))
+        time.sleep(0.2)
+
+
+def own_rank():
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
+        if os.environ.get(name):
+            return int(os.environ[name])
+    return 0
+
+
+def become_main(path):
+    """Makes the caller's program this one's, without what it does as a program: its functions were pickled as those of
+    __main__. The other name is multiprocessing's, by which the caller knows what is made of its classes here."""
+    module = type(sys)("__mp_main__")
+    module.__dict__.update(runpy.run_path(path, run_name="__mp_main__"))
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+
+
+def pickled(what):
+    try:
+        import cloudpickle
+        return cloudpickle.dumps(what)
+    except ImportError:
+        return pickle.dumps(what)
+
+
+def pickled_error(error):
+    try:
+        again = pickled(error)
+        pickle.loads(again)
+        return again
+    except Exception:
+        return None
+
+
+def main():
+    connection = connect(sys.argv[1].split(","), int(sys.argv[2]), bytes.fromhex(os.environ.pop(KEY_VARIABLE)))
+    greeting = connection.recv()
+    sys.argv = [greeting["main"] or ""]
+    sys.path[:] = greeting["path"] + [folder for folder in sys.path if folder not in greeting["path"]]
+    rank = own_rank()
+    try:
+        payload = connection.recv_bytes()
+        if greeting["main"] is not None:
+            become_main(greeting["main"])
+        fn, args, kwargs = pickle.loads(payload)
+        answer = (rank, True, pickled(fn(*args, **kwargs)), "")
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            answer = (rank, True, pickled(None), "")
+        else:
+            answer = (rank, False, pickled_error(error), traceback.format_exc())
+    connection.send(answer)
+    connection.close()
+    if not answer[1]:
+        sys.exit(1)  # sirtakirun ends the others
+
+
+main()

@@ -1,0 +1,37 @@
+"""Loss scaling for training in float16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sirtaki.torch.mpi_ops import Max, allreduce_
+from sirtaki.torch.optimizer import _DistributedOptimizer
+
+
+class GradScaler(torch.amp.GradScaler):
+    """torch's, which besides waits for the averaged gradients of a DistributedOptimizer by itself, so that ``unscale_``
+    and ``step`` are all that a program calls. torch's own does with Horovod's recipe: synchronize(), unscale_(), and
+    step() within skip_synchronize()."""
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        if isinstance(optimizer, _DistributedOptimizer):
+            optimizer.synchronize()
+        super().unscale_(optimizer)
+        if not self._enabled or not isinstance(optimizer, _DistributedOptimizer):
+            return
+        if optimizer._sirtaki_reducer.has_local_gradients():
+            # Those of other ranks are others: a step is made by all of them, or by none.
+            for found in self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
+                allreduce_(found, op=Max, process_set=optimizer._sirtaki_settings.process_set)
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(optimizer, _DistributedOptimizer):
+            return super().step(optimizer, *args, **kwargs)
+        optimizer.synchronize()
+        optimizer._sirtaki_stepped = False
+        result = super().step(optimizer, *args, **kwargs)
+        if not optimizer._sirtaki_stepped:
+            optimizer.skip_step()
+        return result

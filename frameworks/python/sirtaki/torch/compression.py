@@ -1,0 +1,73 @@
+"""What floating-point tensors travel as."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple, Type
+
+import torch
+
+
+class Compressor:
+    """To compress by a method of your own, derive from this: tensors are compressed before they are reduced, and
+    decompressed afterwards."""
+
+    # The number by which the C++ library has it built in; None: the two functions are called.
+    _built_in: Optional[int] = None
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
+        """What is to be reduced, and what decompress() has to know."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    _built_in = 0
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor
+
+
+class _HalfCompressor(Compressor):
+    _type: torch.dtype
+
+    @classmethod
+    def compress(cls, tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:  # type: ignore[override]
+        if not tensor.dtype.is_floating_point:
+            return tensor, None
+        return tensor.to(cls._type), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor if ctx is None else tensor.to(ctx)
+
+
+class FP16Compressor(_HalfCompressor):
+    """Half the bytes of float32, 3 decimal digits, magnitudes up to 65504."""
+
+    _built_in = 1
+    _type = torch.float16
+
+
+class BF16Compressor(_HalfCompressor):
+    """Half the bytes of float32, 2 decimal digits, the range of float32."""
+
+    _built_in = 2
+    _type = torch.bfloat16
+
+
+class Compression:
+    """For the argument ``compression``. Sums are made in float32, and rounded once; ranks of one host, who share no
+    network, exchange what they have uncompressed."""
+
+    none: Type[Compressor] = NoneCompressor
+    fp16: Type[Compressor] = FP16Compressor
+    bf16: Type[Compressor] = BF16Compressor

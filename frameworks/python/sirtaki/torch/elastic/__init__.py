@@ -1,0 +1,24 @@
+"""Training that goes on after an error: commit what is reached, and go back to it when a collective has failed.
+
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0, batch=0)
+
+    @hvd.elastic.run
+    def train(state):
+        for state.epoch in range(state.epoch, epochs):
+            ...
+            state.commit()
+
+    train(state)
+
+The number of ranks is fixed in this version: ranks neither come nor go while the job runs. When a rank is lost for
+good the job ends, and `sirtakirun --max-restarts` starts it again from a checkpoint.
+"""
+
+from .running import MAX_FAILURES, reset, run
+from .sampler import ElasticSampler
+from .state import (LRSchedulerStateHandler, ModelStateHandler, ObjectState, OptimizerStateHandler, SamplerStateHandler,
+                    State, StateHandler, TorchState, get_handler_registry, set_handler_registry)
+
+__all__ = ["MAX_FAILURES", "ElasticSampler", "LRSchedulerStateHandler", "ModelStateHandler", "ObjectState",
+           "OptimizerStateHandler", "SamplerStateHandler", "State", "StateHandler", "TorchState",
+           "get_handler_registry", "reset", "run", "set_handler_registry"]

@@ -1,0 +1,70 @@
+"""elastic.run: calls a training function again after an error, from what was committed last."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any, Callable, TypeVar
+
+import sirtaki.torch as hvd
+
+from .state import State
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# So many errors in a row without a commit between them, and the last one is the caller's: what fails every time would
+# otherwise fail for ever.
+MAX_FAILURES = 3
+
+# An error within backward() comes through autograd, which keeps its text alone.
+_OF_THE_JOB = re.compile(r"(peer lost|timed out|aborted|backend|protocol|shut down): ")
+
+
+def _ends_the_job(error: RuntimeError) -> bool:
+    """Whether no later call can succeed before the job was joined anew. A mismatch is no such error: what the ranks
+    call is wrong, and would be again."""
+    if isinstance(error, hvd.SirtakiError):
+        return isinstance(error, hvd.HorovodInternalError) and not isinstance(error, hvd.MismatchError)
+    return type(error) is RuntimeError and _OF_THE_JOB.match(str(error)) is not None
+
+
+def reset() -> None:
+    """Leaves the job and joins it again. Collective: it ends what the others still wait for."""
+    hvd.shutdown()
+    hvd.init()
+
+
+def run(func: Function) -> Function:
+    """A decorator for `func(state, ...)`. Before the call, state.sync() gives all ranks what rank 0 has.
+
+    When `func` raises HorovodInternalError, on one rank or on all, every rank goes back to what it has committed last
+    (state.restore()), joins the job anew, calls the state's reset callbacks and then `func` again. After
+    HostsUpdatedInterrupt the same, but nothing is restored. Every other exception is the caller's, MismatchError among
+    them, and so is the error that comes MAX_FAILURES times without a commit in between.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        failures = 0
+        commits = state.commits
+        skip_sync = False
+        while True:
+            try:
+                if not skip_sync:
+                    state.sync()
+                return func(state, *args, **kwargs)
+            except hvd.HostsUpdatedInterrupt as interrupt:
+                skip_sync = interrupt.skip_sync
+            except RuntimeError as error:
+                if not _ends_the_job(error):
+                    raise
+                failures = 1 if state.commits != commits else failures + 1
+                commits = state.commits
+                if failures >= MAX_FAILURES:
+                    raise
+                state.restore()
+                skip_sync = False
+            reset()
+            state.on_reset()
+
+    return wrapper  # type: ignore[return-value]

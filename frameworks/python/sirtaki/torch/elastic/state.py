@@ -1,0 +1,231 @@
+"""What a training function has reached: kept in memory by commit(), brought back by restore(), made equal by sync()."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
+
+import torch
+
+import sirtaki.torch as hvd
+
+from .sampler import ElasticSampler
+
+
+class State:
+    """The base of states. A state of your own has save(), restore() and sync().
+
+    bcast_object: gives rank 0's object to all ranks. get_rank: this rank's number.
+    """
+
+    def __init__(self, bcast_object: Optional[Callable[[Any], Any]] = None,
+                 get_rank: Optional[Callable[[], int]] = None):
+        self._bcast_object = bcast_object or hvd.broadcast_object
+        self._rank = get_rank or hvd.rank
+        self._reset_callbacks: List[Callable[[], None]] = []
+        self._commits = 0
+
+    @property
+    def commits(self) -> int:
+        """How often commit() was called."""
+        return self._commits
+
+    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """They are called, in this order, each time that the job was joined anew."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: int, update_res: int = 0) -> None:
+        """Nobody calls it: the number of ranks is fixed."""
+
+    def commit(self) -> None:
+        """What is reached now is what restore() brings back. It costs a copy of everything, so not every batch."""
+        self.save()
+        self._commits += 1
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raises HostsUpdatedInterrupt when hosts come or go: never in this version, whose ranks are fixed."""
+
+    def reset(self) -> None:
+        """What has to be done when the job was joined anew, before the callbacks."""
+
+    def save(self) -> None:
+        """Copies the state. Not collective."""
+        raise NotImplementedError(f"{type(self).__name__} has no save()")
+
+    def restore(self) -> None:
+        """Brings the copy back. Not collective."""
+        raise NotImplementedError(f"{type(self).__name__} has no restore()")
+
+    def sync(self) -> None:
+        """Gives all ranks rank 0's state, which is then the copy as well. Collective."""
+        raise NotImplementedError(f"{type(self).__name__} has no sync()")
+
+
+class ObjectState(State):
+    """Python objects that can be pickled, each an attribute of the name it is given by."""
+
+    def __init__(self, bcast_object: Optional[Callable[[Any], Any]] = None,
+                 get_rank: Optional[Callable[[], int]] = None, **kwargs: Any):
+        super().__init__(bcast_object, get_rank)
+        self._saved_state: Dict[str, Any] = kwargs
+        self._bring_back()
+        self._saved_state = copy.deepcopy(kwargs)
+
+    def save(self) -> None:
+        self._saved_state = {name: copy.deepcopy(getattr(self, name)) for name in self._saved_state}
+
+    def restore(self) -> None:
+        self._bring_back(copy.deepcopy)
+
+    def sync(self) -> None:
+        if self._saved_state:
+            now = {name: getattr(self, name) for name in self._saved_state}
+            self._saved_state = self._bcast_object(now)
+            self._bring_back(copy.deepcopy)
+
+    def _bring_back(self, copied: Callable[[Any], Any] = lambda value: value) -> None:
+        for name, value in self._saved_state.items():
+            setattr(self, name, copied(value))
+
+
+class StateHandler:
+    """How a TorchState keeps one kind of value. Of your own: see set_handler_registry()."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def save(self) -> None:
+        raise NotImplementedError(f"{type(self).__name__} has no save()")
+
+    def restore(self) -> None:
+        raise NotImplementedError(f"{type(self).__name__} has no restore()")
+
+    def sync(self) -> None:
+        raise NotImplementedError(f"{type(self).__name__} has no sync()")
+
+    def reset(self) -> None:
+        """The job was joined anew."""
+
+    def set_value(self, value: Any) -> None:
+        """Another object takes the place."""
+        self.value = value
+        self.save()
+
+
+class _StateDictHandler(StateHandler):
+    """What has a state_dict() and a load_state_dict()."""
+
+    def __init__(self, value: Any):
+        super().__init__(value)
+        self.save()
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        # Some keep what they are given, and would change the copy.
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        self.value.load_state_dict(hvd.broadcast_object(self.value.state_dict(), root_rank=0))
+        self.save()
+
+
+class _TrainingHandler(_StateDictHandler):
+    """Distributed optimizers and modules belong to the job that they were made in, until they are told of another."""
+
+    def reset(self) -> None:
+        if hasattr(self.value, "_sirtaki_rebuild"):
+            self.value._sirtaki_rebuild()
+
+
+class ModelStateHandler(_TrainingHandler):
+    def sync(self) -> None:
+        hvd.broadcast_parameters(self.value.state_dict(), root_rank=0)
+        self.save()
+
+
+class OptimizerStateHandler(_TrainingHandler):
+    def sync(self) -> None:
+        hvd.broadcast_optimizer_state(self.value, root_rank=0)
+        self.save()
+
+
+class LRSchedulerStateHandler(_StateDictHandler):
+    pass
+
+
+class SamplerStateHandler(_StateDictHandler):
+    def reset(self) -> None:
+        self.value.reset()
+
+
+_handler_registry: List[Tuple[Type, Type[StateHandler]]] = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (torch.optim.lr_scheduler.LRScheduler, LRSchedulerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry() -> List[Tuple[Type, Type[StateHandler]]]:
+    """Which kind of value has which handler; the first that fits is taken."""
+    return _handler_registry
+
+
+def set_handler_registry(registry: List[Tuple[Type, Type[StateHandler]]]) -> None:
+    global _handler_registry
+    _handler_registry = registry
+
+
+def _handler_of(value: Any) -> Optional[StateHandler]:
+    for kind, handler in _handler_registry:
+        if isinstance(value, kind):
+            return handler(value)
+    return None
+
+
+class TorchState(ObjectState):
+    """The state of a training: models, optimizers, schedulers and samplers by their state_dict, all else as ObjectState
+    has it. Each is an attribute of the name that it is given by."""
+
+    def __init__(self, model: Optional[torch.nn.Module] = None, optimizer: Optional[torch.optim.Optimizer] = None,
+                 **kwargs: Any):
+        given = {**kwargs, "model": model, "optimizer": optimizer}
+        handlers = {name: _handler_of(value) for name, value in given.items()}
+        self._handlers: Dict[str, StateHandler] = {name: handler for name, handler in handlers.items()
+                                                   if handler is not None}
+        for name, handler in self._handlers.items():
+            object.__setattr__(self, name, handler.value)
+        super().__init__(**{name: value for name, value in given.items() if name not in self._handlers})
+
+    def save(self) -> None:
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
+
+    def restore(self) -> None:
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
+
+    def sync(self) -> None:
+        for handler in self._handlers.values():
+            handler.sync()
+        super().sync()
+
+    def reset(self) -> None:
+        for handler in self._handlers.values():
+            handler.reset()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        handler = self.__dict__.get("_handlers", {}).get(name)
+        if handler is not None:
+            handler.set_value(value)
+        super().__setattr__(name, value)

@@ -1,0 +1,256 @@
+"""An optimizer that averages the gradients over the ranks before it uses them."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar, Union
+
+import torch
+
+from sirtaki.common.exceptions import InvalidArgumentError, PendingGradientsError
+from sirtaki.torch._hooks import BucketHook, c_hook, compressing_hook
+from sirtaki.torch._library import _C
+from sirtaki.torch.compression import Compression, Compressor
+from sirtaki.torch.mpi_ops import Average, Sum
+from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
+
+Named = List[Tuple[str, torch.Tensor]]
+
+
+class _Settings:
+    """The arguments, from which a reducer is made, and made anew."""
+
+    def __init__(self, named: Named, compression: Type[Compressor], process_set: ProcessSet, **rest: Any) -> None:
+        self.named = named
+        self.compression = compression
+        self.process_set = process_set
+        self.rest = rest
+        self.hook: Optional[BucketHook] = None
+
+    def make(self) -> _C.ReducerSettings:
+        hook, rest = self.hook, self.rest
+        if self.compression._built_in is None:
+            hook = compressing_hook(self.compression, self.process_set, rest["op"], rest["predivide"])
+            rest = {**rest, "op": int(Average), "predivide": 1.0}
+        return _C.ReducerSettings(
+            named=self.named,
+            compression=self.compression._built_in or 0,
+            process_set=_impl_of(self.process_set),
+            hook=None if hook is None else c_hook(hook, dict(self.named)),
+            **rest,
+        )
+
+
+_Reducer = TypeVar("_Reducer")
+
+
+def _without_garbage(make: Callable[[], _Reducer]) -> _Reducer:
+    """A parameter is refused if another optimizer has it that does not fit. One that the program has let go may wait
+    for Python to notice (schedulers make cycles); all ranks are refused alike, and so try again alike."""
+    try:
+        return make()
+    except InvalidArgumentError:
+        gc.collect()
+    return make()
+
+
+class _DistributedOptimizer:
+    """What DistributedOptimizer() puts before the class of the optimizer that it is given."""
+
+    param_groups: List[Dict[str, Any]]
+    _sirtaki_settings: _Settings
+    _sirtaki_reducer: _C.OptimizerReducer
+    _sirtaki_stepped: bool
+
+    def _sirtaki_rebuild(self) -> None:
+        """Makes the reduction anew: with other settings, or after another init(). Collective."""
+        self._sirtaki_reducer = None  # type: ignore[assignment]  # its hooks go first
+        settings = self._sirtaki_settings.make()
+        self._sirtaki_reducer = _without_garbage(lambda: _C.OptimizerReducer(self.param_groups, settings))
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """Waits for the averaged gradients, then makes the optimizer's step. With a closure, which makes the gradients,
+        each evaluation of it is followed by synchronize(), and the loss that it returns is averaged over the ranks."""
+        self._sirtaki_stepped = True
+        base = super().step  # type: ignore[misc]
+        # Without an argument where there is no closure: some optimizers' steps take none.
+        return self._sirtaki_reducer.step(
+            self.param_groups, closure, lambda wrapped: base() if wrapped is None else base(wrapped)
+        )
+
+    # The hooks of steps are the optimizer's own, and run where its step is made.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def synchronize(self) -> None:
+        """Waits until all gradients are averaged. The following step() takes them as they then are."""
+        self._sirtaki_reducer.synchronize(self.param_groups)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The optimizer's; raises PendingGradientsError, an AssertionError, while gradients are being reduced."""
+        try:
+            self._sirtaki_reducer.before_zero_grad(self.param_groups)
+        except InvalidArgumentError as error:
+            raise PendingGradientsError(str(error)) from None
+        super().zero_grad(set_to_none)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it step() takes the gradients as they are on this rank. Not needed after synchronize()."""
+        scope = self._sirtaki_reducer.skip_synchronize()
+        try:
+            yield
+        finally:
+            scope.close()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it backward() only adds to the gradients of this rank; they are reduced with those of the first
+        backward() after it, or by step(). All ranks alike."""
+        scope = self._sirtaki_reducer.no_sync()
+        try:
+            yield
+        finally:
+            scope.close()
+
+    def skip_step(self) -> None:
+        """After a step that is left out though synchronize() was called for it, where zero_grad() is not: the following
+        backward() are a new step's."""
+        self._sirtaki_reducer.skip_step()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Collective: all ranks call it alike, with no gradients under way."""
+        _check_passes(passes)
+        before = self._sirtaki_settings.rest["passes"]
+        self._sirtaki_settings.rest["passes"] = passes
+        try:
+            self._sirtaki_rebuild()
+        except InvalidArgumentError:
+            self._sirtaki_settings.rest["passes"] = before
+            self._sirtaki_rebuild()
+            raise
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> float:
+        """Waits for the averaged gradients, scales them so that their norm is at most ``max_norm``, and returns the
+        norm that they had: the same on all ranks."""
+        return self._sirtaki_reducer.clip_grad_norm(
+            self.param_groups, float(max_norm), float(norm_type), error_if_nonfinite
+        )
+
+
+def _check_passes(passes: int) -> None:
+    if not isinstance(passes, int) or passes <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+
+
+def _check_groups(num_groups: int, groups: Union[None, int, Sequence[Sequence[torch.Tensor]]]) -> None:
+    """Gradients go together in buckets, whatever the caller would have grouped."""
+    if groups is None:
+        groups = num_groups
+    if isinstance(groups, int):
+        if groups >= 0:
+            return
+    elif isinstance(groups, (list, tuple)):
+        if all(isinstance(group, (list, tuple)) and all(isinstance(p, torch.Tensor) for p in group) for group in groups):
+            return
+    raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+
+
+def _names(optimizer: torch.optim.Optimizer, named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]]) -> Named:
+    """Checked here too, though the library does, so that a job of one rank is told the same."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if named_parameters is None:
+        return [(f"allreduce.noname.{number}", parameter) for number, parameter in enumerate(parameters)]
+    named = list(named_parameters)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in named):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+            "model.named_parameters()."
+        )
+    seen = set()
+    twice = sorted({name for name, _ in named if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
+    if twice:
+        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}")
+    known = {id(parameter) for _, parameter in named}
+    unnamed = [tuple(parameter.shape) for parameter in parameters if id(parameter) not in known]
+    if unnamed:
+        raise ValueError(
+            f"named_parameters was specified, but one or more model parameters were not named. Their shapes: {unnamed}"
+        )
+    return named
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
+    compression: Type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Union[None, int, Sequence[Sequence[torch.Tensor]]] = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+    *,
+    name: str = "",
+    communication_hook: Optional[BucketHook] = None,
+    check_parameters_every: int = 0,
+    compress_within_host: bool = False,
+) -> Any:
+    """The optimizer with gradients that are averaged over the ranks (of the process set). Collective.
+
+    What it returns is an instance of a class derived from the optimizer's own, with the same groups and state, so that
+    schedulers, ``state_dict()`` and ``isinstance`` go on to work; use it in the place of the other from then on. Each
+    gradient's reduction starts as soon as backward() has computed it; step() waits for all of them.
+
+    - ``named_parameters``: the model's. Compared between the ranks, and told in errors.
+    - ``compression``: what gradients travel as; a Compressor of your own is called for each bucket of them.
+    - ``backward_passes_per_step``: a gradient is reduced when so many backward() have added to it.
+    - ``op``: Average, Sum, or Adasum, which combines what the steps change; see docs/training.md.
+    - ``gradient_predivide_factor``: with Average gradients are divided by this before they are added up, and by the
+      rest afterwards.
+    - ``num_groups``, ``groups``: as Horovod's, and without effect: gradients go in buckets of a size that suits.
+    - ``sparse_as_dense``: sparse gradients become dense before they are reduced.
+    - ``name``: tells several optimizers of a program apart in messages.
+    - ``communication_hook``: reduces the gradients instead of the library: called with each GradBucket, it starts what it
+      has to, and returns a Handle, a future of torch, a tensor, or a function without arguments that gives the tensor.
+    - ``check_parameters_every``: before the first step, and then before every so many, the parameters are compared.
+    - ``compress_within_host``: compression also if all ranks are on one host, where it saves nothing but is tested.
+
+    Raises ValueError on every rank if any rank's arguments or parameters do not fit.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is meant")
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if isinstance(optimizer, _DistributedOptimizer):
+        raise ValueError("the optimizer is a DistributedOptimizer already")
+    _check_passes(backward_passes_per_step)
+    _check_groups(num_groups, groups)
+    if communication_hook is not None and (op != Average or compression is not Compression.none):
+        raise ValueError("a communication hook needs op Average and no compression: both are its own to make")
+    if compression._built_in is None and op not in (Average, Sum):
+        raise ValueError("a Compressor of your own needs op Average or Sum")
+    settings = _Settings(
+        _names(optimizer, named_parameters),
+        compression,
+        process_set,
+        name=name,
+        op=int(op),
+        predivide=float(gradient_predivide_factor),
+        passes=backward_passes_per_step,
+        everywhere=compress_within_host,
+        sparse_as_dense=sparse_as_dense,
+        check_every=check_parameters_every,
+    )
+    settings.hook = communication_hook
+    base = type(optimizer)
+    made = type(base.__name__, (_DistributedOptimizer, base), {"__doc__": base.__doc__, "__module__": base.__module__})
+    wrapped = made.__new__(made)
+    wrapped.__dict__.update(optimizer.__dict__)
+    # A scheduler that was made before has put its own in the object, which would make the other optimizer's step.
+    wrapped.__dict__.pop("step", None)
+    wrapped._sirtaki_settings = settings
+    wrapped._sirtaki_stepped = False
+    wrapped._sirtaki_rebuild()
+    return wrapped

@@ -1,0 +1,188 @@
+"""Groups of ranks that run collectives among themselves."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Union
+
+from sirtaki.common.exceptions import InvalidArgumentError, NotInitializedError
+from sirtaki.torch._library import _C
+
+# Of sets that are in no session: calls on them are refused.
+_ALL = _C.ProcessSet()
+
+
+class ProcessSet:
+    """A set of ranks. It can be used when init(process_sets=…) or add_process_set() has taken it.
+
+    Each set has a readiness of its own, and names of calls of its own; sets may overlap. Roots and peers are ranks of
+    the job everywhere.
+    """
+
+    def __init__(self, ranks_or_comm: Any) -> None:
+        if hasattr(ranks_or_comm, "Get_group"):  # a communicator of mpi4py
+            ranks_or_comm = _ranks_of(ranks_or_comm)
+        ranks = [ranks_or_comm] if isinstance(ranks_or_comm, int) else list(ranks_or_comm)
+        if not all(isinstance(rank, int) for rank in ranks):
+            raise ValueError(f"ProcessSet takes ranks or a communicator of mpi4py, not {ranks_or_comm!r}")
+        self.ranks: Optional[List[int]] = sorted(set(ranks))
+        self._impl: Optional[_C.ProcessSet] = None
+
+    @property
+    def process_set_id(self) -> Optional[int]:
+        """The same on every rank; None while it is in no session."""
+        return None if self._impl is None else self._impl.id
+
+    def size(self) -> Optional[int]:
+        """The number of its ranks; None while it is in no session."""
+        return None if self._impl is None else self._impl.size()
+
+    def rank(self) -> Optional[int]:
+        """This process's place in it, -1 outside; None while it is in no session."""
+        return None if self._impl is None else self._impl.rank()
+
+    def included(self) -> Optional[bool]:
+        """Whether this process is in it; None while it is in no session."""
+        return None if self._impl is None else self._impl.included()
+
+    def _take(self, impl: _C.ProcessSet) -> "ProcessSet":
+        self._impl = impl
+        self.ranks = impl.ranks()
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ProcessSet):
+            return NotImplemented
+        return self.ranks == other.ranks and self.process_set_id == other.process_set_id
+
+    __hash__ = object.__hash__
+
+    # It is a reference: copies of what uses it, a module for instance, use the same.
+    def __copy__(self) -> "ProcessSet":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "ProcessSet":
+        return self
+
+    def __reduce__(self) -> Any:
+        return _find, (self.process_set_id, self.ranks)
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    __repr__ = __str__
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks, of whatever session there is."""
+
+    def __init__(self) -> None:
+        self._impl = _ALL
+
+    @property
+    def ranks(self) -> Optional[List[int]]:  # type: ignore[override]
+        return _ALL.ranks() if _C.is_initialized() else None
+
+    def size(self) -> Optional[int]:
+        return _C.size() if _C.is_initialized() else None
+
+    def rank(self) -> Optional[int]:
+        return _C.rank() if _C.is_initialized() else None
+
+    def included(self) -> Optional[bool]:
+        return True if _C.is_initialized() else None
+
+
+global_process_set: ProcessSet = _GlobalProcessSet()
+
+# Of this session, by their numbers.
+_registered: Dict[int, ProcessSet] = {}
+
+
+def _ranks_of(communicator: Any) -> List[int]:
+    from mpi4py import MPI  # it is there: the communicator is its
+
+    group = communicator.Get_group()
+    world = MPI.COMM_WORLD.Get_group()
+    return list(MPI.Group.Translate_ranks(group, list(range(group.Get_size())), world))
+
+
+def _impl_of(process_set: ProcessSet) -> _C.ProcessSet:
+    """What the C++ library takes; refuses a set of no session, whose ranks would be mistaken for all."""
+    impl = process_set._impl
+    if impl is None:
+        if not _C.is_initialized():
+            raise NotInitializedError("sirtaki has not been initialized; use hvd.init().")
+        raise InvalidArgumentError(f"{process_set} is not registered: give it to init() or add_process_set()")
+    return impl
+
+
+def _register(process_set: ProcessSet, impl: _C.ProcessSet) -> ProcessSet:
+    process_set._take(impl)
+    _registered[impl.id] = process_set
+    return process_set
+
+
+def _find(number: Optional[int], ranks: List[int]) -> ProcessSet:
+    """What a pickled set is here: the one of that number, if it has those ranks; else one of no session."""
+    if number == 0:
+        return global_process_set
+    found = _registered.get(-1 if number is None else number)
+    return found if found is not None and found.ranks == ranks else ProcessSet(ranks)
+
+
+def _forget_all() -> None:
+    """After shutdown()."""
+    for process_set in _registered.values():
+        process_set._impl = None
+    _registered.clear()
+
+
+def _as_sets(process_sets: Union[None, str, Iterable[Union[ProcessSet, Sequence[int]]]]) -> List[ProcessSet]:
+    if process_sets is None:
+        return []
+    if isinstance(process_sets, str):
+        if process_sets.lower() == "dynamic":  # they always may be added
+            return []
+        raise ValueError(f"process_sets is {process_sets!r}; a list of process sets or 'dynamic' is meant")
+    return [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets]
+
+
+def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
+    """Takes a new set into the session, and returns it. Collective over all ranks of the job, those outside it too.
+
+    Raises ValueError on every rank for ranks that are not in the job, or if the ranks name different ones.
+    """
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    if process_set._impl is not None:
+        raise ValueError(f"{process_set} is registered already")
+    return _register(process_set, _C.add_process_set(process_set.ranks or []))
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Ends a set. False if it was not registered. Collective over all ranks of the job."""
+    impl = process_set._impl
+    if impl is None:
+        return False
+    _C.remove_process_set(impl)
+    _registered.pop(impl.id, None)
+    process_set._impl = None
+    return True
+
+
+def is_process_set_included(process_set_id: int) -> bool:
+    """Whether this process is in the set of that number."""
+    if process_set_id == 0:
+        return True
+    if process_set_id not in _registered:
+        raise ValueError(f"there is no process set {process_set_id}")
+    return bool(_registered[process_set_id].included())
+
+
+def get_process_set_ids_and_ranks() -> Dict[int, List[int]]:
+    """The ranks of each set, by its number."""
+    if not _C.is_initialized():
+        raise NotInitializedError("sirtaki has not been initialized; use hvd.init().")
+    sets = {0: _ALL.ranks()}
+    sets.update((number, list(one.ranks or [])) for number, one in sorted(_registered.items()))
+    return sets

@@ -1,0 +1,259 @@
+"""elastic: commit, restore, sync and run, with ranks that stay."""
+
+import pytest
+import torch
+
+import sirtaki.torch as hvd
+import support
+
+
+def training(rank):
+    model = support.net(seed=rank)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
+                                         model.named_parameters())
+    return model, optimizer
+
+
+def one_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    support.loss_of(model, batch).backward()
+    optimizer.step()
+
+
+# ---- states ----
+
+
+def test_an_object_state_is_committed_and_restored():
+    state = hvd.elastic.ObjectState(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, epoch=3, seen=[1])
+    assert (state.epoch, state.seen) == (3, [1])
+    state.epoch, state.seen = 4, [1, 2]
+    state.commit()
+    state.epoch = 9
+    state.seen.append(3)  # not a copy
+    state.restore()
+    assert (state.epoch, state.seen) == (4, [1, 2])
+    state.seen.append(3)
+    state.restore()
+    assert state.seen == [1, 2]
+
+
+def test_a_state_is_rank_0_s_after_sync(rank):
+    state = hvd.elastic.ObjectState(epoch=rank + 5, name=f"rank {rank}")
+    state.sync()
+    assert (state.epoch, state.name) == (5, "rank 0")
+    state.epoch = 9
+    state.restore()
+    assert state.epoch == 5
+
+
+def test_a_torch_state_holds_model_optimizer_scheduler_and_sampler(rank, size):
+    model, optimizer = training(rank)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    sampler = hvd.elastic.ElasticSampler(range(40), seed=2)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, batch=rank)
+    assert state.model is model and state.optimizer is optimizer and state.sampler is sampler
+    state.sync()
+    support.assert_same_everywhere(hvd, model.parameters())
+    assert state.batch == 0
+    one_step(model, optimizer, support.batches(rank)[0])
+    scheduler.step()
+    sampler.record_batch(0, 2)
+    state.batch = 1
+    state.commit()
+    committed = [p.detach().clone() for p in model.parameters()]
+    momentum = [optimizer.state[p]["momentum_buffer"].clone() for p in model.parameters()]
+    one_step(model, optimizer, support.batches(rank)[1])
+    scheduler.step()
+    sampler.set_epoch(1)
+    state.batch = 2
+    state.restore()
+    assert all(map(torch.equal, model.parameters(), committed))
+    assert all(torch.equal(optimizer.state[p]["momentum_buffer"], m) for p, m in zip(model.parameters(), momentum))
+    assert optimizer.param_groups[0]["lr"] == 0.05 and scheduler.last_epoch == 1
+    assert (sampler.epoch, sampler.processed_num, state.batch) == (0, 2 * size, 1)
+
+
+def test_another_model_may_take_the_place():
+    state = hvd.elastic.TorchState(model=torch.nn.Linear(1, 1))
+    other = torch.nn.Linear(2, 2)
+    state.model = other
+    weight = other.weight.detach().clone()
+    with torch.no_grad():
+        other.weight.zero_()
+    state.restore()
+    assert state.model is other and torch.equal(other.weight, weight)
+
+
+def test_a_state_may_have_no_model_and_kinds_of_one_s_own():
+    class Box:
+        def __init__(self, value):
+            self.value = value
+
+    class BoxHandler(hvd.elastic.StateHandler):
+        def save(self):
+            self.kept = self.value.value
+
+        def restore(self):
+            self.value.value = self.kept
+
+        def sync(self):
+            self.value.value = hvd.broadcast_object(self.value.value)
+            self.save()
+
+    registry = hvd.elastic.get_handler_registry()
+    hvd.elastic.set_handler_registry([(Box, BoxHandler)] + registry)
+    try:
+        state = hvd.elastic.TorchState(box=Box(hvd.rank()))
+    finally:
+        hvd.elastic.set_handler_registry(registry)
+    assert state.model is None
+    state.sync()
+    assert state.box.value == 0
+    state.box.value = 7
+    state.commit()
+    state.box.value = 8
+    state.restore()
+    assert state.box.value == 7
+
+
+def test_a_state_of_one_s_own_must_say_how():
+    state = hvd.elastic.State(hvd.broadcast_object, hvd.rank)
+    for act in (state.save, state.restore, state.sync, state.commit):
+        with pytest.raises(NotImplementedError):
+            act()
+
+
+# ---- the sampler ----
+
+
+@pytest.mark.parametrize("samples", [0, 1, 7, 24])
+def test_a_sampler_gives_every_sample_to_somebody(rank, size, samples):
+    sampler = hvd.elastic.ElasticSampler(range(samples), seed=4)
+    shares = hvd.allgather_object(list(sampler))
+    assert len({len(share) for share in shares}) == 1 and len(sampler) == len(shares[0]) == -(-samples // size)
+    assert {index for share in shares for index in share} == set(range(samples))
+    again = list(sampler)
+    sampler.set_epoch(1)
+    assert samples < 24 or list(sampler) != again
+
+
+def test_a_sampler_goes_on_where_the_epoch_was_left(rank, size):
+    sampler = hvd.elastic.ElasticSampler(range(10 * size), shuffle=False)
+    done = list(sampler)[:4]
+    for batch in range(2):
+        sampler.record_batch(batch, 2)
+    saved = sampler.state_dict()
+    other = hvd.elastic.ElasticSampler(range(10 * size), shuffle=False)
+    other.load_state_dict(saved)
+    rest = list(other)
+    everything = [i for share in hvd.allgather_object(done + rest) for i in share]
+    assert sorted(everything) == list(range(10 * size))
+
+
+def test_a_data_loader_takes_the_sampler(rank, size):
+    data = torch.arange(12.0)
+    loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=hvd.elastic.ElasticSampler(data))
+    count = sum(len(batch) for batch in loader)
+    assert count == -(-12 // size)
+
+
+# ---- run ----
+
+
+def test_run_gives_all_ranks_the_state_and_returns_the_result(rank):
+    state = hvd.elastic.ObjectState(epoch=rank)
+
+    @hvd.elastic.run
+    def train(state, extra, keyword=None):
+        """What it does."""
+        return state.epoch, extra, keyword
+
+    assert train(state, 2, keyword=3) == (0, 2, 3)
+    assert train.__name__ == "train" and train.__doc__ == "What it does."
+
+
+@pytest.mark.parametrize("failing", ["all", "last"])
+def test_run_goes_back_to_the_commit_after_an_error(rank, size, failing):
+    """An error on one rank ends what the others wait for."""
+    model, optimizer = training(0)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
+    resets, begun = [], []
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+
+    @hvd.elastic.run
+    def train(state):
+        begun.append(state.step)
+        while state.step < 5:
+            if state.step == 3 and len(begun) == 1 and (failing == "all" or rank == size - 1):
+                raise hvd.HorovodInternalError("on purpose")
+            one_step(state.model, state.optimizer, support.batches(rank, 5)[state.step])
+            state.step += 1
+            if state.step % 2 == 0:
+                state.commit()
+        return state.step
+
+    assert train(state) == 5
+    assert begun == [0, 2] and resets == [size]
+    alone = support.net(seed=0)
+    plain = torch.optim.SGD(alone.parameters(), 0.1, momentum=0.9)
+    for batch in support.joined(size, 5):
+        one_step(alone, plain, batch)
+    support.assert_same_everywhere(hvd, model.parameters())
+    for found, wanted in zip(model.parameters(), alone.parameters()):
+        support.assert_close(found, wanted, 1e-5)
+
+
+def test_run_restores_nothing_when_hosts_change(rank, size):
+    state = hvd.elastic.ObjectState(step=0)
+    begun = []
+
+    @hvd.elastic.run
+    def train(state):
+        begun.append(state.step)
+        if len(begun) == 1:
+            state.step = 4
+            raise hvd.HostsUpdatedInterrupt()
+        return state.step
+
+    assert train(state) == 4 and begun == [0, 4]
+
+
+def test_run_gives_up_what_fails_every_time(rank):
+    state = hvd.elastic.ObjectState(step=0)
+    calls = []
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append(1)
+        raise hvd.HorovodInternalError("always")
+
+    with pytest.raises(hvd.HorovodInternalError, match="always"):
+        train(state)
+    assert len(calls) == hvd.elastic.MAX_FAILURES
+
+
+def test_run_leaves_other_errors_alone(rank, size):
+    state = hvd.elastic.ObjectState(step=0)
+
+    @hvd.elastic.run
+    def train(state, error):
+        raise error
+
+    for error in (KeyError("mine"), RuntimeError("mine"), hvd.MismatchError("mismatch: shapes")):
+        with pytest.raises(type(error)):
+            train(state, error)
+
+
+def test_an_error_within_backward_is_the_job_s_too(rank):
+    """Autograd keeps the text of such an error, not its type."""
+    state = hvd.elastic.ObjectState(step=0)
+    calls = []
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("peer lost: rank 2 is lost: it has not answered a ping")
+        return len(calls)
+
+    assert train(state) == 2

@@ -1,0 +1,53 @@
+"""Faults that end the job, and what every rank is told. Run by job_faults_test.sh, each in a job of its own: MPI is not
+finalized after them, so mpirun reports failure whatever the tests say."""
+
+import pytest
+import torch
+
+import sirtaki.torch as hvd
+import support
+
+
+def test_abort_ends_the_job_with_its_reason(rank, size):
+    if rank == 0:
+        hvd.abort("the data set ends in the middle of a record")
+    with pytest.raises(hvd.AbortedError, match="middle of a record") as caught:
+        hvd.allreduce(torch.ones(2), name=f"only rank {rank}")
+    assert caught.value.code == "aborted" and caught.value.rank == 0
+    with pytest.raises(hvd.HorovodInternalError, match="middle of a record"):
+        hvd.allreduce(torch.ones(2))
+
+
+def test_a_barrier_that_somebody_misses_times_out_and_names_him(rank, size):
+    if rank == size - 1:
+        with pytest.raises(hvd.TimedOutError, match=f"rank {rank}"):
+            hvd.allreduce(torch.ones(1), name="what nobody else calls")
+    else:
+        with pytest.raises(hvd.TimedOutError, match=f"rank {size - 1}") as caught:
+            hvd.monitored_barrier(0.5)
+        assert caught.value.code == "timed out"
+
+
+def test_a_fault_in_a_step_is_of_horovod_s_kind_and_elastic_goes_on(rank, size):
+    """The ranks are all still there, so they join the job anew and go on from the last commit."""
+    model = support.net(seed=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
+    joined = []
+
+    @hvd.elastic.run
+    def train(state):
+        joined.append(state.step)
+        while state.step < 4:
+            if state.step == 2 and len(joined) == 1 and rank == 0:
+                hvd.abort("a fault on purpose")
+            state.optimizer.zero_grad()
+            support.loss_of(state.model, support.batches(rank, 4)[state.step]).backward()
+            state.optimizer.step()
+            state.step += 1
+            state.commit()
+        return state.step
+
+    assert train(state) == 4
+    assert len(joined) == 2 and joined[0] == 0 and joined[1] in (1, 2)
+    support.assert_same_everywhere(hvd, model.parameters())

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# job_faults_test.sh PYTHON...: the tests of job_faults.py, each in a job of 3 ranks, which mpirun reports as failed: what
+# counts is what each rank says.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+failures=0
+ranks=3
+for test in $(sed -n 's/^def \(test_[a-z_]*\).*/\1/p' "$here/job_faults.py"); do
+  SIRTAKI_TEST_SECONDS=${SIRTAKI_TEST_SECONDS:-90} bash "$here/../support/mpirun.sh" "$ranks" \
+    "$@" -m pytest -q --color=no "$here/job_faults.py" -k "$test" --rootdir "$here" >"$output" 2>&1 || true
+  # Every rank ends with its verdict; conftest.py has each print one.
+  if [ "$(grep -c 'verdict of rank [0-9]*: 1 passed$' "$output")" = "$ranks" ]; then
+    printf '%s: as expected\n' "$test"
+  else
+    printf 'FAILED: %s\n' "$test"
+    sed 's/^/    /' "$output"
+    failures=$((failures + 1))
+  fi
+done
+[ "$failures" = 0 ]

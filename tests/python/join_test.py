@@ -1,0 +1,53 @@
+"""Ranks with different numbers of batches: who is through joins, and changes nothing of what the others call."""
+
+import pytest
+import torch
+
+import sirtaki.torch as hvd
+import support
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_uneven_unnamed_operations_end_right(rank, size, turn):
+    """Horovod hangs here at 4 ranks: its unnamed operations diverge after a join."""
+    calls = 2 + (rank + turn) % size * 3
+    most = 2 + (size - 1) * 3
+    for call in range(calls):
+        left = sum(1 for r in range(size) if 2 + (r + turn) % size * 3 > call)
+        assert hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist() == [left] * 3
+        gathered = hvd.allgather(torch.tensor([rank]))
+        assert gathered.tolist() == [r for r in range(size) if 2 + (r + turn) % size * 3 > call]
+        average = hvd.synchronize(hvd.allreduce_async(torch.full((2,), float(size))))
+        assert average.tolist() == [left] * 2
+    last = hvd.join()
+    assert isinstance(last, int) and 2 + (last + turn) % size * 3 == most
+    # All are there again, and unnamed calls match.
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
+    assert hvd.allgather(torch.tensor([rank])).tolist() == list(range(size))
+
+
+def test_uneven_training_ends_with_equal_parameters(rank, size):
+    model = support.net(seed=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+    for batch in support.batches(rank, steps=2 + rank):
+        optimizer.zero_grad()
+        support.loss_of(model, batch).backward()
+        optimizer.step()
+    last = hvd.join()
+    assert last == size - 1
+    hvd.broadcast_parameters(model.state_dict(), root_rank=last)  # who came last has made every step
+    support.assert_same_everywhere(hvd, model.parameters())
+
+
+def test_join_of_a_set(rank, size):
+    pair = hvd.add_process_set(list(range(min(size, 2))))
+    if pair.included():
+        for _ in range(1 + rank):
+            hvd.allreduce(torch.ones(2), process_set=pair)
+        assert hvd.join(process_set=pair) == pair.size() - 1
+    hvd.remove_process_set(pair)
+
+
+def test_join_takes_a_device_as_horovod_s_does(size):
+    assert 0 <= hvd.join(-1) < size
+    assert 0 <= hvd.join(device=-1) < size

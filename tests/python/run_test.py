@@ -1,0 +1,86 @@
+"""run(): ranks from a program, and their results back. On rank 0 alone: it starts jobs of its own."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import sirtaki.torch as hvd
+
+pytestmark = pytest.mark.skipif(hvd.size() > 1, reason="starts ranks of its own; once is enough")
+
+
+def without_mpi():
+    """This process is a rank of mpirun, what it starts is not."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))} | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def program(tmp_path, body):
+    """Runs a program in a file of its own, as a user has it; its output, by lines."""
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(body))
+    done = subprocess.run([sys.executable, str(file)], env=without_mpi(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_results_and_errors_come_back_by_rank(tmp_path):
+    lines = program(tmp_path, """
+        import traceback
+        import sirtaki.torch as hvd
+        import torch
+
+        class Result:
+            def __init__(self, rank):
+                self.rank = rank
+
+        def train(base, factor=1):
+            hvd.init()
+            print("from rank", hvd.rank(), flush=True)
+            total = hvd.allreduce(torch.full((2,), float(base * factor + hvd.rank())), op=hvd.Sum)
+            return hvd.rank(), total, Result(hvd.rank())
+
+        def fail():
+            hvd.init()
+            if hvd.rank() == 1:
+                raise KeyError("what rank 1 looked for")
+            hvd.barrier()
+
+        def leave():
+            import os
+            os._exit(7)
+
+        if __name__ == "__main__":
+            results = hvd.run(train, args=(5,), kwargs={"factor": 2}, np=2, oversubscribe=True)
+            print([(rank, total.tolist(), result.rank) for rank, total, result in results])
+            try:
+                hvd.run(fail, np=2, oversubscribe=True)
+            except KeyError as error:
+                print("caught", error, repr("".join(traceback.format_exception(error))))
+            try:
+                hvd.run(leave, np=1)
+            except RuntimeError as error:
+                print("ended", repr(str(error)))
+    """)
+    assert "[(0, [21.0, 21.0], 0), (1, [21.0, 21.0], 1)]" in lines
+    assert any("from rank 0" in line for line in lines) and any("from rank 1" in line for line in lines)
+    caught = next(line for line in lines if line.startswith("caught"))
+    assert "what rank 1 looked for" in caught and "on rank 1" in caught and "in fail" in caught
+    ended = next(line for line in lines if line.startswith("ended"))
+    assert "rank 0 gave no result" in ended and "code 7" in ended
+
+
+def test_arguments_that_are_refused():
+    for arguments in ({"min_np": 1}, {"max_np": 4}, {"slots": 2}, {"reset_limit": 3}, {"cooldown_range": (1, 2)}):
+        with pytest.raises(NotImplementedError, match=next(iter(arguments))):
+            hvd.run(print, **arguments)
+    for arguments in ({"use_gloo": True}, {"use_mpi": False}, {"np": 0},
+                      {"network_interface": "a", "network_interfaces": "b"}):
+        with pytest.raises(ValueError):
+            hvd.run(print, **arguments)
+    with pytest.raises(ValueError, match="cloudpickle|pickled"):
+        import _thread
+        hvd.run(print, args=(_thread.allocate_lock(),))

@@ -1,0 +1,127 @@
+"""Who this rank is, what is built in, and calls before init()."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import sirtaki
+import sirtaki.torch as hvd
+import support
+
+
+def test_topology_is_that_of_mpirun(rank, size):
+    assert rank == int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
+    assert size == int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1))
+    assert 0 <= hvd.local_rank() < hvd.local_size() <= size
+    assert 0 <= hvd.cross_rank() < hvd.cross_size()
+    assert hvd.local_size() == size and hvd.cross_size() == 1  # one host
+    assert hvd.is_homogeneous() is True
+    assert hvd.is_initialized() is True
+
+
+def test_what_is_built_in_has_the_types_that_scripts_test():
+    assert hvd.mpi_built() is True and hvd.mpi_enabled() is True
+    assert hvd.mpi_threads_supported() in (True, False)
+    assert hvd.gloo_built() is False and hvd.gloo_enabled() is False
+    for absent in (hvd.ddl_built, hvd.ccl_built, hvd.rocm_built):
+        assert absent() is False
+    assert isinstance(hvd.cuda_built(), bool)
+    assert isinstance(hvd.nccl_built(), int)  # Horovod's is a version number, 0 without
+    assert hvd.xla_built() is False and hvd.gpu_available() == torch.cuda.is_available()
+    assert [hvd.num_rank_is_power_2(n) for n in (0, 1, 2, 3, 4)] == [False, True, True, False, True]
+    hvd.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH")
+
+
+def test_version_is_the_library_s():
+    assert sirtaki.__version__.split(".")[0].isdigit()
+
+
+def test_init_again_changes_nothing(rank, size):
+    hvd.init()
+    assert (hvd.rank(), hvd.size()) == (rank, size)
+
+
+def test_calls_after_shutdown_are_refused_until_the_next_init(rank, size):
+    hvd.shutdown()
+    try:
+        assert hvd.is_initialized() is False
+        hvd.shutdown()  # nothing
+        for ask in (hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size,
+                    hvd.is_homogeneous, lambda: hvd.allreduce(torch.ones(1)), lambda: hvd.broadcast_object(1),
+                    hvd.barrier, hvd.join):
+            with pytest.raises(ValueError, match="init"):
+                ask()
+        with pytest.raises(hvd.NotInitializedError):
+            hvd.DistributedOptimizer(torch.optim.SGD(support.net().parameters(), 0.1))
+    finally:
+        hvd.init()
+    assert (hvd.rank(), hvd.size()) == (rank, size)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
+
+
+def test_options_and_horovod_s_variables_are_taken(rank):
+    """A job of one rank each, made by a process of its own without mpirun."""
+    if rank != 0:
+        return
+    script = ("import os; os.environ['HOROVOD_STALL_CHECK_TIME_SECONDS'] = 'soon'\n"
+              "import sirtaki.torch as hvd\n"
+              "try:\n    hvd.init()\nexcept hvd.SirtakiError as error:\n    print('refused', error)\n"
+              "os.environ['HOROVOD_STALL_CHECK_TIME_SECONDS'] = '33'\n"
+              "try:\n    hvd.init(options={'fusion_byte': 1})\nexcept hvd.SirtakiError as error:\n    print('refused', error)\n"
+              "hvd.init(options={'fusion_bytes': '1M', 'autotune': False, 'stall_limit': 50.5})\n"
+              "print('started', hvd.rank(), hvd.size())\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_", "SIRTAKI_S"))}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("refused") and "STALL" in lines[0].upper() and "soon" in lines[0], lines
+    assert lines[1].startswith("refused") and "fusion_byte" in lines[1], lines
+    assert lines[2] == "started 0 1", lines
+
+
+def test_init_takes_process_sets(rank, size):
+    hvd.shutdown()
+    first, everybody = hvd.ProcessSet([0]), hvd.ProcessSet(range(size))
+    try:
+        hvd.init(process_sets=[first])
+        assert first.included() == (rank == 0)
+        assert first.process_set_id is not None and first.process_set_id > 0
+        if first.included():
+            assert hvd.allreduce(torch.ones(2), op=hvd.Sum, process_set=first).sum().item() == 2
+        assert everybody.process_set_id is None
+    finally:
+        support.reinit(hvd)
+    hvd.shutdown()
+    hvd.init(process_sets="dynamic")
+    support.reinit(hvd)
+
+
+def test_init_refuses_what_is_no_communicator():
+    for arguments in ({"comm": "world"}, {"process_sets": "static"}):
+        with pytest.raises(ValueError):
+            hvd.init(**arguments)
+    with pytest.raises(ValueError):
+        hvd.ProcessSet("all")
+
+
+def test_every_public_name_is_horovod_s_or_told():
+    """What a script for horovod.torch 0.28 may ask for."""
+    names = """Adasum Average Compression DistributedOptimizer Max Min ProcessSet Product Sum SyncBatchNorm
+        add_process_set allgather allgather_async allgather_object allreduce allreduce_ allreduce_async
+        allreduce_async_ alltoall alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_
+        broadcast_object broadcast_object_fn broadcast_optimizer_state broadcast_parameters ccl_built cross_rank
+        cross_size cuda_built ddl_built elastic global_process_set gloo_built gloo_enabled grouped_allgather
+        grouped_allgather_async grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_
+        grouped_reducescatter grouped_reducescatter_async init is_homogeneous is_initialized join local_rank local_size
+        mpi_built mpi_enabled mpi_threads_supported nccl_built poll rank reducescatter reducescatter_async
+        remove_process_set rocm_built run shutdown size sparse_allreduce_async start_timeline stop_timeline
+        synchronize""".split()
+    missing = [name for name in names if not hasattr(hvd, name)]
+    assert not missing
+    assert not [name for name in hvd.__all__ if not hasattr(hvd, name)]
+    assert callable(sirtaki.run) and sirtaki.run is hvd.run
+    for name in ("State", "ObjectState", "TorchState", "ElasticSampler", "run"):
+        assert hasattr(hvd.elastic, name)

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# twins_test.sh PROGRAM PYTHON...: twin.cc and twin.py print the same digests, on 1 to 4 ranks.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+program=$1
+shift
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+export SIRTAKI_DETERMINISTIC=1   # two runs are compared: see docs/training.md, "Resume"
+for ranks in 1 2 3 4; do
+  bash "$here/../support/mpirun.sh" "$ranks" "$program" >"$scratch/cc"
+  bash "$here/../support/mpirun.sh" "$ranks" "$@" "$here/twin.py" >"$scratch/py"
+  [ "$(wc -l <"$scratch/cc")" = 15 ] || { echo "FAILED: not 15 lines of the C++ program"; cat "$scratch/cc"; exit 1; }
+  diff "$scratch/cc" "$scratch/py" || { echo "FAILED: they differ on $ranks ranks"; exit 1; }
+  echo "$ranks ranks: $(tail -n 1 "$scratch/py"), the same"
+done
