@@ -2,11 +2,15 @@
 # LibTorch; `ctest -L unit` is the quick one.
 include(GoogleTest)
 
-# sirtaki_add_gtest(<name> <label> SOURCES ... LIBRARIES ... [WHOLE] [PREFIX <text>]): one program, its cases found when
-# ctest starts and called PREFIX and their name; WHOLE: a single test, for programs that take long to start.
+# sirtaki_add_gtest(<name> <label> SOURCES ... LIBRARIES ... [WHOLE] [PREFIX <text>] [UNITE [ALONE <regex>]]): one program,
+# its cases found when ctest starts and called PREFIX and their name; WHOLE: a single test, for programs that take long to
+# start; UNITE and ALONE: as of sirtaki_add_layer.
 function(sirtaki_add_gtest name label)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "WHOLE" "PREFIX" "SOURCES;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "WHOLE;UNITE" "PREFIX;ALONE" "SOURCES;LIBRARIES")
   add_executable(${name} ${arg_SOURCES})
+  if(arg_UNITE)
+    sirtaki_unite_sources(${name} "${arg_ALONE}" ${arg_SOURCES})
+  endif()
   target_link_libraries(${name} PRIVATE sirtaki_flags sirtaki_test_support ${arg_LIBRARIES} GTest::gmock GTest::gtest_main)
   if(arg_WHOLE)
     add_test(NAME ${arg_PREFIX}${name} COMMAND ${name} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
