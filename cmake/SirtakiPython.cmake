@@ -56,8 +56,8 @@ function(sirtaki_add_python_module)
   endif()
   target_compile_definitions(sirtaki_python PRIVATE
     SIRTAKI_TORCH_VERSION="${LibTorch_BUILD}" SIRTAKI_HAVE_KERNELS=$<BOOL:${SIRTAKI_HAVE_KERNELS}>)
-  sirtaki_unite_sources(sirtaki_python "" ${sources})
   set_target_properties(sirtaki_python PROPERTIES
+    UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8   # small files, each of which has torch's and pybind11's headers to read
     OUTPUT_NAME _C
     LIBRARY_OUTPUT_DIRECTORY "${package}"
     INSTALL_RPATH "$ORIGIN/lib:$ORIGIN/../torch/lib")

@@ -1,0 +1,42 @@
+"""What is said when the package does not fit the torch that is here."""
+
+import os
+import subprocess
+import sys
+
+import torch
+
+import sirtaki
+
+
+def _import_with(folder, torch_version):
+    """Imports a copy of the package that claims to be built with that torch."""
+    package = folder / "sirtaki"
+    package.mkdir()
+    of = os.path.dirname(os.path.abspath(sirtaki.__file__))
+    for name in os.listdir(of):
+        if name != "_build.py":
+            os.symlink(os.path.realpath(os.path.join(of, name)), package / name)
+    (package / "_build.py").write_text(f'version = "0.1.0"\ntorch_version = "{torch_version}"\nmpi = launcher = ""\n')
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
+    environment["PYTHONPATH"] = str(folder) + os.pathsep + environment.get("PYTHONPATH", "")
+    return subprocess.run([sys.executable, "-W", "ignore", "-c", "import sirtaki.torch; print(sirtaki.torch.__file__)"],
+                          env=environment, capture_output=True, text=True, timeout=240)
+
+
+def test_another_torch_is_refused_by_name(rank, tmp_path):
+    if rank != 0:
+        return
+    done = _import_with(tmp_path, "1.13.1+cu117")
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: ") and "1.13.1+cu117" in last and torch.__version__ in last, done.stderr
+
+
+def test_another_build_of_the_same_torch_serves(rank, tmp_path):
+    if rank != 0:
+        return
+    series = ".".join(torch.__version__.split("+")[0].split(".")[:2])
+    done = _import_with(tmp_path, f"{series}.99+cpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path))
