@@ -194,6 +194,8 @@ def broadcast_optimizer_state(
     is_root = _C.rank() == root_rank
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
+    tensors: List[torch.Tensor] = []
+
     def packed() -> bytes:
         nonlocal tensors
         file = io.BytesIO()
@@ -203,7 +205,6 @@ def broadcast_optimizer_state(
         tensors = pickler.tensors
         return file.getvalue()
 
-    tensors: List[torch.Tensor] = []
     _require_same(_shape_of(optimizer), process_set)
     data, error = _packed(packed) if is_root else (b"", None)
     data = _C.broadcast_bytes(data, root_rank, "", impl)

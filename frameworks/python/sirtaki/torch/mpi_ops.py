@@ -560,6 +560,3 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> i
     what the others call, with what changes nothing. Returns the rank that came last. ``device`` says nothing here."""
     del device
     return _C.join(process_set._impl or _impl_of(process_set))
-
-
-__all__ = [name for name in dir() if not name.startswith("_") and name not in ("annotations", "enum", "warnings", "torch")]

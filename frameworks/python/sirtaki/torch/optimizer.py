@@ -245,7 +245,7 @@ def DistributedOptimizer(
     )
     settings.hook = communication_hook
     base = type(optimizer)
-    made = type(base.__name__, (_DistributedOptimizer, base), {"__doc__": base.__doc__, "__module__": base.__module__})
+    made: Any = type(base.__name__, (_DistributedOptimizer, base), {"__doc__": base.__doc__, "__module__": base.__module__})
     wrapped = made.__new__(made)
     wrapped.__dict__.update(optimizer.__dict__)
     # A scheduler that was made before has put its own in the object, which would make the other optimizer's step.
