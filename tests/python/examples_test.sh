@@ -21,7 +21,7 @@ run() {
   local program=$top/examples/python/$1
   shift
   code=0
-  timeout 120 "$sirtakirun" -np 2 --oversubscribe "${python[@]}" "$program" "$@" >"$scratch/output" 2>&1 </dev/null || code=$?
+  timeout 240 "$sirtakirun" -np 2 --oversubscribe "${python[@]}" "$program" "$@" >"$scratch/output" 2>&1 </dev/null || code=$?
 }
 
 # expect CODE WHAT TEXT...
