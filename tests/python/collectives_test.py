@@ -209,6 +209,11 @@ def test_alltoall_with_splits_tells_how_many_came(rank, size, kind):
     assert torch.equal(again, result) and received.tolist() == [rank + 1] * size
 
 
+def test_alltoall_async_gives_a_pair_without_splits_too(rank, size):
+    result, received = hvd.synchronize(hvd.alltoall_async(torch.full((size, 2), float(rank))))
+    assert result[:, 0].tolist() == list(range(size)) and received.tolist() == [1] * size
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_reducescatter_gives_each_rank_its_rows(rank, size, dtype):
     mine = torch.arange(2 * size, dtype=torch.int64).reshape(2 * size, 1).expand(2 * size, 3).to(dtype)

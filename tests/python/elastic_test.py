@@ -203,6 +203,16 @@ def test_run_goes_back_to_the_commit_after_an_error(rank, size, failing):
         support.assert_close(found, wanted, 1e-5)
 
 
+def test_reset_joins_as_init_did(rank, size):
+    hvd.shutdown()
+    first = hvd.ProcessSet([0])
+    hvd.init(process_sets=[first], options={"stall_limit": 33})
+    hvd.elastic.reset()
+    assert first.included() == (rank == 0) and first.process_set_id in hvd.get_process_set_ids_and_ranks()
+    hvd.init(process_sets=[first], options={"stall_limit": 33})  # nothing: they are what it has
+    support.reinit(hvd)
+
+
 def test_run_restores_nothing_when_hosts_change(rank, size):
     state = hvd.elastic.ObjectState(step=0)
     begun = []

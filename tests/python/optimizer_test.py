@@ -150,6 +150,34 @@ def test_compression_of_one_s_own(rank, size):
     assert bool(calls) == (size > 1)
 
 
+def test_compression_derived_from_a_built_in_one_is_one_s_own(rank, size):
+    calls = []
+
+    class Counting(hvd.Compression.fp16):
+        @classmethod
+        def compress(cls, tensor):
+            calls.append(tensor.shape)
+            return super().compress(tensor)
+
+    assert hvd.allreduce(torch.ones(3), compression=Counting).dtype == torch.float32 and len(calls) == 1
+    model = support.net()
+    train(model, distributed(model, compression=Counting), support.batches(rank))
+    assert (len(calls) > 1) == (size > 1)
+
+
+def test_zero_grad_is_called_as_the_optimizer_has_it(rank):
+    class Own(torch.optim.SGD):
+        def zero_grad(self):
+            super().zero_grad(set_to_none=False)
+
+    model = support.net()
+    optimizer = hvd.DistributedOptimizer(Own(model.parameters(), 0.1), model.named_parameters())
+    support.loss_of(model, support.batches(rank)[0]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
+
+
 def test_adasum_leaves_equal_parameters(rank, size):
     model = support.net()
     train(model, distributed(model, op=hvd.Adasum), support.batches(rank))

@@ -47,8 +47,8 @@ def test_a_set_averages_among_its_ranks(rank, size):
 
 
 def test_the_global_set_cannot_be_removed():
-    with pytest.raises(ValueError):
-        hvd.remove_process_set(hvd.global_process_set)
+    assert hvd.remove_process_set(hvd.global_process_set) is False
+    hvd.barrier()
 
 
 def test_sets_are_known_by_their_numbers(rank, size):
@@ -109,4 +109,29 @@ def test_an_optimizer_of_a_set_averages_among_its_ranks(rank, size):
         hvd.broadcast_parameters(model.state_dict(), root_rank=members[0], process_set=first)
         hvd.broadcast_optimizer_state(optimizer, root_rank=members[0], process_set=first)
         hvd.check_parameters(model, process_set=first)
+    hvd.remove_process_set(first)
+
+
+@pytest.mark.skipif(hvd.size() == 1, reason="every rank is in every set")
+def test_an_optimizer_of_a_set_is_a_plain_one_outside_it(rank, size):
+    first = hvd.add_process_set([0])
+    model, alone = support.net(seed=0), support.net(seed=0)
+    plain = torch.optim.SGD(alone.parameters(), 0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
+                                         model.named_parameters(), process_set=first)
+    for batch in support.batches(rank):
+        for one, of in ((optimizer, model), (plain, alone)):
+            one.zero_grad()
+            support.loss_of(of, batch).backward()
+        norm = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+        assert optimizer.clip_grad_norm_(0.1) == pytest.approx(norm.item(), rel=1e-5)
+        plain.step()
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    with optimizer.no_sync():
+        optimizer.zero_grad()
+    assert optimizer.step(lambda: 3.5) == 3.5
+    for found, wanted in zip(model.parameters(), alone.parameters()):
+        support.assert_close(found, wanted, 1e-5)
     hvd.remove_process_set(first)

@@ -57,7 +57,7 @@ def test_results_and_errors_come_back_by_rank(tmp_path):
             results = hvd.run(train, args=(5,), kwargs={"factor": 2}, np=2, oversubscribe=True)
             print([(rank, total.tolist(), result.rank) for rank, total, result in results])
             try:
-                hvd.run(fail, np=2, oversubscribe=True)
+                hvd.run(fail, num_proc=2, oversubscribe=True)
             except KeyError as error:
                 print("caught", error, repr("".join(traceback.format_exception(error))))
             try:
@@ -74,10 +74,11 @@ def test_results_and_errors_come_back_by_rank(tmp_path):
 
 
 def test_arguments_that_are_refused():
-    for arguments in ({"min_np": 1}, {"max_np": 4}, {"slots": 2}, {"reset_limit": 3}, {"cooldown_range": (1, 2)}):
+    for arguments in ({"min_np": 1}, {"max_np": 4}, {"min_num_proc": 1}, {"max_num_proc": 4}, {"slots": 2},
+                      {"reset_limit": 3}, {"cooldown_range": (1, 2)}, {"host_discovery_script": "hosts.sh"}):
         with pytest.raises(NotImplementedError, match=next(iter(arguments))):
             hvd.run(print, **arguments)
-    for arguments in ({"use_gloo": True}, {"use_mpi": False}, {"np": 0},
+    for arguments in ({"use_gloo": True}, {"use_mpi": False}, {"np": 0}, {"num_proc": 0},
                       {"network_interface": "a", "network_interfaces": "b"}):
         with pytest.raises(ValueError):
             hvd.run(print, **arguments)

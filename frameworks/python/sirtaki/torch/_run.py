@@ -50,17 +50,18 @@ class RemoteTraceback(Exception):
 
 
 def run(
-    fn: Callable[..., Any],
+    func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Optional[Mapping[str, Any]] = None,
-    np: int = 1,
-    min_np: Optional[int] = None,
-    max_np: Optional[int] = None,
+    num_proc: int = 1,
+    min_num_proc: Optional[int] = None,
+    max_num_proc: Optional[int] = None,
     slots: Optional[int] = None,
     reset_limit: Optional[int] = None,
     cooldown_range: Optional[Tuple[int, int]] = None,
     hosts: Optional[str] = None,
     hostfile: Optional[str] = None,
+    host_discovery_script: Optional[str] = None,
     start_timeout: Optional[float] = None,
     ssh_port: Optional[int] = None,
     ssh_identity_file: Optional[str] = None,
@@ -71,33 +72,39 @@ def run(
     use_mpi: Optional[bool] = None,
     mpi_args: Optional[str] = None,
     network_interface: Optional[str] = None,
-    executable: Optional[str] = None,
-    *,
     network_interfaces: Union[str, Sequence[str], None] = None,
+    executable: Optional[str] = None,
+    np: Optional[int] = None,
+    min_np: Optional[int] = None,
+    max_np: Optional[int] = None,
+    *,
     oversubscribe: bool = False,
     env: Optional[Mapping[str, str]] = None,
     launcher_args: Sequence[str] = (),
 ) -> List[Any]:
-    """Calls `fn(*args, **kwargs)` on `np` ranks and returns what it has returned, a list by rank.
+    """Calls `func(*args, **kwargs)` on `num_proc` ranks and returns what it has returned, a list by rank.
 
-    `fn` calls `init()` itself. It, its arguments and its result are pickled: by cloudpickle if that is installed, which
+    `func` calls `init()` itself. It, its arguments and its result are pickled: by cloudpickle if that is installed, which
     takes functions of notebooks too; else by pickle, which takes functions of modules and of the program's own file.
     What the ranks print appears here, each line behind the number of its rank.
 
-    np, hosts, hostfile, start_timeout, ssh_port, ssh_identity_file, disable_cache, output_filename, mpi_args,
+    num_proc (or np), hosts, hostfile, start_timeout, ssh_port, ssh_identity_file, disable_cache, output_filename, mpi_args,
     network_interface(s), oversubscribe: as the flags of sirtakirun. verbose: prints its command line.
     executable: the ranks' Python; default: this one. env: variables that the ranks have besides this process's.
     launcher_args: more flags of sirtakirun. use_mpi: True changes nothing, as there is no other way.
 
-    If `fn` raises on a rank, the others are ended and the exception is raised here, with the rank's traceback as its
+    If `func` raises on a rank, the others are ended and the exception is raised here, with the rank's traceback as its
     cause; RankError if that cannot be, or if a rank ends without a result. ValueError or NotImplementedError for
-    arguments: use_gloo and those of elastic jobs (min_np, max_np, slots, reset_limit, cooldown_range) are refused.
+    arguments: use_gloo and those of elastic jobs (min_num_proc, max_num_proc, slots, reset_limit, cooldown_range,
+    host_discovery_script) are refused.
     """
-    _refuse(use_gloo, use_mpi, min_np=min_np, max_np=max_np, slots=slots, reset_limit=reset_limit,
-            cooldown_range=cooldown_range)
-    if not isinstance(np, int) or np < 1:
-        raise ValueError(f"np is {np!r}; it must be a whole number of 1 or more")
-    flags = ["-np", str(np)]
+    _refuse(use_gloo, use_mpi, min_num_proc=min_num_proc, max_num_proc=max_num_proc, min_np=min_np, max_np=max_np,
+            slots=slots, reset_limit=reset_limit, cooldown_range=cooldown_range,
+            host_discovery_script=host_discovery_script)
+    ranks = num_proc if np is None else np
+    if not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"{'num_proc' if np is None else 'np'} is {ranks!r}; it must be a whole number of 1 or more")
+    flags = ["-np", str(ranks)]
     for flag, value in (("--hosts", hosts), ("--hostfile", hostfile), ("--start-timeout", start_timeout),
                         ("--ssh-port", ssh_port), ("--ssh-identity-file", ssh_identity_file),
                         ("--output-filename", output_filename), ("--mpi-args", mpi_args),
@@ -106,7 +113,7 @@ def run(
             flags += [flag, str(value)]
     flags += ["--disable-cache"] if disable_cache else []
     flags += ["--oversubscribe"] if oversubscribe else []
-    call = _Call(fn, tuple(args), dict(kwargs or {}), np)
+    call = _Call(func, tuple(args), dict(kwargs or {}), ranks)
     return call.run(flags + list(launcher_args), executable or sys.executable, env or {},
                     local=hosts is None and hostfile is None, verbose=bool(verbose))
 

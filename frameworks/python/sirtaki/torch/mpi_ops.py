@@ -14,8 +14,9 @@ from typing import Any, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
 
+from sirtaki.common.exceptions import HorovodInternalError
 from sirtaki.torch._library import _C
-from sirtaki.torch.compression import Compression, Compressor
+from sirtaki.torch.compression import Compression, Compressor, _number_of
 from sirtaki.torch.process_sets import (
     ProcessSet,
     _impl_of,
@@ -135,7 +136,7 @@ def allreduce(
     """The average, sum, … over the ranks, element by element: a new tensor, the same bits on every rank. A sparse
     tensor's result is sparse."""
     op = _op(op, average)
-    built_in = compression._built_in
+    built_in = _number_of(compression)
     travelling, ctx = (tensor, None) if built_in is not None else compression.compress(tensor)
     result = _C.allreduce(
         travelling,
@@ -225,7 +226,7 @@ def grouped_allreduce(
 ) -> List[torch.Tensor]:
     """Of several tensors as one operation: none of them starts before all are there on every rank."""
     op = _op(op, average)
-    built_in = compression._built_in
+    built_in = _number_of(compression)
     if built_in is not None:
         pairs = [(tensor, None) for tensor in tensors]
     else:
@@ -506,9 +507,8 @@ def alltoall_async(
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    return _C.alltoall_async(
-        tensor, _split_list(splits), name or "", process_set._impl or _impl_of(process_set), splits is not None
-    )
+    """As alltoall(); what synchronize() gives is a pair, without ``splits`` too, as in Horovod."""
+    return _C.alltoall_async(tensor, _split_list(splits), name or "", process_set._impl or _impl_of(process_set), True)
 
 
 # ---- between two ranks ----

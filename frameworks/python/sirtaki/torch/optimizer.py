@@ -11,7 +11,7 @@ import torch
 from sirtaki.common.exceptions import InvalidArgumentError, PendingGradientsError
 from sirtaki.torch._hooks import BucketHook, c_hook, compressing_hook
 from sirtaki.torch._library import _C
-from sirtaki.torch.compression import Compression, Compressor
+from sirtaki.torch.compression import Compression, Compressor, _number_of
 from sirtaki.torch.mpi_ops import Average, Sum
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
 
@@ -30,12 +30,13 @@ class _Settings:
 
     def make(self) -> _C.ReducerSettings:
         hook, rest = self.hook, self.rest
-        if self.compression._built_in is None:
+        built_in = _number_of(self.compression)
+        if built_in is None:
             hook = compressing_hook(self.compression, self.process_set, rest["op"], rest["predivide"])
             rest = {**rest, "op": int(Average), "predivide": 1.0}
         return _C.ReducerSettings(
             named=self.named,
-            compression=self.compression._built_in or 0,
+            compression=built_in or 0,
             process_set=_impl_of(self.process_set),
             hook=None if hook is None else c_hook(hook, dict(self.named)),
             **rest,
@@ -55,18 +56,51 @@ def _without_garbage(make: Callable[[], _Reducer]) -> _Reducer:
     return make()
 
 
+class _Outside:
+    """In the reducer's place, and its scopes', on a rank outside the process set: there the optimizer is what it was."""
+
+    def step(self, groups: Any, closure: Any, base_step: Callable[[Any], Any]) -> Any:
+        return base_step(closure)
+
+    def synchronize(self, groups: Any) -> None:
+        pass
+
+    before_zero_grad = synchronize
+
+    def clip_grad_norm(self, groups: Any, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> float:
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite))
+
+    def skip_step(self) -> None:
+        pass
+
+    def no_sync(self) -> _Outside:
+        return self
+
+    skip_synchronize = no_sync
+
+    def has_local_gradients(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
 class _DistributedOptimizer:
     """What DistributedOptimizer() puts before the class of the optimizer that it is given."""
 
     param_groups: List[Dict[str, Any]]
     _sirtaki_settings: _Settings
-    _sirtaki_reducer: _C.OptimizerReducer
+    _sirtaki_reducer: Union[_C.OptimizerReducer, _Outside]
     _sirtaki_stepped: bool
 
     def _sirtaki_rebuild(self) -> None:
         """Makes the reduction anew: with other settings, or after another init(). Collective."""
         self._sirtaki_reducer = None  # type: ignore[assignment]  # its hooks go first
         settings = self._sirtaki_settings.make()
+        if self._sirtaki_settings.process_set.included() is False:
+            self._sirtaki_reducer = _Outside()
+            return
         self._sirtaki_reducer = _without_garbage(lambda: _C.OptimizerReducer(self.param_groups, settings))
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -86,13 +120,13 @@ class _DistributedOptimizer:
         """Waits until all gradients are averaged. The following step() takes them as they then are."""
         self._sirtaki_reducer.synchronize(self.param_groups)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """The optimizer's; raises PendingGradientsError, an AssertionError, while gradients are being reduced."""
         try:
             self._sirtaki_reducer.before_zero_grad(self.param_groups)
         except InvalidArgumentError as error:
             raise PendingGradientsError(str(error)) from None
-        super().zero_grad(set_to_none)  # type: ignore[misc]
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -197,7 +231,8 @@ def DistributedOptimizer(
     check_parameters_every: int = 0,
     compress_within_host: bool = False,
 ) -> Any:
-    """The optimizer with gradients that are averaged over the ranks (of the process set). Collective.
+    """The optimizer with gradients that are averaged over the ranks (of the process set). Collective; on a rank outside
+    the set it does nothing more than the optimizer that it is made of.
 
     What it returns is an instance of a class derived from the optimizer's own, with the same groups and state, so that
     schedulers, ``state_dict()`` and ``isinstance`` go on to work; use it in the place of the other from then on. Each
@@ -229,7 +264,7 @@ def DistributedOptimizer(
     _check_groups(num_groups, groups)
     if communication_hook is not None and (op != Average or compression is not Compression.none):
         raise ValueError("a communication hook needs op Average and no compression: both are its own to make")
-    if compression._built_in is None and op not in (Average, Sum):
+    if _number_of(compression) is None and op not in (Average, Sum):
         raise ValueError("a Compressor of your own needs op Average or Sum")
     settings = _Settings(
         _names(optimizer, named_parameters),

@@ -160,9 +160,9 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Ends a set. False if it was not registered. Collective over all ranks of the job."""
+    """Ends a set. False if it was not registered, and for that of all ranks. Collective over all ranks of the job."""
     impl = process_set._impl
-    if impl is None:
+    if impl is None or process_set is global_process_set:
         return False
     _C.remove_process_set(impl)
     _registered.pop(impl.id, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -14,6 +14,7 @@ from sirtaki.torch._library import _C
 from sirtaki.torch.process_sets import ProcessSet
 
 _started_in: Optional[int] = None  # the process that called init(), which a child of it is not
+_last_init: Tuple[Any, Any, Any] = (None, None, None)  # the arguments that made the session
 
 
 def init(
@@ -30,8 +31,9 @@ def init(
 
     Calling it again does nothing, but with other arguments than the first time it raises ValueError.
     """
-    global _started_in
+    global _started_in, _last_init
     sets = _sets._as_sets(process_sets)
+    is_first = not _C.is_initialized()
     _C.init(
         [(name, _option_text(value)) for name, value in (options or {}).items()],
         [one.ranks or [] for one in sets],
@@ -39,9 +41,17 @@ def init(
     )
     for one, impl in zip(sets, _C.initial_process_sets()):
         _sets._register(one, impl)
+    if is_first:
+        _last_init = (comm, sets, options)
     if _started_in != os.getpid():
         _started_in = os.getpid()
         atexit.register(_shutdown_at_exit, _started_in)
+
+
+def _init_again() -> None:
+    """After shutdown(), as the last time: with the same sets, but not those that were added later."""
+    comm, sets, options = _last_init
+    init(comm, sets, options=options)
 
 
 def _option_text(value: Union[str, int, float, bool]) -> str:

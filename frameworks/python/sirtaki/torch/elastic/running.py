@@ -7,6 +7,7 @@ import re
 from typing import Any, Callable, TypeVar
 
 import sirtaki.torch as hvd
+from sirtaki.torch.session import _init_again
 
 from .state import State
 
@@ -29,9 +30,10 @@ def _ends_the_job(error: RuntimeError) -> bool:
 
 
 def reset() -> None:
-    """Leaves the job and joins it again. Collective: it ends what the others still wait for."""
+    """Leaves the job and joins it again, with the arguments that init() had. Collective: it ends what the others still
+    wait for."""
     hvd.shutdown()
-    hvd.init()
+    _init_again()
 
 
 def run(func: Function) -> Function:
