@@ -7,7 +7,6 @@
 #include "fusion/planner.h"
 #include "ops/cuda/device_work.h"
 #include "ops/lane_task.h"
-#include "ops/nccl/group_launch.h"
 
 namespace sirtaki::ops {
 
@@ -185,12 +184,26 @@ void Lanes::SetLimits(const std::vector<std::int64_t>& values) {
 }
 
 void Lanes::StartMessage(core::WorkPtr work, core::TimePoint now) {
-  const core::Signature& signature = *work->request.signature;
-  if (signature.device != core::DeviceKind::kHost) {
-    work->handle->Complete({StatusCode::kUnsupported, nccl::WhyNotOnDevice(signature)});
-    return;
+  if (work->request.signature->device == core::DeviceKind::kHost) {
+    return host_->StartMessage(std::move(work), now);
   }
-  host_->StartMessage(std::move(work), now);
+  nccl::MessagePassage& passage = PassageOf(cuda::AsDeviceWork(*work).device);
+  nccl::MessagePassage::HostPart part = passage.Start(std::move(work));
+  if (part.work == nullptr) return;
+  host_->StartMessage(std::move(part.work), now, std::move(part.there));
+}
+
+nccl::MessagePassage& Lanes::PassageOf(const std::shared_ptr<cuda::Device>& device) {
+  core::MutexLock lock(mutex_);
+  std::unique_ptr<nccl::MessagePassage>& passage = passages_[device.get()];
+  if (passage == nullptr) {
+    passage = std::make_unique<nccl::MessagePassage>(
+        nccl::MessagePassageOptions{.device = device,
+                                    .rank = options_.host.rank,
+                                    .on_failure = options_.host.on_failure,
+                                    .on_progress = options_.host.on_progress});
+  }
+  return *passage;
 }
 
 std::vector<nccl::DeviceLane*> Lanes::DeviceLanes() const {
@@ -223,6 +236,12 @@ std::vector<core::RunningOperation> Lanes::Running() const {
 void Lanes::Abandon(const Status& why) {
   host_->Abandon(why);
   for (nccl::DeviceLane* lane : DeviceLanes()) lane->Abandon(why);
+  std::vector<nccl::MessagePassage*> passages;
+  {
+    core::MutexLock lock(mutex_);
+    for (const auto& [device, passage] : passages_) passages.push_back(passage.get());
+  }
+  for (nccl::MessagePassage* passage : passages) passage->Abandon(why);
 }
 
 }  // namespace sirtaki::ops

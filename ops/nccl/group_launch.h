@@ -4,7 +4,6 @@
 #pragma once
 
 #include <functional>
-#include <string>
 
 #include "core/request.h"
 #include "core/status.h"
@@ -30,9 +29,6 @@ struct LaunchContext {
   // Marks where the inputs are there; null: nobody wants to know.
   cuda::EventPtr* inputs = nullptr;
 };
-
-// What GPUs cannot do yet; empty if they can. All ranks judge alike.
-std::string WhyNotOnDevice(const core::Signature& signature);
 
 // The stream waits for whoever makes the tensors, not this thread.
 core::Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task);
