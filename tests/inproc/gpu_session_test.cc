@@ -378,15 +378,13 @@ TEST_F(GpuSessionTest, MessagesGoAroundARingOfGpusAndHosts) {
 
 TEST_F(GpuSessionTest, AnAbortEndsAMessageThatWaitsForADevice) {
   std::atomic<bool> open{false};
+  std::barrier both(2);
   RunRanks(2, [&](Rank& rank, int number) {
-    std::shared_ptr<Message> message;
-    if (number == 0) {
-      gpus_.PutGate(rank.producer(), open);
-      message = rank.Start(OpKind::kSend, 1, {1, 2}, 1);
-    } else {
-      message = rank.Start(OpKind::kReceive, 0, {0, 0}, 2);
-      rank.session().Abort("enough");
-    }
+    if (number == 0) gpus_.PutGate(rank.producer(), open);
+    const auto message =
+        rank.Start(number == 0 ? OpKind::kSend : OpKind::kReceive, 1 - number, {1, 2}, number + 1);
+    both.arrive_and_wait();
+    if (number == 1) rank.session().Abort("enough");
     EXPECT_EQ(rank.Finish(*message).code(), StatusCode::kAborted);
     open = true;
     EXPECT_EQ(rank.session().Shutdown("done").code(), StatusCode::kAborted);
