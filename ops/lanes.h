@@ -30,6 +30,8 @@ struct LanesOptions {
   const void* kernels = nullptr;  // cuda::KernelImage; null: GPUs are refused with `why_no_kernels`
   std::string why_no_kernels;
   core::Duration nccl_limit = std::chrono::seconds(60);  // for a communicator to be made, and more
+  // If it is given, all-reduces on devices go by hosts where they can: ops/nccl/host_hierarchy.
+  std::vector<int> host_of_rank = {};
 };
 
 // As HostLanes. Work on a device is a cuda::DeviceWork.
@@ -59,6 +61,10 @@ class Lanes : public core::Executor {
   // The lane of the group's slot. Null: this rank has joined and never used the slot.
   nccl::DeviceLane* LaneOf(const GroupTask& group) SIRTAKI_EXCLUDES(mutex_);
   nccl::MeetingPtr Meet(const GroupTask& group, bool has_device);
+  // The host's part of a group that goes by hosts; null: it does not.
+  nccl::HostPassagePtr StartSlice(const GroupTask& group);
+  // Of a set that this rank is in, from its first use of a device; null: it goes by NCCL alone.
+  nccl::HostSlicesPtr SlicesOf(core::SetNumber set, core::TimePoint now);
   nccl::MessagePassage& PassageOf(const std::shared_ptr<cuda::Device>& device)
       SIRTAKI_EXCLUDES(mutex_);
   std::vector<nccl::DeviceLane*> DeviceLanes() const SIRTAKI_EXCLUDES(mutex_);
@@ -70,6 +76,7 @@ class Lanes : public core::Executor {
   fusion::Limits limits_;
   std::map<core::SetNumber, core::RankRanges> sets_;
   std::set<std::pair<core::SetNumber, Slot>> met_;
+  std::map<core::SetNumber, nccl::HostSlicesPtr> slices_;
   std::uint64_t groups_ = 0;  // of devices, started so far
 
   mutable core::Mutex mutex_;

@@ -101,12 +101,14 @@ DeviceLane::~DeviceLane() {
   }
 }
 
-void DeviceLane::Start(GroupTaskPtr group, MeetingPtr meeting, std::shared_ptr<const Api> api) {
+void DeviceLane::Start(GroupTaskPtr group, MeetingPtr meeting, std::shared_ptr<const Api> api,
+                       HostPassagePtr passage) {
   const core::SetNumber set = group->channel.set;
   impl_->Enqueue({.group = std::move(group),
                   .set = set,
                   .meeting = std::move(meeting),
-                  .api = std::move(api)});
+                  .api = std::move(api),
+                  .passage = std::move(passage)});
 }
 
 void DeviceLane::StartPassage(GroupTaskPtr group, HostPassagePtr passage) {

@@ -66,7 +66,8 @@ struct DeviceLane::Impl {
   // `verdict`: what the task's handles complete with if this is ok.
   core::Status Do(const Task& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
   core::Status DoOrThrown(const Task& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
-  core::Status Launch(const GroupTaskPtr& group, cuda::EventPtr* inputs);
+  core::Status Launch(const Task& task, cuda::EventPtr* inputs);
+  PassageContext PassageFor();
   core::Status MarkEnd(InFlight launched);
   core::Status Meet(const Task& task);
   core::Status Remove(core::SetNumber set);

@@ -4,15 +4,26 @@
 #include <exception>
 #include <functional>
 #include <new>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "ops/nccl/device_lane_parts.h"
+#include "ops/nccl/host_hierarchy.h"
 
 namespace sirtaki::ops::nccl {
 
 using core::Status;
 using core::StatusCode;
+
+namespace {
+
+std::string_view CarrierOf(const HostPassage* passage) {
+  if (passage == nullptr) return "nccl";
+  return passage->in_slices ? "nccl and host" : "host";
+}
+
+}  // namespace
 
 Status DeviceLane::Impl::Prepare() {
   if (pinned != nullptr) return Status::Ok();
@@ -61,11 +72,19 @@ Status DeviceLane::Impl::Meet(const Task& task) {
   return sets.Make(task.set, meeting, task.group->members, task.group->rank, task.api, patience());
 }
 
-Status DeviceLane::Impl::Launch(const GroupTaskPtr& group, cuda::EventPtr* inputs) {
-  SetCommunicators::Parts* const parts = sets.Find(group->channel.set);
-  if (parts == nullptr) {
+PassageContext DeviceLane::Impl::PassageFor() {
+  return {.stream = *stream, .events = *events, .host = *pinned, .await = [this](const auto& over) {
+            return Await(over);
+          }};
+}
+
+Status DeviceLane::Impl::Launch(const Task& task, cuda::EventPtr* inputs) {
+  SetCommunicators::Parts* const parts = sets.Find(task.set);
+  if (parts == nullptr || (task.passage != nullptr && parts->here == nullptr)) {
     return {StatusCode::kProtocol, "its set has no communicator on this device"};
   }
+  std::optional<SliceCrossing> by_hosts;
+  if (task.passage != nullptr) by_hosts.emplace(PassageFor(), *task.passage, *parts->here);
   const LaunchContext context{.stream = *stream,
                               .events = *events,
                               .kernels = *kernels,
@@ -74,8 +93,9 @@ Status DeviceLane::Impl::Launch(const GroupTaskPtr& group, cuda::EventPtr* input
                               .host = *pinned,
                               .patience = patience(),
                               .await = [this](const cuda::Event& e) { return AwaitEvent(e); },
-                              .inputs = options.observer != nullptr ? inputs : nullptr};
-  return LaunchGroup(context, *group);
+                              .inputs = options.observer != nullptr ? inputs : nullptr,
+                              .by_hosts = by_hosts ? &*by_hosts : nullptr};
+  return LaunchGroup(context, *task.group);
 }
 
 Status DeviceLane::Impl::MarkEnd(InFlight launched) {
@@ -104,16 +124,13 @@ Status DeviceLane::Impl::Do(const Task& task, Status* verdict) {
   GroupTrace trace(options.observer, *task.group, core::trace::Track::kDevice);
   cuda::EventPtr inputs;
   if (status.ok() && task.meeting != nullptr) status = Meet(task);
-  if (status.ok() && task.passage != nullptr) {
-    const PassageContext context{
-        .stream = *stream, .events = *events, .host = *pinned, .await = [this](const auto& over) {
-          return Await(over);
-        }};
-    status = PassThroughHost(context, *task.group, *task.passage);
+  if (status.ok() && task.passage != nullptr && !task.passage->in_slices) {
+    status = PassThroughHost(PassageFor(), *task.group, *task.passage);
   } else if (status.ok()) {
     *verdict = sets.WhyRefused(task.set);
+    if (!verdict->ok() && task.passage != nullptr) Decline(*task.passage);
     if (!verdict->ok()) return status;
-    status = Launch(task.group, &inputs);
+    status = Launch(task, &inputs);
   }
   if (!status.ok()) return status;
   return MarkEnd({.number = task.number,
@@ -122,7 +139,7 @@ Status DeviceLane::Impl::Do(const Task& task, Status* verdict) {
                   .inputs = std::move(inputs),
                   .inputs_at = {},
                   .trace = std::move(trace),
-                  .carrier = task.passage != nullptr ? "host" : "nccl"});
+                  .carrier = CarrierOf(task.passage.get())});
 }
 
 // What allocates the outputs may throw, and memory may be short anywhere.
