@@ -231,6 +231,11 @@ TEST(NcclLanesFailureTest, NoMemoryAtAllSaysHowMuchWasWanted) {
                                             "(1048576 bytes of staging memory)")));
 }
 
+// What a communicator's abort finds, for the test below: a table has functions, no closures.
+nccl::Result (*abort_in_fake)(nccl::CommHandle) = nullptr;
+std::atomic<const core::HandleState*> handle_to_look_at{nullptr};
+std::atomic<bool> has_ended_before{false};
+
 TEST(NcclLanesFailureTest, TheFaultIsKnownBeforeTheAbortAndThatBeforeAHandleEnds) {
   FakeGpus gpus;
   gpus.Hold();
