@@ -178,10 +178,22 @@ Status ReduceWhereItLies(const LaunchContext& context, const GroupTask& task,
   return Unpack(context, travel, {{to, to, count}});
 }
 
+// As TravelOf, of what is reduced within hosts and then between them. An average is divided once,
+// at the end; that of half types, whose sum might not fit, in both places.
+Travel TravelInSlices(const GroupTask& task) {
+  Travel travel = TravelOf(task);
+  if (travel.op == ReduceOp::kAverage && !core::IsHalf(travel.moved)) {
+    travel.nccl_op = RedOp::kSum;
+    travel.store.divisor = task.members.Count();
+  }
+  return travel;
+}
+
 // Within the host, each member a slice, which then crosses to the other hosts.
-Status ReduceInSlices(const LaunchContext& context, const GroupTask& task, const Travel& travel,
+Status ReduceInSlices(const LaunchContext& context, const GroupTask& task,
                       const std::vector<std::int64_t>& counts,
                       const std::vector<std::int64_t>& starts) {
+  const Travel travel = TravelInSlices(task);
   SliceCrossing& crossing = *context.by_hosts;
   Communicator& here = crossing.here();
   const std::int64_t size = BytesOf(travel.moved);
@@ -252,10 +264,9 @@ std::int64_t ReducedInSlices::SliceCount(std::int64_t slices) const {
 std::optional<ReducedInSlices> DescribeReduce(const GroupTask& task) {
   const core::Signature& signature = task.signature();
   if (signature.kind != OpKind::kAllReduce || signature.reduction == ReduceOp::kAdasum) return {};
-  const Travel travel = TravelOf(task);
+  const Travel travel = TravelInSlices(task);
   const std::int64_t count = Starts(CountsOf(task), travel.moved).back();
   if (travel.gathered || count == 0) return {};
-  // Averages of integers are sums, and divided when they are unpacked.
   const bool divides_later = travel.store.divisor != 1;
   return ReducedInSlices{travel.moved, divides_later ? ReduceOp::kSum : travel.op, count};
 }
@@ -266,7 +277,7 @@ Status LaunchReduce(const LaunchContext& context, const GroupTask& task) {
   const std::vector<std::int64_t> starts = Starts(counts, travel.moved);
   const std::int64_t total = starts.back();
   if (total == 0) return Status::Ok();
-  if (context.by_hosts != nullptr) return ReduceInSlices(context, task, travel, counts, starts);
+  if (context.by_hosts != nullptr) return ReduceInSlices(context, task, counts, starts);
   if (LiesWell(task, travel)) return ReduceWhereItLies(context, task, travel);
 
   const std::int64_t size = BytesOf(travel.moved);

@@ -314,10 +314,15 @@ TEST_F(NcclHostHierarchyTest, AFailureWithinAHostIsTheGroupsFault) {
       device.Start({device.OnDevice(side.MakeItem(c, "w", rank, 4))});
       while (!device.lanes().Idle()) {
         device.lanes().Step(core::Clock::now());
-        if (!device.failure().ok()) failed = true;
         if (failed) device.lanes().Abandon({StatusCode::kPeerLost, "another rank has failed"});
         std::this_thread::yield();
       }
+      // Told before the handle is.
+      while (!side.handle()->done()) std::this_thread::yield();
+      if (device.failure().ok()) return;
+      EXPECT_THAT(device.failure().message(), HasSubstr(function));
+      failed = true;
+      device.lanes().Abandon(device.failure());
     });
     EXPECT_TRUE(failed) << function;
   }

@@ -14,6 +14,7 @@
 #include <ATen/ops/is_coalesced_native.h>
 #include <ATen/ops/sparse_dim_native.h>
 #include <ATen/ops/values_native.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 #include <torch/torch.h>
 
@@ -251,6 +252,17 @@ at::Tensor BackwardElemt(const at::Tensor& dy, const at::Tensor& input, const at
                input.device());
 }
 
+// On the device of its values, as the real one.
+at::Tensor NewSparse(std::int64_t sparse_dim, std::int64_t dense_dim, c10::SymIntArrayRef size,
+                     const at::Tensor& indices, const at::Tensor& values,
+                     std::optional<at::ScalarType> type, std::optional<at::Layout> layout,
+                     std::optional<at::Device> device, std::optional<bool> pinned,
+                     std::optional<bool> is_coalesced) {
+  const c10::DeviceGuard guard(values.device());
+  return at::native::new_with_dims_and_tensor_sparse_symint(
+      sparse_dim, dense_dim, size, indices, values, type, layout, device, pinned, is_coalesced);
+}
+
 // As archives ask for it.
 at::Tensor& SetStorage(at::Tensor& self, at::Storage storage, std::int64_t offset,
                        at::IntArrayRef sizes, at::IntArrayRef strides) {
@@ -270,8 +282,7 @@ TORCH_LIBRARY_IMPL(_, SparseCUDA, library) {
 
 // What a sparse tensor consists of, wherever it is.
 TORCH_LIBRARY_IMPL(aten, SparseCUDA, library) {
-  library.impl("_sparse_coo_tensor_with_dims_and_tensors",
-               at::native::new_with_dims_and_tensor_sparse_symint);
+  library.impl("_sparse_coo_tensor_with_dims_and_tensors", NewSparse);
   library.impl("_indices", at::native::_indices_sparse);
   library.impl("_values", at::native::_values_sparse);
   library.impl("indices", at::native::indices_sparse);
