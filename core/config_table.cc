@@ -188,7 +188,8 @@ Table MakeTable() {
       Option<&Config::hierarchy>(OptionId::kHierarchy, "hierarchy", OptionKind::kChoice,
           "Whether large reductions between hosts are done within each host first, each rank then carrying "
           "a part over the network: auto and on wherever hosts have several ranks that share memory, off "
-          "never.")
+          "never. Between GPUs on several hosts auto and off leave all to NCCL; with on it reduces within "
+          "each host, and what crosses goes through the hosts' memory and MPI.")
           .OneOf(kHierarchies).Agreed(),
       Option<&Config::allocator>(OptionId::kAllocator, "allocator", OptionKind::kChoice,
           "Whether LibTorch takes the memory of its large CPU tensors from a pool, which the ranks of the "

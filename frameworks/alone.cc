@@ -14,7 +14,6 @@
 #include "core/rank_ranges.h"
 #include "fusion/convert.h"
 #include "ops/cuda/device_work.h"
-#include "ops/nccl/group_launch.h"
 
 namespace sirtaki::frameworks {
 
@@ -91,10 +90,6 @@ Status MoveRows(core::Work& work, const core::Signature& signature, const core::
 // `signature`: of one tensor; `key`: of the call.
 Status RunOne(core::Work& work, const core::Signature& signature, const core::Key& key,
               Devices& devices) {
-  if (signature.device == core::DeviceKind::kCuda) {
-    std::string why = ops::nccl::WhyNotOnDevice(signature);
-    if (!why.empty()) return {StatusCode::kUnsupported, std::move(why)};
-  }
   switch (signature.kind) {
     // Whatever the operation, the result is the tensor. Nothing travels, so nothing is rounded to
     // the type that it would travel as.

@@ -1,6 +1,5 @@
 // The session of a world of one rank: no engine, no lanes; a call is done when it is submitted, and
 // a message when its other half is.
-#include <cstring>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,30 +21,6 @@ namespace {
 // How long a wait for another thread looks without sleeping, and how long it sleeps then.
 constexpr auto kLookTime = std::chrono::microseconds(200);
 constexpr auto kNapTime = std::chrono::microseconds(200);
-
-std::string TypeAndShape(const core::Signature& signature) {
-  std::string text(core::DTypeName(signature.dtype));
-  const char* separator = " [";
-  for (const std::int64_t extent : signature.shape) {
-    text += separator + std::to_string(extent);
-    separator = ", ";
-  }
-  return text + (signature.shape.empty() ? " []" : "]");
-}
-
-Status Deliver(const core::Work& send, const core::Work& receive) {
-  const core::Signature& sent = *send.request.signature;
-  const core::Signature& expected = *receive.request.signature;
-  if (sent.dtype != expected.dtype || sent.shape != expected.shape) {
-    return {StatusCode::kMismatch,
-            "receive from rank 0, tag " + std::to_string(receive.tag) + ": expected " +
-                TypeAndShape(expected) + ", rank 0 sent " + TypeAndShape(sent),
-            core::Origin{0, {}, core::TensorName(receive.request.key)}};
-  }
-  const auto bytes = static_cast<std::size_t>(sent.ElementCount()) * core::SizeOf(sent.dtype);
-  if (bytes > 0) std::memmove(receive.output, send.input, bytes);
-  return Status::Ok();
-}
 
 }  // namespace
 
@@ -69,8 +44,7 @@ Status Session::SubmitAlone(const core::WorkPtr& work) {
     if (queue.EndEpoch(request.key.set) == nullptr) return Status::Ok();  // an abort was faster
     work->handle->SetValue(topology_.rank);
     work->handle->Complete(Status::Ok());
-  } else if ((kind == OpKind::kSend || kind == OpKind::kReceive) && request.invalid.empty() &&
-             request.signature->device == core::DeviceKind::kHost) {
+  } else if ((kind == OpKind::kSend || kind == OpKind::kReceive) && request.invalid.empty()) {
     MatchAlone(work);
   } else if (queue.Resolve(request.key) != nullptr) {
     const bool change = kind == OpKind::kAddSet || kind == OpKind::kRemoveSet;
@@ -99,10 +73,13 @@ void Session::MatchAlone(const core::WorkPtr& work) {
     other = std::move(others.front());
     others.pop_front();
   }
-  const Status status = is_send ? Deliver(*work, *other) : Deliver(*other, *work);
+  AloneMessages& messages = parts_->messages;
+  const Status status = is_send ? messages.Deliver(work, other) : messages.Deliver(other, work);
   for (const core::WorkPtr& half : {work, other}) {
     if (parts_->queue.Resolve(half->request.key) == nullptr) continue;
-    const bool sent = half->request.signature->kind == OpKind::kSend;
+    // What the receive does not expect was sent all the same.
+    const bool sent =
+        half->request.signature->kind == OpKind::kSend && status.code() == StatusCode::kMismatch;
     half->handle->Complete(sent ? Status::Ok() : status);
   }
 }

@@ -7,6 +7,7 @@
 #include "core/handle_hooks.h"
 #include "core/negotiator.h"
 #include "core/tensor_queue.h"
+#include "frameworks/alone_messages.h"
 #include "frameworks/medium.h"
 #include "frameworks/session.h"
 #include "ops/lanes.h"
@@ -20,6 +21,7 @@ struct Session::Parts {
   std::unique_ptr<Medium> medium;
   core::TensorQueue queue;
   std::shared_ptr<core::HandleHooks> hooks;  // of a world of one rank
+  AloneMessages messages;                    // the same
   std::unique_ptr<core::Negotiator> negotiator;
   std::unique_ptr<ops::Lanes> lanes;
   std::unique_ptr<core::Engine> engine;

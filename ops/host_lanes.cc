@@ -139,6 +139,10 @@ void HostLanes::StartMessage(core::WorkPtr work, core::TimePoint now) {
   impl_->messages.Start(std::move(work), now);
 }
 
+void HostLanes::StartMessage(core::WorkPtr work, core::TimePoint now, MessageGate there) {
+  impl_->messages.Start(std::move(work), now, std::move(there));
+}
+
 bool HostLanes::Step(core::TimePoint /*now*/) {
   if (impl_->stopped.load(std::memory_order_relaxed)) return false;
   bool moved = impl_->StepSmall();

@@ -14,6 +14,7 @@
 #include "fusion/planner.h"
 #include "ops/backend.h"
 #include "ops/group_run.h"
+#include "ops/messages.h"
 
 namespace sirtaki::ops {
 
@@ -61,6 +62,8 @@ class HostLanes : public core::Executor {
   // here.
   void SetLimits(const std::vector<std::int64_t>& values) override;
   void StartMessage(core::WorkPtr work, core::TimePoint now) override;
+  // Of a message whose memory somebody else brings.
+  void StartMessage(core::WorkPtr work, core::TimePoint now, MessageGate there);
   bool Step(core::TimePoint now) override;
   bool NeedsStepping() const override;
   bool NeedsPolling() const override;

@@ -7,7 +7,7 @@
 #include "fusion/planner.h"
 #include "ops/cuda/device_work.h"
 #include "ops/lane_task.h"
-#include "ops/nccl/group_launch.h"
+#include "ops/nccl/host_hierarchy.h"
 
 namespace sirtaki::ops {
 
@@ -19,8 +19,9 @@ class Lanes::Nccl {
  public:
   explicit Nccl(std::function<Status(nccl::Library*)> load) : load_(std::move(load)) {}
 
-  // What this rank says before a communicator is made. `first`: it makes the id.
-  nccl::Introduction Introduce(bool first) SIRTAKI_EXCLUDES(mutex_) {
+  // What this rank says before communicators are made. `first`: it makes the id; `first_here`: that
+  // of its host's members.
+  nccl::Introduction Introduce(bool first, bool first_here) SIRTAKI_EXCLUDES(mutex_) {
     core::MutexLock lock(mutex_);
     if (!status_) {
       status_ = load_(&library_);
@@ -30,11 +31,11 @@ class Lanes::Nccl {
       }
     }
     nccl::UniqueId id;
+    nccl::UniqueId id_here;
     Status status = *status_;
-    if (status.ok() && first) {
-      status = nccl::Check(library_.api, library_.api.GetUniqueId(&id), "ncclGetUniqueId", nullptr);
-    }
-    return status.ok() ? nccl::Introduction::Of(library_.version, id)
+    if (status.ok() && first) status = MakeId(&id);
+    if (status.ok() && first_here) status = MakeId(&id_here);
+    return status.ok() ? nccl::Introduction::Of(library_.version, id, id_here)
                        : nccl::Introduction::Failure(status);
   }
 
@@ -45,6 +46,10 @@ class Lanes::Nccl {
   }
 
  private:
+  Status MakeId(nccl::UniqueId* id) const {
+    return nccl::Check(library_.api, library_.api.GetUniqueId(id), "ncclGetUniqueId", nullptr);
+  }
+
   const std::function<Status(nccl::Library*)> load_;
   core::Mutex mutex_;
   std::optional<Status> status_ SIRTAKI_GUARDED_BY(mutex_);
@@ -106,9 +111,34 @@ void Lanes::StartOnDevices(core::RunBatch batch, core::TimePoint now) {
     if (met_.emplace(batch.set, group->signature().slot).second) {
       meeting = Meet(*group, lane != nullptr);
     }
-    // Without a lane the meeting fails on all members.
-    if (lane != nullptr) lane->Start(std::move(group), std::move(meeting), Nccl::ApiOf(nccl_));
+    nccl::HostPassagePtr passage = StartSlice(*group);
+    if (lane != nullptr) {
+      lane->Start(std::move(group), std::move(meeting), Nccl::ApiOf(nccl_), std::move(passage));
+    } else if (passage != nullptr) {
+      nccl::Decline(*passage);  // without a lane the meeting fails on all members
+    }
   }
+}
+
+nccl::HostSlicesPtr Lanes::SlicesOf(core::SetNumber set, core::TimePoint now) {
+  if (options_.host_of_rank.empty()) return nullptr;
+  const auto [found, is_first] = slices_.try_emplace(set);
+  if (is_first) {
+    found->second = nccl::SlicesOf(set, sets_[set], options_.host.rank, options_.host_of_rank);
+    if (const nccl::HostSlicesPtr& slices = found->second) {
+      host_->AddSet(slices->set, slices->carriers, /*work=*/nullptr, now);
+    }
+  }
+  return found->second;
+}
+
+nccl::HostPassagePtr Lanes::StartSlice(const GroupTask& group) {
+  nccl::HostPassagePtr passage;
+  const nccl::HostSlicesPtr slices = SlicesOf(group.channel.set, group.since);
+  if (slices != nullptr && nccl::GoesByHosts(group)) {
+    host_->StartLarge(nccl::MakeSlicePart(group, *slices, &passage));
+  }
+  return passage;
 }
 
 nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
@@ -130,6 +160,9 @@ nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
 
 nccl::MeetingPtr Lanes::Meet(const GroupTask& group, bool has_device) {
   auto meeting = std::make_shared<nccl::Meeting>();
+  meeting->slices = SlicesOf(group.channel.set, group.since);
+  const bool first_here =
+      meeting->slices != nullptr && meeting->slices->here.IndexOf(group.rank) == 0;
   meeting->told = std::make_shared<core::HandleState>(nullptr, nullptr);
   Status failure;
   if (!has_device) {
@@ -151,9 +184,10 @@ nccl::MeetingPtr Lanes::Meet(const GroupTask& group, bool has_device) {
   work->input = &meeting->own;
   // The lane reads the input after this; opening NCCL takes a while, which is the lane's to spend.
   work->allocate_output = [meeting, failure, nccl = nccl_, members = group.members.Count(),
-                           first = group.members.IndexOf(group.rank) ==
-                                   0](const std::vector<std::int64_t>& /*rows*/) -> void* {
-    meeting->own = failure.ok() ? nccl->Introduce(first) : nccl::Introduction::Failure(failure);
+                           first = group.members.IndexOf(group.rank) == 0,
+                           first_here](const std::vector<std::int64_t>& /*rows*/) -> void* {
+    meeting->own =
+        failure.ok() ? nccl->Introduce(first, first_here) : nccl::Introduction::Failure(failure);
     meeting->all.resize(static_cast<std::size_t>(members));
     return meeting->all.data();
   };
@@ -176,6 +210,13 @@ void Lanes::RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint n
   sets_.erase(set);
   std::erase_if(met_, [set](const auto& met) { return met.first == set; });
   for (nccl::DeviceLane* lane : DeviceLanes()) lane->RemoveSet(set);
+  const auto slices = slices_.find(set);
+  if (slices != slices_.end()) {
+    if (slices->second != nullptr) {
+      host_->RemoveSet(slices->second->set, /*work=*/nullptr, now);
+    }
+    slices_.erase(slices);
+  }
   host_->RemoveSet(set, std::move(work), now);
 }
 
@@ -185,12 +226,26 @@ void Lanes::SetLimits(const std::vector<std::int64_t>& values) {
 }
 
 void Lanes::StartMessage(core::WorkPtr work, core::TimePoint now) {
-  const core::Signature& signature = *work->request.signature;
-  if (signature.device != core::DeviceKind::kHost) {
-    work->handle->Complete({StatusCode::kUnsupported, nccl::WhyNotOnDevice(signature)});
-    return;
+  if (work->request.signature->device == core::DeviceKind::kHost) {
+    return host_->StartMessage(std::move(work), now);
   }
-  host_->StartMessage(std::move(work), now);
+  nccl::MessagePassage& passage = PassageOf(cuda::AsDeviceWork(*work).device);
+  nccl::MessagePassage::HostPart part = passage.Start(std::move(work));
+  if (part.work == nullptr) return;
+  host_->StartMessage(std::move(part.work), now, std::move(part.there));
+}
+
+nccl::MessagePassage& Lanes::PassageOf(const std::shared_ptr<cuda::Device>& device) {
+  core::MutexLock lock(mutex_);
+  std::unique_ptr<nccl::MessagePassage>& passage = passages_[device.get()];
+  if (passage == nullptr) {
+    passage = std::make_unique<nccl::MessagePassage>(
+        nccl::MessagePassageOptions{.device = device,
+                                    .rank = options_.host.rank,
+                                    .on_failure = options_.host.on_failure,
+                                    .on_progress = options_.host.on_progress});
+  }
+  return *passage;
 }
 
 std::vector<nccl::DeviceLane*> Lanes::DeviceLanes() const {
@@ -223,6 +278,12 @@ std::vector<core::RunningOperation> Lanes::Running() const {
 void Lanes::Abandon(const Status& why) {
   host_->Abandon(why);
   for (nccl::DeviceLane* lane : DeviceLanes()) lane->Abandon(why);
+  std::vector<nccl::MessagePassage*> passages;
+  {
+    core::MutexLock lock(mutex_);
+    for (const auto& [device, passage] : passages_) passages.push_back(passage.get());
+  }
+  for (nccl::MessagePassage* passage : passages) passage->Abandon(why);
 }
 
 }  // namespace sirtaki::ops

@@ -1,6 +1,6 @@
 // The executor of a rank: its host lanes, and a lane for each of its GPUs. A batch is divided by
 // the device of its tensors, and each part is planned by itself; a plan never mixes devices, so the
-// groups are those of the whole.
+// groups are those of the whole. Messages of tensors on a device are the host's, in pinned memory.
 //
 // The first group of a set on a device brings a second operation into the order, on the large host
 // lane: the members tell each other NCCL's unique id, and what keeps one of them from using its
@@ -19,6 +19,7 @@
 #include "core/thread_annotations.h"
 #include "ops/host_lanes.h"
 #include "ops/nccl/device_lane.h"
+#include "ops/nccl/message_passage.h"
 
 namespace sirtaki::ops {
 
@@ -29,6 +30,8 @@ struct LanesOptions {
   const void* kernels = nullptr;  // cuda::KernelImage; null: GPUs are refused with `why_no_kernels`
   std::string why_no_kernels;
   core::Duration nccl_limit = std::chrono::seconds(60);  // for a communicator to be made, and more
+  // If it is given, all-reduces on devices go by hosts where they can: ops/nccl/host_hierarchy.
+  std::vector<int> host_of_rank = {};
 };
 
 // As HostLanes. Work on a device is a cuda::DeviceWork.
@@ -58,6 +61,12 @@ class Lanes : public core::Executor {
   // The lane of the group's slot. Null: this rank has joined and never used the slot.
   nccl::DeviceLane* LaneOf(const GroupTask& group) SIRTAKI_EXCLUDES(mutex_);
   nccl::MeetingPtr Meet(const GroupTask& group, bool has_device);
+  // The host's part of a group that goes by hosts; null: it does not.
+  nccl::HostPassagePtr StartSlice(const GroupTask& group);
+  // Of a set that this rank is in, from its first use of a device; null: it goes by NCCL alone.
+  nccl::HostSlicesPtr SlicesOf(core::SetNumber set, core::TimePoint now);
+  nccl::MessagePassage& PassageOf(const std::shared_ptr<cuda::Device>& device)
+      SIRTAKI_EXCLUDES(mutex_);
   std::vector<nccl::DeviceLane*> DeviceLanes() const SIRTAKI_EXCLUDES(mutex_);
 
   const LanesOptions options_;
@@ -67,11 +76,14 @@ class Lanes : public core::Executor {
   fusion::Limits limits_;
   std::map<core::SetNumber, core::RankRanges> sets_;
   std::set<std::pair<core::SetNumber, Slot>> met_;
+  std::map<core::SetNumber, nccl::HostSlicesPtr> slices_;
   std::uint64_t groups_ = 0;  // of devices, started so far
 
   mutable core::Mutex mutex_;
   // They come, but do not go.
   std::map<Slot, std::unique_ptr<nccl::DeviceLane>> devices_ SIRTAKI_GUARDED_BY(mutex_);
+  std::map<const cuda::Device*, std::unique_ptr<nccl::MessagePassage>> passages_
+      SIRTAKI_GUARDED_BY(mutex_);
   std::unique_ptr<HostLanes> host_;  // goes first
 };
 

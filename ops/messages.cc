@@ -30,9 +30,10 @@ std::string MessageText(const core::Work& work) {
          ", tag " + std::to_string(work.tag);
 }
 
-void Messages::Start(core::WorkPtr work, core::TimePoint now) {
+void Messages::Start(core::WorkPtr work, core::TimePoint now, MessageGate there) {
   auto message = std::make_unique<Message>();
   message->work = std::move(work);
+  message->there = std::move(there);
   const core::Work& asked = *message->work;
   Status refused;
   {
@@ -47,21 +48,39 @@ void Messages::Start(core::WorkPtr work, core::TimePoint now) {
     asked.handle->Complete(refused);
     return;
   }
+  const Line line{asked.peer, asked.tag};
   if (Sends(asked)) {
-    const MessageHeader header = HeaderOf(asked);
-    message->header = Encode(header);
-    message->header_operation =
-        backend_.SendMessage(asked.peer, asked.tag, message->header.data(), kMessageHeaderBytes);
-    if (header.bytes() > 0) {
-      message->bytes_operation =
-          backend_.SendMessage(asked.peer, asked.tag, asked.input, header.bytes());
-    }
+    unsent_[line].push_back(message.get());
+    SendReady(line);
   } else {
-    const Line line{asked.peer, asked.tag};
     listening_[line].push_back(message.get());
     if (listening_[line].size() == 1) Listen(line);
   }
   under_way_.push_back(std::move(message));
+}
+
+bool Messages::IsThere(const Message& message) {
+  return message.there == nullptr || message.there->load(std::memory_order_acquire);
+}
+
+// Those of the line whose memory is there, up to the first whose is not.
+void Messages::SendReady(const Line& line) {
+  const auto unsent = unsent_.find(line);
+  if (unsent == unsent_.end()) return;
+  std::deque<Message*>& waiting = unsent->second;
+  while (!waiting.empty() && IsThere(*waiting.front())) {
+    Message& message = *waiting.front();
+    waiting.pop_front();
+    const core::Work& asked = *message.work;
+    const MessageHeader header = HeaderOf(asked);
+    message.header = Encode(header);
+    message.header_operation =
+        backend_.SendMessage(asked.peer, asked.tag, message.header.data(), kMessageHeaderBytes);
+    if (header.bytes() == 0) continue;
+    message.bytes_operation =
+        backend_.SendMessage(asked.peer, asked.tag, asked.input, header.bytes());
+  }
+  if (waiting.empty()) unsent_.erase(unsent);
 }
 
 // The first receive of the line begins to wait for its header.
@@ -99,6 +118,10 @@ bool Messages::Step(std::optional<Failure>* failure) {
 }
 
 Messages::Advance Messages::AdvanceSend(Message& message, Status* status) {
+  if (message.header_operation == nullptr) {
+    SendReady({message.work->peer, message.work->tag});
+    return message.header_operation == nullptr ? Advance::kWaiting : Advance::kMoved;
+  }
   const bool all =
       HasFinished(message.header_operation, status) && HasFinished(message.bytes_operation, status);
   return all || !status->ok() ? Advance::kDone : Advance::kWaiting;
@@ -111,6 +134,7 @@ Messages::Advance Messages::AdvanceReceive(Message& message, Status* status) {
     if (!HasFinished(message.header_operation, status)) {
       return status->ok() ? Advance::kWaiting : Advance::kDone;
     }
+    if (!IsThere(message)) return Advance::kWaiting;
     *status = TakeHeader(message);
     if (!status->ok()) return Advance::kDone;
     moved = true;
@@ -186,6 +210,7 @@ void Messages::Stop(const Status& why) {
 
 std::shared_ptr<void> Messages::Release() {
   if (under_way_.empty()) return nullptr;
+  unsent_.clear();
   listening_.clear();
   for (const MessagePtr& message : under_way_) {
     message->header_operation.reset();

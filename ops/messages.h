@@ -3,6 +3,7 @@
 // bytes all the same and fails alone.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -19,6 +20,9 @@
 
 namespace sirtaki::ops {
 
+// Set by whoever brings a message's memory.
+using MessageGate = std::shared_ptr<const std::atomic<bool>>;
+
 // Owned by the lanes. Start, Step, unfinished and Release are called under the token, the rest by
 // anyone. No lock is held while a handle or the backend is called.
 class Messages {
@@ -32,8 +36,10 @@ class Messages {
   Messages(int rank, Backend& backend) : rank_(rank), backend_(backend) {}
 
   // `work`: its request's signature is of kind kSend or kReceive. Completes its handle when Stop
-  // was called before.
-  void Start(core::WorkPtr work, core::TimePoint now) SIRTAKI_EXCLUDES(mutex_);
+  // was called before. `there`: its memory is not looked at before this is set, nor are input and
+  // output, but it has its place in its line from now on; null: it is there.
+  void Start(core::WorkPtr work, core::TimePoint now, MessageGate there = nullptr)
+      SIRTAKI_EXCLUDES(mutex_);
   // True if something moved. After a failure the caller calls Stop.
   bool Step(std::optional<Failure>* failure) SIRTAKI_EXCLUDES(mutex_);
   bool unfinished() const { return !under_way_.empty(); }
@@ -50,6 +56,7 @@ class Messages {
   struct Message {
     std::uint64_t number = 0;
     core::WorkPtr work;
+    MessageGate there;
     MessageHeaderBytes header;
     std::unique_ptr<std::byte[]> scratch;  // for the bytes of a receive that expects others
     core::Status verdict;                  // of a receive, once its header is there
@@ -70,6 +77,8 @@ class Messages {
   enum class Advance : std::uint8_t { kWaiting, kMoved, kDone };
   Advance AdvanceSend(Message& message, core::Status* status);
   Advance AdvanceReceive(Message& message, core::Status* status);
+  static bool IsThere(const Message& message);
+  void SendReady(const Line& line);
   core::Status TakeHeader(Message& message);
   void Listen(const Line& line);
   void Finish(const Message& message, const core::Status& status) SIRTAKI_EXCLUDES(mutex_);
@@ -79,6 +88,8 @@ class Messages {
 
   // Under the token.
   std::vector<MessagePtr> under_way_;  // oldest first
+  // Sends that wait for their memory, and those behind them.
+  std::map<Line, std::deque<Message*>> unsent_;
   // Receives that wait for their header; only the first of a line listens for it.
   std::map<Line, std::deque<Message*>> listening_;
 

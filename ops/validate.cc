@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/types.h"
-#include "ops/nccl/group_launch.h"
 
 namespace sirtaki::ops {
 namespace {
@@ -188,9 +187,6 @@ std::string ValidateRequest(const core::Signature& signature, const core::RankRa
   if (signature.kind == OpKind::kBarrier || signature.kind == OpKind::kAddSet ||
       signature.kind == OpKind::kRemoveSet || signature.kind == OpKind::kSetLimits) {
     return ValidateBare(signature, members);
-  }
-  if (signature.device != core::DeviceKind::kHost) {
-    if (std::string why = nccl::WhyNotOnDevice(signature); !why.empty()) return why;
   }
   if (std::string why = ValidateShape(signature, own); !why.empty()) return why;
   if (std::string why = ValidateReduction(signature); !why.empty()) return why;

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <map>
@@ -143,6 +144,19 @@ void Settle(std::vector<CallMemory>& memory) {
     if (end == nullptr) ThrowIfError(part->gpu->Mark(CurrentHandle(*part->gpu), &end));
     part->end = end;
   }
+}
+
+std::vector<CallMemory> NoteMade(const std::vector<at::Tensor>& results,
+                                 const std::shared_ptr<frameworks::Gpu>& gpu) {
+  const StreamHandle stream = CurrentHandle(*gpu);
+  ops::cuda::EventPtr end;
+  ThrowIfError(gpu->Mark(stream, &end));
+  std::vector<CallMemory> made(results.size());
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    made[i].result = results[i];
+    made[i].on_gpu = OnGpu{.gpu = gpu, .work = nullptr, .caller = stream, .end = end};
+  }
+  return made;
 }
 
 core::Status NoteProducer(DeviceWork& work, const frameworks::Gpu& gpu) {

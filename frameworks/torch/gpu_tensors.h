@@ -44,6 +44,11 @@ void AwaitOnGpus(std::vector<CallMemory>& memory);
 // for that as well. Throws Error, and what LibTorch throws.
 void Settle(std::vector<CallMemory>& memory);
 
+// Results that the calling thread's stream is given by now, of one GPU: memory for AwaitOnGpus, for
+// whoever uses them in another one. Throws Error.
+std::vector<CallMemory> NoteMade(const std::vector<at::Tensor>& results,
+                                 const std::shared_ptr<frameworks::Gpu>& gpu);
+
 // ---- gradients: many tensors, of which several threads make some each ----
 
 // The work's tensor is made in the calling thread's current stream. Cheap within a backward pass: a

@@ -9,12 +9,12 @@
 
 #include "core/text.h"
 #include "frameworks/torch/call_memory.h"
+#include "frameworks/torch/gpu_tensors.h"
 #include "frameworks/torch/pending_tensor.h"
 #include "frameworks/torch/tensor_bridge.h"
 #include "frameworks/torch/tensor_call.h"
 #include "frameworks/torch/throw.h"
 #include "ops/backend.h"
-#include "ops/nccl/group_launch.h"
 
 namespace sirtaki::detail {
 namespace {
@@ -40,9 +40,6 @@ std::string WhyWrong(const P2POp& operation, const MessageOptions& options, int 
   if (operation.tag < 0 || operation.tag > ops::Backend::kMaxTag) {
     return "the tag must be 0 to " + std::to_string(ops::Backend::kMaxTag);
   }
-  if (operation.tensor.defined() && operation.tensor.is_cuda()) {
-    return ops::nccl::WhyNotOnDevice(SignatureOf(operation));
-  }
   if (std::string why = WhyNotMovable(operation.tensor); !why.empty()) return why;
   if (!IsSend(operation) && at::has_internal_overlap(operation.tensor) == at::MemOverlap::Yes) {
     return "into a tensor whose elements share memory (expanded); make it contiguous first";
@@ -51,22 +48,55 @@ std::string WhyWrong(const P2POp& operation, const MessageOptions& options, int 
   return {};
 }
 
+[[noreturn]] void Refuse(const P2POp& operation, const core::Status& why,
+                         const SessionState& session) {
+  ThrowStatus(core::Status(why.code(), TextOfMessage(operation) + ": " + why.message(),
+                           core::Origin{session.topology().rank, session.topology().host, {}}));
+}
+
+// Where the tensor is; null: on the host. Throws Error if it cannot be used there, or now.
+std::shared_ptr<frameworks::Gpu> GpuOf(const P2POp& operation, SessionState& session) {
+  std::shared_ptr<frameworks::Gpu> gpu;
+  if (!IsOnGpu(operation.tensor)) return gpu;
+  const std::string why = FindGpuOf(operation.tensor, session, &gpu);
+  if (!why.empty()) Refuse(operation, {core::StatusCode::kInvalidArgument, why}, session);
+  if (const core::Status status = CheckStreams({gpu}); !status.ok()) {
+    Refuse(operation, status, session);
+  }
+  return gpu;
+}
+
+// Of the tensor as it lies: what travels, and into what it is received.
+CallMemory GiveMemory(const P2POp& operation, core::Work& work) {
+  CallMemory memory;
+  memory.result = operation.tensor;
+  const at::Tensor flat = Flat(operation.tensor);
+  if (IsSend(operation)) {
+    work.input = flat.const_data_ptr();
+  } else {
+    memory.moved = flat;
+    work.output = flat.mutable_data_ptr();
+    NoteOverwritten(operation.tensor);
+  }
+  work.keep_alive = std::make_shared<at::Tensor>(flat);
+  return memory;
+}
+
 }  // namespace
 
-void CheckMessage(const P2POp& operation, const MessageOptions& options,
-                  const SessionState& session) {
+void CheckMessage(const P2POp& operation, const MessageOptions& options, SessionState& session) {
   const std::string why = WhyWrong(operation, options, session.topology().size);
-  if (why.empty()) return;
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                           TextOfMessage(operation) + ": " + why,
-                           core::Origin{session.topology().rank, session.topology().host, {}}));
+  if (!why.empty()) Refuse(operation, {core::StatusCode::kInvalidArgument, why}, session);
+  (void)GpuOf(operation, session);
 }
 
 std::shared_ptr<Pending> StartMessage(const P2POp& operation, const MessageOptions& options,
                                       bool will_wait, std::shared_ptr<SessionState> session) {
   at::NoGradGuard no_grad;
   const std::string what = TextOfMessage(operation);
-  auto work = std::make_shared<core::Work>();
+  const std::shared_ptr<frameworks::Gpu> gpu = GpuOf(operation, *session);
+  const auto on_gpu = gpu ? std::make_shared<ops::cuda::DeviceWork>() : nullptr;
+  const core::WorkPtr work = on_gpu ? on_gpu : std::make_shared<core::Work>();
   work->request.signature = std::make_shared<core::Signature>(SignatureOf(operation));
   work->request.key = core::Key::Named(
       core::kWorldSet, "#" + std::to_string(session->NextMessageNumber()) + ": " + what);
@@ -74,18 +104,15 @@ std::shared_ptr<Pending> StartMessage(const P2POp& operation, const MessageOptio
   work->tag = operation.tag;
   work->deadline = DeadlineAfter(options.timeout());
 
-  CallMemory memory;
-  memory.result = operation.tensor;
-  const at::Tensor flat = Flat(operation.tensor);
-  if (IsSend(operation)) {
-    work->input = flat.const_data_ptr();
-  } else {
-    memory.moved = flat;
-    work->output = flat.mutable_data_ptr();
-    NoteOverwritten(operation.tensor);
+  std::vector<CallMemory> memory = {GiveMemory(operation, *work)};
+  if (on_gpu) {
+    on_gpu->device = gpu->device();
+    memory[0].on_gpu = OnGpu{.gpu = gpu, .work = on_gpu, .caller = nullptr, .end = nullptr};
+    if (const core::Status ready = NoteReadyOnGpus(memory); !ready.ok()) {
+      Refuse(operation, ready, *session);
+    }
   }
-  work->keep_alive = std::make_shared<at::Tensor>(flat);
-  return PendingTensor::StartWork(what, work, {std::move(memory)}, will_wait, std::move(session));
+  return PendingTensor::StartWork(what, work, std::move(memory), will_wait, std::move(session));
 }
 
 }  // namespace sirtaki::detail

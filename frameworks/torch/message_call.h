@@ -10,8 +10,7 @@
 namespace sirtaki::detail {
 
 // Throws invalid_argument if nothing can come of it, whatever the peer does.
-void CheckMessage(const P2POp& operation, const MessageOptions& options,
-                  const SessionState& session);
+void CheckMessage(const P2POp& operation, const MessageOptions& options, SessionState& session);
 
 // Submits. Precondition: CheckMessage has passed.
 std::shared_ptr<Pending> StartMessage(const P2POp& operation, const MessageOptions& options,

@@ -401,8 +401,9 @@ void ParameterGradient::StartSparse(bool will_wait) {
     const auto sizes = what_.parameter.sizes();
     std::vector<std::int64_t> values = {0};
     values.insert(values.end(), sizes.begin() + sparse_dims_, sizes.end());
-    mine = at::sparse_coo_tensor(at::empty({sparse_dims_, 0}, at::kLong),
-                                 at::empty(values, what_.parameter.scalar_type()), sizes);
+    const auto like = what_.parameter.options();
+    mine = at::sparse_coo_tensor(at::empty({sparse_dims_, 0}, like.dtype(at::kLong)),
+                                 at::empty(values, like), sizes);
     if (found_.defined()) version_ = VersionOf(found_);
   }
   const bool is_average = what_.rule->reduction == core::ReduceOp::kAverage;

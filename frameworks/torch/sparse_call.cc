@@ -1,8 +1,8 @@
 #include "frameworks/torch/sparse_call.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/sparse_coo_tensor.h>
 
 #include <exception>
 #include <mutex>
@@ -15,6 +15,8 @@
 #include "core/text.h"
 #include "frameworks/torch/agreement.h"
 #include "frameworks/torch/blocking.h"
+#include "frameworks/torch/call_memory.h"
+#include "frameworks/torch/gpu_tensors.h"
 #include "frameworks/torch/pending_tensor.h"
 #include "frameworks/torch/set_membership.h"
 #include "frameworks/torch/tensor_bridge.h"
@@ -56,7 +58,7 @@ std::string WhyInvalid(const at::Tensor& tensor, const AllreduceOptions& options
         << "; sparse_allreduce takes sparse COO tensors";
     return why.str();
   }
-  if (!tensor.device().is_cpu()) return WhyNotOnHost(tensor);
+  if (std::string why = WhyNotMovable(tensor._values()); !why.empty()) return why;
   if (options.op() != ReduceOp::Sum && options.op() != ReduceOp::Average) {
     return "sparse tensors can be summed and averaged only";
   }
@@ -74,30 +76,49 @@ std::string WhyInvalid(const at::Tensor& tensor, const AllreduceOptions& options
   return {};
 }
 
-// The parts of this rank, all with as many rows as it likes.
+// Where the tensor is: ranks take slots alike, whatever is wrong with the call. `*invalid` is set
+// to why it cannot be used there, or now.
+std::shared_ptr<frameworks::Gpu> GpuOf(const at::Tensor& tensor, SessionState& session,
+                                       std::string* invalid) {
+  std::shared_ptr<frameworks::Gpu> gpu;
+  if (!IsOnGpu(tensor)) return gpu;
+  const std::string why = FindGpuOf(tensor, session, &gpu);
+  if (invalid->empty()) *invalid = why;
+  // Before anything is computed there.
+  if (invalid->empty()) *invalid = CheckStreams({gpu}).message();
+  return gpu;
+}
+
+// The parts of this rank, all with as many rows as it likes. On a GPU those of an element are added
+// up at the end only: how many that leaves is nothing that the host could wait for in a hook.
 std::vector<at::Tensor> PartsOf(const at::Tensor& tensor, const AllreduceOptions& options) {
   std::vector<at::Tensor> parts(kPartCount);
-  const at::Tensor whole = tensor.detach().coalesce();
+  const at::Tensor whole = IsOnGpu(tensor) ? tensor.detach() : tensor.detach().coalesce();
   parts[kDescription] = AsTensor(std::make_shared<std::string>(Describe(whole, options)));
-  parts[kIndices] = whole.indices().t().contiguous();
-  parts[kValues] = whole.values();
+  parts[kIndices] = whole._indices().t().contiguous();
+  parts[kValues] = whole._values();
   return parts;
 }
 
 class PendingSparse : public Pending {
  public:
-  PendingSparse(std::shared_ptr<PendingTensor> gathered, SparseSum sum)
-      : gathered_(std::move(gathered)), sum_(std::move(sum)) {}
+  // `gpu`: where the sum is; null: on the host.
+  PendingSparse(std::shared_ptr<PendingTensor> gathered, SparseSum sum,
+                std::shared_ptr<frameworks::Gpu> gpu)
+      : gathered_(std::move(gathered)), sum_(std::move(sum)), gpu_(std::move(gpu)) {}
 
   bool Poll() override { return gathered_->Poll(); }
 
   std::vector<at::Tensor> Results() override {
     const std::vector<at::Tensor> parts = gathered_->Results();
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!result_.defined()) {
+    if (result_.defined()) {
+      AwaitOnGpus(made_);  // another stream may have made it
+    } else {
       at::NoGradGuard no_grad;
       CheckAgreement(parts[kDescription], gathered_->ReceivedRows()[kDescription]);
       result_ = AddUp(parts);
+      if (gpu_ != nullptr) made_ = NoteMade({result_._indices(), result_._values()}, gpu_);
     }
     return {result_};
   }
@@ -112,8 +133,10 @@ class PendingSparse : public Pending {
 
   const std::shared_ptr<PendingTensor> gathered_;
   const SparseSum sum_;
+  const std::shared_ptr<frameworks::Gpu> gpu_;
   std::mutex mutex_;
   at::Tensor result_;
+  std::vector<CallMemory> made_;  // of its parts, on a GPU
 };
 
 void PendingSparse::CheckAgreement(const at::Tensor& descriptions,
@@ -148,11 +171,14 @@ at::ScalarType AddingType(at::ScalarType type, bool average) {
   return average && at::isIntegralType(type, /*includeBool=*/false) ? at::kLong : type;
 }
 
+// Of indices that are some rank's, so that there is nothing to check, for which a GPU would be
+// waited for. Whoever adds them up waits for it once, to know how many remain.
 at::Tensor PendingSparse::AddUp(const std::vector<at::Tensor>& parts) const {
   at::Tensor values = parts[kValues].to(AddingType(sum_.type, sum_.average));
   if (sum_.prescale != 1.0) values = values * sum_.prescale;
   at::Tensor sum =
-      at::sparse_coo_tensor(parts[kIndices].t().contiguous(), values, sum_.sizes).coalesce();
+      at::_sparse_coo_tensor_unsafe(parts[kIndices].t().contiguous(), values, sum_.sizes)
+          .coalesce();
   values = sum.values();
   if (sum_.average) {
     const std::int64_t count = sum_.members.Count();
@@ -161,7 +187,7 @@ at::Tensor PendingSparse::AddUp(const std::vector<at::Tensor>& parts) const {
                  : values / count;
   }
   if (sum_.postscale != 1.0) values = values * sum_.postscale;
-  sum = at::sparse_coo_tensor(sum.indices(), values.to(sum_.type), sum_.sizes);
+  sum = at::_sparse_coo_tensor_unsafe(sum.indices(), values.to(sum_.type), sum_.sizes);
   return sum._coalesced_(true);
 }
 
@@ -182,6 +208,7 @@ std::shared_ptr<Pending> StartSparse(const at::Tensor& tensor, const AllreduceOp
   call.timeout = options.timeout();
   call.will_wait = will_wait;
   call.invalid = WhyInvalid(tensor, options);
+  std::shared_ptr<frameworks::Gpu> gpu = GpuOf(tensor, *session, &call.invalid);
   SparseSum sum;
   if (call.invalid.empty()) {
     try {
@@ -198,7 +225,7 @@ std::shared_ptr<Pending> StartSparse(const at::Tensor& tensor, const AllreduceOp
   sum.postscale = options.postscale();
   sum.members = MembersOf(options.process_set(), session).ranks;
   return std::make_shared<PendingSparse>(PendingTensor::Start(std::move(call), session),
-                                         std::move(sum));
+                                         std::move(sum), std::move(gpu));
 }
 
 }  // namespace sirtaki::detail

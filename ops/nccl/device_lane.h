@@ -43,8 +43,9 @@ class DeviceLane {
   DeviceLane& operator=(const DeviceLane&) = delete;
 
   // `api`: NCCL's, kept as long as it may be called. `meeting`: of the set's first group, else
-  // null.
-  void Start(GroupTaskPtr group, MeetingPtr meeting, std::shared_ptr<const Api> api);
+  // null. `passage`: of one that goes by hosts, else null.
+  void Start(GroupTaskPtr group, MeetingPtr meeting, std::shared_ptr<const Api> api,
+             HostPassagePtr passage = nullptr);
   // Of a group that the host reduces.
   void StartPassage(GroupTaskPtr group, HostPassagePtr passage);
   void RemoveSet(core::SetNumber set);

@@ -31,14 +31,6 @@ Status LaunchKind(const LaunchContext& context, const GroupTask& task) {
 
 }  // namespace
 
-std::string WhyNotOnDevice(const core::Signature& signature) {
-  if (signature.kind == OpKind::kSend || signature.kind == OpKind::kReceive) {
-    return "messages of tensors on a GPU are not supported by this version; send them from the "
-           "host";
-  }
-  return {};
-}
-
 Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task) {
   const cuda::Event* last = nullptr;
   for (const core::RunItem& item : task.items) {

@@ -3,8 +3,9 @@
 // whose first dimension may differ by rank, which have to know everybody's rows to allocate.
 #pragma once
 
+#include <cstdint>
 #include <functional>
-#include <string>
+#include <optional>
 
 #include "core/request.h"
 #include "core/status.h"
@@ -15,6 +16,8 @@
 #include "ops/nccl/device_memory.h"
 
 namespace sirtaki::ops::nccl {
+
+class SliceCrossing;
 
 // Of a lane, and of the set whose group it is. Used by the lane's thread.
 struct LaunchContext {
@@ -29,13 +32,24 @@ struct LaunchContext {
   std::function<core::Status(const cuda::Event&)> await;
   // Marks where the inputs are there; null: nobody wants to know.
   cuda::EventPtr* inputs = nullptr;
+  // Of an all-reduce that goes by hosts (ops/nccl/host_hierarchy); null: by NCCL alone.
+  SliceCrossing* by_hosts = nullptr;
 };
-
-// What GPUs cannot do yet; empty if they can. All ranks judge alike.
-std::string WhyNotOnDevice(const core::Signature& signature);
 
 // The stream waits for whoever makes the tensors, not this thread.
 core::Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task);
+
+// What travels of an all-reduce that NCCL can do; none of another group, and of an empty one. All
+// members judge alike.
+struct ReducedInSlices {
+  core::DType moved;
+  core::ReduceOp op;       // between hosts
+  std::int64_t count = 0;  // elements, packed
+
+  // Of each of so many slices; together they may be longer than the whole.
+  std::int64_t SliceCount(std::int64_t slices) const;
+};
+std::optional<ReducedInSlices> DescribeReduce(const GroupTask& task);
 
 // When it returns ok, an event that is recorded in the stream marks the end of the group. Else some
 // of it may be under way: the group's fault. Throws what the outputs' allocation throws.

@@ -24,6 +24,8 @@ std::int64_t Place(std::int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+}  // namespace
+
 Status Copy(const PassageContext& context, void* to, const void* from, std::int64_t bytes,
             CopyKind kind) {
   if (bytes == 0) return Status::Ok();
@@ -34,7 +36,6 @@ Status Copy(const PassageContext& context, void* to, const void* from, std::int6
       "cudaMemcpyAsync");
 }
 
-// Until the device has come here.
 Status AwaitStream(const PassageContext& context) {
   cuda::EventPtr event;
   Status status = context.events.Take(&event);
@@ -54,8 +55,6 @@ Status AwaitHost(const PassageContext& context, const HostPassage& passage) {
   }
   return Status::Ok();
 }
-
-}  // namespace
 
 std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostPassagePtr* passage) {
   auto part = std::make_shared<GroupTask>(group);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -19,6 +20,7 @@ namespace sirtaki::ops::nccl {
 struct HostPassage {
   std::vector<core::WorkPtr> works;  // by item; in place, in memory that is set before `there`
   std::shared_ptr<std::atomic<bool>> there = std::make_shared<std::atomic<bool>>(false);
+  bool in_slices = false;  // this rank's slice of the group alone passes (ops/nccl/host_hierarchy)
 };
 using HostPassagePtr = std::shared_ptr<HostPassage>;
 
@@ -37,5 +39,14 @@ struct PassageContext {
 };
 core::Status PassThroughHost(const PassageContext& context, const GroupTask& group,
                              HostPassage& passage);
+
+// ---- its steps ----
+
+core::Status Copy(const PassageContext& context, void* to, const void* from, std::int64_t bytes,
+                  cuda::CopyKind kind);
+// Until the device has come here.
+core::Status AwaitStream(const PassageContext& context);
+// Until the host has done its part.
+core::Status AwaitHost(const PassageContext& context, const HostPassage& passage);
 
 }  // namespace sirtaki::ops::nccl

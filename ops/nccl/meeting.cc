@@ -9,10 +9,11 @@ namespace sirtaki::ops::nccl {
 using core::Status;
 using core::StatusCode;
 
-Introduction Introduction::Of(int version, const UniqueId& id) {
+Introduction Introduction::Of(int version, const UniqueId& id, const UniqueId& id_here) {
   Introduction introduction;
   introduction.version = version;
   introduction.id = id;
+  introduction.id_here = id_here;
   return introduction;
 }
 

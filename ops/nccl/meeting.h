@@ -10,6 +10,7 @@
 
 #include "core/status.h"
 #include "core/work.h"
+#include "ops/nccl/host_slices.h"
 #include "ops/nccl/nccl_api.h"
 
 namespace sirtaki::ops::nccl {
@@ -19,9 +20,10 @@ struct Introduction {
   std::int32_t failed = 0;   // then `text` says why this member cannot take part
   std::int32_t version = 0;  // of its NCCL
   UniqueId id;               // of the communicator, from the first member
+  UniqueId id_here;          // of that of a host's members, from the first of them
   std::array<char, 240> text{};
 
-  static Introduction Of(int version, const UniqueId& id);
+  static Introduction Of(int version, const UniqueId& id, const UniqueId& id_here);
   static Introduction Failure(const core::Status& why);
 };
 
@@ -31,6 +33,7 @@ struct Meeting {
   core::HandlePtr told;
   Introduction own;
   std::vector<Introduction> all;  // by member
+  HostSlicesPtr slices;           // null: nothing goes by hosts
 };
 using MeetingPtr = std::shared_ptr<Meeting>;
 

@@ -1,5 +1,6 @@
 #include "ops/nccl/set_communicators.h"
 
+#include <cstddef>
 #include <utility>
 
 #include "ops/keep_forever.h"
@@ -15,10 +16,17 @@ Status SetCommunicators::Make(core::SetNumber set, const Meeting& meeting,
     refused_.insert_or_assign(set, std::move(verdict));
     return Status::Ok();
   }
-  Parts parts{.api = std::move(api), .communicator = nullptr, .staging = nullptr};
+  Parts parts{.api = std::move(api), .communicator = nullptr, .here = nullptr, .staging = nullptr};
   Status status =
       Communicator::Init(*parts.api, meeting.all.front().id, static_cast<int>(members.Count()),
                          static_cast<int>(members.IndexOf(rank)), patience, &parts.communicator);
+  if (status.ok() && meeting.slices != nullptr) {
+    const core::RankRanges& here = meeting.slices->here;
+    const auto first = static_cast<std::size_t>(members.IndexOf(here.ToVector().front()));
+    status =
+        Communicator::Init(*parts.api, meeting.all[first].id_here, static_cast<int>(here.Count()),
+                           static_cast<int>(here.IndexOf(rank)), patience, &parts.here);
+  }
   if (!status.ok()) return status;
   parts.staging = std::make_unique<DeviceMemory>(cuda_, *parts.communicator);
   parts_[set] = std::move(parts);
@@ -39,27 +47,37 @@ Status SetCommunicators::Remove(core::SetNumber set, const Patience& patience) {
   refused_.erase(set);
   const auto found = parts_.find(set);
   if (found == parts_.end()) return Status::Ok();  // it never used this device
-  found->second.staging.reset();
-  Status status = found->second.communicator->Finalize(patience);
+  Status status = Finalize(found->second, patience);
   parts_.erase(found);
   return status;
+}
+
+Status SetCommunicators::Finalize(Parts& parts, const Patience& patience) {
+  parts.staging.reset();
+  Status status = parts.here != nullptr ? parts.here->Finalize(patience) : Status::Ok();
+  Status whole = parts.communicator->Finalize(patience);
+  return status.ok() ? whole : status;
 }
 
 Status SetCommunicators::CheckAsync() {
   for (auto& [set, parts] : parts_) {
     if (Status status = parts.communicator->CheckAsync(); !status.ok()) return status;
+    if (parts.here == nullptr) continue;
+    if (Status status = parts.here->CheckAsync(); !status.ok()) return status;
   }
   return Status::Ok();
 }
 
 void SetCommunicators::AbortAll() {
-  for (auto& [set, parts] : parts_) parts.communicator->Abort();
+  for (auto& [set, parts] : parts_) {
+    parts.communicator->Abort();
+    if (parts.here != nullptr) parts.here->Abort();
+  }
 }
 
 void SetCommunicators::FinalizeAll(const Patience& patience) {
   for (auto& [set, parts] : parts_) {
-    parts.staging.reset();
-    static_cast<void>(parts.communicator->Finalize(patience));
+    static_cast<void>(Finalize(parts, patience));
   }
   parts_.clear();
 }

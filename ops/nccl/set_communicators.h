@@ -1,5 +1,6 @@
 // The communicators of one device's lane: one for each process set that uses the device, with the
-// staging memory of its groups.
+// staging memory of its groups; and one of those of its members that share a host, if anything goes
+// by hosts.
 #pragma once
 
 #include <map>
@@ -21,6 +22,7 @@ class SetCommunicators {
   struct Parts {
     std::shared_ptr<const Api> api;
     std::unique_ptr<Communicator> communicator;
+    std::unique_ptr<Communicator> here;     // null: nothing goes by hosts
     std::unique_ptr<DeviceMemory> staging;  // goes first
   };
 
@@ -46,6 +48,8 @@ class SetCommunicators {
   void LeaveAll();
 
  private:
+  static core::Status Finalize(Parts& parts, const Patience& patience);
+
   const cuda::Api& cuda_;
   std::map<core::SetNumber, Parts> parts_;
   std::map<core::SetNumber, core::Status> refused_;

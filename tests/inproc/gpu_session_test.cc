@@ -53,14 +53,24 @@ struct Call {
   DeviceWork* on_gpu = nullptr;
 };
 
+// A send or a receive of one rank.
+struct Message {
+  std::vector<float> values;
+  core::WorkPtr work;
+  DeviceWork* on_gpu = nullptr;
+};
+
 // A rank of a world of threads, with streams of its own.
 class Rank {
  public:
   Rank(FakeGpus& gpus, FakeLibraries& libraries, std::shared_ptr<InprocWorld> world, int rank,
-       const std::function<void(GpuLibraries&)>& change = nullptr)
+       const std::function<void(GpuLibraries&)>& change = nullptr,
+       core::HierarchyMode hierarchy = core::HierarchyMode::kAuto)
       : gpus_(gpus), rank_(rank), size_(world->size()) {
-    StartOptions options =
-        tests::SessionOptions([](core::Config& config) { config.wait = core::WaitMode::kYield; });
+    StartOptions options = tests::SessionOptions([hierarchy](core::Config& config) {
+      config.wait = core::WaitMode::kYield;
+      config.hierarchy = hierarchy;
+    });
     const std::shared_ptr<GpuLibraries> opened = libraries.Make();
     if (change) change(*opened);
     options.gpus = opened;
@@ -108,13 +118,46 @@ class Rank {
     return call;
   }
 
+  // `gpu`: as in Make. A receive has place for as many values.
+  std::shared_ptr<Message> Start(OpKind kind, int peer, std::vector<float> values, int gpu) {
+    auto message = std::make_shared<Message>();
+    message->values = std::move(values);
+    core::Signature signature{.kind = kind,
+                              .shape = {static_cast<std::int64_t>(message->values.size())}};
+    if (gpu == kHost) {
+      message->work = std::make_shared<core::Work>();
+    } else {
+      std::shared_ptr<Gpu> found;
+      EXPECT_TRUE(session_->FindGpu(gpu, &found).ok());
+      signature.device = core::DeviceKind::kCuda;
+      signature.slot = found->slot();
+      auto work = std::make_shared<DeviceWork>();
+      work->device = found->device();
+      EXPECT_TRUE(NoteReady(found->events(), producer_, work.get()).ok());
+      message->on_gpu = work.get();
+      message->work = std::move(work);
+    }
+    core::Work& work = *message->work;
+    work.request.key =
+        core::Key::Named(core::kWorldSet, "#" + std::to_string(++messages_) + ": a message");
+    work.request.signature = std::make_shared<const core::Signature>(std::move(signature));
+    work.peer = peer;
+    work.input = work.output = message->values.data();
+    EXPECT_TRUE(session_->Submit(message->work, /*will_wait=*/false).ok());
+    return message;
+  }
+
   // As a user's synchronize, and then waits until the consumer's stream has come to the result.
+  Status Finish(Message& message) { return Finish(message.work, message.on_gpu); }
   Status Finish(Call& call) {
-    Status status = session_->Wait(*call.work->handle);
-    call.work->handle->Observe();
-    if (!status.ok()) return status;
-    if (call.on_gpu != nullptr) Arrive(*call.on_gpu);
-    call.side.handle()->Complete(status);
+    const Status status = Finish(call.work, call.on_gpu);
+    if (status.ok()) call.side.handle()->Complete(status);
+    return status;
+  }
+  Status Finish(const core::WorkPtr& work, const DeviceWork* on_gpu) {
+    Status status = session_->Wait(*work->handle);
+    work->handle->Observe();
+    if (status.ok() && on_gpu != nullptr) Arrive(*on_gpu);
     return status;
   }
 
@@ -139,6 +182,7 @@ class Rank {
   FakeGpus& gpus_;
   const int rank_;
   const int size_;
+  int messages_ = 0;
   std::shared_ptr<Session> session_;
   ops::cuda::StreamHandle producer_ = nullptr;
   ops::cuda::StreamHandle consumer_ = nullptr;
@@ -300,6 +344,23 @@ TEST_F(GpuSessionTest, WithoutKernelsOrCudaThereAreNoGpus) {
   EXPECT_THAT(gpus_.devices_with_context(), IsEmpty());
 }
 
+TEST_F(GpuSessionTest, HierarchyIsAboutGpusIfItIsOn) {
+  for (const auto mode : {core::HierarchyMode::kAuto, core::HierarchyMode::kOn}) {
+    gpus_.Forget();
+    const auto world = std::make_shared<InprocWorld>(4, std::vector<int>{0, 0, 1, 1});
+    RankThreads::Run(4, [&](int number) {
+      Rank rank(gpus_, libraries_, world, number, nullptr, mode);
+      for (const char* name : {"a", "b"}) {
+        rank.FinishAndCheck(*rank.Submit(Sum(3000), name, number + 1), Sum(3000));
+      }
+      EXPECT_TRUE(rank.session().Shutdown("done").ok());
+    });
+    const bool by_hosts = mode == core::HierarchyMode::kOn;
+    EXPECT_EQ(gpus_.calls("ncclAllReduce").empty(), by_hosts);
+    EXPECT_EQ(gpus_.calls("ncclReduceScatter").size(), by_hosts ? 8u : 0u);
+  }
+}
+
 TEST_F(GpuSessionTest, SlotsFollowTheFirstUse) {
   RunRanks(2, [&](Rank& rank, int number) {
     std::shared_ptr<Gpu> gpu;
@@ -311,6 +372,93 @@ TEST_F(GpuSessionTest, SlotsFollowTheFirstUse) {
     EXPECT_EQ(rank.session().FindGpu(99, &gpu).code(), StatusCode::kBackend);
     ASSERT_TRUE(rank.session().FindGpu(5, &gpu).ok());
     EXPECT_EQ(gpu->slot(), 2u);  // what could not be used has none
+  });
+}
+
+TEST_F(GpuSessionTest, MessagesGoAroundARingOfGpusAndHosts) {
+  for (const int size : {2, 3, 4}) {
+    RunRanks(size, [&](Rank& rank, int number) {
+      const int gpu = number % 3 == 2 ? kHost : number + 1;
+      for (int i = 0; i < 5; ++i) {
+        const auto receive =
+            rank.Start(OpKind::kReceive, (number + size - 1) % size, {-1, -1, -1}, gpu);
+        const auto value = static_cast<float>(10 * i + number);
+        const auto send = rank.Start(OpKind::kSend, (number + 1) % size, {value, 1, 2}, gpu);
+        ASSERT_TRUE(rank.Finish(*receive).ok());
+        ASSERT_TRUE(rank.Finish(*send).ok());
+        EXPECT_THAT(receive->values,
+                    ElementsAre(static_cast<float>(10 * i + (number + size - 1) % size), 1, 2));
+      }
+      EXPECT_TRUE(rank.session().Shutdown("done").ok());
+    });
+  }
+  EXPECT_THAT(gpus_.calls("nccl"), IsEmpty());
+  EXPECT_EQ(gpus_.live_allocations(), 0);
+}
+
+TEST_F(GpuSessionTest, AnAbortEndsAMessageThatWaitsForADevice) {
+  std::atomic<bool> open{false};
+  std::barrier both(2);
+  RunRanks(2, [&](Rank& rank, int number) {
+    if (number == 0) gpus_.PutGate(rank.producer(), open);
+    const auto message =
+        rank.Start(number == 0 ? OpKind::kSend : OpKind::kReceive, 1 - number, {1, 2}, number + 1);
+    both.arrive_and_wait();
+    if (number == 1) rank.session().Abort("enough");
+    EXPECT_EQ(rank.Finish(*message).code(), StatusCode::kAborted);
+    open = true;
+    EXPECT_EQ(rank.session().Shutdown("done").code(), StatusCode::kAborted);
+  });
+}
+
+TEST_F(GpuSessionTest, ALoneRankHasMessagesToItself) {
+  RunRanks(1, [&](Rank& rank, int) {
+    for (const auto& [from, to] :
+         std::vector<std::pair<int, int>>{{1, 1}, {1, 2}, {1, kHost}, {kHost, 2}, {kHost, kHost}}) {
+      for (const bool send_first : {true, false}) {
+        const auto start = [&, from = from, to = to](bool send) {
+          return send ? rank.Start(OpKind::kSend, 0, {3, 4}, from)
+                      : rank.Start(OpKind::kReceive, 0, {0, 0}, to);
+        };
+        const auto one = start(send_first);
+        EXPECT_FALSE(one->work->handle->done());
+        const auto other = start(!send_first);
+        ASSERT_TRUE(rank.Finish(*one).ok());
+        ASSERT_TRUE(rank.Finish(*other).ok());
+        EXPECT_THAT((send_first ? other : one)->values, ElementsAre(3, 4));
+      }
+    }
+    const auto send = rank.Start(OpKind::kSend, 0, {3, 4}, 1);
+    const auto receive = rank.Start(OpKind::kReceive, 0, {0}, 1);
+    const Status status = rank.Finish(*receive);
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_THAT(status.message(), HasSubstr("expected float32 [1], rank 0 sent float32 [2]"));
+    EXPECT_TRUE(rank.Finish(*send).ok());
+    EXPECT_EQ(receive->values, std::vector<float>{0});
+    gpus_.FailNext("cudaMemcpyAsync", 700);
+    const auto failing = rank.Start(OpKind::kSend, 0, {3, 4}, 1);
+    EXPECT_THAT(rank.Finish(*rank.Start(OpKind::kReceive, 0, {0, 0}, 1)).message(),
+                HasSubstr("cudaMemcpyAsync"));
+    EXPECT_THAT(rank.Finish(*failing).message(), HasSubstr("cudaMemcpyAsync"));
+  });
+  EXPECT_THAT(gpus_.calls("cudaHostAlloc"), IsEmpty());
+  EXPECT_EQ(gpus_.live_events(), 0);
+}
+
+// Neither what it reads nor what it writes is used before the streams have come there.
+TEST_F(GpuSessionTest, ALoneRanksMessageWaitsForBothOfItsTensors) {
+  std::atomic<bool> open{false};
+  RunRanks(1, [&](Rank& rank, int) {
+    gpus_.PutGate(rank.producer(), open);
+    const auto receive = rank.Start(OpKind::kReceive, 0, {0, 0}, 1);
+    const auto send = rank.Start(OpKind::kSend, 0, {3, 4}, 1);
+    ASSERT_TRUE(send->work->handle->done());
+    gpus_.RunDevices();
+    EXPECT_EQ(receive->values, std::vector<float>({0, 0}));
+    open = true;
+    ASSERT_TRUE(rank.Finish(*receive).ok());
+    EXPECT_EQ(receive->values, std::vector<float>({3, 4}));
+    ASSERT_TRUE(rank.Finish(*send).ok());
   });
 }
 
@@ -436,9 +584,6 @@ TEST_F(GpuSessionTest, ALoneRankNeedsKernelsForFactorsAlone) {
         RunCase adasum = Sum();
         adasum.signature.reduction = core::ReduceOp::kAdasum;
         EXPECT_TRUE(rank.Finish(*rank.Submit(adasum, "a", 1)).ok());
-        RunCase message = Sum();
-        message.signature.kind = OpKind::kSend;
-        EXPECT_EQ(rank.Finish(*rank.Submit(message, "m", 1)).code(), StatusCode::kUnsupported);
       },
       [](GpuLibraries& libraries) {
         libraries.kernels = nullptr;

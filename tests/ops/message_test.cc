@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -102,7 +103,8 @@ class Rank {
   }
 
   core::WorkPtr Start(OpKind kind, int peer, int tag, std::vector<std::int64_t> shape,
-                      std::int32_t value = -1, DType dtype = DType::kI32) {
+                      std::int32_t value = -1, DType dtype = DType::kI32,
+                      MessageGate there = nullptr) {
     std::int64_t count = 1;
     for (const std::int64_t dimension : shape) count *= dimension;
     std::vector<std::int32_t>& memory =
@@ -114,7 +116,7 @@ class Rank {
     work->tag = tag;
     work->input = work->output = memory.data();
     work->handle = std::make_shared<core::HandleState>([] {}, [] {});
-    lanes->StartMessage(work, core::Clock::now());
+    lanes->StartMessage(work, core::Clock::now(), std::move(there));
     return work;
   }
   core::WorkPtr Send(int to, int tag, std::vector<std::int64_t> shape, std::int32_t value) {
@@ -239,6 +241,48 @@ TEST(MessageTest, NothingButTheHeaderTravelsForAnEmptyTensor) {
     const core::WorkPtr send = self.Send(0, 0, {0, 7}, 1);
     const core::WorkPtr receive = self.Receive(0, 0, {0, 7});
     EXPECT_TRUE(self.Finish(receive).ok());
+    EXPECT_TRUE(self.Finish(send).ok());
+  });
+}
+
+// It keeps its place: those behind it in its line wait, others do not.
+TEST(MessageTest, ASendWaitsForItsMemory) {
+  RunRanks(2, [](Rank& self, int rank) {
+    if (rank == 1) {
+      const core::WorkPtr first = self.Receive(0, 0, {1});
+      const core::WorkPtr second = self.Receive(0, 0, {2});
+      EXPECT_TRUE(self.Finish(self.Receive(0, 1, {3})).ok());
+      EXPECT_FALSE(first->handle->done());
+      EXPECT_TRUE(self.Finish(self.Send(0, 2, {1}, 0)).ok());
+      EXPECT_TRUE(self.Finish(second).ok());
+      EXPECT_TRUE(self.Finish(first).ok());
+      EXPECT_EQ(Rank::Taken(first), std::vector<std::int32_t>({1}));
+      return;
+    }
+    const auto there = std::make_shared<std::atomic<bool>>(false);
+    const core::WorkPtr late = self.Start(OpKind::kSend, 1, 0, {1}, 1, DType::kI32, there);
+    const core::WorkPtr behind = self.Send(1, 0, {2}, 2);
+    EXPECT_TRUE(self.Finish(self.Send(1, 1, {3}, 3)).ok());
+    EXPECT_TRUE(self.Finish(self.Receive(1, 2, {1})).ok());
+    EXPECT_FALSE(late->handle->done());
+    EXPECT_FALSE(behind->handle->done());
+    *there = true;
+    EXPECT_TRUE(self.Finish(behind).ok());
+    EXPECT_TRUE(self.Finish(late).ok());
+  });
+}
+
+TEST(MessageTest, AReceiveWaitsForItsMemory) {
+  RunRanks(1, [](Rank& self, int) {
+    const auto there = std::make_shared<std::atomic<bool>>(false);
+    const core::WorkPtr receive = self.Start(OpKind::kReceive, 0, 0, {2}, -1, DType::kI32, there);
+    const core::WorkPtr send = self.Send(0, 0, {2}, 4);
+    for (int i = 0; i < 100; ++i) self.lanes->Step(core::Clock::now());
+    EXPECT_FALSE(receive->handle->done());
+    EXPECT_EQ(Rank::Taken(receive), std::vector<std::int32_t>(2, -1));
+    *there = true;
+    EXPECT_TRUE(self.Finish(receive).ok());
+    EXPECT_EQ(Rank::Taken(receive), std::vector<std::int32_t>(2, 4));
     EXPECT_TRUE(self.Finish(send).ok());
   });
 }

@@ -231,29 +231,6 @@ TEST(NcclLanesFailureTest, NoMemoryAtAllSaysHowMuchWasWanted) {
                                             "(1048576 bytes of staging memory)")));
 }
 
-TEST(NcclLanesFailureTest, WhatGpusCannotDoIsSaid) {
-  FakeGpus gpus;
-  InprocWorld world(2);
-  RankThreads::Run(2, [&](int rank) {
-    DeviceRank device(gpus, world, rank);
-    const RunCase c = OnDevice({.signature = {.kind = OpKind::kSend, .shape = {40}}});
-    RunSide refused;
-    core::RunItem item = device.OnDevice(refused.MakeItem(c, "w", rank, 2));
-    item.work->request.signature = item.signature;
-    device.lanes().StartMessage(item.work, core::Clock::now());
-    ASSERT_TRUE(refused.handle()->done());
-    EXPECT_EQ(refused.handle()->status().code(), StatusCode::kUnsupported);
-    EXPECT_THAT(refused.handle()->status().message(),
-                HasSubstr("messages of tensors on a GPU are not supported"));
-    // That is all: the session goes on.
-    RunSide side;
-    device.Start({device.OnDevice(side.MakeItem(Sum(), "w", rank, 2))});
-    device.RunToIdle();
-    EXPECT_TRUE(device.failure().ok()) << device.failure().ToString();
-    side.Check(Sum(), rank, 2);
-  });
-}
-
 // What a communicator's abort finds, for the test below: a table has functions, no closures.
 nccl::Result (*abort_in_fake)(nccl::CommHandle) = nullptr;
 std::atomic<const core::HandleState*> handle_to_look_at{nullptr};

@@ -114,6 +114,50 @@ TEST_F(GpuCollectivesTest, AGroupOfManyBesideTheHost) {
   }
 }
 
+TEST_F(GpuCollectivesTest, MessagesGoAroundARing) {
+  const int next = (rank() + 1) % size();
+  const int previous = (rank() + size() - 1) % size();
+  for (int round = 0; round < 20; ++round) {
+    const std::int64_t rows = 1 + 20000 * (round % 4);
+    torch::Tensor mine = torch::full({rows, 7}, 100.0 * round + rank(), On());
+    // What was received last is not overwritten before it was read.
+    torch::Tensor got = torch::zeros({7, rows}, On()).t();
+    const Handle receiving = irecv(got, previous);
+    const Handle sending = isend(mine, next);
+    mine = torch::Tensor();
+    EXPECT_TRUE((synchronize(receiving) == 100.0 * round + previous).all().item<bool>());
+    synchronize(sending);
+  }
+}
+
+TEST_F(GpuCollectivesTest, AMessageMayHaveOneSideOnTheHost) {
+  const int next = (rank() + 1) % size();
+  const int previous = (rank() + size() - 1) % size();
+  torch::Tensor on_host = torch::zeros({5000});
+  const Handle receiving = irecv(on_host, previous);
+  send(torch::full({5000}, rank() + 1.0, On()), next);
+  EXPECT_TRUE(synchronize(receiving).equal(torch::full({5000}, previous + 1.0)));
+  torch::Tensor on_gpu = torch::zeros({5000}, On());
+  const Handle back = irecv(on_gpu, previous);
+  send(on_host, next);
+  const int before_that = (previous + size() - 1) % size();
+  EXPECT_TRUE(synchronize(back).equal(torch::full({5000}, before_that + 1.0, On())));
+}
+
+TEST_F(GpuCollectivesTest, SparseTensorsAreAddedUp) {
+  for (const auto type : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kInt}) {
+    const torch::Tensor indices = torch::tensor({{rank(), 9, 9}}, On(torch::kLong));
+    const torch::Tensor values = torch::ones({3, 4}, On(type));
+    const torch::Tensor sum = sparse_allreduce(
+        torch::sparse_coo_tensor(indices, values, {10 + size(), 4}), SumOf("sparse"));
+    EXPECT_TRUE(sum.is_coalesced());
+    torch::Tensor expected = torch::zeros({10 + size(), 4}, On(type));
+    for (int r = 0; r < size(); ++r) expected[r] += 1;
+    expected[9] += 2 * size();
+    EXPECT_TRUE(sum.to_dense().equal(expected)) << type;
+  }
+}
+
 TEST_F(GpuCollectivesTest, GradientsFlowThrough) {
   torch::Tensor mine = torch::full({4}, rank() + 1.0, On()).requires_grad_();
   (allreduce(mine, SumOf("graph")) * (rank() + 1.0)).sum().backward();

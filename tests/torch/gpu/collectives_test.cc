@@ -1,6 +1,5 @@
 // The public collectives with tensors on GPUs: fakes, which keep streams and events as real ones
 // do. Threads are the ranks.
-#include <ATen/SparseTensorImpl.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
@@ -25,7 +24,6 @@ namespace {
 
 using ops::cuda::CopyKind;
 using ops::cuda::StreamHandle;
-using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -244,25 +242,6 @@ TEST_F(GpuCollectivesTest, AGpuThatCannotBeUsedIsToldToAll) {
         };
       });
   EXPECT_THAT(gpus_.devices_with_context(), IsEmpty());
-}
-
-TEST_F(GpuCollectivesTest, WhatGpusCannotDoYetSaysSo) {
-  RunRanks(2, [&](Rank& rank) {
-    const Session& session = rank.session();
-    Floats memory = {1};
-    const at::Tensor tensor = rank.Tensor(memory);
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { send(tensor, 0, {}, session); }),
-                HasSubstr("messages of tensors on a GPU"));
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { recv_(tensor, 0, {}, session); }),
-                HasSubstr("messages of tensors on a GPU"));
-    const at::Tensor sparse = at::detail::make_tensor<at::SparseTensorImpl>(
-        c10::DispatchKeySet(c10::DispatchKey::SparseCUDA), caffe2::TypeMeta::Make<float>());
-    EXPECT_THAT(
-        ErrorOf(ErrorCode::invalid_argument, [&] { sparse_allreduce(sparse, Sum("s"), session); }),
-        AllOf(HasSubstr("a tensor on cuda"), HasSubstr("host memory only")));
-    EXPECT_TRUE(session.state()->Check().ok());
-  });
-  EXPECT_THAT(gpus_.calls("cudaMemcpyAsync"), IsEmpty());
 }
 
 TEST_F(GpuCollectivesTest, ALoneRankCopiesInItsStream) {

@@ -134,6 +134,7 @@ void Free(void* memory) {
 at::Tensor Allocate(std::vector<std::int64_t> sizes, std::vector<std::int64_t> strides,
                     at::ScalarType type, at::Device device) {
   if (const char* text = next_allocation_fails.exchange(nullptr)) TORCH_CHECK(false, text);
+  if (!device.has_index()) device = Cuda(current_device);
   std::size_t elements = 1;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] == 0) {

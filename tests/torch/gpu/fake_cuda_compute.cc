@@ -3,7 +3,18 @@
 // stream does not wait for is thus not found. Those of SyncBatchNorm, which are there for GPUs
 // alone, are written out, with the types that the real ones insist on.
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_coalesced_native.h>
+#include <ATen/ops/_indices_native.h>
+#include <ATen/ops/_nnz_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors_native.h>
+#include <ATen/ops/_values_native.h>
+#include <ATen/ops/dense_dim_native.h>
+#include <ATen/ops/indices_native.h>
+#include <ATen/ops/is_coalesced_native.h>
+#include <ATen/ops/sparse_dim_native.h>
+#include <ATen/ops/values_native.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 #include <torch/torch.h>
 
@@ -22,9 +33,19 @@ namespace {
 
 using MaybeTensor = std::optional<at::Tensor>;
 
+// The same sparse tensor with these parts.
+at::Tensor SparseOf(const at::Tensor& like, const at::Tensor& indices, const at::Tensor& values) {
+  return at::_sparse_coo_tensor_unsafe(indices, values, like.sizes())
+      ._coalesced_(like.is_coalesced());
+}
+
 // The same memory as a tensor on the CPU.
 at::Tensor OnHost(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+  if (tensor.is_sparse()) {
+    return SparseOf(tensor, OnHost(tensor._indices()), OnHost(tensor._values()));
+  }
+  if (tensor.numel() == 0) return at::empty(tensor.sizes(), tensor.scalar_type());
   WaitForStream(tensor.device());
   return at::from_blob(tensor.mutable_data_ptr(), tensor.sizes(), tensor.strides(),
                        at::TensorOptions().dtype(tensor.scalar_type()));
@@ -32,6 +53,9 @@ at::Tensor OnHost(const at::Tensor& tensor) {
 
 // Its values in memory of the GPU's.
 at::Tensor OnGpu(const at::Tensor& tensor, c10::Device device) {
+  if (tensor.is_sparse()) {
+    return SparseOf(tensor, OnGpu(tensor._indices(), device), OnGpu(tensor._values(), device));
+  }
   const at::Tensor on_gpu = at::empty_strided(
       tensor.sizes(), tensor.strides(), at::TensorOptions(device).dtype(tensor.scalar_type()));
   if (tensor.numel() > 0) OnHost(on_gpu).copy_(tensor);
@@ -59,7 +83,8 @@ class HostCall {
       (*stack)[i] = ToHost((*stack)[i]);
     }
     if (AsksTheGpu(op.schema().name())) NoteReadBack(*device_);
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    op.redispatchBoxed(
+        c10::DispatchKeySet(sparse_ ? c10::DispatchKey::SparseCPU : c10::DispatchKey::CPU), stack);
     for (const at::Tensor& on_host : kept_) Resize(on_host);
     const std::size_t outputs = op.schema().returns().size();
     for (std::size_t i = stack->size() - outputs; i < stack->size(); ++i) {
@@ -71,9 +96,9 @@ class HostCall {
   at::Tensor ToHost(const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.is_cuda()) return tensor;
     device_ = tensor.device();
+    sparse_ |= tensor.is_sparse();
     // An output that the operator is to resize begins without memory.
-    at::Tensor on_host =
-        tensor.numel() == 0 ? at::empty(tensor.sizes(), tensor.scalar_type()) : OnHost(tensor);
+    at::Tensor on_host = OnHost(tensor);
     originals_.emplace(on_host.unsafeGetTensorImpl(), tensor);
     kept_.push_back(on_host);
     return on_host;
@@ -113,6 +138,7 @@ class HostCall {
   }
 
   std::optional<c10::Device> device_;
+  bool sparse_ = false;  // one of the arguments is
   std::map<const void*, at::Tensor> originals_;
   std::vector<at::Tensor> kept_;
 };
@@ -226,6 +252,17 @@ at::Tensor BackwardElemt(const at::Tensor& dy, const at::Tensor& input, const at
                input.device());
 }
 
+// On the device of its values, as the real one.
+at::Tensor NewSparse(std::int64_t sparse_dim, std::int64_t dense_dim, c10::SymIntArrayRef size,
+                     const at::Tensor& indices, const at::Tensor& values,
+                     std::optional<at::ScalarType> type, std::optional<at::Layout> layout,
+                     std::optional<at::Device> device, std::optional<bool> pinned,
+                     std::optional<bool> is_coalesced) {
+  const c10::DeviceGuard guard(values.device());
+  return at::native::new_with_dims_and_tensor_sparse_symint(
+      sparse_dim, dense_dim, size, indices, values, type, layout, device, pinned, is_coalesced);
+}
+
 // As archives ask for it.
 at::Tensor& SetStorage(at::Tensor& self, at::Storage storage, std::int64_t offset,
                        at::IntArrayRef sizes, at::IntArrayRef strides) {
@@ -237,6 +274,24 @@ at::Tensor& SetStorage(at::Tensor& self, at::Storage storage, std::int64_t offse
 
 TORCH_LIBRARY_IMPL(_, CUDA, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&ComputeOnHost>());
+}
+
+TORCH_LIBRARY_IMPL(_, SparseCUDA, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&ComputeOnHost>());
+}
+
+// What a sparse tensor consists of, wherever it is.
+TORCH_LIBRARY_IMPL(aten, SparseCUDA, library) {
+  library.impl("_sparse_coo_tensor_with_dims_and_tensors", NewSparse);
+  library.impl("_indices", at::native::_indices_sparse);
+  library.impl("_values", at::native::_values_sparse);
+  library.impl("indices", at::native::indices_sparse);
+  library.impl("values", at::native::values_sparse);
+  library.impl("_nnz", at::native::_nnz_sparse);
+  library.impl("sparse_dim", at::native::sparse_dim_sparse);
+  library.impl("dense_dim", at::native::dense_dim_sparse);
+  library.impl("is_coalesced", at::native::is_coalesced_sparse);
+  library.impl("_coalesced_", at::native::_coalesced_sparse_);
 }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {

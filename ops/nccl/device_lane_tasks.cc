@@ -1,0 +1,158 @@
+// What the lane of a GPU does for one task: a group that is launched, a set that goes.
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <new>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "ops/nccl/device_lane_parts.h"
+#include "ops/nccl/host_hierarchy.h"
+
+namespace sirtaki::ops::nccl {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+std::string_view CarrierOf(const HostPassage* passage) {
+  if (passage == nullptr) return "nccl";
+  return passage->in_slices ? "nccl and host" : "host";
+}
+
+}  // namespace
+
+Status DeviceLane::Impl::Prepare() {
+  if (pinned != nullptr) return Status::Ok();
+  const std::shared_ptr<cuda::Device>& device = options.device;
+  Status status = device->Adopt();
+  // The stream first: it makes the thread's context, which kernels need; before CUDA 12 choosing a
+  // device does not.
+  if (status.ok()) status = cuda::Stream::Make(device, &stream);
+  // Without kernels a communicator is refused.
+  if (status.ok() && options.kernels != nullptr) {
+    status = cuda::Kernels::Load(device, options.kernels, &kernels);
+  }
+  if (!status.ok()) return status;
+  events = std::make_unique<cuda::EventPool>(device);
+  pinned = std::make_unique<PinnedMemory>(device->api());
+  return status;
+}
+
+Status DeviceLane::Impl::Await(const std::function<Status(bool* over)>& over) {
+  core::Duration wait = kFirstPause;
+  for (;;) {
+    bool is_over = false;
+    Status status = over(&is_over);
+    if (!status.ok() || is_over) return status;
+    if (stopped.load(std::memory_order_relaxed)) {
+      return {StatusCode::kAborted, "the lane was stopped"};
+    }
+    if (status = Retire(); !status.ok()) return status;
+    std::this_thread::sleep_for(wait);
+    wait = std::min<core::Duration>(2 * wait, kLongestPause);
+  }
+}
+
+Status DeviceLane::Impl::AwaitEvent(const cuda::Event& event) {
+  return Await([&event](bool* over) { return event.Poll(over); });
+}
+
+Status DeviceLane::Impl::Meet(const Task& task) {
+  Meeting& meeting = *task.meeting;
+  Status status = Await([&](bool* over) {
+    *over = meeting.told->done();
+    return Status::Ok();
+  });
+  if (status.ok()) status = meeting.told->status();
+  if (!status.ok()) return status;
+  return sets.Make(task.set, meeting, task.group->members, task.group->rank, task.api, patience());
+}
+
+PassageContext DeviceLane::Impl::PassageFor() {
+  return {.stream = *stream, .events = *events, .host = *pinned, .await = [this](const auto& over) {
+            return Await(over);
+          }};
+}
+
+Status DeviceLane::Impl::Launch(const Task& task, cuda::EventPtr* inputs) {
+  SetCommunicators::Parts* const parts = sets.Find(task.set);
+  if (parts == nullptr || (task.passage != nullptr && parts->here == nullptr)) {
+    return {StatusCode::kProtocol, "its set has no communicator on this device"};
+  }
+  std::optional<SliceCrossing> by_hosts;
+  if (task.passage != nullptr) by_hosts.emplace(PassageFor(), *task.passage, *parts->here);
+  const LaunchContext context{.stream = *stream,
+                              .events = *events,
+                              .kernels = *kernels,
+                              .communicator = *parts->communicator,
+                              .staging = *parts->staging,
+                              .host = *pinned,
+                              .patience = patience(),
+                              .await = [this](const cuda::Event& e) { return AwaitEvent(e); },
+                              .inputs = options.observer != nullptr ? inputs : nullptr,
+                              .by_hosts = by_hosts ? &*by_hosts : nullptr};
+  return LaunchGroup(context, *task.group);
+}
+
+Status DeviceLane::Impl::MarkEnd(InFlight launched) {
+  Status status = events->Take(&launched.done);
+  if (status.ok()) status = launched.done->Record(stream->handle());
+  if (!status.ok()) return status;
+  for (const core::RunItem& item : launched.group->items) {
+    if (item.work != nullptr) cuda::AsDeviceWork(*item.work).done = launched.done;
+  }
+  in_flight.push_back(std::move(launched));
+  return status;
+}
+
+Status DeviceLane::Impl::Remove(core::SetNumber set) {
+  const bool is_used = sets.Find(set) != nullptr;
+  Status status = Await([this, is_used](bool* over) {
+    *over = !is_used || in_flight.empty();
+    return Status::Ok();
+  });
+  return status.ok() ? sets.Remove(set, patience()) : status;
+}
+
+Status DeviceLane::Impl::Do(const Task& task, Status* verdict) {
+  Status status = Prepare();
+  if (task.group == nullptr) return status.ok() ? Remove(task.set) : status;
+  GroupTrace trace(options.observer, *task.group, core::trace::Track::kDevice);
+  cuda::EventPtr inputs;
+  if (status.ok() && task.meeting != nullptr) status = Meet(task);
+  if (status.ok() && task.passage != nullptr && !task.passage->in_slices) {
+    status = PassThroughHost(PassageFor(), *task.group, *task.passage);
+  } else if (status.ok()) {
+    *verdict = sets.WhyRefused(task.set);
+    if (!verdict->ok() && task.passage != nullptr) Decline(*task.passage);
+    if (!verdict->ok()) return status;
+    status = Launch(task, &inputs);
+  }
+  if (!status.ok()) return status;
+  return MarkEnd({.number = task.number,
+                  .group = task.group,
+                  .done = nullptr,
+                  .inputs = std::move(inputs),
+                  .inputs_at = {},
+                  .trace = std::move(trace),
+                  .carrier = CarrierOf(task.passage.get())});
+}
+
+// What allocates the outputs may throw, and memory may be short anywhere.
+Status DeviceLane::Impl::DoOrThrown(const Task& task, Status* verdict) {
+  try {
+    return Do(task, verdict);
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kBackend, "out of memory"};
+  } catch (const std::exception& error) {
+    return {StatusCode::kBackend, error.what()};
+  } catch (...) {
+    return {StatusCode::kBackend, "an exception of unknown type"};
+  }
+}
+
+}  // namespace sirtaki::ops::nccl

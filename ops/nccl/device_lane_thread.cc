@@ -1,0 +1,184 @@
+// The thread of a GPU's lane: from one task to the next, what has left the device meanwhile, and
+// how it ends.
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "ops/keep_forever.h"
+#include "ops/nccl/device_lane_parts.h"
+
+namespace sirtaki::ops::nccl {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+// Between questions for errors of what is under way.
+constexpr auto kWatch = std::chrono::milliseconds(20);
+
+}  // namespace
+
+std::optional<DeviceLane::Impl::Task> DeviceLane::Impl::Next() {
+  core::MutexLock lock(mutex);
+  if (stopped.load(std::memory_order_relaxed)) return std::nullopt;
+  if (queue.empty() && !quit) {
+    const core::TimePoint until =
+        in_flight.empty() ? core::TimePoint::max() : core::Clock::now() + pause;
+    changed.WaitUntil(mutex, until);
+    pause = std::min<core::Duration>(2 * pause, kLongestPause);
+  }
+  if (queue.empty() || stopped.load(std::memory_order_relaxed)) return std::nullopt;
+  pause = kFirstPause;
+  Task task = std::move(queue.front());
+  queue.pop_front();
+  return task;
+}
+
+Status DeviceLane::Impl::SeeInputs(InFlight& group) {
+  if (group.inputs == nullptr) return Status::Ok();
+  bool reached = false;
+  Status status = group.inputs->Poll(&reached);
+  if (!reached) return status;
+  group.inputs.reset();
+  group.inputs_at = core::Clock::now();
+  return status;
+}
+
+// The device takes one group after the other.
+void DeviceLane::Impl::TellEnd(InFlight& over) {
+  if (!over.trace.on()) return;
+  const core::TimePoint turn = std::max(over.trace.begin(), retired);
+  const core::TimePoint begin = std::max(turn, over.inputs_at);
+  if (begin > turn) over.trace.Awaited(turn, begin);
+  retired = core::Clock::now();
+  over.trace.Moved(over.carrier, begin, retired);
+  over.trace.Finish(turn);
+}
+
+Status DeviceLane::Impl::Retire() {
+  bool moved = false;
+  while (!in_flight.empty()) {
+    bool reached = false;
+    Status status = SeeInputs(in_flight.front());
+    if (status.ok()) status = in_flight.front().done->Poll(&reached);
+    if (!status.ok()) return status;
+    if (!reached) break;
+    TellEnd(in_flight.front());
+    {
+      core::MutexLock lock(mutex);
+      unfinished.erase(in_flight.front().number);
+    }
+    in_flight.pop_front();
+    moved = true;
+  }
+  if (moved && options.on_progress) CallOut(options.on_progress);
+  const core::TimePoint now = core::Clock::now();
+  if (now - watched < kWatch) return Status::Ok();
+  watched = now;
+  return sets.CheckAsync();
+}
+
+bool DeviceLane::Impl::CudaHasGone() const {
+  int capture = 0;
+  return stream != nullptr && options.device->api().StreamIsCapturing(stream->handle(), &capture) ==
+                                  cuda::Error::kDeinitialized;
+}
+
+void DeviceLane::Impl::EndWell() {
+  sets.FinalizeAll(patience());
+  // On this thread, whose device it is.
+  pinned.reset();
+  events.reset();
+  kernels.reset();
+  stream.reset();
+}
+
+// The device may write to what was launched until the communicators are aborted, and after an error
+// of its own for ever.
+void DeviceLane::Impl::EndBadly() {
+  sets.AbortAll();
+  LeaveAll();
+}
+
+void DeviceLane::Impl::LeaveAll() {
+  KeepForever(std::make_shared<std::deque<InFlight>>(std::move(in_flight)));
+  in_flight.clear();
+  if (stream != nullptr) stream->LeaveBehind();
+  sets.LeaveAll();
+  KeepForever(std::shared_ptr<PinnedMemory>(std::move(pinned)));
+}
+
+void DeviceLane::Impl::CallOut(const std::function<void()>& call) {
+  {
+    core::MutexLock lock(mutex);
+    if (left) return;
+    calling_out = true;
+  }
+  call();
+  core::MutexLock lock(mutex);
+  calling_out = false;
+  changed.NotifyAll();
+}
+
+void DeviceLane::Impl::RunLane() {
+  Status status;
+  GroupTaskPtr concerned;
+  for (bool goes_on = true; goes_on;) {
+    if (std::optional<Task> task = Next()) {
+      concerned = task->group;
+      Status verdict;
+      status = DoOrThrown(*task, &verdict);
+      // Launched: the rest is a matter of the streams.
+      if (status.ok()) CallOut([&] { Tell(*task, verdict); });
+    }
+    if (status.ok()) {
+      if (!in_flight.empty()) concerned = in_flight.front().group;
+      status = Retire();
+    }
+    if (status.ok() && in_flight.empty()) concerned.reset();
+    core::MutexLock lock(mutex);
+    goes_on = status.ok() && !stopped.load(std::memory_order_relaxed) &&
+              !(quit && queue.empty() && in_flight.empty());
+  }
+  const bool gone = CudaHasGone();
+  if (!status.ok()) {
+    KeepForever(std::const_pointer_cast<GroupTask>(concerned));
+    CallOut([&] {
+      if (gone) return Stop({StatusCode::kShutDown, status.message()}, std::nullopt);
+      if (concerned == nullptr) return Stop(status, "");
+      const LaneTask task{concerned, nullptr};
+      Stop(task.Describe(status), task.TensorName());
+    });
+  }
+  if (gone) {
+    LeaveAll();
+  } else if (stopped.load(std::memory_order_relaxed)) {
+    EndBadly();
+  } else {
+    EndWell();
+  }
+  core::MutexLock lock(mutex);
+  thread_state = ThreadState::kGone;
+  changed.NotifyAll();
+}
+
+void DeviceLane::Impl::Tell(const Task& task, const Status& verdict) {
+  if (task.group != nullptr) {
+    const LaneTask lane_task{task.group, nullptr};
+    CompleteAll(task.group->items, verdict.ok() ? verdict : lane_task.Describe(verdict));
+    if (verdict.ok()) return;  // it retires when the device is through with it
+  }
+  // After the handles: who finds the lane idle finds them complete.
+  {
+    core::MutexLock lock(mutex);
+    unfinished.erase(task.number);
+  }
+  if (options.on_progress) options.on_progress();
+}
+
+}  // namespace sirtaki::ops::nccl

@@ -1,0 +1,378 @@
+// Messages of tensors on GPUs, which are fakes: through pinned memory of the host, in the order of
+// their calls, and not before the tensors are made.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/support/device_ranks.h"
+#include "tests/support/rank_threads.h"
+
+namespace sirtaki::ops {
+namespace {
+
+using core::DType;
+using core::OpKind;
+using core::Status;
+using core::StatusCode;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using tests::DeviceRank;
+using tests::FakeGpus;
+using tests::OnDevice;
+using tests::RankThreads;
+
+using Values = std::vector<std::int32_t>;
+
+Values Of(std::int64_t count, std::int32_t value) {
+  return Values(static_cast<std::size_t>(count), value);
+}
+
+enum class Place { kGpu, kHost };
+
+// A rank whose lanes send and receive. The memory of its messages outlives them.
+class Rank {
+ public:
+  Rank(FakeGpus& gpus, InprocWorld& world, int rank,
+       const std::function<void(LanesOptions&)>& change = nullptr)
+      : gpus_(gpus), device_(gpus, world, rank, change) {}
+
+  DeviceRank& device() { return device_; }
+
+  core::WorkPtr Send(int to, int tag, Values values, Place place = Place::kGpu) {
+    const auto count = static_cast<std::int64_t>(values.size());
+    return Start(OpKind::kSend, to, tag, {count}, std::move(values), place);
+  }
+  core::WorkPtr Receive(int from, int tag, std::int64_t count, Place place = Place::kGpu) {
+    return Start(OpKind::kReceive, from, tag, {count}, Of(count, -1), place);
+  }
+
+  // Until the message has ended, and on a GPU has come there.
+  Status Finish(const core::WorkPtr& work) {
+    const core::TimePoint limit = core::Clock::now() + std::chrono::seconds(30);
+    while (!work->handle->done()) {
+      if (core::Clock::now() > limit) return {StatusCode::kTimedOut, "the message does not end"};
+      Step();
+    }
+    const Status& status = work->handle->status();
+    const auto* on_gpu = dynamic_cast<const cuda::DeviceWork*>(work.get());
+    if (!status.ok() || on_gpu == nullptr || on_gpu->done == nullptr) return status;
+    for (bool reached = false; !reached; std::this_thread::yield()) {
+      if (Status polled = on_gpu->done->Poll(&reached); !polled.ok()) return polled;
+      if (core::Clock::now() > limit) return {StatusCode::kTimedOut, "the copy does not end"};
+    }
+    return status;
+  }
+  void Step() {
+    if (!device_.lanes().Step(core::Clock::now())) std::this_thread::yield();
+  }
+
+  // What the work's memory holds now.
+  static Values Held(const core::WorkPtr& work) {
+    const auto* first = static_cast<const std::int32_t*>(work->output);
+    return {first, first + work->request.signature->ElementCount()};
+  }
+
+ private:
+  core::WorkPtr Start(OpKind kind, int peer, int tag, std::vector<std::int64_t> shape,
+                      Values values, Place place) {
+    Values& memory = tensors_.emplace_back(std::move(values));
+    core::RunItem item;
+    item.work = std::make_shared<core::Work>();
+    item.work->request.key = core::Key::Named(core::kWorldSet, "m" + std::to_string(++count_));
+    item.work->request.signature = std::make_shared<const core::Signature>(core::Signature{
+        .kind = kind,
+        .dtype = DType::kI32,
+        .device = place == Place::kGpu ? core::DeviceKind::kCuda : core::DeviceKind::kHost,
+        .shape = std::move(shape)});
+    item.work->peer = peer;
+    item.work->tag = tag;
+    item.work->input = item.work->output = memory.data();
+    item.work->handle = std::make_shared<core::HandleState>([] {}, [] {});
+    if (place == Place::kGpu) item = device_.OnDevice(std::move(item));
+    device_.lanes().StartMessage(item.work, core::Clock::now());
+    return item.work;
+  }
+
+  std::list<Values> tensors_;
+  int count_ = 0;
+  FakeGpus& gpus_;
+  DeviceRank device_;
+};
+
+class NcclMessagesTest : public ::testing::Test {
+ protected:
+  void RunRanks(int size, const std::function<void(Rank& self, int rank)>& body,
+                const std::function<void(LanesOptions&)>& change = nullptr) {
+    InprocWorld world(size);
+    RankThreads::Run(size, [&](int rank) {
+      Rank self(gpus_, world, rank, change);
+      body(self, rank);
+      EXPECT_TRUE(self.device().failure().ok()) << self.device().failure().ToString();
+    });
+  }
+
+  FakeGpus gpus_;
+};
+
+TEST_F(NcclMessagesTest, ArriveInOrderForEachPeerAndTagWhereverTheyAre) {
+  for (const int size : {1, 2, 3}) {
+    RunRanks(size, [size](Rank& self, int rank) {
+      const auto place = [](int a, int b) { return (a + b) % 3 == 0 ? Place::kHost : Place::kGpu; };
+      std::vector<core::WorkPtr> sends;
+      for (int to = 0; to < size; ++to) {
+        for (int i = 0; i < 12; ++i) {
+          sends.push_back(
+              self.Send(to, i % 2, Of(i % 4, 1000 * rank + 100 * to + i), place(i, rank)));
+        }
+      }
+      for (int from = size - 1; from >= 0; --from) {
+        std::vector<core::WorkPtr> receives;
+        for (int i = 0; i < 12; ++i) {
+          receives.push_back(self.Receive(from, i % 2, i % 4, place(i, 1 - rank)));
+        }
+        for (int i = 0; i < 12; ++i) {
+          const core::WorkPtr& receive = receives[static_cast<std::size_t>(i)];
+          const Status status = self.Finish(receive);
+          EXPECT_TRUE(status.ok()) << status.ToString();
+          EXPECT_EQ(Rank::Held(receive), Of(i % 4, 1000 * from + 100 * rank + i));
+        }
+      }
+      for (const core::WorkPtr& send : sends) EXPECT_TRUE(self.Finish(send).ok());
+      EXPECT_FALSE(self.device().lanes().NeedsStepping());
+      EXPECT_THAT(self.device().lanes().Running(), IsEmpty());
+    });
+  }
+  EXPECT_THAT(gpus_.calls("nccl"), IsEmpty());
+  EXPECT_EQ(gpus_.live_allocations(), 0);
+}
+
+TEST_F(NcclMessagesTest, NeedNoKernels) {
+  RunRanks(
+      2,
+      [](Rank& self, int rank) {
+        const core::WorkPtr send = self.Send(1 - rank, 0, Of(3, rank));
+        const core::WorkPtr receive = self.Receive(1 - rank, 0, 3);
+        EXPECT_TRUE(self.Finish(receive).ok());
+        EXPECT_EQ(Rank::Held(receive), Of(3, 1 - rank));
+        EXPECT_TRUE(self.Finish(send).ok());
+      },
+      [](LanesOptions& options) { options.kernels = nullptr; });
+}
+
+// Behind it others of its line wait, on the GPU and on the host; those of another line do not.
+TEST_F(NcclMessagesTest, ASendWaitsForItsTensor) {
+  std::atomic<bool> open{false};
+  std::barrier both(2);
+  RunRanks(2, [&](Rank& self, int rank) {
+    if (rank == 1) {
+      const std::vector<core::WorkPtr> receives = {self.Receive(0, 0, 2), self.Receive(0, 0, 2),
+                                                   self.Receive(0, 0, 2, Place::kHost)};
+      EXPECT_TRUE(self.Finish(self.Receive(0, 1, 1)).ok());
+      for (int i = 0; i < 100; ++i) self.Step();
+      for (const core::WorkPtr& receive : receives) EXPECT_FALSE(receive->handle->done());
+      both.arrive_and_wait();
+      for (std::size_t i = 0; i < receives.size(); ++i) {
+        EXPECT_TRUE(self.Finish(receives[i]).ok());
+        // The first was written behind the gate.
+        EXPECT_EQ(Rank::Held(receives[i]), Of(2, i == 0 ? 0x07070707 : static_cast<int>(i)));
+      }
+      return;
+    }
+    // What the device is to make is not there when the message is sent.
+    Values made = Of(2, 5);
+    gpus_.PutGate(self.device().producer(), open);
+    gpus_.PutWrite(self.device().producer(), made.data(), 7, 8);
+    core::RunItem item;
+    item.work = std::make_shared<core::Work>();
+    item.work->request.signature =
+        std::make_shared<const core::Signature>(core::Signature{.kind = OpKind::kSend,
+                                                                .dtype = DType::kI32,
+                                                                .device = core::DeviceKind::kCuda,
+                                                                .shape = {2}});
+    item.work->peer = 1;
+    item.work->input = made.data();
+    item.work->handle = std::make_shared<core::HandleState>([] {}, [] {});
+    const core::WorkPtr late = self.device().OnDevice(std::move(item)).work;
+    self.device().lanes().StartMessage(late, core::Clock::now());
+    const core::WorkPtr second = self.Send(1, 0, Of(2, 1));
+    const core::WorkPtr third = self.Send(1, 0, Of(2, 2), Place::kHost);
+    EXPECT_TRUE(self.Finish(self.Send(1, 1, {9}, Place::kHost)).ok());
+    EXPECT_FALSE(late->handle->done());
+    EXPECT_FALSE(third->handle->done());
+    both.arrive_and_wait();
+    open = true;
+    for (const core::WorkPtr& send : {late, second, third}) EXPECT_TRUE(self.Finish(send).ok());
+  });
+}
+
+TEST_F(NcclMessagesTest, AReceiveIsDoneWhenItsCopyIsLaunched) {
+  gpus_.Hold();
+  RunRanks(1, [&](Rank& self, int) {
+    const core::WorkPtr send = self.Send(0, 0, Of(4, 3), Place::kHost);
+    const core::WorkPtr receive = self.Receive(0, 0, 4);
+    while (!receive->handle->done()) self.Step();
+    ASSERT_TRUE(receive->handle->status().ok());
+    EXPECT_EQ(Rank::Held(receive), Of(4, -1));
+    gpus_.Release();
+    EXPECT_TRUE(self.Finish(receive).ok());
+    EXPECT_EQ(Rank::Held(receive), Of(4, 3));
+    EXPECT_TRUE(self.Finish(send).ok());
+  });
+}
+
+// What is still read where it is received is not overwritten.
+TEST_F(NcclMessagesTest, AReceiveComesBehindWhatItsTensorWasUsedFor) {
+  std::atomic<bool> open{false};
+  RunRanks(1, [&](Rank& self, int) {
+    gpus_.PutGate(self.device().producer(), open);
+    const core::WorkPtr receive = self.Receive(0, 0, 4);
+    EXPECT_TRUE(self.Finish(self.Send(0, 0, Of(4, 3), Place::kHost)).ok());
+    while (!receive->handle->done()) self.Step();
+    gpus_.RunDevices();
+    EXPECT_EQ(Rank::Held(receive), Of(4, -1));
+    open = true;
+    EXPECT_TRUE(self.Finish(receive).ok());
+    EXPECT_EQ(Rank::Held(receive), Of(4, 3));
+  });
+}
+
+// Not even if the lane that would reduce waits for other ranks.
+TEST_F(NcclMessagesTest, DoNotWaitForCollectives) {
+  std::barrier both(2);
+  const RunCase sum = OnDevice({.signature = {.shape = {40}}});
+  RunRanks(2, [&](Rank& self, int rank) {
+    RunSide side;
+    const auto start = [&] {
+      self.device().Start({self.device().OnDevice(side.MakeItem(sum, "w", rank, 2))});
+    };
+    if (rank == 0) start();
+    const core::WorkPtr send = self.Send(1 - rank, 0, Of(3, rank));
+    const core::WorkPtr receive = self.Receive(1 - rank, 0, 3);
+    EXPECT_TRUE(self.Finish(receive).ok());
+    EXPECT_TRUE(self.Finish(send).ok());
+    both.arrive_and_wait();
+    if (rank == 1) start();
+    self.device().RunToIdle();
+    side.Check(sum, rank, 2);
+  });
+}
+
+TEST_F(NcclMessagesTest, AnotherShapeIsAMismatchOfTheReceiveAlone) {
+  RunRanks(2, [](Rank& self, int rank) {
+    if (rank == 1) {
+      for (const int count : {2, 5, 3}) {
+        EXPECT_TRUE(self.Finish(self.Send(0, 3, Of(count, count))).ok());
+      }
+      return;
+    }
+    const core::WorkPtr first = self.Receive(1, 3, 2);
+    const core::WorkPtr second = self.Receive(1, 3, 4);
+    const core::WorkPtr third = self.Receive(1, 3, 3);
+    const Status status = self.Finish(second);
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_EQ(status.message(),
+              "receive from rank 1, tag 3: expected int32 [4], rank 1 sent int32 [5]");
+    EXPECT_EQ(Rank::Held(second), Of(4, -1));
+    EXPECT_TRUE(self.Finish(first).ok());
+    EXPECT_TRUE(self.Finish(third).ok());
+    EXPECT_EQ(Rank::Held(first), Of(2, 2));
+    EXPECT_EQ(Rank::Held(third), Of(3, 3));
+  });
+}
+
+TEST_F(NcclMessagesTest, PinnedMemoryServesAgain) {
+  RunRanks(1, [&](Rank& self, int) {
+    for (int i = 0; i < 10; ++i) {
+      const core::WorkPtr send = self.Send(0, 0, Of(700 + i, i));
+      const core::WorkPtr receive = self.Receive(0, 0, 700 + i);
+      EXPECT_TRUE(self.Finish(receive).ok());
+      EXPECT_TRUE(self.Finish(send).ok());
+      EXPECT_EQ(Rank::Held(receive), Of(700 + i, i));
+    }
+  });
+  // One each way; more only where a thread was late to give one back.
+  EXPECT_GE(gpus_.calls("cudaHostAlloc").size(), 1u);
+  EXPECT_LE(gpus_.calls("cudaHostAlloc").size(), 4u);
+  EXPECT_EQ(gpus_.live_allocations(), 0);
+}
+
+TEST_F(NcclMessagesTest, ASessionMayEndWithoutThem) {
+  RunRanks(2, [](Rank& self, int rank) {
+    const core::WorkPtr receive = self.Receive(1 - rank, 0, 4);
+    const core::WorkPtr send = self.Send(1 - rank, 1, Of(4, 3));
+    EXPECT_TRUE(self.device().lanes().Idle());
+    self.device().EndLanes();
+    EXPECT_EQ(receive->handle->status().code(), StatusCode::kShutDown);
+    EXPECT_EQ(send->handle->status().code(), StatusCode::kShutDown);
+  });
+}
+
+TEST_F(NcclMessagesTest, AbandonCompletesThem) {
+  std::atomic<bool> open{false};
+  RunRanks(1, [&](Rank& self, int) {
+    gpus_.PutGate(self.device().producer(), open);
+    const core::WorkPtr send = self.Send(0, 0, Of(4, 3));
+    const core::WorkPtr receive = self.Receive(0, 1, 4);
+    while (gpus_.calls("cudaMemcpyAsync").empty()) self.Step();
+    const Status why(StatusCode::kPeerLost, "rank 3 is lost");
+    self.device().lanes().Abandon(why);
+    EXPECT_EQ(send->handle->status(), why);
+    EXPECT_EQ(receive->handle->status(), why);
+    EXPECT_EQ(self.Send(0, 0, Of(4, 3))->handle->status(), why);
+    open = true;
+    self.device().EndLanes();
+  });
+}
+
+// What a device that has not come there may still read or write is not given to anybody else.
+TEST_F(NcclMessagesTest, WhatADeviceIsStuckInIsLeftToIt) {
+  static std::atomic<bool> never{false};
+  RunRanks(1, [&](Rank& self, int) {
+    gpus_.PutGate(self.device().producer(), never);
+    const core::WorkPtr send = self.Send(0, 0, Of(4, 3));
+    while (gpus_.calls("cudaMemcpyAsync").empty()) self.Step();
+    self.device().lanes().Abandon({StatusCode::kAborted, "enough"});
+    self.device().EndLanes();
+  });
+  EXPECT_THAT(gpus_.calls("cudaFreeHost"), IsEmpty());
+  EXPECT_EQ(gpus_.live_allocations(), 1);
+}
+
+TEST_F(NcclMessagesTest, AFailureOfTheDeviceIsTheGroupsFault) {
+  const std::vector<std::pair<std::string, int>> failures = {
+      {"cudaMemcpyAsync", 700}, {"cudaHostAlloc", 2}, {"cudaStreamCreateWithPriority", 1}};
+  for (const auto& [function, error] : failures) {
+    for (const OpKind kind : {OpKind::kSend, OpKind::kReceive}) {
+      InprocWorld world(1);
+      Rank self(gpus_, world, 0);
+      gpus_.FailNext(function, error);
+      const bool sends = kind == OpKind::kSend;
+      const core::WorkPtr one = sends ? self.Send(0, 5, {1, 2}) : self.Receive(0, 5, 2);
+      const core::WorkPtr other =
+          sends ? self.Receive(0, 5, 2, Place::kHost) : self.Send(0, 5, {1, 2}, Place::kHost);
+      const Status status = self.Finish(one);
+      EXPECT_THAT(status.message(), HasSubstr(function));
+      EXPECT_THAT(status.message(),
+                  HasSubstr(sends ? "send to rank 0, tag 5" : "receive from rank 0, tag 5"));
+      EXPECT_EQ(status.origin().rank, 0);
+      EXPECT_EQ(self.device().failure(), status);
+      EXPECT_EQ(self.device().failed_tensor(), "m1");
+      self.device().lanes().Abandon(status);  // as the engine does
+      EXPECT_TRUE(other->handle->done());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sirtaki::ops

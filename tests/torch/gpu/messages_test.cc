@@ -1,0 +1,203 @@
+// send and recv of tensors on GPUs, which are fakes that keep streams and events as real ones do.
+// Threads are the ranks.
+#include "sirtaki/messages.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sirtaki/collectives.h"
+#include "tests/torch/gpu/gpu_ranks.h"
+#include "tests/torch/torch_ranks.h"
+
+namespace sirtaki::tests {
+namespace {
+
+using ops::cuda::CopyKind;
+using ops::cuda::StreamHandle;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class GpuMessagesTest : public GpuRanksTest {};
+
+TEST_F(GpuMessagesTest, GoAroundARing) {
+  for (const int size : {1, 2, 3}) {
+    RunRanks(size, [&](GpuRank& rank) {
+      const int next = (rank.number() + 1) % size;
+      const int previous = (rank.number() + size - 1) % size;
+      Floats memory = {-1, -1, -1, -1, -1, -1};
+      const at::Tensor got = OnCuda(rank.device(), memory, {2, 3}, {1, 2});  // not flat
+      const auto number = static_cast<float>(rank.number());
+      Floats mine = {number, 1, 2, 3, 4, 5};
+      const Handle receiving = irecv(got, previous, {}, rank.session());
+      const Handle sending =
+          isend(OnCuda(rank.device(), mine, {2, 3}, {3, 1}), next, {}, rank.session());
+      EXPECT_TRUE(synchronize(receiving).is_same(got));
+      synchronize(sending);
+      EXPECT_EQ(rank.Read(got), Floats({static_cast<float>(previous), 3, 1, 4, 2, 5}));
+    });
+  }
+  EXPECT_THAT(gpus_.calls("nccl"), IsEmpty());
+}
+
+TEST_F(GpuMessagesTest, OneSideMayBeOnTheHost) {
+  RunRanks(2, [&](GpuRank& rank) {
+    Floats memory = {7, 8};
+    const at::Tensor on_gpu = rank.Tensor(memory);
+    if (rank.number() == 0) {
+      send(on_gpu, 1, {}, rank.session());
+      recv_(on_gpu, 1, {}, rank.session());
+      EXPECT_EQ(rank.Read(on_gpu), Floats({8, 9}));
+    } else {
+      at::Tensor on_host = torch::zeros({2});
+      recv_(on_host, 0, {}, rank.session());
+      EXPECT_TRUE(on_host.equal(torch::tensor({7.0F, 8.0F})));
+      send(on_host + 1, 0, {}, rank.session());
+    }
+  });
+}
+
+TEST_F(GpuMessagesTest, ABatchMayCrossItself) {
+  RunRanks(2, [&](GpuRank& rank) {
+    Floats mine(3, static_cast<float>(rank.number()));
+    Floats got(3, -1);
+    const std::vector<P2POp> operations = {P2POp::send(rank.Tensor(mine), 1 - rank.number(), 4),
+                                           P2POp::receive(rank.Tensor(got), 1 - rank.number(), 4)};
+    const std::vector<Handle> handles = batch_isend_irecv(operations, {}, rank.session());
+    for (const Handle& handle : handles) synchronize(handle);
+    EXPECT_EQ(rank.Read(rank.Tensor(got)), Floats(3, static_cast<float>(1 - rank.number())));
+  });
+}
+
+// What was made in a stream is sent when that has come there; whichever stream asks finds what was
+// received.
+TEST_F(GpuMessagesTest, StreamsWaitButNotTheHost) {
+  std::atomic<bool> open{false};
+  RunRanks(2, [&](GpuRank& rank) {
+    Floats memory = {0, 0};
+    const at::Tensor tensor = rank.Tensor(memory);
+    if (rank.number() == 0) {
+      const Floats made = {5, 6};
+      gpus_.PutGate(rank.stream(), open);
+      gpus_.cuda().MemcpyAsync(memory.data(), made.data(), 8, CopyKind::kDeviceToDevice,
+                               rank.stream());
+      const Handle sending = isend(tensor, 1, {}, rank.session());
+      EXPECT_FALSE(poll(sending));
+      send(torch::ones({1}), 1, MessageOptions().tag(1), rank.session());
+      synchronize(sending);
+      return;
+    }
+    const Handle receiving = irecv(tensor, 0, {}, rank.session());
+    recv_(torch::empty({1}), 0, MessageOptions().tag(1), rank.session());
+    EXPECT_FALSE(poll(receiving));
+    open = true;
+    std::vector<Floats> found(2, Floats(2, -1));
+    for (Floats& values : found) {
+      const StreamHandle stream = gpus_.MakeStream();
+      SetCurrentStream(rank.device(), stream);
+      EXPECT_TRUE(synchronize(receiving).is_same(tensor));
+      gpus_.cuda().MemcpyAsync(values.data(), memory.data(), 8, CopyKind::kDeviceToHost, stream);
+      rank.Read(tensor);
+    }
+    EXPECT_THAT(found, Each(Floats({5, 6})));
+  });
+}
+
+TEST_F(GpuMessagesTest, ATensorIsKeptUntilItIsSent) {
+  std::atomic<bool> open{false};
+  RunRanks(2, [&](GpuRank& rank) {
+    Floats memory = {1, 2};
+    if (rank.number() == 1) {
+      EXPECT_EQ(rank.Read(recv_(rank.Tensor(memory), 0, {}, rank.session())), Floats({3, 3}));
+      return;
+    }
+    const int before = LiveBlocksOn(rank.device());
+    const Floats threes = {3, 3};
+    gpus_.PutGate(rank.stream(), open);
+    {
+      at::Tensor made = at::empty({2}, at::TensorOptions().device(Cuda(rank.device())));
+      gpus_.cuda().MemcpyAsync(made.mutable_data_ptr(), threes.data(), 8, CopyKind::kDeviceToDevice,
+                               rank.stream());
+      isend(made, 1, {}, rank.session());
+    }
+    EXPECT_EQ(LiveBlocksOn(rank.device()), before + 1);
+    open = true;
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (LiveBlocksOn(rank.device()) > before && std::chrono::steady_clock::now() < limit) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(LiveBlocksOn(rank.device()), before);
+  });
+}
+
+TEST_F(GpuMessagesTest, TheReceiverIsToldOfAnotherShape) {
+  RunRanks(2, [&](GpuRank& rank) {
+    Floats two = {1, 2};
+    Floats three = {0, 0, 0};
+    if (rank.number() == 0) {
+      send(rank.Tensor(two), 1, {}, rank.session());
+      send(rank.Tensor(two), 1, {}, rank.session());
+      return;
+    }
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::mismatch, [&] { recv_(rank.Tensor(three), 0, {}, rank.session()); }),
+        HasSubstr("expected float32 [3], rank 0 sent float32 [2]"));
+    Floats got = {0, 0};
+    EXPECT_EQ(rank.Read(recv_(rank.Tensor(got), 0, {}, rank.session())), Floats({1, 2}));
+  });
+}
+
+// Only here: nobody else takes part.
+TEST_F(GpuMessagesTest, ACaptureIsRefused) {
+  RunRanks(2, [&](GpuRank& rank) {
+    Floats memory = {1};
+    const at::Tensor tensor = rank.Tensor(memory);
+    if (rank.number() == 1) {
+      gpus_.SetCapturing(rank.stream());
+      for (const auto& call : std::vector<std::function<void()>>{
+               [&] { send(tensor, 0, {}, rank.session()); },
+               [&] { recv_(tensor, 0, {}, rank.session()); },
+               [&] {
+                 batch_isend_irecv({P2POp::send(torch::ones({1}), 0), P2POp::receive(tensor, 0)},
+                                   {}, rank.session());
+               }}) {
+        EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, call), HasSubstr("CUDA graph"));
+      }
+      gpus_.SetCapturing(rank.stream(), false);
+      send(tensor, 0, {}, rank.session());
+    } else {
+      Floats got = {0};
+      EXPECT_EQ(rank.Read(recv_(rank.Tensor(got), 1, {}, rank.session())), Floats({1}));
+    }
+  });
+}
+
+TEST_F(GpuMessagesTest, AGpuThatCannotBeUsedIsSaid) {
+  RunRanks(
+      2,
+      [&](GpuRank& rank) {
+        Floats memory = {1};
+        const std::string text = ErrorOf(ErrorCode::invalid_argument, [&] {
+          send(rank.Tensor(memory), 1 - rank.number(), {}, rank.session());
+        });
+        EXPECT_THAT(text, HasSubstr("send to rank"));
+        EXPECT_THAT(text, HasSubstr("no CUDA runtime"));
+      },
+      [](frameworks::GpuLibraries& libraries) {
+        libraries.open_device = [](int, std::shared_ptr<ops::cuda::Device>*) {
+          return core::Status(core::StatusCode::kUnsupported, "no CUDA runtime");
+        };
+      });
+}
+
+}  // namespace
+}  // namespace sirtaki::tests
