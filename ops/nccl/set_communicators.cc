@@ -15,12 +15,14 @@ Status SetCommunicators::Make(core::SetNumber set, const Meeting& meeting,
     refused_.insert_or_assign(set, std::move(verdict));
     return Status::Ok();
   }
-  Parts parts{.api = std::move(api), .communicator = nullptr, .staging = nullptr};
+  Parts parts{
+      .api = std::move(api), .communicator = nullptr, .staging = nullptr, .arenas = nullptr};
   Status status =
       Communicator::Init(*parts.api, meeting.all.front().id, static_cast<int>(members.Count()),
                          static_cast<int>(members.IndexOf(rank)), patience, &parts.communicator);
   if (!status.ok()) return status;
   parts.staging = std::make_unique<DeviceMemory>(cuda_, *parts.communicator);
+  parts.arenas = std::make_unique<Arenas>(frees_);
   parts_[set] = std::move(parts);
   return status;
 }
@@ -39,10 +41,15 @@ Status SetCommunicators::Remove(core::SetNumber set, const Patience& patience) {
   refused_.erase(set);
   const auto found = parts_.find(set);
   if (found == parts_.end()) return Status::Ok();  // it never used this device
-  found->second.staging.reset();
-  Status status = found->second.communicator->Finalize(patience);
+  Status status = End(found->second, patience);
   parts_.erase(found);
   return status;
+}
+
+Status SetCommunicators::End(Parts& parts, const Patience& patience) {
+  Status status = parts.arenas->RemoveAll(*parts.communicator, patience);
+  parts.staging.reset();
+  return status.ok() ? parts.communicator->Finalize(patience) : status;
 }
 
 Status SetCommunicators::CheckAsync() {
@@ -57,10 +64,7 @@ void SetCommunicators::AbortAll() {
 }
 
 void SetCommunicators::FinalizeAll(const Patience& patience) {
-  for (auto& [set, parts] : parts_) {
-    parts.staging.reset();
-    static_cast<void>(parts.communicator->Finalize(patience));
-  }
+  for (auto& [set, parts] : parts_) static_cast<void>(End(parts, patience));
   parts_.clear();
 }
 
