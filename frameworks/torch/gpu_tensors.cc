@@ -51,7 +51,7 @@ StreamHandle CurrentHandle(const frameworks::Gpu& gpu) {
 // LibTorch's number of a stream that it has not made is its handle.
 c10::Stream StreamOf(StreamHandle stream, c10::Device device) {
   const auto number = static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream));
-  return {c10::Stream::UNSAFE, device, number};
+  return c10::Stream(c10::Stream::UNSAFE, device, number);
 }
 
 // Its memory may be used again only when the stream has come past this.

@@ -12,6 +12,7 @@
 #include "frameworks/torch/gradient_buckets.h"
 #include "frameworks/torch/gradient_memory.h"
 #include "frameworks/torch/parameter_gradient.h"
+#include "frameworks/torch/sparse_call.h"
 #include "frameworks/torch/tensor_bridge.h"
 
 namespace sirtaki::detail {

@@ -174,11 +174,11 @@ class NcclArenaTest : public ::testing::Test {
     rank.Start({std::move(item)});
     while (!rank.lanes().Idle()) {
       rank.lanes().Step(core::Clock::now());
-      if (!rank.failure().ok()) failed = true;
       if (failed) rank.lanes().Abandon({StatusCode::kPeerLost, "another rank has failed"});
       std::this_thread::yield();
     }
     while (!handle->done()) std::this_thread::yield();
+    if (!rank.failure().ok()) failed = true;  // told before the handle is
     EXPECT_EQ(request->arena, nullptr);
     return {handle->status(), rank.failure()};
   }
