@@ -27,6 +27,13 @@ at::Tensor Owned(const at::Tensor& flat, const at::Tensor& tensor) {
   return flat.is_alias_of(tensor) ? flat.clone() : flat;
 }
 
+// A gradient, for one: the other ranks may give what NCCL does not know.
+bool LiesInArena(const at::Tensor& tensor, core::Work& work) {
+  if (!IsOnGpu(tensor)) return false;
+  const auto& device = ops::cuda::AsDeviceWork(work).device;
+  return device != nullptr && device->InArena(tensor.const_data_ptr());
+}
+
 std::shared_ptr<Arriving> ExpectRows(const at::Tensor& input, core::Work& work) {
   auto arriving = std::make_shared<Arriving>();
   // It goes with the work.
@@ -124,6 +131,7 @@ CallMemory GiveMemory(const TensorCall& call, std::size_t index, const CallMembe
   at::NoGradGuard no_grad;
   const at::Tensor& tensor = call.at(index);
   at::Tensor input = LiesFlat(tensor) ? tensor : Flat(tensor);
+  if (LiesInArena(input, work)) input = input.clone();
   CallMemory memory = core::FirstDimensionVaries(call.kind)
                           ? GiveRows(call, index, members, input, work)
                           : GiveShaped(call, members, tensor, &input, work);

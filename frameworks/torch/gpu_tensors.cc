@@ -49,6 +49,12 @@ StreamHandle CurrentHandle(const frameworks::Gpu& gpu) {
   return HandleOf(Guard(), CurrentStream(gpu));
 }
 
+// LibTorch's number of a stream that it has not made is its handle.
+c10::Stream StreamOf(StreamHandle stream, c10::Device device) {
+  const auto number = static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream));
+  return c10::Stream(c10::Stream::UNSAFE, device, number);
+}
+
 // Its memory may be used again only when the stream has come past this.
 void RecordOn(const at::Tensor& tensor, c10::Stream stream) {
   if (tensor.defined()) Guard().recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
@@ -200,7 +206,40 @@ core::Status NoteReadyInStreams(const std::vector<core::WorkPtr>& works, framewo
   return core::Status::Ok();
 }
 
-void GpuWaits::Await(const DeviceWork& work, const frameworks::Gpu& gpu, const at::Tensor& result) {
+core::Status NoteVacant(const std::vector<core::WorkPtr>& works, frameworks::Gpu& gpu) {
+  const ops::nccl::ArenaPtr& arena = ops::cuda::AsDeviceWork(*works.front()).arena;
+  if (!arena) return core::Status::Ok();
+  std::vector<ops::cuda::EventPtr> vacant;
+  for (const StreamHandle reader : arena->readers()) {
+    const bool is_producer =
+        std::any_of(works.begin(), works.end(), [reader](const core::WorkPtr& one) {
+          return ops::cuda::AsDeviceWork(*one).producer == reader;
+        });
+    if (is_producer) continue;  // of what is ready behind it
+    core::Status status = RefuseCapture(*gpu.device(), reader);
+    ops::cuda::EventPtr event;
+    if (status.ok()) status = gpu.Mark(reader, &event);
+    if (!status.ok()) return status;
+    vacant.push_back(std::move(event));
+  }
+  if (vacant.empty()) return core::Status::Ok();
+  for (const core::WorkPtr& one : works) ops::cuda::AsDeviceWork(*one).vacant = vacant;
+  return core::Status::Ok();
+}
+
+void FollowReaders(const ops::nccl::Arena& arena, frameworks::Gpu& gpu, const at::Tensor& copy) {
+  const StreamHandle current = CurrentHandle(gpu);
+  for (const StreamHandle reader : arena.readers()) {
+    if (reader == current) continue;
+    ThrowIfError(RefuseCapture(*gpu.device(), reader));
+    ops::cuda::EventPtr end;
+    ThrowIfError(gpu.Mark(reader, &end));
+    ThrowIfError(AwaitEvent(*gpu.device(), end, current));
+    RecordOn(copy, StreamOf(reader, copy.device()));
+  }
+}
+
+void GpuWaits::Await(const DeviceWork& work, const frameworks::Gpu& gpu, const at::Tensor& memory) {
   if (work.done == nullptr) return;  // no rank had it
   const c10::Stream stream = CurrentStream(gpu);
   const StreamHandle handle = HandleOf(Guard(), stream);
@@ -209,14 +248,13 @@ void GpuWaits::Await(const DeviceWork& work, const frameworks::Gpu& gpu, const a
     ThrowIfError(AwaitDone(work, handle));
     awaited_.push_back(work.done);
   }
-  if (handle != work.producer) RecordOn(result, stream);
+  if (handle != work.producer) RecordOn(memory, stream);
+  if (work.arena) work.arena->NoteReader(handle);
 }
 
 AllocatingStream::AllocatingStream(c10::Device device, StreamHandle stream) {
   if (stream == nullptr) return;
-  // LibTorch's number of a stream that it has not made is its handle.
-  const auto number = static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream));
-  before_ = Guard().exchangeStream(c10::Stream(c10::Stream::UNSAFE, device, number));
+  before_ = Guard().exchangeStream(StreamOf(stream, device));
 }
 
 AllocatingStream::~AllocatingStream() {

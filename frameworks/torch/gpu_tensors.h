@@ -15,6 +15,7 @@
 #include "frameworks/devices.h"
 #include "frameworks/torch/call_memory.h"
 #include "frameworks/torch/session_state.h"
+#include "ops/nccl/arena.h"
 
 namespace sirtaki::detail {
 
@@ -60,15 +61,23 @@ core::Status NoteProducer(ops::cuda::DeviceWork& work, const frameworks::Gpu& gp
 // others. One event for each stream, which they share. Errors: those of ops::cuda::NoteReady.
 core::Status NoteReadyInStreams(const std::vector<core::WorkPtr>& works, frameworks::Gpu& gpu);
 
+// If the works' bucket has an arena: what the lane writes there comes behind what its readers have
+// been given by now. Errors: as NoteReadyInStreams.
+core::Status NoteVacant(const std::vector<core::WorkPtr>& works, frameworks::Gpu& gpu);
+
+// The calling thread's current stream goes on behind the arena's readers, which may use `copy` of
+// what they read from then on. Throws Error.
+void FollowReaders(const ops::nccl::Arena& arena, frameworks::Gpu& gpu, const at::Tensor& copy);
+
 // Results that one thread uses in the streams that are current there: each of these waits once for
 // what many of them have in common.
 class GpuWaits {
  public:
-  // What the current stream is given from now on finds the work's result, in this tensor, whose
-  // memory stays until that is through. Precondition: the handle is done, with an ok status. Throws
-  // Error.
+  // What the current stream is given from now on finds the work's result. `memory`, of the
+  // allocator's, that the lane has used: it stays until the stream is through; undefined: none.
+  // Precondition: the handle is done, with an ok status. Throws Error.
   void Await(const ops::cuda::DeviceWork& work, const frameworks::Gpu& gpu,
-             const at::Tensor& result);
+             const at::Tensor& memory);
 
  private:
   std::vector<ops::cuda::EventPtr> awaited_;  // not their addresses: an event's may come again

@@ -49,8 +49,8 @@ std::vector<std::int64_t> SeenPlaces(const GradientBuckets::Gradients& members) 
 
 // The keys and strides, which all ranks must have alike: memory is reduced as it lies.
 std::uint64_t LayoutOf(const GradientBuckets::Gradients& gradients,
-                       const std::vector<std::vector<std::int64_t>>& strides) {
-  std::string text;
+                       const std::vector<std::vector<std::int64_t>>& strides, bool in_arena) {
+  std::string text = in_arena ? "in an arena " : "";
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     text += gradients[i]->key();
     for (const std::int64_t stride : strides[i]) text += ' ' + std::to_string(stride);
@@ -85,6 +85,8 @@ GradientBuckets::~GradientBuckets() { Dissolve(); }
 void GradientBuckets::Dissolve() {
   for (const auto& gradient : gradients_) gradient->TakeOut();
   gradients_.clear();
+  for (const ops::nccl::ArenaPtr& arena : arenas_) arena->Retire();
+  arenas_.clear();
   names_.reset();
   laid_out_ = false;
 }
@@ -153,13 +155,17 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
   limits_ = set_.session->session().limits();
   const auto buckets =
       fusion::PlanBuckets(ordered, {limits_.first_bucket_bytes, limits_.bucket_bytes});
+  std::vector<Gradients> of_buckets(buckets.size());
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    for (const std::size_t position : buckets[b]) {
+      of_buckets[b].push_back(members[order[position].second]);
+    }
+  }
+  BucketArenas made = MakeArenas(set_, arena_number(), of_buckets);
+  arenas_ = std::move(made.arenas);
   auto names = std::make_shared<frameworks::BucketNames>();
   for (std::size_t b = 0; b < buckets.size(); ++b) {
-    Gradients gradients;
-    for (const std::size_t position : buckets[b]) {
-      gradients.push_back(members[order[position].second]);
-    }
-    MakeBucket(std::move(gradients), b, names.get());
+    MakeBucket(std::move(of_buckets[b]), std::move(made.places[b]), b, names.get());
   }
   names_ = std::move(names);
   set_.session->session().observation().NoteBuckets(names_);
@@ -167,7 +173,7 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
   laid_out_ = true;
 }
 
-void GradientBuckets::MakeBucket(Gradients gradients, std::size_t index,
+void GradientBuckets::MakeBucket(Gradients gradients, ArenaPlaces places, std::size_t index,
                                  frameworks::BucketNames* names) {
   auto signature = std::make_shared<core::Signature>();
   signature->kind = core::OpKind::kAllReduce;
@@ -177,13 +183,13 @@ void GradientBuckets::MakeBucket(Gradients gradients, std::size_t index,
     signature->parts.push_back(
         std::make_shared<const core::Signature>(gradient->ExpectedSignature()));
   }
-  signature->layout = LayoutOf(gradients, strides);
+  signature->layout = LayoutOf(gradients, strides, !places.empty());
   // Optimizers are numbered alike on all ranks, and each counts its own layouts.
-  const std::uint64_t arena = layouts_ << 32 | number_;
-  const core::Key key = core::Key::Bucket(set_.members.set, arena, index);
+  const core::Key key = core::Key::Bucket(set_.members.set, arena_number(), index);
   names->emplace(key.ToString(), NamesOf(gradients));
   const auto bucket = std::make_shared<Bucket>(key, std::move(signature));
   bucket->strides = std::move(strides);
+  bucket->places = std::move(places);
   bucket->joins = joins_;
   bucket->joins_before = joins_before_;
   for (std::size_t part = 0; part < gradients.size(); ++part) {

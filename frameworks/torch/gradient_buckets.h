@@ -13,6 +13,7 @@
 
 #include "core/request.h"
 #include "frameworks/observation.h"
+#include "frameworks/torch/gradient_arena.h"
 #include "frameworks/torch/session_set.h"
 #include "fusion/bucket_assembly.h"
 
@@ -33,6 +34,7 @@ struct Bucket {
   std::vector<std::weak_ptr<ParameterGradient>> gradients;
   // Of each gradient's memory, on all ranks.
   std::vector<std::vector<std::int64_t>> strides;
+  ArenaPlaces places;                                       // empty: it has no arena
   std::shared_ptr<const std::atomic<std::uint64_t>> joins;  // of the set, by this rank
   std::uint64_t joins_before = 0;
 };
@@ -65,7 +67,10 @@ class GradientBuckets {
   bool Fits() const;
   bool Wanted(const Gradients& members) const;
   void LayOut(const Gradients& members, const std::int64_t* sums);
-  void MakeBucket(Gradients gradients, std::size_t index, frameworks::BucketNames* names);
+  // Of this layout, as the key of a bucket has it.
+  std::uint64_t arena_number() const { return layouts_ << 32 | number_; }
+  void MakeBucket(Gradients gradients, ArenaPlaces places, std::size_t index,
+                  frameworks::BucketNames* names);
 
   const SessionSet set_;
   const std::uint64_t number_;
@@ -78,6 +83,7 @@ class GradientBuckets {
   bool renew_ = false;
   std::uint64_t layouts_ = 0;  // made so far
   Gradients gradients_;
+  std::vector<ops::nccl::ArenaPtr> arenas_;
   std::shared_ptr<const frameworks::BucketNames>
       names_;  // of what the buckets hold, while laid out
 };

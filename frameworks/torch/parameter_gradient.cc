@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sparse_coo_tensor.h>
-#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -179,70 +178,6 @@ core::Signature ParameterGradient::ExpectedSignature() {
   return MakeSignature(what_.parameter);
 }
 
-// Nobody else has it, so that its place may change: a backward that found no gradient has made it,
-// or nothing but `.grad` refers to it and to its memory.
-bool ParameterGradient::MayReplaceFound() const {
-  constexpr std::size_t kOurs = 2;  // `.grad` and found_
-  return found_.use_count() == kOurs && (fresh_.load(std::memory_order_relaxed) || !shares_);
-}
-
-// Where a dense gradient is reduced: where it lies if it lies right, in memory of its own. If only
-// the backend does not see it there, it moves to memory that the backend sees, once, and its own is
-// given back. So does one that shares the memory that a backward has given it: gradients of several
-// parameters may be parts of one tensor, or the same one.
-at::Tensor ParameterGradient::PlaceDense(const std::vector<std::int64_t>& strides) {
-  frameworks::Session& session = set_.session->session();
-  const bool lies_right = LiesWith(found_, strides);
-  const bool seen =
-      found_.numel() == 0 || IsOnGpu(found_) || session.IsShared(found_.const_data_ptr());
-  // One with a graph may be what its graph has kept: it stays as it is.
-  const bool has_graph = found_.requires_grad();
-  const bool moves = lies_right && (!seen || shares_) && !has_graph &&
-                     LiesWith(found_, ContractStrides(what_.parameter)) && MayReplaceFound();
-  if (lies_right && !has_graph && !shares_ && !moves) {
-    NoteOverwritten(found_);
-    return found_.detach();
-  }
-  at::Tensor placed = EmptyForBackend(found_, strides, session);
-  placed.copy_(found_.detach());
-  if (!moves) return placed;
-  what_.parameter.mutable_grad() = placed;
-  found_ = placed;
-  shares_ = false;
-  return placed.detach();
-}
-
-void ParameterGradient::GiveMemory(core::Work& work) {
-  // By itself it lies row by row on all ranks, in a bucket as the bucket's layout says.
-  const std::vector<std::int64_t> strides =
-      in_ ? ContractStrides(what_.parameter) : RowMajorStrides(what_.parameter);
-  if (!present_) {
-    moved_ = EmptyForBackend(what_.parameter.detach(), strides, set_.session->session());
-    if (!on_gpu_) moved_.zero_();  // a device's lane looks at what is absent, not at its memory
-  } else if (IsSparse(found_)) {
-    moved_ = EmptyForBackend(found_.detach(), strides, set_.session->session());
-    moved_.copy_(found_.detach().to_dense());
-  } else {
-    moved_ = PlaceDense(strides);
-  }
-  if (found_.defined()) version_ = VersionOf(found_);
-  work.input = work.output = moved_.mutable_data_ptr();
-  kept_ = std::make_shared<at::Tensor>(moved_);
-  work.keep_alive = kept_;
-}
-
-std::string ParameterGradient::TryGiveMemory(core::Work& work) {
-  try {
-    GiveMemory(work);
-    return {};
-  } catch (const c10::OutOfMemoryError& error) {
-    return WhyNoMemory(error);
-  } catch (const std::exception& error) {
-    // On a GPU it may be any failure of the device, which a copy has come upon.
-    return on_gpu_ ? TextOf(error) : WhyNoMemory(error);
-  }
-}
-
 // What the other ranks' hooks have started waits for this one's: there is no going on.
 void ParameterGradient::FailHook(const std::string& why) const {
   set_.session->session().Abort("the communication hook failed for the gradient of " +
@@ -385,7 +320,9 @@ void ParameterGradient::StartInBucket(bool will_wait) {
   const core::WorkPtr whole = bucket->assembly.Assemble();
   // Later than their hooks might, but once for all of them.
   if (on_gpu_ && whole->request.invalid.empty()) {
-    whole->request.invalid = NoteReadyInStreams(whole->parts, *gpu_).message();
+    core::Status noted = NoteReadyInStreams(whole->parts, *gpu_);
+    if (noted.ok()) noted = NoteVacant(whole->parts, *gpu_);
+    whole->request.invalid = noted.message();
   }
   ThrowIfError(set_.session->Submit(whole, will_wait));
   bucket->assembly.NoteSubmitted(whole);

@@ -26,6 +26,7 @@
 
 namespace sirtaki::detail {
 
+class ArenaPlace;
 class GpuWaits;
 struct Bucket;
 
@@ -109,6 +110,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   std::string TryGiveMemory(core::Work& work);
   void GiveMemory(core::Work& work);
   at::Tensor PlaceDense(const std::vector<std::int64_t>& strides);
+  bool PlaceInArena(const std::vector<std::int64_t>& strides);
+  bool LiesInArena(const at::Tensor& tensor) const;
   bool MayReplaceFound() const;
   bool FoundWritten() const;
   void FailHook(const std::string& why) const;  // throws
@@ -124,11 +127,13 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   core::Signature MakeSignature(const at::Tensor& shaped) const;
   core::Status Await();
   core::HandlePtr handle() const;
+  ArenaPlace* place() const;  // of what is under way; null: none
   bool AbsentEverywhere() const;
   bool StartByItself(const core::Status& status);
   bool StartInAgreedForm();
   core::Status Collect(GpuWaits& waits);
   void CollectFromHook();
+  at::Tensor AllocatedMemory() const;
   void Deliver(const at::Tensor& average);
   void Clear();
 
@@ -156,7 +161,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   bool present_ = false;      // and whether it counts: not that of a frozen parameter
   bool shares_ = false;       // its memory with other tensors, and so the version
   std::int64_t version_ = 0;  // of `found_`
-  at::Tensor moved_;          // what is reduced: found_'s own memory, or a flat copy, or zeros
+  at::Tensor moved_;          // what is reduced: found_'s own memory, or a flat copy, or zeros, or
+                              // its place in the arena, where the lane brings it
   std::shared_ptr<at::Tensor> kept_;               // the same, for as long as the work needs it
   std::shared_ptr<Bucket> in_;                     // of a dense one: the bucket that it is in,
   std::size_t in_part_ = 0;                        // and its part of that

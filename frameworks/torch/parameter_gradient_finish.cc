@@ -6,6 +6,7 @@
 
 #include "core/text.h"
 #include "frameworks/torch/gpu_tensors.h"
+#include "frameworks/torch/gradient_arena.h"
 #include "frameworks/torch/gradient_buckets.h"
 #include "frameworks/torch/gradient_form.h"
 #include "frameworks/torch/parameter_gradient.h"
@@ -16,8 +17,20 @@
 
 namespace sirtaki::detail {
 
+// What the lane has used, and who allocates it has to know of.
+at::Tensor ParameterGradient::AllocatedMemory() const {
+  const at::Tensor& used = place() != nullptr && place()->Has(moved_) ? found_ : moved_;
+  return used.defined() && !IsSparse(used) && !LiesInArena(used) ? used : at::Tensor();
+}
+
 void ParameterGradient::Deliver(const at::Tensor& average) {
-  if (found_.defined() && !found_.requires_grad() && !IsSparse(found_)) {
+  constexpr std::size_t kOurs = 2;  // `.grad` and found_
+  const bool arrives = present_ && place() != nullptr && place()->Has(average) &&
+                       average.const_data_ptr() != found_.const_data_ptr();
+  // Unless somebody has got hold of it meanwhile.
+  if (arrives && found_.use_count() == kOurs && found_.storage().use_count() == 1) {
+    what_.parameter.mutable_grad() = average;
+  } else if (found_.defined() && !found_.requires_grad() && !IsSparse(found_)) {
     if (average.data_ptr() != found_.data_ptr()) found_.copy_(average);
   } else {
     what_.parameter.mutable_grad() = average;
@@ -46,7 +59,7 @@ bool ParameterGradient::FoundWritten() const {
 
 // Precondition: Await has said ok.
 core::Status ParameterGradient::Collect(GpuWaits& waits) {
-  if (on_gpu_) waits.Await(*on_gpu_, *gpu_, moved_);
+  if (on_gpu_) waits.Await(*on_gpu_, *gpu_, AllocatedMemory());
   // A device may be far behind, but whoever gets this memory next comes behind what it does there.
   if (kept_) *kept_ = at::Tensor();
   const bool same = what_.parameter.grad().is_same(found_);
@@ -91,6 +104,10 @@ core::Status ParameterGradient::Await() {
                    " could not be started in backward(), which threw the reason");
   }
   return handle->done() ? handle->status() : set_.session->Wait(*handle);
+}
+
+ArenaPlace* ParameterGradient::place() const {
+  return in_ && !in_->places.empty() ? &in_->places[in_part_] : nullptr;
 }
 
 core::HandlePtr ParameterGradient::handle() const { return in_ ? in_->assembly.handle() : handle_; }

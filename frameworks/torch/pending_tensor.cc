@@ -20,13 +20,13 @@ core::WorkPtr MakeWork(const at::Tensor& tensor) {
 // Of one tensor of the call. `gpu`: where it is; null: on the host.
 CallMemory GiveMemoryTo(const core::WorkPtr& work, const TensorCall& call, std::size_t index,
                         const CallMembers& members, const std::shared_ptr<frameworks::Gpu>& gpu) {
+  if (gpu != nullptr) ops::cuda::AsDeviceWork(*work).device = gpu->device();
   CallMemory memory = GiveMemory(call, index, members, *work);
   if (gpu != nullptr) {
     memory.on_gpu = OnGpu{.gpu = gpu,
                           .work = std::static_pointer_cast<ops::cuda::DeviceWork>(work),
                           .caller = nullptr,
                           .end = nullptr};
-    memory.on_gpu->work->device = gpu->device();
   }
   return memory;
 }

@@ -64,6 +64,25 @@ void Device::GiveBack(StreamHandle stream) {
   free_streams_.push_back(stream);
 }
 
+void Device::AddArena(const void* begin, std::int64_t bytes) {
+  core::MutexLock lock(mutex_);
+  arenas_[static_cast<const std::byte*>(begin)] = bytes;
+}
+
+void Device::RemoveArena(const void* begin) {
+  core::MutexLock lock(mutex_);
+  arenas_.erase(static_cast<const std::byte*>(begin));
+}
+
+bool Device::InArena(const void* memory) const {
+  const auto* const place = static_cast<const std::byte*>(memory);
+  core::MutexLock lock(mutex_);
+  auto behind = arenas_.upper_bound(place);
+  if (behind == arenas_.begin()) return false;
+  --behind;
+  return place < behind->first + behind->second;
+}
+
 Status Device::LoadModule(const void* image, ModuleHandle* module) {
   core::MutexLock lock(mutex_);
   ModuleHandle& loaded = modules_[image];

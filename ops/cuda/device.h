@@ -1,6 +1,9 @@
 // One GPU, and the streams and events on it.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <utility>
@@ -48,6 +51,12 @@ class Device {
   void GiveBack(StreamHandle stream) SIRTAKI_EXCLUDES(mutex_);
   core::Status LoadModule(const void* image, ModuleHandle* module) SIRTAKI_EXCLUDES(mutex_);
 
+  // Memory that NCCL has registered, so that it may be in no call of NCCL's but those that all
+  // ranks make with theirs. Whoever has a tensor that lies there gives a copy to other calls.
+  void AddArena(const void* begin, std::int64_t bytes) SIRTAKI_EXCLUDES(mutex_);
+  void RemoveArena(const void* begin) SIRTAKI_EXCLUDES(mutex_);
+  bool InArena(const void* memory) const SIRTAKI_EXCLUDES(mutex_);
+
   const Api& api() const { return api_; }
   int index() const { return index_; }
 
@@ -58,9 +67,10 @@ class Device {
   const int index_;
   int driver_device_ = 0;
   ContextHandle context_ = nullptr;
-  core::Mutex mutex_;
+  mutable core::Mutex mutex_;
   std::vector<StreamHandle> free_streams_ SIRTAKI_GUARDED_BY(mutex_);
   std::map<const void*, ModuleHandle> modules_ SIRTAKI_GUARDED_BY(mutex_);  // by image
+  std::map<const std::byte*, std::int64_t, std::less<>> arenas_ SIRTAKI_GUARDED_BY(mutex_);
 };
 
 // Marks a place in a stream. Its owner alone records and waits; who only looks may be any thread.

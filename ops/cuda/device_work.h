@@ -2,10 +2,17 @@
 // is, but where: by events. So nobody's host thread waits for the device.
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "core/work.h"
 #include "ops/cuda/device.h"
+
+namespace sirtaki::ops::nccl {
+class Arena;
+struct ArenaRequest;
+}  // namespace sirtaki::ops::nccl
 
 namespace sirtaki::ops::cuda {
 
@@ -24,6 +31,16 @@ struct DeviceWork : core::Work {
   EventPtr done;                    // set before the handle completes, and not touched afterwards
   // The lane's, set before allocate_output is called: what that allocates is used there first.
   StreamHandle lane_stream = nullptr;
+
+  // ---- of a part of a bucket that has an arena, on all ranks ----
+  std::shared_ptr<nccl::Arena> arena;  // null: it has none
+  // Where it is reduced, there. What lies elsewhere the lane brings there, and takes back to an
+  // output elsewhere.
+  std::byte* place = nullptr;
+  std::vector<EventPtr> vacant;  // whoever has read what was there is through with that
+
+  // ---- of the work that makes one, and moves nothing ----
+  std::shared_ptr<nccl::ArenaRequest> arena_request;
 };
 
 // The work of a tensor on a GPU, as that. Ends the process if it is something else: a bug of

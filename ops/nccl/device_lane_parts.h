@@ -17,6 +17,7 @@
 
 #include "core/thread_annotations.h"
 #include "ops/group_trace.h"
+#include "ops/nccl/arena.h"
 #include "ops/nccl/device_lane.h"
 #include "ops/nccl/device_memory.h"
 #include "ops/nccl/group_launch.h"
@@ -49,7 +50,7 @@ struct DeviceLane::Impl {
   enum class ThreadState : std::uint8_t { kRunning, kGone };
 
   explicit Impl(DeviceLaneOptions lane_options)
-      : options(std::move(lane_options)), sets(options.device->api()) {}
+      : options(std::move(lane_options)), sets(options.device->api(), frees) {}
 
   static std::vector<core::RunningOperation> RunningOf(const std::map<std::uint64_t, Task>& tasks);
 
@@ -78,8 +79,10 @@ struct DeviceLane::Impl {
   // Polls, tending the rest, until `over` says so or the lane is stopped.
   core::Status Await(const std::function<core::Status(bool* over)>& over) SIRTAKI_EXCLUDES(mutex);
   core::Status AwaitEvent(const cuda::Event& event);
+  core::Status AwaitDrained();  // nothing is in flight
   // The process exits, and CUDA's own end has come before ours.
   bool CudaHasGone() const;
+  void FreeArenas();
   void EndWell();
   void EndBadly();
   void LeaveAll();
@@ -89,6 +92,7 @@ struct DeviceLane::Impl {
   Patience patience() const { return {options.limit, &stopped}; }
 
   const DeviceLaneOptions options;
+  const std::shared_ptr<ArenaFrees> frees = std::make_shared<ArenaFrees>();
   std::atomic<bool> stopped{false};  // set under the mutex
 
   // Of the lane's thread.

@@ -61,6 +61,13 @@ Status DeviceLane::Impl::AwaitEvent(const cuda::Event& event) {
   return Await([&event](bool* over) { return event.Poll(over); });
 }
 
+Status DeviceLane::Impl::AwaitDrained() {
+  return Await([this](bool* over) {
+    *over = in_flight.empty();
+    return Status::Ok();
+  });
+}
+
 Status DeviceLane::Impl::Meet(const Task& task) {
   Meeting& meeting = *task.meeting;
   Status status = Await([&](bool* over) {
@@ -89,10 +96,14 @@ Status DeviceLane::Impl::Launch(const Task& task, cuda::EventPtr* inputs) {
                               .events = *events,
                               .kernels = *kernels,
                               .communicator = *parts->communicator,
+                              .api = parts->api,
                               .staging = *parts->staging,
+                              .arenas = *parts->arenas,
                               .host = *pinned,
                               .patience = patience(),
                               .await = [this](const cuda::Event& e) { return AwaitEvent(e); },
+                              .drained = [this] { return AwaitDrained(); },
+                              .packs = parts->here != nullptr,
                               .inputs = options.observer != nullptr ? inputs : nullptr,
                               .by_hosts = by_hosts ? &*by_hosts : nullptr};
   return LaunchGroup(context, *task.group);
@@ -110,11 +121,7 @@ Status DeviceLane::Impl::MarkEnd(InFlight launched) {
 }
 
 Status DeviceLane::Impl::Remove(core::SetNumber set) {
-  const bool is_used = sets.Find(set) != nullptr;
-  Status status = Await([this, is_used](bool* over) {
-    *over = !is_used || in_flight.empty();
-    return Status::Ok();
-  });
+  Status status = sets.Find(set) != nullptr ? AwaitDrained() : Status::Ok();
   return status.ok() ? sets.Remove(set, patience()) : status;
 }
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "ops/keep_forever.h"
@@ -20,6 +21,8 @@ namespace {
 
 // Between questions for errors of what is under way.
 constexpr auto kWatch = std::chrono::milliseconds(20);
+// How long the end of the lane waits for streams that may read an arena.
+constexpr auto kFreeLimit = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -80,6 +83,7 @@ Status DeviceLane::Impl::Retire() {
   const core::TimePoint now = core::Clock::now();
   if (now - watched < kWatch) return Status::Ok();
   watched = now;
+  frees->Free();
   return sets.CheckAsync();
 }
 
@@ -89,8 +93,16 @@ bool DeviceLane::Impl::CudaHasGone() const {
                                   cuda::Error::kDeinitialized;
 }
 
+// What the program's streams still read comes free soon, or stays.
+void DeviceLane::Impl::FreeArenas() {
+  const core::TimePoint limit = core::Clock::now() + kFreeLimit;
+  while (!frees->Free() && core::Clock::now() < limit) std::this_thread::sleep_for(kLongestPause);
+  frees->Close();
+}
+
 void DeviceLane::Impl::EndWell() {
   sets.FinalizeAll(patience());
+  FreeArenas();
   // On this thread, whose device it is.
   pinned.reset();
   events.reset();
@@ -110,6 +122,7 @@ void DeviceLane::Impl::LeaveAll() {
   in_flight.clear();
   if (stream != nullptr) stream->LeaveBehind();
   sets.LeaveAll();
+  frees->Close();
   KeepForever(std::shared_ptr<PinnedMemory>(std::move(pinned)));
 }
 

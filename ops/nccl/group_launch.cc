@@ -1,5 +1,8 @@
 #include "ops/nccl/group_launch.h"
 
+#include <algorithm>
+#include <vector>
+
 namespace sirtaki::ops::nccl {
 namespace {
 
@@ -8,6 +11,7 @@ using core::Status;
 using core::StatusCode;
 
 Status LaunchKind(const LaunchContext& context, const GroupTask& task) {
+  if (MakesArena(task)) return LaunchArena(context, task);
   switch (task.signature().kind) {
     case OpKind::kAllReduce:
     case OpKind::kReduce:
@@ -33,9 +37,16 @@ Status LaunchKind(const LaunchContext& context, const GroupTask& task) {
 
 Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task) {
   const cuda::Event* last = nullptr;
+  std::vector<cuda::EventPtr> seen;  // which the parts of a bucket have in common
   for (const core::RunItem& item : task.items) {
     if (item.work == nullptr) continue;
-    const cuda::EventPtr& ready = cuda::AsDeviceWork(*item.work).ready;
+    const cuda::DeviceWork& work = cuda::AsDeviceWork(*item.work);
+    for (const cuda::EventPtr& vacant : work.vacant) {
+      if (std::find(seen.begin(), seen.end(), vacant) != seen.end()) continue;
+      seen.push_back(vacant);
+      if (Status status = vacant->Block(stream.handle()); !status.ok()) return status;
+    }
+    const cuda::EventPtr& ready = work.ready;
     if (ready == nullptr || ready.get() == last) continue;
     last = ready.get();
     if (Status status = ready->Block(stream.handle()); !status.ok()) return status;

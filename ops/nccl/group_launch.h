@@ -1,17 +1,21 @@
 // Puts a planned group of GPU tensors into the lane's stream: everything that the members of the
 // set do for it, in the same order on all of them. Nothing here waits for the device but the kinds
-// whose first dimension may differ by rank, which have to know everybody's rows to allocate.
+// whose first dimension may differ by rank, which have to know everybody's rows to allocate, and
+// the making of an arena.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <string>
 
 #include "core/request.h"
 #include "core/status.h"
 #include "ops/cuda/device_work.h"
 #include "ops/cuda/kernels.h"
 #include "ops/group_run.h"
+#include "ops/nccl/arena.h"
 #include "ops/nccl/communicator.h"
 #include "ops/nccl/device_memory.h"
 
@@ -25,11 +29,17 @@ struct LaunchContext {
   cuda::EventPool& events;
   cuda::Kernels& kernels;
   Communicator& communicator;  // a rank is a member's index
+  const std::shared_ptr<const Api>& api;
   DeviceMemory& staging;
+  Arenas& arenas;
   PinnedMemory& host;
   Patience patience;
   // Returns when the device has come to the event, or with the error that ends the wait.
   std::function<core::Status(const cuda::Event&)> await;
+  // The same for all groups that were launched before.
+  std::function<core::Status()> drained;
+  // All that is reduced goes by hosts, packed: an arena would serve nobody. All members alike.
+  bool packs = false;
   // Marks where the inputs are there; null: nobody wants to know.
   cuda::EventPtr* inputs = nullptr;
   // Of an all-reduce that goes by hosts (ops/nccl/host_hierarchy); null: by NCCL alone.
@@ -51,6 +61,10 @@ struct ReducedInSlices {
 };
 std::optional<ReducedInSlices> DescribeReduce(const GroupTask& task);
 
+// Whether the group is the entry that makes an arena: with a layout, as a bucket has, but one
+// tensor.
+inline bool MakesArena(const GroupTask& task) { return task.signature().layout != 0; }
+
 // When it returns ok, an event that is recorded in the stream marks the end of the group. Else some
 // of it may be under way: the group's fault. Throws what the outputs' allocation throws.
 core::Status LaunchGroup(const LaunchContext& context, const GroupTask& task);
@@ -61,6 +75,7 @@ core::Status LaunchReduce(const LaunchContext& context, const GroupTask& task);
 core::Status LaunchReduceScatter(const LaunchContext& context, const GroupTask& task);
 core::Status LaunchBroadcast(const LaunchContext& context, const GroupTask& task);
 core::Status LaunchAllGatherInto(const LaunchContext& context, const GroupTask& task);
+core::Status LaunchArena(const LaunchContext& context, const GroupTask& task);
 // All-gather, gather, scatter and all-to-all.
 core::Status LaunchExchange(const LaunchContext& context, const GroupTask& task);
 

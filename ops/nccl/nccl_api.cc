@@ -41,6 +41,10 @@ const char* FindAll(const DynamicLibrary& library, Api* api) {
 void FindNewer(const DynamicLibrary& library, Api* api) {
   library.Take("ncclMemAlloc", &api->MemAlloc);
   library.Take("ncclMemFree", &api->MemFree);
+  library.Take("ncclCommRegister", &api->CommRegister);
+  library.Take("ncclCommDeregister", &api->CommDeregister);
+  library.Take("ncclCommWindowRegister", &api->CommWindowRegister);
+  library.Take("ncclCommWindowDeregister", &api->CommWindowDeregister);
 }
 
 }  // namespace

@@ -84,7 +84,16 @@ struct Api {
   // ---- null in older versions ----
   Result (*MemAlloc)(void** memory, std::size_t bytes);  // 2.19
   Result (*MemFree)(void* memory);
+  Result (*CommRegister)(CommHandle comm, void* memory, std::size_t bytes, void** handle);  // 2.19
+  Result (*CommDeregister)(CommHandle comm, void* handle);
+  // By all ranks, with equal sizes: whole pages of 4096 bytes. Null: there is no window here.
+  Result (*CommWindowRegister)(CommHandle comm, void* memory, std::size_t bytes, void** window,
+                               int flags);  // 2.27
+  Result (*CommWindowDeregister)(CommHandle comm, void* window);
 };
+
+// Of a window, whose memory the other ranks read and write where it is.
+inline constexpr int kWindowCollSymmetric = 1;  // all ranks call with the same place in it
 
 // Whose declarations these are, and the first version that we work with: that of LibTorch 2.1.
 inline constexpr int kDeclaredVersion = 22809;

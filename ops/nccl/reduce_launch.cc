@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "fusion/arena_layout.h"
 #include "ops/nccl/group_launch.h"
 #include "ops/nccl/host_hierarchy.h"
 #include "ops/runs.h"
@@ -21,8 +22,6 @@ using cuda::CopySegment;
 
 // Of what all members give when it is gathered and combined here.
 constexpr std::int64_t kGatheredBytes = std::int64_t{64} << 20;
-// Where tensors begin that are packed: the widest load.
-constexpr std::int64_t kPackedAlignment = 16;
 
 // Where slices begin that cross hosts, for those who copy and reduce them there.
 constexpr std::int64_t kSliceAlignment = 64;
@@ -91,15 +90,11 @@ Status Unpack(const LaunchContext& context, const Travel& travel,
 // same on all members, and of one tensor exactly its size, so that a member that packs it and one
 // that does not call the same.
 std::vector<std::int64_t> Starts(const std::vector<std::int64_t>& counts, DType moved) {
-  const std::int64_t alignment = std::max<std::int64_t>(1, kPackedAlignment / BytesOf(moved));
-  std::vector<std::int64_t> starts;
-  std::int64_t next = 0;
-  for (const std::int64_t count : counts) {
-    next = (next + alignment - 1) / alignment * alignment;
-    starts.push_back(next);
-    next += count;
-  }
-  starts.push_back(next);
+  std::vector<std::int64_t> bytes;
+  bytes.reserve(counts.size());
+  for (const std::int64_t count : counts) bytes.push_back(count * BytesOf(moved));
+  std::vector<std::int64_t> starts = fusion::PackedStarts(bytes);
+  for (std::int64_t& start : starts) start /= BytesOf(moved);
   return starts;
 }
 
@@ -176,6 +171,46 @@ Status ReduceWhereItLies(const LaunchContext& context, const GroupTask& task,
   Status status = Combine(context, task, travel, from, to, count);
   if (!status.ok() || travel.store.identity() || !KeepsResult(task, item)) return status;
   return Unpack(context, travel, {{to, to, count}});
+}
+
+// Where the group is in the arena of its bucket: all of it side by side. Null if it is not, on all
+// ranks. `starts`: of it as it would be packed.
+std::byte* PlaceInArena(const GroupTask& task, const Travel& travel,
+                        const std::vector<std::int64_t>& starts) {
+  // Who has joined has nothing there, and NCCL wants the memory of all ranks to be of one kind.
+  const core::RunItem& first = task.items.front();
+  if (first.work == nullptr || !first.silent.empty() || MakesArena(task)) return nullptr;
+  if (travel.gathered || travel.moved != travel.element) return nullptr;
+  const cuda::DeviceWork& head = cuda::AsDeviceWork(*first.work);
+  if (head.arena == nullptr) return nullptr;
+  for (std::size_t i = 0; i < task.items.size(); ++i) {
+    const cuda::DeviceWork& work = cuda::AsDeviceWork(*task.items[i].work);
+    // A gradient before it that no rank has leaves a hole.
+    if (work.arena != head.arena || work.place != head.place + starts[i] * BytesOf(travel.moved)) {
+      return nullptr;
+    }
+  }
+  return head.place;
+}
+
+// In place, but for what lies elsewhere or is scaled.
+Status ReduceInArena(const LaunchContext& context, const GroupTask& task, const Travel& travel,
+                     const std::vector<std::int64_t>& counts, std::byte* begin,
+                     std::int64_t total) {
+  std::vector<CopySegment> in;
+  std::vector<CopySegment> out;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const core::RunItem& item = task.items[i];
+    std::byte* const place = cuda::AsDeviceWork(*item.work).place;
+    const void* const input = ReducedInput(item);
+    if (input != place || !travel.load.identity()) in.push_back({input, place, counts[i]});
+    if (item.work->output != place || !travel.store.identity()) {
+      out.push_back({place, item.work->output, counts[i]});
+    }
+  }
+  Status status = in.empty() ? Status::Ok() : Pack(context, travel, in);
+  if (status.ok()) status = Combine(context, task, travel, begin, begin, total);
+  return status.ok() && !out.empty() ? Unpack(context, travel, out) : status;
 }
 
 // As TravelOf, of what is reduced within hosts and then between them. An average is divided once,
@@ -264,6 +299,7 @@ std::int64_t ReducedInSlices::SliceCount(std::int64_t slices) const {
 std::optional<ReducedInSlices> DescribeReduce(const GroupTask& task) {
   const core::Signature& signature = task.signature();
   if (signature.kind != OpKind::kAllReduce || signature.reduction == ReduceOp::kAdasum) return {};
+  if (MakesArena(task)) return {};
   const Travel travel = TravelInSlices(task);
   const std::int64_t count = Starts(CountsOf(task), travel.moved).back();
   if (travel.gathered || count == 0) return {};
@@ -278,14 +314,17 @@ Status LaunchReduce(const LaunchContext& context, const GroupTask& task) {
   const std::int64_t total = starts.back();
   if (total == 0) return Status::Ok();
   if (context.by_hosts != nullptr) return ReduceInSlices(context, task, counts, starts);
+  if (std::byte* const place = PlaceInArena(task, travel, starts)) {
+    return ReduceInArena(context, task, travel, counts, place, total);
+  }
   if (LiesWell(task, travel)) return ReduceWhereItLies(context, task, travel);
 
   const std::int64_t size = BytesOf(travel.moved);
   const std::int64_t members = context.communicator.size();
   const std::int64_t window =
       std::min(total, std::max<std::int64_t>(1, kGatheredBytes / (members * size)));
-  const std::int64_t own_bytes =
-      (total * size + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
+  const std::int64_t own_bytes = (total * size + fusion::kPackedAlignment - 1) /
+                                 fusion::kPackedAlignment * fusion::kPackedAlignment;
   std::byte* packed = nullptr;
   Status status =
       context.staging.Reserve(own_bytes + (travel.gathered ? members * window * size : 0), &packed);

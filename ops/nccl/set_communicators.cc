@@ -16,7 +16,11 @@ Status SetCommunicators::Make(core::SetNumber set, const Meeting& meeting,
     refused_.insert_or_assign(set, std::move(verdict));
     return Status::Ok();
   }
-  Parts parts{.api = std::move(api), .communicator = nullptr, .here = nullptr, .staging = nullptr};
+  Parts parts{.api = std::move(api),
+              .communicator = nullptr,
+              .here = nullptr,
+              .staging = nullptr,
+              .arenas = nullptr};
   Status status =
       Communicator::Init(*parts.api, meeting.all.front().id, static_cast<int>(members.Count()),
                          static_cast<int>(members.IndexOf(rank)), patience, &parts.communicator);
@@ -29,6 +33,7 @@ Status SetCommunicators::Make(core::SetNumber set, const Meeting& meeting,
   }
   if (!status.ok()) return status;
   parts.staging = std::make_unique<DeviceMemory>(cuda_, *parts.communicator);
+  parts.arenas = std::make_unique<Arenas>(frees_);
   parts_[set] = std::move(parts);
   return status;
 }
@@ -47,16 +52,16 @@ Status SetCommunicators::Remove(core::SetNumber set, const Patience& patience) {
   refused_.erase(set);
   const auto found = parts_.find(set);
   if (found == parts_.end()) return Status::Ok();  // it never used this device
-  Status status = Finalize(found->second, patience);
+  Status status = End(found->second, patience);
   parts_.erase(found);
   return status;
 }
 
-Status SetCommunicators::Finalize(Parts& parts, const Patience& patience) {
+Status SetCommunicators::End(Parts& parts, const Patience& patience) {
+  Status status = parts.arenas->RemoveAll(*parts.communicator, patience);
   parts.staging.reset();
-  Status status = parts.here != nullptr ? parts.here->Finalize(patience) : Status::Ok();
-  Status whole = parts.communicator->Finalize(patience);
-  return status.ok() ? whole : status;
+  if (status.ok() && parts.here != nullptr) status = parts.here->Finalize(patience);
+  return status.ok() ? parts.communicator->Finalize(patience) : status;
 }
 
 Status SetCommunicators::CheckAsync() {
@@ -76,9 +81,7 @@ void SetCommunicators::AbortAll() {
 }
 
 void SetCommunicators::FinalizeAll(const Patience& patience) {
-  for (auto& [set, parts] : parts_) {
-    static_cast<void>(Finalize(parts, patience));
-  }
+  for (auto& [set, parts] : parts_) static_cast<void>(End(parts, patience));
   parts_.clear();
 }
 

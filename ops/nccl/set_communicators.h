@@ -1,15 +1,17 @@
 // The communicators of one device's lane: one for each process set that uses the device, with the
-// staging memory of its groups; and one of those of its members that share a host, if anything goes
-// by hosts.
+// staging memory of its groups and the arenas of its buckets; and one of those of its members that
+// share a host, if anything goes by hosts.
 #pragma once
 
 #include <map>
 #include <memory>
+#include <utility>
 
 #include "core/rank_ranges.h"
 #include "core/status.h"
 #include "core/types.h"
 #include "ops/cuda/cuda_api.h"
+#include "ops/nccl/arena.h"
 #include "ops/nccl/communicator.h"
 #include "ops/nccl/device_memory.h"
 #include "ops/nccl/meeting.h"
@@ -22,11 +24,13 @@ class SetCommunicators {
   struct Parts {
     std::shared_ptr<const Api> api;
     std::unique_ptr<Communicator> communicator;
-    std::unique_ptr<Communicator> here;     // null: nothing goes by hosts
-    std::unique_ptr<DeviceMemory> staging;  // goes first
+    std::unique_ptr<Communicator> here;  // null: nothing goes by hosts
+    std::unique_ptr<DeviceMemory> staging;
+    std::unique_ptr<Arenas> arenas;  // goes first
   };
 
-  explicit SetCommunicators(const cuda::Api& cuda) : cuda_(cuda) {}
+  SetCommunicators(const cuda::Api& cuda, std::shared_ptr<ArenaFrees> frees)
+      : cuda_(cuda), frees_(std::move(frees)) {}
 
   // After a meeting that all members have come to. If they cannot make one, all remember why.
   // Errors: those of Communicator::Init.
@@ -48,9 +52,10 @@ class SetCommunicators {
   void LeaveAll();
 
  private:
-  static core::Status Finalize(Parts& parts, const Patience& patience);
+  static core::Status End(Parts& parts, const Patience& patience);
 
   const cuda::Api& cuda_;
+  const std::shared_ptr<ArenaFrees> frees_;
   std::map<core::SetNumber, Parts> parts_;
   std::map<core::SetNumber, core::Status> refused_;
 };

@@ -55,6 +55,8 @@ Error Allocate(const char* function, void** memory, std::size_t bytes) {
   const Error error = Begin(s, function);
   if (error != Error::kSuccess) return error;
   if (IsForbidden(s)) return kCaptureForbids;
+  const bool of_device = function != std::string("cudaHostAlloc");
+  if (of_device && s.full.count(Current()) > 0) return Error::kMemoryAllocation;
   *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   std::memset(*memory, 0xCD, bytes);
   s.allocations.insert(*memory);
@@ -377,6 +379,20 @@ void FakeGpus::SetLastNcclError(const std::string& text) {
 void FakeGpus::SetCapturing(StreamHandle stream, bool capturing) {
   const Lock lock(state_->mutex);
   state_->StreamOf(stream).capturing = capturing;
+}
+
+void FakeGpus::SetFull(int device, bool full) {
+  const Lock lock(state_->mutex);
+  if (full) {
+    state_->full.insert(device);
+  } else {
+    state_->full.erase(device);
+  }
+}
+
+void FakeGpus::SetWindows(bool supported) {
+  const Lock lock(state_->mutex);
+  state_->windows = supported;
 }
 
 void FakeGpus::Unload() {

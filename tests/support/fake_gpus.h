@@ -44,6 +44,10 @@ class FakeGpus {
   void SetAsyncError(int rank, ops::nccl::Result error);
   void SetLastNcclError(const std::string& text);
   void SetCapturing(ops::cuda::StreamHandle stream, bool capturing = true);
+  // Nothing is left on this device from now on, or something is.
+  void SetFull(int device, bool full = true);
+  // Whether the machines have symmetric windows; they do.
+  void SetWindows(bool supported);
   // The process exits: CUDA refuses every call from now on.
   void Unload();
 

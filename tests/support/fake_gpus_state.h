@@ -1,4 +1,4 @@
-// The inside of FakeGpus, for its two files.
+// The inside of FakeGpus, for its files.
 #pragma once
 
 #include <cstddef>
@@ -44,11 +44,17 @@ struct FakeMeeting {
   bool done = false;
 };
 
+struct FakeWindow {
+  std::size_t bytes = 0;
+  std::set<int> ranks;  // that have come
+};
+
 struct FakeGroup {  // all ranks of a unique id
   int size = 0;
   std::set<int> ranks;
   std::map<std::uint64_t, FakeMeeting> meetings;
   std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> mail;  // by sender, receiver
+  std::map<std::uint64_t, FakeWindow> windows;
 };
 
 struct FakeComm {
@@ -59,6 +65,18 @@ struct FakeComm {
   bool aborted = false;
   int in_progress = 0;                        // answers left
   std::vector<std::function<void()>> launch;  // when they are used up
+
+  // ---- fake_nccl_registration.cc ----
+  // Whether the window that it has asked for last is there, which it learns by this.
+  bool HasWindow(bool supported);
+  bool HasRegistered(const void* memory) const;
+  using Range = std::pair<const std::byte*, std::size_t>;
+  std::uint64_t windows = 0;  // that are there, or null
+  bool waits_for_window = false;
+  void** window = nullptr;
+  Range window_memory;
+  std::uint64_t registrations = 0;
+  std::map<void*, Range> registered;  // by handle, or window
 };
 
 struct FakeGpus::State {
@@ -89,6 +107,8 @@ struct FakeGpus::State {
   std::map<std::string, std::shared_ptr<FakeGroup>> groups;  // by unique id
   std::set<void*> allocations;
   std::set<int> contexts;
+  std::set<int> full;  // devices
+  bool windows = true;
 };
 
 // The one that there is.
@@ -98,6 +118,7 @@ FakeGpus::State* FindFakeGpus();  // null: none
 void FillFakeCuda(ops::cuda::Api* api);
 void FillFakeKernels(ops::cuda::Api* api);  // what launches them
 void FillFakeNccl(ops::nccl::Api* api);
+void FillFakeRegistration(ops::nccl::Api* api);
 
 // Reduces `addend` into `accumulator`, and divides; as NCCL does, but exactly.
 void FakeReduce(ops::nccl::RedOp op, ops::nccl::DataType type, const std::vector<FakePart>& parts,

@@ -99,7 +99,10 @@ Result Meet(const char* function, const std::string& what, CommHandle handle, St
   const Result result = Begin(s, function, RankText(*comm) + " " + what);
   if (result != Result::kSuccess) return result;
   const std::uint64_t number = comm->calls++;
-  const std::string asked = std::string(function) + " " + what;
+  // One kind of memory on all ranks.
+  const std::string asked = std::string(function) + " " + what +
+                            (comm->HasRegistered(part.input) ? " from registered memory" : "") +
+                            (comm->HasRegistered(part.output) ? " to registered memory" : "");
   return Call(s, handle, [&s, comm, stream, number, asked, part, all] {
     s.StreamOf(stream).queue.push_back([comm, number, asked, part, all] {
       if (comm->aborted) return true;
@@ -169,7 +172,7 @@ Result AsyncError(CommHandle handle, Result* error) {
   } else if (comm.in_progress != 0) {
     if (comm.in_progress > 0) --comm.in_progress;
     *error = Result::kInProgress;
-  } else if (static_cast<int>(comm.group->ranks.size()) < comm.size) {
+  } else if (static_cast<int>(comm.group->ranks.size()) < comm.size || !comm.HasWindow(s.windows)) {
     *error = Result::kInProgress;
   } else {
     for (const auto& launch : comm.launch) launch();
@@ -370,6 +373,7 @@ void FillFakeNccl(ops::nccl::Api* api) {
   api->ReduceScatter = ReduceScatter;
   api->Send = Send;
   api->Recv = Recv;
+  FillFakeRegistration(api);
   api->MemAlloc = [](void** memory, std::size_t bytes) {
     {
       FakeGpus::State& s = TheFakeGpus();
@@ -377,8 +381,8 @@ void FillFakeNccl(ops::nccl::Api* api) {
       const Result result = Begin(s, "ncclMemAlloc");
       if (result != Result::kSuccess) return result;
     }
-    TheFakeGpus().cuda.Malloc(memory, bytes);
-    return Result::kSuccess;
+    const ops::cuda::Error error = TheFakeGpus().cuda.Malloc(memory, bytes);
+    return error == ops::cuda::Error::kSuccess ? Result::kSuccess : Result::kUnhandledCudaError;
   };
   api->MemFree = [](void* memory) {
     {

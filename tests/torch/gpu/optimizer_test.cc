@@ -107,6 +107,8 @@ TEST_F(GpuOptimizerTest, ABucketWaitsForBothStreamsOfItsGradientsButNobodyElseDo
     const auto value = static_cast<float>(1 + 2 * rank.number());
     model.Backward({{"a", value}, {"b", value}, {"c", value}});
     optimizer.step();
+    // They belong to the streams of backward(), and are used in another.
+    EXPECT_THAT(RecordedOn(model["c"].grad()), Contains(rank.stream()));
     optimizer.zero_grad();
     both.arrive_and_wait();
     if (rank.number() == 0) gpus_.Forget();
@@ -127,8 +129,6 @@ TEST_F(GpuOptimizerTest, ABucketWaitsForBothStreamsOfItsGradientsButNobodyElseDo
     EXPECT_EQ(rank.Read(model["a"].grad()), Of(2, 4));
     EXPECT_EQ(rank.Read(model["b"].grad()), Of(3, 6));
     EXPECT_EQ(found, Of(4, 8));
-    // They belong to the streams of backward(), and are used in another.
-    EXPECT_THAT(RecordedOn(model["c"].grad()), Contains(rank.stream()));
   });
 }
 
@@ -190,7 +190,7 @@ TEST_F(GpuOptimizerTest, PassesAddUpInGradientsThatAreKept) {
       EXPECT_EQ(rank.Read(model["a"].grad()), Of(3, 3 * static_cast<float>(step + 1)));
       EXPECT_EQ(rank.Read(model["b"].grad()), Of(2, 2 * static_cast<float>(step + 1)));
       const void* const now = model["a"].grad().const_data_ptr();
-      EXPECT_TRUE(step == 0 || now == memory);
+      EXPECT_TRUE(step <= 1 || now == memory);  // they move into the arena when that is there
       memory = now;
     }
   });

@@ -1,0 +1,202 @@
+#include "ops/nccl/arena.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+namespace sirtaki::ops::nccl {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+// How long the last one to go waits for the device where no lane could.
+constexpr auto kFreeLimit = std::chrono::seconds(1);
+constexpr auto kPause = std::chrono::microseconds(100);
+
+std::size_t Size(std::int64_t bytes) { return static_cast<std::size_t>(bytes); }
+
+}  // namespace
+
+// ---- ArenaFrees ----
+
+bool ArenaFrees::FreeIfReached(const Leaving& leaving) {
+  const cuda::Device::Scope scope(*leaving.device);
+  if (!scope.status().ok()) return false;
+  for (const cuda::EventPtr& event : leaving.behind) {
+    bool reached = false;
+    if (!event->Poll(&reached).ok() || !reached) return false;
+  }
+  if (leaving.of_nccl) {
+    static_cast<void>(leaving.api->MemFree(leaving.memory));
+  } else {
+    static_cast<void>(leaving.device->api().Free(leaving.memory));
+  }
+  return true;
+}
+
+bool ArenaFrees::Add(Leaving leaving) {
+  core::MutexLock lock(mutex_);
+  if (!closed_) leaving_.push_back(std::move(leaving));
+  return !closed_;
+}
+
+bool ArenaFrees::Free() {
+  std::vector<Leaving> all;
+  {
+    core::MutexLock lock(mutex_);
+    all.swap(leaving_);
+  }
+  std::erase_if(all, FreeIfReached);
+  core::MutexLock lock(mutex_);
+  for (Leaving& left : all) leaving_.push_back(std::move(left));
+  return leaving_.empty();
+}
+
+void ArenaFrees::Close() {
+  core::MutexLock lock(mutex_);
+  closed_ = true;
+  leaving_.clear();
+}
+
+// ---- Arena ----
+
+Arena::Arena(std::shared_ptr<cuda::Device> device, std::shared_ptr<const Api> api,
+             std::shared_ptr<ArenaFrees> frees, std::int64_t bytes)
+    : device_(std::move(device)),
+      api_(std::move(api)),
+      frees_(std::move(frees)),
+      bytes_(bytes),
+      events_(device_) {}
+
+std::shared_ptr<Arena> Arena::Make(std::shared_ptr<cuda::Device> device,
+                                   std::shared_ptr<const Api> api,
+                                   std::shared_ptr<ArenaFrees> frees, std::int64_t bytes) {
+  ArenaPtr arena(new Arena(std::move(device), std::move(api), std::move(frees), bytes));
+  const Api& nccl = *arena->api_;
+  const cuda::Api& cuda = arena->device_->api();
+  void* memory = nullptr;
+  if (nccl.MemAlloc != nullptr && nccl.MemFree != nullptr) {
+    arena->of_nccl_ = nccl.MemAlloc(&memory, Size(bytes)) == Result::kSuccess;
+  }
+  if (!arena->of_nccl_ && cuda.Malloc(&memory, Size(bytes)) != cuda::Error::kSuccess) {
+    static_cast<void>(cuda.GetLastError());  // or somebody takes it for his own
+    return nullptr;
+  }
+  arena->memory_ = memory;
+  arena->device_->AddArena(memory, bytes);
+  return arena;
+}
+
+bool Arena::MarkReaders(std::vector<cuda::EventPtr>* behind) {
+  const cuda::Device::Scope scope(*device_);
+  const cuda::Api& cuda = device_->api();
+  if (!scope.status().ok()) return false;
+  for (const cuda::StreamHandle stream : readers()) {
+    int capture = cuda::kCaptureNone;
+    if (cuda.StreamIsCapturing(stream, &capture) != cuda::Error::kSuccess ||
+        capture != cuda::kCaptureNone) {
+      return false;
+    }
+    cuda::EventPtr event;
+    if (!events_.Take(&event).ok() || !event->Record(stream).ok()) return false;
+    behind->push_back(std::move(event));
+  }
+  return true;
+}
+
+Arena::~Arena() {
+  if (memory_ == nullptr) return;
+  device_->RemoveArena(memory_);
+  ArenaFrees::Leaving leaving{memory_, of_nccl_, api_, device_, {}};
+  if (!MarkReaders(&leaving.behind) || frees_->Add(leaving)) return;
+  const core::TimePoint limit = core::Clock::now() + kFreeLimit;
+  while (!ArenaFrees::FreeIfReached(leaving) && core::Clock::now() < limit) {
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+void Arena::NoteReader(cuda::StreamHandle stream) {
+  core::MutexLock lock(mutex_);
+  if (std::find(readers_.begin(), readers_.end(), stream) == readers_.end()) {
+    readers_.push_back(stream);
+  }
+}
+
+std::vector<cuda::StreamHandle> Arena::readers() const {
+  core::MutexLock lock(mutex_);
+  return readers_;
+}
+
+// ---- Arenas ----
+
+Status Arenas::Add(ArenaPtr arena, bool registers, Communicator& communicator,
+                   const Patience& patience, Form* form) {
+  *form = Form::kPlain;
+  all_.push_back(std::make_unique<Entry>());
+  Entry& entry = *all_.back();
+  entry.arena = std::move(arena);
+  if (!registers) return Status::Ok();
+  const Api& api = communicator.api();
+  std::byte* const memory = entry.arena->begin();
+  const std::size_t bytes = Size(entry.arena->bytes());
+  if (api.CommWindowRegister != nullptr && api.CommWindowDeregister != nullptr) {
+    Status status = communicator.Run(
+        "ncclCommWindowRegister",
+        [&](CommHandle comm) {
+          return api.CommWindowRegister(comm, memory, bytes, &entry.window, kWindowCollSymmetric);
+        },
+        patience);
+    if (!status.ok()) return status;
+    if (entry.window != nullptr) {
+      *form = Form::kWindow;
+      return status;
+    }
+  }
+  if (api.CommRegister == nullptr || api.CommDeregister == nullptr) return Status::Ok();
+  Status status = communicator.Run(
+      "ncclCommRegister",
+      [&](CommHandle comm) { return api.CommRegister(comm, memory, bytes, &entry.handle); },
+      patience);
+  // One rank's own affair, which it survives.
+  if (status.code() == StatusCode::kBackend) return Status::Ok();
+  if (entry.handle != nullptr) *form = Form::kRegistered;
+  return status;
+}
+
+Status Arenas::Deregister(Entry& entry, Communicator& communicator, const Patience& patience) {
+  const Api& api = communicator.api();
+  if (entry.window != nullptr) {
+    void* const window = std::exchange(entry.window, nullptr);
+    return communicator.Run(
+        "ncclCommWindowDeregister",
+        [&](CommHandle comm) { return api.CommWindowDeregister(comm, window); }, patience);
+  }
+  if (entry.handle == nullptr) return Status::Ok();
+  void* const handle = std::exchange(entry.handle, nullptr);
+  return communicator.Run(
+      "ncclCommDeregister", [&](CommHandle comm) { return api.CommDeregister(comm, handle); },
+      patience);
+}
+
+Status Arenas::Unregister(Communicator& communicator, const Patience& patience) {
+  return Deregister(*all_.back(), communicator, patience);
+}
+
+Status Arenas::Remove(std::size_t index, Communicator& communicator, const Patience& patience) {
+  const auto place = all_.begin() + static_cast<std::ptrdiff_t>(index);
+  Status status = Deregister(**place, communicator, patience);
+  if (status.ok()) all_.erase(place);
+  return status;
+}
+
+Status Arenas::RemoveAll(Communicator& communicator, const Patience& patience) {
+  while (!all_.empty()) {
+    Status status = Remove(all_.size() - 1, communicator, patience);
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+}  // namespace sirtaki::ops::nccl

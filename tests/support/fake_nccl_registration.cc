@@ -1,0 +1,100 @@
+// Memory that is registered with the NCCL of FakeGpus.
+#include <algorithm>
+#include <cstdlib>
+
+#include "tests/support/fake_gpus_state.h"
+
+namespace sirtaki::tests {
+namespace {
+
+using ops::nccl::CommHandle;
+using ops::nccl::Result;
+using Lock = std::lock_guard<std::mutex>;
+
+Result Begin(FakeGpus::State& s, const std::string& function, const FakeComm& comm) {
+  s.Log(function + " rank " + std::to_string(comm.rank));
+  int error = 0;
+  return s.Fails(function, &error) ? static_cast<Result>(error) : Result::kSuccess;
+}
+
+void* HandleOf(std::uint64_t number) { return reinterpret_cast<void*>(number); }
+
+Result Register(CommHandle handle, void* memory, std::size_t bytes, void** made) {
+  FakeGpus::State& s = TheFakeGpus();
+  const Lock lock(s.mutex);
+  FakeComm& comm = s.CommOf(handle);
+  const Result result = Begin(s, "ncclCommRegister", comm);
+  if (result != Result::kSuccess) return result;
+  *made = HandleOf(++comm.registrations);
+  comm.registered[*made] = {static_cast<const std::byte*>(memory), bytes};
+  return Result::kSuccess;
+}
+
+Result Deregister(CommHandle handle, void* made) {
+  FakeGpus::State& s = TheFakeGpus();
+  const Lock lock(s.mutex);
+  FakeComm& comm = s.CommOf(handle);
+  const Result result = Begin(s, "ncclCommDeregister", comm);
+  if (comm.registered.erase(made) != 1) std::abort();
+  return result;
+}
+
+// It is made when the last rank has come: until then the call is in progress.
+Result RegisterWindow(CommHandle handle, void* memory, std::size_t bytes, void** window,
+                      int flags) {
+  FakeGpus::State& s = TheFakeGpus();
+  const Lock lock(s.mutex);
+  FakeComm& comm = s.CommOf(handle);
+  const Result result = Begin(s, "ncclCommWindowRegister", comm);
+  if (result != Result::kSuccess) return result;
+  if (flags != ops::nccl::kWindowCollSymmetric || bytes % 4096 != 0 ||
+      reinterpret_cast<std::uintptr_t>(memory) % 4096 != 0) {
+    return Result::kInvalidArgument;
+  }
+  FakeWindow& made = comm.group->windows[comm.windows];
+  if (made.ranks.empty()) made.bytes = bytes;
+  if (made.bytes != bytes) std::abort();  // real ranks would hang, or worse
+  made.ranks.insert(comm.rank);
+  comm.waits_for_window = true;
+  comm.window = window;
+  comm.window_memory = {static_cast<const std::byte*>(memory), bytes};
+  return Result::kInProgress;
+}
+
+Result DeregisterWindow(CommHandle handle, void* window) {
+  FakeGpus::State& s = TheFakeGpus();
+  const Lock lock(s.mutex);
+  FakeComm& comm = s.CommOf(handle);
+  const Result result = Begin(s, "ncclCommWindowDeregister", comm);
+  if (comm.registered.erase(window) != 1) std::abort();
+  return result;
+}
+
+}  // namespace
+
+bool FakeComm::HasWindow(bool supported) {
+  if (!waits_for_window) return true;
+  if (static_cast<int>(group->windows[windows].ranks.size()) < size) return false;
+  ++windows;
+  waits_for_window = false;
+  *window = supported ? HandleOf(++registrations) : nullptr;
+  if (supported) registered[*window] = window_memory;
+  return true;
+}
+
+bool FakeComm::HasRegistered(const void* memory) const {
+  const auto* const place = static_cast<const std::byte*>(memory);
+  return std::any_of(registered.begin(), registered.end(), [place](const auto& entry) {
+    const auto& [begin, bytes] = entry.second;
+    return place >= begin && place < begin + bytes;
+  });
+}
+
+void FillFakeRegistration(ops::nccl::Api* api) {
+  api->CommRegister = Register;
+  api->CommDeregister = Deregister;
+  api->CommWindowRegister = RegisterWindow;
+  api->CommWindowDeregister = DeregisterWindow;
+}
+
+}  // namespace sirtaki::tests
