@@ -35,6 +35,26 @@ def test_what_is_built_in_has_the_types_that_scripts_test():
     hvd.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH")
 
 
+class WhoAsks(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        try:
+            hvd.allreduce(torch.ones(1))
+        except ValueError as error:
+            assert "fork" in str(error)
+        else:
+            raise AssertionError("a worker is no rank")
+        return torch.tensor([hvd.is_initialized(), hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_size()])
+
+
+def test_workers_of_a_data_loader_know_their_rank(rank, size):
+    loader = torch.utils.data.DataLoader(WhoAsks(), num_workers=1, multiprocessing_context="fork", timeout=60)
+    for told in loader:
+        assert told[0].tolist() == [1, rank, size, hvd.local_rank(), hvd.cross_size()]
+
+
 def test_version_is_the_library_s():
     assert sirtaki.__version__.split(".")[0].isdigit()
 

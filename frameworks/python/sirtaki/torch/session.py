@@ -14,6 +14,7 @@ from sirtaki.torch._library import _C
 from sirtaki.torch.process_sets import ProcessSet
 
 _started_in: Optional[int] = None  # the process that called init(), which a child of it is not
+_known: Dict[str, Any] = {}  # who that process is, for its children
 _last_init: Tuple[Any, Any, Any] = (None, None, None)  # the arguments that made the session
 
 
@@ -43,6 +44,7 @@ def init(
         _sets._register(one, impl)
     if is_first:
         _last_init = (comm, sets, options)
+        _known.update((name, getattr(_C, name)()) for name in _TOPOLOGY)
     if _started_in != os.getpid():
         _started_in = os.getpid()
         atexit.register(_shutdown_at_exit, _started_in)
@@ -88,46 +90,60 @@ def _shutdown_at_exit(process: int) -> None:
 def shutdown() -> None:
     """Leaves the job, when all ranks do and what is under way is finished. Called at exit if it was not before."""
     _C.shutdown()
+    _known.clear()
     _sets._forget_all()
 
 
+# A child of fork() has no part in the session, and collectives are refused there. But data loaders' workers ask who they
+# are, and are told what their parent is.
+_TOPOLOGY = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
+
+
+def _is_child() -> bool:
+    return bool(_known) and _started_in != os.getpid()
+
+
+def _topology(name: str) -> Any:
+    return _known[name] if _is_child() else getattr(_C, name)()
+
+
 def is_initialized() -> bool:
-    return _C.is_initialized()
+    return _C.is_initialized() or _is_child()
 
 
 def rank() -> int:
     """Of this process, 0 to size() - 1. Raises ValueError before init()."""
-    return _C.rank()
+    return _topology("rank")
 
 
 def size() -> int:
     """Ranks in the job."""
-    return _C.size()
+    return _topology("size")
 
 
 def local_rank() -> int:
     """Among the ranks of this host."""
-    return _C.local_rank()
+    return _topology("local_rank")
 
 
 def local_size() -> int:
     """Ranks on this host."""
-    return _C.local_size()
+    return _topology("local_size")
 
 
 def cross_rank() -> int:
     """Among the hosts that have this local rank."""
-    return _C.cross_rank()
+    return _topology("cross_rank")
 
 
 def cross_size() -> int:
     """Hosts that have this local rank."""
-    return _C.cross_size()
+    return _topology("cross_size")
 
 
 def is_homogeneous() -> bool:
     """Whether every host has as many ranks."""
-    return _C.is_homogeneous()
+    return _topology("is_homogeneous")
 
 
 def abort(reason: str) -> None:
