@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "core/log.h"
 #include "fusion/planner.h"
@@ -107,12 +108,11 @@ void Lanes::StartOnDevices(core::RunBatch batch, core::TimePoint now) {
       if (passage != nullptr) lane->StartPassage(std::move(group), std::move(passage));
       continue;
     }
-    nccl::MeetingPtr meeting;
-    if (met_.emplace(batch.set, group->signature().slot).second) {
-      meeting = Meet(*group, lane != nullptr);
-    }
+    const auto [met, is_first] = met_.try_emplace({batch.set, group->signature().slot});
+    if (is_first) met->second = Meet(*group, lane != nullptr);
     nccl::HostPassagePtr passage = StartSlice(*group);
     if (lane != nullptr) {
+      nccl::MeetingPtr meeting = std::exchange(met->second, nullptr);
       lane->Start(std::move(group), std::move(meeting), Nccl::ApiOf(nccl_), std::move(passage));
     } else if (passage != nullptr) {
       nccl::Decline(*passage);  // without a lane the meeting fails on all members
@@ -208,7 +208,7 @@ void Lanes::AddSet(core::SetNumber set, const core::RankRanges& members, core::W
 
 void Lanes::RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) {
   sets_.erase(set);
-  std::erase_if(met_, [set](const auto& met) { return met.first == set; });
+  std::erase_if(met_, [set](const auto& met) { return met.first.first == set; });
   for (nccl::DeviceLane* lane : DeviceLanes()) lane->RemoveSet(set);
   const auto slices = slices_.find(set);
   if (slices != slices_.end()) {

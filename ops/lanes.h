@@ -10,7 +10,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -75,7 +74,8 @@ class Lanes : public core::Executor {
   // Under the token.
   fusion::Limits limits_;
   std::map<core::SetNumber, core::RankRanges> sets_;
-  std::set<std::pair<core::SetNumber, Slot>> met_;
+  // By set and slot: what no lane has been told yet, or null. This rank may have joined then.
+  std::map<std::pair<core::SetNumber, Slot>, nccl::MeetingPtr> met_;
   std::map<core::SetNumber, nccl::HostSlicesPtr> slices_;
   std::uint64_t groups_ = 0;  // of devices, started so far
 

@@ -42,7 +42,7 @@ class DeviceLane {
   DeviceLane(const DeviceLane&) = delete;
   DeviceLane& operator=(const DeviceLane&) = delete;
 
-  // `api`: NCCL's, kept as long as it may be called. `meeting`: of the set's first group, else
+  // `api`: NCCL's, kept as long as it may be called. `meeting`: of the set's first group here, else
   // null. `passage`: of one that goes by hosts, else null.
   void Start(GroupTaskPtr group, MeetingPtr meeting, std::shared_ptr<const Api> api,
              HostPassagePtr passage = nullptr);

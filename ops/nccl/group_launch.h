@@ -1,7 +1,7 @@
 // Puts a planned group of GPU tensors into the lane's stream: everything that the members of the
 // set do for it, in the same order on all of them. Nothing here waits for the device but the kinds
-// whose first dimension may differ by rank, which have to know everybody's rows to allocate, and
-// the making of an arena.
+// whose first dimension may differ by rank, which have to know everybody's rows to allocate, the
+// making of an arena, and what goes by hosts.
 #pragma once
 
 #include <cstdint>

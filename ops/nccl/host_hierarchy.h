@@ -2,8 +2,7 @@
 //
 //   scatter   NCCL, within the host: each of its members reduces a slice of the packed tensors
 //   cross     each slice to pinned memory, where the host lanes reduce it with its like on the
-//   other
-//             hosts, and back: so the host's members use its network together
+//             other hosts, and back: so the host's members use its network together
 //   gather    NCCL, within the host: everybody gets all slices
 //
 // The members that carry a slice, one on each host, are a process set of the host's backend.

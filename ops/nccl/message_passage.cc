@@ -74,7 +74,7 @@ struct MessagePassage::Impl {
   void Complete(const Message& message, const Status& status) SIRTAKI_EXCLUDES(mutex);
   void Fail(const Status& status, const core::Work& work);
   bool CudaHasGone() const;
-  void End(bool well);
+  void End(bool failed);
   // Unless the destructor has left: then nothing outside may be called.
   void CallOut(const std::function<void()>& call) SIRTAKI_EXCLUDES(mutex);
 
@@ -267,17 +267,18 @@ bool MessagePassage::Impl::CudaHasGone() const {
                                    outward->handle(), &capture) == cuda::Error::kDeinitialized;
 }
 
-void MessagePassage::Impl::End(bool well) {
-  // What is copied now ends by itself, unless the device is stuck or has failed.
-  bool copied = well;
+void MessagePassage::Impl::End(bool failed) {
+  // What is copied now ends by itself, unless the device is stuck. What one still does that has
+  // failed nobody knows.
+  bool copied = false;
   const core::TimePoint limit = core::Clock::now() + kGrace;
-  while (!copied && core::Clock::now() < limit) {
+  while (!copied && !failed && core::Clock::now() < limit) {
     copied = true;
     for (Message& message : under_way) {
-      if (message.copies() && !message.copied->Poll(&message.is_copied).ok()) break;
+      failed |= message.copies() && !message.copied->Poll(&message.is_copied).ok();
       copied &= !message.copies();
     }
-    if (!copied) std::this_thread::sleep_for(kLongestPause);
+    if (!copied && !failed) std::this_thread::sleep_for(kLongestPause);
   }
   if (!copied) {
     KeepForever(std::make_shared<std::list<Message>>(std::move(under_way)));
@@ -312,7 +313,7 @@ void MessagePassage::Impl::Run() {
     status = AdvanceAll(&moved);
     if (moved) pause = kFirstPause;
   }
-  End(status.ok() && !stopped.load(std::memory_order_relaxed));
+  End(!status.ok());
   core::MutexLock lock(mutex);
   gone = true;
   changed.NotifyAll();

@@ -301,6 +301,13 @@ TEST_F(NcclHostHierarchyTest, WhoJoinedBeforeItUsedAGpuHoldsUpNothing) {
     device.RunToIdle();
     EXPECT_TRUE(device.failure().ok()) << device.failure().ToString();
     after.Check(on_host, rank, 4);
+    // When the join is over it knows of it like the others.
+    const RunCase all = OnDevice({.signature = {.shape = {40}}});
+    RunSide later;
+    device.Start({device.OnDevice(later.MakeItem(all, "later", rank, 4))});
+    device.RunToIdle();
+    EXPECT_TRUE(device.failure().ok()) << device.failure().ToString();
+    EXPECT_THAT(later.handle()->status().message(), HasSubstr("rank 3 cannot use its GPU"));
   });
 }
 

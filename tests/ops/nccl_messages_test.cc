@@ -349,6 +349,21 @@ TEST_F(NcclMessagesTest, WhatADeviceIsStuckInIsLeftToIt) {
   EXPECT_EQ(gpus_.live_allocations(), 1);
 }
 
+// The copy is under way, though nobody can say how far it is.
+TEST_F(NcclMessagesTest, WhatAFailedDeviceMayStillReadStays) {
+  InprocWorld world(1);
+  Rank self(gpus_, world, 0);
+  const core::WorkPtr receive = self.Receive(0, 0, 2);
+  gpus_.FailNext("cudaEventRecord", 700);
+  const core::WorkPtr send = self.Send(0, 0, {1, 2}, Place::kHost);
+  const Status status = self.Finish(receive);
+  EXPECT_THAT(status.message(), HasSubstr("cudaEventRecord"));
+  self.device().lanes().Abandon(status);  // as the engine does
+  self.device().EndLanes();
+  EXPECT_THAT(gpus_.calls("cudaFreeHost"), IsEmpty());
+  EXPECT_EQ(gpus_.live_allocations(), 1);
+}
+
 TEST_F(NcclMessagesTest, AFailureOfTheDeviceIsTheGroupsFault) {
   const std::vector<std::pair<std::string, int>> failures = {
       {"cudaMemcpyAsync", 700}, {"cudaHostAlloc", 2}, {"cudaStreamCreateWithPriority", 1}};
