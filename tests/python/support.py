@@ -8,7 +8,7 @@ from torch import nn
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 
-# A rank that misses a call is a failure within seconds. By variables, so that every init() finds them.
+# A rank that misses a call fails the job, after the time that a loaded machine needs. By variables, so that every init() finds them.
 os.environ.update(SIRTAKI_STALL_WARNING="40s", SIRTAKI_STALL_LIMIT="120s", SIRTAKI_LOG_LEVEL="error")
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
