@@ -91,14 +91,6 @@ std::string WhyNotMovable(const at::Tensor& tensor) {
   return {};
 }
 
-std::string WhyNotOnHost(const at::Tensor& tensor) {
-  if (tensor.defined() && !tensor.device().is_cpu()) {
-    return c10::str("a tensor on ", tensor.device(),
-                    "; this works on host memory only, in this version");
-  }
-  return WhyNotMovable(tensor);
-}
-
 core::Signature Describe(const at::Tensor& tensor) {
   core::Signature signature;
   if (!tensor.defined()) return signature;

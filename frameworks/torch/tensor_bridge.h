@@ -18,8 +18,6 @@ std::optional<core::DType> DTypeOf(at::ScalarType type);
 
 // Why an operation cannot work on this tensor, whatever it is; empty if it can.
 std::string WhyNotMovable(const at::Tensor& tensor);
-// The same for what works on host memory only.
-std::string WhyNotOnHost(const at::Tensor& tensor);
 
 // Data type, kind of device and shape of the tensor; all that WhyNotMovable accepts, and as much as
 // can be said of the others: it still names a rejected request for the peers.
