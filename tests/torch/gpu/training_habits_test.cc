@@ -258,6 +258,9 @@ TEST_F(GpuTrainingHabitsTest, AFaultAfterTheLaunchIsThrownByStep) {
       const StreamHandle backward = gpus_.MakeStream();
       model.Add("a", {3}, Cuda(rank.device()), backward);
       auto optimizer = model.Wrap({}, rank.session());
+      model.Backward({{"a", 1}});
+      optimizer.step();  // makes the arena of the bucket, for which the GPU has to be idle
+      optimizer.zero_grad();
       gpus_.PutGate(backward, open);
       model.Backward({{"a", 1}});
       optimizer.synchronize();
