@@ -111,7 +111,9 @@ Error WaitEvent(StreamHandle stream, EventHandle event, unsigned) {
   const Error error =
       Begin(s, "cudaStreamWaitEvent", Name(" stream ", to.number) + Name(" event ", of.number));
   if (error != Error::kSuccess) return error;
-  to.queue.push_back([&of, place = of.recorded] { return of.reached >= place; });
+  to.queue.push_back([kept = s.events.at(event), place = of.recorded] {
+    return kept->reached >= place;  // it may be destroyed before, as CUDA's may
+  });
   return Error::kSuccess;
 }
 
@@ -129,7 +131,7 @@ Error CreateEvent(EventHandle* event, unsigned) {
   const Error error = Begin(s, "cudaEventCreateWithFlags", Name(" device ", Current()));
   if (error != Error::kSuccess) return error;
   s.contexts.insert(std::max(0, Current()));  // CUDA takes the first one where none is chosen
-  auto made = std::make_unique<FakeEvent>();
+  auto made = std::make_shared<FakeEvent>();
   made->number = s.next_number++;
   *event = reinterpret_cast<EventHandle>(made.get());
   s.events[*event] = std::move(made);
@@ -144,8 +146,8 @@ Error RecordEvent(EventHandle event, StreamHandle stream) {
   const Error error =
       Begin(s, "cudaEventRecord", Name(" event ", of.number) + Name(" stream ", to.number));
   if (error != Error::kSuccess) return error;
-  to.queue.push_back([&of, place = ++of.recorded] {
-    if (of.reached < place) of.reached = place;
+  to.queue.push_back([kept = s.events.at(event), place = ++of.recorded] {
+    if (kept->reached < place) kept->reached = place;
     return true;
   });
   return Error::kSuccess;

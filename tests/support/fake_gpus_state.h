@@ -102,7 +102,7 @@ struct FakeGpus::State {
   int next_number = 1;
   std::map<ops::cuda::StreamHandle, std::unique_ptr<FakeStream>> streams;
   std::map<int, FakeStream> default_streams;  // by device
-  std::map<ops::cuda::EventHandle, std::unique_ptr<FakeEvent>> events;
+  std::map<ops::cuda::EventHandle, std::shared_ptr<FakeEvent>> events;
   std::map<ops::nccl::CommHandle, std::shared_ptr<FakeComm>> comms;
   std::map<std::string, std::shared_ptr<FakeGroup>> groups;  // by unique id
   std::set<void*> allocations;
