@@ -45,17 +45,19 @@ def train(state, data, arguments):
     last = min(arguments.epochs, arguments.stop_after or arguments.epochs)
     loader = torch.utils.data.DataLoader(data, batch_size=16, sampler=state.sampler)
     while state.epoch < last:
+        total = 0.0
         for batch, (x, y) in enumerate(loader):
             state.optimizer.zero_grad()
             loss = nn.functional.mse_loss(state.model(x), y)
             loss.backward()
             state.optimizer.step()
             state.sampler.record_batch(batch, len(x))
+            total += loss.item()
         state.epoch += 1
         state.sampler.set_epoch(state.epoch)
         state.commit()  # what an error goes back to
         save(arguments.file, state)  # what another run goes on from
-        loss = hvd.metric_average(loss.item(), name="loss")
+        loss = hvd.metric_average(total / len(loader), name="loss")
         if hvd.rank() == 0:
             print(f"epoch {state.epoch}: loss {loss:.4f}", flush=True)
 

@@ -48,9 +48,16 @@ py::list AllgatherBytes(const std::string& bytes, const std::string& name, const
   return list;
 }
 
+// Of two modules one after the other names may be the same.
 void BroadcastNamed(const Named& tensors, int root_rank, const ProcessSet& set) {
   torch::OrderedDict<std::string, at::Tensor> named;
-  for (const auto& [name, tensor] : tensors) named.insert(name, tensor);
+  for (const auto& [name, tensor] : tensors) {
+    std::string distinct = name;
+    for (int number = 2; named.contains(distinct); ++number) {
+      distinct = name + " #" + std::to_string(number);
+    }
+    named.insert(std::move(distinct), tensor);
+  }
   broadcast_parameters(named, root_rank, set);
 }
 

@@ -44,9 +44,10 @@ def test_allreduce_of_min_max_product_and_bits(rank, size):
         factorial *= i
     assert hvd.allreduce(mine, op=hvd.Product)[2].item() == factorial
     bit = torch.tensor([1 << rank])
-    assert hvd.allreduce(bit, op=hvd.ReduceOp.BitOr).item() == (1 << size) - 1
-    assert hvd.allreduce(bit, op=hvd.ReduceOp.BitXor).item() == (1 << size) - 1
-    assert hvd.allreduce(bit, op=hvd.ReduceOp.BitAnd).item() == (1 if size == 1 else 0)
+    assert hvd.allreduce(bit, op=hvd.BitOr).item() == (1 << size) - 1
+    assert hvd.allreduce(bit, op=hvd.BitXor).item() == (1 << size) - 1
+    assert hvd.ReduceOp(7) is hvd.BitOr
+    assert hvd.allreduce(bit, op=hvd.BitAnd).item() == (1 if size == 1 else 0)
     assert hvd.allreduce(torch.tensor([rank == 0]), op=hvd.Max).item() is True
 
 

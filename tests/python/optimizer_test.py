@@ -485,10 +485,12 @@ def test_a_communication_hook_replaces_the_reduction(rank, size):
     seen = []
 
     def doubled(bucket):
+        assert isinstance(bucket, hvd.GradBucket)
         seen.append((bucket.name(), tuple(bucket.parameter_names())))
         assert bucket.buffer().dim() == 1 and bucket.index() >= 0
         assert sum(g.numel() for g in bucket.gradients()) == bucket.buffer().numel()
         handle = hvd.allreduce_async(bucket.buffer(), name=bucket.name() + "/mine", op=hvd.Average)
+        assert isinstance(handle, hvd.Handle)
         return lambda: hvd.synchronize(handle) * 2
 
     model = support.net()

@@ -1,5 +1,7 @@
 """Sets of ranks: made and removed together, apart from each other, refused to who is not in them."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -70,6 +72,11 @@ def test_sets_are_known_by_their_numbers(rank, size):
 def test_sets_of_this_host(rank, size):
     here, across = hvd.local_process_set(), hvd.cross_process_set()
     assert list(here.ranks) == list(range(size)) and list(across.ranks) == [rank]
+    assert hvd.local_process_set() is here and hvd.cross_process_set() is across
+    for one in (here, across):
+        assert hvd.is_process_set_included(one.process_set_id)
+        assert hvd.get_process_set_ids_and_ranks()[one.process_set_id] == one.ranks
+        assert pickle.loads(pickle.dumps(one)) is one
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=here).item() == size
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=across).item() == 1
 

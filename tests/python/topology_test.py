@@ -1,6 +1,9 @@
 """Who this rank is, what is built in, and calls before init()."""
 
+import inspect
 import os
+import pathlib
+import re
 import subprocess
 import sys
 
@@ -142,6 +145,11 @@ def test_every_public_name_is_horovod_s_or_told():
     missing = [name for name in names if not hasattr(hvd, name)]
     assert not missing
     assert not [name for name in hvd.__all__ if not hasattr(hvd, name)]
+    modules = {name for name, value in vars(hvd).items() if inspect.ismodule(value)}
+    assert {name for name in vars(hvd) if not name.startswith("_")} - modules - {"annotations", "Any", "TYPE_CHECKING"} \
+        <= set(hvd.__all__)
+    tests = "".join(file.read_text() for file in pathlib.Path(__file__).parent.glob("*.py"))
+    assert not [name for name in hvd.__all__ if not re.search(rf"\bhvd\.{name}\b", tests)]
     assert callable(sirtaki.run) and sirtaki.run is hvd.run
     for name in ("State", "ObjectState", "TorchState", "ElasticSampler", "run"):
         assert hasattr(hvd.elastic, name)

@@ -9,8 +9,8 @@ import torch
 
 from sirtaki.torch._library import _C
 from sirtaki.torch.compression import Compressor
-from sirtaki.torch.mpi_ops import Average, Handle, allreduce_async_
 from sirtaki.torch.process_sets import ProcessSet
+from sirtaki.torch.reductions import Average, Handle, allreduce_async_
 
 
 class GradBucket:

@@ -27,6 +27,7 @@ except ImportError:
 
 KEY_VARIABLE = "SIRTAKIRUN_KEY"  # not SIRTAKI_…: those are options of the library
 LAST_LINES = 20  # of the ranks' output, in an error
+END_SECONDS = 60.0  # for sirtakirun to end the ranks
 GRACE_SECONDS = 5.0  # for a result that is on its way when sirtakirun has ended
 
 
@@ -215,7 +216,10 @@ class _Call:
                 code = self._follow(process)
             except BaseException:  # Ctrl-C: sirtakirun ends the ranks
                 process.terminate()
-                process.wait(timeout=60)
+                try:
+                    process.wait(END_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
                 raise
             finally:
                 server.shutdown(socket.SHUT_RDWR)  # wakes the thread

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import OptState
 
-from sirtaki.torch.mpi_ops import Max, allreduce_
 from sirtaki.torch.optimizer import _DistributedOptimizer
+from sirtaki.torch.reductions import Max, allreduce_
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -30,6 +31,10 @@ class GradScaler(torch.amp.GradScaler):
         if not isinstance(optimizer, _DistributedOptimizer):
             return super().step(optimizer, *args, **kwargs)
         optimizer.synchronize()
+        if self._enabled and optimizer._sirtaki_reducer.has_local_gradients():
+            # A fused optimizer would look for what is not finite itself, among the gradients of this rank.
+            if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
+                self.unscale_(optimizer)
         optimizer._sirtaki_stepped = False
         result = super().step(optimizer, *args, **kwargs)
         if not optimizer._sirtaki_stepped:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar, Union, cast
 
 import torch
 
@@ -74,6 +74,29 @@ def allgather_object(
     return [pickle.loads(_unpacked(each, rank)) for each, rank in zip(gathered, impl.ranks())]
 
 
+Made = TypeVar("Made")
+
+
+def agreed(make: Callable[[], Made], process_set: ProcessSet = global_process_set) -> Made:
+    """What ``make`` gives, which looks at this rank's arguments. If they are wrong on one rank of the set, all raise:
+    the others would wait for that one. Collective."""
+    made: Optional[Made] = None
+    error: Union[None, TypeError, ValueError] = None
+    try:
+        made = make()
+    except (TypeError, ValueError) as wrong:
+        error = wrong
+    texts: List[Optional[str]] = []
+    if process_set.included() and (process_set.size() or 1) > 1:
+        texts = allgather_object(None if error is None else str(error), None, process_set)
+    if error is not None:
+        raise error
+    for rank, text in zip(process_set.ranks or [], texts):
+        if text is not None:
+            raise InvalidArgumentError(f"rank {rank}: {text}")
+    return cast(Made, made)
+
+
 # ---- parameters ----
 
 
@@ -96,7 +119,8 @@ def broadcast_parameters(
 ) -> None:
     """Overwrites tensors with those of rank ``root_rank``: of a ``state_dict()``, of ``named_parameters()``, of a list
     of tensors, or of a module. Names, types and shapes are compared first: if they differ, nothing is changed."""
-    _C.broadcast_parameters(_named(params), root_rank, process_set._impl or _impl_of(process_set))
+    impl = process_set._impl or _impl_of(process_set)
+    _C.broadcast_parameters(agreed(lambda: _named(params), process_set), root_rank, impl)
 
 
 def check_parameters(
@@ -104,7 +128,8 @@ def check_parameters(
 ) -> None:
     """Compares tensors between the ranks, bit by bit; raises MismatchError, which names the first difference, on every
     rank if they are not the same."""
-    _C.check_parameters(_named(params), process_set._impl or _impl_of(process_set))
+    impl = process_set._impl or _impl_of(process_set)
+    _C.check_parameters(agreed(lambda: _named(params), process_set), impl)
 
 
 def metric_average(
@@ -147,6 +172,16 @@ class _Pickler(pickle.Pickler):
         return ("tensor", self._numbers[id(obj)], obj.dtype, tuple(obj.shape), on)
 
 
+def _accelerator_of(parameters: List[torch.Tensor]) -> torch.device:
+    for parameter in parameters:
+        if parameter.device.type != "cpu":
+            return parameter.device
+    raise MismatchError(
+        "broadcast_optimizer_state: the optimizer of the root has state on an accelerator, and this one's parameters are "
+        "on the CPU"
+    )
+
+
 class _Unpickler(pickle.Unpickler):
     """Makes tensors to be received into."""
 
@@ -162,7 +197,7 @@ class _Unpickler(pickle.Unpickler):
         if number not in self._of_number:
             device = torch.device("cpu")
             if on != "cpu":
-                device = next(p.device for p in self._parameters if p.device.type != "cpu")
+                device = _accelerator_of(self._parameters)
             self._of_number[number] = torch.zeros(shape, dtype=dtype, device=device)
         return self._of_number[number]
 

@@ -12,8 +12,9 @@ from sirtaki.common.exceptions import InvalidArgumentError, PendingGradientsErro
 from sirtaki.torch._hooks import BucketHook, c_hook, compressing_hook
 from sirtaki.torch._library import _C
 from sirtaki.torch.compression import Compression, Compressor, _number_of
-from sirtaki.torch.mpi_ops import Average, Sum
+from sirtaki.torch.functions import agreed
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
+from sirtaki.torch.reductions import Average, Sum
 
 Named = List[Tuple[str, torch.Tensor]]
 
@@ -21,12 +22,19 @@ Named = List[Tuple[str, torch.Tensor]]
 class _Settings:
     """The arguments, from which a reducer is made, and made anew."""
 
-    def __init__(self, named: Named, compression: Type[Compressor], process_set: ProcessSet, **rest: Any) -> None:
+    def __init__(
+        self,
+        named: Named,
+        compression: Type[Compressor],
+        process_set: ProcessSet,
+        hook: Optional[BucketHook],
+        **rest: Any,
+    ) -> None:
         self.named = named
         self.compression = compression
         self.process_set = process_set
+        self.hook = hook
         self.rest = rest
-        self.hook: Optional[BucketHook] = None
 
     def make(self) -> _C.ReducerSettings:
         hook, rest = self.hook, self.rest
@@ -93,6 +101,22 @@ class _DistributedOptimizer:
     _sirtaki_settings: _Settings
     _sirtaki_reducer: Union[_C.OptimizerReducer, _Outside]
     _sirtaki_stepped: bool
+
+    @property
+    def op(self) -> int:
+        return self._sirtaki_settings.rest["op"]
+
+    @property
+    def process_set(self) -> ProcessSet:
+        return self._sirtaki_settings.process_set
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        return self._sirtaki_settings.rest["passes"]
+
+    def __reduce__(self) -> Any:
+        # A copy has no part in the reductions of this one: it is the optimizer that this was made of, with its state.
+        return _plain, (type(self).__mro__[2],), self.__getstate__()  # type: ignore[attr-defined]
 
     def _sirtaki_rebuild(self) -> None:
         """Makes the reduction anew: with other settings, or after another init(). Collective."""
@@ -172,6 +196,10 @@ class _DistributedOptimizer:
         )
 
 
+def _plain(base: Type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    return base.__new__(base)
+
+
 def _check_passes(passes: int) -> None:
     if not isinstance(passes, int) or passes <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
@@ -226,7 +254,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     *,
-    name: str = "",
+    name: Optional[str] = None,
     communication_hook: Optional[BucketHook] = None,
     check_parameters_every: int = 0,
     compress_within_host: bool = False,
@@ -254,31 +282,35 @@ def DistributedOptimizer(
 
     Raises ValueError on every rank if any rank's arguments or parameters do not fit.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is meant")
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if isinstance(optimizer, _DistributedOptimizer):
-        raise ValueError("the optimizer is a DistributedOptimizer already")
-    _check_passes(backward_passes_per_step)
-    _check_groups(num_groups, groups)
-    if communication_hook is not None and (op != Average or compression is not Compression.none):
-        raise ValueError("a communication hook needs op Average and no compression: both are its own to make")
-    if _number_of(compression) is None and op not in (Average, Sum):
-        raise ValueError("a Compressor of your own needs op Average or Sum")
-    settings = _Settings(
-        _names(optimizer, named_parameters),
-        compression,
-        process_set,
-        name=name,
-        op=int(op),
-        predivide=float(gradient_predivide_factor),
-        passes=backward_passes_per_step,
-        everywhere=compress_within_host,
-        sparse_as_dense=sparse_as_dense,
-        check_every=check_parameters_every,
-    )
-    settings.hook = communication_hook
+
+    def settings_of_arguments() -> _Settings:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is meant")
+        if gradient_predivide_factor != 1.0 and op != Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        if isinstance(optimizer, _DistributedOptimizer):
+            raise ValueError("the optimizer is a DistributedOptimizer already")
+        _check_passes(backward_passes_per_step)
+        _check_groups(num_groups, groups)
+        if communication_hook is not None and (op != Average or compression is not Compression.none):
+            raise ValueError("a communication hook needs op Average and no compression: both are its own to make")
+        if _number_of(compression) is None and op not in (Average, Sum):
+            raise ValueError("a Compressor of your own needs op Average or Sum")
+        return _Settings(
+            _names(optimizer, named_parameters),
+            compression,
+            process_set,
+            communication_hook,
+            name=name or "",
+            op=int(op),
+            predivide=float(gradient_predivide_factor),
+            passes=backward_passes_per_step,
+            everywhere=compress_within_host,
+            sparse_as_dense=sparse_as_dense,
+            check_every=check_parameters_every,
+        )
+
+    settings = agreed(settings_of_arguments, process_set)
     base = type(optimizer)
     made: Any = type(base.__name__, (_DistributedOptimizer, base), {"__doc__": base.__doc__, "__module__": base.__module__})
     wrapped = made.__new__(made)

@@ -11,10 +11,10 @@ from sirtaki.common.exceptions import InvalidArgumentError, MismatchError
 from sirtaki.torch._hooks import BucketHook, GradBucket
 from sirtaki.torch._library import _C
 from sirtaki.torch.compression import Compression, Compressor
-from sirtaki.torch.functions import allgather_object
-from sirtaki.torch.mpi_ops import Adasum, Average
+from sirtaki.torch.functions import agreed, allgather_object
 from sirtaki.torch.optimizer import _Settings, _without_garbage
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
+from sirtaki.torch.reductions import Adasum, Average
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -27,7 +27,8 @@ class DistributedDataParallel(torch.nn.Module):
     ``broadcast_buffers``: each forward() in training first gives all ranks the buffers of the lowest. ``op``,
     ``compression``, ``gradient_predivide_factor``, ``sparse_as_dense`` and ``communication_hook`` are as in
     DistributedOptimizer. The other arguments are those of torch.nn.parallel.DistributedDataParallel and say nothing
-    here: a module is where it is, buckets find their size, unused parameters are found always.
+    here: a module is where it is, buckets find their size, unused parameters are found always. On a rank outside the
+    process set InvalidArgumentError is raised: use the module itself there.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class DistributedDataParallel(torch.nn.Module):
         gradient_predivide_factor: float = 1.0,
         sparse_as_dense: bool = False,
         communication_hook: Optional[BucketHook] = None,
-        name: str = "",
+        name: Optional[str] = None,
         check_parameters_every: int = 0,
     ) -> None:
         super().__init__()
@@ -60,10 +61,16 @@ class DistributedDataParallel(torch.nn.Module):
             if not isinstance(process_group, ProcessSet):
                 raise ValueError(f"process_group is a {type(process_group).__name__}; a ProcessSet is meant")
             process_set = process_group
-        if op == Adasum:
-            raise ValueError("op Adasum combines what steps change: it needs DistributedOptimizer")
-        if communication_hook is not None and (op != Average or compression is not Compression.none):
-            raise ValueError("a communication hook needs op Average and no compression: both are its own to make")
+
+        def check() -> None:
+            if not isinstance(module, torch.nn.Module):
+                raise TypeError(f"module is a {type(module).__name__}; a torch.nn.Module is meant")
+            if op == Adasum:
+                raise ValueError("op Adasum combines what steps change: it needs DistributedOptimizer")
+            if communication_hook is not None and (op != Average or compression is not Compression.none):
+                raise ValueError("a communication hook needs op Average and no compression: both are its own to make")
+
+        agreed(check, process_set)
         self.module = module
         self._process_set = process_set
         self._broadcasts_buffers = broadcast_buffers
@@ -72,7 +79,8 @@ class DistributedDataParallel(torch.nn.Module):
             list(module.named_parameters()),
             compression,
             process_set,
-            name=name,
+            communication_hook,
+            name=name or "",
             op=int(op),
             predivide=float(gradient_predivide_factor),
             passes=1,
@@ -80,7 +88,6 @@ class DistributedDataParallel(torch.nn.Module):
             sparse_as_dense=sparse_as_dense,
             check_every=check_parameters_every,
         )
-        self._settings.hook = communication_hook
         self._reducer: _C.ModuleReducer
         self._sirtaki_rebuild()
 

@@ -271,4 +271,6 @@ def cross_process_set() -> ProcessSet:
 
 
 def _existing(impl: _C.ProcessSet) -> ProcessSet:
-    return ProcessSet(impl.ranks())._take(impl)
+    if impl.id == 0:
+        return _sets.global_process_set
+    return _sets._registered.get(impl.id) or _sets._register(ProcessSet(impl.ranks()), impl)

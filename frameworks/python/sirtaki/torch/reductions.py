@@ -1,0 +1,322 @@
+"""All-reduce and reduce-scatter. What holds for all collectives: mpi_ops.py."""
+
+from __future__ import annotations
+
+import enum
+import warnings
+from typing import List, Optional, Sequence, Type
+
+import torch
+
+from sirtaki.torch._gradients import size_in_backward
+from sirtaki.torch._library import _C
+from sirtaki.torch.compression import Compression, Compressor, _number_of
+from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
+
+Handle = _C.Handle
+Tensors = Sequence[torch.Tensor]
+_Compression = Type[Compressor]
+
+
+class ReduceOp(enum.IntEnum):
+    """How a reduction combines. The numbers are those of reduce_op.h, and Horovod's as far as it has them."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+    BitAnd = 6
+    BitOr = 7
+    BitXor = 8
+
+
+Average = ReduceOp.Average
+Sum = ReduceOp.Sum
+Adasum = ReduceOp.Adasum
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
+BitAnd = ReduceOp.BitAnd
+BitOr = ReduceOp.BitOr
+BitXor = ReduceOp.BitXor
+
+
+def _op(op: Optional[int], average: Optional[bool]) -> int:
+    """``average`` is what Horovod had before ``op``."""
+    if average is None:
+        return Average if op is None else op
+    if op is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    warnings.warn("Parameter `average` has been replaced with `op`", DeprecationWarning, stacklevel=3)
+    return Average if average else Sum
+
+
+# ---- all-reduce ----
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    compression: _Compression = Compression.none,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """The average, sum, … over the ranks, element by element: a new tensor, the same bits on every rank. A sparse
+    tensor's result is sparse."""
+    op = _op(op, average)
+    built_in = _number_of(compression)
+    travelling, ctx = (tensor, None) if built_in is not None else compression.compress(tensor)
+    result = _C.allreduce(
+        travelling,
+        op,
+        name or "",
+        prescale_factor,
+        postscale_factor,
+        process_set._impl or _impl_of(process_set),
+        built_in or 0,
+        False,
+    )
+    return result if built_in is not None else compression.decompress(result, ctx)
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    return _C.allreduce_async(
+        tensor,
+        _op(op, average),
+        name or "",
+        prescale_factor,
+        postscale_factor,
+        process_set._impl or _impl_of(process_set),
+        0,
+        False,
+    )
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    return _C.allreduce_(
+        tensor,
+        _op(op, average),
+        name or "",
+        prescale_factor,
+        postscale_factor,
+        process_set._impl or _impl_of(process_set),
+        0,
+        False,
+    )
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    return _C.allreduce_async_(
+        tensor,
+        _op(op, average),
+        name or "",
+        prescale_factor,
+        postscale_factor,
+        process_set._impl or _impl_of(process_set),
+        0,
+        False,
+    )
+
+
+def grouped_allreduce(
+    tensors: Tensors,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    compression: _Compression = Compression.none,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> List[torch.Tensor]:
+    """Of several tensors as one operation: none of them starts before all are there on every rank."""
+    op = _op(op, average)
+    built_in = _number_of(compression)
+    if built_in is not None:
+        pairs = [(tensor, None) for tensor in tensors]
+    else:
+        pairs = [compression.compress(tensor) for tensor in tensors]
+    results = _C.grouped_allreduce(
+        [tensor for tensor, _ in pairs],
+        op,
+        name or "",
+        prescale_factor,
+        postscale_factor,
+        process_set._impl or _impl_of(process_set),
+        built_in or 0,
+        False,
+    )
+    if built_in is not None:
+        return results
+    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs)]
+
+
+def grouped_allreduce_async(
+    tensors: Tensors,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    return _C.grouped_allreduce_async(
+        list(tensors),
+        _op(op, average),
+        name or "",
+        prescale_factor,
+        postscale_factor,
+        process_set._impl or _impl_of(process_set),
+        0,
+        False,
+    )
+
+
+def grouped_allreduce_(
+    tensors: Tensors,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> List[torch.Tensor]:
+    return _C.grouped_allreduce_(
+        list(tensors),
+        _op(op, average),
+        name or "",
+        prescale_factor,
+        postscale_factor,
+        process_set._impl or _impl_of(process_set),
+        0,
+        False,
+    )
+
+
+def grouped_allreduce_async_(
+    tensors: Tensors,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[int] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    return _C.grouped_allreduce_async_(
+        list(tensors),
+        _op(op, average),
+        name or "",
+        prescale_factor,
+        postscale_factor,
+        process_set._impl or _impl_of(process_set),
+        0,
+        False,
+    )
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: Optional[str] = None,
+    op: Optional[int] = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """The sum or average of sparse COO tensors. ``handle()`` and ``synchronize(handle)`` give the result, coalesced."""
+    return _C.sparse_allreduce_async(
+        tensor, _op(op, None), name or "", 1.0, 1.0, process_set._impl or _impl_of(process_set), 0, False
+    )
+
+
+# ---- reduce-scatter ----
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: Optional[str] = None,
+    compression: _Compression = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """As allreduce, of which each rank gets its rows along the first dimension: as many for each, one more for the
+    first ones where they do not divide."""
+    travelling, ctx = compression.compress(size_in_backward(tensor, process_set))
+    result = _C.reducescatter(
+        travelling, op, name or "", prescale_factor, postscale_factor, process_set._impl or _impl_of(process_set)
+    )
+    return compression.decompress(result, ctx)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: Optional[str] = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    return _C.reducescatter_async(
+        tensor, op, name or "", prescale_factor, postscale_factor, process_set._impl or _impl_of(process_set)
+    )
+
+
+def grouped_reducescatter(
+    tensors: Tensors,
+    name: Optional[str] = None,
+    compression: _Compression = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> List[torch.Tensor]:
+    pairs = [compression.compress(size_in_backward(tensor, process_set)) for tensor in tensors]
+    results = _C.grouped_reducescatter(
+        [tensor for tensor, _ in pairs],
+        op,
+        name or "",
+        prescale_factor,
+        postscale_factor,
+        process_set._impl or _impl_of(process_set),
+    )
+    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs)]
+
+
+def grouped_reducescatter_async(
+    tensors: Tensors,
+    name: Optional[str] = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    return _C.grouped_reducescatter_async(
+        list(tensors), op, name or "", prescale_factor, postscale_factor, process_set._impl or _impl_of(process_set)
+    )
