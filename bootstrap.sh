@@ -19,7 +19,7 @@
 #
 # --benchmarks also makes `import torch` work in the .venv, for the benchmarks' references over torch.distributed: the
 # packages that it needs, and stand-ins for GPU libraries that are not there, in `.venv-bench`. --python does the same for
-# the tests of the Python module, which need pytest besides and are skipped without; with a LibTorch of your own it does
+# the tests of the Python module, which need pytest and mpi4py besides and are skipped without; with a LibTorch of your own it does
 # nothing.
 set -euo pipefail
 
@@ -29,7 +29,7 @@ torch_version=2.11.0
 light_packages=("torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
 cuda_packages=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85
   nvidia-cuda-runtime==13.0.96 nvidia-nccl-cu13==2.28.9)
-bench_packages=(typing_extensions sympy filelock networkx jinja2 fsspec pytest)   # what torch asks for, but Triton and the GPU libraries
+bench_packages=(typing_extensions sympy filelock networkx jinja2 fsspec pytest mpi4py cloudpickle)   # what torch asks for but Triton and the GPU libraries, and what tests use
 quiet=no
 cuda=no
 benchmarks=no

@@ -18,16 +18,22 @@ def without_mpi():
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-def program(tmp_path, body):
+WITHOUT = "import sys\nsys.modules['cloudpickle'] = None  # as if it were not installed\n"
+
+
+def program(tmp_path, body, cloudpickle):
     """Runs a program in a file of its own, as a user has it; its output, by lines."""
+    if cloudpickle:
+        pytest.importorskip("cloudpickle")
     file = tmp_path / "program.py"
-    file.write_text(textwrap.dedent(body))
+    file.write_text(("" if cloudpickle else WITHOUT) + textwrap.dedent(body))
     done = subprocess.run([sys.executable, str(file)], env=without_mpi(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
 
-def test_results_and_errors_come_back_by_rank(tmp_path):
+@pytest.mark.parametrize("cloudpickle", [False, True], ids=["pickle", "cloudpickle"])
+def test_results_and_errors_come_back_by_rank(tmp_path, cloudpickle):
     lines = program(tmp_path, """
         import traceback
         import sirtaki.torch as hvd
@@ -64,13 +70,30 @@ def test_results_and_errors_come_back_by_rank(tmp_path):
                 hvd.run(leave, np=1)
             except RuntimeError as error:
                 print("ended", repr(str(error)))
-    """)
+    """, cloudpickle)
     assert "[(0, [21.0, 21.0], 0), (1, [21.0, 21.0], 1)]" in lines
     assert any("from rank 0" in line for line in lines) and any("from rank 1" in line for line in lines)
     caught = next(line for line in lines if line.startswith("caught"))
     assert "what rank 1 looked for" in caught and "on rank 1" in caught and "in fail" in caught
     ended = next(line for line in lines if line.startswith("ended"))
     assert "rank 0 gave no result" in ended and "code 7" in ended
+
+
+def test_functions_of_no_file_need_cloudpickle(tmp_path):
+    body = """
+        import sirtaki.torch as hvd
+        cell = {"__name__": "__main__"}   # a notebook's functions are in no file
+        exec("def train(add):\\n    hvd.init()\\n    return hvd.rank() + add + more", {"hvd": hvd, "more": 100, **cell}, cell)
+        if __name__ == "__main__":
+            del __file__
+            try:
+                print(hvd.run(cell["train"], args=(10,), np=2, oversubscribe=True))
+                print(hvd.run(lambda: "from a lambda"))
+            except ValueError as error:
+                print("refused:", error)
+    """
+    assert program(tmp_path, body, cloudpickle=True)[-2:] == ["[110, 111]", "['from a lambda']"]
+    assert program(tmp_path, body, cloudpickle=False)[-1].startswith("refused:")
 
 
 def test_arguments_that_are_refused():
@@ -82,6 +105,6 @@ def test_arguments_that_are_refused():
                       {"network_interface": "a", "network_interfaces": "b"}):
         with pytest.raises(ValueError):
             hvd.run(print, **arguments)
-    with pytest.raises(ValueError, match="cloudpickle|pickled"):
+    with pytest.raises(ValueError, match="cannot be pickled"):
         import _thread
         hvd.run(print, args=(_thread.allocate_lock(),))

@@ -152,15 +152,15 @@ class _MainPickler(pickle.Pickler):
 
 def _dump_call(what: Any) -> Tuple[bytes, Optional[str]]:
     """The call, pickled, and the file that must be `__main__` where it is unpickled, if any."""
-    if cloudpickle is not None:
-        return cloudpickle.dumps(what), None
     buffer = io.BytesIO()
     pickler = _MainPickler(buffer)
     try:
+        if cloudpickle is not None:
+            return cloudpickle.dumps(what), None
         pickler.dump(what)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(f"the function or its arguments cannot be pickled ({error}): define the function at the top "
-                         "of a module, or install cloudpickle") from error
+        advice = "" if cloudpickle is not None else ": define the function at the top of a module, or install cloudpickle"
+        raise ValueError(f"the function or its arguments cannot be pickled ({error}){advice}") from error
     if not pickler.needs_main:
         return buffer.getvalue(), None
     main = getattr(sys.modules["__main__"], "__file__", None)
@@ -254,7 +254,7 @@ class _Call:
                 return  # the rank has ended; sirtakirun says how
         self._take(rank, good, value, text)
 
-    def _take(self, rank: int, good: bool, value: Optional[bytes], text: str) -> None:
+    def _take(self, rank: int, good: bool, value: Any, text: str) -> None:
         failure: Optional[Tuple[int, Optional[bytes], str]] = None
         if good:
             try:

@@ -12,7 +12,7 @@ from sirtaki.common.exceptions import InvalidArgumentError, MismatchError
 from sirtaki.torch._library import _C
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
 
-Parameters = Union[Dict[str, Any], Iterable[Tuple[str, torch.Tensor]], Iterable[torch.Tensor]]
+Parameters = Union[torch.nn.Module, Dict[str, Any], Iterable[Tuple[str, torch.Tensor]], Iterable[torch.Tensor]]
 
 
 # ---- objects ----
@@ -124,7 +124,7 @@ def broadcast_parameters(
 
 
 def check_parameters(
-    params: Union[torch.nn.Module, Parameters], process_set: ProcessSet = global_process_set
+    params: Parameters, process_set: ProcessSet = global_process_set
 ) -> None:
     """Compares tensors between the ranks, bit by bit; raises MismatchError, which names the first difference, on every
     rank if they are not the same."""
@@ -172,16 +172,6 @@ class _Pickler(pickle.Pickler):
         return ("tensor", self._numbers[id(obj)], obj.dtype, tuple(obj.shape), on)
 
 
-def _accelerator_of(parameters: List[torch.Tensor]) -> torch.device:
-    for parameter in parameters:
-        if parameter.device.type != "cpu":
-            return parameter.device
-    raise MismatchError(
-        "broadcast_optimizer_state: the optimizer of the root has state on an accelerator, and this one's parameters are "
-        "on the CPU"
-    )
-
-
 class _Unpickler(pickle.Unpickler):
     """Makes tensors to be received into."""
 
@@ -197,7 +187,7 @@ class _Unpickler(pickle.Unpickler):
         if number not in self._of_number:
             device = torch.device("cpu")
             if on != "cpu":
-                device = _accelerator_of(self._parameters)
+                device = next((p.device for p in self._parameters if p.device.type != "cpu"), torch.device("cuda"))
             self._of_number[number] = torch.zeros(shape, dtype=dtype, device=device)
         return self._of_number[number]
 
@@ -208,7 +198,8 @@ class _Unpickler(pickle.Unpickler):
 
 def _shape_of(optimizer: torch.optim.Optimizer) -> Any:
     kinds = [base.__name__ for base in type(optimizer).__mro__ if base.__module__.startswith("torch.optim")]
-    return kinds[:1], [[(str(p.dtype), tuple(p.shape)) for p in g["params"]] for g in optimizer.param_groups]
+    groups = optimizer.param_groups
+    return kinds[:1], [[(str(p.dtype), tuple(p.shape), p.device.type) for p in g["params"]] for g in groups]
 
 
 def broadcast_optimizer_state(
