@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import warnings
-from typing import List, Optional, Sequence, Type
+from typing import List, Optional, Sequence, Tuple, Type
 
 import torch
 
@@ -43,14 +43,27 @@ BitOr = ReduceOp.BitOr
 BitXor = ReduceOp.BitXor
 
 
-def _op(op: Optional[int], average: Optional[bool]) -> int:
-    """``average`` is what Horovod had before ``op``."""
-    if average is None:
-        return Average if op is None else op
+def _op_of_average(average: bool, op: Optional[int]) -> int:
+    """What Horovod had before ``op``."""
     if op is not None:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-    warnings.warn("Parameter `average` has been replaced with `op`", DeprecationWarning, stacklevel=3)
+    warnings.warn("Parameter `average` has been replaced with `op`", DeprecationWarning, stacklevel=4)
     return Average if average else Sum
+
+
+def _arguments(
+    average: Optional[bool],
+    name: Optional[str],
+    op: Optional[int],
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> Tuple[int, str, float, float, _C.ProcessSet]:
+    """Of an all-reduce, as the library has them."""
+    if average is not None:
+        op = _op_of_average(average, op)
+    impl = process_set._impl or _impl_of(process_set)
+    return Average if op is None else op, name or "", prescale_factor, postscale_factor, impl
 
 
 # ---- all-reduce ----
@@ -68,19 +81,10 @@ def allreduce(
 ) -> torch.Tensor:
     """The average, sum, … over the ranks, element by element: a new tensor, the same bits on every rank. A sparse
     tensor's result is sparse."""
-    op = _op(op, average)
+    arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
     built_in = _number_of(compression)
     travelling, ctx = (tensor, None) if built_in is not None else compression.compress(tensor)
-    result = _C.allreduce(
-        travelling,
-        op,
-        name or "",
-        prescale_factor,
-        postscale_factor,
-        process_set._impl or _impl_of(process_set),
-        built_in or 0,
-        False,
-    )
+    result = _C.allreduce(travelling, *arguments, built_in or 0, False)
     return result if built_in is not None else compression.decompress(result, ctx)
 
 
@@ -93,16 +97,8 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    return _C.allreduce_async(
-        tensor,
-        _op(op, average),
-        name or "",
-        prescale_factor,
-        postscale_factor,
-        process_set._impl or _impl_of(process_set),
-        0,
-        False,
-    )
+    arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
+    return _C.allreduce_async(tensor, *arguments, 0, False)
 
 
 def allreduce_(
@@ -114,16 +110,8 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    return _C.allreduce_(
-        tensor,
-        _op(op, average),
-        name or "",
-        prescale_factor,
-        postscale_factor,
-        process_set._impl or _impl_of(process_set),
-        0,
-        False,
-    )
+    arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
+    return _C.allreduce_(tensor, *arguments, 0, False)
 
 
 def allreduce_async_(
@@ -135,16 +123,8 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    return _C.allreduce_async_(
-        tensor,
-        _op(op, average),
-        name or "",
-        prescale_factor,
-        postscale_factor,
-        process_set._impl or _impl_of(process_set),
-        0,
-        False,
-    )
+    arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
+    return _C.allreduce_async_(tensor, *arguments, 0, False)
 
 
 def grouped_allreduce(
@@ -158,22 +138,13 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> List[torch.Tensor]:
     """Of several tensors as one operation: none of them starts before all are there on every rank."""
-    op = _op(op, average)
+    arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
     built_in = _number_of(compression)
     if built_in is not None:
         pairs = [(tensor, None) for tensor in tensors]
     else:
         pairs = [compression.compress(tensor) for tensor in tensors]
-    results = _C.grouped_allreduce(
-        [tensor for tensor, _ in pairs],
-        op,
-        name or "",
-        prescale_factor,
-        postscale_factor,
-        process_set._impl or _impl_of(process_set),
-        built_in or 0,
-        False,
-    )
+    results = _C.grouped_allreduce([tensor for tensor, _ in pairs], *arguments, built_in or 0, False)
     if built_in is not None:
         return results
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs)]
@@ -188,16 +159,8 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    return _C.grouped_allreduce_async(
-        list(tensors),
-        _op(op, average),
-        name or "",
-        prescale_factor,
-        postscale_factor,
-        process_set._impl or _impl_of(process_set),
-        0,
-        False,
-    )
+    arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
+    return _C.grouped_allreduce_async(list(tensors), *arguments, 0, False)
 
 
 def grouped_allreduce_(
@@ -209,16 +172,8 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> List[torch.Tensor]:
-    return _C.grouped_allreduce_(
-        list(tensors),
-        _op(op, average),
-        name or "",
-        prescale_factor,
-        postscale_factor,
-        process_set._impl or _impl_of(process_set),
-        0,
-        False,
-    )
+    arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
+    return _C.grouped_allreduce_(list(tensors), *arguments, 0, False)
 
 
 def grouped_allreduce_async_(
@@ -230,16 +185,8 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    return _C.grouped_allreduce_async_(
-        list(tensors),
-        _op(op, average),
-        name or "",
-        prescale_factor,
-        postscale_factor,
-        process_set._impl or _impl_of(process_set),
-        0,
-        False,
-    )
+    arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
+    return _C.grouped_allreduce_async_(list(tensors), *arguments, 0, False)
 
 
 def sparse_allreduce_async(
@@ -249,9 +196,7 @@ def sparse_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """The sum or average of sparse COO tensors. ``handle()`` and ``synchronize(handle)`` give the result, coalesced."""
-    return _C.sparse_allreduce_async(
-        tensor, _op(op, None), name or "", 1.0, 1.0, process_set._impl or _impl_of(process_set), 0, False
-    )
+    return _C.sparse_allreduce_async(tensor, *_arguments(None, name, op, 1.0, 1.0, process_set), 0, False)
 
 
 # ---- reduce-scatter ----
