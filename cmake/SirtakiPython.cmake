@@ -43,9 +43,9 @@ function(sirtaki_add_python_module)
   set(package "${PROJECT_BINARY_DIR}/python/sirtaki")
   file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cc")
   if(SIRTAKI_HAVE_MPI)
-    list(FILTER sources EXCLUDE REGEX "_no_mpi\\.cc$")
+    list(FILTER sources EXCLUDE REGEX "build_facts_no_mpi\\.cc$")
   else()
-    list(FILTER sources EXCLUDE REGEX "([^o]|[^n]o|[^_]no)_mpi\\.cc$")
+    list(FILTER sources EXCLUDE REGEX "build_facts_mpi\\.cc$")
   endif()
   Python_add_library(sirtaki_python MODULE WITH_SOABI ${sources})
   target_compile_features(sirtaki_python PRIVATE cxx_std_20)
@@ -54,8 +54,6 @@ function(sirtaki_add_python_module)
   if(SIRTAKI_HAVE_MPI)
     target_link_libraries(sirtaki_python PRIVATE sirtaki_mpi_bindings)
   endif()
-  target_compile_definitions(sirtaki_python PRIVATE
-    SIRTAKI_TORCH_VERSION="${LibTorch_BUILD}" SIRTAKI_HAVE_KERNELS=$<BOOL:${SIRTAKI_HAVE_KERNELS}>)
   set_target_properties(sirtaki_python PROPERTIES
     UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8   # small files, each of which has torch's and pybind11's headers to read
     OUTPUT_NAME _C

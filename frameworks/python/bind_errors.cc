@@ -45,7 +45,6 @@ void Raise(const Error& error) {
   const py::object type =
       py::module_::import("sirtaki.common.exceptions").attr(ClassName(error.code()));
   const py::object exception = type(error.what());
-  exception.attr("code") = error_code_name(error.code());
   exception.attr("rank") = error.origin().rank;
   exception.attr("host") = error.origin().host;
   exception.attr("tensor") = error.origin().tensor;

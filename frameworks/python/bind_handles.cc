@@ -2,6 +2,8 @@
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -12,6 +14,18 @@
 namespace sirtaki::python {
 
 namespace py = pybind11;
+
+namespace {
+
+// Seconds, as Python counts time-outs; none: no limit.
+std::chrono::milliseconds Milliseconds(double seconds) {
+  constexpr double kMost = 1e12;
+  if (std::isnan(seconds) || seconds > kMost) return std::chrono::milliseconds(0);
+  // Too short to be a number of milliseconds is not the same as no limit.
+  return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1000)));
+}
+
+}  // namespace
 
 py::object RowsTensor(const std::vector<std::int64_t>& rows) {
   return py::cast(at::tensor(rows, at::kInt));
@@ -36,9 +50,7 @@ py::object PythonHandle::Synchronize() const {
     const py::gil_scoped_release release;
     const GroupedHandle handle(pending_);
     tensors = synchronize(handle);
-    if (wanted_ == Wanted::kTensorAndSplits || wanted_ == Wanted::kTensorsAndSplits) {
-      rows = received_splits(handle);
-    }
+    if (wanted_ == Wanted::kTensorAndSplits) rows = received_splits(handle);
   }
   switch (wanted_) {
     case Wanted::kTensor:
@@ -47,11 +59,6 @@ py::object PythonHandle::Synchronize() const {
       return py::cast(tensors);
     case Wanted::kTensorAndSplits:
       return py::make_tuple(tensors.front(), RowsTensor(rows.front()));
-    case Wanted::kTensorsAndSplits: {
-      py::list of_tensors;
-      for (const auto& list : rows) of_tensors.append(RowsTensor(list));
-      return py::make_tuple(tensors, of_tensors);
-    }
     case Wanted::kNothing:
       break;
   }

@@ -108,10 +108,10 @@ void BindMovement(py::module_& module) {
   module.def(
       "alltoall_async",
       [](const at::Tensor& tensor, std::vector<std::int64_t> splits, std::string name,
-         const ProcessSet& set, bool with_splits) {
+         const ProcessSet& set) {
         return PythonHandle(
             alltoall_async(tensor, AlltoallOf(std::move(splits), std::move(name), set)),
-            with_splits ? Wanted::kTensorAndSplits : Wanted::kTensor);
+            Wanted::kTensorAndSplits);
       },
       WithoutGil());
 }

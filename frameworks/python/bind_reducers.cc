@@ -59,6 +59,7 @@ void BindReducers(py::module_& module) {
       .def_readonly("index", &GradientBucket::index)
       .def_readonly("buffer", &GradientBucket::buffer)
       .def_readonly("parameters", &GradientBucket::parameters)
+      .def_readonly("parameter_tensors", &GradientBucket::parameter_tensors)
       .def_readonly("gradients", &GradientBucket::gradients);
 
   py::class_<ReducerSettings>(module, "ReducerSettings")
@@ -72,6 +73,7 @@ void BindReducers(py::module_& module) {
       .def("step", &PythonOptimizer::Step)
       .def("synchronize", &PythonOptimizer::Synchronize)
       .def("before_zero_grad", &PythonOptimizer::BeforeZeroGrad)
+      .def("is_reducing", &PythonOptimizer::IsReducing, WithoutGil())
       .def("clip_grad_norm", &PythonOptimizer::ClipGradNorm)
       .def("skip_step", &PythonOptimizer::skip_step)
       .def("no_sync", [](PythonOptimizer& self) { return PythonScope(self.NoSync()); })

@@ -8,6 +8,7 @@
 
 #include "frameworks/python/bindings.h"
 #include "frameworks/python/build_facts.h"
+#include "ops/nccl/nccl_api.h"
 #include "sirtaki/random.h"
 #include "sirtaki/session.h"
 
@@ -59,7 +60,7 @@ void BindSession(py::module_& module) {
       WithoutGil());
 
   module.attr("mpi_built") = kMpiBuilt;
-  module.attr("kernels_built") = SIRTAKI_HAVE_KERNELS != 0;
+  module.attr("nccl_version") = ops::nccl::kDeclaredVersion;
   module.def("mpi_threads_multiple", &MpiThreadsMultiple, WithoutGil());
 }
 

@@ -7,23 +7,11 @@
 
 #include <pybind11/pybind11.h>
 
-#include <chrono>
-#include <cmath>
-#include <limits>
-
 #include "sirtaki/process_set.h"
 
 namespace sirtaki::python {
 
 using WithoutGil = pybind11::call_guard<pybind11::gil_scoped_release>;
-
-// Seconds, as Python counts time-outs; none: no limit.
-inline std::chrono::milliseconds Milliseconds(double seconds) {
-  constexpr double kMost = 1e12;
-  if (std::isnan(seconds) || seconds > kMost) return std::chrono::milliseconds(0);
-  // Too short to be a number of milliseconds is not the same as no limit.
-  return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1000)));
-}
 
 // In the order of the module's initialisation: types come before the functions that take them.
 void BindErrors(pybind11::module_& module);

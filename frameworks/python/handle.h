@@ -15,7 +15,6 @@ enum class Wanted : unsigned char {
   kTensor,
   kTensors,
   kTensorAndSplits,
-  kTensorsAndSplits,
   kNothing
 };
 

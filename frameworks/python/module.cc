@@ -1,12 +1,9 @@
 // sirtaki._C: the C++ library as Python sees it. Private: sirtaki.torch is what programs use.
 #include "frameworks/python/bindings.h"
-#include "sirtaki/version.h"
 
 PYBIND11_MODULE(_C, module) {
   using namespace sirtaki::python;
   module.doc() = "The C++ part of sirtaki; use sirtaki.torch.";
-  module.attr("version") = sirtaki::version();
-  module.attr("torch_version") = SIRTAKI_TORCH_VERSION;  // that it was built with
   BindErrors(module);
   BindSession(module);
   BindProcessSets(module);

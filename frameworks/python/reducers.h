@@ -35,6 +35,7 @@ class PythonOptimizer : public torch::optim::Optimizer, public detail::GradientS
                         const pybind11::object& base_step);
   void Synchronize(const pybind11::list& param_groups);
   void BeforeZeroGrad(const pybind11::list& param_groups);
+  bool IsReducing() const { return reducer_->is_reducing(); }
   // Waits, then clips all gradients together; see clip_grad_norm_.
   double ClipGradNorm(const pybind11::list& param_groups, double max_norm, double norm_type,
                       bool error_if_nonfinite);

@@ -48,6 +48,7 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   void BeforeForward();
   Scope NoSync();
   Scope SkipSynchronize();
+  bool is_reducing() const { return FirstOutstanding() != nullptr; }
   bool has_local_gradients() const { return active() && rule_->of_steps(); }
   const SessionSet& set() const { return set_; }
   core::trace::StepClock& steps() const { return set_.session->session().observation().steps(); }
@@ -436,6 +437,7 @@ void GradientReducer::BeforeForward() { impl().BeforeForward(); }
 const std::string& GradientReducer::prefix() const { return impl().prefix(); }
 Session GradientReducer::session() const { return Session(impl().set().session); }
 ProcessSet GradientReducer::process_set() const { return impl().set().process_set; }
+bool GradientReducer::is_reducing() const { return impl().is_reducing(); }
 bool GradientReducer::has_local_gradients() const { return impl().has_local_gradients(); }
 
 }  // namespace sirtaki::detail

@@ -192,6 +192,7 @@ void ParameterGradient::CallHook() {
   // With a version counter of its own: what the hook does to it is no change of the gradient.
   bucket.buffer = moved_.variable_data().view(-1);
   bucket.parameters = {what_.name};
+  bucket.parameter_tensors = {what_.parameter};
   bucket.gradients = {bucket.buffer.view(moved_.sizes())};
   try {
     finish_hook_ = what_.rule->hook(bucket);

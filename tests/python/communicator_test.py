@@ -23,6 +23,11 @@ def test_the_ranks_of_a_communicator_are_the_job(world):
     assert (hvd.rank(), hvd.size()) == (world.size - 1 - world.rank, world.size)
     numbers = hvd.allgather(torch.tensor([world.rank]))
     assert numbers.tolist() == list(range(world.size - 1, -1, -1))
+    # Sets are of ranks of the job, whatever they are in MPI's world.
+    alone = MPI.COMM_SELF
+    sets = [hvd.ProcessSet(alone) if hvd.rank() == rank else hvd.ProcessSet([rank]) for rank in range(hvd.size())]
+    for rank, one in enumerate(sets):
+        assert hvd.add_process_set(one).ranks == [rank] and one.included() == (rank == hvd.rank())
     hvd.shutdown()
     backwards.Free()
 

@@ -7,7 +7,9 @@ output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 failures=0
 ranks=3
-for test in $(sed -n 's/^def \(test_[a-z_]*\).*/\1/p' "$here/job_faults.py"); do
+tests=$(sed -n 's/^def \(test_[a-z_]*\).*/\1/p' "$here/job_faults.py")
+[ "$(wc -w <<<"$tests")" = 3 ] || { echo "FAILED: job_faults.py has other tests than these: $tests"; exit 1; }
+for test in $tests; do
   SIRTAKI_TEST_SECONDS=${SIRTAKI_TEST_SECONDS:-90} bash "$here/../support/mpirun.sh" "$ranks" \
     "$@" -m pytest -q --color=no "$here/job_faults.py" -k "$test" --rootdir "$here" >"$output" 2>&1 || true
   # Every rank ends with its verdict; conftest.py has each print one.

@@ -50,8 +50,10 @@ def test_a_copy_is_a_plain_optimizer_with_the_state(rank, size):
 
 @SEVERAL
 @pytest.mark.parametrize("arguments", [
-    {"backward_passes_per_step": 0}, {"gradient_predivide_factor": 2.0, "op": hvd.Sum}, {"num_groups": -1},
-])
+    {"backward_passes_per_step": 0}, {"gradient_predivide_factor": 2.0, "op": hvd.Sum}, {"num_groups": -1}, {"op": 99},
+    {"check_parameters_every": 1.5}, {"communication_hook": lambda bucket: bucket.buffer(), "op": hvd.Sum},
+    {"name": 7},
+], ids=lambda arguments: " ".join(arguments))
 def test_what_is_wrong_on_one_rank_is_told_to_all(rank, size, arguments):
     model = support.net()
     with pytest.raises(ValueError) as caught:
@@ -63,6 +65,40 @@ def test_what_is_wrong_on_one_rank_is_told_to_all(rank, size, arguments):
     with pytest.raises(ValueError):
         hvd.DistributedDataParallel(model, op=hvd.Adasum if rank == 0 else hvd.Average)
     distributed(model)
+
+
+@SEVERAL
+@pytest.mark.parametrize("passes", [lambda rank: 0, lambda rank: 2 + rank, lambda rank: 0 if rank == 0 else 2, lambda rank: "2"],
+                         ids=["none", "different", "none on one", "a text"])
+def test_passes_that_are_refused_leave_the_optimizer_as_it_was(rank, passes):
+    model = support.net()
+    optimizer = distributed(model)
+    with pytest.raises((TypeError, ValueError)):
+        optimizer.set_backward_passes_per_step(passes(rank))
+    assert optimizer.backward_passes_per_step == 1
+    optimizer.zero_grad()
+    support.loss_of(model, support.batches(rank)[0]).backward()
+    optimizer.step()
+    support.assert_same_everywhere(hvd, model.parameters())
+
+
+@SEVERAL
+def test_zero_grad_says_what_it_refuses(rank):
+    model, other = support.net(), torch.nn.Linear(2, 2)
+    optimizer = distributed(model)
+    with_sums = hvd.DistributedOptimizer(torch.optim.SGD(other.parameters(), 0.1), op=hvd.Sum)
+    optimizer.add_param_group({"params": list(other.parameters())})
+    with pytest.raises(hvd.InvalidArgumentError) as caught:
+        optimizer.zero_grad()
+    assert not isinstance(caught.value, AssertionError)
+    del with_sums
+    again = support.net()
+    pending = distributed(again)
+    support.loss_of(again, support.batches(rank)[0]).backward()
+    with pytest.raises(hvd.PendingGradientsError) as caught:
+        pending.zero_grad()
+    assert caught.value.code == "invalid argument" and caught.value.rank == rank and caught.value.tensor
+    pending.step()
 
 
 @SEVERAL

@@ -91,11 +91,10 @@ def test_gradients_may_be_kept_and_looked_at(rank, size):
         optimizer.zero_grad()
         support.loss_of(model, batch).backward()
         optimizer.step()
-        kept.append([p.grad for p in model.parameters()])
-    copies = [[g.clone() for g in step] for step in kept[-1:]]
-    support.assert_same_everywhere(hvd, kept[-1])
+        kept += [(p.grad, p.grad.clone()) for p in model.parameters()]
     del optimizer
-    assert all(map(torch.equal, kept[-1], copies[0]))
+    support.assert_same_everywhere(hvd, [gradient for gradient, _ in kept])
+    assert all(torch.equal(gradient, copy) for gradient, copy in kept)
 
 
 # ---- its arguments ----
@@ -489,15 +488,25 @@ def test_a_communication_hook_replaces_the_reduction(rank, size):
         seen.append((bucket.name(), tuple(bucket.parameter_names())))
         assert bucket.buffer().dim() == 1 and bucket.index() >= 0
         assert sum(g.numel() for g in bucket.gradients()) == bucket.buffer().numel()
+        assert all(any(p is mine for mine in known) for p in bucket.parameters())
         handle = hvd.allreduce_async(bucket.buffer(), name=bucket.name() + "/mine", op=hvd.Average)
         assert isinstance(handle, hvd.Handle)
         return lambda: hvd.synchronize(handle) * 2
 
     model = support.net()
-    train(model, distributed(model, lr=0.05, communication_hook=doubled), support.batches(rank))
+    known = list(model.parameters())
+    optimizer = distributed(model, lr=0.05, communication_hook=doubled)
+    train(model, optimizer, support.batches(rank))
     if size > 1:
         assert_trained(model, trained_alone(size))
         assert {name for _, names in seen for name in names} == {name for name, _ in model.named_parameters()}
+    added = nn.Linear(4, 3)
+    optimizer.add_param_group({"params": added.parameters()})
+    known += added.parameters()
+    optimizer.zero_grad()
+    added(support.batches(rank)[0][0]).sum().backward()
+    optimizer.step()
+    support.assert_same_everywhere(hvd, added.parameters())
 
 
 @SEVERAL
@@ -582,13 +591,13 @@ def test_a_second_backward_before_the_step_is_refused(rank):
     support.assert_same_everywhere(hvd, model.parameters())
 
 
-def test_step_after_synchronize_warns_as_horovod_s_or_steps(rank, size):
+def test_step_after_synchronize_steps_without_a_warning(rank, size):
     model = support.net()
     optimizer = distributed(model)
     support.loss_of(model, support.batches(rank)[0]).backward()
     optimizer.synchronize()
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         optimizer.step()
     assert_trained(model, trained_alone(size, steps=1))
 

@@ -1,6 +1,8 @@
 """DistributedDataParallel: the module wrapper that DDP's users know."""
 
 import copy
+import inspect
+import pickle
 
 import pytest
 import torch
@@ -156,8 +158,70 @@ def test_evaluation_needs_nobody(rank):
             assert wrapped(torch.ones(1, 4)).shape == (1, 3)
 
 
-def test_the_module_can_be_copied(rank):
+def test_copies_are_for_use_and_not_for_training(rank):
     wrapped = hvd.DistributedDataParallel(support.net())
     train(wrapped, torch.optim.SGD(wrapped.parameters(), 0.1), support.batches(rank))
-    average = copy.deepcopy(wrapped.module)  # as for a moving average of the weights
-    assert all(map(torch.equal, average.parameters(), wrapped.parameters()))
+    average = torch.optim.swa_utils.AveragedModel(wrapped)
+    average.update_parameters(wrapped)
+    for other in (copy.deepcopy(wrapped.module), copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped)), average):
+        assert all(map(torch.equal, other.parameters(), wrapped.parameters()))
+        with torch.no_grad():
+            assert torch.equal(other(torch.ones(1, 4)), wrapped(torch.ones(1, 4)))
+    with pytest.raises(hvd.InvalidArgumentError, match="copy"):
+        copy.deepcopy(wrapped)(torch.ones(1, 4))
+    with pytest.raises(hvd.InvalidArgumentError, match="copy"):
+        copy.deepcopy(wrapped).register_comm_hook(None, lambda state, bucket: bucket.buffer())
+    train(wrapped, torch.optim.SGD(wrapped.parameters(), 0.1), support.batches(rank))
+    support.assert_same_everywhere(hvd, wrapped.parameters())
+
+
+def test_its_arguments_are_torch_s_in_their_order():
+    of_torch = list(inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters)
+    ours = inspect.signature(hvd.DistributedDataParallel.__init__).parameters
+    assert [name for name, one in ours.items() if one.kind is one.POSITIONAL_OR_KEYWORD] == of_torch
+    for argument in ("mixed_precision", "device_mesh", "delay_all_reduce_named_params", "param_to_hook_all_reduce"):
+        with pytest.raises(hvd.UnsupportedError, match=argument):
+            hvd.DistributedDataParallel(support.net(), **{argument: object()})
+
+
+@SEVERAL
+def test_without_init_sync_weights_stay_what_they_are(rank):
+    wrapped = hvd.DistributedDataParallel(support.net(seed=rank), init_sync=False)
+    assert all(map(torch.equal, wrapped.parameters(), support.net(seed=rank).parameters()))
+    with pytest.raises(hvd.MismatchError, match="init_sync"):
+        hvd.DistributedDataParallel(support.net(), init_sync=rank == 0)
+
+
+@SEVERAL
+def test_outside_its_set_it_is_refused(rank):
+    first = hvd.add_process_set([0])
+    if rank == 0:
+        hvd.DistributedDataParallel(support.net(), process_set=first)
+    else:
+        with pytest.raises(hvd.InvalidArgumentError):
+            hvd.DistributedDataParallel(support.net(), process_set=first)
+    hvd.remove_process_set(first)
+
+
+def test_a_second_hook_is_refused_and_the_first_stays(rank, size):
+    wrapped = hvd.DistributedDataParallel(support.net())
+    wrapped.register_comm_hook(None, lambda _, bucket: hvd.allreduce_async(bucket.buffer(), name=bucket.name()))
+    with pytest.raises(hvd.InvalidArgumentError, match="already"):
+        wrapped.register_comm_hook(None, lambda _, bucket: bucket.buffer())
+    train(wrapped, torch.optim.SGD(wrapped.parameters(), 0.1), support.batches(rank))
+    assert_trained(wrapped, trained_alone(size))
+    with_sums = hvd.DistributedDataParallel(support.net(), op=hvd.Sum)
+    with pytest.raises(ValueError, match="hook"):
+        with_sums.register_comm_hook(None, lambda _, bucket: bucket.buffer())
+    with_sums(torch.ones(1, 4)).sum().backward()
+    support.assert_same_everywhere(hvd, [p.grad for p in with_sums.parameters()])
+
+
+def test_buffers_that_share_their_memory(rank):
+    model = support.net(seed=rank)
+    model.register_buffer("one", torch.full((3,), float(rank)))
+    model.register_buffer("same", model.one)
+    wrapped = hvd.DistributedDataParallel(model)
+    model.one.fill_(rank + 5.0)
+    wrapped(torch.ones(1, 4)).sum().backward()
+    assert model.same.tolist() == [5.0] * 3

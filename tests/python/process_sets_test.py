@@ -64,7 +64,8 @@ def test_sets_are_known_by_their_numbers(rank, size):
         hvd.add_process_set(one)  # a second time
     hvd.remove_process_set(one)
     unknown = hvd.ProcessSet([0])
-    assert unknown.process_set_id is None and unknown.size() is None and unknown.included() is None
+    assert unknown.process_set_id is None and unknown.size() is None and unknown.rank() is None
+    assert unknown.included() is (rank == 0)
     with pytest.raises(ValueError):
         hvd.allreduce(torch.ones(1), process_set=unknown)
 

@@ -1,6 +1,7 @@
 """run(): ranks from a program, and their results back. On rank 0 alone: it starts jobs of its own."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -8,6 +9,7 @@ import textwrap
 import pytest
 
 import sirtaki.torch as hvd
+from sirtaki._launcher import launcher_path
 
 pytestmark = pytest.mark.skipif(hvd.size() > 1, reason="starts ranks of its own; once is enough")
 
@@ -108,3 +110,34 @@ def test_arguments_that_are_refused():
     with pytest.raises(ValueError, match="cannot be pickled"):
         import _thread
         hvd.run(print, args=(_thread.allocate_lock(),))
+
+
+@pytest.mark.parametrize("first", ["", "import mpi4py.MPI"], ids=["alone", "after mpi4py"])
+@pytest.mark.parametrize("end,told", [("raise KeyError('a label')", "KeyError|with code 1"), ("sys.exit(3)", "with code 3")],
+                         ids=["exception", "exit"])
+def test_a_rank_that_fails_does_not_wait_and_the_others_are_told(tmp_path, first, end, told):
+    if first:
+        pytest.importorskip("mpi4py")
+        if end.startswith("sys.exit"):
+            pytest.skip("mpi4py ends MPI before the exit code is known")
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(f"""
+        import sys
+        {first}
+        import torch
+        import sirtaki.torch as hvd
+        hvd.init()
+        hvd.barrier()
+        if hvd.rank() == 1:
+            {end}
+        try:
+            hvd.allreduce(torch.ones(1), name="what rank 1 never calls")
+        except hvd.AbortedError as error:
+            print("told:", error, flush=True)
+            raise
+    """))
+    done = subprocess.run([launcher_path(), "-np", "2", "--oversubscribe", sys.executable, str(file)], env=without_mpi(),
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    line = next((line for line in done.stdout.splitlines() if "told:" in line), "")
+    assert re.search(told, line), done.stdout + done.stderr

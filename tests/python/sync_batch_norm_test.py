@@ -96,3 +96,16 @@ def test_of_a_process_set(rank, size):
         whole = torch.cat([share(r, (4, 3)) for r in members])
         support.assert_close(norm(share(rank, (4, 3))), nn.BatchNorm1d(3).double()(whole)[4 * rank:4 * rank + 4], 1e-9)
     hvd.remove_process_set(first)
+
+
+def test_of_a_process_set_after_the_job_was_joined_anew(rank, size):
+    everybody = hvd.ProcessSet(range(size))
+    try:
+        hvd.shutdown()
+        hvd.init(process_sets=[everybody])
+        norm = hvd.SyncBatchNorm(3, process_set=everybody)
+        before = norm(share(rank, (4, 3)).float())
+        hvd.elastic.running.reset()
+        assert torch.equal(norm(share(rank, (4, 3)).float()), before)
+    finally:
+        support.reinit(hvd)

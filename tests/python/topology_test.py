@@ -130,7 +130,7 @@ def test_init_refuses_what_is_no_communicator():
         hvd.ProcessSet("all")
 
 
-def test_every_public_name_is_horovod_s_or_told():
+def test_every_public_name_of_horovod_s_is_there_and_all_are_tested():
     """What a script for horovod.torch 0.28 may ask for."""
     names = """Adasum Average Compression DistributedOptimizer Max Min ProcessSet Product Sum SyncBatchNorm
         add_process_set allgather allgather_async allgather_object allreduce allreduce_ allreduce_async

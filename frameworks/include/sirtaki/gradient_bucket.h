@@ -21,8 +21,9 @@ struct GradientBucket {
   // One gradient after the other, 1-dimensional, in the parameters' type; zeros for a parameter
   // that has no gradient on this rank. Belongs to the hook until the gradients are synchronized.
   at::Tensor buffer;
-  std::vector<std::string> parameters;  // names
-  std::vector<at::Tensor> gradients;    // views of `buffer`, in the parameters' shapes
+  std::vector<std::string> parameters;        // names
+  std::vector<at::Tensor> parameter_tensors;  // the parameters themselves
+  std::vector<at::Tensor> gradients;          // views of `buffer`, in the parameters' shapes
 };
 
 // Called once for every bucket and step, on the thread whose backward() has completed the bucket

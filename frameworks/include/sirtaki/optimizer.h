@@ -96,6 +96,7 @@ class SIRTAKI_API GradientReducer {
   void BeforeForward();
   Session session() const;
   ProcessSet process_set() const;
+  bool is_reducing() const;  // gradients are on their way, as zero_grad() does not like it
   bool has_local_gradients() const;
   const std::string& prefix() const;  // of the names of its collectives
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sirtaki._build import version as __version__
 
 __all__ = ["__version__", "run"]
 
 
-def __getattr__(name: str) -> Any:
-    # Late: it imports torch, which a program may want to do itself, and later.
-    if name == "run":
-        from sirtaki.torch._run import run
+if TYPE_CHECKING:
+    from sirtaki.torch._run import run
+else:
 
-        return run
-    raise AttributeError(f"module 'sirtaki' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        # Late: it imports torch, which a program may want to do itself, and later.
+        if name == "run":
+            from sirtaki.torch._run import run
+
+            return run
+        raise AttributeError(f"module 'sirtaki' has no attribute {name!r}")

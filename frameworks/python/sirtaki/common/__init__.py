@@ -1,1 +1,1 @@
-"""What does not depend on torch; under the names that Horovod has for it."""
+"""Modules under the names that Horovod has for them."""

@@ -42,7 +42,6 @@ from sirtaki.torch.functions import (
     allgather_object,
     broadcast_object,
     broadcast_object_fn,
-    broadcast_optimizer_state,
     broadcast_parameters,
     check_parameters,
     metric_average,
@@ -96,21 +95,31 @@ from sirtaki.torch.mpi_ops import (
     sparse_allreduce_async,
     synchronize,
 )
+from sirtaki.torch.observability import (
+    mark,
+    memory_use,
+    metrics,
+    release_memory,
+    start_timeline,
+    stop_timeline,
+)
 from sirtaki.torch.optimizer import DistributedOptimizer
+from sirtaki.torch.optimizer_state import broadcast_optimizer_state
 from sirtaki.torch.parallel import DistributedDataParallel
 from sirtaki.torch.process_sets import (
     ProcessSet,
     add_process_set,
+    cross_process_set,
     get_process_set_ids_and_ranks,
     global_process_set,
     is_process_set_included,
+    local_process_set,
     remove_process_set,
 )
 from sirtaki.torch.session import (
     abort,
     ccl_built,
     check_extension,
-    cross_process_set,
     cross_rank,
     cross_size,
     cuda_built,
@@ -121,25 +130,18 @@ from sirtaki.torch.session import (
     init,
     is_homogeneous,
     is_initialized,
-    local_process_set,
     local_rank,
     local_size,
-    mark,
-    memory_use,
-    metrics,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
     nccl_built,
     num_rank_is_power_2,
     rank,
-    release_memory,
     rocm_built,
     seed_all,
     shutdown,
     size,
-    start_timeline,
-    stop_timeline,
     xla_built,
 )
 from sirtaki.torch.sync_batch_norm import SyncBatchNorm
@@ -147,19 +149,19 @@ from sirtaki.torch.sync_batch_norm import SyncBatchNorm
 if TYPE_CHECKING:
     from sirtaki.torch import elastic
     from sirtaki.torch._run import run
+else:
 
+    def __getattr__(name: str) -> Any:
+        # Late: few programs use them.
+        if name == "elastic":
+            import importlib
 
-def __getattr__(name: str) -> Any:
-    # Late: few programs use them.
-    if name == "elastic":
-        import importlib
+            return importlib.import_module("sirtaki.torch.elastic")
+        if name == "run":
+            from sirtaki.torch._run import run
 
-        return importlib.import_module("sirtaki.torch.elastic")
-    if name == "run":
-        from sirtaki.torch._run import run
-
-        return run
-    raise AttributeError(f"module 'sirtaki.torch' has no attribute {name!r}")
+            return run
+        raise AttributeError(f"module 'sirtaki.torch' has no attribute {name!r}")
 
 
 __all__ = [

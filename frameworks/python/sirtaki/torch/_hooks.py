@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, List, Type
+from typing import Any, Callable, List, Type
 
 import torch
 
@@ -17,9 +17,8 @@ class GradBucket:
     """Gradients that are reduced together; the functions are those of torch.distributed.GradBucket, as far as they mean
     something here."""
 
-    def __init__(self, bucket: _C.GradientBucket, parameters: Dict[str, torch.Tensor]) -> None:
+    def __init__(self, bucket: _C.GradientBucket) -> None:
         self._bucket = bucket
-        self._parameters = parameters
 
     def name(self) -> str:
         """The same on every rank, and of nothing else: for a collective, or with more behind it for several."""
@@ -42,7 +41,7 @@ class GradBucket:
         return self._bucket.parameters
 
     def parameters(self) -> List[torch.Tensor]:
-        return [self._parameters[name] for name in self._bucket.parameters]
+        return self._bucket.parameter_tensors
 
 
 # Gives a Handle, a future of torch, a tensor, or a function without arguments that gives the tensor.
@@ -67,11 +66,9 @@ def _tensor_of(result: Any) -> torch.Tensor:
     return result[0] if isinstance(result, (list, tuple)) else result
 
 
-def c_hook(
-    hook: BucketHook, parameters: Dict[str, torch.Tensor]
-) -> Callable[[_C.GradientBucket], Callable[[], torch.Tensor]]:
+def c_hook(hook: BucketHook) -> Callable[[_C.GradientBucket], Callable[[], torch.Tensor]]:
     """The hook as the C++ library calls it, on the threads of backward()."""
-    return lambda bucket: _finisher(hook(GradBucket(bucket, parameters)))
+    return lambda bucket: _finisher(hook(GradBucket(bucket)))
 
 
 def _compressed(

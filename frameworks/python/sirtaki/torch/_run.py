@@ -102,6 +102,8 @@ def run(
     _refuse(use_gloo, use_mpi, min_num_proc=min_num_proc, max_num_proc=max_num_proc, min_np=min_np, max_np=max_np,
             slots=slots, reset_limit=reset_limit, cooldown_range=cooldown_range,
             host_discovery_script=host_discovery_script)
+    if hosts is not None and hostfile is not None:
+        raise ValueError("hosts and hostfile say the same: give one of them")
     ranks = num_proc if np is None else np
     if not isinstance(ranks, int) or ranks < 1:
         raise ValueError(f"{'num_proc' if np is None else 'np'} is {ranks!r}; it must be a whole number of 1 or more")

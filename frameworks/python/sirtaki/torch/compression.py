@@ -70,8 +70,8 @@ class BF16Compressor(_HalfCompressor):
 
 
 class Compression:
-    """For the argument ``compression``. Sums are made in float32, and rounded once; ranks of one host, who share no
-    network, exchange what they have uncompressed."""
+    """For the argument ``compression``. In reductions of gradients and all-reduces sums are made in float32, and rounded
+    once; ranks of one host, who share no network, exchange what they have uncompressed. reducescatter() rounds first."""
 
     none: Type[Compressor] = NoneCompressor
     fp16: Type[Compressor] = FP16Compressor

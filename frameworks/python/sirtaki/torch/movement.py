@@ -20,14 +20,14 @@ def allgather(
 ) -> torch.Tensor:
     """The tensors of all ranks, one after the other along the first dimension, in which they may differ."""
     return _C.allgather(
-        mean_in_backward(tensor, process_set), name or "", process_set._impl or _impl_of(process_set)
+        mean_in_backward(tensor, process_set), name or "", _impl_of(process_set)
     )
 
 
 def allgather_async(
     tensor: torch.Tensor, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    return _C.allgather_async(tensor, name or "", process_set._impl or _impl_of(process_set))
+    return _C.allgather_async(tensor, name or "", _impl_of(process_set))
 
 
 def grouped_allgather(
@@ -36,14 +36,14 @@ def grouped_allgather(
     return _C.grouped_allgather(
         [mean_in_backward(tensor, process_set) for tensor in tensors],
         name or "",
-        process_set._impl or _impl_of(process_set),
+        _impl_of(process_set),
     )
 
 
 def grouped_allgather_async(
     tensors: Tensors, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    return _C.grouped_allgather_async(list(tensors), name or "", process_set._impl or _impl_of(process_set))
+    return _C.grouped_allgather_async(list(tensors), name or "", _impl_of(process_set))
 
 
 def broadcast(
@@ -51,26 +51,26 @@ def broadcast(
 ) -> torch.Tensor:
     """The tensor of rank ``root_rank`` of the job. The others give one of the same type and shape."""
     return _C.broadcast(
-        mean_in_backward(tensor, process_set), root_rank, name or "", process_set._impl or _impl_of(process_set)
+        mean_in_backward(tensor, process_set), root_rank, name or "", _impl_of(process_set)
     )
 
 
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    return _C.broadcast_async(tensor, root_rank, name or "", process_set._impl or _impl_of(process_set))
+    return _C.broadcast_async(tensor, root_rank, name or "", _impl_of(process_set))
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    return _C.broadcast_(tensor, root_rank, name or "", process_set._impl or _impl_of(process_set))
+    return _C.broadcast_(tensor, root_rank, name or "", _impl_of(process_set))
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    return _C.broadcast_async_(tensor, root_rank, name or "", process_set._impl or _impl_of(process_set))
+    return _C.broadcast_async_(tensor, root_rank, name or "", _impl_of(process_set))
 
 
 def grouped_broadcast(
@@ -80,26 +80,26 @@ def grouped_broadcast(
         [mean_in_backward(tensor, process_set) for tensor in tensors],
         root_rank,
         name or "",
-        process_set._impl or _impl_of(process_set),
+        _impl_of(process_set),
     )
 
 
 def grouped_broadcast_async(
     tensors: Tensors, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    return _C.grouped_broadcast_async(list(tensors), root_rank, name or "", process_set._impl or _impl_of(process_set))
+    return _C.grouped_broadcast_async(list(tensors), root_rank, name or "", _impl_of(process_set))
 
 
 def grouped_broadcast_(
     tensors: Tensors, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> List[torch.Tensor]:
-    return _C.grouped_broadcast_(list(tensors), root_rank, name or "", process_set._impl or _impl_of(process_set))
+    return _C.grouped_broadcast_(list(tensors), root_rank, name or "", _impl_of(process_set))
 
 
 def grouped_broadcast_async_(
     tensors: Tensors, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    return _C.grouped_broadcast_async_(list(tensors), root_rank, name or "", process_set._impl or _impl_of(process_set))
+    return _C.grouped_broadcast_async_(list(tensors), root_rank, name or "", _impl_of(process_set))
 
 
 def _split_list(splits: Union[None, torch.Tensor, Sequence[int]]) -> List[int]:
@@ -120,7 +120,7 @@ def alltoall(
 ) -> AlltoallResult:
     """Each rank deals out its rows to all, ``splits[i]`` of them to the i-th of the set (equally without ``splits``),
     and gets those for it. With ``splits`` it returns the tensor and how many of its rows came from each rank."""
-    result, received = _C.alltoall(tensor, _split_list(splits), name or "", process_set._impl or _impl_of(process_set))
+    result, received = _C.alltoall(tensor, _split_list(splits), name or "", _impl_of(process_set))
     return result if splits is None else (result, received)
 
 
@@ -131,7 +131,7 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """As alltoall(); what synchronize() gives is a pair, without ``splits`` too, as in Horovod."""
-    return _C.alltoall_async(tensor, _split_list(splits), name or "", process_set._impl or _impl_of(process_set), True)
+    return _C.alltoall_async(tensor, _split_list(splits), name or "", _impl_of(process_set))
 
 
 # ---- between two ranks ----

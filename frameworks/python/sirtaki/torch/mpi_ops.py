@@ -34,6 +34,7 @@ from sirtaki.torch.movement import (
     recv_,
     send,
 )
+from sirtaki.torch.observability import start_timeline, stop_timeline
 from sirtaki.torch.process_sets import (
     ProcessSet,
     _impl_of,
@@ -88,8 +89,6 @@ from sirtaki.torch.session import (
     rocm_built,
     shutdown,
     size,
-    start_timeline,
-    stop_timeline,
     xla_built,
 )
 
@@ -106,16 +105,16 @@ def synchronize(handle: Handle) -> Any:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank of the set has called it."""
-    _C.barrier(process_set._impl or _impl_of(process_set))
+    _C.barrier(_impl_of(process_set))
 
 
 def monitored_barrier(timeout_seconds: float, process_set: ProcessSet = global_process_set) -> None:
-    """A barrier that fails in time, naming the ranks that have not come."""
-    _C.monitored_barrier(timeout_seconds, process_set._impl or _impl_of(process_set))
+    """A barrier with a limit, above 0: TimedOutError names the ranks that have not come. The job has failed then."""
+    _C.monitored_barrier(timeout_seconds, _impl_of(process_set))
 
 
 def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> int:
     """For ranks that run out of data before others: waits until every rank has called it, and takes part meanwhile in
     what the others call, with what changes nothing. Returns the rank that came last. ``device`` says nothing here."""
     del device
-    return _C.join(process_set._impl or _impl_of(process_set))
+    return _C.join(_impl_of(process_set))

@@ -3,66 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
 
 from sirtaki.common.exceptions import InvalidArgumentError, PendingGradientsError
-from sirtaki.torch._hooks import BucketHook, c_hook, compressing_hook
+from sirtaki.torch._hooks import BucketHook
 from sirtaki.torch._library import _C
-from sirtaki.torch.compression import Compression, Compressor, _number_of
+from sirtaki.torch._reduction import Named, Settings, without_garbage
+from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed
-from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
-from sirtaki.torch.reductions import Average, Sum
-
-Named = List[Tuple[str, torch.Tensor]]
-
-
-class _Settings:
-    """The arguments, from which a reducer is made, and made anew."""
-
-    def __init__(
-        self,
-        named: Named,
-        compression: Type[Compressor],
-        process_set: ProcessSet,
-        hook: Optional[BucketHook],
-        **rest: Any,
-    ) -> None:
-        self.named = named
-        self.compression = compression
-        self.process_set = process_set
-        self.hook = hook
-        self.rest = rest
-
-    def make(self) -> _C.ReducerSettings:
-        hook, rest = self.hook, self.rest
-        built_in = _number_of(self.compression)
-        if built_in is None:
-            hook = compressing_hook(self.compression, self.process_set, rest["op"], rest["predivide"])
-            rest = {**rest, "op": int(Average), "predivide": 1.0}
-        return _C.ReducerSettings(
-            named=self.named,
-            compression=built_in or 0,
-            process_set=_impl_of(self.process_set),
-            hook=None if hook is None else c_hook(hook, dict(self.named)),
-            **rest,
-        )
-
-
-_Reducer = TypeVar("_Reducer")
-
-
-def _without_garbage(make: Callable[[], _Reducer]) -> _Reducer:
-    """A parameter is refused if another optimizer has it that does not fit. One that the program has let go may wait
-    for Python to notice (schedulers make cycles); all ranks are refused alike, and so try again alike."""
-    try:
-        return make()
-    except InvalidArgumentError:
-        gc.collect()
-    return make()
-
+from sirtaki.torch.process_sets import ProcessSet, global_process_set
+from sirtaki.torch.reductions import Average
 
 class _Outside:
     """In the reducer's place, and its scopes', on a rank outside the process set: there the optimizer is what it was."""
@@ -74,6 +26,9 @@ class _Outside:
         pass
 
     before_zero_grad = synchronize
+
+    def is_reducing(self) -> bool:
+        return False
 
     def clip_grad_norm(self, groups: Any, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> float:
         parameters = [parameter for group in groups for parameter in group["params"]]
@@ -98,7 +53,7 @@ class _DistributedOptimizer:
     """What DistributedOptimizer() puts before the class of the optimizer that it is given."""
 
     param_groups: List[Dict[str, Any]]
-    _sirtaki_settings: _Settings
+    _sirtaki_settings: Settings
     _sirtaki_reducer: Union[_C.OptimizerReducer, _Outside]
     _sirtaki_stepped: bool
 
@@ -120,12 +75,10 @@ class _DistributedOptimizer:
 
     def _sirtaki_rebuild(self) -> None:
         """Makes the reduction anew: with other settings, or after another init(). Collective."""
-        self._sirtaki_reducer = None  # type: ignore[assignment]  # its hooks go first
-        settings = self._sirtaki_settings.make()
-        if self._sirtaki_settings.process_set.included() is False:
-            self._sirtaki_reducer = _Outside()
-            return
-        self._sirtaki_reducer = _without_garbage(lambda: _C.OptimizerReducer(self.param_groups, settings))
+        self._sirtaki_reducer = _Outside()  # its hooks go first
+        settings = self._sirtaki_settings.agreed()
+        if self._sirtaki_settings.process_set.included() is not False:
+            self._sirtaki_reducer = without_garbage(lambda: _C.OptimizerReducer(self.param_groups, settings))
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Waits for the averaged gradients, then makes the optimizer's step. With a closure, which makes the gradients,
@@ -149,7 +102,11 @@ class _DistributedOptimizer:
         try:
             self._sirtaki_reducer.before_zero_grad(self.param_groups)
         except InvalidArgumentError as error:
-            raise PendingGradientsError(str(error)) from None
+            if not self._sirtaki_reducer.is_reducing():
+                raise
+            pending = PendingGradientsError(str(error))
+            pending.rank, pending.tensor = error.rank, error.tensor
+            raise pending from None
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     @contextlib.contextmanager
@@ -178,12 +135,11 @@ class _DistributedOptimizer:
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Collective: all ranks call it alike, with no gradients under way."""
-        _check_passes(passes)
         before = self._sirtaki_settings.rest["passes"]
         self._sirtaki_settings.rest["passes"] = passes
         try:
             self._sirtaki_rebuild()
-        except InvalidArgumentError:
+        except (TypeError, ValueError):  # on all ranks
             self._sirtaki_settings.rest["passes"] = before
             self._sirtaki_rebuild()
             raise
@@ -198,11 +154,6 @@ class _DistributedOptimizer:
 
 def _plain(base: Type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     return base.__new__(base)
-
-
-def _check_passes(passes: int) -> None:
-    if not isinstance(passes, int) or passes <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
 
 
 def _check_groups(num_groups: int, groups: Union[None, int, Sequence[Sequence[torch.Tensor]]]) -> None:
@@ -267,15 +218,15 @@ def DistributedOptimizer(
     gradient's reduction starts as soon as backward() has computed it; step() waits for all of them.
 
     - ``named_parameters``: the model's. Compared between the ranks, and told in errors.
-    - ``compression``: what gradients travel as; a Compressor of your own is called for each bucket of them.
+    - ``compression``: what gradients travel as; a Compressor of your own is called for each of them.
     - ``backward_passes_per_step``: a gradient is reduced when so many backward() have added to it.
     - ``op``: Average, Sum, or Adasum, which combines what the steps change; see docs/training.md.
     - ``gradient_predivide_factor``: with Average gradients are divided by this before they are added up, and by the
       rest afterwards.
     - ``num_groups``, ``groups``: as Horovod's, and without effect: gradients go in buckets of a size that suits.
-    - ``sparse_as_dense``: sparse gradients become dense before they are reduced.
+    - ``sparse_as_dense``: sparse gradients become dense before they are reduced, and stay so.
     - ``name``: tells several optimizers of a program apart in messages.
-    - ``communication_hook``: reduces the gradients instead of the library: called with each GradBucket, it starts what it
+    - ``communication_hook``: reduces the gradients instead of the library: called with a GradBucket for each, it starts what it
       has to, and returns a Handle, a future of torch, a tensor, or a function without arguments that gives the tensor.
     - ``check_parameters_every``: before the first step, and then before every so many, the parameters are compared.
     - ``compress_within_host``: compression also if all ranks are on one host, where it saves nothing but is tested.
@@ -283,20 +234,13 @@ def DistributedOptimizer(
     Raises ValueError on every rank if any rank's arguments or parameters do not fit.
     """
 
-    def settings_of_arguments() -> _Settings:
+    def settings_of_arguments() -> Settings:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is meant")
-        if gradient_predivide_factor != 1.0 and op != Average:
-            raise ValueError("gradient_predivide_factor not supported with op != Average")
         if isinstance(optimizer, _DistributedOptimizer):
             raise ValueError("the optimizer is a DistributedOptimizer already")
-        _check_passes(backward_passes_per_step)
         _check_groups(num_groups, groups)
-        if communication_hook is not None and (op != Average or compression is not Compression.none):
-            raise ValueError("a communication hook needs op Average and no compression: both are its own to make")
-        if _number_of(compression) is None and op not in (Average, Sum):
-            raise ValueError("a Compressor of your own needs op Average or Sum")
-        return _Settings(
+        return Settings(
             _names(optimizer, named_parameters),
             compression,
             process_set,
@@ -305,8 +249,8 @@ def DistributedOptimizer(
             op=int(op),
             predivide=float(gradient_predivide_factor),
             passes=backward_passes_per_step,
-            everywhere=compress_within_host,
-            sparse_as_dense=sparse_as_dense,
+            everywhere=bool(compress_within_host),
+            sparse_as_dense=bool(sparse_as_dense),
             check_every=check_parameters_every,
         )
 

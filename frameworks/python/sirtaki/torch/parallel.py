@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Iterator, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type
 
 import torch
 
-from sirtaki.common.exceptions import InvalidArgumentError, MismatchError
+from sirtaki.common.exceptions import InvalidArgumentError, MismatchError, UnsupportedError
 from sirtaki.torch._hooks import BucketHook, GradBucket
 from sirtaki.torch._library import _C
+from sirtaki.torch._reduction import Settings, without_garbage
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed, allgather_object
-from sirtaki.torch.optimizer import _Settings, _without_garbage
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
 from sirtaki.torch.reductions import Adasum, Average
 
@@ -24,11 +24,16 @@ class DistributedDataParallel(torch.nn.Module):
     rank of the process set. Each rank calls backward() equally often, through at least one parameter. Parameters without
     a gradient on some ranks count as zero there; graphs may differ and change, which needs no word from the program.
 
-    ``broadcast_buffers``: each forward() in training first gives all ranks the buffers of the lowest. ``op``,
-    ``compression``, ``gradient_predivide_factor``, ``sparse_as_dense`` and ``communication_hook`` are as in
-    DistributedOptimizer. The other arguments are those of torch.nn.parallel.DistributedDataParallel and say nothing
-    here: a module is where it is, buckets find their size, unused parameters are found always. On a rank outside the
-    process set InvalidArgumentError is raised: use the module itself there.
+    ``broadcast_buffers``: each forward() in training that records a graph first gives all ranks the buffers of the lowest.
+    ``init_sync``: False leaves out the broadcast at the start. ``op``, ``compression``, ``gradient_predivide_factor``,
+    ``sparse_as_dense`` and ``communication_hook`` are as in DistributedOptimizer.
+
+    The other arguments are those of torch.nn.parallel.DistributedDataParallel, in its order. Most say nothing here: a
+    module is where it is, buckets find their size, unused parameters are found always. ``mixed_precision``,
+    ``device_mesh``, ``delay_all_reduce_named_params`` and ``param_to_hook_all_reduce`` raise UnsupportedError.
+
+    On a rank outside the process set InvalidArgumentError is raised: use the module itself there. A copy, by
+    copy.deepcopy() or pickle, averages nothing, and cannot be trained: wrap its ``module`` anew.
     """
 
     def __init__(
@@ -38,12 +43,19 @@ class DistributedDataParallel(torch.nn.Module):
         output_device: Any = None,
         dim: int = 0,
         broadcast_buffers: bool = True,
+        init_sync: bool = True,
         process_group: Optional[ProcessSet] = None,
         bucket_cap_mb: Optional[float] = None,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = True,
         static_graph: bool = False,
+        delay_all_reduce_named_params: Any = None,
+        param_to_hook_all_reduce: Any = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Optional[List[int]] = None,
         *,
         process_set: ProcessSet = global_process_set,
         op: int = Average,
@@ -56,7 +68,16 @@ class DistributedDataParallel(torch.nn.Module):
     ) -> None:
         super().__init__()
         del device_ids, output_device, dim, bucket_cap_mb, find_unused_parameters, check_reduction
-        del gradient_as_bucket_view, static_graph
+        del gradient_as_bucket_view, static_graph, skip_all_reduce_unused_params, bucket_cap_mb_list
+        refused = {
+            "delay_all_reduce_named_params": delay_all_reduce_named_params,
+            "param_to_hook_all_reduce": param_to_hook_all_reduce,
+            "mixed_precision": mixed_precision,
+            "device_mesh": device_mesh,
+        }
+        for argument, value in refused.items():
+            if value is not None:
+                raise UnsupportedError(f"DistributedDataParallel: {argument} is not supported")
         if process_group is not None:
             if not isinstance(process_group, ProcessSet):
                 raise ValueError(f"process_group is a {type(process_group).__name__}; a ProcessSet is meant")
@@ -67,15 +88,14 @@ class DistributedDataParallel(torch.nn.Module):
                 raise TypeError(f"module is a {type(module).__name__}; a torch.nn.Module is meant")
             if op == Adasum:
                 raise ValueError("op Adasum combines what steps change: it needs DistributedOptimizer")
-            if communication_hook is not None and (op != Average or compression is not Compression.none):
-                raise ValueError("a communication hook needs op Average and no compression: both are its own to make")
 
         agreed(check, process_set)
         self.module = module
+        self._init_sync = init_sync
         self._process_set = process_set
         self._broadcasts_buffers = broadcast_buffers
         self._scopes = 0  # of no_sync
-        self._settings = _Settings(
+        self._settings: Optional[Settings] = Settings(
             list(module.named_parameters()),
             compression,
             process_set,
@@ -85,52 +105,67 @@ class DistributedDataParallel(torch.nn.Module):
             predivide=float(gradient_predivide_factor),
             passes=1,
             everywhere=False,
-            sparse_as_dense=sparse_as_dense,
+            sparse_as_dense=bool(sparse_as_dense),
             check_every=check_parameters_every,
         )
-        self._reducer: _C.ModuleReducer
+        self._reducer: Optional[_C.ModuleReducer] = None
         self._sirtaki_rebuild()
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {**self.__dict__, "_settings": None, "_reducer": None}
+
+    def _own(self) -> Tuple[Settings, _C.ModuleReducer]:
+        if self._settings is None or self._reducer is None:
+            raise InvalidArgumentError(
+                "this copy of a DistributedDataParallel averages no gradients: use its .module, or wrap that anew"
+            )
+        return self._settings, self._reducer
 
     def _sirtaki_rebuild(self) -> None:
         """Makes the reduction, anew after another init(). Collective."""
-        of_ranks = allgather_object(self._broadcasts_buffers, None, self._process_set)
+        mine = (self._broadcasts_buffers, self._init_sync)
+        of_ranks = allgather_object(mine, None, self._process_set)
         if any(other != of_ranks[0] for other in of_ranks):
-            raise MismatchError(f"DistributedDataParallel: broadcast_buffers differs between the ranks: {of_ranks}")
+            raise MismatchError(
+                f"DistributedDataParallel: broadcast_buffers or init_sync differs between the ranks: {of_ranks}"
+            )
         self._make_reducer()
         tensors: List[Tuple[str, torch.Tensor]] = [*self.module.named_parameters(), *self.module.named_buffers()]
-        if tensors:
+        if tensors and self._init_sync:
             _C.broadcast_parameters(tensors, self._first_rank(), _impl_of(self._process_set))
 
     def _make_reducer(self) -> None:
-        self._reducer = None  # type: ignore[assignment]  # its hooks go first
-        settings = self._settings.make()
-        self._reducer = _without_garbage(lambda: _C.ModuleReducer(settings))
+        assert self._settings is not None
+        self._reducer = None  # its hooks go first
+        settings = self._settings.agreed()
+        self._reducer = without_garbage(lambda: _C.ModuleReducer(settings))
 
     def _first_rank(self) -> int:
         return (self._process_set.ranks or [0])[0]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
-            self._reducer.before_forward()
+        if torch.is_grad_enabled() and (self.training or self._reducer is not None):
+            _, reducer = self._own()
+            reducer.before_forward()
             if self._broadcasts_buffers and self._scopes == 0 and self.module.training:
-                self._broadcast_buffers()
+                self._broadcast_buffers(reducer.prefix + "buffers")
         return self.module(*args, **kwargs)
 
-    def _broadcast_buffers(self) -> None:
+    def _broadcast_buffers(self, name: str) -> None:
         if (self._process_set.size() or 1) == 1:
             return
-        # Past autograd's version counter: the graph of a forward() before may have kept the buffer.
-        buffers = [buffer.data for buffer in self.module.buffers()]
+        # Past autograd's version counter: the graph of a forward() before may have kept the buffer. Once where several
+        # share their memory.
+        buffers = {(buffer.data_ptr(), buffer.shape): buffer.data for buffer in self.module.buffers()}
         if buffers:
-            _C.grouped_broadcast_(
-                buffers, self._first_rank(), self._reducer.prefix + "buffers", _impl_of(self._process_set)
-            )
+            _C.grouped_broadcast_(list(buffers.values()), self._first_rank(), name, _impl_of(self._process_set))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within it backward() only adds to the gradients of this rank, and forward() broadcasts no buffers; the next
         backward() reduces the sums. All ranks alike."""
-        scope = self._reducer.no_sync()
+        _, reducer = self._own()
+        scope = reducer.no_sync()
         self._scopes += 1
         try:
             yield
@@ -141,9 +176,14 @@ class DistributedDataParallel(torch.nn.Module):
     def register_comm_hook(self, state: object, hook: Callable[[object, GradBucket], Any]) -> None:
         """``hook(state, bucket)`` reduces the gradients from now on instead of the library. Collective; once, and not
         beside another op or compression."""
-        if self._settings.hook is not None:
+        settings = self._own()[0]  # and not a reference to the reducer, which ends
+        before = settings.hook
+        if before is not None:
             raise InvalidArgumentError("register_comm_hook: there is a communication hook already")
-        if self._settings.rest["op"] != Average or self._settings.compression is not Compression.none:
-            raise InvalidArgumentError("register_comm_hook needs op Average and no compression")
-        self._settings.hook = lambda bucket: hook(state, bucket)
-        self._make_reducer()
+        settings.hook = lambda bucket: hook(state, bucket)
+        try:
+            self._make_reducer()
+        except (TypeError, ValueError):  # on all ranks
+            settings.hook = before
+            self._make_reducer()
+            raise

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Union
 
 from sirtaki.common.exceptions import InvalidArgumentError, NotInitializedError
+from sirtaki.torch import _topology
 from sirtaki.torch._library import _C
 
-# Of sets that are in no session: calls on them are refused.
-_ALL = _C.ProcessSet()
+_ALL = _C.ProcessSet()  # of all ranks, of whatever session there is
 
 
 class ProcessSet:
@@ -37,12 +37,18 @@ class ProcessSet:
         return None if self._impl is None else self._impl.size()
 
     def rank(self) -> Optional[int]:
-        """This process's place in it, -1 outside; None while it is in no session."""
-        return None if self._impl is None else self._impl.rank()
+        """This process's place in it; None while it is in no session. Raises ValueError on a rank outside."""
+        if self._impl is None:
+            return None
+        if not self._impl.included():
+            raise InvalidArgumentError(f"this rank is not in {self}")
+        return self._impl.rank()
 
     def included(self) -> Optional[bool]:
-        """Whether this process is in it; None while it is in no session."""
-        return None if self._impl is None else self._impl.included()
+        """Whether this process is in it; None before init()."""
+        if self._impl is not None:
+            return self._impl.included()
+        return _C.rank() in (self.ranks or []) if _C.is_initialized() else None
 
     def _take(self, impl: _C.ProcessSet) -> "ProcessSet":
         self._impl = impl
@@ -54,7 +60,8 @@ class ProcessSet:
             return NotImplemented
         return self.ranks == other.ranks and self.process_set_id == other.process_set_id
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return hash(tuple(self.ranks or ()))
 
     # It is a reference: copies of what uses it, a module for instance, use the same.
     def __copy__(self) -> "ProcessSet":
@@ -80,16 +87,17 @@ class _GlobalProcessSet(ProcessSet):
 
     @property
     def ranks(self) -> Optional[List[int]]:  # type: ignore[override]
-        return _ALL.ranks() if _C.is_initialized() else None
+        size = self.size()
+        return None if size is None else list(range(size))
 
     def size(self) -> Optional[int]:
-        return _C.size() if _C.is_initialized() else None
+        return _topology.of_this_process("size") if _topology.is_known() else None
 
     def rank(self) -> Optional[int]:
-        return _C.rank() if _C.is_initialized() else None
+        return _topology.of_this_process("rank") if _topology.is_known() else None
 
     def included(self) -> Optional[bool]:
-        return True if _C.is_initialized() else None
+        return True if _topology.is_known() else None
 
 
 global_process_set: ProcessSet = _GlobalProcessSet()
@@ -98,20 +106,31 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 _registered: Dict[int, ProcessSet] = {}
 
 
+# That init() was given, of mpi4py; None: MPI's world.
+_communicator_of_job: Any = None
+
+
 def _ranks_of(communicator: Any) -> List[int]:
     from mpi4py import MPI  # it is there: the communicator is its
 
     group = communicator.Get_group()
-    world = MPI.COMM_WORLD.Get_group()
-    return list(MPI.Group.Translate_ranks(group, list(range(group.Get_size())), world))
+    job = (_communicator_of_job or MPI.COMM_WORLD).Get_group()
+    ranks = list(MPI.Group.Translate_ranks(group, list(range(group.Get_size())), job))
+    if MPI.UNDEFINED in ranks:
+        raise ValueError("the communicator has ranks that are not in the job")
+    return ranks
+
+
+def _require_init() -> None:
+    if not _C.is_initialized():
+        raise NotInitializedError("sirtaki has not been initialized; use hvd.init().")
 
 
 def _impl_of(process_set: ProcessSet) -> _C.ProcessSet:
     """What the C++ library takes; refuses a set of no session, whose ranks would be mistaken for all."""
     impl = process_set._impl
     if impl is None:
-        if not _C.is_initialized():
-            raise NotInitializedError("sirtaki has not been initialized; use hvd.init().")
+        _require_init()
         raise InvalidArgumentError(f"{process_set} is not registered: give it to init() or add_process_set()")
     return impl
 
@@ -132,9 +151,11 @@ def _find(number: Optional[int], ranks: List[int]) -> ProcessSet:
 
 def _forget_all() -> None:
     """After shutdown()."""
+    global _communicator_of_job
     for process_set in _registered.values():
         process_set._impl = None
     _registered.clear()
+    _communicator_of_job = None
 
 
 def _as_sets(process_sets: Union[None, str, Iterable[Union[ProcessSet, Sequence[int]]]]) -> List[ProcessSet]:
@@ -181,8 +202,24 @@ def is_process_set_included(process_set_id: int) -> bool:
 
 def get_process_set_ids_and_ranks() -> Dict[int, List[int]]:
     """The ranks of each set, by its number."""
-    if not _C.is_initialized():
-        raise NotInitializedError("sirtaki has not been initialized; use hvd.init().")
-    sets = {0: _ALL.ranks()}
+    if not _topology.is_known():
+        _require_init()
+    sets = {0: list(global_process_set.ranks or [])}
     sets.update((number, list(one.ranks or [])) for number, one in sorted(_registered.items()))
     return sets
+
+
+def local_process_set() -> ProcessSet:
+    """The ranks of this host."""
+    return _existing(_C.local_process_set())
+
+
+def cross_process_set() -> ProcessSet:
+    """The ranks with this local rank, one a host."""
+    return _existing(_C.cross_process_set())
+
+
+def _existing(impl: _C.ProcessSet) -> ProcessSet:
+    if impl.id == 0:
+        return global_process_set
+    return _registered.get(impl.id) or _register(ProcessSet(impl.ranks()), impl)

@@ -62,7 +62,7 @@ def _arguments(
     """Of an all-reduce, as the library has them."""
     if average is not None:
         op = _op_of_average(average, op)
-    impl = process_set._impl or _impl_of(process_set)
+    impl = _impl_of(process_set)
     return Average if op is None else op, name or "", prescale_factor, postscale_factor, impl
 
 
@@ -215,7 +215,7 @@ def reducescatter(
     first ones where they do not divide."""
     travelling, ctx = compression.compress(size_in_backward(tensor, process_set))
     result = _C.reducescatter(
-        travelling, op, name or "", prescale_factor, postscale_factor, process_set._impl or _impl_of(process_set)
+        travelling, op, name or "", prescale_factor, postscale_factor, _impl_of(process_set)
     )
     return compression.decompress(result, ctx)
 
@@ -229,7 +229,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     return _C.reducescatter_async(
-        tensor, op, name or "", prescale_factor, postscale_factor, process_set._impl or _impl_of(process_set)
+        tensor, op, name or "", prescale_factor, postscale_factor, _impl_of(process_set)
     )
 
 
@@ -249,7 +249,7 @@ def grouped_reducescatter(
         name or "",
         prescale_factor,
         postscale_factor,
-        process_set._impl or _impl_of(process_set),
+        _impl_of(process_set),
     )
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs)]
 
@@ -263,5 +263,5 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     return _C.grouped_reducescatter_async(
-        list(tensors), op, name or "", prescale_factor, postscale_factor, process_set._impl or _impl_of(process_set)
+        list(tensors), op, name or "", prescale_factor, postscale_factor, _impl_of(process_set)
     )

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import os
-from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
+import sys
+from typing import Any, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
-from sirtaki.common.exceptions import NotInitializedError
+from sirtaki.torch import _topology
 from sirtaki.torch import process_sets as _sets
 from sirtaki.torch._library import _C
-from sirtaki.torch.process_sets import ProcessSet
+from sirtaki.torch.process_sets import ProcessSet, _require_init
 
-_started_in: Optional[int] = None  # the process that called init(), which a child of it is not
-_known: Dict[str, Any] = {}  # who that process is, for its children
 _last_init: Tuple[Any, Any, Any] = (None, None, None)  # the arguments that made the session
 
 
@@ -32,22 +30,21 @@ def init(
 
     Calling it again does nothing, but with other arguments than the first time it raises ValueError.
     """
-    global _started_in, _last_init
+    global _last_init
     sets = _sets._as_sets(process_sets)
     is_first = not _C.is_initialized()
+    communicator = _communicator(comm)
     _C.init(
         [(name, _option_text(value)) for name, value in (options or {}).items()],
         [one.ranks or [] for one in sets],
-        _communicator(comm),
+        None if communicator is None else int(communicator.py2f()),
     )
     for one, impl in zip(sets, _C.initial_process_sets()):
         _sets._register(one, impl)
     if is_first:
         _last_init = (comm, sets, options)
-        _known.update((name, getattr(_C, name)()) for name in _TOPOLOGY)
-    if _started_in != os.getpid():
-        _started_in = os.getpid()
-        atexit.register(_shutdown_at_exit, _started_in)
+        _sets._communicator_of_job = communicator
+        _topology.remember()
 
 
 def _init_again() -> None:
@@ -60,11 +57,10 @@ def _option_text(value: Union[str, int, float, bool]) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _communicator(comm: Any) -> Optional[int]:
-    if comm is None:
-        return None
-    if hasattr(comm, "py2f"):
-        return int(comm.py2f())
+def _communicator(comm: Any) -> Any:
+    """Of mpi4py; None for MPI's world."""
+    if comm is None or hasattr(comm, "py2f"):
+        return comm
     if not isinstance(comm, (list, tuple, range)):
         raise ValueError(f"comm is {comm!r}; a communicator of mpi4py or a list of ranks is meant")
     ranks = list(comm)
@@ -79,71 +75,67 @@ def _communicator(comm: Any) -> Optional[int]:
         return None
     if world.Get_rank() not in ranks:
         raise ValueError(f"rank {world.Get_rank()} of MPI's world is not in comm={ranks}")
-    return int(world.Create_group(world.Get_group().Incl(ranks)).py2f())
-
-
-def _shutdown_at_exit(process: int) -> None:
-    if os.getpid() == process:
-        shutdown()
+    return world.Create_group(world.Get_group().Incl(ranks))
 
 
 def shutdown() -> None:
-    """Leaves the job, when all ranks do and what is under way is finished. Called at exit if it was not before."""
+    """Leaves the job, when all ranks do and what is under way is finished. Called at exit if it was not before; a process
+    that ends by an exception, or with an exit code, does not wait for the others, and they are told."""
     _C.shutdown()
-    _known.clear()
+    _topology.forget()
     _sets._forget_all()
 
 
-# A child of fork() has no part in the session, and collectives are refused there. But data loaders' workers ask who they
-# are, and are told what their parent is.
-_TOPOLOGY = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
+def _end_before_mpi4py() -> None:
+    """At exit the library ends by itself, and knows the exit code. But mpi4py, where it has started MPI, ends it first."""
+    if "mpi4py.MPI" not in sys.modules or not _C.is_initialized():
+        return
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        _C.abort(f"the program ended by {type(error).__name__}: {error}")
+    shutdown()
 
 
-def _is_child() -> bool:
-    return bool(_known) and _started_in != os.getpid()
-
-
-def _topology(name: str) -> Any:
-    return _known[name] if _is_child() else getattr(_C, name)()
+atexit.register(_end_before_mpi4py)
 
 
 def is_initialized() -> bool:
-    return _C.is_initialized() or _is_child()
+    return _topology.is_known()
 
 
 def rank() -> int:
     """Of this process, 0 to size() - 1. Raises ValueError before init()."""
-    return _topology("rank")
+    return _topology.of_this_process("rank")
 
 
 def size() -> int:
     """Ranks in the job."""
-    return _topology("size")
+    return _topology.of_this_process("size")
 
 
 def local_rank() -> int:
     """Among the ranks of this host."""
-    return _topology("local_rank")
+    return _topology.of_this_process("local_rank")
 
 
 def local_size() -> int:
     """Ranks on this host."""
-    return _topology("local_size")
+    return _topology.of_this_process("local_size")
 
 
 def cross_rank() -> int:
     """Among the hosts that have this local rank."""
-    return _topology("cross_rank")
+    return _topology.of_this_process("cross_rank")
 
 
 def cross_size() -> int:
     """Hosts that have this local rank."""
-    return _topology("cross_size")
+    return _topology.of_this_process("cross_size")
 
 
 def is_homogeneous() -> bool:
     """Whether every host has as many ranks."""
-    return _topology("is_homogeneous")
+    return _topology.of_this_process("is_homogeneous")
 
 
 def abort(reason: str) -> None:
@@ -184,7 +176,7 @@ def gloo_built() -> bool:
 
 def nccl_built() -> int:
     """The version of NCCL that it knows, 22809 for 2.28.9; 0 with a torch without CUDA. NCCL is opened at run time."""
-    return 22809 if torch.version.cuda is not None else 0
+    return _C.nccl_version if torch.version.cuda is not None else 0
 
 
 def ddl_built() -> bool:
@@ -217,60 +209,3 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 def check_extension(*_: Any) -> None:
     """Nothing: that it could be imported says it all."""
-
-
-def _require_init() -> None:
-    if not _C.is_initialized():
-        raise NotInitializedError("sirtaki has not been initialized; use hvd.init().")
-
-
-# ---- seeing inside a run ----
-
-
-def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """From now on this rank writes what it does to ``file_path``: a file ending in .json, which rank 0 alone writes,
-    or a folder with one for each rank. ``mark_cycles`` says nothing here: there are no cycles."""
-    del mark_cycles
-    _C.start_timeline(file_path)
-
-
-def stop_timeline() -> None:
-    """Everything up to now is in the file when this returns."""
-    _C.stop_timeline()
-
-
-def metrics() -> Dict[str, Any]:
-    """What this rank has done since init(), in numbers; see docs/observability.md. Under "last_step" the same of the
-    last step alone. Times are in seconds."""
-    return _C.metrics()
-
-
-def mark(text: str) -> None:
-    """A moment of the program's own, in the timeline and the flight record."""
-    _C.mark(text)
-
-
-def memory_use() -> Dict[str, int]:
-    """Of the memory for torch's large CPU tensors, in bytes; see docs/memory.md."""
-    return _C.memory_use()
-
-
-def release_memory() -> None:
-    """Gives what is kept of it back to the system."""
-    _C.release_memory()
-
-
-def local_process_set() -> ProcessSet:
-    """The ranks of this host."""
-    return _existing(_C.local_process_set())
-
-
-def cross_process_set() -> ProcessSet:
-    """The ranks with this local rank, one a host."""
-    return _existing(_C.cross_process_set())
-
-
-def _existing(impl: _C.ProcessSet) -> ProcessSet:
-    if impl.id == 0:
-        return _sets.global_process_set
-    return _sets._registered.get(impl.id) or _sets._register(ProcessSet(impl.ranks()), impl)

@@ -32,6 +32,7 @@ class SyncBatchNorm(_BatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         self.process_set = process_set
         self._training: Optional[_C.BatchNormTraining] = None
+        self._training_of: Optional[_C.ProcessSet] = None
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
@@ -41,8 +42,9 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training:
             return super().forward(input)
-        if self._training is None:
-            self._training = _C.BatchNormTraining(self.num_features, _impl_of(self.process_set))
+        impl = _impl_of(self.process_set)
+        if self._training is None or self._training_of is not impl:  # of a session before
+            self._training, self._training_of = _C.BatchNormTraining(self.num_features, impl), impl
         return self._training.forward(
             input,
             self.weight,
@@ -56,7 +58,7 @@ class SyncBatchNorm(_BatchNorm):
 
     def __getstate__(self) -> dict:
         # A copy is a module of its own, which the other ranks have too.
-        return {**self.__dict__, "_training": None}
+        return {**self.__dict__, "_training": None, "_training_of": None}
 
     @classmethod
     def convert_sync_batchnorm(

@@ -1,0 +1,79 @@
+"""What optimizers and modules need for their reducers: the settings, checked, as the library has them."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any, Callable, List, Optional, Tuple, Type, TypeVar
+
+import torch
+
+from sirtaki.common.exceptions import InvalidArgumentError
+from sirtaki.torch._hooks import BucketHook, c_hook, compressing_hook
+from sirtaki.torch._library import _C
+from sirtaki.torch.compression import Compression, Compressor, _number_of
+from sirtaki.torch.functions import agreed
+from sirtaki.torch.process_sets import ProcessSet, _impl_of
+from sirtaki.torch.reductions import Average, Sum
+
+Named = List[Tuple[str, torch.Tensor]]
+
+
+class Settings:
+    """The arguments, from which a reducer is made, and made anew."""
+
+    def __init__(
+        self,
+        named: Named,
+        compression: Type[Compressor],
+        process_set: ProcessSet,
+        hook: Optional[BucketHook],
+        **rest: Any,
+    ) -> None:
+        self.named = named
+        self.compression = compression
+        self.process_set = process_set
+        self.hook = hook
+        self.rest = rest
+
+    def agreed(self) -> _C.ReducerSettings:
+        """Collective: what is wrong with them on one rank is told to all."""
+        return agreed(self._checked, self.process_set)
+
+    def _checked(self) -> _C.ReducerSettings:
+        hook, rest = self.hook, self.rest
+        if not isinstance(rest["passes"], int) or rest["passes"] <= 0:
+            raise ValueError("backward_passes_per_step must be > 0")
+        if not isinstance(rest["check_every"], int):
+            raise ValueError(f"check_parameters_every is {rest['check_every']!r}; a whole number is meant")
+        if not isinstance(rest["name"], str):
+            raise ValueError(f"name is {rest['name']!r}; a text is meant")
+        if rest["predivide"] != 1.0 and rest["op"] != Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        if hook is not None and (rest["op"] != Average or self.compression is not Compression.none):
+            raise ValueError("a communication hook needs op Average and no compression: both are its own to make")
+        built_in = _number_of(self.compression)
+        if built_in is None:
+            if rest["op"] not in (Average, Sum):
+                raise ValueError("a Compressor of your own needs op Average or Sum")
+            hook = compressing_hook(self.compression, self.process_set, rest["op"], rest["predivide"])
+            rest = {**rest, "op": int(Average), "predivide": 1.0}
+        return _C.ReducerSettings(
+            named=self.named,
+            compression=built_in or 0,
+            process_set=_impl_of(self.process_set),
+            hook=None if hook is None else c_hook(hook),
+            **rest,
+        )
+
+
+Reducer = TypeVar("Reducer")
+
+
+def without_garbage(make: Callable[[], Reducer]) -> Reducer:
+    """A parameter is refused if another optimizer has it that does not fit. One that the program has let go may wait
+    for Python to notice (schedulers make cycles); all ranks are refused alike, and so try again alike."""
+    try:
+        return make()
+    except InvalidArgumentError:
+        gc.collect()
+    return make()

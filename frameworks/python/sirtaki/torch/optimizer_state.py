@@ -1,0 +1,126 @@
+"""Giving all ranks the state of one rank's optimizer."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any, Dict, List, Optional
+
+import torch
+
+from sirtaki.common.exceptions import MismatchError
+from sirtaki.torch._library import _C
+from sirtaki.torch.functions import allgather_object, packed, unpacked
+from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
+
+
+class _Pickler(pickle.Pickler):
+    """Puts tensors aside; of parameters only says which they are."""
+
+    def __init__(self, file: io.BytesIO, places: Dict[int, int]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._places = places
+        self.tensors: List[torch.Tensor] = []
+        self._numbers: Dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> Any:
+        if not isinstance(obj, torch.Tensor):
+            return None
+        if id(obj) in self._places:
+            return ("parameter", self._places[id(obj)])
+        if id(obj) not in self._numbers:
+            self._numbers[id(obj)] = len(self.tensors)
+            self.tensors.append(obj)
+        on = "cpu" if obj.device.type == "cpu" else "accelerator"
+        return ("tensor", self._numbers[id(obj)], obj.dtype, tuple(obj.shape), on)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes tensors to be received into."""
+
+    def __init__(self, file: io.BytesIO, parameters: List[torch.Tensor]) -> None:
+        super().__init__(file)
+        self._parameters = parameters
+        self._of_number: Dict[int, torch.Tensor] = {}
+
+    def persistent_load(self, pid: Any) -> Any:
+        if pid[0] == "parameter":
+            return self._parameters[pid[1]]
+        _, number, dtype, shape, on = pid
+        if number not in self._of_number:
+            device = torch.device("cpu")
+            if on != "cpu":
+                device = next((p.device for p in self._parameters if p.device.type != "cpu"), torch.device("cuda"))
+            self._of_number[number] = torch.zeros(shape, dtype=dtype, device=device)
+        return self._of_number[number]
+
+    @property
+    def tensors(self) -> List[torch.Tensor]:
+        return [self._of_number[number] for number in sorted(self._of_number)]
+
+
+def _shape_of(optimizer: torch.optim.Optimizer) -> Any:
+    kinds = [base.__name__ for base in type(optimizer).__mro__ if base.__module__.startswith("torch.optim")]
+    groups = optimizer.param_groups
+    return kinds[:1], [[(str(p.dtype), tuple(p.shape), p.device.type) for p in g["params"]] for g in groups]
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: Optional[torch.nn.Module] = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Gives every rank the optimizer state of rank ``root_rank`` (momentum, moments, step counts, LBFGS's history) and
+    its options by groups, learning rates too: training goes on everywhere as it would there, bit for bit. State that
+    only the root has is made on the others, state that only they have is dropped. ``model`` is not needed.
+
+    For any optimizer whose ``state`` and ``param_groups`` are all it has; collective. Raises MismatchError on all ranks
+    if their optimizers are not made up alike.
+    """
+    del model
+    impl = _impl_of(process_set)
+    is_root = _C.rank() == root_rank
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    tensors: List[torch.Tensor] = []
+
+    def state_and_options() -> bytes:
+        nonlocal tensors
+        file = io.BytesIO()
+        pickler = _Pickler(file, {id(parameter): place for place, parameter in enumerate(parameters)})
+        options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        pickler.dump((list(optimizer.state.items()), options))
+        tensors = pickler.tensors
+        return file.getvalue()
+
+    _require_same(_shape_of(optimizer), process_set)
+    data, error = packed(state_and_options) if is_root else (b"", None)
+    data = _C.broadcast_bytes(data, root_rank, "", impl)
+    if error is not None:
+        raise error
+    if not is_root:
+        unpickler = _Unpickler(io.BytesIO(unpacked(data, root_rank)), parameters)
+        state, options = unpickler.load()
+        tensors = unpickler.tensors
+    if tensors:
+        _C.grouped_broadcast_(tensors, root_rank, "", impl)
+    if is_root:
+        return
+    optimizer.state.clear()
+    optimizer.state.update(state)
+    for group, of_root in zip(optimizer.param_groups, options):
+        group.update(of_root)
+
+
+def _require_same(mine: Any, process_set: ProcessSet) -> None:
+    impl = _impl_of(process_set)
+    of_ranks = allgather_object(mine, None, process_set)
+    if all(other == of_ranks[0] for other in of_ranks):
+        return
+    differs = next(i for i, other in enumerate(of_ranks) if other != of_ranks[0])
+    ranks = impl.ranks()
+    raise MismatchError(
+        f"the optimizers of the ranks are not made up alike: rank {ranks[0]} has {of_ranks[0]}, rank {ranks[differs]} has "
+        f"{of_ranks[differs]}"
+    )
