@@ -11,12 +11,7 @@
 namespace sirtaki::python {
 
 // In what shape the result is wanted.
-enum class Wanted : unsigned char {
-  kTensor,
-  kTensors,
-  kTensorAndSplits,
-  kNothing
-};
+enum class Wanted : unsigned char { kTensor, kTensors, kTensorAndSplits, kNothing };
 
 // One class for both kinds of handles, with one result each. Used with the interpreter's lock.
 class PythonHandle {
