@@ -1,6 +1,8 @@
 """DistributedOptimizer: its arguments, what it refuses, and the habits of training scripts."""
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -522,6 +524,23 @@ def test_a_hook_may_return_a_handle_or_a_tensor(rank, size):
     train(model, distributed(model, communication_hook=lambda bucket: torch.zeros_like(bucket.buffer())),
           support.batches(rank))
     assert all(map(torch.equal, model.parameters(), support.net().parameters()))
+
+
+def test_a_hook_that_reaches_its_optimizer_does_not_keep_it(rank, size):
+    reached = {}
+
+    def hook(bucket):
+        assert reached["optimizer"] is not None
+        return hvd.allreduce_async(bucket.buffer(), name=bucket.name())
+
+    model = support.net()
+    reached["optimizer"] = distributed(model, communication_hook=hook)
+    train(model, reached["optimizer"], support.batches(rank))
+    assert_trained(model, trained_alone(size))
+    alive = weakref.ref(reached["optimizer"])
+    del reached, hook
+    gc.collect()
+    assert alive() is None
 
 
 # ---- what it refuses ----

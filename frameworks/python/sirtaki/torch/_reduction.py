@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any, Callable, List, Optional, Tuple, Type, TypeVar
 
 import torch
@@ -61,9 +62,22 @@ class Settings:
             named=self.named,
             compression=built_in or 0,
             process_set=_impl_of(self.process_set),
-            hook=None if hook is None else c_hook(hook),
+            hook=None if hook is None else self._weakly(c_hook(hook)),
             **rest,
         )
+
+    def _weakly(self, hook: Callable[[_C.GradientBucket], Any]) -> Callable[[_C.GradientBucket], Any]:
+        """A hook may reach its optimizer, in a circle that Python can only take away if the library is not part of it."""
+        self._called = hook
+        weak = weakref.ref(self)
+
+        def call(bucket: _C.GradientBucket) -> Any:
+            settings = weak()
+            if settings is None:
+                raise RuntimeError("the optimizer or module of the communication hook is gone")
+            return settings._called(bucket)
+
+        return call
 
 
 Reducer = TypeVar("Reducer")
