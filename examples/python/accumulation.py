@@ -47,10 +47,17 @@ def as_it_comes(batches, passes):
     return model
 
 
+def at_least_one(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"it is {value}, and must be 1 or more")
+    return value
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=4, help="of a step (4)")
-    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--steps", type=at_least_one, default=25)
     arguments = parser.parse_args()
     hvd.init()
     generator = torch.Generator().manual_seed(hvd.rank())  # this rank's data

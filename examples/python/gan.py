@@ -25,9 +25,16 @@ def ring(count):
     return torch.stack([angles.cos(), angles.sin()], 1)
 
 
+def at_least_one(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"it is {value}, and must be 1 or more")
+    return value
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=at_least_one, default=400)
     parser.add_argument("--batch-size", type=int, default=64)
     arguments = parser.parse_args()
     hvd.init()

@@ -62,10 +62,17 @@ def train(state, data, arguments):
             print(f"epoch {state.epoch}: loss {loss:.4f}", flush=True)
 
 
+def at_least_one(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"it is {value}, and must be 1 or more")
+    return value
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--file", default="run.pt", help="where the run is kept (run.pt)")
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=at_least_one, default=6)
     parser.add_argument("--stop-after", type=int, default=0, help="ends after this epoch (0: never)")
     arguments = parser.parse_args()
     hvd.init()

@@ -23,10 +23,17 @@ class Model(nn.Module):
         return self.output(self.table(words).mean(1))
 
 
+def at_least_one(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"it is {value}, and must be 1 or more")
+    return value
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=50000)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=at_least_one, default=40)
     parser.add_argument("--as-dense", action="store_true", help="the whole table travels instead, for comparison")
     arguments = parser.parse_args()
     hvd.init()

@@ -69,15 +69,22 @@ MODELS = {"resnet18": lambda side: resnet([2, 2, 2, 2], deep=False),
 
 # ---- the benchmark ----
 
+def at_least_one(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"it is {value}, and must be 1 or more")
+    return value
+
+
 def parse():
     parser = argparse.ArgumentParser(description="Training steps on made-up images.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="resnet50")
-    parser.add_argument("--batch-size", type=int, default=32, help="images of a rank")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels on each side")
+    parser.add_argument("--batch-size", type=at_least_one, default=32, help="images of a rank")
+    parser.add_argument("--image-size", type=at_least_one, default=224, help="pixels on each side")
     parser.add_argument("--num-warmup-batches", type=int, default=10, help="that are not measured")
-    parser.add_argument("--num-batches-per-iter", type=int, default=10, help="measured together")
-    parser.add_argument("--num-iters", type=int, default=10, help="how many measurements")
+    parser.add_argument("--num-batches-per-iter", type=at_least_one, default=10, help="measured together")
+    parser.add_argument("--num-iters", type=at_least_one, default=10, help="how many measurements")
     parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as float16 between hosts")
     parser.add_argument("--use-adasum", action="store_true", help="combine the ranks' steps by Adasum")
     parser.add_argument("--no-cuda", action="store_true", help="on the CPU, also where there is a GPU")

@@ -433,7 +433,10 @@ void GradientReducer::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
 
 Scope GradientReducer::NoSync() { return impl().NoSync(); }
 Scope GradientReducer::SkipSynchronize() { return impl().SkipSynchronize(); }
-void GradientReducer::BeforeForward() { impl().BeforeForward(); }
+void GradientReducer::BeforeForward() {
+  impl().CheckSession();
+  impl_->BeforeForward();
+}
 const std::string& GradientReducer::prefix() const { return impl().prefix(); }
 Session GradientReducer::session() const { return Session(impl().set().session); }
 ProcessSet GradientReducer::process_set() const { return impl().set().process_set; }

@@ -58,6 +58,9 @@ expect 0 "synthetic_benchmark of a ResNet-18" "Img/sec per CPU"
 run synthetic_benchmark.py --model resnet50 --image-size 32 --batch-size 2 --num-warmup-batches 0 --num-batches-per-iter 1 --num-iters 1 --no-cuda --use-adasum
 expect 0 "synthetic_benchmark of a ResNet-50 by Adasum" "Img/sec per CPU"
 
+run synthetic_benchmark.py --model mlp --image-size 16 --batch-size 4 --num-warmup-batches 0 --num-batches-per-iter 1 --num-iters 1 --no-cuda --use-adasum --fp16-allreduce
+expect 0 "synthetic_benchmark by Adasum, in half precision" "Img/sec per CPU"
+
 run resume.py --file "$scratch/whole.pt"
 expect 0 "resume: not interrupted" "epoch 6"
 whole=$(grep -o 'weights .*' "$scratch/output")
@@ -73,6 +76,8 @@ run sparse_embedding.py --steps 10
 expect 0 "sparse_embedding" "MiB a step"
 run sparse_embedding.py --steps 3 --as-dense
 expect 0 "sparse_embedding --as-dense" "MiB a step"
+run accumulation.py --steps 0
+expect 2 "no steps" "1 or more"
 run gan.py --steps 20
 expect 0 "gan" "points lie"
 

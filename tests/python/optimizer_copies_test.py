@@ -68,6 +68,37 @@ def test_what_is_wrong_on_one_rank_is_told_to_all(rank, size, arguments):
 
 
 @SEVERAL
+def test_what_is_wrong_on_one_rank_does_not_meet_the_program_s_own_calls(rank, size):
+    model = support.net()
+
+    def names():
+        yield "first", model[0].weight
+        raise RuntimeError("what the generator found")
+
+    for wrong in ({"process_set": None}, {"named_parameters": names()}, {"compression": "fp16"}, {"communication_hook": 5}):
+        arguments = wrong if rank == size - 1 else {}
+        with pytest.raises((RuntimeError, TypeError, ValueError)):
+            hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), **arguments)
+        assert hvd.allgather_object(rank) == list(range(size))
+    with pytest.raises((TypeError, ValueError)):
+        hvd.broadcast_optimizer_state(None if rank == 0 else torch.optim.SGD(model.parameters(), 0.1), 0)
+    assert hvd.allgather_object(rank) == list(range(size))
+
+
+def test_adasum_with_compression(rank, size):
+    model = support.net()
+    optimizer = distributed(model, op=hvd.Adasum, compression=hvd.Compression.fp16)
+    support.loss_of(model, support.batches(rank)[0]).backward()
+    optimizer.step()
+    support.assert_same_everywhere(hvd, model.parameters())
+    mine = torch.full((4,), 3.0)
+    result = hvd.allreduce(mine, op=hvd.Adasum, compression=hvd.Compression.fp16)
+    assert result.dtype == torch.float32
+    if size & (size - 1) == 0:
+        support.assert_close(result, mine, 1e-3)
+
+
+@SEVERAL
 @pytest.mark.parametrize("passes", [lambda rank: 0, lambda rank: 2 + rank, lambda rank: 0 if rank == 0 else 2, lambda rank: "2"],
                          ids=["none", "different", "none on one", "a text"])
 def test_passes_that_are_refused_leave_the_optimizer_as_it_was(rank, passes):

@@ -527,18 +527,20 @@ def test_a_hook_may_return_a_handle_or_a_tensor(rank, size):
 
 
 def test_a_hook_that_reaches_its_optimizer_does_not_keep_it(rank, size):
-    reached = {}
+    def trained_by_a_hook_that_knows_it():
+        reached = {}
 
-    def hook(bucket):
-        assert reached["optimizer"] is not None
-        return hvd.allreduce_async(bucket.buffer(), name=bucket.name())
+        def hook(bucket):
+            assert reached["optimizer"] is not None
+            return hvd.allreduce_async(bucket.buffer(), name=bucket.name())
 
-    model = support.net()
-    reached["optimizer"] = distributed(model, communication_hook=hook)
-    train(model, reached["optimizer"], support.batches(rank))
-    assert_trained(model, trained_alone(size))
-    alive = weakref.ref(reached["optimizer"])
-    del reached, hook
+        model = support.net()
+        reached["optimizer"] = distributed(model, communication_hook=hook)
+        train(model, reached["optimizer"], support.batches(rank))
+        assert_trained(model, trained_alone(size))
+        return weakref.ref(reached["optimizer"])
+
+    alive = trained_by_a_hook_that_knows_it()
     gc.collect()
     assert alive() is None
 
@@ -660,7 +662,9 @@ def test_a_scheduler_that_was_made_before_goes_on(rank):
     scheduler = torch.optim.lr_scheduler.StepLR(base, 1, gamma=0.5)
     optimizer = hvd.DistributedOptimizer(base, model.named_parameters())
     train(model, optimizer, support.batches(rank, 1))
-    scheduler.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it notices that a step was made
+        scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.05
     support.assert_same_everywhere(hvd, model.parameters())
 

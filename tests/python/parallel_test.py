@@ -225,3 +225,10 @@ def test_buffers_that_share_their_memory(rank):
     model.one.fill_(rank + 5.0)
     wrapped(torch.ones(1, 4)).sum().backward()
     assert model.same.tolist() == [5.0] * 3
+
+
+def test_after_the_session_it_says_so(rank):
+    wrapped = hvd.DistributedDataParallel(support.net())
+    support.reinit(hvd)
+    with pytest.raises(hvd.NotInitializedError):
+        wrapped(torch.ones(1, 4))

@@ -112,6 +112,11 @@ def test_arguments_that_are_refused():
         hvd.run(print, args=(_thread.allocate_lock(),))
 
 
+def on_two_ranks(file):
+    return subprocess.run([launcher_path(), "-np", "2", "--oversubscribe", sys.executable, str(file)], env=without_mpi(),
+                          capture_output=True, text=True, timeout=60)
+
+
 @pytest.mark.parametrize("first", ["", "import mpi4py.MPI"], ids=["alone", "after mpi4py"])
 @pytest.mark.parametrize("end,told", [("raise KeyError('a label')", "KeyError|with code 1"), ("sys.exit(3)", "with code 3")],
                          ids=["exception", "exit"])
@@ -136,8 +141,58 @@ def test_a_rank_that_fails_does_not_wait_and_the_others_are_told(tmp_path, first
             print("told:", error, flush=True)
             raise
     """))
-    done = subprocess.run([launcher_path(), "-np", "2", "--oversubscribe", sys.executable, str(file)], env=without_mpi(),
-                          capture_output=True, text=True, timeout=60)
+    done = on_two_ranks(file)
     assert done.returncode != 0
     line = next((line for line in done.stdout.splitlines() if "told:" in line), "")
     assert re.search(told, line), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("end", ["raise FileNotFoundError('part 0 is missing')", "return"], ids=["exception", "return"])
+def test_elastic_does_not_wait_for_a_rank_that_has_ended(tmp_path, end):
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(f"""
+        import time
+        import torch
+        import sirtaki.torch as hvd
+
+        @hvd.elastic.run
+        def train(state):
+            if hvd.rank() == 0:
+                {end}
+            hvd.allreduce(torch.ones(1), name="what rank 0 never calls")
+
+        hvd.init()
+        state = hvd.elastic.ObjectState(step=0)
+        begin = time.monotonic()
+        try:
+            train(state)
+        except hvd.HorovodInternalError as error:
+            print("told:", "soon" if time.monotonic() - begin < 20 else "late", error, flush=True)
+            raise
+    """))
+    done = on_two_ranks(file)
+    assert done.returncode != 0
+    assert re.search("told: soon .*the program exited", done.stdout), done.stdout + done.stderr
+
+
+def test_a_worker_that_is_spawned_is_no_rank(tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent("""
+        import multiprocessing
+        import sirtaki.torch as hvd
+
+        try:
+            hvd.init()
+        except ValueError as error:
+            print("refused:", error, flush=True)
+
+        if __name__ == "__main__":
+            worker = multiprocessing.get_context("spawn").Process(target=print, args=("a worker",))
+            worker.start()
+            worker.join(50)
+            hvd.barrier()
+            print("exit code", worker.exitcode, flush=True)
+    """))
+    done = on_two_ranks(file)
+    assert done.returncode == 0 and done.stdout.count("exit code 0") == 2, done.stdout + done.stderr
+    assert done.stdout.count("refused:") == 2 and "__main__" in done.stdout

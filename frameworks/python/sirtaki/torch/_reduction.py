@@ -14,7 +14,7 @@ from sirtaki.torch._library import _C
 from sirtaki.torch.compression import Compression, Compressor, _number_of
 from sirtaki.torch.functions import agreed
 from sirtaki.torch.process_sets import ProcessSet, _impl_of
-from sirtaki.torch.reductions import Average, Sum
+from sirtaki.torch.reductions import Adasum, Average, Sum
 
 Named = List[Tuple[str, torch.Tensor]]
 
@@ -50,9 +50,13 @@ class Settings:
             raise ValueError(f"name is {rest['name']!r}; a text is meant")
         if rest["predivide"] != 1.0 and rest["op"] != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
+        if hook is not None and not callable(hook):
+            raise ValueError(f"communication_hook is {hook!r}; a function is meant")
         if hook is not None and (rest["op"] != Average or self.compression is not Compression.none):
             raise ValueError("a communication hook needs op Average and no compression: both are its own to make")
         built_in = _number_of(self.compression)
+        if rest["op"] == Adasum and built_in is not None:
+            built_in = 0  # what steps change travels as it is
         if built_in is None:
             if rest["op"] not in (Average, Sum):
                 raise ValueError("a Compressor of your own needs op Average or Sum")

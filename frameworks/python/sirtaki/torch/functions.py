@@ -80,14 +80,18 @@ def agreed(make: Callable[[], Made], process_set: ProcessSet = global_process_se
     """What ``make`` gives, which looks at this rank's arguments. If they are wrong on one rank of the set, all raise:
     the others would wait for that one. Collective."""
     made: Optional[Made] = None
-    error: Union[None, TypeError, ValueError] = None
+    error: Optional[Exception] = None
     try:
         made = make()
-    except (TypeError, ValueError) as wrong:
+        _impl_of(process_set)
+    except Exception as wrong:
         error = wrong
+    if not isinstance(process_set, ProcessSet):
+        process_set = global_process_set  # who is likely to wait
     texts: List[Optional[str]] = []
     if process_set.included() and (process_set.size() or 1) > 1:
-        texts = allgather_object(None if error is None else str(error), None, process_set)
+        text = None if error is None else str(error) or type(error).__name__
+        texts = allgather_object(text, "sirtaki/arguments", process_set)
     if error is not None:
         raise error
     for rank, text in zip(process_set.ranks or [], texts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -109,7 +110,7 @@ def _split_list(splits: Union[None, torch.Tensor, Sequence[int]]) -> List[int]:
         if splits.dim() != 1 or splits.dtype.is_floating_point or splits.dtype.is_complex:
             raise ValueError(f"splits is a {splits.dtype} tensor of {splits.dim()} dimensions; 1 of integers is meant")
         return splits.tolist()
-    return [int(rows) for rows in splits]
+    return [operator.index(rows) for rows in splits]
 
 
 def alltoall(

@@ -14,7 +14,7 @@ from sirtaki.torch._reduction import Named, Settings, without_garbage
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed
 from sirtaki.torch.process_sets import ProcessSet, global_process_set
-from sirtaki.torch.reductions import Average
+from sirtaki.torch.reductions import Average, op_number
 
 class _Outside:
     """In the reducer's place, and its scopes', on a rank outside the process set: there the optimizer is what it was."""
@@ -56,6 +56,7 @@ class _DistributedOptimizer:
     _sirtaki_settings: Settings
     _sirtaki_reducer: Union[_C.OptimizerReducer, _Outside]
     _sirtaki_stepped: bool
+    _sirtaki_made_of: torch.optim.Optimizer
 
     @property
     def op(self) -> int:
@@ -84,6 +85,7 @@ class _DistributedOptimizer:
         """Waits for the averaged gradients, then makes the optimizer's step. With a closure, which makes the gradients,
         each evaluation of it is followed by synchronize(), and the loss that it returns is averaged over the ranks."""
         self._sirtaki_stepped = True
+        self._sirtaki_made_of._opt_called = True  # type: ignore[attr-defined]  # its schedulers look for steps there
         base = super().step  # type: ignore[misc]
         # Without an argument where there is no closure: some optimizers' steps take none.
         return self._sirtaki_reducer.step(
@@ -218,7 +220,8 @@ def DistributedOptimizer(
     gradient's reduction starts as soon as backward() has computed it; step() waits for all of them.
 
     - ``named_parameters``: the model's. Compared between the ranks, and told in errors.
-    - ``compression``: what gradients travel as; a Compressor of your own is called for each of them.
+    - ``compression``: what gradients travel as; a Compressor of your own is called for each of them. Built-in ones say
+      nothing with Adasum.
     - ``backward_passes_per_step``: a gradient is reduced when so many backward() have added to it.
     - ``op``: Average, Sum, or Adasum, which combines what the steps change; see docs/training.md.
     - ``gradient_predivide_factor``: with Average gradients are divided by this before they are added up, and by the
@@ -246,7 +249,7 @@ def DistributedOptimizer(
             process_set,
             communication_hook,
             name=name or "",
-            op=int(op),
+            op=op_number(op),
             predivide=float(gradient_predivide_factor),
             passes=backward_passes_per_step,
             everywhere=bool(compress_within_host),
@@ -261,6 +264,7 @@ def DistributedOptimizer(
     wrapped.__dict__.update(optimizer.__dict__)
     # A scheduler that was made before has put its own in the object, which would make the other optimizer's step.
     wrapped.__dict__.pop("step", None)
+    wrapped._sirtaki_made_of = optimizer
     wrapped._sirtaki_settings = settings
     wrapped._sirtaki_stepped = False
     wrapped._sirtaki_rebuild()

@@ -10,8 +10,10 @@ import torch
 
 from sirtaki.common.exceptions import MismatchError
 from sirtaki.torch._library import _C
-from sirtaki.torch.functions import allgather_object, packed, unpacked
+from sirtaki.torch.functions import agreed, allgather_object, packed, unpacked
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
+
+_NAME = "sirtaki/optimizer state"
 
 
 class _Pickler(pickle.Pickler):
@@ -60,6 +62,8 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _shape_of(optimizer: torch.optim.Optimizer) -> Any:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is meant")
     kinds = [base.__name__ for base in type(optimizer).__mro__ if base.__module__.startswith("torch.optim")]
     groups = optimizer.param_groups
     return kinds[:1], [[(str(p.dtype), tuple(p.shape), p.device.type) for p in g["params"]] for g in groups]
@@ -81,8 +85,6 @@ def broadcast_optimizer_state(
     del model
     impl = _impl_of(process_set)
     is_root = _C.rank() == root_rank
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
     tensors: List[torch.Tensor] = []
 
     def state_and_options() -> bytes:
@@ -94,9 +96,10 @@ def broadcast_optimizer_state(
         tensors = pickler.tensors
         return file.getvalue()
 
-    _require_same(_shape_of(optimizer), process_set)
+    _require_same(agreed(lambda: _shape_of(optimizer), process_set), process_set)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     data, error = packed(state_and_options) if is_root else (b"", None)
-    data = _C.broadcast_bytes(data, root_rank, "", impl)
+    data = _C.broadcast_bytes(data, root_rank, _NAME, impl)
     if error is not None:
         raise error
     if not is_root:
@@ -104,7 +107,7 @@ def broadcast_optimizer_state(
         state, options = unpickler.load()
         tensors = unpickler.tensors
     if tensors:
-        _C.grouped_broadcast_(tensors, root_rank, "", impl)
+        _C.grouped_broadcast_(tensors, root_rank, _NAME, impl)
     if is_root:
         return
     optimizer.state.clear()
@@ -115,7 +118,7 @@ def broadcast_optimizer_state(
 
 def _require_same(mine: Any, process_set: ProcessSet) -> None:
     impl = _impl_of(process_set)
-    of_ranks = allgather_object(mine, None, process_set)
+    of_ranks = allgather_object(mine, _NAME, process_set)
     if all(other == of_ranks[0] for other in of_ranks):
         return
     differs = next(i for i, other in enumerate(of_ranks) if other != of_ranks[0])

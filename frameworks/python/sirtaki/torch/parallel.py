@@ -14,7 +14,7 @@ from sirtaki.torch._reduction import Settings, without_garbage
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed, allgather_object
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
-from sirtaki.torch.reductions import Adasum, Average
+from sirtaki.torch.reductions import Adasum, Average, op_number
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -101,7 +101,7 @@ class DistributedDataParallel(torch.nn.Module):
             process_set,
             communication_hook,
             name=name or "",
-            op=int(op),
+            op=op_number(op),
             predivide=float(gradient_predivide_factor),
             passes=1,
             everywhere=False,
@@ -124,7 +124,7 @@ class DistributedDataParallel(torch.nn.Module):
     def _sirtaki_rebuild(self) -> None:
         """Makes the reduction, anew after another init(). Collective."""
         mine = (self._broadcasts_buffers, self._init_sync)
-        of_ranks = allgather_object(mine, None, self._process_set)
+        of_ranks = allgather_object(mine, "sirtaki/DistributedDataParallel", self._process_set)
         if any(other != of_ranks[0] for other in of_ranks):
             raise MismatchError(
                 f"DistributedDataParallel: broadcast_buffers or init_sync differs between the ranks: {of_ranks}"

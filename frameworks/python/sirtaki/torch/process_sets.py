@@ -128,7 +128,10 @@ def _require_init() -> None:
 
 def _impl_of(process_set: ProcessSet) -> _C.ProcessSet:
     """What the C++ library takes; refuses a set of no session, whose ranks would be mistaken for all."""
-    impl = process_set._impl
+    try:
+        impl = process_set._impl
+    except AttributeError:
+        raise TypeError(f"process_set is {process_set!r}; a ProcessSet is meant") from None
     if impl is None:
         _require_init()
         raise InvalidArgumentError(f"{process_set} is not registered: give it to init() or add_process_set()")

@@ -43,6 +43,12 @@ BitOr = ReduceOp.BitOr
 BitXor = ReduceOp.BitXor
 
 
+def op_number(op: int) -> int:
+    if not isinstance(op, int):
+        raise TypeError(f"op is {op!r}; Average, Sum, Adasum, Min, Max, Product, BitAnd, BitOr or BitXor is meant")
+    return op
+
+
 def _op_of_average(average: bool, op: Optional[int]) -> int:
     """What Horovod had before ``op``."""
     if op is not None:
@@ -62,8 +68,14 @@ def _arguments(
     """Of an all-reduce, as the library has them."""
     if average is not None:
         op = _op_of_average(average, op)
-    impl = _impl_of(process_set)
-    return Average if op is None else op, name or "", prescale_factor, postscale_factor, impl
+    op = Average if op is None else op_number(op)
+    return op, name or "", prescale_factor, postscale_factor, _impl_of(process_set)
+
+
+def _built_in(compression: _Compression, op: int) -> Optional[int]:
+    """The library's number; None where compress() and decompress() have to be called: Adasum has none within."""
+    number = _number_of(compression)
+    return None if number and op == Adasum else number
 
 
 # ---- all-reduce ----
@@ -82,7 +94,7 @@ def allreduce(
     """The average, sum, … over the ranks, element by element: a new tensor, the same bits on every rank. A sparse
     tensor's result is sparse."""
     arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
-    built_in = _number_of(compression)
+    built_in = _built_in(compression, arguments[0])
     travelling, ctx = (tensor, None) if built_in is not None else compression.compress(tensor)
     result = _C.allreduce(travelling, *arguments, built_in or 0, False)
     return result if built_in is not None else compression.decompress(result, ctx)
@@ -139,7 +151,7 @@ def grouped_allreduce(
 ) -> List[torch.Tensor]:
     """Of several tensors as one operation: none of them starts before all are there on every rank."""
     arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
-    built_in = _number_of(compression)
+    built_in = _built_in(compression, arguments[0])
     if built_in is not None:
         pairs = [(tensor, None) for tensor in tensors]
     else:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
+import os
 import sys
 from typing import Any, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
+from sirtaki.common.exceptions import InvalidArgumentError
 from sirtaki.torch import _topology
 from sirtaki.torch import process_sets as _sets
 from sirtaki.torch._library import _C
 from sirtaki.torch.process_sets import ProcessSet, _require_init
+
+# Of processes that a launcher of MPI has started, and of what they start.
+_RANK_VARIABLES = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}
 
 _last_init: Tuple[Any, Any, Any] = (None, None, None)  # the arguments that made the session
 
@@ -31,6 +37,11 @@ def init(
     Calling it again does nothing, but with other arguments than the first time it raises ValueError.
     """
     global _last_init
+    if _is_worker() and _RANK_VARIABLES & os.environ.keys() and not _C.is_initialized():
+        raise InvalidArgumentError(
+            "init() in a process that multiprocessing has started, such as a worker of a data loader, which is no rank of "
+            'the job: put what only ranks do behind if __name__ == "__main__"'
+        )
     sets = _sets._as_sets(process_sets)
     is_first = not _C.is_initialized()
     communicator = _communicator(comm)
@@ -45,6 +56,12 @@ def init(
         _last_init = (comm, sets, options)
         _sets._communicator_of_job = communicator
         _topology.remember()
+
+
+def _is_worker() -> bool:
+    """Whether multiprocessing has started this process; also while it still imports the program."""
+    starting = getattr(multiprocessing.current_process(), "_inheriting", False)
+    return starting or multiprocessing.parent_process() is not None
 
 
 def _init_again() -> None:

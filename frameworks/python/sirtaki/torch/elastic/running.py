@@ -21,9 +21,15 @@ MAX_FAILURES = 3
 _OF_THE_JOB = re.compile(r"(peer lost|timed out|aborted|backend|protocol|shut down): ")
 
 
+# What a rank's end is told with: with as many ranks as before the job cannot be joined again.
+_PROCESS_ENDED = "the program exited"
+
+
 def _ends_the_job(error: RuntimeError) -> bool:
-    """Whether no later call can succeed before the job was joined anew. A mismatch is no such error: what the ranks
-    call is wrong, and would be again."""
+    """Whether no later call can succeed before the job was joined anew, and then may. A mismatch is no such error: what
+    the ranks call is wrong, and would be again."""
+    if _PROCESS_ENDED in str(error):
+        return False
     if isinstance(error, hvd.SirtakiError):
         return isinstance(error, hvd.HorovodInternalError) and not isinstance(error, hvd.MismatchError)
     return type(error) is RuntimeError and _OF_THE_JOB.match(str(error)) is not None

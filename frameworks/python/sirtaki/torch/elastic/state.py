@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 import torch
 
@@ -69,6 +69,12 @@ class State:
 
 class ObjectState(State):
     """Python objects that can be pickled, each an attribute of the name it is given by."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(self, bcast_object: Optional[Callable[[Any], Any]] = None,
                  get_rank: Optional[Callable[[], int]] = None, **kwargs: Any):
