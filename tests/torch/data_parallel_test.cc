@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tests/torch/torch_ranks.h"
 #include "tests/torch/training.h"
@@ -257,6 +259,22 @@ TEST(DataParallelTest, ModelsThatDifferAreNamedOnEveryRank) {
         ErrorOf(ErrorCode::mismatch, [&] { DistributedDataParallel(layer, {}, session); }),
         AllOf(HasSubstr("\"weight\" float32 [2, 2] on rank 0"), HasSubstr("[3, 2] on rank 1")));
   });
+}
+
+TEST(DataParallelTest, AfterTheSessionForwardSaysSo) {
+  using Parallel = DistributedDataParallel<torch::nn::LinearImpl>;
+  std::vector<std::unique_ptr<Parallel>> models(2);
+  RunTorchRanks(2, [&](int rank, const Session& session) {
+    models.at(static_cast<std::size_t>(rank)) = std::make_unique<Parallel>(
+        torch::nn::Linear(1, 1), DistributedDataParallelOptions(), session);
+  });
+  for (const auto& model : models) {
+    const auto x = torch::ones({1, 1});
+    EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [&] { model->forward(x); }),
+                HasSubstr("shut down"));
+    const torch::NoGradGuard no_grad;
+    EXPECT_EQ(model->forward(x).numel(), 1);
+  }
 }
 
 TEST(DataParallelTest, MayBeDestroyedBeforeItsGraph) {

@@ -59,7 +59,7 @@ class SIRTAKI_API ModuleSynchronizer {
 // one thread that autograd has for that: if several threads of a program train modules on one GPU,
 // all ranks call backward() one after the other, in the same order. Parameters without a gradient
 // and frozen ones are treated as DistributedOptimizer does; the module must not get more parameters
-// later.
+// later. After shutdown() forward() with autograd on throws: nothing would be averaged.
 //
 // The optimizer must not be a DistributedOptimizer: one of the two averages. Not for LBFGS, whose
 // closure's loss would have to be averaged too.
