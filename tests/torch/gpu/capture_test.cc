@@ -67,6 +67,7 @@ TEST_F(GpuCaptureTest, WhatWasCapturedIsRefusedAfterTheCaptureToo) {
       gpus_.SetCapturing(backward, false);
     } else {
       model.Backward({{"a", 1}, {"b", 4}});
+      rank.Follow(backward);
     }
     EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); }),
                 AllOf(HasSubstr("gradient/a"), HasSubstr("CUDA graph")));

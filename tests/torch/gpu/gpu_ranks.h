@@ -44,6 +44,16 @@ class GpuRank {
 
   at::Tensor Tensor(Floats& memory) const { return OnCuda(device(), memory); }
 
+  // The rank's stream waits for what this one has until now, as autograd's engine makes it wait at
+  // the end of backward() for the streams of gradients; those of GivenGradients it does not know.
+  void Follow(ops::cuda::StreamHandle stream) {
+    ops::cuda::EventHandle event = nullptr;
+    gpus_.cuda().EventCreateWithFlags(&event, 0);
+    gpus_.cuda().EventRecord(event, stream);
+    gpus_.cuda().StreamWaitEvent(stream_, event, 0);
+    gpus_.cuda().EventDestroy(event);
+  }
+
   // What the tensor holds when the stream that is current on its GPU has come here.
   Floats Read(const at::Tensor& tensor) {
     Floats values(static_cast<std::size_t>(tensor.numel()), -1.0F);
