@@ -143,6 +143,7 @@ optional=()   # for the images of examples/train_resnet.cc, and for the Python m
 have_header jpeglib.h || optional+=(libjpeg-dev)
 have_header png.h || optional+=(libpng-dev)
 if [ "$python_tests" = yes ] && ! python_with_headers; then optional+=(python3-dev); fi
+if [ "$python_tests" = yes ] && ! find_python >/dev/null; then optional+=(python3-venv); fi
 for program in ${SIRTAKI_BOOTSTRAP_WITH:-}; do
   have_command "$program" || have_package "$program" || need "$program"
 done
