@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import sirtaki.torch as hvd
+import support
 
-MPI = pytest.importorskip("mpi4py.MPI", reason="mpi4py is not installed")
+MPI = support.mpi_of_mpi4py()
 
 
 @pytest.fixture

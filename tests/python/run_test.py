@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 import sirtaki.torch as hvd
+import support
 from sirtaki._launcher import launcher_path
 
 pytestmark = pytest.mark.skipif(hvd.size() > 1, reason="starts ranks of its own; once is enough")
@@ -122,7 +123,7 @@ def on_two_ranks(file):
                          ids=["exception", "exit"])
 def test_a_rank_that_fails_does_not_wait_and_the_others_are_told(tmp_path, first, end, told):
     if first:
-        pytest.importorskip("mpi4py")
+        support.mpi_of_mpi4py()
         if end.startswith("sys.exit"):
             pytest.skip("mpi4py ends MPI before the exit code is known")
     file = tmp_path / "program.py"

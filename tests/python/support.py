@@ -3,6 +3,7 @@
 import os
 import time
 
+import pytest
 import torch
 from torch import nn
 
@@ -14,6 +15,15 @@ os.environ.update(SIRTAKI_STALL_WARNING="40s", SIRTAKI_STALL_LIMIT="120s", SIRTA
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 COMPLEX = [torch.complex64, torch.complex128]
+
+
+def mpi_of_mpi4py():
+    """Skips the test, or the module that is being imported, where there is none that works."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # the latter where it finds no library of MPI's
+        pytest.skip(f"mpi4py does not work here: {error}", allow_module_level=True)
+    return MPI
 
 
 def ranks_sum(size):
