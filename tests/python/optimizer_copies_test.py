@@ -64,6 +64,10 @@ def test_what_is_wrong_on_one_rank_is_told_to_all(rank, size, arguments):
         hvd.DistributedOptimizer(model if rank == 0 else torch.optim.SGD(model.parameters(), 0.1))
     with pytest.raises(ValueError):
         hvd.DistributedDataParallel(model, op=hvd.Adasum if rank == 0 else hvd.Average)
+    for wrong in ({"op": "average"}, {"gradient_predivide_factor": "2x"}, {"device_mesh": 1}, {"process_group": "all"}):
+        with pytest.raises((NotImplementedError, TypeError, ValueError)) as caught:
+            hvd.DistributedDataParallel(model, **(wrong if rank == 0 else {}))
+        assert rank == 0 or "rank 0" in str(caught.value)
     distributed(model)
 
 

@@ -14,7 +14,7 @@ from sirtaki.torch._library import _C
 from sirtaki.torch.compression import Compression, Compressor, _number_of
 from sirtaki.torch.functions import agreed
 from sirtaki.torch.process_sets import ProcessSet, _impl_of
-from sirtaki.torch.reductions import Adasum, Average, Sum
+from sirtaki.torch.reductions import Adasum, Average, Sum, op_number
 
 Named = List[Tuple[str, torch.Tensor]]
 
@@ -41,7 +41,15 @@ class Settings:
         return agreed(self._checked, self.process_set)
 
     def _checked(self) -> _C.ReducerSettings:
-        hook, rest = self.hook, self.rest
+        hook = self.hook
+        rest = {
+            **self.rest,
+            "name": self.rest["name"] or "",
+            "op": op_number(self.rest["op"]),
+            "predivide": float(self.rest["predivide"]),
+            "everywhere": bool(self.rest["everywhere"]),
+            "sparse_as_dense": bool(self.rest["sparse_as_dense"]),
+        }
         if not isinstance(rest["passes"], int) or rest["passes"] <= 0:
             raise ValueError("backward_passes_per_step must be > 0")
         if not isinstance(rest["check_every"], int):
@@ -61,7 +69,7 @@ class Settings:
             if rest["op"] not in (Average, Sum):
                 raise ValueError("a Compressor of your own needs op Average or Sum")
             hook = compressing_hook(self.compression, self.process_set, rest["op"], rest["predivide"])
-            rest = {**rest, "op": int(Average), "predivide": 1.0}
+            rest.update(op=Average, predivide=1.0)
         return _C.ReducerSettings(
             named=self.named,
             compression=built_in or 0,

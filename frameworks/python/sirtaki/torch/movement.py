@@ -20,9 +20,7 @@ def allgather(
     tensor: torch.Tensor, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """The tensors of all ranks, one after the other along the first dimension, in which they may differ."""
-    return _C.allgather(
-        mean_in_backward(tensor, process_set), name or "", _impl_of(process_set)
-    )
+    return _C.allgather(mean_in_backward(tensor, process_set), name or "", _impl_of(process_set))
 
 
 def allgather_async(
@@ -51,9 +49,7 @@ def broadcast(
     tensor: torch.Tensor, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """The tensor of rank ``root_rank`` of the job. The others give one of the same type and shape."""
-    return _C.broadcast(
-        mean_in_backward(tensor, process_set), root_rank, name or "", _impl_of(process_set)
-    )
+    return _C.broadcast(mean_in_backward(tensor, process_set), root_rank, name or "", _impl_of(process_set))
 
 
 def broadcast_async(

@@ -14,7 +14,7 @@ from sirtaki.torch._reduction import Named, Settings, without_garbage
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed
 from sirtaki.torch.process_sets import ProcessSet, global_process_set
-from sirtaki.torch.reductions import Average, op_number
+from sirtaki.torch.reductions import Average
 
 class _Outside:
     """In the reducer's place, and its scopes', on a rank outside the process set: there the optimizer is what it was."""
@@ -72,7 +72,7 @@ class _DistributedOptimizer:
 
     def __reduce__(self) -> Any:
         # A copy has no part in the reductions of this one: it is the optimizer that this was made of, with its state.
-        return _plain, (type(self).__mro__[2],), self.__getstate__()  # type: ignore[attr-defined]
+        return _plain, (type(self._sirtaki_made_of),), self.__getstate__()  # type: ignore[attr-defined]
 
     def _sirtaki_rebuild(self) -> None:
         """Makes the reduction anew: with other settings, or after another init(). Collective."""
@@ -248,12 +248,12 @@ def DistributedOptimizer(
             compression,
             process_set,
             communication_hook,
-            name=name or "",
-            op=op_number(op),
-            predivide=float(gradient_predivide_factor),
+            name=name,
+            op=op,
+            predivide=gradient_predivide_factor,
             passes=backward_passes_per_step,
-            everywhere=bool(compress_within_host),
-            sparse_as_dense=bool(sparse_as_dense),
+            everywhere=compress_within_host,
+            sparse_as_dense=sparse_as_dense,
             check_every=check_parameters_every,
         )
 

@@ -14,7 +14,7 @@ from sirtaki.torch._reduction import Settings, without_garbage
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed, allgather_object
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
-from sirtaki.torch.reductions import Adasum, Average, op_number
+from sirtaki.torch.reductions import Adasum, Average
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -75,15 +75,14 @@ class DistributedDataParallel(torch.nn.Module):
             "mixed_precision": mixed_precision,
             "device_mesh": device_mesh,
         }
-        for argument, value in refused.items():
-            if value is not None:
-                raise UnsupportedError(f"DistributedDataParallel: {argument} is not supported")
-        if process_group is not None:
-            if not isinstance(process_group, ProcessSet):
-                raise ValueError(f"process_group is a {type(process_group).__name__}; a ProcessSet is meant")
-            process_set = process_group
+        process_set = process_set if process_group is None else process_group
 
         def check() -> None:
+            for argument, value in refused.items():
+                if value is not None:
+                    raise UnsupportedError(f"DistributedDataParallel: {argument} is not supported")
+            if not isinstance(process_set, ProcessSet):
+                raise ValueError(f"process_group is a {type(process_set).__name__}; a ProcessSet is meant")
             if not isinstance(module, torch.nn.Module):
                 raise TypeError(f"module is a {type(module).__name__}; a torch.nn.Module is meant")
             if op == Adasum:
@@ -100,12 +99,12 @@ class DistributedDataParallel(torch.nn.Module):
             compression,
             process_set,
             communication_hook,
-            name=name or "",
-            op=op_number(op),
-            predivide=float(gradient_predivide_factor),
+            name=name,
+            op=op,
+            predivide=gradient_predivide_factor,
             passes=1,
             everywhere=False,
-            sparse_as_dense=bool(sparse_as_dense),
+            sparse_as_dense=sparse_as_dense,
             check_every=check_parameters_every,
         )
         self._reducer: Optional[_C.ModuleReducer] = None
