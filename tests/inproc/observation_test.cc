@@ -139,6 +139,9 @@ TEST_F(ObservationTest, WhoWaitsInShutdownSaysSo) {
   const auto world = std::make_shared<InprocWorld>(2);
   RankThreads::Run(2, [&](int rank) {
     const auto session = Start(world, rank, [&](core::Config& config) { WithRecords(config); });
+    // A rank hears of no signal that comes before its session has started.
+    Vector started(OpKind::kAllReduce, "started", {1.0F});
+    ASSERT_TRUE(started.Run(*session).ok());
     if (rank == 1) {
       EXPECT_TRUE(Within(seconds(30), [&] {
         fs::remove(core::trace::FlightRecordPath(folder_, 0));
@@ -151,6 +154,7 @@ TEST_F(ObservationTest, WhoWaitsInShutdownSaysSo) {
     EXPECT_TRUE(session->Shutdown("done").ok());
   });
   const FlightRecord zero = Record(0);
+  ASSERT_TRUE(zero.leaving.has_value());
   EXPECT_LE(*zero.leaving, zero.now);
   EXPECT_EQ(zero.events.back().kind, core::trace::EventKind::kLeave);
   EXPECT_EQ(zero.events.back().begin, *zero.leaving);
