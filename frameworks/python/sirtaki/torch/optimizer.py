@@ -16,6 +16,7 @@ from sirtaki.torch.functions import agreed
 from sirtaki.torch.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.reductions import Average
 
+
 class _Outside:
     """In the reducer's place, and its scopes', on a rank outside the process set: there the optimizer is what it was."""
 
