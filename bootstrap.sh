@@ -19,8 +19,8 @@
 #
 # --benchmarks also makes `import torch` work in the .venv, for the benchmarks' references over torch.distributed: the
 # packages that it needs, and stand-ins for GPU libraries that are not there, in `.venv-bench`. --python does the same for
-# the tests of the Python module, which need pytest and mpi4py besides and are skipped without; with a LibTorch of your own it does
-# nothing.
+# the tests of the Python module, which need pytest and mpi4py besides and are skipped without; with a LibTorch of your own,
+# or none, it only sees that Python has its headers and venv.
 set -euo pipefail
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
