@@ -143,6 +143,7 @@ TEST_F(GpuStreamsTest, InOneStreamNothingIsRecorded) {
     const at::Tensor sum = allreduce(rank.Tensor(memory), Sum("w"), rank.session());
     EXPECT_EQ(AllocatedOn(sum), rank.stream());
     EXPECT_THAT(RecordedOn(sum), IsEmpty());
+    EXPECT_EQ(rank.Read(sum), Floats({2, 4}));  // until then the device reads `memory`
   });
 }
 
