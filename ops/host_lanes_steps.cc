@@ -62,13 +62,17 @@ void HostLanes::Impl::Stop(const Status& reason, const std::optional<std::string
     if (stopped.load(std::memory_order_relaxed)) return;
     stopped.store(true, std::memory_order_relaxed);
     why = reason;
-    failed.swap(unfinished);
-    for (const auto& [number, task] : failed) dropped.push_back(task.Running());
+    failed = unfinished;
     large_queue.clear();
     changed.NotifyAll();
   }
-  // The task first: who finds its handle failed must find the fault as well.
+  // The task first: who finds its handle failed, or the lanes idle, must find the fault as well.
   if (tensor && options.on_failure) options.on_failure(reason, *tensor);
+  {
+    core::MutexLock lock(mutex);
+    for (const auto& [number, task] : failed) dropped.push_back(task.Running());
+    unfinished.clear();
+  }
   // Before a program goes on with its tensors: who reads them there still has to know.
   backend.Abort(reason);
   // What runs keeps its memory: the run itself refers to its task.

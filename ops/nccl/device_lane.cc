@@ -56,14 +56,18 @@ void DeviceLane::Impl::Stop(const Status& reason, const std::optional<std::strin
     if (stopped.load(std::memory_order_relaxed)) return;
     stopped.store(true, std::memory_order_relaxed);
     why = reason;
-    dropped.swap(unfinished);
+    dropped = unfinished;
     stopped_in = RunningOf(dropped);
     queue.clear();
     changed.NotifyAll();
   }
-  // The task first: who finds its handle failed must find the fault as well.
+  // The task first: who finds its handle failed, or the lane idle, must find the fault as well.
   // And before the abort, by which groups whose handles are ok come to their end with garbage.
   if (tensor && options.on_failure) options.on_failure(reason, *tensor);
+  {
+    core::MutexLock lock(mutex);
+    unfinished.clear();
+  }
   // Abandon leaves it to the lane's thread, whose communicators they are.
   if (tensor) sets.AbortAll();
   for (const auto& [number, task] : dropped) {

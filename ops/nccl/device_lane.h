@@ -50,7 +50,7 @@ class DeviceLane {
   void StartPassage(GroupTaskPtr group, HostPassagePtr passage);
   void RemoveSet(core::SetNumber set);
 
-  // True when all groups have left the device.
+  // True when all groups have left the device, or have been given up and on_failure has returned.
   bool Idle() const;
   std::vector<core::RunningOperation> Running() const;
   void Abandon(const core::Status& why);
