@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <latch>
 #include <memory>
 #include <string>
 #include <utility>
@@ -130,6 +131,7 @@ TEST(ObserverTest, AJoinIsACallOfTheRank) {
 TEST(ObserverTest, ARankDescribesItselfForTheFlightRecorder) {
   const auto world = std::make_shared<InprocWorld>(kSize);
   std::vector<core::trace::FlightRecord> records(kSize);
+  std::latch described(1);  // until then "late" must wait for rank 1
   RankThreads::Run(kSize, [&](int rank) {
     const auto observer = std::make_shared<core::trace::Observer>();
     const auto session = Start(world, rank, observer);
@@ -137,9 +139,10 @@ TEST(ObserverTest, ARankDescribesItselfForTheFlightRecorder) {
     ASSERT_TRUE(before.Run(*session).ok());
     Vector late(OpKind::kAllReduce, "late", {1.0F});
     if (rank == 0) {
-      ASSERT_TRUE(late.Submit(*session).ok());
+      EXPECT_TRUE(late.Submit(*session).ok());
       core::trace::FlightRecord& record = records[0];
       record = session->Describe("a test", std::chrono::seconds(20));
+      described.count_down();
       EXPECT_EQ(record.why, "a test");
       EXPECT_EQ(record.size, kSize);
       EXPECT_EQ(record.missing, "");
@@ -153,6 +156,7 @@ TEST(ObserverTest, ARankDescribesItselfForTheFlightRecorder) {
     } else {
       records[1] = session->Describe("a test", std::chrono::seconds(20));
       EXPECT_TRUE(records[1].pending.empty());
+      described.wait();
       ASSERT_TRUE(late.Submit(*session).ok());
     }
     ASSERT_TRUE(late.Synchronize(*session).ok());
