@@ -38,7 +38,10 @@ class MetricsWriterTest : public testing::Test {
     std::string folder = testing::TempDir() + "metrics_writer.XXXXXX";
     folder_ = mkdtemp(folder.data());
   }
-  ~MetricsWriterTest() override { std::filesystem::remove_all(folder_); }
+  ~MetricsWriterTest() override {
+    writer_.Stop();  // which would write into the folder as it goes
+    std::filesystem::remove_all(folder_);
+  }
 
   MetricsFileOptions Options(const std::string& name, Duration interval) {
     return {.path = folder_ + "/" + name,
