@@ -46,7 +46,9 @@ void HostLanes::Impl::Enqueue(const LaneTask& task) {
 }
 
 void HostLanes::Impl::Finish(std::uint64_t number, const LaneTask& task, const Status& status) {
-  if (!status.ok()) return Stop(task.Describe(status), task.TensorName());
+  // Another rank's fault has its text already, the same on all ranks.
+  const bool is_others = status.origin().rank >= 0 && status.origin().rank != options.rank;
+  if (!status.ok()) return Stop(is_others ? status : task.Describe(status), task.TensorName());
   task.Complete(status);
   core::MutexLock lock(mutex);
   unfinished.erase(number);

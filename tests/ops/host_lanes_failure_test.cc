@@ -17,6 +17,7 @@
 
 #include "core/thread_annotations.h"
 #include "ops/host_lanes.h"
+#include "ops/keep_forever.h"
 #include "tests/support/fake_backend.h"
 
 namespace sirtaki::ops {
@@ -132,6 +133,17 @@ TEST(HostLanesFailureTest, AFailureOnTheLargeLaneEndsEverythingOnce) {
   EXPECT_EQ(bench.backend->aborts(), std::vector<Status>{first->status()});
 }
 
+TEST(HostLanesFailureTest, AnotherRanksFaultKeepsItsText) {
+  Bench bench(/*thread=*/true, /*size=*/2);
+  const Status theirs(StatusCode::kTimedOut, "\"slow\" did not finish", {1, "b", "slow"});
+  bench.backend->FailFrom(0, theirs);
+  const core::HandlePtr handle = bench.StartLarge("w");
+  Bench::WaitFor([&] { return handle->done() && bench.lanes->Idle(); });
+  EXPECT_EQ(handle->status(), theirs);
+  ASSERT_EQ(bench.Failures().size(), 1u);
+  EXPECT_EQ(bench.Failures()[0].first, theirs);
+}
+
 TEST(HostLanesFailureTest, AFailureInTheMiddleOfAGroupEndsIt) {
   for (const bool thread : {true, false}) {
     Bench bench(thread);
@@ -236,6 +248,7 @@ TEST(HostLanesFailureTest, AStuckThreadIsLeftBehind) {
 TEST(HostLanesFailureTest, TheDestructorAbandonsWhatIsUnfinished) {
   for (const bool thread : {true, false}) {
     Bench bench(thread);
+    KeepForever(bench.backend);  // the destructor waits a second for the lane's thread
     bench.backend->HoldSmall();
     if (thread) bench.backend->Block(/*abort_frees=*/true);
     const core::HandlePtr small = bench.StartSmall("s");
