@@ -108,7 +108,8 @@ Status SharedParts::Make(Medium& medium, const ConnectOptions& options, core::Ti
     shm.spin = options.spin;
     shm.chunk_bytes = options.config.chunk_bytes;
     shm.rings = made->shm_transport_ != nullptr;
-    shm.change_timeout = options.config.peer_timeout;
+    // The first sets are made while others may still be starting.
+    shm.change_timeout = std::max(options.config.peer_timeout, options.config.start_timeout);
     made->shm_backend_ = std::make_unique<ops::shm::Backend>(*made->group_, shm);
   }
   if (options.config.hierarchy != core::HierarchyMode::kOff) {

@@ -165,7 +165,10 @@ void RunRank(const Program& program, const std::shared_ptr<InprocWorld>& world, 
   }
   std::shared_ptr<Session> session;
   const Status started = Session::CreateInproc(world, rank, options, &session);
-  ASSERT_TRUE(started.ok()) << started.ToString();
+  if (!started.ok()) {  // within so short a time for peers a slow start is a lost rank
+    EXPECT_EQ(program.trouble, Trouble::kIsolation) << started.ToString();
+    return;
+  }
   std::mt19937_64 random(seed * 31 + static_cast<unsigned>(rank));
   bool good = true;
   for (int step = 0; step < program.steps && good; ++step) {
