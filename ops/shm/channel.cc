@@ -177,7 +177,8 @@ Status SharedChannel::Block(const Wait& wait, bool spin, core::TimePoint deadlin
               "a rank of this host has not come to the change of a process set"};
     }
     if (now >= check) {
-      if (Status lost = group_.CheckPeers(); !lost.ok()) return lost;
+      // What a peer wrote before it ended counts.
+      if (Status lost = group_.CheckPeers(); !lost.ok() && counter->Load() == seen) return lost;
       check = now + kCheckPeers;
     }
     counter->Sleep(seen, now + kNap);
