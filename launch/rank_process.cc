@@ -125,7 +125,9 @@ class RankProcess {
     }
     if (const auto end = child_.Ended()) {
       end_ = end;
-      end_->told = told_;
+      // SIGKILL was somebody else's: the launcher's would have ended this process too.
+      const bool by_others = end->kind == EndKind::kSignalled && end->value == SIGKILL && !killed_;
+      end_->told = told_ && !by_others;
       kill_at_.reset();
       drain_until_ = Clock::now() + kDrainAfter;
     }
@@ -272,6 +274,7 @@ class RankProcess {
     const TimePoint now = Clock::now();
     if (kill_at_ && now >= *kill_at_) {
       child_.Signal(SIGKILL);
+      killed_ = true;
       kill_at_.reset();
     }
     if (!end_ || leave_at_) return;
@@ -325,7 +328,8 @@ class RankProcess {
   std::size_t unwritten_ = 0;
   bool started_ = false;
   bool stopped_ = false;
-  bool told_ = false;   // to stop, by a signal
+  bool told_ = false;  // to stop, by a signal
+  bool killed_ = false;
   bool heard_ = false;  // by sirtakirun, to the end
   bool half_closed_ = false;
   std::optional<EndMessage> end_;

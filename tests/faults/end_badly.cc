@@ -6,12 +6,14 @@
 //   exits    std::exit(3)
 //
 // Each rank prints "rank R has begun" after its first steps. One that meets an error of Sirtaki's
-// prints it to standard error and ends at once, with code 1.
+// prints it to standard error and ends a second later, with code 1.
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/config.h"
@@ -41,6 +43,7 @@ Status Step(Session& session, int step) {
 int Fail(const Status& status) {
   if (const auto session = sirtaki::frameworks::DefaultSession()) session->NoteSeen(status);
   std::fprintf(stderr, "end_badly: %s\n", status.ToString().c_str());
+  std::this_thread::sleep_for(std::chrono::seconds(1));  // the victim is to be the first to end
   return EXIT_FAILURE;
 }
 

@@ -231,11 +231,24 @@ for _ in $(seq 300); do
   sleep 0.1
 done
 code=0
+kill -STOP "$process"   # so that it takes them together
 kill -TERM "$process"
 kill -INT "$process"
+kill -CONT "$process"
 wait "$process" || code=$?
 [ "$code" = 143 ] || [ "$code" = 130 ] || fail "two signals: code $code"
 says "$output" "[0] goodbye"
+
+echo "--- who was killed is the cause, also where that is seen after the launcher has begun to end the ranks"
+run 137 -np 2 bash -c '
+  if [ "$RANK" = 1 ]; then
+    trap "kill -KILL $$" TERM
+    while true; do sleep 0.1; done
+  fi
+  sleep 1
+  echo "peer lost: rank 1 is lost: its process has ended" >&2
+  exit 1'
+grep -q "^sirtakirun: rank 1 on host $host died of SIGKILL" "$errors" || fail "rank 1 is not named"
 
 echo "--- SIGUSR1 goes on to the ranks"
 : >"$output"
