@@ -250,11 +250,11 @@ class _Call:
                 connection.send(self._greeting)
                 connection.send_bytes(self._payload)
                 rank, good, value, text = connection.recv()
+                self._take(rank, good, value, text)  # before it closes: then the rank ends
             except multiprocessing.AuthenticationError:
                 return  # not one of ours
             except (OSError, EOFError):
                 return  # the rank has ended; sirtakirun says how
-        self._take(rank, good, value, text)
 
     def _take(self, rank: int, good: bool, value: Any, text: str) -> None:
         failure: Optional[Tuple[int, Optional[bytes], str]] = None

@@ -16,6 +16,7 @@ import traceback  # noqa: E402
 
 KEY_VARIABLE = "SIRTAKIRUN_KEY"
 CONNECT_SECONDS = 30.0
+NOTED_SECONDS = 10.0
 
 
 def connect(addresses, port, key):
@@ -82,6 +83,8 @@ def main():
         else:
             answer = (rank, False, pickled_error(error), traceback.format_exc())
     connection.send(answer)
+    if not answer[1]:
+        connection.poll(NOTED_SECONDS)  # the caller closes it once it has the cause; the others' errors follow from it
     connection.close()
     if not answer[1]:
         sys.exit(1)  # sirtakirun ends the others
