@@ -170,8 +170,8 @@ TEST_F(MetricsWriterTest, NoExceptionLeavesTheThread) {
 }
 
 TEST_F(MetricsWriterTest, LinesTellOfTheTimeSinceTheOneBefore) {
-  ASSERT_TRUE(writer_.Start(Options("m.csv", milliseconds(20))).ok());
   observer_->metrics.AddGroup(OpKind::kAllReduce, 4, 100);
+  ASSERT_TRUE(writer_.Start(Options("m.csv", milliseconds(20))).ok());
   const auto has = [&](const std::string& end) {
     const std::vector<std::string> lines = Lines("m.csv");
     return std::any_of(lines.begin(), lines.end(),

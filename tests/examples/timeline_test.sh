@@ -62,8 +62,9 @@ processes=$(for process in /proc/[0-9]*; do
     [ "$(readlink "$process/exe")" = "$(realpath "$program")" ] && echo "${process#/proc/}"
 done || true)
 [ "$(wc -w <<<"$processes")" = 2 ] || fail "the ranks to kill: '$processes'"
+# SIGKILL may cut off a write, a stop does not.
 # shellcheck disable=SC2086  # several
-kill -KILL $processes
+{ kill -STOP $processes && sleep 1 && kill -KILL $processes; }
 wait "$job" && fail "a killed run ends well"
 checked "a killed run" "$folder" 2 --cut
 

@@ -20,7 +20,7 @@ within() {
 }
 records() { [ "$(find "$folder/records" -name 'flight-?.json' 2>/dev/null | wc -l)" = "$1" ]; }
 
-SIRTAKI_TEST_SECONDS=90 bash "$here/../support/mpirun.sh" 3 "$bindir/hold_up" 1 "$folder/go" --sirtaki-stall-warning=0.5 \
+SIRTAKI_TEST_SECONDS=90 bash "$here/../support/mpirun.sh" 3 "$bindir/hold_up" 1 "$folder/go" --sirtaki-stall-warning=4 \
   --sirtaki-timeline="$folder/traces" --sirtaki-flight-records="$folder/records" --sirtaki-summary \
   --sirtaki-metrics-file="$folder/metrics.csv" >"$output" 2>&1 &
 job=$!

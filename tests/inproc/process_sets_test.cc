@@ -172,12 +172,14 @@ TEST_P(ProcessSetsTest, AnUnnamedCallFromASecondThreadIsRefused) {
 }
 
 TEST_P(ProcessSetsTest, ACallWhoseTimeIsOverNamesWhoMissesIt) {
+  std::latch here(size());
   std::latch over(size());
   OnAllRanks([&](Session& session, int rank) {
+    here.arrive_and_wait();
     if (rank != size() - 1) {
       Vector vector(OpKind::kBarrier, "monitored", {});
       vector.work().deadline =
-          core::Clock::now() + milliseconds(2000);  // the others are there by then
+          core::Clock::now() + milliseconds(5000);  // the others are there by then
       const Status status = vector.Run(session);
       EXPECT_EQ(status.code(), StatusCode::kTimedOut);
       EXPECT_THAT(status.message(), HasSubstr("\"monitored\" did not finish within its time-out"));

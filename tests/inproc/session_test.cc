@@ -343,17 +343,18 @@ TEST_P(SessionTest, ALostPeerIsAFaultOnEveryRankWithinItsTime) {
   RankThreads::Run(size(), [&](int rank) {
     const auto session = Start(world_, rank, Options([](core::Config& config) {
                                  config.ping_interval = milliseconds(50);
-                                 config.peer_timeout = milliseconds(1000);
+                                 config.peer_timeout = seconds(4);
                                  config.transport = core::TransportMode::kMpi;  // the hub's
                                }));
-    ASSERT_TRUE(AllReduce(*session, "w", {1}).ok());
+    ASSERT_NE(session, nullptr);
+    EXPECT_TRUE(AllReduce(*session, "w", {1}).ok());
     ++ready;
     while (ready < size()) std::this_thread::yield();
     if (rank == 0) world_->hub().Isolate(size() - 1);
     const TimePoint begin = core::Clock::now();
     const Status status = AllReduce(*session, "never", {1});
     EXPECT_EQ(status.code(), StatusCode::kPeerLost) << status.ToString();
-    EXPECT_LT(core::Clock::now() - begin, seconds(10));
+    EXPECT_LT(core::Clock::now() - begin, seconds(30));
     EXPECT_EQ(session->Shutdown("done").code(), StatusCode::kPeerLost);
   });
 }
@@ -363,9 +364,10 @@ TEST_P(SessionTest, ABrokenTransportIsAFaultOnTheRanksThatItReaches) {
   RankThreads::Run(size(), [&](int rank) {
     const auto session = Start(world_, rank, Options([](core::Config& config) {
                                  config.ping_interval = milliseconds(50);
-                                 config.peer_timeout = milliseconds(1000);
+                                 config.peer_timeout = seconds(4);
                                  config.transport = core::TransportMode::kMpi;  // the hub's
                                }));
+    ASSERT_NE(session, nullptr);
     started.arrive_and_wait();
     if (rank == 0) world_->hub().Break(0, Status(StatusCode::kBackend, "cable pulled"));
     const Status status = AllReduce(*session, "never", {1});
@@ -509,7 +511,7 @@ TEST_F(SessionLogTest, AStallIsOneWarningForAllThatWait) {
   const auto world = std::make_shared<InprocWorld>(2);
   RankThreads::Run(2, [&](int rank) {
     const auto session = Start(
-        world, rank, Options([](core::Config& config) { config.stall_warning = seconds(1); }));
+        world, rank, Options([](core::Config& config) { config.stall_warning = seconds(3); }));
     std::vector<std::shared_ptr<Vector>> gradients;
     const auto submit_all = [&] {
       for (int i = 0; i < 9; ++i) {
@@ -527,13 +529,12 @@ TEST_F(SessionLogTest, AStallIsOneWarningForAllThatWait) {
   });
   const auto lines = LinesWith("not submitted by");
   ASSERT_FALSE(lines.empty());
-  for (const auto& [level, line] : lines) {  // more than one only if this machine stood still
-    EXPECT_EQ(level, core::LogLevel::kWarning);
-    EXPECT_NE(line.find("\"gradient0\" and 8 others have waited "), std::string::npos) << line;
-    EXPECT_NE(line.find("; not submitted by rank 1; rank 1: has submitted nothing yet"),
-              std::string::npos)
-        << line;
-  }
+  const auto& [level, line] = lines.front();  // more than one only if this machine stood still
+  EXPECT_EQ(level, core::LogLevel::kWarning);
+  EXPECT_NE(line.find("\"gradient0\" and 8 others have waited "), std::string::npos) << line;
+  EXPECT_NE(line.find("; not submitted by rank 1; rank 1: has submitted nothing yet"),
+            std::string::npos)
+      << line;
 }
 
 // ---- the start ----

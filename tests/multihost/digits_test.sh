@@ -65,9 +65,9 @@ train -np 2 --oversubscribe -- --epochs 2 "${same[@]}"
 echo "--- three hosts, unlike ones; one is lost, and the others go on from the checkpoint"
 : >"$output"
 start -H h1:1,h2:2,h3:1 "${over_ssh[@]}" --max-restarts 1 \
-  "$program" --epochs 12 --checkpoint "$hosts_state/checkpoint" --resume &
+  "$program" --epochs 100 --checkpoint "$hosts_state/checkpoint" --resume &
 job=$!
-hosts_wait 'it does not train' grep -q 'epoch   3/12' "$output" || fail 'no third epoch'
+hosts_wait 'it does not train' grep -q 'epoch   3/100' "$output" || fail 'no third epoch'
 on_host 3 ip link set veth0 down
 code=0
 wait "$job" || code=$?
@@ -75,9 +75,9 @@ wait "$job" || code=$?
 says '^sirtakirun: rank 3 on host h3 was lost: ' "$errors"
 says '^sirtakirun: starting again, 1 of 1, without h3$' "$errors"
 says '^\[0\] no checkpoint yet: from the beginning$' "$output"
-says '^\[0\] resumed after epoch ([2-9]|10|11), at a learning rate of ' "$output"   # the third's may not have been written
+says '^\[0\] resumed after epoch ([2-9]|[1-9][0-9]), at a learning rate of ' "$output"   # the third's may not have been written
 says '^\[0\] 1433 training and 364 test samples; 3 ranks' "$output"
-says '^\[0\] epoch  12/12' "$output"
+says '^\[0\] epoch 100/100' "$output"
 is_good
 none_runs() { [ -z "$(on_host 3 sh -c 'cat /proc/[0-9]*/comm' | grep -E '^(train_digits|sirtakirun|orted)$')" ]; }
 hosts_wait 'the lost host goes on' none_runs || fail 'left running on h3'

@@ -45,7 +45,8 @@ hosts_down() {
   [ -n "$hosts_state" ] || return 0
   for process in "${hosts_started[@]}"; do kill -KILL "$process" 2>/dev/null || true; done
   wait "${hosts_started[@]}" 2>/dev/null || true
-  rm -rf "$hosts_state"
+  # What was killed may be writing still.
+  for _ in 1 2 3 4 5; do rm -rf "$hosts_state" 2>/dev/null && break || sleep 1; done
   hosts_state=
 }
 

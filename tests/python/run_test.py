@@ -113,9 +113,17 @@ def test_arguments_that_are_refused():
         hvd.run(print, args=(_thread.allocate_lock(),))
 
 
+# Whoever ends badly stays a second more, after the library's own end: mpirun ends the others when the first has gone.
+LINGER = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.on_exit(libc.sleep, None)
+"""
+
+
 def on_two_ranks(file):
     return subprocess.run([launcher_path(), "-np", "2", "--oversubscribe", sys.executable, str(file)], env=without_mpi(),
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=200)
 
 
 @pytest.mark.parametrize("first", ["", "import mpi4py.MPI"], ids=["alone", "after mpi4py"])
@@ -127,7 +135,7 @@ def test_a_rank_that_fails_does_not_wait_and_the_others_are_told(tmp_path, first
         if end.startswith("sys.exit"):
             pytest.skip("mpi4py ends MPI before the exit code is known")
     file = tmp_path / "program.py"
-    file.write_text(textwrap.dedent(f"""
+    file.write_text(LINGER + textwrap.dedent(f"""
         import sys
         {first}
         import torch
@@ -151,7 +159,7 @@ def test_a_rank_that_fails_does_not_wait_and_the_others_are_told(tmp_path, first
 @pytest.mark.parametrize("end", ["raise FileNotFoundError('part 0 is missing')", "return"], ids=["exception", "return"])
 def test_elastic_does_not_wait_for_a_rank_that_has_ended(tmp_path, end):
     file = tmp_path / "program.py"
-    file.write_text(textwrap.dedent(f"""
+    file.write_text(LINGER + textwrap.dedent(f"""
         import time
         import torch
         import sirtaki.torch as hvd
@@ -190,7 +198,7 @@ def test_a_worker_that_is_spawned_is_no_rank(tmp_path):
         if __name__ == "__main__":
             worker = multiprocessing.get_context("spawn").Process(target=print, args=("a worker",))
             worker.start()
-            worker.join(50)
+            worker.join(180)
             hvd.barrier()
             print("exit code", worker.exitcode, flush=True)
     """))

@@ -97,8 +97,7 @@ struct FakeGpus::State {
   std::map<std::string, std::pair<int, int>> failures;  // function: calls before it, error
   std::map<int, ops::nccl::Result> async_errors;        // by rank
   std::string last_nccl_error;
-  std::string last_text;  // what a pointer that was given away points to
-  int answers = 0;        // that a call is in progress
+  int answers = 0;  // that a call is in progress
   int next_number = 1;
   std::map<ops::cuda::StreamHandle, std::unique_ptr<FakeStream>> streams;
   std::map<int, FakeStream> default_streams;  // by device

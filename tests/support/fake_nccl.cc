@@ -356,8 +356,9 @@ void FillFakeNccl(ops::nccl::Api* api) {
   api->GetLastError = [](CommHandle) {
     FakeGpus::State& s = TheFakeGpus();
     const Lock lock(s.mutex);
-    s.last_text = s.last_nccl_error;
-    return s.last_text.c_str();
+    thread_local std::string text;  // read without the lock
+    text = s.last_nccl_error;
+    return text.c_str();
   };
   api->GroupStart = [] {
     FakeGpus::State& s = TheFakeGpus();

@@ -39,7 +39,7 @@ TEST(BarrierTest, AMonitoredOneNamesWhoIsMissing) {
         // Until the others' barrier has failed it.
         allreduce(torch::ones({1}), AllreduceOptions().name("elsewhere"), session);
       } else {
-        monitored_barrier(milliseconds(2000), BarrierOptions().name("meet"), session);
+        monitored_barrier(milliseconds(5000), BarrierOptions().name("meet"), session);
       }
     });
     EXPECT_THAT(text, AllOf(HasSubstr("\"meet\""), HasSubstr("rank 2")));
