@@ -156,10 +156,15 @@ def test_a_rank_that_fails_does_not_wait_and_the_others_are_told(tmp_path, first
     assert re.search(told, line), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("end", ["raise FileNotFoundError('part 0 is missing')", "return"], ids=["exception", "return"])
-def test_elastic_does_not_wait_for_a_rank_that_has_ended(tmp_path, end):
+@pytest.mark.parametrize("first, end", [("", "raise FileNotFoundError('part 0 is missing')"), ("", "return"),
+                                        ("from mpi4py import MPI", "raise FileNotFoundError('part 0 is missing')")],
+                         ids=["exception", "return", "exception after mpi4py"])
+def test_elastic_does_not_wait_for_a_rank_that_has_ended(tmp_path, first, end):
+    if first:
+        support.mpi_of_mpi4py()
     file = tmp_path / "program.py"
     file.write_text(LINGER + textwrap.dedent(f"""
+        {first}
         import time
         import torch
         import sirtaki.torch as hvd

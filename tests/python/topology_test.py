@@ -1,5 +1,6 @@
 """Who this rank is, what is built in, and calls before init()."""
 
+import ast
 import inspect
 import os
 import pathlib
@@ -85,7 +86,7 @@ def test_calls_after_shutdown_are_refused_until_the_next_init(rank, size):
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
 
 
-def test_options_and_horovod_s_variables_are_taken(rank):
+def test_options_and_horovod_s_variables_are_taken(rank, tmp_path):
     """A job of one rank each, made by a process of its own without mpirun."""
     if rank != 0:
         return
@@ -95,14 +96,22 @@ def test_options_and_horovod_s_variables_are_taken(rank):
               "os.environ['HOROVOD_STALL_CHECK_TIME_SECONDS'] = '33'\n"
               "try:\n    hvd.init(options={'fusion_byte': 1})\nexcept hvd.SirtakiError as error:\n    print('refused', error)\n"
               "hvd.init(options={'fusion_bytes': '1M', 'autotune': False, 'stall_limit': 50.5})\n"
-              "print('started', hvd.rank(), hvd.size())\n")
+              "print('started', hvd.rank(), hvd.size())\n"
+              "hvd.shutdown()\n"
+              "os.environ.update(HOROVOD_TIMELINE=os.environ['TEST_TIMELINE'], HOROVOD_FUSION_THRESHOLD='many')\n"
+              "try:\n    hvd.init()\nexcept hvd.SirtakiError as error:\n    print('refused', error)\n"
+              "os.environ['HOROVOD_FUSION_THRESHOLD'] = '1048576'\n"
+              "hvd.init()\nhvd.mark('by a variable')\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_", "SIRTAKI_S"))}
+    environment["TEST_TIMELINE"] = str(tmp_path / "timeline.json")
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("refused") and "STALL" in lines[0].upper() and "soon" in lines[0], lines
     assert lines[1].startswith("refused") and "fusion_byte" in lines[1], lines
     assert lines[2] == "started 0 1", lines
+    assert lines[3].startswith("refused") and "HOROVOD_FUSION_THRESHOLD" in lines[3] and "many" in lines[3], lines
+    assert "by a variable" in (tmp_path / "timeline.json").read_text()
 
 
 def test_init_takes_process_sets(rank, size):
@@ -115,8 +124,13 @@ def test_init_takes_process_sets(rank, size):
         if first.included():
             assert hvd.allreduce(torch.ones(2), op=hvd.Sum, process_set=first).sum().item() == 2
         assert everybody.process_set_id is None
+        again = hvd.ProcessSet([0])
+        hvd.init(process_sets=[again])  # nothing new: another object for the same set
+        assert again.process_set_id == first.process_set_id
     finally:
         support.reinit(hvd)
+    assert first.process_set_id is None and again.process_set_id is None
+    assert hvd.remove_process_set(hvd.add_process_set(first))
     hvd.shutdown()
     hvd.init(process_sets="dynamic")
     support.reinit(hvd)
@@ -130,7 +144,7 @@ def test_init_refuses_what_is_no_communicator():
         hvd.ProcessSet("all")
 
 
-def test_every_public_name_of_horovod_s_is_there_and_all_are_tested():
+def test_every_public_name_of_horovod_s_is_there_and_all_are_used_by_a_test():
     """What a script for horovod.torch 0.28 may ask for."""
     names = """Adasum Average Compression DistributedOptimizer Max Min ProcessSet Product Sum SyncBatchNorm
         add_process_set allgather allgather_async allgather_object allreduce allreduce_ allreduce_async
@@ -153,3 +167,24 @@ def test_every_public_name_of_horovod_s_is_there_and_all_are_tested():
     assert callable(sirtaki.run) and sirtaki.run is hvd.run
     for name in ("State", "ObjectState", "TorchState", "ElasticSampler", "run"):
         assert hasattr(hvd.elastic, name)
+    from sirtaki.torch.functions import (allgather_object, broadcast_object, broadcast_object_fn,  # noqa: F401
+                                         broadcast_optimizer_state, broadcast_parameters)
+    assert broadcast_optimizer_state is hvd.broadcast_optimizer_state
+
+
+def test_the_declarations_of_the_library_are_what_it_has():
+    """Of _C.pyi, by which programs and this module are checked."""
+    declared = ast.parse(pathlib.Path(sirtaki.__file__).with_name("_C.pyi").read_text()).body
+
+    def names_of(body):
+        return {one.target.id if isinstance(one, ast.AnnAssign) else one.name for one in body
+                if isinstance(one, (ast.AnnAssign, ast.FunctionDef, ast.ClassDef))}
+
+    def public(names):
+        return {name for name in names if not name.startswith("_")}
+
+    library = sirtaki._C
+    assert public(names_of(declared)) == public(vars(library))
+    for one in declared:
+        if isinstance(one, ast.ClassDef):
+            assert public(names_of(one.body)) == public(vars(getattr(library, one.name))), one.name

@@ -195,6 +195,7 @@ class _Call:
         self._results: Dict[int, Any] = {}
         self._errors: List[Tuple[int, Optional[bytes], str]] = []  # rank, the pickled exception, text; as they came
         self._serving: List[threading.Thread] = []
+        self._arrived: set = set()  # those threads that have a result, and are about to take it
         self._lines: List[str] = []
 
     def run(self, flags, python, env, local, verbose) -> List[Any]:
@@ -250,6 +251,7 @@ class _Call:
                 connection.send(self._greeting)
                 connection.send_bytes(self._payload)
                 rank, good, value, text = connection.recv()
+                self._arrived.add(threading.current_thread())
                 self._take(rank, good, value, text)  # before it closes: then the rank ends
             except multiprocessing.AuthenticationError:
                 return  # not one of ours
@@ -277,6 +279,8 @@ class _Call:
             threads = list(self._serving)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+            if thread in self._arrived:  # a large result takes its time
+                thread.join()
 
     # ---- what is printed ----
 

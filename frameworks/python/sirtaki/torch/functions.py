@@ -105,6 +105,15 @@ def agreed(make: Callable[[], Made], process_set: ProcessSet = global_process_se
 # ---- parameters ----
 
 
+def __getattr__(name: str) -> Any:
+    # Horovod has it here. Late: it is made of what is here.
+    if name == "broadcast_optimizer_state":
+        from sirtaki.torch.optimizer_state import broadcast_optimizer_state
+
+        return broadcast_optimizer_state
+    raise AttributeError(f"module 'sirtaki.torch.functions' has no attribute {name!r}")
+
+
 def _named(params: Parameters) -> List[Tuple[str, torch.Tensor]]:
     if isinstance(params, torch.nn.Module):
         return [*params.named_parameters(), *((f"buffer {name}", buffer) for name, buffer in params.named_buffers())]

@@ -102,14 +102,16 @@ def broadcast_optimizer_state(
     data = _C.broadcast_bytes(data, root_rank, _NAME, impl)
     if error is not None:
         raise error
+    unpickler = _Unpickler(io.BytesIO(unpacked(data, root_rank)), parameters)
+    # Where there is no memory for it, say, the others must not wait.
+    made = agreed(lambda: None if is_root else unpickler.load(), process_set)
     if not is_root:
-        unpickler = _Unpickler(io.BytesIO(unpacked(data, root_rank)), parameters)
-        state, options = unpickler.load()
         tensors = unpickler.tensors
     if tensors:
         _C.grouped_broadcast_(tensors, root_rank, _NAME, impl)
-    if is_root:
+    if made is None:
         return
+    state, options = made
     optimizer.state.clear()
     optimizer.state.update(state)
     for group, of_root in zip(optimizer.param_groups, options):

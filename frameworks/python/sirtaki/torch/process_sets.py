@@ -102,9 +102,9 @@ class _GlobalProcessSet(ProcessSet):
 
 global_process_set: ProcessSet = _GlobalProcessSet()
 
-# Of this session, by their numbers.
+# Of this session, by their numbers; and the other objects that an init() that says again what is has made sets of.
 _registered: Dict[int, ProcessSet] = {}
-
+_others: List[ProcessSet] = []
 
 # That init() was given, of mpi4py; None: MPI's world.
 _communicator_of_job: Any = None
@@ -140,7 +140,8 @@ def _impl_of(process_set: ProcessSet) -> _C.ProcessSet:
 
 def _register(process_set: ProcessSet, impl: _C.ProcessSet) -> ProcessSet:
     process_set._take(impl)
-    _registered[impl.id] = process_set
+    if _registered.setdefault(impl.id, process_set) is not process_set:
+        _others.append(process_set)
     return process_set
 
 
@@ -155,9 +156,10 @@ def _find(number: Optional[int], ranks: List[int]) -> ProcessSet:
 def _forget_all() -> None:
     """After shutdown()."""
     global _communicator_of_job
-    for process_set in _registered.values():
+    for process_set in (*_registered.values(), *_others):
         process_set._impl = None
     _registered.clear()
+    _others.clear()
     _communicator_of_job = None
 
 
@@ -189,8 +191,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if impl is None or process_set is global_process_set:
         return False
     _C.remove_process_set(impl)
-    _registered.pop(impl.id, None)
-    process_set._impl = None
+    for same in (process_set, _registered.pop(impl.id, process_set), *_others):
+        if same.process_set_id == impl.id:
+            same._impl = None
     return True
 
 

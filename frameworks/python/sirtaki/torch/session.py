@@ -44,7 +44,9 @@ def init(
         )
     sets = _sets._as_sets(process_sets)
     is_first = not _C.is_initialized()
-    communicator = _communicator(comm)
+    communicator = _communicator(comm) if is_first else None
+    if not is_first and comm is not None and comm != _last_init[0]:
+        raise InvalidArgumentError(f"init() again, and with another communicator than the first time: comm={comm!r}")
     _C.init(
         [(name, _option_text(value)) for name, value in (options or {}).items()],
         [one.ranks or [] for one in sets],
@@ -109,7 +111,7 @@ def _end_before_mpi4py() -> None:
         return
     error = getattr(sys, "last_value", None)
     if error is not None:
-        _C.abort(f"the program ended by {type(error).__name__}: {error}")
+        _C.abort(f"the program exited by {type(error).__name__}: {error}")
     shutdown()
 
 

@@ -14,11 +14,11 @@ The number of ranks is fixed in this version: ranks neither come nor go while th
 good the job ends, and `sirtakirun --max-restarts` starts it again from a checkpoint.
 """
 
-from .running import MAX_FAILURES, reset, run
+from .running import reset, run
 from .sampler import ElasticSampler
 from .state import (LRSchedulerStateHandler, ModelStateHandler, ObjectState, OptimizerStateHandler, SamplerStateHandler,
                     State, StateHandler, TorchState, get_handler_registry, set_handler_registry)
 
-__all__ = ["MAX_FAILURES", "ElasticSampler", "LRSchedulerStateHandler", "ModelStateHandler", "ObjectState",
-           "OptimizerStateHandler", "SamplerStateHandler", "State", "StateHandler", "TorchState",
-           "get_handler_registry", "reset", "run", "set_handler_registry"]
+__all__ = ["ElasticSampler", "LRSchedulerStateHandler", "ModelStateHandler", "ObjectState", "OptimizerStateHandler",
+           "SamplerStateHandler", "State", "StateHandler", "TorchState", "get_handler_registry", "reset", "run",
+           "set_handler_registry"]

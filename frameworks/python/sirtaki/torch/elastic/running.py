@@ -15,11 +15,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 # So many errors in a row without a commit between them, and the last one is the caller's: what fails every time would
 # otherwise fail for ever.
-MAX_FAILURES = 3
+_MOST_FAILURES = 3
 
-# An error within backward() comes through autograd, which keeps its text alone.
-_OF_THE_JOB = re.compile(r"(peer lost|timed out|aborted|backend|protocol|shut down): ")
-
+# An error within backward() comes through autograd, which keeps its text alone: how core/status.cc begins those of a job.
+_OF_THE_JOB = re.compile(r"(peer lost|timed out|aborted|backend failure|protocol error|shut down): ")
 
 # What a rank's end is told with: with as many ranks as before the job cannot be joined again.
 _PROCESS_ENDED = "the program exited"
@@ -48,7 +47,7 @@ def run(func: Function) -> Function:
     When `func` raises HorovodInternalError, on one rank or on all, every rank goes back to what it has committed last
     (state.restore()), joins the job anew, calls the state's reset callbacks and then `func` again. After
     HostsUpdatedInterrupt the same, but nothing is restored. Every other exception is the caller's, MismatchError among
-    them, and so is the error that comes MAX_FAILURES times without a commit in between.
+    them, and so is the error that comes three times without a commit in between.
     """
 
     @functools.wraps(func)
@@ -68,7 +67,7 @@ def run(func: Function) -> Function:
                     raise
                 failures = 1 if state.commits != commits else failures + 1
                 commits = state.commits
-                if failures >= MAX_FAILURES:
+                if failures >= _MOST_FAILURES:
                     raise
                 state.restore()
                 skip_sync = False
