@@ -14,27 +14,42 @@ namespace {
 namespace py = pybind11;
 using LossClosure = torch::optim::Optimizer::LossClosure;
 
-// What a closure may return besides a tensor: a number, or nothing.
-at::Tensor LossOf(const py::object& returned) {
+// A closure may return a number, or nothing, in a tensor's place. The optimizer gets the same kind.
+enum class LossKind : unsigned char { kTensor, kNumber, kNothing };
+
+at::Tensor LossOf(const py::object& returned, LossKind* kind) {
+  *kind = LossKind::kNothing;
   if (returned.is_none()) return at::zeros({});
+  *kind = LossKind::kTensor;
   if (THPVariable_Check(returned.ptr())) return py::cast<at::Tensor>(returned);
+  *kind = LossKind::kNumber;
   return at::scalar_tensor(py::cast<double>(returned), at::kDouble);
 }
 
-LossClosure Callable(const py::object& closure) {
+py::object FromLoss(const at::Tensor& loss, LossKind kind) {
+  if (kind == LossKind::kNothing) return py::none();
+  if (kind == LossKind::kNumber) return py::float_(loss.item<double>());
+  return py::cast(loss);
+}
+
+LossClosure Callable(const py::object& closure, LossKind* kind) {
   if (closure.is_none()) return nullptr;
-  // Step() keeps the closure: `this` is a reference to it, which needs no lock to be copied.
-  return [&closure] {
+  // Step() keeps the closure: this has a reference to it, which needs no lock to be copied.
+  return [&closure, kind] {
     const py::gil_scoped_acquire acquire;
-    return LossOf(closure());
+    return LossOf(closure(), kind);
   };
 }
 
-py::object ToPython(LossClosure closure) {
+py::object ToPython(LossClosure closure, const LossKind* kind) {
   if (!closure) return py::none();
-  return py::cpp_function([closure = std::move(closure)] {
-    const py::gil_scoped_release release;
-    return closure();
+  return py::cpp_function([closure = std::move(closure), kind] {
+    at::Tensor loss;
+    {
+      const py::gil_scoped_release release;
+      loss = closure();
+    }
+    return FromLoss(loss, *kind);
   });
 }
 
@@ -85,14 +100,15 @@ py::object PythonOptimizer::Step(const py::list& param_groups, const py::object&
                                  const py::object& base_step) {
   Follow(param_groups);
   py::object result = py::none();
+  LossKind kind = LossKind::kTensor;
   const auto base = [&](LossClosure wrapped) {
     const py::gil_scoped_acquire acquire;
-    result = base_step(ToPython(std::move(wrapped)));
+    result = base_step(ToPython(std::move(wrapped), &kind));
     return at::Tensor();
   };
   {
     const py::gil_scoped_release release;
-    reducer_->Step(*this, Callable(closure), base);
+    reducer_->Step(*this, Callable(closure, &kind), base);
   }
   return result;
 }

@@ -67,6 +67,7 @@ class ModuleReducer {
   ModuleReducer& operator=(const ModuleReducer&) = delete;
 
   void BeforeForward() { reducer_->BeforeForward(); }
+  void BeginBackward() { reducer_->BeginBackward(); }
   detail::Scope NoSync() { return reducer_->NoSync(); }
   std::string prefix() const { return reducer_->prefix(); }
 

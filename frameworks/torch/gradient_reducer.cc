@@ -46,6 +46,7 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   void SynchronizeUnlessDone();
   void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
   void BeforeForward();
+  void BeginBackward();
   Scope NoSync();
   Scope SkipSynchronize();
   bool is_reducing() const { return FirstOutstanding() != nullptr; }
@@ -60,7 +61,6 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   at::Tensor CombinedStep(LossClosure closure, const BaseStep& base_step);
   LossClosure Wrap(LossClosure closure);
   at::Tensor AverageLoss(const at::Tensor& loss);
-  void OnSubmitted();
   void EndBackward();
   const ParameterGradient* FirstOutstanding() const;
   bool AnyTouched() const;
@@ -122,7 +122,7 @@ void GradientReducer::Impl::TakeAll() {
   members_.TakeAll();
   for (const GradientPtr& member : members_.all()) {
     member->set_on_submitted([self = weak_from_this()] {
-      if (const auto alive = self.lock()) alive->OnSubmitted();
+      if (const auto alive = self.lock()) alive->BeginBackward();
     });
   }
 }
@@ -207,9 +207,10 @@ void GradientReducer::Impl::SynchronizeUnlessDone() {
   if (!synchronized_ || AnyTouched()) Synchronize();
 }
 
-// At the first gradient of a backward: the rest is done when it ends, on the thread that finishes
-// it. With gradients on a GPU that is autograd's of the GPU, for which other backwards wait then.
-void GradientReducer::Impl::OnSubmitted() {
+// At the first gradient of a backward, or before it: the rest is done when that backward ends, on the
+// thread that finishes it. With gradients on a GPU that is autograd's of the GPU, for which other
+// backwards wait then.
+void GradientReducer::Impl::BeginBackward() {
   if (backward_ends_.exchange(true)) return;
   torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
     const auto alive = self.lock();
@@ -220,6 +221,7 @@ void GradientReducer::Impl::OnSubmitted() {
 
 void GradientReducer::Impl::EndBackward() {
   backward_ends_ = false;
+  if (FirstOutstanding() == nullptr) return;  // in no_sync, or it made gradients of other tensors
   steps().BeginStep();
   CheckParametersWhenDue();
   Synchronize();
@@ -336,7 +338,7 @@ void GradientReducer::Impl::CheckParametersWhenDue() {
 void GradientReducer::Impl::BeforeForward() {
   // Activation checkpointing runs parts of the forward pass anew within backward().
   if (torch::autograd::get_current_graph_task_id() != -1) return;
-  if (FirstOutstanding() != nullptr) EndBackward();
+  EndBackward();  // of one that has failed
   for (const GradientPtr& member : members_.all()) member->Attach();
 }
 
@@ -437,6 +439,7 @@ void GradientReducer::BeforeForward() {
   impl().CheckSession();
   impl_->BeforeForward();
 }
+void GradientReducer::BeginBackward() { impl().BeginBackward(); }
 const std::string& GradientReducer::prefix() const { return impl().prefix(); }
 Session GradientReducer::session() const { return Session(impl().set().session); }
 ProcessSet GradientReducer::process_set() const { return impl().set().process_set; }

@@ -290,6 +290,21 @@ def test_a_closure_is_averaged_with_its_loss(rank, size):
     assert_trained(model, trained_alone(size, steps=1))
 
 
+@pytest.mark.parametrize("give", [lambda loss: loss, float, lambda loss: None], ids=["tensor", "number", "nothing"])
+def test_step_gives_what_kind_of_loss_its_closure_gives(rank, size, give):
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+
+    def closure():
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        return give(torch.tensor(rank + 1.0))
+
+    loss = optimizer.step(closure)
+    assert type(loss) is type(give(torch.tensor(0.0)))
+    assert loss is None or float(loss) == (size + 1) / 2
+
+
 def scaled_step(scaler, optimizer, own):
     if own:
         scaler.step(optimizer)

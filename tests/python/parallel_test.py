@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import sirtaki.torch as hvd
 import support
@@ -77,6 +78,63 @@ def test_no_sync(rank, size):
         support.loss_of(alone, batch).backward()
     for found, wanted in zip(wrapped.parameters(), alone.parameters()):
         support.assert_close(found.grad, wanted.grad, 1e-5)
+
+
+class Checkpointed(nn.Module):
+    """Each part has a backward() of its own, within that of the whole."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.parts = nn.ModuleList(support.net(seed) if seed == 0 else nn.Linear(3, 3) for seed in range(3))
+        self.reentrant = reentrant
+        for part in self.parts[1:]:
+            nn.init.constant_(part.weight, 0.5)
+            nn.init.zeros_(part.bias)
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x) if self.reentrant is None else checkpoint(part, x, use_reentrant=self.reentrant)
+        return {"output": [x]}
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpoints_reduce_once(rank, size, reentrant):
+    plain = Checkpointed(None)
+    wrapped = hvd.DistributedDataParallel(Checkpointed(reentrant), op=hvd.Sum)
+    whole = torch.cat([torch.full((2, 4), 0.1 * other) for other in range(size)])
+    before = hvd.metrics()["steps"]
+    for _ in range(3):
+        for module, x in ((plain, whole), (wrapped, torch.full((2, 4), 0.1 * rank).requires_grad_())):
+            module.zero_grad()
+            module(x)["output"][0].square().sum().backward()
+        for found, wanted in zip(wrapped.parameters(), plain.parameters()):
+            support.assert_close(found.grad, wanted.grad, 1e-5)
+    assert hvd.metrics()["steps"] - before == (3 if size > 1 else 0)
+
+
+@SEVERAL
+def test_a_backward_that_makes_no_gradients_changes_none(rank, size):
+    wrapped = hvd.DistributedDataParallel(nn.Linear(2, 1, bias=False))
+    x = torch.full((1, 2), rank + 1.0, requires_grad=True)
+    output = wrapped(x).sum()
+    torch.autograd.grad(output, x, retain_graph=True)
+    with wrapped.no_sync():
+        output.backward(retain_graph=True)
+    assert wrapped.module.weight.grad.tolist() == [[rank + 1.0] * 2]
+    output.backward()
+    support.assert_close(wrapped.module.weight.grad, torch.full((1, 2), size + 1.0))
+
+
+def test_arguments_are_moved_to_the_one_device():
+    class Where(nn.Linear):
+        def forward(self, x, *, others):
+            return self.weight.sum(), [x.device.type, others["y"][0].device.type]
+
+    wrapped = hvd.DistributedDataParallel(Where(1, 1), device_ids=["meta"])
+    _, where = wrapped(torch.ones(1), others={"y": (torch.ones(1), 1)})
+    assert where == ["meta", "meta"]
+    with pytest.raises(ValueError, match="one device"):
+        hvd.DistributedDataParallel(Where(1, 1), device_ids=[0, 1])
 
 
 class Branches(nn.Module):

@@ -94,6 +94,9 @@ class SIRTAKI_API GradientReducer {
   // Without an optimizer: looks for parameters that were unfrozen, and ends what a backward() that
   // failed has left. Nothing within a backward().
   void BeforeForward();
+  // Without an optimizer, within a backward(): gradients are averaged at this one's end. Otherwise
+  // it is that of the innermost backward() that makes the first of them.
+  void BeginBackward();
   Session session() const;
   ProcessSet process_set() const;
   bool is_reducing() const;  // gradients are on their way, as zero_grad() does not like it

@@ -14,8 +14,8 @@ from sirtaki.torch.reductions import Average, Handle, allreduce_async_
 
 
 class GradBucket:
-    """Gradients that are reduced together; the functions are those of torch.distributed.GradBucket, as far as they mean
-    something here."""
+    """Gradients that are reduced together, in this version one; the functions are those of torch.distributed.GradBucket, as
+    far as they mean something here."""
 
     def __init__(self, bucket: _C.GradientBucket) -> None:
         self._bucket = bucket

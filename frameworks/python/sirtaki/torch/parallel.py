@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type
 
 import torch
@@ -11,6 +12,7 @@ from sirtaki.common.exceptions import InvalidArgumentError, MismatchError, Unsup
 from sirtaki.torch._hooks import BucketHook, GradBucket
 from sirtaki.torch._library import _C
 from sirtaki.torch._reduction import Settings, without_garbage
+from sirtaki.torch._structures import moved, tensors_of
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed, allgather_object
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
@@ -27,6 +29,8 @@ class DistributedDataParallel(torch.nn.Module):
     ``broadcast_buffers``: each forward() in training that records a graph first gives all ranks the buffers of the lowest.
     ``init_sync``: False leaves out the broadcast at the start. ``op``, ``compression``, ``gradient_predivide_factor``,
     ``sparse_as_dense`` and ``communication_hook`` are as in DistributedOptimizer.
+
+    ``device_ids``: of one device, to which the arguments of forward() are moved.
 
     The other arguments are those of torch.nn.parallel.DistributedDataParallel, in its order. Most say nothing here: a
     module is where it is, buckets find their size, unused parameters are found always. ``mixed_precision``,
@@ -67,7 +71,7 @@ class DistributedDataParallel(torch.nn.Module):
         check_parameters_every: int = 0,
     ) -> None:
         super().__init__()
-        del device_ids, output_device, dim, bucket_cap_mb, find_unused_parameters, check_reduction
+        del output_device, dim, bucket_cap_mb, find_unused_parameters, check_reduction
         del gradient_as_bucket_view, static_graph, skip_all_reduce_unused_params, bucket_cap_mb_list
         refused = {
             "delay_all_reduce_named_params": delay_all_reduce_named_params,
@@ -77,7 +81,7 @@ class DistributedDataParallel(torch.nn.Module):
         }
         process_set = process_set if process_group is None else process_group
 
-        def check() -> None:
+        def device_of_arguments() -> Optional[torch.device]:
             for argument, value in refused.items():
                 if value is not None:
                     raise UnsupportedError(f"DistributedDataParallel: {argument} is not supported")
@@ -87,8 +91,11 @@ class DistributedDataParallel(torch.nn.Module):
                 raise TypeError(f"module is a {type(module).__name__}; a torch.nn.Module is meant")
             if op == Adasum:
                 raise ValueError("op Adasum combines what steps change: it needs DistributedOptimizer")
+            if device_ids and len(device_ids) != 1:
+                raise ValueError(f"device_ids is {device_ids}; one device is meant, or none: a rank has one")
+            return torch.device(device_ids[0]) if device_ids else None
 
-        agreed(check, process_set)
+        self._device = agreed(device_of_arguments, process_set)
         self.module = module
         self._init_sync = init_sync
         self._process_set = process_set
@@ -143,12 +150,31 @@ class DistributedDataParallel(torch.nn.Module):
         return (self._process_set.ranks or [0])[0]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and (self.training or self._reducer is not None):
-            _, reducer = self._own()
-            reducer.before_forward()
-            if self._broadcasts_buffers and self._scopes == 0 and self.module.training:
-                self._broadcast_buffers(reducer.prefix + "buffers")
-        return self.module(*args, **kwargs)
+        if self._device is not None:
+            args, kwargs = moved(args, self._device), moved(kwargs, self._device)
+        if not (torch.is_grad_enabled() and (self.training or self._reducer is not None)):
+            return self.module(*args, **kwargs)
+        _, reducer = self._own()
+        reducer.before_forward()
+        if self._broadcasts_buffers and self._scopes == 0 and self.module.training:
+            self._broadcast_buffers(reducer.prefix + "buffers")
+        output = self.module(*args, **kwargs)
+        self._watch_backward(output)
+        return output
+
+    def _watch_backward(self, output: Any) -> None:
+        """Gradients are averaged at the end of the backward() that comes through the output. Within it there may be others:
+        torch.utils.checkpoint has one for each part of the module, with use_reentrant=True."""
+        weak = weakref.ref(self)  # a graph that is kept does not keep the module's reducer
+
+        def begin(_gradient: torch.Tensor) -> None:
+            module = weak()
+            if module is not None and module._reducer is not None:
+                module._reducer.begin_backward()
+
+        for tensor in tensors_of(output):
+            if tensor.grad_fn is not None:  # a parameter as it is would keep all hooks that it ever got
+                tensor.register_hook(begin)
 
     def _broadcast_buffers(self, name: str) -> None:
         if (self._process_set.size() or 1) == 1:
