@@ -20,8 +20,23 @@ def test_it_tells_its_settings():
     optimizer = distributed(support.net(), op=hvd.Sum, backward_passes_per_step=3, name=None)
     assert optimizer.op == hvd.Sum and optimizer.process_set is hvd.global_process_set
     assert optimizer.backward_passes_per_step == 3
+    assert optimizer.gradient_predivide_factor == 1.0 and not optimizer.sparse_as_dense
     optimizer.set_backward_passes_per_step(2)
     assert optimizer.backward_passes_per_step == 2
+
+
+def test_one_that_could_not_be_made_anew_makes_no_steps(rank, monkeypatch):
+    optimizer = distributed(support.net())
+
+    def agreed():
+        raise hvd.PeerLostError("peer lost: rank 9 is lost")
+
+    monkeypatch.setattr(optimizer._sirtaki_settings, "agreed", agreed)
+    with pytest.raises(hvd.PeerLostError):
+        optimizer.set_backward_passes_per_step(2)
+    for act in (optimizer.step, optimizer.zero_grad, optimizer.synchronize):
+        with pytest.raises(hvd.NotInitializedError, match="make a new optimizer"):
+            act()
 
 
 def test_a_copy_is_a_plain_optimizer_with_the_state(rank, size):

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 
 import torch
 
-from sirtaki.common.exceptions import InvalidArgumentError, PendingGradientsError
+from sirtaki.common.exceptions import InvalidArgumentError, NotInitializedError, PendingGradientsError
 from sirtaki.torch._hooks import BucketHook
 from sirtaki.torch._library import _C
 from sirtaki.torch._reduction import Named, Settings, without_garbage
@@ -50,12 +50,20 @@ class _Outside:
         pass
 
 
+class _Gone:
+    """In the reducer's place while it is made, and after that has failed: nothing is to be done without it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotInitializedError("the reduction of this optimizer could not be made: make a new optimizer")
+
+
 class _DistributedOptimizer:
     """What DistributedOptimizer() puts before the class of the optimizer that it is given."""
 
     param_groups: List[Dict[str, Any]]
+    state: Any
     _sirtaki_settings: Settings
-    _sirtaki_reducer: Union[_C.OptimizerReducer, _Outside]
+    _sirtaki_reducer: Union[_C.OptimizerReducer, _Outside, _Gone]
     _sirtaki_stepped: bool
     _sirtaki_made_of: torch.optim.Optimizer
 
@@ -71,15 +79,31 @@ class _DistributedOptimizer:
     def backward_passes_per_step(self) -> int:
         return self._sirtaki_settings.rest["passes"]
 
+    @property
+    def gradient_predivide_factor(self) -> float:
+        return self._sirtaki_settings.rest["predivide"]
+
+    @property
+    def sparse_as_dense(self) -> bool:
+        return self._sirtaki_settings.rest["sparse_as_dense"]
+
     def __reduce__(self) -> Any:
         # A copy has no part in the reductions of this one: it is the optimizer that this was made of, with its state.
         return _plain, (type(self._sirtaki_made_of),), self.__getstate__()  # type: ignore[attr-defined]
 
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        # load_state_dict() makes new groups: schedulers of the optimizer that this was made of go on with them.
+        if "_sirtaki_made_of" in self.__dict__:
+            self._sirtaki_made_of.__dict__.update(state=self.state, param_groups=self.param_groups)
+
     def _sirtaki_rebuild(self) -> None:
         """Makes the reduction anew: with other settings, or after another init(). Collective."""
-        self._sirtaki_reducer = _Outside()  # its hooks go first
+        self._sirtaki_reducer = _Gone()  # the hooks of the one before go first
         settings = self._sirtaki_settings.agreed()
-        if self._sirtaki_settings.process_set.included() is not False:
+        if self._sirtaki_settings.process_set.included() is False:
+            self._sirtaki_reducer = _Outside()
+        else:
             self._sirtaki_reducer = without_garbage(lambda: _C.OptimizerReducer(self.param_groups, settings))
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
