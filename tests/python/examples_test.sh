@@ -85,9 +85,20 @@ expect 0 "gan" "points lie"
 code=0
 "${python[@]}" "$top/examples/python/gan.py" --steps 5 >"$scratch/output" 2>&1 || code=$?
 expect 0 "gan alone" "points lie"
-code=0
-bash "$top/tests/support/mpirun.sh" 2 "${python[@]}" "$top/examples/python/gan.py" --steps 5 >"$scratch/output" 2>&1 || code=$?
-expect 0 "gan by mpirun" "points lie"
+by_mpirun() {   # by_mpirun TEXT PROGRAM ARGUMENT...
+  local text=$1 program=$top/examples/python/$2
+  shift 2
+  code=0
+  bash "$top/tests/support/mpirun.sh" 2 "${python[@]}" "$program" "$@" >"$scratch/output" 2>&1 || code=$?
+  expect 0 "${program##*/} by mpirun" "$text"
+}
+by_mpirun "points lie" gan.py --steps 5
+by_mpirun "parameters identical on all ranks" train_digits.py --epochs 1
+by_mpirun "Total img/sec on 2 CPU(s)" synthetic_benchmark.py --model mlp --image-size 16 --batch-size 4 --num-warmup-batches 0 \
+  --num-batches-per-iter 1 --num-iters 1 --no-cuda
+by_mpirun "$whole" resume.py --file "$scratch/by_mpirun.pt"
+by_mpirun "3 steps of 4 passes on 2 ranks" accumulation.py --steps 3
+by_mpirun "MiB a step" sparse_embedding.py --steps 3
 
 [ "$failures" = 0 ] || { printf '%s failures\n' "$failures"; exit 1; }
 echo "examples/python: all as expected"

@@ -1,6 +1,9 @@
 """Faults that end the job, and what every rank is told. Run by job_faults_test.sh, each in a job of its own: MPI is not
 finalized after them, so mpirun reports failure whatever the tests say."""
 
+import os
+import signal
+
 import pytest
 import torch
 
@@ -26,6 +29,15 @@ def test_a_barrier_that_somebody_misses_times_out_and_names_him(rank, size):
         with pytest.raises(hvd.TimedOutError, match=f"rank {size - 1}") as caught:
             hvd.monitored_barrier(0.5)
         assert caught.value.code == "timed out"
+
+
+def test_a_rank_that_is_killed_is_lost_to_the_others(rank, size):
+    hvd.allreduce(torch.ones(2))
+    if rank == size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(hvd.PeerLostError, match=f"rank {size - 1}") as caught:
+        hvd.allreduce(torch.ones(2), name="w")
+    assert caught.value.code == "peer lost" and isinstance(caught.value, hvd.HorovodInternalError)
 
 
 def test_a_fault_in_a_step_is_of_horovod_s_kind_and_elastic_goes_on(rank, size):
