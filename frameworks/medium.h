@@ -55,6 +55,8 @@ class Medium {
 
   // The group has failed. Thread-safe, never blocks.
   virtual void NoteFault() = 0;
+  // All ranks have left the session, without a fault.
+  virtual void NoteOrderlyEnd() = 0;
   // `shutdown` is called if the medium is about to end before the session does.
   virtual core::Status BeforeEnd(std::function<void()> shutdown) = 0;
 };

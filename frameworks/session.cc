@@ -227,7 +227,11 @@ void Session::LeaveAndEnd(const std::string& why) {
   } else {
     parts_->queue.Close({StatusCode::kShutDown, "the session has ended: " + why});
   }
-  if (!fault().ok()) observation_->NoteFault();
+  if (!fault().ok()) {
+    observation_->NoteFault();
+  } else if (!(parts_->engine && parts_->engine->stuck())) {
+    parts_->medium->NoteOrderlyEnd();
+  }
   if (print_summary) print_summary();
   observation_->End();
   state_ = State::kGone;

@@ -76,6 +76,7 @@ class MpiMedium final : public Medium {
     return mpi::Communicators::MakeForProgram(*environment_, set, members, fortran_handle);
   }
   void NoteFault() override { mpi::Environment::NoteFault(); }
+  void NoteOrderlyEnd() override { environment_->NoteOrderlyEnd(); }
   Status BeforeEnd(std::function<void()> shutdown) override {
     return environment_->BeforeFinalize(std::move(shutdown));
   }

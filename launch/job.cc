@@ -95,13 +95,25 @@ class Job {
     if (!failure_) {
       failure_ = JudgeLauncher(ranks_, begun_, plan_.command.front(), *launcher_end_);
     }
-    if (!failure_) return {output_.failed() ? 1 : 0, false, {}};
+    if (!failure_) {
+      if (launcher_end_->value != 0) NoteLauncherCode();
+      return {output_.failed() ? 1 : 0, false, {}};
+    }
     std::fputs(FailureText(*failure_).c_str(), stderr);
     return {failure_->code, !signalled_at_ && failure_->may_pass,
             GoneHosts(ranks_, plan_.placement, HostName())};
   }
 
  private:
+  // Of Open MPI's when a rank did not finalize MPI: after a fault that the program has gone on from
+  // that may not be possible.
+  void NoteLauncherCode() const {
+    std::fprintf(
+        stderr,
+        "sirtakirun: %s ended with exit code %d, but every rank ended with 0: all is well\n",
+        plan_.command.front().c_str(), launcher_end_->value);
+  }
+
   // Listens, and tells the ranks where.
   Status Announce(Command* command) {
     int port = 0;

@@ -86,7 +86,7 @@ std::optional<Failure> JudgeLauncher(const std::vector<Rank>& ranks, bool begun,
     const auto rank = static_cast<int>(alive - ranks.begin());
     return JudgeLoss(rank, alive->hello.host, launcher + how + " before it", {});
   }
-  if (!died && end.value == 0) return std::nullopt;
+  if (!died) return std::nullopt;
   return Failure{code, launcher + how + ", though every rank ended with 0", {}};
 }
 

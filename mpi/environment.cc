@@ -31,7 +31,8 @@ struct ProcessState {
   pid_t initialized_by_process = 0;  // 0: not by us
   std::thread::id initialized_by_thread;
   std::atomic<bool> fault{false};
-  std::atomic<int> open{0};  // environments that exist
+  std::atomic<bool> all_are_there{true};  // as far as is known: after a fault it is not
+  std::atomic<int> open{0};  // environments that exist, also where a call does not return
 };
 
 ProcessState& State() {
@@ -50,12 +51,12 @@ bool IsFinalized() {
 void FinalizeAtExit() {
   const ProcessState& state = State();
   if (getpid() != state.initialized_by_process) return;  // a forked child: MPI is its parent's
-  if (state.fault.load() || IsFinalized()) return;
+  if (!state.all_are_there.load() || IsFinalized()) return;
   const char* why = nullptr;
   if (std::this_thread::get_id() != state.initialized_by_thread) {
     why = "the process exits on another thread than the one that initialised MPI";
   } else if (state.open.load() != 0) {
-    why = "it was not shut down before";
+    why = "the library was not shut down, or a fault has left a thread in a call";
   }
   if (why == nullptr) {
     MPI_Finalize();
@@ -170,11 +171,12 @@ Status CheckLauncher(const EnvironmentOptions& options, int size) {
     int told = 0;
     std::from_chars(value->data(), value->data() + value->size(), told);
     if (told <= 1) return Status::Ok();
-    return {StatusCode::kInvalidArgument, "a launcher started " + *value + " ranks (" + name + "=" +
-                                              *value + "), but MPI (" + LibraryName() +
-                                              ") sees this one alone: start the program with the "
-                                              "mpirun that belongs to the MPI it is "
-                                              "linked with, not with another MPI's"};
+    return {StatusCode::kInvalidArgument,
+            "a launcher started " + *value + " ranks (" + name + "=" + *value + "), but MPI (" +
+                LibraryName() +
+                ") sees this one alone: start the program with sirtakirun, or with the mpirun that "
+                "belongs to the MPI it is linked with, and neither with another MPI's nor with "
+                "torchrun, which starts no ranks of MPI"};
   }
   return Status::Ok();
 }
@@ -319,6 +321,9 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   std::unique_ptr<Environment> made(new Environment(std::make_unique<Impl>()));
   MPI_Comm_rank(world, &made->topology_.rank);
   MPI_Comm_size(world, &made->topology_.size);
+  int started = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &started);
+  made->of_all_ = made->topology_.size == started;
   status = options.communicator ? Status::Ok() : CheckLauncher(options, made->topology_.size);
   if (!status.ok()) return status;  // alone, so there is nobody to tell
   const Status threading = ChooseThreading(options.threads, level, by_us, &made->serialized_);
@@ -396,8 +401,15 @@ Status Environment::Exchange(const std::string& mine, TimePoint deadline,
   return Status::Ok();
 }
 
-void Environment::NoteFault() { State().fault.store(true); }
+void Environment::NoteFault() {
+  State().fault.store(true);
+  State().all_are_there.store(false);
+}
 bool Environment::HasFault() { return State().fault.load(); }
+
+void Environment::NoteOrderlyEnd() const {
+  if (of_all_) State().all_are_there.store(true);
+}
 
 Status Environment::BeforeFinalize(std::function<void()> shutdown) {
   impl_->before_finalize = std::move(shutdown);

@@ -3,8 +3,9 @@
 //
 // MPI is initialised here if nobody did so before. Then MPI_Finalize runs at the exit of the
 // process, on the thread that initialised it, unless a session failed or is still open: a finalize
-// that waits for a dead peer would hang. If the program initialised MPI, finalizing it is the
-// program's affair.
+// that waits for a dead peer would hang. Where a later session of all processes has ended in order
+// none of them is dead, so it runs all the same. If the program initialised MPI, finalizing it is
+// the program's affair.
 #pragma once
 
 #include <cstdint>
@@ -78,9 +79,11 @@ class Environment {
   core::Status Exchange(const std::string& mine, core::TimePoint deadline,
                         std::vector<std::string>* all);
 
-  // A group has failed: MPI will not be finalized, and communicators are not freed but left behind.
-  // For the rest of the process. Thread-safe.
+  // A group has failed: communicators are not freed but left behind, for the rest of the process,
+  // and MPI will not be finalized unless NoteOrderlyEnd follows. Thread-safe.
   static void NoteFault();
+  // All ranks have left, and everything that they had started has ended. Thread-safe.
+  void NoteOrderlyEnd() const;
   static bool HasFault();
 
   // `shutdown` runs at the beginning of MPI_Finalize if this environment still exists then, on the
@@ -96,6 +99,7 @@ class Environment {
 
   std::unique_ptr<Impl> impl_;
   core::Topology topology_;
+  bool of_all_ = false;  // that MPI has started
   bool serialized_ = false;
   std::string description_;
 };

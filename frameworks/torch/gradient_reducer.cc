@@ -207,9 +207,9 @@ void GradientReducer::Impl::SynchronizeUnlessDone() {
   if (!synchronized_ || AnyTouched()) Synchronize();
 }
 
-// At the first gradient of a backward, or before it: the rest is done when that backward ends, on the
-// thread that finishes it. With gradients on a GPU that is autograd's of the GPU, for which other
-// backwards wait then.
+// At the first gradient of a backward, or before it: the rest is done when that backward ends, on
+// the thread that finishes it. With gradients on a GPU that is autograd's of the GPU, for which
+// other backwards wait then.
 void GradientReducer::Impl::BeginBackward() {
   if (backward_ends_.exchange(true)) return;
   torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {

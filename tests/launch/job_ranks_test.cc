@@ -40,6 +40,8 @@ TEST(JobRanksTest, ALauncherThatEndsTooEarlyHasFailed) {
             "rank 0 on host a was lost: mpirun ended with exit code 0 before it");
   for (Rank& rank : ranks) rank.ended = true;
   EXPECT_EQ(JudgeLauncher(ranks, true, "mpirun", well), std::nullopt);
+  // What a rank of Open MPI's that did not finalize MPI comes to.
+  EXPECT_EQ(JudgeLauncher(ranks, true, "mpirun", {EndKind::kExited, 1, ""}), std::nullopt);
   const auto died = JudgeLauncher(ranks, true, "mpirun", {EndKind::kSignalled, SIGSEGV, ""});
   EXPECT_EQ(died->text, "mpirun died of SIGSEGV, though every rank ended with 0");
   EXPECT_EQ(died->code, 139);

@@ -104,7 +104,7 @@ def test_arguments_that_are_refused():
                       {"reset_limit": 3}, {"cooldown_range": (1, 2)}, {"host_discovery_script": "hosts.sh"}):
         with pytest.raises(NotImplementedError, match=next(iter(arguments))):
             hvd.run(print, **arguments)
-    for arguments in ({"use_gloo": True}, {"use_mpi": False}, {"np": 0}, {"num_proc": 0},
+    for arguments in ({"use_gloo": True}, {"np": 0}, {"num_proc": 0},
                       {"network_interface": "a", "network_interfaces": "b"}):
         with pytest.raises(ValueError):
             hvd.run(print, **arguments)
@@ -187,6 +187,33 @@ def test_elastic_does_not_wait_for_a_rank_that_has_ended(tmp_path, first, end):
     done = on_two_ranks(file)
     assert done.returncode != 0
     assert re.search("told: soon .*the program exited", done.stdout), done.stdout + done.stderr
+
+
+def test_a_job_that_elastic_has_brought_to_its_end_has_ended_well(tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent("""
+        import torch
+        import sirtaki.torch as hvd
+
+        calls = []
+
+        @hvd.elastic.run
+        def train(state):
+            calls.append(1)
+            while state.step < 4:
+                if state.step == 2 and len(calls) == 1 and hvd.rank() == 1:
+                    hvd.abort("a fault on purpose")
+                assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+                state.step += 1
+                state.commit()
+            return state.step
+
+        if __name__ == "__main__":
+            hvd.init(options={"flight_records": "off", "log_level": "error"})
+            print("done:", train(hvd.elastic.ObjectState(step=0)), flush=True)
+    """))
+    done = on_two_ranks(file)
+    assert done.returncode == 0 and done.stdout.count("done: 4") == 2, done.stdout + done.stderr
 
 
 def test_a_worker_that_is_spawned_is_no_rank(tmp_path):

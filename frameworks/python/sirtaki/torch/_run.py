@@ -92,14 +92,14 @@ def run(
     num_proc (or np), hosts, hostfile, start_timeout, ssh_port, ssh_identity_file, disable_cache, output_filename, mpi_args,
     network_interface(s), oversubscribe: as the flags of sirtakirun. verbose: prints its command line.
     executable: the ranks' Python; default: this one. env: variables that the ranks have besides this process's.
-    launcher_args: more flags of sirtakirun. use_mpi: True changes nothing, as there is no other way.
+    launcher_args: more flags of sirtakirun. use_mpi: changes nothing, as there is no other way.
 
     If `func` raises on a rank, the others are ended and the exception is raised here, with the rank's traceback as its
     cause; RankError if that cannot be, or if a rank ends without a result. ValueError or NotImplementedError for
     arguments: use_gloo and those of elastic jobs (min_num_proc, max_num_proc, slots, reset_limit, cooldown_range,
     host_discovery_script) are refused.
     """
-    _refuse(use_gloo, use_mpi, min_num_proc=min_num_proc, max_num_proc=max_num_proc, min_np=min_np, max_np=max_np,
+    _refuse(use_gloo, min_num_proc=min_num_proc, max_num_proc=max_num_proc, min_np=min_np, max_np=max_np,
             slots=slots, reset_limit=reset_limit, cooldown_range=cooldown_range,
             host_discovery_script=host_discovery_script)
     if hosts is not None and hostfile is not None:
@@ -121,11 +121,9 @@ def run(
                     local=hosts is None and hostfile is None, verbose=bool(verbose))
 
 
-def _refuse(use_gloo, use_mpi, **elastic) -> None:
+def _refuse(use_gloo, **elastic) -> None:
     if use_gloo:
         raise ValueError("use_gloo: there is no gloo here; ranks are started by MPI or Slurm")
-    if use_mpi is False:
-        raise ValueError("use_mpi=False: ranks are started by MPI or Slurm, there is no other way")
     given = [name for name, value in elastic.items() if value is not None]
     if given:
         raise NotImplementedError(f"{', '.join(given)}: the number of ranks is fixed in this version; leave "
@@ -310,10 +308,10 @@ class _Call:
             if self._errors:
                 _raise_here(*self._errors[0])
             missing = [rank for rank in range(self._ranks) if rank not in self._results]
-            if not missing and code == 0:
+            if not missing:  # and what else may have gone wrong was printed
                 return [self._results[rank] for rank in range(self._ranks)]
             lines = "".join("  " + line for line in self._lines)
-        who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} gave no result; " if missing else ""
+        who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} gave no result; "
         raise RankError(f"{who}sirtakirun ended with code {code}" + (f"; its last lines:\n{lines}" if lines else ""),
                         missing[0] if len(missing) == 1 else -1)
 
