@@ -59,6 +59,40 @@ def test_a_list_of_ranks_is_the_job(world):
     world.Barrier()
 
 
+@pytest.mark.parametrize("of_job", [lambda world: None, lambda world: world.Split(0, -world.rank)],
+                         ids=["the world", "backwards"])
+def test_the_parts_of_a_communicator_are_a_set_each(world, of_job):
+    """As in Horovod's own example: each rank gives the part that it is in."""
+    job = of_job(world)
+    part = world.Split(world.rank % 2, world.rank)
+    mine, everybody = hvd.ProcessSet(part), hvd.ProcessSet(range(world.size))
+    assert mine.mpi_comm is part and everybody.mpi_comm is None
+    hvd.init(comm=job, process_sets=[everybody, mine])
+    assert hvd.global_process_set.mpi_comm == job
+    in_job = world.allgather(hvd.rank())
+    parts = [sorted(in_job[odd::2]) for odd in range(min(world.size, 2))]
+    assert mine.ranks == parts[world.rank % 2] and mine.included()
+    assert hvd.allreduce(torch.tensor([world.rank]), op=hvd.Sum, process_set=mine).item() \
+        == sum(range(world.rank % 2, world.size, 2))
+    known = hvd.get_process_set_ids_and_ranks()
+    assert all(ranks in known.values() for ranks in parts) and hvd.allgather_object(known) == [known] * world.size
+    hvd.shutdown()
+    part.Free()
+    if job is not None:
+        job.Free()
+
+
+def test_a_communicator_of_others_is_refused_on_all_ranks(world):
+    if world.size < 2:
+        return
+    jobs = world.Split(world.rank == world.size - 1, world.rank)
+    outside = hvd.ProcessSet(world)
+    with pytest.raises(ValueError, match="not in the job"):
+        hvd.init(comm=jobs, process_sets=[outside])
+    assert not hvd.is_initialized()
+    jobs.Free()
+
+
 def test_a_set_of_the_ranks_of_a_communicator(rank, size):
     part = MPI.COMM_WORLD.Split(rank % 2, rank)
     even = [r for r in range(size) if r % 2 == 0]

@@ -18,8 +18,11 @@ class ProcessSet:
     the job everywhere.
     """
 
+    mpi_comm: Any = None  # of mpi4py, if it was made of one
+
     def __init__(self, ranks_or_comm: Any) -> None:
-        if hasattr(ranks_or_comm, "Get_group"):  # a communicator of mpi4py
+        if hasattr(ranks_or_comm, "Get_group"):
+            self.mpi_comm = ranks_or_comm
             ranks_or_comm = _ranks_of(ranks_or_comm)
         ranks = [ranks_or_comm] if isinstance(ranks_or_comm, int) else list(ranks_or_comm)
         if not all(isinstance(rank, int) for rank in ranks):
@@ -84,6 +87,10 @@ class _GlobalProcessSet(ProcessSet):
 
     def __init__(self) -> None:
         self._impl = _ALL
+
+    @property
+    def mpi_comm(self) -> Any:  # type: ignore[override]
+        return _communicator_of_job
 
     @property
     def ranks(self) -> Optional[List[int]]:  # type: ignore[override]
@@ -195,6 +202,31 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         if same.process_set_id == impl.id:
             same._impl = None
     return True
+
+
+def _add_of_communicators(sets: List[ProcessSet]) -> None:
+    """Those that init() was given. Collective over all ranks of the job, with sets or without.
+
+    MPI_Comm_split gives each part of the ranks a communicator of its own: one set for each, in one place of the list.
+    """
+    from sirtaki.torch.functions import agreed, allgather_object  # which are made of what is here
+
+    def ranks_of(one: ProcessSet) -> Optional[List[int]]:
+        if one.mpi_comm is None:
+            return None
+        # Of the job, which it may have been made before; unless it was freed since.
+        return sorted(_ranks_of(one.mpi_comm)) if one.mpi_comm else one.ranks
+
+    mine = agreed(lambda: [ranks_of(one) for one in sets])
+    of_ranks = allgather_object(mine, "sirtaki/process sets of communicators")
+    for place in range(max(map(len, of_ranks))):
+        made = []
+        for ranks in (theirs[place] for theirs in of_ranks if place < len(theirs)):
+            if ranks is None or ranks in made:
+                continue
+            made.append(ranks)
+            is_mine = place < len(mine) and mine[place] == ranks
+            _register(sets[place] if is_mine else ProcessSet(ranks), _C.add_process_set(ranks))
 
 
 def is_process_set_included(process_set_id: int) -> bool:

@@ -31,7 +31,8 @@ def init(
     """Joins the job that ``sirtakirun`` or ``mpirun`` has started; without one, a job of one rank. Collective.
 
     ``comm``: a communicator of mpi4py, whose ranks are the job; or a list of ranks of MPI's world, which needs mpi4py
-    unless it is all of them. ``process_sets``: made at once, see add_process_set(). ``options``: by the names of
+    unless it is all of them. ``process_sets``: made at once, see add_process_set(); of communicators that MPI_Comm_split
+    has made each rank gives its own. ``options``: by the names of
     docs/configuration.md; they beat the environment.
 
     Calling it again does nothing, but with other arguments than the first time it raises ValueError.
@@ -49,15 +50,20 @@ def init(
         raise InvalidArgumentError(f"init() again, and with another communicator than the first time: comm={comm!r}")
     _C.init(
         [(name, _option_text(value)) for name, value in (options or {}).items()],
-        [one.ranks or [] for one in sets],
+        [one.ranks or [] for one in sets if one.mpi_comm is None],
         None if communicator is None else int(communicator.py2f()),
     )
-    for one, impl in zip(sets, _C.initial_process_sets()):
+    for one, impl in zip([one for one in sets if one.mpi_comm is None], _C.initial_process_sets()):
         _sets._register(one, impl)
     if is_first:
         _last_init = (comm, sets, options)
         _sets._communicator_of_job = communicator
         _topology.remember()
+        try:
+            _sets._add_of_communicators(sets)
+        except ValueError:  # on all ranks
+            shutdown()
+            raise
 
 
 def _is_worker() -> bool:
