@@ -56,7 +56,7 @@ def at_least_one(text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--passes", type=int, default=4, help="of a step (4)")
+    parser.add_argument("--passes", type=at_least_one, default=4, help="of a step (4)")
     parser.add_argument("--steps", type=at_least_one, default=25)
     arguments = parser.parse_args()
     hvd.init()

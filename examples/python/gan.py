@@ -35,7 +35,7 @@ def at_least_one(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=at_least_one, default=400)
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--batch-size", type=at_least_one, default=64)
     arguments = parser.parse_args()
     hvd.init()
     torch.manual_seed(1)

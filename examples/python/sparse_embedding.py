@@ -32,7 +32,7 @@ def at_least_one(text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=50000)
+    parser.add_argument("--rows", type=at_least_one, default=50000)
     parser.add_argument("--steps", type=at_least_one, default=40)
     parser.add_argument("--as-dense", action="store_true", help="the whole table travels instead, for comparison")
     arguments = parser.parse_args()

@@ -38,13 +38,23 @@ def count(least):
     return parse
 
 
+def rate(text):
+    value = float(text)
+    if not (0 <= value < math.inf):
+        raise ValueError
+    return value
+
+
+rate.__name__ = "number of 0 or more"
+
+
 def parse_settings():
     parser = argparse.ArgumentParser(description="Trains a convolutional net on handwritten digits.", allow_abbrev=False)
     parser.add_argument("--epochs", type=count(1), default=15, help="passes over the training data (15)")
     parser.add_argument("--batch-size", type=count(1), default=32, help="samples in a batch of one rank (32)")
     parser.add_argument("--accumulate", type=count(1), default=1, help="batches whose gradients add up to one step (1)")
     parser.add_argument("--optimizer", choices=LEARNING_RATES, default="sgd")
-    parser.add_argument("--lr", type=float, default=0.0,
+    parser.add_argument("--lr", type=rate, default=0.0,
                         help="learning rate of one rank; multiplied by the number of ranks (depends on the optimizer)")
     parser.add_argument("--compression", choices=["none", "f16", "bf16"], default="none",
                         help="what gradients travel as between hosts (none)")
@@ -90,7 +100,11 @@ def choose_device(name):
 
 def read_samples(path):
     samples = []
-    with open(path) as file:
+    try:
+        file = open(path)
+    except OSError as error:
+        sys.exit(f"train_digits: --data {path}: {error.strerror}")
+    with file:
         for number, line in enumerate(file, start=1):
             fields = line.strip().split(",")
             try:

@@ -1,5 +1,7 @@
 """Every collective and its forms: values from closed forms, shapes, types, names and handles."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -330,6 +332,10 @@ def test_metric_average(rank, size):
     assert hvd.metric_average(float(rank), name="loss") == pytest.approx((size - 1) / 2)
     weighted = sum(r * (r + 1) for r in range(size)) / support.ranks_sum(size)
     assert hvd.metric_average(float(rank), weight=rank + 1.0, name="accuracy") == pytest.approx(weighted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss = torch.tensor(float(rank), requires_grad=True)  # as a training step has it
+        assert hvd.metric_average(loss, name="loss") == pytest.approx((size - 1) / 2)
     mean = hvd.metric_average(torch.tensor([rank, 2.0 * rank]))
     support.assert_close(mean.double(), torch.tensor([(size - 1) / 2, size - 1.0], dtype=torch.float64))
 

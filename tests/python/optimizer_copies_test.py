@@ -63,6 +63,15 @@ def test_a_copy_is_a_plain_optimizer_with_the_state(rank, size):
     support.assert_same_everywhere(hvd, model.parameters())
 
 
+def test_a_parameter_is_in_one_group_only():
+    model = support.net()
+    weight = model[0].weight
+    for groups in ([[weight], [weight]], [[weight, weight]]):
+        with pytest.raises(ValueError, match="only appear once"):
+            distributed(model, groups=groups)
+    distributed(model, groups=[[weight], [model[2].weight]])
+
+
 @SEVERAL
 @pytest.mark.parametrize("arguments", [
     {"backward_passes_per_step": 0}, {"gradient_predivide_factor": 2.0, "op": hvd.Sum}, {"num_groups": -1}, {"op": 99},

@@ -51,7 +51,7 @@ class Settings:
             "sparse_as_dense": bool(self.rest["sparse_as_dense"]),
         }
         if not isinstance(rest["passes"], int) or rest["passes"] <= 0:
-            raise ValueError("backward_passes_per_step must be > 0")
+            raise ValueError(f"backward_passes_per_step must be > 0, a whole number; it is {rest['passes']!r}")
         if not isinstance(rest["check_every"], int):
             raise ValueError(f"check_parameters_every is {rest['check_every']!r}; a whole number is meant")
         if not isinstance(rest["name"], str):

@@ -155,6 +155,8 @@ def metric_average(
 ) -> Any:
     """The mean of the ranks' values, weighted if there is a weight: a number, or of a tensor a new tensor."""
     impl = _impl_of(process_set)
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
     if isinstance(value, torch.Tensor) and value.dim() > 0:
         if weight is not None:
             raise InvalidArgumentError("metric_average: a weight goes with a number, not with a tensor of several")

@@ -192,6 +192,9 @@ def _check_groups(num_groups: int, groups: Union[None, int, Sequence[Sequence[to
             return
     elif isinstance(groups, (list, tuple)):
         if all(isinstance(group, (list, tuple)) and all(isinstance(p, torch.Tensor) for p in group) for group in groups):
+            places = [id(parameter) for group in groups for parameter in group]
+            if len(set(places)) != len(places):
+                raise ValueError("A parameter can only appear once in groups.")
             return
     raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
 

@@ -4,8 +4,9 @@
 
     @hvd.elastic.run
     def train(state):
-        for state.epoch in range(state.epoch, epochs):
+        while state.epoch < epochs:
             ...
+            state.epoch += 1
             state.commit()
 
     train(state)
