@@ -20,7 +20,7 @@ using core::StatusCode;
 namespace {
 
 // How long the end of a failed session waits for operations to return before it leaves them behind.
-constexpr auto kGrace = std::chrono::milliseconds(200);
+constexpr auto kGrace = std::chrono::milliseconds(1000);
 
 Status Refuse(const core::Work& work, Status why) {
   if (work.handle) {

@@ -4,7 +4,7 @@
 # the installation took: 6 to 9 minutes on 2 cores, in which nothing of a build folder or a compiler's cache is used.
 # SIRTAKI_PYTHON: the Python that makes the environment (default: python3).
 set -euo pipefail
-[ $# = 1 ] || { sed -n 2,6p "${BASH_SOURCE[0]}" >&2; exit 2; }
+[ $# = 1 ] || { sed -n 2,5p "${BASH_SOURCE[0]}" >&2; exit 2; }
 [ ! -e "$1" ] || { printf 'pip_install.sh: %s is there already\n' "$1" >&2; exit 2; }
 environment=$1
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <exception>
 #include <optional>
 #include <utility>
@@ -80,8 +81,10 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   bool synchronized_ = false;
   const std::int64_t check_every_;  // steps; 0: never
   std::int64_t steps_ = 0;
-  int skips_ = 0;                           // scopes of skip_synchronize
-  std::atomic<bool> backward_ends_{false};  // a call at the end of this backward is on order
+  int skips_ = 0;  // scopes of skip_synchronize
+  // The number of the backward at whose end a call is on order; 0: of none.
+  std::atomic<std::uint64_t> ending_{0};
+  std::atomic<std::uint64_t> backwards_{0};
 };
 
 namespace {
@@ -211,16 +214,21 @@ void GradientReducer::Impl::SynchronizeUnlessDone() {
 // the thread that finishes it. With gradients on a GPU that is autograd's of the GPU, for which
 // other backwards wait then.
 void GradientReducer::Impl::BeginBackward() {
-  if (backward_ends_.exchange(true)) return;
-  torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
-    const auto alive = self.lock();
-    if (!alive) return;
-    alive->EndBackward();
+  std::uint64_t none = 0;
+  const std::uint64_t number = ++backwards_;
+  if (!ending_.compare_exchange_strong(none, number)) return;
+  // Autograd drops the call of a backward that fails, and this with it.
+  const std::shared_ptr<void> order(nullptr, [self = weak_from_this(), number](void*) {
+    std::uint64_t mine = number;
+    if (const auto alive = self.lock()) alive->ending_.compare_exchange_strong(mine, 0);
+  });
+  torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this(), order] {
+    if (const auto alive = self.lock()) alive->EndBackward();
   });
 }
 
 void GradientReducer::Impl::EndBackward() {
-  backward_ends_ = false;
+  ending_ = 0;
   if (FirstOutstanding() == nullptr) return;  // in no_sync, or it made gradients of other tensors
   steps().BeginStep();
   CheckParametersWhenDue();

@@ -23,6 +23,7 @@ def test_the_ranks_of_a_communicator_are_the_job(world):
     hvd.init(comm=backwards)
     assert (hvd.rank(), hvd.size()) == (world.size - 1 - world.rank, world.size)
     hvd.init(comm=backwards)  # nothing: it is what the job has
+    hvd.init(comm=list(range(world.size))[::-1])
     with pytest.raises(ValueError, match="another communicator"):
         hvd.init(comm=world)
     numbers = hvd.allgather(torch.tensor([world.rank]))
@@ -80,6 +81,20 @@ def test_the_parts_of_a_communicator_are_a_set_each(world, of_job):
     part.Free()
     if job is not None:
         job.Free()
+
+
+def test_ranks_may_give_different_numbers_of_communicators(world):
+    mine = hvd.ProcessSet(MPI.COMM_SELF)
+    everybody, again = hvd.ProcessSet(world), hvd.ProcessSet(world)
+    hvd.init(process_sets=[mine, everybody, again] if world.rank == 0 else [everybody, again])
+    assert hvd.allgather_object((everybody.process_set_id, again.process_set_id)) \
+        == [(everybody.process_set_id, again.process_set_id)] * world.size
+    for one in (everybody, again):
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=one).item() == world.size
+    hvd.init(comm=world, process_sets=[])  # what it has
+    hvd.init(comm=range(world.size))
+    with pytest.raises(ValueError, match="sets of communicators"):
+        hvd.init(process_sets=[hvd.ProcessSet(MPI.COMM_SELF)])
 
 
 def test_a_communicator_of_others_is_refused_on_all_ranks(world):

@@ -1,8 +1,12 @@
 """DistributedDataParallel: the module wrapper that DDP's users know."""
 
+import collections
 import copy
+import dataclasses
 import inspect
 import pickle
+import types
+import warnings
 
 import pytest
 import torch
@@ -125,14 +129,54 @@ def test_a_backward_that_makes_no_gradients_changes_none(rank, size):
     support.assert_close(wrapped.module.weight.grad, torch.full((1, 2), size + 1.0))
 
 
+@SEVERAL
+def test_a_backward_that_fails_before_its_first_gradient_does_not_spoil_the_next(rank, size):
+    wrapped = hvd.DistributedDataParallel(nn.Linear(2, 1, bias=False))
+    failing, good = (wrapped(torch.full((1, 2), rank + 1.0)).sum() for _ in range(2))
+
+    def fail(_gradients):
+        raise KeyError("on purpose")
+
+    failing.grad_fn.next_functions[0][0].register_prehook(fail)
+    with pytest.raises(KeyError):
+        failing.backward()
+    good.backward()
+    support.assert_close(wrapped.module.weight.grad, torch.full((1, 2), (size + 1) / 2))
+
+
+@dataclasses.dataclass
+class Slotted:
+    __slots__ = ("output",)
+    output: torch.Tensor
+
+
+def test_outputs_of_any_kind_pass_through(rank, size, tmp_path):
+    for kind in (Slotted, lambda y: types.SimpleNamespace(output=y)):
+        class Gives(nn.Linear):
+            def forward(self, x):
+                return kind(super().forward(x))
+
+        wrapped = hvd.DistributedDataParallel(Gives(2, 1, bias=False))
+        output = wrapped(torch.full((1, 2), float(rank))).output
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            torch.save(output, tmp_path / "output.pt")
+        output.sum().backward()
+        support.assert_close(wrapped.module.weight.grad, torch.full((1, 2), (size - 1) / 2))
+
+
 def test_arguments_are_moved_to_the_one_device():
     class Where(nn.Linear):
         def forward(self, x, *, others):
-            return self.weight.sum(), [x.device.type, others["y"][0].device.type]
+            return self.weight.sum(), x, others
 
     wrapped = hvd.DistributedDataParallel(Where(1, 1), device_ids=["meta"])
-    _, where = wrapped(torch.ones(1), others={"y": (torch.ones(1), 1)})
-    assert where == ["meta", "meta"]
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    counted, made = collections.Counter("aab"), collections.defaultdict(list, z=[torch.ones(1)])
+    _, x, others = wrapped(torch.ones(1), others={"y": (torch.ones(1), 1), "p": packed, "c": counted, "d": made})
+    assert [one.device.type for one in (x, others["y"][0], others["p"].data, others["d"]["z"][0])] == ["meta"] * 4
+    assert others["y"][1] == 1 and others["p"].batch_sizes.device.type == "cpu" and others["c"] is counted
+    assert others["d"]["new"] == [] and made["z"][0].device.type == "cpu"
     with pytest.raises(ValueError, match="one device"):
         hvd.DistributedDataParallel(Where(1, 1), device_ids=[0, 1])
 

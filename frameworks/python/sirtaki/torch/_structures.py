@@ -1,11 +1,13 @@
-"""Tensors within what a module takes and gives: tuples, lists and dictionaries of them, as deep as they are."""
+"""Tensors within what a module takes and gives: tuples, lists, dictionaries and dataclasses of them, as deep as they are."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any, Iterator
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
@@ -17,16 +19,21 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict):
         yield from tensors_of(list(value.values()))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from tensors_of(list(vars(value).values()))
+        yield from tensors_of([getattr(value, field.name, None) for field in dataclasses.fields(value)])
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same with all tensors on the device."""
-    if isinstance(value, torch.Tensor):
+    """The same with all tensors on the device, but for those of dataclasses; what has none is left as it is."""
+    if isinstance(value, (torch.Tensor, PackedSequence)):
         return value.to(device)
+    if next(tensors_of(value), None) is None:
+        return value
     if isinstance(value, (list, tuple)):
         items = [moved(item, device) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        return type(value)((key, moved(item, device)) for key, item in value.items())
+        made = copy.copy(value)  # of its own kind, whose constructor may want other things
+        for key, item in value.items():
+            made[key] = moved(item, device)
+        return made
     return value

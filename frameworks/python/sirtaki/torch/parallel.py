@@ -164,9 +164,11 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _watch_backward(self, output: Any) -> None:
         """Gradients are averaged at the end of the backward() that comes through the output. Within it there may be others:
-        torch.utils.checkpoint has one for each part of the module, with use_reentrant=True."""
+        torch.utils.checkpoint has one for each part of the module, with use_reentrant=True. Outputs of other kinds than
+        tensors_of() knows, and backward() of what a module keeps besides, end with the first that makes a gradient."""
         weak = weakref.ref(self)  # a graph that is kept does not keep the module's reducer
 
+        @torch.utils.hooks.unserializable_hook
         def begin(_gradient: torch.Tensor) -> None:
             module = weak()
             if module is not None and module._reducer is not None:

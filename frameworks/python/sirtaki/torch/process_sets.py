@@ -207,26 +207,25 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def _add_of_communicators(sets: List[ProcessSet]) -> None:
     """Those that init() was given. Collective over all ranks of the job, with sets or without.
 
-    MPI_Comm_split gives each part of the ranks a communicator of its own: one set for each, in one place of the list.
+    MPI_Comm_split gives each part of the ranks a communicator of its own. So there is a set for what any rank has given,
+    and where one has given the same ranks several times, as many.
     """
     from sirtaki.torch.functions import agreed, allgather_object  # which are made of what is here
 
-    def ranks_of(one: ProcessSet) -> Optional[List[int]]:
-        if one.mpi_comm is None:
-            return None
-        # Of the job, which it may have been made before; unless it was freed since.
-        return sorted(_ranks_of(one.mpi_comm)) if one.mpi_comm else one.ranks
+    def described() -> Dict[Any, ProcessSet]:
+        mine: Dict[Any, ProcessSet] = {}
+        for one in sets:
+            if one.mpi_comm is not None:
+                # Of the job, which it may have been made before; unless it was freed since.
+                ranks = tuple(sorted(_ranks_of(one.mpi_comm)) if one.mpi_comm else one.ranks or [])
+                mine[ranks, sum(ranks == other for other, _ in mine)] = one
+        return mine
 
-    mine = agreed(lambda: [ranks_of(one) for one in sets])
-    of_ranks = allgather_object(mine, "sirtaki/process sets of communicators")
-    for place in range(max(map(len, of_ranks))):
-        made = []
-        for ranks in (theirs[place] for theirs in of_ranks if place < len(theirs)):
-            if ranks is None or ranks in made:
-                continue
-            made.append(ranks)
-            is_mine = place < len(mine) and mine[place] == ranks
-            _register(sets[place] if is_mine else ProcessSet(ranks), _C.add_process_set(ranks))
+    mine = agreed(described)
+    of_ranks = allgather_object(list(mine), "sirtaki/process sets of communicators")
+    for key in dict.fromkeys(key for theirs in of_ranks for key in theirs):
+        ranks = list(key[0])
+        _register(mine.get(key) or ProcessSet(ranks), _C.add_process_set(ranks))
 
 
 def is_process_set_included(process_set_id: int) -> bool:

@@ -46,8 +46,11 @@ def init(
     sets = _sets._as_sets(process_sets)
     is_first = not _C.is_initialized()
     communicator = _communicator(comm) if is_first else None
-    if not is_first and comm is not None and comm != _last_init[0]:
-        raise InvalidArgumentError(f"init() again, and with another communicator than the first time: comm={comm!r}")
+    if not is_first:
+        if comm is not None and not _is_of_job(comm):
+            raise InvalidArgumentError(f"init() again, and with another communicator than the first time: comm={comm!r}")
+        if any(one.mpi_comm is not None and one.process_set_id is None for one in sets):
+            raise InvalidArgumentError("init() again, and with sets of communicators that it was not given the first time")
     _C.init(
         [(name, _option_text(value)) for name, value in (options or {}).items()],
         [one.ranks or [] for one in sets if one.mpi_comm is None],
@@ -61,7 +64,7 @@ def init(
         _topology.remember()
         try:
             _sets._add_of_communicators(sets)
-        except ValueError:  # on all ranks
+        except Exception:  # on all ranks
             shutdown()
             raise
 
@@ -101,6 +104,22 @@ def _communicator(comm: Any) -> Any:
     if world.Get_rank() not in ranks:
         raise ValueError(f"rank {world.Get_rank()} of MPI's world is not in comm={ranks}")
     return world.Create_group(world.Get_group().Incl(ranks))
+
+
+def _is_of_job(comm: Any) -> bool:
+    """Whether init(comm) would make the job that there is."""
+    if not hasattr(comm, "py2f") and not isinstance(comm, (list, tuple, range)):
+        return False
+    ranks = None if hasattr(comm, "py2f") else list(comm)
+    job = _sets._communicator_of_job
+    if ranks is not None and job is None:
+        return not ranks or ranks == list(range(size()))
+    from mpi4py import MPI  # it is there: a communicator is its
+
+    job = job or MPI.COMM_WORLD
+    if ranks is None:
+        return MPI.Comm.Compare(comm, job) in (MPI.IDENT, MPI.CONGRUENT)
+    return MPI.Group.Compare(MPI.COMM_WORLD.Get_group().Incl(ranks), job.Get_group()) == MPI.IDENT
 
 
 def shutdown() -> None:
