@@ -24,8 +24,9 @@ def test_the_ranks_of_a_communicator_are_the_job(world):
     assert (hvd.rank(), hvd.size()) == (world.size - 1 - world.rank, world.size)
     hvd.init(comm=backwards)  # nothing: it is what the job has
     hvd.init(comm=list(range(world.size))[::-1])
-    with pytest.raises(ValueError, match="another communicator"):
-        hvd.init(comm=world)
+    if world.size > 1:
+        with pytest.raises(ValueError, match="another communicator"):
+            hvd.init(comm=world)
     numbers = hvd.allgather(torch.tensor([world.rank]))
     assert numbers.tolist() == list(range(world.size - 1, -1, -1))
     # Sets are of ranks of the job, whatever they are in MPI's world.
