@@ -24,9 +24,10 @@ printf 'pip_install: pip install . took %d s\n' $((SECONDS - begin))
 "$python" -m pip install --quiet --disable-pip-version-check --no-input pytest mpi4py cloudpickle
 
 cd "$environment"   # nothing of the sources' folder is to be imported
+tests=$sources/tests   # of the same moment as what was installed
 "$python" -c 'import sirtaki.torch, sys; assert sirtaki.torch.__file__.startswith(sys.prefix), sirtaki.torch.__file__'
-bash "$here/python/examples_test.sh" "$environment/bin/sirtakirun" "$python"
+bash "$tests/python/examples_test.sh" "$environment/bin/sirtakirun" "$python"
 for ranks in 1 2 3 4; do
-  bash "$here/support/mpirun.sh" "$ranks" "$python" -m pytest -q -p no:cacheprovider "$here/python"
+  bash "$tests/support/mpirun.sh" "$ranks" "$python" -m pytest -q -p no:cacheprovider "$tests/python"
 done
 echo "pip_install: all as expected"
