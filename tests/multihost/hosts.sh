@@ -10,6 +10,7 @@
 # hosts_up ends the script with code 77, and the reason, where hosts cannot be made.
 
 hosts_state=
+hosts_project=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 hosts_mpi=
 hosts_flags=()   # of sirtakirun, if this MPI needs any here
 
@@ -110,11 +111,16 @@ StrictModes no
 PidFile none
 MaxStartups 100
 CONFIG
-  # What host $1 does: $2 is the folder of this run.
+  # What host $1 does: $2 is the folder of this run, $3 that of the project, which may be in a folder that is the host's own.
   cat >"$hosts_state/host.sh" <<'HOST'
 set -e
 hostname "h$1"
+kept=$2/project$1
+mkdir "$kept"
+mount --bind "$3" "$kept"
 for folder in /tmp /dev/shm /run; do mount -t tmpfs -o mode=1777 tmpfs "$folder"; done
+[ -d "$3" ] || { mkdir -p "$3" && mount --bind "$kept" "$3"; }
+umount "$kept"
 mkdir -m 755 /run/sshd
 mount --bind "$2/hosts" /etc/hosts
 touch "$2/ready$1"
@@ -127,7 +133,7 @@ HOST
   nsenter --target "${hosts_started[0]}" --net sh -c 'ip link add bridge type bridge && ip link set bridge up'
   for i in $(seq "$count"); do
     setpriv --pdeathsig KILL unshare --net --uts --mount --pid --fork --kill-child --mount-proc \
-      bash "$hosts_state/host.sh" "$i" "$hosts_state" &
+      bash "$hosts_state/host.sh" "$i" "$hosts_state" "$hosts_project" &
     hosts_started+=($!)
   done
   for i in $(seq "$count"); do
