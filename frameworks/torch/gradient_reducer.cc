@@ -214,6 +214,7 @@ void GradientReducer::Impl::SynchronizeUnlessDone() {
 // the thread that finishes it. With gradients on a GPU that is autograd's of the GPU, for which
 // other backwards wait then.
 void GradientReducer::Impl::BeginBackward() {
+  if (ending_ != 0) return;
   std::uint64_t none = 0;
   const std::uint64_t number = ++backwards_;
   if (!ending_.compare_exchange_strong(none, number)) return;

@@ -1,9 +1,10 @@
 // begin_anew VICTIM ROUNDS [--sirtaki-…]: ROUNDS times reduces on every rank until rank VICTIM ends
 // the job by an error, leaves it and joins it anew, as a training does that goes on from its last
 // commit. Then once more, without an error. Each rank prints "rank R is through" and ends with 0.
-#include <chrono>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -68,15 +69,23 @@ int main(int argc, char** argv) {
       }
       break;
     }
+    std::atomic<int> steps{0};
     std::thread killjoy;
     if (rank == victim) {
-      killjoy = std::thread([&session, round] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20 + 7 * round));
+      // While this rank is in the step that follows: a little later in each round.
+      killjoy = std::thread([&session, &steps, round] {
+        for (int seen = steps; seen < 3 + 2 * round; seen = steps) steps.wait(seen);
         session->Abort("round " + std::to_string(round) + " is over");
       });
     }
     Status status;
-    while (status.ok()) status = Step(*session);
+    while (status.ok()) {
+      status = Step(*session);
+      ++steps;
+      steps.notify_all();
+    }
+    steps = std::numeric_limits<int>::max();  // whatever has ended it
+    steps.notify_all();
     if (killjoy.joinable()) killjoy.join();
     if (status.code() != StatusCode::kAborted) return Fail("WRONG", status);
     static_cast<void>(session->Shutdown("it failed"));

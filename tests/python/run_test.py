@@ -63,7 +63,7 @@ def test_results_and_errors_come_back_by_rank(tmp_path, cloudpickle):
             os._exit(7)
 
         if __name__ == "__main__":
-            results = hvd.run(train, args=(5,), kwargs={"factor": 2}, np=2, oversubscribe=True)
+            results = hvd.run(train, args=(5,), kwargs={"factor": 2}, np=2, use_gloo=False, use_mpi=False, oversubscribe=True)
             print([(rank, total.tolist(), result.rank) for rank, total, result in results])
             try:
                 hvd.run(fail, num_proc=2, oversubscribe=True)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 try:
     import cloudpickle
@@ -193,7 +193,7 @@ class _Call:
         self._results: Dict[int, Any] = {}
         self._errors: List[Tuple[int, Optional[bytes], str]] = []  # rank, the pickled exception, text; as they came
         self._serving: List[threading.Thread] = []
-        self._arrived: set = set()  # those threads that have a result, and are about to take it
+        self._arrived: Set[threading.Thread] = set()  # those threads that have a result, and are about to take it
         self._lines: List[str] = []
 
     def run(self, flags, python, env, local, verbose) -> List[Any]:

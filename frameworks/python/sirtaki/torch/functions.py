@@ -105,15 +105,6 @@ def agreed(make: Callable[[], Made], process_set: ProcessSet = global_process_se
 # ---- parameters ----
 
 
-def __getattr__(name: str) -> Any:
-    # Horovod has it here. Late: it is made of what is here.
-    if name == "broadcast_optimizer_state":
-        from sirtaki.torch.optimizer_state import broadcast_optimizer_state
-
-        return broadcast_optimizer_state
-    raise AttributeError(f"module 'sirtaki.torch.functions' has no attribute {name!r}")
-
-
 def _named(params: Parameters) -> List[Tuple[str, torch.Tensor]]:
     if isinstance(params, torch.nn.Module):
         return [*params.named_parameters(), *((f"buffer {name}", buffer) for name, buffer in params.named_buffers())]
@@ -157,10 +148,19 @@ def metric_average(
     impl = _impl_of(process_set)
     if isinstance(value, torch.Tensor):
         value = value.detach()
-    if isinstance(value, torch.Tensor) and value.dim() > 0:
-        if weight is not None:
-            raise InvalidArgumentError("metric_average: a weight goes with a number, not with a tensor of several")
-        return _C.tensor_metric_average(value, name or "", impl)
+        if value.dim() > 0:
+            if weight is not None:
+                raise InvalidArgumentError("metric_average: a weight goes with a number, not with a tensor of several")
+            return _C.tensor_metric_average(value, name or "", impl)
     if weight is not None:
         return _C.weighted_metric_average(float(value), float(weight), name or "", impl)
     return _C.metric_average(float(value), name or "", impl)
+
+
+def __getattr__(name: str) -> Any:
+    # Horovod has it here. Late: it is made of what is here.
+    if name == "broadcast_optimizer_state":
+        from sirtaki.torch.optimizer_state import broadcast_optimizer_state
+
+        return broadcast_optimizer_state
+    raise AttributeError(f"module 'sirtaki.torch.functions' has no attribute {name!r}")

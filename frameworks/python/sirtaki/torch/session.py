@@ -44,6 +44,7 @@ def init(
             'the job: put what only ranks do behind if __name__ == "__main__"'
         )
     sets = _sets._as_sets(process_sets)
+    of_ranks = [one for one in sets if one.mpi_comm is None]
     is_first = not _C.is_initialized()
     communicator = _communicator(comm) if is_first else None
     if not is_first:
@@ -53,10 +54,10 @@ def init(
             raise InvalidArgumentError("init() again, and with sets of communicators that it was not given the first time")
     _C.init(
         [(name, _option_text(value)) for name, value in (options or {}).items()],
-        [one.ranks or [] for one in sets if one.mpi_comm is None],
+        [one.ranks or [] for one in of_ranks],
         None if communicator is None else int(communicator.py2f()),
     )
-    for one, impl in zip([one for one in sets if one.mpi_comm is None], _C.initial_process_sets()):
+    for one, impl in zip(of_ranks, _C.initial_process_sets()):
         _sets._register(one, impl)
     if is_first:
         _last_init = (comm, sets, options)
@@ -108,18 +109,18 @@ def _communicator(comm: Any) -> Any:
 
 def _is_of_job(comm: Any) -> bool:
     """Whether init(comm) would make the job that there is."""
-    if not hasattr(comm, "py2f") and not isinstance(comm, (list, tuple, range)):
+    is_communicator = hasattr(comm, "py2f")
+    if not is_communicator and not isinstance(comm, (list, tuple, range)):
         return False
-    ranks = None if hasattr(comm, "py2f") else list(comm)
     job = _sets._communicator_of_job
-    if ranks is not None and job is None:
-        return not ranks or ranks == list(range(size()))
+    if job is None and not is_communicator:
+        return not comm or list(comm) == list(range(size()))
     from mpi4py import MPI  # it is there: a communicator is its
 
     job = job or MPI.COMM_WORLD
-    if ranks is None:
+    if is_communicator:
         return MPI.Comm.Compare(comm, job) in (MPI.IDENT, MPI.CONGRUENT)
-    return MPI.Group.Compare(MPI.COMM_WORLD.Get_group().Incl(ranks), job.Get_group()) == MPI.IDENT
+    return MPI.Group.Compare(MPI.COMM_WORLD.Get_group().Incl(list(comm)), job.Get_group()) == MPI.IDENT
 
 
 def shutdown() -> None:
