@@ -161,7 +161,9 @@ Table MakeTable() {
           .Between(10 * kMillisecond, kDay).Agreed(),
       Option<&Config::mpi_threads>(OptionId::kMpiThreads, "mpi_threads", OptionKind::kChoice,
           "The thread support that MPI is asked for: multiple lets large operations have a thread of "
-          "their own, serialized does everything from one thread at a time; auto takes the best there is.")
+          "their own, serialized does everything from one thread at a time; auto takes the best there is, "
+          "but serialized where Open MPI's ob1 carries data (several hosts, or no shared memory), which "
+          "two threads can make it lose.")
           .OneOf(kMpiThreads),
       Option<&Config::wait>(OptionId::kWait, "wait", OptionKind::kChoice,
           "What a short wait does: spin keeps its core, yield lets others run; auto spins only where "

@@ -19,7 +19,8 @@ namespace sirtaki::frameworks {
 // What the ranks have agreed on before they connect.
 struct ConnectOptions {
   core::Config config;
-  // Some rank's medium allows one call at a time, so the large lane has no thread anywhere.
+  // Some rank's medium allows one call at a time, so the large lane has no thread anywhere. Connect
+  // may set it, on all ranks alike.
   bool serialized = false;
   bool spin = true;  // short waits keep their core
 };
@@ -33,6 +34,8 @@ class Medium {
   virtual std::string description() const = 0;  // "Open MPI v4.1.4, MPI_THREAD_MULTIPLE"
   // True: one call at a time here, so the large lane may have no thread of its own, on no rank.
   virtual bool serialized() const = 0;
+  // True: this rank's medium is one for a single thread if it carries data between ranks of a host.
+  virtual bool threads_race() const { return false; }
 
   // ---- at the start, on the thread that calls init ----
 
@@ -40,7 +43,7 @@ class Medium {
   virtual core::Status Exchange(const std::string& mine, core::TimePoint deadline,
                                 std::vector<std::string>* all) = 0;
   // Makes the transport and the backend. Collective; not called in a world of one rank.
-  virtual core::Status Connect(const ConnectOptions& options, core::TimePoint deadline) = 0;
+  virtual core::Status Connect(ConnectOptions* options, core::TimePoint deadline) = 0;
 
   // ---- after Connect ----
   virtual core::Transport& transport() = 0;

@@ -34,33 +34,47 @@ mpi::Threads ThreadsOf(core::MpiThreads choice) {
 
 class MpiMedium final : public Medium {
  public:
-  explicit MpiMedium(std::unique_ptr<mpi::Environment> environment)
-      : environment_(std::move(environment)), topology_(environment_->topology()) {}
+  MpiMedium(std::unique_ptr<mpi::Environment> environment, const core::Config& config)
+      : environment_(std::move(environment)),
+        topology_(environment_->topology()),
+        carries_data_(topology_.cross_size > 1 ||
+                      config.shared_memory == core::SharedMemoryMode::kOff ||
+                      config.transport == core::TransportMode::kMpi) {}
 
   const Topology& topology() const override { return topology_; }
   std::string description() const override {
     const std::string shared = shared_ ? shared_->description() : "";
-    return environment_->description() + (shared.empty() ? "" : "; " + shared);
+    const bool races = serialized_ && environment_->threads_race();
+    return environment_->description() +
+           (races ? "; one thread at a time calls MPI, as Open MPI's ob1 can lose data when two do "
+                    "(mpi_threads)"
+                  : "") +
+           (shared.empty() ? "" : "; " + shared);
   }
-  bool serialized() const override { return environment_->serialized(); }
+  bool serialized() const override {
+    return environment_->serialized() || (carries_data_ && environment_->threads_race());
+  }
+  bool threads_race() const override { return environment_->threads_race(); }
 
   Status Exchange(const std::string& mine, core::TimePoint deadline,
                   std::vector<std::string>* all) override {
     return environment_->Exchange(mine, deadline, all);
   }
 
-  Status Connect(const ConnectOptions& options, core::TimePoint deadline) override {
+  Status Connect(ConnectOptions* options, core::TimePoint deadline) override {
     Status status = mpi::Communicators::Make(*environment_, deadline, &communicators_);
     if (!status.ok()) return status;
-    transport_ = std::make_unique<mpi::Transport>(*communicators_);
-    mpi::BackendOptions backend;
-    backend.serialized = options.serialized;
-    backend_ = std::make_unique<mpi::Backend>(*communicators_, backend);
     ops::shm::LocalGroupOptions group;
     group.rank = topology_.rank;
-    group.pool = PoolOfProcess(options.config, topology_.local_size);
-    return SharedParts::Make(*this, options, deadline, std::move(group), *transport_, *backend_,
-                             &shared_);
+    group.pool = PoolOfProcess(options->config, topology_.local_size);
+    status = SharedParts::Meet(*this, options, deadline, std::move(group), &shared_);
+    if (!status.ok()) return status;
+    serialized_ = options->serialized;
+    transport_ = std::make_unique<mpi::Transport>(*communicators_);
+    mpi::BackendOptions backend;
+    backend.serialized = serialized_;
+    backend_ = std::make_unique<mpi::Backend>(*communicators_, backend);
+    return shared_->Assemble(topology_, *options, *transport_, *backend_);
   }
 
   core::Transport& transport() override { return shared_->transport(); }
@@ -85,6 +99,8 @@ class MpiMedium final : public Medium {
   // In the order in which they are made; the last ends first.
   const std::unique_ptr<mpi::Environment> environment_;
   const Topology topology_;
+  const bool carries_data_;  // as far as is known before the ranks of a host have met
+  bool serialized_ = false;
   std::unique_ptr<mpi::Communicators> communicators_;
   std::unique_ptr<mpi::Transport> transport_;
   std::unique_ptr<mpi::Backend> backend_;
@@ -109,7 +125,7 @@ Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Session>*
   }
   log.identity = {environment->topology().rank, environment->topology().host};
   core::ConfigureLog(log);
-  return Create(std::make_unique<MpiMedium>(std::move(environment)), options,
+  return Create(std::make_unique<MpiMedium>(std::move(environment), options.config), options,
                 /*is_process=*/true, session);
 }
 

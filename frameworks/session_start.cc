@@ -134,8 +134,11 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
   cores_per_rank_ = std::max(1, cores / topology_.local_size);
   const bool spin = config_.wait == core::WaitMode::kAuto ? topology_.local_size <= cores
                                                           : config_.wait == core::WaitMode::kSpin;
+  bool is_serialized = !serialized.empty();
   if (topology_.size > 1) {
-    const Status connected = medium->Connect({config_, !serialized.empty(), spin}, deadline);
+    ConnectOptions connect{config_, !serialized.empty(), spin};
+    const Status connected = medium->Connect(&connect, deadline);
+    is_serialized = connect.serialized;
     Status met = medium->Exchange(SerializeStatus(connected), deadline, &told);
     if (!connected.ok()) return connected;
     if (met.ok()) met = FirstFailure(told);
@@ -167,7 +170,7 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
           .session = Hexadecimal(token_),
           .is_process = is_process_,
           .describe = [this](const std::string& why) { return Describe(why, kDescribePatience); }});
-  Build(std::move(medium), options, spin, !serialized.empty());
+  Build(std::move(medium), options, spin, is_serialized);
   observation_->Begin();
   return topology_.size == 1 ? Status::Ok() : MakeFirstSets(deadline);
 }

@@ -1,6 +1,7 @@
 #include "frameworks/shared_parts.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -54,15 +55,15 @@ Status FailureOf(const core::RankRanges& ranks, const std::vector<std::string>& 
 
 }  // namespace
 
-Status SharedParts::Make(Medium& medium, const ConnectOptions& options, core::TimePoint deadline,
-                         ops::shm::LocalGroupOptions group_options, core::Transport& transport,
-                         ops::Backend& backend, std::unique_ptr<SharedParts>* parts) {
-  std::unique_ptr<SharedParts> made(new SharedParts(transport));
+Status SharedParts::Meet(Medium& medium, ConnectOptions* options, core::TimePoint deadline,
+                         ops::shm::LocalGroupOptions group_options,
+                         std::unique_ptr<SharedParts>* parts) {
+  std::unique_ptr<SharedParts> made(new SharedParts());
   const Topology& topology = medium.topology();
   const core::RankRanges here = RanksOfThisHost(topology);
   const auto world = core::RankRanges::Span(0, topology.size - 1);
   std::vector<std::string> told;
-  if (options.config.shared_memory != core::SharedMemoryMode::kOff) {
+  if (options->config.shared_memory != core::SharedMemoryMode::kOff) {
     std::string announcement;
     Status mine = ops::shm::LocalGroup::Make(group_options, &made->group_, &announcement);
     Status met = medium.Exchange(Told(mine, std::move(announcement)), deadline, &told);
@@ -78,7 +79,7 @@ Status SharedParts::Make(Medium& medium, const ConnectOptions& options, core::Ti
       mine = made->group_->Join(here, announcements);
     }
     if (met = medium.Exchange(Told(mine, {}), deadline, &told); !met.ok()) return met;
-    if (options.config.shared_memory == core::SharedMemoryMode::kRequired) {
+    if (options->config.shared_memory == core::SharedMemoryMode::kRequired) {
       if (Status all = FailureOf(world, told); !all.ok()) return all;
     }
     if (Status group = FailureOf(here, told); !group.ok()) {
@@ -89,44 +90,60 @@ Status SharedParts::Make(Medium& medium, const ConnectOptions& options, core::Ti
       }
     }
   }
-  std::vector<bool> shares(topology.host_names.size(),
-                           options.config.shared_memory != core::SharedMemoryMode::kOff);
+  made->shares_.assign(topology.host_names.size(),
+                       options->config.shared_memory != core::SharedMemoryMode::kOff);
   for (int rank = 0; rank < topology.size; ++rank) {
     const auto index = static_cast<std::size_t>(rank);
     if (!told.empty() && !FailureOf({rank}, told).ok()) {
-      shares[static_cast<std::size_t>(topology.host_of_rank[index])] = false;
+      made->shares_[static_cast<std::size_t>(topology.host_of_rank[index])] = false;
     }
   }
+  const bool all_share = std::all_of(made->shares_.begin(), made->shares_.end(), std::identity());
+  if (!all_share && !options->serialized) {
+    if (Status met = medium.Exchange(medium.threads_race() ? "races" : "", deadline, &told);
+        !met.ok()) {
+      return met;
+    }
+    options->serialized = std::any_of(told.begin(), told.end(),
+                                      [](const std::string& said) { return !said.empty(); });
+  }
   if (made->group_ != nullptr && made->group_->size() == 1) made->group_.reset();
-  if (made->group_ != nullptr) {
+  *parts = std::move(made);
+  return Status::Ok();
+}
+
+Status SharedParts::Assemble(const Topology& topology, const ConnectOptions& options,
+                             core::Transport& transport, ops::Backend& backend) {
+  medium_transport_ = &transport;
+  const auto world = core::RankRanges::Span(0, topology.size - 1);
+  if (group_ != nullptr) {
     if (options.config.transport == core::TransportMode::kAuto) {
-      made->shm_transport_ = std::make_unique<ops::shm::Transport>(
-          *made->group_, transport, ListensBeyond(topology, here, options.config.tree_arity));
+      shm_transport_ = std::make_unique<ops::shm::Transport>(
+          *group_, transport,
+          ListensBeyond(topology, RanksOfThisHost(topology), options.config.tree_arity));
     }
     ops::shm::BackendOptions shm;
     shm.large_lane_blocks = !options.serialized;
     shm.spin = options.spin;
     shm.chunk_bytes = options.config.chunk_bytes;
-    shm.rings = made->shm_transport_ != nullptr;
+    shm.rings = shm_transport_ != nullptr;
     // The first sets are made while others may still be starting.
     shm.change_timeout = std::max(options.config.peer_timeout, options.config.start_timeout);
-    made->shm_backend_ = std::make_unique<ops::shm::Backend>(*made->group_, shm);
+    shm_backend_ = std::make_unique<ops::shm::Backend>(*group_, shm);
   }
   if (options.config.hierarchy != core::HierarchyMode::kOff) {
     ops::HierarchyOptions hierarchy;
     hierarchy.rank = topology.rank;
     hierarchy.host_of_rank = topology.host_of_rank;
-    hierarchy.shares = std::move(shares);
+    hierarchy.shares = shares_;
     hierarchy.run = {.blocks = !options.serialized, .spin = options.spin};
     hierarchy.chunk_bytes = options.config.chunk_bytes;
-    made->hierarchy_ =
-        std::make_unique<ops::Hierarchy>(backend, made->group_.get(), std::move(hierarchy));
-    if (Status all = made->hierarchy_->AddSet(core::kWorldSet, world); !all.ok()) return all;
+    hierarchy_ = std::make_unique<ops::Hierarchy>(backend, group_.get(), std::move(hierarchy));
+    if (Status all = hierarchy_->AddSet(core::kWorldSet, world); !all.ok()) return all;
   }
-  made->selecting_ = std::make_unique<ops::SelectingBackend>(backend, made->shm_backend_.get(),
-                                                             world, made->hierarchy_.get());
-  made->one_host_ = topology.host_names.size() == 1;
-  *parts = std::move(made);
+  selecting_ =
+      std::make_unique<ops::SelectingBackend>(backend, shm_backend_.get(), world, hierarchy_.get());
+  one_host_ = topology.host_names.size() == 1;
   return Status::Ok();
 }
 

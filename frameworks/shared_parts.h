@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/status.h"
 #include "core/transport.h"
@@ -20,22 +21,28 @@ namespace sirtaki::frameworks {
 // Owned by a medium; destroyed before what it was given.
 class SharedParts {
  public:
-  // Collective over the world, by `medium`'s Exchange. `transport`, `backend`: the medium's own.
-  // `pool`: of this process; may be null. Where ranks of a host cannot share memory all of them do
-  // without, and the lowest of them says so once; kUnsupported on every rank if it is required.
-  static core::Status Make(Medium& medium, const ConnectOptions& options, core::TimePoint deadline,
-                           ops::shm::LocalGroupOptions group, core::Transport& transport,
-                           ops::Backend& backend, std::unique_ptr<SharedParts>* parts);
+  // Collective over the world, by `medium`'s Exchange: the ranks of each host meet in shared
+  // memory. `pool`: of this process; may be null. Where ranks of a host cannot share memory all of
+  // them do without, and the lowest of them says so once; kUnsupported on every rank if it is
+  // required. Sets options->serialized where the medium has to carry what they would have shared,
+  // and its threads race.
+  static core::Status Meet(Medium& medium, ConnectOptions* options, core::TimePoint deadline,
+                           ops::shm::LocalGroupOptions group, std::unique_ptr<SharedParts>* parts);
 
-  core::Transport& transport() { return shm_transport_ ? *shm_transport_ : medium_transport_; }
+  // Puts the parts together. `transport`, `backend`: the medium's own. Called once, after Meet.
+  core::Status Assemble(const Topology& topology, const ConnectOptions& options,
+                        core::Transport& transport, ops::Backend& backend);
+
+  core::Transport& transport() { return shm_transport_ ? *shm_transport_ : *medium_transport_; }
   ops::Backend& backend() { return *selecting_; }
   // For the line that init logs; empty if the ranks are on one host.
   std::string description() const;
 
  private:
-  explicit SharedParts(core::Transport& transport) : medium_transport_(transport) {}
+  SharedParts() = default;
 
-  core::Transport& medium_transport_;
+  std::vector<bool> shares_;  // by host: its ranks share memory
+  core::Transport* medium_transport_ = nullptr;
   // In the order in which they are made; the last ends first.
   std::unique_ptr<ops::shm::LocalGroup> group_;  // null: this host's ranks share no memory
   std::unique_ptr<core::Transport> shm_transport_;

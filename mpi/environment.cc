@@ -152,6 +152,17 @@ Status ChooseThreading(Threads wanted, int level, bool by_us, bool* serialized) 
   return Status::Ok();
 }
 
+// Whether Open MPI's messages go through its component ob1: a component that is not chosen is
+// closed, and its variables are gone.
+bool IsOb1Chosen() {
+  int level = MPI_THREAD_SINGLE;
+  if (MPI_T_init_thread(MPI_THREAD_MULTIPLE, &level) != MPI_SUCCESS) return false;
+  int index = 0;
+  const bool is_there = MPI_T_cvar_get_index("pml_ob1_priority", &index) == MPI_SUCCESS;
+  MPI_T_finalize();
+  return is_there;
+}
+
 // Whether this thread may call MPI, if only for as long as the start takes.
 bool MayCallMpi(int level) {
   int is_main = 0;
@@ -328,6 +339,8 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   if (!status.ok()) return status;  // alone, so there is nobody to tell
   const Status threading = ChooseThreading(options.threads, level, by_us, &made->serialized_);
   if (!threading.ok() && !MayCallMpi(level)) return threading;
+  made->threads_race_ =
+      options.threads == Threads::kAuto && !made->serialized_ && threading.ok() && IsOb1Chosen();
   made->description_ = LibraryName() + ", " + ThreadLevelName(level);
   if (made->serialized_) {
     made->description_ += level == MPI_THREAD_MULTIPLE ? ", used as serialized (mpi_threads)" : "";

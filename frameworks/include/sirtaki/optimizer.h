@@ -122,7 +122,10 @@ class SIRTAKI_API GradientReducer {
 //     accumulation is declared: backward_passes_per_step, or no_sync(),
 //   - so does zero_grad() between backward() and step(); called on the module or through Base&,
 //     where nobody can see it at once, it is thrown by the next backward() or step().
-// To change the averaged gradients before the step (clipping), call synchronize() first.
+// To change the averaged gradients before the step (clipping), call synchronize() first. LibTorch's
+// own torch::nn::utils::clip_grad_norm_ and clip_grad_value_ without it give wrong results, and
+// nothing notices: they change gradients that are still being averaged through a pointer that
+// leaves no trace. sirtaki::clip_grad_norm_ below waits by itself.
 //
 // A parameter that has no gradient on some ranks counts as zero there; without one on all ranks its
 // gradient stays undefined. Graphs may change from step to step and differ between ranks. A
