@@ -9,12 +9,14 @@
 #include "core/config.h"
 #include "core/rank_ranges.h"
 #include "core/status.h"
+#include "core/topology.h"
 #include "core/transport.h"
 #include "core/types.h"
-#include "frameworks/session.h"
 #include "ops/backend.h"
 
 namespace sirtaki::frameworks {
+
+using core::Topology;
 
 // What the ranks have agreed on before they connect.
 struct ConnectOptions {

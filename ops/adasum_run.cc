@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "ops/adasum.h"
+#include "ops/bytes.h"
 #include "ops/runs.h"
 
 namespace sirtaki::ops {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/bytes.h"
 #include "ops/runs.h"
 
 namespace sirtaki::ops {

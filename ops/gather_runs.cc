@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/bytes.h"
 #include "ops/runs.h"
 
 namespace sirtaki::ops {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/bytes.h"
 #include "ops/keep_forever.h"
 #include "ops/kernels.h"
 #include "ops/runs.h"

@@ -1,7 +1,7 @@
 #include "ops/pair_reduction.h"
 
+#include "ops/bytes.h"
 #include "ops/kernels.h"
-#include "ops/runs.h"
 
 namespace sirtaki::ops {
 

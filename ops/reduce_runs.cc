@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/bytes.h"
 #include "ops/kernels.h"
 #include "ops/runs.h"
 

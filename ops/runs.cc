@@ -1,13 +1,10 @@
 #include "ops/runs.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "ops/kernels.h"
 
 namespace sirtaki::ops {
-
-std::int64_t BytesOf(core::DType dtype) { return static_cast<std::int64_t>(core::SizeOf(dtype)); }
 
 Elements ElementsOf(const core::Signature& signature) {
   return {core::PartType(signature.dtype), core::IsComplex(signature.dtype) ? 2 : 1};
@@ -49,10 +46,6 @@ void Slices::Send(std::int64_t member, const void* memory, std::int64_t bytes) {
 
 void Slices::Receive(std::int64_t member, void* memory, std::int64_t bytes) {
   if (bytes > 0) incoming_.push_back({static_cast<int>(member), memory, bytes});
-}
-
-void Copy(void* to, const void* from, std::int64_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
 bool TotalBytes(const std::vector<std::int64_t>& rows, std::int64_t row_bytes,

@@ -23,8 +23,6 @@ std::unique_ptr<GroupRun> MakeGatherRun(const RunContext& context);
 std::unique_ptr<GroupRun> MakeScatterRun(const RunContext& context);
 std::unique_ptr<GroupRun> MakeAllToAllRun(const RunContext& context);
 
-std::int64_t BytesOf(core::DType dtype);
-
 // Reductions take complex numbers as twice as many of their parts.
 struct Elements {
   core::DType dtype = core::DType::kF32;  // of one
@@ -63,8 +61,6 @@ class Slices {
   std::vector<OutgoingSlice> outgoing_;
   std::vector<IncomingSlice> incoming_;
 };
-
-void Copy(void* to, const void* from, std::int64_t bytes);
 
 // The sum of `rows`, each not negative, times `row_bytes`; false if that is not so or does not fit.
 bool TotalBytes(const std::vector<std::int64_t>& rows, std::int64_t row_bytes, std::int64_t* total);

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "ops/bytes.h"
 #include "ops/runs.h"
 
 namespace sirtaki::ops::nccl {

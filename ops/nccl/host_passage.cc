@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "ops/bytes.h"
 #include "ops/nccl/group_launch.h"
 #include "ops/runs.h"
 

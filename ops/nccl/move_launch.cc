@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/bytes.h"
 #include "ops/nccl/group_launch.h"
 #include "ops/runs.h"
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fusion/arena_layout.h"
+#include "ops/bytes.h"
 #include "ops/nccl/group_launch.h"
 #include "ops/nccl/host_hierarchy.h"
 #include "ops/runs.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "ops/runs.h"
+#include "ops/bytes.h"
 #include "ops/shm/operations.h"
 
 namespace sirtaki::ops::shm {

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "ops/bytes.h"
 #include "ops/kernels.h"
-#include "ops/runs.h"
 #include "ops/shm/operations.h"
 
 namespace sirtaki::ops::shm {
