@@ -8,6 +8,7 @@
 #include "core/config_table.h"
 #include "core/text.h"
 #include "launch/host_list.h"
+#include "launch/max_ranks.h"
 #include "launch/words.h"
 
 namespace sirtaki::launch {

@@ -13,8 +13,6 @@
 
 namespace sirtaki::launch {
 
-inline constexpr int kMaxRanks = 1 << 20;
-
 struct LaunchOptions {
   int np = 0;  // 0: one for each slot of the hosts
   std::string hosts;

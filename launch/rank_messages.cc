@@ -4,7 +4,7 @@
 #include <span>
 
 #include "core/byte_codec.h"
-#include "launch/options.h"
+#include "launch/max_ranks.h"
 
 namespace sirtaki::launch {
 

@@ -5,6 +5,7 @@
 
 #include "core/text.h"
 #include "launch/allocation.h"
+#include "launch/max_ranks.h"
 #include "launch/options.h"
 #include "launch/words.h"
 
