@@ -12,7 +12,7 @@
 
 #include "benchmarks/support/measure.h"
 #include "benchmarks/support/resnet50_shapes.h"
-#include "core/types.h"
+#include "core/base/types.h"
 #include "ops/cuda/device.h"
 #include "ops/cuda/kernel_image.h"
 #include "ops/cuda/kernels.h"

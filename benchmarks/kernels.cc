@@ -2,7 +2,7 @@
 // moves as many, taken in turn with it; and what a call costs that has little to do.
 //
 //   kernels [--rounds N]
-#include "ops/kernels.h"
+#include "ops/base/kernels.h"
 
 #include <time.h>
 
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "benchmarks/support/measure.h"
-#include "core/types.h"
+#include "core/base/types.h"
 #include "fusion/convert.h"
 
 namespace sirtaki::benchmarks {

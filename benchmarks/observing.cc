@@ -22,7 +22,7 @@
 #include "benchmarks/support/measure.h"
 #include "benchmarks/support/models.h"
 #include "benchmarks/support/ranks.h"
-#include "frameworks/observation.h"
+#include "session/session_observability.h"
 
 namespace sirtaki::benchmarks {
 namespace {

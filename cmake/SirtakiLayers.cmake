@@ -1,13 +1,13 @@
 # sirtaki_add_layer(<target> <folder>... [INCLUDE <regex>] [EXCLUDE <regex>] [UNITE [ALONE <regex>]])
 #
-# A static, position independent library of every .cc file that lies directly in the folders (and matches). Includes are written
-# from the top of the tree: #include "core/status.h". UNITE: SIRTAKI_UNITY compiles many of them together, but those that match
+# A static, position independent library of every .cc file below the folders (that matches). Includes are written
+# from the top of the tree: #include "core/base/status.h". UNITE: SIRTAKI_UNITY compiles many of them together, but those that match
 # ALONE, for a name of their own that another has as well.
 function(sirtaki_add_layer target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "UNITE" "INCLUDE;EXCLUDE;ALONE" "")
   set(sources "")
   foreach(folder IN LISTS arg_UNPARSED_ARGUMENTS)
-    file(GLOB found CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.cc")
+    file(GLOB_RECURSE found CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.cc")
     list(APPEND sources ${found})
   endforeach()
   if(arg_INCLUDE)

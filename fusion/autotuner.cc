@@ -5,7 +5,7 @@
 #include <sstream>
 #include <utility>
 
-#include "core/check.h"
+#include "core/base/check.h"
 
 namespace sirtaki::fusion {
 

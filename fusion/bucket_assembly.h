@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <vector>
 
-#include "core/request.h"
-#include "core/work.h"
+#include "core/engine/work.h"
+#include "core/protocol/request.h"
 
 namespace sirtaki::fusion {
 

@@ -5,7 +5,7 @@
 #include <tuple>
 #include <utility>
 
-#include "core/wire.h"
+#include "core/protocol/wire.h"
 
 namespace sirtaki::fusion {
 namespace {

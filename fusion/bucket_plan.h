@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/types.h"
+#include "core/base/types.h"
 
 namespace sirtaki::fusion {
 

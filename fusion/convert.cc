@@ -8,7 +8,7 @@
 #define HWY_TARGET_INCLUDE "fusion/convert.cc"
 #include <hwy/foreach_target.h>
 // After it, what is compiled for each target.
-#include "core/check.h"
+#include "core/base/check.h"
 #include "fusion/elements_inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -1,10 +1,10 @@
 // Elements on their way into and out of staging memory: widened, scaled, rounded. Tight loops over
-// contiguous host memory; reductions of two vectors are in ops/kernels.
+// contiguous host memory; reductions of two vectors are in ops/base/kernels.
 #pragma once
 
 #include <cstdint>
 
-#include "core/types.h"
+#include "core/base/types.h"
 
 namespace sirtaki::fusion {
 

@@ -14,7 +14,7 @@
 #include <limits>
 #include <vector>
 
-#include "core/types.h"
+#include "core/base/types.h"
 #include "fusion/convert.h"
 
 namespace sirtaki::fusion {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/executor.h"
+#include "core/engine/executor.h"
 
 namespace sirtaki::fusion {
 

@@ -13,7 +13,7 @@
 #include "mpi/operation.h"
 #include "mpi/reductions.h"
 #include "mpi/transfers.h"
-#include "ops/backend.h"
+#include "ops/base/backend.h"
 
 namespace sirtaki::mpi {
 

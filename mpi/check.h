@@ -4,8 +4,8 @@
 
 #include <mpi.h>
 
-#include "core/status.h"
-#include "core/types.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
 
 namespace sirtaki::mpi {
 

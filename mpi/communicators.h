@@ -8,12 +8,12 @@
 #include <map>
 #include <memory>
 
-#include "core/rank_ranges.h"
-#include "core/status.h"
-#include "core/thread_annotations.h"
-#include "core/types.h"
+#include "core/base/rank_ranges.h"
+#include "core/base/status.h"
+#include "core/base/thread_annotations.h"
+#include "core/base/types.h"
 #include "mpi/environment.h"
-#include "ops/backend.h"
+#include "ops/base/backend.h"
 
 namespace sirtaki::mpi {
 

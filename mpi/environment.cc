@@ -13,8 +13,8 @@
 #include <thread>
 #include <utility>
 
-#include "core/log.h"
-#include "core/start_notice.h"
+#include "core/base/log.h"
+#include "core/machine/start_notice.h"
 #include "mpi/check.h"
 #include "mpi/environment_impl.h"
 

@@ -16,10 +16,10 @@
 #include <string_view>
 #include <vector>
 
-#include "core/environment.h"
-#include "core/status.h"
-#include "core/topology.h"
-#include "core/types.h"
+#include "core/base/environment.h"
+#include "core/base/status.h"
+#include "core/base/topology.h"
+#include "core/base/types.h"
 
 namespace sirtaki::mpi {
 

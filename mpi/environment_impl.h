@@ -5,8 +5,8 @@
 
 #include <functional>
 
-#include "core/status.h"
-#include "core/types.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
 #include "mpi/environment.h"
 
 namespace sirtaki::mpi {

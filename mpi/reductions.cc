@@ -1,7 +1,7 @@
 #include "mpi/reductions.h"
 
 #include "mpi/environment.h"
-#include "ops/kernels.h"
+#include "ops/base/kernels.h"
 
 namespace sirtaki::mpi {
 namespace {

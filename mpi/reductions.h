@@ -1,4 +1,4 @@
-// The reductions of ops/kernels.h as MPI's: its own where they mean exactly the same, ours
+// The reductions of ops/base/kernels.h as MPI's: its own where they mean exactly the same, ours
 // elsewhere.
 #pragma once
 
@@ -7,7 +7,7 @@
 #include <map>
 #include <utility>
 
-#include "core/types.h"
+#include "core/base/types.h"
 
 namespace sirtaki::mpi {
 

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "core/status.h"
+#include "core/base/status.h"
 #include "mpi/operation.h"
-#include "ops/backend.h"
+#include "ops/base/backend.h"
 
 namespace sirtaki::mpi {
 

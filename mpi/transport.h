@@ -1,7 +1,7 @@
 // The engine's messages over MPI: one non-blocking send each, received with a matched probe.
 //
 // MPI cannot ring when something arrives, so ArrivalsRing() is false and sleepers come back to
-// look; the doorbell serves for everything else. See core/transport.h for who may call what.
+// look; the doorbell serves for everything else. See core/protocol/transport.h for who may call what.
 #pragma once
 
 #include <mpi.h>
@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/doorbell.h"
-#include "core/transport.h"
+#include "core/protocol/transport.h"
+#include "core/threads/doorbell.h"
 #include "mpi/communicators.h"
 
 namespace sirtaki::mpi {

@@ -4,10 +4,10 @@
 #include <optional>
 #include <utility>
 
-#include "core/log.h"
+#include "core/base/log.h"
 #include "fusion/planner.h"
 #include "ops/cuda/device_work.h"
-#include "ops/lane_task.h"
+#include "ops/groups/lane_task.h"
 #include "ops/nccl/host_hierarchy.h"
 
 namespace sirtaki::ops {

@@ -14,11 +14,11 @@
 #include <utility>
 #include <vector>
 
-#include "core/executor.h"
-#include "core/thread_annotations.h"
-#include "ops/host_lanes.h"
+#include "core/base/thread_annotations.h"
+#include "core/engine/executor.h"
+#include "ops/host/host_lanes.h"
 #include "ops/nccl/device_lane.h"
-#include "ops/nccl/message_passage.h"
+#include "ops/nccl/device_p2p.h"
 
 namespace sirtaki::ops {
 

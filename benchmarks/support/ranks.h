@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "benchmarks/support/measure.h"
-#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/session/session_state.h"
 
 namespace sirtaki::benchmarks {
 

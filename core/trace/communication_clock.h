@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "core/thread_annotations.h"
-#include "core/types.h"
+#include "core/base/thread_annotations.h"
+#include "core/base/types.h"
 
 namespace sirtaki::core::trace {
 

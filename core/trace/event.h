@@ -7,7 +7,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "core/types.h"
+#include "core/base/types.h"
 
 namespace sirtaki::core::trace {
 

@@ -1,6 +1,6 @@
 // What a rank leaves behind when something has gone wrong: what it waited for, what it ran, and the
 // last things that it did. A file of JSON for each rank; whoever has those of all ranks can say who
-// was behind (launch/explain). Pure.
+// was behind (launch/reports/explain). Pure.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/rank_ranges.h"
-#include "core/status.h"
+#include "core/base/rank_ranges.h"
+#include "core/base/status.h"
 #include "core/trace/event.h"
 
 namespace sirtaki::core::trace {

@@ -11,8 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/base/types.h"
 #include "core/trace/communication_clock.h"
-#include "core/types.h"
 
 namespace sirtaki::core::trace {
 

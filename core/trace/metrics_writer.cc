@@ -10,7 +10,7 @@
 #include <fstream>
 #include <system_error>
 
-#include "core/quiet_thread.h"
+#include "core/threads/quiet_thread.h"
 #include "core/trace/trace_files.h"
 
 namespace sirtaki::core::trace {

@@ -7,8 +7,8 @@
 #include <thread>
 #include <utility>
 
-#include "core/status.h"
-#include "core/thread_annotations.h"
+#include "core/base/status.h"
+#include "core/base/thread_annotations.h"
 #include "core/trace/observer.h"
 
 namespace sirtaki::core::trace {

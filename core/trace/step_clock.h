@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-#include "core/thread_annotations.h"
+#include "core/base/thread_annotations.h"
 #include "core/trace/observer.h"
 
 namespace sirtaki::core::trace {

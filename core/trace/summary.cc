@@ -9,7 +9,7 @@
 #include <span>
 #include <string_view>
 
-#include "core/rank_ranges.h"
+#include "core/base/rank_ranges.h"
 
 namespace sirtaki::core::trace {
 namespace {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "core/status.h"
+#include "core/base/status.h"
 #include "core/trace/event.h"
 
 namespace sirtaki::core::trace {

@@ -8,7 +8,7 @@
 #include <system_error>
 #include <utility>
 
-#include "core/quiet_thread.h"
+#include "core/threads/quiet_thread.h"
 #include "core/trace/trace_files.h"
 
 namespace sirtaki::core::trace {

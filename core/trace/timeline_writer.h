@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/thread_annotations.h"
+#include "core/base/thread_annotations.h"
 #include "core/trace/observer.h"
 #include "core/trace/timeline.h"
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "ops/dynamic_library.h"
+#include "ops/base/dynamic_library.h"
 
 namespace sirtaki::ops::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <string>
 
-#include "core/status.h"
+#include "core/base/status.h"
 
 struct CUstream_st;
 struct CUevent_st;

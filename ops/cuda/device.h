@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/status.h"
-#include "core/thread_annotations.h"
+#include "core/base/status.h"
+#include "core/base/thread_annotations.h"
 #include "ops/cuda/cuda_api.h"
 
 namespace sirtaki::ops::cuda {

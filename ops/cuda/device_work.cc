@@ -1,6 +1,6 @@
 #include "ops/cuda/device_work.h"
 
-#include "core/check.h"
+#include "core/base/check.h"
 
 namespace sirtaki::ops::cuda {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/work.h"
+#include "core/engine/work.h"
 #include "ops/cuda/device.h"
 
 namespace sirtaki::ops::nccl {

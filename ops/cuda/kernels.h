@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "core/status.h"
-#include "core/types.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
 #include "fusion/convert.h"
 #include "fusion/pack.h"
 #include "ops/cuda/device.h"

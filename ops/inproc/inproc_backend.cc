@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "core/check.h"
-#include "core/thread_annotations.h"
-#include "ops/finished.h"
+#include "core/base/check.h"
+#include "core/base/thread_annotations.h"
+#include "ops/base/finished.h"
+#include "ops/base/kernels.h"
 #include "ops/inproc/mailboxes.h"
 #include "ops/inproc/meeting.h"
-#include "ops/kernels.h"
 
 namespace sirtaki::ops {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <memory>
 
-#include "ops/backend.h"
+#include "ops/base/backend.h"
 
 namespace sirtaki::ops {
 

@@ -9,9 +9,9 @@
 #include <memory>
 #include <tuple>
 
-#include "core/status.h"
-#include "core/thread_annotations.h"
-#include "ops/backend.h"
+#include "core/base/status.h"
+#include "core/base/thread_annotations.h"
+#include "ops/base/backend.h"
 
 namespace sirtaki::ops {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ops/kernels.h"
+#include "ops/base/kernels.h"
 
 namespace sirtaki::ops {
 namespace {

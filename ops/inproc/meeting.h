@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "core/rank_ranges.h"
-#include "core/status.h"
-#include "core/types.h"
-#include "ops/backend.h"
+#include "core/base/rank_ranges.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "ops/base/backend.h"
 
 namespace sirtaki::ops {
 

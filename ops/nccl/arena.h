@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/status.h"
-#include "core/thread_annotations.h"
-#include "core/types.h"
+#include "core/base/status.h"
+#include "core/base/thread_annotations.h"
+#include "core/base/types.h"
 #include "ops/cuda/device.h"
 #include "ops/nccl/communicator.h"
 #include "ops/nccl/nccl_api.h"

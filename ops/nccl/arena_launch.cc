@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/log.h"
+#include "core/base/log.h"
 #include "ops/nccl/group_launch.h"
 
 namespace sirtaki::ops::nccl {

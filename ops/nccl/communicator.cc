@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/text.h"
+#include "core/base/text.h"
 
 namespace sirtaki::ops::nccl {
 namespace {

@@ -7,8 +7,8 @@
 #include <memory>
 #include <string>
 
-#include "core/status.h"
-#include "core/types.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
 #include "ops/nccl/nccl_api.h"
 
 namespace sirtaki::ops::nccl {

@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "core/executor.h"
+#include "core/engine/executor.h"
 #include "ops/cuda/device.h"
-#include "ops/lane_task.h"
+#include "ops/groups/lane_task.h"
 #include "ops/nccl/communicator.h"
-#include "ops/nccl/host_passage.h"
-#include "ops/nccl/meeting.h"
+#include "ops/nccl/host_bounce.h"
+#include "ops/nccl/rendezvous.h"
 
 namespace sirtaki::ops::nccl {
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "ops/nccl/device_lane_parts.h"
+#include "ops/nccl/device_lane_impl.h"
 #include "ops/nccl/host_hierarchy.h"
 
 namespace sirtaki::ops::nccl {

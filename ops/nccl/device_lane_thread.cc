@@ -9,8 +9,8 @@
 #include <thread>
 #include <utility>
 
-#include "ops/keep_forever.h"
-#include "ops/nccl/device_lane_parts.h"
+#include "ops/base/keep_forever.h"
+#include "ops/nccl/device_lane_impl.h"
 
 namespace sirtaki::ops::nccl {
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/status.h"
+#include "core/base/status.h"
 #include "ops/cuda/device.h"
 #include "ops/nccl/communicator.h"
 

@@ -10,11 +10,11 @@
 #include <optional>
 #include <string>
 
-#include "core/request.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/protocol/request.h"
 #include "ops/cuda/device_work.h"
 #include "ops/cuda/kernels.h"
-#include "ops/group_run.h"
+#include "ops/groups/group_run.h"
 #include "ops/nccl/arena.h"
 #include "ops/nccl/communicator.h"
 #include "ops/nccl/device_memory.h"

@@ -7,8 +7,8 @@
 #include <optional>
 #include <utility>
 
-#include "ops/bytes.h"
-#include "ops/runs.h"
+#include "ops/base/bytes.h"
+#include "ops/groups/runs.h"
 
 namespace sirtaki::ops::nccl {
 namespace {
@@ -17,7 +17,7 @@ using core::SetNumber;
 using core::Status;
 using cuda::CopyKind;
 
-// Below those that ops/hierarchy takes for the host's own.
+// Below those that ops/between_hosts/hierarchy takes for the host's own.
 constexpr SetNumber kFirstCarriers = SetNumber{1} << 30;
 constexpr SetNumber kMaxSlices = 256;
 constexpr SetNumber kMaxSets = kFirstCarriers / kMaxSlices;

@@ -12,12 +12,12 @@
 #include <memory>
 #include <vector>
 
-#include "core/rank_ranges.h"
-#include "core/status.h"
-#include "core/types.h"
+#include "core/base/rank_ranges.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
 #include "ops/nccl/communicator.h"
 #include "ops/nccl/group_launch.h"
-#include "ops/nccl/host_passage.h"
+#include "ops/nccl/host_bounce.h"
 #include "ops/nccl/host_slices.h"
 
 namespace sirtaki::ops::nccl {

@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "core/rank_ranges.h"
-#include "core/types.h"
+#include "core/base/rank_ranges.h"
+#include "core/base/types.h"
 
 namespace sirtaki::ops::nccl {
 

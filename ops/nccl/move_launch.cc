@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "ops/bytes.h"
+#include "ops/base/bytes.h"
+#include "ops/groups/runs.h"
 #include "ops/nccl/group_launch.h"
-#include "ops/runs.h"
 
 namespace sirtaki::ops::nccl {
 namespace {

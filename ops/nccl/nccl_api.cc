@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "ops/dynamic_library.h"
+#include "ops/base/dynamic_library.h"
 
 namespace sirtaki::ops::nccl {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <string>
 
-#include "core/status.h"
+#include "core/base/status.h"
 #include "ops/cuda/cuda_api.h"
 
 struct ncclComm;

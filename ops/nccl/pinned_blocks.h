@@ -7,8 +7,8 @@
 #include <map>
 #include <memory>
 
-#include "core/status.h"
-#include "core/thread_annotations.h"
+#include "core/base/status.h"
+#include "core/base/thread_annotations.h"
 #include "ops/cuda/device.h"
 
 namespace sirtaki::ops::nccl {

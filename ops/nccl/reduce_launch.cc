@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "fusion/arena_layout.h"
-#include "ops/bytes.h"
+#include "ops/base/bytes.h"
+#include "ops/groups/runs.h"
 #include "ops/nccl/group_launch.h"
 #include "ops/nccl/host_hierarchy.h"
-#include "ops/runs.h"
 
 namespace sirtaki::ops::nccl {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <utility>
 
-#include "ops/keep_forever.h"
+#include "ops/base/keep_forever.h"
 
 namespace sirtaki::ops::nccl {
 

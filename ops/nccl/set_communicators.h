@@ -7,14 +7,14 @@
 #include <memory>
 #include <utility>
 
-#include "core/rank_ranges.h"
-#include "core/status.h"
-#include "core/types.h"
+#include "core/base/rank_ranges.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
 #include "ops/cuda/cuda_api.h"
 #include "ops/nccl/arena.h"
 #include "ops/nccl/communicator.h"
 #include "ops/nccl/device_memory.h"
-#include "ops/nccl/meeting.h"
+#include "ops/nccl/rendezvous.h"
 
 namespace sirtaki::ops::nccl {
 

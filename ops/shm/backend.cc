@@ -5,9 +5,9 @@
 #include <string>
 #include <utility>
 
-#include "ops/bytes.h"
-#include "ops/finished.h"
-#include "ops/kernels.h"
+#include "ops/base/bytes.h"
+#include "ops/base/finished.h"
+#include "ops/base/kernels.h"
 #include "ops/shm/operations.h"
 
 namespace sirtaki::ops::shm {

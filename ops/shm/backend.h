@@ -18,8 +18,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/thread_annotations.h"
-#include "ops/backend.h"
+#include "core/base/thread_annotations.h"
+#include "ops/base/backend.h"
 #include "ops/shm/blocks.h"
 #include "ops/shm/channel.h"
 #include "ops/shm/local_group.h"

@@ -8,10 +8,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/rank_ranges.h"
-#include "core/status.h"
-#include "core/thread_annotations.h"
-#include "core/types.h"
+#include "core/base/rank_ranges.h"
+#include "core/base/status.h"
+#include "core/base/thread_annotations.h"
+#include "core/base/types.h"
 #include "ops/shm/local_group.h"
 
 namespace sirtaki::ops::shm {

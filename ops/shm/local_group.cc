@@ -9,8 +9,8 @@
 #include <random>
 #include <utility>
 
-#include "core/byte_codec.h"
-#include "core/check.h"
+#include "core/base/byte_codec.h"
+#include "core/base/check.h"
 
 namespace sirtaki::ops::shm {
 

@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "core/rank_ranges.h"
-#include "core/status.h"
+#include "core/base/rank_ranges.h"
+#include "core/base/status.h"
 #include "ops/shm/pool.h"
 #include "ops/shm/region.h"
 #include "ops/shm/shared_counter.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "ops/bytes.h"
+#include "ops/base/bytes.h"
 #include "ops/shm/operations.h"
 
 namespace sirtaki::ops::shm {

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ops/backend.h"
+#include "ops/base/backend.h"
 #include "ops/shm/channel.h"
 #include "ops/shm/steps.h"
 

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "core/check.h"
+#include "core/base/check.h"
 #include "ops/shm/pool_fork.h"
 
 namespace sirtaki::ops::shm {

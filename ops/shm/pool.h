@@ -18,10 +18,10 @@
 #include <functional>
 #include <memory>
 
-#include "core/memory_source.h"
-#include "core/status.h"
-#include "core/thread_annotations.h"
-#include "core/types.h"
+#include "core/base/status.h"
+#include "core/base/thread_annotations.h"
+#include "core/base/types.h"
+#include "core/machine/memory_source.h"
 #include "ops/shm/address_ranges.h"
 #include "ops/shm/region.h"
 

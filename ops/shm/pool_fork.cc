@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/log.h"
-#include "core/thread_annotations.h"
+#include "core/base/log.h"
+#include "core/base/thread_annotations.h"
 #include "ops/shm/pool.h"
 
 namespace sirtaki::ops::shm {

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <utility>
 
-#include "ops/bytes.h"
-#include "ops/kernels.h"
+#include "ops/base/bytes.h"
+#include "ops/base/kernels.h"
 #include "ops/shm/operations.h"
 
 namespace sirtaki::ops::shm {

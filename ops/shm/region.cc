@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/thread_annotations.h"
+#include "core/base/thread_annotations.h"
 
 namespace sirtaki::ops::shm {
 

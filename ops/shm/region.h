@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "core/fork_guard.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/machine/fork_guard.h"
 
 namespace sirtaki::ops::shm {
 

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "core/types.h"
+#include "core/base/types.h"
 
 namespace sirtaki::ops::shm {
 

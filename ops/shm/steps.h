@@ -7,7 +7,7 @@
 #include <new>
 #include <utility>
 
-#include "core/status.h"
+#include "core/base/status.h"
 #include "ops/shm/channel.h"
 
 namespace sirtaki::ops::shm {

@@ -3,8 +3,8 @@
 
 #include <atomic>
 
-#include "core/status.h"
-#include "core/thread_annotations.h"
+#include "core/base/status.h"
+#include "core/base/thread_annotations.h"
 
 namespace sirtaki::ops::shm {
 

@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/transport.h"
+#include "core/protocol/transport.h"
 #include "ops/shm/local_group.h"
 #include "ops/shm/mailbox.h"
 

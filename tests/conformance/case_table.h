@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/types.h"
+#include "core/base/types.h"
 
 namespace sirtaki::tests::conformance {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/types.h"
+#include "core/base/types.h"
 
 namespace sirtaki::tests::conformance {
 

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/config.h"
-#include "frameworks/session.h"
+#include "core/config/config.h"
+#include "session/session.h"
 #include "tests/support/session_calls.h"
 
 namespace {

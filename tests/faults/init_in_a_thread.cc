@@ -2,8 +2,8 @@
 #include <memory>
 #include <thread>
 
-#include "core/log.h"
-#include "frameworks/session.h"
+#include "core/base/log.h"
+#include "session/session.h"
 
 int main() {
   int code = 1;

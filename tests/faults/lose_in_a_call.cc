@@ -31,8 +31,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/config.h"
-#include "frameworks/session.h"
+#include "core/config/config.h"
+#include "session/session.h"
 
 namespace sirtaki::tests {
 namespace {

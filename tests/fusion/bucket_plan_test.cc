@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "core/wire.h"
+#include "core/protocol/wire.h"
 
 namespace sirtaki::fusion {
 namespace {

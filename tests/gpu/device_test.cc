@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "fusion/convert.h"
+#include "ops/base/kernels.h"
 #include "ops/cuda/device.h"
 #include "ops/cuda/kernel_image.h"
 #include "ops/cuda/kernels.h"
-#include "ops/kernels.h"
 #include "ops/nccl/communicator.h"
 #include "ops/nccl/device_memory.h"
 

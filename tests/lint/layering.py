@@ -1,9 +1,11 @@
-"""Folders include only what stands to their left: core <- fusion <- ops <- mpi <- frameworks, and core <- launch.
+"""Folders include only what lies below them: core <- fusion <- ops <- mpi <- session <- frameworks, and core <- launch. Inside of
+a layer its folders stand on floors: one includes those of lower floors, none of its own floor.
 
-Vendors are kept in their rooms too: <mpi.h> in mpi/ and the public sirtaki/mpi.h, spdlog and fmt in core/log.cc, LibTorch in frameworks/,
-Python in frameworks/python/, Highway in fusion/ and ops/, the environment in core/environment.cc. Tests, examples and benchmarks may use them all but spdlog.
+Vendors are kept in their rooms too: <mpi.h> in mpi/ and the public sirtaki/mpi.h, spdlog and fmt in core/base/log.cc, LibTorch in frameworks/,
+Python in frameworks/python/, Highway in fusion/ and ops/, the environment in core/base/environment.cc. Tests, examples and benchmarks may use them all but spdlog.
 """
 
+import os
 import re
 
 import tree
@@ -13,8 +15,17 @@ MAY_INCLUDE = {
     "fusion": {"core", "fusion"},
     "ops": {"core", "fusion", "ops"},
     "mpi": {"core", "fusion", "ops", "mpi"},
-    "frameworks": {"core", "fusion", "ops", "mpi", "frameworks", "sirtaki"},
+    "session": {"core", "fusion", "ops", "mpi", "session", "sirtaki"},
+    "frameworks": {"core", "fusion", "ops", "mpi", "session", "frameworks", "sirtaki"},
     "launch": {"core", "launch"},
+}
+# From the ground up; "" is the layer's own folder.
+FLOORS = {
+    "core": [["base"], ["threads", "machine", "config"], ["protocol", "trace"], ["engine"]],
+    "ops": [["base"], ["groups", "inproc", "shm", "cuda"], ["host", "between_hosts"], ["nccl"], [""]],
+    "session": [["base"], ["inproc", "single"], [""], ["mpi", "no_mpi"]],
+    "frameworks/torch": [["tensors"], ["session"], ["calls"], ["state", "batch_norm"], ["checkpoint", "gradients"], [""]],
+    "launch": [["base"], ["hosts"], ["options"], ["plan"], ["job", "checks", "reports"], [""]],
 }
 OUTSIDE = {"tests", "examples", "benchmarks"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
@@ -26,6 +37,29 @@ def folder_of(path):
     return path.split("/")[0]
 
 
+def place_of(path):
+    """The layer with floors that a file is in, its folder there and that folder's floor; the floor is None where it has none."""
+    folder = os.path.dirname(path)
+    for layer, floors in FLOORS.items():
+        if folder == layer or folder.startswith(layer + "/"):
+            room = folder[len(layer) + 1:]
+            return layer, room, next((i for i, rooms in enumerate(floors) if room in rooms), None)
+    return None, "", 0
+
+
+def judge_floor(name, target):
+    """Why `name` may not include `target` of the same layer, or None."""
+    layer, room, floor = place_of(name)
+    other_layer, other_room, other_floor = place_of(target)
+    if layer is None or layer != other_layer or room == other_room:
+        return None
+    if floor is None or other_floor is None:
+        return f"{layer}/{room if floor is None else other_room} is on no floor of {layer}/: give it one in tests/lint/layering.py"
+    if other_floor >= floor:
+        return f"{layer}/{room} may include only floors below it, and {layer}/{other_room} is not"
+    return None
+
+
 def judge_include(name, target):
     """Why `name` may not include `target`, or None."""
     here, there = folder_of(name), folder_of(target)
@@ -34,12 +68,15 @@ def judge_include(name, target):
         return "a public header may not include an internal one: it is not installed"
     if internal and here in MAY_INCLUDE and there not in MAY_INCLUDE[here]:
         return f"{here}/ may include only {', '.join(sorted(MAY_INCLUDE[here]))}"
+    why = judge_floor(name, target)
+    if why:
+        return why
     if there in OUTSIDE and here in MAY_INCLUDE:
         return f"{here}/ may not include {there}/"
     if target == "mpi.h" and here != "mpi" and here not in OUTSIDE - {"examples"} and name != PUBLIC + "sirtaki/mpi.h":
         return "only mpi/ includes <mpi.h>, and the public header for programs that do"
-    if there in ("spdlog", "fmt") and name != "core/log.cc":
-        return "only core/log.cc sees spdlog and fmt"
+    if there in ("spdlog", "fmt") and name != "core/base/log.cc":
+        return "only core/base/log.cc sees spdlog and fmt"
     if there in ("torch", "ATen", "c10") and here not in OUTSIDE | {"frameworks"}:
         return "LibTorch belongs in frameworks/"
     if (there == "pybind11" or target.startswith("frameworks/python/")) and not name.startswith("frameworks/python/"):
@@ -57,9 +94,9 @@ def main():
         for number, text in tree.lines(top, name):
             match = INCLUDE.match(text)
             why = judge_include(name, match.group(1)) if match else None
-            if why is None and folder_of(name) in MAY_INCLUDE and name != "core/environment.cc":
+            if why is None and folder_of(name) in MAY_INCLUDE and name != "core/base/environment.cc":
                 if GETENV.search(text.split("//")[0]):
-                    why = "only core/environment.cc reads the environment"
+                    why = "only core/base/environment.cc reads the environment"
             if why:
                 findings.append(f"{name}:{number}: {text.strip()}\n    {why}")
     tree.report("lint.layering", len(names), findings)

@@ -1,5 +1,5 @@
 // RANKS: 1 2 3 4
-// The MPI backend keeps what ops/backend.h promises, in every way of calling MPI.
+// The MPI backend keeps what ops/base/backend.h promises, in every way of calling MPI.
 #include "mpi/backend.h"
 
 #include <gtest/gtest.h>

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "frameworks/session.h"
+#include "session/session.h"
 #include "tests/support/mpi_main.h"
 #include "tests/support/session_calls.h"
 #include "tests/support/test_scale.h"

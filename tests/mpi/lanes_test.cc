@@ -12,7 +12,7 @@
 #include "mpi/backend.h"
 #include "mpi/communicators.h"
 #include "mpi/environment.h"
-#include "ops/host_lanes.h"
+#include "ops/host/host_lanes.h"
 #include "tests/support/mpi_main.h"
 #include "tests/support/run_cases.h"
 

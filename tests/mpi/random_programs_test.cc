@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "frameworks/session.h"
+#include "session/session.h"
 #include "tests/support/mpi_main.h"
 #include "tests/support/order_cycle.h"
 #include "tests/support/random_program.h"

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "frameworks/session.h"
+#include "session/session.h"
 #include "tests/support/mpi_interpose.h"
 #include "tests/support/mpi_main.h"
 #include "tests/support/session_calls.h"

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "frameworks/session.h"
+#include "session/session.h"
 #include "tests/support/mpi_main.h"
 #include "tests/support/session_calls.h"
 

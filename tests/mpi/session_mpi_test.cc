@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "frameworks/session.h"
+#include "session/session.h"
 #include "tests/support/mpi_main.h"
 #include "tests/support/session_calls.h"
 

@@ -1,5 +1,5 @@
 // RANKS: 2 3 4
-// The transport through shared memory keeps what core/transport.h promises between processes, also
+// The transport through shared memory keeps what core/protocol/transport.h promises between processes, also
 // where a part of the ranks is beyond its reach.
 #include "ops/shm/transport.h"
 

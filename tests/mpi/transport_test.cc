@@ -1,5 +1,5 @@
 // RANKS: 1 2 3 4
-// The MPI transport keeps what core/transport.h promises.
+// The MPI transport keeps what core/protocol/transport.h promises.
 #include "mpi/transport.h"
 
 #include <gtest/gtest.h>

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/digest.h"
-#include "frameworks/session.h"
+#include "core/base/digest.h"
+#include "session/session.h"
 #include "tests/support/half_reference.h"
 #include "tests/support/mpi_main.h"
 #include "tests/support/session_calls.h"

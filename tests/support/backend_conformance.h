@@ -21,8 +21,8 @@
 #include <memory>
 #include <vector>
 
-#include "core/types.h"
-#include "ops/backend.h"
+#include "core/base/types.h"
+#include "ops/base/backend.h"
 
 namespace sirtaki::tests {
 

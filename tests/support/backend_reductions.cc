@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "ops/kernels.h"
+#include "ops/base/kernels.h"
 #include "tests/support/backend_conformance.h"
 
 namespace sirtaki::tests {

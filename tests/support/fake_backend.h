@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/thread_annotations.h"
-#include "ops/backend.h"
+#include "core/base/thread_annotations.h"
+#include "ops/base/backend.h"
 
 namespace sirtaki::tests {
 

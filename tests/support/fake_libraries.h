@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "frameworks/devices.h"
+#include "session/base/devices.h"
 #include "tests/support/fake_gpus.h"
 
 namespace sirtaki::tests {

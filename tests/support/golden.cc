@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "core/environment.h"
+#include "core/base/environment.h"
 
 namespace sirtaki::testing {
 namespace {

@@ -8,7 +8,7 @@
 
 namespace sirtaki::testing {
 
-// The names of the scripts in a folder of the project ("tests/core/golden"), in order.
+// The names of the scripts in a folder of the project ("tests/core/protocol/golden"), in order.
 std::vector<std::string> GoldenScripts(const std::string& folder);
 
 // Plays a script and fails the test if anything else happens than is written. `command` carries out

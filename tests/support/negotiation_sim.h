@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/negotiator.h"
-#include "core/wire.h"
+#include "core/protocol/negotiator.h"
+#include "core/protocol/wire.h"
 
 namespace sirtaki::testing {
 

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "core/executor.h"
-#include "core/work.h"
-#include "frameworks/session.h"
+#include "core/engine/executor.h"
+#include "core/engine/work.h"
+#include "session/session.h"
 
 namespace sirtaki::tests {
 

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "core/executor.h"
-#include "core/rank_ranges.h"
-#include "core/request.h"
-#include "ops/host_lanes.h"
+#include "core/base/rank_ranges.h"
+#include "core/engine/executor.h"
+#include "core/protocol/request.h"
+#include "ops/host/host_lanes.h"
 
 namespace sirtaki::ops {
 

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/work.h"
-#include "frameworks/session.h"
+#include "core/engine/work.h"
+#include "session/session.h"
 
 namespace sirtaki::tests {
 

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/backend.h"
-#include "ops/selecting_backend.h"
+#include "ops/base/backend.h"
+#include "ops/between_hosts/backend_selection.h"
 #include "ops/shm/backend.h"
 #include "ops/shm/local_group.h"
 #include "ops/shm/pool.h"

@@ -7,7 +7,7 @@
 #include <random>
 #include <string>
 
-#include "core/environment.h"
+#include "core/base/environment.h"
 
 namespace sirtaki::testing {
 namespace {

@@ -27,7 +27,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/transport.h"
+#include "core/protocol/transport.h"
 
 namespace sirtaki::tests {
 

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "sirtaki/torch.h"
+#include "tests/torch/checkpoint/scratch_folder.h"
 #include "tests/torch/gpu/gpu_ranks.h"
-#include "tests/torch/scratch_folder.h"
 #include "tests/torch/torch_ranks.h"
 #include "tests/torch/training.h"
 

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "frameworks/torch/gpu_tensors.h"
+#include "frameworks/torch/calls/gpu_tensors.h"
 #include "sirtaki/torch.h"
 #include "tests/torch/gpu/gpu_ranks.h"
 #include "tests/torch/torch_ranks.h"

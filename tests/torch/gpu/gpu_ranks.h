@@ -12,9 +12,9 @@
 #include <thread>
 #include <vector>
 
-#include "frameworks/inproc_world.h"
-#include "frameworks/session.h"
-#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/session/session_state.h"
+#include "session/inproc/inproc_world.h"
+#include "session/session.h"
 #include "sirtaki/session.h"
 #include "tests/support/fake_libraries.h"
 #include "tests/support/rank_threads.h"

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "frameworks/torch/gradient_unscaling.h"
+#include "frameworks/torch/gradients/gradient_unscaling.h"
 #include "sirtaki/torch.h"
 #include "tests/torch/gpu/gpu_ranks.h"
 #include "tests/torch/torch_ranks.h"

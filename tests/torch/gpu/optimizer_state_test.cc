@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "frameworks/torch/optimizer_device.h"
+#include "frameworks/torch/state/optimizer_device.h"
 #include "sirtaki/torch.h"
 #include "tests/torch/gpu/gpu_ranks.h"
 

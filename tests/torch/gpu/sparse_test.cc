@@ -8,7 +8,7 @@
 
 #include "sirtaki/torch.h"
 #include "tests/torch/gpu/gpu_ranks.h"
-#include "tests/torch/sparse_training.h"
+#include "tests/torch/gradients/sparse_training.h"
 #include "tests/torch/torch_ranks.h"
 
 namespace sirtaki::tests {

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "frameworks/torch/session_state.h"
+#include "frameworks/torch/session/session_state.h"
 #include "ops/nccl/nccl_api.h"
 #include "sirtaki/torch.h"
 #include "tests/support/fake_gpus_state.h"

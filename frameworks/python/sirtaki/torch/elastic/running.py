@@ -17,7 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # otherwise fail for ever.
 _MOST_FAILURES = 3
 
-# An error within backward() comes through autograd, which keeps its text alone: how core/status.cc begins those of a job.
+# An error within backward() comes through autograd, which keeps its text alone: how core/base/status.cc begins those of a job.
 _OF_THE_JOB = re.compile(r"(peer lost|timed out|aborted|backend failure|protocol error|shut down): ")
 
 # What a rank's end is told with: with as many ranks as before the job cannot be joined again.

@@ -1,0 +1,182 @@
+#include "core/base/log.h"
+
+#include <spdlog/details/null_mutex.h>
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "core/base/text.h"
+#include "core/base/thread_annotations.h"
+
+namespace sirtaki::core {
+namespace {
+
+constexpr std::array<std::string_view, kLogLevelCount> kLevelNames = {"trace",   "debug", "info",
+                                                                      "warning", "error", "off"};
+
+spdlog::level::level_enum ToSpdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kTrace:
+      return spdlog::level::trace;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+    case LogLevel::kOff:
+      break;
+  }
+  return spdlog::level::off;
+}
+
+LogLevel FromSpdlog(spdlog::level::level_enum level) {
+  switch (level) {
+    case spdlog::level::trace:
+      return LogLevel::kTrace;
+    case spdlog::level::debug:
+      return LogLevel::kDebug;
+    case spdlog::level::info:
+      return LogLevel::kInfo;
+    case spdlog::level::warn:
+      return LogLevel::kWarning;
+    default:
+      return LogLevel::kError;
+  }
+}
+
+// Hands finished lines to a function. Logger's lock serves for the sinks too.
+class FunctionSink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
+ public:
+  explicit FunctionSink(LogSink function) : function_(std::move(function)) {}
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    function_(FromSpdlog(message.level), std::string(line.data(), line.size()));
+  }
+  void flush_() override {}
+
+  LogSink function_;
+};
+
+// "[3@node7] ", or nothing before the rank is known.
+std::string Prefix(const LogIdentity& identity) {
+  if (identity.rank < 0) return {};
+  std::string prefix = "[" + std::to_string(identity.rank);
+  if (!identity.host.empty()) prefix += "@" + identity.host;
+  return prefix + "] ";
+}
+
+struct ThreadPrefix {
+  bool set = false;
+  std::string text;
+};
+
+ThreadPrefix& OfThisThread() {
+  thread_local ThreadPrefix prefix;
+  return prefix;
+}
+
+class Logger {
+ public:
+  // Never destroyed: threads may log while the process ends.
+  static Logger& Get() {
+    static Logger* const logger = new Logger;
+    return *logger;
+  }
+
+  bool Enabled(LogLevel level) const {
+    return level != LogLevel::kOff && level >= level_.load(std::memory_order_relaxed);
+  }
+
+  void Configure(const LogSettings& settings) {
+    MutexLock lock(mutex_);
+    level_.store(settings.level, std::memory_order_relaxed);
+    prefix_ = Prefix(settings.identity);
+    show_time_ = settings.show_time;
+    Rebuild();
+  }
+
+  void SetSink(LogSink sink) {
+    MutexLock lock(mutex_);
+    function_ = std::move(sink);
+    Rebuild();
+  }
+
+  void Write(LogLevel level, std::string_view text) {
+    // Held until the line is out: once a sink was replaced it is never called again, and may go.
+    MutexLock lock(mutex_);
+    std::string line = OfThisThread().set ? OfThisThread().text : prefix_;
+    line.append(Escaped(text));  // one message, one line
+    logger_->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
+  }
+
+ private:
+  Logger() {
+    MutexLock lock(mutex_);
+    Rebuild();
+  }
+
+  void Rebuild() SIRTAKI_REQUIRES(mutex_) {
+    std::shared_ptr<spdlog::sinks::sink> sink;
+    std::string end_of_line = spdlog::details::os::default_eol;
+    if (function_) {
+      sink = std::make_shared<FunctionSink>(function_);
+      end_of_line.clear();
+    } else {
+      sink = std::make_shared<spdlog::sinks::stderr_sink_st>();
+    }
+    const std::string pattern =
+        show_time_ ? "[%Y-%m-%d %H:%M:%S.%f] [sirtaki] [%l] %v" : "[sirtaki] [%l] %v";
+    sink->set_formatter(std::make_unique<spdlog::pattern_formatter>(
+        pattern, spdlog::pattern_time_type::local, end_of_line));
+    auto logger = std::make_unique<spdlog::logger>("sirtaki", std::move(sink));
+    logger->set_level(spdlog::level::trace);  // ours is checked before
+    logger->flush_on(spdlog::level::trace);   // the last line before a crash counts most
+    logger_ = std::move(logger);
+  }
+
+  std::atomic<LogLevel> level_{LogLevel::kWarning};
+  Mutex mutex_;
+  std::string prefix_ SIRTAKI_GUARDED_BY(mutex_);
+  bool show_time_ SIRTAKI_GUARDED_BY(mutex_) = true;
+  LogSink function_ SIRTAKI_GUARDED_BY(mutex_);
+  std::unique_ptr<spdlog::logger> logger_ SIRTAKI_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+std::string_view LogLevelName(LogLevel level) {
+  const auto index = static_cast<std::size_t>(level);
+  return index < kLevelNames.size() ? kLevelNames[index] : "unknown";
+}
+
+void ConfigureLog(const LogSettings& settings) { Logger::Get().Configure(settings); }
+
+void SetThreadLogIdentity(const LogIdentity& identity) {
+  OfThisThread() = {true, Prefix(identity)};
+}
+
+bool LogEnabled(LogLevel level) { return Logger::Get().Enabled(level); }
+
+void Log(LogLevel level, std::string_view text) noexcept {
+  if (!LogEnabled(level)) return;
+  try {
+    Logger::Get().Write(level, text);
+  } catch (...) {  // NOLINT: a line that cannot be written must not end a training
+  }
+}
+
+void SetLogSink(LogSink sink) { Logger::Get().SetSink(std::move(sink)); }
+
+}  // namespace sirtaki::core

@@ -1,0 +1,78 @@
+#include "core/base/status.h"
+
+#include "core/base/text.h"
+
+namespace sirtaki::core {
+namespace {
+
+// That the message has "rank 3" or "ranks 3-5", and not "rank 31".
+bool NamesRank(const std::string& message, int rank) {
+  for (const char* const word : {"rank ", "ranks "}) {
+    const std::string text = word + std::to_string(rank);
+    for (std::size_t at = message.find(text); at != std::string::npos;
+         at = message.find(text, at + 1)) {
+      const std::size_t end = at + text.size();
+      if (end == message.size() || message[end] < '0' || message[end] > '9') return true;
+    }
+  }
+  return false;
+}
+
+// What stands for a call without a name ("unnamed call #7") stands without quotes.
+bool NamesTensor(const std::string& message, const std::string& tensor) {
+  return message.find(Quoted(tensor)) != std::string::npos ||
+         (tensor.find(' ') != std::string::npos && message.find(tensor) != std::string::npos);
+}
+
+}  // namespace
+
+std::string_view StatusCodeName(StatusCode code) {
+  switch (code) {
+    case StatusCode::kOk:
+      return "ok";
+    case StatusCode::kInvalidArgument:
+      return "invalid argument";
+    case StatusCode::kMismatch:
+      return "mismatch";
+    case StatusCode::kNotInitialized:
+      return "not initialized";
+    case StatusCode::kDuplicateName:
+      return "duplicate name";
+    case StatusCode::kShutDown:
+      return "shut down";
+    case StatusCode::kPeerLost:
+      return "peer lost";
+    case StatusCode::kTimedOut:
+      return "timed out";
+    case StatusCode::kAborted:
+      return "aborted";
+    case StatusCode::kBackend:
+      return "backend failure";
+    case StatusCode::kProtocol:
+      return "protocol error";
+    case StatusCode::kUnsupported:
+      return "unsupported";
+  }
+  return "unknown error";
+}
+
+std::string Status::ToString() const {
+  std::string text(StatusCodeName(code_));
+  if (ok()) return text;
+  if (!message_.empty()) text += ": " + message_;
+
+  std::string from;
+  if (origin_.rank >= 0 && !(origin_.host.empty() && NamesRank(message_, origin_.rank))) {
+    from = "rank " + std::to_string(origin_.rank);
+  }
+  if (!origin_.host.empty()) from += (from.empty() ? "host " : " on host ") + origin_.host;
+  if (!from.empty()) from.insert(0, "from ");
+  // Most messages name the tensor themselves; twice would read badly.
+  if (!origin_.tensor.empty() && !NamesTensor(message_, origin_.tensor)) {
+    from += (from.empty() ? "tensor " : ", tensor ") + Quoted(origin_.tensor);
+  }
+  if (!from.empty()) text += " (" + from + ")";
+  return text;
+}
+
+}  // namespace sirtaki::core

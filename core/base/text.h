@@ -1,0 +1,23 @@
+// How names and times are written for people. Pure.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "core/base/types.h"
+
+namespace sirtaki::core {
+
+// "250 us", "500 ms", "1.5 s", "60 s", "30 min", "2.5 h": rounded to three digits, above two
+// minutes to one decimal.
+std::string DurationText(Duration duration);
+
+// Control characters and bytes that are no UTF-8 as \n, \t, \r or \x07, so that a text from
+// elsewhere cannot break a line or steer a terminal. The rest stays as it is.
+std::string Escaped(std::string_view text);
+
+// A name between quotes: escaped, its own quotes and backslashes too. Of a name of more than 128
+// bytes the beginning and the end, followed by its length: "encoder.aaa...bias" (4000 bytes).
+std::string Quoted(std::string_view name);
+
+}  // namespace sirtaki::core

@@ -1,0 +1,343 @@
+#include "core/config/config.h"
+
+#include <algorithm>
+#include <fstream>
+#include <string_view>
+
+#include "core/base/byte_codec.h"
+#include "core/base/check.h"
+#include "core/base/rank_ranges.h"
+#include "core/base/spelling.h"
+#include "core/base/text.h"
+#include "core/config/config_table.h"
+
+namespace sirtaki::core {
+namespace {
+
+constexpr std::string_view kFlagPrefix = "--sirtaki-";
+constexpr std::string_view kVariablePrefix = "SIRTAKI_";
+constexpr std::size_t kMaxText = 4096;  // of a value that is told to other ranks
+
+std::size_t IndexOf(const OptionSpec& option) { return static_cast<std::size_t>(option.id); }
+
+void SetOption(const OptionSpec& option, std::int64_t value, OptionSource source, Config* config) {
+  option.set(*config, value);
+  config->sources[IndexOf(option)] = source;
+}
+
+std::string_view Trimmed(std::string_view text) {
+  const auto is_space = [](char c) { return c == ' ' || c == '\t' || c == '\r'; };
+  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+// `given` begins with `prefix`, which does not count for how near a known one is.
+template <typename Spelling>
+Status UnknownOption(const std::string& what, std::string_view prefix, const std::string& given,
+                     Spelling spelling) {
+  std::vector<std::string> known;
+  for (const OptionSpec& option : OptionTable()) known.push_back(spelling(option));
+  const std::string nearest = NearestWord(given, known, prefix.size());
+  std::string text = "unknown " + what + " " + Escaped(given);
+  if (!nearest.empty()) text += "; the nearest known is " + nearest;
+  return {StatusCode::kInvalidArgument, text + " (docs/configuration.md lists all)"};
+}
+
+Status BadValue(const OptionSpec& option, std::string_view text, const std::string& from,
+                const std::string& allowed) {
+  return {StatusCode::kInvalidArgument, "option " + std::string(option.name) + " cannot be " +
+                                            Quoted(text) + " (from " + from + "); allowed is " +
+                                            allowed};
+}
+
+Status SetFromText(const OptionSpec& option, std::string_view text, OptionSource source,
+                   const std::string& from, Config* config) {
+  if (!SetOptionFromText(option, text, config)) {
+    return BadValue(option, text, from, AllowedValues(option));
+  }
+  config->sources[IndexOf(option)] = source;
+  return Status::Ok();
+}
+
+Status ReadVariables(const EnvironmentView& env, Config* config) {
+  for (const std::string& name : env.NamesWithPrefix(kVariablePrefix)) {
+    if (IsForeignVariable(name)) continue;
+    const auto table = OptionTable();
+    const auto option = std::find_if(table.begin(), table.end(), [&](const OptionSpec& candidate) {
+      return candidate.Variable() == name;
+    });
+    if (option == table.end()) {
+      return UnknownOption("environment variable", kVariablePrefix, name,
+                           [](const OptionSpec& known) { return known.Variable(); });
+    }
+    Status status = SetFromText(*option, *env.Find(name), OptionSource::kVariable, name, config);
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Status ReadFlag(const std::string& argument, Config* config) {
+  const std::size_t equals = argument.find('=');
+  const std::string flag = argument.substr(0, equals);
+  const auto table = OptionTable();
+  const auto option = std::find_if(table.begin(), table.end(), [&](const OptionSpec& candidate) {
+    return candidate.Flag() == flag;
+  });
+  if (option == table.end()) {
+    return UnknownOption("flag", kFlagPrefix, flag,
+                         [](const OptionSpec& known) { return known.Flag(); });
+  }
+  if (equals != std::string::npos) {
+    return SetFromText(*option, argument.substr(equals + 1), OptionSource::kFlag, flag, config);
+  }
+  if (option->kind == OptionKind::kBool) {
+    SetOption(*option, 1, OptionSource::kFlag, config);
+    return Status::Ok();
+  }
+  return {StatusCode::kInvalidArgument, "flag " + flag + " needs a value, as " + flag +
+                                            "=VALUE; allowed is " + AllowedValues(*option)};
+}
+
+Status ReadFlags(const std::vector<std::string>& args, Config* config,
+                 std::vector<std::string>* rest) {
+  for (auto argument = args.begin(); argument != args.end(); ++argument) {
+    if (*argument == "--") {  // by custom, what follows is no flag
+      rest->insert(rest->end(), argument, args.end());
+      break;
+    }
+    if (!argument->starts_with(kFlagPrefix)) {
+      rest->push_back(*argument);
+      continue;
+    }
+    Status status = ReadFlag(*argument, config);
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Status ReadProgram(const ProgramOptions& program, Config* config) {
+  for (const auto& [name, value] : program) {
+    const OptionSpec* option = FindOption(name);
+    if (option == nullptr) {
+      return UnknownOption("option", "", name,
+                           [](const OptionSpec& known) { return std::string(known.name); });
+    }
+    Status status = SetFromText(*option, value, OptionSource::kProgram, "the program", config);
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+// Reads one variable of Horovod's. Leaves the option alone if the variable says nothing about it.
+Status ReadAlias(const OptionSpec& option, const HorovodAlias& alias, const std::string& text,
+                 Config* config) {
+  using Reading = HorovodAlias::Reading;
+  const std::string from(alias.variable);
+  const bool is_switch =
+      alias.reading == Reading::kZeroIfTrue || alias.reading == Reading::kInverted;
+  if (is_switch) {
+    const auto on = ParseBool(text);
+    if (!on) return BadValue(option, text, from, "0 or 1");
+    if (alias.reading == Reading::kInverted || *on) {
+      SetOption(option, *on ? 0 : 1, OptionSource::kHorovod, config);
+    }
+    return Status::Ok();
+  }
+  if (alias.reading == Reading::kRaisedToMin && text == "0") {
+    SetOption(option, option.min, OptionSource::kHorovod, config);
+    return Status::Ok();
+  }
+  if (alias.reading == Reading::kNotDynamic && text == "DYNAMIC") return Status::Ok();
+  if (alias.reading == Reading::kLogLevel && text == "fatal") {
+    return SetFromText(option, "error", OptionSource::kHorovod, from, config);
+  }
+  return SetFromText(option, text, OptionSource::kHorovod, from, config);
+}
+
+// Last, and only where nothing of ours was said: what is overruled need not be right.
+Status ReadHorovod(const EnvironmentView& env, Config* config) {
+  for (const OptionSpec& option : OptionTable()) {
+    for (const HorovodAlias& alias : option.horovod) {
+      if (config->IsExplicit(option.id)) break;
+      const auto text = env.Find(alias.variable);
+      if (!text) continue;
+      Status status = ReadAlias(option, alias, *text, config);
+      if (!status.ok()) return status;
+    }
+  }
+  return Status::Ok();
+}
+
+// As Horovod's: only where nothing else was said.
+Status ReadSettings(Config* config) {
+  const std::string& path = config->settings;
+  std::ifstream file(path);
+  const auto wrong = [&path](int number, const std::string& text) {
+    return Status(StatusCode::kInvalidArgument,
+                  "the file of the option settings, " + Quoted(path) +
+                      (number > 0 ? ", line " + std::to_string(number) : "") + ": " + text);
+  };
+  if (!file) return wrong(0, "it cannot be read");
+  const std::vector<bool> explicitly = [&] {
+    std::vector<bool> is;
+    for (const OptionSpec& option : OptionTable()) is.push_back(config->IsExplicit(option.id));
+    return is;
+  }();
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    const std::string_view said = Trimmed(std::string_view(line).substr(0, line.find('#')));
+    if (said.empty()) continue;
+    const std::size_t colon = said.find(':');
+    if (colon == std::string_view::npos) return wrong(number, "expected \"option: value\"");
+    const std::string name(Trimmed(said.substr(0, colon)));
+    const OptionSpec* option = FindOption(name);
+    if (option == nullptr || option->id == OptionId::kSettings) {
+      const Status unknown = UnknownOption(
+          "option", "", name, [](const OptionSpec& known) { return std::string(known.name); });
+      return wrong(number, unknown.message());
+    }
+    if (explicitly[IndexOf(*option)]) continue;
+    const Status status = SetFromText(*option, Trimmed(said.substr(colon + 1)), OptionSource::kFile,
+                                      Quoted(path), config);
+    if (!status.ok()) return wrong(number, status.message());
+  }
+  return file.eof() && !file.bad() ? Status::Ok() : wrong(0, "it cannot be read");
+}
+
+std::string SourceText(const OptionSpec& option, OptionSource source) {
+  switch (source) {
+    case OptionSource::kDefault:
+      return "the default";
+    case OptionSource::kHorovod: {
+      std::string text = "from";
+      for (const HorovodAlias& alias : option.horovod) {
+        text.append(text == "from" ? " " : " or ").append(alias.variable);
+      }
+      return text;
+    }
+    case OptionSource::kFile:
+      return "from the file of the option settings";
+    case OptionSource::kVariable:
+      return "from " + option.Variable();
+    case OptionSource::kFlag:
+      return "from " + option.Flag();
+    case OptionSource::kProgram:
+      return "from the program";
+  }
+  return "from somewhere";
+}
+
+std::string ValueWithSource(const OptionSpec& option, const Config& config) {
+  return OptionText(option, config) + " (" + SourceText(option, config.SourceOf(option.id)) + ")";
+}
+
+// Tells versions with other options apart; FNV-1a over their names.
+std::uint64_t TableFingerprint() {
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const OptionSpec& option : OptionTable()) {
+    for (char c : std::string(option.name) + "\n") {
+      hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+    }
+  }
+  return hash;
+}
+
+}  // namespace
+
+Status ParseConfig(const std::vector<std::string>& args, const EnvironmentView& env,
+                   const ProgramOptions& program, Config* out, std::vector<std::string>* rest) {
+  Config config;
+  std::vector<std::string> others;
+  // From the weakest to the strongest: each overwrites what came before.
+  Status status = ReadVariables(env, &config);
+  if (status.ok()) status = ReadFlags(args, &config, &others);
+  if (status.ok()) status = ReadProgram(program, &config);
+  if (status.ok()) status = ReadHorovod(env, &config);
+  if (status.ok() && !config.settings.empty()) status = ReadSettings(&config);
+  if (!status.ok()) return status;
+  *out = config;
+  if (rest != nullptr) *rest = std::move(others);
+  return status;
+}
+
+Status AgreeConfigs(std::span<const Config> by_rank, Config* agreed) {
+  SIRTAKI_CHECK(!by_rank.empty(), "there is at least one rank");
+  const Config& first = by_rank.front();
+  for (const OptionSpec& option : OptionTable()) {
+    if (!option.agreed) continue;
+    const std::int64_t value = option.get(first);
+    const Config* other = nullptr;
+    RankRanges ranks;  // those that ask for the same as the first one that differs
+    for (std::size_t rank = 1; rank < by_rank.size(); ++rank) {
+      const Config& config = by_rank[rank];
+      if (!config.IsExplicit(option.id) || option.get(config) == value) continue;
+      if (other == nullptr) other = &config;
+      if (option.get(config) == option.get(*other)) ranks.Add(static_cast<int>(rank));
+    }
+    if (other != nullptr) {
+      return {StatusCode::kMismatch,
+              "option " + std::string(option.name) + " must be the same on all ranks: rank 0 has " +
+                  ValueWithSource(option, first) + ", " +
+                  (ranks.Count() == 1 ? "rank " : "ranks ") + ranks.ToString() +
+                  (ranks.Count() == 1 ? " has " : " have ") + ValueWithSource(option, *other)};
+    }
+  }
+  for (const OptionSpec& option : OptionTable()) {
+    if (option.agreed) SetOption(option, option.get(first), first.SourceOf(option.id), agreed);
+  }
+  return Status::Ok();
+}
+
+// config := fixed64 fingerprint of the table, then for each option: [source] zigzag value, or text
+std::string SerializeConfig(const Config& config) {
+  ByteWriter writer;
+  writer.Fixed64(TableFingerprint());
+  for (const OptionSpec& option : OptionTable()) {
+    writer.Byte(static_cast<std::uint8_t>(config.SourceOf(option.id)));
+    if (option.kind == OptionKind::kText) {
+      writer.Text(std::string_view(config.*option.text).substr(0, kMaxText));
+    } else {
+      writer.Zigzag(option.get(config));
+    }
+  }
+  const auto bytes = writer.Take();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+Status DeserializeConfig(std::string_view bytes, Config* config) {
+  ByteReader reader(std::as_bytes(std::span(bytes.data(), bytes.size())));
+  if (reader.Fixed64("option table") != TableFingerprint() && reader.ok()) {
+    return {StatusCode::kProtocol,
+            "the ranks run versions of Sirtaki whose options differ: use one version everywhere"};
+  }
+  Config result;
+  constexpr auto kLastSource = static_cast<std::uint8_t>(OptionSource::kProgram);
+  for (const OptionSpec& option : OptionTable()) {
+    const std::uint8_t source = reader.ByteUpTo("option source", kLastSource);
+    if (option.kind == OptionKind::kText) {
+      result.*option.text = reader.Text("option value", kMaxText);
+      result.sources[IndexOf(option)] = static_cast<OptionSource>(source);
+      continue;
+    }
+    const std::int64_t value = reader.Zigzag("option value");
+    if (!IsAllowedValue(option, value)) reader.Fail("option value", "is not allowed");
+    if (!reader.ok()) return reader.status();
+    SetOption(option, value, static_cast<OptionSource>(source), &result);
+  }
+  reader.ExpectEnd();
+  if (reader.ok()) *config = result;
+  return reader.status();
+}
+
+std::string DescribeConfig(const Config& config) {
+  std::string text;
+  for (const OptionSpec& option : OptionTable()) {
+    if (!config.IsExplicit(option.id)) continue;
+    text.append(text.empty() ? "" : ", ").append(option.name).append("=");
+    text += ValueWithSource(option, config);
+  }
+  return text.empty() ? "defaults" : text;
+}
+
+}  // namespace sirtaki::core

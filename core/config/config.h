@@ -1,0 +1,150 @@
+// Everything about the library that can be chosen. One table (config.cc) feeds the parser, the
+// messages, and docs/configuration.md.
+//
+// A value is taken from the first of: the program's options, flags, SIRTAKI_* variables, HOROVOD_*
+// variables, the file that the option settings names, the default. A Config is a value; any thread
+// may read it.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/base/environment.h"
+#include "core/base/log.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
+
+namespace sirtaki::core {
+
+enum class MpiThreads : std::uint8_t { kAuto, kMultiple, kSerialized };
+enum class WaitMode : std::uint8_t { kAuto, kSpin, kYield };
+enum class SharedMemoryMode : std::uint8_t { kAuto, kOff, kRequired };
+enum class TransportMode : std::uint8_t { kAuto, kMpi };
+enum class HierarchyMode : std::uint8_t { kAuto, kOff, kOn };
+enum class AllocatorMode : std::uint8_t { kAuto, kOff, kOn };
+
+// Words of the option flight_records that are no folder.
+inline constexpr std::string_view kAutoFlightRecords = "auto";
+inline constexpr std::string_view kNoFlightRecords = "off";
+
+// Where an option's value came from. Everything but kDefault is explicit.
+enum class OptionSource : std::uint8_t { kDefault, kFile, kHorovod, kVariable, kFlag, kProgram };
+
+// In the order of the table.
+enum class OptionId : std::uint8_t {
+  kFusionBytes,
+  kFusionDelay,
+  kSmallBytes,
+  kChunkBytes,
+  kIdCapacity,
+  kTreeArity,
+  kStallWarning,
+  kStallLimit,
+  kStartTimeout,
+  kPingInterval,
+  kPeerTimeout,
+  kMpiThreads,
+  kWait,
+  kLogLevel,
+  kLogTime,
+  kIntraOpThreads,
+  kSharedMemory,
+  kTransport,
+  kHierarchy,
+  kAllocator,
+  kPoolBytes,
+  kBucketBytes,
+  kFirstBucketBytes,
+  kDeterministic,
+  kAutotune,
+  kAutotuneLog,
+  kTimeline,
+  kTimelineBytes,
+  kFlightRecords,
+  kMetricsFile,
+  kMetricsInterval,
+  kSummary,
+  kSettings,
+};
+inline constexpr std::size_t kOptionCount = 33;
+
+// What each option does, and its limits, is said once: in the table, and so in
+// docs/configuration.md.
+struct Config {
+  std::int64_t fusion_bytes = std::int64_t{64} << 20;     // agreed
+  Duration fusion_delay = std::chrono::microseconds(50);  // agreed; zero: never
+  std::int64_t small_bytes = std::int64_t{64} << 10;      // agreed
+  std::int64_t chunk_bytes = std::int64_t{1} << 20;       // agreed
+  std::int64_t id_capacity = 16384;                       // agreed
+  Duration stall_warning = std::chrono::seconds(60);      // agreed; zero: never
+  Duration stall_limit = std::chrono::minutes(30);        // agreed; zero: never
+  Duration start_timeout = std::chrono::seconds(30);
+  Duration ping_interval = std::chrono::seconds(2);  // agreed
+  Duration peer_timeout = std::chrono::seconds(10);  // agreed
+  int tree_arity = 8;                                // agreed
+  int intra_op_threads = 0;                          // zero: auto
+  MpiThreads mpi_threads = MpiThreads::kAuto;
+  WaitMode wait = WaitMode::kAuto;
+  LogLevel log_level = LogLevel::kWarning;
+  bool log_time = true;
+  SharedMemoryMode shared_memory = SharedMemoryMode::kAuto;  // agreed
+  TransportMode transport = TransportMode::kAuto;            // agreed
+  HierarchyMode hierarchy = HierarchyMode::kAuto;            // agreed
+  AllocatorMode allocator = AllocatorMode::kAuto;
+  std::int64_t pool_bytes = 0;                              // zero: auto
+  std::int64_t bucket_bytes = std::int64_t{16} << 20;       // agreed; zero: no buckets
+  std::int64_t first_bucket_bytes = std::int64_t{1} << 20;  // agreed
+  bool deterministic = false;                               // agreed
+  bool autotune = false;                                    // agreed
+  std::string autotune_log;
+  std::string timeline;                                   // none: no timeline
+  std::int64_t timeline_bytes = std::int64_t{256} << 20;  // zero: as long as it gets
+  std::string flight_records = std::string(kAutoFlightRecords);
+  std::string metrics_file;  // none: no file
+  Duration metrics_interval = std::chrono::seconds(10);
+  bool summary = false;  // agreed
+  std::string settings;
+
+  std::array<OptionSource, kOptionCount> sources{};
+
+  OptionSource SourceOf(OptionId option) const { return sources[static_cast<std::size_t>(option)]; }
+  bool IsExplicit(OptionId option) const { return SourceOf(option) != OptionSource::kDefault; }
+  bool operator==(const Config&) const = default;
+};
+
+// Options that the program itself gives, by name: {"fusion_bytes", "64M"}.
+using ProgramOptions = std::vector<std::pair<std::string, std::string>>;
+
+// Sets `*out` from the defaults and what is given, and `*rest` (may be null) to the arguments that
+// are not ours: all but --sirtaki-name=value, and all from "--" on. Of the same flag twice the last
+// counts. kInvalidArgument for an unknown name that is ours to know, or a value out of bounds: says
+// which option, which value, where it came from, and what is allowed. Never throws. On error `*out`
+// is as it was.
+Status ParseConfig(const std::vector<std::string>& args, const EnvironmentView& env,
+                   const ProgramOptions& program, Config* out, std::vector<std::string>* rest);
+
+// Of the options that all ranks must have alike, sets those of `*agreed` to rank 0's and leaves the
+// others. kMismatch if another rank has an explicit value that differs: names the option, both
+// ranks, both values and where they came from. The same result on every rank. Precondition: by_rank
+// is not empty.
+Status AgreeConfigs(std::span<const Config> by_rank, Config* agreed);
+
+// For exchanging it between ranks. Deserialising survives any bytes (kProtocol) and refuses the
+// bytes of a version of the library with other options.
+std::string SerializeConfig(const Config& config);
+Status DeserializeConfig(std::string_view bytes, Config* config);
+
+// "fusion_bytes=32M (from SIRTAKI_FUSION_BYTES), tree_arity=2 (from the program)": what is not a
+// default; "defaults" if nothing is.
+std::string DescribeConfig(const Config& config);
+
+// The text of docs/configuration.md.
+std::string OptionsMarkdown();
+
+}  // namespace sirtaki::core

@@ -1,0 +1,67 @@
+#include <string>
+#include <string_view>
+
+#include "core/config/config.h"
+#include "core/config/config_table.h"
+
+namespace sirtaki::core {
+namespace {
+
+constexpr std::string_view kIntroduction = R"(# Configuration
+
+<!-- Generated from the table of options in core/config/config_table.cc: change that, not this file.
+     SIRTAKI_TEST_WRITE_DOCS=1 and the test ConfigDocsTest write it anew. -->
+
+An option can be given in five ways. The first of these that is there counts:
+
+1. by the program, by name, when it calls `init`;
+2. by a flag, `--sirtaki-fusion-bytes=32M`. Other arguments, and all that follow a bare `--`, are left to
+   the program;
+3. by an environment variable, `SIRTAKI_FUSION_BYTES=32M`. One that is set to nothing counts as not set;
+4. by the variable of Horovod's that means the same, where there is one;
+5. by a file of `option: value` lines that the option [settings](#settings) names.
+
+A flag or a `SIRTAKI_` variable that is not known is an error, and so is a value that is not allowed:
+`init` refuses it and names it. (`SIRTAKI_TEST_` variables belong to the tests, `SIRTAKI_BOOTSTRAP_`
+ones, `SIRTAKI_JOBS` and a few more to the scripts.)
+
+Sizes are in bytes or take `K`, `M` or `G`, powers of 1024. Times are in seconds or take `us`, `ms`, `s`
+or `min`. Both may have decimals: `1.5G`, `0.5s`.
+
+An *agreed* option is the same on all ranks: rank 0's value is taken everywhere, and `init` fails on every
+rank if another one was told explicitly something else.
+
+| option | default | agreed |
+|---|---|---|
+)";
+
+std::string DefaultOf(const OptionSpec& option) { return OptionText(option, Config{}); }
+
+std::string Code(std::string_view text) {
+  return text.empty() ? "none" : "`" + std::string(text) + "`";
+}
+
+std::string Section(const OptionSpec& option) {
+  std::string text = "\n## " + std::string(option.name) + "\n\n";
+  text.append(option.help).append("\n\n");
+  text += "- flag " + Code(option.Flag()) + ", variable " + Code(option.Variable());
+  for (const HorovodAlias& alias : option.horovod) text += ", Horovod's " + Code(alias.variable);
+  text += "\n- default " + Code(DefaultOf(option));
+  text += "; allowed is " + AllowedValues(option);
+  text += option.agreed ? "\n- agreed by all ranks\n" : "\n- each rank's own\n";
+  return text;
+}
+
+}  // namespace
+
+std::string OptionsMarkdown() {
+  std::string text(kIntroduction);
+  for (const OptionSpec& option : OptionTable()) {
+    text.append("| [").append(option.name).append("](#").append(option.name).append(") | ");
+    text += Code(DefaultOf(option)) + " | " + (option.agreed ? "yes" : "no") + " |\n";
+  }
+  for (const OptionSpec& option : OptionTable()) text += Section(option);
+  return text;
+}
+
+}  // namespace sirtaki::core

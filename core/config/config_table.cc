@@ -1,0 +1,292 @@
+#include "core/config/config_table.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <type_traits>
+
+#include "core/config/config_units.h"
+
+namespace sirtaki::core {
+namespace {
+
+using Reading = HorovodAlias::Reading;
+
+constexpr std::int64_t kHour = 60 * kMinute;
+constexpr std::int64_t kDay = 24 * kHour;
+
+// In the order of the enumerations of config.h.
+constexpr std::array<std::string_view, 3> kMpiThreads = {"auto", "multiple", "serialized"};
+constexpr std::array<std::string_view, 3> kWaits = {"auto", "spin", "yield"};
+constexpr std::array<std::string_view, 3> kSharedMemories = {"auto", "off", "required"};
+constexpr std::array<std::string_view, 2> kTransports = {"auto", "mpi"};
+constexpr std::array<std::string_view, 3> kHierarchies = {"auto", "off", "on"};
+constexpr std::array<std::string_view, 3> kAllocators = {"auto", "off", "on"};
+constexpr std::array<std::string_view, 6> kLogLevels = {"trace",   "debug", "info",
+                                                        "warning", "error", "off"};
+
+constexpr std::array<HorovodAlias, 1> kFusionAlias = {{{"HOROVOD_FUSION_THRESHOLD"}}};
+constexpr std::array<HorovodAlias, 1> kCacheAlias = {
+    {{"HOROVOD_CACHE_CAPACITY", Reading::kRaisedToMin}}};
+constexpr std::array<HorovodAlias, 2> kStallAliases = {
+    {{"HOROVOD_STALL_CHECK_DISABLE", Reading::kZeroIfTrue}, {"HOROVOD_STALL_CHECK_TIME_SECONDS"}}};
+constexpr std::array<HorovodAlias, 1> kStallLimitAlias = {
+    {{"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"}}};
+constexpr std::array<HorovodAlias, 1> kLogLevelAlias = {
+    {{"HOROVOD_LOG_LEVEL", Reading::kLogLevel}}};
+constexpr std::array<HorovodAlias, 1> kLogTimeAlias = {
+    {{"HOROVOD_LOG_HIDE_TIME", Reading::kInverted}}};
+
+constexpr std::array<HorovodAlias, 1> kAutotuneAlias = {{{"HOROVOD_AUTOTUNE"}}};
+constexpr std::array<HorovodAlias, 1> kAutotuneLogAlias = {{{"HOROVOD_AUTOTUNE_LOG"}}};
+constexpr std::array<HorovodAlias, 1> kTimelineAlias = {
+    {{"HOROVOD_TIMELINE", Reading::kNotDynamic}}};
+
+template <auto Member>
+std::int64_t Get(const Config& config) {
+  using Value = std::remove_cvref_t<decltype(config.*Member)>;
+  if constexpr (std::is_same_v<Value, Duration>) {
+    return std::chrono::duration_cast<std::chrono::microseconds>(config.*Member).count();
+  } else {
+    return static_cast<std::int64_t>(config.*Member);
+  }
+}
+
+template <auto Member>
+void Set(Config& config, std::int64_t value) {
+  using Value = std::remove_cvref_t<decltype(config.*Member)>;
+  if constexpr (std::is_same_v<Value, Duration>) {
+    config.*Member = std::chrono::microseconds(value);
+  } else {
+    config.*Member = static_cast<Value>(value);
+  }
+}
+
+// One row of the table while it is put together.
+struct RowOf {
+  OptionSpec row;
+  RowOf& Between(std::int64_t min, std::int64_t max) {
+    row.min = min;
+    row.max = max;
+    return *this;
+  }
+  RowOf& ZeroIs(std::string_view meaning) {
+    row.zero = meaning;
+    return *this;
+  }
+  RowOf& Agreed() {
+    row.agreed = true;
+    return *this;
+  }
+  RowOf& OneOf(std::span<const std::string_view> choices) {
+    row.choices = choices;
+    return Between(0, static_cast<std::int64_t>(choices.size()) - 1);
+  }
+  RowOf& Horovod(std::span<const HorovodAlias> aliases) {
+    row.horovod = aliases;
+    return *this;
+  }
+  operator OptionSpec() { return row; }  // NOLINT: so that the table reads as rows
+};
+
+// A row begins from its field, which also holds the default.
+template <auto Member>
+RowOf Option(OptionId id, std::string_view name, OptionKind kind, std::string_view help) {
+  RowOf option;
+  option.row.id = id;
+  option.row.name = name;
+  option.row.kind = kind;
+  option.row.help = help;
+  option.row.get = &Get<Member>;
+  option.row.set = &Set<Member>;
+  return option;
+}
+
+template <std::string Config::*Member>
+RowOf TextOption(OptionId id, std::string_view name, std::string_view help) {
+  RowOf option;
+  option.row.id = id;
+  option.row.name = name;
+  option.row.kind = OptionKind::kText;
+  option.row.help = help;
+  option.row.text = Member;
+  return option;
+}
+
+using Table = std::array<OptionSpec, kOptionCount>;
+
+// clang-format off
+Table MakeTable() {
+  return {
+      Option<&Config::fusion_bytes>(OptionId::kFusionBytes, "fusion_bytes", OptionKind::kBytes,
+          "How much is moved in one operation: tensors that are ready together are joined up to this "
+          "size. A larger tensor goes alone. 0 joins nothing.")
+          .Between(0, 1024 * kGibi).Agreed().Horovod(kFusionAlias),
+      Option<&Config::fusion_delay>(OptionId::kFusionDelay, "fusion_delay", OptionKind::kDuration,
+          "Operations that nobody waits for yet are gathered until none was submitted for so long, but for "
+          "ten times that at most: what is submitted in a row is then agreed on, and moved, together.")
+          .Between(1, kSecond).ZeroIs("at once").Agreed(),
+      Option<&Config::small_bytes>(OptionId::kSmallBytes, "small_bytes", OptionKind::kBytes,
+          "Operations up to this size take the small lane, where they never wait behind a large one. "
+          "0 sends everything that has a size to the large lane.")
+          .Between(0, 16 * kMebi).Agreed(),
+      Option<&Config::chunk_bytes>(OptionId::kChunkBytes, "chunk_bytes", OptionKind::kBytes,
+          "A large operation is carried out in pieces of this size where the backend works in pieces.")
+          .Between(4 * kKibi, kGibi).Agreed(),
+      Option<&Config::id_capacity>(OptionId::kIdCapacity, "id_capacity", OptionKind::kCount,
+          "How many tensors of a process set have an agreed short number at a time. The least recently "
+          "used one gives way; more tensors than this work, but each use is negotiated in full. "
+          "Horovod's 0 is taken as 1.")
+          .Between(1, 1 << 24).Agreed().Horovod(kCacheAlias),
+      Option<&Config::tree_arity>(OptionId::kTreeArity, "tree_arity", OptionKind::kCount,
+          "How many hosts report to one host in the tree of the negotiation.")
+          .Between(1, 1024).Agreed(),
+      Option<&Config::stall_warning>(OptionId::kStallWarning, "stall_warning", OptionKind::kDuration,
+          "After waiting so long for a rank that does not submit a tensor, or for an operation to end, "
+          "a warning names the tensor and the ranks.")
+          .Between(kMillisecond, 365 * kDay).ZeroIs("never").Agreed().Horovod(kStallAliases),
+      Option<&Config::stall_limit>(OptionId::kStallLimit, "stall_limit", OptionKind::kDuration,
+          "After waiting so long for a rank that does not submit a tensor, or for an operation to end, "
+          "the job fails on every rank.")
+          .Between(kMillisecond, 365 * kDay).ZeroIs("never").Agreed().Horovod(kStallLimitAlias),
+      Option<&Config::start_timeout>(OptionId::kStartTimeout, "start_timeout", OptionKind::kDuration,
+          "How long init waits for the other ranks.")
+          .Between(100 * kMillisecond, kDay),
+      Option<&Config::ping_interval>(OptionId::kPingInterval, "ping_interval", OptionKind::kDuration,
+          "A rank that waits, and has heard nothing from a neighbour for so long, asks whether it is "
+          "alive. Nothing is sent while nobody waits.")
+          .Between(kMillisecond, kDay).Agreed(),
+      Option<&Config::peer_timeout>(OptionId::kPeerTimeout, "peer_timeout", OptionKind::kDuration,
+          "A rank that does not answer for so long is lost, and the job fails on every rank.")
+          .Between(10 * kMillisecond, kDay).Agreed(),
+      Option<&Config::mpi_threads>(OptionId::kMpiThreads, "mpi_threads", OptionKind::kChoice,
+          "The thread support that MPI is asked for: multiple lets large operations have a thread of "
+          "their own, serialized does everything from one thread at a time; auto takes the best there is, "
+          "but serialized where Open MPI's ob1 carries data (several hosts, or no shared memory), which "
+          "two threads can make it lose.")
+          .OneOf(kMpiThreads),
+      Option<&Config::wait>(OptionId::kWait, "wait", OptionKind::kChoice,
+          "What a short wait does: spin keeps its core, yield lets others run; auto spins only where "
+          "every rank of the host has a core for it.")
+          .OneOf(kWaits),
+      Option<&Config::log_level>(OptionId::kLogLevel, "log_level", OptionKind::kChoice,
+          "The least serious messages that are still shown, on standard error.")
+          .OneOf(kLogLevels).Horovod(kLogLevelAlias),
+      Option<&Config::log_time>(OptionId::kLogTime, "log_time", OptionKind::kBool,
+          "Whether messages begin with the time.")
+          .Between(0, 1).Horovod(kLogTimeAlias),
+      Option<&Config::intra_op_threads>(OptionId::kIntraOpThreads, "intra_op_threads",
+          OptionKind::kAutoOrCount,
+          "How many threads LibTorch uses within one operation of a rank; auto divides the host's cores "
+          "among its ranks, unless the program has chosen.")
+          .Between(1, 4096),
+      Option<&Config::shared_memory>(OptionId::kSharedMemory, "shared_memory", OptionKind::kChoice,
+          "Whether the ranks of a host reduce in memory that all of them see: auto where they can, off "
+          "never, required refuses to start where they cannot.")
+          .OneOf(kSharedMemories).Agreed(),
+      Option<&Config::transport>(OptionId::kTransport, "transport", OptionKind::kChoice,
+          "How the ranks of a host negotiate: auto over shared memory where there is some, mpi over MPI.")
+          .OneOf(kTransports).Agreed(),
+      Option<&Config::hierarchy>(OptionId::kHierarchy, "hierarchy", OptionKind::kChoice,
+          "Whether large reductions between hosts are done within each host first, each rank then carrying "
+          "a part over the network: auto and on wherever hosts have several ranks that share memory, off "
+          "never. Between GPUs on several hosts auto and off leave all to NCCL; with on it reduces within "
+          "each host, and what crosses goes through the hosts' memory and MPI.")
+          .OneOf(kHierarchies).Agreed(),
+      Option<&Config::allocator>(OptionId::kAllocator, "allocator", OptionKind::kChoice,
+          "Whether LibTorch takes the memory of its large CPU tensors from a pool, which the ranks of the "
+          "host share where they can, so that gradients are reduced where they were computed: auto unless "
+          "the program has set an allocator of its own, on also then.")
+          .OneOf(kAllocators),
+      Option<&Config::pool_bytes>(OptionId::kPoolBytes, "pool_bytes", OptionKind::kBytes,
+          "The most memory that the pool of a rank holds; beyond it memory comes from the heap.")
+          .Between(kMebi, 1024 * 1024 * kGibi).ZeroIs("the rank's share of the host's memory"),
+      Option<&Config::bucket_bytes>(OptionId::kBucketBytes, "bucket_bytes", OptionKind::kBytes,
+          "Gradients are joined in buckets of about this size, each reduced as soon as it is complete on "
+          "every rank. 0 makes no buckets: each gradient goes by itself.")
+          .Between(0, 1024 * kGibi).Agreed(),
+      Option<&Config::first_bucket_bytes>(OptionId::kFirstBucketBytes, "first_bucket_bytes",
+          OptionKind::kBytes,
+          "The size of the bucket that is complete first, smaller so that the reduction begins early.")
+          .Between(0, 1024 * kGibi).Agreed(),
+      Option<&Config::deterministic>(OptionId::kDeterministic, "deterministic", OptionKind::kBool,
+          "Whether the same program gives the same bits in every run, also where MPI reduces what happened "
+          "to be ready together: buckets of gradients then follow the order of the parameters, and each "
+          "other tensor goes alone.")
+          .Between(0, 1).Agreed(),
+      Option<&Config::autotune>(OptionId::kAutotune, "autotune", OptionKind::kBool,
+          "Whether the steps of the first optimizer are used to find better values of bucket_bytes, "
+          "chunk_bytes (where gradients are not reduced in shared memory), small_bytes and fusion_delay. What "
+          "was found is printed, and stays for the rest of the run. Nothing is tried if the option deterministic is set.")
+          .Between(0, 1).Agreed().Horovod(kAutotuneAlias),
+      TextOption<&Config::autotune_log>(OptionId::kAutotuneLog, "autotune_log",
+          "The file in which rank 0 writes what the autotuner has tried (CSV), and, with .settings "
+          "appended to its name, what it has found: for the option settings.")
+          .Horovod(kAutotuneLogAlias),
+      TextOption<&Config::timeline>(OptionId::kTimeline, "timeline",
+          "A folder, made if need be, in which each rank writes what it does, from init to shutdown, as a "
+          "timeline rank-<number>.json in Chrome's trace format, which https://ui.perfetto.dev shows; or a "
+          "file whose name ends in .json, which rank 0 alone writes. Horovod's DYNAMIC names neither: the program "
+          "begins one with start_timeline.")
+          .Horovod(kTimelineAlias),
+      Option<&Config::timeline_bytes>(OptionId::kTimelineBytes, "timeline_bytes", OptionKind::kBytes,
+          "What a rank's timeline may take. The rest is left out, which its last line says.")
+          .Between(4 * kKibi, 1024 * kGibi).ZeroIs("as much as it gets"),
+      TextOption<&Config::flight_records>(OptionId::kFlightRecords, "flight_records",
+          "The folder, made if need be, in which each rank writes flight-<number>.json when something goes "
+          "wrong, or at SIGUSR1: what it waits for, what it runs and what it did last, for sirtakirun "
+          "--explain. auto is sirtaki-records in the current folder; off writes none, and leaves SIGUSR1 "
+          "and SIGTERM alone."),
+      TextOption<&Config::metrics_file>(OptionId::kMetricsFile, "metrics_file",
+          "A file to which each rank writes its metrics from time to time, and at shutdown; the rank's number "
+          "comes before the name's ending. With the ending .prom it is the text format of Prometheus, and "
+          "replaced each time; else CSV, a line each time."),
+      Option<&Config::metrics_interval>(OptionId::kMetricsInterval, "metrics_interval",
+          OptionKind::kDuration,
+          "The time between two writings of metrics_file.")
+          .Between(10 * kMillisecond, kDay),
+      Option<&Config::summary>(OptionId::kSummary, "summary", OptionKind::kBool,
+          "Whether rank 0 prints, at shutdown, a table of what each rank has done, with advice where the "
+          "picture is clear.")
+          .Between(0, 1).Agreed(),
+      TextOption<&Config::settings>(OptionId::kSettings, "settings",
+          "A file with values of options, a line each, as in \"bucket_bytes: 8M\"; # begins a comment. It "
+          "is weaker than the other ways of giving an option."),
+  };
+}
+// clang-format on
+
+}  // namespace
+
+std::string OptionSpec::Flag() const {
+  std::string flag = "--sirtaki-" + std::string(name);
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+std::string OptionSpec::Variable() const {
+  std::string variable = "SIRTAKI_" + std::string(name);
+  for (char& c : variable) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return variable;
+}
+
+std::span<const OptionSpec> OptionTable() {
+  static const Table table = MakeTable();
+  return table;
+}
+
+const OptionSpec* FindOption(std::string_view name) {
+  for (const OptionSpec& option : OptionTable()) {
+    if (option.name == name) return &option;
+  }
+  return nullptr;
+}
+
+bool IsForeignVariable(std::string_view name) {
+  constexpr std::array<std::string_view, 3> kOfScripts = {"SIRTAKI_JOBS", "SIRTAKI_PYTHON",
+                                                          "SIRTAKI_MPIRUN_FLAGS"};
+  return name.starts_with("SIRTAKI_TEST_") || name.starts_with("SIRTAKI_BOOTSTRAP_") ||
+         std::find(kOfScripts.begin(), kOfScripts.end(), name) != kOfScripts.end();
+}
+
+}  // namespace sirtaki::core

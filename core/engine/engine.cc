@@ -1,0 +1,358 @@
+#include "core/engine/engine.h"
+
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "core/base/text.h"
+#include "core/protocol/wire.h"
+
+namespace sirtaki::core {
+
+namespace {
+
+// One round receives at most so many messages, so that a flood delays nothing else.
+constexpr int kReceivedPerRound = 256;
+
+}  // namespace
+
+Engine::Engine(EngineOptions options, Transport& transport, Negotiator& negotiator,
+               TensorQueue& queue, Executor& executor)
+    : options_(std::move(options)),
+      trace_(options_.observer),
+      transport_(transport),
+      negotiator_(negotiator),
+      queue_(queue),
+      executor_(executor),
+      hooks_(std::make_shared<HandleHooks>(&transport, &queue)),
+      cooling_({options_.min_sleep, options_.max_sleep_outstanding, options_.max_sleep_idle},
+               options_.now()),
+      fusion_delay_(options_.fusion_delay),
+      background_until_(TimePoint::min().time_since_epoch().count()) {}
+
+Engine::~Engine() { hooks_->Detach(); }
+
+HandlePtr Engine::MakeHandle(const Key& key) { return HandleHooks::MakeHandle(hooks_, key); }
+
+Status Engine::Submit(const WorkPtr& work, bool will_wait) {
+  if (!work->handle) work->handle = MakeHandle(work->request.key);
+  work->submitted = Now();
+  Status accepted = queue_.Push(work);
+  if (!accepted.ok()) {
+    work->handle->Disown();
+    work->handle->Complete(accepted);
+  } else if (work->is_message()) {
+    urgent_ = true;
+    if (!will_wait) WakeSomebody();
+  } else if (!will_wait && (!holding_ || drivers_ > 0)) {
+    WakeSomebody();  // a driver may sleep, and whoever holds parks for it
+  }
+  return accepted;
+}
+
+void Engine::AddFirstSet(SetNumber set, const RankRanges& members, WorkPtr work) {
+  MutexLock lock(token_);
+  executor_.AddSet(set, members, std::move(work), Now());
+}
+
+// ---- one round ----
+
+bool Engine::RunOnce(bool waited_for) {
+  MutexLock lock(token_);
+  return Round(Now(), waited_for);
+}
+
+bool Engine::Round(TimePoint now, bool waited_for) {
+  // Only the token's holder writes it.
+  struct Mark {
+    explicit Mark(std::atomic<std::uint64_t>& of) : rounds(of) { Count(); }
+    ~Mark() { Count(); }
+    void Count() {
+      rounds.store(rounds.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    }
+    std::atomic<std::uint64_t>& rounds;
+  };
+  const Mark mark(rounds_);
+  // Taken before the work and carried out after it: what was submitted before a Leave goes before
+  // it.
+  const std::vector<Command> commands = TakeCommands();
+  bool moved = (waited_for || !commands.empty() || !Holds(now)) && SubmitNew(now);
+  CarryOut(commands, now);
+  moved |= !commands.empty();
+  moved |= ReceiveSome(now);
+  CheckDeadlines(now);
+  if (Status health = transport_.health(); !health.ok() && !negotiator_.faulted()) {
+    negotiator_.RaiseFault(health.code(), health.message(), health.origin().tensor);
+  }
+  StepNegotiator(now);
+  if (negotiator_.faulted()) NoticeFault();
+  moved |= SendOutgoing();  // before the lanes: the peers may start as early as we do
+  moved |= StartBatches(now);
+  if (!negotiator_.faulted()) moved |= executor_.Step(now);
+  NoticeEnd(now);
+  if (moved) cooling_.Traffic(now);
+  return moved;
+}
+
+// Whether new work is left where it is for a while.
+bool Engine::Holds(TimePoint now) {
+  if (fusion_delay_ <= Duration::zero() || !queue_.HasNew()) return false;
+  if (urgent_.exchange(false)) return false;
+  const std::size_t works = queue_.NewCount();
+  if (!hold_) hold_ = Hold{now, now, works};
+  if (std::exchange(hold_->works, works) != works) hold_->last = now;
+  return now < HeldUntil();
+}
+
+TimePoint Engine::HeldUntil() const {
+  return std::min(hold_->last + fusion_delay_, hold_->since + kHoldFactor * fusion_delay_);
+}
+
+bool Engine::SubmitNew(TimePoint now) {
+  hold_.reset();
+  if (!queue_.HasNew()) return false;
+  std::vector<Request> requests;
+  const std::vector<WorkPtr> works = queue_.Take();
+  if (works.empty()) return true;  // closed meanwhile
+  last_submitted_ = works.back()->request.key;
+  last_submission_ = now;
+  for (const WorkPtr& work : works) {
+    if (negotiator_.faulted()) continue;  // the queue was closed and has completed it
+    if (negotiator_.leaving()) {
+      queue_.Resolve(work->request.key);
+      work->handle->Complete({StatusCode::kNotInitialized, "submitted after shutdown()"});
+      continue;
+    }
+    const Key& key = work->request.key;
+    if (!negotiator_.IsMember(key.set)) {
+      queue_.Resolve(key);
+      work->handle->Complete(
+          {StatusCode::kInvalidArgument, key.ToString() + ": there is no such process set"});
+      continue;
+    }
+    if (work->deadline != TimePoint::max()) Watch(work);
+    if (key == Key::Join(key.set)) {
+      trace_.Joined(*work);
+      negotiator_.Submit(std::exchange(requests, {}), now);
+      negotiator_.Join(key.set, now);
+      continue;
+    }
+    trace_.Submitted(*work);
+    if (work->is_message()) {
+      // Null if the queue was closed meanwhile, which has completed it.
+      if (WorkPtr message = queue_.Resolve(key)) executor_.StartMessage(std::move(message), now);
+    } else {
+      requests.push_back(work->request);
+    }
+  }
+  if (!requests.empty()) negotiator_.Submit(std::move(requests), now);
+  return true;
+}
+
+bool Engine::ReceiveSome(TimePoint now) {
+  for (int i = 0; i < kReceivedPerRound; ++i) {
+    const std::optional<Incoming> incoming = transport_.TryReceive();
+    if (!incoming) return i > 0;
+    Receive(*incoming, now);
+  }
+  return true;
+}
+
+void Engine::Receive(const Incoming& incoming, TimePoint now) {
+  Message message;
+  const Status decoded = Decode(incoming.bytes, &message);
+  if (!decoded.ok()) {
+    negotiator_.RaiseFault(StatusCode::kProtocol,
+                           "rank " + std::to_string(incoming.from) +
+                               " sent a message that cannot be read: " + decoded.message(),
+                           {});
+    return;
+  }
+  if (message.session != options_.session) return;  // of an earlier init()
+  negotiator_.Receive(incoming.from, std::move(message.body), now);
+}
+
+// Keeps an eye on a call with a time-out until its handle is done, wherever the work is meanwhile.
+void Engine::Watch(const WorkPtr& work) {
+  if (timed_calls_.size() >= sweep_timed_calls_at_) {
+    std::erase_if(timed_calls_, [](const auto& call) { return call.second.handle->done(); });
+    sweep_timed_calls_at_ = 2 * timed_calls_.size() + 64;
+  }
+  queue_.HandOverDeadline(*work);
+  timed_calls_.emplace(
+      work->deadline, TimedCall{work->request.key, work->deadline - work->submitted, work->handle});
+}
+
+void Engine::CheckDeadlines(TimePoint now) {
+  while (!timed_calls_.empty()) {
+    const auto first = timed_calls_.begin();
+    const TimedCall& call = first->second;
+    if (!call.handle->done()) {
+      if (first->first > now) break;
+      TimedCall late = call;
+      timed_calls_.erase(first);
+      CallIsLate(std::move(late), now);
+      continue;
+    }
+    timed_calls_.erase(first);
+  }
+  CheckHeldWork(now);
+}
+
+// The group's fault, but first the seat may say for whom the call has waited.
+void Engine::CallIsLate(TimedCall call, TimePoint now) {
+  if (!call.asked) {
+    call.asked = true;
+    const Duration time = negotiator_.TimeOut(call.key, call.limit, now);
+    if (time > Duration::zero()) timed_calls_.emplace(now + time, std::move(call));
+    return;
+  }
+  negotiator_.RaiseFault(StatusCode::kTimedOut, TimeOutText(call.key, call.limit),
+                         TensorName(call.key));
+}
+
+// Work that is held back behind an earlier use of its name, and so not watched here, ages too.
+void Engine::CheckHeldWork(TimePoint now) {
+  Key key;
+  Duration limit{};
+  if (queue_.EarliestDeadline(&key, &limit) > now) return;
+  negotiator_.RaiseFault(StatusCode::kTimedOut, TimeOutText(key, limit), TensorName(key));
+}
+
+void Engine::StepNegotiator(TimePoint now) {
+  local_.drained = executor_.Idle();
+  if (local_.drained && !executor_.NeedsStepping()) {  // messages are stepped in idle lanes
+    local_.running.clear();
+  } else if (now - looked_at_running_ >= kRunningInterval) {
+    looked_at_running_ = now;
+    local_.running.clear();
+    for (const RunningOperation& operation : executor_.Running()) {
+      local_.running.push_back({operation.set, operation.since, operation.key});
+    }
+  }
+  negotiator_.Step(local_, now);
+  for (const StallWarning& warning : negotiator_.TakeWarnings()) {
+    trace_.Stalled(StallBrief(warning), now);
+    if (options_.on_stall) options_.on_stall(warning);
+  }
+}
+
+bool Engine::SendOutgoing() {
+  std::vector<Outgoing> outgoing = negotiator_.TakeOutgoing();
+  for (Outgoing& message : outgoing) {
+    transport_.Send(message.to, Encode({options_.session, std::move(message.body)}));
+  }
+  flushed_ = transport_.Flush();
+  if (flushed_ && faulted_ && !fault_told_) {
+    fault_told_ = true;
+    transport_.Wake();
+  }
+  return !outgoing.empty();
+}
+
+bool Engine::StartBatches(TimePoint now) {
+  bool any = false;
+  for (DecidedBatch& batch : negotiator_.TakeBatches()) {
+    // No entry starts after a fault, of which a data thread may know before the negotiator does.
+    if (negotiator_.faulted() || queue_.closed()) return true;
+    if (!any) now = Now();  // what has come during the round was called after its beginning
+    any = true;
+    if (!StartBatch(std::move(batch), now)) return true;
+  }
+  return any;
+}
+
+// False: the batch makes no sense, which is a fault.
+bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
+  RunBatch batch{decided.set, decided.number, {}};
+  for (Decided& entry : decided.entries) {
+    if (auto* join = std::get_if<DecidedJoin>(&entry)) {
+      const WorkPtr work = queue_.EndEpoch(join->set);
+      if (work == nullptr) continue;
+      trace_.Agreed(*work, batch.number, now);
+      work->handle->SetValue(join->last);
+      work->handle->Complete(Status::Ok());
+    } else if (auto* added = std::get_if<DecidedAddSet>(&entry)) {
+      WorkPtr work = queue_.Resolve(added->key);
+      if (work != nullptr) trace_.Agreed(*work, batch.number, now);
+      executor_.AddSet(added->set, added->members, std::move(work), now);
+    } else if (auto* removed = std::get_if<DecidedRemoveSet>(&entry)) {
+      static_cast<void>(queue_.EndEpoch(removed->set));
+      WorkPtr work = queue_.Resolve(removed->key);
+      if (work != nullptr) trace_.Agreed(*work, batch.number, now);
+      executor_.RemoveSet(removed->set, std::move(work), now);
+    } else if (auto* fail = std::get_if<DecidedFail>(&entry)) {
+      const bool of_join = fail->key == Key::Join(fail->key.set);
+      const WorkPtr work = of_join ? queue_.EndEpoch(fail->key.set) : queue_.Resolve(fail->key);
+      if (work == nullptr) continue;
+      trace_.Refused(*work, fail->why, batch.number, now);
+      work->handle->Complete(fail->why);
+    } else {
+      auto& run = std::get<DecidedRun>(entry);
+      WorkPtr work = queue_.Resolve(run.key);
+      if (!work && !run.silent.Contains(options_.rank)) {
+        // A data thread's failure or an abort has closed the queue meanwhile, or the ranks
+        // disagree.
+        const bool closed = queue_.closed();
+        if (!closed) {
+          negotiator_.RaiseFault(StatusCode::kProtocol,
+                                 "the ranks agreed to run " + run.key.ToString() +
+                                     ", which this rank has not submitted",
+                                 TensorName(run.key));
+        }
+        // What was resolved already is in nobody's hands but ours.
+        const Status why = closed ? fault() : negotiator_.cause().ToStatus();
+        for (const RunItem& item : batch.items) {
+          if (item.work) item.work->handle->Complete(why);
+        }
+        return closed;
+      }
+      if (work) trace_.Agreed(*work, batch.number, now);
+      if (run.signature->kind == OpKind::kSetLimits) {
+        StartItems(std::exchange(batch.items, {}), batch, now);
+        if (options_.on_limits) fusion_delay_ = options_.on_limits(run.signature->shape);
+        executor_.SetLimits(run.signature->shape);
+        if (work) work->handle->Complete(Status::Ok());
+        continue;
+      }
+      if (work && run.absent_everywhere) work->handle->SetAbsentEverywhere();
+      AddItems(std::move(run), work, &batch);
+    }
+  }
+  StartItems(std::move(batch.items), batch, now);
+  return true;
+}
+
+// As a batch with the set and number of `of`.
+void Engine::StartItems(std::vector<RunItem> items, const RunBatch& of, TimePoint now) {
+  if (items.empty()) return;
+  RunBatch batch{of.set, of.number, std::move(items)};
+  if (options_.on_start) options_.on_start(batch);
+  executor_.Start(std::move(batch), now);
+}
+
+// A grouped call, or a bucket, is as many items as it has tensors; its handle waits for all of
+// them. Those of a bucket that no rank has are not moved.
+void Engine::AddItems(DecidedRun run, const WorkPtr& work, RunBatch* batch) {
+  const std::vector<SignaturePtr>& parts = run.signature->parts;
+  if (parts.empty()) {
+    batch->items.push_back({std::move(run.key), std::move(run.signature), work,
+                            std::move(run.silent), run.absent_everywhere});
+    return;
+  }
+  std::vector<HandlePtr> handles;
+  if (work != nullptr) handles = HandleState::MakeParts(work->handle, parts.size());
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    WorkPtr part;
+    if (work != nullptr) {
+      part = work->parts[i];
+      part->handle = handles[i];
+    }
+    const bool absent =
+        run.absent_everywhere || (run.absent.size() == parts.size() && run.absent[i]);
+    if (absent && part != nullptr) part->handle->SetAbsentEverywhere();
+    batch->items.push_back({run.key, parts[i], std::move(part), run.silent, absent});
+  }
+}
+
+}  // namespace sirtaki::core

@@ -1,0 +1,109 @@
+// What other threads ask of an engine, and its end, good or bad.
+#include <utility>
+
+#include "core/engine/engine.h"
+
+namespace sirtaki::core {
+namespace {
+
+// How long the last messages of a session may take to leave this process.
+constexpr Duration kLastWordTime = std::chrono::seconds(10);
+
+}  // namespace
+
+// ---- commands ----
+
+std::vector<Engine::Command> Engine::TakeCommands() {
+  std::vector<Command> commands;
+  if (!has_commands_.exchange(false)) return commands;
+  MutexLock lock(commands_mutex_);
+  commands.swap(commands_);
+  return commands;
+}
+
+void Engine::CarryOut(const std::vector<Command>& commands, TimePoint now) {
+  for (const Command& command : commands) {
+    if (command.kind == Command::Kind::kLeave) {
+      trace_.Left(command.text, now);
+      negotiator_.Leave(command.text, now);
+    } else {
+      negotiator_.RaiseFault(command.code, command.text, command.tensor, command.origin);
+    }
+  }
+}
+
+// ---- the end ----
+
+void Engine::NoticeFault() {
+  const bool first = !faulted_;
+  if (!first && negotiator_.cause() == noticed_cause_) return;
+  noticed_cause_ = negotiator_.cause();  // an earlier one may have come from elsewhere
+  const Status why = noticed_cause_.ToStatus();
+  {
+    MutexLock lock(fault_mutex_);
+    fault_ = why;
+    has_fault_ = true;
+  }
+  if (!first) return;
+  trace_.Failed(why, Now());
+  running_at_fault_ = executor_.Running();
+  queue_.Close(why);
+  executor_.Abandon(why);
+  timed_calls_.clear();
+  if (options_.on_fault) options_.on_fault(why);
+  faulted_ = true;
+  transport_.Wake();
+}
+
+void Engine::NoticeEnd(TimePoint now) {
+  if (closed_ || !negotiator_.closed()) return;
+  // The confirmation to the children has to leave this process; a child that takes none is not
+  // waited for longer than a lost peer would be.
+  if (!ended_since_) ended_since_ = now;
+  if (!flushed_ && now - *ended_since_ < kLastWordTime) return;
+  queue_.Close({StatusCode::kNotInitialized, "shutdown() has ended this session"});
+  closed_ = true;
+  transport_.Wake();
+}
+
+Status Engine::fault() const {
+  if (!has_fault_) return Status::Ok();
+  MutexLock lock(fault_mutex_);
+  return fault_;
+}
+
+// A medium may tell of another rank's fault before its message comes.
+void Engine::PostFailure(const Status& why, const std::string& tensor) {
+  const bool of_another = why.origin().rank >= 0 && why.origin().rank != options_.rank;
+  PostFault(why.code(), why.message(), tensor,
+            of_another ? why.origin() : Origin{options_.rank, options_.host, {}});
+}
+
+void Engine::PostFault(StatusCode code, const std::string& text, const std::string& tensor) {
+  PostFault(code, text, tensor, {options_.rank, options_.host, {}});
+}
+
+// Fails what is pending here at once; the others learn it by the next round.
+void Engine::PostFault(StatusCode code, const std::string& text, const std::string& tensor,
+                       const Origin& origin) {
+  const Status why = Cause{code, text, origin.rank, origin.host, tensor, 0}.ToStatus();
+  {
+    MutexLock lock(fault_mutex_);
+    if (!fault_.ok()) return;
+    fault_ = why;
+    has_fault_ = true;
+  }
+  queue_.Close(why);
+  Post({Command::Kind::kFault, code, text, tensor, origin});
+}
+
+void Engine::Post(Command command) {
+  {
+    MutexLock lock(commands_mutex_);
+    commands_.push_back(std::move(command));
+    has_commands_ = true;
+  }
+  WakeSomebody();
+}
+
+}  // namespace sirtaki::core

@@ -1,0 +1,95 @@
+// What an engine tells of itself when something has gone wrong.
+#include <chrono>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "core/base/text.h"
+#include "core/engine/engine.h"
+
+namespace sirtaki::core {
+namespace {
+
+constexpr Duration kTokenPause = std::chrono::milliseconds(1);
+
+// To stand before the key. A group may have hundreds of tensors: how many does.
+std::string WhatText(const Signature& signature) {
+  if (signature.parts.empty()) return signature.ToString();
+  return std::string(OpKindName(signature.kind)) + " of the " +
+         std::to_string(signature.parts.size()) + " tensors of";
+}
+
+// It is among the last things that a rank does.
+TimePoint LeftSince(const trace::FlightRecord& record) {
+  for (auto event = record.events.rbegin(); event != record.events.rend(); ++event) {
+    if (event->kind == trace::EventKind::kLeave) return event->begin;
+  }
+  return record.now;
+}
+
+}  // namespace
+
+bool Engine::TakeTokenWithin(Duration patience) const {
+  const TimePoint limit = Clock::now() + patience;
+  while (!token_.TryLock()) {
+    if (Clock::now() >= limit) return false;
+    std::this_thread::sleep_for(kTokenPause);
+  }
+  return true;
+}
+
+trace::FlightRecord Engine::Describe(Duration patience) const {
+  trace::FlightRecord record;
+  record.rank = options_.rank;
+  record.host = options_.host;
+  const TensorQueue::Account account = queue_.GiveAccount();
+  std::vector<std::pair<SetNumber, RankRanges>> sets;
+  std::vector<RunningOperation> running;
+  bool leaving = false;
+  if (TakeTokenWithin(patience)) {
+    sets = negotiator_.MemberSets();
+    leaving = negotiator_.leaving();
+    running = faulted_ ? running_at_fault_ : executor_.Running();
+    token_.Unlock();
+  } else {
+    record.missing = "the members of its process sets, since its engine was busy or stuck";
+    for (const auto& [set, calls] : account.calls) sets.emplace_back(set, RankRanges());
+    running = executor_.Running();
+  }
+  for (auto& [set, members] : sets) {
+    const auto calls = account.calls.find(set);
+    record.sets.push_back({set, std::move(members),
+                           calls == account.calls.end() ? 0 : calls->second,
+                           account.joined.contains(set)});
+  }
+  for (const TensorQueue::Account::Call& call : account.pending) {
+    const bool is_join = call.key == Key::Join(call.key.set);
+    record.pending.push_back({call.key.set, call.key.ToString(),
+                              is_join ? std::string() : WhatText(*call.signature), call.number,
+                              call.submitted});
+  }
+  for (RunningOperation& operation : running) {
+    record.running.push_back({operation.set, std::move(operation.what), operation.since});
+  }
+  if (options_.observer != nullptr) {
+    options_.observer->recorder.Read(0, /*to_the_end=*/true, &record.events, &record.lost);
+  }
+  record.fault = fault();
+  record.now = Now();
+  if (leaving) record.leaving = LeftSince(record);
+  return record;
+}
+
+std::string Engine::Activity() const SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+  const TimePoint now = Now();
+  std::string text = !last_submitted_ ? "has submitted nothing yet"
+                                      : "last submitted " + last_submitted_->ToString() + " " +
+                                            DurationText(now - last_submission_) + " ago";
+  const std::vector<RunningOperation> running = executor_.Running();
+  if (!running.empty()) {
+    text += ", runs " + running.front().what + " for " + DurationText(now - running.front().since);
+  }
+  return text;
+}
+
+}  // namespace sirtaki::core

@@ -1,0 +1,82 @@
+// What carries out decided work. The engine hands over batches in the agreed order; ops/host/host_lanes
+// is the implementation, tests have their own.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/rank_ranges.h"
+#include "core/base/status.h"
+#include "core/engine/work.h"
+#include "core/protocol/request.h"
+
+namespace sirtaki::core {
+
+struct RunItem {
+  Key key;
+  SignaturePtr signature;
+  WorkPtr work;                    // null: this rank has joined and contributes the identity
+  RankRanges silent;               // members that take part from scratch memory
+  bool absent_everywhere = false;  // no rank has this tensor: complete it without moving data
+};
+
+struct RunBatch {
+  SetNumber set = kWorldSet;
+  std::uint64_t number = 0;  // the same on all members
+  std::vector<RunItem> items;
+};
+
+// An operation that has started and not finished.
+struct RunningOperation {
+  SetNumber set = kWorldSet;
+  std::string what;  // "all-reduce of 12 tensors from \"layer1.weight\" (large lane)"
+  TimePoint since{};
+  std::optional<Key> key;  // of the first of a group's; none: a message, a set that comes or goes
+};
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  // Under the token. Plans the batch alone and queues or starts its groups in order; never blocks.
+  virtual void Start(RunBatch batch, TimePoint now) = 0;
+
+  // Under the token. A set comes or goes, at its place in the agreed order: what was started before
+  // for a set that goes is done first. `members`: of a new one. `work`: whose handle is completed
+  // when it has happened; its request is that of the change.
+  virtual void AddSet(SetNumber set, const RankRanges& members, WorkPtr work, TimePoint now) = 0;
+  virtual void RemoveSet(SetNumber set, WorkPtr work, TimePoint now) = 0;
+
+  // Under the token. What is started from now on is planned with these values, the same on all
+  // ranks at this place of the order; what they mean is the executor's affair.
+  virtual void SetLimits(const std::vector<std::int64_t>& values) = 0;
+
+  // Under the token. Begins a send or a receive, which is in no order with the rest.
+  virtual void StartMessage(WorkPtr work, TimePoint now) = 0;
+
+  // Under the token. Steps what is non-blocking; true if something moved.
+  virtual bool Step(TimePoint now) = 0;
+
+  // True if non-blocking calls are unfinished, so that somebody has to keep calling Step.
+  virtual bool NeedsStepping() const = 0;
+
+  // True if some of them do not ring when they progress: Step has to be called at intervals.
+  virtual bool NeedsPolling() const = 0;
+
+  // True if nothing is queued or running on any lane. Messages do not count: a session may end with
+  // them, and a message for which its peer never calls completes with kShutDown. Thread-safe.
+  virtual bool Idle() const = 0;
+
+  // What runs or waits in the lanes now, and messages, oldest first; when they were abandoned or
+  // have failed, what did then. Thread-safe.
+  virtual std::vector<RunningOperation> Running() const = 0;
+
+  // After a fault: nothing starts any more; what is queued completes with `why`, and so do the
+  // handles of what runs (its memory stays alive until the operation returns, if ever). Never
+  // blocks. Thread-safe: whoever has the token may be stuck.
+  virtual void Abandon(const Status& why) = 0;
+};
+
+}  // namespace sirtaki::core

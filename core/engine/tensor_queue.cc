@@ -1,0 +1,198 @@
+#include "core/engine/tensor_queue.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "core/base/check.h"
+#include "core/protocol/message.h"
+
+namespace sirtaki::core {
+namespace {
+
+// As long as the calling thread lives; no other thread gets the same.
+const std::shared_ptr<const void>& ThisThread() {
+  static thread_local const std::shared_ptr<const void> kMark = std::make_shared<const char>('\0');
+  return kMark;
+}
+
+std::string OfSet(SetNumber set) {
+  return set == kWorldSet ? std::string() : " in process set " + std::to_string(set);
+}
+
+}  // namespace
+
+TensorQueue::~TensorQueue() {
+  Close(Status(StatusCode::kShutDown, "Sirtaki was shut down before this call was done"));
+}
+
+Status TensorQueue::Push(const WorkPtr& work) {
+  Key& key = work->request.key;
+  MutexLock lock(mutex_);
+  if (!closed_.ok()) return closed_;
+  if (joined_.contains(key.set)) {
+    return {StatusCode::kInvalidArgument,
+            "this rank has joined" + OfSet(key.set) +
+                ": it takes part in nothing more there until its join has returned"};
+  }
+  if (key == Key::Join(key.set)) {
+    joined_.insert(key.set);
+  } else if (key.form == Key::Form::kUnnamed) {
+    if (Status status = CheckUnnamed(key); !status.ok()) return status;
+    std::uint64_t call = calls_[key.set].next;
+    // Numbers restart when a set's epoch has ended, and what came before is resolved by then; but a
+    // set that is removed may still have a call here that the negotiation has not seen.
+    while (pending_.contains(Key::Unnamed(key.set, call))) ++call;
+    calls_[key.set].next = call + 1;
+    key.number = call;
+  } else if (!names_in_flight_.insert(key).second) {
+    return {StatusCode::kDuplicateName,
+            key.ToString() +
+                " is already in flight on this rank: wait for its handle before using it again, or "
+                "give each call a name of its own",
+            Origin{-1, {}, TensorName(key)}};
+  }
+  if (work->request.signature != nullptr && !work->is_message()) {
+    work->number = ++accepted_[key.set];
+  }
+  if (work->deadline != TimePoint::max()) deadlines_.emplace(work->deadline, work.get());
+  if (!pending_.contains(key)) {
+    Admit(work);
+  } else {
+    held_[key].push_back(work);
+    ++held_count_;
+  }
+  return Status::Ok();
+}
+
+Status TensorQueue::CheckUnnamed(const Key& key) {
+  std::weak_ptr<const void>& thread = calls_[key.set].thread;
+  const std::shared_ptr<const void> known = thread.lock();
+  if (known != nullptr && known != ThisThread()) {
+    return {StatusCode::kInvalidArgument,
+            "a call without a name" + OfSet(key.set) +
+                " from a second thread: such calls are matched by their order, so one thread makes "
+                "them all; give this one a name"};
+  }
+  thread = ThisThread();
+  return Status::Ok();
+}
+
+void TensorQueue::Admit(const WorkPtr& work) {
+  pending_.emplace(work->request.key, work);
+  fresh_.push_back(work);
+  fresh_count_ = fresh_.size();
+}
+
+std::vector<WorkPtr> TensorQueue::Take() {
+  std::vector<WorkPtr> taken;
+  MutexLock lock(mutex_);
+  taken.swap(fresh_);
+  fresh_count_ = 0;
+  return taken;
+}
+
+WorkPtr TensorQueue::Resolve(const Key& key) {
+  WorkPtr resolved;
+  MutexLock lock(mutex_);
+  const auto found = pending_.find(key);
+  if (found == pending_.end()) return nullptr;
+  resolved = std::move(found->second);
+  pending_.erase(found);
+  ForgetDeadline(*resolved);
+  const auto held = held_.find(key);
+  if (held != held_.end()) {
+    Admit(held->second.front());
+    held->second.pop_front();  // Admit kept it alive
+    --held_count_;
+    if (held->second.empty()) held_.erase(held);
+  }
+  return resolved;
+}
+
+void TensorQueue::HandOverDeadline(const Work& work) {
+  MutexLock lock(mutex_);
+  ForgetDeadline(work);
+}
+
+void TensorQueue::ForgetDeadline(const Work& work) {
+  if (work.deadline != TimePoint::max()) deadlines_.erase({work.deadline, &work});
+}
+
+void TensorQueue::ReleaseName(const Key& key) {
+  MutexLock lock(mutex_);
+  names_in_flight_.erase(key);
+}
+
+WorkPtr TensorQueue::EndEpoch(SetNumber set) {
+  WorkPtr work = Resolve(Key::Join(set));
+  MutexLock lock(mutex_);
+  calls_.erase(set);
+  joined_.erase(set);
+  return work;
+}
+
+void TensorQueue::Close(const Status& why) {
+  SIRTAKI_CHECK(!why.ok(), "a queue is closed with a cause");
+  // Taken out under the lock, completed and dropped without it: completions ring doorbells, and the
+  // last reference to a handle releases its name here.
+  std::vector<WorkPtr> fresh;
+  std::unordered_map<Key, WorkPtr, KeyHash> pending;
+  std::unordered_map<Key, std::deque<WorkPtr>, KeyHash> held;
+  {
+    MutexLock lock(mutex_);
+    if (!closed_.ok()) return;
+    closed_ = why;
+    pending_at_close_ = PendingCalls();
+    fresh.swap(fresh_);
+    fresh_count_ = 0;
+    pending.swap(pending_);
+    held.swap(held_);
+    held_count_ = 0;
+    deadlines_.clear();
+  }
+  const auto complete = [&why](const WorkPtr& work) {
+    if (work->handle != nullptr) work->handle->Complete(why);
+  };
+  for (const auto& [key, work] : pending) complete(work);
+  for (const auto& [key, works] : held) {
+    for (const WorkPtr& work : works) complete(work);
+  }
+}
+
+TensorQueue::Account TensorQueue::GiveAccount() const {
+  MutexLock lock(mutex_);
+  return {closed_.ok() ? PendingCalls() : pending_at_close_, accepted_, joined_};
+}
+
+std::vector<TensorQueue::Account::Call> TensorQueue::PendingCalls() const {
+  std::vector<Account::Call> calls;
+  calls.reserve(pending_.size());
+  for (const auto& [key, work] : pending_) {
+    calls.push_back({key, work->request.signature, work->number, work->submitted});
+  }
+  std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.key.set, a.number) < std::tie(b.key.set, b.number);
+  });
+  return calls;
+}
+
+bool TensorQueue::closed() const {
+  MutexLock lock(mutex_);
+  return !closed_.ok();
+}
+
+std::size_t TensorQueue::pending() const {
+  MutexLock lock(mutex_);
+  return pending_.size() + held_count_;
+}
+
+TimePoint TensorQueue::EarliestDeadline(Key* key, Duration* limit) const {
+  MutexLock lock(mutex_);
+  if (deadlines_.empty()) return TimePoint::max();
+  const auto& [deadline, work] = *deadlines_.begin();
+  if (key != nullptr) *key = work->request.key;
+  if (limit != nullptr) *limit = deadline - work->submitted;
+  return deadline;
+}
+
+}  // namespace sirtaki::core

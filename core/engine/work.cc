@@ -1,0 +1,79 @@
+#include "core/engine/work.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace sirtaki::core {
+
+HandleState::HandleState(std::function<void()> on_complete, std::function<void()> on_observed,
+                         Key key)
+    : on_complete_(std::move(on_complete)),
+      on_observed_(std::move(on_observed)),
+      key_(std::move(key)) {}
+
+// Nobody can see the end any more, so the name must not stay taken.
+HandleState::~HandleState() { Observe(); }
+
+bool HandleState::Complete(Status status) {
+  {
+    MutexLock lock(mutex_);
+    if (done_.load(std::memory_order_relaxed)) return false;
+    status_ = std::move(status);
+    done_.store(true, std::memory_order_release);
+  }
+  if (whole_ != nullptr) {
+    // Of several failures the first that gets through counts.
+    if (!status_.ok()) {
+      whole_->Complete(status_);
+    } else if (left_->fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      whole_->Complete(Status::Ok());
+    }
+  }
+  // A read-modify-write, not a load: either it sees the waiter's increment, or that increment reads
+  // from it and then the waiter sees done_. With a plain load both could miss each other.
+  if (waiters_.fetch_add(0, std::memory_order_seq_cst) > 0 && on_complete_) on_complete_();
+  return true;
+}
+
+std::vector<HandlePtr> HandleState::MakeParts(const HandlePtr& whole, std::size_t count) {
+  const auto left = std::make_shared<std::atomic<std::size_t>>(count);
+  std::vector<HandlePtr> parts;
+  parts.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    parts.push_back(std::make_shared<HandleState>(nullptr, nullptr));
+    parts.back()->whole_ = whole;
+    parts.back()->left_ = left;
+  }
+  return parts;
+}
+
+void HandleState::Observe() {
+  if (!observed_.exchange(true, std::memory_order_acq_rel) && on_observed_) on_observed_();
+}
+
+std::int64_t Work::InputBytes() const {
+  if (parts.empty()) return InputBytesOf(*request.signature, *this);
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < parts.size() && i < request.signature->parts.size(); ++i) {
+    bytes += InputBytesOf(*request.signature->parts[i], *parts[i]);
+  }
+  return bytes;
+}
+
+std::int64_t InputBytesOf(const Signature& signature, const Work& work) {
+  if (work.input == nullptr) return 0;
+  // A refused request may have any shape.
+  auto bytes = static_cast<std::uint64_t>(signature.ElementCount()) * SizeOf(signature.dtype);
+  if (FirstDimensionVaries(signature.kind)) bytes *= static_cast<std::uint64_t>(work.rows);
+  return static_cast<std::int64_t>(bytes);
+}
+
+std::int64_t RowsOf(std::int64_t rows, std::int64_t members, std::int64_t index) {
+  return rows / members + (index < rows % members ? 1 : 0);
+}
+
+std::int64_t FirstRowOf(std::int64_t rows, std::int64_t members, std::int64_t index) {
+  return rows / members * index + std::min(index, rows % members);
+}
+
+}  // namespace sirtaki::core

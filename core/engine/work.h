@@ -1,0 +1,136 @@
+// One submitted collective on this rank, and the handle through which its submitter learns the end
+// of it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/thread_annotations.h"
+#include "core/base/types.h"
+#include "core/protocol/request.h"
+
+namespace sirtaki::core {
+
+// The shared state of a handle. Completed exactly once: the first Complete wins, later ones are
+// no-ops (a fault completes handles at once, a data thread that returns later finds them done).
+// Thread-safe. Lock order: token -> queue -> handle.
+class HandleState {
+ public:
+  // `on_complete` runs on the completing thread, after the state is visible, if somebody waits;
+  // it only rings a doorbell. `on_observed` runs once, when the submitter has seen the end
+  // (synchronized, polled true, or destroyed the handle): the name is free again.
+  // `key`: of the work, for texts.
+  HandleState(std::function<void()> on_complete, std::function<void()> on_observed,
+              Key key = Key::Unnamed(kWorldSet, 0));
+  ~HandleState();
+  HandleState(const HandleState&) = delete;
+  HandleState& operator=(const HandleState&) = delete;
+
+  bool Complete(Status status);  // false if it was complete already
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  const Key& key() const { return key_; }  // the number of an unnamed one is not known
+  // Preconditions of both: done().
+  const Status& status() const { return status_; }
+  // True if no rank had this tensor (every rank reported it absent): the result is meaningless.
+  bool absent_everywhere() const { return absent_everywhere_.load(std::memory_order_relaxed); }
+  // Before Complete, by the completer. Of two completers the one that comes too late may still call
+  // it.
+  void SetAbsentEverywhere() { absent_everywhere_.store(true, std::memory_order_relaxed); }
+
+  // What the end brings beside its status: the last rank of a join, the number of a set. By the
+  // completer, before Complete.
+  void SetValue(std::int64_t value) { value_.store(value, std::memory_order_relaxed); }
+  std::int64_t value() const { return value_.load(std::memory_order_relaxed); }
+
+  // Handles for the parts of a grouped call. `whole` completes when all of them are complete, or
+  // when the first of them fails.
+  static std::vector<std::shared_ptr<HandleState>> MakeParts(
+      const std::shared_ptr<HandleState>& whole, std::size_t count);
+
+  // Idempotent. The destructor does it too, so that no name stays taken; hence the last HandlePtr
+  // must not be dropped while holding a lock that `on_observed` takes.
+  void Observe();
+  // The submission was refused, so this handle never held its name: observing it frees nothing.
+  void Disown() { observed_.store(true, std::memory_order_release); }
+
+  // Brackets a wait, so that Complete rings only if somebody listens.
+  void BeginWait() { waiters_.fetch_add(1, std::memory_order_seq_cst); }
+  void EndWait() { waiters_.fetch_sub(1, std::memory_order_seq_cst); }
+
+ private:
+  std::function<void()> on_complete_;
+  std::function<void()> on_observed_;
+  const Key key_;
+  Mutex mutex_;    // serialises completers
+  Status status_;  // written once, before done_
+  std::atomic<bool> absent_everywhere_{false};
+  std::atomic<std::int64_t> value_{-1};
+  std::shared_ptr<HandleState> whole_;              // of a part
+  std::shared_ptr<std::atomic<std::size_t>> left_;  // parts that are not complete
+  std::atomic<bool> done_{false};
+  std::atomic<bool> observed_{false};
+  std::atomic<int> waiters_{0};
+};
+
+using HandlePtr = std::shared_ptr<HandleState>;
+
+struct Work;
+using WorkPtr = std::shared_ptr<Work>;
+
+// Host memory of one collective. Kept alive by the Work until the last thread that may touch it is
+// done, which after a fault may be never.
+struct Work {
+  virtual ~Work() = default;  // ops/cuda/device_work asks which kind it is
+
+  Request request;
+  // request.signature->ElementCount() elements; where the first dimension may differ by rank: times
+  // `rows`.
+  const void* input = nullptr;
+  // All-reduce, broadcast, reduce (at the root): the size of the input; may equal it (in place).
+  // All-gather of equal shapes: as many of them as the set has members. Reduce-scatter: this
+  // rank's rows. Receive: the size of the signature's shape.
+  void* output = nullptr;
+  std::int64_t rows = 0;  // this rank's first dimension, where that may differ by rank
+  // All-to-all, and scatter at its root: the rows for each member, `rows` together. Empty: equal
+  // parts (all-to-all: `rows` is a multiple of the set's size; scatter: the remainder goes to the
+  // first members, as in RowsOf).
+  std::vector<std::int64_t> splits;
+  // Where the first dimension may differ by rank: called once, on the lane's thread, when the rows
+  // that come from each member (ascending by rank) are known; not at all where nothing arrives by
+  // definition (gather, but at the root). Returns the output's memory (may be null if the result is
+  // empty). May throw std::bad_alloc or LibTorch's error; the lane turns that into the group's
+  // fault.
+  std::function<void*(const std::vector<std::int64_t>& rows)> allocate_output;
+  // Of a grouped call: the memory of each of the signature's parts, without key and handle. Each
+  // has a handle when the whole has run.
+  std::vector<WorkPtr> parts;
+  // Send and receive: the other rank, of the world, and what tells its messages apart.
+  int peer = -1;
+  int tag = 0;
+  TimePoint deadline = TimePoint::max();  // of the call; passing it is the group's fault
+  TimePoint submitted{};
+  std::uint64_t number = 0;  // the how-manieth call of its set on this rank; of messages 0
+  HandlePtr handle;
+  std::shared_ptr<void> keep_alive;  // the tensors
+
+  // Sends and receives are not negotiated.
+  bool is_message() const {
+    return request.signature->kind == OpKind::kSend || request.signature->kind == OpKind::kReceive;
+  }
+  // What this rank gives to it.
+  std::int64_t InputBytes() const;
+};
+// The same, of a part that is `signature`.
+std::int64_t InputBytesOf(const Signature& signature, const Work& work);
+
+// The rows of member `index` if `rows` are dealt out to `members`: the remainder goes to the first
+// ones.
+std::int64_t RowsOf(std::int64_t rows, std::int64_t members, std::int64_t index);
+// Where they begin.
+std::int64_t FirstRowOf(std::int64_t rows, std::int64_t members, std::int64_t index);
+
+}  // namespace sirtaki::core

@@ -1,0 +1,58 @@
+#include "core/machine/start_notice.h"
+
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstring>
+
+namespace sirtaki::core {
+namespace {
+
+// The address of an abstract name; its length is 0 if it is too long.
+socklen_t AddressOf(std::string_view name, sockaddr_un* address) {
+  address->sun_family = AF_UNIX;
+  address->sun_path[0] = '\0';
+  if (name.size() + 1 > sizeof(address->sun_path)) return 0;
+  std::memcpy(address->sun_path + 1, name.data(), name.size());
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+}  // namespace
+
+void TellStart(const EnvironmentView& env, StartNotice notice) {
+  const auto name = env.Find(kStartNoticeVariable);
+  sockaddr_un address{};
+  const socklen_t length = name ? AddressOf(*name, &address) : 0;
+  if (length == 0) return;
+  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return;
+  const timeval patience{1, 0};  // should nobody read there
+  setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+  const auto byte = static_cast<std::uint8_t>(notice);
+  const ssize_t put =
+      sendto(fd, &byte, 1, MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address), length);
+  static_cast<void>(put);
+  close(fd);
+}
+
+int ListenForStart(std::string* name) {
+  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) return -1;
+  // Without a name the system gives one that is free: five digits.
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  socklen_t length = sizeof(address);
+  if (bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(sa_family_t)) != 0 ||
+      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0 ||
+      length <= offsetof(sockaddr_un, sun_path) + 1) {
+    close(fd);
+    return -1;
+  }
+  name->assign(address.sun_path + 1, length - offsetof(sockaddr_un, sun_path) - 1);
+  return fd;
+}
+
+}  // namespace sirtaki::core

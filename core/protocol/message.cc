@@ -1,0 +1,18 @@
+#include "core/protocol/message.h"
+
+namespace sirtaki::core {
+
+Status Cause::ToStatus() const {
+  // A fault is never ok, whatever its code says: a caller would go on with undefined tensors.
+  return {code == StatusCode::kOk ? StatusCode::kAborted : code, text, Origin{rank, host, key}};
+}
+
+std::string TensorName(const Key& key) {
+  if (key.form == Key::Form::kNamed) return key.name;
+  if (key == Key::Join(key.set)) return {};
+  Key of_world = key;
+  of_world.set = kWorldSet;
+  return of_world.ToString();
+}
+
+}  // namespace sirtaki::core

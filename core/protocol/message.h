@@ -1,0 +1,170 @@
+// The messages of the negotiation, as values. docs/protocol.md is the rule book; core/protocol/wire turns
+// them into bytes and back.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/base/rank_ranges.h"
+#include "core/base/status.h"
+#include "core/protocol/request.h"
+
+namespace sirtaki::core {
+
+// The first thing that went wrong, told to everyone.
+struct Cause {
+  StatusCode code = StatusCode::kAborted;
+  std::string text;
+  int rank = -1;  // where it was seen first
+  std::string host;
+  std::string key;           // the tensor it concerns, if one: TensorName
+  std::int64_t unix_us = 0;  // wall clock of its origin, microseconds since 1970
+  bool operator==(const Cause&) const = default;
+  Status ToStatus() const;
+};
+
+// What Origin::tensor says of work with this key: its name as the program gave it, "unnamed call
+// #7", "bucket 3 of arena 0"; nothing for a join.
+std::string TensorName(const Key& key);
+
+// What a group of ranks asked for under one key: a signature, or a reason why the request is
+// invalid.
+struct Variant {
+  SignaturePtr signature;
+  std::string invalid;
+  RankRanges ranks;
+};
+
+// ---- items of a Report (up) ----
+
+// A key is ready in the whole subtree of the sender. Either by id (`id` set; `key` set only for
+// unnamed work, whose id stands for the signature) or whole (`id` is kNoId, key and variants are
+// set).
+struct ReadyItem {
+  SetNumber set = kWorldSet;
+  AgreedId id = kNoId;
+  Key key;
+  std::vector<Variant> variants;    // at most kMaxVariants; by id: empty
+  std::uint32_t more_variants = 0;  // groups beyond those carried
+  std::vector<bool> absent;         // AND over the subtree; empty: all present
+  RankRanges silent;                // counted though they did not report this use
+};
+inline constexpr std::size_t kMaxVariants = 16;
+
+// All members of the set in the sender's subtree have joined or left; `last` arrived last.
+struct JoinedItem {
+  SetNumber set = kWorldSet;
+  int last = -1;
+};
+struct LeftItem {
+  RankRanges ranks;
+  std::string why;
+};
+// Somebody below waits for this key longer than the warning time: the seat is to find out why.
+struct StalledItem {
+  Key key;
+  std::int64_t waited_us = 0;
+  std::int64_t limit_us = 0;  // not 0: the call's own time, which is over, so that it is a fault
+};
+using ReportItem = std::variant<ReadyItem, JoinedItem, LeftItem, StalledItem>;
+
+// `ack`: how many batches of the downward stream the sender has applied.
+struct ReportMessage {
+  std::uint64_t ack = 0;
+  std::vector<ReportItem> items;
+};
+
+// ---- entries of a Stream (down) ----
+
+// Run the collective of this key now. By a known id, or whole, perhaps giving a new id.
+struct RunEntry {
+  AgreedId id = kNoId;  // known id; then signature is null and key is set for unnamed work only
+  AgreedId new_id = kNoId;
+  Key key;
+  SignaturePtr signature;
+  std::vector<bool> absent;
+  RankRanges silent;
+};
+struct FailEntry {
+  Key key;
+  StatusCode code = StatusCode::kMismatch;
+  std::string text;
+};
+struct EvictEntry {
+  std::vector<AgreedId> ids;
+};
+struct JoinDoneEntry {
+  int last = -1;
+};
+// Of the world, each in a batch of its own: a set comes or goes (7). The key is that of the request
+// that asked for it.
+struct AddSetEntry {
+  Key key;
+  SetNumber set = kWorldSet;
+  RankRanges members;
+};
+struct RemoveSetEntry {
+  Key key;
+  SetNumber set = kWorldSet;
+};
+// All ranks have left: finish what runs, acknowledge, wait for the confirmation.
+struct ByeEntry {};
+using Entry = std::variant<RunEntry, FailEntry, EvictEntry, JoinDoneEntry, ByeEntry, AddSetEntry,
+                           RemoveSetEntry>;
+
+// `number` counts the batches of the set, from 1.
+struct Batch {
+  SetNumber set = kWorldSet;
+  std::uint64_t number = 0;
+  std::vector<Entry> entries;
+};
+
+// `first`: the number of the first batch on this link, from 1.
+struct StreamMessage {
+  std::uint64_t first = 1;
+  std::vector<Batch> batches;
+};
+
+// ---- outside the order ----
+
+// What a rank last did, as the answer to a stall query.
+struct RankActivity {
+  int rank = -1;
+  std::string text;
+};
+inline constexpr std::size_t kMaxActivities = 16;
+
+struct QueryMessage {
+  Key key;
+};
+struct AnswerMessage {
+  Key key;
+  RankRanges missing;
+  std::vector<RankActivity> activities;
+};
+struct PingMessage {
+  SetNumber set = kWorldSet;
+};
+struct PongMessage {
+  SetNumber set = kWorldSet;
+};
+struct FaultMessage {
+  Cause cause;
+};
+struct ByeAckMessage {};      // up: this subtree has drained
+struct ByeConfirmMessage {};  // down: the parent knows; close
+
+using MessageBody =
+    std::variant<ReportMessage, StreamMessage, QueryMessage, AnswerMessage, PingMessage,
+                 PongMessage, FaultMessage, ByeAckMessage, ByeConfirmMessage>;
+
+// `session` tells messages of this init() from those of an earlier one.
+struct Message {
+  std::uint64_t session = 0;
+  MessageBody body;
+};
+
+}  // namespace sirtaki::core

@@ -1,0 +1,391 @@
+#include "core/protocol/negotiator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/protocol/mismatch.h"
+
+namespace sirtaki::core {
+Negotiator::Negotiator(NegotiatorOptions options, const Tree& tree)
+    : options_(std::move(options)),
+      node_(tree.NodeOf(options_.rank)),
+      world_size_(tree.size()),
+      liveness_(options_.ping_interval, options_.peer_timeout) {
+  for (const auto& [number, members] : options_.sets) {
+    SetState set(number, members, node_, options_.rank);
+    if (set.relevant()) sets_.emplace(number, std::move(set));
+    set_numbers_.insert(number);
+    last_set_ = std::max(last_set_, number);
+  }
+  for (const int child : node_.children) {
+    Link link;
+    link.rank = child;
+    children_.push_back(std::move(link));
+  }
+}
+
+Negotiator::~Negotiator() = default;
+
+SetState* Negotiator::FindSet(SetNumber set) {
+  const auto found = sets_.find(set);
+  return found == sets_.end() ? nullptr : &found->second;
+}
+
+int Negotiator::ChildIndex(int rank) const {
+  const auto found = std::lower_bound(node_.children.begin(), node_.children.end(), rank);
+  if (found == node_.children.end() || *found != rank) return -1;
+  return static_cast<int>(found - node_.children.begin());
+}
+
+std::vector<std::pair<SetNumber, RankRanges>> Negotiator::MemberSets() const {
+  std::vector<std::pair<SetNumber, RankRanges>> sets;
+  for (const auto& [number, set] : sets_) {
+    if (set.self_member()) sets.emplace_back(number, set.members());
+  }
+  return sets;
+}
+
+bool Negotiator::IsMember(SetNumber set) const {
+  const auto found = sets_.find(set);
+  return found != sets_.end() && found->second.self_member();
+}
+
+// Reports of such a set may still be on their way up when its removal comes down.
+bool Negotiator::IsGone(SetNumber set) const {
+  return set <= last_set_ && !set_numbers_.contains(set);
+}
+
+// ---- this rank ----
+
+void Negotiator::Submit(std::vector<Request> requests, TimePoint now) {
+  if (faulted()) return;
+  for (Request& request : requests) {
+    SetState* set = FindSet(request.key.set);
+    if (set == nullptr || !set->self_member()) {
+      RaiseFault(StatusCode::kProtocol, "a request for a set that this rank is not in",
+                 TensorName(request.key));
+      return;
+    }
+    std::vector<Variant> variants;
+    variants.push_back({std::move(request.signature), std::move(request.invalid),
+                        RankRanges::Single(options_.rank)});
+    if (!set->AddReport(request.key, kSelf, std::move(variants), 0, request.absent, {}, now)) {
+      RaiseFault(StatusCode::kProtocol, "a second request while the first is in flight",
+                 TensorName(request.key));
+      return;
+    }
+    Advance(*set, request.key);
+  }
+  Due(now + options_.ping_interval);
+}
+
+void Negotiator::Join(SetNumber number, TimePoint now) {
+  SetState* set = FindSet(number);
+  if (faulted() || set == nullptr || !set->self_member()) return;
+  set->NoteJoined(kSelf, options_.rank);
+  set->joined_since = now;
+  // Nobody reports it, but it waits like any other key (18).
+  set->AddPlaceholder(Key::Join(number), now);
+  AdvanceAfterDeparture(*set);
+  Due(now + options_.ping_interval);
+}
+
+void Negotiator::Leave(const std::string& why, TimePoint now) {
+  if (faulted() || self_left_) return;
+  self_left_ = true;
+  left_since_ = now;
+  left_why_.emplace_back(RankRanges::Single(options_.rank), why);
+  NoteLeft(RankRanges::Single(options_.rank), why);
+  Due(now + options_.ping_interval);
+}
+
+void Negotiator::RaiseFault(StatusCode code, const std::string& text, const std::string& tensor,
+                            const Origin& origin) {
+  const bool here = origin.rank < 0;
+  AdoptFault({code, text, here ? options_.rank : origin.rank, here ? options_.host : origin.host,
+              tensor, options_.unix_us()},
+             -1);
+}
+
+void Negotiator::AdoptFault(Cause cause, int from) {
+  // Several may begin at once: the earliest is what everybody shows in the end, so it goes on
+  // through nodes that know a later one. It ends, since causes only get earlier (15).
+  const auto age = [](const Cause& c) { return std::make_pair(c.unix_us, c.rank); };
+  if (cause_ && age(cause) >= age(*cause_)) return;
+  cause_ = std::move(cause);
+  if (node_.parent >= 0 && node_.parent != from) SendNow(node_.parent, FaultMessage{*cause_});
+  for (const Link& child : children_) {
+    if (child.rank != from) SendNow(child.rank, FaultMessage{*cause_});
+  }
+}
+
+void Negotiator::Protocol(int from, const std::string& what) {
+  RaiseFault(StatusCode::kProtocol, "rank " + std::to_string(from) + " sent " + what, "");
+}
+
+// ---- messages ----
+
+void Negotiator::Receive(int from, MessageBody body, TimePoint now) {
+  const int child = ChildIndex(from);
+  if (child < 0 && from != node_.parent) {
+    if (!faulted()) Protocol(from, "a message although it is no neighbour in the tree");
+    return;
+  }
+  liveness_.Heard(from, now);
+  if (auto* fault = std::get_if<FaultMessage>(&body))
+    return AdoptFault(std::move(fault->cause), from);
+  if (faulted() || closed_) return;
+
+  const bool from_child = child >= 0;
+  if (auto* report = std::get_if<ReportMessage>(&body); report && from_child) {
+    ReceiveReport(child, std::move(*report), now);
+  } else if (auto* stream = std::get_if<StreamMessage>(&body); stream && !from_child) {
+    ReceiveStream(std::move(*stream), now);
+  } else if (auto* query = std::get_if<QueryMessage>(&body); query && !from_child) {
+    ReceiveQuery(query->key, now);
+  } else if (auto* answer = std::get_if<AnswerMessage>(&body); answer && from_child) {
+    ReceiveAnswer(child, std::move(*answer), now);
+  } else if (auto* ping = std::get_if<PingMessage>(&body)) {
+    SendNow(from, PongMessage{ping->set});
+    if (FindSet(ping->set) != nullptr) {
+      // Renewed by the next ping; twice the interval, so that the wait has no gap in between.
+      asked_until_[{ping->set, from}] = now + 2 * options_.ping_interval;
+      Due(now);
+    }
+  } else if (std::holds_alternative<PongMessage>(body)) {
+    // Heard() above is all that it is for.
+  } else if (std::holds_alternative<ByeAckMessage>(body) && from_child) {
+    children_[static_cast<std::size_t>(child)].bye_acknowledged = true;
+    Due(now);
+  } else if (std::holds_alternative<ByeConfirmMessage>(body) && !from_child && bye_acknowledged_) {
+    for (const Link& link : children_) SendNow(link.rank, ByeConfirmMessage{});
+    closed_ = true;
+  } else {
+    Protocol(from, "a message that does not fit its place in the tree");
+  }
+}
+
+void Negotiator::ReceiveReport(int child, ReportMessage report, TimePoint now) {
+  Link& link = children_[static_cast<std::size_t>(child)];
+  if (report.ack < link.acknowledged || report.ack > link.sent) {
+    return Protocol(link.rank, "an acknowledgement that is out of range");
+  }
+  link.acknowledged = report.ack;
+  // Who has left is known before any item is judged: a key that a departure completed stands before
+  // the departure in the report (3), and must fail for it all the same (16).
+  for (const ReportItem& item : report.items) {
+    if (const auto* left = std::get_if<LeftItem>(&item)) {
+      left_.Add(left->ranks);
+      left_why_.emplace_back(left->ranks, left->why);
+    }
+  }
+  for (ReportItem& item : report.items) {
+    if (auto* ready = std::get_if<ReadyItem>(&item)) {
+      if (!ReceiveReady(child, std::move(*ready), now)) return;
+    } else if (auto* joined = std::get_if<JoinedItem>(&item)) {
+      SetState* set = FindSet(joined->set);
+      if (IsGone(joined->set)) continue;
+      if (set == nullptr || set->child_members(child).empty()) {
+        return Protocol(link.rank, "a join of a set that it has no members of");
+      }
+      set->NoteJoined(child, joined->last);
+      AdvanceAfterDeparture(*set);
+    } else if (auto* left = std::get_if<LeftItem>(&item)) {
+      if (!node_.child_subtrees[static_cast<std::size_t>(child)].ContainsAll(left->ranks)) {
+        return Protocol(link.rank, "the departure of a rank that is not below it");
+      }
+      NoteLeft(left->ranks, left->why);
+      Due(now);
+    } else if (auto* stalled = std::get_if<StalledItem>(&item)) {
+      SetState* set = FindSet(stalled->key.set);
+      if (IsGone(stalled->key.set)) continue;
+      if (set == nullptr) return Protocol(link.rank, "a stall of an unknown set");
+      // A bounded age keeps a hostile or broken clock from overflowing ours.
+      const auto bounded = [](std::int64_t us) {
+        return std::chrono::microseconds(std::clamp<std::int64_t>(us, 0, std::int64_t{1} << 40));
+      };
+      PendingKey& pending = set->AddPlaceholder(stalled->key, now - bounded(stalled->waited_us));
+      const Duration limit = bounded(stalled->limit_us);
+      if (limit > Duration::zero()) NoteTimeOut(*set, stalled->key, pending, limit, now);
+      set->next_stall_check = now;
+      Due(now);
+    }
+  }
+  ForgetAcknowledged();
+}
+
+bool Negotiator::ReceiveReady(int child, ReadyItem item, TimePoint now) {
+  const int from = children_[static_cast<std::size_t>(child)].rank;
+  SetState* set = FindSet(item.set);
+  if (IsGone(item.set)) return true;
+  if (set == nullptr || set->child_members(child).empty()) {
+    Protocol(from, "a report for a set that it has no members of");
+    return false;
+  }
+  std::vector<Variant> variants = std::move(item.variants);
+  if (item.id != kNoId) {
+    const IdTable::Row* row = set->ids.Resolve(item.id);
+    if (row == nullptr) {
+      Protocol(from, "id " + std::to_string(item.id) + ", which is not in the table");
+      return false;
+    }
+    if (row->key.form != Key::Form::kUnnamed) {
+      item.key = row->key;
+    } else if (item.key.form != Key::Form::kUnnamed || item.key.set != item.set) {
+      Protocol(from, "an id for an unnamed call without the call's number");
+      return false;
+    }
+    RankRanges ranks = set->child_members(child);
+    ranks.Remove(item.silent);
+    variants.clear();
+    variants.push_back({row->signature, {}, std::move(ranks)});
+  } else if (variants.empty() || item.key.set != item.set) {
+    Protocol(from, "a report without a request");
+    return false;
+  }
+  if (!set->AddReport(item.key, child, std::move(variants), item.more_variants, item.absent,
+                      item.silent, now)) {
+    Protocol(from, "a second report of " + item.key.ToString());
+    return false;
+  }
+  Advance(*set, item.key);
+  return true;
+}
+
+// ---- reports: forward once, or decide ----
+
+void Negotiator::Advance(SetState& set, const Key& key) {
+  PendingKey* pending = set.Find(key);
+  if (pending == nullptr || pending->forwarded) return;
+  if (!set.Complete(*pending)) {
+    // Also after a departure that did not complete it: a wait has begun.
+    if (options_.stall_warning > Duration::zero()) Due(pending->since + options_.stall_warning);
+    if (options_.stall_limit > Duration::zero()) Due(pending->since + options_.stall_limit);
+    return;
+  }
+  set.AddSilent(*pending);
+  if (set.seat()) {
+    Decide(set, key, *pending);
+  } else {
+    pending->forwarded = true;
+    up_.push_back(ReadyUp{key});
+  }
+}
+
+void Negotiator::AdvanceAfterDeparture(SetState& set) {
+  // The keys first: what was reported before the departure is told before it (3).
+  for (const Key& key : set.CompleteKeys()) Advance(set, key);
+  if (set.joined_told || !set.AllJoinedOrLeft()) return;
+  set.joined_told = true;
+  if (PendingKey* join = set.Find(Key::Join(set.number()))) join->forwarded = true;
+  const RankRanges left = left_.Intersection(set.members());
+  if (!set.seat()) {
+    up_.push_back(JoinedItem{set.number(), set.last_joined()});
+  } else if (left.empty()) {
+    set.decided.push_back(JoinDoneEntry{set.last_joined()});
+  } else {
+    set.decided.push_back(
+        FailEntry{Key::Join(set.number()), StatusCode::kShutDown, "join: " + LeftText(left)});
+  }
+}
+
+void Negotiator::NoteLeft(const RankRanges& ranks, const std::string& why) {
+  left_.Add(ranks);
+  for (auto& [number, set] : sets_) {
+    if (!set.members().Intersects(ranks)) continue;
+    set.NoteLeft(ranks);
+    AdvanceAfterDeparture(set);
+  }
+  if (node_.parent >= 0) {
+    up_.push_back(LeftItem{ranks, why});
+  } else if (left_.Count() == world_size_) {
+    if (SetState* world = FindSet(kWorldSet)) world->decided.push_back(ByeEntry{});
+  }
+}
+
+std::string Negotiator::LeftText(const RankRanges& ranks) const {
+  std::string text;
+  for (const auto& [who, why] : left_why_) {
+    const RankRanges here = who.Intersection(ranks);
+    if (here.empty()) continue;
+    text += (text.empty() ? "" : "; ") + RanksText(here) +
+            (here.Count() == 1 ? " has shut down: " : " have shut down: ") + why;
+  }
+  return text;
+}
+
+void Negotiator::Decide(SetState& set, const Key& key, PendingKey& pending) {
+  const RankRanges left = pending.silent.Intersection(left_);
+  const Variant& first = pending.variants.front();
+  if (!left.empty()) {
+    set.decided.push_back(
+        FailEntry{key, StatusCode::kShutDown, key.ToString() + ": " + LeftText(left)});
+  } else if (pending.variants.size() > 1 || pending.more_variants > 0 || !first.invalid.empty()) {
+    const bool invalid = std::any_of(pending.variants.begin(), pending.variants.end(),
+                                     [](const Variant& v) { return !v.invalid.empty(); });
+    set.decided.push_back(FailEntry{key,
+                                    invalid ? StatusCode::kInvalidArgument : StatusCode::kMismatch,
+                                    MismatchText(key, pending.variants, pending.more_variants)});
+  } else if (first.signature->root >= 0 && pending.silent.Contains(first.signature->root)) {
+    set.decided.push_back(FailEntry{key, StatusCode::kInvalidArgument,
+                                    key.ToString() + ": the root, rank " +
+                                        std::to_string(first.signature->root) + ", has joined"});
+  } else if (first.signature->kind == OpKind::kAddSet ||
+             first.signature->kind == OpKind::kRemoveSet) {
+    set.decided.push_back(DecideChange(key, *first.signature, pending));
+  } else {
+    RunEntry run;
+    run.absent = pending.absent;
+    run.silent = pending.silent;
+    run.id = set.ids.Find(key, *first.signature);
+    if (run.id != kNoId) {
+      set.ids.Touch(run.id);
+      if (key.form == Key::Form::kUnnamed) run.key = key;
+    } else {
+      run.key = key;
+      run.signature = first.signature;
+      if (options_.id_capacity > 0) {
+        run.new_id = set.next_id++;
+        // Known from its decision, so that a second key of this step with the same request gets it;
+        // the members know it from its place in the stream.
+        set.ids.Insert(run.new_id, key, first.signature);
+      }
+    }
+    set.decided.push_back(std::move(run));
+    EvictOverCapacity(set);
+  }
+  pending.forwarded = true;  // decided; erased when its entry takes its place in the stream
+}
+
+// At the root.
+Entry Negotiator::DecideChange(const Key& key, const Signature& change, const PendingKey& pending) {
+  const auto refuse = [&](const std::string& why) {
+    return FailEntry{key, StatusCode::kInvalidArgument,
+                     std::string(OpKindName(change.kind)) + " " + key.ToString() + ": " + why};
+  };
+  if (key.set != kWorldSet) return refuse("only the world can do that");
+  if (!pending.silent.empty()) return refuse(RanksText(pending.silent) + " has joined");
+  if (change.kind == OpKind::kRemoveSet) {
+    if (change.subject == kWorldSet || set_numbers_.erase(change.subject) == 0) {
+      return refuse("there is no set " + std::to_string(change.subject) + " to be removed");
+    }
+    return RemoveSetEntry{key, change.subject};
+  }
+  const RankRanges world = RankRanges::Span(0, world_size_ - 1);
+  if (change.members.empty() || !world.ContainsAll(change.members)) {
+    return refuse("ranks " + change.members.ToString() + " are not all among " + world.ToString());
+  }
+  // At once: another may be decided before this one takes its place in the stream.
+  set_numbers_.insert(++last_set_);
+  return AddSetEntry{key, last_set_, change.members};
+}
+
+void Negotiator::EvictOverCapacity(SetState& set) {
+  while (set.ids.live() > std::max<std::size_t>(options_.id_capacity, 1)) {
+    const AgreedId oldest = set.ids.LeastRecentlyRun();
+    set.ids.Evict(oldest);
+    set.decided.push_back(EvictEntry{{oldest}});
+  }
+}
+
+}  // namespace sirtaki::core

@@ -1,0 +1,305 @@
+// Agrees with the other ranks on what is ready everywhere, in one order that has no cycle between
+// overlapping process sets. A pure state machine: messages, requests and the time go in; messages,
+// batches and warnings come out. It reads no clock, holds no lock, knows no transport. The rules
+// are in docs/protocol.md; numbers in comments are theirs.
+//
+// Not thread-safe: touched by the holder of the engine's token only.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/protocol/liveness.h"
+#include "core/protocol/message.h"
+#include "core/protocol/set_state.h"
+#include "core/protocol/tree.h"
+
+namespace sirtaki::core {
+
+struct NegotiatorOptions {
+  int rank = 0;
+  std::string host;
+  std::map<SetNumber, RankRanges> sets;               // with the world as kWorldSet
+  std::size_t id_capacity = 16384;                    // agreed; per set, held by its seat
+  Duration stall_warning = std::chrono::seconds(60);  // agreed; zero: never
+  Duration stall_limit = std::chrono::minutes(30);    // agreed; zero: never
+  Duration ping_interval = std::chrono::seconds(2);   // agreed
+  Duration peer_timeout = std::chrono::seconds(10);   // agreed
+  // What this rank did last, for the answer to a stall query.
+  std::function<std::string()> activity = [] { return std::string("no activity known"); };
+  // Wall clock for causes, microseconds since 1970.
+  std::function<std::int64_t()> unix_us = [] { return std::int64_t{0}; };
+};
+
+// A decided entry with everything resolved: no ids left.
+struct DecidedRun {
+  Key key;
+  SignaturePtr signature;
+  RankRanges silent;
+  bool absent_everywhere = false;  // all of it
+  std::vector<bool> absent;        // by gradient of a bucket: no rank has it; empty: all are there
+};
+struct DecidedFail {
+  Key key;
+  Status why;
+};
+struct DecidedJoin {
+  SetNumber set = kWorldSet;
+  int last = -1;
+};
+// A set came or went. `key`: of the request that asked for it, in the world.
+struct DecidedAddSet {
+  Key key;
+  SetNumber set = kWorldSet;
+  RankRanges members;
+};
+struct DecidedRemoveSet {
+  Key key;
+  SetNumber set = kWorldSet;
+};
+using Decided = std::variant<DecidedRun, DecidedFail, DecidedJoin, DecidedAddSet, DecidedRemoveSet>;
+struct DecidedBatch {
+  SetNumber set = kWorldSet;
+  std::uint64_t number = 0;
+  std::vector<Decided> entries;
+};
+
+struct Outgoing {
+  int to = -1;
+  MessageBody body;
+};
+
+// For the log of the seat (18).
+struct StallWarning {
+  Key key;                 // of those that wait, the one that has waited longest
+  bool agreed = false;     // it is decided and goes on for too long
+  std::string kind;        // of a call without a name: "barrier"
+  std::size_t others = 0;  // more keys that wait for some of the same ranks
+  Duration waited{};
+  RankRanges missing;                    // have not submitted it
+  std::vector<RankActivity> activities;  // of some of them
+  RankRanges silent;                     // did not even answer
+  RankRanges leaving;                    // not empty: no key, these wait in shutdown for `missing`
+};
+// `"w" and 8 others have waited 60 s; not submitted by rank 1; rank 1: last submitted "v" 61 s ago`
+std::string StallText(const StallWarning& warning);
+// For where there is little room: `waits for rank 1: "w"`
+std::string StallBrief(const StallWarning& warning);
+// `"w" did not finish within its time-out of 5 s`
+std::string TimeOutText(const Key& key, Duration limit);
+
+class Negotiator {
+ public:
+  // Precondition: options.rank is a rank of the tree, options.sets holds the world.
+  Negotiator(NegotiatorOptions options, const Tree& tree);
+  ~Negotiator();
+
+  // Whether this rank is a member of a set that exists.
+  bool IsMember(SetNumber set) const;
+  // Requests of this rank, in the order of their submission. Preconditions: IsMember(set), this
+  // rank has neither joined the set nor left, and the key is not in flight here.
+  void Submit(std::vector<Request> requests, TimePoint now);
+  // This rank has no more work in the set until everyone has joined (12).
+  void Join(SetNumber set, TimePoint now);
+  // This rank takes part in nothing more (16). Idempotent.
+  void Leave(const std::string& why, TimePoint now);
+  // The first cause that a rank sees counts; it floods (15). `origin`: its rank and host, where the
+  // medium has told them; else it began here. The time is filled in here.
+  void RaiseFault(StatusCode code, const std::string& text, const std::string& tensor,
+                  const Origin& origin = {});
+  // The time of a call, `limit`, is over (14). If its key is not decided the seat is asked who
+  // misses it, which makes it a fault that says so, in the time that this returns if it can; else
+  // it is one at once.
+  Duration TimeOut(const Key& key, Duration limit, TimePoint now);
+
+  // A message of a neighbour. A message that no correct peer sends is a fault (kProtocol).
+  void Receive(int from, MessageBody body, TimePoint now);
+
+  // What the engine knows and the rules need.
+  struct LocalState {
+    // Operations that were agreed on and have not finished, the oldest first (18, 19). Without a
+    // key nobody is asked about one.
+    struct Running {
+      SetNumber set = kWorldSet;
+      TimePoint since{};
+      std::optional<Key> key;
+    };
+    std::vector<Running> running;
+    bool drained = true;  // this rank's lanes are empty (17)
+  };
+  // Timers: stalls, pings, lost peers, the end.
+  void Step(const LocalState& local, TimePoint now);
+  // When Step is due even if nothing arrives; TimePoint::max() if never.
+  TimePoint NextDeadline() const { return next_deadline_; }
+
+  std::vector<DecidedBatch> TakeBatches();
+  std::vector<Outgoing> TakeOutgoing();
+  std::vector<StallWarning> TakeWarnings();
+
+  bool faulted() const { return cause_.has_value(); }
+  const Cause& cause() const { return *cause_; }  // precondition: faulted()
+  // True when everyone has left, this subtree is drained and the parent knows: stop (17).
+  bool closed() const { return closed_; }
+  bool leaving() const { return self_left_; }
+  // Keys that are not decided, or batches and messages that were not taken.
+  bool Outstanding() const;
+  // The sets of which this rank is a member.
+  std::vector<std::pair<SetNumber, RankRanges>> MemberSets() const;
+  // For invariants: nothing pending, nothing half told.
+  bool Quiescent() const;
+  // For tests: the live ids of a set here, after the batches seen so far.
+  std::vector<AgreedId> KnownIds(SetNumber set) const;
+
+ private:
+  // What waits to go up, in order. Ready items are written when they are taken, so that they use
+  // ids as the table is at that moment and the acknowledgement beside them is true (10).
+  struct ReadyUp {
+    Key key;
+  };
+  using UpItem = std::variant<ReadyUp, JoinedItem, LeftItem, StalledItem>;
+
+  struct Link {
+    int rank = -1;
+    std::uint64_t sent = 0;  // batches of the downward stream
+    std::uint64_t acknowledged = 0;
+    std::vector<Batch> unsent;  // not taken yet
+    bool bye_acknowledged = false;
+  };
+
+  // An eviction that some child has not acknowledged: position of its batch on each child's link.
+  struct Forgetting {
+    SetNumber set = kWorldSet;
+    std::vector<AgreedId> ids;
+    std::vector<std::pair<int, std::uint64_t>> positions;
+  };
+
+  // A question passed on for the parent (18).
+  struct PassedQuery {
+    Key key;
+    TimePoint deadline{};
+    std::vector<int> awaited;
+    AnswerMessage answer;
+  };
+
+  // The oldest operation that runs here (18).
+  struct OldestRunning {
+    Key key;
+    TimePoint submitted{};
+    TimePoint since{};  // when it became the oldest
+    std::optional<TimePoint> overdue_since;
+    std::optional<TimePoint> next_warning;
+  };
+  // The seat's question about it, and the answers so far.
+  struct RunningInquiry {
+    TimePoint deadline{};
+    std::vector<int> awaited;
+    std::vector<RankActivity> activities;
+  };
+
+  // ---- negotiator.cc: reports up, decisions ----
+  SetState* FindSet(SetNumber set);
+  int ChildIndex(int rank) const;  // -1: not a child
+  void ReceiveReport(int child, ReportMessage report, TimePoint now);
+  bool ReceiveReady(int child, ReadyItem item, TimePoint now);
+  void Advance(SetState& set, const Key& key);  // forwards or decides it if it is complete
+  void AdvanceAfterDeparture(SetState& set);    // somebody joined or left
+  void NoteLeft(const RankRanges& ranks, const std::string& why);
+  void Decide(SetState& set, const Key& key, PendingKey& pending);
+  Entry DecideChange(const Key& key, const Signature& change, const PendingKey& pending);
+  void EvictOverCapacity(SetState& set);
+  void Protocol(int from, const std::string& what);  // raises the fault
+  void AdoptFault(Cause cause, int from);
+
+  // ---- negotiator_stream.cc: the stream down, ids, what the engine takes ----
+  void ReceiveStream(StreamMessage stream, TimePoint now);
+  void CutBatches();             // decided entries -> batches in the stream
+  void ApplyBatch(Batch batch);  // executes here and passes down
+  bool ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& decided);
+  bool ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& decided);
+  bool MayBeDecided(SetState& set, const Key& key);  // false: a fault was raised
+  bool ApplyAddSet(const AddSetEntry& entry, DecidedBatch& decided);
+  bool ApplyRemoveSet(const RemoveSetEntry& entry, DecidedBatch& decided);
+  void ForgetSet(SetNumber number);
+  bool IsGone(SetNumber set) const;  // it has been, and was removed
+  void CutBatch(SetState& set, std::vector<Entry> entries);
+  void RememberEviction(SetState& set, const std::vector<AgreedId>& ids);
+  void ForgetAcknowledged();
+  ReadyItem WriteReady(const Key& key);
+
+  // ---- negotiator_waiting.cc: stalls, pings, the end ----
+  void CheckStalls(SetState& set, TimePoint now);
+  void ReportStalls(SetState& set, TimePoint now);  // to the seat
+  void NoteTimeOut(SetState& set, const Key& key, PendingKey& pending, Duration limit,
+                   TimePoint now);
+  void Inquire(SetState& set, const std::vector<SetState::Undecided>& waiting, TimePoint now);
+  void StartInquiry(SetState& set, const Key& key, PendingKey& pending, bool fault_after,
+                    TimePoint now);
+  bool FinishInquiry(SetState& set, const Key& key, PendingKey& pending,
+                     const std::vector<SetState::Undecided>& waiting, TimePoint now);
+  void ReceiveQuery(const Key& key, TimePoint now);
+  void ReceiveAnswer(int child, AnswerMessage answer, TimePoint now);
+  void FinishQueries(TimePoint now);
+  void CheckPeers(const LocalState& local, TimePoint now);
+  void WaitOn(SetState& set, TimePoint since, TimePoint now, int except = -1);
+  void CheckBye(const LocalState& local);
+  void CheckLeaving(TimePoint now);
+
+  // ---- negotiator_running.cc: what is agreed on and does not end ----
+  void CheckRunning(const LocalState& local, TimePoint now);
+  bool LimitRunning(TimePoint now);
+  void InquireRunning(SetState& set, TimePoint now);
+  void FinishRunningInquiry(TimePoint now);
+
+  void SendNow(int to, MessageBody body) { immediate_.push_back({to, std::move(body)}); }
+  void Due(TimePoint at);
+  std::string LeftText(const RankRanges& ranks) const;
+
+  NegotiatorOptions options_;
+  Tree::Node node_;
+  int world_size_;
+  std::map<SetNumber, SetState> sets_;  // those that matter to this node
+  std::set<SetNumber> set_numbers_;     // all that exist, also elsewhere
+  SetNumber last_set_ = kWorldSet;      // the highest that was given
+  std::vector<Link> children_;          // parallel to node_.children
+
+  std::vector<UpItem> up_;
+  std::uint64_t applied_ = 0;  // batches of the parent's stream
+  std::size_t evictions_unacknowledged_ = 0;
+  std::deque<Forgetting> forgetting_;
+  std::vector<Outgoing> immediate_;  // outside the order
+  std::vector<DecidedBatch> batches_;
+  std::vector<StallWarning> warnings_;
+
+  RankRanges left_;  // known here: of this subtree
+  std::vector<std::pair<RankRanges, std::string>> left_why_;
+  bool self_left_ = false;
+  TimePoint left_since_{};
+  std::optional<TimePoint>
+      first_left_;  // the root's: since when somebody waits for the others' leaving
+  std::optional<TimePoint> next_leaving_warning_;
+  bool bye_ = false;
+  bool bye_acknowledged_ = false;  // told the parent
+  bool closed_ = false;
+
+  Liveness liveness_;
+  // A ping makes us wait too, until then, on everyone but the one who asked: asking back would keep
+  // two neighbours asking each other for ever (19). By (set, asker).
+  std::map<std::pair<SetNumber, int>, TimePoint> asked_until_;
+  std::vector<PassedQuery> queries_;
+  std::optional<OldestRunning> oldest_running_;
+  std::optional<RunningInquiry> running_inquiry_;  // only while there is an oldest
+  TimePoint next_deadline_ = TimePoint::max();
+
+  std::optional<Cause> cause_;
+};
+
+}  // namespace sirtaki::core

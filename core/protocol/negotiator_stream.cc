@@ -1,0 +1,310 @@
+// The part of the negotiator that gives out: the ordered stream of decisions, the ids that
+// abbreviate it, and what the engine takes.
+#include <algorithm>
+#include <utility>
+
+#include "core/protocol/mismatch.h"
+#include "core/protocol/negotiator.h"
+
+namespace sirtaki::core {
+namespace {
+
+// A node that got this many evictions without having had anything to report says so in a bare
+// acknowledgement, so that the nodes above can forget them (10).
+constexpr std::size_t kEvictionsPerAck = 64;
+
+bool AllAbsent(const std::vector<bool>& absent) {
+  return !absent.empty() && std::all_of(absent.begin(), absent.end(), [](bool a) { return a; });
+}
+
+}  // namespace
+
+// ---- the stream ----
+
+void Negotiator::CutBatches() {
+  for (auto& [number, set] : sets_) {
+    if (set.decided.empty()) continue;
+    std::vector<Entry> entries;
+    for (Entry& entry : std::exchange(set.decided, {})) {
+      // A set comes or goes in a batch of its own (7).
+      const bool alone = std::holds_alternative<AddSetEntry>(entry) ||
+                         std::holds_alternative<RemoveSetEntry>(entry);
+      if (alone && !entries.empty()) CutBatch(set, std::exchange(entries, {}));
+      entries.push_back(std::move(entry));
+      if (alone) CutBatch(set, std::exchange(entries, {}));
+    }
+    if (!entries.empty()) CutBatch(set, std::move(entries));
+  }
+}
+
+void Negotiator::CutBatch(SetState& set, std::vector<Entry> entries) {
+  ApplyBatch({set.number(), set.next_batch++, std::move(entries)});
+}
+
+void Negotiator::ReceiveStream(StreamMessage stream, TimePoint now) {
+  if (stream.first != applied_ + 1) {
+    return Protocol(node_.parent, "batch " + std::to_string(stream.first) + " where " +
+                                      std::to_string(applied_ + 1) + " was due");
+  }
+  for (Batch& batch : stream.batches) {
+    if (FindSet(batch.set) == nullptr) {
+      return Protocol(node_.parent, "a batch of a set without members here");
+    }
+    ++applied_;
+    ApplyBatch(std::move(batch));
+    if (faulted()) return;
+  }
+  Due(now);
+}
+
+void Negotiator::ApplyBatch(Batch batch) {
+  SetState& set = *FindSet(batch.set);
+  for (const int child : set.children()) ++children_[static_cast<std::size_t>(child)].sent;
+  DecidedBatch decided{batch.set, batch.number, {}};
+  for (const Entry& entry : batch.entries) {
+    if (!ApplyEntry(set, entry, decided)) return;
+  }
+  if (set.self_member() && !decided.entries.empty()) batches_.push_back(std::move(decided));
+  if (set.children().empty()) return;
+  for (std::size_t i = 0; i + 1 < set.children().size(); ++i) {
+    children_[static_cast<std::size_t>(set.children()[i])].unsent.push_back(batch);
+  }
+  children_[static_cast<std::size_t>(set.children().back())].unsent.push_back(std::move(batch));
+}
+
+bool Negotiator::ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& decided) {
+  if (const auto* run = std::get_if<RunEntry>(&entry)) return ApplyRun(set, *run, decided);
+  if (const auto* fail = std::get_if<FailEntry>(&entry)) {
+    if (!MayBeDecided(set, fail->key)) return false;
+    if (fail->key == Key::Join(set.number())) set.EndEpoch();
+    set.Erase(fail->key);
+    decided.entries.push_back(DecidedFail{
+        fail->key, Status(fail->code, fail->text, FailOrigin(fail->key, fail->code, fail->text))});
+  } else if (const auto* evict = std::get_if<EvictEntry>(&entry)) {
+    RememberEviction(set, evict->ids);
+  } else if (const auto* join = std::get_if<JoinDoneEntry>(&entry)) {
+    set.EndEpoch();
+    decided.entries.push_back(DecidedJoin{set.number(), join->last});
+  } else if (const auto* added = std::get_if<AddSetEntry>(&entry)) {
+    return ApplyAddSet(*added, decided);
+  } else if (const auto* removed = std::get_if<RemoveSetEntry>(&entry)) {
+    return ApplyRemoveSet(*removed, decided);
+  } else {
+    bye_ = true;
+  }
+  return true;
+}
+
+bool Negotiator::ApplyAddSet(const AddSetEntry& entry, DecidedBatch& decided) {
+  SetState* world = FindSet(kWorldSet);
+  if (decided.set != kWorldSet || !MayBeDecided(*world, entry.key)) return false;
+  SetState set(entry.set, entry.members, node_, options_.rank);
+  if (!RankRanges::Span(0, world_size_ - 1).ContainsAll(entry.members) ||
+      sets_.contains(entry.set)) {
+    Protocol(node_.parent, "set " + std::to_string(entry.set) + " of ranks " +
+                               entry.members.ToString() + ", which cannot be added");
+    return false;
+  }
+  world->Erase(entry.key);
+  set_numbers_.insert(entry.set);
+  last_set_ = std::max(last_set_, entry.set);
+  if (set.relevant()) {
+    set.NoteLeft(left_);
+    sets_.emplace(entry.set, std::move(set));
+  }
+  decided.entries.push_back(DecidedAddSet{entry.key, entry.set, entry.members});
+  return true;
+}
+
+bool Negotiator::ApplyRemoveSet(const RemoveSetEntry& entry, DecidedBatch& decided) {
+  SetState* world = FindSet(kWorldSet);
+  if (decided.set != kWorldSet || entry.set == kWorldSet || !MayBeDecided(*world, entry.key)) {
+    return false;
+  }
+  world->Erase(entry.key);
+  set_numbers_.erase(entry.set);
+  if (SetState* set = FindSet(entry.set)) {
+    const auto fail = [&](const Key& key) {
+      decided.entries.push_back(
+          DecidedFail{key, Status(StatusCode::kInvalidArgument,
+                                  key.ToString() + ": the set was removed while it waited",
+                                  Origin{-1, {}, TensorName(key)})});
+    };
+    for (const auto& [key, pending] : set->pending()) {
+      if (pending.self_reported) fail(key);
+    }
+    if (set->self_joined()) fail(Key::Join(entry.set));
+    ForgetSet(entry.set);
+  }
+  decided.entries.push_back(DecidedRemoveSet{entry.key, entry.set});
+  return true;
+}
+
+// What waits to be sent about it would find no set any more; what is on its way is dropped where it
+// arrives.
+void Negotiator::ForgetSet(SetNumber number) {
+  std::erase_if(up_, [number](const UpItem& item) {
+    if (const auto* ready = std::get_if<ReadyUp>(&item)) return ready->key.set == number;
+    if (const auto* joined = std::get_if<JoinedItem>(&item)) return joined->set == number;
+    const auto* stalled = std::get_if<StalledItem>(&item);
+    return stalled != nullptr && stalled->key.set == number;
+  });
+  std::erase_if(forgetting_, [number](const Forgetting& f) { return f.set == number; });
+  std::erase_if(queries_, [number](const PassedQuery& query) { return query.key.set == number; });
+  std::erase_if(asked_until_, [number](const auto& asked) { return asked.first.first == number; });
+  sets_.erase(number);
+}
+
+bool Negotiator::ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& decided) {
+  Key key = run.key;
+  SignaturePtr signature = run.signature;
+  if (run.id != kNoId) {
+    const IdTable::Row* row = set.ids.Resolve(run.id);
+    if (row == nullptr) {
+      Protocol(node_.parent, "id " + std::to_string(run.id) + ", which is not in the table");
+      return false;
+    }
+    if (row->key.form != Key::Form::kUnnamed) key = row->key;
+    signature = row->signature;
+  } else if (signature == nullptr) {
+    Protocol(node_.parent, "an entry without a request");
+    return false;
+  } else if (run.new_id != kNoId && !set.seat()) {  // the seat knows it since its decision
+    if (set.ids.Resolve(run.new_id) != nullptr) {
+      Protocol(node_.parent, "id " + std::to_string(run.new_id) + " twice");
+      return false;
+    }
+    set.ids.Insert(run.new_id, key, signature);
+  }
+  if (!MayBeDecided(set, key)) return false;
+  set.Erase(key);
+  decided.entries.push_back(DecidedRun{std::move(key), std::move(signature), run.silent,
+                                       AllAbsent(run.absent), run.absent});
+  return true;
+}
+
+bool Negotiator::MayBeDecided(SetState& set, const Key& key) {
+  const PendingKey* pending = set.Find(key);
+  if (key.set == set.number() &&
+      (pending == nullptr || pending->forwarded || pending->reports == 0)) {
+    return true;
+  }
+  Protocol(node_.parent, "a decision of " + key.ToString() + ", which is not reported from here");
+  return false;
+}
+
+void Negotiator::RememberEviction(SetState& set, const std::vector<AgreedId>& ids) {
+  Forgetting forgetting;
+  forgetting.set = set.number();
+  forgetting.ids = ids;
+  for (const int child : set.children()) {
+    forgetting.positions.emplace_back(child, children_[static_cast<std::size_t>(child)].sent);
+  }
+  for (const AgreedId id : ids) set.ids.Evict(id);
+  if (!set.seat()) evictions_unacknowledged_ += ids.size();
+  forgetting_.push_back(std::move(forgetting));
+  ForgetAcknowledged();
+}
+
+void Negotiator::ForgetAcknowledged() {
+  while (!forgetting_.empty()) {
+    Forgetting& oldest = forgetting_.front();
+    for (const auto& [child, position] : oldest.positions) {
+      if (children_[static_cast<std::size_t>(child)].acknowledged < position) return;
+    }
+    SetState& set = *FindSet(oldest.set);
+    for (const AgreedId id : oldest.ids) set.ids.Forget(id);
+    forgetting_.pop_front();
+  }
+}
+
+// ---- what the engine takes ----
+
+std::vector<DecidedBatch> Negotiator::TakeBatches() {
+  if (!faulted()) CutBatches();
+  if (faulted()) batches_.clear();  // no entry starts after a fault (15)
+  return std::exchange(batches_, {});
+}
+
+ReadyItem Negotiator::WriteReady(const Key& key) {
+  SetState& set = *FindSet(key.set);
+  PendingKey& pending = *set.Find(key);
+  ReadyItem item;
+  item.set = key.set;
+  item.absent = pending.absent;
+  item.silent = pending.silent;
+  item.more_variants = pending.more_variants;
+  const Variant& first = pending.variants.front();
+  if (pending.variants.size() == 1 && pending.more_variants == 0 && first.invalid.empty()) {
+    item.id = set.ids.Find(key, *first.signature);
+  }
+  if (item.id == kNoId) {
+    item.key = key;
+    item.variants = std::move(pending.variants);
+  } else if (key.form == Key::Form::kUnnamed) {
+    item.key = key;
+  } else {
+    item.key.set = key.set;
+  }
+  pending.variants.clear();  // the seat has them now
+  return item;
+}
+
+std::vector<Outgoing> Negotiator::TakeOutgoing() {
+  if (!faulted()) {
+    CutBatches();
+    if (!up_.empty() || evictions_unacknowledged_ >= kEvictionsPerAck) {
+      ReportMessage report;
+      report.ack = applied_;
+      for (UpItem& item : std::exchange(up_, {})) {
+        if (const auto* ready = std::get_if<ReadyUp>(&item)) {
+          report.items.push_back(WriteReady(ready->key));
+        } else if (auto* joined = std::get_if<JoinedItem>(&item)) {
+          report.items.push_back(*joined);
+        } else if (auto* left = std::get_if<LeftItem>(&item)) {
+          report.items.push_back(std::move(*left));
+        } else {
+          report.items.push_back(std::get<StalledItem>(item));
+        }
+      }
+      evictions_unacknowledged_ = 0;
+      immediate_.push_back({node_.parent, std::move(report)});
+    }
+    for (Link& link : children_) {
+      if (link.unsent.empty()) continue;
+      StreamMessage stream;
+      stream.first = link.sent - link.unsent.size() + 1;
+      stream.batches = std::exchange(link.unsent, {});
+      immediate_.push_back({link.rank, std::move(stream)});
+    }
+  }
+  return std::exchange(immediate_, {});
+}
+
+std::vector<StallWarning> Negotiator::TakeWarnings() { return std::exchange(warnings_, {}); }
+
+bool Negotiator::Outstanding() const {
+  if (!up_.empty() || !batches_.empty() || !immediate_.empty()) return true;
+  if (self_left_ && !closed_) return true;
+  for (const auto& [number, set] : sets_) {
+    if (!set.pending().empty() || !set.decided.empty() || set.self_joined()) return true;
+  }
+  return false;
+}
+
+bool Negotiator::Quiescent() const {
+  if (!up_.empty() || !batches_.empty() || !immediate_.empty() || !queries_.empty()) return false;
+  for (const Link& link : children_) {
+    if (!link.unsent.empty()) return false;
+  }
+  return std::all_of(sets_.begin(), sets_.end(), [](const auto& entry) {
+    return entry.second.pending().empty() && entry.second.decided.empty();
+  });
+}
+
+std::vector<AgreedId> Negotiator::KnownIds(SetNumber set) const {
+  const auto found = sets_.find(set);
+  return found == sets_.end() ? std::vector<AgreedId>{} : found->second.ids.LiveIds();
+}
+
+}  // namespace sirtaki::core

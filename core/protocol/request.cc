@@ -1,0 +1,180 @@
+#include "core/protocol/request.h"
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+#include <functional>
+#include <limits>
+#include <string_view>
+#include <tuple>
+
+#include "core/base/text.h"
+
+namespace sirtaki::core {
+namespace {
+
+// A bucket's arena: its own number; above that, how often its buckets have been laid out anew.
+constexpr int kArenaWidth = 32;
+constexpr std::uint64_t kArenaBits = 0xffffffffU;
+
+std::uint64_t Bits(double value) { return std::bit_cast<std::uint64_t>(value); }
+
+// The shortest text that reads back as the same number, in any locale.
+std::string Shortest(double value) {
+  char buffer[32];
+  const auto end = std::to_chars(buffer, buffer + sizeof(buffer), value).ptr;
+  return {buffer, end};
+}
+
+class Hasher {
+ public:
+  void Mix(std::uint64_t value) {
+    // splitmix64's finaliser: every bit of the input reaches every bit of the result.
+    state_ += value + 0x9e3779b97f4a7c15U;
+    state_ = (state_ ^ (state_ >> 30)) * 0xbf58476d1ce4e5b9U;
+    state_ = (state_ ^ (state_ >> 27)) * 0x94d049bb133111ebU;
+    state_ ^= state_ >> 31;
+  }
+  std::size_t Get() const { return static_cast<std::size_t>(state_); }
+
+ private:
+  std::uint64_t state_ = 0;
+};
+
+// The fields that are compared as they are; the factors are compared by their bits.
+auto Tie(const Signature& s) {
+  return std::tie(s.kind, s.reduction, s.dtype, s.wire, s.device, s.slot, s.root, s.shape, s.layout,
+                  s.members, s.subject);
+}
+
+bool SameParts(const Signature& a, const Signature& b) {
+  return std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(),
+                    [](const SignaturePtr& x, const SignaturePtr& y) { return *x == *y; });
+}
+
+// What a signature of tensors says behind its kind.
+std::string TensorText(const Signature& s) {
+  std::string text;
+  if (Reduces(s.kind)) text.append("(").append(ReduceOpName(s.reduction)).append(")");
+  if (s.root >= 0) {
+    text += s.kind == OpKind::kReduce || s.kind == OpKind::kGather ? " to rank " : " from rank ";
+    text += std::to_string(s.root);
+  }
+  text.append(" of ").append(DTypeName(s.dtype)).append(" [");
+  std::string_view separator;
+  if (FirstDimensionVaries(s.kind)) {
+    text += "*";
+    separator = ", ";
+  }
+  for (std::int64_t dimension : s.shape) {
+    text.append(separator).append(std::to_string(dimension));
+    separator = ", ";
+  }
+  text += "]";
+  if (s.wire) text.append(" as ").append(DTypeName(*s.wire));
+  if (s.device == DeviceKind::kCuda) text += " on CUDA device slot " + std::to_string(s.slot);
+  if (Bits(s.prescale) != Bits(1.0)) text += ", prescale " + Shortest(s.prescale);
+  if (Bits(s.postscale) != Bits(1.0)) text += ", postscale " + Shortest(s.postscale);
+  if (s.layout != 0) {
+    char buffer[17];
+    const auto end = std::to_chars(buffer, buffer + sizeof(buffer), s.layout, 16).ptr;
+    text += ", bucket layout " + std::string(buffer, end);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string Key::ToString() const {
+  std::string text;
+  switch (form) {
+    case Form::kNamed:
+      text = Quoted(name);
+      break;
+    case Form::kUnnamed:
+      if (*this == Join(set)) {
+        text = "join";
+        break;
+      }
+      text = "unnamed call #" + std::to_string(number);
+      break;
+    case Form::kBucket:
+      text =
+          "bucket " + std::to_string(bucket) + " of arena " + std::to_string(number & kArenaBits);
+      if (const std::uint64_t before = number >> kArenaWidth; before > 0) {
+        text += ", layout " + std::to_string(before + 1);
+      }
+      break;
+  }
+  if (set != kWorldSet) text += " of process set " + std::to_string(set);
+  return text;
+}
+
+std::size_t KeyHash::operator()(const Key& key) const {
+  Hasher hasher;
+  hasher.Mix((std::uint64_t{key.set} << 8) | static_cast<std::uint64_t>(key.form));
+  if (key.form == Key::Form::kNamed) {
+    hasher.Mix(std::hash<std::string_view>{}(key.name));
+  } else {
+    hasher.Mix(key.number);
+    hasher.Mix(key.bucket);
+  }
+  return hasher.Get();
+}
+
+std::int64_t Signature::ElementCount() const {
+  // Saturates: a shape may come from another process, and a wrapped product would be a small
+  // buffer.
+  constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+  std::int64_t count = 1;
+  for (std::int64_t dimension : shape) {
+    if (dimension <= 0) return 0;
+    count = dimension > kMax / count ? kMax : count * dimension;
+  }
+  return count;
+}
+
+std::string Signature::ToString() const {
+  std::string text(OpKindName(kind));
+  if (kind == OpKind::kBarrier) return text;
+  if (kind == OpKind::kAddSet) return text + " of ranks " + members.ToString();
+  if (kind == OpKind::kRemoveSet) return text + " with number " + std::to_string(subject);
+  if (parts.empty()) return text + TensorText(*this);
+  constexpr std::size_t kShown = 4;
+  text += " of " + std::to_string(parts.size()) + " tensors:";
+  for (std::size_t i = 0; i < parts.size() && i < kShown; ++i) {
+    text += (i == 0 ? "" : ";") + TensorText(*parts[i]);
+  }
+  return parts.size() > kShown ? text + "; …" : text;
+}
+
+bool Signature::operator==(const Signature& other) const {
+  return Tie(*this) == Tie(other) && Bits(prescale) == Bits(other.prescale) &&
+         Bits(postscale) == Bits(other.postscale) && SameParts(*this, other);
+}
+
+std::size_t SignatureHash::operator()(const Signature& signature) const noexcept {
+  Hasher hasher;
+  hasher.Mix(static_cast<std::uint64_t>(signature.kind) |
+             static_cast<std::uint64_t>(signature.reduction) << 8 |
+             static_cast<std::uint64_t>(signature.dtype) << 16 |
+             static_cast<std::uint64_t>(signature.device) << 24 |
+             std::uint64_t{signature.slot} << 32);
+  hasher.Mix(static_cast<std::uint64_t>(signature.root));
+  for (std::int64_t dimension : signature.shape) {
+    hasher.Mix(static_cast<std::uint64_t>(dimension));
+  }
+  hasher.Mix(Bits(signature.prescale));
+  hasher.Mix(Bits(signature.postscale));
+  hasher.Mix(signature.layout);
+  if (signature.wire) hasher.Mix(static_cast<std::uint64_t>(*signature.wire));
+  for (const SignaturePtr& part : signature.parts) hasher.Mix((*this)(*part));
+  for (const RankRange& range : signature.members.ranges()) {
+    hasher.Mix(static_cast<std::uint64_t>(range.first) << 32 |
+               static_cast<std::uint32_t>(range.last));
+  }
+  hasher.Mix(signature.subject);
+  return hasher.Get();
+}
+
+}  // namespace sirtaki::core

@@ -1,0 +1,102 @@
+// What one rank asks for: a key (which piece of work), a signature (what it is), and what may
+// differ.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/rank_ranges.h"
+#include "core/base/types.h"
+
+namespace sirtaki::core {
+
+// Names a piece of work within a process set. Exactly one of three forms:
+//   named    name is not empty
+//   unnamed  the number of the call among the unnamed calls of the set since its last epoch
+//   bucket   (arena, bucket) of a gradient arena
+struct Key {
+  enum class Form : std::uint8_t { kNamed, kUnnamed, kBucket };
+
+  static Key Named(SetNumber set, std::string name) {
+    return {set, Form::kNamed, std::move(name), 0, 0};
+  }
+  static Key Unnamed(SetNumber set, std::uint64_t call) {
+    return {set, Form::kUnnamed, {}, call, 0};
+  }
+  static Key Bucket(SetNumber set, std::uint64_t arena, std::uint64_t bucket) {
+    return {set, Form::kBucket, {}, arena, bucket};
+  }
+
+  // `join` of a set: a number that no unnamed call reaches.
+  static Key Join(SetNumber set) { return Unnamed(set, ~std::uint64_t{0}); }
+
+  SetNumber set = kWorldSet;
+  Form form = Form::kNamed;
+  std::string name;
+  std::uint64_t number = 0;  // the call's number, or the arena
+  std::uint64_t bucket = 0;
+
+  // "\"layer1.weight\"", "unnamed call #7", "bucket 3 of arena 0": for texts.
+  std::string ToString() const;
+  bool operator==(const Key&) const = default;
+};
+
+struct KeyHash {
+  // Not noexcept: so libstdc++ keeps the hashes in its tables, where they would else be computed
+  // again and again.
+  std::size_t operator()(const Key& key) const;
+};
+
+struct Signature;
+// Signatures are interned once per process side of a session and shared; never null.
+using SignaturePtr = std::shared_ptr<const Signature>;
+
+// What the ranks must agree on. Two requests under one key are compatible when their signatures are
+// equal.
+struct Signature {
+  OpKind kind = OpKind::kAllReduce;
+  ReduceOp reduction = ReduceOp::kSum;  // of kinds that reduce, else kSum
+  DType dtype = DType::kF32;
+  // All-reduce only: the 16-bit type that the elements travel as; none: they travel as they are.
+  std::optional<DType> wire = std::nullopt;
+  DeviceKind device = DeviceKind::kHost;
+  std::uint32_t slot = 0;           // the device's slot among the rank's devices
+  std::int32_t root = -1;           // world rank, of kinds that have a root, else -1
+  std::vector<std::int64_t> shape;  // without the first dimension where that may differ by rank
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::uint64_t layout = 0;  // hash of a bucket's layout, else 0
+  // Of a grouped call: its tensors, in order, each with the kind of the whole and no parts of its
+  // own. Of the fields above the whole then has its kind alone, that of a bucket its layout as
+  // well.
+  std::vector<SignaturePtr> parts = {};
+  RankRanges members = {};  // of a set to be added
+  SetNumber subject = 0;    // the set to be removed
+
+  // Elements of `shape` (of one row, where the first dimension may differ by rank).
+  std::int64_t ElementCount() const;
+  // `all-reduce(sum) of float32 [3, 4]`, naming only what is not a default.
+  std::string ToString() const;
+  // Two NaN factors are equal here: the comparison is of what was asked, bit by bit.
+  bool operator==(const Signature& other) const;
+};
+
+struct SignatureHash {
+  std::size_t operator()(const Signature& signature) const noexcept;
+};
+
+// One rank's request. `invalid` not empty means: this rank saw that its argument is wrong (the text
+// says how) and submits the key all the same, so that its peers learn it instead of waiting.
+struct Request {
+  Key key;
+  SignaturePtr signature;
+  std::string invalid;
+  // One bit for each gradient of the bucket (one for a single tensor): true if this rank has none
+  // and contributes zeros. Empty means that all are present.
+  std::vector<bool> absent;
+};
+
+}  // namespace sirtaki::core

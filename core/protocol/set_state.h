@@ -1,0 +1,135 @@
+// One process set as seen from one node of the tree: who is below, which keys wait for whom, who
+// has joined or left. The bookkeeping of rules 1-4, 12 and 13; the negotiator decides what to do
+// with it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/protocol/id_table.h"
+#include "core/protocol/message.h"
+#include "core/protocol/tree.h"
+
+namespace sirtaki::core {
+
+// An index into Tree::Node::children, or kSelf.
+inline constexpr int kSelf = -1;
+
+// A key that somebody in this subtree has reported and that is not decided.
+struct PendingKey {
+  TimePoint since{};
+  std::uint64_t order = 0;  // of the first report, among all of the set
+  int reports = 0;
+  bool self_reported = false;
+  std::vector<bool> child_reported;
+  std::vector<Variant> variants;
+  std::uint32_t more_variants = 0;
+  std::vector<bool> absent;
+  RankRanges silent;
+  bool forwarded = false;       // told to the parent; its decision is awaited
+  bool stall_reported = false;  // the seat was told that this waits too long
+  // The seat's question to those who miss the key (18).
+  struct Inquiry {
+    TimePoint deadline{};
+    std::vector<int> awaited;  // children that have not answered
+    RankRanges missing;
+    std::vector<RankActivity> activities;
+    bool fault_after = false;  // the limit has passed: its end is a fault
+    Duration call_limit{};     // that of a call, if not zero; else that of stalls
+  };
+  std::optional<Inquiry> inquiry;
+  bool warned = false;    // a warning has counted it
+  Duration call_limit{};  // not zero: a call's own time, which is over
+};
+
+class SetState {
+ public:
+  SetState(SetNumber number, RankRanges members, const Tree::Node& node, int self);
+
+  SetNumber number() const { return number_; }
+  const RankRanges& members() const { return members_; }
+  bool self_member() const { return self_member_; }
+  bool seat() const { return seat_; }
+  // The node has members below (or is one) and lies on their way to the seat, or is the seat.
+  bool relevant() const { return relevant_; }
+  const std::vector<int>& children() const { return children_; }  // those with members, by index
+  const RankRanges& child_members(int child) const { return child_members_[Index(child)]; }
+
+  // Notes that `source` (a child's index or kSelf) reported the key. False: it had already.
+  bool AddReport(const Key& key, int source, std::vector<Variant> variants,
+                 std::uint32_t more_variants, const std::vector<bool>& absent,
+                 const RankRanges& silent, TimePoint now);
+  // A key that is known to wait somewhere below, without a report here yet.
+  PendingKey& AddPlaceholder(const Key& key, TimePoint since);
+  PendingKey* Find(const Key& key);
+  void Erase(const Key& key) { pending_.erase(key); }
+
+  // Everyone below has reported it, joined or left, and at least one has reported it.
+  bool Complete(const PendingKey& pending) const;
+  // Those below who neither reported it nor joined nor left, as children's indices and perhaps
+  // kSelf.
+  std::vector<int> Missing(const PendingKey& pending) const;
+  // Adds the members that are counted without having reported this use.
+  void AddSilent(PendingKey& pending) const;
+  // Keys that are neither forwarded nor decided, in the order of their first report.
+  struct Undecided {
+    const Key* key;
+    PendingKey* pending;
+  };
+  std::vector<Undecided> UndecidedKeys();
+  // Keys that became complete because somebody joined or left, in the order of their first report.
+  std::vector<Key> CompleteKeys();
+  // The oldest key that is not decided; drops what is gone.
+  std::optional<TimePoint> OldestPending();
+
+  void NoteJoined(int source, int last);
+  void NoteLeft(const RankRanges& ranks);
+  // All members below have joined or left; at least one has joined.
+  bool AllJoinedOrLeft() const;
+  bool SomeJoined() const { return self_joined_ || !joined_children_.empty(); }
+  bool self_joined() const { return self_joined_; }
+  int last_joined() const { return last_joined_; }
+  void EndEpoch();  // JoinDone
+
+  std::unordered_map<Key, PendingKey, KeyHash>& pending() { return pending_; }
+  const std::unordered_map<Key, PendingKey, KeyHash>& pending() const { return pending_; }
+
+  IdTable ids;
+  AgreedId next_id = 1;          // the seat's
+  std::uint64_t next_batch = 1;  // the seat's
+  std::vector<Entry> decided;    // the seat's, not yet a batch
+  bool joined_told = false;      // Joined was sent to the parent in this epoch
+  TimePoint next_stall_check{};
+  // The seat's, by who is late (as of Missing()): when the next warning about them is due. Kept as
+  // long as a key waits for them that a warning has counted.
+  std::map<int, TimePoint> next_warning;
+  TimePoint joined_since{};
+
+ private:
+  std::size_t Index(int child) const { return static_cast<std::size_t>(child); }
+  void NoteOrder(PendingKey& pending, const Key& key);
+  bool Gone(int source) const;  // all its members have joined or left
+
+  SetNumber number_;
+  RankRanges members_;
+  int self_;
+  bool self_member_ = false;
+  bool seat_ = false;
+  bool relevant_ = false;
+  std::vector<int> children_;
+  std::vector<RankRanges> child_members_;  // by child index
+  std::unordered_map<Key, PendingKey, KeyHash> pending_;
+  std::deque<std::pair<std::uint64_t, Key>> order_;  // first reports; entries may be gone
+  std::uint64_t next_order_ = 0;
+  bool self_joined_ = false;
+  std::vector<int> joined_children_;
+  RankRanges left_;
+  int last_joined_ = -1;
+};
+
+}  // namespace sirtaki::core

@@ -1,0 +1,352 @@
+// The byte grammar. varint, zigzag, fixed64 and text are those of core/base/byte_codec.h; `x*` with a
+// count in front is `varint count, then x count times`. Marks in [] are bytes.
+//
+//   message  := [0x53] [version 2] varint session  body            and nothing after it
+//   body     := [0] report | [1] stream | [2] key | [3] answer | [4] set | [5] set | [6] cause |
+//   [7] | [8]
+//               (2 query, 4 ping, 5 pong, 6 fault, 7 bye-ack, 8 bye-confirm)
+//
+//   report   := varint ack  item*
+//   item     := [0] ready | [1] set member | [2] ranks text
+//             | [3] key varint waited_us varint limit_us
+//   ready    := set  varint id  work-key  absent  ranks             id != 0; work-key is none or
+//   unnamed
+//             | set  varint 0   work-key  absent  ranks  variant*  varint more
+//   variant  := [0] signature ranks | [1] text ranks | [2] signature text ranks   (1, 2: invalid)
+//
+//   stream   := varint first  batch*
+//   batch    := set  varint number  entry*
+//   entry    := [0] run | [1] work-key [code] text | [2] varint-id* | [3] member | [4]
+//             | [5] work-key set ranks | [6] work-key set      (5 adds a set, 6 removes one)
+//   run      := varint id  work-key  absent  ranks                   id != 0; work-key is none or
+//   unnamed
+//             | varint 0   work-key  absent  ranks  signature  varint new_id
+//
+//   answer   := key  ranks  activity*              activity := member text
+//   cause    := [code] text  member  text host  text key  zigzag unix_us
+//
+//   set      := varint, 32 bits
+//   member   := varint rank + 1                    0: none
+//   key      := set work-key                       not none
+//   work-key := [0] none | [1] text name | [2] varint call | [3] varint arena varint bucket
+//               its set is that of the item or batch around it
+//   signature:= [kind] [reduction] [dtype] [device] [which]  the fields that `which` names, in
+//   order:
+//               1 varint slot, 2 zigzag root, 4 fixed64 prescale, 8 fixed64 postscale, 16 fixed64
+//               layout, 32 the dtype that it travels as, 64 signature* (parts, which have none
+//               themselves), 128 ranks set (members, subject); then varint dimension*
+//   absent   := varint bits, then ceil(bits / 8) bytes, lowest bit first, the last one padded with
+//   zeros ranks    := range*, ascending                  range := varint gap, varint length - 1
+//               gap: from 0 for the first, else from the end of the one before plus 2, as ranges
+//               that touch would be one
+//
+// So a set of ranks is sorted and disjoint by construction, and one message has one form, but for
+// fields of a signature that are given though they have their default.
+#include "core/protocol/wire.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/base/byte_codec.h"
+#include "core/base/check.h"
+#include "core/protocol/wire_format.h"
+
+namespace sirtaki::core {
+namespace {
+
+using namespace wire_format;  // NOLINT: its names were made for this file
+
+class MessageWriter {
+ public:
+  std::vector<std::byte> Take() { return out_.Take(); }
+
+  void Put(const Message& message) {
+    out_.Byte(kMagic);
+    out_.Byte(kVersion);
+    out_.Varint(message.session);
+    static_assert(std::variant_size_v<MessageBody> == kByeConfirm + 1);
+    out_.Byte(static_cast<std::uint8_t>(message.body.index()));
+    std::visit([this](const auto& body) { Put(body); }, message.body);
+  }
+
+ private:
+  void Put(const ReportMessage& report) {
+    static_assert(std::variant_size_v<ReportItem> == kStalled + 1);
+    out_.Varint(report.ack);
+    out_.Varint(report.items.size());
+    for (const ReportItem& item : report.items) {
+      out_.Byte(static_cast<std::uint8_t>(item.index()));
+      std::visit([this](const auto& value) { Put(value); }, item);
+    }
+  }
+
+  void Put(const ReadyItem& item) {
+    out_.Varint(item.set);
+    out_.Varint(item.id);
+    PutRunKey(item.key, item.set, item.id);
+    PutAbsent(item.absent);
+    Put(item.silent);
+    if (item.id != kNoId) {
+      SIRTAKI_CHECK(item.variants.empty() && item.more_variants == 0,
+                    "an id stands for the signature: no variants beside it");
+      return;
+    }
+    SIRTAKI_CHECK(!item.variants.empty() && item.variants.size() <= kMaxVariants,
+                  "a whole item carries 1 to 16 variants");
+    out_.Varint(item.variants.size());
+    for (const Variant& variant : item.variants) Put(variant);
+    out_.Varint(item.more_variants);
+  }
+
+  void Put(const JoinedItem& item) {
+    out_.Varint(item.set);
+    PutMember(item.last);
+  }
+
+  void Put(const LeftItem& item) {
+    Put(item.ranks);
+    PutText(item.why);
+  }
+
+  void Put(const StalledItem& item) {
+    PutKey(item.key);
+    out_.Varint(item.waited_us < 0 ? 0 : static_cast<std::uint64_t>(item.waited_us));
+    out_.Varint(item.limit_us < 0 ? 0 : static_cast<std::uint64_t>(item.limit_us));
+  }
+
+  void Put(const Variant& variant) {
+    SIRTAKI_CHECK(variant.signature != nullptr || !variant.invalid.empty(),
+                  "a variant has a signature or a reason why it is invalid");
+    if (variant.invalid.empty()) {
+      out_.Byte(kValid);
+    } else {
+      out_.Byte(variant.signature == nullptr ? kInvalidOnly : kInvalidWithSignature);
+    }
+    if (variant.signature != nullptr) Put(*variant.signature);
+    if (!variant.invalid.empty()) PutText(variant.invalid);
+    Put(variant.ranks);
+  }
+
+  void Put(const StreamMessage& stream) {
+    out_.Varint(stream.first);
+    out_.Varint(stream.batches.size());
+    static_assert(std::variant_size_v<Entry> == kRemoveSetTag + 1);
+    for (const Batch& batch : stream.batches) {
+      set_ = batch.set;
+      out_.Varint(batch.set);
+      out_.Varint(batch.number);
+      out_.Varint(batch.entries.size());
+      for (const Entry& entry : batch.entries) {
+        out_.Byte(static_cast<std::uint8_t>(entry.index()));
+        std::visit([this](const auto& value) { Put(value); }, entry);
+      }
+    }
+  }
+
+  void Put(const RunEntry& entry) {
+    out_.Varint(entry.id);
+    PutRunKey(entry.key, set_, entry.id);
+    PutAbsent(entry.absent);
+    Put(entry.silent);
+    SIRTAKI_CHECK((entry.signature == nullptr) == (entry.id != kNoId),
+                  "an entry runs by a known id or by its signature");
+    if (entry.id != kNoId) {
+      SIRTAKI_CHECK(entry.new_id == kNoId, "what has an id gets no other");
+      return;
+    }
+    Put(*entry.signature);
+    out_.Varint(entry.new_id);
+  }
+
+  void Put(const FailEntry& entry) {
+    PutWorkKey(entry.key, set_);
+    PutCode(entry.code);
+    PutText(entry.text);
+  }
+
+  void Put(const EvictEntry& entry) {
+    out_.Varint(entry.ids.size());
+    for (AgreedId id : entry.ids) out_.Varint(id);
+  }
+
+  void Put(const JoinDoneEntry& entry) { PutMember(entry.last); }
+  void Put(const ByeEntry&) {}
+
+  void Put(const AddSetEntry& entry) {
+    PutWorkKey(entry.key, set_);
+    out_.Varint(entry.set);
+    Put(entry.members);
+  }
+
+  void Put(const RemoveSetEntry& entry) {
+    PutWorkKey(entry.key, set_);
+    out_.Varint(entry.set);
+  }
+
+  void Put(const QueryMessage& query) { PutKey(query.key); }
+
+  void Put(const AnswerMessage& answer) {
+    PutKey(answer.key);
+    Put(answer.missing);
+    // Examples for a warning: losing some is better than failing.
+    const std::size_t count = std::min(answer.activities.size(), kMaxActivities);
+    out_.Varint(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      PutMember(answer.activities[i].rank);
+      PutText(answer.activities[i].text);
+    }
+  }
+
+  void Put(const PingMessage& ping) { out_.Varint(ping.set); }
+  void Put(const PongMessage& pong) { out_.Varint(pong.set); }
+
+  void Put(const FaultMessage& fault) {
+    PutCode(fault.cause.code);
+    PutText(fault.cause.text);
+    PutMember(fault.cause.rank);
+    PutText(fault.cause.host);
+    PutText(fault.cause.key);
+    out_.Zigzag(fault.cause.unix_us);
+  }
+
+  void Put(const ByeAckMessage&) {}
+  void Put(const ByeConfirmMessage&) {}
+
+  void Put(const Signature& s) {
+    out_.Byte(static_cast<std::uint8_t>(s.kind));
+    out_.Byte(static_cast<std::uint8_t>(s.reduction));
+    out_.Byte(static_cast<std::uint8_t>(s.dtype));
+    out_.Byte(static_cast<std::uint8_t>(s.device));
+    const auto prescale = std::bit_cast<std::uint64_t>(s.prescale);
+    const auto postscale = std::bit_cast<std::uint64_t>(s.postscale);
+    const int which = (s.slot != 0 ? kSlot : 0) | (s.root != -1 ? kRoot : 0) |
+                      (prescale != kDefaultFactor ? kPrescale : 0) |
+                      (postscale != kDefaultFactor ? kPostscale : 0) |
+                      (s.layout != 0 ? kLayout : 0) | (s.wire ? kWire : 0) |
+                      (!s.parts.empty() ? kParts : 0) |
+                      (!s.members.empty() || s.subject != 0 ? kSetChange : 0);
+    out_.Byte(static_cast<std::uint8_t>(which));
+    if ((which & kSlot) != 0) out_.Varint(s.slot);
+    if ((which & kRoot) != 0) out_.Zigzag(s.root);
+    if ((which & kPrescale) != 0) out_.Fixed64(prescale);
+    if ((which & kPostscale) != 0) out_.Fixed64(postscale);
+    if ((which & kLayout) != 0) out_.Fixed64(s.layout);
+    if ((which & kWire) != 0) out_.Byte(static_cast<std::uint8_t>(*s.wire));
+    if ((which & kParts) != 0) {
+      SIRTAKI_CHECK(s.parts.size() <= kMaxParts, "the number of tensors is checked at submission");
+      out_.Varint(s.parts.size());
+      for (const SignaturePtr& part : s.parts) {
+        SIRTAKI_CHECK(part->parts.empty(), "a part has no parts");
+        Put(*part);
+      }
+    }
+    if ((which & kSetChange) != 0) {
+      Put(s.members);
+      out_.Varint(s.subject);
+    }
+    SIRTAKI_CHECK(s.shape.size() <= kMaxDimensions, "dimensions are checked at submission");
+    out_.Varint(s.shape.size());
+    for (std::int64_t dimension : s.shape) {
+      SIRTAKI_CHECK(dimension >= 0, "a dimension is not negative");
+      out_.Varint(static_cast<std::uint64_t>(dimension));
+    }
+  }
+
+  void Put(const RankRanges& ranks) {
+    out_.Varint(ranks.ranges().size());
+    std::int64_t next = 0;  // the lowest rank that the next range can begin with
+    for (const RankRange& range : ranks.ranges()) {
+      SIRTAKI_CHECK(range.first >= next, "ranks are not negative");
+      out_.Varint(static_cast<std::uint64_t>(range.first - next));
+      out_.Varint(static_cast<std::uint64_t>(std::int64_t{range.last} - range.first));
+      next = std::int64_t{range.last} + 2;
+    }
+  }
+
+  void PutKey(const Key& key) {
+    out_.Varint(key.set);
+    PutWorkKey(key, key.set);
+  }
+
+  // The key beside an id: what has a name is named by the id, unnamed work has a number of its own.
+  void PutRunKey(const Key& key, SetNumber set, AgreedId id) {
+    if (id != kNoId && key.form == Key::Form::kNamed && key.name.empty()) {
+      out_.Byte(kNoKey);
+      return;
+    }
+    SIRTAKI_CHECK(id == kNoId || key.form == Key::Form::kUnnamed,
+                  "beside an id only the number of an unnamed call is sent");
+    PutWorkKey(key, set);
+  }
+
+  void PutWorkKey(const Key& key, SetNumber set) {
+    SIRTAKI_CHECK(key.set == set, "a key is of the set of its item or batch");
+    switch (key.form) {
+      case Key::Form::kNamed:
+        SIRTAKI_CHECK(!key.name.empty() && key.name.size() <= kMaxNameBytes,
+                      "names are checked at submission");
+        out_.Byte(kNamedKey);
+        out_.Text(key.name);
+        break;
+      case Key::Form::kUnnamed:
+        out_.Byte(kUnnamedKey);
+        out_.Varint(key.number);
+        break;
+      case Key::Form::kBucket:
+        out_.Byte(kBucketKey);
+        out_.Varint(key.number);
+        out_.Varint(key.bucket);
+        break;
+    }
+  }
+
+  void PutAbsent(const std::vector<bool>& absent) {
+    out_.Varint(absent.size());
+    std::uint8_t byte = 0;
+    for (std::size_t i = 0; i < absent.size(); ++i) {
+      if (absent[i]) byte = static_cast<std::uint8_t>(byte | (1U << (i % 8)));
+      if (i % 8 == 7 || i + 1 == absent.size()) {
+        out_.Byte(byte);
+        byte = 0;
+      }
+    }
+  }
+
+  void PutMember(int rank) {
+    SIRTAKI_CHECK(rank >= -1, "a rank, or -1 for none");
+    out_.Varint(static_cast<std::uint64_t>(std::int64_t{rank} + 1));
+  }
+
+  void PutCode(StatusCode code) {
+    SIRTAKI_CHECK(code != StatusCode::kOk, "a failure has a code");
+    out_.Byte(static_cast<std::uint8_t>(code));
+  }
+
+  void PutText(std::string_view text) {
+    if (text.size() <= kMaxTextBytes) {
+      out_.Text(text);
+      return;
+    }
+    constexpr std::string_view kCut = "...";
+    std::size_t end = kMaxTextBytes - kCut.size();
+    // Not in the middle of a UTF-8 character: its later bytes begin with the bits 10.
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0U) == 0x80U) --end;
+    out_.Text(std::string(text.substr(0, end)).append(kCut));
+  }
+
+  ByteWriter out_;
+  SetNumber set_ = kWorldSet;  // of the batch that is being written
+};
+
+}  // namespace
+
+Bytes Encode(const Message& message) {
+  MessageWriter writer;
+  writer.Put(message);
+  return writer.Take();
+}
+
+}  // namespace sirtaki::core

@@ -1,0 +1,45 @@
+#include "frameworks/torch/calls/blocking.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "frameworks/torch/calls/pending_tensor.h"
+
+namespace sirtaki::detail {
+
+at::Tensor AllGatherBlocking(const at::Tensor& tensor, const std::string& name,
+                             const SessionSet& set) {
+  TensorCall call;
+  call.kind = core::OpKind::kAllGather;
+  call.tensor = tensor;
+  call.name = name;
+  call.process_set = set.process_set;
+  call.will_wait = true;
+  return PendingTensor::Start(std::move(call), set.session)->Synchronize();
+}
+
+void BroadcastInPlaceBlocking(const at::Tensor& tensor, int root_rank, const std::string& name,
+                              const SessionSet& set) {
+  TensorCall call;
+  call.kind = core::OpKind::kBroadcast;
+  call.tensor = tensor;
+  call.name = name;
+  call.process_set = set.process_set;
+  call.in_place = true;
+  call.will_wait = true;
+  call.root = root_rank;
+  PendingTensor::Start(std::move(call), set.session)->Synchronize();
+}
+
+std::string PartName(const std::string& name, const std::string& part) {
+  return name.empty() ? name : name + "/" + part;
+}
+
+at::Tensor AsTensor(const std::shared_ptr<std::string>& bytes) {
+  return at::from_blob(
+      bytes->data(), {static_cast<std::int64_t>(bytes->size())}, [bytes](void*) {}, at::kByte);
+}
+
+}  // namespace sirtaki::detail

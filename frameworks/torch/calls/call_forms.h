@@ -1,0 +1,57 @@
+// The forms in which each collective comes: blocking or asynchronous, of one tensor or a group.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "frameworks/torch/calls/differentiable.h"
+#include "frameworks/torch/calls/pending_tensor.h"
+#include "frameworks/torch/calls/tensor_call.h"
+#include "frameworks/torch/session/session_state.h"
+#include "sirtaki/handle.h"
+
+namespace sirtaki::detail {
+
+enum class Form { kNew, kInPlace };
+
+// What every options struct has, and the tensors.
+template <class Options>
+TensorCall CallOf(core::OpKind kind, const Options& options, Form form) {
+  TensorCall call;
+  call.kind = kind;
+  call.name = options.name();
+  call.process_set = options.process_set();
+  call.timeout = options.timeout();
+  call.in_place = form == Form::kInPlace;
+  return call;
+}
+
+inline TensorCall With(TensorCall call, const at::Tensor& tensor) {
+  call.tensor = tensor;
+  return call;
+}
+
+inline TensorCall With(TensorCall call, const std::vector<at::Tensor>& tensors) {
+  call.grouped = true;
+  call.group = tensors;
+  return call;
+}
+
+inline std::vector<at::Tensor> RunAll(TensorCall call, const Session& session) {
+  const auto state = StateOf(session);
+  if (!call.in_place) return RunDifferentiable(std::move(call), state).tensors;
+  call.will_wait = true;
+  return PendingTensor::Start(std::move(call), state)->Results();
+}
+
+inline at::Tensor RunOne(TensorCall call, const Session& session) {
+  return RunAll(std::move(call), session).front();
+}
+
+template <class AnyHandle = Handle>
+AnyHandle StartCall(TensorCall call, const Session& session) {
+  return AnyHandle(PendingTensor::Start(std::move(call), StateOf(session)));
+}
+
+}  // namespace sirtaki::detail

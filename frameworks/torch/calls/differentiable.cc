@@ -1,0 +1,231 @@
+#include "frameworks/torch/calls/differentiable.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include <string>
+#include <utility>
+
+#include "frameworks/torch/calls/pending_tensor.h"
+#include "frameworks/torch/tensors/throw.h"
+
+namespace sirtaki::detail {
+namespace {
+
+using core::OpKind;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr char kCall[] = "call";
+
+// One forward(), as its backward() needs it.
+struct Recorded : torch::CustomClassHolder {
+  std::shared_ptr<SessionState> session;
+  TensorCall call;  // without its tensors
+  std::string gradient_name;
+  std::int64_t members = 0;
+  bool is_root = false;
+  struct Input {
+    std::vector<std::int64_t> sizes;
+    at::TensorOptions options;
+    bool differentiable = false;
+    std::vector<std::int64_t> received;  // rows of the result from each member
+  };
+  std::vector<Input> inputs;
+};
+
+bool HasGradients(const at::Tensor& tensor) {
+  return tensor.defined() && (tensor.is_floating_point() || tensor.is_complex());
+}
+
+CallResults Run(const TensorCall& call, const std::shared_ptr<SessionState>& session,
+                std::uint64_t* number) {
+  const auto pending = PendingTensor::Start(call, session);
+  *number = pending->call_number();
+  return {pending->Results(), pending->ReceivedRows()};
+}
+
+[[noreturn]] void RefuseGradient(const Recorded& recorded) {
+  const TensorCall& call = recorded.call;
+  ThrowStatus(core::Status(core::StatusCode::kUnsupported,
+                           DescribeCall(call.kind, call.name) + ": a gradient through " +
+                               std::string(core::ReduceOpName(call.reduction)) +
+                               " is not defined here; only sum and average have one"));
+}
+
+// What a sum's gradient is multiplied by behind the call of the backward.
+double FactorOf(const Recorded& recorded) {
+  const TensorCall& call = recorded.call;
+  const double factor = call.prescale * call.postscale;
+  return call.reduction == core::ReduceOp::kAverage ? factor / static_cast<double>(recorded.members)
+                                                    : factor;
+}
+
+// The call whose results, by FromRows and FactorOf, are the gradients of the inputs.
+TensorCall BackwardCall(const Recorded& recorded) {
+  const TensorCall& forward = recorded.call;
+  if (core::Reduces(forward.kind) && forward.reduction != core::ReduceOp::kSum &&
+      forward.reduction != core::ReduceOp::kAverage) {
+    RefuseGradient(recorded);
+  }
+  TensorCall call;
+  call.name = recorded.gradient_name;
+  call.derived_name = true;
+  call.process_set = forward.process_set;
+  call.timeout = forward.timeout;
+  call.grouped = forward.grouped;
+  call.root = forward.root;
+  switch (forward.kind) {
+    case OpKind::kAllReduce:
+      call.kind = OpKind::kAllReduce;
+      call.reduction = forward.reduction;
+      call.prescale = forward.prescale;
+      call.postscale = forward.postscale;
+      call.wire = forward.wire;
+      call.root = -1;
+      break;
+    case OpKind::kBroadcast:
+      call.kind = OpKind::kReduce;
+      break;
+    case OpKind::kReduce:
+      call.kind = OpKind::kBroadcast;
+      break;
+    case OpKind::kAllGatherInto:
+      call.kind = OpKind::kReduceScatter;
+      break;
+    case OpKind::kReduceScatter:
+      call.kind = OpKind::kAllGather;  // the last ranks may have a row less
+      break;
+    case OpKind::kGather:
+      call.kind = OpKind::kScatter;
+      break;
+    case OpKind::kScatter:
+      call.kind = OpKind::kGather;
+      break;
+    case OpKind::kAllGather:
+    case OpKind::kAllToAll:
+      call.kind = OpKind::kAllToAll;
+      break;
+    default:
+      RefuseGradient(recorded);
+  }
+  return call;
+}
+
+bool SendsBackRows(OpKind kind) {
+  return kind == OpKind::kAllGather || kind == OpKind::kAllToAll || kind == OpKind::kGather;
+}
+
+// The gradient of one input from what the backward's call brought for it.
+at::Tensor GradientOf(const Recorded& recorded, const Recorded::Input& input,
+                      const at::Tensor& arrived) {
+  switch (recorded.call.kind) {
+    case OpKind::kAllGather: {
+      // Everybody's gradient of this rank's rows, one after the other.
+      std::vector<std::int64_t> sizes = input.sizes;
+      sizes.insert(sizes.begin(), recorded.members);
+      return arrived.view(sizes).sum(0);
+    }
+    case OpKind::kBroadcast:
+    case OpKind::kScatter:
+      return recorded.is_root ? arrived : at::zeros(input.sizes, input.options);
+    case OpKind::kReduce:
+    case OpKind::kReduceScatter: {
+      const double factor = FactorOf(recorded);
+      return factor == 1.0 ? arrived : arrived * factor;
+    }
+    default:
+      return arrived;
+  }
+}
+
+struct CollectiveFunction : torch::autograd::Function<CollectiveFunction> {
+  static variable_list forward(AutogradContext* context, at::TensorList tensors,
+                               const c10::intrusive_ptr<Recorded>& recorded, CallResults* results) {
+    TensorCall call = recorded->call;
+    if (call.grouped) {
+      call.group = tensors.vec();
+    } else {
+      call.tensor = tensors.front();
+    }
+    std::uint64_t number = 0;
+    *results = Run(call, recorded->session, &number);
+    recorded->gradient_name =
+        (call.name.empty() ? "#" + std::to_string(number) : call.name) + ".grad";
+    variable_list constant;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const at::Tensor& tensor = tensors[i];
+      recorded->inputs.push_back(
+          {tensor.sizes().vec(), tensor.options(), HasGradients(tensor), results->rows[i]});
+      if (!HasGradients(tensor)) constant.push_back(results->tensors[i]);
+    }
+    context->mark_non_differentiable(constant);
+    context->saved_data[kCall] = at::IValue::make_capsule(recorded);
+    return results->tensors;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto recorded =
+        c10::static_intrusive_pointer_cast<Recorded>(context->saved_data[kCall].toCapsule());
+    TensorCall call = BackwardCall(*recorded);
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      const Recorded::Input& input = recorded->inputs[i];
+      if (!input.differentiable) continue;
+      call.group.push_back(gradients[i]);
+      if (SendsBackRows(recorded->call.kind)) call.splits.push_back(input.received);
+    }
+    if (!call.grouped) call.tensor = std::exchange(call.group, {}).front();
+    const std::vector<at::Tensor> arrived =
+        RunDifferentiable(std::move(call), recorded->session).tensors;
+
+    variable_list results;
+    auto next = arrived.begin();
+    // What the ranks that are not the root of a reduce have got is their own tensor.
+    const bool keeps_own = recorded->call.kind == OpKind::kReduce && !recorded->is_root;
+    for (std::size_t i = 0; i < recorded->inputs.size(); ++i) {
+      const Recorded::Input& input = recorded->inputs[i];
+      results.emplace_back();
+      if (!input.differentiable) continue;
+      results.back() = GradientOf(*recorded, input, *next++);
+      if (keeps_own) results.back() = results.back() + gradients[i];
+    }
+    results.resize(results.size() + 2);  // for what is no tensor
+    return results;
+  }
+};
+
+// The tensors that the call is made of.
+std::vector<at::Tensor> TakeTensors(TensorCall* call) {
+  if (call->grouped) return std::exchange(call->group, {});
+  return {std::exchange(call->tensor, at::Tensor())};
+}
+
+bool NeedsGraph(const TensorCall& call) {
+  if (!at::GradMode::is_enabled()) return false;
+  for (std::size_t i = 0; i < call.count(); ++i) {
+    if (call.at(i).defined() && call.at(i).requires_grad()) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+CallResults RunDifferentiable(TensorCall call, const std::shared_ptr<SessionState>& session) {
+  call.will_wait = true;
+  std::uint64_t number = 0;
+  if (!NeedsGraph(call)) return Run(call, session, &number);
+  const CallMembers members = MembersOf(call.process_set, session);
+  auto recorded = c10::make_intrusive<Recorded>();
+  recorded->session = session;
+  recorded->members = members.size();
+  recorded->is_root = call.root == members.rank;
+  const std::vector<at::Tensor> tensors = TakeTensors(&call);
+  recorded->call = std::move(call);
+  CallResults results;
+  results.tensors = CollectiveFunction::apply(at::TensorList(tensors), recorded, &results);
+  return results;
+}
+
+}  // namespace sirtaki::detail

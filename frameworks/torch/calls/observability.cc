@@ -1,0 +1,100 @@
+#include "sirtaki/observability.h"
+
+#include <exception>
+#include <stdexcept>
+#include <utility>
+
+#include "core/trace/metrics.h"
+#include "frameworks/torch/session/session_state.h"
+#include "frameworks/torch/tensors/throw.h"
+#include "session/session_observability.h"
+
+namespace sirtaki {
+namespace {
+
+using core::trace::Metric;
+
+frameworks::Observation& Of(detail::SessionState& state) {
+  if (state.gone()) detail::ThrowIfError(state.Check());
+  return state.session().observation();
+}
+
+MetricValues ValuesOf(const core::trace::Metrics& of) {
+  const auto seconds = [&of](Metric id) {
+    return std::chrono::duration<double>(of.Time(id)).count();
+  };
+  MetricValues values;
+  values.steps = of.Count(Metric::kSteps);
+  values.timed_steps = of.Count(Metric::kTimedSteps);
+  values.step_seconds = seconds(Metric::kStepTime);
+  values.backward_seconds = seconds(Metric::kBackwardTime);
+  values.session_seconds = seconds(Metric::kSessionTime);
+  values.wait_seconds = seconds(Metric::kWaitTime);
+  values.transfer_seconds = seconds(Metric::kTransferTime);
+  values.exposed_seconds = seconds(Metric::kExposedTime);
+  values.agreement_seconds = seconds(Metric::kAgreementTime);
+  values.calls = of.Count(Metric::kCalls);
+  values.messages = of.Count(Metric::kMessages);
+  values.refused_calls = of.Count(Metric::kRefused);
+  values.groups = of.Count(Metric::kGroups);
+  values.device_groups = of.Count(Metric::kDeviceGroups);
+  values.tensors = of.Count(Metric::kTensors);
+  values.bytes = of.Count(Metric::kBytes);
+  values.negotiation_seconds = seconds(Metric::kNegotiationTime);
+  values.queue_seconds = seconds(Metric::kQueueTime);
+  values.pack_seconds = seconds(Metric::kPackTime);
+  values.move_seconds = seconds(Metric::kMoveTime);
+  values.unpack_seconds = seconds(Metric::kUnpackTime);
+  values.stall_warnings = of.Count(Metric::kStalls);
+  values.overlap = core::trace::Overlap(of);
+  values.fusion_efficiency = core::trace::FusionEfficiency(of);
+  return values;
+}
+
+void MarkSpan(const std::string& text, const Session& session, core::TimePoint begin,
+              core::TimePoint end) noexcept {
+  try {
+    const auto state = detail::StateOf(session);
+    if (!state->gone()) state->session().observation().Mark(text, begin, end);
+  } catch (const std::exception&) {  // there is no session: nobody wants to know
+    return;
+  }
+}
+
+}  // namespace
+
+Metrics metrics(const Session& session) {
+  const auto state = detail::StateOf(session);
+  frameworks::Observation& observation = Of(*state);
+  return {ValuesOf(observation.observer()->metrics.Read()),
+          ValuesOf(observation.steps().LastStep())};
+}
+
+void start_timeline(const std::string& path, const Session& session) {
+  const auto state = detail::StateOf(session);
+  frameworks::Observation& observation = Of(*state);
+  if (path.empty()) {
+    detail::ThrowStatus(
+        core::Status(core::StatusCode::kInvalidArgument, "start_timeline(): the path is empty"));
+  }
+  const core::Status status = observation.StartTimeline(path);
+  if (status.code() == core::StatusCode::kBackend) throw std::runtime_error(status.message());
+  detail::ThrowIfError(status);
+}
+
+void stop_timeline(const Session& session) {
+  const auto state = detail::StateOf(session);
+  Of(*state).StopTimeline();
+}
+
+void mark(const std::string& text, const Session& session) noexcept {
+  const core::TimePoint now = core::Clock::now();
+  MarkSpan(text, session, now, now);
+}
+
+MarkedSpan::MarkedSpan(std::string text, Session session)
+    : text_(std::move(text)), session_(std::move(session)), begin_(core::Clock::now()) {}
+
+MarkedSpan::~MarkedSpan() { MarkSpan(text_, session_, begin_, core::Clock::now()); }
+
+}  // namespace sirtaki

@@ -1,0 +1,60 @@
+// One collective that was submitted, for a tensor or a group of them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/engine/work.h"
+#include "frameworks/torch/calls/call_memory.h"
+#include "frameworks/torch/calls/pending.h"
+#include "frameworks/torch/calls/tensor_call.h"
+#include "frameworks/torch/session/session_state.h"
+
+namespace sirtaki::detail {
+
+// Thread-safe. Its destruction gives the name free; the operation itself goes on.
+class PendingTensor : public Pending {
+ public:
+  // Submits; throws Error if the call is refused here.
+  static std::shared_ptr<PendingTensor> Start(TensorCall call,
+                                              std::shared_ptr<SessionState> session);
+  // The same for work that is complete but for its handle. `name`: that of the call, for texts;
+  // `memory`: that of its tensors.
+  static std::shared_ptr<PendingTensor> StartWork(std::string name, const core::WorkPtr& work,
+                                                  std::vector<CallMemory> memory, bool will_wait,
+                                                  std::shared_ptr<SessionState> session);
+  ~PendingTensor() override;
+  PendingTensor(const PendingTensor&) = delete;
+  PendingTensor& operator=(const PendingTensor&) = delete;
+
+  bool Poll() override;
+  std::vector<at::Tensor> Results() override;
+  std::vector<std::vector<std::int64_t>> ReceivedRows() override;
+  // As Results, of a call that is not grouped.
+  at::Tensor Synchronize();
+
+  // Of a call without a name: which it was.
+  std::uint64_t call_number() const { return call_number_; }
+
+ private:
+  PendingTensor() = default;
+  void CheckSession() const;
+  void WaitForEnd();
+  void Finish();
+
+  std::shared_ptr<SessionState> session_;
+  core::OpKind kind_{};
+  std::string name_;
+  core::HandlePtr handle_;
+  std::uint64_t call_number_ = 0;
+  std::mutex mutex_;
+  bool finished_ = false;
+  std::vector<CallMemory> memory_;  // of each tensor; none of a barrier
+};
+
+}  // namespace sirtaki::detail

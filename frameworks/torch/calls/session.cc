@@ -1,0 +1,264 @@
+#include "sirtaki/session.h"
+
+#include <ATen/Parallel.h>
+#include <torch/version.h>
+
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/environment.h"
+#include "core/base/log.h"
+#include "core/config/config.h"
+#include "frameworks/torch/calls/tensor_call.h"
+#include "frameworks/torch/session/session_state.h"
+#include "frameworks/torch/session/set_membership.h"
+#include "frameworks/torch/tensors/cpu_allocator.h"
+#include "frameworks/torch/tensors/throw.h"
+#include "session/session.h"
+#include "sirtaki/error.h"
+
+namespace sirtaki {
+namespace {
+
+// The process's own session, as LibTorch's side sees it.
+struct Own {
+  std::mutex starting;  // held through init and shutdown
+  std::mutex mutex;     // held for moments, guards what follows
+  std::shared_ptr<detail::SessionState> state;
+  core::ProgramOptions options;  // those that init was given
+  std::vector<std::vector<int>> process_sets;
+  std::vector<std::string> flags;  // and the flags of ours in its argv
+  bool was_shut_down = false;
+};
+
+Own& TheOwn() {
+  static Own* own = new Own();  // never destroyed: calls may come while the process exits
+  return *own;
+}
+
+std::shared_ptr<detail::SessionState> OwnState() {
+  Own& own = TheOwn();
+  const std::lock_guard<std::mutex> lock(own.mutex);
+  return own.state;
+}
+
+// Zero: LibTorch's own choice, or the program's.
+int WantedThreads(const frameworks::Session& session, const core::EnvironmentView& env) {
+  const int threads = session.config().intra_op_threads;
+  if (threads > 0) return threads;
+  // Alone on its host a rank may have all cores, which is LibTorch's own default.
+  if (session.topology().local_size == 1) return 0;
+  return env.Find("OMP_NUM_THREADS") || env.Find("MKL_NUM_THREADS") ? 0 : session.cores_per_rank();
+}
+
+void SetIntraOpThreads(const frameworks::Session& session, const core::EnvironmentView& env) {
+  const int threads = WantedThreads(session, env);
+  if (threads > 0) at::set_num_threads(threads);
+  SIRTAKI_LOG(kInfo, "LibTorch " << TORCH_VERSION << " computes with "
+                                 << (threads == 0 ? std::string("as many threads as it likes")
+                                                  : std::to_string(threads) +
+                                                        (threads == 1 ? " thread" : " threads"))
+                                 << " in this rank");
+}
+
+void TakeTensorsFromPool(frameworks::Session& session) {
+  const bool wanted = session.config().allocator == core::AllocatorMode::kOn;
+  if (detail::TakeCpuTensorsFrom(detail::PoolForTensors(session).get(), wanted)) return;
+  core::Log(wanted ? core::LogLevel::kWarning : core::LogLevel::kInfo,
+            "the program's own allocator of CPU tensors stays");
+}
+
+// True if the process is initialised already and these options say nothing new.
+bool AlreadyInitialized(const InitOptions& options, const std::vector<std::string>& flags) {
+  Own& own = TheOwn();
+  const std::lock_guard<std::mutex> lock(own.mutex);
+  if (!own.state) return false;
+  detail::ThrowIfError(own.state->gone() ? own.state->Check() : core::Status::Ok());
+  const bool says_nothing =
+      options.values().empty() && options.process_sets().empty() && flags.empty();
+  const bool says_the_same = options.values() == own.options &&
+                             options.process_sets() == own.process_sets && flags == own.flags;
+  if (!says_nothing && !says_the_same) {
+    detail::ThrowStatus(
+        core::Status(core::StatusCode::kInvalidArgument,
+                     "init() was called again with other options than the first time; "
+                     "call shutdown() before"));
+  }
+  return true;
+}
+
+// `args`: the arguments behind the program's name. Gives those that are not ours in `rest`.
+void Start(const InitOptions& options, const std::vector<std::string>& args,
+           std::vector<std::string>* rest, std::optional<int> communicator = std::nullopt) {
+  frameworks::StartOptions start;
+  start.communicator = communicator;
+  start.parsed = core::ParseConfig(args, start.environment, options.values(), &start.config, rest);
+  std::vector<std::string> flags;
+  if (start.parsed.ok()) {
+    // What is missing from `rest`, which keeps the order.
+    auto kept = rest->begin();
+    for (const std::string& arg : args) {
+      if (kept != rest->end() && *kept == arg) {
+        ++kept;
+      } else {
+        flags.push_back(arg);
+      }
+    }
+  }
+  Own& own = TheOwn();
+  const std::lock_guard<std::mutex> starting(own.starting);
+  if (AlreadyInitialized(options, flags)) {
+    detail::ThrowIfError(start.parsed);
+    return;
+  }
+  std::shared_ptr<frameworks::Session> session;
+  detail::ThrowIfError(frameworks::Session::CreateMpi(start, &session));
+  SetIntraOpThreads(*session, start.environment);
+  TakeTensorsFromPool(*session);
+  const auto state = std::make_shared<detail::SessionState>(session);
+  try {
+    detail::AddInitialSets(options.process_sets(), state);
+  } catch (const Error&) {  // on every rank
+    (void)session->Shutdown("init() has failed");
+    throw;
+  }
+  frameworks::SetDefaultSession(session);
+  const std::lock_guard<std::mutex> lock(own.mutex);
+  own.state = state;
+  own.options = options.values();
+  own.process_sets = options.process_sets();
+  own.flags = std::move(flags);
+}
+
+const frameworks::Topology& TopologyOf(const Session& session,
+                                       std::shared_ptr<detail::SessionState>* keep) {
+  *keep = detail::StateOf(session);
+  if ((*keep)->gone()) detail::ThrowIfError((*keep)->Check());
+  return (*keep)->topology();
+}
+
+}  // namespace
+
+namespace detail {
+
+// Declared in sirtaki/mpi.h, which only programs that have <mpi.h> include.
+SIRTAKI_API void InitOn(int communicator, const InitOptions& options) {
+  std::vector<std::string> rest;
+  Start(options, {}, &rest, communicator);
+}
+
+SIRTAKI_API int MakeCommunicator(const ProcessSet& set, std::chrono::milliseconds timeout,
+                                 const Session& session) {
+  const auto state = StateOf(session);
+  ThrowIfError(state->Check());
+  const CallMembers members = MembersOf(set, state);
+  if (timeout.count() < 0) {
+    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, NegativeTimeoutText(timeout)));
+  }
+  int handle = 0;
+  ThrowIfError(state->session().MakeCommunicator(members.set, DeadlineAfter(timeout), &handle));
+  return handle;
+}
+
+std::shared_ptr<SessionState> StateOf(const Session& session) {
+  if (session.state()) return session.state();
+  Own& own = TheOwn();
+  const std::lock_guard<std::mutex> lock(own.mutex);
+  if (own.state) return own.state;
+  ThrowStatus(core::Status(
+      core::StatusCode::kNotInitialized,
+      own.was_shut_down ? "called after sirtaki::shutdown()" : "call sirtaki::init() first"));
+}
+
+}  // namespace detail
+
+void init() { init(InitOptions()); }
+
+void init(const InitOptions& options) {
+  std::vector<std::string> rest;
+  Start(options, {}, &rest);
+}
+
+void init(int& argc, char** argv) { init(argc, argv, InitOptions()); }
+
+void init(int& argc, char** argv, const InitOptions& options) {
+  std::vector<std::string> args;
+  for (int i = 1; i < argc; ++i) args.emplace_back(argv[i]);
+  std::vector<std::string> rest;
+  Start(options, args, &rest);
+  // The pointers of the arguments that stay move up.
+  int kept = 1;
+  for (int i = 1; i < argc; ++i) {
+    const auto next = static_cast<std::size_t>(kept - 1);
+    if (next < rest.size() && rest[next] == argv[i]) argv[kept++] = argv[i];
+  }
+  argc = kept;
+  argv[argc] = nullptr;
+}
+
+void shutdown() noexcept {
+  try {
+    Own& own = TheOwn();
+    const std::lock_guard<std::mutex> starting(own.starting);
+    const auto state = OwnState();
+    if (!state) return;
+    // Calls of other threads fail with the session's own words while it ends.
+    state->session().ShutdownAndLog("shutdown() was called");
+    frameworks::SetDefaultSession(nullptr);
+    const std::lock_guard<std::mutex> lock(own.mutex);
+    own.state.reset();
+    own.was_shut_down = true;
+  } catch (const std::exception& error) {
+    core::Log(core::LogLevel::kError, error.what());
+  }
+}
+
+bool is_initialized() noexcept {
+  const auto state = OwnState();
+  return state && !state->gone();
+}
+
+int rank(const Session& session) {
+  std::shared_ptr<detail::SessionState> keep;
+  return TopologyOf(session, &keep).rank;
+}
+
+int size(const Session& session) {
+  std::shared_ptr<detail::SessionState> keep;
+  return TopologyOf(session, &keep).size;
+}
+
+int local_rank(const Session& session) {
+  std::shared_ptr<detail::SessionState> keep;
+  return TopologyOf(session, &keep).local_rank;
+}
+
+int local_size(const Session& session) {
+  std::shared_ptr<detail::SessionState> keep;
+  return TopologyOf(session, &keep).local_size;
+}
+
+int cross_rank(const Session& session) {
+  std::shared_ptr<detail::SessionState> keep;
+  return TopologyOf(session, &keep).cross_rank;
+}
+
+int cross_size(const Session& session) {
+  std::shared_ptr<detail::SessionState> keep;
+  return TopologyOf(session, &keep).cross_size;
+}
+
+bool is_homogeneous(const Session& session) {
+  std::shared_ptr<detail::SessionState> keep;
+  return TopologyOf(session, &keep).homogeneous;
+}
+
+void abort(const std::string& reason, const Session& session) {
+  detail::StateOf(session)->session().Abort(reason);
+}
+
+}  // namespace sirtaki

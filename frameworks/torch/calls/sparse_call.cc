@@ -1,0 +1,231 @@
+#include "frameworks/torch/calls/sparse_call.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/empty.h>
+
+#include <exception>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/text.h"
+#include "core/protocol/mismatch.h"
+#include "frameworks/torch/calls/agreement.h"
+#include "frameworks/torch/calls/blocking.h"
+#include "frameworks/torch/calls/call_memory.h"
+#include "frameworks/torch/calls/gpu_tensors.h"
+#include "frameworks/torch/calls/pending_tensor.h"
+#include "frameworks/torch/calls/tensor_call.h"
+#include "frameworks/torch/session/set_membership.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
+#include "frameworks/torch/tensors/throw.h"
+
+namespace sirtaki::detail {
+namespace {
+
+// What is gathered of each rank.
+enum Part : std::size_t { kDescription, kIndices, kValues, kPartCount };
+
+struct SparseSum {
+  std::string name;
+  bool average = false;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::vector<std::int64_t> sizes;
+  at::ScalarType type = at::kFloat;
+  core::RankRanges members;
+};
+
+// What the ranks must agree on and no all-gather tells: it is compared by each of them.
+std::string Describe(const at::Tensor& tensor, const AllreduceOptions& options) {
+  std::ostringstream text;
+  text.precision(17);
+  text << (options.op() == ReduceOp::Average ? "average" : "sum") << " of sparse "
+       << TypeAndShape(tensor) << " with " << tensor.sparse_dim() << " sparse dimensions";
+  if (options.prescale() != 1.0) text << ", prescale " << options.prescale();
+  if (options.postscale() != 1.0) text << ", postscale " << options.postscale();
+  return text.str();
+}
+
+std::string WhyInvalid(const at::Tensor& tensor, const AllreduceOptions& options) {
+  if (!tensor.defined()) return "the tensor is undefined";
+  if (!IsSparse(tensor)) {
+    std::ostringstream why;
+    why << "a tensor of layout " << tensor.layout()
+        << "; sparse_allreduce takes sparse COO tensors";
+    return why.str();
+  }
+  if (std::string why = WhyNotMovable(tensor._values()); !why.empty()) return why;
+  if (options.op() != ReduceOp::Sum && options.op() != ReduceOp::Average) {
+    return "sparse tensors can be summed and averaged only";
+  }
+  const auto dtype = DTypeOf(tensor.scalar_type());
+  if (!dtype || !core::IsDefined(core::ReduceOp::kSum, *dtype)) {
+    return "a sparse tensor of type " + std::string(c10::toString(tensor.scalar_type())) +
+           " cannot be summed";
+  }
+  if (options.compression() != Compression::None) return "sparse tensors cannot be compressed";
+  const bool scaled = options.prescale() != 1.0 || options.postscale() != 1.0;
+  if (scaled && !core::IsFloating(*dtype)) {
+    return "prescale and postscale other than 1 need a floating point type, not " +
+           std::string(core::DTypeName(*dtype));
+  }
+  return {};
+}
+
+// Where the tensor is: ranks take slots alike, whatever is wrong with the call. `*invalid` is set
+// to why it cannot be used there, or now.
+std::shared_ptr<frameworks::Gpu> GpuOf(const at::Tensor& tensor, SessionState& session,
+                                       std::string* invalid) {
+  std::shared_ptr<frameworks::Gpu> gpu;
+  if (!IsOnGpu(tensor)) return gpu;
+  const std::string why = FindGpuOf(tensor, session, &gpu);
+  if (invalid->empty()) *invalid = why;
+  // Before anything is computed there.
+  if (invalid->empty()) *invalid = CheckStreams({gpu}).message();
+  return gpu;
+}
+
+// The parts of this rank, all with as many rows as it likes. On a GPU those of an element are added
+// up at the end only: how many that leaves is nothing that the host could wait for in a hook.
+std::vector<at::Tensor> PartsOf(const at::Tensor& tensor, const AllreduceOptions& options) {
+  std::vector<at::Tensor> parts(kPartCount);
+  const at::Tensor whole = IsOnGpu(tensor) ? tensor.detach() : tensor.detach().coalesce();
+  parts[kDescription] = AsTensor(std::make_shared<std::string>(Describe(whole, options)));
+  parts[kIndices] = whole._indices().t().contiguous();
+  parts[kValues] = whole._values();
+  return parts;
+}
+
+class PendingSparse : public Pending {
+ public:
+  // `gpu`: where the sum is; null: on the host.
+  PendingSparse(std::shared_ptr<PendingTensor> gathered, SparseSum sum,
+                std::shared_ptr<frameworks::Gpu> gpu)
+      : gathered_(std::move(gathered)), sum_(std::move(sum)), gpu_(std::move(gpu)) {}
+
+  bool Poll() override { return gathered_->Poll(); }
+
+  std::vector<at::Tensor> Results() override {
+    const std::vector<at::Tensor> parts = gathered_->Results();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (result_.defined()) {
+      AwaitOnGpus(made_);  // another stream may have made it
+    } else {
+      at::NoGradGuard no_grad;
+      CheckAgreement(parts[kDescription], gathered_->ReceivedRows()[kDescription]);
+      result_ = AddUp(parts);
+      if (gpu_ != nullptr) made_ = NoteMade({result_._indices(), result_._values()}, gpu_);
+    }
+    return {result_};
+  }
+
+  std::vector<std::vector<std::int64_t>> ReceivedRows() override {
+    return {gathered_->ReceivedRows()[kValues]};
+  }
+
+ private:
+  void CheckAgreement(const at::Tensor& descriptions, const std::vector<std::int64_t>& lengths);
+  at::Tensor AddUp(const std::vector<at::Tensor>& parts) const;
+
+  const std::shared_ptr<PendingTensor> gathered_;
+  const SparseSum sum_;
+  const std::shared_ptr<frameworks::Gpu> gpu_;
+  std::mutex mutex_;
+  at::Tensor result_;
+  std::vector<CallMemory> made_;  // of its parts, on a GPU
+};
+
+void PendingSparse::CheckAgreement(const at::Tensor& descriptions,
+                                   const std::vector<std::int64_t>& lengths) {
+  const auto* text = reinterpret_cast<const char*>(descriptions.const_data_ptr<std::uint8_t>());
+  const std::vector<int> ranks = sum_.members.ToVector();
+  std::vector<std::pair<std::string, core::RankRanges>> groups;
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    const std::string description(text, static_cast<std::size_t>(lengths[i]));
+    text += lengths[i];
+    if (description.empty()) continue;  // it has joined
+    auto group = groups.begin();
+    while (group != groups.end() && group->first != description) ++group;
+    if (group == groups.end()) group = groups.insert(group, {description, {}});
+    group->second.Add(ranks[i]);
+  }
+  if (groups.size() < 2) return;
+  std::string difference =
+      sum_.name.empty() ? "all-reduce" : "all-reduce " + core::Quoted(sum_.name);
+  const char* separator = ": ";
+  for (const auto& [description, of] : groups) {
+    difference += separator + description + " on " + core::RanksText(of);
+    separator = ", ";
+  }
+  ThrowStatus(
+      core::Status(core::StatusCode::kMismatch, difference, core::Origin{-1, {}, sum_.name}));
+}
+
+// Wider than the tensor's type, so that it is rounded, or wraps, once.
+at::ScalarType AddingType(at::ScalarType type, bool average) {
+  if (type == at::kHalf || type == at::kBFloat16) return at::kFloat;
+  return average && at::isIntegralType(type, /*includeBool=*/false) ? at::kLong : type;
+}
+
+// Of indices that are some rank's, so that there is nothing to check, for which a GPU would be
+// waited for. Whoever adds them up waits for it once, to know how many remain.
+at::Tensor PendingSparse::AddUp(const std::vector<at::Tensor>& parts) const {
+  at::Tensor values = parts[kValues].to(AddingType(sum_.type, sum_.average));
+  if (sum_.prescale != 1.0) values = values * sum_.prescale;
+  at::Tensor sum =
+      at::_sparse_coo_tensor_unsafe(parts[kIndices].t().contiguous(), values, sum_.sizes)
+          .coalesce();
+  values = sum.values();
+  if (sum_.average) {
+    const std::int64_t count = sum_.members.Count();
+    values = at::isIntegralType(values.scalar_type(), /*includeBool=*/false)
+                 ? values.div(count, "trunc")
+                 : values / count;
+  }
+  if (sum_.postscale != 1.0) values = values * sum_.postscale;
+  sum = at::_sparse_coo_tensor_unsafe(sum.indices(), values.to(sum_.type), sum_.sizes);
+  return sum._coalesced_(true);
+}
+
+}  // namespace
+
+bool IsSparse(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kSparse;
+}
+
+std::shared_ptr<Pending> StartSparse(const at::Tensor& tensor, const AllreduceOptions& options,
+                                     bool will_wait, const std::shared_ptr<SessionState>& session) {
+  at::NoGradGuard no_grad;
+  TensorCall call;
+  call.kind = core::OpKind::kAllGather;
+  call.grouped = true;
+  call.name = options.name();
+  call.process_set = options.process_set();
+  call.timeout = options.timeout();
+  call.will_wait = will_wait;
+  call.invalid = WhyInvalid(tensor, options);
+  std::shared_ptr<frameworks::Gpu> gpu = GpuOf(tensor, *session, &call.invalid);
+  SparseSum sum;
+  if (call.invalid.empty()) {
+    try {
+      call.group = PartsOf(tensor, options);
+    } catch (const std::exception& error) {
+      call.invalid = WhyNoMemory(error);
+    }
+    sum.sizes = tensor.sizes().vec();
+    sum.type = tensor.scalar_type();
+  }
+  sum.name = options.name();
+  sum.average = options.op() == ReduceOp::Average;
+  sum.prescale = options.prescale();
+  sum.postscale = options.postscale();
+  sum.members = MembersOf(options.process_set(), session).ranks;
+  return std::make_shared<PendingSparse>(PendingTensor::Start(std::move(call), session),
+                                         std::move(sum), std::move(gpu));
+}
+
+}  // namespace sirtaki::detail

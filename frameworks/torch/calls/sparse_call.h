@@ -1,0 +1,22 @@
+// The all-reduce of a sparse tensor: a grouped all-gather of what each rank has, added up at the
+// end.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "frameworks/torch/calls/pending.h"
+#include "frameworks/torch/session/session_state.h"
+#include "sirtaki/reductions.h"
+
+namespace sirtaki::detail {
+
+// Whether sparse_allreduce is meant by an all-reduce of this tensor.
+bool IsSparse(const at::Tensor& tensor);
+
+// Submits; throws Error if the call is refused here.
+std::shared_ptr<Pending> StartSparse(const at::Tensor& tensor, const AllreduceOptions& options,
+                                     bool will_wait, const std::shared_ptr<SessionState>& session);
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,164 @@
+#include "frameworks/torch/calls/tensor_call.h"
+
+#include <ATen/MemoryOverlap.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "core/base/text.h"
+#include "core/protocol/wire.h"
+#include "frameworks/torch/calls/gpu_tensors.h"
+#include "frameworks/torch/calls/validate.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
+#include "frameworks/torch/tensors/throw.h"
+
+namespace sirtaki::detail {
+namespace {
+
+using core::OpKind;
+
+// A call that may take longer than this may take for ever: a later moment might not be a TimePoint.
+constexpr std::chrono::hours kEndlessTimeout{24 * 365 * 10};
+
+core::Signature PartSignature(const TensorCall& call, const at::Tensor& tensor) {
+  core::Signature signature = Describe(tensor);
+  signature.kind = call.kind;
+  if (core::Reduces(call.kind)) {
+    signature.reduction = call.reduction;
+    signature.prescale = call.prescale;
+    signature.postscale = call.postscale;
+  }
+  const bool compressible =
+      signature.dtype == core::DType::kF32 || signature.dtype == core::DType::kF64;
+  if (call.kind == OpKind::kAllReduce && compressible) signature.wire = call.wire;
+  if (core::HasRoot(call.kind)) signature.root = call.root;
+  if (core::FirstDimensionVaries(call.kind) && !signature.shape.empty()) {
+    signature.shape.erase(signature.shape.begin());
+  }
+  return signature;
+}
+
+std::string WhyPartInvalid(const TensorCall& call, std::size_t index,
+                           const core::Signature& signature, const CallMembers& members) {
+  const at::Tensor& tensor = call.at(index);
+  std::string why = WhyNotMovable(tensor);
+  if (!why.empty()) return why;
+  ops::OwnTensor own;
+  own.rank = members.rank;
+  own.dimensions = static_cast<int>(tensor.dim());
+  if (tensor.dim() > 0) own.rows = tensor.size(0);
+  own.splits = call.SplitsOf(index);
+  why = ops::ValidateRequest(signature, members.ranks, own);
+  if (!why.empty()) return why;
+  if (call.in_place && at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    return "in place on a tensor whose elements share memory (expanded); make it contiguous first";
+  }
+  // Of a scatter's other ranks only the row's shape matters, but that it has one.
+  if (call.kind == OpKind::kScatter && tensor.dim() < 1) {
+    return "scatter divides tensors along their first dimension, and this one has none: reshape it "
+           "to [1]";
+  }
+  return {};
+}
+
+// Of a grouped call in place: whether two tensors are written in the same memory. Which one's
+// result it would be is anybody's guess, and another on each rank. What does not lie flat is
+// written back in order.
+std::string WhyGroupInvalid(const TensorCall& call) {
+  // Of a tensor's memory, and its index.
+  std::vector<std::pair<std::uintptr_t, std::size_t>> begins;
+  for (std::size_t i = 0; i < call.group.size(); ++i) {
+    const at::Tensor& tensor = call.group[i];
+    if (tensor.numel() == 0 || !LiesFlat(tensor)) continue;
+    begins.emplace_back(reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()), i);
+  }
+  std::sort(begins.begin(), begins.end());
+  for (std::size_t i = 1; i < begins.size(); ++i) {
+    const auto& [begin, index] = begins[i - 1];
+    if (begin + call.group[index].nbytes() <= begins[i].first) continue;
+    return "tensors " + std::to_string(std::min(index, begins[i].second)) + " and " +
+           std::to_string(std::max(index, begins[i].second)) +
+           " of the list share memory, in which both results would be written";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::size_t TensorCall::count() const {
+  if (kind == OpKind::kBarrier) return 0;
+  return grouped ? group.size() : 1;
+}
+
+const std::vector<std::int64_t>& TensorCall::SplitsOf(std::size_t index) const {
+  static const std::vector<std::int64_t> kEqual;
+  if (splits.empty()) return kEqual;
+  return splits.size() == 1 ? splits.front() : splits[index];
+}
+
+core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& members,
+                                 SessionState& session, CallGpus* gpus, std::string* invalid) {
+  *invalid = call.invalid;
+  std::vector<core::SignaturePtr> parts;
+  if (call.count() > core::kMaxParts) {  // no message could carry them
+    *invalid = "a list of " + std::to_string(call.count()) + " tensors; at most " +
+               std::to_string(core::kMaxParts) + " are allowed";
+  }
+  for (std::size_t i = 0; i < call.count() && call.count() <= core::kMaxParts; ++i) {
+    auto part = std::make_shared<core::Signature>(PartSignature(call, call.at(i)));
+    // Whatever is wrong with the call, which may be right elsewhere: ranks take slots alike.
+    std::shared_ptr<frameworks::Gpu> gpu;
+    std::string why;
+    if (IsOnGpu(call.at(i))) why = FindGpuOf(call.at(i), session, &gpu);
+    if (gpu != nullptr) part->slot = gpu->slot();
+    gpus->push_back(std::move(gpu));
+    if (invalid->empty()) {
+      *invalid = WhyPartInvalid(call, i, *part, members);
+      if (invalid->empty()) *invalid = std::move(why);
+      if (call.grouped && !invalid->empty()) {
+        *invalid =
+            "tensor " + std::to_string(i) + " of " + std::to_string(call.count()) + ": " + *invalid;
+      }
+    }
+    parts.push_back(std::move(part));
+  }
+  if (invalid->empty() && call.timeout.count() < 0) *invalid = NegativeTimeoutText(call.timeout);
+  if (invalid->empty() && call.grouped && call.in_place) *invalid = WhyGroupInvalid(call);
+  if (invalid->empty() && call.grouped && parts.empty()) *invalid = "the list of tensors is empty";
+  if (!call.grouped && !parts.empty()) return std::move(parts.front());
+  auto whole = std::make_shared<core::Signature>();
+  whole->kind = call.kind;
+  whole->parts = std::move(parts);
+  return whole;
+}
+
+void CheckName(const TensorCall& call) {
+  std::string why;
+  if (call.name.size() > core::kMaxNameBytes) {
+    // Every rank that gives this name sees the same, and no message could carry it to the others.
+    why = " is too long; at most " + std::to_string(core::kMaxNameBytes) + " bytes are allowed";
+  } else if (!call.derived_name && !call.name.empty() && call.name.front() == '#') {
+    why = " begins with '#', as names that the library makes itself";
+  }
+  if (why.empty()) return;
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                           "the name " + core::Quoted(call.name) + why,
+                           core::Origin{-1, {}, call.name}));
+}
+
+std::string DescribeCall(core::OpKind kind, const std::string& name) {
+  return std::string(core::OpKindName(kind)) +
+         (name.empty() ? " without a name" : " " + core::Quoted(name));
+}
+
+core::TimePoint DeadlineAfter(std::chrono::milliseconds timeout) {
+  if (timeout.count() <= 0 || timeout >= kEndlessTimeout) return core::TimePoint::max();
+  return core::Clock::now() + timeout;
+}
+
+std::string NegativeTimeoutText(std::chrono::milliseconds timeout) {
+  return "the timeout is negative: " + core::DurationText(timeout);
+}
+
+}  // namespace sirtaki::detail

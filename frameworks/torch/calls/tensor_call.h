@@ -1,0 +1,76 @@
+// What a caller asks for, and the request that it becomes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/types.h"
+#include "core/protocol/request.h"
+#include "frameworks/torch/session/set_membership.h"
+#include "sirtaki/process_set.h"
+
+namespace sirtaki::frameworks {
+class Gpu;
+}
+
+namespace sirtaki::detail {
+
+class SessionState;
+
+// The tensors may be anything: what is wrong with them is told to the peers.
+struct TensorCall {
+  core::OpKind kind = core::OpKind::kAllReduce;
+  at::Tensor tensor;  // of a call that is not grouped
+  bool grouped = false;
+  std::vector<at::Tensor> group;  // of a grouped one
+  std::string name;               // empty: matched by call order
+  bool derived_name = false;      // the library's own: may be of a form that users must not give
+  ProcessSet process_set;
+  // Not empty: why this rank cannot take part, whatever the tensor is. All ranks throw
+  // invalid_argument with this text; nothing is moved.
+  std::string invalid;
+  bool in_place = false;
+  bool will_wait = false;  // the caller goes on to wait at once
+  core::ReduceOp reduction = core::ReduceOp::kSum;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  // All-reduce: what its float32 and float64 tensors travel as; see WireType.
+  std::optional<core::DType> wire = std::nullopt;
+  int root = -1;
+  // All-to-all, and scatter at the root: rows for each member. One list for each tensor, or one for
+  // all of them, or none: equal parts.
+  std::vector<std::vector<std::int64_t>> splits;
+  std::chrono::milliseconds timeout{0};
+
+  std::size_t count() const;
+  const at::Tensor& at(std::size_t index) const { return grouped ? group[index] : tensor; }
+  // Empty: equal parts.
+  const std::vector<std::int64_t>& SplitsOf(std::size_t index) const;
+};
+
+// Where a call's tensors are; null: on the host, or nowhere that can be used.
+using CallGpus = std::vector<std::shared_ptr<frameworks::Gpu>>;
+
+// What the ranks must agree on. `*invalid` is set to why this rank's arguments are wrong, whatever
+// the others'; to nothing if they are not, and `*gpus` is complete.
+core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& members,
+                                 SessionState& session, CallGpus* gpus, std::string* invalid);
+
+// Throws if no request could carry the name, or if it is one of the library's.
+void CheckName(const TensorCall& call);
+
+// `all-reduce "w"`, for texts.
+std::string DescribeCall(core::OpKind kind, const std::string& name);
+
+// Of a call with this time-out, which is not negative, from now on; 0 and very long ones: never.
+core::TimePoint DeadlineAfter(std::chrono::milliseconds timeout);
+std::string NegativeTimeoutText(std::chrono::milliseconds timeout);
+
+}  // namespace sirtaki::detail

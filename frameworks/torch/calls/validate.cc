@@ -1,0 +1,203 @@
+#include "frameworks/torch/calls/validate.h"
+
+#include <cmath>
+#include <cstdint>
+#include <utility>
+
+#include "core/base/types.h"
+
+namespace sirtaki::ops {
+namespace {
+
+using core::DType;
+using core::OpKind;
+using core::ReduceOp;
+
+std::string KindOf(const core::Signature& signature) {
+  return std::string(core::OpKindName(signature.kind));
+}
+
+// "uint8, int8 and bool": those for which the reduction is defined.
+std::string TypesOf(ReduceOp op) {
+  std::string text;
+  std::string last;
+  for (int i = 0; i < core::kDTypeCount; ++i) {
+    if (!core::IsDefined(op, static_cast<DType>(i))) continue;
+    if (!last.empty()) text += (text.empty() ? "" : ", ") + last;
+    last = core::DTypeName(static_cast<DType>(i));
+  }
+  return text + " and " + last;
+}
+
+std::string OperationsOf(DType dtype, OpKind kind) {
+  std::string text;
+  for (int i = 0; i < core::kReduceOpCount; ++i) {
+    const auto op = static_cast<ReduceOp>(i);
+    if (!core::IsDefined(op, dtype)) continue;
+    if (op == ReduceOp::kAdasum && kind != OpKind::kAllReduce) continue;
+    text += (text.empty() ? "" : ", ") + std::string(core::ReduceOpName(op));
+  }
+  return text;
+}
+
+std::string ValidateShape(const core::Signature& signature, const OwnTensor& own) {
+  // Products are checked without zeros: a shape is as wrong with an empty dimension beside.
+  auto bytes = static_cast<std::int64_t>(core::SizeOf(signature.dtype));
+  if (core::FirstDimensionVaries(signature.kind) && own.rows > 0 &&
+      __builtin_mul_overflow(bytes, own.rows, &bytes)) {
+    return "the tensor's bytes do not fit into 64 bits";
+  }
+  for (const std::int64_t length : signature.shape) {
+    if (length < 0) return "a dimension is negative: " + std::to_string(length);
+    if (length > 0 && __builtin_mul_overflow(bytes, length, &bytes)) {
+      return "the tensor's bytes do not fit into 64 bits";
+    }
+  }
+  return {};
+}
+
+std::string ValidateReduction(const core::Signature& signature) {
+  const std::string op(core::ReduceOpName(signature.reduction));
+  if (!core::Reduces(signature.kind)) {
+    if (signature.reduction == ReduceOp::kSum) return {};
+    return KindOf(signature) + " does not reduce: it takes no " + op;
+  }
+  if (signature.reduction == ReduceOp::kAdasum && signature.kind != OpKind::kAllReduce) {
+    return "Adasum is for all-reduce only, not for " + KindOf(signature);
+  }
+  if (core::IsDefined(signature.reduction, signature.dtype)) return {};
+  const std::string dtype(core::DTypeName(signature.dtype));
+  const std::string operations = OperationsOf(signature.dtype, signature.kind);
+  return op + " is not defined for " + dtype + ": " +
+         (operations.empty() ? dtype + " has no reduction at all"
+                             : dtype + " takes " + operations) +
+         "; " + op + " takes " + TypesOf(signature.reduction);
+}
+
+std::string ValidateRoot(const core::Signature& signature, const core::RankRanges& members) {
+  if (!core::HasRoot(signature.kind)) {
+    return signature.root == -1 ? std::string() : KindOf(signature) + " has no root";
+  }
+  if (members.Contains(signature.root)) return {};
+  return "root rank " + std::to_string(signature.root) + " is not among the ranks " +
+         members.ToString();
+}
+
+// Of the kinds that deal with rows.
+std::string ValidateDimensions(const core::Signature& signature, const OwnTensor& own) {
+  const char* what = nullptr;
+  switch (signature.kind) {
+    case OpKind::kAllGather:
+    case OpKind::kAllGatherInto:
+    case OpKind::kGather:
+      what = " joins tensors along their first dimension";
+      break;
+    case OpKind::kReduceScatter:
+    case OpKind::kScatter:
+    case OpKind::kAllToAll:
+      what = " divides tensors along their first dimension";
+      break;
+    default:
+      return {};
+  }
+  // Only the root's tensor is scattered.
+  if (signature.kind == OpKind::kScatter && own.rank != signature.root) return {};
+  if (own.dimensions > 0) return {};
+  return KindOf(signature) + what + ", and this one has none: reshape it to [1]";
+}
+
+std::string ValidateSplits(const core::Signature& signature, const core::RankRanges& members,
+                           const OwnTensor& own) {
+  const std::int64_t count = members.Count();
+  if (own.splits.empty()) {
+    if (signature.kind != OpKind::kAllToAll || own.rows <= 0 || own.rows % count == 0) return {};
+    return "the first dimension, " + std::to_string(own.rows) +
+           ", cannot be divided into equal parts for " + std::to_string(count) +
+           " ranks: give splits";
+  }
+  if (signature.kind != OpKind::kAllToAll && signature.kind != OpKind::kScatter) {
+    return KindOf(signature) + " takes no splits";
+  }
+  if (signature.kind == OpKind::kScatter && own.rank != signature.root) return {};
+  if (static_cast<std::int64_t>(own.splits.size()) != count) {
+    return std::to_string(own.splits.size()) + " splits were given for " + std::to_string(count) +
+           " ranks: there must be one for each";
+  }
+  std::int64_t sum = 0;
+  for (const std::int64_t split : own.splits) {
+    if (split < 0) return "a split is negative: " + std::to_string(split);
+    if (__builtin_add_overflow(sum, split, &sum)) return "the splits do not fit into 64 bits";
+  }
+  if (own.rows < 0 || sum == own.rows) return {};
+  return "the splits add up to " + std::to_string(sum) + ", but the first dimension is " +
+         std::to_string(own.rows);
+}
+
+std::string ValidateWire(const core::Signature& signature) {
+  if (!signature.wire) return {};
+  if (signature.kind != OpKind::kAllReduce) return "compression is for all-reduce only";
+  if (signature.reduction != ReduceOp::kSum && signature.reduction != ReduceOp::kAverage) {
+    return "compression is for sum and average, not for " +
+           std::string(core::ReduceOpName(signature.reduction));
+  }
+  if (signature.dtype != DType::kF32 && signature.dtype != DType::kF64) {
+    return "compression is for float32 and float64, not for " +
+           std::string(core::DTypeName(signature.dtype));
+  }
+  if (!core::IsHalf(*signature.wire)) {
+    return "compression is to float16 or bfloat16, not to " +
+           std::string(core::DTypeName(*signature.wire));
+  }
+  return {};
+}
+
+std::string ValidateFactor(const char* name, double factor, const core::Signature& signature) {
+  if (factor == 1.0) return {};
+  if (!core::Reduces(signature.kind)) {
+    return std::string(name) + " is for all-reduce, reduce and reduce-scatter only";
+  }
+  if (!std::isfinite(factor)) return std::string(name) + " must be a finite number";
+  if (!core::IsFloating(signature.dtype)) {
+    return std::string(name) + " other than 1 needs a floating point type, not " +
+           std::string(core::DTypeName(signature.dtype));
+  }
+  return {};
+}
+
+// Of what has no tensor.
+std::string ValidateBare(const core::Signature& signature, const core::RankRanges& members) {
+  if (signature.kind == OpKind::kAddSet) {
+    if (signature.members.empty()) return "a process set needs at least one rank";
+    if (!members.ContainsAll(signature.members)) {
+      return "the ranks " + signature.members.ToString() + " are not all among the ranks " +
+             members.ToString();
+    }
+  }
+  if (signature.kind == OpKind::kRemoveSet && signature.subject == core::kWorldSet) {
+    return "the world cannot be removed";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string ValidateRequest(const core::Signature& signature, const core::RankRanges& members,
+                            const OwnTensor& own) {
+  if (members.empty()) return "the process set has no members";
+  if (signature.kind == OpKind::kBarrier || signature.kind == OpKind::kAddSet ||
+      signature.kind == OpKind::kRemoveSet || signature.kind == OpKind::kSetLimits) {
+    return ValidateBare(signature, members);
+  }
+  if (std::string why = ValidateShape(signature, own); !why.empty()) return why;
+  if (std::string why = ValidateReduction(signature); !why.empty()) return why;
+  if (std::string why = ValidateRoot(signature, members); !why.empty()) return why;
+  if (std::string why = ValidateDimensions(signature, own); !why.empty()) return why;
+  if (std::string why = ValidateSplits(signature, members, own); !why.empty()) return why;
+  if (std::string why = ValidateWire(signature); !why.empty()) return why;
+  if (std::string why = ValidateFactor("prescale", signature.prescale, signature); !why.empty()) {
+    return why;
+  }
+  return ValidateFactor("postscale", signature.postscale, signature);
+}
+
+}  // namespace sirtaki::ops

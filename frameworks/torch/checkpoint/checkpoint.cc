@@ -1,0 +1,172 @@
+#include "sirtaki/checkpoint.h"
+
+#include <torch/serialize/archive.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/log.h"
+#include "frameworks/torch/calls/agreement.h"
+#include "frameworks/torch/checkpoint/checkpoint_file.h"
+#include "frameworks/torch/checkpoint/checkpoint_sections.h"
+#include "frameworks/torch/checkpoint/checkpoint_undo.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
+#include "frameworks/torch/tensors/throw.h"
+#include "sirtaki/broadcast.h"
+#include "sirtaki/collectives.h"
+#include "sirtaki/objects.h"
+
+namespace sirtaki {
+namespace {
+
+using detail::CheckpointParts;
+using detail::Reader;
+using detail::SessionState;
+using torch::serialize::InputArchive;
+using torch::serialize::OutputArchive;
+using StatePtr = std::shared_ptr<SessionState>;
+
+// The text of what it throws; empty if it throws nothing.
+template <class Call>
+std::string ErrorOf(const Call& call) {
+  try {
+    call();
+    return {};
+  } catch (...) {
+    return detail::TextOfCurrent();
+  }
+}
+
+// Every rank must have the same parts. `what`: save_checkpoint or load_checkpoint.
+StatePtr Begin(const std::string& what, const CheckpointParts& parts, const Session& session) {
+  const StatePtr state = detail::StateOf(session);
+  detail::ThrowIfError(state->Check());
+  detail::AgreeOnList(what, detail::DescribeParts(parts), detail::WhyNoCheckpoint(parts), state);
+  return state;
+}
+
+// Of all ranks, a row each. Collective.
+std::vector<at::Tensor> GatherGeneratorStates(const CheckpointParts& parts,
+                                              const Session& session) {
+  std::vector<at::Tensor> states;
+  for (const auto& [name, generator] : detail::GeneratorsOf(parts)) {
+    states.push_back(allgather(detail::StateOfGenerator(generator).unsqueeze(0),
+                               AllgatherOptions().name("sirtaki/save_checkpoint/generator " + name),
+                               session));
+  }
+  return states;
+}
+
+// Loading that can still be taken back: a failure on any rank leaves all as they were.
+class Restoring {
+ public:
+  Restoring(const CheckpointParts& parts, const Reader& reader)
+      : parts_(parts), reader_(reader), small_parts_(parts) {}
+
+  // By rank 0. What the others need beside models and optimizers; empty if there is no file.
+  std::string FromFile(const std::string& path) {
+    InputArchive archive;
+    if (!detail::ReadCheckpointFile(path, &archive)) return {};
+    std::string for_others;
+    const std::string error = ErrorOf([&] {
+      writers_ = detail::ReadHeader(archive);
+      models_.emplace(parts_, archive);
+      optimizers_.emplace(parts_);
+      detail::LoadOptimizers(parts_, archive);
+      detail::ReadSmallParts(parts_, reader_, archive);
+      OutputArchive small;
+      detail::WriteSmallParts(parts_, detail::ReadGeneratorStates(parts_, archive), small);
+      for_others = detail::ToBytes(small);
+    });
+    if (!error.empty()) throw std::runtime_error(path + ": " + error);
+    return for_others;
+  }
+
+  // By the others.
+  void FromBytes(const std::string& bytes) {
+    InputArchive archive;
+    archive.load_from(bytes.data(), bytes.size(), c10::kCPU);
+    detail::ReadSmallParts(parts_, reader_, archive);
+  }
+
+  // The number of ranks that wrote the file; known to rank 0.
+  int writers() const { return writers_; }
+
+  void Keep() {
+    small_parts_.Keep();
+    if (optimizers_) optimizers_->Keep();
+    if (models_) models_->Apply();
+  }
+
+ private:
+  const CheckpointParts& parts_;
+  const Reader reader_;
+  int writers_ = 0;
+  detail::SmallPartsUndo small_parts_;
+  std::optional<detail::OptimizerUndo> optimizers_;
+  std::optional<detail::ReadModels> models_;
+};
+
+}  // namespace
+
+void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
+                     const Session& session) {
+  const CheckpointParts& parts = checkpoint.parts();
+  const StatePtr state = Begin("save_checkpoint", parts, session);
+  const auto generator_states = GatherGeneratorStates(parts, session);
+  std::optional<detail::NewCheckpointFile> file;
+  const std::string write_error = ErrorOf([&] {
+    if (state->topology().rank != 0) return;
+    OutputArchive archive;
+    detail::WriteHeader(state->topology().size, archive);
+    detail::WriteModels(parts, archive);
+    detail::WriteOptimizers(parts, archive);
+    detail::WriteSmallParts(parts, generator_states, archive);
+    file.emplace(path, archive);
+  });
+  // It throws, too, after a fault of any rank that was found until now: what was read from a GPU
+  // may be what a collective that was broken off has left there. Only now is that known, since to
+  // read it was to wait for the GPU.
+  detail::AgreeOnErrors("save_checkpoint/write", write_error, state);
+  const std::string error = ErrorOf([&] {
+    if (file) file->Replace();
+  });
+  detail::AgreeOnErrors("save_checkpoint/replace", error, state);
+}
+
+bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
+                     const Session& session) {
+  const CheckpointParts& parts = checkpoint.parts();
+  const StatePtr state = Begin("load_checkpoint", parts, session);
+  const Reader reader = {state->topology().rank, state->topology().size};
+  const bool is_root = reader.rank == 0;
+  std::optional<Restoring> restoring;
+  std::string bytes;
+  std::string error = ErrorOf([&] {
+    restoring.emplace(parts, reader);
+    if (is_root) bytes = restoring->FromFile(path);
+  });
+  detail::AgreeOnErrors("load_checkpoint/read", error, state);
+
+  bytes = broadcast_object(bytes, 0, "sirtaki/load_checkpoint/parts", session);
+  const bool found = !bytes.empty();
+  if (found) {
+    if (!is_root) error = ErrorOf([&] { restoring->FromBytes(bytes); });
+    detail::AgreeOnErrors("load_checkpoint/parts", error, state);
+  }
+  restoring->Keep();
+  if (!found) return false;
+
+  for (const auto& one : parts.models) broadcast_parameters(*one.part, 0, session);
+  for (const auto& one : parts.optimizers) broadcast_optimizer_state(*one.part, 0, session);
+  if (is_root && restoring->writers() != reader.ranks) {
+    SIRTAKI_LOG(kWarning, "load_checkpoint: " << path << " was written by " << restoring->writers()
+                                              << " ranks and is read by " << reader.ranks
+                                              << ": random generators are seeded anew");
+  }
+  return true;
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,98 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "frameworks/torch/session/session_state.h"
+#include "frameworks/torch/tensors/throw.h"
+#include "sirtaki/collectives.h"
+#include "sirtaki/optimizer.h"
+
+namespace sirtaki {
+namespace {
+
+[[noreturn]] void ThrowInvalid(const std::string& text) {
+  detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, "clip_grad_norm_: " + text));
+}
+
+std::vector<at::Tensor> GradientsOf(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.grad().defined()) gradients.push_back(parameter.grad().detach());
+    }
+  }
+  return gradients;
+}
+
+// Those that are not zero for certain, once each.
+at::Tensor ValuesOf(const at::Tensor& gradient) {
+  return gradient.is_sparse() ? gradient.coalesce().values() : gradient;
+}
+
+// Of all of them together, where the first is. One number comes from every other device.
+at::Tensor NormOf(const std::vector<at::Tensor>& gradients, double norm_type) {
+  std::vector<std::pair<at::Device, std::vector<at::Tensor>>> norms;
+  for (const at::Tensor& gradient : gradients) {
+    const at::Device device = gradient.device();
+    auto found = std::find_if(norms.begin(), norms.end(),
+                              [device](const auto& list) { return list.first == device; });
+    if (found == norms.end()) found = norms.insert(norms.end(), {device, {}});
+    found->second.push_back(at::linalg_vector_norm(ValuesOf(gradient), norm_type).to(at::kDouble));
+  }
+  std::vector<at::Tensor> of_devices;
+  for (const auto& [device, list] : norms) {
+    of_devices.push_back(
+        at::linalg_vector_norm(at::stack(list), norm_type).to(gradients.front().device()));
+  }
+  return of_devices.size() == 1 ? of_devices.front()
+                                : at::linalg_vector_norm(at::stack(of_devices), norm_type);
+}
+
+}  // namespace
+
+double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
+                       bool error_if_nonfinite) {
+  if (!(max_norm >= 0)) {
+    ThrowInvalid("max_norm is " + std::to_string(max_norm) + "; it has to be at least 0");
+  }
+  if (std::isnan(norm_type)) ThrowInvalid("norm_type is not a number");
+  auto* const synchronizer = dynamic_cast<detail::GradientSynchronizer*>(&optimizer);
+  if (synchronizer != nullptr) synchronizer->synchronize();
+
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> gradients = GradientsOf(optimizer);
+  if (gradients.empty()) return 0;
+  at::Tensor total = NormOf(gradients, norm_type);
+  if (synchronizer != nullptr && !synchronizer->has_local_gradients()) {
+    // A sum's last bits depend on the number of threads, which hosts may differ in.
+    const ProcessSet set = synchronizer->process_set();
+    broadcast_(total, set.ranks(synchronizer->session()).front(),
+               BroadcastOptions().name("sirtaki/clip_grad_norm_").process_set(set),
+               synchronizer->session());
+  }
+  const double norm = total.item<double>();
+  // It has waited for a GPU, where what was averaged may have failed since.
+  if (synchronizer != nullptr && total.is_cuda()) {
+    detail::ThrowIfError(detail::StateOf(synchronizer->session())->Check());
+  }
+  if (error_if_nonfinite && !std::isfinite(norm)) {
+    ThrowInvalid("the norm of the gradients is not finite");
+  }
+  const double factor = max_norm / (norm + 1e-6);
+  if (std::isfinite(max_norm) && !(factor >= 1)) {
+    for (const at::Tensor& gradient : gradients) {
+      // In the memory that the parameter's has: a sparse tensor's own mul_ takes new memory.
+      (gradient.is_sparse() ? gradient._values() : gradient).mul_(factor);
+    }
+  }
+  return norm;
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,87 @@
+#include "sirtaki/data_parallel.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <string>
+#include <vector>
+
+#include "frameworks/torch/calls/agreement.h"
+#include "frameworks/torch/session/session_set.h"
+#include "frameworks/torch/tensors/throw.h"
+#include "sirtaki/broadcast.h"
+#include "sirtaki/collectives.h"
+
+namespace sirtaki::detail {
+
+class ModuleSynchronizer::Impl {
+ public:
+  Impl(const std::shared_ptr<torch::nn::Module>& module,
+       const DistributedDataParallelOptions& options, const Session& session)
+      : module_(module),
+        set_(Agreed(session, options)),
+        reducer_(module->named_parameters().pairs(), options.gradients(), Session(set_.session)),
+        broadcasts_buffers_(options.broadcast_buffers() && set_.size() > 1) {
+    broadcast_parameters(*module, set_.first(), among());
+  }
+
+  void BeforeForward() {
+    if (!at::GradMode::is_enabled()) return;
+    reducer_.BeforeForward();
+    if (broadcasts_buffers_ && scopes_ == 0 && module_->is_training()) BroadcastBuffers();
+  }
+
+  static Scope NoSync(const std::shared_ptr<Impl>& self) {
+    auto hold = std::make_shared<Scope>(self->reducer_.NoSync());
+    ++self->scopes_;
+    return Scope([self, hold] { --self->scopes_; });
+  }
+
+ private:
+  // That one, if all ranks have the options that the reducer does not compare.
+  static SessionSet Agreed(const Session& session, const DistributedDataParallelOptions& options) {
+    SessionSet set(StateOf(session), options.gradients().process_set());
+    AgreeOnList("DistributedDataParallel",
+                {options.broadcast_buffers() ? "with buffers" : "without buffers"}, "", set);
+    return set;
+  }
+
+  Participants among() const {
+    if (set_.process_set.membership()) return set_.process_set;
+    return Session(set_.session);
+  }
+
+  void BroadcastBuffers() {
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> buffers;
+    // Past autograd's version counter: the graph of a forward() before may have kept the buffer, as
+    // that of batch norm does without using it.
+    for (const at::Tensor& buffer : module_->buffers()) buffers.push_back(buffer.variable_data());
+    if (buffers.empty()) return;
+    const auto options =
+        BroadcastOptions().name(reducer_.prefix() + "buffers").process_set(set_.process_set);
+    grouped_broadcast_(buffers, set_.first(), options, Session(set_.session));
+  }
+
+  const std::shared_ptr<torch::nn::Module> module_;
+  const SessionSet set_;
+  GradientReducer reducer_;
+  const bool broadcasts_buffers_;
+  int scopes_ = 0;  // of no_sync
+};
+
+ModuleSynchronizer::ModuleSynchronizer(const std::shared_ptr<torch::nn::Module>& module,
+                                       const DistributedDataParallelOptions& options,
+                                       const Session& session) {
+  if (!module) {
+    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                             "DistributedDataParallel: the module is a null pointer"));
+  }
+  impl_ = std::make_shared<Impl>(module, options, session);
+}
+
+ModuleSynchronizer::~ModuleSynchronizer() = default;
+
+void ModuleSynchronizer::BeforeForward() { impl_->BeforeForward(); }
+Scope ModuleSynchronizer::NoSync() { return Impl::NoSync(impl_); }
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,159 @@
+#include "frameworks/torch/gradients/gradient_arena.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "core/base/digest.h"
+#include "frameworks/torch/calls/gpu_tensors.h"
+#include "frameworks/torch/gradients/parameter_gradient.h"
+#include "frameworks/torch/tensors/throw.h"
+#include "fusion/arena_layout.h"
+
+namespace sirtaki::detail {
+
+bool ArenaPlace::Has(const at::Tensor& tensor) const {
+  return tensor.has_storage() && tensor.numel() > 0 && tensor.const_data_ptr() == begin_;
+}
+
+at::Tensor ArenaPlace::View(const at::Tensor& like, at::IntArrayRef strides) {
+  at::Tensor view = at::for_blob(begin_, like.sizes())
+                        .strides(strides)
+                        .deleter([arena = arena_](void*) {})
+                        .options(like.options().requires_grad(false).layout(at::kStrided))
+                        .target_device(like.device())
+                        .make_tensor();
+  view_ = view.storage().getWeakStorageImpl();
+  return view;
+}
+
+void ArenaPlace::Vacate(frameworks::Gpu& gpu) {
+  if (!view_) return;
+  const c10::intrusive_ptr<c10::StorageImpl> kept = view_->lock();
+  view_.reset();
+  if (!kept || kept->nbytes() == 0) return;
+  const at::NoGradGuard no_grad;
+  const auto bytes = static_cast<std::int64_t>(kept->nbytes());
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kByte).device(kept->device());
+  at::Tensor copy = at::empty({bytes}, options);
+  FollowReaders(*arena_, gpu, copy);
+  copy.copy_(
+      at::for_blob(begin_, {bytes}).options(options).target_device(kept->device()).make_tensor());
+  at::DataPtr memory = copy.storage().unsafeGetStorageImpl()->set_data_ptr(at::DataPtr());
+  // Which gives back what the kept ones held of the arena.
+  kept->set_data_ptr_noswap(std::move(memory));
+}
+
+void ArenaPlace::Enter(ops::cuda::DeviceWork& work) const {
+  work.arena = arena_;
+  work.place = begin_;
+}
+
+namespace {
+
+using Gradients = std::vector<std::shared_ptr<ParameterGradient>>;
+
+// What an arena holds: what has no other form on the way, and NCCL adds up.
+bool FitsArena(const core::Signature& signature) {
+  return signature.device == core::DeviceKind::kCuda && !signature.wire &&
+         core::IsFloating(signature.dtype);
+}
+
+std::vector<std::int64_t> BytesOf(const Gradients& bucket) {
+  std::vector<std::int64_t> bytes;
+  for (const auto& gradient : bucket) {
+    const core::Signature signature = gradient->ExpectedSignature();
+    bytes.push_back(signature.ElementCount() *
+                    static_cast<std::int64_t>(core::SizeOf(signature.dtype)));
+  }
+  return bytes;
+}
+
+// One that is being made.
+struct Order {
+  std::vector<std::size_t> buckets;
+  fusion::ArenaLayout layout;
+  std::shared_ptr<ops::nccl::ArenaRequest> request;
+  core::WorkPtr work;
+};
+
+// An entry of the order like a bucket, with the numbers behind those of the buckets. It moves
+// nothing: the lanes look at the request.
+void Submit(Order& order, const SessionSet& set, std::uint64_t number, std::size_t index,
+            const std::vector<Gradients>& buckets) {
+  std::vector<std::vector<std::int64_t>> bytes;
+  std::string text;
+  for (const std::size_t b : order.buckets) {
+    bytes.push_back(BytesOf(buckets[b]));
+    for (const auto& gradient : buckets[b]) text += gradient->key() + '\0';
+    for (const std::int64_t size : bytes.back()) text += std::to_string(size) + '\0';
+  }
+  order.layout = fusion::LayOutArena(bytes);
+  const ParameterGradient& first = *buckets[order.buckets.front()].front();
+  auto signature = std::make_shared<core::Signature>();
+  signature->kind = core::OpKind::kAllReduce;
+  signature->reduction = core::ReduceOp::kMin;
+  signature->dtype = core::DType::kU8;
+  signature->device = core::DeviceKind::kCuda;
+  signature->slot = first.gpu() ? first.gpu()->slot() : 0;
+  signature->shape = {0};
+  signature->layout = std::max<std::uint64_t>(core::Digest(text.data(), text.size()), 1);
+  order.request = std::make_shared<ops::nccl::ArenaRequest>();
+  order.request->bytes = order.layout.bytes;
+  auto work = std::make_shared<ops::cuda::DeviceWork>();
+  work->arena_request = order.request;
+  if (first.gpu()) {
+    work->device = first.gpu()->device();
+  } else {
+    work->request.invalid = "its GPU cannot be used";  // its gradients say why
+  }
+  work->request.key = core::Key::Bucket(set.members.set, number, buckets.size() + index);
+  work->request.signature = std::move(signature);
+  order.work = std::move(work);
+  ThrowIfError(set.session->Submit(order.work, /*will_wait=*/true));
+}
+
+// What all ranks know of alike leaves the buckets as they are without.
+void Await(const Order& order, const SessionSet& set) {
+  const core::Status status = set.session->Wait(*order.work->handle);
+  order.work->handle->Observe();
+  const core::StatusCode code = status.code();
+  if (code != core::StatusCode::kMismatch && code != core::StatusCode::kInvalidArgument &&
+      code != core::StatusCode::kUnsupported) {
+    ThrowIfError(status);
+  }
+}
+
+}  // namespace
+
+BucketArenas MakeArenas(const SessionSet& set, std::uint64_t number,
+                        const std::vector<Gradients>& buckets) {
+  std::map<std::uint32_t, Order> of_slot;
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    const core::Signature signature = buckets[b].front()->ExpectedSignature();
+    if (FitsArena(signature)) of_slot[signature.slot].buckets.push_back(b);
+  }
+  BucketArenas made;
+  made.places.resize(buckets.size());
+  std::size_t index = 0;
+  for (auto& [slot, order] : of_slot) Submit(order, set, number, index++, buckets);
+  for (auto& [slot, order] : of_slot) {
+    Await(order, set);
+    const ops::nccl::ArenaPtr& arena = order.request->arena;
+    if (!arena) continue;
+    made.arenas.push_back(arena);
+    for (std::size_t i = 0; i < order.buckets.size(); ++i) {
+      for (const std::int64_t start : order.layout.starts[i]) {
+        made.places[order.buckets[i]].emplace_back(arena, start);
+      }
+    }
+  }
+  return made;
+}
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,91 @@
+// The buckets of an optimizer's gradients: which gradients go together, and in which order, as the
+// ranks have agreed after they saw the gradients become ready; with the option deterministic in the
+// reverse order of the parameters. docs/protocol.md, "Buckets".
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/protocol/request.h"
+#include "frameworks/torch/gradients/gradient_arena.h"
+#include "frameworks/torch/session/session_set.h"
+#include "fusion/bucket_assembly.h"
+#include "session/session_observability.h"
+
+namespace sirtaki::detail {
+
+struct GradientRule;
+class ParameterGradient;
+
+// One bucket, which its gradients share.
+struct Bucket {
+  Bucket(core::Key key, core::SignaturePtr signature)
+      : assembly(std::move(key), std::move(signature)) {}
+
+  // A join has ended since it was made: ranks that had joined have missed what became of it.
+  bool outdated() const { return *joins != joins_before; }
+
+  fusion::BucketAssembly assembly;
+  std::vector<std::weak_ptr<ParameterGradient>> gradients;
+  // Of each gradient's memory, on all ranks.
+  std::vector<std::vector<std::int64_t>> strides;
+  ArenaPlaces places;                                       // empty: it has no arena
+  std::shared_ptr<const std::atomic<std::uint64_t>> joins;  // of the set, by this rank
+  std::uint64_t joins_before = 0;
+};
+
+// Belongs to one optimizer. Used by the thread that uses the optimizer.
+class GradientBuckets {
+ public:
+  using Gradients = std::vector<std::shared_ptr<ParameterGradient>>;
+
+  // `number`: the optimizer's in its set; `prefix`: of its keys. `rule`: of the gradients that it
+  // may take; those that another optimizer has made are not its own.
+  GradientBuckets(const SessionSet& set, int number, std::string prefix,
+                  std::shared_ptr<const GradientRule> rule);
+  ~GradientBuckets();  // as Dissolve
+  GradientBuckets(const GradientBuckets&) = delete;
+  GradientBuckets& operator=(const GradientBuckets&) = delete;
+
+  // Those in buckets, also if the optimizer has them no more.
+  const Gradients& gradients() const { return gradients_; }
+
+  // The optimizer has other parameters than before: Update makes new buckets.
+  void Renew() { renew_ = true; }
+  // At the end of a synchronize(), when nothing is outstanding, whether it went well or not: makes
+  // buckets if there are none yet, or they no longer fit. Collective if so. Throws what a
+  // collective throws. Nowhere else: all ranks have to dissolve them between the same steps.
+  void Update(const Gradients& members);
+
+ private:
+  void Dissolve();
+  bool Fits() const;
+  bool Wanted(const Gradients& members) const;
+  void LayOut(const Gradients& members, const std::int64_t* sums);
+  // Of this layout, as the key of a bucket has it.
+  std::uint64_t arena_number() const { return layouts_ << 32 | number_; }
+  void MakeBucket(Gradients gradients, ArenaPlaces places, std::size_t index,
+                  frameworks::BucketNames* names);
+
+  const SessionSet set_;
+  const std::uint64_t number_;
+  const std::string key_;  // of the agreement
+  const std::shared_ptr<const GradientRule> rule_;
+  const std::shared_ptr<const std::atomic<std::uint64_t>> joins_;  // of the set, by this rank
+  std::uint64_t joins_before_ = 0;                                 // the layout was made
+  frameworks::Session::Limits limits_;                             // with which that was
+  bool laid_out_ = false;
+  bool renew_ = false;
+  std::uint64_t layouts_ = 0;  // made so far
+  Gradients gradients_;
+  std::vector<ops::nccl::ArenaPtr> arenas_;
+  std::shared_ptr<const frameworks::BucketNames>
+      names_;  // of what the buckets hold, while laid out
+};
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,195 @@
+#include "frameworks/torch/gradients/gradient_members.h"
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include "core/base/text.h"
+#include "core/protocol/wire.h"
+#include "frameworks/torch/calls/agreement.h"
+#include "frameworks/torch/calls/gpu_tensors.h"
+#include "frameworks/torch/tensors/throw.h"
+
+namespace sirtaki::detail {
+namespace {
+
+// A key is the prefix and the name.
+std::string WhyTooLong(const std::vector<std::string>& names, const std::string& prefix) {
+  const std::size_t most = core::kMaxNameBytes - std::min(prefix.size(), core::kMaxNameBytes);
+  for (const std::string& name : names) {
+    if (name.size() <= most) continue;
+    return "a parameter's name is too long: " + core::Quoted(name) + "; at most " +
+           std::to_string(most) + " bytes are allowed";
+  }
+  return {};
+}
+
+}  // namespace
+
+GradientMembers::Description GradientMembers::Describe(NamedTensors names,
+                                                       const DistributedOptimizerOptions& options,
+                                                       bool after_backward, int number) {
+  const std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
+  Description of;
+  of.names = std::move(names);
+  // By number, which all ranks have alike: names may differ by mistake.
+  of.what = (after_backward ? "parameters of the module" : "parameters of the optimizer") + suffix;
+  of.prefix = options.op() == ReduceOp::Adasum ? "delta" : "gradient";
+  of.prefix += (options.name().empty() ? suffix : ":" + options.name()) + "/";
+  of.invalid = WhyInvalid(options, after_backward);
+  of.check_every = options.check_parameters_every();
+  return of;
+}
+
+GradientMembers::GradientMembers(Description description, SessionSet set,
+                                 std::shared_ptr<const GradientRule> rule)
+    : of_(std::move(description)),
+      set_(std::move(set)),
+      rule_(std::move(rule)),
+      ready_count_(std::make_shared<std::atomic<std::int64_t>>(0)) {}
+
+// Those that are new are not registered yet.
+std::vector<GradientPtr> GradientMembers::GradientsOf(const NamedParameters& named,
+                                                      std::string* error) {
+  std::vector<GradientPtr> gradients;
+  for (std::size_t i = 0; i < named.names.size(); ++i) {
+    const std::string& name = named.names[i];
+    GradientPtr gradient =
+        set_.session->gradients().OfParameter(named.parameters[i].unsafeGetTensorImpl());
+    if (gradient) {
+      if (&gradient->rule() != rule_.get() && !CanShare(gradient->rule(), *rule_)) {
+        *error =
+            "the gradient of " + core::Quoted(name) +
+            " is reduced for another optimizer or module (" + ToText(gradient->rule()) + "; here " +
+            ToText(*rule_) +
+            "): optimizers of the same parameter need the same options, op Average and no hook; a "
+            "module that averages gradients takes an optimizer that does not";
+        return gradients;
+      }
+    } else {
+      const std::string key = of_.prefix + name;
+      if (set_.session->gradients().OfKey(core::Key::Named(set_.members.set, key))) {
+        *error = "the name " + core::Quoted(name) + " is in use by another optimizer (" +
+                 core::Quoted(key) + "): give optimizers different names";
+        return gradients;
+      }
+      gradient = std::make_shared<ParameterGradient>(
+          ParameterGradient::Description{name, key, static_cast<std::int64_t>(i),
+                                         named.parameters[i], rule_, ready_count_},
+          set_);
+    }
+    gradients.push_back(std::move(gradient));
+  }
+  return gradients;
+}
+
+// Where those are that are on GPUs. These get their slots here, in the order of the parameters,
+// which all ranks have: a backward over several GPUs would use them first in any order.
+std::string GradientMembers::DescribePlaces(const NamedParameters& named,
+                                            std::vector<std::string>* lines) const {
+  for (std::size_t i = 0; i < named.parameters.size(); ++i) {
+    if (!IsOnGpu(named.parameters[i])) continue;
+    std::shared_ptr<frameworks::Gpu> gpu;
+    const std::string why = FindGpuOf(named.parameters[i], *set_.session, &gpu);
+    if (!why.empty()) return "the parameter " + core::Quoted(named.names[i]) + ": " + why;
+    (*lines)[i] += ", on a GPU";
+    if (gpu->slot() > 0) (*lines)[i] += ", slot " + std::to_string(gpu->slot());
+  }
+  return {};
+}
+
+void GradientMembers::Take(const NamedParameters& named) {
+  std::string error = !of_.invalid.empty() ? of_.invalid : named.error;
+  if (error.empty()) error = WhyTooLong(named.names, of_.prefix);
+  std::vector<GradientPtr> gradients;
+  const bool active = set_.size() > 1 || rule_->sparse_as_dense;
+  if (error.empty() && active) gradients = GradientsOf(named, &error);
+
+  std::vector<std::string> lines = DescribeAll(named);
+  if (error.empty() && active) error = DescribePlaces(named, &lines);
+  // Optimizers that share a parameter here have to share it everywhere.
+  for (std::size_t i = 0; i < gradients.size() && error.empty(); ++i) {
+    if (gradients[i]->key() != of_.prefix + named.names[i])
+      lines[i] += ", as " + gradients[i]->key();
+  }
+  std::string options = "gradients by " + ToText(*rule_) + ", called " + core::Quoted(of_.prefix);
+  if (of_.check_every > 0)
+    options += ", checked every " + std::to_string(of_.check_every) + " steps";
+  lines.insert(lines.begin(), std::move(options));
+  AgreeOnList(of_.what, lines, error, set_);
+
+  for (const GradientPtr& gradient : gradients) {
+    if (&gradient->rule() != rule_.get()) gradient->Share();
+    set_.session->gradients().Add(gradient->parameter().unsafeGetTensorImpl(),
+                                  core::Key::Named(set_.members.set, gradient->key()), gradient);
+    gradient->Attach();
+  }
+  all_ = std::move(gradients);
+}
+
+void GradientMembers::TakeAll() {
+  NamedParameters named;
+  std::unordered_set<const void*> seen;
+  for (const auto& [name, tensor] : of_.names) {
+    // Of several names of one tensor (tied weights) the first counts.
+    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    named.names.push_back(name);
+    named.parameters.push_back(tensor);
+  }
+  Take(named);
+}
+
+bool GradientMembers::Scan(const torch::optim::Optimizer& optimizer) {
+  // Looks at every parameter in every step: hardly more than a comparison each.
+  std::size_t at = 0;
+  bool same = true;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      same = same && at < scanned_.size() && scanned_[at] == parameter.unsafeGetTensorImpl();
+      ++at;
+    }
+  }
+  if (taken_ && same && at == scanned_.size()) return false;
+  if (taken_) NameAdded(optimizer);
+  Take(MatchNames(optimizer, of_.names));
+  taken_ = true;
+  scanned_.clear();
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      scanned_.push_back(parameter.unsafeGetTensorImpl());
+    }
+  }
+  return true;
+}
+
+// Parameters that nobody has named are called in the order in which they were added.
+void GradientMembers::NameAdded(const torch::optim::Optimizer& optimizer) {
+  std::unordered_set<const void*> known;
+  for (const auto& [name, tensor] : of_.names) known.insert(tensor.unsafeGetTensorImpl());
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (!known.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      of_.names.emplace_back("added parameter " + std::to_string(++added_), parameter);
+    }
+  }
+}
+
+void GradientMembers::CheckStreams() const {
+  CallGpus gpus;
+  for (const GradientPtr& member : all_) {
+    if (member->captured()) return;
+    if (std::find(gpus.begin(), gpus.end(), member->gpu()) == gpus.end()) {
+      gpus.push_back(member->gpu());
+    }
+  }
+  ThrowIfError(detail::CheckStreams(gpus));
+}
+
+void GradientMembers::CheckResults() const {
+  if (std::any_of(all_.begin(), all_.end(),
+                  [](const GradientPtr& member) { return IsOnGpu(member->parameter()); })) {
+    ThrowIfError(set_.session->Check());
+  }
+}
+
+}  // namespace sirtaki::detail

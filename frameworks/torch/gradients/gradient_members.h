@@ -1,0 +1,72 @@
+// The parameters of an optimizer or a module, as the gradients that are reduced for it.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "frameworks/torch/gradients/gradient_rule.h"
+#include "frameworks/torch/gradients/named_parameters.h"
+#include "frameworks/torch/gradients/parameter_gradient.h"
+#include "frameworks/torch/session/session_set.h"
+#include "sirtaki/optimizer.h"
+
+namespace sirtaki::detail {
+
+using GradientPtr = std::shared_ptr<ParameterGradient>;
+
+// Used by the thread that uses the optimizer.
+class GradientMembers {
+ public:
+  struct Description {
+    NamedTensors names;
+    std::string what;              // "parameters of the optimizer #2"
+    std::string prefix;            // of keys
+    std::string invalid;           // what is wrong with the options
+    std::int64_t check_every = 0;  // steps; 0: never
+  };
+  // `number`: the optimizer's, or the module's, in its set.
+  static Description Describe(NamedTensors names, const DistributedOptimizerOptions& options,
+                              bool after_backward, int number);
+  GradientMembers(Description description, SessionSet set,
+                  std::shared_ptr<const GradientRule> rule);
+
+  // Takes the parameters of the optimizer that are new and drops those that are gone. Collective if
+  // anything has changed since the last time; true if so.
+  bool Scan(const torch::optim::Optimizer& optimizer);
+  // Takes the parameters that it was made with. Collective.
+  void TakeAll();
+
+  // Throws if the averages could not be used in the calling thread's streams, before anything is
+  // waited for: it can be tried again elsewhere. Not if gradients were captured as well, which has
+  // to be told to all ranks.
+  void CheckStreams() const;
+  // Throws what has failed meanwhile if any of them is on a GPU, where what was launched may have
+  // left anything. What is there on the host is right.
+  void CheckResults() const;
+
+  const std::vector<GradientPtr>& all() const { return all_; }
+  const std::string& what() const { return of_.what; }
+  const std::string& prefix() const { return of_.prefix; }
+
+ private:
+  void NameAdded(const torch::optim::Optimizer& optimizer);
+  void Take(const NamedParameters& named);
+  std::vector<GradientPtr> GradientsOf(const NamedParameters& named, std::string* error);
+  std::string DescribePlaces(const NamedParameters& named, std::vector<std::string>* lines) const;
+
+  Description of_;
+  const SessionSet set_;
+  const std::shared_ptr<const GradientRule> rule_;
+  const std::shared_ptr<std::atomic<std::int64_t>> ready_count_;
+  bool taken_ = false;                // the optimizer was looked at
+  int added_ = 0;                     // parameters that came later, without a name
+  std::vector<const void*> scanned_;  // its parameters, as they were last seen
+  std::vector<GradientPtr> all_;
+};
+
+}  // namespace sirtaki::detail

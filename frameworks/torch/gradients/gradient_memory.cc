@@ -1,0 +1,43 @@
+#include "frameworks/torch/gradients/gradient_memory.h"
+
+#include <ATen/TensorUtils.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
+
+#include <memory>
+
+namespace sirtaki::detail {
+
+std::vector<std::int64_t> RowMajorStrides(const at::Tensor& tensor) {
+  return at::detail::defaultStrides(tensor.sizes());
+}
+
+std::vector<std::int64_t> ContractStrides(const at::Tensor& parameter) {
+  return parameter.is_non_overlapping_and_dense() ? parameter.strides().vec()
+                                                  : RowMajorStrides(parameter);
+}
+
+bool LiesWith(const at::Tensor& dense, at::IntArrayRef strides) {
+  if (dense.is_conj() || dense.is_neg()) return false;
+  if (dense.numel() == 0) return true;
+  for (std::int64_t d = 0; d < dense.dim(); ++d) {
+    if (dense.size(d) != 1 && dense.stride(d) != strides[static_cast<std::size_t>(d)]) return false;
+  }
+  return true;
+}
+
+at::Tensor EmptyForBackend(const at::Tensor& like, at::IntArrayRef strides,
+                           frameworks::Session& session) {
+  const at::TensorOptions options = like.options().requires_grad(false).layout(at::kStrided);
+  // Where memory of no particular place is as good as the backend's, LibTorch's allocator is
+  // better; on a GPU it always is.
+  if (!like.device().is_cpu() || session.IsShared(&session))
+    return at::empty_strided(like.sizes(), strides, options);
+  std::shared_ptr<void> memory =
+      session.AllocateShared(like.numel() * static_cast<std::int64_t>(like.element_size()));
+  void* const data = memory.get();
+  return at::from_blob(
+      data, like.sizes(), strides, [memory = std::move(memory)](void*) {}, options);
+}
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,78 @@
+#include "frameworks/torch/gradients/gradient_rule.h"
+
+#include <cmath>
+#include <sstream>
+
+namespace sirtaki::detail {
+
+std::string WhyInvalid(const DistributedOptimizerOptions& options, bool after_backward) {
+  std::ostringstream why;
+  const double factor = options.gradient_predivide_factor();
+  const bool is_average = options.op() == ReduceOp::Average;
+  const bool is_adasum = options.op() == ReduceOp::Adasum;
+  if (!is_average && !is_adasum && options.op() != ReduceOp::Sum) {
+    why << "op of gradients is Average, Sum or Adasum";
+  } else if (is_adasum && after_backward) {
+    why << "op Adasum combines what steps have changed, and a module does not know of steps: use "
+           "DistributedOptimizer";
+  } else if (is_adasum && options.compression() != Compression::None) {
+    why << "with op Adasum there is no compression";
+  } else if (!std::isfinite(factor) || factor <= 0 || !std::isfinite(1 / factor)) {
+    why << "gradient_predivide_factor is " << factor << "; it has to be a positive number";
+  } else if (factor != 1.0 && !is_average) {
+    why << "gradient_predivide_factor is " << factor << "; other values than 1 need op Average";
+  } else if (options.backward_passes_per_step() < 1) {
+    why << "backward_passes_per_step is " << options.backward_passes_per_step()
+        << "; it has to be at least 1";
+  } else if (after_backward && options.backward_passes_per_step() != 1) {
+    why << "backward_passes_per_step is " << options.backward_passes_per_step()
+        << "; a module does not know of steps: accumulate in scopes of no_sync()";
+  } else if (options.check_parameters_every() < 0) {
+    why << "check_parameters_every is " << options.check_parameters_every()
+        << "; it is a number of steps, or 0 for never";
+  } else if (options.hook() &&
+             (!is_average || factor != 1.0 || options.compression() != Compression::None)) {
+    why << "with a hook there is no op, gradient_predivide_factor or compression: the hook decides";
+  }
+  return why.str();
+}
+
+GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_backward, int ranks) {
+  GradientRule rule;
+  rule.set = options.process_set().id();
+  if (options.op() == ReduceOp::Sum) rule.reduction = core::ReduceOp::kSum;
+  if (options.op() == ReduceOp::Adasum) rule.reduction = core::ReduceOp::kAdasum;
+  rule.prescale = 1.0 / options.gradient_predivide_factor();
+  rule.postscale = options.gradient_predivide_factor();
+  rule.compression = options.compression();
+  rule.scope = options.compression_scope();
+  rule.passes = options.backward_passes_per_step();
+  rule.after_backward = after_backward;
+  rule.sparse_as_dense = options.sparse_as_dense();
+  if (ranks > 1) rule.hook = options.hook();
+  return rule;
+}
+
+bool CanShare(const GradientRule& a, const GradientRule& b) {
+  const bool is_average = a.reduction == core::ReduceOp::kAverage;
+  return is_average && !a.hook && !b.hook && !a.after_backward && ToText(a) == ToText(b);
+}
+
+std::string ToText(const GradientRule& rule) {
+  std::ostringstream text;
+  text.precision(17);
+  text << core::ReduceOpName(rule.reduction);
+  if (rule.set != core::kWorldSet) text << " in process set " << rule.set;
+  if (rule.postscale != 1.0) text << ", predivided by " << rule.postscale;
+  if (rule.compression != Compression::None) {
+    text << (rule.compression == Compression::F16 ? ", float16 " : ", bfloat16 ")
+         << (rule.scope == CompressionScope::Everywhere ? "everywhere" : "between hosts");
+  }
+  if (rule.passes != 1) text << ", " << rule.passes << " backward passes";
+  if (rule.sparse_as_dense) text << ", sparse as dense";
+  if (rule.after_backward) text << ", after backward";
+  if (rule.hook) text << ", by a hook";
+  return text.str();
+}
+
+}  // namespace sirtaki::detail

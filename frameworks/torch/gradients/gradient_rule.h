@@ -1,0 +1,43 @@
+// How gradients are reduced: what the options of an optimizer come to.
+#pragma once
+
+#include <string>
+
+#include "core/base/types.h"
+#include "sirtaki/compression.h"
+#include "sirtaki/gradient_bucket.h"
+#include "sirtaki/optimizer.h"
+
+namespace sirtaki::detail {
+
+struct GradientRule {
+  core::SetNumber set = core::kWorldSet;
+  core::ReduceOp reduction = core::ReduceOp::kAverage;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  Compression compression = Compression::None;
+  CompressionScope scope = CompressionScope::BetweenHosts;
+  int passes = 1;               // backward passes before a gradient is reduced
+  bool after_backward = false;  // averaged when backward() returns, not in step()
+  bool sparse_as_dense = false;
+  CommunicationHook hook;  // empty: the library reduces
+
+  // What steps have changed is combined; gradients stay where they are.
+  bool of_steps() const { return reduction == core::ReduceOp::kAdasum; }
+};
+
+// What is wrong with the options; empty if nothing is.
+std::string WhyInvalid(const DistributedOptimizerOptions& options, bool after_backward);
+
+// `ranks`: of the process set.
+GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_backward, int ranks);
+
+// True if two optimizers may have the same parameter. Its gradient is averaged for the first that
+// steps, and again for the other: that leaves an average as it is but for its last bits, which are
+// the same on all ranks. It would multiply a sum, and of a hook nobody knows.
+bool CanShare(const GradientRule& a, const GradientRule& b);
+
+// "average, 2 backward passes, bfloat16 everywhere": only what is not a default after the first.
+std::string ToText(const GradientRule& rule);
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,53 @@
+#include "frameworks/torch/gradients/named_parameters.h"
+
+#include <torch/optim/optimizer.h>
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "core/base/text.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
+
+namespace sirtaki::detail {
+
+NamedParameters MatchNames(const torch::optim::Optimizer& optimizer,
+                           const NamedTensors& named_tensors) {
+  NamedParameters named;
+  std::unordered_map<const void*, std::string> name_of;
+  std::unordered_set<std::string> names;
+  for (const auto& [name, tensor] : named_tensors) {
+    if (!names.insert(name).second) {
+      named.error = "the parameter name " + core::Quoted(name) + " is given twice";
+      return named;
+    }
+    // Of several names of one tensor (tied weights) the first counts.
+    if (tensor.defined()) name_of.emplace(tensor.unsafeGetTensorImpl(), name);
+  }
+  std::unordered_set<const void*> seen;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      const void* impl = parameter.unsafeGetTensorImpl();
+      if (!seen.insert(impl).second) continue;
+      const auto found = name_of.find(impl);
+      if (found == name_of.end()) {
+        named.error = "parameter " + std::to_string(named.names.size()) + " of the optimizer, " +
+                      TypeAndShape(parameter) + ", has no name in named_parameters";
+        return named;
+      }
+      named.names.push_back(found->second);
+      named.parameters.push_back(parameter);
+    }
+  }
+  return named;
+}
+
+std::vector<std::string> DescribeAll(const NamedParameters& named) {
+  std::vector<std::string> list;
+  for (std::size_t i = 0; i < named.names.size(); ++i) {
+    list.push_back(core::Quoted(named.names[i]) + " " + TypeAndShape(named.parameters[i]) +
+                   (named.parameters[i].requires_grad() ? "" : ", frozen"));
+  }
+  return list;
+}
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,177 @@
+// One parameter whose gradient is reduced: the hooks in the autograd graph that notice the
+// gradient, its way to the other ranks, and the way back into `.grad`.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/engine/work.h"
+#include "core/protocol/request.h"
+#include "frameworks/torch/calls/pending.h"
+#include "frameworks/torch/gradients/gradient_rule.h"
+#include "frameworks/torch/session/session_set.h"
+#include "fusion/gradient_gate.h"
+#include "ops/cuda/device_work.h"
+#include "session/base/devices.h"
+
+namespace sirtaki::detail {
+
+class ArenaPlace;
+class GpuWaits;
+struct Bucket;
+
+// Shared by all optimizers that have the parameter. Hooks run on autograd's threads, also several
+// at once; everything else is called by the thread that uses the optimizers.
+class ParameterGradient : public std::enable_shared_from_this<ParameterGradient> {
+ public:
+  struct Description {
+    std::string name;
+    std::string key;         // of the reduction
+    std::int64_t index = 0;  // among the parameters of the optimizer that made it
+    at::Tensor parameter;
+    std::shared_ptr<const GradientRule> rule;
+    // Counts the gradients of the optimizer that made it as they become ready.
+    std::shared_ptr<std::atomic<std::int64_t>> ready_count;
+  };
+  ParameterGradient(Description description, SessionSet set);
+  ~ParameterGradient();  // takes the hooks away
+  ParameterGradient(const ParameterGradient&) = delete;
+  ParameterGradient& operator=(const ParameterGradient&) = delete;
+
+  const std::string& name() const { return what_.name; }
+  const std::string& key() const { return what_.key; }
+  const at::Tensor& parameter() const { return what_.parameter; }
+  const GradientRule& rule() const { return *what_.rule; }
+  fusion::GradientGate& gate() { return gate_; }
+
+  // Puts the hooks where they belong now: a parameter may be unfrozen later, or get a new node with
+  // a new type. If it is steps that are combined there are no hooks, and nothing to submit.
+  void Attach();
+  // It required a gradient at some time: from then on the ranks expect a word about it in each
+  // step.
+  bool takes_part() const { return takes_part_; }
+  // Called by the hook that has submitted.
+  void set_on_submitted(std::function<void()> call) { on_submitted_ = std::move(call); }
+
+  // ---- buckets: where it goes together with others, from the next Submit on ----
+  // What this rank has seen of it in the last Submit.
+  struct Seen {
+    std::int64_t order = -1;  // among the optimizer's gradients; -1: there was none
+    bool dense = false;       // there was one, and it was no sparse one
+    bool stays_out = false;   // it cannot go with others
+  };
+  const Seen& seen() const { return seen_; }
+  // Of one like its parameter.
+  core::Signature ExpectedSignature();
+  void PutInto(std::shared_ptr<Bucket> bucket, std::size_t part);
+  void TakeOut();
+  // A second optimizer has it as well: it belongs to no bucket.
+  void Share() { shared_ = true; }
+  bool shared() const { return shared_; }
+  // Since its bucket was taken apart, for one.
+  bool in_bucket() const { return bucket_ != nullptr; }
+  // Those that are in a bucket with it.
+  std::vector<std::shared_ptr<ParameterGradient>> BucketMates() const;
+
+  // The GPU that it was last on, if any.
+  const std::shared_ptr<frameworks::Gpu>& gpu() const { return gpu_; }
+  // It was handed in while its stream was captured in a CUDA graph, and waits for Finish.
+  bool captured() const { return captured_; }
+
+  // Precondition: the gate was reported by the caller. Hands it to its bucket, which is submitted
+  // with its last gradient; else submits it by itself. Throws what the engine refuses. `incoming`:
+  // what the engine has written into it, if its hook calls.
+  void Submit(bool will_wait, const at::Tensor& incoming = {});
+  // Waits, and puts the average where the optimizer looks for it. Afterwards the gate is open
+  // again, unless the wait was given up. Precondition: the gate is reported. May throw what
+  // LibTorch or the user's hook throws. `waits`: of the current streams, which may use the average.
+  core::Status Finish(GpuWaits& waits);
+
+ private:
+  template <class Base>
+  friend struct GradientHook;
+
+  void OnAccumulate();                          // before the gradient is written
+  void OnGradient(const at::Tensor& incoming);  // after it was written
+  core::Status Refused(const std::string& text) const;
+  [[noreturn]] void ThrowWrittenAgain() const;
+  void Detach();
+  // Why there is no memory, for the peers to learn it as well; empty if there is.
+  std::string TryGiveMemory(core::Work& work);
+  void GiveMemory(core::Work& work);
+  at::Tensor PlaceDense(const std::vector<std::int64_t>& strides);
+  bool PlaceInArena(const std::vector<std::int64_t>& strides);
+  bool LiesInArena(const at::Tensor& tensor) const;
+  bool MayReplaceFound() const;
+  bool FoundWritten() const;
+  void FailHook(const std::string& why) const;  // throws
+  void CallHook();
+  bool MovesSparse() const;
+  void Start(bool will_wait);
+  void StartDense(bool will_wait);
+  void StartInBucket(bool will_wait);
+  void StartSparse(bool will_wait);
+  void StartAnew();
+  core::WorkPtr DescribeDense();
+  std::string FindGpu(const at::Tensor& shaped);
+  core::Signature MakeSignature(const at::Tensor& shaped) const;
+  core::Status Await();
+  core::HandlePtr handle() const;
+  ArenaPlace* place() const;  // of what is under way; null: none
+  bool AbsentEverywhere() const;
+  bool StartByItself(const core::Status& status);
+  bool StartInAgreedForm();
+  core::Status Collect(GpuWaits& waits);
+  void CollectFromHook();
+  at::Tensor AllocatedMemory() const;
+  void Deliver(const at::Tensor& average);
+  void Clear();
+
+  const Description what_;
+  const SessionSet set_;
+  fusion::GradientGate gate_;
+  std::shared_ptr<torch::autograd::Node> accumulator_;  // null while frozen
+  const void* pre_hook_ = nullptr;
+  const void* post_hook_ = nullptr;
+  bool takes_part_ = false;
+  std::function<void()> on_submitted_;
+  core::SignaturePtr signature_;
+  // Of the last gradient that was reduced: sparse dimensions, 0 of a dense one. The same on all
+  // ranks: those that have none reduce nothing in this form.
+  std::int64_t sparse_dims_ = 0;
+  std::shared_ptr<Bucket> bucket_;  // null: it goes by itself
+  std::size_t part_ = 0;            // of the bucket
+  bool shared_ = false;
+  std::shared_ptr<frameworks::Gpu> gpu_;  // that it was last on
+  std::atomic<bool> fresh_{false};        // the last backward has made it, not added to one
+
+  // What is under way. Belongs to whoever reported the gate, until Finish.
+  Seen seen_;
+  at::Tensor found_;          // what `.grad` was then, perhaps undefined
+  bool present_ = false;      // and whether it counts: not that of a frozen parameter
+  bool shares_ = false;       // its memory with other tensors, and so the version
+  std::int64_t version_ = 0;  // of `found_`
+  at::Tensor moved_;          // what is reduced: found_'s own memory, or a flat copy, or zeros, or
+                              // its place in the arena, where the lane brings it
+  std::shared_ptr<at::Tensor> kept_;               // the same, for as long as the work needs it
+  std::shared_ptr<Bucket> in_;                     // of a dense one: the bucket that it is in,
+  std::size_t in_part_ = 0;                        // and its part of that
+  core::HandlePtr handle_;                         // or its own handle
+  std::shared_ptr<ops::cuda::DeviceWork> on_gpu_;  // of a dense one on a GPU: its work, or part
+  bool captured_ = false;  // in a CUDA graph, which has not computed it: nor is it sent by itself
+  std::shared_ptr<Pending> sparse_;  // of a sparse one
+  std::exception_ptr sparse_error_;  // what it has thrown
+  std::function<at::Tensor()> finish_hook_;
+};
+
+}  // namespace sirtaki::detail

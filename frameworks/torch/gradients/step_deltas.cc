@@ -1,0 +1,60 @@
+#include "frameworks/torch/gradients/step_deltas.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <exception>
+#include <utility>
+
+#include "frameworks/torch/calls/pending_tensor.h"
+
+namespace sirtaki::detail {
+
+void StepDeltas::Remember(const std::string& key, const at::Tensor& parameter) {
+  const at::NoGradGuard no_grad;
+  at::Tensor detached = parameter.detach();
+  entries_.push_back({key, detached, detached.clone()});
+}
+
+std::shared_ptr<PendingTensor> StepDeltas::Submit(const Entry& entry) const {
+  TensorCall call;
+  call.kind = core::OpKind::kAllReduce;
+  call.reduction = core::ReduceOp::kAdasum;
+  // The parameter's own memory holds the difference meanwhile: no third copy of the weights.
+  call.tensor = entry.parameter;
+  call.tensor.sub_(entry.start);
+  call.name = entry.key;
+  call.process_set = set_.process_set;
+  call.in_place = true;
+  return PendingTensor::Start(std::move(call), set_.session);
+}
+
+void StepDeltas::Combine() {
+  const at::NoGradGuard no_grad;
+  std::exception_ptr first_error;
+  std::vector<std::shared_ptr<PendingTensor>> pending;
+  try {
+    for (const Entry& entry : entries_) pending.push_back(Submit(entry));
+  } catch (...) {
+    // The group has failed; what was accepted is waited for all the same.
+    first_error = std::current_exception();
+  }
+  for (const auto& one : pending) {
+    try {
+      one->Synchronize();
+    } catch (...) {
+      if (!first_error) first_error = std::current_exception();
+    }
+  }
+  if (first_error) {
+    TakeBack();
+    std::rethrow_exception(first_error);
+  }
+  for (const Entry& entry : entries_) entry.parameter.add_(entry.start);
+}
+
+void StepDeltas::TakeBack() {
+  const at::NoGradGuard no_grad;
+  for (const Entry& entry : entries_) entry.parameter.copy_(entry.start);
+}
+
+}  // namespace sirtaki::detail

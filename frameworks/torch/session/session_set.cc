@@ -1,0 +1,42 @@
+#include "frameworks/torch/session/session_set.h"
+
+#include <utility>
+
+#include "core/protocol/mismatch.h"
+#include "frameworks/torch/tensors/throw.h"
+
+namespace sirtaki {
+
+Participants::Participants(const ProcessSet& process_set) : process_set_(process_set) {
+  if (process_set.membership()) session_ = Session(process_set.membership()->session.lock());
+}
+
+namespace detail {
+
+SessionSet::SessionSet(const std::shared_ptr<SessionState>& of)
+    : session(of), members(MembersOf(process_set, of)) {}
+
+SessionSet::SessionSet(const std::shared_ptr<SessionState>& of, const ProcessSet& set)
+    : session(of), process_set(set) {
+  if (set.membership()) ThrowIfError(of->Check());
+  members = MembersOf(set, of);
+}
+
+SessionSet SetOf(const Participants& participants) {
+  return {StateOf(participants.session()), participants.process_set()};
+}
+
+void CheckRoot(int root_rank, const SessionSet& set) {
+  if (set.members.ranks.Contains(root_rank)) return;
+  std::string text = "root rank " + std::to_string(root_rank);
+  if (set.members.set == core::kWorldSet) {
+    text += " in a job of " + std::to_string(set.size()) + ": it is the number of a rank, from 0";
+  } else {
+    text += " is not in the process set of " + core::RanksText(set.members.ranks) +
+            ": it is the number of a rank of the job";
+  }
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, text));
+}
+
+}  // namespace detail
+}  // namespace sirtaki

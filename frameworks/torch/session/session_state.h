@@ -1,0 +1,92 @@
+// What a public Session refers to: the session of frameworks/, and what LibTorch's side remembers
+// of it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/engine/work.h"
+#include "frameworks/torch/session/gradient_registry.h"
+#include "session/session.h"
+#include "sirtaki/process_set.h"
+#include "sirtaki/session.h"
+
+namespace sirtaki::detail {
+
+// Thread-safe.
+class SessionState {
+ public:
+  explicit SessionState(std::shared_ptr<frameworks::Session> session)
+      : session_(std::move(session)) {}
+
+  const frameworks::Topology& topology() const { return session_->topology(); }
+  // Ok while calls are accepted.
+  core::Status Check() const { return session_->Check(); }
+  // Shut down, or in a forked child; a fault alone does not make it so.
+  bool gone() const { return !session_->is_alive(); }
+
+  // Makes the work's handle if it is accepted.
+  core::Status Submit(const core::WorkPtr& work, bool will_wait) {
+    return session_->Submit(work, will_wait);
+  }
+  // Returns when the handle is done, with its status.
+  core::Status Wait(core::HandleState& handle) { return session_->Wait(handle); }
+
+  // 1 for the first optimizer of the set: its ranks make them in the same order.
+  int NextOptimizerNumber(core::SetNumber set) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return ++optimizers_[set];
+  }
+  // 1 for the first module of this name in the set: its ranks ask in the same order.
+  int NextModuleNumber(core::SetNumber set, const std::string& name) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return ++modules_[{set, name}];
+  }
+
+  // How often this rank has joined the set, and come back.
+  std::shared_ptr<std::atomic<std::uint64_t>> JoinsOf(core::SetNumber set) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto& joins = joins_[set];
+    if (!joins) joins = std::make_shared<std::atomic<std::uint64_t>>(0);
+    return joins;
+  }
+
+  // 1 for the first message: its key, which no other rank knows.
+  int NextMessageNumber() { return ++messages_; }
+
+  void SetInitialSets(std::vector<ProcessSet> sets) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    initial_sets_ = std::move(sets);
+  }
+  std::vector<ProcessSet> InitialSets() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return initial_sets_;
+  }
+
+  GradientRegistry& gradients() { return gradients_; }
+
+  frameworks::Session& session() { return *session_; }
+
+ private:
+  const std::shared_ptr<frameworks::Session> session_;
+  std::atomic<int> messages_{0};
+  GradientRegistry gradients_;
+  std::mutex mutex_;  // guards what follows
+  std::map<core::SetNumber, int> optimizers_;
+  std::map<std::pair<core::SetNumber, std::string>, int> modules_;
+  std::vector<ProcessSet> initial_sets_;
+  std::map<core::SetNumber, std::shared_ptr<std::atomic<std::uint64_t>>> joins_;
+};
+
+// Of the given session, or the process's own. Throws not_initialized if there is none.
+std::shared_ptr<SessionState> StateOf(const Session& session);
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,44 @@
+// What a LibTorch archive saves, from one rank to all, without a second copy of it in memory.
+//
+// A saved archive is a zip file, and nearly all of it is the bytes of tensors. The root lets the
+// archive write itself twice. The first time all but those bytes is kept, the skeleton, with the
+// holes in it where they belong; that goes to the others first, since the directory of a zip file
+// is at its end. The second time the bytes are taken from the tensors' own memory as they are
+// written, and go through two buffers of a chunk each into the memory that the others' archives
+// give for the tensors they make.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "frameworks/torch/session/session_set.h"
+#include "sirtaki/objects.h"
+
+namespace sirtaki::detail {
+
+// The bytes of one tensor in the saved archive.
+struct Hole {
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+
+  std::uint64_t end() const { return offset + bytes; }
+};
+
+struct Skeleton {
+  std::string bytes;        // all of the archive but the holes
+  std::vector<Hole> holes;  // ascending
+  std::uint64_t total = 0;  // bytes of the whole archive
+};
+
+// Throws what `save` throws.
+Skeleton Survey(const SaveTo& save);
+
+// On the root calls `save`, twice, and on the others `load`. Collective; `call` is what the user
+// called, for texts, and `name` the key, empty for the order of calls. What either throws, all
+// ranks throw as invalid_argument. With one rank neither is called.
+void BroadcastArchive(const SaveTo& save, const LoadFrom& load, int root_rank,
+                      const std::string& call, const std::string& name, const SessionSet& set);
+
+}  // namespace sirtaki::detail

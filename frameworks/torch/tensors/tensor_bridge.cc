@@ -1,0 +1,165 @@
+#include "frameworks/torch/tensors/tensor_bridge.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <array>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+#include "core/protocol/wire.h"
+
+namespace sirtaki::detail {
+namespace {
+
+constexpr auto kMostDimensions = static_cast<std::int64_t>(core::kMaxDimensions);
+
+// By name: older versions of LibTorch have some of them only.
+std::optional<core::DType> Float8Of(at::ScalarType type) {
+  static constexpr std::array<std::pair<std::string_view, core::DType>, 5> kTypes = {{
+      {"Float8_e4m3fn", core::DType::kF8E4M3FN},
+      {"Float8_e4m3fnuz", core::DType::kF8E4M3FNUZ},
+      {"Float8_e5m2", core::DType::kF8E5M2},
+      {"Float8_e5m2fnuz", core::DType::kF8E5M2FNUZ},
+      {"Float8_e8m0fnu", core::DType::kF8E8M0FNU},
+  }};
+  const std::string_view name = c10::toString(type);
+  for (const auto& [known, dtype] : kTypes) {
+    if (name == known) return dtype;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<core::DType> DTypeOf(at::ScalarType type) {
+  switch (type) {
+    case at::kByte:
+      return core::DType::kU8;
+    case at::kChar:
+      return core::DType::kI8;
+    case at::kShort:
+      return core::DType::kI16;
+    case at::kInt:
+      return core::DType::kI32;
+    case at::kLong:
+      return core::DType::kI64;
+    case at::kHalf:
+      return core::DType::kF16;
+    case at::kBFloat16:
+      return core::DType::kBF16;
+    case at::kFloat:
+      return core::DType::kF32;
+    case at::kDouble:
+      return core::DType::kF64;
+    case at::kBool:
+      return core::DType::kBool;
+    case at::kComplexFloat:
+      return core::DType::kC64;
+    case at::kComplexDouble:
+      return core::DType::kC128;
+    default:
+      return Float8Of(type);
+  }
+}
+
+std::string WhyNotMovable(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "the tensor is undefined";
+  if (tensor.is_nested()) return "a nested tensor; only dense tensors are supported";
+  // Texts are made where something is wrong only: a stream costs more than all that is looked at.
+  if (tensor.layout() != at::kStrided) {
+    return c10::str("a tensor of layout ", tensor.layout(), "; only dense tensors are supported");
+  }
+  if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
+    return c10::str("a tensor on ", tensor.device(),
+                    "; supported are tensors on the CPU and on CUDA's GPUs");
+  }
+  if (!DTypeOf(tensor.scalar_type())) {
+    return c10::str(
+        "a tensor of type ", c10::toString(tensor.scalar_type()),
+        "; supported are uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64, "
+        "complex64, complex128, bool and, for moving, float8 types");
+  }
+  if (tensor.dim() > kMostDimensions) {
+    return c10::str("a tensor of ", tensor.dim(), " dimensions; at most ", kMostDimensions,
+                    " are supported");
+  }
+  return {};
+}
+
+core::Signature Describe(const at::Tensor& tensor) {
+  core::Signature signature;
+  if (!tensor.defined()) return signature;
+  if (const auto dtype = DTypeOf(tensor.scalar_type())) signature.dtype = *dtype;
+  if (tensor.device().is_cuda()) signature.device = core::DeviceKind::kCuda;
+  if (tensor.layout() == at::kStrided && !tensor.is_nested()) {
+    // No message could carry more of a shape that WhyNotMovable rejects.
+    const auto sizes = tensor.sizes();
+    signature.shape.assign(sizes.begin(), sizes.begin() + std::min(tensor.dim(), kMostDimensions));
+  }
+  return signature;
+}
+
+bool LiesFlat(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+at::Tensor Flat(const at::Tensor& tensor) {
+  at::NoGradGuard no_grad;
+  return tensor.detach().resolve_conj().resolve_neg().contiguous();
+}
+
+std::string TextOf(const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  if (of_torch == nullptr) return error.what();
+  const std::string text = of_torch->what_without_backtrace();
+  return text.substr(0, text.find('\n'));
+}
+
+std::string TextOfCurrent() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    const std::string text = TextOf(error);
+    return text.empty() ? "an exception without a text" : text;
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+std::string WhyNoMemory(const std::exception& error) { return "out of memory: " + TextOf(error); }
+
+void NoteOverwritten(const at::Tensor& tensor) {
+  // Inference tensors have no version.
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+std::int64_t VersionOf(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : static_cast<std::int64_t>(tensor._version());
+}
+
+std::string TypeAndShape(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "undefined";
+  const auto dtype = DTypeOf(tensor.scalar_type());
+  std::ostringstream text;
+  if (dtype) {
+    text << core::DTypeName(*dtype);
+  } else {
+    text << c10::toString(tensor.scalar_type());
+  }
+  if (tensor.is_nested()) return text.str() + ", nested";
+  text << " [";
+  const char* separator = "";
+  for (const std::int64_t extent : tensor.sizes()) {
+    text << separator << extent;
+    separator = ", ";
+  }
+  text << "]";
+  return text.str();
+}
+
+}  // namespace sirtaki::detail

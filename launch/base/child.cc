@@ -1,0 +1,128 @@
+#include "launch/base/child.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "core/base/text.h"
+
+namespace sirtaki::launch {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+std::optional<rlimit> file_limit;  // before it was raised
+
+struct Pipe {
+  Descriptor reader;
+  Descriptor writer;
+};
+
+bool Open(Pipe* out) {
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) return false;
+  out->reader = Descriptor(ends[0]);
+  out->writer = Descriptor(ends[1]);
+  return true;
+}
+
+// In the child; does not return. What goes wrong is told through `errors`.
+[[noreturn]] void Become(const Command& command, pid_t parent, const Pipe& output,
+                         const Pipe& error, int errors) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);  // it has died already
+  if (file_limit) setrlimit(RLIMIT_NOFILE, &*file_limit);
+  signal(SIGPIPE, SIG_DFL);  // handlers go by themselves, what is ignored does not
+  if (command.own_group) setpgid(0, 0);
+  if (command.pipes) {
+    dup2(output.writer.get(), STDOUT_FILENO);
+    dup2(error.writer.get(), STDERR_FILENO);
+  }
+  for (const std::string& name : command.unset) unsetenv(name.c_str());
+  for (const auto& [name, value] : command.set) setenv(name.c_str(), value.c_str(), 1);
+  std::vector<char*> words;
+  for (const std::string& word : command.words) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  execvp(words[0], words.data());
+  const int why = errno;
+  const ssize_t put = write(errors, &why, sizeof(why));
+  static_cast<void>(put);
+  _exit(127);  // nobody sees it: what was written counts
+}
+
+}  // namespace
+
+void RaiseFileLimit() {
+  rlimit limit{};
+  if (file_limit || getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  file_limit = limit;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+std::string CurrentFolder() {
+  std::error_code error;
+  return std::filesystem::current_path(error).string();
+}
+
+Status Child::Start(const Command& command, int* error) {
+  Pipe output;
+  Pipe errors;
+  Pipe failure;
+  const bool open = (!command.pipes || (Open(&output) && Open(&errors))) && Open(&failure);
+  const pid_t parent = getpid();
+  const pid_t pid = open ? fork() : -1;
+  if (pid < 0) {
+    *error = errno;
+    return {StatusCode::kBackend, std::string("fork: ") + std::strerror(errno)};
+  }
+  if (pid == 0) Become(command, parent, output, errors, failure.writer.get());
+  failure.writer.Close();
+  int why = 0;
+  ssize_t got = 0;
+  while ((got = read(failure.reader.get(), &why, sizeof(why))) < 0 && errno == EINTR) continue;
+  if (got == static_cast<ssize_t>(sizeof(why))) {
+    while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) continue;
+    *error = why;
+    return {StatusCode::kBackend,
+            core::Quoted(command.words[0]) + " cannot be started: " + std::strerror(why)};
+  }
+  pid_ = pid;
+  if (command.pipes) {
+    output_ = std::move(output.reader);
+    error_ = std::move(errors.reader);
+    fcntl(output_.get(), F_SETFL, O_NONBLOCK);
+    fcntl(error_.get(), F_SETFL, O_NONBLOCK);
+  }
+  return Status::Ok();
+}
+
+std::optional<EndMessage> Child::Ended() {
+  int state = 0;
+  if (pid_ <= 0 || waitpid(pid_, &state, WNOHANG) != pid_) return std::nullopt;
+  pid_ = -1;
+  if (WIFSIGNALED(state)) return EndMessage{EndKind::kSignalled, WTERMSIG(state), ""};
+  return EndMessage{EndKind::kExited, WEXITSTATUS(state), ""};
+}
+
+void Child::Signal(int signal) const {
+  if (pid_ > 0) kill(pid_, signal);
+}
+
+void Child::SignalGroup(int signal) const {
+  if (pid_ > 0) kill(-pid_, signal);
+}
+
+}  // namespace sirtaki::launch

@@ -1,0 +1,99 @@
+// What a rank's sirtakirun and the user's tell each other. Pure.
+//
+//   frame   := length (4 bytes, lowest first), then as many bytes: a message
+//   message := 0 key rank size local_rank host port    hello: the rank is there
+//            | 1 stream bytes                          what it has printed
+//            | 2 kind value text told                  its program has ended
+//            | 3 address port count (name value)...    go: rank 0's address, more variables
+//            | 4                                       stop
+//            | 5 count                                 bytes of its output that were written
+//            | 6 through                               it goes into MPI_Init, or has come out
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/base/status.h"
+
+namespace sirtaki::launch {
+
+enum class Stream : std::uint8_t { kOutput, kError };
+
+struct HelloMessage {
+  std::string key;
+  int rank = 0;
+  int size = 0;
+  int local_rank = 0;
+  std::string host;
+  int port = 0;  // a free one of its host
+  bool operator==(const HelloMessage&) const = default;
+};
+
+struct OutputMessage {
+  Stream stream{};
+  std::string bytes;
+  bool operator==(const OutputMessage&) const = default;
+};
+
+enum class EndKind : std::uint8_t { kExited, kSignalled, kNotStarted };
+
+struct EndMessage {
+  EndKind kind{};
+  int value = 0;      // the exit code, the signal, or errno
+  std::string text;   // why it was not started
+  bool told = false;  // a signal to the rank came before: it ended because others had
+  bool operator==(const EndMessage&) const = default;
+};
+
+struct GoMessage {
+  std::string master_address;
+  int master_port = 0;
+  std::vector<std::pair<std::string, std::string>> variables;
+  bool operator==(const GoMessage&) const = default;
+};
+
+struct StopMessage {
+  bool operator==(const StopMessage&) const = default;
+};
+
+struct WrittenMessage {
+  std::size_t bytes = 0;
+  bool operator==(const WrittenMessage&) const = default;
+};
+
+struct InitMessage {
+  bool through = false;
+  bool operator==(const InitMessage&) const = default;
+};
+
+using RankMessage = std::variant<HelloMessage, OutputMessage, EndMessage, GoMessage, StopMessage,
+                                 WrittenMessage, InitMessage>;
+
+inline constexpr std::size_t kMaxOutputBytes = std::size_t{16} * 1024;  // of one message
+// A rank sends no more output than this before it hears that it was written. It is less than the
+// 64 KiB that a system takes in without being read: so a connection stands still only when the
+// other host is gone, not when sirtakirun is held up.
+inline constexpr std::size_t kMaxUnwritten = 3 * kMaxOutputBytes;
+
+// The frame of a message.
+std::string Encode(const RankMessage& message);
+
+// Takes messages out of bytes as they come.
+class MessageReader {
+ public:
+  void Append(std::string_view bytes) { bytes_.append(bytes); }
+  // The next whole message, if there is one. kProtocol if that is none that a correct peer sends;
+  // then so is every later one.
+  core::Status Next(std::optional<RankMessage>* out);
+
+ private:
+  std::string bytes_;
+  core::Status broken_;
+};
+
+}  // namespace sirtaki::launch

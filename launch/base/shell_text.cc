@@ -1,0 +1,104 @@
+#include "launch/base/shell_text.h"
+
+#include <algorithm>
+#include <cctype>
+
+namespace sirtaki::launch {
+namespace {
+
+constexpr std::string_view kSpaces = " \t\r";
+
+}  // namespace
+
+std::vector<std::string_view> Split(std::string_view text, char separator) {
+  std::vector<std::string_view> pieces;
+  if (text.empty()) return pieces;
+  for (std::size_t begin = 0;;) {
+    const std::size_t end = text.find(separator, begin);
+    pieces.push_back(text.substr(begin, end - begin));
+    if (end == std::string_view::npos) return pieces;
+    begin = end + 1;
+  }
+}
+
+std::vector<std::string_view> Words(std::string_view text) {
+  std::vector<std::string_view> words;
+  for (std::size_t begin = 0;;) {
+    begin = text.find_first_not_of(kSpaces, begin);
+    if (begin == std::string_view::npos) return words;
+    const std::size_t end = std::min(text.find_first_of(kSpaces, begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    begin = end;
+  }
+}
+
+std::string_view Trimmed(std::string_view text) {
+  const std::size_t begin = text.find_first_not_of(kSpaces);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
+}
+
+bool IsAddress(std::string_view host) {
+  return host.find_first_not_of("0123456789.") == std::string_view::npos;
+}
+
+std::string Joined(const std::vector<std::string>& parts, std::string_view between) {
+  std::string text;
+  for (const std::string& part : parts) {
+    if (&part != &parts.front()) text += between;
+    text += part;
+  }
+  return text;
+}
+
+std::optional<std::vector<std::string>> ShellWords(std::string_view text) {
+  std::vector<std::string> words;
+  std::string word;
+  bool in_word = false;
+  char quote = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '\\' && quote != '\'' && i + 1 < text.size()) {
+      word += text[++i];
+      in_word = true;
+    } else if (quote != 0) {
+      if (c == quote) {
+        quote = 0;
+      } else {
+        word += c;
+      }
+    } else if (c == '"' || c == '\'') {
+      quote = c;
+      in_word = true;
+    } else if (std::isspace(static_cast<unsigned char>(c)) != 0) {
+      if (in_word) words.push_back(word);
+      word.clear();
+      in_word = false;
+    } else {
+      word += c;
+      in_word = true;
+    }
+  }
+  if (quote != 0) return std::nullopt;
+  if (in_word) words.push_back(word);
+  return words;
+}
+
+std::string ShellQuoted(std::string_view word) {
+  const auto is_plain = [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("_-./:=,+@%^").find(static_cast<char>(c)) != std::string_view::npos;
+  };
+  if (!word.empty() && std::all_of(word.begin(), word.end(), is_plain)) return std::string(word);
+  std::string quoted = "'";
+  for (const char c : word) {
+    if (c == '\'') {
+      quoted += "'\\''";
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "'";
+}
+
+}  // namespace sirtaki::launch

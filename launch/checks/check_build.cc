@@ -1,0 +1,231 @@
+#include "launch/checks/check_build.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "core/base/text.h"
+#include "core/machine/cgroup.h"
+#include "launch/base/run_commands.h"
+#include "launch/base/shell_text.h"
+#include "launch/checks/host_report.h"
+#include "launch/plan/find_launcher.h"
+
+namespace sirtaki::launch {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr auto kPatience = std::chrono::seconds(10);
+
+std::string FirstLine(std::string_view text) {
+  return core::Escaped(Trimmed(text.substr(0, text.find('\n'))));
+}
+
+std::string Printed(std::vector<std::string> words) {
+  int signal = 0;
+  const CommandOutcome outcome =
+      RunCommands({{std::move(words), {}, {}}}, kPatience, 1, &signal).front();
+  return outcome.output + outcome.error;
+}
+
+std::string WithoutLinks(const std::string& path) {
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  return error ? path : real.string();
+}
+
+// A shared library, loaded to be asked.
+class Library {
+ public:
+  explicit Library(const std::string& name) : handle_(dlopen(name.c_str(), RTLD_LAZY)) {}
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+  ~Library() = default;  // what it has started cannot be taken back
+
+  bool there() const { return handle_ != nullptr; }
+  std::string path() const {
+    link_map* map = nullptr;
+    return dlinfo(handle_, RTLD_DI_LINKMAP, &map) == 0 ? WithoutLinks(map->l_name) : "";
+  }
+  template <typename Function>
+  Function* Find(const char* name) const {
+    return reinterpret_cast<Function*>(dlsym(handle_, name));
+  }
+
+ private:
+  void* const handle_;
+};
+
+BuildRow FoundMpi(const std::string& path) {
+  const Library library(path);
+  if (!library.there()) return {"its MPI", false, core::Escaped(dlerror())};
+  std::array<char, 16384> text{};  // more than any of them writes
+  int length = 0;
+  // May be called before MPI_Init.
+  auto* const ask = library.Find<int(char*, int*)>("MPI_Get_library_version");
+  if (ask == nullptr || ask(text.data(), &length) != 0) return {"its MPI", false, library.path()};
+  std::string version = FirstLine(text.data());
+  version = version.substr(0, version.find(", package"));
+  return {"its MPI", true, version + ", " + library.path()};
+}
+
+BuildRow FoundTorch(const std::string& path) {
+  const fs::path root = fs::path(path).parent_path().parent_path();
+  std::string version = FirstLine(core::ReadFile(root / "build-version").value_or(""));
+  if (version.empty()) {
+    version = TorchVersionIn(core::ReadFile(root / "version.py").value_or(""));
+  }
+  return {"its LibTorch", true, (version.empty() ? "" : version + ", ") + path};
+}
+
+// Ours lies beside sirtakirun in a build, and in lib/ when it is installed.
+std::string FindOurs(const std::string& self, const core::EnvironmentView& env) {
+  const fs::path bin = fs::path(self).parent_path();
+  std::vector<fs::path> folders = {bin, bin.parent_path() / "lib", bin.parent_path() / "lib64"};
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(bin.parent_path() / "lib", error)) {
+    if (entry.path().filename().string().ends_with("-linux-gnu")) folders.push_back(entry.path());
+  }
+  const std::string more = env.Find("LD_LIBRARY_PATH").value_or("");
+  for (const std::string_view folder : Split(more, ':')) folders.emplace_back(folder);
+  for (const fs::path& folder : folders) {
+    const fs::path real = fs::canonical(folder / "libsirtaki.so", error);
+    if (!error) return real.string();
+  }
+  return "";
+}
+
+void AddOurs(const std::string& self, const core::EnvironmentView& env,
+             std::vector<BuildRow>* rows) {
+  const std::string ours = FindOurs(self, env);
+  if (ours.empty()) {
+    rows->push_back({"libsirtaki.so", false, "neither beside sirtakirun nor in LD_LIBRARY_PATH"});
+    return;
+  }
+  const std::string text = Printed({"ldd", ours});
+  const LoadedLibraries libraries = ReadLdd(text);
+  std::string state = ours;
+  if (!libraries.missing.empty()) {
+    state += ", which does not find " + Joined(libraries.missing, ", ");
+  }
+  rows->push_back({"libsirtaki.so", libraries.missing.empty(), state});
+  if (const std::string mpi = PathIn(text, "libmpi"); !mpi.empty()) rows->push_back(FoundMpi(mpi));
+  if (const std::string torch = PathIn(text, "libtorch_cpu."); !torch.empty()) {
+    rows->push_back(FoundTorch(torch));
+  }
+}
+
+BuildRow FoundSharedMemory() {
+  struct statvfs info {};
+  if (statvfs("/dev/shm", &info) != 0) return {"/dev/shm", false, "there is none"};
+  const auto mebibytes = [&info](std::uint64_t blocks) {
+    return std::to_string(blocks * info.f_frsize >> 20U) + " MiB";
+  };
+  return {"/dev/shm", true, mebibytes(info.f_bavail) + " free of " + mebibytes(info.f_blocks)};
+}
+
+BuildRow FoundLauncher(const std::string& word, std::string name,
+                       const core::EnvironmentView& env) {
+  Launcher launcher;
+  if (!FindLauncher(word, env, &launcher).ok()) return {std::move(name), false, "none on PATH"};
+  std::string text = launcher.version + ", " + launcher.path;
+  if (launcher.kind == LauncherKind::kSrun) {
+    const auto job = env.Find("SLURM_JOB_ID");
+    text += job ? ", in job " + *job : ", not in a job now";
+  }
+  return {std::move(name), true, text};
+}
+
+BuildRow FoundSsh(const core::EnvironmentView& env) {
+  const std::string path = FindOnPath("ssh", env);
+  if (path.empty()) return {"ssh", false, "none on PATH"};
+  return {"ssh", true, FirstLine(Printed({path, "-V"})) + ", " + path};
+}
+
+// A library of NVIDIA's that tells its version as a number.
+BuildRow FoundNvidia(std::string name, const std::string& file, const char* function,
+                     std::string (*text_of)(int version)) {
+  const Library library(file);
+  if (!library.there()) return {std::move(name), false, file + " is not found"};
+  auto* const ask = library.Find<int(int*)>(function);
+  int version = 0;
+  if (ask == nullptr || ask(&version) != 0) {
+    return {std::move(name), false, library.path() + " does not tell its version"};
+  }
+  return {std::move(name), true, text_of(version) + ", " + library.path()};
+}
+
+std::string CudaVersion(int version) {
+  return "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+std::string NcclVersion(int version) {
+  const int unit = version < 10000 ? 1000 : 10000;  // before 2.9 it was written shorter
+  return std::to_string(version / unit) + "." + std::to_string(version % unit / 100) + "." +
+         std::to_string(version % 100);
+}
+
+// A fact of the build says itself whether it is there.
+BuildRow RowOf(std::string name, std::string_view fact) {
+  const bool there = !fact.starts_with("off") && !fact.starts_with("not ");
+  return {std::move(name), there, std::string(fact)};
+}
+
+std::string TextOf(const std::vector<BuildRow>& rows) {
+  std::string text;
+  for (const BuildRow& row : rows) {
+    std::string name = row.name;
+    name.resize(std::max<std::size_t>(name.size() + 1, 15), ' ');
+    text += std::string("  [") + (row.there ? 'X' : ' ') + "] " + name + row.text + "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<BuildRow> FindParts(const std::string& self, const core::EnvironmentView& env) {
+  std::vector<BuildRow> rows;
+  AddOurs(self, env, &rows);
+  rows.push_back(FoundSharedMemory());
+  rows.push_back(FoundLauncher("openmpi", "Open MPI", env));
+  rows.push_back(FoundLauncher("mpich", "MPICH", env));
+  rows.push_back(FoundLauncher("srun", "Slurm", env));
+  rows.push_back(FoundSsh(env));
+  rows.push_back(FoundNvidia("CUDA driver", "libcuda.so.1", "cuDriverGetVersion", &CudaVersion));
+  rows.push_back(FoundNvidia("NCCL", "libnccl.so.2", "ncclGetVersion", &NcclVersion));
+  return rows;
+}
+
+std::string BuildText(const BuildFacts& facts, const std::string& self,
+                      const std::vector<BuildRow>& parts) {
+  const std::vector<BuildRow> built = {RowOf("MPI", facts.mpi),
+                                       RowOf("LibTorch", facts.torch),
+                                       RowOf("CUDA", facts.cuda),
+                                       {"shared memory", true, "between ranks of a host"}};
+  return "Sirtaki " + std::string(facts.version) + ", " + self + "\n\nBuilt in:\n" + TextOf(built) +
+         "\nFound here:\n" + TextOf(parts);
+}
+
+std::string TorchVersionIn(std::string_view version_py) {
+  for (const std::string_view line : Split(version_py, '\n')) {
+    constexpr std::string_view kBegin = "__version__ = '";
+    if (!line.starts_with(kBegin)) continue;
+    const std::string_view rest = line.substr(kBegin.size());
+    return core::Escaped(rest.substr(0, rest.find('\'')));
+  }
+  return "";
+}
+
+}  // namespace sirtaki::launch

@@ -1,0 +1,40 @@
+// Whether a host is fit for ranks, by what ssh and the sirtakirun there say. Pure.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/types.h"
+#include "launch/base/run_commands.h"
+#include "launch/checks/host_report.h"
+#include "launch/hosts/launcher.h"
+#include "launch/options/options.h"
+#include "launch/plan/plan.h"
+
+namespace sirtaki::launch {
+
+// What hosts are asked, and what they must answer.
+struct HostWish {
+  LaunchOptions options;
+  Launcher launcher;
+  std::string self;                                        // the path of sirtakirun
+  std::string folder;                                      // that ranks start in
+  std::vector<std::pair<std::string, std::string>> paths;  // search paths that ranks have
+  core::Duration patience{};
+};
+
+// The paths are those of the plan, else of the environment.
+HostWish WishOfPlan(const PlanInput& input, const Plan& plan, const std::string& folder,
+                    core::Duration patience);
+
+// The command that asks the host.
+std::vector<std::string> AskingWords(const HostWish& wish, const std::string& host);
+
+// What came of it. None if ranks can start there, else cause and cure; `here` is this machine's
+// report.
+std::optional<std::string> JudgeHost(const HostWish& wish, const std::string& host,
+                                     const HostReport& here, const CommandOutcome& outcome);
+
+}  // namespace sirtaki::launch

@@ -1,0 +1,47 @@
+#include "launch/hosts/launcher.h"
+
+#include <regex>
+
+namespace sirtaki::launch {
+
+std::string_view LauncherName(LauncherKind kind) {
+  switch (kind) {
+    case LauncherKind::kOpenMpi4:
+    case LauncherKind::kOpenMpi5:
+      return "Open MPI";
+    case LauncherKind::kMpich:
+      return "MPICH";
+    case LauncherKind::kSrun:
+      return "Slurm";
+  }
+  return "unknown";
+}
+
+std::string Launcher::ShortName() const { return std::string(LauncherName(kind)) + " " + version; }
+
+std::string Launcher::ToString() const { return ShortName() + " (" + path + ")"; }
+
+std::optional<Launcher> RecognizeLauncher(std::string_view path, std::string_view version_text) {
+  // "mpirun (Open MPI) 4.1.4", "mpirun (OpenRTE) 4.1.4"; HYDRA's "Version:   4.0.2" on a line of
+  // its own; "slurm-wlm 22.05.8", "slurm 23.11.1".
+  static const std::regex open_mpi(R"(\((?:Open MPI|OpenRTE)\) (\d+)(\.[0-9.]+)?)");
+  static const std::regex hydra(R"(HYDRA[^\n]*\n\s*Version:\s*([0-9.]+))");
+  static const std::regex slurm(R"(^slurm(?:-wlm)? ([0-9.]+))");
+  const std::string text(version_text);
+  std::smatch match;
+  if (std::regex_search(text, match, open_mpi)) {
+    const int major = std::stoi(match[1].str().substr(0, 4));
+    if (major < 4) return std::nullopt;  // too old for what is asked of it
+    return Launcher{major == 4 ? LauncherKind::kOpenMpi4 : LauncherKind::kOpenMpi5,
+                    std::string(path), match[1].str() + match[2].str()};
+  }
+  if (std::regex_search(text, match, hydra)) {
+    return Launcher{LauncherKind::kMpich, std::string(path), match[1].str()};
+  }
+  if (std::regex_search(text, match, slurm)) {
+    return Launcher{LauncherKind::kSrun, std::string(path), match[1].str()};
+  }
+  return std::nullopt;
+}
+
+}  // namespace sirtaki::launch

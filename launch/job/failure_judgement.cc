@@ -1,0 +1,97 @@
+#include "launch/job/failure_judgement.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <regex>
+
+#include "core/base/text.h"
+
+namespace sirtaki::launch {
+namespace {
+
+// What PMIx ends a process with whose server is gone.
+constexpr int kOrphanOfPmix = 195;
+
+std::string WhoIs(int rank, const std::string& host) {
+  return "rank " + std::to_string(rank) + " on host " + core::Escaped(host);
+}
+
+// What such an end often means.
+std::string Hint(int signal) {
+  switch (signal) {
+    case SIGKILL:
+      return ": somebody killed it, or the system for want of memory (dmesg tells)";
+    case SIGBUS:
+      return ": often a full /dev/shm (df /dev/shm)";
+    case SIGILL:
+      return ": the program was built for another processor";
+    default:
+      return "";
+  }
+}
+
+// Whether its last words are an error of Sirtaki's about another rank (docs/errors.md): then that
+// one's end is what counts.
+bool IsAboutAnother(int rank, const std::deque<std::string>& last_lines) {
+  static const std::regex kRank(
+      R"((?:\(from rank |\brank (?=\d+ (?:is lost|has shut down)))(\d+))");
+  const std::string own = std::to_string(rank);
+  return std::any_of(last_lines.begin(), last_lines.end(), [&own](const std::string& line) {
+    return std::any_of(std::sregex_iterator(line.begin(), line.end(), kRank),
+                       std::sregex_iterator(),
+                       [&own](const std::smatch& match) { return match[1].str() != own; });
+  });
+}
+
+}  // namespace
+
+std::string SignalName(int signal) {
+  const char* const name = sigabbrev_np(signal);
+  return name != nullptr ? std::string("SIG") + name : "signal " + std::to_string(signal);
+}
+
+std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMessage& end,
+                                const std::deque<std::string>& last_lines) {
+  Failure failure;
+  failure.last_lines = last_lines;
+  switch (end.kind) {
+    case EndKind::kExited:
+      if (end.value == 0) return std::nullopt;
+      failure.code = end.value;
+      failure.follows = IsAboutAnother(rank, last_lines);
+      failure.text = WhoIs(rank, host) + " ended with exit code " + std::to_string(end.value);
+      if (end.value == kOrphanOfPmix) {
+        failure.text +=
+            ": its MPI gave up, as it does when its launcher's process on the host dies";
+      }
+      return failure;
+    case EndKind::kSignalled:
+      failure.code = 128 + end.value;
+      // SIGPIPE: whom it was connected with is gone.
+      failure.follows = end.told || end.value == SIGPIPE || IsAboutAnother(rank, last_lines);
+      failure.text = WhoIs(rank, host) + " died of " + SignalName(end.value) + Hint(end.value);
+      return failure;
+    case EndKind::kNotStarted:
+      failure.code = 127;
+      failure.may_pass = false;
+      failure.text = WhoIs(rank, host) + ": " + core::Escaped(end.text);
+      return failure;
+  }
+  return failure;
+}
+
+Failure JudgeLoss(int rank, const std::string& host, const std::string& why,
+                  const std::deque<std::string>& last_lines) {
+  return {1, WhoIs(rank, host) + " was lost: " + why, last_lines};
+}
+
+std::string FailureText(const Failure& failure) {
+  std::string text = "sirtakirun: " + failure.text + "\n";
+  if (failure.last_lines.empty()) return text;
+  text += "sirtakirun: its last lines on standard error:\n";
+  for (const std::string& line : failure.last_lines) text += "sirtakirun:   " + line + "\n";
+  return text;
+}
+
+}  // namespace sirtaki::launch

@@ -1,0 +1,37 @@
+// How a run ended: which rank failed first, of what, and the exit code that follows. Pure.
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/base/rank_messages.h"
+
+namespace sirtaki::launch {
+
+// The first thing that went wrong.
+struct Failure {
+  int code = 1;                        // to exit with
+  std::string text;                    // "rank 2 on host b died of SIGKILL"
+  std::deque<std::string> last_lines;  // of the rank's standard error
+  bool may_pass = true;                // whether another attempt may go well
+  // From another rank's end, which comes yet: it says so, or the launcher's signal has ended it.
+  bool follows = false;
+  bool operator==(const Failure&) const = default;
+};
+
+// None if the rank ended well.
+std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMessage& end,
+                                const std::deque<std::string>& last_lines);
+// The rank's connection ended without a word.
+Failure JudgeLoss(int rank, const std::string& host, const std::string& why,
+                  const std::deque<std::string>& last_lines);
+
+// The last words about a run, each line behind "sirtakirun: ".
+std::string FailureText(const Failure& failure);
+
+// "SIGKILL", or "signal 42" where it has no name.
+std::string SignalName(int signal);
+
+}  // namespace sirtaki::launch

@@ -1,0 +1,167 @@
+#include "launch/job/job_output.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <system_error>
+
+#include "core/base/text.h"
+
+namespace sirtaki::launch {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+// "2026-11-22 04:10:00.123", of this machine's time zone.
+std::string TimeText() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  tm parts{};
+  localtime_r(&now.tv_sec, &parts);
+  std::array<char, 32> text{};
+  const std::size_t length = std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M:%S", &parts);
+  std::snprintf(text.data() + length, text.size() - length, ".%03ld", now.tv_nsec / 1'000'000);
+  return text.data();
+}
+
+bool IsOnePlace(int one, int other) {
+  struct stat first {};
+  struct stat second {};
+  return fstat(one, &first) == 0 && fstat(other, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
+}
+
+}  // namespace
+
+Status JobOutput::Open(const LaunchOptions& options, int ranks, bool again,
+                       const core::EnvironmentView& env) {
+  timestamps_ = options.prefix_timestamp;
+  if (!env.Find("NO_COLOR") && env.Find("TERM").value_or("dumb") != "dumb") {
+    colors_ = {isatty(STDOUT_FILENO) == 1, isatty(STDERR_FILENO) == 1};
+  }
+  one_place_ = IsOnePlace(STDOUT_FILENO, STDERR_FILENO);
+  of_.resize(At(ranks));
+  files_ = !options.output_folder.empty();
+  if (!files_) return Status::Ok();
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::string folder = options.output_folder + "/rank." + std::to_string(rank);
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error) {
+      return {StatusCode::kBackend,
+              "--output-filename: " + core::Quoted(folder) + " cannot be made: " + error.message()};
+    }
+    for (const Stream stream : {Stream::kOutput, Stream::kError}) {
+      Status status = OpenFile(folder, stream, again, &of_[At(rank)].files[Index(stream)]);
+      if (!status.ok()) return status;
+    }
+  }
+  return Status::Ok();
+}
+
+Status JobOutput::OpenFile(const std::string& folder, Stream stream, bool again, Descriptor* out) {
+  const std::string path = folder + (stream == Stream::kOutput ? "/stdout" : "/stderr");
+  *out = Descriptor(
+      open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (again ? O_APPEND : O_TRUNC), 0666));
+  if (out->valid()) return Status::Ok();
+  return {StatusCode::kBackend, "--output-filename: " + core::Quoted(path) +
+                                    " cannot be written: " + std::strerror(errno)};
+}
+
+std::string JobOutput::Prefix(int rank, Stream stream) const {
+  std::string prefix = "[" + std::to_string(rank) + "]";
+  if (timestamps_) prefix = TimeText() + " " + prefix;
+  if (colors_[Index(stream)])
+    prefix = "\033[3" + std::to_string(1 + rank % 6) + "m" + prefix + "\033[0m";
+  return prefix + " ";
+}
+
+void JobOutput::Append(int rank, Stream stream, std::string_view bytes) {
+  OfRank& of = of_[At(rank)];
+  if (stream == Stream::kError) of.errors.Append(bytes);
+  if (files_) {
+    WriteFile(of.files[Index(stream)].get(), bytes);
+    written_.emplace_back(rank, bytes.size());
+    return;
+  }
+  std::string lines = of.lines[Index(stream)].Append(bytes, Prefix(rank, stream));
+  if (lines.empty() || lost_[Index(stream)]) {
+    written_.emplace_back(rank, bytes.size());  // as much as can be
+  } else {
+    waiting_[Index(stream)].push_back({std::move(lines), rank, bytes.size()});
+  }
+}
+
+void JobOutput::Finish(int rank) {
+  for (const Stream stream : {Stream::kOutput, Stream::kError}) {
+    std::string line = of_[At(rank)].lines[Index(stream)].Finish(Prefix(rank, stream));
+    if (line.empty() || lost_[Index(stream)]) continue;
+    waiting_[Index(stream)].push_back({std::move(line), rank, 0});
+  }
+}
+
+void JobOutput::WriteFile(int fd, std::string_view bytes) {
+  while (!bytes.empty() && !file_failed_) {
+    const Transfer transfer = WriteSome(fd, bytes);
+    bytes.remove_prefix(transfer.bytes);
+    if (!transfer.ended) continue;
+    file_failed_ = true;
+    failed_ = true;
+    std::fprintf(stderr,
+                 "sirtakirun: --output-filename: writing failed: %s; what follows is lost\n",
+                 transfer.why.c_str());
+  }
+}
+
+bool JobOutput::Wants(Stream stream) const {
+  if (!HasWaiting(stream)) return false;
+  return !one_place_ || stream == turn_ || !HasWaiting(Other(stream));
+}
+
+void JobOutput::Write(Stream stream) {
+  std::deque<Piece>& waiting = waiting_[Index(stream)];
+  if (waiting.empty()) return;
+  Piece& piece = waiting.front();
+  // No more than a pipe that can be written has room for, and whole lines if one fits.
+  std::string_view part = std::string_view(piece.text).substr(0, PIPE_BUF);
+  const std::size_t end = part.find_last_of("\r\n");
+  if (end != std::string_view::npos) part = part.substr(0, end + 1);
+  const Transfer transfer =
+      WriteSome(stream == Stream::kOutput ? STDOUT_FILENO : STDERR_FILENO, part);
+  if (transfer.ended) return Lose(stream, transfer.why);
+  const bool ends_line =
+      transfer.bytes > 0 && (part[transfer.bytes - 1] == '\n' || part[transfer.bytes - 1] == '\r');
+  turn_ = ends_line ? Other(stream) : stream;
+  piece.text.erase(0, transfer.bytes);
+  if (!piece.text.empty()) return;
+  if (piece.bytes > 0) written_.emplace_back(piece.rank, piece.bytes);
+  waiting.pop_front();
+}
+
+void JobOutput::Lose(Stream stream, const std::string& why) {
+  lost_[Index(stream)] = true;
+  for (const Piece& piece : waiting_[Index(stream)]) {
+    if (piece.bytes > 0) written_.emplace_back(piece.rank, piece.bytes);  // it may go on
+  }
+  waiting_[Index(stream)].clear();
+  if (why.empty()) return;
+  failed_ = true;
+  std::fprintf(stderr, "sirtakirun: standard %s: %s; what follows is lost\n",
+               stream == Stream::kOutput ? "output" : "error", why.c_str());
+}
+
+void JobOutput::Discard() {
+  for (const Stream stream : {Stream::kOutput, Stream::kError}) Lose(stream, "");
+}
+
+}  // namespace sirtaki::launch

@@ -1,0 +1,84 @@
+// What the ranks print, on its way to the terminal or to files.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/base/environment.h"
+#include "core/base/status.h"
+#include "launch/base/rank_messages.h"
+#include "launch/base/sockets.h"
+#include "launch/job/rank_lines.h"
+#include "launch/options/options.h"
+
+namespace sirtaki::launch {
+
+class JobOutput {
+ public:
+  // Makes the files, if there are to be some, or goes on with them if they are opened `again`.
+  // kBackend: a file cannot be written, and why.
+  core::Status Open(const LaunchOptions& options, int ranks, bool again,
+                    const core::EnvironmentView& env);
+
+  void Append(int rank, Stream stream, std::string_view bytes);
+  void Finish(int rank);  // it prints nothing more
+  std::deque<std::string> LastErrorLines(int rank) const { return of_[At(rank)].errors.Lines(); }
+
+  // What waits for the terminal (or what stands for it).
+  bool HasWaiting(Stream stream) const { return !waiting_[Index(stream)].empty(); }
+  // Whether it is this stream's turn: where both go to the same place they take turns, line by
+  // line.
+  bool Wants(Stream stream) const;
+  // Writes a part of it. Only when it is its turn and poll says that it can be written: it could
+  // block otherwise.
+  void Write(Stream stream);
+  // Ranks, and how many bytes of theirs have been written since.
+  std::vector<std::pair<int, std::size_t>> TakeWritten() { return std::exchange(written_, {}); }
+  // What waits, and what comes yet, will not be written.
+  void Discard();
+  // Whether something could not be written, which was told then. Where nobody reads any more, as
+  // behind `| head`, nothing has failed.
+  bool failed() const { return failed_; }
+
+ private:
+  struct OfRank {
+    std::array<LinePrefixer, 2> lines;
+    std::array<Descriptor, 2> files;
+    LastLines errors;
+  };
+  struct Piece {
+    std::string text;
+    int rank = 0;
+    std::size_t bytes = 0;  // of the rank's
+  };
+
+  static std::size_t At(int rank) { return static_cast<std::size_t>(rank); }
+  static std::size_t Index(Stream stream) { return static_cast<std::size_t>(stream); }
+  static Stream Other(Stream stream) {
+    return stream == Stream::kOutput ? Stream::kError : Stream::kOutput;
+  }
+  std::string Prefix(int rank, Stream stream) const;
+  core::Status OpenFile(const std::string& folder, Stream stream, bool again, Descriptor* out);
+  void WriteFile(int fd, std::string_view bytes);
+  // Nothing more is written to it: nobody reads it, or `why`.
+  void Lose(Stream stream, const std::string& why);
+
+  bool timestamps_ = false;
+  bool files_ = false;
+  bool file_failed_ = false;
+  bool failed_ = false;
+  std::array<bool, 2> lost_{};
+  bool one_place_ = false;         // both streams go there
+  Stream turn_ = Stream::kOutput;  // then, who writes next if both wait
+  std::array<bool, 2> colors_{};
+  std::vector<OfRank> of_;
+  std::array<std::deque<Piece>, 2> waiting_;
+  std::vector<std::pair<int, std::size_t>> written_;
+};
+
+}  // namespace sirtaki::launch

@@ -1,0 +1,31 @@
+// What a rank that ends badly leaves: processes that it has started, and in shared memory what Open
+// MPI's launcher would remove, had it not been killed as well.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/environment.h"
+
+namespace sirtaki::launch {
+
+// How the names of this job's segments in /dev/shm may begin; none if this is no rank of Open MPI.
+// (MPICH leaves some too, whose names do not tell the job.) Pure.
+std::vector<std::string> SegmentPrefixes(const core::EnvironmentView& env, std::string_view host,
+                                         unsigned user);
+
+// Removes the files of the folder whose names begin so.
+void RemoveSegments(const std::string& folder, std::string_view prefix);
+
+// Kills the processes of this one's group, but not this one. Leaving the group to kill it whole is
+// no way: MPICH makes each rank lead a session.
+void KillOthersOfGroup();
+
+// From here on, what children of this process leave behind belongs to it.
+void AdoptOrphans();
+// Tells those of these names to end: a launcher that is killed leaves its ssh to a host that does
+// not answer.
+void EndOrphans(const std::vector<std::string>& names);
+
+}  // namespace sirtaki::launch

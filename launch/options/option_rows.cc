@@ -1,0 +1,280 @@
+#include "launch/options/option_rows.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <utility>
+
+#include "core/base/text.h"
+#include "core/config/config_table.h"
+#include "launch/base/max_ranks.h"
+#include "launch/base/shell_text.h"
+#include "launch/hosts/host_list.h"
+
+namespace sirtaki::launch {
+
+using core::Quoted;
+using core::Status;
+
+namespace {
+
+OptionRow Number(std::string name, char letter, std::string value, std::string help, int min,
+                 int max, int LaunchOptions::*member) {
+  const auto apply = [min, max, member](const Given& given, LaunchOptions* out) {
+    const auto number = NumberFrom<int>(given.value, min, max);
+    if (!number) {
+      return WrongFlag(given, Quoted(given.value) + " is not allowed; allowed is " +
+                                  std::to_string(min) + " to " + std::to_string(max));
+    }
+    out->*member = *number;
+    return Status::Ok();
+  };
+  return {std::move(name), letter, std::move(value), std::move(help), apply};
+}
+
+// Words as a shell takes them apart.
+OptionRow Arguments(std::string name, std::string help,
+                    std::vector<std::string> LaunchOptions::*member) {
+  const auto apply = [member](const Given& given, LaunchOptions* out) {
+    auto words = ShellWords(given.value);
+    if (!words) return WrongFlag(given, "a quote is not closed in " + Quoted(given.value));
+    out->*member = std::move(*words);
+    return Status::Ok();
+  };
+  return {std::move(name), 0, std::string(kArguments), std::move(help), apply};
+}
+
+bool IsVariableName(std::string_view name) {
+  return !name.empty() && std::isdigit(static_cast<unsigned char>(name[0])) == 0 &&
+         std::all_of(name.begin(), name.end(),
+                     [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
+}
+
+Status AddExport(const Given& given, LaunchOptions* out) {
+  const std::string name = given.value.substr(0, given.value.find('='));
+  if (!IsVariableName(name)) {
+    return WrongFlag(given, Quoted(name) + " is no name of a variable; it is NAME or NAME=VALUE");
+  }
+  out->exports.push_back(given.value);
+  return Status::Ok();
+}
+
+Status SetInterfaces(const Given& given, LaunchOptions* out) {
+  std::vector<std::string> names;
+  for (const std::string_view name : Split(given.value, ',')) {
+    if (Trimmed(name) != name || name.empty() || name.size() > 15) {
+      return WrongFlag(given, Quoted(name) +
+                                  " is no name of a network interface; it is as in "
+                                  "eth0,ib0");
+    }
+    names.emplace_back(name);
+  }
+  if (names.empty()) return WrongFlag(given, "names no interface");
+  out->network_interfaces = std::move(names);
+  return Status::Ok();
+}
+
+Status SetLauncher(const Given& given, LaunchOptions* out) {
+  constexpr std::array<std::string_view, 4> kWords = {"auto", "openmpi", "mpich", "srun"};
+  const bool is_word = std::find(kWords.begin(), kWords.end(), given.value) != kWords.end();
+  if (!is_word && given.value.find('/') == std::string::npos) {
+    return WrongFlag(given, Quoted(given.value) +
+                                " is not known; it is one of auto, openmpi, mpich, srun, or the "
+                                "path of an mpirun");
+  }
+  out->launcher = given.value;
+  return Status::Ok();
+}
+
+// Horovod's flags of the same name know a word more.
+std::string OwnWord(const core::OptionSpec& spec, const std::string& value) {
+  const bool knows = spec.id == core::OptionId::kLogLevel && (value == "fatal" || value == "FATAL");
+  return knows ? "error" : value;
+}
+
+OptionGroup RankOptions() {
+  using O = LaunchOptions;
+  return {"Ranks and hosts",
+          {Number("np", 'n', "N", "How many ranks; without it one for each slot of the hosts.", 1,
+                  kMaxRanks, &O::np),
+           Text("hosts", 'H', "a:4,b:4", "Hosts, and how many ranks each takes.", &O::hosts),
+           Text("hostfile", 0, "FILE",
+                R"(The same from a file of lines "host slots=4" or "host:4"; # begins a comment.)",
+                &O::hostfile),
+           Text("include", 0, "a:0,2@b",
+                "Of the hosts only these, and of a host only these slots: its ranks then see the "
+                "GPUs of these numbers alone.",
+                &O::include),
+           Text("exclude", 0, "a:0,2@b", "Of the hosts all but these.", &O::exclude),
+           Switch("oversubscribe", 0, "More ranks than the hosts have slots.", &O::oversubscribe),
+           {"export", 'x', "NAME[=VALUE]",
+            "A variable for the ranks of all hosts; may be given several times. Those of Sirtaki, "
+            "NCCL, LibTorch and the search paths travel anyway.",
+            AddExport}}};
+}
+
+OptionGroup StartOptions() {
+  using O = LaunchOptions;
+  return {
+      "How they are started",
+      {{"launcher", 0, "WORD",
+        "auto, openmpi, mpich, srun, or the path of an mpirun. auto: the mpirun on PATH, else, in "
+        "a "
+        "job of Slurm, srun.",
+        SetLauncher},
+       Arguments("mpi-args", R"(More arguments for it, as in "--mca pml ob1".)", &O::mpi_args),
+       Arguments("binding-args",
+                 "Arguments for it that bind ranks to cores; without it they are free.",
+                 &O::binding_args),
+       Number("ssh-port", 'p', "PORT", "The port of the hosts' ssh.", 1, 65535, &O::ssh_port),
+       Text("ssh-identity-file", 'i', "FILE", "The key for the hosts' ssh.", &O::ssh_identity_file),
+       Arguments("ssh-args", R"(More arguments for ssh, as in "-F my_ssh_config".)", &O::ssh_args),
+       {"network-interfaces", 0, "eth0,ib0",
+        "The interfaces between the hosts, for MPI and NCCL. Default: those by which this machine "
+        "reaches the others.",
+        SetInterfaces},
+       Switch("check-hosts", 0,
+              "Ask hosts that are reached by ssh, before the start, whether ranks can start there: "
+              "ssh without a password, Sirtaki, MPI and the program. Default: true.",
+              &O::check_hosts),
+       Switch("disable-cache", 0, "Ask hosts again that were found to be fit within the last hour.",
+              &O::disable_cache),
+       Number(
+           "max-restarts", 0, "N",
+           "How often to start again, when a rank has failed, without the hosts that are gone; the "
+           "program goes on from its own checkpoint. Default: 0.",
+           0, 1000, &O::max_restarts),
+       Text("config-file", 0, "FILE",
+            R"(More flags, from a YAML file of lines "flag: value"; the command line wins.)",
+            nullptr),
+       Switch("dry-run", 0, "Print what would be started, and why so; start nothing.",
+              &O::dry_run)}};
+}
+
+OptionGroup OutputOptions() {
+  using O = LaunchOptions;
+  return {"Output",
+          {Text("output-filename", 0, "DIR",
+                "Write what each rank prints to DIR/rank.N/stdout and stderr, not to the terminal.",
+                &O::output_folder),
+           Switch("prefix-timestamp", 0, "Begin each line with the time, before the rank.",
+                  &O::prefix_timestamp),
+           Switch("verbose", 0, "Print what is started, and why so.", &O::verbose),
+           Switch("check-build", 0,
+                  "Also -cb: print what was built in and what is found here, versions and paths.",
+                  &O::check_build),
+           Text("explain", 0, "DIR",
+                "Start nothing: say in words what the flight records in DIR tell, which rank is "
+                "behind, and in which collective.",
+                &O::explain),
+           Text("merge-timelines", 0, "DIR",
+                "Start nothing: put the timelines of all ranks in DIR into DIR/timeline.json.",
+                &O::merge_timelines),
+           Switch("version", 'v', "Print the version.", &O::version),
+           Switch("help", 'h', "Print this.", &O::help)}};
+}
+
+std::vector<OptionGroup> MakeGroups() {
+  return {RankOptions(), StartOptions(), OutputOptions(), LibraryOptions(), HorovodOptions()};
+}
+
+// Other spellings, most of them Horovod's.
+std::string_view Spelling(std::string_view name) {
+  struct Alias {
+    std::string_view other;
+    std::string_view name;
+  };
+  constexpr std::array<Alias, 7> kAliases = {{{"num-proc", "np"},
+                                              {"host", "hosts"},
+                                              {"network-interface", "network-interfaces"},
+                                              {"nics", "network-interfaces"},
+                                              {"prefix-output-with-timestamp", "prefix-timestamp"},
+                                              {"x", "export"},
+                                              {"cb", "check-build"}}};
+  for (const Alias& alias : kAliases) {
+    if (alias.other == name) return alias.name;
+  }
+  constexpr std::string_view kOurs = "sirtaki-";  // as programs take the library's options
+  return name.starts_with(kOurs) ? name.substr(kOurs.size()) : name;
+}
+
+template <typename Matches>
+const OptionRow* FindIf(Matches matches) {
+  for (const OptionGroup& group : OptionGroups()) {
+    for (const OptionRow& row : group.rows) {
+      if (matches(row)) return &row;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Status WrongFlag(const Given& given, const std::string& text) {
+  return {core::StatusCode::kInvalidArgument, given.from + ": " + text};
+}
+
+OptionRow Switch(std::string name, char letter, std::string help, bool LaunchOptions::*member) {
+  const auto apply = [member](const Given& given, LaunchOptions* out) {
+    out->*member = given.value == "true";
+    return Status::Ok();
+  };
+  return {std::move(name), letter, "", std::move(help), apply};
+}
+
+OptionRow Text(std::string name, char letter, std::string value, std::string help,
+               std::string LaunchOptions::*member) {
+  const auto apply = [member](const Given& given, LaunchOptions* out) {
+    if (given.value.empty()) return WrongFlag(given, "is empty");
+    if (member != nullptr) out->*member = given.value;
+    return Status::Ok();
+  };
+  return {std::move(name), letter, std::move(value), std::move(help), apply};
+}
+
+Status SetKnob(const Given& given, std::string_view option, const std::string& value,
+               LaunchOptions* out) {
+  const core::OptionSpec& spec = *core::FindOption(option);
+  core::Config scratch;
+  if (!core::SetOptionFromText(spec, value, &scratch)) {
+    return WrongFlag(
+        given, "cannot be " + Quoted(given.value) + "; allowed is " + core::AllowedValues(spec));
+  }
+  out->knobs[spec.Variable()] = value;
+  return Status::Ok();
+}
+
+OptionGroup LibraryOptions() {
+  OptionGroup group{"Options of Sirtaki in the ranks (docs/configuration.md)", {}};
+  for (const core::OptionSpec& spec : core::OptionTable()) {
+    std::string name(spec.name);
+    std::replace(name.begin(), name.end(), '_', '-');
+    const bool is_switch = spec.kind == core::OptionKind::kBool;
+    const core::Config defaults;
+    std::string text(spec.help);
+    if (const std::string value = core::OptionText(spec, defaults); !value.empty()) {
+      text += " Default: " + value + ".";
+    }
+    group.rows.push_back(
+        {name, 0, is_switch ? "" : "VALUE", text, [&spec](const Given& given, LaunchOptions* out) {
+           return SetKnob(given, spec.name, OwnWord(spec, given.value), out);
+         }});
+  }
+  return group;
+}
+
+const std::vector<OptionGroup>& OptionGroups() {
+  static const std::vector<OptionGroup> groups = MakeGroups();
+  return groups;
+}
+
+const OptionRow* FindRow(std::string_view name) {
+  const std::string_view wanted = Spelling(name);
+  return FindIf([wanted](const OptionRow& row) { return row.name == wanted; });
+}
+
+const OptionRow* FindRow(char letter) {
+  return FindIf([letter](const OptionRow& row) { return row.letter == letter; });
+}
+
+}  // namespace sirtaki::launch

@@ -1,0 +1,130 @@
+#include "launch/plan/placement.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/text.h"
+#include "launch/base/shell_text.h"
+
+namespace sirtaki::launch {
+
+using core::Quoted;
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+Status Wrong(const std::string& text) { return {StatusCode::kInvalidArgument, text}; }
+
+Status ChooseHosts(const LaunchOptions& options, const core::FileReader& read,
+                   const Allocation& allocation, const ThisMachine& machine, Placement* placement) {
+  if (!options.hosts.empty()) {
+    placement->from = "--hosts";
+    return ParseHosts(options.hosts, options.Called("hosts"), &placement->hosts);
+  }
+  if (!options.hostfile.empty()) {
+    placement->from = "--hostfile " + options.hostfile;
+    const auto text = read(options.hostfile);
+    if (!text) {
+      return Wrong(options.Called("hostfile") + ": " + Quoted(options.hostfile) +
+                   " cannot be read");
+    }
+    return ParseHostFile(*text, options.hostfile, &placement->hosts);
+  }
+  if (allocation.system != BatchSystem::kNone) {
+    placement->from = allocation.from;
+    placement->hosts = allocation.hosts;
+    return Status::Ok();
+  }
+  placement->from = "no host was named: this machine, by its cores";
+  placement->hosts = {{"localhost", machine.cores, {}}};
+  if (options.np == 0) {
+    return Wrong("how many ranks? Say -np N, or name hosts with -H");
+  }
+  return Status::Ok();
+}
+
+Status RemoveGone(const std::vector<std::string>& gone, Placement* placement) {
+  std::erase_if(placement->hosts, [&](const Host& host) {
+    return std::find(gone.begin(), gone.end(), host.name) != gone.end();
+  });
+  if (placement->hosts.empty()) return Wrong("no host is left: " + Joined(gone, ", ") + " gone");
+  if (!gone.empty()) placement->from += ", without " + Joined(gone, ", ");
+  return Status::Ok();
+}
+
+Status ChooseRanks(const LaunchOptions& options, bool some_gone, Placement* placement) {
+  const int slots = SlotsOf(placement->hosts);
+  placement->ranks = options.np == 0 ? slots : options.np;
+  placement->ranks_from = options.np == 0 ? "one for each slot" : "as asked for";
+  if (some_gone && placement->ranks > slots && !options.oversubscribe) {
+    placement->ranks = slots;
+    placement->ranks_from = "one for each slot that is left";
+  }
+  placement->oversubscribed = placement->ranks > slots;
+  if (placement->oversubscribed && !options.oversubscribe) {
+    return Wrong(std::to_string(placement->ranks) + " ranks are more than the " +
+                 std::to_string(slots) + (slots == 1 ? " slot" : " slots") + " of " +
+                 HostsText(placement->hosts) + " (" + placement->from +
+                 "); --oversubscribe allows it");
+  }
+  // Hosts are filled one after the other: those behind the last rank have none.
+  int before = 0;
+  auto end = placement->hosts.begin();
+  while (end != placement->hosts.end() && before < placement->ranks) before += (end++)->slots;
+  placement->hosts.erase(end, placement->hosts.end());
+  return Status::Ok();
+}
+
+}  // namespace
+
+bool IsThisMachine(std::string_view host, const ThisMachine& machine) {
+  if (host == "localhost" || host.starts_with("127.")) return true;
+  const std::string_view own = machine.name;
+  return host == own || host == own.substr(0, own.find('.')) || host == machine.full_name ||
+         std::any_of(machine.interfaces.begin(), machine.interfaces.end(),
+                     [host](const Interface& one) { return host == AddressOf(one); });
+}
+
+const Host* HostOfRank(const Placement& placement, int rank) {
+  if (placement.oversubscribed) return nullptr;
+  for (const Host& host : placement.hosts) {
+    if (rank < host.slots) return &host;
+    rank -= host.slots;
+  }
+  return nullptr;
+}
+
+Status Place(const LaunchOptions& options, const core::EnvironmentView& env,
+             const core::FileReader& read, const ThisMachine& machine,
+             const std::vector<std::string>& gone, Placement* out) {
+  Placement placement;
+  const bool named = !options.hosts.empty() || !options.hostfile.empty();
+  Allocation allocation;
+  Status status = FindAllocation(env, read, &allocation);
+  if (!status.ok() && !named) return status;
+  placement.system = allocation.system;
+  placement.allocated = allocation.hosts;
+  status = ChooseHosts(options, read, allocation, machine, &placement);
+  if (status.ok() && !options.include.empty()) {
+    status = FilterHosts(options.include, true, options.Called("include"), &placement.hosts);
+  }
+  if (status.ok() && !options.exclude.empty()) {
+    status = FilterHosts(options.exclude, false, options.Called("exclude"), &placement.hosts);
+  }
+  if (status.ok()) status = RemoveGone(gone, &placement);
+  if (status.ok()) status = ChooseRanks(options, !gone.empty(), &placement);
+  if (!status.ok()) return status;
+  const bool some_devices = std::any_of(placement.hosts.begin(), placement.hosts.end(),
+                                        [](const Host& host) { return !host.devices.empty(); });
+  if (some_devices && placement.oversubscribed) {
+    return Wrong("--oversubscribe cannot be given where only some slots of a host were chosen");
+  }
+  placement.local =
+      std::all_of(placement.hosts.begin(), placement.hosts.end(),
+                  [&](const Host& host) { return IsThisMachine(host.name, machine); });
+  *out = std::move(placement);
+  return Status::Ok();
+}
+
+}  // namespace sirtaki::launch

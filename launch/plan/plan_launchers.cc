@@ -1,0 +1,198 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/text.h"
+#include "launch/base/shell_text.h"
+#include "launch/plan/plan_impl.h"
+
+namespace sirtaki::launch {
+namespace {
+
+const char* const kNoBinding = "a rank's threads share no single core";
+const char* const kInOrder = "hosts are filled one after the other";
+const char* const kForSsh = "for ssh, where it is used";
+const char* const kDomains = "hosts are called by their whole names";
+const char* const kRoot = "this is root";
+const char* const kYield = "there are more ranks than cores: who waits gives way";
+
+std::vector<std::string> Prefixed(const std::string& flag, const std::vector<std::string>& values) {
+  std::vector<std::string> words;
+  for (const std::string& value : values) words.insert(words.end(), {flag, value});
+  return words;
+}
+
+void AddBinding(PlanWriter* writer, const std::vector<std::string>& none) {
+  const bool given = !writer->options().binding_args.empty();
+  writer->Add(given ? writer->options().binding_args : none, given ? "--binding-args" : kNoBinding);
+}
+
+// What Open MPI's versions have alike.
+void AddOpenMpiHead(PlanWriter* writer) {
+  const Placement& placement = writer->placement();
+  writer->Add({"-np", std::to_string(placement.ranks)}, placement.ranks_from);
+  writer->Add({"-H", HostsText(placement.hosts)}, placement.from);
+}
+
+void AddOpenMpiTail(PlanWriter* writer) {
+  if (writer->input().is_root) writer->Add({"--allow-run-as-root"}, kRoot);
+  if (writer->CoresAreShared()) writer->Add({"--mca", "mpi_yield_when_idle", "1"}, kYield);
+  if (writer->placement().local) return;
+  const Networks& networks = writer->networks();
+  if (!networks.include.empty()) {
+    writer->Add({"--mca", "btl_tcp_if_include", networks.include}, networks.why);
+  } else if (!networks.exclude.empty()) {
+    writer->Add({"--mca", "btl_tcp_if_exclude", networks.exclude}, networks.why);
+  }
+  writer->Add(Prefixed("-x", writer->Travelling()), "variables that the ranks of all hosts need");
+}
+
+// Whether a host's name has a domain: unless it is told not to, Open MPI 4 leaves it away, starts
+// ssh to what is left, and takes node1.other for node1.
+bool DomainsMatter(const PlanWriter& writer) {
+  const std::vector<Host>& hosts = writer.placement().hosts;
+  return std::any_of(hosts.begin(), hosts.end(), [&writer](const Host& host) {
+    return !IsAddress(host.name) && host.name.find('.') != std::string::npos &&
+           !IsThisMachine(host.name, writer.input().machine);
+  });
+}
+
+// Where a process may not read another's memory, Open MPI 4 prints an error for every large
+// message.
+void AvoidSingleCopy(PlanWriter* writer) {
+  const auto scope = writer->input().read("/proc/sys/kernel/yama/ptrace_scope");
+  if (!scope || NumberFrom<int>(scope->substr(0, 1), 2, 9) == std::nullopt) return;
+  writer->Add({"--mca", "btl_vader_single_copy_mechanism", "none"},
+              "processes may not read each other's memory here");
+}
+
+}  // namespace
+
+void AddOpenMpi4(PlanWriter* writer) {
+  AddOpenMpiHead(writer);
+  writer->Add({"--map-by", "slot"}, kInOrder);
+  AddBinding(writer, {"--bind-to", "none"});
+  if (writer->placement().oversubscribed) writer->Add({"--oversubscribe"}, "--oversubscribe");
+  AvoidSingleCopy(writer);
+  if (!writer->placement().local) {
+    writer->Add({"--mca", "plm_rsh_args", writer->SshWord()}, kForSsh);
+  }
+  if (DomainsMatter(*writer)) {
+    writer->Add({"--mca", "orte_keep_fqdn_hostnames", "1"}, kDomains);
+  }
+  if (const Networks& networks = writer->networks(); !networks.include.empty()) {
+    writer->Add({"--mca", "oob_tcp_if_include", networks.include}, networks.why);
+  }
+  AddOpenMpiTail(writer);
+}
+
+void AddOpenMpi5(PlanWriter* writer) {
+  AddOpenMpiHead(writer);
+  const bool oversubscribed = writer->placement().oversubscribed;
+  writer->Add({"--map-by", oversubscribed ? "slot:OVERSUBSCRIBE" : "slot"},
+              std::string(kInOrder) + (oversubscribed ? "; --oversubscribe" : ""));
+  AddBinding(writer, {"--bind-to", "none"});
+  if (!writer->placement().local) {
+    writer->Add({"--prtemca", "plm_ssh_args", writer->SshWord()}, kForSsh);
+  }
+  if (DomainsMatter(*writer)) {
+    writer->Add({"--prtemca", "prte_keep_fqdn_hostnames", "1"}, kDomains);
+  }
+  if (const Networks& networks = writer->networks(); !networks.include.empty()) {
+    writer->Add({"--prtemca", "prte_if_include", networks.include}, networks.why);
+  }
+  AddOpenMpiTail(writer);
+}
+
+void AddMpich(PlanWriter* writer) {
+  const Placement& placement = writer->placement();
+  const LaunchOptions& options = writer->options();
+  // In a job of Slurm or LSF it starts its daemons by them, and these words would be theirs.
+  const bool uses_ssh = writer->UsesSsh() || placement.system == BatchSystem::kPbs;
+  if (uses_ssh && !placement.local) {
+    writer->SetForLauncher("HYDRA_LAUNCHER_EXTRA_ARGS", writer->SshWord(), kForSsh);
+  }
+  // It takes names alone, which hosts may not have in common: so only what was given.
+  const std::vector<std::string>& given = options.network_interfaces;
+  if (!placement.local && !given.empty()) {
+    writer->Set("FI_TCP_IFACE", given.front(), writer->networks().why);
+  }
+  writer->Add({"-n", std::to_string(placement.ranks)}, placement.ranks_from);
+  writer->Add({"-hosts", HostsText(placement.hosts)}, placement.from);
+  AddBinding(writer, {"-bind-to", "none"});
+  if (writer->UsesSsh()) writer->Add({"-launcher", "ssh"}, "the hosts are reached by ssh");
+  if (placement.local) return;
+  if (!given.empty()) writer->Add({"-iface", given.front()}, writer->networks().why);
+  writer->Add({"-genvlist", Joined(writer->Travelling(), ",")},
+              "variables that the ranks of all hosts need");
+}
+
+// srun fills the job's hosts in its own order, and knows one number of tasks for all of them: what
+// it cannot do is refused. `*per_host`: that number; 0: what the job has.
+core::Status CheckForSrun(const Placement& placement, int* per_host) {
+  const auto wrong = [](const std::string& text) {
+    return core::Status(core::StatusCode::kInvalidArgument, text);
+  };
+  if (placement.system != BatchSystem::kSlurm) {
+    return wrong(
+        "srun is for jobs of Slurm, and this is none: start sirtakirun within salloc or "
+        "sbatch, or choose another --launcher");
+  }
+  bool as_allocated = true;
+  bool all_alike = true;
+  auto next = placement.allocated.begin();
+  for (const Host& host : placement.hosts) {
+    if (!host.devices.empty()) {
+      return wrong(
+          "srun cannot choose slots of a host, as --include or --exclude ask for: name "
+          "whole hosts, or choose another --launcher");
+    }
+    next = std::find_if(next, placement.allocated.end(),
+                        [&host](const Host& one) { return one.name == host.name; });
+    if (next == placement.allocated.end()) {
+      return wrong("srun takes the hosts of the job in its order, " +
+                   HostsText(placement.allocated) + ", and not " + HostsText(placement.hosts) +
+                   ": name them so, or choose another --launcher");
+    }
+    as_allocated = as_allocated && host.slots == (next++)->slots;
+    all_alike = all_alike && host.slots == placement.hosts.front().slots;
+  }
+  if (!as_allocated && !all_alike) {
+    return wrong("srun cannot start " + HostsText(placement.hosts) + " in a job of " +
+                 HostsText(placement.allocated) +
+                 ": give all hosts as many slots, or choose another --launcher");
+  }
+  *per_host = as_allocated || placement.oversubscribed ? 0 : placement.hosts.front().slots;
+  return core::Status::Ok();
+}
+
+core::Status AddSrun(PlanWriter* writer) {
+  const Placement& placement = writer->placement();
+  int per_host = 0;
+  core::Status status = CheckForSrun(placement, &per_host);
+  if (!status.ok()) return status;
+  std::vector<std::string> names;
+  for (const Host& host : placement.hosts) names.push_back(host.name);
+  if (const Networks& networks = writer->networks(); !networks.include.empty()) {
+    writer->Set("OMPI_MCA_btl_tcp_if_include", networks.include, networks.why);
+  } else if (!networks.exclude.empty()) {
+    writer->Set("OMPI_MCA_btl_tcp_if_exclude", networks.exclude, networks.why);
+  }
+  writer->Add({"-n", std::to_string(placement.ranks)}, placement.ranks_from);
+  writer->Add({"-N", std::to_string(names.size()), "--nodelist", Joined(names, ",")},
+              placement.from);
+  if (per_host > 0) {
+    writer->Add({"--ntasks-per-node=" + std::to_string(per_host)}, "the slots of each host");
+  }
+  writer->Add({"--distribution=block"}, kInOrder);
+  writer->Add({"--mpi=pmix"}, "what MPI needs to find the other ranks");
+  AddBinding(writer, {"--cpu-bind=none"});
+  if (placement.oversubscribed) writer->Add({"--overcommit"}, "--oversubscribe");
+  writer->Add({"--kill-on-bad-exit=1"}, "a rank's death ends the others");
+  writer->Add({"--input=0"}, "rank 0 reads the input, as under mpirun");
+  writer->Add({"--export=ALL"}, "the ranks have this environment");
+  return core::Status::Ok();
+}
+
+}  // namespace sirtaki::launch

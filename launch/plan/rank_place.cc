@@ -1,0 +1,92 @@
+#include "launch/plan/rank_place.h"
+
+#include <array>
+#include <cstddef>
+
+#include "core/base/text.h"
+#include "launch/base/max_ranks.h"
+#include "launch/base/shell_text.h"
+#include "launch/hosts/allocation.h"
+#include "launch/options/options.h"
+
+namespace sirtaki::launch {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+// How one launcher calls them.
+struct Names {
+  const char* rank;
+  const char* size;
+  const char* local_rank;
+  const char* local_size;
+};
+
+// Open MPI's first: its daemons are themselves tasks of Slurm there.
+constexpr std::array<Names, 3> kNames = {
+    {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+      "OMPI_COMM_WORLD_LOCAL_SIZE"},
+     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+     {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"}}};
+
+Status Read(const core::EnvironmentView& env, const char* name, int min, int max, int* out) {
+  const std::string text = env.Find(name).value_or("");
+  const auto number = NumberFrom<int>(text, min, max);
+  if (!number) {
+    return {StatusCode::kInvalidArgument, std::string(name) + "=" + core::Quoted(text) +
+                                              ": expected a number from " + std::to_string(min) +
+                                              " to " + std::to_string(max)};
+  }
+  *out = *number;
+  return Status::Ok();
+}
+
+// "2(x2),1" and this node's number.
+Status ReadTasksOfNode(const core::EnvironmentView& env, const char* name, int* out) {
+  std::vector<int> counts;
+  Status status = ExpandCounts(env.Find(name).value_or(""), name, &counts);
+  int node = 0;
+  if (status.ok()) {
+    status = Read(env, "SLURM_NODEID", 0, static_cast<int>(counts.size()) - 1, &node);
+  }
+  if (status.ok()) *out = counts[static_cast<std::size_t>(node)];
+  return status;
+}
+
+}  // namespace
+
+Status FindRank(const core::EnvironmentView& env, RankPlace* out) {
+  for (const Names& names : kNames) {
+    if (!env.Find(names.rank) || !env.Find(names.size)) continue;
+    RankPlace place;
+    Status status = Read(env, names.size, 1, kMaxRanks, &place.size);
+    if (status.ok()) status = Read(env, names.rank, 0, place.size - 1, &place.rank);
+    if (status.ok()) status = Read(env, names.local_rank, 0, place.rank, &place.local_rank);
+    if (status.ok()) {
+      status = &names == &kNames.back()
+                   ? ReadTasksOfNode(env, names.local_size, &place.local_size)
+                   : Read(env, names.local_size, 1, place.size, &place.local_size);
+    }
+    if (status.ok()) *out = place;
+    return status;
+  }
+  return {
+      StatusCode::kInvalidArgument,
+      "neither OMPI_COMM_WORLD_RANK nor PMI_RANK nor SLURM_PROCID is set: this is for the ranks "
+      "that sirtakirun starts"};
+}
+
+std::vector<std::pair<std::string, std::string>> TorchrunVariables(
+    const RankPlace& place, const std::string& master_address, int master_port,
+    const core::EnvironmentView& env) {
+  return {{"RANK", std::to_string(place.rank)},
+          {"WORLD_SIZE", std::to_string(place.size)},
+          {"LOCAL_RANK", std::to_string(place.local_rank)},
+          {"LOCAL_WORLD_SIZE", std::to_string(place.local_size)},
+          {"MASTER_ADDR", env.Find("MASTER_ADDR").value_or(master_address)},
+          {"MASTER_PORT", env.Find("MASTER_PORT").value_or(std::to_string(master_port))}};
+}
+
+}  // namespace sirtaki::launch

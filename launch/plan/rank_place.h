@@ -1,0 +1,31 @@
+// Which rank a process is, by what the launchers set. Pure.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/environment.h"
+#include "core/base/status.h"
+
+namespace sirtaki::launch {
+
+struct RankPlace {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+  bool operator==(const RankPlace&) const = default;
+};
+
+// From the variables of Open MPI, MPICH or Slurm. kInvalidArgument: there are none, or they make no
+// sense: names the variable.
+core::Status FindRank(const core::EnvironmentView& env, RankPlace* out);
+
+// What torchrun would set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+// MASTER_PORT. The last two as the environment has them, if it does.
+std::vector<std::pair<std::string, std::string>> TorchrunVariables(
+    const RankPlace& place, const std::string& master_address, int master_port,
+    const core::EnvironmentView& env);
+
+}  // namespace sirtaki::launch

@@ -1,0 +1,155 @@
+// Moves bytes between the members of a process set. One backend for each way of doing it:
+// in-process (ops/inproc), MPI (mpi/backend), later shared memory and NCCL. Backends share file
+// names and must pass the same conformance tests.
+//
+// The members of a set call the same operations in the same order per lane; a lane is one line of
+// work:
+//   small  never blocks: an operation is submitted and finished by polling its Completion, under
+//   the
+//          engine's token
+//   large  may block inside the call, on the lane's own thread
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "core/base/rank_ranges.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/machine/memory_source.h"
+#include "fusion/convert.h"
+#include "fusion/planner.h"
+
+namespace sirtaki::ops {
+
+// An operation under way. Destroying an unfinished one is allowed after a fault only; the memory it
+// refers to must then stay alive.
+class Completion {
+ public:
+  virtual ~Completion() = default;
+  virtual bool Poll() = 0;                  // true once finished; afterwards always true
+  virtual core::Status status() const = 0;  // precondition: finished
+};
+
+// What one member gives to or takes from another. Slices of the same two members match in the order
+// in which they are listed, and have the same size on both sides.
+struct OutgoingSlice {
+  int member = 0;  // index among the members; not this one
+  const void* memory = nullptr;
+  std::int64_t bytes = 0;  // 0: nothing is sent, and nothing expected
+};
+struct IncomingSlice {
+  int member = 0;
+  void* memory = nullptr;
+  std::int64_t bytes = 0;
+};
+
+// One tensor of a reduction of many, as this member sees it.
+struct Segment {
+  const void* input = nullptr;  // null: gives nothing, which leaves the others' reduction as it is
+  void* output = nullptr;       // null: takes nothing. Equal to `input`, or disjoint from it
+  std::int64_t count = 0;       // elements, the same on all members
+};
+
+// The same on all members.
+struct SegmentReduction {
+  core::DType dtype = core::DType::kF32;  // what ReduceParts (ops/base/kernels.h) takes
+  core::ReduceOp op = core::ReduceOp::kSum;
+  fusion::Scale before;  // of each element, widened
+  fusion::Scale after;   // of the result, before it is rounded
+};
+
+struct Channel {
+  core::SetNumber set = core::kWorldSet;
+  fusion::Lane lane = fusion::Lane::kSmall;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const = 0;
+  // Whose name a timeline has for an operation on this channel: of one that sends some to others,
+  // theirs. `all_reduce`: AllReduce or AllReduceSegments. For the life of the process.
+  virtual std::string_view CarrierOf(Channel /*channel*/, bool /*all_reduce*/) const {
+    return name();
+  }
+
+  // Makes the set's communicators. Called by all its members (others may call it, to no effect), at
+  // its place in the order of the large lane and on that lane's thread; may block until all members
+  // have called it. The world exists from the start.
+  virtual core::Status AddSet(core::SetNumber set, const core::RankRanges& members) = 0;
+  // Frees them, in the same place and on the same thread. Precondition: no operation of the set is
+  // under way here.
+  virtual core::Status RemoveSet(core::SetNumber set) = 0;
+
+  // Reduces `count` elements in place; the same bits on all members. `op` and `dtype`: those that
+  // HasReduction (ops/base/kernels.h) names, with the meaning that ReduceInto gives them. The lanes
+  // widen, scale and split into parts what has no reduction of its own.
+  virtual std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
+                                                core::DType dtype, core::ReduceOp op) = 0;
+  // The same, with the result in the buffer of member `root`; what is in the others' afterwards is
+  // not defined.
+  virtual std::unique_ptr<Completion> Reduce(Channel channel, void* buffer, std::int64_t count,
+                                             core::DType dtype, core::ReduceOp op, int root) = 0;
+  // `root`: index among the members.
+  virtual std::unique_ptr<Completion> Broadcast(Channel channel, void* buffer, std::int64_t bytes,
+                                                int root) = 0;
+  // Every member gives `bytes` bytes; `output` holds size * bytes.
+  virtual std::unique_ptr<Completion> AllGather(Channel channel, const void* input, void* output,
+                                                std::int64_t bytes) = 0;
+  // Member i gives bytes[i]; they follow each other in `output`.
+  virtual std::unique_ptr<Completion> AllGatherV(Channel channel, const void* input, void* output,
+                                                 std::span<const std::int64_t> bytes) = 0;
+
+  // `input` and `output` hold a part of `bytes` bytes for each member: part j of member i's input
+  // becomes part i of member j's output. The memories are disjoint.
+  virtual std::unique_ptr<Completion> AllToAll(Channel channel, const void* input, void* output,
+                                               std::int64_t bytes) = 0;
+
+  // ---- of backends that reduce tensors where they lie ----
+
+  // Whether AllReduceSegments is there on this channel, for this reduction; the same on all
+  // members.
+  virtual bool ReducesSegments(Channel /*channel*/, const SegmentReduction& /*how*/) const {
+    return false;
+  }
+  // Reduces many tensors at once: widened to their accumulation type, scaled, combined in the order
+  // of the members, scaled and rounded once; the same bits on all members. What no member gives is
+  // not defined in the outputs. Precondition: ReducesSegments.
+  virtual std::unique_ptr<Completion> AllReduceSegments(Channel channel,
+                                                        std::span<const Segment> segments,
+                                                        const SegmentReduction& how);
+
+  // Memory for gradients and for staging.
+  virtual core::MemorySource& memory() { return core::PlainMemory(); }
+
+  // Whether the progress of polled operations rings the doorbells of the members' engines. False:
+  // they have to look.
+  virtual bool Rings(Channel /*channel*/) const { return false; }
+
+  // Moves slices between members, each of whom may name as many as it likes.
+  virtual std::unique_ptr<Completion> Exchange(Channel channel,
+                                               std::span<const OutgoingSlice> outgoing,
+                                               std::span<const IncomingSlice> incoming) = 0;
+
+  // Messages between two ranks of the world, beside the channels. They match by (sender, receiver,
+  // tag) in the order of the calls. Polled, whatever the lanes do; called under the token. A sender
+  // may be its own receiver. Tags from 0 to kMaxTag. Both sides give the same number of bytes:
+  // another one may be an error of the receive. A send is finished when its memory may be changed;
+  // whether that is before it is received is the medium's affair. Messages may be destroyed
+  // unfinished without a fault; their memory must stay alive even so.
+  static constexpr int kMaxTag = 32000;
+  virtual std::unique_ptr<Completion> SendMessage(int to, int tag, const void* memory,
+                                                  std::int64_t bytes) = 0;
+  virtual std::unique_ptr<Completion> ReceiveMessage(int from, int tag, void* memory,
+                                                     std::int64_t bytes) = 0;
+
+  // After a fault: blocked calls should return with an error if the medium can do that, and nothing
+  // new starts. The lanes call it when they stop. The first reason stays. Thread-safe, never
+  // blocks.
+  virtual void Abort(const core::Status& why) = 0;
+};
+
+}  // namespace sirtaki::ops

@@ -1,0 +1,97 @@
+// All-reduce for process sets that span hosts: within each host first, over memory that its ranks
+// share; then each of a few carriers on every host takes a slice across. So a host's ranks use its
+// network together, and each element crosses it once each way, however many ranks there are.
+//
+// What crosses goes through the medium's own backend: the carriers of a slice, one on each host,
+// are a process set there.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/base/rank_ranges.h"
+#include "core/base/thread_annotations.h"
+#include "ops/base/backend.h"
+#include "ops/between_hosts/hierarchical_run.h"
+#include "ops/shm/local_group.h"
+
+namespace sirtaki::ops {
+
+struct HierarchyOptions {
+  int rank = 0;
+  std::vector<int> host_of_rank;
+  std::vector<bool> shares;  // by host: whether its ranks share memory; the same on all ranks
+  HierarchicalOptions run;
+  std::int64_t chunk_bytes = std::int64_t{1} << 20;  // the most that is loaded at a time
+};
+
+// Of one rank. Sets come and go, and operations run, on the large lane; Abort is called by anyone.
+class Hierarchy {
+ public:
+  // `flat`: the medium's. `group`: null if this host's ranks share no memory. Both must outlive it.
+  Hierarchy(Backend& flat, shm::LocalGroup* group, HierarchyOptions options);
+  Hierarchy(const Hierarchy&) = delete;
+  Hierarchy& operator=(const Hierarchy&) = delete;
+
+  // By all members of a set that `flat` has, each after its AddSet there; of the world before
+  // anything else. Blocks until all are there. Makes nothing for sets that are better off without.
+  core::Status AddSet(core::SetNumber set, const core::RankRanges& members)
+      SIRTAKI_EXCLUDES(mutex_);
+  // Before RemoveSet of `flat`.
+  core::Status RemoveSet(core::SetNumber set) SIRTAKI_EXCLUDES(mutex_);
+
+  // Whether operations of this channel go this way: the same on all members.
+  bool Covers(Channel channel) const SIRTAKI_EXCLUDES(mutex_);
+
+  // As those of Backend. Precondition: Covers(channel).
+  std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
+                                        core::DType dtype, core::ReduceOp op);
+  std::unique_ptr<Completion> AllReduceSegments(Channel channel, std::span<const Segment> segments,
+                                                const SegmentReduction& how)
+      SIRTAKI_EXCLUDES(mutex_);
+
+  void Abort(const core::Status& why) SIRTAKI_EXCLUDES(mutex_);
+
+ private:
+  // The members of a set by host, and what follows.
+  struct Layout {
+    core::RankRanges here;                   // those of this host
+    std::vector<core::RankRanges> carriers;  // by slice; none: the set is left to the medium
+  };
+  struct Set {
+    std::shared_ptr<HostStage> stage;
+    int slices = 0;
+    int hosts = 0;
+    int host = 0;  // this one, as the carriers of a slice count them
+  };
+  // Where the others find a member's part of the stage.
+  struct Place {
+    std::int64_t process = 0;
+    std::int64_t descriptor = 0;
+  };
+
+  Layout LayoutOf(core::SetNumber set, const core::RankRanges& members) const;
+  // Collective over the set. Null on all members if there is no memory for it somewhere.
+  core::Status MakeStage(core::SetNumber set, const core::RankRanges& members, const Layout& layout,
+                         std::shared_ptr<HostStage>* stage);
+  std::int64_t ChunkBytes(const Layout& layout) const;
+  // Every member's, by member.
+  template <typename T>
+  core::Status Tell(core::SetNumber set, const T& mine, std::vector<T>* all);
+  HierarchicalRun::Crossing CrossingOf(core::SetNumber set, const Set& which);
+  core::Status Stopped() const SIRTAKI_EXCLUDES(mutex_);
+  core::Status Check() SIRTAKI_EXCLUDES(mutex_);
+
+  Backend& flat_;
+  shm::LocalGroup* const group_;
+  const HierarchyOptions options_;
+  core::TimePoint looked_{};  // at the peers
+  mutable core::Mutex mutex_;
+  std::map<core::SetNumber, Set> sets_ SIRTAKI_GUARDED_BY(mutex_);
+  core::Status stopped_ SIRTAKI_GUARDED_BY(mutex_);
+};
+
+}  // namespace sirtaki::ops

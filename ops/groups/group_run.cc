@@ -1,0 +1,175 @@
+#include "ops/groups/group_run.h"
+
+#include <cstddef>
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "ops/groups/runs.h"
+
+namespace sirtaki::ops {
+namespace {
+
+using core::StatusCode;
+
+// What all members have reached is decided before it gets here: a barrier has nothing left to do.
+class BarrierRun : public GroupRun {
+ public:
+  explicit BarrierRun(const RunContext& context) : GroupRun(context) {}
+
+ private:
+  bool Next() override { return false; }
+};
+
+class RefusedRun : public GroupRun {
+ public:
+  explicit RefusedRun(const RunContext& context) : GroupRun(context) {}
+
+ private:
+  bool Next() override {
+    return Fail(StatusCode::kProtocol, std::string(core::OpKindName(task()->signature().kind)) +
+                                           " has no place in a lane");
+  }
+};
+
+}  // namespace
+
+std::string GroupTask::ToString() const {
+  std::string text(core::OpKindName(signature().kind));
+  if (items.size() == 1) {
+    text += " of " + items.front().key.ToString();
+  } else {
+    text += " of " + std::to_string(items.size()) + " tensors from " + items.front().key.ToString();
+  }
+  if (signature().device == core::DeviceKind::kCuda) {
+    return text + " (GPU slot " + std::to_string(signature().slot) + ")";
+  }
+  return text + (channel.lane == fusion::Lane::kSmall ? " (small lane)" : " (large lane)");
+}
+
+std::int64_t GroupTask::InputBytes() const {
+  std::int64_t bytes = 0;
+  for (const core::RunItem& item : items) {
+    if (item.work != nullptr) bytes += core::InputBytesOf(*item.signature, *item.work);
+  }
+  return bytes;
+}
+
+GroupRun::GroupRun(const RunContext& context)
+    : backend_(context.backend),
+      staging_(context.staging),
+      trace_(context.observer, *context.task,
+             context.task->channel.lane == fusion::Lane::kSmall ? core::trace::Track::kSmallLane
+                                                                : core::trace::Track::kLargeLane),
+      task_(context.task),
+      stop_(context.stop),
+      members_(task_->members.Count()),
+      self_(task_->members.IndexOf(task_->rank)),
+      root_(task_->members.IndexOf(task_->signature().root)) {
+  status_ = Check();
+  over_ = !status_.ok();
+}
+
+const std::vector<std::int64_t>& GroupRun::active() {
+  if (!active_.empty()) return active_;
+  const core::RankRanges& silent = task_->items.front().silent;
+  active_.reserve(static_cast<std::size_t>(members_));
+  std::int64_t index = 0;
+  for (const core::RankRange& range : task_->members.ranges()) {
+    for (int rank = range.first; rank <= range.last; ++rank, ++index) {
+      if (silent.empty() || !silent.Contains(rank)) active_.push_back(index);
+    }
+  }
+  return active_;
+}
+
+core::Status GroupRun::Check() const {
+  for (const core::RunItem& item : task_->items) {
+    if ((item.work == nullptr) != item.silent.Contains(task_->rank)) {
+      return {StatusCode::kProtocol,
+              item.key.ToString() + " is decided with this rank as one that " +
+                  (item.work == nullptr ? "takes part" : "has joined") + ", which is not so"};
+    }
+  }
+  if (!core::HasRoot(task_->signature().kind)) return core::Status::Ok();
+  if (root_ < 0) return {StatusCode::kInvalidArgument, "the root is not a member of the set"};
+  if (task_->items.front().silent.Contains(task_->signature().root)) {
+    return {StatusCode::kUnsupported, "the root has joined"};
+  }
+  return core::Status::Ok();
+}
+
+bool GroupRun::Fail(StatusCode code, std::string text) {
+  status_ = core::Status(code, std::move(text));
+  return false;
+}
+
+bool GroupRun::NextOrThrown() {
+  try {
+    return Next();
+  } catch (const std::bad_alloc&) {
+    return Fail(StatusCode::kBackend, "out of host memory");
+  } catch (const std::exception& error) {
+    return Fail(StatusCode::kBackend, error.what());
+  } catch (...) {
+    return Fail(StatusCode::kBackend, "an exception of unknown type");
+  }
+}
+
+Progress GroupRun::Advance() {
+  bool moved = false;
+  while (!over_) {
+    if (operation_ != nullptr) {
+      if (!operation_->Poll()) return moved ? Progress::kMoved : Progress::kWaiting;
+      status_ = operation_->status();
+      operation_.reset();
+      trace_.Pause();
+      moved = true;
+    }
+    if (status_.ok() && stop_.load(std::memory_order_relaxed)) {
+      Fail(StatusCode::kAborted, "the lanes were stopped");
+    }
+    over_ = !status_.ok() || !NextOrThrown();
+    if (over_ && status_.ok()) trace_.Finish();
+  }
+  return Progress::kOver;
+}
+
+std::unique_ptr<GroupRun> GroupRun::Make(const GroupTaskPtr& task, Backend& backend,
+                                         Staging& staging, const fusion::Cutting& cutting,
+                                         const std::atomic<bool>& stop,
+                                         core::trace::ObserverPtr observer) {
+  const RunContext context{task, backend, staging, cutting, stop, std::move(observer)};
+  switch (task->signature().kind) {
+    case core::OpKind::kAllReduce:
+      if (task->signature().reduction == core::ReduceOp::kAdasum) return MakeAdasumRun(context);
+      return MakeReduceRun(context);
+    case core::OpKind::kReduce:
+      return MakeReduceRun(context);
+    case core::OpKind::kReduceScatter:
+      return MakeReduceScatterRun(context);
+    case core::OpKind::kBroadcast:
+      return MakeBroadcastRun(context);
+    case core::OpKind::kAllGather:
+      return MakeAllGatherRun(context);
+    case core::OpKind::kAllGatherInto:
+      return MakeAllGatherIntoRun(context);
+    case core::OpKind::kGather:
+      return MakeGatherRun(context);
+    case core::OpKind::kScatter:
+      return MakeScatterRun(context);
+    case core::OpKind::kAllToAll:
+      return MakeAllToAllRun(context);
+    case core::OpKind::kBarrier:
+      return std::make_unique<BarrierRun>(context);
+    case core::OpKind::kAddSet:
+    case core::OpKind::kRemoveSet:
+    case core::OpKind::kSetLimits:
+    case core::OpKind::kSend:
+    case core::OpKind::kReceive:
+      break;
+  }
+  return std::make_unique<RefusedRun>(context);
+}
+
+}  // namespace sirtaki::ops

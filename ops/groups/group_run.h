@@ -1,0 +1,138 @@
+// One planned group on its way: a small machine that starts the group's operations one after the
+// other and packs and unpacks between them. It never waits by itself: on a lane whose operations
+// block inside the call it runs through, on a polled lane it advances as far as it can each time.
+//
+// A run for each way of moving: ops/groups/reduce_runs, ops/groups/reduce_scatter_run, ops/groups/adasum_run,
+// ops/groups/gather_runs, ops/groups/exchange_runs. All members of the set, those that have joined too, start the
+// same operations in the same order; what they start follows from what all agree on.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/engine/executor.h"
+#include "fusion/pack.h"
+#include "ops/base/backend.h"
+#include "ops/base/staging.h"
+#include "ops/groups/group_trace.h"
+
+namespace sirtaki::ops {
+
+// A group as it was planned. Shared by who runs it and who reports or fails it; never changed.
+struct GroupTask {
+  Channel channel;
+  core::RankRanges members;
+  int rank = 0;                      // this one
+  std::vector<core::RunItem> items;  // not empty; of one class (fusion::Plan), all equally silent
+  core::TimePoint since{};
+  std::int64_t chunk_bytes = std::int64_t{1}
+                             << 20;  // of what is moved at a time, on the large lane
+  // On the large lane: the group begins when it is set, and whoever sets it has set the inputs of
+  // its work before. Null: they are there.
+  std::shared_ptr<const std::atomic<bool>> inputs_there;
+
+  std::uint64_t number = 0;  // the how-manieth of its lanes on this rank, from 1
+  bool of_device = false;    // the host's part of a device's group, which counts as one
+
+  // What this rank gives to it.
+  std::int64_t InputBytes() const;
+  const core::Signature& signature() const { return *items.front().signature; }
+  // Whether this rank has joined: no item has work.
+  bool joined() const { return items.front().work == nullptr; }
+  // `all-reduce of 12 tensors from "layer1.weight" (large lane)`
+  std::string ToString() const;
+};
+using GroupTaskPtr = std::shared_ptr<const GroupTask>;
+
+enum class Progress : std::uint8_t {
+  kWaiting,  // an operation is under way; nothing changed
+  kMoved,    // one finished and the next is under way
+  kOver,     // the outputs are written, or status() says what failed
+};
+
+// What every run is made from. `backend`, `staging` and `stop` must outlive it.
+struct RunContext {
+  GroupTaskPtr task;
+  Backend& backend;
+  Staging& staging;
+  fusion::Cutting cutting;
+  const std::atomic<bool>& stop;
+  core::trace::ObserverPtr observer = nullptr;
+};
+
+// Not thread-safe.
+class GroupRun {
+ public:
+  virtual ~GroupRun() = default;
+  GroupRun(const GroupRun&) = delete;
+  GroupRun& operator=(const GroupRun&) = delete;
+
+  // Once `stop` is true, no further operation is started and the run is over with kAborted.
+  // Throws nothing: exceptions of allocate_output and of memory become the status.
+  Progress Advance();
+
+  // Precondition: over.
+  const core::Status& status() const { return status_; }
+  const GroupTaskPtr& task() const { return task_; }
+
+  static std::unique_ptr<GroupRun> Make(const GroupTaskPtr& task, Backend& backend,
+                                        Staging& staging, const fusion::Cutting& cutting,
+                                        const std::atomic<bool>& stop,
+                                        core::trace::ObserverPtr observer = nullptr);
+
+ protected:
+  explicit GroupRun(const RunContext& context);
+
+  // The last operation has finished (or none has been started yet): takes its result and begins the
+  // next. May return without having begun one, to be called again. False if none is left, or Fail
+  // was called.
+  virtual bool Next() = 0;
+
+  // `start` gives an operation of the backend; on a lane that blocks it returns when that is done.
+  template <typename Start>
+  void Begin(const Start& start) {
+    if (trace_.on()) trace_.Move(backend_.CarrierOf(channel(), /*all_reduce=*/false));
+    operation_ = start();
+  }
+  template <typename Start>
+  void BeginAllReduce(const Start& start) {
+    if (trace_.on()) trace_.Move(backend_.CarrierOf(channel(), /*all_reduce=*/true));
+    operation_ = start();
+  }
+  bool Fail(core::StatusCode code, std::string text);  // false
+
+  Channel channel() const { return task_->channel; }
+  std::int64_t members() const { return members_; }
+  std::int64_t self() const { return self_; }  // this rank's index among the members
+  // Of the kinds that have a root: its index. It is a member and has not joined.
+  std::int64_t root() const { return root_; }
+  bool is_root() const { return root_ == self_; }
+  // The members that have not joined, ascending: those that give and take something.
+  const std::vector<std::int64_t>& active();
+
+  Backend& backend_;
+  Staging& staging_;
+  // A run says what it does between its operations; that it moves data, Begin says.
+  GroupTrace trace_;
+
+ private:
+  // Why the group cannot be run at all, whatever kind it is.
+  core::Status Check() const;
+  bool NextOrThrown();
+
+  const GroupTaskPtr task_;
+  const std::atomic<bool>& stop_;
+  const std::int64_t members_;
+  const std::int64_t self_;
+  const std::int64_t root_;
+  std::vector<std::int64_t> active_;  // made when it is asked for
+  std::unique_ptr<Completion> operation_;
+  core::Status status_;
+  bool over_ = false;
+};
+
+}  // namespace sirtaki::ops

@@ -1,0 +1,50 @@
+// What the lanes queue: a group of tensors, or a process set that comes or goes.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/rank_ranges.h"
+#include "core/engine/executor.h"
+#include "core/engine/work.h"
+#include "ops/groups/group_run.h"
+
+namespace sirtaki::ops {
+
+// Never changed once queued.
+struct SetChange {
+  bool adds = false;
+  core::SetNumber set = 0;
+  core::RankRanges members;  // of a set that comes
+  int rank = 0;              // this one
+  core::WorkPtr work;        // null: this rank has joined
+  core::TimePoint since{};
+
+  // "adding process set 3 of ranks 0-2"
+  std::string ToString() const;
+};
+using SetChangePtr = std::shared_ptr<const SetChange>;
+
+// One of the two. Cheap to copy.
+struct LaneTask {
+  GroupTaskPtr group;
+  SetChangePtr change;
+
+  bool is_small() const { return group != nullptr && group->channel.lane == fusion::Lane::kSmall; }
+  core::SetNumber set() const { return group != nullptr ? group->channel.set : change->set; }
+  core::TimePoint since() const { return group != nullptr ? group->since : change->since; }
+  std::string ToString() const { return group != nullptr ? group->ToString() : change->ToString(); }
+  core::RunningOperation Running() const;
+  // The name of the tensor that a failure concerns; empty if there is none.
+  std::string TensorName() const;
+  void Complete(const core::Status& status) const;
+  // "all-reduce of … (large lane): MPI_Allreduce: …", from this rank unless the backend knows
+  // better.
+  core::Status Describe(const core::Status& status) const;
+};
+
+// Completes the handles of this rank's items.
+void CompleteAll(const std::vector<core::RunItem>& items, const core::Status& status);
+
+}  // namespace sirtaki::ops

@@ -1,0 +1,191 @@
+#include "ops/host/host_lanes.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ops/base/keep_forever.h"
+#include "ops/host/host_lanes_impl.h"
+
+namespace sirtaki::ops {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+// How long the destructor waits for an aborted operation to return before its thread is left
+// behind.
+constexpr auto kGrace = std::chrono::seconds(1);
+
+}  // namespace
+
+HostLanes::HostLanes(HostLanesOptions options, Backend& backend)
+    : impl_(std::make_shared<Impl>(std::move(options), backend)) {
+  if (impl_->options.large_lane_thread) {
+    // The thread keeps what it uses, whatever becomes of this object.
+    impl_->thread = std::thread([impl = impl_] { impl->RunLargeLane(); });
+  }
+}
+
+HostLanes::~HostLanes() {
+  if (!HostLanes::Idle() || impl_->messages.unfinished()) {
+    HostLanes::Abandon(Status(StatusCode::kShutDown, "the session has ended"));
+  }
+  const bool keep = !impl_->small.empty() || impl_->large.run != nullptr;
+  bool gone = true;
+  {
+    core::MutexLock lock(impl_->mutex);
+    impl_->quit = true;
+    impl_->changed.NotifyAll();
+    const core::TimePoint limit = core::Clock::now() + kGrace;
+    if (impl_->options.large_lane_thread) {
+      using State = Impl::ThreadState;
+      while (impl_->thread_state != State::kGone) {
+        const bool running = impl_->thread_state == State::kRunning;
+        if (running && core::Clock::now() >= limit) break;
+        impl_->changed.WaitUntil(impl_->mutex, running ? limit : core::TimePoint::max());
+      }
+      gone = impl_->thread_state == State::kGone;
+      impl_->left = !gone;
+    }
+  }
+  if (impl_->thread.joinable()) {
+    if (gone) {
+      impl_->thread.join();
+    } else {
+      impl_->thread.detach();
+    }
+  }
+  if (std::shared_ptr<void> messages = impl_->messages.Release()) {
+    KeepForever(std::move(messages));
+  }
+  if (keep || !gone) KeepForever(impl_);
+}
+
+void HostLanes::Start(core::RunBatch batch, core::TimePoint now) {
+  for (const core::RunItem& item : batch.items) {
+    if (item.absent_everywhere) CompleteAll({item}, Status::Ok());
+  }
+  core::RankRanges members;
+  {
+    core::MutexLock lock(impl_->mutex);
+    const auto set = impl_->sets.find(batch.set);
+    if (set != impl_->sets.end()) members = set->second;
+  }
+  for (const fusion::Group& group : fusion::Plan(batch, impl_->limits)) {
+    auto task = std::make_shared<GroupTask>();
+    task->channel = {batch.set, group.lane};
+    task->members = members;
+    task->rank = impl_->options.rank;
+    task->since = now;
+    task->chunk_bytes = impl_->chunk_bytes;
+    task->number = ++impl_->groups;
+    for (const std::size_t i : group.items) task->items.push_back(std::move(batch.items[i]));
+    if (!members.Contains(task->rank)) {
+      const Status why(StatusCode::kInvalidArgument,
+                       "this rank is not in set " + std::to_string(batch.set));
+      CompleteAll(task->items, why);
+      impl_->Finish(0, {task, nullptr}, why);
+      continue;
+    }
+    impl_->Enqueue({task, nullptr});
+  }
+  impl_->StepSmall();
+}
+
+void HostLanes::StartLarge(std::shared_ptr<GroupTask> group) {
+  group->number = ++impl_->groups;
+  impl_->Enqueue({std::move(group), nullptr});
+}
+
+void HostLanes::AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
+                       core::TimePoint now) {
+  impl_->Enqueue({nullptr, std::make_shared<const SetChange>(SetChange{
+                               .adds = true,
+                               .set = set,
+                               .members = members,
+                               .rank = impl_->options.rank,
+                               .work = std::move(work),
+                               .since = now,
+                           })});
+}
+
+void HostLanes::RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) {
+  impl_->Enqueue({nullptr, std::make_shared<const SetChange>(SetChange{
+                               .adds = false,
+                               .set = set,
+                               .members = {},
+                               .rank = impl_->options.rank,
+                               .work = std::move(work),
+                               .since = now,
+                           })});
+}
+
+void HostLanes::SetLimits(const std::vector<std::int64_t>& values) {
+  if (values.size() < 3 || *std::min_element(values.begin(), values.end()) < 0 || values[2] < 1) {
+    return impl_->Stop({StatusCode::kProtocol, "the ranks agreed on limits that are none"}, "");
+  }
+  impl_->limits.fusion_bytes = values[0];
+  impl_->limits.small_bytes = values[1];
+  impl_->chunk_bytes = values[2];
+}
+
+void HostLanes::StartMessage(core::WorkPtr work, core::TimePoint now) {
+  impl_->messages.Start(std::move(work), now);
+}
+
+void HostLanes::StartMessage(core::WorkPtr work, core::TimePoint now, MessageGate there) {
+  impl_->messages.Start(std::move(work), now, std::move(there));
+}
+
+bool HostLanes::Step(core::TimePoint /*now*/) {
+  if (impl_->stopped.load(std::memory_order_relaxed)) return false;
+  bool moved = impl_->StepSmall();
+  moved |= impl_->StepMessages();
+  if (!impl_->options.large_lane_thread) moved |= impl_->StepLarge();
+  return moved;
+}
+
+bool HostLanes::NeedsStepping() const {
+  if (impl_->stopped.load(std::memory_order_relaxed)) return false;
+  return !impl_->small.empty() || !impl_->small_queue.empty() || impl_->messages.unfinished() ||
+         (!impl_->options.large_lane_thread && impl_->LargeWaits());
+}
+
+bool HostLanes::NeedsPolling() const {
+  if (impl_->stopped.load(std::memory_order_relaxed)) return false;
+  const auto is_silent = [this](const Impl::InFlight& of) {
+    return !impl_->backend.Rings(of.run->task()->channel);
+  };
+  return impl_->messages.unfinished() ||
+         std::any_of(impl_->small.begin(), impl_->small.end(), is_silent) ||
+         (impl_->large.run != nullptr && is_silent(impl_->large)) ||
+         (!impl_->options.large_lane_thread && impl_->LargeWaits() && impl_->large.run == nullptr);
+}
+
+bool HostLanes::Idle() const {
+  core::MutexLock lock(impl_->mutex);
+  // Not while kCallingOut: on_progress must find the lanes idle if they are.
+  return impl_->unfinished.empty() && impl_->thread_state != Impl::ThreadState::kRunning;
+}
+
+std::vector<core::RunningOperation> HostLanes::Running() const {
+  std::vector<core::RunningOperation> operations = impl_->messages.Running();
+  core::MutexLock lock(impl_->mutex);
+  operations.insert(operations.end(), impl_->dropped.begin(), impl_->dropped.end());
+  for (const auto& [number, task] : impl_->unfinished) operations.push_back(task.Running());
+  std::stable_sort(operations.begin(), operations.end(),
+                   [](const auto& a, const auto& b) { return a.since < b.since; });
+  return operations;
+}
+
+void HostLanes::Abandon(const Status& why) {
+  impl_->Stop(why.ok() ? Status(StatusCode::kAborted, "abandoned") : why, std::nullopt);
+}
+
+}  // namespace sirtaki::ops

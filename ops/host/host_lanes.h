@@ -1,0 +1,79 @@
+// The executor of host memory: plans each batch, then runs its groups on two lanes. Small groups
+// use non-blocking operations stepped under the engine's token; large ones a thread of their own,
+// which packs, reduces and unpacks chunk by chunk so that what it touches stays in the cache. A
+// tensor of at least a chunk is reduced where it lies. Process sets come and go on the large lane.
+// Sends and receives are stepped beside both.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "core/engine/executor.h"
+#include "fusion/planner.h"
+#include "ops/base/backend.h"
+#include "ops/groups/group_run.h"
+#include "ops/host/p2p.h"
+
+namespace sirtaki::ops {
+
+struct HostLanesOptions {
+  int rank = 0;
+  fusion::Limits limits;
+  std::int64_t chunk_bytes = std::int64_t{1} << 20;
+  std::map<core::SetNumber, core::RankRanges> sets;
+  bool large_lane_thread = true;  // false (MPI_THREAD_SERIALIZED): large work is non-blocking too
+  // Without that thread a set that comes or goes may block the one that sends the engine's
+  // messages: it waits until this says that all of them have left. Called under the token; null:
+  // always.
+  std::function<bool()> flushed;
+  // An operation failed: called once, from whatever thread saw it, with the name of the tensor it
+  // concerns.
+  std::function<void(const core::Status& why, const std::string& tensor)> on_failure;
+  // Something finished on the large lane (rings the engine's doorbell).
+  std::function<void()> on_progress;
+  core::trace::ObserverPtr observer;  // null: nothing is recorded
+};
+
+// Idle, Running and the destructor are called by anyone, the rest under the engine's token.
+// No lock is held while a callback, a handle or the backend is called; callbacks may come from any
+// of these calls and from the large lane's thread. The first failure of an operation, or Abandon,
+// ends both lanes: the backend is aborted and every handle completes with that status. The
+// callbacks are not called after the destructor.
+//
+// A message holds up nobody: Idle does not know of it, so that a session may end with a receive for
+// which nobody sent; its handle then completes with kShutDown. Running and NeedsStepping do.
+class HostLanes : public core::Executor {
+ public:
+  // `backend` must outlive a thread that is left behind in it.
+  HostLanes(HostLanesOptions options, Backend& backend);
+  // Joins the large lane's thread if it is idle; a thread that is stuck in the medium after a fault
+  // is left behind with everything it refers to. Abandons first if something is unfinished.
+  ~HostLanes() override;
+
+  void Start(core::RunBatch batch, core::TimePoint now) override;
+  // A group that was planned elsewhere, on the large lane.
+  void StartLarge(std::shared_ptr<GroupTask> group);
+  void AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
+              core::TimePoint now) override;
+  void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;
+  // `values`: fusion_bytes, small_bytes and chunk_bytes of the options; more are of no concern
+  // here.
+  void SetLimits(const std::vector<std::int64_t>& values) override;
+  void StartMessage(core::WorkPtr work, core::TimePoint now) override;
+  // Of a message whose memory somebody else brings.
+  void StartMessage(core::WorkPtr work, core::TimePoint now, MessageGate there);
+  bool Step(core::TimePoint now) override;
+  bool NeedsStepping() const override;
+  bool NeedsPolling() const override;
+  bool Idle() const override;
+  std::vector<core::RunningOperation> Running() const override;
+  void Abandon(const core::Status& why) override;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace sirtaki::ops

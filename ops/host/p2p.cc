@@ -1,0 +1,222 @@
+#include "ops/host/p2p.h"
+
+#include <new>
+#include <string>
+
+namespace sirtaki::ops {
+namespace {
+
+using core::Status;
+using core::StatusCode;
+
+bool Sends(const core::Work& work) { return work.request.signature->kind == core::OpKind::kSend; }
+
+MessageHeader HeaderOf(const core::Work& work) {
+  return {work.request.signature->dtype, work.request.signature->shape};
+}
+
+// True once the operation has finished well, or there is none; false with its error in `*status`.
+bool HasFinished(const std::unique_ptr<Completion>& operation, Status* status) {
+  if (operation == nullptr) return true;
+  if (!operation->Poll()) return false;
+  *status = operation->status();
+  return status->ok();
+}
+
+}  // namespace
+
+std::string MessageText(const core::Work& work) {
+  return (Sends(work) ? "send to rank " : "receive from rank ") + std::to_string(work.peer) +
+         ", tag " + std::to_string(work.tag);
+}
+
+void Messages::Start(core::WorkPtr work, core::TimePoint now, MessageGate there) {
+  auto message = std::make_unique<Message>();
+  message->work = std::move(work);
+  message->there = std::move(there);
+  const core::Work& asked = *message->work;
+  Status refused;
+  {
+    core::MutexLock lock(mutex_);
+    refused = stopped_;
+    if (refused.ok()) {
+      message->number = next_number_++;
+      unfinished_.emplace(message->number, Unfinished{message->work, now});
+    }
+  }
+  if (!refused.ok()) {
+    asked.handle->Complete(refused);
+    return;
+  }
+  const Line line{asked.peer, asked.tag};
+  if (Sends(asked)) {
+    unsent_[line].push_back(message.get());
+    SendReady(line);
+  } else {
+    listening_[line].push_back(message.get());
+    if (listening_[line].size() == 1) Listen(line);
+  }
+  under_way_.push_back(std::move(message));
+}
+
+bool Messages::IsThere(const Message& message) {
+  return message.there == nullptr || message.there->load(std::memory_order_acquire);
+}
+
+// Those of the line whose memory is there, up to the first whose is not.
+void Messages::SendReady(const Line& line) {
+  const auto unsent = unsent_.find(line);
+  if (unsent == unsent_.end()) return;
+  std::deque<Message*>& waiting = unsent->second;
+  while (!waiting.empty() && IsThere(*waiting.front())) {
+    Message& message = *waiting.front();
+    waiting.pop_front();
+    const core::Work& asked = *message.work;
+    const MessageHeader header = HeaderOf(asked);
+    message.header = Encode(header);
+    message.header_operation =
+        backend_.SendMessage(asked.peer, asked.tag, message.header.data(), kMessageHeaderBytes);
+    if (header.bytes() == 0) continue;
+    message.bytes_operation =
+        backend_.SendMessage(asked.peer, asked.tag, asked.input, header.bytes());
+  }
+  if (waiting.empty()) unsent_.erase(unsent);
+}
+
+// The first receive of the line begins to wait for its header.
+void Messages::Listen(const Line& line) {
+  Message& message = *listening_[line].front();
+  message.header_operation =
+      backend_.ReceiveMessage(line.first, line.second, message.header.data(), kMessageHeaderBytes);
+}
+
+bool Messages::Step(std::optional<Failure>* failure) {
+  bool moved = false;
+  for (std::size_t i = 0; i < under_way_.size();) {
+    Message& message = *under_way_[i];
+    Status status;
+    const Advance advance =
+        Sends(*message.work) ? AdvanceSend(message, &status) : AdvanceReceive(message, &status);
+    moved |= advance != Advance::kWaiting;
+    if (advance != Advance::kDone) {
+      ++i;
+      continue;
+    }
+    if (!status.ok() && status.code() != StatusCode::kMismatch) {
+      core::Origin origin = status.origin();
+      if (origin.rank < 0) origin.rank = rank_;
+      *failure = Failure{
+          {status.code(), MessageText(*message.work) + ": " + status.message(), std::move(origin)},
+          message.work};
+      return true;
+    }
+    const MessagePtr finished = std::move(under_way_[i]);
+    under_way_.erase(under_way_.begin() + static_cast<std::ptrdiff_t>(i));
+    Finish(*finished, status);
+  }
+  return moved;
+}
+
+Messages::Advance Messages::AdvanceSend(Message& message, Status* status) {
+  if (message.header_operation == nullptr) {
+    SendReady({message.work->peer, message.work->tag});
+    return message.header_operation == nullptr ? Advance::kWaiting : Advance::kMoved;
+  }
+  const bool all =
+      HasFinished(message.header_operation, status) && HasFinished(message.bytes_operation, status);
+  return all || !status->ok() ? Advance::kDone : Advance::kWaiting;
+}
+
+Messages::Advance Messages::AdvanceReceive(Message& message, Status* status) {
+  bool moved = false;
+  if (!message.has_header) {
+    if (message.header_operation == nullptr) return Advance::kWaiting;  // not its turn
+    if (!HasFinished(message.header_operation, status)) {
+      return status->ok() ? Advance::kWaiting : Advance::kDone;
+    }
+    if (!IsThere(message)) return Advance::kWaiting;
+    *status = TakeHeader(message);
+    if (!status->ok()) return Advance::kDone;
+    moved = true;
+  }
+  if (!HasFinished(message.bytes_operation, status)) {
+    if (!status->ok()) return Advance::kDone;
+    return moved ? Advance::kMoved : Advance::kWaiting;
+  }
+  *status = message.verdict;
+  return Advance::kDone;
+}
+
+// Begins to receive the bytes, and lets the next receive of the line listen.
+Status Messages::TakeHeader(Message& message) {
+  const core::Work& work = *message.work;
+  MessageHeader sent;
+  if (Status status = Decode(message.header, &sent); !status.ok()) return status;
+  const MessageHeader expected = HeaderOf(work);
+  void* memory = work.output;
+  const std::int64_t bytes = sent.bytes();
+  if (sent != expected) {
+    message.verdict = Status(StatusCode::kMismatch,
+                             MessageText(work) + ": expected " + expected.ToString() + ", rank " +
+                                 std::to_string(work.peer) + " sent " + sent.ToString(),
+                             core::Origin{rank_, {}, {}});
+    message.scratch.reset(new (std::nothrow) std::byte[static_cast<std::size_t>(bytes)]);
+    if (message.scratch == nullptr) {
+      return {StatusCode::kBackend, "out of host memory for " + sent.ToString() + ", where " +
+                                        expected.ToString() + " was expected"};
+    }
+    memory = message.scratch.get();
+  }
+  message.has_header = true;
+  if (bytes > 0) {
+    message.bytes_operation = backend_.ReceiveMessage(work.peer, work.tag, memory, bytes);
+  }
+  const auto line = listening_.find({work.peer, work.tag});
+  line->second.pop_front();
+  if (line->second.empty()) {
+    listening_.erase(line);
+  } else {
+    Listen(line->first);
+  }
+  return Status::Ok();
+}
+
+void Messages::Finish(const Message& message, const Status& status) {
+  message.work->handle->Complete(status);
+  core::MutexLock lock(mutex_);
+  unfinished_.erase(message.number);
+}
+
+std::vector<core::RunningOperation> Messages::Running() const {
+  std::vector<core::RunningOperation> operations;
+  core::MutexLock lock(mutex_);
+  operations.reserve(unfinished_.size());
+  for (const auto& [number, message] : unfinished_) {
+    operations.push_back({core::kWorldSet, MessageText(*message.work), message.since, {}});
+  }
+  return operations;
+}
+
+void Messages::Stop(const Status& why) {
+  std::map<std::uint64_t, Unfinished> failed;
+  {
+    core::MutexLock lock(mutex_);
+    if (!stopped_.ok()) return;
+    stopped_ = why;
+    failed.swap(unfinished_);
+  }
+  for (const auto& [number, message] : failed) message.work->handle->Complete(why);
+}
+
+std::shared_ptr<void> Messages::Release() {
+  if (under_way_.empty()) return nullptr;
+  unsent_.clear();
+  listening_.clear();
+  for (const MessagePtr& message : under_way_) {
+    message->header_operation.reset();
+    message->bytes_operation.reset();
+  }
+  return std::make_shared<std::vector<MessagePtr>>(std::move(under_way_));
+}
+
+}  // namespace sirtaki::ops

@@ -1,0 +1,105 @@
+// Sends and receives between two ranks, beside the lanes: a header, then the bytes, in the order of
+// the calls for each peer and tag. A receive that expects something else than was sent takes the
+// bytes all the same and fails alone.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/base/thread_annotations.h"
+#include "core/engine/executor.h"
+#include "ops/base/backend.h"
+#include "ops/host/p2p_header.h"
+
+namespace sirtaki::ops {
+
+// Set by whoever brings a message's memory.
+using MessageGate = std::shared_ptr<const std::atomic<bool>>;
+
+// Owned by the lanes. Start, Step, unfinished and Release are called under the token, the rest by
+// anyone. No lock is held while a handle or the backend is called.
+class Messages {
+ public:
+  // Of a message whose medium failed, or whose peer breaks the protocol.
+  struct Failure {
+    core::Status why;
+    core::WorkPtr work;
+  };
+
+  Messages(int rank, Backend& backend) : rank_(rank), backend_(backend) {}
+
+  // `work`: its request's signature is of kind kSend or kReceive. Completes its handle when Stop
+  // was called before. `there`: its memory is not looked at before this is set, nor are input and
+  // output, but it has its place in its line from now on; null: it is there.
+  void Start(core::WorkPtr work, core::TimePoint now, MessageGate there = nullptr)
+      SIRTAKI_EXCLUDES(mutex_);
+  // True if something moved. After a failure the caller calls Stop.
+  bool Step(std::optional<Failure>* failure) SIRTAKI_EXCLUDES(mutex_);
+  bool unfinished() const { return !under_way_.empty(); }
+
+  std::vector<core::RunningOperation> Running() const SIRTAKI_EXCLUDES(mutex_);
+  // Every handle completes with `why`, which is not ok, and nothing is started any more.
+  void Stop(const core::Status& why) SIRTAKI_EXCLUDES(mutex_);
+
+  // After Stop: withdraws what can be withdrawn. Returns what the rest may still use, which has to
+  // stay for the life of the process; null if there is none.
+  std::shared_ptr<void> Release();
+
+ private:
+  struct Message {
+    std::uint64_t number = 0;
+    core::WorkPtr work;
+    MessageGate there;
+    MessageHeaderBytes header;
+    std::unique_ptr<std::byte[]> scratch;  // for the bytes of a receive that expects others
+    core::Status verdict;                  // of a receive, once its header is there
+    // Those of a send are started together, those of a receive one after the other.
+    std::unique_ptr<Completion> header_operation;
+    std::unique_ptr<Completion> bytes_operation;
+    bool has_header = false;  // of a receive: the bytes are under way, or there are none
+  };
+  using MessagePtr = std::unique_ptr<Message>;
+  struct Unfinished {
+    core::WorkPtr work;
+    core::TimePoint since;
+  };
+  using Line = std::pair<int, int>;  // peer and tag
+
+  // Waiting: nothing changed; moved: something did; done: its handle is to be completed with
+  // `*status`, which is a failure unless it is ok or kMismatch.
+  enum class Advance : std::uint8_t { kWaiting, kMoved, kDone };
+  Advance AdvanceSend(Message& message, core::Status* status);
+  Advance AdvanceReceive(Message& message, core::Status* status);
+  static bool IsThere(const Message& message);
+  void SendReady(const Line& line);
+  core::Status TakeHeader(Message& message);
+  void Listen(const Line& line);
+  void Finish(const Message& message, const core::Status& status) SIRTAKI_EXCLUDES(mutex_);
+
+  const int rank_;
+  Backend& backend_;
+
+  // Under the token.
+  std::vector<MessagePtr> under_way_;  // oldest first
+  // Sends that wait for their memory, and those behind them.
+  std::map<Line, std::deque<Message*>> unsent_;
+  // Receives that wait for their header; only the first of a line listens for it.
+  std::map<Line, std::deque<Message*>> listening_;
+
+  mutable core::Mutex mutex_;
+  core::Status stopped_ SIRTAKI_GUARDED_BY(mutex_);
+  std::uint64_t next_number_ SIRTAKI_GUARDED_BY(mutex_) = 0;
+  std::map<std::uint64_t, Unfinished> unfinished_ SIRTAKI_GUARDED_BY(mutex_);
+};
+
+// "receive from rank 1, tag 3"
+std::string MessageText(const core::Work& work);
+
+}  // namespace sirtaki::ops

@@ -1,0 +1,39 @@
+// What goes before the bytes of a message between two ranks: what they are.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/protocol/wire.h"
+
+namespace sirtaki::ops {
+
+struct MessageHeader {
+  core::DType dtype = core::DType::kU8;
+  std::vector<std::int64_t> shape;
+
+  // Precondition: at most core::kMaxDimensions dimensions, and a size that fits.
+  std::int64_t bytes() const;
+  std::string ToString() const;  // "float32 [3, 4]"
+  bool operator==(const MessageHeader&) const = default;
+};
+
+// Every header has the same length, as the medium tells no other (little endian):
+//   u32 kMessageMagic | u8 dtype | u8 dimensions | u16 0 | i64 bytes | i64 × kMaxDimensions
+inline constexpr std::uint32_t kMessageMagic = 0x314d4b53;  // "SKM1"
+inline constexpr std::size_t kMessageHeaderBytes = 16 + 8 * core::kMaxDimensions;
+using MessageHeaderBytes = std::array<std::byte, kMessageHeaderBytes>;
+
+// Precondition: that of bytes().
+MessageHeaderBytes Encode(const MessageHeader& header);
+
+// Survives any bytes. kProtocol: no correct peer sends this; the text says why.
+core::Status Decode(std::span<const std::byte, kMessageHeaderBytes> bytes, MessageHeader* header);
+
+}  // namespace sirtaki::ops

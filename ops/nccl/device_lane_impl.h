@@ -1,0 +1,123 @@
+// What the lane of a GPU consists of. For the files that make up nccl::DeviceLane only.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/base/thread_annotations.h"
+#include "ops/groups/group_trace.h"
+#include "ops/nccl/arena.h"
+#include "ops/nccl/device_lane.h"
+#include "ops/nccl/device_memory.h"
+#include "ops/nccl/group_launch.h"
+#include "ops/nccl/set_communicators.h"
+
+namespace sirtaki::ops::nccl {
+
+// Between looks at the device.
+inline constexpr auto kFirstPause = std::chrono::microseconds(20);
+inline constexpr auto kLongestPause = std::chrono::milliseconds(1);
+
+struct DeviceLane::Impl {
+  struct Task {
+    std::uint64_t number = 0;
+    GroupTaskPtr group;  // null: the set goes
+    core::SetNumber set = 0;
+    MeetingPtr meeting;
+    std::shared_ptr<const Api> api;
+    HostPassagePtr passage;
+  };
+  struct InFlight {
+    std::uint64_t number = 0;
+    GroupTaskPtr group;
+    cuda::EventPtr done;
+    cuda::EventPtr inputs;      // null: none, or seen
+    core::TimePoint inputs_at;  // when they were seen to be there
+    GroupTrace trace;
+    std::string_view carrier;
+  };
+  enum class ThreadState : std::uint8_t { kRunning, kGone };
+
+  explicit Impl(DeviceLaneOptions lane_options)
+      : options(std::move(lane_options)), sets(options.device->api(), frees) {}
+
+  static std::vector<core::RunningOperation> RunningOf(const std::map<std::uint64_t, Task>& tasks);
+
+  // ---- by anyone ----
+  void Enqueue(Task task) SIRTAKI_EXCLUDES(mutex);
+  // Ends the lane, once. `tensor`: whose failure it is, from the lane's thread; none for Abandon.
+  void Stop(const core::Status& reason, const std::optional<std::string>& tensor)
+      SIRTAKI_EXCLUDES(mutex);
+
+  // ---- the lane's thread ----
+  void RunLane() SIRTAKI_EXCLUDES(mutex);
+  core::Status Prepare();  // the device
+  std::optional<Task> Next() SIRTAKI_EXCLUDES(mutex);
+  // `verdict`: what the task's handles complete with if this is ok.
+  core::Status Do(const Task& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
+  core::Status DoOrThrown(const Task& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
+  core::Status Launch(const Task& task, cuda::EventPtr* inputs);
+  PassageContext PassageFor();
+  core::Status MarkEnd(InFlight launched);
+  core::Status Meet(const Task& task);
+  core::Status Remove(core::SetNumber set);
+  // What has left the device, and what went wrong on the way. Fails if something did.
+  core::Status Retire() SIRTAKI_EXCLUDES(mutex);
+  static core::Status SeeInputs(InFlight& group);
+  void TellEnd(InFlight& over);
+  // Polls, tending the rest, until `over` says so or the lane is stopped.
+  core::Status Await(const std::function<core::Status(bool* over)>& over) SIRTAKI_EXCLUDES(mutex);
+  core::Status AwaitEvent(const cuda::Event& event);
+  core::Status AwaitDrained();  // nothing is in flight
+  // The process exits, and CUDA's own end has come before ours.
+  bool CudaHasGone() const;
+  void FreeArenas();
+  void EndWell();
+  void EndBadly();
+  void LeaveAll();
+  // Unless the destructor has left: then nothing outside may be called.
+  void CallOut(const std::function<void()>& call) SIRTAKI_EXCLUDES(mutex);
+  void Tell(const Task& task, const core::Status& verdict) SIRTAKI_EXCLUDES(mutex);
+  Patience patience() const { return {options.limit, &stopped}; }
+
+  const DeviceLaneOptions options;
+  const std::shared_ptr<ArenaFrees> frees = std::make_shared<ArenaFrees>();
+  std::atomic<bool> stopped{false};  // set under the mutex
+
+  // Of the lane's thread.
+  std::unique_ptr<cuda::Stream> stream;
+  std::unique_ptr<cuda::EventPool> events;
+  std::unique_ptr<cuda::Kernels> kernels;
+  std::unique_ptr<PinnedMemory> pinned;
+  SetCommunicators sets;
+  std::deque<InFlight> in_flight;  // oldest first, as the stream has them
+  core::TimePoint watched{};
+  core::TimePoint retired{};  // when the last group was seen to be through
+  core::Duration pause = kFirstPause;
+
+  mutable core::Mutex mutex;
+  core::CondVar changed;
+  core::Status why SIRTAKI_GUARDED_BY(mutex);
+  std::uint64_t next_number SIRTAKI_GUARDED_BY(mutex) = 0;
+  std::map<std::uint64_t, Task> unfinished SIRTAKI_GUARDED_BY(mutex);
+  std::vector<core::RunningOperation> stopped_in SIRTAKI_GUARDED_BY(mutex);  // what it did then
+  std::deque<Task> queue SIRTAKI_GUARDED_BY(mutex);
+  ThreadState thread_state SIRTAKI_GUARDED_BY(mutex) = ThreadState::kRunning;
+  bool calling_out SIRTAKI_GUARDED_BY(mutex) = false;
+  bool quit SIRTAKI_GUARDED_BY(mutex) = false;  // the destructor has begun
+  bool left SIRTAKI_GUARDED_BY(mutex) = false;  // and has gone without the thread
+  std::thread thread;                           // the constructor's and the destructor's
+};
+
+}  // namespace sirtaki::ops::nccl

@@ -1,0 +1,392 @@
+#include "ops/nccl/device_p2p.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <new>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "core/base/thread_annotations.h"
+#include "core/protocol/message.h"
+#include "ops/base/keep_forever.h"
+#include "ops/cuda/device_work.h"
+#include "ops/nccl/pinned_blocks.h"
+
+namespace sirtaki::ops::nccl {
+namespace {
+
+using core::Status;
+using core::StatusCode;
+
+// Between looks at the device.
+constexpr auto kFirstPause = std::chrono::microseconds(20);
+constexpr auto kLongestPause = std::chrono::milliseconds(1);
+// How long the end waits for copies that are under way, and the destructor for the thread.
+constexpr auto kGrace = std::chrono::seconds(1);
+constexpr auto kGoodBye = std::chrono::seconds(5);
+
+struct Message {
+  std::uint64_t number = 0;
+  core::WorkPtr work;  // of the tensor on the device
+  core::WorkPtr host;  // of the same message in pinned memory, which it keeps
+  std::shared_ptr<std::atomic<bool>> there;
+  bool begun = false;
+  cuda::EventPtr copied;  // null: no copy was launched
+  bool is_copied = false;
+
+  bool sends() const { return work->request.signature->kind == core::OpKind::kSend; }
+  bool is_there() const { return there->load(std::memory_order_relaxed); }
+  bool copies() const { return copied != nullptr && !is_copied; }
+  std::int64_t bytes() const {
+    const core::Signature& signature = *work->request.signature;
+    return signature.ElementCount() * static_cast<std::int64_t>(core::SizeOf(signature.dtype));
+  }
+};
+
+}  // namespace
+
+struct MessagePassage::Impl {
+  explicit Impl(MessagePassageOptions passage_options) : options(std::move(passage_options)) {}
+
+  // ---- by anyone ----
+  void Ring() SIRTAKI_EXCLUDES(mutex);
+  // Ends it, once. `tensor`: whose failure it is, from the passage's thread; none for Abandon.
+  void Stop(const Status& reason, const std::optional<std::string>& tensor) SIRTAKI_EXCLUDES(mutex);
+
+  // ---- the passage's thread ----
+  void Run() SIRTAKI_EXCLUDES(mutex);
+  // False: it is over.
+  bool AwaitWork() SIRTAKI_EXCLUDES(mutex);
+  Status Prepare();
+  Status AdvanceAll(bool* moved);
+  // `*moved` if something did; `*over` when nobody needs it any more.
+  Status Advance(Message& message, bool* moved, bool* over);
+  Status Begin(Message& message);
+  Status Bring(Message& message);  // what has arrived, to the device
+  Status Copy(Message& message, cuda::Stream& stream, cuda::CopyKind kind);
+  void Open(Message& message);
+  void Complete(const Message& message, const Status& status) SIRTAKI_EXCLUDES(mutex);
+  void Fail(const Status& status, const core::Work& work);
+  bool CudaHasGone() const;
+  void End(bool failed);
+  // Unless the destructor has left: then nothing outside may be called.
+  void CallOut(const std::function<void()>& call) SIRTAKI_EXCLUDES(mutex);
+
+  const MessagePassageOptions options;
+  std::atomic<bool> stopped{false};  // set under the mutex
+
+  // Of the passage's thread.
+  std::unique_ptr<cuda::Stream> outward;  // to the host
+  std::unique_ptr<cuda::Stream> inward;
+  std::unique_ptr<cuda::EventPool> events;
+  std::unique_ptr<PinnedBlocks> blocks;
+  std::list<Message> under_way;  // oldest first
+  core::Duration pause = kFirstPause;
+
+  mutable core::Mutex mutex;
+  core::CondVar changed;
+  Status why SIRTAKI_GUARDED_BY(mutex);
+  std::uint64_t next_number SIRTAKI_GUARDED_BY(mutex) = 0;
+  std::map<std::uint64_t, core::WorkPtr> unfinished SIRTAKI_GUARDED_BY(mutex);
+  std::list<Message> fresh SIRTAKI_GUARDED_BY(mutex);
+  bool rung SIRTAKI_GUARDED_BY(mutex) = false;
+  bool quit SIRTAKI_GUARDED_BY(mutex) = false;  // the destructor has begun
+  bool left SIRTAKI_GUARDED_BY(mutex) = false;  // and has gone without the thread
+  bool gone SIRTAKI_GUARDED_BY(mutex) = false;  // the thread
+  bool calling_out SIRTAKI_GUARDED_BY(mutex) = false;
+  std::thread thread;  // the constructor's and the destructor's
+};
+
+// ---- by anyone ----
+
+void MessagePassage::Impl::Ring() {
+  core::MutexLock lock(mutex);
+  rung = true;
+  changed.NotifyAll();
+}
+
+void MessagePassage::Impl::Stop(const Status& reason, const std::optional<std::string>& tensor) {
+  std::map<std::uint64_t, core::WorkPtr> failed;
+  {
+    core::MutexLock lock(mutex);
+    if (stopped.load(std::memory_order_relaxed)) return;
+    stopped.store(true, std::memory_order_relaxed);
+    why = reason;
+    failed.swap(unfinished);
+    changed.NotifyAll();
+  }
+  // Who finds its handle failed must find the fault as well.
+  if (tensor && options.on_failure) options.on_failure(reason, *tensor);
+  for (const auto& [number, work] : failed) work->handle->Complete(reason);
+}
+
+// ---- the passage's thread ----
+
+Status MessagePassage::Impl::Prepare() {
+  if (blocks != nullptr) return Status::Ok();
+  const std::shared_ptr<cuda::Device>& device = options.device;
+  Status status = device->Adopt();
+  if (status.ok()) status = cuda::Stream::Make(device, &outward);
+  if (status.ok()) status = cuda::Stream::Make(device, &inward);
+  if (!status.ok()) return status;
+  events = std::make_unique<cuda::EventPool>(device);
+  blocks = std::make_unique<PinnedBlocks>(device);
+  return status;
+}
+
+bool MessagePassage::Impl::AwaitWork() {
+  const bool polls = std::any_of(under_way.begin(), under_way.end(),
+                                 [](const Message& message) { return message.copies(); });
+  core::MutexLock lock(mutex);
+  const core::TimePoint until = polls ? core::Clock::now() + pause : core::TimePoint::max();
+  while (!rung && !stopped.load(std::memory_order_relaxed)) {
+    if (quit && under_way.empty()) return false;
+    if (!changed.WaitUntil(mutex, until)) break;
+  }
+  pause = rung ? kFirstPause : std::min<core::Duration>(2 * pause, kLongestPause);
+  rung = false;
+  under_way.splice(under_way.end(), fresh);
+  return !stopped.load(std::memory_order_relaxed);
+}
+
+Status MessagePassage::Impl::Copy(Message& message, cuda::Stream& stream, cuda::CopyKind kind) {
+  const cuda::Api& cuda = options.device->api();
+  const cuda::EventPtr& ready = cuda::AsDeviceWork(*message.work).ready;
+  Status status = ready != nullptr ? ready->Block(stream.handle()) : Status::Ok();
+  const bool sends = message.sends();
+  void* const to = sends ? message.host->output : message.work->output;
+  const void* const from = sends ? message.work->input : message.host->input;
+  if (status.ok()) {
+    status = cuda::Check(cuda,
+                         cuda.MemcpyAsync(to, from, static_cast<std::size_t>(message.bytes()), kind,
+                                          stream.handle()),
+                         "cudaMemcpyAsync");
+  }
+  cuda::EventPtr copied;
+  if (status.ok()) status = events->Take(&copied);
+  if (status.ok()) status = copied->Record(stream.handle());
+  if (status.ok()) message.copied = std::move(copied);
+  return status;
+}
+
+// The host may read it, or write to it.
+void MessagePassage::Impl::Open(Message& message) {
+  message.there->store(true, std::memory_order_release);
+  if (options.on_progress) CallOut(options.on_progress);
+}
+
+Status MessagePassage::Impl::Begin(Message& message) {
+  message.begun = true;
+  if (message.bytes() > 0) {
+    Status status = Prepare();
+    std::shared_ptr<std::byte> block;
+    if (status.ok()) status = blocks->Take(message.bytes(), &block);
+    if (!status.ok()) return status;
+    message.host->input = message.host->output = block.get();
+    message.host->keep_alive = std::move(block);
+    if (message.sends()) return Copy(message, *outward, cuda::CopyKind::kDeviceToHost);
+  }
+  Open(message);
+  return Status::Ok();
+}
+
+Status MessagePassage::Impl::Bring(Message& message) {
+  if (message.bytes() == 0) return Status::Ok();
+  return Copy(message, *inward, cuda::CopyKind::kHostToDevice);
+}
+
+void MessagePassage::Impl::Complete(const Message& message, const Status& status) {
+  {
+    core::MutexLock lock(mutex);
+    if (unfinished.erase(message.number) == 0) return;  // it has failed
+  }
+  if (status.ok()) cuda::AsDeviceWork(*message.work).done = message.copied;
+  message.work->handle->Complete(status);
+}
+
+Status MessagePassage::Impl::Advance(Message& message, bool* moved, bool* over) {
+  if (!message.begun) {
+    *moved = true;
+    if (Status status = Begin(message); !status.ok()) return status;
+  }
+  if (message.copies()) {
+    Status status = message.copied->Poll(&message.is_copied);
+    if (!status.ok()) return status;
+    *moved |= message.is_copied;
+    if (message.is_copied && message.sends()) Open(message);
+  }
+  if (!message.host->handle->done()) return Status::Ok();
+  // Whatever becomes of it, the device may be at work on its memory.
+  const Status& status = message.host->handle->status();
+  if (!message.sends() && status.ok() && message.copied == nullptr) {
+    if (Status brought = Bring(message); !brought.ok()) return brought;
+    *moved = true;
+  }
+  Complete(message, status);
+  *over = !message.copies();
+  return Status::Ok();
+}
+
+Status MessagePassage::Impl::AdvanceAll(bool* moved) {
+  for (auto message = under_way.begin(); message != under_way.end();) {
+    bool over = false;
+    Status status;
+    try {
+      status = Advance(*message, moved, &over);
+    } catch (const std::bad_alloc&) {
+      status = {StatusCode::kBackend, "out of memory"};
+    }
+    if (!status.ok()) {
+      Fail(status, *message->work);
+      return status;
+    }
+    message = over ? under_way.erase(message) : std::next(message);
+  }
+  return Status::Ok();
+}
+
+void MessagePassage::Impl::Fail(const Status& status, const core::Work& work) {
+  if (CudaHasGone()) return Stop({StatusCode::kShutDown, status.message()}, std::nullopt);
+  core::Origin origin = status.origin();
+  if (origin.rank < 0) origin.rank = options.rank;
+  const Status reason(status.code(), MessageText(work) + ": " + status.message(),
+                      std::move(origin));
+  CallOut([&] { Stop(reason, core::TensorName(work.request.key)); });
+}
+
+// The process exits, and CUDA's own end has come before ours.
+bool MessagePassage::Impl::CudaHasGone() const {
+  int capture = 0;
+  return outward != nullptr && options.device->api().StreamIsCapturing(
+                                   outward->handle(), &capture) == cuda::Error::kDeinitialized;
+}
+
+void MessagePassage::Impl::End(bool failed) {
+  // What is copied now ends by itself, unless the device is stuck. What one still does that has
+  // failed nobody knows.
+  bool copied = false;
+  const core::TimePoint limit = core::Clock::now() + kGrace;
+  while (!copied && !failed && core::Clock::now() < limit) {
+    copied = true;
+    for (Message& message : under_way) {
+      failed |= message.copies() && !message.copied->Poll(&message.is_copied).ok();
+      copied &= !message.copies();
+    }
+    if (!copied && !failed) std::this_thread::sleep_for(kLongestPause);
+  }
+  if (!copied) {
+    KeepForever(std::make_shared<std::list<Message>>(std::move(under_way)));
+    if (outward != nullptr) outward->LeaveBehind();
+    if (inward != nullptr) inward->LeaveBehind();
+    KeepForever(std::shared_ptr<PinnedBlocks>(std::move(blocks)));
+  }
+  // On this thread, whose device it is.
+  under_way.clear();
+  blocks.reset();
+  events.reset();
+  inward.reset();
+  outward.reset();
+}
+
+void MessagePassage::Impl::CallOut(const std::function<void()>& call) {
+  {
+    core::MutexLock lock(mutex);
+    if (left) return;
+    calling_out = true;
+  }
+  call();
+  core::MutexLock lock(mutex);
+  calling_out = false;
+  changed.NotifyAll();
+}
+
+void MessagePassage::Impl::Run() {
+  Status status;
+  while (status.ok() && AwaitWork()) {
+    bool moved = false;
+    status = AdvanceAll(&moved);
+    if (moved) pause = kFirstPause;
+  }
+  End(!status.ok());
+  core::MutexLock lock(mutex);
+  gone = true;
+  changed.NotifyAll();
+}
+
+// ---- the passage ----
+
+MessagePassage::MessagePassage(MessagePassageOptions options)
+    : impl_(std::make_shared<Impl>(std::move(options))) {
+  // The thread keeps what it uses, whatever becomes of this object.
+  impl_->thread = std::thread([impl = impl_] { impl->Run(); });
+}
+
+MessagePassage::~MessagePassage() {
+  bool gone = false;
+  {
+    core::MutexLock lock(impl_->mutex);
+    impl_->quit = true;
+    impl_->changed.NotifyAll();
+    const core::TimePoint limit = core::Clock::now() + kGoodBye;
+    while (!impl_->gone && (impl_->calling_out || core::Clock::now() < limit)) {
+      impl_->changed.WaitUntil(impl_->mutex, impl_->calling_out ? core::TimePoint::max() : limit);
+    }
+    gone = impl_->gone;
+    impl_->left = !gone;
+  }
+  if (gone) {
+    impl_->thread.join();
+  } else {
+    impl_->thread.detach();
+    Abandon({StatusCode::kShutDown, "the session has ended"});
+    KeepForever(impl_);
+  }
+}
+
+MessagePassage::HostPart MessagePassage::Start(core::WorkPtr work) {
+  auto signature = std::make_shared<core::Signature>(*work->request.signature);
+  signature->device = core::DeviceKind::kHost;
+  signature->slot = 0;
+  Message message;
+  message.host = std::make_shared<core::Work>();
+  message.host->request.key = work->request.key;
+  message.host->request.signature = std::move(signature);
+  message.host->peer = work->peer;
+  message.host->tag = work->tag;
+  message.host->handle = std::make_shared<core::HandleState>(
+      [of = std::weak_ptr<Impl>(impl_)] {
+        if (const auto impl = of.lock()) impl->Ring();
+      },
+      nullptr, work->request.key);
+  message.host->handle->BeginWait();  // so that its end rings
+  message.there = std::make_shared<std::atomic<bool>>(false);
+  message.work = std::move(work);
+  HostPart part{message.host, message.there};
+  Status refused;
+  {
+    core::MutexLock lock(impl_->mutex);
+    refused = impl_->why;
+    if (refused.ok()) {
+      message.number = impl_->next_number++;
+      impl_->unfinished.emplace(message.number, message.work);
+      impl_->fresh.push_back(message);
+      impl_->rung = true;
+      impl_->changed.NotifyAll();
+    }
+  }
+  if (refused.ok()) return part;
+  message.work->handle->Complete(refused);
+  return {};
+}
+
+void MessagePassage::Abandon(const Status& why) {
+  impl_->Stop(why.ok() ? Status(StatusCode::kAborted, "abandoned") : why, std::nullopt);
+}
+
+}  // namespace sirtaki::ops::nccl

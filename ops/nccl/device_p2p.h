@@ -1,0 +1,59 @@
+// Messages of tensors on a GPU, which go through pinned memory of the host: there they are messages
+// like any other, and the other side may be on a GPU or not.
+//
+//   send:     device -> pinned, behind the tensor's event; the host sends when the copy is there
+//   receive:  the host receives; pinned -> device; whoever uses the tensor waits for the copy
+//
+// The copies have streams of their own: neither waits for collectives, nor one way for the other.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/base/status.h"
+#include "core/engine/work.h"
+#include "ops/cuda/device.h"
+#include "ops/host/p2p.h"
+
+namespace sirtaki::ops::nccl {
+
+struct MessagePassageOptions {
+  std::shared_ptr<cuda::Device> device;
+  int rank = 0;  // for texts
+  // A copy failed: called once, from the passage's thread.
+  std::function<void(const core::Status& why, const std::string& tensor)> on_failure;
+  // The memory of a message is there (rings the engine's doorbell).
+  std::function<void()> on_progress;
+};
+
+// Of one device. Thread-safe; nothing here blocks but the destructor. No lock is held while a
+// callback, a handle or CUDA is called. The handle of a send completes when the host has sent it,
+// that of a receive when the copy to the device is launched; the tensors are kept until the device
+// is through. The first failure, or Abandon, completes every handle with that status. The callbacks
+// are not called after the destructor.
+class MessagePassage {
+ public:
+  // The host's part of a message: for HostLanes::StartMessage.
+  struct HostPart {
+    core::WorkPtr work;  // null: it has failed here
+    MessageGate there;
+  };
+
+  explicit MessagePassage(MessagePassageOptions options);
+  // After the host lanes, which complete what they still have: so do the messages here. Leaves
+  // behind what is stuck.
+  ~MessagePassage();
+  MessagePassage(const MessagePassage&) = delete;
+  MessagePassage& operator=(const MessagePassage&) = delete;
+
+  // `work`: a cuda::DeviceWork on the device, of kind kSend or kReceive.
+  HostPart Start(core::WorkPtr work);
+  void Abandon(const core::Status& why);
+
+ private:
+  struct Impl;
+  const std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace sirtaki::ops::nccl

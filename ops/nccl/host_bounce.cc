@@ -1,0 +1,114 @@
+#include "ops/nccl/host_bounce.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "ops/base/bytes.h"
+#include "ops/groups/runs.h"
+#include "ops/nccl/group_launch.h"
+
+namespace sirtaki::ops::nccl {
+namespace {
+
+using core::Status;
+using cuda::CopyKind;
+
+constexpr std::int64_t kAlignment = 64;  // what vector instructions like
+
+std::int64_t BytesOfItem(const core::RunItem& item) {
+  return item.signature->ElementCount() * BytesOf(item.signature->dtype);
+}
+
+std::int64_t Place(std::int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+}  // namespace
+
+Status Copy(const PassageContext& context, void* to, const void* from, std::int64_t bytes,
+            CopyKind kind) {
+  if (bytes == 0) return Status::Ok();
+  const cuda::Api& cuda = context.stream.device().api();
+  return cuda::Check(
+      cuda,
+      cuda.MemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, context.stream.handle()),
+      "cudaMemcpyAsync");
+}
+
+Status AwaitStream(const PassageContext& context) {
+  cuda::EventPtr event;
+  Status status = context.events.Take(&event);
+  if (status.ok()) status = event->Record(context.stream.handle());
+  if (!status.ok()) return status;
+  return context.await([&event](bool* over) { return event->Poll(over); });
+}
+
+Status AwaitHost(const PassageContext& context, const HostPassage& passage) {
+  for (const core::WorkPtr& work : passage.works) {
+    Status status = context.await([&work](bool* over) {
+      *over = work->handle->done();
+      return Status::Ok();
+    });
+    if (status.ok()) status = work->handle->status();
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostPassagePtr* passage) {
+  auto part = std::make_shared<GroupTask>(group);
+  auto made = std::make_shared<HostPassage>();
+  for (core::RunItem& item : part->items) {
+    auto signature = std::make_shared<core::Signature>(*item.signature);
+    signature->device = core::DeviceKind::kHost;
+    item.signature = signature;
+    if (item.work == nullptr) continue;
+    auto work = std::make_shared<core::Work>();
+    work->request = item.work->request;
+    work->request.signature = signature;
+    work->handle = std::make_shared<core::HandleState>(nullptr, nullptr);
+    work->deadline = item.work->deadline;
+    work->submitted = item.work->submitted;
+    made->works.push_back(work);
+    item.work = std::move(work);
+  }
+  if (!made->works.empty()) {
+    part->inputs_there = made->there;
+    part->of_device = true;
+    *passage = std::move(made);
+  }
+  return part;
+}
+
+Status PassThroughHost(const PassageContext& context, const GroupTask& group,
+                       HostPassage& passage) {
+  std::int64_t bytes = 0;
+  for (const core::RunItem& item : group.items) bytes += Place(BytesOfItem(item));
+  void* memory = nullptr;
+  Status status = context.host.Reserve(bytes, &memory);
+  if (status.ok()) status = AwaitProducers(context.stream, group);
+  auto* next = static_cast<std::byte*>(memory);
+  for (std::size_t i = 0; i < group.items.size() && status.ok(); ++i) {
+    const core::RunItem& item = group.items[i];
+    passage.works[i]->input = next;
+    passage.works[i]->output = next;
+    if (const void* const input = ReducedInput(item)) {
+      status = Copy(context, next, input, BytesOfItem(item), CopyKind::kDeviceToHost);
+    }
+    next += Place(BytesOfItem(item));
+  }
+  if (status.ok()) status = AwaitStream(context);
+  if (!status.ok()) return status;
+  passage.there->store(true, std::memory_order_release);
+  status = AwaitHost(context, passage);
+  for (std::size_t i = 0; i < group.items.size() && status.ok(); ++i) {
+    status = Copy(context, group.items[i].work->output, passage.works[i]->output,
+                  BytesOfItem(group.items[i]), CopyKind::kHostToDevice);
+  }
+  // The pages serve the next group.
+  return status.ok() ? AwaitStream(context) : status;
+}
+
+}  // namespace sirtaki::ops::nccl

@@ -1,0 +1,52 @@
+// What GPUs do not compute themselves, which is Adasum: the tensors of a group go to pages of the
+// host, the host lanes reduce them as any, and they come back. The host's part has its place in the
+// order like all host work; it begins when the tensors are there.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/engine/work.h"
+#include "ops/cuda/device.h"
+#include "ops/groups/group_run.h"
+#include "ops/nccl/device_memory.h"
+
+namespace sirtaki::ops::nccl {
+
+// Shared by the lane that brings the tensors and the one that reduces them.
+struct HostPassage {
+  std::vector<core::WorkPtr> works;  // by item; in place, in memory that is set before `there`
+  std::shared_ptr<std::atomic<bool>> there = std::make_shared<std::atomic<bool>>(false);
+  bool in_slices = false;  // this rank's slice of the group alone passes (ops/nccl/host_hierarchy)
+};
+using HostPassagePtr = std::shared_ptr<HostPassage>;
+
+// The host's part of a group on a device, for HostLanes::StartLarge. `passage`: null if this rank
+// has joined, which then takes part on the host alone.
+std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostPassagePtr* passage);
+
+// On the device's lane. Returns when the results are in the tensors. Errors: those of CUDA, and of
+// the host's part.
+struct PassageContext {
+  const cuda::Stream& stream;
+  cuda::EventPool& events;
+  PinnedMemory& host;
+  // Returns when this says so, or with the error that ends the wait.
+  std::function<core::Status(const std::function<core::Status(bool* over)>&)> await;
+};
+core::Status PassThroughHost(const PassageContext& context, const GroupTask& group,
+                             HostPassage& passage);
+
+// ---- its steps ----
+
+core::Status Copy(const PassageContext& context, void* to, const void* from, std::int64_t bytes,
+                  cuda::CopyKind kind);
+// Until the device has come here.
+core::Status AwaitStream(const PassageContext& context);
+// Until the host has done its part.
+core::Status AwaitHost(const PassageContext& context, const HostPassage& passage);
+
+}  // namespace sirtaki::ops::nccl

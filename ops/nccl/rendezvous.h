@@ -1,0 +1,44 @@
+// What the members of a set tell each other, through the host, before they make a communicator on
+// their GPUs.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/engine/work.h"
+#include "ops/nccl/host_slices.h"
+#include "ops/nccl/nccl_api.h"
+
+namespace sirtaki::ops::nccl {
+
+// One member's word. Travels as it is: the ranks of a job run on machines of one kind.
+struct Introduction {
+  std::int32_t failed = 0;   // then `text` says why this member cannot take part
+  std::int32_t version = 0;  // of its NCCL
+  UniqueId id;               // of the communicator, from the first member
+  UniqueId id_here;          // of that of a host's members, from the first of them
+  std::array<char, 240> text{};
+
+  static Introduction Of(int version, const UniqueId& id, const UniqueId& id_here);
+  static Introduction Failure(const core::Status& why);
+};
+
+// Shared by whoever tells and whoever waits; changed until `told` is done.
+struct Meeting {
+  std::int64_t members = 0;
+  core::HandlePtr told;
+  Introduction own;
+  std::vector<Introduction> all;  // by member
+  HostSlicesPtr slices;           // null: nothing goes by hosts
+};
+using MeetingPtr = std::shared_ptr<Meeting>;
+
+// Ok if they can make a communicator; else the same error at all: kUnsupported naming the member
+// that cannot (its rank), or the versions that differ.
+core::Status Judge(const std::vector<Introduction>& all, const core::RankRanges& members);
+
+}  // namespace sirtaki::ops::nccl

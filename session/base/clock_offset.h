@@ -1,0 +1,33 @@
+// How far the clock of each host is from rank 0's, so that what the ranks record can be put on one
+// time line.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/topology.h"
+#include "core/base/types.h"
+#include "session/base/medium.h"
+
+namespace sirtaki::frameworks {
+
+// When a rank began to tell the others something, and when it had heard all of them, each by its
+// own clock.
+struct ClockReading {
+  core::TimePoint before{};
+  core::TimePoint after{};
+};
+
+// What has to be added to this rank's clock to give rank 0's. `rounds`: of each exchange the
+// readings of all ranks. Nobody has heard all before all have begun to tell, which bounds the
+// offset from both sides; it is taken in the middle, and as 0 on rank 0's host. The ranks of a host
+// have one clock; if they turn out not to, each counts for itself. Pure.
+core::Duration EstimateOffset(std::span<const std::vector<ClockReading>> rounds,
+                              const core::Topology& topology);
+
+// Collective over the world, and nothing at all if that is one host. Errors: those of
+// Medium::Exchange.
+core::Status MeasureOffset(Medium& medium, core::TimePoint deadline, core::Duration* offset);
+
+}  // namespace sirtaki::frameworks

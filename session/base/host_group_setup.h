@@ -1,0 +1,55 @@
+// What the ranks of a host share, put together over any medium: the local group, the transport and
+// the backend that use it where it reaches, and the medium's own where it does not.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/protocol/transport.h"
+#include "ops/base/backend.h"
+#include "ops/between_hosts/backend_selection.h"
+#include "ops/between_hosts/hierarchy.h"
+#include "ops/shm/backend.h"
+#include "ops/shm/local_group.h"
+#include "ops/shm/transport.h"
+#include "session/base/medium.h"
+
+namespace sirtaki::frameworks {
+
+// Owned by a medium; destroyed before what it was given.
+class SharedParts {
+ public:
+  // Collective over the world, by `medium`'s Exchange: the ranks of each host meet in shared
+  // memory. `pool`: of this process; may be null. Where ranks of a host cannot share memory all of
+  // them do without, and the lowest of them says so once; kUnsupported on every rank if it is
+  // required. Sets options->serialized where the medium has to carry what they would have shared,
+  // and its threads race.
+  static core::Status Meet(Medium& medium, ConnectOptions* options, core::TimePoint deadline,
+                           ops::shm::LocalGroupOptions group, std::unique_ptr<SharedParts>* parts);
+
+  // Puts the parts together. `transport`, `backend`: the medium's own. Called once, after Meet.
+  core::Status Assemble(const Topology& topology, const ConnectOptions& options,
+                        core::Transport& transport, ops::Backend& backend);
+
+  core::Transport& transport() { return shm_transport_ ? *shm_transport_ : *medium_transport_; }
+  ops::Backend& backend() { return *selecting_; }
+  // For the line that init logs; empty if the ranks are on one host.
+  std::string description() const;
+
+ private:
+  SharedParts() = default;
+
+  std::vector<bool> shares_;  // by host: its ranks share memory
+  core::Transport* medium_transport_ = nullptr;
+  // In the order in which they are made; the last ends first.
+  std::unique_ptr<ops::shm::LocalGroup> group_;  // null: this host's ranks share no memory
+  std::unique_ptr<core::Transport> shm_transport_;
+  std::unique_ptr<ops::shm::Backend> shm_backend_;
+  std::unique_ptr<ops::Hierarchy> hierarchy_;  // null: it is off
+  std::unique_ptr<ops::Backend> selecting_;
+  bool one_host_ = true;
+};
+
+}  // namespace sirtaki::frameworks

@@ -1,0 +1,69 @@
+// What a session stands on: the way its ranks start together, send messages and move data. One for
+// MPI (session_mpi.cc), one for threads of a process (inproc_world.cc).
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/base/rank_ranges.h"
+#include "core/base/status.h"
+#include "core/base/topology.h"
+#include "core/base/types.h"
+#include "core/config/config.h"
+#include "core/protocol/transport.h"
+#include "ops/base/backend.h"
+
+namespace sirtaki::frameworks {
+
+using core::Topology;
+
+// What the ranks have agreed on before they connect.
+struct ConnectOptions {
+  core::Config config;
+  // Some rank's medium allows one call at a time, so the large lane has no thread anywhere. Connect
+  // may set it, on all ranks alike.
+  bool serialized = false;
+  bool spin = true;  // short waits keep their core
+};
+
+// Owned by the session, which destroys it after everything that uses it.
+class Medium {
+ public:
+  virtual ~Medium() = default;
+
+  virtual const Topology& topology() const = 0;
+  virtual std::string description() const = 0;  // "Open MPI v4.1.4, MPI_THREAD_MULTIPLE"
+  // True: one call at a time here, so the large lane may have no thread of its own, on no rank.
+  virtual bool serialized() const = 0;
+  // True: this rank's medium is one for a single thread if it carries data between ranks of a host.
+  virtual bool threads_race() const { return false; }
+
+  // ---- at the start, on the thread that calls init ----
+
+  // Every rank gives a string and gets all of them, by rank. Collective over the world.
+  virtual core::Status Exchange(const std::string& mine, core::TimePoint deadline,
+                                std::vector<std::string>* all) = 0;
+  // Makes the transport and the backend. Collective; not called in a world of one rank.
+  virtual core::Status Connect(ConnectOptions* options, core::TimePoint deadline) = 0;
+
+  // ---- after Connect ----
+  virtual core::Transport& transport() = 0;
+  virtual ops::Backend& backend() = 0;
+
+  // A communicator of MPI for the program, of these ranks; collective over them, who are all there.
+  virtual core::Status MakeCommunicator(core::SetNumber /*set*/,
+                                        const core::RankRanges& /*members*/,
+                                        int* /*fortran_handle*/) {
+    return {core::StatusCode::kUnsupported, "this session does not run over MPI"};
+  }
+
+  // The group has failed. Thread-safe, never blocks.
+  virtual void NoteFault() = 0;
+  // All ranks have left the session, without a fault.
+  virtual void NoteOrderlyEnd() = 0;
+  // `shutdown` is called if the medium is about to end before the session does.
+  virtual core::Status BeforeEnd(std::function<void()> shutdown) = 0;
+};
+
+}  // namespace sirtaki::frameworks

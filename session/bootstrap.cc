@@ -1,0 +1,129 @@
+#include "session/bootstrap.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <random>
+#include <vector>
+
+#include "core/base/byte_codec.h"
+
+namespace sirtaki::frameworks {
+
+using core::ByteReader;
+using core::ByteWriter;
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+constexpr std::size_t kMaxText = std::size_t{1} << 20;
+constexpr std::size_t kMaxRanges = std::size_t{1} << 16;
+constexpr auto kLastCode = static_cast<std::uint8_t>(StatusCode::kUnsupported);
+
+void Put(const Status& status, ByteWriter& out) {
+  out.Byte(static_cast<std::uint8_t>(status.code()));
+  out.Text(std::string_view(status.message()).substr(0, kMaxText));
+}
+
+Status GetStatus(ByteReader& in) {
+  const auto code = static_cast<StatusCode>(in.ByteUpTo("status code", kLastCode));
+  std::string message = in.Text("status text", kMaxText);
+  return code == StatusCode::kOk ? Status::Ok() : Status(code, std::move(message));
+}
+
+std::string TakeString(ByteWriter& out) {
+  const std::vector<std::byte> bytes = out.Take();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+ByteReader ReaderOf(std::string_view bytes) {
+  return ByteReader({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()});
+}
+
+std::uint64_t RandomToken() {
+  std::random_device device;
+  return (std::uint64_t{device()} << 32) ^ device();
+}
+
+}  // namespace
+
+Greeting Greet(const Status& parsed, const core::Config& config, bool serialized) {
+  return {parsed, config, core::CpusOfThisProcess(), serialized, RandomToken(), core::Clock::now()};
+}
+
+core::RankRanges SerializedRanks(std::span<const Greeting> by_rank) {
+  core::RankRanges ranks;
+  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (by_rank[rank].serialized) ranks.Add(static_cast<int>(rank));
+  }
+  return ranks;
+}
+
+std::string Serialize(const Greeting& greeting) {
+  ByteWriter out;
+  Put(greeting.status, out);
+  out.Text(core::SerializeConfig(greeting.config));
+  out.Varint(greeting.cpus.cpus.ranges().size());
+  for (const core::RankRange& range : greeting.cpus.cpus.ranges()) {
+    out.Varint(static_cast<std::uint64_t>(range.first));
+    out.Varint(static_cast<std::uint64_t>(range.last));
+  }
+  out.Fixed64(std::bit_cast<std::uint64_t>(greeting.cpus.quota));
+  out.Byte(greeting.serialized ? 1 : 0);
+  out.Fixed64(greeting.token);
+  out.Fixed64(static_cast<std::uint64_t>(greeting.clock.time_since_epoch().count()));
+  return TakeString(out);
+}
+
+Status Deserialize(std::string_view bytes, Greeting* greeting) {
+  constexpr std::uint64_t kMaxCpu = 1 << 24;
+  ByteReader in = ReaderOf(bytes);
+  greeting->status = GetStatus(in);
+  const std::string config = in.Text("options", kMaxText);
+  greeting->cpus.cpus.Clear();
+  for (std::size_t left = in.Count("cpu ranges", 2, kMaxRanges); left > 0 && in.ok(); --left) {
+    const auto first = static_cast<int>(in.Varint("first cpu", kMaxCpu));
+    const auto last = static_cast<int>(in.Varint("last cpu", kMaxCpu));
+    greeting->cpus.cpus.Add(core::RankRanges::Span(first, last));
+  }
+  greeting->cpus.quota = std::bit_cast<double>(in.Fixed64("quota"));
+  if (!(greeting->cpus.quota >= 0)) greeting->cpus.quota = 0;
+  greeting->serialized = in.ByteUpTo("serialized", 1) != 0;
+  greeting->token = in.Fixed64("token");
+  greeting->clock = core::TimePoint(core::Duration(static_cast<std::int64_t>(in.Fixed64("clock"))));
+  in.ExpectEnd();
+  if (!in.ok()) return in.status();
+  return core::DeserializeConfig(config, &greeting->config);
+}
+
+std::string SerializeStatus(const Status& status) {
+  ByteWriter out;
+  Put(status, out);
+  return TakeString(out);
+}
+
+Status FirstFailure(std::span<const Status> by_rank) {
+  const auto failed = std::find_if(by_rank.begin(), by_rank.end(),
+                                   [](const Status& status) { return !status.ok(); });
+  if (failed == by_rank.end()) return Status::Ok();
+  const auto same = [&](const Status& status) {
+    return status.code() == failed->code() && status.message() == failed->message();
+  };
+  if (std::all_of(by_rank.begin(), by_rank.end(), same)) return {failed->code(), failed->message()};
+  const auto rank = static_cast<int>(failed - by_rank.begin());
+  return {failed->code(), "rank " + std::to_string(rank) + " cannot start: " + failed->message(),
+          core::Origin{rank, {}, {}}};
+}
+
+Status FirstFailure(std::span<const std::string> serialized_by_rank) {
+  std::vector<Status> statuses;
+  for (const std::string& bytes : serialized_by_rank) {
+    ByteReader in = ReaderOf(bytes);
+    Status status = GetStatus(in);
+    statuses.push_back(in.ok() ? std::move(status) : in.status());
+  }
+  return FirstFailure(statuses);
+}
+
+}  // namespace sirtaki::frameworks

@@ -1,0 +1,43 @@
+// What the ranks tell each other at init, and what follows from it on all of them alike. Pure, but
+// for Greet, which gathers what is known of this process.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/base/rank_ranges.h"
+#include "core/base/status.h"
+#include "core/config/config.h"
+#include "core/machine/cores.h"
+
+namespace sirtaki::frameworks {
+
+struct Greeting {
+  core::Status status;  // of parsing the options
+  core::Config config;
+  core::CpuShare cpus;
+  bool serialized = false;  // the medium allows one call at a time here
+  std::uint64_t token = 0;  // random; rank 0's tells this session's messages from those of another
+  core::TimePoint clock{};  // rank 0's is time 0 of what is recorded
+};
+
+Greeting Greet(const core::Status& parsed, const core::Config& config, bool serialized);
+
+// The ranks whose medium allows one call at a time. If there is any, all ranks do without a thread
+// for the large lane: one that has it calls the medium in another way, which the others would not
+// match.
+core::RankRanges SerializedRanks(std::span<const Greeting> by_rank);
+
+// The bytes survive any damage (kProtocol).
+std::string Serialize(const Greeting& greeting);
+core::Status Deserialize(std::string_view bytes, Greeting* greeting);
+
+std::string SerializeStatus(const core::Status& status);
+
+// The first failure by rank, as every rank shall see it: it names the rank unless all say the same.
+core::Status FirstFailure(std::span<const core::Status> by_rank);
+core::Status FirstFailure(std::span<const std::string> serialized_by_rank);
+
+}  // namespace sirtaki::frameworks

@@ -1,0 +1,55 @@
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "core/base/thread_annotations.h"
+#include "session/session.h"
+
+namespace sirtaki::frameworks {
+
+namespace {
+
+struct Holder {
+  core::Mutex mutex;
+  std::shared_ptr<Session> session SIRTAKI_GUARDED_BY(mutex);
+  bool registered SIRTAKI_GUARDED_BY(mutex) = false;
+};
+
+Holder& TheHolder() {
+  static Holder& holder = *new Holder;  // never destroyed: calls may come while the process exits
+  return holder;
+}
+
+// The others wait for a rank that ends well. One that ends with a code has failed: they are told,
+// and it does not wait for them, so that it is the first to end.
+void EndWithProgram(int code, void* /*unused*/) {
+  const auto last = DefaultSession();
+  if (!last) return;
+  const std::string why =
+      "the program exited" + (code == 0 ? "" : " with code " + std::to_string(code));
+  if (code != 0 && last->is_alive() && last->Check().ok() && last->topology().size > 1) {
+    last->Abort(why);
+    last->NoteSeen(last->fault());  // what the code is due to the program knows
+  }
+  last->ShutdownAndLog(why);
+}
+
+}  // namespace
+
+std::shared_ptr<Session> DefaultSession() {
+  Holder& holder = TheHolder();
+  core::MutexLock lock(holder.mutex);
+  return holder.session;
+}
+
+void SetDefaultSession(std::shared_ptr<Session> session) {
+  Holder& holder = TheHolder();
+  core::MutexLock lock(holder.mutex);
+  holder.session.swap(session);
+  if (!holder.session || holder.registered) return;
+  // Registered after the medium has registered its own end, so it runs before that. Of glibc:
+  // atexit does not tell the code.
+  holder.registered = on_exit(&EndWithProgram, nullptr) == 0;
+}
+
+}  // namespace sirtaki::frameworks

@@ -1,0 +1,159 @@
+#include "session/inproc/inproc_world.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "core/base/rank_ranges.h"
+#include "core/base/thread_annotations.h"
+#include "ops/inproc/inproc_backend.h"
+#include "session/base/host_group_setup.h"
+#include "session/base/process_pool.h"
+
+namespace sirtaki::frameworks {
+
+using core::Status;
+
+namespace {
+
+Topology TopologyOf(int rank, const std::vector<int>& host_of_rank) {
+  std::vector<core::Place> places;
+  std::map<int, int> lowest;  // rank by host
+  for (std::size_t other = 0; other < host_of_rank.size(); ++other) {
+    const int host = host_of_rank[other];
+    const int first = lowest.try_emplace(host, static_cast<int>(other)).first->second;
+    places.push_back({"inproc" + std::to_string(host), first});
+  }
+  return core::BuildTopology(rank, places);
+}
+
+}  // namespace
+
+// Where the ranks exchange strings, and what they share, by the number of the session.
+struct InprocWorld::Meetings {
+  struct Table {
+    std::vector<std::optional<std::string>> told;
+    int left = 0;  // ranks that have read it
+  };
+
+  core::Mutex mutex;
+  core::CondVar changed;
+  std::vector<int> sessions SIRTAKI_GUARDED_BY(mutex);  // begun, by rank
+  std::set<int> serialized SIRTAKI_GUARDED_BY(mutex);
+  Sharing sharing SIRTAKI_GUARDED_BY(mutex) = Sharing::kNone;
+  std::map<std::pair<int, int>, Table> tables SIRTAKI_GUARDED_BY(mutex);  // by session and step
+  std::map<int, std::weak_ptr<ops::InprocWorld>> data SIRTAKI_GUARDED_BY(mutex);  // by session
+};
+
+class InprocWorld::InprocMedium final : public Medium {
+ public:
+  InprocMedium(std::shared_ptr<InprocWorld> world, int rank, int session, bool serialized,
+               Sharing sharing, std::shared_ptr<ops::InprocWorld> data)
+      : world_(std::move(world)),
+        data_(std::move(data)),
+        session_(session),
+        serialized_(serialized),
+        sharing_(sharing),
+        topology_(TopologyOf(rank, world_->host_of_rank_)) {}
+
+  const Topology& topology() const override { return topology_; }
+  std::string description() const override {
+    const std::string shared = shared_ ? shared_->description() : "";
+    return "in-process" + (shared.empty() ? "" : "; " + shared);
+  }
+  bool serialized() const override { return serialized_; }
+
+  Status Exchange(const std::string& mine, core::TimePoint deadline,
+                  std::vector<std::string>* all) override {
+    Meetings& meetings = *world_->meetings_;
+    const std::pair<int, int> place{session_, step_++};
+    core::MutexLock lock(meetings.mutex);
+    Meetings::Table& table = meetings.tables[place];
+    table.told.resize(static_cast<std::size_t>(topology_.size));
+    table.told[static_cast<std::size_t>(topology_.rank)] = mine;
+    meetings.changed.NotifyAll();
+    core::RankRanges missing;
+    do {
+      missing.Clear();
+      for (int rank = 0; rank < topology_.size; ++rank) {
+        if (!table.told[static_cast<std::size_t>(rank)]) missing.Add(rank);
+      }
+    } while (!missing.empty() && meetings.changed.WaitUntil(meetings.mutex, deadline));
+    if (!missing.empty()) {
+      return {core::StatusCode::kTimedOut,
+              "not every rank has started in time; missing: " + missing.ToString()};
+    }
+    all->clear();
+    for (const std::optional<std::string>& told : table.told) all->push_back(*told);
+    if (++table.left == topology_.size) meetings.tables.erase(place);
+    return Status::Ok();
+  }
+
+  Status Connect(ConnectOptions* options, core::TimePoint deadline) override {
+    transport_ = world_->hub_.Connect(topology_.rank);
+    backend_ = data_->Connect(topology_.rank);
+    if (sharing_ == Sharing::kNone) return Status::Ok();
+    ops::shm::LocalGroupOptions group;
+    group.rank = topology_.rank;
+    group.threads_share_all = sharing_ == Sharing::kDirect;
+    if (sharing_ == Sharing::kPooled)
+      group.pool = PoolOfProcess(options->config, topology_.local_size);
+    Status status = SharedParts::Meet(*this, options, deadline, std::move(group), &shared_);
+    if (!status.ok()) return status;
+    return shared_->Assemble(topology_, *options, *transport_, *backend_);
+  }
+
+  core::Transport& transport() override { return shared_ ? shared_->transport() : *transport_; }
+  ops::Backend& backend() override { return shared_ ? shared_->backend() : *backend_; }
+  void NoteFault() override {}
+  void NoteOrderlyEnd() override {}
+  Status BeforeEnd(std::function<void()> /*shutdown*/) override { return Status::Ok(); }
+
+ private:
+  const std::shared_ptr<InprocWorld> world_;
+  const std::shared_ptr<ops::InprocWorld> data_;
+  const int session_;
+  const bool serialized_;
+  const Sharing sharing_;
+  int step_ = 0;
+  const Topology topology_;
+  std::unique_ptr<core::Transport> transport_;
+  std::unique_ptr<ops::Backend> backend_;
+  std::unique_ptr<SharedParts> shared_;
+};
+
+InprocWorld::InprocWorld(int size, std::vector<int> host_of_rank)
+    : hub_(size),
+      host_of_rank_(host_of_rank.empty() ? std::vector<int>(static_cast<std::size_t>(size), 0)
+                                         : std::move(host_of_rank)),
+      meetings_(std::make_unique<Meetings>()) {
+  core::MutexLock lock(meetings_->mutex);
+  meetings_->sessions.resize(static_cast<std::size_t>(size));
+}
+
+InprocWorld::~InprocWorld() = default;
+
+void InprocWorld::Serialize(int rank) {
+  core::MutexLock lock(meetings_->mutex);
+  meetings_->serialized.insert(rank);
+}
+
+void InprocWorld::Share(Sharing sharing) {
+  core::MutexLock lock(meetings_->mutex);
+  meetings_->sharing = sharing;
+}
+
+std::unique_ptr<Medium> InprocWorld::Join(int rank) {
+  core::MutexLock lock(meetings_->mutex);
+  const int session = meetings_->sessions[static_cast<std::size_t>(rank)]++;
+  std::weak_ptr<ops::InprocWorld>& shared = meetings_->data[session];
+  std::shared_ptr<ops::InprocWorld> data = shared.lock();
+  if (!data) shared = data = std::make_shared<ops::InprocWorld>(size());
+  const bool serialized = meetings_->serialized.count(rank) != 0;
+  return std::make_unique<InprocMedium>(shared_from_this(), rank, session, serialized,
+                                        meetings_->sharing, std::move(data));
+}
+
+}  // namespace sirtaki::frameworks

@@ -1,0 +1,263 @@
+#include "session/session.h"
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "core/base/log.h"
+#include "core/machine/fork_guard.h"
+#include "core/machine/memory_source.h"
+#include "ops/base/keep_forever.h"
+#include "session/base/devices.h"
+#include "session/session_impl.h"
+#include "session/session_observability.h"
+
+namespace sirtaki::frameworks {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+// How long the end of a failed session waits for operations to return before it leaves them behind.
+constexpr auto kGrace = std::chrono::milliseconds(1000);
+
+Status Refuse(const core::Work& work, Status why) {
+  if (work.handle) {
+    work.handle->Disown();
+    work.handle->Complete(why);
+  }
+  return why;
+}
+
+Status InForkedChild() {
+  return {StatusCode::kNotInitialized,
+          "called after fork(): a child process has no part in its parent's session and cannot "
+          "start its own; start it with exec"};
+}
+
+}  // namespace
+
+Session::Parts::~Parts() {
+  if (hooks) hooks->Detach();
+  if (!engine) return;
+  engine->StopThread();
+  if (!engine->fault().ok()) {
+    const core::TimePoint limit = core::Clock::now() + kGrace;
+    while (!lanes->Idle() && core::Clock::now() < limit) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (!lanes->Idle()) {
+      // A thread is stuck in the medium and refers to it: reachable for ever, ended never.
+      static auto& kept = *new std::vector<std::unique_ptr<Medium>>;
+      static core::Mutex& mutex = *new core::Mutex;
+      core::MutexLock lock(mutex);
+      kept.push_back(std::move(medium));
+    }
+  }
+  lanes.reset();  // calls nothing of the engine afterwards
+  queue.Close({StatusCode::kNotInitialized, "the session has ended"});
+  engine.reset();
+}
+
+Session::Session() : fork_generation_(core::ForkGeneration()) {}
+
+// What a medium leaves in the process (MPI above all) is the parent's, also after its shutdown.
+Status Session::CheckFork() {
+  static const int begun_in = core::ForkGeneration();
+  return core::ForkGeneration() == begun_in ? Status::Ok() : InForkedChild();
+}
+
+// ---- work ----
+
+Status Session::CheckState() const {
+  if (core::ForkGeneration() != fork_generation_) {
+    return InForkedChild();
+  }
+  if (state_.load(std::memory_order_acquire) != State::kAlive) {
+    return {StatusCode::kNotInitialized, "called after shutdown()"};
+  }
+  return Status::Ok();
+}
+
+Status Session::Check() const {
+  Status status = CheckState();
+  return status.ok() ? fault() : status;
+}
+
+bool Session::is_alive() const { return CheckState().ok(); }
+
+Status Session::fault() const {
+  if (core::ForkGeneration() == fork_generation_) {
+    const Call call(*this);
+    if (call.has_parts() && parts_->engine) return parts_->engine->fault();
+  }
+  core::MutexLock lock(end_mutex_);
+  return end_;
+}
+
+Status Session::FindGpu(int index, std::shared_ptr<Gpu>* gpu) {
+  Status status = CheckState();
+  // A world of one rank can do without them.
+  const GpuLibraries& libraries = devices_->libraries();
+  if (status.ok() && topology_.size > 1 && libraries.kernels == nullptr) {
+    status = Status(StatusCode::kUnsupported, libraries.why_no_kernels);
+  }
+  return status.ok() ? devices_->Find(index, gpu) : status;
+}
+
+core::HandlePtr Session::MakeHandle(const core::Key& key) {
+  const Call call(*this);
+  if (call.has_parts() && CheckState().ok()) {
+    if (parts_->engine) return parts_->engine->MakeHandle(key);
+    return core::HandleHooks::MakeHandle(parts_->hooks, key);
+  }
+  return std::make_shared<core::HandleState>(nullptr, nullptr);
+}
+
+Status Session::Submit(const core::WorkPtr& work, bool will_wait) {
+  const Call call(*this);
+  Status status = CheckState();
+  if (status.ok()) status = CheckMember(*work);
+  if (!status.ok()) return Refuse(*work, std::move(status));
+  return parts_->engine ? parts_->engine->Submit(work, will_wait) : SubmitAlone(work);
+}
+
+Status Session::Wait(core::HandleState& handle, core::TimePoint deadline) {
+  if (handle.done()) return handle.status();
+  if (core::ForkGeneration() != fork_generation_) return CheckState();
+  const Call call(*this);
+  if (call.has_parts()) {
+    return parts_->engine ? parts_->engine->Wait(handle, deadline) : WaitAlone(handle, deadline);
+  }
+  // The end of the session is about to complete it.
+  while (!handle.done() && core::Clock::now() < deadline) std::this_thread::yield();
+  if (handle.done()) return handle.status();
+  return {StatusCode::kTimedOut, "still waiting at the deadline of the wait"};
+}
+
+Session::Limits Session::limits() const {
+  core::MutexLock lock(limits_mutex_);
+  return limits_;
+}
+
+core::Duration Session::NoteLimits(const std::vector<std::int64_t>& values) {
+  core::MutexLock lock(limits_mutex_);
+  if (values.size() == 6) {  // else the lanes refuse them
+    ++limit_changes_;
+    limits_ = {values[0], values[1], values[2], values[3], values[4], values[5]};
+  }
+  return std::chrono::microseconds(limits_.fusion_delay_us);
+}
+
+Status Session::SetLimits(const Limits& limits) {
+  auto change = std::make_shared<core::Signature>();
+  change->kind = core::OpKind::kSetLimits;
+  change->shape = {limits.fusion_bytes, limits.small_bytes,        limits.chunk_bytes,
+                   limits.bucket_bytes, limits.first_bucket_bytes, limits.fusion_delay_us};
+  auto work = std::make_shared<core::Work>();
+  // By the changes that all ranks have seen, those that had joined too.
+  work->request.key = core::Key::Named(
+      core::kWorldSet, "#change of limits " + std::to_string(limit_changes_.load() + 1));
+  work->request.signature = std::move(change);
+  Status status = Submit(work, /*will_wait=*/true);
+  if (!status.ok()) return status;
+  status = Wait(*work->handle);
+  work->handle->Observe();
+  return status;
+}
+
+std::shared_ptr<void> Session::AllocateShared(std::int64_t bytes) {
+  const Call call(*this);
+  const bool has_backend = call.has_parts() && parts_->engine != nullptr;
+  return (has_backend ? parts_->medium->backend().memory() : core::PlainMemory()).Allocate(bytes);
+}
+
+bool Session::IsShared(const void* memory) const {
+  const Call call(*this);
+  const bool has_backend = call.has_parts() && parts_->engine != nullptr;
+  return !has_backend || parts_->medium->backend().memory().Contains(memory);
+}
+
+void Session::Abort(const std::string& reason) {
+  if (core::ForkGeneration() != fork_generation_) return;
+  const Call call(*this);
+  if (!call.has_parts()) return;
+  if (parts_->engine) return parts_->engine->Abort(StatusCode::kAborted, reason);
+  FailAlone({StatusCode::kAborted, reason, {topology_.rank, topology_.host, {}}});
+}
+
+// ---- the end ----
+
+Status Session::Shutdown(const std::string& why) {
+  if (core::ForkGeneration() != fork_generation_) return Status::Ok();
+  core::MutexLock lock(shutdown_mutex_);
+  if (state_ != State::kGone) LeaveAndEnd(why);
+  return fault();
+}
+
+void Session::ShutdownAndLog(const std::string& why) {
+  const Status status = Shutdown(why);
+  if (status.ok()) return;
+  core::Log(fault_seen_ ? core::LogLevel::kDebug : core::LogLevel::kWarning,
+            "shutdown: " + status.ToString());
+}
+
+void Session::NoteSeen(const Status& status) {
+  // The same on all ranks in the end, but a handle may have failed with a cause that an earlier one
+  // replaced: whoever has seen that has not seen this.
+  const Status known = fault();
+  if (!known.ok() && known.code() == status.code() && known.message() == status.message()) {
+    fault_seen_ = true;
+  }
+}
+
+void Session::LeaveAndEnd(const std::string& why) {
+  const std::function<void()> print_summary = config_.summary ? BeginSummary() : nullptr;
+  state_ = State::kLeaving;
+  if (parts_->engine) {
+    Status end = parts_->engine->Leave(why);
+    parts_->engine->StopThread();
+    // Messages that nobody took do not keep the job from ending; those who wait for them are told.
+    if (!parts_->lanes->Running().empty()) {
+      parts_->lanes->Abandon({StatusCode::kShutDown, "the session has ended: " + why});
+    }
+    core::MutexLock lock(end_mutex_);
+    end_ = std::move(end);
+  } else {
+    parts_->queue.Close({StatusCode::kShutDown, "the session has ended: " + why});
+  }
+  if (!fault().ok()) {
+    observation_->NoteFault();
+  } else if (!(parts_->engine && parts_->engine->stuck())) {
+    parts_->medium->NoteOrderlyEnd();
+  }
+  if (print_summary) print_summary();
+  observation_->End();
+  state_ = State::kGone;
+  if (parts_->engine && parts_->engine->stuck()) {
+    // A thread that is stuck in the medium refers to all of it.
+    parts_->medium->NoteFault();
+    ops::KeepForever(std::shared_ptr<Parts>(std::move(parts_)));
+    return;
+  }
+  // Every handle is complete, so the calls that are under way end by themselves.
+  while (calls_.load(std::memory_order_seq_cst) > 0) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  parts_.reset();
+}
+
+Session::~Session() {
+  if (core::ForkGeneration() != fork_generation_) {
+    // Their threads, locks and CUDA are the parent's.
+    static_cast<void>(parts_.release());
+    static_cast<void>(devices_.release());
+    static auto& kept = *new std::vector<std::shared_ptr<Observation>>;
+    kept.push_back(std::move(observation_));
+    return;
+  }
+  static_cast<void>(Shutdown("the session was dropped"));
+}
+
+}  // namespace sirtaki::frameworks

@@ -1,0 +1,258 @@
+// One membership in a job: what lies between init and shutdown on one rank. The place where the
+// parts are put together: transport, backend, lanes, negotiator, queue, engine. Free of LibTorch.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/environment.h"
+#include "core/base/rank_ranges.h"
+#include "core/base/status.h"
+#include "core/base/thread_annotations.h"
+#include "core/base/topology.h"
+#include "core/base/types.h"
+#include "core/config/config.h"
+#include "core/engine/executor.h"
+#include "core/engine/work.h"
+#include "core/trace/flight_record.h"
+#include "core/trace/observer.h"
+
+namespace sirtaki::frameworks {
+
+using core::Topology;
+
+class Devices;
+class Gpu;
+struct GpuLibraries;
+
+// What a rank starts with: the outcome of core::ParseConfig. Its failure is not returned where it
+// happened but told to the others, so that all ranks refuse to start for the same reason.
+struct StartOptions {
+  core::Status parsed;
+  core::Config config;
+  core::EnvironmentView environment = core::EnvironmentView::OfProcess();
+  // Over MPI: the ranks of the job, as MPI's Fortran handle of a communicator; none: all.
+  std::optional<int> communicator = std::nullopt;
+  // What is told of the rank's calls and groups goes there; null: to one of the session's own. In a
+  // world of one rank there is nothing to tell.
+  core::trace::ObserverPtr observer = nullptr;
+  // Sees every batch of agreed work as it is started, under the engine's token: must neither block
+  // nor call the session. Not called in a world of one rank.
+  std::function<void(const core::RunBatch& batch)> on_start;
+  // What works with GPUs; null: those of the process.
+  std::shared_ptr<const GpuLibraries> gpus = nullptr;
+};
+
+class InprocWorld;
+class Medium;
+class Observation;
+
+// Thread-safe. After Shutdown calls fail with kNotInitialized, and so they do in a forked child,
+// saying which of the two it was.
+class Session {
+ public:
+  // Joins the job of the launcher. Collective over the world, on the thread that calls init.
+  // Errors, the same on every rank where the medium allows: what any rank found wrong with its
+  // options, options that differ, and those of mpi::Environment::Start and
+  // mpi::Communicators::Make. In a build without MPI: a job of one rank, or kUnsupported if a
+  // launcher has started several. kNotInitialized in a forked child whose parent had called it.
+  static core::Status CreateMpi(const StartOptions& options, std::shared_ptr<Session>* session);
+
+  // Joins a world of threads. Collective over the world.
+  static core::Status CreateInproc(std::shared_ptr<InprocWorld> world, int rank,
+                                   const StartOptions& options, std::shared_ptr<Session>* session);
+
+  // As Shutdown("the session was dropped") if that was not called; in a forked child nothing is
+  // ended.
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // ---- also after the end ----
+  const Topology& topology() const { return topology_; }
+  const core::Config& config() const { return config_; }  // as agreed
+  int cores_per_rank() const { return cores_per_rank_; }  // this rank's share of the host's, >= 1
+  const std::string& description() const { return description_; }  // the line that init logs
+
+  // Ok while calls are accepted. Otherwise why not: kNotInitialized, or the fault.
+  core::Status Check() const;
+  bool is_alive() const;       // not shut down, not in a forked child; a fault does not matter
+  core::Status fault() const;  // the group's fault; ok while there is none
+
+  // ---- work ----
+
+  // The GPU of CUDA's `index`, on which the program has a tensor. Errors: kUnsupported, or those of
+  // CUDA: why tensors there cannot take part.
+  core::Status FindGpu(int index, std::shared_ptr<Gpu>* gpu);
+
+  // A handle for work of this key, which may outlive the session.
+  core::HandlePtr MakeHandle(const core::Key& key);
+
+  // Accepts work; makes its handle if it has none. Errors, with which the handle is completed as
+  // well: those of Check, kDuplicateName. `will_wait`: the caller goes on to Wait. In a world of
+  // one rank the work is done when this returns. Work on a GPU is an ops::cuda::DeviceWork of what
+  // FindGpu gives, and its slot is in the signature.
+  core::Status Submit(const core::WorkPtr& work, bool will_wait);
+
+  // Drives or sleeps until the handle is done, and gives its status; kTimedOut at `deadline`.
+  core::Status Wait(core::HandleState& handle, core::TimePoint deadline = core::TimePoint::max());
+
+  // Says that this rank submits nothing more to the set until every member has said so or has left
+  // the job; `handle` completes then, with the rank that came last as its value, or fails naming
+  // who has left. Errors as Submit's; kInvalidArgument if this rank has joined already.
+  core::Status Join(core::SetNumber set, core::TimePoint deadline, core::HandlePtr* handle);
+
+  // ---- process sets ----
+  // The world is 0. Those of this host's ranks and of the ranks with this local rank exist from the
+  // start.
+  core::SetNumber local_set() const { return local_set_; }
+  core::SetNumber cross_set() const { return cross_set_; }
+  // Nothing if there is no such set (any more).
+  std::optional<core::RankRanges> MembersOf(core::SetNumber set) const;
+  // Collective over the world, in the same order on all ranks; the ranks must agree on `members`.
+  // Errors: kInvalidArgument (no members, or one that is no rank), kMismatch, kTimedOut at
+  // `deadline` (the group's fault), those of Submit.
+  core::Status AddSet(const core::RankRanges& members, core::TimePoint deadline,
+                      core::SetNumber* set);
+  // What is pending in the set fails with kInvalidArgument. Errors: the set is the world, local or
+  // cross or does not exist; and as AddSet's.
+  core::Status RemoveSet(core::SetNumber set, core::TimePoint deadline);
+
+  // A communicator of MPI, of the set's ranks in ascending order, as a Fortran handle; the program
+  // frees it. Collective over the set, in the same order on all its ranks if there are several.
+  // Errors: kUnsupported without MPI_THREAD_MULTIPLE, kTimedOut at `deadline` (the group's fault),
+  // those of Submit.
+  core::Status MakeCommunicator(core::SetNumber set, core::TimePoint deadline, int* fortran_handle);
+
+  // What is planned with: as the options say, until it is changed.
+  struct Limits {
+    std::int64_t fusion_bytes = 0;
+    std::int64_t small_bytes = 0;
+    std::int64_t chunk_bytes = 0;
+    std::int64_t bucket_bytes = 0;
+    std::int64_t first_bucket_bytes = 0;
+    std::int64_t fusion_delay_us = 0;
+    bool operator==(const Limits&) const = default;
+  };
+  Limits limits() const SIRTAKI_EXCLUDES(limits_mutex_);
+  // Changes them on all ranks, those that have joined too, at one place of the order. Collective
+  // over the world; the ranks must agree on `limits`. Errors: kMismatch, those of Submit.
+  core::Status SetLimits(const Limits& limits);
+
+  // Memory that this rank's backend reduces without a copy, and that may outlive the session.
+  // Throws std::bad_alloc.
+  std::shared_ptr<void> AllocateShared(std::int64_t bytes);
+  // Whether it reduces this memory, which may be anybody's, as well as that.
+  bool IsShared(const void* memory) const;
+
+  // Every pending and later call, here and elsewhere, fails with kAborted and this reason.
+  void Abort(const std::string& reason);
+
+  // Leaves the job: waits until every rank has called it and what is under way is finished, or
+  // until a fault. Idempotent; a second caller waits for the first. Returns the fault if there was
+  // one.
+  core::Status Shutdown(const std::string& why);
+  // For a caller who cannot return the fault: logs it, as a warning if nobody has seen it yet,
+  // else for debugging only.
+  void ShutdownAndLog(const std::string& why);
+  // What this rank waits for, runs and did last, for a file. Of an engine that is busy for longer
+  // than `patience` (it is, while its callbacks run) the record says what it lacks. Times are this
+  // rank's own.
+  core::trace::FlightRecord Describe(std::string why, core::Duration patience) const;
+
+  // What is recorded of this rank, and where to: also after the end.
+  Observation& observation() const { return *observation_; }
+
+  // A program was given this status: if it is the fault, it has seen it.
+  void NoteSeen(const core::Status& status);
+
+ private:
+  enum class State : std::uint8_t { kAlive, kLeaving, kGone };
+  struct Parts;
+  class Call;
+
+  Session();
+  static core::Status CheckFork();  // that no ancestor of this process has called CreateMpi
+  static core::Status Create(std::unique_ptr<Medium> medium, const StartOptions& options,
+                             bool is_process, std::shared_ptr<Session>* session);
+  core::Status Start(std::unique_ptr<Medium> medium, const StartOptions& options,
+                     core::TimePoint deadline);
+  void Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin,
+             bool serialized);
+  core::Status CheckState() const;
+  // Gives the fusion delay.
+  core::Duration NoteLimits(const std::vector<std::int64_t>& values)
+      SIRTAKI_EXCLUDES(limits_mutex_);
+
+  // ---- session_sets.cc ----
+  std::map<core::SetNumber, core::RankRanges> FirstSets();
+  core::Status MakeFirstSets(core::TimePoint deadline);
+  core::Status CheckMember(const core::Work& work) const;
+  core::Status ChangeSets(core::SignaturePtr change, std::string invalid, core::TimePoint deadline,
+                          std::int64_t* value);
+
+  // ---- session_alone.cc ----
+  core::Status SubmitAlone(const core::WorkPtr& work);
+  void MatchAlone(const core::WorkPtr& work);
+  core::Status WaitAlone(core::HandleState& handle, core::TimePoint deadline);
+  void FailAlone(const core::Status& why);
+
+  // ---- session_record.cc ----
+  // Asks all ranks for their metrics, which come while this one leaves. What that gives prints the
+  // table, if they have come.
+  std::function<void()> BeginSummary();
+
+  void LeaveAndEnd(const std::string& why);
+
+  Topology topology_;
+  core::Config config_;
+  int cores_per_rank_ = 1;
+  std::string description_;
+  std::uint64_t token_ = 0;  // the same on all ranks of this session
+  const int fork_generation_;
+
+  core::SetNumber local_set_ = core::kWorldSet;
+  core::SetNumber cross_set_ = core::kWorldSet;
+  core::SetNumber last_first_set_ = core::kWorldSet;
+  std::atomic<std::uint64_t> set_changes_{0};
+  std::atomic<std::uint64_t> limit_changes_{0};
+  mutable core::Mutex limits_mutex_;
+  Limits limits_ SIRTAKI_GUARDED_BY(limits_mutex_);
+  std::map<core::SetNumber, std::uint64_t> communicators_made_ SIRTAKI_GUARDED_BY(sets_mutex_);
+  mutable core::Mutex sets_mutex_;
+  std::map<core::SetNumber, core::RankRanges> sets_ SIRTAKI_GUARDED_BY(sets_mutex_);
+  core::SetNumber last_set_alone_ SIRTAKI_GUARDED_BY(sets_mutex_) = 0;
+
+  // A lone rank's messages to itself that wait for their other half, by tag.
+  struct Unmatched {
+    std::deque<core::WorkPtr> sends;
+    std::deque<core::WorkPtr> receives;
+  };
+  core::Mutex alone_mutex_;
+  std::map<int, Unmatched> unmatched_ SIRTAKI_GUARDED_BY(alone_mutex_);
+
+  std::atomic<State> state_{State::kAlive};
+  mutable std::atomic<int> calls_{0};  // under way: the parts live as long
+  core::Mutex shutdown_mutex_;         // held by who ends the session
+  mutable core::Mutex end_mutex_;
+  core::Status end_ SIRTAKI_GUARDED_BY(end_mutex_);  // the fault, for when the parts are gone
+  std::atomic<bool> fault_seen_{false};
+  bool is_process_ = true;  // this rank; else one of the threads
+  std::shared_ptr<Observation> observation_;
+  std::unique_ptr<Devices> devices_;
+  std::unique_ptr<Parts> parts_;
+};
+
+// The process's own session, which public functions use unless they are given another. Thread-safe.
+// At the exit of the process it is shut down with "the program exited".
+std::shared_ptr<Session> DefaultSession();                 // null if there is none
+void SetDefaultSession(std::shared_ptr<Session> session);  // null: none
+
+}  // namespace sirtaki::frameworks

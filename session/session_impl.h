@@ -1,0 +1,48 @@
+// What ends with a session. For the files that make up frameworks::Session only.
+#pragma once
+
+#include <memory>
+
+#include "core/engine/engine.h"
+#include "core/engine/handle_hooks.h"
+#include "core/engine/tensor_queue.h"
+#include "core/protocol/negotiator.h"
+#include "ops/lanes.h"
+#include "session/base/medium.h"
+#include "session/session.h"
+#include "session/single/single_process_p2p.h"
+
+namespace sirtaki::frameworks {
+
+// Without an engine in a world of one rank.
+struct Session::Parts {
+  ~Parts();
+
+  std::unique_ptr<Medium> medium;
+  core::TensorQueue queue;
+  std::shared_ptr<core::HandleHooks> hooks;  // of a world of one rank
+  AloneMessages messages;                    // the same
+  std::unique_ptr<core::Negotiator> negotiator;
+  std::unique_ptr<ops::Lanes> lanes;
+  std::unique_ptr<core::Engine> engine;
+};
+
+// Keeps the parts alive while a call uses them.
+class Session::Call {
+ public:
+  explicit Call(const Session& session) : session_(session) {
+    session_.calls_.fetch_add(1, std::memory_order_seq_cst);
+    state_ = session_.state_.load(std::memory_order_seq_cst);
+  }
+  ~Call() { session_.calls_.fetch_sub(1, std::memory_order_seq_cst); }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  bool has_parts() const { return state_ != State::kGone; }
+
+ private:
+  const Session& session_;
+  State state_;
+};
+
+}  // namespace sirtaki::frameworks

@@ -1,0 +1,185 @@
+#include "session/session_observability.h"
+
+#include <exception>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "core/base/log.h"
+#include "core/trace/trace_files.h"
+
+namespace sirtaki::frameworks {
+
+using core::Status;
+namespace trace = core::trace;
+
+namespace {
+
+// The folder of the records of `auto`; ranks that are threads of a process leave none.
+constexpr std::string_view kFolder = "sirtaki-records";
+// What is still to be written to a timeline when a signal ends the process.
+constexpr auto kFlushPatience = std::chrono::milliseconds(500);
+
+// Of that many layouts of buckets the names are kept.
+constexpr std::size_t kMostLayouts = 64;
+
+void Warn(const Status& why) { core::Log(core::LogLevel::kWarning, why.message()); }
+
+// Of what an option asks for.
+void WarnWithout(std::string_view what, const Status& why) {
+  core::Log(core::LogLevel::kWarning,
+            "the run goes on without " + std::string(what) + ": " + why.message());
+}
+
+// Where a path of the options leads, whatever folder the program goes to later.
+std::string Absolute(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  return path.empty() || error ? path : absolute.string();
+}
+
+// Empty: none are written.
+std::string RecordFolder(const core::Config& config, bool is_process) {
+  if (config.flight_records == core::kNoFlightRecords) return {};
+  if (config.flight_records != core::kAutoFlightRecords) return config.flight_records;
+  return std::string(is_process ? kFolder : "");
+}
+
+std::string RecordPath(const Observation::Options& options) {
+  const std::string folder = RecordFolder(options.config, options.is_process);
+  return folder.empty() ? folder : trace::FlightRecordPath(Absolute(folder), options.topology.rank);
+}
+
+}  // namespace
+
+Observation::Observation(trace::ObserverPtr observer, Options options)
+    : observer_(std::move(observer)),
+      options_(std::move(options)),
+      record_path_(RecordPath(options_)),
+      steps_(observer_),
+      timeline_(observer_),
+      metrics_(observer_) {}
+
+Observation::~Observation() { End(); }
+
+void Observation::Begin() {
+  const core::Config& config = options_.config;
+  if (!config.timeline.empty()) {
+    if (Status status = StartTimeline(config.timeline); !status.ok()) {
+      WarnWithout("a timeline", status);
+    }
+  }
+  if (!config.metrics_file.empty()) {
+    const Status status = metrics_.Start(
+        {.path = trace::MetricsPath(Absolute(config.metrics_file), options_.topology.rank),
+         .rank = options_.topology.rank,
+         .host = options_.topology.host,
+         .interval = config.metrics_interval,
+         .on_error = Warn});
+    if (!status.ok()) WarnWithout("a file of metrics", status);
+  }
+  if (record_path_.empty()) return;
+  // Those of an earlier run would be taken for this one's, and of one of more ranks for the last.
+  const auto set_aside = [](const std::string& path) {
+    if (Status status = trace::SetAside(path); !status.ok()) Warn(status);
+  };
+  set_aside(record_path_);
+  if (options_.topology.rank == 0) {
+    const std::string folder = std::filesystem::path(record_path_).parent_path().string();
+    std::error_code none;
+    for (int rank = options_.topology.size;; ++rank) {
+      const std::string path = trace::FlightRecordPath(folder, rank);
+      if (!std::filesystem::exists(path, none)) break;
+      set_aside(path);
+    }
+  }
+  auto records = RecordKeeper::Register([this](const std::string& why) { WriteRecord(why); });
+  core::MutexLock lock(mutex_);
+  records_ = std::move(records);
+}
+
+void Observation::End() {
+  std::shared_ptr<RecordKeeper::Registration> records;
+  {
+    core::MutexLock lock(mutex_);
+    records = records_;
+  }
+  {
+    core::MutexLock lock(timeline_mutex_);
+    ended_ = true;
+  }
+  if (records) records->End();
+  timeline_.Stop();
+  metrics_.Stop();
+}
+
+void Observation::NoteFault() {
+  core::MutexLock lock(mutex_);
+  if (records_ && !fault_noted_) records_->Ask("the group has failed");
+  fault_noted_ = records_ != nullptr;
+}
+
+Status Observation::StartTimeline(const std::string& path) {
+  const std::string file = Absolute(trace::TimelinePath(path, options_.topology.rank));
+  if (file.empty()) return Status::Ok();
+  core::MutexLock lock(timeline_mutex_);
+  if (ended_) return {core::StatusCode::kNotInitialized, "called after shutdown()"};
+  return timeline_.Start({.path = file,
+                          .identity = {.rank = options_.topology.rank,
+                                       .host = options_.topology.host,
+                                       .offset = options_.offset,
+                                       .origin = options_.origin,
+                                       .session = options_.session},
+                          .max_bytes = options_.config.timeline_bytes,
+                          .on_error = Warn});
+}
+
+void Observation::Mark(std::string_view text, core::TimePoint begin, core::TimePoint end) {
+  trace::Event event;
+  event.kind = trace::EventKind::kMark;
+  event.thread = trace::ThisThreadNumber();
+  event.begin = begin;
+  event.end = end;
+  event.SetText(text);
+  observer_->recorder.Add(event);
+}
+
+void Observation::NoteBuckets(const std::shared_ptr<const BucketNames>& names) {
+  const core::TimePoint now = core::Clock::now();
+  for (const auto& [key, held] : *names) Mark(key + " holds " + held, now, now);
+  core::MutexLock lock(mutex_);
+  buckets_.push_back(names);
+  if (buckets_.size() > kMostLayouts) buckets_.pop_front();
+}
+
+std::string Observation::KeyText(const std::string& key) const {
+  core::MutexLock lock(mutex_);
+  for (const auto& names : buckets_) {
+    const auto found = names->find(key);
+    if (found != names->end()) return key + " (" + found->second + ")";
+  }
+  return key;
+}
+
+void Observation::WriteRecord(const std::string& why) {
+  Status status;
+  int fault_rank = -1;  // where it began, if something has failed
+  try {
+    const trace::FlightRecord record = options_.describe(why);
+    fault_rank = record.fault.origin().rank;
+    status = trace::ReplaceFile(record_path_, trace::FlightRecordToJson(record));
+  } catch (const std::exception& error) {  // memory is short: that may be what has gone wrong
+    status = {core::StatusCode::kBackend,
+              "no flight record \"" + record_path_ + "\": " + error.what()};
+  }
+  timeline_.Flush(kFlushPatience);
+  if (!status.ok()) return WarnWithout("a flight record", status);
+  // One rank tells of all; the lowest that is likely to be alive.
+  const bool tells = options_.topology.rank == (fault_rank == 0 ? 1 : 0);
+  core::Log(tells ? core::LogLevel::kWarning : core::LogLevel::kInfo,
+            "wrote the flight record " + record_path_ + " (" + why +
+                "); to read those of all ranks in words: sirtakirun --explain " +
+                std::filesystem::path(record_path_).parent_path().string());
+}
+
+}  // namespace sirtaki::frameworks

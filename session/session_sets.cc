@@ -1,0 +1,201 @@
+// The part of the session that deals with process sets: who is in which, and how they come and go.
+#include <map>
+#include <string>
+#include <utility>
+
+#include "core/base/text.h"
+#include "core/engine/engine.h"
+#include "session/session.h"
+#include "session/session_impl.h"
+
+namespace sirtaki::frameworks {
+
+using core::RankRanges;
+using core::SetNumber;
+using core::Status;
+using core::StatusCode;
+
+// The world, then the ranks of each host, then those of each local rank: the same numbers on all
+// ranks, whichever of these sets matter to one.
+std::map<SetNumber, RankRanges> Session::FirstSets() {
+  std::vector<RankRanges> by_host(topology_.host_names.size());
+  std::vector<RankRanges> by_local_rank;
+  for (int rank = 0; rank < topology_.size; ++rank) {
+    RankRanges& host =
+        by_host[static_cast<std::size_t>(topology_.host_of_rank[static_cast<std::size_t>(rank)])];
+    const auto local_rank = static_cast<std::size_t>(host.Count());
+    host.Add(rank);
+    if (local_rank == by_local_rank.size()) by_local_rank.emplace_back();
+    by_local_rank[local_rank].Add(rank);
+  }
+  std::map<SetNumber, RankRanges> sets;
+  sets.emplace(core::kWorldSet, RankRanges::Span(0, topology_.size - 1));
+  const auto number = [&sets] { return static_cast<SetNumber>(sets.size()); };
+  for (RankRanges& ranks : by_host) {
+    if (ranks.Contains(topology_.rank)) local_set_ = number();
+    sets.emplace(number(), std::move(ranks));
+  }
+  for (RankRanges& ranks : by_local_rank) {
+    if (ranks.Contains(topology_.rank)) cross_set_ = number();
+    sets.emplace(number(), std::move(ranks));
+  }
+  last_first_set_ = number() - 1;
+  return sets;
+}
+
+// The lanes make what these sets need, in the order of their numbers, while the engine watches.
+Status Session::MakeFirstSets(core::TimePoint deadline) {
+  std::vector<core::HandlePtr> made;
+  for (const SetNumber set : {local_set_, cross_set_}) {
+    auto work = std::make_shared<core::Work>();
+    work->handle = parts_->engine->MakeHandle(core::Key::Unnamed(core::kWorldSet, 0));
+    made.push_back(work->handle);
+    parts_->engine->AddFirstSet(set, *MembersOf(set), std::move(work));
+  }
+  for (const core::HandlePtr& handle : made) {
+    Status status = parts_->engine->Wait(*handle, deadline);
+    if (status.ok()) continue;
+    // Another rank has started, and has failed since: every call says so, as if it had been later.
+    if (handle->done() && status.origin().rank != topology_.rank) return Status::Ok();
+    if (!handle->done()) {
+      status = Status(StatusCode::kTimedOut,
+                      "the process sets of this host's ranks and of this local rank were not made "
+                      "within start_timeout (" +
+                          core::DurationText(config_.start_timeout) + ")");
+    }
+    parts_->engine->Abort(status.code(), status.message());
+    return status;
+  }
+  return Status::Ok();
+}
+
+std::optional<RankRanges> Session::MembersOf(SetNumber set) const {
+  core::MutexLock lock(sets_mutex_);
+  const auto found = sets_.find(set);
+  if (found == sets_.end()) return std::nullopt;
+  return found->second;
+}
+
+// Nobody waits for a rank that is not in the set, so it is told at once.
+Status Session::CheckMember(const core::Work& work) const {
+  const core::Key& key = work.request.key;
+  if (key.set == core::kWorldSet) return Status::Ok();
+  const std::optional<RankRanges> members = MembersOf(key.set);
+  const core::Origin origin{topology_.rank, topology_.host, core::TensorName(key)};
+  if (!members) {
+    return {StatusCode::kInvalidArgument,
+            key.ToString() +
+                ": there is no process set of this number; it was removed, or never "
+                "added",
+            origin};
+  }
+  if (!members->Contains(topology_.rank)) {
+    return {StatusCode::kInvalidArgument,
+            key.ToString() + ": this rank, " + std::to_string(topology_.rank) +
+                ", is not in that set, which holds rank" + (members->Count() == 1 ? " " : "s ") +
+                members->ToString(),
+            origin};
+  }
+  return Status::Ok();
+}
+
+Status Session::Join(SetNumber set, core::TimePoint deadline, core::HandlePtr* handle) {
+  auto work = std::make_shared<core::Work>();
+  work->request.key = core::Key::Join(set);
+  work->request.signature = std::make_shared<const core::Signature>();
+  work->deadline = deadline;
+  Status status = Submit(work, /*will_wait=*/true);
+  *handle = work->handle;
+  return status;
+}
+
+Status Session::AddSet(const RankRanges& members, core::TimePoint deadline, SetNumber* set) {
+  auto change = std::make_shared<core::Signature>();
+  change->kind = core::OpKind::kAddSet;
+  std::string invalid;
+  if (members.empty()) {
+    invalid = "a process set needs at least one rank";
+  } else if (!RankRanges::Span(0, topology_.size - 1).ContainsAll(members)) {
+    invalid = "process set of ranks " + members.ToString() + ": the ranks are 0 to " +
+              std::to_string(topology_.size - 1);
+  } else {
+    change->members = members;  // no message carries what are no ranks
+  }
+  std::int64_t number = -1;
+  Status status = ChangeSets(std::move(change), std::move(invalid), deadline, &number);
+  if (!status.ok()) return status;
+  *set = static_cast<SetNumber>(number);
+  core::MutexLock lock(sets_mutex_);
+  sets_[*set] = members;
+  return status;
+}
+
+Status Session::RemoveSet(SetNumber set, core::TimePoint deadline) {
+  auto change = std::make_shared<core::Signature>();
+  change->kind = core::OpKind::kRemoveSet;
+  change->subject = set;
+  std::string invalid;
+  if (set <= last_first_set_) {
+    invalid = "the world and the sets local and cross cannot be removed";
+  } else if (!MembersOf(set)) {
+    invalid = "there is no process set " + std::to_string(set) + " to be removed";
+  }
+  Status status = ChangeSets(std::move(change), std::move(invalid), deadline, nullptr);
+  if (!status.ok()) return status;
+  core::MutexLock lock(sets_mutex_);
+  sets_.erase(set);
+  return status;
+}
+
+// The ranks' changes match by their order.
+Status Session::ChangeSets(core::SignaturePtr change, std::string invalid, core::TimePoint deadline,
+                           std::int64_t* value) {
+  auto work = std::make_shared<core::Work>();
+  work->request.key = core::Key::Named(
+      core::kWorldSet, "#process set change " + std::to_string(set_changes_.fetch_add(1) + 1));
+  work->request.signature = std::move(change);
+  work->request.invalid = std::move(invalid);
+  work->deadline = deadline;
+  Status status = Submit(work, /*will_wait=*/true);
+  if (!status.ok()) {
+    set_changes_.fetch_sub(1);  // the others have counted none
+    return status;
+  }
+  status = Wait(*work->handle);
+  work->handle->Observe();
+  // Refused, perhaps because of a rank that has joined and has counted none.
+  if (!status.ok()) set_changes_.fetch_sub(1);
+  if (value != nullptr) *value = work->handle->value();
+  return status;
+}
+
+// First a barrier, which has a deadline and names who is missing; MPI's own call has neither.
+Status Session::MakeCommunicator(SetNumber set, core::TimePoint deadline, int* fortran_handle) {
+  const RankRanges members = MembersOf(set).value_or(RankRanges());
+  std::uint64_t number = 0;
+  {
+    core::MutexLock lock(sets_mutex_);
+    number = ++communicators_made_[set];
+  }
+  auto barrier = std::make_shared<core::Signature>();
+  barrier->kind = core::OpKind::kBarrier;
+  auto work = std::make_shared<core::Work>();
+  work->request.key =
+      core::Key::Named(set, "#communicator " + std::to_string(number) + " for the program");
+  work->request.signature = std::move(barrier);
+  work->deadline = deadline;
+  Status status = Submit(work, /*will_wait=*/true);
+  if (!status.ok()) {
+    core::MutexLock lock(sets_mutex_);
+    --communicators_made_[set];  // the others have counted none
+    return status;
+  }
+  status = Wait(*work->handle);
+  work->handle->Observe();
+  if (!status.ok()) return status;
+  const Call call(*this);
+  if (!call.has_parts()) return CheckState();
+  return parts_->medium->MakeCommunicator(set, members, fortran_handle);
+}
+
+}  // namespace sirtaki::frameworks

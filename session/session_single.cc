@@ -1,0 +1,116 @@
+// The session of a world of one rank: no engine, no lanes; a call is done when it is submitted, and
+// a message when its other half is.
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "core/base/text.h"
+#include "core/protocol/message.h"
+#include "session/session.h"
+#include "session/session_impl.h"
+#include "session/single/single_process.h"
+
+namespace sirtaki::frameworks {
+
+using core::OpKind;
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+// How long a wait for another thread looks without sleeping, and how long it sleeps then.
+constexpr auto kLookTime = std::chrono::microseconds(200);
+constexpr auto kNapTime = std::chrono::microseconds(200);
+
+}  // namespace
+
+// The queue serves for the names, for the numbers of unnamed calls, and for what waits: whatever
+// ends the session completes it.
+Status Session::SubmitAlone(const core::WorkPtr& work) {
+  if (!work->handle) {
+    work->handle = core::HandleHooks::MakeHandle(parts_->hooks, work->request.key);
+  }
+  work->submitted = core::Clock::now();
+  core::TensorQueue& queue = parts_->queue;
+  if (Status accepted = queue.Push(work); !accepted.ok()) {
+    work->handle->Disown();
+    work->handle->Complete(accepted);
+    return accepted;
+  }
+  static_cast<void>(queue.Take());
+  const core::Request& request = work->request;
+  const OpKind kind = request.signature->kind;
+  if (request.key == core::Key::Join(request.key.set)) {
+    if (queue.EndEpoch(request.key.set) == nullptr) return Status::Ok();  // an abort was faster
+    work->handle->SetValue(topology_.rank);
+    work->handle->Complete(Status::Ok());
+  } else if ((kind == OpKind::kSend || kind == OpKind::kReceive) && request.invalid.empty()) {
+    MatchAlone(work);
+  } else if (queue.Resolve(request.key) != nullptr) {
+    const bool change = kind == OpKind::kAddSet || kind == OpKind::kRemoveSet;
+    if (kind == OpKind::kAddSet && request.invalid.empty()) {
+      core::MutexLock lock(sets_mutex_);
+      work->handle->SetValue(static_cast<std::int64_t>(++last_set_alone_));
+    }
+    work->handle->Complete(change && request.invalid.empty() ? Status::Ok()
+                                                             : RunAlone(*work, *devices_));
+  }
+  return Status::Ok();
+}
+
+// Messages to oneself match by tag, in the order of the calls.
+void Session::MatchAlone(const core::WorkPtr& work) {
+  const bool is_send = work->request.signature->kind == OpKind::kSend;
+  core::WorkPtr other;
+  {
+    core::MutexLock lock(alone_mutex_);
+    Unmatched& unmatched = unmatched_[work->tag];
+    auto& others = is_send ? unmatched.receives : unmatched.sends;
+    if (others.empty()) {
+      (is_send ? unmatched.sends : unmatched.receives).push_back(work);
+      return;
+    }
+    other = std::move(others.front());
+    others.pop_front();
+  }
+  AloneMessages& messages = parts_->messages;
+  const Status status = is_send ? messages.Deliver(work, other) : messages.Deliver(other, work);
+  for (const core::WorkPtr& half : {work, other}) {
+    if (parts_->queue.Resolve(half->request.key) == nullptr) continue;
+    // What the receive does not expect was sent all the same.
+    const bool sent =
+        half->request.signature->kind == OpKind::kSend && status.code() == StatusCode::kMismatch;
+    half->handle->Complete(sent ? Status::Ok() : status);
+  }
+}
+
+// Another thread is about to complete it: its submitter, the sender of a message, or the end of the
+// session.
+Status Session::WaitAlone(core::HandleState& handle, core::TimePoint deadline) {
+  const core::TimePoint begin = core::Clock::now();
+  for (core::TimePoint now = begin; !handle.done() && now < deadline; now = core::Clock::now()) {
+    core::Key key;
+    core::Duration limit{};
+    if (parts_->queue.EarliestDeadline(&key, &limit) <= now) {
+      FailAlone({StatusCode::kTimedOut,
+                 core::TimeOutText(key, limit),
+                 {topology_.rank, topology_.host, core::TensorName(key)}});
+    } else if (now - begin < kLookTime) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kNapTime);
+    }
+  }
+  if (handle.done()) return handle.status();
+  return {StatusCode::kTimedOut, "still waiting at the deadline of the wait"};
+}
+
+void Session::FailAlone(const Status& why) {
+  {
+    core::MutexLock lock(end_mutex_);
+    if (end_.ok()) end_ = why;
+  }
+  parts_->queue.Close(why);
+}
+
+}  // namespace sirtaki::frameworks

@@ -1,0 +1,258 @@
+// How a session comes to be: the ranks meet, agree, connect, and the parts are put together.
+#include <algorithm>
+#include <chrono>
+#include <sstream>
+#include <utility>
+
+#include "core/base/log.h"
+#include "core/machine/fork_guard.h"
+#include "core/protocol/tree.h"
+#include "session/base/clock_offset.h"
+#include "session/base/devices.h"
+#include "session/bootstrap.h"
+#include "session/inproc/inproc_world.h"
+#include "session/session.h"
+#include "session/session_impl.h"
+#include "session/session_observability.h"
+#include "session/version_text.h"
+
+namespace sirtaki::frameworks {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+// However short peers' time is: a machine that is overloaded is not stuck.
+constexpr auto kStuckAtLeast = std::chrono::seconds(10);
+
+// How long a flight record waits for an engine that is busy.
+constexpr auto kDescribePatience = std::chrono::milliseconds(500);
+
+std::int64_t UnixMicroseconds() {
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::microseconds>(since).count();
+}
+
+std::string Hexadecimal(std::uint64_t number) {
+  std::ostringstream text;
+  text << std::hex << number;
+  return text.str();
+}
+
+// The ranks of this host decide together: all spin or none.
+int CoresHere(const std::vector<Greeting>& greetings, const Topology& topology) {
+  std::vector<core::CpuShare> shares;
+  for (std::size_t rank = 0; rank < greetings.size(); ++rank) {
+    const auto here = static_cast<std::size_t>(topology.rank);
+    if (topology.host_of_rank[rank] == topology.host_of_rank[here]) {
+      shares.push_back(greetings[rank].cpus);
+    }
+  }
+  return core::SharedCores(shares);
+}
+
+std::string WhereText(const Topology& topology) {
+  std::ostringstream text;
+  text << "Sirtaki " << VersionText() << ": rank " << topology.rank << " of " << topology.size
+       << " on " << topology.host << " (local rank " << topology.local_rank << " of "
+       << topology.local_size << ", cross rank " << topology.cross_rank << " of "
+       << topology.cross_size << ")";
+  return text.str();
+}
+
+// What moves data in the world. Precondition: the medium is connected.
+std::string CarriersText(const Topology& topology, Medium& medium, const GpuLibraries& gpus) {
+  if (topology.size == 1) return "alone: no data moves";
+  const ops::Channel channel{core::kWorldSet, fusion::Lane::kLarge};
+  const std::string_view all_reduce = medium.backend().CarrierOf(channel, /*all_reduce=*/true);
+  const std::string_view others = medium.backend().CarrierOf(channel, /*all_reduce=*/false);
+  std::string text = "host data moves by ";
+  text += others;
+  if (all_reduce != others) text.append(", all-reduce ").append(all_reduce);
+  if (gpus.kernels == nullptr) return text + ", of GPUs not at all: " + gpus.why_no_kernels;
+  return text + ", of GPUs by NCCL, opened when the first comes";
+}
+
+}  // namespace
+
+Status Session::CreateInproc(std::shared_ptr<InprocWorld> world, int rank,
+                             const StartOptions& options, std::shared_ptr<Session>* session) {
+  return Create(world->Join(rank), options, /*is_process=*/false, session);
+}
+
+Status Session::Create(std::unique_ptr<Medium> medium, const StartOptions& options, bool is_process,
+                       std::shared_ptr<Session>* session) {
+  std::shared_ptr<Session> made(new Session());
+  made->is_process_ = is_process;
+  // Before the engine's thread is there: the medium may allow one call at a time.
+  Status status = medium->BeforeEnd([weak = std::weak_ptr<Session>(made)] {
+    const auto alive = weak.lock();
+    if (alive) static_cast<void>(alive->Shutdown("the program has finalized MPI"));
+  });
+  const core::TimePoint deadline = core::Clock::now() + options.config.start_timeout;
+  if (status.ok()) status = made->Start(std::move(medium), options, deadline);
+  if (!status.ok()) {
+    if (made->observation_) made->observation_->End();
+    made->state_ = State::kGone;  // there is nothing to leave
+    return status;
+  }
+  *session = std::move(made);
+  return Status::Ok();
+}
+
+Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& options,
+                      core::TimePoint deadline) {
+  topology_ = medium->topology();
+  const std::string mine = Serialize(Greet(options.parsed, options.config, medium->serialized()));
+  std::vector<std::string> told;
+  if (Status status = medium->Exchange(mine, deadline, &told); !status.ok()) return status;
+
+  std::vector<Greeting> greetings(told.size());
+  std::vector<Status> statuses;
+  std::vector<core::Config> configs;
+  for (std::size_t rank = 0; rank < told.size(); ++rank) {
+    Status read = Deserialize(told[rank], &greetings[rank]);
+    statuses.push_back(read.ok() ? greetings[rank].status : std::move(read));
+    configs.push_back(greetings[rank].config);
+  }
+  if (Status status = FirstFailure(statuses); !status.ok()) return status;
+  config_ = options.config;
+  if (Status status = core::AgreeConfigs(configs, &config_); !status.ok()) return status;
+
+  {
+    core::MutexLock lock(limits_mutex_);
+    limits_ = {config_.fusion_bytes,
+               config_.small_bytes,
+               config_.chunk_bytes,
+               config_.bucket_bytes,
+               config_.first_bucket_bytes,
+               std::chrono::duration_cast<std::chrono::microseconds>(config_.fusion_delay).count()};
+  }
+  const core::RankRanges serialized = SerializedRanks(greetings);
+  const int cores = CoresHere(greetings, topology_);
+  cores_per_rank_ = std::max(1, cores / topology_.local_size);
+  const bool spin = config_.wait == core::WaitMode::kAuto ? topology_.local_size <= cores
+                                                          : config_.wait == core::WaitMode::kSpin;
+  bool is_serialized = !serialized.empty();
+  if (topology_.size > 1) {
+    ConnectOptions connect{config_, !serialized.empty(), spin};
+    const Status connected = medium->Connect(&connect, deadline);
+    is_serialized = connect.serialized;
+    Status met = medium->Exchange(SerializeStatus(connected), deadline, &told);
+    if (!connected.ok()) return connected;
+    if (met.ok()) met = FirstFailure(told);
+    if (!met.ok()) return met;
+  }
+  core::Duration offset{};
+  if (Status status = MeasureOffset(*medium, deadline, &offset); !status.ok()) return status;
+
+  devices_ = std::make_unique<Devices>(options.gpus ? *options.gpus : GpuLibraries::OfProcess());
+  std::ostringstream text;
+  text << WhereText(topology_) << "; " << medium->description();
+  if (!serialized.empty() && !medium->serialized()) {
+    text << "; serialized because rank " << serialized.ToString() << " is: both host lanes are "
+         << "non-blocking";
+  }
+  text << "; " << CarriersText(topology_, *medium, devices_->libraries()) << "; " << cores
+       << " cores for the ranks of this host, " << cores_per_rank_ << " for each; waits "
+       << (spin ? "spin" : "yield") << "; options: " << core::DescribeConfig(config_);
+  description_ = text.str();
+  SIRTAKI_LOG(kInfo, description_);
+  token_ = greetings.front().token;
+  observation_ = std::make_shared<Observation>(
+      options.observer ? options.observer : std::make_shared<core::trace::Observer>(),
+      Observation::Options{
+          .config = config_,
+          .topology = topology_,
+          .offset = offset,
+          .origin = greetings.front().clock,
+          .session = Hexadecimal(token_),
+          .is_process = is_process_,
+          .describe = [this](const std::string& why) { return Describe(why, kDescribePatience); }});
+  Build(std::move(medium), options, spin, is_serialized);
+  observation_->Begin();
+  return topology_.size == 1 ? Status::Ok() : MakeFirstSets(deadline);
+}
+
+void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin,
+                    bool serialized) {
+  parts_ = std::make_unique<Parts>();
+  Parts& parts = *parts_;
+  parts.medium = std::move(medium);
+  std::map<core::SetNumber, core::RankRanges> sets = FirstSets();
+  {
+    core::MutexLock lock(sets_mutex_);
+    sets_ = sets;
+    last_set_alone_ = last_first_set_;
+  }
+  if (topology_.size == 1) {
+    parts.hooks = std::make_shared<core::HandleHooks>(nullptr, &parts.queue);
+    return;
+  }
+  const auto world = core::RankRanges::Span(0, topology_.size - 1);
+
+  core::NegotiatorOptions negotiation;
+  negotiation.rank = topology_.rank;
+  negotiation.host = topology_.host;
+  negotiation.sets = std::move(sets);
+  negotiation.id_capacity = static_cast<std::size_t>(config_.id_capacity);
+  negotiation.stall_warning = config_.stall_warning;
+  negotiation.stall_limit = config_.stall_limit;
+  negotiation.ping_interval = config_.ping_interval;
+  negotiation.peer_timeout = config_.peer_timeout;
+  negotiation.activity = [&parts] { return parts.engine->Activity(); };
+  negotiation.unix_us = UnixMicroseconds;
+  const core::Tree tree = core::Tree::Build(topology_.host_of_rank, config_.tree_arity);
+  parts.negotiator = std::make_unique<core::Negotiator>(std::move(negotiation), tree);
+
+  ops::LanesOptions all_lanes;
+  all_lanes.load_nccl = devices_->libraries().load_nccl;
+  all_lanes.kernels = devices_->libraries().kernels;
+  all_lanes.why_no_kernels = devices_->libraries().why_no_kernels;
+  if (config_.hierarchy == core::HierarchyMode::kOn) {
+    all_lanes.host_of_rank = topology_.host_of_rank;
+  }
+  ops::HostLanesOptions& lanes = all_lanes.host;
+  lanes.rank = topology_.rank;
+  lanes.limits.fusion_bytes = config_.fusion_bytes;
+  lanes.limits.small_bytes = config_.small_bytes;
+  lanes.limits.deterministic = config_.deterministic;
+  lanes.chunk_bytes = config_.chunk_bytes;
+  lanes.sets = {{core::kWorldSet, world}};
+  lanes.large_lane_thread = !serialized;
+  lanes.flushed = [&parts] { return parts.medium->transport().Flush(); };
+  lanes.on_failure = [&parts](const Status& why, const std::string& tensor) {
+    parts.engine->PostFailure(why, tensor);
+  };
+  lanes.on_progress = [&parts] { parts.engine->Ring(); };
+  lanes.observer = observation_->observer();
+  parts.lanes = std::make_unique<ops::Lanes>(std::move(all_lanes), parts.medium->backend());
+
+  core::EngineOptions engine;
+  engine.session = token_;
+  engine.rank = topology_.rank;
+  engine.host = topology_.host;
+  engine.spin = spin;
+  engine.on_fault = [&parts, seen = observation_](const Status&) {
+    parts.medium->NoteFault();
+    seen->NoteFault();
+  };
+  engine.on_stuck = [seen = observation_] { seen->NoteFault(); };
+  engine.on_start = options.on_start;
+  engine.observer = observation_->observer();
+  engine.fusion_delay = config_.fusion_delay;
+  engine.stuck_limit = std::max<core::Duration>(3 * config_.peer_timeout, kStuckAtLeast);
+  engine.on_limits = [this](const std::vector<std::int64_t>& values) { return NoteLimits(values); };
+  engine.on_stall = [seen = observation_](const core::StallWarning& warning) {
+    std::string text = core::StallText(warning);
+    const std::string key = warning.key.ToString();
+    if (text.starts_with(key)) text.replace(0, key.size(), seen->KeyText(key));
+    core::Log(core::LogLevel::kWarning, text);
+  };
+  parts.engine = std::make_unique<core::Engine>(std::move(engine), parts.medium->transport(),
+                                                *parts.negotiator, parts.queue, *parts.lanes);
+  parts.engine->StartThread();
+}
+
+}  // namespace sirtaki::frameworks

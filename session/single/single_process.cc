@@ -1,0 +1,150 @@
+#include "session/single/single_process.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "core/base/rank_ranges.h"
+#include "core/protocol/mismatch.h"
+#include "fusion/convert.h"
+#include "ops/cuda/device_work.h"
+
+namespace sirtaki::frameworks {
+
+using core::DType;
+using core::Status;
+using core::StatusCode;
+namespace cuda = ops::cuda;
+
+namespace {
+
+// Half types are scaled in float32 and rounded once, as the lanes do.
+void ScaleWidened(DType dtype, const void* from, void* to, std::int64_t count, double factor) {
+  std::array<float, 1024> wide;
+  const auto bytes = static_cast<std::int64_t>(core::SizeOf(dtype));
+  const auto* in = static_cast<const std::byte*>(from);
+  auto* out = static_cast<std::byte*>(to);
+  for (std::int64_t done = 0; done < count;) {
+    const std::int64_t part = std::min(count - done, static_cast<std::int64_t>(wide.size()));
+    fusion::Convert(dtype, in + done * bytes, DType::kF32, wide.data(), part, {factor, 1});
+    fusion::Convert(DType::kF32, wide.data(), dtype, out + done * bytes, part);
+    done += part;
+  }
+}
+
+void CopyOnHost(DType dtype, const void* from, void* to, std::int64_t count, double factor) {
+  if (factor == 1.0) {
+    const auto bytes = static_cast<std::size_t>(count) * core::SizeOf(dtype);
+    if (from != to && bytes > 0) std::memcpy(to, from, bytes);
+  } else if (fusion::AccumulationType(dtype) != dtype) {
+    ScaleWidened(dtype, from, to, count, factor);
+  } else {
+    fusion::Convert(dtype, from, dtype, to, count, {factor, 1});
+  }
+}
+
+Status CopyOnGpu(cuda::DeviceWork& work, DType dtype, void* to, std::int64_t count, double factor,
+                 Devices& devices) {
+  std::shared_ptr<Gpu> gpu;
+  Status status = devices.Find(work.device->index(), &gpu);
+  if (!status.ok()) return status;
+  status = gpu->Copy(devices.libraries(), dtype, work.input, to, count, factor, work.producer);
+  if (status.ok()) status = gpu->Mark(work.producer, &work.done);
+  return status;
+}
+
+// The input's elements, times `factor`, to `to`.
+Status Copy(core::Work& work, const core::Signature& signature, void* to, std::int64_t count,
+            double factor, Devices& devices) {
+  if (signature.device == core::DeviceKind::kCuda) {
+    return CopyOnGpu(cuda::AsDeviceWork(work), signature.dtype, to, count, factor, devices);
+  }
+  CopyOnHost(signature.dtype, work.input, to, count, factor);
+  return Status::Ok();
+}
+
+// All rows go from this rank to itself. `key`: for texts.
+Status MoveRows(core::Work& work, const core::Signature& signature, const core::Key& key,
+                Devices& devices) {
+  void* output = nullptr;
+  std::string why;
+  try {
+    output = work.allocate_output({work.rows});
+  } catch (const std::bad_alloc&) {
+    why = "out of memory";
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  if (!why.empty()) {
+    return {StatusCode::kBackend, "cannot allocate the result of " + key.ToString() + ": " + why};
+  }
+  return Copy(work, signature, output, work.rows * signature.ElementCount(), 1.0, devices);
+}
+
+// `signature`: of one tensor; `key`: of the call.
+Status RunOne(core::Work& work, const core::Signature& signature, const core::Key& key,
+              Devices& devices) {
+  switch (signature.kind) {
+    // Whatever the operation, the result is the tensor. Nothing travels, so nothing is rounded to
+    // the type that it would travel as.
+    case core::OpKind::kAllReduce:
+    case core::OpKind::kReduce:
+    case core::OpKind::kReduceScatter:
+    case core::OpKind::kBroadcast:
+    case core::OpKind::kAllGatherInto:
+      return Copy(work, signature, work.output, signature.ElementCount(),
+                  signature.prescale * signature.postscale, devices);
+    case core::OpKind::kAllGather:
+    case core::OpKind::kGather:
+    case core::OpKind::kScatter:
+    case core::OpKind::kAllToAll:
+      return MoveRows(work, signature, key, devices);
+    case core::OpKind::kBarrier:
+    case core::OpKind::kSetLimits:
+      return Status::Ok();
+    case core::OpKind::kAddSet:
+    case core::OpKind::kRemoveSet:
+    case core::OpKind::kSend:
+    case core::OpKind::kReceive:
+      break;
+  }
+  return {StatusCode::kUnsupported, std::string(core::OpKindName(signature.kind)) +
+                                        " is not supported in a world of one rank"};
+}
+
+}  // namespace
+
+Status RunAlone(core::Work& work, Devices& devices) {
+  const core::Request& request = work.request;
+  if (!request.invalid.empty()) {
+    // The words that several ranks would get.
+    const std::string text = core::MismatchText(
+        request.key, {{request.signature, request.invalid, core::RankRanges::Single(0)}}, 0);
+    return {StatusCode::kInvalidArgument, text,
+            core::FailOrigin(request.key, StatusCode::kInvalidArgument, text)};
+  }
+  const core::Signature& signature = *request.signature;
+  const bool absent =
+      !request.absent.empty() &&
+      std::find(request.absent.begin(), request.absent.end(), false) == request.absent.end();
+  if (absent) {
+    work.handle->SetAbsentEverywhere();
+    return Status::Ok();
+  }
+  if (signature.parts.empty()) return RunOne(work, signature, request.key, devices);
+  for (std::size_t i = 0; i < signature.parts.size(); ++i) {
+    // Nobody has what the only rank does not have.
+    if (i < request.absent.size() && request.absent[i]) continue;
+    Status status = RunOne(*work.parts[i], *signature.parts[i], request.key, devices);
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+}  // namespace sirtaki::frameworks

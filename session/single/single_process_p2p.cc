@@ -1,0 +1,128 @@
+#include "session/single/single_process_p2p.h"
+
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "core/protocol/message.h"
+#include "ops/base/keep_forever.h"
+#include "ops/cuda/device_work.h"
+#include "ops/host/p2p_header.h"
+
+namespace sirtaki::frameworks {
+
+using core::Status;
+using core::StatusCode;
+namespace cuda = ops::cuda;
+
+namespace {
+
+// Between looks at a copy that a thread waits for.
+constexpr auto kNapTime = std::chrono::microseconds(50);
+// How long the end waits for copies that nobody has waited for.
+constexpr auto kGrace = std::chrono::seconds(1);
+
+bool IsOnGpu(const core::Work& work) {
+  return work.request.signature->device == core::DeviceKind::kCuda;
+}
+
+ops::MessageHeader HeaderOf(const core::Work& work) {
+  return {work.request.signature->dtype, work.request.signature->shape};
+}
+
+cuda::CopyKind KindOf(const core::Work& send, const core::Work& receive) {
+  if (!IsOnGpu(send)) return cuda::CopyKind::kHostToDevice;
+  return IsOnGpu(receive) ? cuda::CopyKind::kDeviceToDevice : cuda::CopyKind::kDeviceToHost;
+}
+
+// What the stream is given from now on finds the work's tensor as its producer has left it.
+Status AwaitProducer(core::Work& work, const cuda::Stream& stream) {
+  if (!IsOnGpu(work)) return Status::Ok();
+  const cuda::EventPtr& ready = cuda::AsDeviceWork(work).ready;
+  return ready != nullptr ? ready->Block(stream.handle()) : Status::Ok();
+}
+
+Status AwaitEnd(const cuda::Event& end) {
+  for (bool reached = false;;) {
+    Status status = end.Poll(&reached);
+    if (!status.ok() || reached) return status;
+    std::this_thread::sleep_for(kNapTime);
+  }
+}
+
+}  // namespace
+
+AloneMessages::~AloneMessages() {
+  const core::TimePoint limit = core::Clock::now() + kGrace;
+  core::MutexLock lock(mutex_);
+  for (Retire(); !under_way_.empty() && core::Clock::now() < limit; Retire()) {
+    std::this_thread::sleep_for(kNapTime);
+  }
+  if (under_way_.empty()) return;
+  ops::KeepForever(std::make_shared<std::deque<Copy>>(std::move(under_way_)));
+  for (const auto& [device, copier] : copiers_) copier.stream->LeaveBehind();
+}
+
+void AloneMessages::Retire() {
+  bool reached = true;
+  while (!under_way_.empty() && under_way_.front().end->Poll(&reached).ok() && reached) {
+    under_way_.pop_front();
+  }
+}
+
+Status AloneMessages::CopyOnGpu(const core::WorkPtr& send, const core::WorkPtr& receive,
+                                cuda::EventPtr* end) {
+  const std::shared_ptr<cuda::Device>& device =
+      cuda::AsDeviceWork(IsOnGpu(*receive) ? *receive : *send).device;
+  const cuda::Device::Scope scope(*device);
+  Status status = scope.status();
+  Copier& copier = copiers_[device];
+  if (status.ok() && copier.stream == nullptr) status = cuda::Stream::Make(device, &copier.stream);
+  if (!status.ok()) return status;
+  if (copier.events == nullptr) copier.events = std::make_unique<cuda::EventPool>(device);
+  const cuda::StreamHandle stream = copier.stream->handle();
+  status = AwaitProducer(*send, *copier.stream);
+  if (status.ok()) status = AwaitProducer(*receive, *copier.stream);
+  if (status.ok()) {
+    const auto bytes = static_cast<std::size_t>(HeaderOf(*send).bytes());
+    status = cuda::Check(device->api(),
+                         device->api().MemcpyAsync(receive->output, send->input, bytes,
+                                                   KindOf(*send, *receive), stream),
+                         "cudaMemcpyAsync");
+  }
+  if (status.ok()) status = copier.events->Take(end);
+  if (status.ok()) status = (*end)->Record(stream);
+  return status;
+}
+
+Status AloneMessages::Deliver(const core::WorkPtr& send, const core::WorkPtr& receive) {
+  const ops::MessageHeader sent = HeaderOf(*send);
+  const ops::MessageHeader expected = HeaderOf(*receive);
+  if (sent != expected) {
+    return {StatusCode::kMismatch,
+            "receive from rank 0, tag " + std::to_string(receive->tag) + ": expected " +
+                expected.ToString() + ", rank 0 sent " + sent.ToString(),
+            core::Origin{0, {}, core::TensorName(receive->request.key)}};
+  }
+  if (sent.bytes() == 0) return Status::Ok();
+  if (!IsOnGpu(*send) && !IsOnGpu(*receive)) {
+    std::memmove(receive->output, send->input, static_cast<std::size_t>(sent.bytes()));
+    return Status::Ok();
+  }
+  cuda::EventPtr end;
+  {
+    core::MutexLock lock(mutex_);
+    Retire();
+    if (Status status = CopyOnGpu(send, receive, &end); !status.ok()) return status;
+    under_way_.push_back({end, send, receive});
+  }
+  for (const core::WorkPtr& half : {send, receive}) {
+    if (IsOnGpu(*half)) cuda::AsDeviceWork(*half).done = end;
+  }
+  return IsOnGpu(*send) && IsOnGpu(*receive) ? Status::Ok() : AwaitEnd(*end);
+}
+
+}  // namespace sirtaki::frameworks

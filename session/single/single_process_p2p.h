@@ -1,0 +1,55 @@
+// The messages of a lone rank to itself.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+
+#include "core/base/status.h"
+#include "core/base/thread_annotations.h"
+#include "core/engine/work.h"
+#include "ops/cuda/device.h"
+
+namespace sirtaki::frameworks {
+
+// Carries what one of two threads has sent to what the other wants to receive; which of them does
+// it is the one that came later. Thread-safe.
+//
+// Between two tensors on GPUs it puts a copy into a stream of its own, which waits for both; where
+// one of them is on the host it waits for the copy.
+class AloneMessages {
+ public:
+  AloneMessages() = default;
+  // Waits for copies that are under way, or leaves behind what they need.
+  ~AloneMessages();
+  AloneMessages(const AloneMessages&) = delete;
+  AloneMessages& operator=(const AloneMessages&) = delete;
+
+  // The status of the receive, kMismatch if it expects something else; another one that is not ok
+  // is that of both: CUDA's.
+  core::Status Deliver(const core::WorkPtr& send, const core::WorkPtr& receive)
+      SIRTAKI_EXCLUDES(mutex_);
+
+ private:
+  // What copies on one device.
+  struct Copier {
+    std::unique_ptr<ops::cuda::Stream> stream;
+    std::unique_ptr<ops::cuda::EventPool> events;
+  };
+  struct Copy {
+    ops::cuda::EventPtr end;
+    core::WorkPtr send;
+    core::WorkPtr receive;
+  };
+
+  core::Status CopyOnGpu(const core::WorkPtr& send, const core::WorkPtr& receive,
+                         ops::cuda::EventPtr* end) SIRTAKI_REQUIRES(mutex_);
+  // Lets go of what is over.
+  void Retire() SIRTAKI_REQUIRES(mutex_);
+
+  core::Mutex mutex_;
+  std::map<std::shared_ptr<ops::cuda::Device>, Copier> copiers_ SIRTAKI_GUARDED_BY(mutex_);
+  std::deque<Copy> under_way_ SIRTAKI_GUARDED_BY(mutex_);
+};
+
+}  // namespace sirtaki::frameworks

@@ -1,0 +1,354 @@
+// The engine in rounds. See engine_sleep_test.cc for when it comes back.
+#include "core/engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/core/engine/engine_world.h"
+
+namespace sirtaki::core {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+TEST(EngineTest, WorkRunsWhenEveryRankHasSubmittedIt) {
+  World world(3);
+  const WorkPtr zero = world.Submit(0, "w");
+  const WorkPtr one = world.Submit(1, "w");
+  world.Settle();
+  EXPECT_FALSE(zero->handle->done());
+  EXPECT_TRUE(world[0].executor.started.empty());
+  const WorkPtr two = world.Submit(2, "w");
+  world.Settle();
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(world[rank].executor.started, std::vector<std::string>{"\"w\""});
+  }
+  for (const WorkPtr& work : {zero, one, two}) {
+    ASSERT_TRUE(work->handle->done());
+    EXPECT_TRUE(work->handle->status().ok());
+  }
+}
+
+TEST(EngineTest, AChangeOfLimitsTakesItsPlaceBetweenWhatIsStarted) {
+  World world(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    world.Submit(rank, "before");
+    auto change = std::make_shared<Work>();
+    change->request.key = Key::Named(kWorldSet, "change");
+    change->request.signature =
+        std::make_shared<const Signature>(Signature{.kind = OpKind::kSetLimits, .shape = {7}});
+    ASSERT_TRUE(world[rank].engine->Submit(change, /*will_wait=*/false).ok());
+    world.Submit(rank, "after");
+    if (rank == 1) {
+      world.Settle();
+      EXPECT_TRUE(change->handle->done());
+    }
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(world[rank].executor.started,
+              (std::vector<std::string>{"\"before\"", "limits 7", "\"after\""}));
+  }
+}
+
+TEST(EngineTest, AMismatchFailsOnEveryRankAndTheNameWorksAgain) {
+  World world(2);
+  const WorkPtr zero = world.Submit(0, "w", 4);
+  const WorkPtr one = world.Submit(1, "w", 5);
+  world.Settle();
+  for (const WorkPtr& work : {zero, one}) {
+    ASSERT_TRUE(work->handle->done());
+    EXPECT_EQ(work->handle->status().code(), StatusCode::kMismatch);
+    EXPECT_EQ(work->handle->status().origin(), (Origin{-1, {}, "w"}));
+    work->handle->Observe();
+  }
+  EXPECT_TRUE(world[0].executor.started.empty());
+  const WorkPtr again = world.Submit(0, "w", 4);
+  world.Submit(1, "w", 4);
+  world.Settle();
+  ASSERT_TRUE(again->handle->done());
+  EXPECT_TRUE(again->handle->status().ok());
+  EXPECT_TRUE(world[0].engine->fault().ok());
+}
+
+TEST(EngineTest, ARefusedSubmissionLeavesTheNameWithItsHolder) {
+  World world(2);
+  const WorkPtr first = world.Submit(0, "w");
+  for (int i = 0; i < 2; ++i) {
+    auto second = std::make_shared<Work>();
+    second->request = first->request;
+    const Status refused = world[0].engine->Submit(second, false);
+    EXPECT_EQ(refused.code(), StatusCode::kDuplicateName);
+    EXPECT_EQ(refused.origin().tensor, "w");
+  }
+  first->handle->Complete(Status::Ok());
+  first->handle->Observe();
+  world.Submit(0, "w");
+}
+
+TEST(EngineTest, AbsentEverywhereIsSeenInTheHandle) {
+  World world(2);
+  std::vector<WorkPtr> works;
+  for (int rank = 0; rank < 2; ++rank) {
+    auto work = std::make_shared<Work>();
+    work->request = {Key::Named(kWorldSet, "w"), std::make_shared<Signature>(), {}, {true}};
+    ASSERT_TRUE(world[rank].engine->Submit(work, false).ok());
+    works.push_back(work);
+  }
+  world.Settle();
+  for (const WorkPtr& work : works) {
+    ASSERT_TRUE(work->handle->done());
+    EXPECT_TRUE(work->handle->absent_everywhere());
+  }
+}
+
+TEST(EngineTest, OfABucketOnlyWhatNobodyHasIsAbsent) {
+  World world(2);
+  for (int rank = 0; rank < 2; ++rank) world[rank].executor.at_once = false;
+  auto signature = std::make_shared<Signature>();
+  for (int i = 0; i < 3; ++i) signature->parts.push_back(std::make_shared<Signature>());
+  std::vector<WorkPtr> works;
+  for (int rank = 0; rank < 2; ++rank) {
+    auto work = std::make_shared<Work>();
+    for (int i = 0; i < 3; ++i) work->parts.push_back(std::make_shared<Work>());
+    work->request = {Key::Bucket(kWorldSet, 1, 0), signature, {}, {rank == 0, true, rank == 1}};
+    ASSERT_TRUE(world[rank].engine->Submit(work, false).ok());
+    works.push_back(work);
+  }
+  world.Settle();
+  for (int rank = 0; rank < 2; ++rank) {
+    FakeExecutor& executor = world[rank].executor;
+    ASSERT_EQ(executor.running.size(), 3u);
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(executor.running[i].absent_everywhere, i == 1) << i;
+    }
+    executor.Finish();
+    const Work& work = *works[static_cast<std::size_t>(rank)];
+    ASSERT_TRUE(work.handle->done());
+    EXPECT_FALSE(work.handle->absent_everywhere());
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(work.parts[i]->handle->absent_everywhere(), i == 1) << i;
+    }
+  }
+}
+
+TEST(EngineTest, AMessageThatCannotBeReadIsAFaultOfTheProtocol) {
+  World world(2);
+  const WorkPtr work = world.Submit(0, "w");
+  world[1].transport->Send(0, Bytes(17, std::byte{0xEE}));
+  world.Settle();
+  EXPECT_EQ(world[0].engine->fault().code(), StatusCode::kProtocol);
+  EXPECT_NE(world[0].engine->fault().message().find("rank 1"), std::string::npos);
+  ASSERT_TRUE(work->handle->done());
+  EXPECT_EQ(work->handle->status().code(), StatusCode::kProtocol);
+  EXPECT_EQ(world[1].engine->fault().code(), StatusCode::kProtocol);
+}
+
+TEST(EngineTest, MessagesOfAnotherSessionAreDropped) {
+  World world(2);
+  Cause cause;
+  cause.text = "from the session before";
+  world[1].transport->Send(0, Encode({6, FaultMessage{cause}}));
+  world.Settle();
+  EXPECT_TRUE(world[0].engine->fault().ok());
+}
+
+TEST(EngineTest, AFailureOfADataThreadFailsPendingWorkAtOnceAndReachesTheOthers) {
+  World world(3, 1);
+  const WorkPtr here = world.Submit(2, "w");
+  const WorkPtr there = world.Submit(0, "v");
+  world.Settle();
+  world[2].engine->PostFailure(Status(StatusCode::kBackend, "the network card is on fire"), "w");
+  ASSERT_TRUE(here->handle->done());  // before any round
+  EXPECT_EQ(here->handle->status().code(), StatusCode::kBackend);
+  EXPECT_FALSE(there->handle->done());
+  world.Settle();
+  ASSERT_TRUE(there->handle->done());
+  for (int rank = 0; rank < 3; ++rank) {
+    const Status fault = world[rank].engine->fault();
+    EXPECT_EQ(fault.code(), StatusCode::kBackend);
+    EXPECT_EQ(fault.message(), "the network card is on fire");
+    EXPECT_EQ(fault.origin().rank, 2);
+    EXPECT_EQ(fault.origin().host, "host2");
+    EXPECT_EQ(world[rank].executor.abandoned.code(), StatusCode::kBackend);
+    EXPECT_EQ(world[rank].faults_heard.size(), 1u);
+  }
+}
+
+TEST(EngineTest, AFailureThatAMediumTellsOfIsItsRanks) {
+  World world(2);
+  const WorkPtr work = world.Submit(0, "w");
+  world[0].engine->PostFailure(Status(StatusCode::kAborted, "out of data", {1, "there", {}}), "w");
+  EXPECT_EQ(world[0].engine->fault().origin().rank, 1);
+  EXPECT_EQ(world[0].engine->fault().origin().host, "there");
+  EXPECT_EQ(work->handle->status().origin().rank, 1);
+  // And stays so when the engine takes it up and tells the others.
+  world.Settle();
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(world[rank].engine->fault().origin().rank, 1) << rank;
+    EXPECT_EQ(world[rank].engine->fault().origin().host, "there") << rank;
+  }
+}
+
+TEST(EngineTest, AFailedTransportIsAFault) {
+  World world(2);
+  const WorkPtr work = world.Submit(0, "w");
+  world.hub.Break(0, Status(StatusCode::kPeerLost, "the connection to rank 1 failed"));
+  world[0].engine->RunOnce();
+  EXPECT_EQ(world[0].engine->fault().code(), StatusCode::kPeerLost);
+  ASSERT_TRUE(work->handle->done());
+  EXPECT_EQ(work->handle->status().message(), "the connection to rank 1 failed");
+}
+
+TEST(EngineTest, WorkIsRefusedWithTheCauseAfterAFault) {
+  World world(2);
+  world[0].engine->PostFailure(Status(StatusCode::kBackend, "broken"), {});
+  world.Settle();
+  auto work = std::make_shared<Work>();
+  work->request = {Key::Named(kWorldSet, "late"), std::make_shared<Signature>(), {}, {}};
+  const Status refused = world[1].engine->Submit(work, false);
+  EXPECT_EQ(refused.code(), StatusCode::kBackend);
+  EXPECT_EQ(refused.message(), "broken");
+}
+
+TEST(EngineTest, ACallThatIsNotAgreedInTimeIsAFaultThatNamesIt) {
+  World world(2);
+  const WorkPtr work = world.Submit(0, "slow", 4, seconds(2));
+  world.Settle();
+  EXPECT_LE(world[0].engine->NextWake(world.now), world.now + seconds(2));
+  world.now += milliseconds(1999);
+  world.Settle();
+  EXPECT_TRUE(world[0].engine->fault().ok());
+  EXPECT_EQ(world[0].engine->NextWake(world.now), world.now + milliseconds(1));
+  world.now += milliseconds(1);
+  world.Settle();
+  EXPECT_EQ(work->handle->status().code(), StatusCode::kTimedOut);
+  EXPECT_NE(work->handle->status().message().find("\"slow\""), std::string::npos);
+  EXPECT_EQ(
+      work->handle->status().message(),
+      "\"slow\" did not finish within its time-out of 2 s; not submitted by rank 1; rank 1: no "
+      "activity known");
+  EXPECT_EQ(work->handle->status().origin().tensor, "slow");
+  EXPECT_EQ(world[1].engine->fault().code(), StatusCode::kTimedOut);
+  EXPECT_EQ(world[1].engine->fault().origin().rank, 0);
+}
+
+TEST(EngineTest, ACallThatHangsInALaneTimesOutToo) {
+  World world(2);
+  for (int rank = 0; rank < 2; ++rank) world[rank].executor.at_once = false;
+  const WorkPtr work = world.Submit(0, "w", 4, seconds(2));
+  world.Submit(1, "w");
+  world.Settle();
+  ASSERT_FALSE(world[0].executor.Idle());
+  world.now += seconds(2);
+  world.Settle();
+  ASSERT_TRUE(work->handle->done());
+  EXPECT_EQ(work->handle->status().code(), StatusCode::kTimedOut);
+}
+
+TEST(EngineTest, ACallThatIsDoneInTimeDoesNotTimeOutLater) {
+  World world(2);
+  const WorkPtr work = world.Submit(0, "w", 4, seconds(2));
+  world.Submit(1, "w");
+  world.Settle();
+  ASSERT_TRUE(work->handle->done());
+  world.now += seconds(60);
+  world.Settle();
+  EXPECT_TRUE(world[0].engine->fault().ok());
+}
+
+TEST(EngineTest, NothingStartsAfterADataThreadHasFailed) {
+  World world(2);
+  world.Submit(0, "w");
+  world.Submit(1, "w");
+  world[1].engine->RunOnce();
+  world[0].engine->RunOnce();  // decides
+  world[1].engine->PostFailure(Status(StatusCode::kBackend, "broken"), "x");
+  world[1].engine->RunOnce();
+  EXPECT_TRUE(world[1].executor.started.empty());
+  EXPECT_EQ(world[1].engine->fault().message(), "broken");
+}
+
+TEST(EngineTest, WhatIsResolvedCompletesWhenTheQueueClosesMeanwhile) {
+  World world(2);
+  auto make = [](const std::string& name) {
+    auto signature = std::make_shared<Signature>();
+    signature->shape = {4};
+    auto work = std::make_shared<Work>();
+    work->request = {Key::Named(kWorldSet, name), std::move(signature), {}, {}};
+    return work;
+  };
+  const WorkPtr first = make("a");
+  const WorkPtr wrong = make("b");
+  const WorkPtr last = make("c");
+  wrong->request.invalid = "wrong";
+  // As a data thread that fails while the batch [Run a, Fail b, Run c] is being started.
+  wrong->handle = std::make_shared<HandleState>(
+      [&world] { world[0].engine->PostFailure(Status(StatusCode::kBackend, "broken"), "x"); },
+      nullptr);
+  wrong->handle->BeginWait();
+  for (const WorkPtr& work : {first, wrong, last}) {
+    EXPECT_TRUE(world[0].engine->Submit(work, false).ok());
+  }
+  for (const char* name : {"a", "b", "c"}) world.Submit(1, name);
+  world.Settle();
+  for (const WorkPtr& work : {first, wrong, last}) EXPECT_TRUE(work->handle->done());
+  EXPECT_EQ(first->handle->status().message(), "broken");
+  EXPECT_TRUE(world[0].executor.started.empty());
+}
+
+TEST(EngineTest, HeldWorkTimesOutToo) {
+  World world(2);
+  world.Submit(0, "w")->handle->Observe();  // dropped early: the next use is held back behind it
+  const WorkPtr held = world.Submit(0, "w", 4, seconds(5));
+  world.Settle();
+  EXPECT_FALSE(held->handle->done());
+  EXPECT_LE(world[0].engine->NextWake(world.now), world.now + seconds(5));
+  world.now += seconds(6);
+  world.Settle();
+  ASSERT_TRUE(held->handle->done());
+  EXPECT_EQ(held->handle->status().code(), StatusCode::kTimedOut);
+}
+
+TEST(EngineTest, TheEndWaitsForItsLastWordButNotForEver) {
+  World world(2);
+  world[0].negotiator->Leave("done", world.now);
+  world[1].negotiator->Leave("done", world.now);
+  world[0].transport->flushed = false;
+  world.Settle();
+  EXPECT_FALSE(world[0].engine->closed());
+  EXPECT_TRUE(world[1].engine->closed());
+  world.now += seconds(11);
+  world.Settle();
+  EXPECT_TRUE(world[0].engine->closed());
+}
+
+TEST(EngineTest, AHandleMayOutliveItsEngine) {
+  HandlePtr handle;
+  {
+    World world(2);
+    handle = world.Submit(0, "w")->handle;
+  }
+  ASSERT_TRUE(handle->done());
+  handle->Observe();
+}
+
+TEST(EngineTest, TellsWhatItDidLast) {
+  World world(2);
+  EXPECT_EQ(world[0].engine->Activity(), "has submitted nothing yet");
+  for (int rank = 0; rank < 2; ++rank) {
+    world[rank].executor.at_once = false;
+    world.Submit(rank, "w");
+  }
+  world.Settle();
+  world.now += seconds(3);
+  EXPECT_EQ(world[0].engine->Activity(), "last submitted \"w\" 3 s ago, runs \"w\" for 3 s");
+}
+
+}  // namespace
+}  // namespace sirtaki::core

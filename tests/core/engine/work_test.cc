@@ -1,0 +1,138 @@
+#include "core/engine/work.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "core/base/thread_annotations.h"
+
+namespace sirtaki::core {
+namespace {
+
+TEST(HandleStateTest, TheFirstCompletionWins) {
+  HandleState handle(nullptr, nullptr);
+  EXPECT_FALSE(handle.done());
+  EXPECT_TRUE(handle.Complete(Status(StatusCode::kPeerLost, "first")));
+  EXPECT_FALSE(handle.Complete(Status::Ok()));
+  EXPECT_TRUE(handle.done());
+  EXPECT_EQ(handle.status().message(), "first");
+}
+
+TEST(HandleStateTest, CompletionRingsOnlyIfSomebodyWaits) {
+  int rings = 0;
+  HandleState alone([&] { ++rings; }, nullptr);
+  alone.Complete(Status::Ok());
+  EXPECT_EQ(rings, 0);
+
+  HandleState awaited([&] { ++rings; }, nullptr);
+  awaited.BeginWait();
+  awaited.Complete(Status::Ok());
+  awaited.Complete(Status::Ok());
+  EXPECT_EQ(rings, 1);
+  awaited.EndWait();
+
+  HandleState left([&] { ++rings; }, nullptr);
+  left.BeginWait();
+  left.EndWait();
+  left.Complete(Status::Ok());
+  EXPECT_EQ(rings, 1);
+}
+
+TEST(HandleStateTest, TheRingComesAfterTheStateIsVisible) {
+  HandleState* seen = nullptr;
+  bool done_at_ring = false;
+  HandleState handle([&] { done_at_ring = seen->done(); }, nullptr);
+  seen = &handle;
+  handle.BeginWait();
+  handle.Complete(Status::Ok());
+  EXPECT_TRUE(done_at_ring);
+}
+
+TEST(HandleStateTest, IsObservedOnce) {
+  int observed = 0;
+  {
+    HandleState handle(nullptr, [&] { ++observed; });
+    handle.Complete(Status::Ok());
+    EXPECT_EQ(observed, 0);
+    handle.Observe();
+    handle.Observe();
+    EXPECT_EQ(observed, 1);
+  }
+  EXPECT_EQ(observed, 1);
+}
+
+TEST(HandleStateTest, DroppingItObservesIt) {
+  int observed = 0;
+  {
+    HandleState handle(nullptr, [&] { ++observed; });
+  }
+  EXPECT_EQ(observed, 1);
+}
+
+TEST(HandleStateTest, AbsenceIsToldWithTheEnd) {
+  HandleState handle(nullptr, nullptr);
+  EXPECT_FALSE(handle.absent_everywhere());
+  handle.SetAbsentEverywhere();
+  handle.Complete(Status::Ok());
+  EXPECT_TRUE(handle.absent_everywhere());
+}
+
+TEST(HandleStateTest, OfManyCompletersOneWins) {
+  for (int round = 0; round < 200; ++round) {
+    HandleState handle(nullptr, nullptr);
+    std::atomic<int> winners{0};
+    std::atomic<int> winner{-1};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i) {
+      threads.emplace_back([&, i] {
+        if (handle.Complete(Status(StatusCode::kAborted, std::to_string(i)))) {
+          ++winners;
+          winner = i;
+        }
+        EXPECT_TRUE(handle.done());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(winners, 1);
+    EXPECT_EQ(handle.status().message(), std::to_string(winner));
+  }
+}
+
+// Either the completer sees the waiter and rings, or the waiter sees that it is done and does not
+// sleep.
+TEST(HandleStateTest, NoWaiterIsMissed) {
+  Mutex mutex;
+  CondVar bell;
+  int rings = 0;
+  for (int round = 0; round < 5000; ++round) {
+    {
+      MutexLock lock(mutex);
+      rings = 0;
+    }
+    auto handle = std::make_shared<HandleState>(
+        [&] {
+          MutexLock lock(mutex);
+          ++rings;
+          bell.NotifyAll();
+        },
+        nullptr);
+    std::thread completer([handle] { handle->Complete(Status::Ok()); });
+    handle->BeginWait();
+    if (!handle->done()) {
+      const TimePoint deadline = Clock::now() + std::chrono::seconds(20);
+      MutexLock lock(mutex);
+      while (rings == 0)
+        ASSERT_TRUE(bell.WaitUntil(mutex, deadline)) << "missed in round " << round;
+    }
+    EXPECT_TRUE(handle->done());
+    EXPECT_TRUE(handle->status().ok());
+    handle->EndWait();
+    completer.join();
+  }
+}
+
+}  // namespace
+}  // namespace sirtaki::core

@@ -1,0 +1,38 @@
+#include "launch/base/shell_text.h"
+
+#include <gtest/gtest.h>
+
+namespace sirtaki::launch {
+namespace {
+
+using Texts = std::vector<std::string>;
+
+TEST(WordsTest, ReadsWordsAsAShell) {
+  EXPECT_EQ(ShellWords("  a  'b c'\t\"d e\"f g\\ h "), (Texts{"a", "b c", "d ef", "g h"}));
+  EXPECT_EQ(ShellWords("'' \"\""), (Texts{"", ""}));
+  EXPECT_EQ(ShellWords("'a\\b' \"c\\\"d\""), (Texts{"a\\b", "c\"d"}));
+  EXPECT_EQ(ShellWords(""), Texts{});
+}
+
+TEST(WordsTest, AnOpenQuoteIsNoText) {
+  EXPECT_EQ(ShellWords("a 'b"), std::nullopt);
+  EXPECT_EQ(ShellWords("\"a"), std::nullopt);
+}
+
+TEST(WordsTest, WhatIsQuotedReadsBack) {
+  for (const char* word : {"plain", "", "two words", "it's", "$HOME", "a\"b", "-x", "a;b", "ü"}) {
+    EXPECT_EQ(ShellWords(ShellQuoted(word)), Texts{word}) << ShellQuoted(word);
+  }
+  EXPECT_EQ(ShellQuoted("a:4,b:4"), "a:4,b:4");
+  EXPECT_EQ(ShellQuoted("$HOME"), "'$HOME'");
+}
+
+TEST(WordsTest, NumbersAreWholeAndInBounds) {
+  EXPECT_EQ(NumberFrom<int>("12", 1, 12), 12);
+  for (const char* text : {"", "0", "13", "1x", " 1", "1.0", "+1", "99999999999999999999"}) {
+    EXPECT_EQ(NumberFrom<int>(text, 1, 12), std::nullopt) << text;
+  }
+}
+
+}  // namespace
+}  // namespace sirtaki::launch

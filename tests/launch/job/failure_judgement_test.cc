@@ -1,0 +1,69 @@
+#include "launch/job/failure_judgement.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+namespace sirtaki::launch {
+namespace {
+
+TEST(VerdictTest, AGoodEndIsNoFailure) {
+  EXPECT_FALSE(JudgeEnd(1, "b", {EndKind::kExited, 0, ""}, {}).has_value());
+}
+
+TEST(VerdictTest, NamesRankHostAndCause) {
+  const auto exited = JudgeEnd(1, "b", {EndKind::kExited, 3, ""}, {"x", "y"});
+  EXPECT_EQ(exited->code, 3);
+  EXPECT_EQ(FailureText(*exited),
+            "sirtakirun: rank 1 on host b ended with exit code 3\n"
+            "sirtakirun: its last lines on standard error:\n"
+            "sirtakirun:   x\n"
+            "sirtakirun:   y\n");
+  const auto crashed = JudgeEnd(0, "a", {EndKind::kSignalled, SIGSEGV, ""}, {});
+  EXPECT_EQ(crashed->code, 139);
+  EXPECT_EQ(FailureText(*crashed), "sirtakirun: rank 0 on host a died of SIGSEGV\n");
+  const auto missing = JudgeEnd(0, "a", {EndKind::kNotStarted, 2, "\"x\" cannot be started"}, {});
+  EXPECT_EQ(missing->code, 127);
+  EXPECT_EQ(FailureText(*missing), "sirtakirun: rank 0 on host a: \"x\" cannot be started\n");
+  const Failure lost = JudgeLoss(7, "c", "Connection timed out", {});
+  EXPECT_EQ(lost.code, 1);
+  EXPECT_EQ(FailureText(lost), "sirtakirun: rank 7 on host c was lost: Connection timed out\n");
+}
+
+TEST(VerdictTest, SaysWhatASignalOftenMeans) {
+  EXPECT_NE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGBUS, ""}, {})->text.find("/dev/shm"),
+            std::string::npos);
+  EXPECT_NE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGKILL, ""}, {})->text.find("memory"),
+            std::string::npos);
+}
+
+TEST(VerdictTest, AnEndBySignalOfTheLauncherFollowsFromAnother) {
+  EXPECT_TRUE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGTERM, "", true}, {})->follows);
+  EXPECT_FALSE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGTERM, "", false}, {})->follows);
+  EXPECT_FALSE(JudgeEnd(0, "a", {EndKind::kExited, 3, "", true}, {})->follows);
+}
+
+TEST(VerdictTest, AnEndForWantOfAnotherRankFollowsFromThatRanks) {
+  const auto follows = [](int rank, const std::string& line) {
+    return JudgeEnd(rank, "a", {EndKind::kExited, 1, ""}, {"epoch 3", line})->follows;
+  };
+  const std::string lost = "train: rank 0: peer lost: rank 12 is lost: it has not … (from rank 0)";
+  EXPECT_TRUE(follows(0, lost));
+  EXPECT_TRUE(follows(1, lost));
+  EXPECT_TRUE(follows(0, "shut down: \"w\": rank 3 has shut down: the program exited"));
+  const std::string aborted = "aborted: loss is not a number (from rank 3 on host b)";
+  EXPECT_TRUE(follows(0, aborted));
+  EXPECT_FALSE(follows(3, aborted));
+  EXPECT_FALSE(follows(0, "rank 3 is slow"));
+  EXPECT_FALSE(follows(0, ""));
+  EXPECT_TRUE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGABRT, ""}, {"what():  " + lost})->follows);
+  EXPECT_TRUE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGPIPE, ""}, {})->follows);
+}
+
+TEST(VerdictTest, SignalsHaveNames) {
+  EXPECT_EQ(SignalName(SIGKILL), "SIGKILL");
+  EXPECT_EQ(SignalName(99), "signal 99");
+}
+
+}  // namespace
+}  // namespace sirtaki::launch

@@ -1,0 +1,88 @@
+#include "launch/job/leftovers.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace sirtaki::launch {
+namespace {
+
+using Prefixes = std::vector<std::string>;
+
+TEST(LeftoversTest, NamesAreOfTheJobAlone) {
+  EXPECT_EQ(SegmentPrefixes({{"OMPI_MCA_ess_base_jobid", "783089665"}}, "vm", 0),
+            Prefixes{"vader_segment.vm.0.2ead0001."});
+  EXPECT_EQ(SegmentPrefixes({{"OMPI_MCA_ess_base_jobid", "1"}}, "vm.example.org", 7),
+            Prefixes{"vader_segment.vm.7.1."});
+  EXPECT_EQ(SegmentPrefixes({{"OMPI_MCA_ess_base_jobid", "1"}}, "10.0.0.1", 7),
+            Prefixes{"vader_segment.10.0.0.1.7.1."});
+  // As Open MPI 5.0.11 named them.
+  EXPECT_EQ(SegmentPrefixes({{"PMIX_NAMESPACE", "prterun-vm-2591@1"}}, "vm", 0),
+            Prefixes{"sm_segment.vm.0.fb530001."});
+  EXPECT_EQ(SegmentPrefixes({{"PMIX_NAMESPACE", "prterun-vm-3950@1"}}, "vm.example.org", 7),
+            Prefixes{"sm_segment.vm.7.773b0001."});
+  EXPECT_EQ(SegmentPrefixes({}, "vm", 0), Prefixes{});
+  EXPECT_EQ(SegmentPrefixes({{"OMPI_MCA_ess_base_jobid", "x"}}, "vm", 0), Prefixes{});
+  EXPECT_EQ(SegmentPrefixes({{"OMPI_MCA_ess_base_jobid", "1"}}, "", 0), Prefixes{});
+}
+
+TEST(LeftoversTest, DomainsStayWhereTheyMatter) {
+  EXPECT_EQ(SegmentPrefixes(
+                {{"OMPI_MCA_ess_base_jobid", "1"}, {"OMPI_MCA_orte_keep_fqdn_hostnames", "1"}},
+                "vm.example.org", 7),
+            Prefixes{"vader_segment.vm.example.org.7.1."});
+}
+
+// The ranks may be of Open MPI 4, whose names here are those of 4.1.4, or of 5.
+TEST(LeftoversTest, NamesUnderSrun) {
+  EXPECT_EQ(SegmentPrefixes({{"PMIX_NAMESPACE", "slurm.pmix.1.0"}}, "h1", 0),
+            (Prefixes{"sm_segment.h1.0.7bfb0000.", "vader_segment.h1.0.36a24d59."}));
+  EXPECT_EQ(SegmentPrefixes({{"PMIX_NAMESPACE", "slurm.pmix.2.0"}}, "h1.example.org", 7),
+            (Prefixes{"sm_segment.h1.7.42c90000.", "vader_segment.h1.7.8dc24f0b."}));
+}
+
+TEST(LeftoversTest, OnlyWhatBeginsSoIsRemoved) {
+  const auto folder =
+      std::filesystem::temp_directory_path() / ("leftovers." + std::to_string(getpid()));
+  std::filesystem::create_directory(folder);
+  for (const char* name : {"a.1.0", "a.1.1", "a.10.0", "b.1.0"})
+    std::ofstream(folder / name) << "x";
+  RemoveSegments(folder, "a.1.");
+  EXPECT_FALSE(std::filesystem::exists(folder / "a.1.0"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "a.1.1"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "a.10.0"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "b.1.0"));
+  RemoveSegments(folder / "none", "a");  // no folder, nothing to do
+  std::filesystem::remove_all(folder);
+}
+
+// The leader of a session cannot leave its group; what it has started is in there.
+TEST(LeftoversTest, OthersOfTheGroupAreKilledButNotTheOneThatAsks) {
+  const pid_t leader = fork();
+  if (leader == 0) {
+    setsid();
+    pid_t children[2];
+    for (pid_t& child : children) {
+      if ((child = fork()) == 0) {
+        for (;;) pause();
+      }
+    }
+    KillOthersOfGroup();
+    for (const pid_t child : children) {
+      int state = 0;
+      if (waitpid(child, &state, 0) != child || !WIFSIGNALED(state)) _exit(1);
+    }
+    _exit(0);
+  }
+  int state = 0;
+  ASSERT_EQ(waitpid(leader, &state, 0), leader);
+  EXPECT_TRUE(WIFEXITED(state) && WEXITSTATUS(state) == 0);
+}
+
+}  // namespace
+}  // namespace sirtaki::launch

@@ -1,0 +1,64 @@
+#include "launch/plan/find_launcher.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+namespace sirtaki::launch {
+namespace {
+
+// A folder that is removed with it.
+class Folder {
+ public:
+  Folder() : path_(::testing::TempDir() + "find_launcher_test.XXXXXX") {
+    EXPECT_NE(mkdtemp(path_.data()), nullptr);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { std::filesystem::remove_all(path_); }
+
+  const std::string& path() const { return path_; }
+  std::string Add(const std::string& name, const std::string& script) const {
+    std::string path = path_ + "/" + name;
+    std::ofstream(path) << "#!/bin/sh\n" << script << "\n";
+    chmod(path.c_str(), 0755);
+    return path;
+  }
+
+ private:
+  std::string path_;
+};
+
+TEST(FindLauncherTest, EveryFolderOfThePathIsLookedIn) {
+  const Folder folder;
+  const std::string program = folder.Add("only-here", "true");
+  for (const std::string& path :
+       {folder.path(), folder.path() + ":/usr/bin", "/usr/bin:" + folder.path(),
+        "/no/such/folder:" + folder.path() + ":/bin"}) {
+    EXPECT_EQ(FindOnPath("only-here", {{"PATH", path}}), program) << path;
+  }
+  EXPECT_EQ(FindOnPath("only-here", {{"PATH", "/usr/bin:/bin"}}), "");
+  EXPECT_EQ(FindOnPath("only-here", {}), "");
+  EXPECT_NE(FindOnPath("sh", {}), "");
+}
+
+TEST(FindLauncherTest, TheFirstOfItsKindIsTaken) {
+  const Folder slurm;
+  const Folder open_mpi;
+  slurm.Add("mpirun", "echo slurm 23.11.1");
+  const std::string path = open_mpi.Add("mpirun", "echo 'mpirun (Open MPI) 4.1.4'");
+  Launcher launcher;
+  ASSERT_TRUE(FindLauncher("auto", {{"PATH", open_mpi.path()}}, &launcher).ok());
+  EXPECT_EQ(launcher.ToString(), "Open MPI 4.1.4 (" + path + ")");
+  const core::Status status = FindLauncher("openmpi", {{"PATH", slurm.path()}}, &launcher);
+  EXPECT_EQ(status.code(), core::StatusCode::kUnsupported);
+  EXPECT_NE(status.message().find("mpirun: is Slurm 23.11.1 ("), std::string::npos)
+      << status.message();
+  EXPECT_NE(status.message().find("mpiexec: not on PATH"), std::string::npos) << status.message();
+}
+
+}  // namespace
+}  // namespace sirtaki::launch

@@ -1,0 +1,69 @@
+// Limits that change while the lanes work.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/host/host_lanes.h"
+#include "tests/support/fake_backend.h"
+#include "tests/support/run_cases.h"
+
+namespace sirtaki::ops {
+namespace {
+
+// Operations that the lanes need for a batch of four tensors of 40 bytes.
+int OperationsOfABatch(HostLanes& lanes, tests::FakeBackend& backend) {
+  const int before = backend.operations();
+  std::array<std::array<float, 10>, 4> tensors{};
+  core::RunBatch batch;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    auto work = std::make_shared<core::Work>();
+    work->input = work->output = tensors[i].data();
+    work->handle = std::make_shared<core::HandleState>(nullptr, nullptr);
+    core::RunItem item;
+    item.key = core::Key::Named(core::kWorldSet, std::to_string(i));
+    item.signature = std::make_shared<const core::Signature>(core::Signature{.shape = {10}});
+    item.work = std::move(work);
+    batch.items.push_back(std::move(item));
+  }
+  lanes.Start(std::move(batch), core::Clock::now());
+  RunToIdle(lanes);
+  return backend.operations() - before;
+}
+
+TEST(HostLanesLimitsTest, WhatIsStartedAfterAChangeIsPlannedByIt) {
+  tests::FakeBackend backend;
+  HostLanesOptions options;
+  options.sets[core::kWorldSet] = core::RankRanges{0};
+  options.large_lane_thread = false;
+  HostLanes lanes(options, backend);
+  EXPECT_EQ(OperationsOfABatch(lanes, backend), 1);
+  lanes.SetLimits({80, 1024, 4096});
+  EXPECT_EQ(OperationsOfABatch(lanes, backend), 2) << "two tensors in each group";
+  lanes.SetLimits({0, 1024, 4096});
+  EXPECT_EQ(OperationsOfABatch(lanes, backend), 4) << "each alone";
+  lanes.SetLimits({160, 0, 4096});
+  EXPECT_EQ(OperationsOfABatch(lanes, backend), 1) << "on the large lane";
+  lanes.SetLimits({160, 0, 64});
+  EXPECT_EQ(OperationsOfABatch(lanes, backend), 3) << "in chunks of 64 bytes";
+}
+
+TEST(HostLanesLimitsTest, NonsenseIsAFailure) {
+  for (const std::vector<std::int64_t>& values :
+       {std::vector<std::int64_t>{1, 2}, {1, 2, 0}, {-1, 2, 3, 4}}) {
+    tests::FakeBackend backend;
+    int failures = 0;
+    HostLanesOptions options;
+    options.on_failure = [&](const core::Status&, const std::string&) { ++failures; };
+    HostLanes lanes(options, backend);
+    lanes.SetLimits(values);
+    EXPECT_EQ(failures, 1);
+  }
+}
+
+}  // namespace
+}  // namespace sirtaki::ops

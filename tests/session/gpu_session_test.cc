@@ -1,0 +1,595 @@
+// Sessions whose tensors are on GPUs, which are fakes that keep streams and events as real ones do.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ops/cuda/device_work.h"
+#include "session/inproc/inproc_world.h"
+#include "session/session.h"
+#include "tests/support/device_ranks.h"
+#include "tests/support/fake_libraries.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/run_cases.h"
+#include "tests/support/session_calls.h"
+
+namespace sirtaki::frameworks {
+namespace {
+
+using core::DType;
+using core::OpKind;
+using core::Status;
+using core::StatusCode;
+using ops::Cases;
+using ops::RunCase;
+using ops::RunSide;
+using ops::cuda::DeviceWork;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using tests::FakeGpus;
+using tests::FakeLibraries;
+using tests::OnDevice;
+using tests::RankThreads;
+
+constexpr int kHost = -1;  // in the place of a GPU's index
+
+// One tensor of one rank under a collective.
+struct Call {
+  RunSide side;
+  core::WorkPtr work;
+  DeviceWork* on_gpu = nullptr;
+};
+
+// A send or a receive of one rank.
+struct Message {
+  std::vector<float> values;
+  core::WorkPtr work;
+  DeviceWork* on_gpu = nullptr;
+};
+
+// A rank of a world of threads, with streams of its own.
+class Rank {
+ public:
+  Rank(FakeGpus& gpus, FakeLibraries& libraries, std::shared_ptr<InprocWorld> world, int rank,
+       const std::function<void(GpuLibraries&)>& change = nullptr,
+       core::HierarchyMode hierarchy = core::HierarchyMode::kAuto)
+      : gpus_(gpus), rank_(rank), size_(world->size()) {
+    StartOptions options = tests::SessionOptions([hierarchy](core::Config& config) {
+      config.wait = core::WaitMode::kYield;
+      config.hierarchy = hierarchy;
+    });
+    const std::shared_ptr<GpuLibraries> opened = libraries.Make();
+    if (change) change(*opened);
+    options.gpus = opened;
+    const Status started = Session::CreateInproc(std::move(world), rank, options, &session_);
+    EXPECT_TRUE(started.ok()) << started.ToString();
+    producer_ = gpus.MakeStream();
+    consumer_ = gpus.MakeStream();
+  }
+
+  Session& session() { return *session_; }
+  ops::cuda::StreamHandle producer() const { return producer_; }
+
+  // `gpu`: where the tensor is; kHost: on the host. What is refused before the session sees it goes
+  // into the request, as the front end does it.
+  std::shared_ptr<Call> Make(RunCase c, const std::string& name, int gpu) {
+    auto call = std::make_shared<Call>();
+    std::shared_ptr<Gpu> found;
+    if (gpu != kHost) {
+      const Status status = session_->FindGpu(gpu, &found);
+      EXPECT_TRUE(status.ok()) << status.ToString();
+      c.signature.device = core::DeviceKind::kCuda;
+      c.signature.slot = found->slot();
+    }
+    const core::RunItem item = call->side.MakeItem(c, name, rank_, size_);
+    call->work = item.work;
+    if (gpu != kHost) {
+      auto work = std::make_shared<DeviceWork>();
+      static_cast<core::Work&>(*work) = *item.work;
+      work->device = found->device();
+      const Status ready = NoteReady(found->events(), producer_, work.get());
+      if (!ready.ok()) work->request.invalid = ready.message();
+      call->on_gpu = work.get();
+      call->work = std::move(work);
+    }
+    call->work->request.key = item.key;
+    call->work->request.signature = item.signature;
+    call->work->handle.reset();
+    return call;
+  }
+
+  std::shared_ptr<Call> Submit(const RunCase& c, const std::string& name, int gpu) {
+    const std::shared_ptr<Call> call = Make(c, name, gpu);
+    const Status accepted = session_->Submit(call->work, /*will_wait=*/false);
+    EXPECT_TRUE(accepted.ok()) << accepted.ToString();
+    return call;
+  }
+
+  // `gpu`: as in Make. A receive has place for as many values.
+  std::shared_ptr<Message> Start(OpKind kind, int peer, std::vector<float> values, int gpu) {
+    auto message = std::make_shared<Message>();
+    message->values = std::move(values);
+    core::Signature signature{.kind = kind,
+                              .shape = {static_cast<std::int64_t>(message->values.size())}};
+    if (gpu == kHost) {
+      message->work = std::make_shared<core::Work>();
+    } else {
+      std::shared_ptr<Gpu> found;
+      EXPECT_TRUE(session_->FindGpu(gpu, &found).ok());
+      signature.device = core::DeviceKind::kCuda;
+      signature.slot = found->slot();
+      auto work = std::make_shared<DeviceWork>();
+      work->device = found->device();
+      EXPECT_TRUE(NoteReady(found->events(), producer_, work.get()).ok());
+      message->on_gpu = work.get();
+      message->work = std::move(work);
+    }
+    core::Work& work = *message->work;
+    work.request.key =
+        core::Key::Named(core::kWorldSet, "#" + std::to_string(++messages_) + ": a message");
+    work.request.signature = std::make_shared<const core::Signature>(std::move(signature));
+    work.peer = peer;
+    work.input = work.output = message->values.data();
+    EXPECT_TRUE(session_->Submit(message->work, /*will_wait=*/false).ok());
+    return message;
+  }
+
+  // As a user's synchronize, and then waits until the consumer's stream has come to the result.
+  Status Finish(Message& message) { return Finish(message.work, message.on_gpu); }
+  Status Finish(Call& call) {
+    const Status status = Finish(call.work, call.on_gpu);
+    if (status.ok()) call.side.handle()->Complete(status);
+    return status;
+  }
+  Status Finish(const core::WorkPtr& work, const DeviceWork* on_gpu) {
+    Status status = session_->Wait(*work->handle);
+    work->handle->Observe();
+    if (status.ok() && on_gpu != nullptr) Arrive(*on_gpu);
+    return status;
+  }
+
+  void FinishAndCheck(Call& call, const RunCase& c) {
+    const Status status = Finish(call);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    call.side.Check(c, rank_, size_);
+  }
+
+  void Arrive(const DeviceWork& work) {
+    ASSERT_TRUE(AwaitDone(work, consumer_).ok());
+    std::shared_ptr<Gpu> gpu;
+    ASSERT_TRUE(session_->FindGpu(work.device->index(), &gpu).ok());
+    ops::cuda::EventPtr event;
+    ASSERT_TRUE(gpu->Mark(consumer_, &event).ok());
+    for (bool reached = false; !reached; std::this_thread::yield()) {
+      ASSERT_TRUE(event->Poll(&reached).ok());
+    }
+  }
+
+ private:
+  FakeGpus& gpus_;
+  const int rank_;
+  const int size_;
+  int messages_ = 0;
+  std::shared_ptr<Session> session_;
+  ops::cuda::StreamHandle producer_ = nullptr;
+  ops::cuda::StreamHandle consumer_ = nullptr;
+};
+
+class GpuSessionTest : public ::testing::Test {
+ protected:
+  // `body` on each rank, whose GPU is the one behind its number.
+  void RunRanks(int size, const std::function<void(Rank& rank, int number)>& body,
+                const std::function<void(GpuLibraries&)>& change = nullptr) {
+    const auto world = std::make_shared<InprocWorld>(size);
+    RankThreads::Run(size, [&](int number) {
+      Rank rank(gpus_, libraries_, world, number, change);
+      body(rank, number);
+      static_cast<void>(rank.session().Shutdown("the test is over"));
+    });
+  }
+
+  FakeGpus gpus_;
+  FakeLibraries libraries_{gpus_};
+};
+
+Cases EveryKind(int size) {
+  Cases cases;
+  for (const DType dtype : {DType::kF32, DType::kI64, DType::kBF16}) {
+    for (const core::ReduceOp op : {core::ReduceOp::kSum, core::ReduceOp::kMax}) {
+      const Cases more = ops::ReducingCases(op, dtype, size);
+      cases.insert(cases.end(), more.begin(), more.end());
+    }
+  }
+  for (const bool in_place : {false, true}) {
+    cases.push_back({.signature = {.kind = OpKind::kBroadcast, .root = size - 1, .shape = {50}},
+                     .in_place = in_place});
+  }
+  cases.push_back({.signature = {.kind = OpKind::kAllGatherInto, .shape = {20}}});
+  for (const OpKind kind : {OpKind::kAllGather, OpKind::kAllToAll}) {
+    const Cases more = ops::CasesWithRows(kind, DType::kF32, -1, size);
+    cases.insert(cases.end(), more.begin(), more.end());
+  }
+  for (const OpKind kind : {OpKind::kGather, OpKind::kScatter}) {
+    const Cases more = ops::CasesWithRows(kind, DType::kU8, 0, size);
+    cases.insert(cases.end(), more.begin(), more.end());
+  }
+  return cases;
+}
+
+RunCase Sum(std::int64_t count = 40) { return {.signature = {.shape = {count}}}; }
+
+TEST_F(GpuSessionTest, EveryCollectiveOnGpusAndOnTheHostInOneStep) {
+  for (const int size : {2, 3}) {
+    const Cases cases = EveryKind(size);
+    RunRanks(size, [&](Rank& rank, int number) {
+      std::vector<std::shared_ptr<Call>> calls;
+      for (std::size_t i = 0; i < cases.size(); ++i) {
+        calls.push_back(
+            rank.Submit(cases[i], "t" + std::to_string(i), i % 5 == 4 ? kHost : number + 1));
+      }
+      for (std::size_t i = 0; i < cases.size(); ++i) rank.FinishAndCheck(*calls[i], cases[i]);
+      EXPECT_TRUE(rank.session().Shutdown("done").ok());
+    });
+  }
+  EXPECT_THAT(gpus_.calls("ncclCommAbort"), IsEmpty());
+  EXPECT_EQ(gpus_.live_communicators(), 0);
+  EXPECT_THAT(gpus_.devices_with_context(), ElementsAre(1, 2, 3));
+}
+
+TEST_F(GpuSessionTest, AGroupedCallMayBeOnSeveralDevices) {
+  RunRanks(2, [&](Rank& rank, int number) {
+    // Each rank has its own two GPUs, which it uses first in the same places.
+    const std::vector<int> places = {2 * number, kHost, 2 * number + 1, 2 * number};
+    auto whole = std::make_shared<core::Signature>();
+    auto work = std::make_shared<core::Work>();
+    std::vector<std::shared_ptr<Call>> parts;
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      parts.push_back(rank.Make(Sum(10 + static_cast<std::int64_t>(i)), "", places[i]));
+      whole->parts.push_back(parts.back()->work->request.signature);
+      work->parts.push_back(parts.back()->work);
+    }
+    work->request.key = core::Key::Named(core::kWorldSet, "group");
+    work->request.signature = whole;
+    ASSERT_TRUE(rank.session().Submit(work, /*will_wait=*/true).ok());
+    const Status status = rank.session().Wait(*work->handle);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i]->on_gpu != nullptr) rank.Arrive(*parts[i]->on_gpu);
+      parts[i]->side.handle()->Complete(Status::Ok());
+      parts[i]->side.Check(Sum(10 + static_cast<std::int64_t>(i)), number, 2);
+    }
+  });
+  EXPECT_EQ(gpus_.calls("ncclGetUniqueId").size(), 2u);  // a communicator for each slot
+  EXPECT_THAT(gpus_.devices_with_context(), ElementsAre(0, 1, 2, 3));
+}
+
+TEST_F(GpuSessionTest, TheHostOfOneRankAndTheGpuOfAnotherAreAMismatch) {
+  RunRanks(2, [&](Rank& rank, int number) {
+    const auto wrong = rank.Submit(Sum(), "w", number == 0 ? 1 : kHost);
+    const Status status = rank.Finish(*wrong);
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_THAT(status.message(), AllOf(HasSubstr("\"w\""), HasSubstr("on a GPU on rank 0"),
+                                        HasSubstr("on the host on rank 1")));
+    const auto right = rank.Submit(Sum(), "w", number + 1);
+    rank.FinishAndCheck(*right, Sum());
+  });
+}
+
+TEST_F(GpuSessionTest, WhatIsCapturedInAGraphIsRefusedOnAllRanks) {
+  RunRanks(2, [&](Rank& rank, int number) {
+    if (number == 1) gpus_.SetCapturing(rank.producer());
+    const auto call = rank.Submit(Sum(), "w", number + 1);
+    const Status status = rank.Finish(*call);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr("CUDA graph"));
+    EXPECT_TRUE(rank.session().Check().ok());
+  });
+}
+
+TEST_F(GpuSessionTest, NcclsFailureOnOneRankIsEverybodysFault) {
+  gpus_.SetLastNcclError("the cable is out");
+  gpus_.FailNext("ncclAllReduce", static_cast<int>(ops::nccl::Result::kSystemError));
+  RunRanks(2, [&](Rank& rank, int number) {
+    const auto call = rank.Submit(Sum(5000), "w", number + 1);
+    // Whose launch went well learns of it by the next call at the latest.
+    Status status = rank.session().Wait(*call->work->handle);
+    while (status.ok()) {
+      status = rank.session().Check();
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(status.code(), StatusCode::kBackend) << status.ToString();
+    EXPECT_THAT(status.message(), HasSubstr("the cable is out"));
+    EXPECT_EQ(status.origin().tensor, "w");
+  });
+}
+
+TEST_F(GpuSessionTest, WithoutKernelsOrCudaThereAreNoGpus) {
+  const auto find = [&](const std::function<void(GpuLibraries&)>& change) {
+    std::string why;
+    RunRanks(
+        2,
+        [&](Rank& rank, int number) {
+          std::shared_ptr<Gpu> gpu;
+          const Status status = rank.session().FindGpu(1, &gpu);
+          EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+          if (number == 0) why = status.message();
+        },
+        change);
+    return why;
+  };
+  EXPECT_EQ(find([](GpuLibraries& libraries) {
+              libraries.kernels = nullptr;
+              libraries.why_no_kernels = "built without nvcc";
+            }),
+            "built without nvcc");
+  EXPECT_EQ(find([](GpuLibraries& libraries) {
+              libraries.open_device = [](int, std::shared_ptr<ops::cuda::Device>*) {
+                return Status(StatusCode::kUnsupported, "there is no GPU");
+              };
+            }),
+            "there is no GPU");
+  EXPECT_THAT(gpus_.devices_with_context(), IsEmpty());
+}
+
+TEST_F(GpuSessionTest, HierarchyIsAboutGpusIfItIsOn) {
+  for (const auto mode : {core::HierarchyMode::kAuto, core::HierarchyMode::kOn}) {
+    gpus_.Forget();
+    const auto world = std::make_shared<InprocWorld>(4, std::vector<int>{0, 0, 1, 1});
+    RankThreads::Run(4, [&](int number) {
+      Rank rank(gpus_, libraries_, world, number, nullptr, mode);
+      for (const char* name : {"a", "b"}) {
+        rank.FinishAndCheck(*rank.Submit(Sum(3000), name, number + 1), Sum(3000));
+      }
+      EXPECT_TRUE(rank.session().Shutdown("done").ok());
+    });
+    const bool by_hosts = mode == core::HierarchyMode::kOn;
+    EXPECT_EQ(gpus_.calls("ncclAllReduce").empty(), by_hosts);
+    EXPECT_EQ(gpus_.calls("ncclReduceScatter").size(), by_hosts ? 8u : 0u);
+  }
+}
+
+TEST_F(GpuSessionTest, SlotsFollowTheFirstUse) {
+  RunRanks(2, [&](Rank& rank, int number) {
+    std::shared_ptr<Gpu> gpu;
+    for (const int index : number == 0 ? std::vector<int>{3, 1, 3} : std::vector<int>{0, 2, 0}) {
+      ASSERT_TRUE(rank.session().FindGpu(index, &gpu).ok());
+      EXPECT_EQ(gpu->device()->index(), index);
+      EXPECT_EQ(gpu->slot(), index == 1 || index == 2 ? 1u : 0u);
+    }
+    EXPECT_EQ(rank.session().FindGpu(99, &gpu).code(), StatusCode::kBackend);
+    ASSERT_TRUE(rank.session().FindGpu(5, &gpu).ok());
+    EXPECT_EQ(gpu->slot(), 2u);  // what could not be used has none
+  });
+}
+
+TEST_F(GpuSessionTest, MessagesGoAroundARingOfGpusAndHosts) {
+  for (const int size : {2, 3, 4}) {
+    RunRanks(size, [&](Rank& rank, int number) {
+      const int gpu = number % 3 == 2 ? kHost : number + 1;
+      for (int i = 0; i < 5; ++i) {
+        const auto receive =
+            rank.Start(OpKind::kReceive, (number + size - 1) % size, {-1, -1, -1}, gpu);
+        const auto value = static_cast<float>(10 * i + number);
+        const auto send = rank.Start(OpKind::kSend, (number + 1) % size, {value, 1, 2}, gpu);
+        ASSERT_TRUE(rank.Finish(*receive).ok());
+        ASSERT_TRUE(rank.Finish(*send).ok());
+        EXPECT_THAT(receive->values,
+                    ElementsAre(static_cast<float>(10 * i + (number + size - 1) % size), 1, 2));
+      }
+      EXPECT_TRUE(rank.session().Shutdown("done").ok());
+    });
+  }
+  EXPECT_THAT(gpus_.calls("nccl"), IsEmpty());
+  EXPECT_EQ(gpus_.live_allocations(), 0);
+}
+
+TEST_F(GpuSessionTest, AnAbortEndsAMessageThatWaitsForADevice) {
+  std::atomic<bool> open{false};
+  std::barrier both(2);
+  RunRanks(2, [&](Rank& rank, int number) {
+    if (number == 0) gpus_.PutGate(rank.producer(), open);
+    const auto message =
+        rank.Start(number == 0 ? OpKind::kSend : OpKind::kReceive, 1 - number, {1, 2}, number + 1);
+    both.arrive_and_wait();
+    if (number == 1) rank.session().Abort("enough");
+    EXPECT_EQ(rank.Finish(*message).code(), StatusCode::kAborted);
+    open = true;
+    EXPECT_EQ(rank.session().Shutdown("done").code(), StatusCode::kAborted);
+  });
+}
+
+TEST_F(GpuSessionTest, ALoneRankHasMessagesToItself) {
+  RunRanks(1, [&](Rank& rank, int) {
+    for (const auto& [from, to] :
+         std::vector<std::pair<int, int>>{{1, 1}, {1, 2}, {1, kHost}, {kHost, 2}, {kHost, kHost}}) {
+      for (const bool send_first : {true, false}) {
+        const auto start = [&, from = from, to = to](bool send) {
+          return send ? rank.Start(OpKind::kSend, 0, {3, 4}, from)
+                      : rank.Start(OpKind::kReceive, 0, {0, 0}, to);
+        };
+        const auto one = start(send_first);
+        EXPECT_FALSE(one->work->handle->done());
+        const auto other = start(!send_first);
+        ASSERT_TRUE(rank.Finish(*one).ok());
+        ASSERT_TRUE(rank.Finish(*other).ok());
+        EXPECT_THAT((send_first ? other : one)->values, ElementsAre(3, 4));
+      }
+    }
+    const auto send = rank.Start(OpKind::kSend, 0, {3, 4}, 1);
+    const auto receive = rank.Start(OpKind::kReceive, 0, {0}, 1);
+    const Status status = rank.Finish(*receive);
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_THAT(status.message(), HasSubstr("expected float32 [1], rank 0 sent float32 [2]"));
+    EXPECT_TRUE(rank.Finish(*send).ok());
+    EXPECT_EQ(receive->values, std::vector<float>{0});
+    gpus_.FailNext("cudaMemcpyAsync", 700);
+    const auto failing = rank.Start(OpKind::kSend, 0, {3, 4}, 1);
+    EXPECT_THAT(rank.Finish(*rank.Start(OpKind::kReceive, 0, {0, 0}, 1)).message(),
+                HasSubstr("cudaMemcpyAsync"));
+    EXPECT_THAT(rank.Finish(*failing).message(), HasSubstr("cudaMemcpyAsync"));
+  });
+  EXPECT_THAT(gpus_.calls("cudaHostAlloc"), IsEmpty());
+  EXPECT_EQ(gpus_.live_events(), 0);
+}
+
+// Neither what it reads nor what it writes is used before the streams have come there.
+TEST_F(GpuSessionTest, ALoneRanksMessageWaitsForBothOfItsTensors) {
+  std::atomic<bool> open{false};
+  RunRanks(1, [&](Rank& rank, int) {
+    gpus_.PutGate(rank.producer(), open);
+    const auto receive = rank.Start(OpKind::kReceive, 0, {0, 0}, 1);
+    const auto send = rank.Start(OpKind::kSend, 0, {3, 4}, 1);
+    ASSERT_TRUE(send->work->handle->done());
+    gpus_.RunDevices();
+    EXPECT_EQ(receive->values, std::vector<float>({0, 0}));
+    open = true;
+    ASSERT_TRUE(rank.Finish(*receive).ok());
+    EXPECT_EQ(receive->values, std::vector<float>({3, 4}));
+    ASSERT_TRUE(rank.Finish(*send).ok());
+  });
+}
+
+// As GpuLibraries::OfProcess keeps them.
+TEST_F(GpuSessionTest, TheNextSessionHasTheStreamsAndKernelsOfTheLast) {
+  std::vector<std::shared_ptr<ops::cuda::Device>> devices;
+  for (const int index : {1, 2}) {
+    ASSERT_TRUE(ops::cuda::Device::Open(gpus_.cuda(), index, &devices.emplace_back()).ok());
+  }
+  const auto keep = [&](GpuLibraries& libraries) {
+    libraries.open_device = [&](int index, std::shared_ptr<ops::cuda::Device>* device) {
+      *device = devices.at(static_cast<std::size_t>(index) - 1);
+      return Status::Ok();
+    };
+  };
+  for (int i = 0; i < 2; ++i) {
+    RunRanks(
+        2,
+        [&](Rank& rank, int number) {
+          const auto call = rank.Submit(Sum(), "w", number + 1);
+          rank.FinishAndCheck(*call, Sum());
+        },
+        keep);
+  }
+  EXPECT_EQ(gpus_.calls("cudaStreamCreateWithPriority").size(), 2u);
+  EXPECT_THAT(gpus_.calls("cudaStreamDestroy"), IsEmpty());
+  EXPECT_EQ(gpus_.calls("cuModuleLoadData").size(), 2u);
+  EXPECT_THAT(gpus_.calls("cuModuleUnload"), IsEmpty());
+  EXPECT_EQ(gpus_.live_events(), 0);
+}
+
+TEST_F(GpuSessionTest, AForkedChildLeavesCudaAlone) {
+  const auto world = std::make_shared<InprocWorld>(1);
+  auto rank = std::make_unique<Rank>(gpus_, libraries_, world, 0);
+  rank->FinishAndCheck(*rank->Submit(Sum(), "w", 1), Sum());
+  gpus_.Forget();
+  const pid_t child = fork();
+  if (child == 0) {
+    rank.reset();
+    _exit(gpus_.calls("cu").empty() ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST_F(GpuSessionTest, WhatIsOnTheDeviceIsFinishedBeforeTheEnd) {
+  std::atomic<bool> open{false};
+  std::atomic<int> ending{0};
+  RunRanks(2, [&](Rank& rank, int number) {
+    gpus_.PutGate(rank.producer(), open);
+    const auto call = rank.Submit(Sum(), "w", number + 1);
+    ASSERT_TRUE(rank.session().Wait(*call->work->handle).ok());  // launched
+    if (++ending == 2) open = true;
+    EXPECT_TRUE(rank.session().Shutdown("done").ok());
+    call->side.handle()->Complete(Status::Ok());
+    call->side.Check(Sum(), number, 2);
+  });
+}
+
+TEST_F(GpuSessionTest, AnAbortEndsWhatWaitsForADevice) {
+  std::atomic<bool> open{false};
+  std::barrier both(2);
+  RunRanks(2, [&](Rank& rank, int number) {
+    gpus_.PutGate(rank.producer(), open);
+    const auto launched = rank.Submit(Sum(), "launched", number + 1);
+    ASSERT_TRUE(rank.session().Wait(*launched->work->handle).ok());
+    std::shared_ptr<Call> pending;
+    if (number == 0) pending = rank.Submit(Sum(), "pending", 1);
+    both.arrive_and_wait();
+    if (number == 1) rank.session().Abort("enough");
+    Status status;
+    if (pending) {
+      status = rank.session().Wait(*pending->work->handle);
+    } else {
+      status = rank.session().Check();
+    }
+    EXPECT_EQ(status.code(), StatusCode::kAborted);
+    EXPECT_THAT(status.message(), HasSubstr("enough"));
+    EXPECT_EQ(rank.session().Shutdown("done").code(), StatusCode::kAborted);
+    both.arrive_and_wait();
+    open = true;
+  });
+  EXPECT_EQ(gpus_.calls("ncclCommAbort").size(), 2u);
+}
+
+TEST_F(GpuSessionTest, ALoneRankCopiesInTheStreamOfItsCaller) {
+  Cases cases = EveryKind(1);
+  for (const DType dtype : {DType::kF32, DType::kF16}) {
+    RunCase scaled = Sum(100);
+    scaled.signature.dtype = dtype;
+    scaled.signature.prescale = 3;
+    scaled.signature.postscale = 0.5;
+    cases.push_back(scaled);
+    scaled.in_place = true;
+    cases.push_back(scaled);
+  }
+  RunRanks(1, [&](Rank& rank, int) {
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      const auto call = rank.Submit(cases[i], "t" + std::to_string(i), 1);
+      ASSERT_TRUE(call->work->handle->done());
+      rank.FinishAndCheck(*call, cases[i]);
+    }
+  });
+  EXPECT_THAT(gpus_.calls("nccl"), IsEmpty());
+  EXPECT_EQ(gpus_.live_streams(), 2);  // the program's
+  EXPECT_EQ(gpus_.live_events(), 0);
+  EXPECT_THAT(gpus_.devices_with_context(), ElementsAre(1));
+}
+
+TEST_F(GpuSessionTest, ALoneRankNeedsKernelsForFactorsAlone) {
+  RunRanks(
+      1,
+      [&](Rank& rank, int) {
+        const auto call = rank.Submit(Sum(), "w", 1);
+        rank.FinishAndCheck(*call, Sum());
+        RunCase scaled = Sum();
+        scaled.signature.prescale = 2;
+        const Status status = rank.Finish(*rank.Submit(scaled, "s", 1));
+        EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+        EXPECT_EQ(status.message(), "built without nvcc");
+        RunCase adasum = Sum();
+        adasum.signature.reduction = core::ReduceOp::kAdasum;
+        EXPECT_TRUE(rank.Finish(*rank.Submit(adasum, "a", 1)).ok());
+      },
+      [](GpuLibraries& libraries) {
+        libraries.kernels = nullptr;
+        libraries.why_no_kernels = "built without nvcc";
+      });
+}
+
+}  // namespace
+}  // namespace sirtaki::frameworks
