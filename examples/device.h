@@ -1,4 +1,4 @@
-// Where a rank computes, and how precisely.
+// The device that a rank computes on, and the precision.
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -16,8 +16,8 @@
 
 namespace examples {
 
-// Why this rank cannot compute on a GPU; empty if it can. Nothing may have asked LibTorch for a GPU
-// before: it remembers that it has found none.
+// Says why this rank cannot compute on a GPU; empty if it can. Call it before anything asks
+// LibTorch for a GPU: LibTorch remembers that it has found none.
 inline std::string why_no_gpu() {
   // LibTorch's part for GPUs is loaded, not linked, so that the same program starts where it, or
   // the libraries that it needs, are not installed.
@@ -39,9 +39,9 @@ inline bool takes_gpu(const torch::Device& device) {
   }
 }
 
-// `name`: cpu, cuda, or auto, which is cuda if every rank can, on a GPU of its own. Ranks of one
-// host take its GPUs in turn. Collective, as ranks compute on GPUs all or none; throws UsageError
-// on every rank.
+// `name`: cpu, cuda, or auto, which is cuda if every rank can use a GPU of its own. Ranks of one
+// host take its GPUs in turn. Collective, since either all ranks compute on GPUs or none does;
+// throws UsageError on every rank.
 inline torch::Device choose_device(const std::string& name) {
   if (name == "cpu") return torch::kCPU;
   const std::vector<std::string> reasons = sirtaki::allgather_object(why_no_gpu(), "GPUs");
@@ -64,7 +64,7 @@ inline torch::Device choose_device(const std::string& name) {
   return device;
 }
 
-// Makes a GPU the current one, for all that does not say where.
+// Makes a GPU the current one: whatever names no device then uses it.
 class CurrentDevice {
  public:
   explicit CurrentDevice(const torch::Device& device) {
@@ -75,7 +75,7 @@ class CurrentDevice {
   c10::OptionalDeviceGuard guard_;
 };
 
-// The forward pass in bfloat16, as far as that loses nothing that counts.
+// Runs the forward pass in bfloat16, except the operations that LibTorch keeps in float32.
 class Autocast {
  public:
   Autocast(const torch::Device& device, bool on) : type_(device.type()), on_(on) {

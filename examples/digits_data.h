@@ -37,7 +37,7 @@ inline std::string find_data() {
       if (folder == folder.parent_path()) break;
     }
   }
-  // Perhaps on this host only.
+  // No UsageError: perhaps only this host lacks the file.
   throw std::runtime_error(
       "data/digits.csv was not found near the program; give it with --data FILE");
 }

@@ -1,4 +1,4 @@
-// What train_digits is told on its command line, and that all ranks were told the same.
+// The settings on train_digits' command line, and a check that all ranks were given the same.
 #pragma once
 
 #include <cstdint>
@@ -90,8 +90,8 @@ inline Settings parse_arguments(int argc, char** argv) {
   return settings;
 }
 
-// What has to be the same on all ranks, a line each. Folders and files may lie elsewhere on another
-// host.
+// The settings that must be the same on all ranks, a line each. Folders and files are not among
+// them: they may lie elsewhere on another host.
 inline std::string describe(const Settings& settings) {
   std::ostringstream text;
   text << "--epochs " << settings.epochs << "\n--batch-size " << settings.batch_size

@@ -1,4 +1,4 @@
-// Command lines of the examples, and that all ranks were given the same.
+// Parses the examples' command lines, and checks that all ranks were given the same.
 #pragma once
 
 #include <sirtaki/torch.h>
@@ -17,7 +17,7 @@
 
 namespace examples {
 
-// Known to every rank: one of them says so.
+// An error that every rank knows: one of them reports it.
 struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -53,7 +53,7 @@ inline std::string parse_choice(const std::string& flag, const std::string& text
   throw UsageError(flag + " takes one of " + list + ", not '" + text + "'");
 }
 
-// What is done with the value of a flag, and what is set where a switch is there.
+// Flags, each with the function that takes its value, and switches, each with what it sets.
 using Flags =
     std::map<std::string, std::function<void(const std::string& flag, const std::string& value)>>;
 using Switches = std::map<std::string, bool*>;
@@ -86,9 +86,9 @@ inline void parse_flags(int argc, char** argv, const Flags& flags, const Switche
   }
 }
 
-// What `parse` gives on this rank. A mistake on one of the ranks, or settings that differ in a line
-// of what `describe` says, are thrown on every one: ranks that make different numbers of steps
-// would wait for each other.
+// Returns what `parse` gives on this rank. If one rank made a mistake, or settings differ in a line
+// of what `describe` says, every rank throws: ranks that make different numbers of steps would wait
+// for each other.
 template <class Parse, class Describe>
 auto agreed(const Parse& parse, const Describe& describe) {
   constexpr char kMistake = '!';

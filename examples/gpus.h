@@ -1,4 +1,4 @@
-// Which ranks are on one GPU, which NCCL refuses. Knows nothing of LibTorch.
+// Finds ranks that share a GPU, which NCCL refuses. Knows nothing of LibTorch.
 #pragma once
 
 #include <dlfcn.h>
@@ -13,9 +13,10 @@
 
 namespace examples {
 
-// The GPU of this number among those that the process sees: the same text on ranks that share it.
-// As NCCL compares them: by the host, which NCCL_HOSTID may call otherwise, and the PCI bus. A
-// number alone says nothing where each rank sees one GPU of its own. After CUDA was loaded.
+// Describes the GPU of this number among those that the process sees, by the same text on ranks
+// that share it. NCCL compares GPUs in this way: by the host, which NCCL_HOSTID may rename, and the
+// PCI bus. The number alone says nothing where each rank sees one GPU of its own. Call it after
+// CUDA was loaded.
 inline std::string place_of_gpu(int number) {
   char name[256] = {};
   gethostname(name, sizeof name - 1);
@@ -25,7 +26,7 @@ inline std::string place_of_gpu(int number) {
   const auto get_bus = reinterpret_cast<GetBus>(dlsym(RTLD_DEFAULT, "cudaDeviceGetPCIBusId"));
   char bus[32] = {};
   if (get_bus != nullptr && get_bus(bus, sizeof bus, number) == 0) return host + " " + bus;
-  // The number that the host has for it.
+  // The host's number for this GPU.
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   std::istringstream numbers(visible != nullptr ? visible : "");
   std::string of_host;
@@ -35,7 +36,7 @@ inline std::string place_of_gpu(int number) {
   return host + " " + of_host;
 }
 
-// "ranks 0 and 2 would share a GPU", from each rank's place; empty if none do.
+// Gives "ranks 0 and 2 would share a GPU" from each rank's place; empty if no ranks do.
 inline std::string who_shares_a_gpu(const std::vector<std::string>& places) {
   std::map<std::string, std::size_t> ranks;
   for (std::size_t rank = 0; rank < places.size(); ++rank) {

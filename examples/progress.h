@@ -14,7 +14,7 @@ namespace examples {
 class Progress {
  public:
   explicit Progress(std::int64_t epochs) : epochs_(epochs), speaks_(sirtaki::rank() == 0) {
-    // mpirun gives its ranks a terminal of its own making, which has no width.
+    // The terminal that mpirun gives its ranks has no width.
     winsize window{};
     bar_ = isatty(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 &&
            window.ws_col >= 60;

@@ -23,7 +23,7 @@ inline torch::nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int
       torch::nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));
 }
 
-// What both kinds of blocks have: convolutions with a normalisation each, and a way past them.
+// Both kinds of blocks have convolutions, each with a normalisation, and a way past them.
 class BlockImpl : public torch::nn::Module {
  public:
   torch::Tensor forward(const torch::Tensor& x) {

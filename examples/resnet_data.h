@@ -1,4 +1,4 @@
-// The data of train_resnet: images that it makes up, or those of a folder, in batches.
+// The data of train_resnet: made-up images, or those of a folder, in batches.
 #pragma once
 
 #include <sirtaki/torch.h>
@@ -21,7 +21,7 @@
 
 namespace resnet {
 
-// Numbers that depend on the seeds alone, on every machine.
+// Random numbers that depend only on the seeds, on every machine.
 class Random {
  public:
   Random(std::initializer_list<std::uint64_t> seeds) {
@@ -35,19 +35,19 @@ class Random {
   std::mt19937 engine_;
 };
 
-// Where images come from. Read by several threads at once.
+// A source of images. Several threads read it at once.
 class Source {
  public:
   virtual ~Source() = default;
   virtual std::size_t size() const = 0;
   virtual std::int64_t classes() const = 0;
-  // Writes 3 planes of side * side normalised numbers, and returns the image's class. `random`: for
-  // an image that is cut and mirrored by chance, as in training; null: the same each time.
+  // Writes 3 planes of side * side normalised numbers, and returns the image's class. With `random`
+  // the image is cut and mirrored at random, as in training; null: it is the same each time.
   virtual std::int64_t read(std::size_t index, int side, Random* random, float* planes) const = 0;
 };
 
-// Waves of a direction and a length of their class's own under noise, so that there is something to
-// learn.
+// Made-up images: waves under noise, whose direction and length depend on the class, so that there
+// is something to learn.
 class SyntheticSource : public Source {
  public:
   SyntheticSource(std::int64_t images, std::int64_t classes, std::int64_t seed)

@@ -1,4 +1,4 @@
-// What train_resnet is told on its command line.
+// The settings on train_resnet's command line.
 #pragma once
 
 #include <cstdint>
@@ -104,7 +104,8 @@ inline Settings parse_arguments(int argc, char** argv) {
   return settings;
 }
 
-// What has to be the same on all ranks, a line each. Folders may lie elsewhere on another host.
+// The settings that must be the same on all ranks, a line each. Folders are not among them: they
+// may lie elsewhere on another host.
 inline std::string describe(const Settings& settings) {
   const auto given = [](bool is) { return is ? "given" : "not given"; };
   std::ostringstream text;

@@ -1,4 +1,4 @@
-// Trains a small convolutional net on handwritten digits, on as many ranks as mpirun starts:
+// Trains a small convolutional net on handwritten digits, on as many ranks as are started:
 //
 //   train_digits                                  one process
 //   sirtakirun -np 2 train_digits                 two ranks that learn together
@@ -77,7 +77,7 @@ double learning_rate(const Settings& settings) {
   return settings.optimizer == "rmsprop" ? 0.001 : 0.002;
 }
 
-// LBFGS is not among them: it wants all samples in every step.
+// LBFGS is no choice here: it needs all samples in every step.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Net& net, const Settings& settings) {
   using namespace torch::optim;
   const double lr = learning_rate(settings);
@@ -130,7 +130,7 @@ Plan make_plan(const Settings& settings) {
   auto [train, test] = digits::split(
       digits::read_samples(settings.data.empty() ? digits::find_data() : settings.data),
       settings.seed);
-  // All ranks have to make as many steps, so they need shares of one size.
+  // All ranks must make the same number of steps, so their shares must have one size.
   const auto uneven = settings.uneven == "pad" ? sirtaki::Uneven::Pad : sirtaki::Uneven::Drop;
   sirtaki::DistributedSampler sampler(*train.size(),
                                       sirtaki::DistributedSamplerOptions()
@@ -170,7 +170,7 @@ void train(const Settings& settings) {
   Net net;
   net->to(device);
 
-  // Step 2: more ranks make a larger batch, so the learning rate grows with them.
+  // Step 2: more ranks make a larger batch, so the learning rate grows with the ranks.
   const double lr = learning_rate(settings);
   const double scaled_lr = lr * sirtaki::size();
 
@@ -201,7 +201,7 @@ void train(const Settings& settings) {
   std::chrono::duration<double> training_time{0};
   double accuracy = epoch < last ? 0 : test_accuracy(net, plan.test, device);
   while (epoch < last) {
-    // Step 5: each rank takes its share of the data, another one in each epoch.
+    // Step 5: each rank takes its share of the data, a different one in each epoch.
     plan.sampler.set_epoch(static_cast<std::size_t>(epoch));
     const auto loader = torch::data::make_data_loader(
         Digits(plan.train).map(torch::data::transforms::Stack<>()), plan.sampler,
@@ -240,7 +240,7 @@ void train(const Settings& settings) {
 
 int main(int argc, char** argv) {
   try {
-    // Step 1: join the ranks that mpirun has started.
+    // Step 1: join the ranks that sirtakirun or mpirun has started.
     sirtaki::init(argc, argv);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "train_digits: %s\n", error.what());
@@ -262,7 +262,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "train_digits: rank %d: %s\n", rank, error.what());
     exit_code = EXIT_FAILURE;
   } catch (const std::exception& error) {
-    // Something that only this rank may know of: the others must not wait for it.
+    // Perhaps only this rank knows of the error: the others must not wait for it.
     std::fprintf(stderr, "train_digits: rank %d: %s\n", rank, error.what());
     sirtaki::abort(error.what());
     exit_code = EXIT_FAILURE;

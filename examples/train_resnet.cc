@@ -3,8 +3,8 @@
 //   sirtakirun -np 8 train_resnet --data train --validation val --dtype bfloat16
 //   sirtakirun -np 2 train_resnet --model resnet18 --image-size 64 --batch-size 8 --steps 10
 //
-// Without --data the images are synthetic. What a GPU asks of a program is marked with its name
-// below; the rest is as in train_digits.cc.
+// Without --data the images are synthetic. Comments that begin with "GPU:" mark what a GPU needs;
+// the rest is as in train_digits.cc.
 
 #include <sirtaki/torch.h>
 #include <torch/torch.h>
@@ -43,7 +43,7 @@ struct Data {
   std::shared_ptr<const Source> validation;  // null: there is none
 };
 
-// The ranks read each other's images in other epochs, so all must have the same.
+// In later epochs a rank reads images that others read before, so all must have the same images.
 void check_alike(const FolderSource& source, const std::string& flag) {
   const std::string here =
       std::to_string(source.size()) + " images of " + std::to_string(source.classes()) + " classes";
@@ -94,8 +94,8 @@ auto make_loader(const std::shared_ptr<const Source>& source, const Batches::Opt
 
 // ---- the model on its device ----
 
-// Sums of what a pass over images gave. They stay where the model is: to look at them on the host
-// after each step would make it wait for the GPU.
+// Sums of the losses and right answers of a pass over images. They stay on the model's device: if
+// the host looked at them after each step, it would wait for the GPU.
 class Results {
  public:
   explicit Results(const torch::Device& device) : sums_(torch::zeros({2}, device)) {}
@@ -108,7 +108,7 @@ class Results {
     images_ += count;
   }
 
-  // Over all ranks.
+  // The means over all ranks.
   std::pair<double, double> loss_and_accuracy() const {
     const torch::Tensor sums = sums_.cpu() / std::max(images_, 1.0);
     return {sirtaki::metric_average(sums[0].item<double>(), images_, "loss"),
@@ -130,11 +130,11 @@ struct Trainer {
     const examples::Autocast autocast(device, bfloat16);
     return net(images).to(torch::kFloat);
   }
-  // GPU: the batch is copied while the host goes on, as it lies in pinned memory.
+  // GPU: the batch lies in pinned memory, so the host goes on while it is copied.
   torch::Tensor here(const torch::Tensor& tensor) const { return tensor.to(device, true); }
 };
 
-// The running statistics of batch normalisation are each rank's own until here.
+// Until this call each rank has its own running statistics of batch normalisation.
 void average_statistics(ResNet& net) {
   torch::NoGradGuard no_grad;
   for (const auto& buffer : net->named_buffers()) {
@@ -308,7 +308,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "train_resnet: rank %d: %s\n", rank, error.what());
     exit_code = EXIT_FAILURE;
   } catch (const std::exception& error) {
-    // Something that only this rank may know of: the others must not wait for it.
+    // Perhaps only this rank knows of the error: the others must not wait for it.
     std::fprintf(stderr, "train_resnet: rank %d: %s\n", rank, error.what());
     sirtaki::abort(error.what());
     exit_code = EXIT_FAILURE;

@@ -1,4 +1,4 @@
-// What the training programs share beside their models and data.
+// The parts that all training programs share, whatever their models and data.
 #pragma once
 
 #include <sirtaki/torch.h>
@@ -17,8 +17,8 @@
 
 namespace examples {
 
-// From one rank's learning rate up to that of all ranks together during the warm-up, then down to
-// zero along a cosine.
+// The learning rate rises from that of one rank to that of all ranks together during the warm-up,
+// then falls to zero along a cosine.
 class WarmupCosine final : public torch::optim::LRScheduler {
  public:
   WarmupCosine(torch::optim::Optimizer& optimizer, double one_rank, double all_ranks,
@@ -31,7 +31,7 @@ class WarmupCosine final : public torch::optim::LRScheduler {
     go_to(0);
   }
 
-  // To where it is after this many steps, and the optimizer to its learning rate there.
+  // Sets the schedule to where it is after this many steps, and the optimizer's learning rate.
   void go_to(std::int64_t steps) {
     step_count_ = static_cast<unsigned>(std::max<std::int64_t>(steps - 1, 0));
     step();
@@ -58,7 +58,7 @@ class WarmupCosine final : public torch::optim::LRScheduler {
   const double all_steps_;
 };
 
-// A number that is another one if any bit is (FNV-1a), of what comes behind `before`.
+// A hash (FNV-1a) that changes with any bit of the bytes, going on from the hash `before`.
 inline unsigned long long digest(const void* memory, std::size_t count,
                                  unsigned long long before = 14695981039346656037ull) {
   const auto* bytes = static_cast<const unsigned char*>(memory);
@@ -66,7 +66,7 @@ inline unsigned long long digest(const void* memory, std::size_t count,
   return before;
 }
 
-// Of all parameters.
+// The hash of all parameters.
 inline unsigned long long digest(const torch::nn::Module& net) {
   unsigned long long all = digest(nullptr, 0);
   for (const auto& parameter : net.parameters()) {
@@ -83,9 +83,9 @@ inline std::string checkpoint_file(const std::string& folder, const std::string&
   return (std::filesystem::path(folder) / name).string();
 }
 
-// Goes on with what the file holds, if it is there, and says so. The scheduler goes to the end of
-// that epoch by the `steps` that this run makes in one: with another number of ranks, or another
-// batch size, those of the run that was saved are others.
+// Goes on with what the file holds, if it is there, and says so. The scheduler is set by the
+// `steps` that this run makes in an epoch: the saved run made another number of steps if it had
+// another number of ranks or another batch size.
 inline void resume(const std::string& file, const sirtaki::Checkpoint& checkpoint,
                    const std::int64_t& epoch, WarmupCosine& scheduler, std::int64_t steps) {
   const bool found = sirtaki::load_checkpoint(file, checkpoint);

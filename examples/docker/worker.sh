@@ -1,5 +1,5 @@
 #!/bin/sh
-# A container that ranks are started in: an sshd on port 2222 with a host key of its own, until the container is stopped.
+# Makes the container a place to start ranks in: runs sshd on port 2222, with its own host key, until it is stopped.
 set -e
 key=/tmp/sirtaki_host_key
 [ -e "$key" ] || ssh-keygen -q -t ed25519 -N '' -f "$key"

@@ -12,9 +12,9 @@ struct ImageFolder {
   std::vector<std::pair<std::string, int>> files;  // a path and its class, sorted
 };
 
-// Files whose names end in .ppm, .jpg, .jpeg or .png, in either case; others, and what begins with
-// a dot, do not count. Throws std::runtime_error that names the folder: if there is none, if it has
-// no classes, or if one of them is without images.
+// Files count if their names end in .ppm, .jpg, .jpeg or .png, in either case, and do not begin
+// with a dot. Throws std::runtime_error that names the folder: if there is none, if it has no
+// classes, or if one of them is without images.
 ImageFolder list_images(const std::string& folder);
 
 }  // namespace examples

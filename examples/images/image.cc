@@ -26,7 +26,7 @@ bool begins(const std::vector<std::uint8_t>& file, const std::vector<std::uint8_
   return file.size() >= with.size() && std::equal(with.begin(), with.end(), file.begin());
 }
 
-// A number of a PPM's header, and the one byte behind it.
+// Reads a number of a PPM's header, and the one byte after it.
 int header_number(const std::vector<std::uint8_t>& file, std::size_t* at, const char* what) {
   const auto byte = [&] { return *at < file.size() ? file[*at] : std::uint8_t{0}; };
   const auto blank = [&] { return byte() == ' ' || (byte() >= '\t' && byte() <= '\r'); };

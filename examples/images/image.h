@@ -1,4 +1,4 @@
-// Pictures in memory, from files. Knows nothing of LibTorch.
+// Reads pictures from files into memory. Knows nothing of LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -17,19 +17,19 @@ struct Image {
 
 constexpr int kColours = 3;
 
-// Reads a PPM (P6), JPEG or PNG file; which of them it is its content says, not its name. Throws
+// Reads a PPM (P6), JPEG or PNG file, told apart by content, not by name. Throws a
 // std::runtime_error that begins with the path. Any thread may call it.
 Image read_image(const std::string& path);
 
-// Of whole files; they throw std::runtime_error that says what is wrong. Where the program was
-// built without the library for it, that is always so, and `decodes_…` is false.
+// Decoders of whole files; they throw a std::runtime_error that says what is wrong. If the program
+// was built without the library for a format, its decoder always throws, and `decodes_…` is false.
 Image decode_ppm(const std::vector<std::uint8_t>& file);
 Image decode_jpeg(const std::vector<std::uint8_t>& file);
 Image decode_png(const std::vector<std::uint8_t>& file);
 extern const bool decodes_jpeg;
 extern const bool decodes_png;
 
-// An image of this size, black. Throws std::runtime_error for one that no picture has.
+// Makes a black image of this size. Throws std::runtime_error for a size that no picture has.
 Image make_image(std::int64_t width, std::int64_t height);
 
 // A part of an image, in pixels, which may begin and end within one.

@@ -27,8 +27,8 @@ struct Decoder {
   std::longjmp(decoder->failed, 1);
 }
 
-// What libjpeg goes on after, with grey for what is not there: a file that is cut off is an error
-// here. The rest is common in files that all programs show.
+// libjpeg goes on after a warning, with grey for what is missing. Here a file that is cut off is an
+// error; the other warnings are common in files that all programs show.
 void warn(j_common_ptr jpeg, int level) {
   if (level < 0 && jpeg->err->msg_code == JWRN_JPEG_EOF) fail(jpeg);
 }
@@ -48,8 +48,8 @@ bool read_header(Decoder* decoder, const std::vector<std::uint8_t>& file) {
   return true;
 }
 
-// `line`: for one line of the file. Takes memory for the whole image, whatever its size, if that is
-// a progressive one.
+// `line`: memory for one line of the file. A progressive image takes memory for the whole image,
+// whatever its size.
 bool read_lines(Decoder* decoder, std::uint8_t* pixels, std::uint8_t* line) {
   if (setjmp(decoder->failed) != 0) return false;
   jpeg_decompress_struct& jpeg = decoder->jpeg;
@@ -60,7 +60,7 @@ bool read_lines(Decoder* decoder, std::uint8_t* pixels, std::uint8_t* line) {
     JSAMPROW rows[] = {jpeg.out_color_space == JCS_RGB ? to : line};
     jpeg_read_scanlines(&jpeg, rows, 1);
     if (jpeg.out_color_space != JCS_RGB) {
-      // For printers: how much of each colour comes through, and of all of them.
+      // For printers: the inverted amounts of each colour, and of black.
       for (std::size_t x = 0; x < jpeg.output_width; ++x) {
         for (std::size_t colour = 0; colour < kColours; ++colour) {
           to[x * kColours + colour] =

@@ -11,7 +11,7 @@ namespace {
 constexpr float kMean[kColours] = {0.485f, 0.456f, 0.406f};
 constexpr float kDeviation[kColours] = {0.229f, 0.224f, 0.225f};
 
-// What one pixel of the result takes from a line of `length` pixels.
+// The weights with which one pixel of the result takes from a line of `length` pixels.
 struct Taps {
   int first = 0;
   std::vector<float> weights;
@@ -44,7 +44,7 @@ void resample(const Image& image, const Box& box, int side, bool flip, float* pl
   const std::vector<Taps> across = make_taps(box.x, box.width, image.width, side);
   const std::vector<Taps> down = make_taps(box.y, box.height, image.height, side);
   const auto width = static_cast<std::size_t>(side);
-  // First the lines that are needed, each to its new width; then their columns.
+  // First the lines that are needed are scaled to their new width, then their columns.
   const int top = down.front().first;
   const int bottom = down.back().first + static_cast<int>(down.back().weights.size());
   std::vector<float> lines(static_cast<std::size_t>(bottom - top) * width * kColours);

@@ -21,7 +21,7 @@ def loss_of(model, batch):
 
 
 def as_declared(batches, passes):
-    """As many passes for each step."""
+    """Makes the same number of passes for each step."""
     model = make_model()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.05), model.named_parameters(),
                                          backward_passes_per_step=passes)
@@ -34,7 +34,7 @@ def as_declared(batches, passes):
 
 
 def as_it_comes(batches, passes):
-    """Another number for each step: all passes but the last are this rank's own affair."""
+    """Makes another number of passes for each step: the gradients of all but the last stay on this rank until then."""
     model = make_model()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.05), model.named_parameters())
     for begin in range(0, len(batches), passes):

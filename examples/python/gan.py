@@ -43,14 +43,14 @@ def main():
     for model in (generator, discriminator):
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-    # Names tell the two apart in messages and in the timeline. Of the discriminator, real and made points are two
-    # backward() to a step.
+    # Names tell the two apart in messages and in the timeline. A step of the discriminator has two backward(): one of
+    # real points, one of made ones.
     of_generator = hvd.DistributedOptimizer(torch.optim.Adam(generator.parameters(), 1e-3, betas=(0.5, 0.9)),
                                             generator.named_parameters(), name="generator")
     of_discriminator = hvd.DistributedOptimizer(torch.optim.Adam(discriminator.parameters(), 1e-3, betas=(0.5, 0.9)),
                                                 discriminator.named_parameters(), name="discriminator",
                                                 backward_passes_per_step=2)
-    hvd.seed_all(7)  # other points on every rank
+    hvd.seed_all(7)  # different points on every rank
     for _ in range(arguments.steps):
         made = generator(torch.randn(arguments.batch_size, NOISE))
 
@@ -60,7 +60,7 @@ def main():
         of_discriminator.step()
 
         of_generator.zero_grad()
-        # The loss reaches the discriminator too, whose gradients are of no use here: they do not travel.
+        # The loss reaches the discriminator too; nobody uses its gradients here, so they do not travel.
         with of_discriminator.no_sync():
             F.softplus(-discriminator(made)).mean().backward()
         of_generator.step()

@@ -3,8 +3,8 @@
     sirtakirun -np 2 python resume.py --file run.pt --stop-after 3
     sirtakirun -np 2 python resume.py --file run.pt
 
-Rank 0 writes the file and reads it; the others get what it holds. `sirtakirun --max-restarts 3` starts the program again
-when a rank was lost, and it goes on by itself.
+Rank 0 writes the file and reads it; the other ranks get its contents. `sirtakirun --max-restarts 3` starts the program
+again when a rank was lost, and the program goes on by itself.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def make_data(samples=512):
 
 
 def load(file, state):
-    """On rank 0; state.sync() tells the others."""
+    """Reads the file on rank 0; state.sync() tells the others."""
     if hvd.rank() == 0 and os.path.exists(file):
         saved = torch.load(file)
         state.model.load_state_dict(saved["model"])
@@ -33,7 +33,7 @@ def load(file, state):
 
 
 def save(file, state):
-    """Whole or not at all."""
+    """Writes the file, whole or not at all."""
     if hvd.rank() == 0:
         torch.save({"model": state.model.state_dict(), "optimizer": state.optimizer.state_dict(),
                     "epoch": state.epoch}, file + ".new")
@@ -55,8 +55,8 @@ def train(state, data, arguments):
             total += loss.item()
         state.epoch += 1
         state.sampler.set_epoch(state.epoch)
-        state.commit()  # what an error goes back to
-        save(arguments.file, state)  # what another run goes on from
+        state.commit()  # after an error the run goes back to this
+        save(arguments.file, state)  # another run goes on from this
         loss = hvd.metric_average(total / len(loader), name="loss")
         if hvd.rank() == 0:
             print(f"epoch {state.epoch}: loss {loss:.4f}", flush=True)

@@ -1,4 +1,4 @@
-"""An embedding of many rows, of which a batch touches few: only these travel.
+"""An embedding with many rows: only the few rows that a batch touches travel.
 
     sirtakirun -np 2 python sparse_embedding.py
 """
@@ -41,7 +41,7 @@ def main():
     model = Model(arguments.rows)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-    # Adagrad takes both kinds of gradients; SparseAdam, for sparse ones alone, would be a second optimizer.
+    # Adagrad takes sparse and dense gradients; SparseAdam takes only sparse ones and would need a second optimizer.
     optimizer = hvd.DistributedOptimizer(torch.optim.Adagrad(model.parameters(), lr=0.1),
                                          named_parameters=model.named_parameters(),
                                          sparse_as_dense=arguments.as_dense)

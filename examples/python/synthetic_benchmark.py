@@ -1,9 +1,9 @@
-"""Training steps on made-up images, for figures of one's own:
+"""Times training steps on made-up images:
 
     sirtakirun -np 4 python synthetic_benchmark.py --model resnet50 --batch-size 32
     sirtakirun -np 2 python synthetic_benchmark.py --model mlp --no-cuda
 
-The flags are those of Horovod's script of this kind; the models are written here, so that torch is all it needs.
+The flags are those of Horovod's synthetic benchmark; the models are written here, so that only torch is needed.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def convolution(inputs, outputs, kernel, stride=1):
 
 
 class Block(nn.Module):
-    """What is added to its input: two convolutions, or three of which the outer ones are 1 x 1."""
+    """Adds two convolutions to its input, or three of which the outer ones are 1 x 1."""
 
     def __init__(self, inputs, width, stride, deep):
         super().__init__()
@@ -101,7 +101,7 @@ def main():
         torch.backends.cudnn.benchmark = True
 
     model = MODELS[arguments.model](arguments.image_size).to(device)
-    # Adasum wants the learning rate of one rank.
+    # Adasum needs the learning rate of one rank.
     scale = 1 if arguments.use_adasum else hvd.size()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01 * scale), named_parameters=model.named_parameters(),

@@ -74,7 +74,7 @@ def parse_settings():
 
 
 def check_agreed(settings):
-    """Ranks that make different numbers of steps would wait for each other."""
+    """Checks that all ranks agree: with different numbers of steps they would wait for each other."""
     mine = {name: value for name, value in vars(settings).items() if name not in ("data", "checkpoint")}
     for rank, other in enumerate(hvd.allgather_object(mine, name="settings")):
         for name, value in other.items():
@@ -157,7 +157,7 @@ def make_optimizer(settings, parameters, lr):
 
 
 def warmup_cosine(warmup_steps, all_steps, ranks):
-    """From one rank's learning rate up to that of all ranks together, then down to zero along a cosine."""
+    """Rises from one rank's learning rate to that of all ranks together, then falls to zero along a cosine."""
     def factor(step):
         if step < warmup_steps:
             return 1 / ranks + (1 - 1 / ranks) * step / warmup_steps
@@ -178,7 +178,7 @@ def test_accuracy(net, test, device):
 
 
 def digest(net):
-    """A number that is another one if any bit of the parameters is (FNV-1a)."""
+    """A hash (FNV-1a) that changes with any bit of the parameters."""
     result = 14695981039346656037
     for parameter in net.parameters():
         for byte in parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).tolist():
@@ -187,7 +187,7 @@ def digest(net):
 
 
 def load(file, net, optimizer, scheduler):
-    """What rank 0 finds in the file, for all ranks; how many epochs are done."""
+    """Gives all ranks what rank 0 finds in the file; returns how many epochs are done."""
     saved = torch.load(file) if hvd.rank() == 0 and os.path.exists(file) else None
     if saved is not None:
         net.load_state_dict(saved["net"])
@@ -201,7 +201,7 @@ def load(file, net, optimizer, scheduler):
 
 
 def save(file, **state):
-    """Whole or not at all, by rank 0."""
+    """Rank 0 writes the file, whole or not at all."""
     if hvd.rank() == 0:
         os.makedirs(os.path.dirname(file), exist_ok=True)
         torch.save(state, file + ".new")
@@ -211,7 +211,7 @@ def save(file, **state):
 def train(settings):
     device = choose_device(settings.device)
     training, test = split(read_samples(settings.data), settings.seed)
-    # Step 2: each rank takes its share of the data, another one in each epoch. All ranks have to make as many steps.
+    # Step 2: each rank takes its share of the data, a different one in each epoch. All must make equally many steps.
     sampler = torch.utils.data.distributed.DistributedSampler(
         torch.utils.data.TensorDataset(*training), num_replicas=hvd.size(), rank=hvd.rank(), seed=settings.seed,
         drop_last=settings.uneven == "drop")
@@ -224,7 +224,7 @@ def train(settings):
     torch.manual_seed(settings.seed)
     net = Net().to(device)
 
-    # Step 3: more ranks make a larger batch, so the learning rate grows with them.
+    # Step 3: more ranks make a larger batch, so the learning rate grows with the ranks.
     lr = (settings.lr or LEARNING_RATES[settings.optimizer]) * hvd.size()
 
     # Step 4: wrap the optimizer; its step() now averages the gradients of all ranks.
@@ -260,7 +260,7 @@ def train(settings):
         if file:
             save(file, net=net.state_dict(), optimizer=optimizer.state_dict(), scheduler=scheduler.state_dict(),
                  epoch=epoch + 1)
-    hvd.check_parameters(net)  # raises where a bit of them differs
+    hvd.check_parameters(net)  # raises if a bit differs between the ranks
     if hvd.rank() == 0:
         print(f"test accuracy: {100 * accuracy:.2f} %")
         if seconds:
