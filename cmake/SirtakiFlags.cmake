@@ -17,6 +17,9 @@ target_compile_options(sirtaki_flags INTERFACE
   # GCC 12 warns wrongly about std::string's and std::vector's own copies (GCC bugs 105651, 105329, 105562).
   $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:
     -Wno-restrict -Wno-stringop-overflow -Wno-stringop-overread -Wno-array-bounds -Wno-maybe-uninitialized>)
+if(SIRTAKI_UNITY)   # a source's own types are not its own where several sources are one
+  target_compile_options(sirtaki_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+endif()
 if(SIRTAKI_WERROR)
   target_compile_options(sirtaki_flags INTERFACE -Werror)
 endif()

@@ -1,10 +1,9 @@
-# sirtaki_add_layer(<target> <folder>... [INCLUDE <regex>] [EXCLUDE <regex>] [UNITE [ALONE <regex>]])
+# sirtaki_add_layer(<target> <folder>... [INCLUDE <regex>] [EXCLUDE <regex>])
 #
-# A static, position independent library of every .cc file below the folders (that matches). Includes are written
-# from the top of the tree: #include "core/base/status.h". UNITE: SIRTAKI_UNITY compiles many of them together, but those that match
-# ALONE, for a name of their own that another has as well.
+# A static, position independent library of every .cc file below the folders (that matches). Includes are written from the top of
+# the tree: #include "core/base/status.h".
 function(sirtaki_add_layer target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "UNITE" "INCLUDE;EXCLUDE;ALONE" "")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "INCLUDE;EXCLUDE" "")
   set(sources "")
   foreach(folder IN LISTS arg_UNPARSED_ARGUMENTS)
     file(GLOB_RECURSE found CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.cc")
@@ -24,22 +23,27 @@ function(sirtaki_add_layer target)
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_include_directories(${target} PUBLIC "${PROJECT_SOURCE_DIR}")
   target_link_libraries(${target} PRIVATE sirtaki_flags)
-  if(arg_UNITE)
-    sirtaki_unite_sources(${target} "${arg_ALONE}" ${sources})
-  endif()
+  sirtaki_unite_sources(${target})
 endfunction()
 
-# sirtaki_unite_sources(<target> <regex or nothing> <source>...): with SIRTAKI_UNITY, several sources are one for the
-# compiler, but those that match, those that Highway includes anew for each processor, and those with macros of their own.
-function(sirtaki_unite_sources target alone)
+# sirtaki_unite_sources(<target>): with SIRTAKI_UNITY the compiler sees the sources of a folder together, a dozen at a time, so that
+# it reads their headers once. Helpers of sources in one folder therefore have different names. By themselves stay sources that
+# Highway includes once for each processor, and those with macros of their own.
+function(sirtaki_unite_sources target)
   if(NOT SIRTAKI_UNITY)
     return()
   endif()
-  foreach(source IN LISTS ARGN)
+  get_target_property(sources ${target} SOURCES)
+  foreach(source IN LISTS sources)
     file(STRINGS "${source}" macros REGEX "HWY_TARGET_INCLUDE|^#define " LIMIT_COUNT 1)
-    if(macros OR (NOT alone STREQUAL "" AND source MATCHES "${alone}"))
-      set_source_files_properties("${source}" PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    if(NOT macros)
+      get_filename_component(folder "${source}" DIRECTORY)
+      string(REPLACE "${PROJECT_SOURCE_DIR}/" "" folder "${folder}")
+      string(MAKE_C_IDENTIFIER "${folder}" folder)
+      math(EXPR count_${folder} "${count_${folder}} + 1")
+      math(EXPR batch "(${count_${folder}} - 1) / 12")
+      set_source_files_properties("${source}" PROPERTIES UNITY_GROUP "${folder}_${batch}")
     endif()
   endforeach()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 endfunction()

@@ -2,39 +2,59 @@
 # LibTorch; `ctest -L unit` is the quick one.
 include(GoogleTest)
 
-# sirtaki_add_gtest(<name> <label> SOURCES ... LIBRARIES ... [WHOLE] [PREFIX <text>] [UNITE [ALONE <regex>]]): one program,
-# its cases found when ctest starts and called PREFIX and their name; WHOLE: a single test, for programs that take long to
-# start; UNITE and ALONE: as of sirtaki_add_layer.
-function(sirtaki_add_gtest name label)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "WHOLE;UNITE" "PREFIX;ALONE" "SOURCES;LIBRARIES")
-  add_executable(${name} ${arg_SOURCES})
-  if(arg_UNITE)
-    sirtaki_unite_sources(${name} "${arg_ALONE}" ${arg_SOURCES})
+# sirtaki_test_flags(<target>): tests are optimized little, since nobody waits for most of them, and compiled fast.
+function(sirtaki_test_flags target)
+  if(CMAKE_BUILD_TYPE STREQUAL "Release" AND NOT SIRTAKI_SANITIZE)
+    target_compile_options(${target} PRIVATE -O1)
   endif()
-  target_link_libraries(${name} PRIVATE sirtaki_flags sirtaki_test_support ${arg_LIBRARIES} GTest::gmock GTest::gtest_main)
-  if(arg_WHOLE)
-    add_test(NAME ${arg_PREFIX}${name} COMMAND ${name} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
-    set_tests_properties(${arg_PREFIX}${name} PROPERTIES LABELS "${label}" TIMEOUT 900)
-    return()
+  if(SIRTAKI_UNITY)
+    target_compile_options(${target} PRIVATE -Wno-shadow)   # what another source of the folder declares is no fault
   endif()
-  gtest_discover_tests(${name}
-    DISCOVERY_MODE PRE_TEST
-    TEST_PREFIX "${arg_PREFIX}"
-    WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
-    PROPERTIES LABELS "${label}" TIMEOUT 300)
 endfunction()
 
-# sirtaki_register_mpi_test(<name> <target> RANKS <n>... LABELS <label>... [ENVIRONMENT <name>=<value>...]): one ctest
-# entry a rank count.
+# sirtaki_add_gtest(<name> <label> SOURCES ... LIBRARIES ... [PREFIX <text>] [EACH] [ENVIRONMENT <name>=<value>...]): one program. Its
+# suites are found when ctest starts, and called PREFIX and their name; EACH: its cases, which may then be skipped one by one.
+function(sirtaki_add_gtest name label)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "EACH" "PREFIX" "SOURCES;LIBRARIES;ENVIRONMENT")
+  add_executable(${name} ${arg_SOURCES})
+  sirtaki_unite_sources(${name})
+  sirtaki_test_flags(${name})
+  target_link_libraries(${name} PRIVATE sirtaki_flags sirtaki_test_support ${arg_LIBRARIES} GTest::gmock GTest::gtest_main)
+  if(arg_EACH)
+    gtest_discover_tests(${name}
+      DISCOVERY_MODE PRE_TEST
+      TEST_PREFIX "${arg_PREFIX}"
+      WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+      PROPERTIES LABELS "${label}" TIMEOUT 300)
+    return()
+  endif()
+  set(file "${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake")
+  file(GENERATE OUTPUT "${file}" CONTENT "include(\"${PROJECT_SOURCE_DIR}/cmake/DiscoverSuites.cmake\")
+sirtaki_discover_suites(\"$<TARGET_FILE:${name}>\" \"${arg_PREFIX}\" \"${PROJECT_SOURCE_DIR}\"
+  LABELS \"${label}\" TIMEOUT 900 ENVIRONMENT \"${arg_ENVIRONMENT}\")
+")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${file}")
+endfunction()
+
+# sirtaki_register_mpi_test(<name> <target> RANKS <n>... LABELS <label>... [ENVIRONMENT <name>=<value>...] [FULL]): one
+# ctest entry a rank count. FULL: of the second tier, which `ctest -C Full` runs as well (tests/full.sh).
 function(sirtaki_register_mpi_test name target)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "RANKS;LABELS;ARGUMENTS;ENVIRONMENT")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "FULL" "" "RANKS;LABELS;ARGUMENTS;ENVIRONMENT")
+  set(tier "")
+  if(arg_FULL)
+    set(tier CONFIGURATIONS Full)
+  endif()
   foreach(ranks IN LISTS arg_RANKS)
-    add_test(NAME ${name}.ranks_${ranks}
+    set(processors 1)   # ranks wait for each other much of the time
+    if(ranks GREATER 2)
+      set(processors 2)
+    endif()
+    add_test(NAME ${name}.ranks_${ranks} ${tier}
       COMMAND bash "${PROJECT_SOURCE_DIR}/tests/support/mpirun.sh" ${ranks} $<TARGET_FILE:${target}> ${arg_ARGUMENTS}
       WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
     set_tests_properties(${name}.ranks_${ranks} PROPERTIES
       LABELS "${arg_LABELS};ranks_${ranks}"
-      PROCESSORS ${ranks}
+      PROCESSORS ${processors}
       TIMEOUT 300   # mpirun.sh ends the ranks a little earlier
       SKIP_RETURN_CODE 77
       ENVIRONMENT "MPIEXEC=${MPIEXEC_EXECUTABLE};${arg_ENVIRONMENT}")
@@ -55,6 +75,7 @@ function(sirtaki_add_mpi_test source)
     string(REGEX MATCHALL "[0-9]+" ranks "${line}")
   endif()
   add_executable(${target} "${source}")
+  sirtaki_test_flags(${target})
   target_link_libraries(${target} PRIVATE
     sirtaki_flags sirtaki_mpi_test_main sirtaki_test_support ${arg_LIBRARIES} sirtaki_mpi_bindings GTest::gmock GTest::gtest)
   sirtaki_register_mpi_test(${name} ${target} RANKS ${ranks} LABELS ${arg_LABELS})
@@ -63,17 +84,26 @@ function(sirtaki_add_mpi_test source)
   endif()
 endfunction()
 
-# sirtaki_add_script_test(<name> LABELS <label>... COMMAND ...): exit code 77 means skipped, its reason on the output.
+# sirtaki_add_script_test(<name> LABELS <label>... COMMAND ... [TIMEOUT <seconds>] [JOB] [FULL]): exit code 77 means skipped, its
+# reason on the output. JOB: it runs whole jobs, and waits for them most of its time: such tests begin first, two at once, beside
+# those that compute. FULL: as of sirtaki_register_mpi_test.
 function(sirtaki_add_script_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;PROCESSORS" "LABELS;COMMAND")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "JOB;FULL" "TIMEOUT" "LABELS;COMMAND")
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
   endif()
-  if(NOT arg_PROCESSORS)
-    set(arg_PROCESSORS 1)
+  set(tier "")
+  if(arg_FULL)
+    set(tier CONFIGURATIONS Full)
   endif()
-  add_test(NAME ${name} COMMAND ${arg_COMMAND} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+  add_test(NAME ${name} COMMAND ${arg_COMMAND} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}" ${tier})
   set_tests_properties(${name} PROPERTIES
-    LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} PROCESSORS ${arg_PROCESSORS} SKIP_RETURN_CODE 77
+    LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77
     ENVIRONMENT "MPIEXEC=${MPIEXEC_EXECUTABLE};CXX=${CMAKE_CXX_COMPILER};CMAKE=${CMAKE_COMMAND}")
+  if(arg_JOB)
+    get_property(jobs GLOBAL PROPERTY sirtaki_jobs)
+    math(EXPR jobs "(0${jobs} + 1) % 2")
+    set_property(GLOBAL PROPERTY sirtaki_jobs ${jobs})
+    set_tests_properties(${name} PROPERTIES COST 100 RESOURCE_LOCK jobs_${jobs})
+  endif()
 endfunction()

@@ -55,11 +55,3 @@ function(sirtaki_use_torch_pch target)
   target_precompile_headers(${target} REUSE_FROM sirtaki_torch_pch)
   target_compile_options(${target} PRIVATE -fPIC)   # a program's own -fPIE would make the compiler refuse it
 endfunction()
-
-# Of tests most of the compiler's time goes into LibTorch's templates as well, which nobody waits for when they run.
-function(sirtaki_use_torch_pch_in_test target)
-  sirtaki_use_torch_pch(${target})
-  if(CMAKE_BUILD_TYPE STREQUAL "Release" AND NOT SIRTAKI_SANITIZE)
-    target_compile_options(${target} PRIVATE -O1)
-  endif()
-endfunction()

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # tests/run.sh [ctest arguments]: installs what is missing, builds everything, runs the tests.
-#   bash tests/run.sh              all of them
+#   bash tests/run.sh              the tests of every change
 #   bash tests/run.sh -L unit      the quick ones; -R, -E, -j and the rest of ctest's arguments work too
+# It ends with the ten slowest tests and the time that building and running took. What takes longer is in tests/full.sh.
 # SIRTAKI_JOBS: how many compilers at once (default: the cores). SIRTAKI_CUDA and SIRTAKI_UNITY, as cmake takes them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -9,6 +10,19 @@ jobs=${SIRTAKI_JOBS:-$(nproc)}
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 bash bootstrap.sh --python
-cmake --preset release ${SIRTAKI_CUDA:+"-DSIRTAKI_CUDA=$SIRTAKI_CUDA"} ${SIRTAKI_UNITY:+"-DSIRTAKI_UNITY=$SIRTAKI_UNITY"}
+begin=$SECONDS
+cmake --preset release -DSIRTAKI_UNITY="${SIRTAKI_UNITY:-ON}" ${SIRTAKI_CUDA:+"-DSIRTAKI_CUDA=$SIRTAKI_CUDA"}
 cmake --build --preset release -j "$jobs"
-env -u SIRTAKI_CUDA -u SIRTAKI_UNITY ctest --preset release -j "$jobs" "$@"   # the library knows no such options
+built=$SECONDS
+
+# One test more than cores: tests of whole jobs wait for their ranks most of the time.
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+code=0
+env -u SIRTAKI_CUDA -u SIRTAKI_UNITY ctest --preset release -j $((jobs + 1)) "$@" | tee "$output" || code=$?
+ran=$SECONDS
+printf '\nThe slowest tests, in seconds:\n'
+sed -nE 's|^ *[0-9]+/[0-9]+ +Test +#[0-9]+: ([^ ]+).* ([0-9.]+) sec *$|\2 \1|p' "$output" | sort -rn | head -n 10 |
+  awk '{ printf "%8.1f  %s\n", $1, $2 }'
+printf 'Building took %d s, the tests %d s.\n' $((built - begin)) $((ran - built))
+exit "$code"

@@ -1,0 +1,25 @@
+# sirtaki_discover_suites(<program> <prefix> <folder> <property>...): read by ctest, each time it starts. One test for each suite of a
+# GoogleTest program: a process for each case would cost LibTorch's programs and the sanitizers' more than the cases themselves.
+function(sirtaki_discover_suites program prefix folder)
+  if(NOT EXISTS "${program}")
+    add_test("${prefix}${program}_NOT_BUILT" "${program}_NOT_BUILT")
+    return()
+  endif()
+  execute_process(COMMAND "${program}" --gtest_list_tests WORKING_DIRECTORY "${folder}"
+    OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE code)
+  if(NOT code EQUAL 0)
+    message(FATAL_ERROR "${program} --gtest_list_tests: ${code}\n${output}")
+  endif()
+  # Lines that begin at the margin are suites: "Suite." or "Instance/Suite.  # TypeParam = ...".
+  string(REGEX MATCHALL "(^|\n)[A-Za-z][A-Za-z0-9_/]*\\." suites "${output}")
+  string(REGEX REPLACE "\n" "" suites "${suites}")
+  list(REMOVE_DUPLICATES suites)
+  foreach(suite IN LISTS suites)
+    if(suite MATCHES "^DISABLED_|/DISABLED_")
+      continue()
+    endif()
+    string(REGEX REPLACE "\\.$" "" name "${suite}")
+    add_test("${prefix}${name}" "${program}" "--gtest_filter=${suite}*")
+    set_tests_properties("${prefix}${name}" PROPERTIES WORKING_DIRECTORY "${folder}" ${ARGN})
+  endforeach()
+endfunction()
