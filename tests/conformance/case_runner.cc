@@ -56,11 +56,11 @@ void CaseRunner::RemoveSets() {
   }
 }
 
-void CaseRunner::Run(Collective collective, int percent) {
+void CaseRunner::Run(Collective collective, int percent, std::uint64_t seed) {
   const std::vector<Problem> problems = ProblemsOf(collective, sets_.size());
   for (std::size_t i = 0; i < problems.size() && !stopped_; ++i) {
-    // The same ones on every rank, spread over the table.
-    if (static_cast<int>(i * 37 % 100) < percent) RunProblem(problems[i], i);
+    // Spread over the table; each of 100 seeds begins elsewhere, so that samples in turn cover it all.
+    if (static_cast<int>((i * 37 + seed % 100) % 100) < percent) RunProblem(problems[i], i);
   }
   FinishPending();
 }

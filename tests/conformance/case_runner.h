@@ -27,8 +27,8 @@ class CaseRunner {
 
   // All cases of a collective: blocking forms one after the other, asynchronous ones many at a
   // time, waited for in another order on each rank; every second case has a name. `percent`: how
-  // many of the problems. Collective. Stops at a group's fault.
-  void Run(Collective collective, int percent = 100);
+  // many of the problems; `seed` says which, the same on all ranks. Collective. Stops at a group's fault.
+  void Run(Collective collective, int percent = 100, std::uint64_t seed = 0);
 
   // Removes the process sets. Collective.
   void RemoveSets();

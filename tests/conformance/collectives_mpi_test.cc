@@ -19,7 +19,9 @@ class CollectivesMpiTest : public ::testing::TestWithParam<int> {
 
 TEST_P(CollectivesMpiTest, GiveWhatNaiveLoopsGive) {
   CaseRunner runner({});
-  runner.Run(static_cast<Collective>(GetParam()), sirtaki::testing::ScaledCount(100, 100));
+  const std::string seed =
+      broadcast_object(rank() == 0 ? std::to_string(tests::TestSeed()) : std::string(), 0);
+  runner.Run(static_cast<Collective>(GetParam()), tests::ScaledCount(15, 100), std::stoull(seed));
   runner.RemoveSets();
   if (rank() == 0) std::printf("%lld cases\n", static_cast<long long>(runner.cases()));
 }

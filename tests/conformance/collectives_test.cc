@@ -28,12 +28,13 @@ using Sharing = frameworks::InprocWorld::Sharing;
 void RunTable(int parameter, int size, Sharing sharing, std::vector<int> host_of_rank,
               int percent) {
   const auto collective = static_cast<Collective>(parameter);
+  const std::uint64_t seed = tests::TestSeed();
   RunTorchRanks(
       size,
       [&](int rank, const Session& session) {
         CaseRunner runner(session);
         runner.TellOfEach(RankThreads::Note);
-        runner.Run(collective, percent);
+        runner.Run(collective, percent, seed);
         runner.RemoveSets();
         if (rank == 0) {
           std::printf("%lld cases\n", static_cast<long long>(runner.cases()));
@@ -51,8 +52,7 @@ class CollectivesInprocTest : public ::testing::TestWithParam<std::tuple<int, in
 
 TEST_P(CollectivesInprocTest, GiveWhatNaiveLoopsGive) {
   const auto [collective, size] = GetParam();
-  RunTable(collective, size, Sharing::kNone, HostsOf(size),
-           sirtaki::testing::ScaledCount(100, 100));
+  RunTable(collective, size, Sharing::kNone, HostsOf(size), tests::ScaledCount(10, 100));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CollectivesInprocTest,
@@ -66,7 +66,7 @@ class CollectivesSharedTest : public ::testing::TestWithParam<std::tuple<int, in
 
 TEST_P(CollectivesSharedTest, GiveWhatNaiveLoopsGive) {
   const auto [collective, size, sharing] = GetParam();
-  RunTable(collective, size, sharing, {}, sirtaki::testing::ScaledCount(10, 100));
+  RunTable(collective, size, sharing, {}, tests::ScaledCount(3, 100));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CollectivesSharedTest,

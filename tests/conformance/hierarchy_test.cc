@@ -71,11 +71,12 @@ TEST_P(CollectivesByHostsTest, GiveWhatNaiveLoopsGive) {
   const auto& [parameter, hosts] = GetParam();
   const auto collective = static_cast<Collective>(parameter);
   const bool by_hosts = collective == Collective::kAllReduce || collective == Collective::kReduce;
-  const int percent = by_hosts ? 100 : 10;  // the others go their usual ways
+  const int percent = tests::ScaledCount(by_hosts ? 10 : 2, 100);  // the others go their usual ways
+  const std::uint64_t seed = tests::TestSeed();
   RunByHosts(hosts, [&](int rank, const Session& session) {
     CaseRunner runner(session);
     runner.TellOfEach(RankThreads::Note);
-    runner.Run(collective, sirtaki::testing::ScaledCount(percent, 100));
+    runner.Run(collective, percent, seed);
     runner.RemoveSets();
     if (rank == 0) std::printf("%lld cases\n", static_cast<long long>(runner.cases()));
   });

@@ -12,8 +12,8 @@ namespace {
 
 class JoinInprocTest : public ::testing::TestWithParam<int> {};
 
-TEST_P(JoinInprocTest, UnevenBatchesEndRightAHundredTimes) {
-  const int rounds = sirtaki::testing::ScaledCount(100, 100);
+TEST_P(JoinInprocTest, UnevenBatchesEndRight) {
+  const int rounds = tests::ScaledCount(15, 100);
   RunTorchRanks(GetParam(), [&](int, const Session& session) {
     RunJoinRounds(session, world_process_set(session), rounds);
   });
@@ -21,7 +21,7 @@ TEST_P(JoinInprocTest, UnevenBatchesEndRightAHundredTimes) {
 
 TEST_P(JoinInprocTest, ASetIsJoinedByItself) {
   if (GetParam() == 1) GTEST_SKIP() << "needs a second rank";
-  const int rounds = sirtaki::testing::ScaledCount(10, 100);
+  const int rounds = tests::ScaledCount(4, 100);
   RunTorchRanks(GetParam(), [&](int rank, const Session& session) {
     const int last = GetParam() - 1;
     const auto ends = add_process_set({0, last}, {}, session);

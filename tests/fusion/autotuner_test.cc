@@ -47,7 +47,7 @@ TEST(AutotunerTest, FindsTheBottomOfEachValley) {
 }
 
 TEST(AutotunerTest, FindsItThroughNoiseThatDrifts) {
-  std::mt19937_64 random(sirtaki::testing::TestSeed());
+  std::mt19937_64 random(tests::TestSeed());
   std::uniform_real_distribution<double> noise(0.97, 1.03);
   int found = 0;
   for (int run = 0; run < 20; ++run) {

@@ -20,13 +20,13 @@ namespace sirtaki::fusion {
 namespace {
 
 using core::DType;
-using testing::UseTarget;
 using tests::kBFloat16;
 using tests::kFloat16;
 using tests::SmallFloat;
+using tests::UseTarget;
 
-class ConvertTest : public testing::EachTargetTest {};
-INSTANTIATE_TEST_SUITE_P(Targets, ConvertTest, testing::Targets(), testing::TargetOf);
+class ConvertTest : public tests::EachTargetTest {};
+INSTANTIATE_TEST_SUITE_P(Targets, ConvertTest, tests::Targets(), tests::TargetOf);
 
 std::vector<std::uint16_t> EveryHalf() {
   std::vector<std::uint16_t> all(65536);
@@ -76,7 +76,7 @@ std::vector<float> FloatsWorthRounding(const SmallFloat& format) {
       floats.push_back(-f);
     }
   }
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(tests::TestSeed());
   for (int i = 0; i < 100000; ++i) {
     const auto f = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
     if (!std::isnan(f)) floats.push_back(f);
@@ -218,7 +218,7 @@ TEST_P(ConvertTest, IntegersAreDividedTowardZero) {
 TEST_P(ConvertTest, HalvesAreScaledInFloatAndRoundedOnce) {
   // More than a block, and not a whole number of them.
   constexpr std::size_t kCount = 5003;
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(tests::TestSeed());
   std::uniform_real_distribution<float> distribution(-100.0f, 100.0f);
   std::vector<float> sums(kCount);
   for (float& f : sums) f = distribution(random);
@@ -239,7 +239,7 @@ TEST_P(ConvertTest, HalvesAreScaledInFloatAndRoundedOnce) {
 
 TEST_P(ConvertTest, DoublesBecomeHalvesByWayOfFloat) {
   constexpr std::size_t kCount = 5003;
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(tests::TestSeed());
   std::uniform_real_distribution<double> distribution(-100.0, 100.0);
   std::vector<double> in(kCount);
   for (double& d : in) d = distribution(random);

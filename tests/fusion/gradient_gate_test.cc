@@ -11,56 +11,56 @@
 namespace sirtaki::fusion {
 namespace {
 
-using Arrival = GradientGate::Arrival;
+using GateArrival = GradientGate::Arrival;
 
 TEST(GradientGateTest, OnePassReports) {
   GradientGate gate(1);
   EXPECT_FALSE(gate.touched());
-  EXPECT_EQ(gate.Arrive(), Arrival::kReport);
+  EXPECT_EQ(gate.Arrive(), GateArrival::kReport);
   EXPECT_TRUE(gate.touched());
   EXPECT_TRUE(gate.reported());
-  EXPECT_EQ(gate.Arrive(), Arrival::kInFlight);
+  EXPECT_EQ(gate.Arrive(), GateArrival::kInFlight);
   gate.Reset();
   EXPECT_FALSE(gate.touched());
   EXPECT_FALSE(gate.reported());
-  EXPECT_EQ(gate.Arrive(), Arrival::kReport);
+  EXPECT_EQ(gate.Arrive(), GateArrival::kReport);
 }
 
 TEST(GradientGateTest, TheLastOfSeveralPassesReports) {
   GradientGate gate(3);
   for (int step = 0; step < 2; ++step) {
-    EXPECT_EQ(gate.Arrive(), Arrival::kEarly);
-    EXPECT_EQ(gate.Arrive(), Arrival::kEarly);
+    EXPECT_EQ(gate.Arrive(), GateArrival::kEarly);
+    EXPECT_EQ(gate.Arrive(), GateArrival::kEarly);
     EXPECT_FALSE(gate.reported());
     EXPECT_TRUE(gate.touched());
-    EXPECT_EQ(gate.Arrive(), Arrival::kReport);
-    EXPECT_EQ(gate.Arrive(), Arrival::kInFlight);
+    EXPECT_EQ(gate.Arrive(), GateArrival::kReport);
+    EXPECT_EQ(gate.Arrive(), GateArrival::kInFlight);
     gate.Reset();
   }
 }
 
 TEST(GradientGateTest, MayBeReportedBeforeItsLastPass) {
   GradientGate gate(2);
-  EXPECT_EQ(gate.Arrive(), Arrival::kEarly);
+  EXPECT_EQ(gate.Arrive(), GateArrival::kEarly);
   EXPECT_TRUE(gate.Report());
   EXPECT_FALSE(gate.Report());
-  EXPECT_EQ(gate.Arrive(), Arrival::kInFlight);
+  EXPECT_EQ(gate.Arrive(), GateArrival::kInFlight);
   gate.Reset();
-  EXPECT_EQ(gate.Arrive(), Arrival::kEarly) << "passes are counted anew";
+  EXPECT_EQ(gate.Arrive(), GateArrival::kEarly) << "passes are counted anew";
 }
 
 TEST(GradientGateTest, HeldPassesAreSeenButNotCounted) {
   GradientGate gate(1);
   gate.Hold();
   gate.Hold();
-  EXPECT_EQ(gate.Arrive(), Arrival::kEarly);
+  EXPECT_EQ(gate.Arrive(), GateArrival::kEarly);
   EXPECT_TRUE(gate.touched());
   gate.Release();
-  EXPECT_EQ(gate.Arrive(), Arrival::kEarly) << "holds nest";
+  EXPECT_EQ(gate.Arrive(), GateArrival::kEarly) << "holds nest";
   gate.Release();
-  EXPECT_EQ(gate.Arrive(), Arrival::kReport);
+  EXPECT_EQ(gate.Arrive(), GateArrival::kReport);
   gate.Hold();
-  EXPECT_EQ(gate.Arrive(), Arrival::kInFlight) << "also while it is held";
+  EXPECT_EQ(gate.Arrive(), GateArrival::kInFlight) << "also while it is held";
   gate.Release();
 }
 
@@ -86,9 +86,9 @@ TEST(GradientGateTest, ThreadsShareTheGates) {
           const auto gate = static_cast<std::size_t>((i * 7 + t * 31) % kGates);
           int* const passes = &written[gate * kThreads];
           passes[t] = s;
-          const Arrival arrival = gates[gate].Arrive();
-          if (arrival == Arrival::kInFlight) ++unseen;
-          if (arrival != Arrival::kReport) continue;
+          const GateArrival arrival = gates[gate].Arrive();
+          if (arrival == GateArrival::kInFlight) ++unseen;
+          if (arrival != GateArrival::kReport) continue;
           ++wins;
           for (int other = 0; other < kThreads; ++other) unseen += passes[other] != s;
         }

@@ -239,8 +239,8 @@ void ExpectLikeNaiveLoop(std::mt19937_64& random) {
 }
 
 TEST(FusedVectorTest, RandomGroupsAreLoadedAndStoredWhole) {
-  std::mt19937_64 random(testing::TestSeed());
-  const int rounds = testing::ScaledCount(300, 10000);
+  std::mt19937_64 random(tests::TestSeed());
+  const int rounds = tests::ScaledCount(300, 10000);
   for (int i = 0; i < rounds && !::testing::Test::HasFailure(); ++i) ExpectLikeNaiveLoop(random);
 }
 

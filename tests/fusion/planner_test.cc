@@ -301,8 +301,8 @@ void ExpectGoodPlan(const RunBatch& batch, const Limits& limits, const std::vect
 }
 
 TEST(PlannerTest, RandomBatchesKeepTheRules) {
-  std::mt19937_64 random(testing::TestSeed());
-  const int rounds = testing::ScaledCount(300, 20000);
+  std::mt19937_64 random(tests::TestSeed());
+  const int rounds = tests::ScaledCount(300, 20000);
   for (int round = 0; round < rounds; ++round) {
     const RunBatch batch = RandomBatch(random);
     const Limits limits{.fusion_bytes = static_cast<std::int64_t>(random() % 20000),

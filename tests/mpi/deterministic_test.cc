@@ -71,7 +71,7 @@ std::vector<std::vector<float>> Sums(bool deterministic, std::uint64_t seed) {
 }
 
 TEST(DeterministicTest, RunsInDifferentOrdersGiveTheSameBits) {
-  std::uint64_t seed = tests::WorldRank() == 0 ? sirtaki::testing::TestSeed() : 0;
+  std::uint64_t seed = tests::WorldRank() == 0 ? tests::TestSeed() : 0;
   MPI_Bcast(&seed, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
   const std::vector<std::vector<float>> first = Sums(true, seed);
   for (std::uint64_t run = 1; run <= 5; ++run) {

@@ -29,7 +29,7 @@ constexpr std::int64_t kHuge = (std::int64_t{1} << 31) + 5;
 class HugeTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (sirtaki::testing::ScaledCount(1, 2) < 2) {
+    if (tests::ScaledCount(1, 2) < 2) {
       GTEST_SKIP() << "moves 2^31 elements: set SIRTAKI_TEST_SCALE=full";
     }
     const core::TimePoint deadline = Clock::now() + std::chrono::seconds(30);

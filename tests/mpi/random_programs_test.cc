@@ -79,9 +79,9 @@ std::string RunUnderMpi(std::uint64_t seed) {
 }
 
 TEST(RandomProgramsMpiTest, GiveWhatNaiveLoopsGiveInAnOrderWithoutCycles) {
-  std::uint64_t first = WorldRank() == 0 ? sirtaki::testing::TestSeed() : 0;
+  std::uint64_t first = WorldRank() == 0 ? tests::TestSeed() : 0;
   MPI_Bcast(&first, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
-  const int count = sirtaki::testing::ScaledCount(50, 500);
+  const int count = tests::ScaledCount(50, 500);
   for (int i = 0; i < count; ++i) {
     const std::uint64_t seed = first + static_cast<std::uint64_t>(i);
     int bad = 0;

@@ -54,8 +54,8 @@ class RandomProgramsTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Parts, RandomProgramsTest, ::testing::Range(0, 4));
 
 TEST_P(RandomProgramsTest, GiveWhatNaiveLoopsGiveInAnOrderWithoutCycles) {
-  const std::uint64_t first = sirtaki::testing::TestSeed();
-  const int count = sirtaki::testing::ScaledCount(500, 5000);
+  const std::uint64_t first = tests::TestSeed();
+  const int count = tests::ScaledCount(500, 5000);
   for (int i = 0; i < count; ++i) {
     const std::uint64_t seed = first + static_cast<std::uint64_t>(i);
     ASSERT_EQ(RunOnThreads(seed, Sharing::kNone), "") << "again with SIRTAKI_TEST_SEED=" << seed;
@@ -63,8 +63,8 @@ TEST_P(RandomProgramsTest, GiveWhatNaiveLoopsGiveInAnOrderWithoutCycles) {
 }
 
 TEST(RandomSharedProgramsTest, GiveWhatNaiveLoopsGiveInAnOrderWithoutCycles) {
-  const std::uint64_t first = sirtaki::testing::TestSeed();
-  const int count = sirtaki::testing::ScaledCount(200, 5000);
+  const std::uint64_t first = tests::TestSeed();
+  const int count = tests::ScaledCount(200, 5000);
   for (int i = 0; i < count; ++i) {
     const std::uint64_t seed = first + static_cast<std::uint64_t>(i);
     const Sharing sharing = seed % 2 == 0 ? Sharing::kDirect : Sharing::kStaged;

@@ -18,21 +18,13 @@
 
 #include "core/base/check.h"
 #include "core/base/types.h"
+#include "tests/support/within.h"
 
 namespace sirtaki::frameworks {
 namespace {
 
 using core::Clock;
 using std::chrono::seconds;
-
-bool Within(seconds limit, const std::function<bool()>& done) {
-  const core::TimePoint end = Clock::now() + limit;
-  while (!done()) {
-    if (Clock::now() > end) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
 
 std::atomic<int> former_calls{0};
 void Former(int /*signal*/) { ++former_calls; }
@@ -79,7 +71,7 @@ TEST_F(RecordKeeperTest, WhatIsAskedForIsWritten) {
   const auto first = RecordKeeper::Register(Writer("first"));
   const auto second = RecordKeeper::Register(Writer("second"));
   second->Ask("a fault");
-  ASSERT_TRUE(Within(seconds(30), [this] { return written_ == 1; }));
+  ASSERT_TRUE(tests::Within(seconds(30), [this] { return written_ == 1; }));
   EXPECT_EQ(Text(), "second: a fault\n");
 }
 
@@ -104,7 +96,7 @@ TEST_F(RecordKeeperTest, ASignalAsksForAllRecordsAndGoesOnToTheFormerHandler) {
     const auto second = RecordKeeper::Register(Writer("second"));
     ASSERT_EQ(raise(SIGUSR1), 0);
     EXPECT_EQ(former_calls, 1);
-    ASSERT_TRUE(Within(seconds(30), [this] { return written_ == 2; }));
+    ASSERT_TRUE(tests::Within(seconds(30), [this] { return written_ == 2; }));
     EXPECT_EQ(Text(), "first: SIGUSR1\nsecond: SIGUSR1\n");
   }
   struct sigaction after {};

@@ -26,6 +26,7 @@
 #include "session/session.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/session_calls.h"
+#include "tests/support/within.h"
 
 namespace sirtaki::frameworks {
 namespace {
@@ -40,15 +41,6 @@ using nlohmann::json;
 using std::chrono::seconds;
 using tests::RankThreads;
 using tests::Vector;
-
-bool Within(seconds limit, const std::function<bool()>& done) {
-  const core::TimePoint end = Clock::now() + limit;
-  while (!done()) {
-    if (Clock::now() > end) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
 
 std::string TextOf(const std::string& path) {
   std::ifstream file(path);
@@ -103,7 +95,7 @@ TEST_F(ObservationTest, AFaultLeavesARecordOnEveryRank) {
       session->Abort("enough");
     }
     // Before the end of the session, which would write what is missing.
-    EXPECT_TRUE(Within(seconds(30), [&] { return HasRecord(rank); }));
+    EXPECT_TRUE(tests::Within(seconds(30), [&] { return HasRecord(rank); }));
     EXPECT_FALSE(session->Shutdown("done").ok());
   });
   const FlightRecord zero = Record(0);
@@ -125,7 +117,7 @@ TEST_F(ObservationTest, Sigusr1LeavesRecordsAndTheRunGoesOn) {
     if (rank == 0) {
       ASSERT_EQ(kill(getpid(), SIGUSR1), 0);
     }
-    EXPECT_TRUE(Within(seconds(30), [&] { return HasRecord(0) && HasRecord(1); }));
+    EXPECT_TRUE(tests::Within(seconds(30), [&] { return HasRecord(0) && HasRecord(1); }));
     Vector second(OpKind::kAllReduce, "second", {1.0F});
     EXPECT_TRUE(second.Run(*session).ok());
     EXPECT_TRUE(session->Shutdown("done").ok());
@@ -143,10 +135,10 @@ TEST_F(ObservationTest, WhoWaitsInShutdownSaysSo) {
     Vector started(OpKind::kAllReduce, "started", {1.0F});
     ASSERT_TRUE(started.Run(*session).ok());
     if (rank == 1) {
-      EXPECT_TRUE(Within(seconds(30), [&] {
+      EXPECT_TRUE(tests::Within(seconds(30), [&] {
         fs::remove(core::trace::FlightRecordPath(folder_, 0));
         return kill(getpid(), SIGUSR1) == 0 &&
-               Within(seconds(30), [&] { return HasRecord(0) && HasRecord(1); }) &&
+               tests::Within(seconds(30), [&] { return HasRecord(0) && HasRecord(1); }) &&
                Record(0).leaving.has_value();
       }));
       EXPECT_FALSE(Record(1).leaving.has_value());
@@ -197,7 +189,7 @@ TEST_F(ObservationTest, ALoneRankLeavesARecordAndATimeline) {
   });
   session->observation().Mark("here", Clock::now(), Clock::now());
   ASSERT_EQ(kill(getpid(), SIGUSR1), 0);
-  EXPECT_TRUE(Within(seconds(30), [&] { return HasRecord(0); }));
+  EXPECT_TRUE(tests::Within(seconds(30), [&] { return HasRecord(0); }));
   EXPECT_EQ(Record(0).events.back().text(), "here");
   session->Abort("enough");
   EXPECT_FALSE(session->Shutdown("done").ok());

@@ -187,8 +187,8 @@ void RunRank(const Program& program, const std::shared_ptr<InprocWorld>& world, 
 }
 
 TEST(SoakTest, RandomProgramsEndWithRightResultsOrACause) {
-  const int runs = testing::ScaledCount(20, 500);
-  const std::uint64_t first = testing::TestSeed();
+  const int runs = tests::ScaledCount(20, 500);
+  const std::uint64_t first = tests::TestSeed();
   for (int run = 0; run < runs; ++run) {
     const std::uint64_t seed = first + static_cast<std::uint64_t>(run);
     const Program program(seed);

@@ -1,9 +1,9 @@
 // Tests under every instruction set that this machine and the compiler have: what the kernels
 // choose at run time is forced to each in turn.
 //
-//   class KernelsTest : public testing::EachTargetTest {};
+//   class KernelsTest : public tests::EachTargetTest {};
 //   TEST_P(KernelsTest, ...) {...}
-//   INSTANTIATE_TEST_SUITE_P(Targets, KernelsTest, testing::Targets(), testing::TargetOf);
+//   INSTANTIATE_TEST_SUITE_P(Targets, KernelsTest, tests::Targets(), tests::TargetOf);
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <string>
 
-namespace sirtaki::testing {
+namespace sirtaki::tests {
 
 // 0: all that there are, as in a program.
 inline void UseTarget(std::int64_t target) {
@@ -32,4 +32,4 @@ inline std::string TargetOf(const ::testing::TestParamInfo<std::int64_t>& info) 
   return hwy::TargetName(info.param);
 }
 
-}  // namespace sirtaki::testing
+}  // namespace sirtaki::tests

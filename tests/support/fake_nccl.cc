@@ -47,7 +47,7 @@ struct OpenGroup {
 };
 thread_local OpenGroup open_group;
 
-Result Begin(FakeGpus::State& s, const std::string& function, const std::string& rest = "") {
+Result BeginNccl(FakeGpus::State& s, const std::string& function, const std::string& rest = "") {
   s.Log(function + rest);
   int error = 0;
   return s.Fails(function, &error) ? static_cast<Result>(error) : Result::kSuccess;
@@ -96,7 +96,7 @@ Result Meet(const char* function, const std::string& what, CommHandle handle, St
   FakeGpus::State& s = TheFakeGpus();
   const Lock lock(s.mutex);
   const std::shared_ptr<FakeComm> comm = s.comms.at(handle);
-  const Result result = Begin(s, function, RankText(*comm) + " " + what);
+  const Result result = BeginNccl(s, function, RankText(*comm) + " " + what);
   if (result != Result::kSuccess) return result;
   const std::uint64_t number = comm->calls++;
   // One kind of memory on all ranks.
@@ -142,8 +142,8 @@ Result InitRank(CommHandle* handle, int size, UniqueId id, int rank, Config* con
   FakeGpus::State& s = TheFakeGpus();
   const Lock lock(s.mutex);
   const Result result =
-      Begin(s, "ncclCommInitRankConfig",
-            " rank " + std::to_string(rank) + " blocking " + std::to_string(config->blocking));
+      BeginNccl(s, "ncclCommInitRankConfig",
+                " rank " + std::to_string(rank) + " blocking " + std::to_string(config->blocking));
   if (result != Result::kSuccess) return result;
   auto comm = std::make_shared<FakeComm>();
   comm->rank = rank;
@@ -186,7 +186,7 @@ Result End(const char* function, CommHandle handle, bool aborts) {
   const Lock lock(s.mutex);
   const auto found = s.comms.find(handle);
   if (found == s.comms.end()) std::abort();  // twice
-  const Result result = Begin(s, function, RankText(*found->second));
+  const Result result = BeginNccl(s, function, RankText(*found->second));
   if (aborts) found->second->aborted = true;
   found->second->launch.clear();  // which hold it
   s.comms.erase(found);
@@ -196,7 +196,7 @@ Result End(const char* function, CommHandle handle, bool aborts) {
 Result GroupEnd() {
   FakeGpus::State& s = TheFakeGpus();
   const Lock lock(s.mutex);
-  const Result result = Begin(s, "ncclGroupEnd");
+  const Result result = BeginNccl(s, "ncclGroupEnd");
   if (--open_group.depth > 0) return result;
   auto launches = std::move(open_group.launches);
   open_group.launches.clear();
@@ -285,9 +285,9 @@ Result Send(const void* input, std::size_t count, DataType type, int peer, CommH
   FakeGpus::State& s = TheFakeGpus();
   const Lock lock(s.mutex);
   const std::shared_ptr<FakeComm> comm = s.comms.at(handle);
-  const Result result = Begin(s, "ncclSend",
-                              RankText(*comm) + " to " + std::to_string(peer) + " stream " +
-                                  std::to_string(s.StreamOf(stream).number));
+  const Result result = BeginNccl(s, "ncclSend",
+                                  RankText(*comm) + " to " + std::to_string(peer) + " stream " +
+                                      std::to_string(s.StreamOf(stream).number));
   if (result != Result::kSuccess) return result;
   const std::size_t bytes = count * FakeSizeOf(type);
   if (!Claims({input, bytes}, {})) return Result::kInvalidUsage;
@@ -306,7 +306,7 @@ Result Recv(void* output, std::size_t count, DataType type, int peer, CommHandle
   FakeGpus::State& s = TheFakeGpus();
   const Lock lock(s.mutex);
   const std::shared_ptr<FakeComm> comm = s.comms.at(handle);
-  const Result result = Begin(s, "ncclRecv", RankText(*comm) + " from " + std::to_string(peer));
+  const Result result = BeginNccl(s, "ncclRecv", RankText(*comm) + " from " + std::to_string(peer));
   if (result != Result::kSuccess) return result;
   const std::size_t bytes = count * FakeSizeOf(type);
   if (!Claims({}, {output, bytes})) return Result::kInvalidUsage;
@@ -335,7 +335,7 @@ void FillFakeNccl(ops::nccl::Api* api) {
   api->GetUniqueId = [](UniqueId* id) {
     FakeGpus::State& s = TheFakeGpus();
     const Lock lock(s.mutex);
-    const Result result = Begin(s, "ncclGetUniqueId");
+    const Result result = BeginNccl(s, "ncclGetUniqueId");
     const std::string text = "id " + std::to_string(s.next_number++);
     std::copy(text.begin(), text.end(), id->bytes.begin());
     return result;
@@ -345,7 +345,7 @@ void FillFakeNccl(ops::nccl::Api* api) {
   api->CommFinalize = [](CommHandle handle) {
     FakeGpus::State& s = TheFakeGpus();
     const Lock lock(s.mutex);
-    return Begin(s, "ncclCommFinalize", RankText(*s.comms.at(handle)));
+    return BeginNccl(s, "ncclCommFinalize", RankText(*s.comms.at(handle)));
   };
   api->CommDestroy = [](CommHandle handle) { return End("ncclCommDestroy", handle, false); };
   api->CommAbort = [](CommHandle handle) { return End("ncclCommAbort", handle, true); };
@@ -364,7 +364,7 @@ void FillFakeNccl(ops::nccl::Api* api) {
     FakeGpus::State& s = TheFakeGpus();
     const Lock lock(s.mutex);
     ++open_group.depth;
-    return Begin(s, "ncclGroupStart");
+    return BeginNccl(s, "ncclGroupStart");
   };
   api->GroupEnd = GroupEnd;
   api->AllReduce = AllReduce;
@@ -379,7 +379,7 @@ void FillFakeNccl(ops::nccl::Api* api) {
     {
       FakeGpus::State& s = TheFakeGpus();
       const Lock lock(s.mutex);
-      const Result result = Begin(s, "ncclMemAlloc");
+      const Result result = BeginNccl(s, "ncclMemAlloc");
       if (result != Result::kSuccess) return result;
     }
     const ops::cuda::Error error = TheFakeGpus().cuda.Malloc(memory, bytes);
@@ -389,7 +389,7 @@ void FillFakeNccl(ops::nccl::Api* api) {
     {
       FakeGpus::State& s = TheFakeGpus();
       const Lock lock(s.mutex);
-      Begin(s, "ncclMemFree");
+      BeginNccl(s, "ncclMemFree");
     }
     TheFakeGpus().cuda.Free(memory);
     return Result::kSuccess;

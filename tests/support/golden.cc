@@ -9,7 +9,7 @@
 
 #include "core/base/environment.h"
 
-namespace sirtaki::testing {
+namespace sirtaki::tests {
 namespace {
 
 std::filesystem::path PathOf(const std::string& folder) {
@@ -56,4 +56,4 @@ void PlayGolden(const std::string& folder, const std::string& script,
   EXPECT_EQ(seen, written.str()) << "in " << path;
 }
 
-}  // namespace sirtaki::testing
+}  // namespace sirtaki::tests

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace sirtaki::testing {
+namespace sirtaki::tests {
 
 // The names of the scripts in a folder of the project ("tests/core/protocol/golden"), in order.
 std::vector<std::string> GoldenScripts(const std::string& folder);
@@ -17,4 +17,4 @@ void PlayGolden(const std::string& folder, const std::string& script,
                 const std::function<void(const std::string& line)>& command,
                 const std::function<std::string()>& finish);
 
-}  // namespace sirtaki::testing
+}  // namespace sirtaki::tests

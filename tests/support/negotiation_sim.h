@@ -16,7 +16,7 @@
 #include "core/protocol/negotiator.h"
 #include "core/protocol/wire.h"
 
-namespace sirtaki::testing {
+namespace sirtaki::tests {
 
 struct SimOptions {
   std::vector<int> host_of_rank{0, 0};
@@ -149,4 +149,4 @@ inline core::Request RequestOf(core::Key key, core::SignaturePtr signature) {
   return request;
 }
 
-}  // namespace sirtaki::testing
+}  // namespace sirtaki::tests

@@ -9,7 +9,7 @@
 
 #include "core/base/environment.h"
 
-namespace sirtaki::testing {
+namespace sirtaki::tests {
 namespace {
 
 template <typename Number, typename Parse>
@@ -55,4 +55,4 @@ std::uint64_t TestSeed() {
   return seed;
 }
 
-}  // namespace sirtaki::testing
+}  // namespace sirtaki::tests

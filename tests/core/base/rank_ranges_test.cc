@@ -81,8 +81,8 @@ TEST(RankRangesTest, AnOperationWithItselfIsWellDefined) {
 }
 
 TEST(RankRangesTest, BehavesAsASetOfRanks) {
-  std::mt19937_64 random(testing::TestSeed());
-  const int rounds = testing::ScaledCount(2000, 100000);
+  std::mt19937_64 random(tests::TestSeed());
+  const int rounds = tests::ScaledCount(2000, 100000);
   for (int round = 0; round < rounds; ++round) {
     const int world = 1 + static_cast<int>(random() % 24);
     const auto draw = [&](RankRanges* ranks, std::set<int>* expected) {

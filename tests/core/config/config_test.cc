@@ -455,7 +455,7 @@ TEST(ConfigValueTest, SwitchesTakeTheUsualWords) {
 }
 
 TEST(ConfigValueTest, TextsOfValuesReadBack) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(tests::TestSeed());
   for (const OptionSpec& option : OptionTable()) {
     if (option.kind == OptionKind::kText) continue;
     for (int i = 0; i < 200; ++i) {
@@ -548,9 +548,9 @@ TEST(ConfigSerializeTest, ComesBackAsItWas) {
 }
 
 TEST(ConfigSerializeTest, HostileBytesDoNoHarm) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(tests::TestSeed());
   const std::string good = SerializeConfig(Config{});
-  const int count = testing::ScaledCount(5000, 100000);
+  const int count = tests::ScaledCount(5000, 100000);
   for (int i = 0; i < count; ++i) {
     std::string bytes = good;
     switch (random() % 3) {

@@ -201,7 +201,7 @@ TEST_F(TensorQueueTest, KnowsTheEarliestDeadline) {
 
 // Pushers, one taker, and a close somewhere in between: what was accepted completes exactly once.
 TEST(TensorQueueThreadsTest, EveryAcceptedEntryCompletesExactlyOnce) {
-  const int rounds = testing::ScaledCount(30, 2000);
+  const int rounds = tests::ScaledCount(30, 2000);
   constexpr int kPushers = 3;
   constexpr int kEach = 200;
   for (int round = 0; round < rounds; ++round) {

@@ -7,7 +7,7 @@
 #include "tests/support/golden.h"
 #include "tests/support/negotiation_sim.h"
 
-namespace sirtaki::testing {
+namespace sirtaki::tests {
 namespace {
 
 class Script {
@@ -240,4 +240,4 @@ INSTANTIATE_TEST_SUITE_P(Scripts, NegotiatorGoldenTest, ::testing::ValuesIn(Gold
                          [](const auto& script) { return script.param; });
 
 }  // namespace
-}  // namespace sirtaki::testing
+}  // namespace sirtaki::tests

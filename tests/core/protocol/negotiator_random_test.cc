@@ -11,7 +11,7 @@
 #include "tests/support/order_cycle.h"
 #include "tests/support/test_scale.h"
 
-namespace sirtaki::testing {
+namespace sirtaki::tests {
 namespace {
 
 using core::AgreedId;
@@ -442,4 +442,4 @@ TEST(NegotiatorRandomTest, InvariantsHoldInRandomSchedules) {
 }
 
 }  // namespace
-}  // namespace sirtaki::testing
+}  // namespace sirtaki::tests

@@ -5,7 +5,7 @@
 
 #include "tests/support/negotiation_sim.h"
 
-namespace sirtaki::testing {
+namespace sirtaki::tests {
 namespace {
 
 constexpr int kTensors = 161;
@@ -67,4 +67,4 @@ TEST(NegotiatorScaleTest, FourThousandRanksNegotiateAStepAndMessagesPerRankDoNot
 }
 
 }  // namespace
-}  // namespace sirtaki::testing
+}  // namespace sirtaki::tests

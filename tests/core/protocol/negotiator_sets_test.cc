@@ -11,7 +11,7 @@
 #include "tests/support/order_cycle.h"
 #include "tests/support/test_scale.h"
 
-namespace sirtaki::testing {
+namespace sirtaki::tests {
 namespace {
 
 using core::Key;
@@ -305,9 +305,9 @@ TEST_F(NegotiatorSetsTest, AReportOfADelayThatCrossesTheDecisionHarmsNobody) {
 
 // ---- random schedules ----
 
-class Schedule {
+class SetSchedule {
  public:
-  explicit Schedule(std::uint64_t seed) : random_(seed), sim_(Options()) {
+  explicit SetSchedule(std::uint64_t seed) : random_(seed), sim_(Options()) {
     ranks_.resize(static_cast<std::size_t>(sim_.size()));
     for (int i = 0, count = 2 + Below(8); i < count; ++i) MakeChange();
     sim_.on_batch = [this](int rank, const core::DecidedBatch& batch) { Executed(rank, batch); };
@@ -493,10 +493,10 @@ TEST(NegotiatorSetsRandomTest, SetsComeAndGoInRandomSchedules) {
   const int count = ScaledCount(500, 10000);
   for (int i = 0; i < count; ++i) {
     const std::uint64_t seed = first + static_cast<std::uint64_t>(i);
-    const std::string problems = Schedule(seed).Run();
+    const std::string problems = SetSchedule(seed).Run();
     ASSERT_EQ(problems, "") << "again with SIRTAKI_TEST_SEED=" << seed;
   }
 }
 
 }  // namespace
-}  // namespace sirtaki::testing
+}  // namespace sirtaki::tests

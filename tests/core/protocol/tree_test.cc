@@ -75,8 +75,8 @@ TEST(TreeTest, LeadersFormAHeapInRankOrder) {
 }
 
 TEST(TreeTest, MatchesThePlainConstructionForAnyHosts) {
-  std::mt19937_64 random(testing::TestSeed());
-  const int rounds = testing::ScaledCount(300, 20000);
+  std::mt19937_64 random(tests::TestSeed());
+  const int rounds = tests::ScaledCount(300, 20000);
   for (int round = 0; round < rounds; ++round) {
     const int size = 1 + static_cast<int>(random() % 60);
     const int hosts = 1 + static_cast<int>(random() % static_cast<unsigned>(size));

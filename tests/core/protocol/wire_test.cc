@@ -100,8 +100,8 @@ TEST(WireTest, TheTypeThatATensorTravelsAsIsAField) {
 }
 
 TEST(WireTest, MessagesComeBackAsTheyWere) {
-  RandomMessages messages(testing::TestSeed());
-  const int count = testing::ScaledCount(5000, 200000);
+  RandomMessages messages(tests::TestSeed());
+  const int count = tests::ScaledCount(5000, 200000);
   for (int i = 0; i < count; ++i) {
     const Message sent = messages.Next();
     Message received;
@@ -131,8 +131,8 @@ class HostileBytesTest : public ::testing::Test {
 };
 
 TEST_F(HostileBytesTest, RandomBytesDoNoHarm) {
-  std::mt19937_64 random(testing::TestSeed());
-  const int count = testing::ScaledCount(10000, 100000);
+  std::mt19937_64 random(tests::TestSeed());
+  const int count = tests::ScaledCount(10000, 100000);
   for (int i = 0; i < count; ++i) {
     Bytes bytes(random() % 200);
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
@@ -148,8 +148,8 @@ TEST_F(HostileBytesTest, RandomBytesDoNoHarm) {
 
 TEST_F(HostileBytesTest, SmallBytesDoNoHarm) {
   // Values below 4 are plausible tags and counts, so these get deep into the grammar.
-  std::mt19937_64 random(testing::TestSeed());
-  const int count = testing::ScaledCount(10000, 100000);
+  std::mt19937_64 random(tests::TestSeed());
+  const int count = tests::ScaledCount(10000, 100000);
   for (int i = 0; i < count; ++i) {
     Bytes bytes = FromHex({0x53, 2, 1, static_cast<int>(random() % 2)});
     for (std::uint64_t j = random() % 60; j > 0; --j) {
@@ -161,8 +161,8 @@ TEST_F(HostileBytesTest, SmallBytesDoNoHarm) {
 }
 
 TEST_F(HostileBytesTest, TruncationsAreErrors) {
-  RandomMessages messages(testing::TestSeed());
-  int left = testing::ScaledCount(10000, 100000);
+  RandomMessages messages(tests::TestSeed());
+  int left = tests::ScaledCount(10000, 100000);
   while (left > 0) {
     const Bytes whole = Encode(messages.Next());
     for (std::size_t size = 0; size < whole.size() && left > 0;
@@ -174,8 +174,8 @@ TEST_F(HostileBytesTest, TruncationsAreErrors) {
 }
 
 TEST_F(HostileBytesTest, FlippedBitsDoNoHarm) {
-  RandomMessages messages(testing::TestSeed());
-  const int count = testing::ScaledCount(10000, 100000);
+  RandomMessages messages(tests::TestSeed());
+  const int count = tests::ScaledCount(10000, 100000);
   for (int i = 0; i < count; ++i) {
     Bytes bytes = Encode(messages.Next());
     for (std::uint64_t flips = 1 + messages.Below(4); flips > 0; --flips) {
@@ -186,8 +186,8 @@ TEST_F(HostileBytesTest, FlippedBitsDoNoHarm) {
 }
 
 TEST_F(HostileBytesTest, ReplacedInsertedAndRemovedBytesDoNoHarm) {
-  RandomMessages messages(testing::TestSeed());
-  const int count = testing::ScaledCount(10000, 100000);
+  RandomMessages messages(tests::TestSeed());
+  const int count = tests::ScaledCount(10000, 100000);
   for (int i = 0; i < count; ++i) {
     Bytes bytes = Encode(messages.Next());
     const auto place = bytes.begin() + static_cast<std::ptrdiff_t>(messages.Below(bytes.size()));

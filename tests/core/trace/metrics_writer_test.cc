@@ -1,4 +1,5 @@
 #include "core/trace/metrics_writer.h"
+#include "tests/support/within.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -22,15 +23,6 @@ namespace {
 using std::chrono::hours;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-bool Within(seconds limit, const std::function<bool()>& done) {
-  const TimePoint end = Clock::now() + limit;
-  while (!done()) {
-    if (Clock::now() > end) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
 
 class MetricsWriterTest : public testing::Test {
  protected:
@@ -77,7 +69,7 @@ TEST_F(MetricsWriterTest, TheEndWritesALineOfWhatThereIsThen) {
 
 TEST_F(MetricsWriterTest, LinesComeAtTheInterval) {
   ASSERT_TRUE(writer_.Start(Options("m.csv", milliseconds(1))).ok());
-  EXPECT_TRUE(Within(seconds(30), [&] { return Lines("m.csv").size() >= 4; }));
+  EXPECT_TRUE(tests::Within(seconds(30), [&] { return Lines("m.csv").size() >= 4; }));
 }
 
 TEST_F(MetricsWriterTest, ThePrometheusTextIsReplaced) {
@@ -122,7 +114,7 @@ TEST_F(MetricsWriterTest, AFileThatCanBeWrittenAgainGoesOn) {
   std::filesystem::rename(folder_ + "/folder", folder_ + "/elsewhere");
   failed.wait();
   std::filesystem::create_directory(folder_ + "/folder");
-  EXPECT_TRUE(Within(seconds(30), [&] { return Lines("folder/m.csv").size() >= 3; }));
+  EXPECT_TRUE(tests::Within(seconds(30), [&] { return Lines("folder/m.csv").size() >= 3; }));
   writer_.Stop();
   EXPECT_EQ(errors_.size(), 1U);
   EXPECT_EQ(Lines("folder/m.csv")[0], MetricsCsvHead());
@@ -165,7 +157,7 @@ TEST_F(MetricsWriterTest, NoExceptionLeavesTheThread) {
   failed.wait();
   fs::remove(folder_ + "/folder/m.prom");
   link_to("folder");
-  EXPECT_TRUE(Within(seconds(30), [&] { return !Lines("link/m.prom").empty(); }));
+  EXPECT_TRUE(tests::Within(seconds(30), [&] { return !Lines("link/m.prom").empty(); }));
   writer_.Stop();
 }
 
@@ -177,9 +169,9 @@ TEST_F(MetricsWriterTest, LinesTellOfTheTimeSinceTheOneBefore) {
     return std::any_of(lines.begin(), lines.end(),
                        [&](const std::string& line) { return line.ends_with(end); });
   };
-  EXPECT_TRUE(Within(seconds(30), [&] { return has(",0.75"); }));
+  EXPECT_TRUE(tests::Within(seconds(30), [&] { return has(",0.75"); }));
   observer_->metrics.AddGroup(OpKind::kAllReduce, 1, 100);
-  EXPECT_TRUE(Within(seconds(30), [&] { return has(",0"); }));
+  EXPECT_TRUE(tests::Within(seconds(30), [&] { return has(",0"); }));
 }
 
 TEST_F(MetricsWriterTest, AFileThatCannotBeMadeDoesNotStartIt) {

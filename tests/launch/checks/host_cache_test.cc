@@ -5,7 +5,7 @@
 namespace sirtaki::launch {
 namespace {
 
-HostWish Wish() {
+HostWish CachedWish() {
   HostWish wish;
   wish.options.ssh_port = 2222;
   wish.options.program = {"./train"};
@@ -15,7 +15,7 @@ HostWish Wish() {
 
 TEST(HostCacheTest, AFitHostIsBelievedForAnHour) {
   HostCache first("", 1000);
-  const std::string key = HostCache::KeyOf(Wish(), "h2");
+  const std::string key = HostCache::KeyOf(CachedWish(), "h2");
   EXPECT_FALSE(first.Knows(key));
   first.Add(key);
   EXPECT_TRUE(HostCache(first.Text(), 1000 + 3599).Knows(key));
@@ -28,15 +28,15 @@ TEST(HostCacheTest, AFitHostIsBelievedForAnHour) {
 }
 
 TEST(HostCacheTest, AnotherQuestionIsAskedAgain) {
-  const std::string key = HostCache::KeyOf(Wish(), "h2");
-  EXPECT_NE(HostCache::KeyOf(Wish(), "h3"), key);
-  HostWish wish = Wish();
+  const std::string key = HostCache::KeyOf(CachedWish(), "h2");
+  EXPECT_NE(HostCache::KeyOf(CachedWish(), "h3"), key);
+  HostWish wish = CachedWish();
   wish.options.ssh_port = 22;
   EXPECT_NE(HostCache::KeyOf(wish, "h2"), key);
-  wish = Wish();
+  wish = CachedWish();
   wish.options.program = {"./other"};
   EXPECT_NE(HostCache::KeyOf(wish, "h2"), key);
-  wish = Wish();
+  wish = CachedWish();
   wish.launcher.version = "4.1.5";
   EXPECT_NE(HostCache::KeyOf(wish, "h2"), key);
 }

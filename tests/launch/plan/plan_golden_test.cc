@@ -136,7 +136,7 @@ class PlanGoldenTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(PlanGoldenTest, HappensAsWritten) {
   Script script;
-  testing::PlayGolden(
+  tests::PlayGolden(
       kFolder, GetParam(), [&script](const std::string& line) { script.Command(line); },
       [&script] { return script.Finish(); });
 }
@@ -158,14 +158,14 @@ std::set<std::string> FlagsOf(const std::string& run) {
 
 TEST(PlanGoldenScriptsTest, EveryFlagIsInOne) {
   std::set<std::string> names;
-  for (const std::string& name : testing::GoldenScripts(kFolder)) {
+  for (const std::string& name : tests::GoldenScripts(kFolder)) {
     Script script;
     const auto command = [&](const std::string& line) {
       script.Command(line);
       constexpr std::string_view kRun = "run ";
       if (line.starts_with(kRun)) names.merge(FlagsOf(line.substr(kRun.size())));
     };
-    testing::PlayGolden(kFolder, name, command, [&script] { return script.Finish(); });
+    tests::PlayGolden(kFolder, name, command, [&script] { return script.Finish(); });
   }
   for (const OptionGroup& group : OptionGroups()) {
     for (const OptionRow& row : group.rows) EXPECT_TRUE(names.contains(row.name)) << row.name;
@@ -173,7 +173,7 @@ TEST(PlanGoldenScriptsTest, EveryFlagIsInOne) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Scripts, PlanGoldenTest,
-                         ::testing::ValuesIn(testing::GoldenScripts(kFolder)),
+                         ::testing::ValuesIn(tests::GoldenScripts(kFolder)),
                          [](const auto& script) { return script.param; });
 
 }  // namespace

@@ -26,8 +26,8 @@ using tests::Naive;
 using tests::SameBits;
 using tests::WorthCombining;
 
-class KernelsTest : public testing::EachTargetTest {};
-INSTANTIATE_TEST_SUITE_P(Targets, KernelsTest, testing::Targets(), testing::TargetOf);
+class KernelsTest : public tests::EachTargetTest {};
+INSTANTIATE_TEST_SUITE_P(Targets, KernelsTest, tests::Targets(), tests::TargetOf);
 
 constexpr ReduceOp kOps[] = {ReduceOp::kSum,   ReduceOp::kAverage, ReduceOp::kMin,
                              ReduceOp::kMax,   ReduceOp::kProduct, ReduceOp::kBitAnd,

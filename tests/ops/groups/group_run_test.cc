@@ -286,9 +286,9 @@ TEST_P(GroupRunTest, JoinedRanksTakePartWithoutTensors) {
 }
 
 TEST_P(GroupRunTest, RunsRandomBatches) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(tests::TestSeed());
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  const int rounds = testing::ScaledCount(6, 300);
+  const int rounds = tests::ScaledCount(6, 300);
   for (int round = 0; round < rounds && !HasFailure(); ++round) {
     std::vector<Cases> batches(static_cast<std::size_t>(1 + below(5)));
     for (Cases& cases : batches) {

@@ -24,8 +24,8 @@ using tests::Agree;
 using tests::DTypeOf;
 using tests::Naive;
 
-class ReducePartsTest : public testing::EachTargetTest {};
-INSTANTIATE_TEST_SUITE_P(Targets, ReducePartsTest, testing::Targets(), testing::TargetOf);
+class ReducePartsTest : public tests::EachTargetTest {};
+INSTANTIATE_TEST_SUITE_P(Targets, ReducePartsTest, tests::Targets(), tests::TargetOf);
 
 constexpr std::size_t kCounts[] = {0, 1, 2, 7, 15, 31, 32, 33, 64, 69, 127, 128, 131, 1023, 5003};
 constexpr std::size_t kMembers[] = {1, 2, 3, 4, 5};
@@ -89,7 +89,7 @@ void ExpectNaive(ReduceOp op, const std::vector<T>& parts, std::size_t members, 
 
 template <typename T>
 void ExpectFloating() {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(tests::TestSeed());
   std::uniform_real_distribution<T> distribution(T{-100}, T{100});
   const std::vector<T> special = tests::WorthCombiningAlone<T>();
   ForEachShape([&](std::size_t members, std::size_t count) {
@@ -133,7 +133,7 @@ void ExpectHalf(DType dtype, const tests::SmallFloat& format, ReduceOp op, std::
 }
 
 TEST_P(ReducePartsTest, HalvesInFloatRoundedOnce) {
-  const std::uint64_t seed = testing::TestSeed();
+  const std::uint64_t seed = tests::TestSeed();
   for (const auto& [dtype, format] :
        {std::pair{DType::kF16, tests::kFloat16}, {DType::kBF16, tests::kBFloat16}}) {
     ForEachShape([&, type = dtype, form = format](std::size_t members, std::size_t count) {

@@ -136,8 +136,8 @@ TEST_P(HostLanesSetsTest, ASetIsThereWhenItsHandleIsDone) {
 
 // Sets of random members, several at once, which go while their last work is still queued.
 TEST_P(HostLanesSetsTest, SetsComeAndGoUnderLoad) {
-  const std::uint64_t seed = testing::TestSeed();
-  const int rounds = testing::ScaledCount(60, 1000);
+  const std::uint64_t seed = tests::TestSeed();
+  const int rounds = tests::ScaledCount(60, 1000);
   RunRanks(4, [&](Rank& self, int rank) {
     std::mt19937_64 random(seed);
     std::map<core::SetNumber, RankRanges> sets;

@@ -203,7 +203,7 @@ struct Side {
   bool in_place = false;
 };
 
-core::HandlePtr NewHandle() {
+core::HandlePtr NewCaseHandle() {
   return std::make_shared<core::HandleState>([] {}, [] {});
 }
 
@@ -217,7 +217,7 @@ RunItem MakeItem(const Case& c, const std::string& name, int rank, Side& side) {
   side.in_place = c.in_place;
   side.input = InputOf(c.signature.dtype, InputCount(c, rank), c.seed, rank);
   side.output = Tensor(c.signature.dtype, c.in_place ? 0 : c.signature.ElementCount());
-  side.handle = NewHandle();
+  side.handle = NewCaseHandle();
   auto work = std::make_shared<core::Work>();
   work->request.absent.assign(c.absent == rank ? 1 : 0, true);
   work->input = side.input.bytes.data();
@@ -268,7 +268,7 @@ std::vector<std::byte> Expected(const Case& c, int size) {
 }
 
 // Drives lanes as the engine does, until everything is done.
-void RunToIdle(HostLanes& lanes) {
+void RunCaseToIdle(HostLanes& lanes) {
   while (!lanes.Idle()) {
     if (!lanes.Step(core::Clock::now())) std::this_thread::yield();
   }
@@ -320,7 +320,7 @@ class HostLanesTest : public ::testing::TestWithParam<Mode> {
         }
         lanes.Start(std::move(batch), core::Clock::now());
       }
-      RunToIdle(lanes);
+      RunCaseToIdle(lanes);
       for (std::size_t b = 0; b < batches.size(); ++b) {
         for (std::size_t i = 0; i < batches[b].size(); ++i) Check(batches[b][i], sides[b][i], rank);
       }
@@ -473,9 +473,9 @@ TEST_P(HostLanesTest, ARankWithoutAGradientGivesZeros) {
 
 TEST_P(HostLanesTest, RunsRandomBatches) {
   constexpr OpKind kKinds[] = {OpKind::kAllReduce, OpKind::kBroadcast, OpKind::kAllGather};
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(tests::TestSeed());
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  const int rounds = testing::ScaledCount(6, 300);
+  const int rounds = tests::ScaledCount(6, 300);
   for (int round = 0; round < rounds && !HasFailure(); ++round) {
     std::vector<std::vector<Case>> batches(static_cast<std::size_t>(1 + below(5)));
     for (auto& batch : batches) {
@@ -559,7 +559,7 @@ TEST_P(HostLanesJoinTest, ARankThatHasJoinedTakesPartWithoutTensors) {
       if (rank == joined) batch.items.back().work = nullptr;
     }
     lanes.Start(std::move(batch), core::Clock::now());
-    RunToIdle(lanes);
+    RunCaseToIdle(lanes);
     for (std::size_t i = 0; i < cases.size() && rank != joined; ++i) {
       EXPECT_TRUE(sides[i].output.bytes == Expected(cases[i], size()));
     }

@@ -78,7 +78,7 @@ TEST(MessageHeaderTest, RefusesNonsense) {
 }
 
 TEST(MessageHeaderTest, SurvivesAnyBytes) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(tests::TestSeed());
   for (int i = 0; i < 20000; ++i) {
     MessageHeaderBytes bytes = Valid();
     for (int changes = 1 + static_cast<int>(random() % 4); changes > 0; --changes) {
@@ -92,9 +92,9 @@ TEST(MessageHeaderTest, SurvivesAnyBytes) {
 }
 
 // Lanes of one rank, with messages whose memory outlives them.
-class Rank {
+class P2pRank {
  public:
-  Rank(int rank, int size, std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {
+  P2pRank(int rank, int size, std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {
     HostLanesOptions options;
     options.rank = rank;
     options.sets[core::kWorldSet] = core::RankRanges::Span(0, size - 1);
@@ -149,10 +149,10 @@ class Rank {
   std::unique_ptr<HostLanes> lanes;
 };
 
-void RunRanks(int size, const std::function<void(Rank&, int)>& body) {
+void RunRanks(int size, const std::function<void(P2pRank&, int)>& body) {
   InprocWorld world(size);
   RankThreads::Run(size, [&](int rank) {
-    Rank self(rank, size, world.Connect(rank));
+    P2pRank self(rank, size, world.Connect(rank));
     body(self, rank);
     EXPECT_TRUE(self.failures.empty());
   });
@@ -160,7 +160,7 @@ void RunRanks(int size, const std::function<void(Rank&, int)>& body) {
 
 TEST(MessageTest, ArriveInOrderForEachPeerAndTag) {
   for (const int size : {1, 2, 3, 4}) {
-    RunRanks(size, [size](Rank& self, int rank) {
+    RunRanks(size, [size](P2pRank& self, int rank) {
       std::vector<core::WorkPtr> sends;
       for (int to = 0; to < size; ++to) {
         for (int i = 0; i < 12; ++i) {
@@ -178,7 +178,7 @@ TEST(MessageTest, ArriveInOrderForEachPeerAndTag) {
           for (int i = tag; i < 12; i += 3, ++next) {
             const Status status = self.Finish(receives[next]);
             EXPECT_TRUE(status.ok()) << status.ToString();
-            EXPECT_EQ(Rank::Taken(receives[next]),
+            EXPECT_EQ(P2pRank::Taken(receives[next]),
                       std::vector<std::int32_t>(static_cast<std::size_t>(i % 4 * 2),
                                                 1000 * from + 100 * rank + i));
           }
@@ -192,19 +192,19 @@ TEST(MessageTest, ArriveInOrderForEachPeerAndTag) {
 }
 
 TEST(MessageTest, LargeOnesMayCrossEachOther) {
-  RunRanks(2, [](Rank& self, int rank) {
+  RunRanks(2, [](P2pRank& self, int rank) {
     constexpr std::int64_t kCount = 1 << 20;
     const core::WorkPtr send = self.Send(1 - rank, 0, {kCount}, 5 + rank);
     const core::WorkPtr receive = self.Receive(1 - rank, 0, {kCount});
     EXPECT_TRUE(self.Finish(send).ok());
     EXPECT_TRUE(self.Finish(receive).ok());
-    EXPECT_EQ(Rank::Taken(receive), std::vector<std::int32_t>(kCount, 6 - rank));
+    EXPECT_EQ(P2pRank::Taken(receive), std::vector<std::int32_t>(kCount, 6 - rank));
   });
 }
 
 // The one that expects something else fails alone; those before and after it are right.
 TEST(MessageTest, AnotherShapeIsAMismatchOfTheReceiveAlone) {
-  RunRanks(2, [](Rank& self, int rank) {
+  RunRanks(2, [](P2pRank& self, int rank) {
     if (rank == 1) {
       const std::vector<core::WorkPtr> sends = {self.Send(0, 3, {2}, 1), self.Send(0, 3, {4, 3}, 2),
                                                 self.Send(0, 3, {5}, 3)};
@@ -218,16 +218,16 @@ TEST(MessageTest, AnotherShapeIsAMismatchOfTheReceiveAlone) {
     EXPECT_EQ(status.code(), StatusCode::kMismatch);
     EXPECT_EQ(status.message(),
               "receive from rank 1, tag 3: expected int32 [3, 4], rank 1 sent int32 [4, 3]");
-    EXPECT_EQ(Rank::Taken(second), std::vector<std::int32_t>(12, -1));  // not written to
+    EXPECT_EQ(P2pRank::Taken(second), std::vector<std::int32_t>(12, -1));  // not written to
     EXPECT_TRUE(self.Finish(first).ok());
     EXPECT_TRUE(self.Finish(third).ok());
-    EXPECT_EQ(Rank::Taken(first), std::vector<std::int32_t>(2, 1));
-    EXPECT_EQ(Rank::Taken(third), std::vector<std::int32_t>(5, 3));
+    EXPECT_EQ(P2pRank::Taken(first), std::vector<std::int32_t>(2, 1));
+    EXPECT_EQ(P2pRank::Taken(third), std::vector<std::int32_t>(5, 3));
   });
 }
 
 TEST(MessageTest, AnotherTypeIsAMismatchToo) {
-  RunRanks(1, [](Rank& self, int) {
+  RunRanks(1, [](P2pRank& self, int) {
     const core::WorkPtr receive = self.Start(OpKind::kReceive, 0, 0, {2}, 0, DType::kF32);
     const core::WorkPtr send = self.Send(0, 0, {2}, 1);
     EXPECT_EQ(self.Finish(receive).message(),
@@ -237,7 +237,7 @@ TEST(MessageTest, AnotherTypeIsAMismatchToo) {
 }
 
 TEST(MessageTest, NothingButTheHeaderTravelsForAnEmptyTensor) {
-  RunRanks(1, [](Rank& self, int) {
+  RunRanks(1, [](P2pRank& self, int) {
     const core::WorkPtr send = self.Send(0, 0, {0, 7}, 1);
     const core::WorkPtr receive = self.Receive(0, 0, {0, 7});
     EXPECT_TRUE(self.Finish(receive).ok());
@@ -247,7 +247,7 @@ TEST(MessageTest, NothingButTheHeaderTravelsForAnEmptyTensor) {
 
 // It keeps its place: those behind it in its line wait, others do not.
 TEST(MessageTest, ASendWaitsForItsMemory) {
-  RunRanks(2, [](Rank& self, int rank) {
+  RunRanks(2, [](P2pRank& self, int rank) {
     if (rank == 1) {
       const core::WorkPtr first = self.Receive(0, 0, {1});
       const core::WorkPtr second = self.Receive(0, 0, {2});
@@ -256,7 +256,7 @@ TEST(MessageTest, ASendWaitsForItsMemory) {
       EXPECT_TRUE(self.Finish(self.Send(0, 2, {1}, 0)).ok());
       EXPECT_TRUE(self.Finish(second).ok());
       EXPECT_TRUE(self.Finish(first).ok());
-      EXPECT_EQ(Rank::Taken(first), std::vector<std::int32_t>({1}));
+      EXPECT_EQ(P2pRank::Taken(first), std::vector<std::int32_t>({1}));
       return;
     }
     const auto there = std::make_shared<std::atomic<bool>>(false);
@@ -273,22 +273,22 @@ TEST(MessageTest, ASendWaitsForItsMemory) {
 }
 
 TEST(MessageTest, AReceiveWaitsForItsMemory) {
-  RunRanks(1, [](Rank& self, int) {
+  RunRanks(1, [](P2pRank& self, int) {
     const auto there = std::make_shared<std::atomic<bool>>(false);
     const core::WorkPtr receive = self.Start(OpKind::kReceive, 0, 0, {2}, -1, DType::kI32, there);
     const core::WorkPtr send = self.Send(0, 0, {2}, 4);
     for (int i = 0; i < 100; ++i) self.lanes->Step(core::Clock::now());
     EXPECT_FALSE(receive->handle->done());
-    EXPECT_EQ(Rank::Taken(receive), std::vector<std::int32_t>(2, -1));
+    EXPECT_EQ(P2pRank::Taken(receive), std::vector<std::int32_t>(2, -1));
     *there = true;
     EXPECT_TRUE(self.Finish(receive).ok());
-    EXPECT_EQ(Rank::Taken(receive), std::vector<std::int32_t>(2, 4));
+    EXPECT_EQ(P2pRank::Taken(receive), std::vector<std::int32_t>(2, 4));
     EXPECT_TRUE(self.Finish(send).ok());
   });
 }
 
 TEST(MessageTest, RunningTellsOfThemAndIdleDoesNot) {
-  RunRanks(1, [](Rank& self, int) {
+  RunRanks(1, [](P2pRank& self, int) {
     const core::WorkPtr receive = self.Receive(0, 3, {1});
     EXPECT_TRUE(self.lanes->NeedsStepping());
     EXPECT_TRUE(self.lanes->Idle());
@@ -305,7 +305,7 @@ TEST(MessageTest, RunningTellsOfThemAndIdleDoesNot) {
 }
 
 TEST(MessageTest, ASessionMayEndWithoutThem) {
-  RunRanks(2, [](Rank& self, int rank) {
+  RunRanks(2, [](P2pRank& self, int rank) {
     const core::WorkPtr receive = self.Receive(1 - rank, 0, {1});
     const core::WorkPtr send = self.Send(1 - rank, 1, {1}, 4);
     self.lanes.reset();
@@ -315,7 +315,7 @@ TEST(MessageTest, ASessionMayEndWithoutThem) {
 }
 
 TEST(MessageTest, AbandonCompletesThem) {
-  RunRanks(1, [](Rank& self, int) {
+  RunRanks(1, [](P2pRank& self, int) {
     const Status why(StatusCode::kPeerLost, "rank 3 is lost");
     const core::WorkPtr receive = self.Receive(0, 0, {1});
     self.lanes->Abandon(why);
@@ -328,7 +328,7 @@ TEST(MessageTest, AbandonCompletesThem) {
 
 TEST(MessageTest, APeerThatBreaksTheProtocolIsAFailure) {
   InprocWorld world(2);
-  Rank self(0, 2, world.Connect(0));
+  P2pRank self(0, 2, world.Connect(0));
   const std::unique_ptr<Backend> peer = world.Connect(1);
   const MessageHeaderBytes nonsense{};
   const auto sent = peer->SendMessage(0, 6, nonsense.data(), kMessageHeaderBytes);
@@ -346,7 +346,7 @@ TEST(MessageTest, AFailureOfTheMediumEndsEverything) {
   for (const int operation : {0, 1}) {
     auto backend = std::make_unique<tests::FakeBackend>();
     backend->FailFrom(operation, {StatusCode::kBackend, "the wire broke"});
-    Rank self(0, 2, std::move(backend));
+    P2pRank self(0, 2, std::move(backend));
     const core::WorkPtr send = self.Send(1, 2, {1}, 3);
     EXPECT_EQ(self.Finish(send).message(), "send to rank 1, tag 2: the wire broke");
     EXPECT_EQ(send->handle->status().origin().rank, 0);

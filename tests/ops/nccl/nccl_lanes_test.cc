@@ -31,10 +31,10 @@ using tests::FakeGpus;
 using tests::OnDevice;
 using tests::RankThreads;
 
-using Change = std::function<void(LanesOptions&)>;
+using LanesChange = std::function<void(LanesOptions&)>;
 
 // All cases in one batch on every rank; then each is checked.
-void RunCases(FakeGpus& gpus, int size, const Cases& cases, const Change& change = nullptr) {
+void RunCases(FakeGpus& gpus, int size, const Cases& cases, const LanesChange& change = nullptr) {
   InprocWorld world(size);
   RankThreads::Run(size, [&](int rank) {
     DeviceRank device(gpus, world, rank, change);
@@ -374,8 +374,8 @@ std::vector<std::string> CollectivesOf(const FakeGpus& gpus, int rank) {
 }
 
 TEST(NcclLanesTest, RandomProgramsLaunchTheSameSequenceOnAllRanks) {
-  const int programs = testing::ScaledCount(12, 300);
-  const std::uint64_t first_seed = testing::TestSeed();
+  const int programs = tests::ScaledCount(12, 300);
+  const std::uint64_t first_seed = tests::TestSeed();
   for (std::uint64_t seed = first_seed; seed < first_seed + static_cast<std::uint64_t>(programs);
        ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

@@ -19,7 +19,7 @@ namespace sirtaki::ops::shm {
 namespace {
 
 constexpr std::int64_t kKi = 1024;
-constexpr std::int64_t kMi = 1024 * kKi;
+constexpr std::int64_t kMebibyte = 1024 * kKi;
 
 std::shared_ptr<Pool> MakePool(PoolOptions options) {
   std::shared_ptr<Pool> pool;
@@ -49,7 +49,7 @@ void* Filled(Pool& pool, std::int64_t bytes) {
 }
 
 TEST(PoolTest, BlocksWasteAnEighthAtMost) {
-  for (std::int64_t bytes = 0; bytes < 40 * kMi; bytes += 1 + bytes / 23) {
+  for (std::int64_t bytes = 0; bytes < 40 * kMebibyte; bytes += 1 + bytes / 23) {
     const std::int64_t size = Pool::SizeOfBlock(bytes);
     EXPECT_EQ(size % (4 * kKi), 0);
     EXPECT_GE(size, bytes);
@@ -60,7 +60,7 @@ TEST(PoolTest, BlocksWasteAnEighthAtMost) {
 }
 
 TEST(PoolTest, TheBlockFreedLastIsGivenFirst) {
-  const auto pool = MakePool(kMi);
+  const auto pool = MakePool(kMebibyte);
   void* const first = pool->TryAllocate(10000);
   void* const second = pool->TryAllocate(10000);
   ASSERT_NE(first, second);
@@ -71,94 +71,94 @@ TEST(PoolTest, TheBlockFreedLastIsGivenFirst) {
 }
 
 TEST(PoolTest, IsUsedUpAtItsLimitAndThenGivesFromTheHeap) {
-  const auto pool = MakePool(kMi);
-  const std::shared_ptr<void> all = pool->Allocate(kMi);
+  const auto pool = MakePool(kMebibyte);
+  const std::shared_ptr<void> all = pool->Allocate(kMebibyte);
   EXPECT_TRUE(pool->Contains(all.get()));
   EXPECT_EQ(pool->TryAllocate(1), nullptr);
-  const std::shared_ptr<void> more = pool->Allocate(kMi);
+  const std::shared_ptr<void> more = pool->Allocate(kMebibyte);
   EXPECT_FALSE(pool->Contains(more.get()));
-  std::memset(more.get(), 1, kMi);
+  std::memset(more.get(), 1, kMebibyte);
   EXPECT_EQ(pool->Use().refusals, 2);
   EXPECT_EQ(pool->TryAllocate(std::int64_t{1} << 62), nullptr);
 }
 
 TEST(PoolTest, WhatIsKeptMakesRoomForOtherSizes) {
-  const auto pool = MakePool(kMi);
-  pool->Free(Filled(*pool, kMi));
-  EXPECT_EQ(pool->Use().cached_bytes, kMi);
-  void* const half = Filled(*pool, kMi / 2);
+  const auto pool = MakePool(kMebibyte);
+  pool->Free(Filled(*pool, kMebibyte));
+  EXPECT_EQ(pool->Use().cached_bytes, kMebibyte);
+  void* const half = Filled(*pool, kMebibyte / 2);
   ASSERT_NE(half, nullptr);
   EXPECT_EQ(pool->Use().cached_bytes, 0);
-  EXPECT_EQ(pool->Use().returned_bytes, kMi);
-  EXPECT_EQ(Resident(*pool), kMi / 2);
+  EXPECT_EQ(pool->Use().returned_bytes, kMebibyte);
+  EXPECT_EQ(Resident(*pool), kMebibyte / 2);
 }
 
 TEST(PoolTest, ReportsWhatItHolds) {
-  const auto pool = MakePool(8 * kMi);
-  void* const one = Filled(*pool, kMi);
-  void* const other = Filled(*pool, 2 * kMi);
+  const auto pool = MakePool(8 * kMebibyte);
+  void* const one = Filled(*pool, kMebibyte);
+  void* const other = Filled(*pool, 2 * kMebibyte);
   pool->Free(one);
   const PoolUse use = pool->Use();
-  EXPECT_EQ(use.in_use_bytes, 2 * kMi);
-  EXPECT_EQ(use.cached_bytes, kMi);
-  EXPECT_EQ(use.peak_bytes, 3 * kMi);
-  EXPECT_EQ(use.limit_bytes, 8 * kMi);
+  EXPECT_EQ(use.in_use_bytes, 2 * kMebibyte);
+  EXPECT_EQ(use.cached_bytes, kMebibyte);
+  EXPECT_EQ(use.peak_bytes, 3 * kMebibyte);
+  EXPECT_EQ(use.limit_bytes, 8 * kMebibyte);
   EXPECT_EQ(use.allocations, 2);
   EXPECT_EQ(use.refusals, 0);
   pool->Free(other);
 }
 
 TEST(PoolTest, TrimGivesPagesBack) {
-  const auto pool = MakePool(8 * kMi);
-  void* const stays = Filled(*pool, kMi);
-  pool->Free(Filled(*pool, 2 * kMi));
-  EXPECT_EQ(Resident(*pool), 3 * kMi);
+  const auto pool = MakePool(8 * kMebibyte);
+  void* const stays = Filled(*pool, kMebibyte);
+  pool->Free(Filled(*pool, 2 * kMebibyte));
+  EXPECT_EQ(Resident(*pool), 3 * kMebibyte);
   pool->Trim(0);
-  EXPECT_EQ(Resident(*pool), kMi);
+  EXPECT_EQ(Resident(*pool), kMebibyte);
   EXPECT_EQ(pool->Use().cached_bytes, 0);
-  EXPECT_EQ(pool->Use().returned_bytes, 2 * kMi);
-  EXPECT_EQ(static_cast<const char*>(stays)[kMi - 1], 1);
+  EXPECT_EQ(pool->Use().returned_bytes, 2 * kMebibyte);
+  EXPECT_EQ(static_cast<const char*>(stays)[kMebibyte - 1], 1);
 }
 
 TEST(PoolTest, KeepsAsMuchAsWasLatelyInUse) {
   core::TimePoint now{};
   PoolOptions options;
-  options.bytes = 64 * kMi;
-  options.keep_bytes = kMi;
+  options.bytes = 64 * kMebibyte;
+  options.keep_bytes = kMebibyte;
   options.now = [&now] { return now; };
   const auto pool = MakePool(options);
   // Blocks of two sizes in turn, so that none is used again.
   std::vector<void*> blocks;
-  for (int i = 0; i < 8; ++i) blocks.push_back(Filled(*pool, kMi));
+  for (int i = 0; i < 8; ++i) blocks.push_back(Filled(*pool, kMebibyte));
   for (void* block : std::exchange(blocks, {})) pool->Free(block);
-  for (int i = 0; i < 4; ++i) blocks.push_back(Filled(*pool, 2 * kMi));
+  for (int i = 0; i < 4; ++i) blocks.push_back(Filled(*pool, 2 * kMebibyte));
   for (void* block : std::exchange(blocks, {})) pool->Free(block);
-  EXPECT_EQ(pool->Use().cached_bytes, 8 * kMi);  // the most that was in use, not 16
-  EXPECT_EQ(Resident(*pool), 8 * kMi);
+  EXPECT_EQ(pool->Use().cached_bytes, 8 * kMebibyte);  // the most that was in use, not 16
+  EXPECT_EQ(Resident(*pool), 8 * kMebibyte);
   for (int windows = 0; windows < 2; ++windows) {
     now += Pool::kWindow;
     for (int i = 0; i < 64; ++i) pool->Free(pool->TryAllocate(1));
   }
-  EXPECT_LE(pool->Use().cached_bytes, kMi);
-  EXPECT_LE(Resident(*pool), kMi);
+  EXPECT_LE(pool->Use().cached_bytes, kMebibyte);
+  EXPECT_LE(Resident(*pool), kMebibyte);
 }
 
 TEST(PoolTest, KeepsNoMoreThanHalfOfAllWithWhatIsInUse) {
   PoolOptions options;
-  options.bytes = 16 * kMi;
-  options.keep_bytes = kMi;
+  options.bytes = 16 * kMebibyte;
+  options.keep_bytes = kMebibyte;
   const auto pool = MakePool(options);
   std::vector<void*> blocks;
-  for (int i = 0; i < 12; ++i) blocks.push_back(Filled(*pool, kMi));
+  for (int i = 0; i < 12; ++i) blocks.push_back(Filled(*pool, kMebibyte));
   for (int i = 0; i < 9; ++i) pool->Free(blocks[static_cast<std::size_t>(i)]);
-  EXPECT_EQ(pool->Use().in_use_bytes, 3 * kMi);
-  EXPECT_EQ(pool->Use().cached_bytes, 5 * kMi);
-  EXPECT_EQ(Resident(*pool), 8 * kMi);
+  EXPECT_EQ(pool->Use().in_use_bytes, 3 * kMebibyte);
+  EXPECT_EQ(pool->Use().cached_bytes, 5 * kMebibyte);
+  EXPECT_EQ(Resident(*pool), 8 * kMebibyte);
 }
 
 TEST(PoolTest, DoesNotRunOutOfAddressesOverALongRun) {
   PoolOptions options;
-  options.bytes = 256 * kMi;
+  options.bytes = 256 * kMebibyte;
   const auto pool = MakePool(options);
   std::mt19937_64 random(3);
   std::vector<std::pair<std::byte*, std::int64_t>> blocks;
@@ -192,7 +192,7 @@ TEST(PoolTest, DoesNotRunOutOfAddressesOverALongRun) {
 }
 
 TEST(PoolTest, ThreadsMayFreeWhatOthersTook) {
-  const auto pool = MakePool(64 * kMi);
+  const auto pool = MakePool(64 * kMebibyte);
   constexpr int kThreads = 4;
   constexpr int kRounds = 20000;
   core::Mutex mutex;
@@ -231,21 +231,21 @@ TEST(PoolTest, ThreadsMayFreeWhatOthersTook) {
 
 TEST(PoolTest, APrivateOneGivesItsPagesBackToo) {
   PoolOptions options;
-  options.bytes = 8 * kMi;
+  options.bytes = 8 * kMebibyte;
   options.shared = false;
   const auto pool = MakePool(options);
-  void* const block = Filled(*pool, 4 * kMi);
+  void* const block = Filled(*pool, 4 * kMebibyte);
   pool->Free(block);
   pool->Trim(0);
   unsigned char resident[1024] = {};
-  ASSERT_EQ(mincore(block, 4 * kMi, resident), 0);
+  ASSERT_EQ(mincore(block, 4 * kMebibyte, resident), 0);
   EXPECT_EQ(std::count_if(std::begin(resident), std::end(resident),
                           [](unsigned char page) { return (page & 1) != 0; }),
             0);
 }
 
 TEST(PoolDeathTest, WhatIsFreedTwiceIsNoticed) {
-  const auto pool = MakePool(kMi);
+  const auto pool = MakePool(kMebibyte);
   void* const block = pool->TryAllocate(1);
   pool->Free(block);
   EXPECT_DEATH(pool->Free(block), "not a block of the pool in use");

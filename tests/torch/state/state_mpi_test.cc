@@ -115,7 +115,7 @@ TEST_F(StateTest, MetricsAreAveraged) {
 
 // Needs 10 GB of memory.
 TEST_F(StateTest, ObjectsOfMoreThanTwoGigabytes) {
-  if (size() != 2 || sirtaki::testing::ScaledCount(1, 2) < 2) {
+  if (size() != 2 || tests::ScaledCount(1, 2) < 2) {
     GTEST_SKIP() << "2 ranks move 2^31 bytes: set SIRTAKI_TEST_SCALE=full";
   }
   constexpr std::size_t kHuge = (std::size_t{1} << 31) + 5;
