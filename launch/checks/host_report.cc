@@ -28,7 +28,7 @@ constexpr std::string_view kLine = "sirtakirun-host ";
 // As ldd has it: "libsirtaki.so.0.1 => /opt/lib/libsirtaki.so.0.1 (0x…)", "libx.so => not found".
 constexpr std::string_view kArrow = " => ";
 constexpr std::string_view kMissing = " => not found";
-constexpr auto kPatience = std::chrono::seconds(10);
+constexpr auto kLddPatience = std::chrono::seconds(10);
 
 // Why the program cannot be started; empty if it can, as far as one sees. `*path`: where it is.
 std::string FindProgram(const std::string& program, const core::EnvironmentView& env,
@@ -68,7 +68,7 @@ HostReport LookAtHost(const std::string& folder, const std::string& launcher,
   if (!report.program.empty()) return report;
   int signal = 0;
   const CommandOutcome outcome =
-      RunCommands({{{"ldd", path}, {}, {}}}, kPatience, 1, &signal).front();
+      RunCommands({{{"ldd", path}, {}, {}}}, kLddPatience, 1, &signal).front();
   if (signal != 0) raise(signal);  // whoever waits for the report is to hear of it
   LoadedLibraries libraries = ReadLdd(outcome.output + outcome.error);
   report.program = libraries.error;

@@ -37,7 +37,7 @@ using core::TimePoint;
 namespace {
 
 constexpr auto kConnectTimeout = std::chrono::seconds(20);
-constexpr auto kKillAfter = std::chrono::seconds(3);  // of the polite signal
+constexpr auto kKillRankAfter = std::chrono::seconds(3);  // of the polite signal
 constexpr auto kDrainAfter =
     std::chrono::seconds(1);  // of the program's end: what it has left may still print
 constexpr auto kFarewell = std::chrono::seconds(5);  // to hand over the last words
@@ -233,7 +233,7 @@ class RankProcess {
     if (!child_.running() || kill_at_) return;
     SignalAll(SIGTERM);
     SignalAll(SIGCONT);  // what was stopped would not hear it
-    kill_at_ = Clock::now() + kKillAfter;
+    kill_at_ = Clock::now() + kKillRankAfter;
   }
 
   static bool OwnsGroup() { return getpgrp() == getpid(); }

@@ -14,7 +14,7 @@ using core::StatusCode;
 
 namespace {
 
-Status Wrong(const std::string& text) { return {StatusCode::kInvalidArgument, text}; }
+Status WrongPlace(const std::string& text) { return {StatusCode::kInvalidArgument, text}; }
 
 Status ChooseHosts(const LaunchOptions& options, const core::FileReader& read,
                    const Allocation& allocation, const ThisMachine& machine, Placement* placement) {
@@ -26,8 +26,8 @@ Status ChooseHosts(const LaunchOptions& options, const core::FileReader& read,
     placement->from = "--hostfile " + options.hostfile;
     const auto text = read(options.hostfile);
     if (!text) {
-      return Wrong(options.Called("hostfile") + ": " + Quoted(options.hostfile) +
-                   " cannot be read");
+      return WrongPlace(options.Called("hostfile") + ": " + Quoted(options.hostfile) +
+                        " cannot be read");
     }
     return ParseHostFile(*text, options.hostfile, &placement->hosts);
   }
@@ -39,7 +39,7 @@ Status ChooseHosts(const LaunchOptions& options, const core::FileReader& read,
   placement->from = "no host was named: this machine, by its cores";
   placement->hosts = {{"localhost", machine.cores, {}}};
   if (options.np == 0) {
-    return Wrong("how many ranks? Say -np N, or name hosts with -H");
+    return WrongPlace("how many ranks? Say -np N, or name hosts with -H");
   }
   return Status::Ok();
 }
@@ -48,7 +48,8 @@ Status RemoveGone(const std::vector<std::string>& gone, Placement* placement) {
   std::erase_if(placement->hosts, [&](const Host& host) {
     return std::find(gone.begin(), gone.end(), host.name) != gone.end();
   });
-  if (placement->hosts.empty()) return Wrong("no host is left: " + Joined(gone, ", ") + " gone");
+  if (placement->hosts.empty())
+    return WrongPlace("no host is left: " + Joined(gone, ", ") + " gone");
   if (!gone.empty()) placement->from += ", without " + Joined(gone, ", ");
   return Status::Ok();
 }
@@ -63,10 +64,10 @@ Status ChooseRanks(const LaunchOptions& options, bool some_gone, Placement* plac
   }
   placement->oversubscribed = placement->ranks > slots;
   if (placement->oversubscribed && !options.oversubscribe) {
-    return Wrong(std::to_string(placement->ranks) + " ranks are more than the " +
-                 std::to_string(slots) + (slots == 1 ? " slot" : " slots") + " of " +
-                 HostsText(placement->hosts) + " (" + placement->from +
-                 "); --oversubscribe allows it");
+    return WrongPlace(std::to_string(placement->ranks) + " ranks are more than the " +
+                      std::to_string(slots) + (slots == 1 ? " slot" : " slots") + " of " +
+                      HostsText(placement->hosts) + " (" + placement->from +
+                      "); --oversubscribe allows it");
   }
   // Hosts are filled one after the other: those behind the last rank have none.
   int before = 0;
@@ -118,7 +119,8 @@ Status Place(const LaunchOptions& options, const core::EnvironmentView& env,
   const bool some_devices = std::any_of(placement.hosts.begin(), placement.hosts.end(),
                                         [](const Host& host) { return !host.devices.empty(); });
   if (some_devices && placement.oversubscribed) {
-    return Wrong("--oversubscribe cannot be given where only some slots of a host were chosen");
+    return WrongPlace(
+        "--oversubscribe cannot be given where only some slots of a host were chosen");
   }
   placement.local =
       std::all_of(placement.hosts.begin(), placement.hosts.end(),

@@ -12,10 +12,10 @@ using core::StatusCode;
 namespace {
 
 // How long the last one to go waits for the device where no lane could.
-constexpr auto kFreeLimit = std::chrono::seconds(1);
+constexpr auto kArenaFreeLimit = std::chrono::seconds(1);
 constexpr auto kPause = std::chrono::microseconds(100);
 
-std::size_t Size(std::int64_t bytes) { return static_cast<std::size_t>(bytes); }
+std::size_t ArenaSize(std::int64_t bytes) { return static_cast<std::size_t>(bytes); }
 
 }  // namespace
 
@@ -78,9 +78,9 @@ std::shared_ptr<Arena> Arena::Make(std::shared_ptr<cuda::Device> device,
   const cuda::Api& cuda = arena->device_->api();
   void* memory = nullptr;
   if (nccl.MemAlloc != nullptr && nccl.MemFree != nullptr) {
-    arena->of_nccl_ = nccl.MemAlloc(&memory, Size(bytes)) == Result::kSuccess;
+    arena->of_nccl_ = nccl.MemAlloc(&memory, ArenaSize(bytes)) == Result::kSuccess;
   }
-  if (!arena->of_nccl_ && cuda.Malloc(&memory, Size(bytes)) != cuda::Error::kSuccess) {
+  if (!arena->of_nccl_ && cuda.Malloc(&memory, ArenaSize(bytes)) != cuda::Error::kSuccess) {
     static_cast<void>(cuda.GetLastError());  // or somebody takes it for his own
     return nullptr;
   }
@@ -111,7 +111,7 @@ Arena::~Arena() {
   device_->RemoveArena(memory_);
   ArenaFrees::Leaving leaving{memory_, of_nccl_, api_, device_, {}};
   if (!MarkReaders(&leaving.behind) || frees_->Add(leaving)) return;
-  const core::TimePoint limit = core::Clock::now() + kFreeLimit;
+  const core::TimePoint limit = core::Clock::now() + kArenaFreeLimit;
   while (!ArenaFrees::FreeIfReached(leaving) && core::Clock::now() < limit) {
     std::this_thread::sleep_for(kPause);
   }
@@ -140,7 +140,7 @@ Status Arenas::Add(ArenaPtr arena, bool registers, Communicator& communicator,
   if (!registers) return Status::Ok();
   const Api& api = communicator.api();
   std::byte* const memory = entry.arena->begin();
-  const std::size_t bytes = Size(entry.arena->bytes());
+  const std::size_t bytes = ArenaSize(entry.arena->bytes());
   if (api.CommWindowRegister != nullptr && api.CommWindowDeregister != nullptr) {
     Status status = communicator.Run(
         "ncclCommWindowRegister",

@@ -16,14 +16,14 @@ using core::StatusCode;
 // the thread looks without one.
 constexpr auto kAwake = std::chrono::microseconds(50);
 // Between looks thereafter.
-constexpr auto kFirstPause = std::chrono::microseconds(50);
-constexpr auto kLongestPause = std::chrono::microseconds(500);
+constexpr auto kFirstLook = std::chrono::microseconds(50);
+constexpr auto kLongestLook = std::chrono::microseconds(500);
 
 }  // namespace
 
 Status Communicator::Await(Result result, const char* function, const Patience& patience) {
   const core::TimePoint begun = core::Clock::now();
-  core::Duration pause = kFirstPause;
+  core::Duration pause = kFirstLook;
   while (result == Result::kInProgress) {
     if (patience.stop != nullptr && patience.stop->load(std::memory_order_relaxed)) {
       return {StatusCode::kAborted, std::string(function) + ": stopped while it was in progress"};
@@ -38,7 +38,7 @@ Status Communicator::Await(Result result, const char* function, const Patience& 
     }
     if (waited < kAwake) continue;
     std::this_thread::sleep_for(pause);
-    pause = std::min<core::Duration>(2 * pause, kLongestPause);
+    pause = std::min<core::Duration>(2 * pause, kLongestLook);
   }
   return Check(api_, result, function, handle_);
 }

@@ -25,11 +25,11 @@ using core::Status;
 using core::StatusCode;
 
 // Between looks at the device.
-constexpr auto kFirstPause = std::chrono::microseconds(20);
-constexpr auto kLongestPause = std::chrono::milliseconds(1);
+constexpr auto kFirstP2pPause = std::chrono::microseconds(20);
+constexpr auto kLongestP2pPause = std::chrono::milliseconds(1);
 // How long the end waits for copies that are under way, and the destructor for the thread.
-constexpr auto kGrace = std::chrono::seconds(1);
-constexpr auto kGoodBye = std::chrono::seconds(5);
+constexpr auto kP2pGrace = std::chrono::seconds(1);
+constexpr auto kP2pGoodBye = std::chrono::seconds(5);
 
 struct Message {
   std::uint64_t number = 0;
@@ -87,7 +87,7 @@ struct MessagePassage::Impl {
   std::unique_ptr<cuda::EventPool> events;
   std::unique_ptr<PinnedBlocks> blocks;
   std::list<Message> under_way;  // oldest first
-  core::Duration pause = kFirstPause;
+  core::Duration pause = kFirstP2pPause;
 
   mutable core::Mutex mutex;
   core::CondVar changed;
@@ -149,7 +149,7 @@ bool MessagePassage::Impl::AwaitWork() {
     if (quit && under_way.empty()) return false;
     if (!changed.WaitUntil(mutex, until)) break;
   }
-  pause = rung ? kFirstPause : std::min<core::Duration>(2 * pause, kLongestPause);
+  pause = rung ? kFirstP2pPause : std::min<core::Duration>(2 * pause, kLongestP2pPause);
   rung = false;
   under_way.splice(under_way.end(), fresh);
   return !stopped.load(std::memory_order_relaxed);
@@ -271,14 +271,14 @@ void MessagePassage::Impl::End(bool failed) {
   // What is copied now ends by itself, unless the device is stuck. What one still does that has
   // failed nobody knows.
   bool copied = false;
-  const core::TimePoint limit = core::Clock::now() + kGrace;
+  const core::TimePoint limit = core::Clock::now() + kP2pGrace;
   while (!copied && !failed && core::Clock::now() < limit) {
     copied = true;
     for (Message& message : under_way) {
       failed |= message.copies() && !message.copied->Poll(&message.is_copied).ok();
       copied &= !message.copies();
     }
-    if (!copied && !failed) std::this_thread::sleep_for(kLongestPause);
+    if (!copied && !failed) std::this_thread::sleep_for(kLongestP2pPause);
   }
   if (!copied) {
     KeepForever(std::make_shared<std::list<Message>>(std::move(under_way)));
@@ -311,7 +311,7 @@ void MessagePassage::Impl::Run() {
   while (status.ok() && AwaitWork()) {
     bool moved = false;
     status = AdvanceAll(&moved);
-    if (moved) pause = kFirstPause;
+    if (moved) pause = kFirstP2pPause;
   }
   End(!status.ok());
   core::MutexLock lock(mutex);
@@ -333,7 +333,7 @@ MessagePassage::~MessagePassage() {
     core::MutexLock lock(impl_->mutex);
     impl_->quit = true;
     impl_->changed.NotifyAll();
-    const core::TimePoint limit = core::Clock::now() + kGoodBye;
+    const core::TimePoint limit = core::Clock::now() + kP2pGoodBye;
     while (!impl_->gone && (impl_->calling_out || core::Clock::now() < limit)) {
       impl_->changed.WaitUntil(impl_->mutex, impl_->calling_out ? core::TimePoint::max() : limit);
     }

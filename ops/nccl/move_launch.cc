@@ -22,7 +22,7 @@ using cuda::CopySegment;
 
 bool Failed(Result result) { return result != Result::kSuccess && result != Result::kInProgress; }
 
-std::int64_t BytesOfItem(const core::RunItem& item) {
+std::int64_t MovedBytes(const core::RunItem& item) {
   return item.signature->ElementCount() * BytesOf(item.signature->dtype);
 }
 
@@ -32,8 +32,8 @@ Status CopyBytes(const LaunchContext& context, const std::vector<CopySegment>& s
 
 // Each tensor of a group has memory of its own, as what a group of NCCL's starts runs together.
 std::int64_t ScratchOf(const core::RunItem& item) {
-  constexpr std::int64_t kAlignment = 16;
-  return (BytesOfItem(item) + kAlignment - 1) / kAlignment * kAlignment;
+  constexpr std::int64_t kMoveAlignment = 16;
+  return (MovedBytes(item) + kMoveAlignment - 1) / kMoveAlignment * kMoveAlignment;
 }
 
 // Calls call(item, scratch) for each item that has bytes, as one group. `scratch`: the bytes that
@@ -46,7 +46,7 @@ Status ForEachInGroup(const LaunchContext& context, const GroupTask& task, const
       [&](CommHandle comm) {
         std::int64_t scratch = 0;
         for (const core::RunItem& item : task.items) {
-          if (BytesOfItem(item) == 0) continue;
+          if (MovedBytes(item) == 0) continue;
           const Result result = call(comm, item, scratch);
           if (Failed(result)) return result;
           scratch += ScratchOf(item);
@@ -91,7 +91,7 @@ Status LaunchBroadcast(const LaunchContext& context, const GroupTask& task) {
                               to = const_cast<void*>(from);
                           }
                           return context.communicator.api().Broadcast(
-                              from, to, static_cast<std::size_t>(BytesOfItem(item)),
+                              from, to, static_cast<std::size_t>(MovedBytes(item)),
                               DataType::kUint8, static_cast<int>(root), comm,
                               context.stream.handle());
                         });
@@ -124,7 +124,7 @@ Status LaunchAllGatherInto(const LaunchContext& context, const GroupTask& task) 
                             to = scratch + largest + members * before;
                           }
                           return context.communicator.api().AllGather(
-                              from, to, static_cast<std::size_t>(BytesOfItem(item)),
+                              from, to, static_cast<std::size_t>(MovedBytes(item)),
                               DataType::kUint8, comm, context.stream.handle());
                         });
 }
@@ -295,7 +295,7 @@ class Exchange {
   // The output of a tensor, and what goes where.
   Status Place(std::size_t tensor) {
     const core::RunItem& item = task_.items[tensor];
-    const std::int64_t row_bytes = BytesOfItem(item);
+    const std::int64_t row_bytes = MovedBytes(item);
     const std::vector<std::int64_t>& giving = giving_[tensor];
     const std::vector<std::int64_t>& getting = getting_[tensor];
     // An all-gather gives the same rows to each: they are there once.

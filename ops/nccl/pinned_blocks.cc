@@ -11,15 +11,15 @@ namespace {
 
 using core::Status;
 
-constexpr std::int64_t kLeastBytes = 4096;
+constexpr std::int64_t kLeastPinned = 4096;
 // Up to it sizes are powers of two, so that few serve many; above it a block is as large as it is.
-constexpr std::int64_t kMostDoubled = std::int64_t{64} << 20;
+constexpr std::int64_t kMostRounded = std::int64_t{64} << 20;
 // Kept for messages to come, where nobody has them.
 constexpr std::int64_t kMostKept = std::int64_t{256} << 20;
 
 std::int64_t SizeFor(std::int64_t bytes) {
-  if (bytes > kMostDoubled) return (bytes + kLeastBytes - 1) / kLeastBytes * kLeastBytes;
-  const auto least = static_cast<std::uint64_t>(std::max(bytes, kLeastBytes));
+  if (bytes > kMostRounded) return (bytes + kLeastPinned - 1) / kLeastPinned * kLeastPinned;
+  const auto least = static_cast<std::uint64_t>(std::max(bytes, kLeastPinned));
   return static_cast<std::int64_t>(std::bit_ceil(least));
 }
 

@@ -176,7 +176,7 @@ class Outgoing {
 };
 
 // What this member expects of one other, in order.
-class Incoming {
+class IncomingPieces {
  public:
   void Add(void* memory, std::int64_t bytes) {
     if (bytes > 0) slices_.push_back({static_cast<std::byte*>(memory), bytes});
@@ -221,7 +221,7 @@ Steps Exchange(Turn& turn, std::vector<OutgoingSlice> outgoing,
   const auto members = static_cast<std::size_t>(channel.size());
   const auto self = static_cast<std::size_t>(channel.self());
   std::vector<Outgoing> out(members);
-  std::vector<Incoming> in(members);
+  std::vector<IncomingPieces> in(members);
   for (const OutgoingSlice& slice : outgoing) {
     out[static_cast<std::size_t>(slice.member)].Add(slice.memory, slice.bytes);
   }

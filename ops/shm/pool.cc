@@ -17,8 +17,6 @@ using core::StatusCode;
 
 namespace {
 
-constexpr std::int64_t kPage = 4096;
-
 // Up to 8 pages each number has a class of its own; from there on a power of two has eight.
 struct SizeClass {
   int number;

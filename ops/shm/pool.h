@@ -27,6 +27,8 @@
 
 namespace sirtaki::ops::shm {
 
+inline constexpr std::int64_t kPage = 4096;
+
 struct PoolOptions {
   std::int64_t bytes = 0;          // the most it holds: in use and kept
   std::int64_t address_bytes = 0;  // over which blocks may be scattered; 0: enough for `bytes`

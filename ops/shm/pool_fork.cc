@@ -16,8 +16,6 @@ namespace sirtaki::ops::shm {
 
 namespace {
 
-constexpr std::int64_t kPage = 4096;
-
 // Those pages of the file that hold something: what was never touched stays untouched. Through the
 // file, since other threads may write to their tensors meanwhile, as they may during any fork.
 void CopyData(const Region& from, std::int64_t first, std::int64_t last, std::byte* to) {

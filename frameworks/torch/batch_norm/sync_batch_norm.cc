@@ -34,7 +34,7 @@ using detail::SyncBatchNormCalls;
 using detail::SyncBatchNormTensors;
 
 // What a rank tells the others in forward(), on the CPU in front of its means and squares.
-enum Told : std::int64_t { kCount, kNumber, kHasGraph, kNeedsGradient, kToldCount };
+enum NormField : std::int64_t { kCount, kNumber, kHasGraph, kNeedsGradient, kNormFieldCount };
 
 SyncBatchNormTensors NewTensors(const torch::nn::BatchNormOptions& options) {
   SyncBatchNormTensors tensors;
@@ -103,7 +103,7 @@ void CheckGraphs(const at::Tensor& rows, const std::string& key, const std::vect
 
 // What a rank tells of its batch [N, C, ...].
 at::Tensor Tell(const at::Tensor& input, std::int64_t number, bool has_graph, bool needs_gradient) {
-  at::Tensor told = at::empty({kToldCount}, at::kDouble);
+  at::Tensor told = at::empty({kNormFieldCount}, at::kDouble);
   auto* values = told.mutable_data_ptr<double>();
   values[kCount] = static_cast<double>(input.size(0));
   for (std::int64_t d = 2; d < input.dim(); ++d) {
@@ -150,12 +150,12 @@ c10::intrusive_ptr<SyncBatchNormCall> JoinTold(const at::Tensor& rows, const std
 
 // The means and squares behind what was told.
 void JoinShares(const at::Tensor& rows, SyncBatchNormCall& call) {
-  const std::int64_t channels = (rows.size(1) - kToldCount) / 2;
+  const std::int64_t channels = (rows.size(1) - kNormFieldCount) / 2;
   std::vector<BatchShare> shares;
   for (std::int64_t rank = 0; rank < rows.size(0); ++rank) {
     shares.push_back({call.count_of_rank[static_cast<std::size_t>(rank)],
-                      rows[rank].narrow(0, kToldCount, channels),
-                      rows[rank].narrow(0, kToldCount + channels, channels)});
+                      rows[rank].narrow(0, kNormFieldCount, channels),
+                      rows[rank].narrow(0, kNormFieldCount + channels, channels)});
   }
   call.batch = detail::Join(shares);
   call.variance = call.batch.squares / std::max(call.batch.count, 1.0);

@@ -43,21 +43,21 @@ std::shared_ptr<const SetMembership> Resolve(const ProcessSet& set, const Sessio
   return set.membership() ? set.membership() : World(AliveStateOf(session));
 }
 
-std::string Describe(const SetMembership& set) {
+std::string DescribeSet(const SetMembership& set) {
   return "process set " + std::to_string(set.number) + " of " + core::RanksText(set.ranks);
 }
 
-[[noreturn]] void Refuse(const std::string& text) {
+[[noreturn]] void RefuseSet(const std::string& text) {
   detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, text));
 }
 
 void CheckOwner(const SetMembership& set, const std::shared_ptr<SessionState>& state) {
   if (set.session.lock() == state) return;
-  Refuse(Describe(set) + " is of another session than the one it is used with");
+  RefuseSet(DescribeSet(set) + " is of another session than the one it is used with");
 }
 
 core::TimePoint DeadlineOf(const ProcessSetOptions& options) {
-  if (options.timeout().count() < 0) Refuse(detail::NegativeTimeoutText(options.timeout()));
+  if (options.timeout().count() < 0) RefuseSet(detail::NegativeTimeoutText(options.timeout()));
   return detail::DeadlineAfter(options.timeout());
 }
 
@@ -90,11 +90,11 @@ CallMembers MembersOf(const ProcessSet& set, const std::shared_ptr<SessionState>
   const SetMembership& membership = *set.membership();
   CheckOwner(membership, session);
   if (!session->session().MembersOf(membership.number)) {
-    Refuse(Describe(membership) + " was removed");
+    RefuseSet(DescribeSet(membership) + " was removed");
   }
   if (!membership.ranks.Contains(members.rank)) {
-    Refuse("rank " + std::to_string(members.rank) + " is not in " + Describe(membership) +
-           ": only those call its operations");
+    RefuseSet("rank " + std::to_string(members.rank) + " is not in " + DescribeSet(membership) +
+              ": only those call its operations");
   }
   members.set = membership.number;
   members.ranks = membership.ranks;

@@ -40,7 +40,7 @@ struct SparseSum {
 };
 
 // What the ranks must agree on and no all-gather tells: it is compared by each of them.
-std::string Describe(const at::Tensor& tensor, const AllreduceOptions& options) {
+std::string DescribeSparse(const at::Tensor& tensor, const AllreduceOptions& options) {
   std::ostringstream text;
   text.precision(17);
   text << (options.op() == ReduceOp::Average ? "average" : "sum") << " of sparse "
@@ -94,7 +94,7 @@ std::shared_ptr<frameworks::Gpu> GpuOf(const at::Tensor& tensor, SessionState& s
 std::vector<at::Tensor> PartsOf(const at::Tensor& tensor, const AllreduceOptions& options) {
   std::vector<at::Tensor> parts(kPartCount);
   const at::Tensor whole = IsOnGpu(tensor) ? tensor.detach() : tensor.detach().coalesce();
-  parts[kDescription] = AsTensor(std::make_shared<std::string>(Describe(whole, options)));
+  parts[kDescription] = AsTensor(std::make_shared<std::string>(DescribeSparse(whole, options)));
   parts[kIndices] = whole._indices().t().contiguous();
   parts[kValues] = whole._values();
   return parts;

@@ -23,7 +23,7 @@
 namespace sirtaki {
 namespace {
 
-[[noreturn]] void ThrowInvalid(const std::string& text) {
+[[noreturn]] void ThrowInvalidScale(const std::string& text) {
   detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, "GradScaler: " + text));
 }
 
@@ -34,7 +34,7 @@ void CheckTypes(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.requires_grad() || parameter.scalar_type() != at::kHalf) continue;
-      ThrowInvalid(
+      ThrowInvalidScale(
           "a parameter is float16, which cannot hold a gradient divided by the scale: "
           "keep the parameters in float32 and compute in float16 by autocast");
     }
@@ -46,19 +46,19 @@ void CheckTypes(const torch::optim::Optimizer& optimizer) {
 GradScaler::GradScaler(const GradScalerOptions& options, const Session& session)
     : options_(options), session_(session), scale_(options.init_scale()) {
   if (!IsPositive(scale_)) {
-    ThrowInvalid("init_scale is " + std::to_string(scale_) + "; it has to be positive");
+    ThrowInvalidScale("init_scale is " + std::to_string(scale_) + "; it has to be positive");
   }
   if (!IsPositive(options.growth_factor()) || options.growth_factor() <= 1) {
-    ThrowInvalid("growth_factor is " + std::to_string(options.growth_factor()) +
-                 "; it has to be above 1");
+    ThrowInvalidScale("growth_factor is " + std::to_string(options.growth_factor()) +
+                      "; it has to be above 1");
   }
   if (!IsPositive(options.backoff_factor()) || options.backoff_factor() >= 1) {
-    ThrowInvalid("backoff_factor is " + std::to_string(options.backoff_factor()) +
-                 "; it has to be between 0 and 1");
+    ThrowInvalidScale("backoff_factor is " + std::to_string(options.backoff_factor()) +
+                      "; it has to be between 0 and 1");
   }
   if (options.growth_interval() < 1) {
-    ThrowInvalid("growth_interval is " + std::to_string(options.growth_interval()) +
-                 "; it has to be at least 1");
+    ThrowInvalidScale("growth_interval is " + std::to_string(options.growth_interval()) +
+                      "; it has to be at least 1");
   }
 }
 
@@ -93,7 +93,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   }
   if (!options_.enabled()) return;
   if (met_.count(&optimizer) != 0) {
-    ThrowInvalid("unscale_() was called for this optimizer since the last update()");
+    ThrowInvalidScale("unscale_() was called for this optimizer since the last update()");
   }
   CheckTypes(optimizer);
   detail::TensorCall call = detail::CallOf(
@@ -116,7 +116,8 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   }
   if (met_.count(&optimizer) == 0) unscale_(optimizer);
   Met& met = met_[&optimizer];
-  if (met.stepped) ThrowInvalid("step() was called for this optimizer since the last update()");
+  if (met.stepped)
+    ThrowInvalidScale("step() was called for this optimizer since the last update()");
   const bool finite = !met.infinite->Get();
   // What a collective that was broken off has left on a GPU says nothing.
   if (met.infinite->is_of_gpu()) detail::ThrowIfError(detail::StateOf(session_)->Check());
@@ -133,14 +134,15 @@ void GradScaler::update(std::optional<double> new_scale) {
   if (!options_.enabled()) return;
   if (new_scale) {
     if (!IsPositive(*new_scale)) {
-      ThrowInvalid("the new scale is " + std::to_string(*new_scale) + "; it has to be positive");
+      ThrowInvalidScale("the new scale is " + std::to_string(*new_scale) +
+                        "; it has to be positive");
     }
     scale_ = *new_scale;
     agreed_.clear();
     met_.clear();
     return;
   }
-  if (met_.empty()) ThrowInvalid("update() without a step() or unscale_() since the last one");
+  if (met_.empty()) ThrowInvalidScale("update() without a step() or unscale_() since the last one");
   const bool all_finite = std::all_of(met_.begin(), met_.end(),
                                       [](const auto& met) { return !met.second.infinite->Get(); });
   met_.clear();
@@ -167,7 +169,7 @@ void GradScaler::load(torch::serialize::InputArchive& archive) {
   archive.read("good_steps", good_steps, /*is_buffer=*/true);
   const double saved = scale.item<double>();
   if (!IsPositive(saved)) {
-    ThrowInvalid("the saved scale is " + std::to_string(saved) + "; it has to be positive");
+    ThrowInvalidScale("the saved scale is " + std::to_string(saved) + "; it has to be positive");
   }
   scale_ = saved;
   good_steps_ = good_steps.item<std::int64_t>();

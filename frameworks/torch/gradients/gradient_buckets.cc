@@ -20,7 +20,7 @@ namespace sirtaki::detail {
 namespace {
 
 // What a rank says: that it takes part, then these of each gradient. The sums decide.
-enum Told : std::int64_t { kPlace, kDense, kStaysOut, kToldCount };
+enum BucketField : std::int64_t { kPlace, kDense, kStaysOut, kBucketFieldCount };
 
 // Last comes first, as in most backward passes: an order that no thread's pace decides.
 std::vector<std::int64_t> ReversePlaces(std::size_t members) {
@@ -109,7 +109,7 @@ void GradientBuckets::Update(const Gradients& members) {
   if (laid_out_ || !Wanted(members)) return;
   renew_ = false;
   const at::Tensor told =
-      at::zeros({1 + kToldCount * static_cast<std::int64_t>(members.size())}, at::kLong);
+      at::zeros({1 + kBucketFieldCount * static_cast<std::int64_t>(members.size())}, at::kLong);
   auto* const mine = told.mutable_data_ptr<std::int64_t>();
   mine[0] = 1;
   const std::vector<std::int64_t> places = set_.session->session().config().deterministic
@@ -117,7 +117,7 @@ void GradientBuckets::Update(const Gradients& members) {
                                                : SeenPlaces(members);
   for (std::size_t i = 0; i < members.size(); ++i) {
     const ParameterGradient& gradient = *members[i];
-    std::int64_t* const of_gradient = mine + 1 + kToldCount * static_cast<std::int64_t>(i);
+    std::int64_t* const of_gradient = mine + 1 + kBucketFieldCount * static_cast<std::int64_t>(i);
     of_gradient[kPlace] = places[i];
     of_gradient[kDense] = gradient.seen().dense ? 1 : 0;
     const bool other = &gradient.rule() != rule_.get() || gradient.shared();
@@ -138,7 +138,7 @@ void GradientBuckets::Update(const Gradients& members) {
 void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums) {
   std::vector<std::pair<std::int64_t, std::size_t>> order;  // place, index
   bool any = false;
-  for (std::size_t i = 0; i < members.size(); ++i, sums += kToldCount) {
+  for (std::size_t i = 0; i < members.size(); ++i, sums += kBucketFieldCount) {
     any |= sums[kDense] > 0 || sums[kStaysOut] > 0;
     if (sums[kDense] > 0 && sums[kStaysOut] == 0) order.emplace_back(sums[kPlace], i);
   }

@@ -11,13 +11,13 @@
 namespace sirtaki::detail {
 namespace {
 
-enum Told : std::int64_t { kRank, kPresent, kSparseDims, kReducedAsSparse, kToldCount };
+enum FormField : std::int64_t { kRank, kPresent, kSparseDims, kReducedAsSparse, kFormFieldCount };
 
 }  // namespace
 
 std::optional<std::int64_t> AgreeOnForm(const std::string& name, const std::string& key,
                                         const GradientForm& mine, const SessionSet& set) {
-  const at::Tensor row = at::empty({1, kToldCount}, at::kLong);
+  const at::Tensor row = at::empty({1, kFormFieldCount}, at::kLong);
   auto* told = row.mutable_data_ptr<std::int64_t>();
   told[kRank] = set.rank();
   told[kPresent] = mine.present ? 1 : 0;
@@ -30,7 +30,7 @@ std::optional<std::int64_t> AgreeOnForm(const std::string& name, const std::stri
   std::int64_t dims = 0;
   bool alike = true;
   const auto* of_rank = rows.const_data_ptr<std::int64_t>();
-  for (std::int64_t i = 0; i < rows.size(0); ++i, of_rank += kToldCount) {
+  for (std::int64_t i = 0; i < rows.size(0); ++i, of_rank += kFormFieldCount) {
     alike &= of_rank[kReducedAsSparse] == told[kReducedAsSparse];
     if (of_rank[kPresent] == 0) continue;
     const bool is_sparse = of_rank[kSparseDims] > 0;

@@ -16,7 +16,7 @@
 namespace sirtaki::detail {
 namespace {
 
-using Gradients = std::vector<at::Tensor>;
+using Tensors = std::vector<at::Tensor>;
 
 struct ByDevice {
   bool operator()(c10::Device a, c10::Device b) const {
@@ -25,7 +25,7 @@ struct ByDevice {
 };
 
 // LibTorch's kernel takes lists of one type on one device.
-using GradientLists = std::map<c10::Device, std::map<at::ScalarType, Gradients>, ByDevice>;
+using GradientLists = std::map<c10::Device, std::map<at::ScalarType, Tensors>, ByDevice>;
 
 GradientLists GradientsOf(torch::optim::Optimizer& optimizer) {
   GradientLists lists;
@@ -58,20 +58,20 @@ c10::Device PlaceOfFlag(const torch::optim::Optimizer& optimizer) {
 }
 
 // LibTorch's, which takes no bfloat16 on a GPU: there each goes by float32 and back.
-void UnscaleAlike(Gradients& list, at::Tensor& infinite, const at::Tensor& factor) {
+void UnscaleAlike(Tensors& list, at::Tensor& infinite, const at::Tensor& factor) {
   if (infinite.is_cpu() || list.front().scalar_type() != at::kBFloat16) {
     at::_amp_foreach_non_finite_check_and_unscale_(list, infinite, factor);
     return;
   }
   for (at::Tensor& gradient : list) {
-    const Gradients wide = {gradient.to(at::kFloat)};
+    const Tensors wide = {gradient.to(at::kFloat)};
     at::_amp_foreach_non_finite_check_and_unscale_(wide, infinite, factor);
     gradient.copy_(wide.front());
   }
 }
 
 // Of gradients on one device. The flag that tells whether one of them is not finite.
-at::Tensor UnscaleOn(c10::Device device, std::map<at::ScalarType, Gradients>& lists, double scale) {
+at::Tensor UnscaleOn(c10::Device device, std::map<at::ScalarType, Tensors>& lists, double scale) {
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
   at::Tensor infinite = at::zeros({1}, options);
   for (auto& [type, list] : lists) {
