@@ -70,8 +70,8 @@ std::string LibraryName() {
   int length = 0;
   MPI_Get_library_version(text.data(), &length);
   std::string name(text.data());
-  // Open MPI: "Open MPI v4.1.4, package: …"; MPICH: "MPICH Version:      4.0.2\nMPICH Release date:
-  // …".
+  // Open MPI: "Open MPI v4.1.4, package: …".
+  // MPICH:    "MPICH Version:      4.0.2\nMPICH Release date: …".
   name.resize(std::min(name.find_first_of(",\n"), name.size()));
   std::string tidy;
   for (const char c : name) {

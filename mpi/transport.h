@@ -1,7 +1,8 @@
 // The engine's messages over MPI: one non-blocking send each, received with a matched probe.
 //
 // MPI cannot ring when something arrives, so ArrivalsRing() is false and sleepers come back to
-// look; the doorbell serves for everything else. See core/protocol/transport.h for who may call what.
+// look; the doorbell serves for everything else. See core/protocol/transport.h for who may call
+// what.
 #pragma once
 
 #include <mpi.h>

@@ -198,7 +198,7 @@ class Session {
   core::Status ChangeSets(core::SignaturePtr change, std::string invalid, core::TimePoint deadline,
                           std::int64_t* value);
 
-  // ---- session_alone.cc ----
+  // ---- session_single.cc ----
   core::Status SubmitAlone(const core::WorkPtr& work);
   void MatchAlone(const core::WorkPtr& work);
   core::Status WaitAlone(core::HandleState& handle, core::TimePoint deadline);

@@ -1,10 +1,10 @@
-// The smallest pieces of every format of ours: bytes, variable-length integers, texts. core/protocol/wire
-// and core/config/config are built of them. A reader survives any bytes: the first thing that is wrong is
-// kept, with the field's name and its offset, and every read after it gives zero.
+// The smallest pieces of every format of ours: bytes, variable-length integers, texts.
+// core/protocol/wire and core/config/config are built of them. A reader survives any bytes: the
+// first thing that is wrong is kept, with the field's name and its offset, and every read after it
+// gives zero.
 //
 //   varint  := an unsigned integer, 7 bits a byte, lowest first, the high bit on all bytes but the
-//   last;
-//              at most 10 bytes, in the shortest form only
+//              last; at most 10 bytes, in the shortest form only
 //   zigzag  := varint of a signed integer, folded as 0, -1, 1, -2, …
 //   fixed64 := 8 bytes, lowest first
 //   text    := varint length, then that many bytes

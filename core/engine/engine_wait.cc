@@ -1,12 +1,11 @@
 // Who drives the engine and who sleeps. See "Threads" in docs/architecture.md.
 //
 // - A driver is a thread in Wait, Leave or Abort. It drives hot while something moves; then it
-// sleeps on
-//   the doorbell until the next timer or poll. Of several drivers one has the duty to come back in
-//   time.
+//   sleeps on the doorbell until the next timer or poll. Of several drivers one has the duty to
+//   come back in time.
 // - The background thread parks while there are drivers, away from the doorbell; it is called back
-// by the
-//   last driver if work is left, or comes back by itself. Otherwise it does as a driver does.
+//   by the last driver if work is left, or comes back by itself. Otherwise it does as a driver
+//   does.
 // - Whoever stops driving makes sure that somebody else knows when to wake.
 #include <pthread.h>
 #include <sched.h>

@@ -1,5 +1,5 @@
-// What carries out decided work. The engine hands over batches in the agreed order; ops/host/host_lanes
-// is the implementation, tests have their own.
+// What carries out decided work: ops/lanes and ops/host/host_lanes; tests have their own. The
+// engine hands over batches in the agreed order.
 #pragma once
 
 #include <cstdint>

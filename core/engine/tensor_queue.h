@@ -28,8 +28,8 @@ class TensorQueue {
   TensorQueue& operator=(const TensorQueue&) = delete;
 
   // Accepts the work, or says why not and leaves it untouched:
-  //   kDuplicateName  the name is in flight (until its handle is observed)
-  //   the cause       the queue was closed
+  //   kDuplicateName    the name is in flight (until its handle is observed)
+  //   the cause         the queue was closed
   //   kInvalidArgument  this rank has joined the set, or another thread, which is still there,
   //                     makes the set's unnamed calls: their order is what matches them
   // For unnamed work (Key::Form::kUnnamed) the queue gives the call's number, in order of

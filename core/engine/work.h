@@ -113,7 +113,7 @@ struct Work {
   int tag = 0;
   TimePoint deadline = TimePoint::max();  // of the call; passing it is the group's fault
   TimePoint submitted{};
-  std::uint64_t number = 0;  // the how-manieth call of its set on this rank; of messages 0
+  std::uint64_t number = 0;  // the n-th call of its set on this rank; 0 for messages
   HandlePtr handle;
   std::shared_ptr<void> keep_alive;  // the tensors
 

@@ -1,5 +1,5 @@
-// The messages of the negotiation, as values. docs/protocol.md is the rule book; core/protocol/wire turns
-// them into bytes and back.
+// The messages of the negotiation, as values. docs/protocol.md is the rule book;
+// core/protocol/wire turns them into bytes and back.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// How engines exchange bytes. Implementations: the in-process hub (core/protocol/inproc_hub), shared memory
-// (ops/shm/transport) and MPI (mpi/transport). Each passes the same conformance test
+// How engines exchange bytes. Implementations: the in-process hub (core/protocol/inproc_hub),
+// shared memory (ops/shm/transport) and MPI (mpi/transport). Each passes the same conformance test
 // (tests/support/transport_conformance.h).
 #pragma once
 

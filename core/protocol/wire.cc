@@ -1,47 +1,76 @@
-// The byte grammar. varint, zigzag, fixed64 and text are those of core/base/byte_codec.h; `x*` with a
-// count in front is `varint count, then x count times`. Marks in [] are bytes.
+// The byte grammar of messages. MessageWriter below writes it, wire_decode.cc reads it. `[x]` is
+// one byte; `x*` is `varint count`, then x that many times. varint, zigzag, fixed64 and text are
+// those of core/base/byte_codec.h, and the word behind one of them says what its value is.
 //
-//   message  := [0x53] [version 2] varint session  body            and nothing after it
-//   body     := [0] report | [1] stream | [2] key | [3] answer | [4] set | [5] set | [6] cause |
-//   [7] | [8]
-//               (2 query, 4 ping, 5 pong, 6 fault, 7 bye-ack, 8 bye-confirm)
+//   message   := [0x53] [version 2] varint session body     nothing follows
+//   body      := [0] report
+//              | [1] stream
+//              | [2] key                                    a query
+//              | [3] answer
+//              | [4] set                                    a ping
+//              | [5] set                                    a pong
+//              | [6] cause                                  a fault
+//              | [7]                                        a bye-ack
+//              | [8]                                        a bye-confirm
 //
-//   report   := varint ack  item*
-//   item     := [0] ready | [1] set member | [2] ranks text
-//             | [3] key varint waited_us varint limit_us
-//   ready    := set  varint id  work-key  absent  ranks             id != 0; work-key is none or
-//   unnamed
-//             | set  varint 0   work-key  absent  ranks  variant*  varint more
-//   variant  := [0] signature ranks | [1] text ranks | [2] signature text ranks   (1, 2: invalid)
+//   report    := varint ack item*
+//   item      := [0] ready
+//              | [1] set member                             all below have joined, `member` last
+//              | [2] ranks text                             these ranks have left, and why
+//              | [3] key varint waited_us varint limit_us   somebody waits too long for this key
+//   ready     := set id run-key absent ranks                ranks: the silent ones
+//              | set varint 0 work-key absent ranks variant* varint more
+//   variant   := [0] signature ranks                        what these ranks ask for
+//              | [1] text ranks                             their request is invalid, and why
+//              | [2] signature text ranks                   the same, with its signature
 //
-//   stream   := varint first  batch*
-//   batch    := set  varint number  entry*
-//   entry    := [0] run | [1] work-key [code] text | [2] varint-id* | [3] member | [4]
-//             | [5] work-key set ranks | [6] work-key set      (5 adds a set, 6 removes one)
-//   run      := varint id  work-key  absent  ranks                   id != 0; work-key is none or
-//   unnamed
-//             | varint 0   work-key  absent  ranks  signature  varint new_id
+//   stream    := varint first batch*                        first: from 1
+//   batch     := set varint number entry*                   number: from 1
+//   entry     := [0] run
+//              | [1] work-key [code] text                   the work fails
+//              | [2] id*                                    these ids are evicted
+//              | [3] member                                 the join is done; this rank was last
+//              | [4]                                        bye
+//              | [5] work-key set ranks                     adds a set of these ranks
+//              | [6] work-key set                           removes a set
+//   id        := varint                                     not 0
+//   run       := id run-key absent ranks                    ranks: the silent ones
+//              | varint 0 work-key absent ranks signature varint new_id
 //
-//   answer   := key  ranks  activity*              activity := member text
-//   cause    := [code] text  member  text host  text key  zigzag unix_us
+//   answer    := key ranks activity*                        ranks: those that are missing
+//   activity  := member text
+//   cause     := [code] text member text host text key zigzag unix_us
 //
-//   set      := varint, 32 bits
-//   member   := varint rank + 1                    0: none
-//   key      := set work-key                       not none
-//   work-key := [0] none | [1] text name | [2] varint call | [3] varint arena varint bucket
-//               its set is that of the item or batch around it
-//   signature:= [kind] [reduction] [dtype] [device] [which]  the fields that `which` names, in
-//   order:
-//               1 varint slot, 2 zigzag root, 4 fixed64 prescale, 8 fixed64 postscale, 16 fixed64
-//               layout, 32 the dtype that it travels as, 64 signature* (parts, which have none
-//               themselves), 128 ranks set (members, subject); then varint dimension*
-//   absent   := varint bits, then ceil(bits / 8) bytes, lowest bit first, the last one padded with
-//   zeros ranks    := range*, ascending                  range := varint gap, varint length - 1
-//               gap: from 0 for the first, else from the end of the one before plus 2, as ranges
-//               that touch would be one
+//   set       := varint                                     32 bits
+//   member    := varint rank + 1                            0: none
+//   key       := set work-key
+//   work-key  := [1] text name                              its set stands before it, in the key,
+//              | [2] varint call                            the item or the batch
+//              | [3] varint arena varint bucket
+//   run-key   := [0]                                        named work: the id says which
+//              | [2] varint call                            unnamed work
 //
-// So a set of ranks is sorted and disjoint by construction, and one message has one form, but for
-// fields of a signature that are given though they have their default.
+//   signature := [kind] [reduction] [dtype] [device] [which] fields dimension*
+//   fields    := those whose bits are set in `which`, in this order:
+//                1    varint slot                           32 bits
+//                2    zigzag root                           32 bits
+//                4    fixed64 prescale
+//                8    fixed64 postscale
+//                16   fixed64 layout
+//                32   [dtype]                               what the elements travel as
+//                64   signature*                            parts, none of which has parts
+//                128  ranks set                             members, subject
+//   dimension := varint                                     63 bits
+//
+//   absent    := varint bits byte...                        (bits + 7) / 8 bytes, the lowest bit
+//                                                           first, the last padded with zeros
+//   ranks     := range*                                     ascending
+//   range     := varint gap varint length - 1               gap: of the first range from 0, else
+//                                                           from 2 behind the end of the range
+//                                                           before: ranges that touch are one
+//
+// So a set of ranks is sorted and disjoint by construction, and one message has one form, except
+// for fields of a signature that are given though they have their default.
 #include "core/protocol/wire.h"
 
 #include <algorithm>

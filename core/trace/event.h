@@ -14,11 +14,10 @@ namespace sirtaki::core::trace {
 // What the other fields mean is said here; those that are not named are zero.
 enum class EventKind : std::uint8_t {
   // ---- of a tensor, a bucket or another key; text: its name ----
-  kSubmit,     // by this rank; number: the how-manieth of its set here; bytes
+  kSubmit,     // by this rank; number: it is the n-th of its set here; bytes
   kNegotiate,  // from its submission here until all ranks' agreement came; number: the batch
   kRefuse,     // the ranks asked for different things; text: what was told, cut
-  // ---- of a group that is moved together; number: the how-manieth here; bytes; count: tensors
-  // ----
+  // ---- of a group that is moved together; number: the n-th group here; bytes; count: tensors ----
   kQueue,   // from the agreement until it began; text: what it is
   kBegin,   // the lane has begun it; text: what it is
   kWait,    // a device, for what makes the inputs
@@ -27,7 +26,7 @@ enum class EventKind : std::uint8_t {
   kUnpack,  // text: none
   kFinish,  // all of it; text: what it is
   // ---- of the program ----
-  kStep,     // an optimizer's step, from its backward's first gradient; number: the how-manieth
+  kStep,     // an optimizer's step, from its backward's first gradient; number: it is the n-th
   kWaitFor,  // a thread waited for a handle; text: its name
   kMark,     // the program's own; text: what it said
   // ---- of the rank ----

@@ -28,7 +28,7 @@ struct FlightRecord {
     std::uint32_t set = 0;
     std::string key;           // as texts have it: "\"w\"", "unnamed call #7"
     std::string what;          // "all-reduce(sum) of float32 [3, 4]"; of a group how many tensors
-    std::uint64_t number = 0;  // it was the how-manieth of its set here, from 1
+    std::uint64_t number = 0;  // it was the n-th call of its set here, from 1
     TimePoint since{};
   };
   // What is on its way through the lanes.

@@ -37,8 +37,8 @@ class TimelineWriter {
   TimelineWriter& operator=(const TimelineWriter&) = delete;
 
   // What happens from now on is written. Errors: kInvalidArgument if one is being written already,
-  // those of SetAside and of TimelineFile::Open, and if there is no
-  // thread. What stood there is set aside.
+  // those of SetAside and of TimelineFile::Open, and if there is no thread. What stood there is set
+  // aside.
   Status Start(TimelineOptions options) SIRTAKI_EXCLUDES(control_);
   // Everything up to now is in the file when this returns. Idempotent.
   void Stop() SIRTAKI_EXCLUDES(control_);

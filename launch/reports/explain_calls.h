@@ -36,7 +36,7 @@ class Calls {
  private:
   struct Use {
     core::TimePoint since{};
-    std::uint64_t number = 0;            // the how-manieth call of the set
+    std::uint64_t number = 0;            // it was the n-th call of the set
     std::optional<std::uint64_t> batch;  // of the agreement; none: it was still to come
   };
   struct Set {

@@ -37,7 +37,7 @@ struct Wait {
   core::RankRanges untold;   // members whose record no longer tells
   core::RankRanges unknown;  // members that have left no record
   bool members_known = false;
-  std::uint64_t number = 0;  // the how-manieth call it was, of the first of `waiting`
+  std::uint64_t number = 0;  // it was the n-th call of the first of `waiting`
   core::Duration waited{};   // the longest
   std::size_t others = 0;    // more calls between the same ranks
 

@@ -1,12 +1,12 @@
-// Moves bytes between the members of a process set. One backend for each way of doing it:
-// in-process (ops/inproc), MPI (mpi/backend), later shared memory and NCCL. Backends share file
-// names and must pass the same conformance tests.
+// Moves bytes between the members of a process set. There is one backend for each way of doing it:
+// in-process (ops/inproc), shared memory (ops/shm) and MPI (mpi/backend). NCCL is not a backend: it
+// moves what lies on GPUs, in ops/nccl/device_lane. Backends must pass the same conformance tests
+// (tests/support/backend_conformance.h).
 //
 // The members of a set call the same operations in the same order per lane; a lane is one line of
 // work:
 //   small  never blocks: an operation is submitted and finished by polling its Completion, under
-//   the
-//          engine's token
+//          the engine's token
 //   large  may block inside the call, on the lane's own thread
 #pragma once
 

@@ -13,8 +13,8 @@
 
 namespace sirtaki::ops {
 
-// At the beginning of a member's memory. Each counts chunks, of
-// all operations of the set: a member goes through them in the same order as the others.
+// At the beginning of a member's memory. Each counts chunks, of all operations of the set: a member
+// goes through them in the same order as the others.
 struct HostStageCounters {
   shm::SharedCounter loaded;   // it has given its elements
   shm::SharedCounter reduced;  // and has reduced its part of everyone's

@@ -21,7 +21,7 @@ namespace sirtaki::ops::cuda {
 //   submitter:  NoteReady on the stream that makes the input; submits
 //   lane:       its stream waits for `ready`; launches; sets `done`; completes the handle
 //   submitter:  waits for the handle (the launch), then AwaitDone on the stream that uses the
-//   result
+//               result
 //
 // The lane keeps the tensors until the device is through, whatever the submitter does with them.
 struct DeviceWork : core::Work {

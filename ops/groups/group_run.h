@@ -2,9 +2,9 @@
 // other and packs and unpacks between them. It never waits by itself: on a lane whose operations
 // block inside the call it runs through, on a polled lane it advances as far as it can each time.
 //
-// A run for each way of moving: ops/groups/reduce_runs, ops/groups/reduce_scatter_run, ops/groups/adasum_run,
-// ops/groups/gather_runs, ops/groups/exchange_runs. All members of the set, those that have joined too, start the
-// same operations in the same order; what they start follows from what all agree on.
+// Each way of moving has a run, in this folder: reduce_runs, reduce_scatter_run, adasum_run,
+// gather_runs, exchange_runs. All members of the set, those that have joined too, start the same
+// operations in the same order; what they start follows from what all agree on.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ struct GroupTask {
   // its work before. Null: they are there.
   std::shared_ptr<const std::atomic<bool>> inputs_there;
 
-  std::uint64_t number = 0;  // the how-manieth of its lanes on this rank, from 1
+  std::uint64_t number = 0;  // it is the n-th group of its lanes on this rank, from 1
   bool of_device = false;    // the host's part of a device's group, which counts as one
 
   // What this rank gives to it.

@@ -1,6 +1,6 @@
 // RANKS: 2 3 4
-// The transport through shared memory keeps what core/protocol/transport.h promises between processes, also
-// where a part of the ranks is beyond its reach.
+// The transport through shared memory keeps what core/protocol/transport.h promises between
+// processes, also where a part of the ranks is beyond its reach.
 #include "ops/shm/transport.h"
 
 #include <gtest/gtest.h>

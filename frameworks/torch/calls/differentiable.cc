@@ -63,7 +63,7 @@ double FactorOf(const Recorded& recorded) {
                                                     : factor;
 }
 
-// The call whose results, by FromRows and FactorOf, are the gradients of the inputs.
+// The call whose results, by GradientOf and FactorOf, are the gradients of the inputs.
 TensorCall BackwardCall(const Recorded& recorded) {
   const TensorCall& forward = recorded.call;
   if (core::Reduces(forward.kind) && forward.reduction != core::ReduceOp::kSum &&

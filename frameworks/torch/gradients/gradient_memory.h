@@ -21,9 +21,8 @@ std::vector<std::int64_t> RowMajorStrides(const at::Tensor& tensor);
 bool LiesWith(const at::Tensor& dense, at::IntArrayRef strides);
 
 // A tensor like this one, of strides without gaps, in memory that the backend sees, with whatever
-// is in it; in LibTorch's own where the backend has none that is better, and on
-// GPUs. Throws what allocation
-// throws.
+// is in it; in LibTorch's own where the backend has none that is better, and on GPUs. Throws what
+// allocation throws.
 at::Tensor EmptyForBackend(const at::Tensor& like, at::IntArrayRef strides,
                            frameworks::Session& session);
 

@@ -1,15 +1,16 @@
 // Plans that anyone can read: tests/launch/plan/golden/.
 //
 // A script has lines of these kinds, and below "----" what came of its "run", until an empty line:
-//   launcher PATH: TEXT         what the launcher prints when it is asked for its version
-//   machine NAME CORES [root] [full=NAME]   where sirtakirun runs
-//   env NAME=VALUE              from here on; "env" alone forgets them all
-//   file PATH: LINE\nLINE       a file that can be read
-//   gone [HOST...]              hosts that were lost in an earlier attempt; "gone" alone: none was
+//   launcher PATH: TEXT           what the launcher prints when it is asked for its version
+//   machine NAME CORES [root] [full=NAME]
+//                                 where sirtakirun runs
+//   env NAME=VALUE                from here on; "env" alone forgets them all
+//   file PATH: LINE\nLINE         a file that can be read
+//   gone [HOST...]                hosts that were lost in an earlier attempt; "gone" alone: none
 //   interface NAME ADDRESS BITS   that this machine has; "interface" alone: none is known
-//   route HOST INTERFACE SUBNET [far] [useless]   how a host is reached; "route" alone: none is
-//   known
-//   run ARGUMENT...             makes the plan of "sirtakirun ARGUMENT..."
+//   route HOST INTERFACE SUBNET [far] [useless]
+//                                 how a host is reached; "route" alone: none is known
+//   run ARGUMENT...               makes the plan of "sirtakirun ARGUMENT..."
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 
