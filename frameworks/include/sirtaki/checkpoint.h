@@ -1,4 +1,4 @@
-// Saving a training run, and going on with it.
+// A checkpoint saves a training run, so that it can go on later:
 //
 //   std::int64_t epoch = 0;
 //   double best = 0;
@@ -72,39 +72,42 @@ struct CheckpointParts {
 
 }  // namespace detail
 
-// The parts of a program that make up a run: a list of references, which must be valid whenever it
-// is used. Parts of one kind need different names if there are several.
+// A Checkpoint lists the parts of a program that make up a run. It holds references, which must be
+// valid whenever it is used. Several parts of one kind need different names.
 class Checkpoint {
  public:
-  // Parameters and buffers, wherever they are.
+  // The module's parameters and buffers are saved, on whatever device they are.
   Checkpoint& model(torch::nn::Module& module, std::string name = "model") {
     parts_.models.push_back({std::move(name), &module});
     return *this;
   }
-  // State and options (learning rates too), by its own save() and load().
+  // The optimizer's state and options (learning rates too) are saved, by its own save() and load().
   Checkpoint& optimizer(torch::optim::Optimizer& optimizer, std::string name = "optimizer") {
     parts_.optimizers.push_back({std::move(name), &optimizer});
     return *this;
   }
-  // How many steps it has made. A scheduler of your own that remembers more: see object().
+  // The number of the scheduler's steps is saved. For a scheduler of your own that remembers more
+  // see object().
   Checkpoint& scheduler(torch::optim::LRScheduler& scheduler, std::string name = "scheduler") {
     parts_.schedulers.push_back({std::move(name), &scheduler});
     return *this;
   }
-  // The best metric so far, and its counters.
+  // The scheduler's best metric so far and its counters are saved.
   Checkpoint& scheduler(torch::optim::ReduceLROnPlateauScheduler& scheduler,
                         std::string name = "scheduler") {
     parts_.schedulers.push_back({std::move(name), &scheduler});
     return *this;
   }
-  // DistributedSampler, or any other with the save() and load() of LibTorch's samplers. Give the
-  // one that the program keeps, not a data loader's copy.
+  // Takes a DistributedSampler, or any other sampler with the save() and load() of LibTorch's
+  // samplers. Give the one that the program keeps, not a data loader's copy.
   template <class Sampler>
   Checkpoint& sampler(Sampler& sampler, std::string name = "sampler") {
     return object(std::move(name), sampler);
   }
-  // Anything with `void save(torch::serialize::OutputArchive&) const` and
-  // `void load(torch::serialize::InputArchive&)`. Rank 0's is saved, and loaded by all ranks.
+  // Takes any object with these two functions. Rank 0's object is saved, and all ranks load it.
+  //
+  //   void save(torch::serialize::OutputArchive&) const;
+  //   void load(torch::serialize::InputArchive&);
   template <class Object>
   Checkpoint& object(std::string name, Object& object) {
     detail::ArchivedObject part;
@@ -114,14 +117,14 @@ class Checkpoint {
     return *this;
   }
   Checkpoint& epoch(std::int64_t& epoch) { return value("epoch", epoch); }
-  // Rank 0's value is saved, and given to all ranks. A tensor may have another shape than the one
-  // that it replaces, and comes to the device of that.
+  // Rank 0's value is saved, and all ranks get it. A loaded tensor may have another shape than the
+  // one that it replaces, and comes to that one's device.
   Checkpoint& value(std::string name, std::int64_t& value) { return Add(std::move(name), &value); }
   Checkpoint& value(std::string name, double& value) { return Add(std::move(name), &value); }
   Checkpoint& value(std::string name, std::string& value) { return Add(std::move(name), &value); }
   Checkpoint& value(std::string name, at::Tensor& value) { return Add(std::move(name), &value); }
-  // A generator of your own. LibTorch's default ones for the CPU, and for the GPUs that the models
-  // are on, are always part of a checkpoint.
+  // Adds a generator of your own. LibTorch's default generators, for the CPU and for the GPUs that
+  // the models are on, are always part of a checkpoint.
   Checkpoint& generator(std::string name, at::Generator generator) {
     parts_.generators.push_back({std::move(name), std::move(generator)});
     return *this;
@@ -140,36 +143,37 @@ class Checkpoint {
 };
 
 // Writes the checkpoint to the file `path` on rank 0's host. Collective over all ranks of the job,
-// not for a process set: the ranks name the same parts. What is saved is rank 0's (with op Adasum
-// its momentum stands for that of all), but for the states of the random generators, which are
-// saved for every rank.
+// not for a process set; the ranks must name the same parts. Rank 0's parts are saved (with op
+// Adasum its momentum stands for that of all ranks), except that the states of the random
+// generators are saved for every rank.
 //
-// A crash at any moment leaves either the old file or the new one: it is written as `path`.tmp,
-// brought to the disk and then renamed. A `path`.tmp that an earlier crash has left is overwritten.
+// A crash at any moment leaves either the old file or the new one: the new one is written as
+// `path`.tmp, brought to the disk and then renamed. A `path`.tmp that an earlier crash has left is
+// overwritten.
 //
-// Throws on every rank: invalid_argument, with path and cause, if the file cannot be written, or if
-// a part cannot be saved; mismatch if the ranks name different parts; a fault's own code if one was
-// found. The old file then stays, but for an error of the folder after it was replaced.
+// Every rank throws invalid_argument, with path and cause, if the file cannot be written or a part
+// cannot be saved; mismatch if the ranks name different parts; a fault's own code if there was one.
+// The old file then stays, unless the error is one of the folder after the file was replaced.
 //
-// The file is an archive of torch::serialize, which torch.jit.load of Python opens; see
+// The file is an archive of torch::serialize, which Python's torch.jit.load opens; see
 // docs/checkpoints.md.
 SIRTAKI_API void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
                                  const Session& session = {});
 
-// Restores all parts on all ranks from the file `path`, which only rank 0 reads: it need be on its
-// host only. Returns false on all ranks, and changes nothing, if there is no such file. Collective.
+// Restores all parts on all ranks from the file `path`, which only rank 0 reads: only rank 0's host
+// needs it. Returns false on all ranks, and changes nothing, if there is no such file. Collective.
 //
-// A run that goes on from a checkpoint does, bit by bit, what one without the interruption does, if
-// it has as many ranks (three or more: with fusion_bytes = 0). With another number the random
-// generators are seeded anew (always in the same way), with a warning in the log; what a sampler
-// does is said there.
+// A run that goes on from a checkpoint does, bit by bit, what an uninterrupted run does, if it has
+// as many ranks (three or more over MPI: with the option deterministic). With another number of
+// ranks the random generators are seeded again (always in the same way), with a warning in the log;
+// DistributedSampler::load says what a sampler does.
 //
 // Buffers that differ between ranks (running means of batch norm) become rank 0's.
 //
-// Throws on every rank: invalid_argument if the file is damaged, is of a newer version of the
-// library, lacks one of the parts, or is of another model or optimizer (names, shapes or types; the
-// first difference is named); mismatch if the ranks name different parts. Then nothing has been
-// changed on any rank. Parts of the file that are not asked for are left alone.
+// Every rank throws invalid_argument if the file is damaged, is of a newer version of the library,
+// lacks one of the parts, or is of another model or optimizer (names, shapes or types; the first
+// difference is named); mismatch if the ranks name different parts. Then nothing has been changed
+// on any rank. Parts of the file that are not asked for are left alone.
 SIRTAKI_API bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
                                  const Session& session = {});
 

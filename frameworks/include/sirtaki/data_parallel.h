@@ -1,5 +1,5 @@
-// A module that averages its gradients over the ranks, for programs that prefer to wrap the model
-// to wrapping the optimizer.
+// DistributedDataParallel is a module that averages its gradients over the ranks, for programs that
+// wrap the model and not the optimizer.
 #pragma once
 
 #include <torch/arg.h>
@@ -16,12 +16,12 @@
 namespace sirtaki {
 
 struct DistributedDataParallelOptions {
-  // How gradients are reduced, and on which process set: that is the module's altogether.
-  // backward_passes_per_step stays 1; not with op Adasum.
+  // Says how gradients are reduced, and on which process set, which is then the set of the whole
+  // module. backward_passes_per_step stays 1, and op Adasum is not allowed.
   TORCH_ARG(DistributedOptimizerOptions, gradients);
-  // Each forward() in training, with autograd on, first gives all ranks the buffers of the
-  // lowest: running statistics do not drift apart. Not in evaluation, where ranks may run
-  // differently often.
+  // If true, each forward() in training, with autograd on, first gives all ranks the buffers of the
+  // lowest rank, so that running statistics do not drift apart. A forward() in evaluation does not:
+  // ranks may evaluate differently often.
   TORCH_ARG(bool, broadcast_buffers) = true;
 };
 
@@ -44,25 +44,28 @@ class SIRTAKI_API ModuleSynchronizer {
 
 }  // namespace detail
 
+// A DistributedDataParallel wraps a module and averages its gradients in backward():
+//
 //   auto model = sirtaki::DistributedDataParallel(std::make_shared<Net>());
-//   torch::optim::SGD optimizer(model.parameters(), 0.1);        // any optimizer, as it is
+//   torch::optim::SGD optimizer(model.parameters(), 0.1);  // any optimizer, as it is
 //   for (...) {
 //     optimizer.zero_grad();
-//     loss_of(model.forward(batch)).backward();                  // gradients are averaged when it
-//     optimizer.step();                                          // returns
+//     loss_of(model.forward(batch)).backward();  // averages the gradients before it returns
+//     optimizer.step();
 //   }
 //
-// Making one is collective: names, shapes and types are compared, then parameters and buffers are
-// broadcast from the lowest rank. Gradients are reduced while backward() runs, and backward()
+// The constructor is collective: it compares names, shapes and types, then broadcasts parameters
+// and buffers from the lowest rank. Gradients are reduced while backward() runs, and backward()
 // returns when all are averaged. Each rank calls backward() equally often, through at least one
-// parameter, on one thread at a time and not within another backward(). On a GPU it waits on the
-// one thread that autograd has for that: if several threads of a program train modules on one GPU,
-// all ranks call backward() one after the other, in the same order. Parameters without a gradient
-// and frozen ones are treated as DistributedOptimizer does; the module must not get more parameters
-// later. After shutdown() forward() with autograd on throws: nothing would be averaged.
+// parameter, on one thread at a time and not within another backward(). On a GPU backward() waits
+// on the one thread that autograd has for that GPU: if several threads of a program train modules
+// on one GPU, all ranks must call backward() one after the other, in the same order. Parameters
+// without a gradient and frozen ones are treated as DistributedOptimizer treats them; the module
+// must not get more parameters later. After shutdown() forward() with autograd on throws: nothing
+// would be averaged.
 //
-// The optimizer must not be a DistributedOptimizer: one of the two averages. Not for LBFGS, whose
-// closure's loss would have to be averaged too.
+// The optimizer must not be a DistributedOptimizer, which would average again. LBFGS does not work:
+// the loss that its closure returns would have to be averaged too.
 template <class M>
 class DistributedDataParallel : public torch::nn::Module {
  public:
@@ -87,12 +90,13 @@ class DistributedDataParallel : public torch::nn::Module {
     return forward(std::forward<Args>(args)...);
   }
 
-  // The module itself, for its other functions and for saving it.
+  // Returns the module itself, for its other functions and for saving it.
   const std::shared_ptr<M>& module() const { return module_; }
   M* operator->() const { return module_.get(); }
 
-  // While what it returns lives, backward() only adds to the gradients of this rank, and forward()
-  // broadcasts no buffers; the next backward() reduces the sums. All ranks alike.
+  // While the returned Scope lives, backward() only adds to the gradients of this rank, and
+  // forward() broadcasts no buffers; the next backward() reduces the sums. All ranks must do it
+  // alike.
   [[nodiscard]] detail::Scope no_sync() { return synchronizer_.NoSync(); }
 
  private:

@@ -1,6 +1,5 @@
-// The one exception type of the library.
-//
-// What may be thrown, and what it means for the job:
+// Error is the one exception type of the library. Each of its codes says what happened and what it
+// means for the job:
 //
 //   the caller's fault   invalid_argument, duplicate_name, not_initialized, unsupported: nothing
 //                        happened; the job goes on. An argument that only one rank got wrong is
@@ -24,29 +23,30 @@
 namespace sirtaki {
 
 enum class ErrorCode : unsigned char {
-  invalid_argument = 1,  // what this rank passed is wrong whatever the others do
+  invalid_argument = 1,  // this rank passed an argument that is wrong whatever the others do
   mismatch,              // the ranks asked for different things under one name
-  not_initialized,       // before init(), after shutdown(), or an object of an earlier session
+  not_initialized,       // the call came before init() or after shutdown(), or used an object of an
+                         // earlier session
   duplicate_name,        // the name is in flight on this rank
   shut_down,             // a rank that had to take part has left
   peer_lost,             // a rank does not answer, or its connection failed
   timed_out,             // a wait passed its limit
-  aborted,               // a program called abort(reason)
-  backend,               // MPI failed
-  protocol,              // a peer sent what no correct peer sends
-  unsupported,           // known, but not in this build or version
+  aborted,               // a program called abort(reason), or ended with a code other than 0
+  backend,               // MPI, CUDA or NCCL failed, or memory ran out
+  protocol,              // a peer sent a message that no correct peer sends
+  unsupported,           // the library knows it, but this build or version cannot do it
 };
 
-// "mismatch", "peer lost", …
+// Returns the code as a text: "mismatch", "peer lost", …
 SIRTAKI_API const char* error_code_name(ErrorCode code) noexcept;
 
-// Where an error began. What is not known is -1 or empty.
+// ErrorOrigin says where an error began. A field that is not known is -1 or empty.
 //
 //   rank    of an invalid_argument the first rank that gave one, of a shut_down the first that has
 //           left, of a group's fault the rank that saw it first (for peer_lost and timed_out not
 //           the one that is lost or late: what() names those). -1 for a mismatch, since nobody can
-//           tell who of the ranks is right.
-//   host    that rank's, of a group's fault
+//           tell which of the ranks is right.
+//   host    the host of that rank, for a group's fault.
 //   tensor  the name as the program gave it: `w`, not `"w"`, and neither escaped nor shortened as
 //           in what(). An optimizer's gradients are named `gradient/NAME`; a call without a name is
 //           `unnamed call #7`.
@@ -56,7 +56,8 @@ struct ErrorOrigin {
   std::string tensor;
 };
 
-// what() is a whole sentence that names the tensor, the ranks and the reason.
+// An Error has a code, an origin and a text: what() is a whole sentence that names the tensor, the
+// ranks and the reason.
 class SIRTAKI_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message, ErrorOrigin origin = {});

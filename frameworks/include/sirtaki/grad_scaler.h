@@ -1,5 +1,5 @@
-// Loss scaling for training in float16: small gradients are kept from becoming zero, and steps with
-// infinite ones are skipped, by all ranks together. bfloat16 has no need of it.
+// GradScaler scales the loss for training in float16: it keeps small gradients from becoming zero,
+// and all ranks together skip steps with infinite gradients. bfloat16 does not need it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,61 +27,67 @@ namespace detail {
 class LateFlag;
 }
 
-// The same on every rank: the first step compares them, and throws mismatch if they are not.
+// The options are the same on every rank: the first step compares them, and throws mismatch if they
+// are not.
 struct GradScalerOptions {
   TORCH_ARG(double, init_scale) = 65536.0;  // positive
-  // What the scale is multiplied by after `growth_interval` steps in a row without infinite or NaN
-  // gradients, and after a step with them. Above 1, and between 0 and 1.
+  // The scale is multiplied by `growth_factor`, which is above 1, after `growth_interval` steps in
+  // a row without infinite or NaN gradients, and by `backoff_factor`, between 0 and 1, after a step
+  // with them.
   TORCH_ARG(double, growth_factor) = 2.0;
   TORCH_ARG(double, backoff_factor) = 0.5;
   TORCH_ARG(std::int64_t, growth_interval) = 2000;  // at least 1
-  // The ranks that skip steps together. Default: those of the DistributedOptimizer that steps, all
-  // ranks with another one. If optimizers of several sets share a scaler, give it a set that has
-  // the ranks of all of them, or their scales may part.
+  // The ranks of this set skip steps together. Default: those of the DistributedOptimizer that
+  // steps, all ranks with any other optimizer. If optimizers of several sets share a scaler, give
+  // it a set that has the ranks of all of them, or their scales may drift apart.
   TORCH_ARG(ProcessSet, process_set);
   TORCH_ARG(bool, enabled) = true;  // false: scale() is the identity, step() is the optimizer's
 };
 
+// A GradScaler stands between the loss, the optimizer and the step:
+//
 //   sirtaki::GradScaler scaler;
 //   for (auto& batch : *loader) {
 //     optimizer.zero_grad();
 //     scaler.scale(loss_of(batch)).backward();
-//     scaler.unscale_(optimizer);                       // only if gradients are looked at before
-//     sirtaki::clip_grad_norm_(optimizer, 1.0);         // the step
+//     scaler.unscale_(optimizer);                // only if the program looks at gradients
+//     sirtaki::clip_grad_norm_(optimizer, 1.0);  // before the step
 //     scaler.step(optimizer);
 //     scaler.update();
 //   }
 //
-// Gradients are averaged scaled, divided by the scale afterwards, and whether they are finite is
-// agreed upon: every rank skips the step or none does, also if gradients are not averaged. Used by
-// one thread.
+// Gradients are averaged while they are scaled, and divided by the scale afterwards. The ranks
+// agree on whether the gradients are finite: every rank skips the step or none does, also if
+// gradients are not averaged. One thread uses a GradScaler.
 class SIRTAKI_API GradScaler {
  public:
-  // Throws invalid_argument for options that are not allowed.
+  // Throws invalid_argument for options that are not allowed. Not collective.
   explicit GradScaler(const GradScalerOptions& options = {}, const Session& session = {});
 
-  // The tensor times the scale; autograd sees it.
+  // Returns the tensor times the scale; autograd sees it.
   at::Tensor scale(const at::Tensor& tensor) const;
 
-  // Waits for the averaged gradients of a DistributedOptimizer, divides the gradients by the scale
-  // and agrees on whether they are finite. Collective; at most once for an optimizer between two
-  // update(). Throws invalid_argument for float16 parameters: keep them in float32 or wider. An
-  // optimizer is known by its address: it must not be moved between two update(). Gradients on GPUs
-  // are divided in the current streams; the program does not wait for that.
+  // Waits for the averaged gradients if the optimizer is a DistributedOptimizer, divides the
+  // gradients by the scale and agrees with the other ranks on whether they are finite. Collective;
+  // at most once for an optimizer between two update(). Throws invalid_argument for float16
+  // parameters: keep them in float32 or wider. An optimizer is known by its address: it must not be
+  // moved between two update(). Gradients on GPUs are divided in the current streams; the program
+  // does not wait for that.
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  // unscale_() if that was not called, then the optimizer's step(), unless a gradient of any rank
-  // is infinite or NaN. True if it stepped. Collective; once for an optimizer between two update().
-  // With gradients on GPUs it waits until it is known there whether they are finite.
+  // Calls unscale_() if the program has not, then the optimizer's step(), unless a gradient of any
+  // rank is infinite or NaN. Returns true if it stepped. Collective; once for an optimizer between
+  // two update(). With gradients on GPUs it waits until it is known there whether they are finite.
   bool step(torch::optim::Optimizer& optimizer);
 
-  // Adapts the scale to what the steps since the last update() met. Throws invalid_argument if
-  // there was none. With a value: takes that as the scale.
+  // Adapts the scale to what the steps since the last update() have met, or takes `new_scale` as
+  // the scale. Throws invalid_argument if there was no step and no value, or if the value is not
+  // positive. Not collective.
   void update(std::optional<double> new_scale = std::nullopt);
 
   double get_scale() const { return options_.enabled() ? scale_ : 1.0; }
 
-  // The scale, and for how long it has been good.
+  // The archive holds the scale, and for how many steps it has been good.
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
 

@@ -1,5 +1,5 @@
-// For programs that reduce gradients in their own way: compressed by a method of their own, over
-// fewer ranks, in several rounds.
+// A communication hook lets a program reduce gradients in its own way: compressed by a method of
+// its own, over fewer ranks, in several rounds.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,26 +11,28 @@
 
 namespace sirtaki {
 
-// Gradients that are reduced together.
+// A GradientBucket holds gradients that are reduced together. So far each bucket of a hook holds
+// one gradient.
 struct GradientBucket {
-  // The same on every rank, and used by no other bucket: begin the names of your own collectives
-  // with it.
+  // The name is the same on every rank, and no other bucket uses it: begin the names of your own
+  // collectives with it.
   std::string name;
-  // The place of its first parameter among the optimizer's, the same on every rank.
+  // The place of the bucket's first parameter among the optimizer's, the same on every rank.
   std::int64_t index = 0;
-  // One gradient after the other, 1-dimensional, in the parameters' type; zeros for a parameter
-  // that has no gradient on this rank. Belongs to the hook until the gradients are synchronized.
+  // The buffer holds one gradient after the other, 1-dimensional, in the parameters' type, with
+  // zeros for a parameter that has no gradient on this rank. It belongs to the hook until the
+  // gradients are synchronized.
   at::Tensor buffer;
   std::vector<std::string> parameters;        // names
   std::vector<at::Tensor> parameter_tensors;  // the parameters themselves
   std::vector<at::Tensor> gradients;          // views of `buffer`, in the parameters' shapes
 };
 
-// Called once for every bucket and step, on the thread whose backward() has completed the bucket
-// (two such threads may call it at once) or in synchronize(). It starts what it has to, mostly with
-// one of the _async collectives, and returns at once what synchronize() then calls, in the order of
-// the buckets, to get the result: a tensor of as many elements as `buffer`, equal on all ranks. It
-// may be `buffer` itself.
+// A CommunicationHook is called once for every bucket and step, on the thread whose backward() has
+// completed the bucket (two such threads may call it at once) or in synchronize(). It starts its
+// communication, mostly with one of the _async collectives, and returns at once a function that
+// gives the result. synchronize() calls those functions in the order of the buckets. The result is
+// a tensor of as many elements as `buffer`, equal on all ranks; it may be `buffer` itself.
 //
 //   options.hook([](const sirtaki::GradientBucket& bucket) {
 //     auto handle = sirtaki::allreduce_async(
@@ -40,9 +42,9 @@ struct GradientBucket {
 //     };
 //   });
 //
-// Of buckets that no rank has a gradient for, what it returns is dropped uncalled. If it, or what
-// it returns, throws or gives something that does not fit, the job ends as by abort(): what other
-// ranks have started would wait in vain.
+// For a bucket that no rank has a gradient for, the returned function is dropped uncalled. If the
+// hook or the returned function throws, or gives something that does not fit, the job ends as by
+// abort(): what other ranks have started would wait in vain.
 using CommunicationHook = std::function<std::function<at::Tensor()>(const GradientBucket&)>;
 
 }  // namespace sirtaki

@@ -1,7 +1,7 @@
-// What the asynchronous forms of the collectives return.
+// The asynchronous forms of the collectives return a handle.
 //
-// From such a call until its operation has ended its tensors must not be written, and those of the
-// in-place forms not be read.
+// From such a call until its operation has ended, its tensors must not be written, and those of the
+// in-place forms must not be read.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,10 +19,10 @@ namespace detail {
 class Pending;
 }
 
-// An operation under way. Copies refer to the same operation. A name is in flight, and must not be
-// used for another operation of the process set, until synchronize() has returned, poll() was true,
-// or the last copy is gone. An in-place operation on a non-contiguous tensor is written back by
-// synchronize() or poll() == true.
+// A Handle refers to an operation under way; copies refer to the same operation. The operation's
+// name is in flight, and must not be used for another operation of the process set, until
+// synchronize() has returned, poll() was true, or the last copy is gone. An in-place operation on a
+// non-contiguous tensor is written back by synchronize() or by a poll() that returns true.
 class SIRTAKI_API Handle {
  public:
   Handle() = default;
@@ -35,7 +35,8 @@ class SIRTAKI_API Handle {
   std::shared_ptr<detail::Pending> pending_;
 };
 
-// The same for a grouped operation, which is one: it ends when all of its tensors are done.
+// A GroupedHandle is the same for a grouped operation, which is one operation: it ends when all of
+// its tensors are done.
 class SIRTAKI_API GroupedHandle {
  public:
   GroupedHandle() = default;
@@ -48,24 +49,25 @@ class SIRTAKI_API GroupedHandle {
   std::shared_ptr<detail::Pending> pending_;
 };
 
-// True if the operation has ended, well or badly; never blocks. Throws not_initialized if the
-// handle belongs to a session that was shut down, invalid_argument for an empty handle. Of tensors
-// on a GPU also CUDA's errors, and invalid_argument while the current stream is captured in a CUDA
-// graph; it can be asked again.
+// Returns true if the operation has ended, well or badly; never blocks. Throws not_initialized if
+// the handle belongs to a session that was shut down, invalid_argument for an empty handle. For
+// tensors on a GPU it throws CUDA's errors too, and invalid_argument while the current stream is
+// captured in a CUDA graph; it can be asked again.
 SIRTAKI_API bool poll(const Handle& handle);
 SIRTAKI_API bool poll(const GroupedHandle& handle);
 
-// Waits until the operation has ended and returns its tensor (of a grouped one its tensors, in the
-// order of the call), or throws what went wrong. May be called several times. Does not use a core
-// while it waits. Of tensors on a GPU it does not wait for the end: the stream that is current
-// does, so what is computed in it next finds the result; poll() is true as early, and does the
-// same. Of a send or a barrier: what was sent, an undefined tensor.
+// Waits until the operation has ended and returns its tensor (a grouped operation's tensors, in the
+// order of the call), or throws what went wrong. May be called several times. It does not use a
+// core while it waits. For tensors on a GPU it does not wait for the end: the current stream does,
+// so what is computed in that stream next finds the result. poll() is true as early, and makes the
+// stream wait too. A send returns the tensor that was sent, a barrier an undefined one.
 SIRTAKI_API at::Tensor synchronize(const Handle& handle);
 SIRTAKI_API std::vector<at::Tensor> synchronize(const GroupedHandle& handle);
 
 // Waits as synchronize() does and returns how many of the result's rows came from each rank of the
-// process set, ascending by rank: of all-to-all, all-gather with different first dimensions,
-// scatter, and gather at its root. Of others it is empty. Of a grouped operation: of each tensor.
+// process set, ascending by rank: for all-to-all, all-gather with different first dimensions,
+// scatter, and gather at its root. For other operations it is empty. For a grouped operation there
+// is one list for each tensor.
 SIRTAKI_API std::vector<std::int64_t> received_splits(const Handle& handle);
 SIRTAKI_API std::vector<std::vector<std::int64_t>> received_splits(const GroupedHandle& handle);
 

@@ -1,5 +1,6 @@
-// Messages between two ranks. They are no collectives: nobody else takes part, they have no name,
-// and they do not wait for collectives that are under way, nor those for them.
+// These functions send messages between two ranks. Messages are not collective: no other rank takes
+// part, they have no name, and they do not wait for collectives that are under way, nor collectives
+// for them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,16 +17,16 @@
 namespace sirtaki {
 
 struct MessageOptions {
-  // 0 to 32000. Messages of one rank to another with the same tag arrive in the order in which they
-  // were sent; those with another one do not wait for them.
+  // The tag is from 0 to 32000. Messages from one rank to another with the same tag arrive in the
+  // order in which they were sent; messages with different tags do not wait for each other.
   TORCH_ARG(int, tag) = 0;
-  // If it is not done in this time the whole group fails with timed_out. 0: it may take for ever,
-  // or until the session ends: then it throws shut_down.
+  // If the message is not done in this time, the whole group fails with timed_out. 0: there is no
+  // limit; the call waits until the session ends, and then throws shut_down.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
 };
 
-// Sends the tensor to rank `to` of the job, which may be this one (asynchronously, then). Tensors
-// as for the collectives, of any type that moves. Returns when the tensor may be written again,
+// Sends the tensor to rank `to` of the job, which may be this rank (asynchronously, then). Tensors
+// are as for the collectives, of any type that moves. Returns when the tensor may be written again,
 // which may be before it was received. Throws invalid_argument for a rank or a tag that does not
 // exist.
 SIRTAKI_API void send(const at::Tensor& tensor, int to, const MessageOptions& options = {},
@@ -33,15 +34,15 @@ SIRTAKI_API void send(const at::Tensor& tensor, int to, const MessageOptions& op
 SIRTAKI_API Handle isend(const at::Tensor& tensor, int to, const MessageOptions& options = {},
                          const Session& session = {});
 
-// Overwrites the tensor with the next message of rank `from` with this tag, and returns it. Throws
-// mismatch on this rank if that has another type or shape, and names both; the message is gone
-// then.
+// Overwrites the tensor with the next message from rank `from` with this tag, and returns it.
+// Throws mismatch on this rank if the message has another type or shape; the text names both, and
+// the message is gone then. Throws invalid_argument for a rank or a tag that does not exist.
 SIRTAKI_API at::Tensor recv_(const at::Tensor& tensor, int from, const MessageOptions& options = {},
                              const Session& session = {});
 SIRTAKI_API Handle irecv(const at::Tensor& tensor, int from, const MessageOptions& options = {},
                          const Session& session = {});
 
-// One of several messages that are started together.
+// A P2POp is one of several messages that are started together.
 struct P2POp {
   enum class Kind : unsigned char { Send, Receive };
 
@@ -58,8 +59,9 @@ struct P2POp {
   int tag = 0;
 };
 
-// Starts them all, in this order, and returns a handle for each. Checked before the first starts:
-// if one is wrong none does. `options.tag` is not looked at.
+// Starts all operations, in this order, and returns a handle for each. All are checked before the
+// first starts: if one is wrong, none starts, and it throws invalid_argument. `options.tag` is not
+// used.
 SIRTAKI_API std::vector<Handle> batch_isend_irecv(const std::vector<P2POp>& operations,
                                                   const MessageOptions& options = {},
                                                   const Session& session = {});

@@ -1,6 +1,6 @@
-// Collectives that move rows: broadcast, all-gather, gather, scatter, all-to-all. See collectives.h
-// for what holds for all of them. Of a name, a process set and a timeout in options the meaning is
-// that of AllreduceOptions.
+// These collectives move rows: broadcast, all-gather, gather, scatter, all-to-all. collectives.h
+// says what holds for all of them. The options name, process_set and timeout mean what they mean in
+// AllreduceOptions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,9 +39,9 @@ struct GatherOptions {
 struct ScatterOptions {
   TORCH_ARG(std::string, name);
   TORCH_ARG(ProcessSet, process_set);
-  // At the root: the rows for each rank of the set, ascending by rank; together the tensor's.
-  // Empty: as many for each, one more for the first ones where they do not divide. Elsewhere
-  // ignored.
+  // At the root: the number of rows for each rank of the set, ascending by rank; together all rows
+  // of the tensor. Empty: equal numbers, and one row more for the first ranks if the rows do not
+  // divide. On other ranks the splits are ignored.
   TORCH_ARG(std::vector<std::int64_t>, splits);
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
 };
@@ -49,13 +49,14 @@ struct ScatterOptions {
 struct AlltoallOptions {
   TORCH_ARG(std::string, name);
   TORCH_ARG(ProcessSet, process_set);
-  // The rows for each rank of the set, ascending by rank; together the tensor's. Empty: as many for
-  // each, into which the first dimension must divide.
+  // The number of rows for each rank of the set, ascending by rank; together all rows of the
+  // tensor. Empty: equal numbers, for which the first dimension must divide by the size of the set.
   TORCH_ARG(std::vector<std::int64_t>, splits);
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
 };
 
-// The tensor of rank `root_rank`. The others give one of the same type and shape.
+// Gives every rank the tensor of rank `root_rank`. The others give a tensor of the same type and
+// shape. Collective.
 SIRTAKI_API at::Tensor broadcast(const at::Tensor& tensor, int root_rank,
                                  const BroadcastOptions& options = {}, const Session& session = {});
 SIRTAKI_API at::Tensor broadcast_(const at::Tensor& tensor, int root_rank,
@@ -84,8 +85,8 @@ SIRTAKI_API GroupedHandle grouped_broadcast_async_(const std::vector<at::Tensor>
                                                    const BroadcastOptions& options = {},
                                                    const Session& session = {});
 
-// The tensors of all ranks of the set, one after the other along the first dimension, in which they
-// may differ. At least one dimension.
+// Returns the tensors of all ranks of the set, one after the other along the first dimension, in
+// which they may differ. The tensors have at least one dimension. Collective.
 SIRTAKI_API at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& options = {},
                                  const Session& session = {});
 SIRTAKI_API Handle allgather_async(const at::Tensor& tensor, const AllgatherOptions& options = {},
@@ -97,8 +98,8 @@ SIRTAKI_API GroupedHandle grouped_allgather_async(const std::vector<at::Tensor>&
                                                   const AllgatherOptions& options = {},
                                                   const Session& session = {});
 
-// The same of tensors that agree in the first dimension too, which is checked and saves an exchange
-// of sizes: [d0, …] becomes [n d0, …].
+// Returns the same for tensors that agree in the first dimension too, which is checked and saves an
+// exchange of sizes: [d0, …] becomes [n d0, …]. Collective.
 SIRTAKI_API at::Tensor allgather_into(const at::Tensor& tensor,
                                       const AllgatherOptions& options = {},
                                       const Session& session = {});
@@ -112,7 +113,8 @@ SIRTAKI_API GroupedHandle grouped_allgather_into_async(const std::vector<at::Ten
                                                        const AllgatherOptions& options = {},
                                                        const Session& session = {});
 
-// As allgather, on rank `root_rank` alone; the others get no rows: [0, …].
+// Returns what allgather returns, on rank `root_rank` alone; the others get no rows: [0, …].
+// Collective.
 SIRTAKI_API at::Tensor gather(const at::Tensor& tensor, int root_rank,
                               const GatherOptions& options = {}, const Session& session = {});
 SIRTAKI_API Handle gather_async(const at::Tensor& tensor, int root_rank,
@@ -125,8 +127,8 @@ SIRTAKI_API GroupedHandle grouped_gather_async(const std::vector<at::Tensor>& te
                                                const Session& session = {});
 
 // Deals out the rows of rank `root_rank`; see ScatterOptions::splits. The others give any tensor of
-// the same type and shape but for the first dimension, such as torch::empty({0, 3}); its values
-// are not looked at. At least one dimension.
+// the same type and shape except for the first dimension, such as torch::empty({0, 3}); its values
+// are not used. The tensors have at least one dimension. Collective.
 SIRTAKI_API at::Tensor scatter(const at::Tensor& tensor, int root_rank,
                                const ScatterOptions& options = {}, const Session& session = {});
 SIRTAKI_API Handle scatter_async(const at::Tensor& tensor, int root_rank,
@@ -141,12 +143,13 @@ SIRTAKI_API GroupedHandle grouped_scatter_async(const std::vector<at::Tensor>& t
 
 struct AlltoallResult {
   at::Tensor tensor;
-  std::vector<std::int64_t> received_splits;  // the rows that came from each rank of the set
+  std::vector<std::int64_t> received_splits;  // the number of rows that came from each rank of the
+                                              // set
 };
 
-// Each rank deals out its rows to all, see AlltoallOptions::splits, and gets those for it,
-// ascending by rank. The tensors may differ in the first dimension; at least that one. Of the
-// asynchronous forms received_splits(handle) tells the rows.
+// Deals out each rank's rows to all ranks, see AlltoallOptions::splits, and returns the rows for
+// this rank, ascending by sender. The tensors have at least one dimension, and may differ in the
+// first. For the asynchronous forms received_splits(handle) tells the numbers of rows. Collective.
 SIRTAKI_API AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options = {},
                                     const Session& session = {});
 SIRTAKI_API Handle alltoall_async(const at::Tensor& tensor, const AlltoallOptions& options = {},

@@ -1,4 +1,4 @@
-// Broadcast and all-gather of whole objects: bytes, and what torch::save takes.
+// These functions broadcast and gather whole objects: bytes, and what torch::save takes.
 //
 //   const std::string settings = sirtaki::broadcast_object(sirtaki::rank() == 0 ? Read() : "", 0);
 //   const std::vector<at::Tensor> worst = sirtaki::allgather_object(my_worst_sample);
@@ -8,13 +8,13 @@
 // modules (std::shared_ptr or holder), your own types with operator<< for
 // torch::serialize::OutputArchive and operator>> for InputArchive, and besides c10::IValue with
 // what it holds: numbers, strings, lists, tuples, dictionaries, tensors. Other types do not
-// compile. An optimizer has its own broadcast_optimizer_state.
+// compile. For an optimizer there is broadcast_optimizer_state.
 //
 // All are collective, over all ranks or those of a process set. Ranks may give objects of different
-// sizes, of more than 2 GiB too. Without a name the calls are matched by the order in which the
-// ranks make them; a name may be used again as soon as the call has returned. What cannot be saved
-// or loaded on one rank is thrown as invalid_argument on all; different roots, or another kind of
-// call on some ranks, as mismatch.
+// sizes, of more than 2 GiB too. Calls without a name are matched by the order in which the ranks
+// make them; a name may be used again as soon as the call has returned. All ranks throw
+// invalid_argument if an object cannot be saved or loaded on one rank; mismatch if their roots
+// differ, or some ranks make another kind of call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,12 +39,12 @@
 
 namespace sirtaki {
 
-// The bytes of `root_rank`; what the others give is not looked at.
+// Returns the bytes of `root_rank`; those of the others are not used.
 SIRTAKI_API std::string broadcast_object(const std::string& bytes, int root_rank,
                                          const std::string& name = "",
                                          const Participants& among = {});
 
-// The bytes of all ranks (of the set), in their order.
+// Returns the bytes of all ranks (of the set), in their order.
 SIRTAKI_API std::vector<std::string> allgather_object(const std::string& bytes,
                                                       const std::string& name = "",
                                                       const Participants& among = {});
@@ -138,9 +138,9 @@ using EnableIfNotBytes = std::enable_if_t<!std::is_convertible<const T&, std::st
 
 }  // namespace detail
 
-// The object of `root_rank`, which itself gets its own back. What the others give is not looked at
-// and may be undefined or empty; but a module is overwritten in place and returned, so each rank
-// gives one that is made up alike (broadcast_parameters compares shapes, this does not). Large
+// Returns the object of `root_rank`; the root gets its own back. The objects of the others are not
+// used and may be undefined or empty. But a module is overwritten in place and returned, so each
+// rank gives one of the same structure (broadcast_parameters compares shapes, this does not). Large
 // tensors go through two small buffers: no rank has a second copy of them.
 template <class T, detail::EnableIfNotBytes<T> = 0>
 T broadcast_object(const T& value, int root_rank, const std::string& name = "",
@@ -159,8 +159,8 @@ T broadcast_object(const T& value, int root_rank, const std::string& name = "",
   return received;
 }
 
-// The objects of all ranks, in their order; this rank's is a copy too. Modules have to support
-// clone(), as torch::nn::Cloneable and LibTorch's own do.
+// Returns the objects of all ranks, in their order; this rank's is a copy too. Modules must support
+// clone(), as torch::nn::Cloneable and LibTorch's own modules do.
 template <class T, detail::EnableIfNotBytes<T> = 0>
 std::vector<T> allgather_object(const T& value, const std::string& name = "",
                                 const Participants& among = {}) {

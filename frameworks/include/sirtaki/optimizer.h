@@ -1,4 +1,4 @@
-// An optimizer that averages the gradients over the ranks before it uses them.
+// A DistributedOptimizer averages the gradients over the ranks before it uses them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,18 +25,18 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 namespace detail {
 
-// What is the same of every DistributedOptimizer, whatever its Base.
+// The part of a DistributedOptimizer's interface that is the same whatever its Base.
 class SIRTAKI_API GradientSynchronizer {
  public:
   virtual ~GradientSynchronizer();
   // Waits until all gradients are averaged. The following step() takes them as they then are.
   virtual void synchronize() = 0;
-  // No step() will use them.
+  // Says that no step() will use the averaged gradients.
   virtual void skip_step() = 0;
-  // The one that it was made in, and whose ranks it averages over.
+  // The session in which it was made, and the set of ranks over which it averages.
   virtual Session session() const = 0;
   virtual ProcessSet process_set() const = 0;
-  // Gradients are this rank's own: what steps change is combined instead.
+  // True if gradients stay this rank's own: what steps change is combined instead.
   virtual bool has_local_gradients() const = 0;
 
  protected:
@@ -45,7 +45,7 @@ class SIRTAKI_API GradientSynchronizer {
   GradientSynchronizer& operator=(GradientSynchronizer&&) noexcept = default;
 };
 
-// Keeps something up until it is destroyed.
+// A Scope keeps a state in force until it is destroyed.
 class SIRTAKI_API Scope {
  public:
   explicit Scope(std::function<void()> end) : end_(std::move(end)) {}
@@ -62,16 +62,17 @@ class SIRTAKI_API Scope {
 // The part of DistributedOptimizer that does not depend on the optimizer's type: hooks in the
 // autograd graph that start the reduction of each gradient, and the wait for all of them.
 //
-// Owned by its optimizer, movable with it. Hooks run on autograd's threads, also several at once:
-// on those that call backward(), and for gradients on a GPU on the one that autograd has for it;
-// everything else is called by the thread that uses the optimizer.
+// The optimizer owns it, and it moves with the optimizer. Hooks run on autograd's threads, also
+// several at once: on those that call backward(), and for gradients on a GPU on the one that
+// autograd has for it; everything else is called by the thread that uses the optimizer.
 class SIRTAKI_API GradientReducer {
  public:
   // Compares parameters and options with those of the other ranks (collective), then attaches the
-  // hooks. Throws on every rank if any rank's do not fit.
+  // hooks. Every rank throws if any rank's do not fit.
   GradientReducer(const torch::optim::Optimizer& optimizer, NamedTensors named_parameters,
                   const DistributedOptimizerOptions& options, const Session& session);
-  // Of these parameters, without an optimizer: gradients are averaged when backward() returns.
+  // Does the same for parameters without an optimizer: gradients are averaged when backward()
+  // returns.
   GradientReducer(NamedTensors parameters, const DistributedOptimizerOptions& options,
                   const Session& session);
   GradientReducer(GradientReducer&&) noexcept;
@@ -81,27 +82,27 @@ class SIRTAKI_API GradientReducer {
   using LossClosure = torch::optim::Optimizer::LossClosure;
   using BaseStep = std::function<at::Tensor(LossClosure closure)>;
 
-  // The optimizer's step by `base_step`, with gradients averaged before it or changes combined
-  // after it. Throws if the session is gone.
+  // Makes the optimizer's step by `base_step`, with gradients averaged before it or changes
+  // combined after it. Throws if the session is gone.
   at::Tensor Step(const torch::optim::Optimizer& optimizer, LossClosure closure,
                   const BaseStep& base_step);
   void SkipStep();
   void Synchronize(const torch::optim::Optimizer& optimizer);
-  // Throws while gradients are being reduced; then looks for parameters that are new.
+  // Throws while gradients are being reduced; otherwise looks for parameters that are new.
   void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
   Scope NoSync();
   Scope SkipSynchronize();
   // Without an optimizer: looks for parameters that were unfrozen, and ends what a backward() that
-  // failed has left. Nothing within a backward().
+  // failed has left. Does nothing within a backward().
   void BeforeForward();
-  // Without an optimizer, within a backward(): gradients are averaged at this one's end. Otherwise
-  // it is that of the innermost backward() that makes the first of them.
+  // Without an optimizer, within a backward(): gradients are averaged at the end of this
+  // backward(). Otherwise it is the end of the innermost backward() that makes the first of them.
   void BeginBackward();
   Session session() const;
   ProcessSet process_set() const;
-  bool is_reducing() const;  // gradients are on their way, as zero_grad() does not like it
+  bool is_reducing() const;  // gradients are being reduced, so that zero_grad() throws
   bool has_local_gradients() const;
-  const std::string& prefix() const;  // of the names of its collectives
+  const std::string& prefix() const;  // the prefix of the names of its collectives
 
  private:
   class Impl;
@@ -111,17 +112,20 @@ class SIRTAKI_API GradientReducer {
 
 }  // namespace detail
 
-// Is a Base, so that schedulers, param_groups(), torch::save and the rest work on it as before:
+// A DistributedOptimizer is a Base, so that schedulers, param_groups(), torch::save and the rest
+// work on it as before:
 //
 //   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
 //   auto optimizer = sirtaki::DistributedOptimizer(std::move(sgd), model->named_parameters());
 //
-// Each gradient's reduction starts as soon as backward() has computed it, and runs while backward()
-// goes on; step() waits for all of them. Until then gradients must not be touched:
+// The reduction of each gradient starts as soon as backward() has computed it, and runs while
+// backward() goes on; step() waits for all of them. Until then gradients must not be touched:
+//
 //   - a second backward() before step() or synchronize() throws invalid_argument, unless
 //     accumulation is declared: backward_passes_per_step, or no_sync(),
-//   - so does zero_grad() between backward() and step(); called on the module or through Base&,
-//     where nobody can see it at once, it is thrown by the next backward() or step().
+//   - so does zero_grad() between backward() and step(). If it is called on the module or through
+//     Base&, where the library cannot see it at once, the next backward() or step() throws.
+//
 // To change the averaged gradients before the step (clipping), call synchronize() first. LibTorch's
 // own torch::nn::utils::clip_grad_norm_ and clip_grad_value_ without it give wrong results, and
 // nothing notices: they change gradients that are still being averaged through a pointer that
@@ -134,32 +138,33 @@ class SIRTAKI_API GradientReducer {
 //
 // A sparse gradient (COO) is gathered from all ranks, indices and values, and added up; the result,
 // coalesced, replaces it in .grad. Ranks without the gradient add nothing; if the result has no
-// entries at all the gradient is undefined afterwards. Sparse on some ranks and dense on others is
-// thrown as `mismatch` on all. Of LibTorch's optimizers SGD and Adagrad, without weight_decay, take
-// sparse gradients; sparse_as_dense is for the others, and for a hook.
+// entries at all, the gradient is undefined afterwards. If a gradient is sparse on some ranks and
+// dense on others, all ranks throw `mismatch`. Of LibTorch's optimizers, SGD and Adagrad without
+// weight_decay take sparse gradients; sparse_as_dense is for the others, and for a hook.
 //
 // With op Adasum gradients stay this rank's own, for as many backward() as you like. step() makes
-// Base's step with them; of what it has changed in each parameter, the ranks' changes are combined
-// by Adasum, and each parameter becomes what it was before plus that, the same bits on all ranks.
-// What else Base keeps (momentum, moments) is this rank's own too. A closure is Base's as it is,
-// and so is the loss. synchronize() and no_sync() have nothing to do; clip_grad_norm_ clips this
-// rank's gradients by their own norm. Costs a copy of the parameters during step(). Floating point
-// only. A step that throws leaves the parameters as they were before it.
+// Base's step with them, then combines the ranks' changes of each parameter by Adasum. Each
+// parameter becomes what it was before plus the combined change, the same bits on all ranks. Base's
+// other state (momentum, moments) is this rank's own too. A closure and its loss are Base's,
+// unchanged. synchronize() and no_sync() have nothing to do; clip_grad_norm_ clips this rank's
+// gradients by their own norm. Adasum costs a copy of the parameters during step(), and takes
+// floating point only. A step that throws leaves the parameters as they were before it.
 //
-// With a process set only its ranks make the optimizer, invalid_argument elsewhere, and "all ranks"
-// below and above are those of the set. Roots stay ranks of the job. Parameters of one model may be
-// split over optimizers of several sets; one parameter belongs to one set.
+// With a process set only its ranks make the optimizer, others throw invalid_argument, and "all
+// ranks" below and above are those of the set. Roots stay ranks of the job. Parameters of one model
+// may be split over optimizers of several sets; one parameter belongs to one set.
 //
-// Making one is collective. All parameters of the optimizer must be in `named_parameters`, each
-// name once; more names than the optimizer has parameters are fine. Names, shapes and types are
-// compared between the ranks, and the first difference is thrown as `mismatch` on all of them;
-// `base` is then untouched. Make schedulers after wrapping: they keep a reference to the optimizer.
+// The constructor and step() are collective. All parameters of the optimizer must be in
+// `named_parameters`, each name once; more names than the optimizer has parameters are allowed. The
+// constructor compares names, shapes and types between the ranks; if they differ, all ranks throw
+// `mismatch`, which names the first difference, and `base` is untouched. Make schedulers after
+// wrapping: they keep a reference to the optimizer.
 //
 // Parameters may be added (by all ranks alike), frozen and unfrozen later: zero_grad(),
 // synchronize() and step() look for them. Several optimizers may have parts of one model, or the
-// same parameters; these need equal options and op Average.
+// same parameters; optimizers of the same parameters need equal options and op Average.
 //
-// With one rank there are no hooks (but with sparse_as_dense) and step() is Base's; none of the
+// With one rank there are no hooks (except with sparse_as_dense) and step() is Base's; none of the
 // checks above that need a second rank is made.
 template <class Base>
 class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
@@ -180,10 +185,10 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
       : DistributedOptimizer(std::move(base),
                              detail::GradientReducer(base, named_parameters, options, session)) {}
 
-  // Waits for the averaged gradients, then Base::step(). With a closure, which makes the gradients
-  // (none may be under way before), each evaluation of it is followed by synchronize(), and the
-  // loss it returns is averaged over the ranks: the same bits everywhere, so that an optimizer that
-  // branches on it branches alike.
+  // Waits for the averaged gradients, then calls Base::step(). With a closure, which makes the
+  // gradients (none may be under way before), each evaluation is followed by synchronize(), and the
+  // loss that it returns is averaged over the ranks: the same bits everywhere, so that an optimizer
+  // that branches on the loss branches alike. Collective.
   at::Tensor step(LossClosure closure = nullptr) override {
     return reducer_.Step(*this, std::move(closure),
                          [this](LossClosure wrapped) { return Base::step(std::move(wrapped)); });
@@ -191,31 +196,33 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
 
   // Waits until all gradients are averaged. The following step() takes them as they then are. A
   // backward() in between adds to them (on every rank, or on none) and has them averaged again.
+  // Collective.
   void synchronize() override { reducer_.Synchronize(*this); }
 
-  // Base's, but throws invalid_argument if gradients are being reduced.
+  // Calls Base's zero_grad(), but throws invalid_argument if gradients are being reduced.
   void zero_grad(bool set_to_none = true) {
     reducer_.BeforeZeroGrad(*this);
     Base::zero_grad(set_to_none);
   }
 
-  // While what it returns lives, backward() only adds to the gradients of this rank; they are
+  // While the returned Scope lives, backward() only adds to the gradients of this rank. They are
   // reduced with those of the first backward() after it, or by step():
   //
   //   { auto hold = optimizer.no_sync(); loss_of(batch1).backward(); }
   //   loss_of(batch2).backward();
   //   optimizer.step();
   //
-  // All ranks alike.
+  // All ranks must do it alike.
   [[nodiscard]] detail::Scope no_sync() { return reducer_.NoSync(); }
 
-  // While what it returns lives, step() is Base's: it takes the gradients as they are on this rank.
-  // Not needed after synchronize(). It throws invalid_argument if gradients are being reduced, and
-  // with a closure. Throws invalid_argument with op Adasum.
+  // While the returned Scope lives, step() is Base's: it takes the gradients as they are on this
+  // rank. Not needed after synchronize(). step() then throws invalid_argument if gradients are
+  // being reduced, and with a closure. skip_synchronize() throws invalid_argument with op Adasum.
   [[nodiscard]] detail::Scope skip_synchronize() { return reducer_.SkipSynchronize(); }
 
-  // After a step that a program leaves out, when synchronize() was called for it and zero_grad() of
-  // this optimizer will not be: the following backward() are a new step's.
+  // Begins a new step after one that the program leaves out. It is needed if synchronize() was
+  // called for that step and zero_grad() of this optimizer will not be: the following backward()
+  // then belong to a new step.
   void skip_step() override { reducer_.SkipStep(); }
 
   Session session() const override { return reducer_.session(); }
@@ -229,13 +236,13 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
   detail::GradientReducer reducer_;
 };
 
-// Waits for the averaged gradients of a DistributedOptimizer (of another one nothing is waited
-// for), then scales them so that their norm, over all parameters of all groups together, is at most
-// `max_norm`, and returns the norm that they had. `norm_type`: 2, 1, infinity or another p.
-// `error_if_nonfinite`: throws if that norm is not finite, else such gradients are scaled all the
-// same. Sparse gradients count with their values, coalesced. For a DistributedOptimizer the norm is
-// that of the lowest of its ranks, so that all scale alike to the bit; with op Adasum each rank has
-// its own.
+// Waits for the averaged gradients of a DistributedOptimizer (for another optimizer it does not
+// wait), then scales them so that their norm, over all parameters of all groups together, is at
+// most `max_norm`, and returns the norm that they had. `norm_type` is 2, 1, infinity or another p.
+// Throws invalid_argument if `max_norm` is negative, and with `error_if_nonfinite` if that norm is
+// not finite; without it such gradients are scaled all the same. Sparse gradients count with their
+// values, coalesced. For a DistributedOptimizer it is collective, and the norm is that of the
+// lowest of its ranks, so that all scale alike to the bit; with op Adasum each rank has its own.
 SIRTAKI_API double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                                    double norm_type = 2.0, bool error_if_nonfinite = false);
 

@@ -1,4 +1,4 @@
-// Who takes part in what a helper does.
+// Participants say which ranks take part in a helper.
 #pragma once
 
 #include <utility>
@@ -9,14 +9,14 @@
 
 namespace sirtaki {
 
-// All ranks of a session, or those of a process set: either converts to one, and a
-// default-constructed one is all ranks of the process's own session.
+// Participants are all ranks of a session, or those of a process set: either converts to
+// Participants, and a default-constructed one is all ranks of the process's own session.
 //
 //   sirtaki::broadcast_parameters(*model, 0);       // to all
 //   sirtaki::broadcast_parameters(*model, 2, set);  // to the ranks of the set; 2 is one of them
 //
-// A rank that is not in the set throws invalid_argument at once, and nothing happens. As
-// everywhere, roots are ranks of the job, and the names of calls are the set's own.
+// A rank that is not in the set throws invalid_argument at once, and nothing happens. Roots are
+// ranks of the job, as everywhere, and the names of calls are the set's own.
 class SIRTAKI_API Participants {
  public:
   Participants() = default;

@@ -1,10 +1,10 @@
-// Groups of ranks that run collectives among themselves.
+// Process sets are groups of ranks that run collectives among themselves.
 //
 //   const auto even = sirtaki::add_process_set({0, 2});
 //   if (even.included()) sirtaki::allreduce(t, sirtaki::AllreduceOptions().process_set(even));
 //
-// Each set has a readiness of its own: one that is not ready delays no other. Sets may overlap. The
-// names of calls, and the numbers of those without one, are the set's own.
+// A set that is not ready delays no other set. Sets may overlap. The names of calls, and the
+// numbers of those without a name, are the set's own.
 #pragma once
 
 #include <torch/arg.h>
@@ -24,10 +24,10 @@ namespace detail {
 struct SetMembership;
 }
 
-// A cheap, copyable reference to a set of one session; a default-constructed one is all ranks of
-// whatever session it is used with. Every options struct of a collective takes one, and so a call
-// runs on it. Calls throw invalid_argument at once, and nothing happens, on a rank outside the set,
-// and for a set that was removed or is of another session.
+// A ProcessSet is a cheap, copyable reference to a set of one session; a default-constructed one is
+// all ranks of whatever session it is used with. Every options struct of a collective takes one,
+// and the call then runs on that set. A call throws invalid_argument at once, and nothing happens,
+// on a rank outside the set, and for a set that was removed or is of another session.
 //
 // Roots and peers are ranks of the job everywhere, never indices within a set.
 class SIRTAKI_API ProcessSet {
@@ -36,11 +36,12 @@ class SIRTAKI_API ProcessSet {
   explicit ProcessSet(std::shared_ptr<const detail::SetMembership> membership)
       : membership_(std::move(membership)) {}
 
-  // 0 for all ranks; the same on every rank. Numbers are not used again in a session.
+  // Returns the set's number: 0 for all ranks; the same on every rank. Numbers are not used again
+  // in a session.
   std::uint32_t id() const noexcept;
 
-  // The session matters to a default-constructed set alone; without one that throws
-  // not_initialized. Of a set that was removed they still tell what it was.
+  // These functions use the session only for a default-constructed set, which throws
+  // not_initialized without one. For a set that was removed they still tell what it was.
   int rank(const Session& session = {}) const;  // index of this process in ranks(), or -1
   int size(const Session& session = {}) const;
   std::vector<int> ranks(const Session& session = {}) const;  // ascending ranks of the job
@@ -59,27 +60,28 @@ struct ProcessSetOptions {
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
 };
 
-// Makes a set of these ranks, in any order. Collective over all ranks of the job, also those that
-// are not in it, in the same order on all if there are several; the ranks must agree. Two sets may
-// have the same ranks. Throws invalid_argument on every rank if there are no ranks, or one that is
-// not in the job; mismatch if the ranks differ.
+// Makes a set of these ranks, which may be in any order. Collective over all ranks of the job, also
+// those that are not in the set; if there are several calls, all ranks make them in the same order.
+// The ranks must agree. Two sets may have the same ranks. Throws invalid_argument on every rank if
+// there are no ranks, or one that is not in the job; mismatch if the ranks differ.
 SIRTAKI_API ProcessSet add_process_set(const std::vector<int>& ranks,
                                        const ProcessSetOptions& options = {},
                                        const Session& session = {});
 
 // Ends a set that add_process_set or InitOptions has made. Collective over all ranks of the job.
-// What is still pending in it fails with invalid_argument, and so does every later use. Throws
-// invalid_argument for all ranks, the local and the cross set; mismatch if the ranks differ.
+// Calls that are still pending in the set fail with invalid_argument, and so does every later use.
+// Throws invalid_argument for the sets of all ranks, of this host and of this local rank; mismatch
+// if the ranks differ.
 SIRTAKI_API void remove_process_set(const ProcessSet& process_set,
                                     const ProcessSetOptions& options = {},
                                     const Session& session = {});
 
-// Those that exist from the start. Not collective.
+// These functions return the sets that exist from the start. Not collective.
 SIRTAKI_API ProcessSet world_process_set(const Session& session = {});  // all ranks
 SIRTAKI_API ProcessSet local_process_set(const Session& session = {});  // of this host
 // The ranks with this local rank, one a host.
 SIRTAKI_API ProcessSet cross_process_set(const Session& session = {});
-// Those that InitOptions::process_set named, in its order. Not collective.
+// Returns the sets that InitOptions::process_set named, in its order. Not collective.
 SIRTAKI_API std::vector<ProcessSet> initial_process_sets(const Session& session = {});
 
 }  // namespace sirtaki

@@ -1,4 +1,4 @@
-// Random numbers: seeding the generators of all ranks.
+// seed_all() seeds the random generators of all ranks.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@ enum class SeedMode : unsigned char {
 // Seeds LibTorch's generators, as torch::manual_seed does: the default one of the CPU and those of
 // all devices. Collective: every rank gives the same seed and mode; if they differ, all throw
 // mismatch. Returns the seed that this rank uses:
+//
 //   EqualOnAllRanks   `seed` itself, so that one process with torch::manual_seed draws the same;
 //   DifferentPerRank  one derived from `seed` and the rank. Two ranks of a job never get the same,
 //                     and jobs with neighbouring seeds share none, as those with seed + rank would.

@@ -1,4 +1,5 @@
-// Letting one rank go first: it downloads or prepares what the others then find in place.
+// run_rank_zero_first() lets one rank go first: it downloads or prepares what the others then find
+// in place.
 #pragma once
 
 #include <torch/arg.h>
@@ -21,13 +22,13 @@ enum class FirstScope : unsigned char {
 
 struct RankZeroFirstOptions {
   TORCH_ARG(FirstScope, scope) = FirstScope::Job;
-  // What is waited for, in stall warnings and errors. Two of these under way at the same time need
-  // different names.
+  // The name stands in stall warnings and errors for what the ranks wait for. Two such calls that
+  // are under way at the same time need different names.
   TORCH_ARG(std::string, name);
 };
 
 namespace detail {
-// The same for a function without a result.
+// Runs a function without a result.
 SIRTAKI_API void RunRankZeroFirst(const std::function<void()>& run,
                                   const RankZeroFirstOptions& options, const Session& session);
 }  // namespace detail
@@ -37,9 +38,9 @@ SIRTAKI_API void RunRankZeroFirst(const std::function<void()>& run,
 //
 //   auto data = sirtaki::run_rank_zero_first([&] { return Mnist(download("mnist")); });
 //
-// Collective over all ranks of the job, which shares its disks whatever its process sets, and `fn`
-// must not be: it runs while other ranks wait. If it throws on a first rank,
-// the others do not call it; if it throws on a later one, they have. Either way that rank throws
+// Collective over all ranks of the job, which shares its disks whatever its process sets are. `fn`
+// must not be collective: it runs while other ranks wait. If it throws on a first rank, the others
+// do not call it; if it throws on a later one, they have called it. Either way that rank throws
 // what `fn` threw, and all others throw invalid_argument with its rank and text, so that none goes
 // on without what the rest has. Ranks wait here as long as in any collective operation: raise the
 // option `stall_limit` (30 min) for work that takes longer.

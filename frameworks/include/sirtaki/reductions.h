@@ -1,5 +1,5 @@
-// Collectives that compute: all-reduce, reduce, reduce-scatter. See collectives.h for what holds
-// for all of them.
+// These collectives compute: all-reduce, reduce, reduce-scatter. collectives.h says what holds for
+// all of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,42 +17,44 @@
 
 namespace sirtaki {
 
-// float16 and bfloat16 are accumulated in float32 and rounded once.
+// A ReduceOp says how the ranks' values are combined. float16 and bfloat16 are accumulated in
+// float32 and rounded once.
 enum class ReduceOp : unsigned char {
-  // Integers, floating point, complex. Gradients flow through these two only.
-  Sum,      // of integers: wraps at the type's range
-  Average,  // the sum divided by the number of ranks of the set, also of those that have joined;
+  // For integers, floating point, complex. Gradients flow through these two only.
+  Sum,      // integers wrap at the type's range
+  Average,  // the sum divided by the number of ranks of the set, those that have joined included;
             // integers are truncated toward zero, and only int64 sums can wrap before
-  // Integers, floating point, bool.
+  // For integers, floating point, bool.
   Min,      // a NaN wins; -0 is smaller than +0
   Max,      // a NaN wins
-  Product,  // of integers: wraps; of bool: And
-  // Integers and bool.
+  Product,  // integers wrap; for bool it is And
+  // For integers and bool.
   BitAnd,
   BitOr,
   BitXor,
-  // Floating point, all-reduce only: adds what is orthogonal, averages what is parallel.
+  // For floating point, all-reduce only: adds what is orthogonal, averages what is parallel.
   Adasum,
 };
 
 struct AllreduceOptions {
-  // Matches the calls of the ranks. Empty: by call order.
+  // The name matches the calls of the ranks. Empty: the calls are matched by their order.
   TORCH_ARG(std::string, name);
   TORCH_ARG(ProcessSet, process_set);
   TORCH_ARG(ReduceOp, op) = ReduceOp::Average;
-  // Each rank's tensor is multiplied by `prescale` before, the result by `postscale` after the
-  // reduction. Other values than 1 need a floating-point tensor.
+  // Each rank's tensor is multiplied by `prescale` before the reduction, the result by `postscale`
+  // after it. Other values than 1 need a floating-point tensor.
   TORCH_ARG(double, prescale) = 1.0;
   TORCH_ARG(double, postscale) = 1.0;
-  // What float32 and float64 tensors travel as, and where; see compression.h. The ranks must agree.
+  // These say what float32 and float64 tensors travel as, and where; see compression.h. The ranks
+  // must agree.
   TORCH_ARG(Compression, compression) = Compression::None;
   TORCH_ARG(CompressionScope, compression_scope) = CompressionScope::BetweenHosts;
-  // If it is not done in this time the whole group fails with timed_out, naming the tensor: a call
-  // cannot be taken back. 0: only the limits of the session hold.
+  // If the call is not done in this time, the whole group fails with timed_out, which names the
+  // tensor: a call cannot be taken back. 0: only the limits of the session hold.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
 };
 
-// The fields are as in AllreduceOptions.
+// The fields mean what they mean in AllreduceOptions.
 struct ReduceOptions {
   TORCH_ARG(std::string, name);
   TORCH_ARG(ProcessSet, process_set);
@@ -62,7 +64,7 @@ struct ReduceOptions {
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
 };
 
-// The fields are as in AllreduceOptions; `op` is Sum, Average, Min or Max.
+// The fields mean what they mean in AllreduceOptions; `op` is Sum, Average, Min or Max.
 struct ReducescatterOptions {
   TORCH_ARG(std::string, name);
   TORCH_ARG(ProcessSet, process_set);
@@ -72,8 +74,8 @@ struct ReducescatterOptions {
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
 };
 
-// The sum, average, … over the ranks, element by element; the same bits on every rank. A sparse COO
-// tensor goes to sparse_allreduce.
+// Returns the sum, average, … over the ranks, element by element; the same bits on every rank. Any
+// shape. A sparse COO tensor goes to sparse_allreduce. Collective.
 SIRTAKI_API at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options = {},
                                  const Session& session = {});
 SIRTAKI_API at::Tensor allreduce_(const at::Tensor& tensor, const AllreduceOptions& options = {},
@@ -95,10 +97,11 @@ SIRTAKI_API GroupedHandle grouped_allreduce_async_(const std::vector<at::Tensor>
                                                    const AllreduceOptions& options = {},
                                                    const Session& session = {});
 
-// The sum or average of sparse COO tensors of the same sizes and numbers of sparse and dense
-// dimensions; how many elements each rank gives may differ. Two all-gathers, then each rank adds up
-// what it got: the result is coalesced, the same on every rank. Autograd does not see it. Throws
-// invalid_argument for other layouts, operations, compression, and factors of an integer.
+// Returns the sum or average of sparse COO tensors. They have the same sizes and numbers of sparse
+// and dense dimensions on all ranks; how many elements each rank gives may differ. It makes two
+// all-gathers, then each rank adds up what it got: the result is coalesced, the same on every rank.
+// Collective. Autograd does not see it. Throws invalid_argument for other layouts, operations,
+// compression, and factors of an integer tensor.
 SIRTAKI_API at::Tensor sparse_allreduce(const at::Tensor& tensor,
                                         const AllreduceOptions& options = {},
                                         const Session& session = {});
@@ -106,8 +109,8 @@ SIRTAKI_API Handle sparse_allreduce_async(const at::Tensor& tensor,
                                           const AllreduceOptions& options = {},
                                           const Session& session = {});
 
-// As allreduce, with the result on rank `root_rank` alone. What the others get is their own tensor:
-// a copy of it, or in place the tensor as it was.
+// Returns allreduce's result on rank `root_rank` alone. The others get their own tensor back: a
+// copy of it, or in place the tensor as it was. Collective.
 SIRTAKI_API at::Tensor reduce(const at::Tensor& tensor, int root_rank,
                               const ReduceOptions& options = {}, const Session& session = {});
 SIRTAKI_API at::Tensor reduce_(const at::Tensor& tensor, int root_rank,
@@ -130,9 +133,9 @@ SIRTAKI_API GroupedHandle grouped_reduce_async_(const std::vector<at::Tensor>& t
                                                 int root_rank, const ReduceOptions& options = {},
                                                 const Session& session = {});
 
-// As allreduce, of which each rank of the set gets its rows along the first dimension: as many for
-// each, one more for the first ones where they do not divide. [d0, …] becomes [d0 / n, …]. At least
-// one dimension.
+// Returns this rank's rows of allreduce's result. Each rank of the set gets an equal number of rows
+// along the first dimension, and one row more goes to the first ranks if they do not divide: [d0,
+// …] becomes [d0 / n, …]. At least one dimension. Collective.
 SIRTAKI_API at::Tensor reducescatter(const at::Tensor& tensor,
                                      const ReducescatterOptions& options = {},
                                      const Session& session = {});

@@ -1,4 +1,5 @@
-// Starting and ending, and who this process is among the others.
+// These functions start and end the membership in a job, and say which of its ranks this process
+// is.
 //
 // Collective here means: every rank has to call it. Everything may be called from any thread.
 #pragma once
@@ -17,10 +18,10 @@ namespace detail {
 class SessionState;
 }
 
-// One membership in a job: what lies between init() and shutdown(). Every function and object of
-// the library takes one as its last argument, and a default-constructed one, the default
-// everywhere, means the process's own. Programs have no need of others; tests have, to run N ranks
-// as N threads. A cheap, copyable reference.
+// A Session is one membership in a job: what lies between init() and shutdown(). Every function and
+// object of the library takes one as its last argument; a default-constructed one, the default
+// everywhere, means the process's own. Programs do not need others; tests do, to run N ranks as N
+// threads. A cheap, copyable reference.
 class SIRTAKI_API Session {
  public:
   Session() = default;
@@ -33,9 +34,11 @@ class SIRTAKI_API Session {
   std::shared_ptr<detail::SessionState> state_;
 };
 
-// Options by the names of docs/configuration.md:
+// InitOptions set options by the names of docs/configuration.md:
+//
 //   sirtaki::init(sirtaki::InitOptions().set("stall_limit", "10min").set("log_level", "debug"));
-// They beat the environment. A name or value that is not allowed is refused by init().
+//
+// They override the environment. init() refuses a name or value that is not allowed.
 class InitOptions {
  public:
   InitOptions& set(std::string option, std::string value) {
@@ -45,7 +48,7 @@ class InitOptions {
   InitOptions& set(std::string option, const char* value) {
     return set(std::move(option), std::string(value));
   }
-  // Numbers; times in seconds.
+  // Sets a number; times are in seconds.
   template <class T, std::enable_if_t<std::is_arithmetic<T>::value, int> = 0>
   InitOptions& set(std::string option, T value) {
     if (std::is_same<T, bool>::value) return set(std::move(option), value ? "true" : "false");
@@ -71,39 +74,39 @@ class InitOptions {
 // Initialises MPI if nobody did. Sets LibTorch's intra-op threads to this rank's share of the
 // cores, unless the user chose a number (option `intra_op_threads` or OMP_NUM_THREADS). Collective.
 //
-// Throws Error on every rank if any rank cannot start: a bad option, different values of an option
-// that has to agree, a peer that does not come up in time. Calling it again while initialised does
-// nothing, but with other options than the first time it throws invalid_argument. After shutdown()
-// it may be called anew.
+// Every rank throws Error if any rank cannot start: for a bad option, different values of an option
+// that has to agree, a peer that does not come up in time. Calling init() again while initialised
+// does nothing, but throws invalid_argument if the options differ from the first call's. After
+// shutdown() init() may be called again.
 SIRTAKI_API void init();
 SIRTAKI_API void init(const InitOptions& options);
 
-// The same with options from the command line: takes the `--sirtaki-…` arguments out of argv and
-// lowers argc, so that the program's own parser does not see them.
+// Joins the job with options from the command line: takes the `--sirtaki-…` arguments out of argv
+// and lowers argc, so that the program's own parser does not see them.
 SIRTAKI_API void init(int& argc, char** argv);
 SIRTAKI_API void init(int& argc, char** argv, const InitOptions& options);
 
 // Leaves the job: waits until all ranks have called it (or ended) and what is under way is
 // finished. Collective. Handles and optimizers made before throw not_initialized when used
 // afterwards. Does nothing if not initialised; never throws; a fault that no call has thrown is
-// logged. Called at exit if it was not before.
+// logged. It is called at exit if the program has not called it.
 SIRTAKI_API void shutdown() noexcept;
 
 SIRTAKI_API bool is_initialized() noexcept;
 
-// Throw not_initialized before init() and after shutdown().
-SIRTAKI_API int rank(const Session& session = {});        // of this process, 0 <= rank < size
-SIRTAKI_API int size(const Session& session = {});        // ranks in the job
-SIRTAKI_API int local_rank(const Session& session = {});  // among the ranks of this host
+// These functions throw not_initialized before init() and after shutdown(). Not collective.
+SIRTAKI_API int rank(const Session& session = {});        // this process, 0 <= rank < size
+SIRTAKI_API int size(const Session& session = {});        // the number of ranks in the job
+SIRTAKI_API int local_rank(const Session& session = {});  // its rank among those of this host
 SIRTAKI_API int local_size(const Session& session = {});
 SIRTAKI_API int cross_rank(
     const Session& session = {});  // among the hosts that have this local rank
 SIRTAKI_API int cross_size(const Session& session = {});
-SIRTAKI_API bool is_homogeneous(const Session& session = {});  // every host has as many ranks
+SIRTAKI_API bool is_homogeneous(const Session& session = {});  // all hosts have as many ranks
 
 // Ends the job with a reason: every pending and later call, here and on the other ranks, throws
 // `aborted` with this text and this rank as its origin. Not collective. It does not wait for the
-// other ranks, but for the messages to them to be on their way: mostly a moment, at most 2 s.
+// other ranks, only until the messages to them are on their way: mostly a moment, at most 2 s.
 SIRTAKI_API void abort(const std::string& reason, const Session& session = {});
 
 }  // namespace sirtaki

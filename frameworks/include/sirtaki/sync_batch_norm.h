@@ -1,4 +1,4 @@
-// Batch normalization over the joined batch of all ranks.
+// SyncBatchNorm normalizes over the joined batch of all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,34 +22,34 @@ struct SyncBatchNormCall;
 struct SyncBatchNormTensors;
 }  // namespace detail
 
-// As torch::nn::BatchNorm1d, 2d and 3d, with their options, parameters and buffers, so that
-// checkpoints go both ways:
+// A SyncBatchNorm takes the place of torch::nn::BatchNorm1d, 2d and 3d, with their options,
+// parameters and buffers, so that checkpoints go both ways:
 //
 //   sirtaki::SyncBatchNorm norm(torch::nn::BatchNormOptions(64).eps(1e-3));
 //
-// Training: mean and variance are those of the batches of all ranks (of the given set: give it the
-// optimizer's) together, and so is what
-// backward() gives the input. Batches may differ in size, and may be empty on some ranks. The
-// gradients of weight and bias are this rank's share, like those of any parameter: the optimizer
-// averages them. Evaluation: plain batch normalization, no communication, no session needed; with
-// track_running_stats(false) by the statistics of this rank's batch.
+// In training, mean and variance are those of the batches of all ranks together (of the ranks of
+// the given set: give it the optimizer's), and so is the gradient of the input. Batches may differ
+// in size, and may be empty on some ranks. The gradients of weight and bias are this rank's share,
+// like those of any parameter: the optimizer averages them. In evaluation it is plain batch
+// normalization, with no communication and no session; with track_running_stats(false) it uses the
+// statistics of this rank's batch.
 //
 // In training, forward() is collective and waits for the other ranks, and so is backward() if the
-// input requires a gradient on any rank. The ranks call the modules in the same order, and
-// whether there is a gradient to compute has to be the same on all of them.
+// input requires a gradient on any rank. The ranks call the modules in the same order, and all
+// ranks or none have a gradient to compute.
 //
-// float32 and float64; float16 and bfloat16 with parameters of their own type or of float32, by
-// statistics in float32; on the CPU or on a GPU, which nobody waits for: the hosts agree on what
-// they have to know. With one rank it is torch::batch_norm. Gradients of gradients are there
-// with one rank only; with more, differentiating what backward(create_graph) made throws
-// unsupported.
+// Inputs are float32 or float64; or float16 or bfloat16 with parameters of their own type or of
+// float32, by statistics in float32. They are on the CPU or on a GPU, which nobody waits for: the
+// hosts agree on what they have to know. With one rank it is torch::batch_norm. Gradients of
+// gradients exist with one rank only; with more, differentiating what backward(create_graph) made
+// throws unsupported.
 //
-// May be made before init(): the default session is looked up by each forward() in training, which
-// throws not_initialized without one. One forward() of a module at a time.
+// A module may be made before init(): each forward() in training looks up the default session, and
+// throws not_initialized without one. Call one forward() of a module at a time.
 class SIRTAKI_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
  public:
-  // `call_name` matches the module with those of the other ranks. Without one, modules are matched
-  // by the order of their first forward() in training, which does unless several threads run
+  // `call_name` matches the module with those of the other ranks. Modules without one are matched
+  // by the order of their first forward() in training, which is enough unless several threads run
   // modules at the same time. A clone is a module of its own.
   explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& options,
                              const Participants& among = {}, const std::string& call_name = {});
@@ -59,8 +59,8 @@ class SIRTAKI_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormI
   void reset_parameters();
   void pretty_print(std::ostream& stream) const override;
 
-  // `input`: [N, C, ...] with C = num_features, 2 or more dimensions; N may be 0 and may differ
-  // between ranks. Returns the same shape and type. Throws invalid_argument, on every rank, if any
+  // `input` is [N, C, ...] with C = num_features, 2 or more dimensions; N may be 0 and may differ
+  // between ranks. Returns the same shape and type. Every rank throws invalid_argument if any
   // rank's input does not fit, or if all of them together have a single value per channel.
   at::Tensor forward(const at::Tensor& input);
 
@@ -90,18 +90,19 @@ TORCH_MODULE(SyncBatchNorm);
 
 // Replaces each BatchNorm1d, 2d and 3d that is an element of a Sequential anywhere in the module by
 // a SyncBatchNorm that has the same parameter and buffer tensors (optimizers made before stay
-// valid), options and mode. Returns how many there were; none at all is logged as a warning.
-// References and pointers to the replaced modules are invalid afterwards. Not collective, but every
-// rank has to do it.
+// valid), options and mode. Returns the number that it has replaced; none at all is logged as a
+// warning. References and pointers to the replaced modules are invalid afterwards. Not collective,
+// but every rank has to do it.
 //
 // A BatchNorm anywhere else cannot be replaced: the code that calls it names its type, which C++
 // has fixed at compile time. Then nothing is changed and invalid_argument is thrown, which names
 // every such module:
+//
 //   - a member of a module of yours, an element of a ModuleList or ModuleDict: declare it as
 //     sirtaki::SyncBatchNorm, which in a job of one rank is a plain BatchNorm;
 //   - an element of a Sequential that something else refers to as well, such as a variable of type
 //     BatchNorm2d that is still alive;
-//   - of a class derived from BatchNorm.
+//   - a module of a class derived from BatchNorm.
 SIRTAKI_API std::int64_t convert_sync_batchnorm(torch::nn::Module& module,
                                                 const Participants& among = {});
 

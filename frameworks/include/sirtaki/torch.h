@@ -1,4 +1,4 @@
-// Sirtaki for LibTorch programs: everything in one header.
+// This header includes all of Sirtaki for LibTorch programs. A program needs these lines:
 //
 //   sirtaki::init();
 //   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.01 * sirtaki::size()));

@@ -1,4 +1,4 @@
-// Which Sirtaki this is. The macros are the headers' version, version() is the library's.
+// The macros are the headers' version, version() is the library's.
 #pragma once
 
 #include "sirtaki/export.h"
@@ -9,7 +9,7 @@
 
 namespace sirtaki {
 
-// "0.1.0". May be called at any time.
+// Returns the library's version, "0.1.0". May be called at any time.
 SIRTAKI_API const char* version() noexcept;
 
 }  // namespace sirtaki
