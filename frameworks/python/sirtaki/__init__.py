@@ -1,4 +1,4 @@
-"""Sirtaki: data-parallel training. ``import sirtaki.torch as hvd`` is what programs use."""
+"""Sirtaki is data-parallel training. Programs use it by ``import sirtaki.torch as hvd``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where sirtakirun is, and the command of this name that an installed package puts on PATH."""
+"""This module knows where sirtakirun is, and is the command of this name that an installed package puts on PATH."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def launcher_path() -> str:
-    """The program ``sirtakirun`` of this package: installed, of the build folder, or on PATH.
+    """Returns the path of ``sirtakirun``: that of the installed package, of the build folder, or on PATH.
 
     Raises FileNotFoundError if there is none.
     """

@@ -1,1 +1,1 @@
-"""Modules under the names that Horovod has for them."""
+"""These modules have the names that Horovod gives them."""

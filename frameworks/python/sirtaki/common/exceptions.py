@@ -1,15 +1,15 @@
-"""What sirtaki raises.
+"""Sirtaki raises these exceptions.
 
-All are RuntimeErrors, as what torch raises of C++ is. ``HorovodInternalError`` has Horovod's name, so
-that programs that catch it go on to do so.
+All are RuntimeErrors, like what torch raises for C++ errors. ``HorovodInternalError`` has Horovod's name, so that
+programs that catch it still do so.
 """
 
 from __future__ import annotations
 
 
 class SirtakiError(RuntimeError):
-    """``code`` says what it is ("mismatch", "peer lost", …); ``rank``, ``host`` and ``tensor`` where it began, -1 or
-    empty if that is not known."""
+    """The base of the exceptions. ``code`` says what happened ("mismatch", "peer lost", …); ``rank``, ``host`` and
+    ``tensor`` say where it began, and are -1 or empty if that is not known."""
 
     code: str = ""
     rank: int = -1
@@ -22,7 +22,7 @@ class HorovodInternalError(SirtakiError):
 
 
 class InvalidArgumentError(SirtakiError, ValueError):
-    """What a rank passed is wrong whatever the others do. Its peers get it too."""
+    """A rank passed an argument that is wrong whatever the others do. Its peers get this error too."""
 
     code = "invalid argument"
 
@@ -34,7 +34,7 @@ class MismatchError(HorovodInternalError, ValueError):
 
 
 class NotInitializedError(SirtakiError, ValueError):
-    """Before init(), after shutdown(), or an object of an earlier session."""
+    """The call came before init() or after shutdown(), or used an object of an earlier session."""
 
     code = "not initialized"
 
@@ -46,7 +46,7 @@ class DuplicateNameError(SirtakiError, ValueError):
 
 
 class UnsupportedError(SirtakiError, NotImplementedError):
-    """Known, but not in this build."""
+    """The library knows it, but this build cannot do it."""
 
     code = "unsupported"
 
@@ -70,25 +70,25 @@ class TimedOutError(HorovodInternalError):
 
 
 class AbortedError(HorovodInternalError):
-    """A program called abort()."""
+    """A program called abort(), or a rank ended with an exit code other than 0."""
 
     code = "aborted"
 
 
 class BackendError(HorovodInternalError):
-    """MPI or NCCL failed."""
+    """MPI, CUDA or NCCL failed, or memory ran out."""
 
     code = "backend"
 
 
 class ProtocolError(HorovodInternalError):
-    """A peer sent what no correct peer sends."""
+    """A peer sent a message that no correct peer sends."""
 
     code = "protocol"
 
 
 class PendingGradientsError(InvalidArgumentError, AssertionError):
-    """zero_grad() between backward() and step()."""
+    """The program called zero_grad() between backward() and step()."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):

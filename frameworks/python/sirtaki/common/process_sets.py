@@ -1,4 +1,4 @@
-"""Under Horovod's name for the module: see sirtaki.torch.process_sets."""
+"""This module has Horovod's name for sirtaki.torch.process_sets."""
 
 from sirtaki.torch.process_sets import (
     ProcessSet,

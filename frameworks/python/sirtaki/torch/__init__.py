@@ -9,8 +9,8 @@
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     ...  # train on this rank's share of the data
 
-and ``sirtakirun -np 4 python train.py``. What differs from Horovod: docs/migrating-from-horovod.md; coming from
-DistributedDataParallel: docs/migrating-from-ddp.md.
+Start it with ``sirtakirun -np 4 python train.py``. docs/migrating-from-horovod.md says what differs from Horovod;
+docs/migrating-from-ddp.md is for programs that use DistributedDataParallel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reducing gradients in a way of the program's own."""
+"""Communication hooks reduce gradients in a way of the program's own."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from sirtaki.torch.reductions import Average, Handle, allreduce_async_
 
 
 class GradBucket:
-    """Gradients that are reduced together, in this version one; the functions are those of torch.distributed.GradBucket, as
-    far as they mean something here."""
+    """A GradBucket holds gradients that are reduced together, in this version one. Its functions are those of
+    torch.distributed.GradBucket, as far as they mean something here."""
 
     def __init__(self, bucket: _C.GradientBucket) -> None:
         self._bucket = bucket
 
     def name(self) -> str:
-        """The same on every rank, and of nothing else: for a collective, or with more behind it for several."""
+        """A name that is the same on every rank and that nothing else uses: for one collective, or with more behind it
+        for several."""
         return self._bucket.name + "/hook"
 
     def index(self) -> int:
-        """The place of its first parameter among the optimizer's, the same on every rank."""
+        """The place of the bucket's first parameter among the optimizer's, the same on every rank."""
         return self._bucket.index
 
     def buffer(self) -> torch.Tensor:
-        """One gradient after the other, 1-dimensional; zeros for a parameter that has none on this rank. Belongs to the
-        hook until the gradients are synchronized."""
+        """The gradients one after the other, 1-dimensional, with zeros for a parameter that has none on this rank. The
+        buffer belongs to the hook until the gradients are synchronized."""
         return self._bucket.buffer
 
     def gradients(self) -> List[torch.Tensor]:

@@ -1,8 +1,8 @@
-"""run(): N ranks from a program or a notebook, and their results back.
+"""run() calls a function on N ranks from a program or a notebook, and returns their results.
 
 The caller listens on a socket and starts `sirtakirun`, which starts a small program on every rank (_run_rank.py). That
-asks the caller for the function, calls it, and hands back the result or the exception. Who may talk on the socket is
-told apart by a key that travels in a variable of the ranks' environment.
+program asks the caller for the function, calls it, and hands back the result or the exception. A key, which travels in
+a variable of the ranks' environment, says who may talk on the socket.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GRACE_SECONDS = 5.0  # for a result that is on its way when sirtakirun has ended
 
 
 class RankError(RuntimeError):
-    """A rank has failed, and what it raised cannot be raised here: it ended without a word, or its exception cannot be
+    """A rank has failed, and its error cannot be raised here: it ended without a word, or its exception cannot be
     pickled. `rank` is its number, or -1 where nobody can say."""
 
     def __init__(self, text: str, rank: int = -1):
@@ -83,21 +83,21 @@ def run(
     env: Optional[Mapping[str, str]] = None,
     launcher_args: Sequence[str] = (),
 ) -> List[Any]:
-    """Calls `func(*args, **kwargs)` on `num_proc` ranks and returns what it has returned, a list by rank.
+    """Calls `func(*args, **kwargs)` on `num_proc` ranks and returns the results, a list by rank.
 
-    `func` calls `init()` itself. It, its arguments and its result are pickled: by cloudpickle if that is installed, which
-    takes functions of notebooks too; else by pickle, which takes functions of modules and of the program's own file.
-    What the ranks print appears here, each line behind the number of its rank.
+    `func` calls `init()` itself. It, its arguments and its result are pickled: by cloudpickle if that is installed,
+    which takes functions of notebooks too; else by pickle, which takes functions of modules and of the program's own
+    file. The output of the ranks appears here, each line behind the number of its rank.
 
-    num_proc (or np), hosts, hostfile, start_timeout, ssh_port, ssh_identity_file, disable_cache, output_filename, mpi_args,
-    network_interface(s), oversubscribe: as the flags of sirtakirun. verbose: prints its command line.
+    num_proc (or np), hosts, hostfile, start_timeout, ssh_port, ssh_identity_file, disable_cache, output_filename,
+    mpi_args, network_interface(s), oversubscribe: the flags of sirtakirun. verbose: prints its command line.
     executable: the ranks' Python; default: this one. env: variables that the ranks have besides this process's.
-    launcher_args: more flags of sirtakirun. use_mpi: changes nothing, as there is no other way.
+    launcher_args: more flags of sirtakirun. use_mpi: has no effect, since there is no other way.
 
     If `func` raises on a rank, the others are ended and the exception is raised here, with the rank's traceback as its
-    cause; RankError if that cannot be, or if a rank ends without a result. ValueError or NotImplementedError for
-    arguments: use_gloo and those of elastic jobs (min_num_proc, max_num_proc, slots, reset_limit, cooldown_range,
-    host_discovery_script) are refused.
+    cause. RankError is raised if that cannot be, or if a rank ends without a result; ValueError or NotImplementedError
+    for wrong arguments. use_gloo and the arguments of elastic jobs (min_num_proc, max_num_proc, slots, reset_limit,
+    cooldown_range, host_discovery_script) are refused.
     """
     _refuse(use_gloo, min_num_proc=min_num_proc, max_num_proc=max_num_proc, min_np=min_np, max_np=max_np,
             slots=slots, reset_limit=reset_limit, cooldown_range=cooldown_range,

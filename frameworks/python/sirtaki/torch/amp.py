@@ -12,9 +12,9 @@ from sirtaki.torch.reductions import Max, allreduce_
 
 
 class GradScaler(torch.amp.GradScaler):
-    """torch's, which besides waits for the averaged gradients of a DistributedOptimizer by itself, so that ``unscale_``
-    and ``step`` are all that a program calls. torch's own does with Horovod's recipe: synchronize(), unscale_(), and
-    step() within skip_synchronize()."""
+    """torch's GradScaler, which here also waits for the averaged gradients of a DistributedOptimizer, so that a program
+    only calls ``unscale_`` and ``step``; both are collective then. torch's own GradScaler works with Horovod's recipe:
+    synchronize(), unscale_(), and step() within skip_synchronize()."""
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, _DistributedOptimizer):

@@ -1,4 +1,4 @@
-"""What floating-point tensors travel as."""
+"""Compression says what floating-point tensors travel as."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Compressor:
-    """To compress by a method of your own, derive from this: tensors are compressed before they are reduced, and
+    """Derive from this class to compress by a method of your own: tensors are compressed before they are reduced, and
     decompressed afterwards."""
 
     # The number by which the C++ library has it built in; None: the two functions are called.
@@ -16,7 +16,7 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
-        """What is to be reduced, and what decompress() has to know."""
+        """Returns the tensor that is to be reduced, and what decompress() has to know."""
         raise NotImplementedError
 
     @staticmethod
@@ -74,8 +74,9 @@ class BF16Compressor(_HalfCompressor):
 
 
 class Compression:
-    """For the argument ``compression``. In reductions of gradients and all-reduces sums are made in float32, and rounded
-    once; ranks of one host, who share no network, exchange what they have uncompressed. reducescatter() rounds first."""
+    """The values of the argument ``compression``. In reductions of gradients and all-reduces, sums are made in float32
+    and rounded once; ranks of one host do not share a network, so what they exchange is not compressed. reducescatter()
+    rounds first."""
 
     none: Type[Compressor] = NoneCompressor
     fp16: Type[Compressor] = FP16Compressor

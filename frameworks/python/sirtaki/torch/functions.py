@@ -1,4 +1,5 @@
-"""Giving all ranks the same parameters, objects from rank to rank, and averages of metrics."""
+"""These functions give all ranks the same parameters, send objects from rank to rank, and average metrics. All are
+collective."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def unpacked(data: bytes, rank: int) -> memoryview:
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The object of rank ``root_rank``, which itself gets its own back; what the others give is not looked at."""
+    """Returns the object of rank ``root_rank``; the root gets its own back, and those of the others are not used.
+    Collective. All ranks raise if the object cannot be pickled."""
     is_root = _C.rank() == root_rank
     data, error = packed(lambda: _dumps(obj)) if is_root else (b"", None)
     data = _C.broadcast_bytes(data, root_rank, name or "", _impl_of(process_set))
@@ -57,14 +59,14 @@ def broadcast_object(
 def broadcast_object_fn(
     root_rank: int = 0, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """broadcast_object() with all but the object."""
+    """Returns a function that takes the object and calls broadcast_object() with these arguments."""
     return lambda obj: broadcast_object(obj, root_rank, name, process_set)
 
 
 def allgather_object(
     obj: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> List[Any]:
-    """The objects of all ranks, in their order."""
+    """Returns the objects of all ranks, in their order. Collective. All ranks raise if an object cannot be pickled."""
     impl = _impl_of(process_set)
     data, error = packed(lambda: _dumps(obj))
     gathered = _C.allgather_bytes(data, name or "", impl)
@@ -123,7 +125,8 @@ def broadcast_parameters(
     params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
     """Overwrites tensors with those of rank ``root_rank``: of a ``state_dict()``, of ``named_parameters()``, of a list
-    of tensors, or of a module. Names, types and shapes are compared first: if they differ, nothing is changed."""
+    of tensors, or of a module. Collective. Names, types and shapes are compared first: if they differ, all ranks raise
+    MismatchError and nothing is changed."""
     impl = _impl_of(process_set)
     _C.broadcast_parameters(agreed(lambda: _named(params), process_set), root_rank, impl)
 
@@ -131,8 +134,8 @@ def broadcast_parameters(
 def check_parameters(
     params: Parameters, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Compares tensors between the ranks, bit by bit; raises MismatchError, which names the first difference, on every
-    rank if they are not the same."""
+    """Compares tensors between the ranks, bit by bit. Collective. If they are not the same, every rank raises
+    MismatchError, which names the first difference."""
     impl = _impl_of(process_set)
     _C.check_parameters(agreed(lambda: _named(params), process_set), impl)
 
@@ -144,7 +147,8 @@ def metric_average(
     weight: Optional[float] = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The mean of the ranks' values, weighted if there is a weight: a number, or of a tensor a new tensor."""
+    """Returns the mean of the ranks' values, weighted if there is a weight: a number, or for a tensor a new tensor.
+    Collective."""
     impl = _impl_of(process_set)
     if isinstance(value, torch.Tensor):
         value = value.detach()

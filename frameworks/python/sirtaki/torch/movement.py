@@ -1,4 +1,4 @@
-"""All-gather, broadcast, all-to-all, and messages between two ranks. What holds for all collectives: mpi_ops.py."""
+"""All-gather, broadcast, all-to-all, and messages between two ranks. mpi_ops.py says what holds for all collectives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AlltoallResult = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 def allgather(
     tensor: torch.Tensor, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The tensors of all ranks, one after the other along the first dimension, in which they may differ."""
+    """Returns the tensors of all ranks, one after the other along the first dimension, in which they may differ."""
     return _C.allgather(mean_in_backward(tensor, process_set), name or "", _impl_of(process_set))
 
 
@@ -48,7 +48,7 @@ def grouped_allgather_async(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The tensor of rank ``root_rank`` of the job. The others give one of the same type and shape."""
+    """Returns the tensor of rank ``root_rank`` of the job. The others give one of the same type and shape."""
     return _C.broadcast(mean_in_backward(tensor, process_set), root_rank, name or "", _impl_of(process_set))
 
 
@@ -115,8 +115,9 @@ def alltoall(
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
 ) -> AlltoallResult:
-    """Each rank deals out its rows to all, ``splits[i]`` of them to the i-th of the set (equally without ``splits``),
-    and gets those for it. With ``splits`` it returns the tensor and how many of its rows came from each rank."""
+    """Deals out each rank's rows to all, ``splits[i]`` of them to the i-th rank of the set (equally without
+    ``splits``), and returns the rows for this rank. With ``splits`` it returns the tensor and the number of its rows
+    that came from each rank."""
     result, received = _C.alltoall(tensor, _split_list(splits), name or "", _impl_of(process_set))
     return result if splits is None else (result, received)
 
@@ -127,7 +128,7 @@ def alltoall_async(
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """As alltoall(); what synchronize() gives is a pair, without ``splits`` too, as in Horovod."""
+    """Starts an alltoall(); synchronize() gives a pair, without ``splits`` too, as in Horovod."""
     return _C.alltoall_async(tensor, _split_list(splits), name or "", _impl_of(process_set))
 
 
@@ -135,7 +136,7 @@ def alltoall_async(
 
 
 def send(tensor: torch.Tensor, to: int, tag: int = 0) -> None:
-    """Sends the tensor to rank ``to`` of the job; returns when it may be written again."""
+    """Sends the tensor to rank ``to`` of the job; returns when it may be written again. Not collective."""
     _C.send(tensor, to, tag)
 
 
@@ -144,7 +145,8 @@ def isend(tensor: torch.Tensor, to: int, tag: int = 0) -> Handle:
 
 
 def recv_(tensor: torch.Tensor, source: int, tag: int = 0) -> torch.Tensor:
-    """Overwrites the tensor with the next message of rank ``source`` with this tag."""
+    """Overwrites the tensor with the next message from rank ``source`` with this tag, and returns it. Not
+    collective."""
     return _C.recv_(tensor, source, tag)
 
 

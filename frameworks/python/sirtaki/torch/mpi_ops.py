@@ -1,11 +1,12 @@
-"""The collectives, with Horovod's names, arguments and defaults.
+"""The collectives have Horovod's names, arguments and defaults.
 
-Every rank of the process set calls the same operation, under the same name, with tensors of the same type and shape;
-where these differ MismatchError (a HorovodInternalError and a ValueError) is raised on all of them. Calls without a name
-are matched by their order. The functions ``f(t)`` return a new tensor and are differentiable; ``f_(t)`` overwrite theirs;
+Every rank of the process set calls the same operation, under the same name, with tensors of the same type and shape; if
+these differ, all of them raise MismatchError (a HorovodInternalError and a ValueError). Calls without a name are
+matched by their order. The functions ``f(t)`` return a new tensor and are differentiable; ``f_(t)`` overwrite theirs;
 the ``_async`` forms return a Handle at once, for synchronize() and poll().
 
-They are in reductions.py and movement.py; what waits is here, and the names that Horovod has in its module of this name.
+They are in reductions.py and movement.py; the functions that wait are here, and the names that Horovod has in its
+module of this name.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ from sirtaki.torch.session import (
 
 
 def poll(handle: Handle) -> bool:
-    """Whether the operation has ended, well or badly. Never blocks."""
+    """Returns whether the operation has ended, well or badly. Never blocks."""
     return _C.poll(handle)
 
 
@@ -104,17 +105,19 @@ def synchronize(handle: Handle) -> Any:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns when every rank of the set has called it."""
+    """Waits until every rank of the set has called it. Collective."""
     _C.barrier(_impl_of(process_set))
 
 
 def monitored_barrier(timeout_seconds: float, process_set: ProcessSet = global_process_set) -> None:
-    """A barrier with a limit, above 0: TimedOutError names the ranks that have not come. The job has failed then."""
+    """Waits as barrier() does, for a limit of seconds above 0: if ranks have not come by then, TimedOutError names
+    them, and the job has failed. Collective."""
     _C.monitored_barrier(timeout_seconds, _impl_of(process_set))
 
 
 def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> int:
-    """For ranks that run out of data before others: waits until every rank has called it, and takes part meanwhile in
-    what the others call, with what changes nothing. Returns the rank that came last. ``device`` says nothing here."""
+    """Waits until every rank has called it, for ranks that run out of data before others. Meanwhile this rank takes
+    part in what the others call, with what changes nothing. Returns the rank that came last. Collective. ``device`` has
+    no effect."""
     del device
     return _C.join(_impl_of(process_set))

@@ -1,4 +1,4 @@
-"""An optimizer that averages the gradients over the ranks before it uses them."""
+"""A DistributedOptimizer averages the gradients over the ranks before it uses them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Gone:
 
 
 class _DistributedOptimizer:
-    """What DistributedOptimizer() puts before the class of the optimizer that it is given."""
+    """DistributedOptimizer() puts this class before the class of the optimizer that it is given."""
 
     param_groups: List[Dict[str, Any]]
     state: Any
@@ -98,7 +98,7 @@ class _DistributedOptimizer:
             self._sirtaki_made_of.__dict__.update(state=self.state, param_groups=self.param_groups)
 
     def _sirtaki_rebuild(self) -> None:
-        """Makes the reduction anew: with other settings, or after another init(). Collective."""
+        """Makes the reduction again: with other settings, or after another init(). Collective."""
         self._sirtaki_reducer = _Gone()  # the hooks of the one before go first
         settings = self._sirtaki_settings.agreed()
         if self._sirtaki_settings.process_set.included() is False:
@@ -108,7 +108,8 @@ class _DistributedOptimizer:
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Waits for the averaged gradients, then makes the optimizer's step. With a closure, which makes the gradients,
-        each evaluation of it is followed by synchronize(), and the loss that it returns is averaged over the ranks."""
+        each evaluation of it is followed by synchronize(), and the loss that it returns is averaged over the ranks.
+        Collective."""
         self._sirtaki_stepped = True
         self._sirtaki_made_of._opt_called = True  # type: ignore[attr-defined]  # its schedulers look for steps there
         base = super().step  # type: ignore[misc]
@@ -121,11 +122,12 @@ class _DistributedOptimizer:
     step.hooked = True  # type: ignore[attr-defined]
 
     def synchronize(self) -> None:
-        """Waits until all gradients are averaged. The following step() takes them as they then are."""
+        """Waits until all gradients are averaged. The following step() takes them as they then are. Collective."""
         self._sirtaki_reducer.synchronize(self.param_groups)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """The optimizer's; raises PendingGradientsError, an AssertionError, while gradients are being reduced."""
+        """Calls the optimizer's zero_grad(); raises PendingGradientsError, an AssertionError, while gradients are being
+        reduced."""
         try:
             self._sirtaki_reducer.before_zero_grad(self.param_groups)
         except InvalidArgumentError as error:
@@ -138,7 +140,7 @@ class _DistributedOptimizer:
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it step() takes the gradients as they are on this rank. Not needed after synchronize()."""
+        """Within this context step() takes the gradients as they are on this rank. Not needed after synchronize()."""
         scope = self._sirtaki_reducer.skip_synchronize()
         try:
             yield
@@ -147,8 +149,8 @@ class _DistributedOptimizer:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it backward() only adds to the gradients of this rank; they are reduced with those of the first
-        backward() after it, or by step(). All ranks alike."""
+        """Within this context backward() only adds to the gradients of this rank; they are reduced with those of the
+        first backward() after it, or by step(). All ranks must do it alike."""
         scope = self._sirtaki_reducer.no_sync()
         try:
             yield
@@ -156,12 +158,12 @@ class _DistributedOptimizer:
             scope.close()
 
     def skip_step(self) -> None:
-        """After a step that is left out though synchronize() was called for it, where zero_grad() is not: the following
-        backward() are a new step's."""
+        """Begins a new step after one that the program leaves out. It is needed if synchronize() was called for that
+        step and zero_grad() will not be: the following backward() then belong to a new step."""
         self._sirtaki_reducer.skip_step()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Collective: all ranks call it alike, with no gradients under way."""
+        """Sets the number of passes. Collective: all ranks call it alike, with no gradients under way."""
         before = self._sirtaki_settings.rest["passes"]
         self._sirtaki_settings.rest["passes"] = passes
         try:
@@ -173,7 +175,7 @@ class _DistributedOptimizer:
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> float:
         """Waits for the averaged gradients, scales them so that their norm is at most ``max_norm``, and returns the
-        norm that they had: the same on all ranks."""
+        norm that they had: the same on all ranks. Collective."""
         return self._sirtaki_reducer.clip_grad_norm(
             self.param_groups, float(max_norm), float(norm_type), error_if_nonfinite
         )
@@ -240,27 +242,29 @@ def DistributedOptimizer(
     check_parameters_every: int = 0,
     compress_within_host: bool = False,
 ) -> Any:
-    """The optimizer with gradients that are averaged over the ranks (of the process set). Collective; on a rank outside
-    the set it does nothing more than the optimizer that it is made of.
+    """Returns the optimizer with gradients that are averaged over the ranks (of the process set). Collective; on a rank
+    outside the set the optimizer does nothing more than the one that it is made of.
 
-    What it returns is an instance of a class derived from the optimizer's own, with the same groups and state, so that
-    schedulers, ``state_dict()`` and ``isinstance`` go on to work; use it in the place of the other from then on. Each
-    gradient's reduction starts as soon as backward() has computed it; step() waits for all of them.
+    The returned optimizer is an instance of a class derived from the given one's, with the same groups and state, so
+    that schedulers, ``state_dict()`` and ``isinstance`` still work; use it in the place of the given one from then on.
+    The reduction of each gradient starts as soon as backward() has computed it; step() waits for all of them.
 
-    - ``named_parameters``: the model's. Compared between the ranks, and told in errors.
-    - ``compression``: what gradients travel as; a Compressor of your own is called for each of them. Built-in ones say
-      nothing with Adasum.
-    - ``backward_passes_per_step``: a gradient is reduced when so many backward() have added to it.
+    - ``named_parameters``: the model's. They are compared between the ranks, and named in errors.
+    - ``compression``: what gradients travel as; a Compressor of your own is called for each of them. Built-in ones have
+      no effect with Adasum.
+    - ``backward_passes_per_step``: a gradient is reduced when that many backward() have added to it.
     - ``op``: Average, Sum, or Adasum, which combines what the steps change; see docs/training.md.
-    - ``gradient_predivide_factor``: with Average gradients are divided by this before they are added up, and by the
+    - ``gradient_predivide_factor``: with Average, gradients are divided by this before they are added up, and by the
       rest afterwards.
-    - ``num_groups``, ``groups``: as Horovod's, and without effect: gradients go in buckets of a size that suits.
-    - ``sparse_as_dense``: sparse gradients become dense before they are reduced, and stay so.
+    - ``num_groups``, ``groups``: Horovod's, without effect: gradients go in buckets of a size that suits.
+    - ``sparse_as_dense``: sparse gradients become dense before they are reduced, and stay dense.
     - ``name``: tells several optimizers of a program apart in messages.
-    - ``communication_hook``: reduces the gradients instead of the library: called with a GradBucket for each, it starts what it
-      has to, and returns a Handle, a future of torch, a tensor, or a function without arguments that gives the tensor.
-    - ``check_parameters_every``: before the first step, and then before every so many, the parameters are compared.
-    - ``compress_within_host``: compression also if all ranks are on one host, where it saves nothing but is tested.
+    - ``communication_hook``: reduces the gradients instead of the library. It is called with a GradBucket for each
+      gradient, starts its communication, and returns a Handle, a future of torch, a tensor, or a function without
+      arguments that gives the tensor.
+    - ``check_parameters_every``: the parameters are compared before the first step, and then before each n-th step, if
+      this is n; 0: never.
+    - ``compress_within_host``: compresses also if all ranks are on one host, where it saves nothing but can be tested.
 
     Raises ValueError on every rank if any rank's arguments or parameters do not fit.
     """

@@ -1,4 +1,4 @@
-"""Giving all ranks the state of one rank's optimizer."""
+"""broadcast_optimizer_state() gives all ranks the state of one rank's optimizer."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def broadcast_optimizer_state(
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Gives every rank the optimizer state of rank ``root_rank`` (momentum, moments, step counts, LBFGS's history) and
-    its options by groups, learning rates too: training goes on everywhere as it would there, bit for bit. State that
-    only the root has is made on the others, state that only they have is dropped. ``model`` is not needed.
+    its options by groups, learning rates too: training goes on everywhere as it would on the root, bit for bit. State
+    that only the root has is created on the others, state that only they have is dropped. ``model`` is not needed.
 
-    For any optimizer whose ``state`` and ``param_groups`` are all it has; collective. Raises MismatchError on all ranks
-    if their optimizers are not made up alike.
+    It takes any optimizer that keeps everything in ``state`` and ``param_groups``. Collective. All ranks raise
+    MismatchError if their optimizers differ in type, groups or parameters.
     """
     del model
     impl = _impl_of(process_set)

@@ -1,4 +1,5 @@
-"""A module that averages its gradients over the ranks, for programs that wrap the model and not the optimizer."""
+"""DistributedDataParallel is a module that averages its gradients over the ranks, for programs that wrap the model and
+not the optimizer."""
 
 from __future__ import annotations
 
@@ -20,24 +21,26 @@ from sirtaki.torch.reductions import Adasum, Average
 
 
 class DistributedDataParallel(torch.nn.Module):
-    """Calls ``module``; gradients are averaged over the ranks when backward() returns. The optimizer is a plain one.
+    """Calls ``module``, and averages the gradients over the ranks before backward() returns. The optimizer is a plain
+    one.
 
-    Making one is collective: names, types and shapes are compared, then parameters and buffers broadcast from the lowest
-    rank of the process set. Each rank calls backward() equally often, through at least one parameter. Parameters without
-    a gradient on some ranks count as zero there; graphs may differ and change, which needs no word from the program.
+    The constructor is collective: it compares names, types and shapes, then broadcasts parameters and buffers from the
+    lowest rank of the process set. Each rank calls backward() equally often, through at least one parameter. Parameters
+    without a gradient on some ranks count as zero there; graphs may differ and change, and the program does not have to
+    say so.
 
-    ``broadcast_buffers``: each forward() in training that records a graph first gives all ranks the buffers of the lowest.
-    ``init_sync``: False leaves out the broadcast at the start. ``op``, ``compression``, ``gradient_predivide_factor``,
-    ``sparse_as_dense`` and ``communication_hook`` are as in DistributedOptimizer.
+    ``broadcast_buffers``: each forward() in training that records a graph first gives all ranks the buffers of the
+    lowest rank. ``init_sync``: False leaves out the broadcast at the start. ``op``, ``compression``,
+    ``gradient_predivide_factor``, ``sparse_as_dense`` and ``communication_hook`` are those of DistributedOptimizer.
 
-    ``device_ids``: of one device, to which the arguments of forward() are moved.
+    ``device_ids``: one device, to which the arguments of forward() are moved.
 
-    The other arguments are those of torch.nn.parallel.DistributedDataParallel, in its order. Most say nothing here: a
-    module is where it is, buckets find their size, unused parameters are found always. ``mixed_precision``,
+    The other arguments are those of torch.nn.parallel.DistributedDataParallel, in its order. Most have no effect: a
+    module is where it is, buckets find their size, unused parameters are always found. ``mixed_precision``,
     ``device_mesh``, ``delay_all_reduce_named_params`` and ``param_to_hook_all_reduce`` raise UnsupportedError.
 
-    On a rank outside the process set InvalidArgumentError is raised: use the module itself there. A copy, by
-    copy.deepcopy() or pickle, averages nothing, and cannot be trained: wrap its ``module`` anew.
+    A rank outside the process set raises InvalidArgumentError: use the module itself there. A copy, by copy.deepcopy()
+    or pickle, averages nothing, and cannot be trained: wrap its ``module`` again.
     """
 
     def __init__(
@@ -128,7 +131,7 @@ class DistributedDataParallel(torch.nn.Module):
         return self._settings, self._reducer
 
     def _sirtaki_rebuild(self) -> None:
-        """Makes the reduction, anew after another init(). Collective."""
+        """Makes the reduction, and again after another init(). Collective."""
         mine = (self._broadcasts_buffers, self._init_sync)
         of_ranks = allgather_object(mine, "sirtaki/DistributedDataParallel", self._process_set)
         if any(other != of_ranks[0] for other in of_ranks):
@@ -189,8 +192,8 @@ class DistributedDataParallel(torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it backward() only adds to the gradients of this rank, and forward() broadcasts no buffers; the next
-        backward() reduces the sums. All ranks alike."""
+        """Within this context backward() only adds to the gradients of this rank, and forward() broadcasts no buffers;
+        the next backward() reduces the sums. All ranks must do it alike."""
         _, reducer = self._own()
         scope = reducer.no_sync()
         self._scopes += 1
@@ -201,8 +204,8 @@ class DistributedDataParallel(torch.nn.Module):
             scope.close()
 
     def register_comm_hook(self, state: object, hook: Callable[[object, GradBucket], Any]) -> None:
-        """``hook(state, bucket)`` reduces the gradients from now on instead of the library. Collective; once, and not
-        beside another op or compression."""
+        """From now on ``hook(state, bucket)`` reduces the gradients instead of the library. Collective; it can be
+        called once, and not with another op or compression."""
         settings = self._own()[0]  # and not a reference to the reducer, which ends
         before = settings.hook
         if before is not None:

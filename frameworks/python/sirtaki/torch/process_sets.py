@@ -1,4 +1,4 @@
-"""Groups of ranks that run collectives among themselves."""
+"""Process sets are groups of ranks that run collectives among themselves."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ALL = _C.ProcessSet()  # of all ranks, of whatever session there is
 class ProcessSet:
     """A set of ranks. It can be used when init(process_sets=…) or add_process_set() has taken it.
 
-    Each set has a readiness of its own, and names of calls of its own; sets may overlap. Roots and peers are ranks of
-    the job everywhere.
+    A set that is not ready delays no other set, and the names of calls are the set's own; sets may overlap. Roots and
+    peers are ranks of the job everywhere.
     """
 
     mpi_comm: Any = None  # of mpi4py, if it was made of one
@@ -32,15 +32,16 @@ class ProcessSet:
 
     @property
     def process_set_id(self) -> Optional[int]:
-        """The same on every rank; None while it is in no session."""
+        """The set's number, the same on every rank; None while it is in no session."""
         return None if self._impl is None else self._impl.id
 
     def size(self) -> Optional[int]:
-        """The number of its ranks; None while it is in no session."""
+        """Returns the number of its ranks; None while it is in no session."""
         return None if self._impl is None else self._impl.size()
 
     def rank(self) -> Optional[int]:
-        """This process's place in it; None while it is in no session. Raises ValueError on a rank outside."""
+        """Returns this process's place in the set; None while it is in no session. Raises ValueError on a rank
+        outside."""
         if self._impl is None:
             return None
         if not self._impl.included():
@@ -48,7 +49,7 @@ class ProcessSet:
         return self._impl.rank()
 
     def included(self) -> Optional[bool]:
-        """Whether this process is in it; None before init()."""
+        """Returns whether this process is in the set; None before init()."""
         if self._impl is not None:
             return self._impl.included()
         return _C.rank() in (self.ranks or []) if _C.is_initialized() else None
@@ -181,9 +182,10 @@ def _as_sets(process_sets: Union[None, str, Iterable[Union[ProcessSet, Sequence[
 
 
 def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
-    """Takes a new set into the session, and returns it. Collective over all ranks of the job, those outside it too.
+    """Takes a new set into the session, and returns it. Collective over all ranks of the job, also those outside the
+    set.
 
-    Raises ValueError on every rank for ranks that are not in the job, or if the ranks name different ones.
+    Raises ValueError on every rank for ranks that are not in the job, or if the ranks of the job name different ones.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
@@ -193,7 +195,8 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Ends a set. False if it was not registered, and for that of all ranks. Collective over all ranks of the job."""
+    """Ends a set. Returns False if it was not registered, and for the set of all ranks. Collective over all ranks of
+    the job."""
     impl = process_set._impl
     if impl is None or process_set is global_process_set:
         return False
@@ -229,7 +232,7 @@ def _add_of_communicators(sets: List[ProcessSet]) -> None:
 
 
 def is_process_set_included(process_set_id: int) -> bool:
-    """Whether this process is in the set of that number."""
+    """Returns whether this process is in the set of that number."""
     if process_set_id == 0:
         return True
     if process_set_id not in _registered:
@@ -238,7 +241,7 @@ def is_process_set_included(process_set_id: int) -> bool:
 
 
 def get_process_set_ids_and_ranks() -> Dict[int, List[int]]:
-    """The ranks of each set, by its number."""
+    """Returns the ranks of each set, by its number."""
     if not _topology.is_known():
         _require_init()
     sets = {0: list(global_process_set.ranks or [])}
@@ -247,12 +250,12 @@ def get_process_set_ids_and_ranks() -> Dict[int, List[int]]:
 
 
 def local_process_set() -> ProcessSet:
-    """The ranks of this host."""
+    """Returns the set of this host's ranks. Not collective."""
     return _existing(_C.local_process_set())
 
 
 def cross_process_set() -> ProcessSet:
-    """The ranks with this local rank, one a host."""
+    """Returns the set of the ranks with this local rank, one a host. Not collective."""
     return _existing(_C.cross_process_set())
 
 

@@ -1,4 +1,4 @@
-"""All-reduce and reduce-scatter. What holds for all collectives: mpi_ops.py."""
+"""All-reduce and reduce-scatter. mpi_ops.py says what holds for all collectives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _Compression = Type[Compressor]
 
 
 class ReduceOp(enum.IntEnum):
-    """How a reduction combines. The numbers are those of reduce_op.h, and Horovod's as far as it has them."""
+    """A ReduceOp says how a reduction combines. The numbers are those of reduce_op.h, and Horovod's as far as it has
+    them."""
 
     Average = 0
     Sum = 1
@@ -91,8 +92,8 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """The average, sum, … over the ranks, element by element: a new tensor, the same bits on every rank. A sparse
-    tensor's result is sparse."""
+    """Returns the average, sum, … over the ranks, element by element: a new tensor, the same bits on every rank. Any
+    shape. A sparse tensor's result is sparse."""
     arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
     built_in = _built_in(compression, arguments[0])
     travelling, ctx = (tensor, None) if built_in is not None else compression.compress(tensor)
@@ -149,7 +150,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> List[torch.Tensor]:
-    """Of several tensors as one operation: none of them starts before all are there on every rank."""
+    """Reduces several tensors as one operation: none of them starts before all are there on every rank."""
     arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
     built_in = _built_in(compression, arguments[0])
     if built_in is not None:
@@ -207,7 +208,8 @@ def sparse_allreduce_async(
     op: Optional[int] = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """The sum or average of sparse COO tensors. ``handle()`` and ``synchronize(handle)`` give the result, coalesced."""
+    """Starts the sum or average of sparse COO tensors. ``handle()`` and ``synchronize(handle)`` give the result,
+    coalesced."""
     return _C.sparse_allreduce_async(tensor, *_arguments(None, name, op, 1.0, 1.0, process_set), 0, False)
 
 
@@ -223,8 +225,8 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """As allreduce, of which each rank gets its rows along the first dimension: as many for each, one more for the
-    first ones where they do not divide."""
+    """Returns this rank's rows of the reduction. Each rank gets equally many rows along the first dimension, and the
+    first ranks one row more if they do not divide."""
     travelling, ctx = compression.compress(size_in_backward(tensor, process_set))
     result = _C.reducescatter(
         travelling, op, name or "", prescale_factor, postscale_factor, _impl_of(process_set)

@@ -1,4 +1,4 @@
-"""Starting and ending, who this process is among the others, and what was built."""
+"""These functions start and end the membership in a job, say which of its ranks this process is, and what was built."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def init(
     """Joins the job that ``sirtakirun`` or ``mpirun`` has started; without one, a job of one rank. Collective.
 
     ``comm``: a communicator of mpi4py, whose ranks are the job; or a list of ranks of MPI's world, which needs mpi4py
-    unless it is all of them. ``process_sets``: made at once, see add_process_set(); of communicators that MPI_Comm_split
-    has made each rank gives its own. ``options``: by the names of
-    docs/configuration.md; they beat the environment.
+    unless it is all of them. ``process_sets``: sets that are made at once, see add_process_set(); if MPI_Comm_split has
+    made their communicators, each rank gives its own. ``options``: by the names of docs/configuration.md; they override
+    the environment.
 
-    Calling it again does nothing, but with other arguments than the first time it raises ValueError.
+    Calling it again does nothing, but raises ValueError if the arguments differ from the first call's.
     """
     global _last_init
     if _is_worker() and _RANK_VARIABLES & os.environ.keys() and not _C.is_initialized():
@@ -124,8 +124,9 @@ def _is_of_job(comm: Any) -> bool:
 
 
 def shutdown() -> None:
-    """Leaves the job, when all ranks do and what is under way is finished. Called at exit if it was not before; a process
-    that ends by an exception, or with an exit code, does not wait for the others, and they are told."""
+    """Leaves the job, when all ranks do and what is under way is finished. Collective. It is called at exit if the
+    program has not called it; a process that ends by an exception, or with an exit code, does not wait for the others,
+    and they are told."""
     _C.shutdown()
     _topology.forget()
     _sets._forget_all()
@@ -149,48 +150,49 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """Of this process, 0 to size() - 1. Raises ValueError before init()."""
+    """Returns the rank of this process, 0 to size() - 1. Raises ValueError before init()."""
     return _topology.of_this_process("rank")
 
 
 def size() -> int:
-    """Ranks in the job."""
+    """Returns the number of ranks in the job."""
     return _topology.of_this_process("size")
 
 
 def local_rank() -> int:
-    """Among the ranks of this host."""
+    """Returns this process's rank among those of this host."""
     return _topology.of_this_process("local_rank")
 
 
 def local_size() -> int:
-    """Ranks on this host."""
+    """Returns the number of ranks on this host."""
     return _topology.of_this_process("local_size")
 
 
 def cross_rank() -> int:
-    """Among the hosts that have this local rank."""
+    """Returns this process's rank among the hosts that have this local rank."""
     return _topology.of_this_process("cross_rank")
 
 
 def cross_size() -> int:
-    """Hosts that have this local rank."""
+    """Returns the number of hosts that have this local rank."""
     return _topology.of_this_process("cross_size")
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has as many ranks."""
+    """Returns whether all hosts have the same number of ranks."""
     return _topology.of_this_process("is_homogeneous")
 
 
 def abort(reason: str) -> None:
-    """Ends the job with a reason: every pending and later call, on all ranks, raises HorovodInternalError."""
+    """Ends the job with a reason: every pending and later call, on all ranks, raises HorovodInternalError. Not
+    collective."""
     _C.abort(reason)
 
 
 def seed_all(seed: int, different_per_rank: bool = True) -> int:
-    """Seeds torch's generators on all ranks, by one seed for all or by one derived from it for each; returns this
-    rank's. Collective."""
+    """Seeds torch's generators on all ranks, by one seed for all or by one derived from it for each rank; returns this
+    rank's seed. Collective."""
     return _C.seed_all(seed, different_per_rank)
 
 
@@ -198,7 +200,7 @@ def seed_all(seed: int, different_per_rank: bool = True) -> int:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether the program's threads may call MPI beside the library's. Raises ValueError before init()."""
+    """Returns whether the program's threads may call MPI beside the library's. Raises ValueError before init()."""
     _require_init()
     return _C.mpi_threads_multiple()
 
@@ -220,7 +222,8 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """The version of NCCL that it knows, 22809 for 2.28.9; 0 with a torch without CUDA. NCCL is opened at run time."""
+    """Returns the version of NCCL that the library knows, 22809 for 2.28.9; 0 with a torch without CUDA. NCCL is opened
+    at run time."""
     return _C.nccl_version if torch.version.cuda is not None else 0
 
 
@@ -253,4 +256,4 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def check_extension(*_: Any) -> None:
-    """Nothing: that it could be imported says it all."""
+    """Does nothing: a program that can import this module has the extension."""

@@ -1,4 +1,4 @@
-"""Batch normalization over the joined batch of all ranks."""
+"""SyncBatchNorm normalizes over the joined batch of all ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
 
 
 class SyncBatchNorm(_BatchNorm):
-    """As BatchNorm1d, 2d and 3d, whose arguments, parameters and buffers it has. In training, mean and variance are those
-    of the batches of all ranks together, and so is what backward() gives the input; batches may differ in size, and may
-    be empty on some ranks. forward() is collective then, and backward() too if the input requires a gradient. In
-    evaluation it is plain batch normalization. On the CPU and on GPUs."""
+    """SyncBatchNorm takes the place of BatchNorm1d, 2d and 3d, and has their arguments, parameters and buffers. In
+    training, mean and variance are those of the batches of all ranks together, and so is the gradient of the input;
+    batches may differ in size, and may be empty on some ranks. forward() is collective then, and backward() too if the
+    input requires a gradient. In evaluation it is plain batch normalization. It works on the CPU and on GPUs."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
     ) -> torch.nn.Module:
-        """The module with each BatchNorm1d, 2d and 3d in it replaced by a SyncBatchNorm that has the same parameters and
-        buffers. Every rank has to do it."""
+        """Returns the module with each BatchNorm1d, 2d and 3d in it replaced by a SyncBatchNorm that has the same
+        parameters and buffers. Not collective, but every rank has to do it."""
         converted = module
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             converted = cls(

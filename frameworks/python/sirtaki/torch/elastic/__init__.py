@@ -1,4 +1,5 @@
-"""Training that goes on after an error: commit what is reached, and go back to it when a collective has failed.
+"""Elastic training goes on after an error: it commits what is reached, and goes back to it when a collective has
+failed.
 
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0, batch=0)
 
@@ -11,8 +12,8 @@
 
     train(state)
 
-The number of ranks is fixed in this version: ranks neither come nor go while the job runs. When a rank is lost for
-good the job ends, and `sirtakirun --max-restarts` starts it again from a checkpoint.
+The number of ranks is fixed in this version: ranks neither come nor go while the job runs. When a rank is lost for good
+the job ends, and `sirtakirun --max-restarts` starts it again from a checkpoint.
 """
 
 from .running import reset, run

@@ -42,12 +42,13 @@ def reset() -> None:
 
 
 def run(func: Function) -> Function:
-    """A decorator for `func(state, ...)`. Before the call, state.sync() gives all ranks what rank 0 has.
+    """Decorates `func(state, ...)` so that it goes on after an error. Before the call, state.sync() gives all ranks
+    what rank 0 has. Collective.
 
-    When `func` raises HorovodInternalError, on one rank or on all, every rank goes back to what it has committed last
-    (state.restore()), joins the job anew, calls the state's reset callbacks and then `func` again. After
-    HostsUpdatedInterrupt the same, but nothing is restored. Every other exception is the caller's, MismatchError among
-    them, and so is the error that comes three times without a commit in between.
+    When `func` raises HorovodInternalError, on one rank or on all, every rank goes back to its last commit
+    (state.restore()), joins the job again, calls the state's reset callbacks and then `func` again. After
+    HostsUpdatedInterrupt it does the same, but restores nothing. Every other exception goes to the caller,
+    MismatchError among them, and so does the error that comes three times without a commit in between.
     """
 
     @functools.wraps(func)

@@ -1,4 +1,4 @@
-"""A sampler that knows what of an epoch is done."""
+"""ElasticSampler is a sampler that knows which part of an epoch is done."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import sirtaki.torch as hvd
 
 
 class ElasticSampler(torch.utils.data.Sampler):
-    """Shares out the samples of an epoch that are not done yet, as many to each rank; the last ones may be given twice.
+    """Shares out the samples of an epoch that are not done yet, equally many to each rank; the last ones may be given
+    twice.
 
     Put it into a TorchState, call record_batch() after each batch, and set_epoch() at the end of each epoch: then a
-    training that is restored, or goes on from state_dict() with another number of ranks, goes on within the epoch.
-    An iterator, as a data loader makes one for each epoch, goes on with the shares that it began with.
+    training that is restored, or goes on from state_dict() with another number of ranks, goes on within the epoch. An
+    iterator, which a data loader makes for each epoch, goes on with the shares that it began with.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0):
@@ -33,14 +34,14 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Another order, nothing of it done. To be called after an epoch: called before one that was half done, it
-        would do that half again."""
+        """Begins an epoch: another order, nothing of it done. Call it after an epoch: called before one that was half
+        done, it would do that half again."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Every rank has done a batch of this size."""
+        """Notes that every rank has done a batch of this size."""
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> Dict[str, Any]:
@@ -52,7 +53,7 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.reset()
 
     def reset(self) -> None:
-        """Shares out anew what remains, among the ranks that there are now."""
+        """Shares out again what remains, among the ranks that there are now."""
         self.num_replicas = hvd.size()
         self.rank = hvd.rank()
         order = list(range(len(self.dataset)))

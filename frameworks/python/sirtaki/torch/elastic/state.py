@@ -1,4 +1,5 @@
-"""What a training function has reached: kept in memory by commit(), brought back by restore(), made equal by sync()."""
+"""A state is what a training function has reached: commit() keeps it in memory, restore() brings it back, sync() makes
+it equal on all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from .sampler import ElasticSampler
 class State:
     """The base of states. A state of your own has save(), restore() and sync().
 
-    bcast_object: gives rank 0's object to all ranks. get_rank: this rank's number.
+    ``bcast_object`` gives rank 0's object to all ranks. ``get_rank`` gives this rank's number.
     """
 
     def __init__(self, bcast_object: Optional[Callable[[Any], Any]] = None,
@@ -27,11 +28,11 @@ class State:
 
     @property
     def commits(self) -> int:
-        """How often commit() was called."""
+        """The number of calls of commit()."""
         return self._commits
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """They are called, in this order, each time that the job was joined anew."""
+        """The callbacks are called, in this order, each time that the job was joined again."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -43,7 +44,8 @@ class State:
         """Nobody calls it: the number of ranks is fixed."""
 
     def commit(self) -> None:
-        """What is reached now is what restore() brings back. It costs a copy of everything, so not every batch."""
+        """Keeps what is reached now, for restore() to bring back. It costs a copy of everything, so do not call it for
+        every batch. Not collective."""
         self.save()
         self._commits += 1
         self.check_host_updates()
@@ -52,7 +54,7 @@ class State:
         """Raises HostsUpdatedInterrupt when hosts come or go: never in this version, whose ranks are fixed."""
 
     def reset(self) -> None:
-        """What has to be done when the job was joined anew, before the callbacks."""
+        """Does what has to be done when the job was joined again, before the callbacks."""
 
     def save(self) -> None:
         """Copies the state. Not collective."""
@@ -68,7 +70,7 @@ class State:
 
 
 class ObjectState(State):
-    """Python objects that can be pickled, each an attribute of the name it is given by."""
+    """The state of Python objects that can be pickled. Each is an attribute of the name that it is given by."""
 
     if TYPE_CHECKING:
 
@@ -101,7 +103,7 @@ class ObjectState(State):
 
 
 class StateHandler:
-    """How a TorchState keeps one kind of value. Of your own: see set_handler_registry()."""
+    """A StateHandler keeps one kind of value for a TorchState. For a handler of your own see set_handler_registry()."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -116,10 +118,10 @@ class StateHandler:
         raise NotImplementedError(f"{type(self).__name__} has no sync()")
 
     def reset(self) -> None:
-        """The job was joined anew."""
+        """Called when the job was joined again."""
 
     def set_value(self, value: Any) -> None:
-        """Another object takes the place."""
+        """Puts another object in the place of the value."""
         self.value = value
         self.save()
 
@@ -181,7 +183,7 @@ _handler_registry: List[Tuple[Type, Type[StateHandler]]] = [
 
 
 def get_handler_registry() -> List[Tuple[Type, Type[StateHandler]]]:
-    """Which kind of value has which handler; the first that fits is taken."""
+    """Returns the kinds of values with their handlers; the first that fits is taken."""
     return _handler_registry
 
 
@@ -198,8 +200,8 @@ def _handler_of(value: Any) -> Optional[StateHandler]:
 
 
 class TorchState(ObjectState):
-    """The state of a training: models, optimizers, schedulers and samplers by their state_dict, all else as ObjectState
-    has it. Each is an attribute of the name that it is given by."""
+    """The state of a training: models, optimizers, schedulers and samplers are kept by their state_dict, all else as
+    ObjectState keeps it. Each is an attribute of the name that it is given by."""
 
     def __init__(self, model: Optional[torch.nn.Module] = None, optimizer: Optional[torch.optim.Optimizer] = None,
                  **kwargs: Any):
