@@ -9,7 +9,7 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 add_library(sirtaki_flags INTERFACE)
 target_compile_options(sirtaki_flags INTERFACE
   -Wall -Wextra -Wpedantic
-  -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wsuggest-override
+  $<$<NOT:$<BOOL:$<TARGET_PROPERTY:SIRTAKI_UNITED_TESTS>>>:-Wshadow> -Wnon-virtual-dtor -Woverloaded-virtual -Wsuggest-override
   -Wcast-align -Wcast-qual -Wformat=2 -Wimplicit-fallthrough -Wextra-semi -Wunused
   $<$<CXX_COMPILER_ID:GNU>:-Wduplicated-cond -Wlogical-op>
   $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>

@@ -1,9 +1,9 @@
-# sirtaki_add_layer(<target> <folder>... [INCLUDE <regex>] [EXCLUDE <regex>])
+# sirtaki_add_layer(<target> <folder>... [INCLUDE <regex>] [EXCLUDE <regex>] [SEPARATE])
 #
 # A static, position independent library of every .cc file below the folders (that matches). Includes are written from the top of
-# the tree: #include "core/base/status.h".
+# the tree: #include "core/base/status.h". SEPARATE: a program links only the sources that it uses, also with SIRTAKI_UNITY.
 function(sirtaki_add_layer target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "INCLUDE;EXCLUDE" "")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SEPARATE" "INCLUDE;EXCLUDE" "")
   set(sources "")
   foreach(folder IN LISTS arg_UNPARSED_ARGUMENTS)
     file(GLOB_RECURSE found CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.cc")
@@ -23,7 +23,9 @@ function(sirtaki_add_layer target)
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_include_directories(${target} PUBLIC "${PROJECT_SOURCE_DIR}")
   target_link_libraries(${target} PRIVATE sirtaki_flags)
-  sirtaki_unite_sources(${target})
+  if(NOT arg_SEPARATE)
+    sirtaki_unite_sources(${target})
+  endif()
 endfunction()
 
 # sirtaki_unite_sources(<target>): with SIRTAKI_UNITY the compiler sees the sources of a folder together, a dozen at a time, so that

@@ -7,9 +7,8 @@ function(sirtaki_test_flags target)
   if(CMAKE_BUILD_TYPE STREQUAL "Release" AND NOT SIRTAKI_SANITIZE)
     target_compile_options(${target} PRIVATE -O1)
   endif()
-  if(SIRTAKI_UNITY)
-    target_compile_options(${target} PRIVATE -Wno-shadow)   # what another source of the folder declares is no fault
-  endif()
+  # Without -Wshadow where several sources are one: what another source of the folder declares is no fault.
+  set_target_properties(${target} PROPERTIES SIRTAKI_UNITED_TESTS "${SIRTAKI_UNITY}")
 endfunction()
 
 # sirtaki_add_gtest(<name> <label> SOURCES ... LIBRARIES ... [PREFIX <text>] [EACH] [ENVIRONMENT <name>=<value>...]): one program. Its

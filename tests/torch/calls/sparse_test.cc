@@ -27,7 +27,7 @@ torch::Tensor DenseSum(int size, torch::ScalarType type = torch::kFloat) {
   return sum;
 }
 
-AllreduceOptions Sum(const std::string& name = "") {
+AllreduceOptions SparseSum(const std::string& name = "") {
   return AllreduceOptions().name(name).op(ReduceOp::Sum);
 }
 
@@ -35,21 +35,22 @@ TEST(SparseTest, AddsUpWhatEachRankHas) {
   for (const int size : {1, 2, 3}) {
     RunTorchRanks(size, [size](int rank, const Session& session) {
       for (const auto type : {torch::kFloat, torch::kDouble, torch::kInt, torch::kBFloat16}) {
-        const auto sum = sparse_allreduce(RowsOf(rank, type), Sum("s"), session);
+        const auto sum = sparse_allreduce(RowsOf(rank, type), SparseSum("s"), session);
         EXPECT_TRUE(sum.is_sparse() && sum.is_coalesced());
         EXPECT_EQ(sum.scalar_type(), type);
         EXPECT_TRUE(torch::equal(sum.to_dense(), DenseSum(size, type)));
       }
       const auto average = allreduce(RowsOf(rank, torch::kDouble), {}, session);
       EXPECT_TRUE(torch::allclose(average.to_dense(), DenseSum(size, torch::kDouble) / size));
-      const Handle handle = allreduce_async(RowsOf(rank), Sum().prescale(2).postscale(3), session);
+      const Handle handle =
+          allreduce_async(RowsOf(rank), SparseSum().prescale(2).postscale(3), session);
       const auto scaled = synchronize(handle);
       EXPECT_TRUE(torch::equal(scaled.to_dense(), DenseSum(size) * 6));
       EXPECT_TRUE(synchronize(handle).is_same(scaled));
       EXPECT_TRUE(poll(handle));
-      EXPECT_TRUE(
-          torch::equal(synchronize(sparse_allreduce_async(RowsOf(rank), Sum(), session)).to_dense(),
-                       DenseSum(size)));
+      EXPECT_TRUE(torch::equal(
+          synchronize(sparse_allreduce_async(RowsOf(rank), SparseSum(), session)).to_dense(),
+          DenseSum(size)));
     });
   }
 }
@@ -58,9 +59,9 @@ TEST(SparseTest, OneRankMayHaveNothing) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     const auto nothing =
         torch::sparse_coo_tensor(torch::empty({1, 0}, torch::kLong), torch::empty({0, 2}), {5, 2});
-    const auto sum = allreduce(rank == 0 ? RowsOf(0) : nothing, Sum(), session);
+    const auto sum = allreduce(rank == 0 ? RowsOf(0) : nothing, SparseSum(), session);
     EXPECT_TRUE(torch::equal(sum.to_dense(), DenseSum(1)));
-    EXPECT_EQ(allreduce(nothing, Sum(), session)._nnz(), 0);
+    EXPECT_EQ(allreduce(nothing, SparseSum(), session)._nnz(), 0);
   });
 }
 
@@ -91,18 +92,20 @@ TEST(SparseTest, WhatDiffersIsToldOnEveryRank) {
     const auto sizes = ErrorOf(ErrorCode::mismatch, [&] {
       const auto wider =
           torch::sparse_coo_tensor(torch::tensor({{0}}), torch::ones({1, 2}), {6, 2});
-      allreduce(rank == 1 ? wider : RowsOf(rank), Sum("s"), session);
+      allreduce(rank == 1 ? wider : RowsOf(rank), SparseSum("s"), session);
     });
     EXPECT_THAT(sizes, AllOf(HasSubstr("\"s\""), HasSubstr("[5, 2]"), HasSubstr("[6, 2]"),
                              HasSubstr("ranks 0, 2"), HasSubstr("rank 1")));
     const auto ops = ErrorOf(ErrorCode::mismatch, [&] {
-      allreduce(RowsOf(rank), Sum("s").op(rank == 2 ? ReduceOp::Average : ReduceOp::Sum), session);
+      allreduce(RowsOf(rank), SparseSum("s").op(rank == 2 ? ReduceOp::Average : ReduceOp::Sum),
+                session);
     });
     EXPECT_THAT(ops, AllOf(HasSubstr("sum of sparse"), HasSubstr("average of sparse")));
     ErrorOf(ErrorCode::mismatch, [&] {
-      allreduce(rank == 0 ? RowsOf(rank).to_dense() : RowsOf(rank), Sum("s"), session);
+      allreduce(rank == 0 ? RowsOf(rank).to_dense() : RowsOf(rank), SparseSum("s"), session);
     });
-    EXPECT_TRUE(torch::equal(allreduce(RowsOf(rank), Sum("s"), session).to_dense(), DenseSum(3)));
+    EXPECT_TRUE(
+        torch::equal(allreduce(RowsOf(rank), SparseSum("s"), session).to_dense(), DenseSum(3)));
   });
 }
 
@@ -111,14 +114,19 @@ TEST(SparseTest, WhatItCannotDoIsRefusedOnEveryRank) {
     const auto refused = [&](const std::function<void()>& call, const std::string& words) {
       EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, call), HasSubstr(words));
     };
-    refused([&] { allreduce(RowsOf(rank), Sum().op(ReduceOp::Max), session); },
+    refused([&] { allreduce(RowsOf(rank), SparseSum().op(ReduceOp::Max), session); },
             "summed and averaged only");
-    refused([&] { allreduce(RowsOf(rank), Sum().compression(Compression::F16), session); },
+    refused([&] { allreduce(RowsOf(rank), SparseSum().compression(Compression::F16), session); },
             "compressed");
-    refused([&] { allreduce(RowsOf(rank, torch::kInt), Sum().prescale(2), session); }, "int32");
-    refused([&] { sparse_allreduce(torch::ones({2}), Sum(), session); }, "layout Strided");
-    refused([&] { allreduce(torch::ones({2, 2}).to_sparse_csr(), Sum(), session); }, "SparseCsr");
-    refused([&] { allreduce_(RowsOf(rank), Sum(), session); }, "in place");
+    refused([&] { allreduce(RowsOf(rank, torch::kInt), SparseSum().prescale(2), session); },
+            "int32");
+    refused([&] { sparse_allreduce(torch::ones({2}), SparseSum(), session); }, "layout Strided");
+    refused(
+        [&] {
+          allreduce(torch::ones({2, 2}).to_sparse_csr(), SparseSum(), session);
+        },
+        "SparseCsr");
+    refused([&] { allreduce_(RowsOf(rank), SparseSum(), session); }, "in place");
     refused([&] { broadcast(RowsOf(rank), 0, {}, session); }, "only dense");
   });
 }

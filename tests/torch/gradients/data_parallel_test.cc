@@ -20,7 +20,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
-using Options = DistributedDataParallelOptions;
+using DdpOptions = DistributedDataParallelOptions;
 
 TEST(DataParallelTest, FollowsOneProcessFromTheWeightsOfRankZero) {
   for (const int size : {1, 2, 3}) {
@@ -145,7 +145,7 @@ TEST(DataParallelTest, BuffersAreThoseOfRankZero) {
 TEST(DataParallelTest, BuffersStayByChoice) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto net = std::make_shared<Counting>();
-    DistributedDataParallel<Counting> model(net, Options().broadcast_buffers(false), session);
+    DistributedDataParallel<Counting> model(net, DdpOptions().broadcast_buffers(false), session);
     model.forward(static_cast<float>(1 + rank));
     model.forward(0);
     EXPECT_EQ(net->seen, static_cast<float>(1 + rank));
@@ -200,7 +200,7 @@ TEST(DataParallelTest, WhatAModuleCannotDoIsRefused) {
                         [&] {
                           DistributedDataParallel<Branches>(
                               net,
-                              Options().gradients(
+                              DdpOptions().gradients(
                                   DistributedOptimizerOptions().backward_passes_per_step(2)),
                               session);
                         }),
@@ -213,7 +213,7 @@ TEST(DataParallelTest, WhatAModuleCannotDoIsRefused) {
     EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
                         [&] {
                           DistributedDataParallel<Branches>(
-                              net, Options().broadcast_buffers(rank == 0), session);
+                              net, DdpOptions().broadcast_buffers(rank == 0), session);
                         }),
                 HasSubstr("without buffers on rank 1"));
   });
@@ -232,7 +232,7 @@ TEST(DataParallelTest, TiedWeightsAreReducedOnce) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto net = std::make_shared<Tied>();
     DistributedDataParallel<Tied> model(
-        net, Options().gradients(DistributedOptimizerOptions().op(ReduceOp::Sum)), session);
+        net, DdpOptions().gradients(DistributedOptimizerOptions().op(ReduceOp::Sum)), session);
     (model.forward() * (rank + 1)).backward();
     EXPECT_TRUE(torch::equal(net->weight.grad(), torch::full({2}, 3.0f)));
   });
@@ -281,7 +281,7 @@ TEST(DataParallelTest, MayBeDestroyedBeforeItsGraph) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto net = std::make_shared<Branches>();
     std::optional<DistributedDataParallel<Branches>> model;
-    model.emplace(net, Options(), session);
+    model.emplace(net, DdpOptions(), session);
     const auto loss = model->forward(true) * (rank + 1);
     model.reset();
     loss.backward();

@@ -216,8 +216,8 @@ TEST(GradientBucketsTest, AreReducedWhileBackwardStillRuns) {
       Buckets(1, 1));
 }
 
-struct Branches : torch::nn::Module {
-  Branches() {
+struct BucketBranches : torch::nn::Module {
+  BucketBranches() {
     a = register_parameter("a", torch::zeros({2}));
     b = register_parameter("b", torch::zeros({3}));
   }
@@ -227,7 +227,7 @@ struct Branches : torch::nn::Module {
 
 TEST(GradientBucketsTest, AGradientMayBeMissingOnSomeRanksOrOnAll) {
   RunTorchRanks(3, [](int rank, const Session& session) {
-    Branches net;
+    BucketBranches net;
     auto optimizer = Wrap(net, session);
     for (const int who : {-2, 1, -1, 0, -2}) {
       optimizer.zero_grad();
@@ -306,7 +306,7 @@ TEST(GradientBucketsTest, ARankThatHasJoinedServesThem) {
 
 TEST(GradientBucketsTest, ASecondBackwardIsAnErrorThatNamesTheGradient) {
   RunTorchRanks(2, [](int, const Session& session) {
-    Branches net;
+    BucketBranches net;
     auto optimizer = Wrap(net, session);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
@@ -356,7 +356,7 @@ TEST(GradientBucketsTest, OneThatCannotBeReducedIsTakenApart) {
 
 TEST(GradientBucketsTest, OnlyTheGradientThatIsWrongFails) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    Branches net;
+    BucketBranches net;
     auto optimizer = Wrap(net, session);
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
@@ -410,7 +410,7 @@ TEST(GradientBucketsTest, ASecondOptimizerOfTheSameParametersDissolvesThem) {
   RunTorchRanks(
       2,
       [&](int rank, const Session& session) {
-        Branches net;
+        BucketBranches net;
         auto first = Wrap(net, session);
         std::optional<DistributedOptimizer<SGD>> second;
         for (int step = 0; step < 5; ++step) {
@@ -431,7 +431,7 @@ TEST(GradientBucketsTest, ASecondOptimizerOfTheSameParametersDissolvesThem) {
 
 TEST(GradientBucketsTest, TwoThreadsMayFillABucketAtOnce) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    Branches net;
+    BucketBranches net;
     auto optimizer = Wrap(net, session);
     for (int step = 0; step < 20; ++step) {
       optimizer.zero_grad();

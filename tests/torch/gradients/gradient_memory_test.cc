@@ -42,7 +42,7 @@ struct Wide : torch::nn::Module {
   torch::nn::Linear b;
 };
 
-DistributedOptimizer<SGD> Wrap(torch::nn::Module& net, const Session& session) {
+DistributedOptimizer<SGD> WrapWide(torch::nn::Module& net, const Session& session) {
   return DistributedOptimizer<SGD>(SGD(net.parameters(), SGDOptions(0.1)), net.named_parameters(),
                                    {}, session);
 }
@@ -50,7 +50,7 @@ DistributedOptimizer<SGD> Wrap(torch::nn::Module& net, const Session& session) {
 TEST(GradientMemoryTest, GradientsMoveToSharedMemoryOnce) {
   RunPooled(2, [](int rank, const Session& session) {
     Wide net;
-    auto optimizer = Wrap(net, session);
+    auto optimizer = WrapWide(net, session);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       net.loss(rank + 1).backward();
@@ -93,7 +93,7 @@ TEST(GradientMemoryTest, IsThatOfTheGradientsAndGoesWithThem) {
     torch::Tensor kept;
     {
       torch::nn::Sequential net(torch::nn::Linear(512, 512), torch::nn::Linear(512, 512));
-      auto optimizer = Wrap(*net, session);
+      auto optimizer = WrapWide(*net, session);
       for (int step = 0; step < 3; ++step) {
         optimizer.zero_grad();
         net->forward(torch::ones({2, 512})).sum().mul(rank + 1).backward();
@@ -120,7 +120,7 @@ TEST(GradientMemoryTest, IsThatOfTheGradientsAndGoesWithThem) {
 TEST(GradientMemoryTest, ZeroedInPlaceTheyStayWhereTheyAre) {
   RunPooled(2, [](int rank, const Session& session) {
     Wide net;
-    auto optimizer = Wrap(net, session);
+    auto optimizer = WrapWide(net, session);
     void* place = nullptr;
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad(/*set_to_none=*/false);
@@ -166,7 +166,7 @@ TEST(GradientMemoryTest, OutlivesTheSession) {
   std::vector<torch::Tensor> kept(2);
   RunPooled(2, [&](int rank, const Session& session) {
     Wide net;
-    auto optimizer = Wrap(net, session);
+    auto optimizer = WrapWide(net, session);
     for (int step = 0; step < 2; ++step) {
       optimizer.zero_grad();
       net.loss(rank + 1).backward();

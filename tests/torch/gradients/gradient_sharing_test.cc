@@ -25,7 +25,7 @@ using torch::optim::SGDOptions;
 
 constexpr auto kSharings = {Sharing::kNone, Sharing::kDirect, Sharing::kPooled};
 
-DistributedOptimizer<SGD> Wrap(const NamedTensors& names, const Session& session) {
+DistributedOptimizer<SGD> WrapShared(const NamedTensors& names, const Session& session) {
   Tensors parameters;
   for (const auto& [name, parameter] : names) parameters.push_back(parameter);
   return DistributedOptimizer<SGD>(SGD(parameters, SGDOptions(1.0)), names, {}, session);
@@ -41,7 +41,7 @@ TEST(GradientSharingTest, OfTensorsThatAreConcatenated) {
           const auto q = Ones({50, 3});
           const auto k = Ones({50, 3});
           const auto v = Ones({50, 3});
-          auto optimizer = Wrap({{"q", q}, {"k", k}, {"v", v}}, session);
+          auto optimizer = WrapShared({{"q", q}, {"k", k}, {"v", v}}, session);
           const auto ramp = torch::arange(450, torch::kFloat).reshape({150, 3});
           for (int step = 0; step < 4; ++step) {
             optimizer.zero_grad();
@@ -65,7 +65,7 @@ TEST(GradientSharingTest, PartsOfOneFlatTensorOfTheProgram) {
           const auto flat = torch::zeros({7});
           a.mutable_grad() = flat.slice(0, 0, 3).detach();
           b.mutable_grad() = flat.slice(0, 3, 7).detach();
-          auto optimizer = Wrap({{"a", a}, {"b", b}}, session);
+          auto optimizer = WrapShared({{"a", a}, {"b", b}}, session);
           for (int step = 1; step < 5; ++step) {
             optimizer.zero_grad(/*set_to_none=*/false);
             // Its backward adds to b when a is on its way.
@@ -89,7 +89,7 @@ TEST(GradientSharingTest, TheSameBytes) {
           constexpr std::int64_t kCount = 3000;
           const auto a = Ones({kCount});
           const auto b = Ones({kCount});
-          auto optimizer = Wrap({{"a", a}, {"b", b}}, session);
+          auto optimizer = WrapShared({{"a", a}, {"b", b}}, session);
           const auto ramp = torch::arange(kCount, torch::kFloat);
           for (int step = 0; step < 4; ++step) {
             optimizer.zero_grad();
@@ -115,7 +115,7 @@ TEST(GradientSharingTest, WithABackwardThatGoesOn) {
           constexpr std::int64_t kCount = 3000;
           const auto first = Ones({1, kCount});
           const auto added = Ones({kCount});
-          auto optimizer = Wrap({{"added", added}, {"first", first}}, session);
+          auto optimizer = WrapShared({{"added", added}, {"first", first}}, session);
           const auto ramp = torch::arange(kCount, torch::kFloat);
           WaitInBackward::Wait wait;
           wait.reduced = [&added] {
@@ -143,11 +143,11 @@ TEST(GradientSharingTest, WhatABackwardMakesAloneIsReducedWhereItLies) {
     torch::nn::Conv2d conv(2, 3, 3);
     torch::nn::Linear linear(12, 5);
     const Tensors parameters = {conv->weight, conv->bias, linear->weight, linear->bias};
-    auto optimizer = Wrap({{"conv weight", parameters[0]},
-                           {"conv bias", parameters[1]},
-                           {"weight", parameters[2]},
-                           {"bias", parameters[3]}},
-                          session);
+    auto optimizer = WrapShared({{"conv weight", parameters[0]},
+                                 {"conv bias", parameters[1]},
+                                 {"weight", parameters[2]},
+                                 {"bias", parameters[3]}},
+                                session);
     std::vector<const void*> made(parameters.size());
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       parameters[i].register_hook(
@@ -170,13 +170,13 @@ TEST(GradientSharingTest, BucketsWithAnOptimizerOfAPart) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     const auto body = Ones({3});
     const auto head = Ones({4});
-    auto all = Wrap({{"body", body}, {"head", head}}, session);
+    auto all = WrapShared({{"body", body}, {"head", head}}, session);
     for (int step = 0; step < 3; ++step) {
       all.zero_grad();
       ((body.sum() + head.sum()) * (rank + 1)).backward();
       all.step();
     }
-    auto part = Wrap({{"head", head}}, session);
+    auto part = WrapShared({{"head", head}}, session);
     for (int step = 0; step < 6; ++step) {
       part.zero_grad();
       (head.sum() * (rank + 1)).backward();
@@ -199,13 +199,13 @@ TEST(GradientSharingTest, BucketsWithAnOptimizerThatGoes) {
     const auto body = Ones({3});
     const auto head = Ones({4});
     std::optional<DistributedOptimizer<SGD>> all;
-    all.emplace(Wrap({{"body", body}, {"head", head}}, session));
+    all.emplace(WrapShared({{"body", body}, {"head", head}}, session));
     for (int step = 0; step < 2; ++step) {
       all->zero_grad();
       (body.sum() + head.sum()).backward();
       all->step();
     }
-    auto part = Wrap({{"head", head}}, session);
+    auto part = WrapShared({{"head", head}}, session);
     part.zero_grad();
     // Into a bucket that waits for the body.
     (head.sum() * (rank + 1)).backward();
@@ -227,7 +227,7 @@ TEST(GradientSharingTest, ALayoutThatARankChanges) {
         [](int rank, const Session& session) {
           const auto filter = Ones({4, 3, 5, 5});
           const auto bias = Ones({4});
-          auto optimizer = Wrap({{"filter", filter}, {"bias", bias}}, session);
+          auto optimizer = WrapShared({{"filter", filter}, {"bias", bias}}, session);
           const auto ramp = torch::arange(300, torch::kFloat).reshape({4, 3, 5, 5});
           for (int step = 0; step < 5; ++step) {
             if (step == 2 && rank == 1) {
@@ -251,7 +251,7 @@ TEST(GradientSharingTest, NewBucketsBetweenTheSameSteps) {
     const auto a = Ones({3});
     const auto b = Ones({4});
     const auto added = Ones({2});
-    auto optimizer = Wrap({{"a", a}, {"b", b}}, session);
+    auto optimizer = WrapShared({{"a", a}, {"b", b}}, session);
     const auto steps = [&](int count, float expected, bool idle) {
       for (int step = 0; step < count; ++step) {
         if (!idle || rank == 0) {
@@ -266,7 +266,7 @@ TEST(GradientSharingTest, NewBucketsBetweenTheSameSteps) {
     };
     steps(3, 1, false);
     std::optional<DistributedOptimizer<SGD>> second;
-    second.emplace(Wrap({{"b", b}}, session));
+    second.emplace(WrapShared({{"b", b}}, session));
     steps(2, 0.5f, true);
     steps(2, 1, false);
     optimizer.add_param_group(

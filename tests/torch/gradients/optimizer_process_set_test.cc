@@ -34,7 +34,7 @@ using torch::optim::SGD;
 using torch::optim::SGDOptions;
 using Options = DistributedOptimizerOptions;
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
 // Ranks 0 and 1, or the others, whichever this rank is in. Collective over all.
 ProcessSet HalfOf(int rank, int size, const Session& session) {
@@ -45,17 +45,17 @@ ProcessSet HalfOf(int rank, int size, const Session& session) {
   return rank < 2 ? first : second;
 }
 
-DistributedOptimizer<SGD> Wrap(const NamedTensors& names, const Options& options,
-                               const Session& session) {
+DistributedOptimizer<SGD> WrapInSet(const NamedTensors& names, const Options& options,
+                                    const Session& session) {
   std::vector<torch::Tensor> parameters;
   for (const auto& [name, tensor] : names) parameters.push_back(tensor);
   return DistributedOptimizer<SGD>(SGD(std::move(parameters), SGDOptions(1.0)), names, options,
                                    session);
 }
 
-torch::Tensor Zeros(std::int64_t count) { return torch::zeros({count}, torch::requires_grad()); }
+torch::Tensor ZerosOf(std::int64_t count) { return torch::zeros({count}, torch::requires_grad()); }
 
-float First(const torch::Tensor& weight) { return weight.detach().view(-1)[0].item<float>(); }
+float FirstOf(const torch::Tensor& weight) { return weight.detach().view(-1)[0].item<float>(); }
 
 TEST(OptimizerSetTest, TwoHalvesTrainApart) {
   const auto make = [](std::vector<torch::Tensor> p) {
@@ -67,7 +67,7 @@ TEST(OptimizerSetTest, TwoHalvesTrainApart) {
     // Two in one half, one in the other: they are counted by set.
     SmallNet other;
     if (rank < 2) {
-      Wrap(other.named_parameters().pairs(), Options().process_set(half), session);
+      WrapInSet(other.named_parameters().pairs(), Options().process_set(half), session);
     }
     SmallNet net;
     auto optimizer = DistributedOptimizer(make(net.parameters()), net.named_parameters(),
@@ -94,19 +94,20 @@ TEST(OptimizerSetTest, AverageIsOverTheSet) {
     const ProcessSet set = add_process_set({0, 2, 3}, {}, session);
     if (!set.included()) return;
     for (const double factor : {1.0, 3.0}) {
-      auto weight = Zeros(2);
-      auto optimizer = Wrap({{"weight", weight}},
-                            Options().process_set(set).gradient_predivide_factor(factor), session);
+      auto weight = ZerosOf(2);
+      auto optimizer =
+          WrapInSet({{"weight", weight}},
+                    Options().process_set(set).gradient_predivide_factor(factor), session);
       (weight.sum() * (rank + 1)).backward();
       optimizer.step();
-      EXPECT_FLOAT_EQ(First(weight), -(1 + 3 + 4) / 3.0f);
+      EXPECT_FLOAT_EQ(FirstOf(weight), -(1 + 3 + 4) / 3.0f);
     }
-    auto weight = Zeros(2);
+    auto weight = ZerosOf(2);
     auto optimizer =
-        Wrap({{"weight", weight}}, Options().process_set(set).op(ReduceOp::Sum), session);
+        WrapInSet({{"weight", weight}}, Options().process_set(set).op(ReduceOp::Sum), session);
     (weight.sum() * (rank + 1)).backward();
     optimizer.step();
-    EXPECT_EQ(First(weight), -8);
+    EXPECT_EQ(FirstOf(weight), -8);
   });
 }
 
@@ -114,18 +115,18 @@ TEST(OptimizerSetTest, AverageIsOverTheSet) {
 TEST(OptimizerSetTest, ParametersOfAModelAreSplitOverSets) {
   RunTorchRanks(4, [](int rank, const Session& session) {
     const ProcessSet half = HalfOf(rank, 4, session);
-    auto own = Zeros(1);
-    auto shared = Zeros(3);
-    auto of_half = Wrap({{"weight", own}}, Options().process_set(half), session);
-    auto of_all = Wrap({{"weight", shared}}, {}, session);
+    auto own = ZerosOf(1);
+    auto shared = ZerosOf(3);
+    auto of_half = WrapInSet({{"weight", own}}, Options().process_set(half), session);
+    auto of_all = WrapInSet({{"weight", shared}}, {}, session);
     for (int step = 1; step <= 3; ++step) {
       of_half.zero_grad();
       of_all.zero_grad();
       ((own.sum() + shared.sum()) * (rank + 1)).backward();
       of_half.step();
       of_all.step();
-      EXPECT_FLOAT_EQ(First(own), -static_cast<float>(step) * (rank < 2 ? 1.5f : 3.5f));
-      EXPECT_FLOAT_EQ(First(shared), -static_cast<float>(step) * 2.5f);
+      EXPECT_FLOAT_EQ(FirstOf(own), -static_cast<float>(step) * (rank < 2 ? 1.5f : 3.5f));
+      EXPECT_FLOAT_EQ(FirstOf(shared), -static_cast<float>(step) * 2.5f);
     }
   });
 }
@@ -136,8 +137,9 @@ TEST(OptimizerSetTest, RanksOutsideAreToldAtOnce) {
     if (set.included()) return;
     auto net = std::make_shared<SmallNet>();
     const auto options = Options().process_set(set);
-    const auto text = ErrorOf(ErrorCode::invalid_argument,
-                              [&] { Wrap(net->named_parameters().pairs(), options, session); });
+    const auto text = ErrorOf(ErrorCode::invalid_argument, [&] {
+      WrapInSet(net->named_parameters().pairs(), options, session);
+    });
     EXPECT_THAT(text, AllOf(HasSubstr("rank 1 is not in"), HasSubstr("0, 2")));
     const std::vector<std::function<void()>> calls = {
         [&] {
@@ -159,10 +161,10 @@ TEST(OptimizerSetTest, RanksOutsideAreToldAtOnce) {
 TEST(OptimizerSetTest, AParameterBelongsToOneSet) {
   RunTorchRanks(2, [](int, const Session& session) {
     const ProcessSet set = add_process_set({0, 1}, {}, session);
-    auto weight = Zeros(2);
-    auto optimizer = Wrap({{"weight", weight}}, {}, session);
+    auto weight = ZerosOf(2);
+    auto optimizer = WrapInSet({{"weight", weight}}, {}, session);
     const auto text = ErrorOf(ErrorCode::invalid_argument, [&] {
-      Wrap({{"weight", weight}}, Options().process_set(set), session);
+      WrapInSet({{"weight", weight}}, Options().process_set(set), session);
     });
     EXPECT_THAT(text, HasSubstr("in process set " + std::to_string(set.id())));
   });
@@ -172,9 +174,9 @@ TEST(OptimizerSetTest, DifferencesNameRanksOfTheJob) {
   RunTorchRanks(4, [](int rank, const Session& session) {
     const ProcessSet set = add_process_set({1, 3}, {}, session);
     if (!set.included()) return;
-    auto weight = Zeros(rank);
+    auto weight = ZerosOf(rank);
     auto text = ErrorOf(ErrorCode::mismatch, [&] {
-      Wrap({{"weight", weight}}, Options().process_set(set), session);
+      WrapInSet({{"weight", weight}}, Options().process_set(set), session);
     });
     EXPECT_THAT(text, AllOf(HasSubstr("[1] on rank 1"), HasSubstr("[3] on rank 3")));
     text = ErrorOf(ErrorCode::mismatch, [&] {
@@ -182,8 +184,8 @@ TEST(OptimizerSetTest, DifferencesNameRanksOfTheJob) {
     });
     EXPECT_THAT(text, AllOf(HasSubstr("on rank 1"), HasSubstr("on rank 3")));
     text = ErrorOf(ErrorCode::invalid_argument, [&] {
-      Wrap({{"weight", Zeros(1)}},
-           Options().process_set(set).backward_passes_per_step(rank == 3 ? 0 : 1), session);
+      WrapInSet({{"weight", ZerosOf(1)}},
+                Options().process_set(set).backward_passes_per_step(rank == 3 ? 0 : 1), session);
     });
     EXPECT_THAT(text, HasSubstr("on rank 3"));
   });
@@ -192,8 +194,8 @@ TEST(OptimizerSetTest, DifferencesNameRanksOfTheJob) {
 TEST(OptimizerSetTest, ARemovedSetIsNamedByTheStep) {
   RunTorchRanks(2, [](int, const Session& session) {
     const ProcessSet set = add_process_set({0, 1}, {}, session);
-    auto weight = Zeros(2);
-    auto optimizer = Wrap({{"weight", weight}}, Options().process_set(set), session);
+    auto weight = ZerosOf(2);
+    auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(set), session);
     remove_process_set(set, {}, session);
     EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
                         [&] {
@@ -209,11 +211,11 @@ TEST(OptimizerSetTest, ASetOfOneRankTrainsAlone) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     const ProcessSet last = add_process_set({1}, {}, session);
     if (rank == 0) return;
-    auto weight = Zeros(2);
-    auto optimizer = Wrap({{"weight", weight}}, Options().process_set(last), session);
+    auto weight = ZerosOf(2);
+    auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(last), session);
     (weight.sum() * 3).backward();
     optimizer.step();
-    EXPECT_EQ(First(weight), -3);
+    EXPECT_EQ(FirstOf(weight), -3);
   });
 }
 
@@ -221,8 +223,8 @@ TEST(OptimizerSetTest, TheLossOfAClosureIsTheSets) {
   RunTorchRanks(3, [](int rank, const Session& session) {
     const ProcessSet set = add_process_set({0, 2}, {}, session);
     if (!set.included()) return;
-    auto weight = Zeros(1);
-    auto optimizer = Wrap({{"weight", weight}}, Options().process_set(set), session);
+    auto weight = ZerosOf(1);
+    auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(set), session);
     const auto loss = optimizer.step([&] {
       optimizer.zero_grad();
       auto value = weight.sum() * (rank + 1) + rank;
@@ -230,7 +232,7 @@ TEST(OptimizerSetTest, TheLossOfAClosureIsTheSets) {
       return value;
     });
     EXPECT_EQ(loss.item<float>(), 1);
-    EXPECT_EQ(First(weight), -2);
+    EXPECT_EQ(FirstOf(weight), -2);
   });
 }
 
@@ -313,12 +315,12 @@ TEST(OptimizerSetTest, ObjectsAndMetricsStayInTheSet) {
 TEST(OptimizerSetTest, ClippingIsOfTheSet) {
   RunTorchRanks(4, [](int rank, const Session& session) {
     const ProcessSet half = HalfOf(rank, 4, session);
-    auto weight = Zeros(4);
-    auto optimizer = Wrap({{"weight", weight}}, Options().process_set(half), session);
+    auto weight = ZerosOf(4);
+    auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(half), session);
     (weight.sum() * (rank + 1)).backward();
     EXPECT_DOUBLE_EQ(clip_grad_norm_(optimizer, 1.0), rank < 2 ? 3 : 7);
     optimizer.step();
-    EXPECT_NEAR(First(weight), -0.5, 1e-6);
+    EXPECT_NEAR(FirstOf(weight), -0.5, 1e-6);
   });
 }
 
@@ -326,17 +328,17 @@ TEST(OptimizerSetTest, AStepIsSkippedByTheSetThatMetInfinity) {
   RunTorchRanks(4, [](int rank, const Session& session) {
     const ProcessSet half = HalfOf(rank, 4, session);
     for (const bool told : {false, true}) {
-      auto weight = Zeros(2);
+      auto weight = ZerosOf(2);
       SGD plain({weight}, SGDOptions(1.0));
-      auto optimizer = Wrap({{"weight", weight}}, Options().process_set(half), session);
+      auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(half), session);
       auto options = GradScalerOptions().init_scale(8);
       if (told) options.process_set(half);
       GradScaler scaler(options, session);
-      scaler.scale(weight.sum() * (rank == 3 ? kInfinity : 1.0)).backward();
+      scaler.scale(weight.sum() * (rank == 3 ? kNoLimit : 1.0)).backward();
       if (told) optimizer.synchronize();
       EXPECT_EQ(told ? scaler.step(plain) : scaler.step(optimizer), rank < 2);
       scaler.update();
-      EXPECT_EQ(First(weight), rank < 2 ? -1 : 0);
+      EXPECT_EQ(FirstOf(weight), rank < 2 ? -1 : 0);
       EXPECT_EQ(scaler.get_scale(), rank < 2 ? 8 : 4);
     }
   });

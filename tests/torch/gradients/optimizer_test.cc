@@ -29,7 +29,7 @@ DistributedOptimizer<Base> Wrap(Base base, const torch::nn::Module& module,
   return DistributedOptimizer<Base>(std::move(base), module.named_parameters(), {}, session);
 }
 
-SGD MakeSgd(std::vector<torch::Tensor> parameters) {
+SGD MakePlainSgd(std::vector<torch::Tensor> parameters) {
   return SGD(std::move(parameters), SGDOptions(0.1).momentum(0.9));
 }
 
@@ -123,7 +123,7 @@ TEST(EquivalenceTest, ParametersStayIdenticalToTheBit) {
   std::vector<std::vector<torch::Tensor>> of_rank(3);
   RunTorchRanks(3, [&](int rank, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
     for (int step = 0; step < 10; ++step) {
       optimizer.zero_grad();
       Loss(net, BatchOfRank(step, rank)).backward();
@@ -284,7 +284,7 @@ TEST(GradientTest, TiedWeightsAreReducedOnce) {
 TEST(MisuseTest, SecondBackwardNamesTheParameterAndTheCure) {
   RunTorchRanks(2, [](int, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
     const Batch batch = BatchOfRank(0, 0);
     Loss(net, batch).backward();
     const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { Loss(net, batch).backward(); });
@@ -299,7 +299,7 @@ TEST(MisuseTest, SecondBackwardNamesTheParameterAndTheCure) {
 TEST(MisuseTest, ZeroGradSaysWhatToDo) {
   RunTorchRanks(2, [](int, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
     Loss(net, BatchOfRank(0, 0)).backward();
     const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.zero_grad(); });
     EXPECT_THAT(text, AllOf(HasSubstr("hidden."), HasSubstr("step()")));
@@ -311,7 +311,7 @@ TEST(MisuseTest, ZeroGradSaysWhatToDo) {
 TEST(MisuseTest, GradientsReplacedThroughTheModule) {
   RunTorchRanks(2, [](int, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
     Loss(net, BatchOfRank(0, 0)).backward();
     net.zero_grad();
     const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); });
@@ -326,7 +326,7 @@ TEST(MisuseTest, ZeroGradBehindTheWrapperIsMetByTheNextBackward) {
   for (const bool by_module : {true, false}) {
     RunTorchRanks(2, [by_module](int rank, const Session& session) {
       SmallNet net;
-      auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+      auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
       Loss(net, BatchOfRank(0, rank)).backward();
       if (by_module) {
         net.zero_grad();
@@ -348,7 +348,7 @@ TEST(MisuseTest, ZeroGradBehindTheWrapperIsMetByTheNextBackward) {
 TEST(MisuseTest, AGradientWrittenBeforeTheStep) {
   RunTorchRanks(2, [](int, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
     Loss(net, BatchOfRank(0, 0)).backward();
     net.hidden->weight.grad().mul_(0.5);  // clipping without synchronize()
     const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); });
@@ -362,7 +362,7 @@ TEST(MisuseTest, AGradientWrittenBeforeTheStep) {
 TEST(MisuseTest, AnOptimizerThatWasMovedFrom) {
   RunTorchRanks(2, [](int, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
     auto moved = std::move(optimizer);
     // NOLINTNEXTLINE(bugprone-use-after-move): that is what is tested
     EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); }),
@@ -445,7 +445,7 @@ TEST(WrapTest, MissingAndDuplicateNamesAreToldToAllRanks) {
 TEST(WrapTest, IsStillItsBase) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
     torch::optim::StepLR scheduler(optimizer, /*step_size=*/1, /*gamma=*/0.5);
     Loss(net, BatchOfRank(0, rank)).backward();
     torch::optim::Optimizer& base = optimizer;
@@ -455,7 +455,7 @@ TEST(WrapTest, IsStillItsBase) {
 
     std::stringstream stream;
     torch::save(optimizer, stream);
-    auto loaded = MakeSgd(net.parameters());
+    auto loaded = MakePlainSgd(net.parameters());
     torch::load(loaded, stream);
     EXPECT_DOUBLE_EQ(loaded.param_groups()[0].options().get_lr(), 0.05);
     EXPECT_EQ(loaded.state().size(), net.parameters().size());
@@ -466,7 +466,7 @@ TEST(WrapTest, MovesWithItsHooks) {
   const auto expected = TrainAlone(MakeSgd, 2, 2);
   RunTorchRanks(2, [&](int rank, const Session& session) {
     SmallNet net;
-    auto first = Wrap(MakeSgd(net.parameters()), net, session);
+    auto first = Wrap(MakePlainSgd(net.parameters()), net, session);
     auto optimizer = std::move(first);
     for (int step = 0; step < 2; ++step) {
       optimizer.zero_grad();
@@ -484,7 +484,7 @@ TEST(WrapTest, LeavesNoHooksBehind) {
     SmallNet net;
     const auto loss = Loss(net, BatchOfRank(0, rank));  // keeps the graph's nodes
     std::optional<DistributedOptimizer<SGD>> optimizer(
-        Wrap(MakeSgd(net.parameters()), net, session));
+        Wrap(MakePlainSgd(net.parameters()), net, session));
     const auto node = torch::autograd::impl::grad_accumulator(net.output->bias);
     EXPECT_EQ(node->post_hooks().size(), 1u);
     optimizer.reset();
@@ -499,11 +499,11 @@ TEST(WrapTest, MayBeDestroyedWhileGradientsAreBeingReduced) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     SmallNet net;
     for (int i = 0; i < 3; ++i) {
-      auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+      auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
       optimizer.zero_grad();
       Loss(net, BatchOfRank(0, rank)).backward();
     }
-    auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
     optimizer.zero_grad();
     Loss(net, BatchOfRank(0, rank)).backward();
     optimizer.step();
@@ -515,8 +515,8 @@ TEST(WrapTest, TwoOptimizersOfTwoModelsWithTheSameNames) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     SmallNet a;
     SmallNet b;
-    auto first = Wrap(MakeSgd(a.parameters()), a, session);
-    auto second = Wrap(MakeSgd(b.parameters()), b, session);
+    auto first = Wrap(MakePlainSgd(a.parameters()), a, session);
+    auto second = Wrap(MakePlainSgd(b.parameters()), b, session);
     (Loss(a, BatchOfRank(0, rank)) + Loss(b, BatchOfRank(0, rank))).backward();
     first.step();
     second.step();
@@ -528,7 +528,7 @@ TEST(WrapTest, OneRankHasNoHooks) {
   RunTorchRanks(1, [](int, const Session& session) {
     SmallNet net;
     const auto node = torch::autograd::impl::grad_accumulator(net.output->bias);
-    auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
     EXPECT_TRUE(node->post_hooks().empty());
     EXPECT_TRUE(node->pre_hooks().empty());
   });
@@ -542,7 +542,7 @@ TEST(WrapTest, OfAnEndedSessionHasHooksThatDoNothing) {
     const auto index = static_cast<std::size_t>(rank);
     nets[index] = std::make_unique<SmallNet>();
     old[index] = std::make_unique<DistributedOptimizer<SGD>>(
-        Wrap(MakeSgd(nets[index]->parameters()), *nets[index], session));
+        Wrap(MakePlainSgd(nets[index]->parameters()), *nets[index], session));
     Loss(*nets[index], BatchOfRank(0, rank)).backward();
   });
   EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [&] { old[0]->zero_grad(); }),
@@ -550,7 +550,7 @@ TEST(WrapTest, OfAnEndedSessionHasHooksThatDoNothing) {
   for (auto& net : nets) net->zero_grad();
   RunTorchRanks(2, [&](int rank, const Session& session) {
     SmallNet& net = *nets[static_cast<std::size_t>(rank)];
-    auto optimizer = Wrap(MakeSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
     Loss(net, BatchOfRank(0, rank)).backward();
     optimizer.step();
     EXPECT_LT(Distance(net.parameters(), TrainAlone(MakeSgd, 1, 2)), 1e-13);
@@ -565,7 +565,7 @@ TEST(WrapTest, OfAnEndedSessionIsRefused) {
       const auto index = static_cast<std::size_t>(rank);
       nets[index] = std::make_unique<SmallNet>();
       optimizers[index] = std::make_unique<DistributedOptimizer<SGD>>(
-          MakeSgd(nets[index]->parameters()), nets[index]->named_parameters(),
+          MakePlainSgd(nets[index]->parameters()), nets[index]->named_parameters(),
           DistributedOptimizerOptions(), session);
     });
     EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [&] { optimizers[0]->step(); }),

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# tests/full.sh [part...]: the second tier of the tests, which tests/run.sh has samples of. Run it whole before a release. A part
+# that has passed at this commit is not run again unless it is named; so an interrupted run goes on where it was.
+#   jobs     tests of whole jobs that are too long for every change: all ends on several hosts and under Slurm, three ranks of Python
+#   tables   the whole conformance tables, and random tests at ten times their length
+#   asan     LibTorch's part under the sanitizers for addresses and undefined behaviour
+#   headers  every source compiled by itself, as the dev preset does
+#   openmpi5, mpich   the tests labelled mpi under these (tests/other_mpi.sh)
+#   pip      `pip install .` and what it puts there (tests/pip_install.sh)
+#   fresh    the README's two commands on a bare Debian 12 (tests/fresh_machine.sh; needs root and debootstrap)
+# SIRTAKI_JOBS: how many compilers at once (default: the cores).
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+jobs=${SIRTAKI_JOBS:-$(nproc)}
+all=(jobs tables asan headers openmpi5 mpich pip fresh)
+state=build/full
+mkdir -p "$state"
+commit=$(git rev-parse HEAD 2>/dev/null)$(git status --porcelain 2>/dev/null | cksum | cut -d' ' -f1)
+
+build() {   # build PRESET [CMAKE-ARGUMENT...]
+  local preset=$1
+  shift
+  cmake --preset "$preset" "$@" && cmake --build --preset "$preset" -j "$jobs"
+}
+released() { bash bootstrap.sh --quiet --python && build release -DSIRTAKI_UNITY="${SIRTAKI_UNITY:-ON}"; }
+part_jobs() { released && SIRTAKI_TEST_SCALE=full ctest --preset release -C Full -j $((jobs + 1)) -R '^(faults|launch|multihost|example|python)\.'; }
+part_tables() {
+  released && SIRTAKI_TEST_SCALE=full ctest --preset release -j "$jobs" -R '^conformance\.' &&
+    SIRTAKI_TEST_SCALE=10 ctest --preset release -j "$jobs" -R '(Random|Soak|Wire|Negotiator|TensorQueue|mpi\.random)' -E '^conformance\.'
+}
+part_asan() { build asan -DSIRTAKI_UNITY=ON -DSIRTAKI_TORCH=ON && ctest --preset asan -j "$jobs" -L '^torch$'; }
+part_headers() { build dev -DSIRTAKI_UNITY=OFF; }
+part_openmpi5() { bash tests/other_mpi.sh openmpi5; }
+part_mpich() { bash tests/other_mpi.sh mpich; }
+part_pip() { rm -rf "$state/pip" && bash tests/pip_install.sh "$state/pip"; }
+part_fresh() {
+  command -v debootstrap >/dev/null || { apt-get -q update && apt-get install -y --no-install-recommends debootstrap; } >/dev/null || return 1
+  bash tests/fresh_machine.sh "$state/debian"
+}
+
+named=$#
+[ $# -gt 0 ] || set -- "${all[@]}"
+for part in "$@"; do
+  declare -F "part_$part" >/dev/null || { printf 'full.sh: there is no part "%s"; there are: %s\n' "$part" "${all[*]}" >&2; exit 2; }
+done
+failed=()
+lines=()
+for part in "$@"; do
+  if [ "$named" = 0 ] && [ "$(cat "$state/$part.passed" 2>/dev/null)" = "$commit" ]; then
+    lines+=("$part: passed before at this commit")
+    continue
+  fi
+  printf '\n=== %s\n' "$part"
+  begin=$SECONDS
+  if "part_$part" </dev/null; then
+    printf '%s\n' "$commit" >"$state/$part.passed"
+    lines+=("$part: passed in $((SECONDS - begin)) s")
+  else
+    rm -f "$state/$part.passed"
+    failed+=("$part")
+    lines+=("$part: FAILED after $((SECONDS - begin)) s")
+  fi
+done
+printf '\n'
+printf '%s\n' "${lines[@]}"
+printf 'tests/full.sh: %d parts, %d failed%s, %d s\n' $# "${#failed[@]}" "${failed:+ (${failed[*]})}" $SECONDS
+[ "${#failed[@]}" = 0 ]
