@@ -159,6 +159,10 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
        << (spin ? "spin" : "yield") << "; options: " << core::DescribeConfig(config_);
   description_ = text.str();
   SIRTAKI_LOG(kInfo, description_);
+  if (topology_.rank == 0) {
+    const std::string warning = core::UnknownVariablesWarning(options.environment);
+    if (!warning.empty()) core::Log(core::LogLevel::kWarning, warning);
+  }
   token_ = greetings.front().token;
   observation_ = std::make_shared<Observation>(
       options.observer ? options.observer : std::make_shared<core::trace::Observer>(),

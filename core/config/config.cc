@@ -32,16 +32,26 @@ std::string_view Trimmed(std::string_view text) {
   return text;
 }
 
-// `given` begins with `prefix`, which does not count for how near a known one is.
+// The known name that was most likely meant; empty if none is near. `given` begins with `prefix`,
+// which does not count for how near a known one is.
 template <typename Spelling>
-Status UnknownOption(const std::string& what, std::string_view prefix, const std::string& given,
-                     Spelling spelling) {
+std::string NearestOption(std::string_view prefix, const std::string& given, Spelling spelling) {
   std::vector<std::string> known;
   for (const OptionSpec& option : OptionTable()) known.push_back(spelling(option));
-  const std::string nearest = NearestWord(given, known, prefix.size());
+  return NearestWord(given, known, prefix.size());
+}
+
+Status UnknownOption(const std::string& what, const std::string& given,
+                     const std::string& nearest) {
   std::string text = "unknown " + what + " " + Escaped(given);
   if (!nearest.empty()) text += "; the nearest known is " + nearest;
   return {StatusCode::kInvalidArgument, text + " (docs/configuration.md lists all)"};
+}
+
+Status UnknownName(const std::string& given) {
+  return UnknownOption("option", given, NearestOption("", given, [](const OptionSpec& known) {
+                         return std::string(known.name);
+                       }));
 }
 
 Status BadValue(const OptionSpec& option, std::string_view text, const std::string& from,
@@ -60,16 +70,24 @@ Status SetFromText(const OptionSpec& option, std::string_view text, OptionSource
   return Status::Ok();
 }
 
+const OptionSpec* OptionOfVariable(const std::string& name) {
+  const auto table = OptionTable();
+  const auto option = std::find_if(table.begin(), table.end(), [&](const OptionSpec& candidate) {
+    return candidate.Variable() == name;
+  });
+  return option == table.end() ? nullptr : &*option;
+}
+
 Status ReadVariables(const EnvironmentView& env, Config* config) {
   for (const std::string& name : env.NamesWithPrefix(kVariablePrefix)) {
     if (IsForeignVariable(name)) continue;
-    const auto table = OptionTable();
-    const auto option = std::find_if(table.begin(), table.end(), [&](const OptionSpec& candidate) {
-      return candidate.Variable() == name;
-    });
-    if (option == table.end()) {
-      return UnknownOption("environment variable", kVariablePrefix, name,
-                           [](const OptionSpec& known) { return known.Variable(); });
+    const OptionSpec* option = OptionOfVariable(name);
+    if (option == nullptr) {
+      // Somebody else's variable may begin as ours do: only what looks misspelt stops a rank.
+      const std::string nearest = NearestOption(
+          kVariablePrefix, name, [](const OptionSpec& known) { return known.Variable(); });
+      if (!nearest.empty()) return UnknownOption("environment variable", name, nearest);
+      continue;
     }
     Status status = SetFromText(*option, *env.Find(name), OptionSource::kVariable, name, config);
     if (!status.ok()) return status;
@@ -85,8 +103,9 @@ Status ReadFlag(const std::string& argument, Config* config) {
     return candidate.Flag() == flag;
   });
   if (option == table.end()) {
-    return UnknownOption("flag", kFlagPrefix, flag,
-                         [](const OptionSpec& known) { return known.Flag(); });
+    return UnknownOption(
+        "flag", flag,
+        NearestOption(kFlagPrefix, flag, [](const OptionSpec& known) { return known.Flag(); }));
   }
   if (equals != std::string::npos) {
     return SetFromText(*option, argument.substr(equals + 1), OptionSource::kFlag, flag, config);
@@ -119,10 +138,7 @@ Status ReadFlags(const std::vector<std::string>& args, Config* config,
 Status ReadProgram(const ProgramOptions& program, Config* config) {
   for (const auto& [name, value] : program) {
     const OptionSpec* option = FindOption(name);
-    if (option == nullptr) {
-      return UnknownOption("option", "", name,
-                           [](const OptionSpec& known) { return std::string(known.name); });
-    }
+    if (option == nullptr) return UnknownName(name);
     Status status = SetFromText(*option, value, OptionSource::kProgram, "the program", config);
     if (!status.ok()) return status;
   }
@@ -193,9 +209,7 @@ Status ReadSettings(Config* config) {
     const std::string name(Trimmed(said.substr(0, colon)));
     const OptionSpec* option = FindOption(name);
     if (option == nullptr || option->id == OptionId::kSettings) {
-      const Status unknown = UnknownOption(
-          "option", "", name, [](const OptionSpec& known) { return std::string(known.name); });
-      return wrong(number, unknown.message());
+      return wrong(number, UnknownName(name).message());
     }
     if (explicitly[IndexOf(*option)]) continue;
     const Status status = SetFromText(*option, Trimmed(said.substr(colon + 1)), OptionSource::kFile,
@@ -259,6 +273,20 @@ Status ParseConfig(const std::vector<std::string>& args, const EnvironmentView& 
   *out = config;
   if (rest != nullptr) *rest = std::move(others);
   return status;
+}
+
+std::string UnknownVariablesWarning(const EnvironmentView& env) {
+  std::string names;
+  int count = 0;
+  for (const std::string& name : env.NamesWithPrefix(kVariablePrefix)) {
+    if (IsForeignVariable(name) || OptionOfVariable(name) != nullptr) continue;
+    names += (count++ == 0 ? "" : ", ") + Escaped(name);
+  }
+  if (count == 0) return {};
+  return "the environment variable" + std::string(count == 1 ? " " : "s ") + names +
+         (count == 1 ? " is no option of Sirtaki and changes nothing"
+                     : " are no options of Sirtaki and change nothing") +
+         " (docs/configuration.md lists all)";
 }
 
 Status AgreeConfigs(std::span<const Config> by_rank, Config* agreed) {

@@ -123,11 +123,16 @@ using ProgramOptions = std::vector<std::pair<std::string, std::string>>;
 
 // Sets `*out` from the defaults and what is given, and `*rest` (may be null) to the arguments that
 // are not ours: all but --sirtaki-name=value, and all from "--" on. Of the same flag twice the last
-// counts. kInvalidArgument for an unknown name that is ours to know, or a value out of bounds: says
-// which option, which value, where it came from, and what is allowed. Never throws. On error `*out`
-// is as it was.
+// counts. kInvalidArgument for an unknown flag or program's option, for an unknown SIRTAKI_ variable
+// that is near an option's name, and so most likely a misspelt one, and for a value out of bounds:
+// says which option, which value, where it came from, and what is allowed. Never throws. On error
+// `*out` is as it was.
 Status ParseConfig(const std::vector<std::string>& args, const EnvironmentView& env,
                    const ProgramOptions& program, Config* out, std::vector<std::string>* rest);
+
+// The warning that names the SIRTAKI_ variables which are neither options nor the project's own;
+// empty if there are none. For an environment that ParseConfig accepts: none of them is misspelt.
+std::string UnknownVariablesWarning(const EnvironmentView& env);
 
 // Of the options that all ranks must have alike, sets those of `*agreed` to rank 0's and leaves the
 // others. kMismatch if another rank has an explicit value that differs: names the option, both

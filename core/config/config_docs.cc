@@ -21,9 +21,12 @@ An option can be given in five ways. The first of these that is there counts:
 4. by the variable of Horovod's that means the same, where there is one;
 5. by a file of `option: value` lines that the option [settings](#settings) names.
 
-A flag or a `SIRTAKI_` variable that is not known is an error, and so is a value that is not allowed:
-`init` refuses it and names it. (`SIRTAKI_TEST_` variables belong to the tests, `SIRTAKI_BOOTSTRAP_`
-ones, `SIRTAKI_JOBS` and a few more to the scripts.)
+`init` refuses a value that is not allowed, a flag that is not known, and a `SIRTAKI_` variable that is not
+known but near an option's name, as a misspelt one is: the error names it. Another `SIRTAKI_` variable that is
+not known changes nothing, and rank 0 warns of it at `init`. Variables of the project itself cause neither:
+`SIRTAKI_TEST_` ones of the tests, `SIRTAKI_BENCH_` ones of the benchmarks, `SIRTAKI_BOOTSTRAP_` ones,
+`SIRTAKI_JOBS`, `SIRTAKI_PYTHON`, `SIRTAKI_CUDA`, `SIRTAKI_UNITY` and `SIRTAKI_MPIRUN_FLAGS` of the scripts, and
+`SIRTAKI_LAUNCH_` ones of sirtakirun.
 
 Sizes are in bytes or take `K`, `M` or `G`, powers of 1024. Times are in seconds or take `us`, `ms`, `s`
 or `min`. Both may have decimals: `1.5G`, `0.5s`.

@@ -283,10 +283,13 @@ const OptionSpec* FindOption(std::string_view name) {
 }
 
 bool IsForeignVariable(std::string_view name) {
-  constexpr std::array<std::string_view, 3> kOfScripts = {"SIRTAKI_JOBS", "SIRTAKI_PYTHON",
-                                                          "SIRTAKI_MPIRUN_FLAGS"};
-  return name.starts_with("SIRTAKI_TEST_") || name.starts_with("SIRTAKI_BOOTSTRAP_") ||
-         std::find(kOfScripts.begin(), kOfScripts.end(), name) != kOfScripts.end();
+  constexpr std::array<std::string_view, 4> kPrefixes = {"SIRTAKI_TEST_", "SIRTAKI_BOOTSTRAP_",
+                                                         "SIRTAKI_BENCH_", "SIRTAKI_LAUNCH_"};
+  constexpr std::array<std::string_view, 5> kNames = {
+      "SIRTAKI_JOBS", "SIRTAKI_PYTHON", "SIRTAKI_CUDA", "SIRTAKI_UNITY", "SIRTAKI_MPIRUN_FLAGS"};
+  return std::any_of(kPrefixes.begin(), kPrefixes.end(),
+                     [&](std::string_view prefix) { return name.starts_with(prefix); }) ||
+         std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }
 
 }  // namespace sirtaki::core

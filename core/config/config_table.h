@@ -62,8 +62,8 @@ struct OptionSpec {
 std::span<const OptionSpec> OptionTable();
 const OptionSpec* FindOption(std::string_view name);  // null if there is none
 
-// Variables that begin as ours do and are not options: of the tests, and of the scripts around the
-// library, which pass their environment on to the ranks.
+// Variables that begin as ours do and are not options: of sirtakirun, of the tests, the benchmarks
+// and the scripts around the library, all of which pass their environment on to the ranks.
 bool IsForeignVariable(std::string_view name);
 
 // None if the text is no value of the option's kind, or out of its bounds.

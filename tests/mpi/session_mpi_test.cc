@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/log.h"
 #include "session/session.h"
 #include "tests/support/mpi_main.h"
 #include "tests/support/session_calls.h"
@@ -311,6 +312,24 @@ TEST_P(SessionMpiTest, AgreedOptionThatDiffersIsRefusedByAll) {
                          &session_);
   EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.ToString();
   EXPECT_NE(status.ToString().find("tree_arity"), std::string::npos) << status.ToString();
+}
+
+TEST_P(SessionMpiTest, RankZeroAloneWarnsOfAVariableThatIsNoOption) {
+  StartOptions options = Options();
+  options.environment = {{"SIRTAKI_COMPRESSION", "fp16"}, {"SIRTAKI_CUDA", "ON"}};
+  std::vector<std::string> warned;  // on this rank
+  core::SetLogSink([&](core::LogLevel level, const std::string& line) {
+    const std::size_t begin = line.find("environment variable");
+    if (level == core::LogLevel::kWarning && begin != std::string::npos) {
+      warned.push_back(line.substr(begin, line.find(" is ") - begin));
+    }
+  });
+  const Status status = Session::CreateMpi(options, &session_);
+  core::SetLogSink(nullptr);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  std::vector<std::string> expected;
+  if (rank() == 0) expected = {"environment variable SIRTAKI_COMPRESSION"};
+  EXPECT_EQ(warned, expected);
 }
 
 // The last: MPI is left as after a failure.

@@ -490,6 +490,22 @@ TEST_F(SessionLogTest, AFaultThatNobodyHasSeenIsAWarningAtTheEnd) {
   EXPECT_NE(lines[0].second.find("shutdown: aborted: "), std::string::npos) << lines[0].second;
 }
 
+TEST_F(SessionLogTest, RankZeroAloneWarnsOfAVariableThatIsNoOption) {
+  const auto world = std::make_shared<InprocWorld>(3);
+  RankThreads::Run(3, [&](int rank) {
+    StartOptions options = Options();
+    options.environment = {{"SIRTAKI_JOBS", "2"}};
+    if (rank != 1) options.environment.Set("SIRTAKI_COMPRESSION", std::to_string(rank));
+    if (rank == 1) options.environment.Set("SIRTAKI_DEBUG", "1");
+    EXPECT_TRUE(Start(world, rank, options)->Shutdown("done").ok());
+  });
+  const auto lines = LinesWith("environment variable");
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0].first, core::LogLevel::kWarning);
+  EXPECT_NE(lines[0].second.find("SIRTAKI_COMPRESSION is no option"), std::string::npos)
+      << lines[0].second;
+}
+
 TEST_F(SessionLogTest, AFaultThatWasSeenIsNotWarnedOfAgain) {
   const auto session = Start(std::make_shared<InprocWorld>(1), 0);
   session->Abort("loss is not a number");

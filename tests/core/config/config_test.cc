@@ -258,17 +258,54 @@ TEST(ConfigTest, ASwitchNeedsNoValue) {
   EXPECT_TRUE(ParsedOrDie({"--sirtaki-log-time"}, {{"SIRTAKI_LOG_TIME", "0"}}).log_time);
 }
 
-TEST(ConfigTest, VariablesOfTestsScriptsAndOthersAreIgnored) {
-  EXPECT_EQ(ParsedOrDie({}, {{"SIRTAKI_TEST_SEED", "1"},
-                             {"SIRTAKI_JOBS", "2"},
-                             {"SIRTAKI_BOOTSTRAP_WITH", "clang-format"},
-                             {"HOROVOD_CYCLE_TIME", "1"},
-                             {"SIRTAKIS", "1"}}),
-            Config{});
+// Those of the tests, the scripts, the benchmarks, the build and sirtakirun.
+TEST(ConfigTest, TheProjectsOwnVariablesAreIgnoredInSilence) {
+  for (const char* name :
+       {"SIRTAKI_JOBS", "SIRTAKI_PYTHON", "SIRTAKI_CUDA", "SIRTAKI_UNITY", "SIRTAKI_MPIRUN_FLAGS",
+        "SIRTAKI_TEST_SEED", "SIRTAKI_TEST_SECONDS", "SIRTAKI_TEST_WRITE_DOCS",
+        "SIRTAKI_BOOTSTRAP_WITH", "SIRTAKI_BOOTSTRAP_TORCH", "SIRTAKI_BOOTSTRAP_APT",
+        "SIRTAKI_BENCH_PYTHON", "SIRTAKI_BENCH_HOROVOD", "SIRTAKI_LAUNCH_ADDRESS",
+        "SIRTAKI_LAUNCH_KEY", "SIRTAKI_LAUNCH_FOLDER", "SIRTAKI_LAUNCH_NETWORK"}) {
+    const EnvironmentView env = {{name, "1"}};
+    EXPECT_EQ(ParsedOrDie({}, env), Config{}) << name;
+    EXPECT_EQ(UnknownVariablesWarning(env), "") << name;
+  }
+}
+
+TEST(ConfigTest, AVariableNearNoOptionIsIgnoredWithAWarning) {
+  const EnvironmentView one = {{"SIRTAKI_COMPRESSION", "fp16"}, {"SIRTAKI_JOBS", "2"}};
+  EXPECT_EQ(ParsedOrDie({}, one), Config{});
+  EXPECT_EQ(UnknownVariablesWarning(one),
+            "the environment variable SIRTAKI_COMPRESSION is no option of Sirtaki and changes "
+            "nothing (docs/configuration.md lists all)");
+  const EnvironmentView two = {
+      {"SIRTAKI_TREE_ARITY", "3"}, {"SIRTAKI_X\x07", "1"}, {"SIRTAKI_COMPRESSION", "fp16"}};
+  EXPECT_EQ(ParsedOrDie({}, two).tree_arity, 3);
+  EXPECT_EQ(UnknownVariablesWarning(two),
+            "the environment variables SIRTAKI_COMPRESSION, SIRTAKI_X\\x07 are no options of "
+            "Sirtaki and change nothing (docs/configuration.md lists all)");
+}
+
+TEST(ConfigTest, VariablesOfOthersAreNeitherReadNorWarnedOf) {
+  const EnvironmentView env = {{"HOROVOD_CYCLE_TIME", "1"}, {"SIRTAKIS", "1"}, {"PATH", "/bin"}};
+  EXPECT_EQ(ParsedOrDie({}, env), Config{});
+  EXPECT_EQ(UnknownVariablesWarning(env), "");
+}
+
+// CMake's options, which somebody may have exported, stop no rank.
+TEST(ConfigTest, ABuildOptionIsNoMisspeltOption) {
+  for (const char* name :
+       {"SIRTAKI_MPI", "SIRTAKI_TORCH", "SIRTAKI_LAUNCH", "SIRTAKI_TESTS", "SIRTAKI_EXAMPLES",
+        "SIRTAKI_BENCHMARKS", "SIRTAKI_SANITIZE", "SIRTAKI_WERROR", "SIRTAKI_PCH", "SIRTAKI_CCACHE",
+        "SIRTAKI_CLANG_TIDY", "SIRTAKI_GPU_ARCHITECTURES"}) {
+    EXPECT_EQ(ParsedOrDie({}, {{name, "ON"}}), Config{}) << name;
+  }
 }
 
 TEST(ConfigTest, AVariableSetToNothingIsNotGiven) {
-  EXPECT_EQ(ParsedOrDie({}, {{"SIRTAKI_TREE_ARITY", ""}, {"SIRTAKI_UNKNOWN", ""}}), Config{});
+  const EnvironmentView env = {{"SIRTAKI_TREE_ARITY", ""}, {"SIRTAKI_COMPRESSION", ""}};
+  EXPECT_EQ(ParsedOrDie({}, env), Config{});
+  EXPECT_EQ(UnknownVariablesWarning(env), "");
 }
 
 // ---- Horovod's variables ----
@@ -366,8 +403,6 @@ TEST(ConfigErrorTest, AnUnknownNameSuggestsTheNearest) {
 TEST(ConfigErrorTest, AFarFetchedNameIsNotSuggested) {
   EXPECT_EQ(ErrorOf({"--sirtaki-turbo=1"}),
             "unknown flag --sirtaki-turbo (docs/configuration.md lists all)");
-  EXPECT_EQ(ErrorOf({}, {{"SIRTAKI_COMPRESSION", "fp16"}}),
-            "unknown environment variable SIRTAKI_COMPRESSION (docs/configuration.md lists all)");
   EXPECT_EQ(ErrorOf({}, {}, {{"gpu", "1"}}),
             "unknown option gpu (docs/configuration.md lists all)");
   // Two letters of four, four of twelve: near. Of what has a prefix only the rest counts.
