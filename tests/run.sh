@@ -19,7 +19,7 @@ built=$SECONDS
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 code=0
-env -u SIRTAKI_CUDA -u SIRTAKI_UNITY ctest --preset release -j $((jobs + 1)) "$@" | tee "$output" || code=$?
+ctest --preset release -j $((jobs + 1)) "$@" | tee "$output" || code=$?
 ran=$SECONDS
 printf '\nThe slowest tests, in seconds:\n'
 sed -nE 's|^ *[0-9]+/[0-9]+ +Test +#[0-9]+: ([^ ]+).* ([0-9.]+) sec *$|\2 \1|p' "$output" | sort -rn | head -n 10 |
