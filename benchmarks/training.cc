@@ -99,23 +99,20 @@ std::vector<double> Run(const std::string& variant, const Work& work, int ranks)
   return Train(work, trainer, sgd, [] {});
 }
 
-// Each step's time on the slowest rank, and the peak of the rank that had the most.
+// Each step's time on the slowest rank. Memory is the driver's to measure: it sees all ranks.
 void Report(const std::string& variant, std::vector<double> times) {
   int started = 0;
   MPI_Initialized(&started);
   int rank = 0;
   int ranks = 1;
-  double peak = PeakMemory();
   if (started != 0) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     MPI_Allreduce(MPI_IN_PLACE, times.data(), static_cast<int>(times.size()), MPI_DOUBLE, MPI_MAX,
                   MPI_COMM_WORLD);
-    MPI_Allreduce(MPI_IN_PLACE, &peak, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   }
   if (rank != 0) return;
   Emit(Sample{"step", ranks, variant, Median(std::move(times)) * 1e3, "ms"});
-  Emit(Sample{"peak memory", ranks, variant, peak / (1 << 20), "MiB"});
 }
 
 int Main(int argc, char** argv) {

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 
+import memory
+
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 REFERENCE = os.path.join(TOP, "benchmarks", "reference")
 OWN = os.path.join(TOP, "benchmarks", "python")
@@ -50,6 +52,7 @@ class Launcher:
         self.scratch = tempfile.TemporaryDirectory(prefix="sirtaki-bench-")
         self.meetings = itertools.count()
         self._python = None
+        self._watch = None
 
     def program(self, name):
         path = os.path.join(self.programs, name)
@@ -93,19 +96,33 @@ class Launcher:
         environment = dict(environment or os.environ)
         environment.setdefault("OMP_NUM_THREADS", "1")
         environment.setdefault("SIRTAKI_TEST_SECONDS", "600")
-        done = subprocess.run(command, env=environment, cwd=TOP, capture_output=True, text=True)
+        process = subprocess.Popen(command, env=environment, cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True)
+        if self._watch:
+            self._watch.begin(process.pid)
+        output, errors = process.communicate()
+        if self._watch:
+            self._watch.end()
         samples = []
-        for line in done.stdout.splitlines():
+        for line in output.splitlines():
             if line.startswith("{"):
                 samples.append(json.loads(line))
-        if self.verbose and done.stderr:
-            sys.stderr.write(done.stderr)
-        if done.returncode == 77:
-            raise Skipped((done.stderr.strip() or "no reason given").splitlines()[-1])
-        if done.returncode != 0:
-            tail = "\n  ".join((done.stdout + done.stderr).strip().splitlines()[-12:])
-            raise Failed(f"exit code {done.returncode} of {' '.join(command)}\n  {tail}")
+        if self.verbose and errors:
+            sys.stderr.write(errors)
+        if process.returncode == 77:
+            raise Skipped((errors.strip() or "no reason given").splitlines()[-1])
+        if process.returncode != 0:
+            tail = "\n  ".join((output + errors).strip().splitlines()[-12:])
+            raise Failed(f"exit code {process.returncode} of {' '.join(command)}\n  {tail}")
         return samples
+
+    def watched(self, ranks, start):
+        """The samples of start(), which runs one command, and the peak of its ranks' memory: memory.Watch says of what."""
+        self._watch = memory.Watch(ranks)
+        try:
+            return start(), self._watch.peak
+        finally:
+            self._watch = None
 
     def alone(self, program, *arguments):
         return self.run([self.program(program), *map(str, arguments)])

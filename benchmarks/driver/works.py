@@ -4,6 +4,7 @@ import os
 import re
 
 import launch
+import memory
 
 MIB = 1 << 20
 
@@ -117,30 +118,39 @@ class Runner:
         self.training("ResNet-18 at 112 x 112, batch 8", "resnet18", 8, steps=self.choose(1, 5, 12))
 
     def training(self, title, model, batch, steps):
-        arguments = ("--model", model, "--batch", batch, "--steps", steps)
+        def start(ranks, variant, steps):
+            """One run, whose samples are those of its steps."""
+            arguments = ("--model", model, "--batch", batch, "--steps", steps)
+            if variant == "ddp":
+                return self.launcher.torch(ranks, "training.py", model, batch, steps)
+            if variant == "python":
+                return self.launcher.module(ranks, "training.py", model, batch, steps)
+            if variant == "plain":
+                return self.launcher.alone("training", variant, *arguments)
+            return self.launcher.ranks(ranks, "training", variant, *arguments)
 
-        def start(ranks, variant):
+        def timed(ranks, variant):
+            return lambda: [{**sample, "work": f"{title}: {sample['work']}"} for sample in start(ranks, variant, steps)]
+
+        def watched(ranks, variant):
+            """In a run of its own: looking at its memory takes a run's time."""
             def started():
-                if variant == "ddp":
-                    samples = self.launcher.torch(ranks, "training.py", model, batch, steps)
-                elif variant == "python":
-                    samples = self.launcher.module(ranks, "training.py", model, batch, steps)
-                elif variant == "plain":
-                    samples = self.launcher.alone("training", variant, *arguments)
-                else:
-                    samples = self.launcher.ranks(ranks, "training", variant, *arguments)
-                for sample in samples:
-                    sample["work"] = f"{title}: {sample['work']}"
-                return samples
+                launched = None if variant == "plain" else ranks
+                few = self.choose(1, 4, 4)
+                samples, peak = self.launcher.watched(launched, lambda: start(ranks, variant, few))
+                if peak is None:
+                    self.skip("peak memory", memory.WHY_NONE)
+                    return []
+                return [{**samples[0], "work": f"{title}: peak memory", "value": peak, "unit": "MiB"}]
             return started
 
-        starts = [start(1, "ours"), start(1, "no-communication"), start(1, "plain")]
         counts = self.choose((2,), (2, 4), (2, 4))
         others = [variant for variant, there in (("ddp", self.has_torch("DistributedDataParallel")),
                                                  ("python", self.has_module("Sirtaki in Python"))) if there]
-        for ranks in counts:
-            starts += [start(ranks, variant) for variant in ("ours", "no-communication", "loop", *others)]
-        self.in_turn(self.choose(1, 2, 5), starts)
+        runs = [(1, variant) for variant in ("ours", "no-communication", "plain")]
+        runs += [(ranks, variant) for ranks in counts for variant in ("ours", "no-communication", "loop", *others)]
+        self.in_turn(self.choose(1, 2, 5), [timed(*run) for run in runs])
+        self.in_turn(self.choose(1, 1, 3), [watched(*run) for run in runs])
         self.name_variants(title, counts)
 
     def name_variants(self, title, counts):

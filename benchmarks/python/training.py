@@ -2,7 +2,6 @@
 them by C++ and under DistributedDataParallel."""
 
 import os
-import resource
 import statistics
 import sys
 import time
@@ -39,8 +38,6 @@ def main():
         if step >= WARM_UP:
             times.append(time.perf_counter() - begin)
     lines.emit("step", "python", statistics.median(lines.slowest(times)) * 1e3, "ms")
-    peak = lines.slowest([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024])[0]
-    lines.emit("peak memory", "python", peak, "MiB")
     hvd.shutdown()
 
 

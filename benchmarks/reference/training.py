@@ -4,7 +4,6 @@ The models, the optimizer and the data are those of training.cc.
 """
 
 import os
-import resource
 import statistics
 import sys
 import time
@@ -38,8 +37,6 @@ def main():
     slowest = torch.tensor(times, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     ranks.emit("step", "ddp", statistics.median(slowest.tolist()) * 1e3, "ms")
-    peak = ranks.slowest(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    ranks.emit("peak memory", "ddp", peak, "MiB")
     dist.barrier()
     os._exit(0)
 

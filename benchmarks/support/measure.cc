@@ -29,12 +29,6 @@ double CpuSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-double PeakMemory() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_maxrss) * 1024;
-}
-
 std::vector<double> Interleave(int rounds, const std::vector<Variant>& variants) {
   std::vector<std::vector<double>> samples(variants.size());
   for (const Variant& variant : variants) variant.run();

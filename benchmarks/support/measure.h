@@ -14,8 +14,6 @@ double Seconds(Clock::duration duration);
 double Median(std::vector<double> values);  // precondition: not empty
 // CPU time of this process so far, all threads, in seconds.
 double CpuSeconds();
-// The most memory that this process has had at a time, in bytes, what it shares included.
-double PeakMemory();
 
 // One way to do a work; `run` does it once and returns what it cost.
 struct Variant {
