@@ -119,58 +119,58 @@ using Table = std::array<OptionSpec, kOptionCount>;
 Table MakeTable() {
   return {
       Option<&Config::fusion_bytes>(OptionId::kFusionBytes, "fusion_bytes", OptionKind::kBytes,
-          "How much is moved in one operation: tensors that are ready together are joined up to this "
-          "size. A larger tensor goes alone. 0 joins nothing.")
+          "The most that one operation moves: tensors that are ready together are fused up to this "
+          "size. A larger tensor goes alone. 0 fuses nothing.")
           .Between(0, 1024 * kGibi).Agreed().Horovod(kFusionAlias),
       Option<&Config::fusion_delay>(OptionId::kFusionDelay, "fusion_delay", OptionKind::kDuration,
-          "Operations that nobody waits for yet are gathered until none was submitted for so long, but for "
-          "ten times that at most: what is submitted in a row is then agreed on, and moved, together.")
+          "Operations that nobody waits for yet are gathered until none has been submitted for this long, "
+          "at most for ten times as long: operations submitted in a row are agreed on, and moved, together.")
           .Between(1, kSecond).ZeroIs("at once").Agreed(),
       Option<&Config::small_bytes>(OptionId::kSmallBytes, "small_bytes", OptionKind::kBytes,
           "Operations up to this size take the small lane, where they never wait behind a large one. "
           "0 sends everything that has a size to the large lane.")
           .Between(0, 16 * kMebi).Agreed(),
       Option<&Config::chunk_bytes>(OptionId::kChunkBytes, "chunk_bytes", OptionKind::kBytes,
-          "A large operation is carried out in pieces of this size where the backend works in pieces.")
+          "A backend that works in pieces carries out a large operation in pieces of this size.")
           .Between(4 * kKibi, kGibi).Agreed(),
       Option<&Config::id_capacity>(OptionId::kIdCapacity, "id_capacity", OptionKind::kCount,
-          "How many tensors of a process set have an agreed short number at a time. The least recently "
-          "used one gives way; more tensors than this work, but each use is negotiated in full. "
+          "How many tensors of a process set have an agreed short number at a time. More tensors than this "
+          "work: the least recently used one loses its number, and its next use is negotiated in full. "
           "Horovod's 0 is taken as 1.")
           .Between(1, 1 << 24).Agreed().Horovod(kCacheAlias),
       Option<&Config::tree_arity>(OptionId::kTreeArity, "tree_arity", OptionKind::kCount,
           "How many hosts report to one host in the tree of the negotiation.")
           .Between(1, 1024).Agreed(),
       Option<&Config::stall_warning>(OptionId::kStallWarning, "stall_warning", OptionKind::kDuration,
-          "After waiting so long for a rank that does not submit a tensor, or for an operation to end, "
+          "After a wait this long for a rank that does not submit a tensor, or for an operation to end, "
           "a warning names the tensor and the ranks.")
           .Between(kMillisecond, 365 * kDay).ZeroIs("never").Agreed().Horovod(kStallAliases),
       Option<&Config::stall_limit>(OptionId::kStallLimit, "stall_limit", OptionKind::kDuration,
-          "After waiting so long for a rank that does not submit a tensor, or for an operation to end, "
+          "After a wait this long for a rank that does not submit a tensor, or for an operation to end, "
           "the job fails on every rank.")
           .Between(kMillisecond, 365 * kDay).ZeroIs("never").Agreed().Horovod(kStallLimitAlias),
       Option<&Config::start_timeout>(OptionId::kStartTimeout, "start_timeout", OptionKind::kDuration,
           "How long init waits for the other ranks.")
           .Between(100 * kMillisecond, kDay),
       Option<&Config::ping_interval>(OptionId::kPingInterval, "ping_interval", OptionKind::kDuration,
-          "A rank that waits, and has heard nothing from a neighbour for so long, asks whether it is "
-          "alive. Nothing is sent while nobody waits.")
+          "A rank that waits, and has heard nothing from a neighbour for this long, pings it. Nobody is "
+          "pinged while nobody waits.")
           .Between(kMillisecond, kDay).Agreed(),
       Option<&Config::peer_timeout>(OptionId::kPeerTimeout, "peer_timeout", OptionKind::kDuration,
-          "A rank that does not answer for so long is lost, and the job fails on every rank.")
+          "A rank that does not answer a ping for this long is lost, and the job fails on every rank.")
           .Between(10 * kMillisecond, kDay).Agreed(),
       Option<&Config::mpi_threads>(OptionId::kMpiThreads, "mpi_threads", OptionKind::kChoice,
-          "The thread support that MPI is asked for: multiple lets large operations have a thread of "
-          "their own, serialized does everything from one thread at a time; auto takes the best there is, "
-          "but serialized where Open MPI's ob1 carries data (several hosts, or no shared memory), which "
-          "two threads can make it lose.")
+          "How the library's threads call MPI: multiple gives large operations a thread of their own, "
+          "serialized calls MPI from one thread at a time; auto takes the best that MPI offers, except "
+          "serialized where Open MPI's ob1 carries data (several hosts, or no shared memory), which can "
+          "lose data when two threads call it.")
           .OneOf(kMpiThreads),
       Option<&Config::wait>(OptionId::kWait, "wait", OptionKind::kChoice,
           "What a short wait does: spin keeps its core, yield lets others run; auto spins only where "
-          "every rank of the host has a core for it.")
+          "the host has a core for each of its ranks.")
           .OneOf(kWaits),
       Option<&Config::log_level>(OptionId::kLogLevel, "log_level", OptionKind::kChoice,
-          "The least serious messages that are still shown, on standard error.")
+          "The least serious level of the messages shown on standard error.")
           .OneOf(kLogLevels).Horovod(kLogLevelAlias),
       Option<&Config::log_time>(OptionId::kLogTime, "log_time", OptionKind::kBool,
           "Whether messages begin with the time.")
@@ -190,13 +190,13 @@ Table MakeTable() {
       Option<&Config::hierarchy>(OptionId::kHierarchy, "hierarchy", OptionKind::kChoice,
           "Whether large reductions between hosts are done within each host first, each rank then carrying "
           "a part over the network: auto and on wherever hosts have several ranks that share memory, off "
-          "never. Between GPUs on several hosts auto and off leave all to NCCL; with on it reduces within "
-          "each host, and what crosses goes through the hosts' memory and MPI.")
+          "never. Between GPUs on several hosts auto and off leave all to NCCL; with on NCCL reduces within "
+          "each host, and the data between hosts goes through host memory and MPI.")
           .OneOf(kHierarchies).Agreed(),
       Option<&Config::allocator>(OptionId::kAllocator, "allocator", OptionKind::kChoice,
           "Whether LibTorch takes the memory of its large CPU tensors from a pool, which the ranks of the "
           "host share where they can, so that gradients are reduced where they were computed: auto unless "
-          "the program has set an allocator of its own, on also then.")
+          "the program has set an allocator of its own, on even then.")
           .OneOf(kAllocators),
       Option<&Config::pool_bytes>(OptionId::kPoolBytes, "pool_bytes", OptionKind::kBytes,
           "The most memory that the pool of a rank holds; beyond it memory comes from the heap.")
@@ -210,18 +210,18 @@ Table MakeTable() {
           "The size of the bucket that is complete first, smaller so that the reduction begins early.")
           .Between(0, 1024 * kGibi).Agreed(),
       Option<&Config::deterministic>(OptionId::kDeterministic, "deterministic", OptionKind::kBool,
-          "Whether the same program gives the same bits in every run, also where MPI reduces what happened "
-          "to be ready together: buckets of gradients then follow the order of the parameters, and each "
+          "Whether the same program gives the same bits in every run, even where MPI would reduce together "
+          "whatever is ready: buckets of gradients then follow the order of the parameters, and each "
           "other tensor goes alone.")
           .Between(0, 1).Agreed(),
       Option<&Config::autotune>(OptionId::kAutotune, "autotune", OptionKind::kBool,
           "Whether the steps of the first optimizer are used to find better values of bucket_bytes, "
-          "chunk_bytes (where gradients are not reduced in shared memory), small_bytes and fusion_delay. What "
-          "was found is printed, and stays for the rest of the run. Nothing is tried if the option deterministic is set.")
+          "chunk_bytes (where gradients are not reduced in shared memory), small_bytes and fusion_delay. The "
+          "values found are printed, and used for the rest of the run. The option deterministic prevents trials.")
           .Between(0, 1).Agreed().Horovod(kAutotuneAlias),
       TextOption<&Config::autotune_log>(OptionId::kAutotuneLog, "autotune_log",
-          "The file in which rank 0 writes what the autotuner has tried (CSV), and, with .settings "
-          "appended to its name, what it has found: for the option settings.")
+          "The file to which rank 0 writes the autotuner's trials (CSV). The values found go to a file with "
+          ".settings appended to its name, which the option settings reads.")
           .Horovod(kAutotuneLogAlias),
       TextOption<&Config::timeline>(OptionId::kTimeline, "timeline",
           "A folder, made if need be, in which each rank writes what it does, from init to shutdown, as a "
@@ -230,28 +230,28 @@ Table MakeTable() {
           "begins one with start_timeline.")
           .Horovod(kTimelineAlias),
       Option<&Config::timeline_bytes>(OptionId::kTimelineBytes, "timeline_bytes", OptionKind::kBytes,
-          "What a rank's timeline may take. The rest is left out, which its last line says.")
-          .Between(4 * kKibi, 1024 * kGibi).ZeroIs("as much as it gets"),
+          "The largest size of a rank's timeline. Later events are left out, and its last line says so.")
+          .Between(4 * kKibi, 1024 * kGibi).ZeroIs("no limit"),
       TextOption<&Config::flight_records>(OptionId::kFlightRecords, "flight_records",
           "The folder, made if need be, in which each rank writes flight-<number>.json when something goes "
           "wrong, or at SIGUSR1: what it waits for, what it runs and what it did last, for sirtakirun "
           "--explain. auto is sirtaki-records in the current folder; off writes none, and leaves SIGUSR1 "
           "and SIGTERM alone."),
       TextOption<&Config::metrics_file>(OptionId::kMetricsFile, "metrics_file",
-          "A file to which each rank writes its metrics from time to time, and at shutdown; the rank's number "
-          "comes before the name's ending. With the ending .prom it is the text format of Prometheus, and "
-          "replaced each time; else CSV, a line each time."),
+          "A file to which each rank writes its metrics every metrics_interval, and at shutdown; the rank's "
+          "number comes before the name's ending. A file ending in .prom has the text format of Prometheus and "
+          "is replaced each time; any other is CSV and gets a line each time."),
       Option<&Config::metrics_interval>(OptionId::kMetricsInterval, "metrics_interval",
           OptionKind::kDuration,
-          "The time between two writings of metrics_file.")
+          "The time between two writes of metrics_file.")
           .Between(10 * kMillisecond, kDay),
       Option<&Config::summary>(OptionId::kSummary, "summary", OptionKind::kBool,
           "Whether rank 0 prints, at shutdown, a table of what each rank has done, with advice where the "
           "picture is clear.")
           .Between(0, 1).Agreed(),
       TextOption<&Config::settings>(OptionId::kSettings, "settings",
-          "A file with values of options, a line each, as in \"bucket_bytes: 8M\"; # begins a comment. It "
-          "is weaker than the other ways of giving an option."),
+          "A file with values of options, a line each, as in \"bucket_bytes: 8M\"; # begins a comment. Every "
+          "other way of giving an option wins over it."),
   };
 }
 // clang-format on

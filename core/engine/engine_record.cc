@@ -52,7 +52,7 @@ trace::FlightRecord Engine::Describe(Duration patience) const {
     running = faulted_ ? running_at_fault_ : executor_.Running();
     token_.Unlock();
   } else {
-    record.missing = "the members of its process sets, since its engine was busy or stuck";
+    record.missing = "the members of its process sets, because its engine was busy or stuck";
     for (const auto& [set, calls] : account.calls) sets.emplace_back(set, RankRanges());
     running = executor_.Running();
   }

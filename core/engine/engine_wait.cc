@@ -54,7 +54,7 @@ Status Engine::Wait(HandleState& handle, TimePoint deadline) {
     trace_.Waited(handle, begin, Now());
   }
   if (handle.done()) return handle.status();
-  return {StatusCode::kTimedOut, "still waiting at the deadline of the wait"};
+  return {StatusCode::kTimedOut, "the call has not ended by the deadline of this wait"};
 }
 
 Status Engine::Leave(const std::string& why) {
@@ -184,7 +184,7 @@ void Engine::LookAfterRound(StuckWatch* watch) {
   if (!watch->Look(rounds_, Now()) || stuck_.exchange(true)) return;
   PostFailure({StatusCode::kBackend, "this rank's engine has been stuck in one call for " +
                                          DurationText(options_.stuck_limit) +
-                                         ", as MPI may be when a peer on another host dies"},
+                                         ": MPI may block so when a peer on another host dies"},
               {});
   const Status why = fault();
   SIRTAKI_LOG(kError, why.ToString());

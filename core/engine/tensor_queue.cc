@@ -32,7 +32,7 @@ Status TensorQueue::Push(const WorkPtr& work) {
   if (joined_.contains(key.set)) {
     return {StatusCode::kInvalidArgument,
             "this rank has joined" + OfSet(key.set) +
-                ": it takes part in nothing more there until its join has returned"};
+                ": it can call nothing more there until its join has returned"};
   }
   if (key == Key::Join(key.set)) {
     joined_.insert(key.set);
@@ -69,9 +69,9 @@ Status TensorQueue::CheckUnnamed(const Key& key) {
   const std::shared_ptr<const void> known = thread.lock();
   if (known != nullptr && known != ThisThread()) {
     return {StatusCode::kInvalidArgument,
-            "a call without a name" + OfSet(key.set) +
-                " from a second thread: such calls are matched by their order, so one thread makes "
-                "them all; give this one a name"};
+            "a second thread made a call without a name" + OfSet(key.set) +
+                ": such calls are matched by their order, so one thread has to make them all; give "
+                "this one a name"};
   }
   thread = ThisThread();
   return Status::Ok();

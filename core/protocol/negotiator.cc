@@ -128,7 +128,7 @@ void Negotiator::Protocol(int from, const std::string& what) {
 void Negotiator::Receive(int from, MessageBody body, TimePoint now) {
   const int child = ChildIndex(from);
   if (child < 0 && from != node_.parent) {
-    if (!faulted()) Protocol(from, "a message although it is no neighbour in the tree");
+    if (!faulted()) Protocol(from, "a message although it is not a neighbour in the tree");
     return;
   }
   liveness_.Heard(from, now);
@@ -367,7 +367,7 @@ Entry Negotiator::DecideChange(const Key& key, const Signature& change, const Pe
   if (!pending.silent.empty()) return refuse(RanksText(pending.silent) + " has joined");
   if (change.kind == OpKind::kRemoveSet) {
     if (change.subject == kWorldSet || set_numbers_.erase(change.subject) == 0) {
-      return refuse("there is no set " + std::to_string(change.subject) + " to be removed");
+      return refuse("there is no process set " + std::to_string(change.subject) + " to be removed");
     }
     return RemoveSetEntry{key, change.subject};
   }

@@ -20,7 +20,7 @@ class MessageReader {
   explicit MessageReader(std::span<const std::byte> bytes) : in_(bytes) {}
 
   Status Get(Message* message) {
-    if (in_.Byte("magic") != kMagic) in_.Fail("magic", "is not that of a message");
+    if (in_.Byte("magic") != kMagic) in_.Fail("magic", "does not begin a message");
     const std::uint8_t version = in_.Byte("version");
     if (version != kVersion) {
       in_.Fail("version",
@@ -101,7 +101,7 @@ class MessageReader {
     item.silent = GetRanks("silent ranks");
     if (item.id != kNoId) return item;
     const std::size_t count = in_.Count("variants", 4, kMaxVariants);
-    if (count == 0) in_.Fail("variants", "are none");
+    if (count == 0) in_.Fail("variants", "are missing");
     for (std::size_t i = 0; i < count && in_.ok(); ++i) item.variants.push_back(GetVariant());
     item.more_variants = static_cast<std::uint32_t>(
         in_.Varint("further variants", std::numeric_limits<std::uint32_t>::max()));
@@ -236,7 +236,7 @@ class MessageReader {
     }
     if ((which & kParts) != 0) {
       const std::size_t parts = in_.Count("parts", 6, kMaxParts);
-      if (is_part || parts == 0) in_.Fail("parts", is_part ? "are parts of a part" : "are none");
+      if (is_part || parts == 0) in_.Fail("parts", is_part ? "are parts of a part" : "are missing");
       for (std::size_t i = 0; i < parts && in_.ok(); ++i) {
         s->parts.push_back(GetSignature(/*is_part=*/true));
       }
@@ -284,7 +284,7 @@ class MessageReader {
 
   RankRanges GetSomeRanks(const char* field) {
     RankRanges ranks = GetRanks(field);
-    if (ranks.empty()) in_.Fail(field, "are none");
+    if (ranks.empty()) in_.Fail(field, "are missing");
     return ranks;
   }
 

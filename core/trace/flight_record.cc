@@ -28,13 +28,14 @@ Number In(const json& value, Number least = std::numeric_limits<Number>::min(),
           Number most = std::numeric_limits<Number>::max()) {
   const bool is_unsigned = value.is_number_unsigned();
   if (!is_unsigned && !value.is_number_integer()) {
-    throw std::invalid_argument("no whole number where one is expected");
+    throw std::invalid_argument(std::string("a field holds ") + value.type_name() +
+                                ", not a whole number");
   }
   const bool fits = is_unsigned ? std::cmp_greater_equal(value.get<std::uint64_t>(), least) &&
                                       std::cmp_less_equal(value.get<std::uint64_t>(), most)
                                 : std::cmp_greater_equal(value.get<std::int64_t>(), least) &&
                                       std::cmp_less_equal(value.get<std::int64_t>(), most);
-  if (!fits) throw std::invalid_argument("a number out of range: " + value.dump());
+  if (!fits) throw std::invalid_argument("a number is out of range: " + value.dump());
   return value.get<Number>();
 }
 
@@ -78,7 +79,7 @@ Event EventFromJson(const json& line) {
   const auto name = line.at("kind").get<std::string>();
   int kind = 0;
   while (kind < kEventKindCount && EventKindName(static_cast<EventKind>(kind)) != name) ++kind;
-  if (kind == kEventKindCount) throw std::invalid_argument("an event of unknown kind " + name);
+  if (kind == kEventKindCount) throw std::invalid_argument("an event has the unknown kind " + name);
   event.kind = static_cast<EventKind>(kind);
   const auto number = [&line]<typename Number>(const char* field, Number most) {
     return line.contains(field) ? In<Number>(line[field], 0, most) : Number{0};
@@ -116,7 +117,7 @@ Status FaultFromJson(const json& fault) {
 FlightRecord Read(const json& from) {
   FlightRecord record;
   if (In<std::int64_t>(from.at("flight_record")) != kFormat) {
-    throw std::invalid_argument("a flight record of another version of the library");
+    throw std::invalid_argument("it was written by another version of Sirtaki");
   }
   record.size = In<int>(from.at("size"), 1, kMostRanks);
   record.rank = In<int>(from.at("rank"), 0, record.size - 1);
@@ -205,7 +206,7 @@ Status FlightRecordFromJson(std::string_view text, FlightRecord* record) {
     *record = Read(json::parse(text));
     return Status::Ok();
   } catch (const std::exception& error) {
-    return {StatusCode::kInvalidArgument, std::string("no flight record: ") + error.what()};
+    return {StatusCode::kInvalidArgument, std::string("not a flight record: ") + error.what()};
   }
 }
 

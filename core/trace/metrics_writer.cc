@@ -34,7 +34,8 @@ Status MetricsWriter::Start(MetricsFileOptions options) {
   try {
     thread_ = StartQuietThread([this] { Run(); });
   } catch (const std::system_error& error) {
-    return {StatusCode::kBackend, std::string("no thread for metrics: ") + error.what()};
+    return {StatusCode::kBackend,
+            std::string("the thread for metrics cannot start: ") + error.what()};
   }
   return status;
 }

@@ -91,7 +91,7 @@ std::string StragglerAdvice(const std::vector<Metrics>& ranks) {
   if (count == 0 || 2 * count > static_cast<std::int64_t>(ranks.size())) return {};
   const bool one = count == 1;
   return "The others wait for " + std::string(one ? "rank " : "ranks ") + late.ToString() +
-         ", up to " + Percent(longest) + " of their time: look whether " +
+         ", up to " + Percent(longest) + " of their time: check whether " +
          (one ? "it has" : "they have") + " more work, or a slower or busier machine.";
 }
 
@@ -108,7 +108,7 @@ std::string SmallTensorsAdvice(const Metrics& all, std::size_t ranks) {
   const double tensors = static_cast<double>(all.Count(Metric::kTensors)) / groups;
   if (bytes >= kSmallGroup || tensors >= kFewTensors) return {};
   return "Operations are small, " + Bytes(bytes) + " each, and take " + Percent(share) +
-         " of the time: give tensors together in one grouped call, or let fusion_delay gather "
+         " of the time: pass several tensors to one grouped call, or let fusion_delay gather "
          "more.";
 }
 
@@ -117,7 +117,8 @@ std::string OverlapAdvice(const Metrics& all) {
   if (Overlap(all).value_or(1) > kLittleOverlap || share < kNoticeable) return {};
   // Where ranks wait for each other rather than for data, less data would not help.
   if (share < StepShare(all, Metric::kStepAgreementTime).value_or(0)) return {};
-  return "Next to nothing overlaps with communication, for which the ranks wait " + Percent(share) +
+  return "Hardly any communication overlaps with computation, and the ranks wait for it " +
+         Percent(share) +
          " of the time: larger batches, backward_passes_per_step, a smaller first bucket, or "
          "compression would help.";
 }

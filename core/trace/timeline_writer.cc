@@ -25,8 +25,9 @@ Status TimelineWriter::Start(TimelineOptions options) {
     thread_ = {};
   }
   if (thread_.joinable()) {
-    return {StatusCode::kInvalidArgument,
-            "a timeline is being written already, to \"" + options_.path + "\""};
+    return {StatusCode::kInvalidArgument, "a timeline is being written already, to \"" +
+                                              options_.path +
+                                              "\": end it by stop_timeline() first"};
   }
   Status status = MakeFoldersOf(options.path);
   if (status.ok()) status = SetAside(options.path);  // of a run, an attempt or a part before
@@ -50,7 +51,8 @@ Status TimelineWriter::Start(TimelineOptions options) {
     observer_->detail = false;
     runs_ = false;
     file_.Close();
-    return {StatusCode::kBackend, std::string("no thread for a timeline: ") + error.what()};
+    return {StatusCode::kBackend,
+            std::string("the thread for the timeline cannot start: ") + error.what()};
   }
   return Status::Ok();
 }

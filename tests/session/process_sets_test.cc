@@ -161,7 +161,7 @@ TEST_P(ProcessSetsTest, AnUnnamedCallFromASecondThreadIsRefused) {
       Vector other(OpKind::kAllReduce, "", {1});
       const Status status = other.Run(session);
       EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-      EXPECT_THAT(status.message(), HasSubstr("from a second thread"));
+      EXPECT_THAT(status.message(), HasSubstr("a second thread made a call without a name"));
       EXPECT_EQ(Sum(session, core::kWorldSet, "named"), static_cast<float>(size()));
       EXPECT_EQ(Sum(session, session.local_set(), ""), static_cast<float>(size()))
           << "another set has a thread of its own";

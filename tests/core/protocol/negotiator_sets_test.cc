@@ -126,9 +126,9 @@ TEST_F(NegotiatorSetsTest, WhatWaitsInASetThatGoesIsFailed) {
 
 TEST_F(NegotiatorSetsTest, ChangesThatMakeNoSenseAreRefusedOnAllRanks) {
   AllSubmit("c1", RemoveOf(7));
-  EXPECT_THAT(told(3).back(), HasSubstr("there is no set 7 to be removed"));
+  EXPECT_THAT(told(3).back(), HasSubstr("there is no process set 7 to be removed"));
   AllSubmit("c2", RemoveOf(0));
-  EXPECT_THAT(told(3).back(), HasSubstr("there is no set 0 to be removed"));
+  EXPECT_THAT(told(3).back(), HasSubstr("there is no process set 0 to be removed"));
   AllSubmit("c3", AddOf({1, 9}));
   EXPECT_THAT(told(3).back(), HasSubstr("ranks 1, 9 are not all among 0-3"));
   AllSubmit("c4", AddOf({}));
@@ -154,7 +154,7 @@ TEST_F(NegotiatorSetsTest, TwoRemovalsOfOneSetInOneStep) {
   sim_.Settle();
   ASSERT_EQ(told(1).size(), 3U);
   EXPECT_THAT(told(1)[1] + told(1)[2], HasSubstr("remove 1"));
-  EXPECT_THAT(told(1)[1] + told(1)[2], HasSubstr("there is no set 1"));
+  EXPECT_THAT(told(1)[1] + told(1)[2], HasSubstr("there is no process set 1"));
   ExpectNoFault();
 }
 

@@ -232,7 +232,7 @@ TEST(WireBoundsTest, CountsAreHeldAgainstTheBytesThatFollow) {
 
 TEST(WireBoundsTest, ErrorsNameTheFieldAndTheByte) {
   EXPECT_EQ(DecodeOnly({}).message(), "magic at byte 0 is cut off");
-  EXPECT_EQ(DecodeOnly(FromHex({0x54})).message(), "magic at byte 0 is not that of a message");
+  EXPECT_EQ(DecodeOnly(FromHex({0x54})).message(), "magic at byte 0 does not begin a message");
   EXPECT_EQ(DecodeOnly(FromHex({0x53, 3})).message(),
             "version at byte 1 is 3, this build speaks 2");
   EXPECT_EQ(DecodeOnly(FromHex({0x53, 2, 1, 9})).message(),

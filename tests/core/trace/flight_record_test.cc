@@ -94,7 +94,7 @@ TEST(FlightRecordTest, DamageIsAnErrorOrARecord) {
     FlightRecord back;
     const Status status = FlightRecordFromJson(damaged, &back);
     if (!status.ok()) {
-      EXPECT_TRUE(status.message().starts_with("no flight record: ")) << status.message();
+      EXPECT_TRUE(status.message().starts_with("not a flight record: ")) << status.message();
     }
   }
 }

@@ -176,7 +176,7 @@ TEST(AdviceTest, WhoIsATadLaterIsNotToBlameForASlowNetwork) {
   const Metrics later =
       With(Waiting(milliseconds(480), milliseconds(1)), Metric::kNegotiationTime, milliseconds(20));
   EXPECT_THAT(Advice({later, bound, bound}),
-              ElementsAre(HasSubstr("the ranks wait 48 % of the time")));
+              ElementsAre(HasSubstr("the ranks wait for it 48 % of the time")));
 }
 
 TEST(AdviceTest, RanksThatTakeTurnsInBeingLateAreNotNamed) {
@@ -203,7 +203,8 @@ TEST(AdviceTest, LessDataDoesNotHelpRanksThatWaitForEachOther) {
 
 TEST(AdviceTest, CommunicationThatNothingOverlapsIsTold) {
   const Metrics serial = Waiting(milliseconds(490), milliseconds(10));
-  EXPECT_THAT(Advice({serial, serial}), ElementsAre(HasSubstr("the ranks wait 49 % of the time")));
+  EXPECT_THAT(Advice({serial, serial}),
+              ElementsAre(HasSubstr("the ranks wait for it 49 % of the time")));
 }
 
 // Waiting is not communication, and neither is what takes no time.

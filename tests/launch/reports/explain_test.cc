@@ -93,7 +93,7 @@ TEST(ExplainTest, NamesTheRankThatIsBehindAndWhatItDidLast) {
 TEST(ExplainTest, SaysWhatARankWithAStuckEngineCouldNotTell) {
   FlightRecord zero = Rank(0, 2, 8, "\"w\"");
   zero.sets[0].members = {};
-  zero.missing = "the members of its process sets, since its engine was busy or stuck";
+  zero.missing = "the members of its process sets, because its engine was busy or stuck";
   Wait(zero, "\"w\"", 8, 0);
   EXPECT_NE(Explain({zero, Rank(1, 2, 8, "\"w\"")})
                 .find("Rank 0 waits in all-reduce \"w\" of the world for 60 s.\n"),
@@ -105,7 +105,7 @@ TEST(ExplainTest, SaysWhatARankWithAStuckEngineCouldNotTell) {
       "Records of all 2 ranks" + kWritten +
           "Ranks 0-1 wait in all-reduce \"w\" of the world for 60 s, which every member has "
           "called: the agreement was on its way.\n"
-          "The record of rank 0 lacks the members of its process sets, since its engine was busy "
+          "The record of rank 0 lacks the members of its process sets, because its engine was busy "
           "or stuck.\n");
 }
 

@@ -75,7 +75,7 @@ TEST_F(ReadRecordsTest, WhatCannotBeReadIsLeftOut) {
   ASSERT_TRUE(Read().ok());
   EXPECT_EQ(records_.size(), 1U);
   ASSERT_EQ(notes_.size(), 1U);
-  EXPECT_EQ(notes_[0].find(folder_ + "/flight-1.json was left out: no flight record: "), 0U);
+  EXPECT_EQ(notes_[0].find(folder_ + "/flight-1.json was left out: not a flight record: "), 0U);
 }
 
 TEST_F(ReadRecordsTest, WithoutAnyItSaysSo) {
