@@ -65,8 +65,9 @@ std::unique_ptr<ops::Completion> Backend::RunReduction(Channel channel, const Ca
                                                        core::ReduceOp op) {
   const Reduction reduction = reductions_.For(op, dtype);
   if (reduction.op == MPI_OP_NULL) {
-    return Refused(StatusCode::kUnsupported, "MPI has no " + std::string(core::ReduceOpName(op)) +
-                                                 " of " + std::string(core::DTypeName(dtype)));
+    return Refused(StatusCode::kUnsupported, "MPI cannot reduce " +
+                                                 std::string(core::DTypeName(dtype)) + " by " +
+                                                 std::string(core::ReduceOpName(op)));
   }
   const auto size = static_cast<std::int64_t>(core::SizeOf(dtype));
   const std::int64_t step = std::max<std::int64_t>(options_.max_call_bytes / size, 1);

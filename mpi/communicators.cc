@@ -209,7 +209,7 @@ Status Communicators::MakeForProgram(Environment& environment, SetNumber set,
 
 Status Communicators::RemoveSet(SetNumber set) {
   if (set == core::kWorldSet) {
-    return {core::StatusCode::kInvalidArgument, "the world is not a set that can be removed"};
+    return {core::StatusCode::kInvalidArgument, "the world cannot be removed"};
   }
   Lanes lanes;
   {

@@ -215,7 +215,8 @@ Status ExchangeOn(MPI_Comm comm, int size, TimePoint deadline, ExchangeBuffers& 
 
   const std::uint64_t total = std::accumulate(x.sizes.begin(), x.sizes.end(), std::uint64_t{0});
   if (total > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
-    return {StatusCode::kUnsupported, "the ranks' start-up texts are longer than 2 GiB together"};
+    return {StatusCode::kUnsupported,
+            "what the ranks exchange at the start is longer than 2 GiB together"};
   }
   int displacement = 0;
   for (const std::uint64_t bytes : x.sizes) {
@@ -261,20 +262,21 @@ Status FindWorld(const EnvironmentOptions& options, MPI_Comm* world) {
   int initialized = 0;
   MPI_Initialized(&initialized);
   if (initialized == 0) {
-    return {StatusCode::kInvalidArgument,
-            "init() was given a communicator, but MPI is not initialised"};
+    return {
+        StatusCode::kInvalidArgument,
+        "init() was given a communicator, but MPI is not initialised: call MPI_Init_thread first"};
   }
   if (IsFinalized()) return Status::Ok();  // InitializeMpi says so
   *world = MPI_Comm_f2c(*options.communicator);
   if (*world == MPI_COMM_NULL) {
     return {StatusCode::kInvalidArgument,
-            "init() was given MPI_COMM_NULL: only the ranks of the communicator call it"};
+            "init() was given MPI_COMM_NULL: only the ranks of the communicator may call it"};
   }
   int between_groups = 0;
   Status status = Check(MPI_Comm_test_inter(*world, &between_groups), "MPI_Comm_test_inter");
   if (status.ok() && between_groups != 0) {
     return {StatusCode::kInvalidArgument,
-            "init() was given an inter-communicator; it needs one of a single group"};
+            "init() was given an inter-communicator; it needs an intra-communicator"};
   }
   return status;
 }

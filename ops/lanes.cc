@@ -97,7 +97,7 @@ void Lanes::StartOnDevices(core::RunBatch batch, core::TimePoint now) {
     for (const std::size_t i : planned.items) group->items.push_back(std::move(batch.items[i]));
     if (!members.Contains(group->rank)) {
       const Status why(StatusCode::kInvalidArgument,
-                       "this rank is not in set " + std::to_string(batch.set));
+                       "this rank is not in process set " + std::to_string(batch.set));
       CompleteAll(group->items, why);
       continue;
     }
@@ -167,7 +167,7 @@ nccl::MeetingPtr Lanes::Meet(const GroupTask& group, bool has_device) {
   Status failure;
   if (!has_device) {
     failure = {StatusCode::kUnsupported,
-               "it has joined before it has used a GPU, so that nobody knows which it would use"};
+               "it joined before it had used a GPU, so nobody knows which GPU is its own"};
   } else if (options_.kernels == nullptr) {
     failure = {StatusCode::kUnsupported, options_.why_no_kernels};
   }

@@ -79,7 +79,7 @@ Status Load(Library* library) {
        FoldersBesideLibTorch(),
        {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"}},
       &runtime);
-  if (!status.ok()) return {status.code(), "no CUDA runtime: " + status.message()};
+  if (!status.ok()) return {status.code(), "no CUDA runtime was found: " + status.message()};
   library->runtime_path = runtime.path();
   if (const char* symbol = FindRuntime(runtime, &library->api)) return Missing(runtime, symbol);
   const Api& api = library->api;
@@ -88,7 +88,7 @@ Status Load(Library* library) {
 
   DynamicLibrary driver;
   status = DynamicLibrary::Open({"libcuda.so", {}, {"libcuda.so.1", "libcuda.so"}}, &driver);
-  if (!status.ok()) return {status.code(), "no driver of a GPU: " + status.message()};
+  if (!status.ok()) return {status.code(), "no GPU driver was found: " + status.message()};
   library->driver_path = driver.path();
   if (const char* symbol = FindDriver(driver, &library->api)) return Missing(driver, symbol);
 

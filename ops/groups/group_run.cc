@@ -87,8 +87,8 @@ core::Status GroupRun::Check() const {
   for (const core::RunItem& item : task_->items) {
     if ((item.work == nullptr) != item.silent.Contains(task_->rank)) {
       return {StatusCode::kProtocol,
-              item.key.ToString() + " is decided with this rank as one that " +
-                  (item.work == nullptr ? "takes part" : "has joined") + ", which is not so"};
+              "the ranks decided " + item.key.ToString() + " as if this rank " +
+                  (item.work == nullptr ? "took part" : "had joined") + ", which is not so"};
     }
   }
   if (!core::HasRoot(task_->signature().kind)) return core::Status::Ok();

@@ -62,7 +62,7 @@ bool TotalBytes(const std::vector<std::int64_t>& rows, std::int64_t row_bytes,
 }
 
 std::string WrongRows(const core::RunItem& item, const std::vector<std::int64_t>& rows) {
-  std::string text = "the members' rows of " + item.key.ToString() + " make no sense:";
+  std::string text = "the numbers of rows for " + item.key.ToString() + " are impossible:";
   for (std::size_t m = 0; m < rows.size(); ++m) {
     text +=
         (m == 0 ? " " : ", ") + std::to_string(rows[m]) + " rows of member " + std::to_string(m);
@@ -71,7 +71,7 @@ std::string WrongRows(const core::RunItem& item, const std::vector<std::int64_t>
 }
 
 std::string NoMemoryFor(const core::RunItem& item) {
-  return "there is no memory for the result of " + item.key.ToString();
+  return "out of memory for the result of " + item.key.ToString();
 }
 
 }  // namespace sirtaki::ops

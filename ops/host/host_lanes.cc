@@ -88,7 +88,7 @@ void HostLanes::Start(core::RunBatch batch, core::TimePoint now) {
     for (const std::size_t i : group.items) task->items.push_back(std::move(batch.items[i]));
     if (!members.Contains(task->rank)) {
       const Status why(StatusCode::kInvalidArgument,
-                       "this rank is not in set " + std::to_string(batch.set));
+                       "this rank is not in process set " + std::to_string(batch.set));
       CompleteAll(task->items, why);
       impl_->Finish(0, {task, nullptr}, why);
       continue;
@@ -128,7 +128,8 @@ void HostLanes::RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoi
 
 void HostLanes::SetLimits(const std::vector<std::int64_t>& values) {
   if (values.size() < 3 || *std::min_element(values.begin(), values.end()) < 0 || values[2] < 1) {
-    return impl_->Stop({StatusCode::kProtocol, "the ranks agreed on limits that are none"}, "");
+    return impl_->Stop({StatusCode::kProtocol, "the ranks agreed on limits that are not allowed"},
+                       "");
   }
   impl_->limits.fusion_bytes = values[0];
   impl_->limits.small_bytes = values[1];

@@ -44,7 +44,7 @@ bool Size(core::DType dtype, std::span<const std::int64_t> shape, std::int64_t* 
 }
 
 Status Nonsense(const std::string& what) {
-  return {StatusCode::kProtocol, "the header of a message says " + what};
+  return {StatusCode::kProtocol, "the header of a message is wrong: it says " + what};
 }
 
 }  // namespace
@@ -79,7 +79,7 @@ MessageHeaderBytes Encode(const MessageHeader& header) {
 
 Status Decode(std::span<const std::byte, kMessageHeaderBytes> bytes, MessageHeader* header) {
   if (Get(bytes, 0, 4) != kMessageMagic || Get(bytes, kNothingAt, 2) != 0) {
-    return Nonsense("that it is something else");
+    return Nonsense("that this is not a message");
   }
   const std::uint64_t dtype = Get(bytes, kDTypeAt, 1);
   if (dtype >= static_cast<std::uint64_t>(core::kDTypeCount)) {

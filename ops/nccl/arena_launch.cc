@@ -89,8 +89,8 @@ void LogArena(const GroupTask& task, std::int64_t bytes, const char* how) {
 }
 
 const char* TextOf(Arenas::Form form) {
-  constexpr std::array<const char*, 3> kTexts = {"NCCL does not know it", "registered with NCCL",
-                                                 "a symmetric window of NCCL's"};
+  constexpr std::array<const char*, 3> kTexts = {"not registered with NCCL", "registered with NCCL",
+                                                 "a symmetric window of NCCL"};
   return kTexts[static_cast<std::size_t>(form)];
 }
 
@@ -102,7 +102,8 @@ Status LaunchArena(const LaunchContext& context, const GroupTask& task) {
   cuda::DeviceWork* const on_gpu = work != nullptr ? &cuda::AsDeviceWork(*work) : nullptr;
   ArenaRequest* const request = on_gpu != nullptr ? on_gpu->arena_request.get() : nullptr;
   if (context.packs) {
-    if (request != nullptr) LogArena(task, request->bytes, "none by hosts; buckets are packed");
+    if (request != nullptr)
+      LogArena(task, request->bytes, "not made where hosts carry the data; buckets are packed");
     return Status::Ok();
   }
   const std::size_t before = context.arenas.count();
@@ -125,7 +126,7 @@ Status LaunchArena(const LaunchContext& context, const GroupTask& task) {
     if (request != nullptr) {
       LogArena(task, request->bytes,
                has_memory ? "another rank has no memory for it; buckets are packed"
-                          : "there is no memory for it; buckets are packed");
+                          : "this rank has no memory for it; buckets are packed");
     }
     return status;
   }

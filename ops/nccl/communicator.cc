@@ -77,7 +77,7 @@ Status Communicator::CheckAsync() {
   Result error = Result::kSuccess;
   const Result asked = api_.CommGetAsyncError(handle_, &error);
   if (asked != Result::kSuccess) return Check(api_, asked, "ncclCommGetAsyncError", handle_);
-  return Check(api_, error, "NCCL, on the way", handle_);
+  return Check(api_, error, "NCCL, during an operation", handle_);
 }
 
 void Communicator::Abort() {

@@ -60,7 +60,7 @@ Status CheckVersion(int loaded, const std::string& path) {
   const int major = MajorOf(kDeclaredVersion);
   if (MajorOf(loaded) == major && loaded >= kOldestVersion) return Status::Ok();
   return {StatusCode::kUnsupported,
-          "NCCL " + VersionText(loaded) + " in " + path + " does not do: this build knows NCCL " +
+          "NCCL " + VersionText(loaded) + " in " + path + " is not supported: this build knows " +
               VersionText(kDeclaredVersion) + " and works with " + VersionText(kOldestVersion) +
               " and later ones of major version " + std::to_string(major)};
 }
@@ -69,7 +69,7 @@ Status Load(Library* library) {
   DynamicLibrary opened;
   Status status = DynamicLibrary::Open(
       {"libnccl.so", FoldersBesideLibTorch(), {"libnccl.so.2", "libnccl.so"}}, &opened);
-  if (!status.ok()) return {status.code(), "no NCCL: " + status.message()};
+  if (!status.ok()) return {status.code(), "NCCL was not found: " + status.message()};
   library->path = opened.path();
   Api& api = library->api;
   // The version first: it explains what else is missing.

@@ -174,7 +174,7 @@ Status SharedChannel::Block(const Wait& wait, bool spin, core::TimePoint deadlin
     }
     if (now >= deadline) {
       return {core::StatusCode::kPeerLost,
-              "a rank of this host has not come to the change of a process set"};
+              "a rank of this host did not take part in time in a change of process sets"};
     }
     if (now >= check) {
       // What a peer wrote before it ended counts.

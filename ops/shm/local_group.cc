@@ -106,7 +106,7 @@ Status LocalGroup::Join(const core::RankRanges& ranks, std::span<const std::stri
       status = Region::Open(theirs.process, theirs.session, kEnd, &member.session);
       if (status.ok() &&
           reinterpret_cast<const Head*>(member.session->base())->token != theirs.token) {
-        status = {StatusCode::kUnsupported, "it is another job's"};
+        status = {StatusCode::kUnsupported, "it belongs to another job"};
       }
       if (status.ok() && theirs.pool >= 0) {
         status = Region::Open(theirs.process, theirs.pool, theirs.pool_bytes, &member.pool);

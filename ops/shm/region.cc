@@ -65,9 +65,8 @@ Status Region::Create(const char* name, std::int64_t bytes, std::shared_ptr<Regi
   rlimit files{};
   if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur < static_cast<rlim_t>(bytes)) {
     // The system would end the process for it.
-    return {StatusCode::kUnsupported, "files of " + std::to_string(bytes) +
-                                          " bytes are not allowed (ulimit -f), and shared memory "
-                                          "counts as one"};
+    return {StatusCode::kUnsupported, "ulimit -f forbids files of " + std::to_string(bytes) +
+                                          " bytes, and shared memory counts as one"};
   }
   const int descriptor = memfd_create(name, MFD_CLOEXEC);
   if (descriptor < 0) return Failed("cannot make shared memory (memfd_create)");

@@ -350,7 +350,8 @@ TEST(CudaApiTest, WithoutAGpuItSaysWhatIsMissing) {
   }
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
   EXPECT_THAT(status.message(),
-              ::testing::AnyOf(HasSubstr("no CUDA runtime: "), HasSubstr("no driver of a GPU: "),
+              ::testing::AnyOf(HasSubstr("no CUDA runtime was found: "),
+                               HasSubstr("no GPU driver was found: "),
                                HasSubstr("cudaGetDeviceCount"), HasSubstr("there is no GPU")));
 }
 

@@ -64,7 +64,7 @@ TEST(GroupRunFailureTest, RowsThatMakeNoSenseAreAFailureThatSaysWhose) {
     const std::vector<Status> statuses = Spoiled(2, c, [&](int rank, core::RunItem& item) {
       if (rank == 1) item.work->rows = -6;
     });
-    ExpectSomebodySays(statuses, "\"w\" make no sense: ");
+    ExpectSomebodySays(statuses, "\"w\" are impossible: ");
   }
   const RunCase c{.signature = {.kind = OpKind::kAllToAll, .shape = {4}}, .rows = {2, 2}};
   const std::int64_t huge = std::int64_t{1} << 60;
@@ -85,7 +85,8 @@ TEST(GroupRunFailureTest, NoMemoryForWhatArrivesIsAFailure) {
     const std::vector<Status> statuses = Spoiled(2, c, [](int rank, core::RunItem& item) {
       if (rank == 0) item.work->allocate_output = [](const auto&) -> void* { return nullptr; };
     });
-    EXPECT_THAT(statuses[0].message(), ::testing::HasSubstr("no memory for the result of \"w\""));
+    EXPECT_THAT(statuses[0].message(),
+                ::testing::HasSubstr("out of memory for the result of \"w\""));
     EXPECT_FALSE(statuses[1].ok());
   }
 }

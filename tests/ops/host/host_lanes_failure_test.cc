@@ -320,7 +320,7 @@ TEST(HostLanesFailureTest, NoMemoryForAGatherIsAFailure) {
                   null, [](const auto&) -> void* { return nullptr; }, 3)
                   ->status()
                   .message(),
-              ::testing::HasSubstr("no memory"));
+              ::testing::HasSubstr("out of memory"));
 }
 
 TEST(HostLanesFailureTest, NonsenseRowsAreAFailure) {

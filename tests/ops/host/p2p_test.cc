@@ -66,8 +66,8 @@ TEST(MessageHeaderTest, RefusesNonsense) {
     EXPECT_EQ(status.code(), StatusCode::kProtocol) << status.ToString();
     return status.message();
   };
-  EXPECT_THAT(with(0, 0), HasSubstr("something else"));
-  EXPECT_THAT(with(7, 1), HasSubstr("something else"));
+  EXPECT_THAT(with(0, 0), HasSubstr("this is not a message"));
+  EXPECT_THAT(with(7, 1), HasSubstr("this is not a message"));
   EXPECT_THAT(with(4, core::kDTypeCount), HasSubstr("data type 17"));
   EXPECT_THAT(with(5, 65), HasSubstr("65 dimensions"));
   EXPECT_THAT(with(5, 1), HasSubstr("more than its 1 dimensions"));
@@ -337,7 +337,8 @@ TEST(MessageTest, APeerThatBreaksTheProtocolIsAFailure) {
   const Status status = self.Finish(receive);
   EXPECT_EQ(status.code(), StatusCode::kProtocol);
   EXPECT_EQ(status.message(),
-            "receive from rank 1, tag 6: the header of a message says that it is something else");
+            "receive from rank 1, tag 6: the header of a message is wrong: it says that this is "
+            "not a message");
   EXPECT_EQ(other->handle->status(), status);
   EXPECT_EQ(self.failures, std::vector<Status>{status});
 }

@@ -311,7 +311,7 @@ TEST(NcclLanesFailureTest, WhoHasJoinedBeforeItsFirstGpuHasNone) {
   c.joined = core::RankRanges::Span(1, 1);
   const std::vector<Outcome> outcomes = RunOne(gpus, 2, c);
   EXPECT_THAT(outcomes[0].handle.message(),
-              HasSubstr("rank 1 cannot use its GPU: it has joined before it has used a GPU"));
+              HasSubstr("rank 1 cannot use its GPU: it joined before it had used a GPU"));
 }
 
 TEST(NcclLanesFailureTest, AnOutputThatCannotBeAllocatedIsAFailure) {
