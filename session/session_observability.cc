@@ -76,7 +76,7 @@ void Observation::Begin() {
          .host = options_.topology.host,
          .interval = config.metrics_interval,
          .on_error = Warn});
-    if (!status.ok()) WarnWithout("a file of metrics", status);
+    if (!status.ok()) WarnWithout("a metrics file", status);
   }
   if (record_path_.empty()) return;
   // Those of an earlier run would be taken for this one's, and of one of more ranks for the last.
@@ -170,7 +170,7 @@ void Observation::WriteRecord(const std::string& why) {
     status = trace::ReplaceFile(record_path_, trace::FlightRecordToJson(record));
   } catch (const std::exception& error) {  // memory is short: that may be what has gone wrong
     status = {core::StatusCode::kBackend,
-              "no flight record \"" + record_path_ + "\": " + error.what()};
+              "\"" + record_path_ + "\" cannot be written: " + error.what()};
   }
   timeline_.Flush(kFlushPatience);
   if (!status.ok()) return WarnWithout("a flight record", status);

@@ -59,8 +59,7 @@ Status Session::MakeFirstSets(core::TimePoint deadline) {
     if (handle->done() && status.origin().rank != topology_.rank) return Status::Ok();
     if (!handle->done()) {
       status = Status(StatusCode::kTimedOut,
-                      "the process sets of this host's ranks and of this local rank were not made "
-                      "within start_timeout (" +
+                      "the process sets local and cross were not made within start_timeout (" +
                           core::DurationText(config_.start_timeout) + ")");
     }
     parts_->engine->Abort(status.code(), status.message());

@@ -102,7 +102,7 @@ Status Session::WaitAlone(core::HandleState& handle, core::TimePoint deadline) {
     }
   }
   if (handle.done()) return handle.status();
-  return {StatusCode::kTimedOut, "still waiting at the deadline of the wait"};
+  return {StatusCode::kTimedOut, "the call has not ended by the deadline of this wait"};
 }
 
 void Session::FailAlone(const Status& why) {

@@ -63,15 +63,15 @@ std::string WhereText(const Topology& topology) {
 
 // What moves data in the world. Precondition: the medium is connected.
 std::string CarriersText(const Topology& topology, Medium& medium, const GpuLibraries& gpus) {
-  if (topology.size == 1) return "alone: no data moves";
+  if (topology.size == 1) return "one rank: no data moves";
   const ops::Channel channel{core::kWorldSet, fusion::Lane::kLarge};
   const std::string_view all_reduce = medium.backend().CarrierOf(channel, /*all_reduce=*/true);
   const std::string_view others = medium.backend().CarrierOf(channel, /*all_reduce=*/false);
   std::string text = "host data moves by ";
   text += others;
   if (all_reduce != others) text.append(", all-reduce ").append(all_reduce);
-  if (gpus.kernels == nullptr) return text + ", of GPUs not at all: " + gpus.why_no_kernels;
-  return text + ", of GPUs by NCCL, opened when the first comes";
+  if (gpus.kernels == nullptr) return text + ", GPU data not at all: " + gpus.why_no_kernels;
+  return text + ", GPU data by NCCL, opened at its first use";
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ std::string ToBytes(const ClockReading& reading) {
 
 Status FromBytes(const std::string& bytes, ClockReading* reading) {
   if (bytes.size() != sizeof *reading) {
-    return {core::StatusCode::kProtocol, "a reading of a clock of another size"};
+    return {core::StatusCode::kProtocol, "a clock reading has the wrong size"};
   }
   std::memcpy(reading, bytes.data(), sizeof *reading);
   return Status::Ok();

@@ -24,7 +24,7 @@ Status OpenOfProcess(int index, std::shared_ptr<cuda::Device>* device) {
   static Opened& opened = *new Opened;
   if (!opened.status.ok()) {
     return {opened.status.code(),
-            opened.status.message() + "; this is looked for once, when a process first uses a GPU"};
+            opened.status.message() + "; a process looks once, when it first uses a GPU"};
   }
   core::MutexLock lock(opened.mutex);
   const auto found = opened.devices.find(index);
