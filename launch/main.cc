@@ -115,9 +115,9 @@ int CheckHostsOf(const PlanInput& input, const Plan& plan) {
     std::fprintf(stderr, "sirtakirun: %s\n", found.failures[i].c_str());
   }
   if (count > kMostTold) {
-    std::fprintf(stderr, "sirtakirun: and %zu hosts more\n", count - kMostTold);
+    std::fprintf(stderr, "sirtakirun: and %zu more hosts\n", count - kMostTold);
   }
-  std::fputs("sirtakirun: nothing was started (--check-hosts=false asks no host)\n", stderr);
+  std::fputs("sirtakirun: nothing was started (--check-hosts=false skips these checks)\n", stderr);
   return kWrongUse;
 }
 

@@ -126,7 +126,8 @@ Status MessageReader::Next(std::optional<RankMessage>* out) {
     length |= std::size_t{static_cast<std::uint8_t>(bytes_[i])} << (8 * i);
   }
   if (length > kMaxMessage) {
-    broken_ = Status(StatusCode::kProtocol, "a message of " + std::to_string(length) + " bytes");
+    broken_ = Status(StatusCode::kProtocol,
+                     "a message of " + std::to_string(length) + " bytes is too long");
     return broken_;
   }
   if (bytes_.size() < kHead + length) return broken_;

@@ -106,7 +106,7 @@ class Attempts {
     in_addr address{};
     const auto port = NumberFrom<int>(text.substr(std::min(colon, text.size() - 1) + 1), 1, 65535);
     if (inet_pton(AF_INET, host.c_str(), &address) != 1 || !port) {
-      failures_.push_back(std::string(text) + ": no address");
+      failures_.push_back(std::string(text) + ": is not an address");
       return;
     }
     Descriptor socket_fd(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));

@@ -44,30 +44,31 @@ struct Sign {
 // The first that is found counts: a cause stands before what follows from it.
 constexpr std::array<Sign, 15> kSigns = {
     {{"Could not resolve hostname", "no host of this name is known here",
-      "mind its spelling, or give it an address (DNS, /etc/hosts, HostName in an ssh config)"},
+      "check its spelling, or give it an address (DNS, /etc/hosts, HostName in an ssh config)"},
      {"Connection refused", "no ssh server listens there",
       "start sshd on it, or name its port with -p"},
-     {"No route to host", "it does not answer", "is it up, and lets a firewall ssh pass?"},
-     {"Network is unreachable", "it does not answer", "is it up, and lets a firewall ssh pass?"},
-     {"timed out", "it does not answer", "is it up, and lets a firewall ssh pass?"},
-     {"IDENTIFICATION HAS CHANGED", "its host key is another than the one that is known",
-      "if that is as it should be, forget the old one with ssh-keygen -R, and log in once: %"},
+     {"No route to host", "it does not answer", "is it up, and does a firewall let ssh pass?"},
+     {"Network is unreachable", "it does not answer",
+      "is it up, and does a firewall let ssh pass?"},
+     {"timed out", "it does not answer", "is it up, and does a firewall let ssh pass?"},
+     {"IDENTIFICATION HAS CHANGED", "its host key differs from the one that is known",
+      "if that is right, remove the old one with ssh-keygen -R, and log in once: %"},
      {"Host key verification failed", "its host key is not known here",
       "log in once by hand and accept it: %"},
      {"UNPROTECTED PRIVATE KEY", "ssh does not use a key that others may read",
       "chmod 600 the key's file"},
-     {"Too many authentication failures", "ssh offered more keys than the host hears",
+     {"Too many authentication failures", "ssh offered more keys than the host accepts",
       "name the right one with -i, and add --ssh-args \"-o IdentitiesOnly=yes\""},
      {"Permission denied", "ssh does not get in without a password",
       "put your public key there with ssh-copy-id, or name the right one with -i, until this asks "
-      "nothing: %"},
+      "for nothing: %"},
      {"Connection closed by", "its ssh server hung up", "its log says why; by hand: %"},
      {"Connection reset by", "its ssh server hung up", "its log says why; by hand: %"},
      {"Bad configuration option", "ssh does not accept its settings",
-      "mend the file or --ssh-args"},
+      "correct the file or --ssh-args"},
      {"Bad owner or permissions", "ssh does not accept its settings", "chmod 600 the file"},
      {"Can't open user config file", "ssh does not accept its settings",
-      "mend the path in --ssh-args"}}};
+      "correct the path in --ssh-args"}}};
 
 std::string LastLine(std::string_view text) {
   std::string_view last;
@@ -109,7 +110,7 @@ std::string JudgeSilence(const HostWish& wish, const CommandOutcome& outcome) {
     return Quoted(wish.self) + " is not there" + because +
            ": install Sirtaki under the same path on every host";
   }
-  return Quoted(wish.self) + " does not answer as this one does, but with exit code " +
+  return Quoted(wish.self) + " gives no report there but exit code " +
          std::to_string(outcome.end.value) + because +
          ": install the same version under the same path on every host";
 }
@@ -185,7 +186,7 @@ std::optional<std::string> JudgeHost(const HostWish& wish, const std::string& ho
   if (!outcome.why.empty()) return outcome.why + ": install an ssh client on this machine";
   if (!outcome.in_time) {
     return "no answer within " + core::DurationText(wish.patience) +
-           " (--start-timeout): is it up, and lets a firewall ssh pass? By hand: " +
+           " (--start-timeout): is it up, and does a firewall let ssh pass? By hand: " +
            ByHand(wish, host);
   }
   const bool exited = outcome.end.kind == EndKind::kExited;

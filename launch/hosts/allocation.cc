@@ -139,7 +139,7 @@ Status FromLsf(const std::string& text, Allocation* out) {
   for (std::size_t i = 0; i < words.size(); i += 2) {
     const auto slots = NumberFrom<int>(words[i + 1], 1, kMaxSlots);
     if (!slots) {
-      return Wrong("LSB_MCPU_HOSTS", text, Quoted(words[i + 1]) + " is no number of slots");
+      return Wrong("LSB_MCPU_HOSTS", text, Quoted(words[i + 1]) + " is not a number of slots");
     }
     AddSlots(words[i], *slots, &out->hosts);
   }
@@ -188,7 +188,7 @@ Status ExpandNodeList(std::string_view text, std::string_view from, std::vector<
   }
   if (!ok) {
     return Wrong(from, text,
-                 "is no list of hosts as in \"node[01-03,7],gpu1\", of at most " +
+                 "is not a list of hosts as in \"node[01-03,7],gpu1\", of at most " +
                      std::to_string(kMaxHosts));
   }
   *out = std::move(names);
@@ -197,7 +197,7 @@ Status ExpandNodeList(std::string_view text, std::string_view from, std::vector<
 
 Status ExpandCounts(std::string_view text, std::string_view from, std::vector<int>* out) {
   std::vector<int> counts;
-  Status wrong = Wrong(from, text, "is no list of counts as in \"4(x2),1\"");
+  Status wrong = Wrong(from, text, "is not a list of counts as in \"4(x2),1\"");
   for (const std::string_view part : Split(text, ',')) {
     const std::size_t open = part.find("(x");
     const auto count = NumberFrom<int>(part.substr(0, open), 1, kMaxSlots);

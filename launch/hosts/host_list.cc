@@ -32,14 +32,14 @@ bool IsHostName(std::string_view name) {
 Status CheckHostName(std::string_view name, const std::string& from) {
   if (IsHostName(name)) return Status::Ok();
   return Wrong(from, Quoted(name) +
-                         " is no name of a host; allowed are letters, digits, dots, dashes and "
+                         " is not a host's name; allowed are letters, digits, dots, dashes and "
                          "underscores");
 }
 
 Status ReadSlots(std::string_view text, const std::string& from, int* slots) {
   const auto number = NumberFrom<int>(text, 1, kMaxSlots);
   if (!number) {
-    return Wrong(from, Quoted(text) + " is no number of slots; allowed is 1 to " +
+    return Wrong(from, Quoted(text) + " is not a number of slots; allowed is 1 to " +
                            std::to_string(kMaxSlots));
   }
   *slots = *number;
@@ -113,12 +113,12 @@ Status ReadSelection(std::string_view text, const std::string& from, const HostL
       for (const std::string_view word : Split(part.substr(colon + 1), ',')) {
         const auto slot = NumberFrom<int>(word, 0, host->slots - 1);
         if (!slot) {
-          return Wrong(from, Quoted(word) + " is no slot of host " + Quoted(host->name) +
+          return Wrong(from, Quoted(word) + " is not a slot of host " + Quoted(host->name) +
                                  ", which has 0 to " + std::to_string(host->slots - 1));
         }
         slots.push_back(*slot);
       }
-      if (slots.empty()) return Wrong(from, "no slot stands behind \"" + host->name + ":\"");
+      if (slots.empty()) return Wrong(from, "no slot follows \"" + host->name + ":\"");
     }
     selection->emplace_back(host, slots);
   }
@@ -158,7 +158,7 @@ Status ParseHosts(std::string_view text, std::string_view from, HostList* out) {
     if (!status.ok()) return status;
     AddSlots(name, slots, &hosts);
   }
-  if (hosts.empty()) return Wrong(std::string(from), "names no host; it is as in a:4,b:4");
+  if (hosts.empty()) return Wrong(std::string(from), "names no host; expected hosts as in a:4,b:4");
   *out = std::move(hosts);
   return Status::Ok();
 }

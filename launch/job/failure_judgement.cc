@@ -21,7 +21,7 @@ std::string WhoIs(int rank, const std::string& host) {
 std::string Hint(int signal) {
   switch (signal) {
     case SIGKILL:
-      return ": somebody killed it, or the system for want of memory (dmesg tells)";
+      return ": somebody killed it, or the system for lack of memory (see dmesg)";
     case SIGBUS:
       return ": often a full /dev/shm (df /dev/shm)";
     case SIGILL:

@@ -110,7 +110,7 @@ class Job {
   void NoteLauncherCode() const {
     std::fprintf(
         stderr,
-        "sirtakirun: %s ended with exit code %d, but every rank ended with 0: all is well\n",
+        "sirtakirun: %s ended with exit code %d, which is ignored: every rank ended with 0\n",
         plan_.command.front().c_str(), launcher_end_->value);
   }
 
@@ -252,9 +252,9 @@ class Job {
     if (hello.size != size || hello.rank < 0 || hello.rank >= size ||
         ranks_[static_cast<std::size_t>(hello.rank)].connection != nullptr) {
       Fail({1,
-            "a rank on host " + core::Escaped(hello.host) + " says that it is rank " +
+            "a process on host " + core::Escaped(hello.host) + " says that it is rank " +
                 std::to_string(hello.rank) + " of " + std::to_string(hello.size) +
-                ", but there are " + std::to_string(size) + ", each once",
+                ", but this run has ranks 0 to " + std::to_string(size - 1) + ", each once",
             {}},
            Clock::now());
       return false;
@@ -343,7 +343,7 @@ class Job {
     rank.gone = silent || !failure_;
     output_.Finish(connection->rank);
     Failure failure = JudgeLoss(connection->rank, rank.hello.host,
-                                why.empty() ? "its connection ended without a word" : why,
+                                why.empty() ? "its connection closed without a message" : why,
                                 output_.LastErrorLines(connection->rank));
     failure.follows = !rank.gone;
     Fail(std::move(failure), Clock::now() + kStopAfter);

@@ -118,7 +118,7 @@ void JobOutput::WriteFile(int fd, std::string_view bytes) {
     file_failed_ = true;
     failed_ = true;
     std::fprintf(stderr,
-                 "sirtakirun: --output-filename: writing failed: %s; what follows is lost\n",
+                 "sirtakirun: --output-filename: writing failed: %s; later output is lost\n",
                  transfer.why.c_str());
   }
 }
@@ -156,7 +156,7 @@ void JobOutput::Lose(Stream stream, const std::string& why) {
   waiting_[Index(stream)].clear();
   if (why.empty()) return;
   failed_ = true;
-  std::fprintf(stderr, "sirtakirun: standard %s: %s; what follows is lost\n",
+  std::fprintf(stderr, "sirtakirun: standard %s: %s; later output is lost\n",
                stream == Stream::kOutput ? "output" : "error", why.c_str());
 }
 

@@ -66,7 +66,7 @@ Failure JudgeInit(const std::vector<Rank>& ranks, const HostList& hosts, core::D
   const auto is_late = [](const Rank& rank) { return !rank.through; };
   return {1,
           LateText(ranks, is_late, "come out of MPI_Init", hosts, timeout) +
-              ", --network-interfaces over what MPI connects hosts",
+              ", --network-interfaces over which networks MPI connects hosts",
           {}};
 }
 
@@ -84,7 +84,7 @@ std::optional<Failure> JudgeLauncher(const std::vector<Rank>& ranks, bool begun,
       std::find_if(ranks.begin(), ranks.end(), [](const Rank& rank) { return !rank.ended; });
   if (alive != ranks.end()) {
     const auto rank = static_cast<int>(alive - ranks.begin());
-    return JudgeLoss(rank, alive->hello.host, launcher + how + " before it", {});
+    return JudgeLoss(rank, alive->hello.host, launcher + how + " before the rank did", {});
   }
   if (!died) return std::nullopt;
   return Failure{code, launcher + how + ", though every rank ended with 0", {}};

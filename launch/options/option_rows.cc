@@ -53,7 +53,7 @@ bool IsVariableName(std::string_view name) {
 Status AddExport(const Given& given, LaunchOptions* out) {
   const std::string name = given.value.substr(0, given.value.find('='));
   if (!IsVariableName(name)) {
-    return WrongFlag(given, Quoted(name) + " is no name of a variable; it is NAME or NAME=VALUE");
+    return WrongFlag(given, Quoted(name) + " is not a variable's name; give NAME or NAME=VALUE");
   }
   out->exports.push_back(given.value);
   return Status::Ok();
@@ -64,7 +64,7 @@ Status SetInterfaces(const Given& given, LaunchOptions* out) {
   for (const std::string_view name : Split(given.value, ',')) {
     if (Trimmed(name) != name || name.empty() || name.size() > 15) {
       return WrongFlag(given, Quoted(name) +
-                                  " is no name of a network interface; it is as in "
+                                  " is not a network interface's name; give names as in "
                                   "eth0,ib0");
     }
     names.emplace_back(name);
@@ -79,8 +79,8 @@ Status SetLauncher(const Given& given, LaunchOptions* out) {
   const bool is_word = std::find(kWords.begin(), kWords.end(), given.value) != kWords.end();
   if (!is_word && given.value.find('/') == std::string::npos) {
     return WrongFlag(given, Quoted(given.value) +
-                                " is not known; it is one of auto, openmpi, mpich, srun, or the "
-                                "path of an mpirun");
+                                " is not known; give auto, openmpi, mpich, srun or the path of an "
+                                "mpirun");
   }
   out->launcher = given.value;
   return Status::Ok();
@@ -94,37 +94,38 @@ std::string OwnWord(const core::OptionSpec& spec, const std::string& value) {
 
 OptionGroup RankOptions() {
   using O = LaunchOptions;
-  return {"Ranks and hosts",
-          {Number("np", 'n', "N", "How many ranks; without it one for each slot of the hosts.", 1,
-                  kMaxRanks, &O::np),
-           Text("hosts", 'H', "a:4,b:4", "Hosts, and how many ranks each takes.", &O::hosts),
-           Text("hostfile", 0, "FILE",
-                R"(The same from a file of lines "host slots=4" or "host:4"; # begins a comment.)",
-                &O::hostfile),
-           Text("include", 0, "a:0,2@b",
-                "Of the hosts only these, and of a host only these slots: its ranks then see the "
-                "GPUs of these numbers alone.",
-                &O::include),
-           Text("exclude", 0, "a:0,2@b", "Of the hosts all but these.", &O::exclude),
-           Switch("oversubscribe", 0, "More ranks than the hosts have slots.", &O::oversubscribe),
-           {"export", 'x', "NAME[=VALUE]",
-            "A variable for the ranks of all hosts; may be given several times. Those of Sirtaki, "
-            "NCCL, LibTorch and the search paths travel anyway.",
-            AddExport}}};
+  return {
+      "Ranks and hosts",
+      {Number("np", 'n', "N", "How many ranks. Default: one for each slot of the hosts.", 1,
+              kMaxRanks, &O::np),
+       Text("hosts", 'H', "a:4,b:4", "Hosts, and how many ranks each takes.", &O::hosts),
+       Text("hostfile", 0, "FILE",
+            R"(A file of hosts, in lines "host slots=4" or "host:4"; # begins a comment.)",
+            &O::hostfile),
+       Text("include", 0, "a:0,2@b",
+            "Use only these hosts, and of a host only these slots: its ranks then see only the "
+            "GPUs of these numbers.",
+            &O::include),
+       Text("exclude", 0, "a:0,2@b", "Use all hosts and slots except these.", &O::exclude),
+       Switch("oversubscribe", 0, "Allow more ranks than the hosts have slots.", &O::oversubscribe),
+       {"export", 'x', "NAME[=VALUE]",
+        "Pass this variable to the ranks of all hosts; may be given several times. Those of "
+        "Sirtaki, NCCL, LibTorch and the search paths are passed anyway.",
+        AddExport}}};
 }
 
 OptionGroup StartOptions() {
   using O = LaunchOptions;
   return {
-      "How they are started",
+      "How ranks are started",
       {{"launcher", 0, "WORD",
-        "auto, openmpi, mpich, srun, or the path of an mpirun. auto: the mpirun on PATH, else, in "
-        "a "
-        "job of Slurm, srun.",
+        "What starts the ranks: auto, openmpi, mpich, srun, or the path of an mpirun. auto takes "
+        "the mpirun on PATH, else, in a job of Slurm, srun.",
         SetLauncher},
-       Arguments("mpi-args", R"(More arguments for it, as in "--mca pml ob1".)", &O::mpi_args),
+       Arguments("mpi-args", R"(More arguments for the launcher, as in "--mca pml ob1".)",
+                 &O::mpi_args),
        Arguments("binding-args",
-                 "Arguments for it that bind ranks to cores; without it they are free.",
+                 "Arguments for the launcher that bind ranks to cores. Default: none are bound.",
                  &O::binding_args),
        Number("ssh-port", 'p', "PORT", "The port of the hosts' ssh.", 1, 65535, &O::ssh_port),
        Text("ssh-identity-file", 'i', "FILE", "The key for the hosts' ssh.", &O::ssh_identity_file),
@@ -137,18 +138,17 @@ OptionGroup StartOptions() {
               "Ask hosts that are reached by ssh, before the start, whether ranks can start there: "
               "ssh without a password, Sirtaki, MPI and the program. Default: true.",
               &O::check_hosts),
-       Switch("disable-cache", 0, "Ask hosts again that were found to be fit within the last hour.",
+       Switch("disable-cache", 0, "Ask also the hosts that were found fit within the last hour.",
               &O::disable_cache),
        Number(
            "max-restarts", 0, "N",
-           "How often to start again, when a rank has failed, without the hosts that are gone; the "
+           "How often to start again after a rank has failed, without the hosts that are gone; the "
            "program goes on from its own checkpoint. Default: 0.",
            0, 1000, &O::max_restarts),
        Text("config-file", 0, "FILE",
             R"(More flags, from a YAML file of lines "flag: value"; the command line wins.)",
             nullptr),
-       Switch("dry-run", 0, "Print what would be started, and why so; start nothing.",
-              &O::dry_run)}};
+       Switch("dry-run", 0, "Print what would be started, and why; start nothing.", &O::dry_run)}};
 }
 
 OptionGroup OutputOptions() {
@@ -159,7 +159,7 @@ OptionGroup OutputOptions() {
                 &O::output_folder),
            Switch("prefix-timestamp", 0, "Begin each line with the time, before the rank.",
                   &O::prefix_timestamp),
-           Switch("verbose", 0, "Print what is started, and why so.", &O::verbose),
+           Switch("verbose", 0, "Print what is started, and why.", &O::verbose),
            Switch("check-build", 0,
                   "Also -cb: print what was built in and what is found here, versions and paths.",
                   &O::check_build),

@@ -59,7 +59,7 @@ OptionGroup HorovodOptions() {
   const std::string only_mpi = "ranks are started over MPI, and talk over it";
   const std::string no_elastic = "the number of ranks cannot change during a run";
   return {
-      "The same as Horovod calls it",
+      "Horovod's names for these options",
       {Knob("fusion-threshold-mb", "MB", "fusion_bytes", Mebibytes),
        Knob("cache-capacity", "N", "id_capacity", AtLeastOne),
        Sets("hierarchical-allreduce", "hierarchy", "on"),
@@ -85,14 +85,14 @@ OptionGroup HorovodOptions() {
        Sets("no-log-hide-timestamp", "log_time", "true"),
        Ignored("mpi", "", only_mpi),
        Ignored("cycle-time-ms", "MS", no_cycle),
-       Ignored("hierarchical-allgather", "", "gathering chooses its way by itself"),
-       Ignored("no-hierarchical-allgather", "", "gathering chooses its way by itself"),
+       Ignored("hierarchical-allgather", "", "gathering chooses its algorithm itself"),
+       Ignored("no-hierarchical-allgather", "", "gathering chooses its algorithm itself"),
        Ignored("autotune-warmup-samples", "N", own_tuner),
        Ignored("autotune-steps-per-sample", "N", own_tuner),
        Ignored("autotune-bayes-opt-max-samples", "N", own_tuner),
        Ignored("autotune-gaussian-process-noise", "X", own_tuner),
        Ignored("num-nccl-streams", "N", "a device has one lane"),
-       Ignored("thread-affinity", "CORE", "the background thread sleeps when nothing is to do"),
+       Ignored("thread-affinity", "CORE", "the background thread sleeps when it has nothing to do"),
        Ignored("gloo-timeout-seconds", "S", "gloo is not used"),
        Ignored("timeline-mark-cycles", "", no_cycle),
        Ignored("no-timeline-mark-cycles", "", no_cycle),

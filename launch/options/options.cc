@@ -30,7 +30,7 @@ Status Unknown(const std::string& flag) {
   const std::string nearest = core::NearestWord(flag, known, 2);
   if (!nearest.empty()) text += "; the nearest known is " + nearest;
   return {StatusCode::kInvalidArgument,
-          text + " (--help lists all; flags of the program stand behind it)"};
+          text + " (--help lists all; the program's flags go after it)"};
 }
 
 // Takes the flags off the front of the arguments.
@@ -67,8 +67,8 @@ class FlagReader {
     for (const std::string_view word : {"true", "false", "on", "off"}) {
       if (program != word) continue;
       return {StatusCode::kInvalidArgument,
-              flag + " " + program + ": a switch's value stands as in " + flag + "=" + program +
-                  ", and a program of this name " + "behind --"};
+              flag + " " + program + ": write " + flag + "=" + program +
+                  " for the switch's value, or -- before a program of this name"};
     }
     return Status::Ok();
   }
@@ -106,7 +106,8 @@ class FlagReader {
     Given taken{row.name, "", flag};
     if (row.IsSwitch()) {
       const auto on = core::ParseBool(value.value_or("true"));
-      if (!on) return WrongFlag(taken, Quoted(*value) + " is not allowed; it is true or false");
+      if (!on)
+        return WrongFlag(taken, Quoted(*value) + " is not allowed; allowed is true or false");
       taken.value = *on ? "true" : "false";
     } else if (value) {
       taken.value = *value;
@@ -159,7 +160,7 @@ Status RefuseTwice(const std::vector<Given>& from_flags) {
     for (const std::string_view name : {"hosts", "hostfile", "include", "exclude"}) {
       const auto same = [&](const Given& other) { return other.name == name; };
       if (given->name == name && std::any_of(from_flags.begin(), given, same)) {
-        return WrongFlag(*given, "is given twice; one list, with commas, names all");
+        return WrongFlag(*given, "is given twice; give one list, with commas");
       }
     }
   }

@@ -90,7 +90,7 @@ class FileReader {
     const OptionRow* row = FindRow(name);
     if (row == nullptr) return Unknown(name, mark);
     for (const std::string_view outside : {"config-file", "check-build", "help", "version"}) {
-      if (row->name == outside) return Wrong(mark, Quoted(name) + " cannot stand in a file");
+      if (row->name == outside) return Wrong(mark, Quoted(name) + " is for the command line only");
     }
     if (!seen_.insert(row->name).second) return Wrong(mark, Quoted(name) + " is given twice");
     std::vector<std::string> values;
@@ -115,7 +115,8 @@ class FileReader {
       if (row->IsSwitch()) {
         const auto on = core::ParseBool(given.value);
         if (!on) {
-          return WrongFlag(given, Quoted(given.value) + " is not allowed; it is true or false");
+          return WrongFlag(given,
+                           Quoted(given.value) + " is not allowed; allowed is true or false");
         }
         given.value = *on ? "true" : "false";
       }
@@ -149,7 +150,8 @@ Status ReadOptionsFile(const std::string& path, const std::string& text, std::ve
   try {
     const std::vector<YAML::Node> documents = YAML::LoadAll(text);
     if (documents.size() > 1) {
-      status = reader.Wrong(documents[1].Mark(), "a second document begins; flags stand in one");
+      status =
+          reader.Wrong(documents[1].Mark(), "a second document begins; put all flags into one");
     } else if (!documents.empty()) {
       status = reader.ReadRoot(documents[0]);
     }

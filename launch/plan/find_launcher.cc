@@ -93,7 +93,7 @@ Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env,
       tried.push_back(path + ": " + why);
     } else if (!launcher) {
       const std::string first(text->substr(0, text->find('\n')));
-      tried.push_back(path + ": is none that is known here (it says " + core::Quoted(first) + ")");
+      tried.push_back(path + ": is not a known launcher (it says " + core::Quoted(first) + ")");
     } else if (std::find(wish.kinds.begin(), wish.kinds.end(), launcher->kind) ==
                wish.kinds.end()) {
       tried.push_back(path + ": is " + launcher->ToString());
@@ -103,7 +103,7 @@ Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env,
     }
   }
   return {StatusCode::kUnsupported, "--launcher " + wanted +
-                                        ": nothing found that can start ranks (" +
+                                        ": no launcher was found that can start ranks (" +
                                         Joined(tried, "; ") + ")" + Cure(wanted)};
 }
 

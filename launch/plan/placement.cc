@@ -36,10 +36,10 @@ Status ChooseHosts(const LaunchOptions& options, const core::FileReader& read,
     placement->hosts = allocation.hosts;
     return Status::Ok();
   }
-  placement->from = "no host was named: this machine, by its cores";
+  placement->from = "no host was named: this machine, a slot for each core";
   placement->hosts = {{"localhost", machine.cores, {}}};
   if (options.np == 0) {
-    return WrongPlace("how many ranks? Say -np N, or name hosts with -H");
+    return WrongPlace("the number of ranks is not given: say -np N, or name hosts with -H");
   }
   return Status::Ok();
 }
@@ -48,8 +48,7 @@ Status RemoveGone(const std::vector<std::string>& gone, Placement* placement) {
   std::erase_if(placement->hosts, [&](const Host& host) {
     return std::find(gone.begin(), gone.end(), host.name) != gone.end();
   });
-  if (placement->hosts.empty())
-    return WrongPlace("no host is left: " + Joined(gone, ", ") + " gone");
+  if (placement->hosts.empty()) return WrongPlace("no host is left; lost: " + Joined(gone, ", "));
   if (!gone.empty()) placement->from += ", without " + Joined(gone, ", ");
   return Status::Ok();
 }

@@ -43,7 +43,7 @@ void AddEnvironment(PlanWriter* writer) {
   }
   if (writer->input().restarts > 0) {
     writer->Set("TORCHELASTIC_RESTART_COUNT", std::to_string(writer->input().restarts),
-                "as torchrun tells it");
+                "as torchrun sets it");
   }
   const Networks& networks = writer->networks();
   const std::string nccl = "NCCL_SOCKET_IFNAME";
@@ -56,11 +56,12 @@ void AddEnvironment(PlanWriter* writer) {
                 "the interfaces of --network-interfaces");
   }
   if (is_free && !networks.avoided.empty()) {
-    writer->Set(nccl, "^" + networks.avoided, "no network is chosen, but never these");
+    writer->Set(nccl, "^" + networks.avoided,
+                "these interfaces are excluded; NCCL chooses among the rest");
   }
   if (!networks.subnet.empty()) {
     writer->Set(std::string(kNetworkVariable), networks.subnet,
-                "each rank names its host's interface to it in " + nccl);
+                "each rank sets " + nccl + " to its host's interface in it");
   }
 }
 
@@ -87,7 +88,7 @@ Status CheckAllocation(const PlanInput& input, const Placement& placement) {
         IsThisMachine(host.name, input.machine)) {
       continue;
     }
-    return Wrong("host " + core::Quoted(host.name) + " is none of this job's, which are " +
+    return Wrong("host " + core::Quoted(host.name) + " is not among this job's, which are " +
                  HostsText(allocated));
   }
   return Status::Ok();
@@ -241,7 +242,7 @@ Status MakePlan(const PlanInput& input, Plan* out) {
   }
   writer.Add(input.options.mpi_args, "--mpi-args");
   writer.Add({input.self, std::string(kRankFlag), "--"},
-             "stands around each rank: its output, its end, torchrun's variables");
+             "wraps each rank: its output, its exit code, torchrun's variables");
   writer.Add(input.options.program, "the program");
   if (input.launcher.kind != LauncherKind::kSrun) ChooseChecks(writer, &plan);
   *out = std::move(plan);

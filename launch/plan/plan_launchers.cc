@@ -10,12 +10,12 @@
 namespace sirtaki::launch {
 namespace {
 
-const char* const kNoBinding = "a rank's threads share no single core";
+const char* const kNoBinding = "a rank's threads must not share one core";
 const char* const kInOrder = "hosts are filled one after the other";
 const char* const kForSsh = "for ssh, where it is used";
-const char* const kDomains = "hosts are called by their whole names";
+const char* const kDomains = "hosts are named with their domains";
 const char* const kRoot = "this is root";
-const char* const kYield = "there are more ranks than cores: who waits gives way";
+const char* const kYield = "there are more ranks than cores: a rank that waits yields";
 
 std::vector<std::string> Prefixed(const std::string& flag, const std::vector<std::string>& values) {
   std::vector<std::string> words;
@@ -136,7 +136,7 @@ core::Status CheckForSrun(const Placement& placement, int* per_host) {
   };
   if (placement.system != BatchSystem::kSlurm) {
     return wrong(
-        "srun is for jobs of Slurm, and this is none: start sirtakirun within salloc or "
+        "srun needs a job of Slurm, and this is not one: start sirtakirun within salloc or "
         "sbatch, or choose another --launcher");
   }
   bool as_allocated = true;
@@ -161,7 +161,7 @@ core::Status CheckForSrun(const Placement& placement, int* per_host) {
   if (!as_allocated && !all_alike) {
     return wrong("srun cannot start " + HostsText(placement.hosts) + " in a job of " +
                  HostsText(placement.allocated) +
-                 ": give all hosts as many slots, or choose another --launcher");
+                 ": give all hosts equally many slots, or choose another --launcher");
   }
   *per_host = as_allocated || placement.oversubscribed ? 0 : placement.hosts.front().slots;
   return core::Status::Ok();

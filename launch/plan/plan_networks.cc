@@ -126,13 +126,13 @@ Networks ChooseNetworks(const PlanInput& input, const Placement& placement) {
   }
   if (!elsewhere.empty()) {
     networks.why_not = elsewhere + " does";
-    networks.text += "; " + elsewhere + " says what MPI takes";
+    networks.text += "; " + elsewhere + " says what MPI uses";
   } else if (why_not.empty()) {
     networks.include = networks.subnet;
     networks.why = "the route to the other hosts, by " + Joined(networks.interfaces, ", ");
   } else {
     networks.exclude = ExcludedFromMpi(input.machine, bridges);
-    networks.why = "never these; " + why_not + ", so no network is chosen";
+    networks.why = why_not + "; these are excluded, and MPI chooses among the rest";
   }
   return networks;
 }

@@ -114,7 +114,7 @@ std::string WaitText(const Wait& wait, const Records& records, bool with_ranks) 
     text += "; whether " + Verb(wait.untold, "has", "have") + " called it is no longer in " +
             (wait.untold.Count() == 1 ? "its record" : "their records");
   }
-  if (!wait.unknown.empty()) text += "; of " + RanksText(wait.unknown) + " there is no record";
+  if (!wait.unknown.empty()) text += "; " + RanksText(wait.unknown) + " left no record";
   text += ".";
   if (!with_ranks) return text;
   RankRanges late = wait.missing;

@@ -56,7 +56,7 @@ Status Append(const std::string& path, std::ofstream& to, bool* first) {
     }
   }
   if (bad > 0 && from) {
-    return Wrong(path, "line " + std::to_string(bad) + " is none of a timeline");
+    return Wrong(path, "line " + std::to_string(bad) + " is not part of a timeline");
   }
   return from.bad() ? Wrong(path, std::strerror(errno)) : Status::Ok();
 }
@@ -90,7 +90,7 @@ Status FindTimelines(const std::string& folder, std::vector<std::string>* paths,
       first = path;
     }
     if (session && session != run) {
-      notes->push_back(path + " was left out: it is of another run than " + first);
+      notes->push_back(path + " was left out: it belongs to another run than " + first);
     } else {
       paths->push_back(std::move(path));
     }

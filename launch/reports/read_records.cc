@@ -43,7 +43,7 @@ Status ReadRecords(const std::string& folder, std::vector<FlightRecord>* records
     if (record.session == session) {
       records->push_back(std::move(record));
     } else {
-      notes->push_back(path + " was left out: it is of an earlier run");
+      notes->push_back(path + " was left out: it belongs to an earlier run");
     }
   }
   return Status::Ok();

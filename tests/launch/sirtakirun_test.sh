@@ -141,14 +141,14 @@ echo "--- a full disk is told, and a reader who has enough is none"
 mkdir -p "$work/full/rank.0"
 ln -s /dev/full "$work/full/rank.0/stdout"
 run 1 -np 2 --output-filename "$work/full" seq 20000
-ends "$errors" "sirtakirun: --output-filename: writing failed: No space left on device; what follows is lost"
+ends "$errors" "sirtakirun: --output-filename: writing failed: No space left on device; later output is lost"
 : >"$output"
 for words in "seq 20000" "--dry-run hostname" "--help" "--version" "-cb"; do
   code=0
   # shellcheck disable=SC2086
   timeout -k 5 40 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 $words >/dev/full 2>"$errors" </dev/null || code=$?
   [ "$code" = 1 ] || fail "full disk: $words: code $code"
-  [ "$words" != "seq 20000" ] || [ "$(cat "$errors")" = "sirtakirun: standard output: No space left on device; what follows is lost" ] || fail "it is not told once"
+  [ "$words" != "seq 20000" ] || [ "$(cat "$errors")" = "sirtakirun: standard output: No space left on device; later output is lost" ] || fail "it is not told once"
 done
 code=0
 timeout -k 5 40 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 seq 20000 2>"$errors" </dev/null | head -n 1 >"$output" || code=$?
@@ -416,7 +416,7 @@ done
 code=0
 "$sirtakirun" --launcher /bin/true -np 1 true >"$output" 2>"$errors" </dev/null || code=$?
 [ "$code" = 2 ] || fail "no launcher: code $code"
-grep -q '^sirtakirun: --launcher /bin/true: nothing found that can start ranks' "$errors" || fail "it does not say why"
+grep -q '^sirtakirun: --launcher /bin/true: no launcher was found that can start ranks' "$errors" || fail "it does not say why"
 cat >"$work/silent" <<'END'
 #!/bin/bash
 [ -z "${SIGNAL:-}" ] || kill "-$SIGNAL" "$PPID"

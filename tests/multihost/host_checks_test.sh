@@ -39,7 +39,7 @@ unfit() {
   shift
   run 2 "$@"
   grep -qE "^sirtakirun: $pattern\$" "$errors" || fail "no line is: sirtakirun: $pattern"
-  [ "$(tail -n 1 "$errors")" = "sirtakirun: nothing was started (--check-hosts=false asks no host)" ] || fail 'it does not say what follows'
+  [ "$(tail -n 1 "$errors")" = "sirtakirun: nothing was started (--check-hosts=false skips these checks)" ] || fail 'it does not say what follows'
 }
 
 echo "--- a program that one host has not"

@@ -72,7 +72,7 @@ job 0 "$sirtakirun" --launcher srun -H h1:1,h2:1 bash -c "$tell"
 says "$output" "[0] 0 of 2, 0 of 1, h1, 10.77.0.1"
 says "$output" "[1] 1 of 2, 0 of 1, h2, 10.77.0.1"
 job 2 "$sirtakirun" --launcher srun -H h1:1,h2:2 true
-says "$errors" "sirtakirun: srun cannot start h1:1,h2:2 in a job of h1:2,h2:2: give all hosts as many slots, or choose another --launcher"
+says "$errors" "sirtakirun: srun cannot start h1:1,h2:2 in a job of h1:2,h2:2: give all hosts equally many slots, or choose another --launcher"
 
 # trains: the last run of train_digits did, as every other one here, to the bit.
 trained=
@@ -115,4 +115,4 @@ echo "--- srun outside of a job"
 code=0
 on_host 1 "$sirtakirun" --launcher srun -np 2 true >"$output" 2>"$errors" </dev/null || code=$?
 [ "$code" = 2 ] || fail "code $code"
-grep -q '^sirtakirun: srun is for jobs of Slurm, and this is none' "$errors" || fail 'it does not say why'
+grep -q '^sirtakirun: srun needs a job of Slurm, and this is not one' "$errors" || fail 'it does not say why'

@@ -58,13 +58,13 @@ TEST(HostChecksTest, SaysWhatSshMeant) {
   EXPECT_EQ(JudgedSsh("root@h2: Permission denied (publickey).\r\n"),
             "ssh does not get in without a password (root@h2: Permission denied (publickey).): put "
             "your public key there with ssh-copy-id, or name the right one with -i, until this "
-            "asks nothing: ssh -p 2222 h2");
+            "asks for nothing: ssh -p 2222 h2");
   EXPECT_EQ(JudgedSsh("ssh: connect to host h2 port 2222: Connection refused\r\n"),
             "no ssh server listens there (ssh: connect to host h2 port 2222: Connection refused): "
             "start sshd on it, or name its port with -p");
   EXPECT_EQ(JudgedSsh("ssh: Could not resolve hostname h2: Name or service not known\n"),
             "no host of this name is known here (ssh: Could not resolve hostname h2: Name or "
-            "service not known): mind its spelling, or give it an address (DNS, /etc/hosts, "
+            "service not known): check its spelling, or give it an address (DNS, /etc/hosts, "
             "HostName in an ssh config)");
   EXPECT_EQ(JudgedSsh("No ED25519 host key is known for h2 and you have requested strict "
                       "checking.\nHost key verification failed.\n"),
@@ -72,13 +72,13 @@ TEST(HostChecksTest, SaysWhatSshMeant) {
             "and accept it: ssh -p 2222 h2");
   EXPECT_EQ(JudgedSsh("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nsecond\n"
                       "Host key verification failed.\n"),
-            "its host key is another than the one that is known (@ WARNING: REMOTE HOST "
-            "IDENTIFICATION HAS CHANGED! @): if that is as it should be, forget the old one with "
+            "its host key differs from the one that is known (@ WARNING: REMOTE HOST "
+            "IDENTIFICATION HAS CHANGED! @): if that is right, remove the old one with "
             "ssh-keygen -R, and log in once: ssh -p 2222 h2");
   for (const char* text : {"Connection timed out", "No route to host", "Network is unreachable"}) {
     const std::string line = std::string("ssh: connect to host h2 port 2222: ") + text;
     EXPECT_EQ(JudgedSsh(line + "\n"),
-              "it does not answer (" + line + "): is it up, and lets a firewall ssh pass?");
+              "it does not answer (" + line + "): is it up, and does a firewall let ssh pass?");
   }
   EXPECT_EQ(JudgedSsh("something new\n"),
             "ssh failed (something new): try it by hand: ssh -p 2222 h2");
@@ -86,9 +86,10 @@ TEST(HostChecksTest, SaysWhatSshMeant) {
 }
 
 TEST(HostChecksTest, AHostThatIsSilentIsNotFit) {
-  EXPECT_EQ(Judged({"", false, {}, "", ""}),
-            "no answer within 30 s (--start-timeout): is it up, and lets a firewall ssh pass? By "
-            "hand: ssh -p 2222 h2");
+  EXPECT_EQ(
+      Judged({"", false, {}, "", ""}),
+      "no answer within 30 s (--start-timeout): is it up, and does a firewall let ssh pass? By "
+      "hand: ssh -p 2222 h2");
   EXPECT_EQ(Judged({"\"ssh\" cannot be started: No such file or directory", false, {}, "", ""}),
             "\"ssh\" cannot be started: No such file or directory: install an ssh client on this "
             "machine");
@@ -103,7 +104,7 @@ TEST(HostChecksTest, AHostWithoutSirtakiIsNotFit) {
       "\"/opt/bin/sirtakirun\" does not run there (sirtakirun: error while loading shared "
       "libraries: libyaml.so: no): install this library on it");
   EXPECT_EQ(Judged(Exited(2, "", "sirtakirun: unknown flag --check-host\n")),
-            "\"/opt/bin/sirtakirun\" does not answer as this one does, but with exit code 2 "
+            "\"/opt/bin/sirtakirun\" gives no report there but exit code 2 "
             "(sirtakirun: unknown flag --check-host): install the same version under the same path "
             "on every host");
 }

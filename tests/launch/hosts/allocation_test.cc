@@ -51,7 +51,7 @@ TEST(AllocationTest, ExpandsListsOfNodes) {
 TEST(AllocationTest, RefusesWhatIsNoListOfNodes) {
   for (const char* text : {"", ",", "a,", "a[1-", "a]1[", "a[[1]]", "a[1-2]]", "a[3-1]", "a[x]",
                            "a[1-2-3]", "a[]", "a[1-99999999]", "a[1-300]b[1-300]", "a[-1]"}) {
-    EXPECT_NE(Nodes(text).find("is no list of hosts"), std::string::npos) << text;
+    EXPECT_NE(Nodes(text).find("is not a list of hosts"), std::string::npos) << text;
   }
 }
 
@@ -59,7 +59,7 @@ TEST(AllocationTest, ExpandsCounts) {
   EXPECT_EQ(Counts("4"), "4 ");
   EXPECT_EQ(Counts("4(x2),1"), "4 4 1 ");
   for (const char* text : {"", "0", "4(x0)", "4(x2", "4(2)", "x", "4,", "4(x99999999)", "(x2)"}) {
-    EXPECT_NE(Counts(text).find("is no list of counts"), std::string::npos) << text;
+    EXPECT_NE(Counts(text).find("is not a list of counts"), std::string::npos) << text;
   }
 }
 
@@ -92,7 +92,7 @@ TEST(AllocationTest, ReadsANodeFileOfPbs) {
   EXPECT_EQ(Found({{"PBS_NODEFILE", "/pbs/7"}}),
             "PBS_NODEFILE=\"/pbs/7\": the file cannot be read; name the hosts with -H");
   EXPECT_EQ(Found({{"PBS_NODEFILE", "/pbs/7"}}, {{"/pbs/7", "n1\n?\n"}}),
-            "\"/pbs/7\", line 2: \"?\" is no name of a host; allowed are letters, digits, dots, "
+            "\"/pbs/7\", line 2: \"?\" is not a host's name; allowed are letters, digits, dots, "
             "dashes and underscores");
 }
 
@@ -102,7 +102,7 @@ TEST(AllocationTest, ReadsLsf) {
             "LSB_MCPU_HOSTS=\"hostA 4 hostB\": expected pairs of a host and its slots, as in \"a 4 "
             "b 2\"");
   EXPECT_EQ(Found({{"LSB_MCPU_HOSTS", "hostA none"}}),
-            "LSB_MCPU_HOSTS=\"hostA none\": \"none\" is no number of slots");
+            "LSB_MCPU_HOSTS=\"hostA none\": \"none\" is not a number of slots");
 }
 
 }  // namespace

@@ -35,14 +35,14 @@ TEST(HostListTest, ReadsHostsAndSlots) {
 }
 
 TEST(HostListTest, RefusesWhatIsNoListOfHosts) {
-  EXPECT_EQ(Listed(""), "-H: names no host; it is as in a:4,b:4");
-  EXPECT_EQ(Listed("a:0"), "-H: \"0\" is no number of slots; allowed is 1 to 65536");
-  EXPECT_EQ(Listed("a:four"), "-H: \"four\" is no number of slots; allowed is 1 to 65536");
-  EXPECT_EQ(Listed("a:4:4"), "-H: \"4:4\" is no number of slots; allowed is 1 to 65536");
+  EXPECT_EQ(Listed(""), "-H: names no host; expected hosts as in a:4,b:4");
+  EXPECT_EQ(Listed("a:0"), "-H: \"0\" is not a number of slots; allowed is 1 to 65536");
+  EXPECT_EQ(Listed("a:four"), "-H: \"four\" is not a number of slots; allowed is 1 to 65536");
+  EXPECT_EQ(Listed("a:4:4"), "-H: \"4:4\" is not a number of slots; allowed is 1 to 65536");
   EXPECT_EQ(Listed("a:99999999999"),
-            "-H: \"99999999999\" is no number of slots; allowed is 1 to 65536");
+            "-H: \"99999999999\" is not a number of slots; allowed is 1 to 65536");
   for (const char* text : {",a", "a,", "a b", ":4", "-oProxyCommand=x", "a;b"}) {
-    EXPECT_NE(Listed(text).find("is no name of a host"), std::string::npos) << Listed(text);
+    EXPECT_NE(Listed(text).find("is not a host's name"), std::string::npos) << Listed(text);
   }
 }
 
@@ -55,7 +55,7 @@ TEST(HostListTest, HostsOfAFileAddUp) { EXPECT_EQ(OfFile("a\nb\na\na\n"), "a:3,b
 
 TEST(HostListTest, NamesTheLineThatIsWrong) {
   EXPECT_EQ(OfFile("a slots=4\nb slots=x\n"),
-            "\"hosts.txt\", line 2: \"x\" is no number of slots; allowed is 1 to 65536");
+            "\"hosts.txt\", line 2: \"x\" is not a number of slots; allowed is 1 to 65536");
   EXPECT_EQ(OfFile("# one\n\na max=4\n"),
             "\"hosts.txt\", line 3: \"max=4\" is not understood; a line is \"host slots=4\", "
             "\"host:4\" or \"host\"");
@@ -64,7 +64,8 @@ TEST(HostListTest, NamesTheLineThatIsWrong) {
             "\"hosts.txt\", line 1: the slots of \"a\" are given twice");
   EXPECT_EQ(OfFile("# nothing\n"), "\"hosts.txt\": names no host");
   EXPECT_EQ(OfFile(""), "\"hosts.txt\": names no host");
-  EXPECT_NE(OfFile("a\n\x1b[31m:2\n").find("line 2: \"\\x1b[31m\" is no name"), std::string::npos);
+  EXPECT_NE(OfFile("a\n\x1b[31m:2\n").find("line 2: \"\\x1b[31m\" is not a host's name"),
+            std::string::npos);
 }
 
 TEST(HostListTest, AnErrorLeavesTheListAsItWas) {
@@ -93,8 +94,9 @@ TEST(HostListTest, AFilterNamesOnlyWhatThereIs) {
             "a:4,b:2,c:1");
   EXPECT_EQ(Filtered("worker-17", true),
             "--filter: host \"worker-17\" is not among the hosts; there are a:4,b:2,c:1");
-  EXPECT_EQ(Filtered("b:2", false), "--filter: \"2\" is no slot of host \"b\", which has 0 to 1");
-  EXPECT_EQ(Filtered("b:", true), "--filter: no slot stands behind \"b:\"");
+  EXPECT_EQ(Filtered("b:2", false),
+            "--filter: \"2\" is not a slot of host \"b\", which has 0 to 1");
+  EXPECT_EQ(Filtered("b:", true), "--filter: no slot follows \"b:\"");
   EXPECT_EQ(Filtered("", true), "--filter: names no host");
   EXPECT_EQ(Filtered("a@b@c", false), "--filter: leaves no slot of a:4,b:2,c:1");
 }

@@ -26,9 +26,10 @@ TEST(JobRanksTest, NamesThoseThatAreLate) {
             "rank 3 has not started within 30 s (hosts: a:2,b:2); --start-timeout sets how long it "
             "may take");
   ranks[0].through = true;
-  EXPECT_EQ(JudgeInit(ranks, kHosts, seconds(30)).text,
-            "ranks 1-3 have not come out of MPI_Init within 30 s (hosts: a:2,b:2); --start-timeout "
-            "sets how long it may take, --network-interfaces over what MPI connects hosts");
+  EXPECT_EQ(
+      JudgeInit(ranks, kHosts, seconds(30)).text,
+      "ranks 1-3 have not come out of MPI_Init within 30 s (hosts: a:2,b:2); --start-timeout "
+      "sets how long it may take, --network-interfaces over which networks MPI connects hosts");
 }
 
 TEST(JobRanksTest, ALauncherThatEndsTooEarlyHasFailed) {
@@ -37,7 +38,7 @@ TEST(JobRanksTest, ALauncherThatEndsTooEarlyHasFailed) {
   EXPECT_EQ(JudgeLauncher(ranks, false, "mpirun", well)->text,
             "mpirun ended with exit code 0 before all ranks had started: what it printed says why");
   EXPECT_EQ(JudgeLauncher(ranks, true, "mpirun", well)->text,
-            "rank 0 on host a was lost: mpirun ended with exit code 0 before it");
+            "rank 0 on host a was lost: mpirun ended with exit code 0 before the rank did");
   for (Rank& rank : ranks) rank.ended = true;
   EXPECT_EQ(JudgeLauncher(ranks, true, "mpirun", well), std::nullopt);
   // What a rank of Open MPI's that did not finalize MPI comes to.

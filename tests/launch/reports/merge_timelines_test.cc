@@ -92,7 +92,7 @@ TEST_F(MergeTimelinesTest, OneThatWasCutOffAnywhereGivesWhatIsWhole) {
 TEST_F(MergeTimelinesTest, WhatIsNoneIsNamedWithItsLine) {
   WriteRank(0, 1);
   std::ofstream(Path("rank-1.json")) << "[\n{\"args\":{\"session\":\"5eed\"}},\nhello\n]\n";
-  EXPECT_EQ(Merge().message(), Path("rank-1.json") + ": line 3 is none of a timeline");
+  EXPECT_EQ(Merge().message(), Path("rank-1.json") + ": line 3 is not part of a timeline");
 }
 
 // What was written last took the place of the bracket, all but its newline.
@@ -116,7 +116,7 @@ TEST_F(MergeTimelinesTest, ThoseOfAnotherRunAreLeftOut) {
   EXPECT_EQ(Marks(1), 2);
   EXPECT_EQ(Marks(2), 0);
   ASSERT_EQ(notes_.size(), 2U);
-  EXPECT_EQ(notes_[0], Path("rank-2.json") + " was left out: it is of another run than " +
+  EXPECT_EQ(notes_[0], Path("rank-2.json") + " was left out: it belongs to another run than " +
                            Path("rank-0.json"));
 }
 

@@ -65,8 +65,8 @@ TEST_F(ReadRecordsTest, TheLastRunCounts) {
   EXPECT_EQ(records_[0].rank, 1);
   EXPECT_EQ(records_[1].rank, 2);
   EXPECT_EQ(notes_, (std::vector<std::string>{
-                        folder_ + "/flight-0.json was left out: it is of an earlier run",
-                        folder_ + "/flight-3.json was left out: it is of an earlier run"}));
+                        folder_ + "/flight-0.json was left out: it belongs to an earlier run",
+                        folder_ + "/flight-3.json was left out: it belongs to an earlier run"}));
 }
 
 TEST_F(ReadRecordsTest, WhatCannotBeReadIsLeftOut) {
