@@ -115,15 +115,16 @@ std::string SyncBatchNormConverter::WhyNot(const Found& found) {
            "sirtaki::SyncBatchNormImpl instead)";
   }
   if (found.elements.empty()) {
-    return "\"" + found.path + "\" is not an element of a Sequential, so that its caller has " +
-           "fixed its type (declare it as sirtaki::SyncBatchNorm, or hold it in a Sequential)";
+    return "\"" + found.path +
+           "\" is not an element of a Sequential, so its caller has fixed its " +
+           "type (declare it as sirtaki::SyncBatchNorm, or hold it in a Sequential)";
   }
   // A weak reference does not count, and this one is not kept.
   const long others = found.module->weak_from_this().use_count() -
                       static_cast<long>(found.children.size() + found.elements.size());
   if (others > 0) {
-    return "\"" + found.path + "\" is held by something besides its Sequential, which would go " +
-           "on with the old one (let go of it, or declare it as sirtaki::SyncBatchNorm)";
+    return "\"" + found.path + "\" is held by something besides its Sequential, which would keep " +
+           "the old one (release it there, or declare it as sirtaki::SyncBatchNorm)";
   }
   return {};
 }

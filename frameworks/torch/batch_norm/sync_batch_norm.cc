@@ -55,12 +55,12 @@ std::string WhyRefused(const at::Tensor& input, const at::Tensor& weight,
                        const at::Tensor& running_mean, std::int64_t channels) {
   std::string why = detail::WhyNotMovable(input);
   if (!why.empty()) return why;
-  const std::string what = "an input " + detail::TypeAndShape(input);
+  const std::string what = "the input is " + detail::TypeAndShape(input);
   if (!input.is_floating_point()) {
     return what + "; supported are float16, bfloat16, float32 and float64";
   }
   if (input.dim() < 2 || input.size(1) != channels) {
-    return what + "; it must have the shape [N, " + std::to_string(channels) + ", ...]";
+    return what + "; its shape must be [N, " + std::to_string(channels) + ", ...]";
   }
   const auto type = input.scalar_type();
   if (weight.defined() && weight.scalar_type() != type &&
@@ -69,7 +69,7 @@ std::string WhyRefused(const at::Tensor& input, const at::Tensor& weight,
   }
   for (const at::Tensor& own : {weight, running_mean}) {
     if (!own.defined() || own.device() == input.device()) continue;
-    return c10::str("an input on ", input.device(), ", but the module is on ", own.device());
+    return c10::str("the input is on ", input.device(), ", but the module is on ", own.device());
   }
   return {};
 }
@@ -98,7 +98,7 @@ void CheckGraphs(const at::Tensor& rows, const std::string& key, const std::vect
   Refuse(core::StatusCode::kMismatch, key,
          detail::GroupsText(graphs, ranks) +
              "; the input or the parameters must require a gradient on all ranks or on none, and "
-             "so must the grad mode be");
+             "the grad mode must be the same");
 }
 
 // What a rank tells of its batch [N, C, ...].

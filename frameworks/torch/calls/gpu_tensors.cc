@@ -65,11 +65,11 @@ void RecordOn(const at::Tensor& tensor, c10::Stream stream) {
 std::string FindGpuOf(const at::Tensor& tensor, SessionState& session,
                       std::shared_ptr<frameworks::Gpu>* gpu) {
   if constexpr (!kTellsHandles<DeviceGuardImplInterface>) {
-    return c10::str("a tensor on ", tensor.device(),
-                    "; this build's LibTorch is too old for tensors on GPUs: 2.11 is known to do");
+    return c10::str("the tensor is on ", tensor.device(),
+                    "; this build's LibTorch is too old for GPUs: 2.11 is known to work");
   }
   const core::Status status = session.session().FindGpu(tensor.device().index(), gpu);
-  return status.ok() ? "" : c10::str("a tensor on ", tensor.device(), ": ", status.message());
+  return status.ok() ? "" : c10::str("the tensor is on ", tensor.device(), ": ", status.message());
 }
 
 void TakeSlots(const std::vector<at::Tensor>& tensors, SessionState& session) {

@@ -10,7 +10,7 @@ template <class AnyHandle>
 detail::Pending& PendingOf(const AnyHandle& handle) {
   if (!handle.valid()) {
     detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                                     "the handle is empty: it came from no operation"));
+                                     "the handle is empty: no operation returned it"));
   }
   return *handle.pending();
 }

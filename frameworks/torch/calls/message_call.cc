@@ -42,7 +42,7 @@ std::string WhyWrong(const P2POp& operation, const MessageOptions& options, int 
   }
   if (std::string why = WhyNotMovable(operation.tensor); !why.empty()) return why;
   if (!IsSend(operation) && at::has_internal_overlap(operation.tensor) == at::MemOverlap::Yes) {
-    return "into a tensor whose elements share memory (expanded); make it contiguous first";
+    return "the tensor's elements share memory (expanded); make it contiguous first";
   }
   if (options.timeout().count() < 0) return NegativeTimeoutText(options.timeout());
   return {};

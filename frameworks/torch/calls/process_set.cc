@@ -53,7 +53,7 @@ std::string DescribeSet(const SetMembership& set) {
 
 void CheckOwner(const SetMembership& set, const std::shared_ptr<SessionState>& state) {
   if (set.session.lock() == state) return;
-  RefuseSet(DescribeSet(set) + " is of another session than the one it is used with");
+  RefuseSet(DescribeSet(set) + " belongs to another session than the one it is used with");
 }
 
 core::TimePoint DeadlineOf(const ProcessSetOptions& options) {
@@ -94,7 +94,7 @@ CallMembers MembersOf(const ProcessSet& set, const std::shared_ptr<SessionState>
   }
   if (!membership.ranks.Contains(members.rank)) {
     RefuseSet("rank " + std::to_string(members.rank) + " is not in " + DescribeSet(membership) +
-              ": only those call its operations");
+              ": only its ranks may call its operations");
   }
   members.set = membership.number;
   members.ranks = membership.ranks;

@@ -59,7 +59,7 @@ void SetIntraOpThreads(const frameworks::Session& session, const core::Environme
   const int threads = WantedThreads(session, env);
   if (threads > 0) at::set_num_threads(threads);
   SIRTAKI_LOG(kInfo, "LibTorch " << TORCH_VERSION << " computes with "
-                                 << (threads == 0 ? std::string("as many threads as it likes")
+                                 << (threads == 0 ? std::string("as many threads as it chooses")
                                                   : std::to_string(threads) +
                                                         (threads == 1 ? " thread" : " threads"))
                                  << " in this rank");
@@ -69,7 +69,7 @@ void TakeTensorsFromPool(frameworks::Session& session) {
   const bool wanted = session.config().allocator == core::AllocatorMode::kOn;
   if (detail::TakeCpuTensorsFrom(detail::PoolForTensors(session).get(), wanted)) return;
   core::Log(wanted ? core::LogLevel::kWarning : core::LogLevel::kInfo,
-            "the program's own allocator of CPU tensors stays");
+            "the program's own allocator of CPU tensors stays in use");
 }
 
 // True if the process is initialised already and these options say nothing new.
@@ -85,8 +85,8 @@ bool AlreadyInitialized(const InitOptions& options, const std::vector<std::strin
   if (!says_nothing && !says_the_same) {
     detail::ThrowStatus(
         core::Status(core::StatusCode::kInvalidArgument,
-                     "init() was called again with other options than the first time; "
-                     "call shutdown() before"));
+                     "init() was called again with other options than the first time: "
+                     "call shutdown() first"));
   }
   return true;
 }

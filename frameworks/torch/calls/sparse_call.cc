@@ -54,7 +54,7 @@ std::string WhyInvalid(const at::Tensor& tensor, const AllreduceOptions& options
   if (!tensor.defined()) return "the tensor is undefined";
   if (!IsSparse(tensor)) {
     std::ostringstream why;
-    why << "a tensor of layout " << tensor.layout()
+    why << "the tensor has layout " << tensor.layout()
         << "; sparse_allreduce takes sparse COO tensors";
     return why.str();
   }
@@ -64,8 +64,8 @@ std::string WhyInvalid(const at::Tensor& tensor, const AllreduceOptions& options
   }
   const auto dtype = DTypeOf(tensor.scalar_type());
   if (!dtype || !core::IsDefined(core::ReduceOp::kSum, *dtype)) {
-    return "a sparse tensor of type " + std::string(c10::toString(tensor.scalar_type())) +
-           " cannot be summed";
+    return "the sparse tensor has type " + std::string(c10::toString(tensor.scalar_type())) +
+           ", which cannot be summed";
   }
   if (options.compression() != Compression::None) return "sparse tensors cannot be compressed";
   const bool scaled = options.prescale() != 1.0 || options.postscale() != 1.0;

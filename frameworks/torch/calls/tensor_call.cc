@@ -52,7 +52,8 @@ std::string WhyPartInvalid(const TensorCall& call, std::size_t index,
   why = ops::ValidateRequest(signature, members.ranks, own);
   if (!why.empty()) return why;
   if (call.in_place && at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
-    return "in place on a tensor whose elements share memory (expanded); make it contiguous first";
+    return "the call is in place and the tensor's elements share memory (expanded); make it "
+           "contiguous first";
   }
   // Of a scatter's other ranks only the row's shape matters, but that it has one.
   if (call.kind == OpKind::kScatter && tensor.dim() < 1) {
@@ -79,7 +80,7 @@ std::string WhyGroupInvalid(const TensorCall& call) {
     if (begin + call.group[index].nbytes() <= begins[i].first) continue;
     return "tensors " + std::to_string(std::min(index, begins[i].second)) + " and " +
            std::to_string(std::max(index, begins[i].second)) +
-           " of the list share memory, in which both results would be written";
+           " of the list share memory, to which both results would be written";
   }
   return {};
 }
@@ -102,7 +103,7 @@ core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& memb
   *invalid = call.invalid;
   std::vector<core::SignaturePtr> parts;
   if (call.count() > core::kMaxParts) {  // no message could carry them
-    *invalid = "a list of " + std::to_string(call.count()) + " tensors; at most " +
+    *invalid = "the list has " + std::to_string(call.count()) + " tensors; at most " +
                std::to_string(core::kMaxParts) + " are allowed";
   }
   for (std::size_t i = 0; i < call.count() && call.count() <= core::kMaxParts; ++i) {
@@ -139,7 +140,7 @@ void CheckName(const TensorCall& call) {
     // Every rank that gives this name sees the same, and no message could carry it to the others.
     why = " is too long; at most " + std::to_string(core::kMaxNameBytes) + " bytes are allowed";
   } else if (!call.derived_name && !call.name.empty() && call.name.front() == '#') {
-    why = " begins with '#', as names that the library makes itself";
+    why = " begins with '#', which is kept for names that the library makes";
   }
   if (why.empty()) return;
   ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,

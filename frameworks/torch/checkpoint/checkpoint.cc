@@ -164,7 +164,7 @@ bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
   if (is_root && restoring->writers() != reader.ranks) {
     SIRTAKI_LOG(kWarning, "load_checkpoint: " << path << " was written by " << restoring->writers()
                                               << " ranks and is read by " << reader.ranks
-                                              << ": random generators are seeded anew");
+                                              << ": random generators get new seeds");
   }
   return true;
 }

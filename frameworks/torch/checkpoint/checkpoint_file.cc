@@ -148,7 +148,7 @@ void SyncFolderOf(const std::string& path) {
   if (descriptor.get() < 0) Fail(folder, "cannot be opened", errno);
   // EINVAL: a file system that has no such thing.
   if (fsync(descriptor.get()) != 0 && errno != EINVAL) {
-    Fail(folder, "cannot be brought to the disk", errno);
+    Fail(folder, "cannot be synced to the disk", errno);
   }
 }
 
@@ -178,7 +178,7 @@ class FileReader {
     const std::uint64_t end = size_ < kCommentBytes ? 0 : size_ - kCommentBytes;
     const std::size_t got = Read(end, comment.data(), comment.size());
     if (got != kCommentBytes || comment.compare(0, kComment.size(), kComment) != 0) {
-      throw std::runtime_error(path_ + ": is cut off, or no checkpoint of this library");
+      throw std::runtime_error(path_ + ": is cut off, or is not a checkpoint of Sirtaki");
     }
     Checksum checksum;
     std::vector<char> window(std::size_t{1} << 20);
@@ -192,7 +192,7 @@ class FileReader {
       at += wanted;
     }
     if (checksum.Comment() != comment) {
-      throw std::runtime_error(path_ + ": is damaged: its checksum is not that of its contents");
+      throw std::runtime_error(path_ + ": is damaged: its checksum does not match its contents");
     }
   }
 
@@ -248,7 +248,7 @@ bool ReadCheckpointFile(const std::string& path, torch::serialize::InputArchive*
   if (file.get() < 0) Fail(path, "cannot be opened", errno);
   struct stat facts {};
   if (fstat(file.get(), &facts) != 0) Fail(path, "cannot be read", errno);
-  if (!S_ISREG(facts.st_mode)) throw std::runtime_error(path + ": is no file");
+  if (!S_ISREG(facts.st_mode)) throw std::runtime_error(path + ": is not a file");
   const FileReader reader(path, file.get(), static_cast<std::uint64_t>(facts.st_size));
   reader.CheckComment();
   archive->load_from(

@@ -113,7 +113,7 @@ void CheckTensors(const std::string& model, const std::string& kind, const Tenso
   for (const auto& item : saved) {
     if (names.count(item.key()) == 0) {
       throw std::runtime_error(OfModel(model) + "the file has a " + kind + " " +
-                               Quoted(item.key()) + ", which the model has not");
+                               Quoted(item.key()) + ", which the model does not have");
     }
   }
 }
@@ -396,7 +396,8 @@ void ReadSmallParts(const CheckpointParts& parts, const Reader& reader, InputArc
     try {
       std::visit([&position](auto* one) { SetPosition(*one, position); }, scheduler);
     } catch (const std::exception& error) {
-      throw std::runtime_error("scheduler " + Quoted(name) + ", of another kind: " + error.what());
+      throw std::runtime_error("scheduler " + Quoted(name) +
+                               " is of another kind: " + error.what());
     }
   }
 

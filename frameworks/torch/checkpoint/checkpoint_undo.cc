@@ -67,7 +67,7 @@ SmallPartsUndo::~SmallPartsUndo() {
   try {
     Restore();
   } catch (...) {
-    SIRTAKI_LOG(kError, "load_checkpoint: cannot bring back what was before: " << TextOfCurrent());
+    SIRTAKI_LOG(kError, "load_checkpoint: cannot restore the earlier state: " << TextOfCurrent());
   }
 }
 

@@ -88,7 +88,7 @@ DistributedSampler::DistributedSampler(std::size_t samples,
       uneven_(options.uneven()),
       samples_(samples) {
   if (options.rank().has_value() != options.ranks().has_value()) {
-    Refuse("give both rank and ranks, or none of them");
+    Refuse("give both rank and ranks, or neither");
   }
   int rank = options.rank().value_or(0);
   int ranks = options.ranks().value_or(1);
@@ -98,7 +98,8 @@ DistributedSampler::DistributedSampler(std::size_t samples,
     ranks = state->topology().size;
   }
   if (rank < 0 || rank >= ranks) {
-    Refuse("rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " ranks");
+    Refuse("rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
+           " ranks: they count from 0");
   }
   rank_ = static_cast<std::size_t>(rank);
   ranks_ = static_cast<std::size_t>(ranks);
@@ -118,8 +119,8 @@ void DistributedSampler::set_epoch(std::size_t epoch) {
 
 void DistributedSampler::set_position(std::size_t position) {
   if (position > size()) {
-    Refuse("position " + std::to_string(position) + " of " + std::to_string(size()) +
-           " samples of this rank");
+    Refuse("position is " + std::to_string(position) + "; this rank has " + std::to_string(size()) +
+           " samples");
   }
   position_ = position;
   begun_ = false;
@@ -153,7 +154,7 @@ std::size_t DistributedSampler::IndexAt(std::size_t place) {
 }
 
 std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t batch_size) {
-  if (batch_size == 0) Refuse("a batch of 0 samples");
+  if (batch_size == 0) Refuse("batch_size is 0; it has to be at least 1");
   begun_ = true;
   const std::size_t count = std::min(batch_size, size() - position_);
   if (count == 0) return std::nullopt;
@@ -179,17 +180,17 @@ void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
 void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   const std::uint64_t samples = Read(archive, kSamples);
   if (samples != samples_) {
-    Refuse("the saved one is of " + std::to_string(samples) + " samples, this one of " +
+    Refuse("the saved sampler has " + std::to_string(samples) + " samples, this one has " +
            std::to_string(samples_));
   }
   const bool shuffle = Read(archive, kShuffle) != 0;
   if (shuffle != shuffle_) {
-    Refuse(std::string("the saved one ") + (shuffle ? "shuffles" : "does not shuffle") +
+    Refuse(std::string("the saved sampler ") + (shuffle ? "shuffles" : "does not shuffle") +
            ", this one " + (shuffle_ ? "does" : "does not"));
   }
   const auto uneven = static_cast<Uneven>(Read(archive, kUneven));
   if (uneven != uneven_) {
-    Refuse(std::string("the saved one has uneven = ") + NameOf(uneven) + ", this one " +
+    Refuse(std::string("the saved sampler has uneven = ") + NameOf(uneven) + ", this one " +
            NameOf(uneven_));
   }
   const std::uint64_t seed = Read(archive, kSeed);

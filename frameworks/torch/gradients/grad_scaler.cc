@@ -93,7 +93,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   }
   if (!options_.enabled()) return;
   if (met_.count(&optimizer) != 0) {
-    ThrowInvalidScale("unscale_() was called for this optimizer since the last update()");
+    ThrowInvalidScale("unscale_() was already called for this optimizer since the last update()");
   }
   CheckTypes(optimizer);
   detail::TensorCall call = detail::CallOf(
@@ -117,7 +117,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (met_.count(&optimizer) == 0) unscale_(optimizer);
   Met& met = met_[&optimizer];
   if (met.stepped)
-    ThrowInvalidScale("step() was called for this optimizer since the last update()");
+    ThrowInvalidScale("step() was already called for this optimizer since the last update()");
   const bool finite = !met.infinite->Get();
   // What a collective that was broken off has left on a GPU says nothing.
   if (met.infinite->is_of_gpu()) detail::ThrowIfError(detail::StateOf(session_)->Check());
@@ -142,7 +142,8 @@ void GradScaler::update(std::optional<double> new_scale) {
     met_.clear();
     return;
   }
-  if (met_.empty()) ThrowInvalidScale("update() without a step() or unscale_() since the last one");
+  if (met_.empty())
+    ThrowInvalidScale("update() needs a step() or unscale_() since the last update()");
   const bool all_finite = std::all_of(met_.begin(), met_.end(),
                                       [](const auto& met) { return !met.second.infinite->Get(); });
   met_.clear();

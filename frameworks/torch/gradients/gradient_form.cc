@@ -43,7 +43,7 @@ std::optional<std::int64_t> AgreeOnForm(const std::string& name, const std::stri
                              "the gradient of " + core::Quoted(name) + " is sparse on " +
                                  core::RanksText(sparse) + " and dense on " +
                                  core::RanksText(dense) +
-                                 ": it has to be the one or the other on all ranks that have it; "
+                                 ": it has to be the same on all ranks that have it; "
                                  "sparse_as_dense(true) makes it dense",
                              core::Origin{-1, "", key}));
   }

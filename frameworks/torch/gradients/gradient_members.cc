@@ -60,10 +60,10 @@ std::vector<GradientPtr> GradientMembers::GradientsOf(const NamedParameters& nam
       if (&gradient->rule() != rule_.get() && !CanShare(gradient->rule(), *rule_)) {
         *error =
             "the gradient of " + core::Quoted(name) +
-            " is reduced for another optimizer or module (" + ToText(gradient->rule()) + "; here " +
-            ToText(*rule_) +
+            " is reduced for another optimizer or module already (" + ToText(gradient->rule()) +
+            "; here " + ToText(*rule_) +
             "): optimizers of the same parameter need the same options, op Average and no hook; a "
-            "module that averages gradients takes an optimizer that does not";
+            "module that averages gradients needs an optimizer that does not";
         return gradients;
       }
     } else {

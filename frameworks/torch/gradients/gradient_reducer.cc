@@ -93,7 +93,7 @@ namespace {
 [[noreturn]] void ThrowOutstanding(const std::string& what, const ParameterGradient& first,
                                    const std::string& cure, const SessionState& session) {
   ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                           what + " while gradients are being reduced (" +
+                           what + " was called while gradients are being reduced (" +
                                core::Quoted(first.name()) + " is the first): " + cure,
                            core::Origin{session.topology().rank, "", first.key()}));
 }
@@ -249,13 +249,13 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
     }
     if (!with_closure) return members_.CheckResults();
     ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                             "step() with a closure in a scope of skip_synchronize(): the closure "
-                             "makes gradients, which have to be averaged"));
+                             "step() with a closure was called in a scope of skip_synchronize(): "
+                             "the closure makes gradients, which have to be averaged"));
   }
   if (with_closure && outstanding != nullptr) {
     ThrowOutstanding("step() with a closure", *outstanding,
-                     "a closure makes the gradients itself; call step() without one, or backward() "
-                     "only within it",
+                     "a closure makes the gradients itself; call step() without one, or call "
+                     "backward() in it only",
                      *set_.session);
   }
   Scan(optimizer);
@@ -323,8 +323,8 @@ LossClosure GradientReducer::Impl::Wrap(LossClosure closure) {
 void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
   if (const ParameterGradient* const outstanding = FirstOutstanding()) {
     ThrowOutstanding("zero_grad()", *outstanding,
-                     "call step() or synchronize() after backward() first; a backward() whose "
-                     "gradients this optimizer has no use for goes into a scope of its no_sync()",
+                     "call step() or synchronize() after backward() first; put a backward() whose "
+                     "gradients this optimizer does not use into a scope of its no_sync()",
                      *set_.session);
   }
   Scan(optimizer);
@@ -379,8 +379,8 @@ Scope GradientReducer::Impl::NoSync() {
 Scope GradientReducer::Impl::SkipSynchronize() {
   if (rule_->of_steps() && active()) {
     ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                             "skip_synchronize(): with op Adasum step() combines what the steps of "
-                             "all ranks have changed, and no gradients are averaged before it"));
+                             "skip_synchronize() does not go with op Adasum: step() combines what "
+                             "the ranks' steps have changed, and averages no gradients before it"));
   }
   ++skips_;
   return Scope([self = shared_from_this()] { --self->skips_; });

@@ -11,12 +11,12 @@ std::string WhyInvalid(const DistributedOptimizerOptions& options, bool after_ba
   const bool is_average = options.op() == ReduceOp::Average;
   const bool is_adasum = options.op() == ReduceOp::Adasum;
   if (!is_average && !is_adasum && options.op() != ReduceOp::Sum) {
-    why << "op of gradients is Average, Sum or Adasum";
+    why << "op has to be Average, Sum or Adasum for gradients";
   } else if (is_adasum && after_backward) {
     why << "op Adasum combines what steps have changed, and a module does not know of steps: use "
            "DistributedOptimizer";
   } else if (is_adasum && options.compression() != Compression::None) {
-    why << "with op Adasum there is no compression";
+    why << "op Adasum does not go with compression";
   } else if (!std::isfinite(factor) || factor <= 0 || !std::isfinite(1 / factor)) {
     why << "gradient_predivide_factor is " << factor << "; it has to be a positive number";
   } else if (factor != 1.0 && !is_average) {
@@ -29,10 +29,10 @@ std::string WhyInvalid(const DistributedOptimizerOptions& options, bool after_ba
         << "; a module does not know of steps: accumulate in scopes of no_sync()";
   } else if (options.check_parameters_every() < 0) {
     why << "check_parameters_every is " << options.check_parameters_every()
-        << "; it is a number of steps, or 0 for never";
+        << "; it has to be a number of steps, or 0 for never";
   } else if (options.hook() &&
              (!is_average || factor != 1.0 || options.compression() != Compression::None)) {
-    why << "with a hook there is no op, gradient_predivide_factor or compression: the hook decides";
+    why << "a hook does not go with op, gradient_predivide_factor or compression: the hook decides";
   }
   return why.str();
 }

@@ -302,11 +302,11 @@ void ParameterGradient::StartInBucket(bool will_wait) {
   const core::WorkPtr work = DescribeDense();
   std::string& invalid = work->request.invalid;
   if (invalid.empty() && *signature_ != bucket->assembly.SignatureOf(part_)) {
-    invalid = "it is not like its parameter was when the bucket was laid out";
+    invalid = "it differs from what its parameter was when the bucket was laid out";
     seen_.stays_out |= *signature_ != MakeSignature(what_.parameter);
   }
   if (invalid.empty() && ContractStrides(what_.parameter) != bucket->strides[part_]) {
-    invalid = "its memory is laid out otherwise than when the bucket was made";
+    invalid = "its strides differ from those of its parameter when the bucket was made";
   }
   in_ = bucket;
   in_part_ = part_;

@@ -101,7 +101,7 @@ core::Status ParameterGradient::Await() {
   if (!handle) {
     // Its submission threw in backward(), and the program went on.
     return Refused("the reduction of the gradient of " + core::Quoted(what_.name) +
-                   " could not be started in backward(), which threw the reason");
+                   " could not be started in backward(), which has thrown the reason");
   }
   return handle->done() ? handle->status() : set_.session->Wait(*handle);
 }

@@ -30,10 +30,10 @@ void CheckRoot(int root_rank, const SessionSet& set) {
   if (set.members.ranks.Contains(root_rank)) return;
   std::string text = "root rank " + std::to_string(root_rank);
   if (set.members.set == core::kWorldSet) {
-    text += " in a job of " + std::to_string(set.size()) + ": it is the number of a rank, from 0";
+    text += " is not in the job: its ranks are 0 to " + std::to_string(set.size() - 1);
   } else {
     text += " is not in the process set of " + core::RanksText(set.members.ranks) +
-            ": it is the number of a rank of the job";
+            ": a root is numbered as in the job";
   }
   ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, text));
 }

@@ -69,23 +69,24 @@ std::optional<core::DType> DTypeOf(at::ScalarType type) {
 
 std::string WhyNotMovable(const at::Tensor& tensor) {
   if (!tensor.defined()) return "the tensor is undefined";
-  if (tensor.is_nested()) return "a nested tensor; only dense tensors are supported";
+  if (tensor.is_nested()) return "the tensor is nested; only dense tensors are supported";
   // Texts are made where something is wrong only: a stream costs more than all that is looked at.
   if (tensor.layout() != at::kStrided) {
-    return c10::str("a tensor of layout ", tensor.layout(), "; only dense tensors are supported");
+    return c10::str("the tensor has layout ", tensor.layout(),
+                    "; only dense tensors are supported");
   }
   if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
-    return c10::str("a tensor on ", tensor.device(),
-                    "; supported are tensors on the CPU and on CUDA's GPUs");
+    return c10::str("the tensor is on ", tensor.device(),
+                    "; only the CPU and CUDA's GPUs are supported");
   }
   if (!DTypeOf(tensor.scalar_type())) {
     return c10::str(
-        "a tensor of type ", c10::toString(tensor.scalar_type()),
+        "the tensor has type ", c10::toString(tensor.scalar_type()),
         "; supported are uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64, "
         "complex64, complex128, bool and, for moving, float8 types");
   }
   if (tensor.dim() > kMostDimensions) {
-    return c10::str("a tensor of ", tensor.dim(), " dimensions; at most ", kMostDimensions,
+    return c10::str("the tensor has ", tensor.dim(), " dimensions; at most ", kMostDimensions,
                     " are supported");
   }
   return {};
@@ -127,7 +128,7 @@ std::string TextOfCurrent() {
     const std::string text = TextOf(error);
     return text.empty() ? "an exception without a text" : text;
   } catch (...) {
-    return "an exception that is no std::exception";
+    return "an exception of unknown type";
   }
 }
 

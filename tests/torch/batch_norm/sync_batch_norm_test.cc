@@ -389,12 +389,12 @@ TEST(SyncBatchNormTest, AnInputThatDoesNotFitIsToldToAllRanks) {
       return text;
     };
     EXPECT_THAT(refusal(torch::ones({2, 5})),
-                HasSubstr("an input float32 [2, 5]; it must have the shape [N, 3, ...]"));
-    EXPECT_THAT(refusal(torch::ones({3})), HasSubstr("an input float32 [3]; it must have"));
+                HasSubstr("the input is float32 [2, 5]; its shape must be [N, 3, ...]"));
+    EXPECT_THAT(refusal(torch::ones({3})), HasSubstr("the input is float32 [3]; its shape must"));
     EXPECT_THAT(refusal(torch::ones({2, 3}, torch::kLong)),
-                HasSubstr("an input int64 [2, 3]; supp"));
+                HasSubstr("the input is int64 [2, 3]; supp"));
     EXPECT_THAT(refusal(torch::ones({2, 3}, torch::kDouble)),
-                HasSubstr("an input float64 [2, 3], but the weight is float32 [3]"));
+                HasSubstr("the input is float64 [2, 3], but the weight is float32 [3]"));
     EXPECT_THAT(refusal(torch::Tensor()), HasSubstr("the tensor is undefined"));
     EXPECT_EQ(norm->num_batches_tracked.item<std::int64_t>(), 0);
     norm->forward(torch::ones({2, kChannels}));  // the name is free again
@@ -405,7 +405,7 @@ TEST(SyncBatchNormTest, AnInputThatDoesNotFitIsToldToAllRanks) {
                         [&] {
                           norm->forward(torch::ones({2, 5}));
                         }),
-                HasSubstr("\"sync_batch_norm/#1\": an input float32 [2, 5]"));
+                HasSubstr("\"sync_batch_norm/#1\": the input is float32 [2, 5]"));
   });
 }
 

@@ -251,7 +251,7 @@ TEST(GroupedTest, AListThatIsTooLongIsRefusedOnEveryRank) {
       ADD_FAILURE() << "it was accepted";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-      EXPECT_THAT(error.what(), HasSubstr("a list of 65537 tensors; at most 65536 are allowed"));
+      EXPECT_THAT(error.what(), HasSubstr("the list has 65537 tensors; at most 65536 are allowed"));
     }
     EXPECT_EQ(grouped_allreduce(one, By(ReduceOp::Sum, "many"), session)[0].item<double>(), 2);
   });

@@ -568,7 +568,7 @@ TEST(CheckpointTest, DamagedFilesAreRefused) {
   const std::string good = Contents(folder.File("good.pt"));
   ASSERT_GT(good.size(), 1000u);
   const std::string path = folder.File("bad.pt");
-  const std::string no_checkpoint = "is cut off, or no checkpoint of this library";
+  const std::string no_checkpoint = "is cut off, or is not a checkpoint of Sirtaki";
   for (const std::string& bytes :
        {std::string(), std::string(5000, 'z'), good.substr(0, 10), good.substr(0, good.size() / 2),
         good.substr(0, good.size() - 1)}) {
@@ -577,10 +577,10 @@ TEST(CheckpointTest, DamagedFilesAreRefused) {
   }
   // A piece is missing in the middle.
   Write(path, good.substr(0, 500) + good.substr(600));
-  ExpectRefused(path, "is damaged: its checksum is not that of its contents");
+  ExpectRefused(path, "is damaged: its checksum does not match its contents");
   fs::remove(path);
   fs::create_directory(path);
-  ExpectRefused(path, "is no file");
+  ExpectRefused(path, "is not a file");
 }
 
 TEST(CheckpointTest, AnyFlippedByteIsFound) {
@@ -666,7 +666,7 @@ TEST(CheckpointTest, AnotherModelIsRefused) {
   refused(std::make_shared<Two>(3, torch::kFloat),
           "parameter \"hidden.weight\" is float64 [7, 5] in the file and float32 [7, 5] here");
   refused(std::make_shared<Two>(3, torch::kDouble, false),
-          "the file has a parameter \"output.bias\", which the model has not");
+          "the file has a parameter \"output.bias\", which the model does not have");
   auto more = std::make_shared<Two>(3, torch::kDouble);
   more->register_parameter("scale", torch::ones({1}));
   refused(more, "parameter \"scale\" is not in the file");
@@ -720,7 +720,7 @@ TEST(CheckpointTest, APartThatTheFileLacksIsNamed) {
   lacks("it has no generator \"noise\"", [&](TrainingRun&, Checkpoint& it) {
     it.generator("noise", at::detail::createCPUGenerator());
   });
-  ExpectRefused(path, "scheduler \"scheduler\", of another kind: it has no \"best\"", {},
+  ExpectRefused(path, "scheduler \"scheduler\" is of another kind: it has no \"best\"", {},
                 [](TrainingRun& run) {
                   static torch::optim::ReduceLROnPlateauScheduler plateau(run.optimizer);
                   return Checkpoint().model(run.net).scheduler(plateau);

@@ -233,7 +233,7 @@ TEST(DistributedSamplerTest, LoadedItGoesOnExactly) {
       DistributedSampler sampler = Make(23, rank, 3, options);
       sampler.set_epoch(2);
       (void)sampler.next(4);
-      // Another seed, which the saved one replaces.
+      // Another seed, which the saved sampler replaces.
       DistributedSampler resumed =
           Make(23, rank, 3, DistributedSamplerOptions().seed(99).uneven(uneven));
       Load(resumed, sampler);
@@ -295,11 +295,11 @@ TEST(DistributedSamplerTest, AStateThatDoesNotFitIsRefusedAndChangesNothing) {
     std::string text;
   };
   Case cases[] = {
-      {Make(21, 0, 2), "the saved one is of 20 samples, this one of 21"},
+      {Make(21, 0, 2), "the saved sampler has 20 samples, this one has 21"},
       {Make(20, 0, 2, DistributedSamplerOptions().shuffle(false)),
-       "the saved one shuffles, this one does not"},
+       "the saved sampler shuffles, this one does not"},
       {Make(20, 0, 2, DistributedSamplerOptions().uneven(Uneven::Drop)),
-       "the saved one has uneven = Pad, this one Drop"},
+       "the saved sampler has uneven = Pad, this one Drop"},
   };
   for (Case& one : cases) {
     EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { Load(one.sampler, saved); }),
@@ -322,8 +322,9 @@ TEST(DistributedSamplerTest, WrongArgumentsAreRefused) {
   EXPECT_THAT(refused([] { DistributedSampler(5, DistributedSamplerOptions().rank(0)); }),
               HasSubstr("both rank and ranks"));
   DistributedSampler sampler = Make(5, 0, 2);
-  EXPECT_THAT(refused([&] { sampler.next(0); }), HasSubstr("a batch of 0 samples"));
-  EXPECT_THAT(refused([&] { sampler.set_position(4); }), HasSubstr("position 4 of 3 samples"));
+  EXPECT_THAT(refused([&] { sampler.next(0); }), HasSubstr("batch_size is 0"));
+  EXPECT_THAT(refused([&] { sampler.set_position(4); }),
+              HasSubstr("position is 4; this rank has 3 samples"));
   EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [] { DistributedSampler(5); }),
               HasSubstr("init"));
 }

@@ -233,7 +233,7 @@ TEST_F(GpuCollectivesTest, AGpuThatCannotBeUsedIsToldToAll) {
         Floats memory = {1};
         EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
                             [&] { allreduce_(rank.Tensor(memory), Sum("w"), rank.session()); }),
-                    HasSubstr("a tensor on cuda:"));
+                    HasSubstr("the tensor is on cuda:"));
         EXPECT_NO_THROW(allreduce(torch::ones({1}), Sum("h"), rank.session()));
       },
       [](frameworks::GpuLibraries& libraries) {

@@ -189,7 +189,7 @@ TEST_F(GpuSyncBatchNormTest, AModuleElsewhereIsToldToAll) {
                         [&] {
                           norm->forward(torch::ones({2, kChannels}).to(Cuda(rank.device())));
                         }),
-                HasSubstr("an input on cuda:2, but the module is on cpu"));
+                HasSubstr("the input is on cuda:2, but the module is on cpu"));
   });
 }
 

@@ -290,7 +290,8 @@ TEST(AdasumOptimizerTest, WhatItCannotDoIsRefused) {
         Wrap({{"w", Zeros(2)}}, session, options);
       });
     };
-    EXPECT_THAT(refusal(Adasum().compression(Compression::BF16)), HasSubstr("no compression"));
+    EXPECT_THAT(refusal(Adasum().compression(Compression::BF16)),
+                HasSubstr("does not go with compression"));
     EXPECT_THAT(refusal(Adasum().gradient_predivide_factor(2)), HasSubstr("op Average"));
     EXPECT_THAT(refusal(Adasum().hook([](const GradientBucket&) { return nullptr; })),
                 HasSubstr("hook"));

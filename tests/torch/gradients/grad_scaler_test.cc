@@ -95,9 +95,9 @@ TEST(GradScalerTest, UnscaledGradientsMayBeClipped) {
     EXPECT_TRUE(scaler.step(optimizer));
     EXPECT_NEAR(weight.item<float>(), -0.5, 1e-5);
     EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { scaler.unscale_(optimizer); }),
-                HasSubstr("unscale_() was called"));
+                HasSubstr("unscale_() was already called"));
     EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { scaler.step(optimizer); }),
-                HasSubstr("step() was called"));
+                HasSubstr("step() was already called"));
     scaler.update();
     EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { scaler.update(); }),
                 HasSubstr("update() without"));

@@ -77,7 +77,7 @@ TEST(BroadcastParametersTest, RootsThatDifferOrDoNotExistAreRefused) {
                 AllOf(HasSubstr("root rank 0 on rank 0"), HasSubstr("root rank 1 on rank 1")));
     EXPECT_THAT(
         ErrorOf(ErrorCode::invalid_argument, [&] { broadcast_parameters(tensors, 2, session); }),
-        HasSubstr("root rank 2 in a job of 2"));
+        HasSubstr("root rank 2 is not in the job: its ranks are 0 to 1"));
   });
 }
 

@@ -156,7 +156,7 @@ TEST(CheckParametersTest, ATensorThatCannotBeComparedIsToldToAllRanks) {
                         [&] {
                           check_parameters(Named{{"w", w}}, session);
                         }),
-                AllOf(HasSubstr("check_parameters: \"w\": a tensor of layout Sparse"),
+                AllOf(HasSubstr("check_parameters: \"w\": the tensor has layout Sparse"),
                       HasSubstr("on rank 1")));
     check_parameters(Named{{"w", torch::eye(3)}}, session);
   });
