@@ -186,8 +186,10 @@ void GradientBuckets::MakeBucket(Gradients gradients, ArenaPlaces places, std::s
   signature->layout = LayoutOf(gradients, strides, !places.empty());
   // Optimizers are numbered alike on all ranks, and each counts its own layouts.
   const core::Key key = core::Key::Bucket(set_.members.set, arena_number(), index);
-  names->emplace(key.ToString(), NamesOf(gradients));
   const auto bucket = std::make_shared<Bucket>(key, std::move(signature));
+  bucket->key_text = key.ToString();
+  bucket->names = NamesOf(gradients);
+  names->emplace(bucket->key_text, bucket->names);
   bucket->strides = std::move(strides);
   bucket->places = std::move(places);
   bucket->joins = joins_;

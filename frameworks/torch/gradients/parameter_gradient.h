@@ -104,6 +104,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   void OnAccumulate();                          // before the gradient is written
   void OnGradient(const at::Tensor& incoming);  // after it was written
   core::Status Refused(const std::string& text) const;
+  // The number of a bucket tells a user nothing: the status says what its gradients are called.
+  core::Status WithNames(core::Status status) const;
   [[noreturn]] void ThrowWrittenAgain() const;
   void Detach();
   // Why there is no memory, for the peers to learn it as well; empty if there is.

@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <exception>
+#include <string>
 #include <utility>
 
 #include "core/base/text.h"
@@ -182,7 +183,15 @@ core::Status ParameterGradient::Finish(GpuWaits& waits) {
   // What one rank could not do, for want of memory or in a CUDA graph, it may do next time.
   if (sparse_error_ || status.code() == core::StatusCode::kMismatch) seen_.stays_out = true;
   if (sparse_error_) std::rethrow_exception(sparse_error_);
-  return status.ok() ? Collect(waits) : status;
+  return status.ok() ? Collect(waits) : WithNames(std::move(status));
+}
+
+core::Status ParameterGradient::WithNames(core::Status status) const {
+  if (!in_ || status.message().rfind(in_->key_text + ": ", 0) != 0) return status;
+  return {status.code(),
+          "the gradients of " + in_->names + " cannot be reduced" +
+              status.message().substr(in_->key_text.size()),
+          status.origin()};
 }
 
 void ParameterGradient::Clear() {

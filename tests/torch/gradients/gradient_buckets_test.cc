@@ -324,6 +324,22 @@ TEST(GradientBucketsTest, ASecondBackwardIsAnErrorThatNamesTheGradient) {
   });
 }
 
+TEST(GradientBucketsTest, ARankThatHasEndedFailsTheOthersGradientsByName) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    Branches net;
+    auto optimizer = Wrap(net, session);
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      if (step == 2 && rank == 1) return;
+      (net.a.sum() + net.b.sum()).backward();
+      if (step < 2) optimizer.step();
+    }
+    EXPECT_THAT(ErrorOf(ErrorCode::shut_down, [&] { optimizer.step(); }),
+                MatchesRegex("shut down: the gradients of \"[ab]\", \"[ab]\" cannot be reduced: "
+                             "rank 1 has shut down: .*"));
+  });
+}
+
 TEST(GradientBucketsTest, OneThatCannotBeReducedIsTakenApart) {
   Started started;
   RunTorchRanks(
