@@ -133,7 +133,7 @@ double PythonOptimizer::ClipGradNorm(const py::list& param_groups, double max_no
 }
 
 at::Tensor PythonOptimizer::step(LossClosure /*closure*/) {
-  throw std::logic_error("the steps of a Python optimizer are made in Python");
+  throw std::logic_error("a Python optimizer makes its steps in Python");
 }
 
 ModuleReducer::ModuleReducer(ReducerSettings settings) {

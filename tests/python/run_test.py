@@ -79,7 +79,7 @@ def test_results_and_errors_come_back_by_rank(tmp_path, cloudpickle):
     caught = next(line for line in lines if line.startswith("caught"))
     assert "what rank 1 looked for" in caught and "on rank 1" in caught and "in fail" in caught
     ended = next(line for line in lines if line.startswith("ended"))
-    assert "rank 0 gave no result" in ended and "code 7" in ended
+    assert "rank 0 returned no result" in ended and "code 7" in ended
 
 
 def test_functions_of_no_file_need_cloudpickle(tmp_path):

@@ -57,8 +57,8 @@ def _finisher(started: Any) -> Callable[[], torch.Tensor]:
     if callable(started):  # a Handle is
         return lambda: _tensor_of(started())
     raise TypeError(
-        f"the communication hook gave a {type(started).__name__}; a Handle, a torch.futures.Future, a tensor or a "
-        "function that gives one is meant"
+        f"the communication hook returned a {type(started).__name__}; it has to return a Handle, a "
+        "torch.futures.Future, a tensor or a function that returns a tensor"
     )
 
 

@@ -22,7 +22,7 @@ def _check() -> None:
     if not torch.compiled_with_cxx11_abi():
         raise ImportError(
             f"sirtaki {_build.version} was built with torch {_build.torch_version}, whose C++ library has the C++11 "
-            f"ABI; the torch {torch.__version__} that is installed has the one before."
+            f"ABI, but the torch {torch.__version__} that is installed has the older ABI."
         )
 
 

@@ -51,17 +51,17 @@ class Settings:
             "sparse_as_dense": bool(self.rest["sparse_as_dense"]),
         }
         if not isinstance(rest["passes"], int) or rest["passes"] <= 0:
-            raise ValueError(f"backward_passes_per_step must be > 0, a whole number; it is {rest['passes']!r}")
+            raise ValueError(f"backward_passes_per_step is {rest['passes']!r}; it must be a whole number > 0")
         if not isinstance(rest["check_every"], int):
-            raise ValueError(f"check_parameters_every is {rest['check_every']!r}; a whole number is meant")
+            raise ValueError(f"check_parameters_every is {rest['check_every']!r}; it must be a whole number")
         if not isinstance(rest["name"], str):
-            raise ValueError(f"name is {rest['name']!r}; a text is meant")
+            raise ValueError(f"name is {rest['name']!r}; it must be a string")
         if rest["predivide"] != 1.0 and rest["op"] != Average:
-            raise ValueError("gradient_predivide_factor not supported with op != Average")
+            raise ValueError("gradient_predivide_factor is not supported with op != Average")
         if hook is not None and not callable(hook):
-            raise ValueError(f"communication_hook is {hook!r}; a function is meant")
+            raise ValueError(f"communication_hook is {hook!r}; it must be a function")
         if hook is not None and (rest["op"] != Average or self.compression is not Compression.none):
-            raise ValueError("a communication hook needs op Average and no compression: both are its own to make")
+            raise ValueError("a communication hook needs op Average and no compression: the hook does both")
         built_in = _number_of(self.compression)
         if rest["op"] == Adasum and built_in is not None:
             built_in = 0  # what steps change travels as it is
@@ -86,7 +86,7 @@ class Settings:
         def call(bucket: _C.GradientBucket) -> Any:
             settings = weak()
             if settings is None:
-                raise RuntimeError("the optimizer or module of the communication hook is gone")
+                raise RuntimeError("the optimizer or module of this communication hook was deleted")
             return settings._called(bucket)
 
         return call

@@ -103,7 +103,7 @@ def run(
             slots=slots, reset_limit=reset_limit, cooldown_range=cooldown_range,
             host_discovery_script=host_discovery_script)
     if hosts is not None and hostfile is not None:
-        raise ValueError("hosts and hostfile say the same: give one of them")
+        raise ValueError("hosts and hostfile both name the hosts: give one of them")
     ranks = num_proc if np is None else np
     if not isinstance(ranks, int) or ranks < 1:
         raise ValueError(f"{'num_proc' if np is None else 'np'} is {ranks!r}; it must be a whole number of 1 or more")
@@ -123,7 +123,7 @@ def run(
 
 def _refuse(use_gloo, **elastic) -> None:
     if use_gloo:
-        raise ValueError("use_gloo: there is no gloo here; ranks are started by MPI or Slurm")
+        raise ValueError("use_gloo is not supported: ranks are started by MPI or Slurm")
     given = [name for name, value in elastic.items() if value is not None]
     if given:
         raise NotImplementedError(f"{', '.join(given)}: the number of ranks is fixed in this version; leave "
@@ -165,8 +165,8 @@ def _dump_call(what: Any) -> Tuple[bytes, Optional[str]]:
         return buffer.getvalue(), None
     main = getattr(sys.modules["__main__"], "__file__", None)
     if main is None or not os.path.isfile(main):
-        raise ValueError("a function that was typed in, as in a notebook, needs cloudpickle: install it, or define the "
-                         "function in a module")
+        raise ValueError("a function typed in, as in a notebook, cannot be sent without cloudpickle: install it, or "
+                         "define the function in a module")
     return buffer.getvalue(), os.path.abspath(main)
 
 
@@ -311,7 +311,7 @@ class _Call:
             if not missing:  # and what else may have gone wrong was printed
                 return [self._results[rank] for rank in range(self._ranks)]
             lines = "".join("  " + line for line in self._lines)
-        who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} gave no result; "
+        who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} returned no result; "
         raise RankError(f"{who}sirtakirun ended with code {code}" + (f"; its last lines:\n{lines}" if lines else ""),
                         missing[0] if len(missing) == 1 else -1)
 

@@ -154,7 +154,7 @@ def metric_average(
         value = value.detach()
         if value.dim() > 0:
             if weight is not None:
-                raise InvalidArgumentError("metric_average: a weight goes with a number, not with a tensor of several")
+                raise InvalidArgumentError("metric_average: a weight needs a single number, not a tensor of several")
             return _C.tensor_metric_average(value, name or "", impl)
     if weight is not None:
         return _C.weighted_metric_average(float(value), float(weight), name or "", impl)

@@ -104,7 +104,7 @@ def _split_list(splits: Union[None, torch.Tensor, Sequence[int]]) -> List[int]:
         return []
     if isinstance(splits, torch.Tensor):
         if splits.dim() != 1 or splits.dtype.is_floating_point or splits.dtype.is_complex:
-            raise ValueError(f"splits is a {splits.dtype} tensor of {splits.dim()} dimensions; 1 of integers is meant")
+            raise ValueError(f"splits is a {splits.dtype} tensor of {splits.dim()} dimensions; it must be 1D, of integers")
         return splits.tolist()
     return [operator.index(rows) for rows in splits]
 

@@ -54,7 +54,7 @@ class _Gone:
     """In the reducer's place while it is made, and after that has failed: nothing is to be done without it."""
 
     def __getattr__(self, name: str) -> Any:
-        raise NotInitializedError("the reduction of this optimizer could not be made: make a new optimizer")
+        raise NotInitializedError("the reduction of this optimizer could not be set up: make a new optimizer")
 
 
 class _DistributedOptimizer:
@@ -209,7 +209,7 @@ def _names(optimizer: torch.optim.Optimizer, named_parameters: Optional[Iterable
     named = list(named_parameters)
     if not all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in named):
         raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+            "named_parameters must be a sequence of tuples (name, parameter), as from "
             "model.named_parameters()."
         )
     seen = set()
@@ -271,7 +271,7 @@ def DistributedOptimizer(
 
     def settings_of_arguments() -> Settings:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is meant")
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
         if isinstance(optimizer, _DistributedOptimizer):
             raise ValueError("the optimizer is a DistributedOptimizer already")
         _check_groups(num_groups, groups)

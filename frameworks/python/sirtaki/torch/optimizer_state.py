@@ -63,7 +63,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _shape_of(optimizer: torch.optim.Optimizer) -> Any:
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is meant")
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
     kinds = [base.__name__ for base in type(optimizer).__mro__ if base.__module__.startswith("torch.optim")]
     groups = optimizer.param_groups
     return kinds[:1], [[(str(p.dtype), tuple(p.shape), p.device.type) for p in g["params"]] for g in groups]
@@ -126,6 +126,6 @@ def _require_same(mine: Any, process_set: ProcessSet) -> None:
     differs = next(i for i, other in enumerate(of_ranks) if other != of_ranks[0])
     ranks = impl.ranks()
     raise MismatchError(
-        f"the optimizers of the ranks are not made up alike: rank {ranks[0]} has {of_ranks[0]}, rank {ranks[differs]} has "
+        f"the ranks' optimizers differ in their make-up: rank {ranks[0]} has {of_ranks[0]}, rank {ranks[differs]} has "
         f"{of_ranks[differs]}"
     )

@@ -89,13 +89,13 @@ class DistributedDataParallel(torch.nn.Module):
                 if value is not None:
                     raise UnsupportedError(f"DistributedDataParallel: {argument} is not supported")
             if not isinstance(process_set, ProcessSet):
-                raise ValueError(f"process_group is a {type(process_set).__name__}; a ProcessSet is meant")
+                raise ValueError(f"process_group is a {type(process_set).__name__}; it must be a ProcessSet")
             if not isinstance(module, torch.nn.Module):
-                raise TypeError(f"module is a {type(module).__name__}; a torch.nn.Module is meant")
+                raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.Module")
             if op == Adasum:
-                raise ValueError("op Adasum combines what steps change: it needs DistributedOptimizer")
+                raise ValueError("op Adasum combines what steps change: use DistributedOptimizer")
             if device_ids and len(device_ids) != 1:
-                raise ValueError(f"device_ids is {device_ids}; one device is meant, or none: a rank has one")
+                raise ValueError(f"device_ids is {device_ids}; give one device or none: a rank has one")
             return torch.device(device_ids[0]) if device_ids else None
 
         self._device = agreed(device_of_arguments, process_set)
@@ -126,7 +126,7 @@ class DistributedDataParallel(torch.nn.Module):
     def _own(self) -> Tuple[Settings, _C.ModuleReducer]:
         if self._settings is None or self._reducer is None:
             raise InvalidArgumentError(
-                "this copy of a DistributedDataParallel averages no gradients: use its .module, or wrap that anew"
+                "this copy of a DistributedDataParallel averages no gradients: use its .module, or wrap that again"
             )
         return self._settings, self._reducer
 

@@ -139,7 +139,7 @@ def _impl_of(process_set: ProcessSet) -> _C.ProcessSet:
     try:
         impl = process_set._impl
     except AttributeError:
-        raise TypeError(f"process_set is {process_set!r}; a ProcessSet is meant") from None
+        raise TypeError(f"process_set is {process_set!r}; it must be a ProcessSet") from None
     if impl is None:
         _require_init()
         raise InvalidArgumentError(f"{process_set} is not registered: give it to init() or add_process_set()")
@@ -177,7 +177,7 @@ def _as_sets(process_sets: Union[None, str, Iterable[Union[ProcessSet, Sequence[
     if isinstance(process_sets, str):
         if process_sets.lower() == "dynamic":  # they always may be added
             return []
-        raise ValueError(f"process_sets is {process_sets!r}; a list of process sets or 'dynamic' is meant")
+        raise ValueError(f"process_sets is {process_sets!r}; it must be a list of process sets or 'dynamic'")
     return [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets]
 
 

@@ -46,7 +46,7 @@ BitXor = ReduceOp.BitXor
 
 def op_number(op: int) -> int:
     if not isinstance(op, int):
-        raise TypeError(f"op is {op!r}; Average, Sum, Adasum, Min, Max, Product, BitAnd, BitOr or BitXor is meant")
+        raise TypeError(f"op is {op!r}; it must be Average, Sum, Adasum, Min, Max, Product, BitAnd, BitOr or BitXor")
     return op
 
 

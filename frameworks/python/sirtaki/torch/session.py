@@ -40,8 +40,8 @@ def init(
     global _last_init
     if _is_worker() and _RANK_VARIABLES & os.environ.keys() and not _C.is_initialized():
         raise InvalidArgumentError(
-            "init() in a process that multiprocessing has started, such as a worker of a data loader, which is no rank of "
-            'the job: put what only ranks do behind if __name__ == "__main__"'
+            "init() was called in a process that multiprocessing has started, such as a data loader's worker, which is "
+            'not a rank of the job: put what only ranks do behind if __name__ == "__main__"'
         )
     sets = _sets._as_sets(process_sets)
     of_ranks = [one for one in sets if one.mpi_comm is None]
@@ -49,9 +49,9 @@ def init(
     communicator = _communicator(comm) if is_first else None
     if not is_first:
         if comm is not None and not _is_of_job(comm):
-            raise InvalidArgumentError(f"init() again, and with another communicator than the first time: comm={comm!r}")
+            raise InvalidArgumentError(f"init() was called again with another communicator: comm={comm!r}")
         if any(one.mpi_comm is not None and one.process_set_id is None for one in sets):
-            raise InvalidArgumentError("init() again, and with sets of communicators that it was not given the first time")
+            raise InvalidArgumentError("init() was called again with other sets of communicators than the first time")
     _C.init(
         [(name, _option_text(value)) for name, value in (options or {}).items()],
         [one.ranks or [] for one in of_ranks],
@@ -91,7 +91,7 @@ def _communicator(comm: Any) -> Any:
     if comm is None or hasattr(comm, "py2f"):
         return comm
     if not isinstance(comm, (list, tuple, range)):
-        raise ValueError(f"comm is {comm!r}; a communicator of mpi4py or a list of ranks is meant")
+        raise ValueError(f"comm is {comm!r}; it must be a communicator of mpi4py or a list of ranks")
     ranks = list(comm)
     if not ranks:  # as in Horovod
         return None
