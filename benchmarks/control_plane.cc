@@ -38,12 +38,12 @@ int DepthOf(const core::Tree& tree) {
 }
 
 void SubmitStep(const Setup& setup, const std::vector<core::SignaturePtr>& shapes,
-                testing::NegotiationSim* sim) {
+                tests::NegotiationSim* sim) {
   for (int rank = 0; rank < sim->size(); ++rank) {
     std::vector<core::Request> requests;
     for (int t = 0; t < setup.tensors; ++t) {
       requests.push_back(
-          testing::RequestOf(core::Key::Named(core::kWorldSet, "gradient/" + std::to_string(t)),
+          tests::RequestOf(core::Key::Named(core::kWorldSet, "gradient/" + std::to_string(t)),
                              shapes[static_cast<std::size_t>(t)]));
     }
     sim->node(rank).Submit(std::move(requests), sim->now());
@@ -52,13 +52,13 @@ void SubmitStep(const Setup& setup, const std::vector<core::SignaturePtr>& shape
 }
 
 Traffic Simulate(const Setup& setup, int ranks) {
-  testing::SimOptions options;
+  tests::SimOptions options;
   options.host_of_rank.clear();
   for (int r = 0; r < ranks; ++r) options.host_of_rank.push_back(r / setup.ranks_per_host);
   options.arity = setup.arity;
-  testing::NegotiationSim sim(options);
+  tests::NegotiationSim sim(options);
   std::vector<core::SignaturePtr> shapes;
-  for (int t = 0; t < setup.tensors; ++t) shapes.push_back(testing::AllReduceOf({t + 1, 3, 3}));
+  for (int t = 0; t < setup.tensors; ++t) shapes.push_back(tests::AllReduceOf({t + 1, 3, 3}));
   SubmitStep(setup, shapes, &sim);  // teaches the ids
   struct Load {
     double messages = 0;

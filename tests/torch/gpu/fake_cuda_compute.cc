@@ -40,10 +40,10 @@ at::Tensor SparseOf(const at::Tensor& like, const at::Tensor& indices, const at:
 }
 
 // The same memory as a tensor on the CPU.
-at::Tensor OnHost(const at::Tensor& tensor) {
+at::Tensor Unwrapped(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;
   if (tensor.is_sparse()) {
-    return SparseOf(tensor, OnHost(tensor._indices()), OnHost(tensor._values()));
+    return SparseOf(tensor, Unwrapped(tensor._indices()), Unwrapped(tensor._values()));
   }
   if (tensor.numel() == 0) return at::empty(tensor.sizes(), tensor.scalar_type());
   WaitForStream(tensor.device());
@@ -58,7 +58,7 @@ at::Tensor OnGpu(const at::Tensor& tensor, c10::Device device) {
   }
   const at::Tensor on_gpu = at::empty_strided(
       tensor.sizes(), tensor.strides(), at::TensorOptions(device).dtype(tensor.scalar_type()));
-  if (tensor.numel() > 0) OnHost(on_gpu).copy_(tensor);
+  if (tensor.numel() > 0) Unwrapped(on_gpu).copy_(tensor);
   return on_gpu;
 }
 
@@ -98,7 +98,7 @@ class HostCall {
     device_ = tensor.device();
     sparse_ |= tensor.is_sparse();
     // An output that the operator is to resize begins without memory.
-    at::Tensor on_host = OnHost(tensor);
+    at::Tensor on_host = Unwrapped(tensor);
     originals_.emplace(on_host.unsafeGetTensorImpl(), tensor);
     kept_.push_back(on_host);
     return on_host;
@@ -172,7 +172,7 @@ std::vector<std::int64_t> AllButChannels(const at::Tensor& x) {
   return dims;
 }
 
-at::Tensor Exact(const at::Tensor& tensor) { return OnHost(tensor).to(at::kDouble); }
+at::Tensor Exact(const at::Tensor& tensor) { return Unwrapped(tensor).to(at::kDouble); }
 
 std::tuple<at::Tensor, at::Tensor> Stats(const at::Tensor& input, double eps) {
   TORCH_CHECK(input.numel() > 0);
@@ -204,8 +204,8 @@ std::tuple<at::Tensor, at::Tensor> GatherStats(const at::Tensor& self, const at:
     n += count;
   }
   if (runs) {
-    OnHost(*running_mean).mul_(1 - momentum).add_(mean.to(type), momentum);
-    OnHost(*running_var).mul_(1 - momentum).add_((sum / (n - 1)).to(type), momentum);
+    Unwrapped(*running_mean).mul_(1 - momentum).add_(mean.to(type), momentum);
+    Unwrapped(*running_var).mul_(1 - momentum).add_((sum / (n - 1)).to(type), momentum);
   }
   return {OnGpu(mean.to(means.scalar_type()), means.device()),
           OnGpu((sum / n + eps).rsqrt().to(means.scalar_type()), means.device())};
@@ -242,7 +242,7 @@ at::Tensor BackwardElemt(const at::Tensor& dy, const at::Tensor& input, const at
   const bool has_weight = weight && weight->defined();
   TORCH_CHECK(!has_weight || weight->scalar_type() == mean.scalar_type());
   const at::Tensor x = Exact(input);
-  const auto n = OnHost(counts).sum().item<double>();
+  const auto n = Unwrapped(counts).sum().item<double>();
   const at::Tensor scale = Exact(invstd);
   at::Tensor dx = Exact(dy) - Along(Exact(sum) / n, x) -
                   (x - Along(Exact(mean), x)) * Along(scale * scale * Exact(sum_x) / n, x);

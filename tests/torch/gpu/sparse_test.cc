@@ -18,7 +18,7 @@ using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 
-AllreduceOptions Sum(const std::string& name = "") {
+AllreduceOptions SparseSum(const std::string& name = "") {
   return AllreduceOptions().name(name).op(ReduceOp::Sum);
 }
 
@@ -29,7 +29,7 @@ at::Tensor RowsOf(int number, at::Device device, at::ScalarType type = at::kFloa
   return at::_sparse_coo_tensor_unsafe(indices.to(device), values.to(type).to(device), {5, 2});
 }
 
-at::Tensor OnHost(const at::Tensor& sparse) {
+at::Tensor SparseOnHost(const at::Tensor& sparse) {
   return torch::sparse_coo_tensor(sparse._indices().cpu(), sparse._values().cpu(), sparse.sizes())
       .to_dense();
 }
@@ -48,18 +48,18 @@ TEST_F(GpuSparseTest, AddsUpWhatEachRankHas) {
       const at::Device device = Cuda(rank.device());
       for (const auto type : {at::kFloat, at::kDouble, at::kInt, at::kBFloat16}) {
         const at::Tensor sum =
-            sparse_allreduce(RowsOf(rank.number(), device, type), Sum("s"), rank.session());
+            sparse_allreduce(RowsOf(rank.number(), device, type), SparseSum("s"), rank.session());
         EXPECT_TRUE(sum.is_sparse() && sum.is_coalesced());
         EXPECT_EQ(sum.device(), device);
         EXPECT_EQ(sum.scalar_type(), type);
-        EXPECT_TRUE(OnHost(sum).equal(DenseSum(size, type))) << OnHost(sum);
+        EXPECT_TRUE(SparseOnHost(sum).equal(DenseSum(size, type))) << SparseOnHost(sum);
       }
       const at::Tensor average =
           allreduce(RowsOf(rank.number(), device, at::kDouble), {}, rank.session());
-      EXPECT_TRUE(OnHost(average).allclose(DenseSum(size, at::kDouble) / size));
-      const at::Tensor scaled =
-          allreduce(RowsOf(rank.number(), device), Sum().prescale(2).postscale(3), rank.session());
-      EXPECT_TRUE(OnHost(scaled).equal(DenseSum(size) * 6));
+      EXPECT_TRUE(SparseOnHost(average).allclose(DenseSum(size, at::kDouble) / size));
+      const at::Tensor scaled = allreduce(RowsOf(rank.number(), device),
+                                          SparseSum().prescale(2).postscale(3), rank.session());
+      EXPECT_TRUE(SparseOnHost(scaled).equal(DenseSum(size) * 6));
     });
   }
 }
@@ -70,8 +70,8 @@ TEST_F(GpuSparseTest, OneRankMayHaveNothing) {
     const auto nothing = at::_sparse_coo_tensor_unsafe(
         torch::empty({1, 0}, torch::kLong).to(device), torch::empty({0, 2}).to(device), {5, 2});
     const at::Tensor mine = rank.number() == 0 ? RowsOf(0, device) : nothing;
-    EXPECT_TRUE(OnHost(allreduce(mine, Sum(), rank.session())).equal(DenseSum(1)));
-    EXPECT_EQ(allreduce(nothing, Sum(), rank.session())._nnz(), 0);
+    EXPECT_TRUE(SparseOnHost(allreduce(mine, SparseSum(), rank.session())).equal(DenseSum(1)));
+    EXPECT_EQ(allreduce(nothing, SparseSum(), rank.session())._nnz(), 0);
   });
 }
 
@@ -80,7 +80,7 @@ TEST_F(GpuSparseTest, TheHostDoesNotWaitBeforeTheEnd) {
     const at::Device device = Cuda(rank.device());
     const at::Tensor mine = RowsOf(rank.number(), device);
     const int before = ReadBacks(device);
-    const Handle handle = allreduce_async(mine, Sum("s"), rank.session());
+    const Handle handle = allreduce_async(mine, SparseSum("s"), rank.session());
     EXPECT_EQ(ReadBacks(device), before);
     const at::Tensor sum = synchronize(handle);
     EXPECT_EQ(ReadBacks(device), before + 1) << "to know how many elements there are";
@@ -90,7 +90,7 @@ TEST_F(GpuSparseTest, TheHostDoesNotWaitBeforeTheEnd) {
     EXPECT_TRUE(synchronize(handle).is_same(sum));
     EXPECT_EQ(ReadBacks(device), before + 1);
     EXPECT_THAT(RecordedOn(sum._values()), Contains(other));
-    EXPECT_TRUE(OnHost(sum).equal(DenseSum(2)));
+    EXPECT_TRUE(SparseOnHost(sum).equal(DenseSum(2)));
   });
 }
 
@@ -98,18 +98,19 @@ TEST_F(GpuSparseTest, WhatDiffersIsToldOnEveryRank) {
   RunRanks(2, [&](GpuRank& rank) {
     const at::Device device = Cuda(rank.device());
     const std::string places = ErrorOf(ErrorCode::mismatch, [&] {
-      allreduce(RowsOf(rank.number(), rank.number() == 0 ? device : at::Device(at::kCPU)), Sum("s"),
-                rank.session());
+      allreduce(RowsOf(rank.number(), rank.number() == 0 ? device : at::Device(at::kCPU)),
+                SparseSum("s"), rank.session());
     });
     EXPECT_THAT(places, AllOf(HasSubstr("on a GPU on rank 0"), HasSubstr("on the host on rank 1")));
     const std::string ops = ErrorOf(ErrorCode::mismatch, [&] {
       allreduce(RowsOf(rank.number(), device),
-                Sum("s").op(rank.number() == 0 ? ReduceOp::Average : ReduceOp::Sum),
+                SparseSum("s").op(rank.number() == 0 ? ReduceOp::Average : ReduceOp::Sum),
                 rank.session());
     });
     EXPECT_THAT(ops, AllOf(HasSubstr("sum of sparse"), HasSubstr("average of sparse")));
-    EXPECT_TRUE(OnHost(allreduce(RowsOf(rank.number(), device), Sum("s"), rank.session()))
-                    .equal(DenseSum(2)));
+    EXPECT_TRUE(
+        SparseOnHost(allreduce(RowsOf(rank.number(), device), SparseSum("s"), rank.session()))
+            .equal(DenseSum(2)));
   });
 }
 
@@ -117,11 +118,11 @@ TEST_F(GpuSparseTest, ACaptureIsRefusedOnAllRanksAndLeftAlone) {
   RunRanks(2, [&](GpuRank& rank) {
     const at::Tensor mine = RowsOf(rank.number(), Cuda(rank.device()));
     if (rank.number() == 1) gpus_.SetCapturing(rank.stream());
-    EXPECT_THAT(
-        ErrorOf(ErrorCode::invalid_argument, [&] { allreduce(mine, Sum("s"), rank.session()); }),
-        HasSubstr("CUDA graph"));
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+                        [&] { allreduce(mine, SparseSum("s"), rank.session()); }),
+                HasSubstr("CUDA graph"));
     if (rank.number() == 1) gpus_.SetCapturing(rank.stream(), false);
-    EXPECT_TRUE(OnHost(allreduce(mine, Sum("s"), rank.session())).equal(DenseSum(2)));
+    EXPECT_TRUE(SparseOnHost(allreduce(mine, SparseSum("s"), rank.session())).equal(DenseSum(2)));
   });
 }
 

@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-AllreduceOptions Sum(const std::string& name) {
+AllreduceOptions StreamSum(const std::string& name) {
   return AllreduceOptions().name(name).op(ReduceOp::Sum);
 }
 
@@ -52,7 +52,8 @@ class GpuStreamsTest : public GpuRanksTest {
     const StreamHandle before = CurrentStreamOf(rank.device());
     EnterNewStream(rank);
     Floats one = {1};
-    EXPECT_EQ(rank.Read(allreduce(rank.Tensor(one), Sum("last"), rank.session())), Floats({2}));
+    EXPECT_EQ(rank.Read(allreduce(rank.Tensor(one), StreamSum("last"), rank.session())),
+              Floats({2}));
     gpus_.RunDevices();
     SetCurrentStream(rank.device(), before);
   }
@@ -82,7 +83,8 @@ Floats OneToSix(int factor) {
 TEST_F(GpuStreamsTest, WhatIsWrittenBackInOneStreamIsThereInEveryOther) {
   RunRanks(2, [&](GpuRank& rank) {
     Floats memory = OneToSix(rank.number() + 1);
-    const Handle handle = allreduce_async_(Transposed(rank, memory), Sum("w"), rank.session());
+    const Handle handle =
+        allreduce_async_(Transposed(rank, memory), StreamSum("w"), rank.session());
     std::atomic<bool> open{false};
     gpus_.PutGate(EnterNewStream(rank), open);
     synchronize(handle);  // writes it back behind the gate
@@ -102,7 +104,7 @@ TEST_F(GpuStreamsTest, WhatIsWrittenBackIsKeptUntilItIs) {
   RunRanks(2, [&](GpuRank& rank) {
     const int before = LiveBlocksOn(rank.device());
     Floats memory = OneToSix(rank.number() + 1);
-    Handle handle = allreduce_async_(Transposed(rank, memory), Sum("w"), rank.session());
+    Handle handle = allreduce_async_(Transposed(rank, memory), StreamSum("w"), rank.session());
     std::atomic<bool> open{false};
     gpus_.PutGate(EnterNewStream(rank), open);
     const at::Tensor result = synchronize(handle);
@@ -118,7 +120,7 @@ TEST_F(GpuStreamsTest, AResultIsKeptForTheStreamThatItWasGivenTo) {
   RunRanks(2, [&](GpuRank& rank) {
     const int before = LiveBlocksOn(rank.device());
     Floats memory = {1, 2};
-    Handle handle = allreduce_async(rank.Tensor(memory), Sum("w"), rank.session());
+    Handle handle = allreduce_async(rank.Tensor(memory), StreamSum("w"), rank.session());
     std::atomic<bool> open{false};
     const StreamHandle user = EnterNewStream(rank);
     gpus_.PutGate(user, open);
@@ -140,7 +142,7 @@ TEST_F(GpuStreamsTest, AResultIsKeptForTheStreamThatItWasGivenTo) {
 TEST_F(GpuStreamsTest, InOneStreamNothingIsRecorded) {
   RunRanks(2, [&](GpuRank& rank) {
     Floats memory = {1, 2};
-    const at::Tensor sum = allreduce(rank.Tensor(memory), Sum("w"), rank.session());
+    const at::Tensor sum = allreduce(rank.Tensor(memory), StreamSum("w"), rank.session());
     EXPECT_EQ(AllocatedOn(sum), rank.stream());
     EXPECT_THAT(RecordedOn(sum), IsEmpty());
     EXPECT_EQ(rank.Read(sum), Floats({2, 4}));  // until then the device reads `memory`
@@ -162,7 +164,7 @@ TEST_F(GpuStreamsTest, TheInputGoesWithTheEndOfTheOperation) {
     std::atomic<bool> gone{false};
     Floats memory = {1, 2};
     const Handle handle = allreduce_async(OnCuda(rank.device(), memory, [&gone] { gone = true; }),
-                                          Sum("w"), rank.session());
+                                          StreamSum("w"), rank.session());
     EXPECT_EQ(rank.Read(synchronize(handle)), Floats({2, 4}));
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (!gone && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
@@ -175,7 +177,7 @@ TEST_F(GpuStreamsTest, AFaultAfterTheLaunchIsToldToWhoeverWaits) {
   gpus_.Hold();
   RunRanks(2, [&](GpuRank& rank) {
     Floats memory = {1, 2};
-    const Handle handle = allreduce_async_(rank.Tensor(memory), Sum("w"), rank.session());
+    const Handle handle = allreduce_async_(rank.Tensor(memory), StreamSum("w"), rank.session());
     synchronize(handle);  // launched; no device has begun
     both.arrive_and_wait();
     if (rank.number() == 1) abort("enough", rank.session());
@@ -190,7 +192,7 @@ TEST_F(GpuStreamsTest, AWaitInACaptureIsRefusedAndLeavesItAlone) {
   RunRanks(2, [&](GpuRank& rank) {
     Floats memory = OneToSix(rank.number() + 1);
     const at::Tensor tensor = Transposed(rank, memory);
-    const Handle handle = allreduce_async_(tensor, Sum("w"), rank.session());
+    const Handle handle = allreduce_async_(tensor, StreamSum("w"), rank.session());
     const StreamHandle captured = EnterNewStream(rank);
     const std::string number = std::to_string(gpus_.NumberOf(captured));
     gpus_.SetCapturing(captured);
@@ -199,9 +201,9 @@ TEST_F(GpuStreamsTest, AWaitInACaptureIsRefusedAndLeavesItAlone) {
                   HasSubstr("CUDA graph"));
     }
     // A new call: the copy of its tensor would be in the graph.
-    EXPECT_THAT(
-        ErrorOf(ErrorCode::invalid_argument, [&] { allreduce(tensor, Sum("x"), rank.session()); }),
-        HasSubstr("CUDA graph"));
+    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+                        [&] { allreduce(tensor, StreamSum("x"), rank.session()); }),
+                HasSubstr("CUDA graph"));
     gpus_.SetCapturing(captured, false);
     EXPECT_THAT(gpus_.calls("copy_"), Not(Contains("copy_ stream " + number)));
     EXPECT_THAT(gpus_.calls("cudaStreamWaitEvent"),

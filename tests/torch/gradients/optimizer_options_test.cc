@@ -35,7 +35,9 @@ DistributedOptimizer<SGD> Wrap(const NamedTensors& names, const Options& options
                                    session);
 }
 
-torch::Tensor Zeros(std::int64_t count) { return torch::zeros({count}, torch::requires_grad()); }
+torch::Tensor OptionZeros(std::int64_t count) {
+  return torch::zeros({count}, torch::requires_grad());
+}
 
 // A loss whose gradient is `value` everywhere.
 torch::Tensor Slope(const torch::Tensor& weight, double value) { return weight.sum() * value; }
@@ -46,7 +48,7 @@ float First(const torch::Tensor& weight) { return weight.detach().view(-1)[0].it
 
 TEST(OptionsTest, SumOfTheGradients) {
   RunTorchRanks(3, [](int rank, const Session& session) {
-    auto weight = Zeros(2);
+    auto weight = OptionZeros(2);
     auto optimizer = Wrap({{"weight", weight}}, Options().op(ReduceOp::Sum), session);
     Slope(weight, rank + 1).backward();
     optimizer.step();
@@ -57,8 +59,8 @@ TEST(OptionsTest, SumOfTheGradients) {
 // Three ranks' gradients of 3e38 add up to infinity unless they are made smaller before.
 TEST(OptionsTest, PredivideKeepsLargeSumsFinite) {
   RunTorchRanks(3, [](int, const Session& session) {
-    auto plain = Zeros(1);
-    auto divided = Zeros(1);
+    auto plain = OptionZeros(1);
+    auto divided = OptionZeros(1);
     auto a = Wrap({{"w", plain}}, {}, session);
     auto b = Wrap({{"w", divided}}, Options().gradient_predivide_factor(3), session);
     Slope(plain, 3e38).backward();
@@ -85,14 +87,14 @@ TEST(OptionsTest, BadOnesAreRefusedOnEveryRankWithTheRankThatHasThem) {
   };
   for (const auto& [options, words] : bad) {
     RunTorchRanks(2, [&, options = options, words = words](int rank, const Session& session) {
-      auto weight = Zeros(1);
+      auto weight = OptionZeros(1);
       const auto text = ErrorOf(ErrorCode::invalid_argument, [&] {
         Wrap({{"w", weight}}, rank == 1 ? options : Options(), session);
       });
       EXPECT_THAT(text, AllOf(HasSubstr(words), HasSubstr("rank 1")));
     });
     RunTorchRanks(1, [&, options = options, words = words](int, const Session& session) {
-      auto weight = Zeros(1);
+      auto weight = OptionZeros(1);
       EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
                           [&] {
                             Wrap({{"w", weight}}, options, session);
@@ -104,7 +106,7 @@ TEST(OptionsTest, BadOnesAreRefusedOnEveryRankWithTheRankThatHasThem) {
 
 TEST(OptionsTest, OnesThatDifferAreNamedOnEveryRank) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     const auto text = ErrorOf(ErrorCode::mismatch, [&] {
       Wrap({{"w", weight}}, Options().backward_passes_per_step(1 + rank), session);
     });
@@ -115,7 +117,7 @@ TEST(OptionsTest, OnesThatDifferAreNamedOnEveryRank) {
 
 TEST(OptionsTest, NamesAndChecksThatDifferAreNamedOnEveryRank) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
                         [&] {
                           Wrap({{"w", weight}}, Options().name(rank == 0 ? "a" : "b"), session);
@@ -132,7 +134,7 @@ TEST(OptionsTest, NamesAndChecksThatDifferAreNamedOnEveryRank) {
 
 TEST(OptionsTest, CompressedGradientsAreThoseOfTheRoundedNumbers) {
   RunTorchRanks(3, [](int rank, const Session& session) {
-    auto weight = Zeros(4);
+    auto weight = OptionZeros(4);
     auto optimizer = Wrap(
         {{"w", weight}},
         Options().compression(Compression::BF16).compression_scope(CompressionScope::Everywhere),
@@ -152,7 +154,7 @@ TEST(OptionsTest, CompressedGradientsAreThoseOfTheRoundedNumbers) {
 
 TEST(OptionsTest, OnOneHostCompressionIsLeftOutByDefault) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, Options().compression(Compression::F16), session);
     Slope(weight, 1.0001 + rank).backward();
     optimizer.synchronize();
@@ -162,7 +164,7 @@ TEST(OptionsTest, OnOneHostCompressionIsLeftOutByDefault) {
 
 TEST(OptionsTest, ParametersAreCheckedAtTheStartAndEveryFewSteps) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = Zeros(3);
+    auto weight = OptionZeros(3);
     auto optimizer = Wrap({{"w", weight}}, Options().check_parameters_every(2), session);
     const auto step = [&] {
       optimizer.zero_grad();
@@ -189,7 +191,7 @@ TEST(OptionsTest, ParametersAreCheckedAtTheStartAndEveryFewSteps) {
 TEST(HookTest, ReducesInstead) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto a = torch::zeros({2, 3}, torch::requires_grad());
-    auto b = Zeros(5);
+    auto b = OptionZeros(5);
     std::vector<std::string> seen;
     std::mutex mutex;
     const auto hook = [&](const GradientBucket& bucket) {
@@ -219,9 +221,9 @@ TEST(HookTest, ReducesInstead) {
 
 TEST(HookTest, MayReduceInPlaceAndServesParametersThatSomeRanksDoNotUse) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto used = Zeros(2);
-    auto sometimes = Zeros(2);
-    auto never = Zeros(2);
+    auto used = OptionZeros(2);
+    auto sometimes = OptionZeros(2);
+    auto never = OptionZeros(2);
     const auto hook = [&session](const GradientBucket& bucket) {
       auto handle = allreduce_async_(bucket.buffer, AllreduceOptions().name(bucket.name), session);
       return [handle] { return synchronize(handle); };
@@ -247,7 +249,7 @@ TEST(HookTest, MayReduceInPlaceAndServesParametersThatSomeRanksDoNotUse) {
 TEST(HookTest, OneThatFailsOnOneRankEndsTheJob) {
   for (const bool later : {false, true}) {
     RunTorchRanks(2, [later](int rank, const Session& session) {
-      auto weight = Zeros(1);
+      auto weight = OptionZeros(1);
       const auto hook = [&](const GradientBucket& bucket) -> std::function<at::Tensor()> {
         if (rank == 1 && !later) throw std::runtime_error("no room for the residual");
         auto handle =
@@ -272,7 +274,7 @@ TEST(HookTest, OneThatFailsOnOneRankEndsTheJob) {
 
 TEST(HookTest, AResultThatDoesNotFitIsNamed) {
   RunTorchRanks(2, [](int, const Session& session) {
-    auto weight = Zeros(2);
+    auto weight = OptionZeros(2);
     const auto hook = [](const GradientBucket& bucket) {
       return [buffer = bucket.buffer] { return buffer.to(torch::kHalf); };
     };
@@ -287,7 +289,7 @@ TEST(HookTest, AResultThatDoesNotFitIsNamed) {
 
 TEST(AccumulateTest, ReducesWithTheLastPass) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, Options().backward_passes_per_step(2), session);
     for (int step = 1; step <= 3; ++step) {
       optimizer.zero_grad();
@@ -302,7 +304,7 @@ TEST(AccumulateTest, ReducesWithTheLastPass) {
 
 TEST(AccumulateTest, AnEarlyStepReducesWhatIsThere) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, Options().backward_passes_per_step(4), session);
     Slope(weight, rank + 1).backward();
     optimizer.step();
@@ -312,7 +314,7 @@ TEST(AccumulateTest, AnEarlyStepReducesWhatIsThere) {
 
 TEST(AccumulateTest, OnePassTooManyNamesTheCure) {
   RunTorchRanks(2, [](int, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, Options().backward_passes_per_step(2), session);
     Slope(weight, 1).backward();
     Slope(weight, 1).backward();
@@ -326,7 +328,7 @@ TEST(AccumulateTest, OnePassTooManyNamesTheCure) {
 
 TEST(AccumulateTest, ZeroGradStartsAnew) {
   RunTorchRanks(2, [](int, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, Options().backward_passes_per_step(2), session);
     Slope(weight, 100).backward();
     optimizer.zero_grad();
@@ -339,7 +341,7 @@ TEST(AccumulateTest, ZeroGradStartsAnew) {
 
 TEST(AccumulateTest, NoSyncScopesNestAndEndInAnyOrder) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, {}, session);
     std::optional<detail::Scope> outer(optimizer.no_sync());
     std::optional<detail::Scope> inner(optimizer.no_sync());
@@ -355,8 +357,8 @@ TEST(AccumulateTest, NoSyncScopesNestAndEndInAnyOrder) {
 
 TEST(AccumulateTest, WhatOnlyHeldPassesHaveTouchedIsReducedByStep) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto first = Zeros(1);
-    auto second = Zeros(1);
+    auto first = OptionZeros(1);
+    auto second = OptionZeros(1);
     auto optimizer = Wrap({{"first", first}, {"second", second}}, {}, session);
     {
       const auto hold = optimizer.no_sync();
@@ -375,7 +377,7 @@ TEST(AccumulateTest, BackwardOnTwoThreads) {
     std::vector<torch::Tensor> weights;
     NamedTensors names;
     for (int i = 0; i < 20; ++i) {
-      weights.push_back(Zeros(100));
+      weights.push_back(OptionZeros(100));
       names.emplace_back("w" + std::to_string(i), weights.back());
     }
     auto optimizer = Wrap(names, Options().backward_passes_per_step(2), session);
@@ -401,7 +403,7 @@ TEST(AccumulateTest, BackwardOnTwoThreads) {
 
 TEST(SkipSynchronizeTest, StepsWithTheGradientsAsTheyAre) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, {}, session);
     Slope(weight, rank + 1).backward();
     optimizer.synchronize();
@@ -425,7 +427,7 @@ TEST(SkipSynchronizeTest, StepsWithTheGradientsAsTheyAre) {
 
 TEST(SkipSynchronizeTest, AClosureIsAnErrorThere) {
   RunTorchRanks(2, [](int, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, {}, session);
     const auto skip = optimizer.skip_synchronize();
     EXPECT_THAT(
@@ -436,7 +438,7 @@ TEST(SkipSynchronizeTest, AClosureIsAnErrorThere) {
 
 TEST(ClosureTest, GradientsUnderWayBeforeItAreAnError) {
   RunTorchRanks(2, [](int, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, {}, session);
     auto loss = Slope(weight, 1);
     loss.backward();
@@ -449,7 +451,7 @@ TEST(ClosureTest, GradientsUnderWayBeforeItAreAnError) {
 
 TEST(ClosureTest, OneThatReturnsNothingOnOneRankIsToldToAll) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, {}, session);
     EXPECT_THAT(
         ErrorOf(ErrorCode::invalid_argument,
@@ -466,7 +468,7 @@ TEST(ClosureTest, OneThatReturnsNothingOnOneRankIsToldToAll) {
 
 TEST(SkipSynchronizeTest, GradientsUnderWayAreAnError) {
   RunTorchRanks(2, [](int, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, {}, session);
     Slope(weight, 1).backward();
     {
@@ -503,7 +505,7 @@ TEST(ClipTest, IsLibTorchsOfTheAverage) {
 
 TEST(ClipTest, GradientsBelowTheNormStay) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, {}, session);
     Slope(weight, rank).backward();
     EXPECT_NEAR(clip_grad_norm_(optimizer, 0.6), 0.5, 1e-9);
@@ -516,7 +518,7 @@ TEST(ClipTest, GradientsBelowTheNormStay) {
 
 TEST(ClipTest, BadArgumentsAndNormsAreNamed) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, {}, session);
     EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { clip_grad_norm_(optimizer, -1); }),
                 HasSubstr("max_norm is -1"));
@@ -531,7 +533,7 @@ TEST(ClipTest, BadArgumentsAndNormsAreNamed) {
 
 TEST(SeveralTest, OfTheSameParameters) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto first = Wrap({{"w", weight}}, {}, session);
     auto second = Wrap({{"w", weight}}, {}, session);
     for (int step = 1; step <= 3; ++step) {
@@ -547,8 +549,8 @@ TEST(SeveralTest, OfTheSameParameters) {
 // What comes between two steps may reach a parameter on some ranks only.
 TEST(SeveralTest, OfTheSameParametersWithGraphsThatDiffer) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto a = Zeros(1);
-    auto b = Zeros(1);
+    auto a = OptionZeros(1);
+    auto b = OptionZeros(1);
     auto first = Wrap({{"a", a}, {"b", b}}, {}, session);
     auto second = Wrap({{"a", a}, {"b", b}}, {}, session);
     (Slope(a, 1) + Slope(b, 1)).backward();
@@ -563,7 +565,7 @@ TEST(SeveralTest, OfTheSameParametersWithGraphsThatDiffer) {
 TEST(SeveralTest, OfTheSameParametersMayBeDestroyedInAnyOrder) {
   for (const bool first_goes : {true, false}) {
     RunTorchRanks(2, [first_goes](int rank, const Session& session) {
-      auto weight = Zeros(1);
+      auto weight = OptionZeros(1);
       auto first = std::make_unique<DistributedOptimizer<SGD>>(Wrap({{"w", weight}}, {}, session));
       auto second = std::make_unique<DistributedOptimizer<SGD>>(Wrap({{"w", weight}}, {}, session));
       (first_goes ? first : second).reset();
@@ -580,7 +582,7 @@ TEST(SeveralTest, OfTheSameParametersMayBeDestroyedInAnyOrder) {
 
 TEST(SeveralTest, OfTheSameParametersNeedTheSameOptions) {
   RunTorchRanks(2, [](int, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto first = Wrap({{"w", weight}}, {}, session);
     EXPECT_THAT(
         ErrorOf(ErrorCode::invalid_argument,
@@ -593,8 +595,8 @@ TEST(SeveralTest, OfTheSameParametersNeedTheSameOptions) {
 
 TEST(SeveralTest, WhatIsSharedOnOneRankOnlyIsNamed) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = Zeros(1);
-    auto other = Zeros(1);
+    auto weight = OptionZeros(1);
+    auto other = OptionZeros(1);
     auto first = Wrap({{"w", rank == 0 ? weight : other}}, {}, session);
     EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
                         [&] {
@@ -606,8 +608,8 @@ TEST(SeveralTest, WhatIsSharedOnOneRankOnlyIsNamed) {
 
 TEST(SeveralTest, NamesTellThemApart) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto a = Zeros(1);
-    auto b = Zeros(1);
+    auto a = OptionZeros(1);
+    auto b = OptionZeros(1);
     auto critic = Wrap({{"w", a}}, Options().name("critic"), session);
     EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
                         [&] {
@@ -652,7 +654,7 @@ TEST(SeveralTest, NoSyncKeepsTheOtherOptimizerOutOfABackward) {
 
 TEST(SeveralTest, WithoutNoSyncZeroGradSaysWhatToDo) {
   RunTorchRanks(2, [](int, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, {}, session);
     Slope(weight, 1).backward();
     EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.zero_grad(); }),
@@ -665,9 +667,9 @@ TEST(SeveralTest, WithoutNoSyncZeroGradSaysWhatToDo) {
 
 TEST(LaterTest, ParametersAddedThroughTheBase) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto first = Zeros(1);
-    auto named = Zeros(1);
-    auto unnamed = Zeros(1);
+    auto first = OptionZeros(1);
+    auto named = OptionZeros(1);
+    auto unnamed = OptionZeros(1);
     DistributedOptimizer<SGD> optimizer(SGD({first}, SGDOptions(1.0)),
                                         NamedTensors{{"first", first}, {"named", named}}, {},
                                         session);
@@ -686,11 +688,11 @@ TEST(LaterTest, ParametersAddedThroughTheBase) {
 
 TEST(LaterTest, AnAddedParameterMayBeReplaced) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto first = Zeros(1);
+    auto first = OptionZeros(1);
     DistributedOptimizer<SGD> optimizer(SGD({first}, SGDOptions(1.0)),
                                         NamedTensors{{"first", first}}, {}, session);
     for (int i = 0; i < 3; ++i) {
-      auto later = Zeros(2 + i);
+      auto later = OptionZeros(2 + i);
       optimizer.param_groups()[0].params().resize(1);
       optimizer.param_groups()[0].params().insert(optimizer.param_groups()[0].params().begin(),
                                                   later);
@@ -705,8 +707,8 @@ TEST(LaterTest, AnAddedParameterMayBeReplaced) {
 
 TEST(LaterTest, ParametersAddedDifferentlyAreNamed) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto first = Zeros(1);
-    auto later = Zeros(2 + rank);
+    auto first = OptionZeros(1);
+    auto later = OptionZeros(2 + rank);
     DistributedOptimizer<SGD> optimizer(SGD({first}, SGDOptions(1.0)),
                                         NamedTensors{{"first", first}}, {}, session);
     optimizer.param_groups()[0].params().push_back(later);
@@ -718,8 +720,8 @@ TEST(LaterTest, ParametersAddedDifferentlyAreNamed) {
 
 TEST(LaterTest, ParametersTakenAwayAreNoLongerReduced) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto a = Zeros(1);
-    auto b = Zeros(1);
+    auto a = OptionZeros(1);
+    auto b = OptionZeros(1);
     auto optimizer = Wrap({{"a", a}, {"b", b}}, {}, session);
     optimizer.param_groups()[0].params().pop_back();
     optimizer.zero_grad();
@@ -733,8 +735,8 @@ TEST(LaterTest, ParametersTakenAwayAreNoLongerReduced) {
 // What is frozen on some ranks only still counts there, as zero: nobody waits for it in vain.
 TEST(LaterTest, FrozenOnOneRankOnlyCountsAsZeroThere) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto a = Zeros(1);
-    auto b = Zeros(1);
+    auto a = OptionZeros(1);
+    auto b = OptionZeros(1);
     auto optimizer = Wrap({{"a", a}, {"b", b}}, {}, session);
     if (rank == 1) b.requires_grad_(false);
     (Slope(a, 2) + Slope(b, 2)).backward();
@@ -808,7 +810,7 @@ struct SignDescent : SGD {
 
 TEST(BaseTest, AUsersOwnOptimizer) {
   RunTorchRanks(3, [](int rank, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     DistributedOptimizer<SignDescent> optimizer(SignDescent({weight}, SGDOptions(1.0)),
                                                 NamedTensors{{"w", weight}}, {}, session);
     // Two ranks would go one way, the average goes the other.
@@ -820,7 +822,7 @@ TEST(BaseTest, AUsersOwnOptimizer) {
 
 TEST(BaseTest, ASchedulerMadeAfterWrappingSetsTheRate) {
   RunTorchRanks(2, [](int, const Session& session) {
-    auto weight = Zeros(1);
+    auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, {}, session);
     torch::optim::StepLR scheduler(optimizer, /*step_size=*/1, /*gamma=*/0.5);
     Slope(weight, 1).backward();
@@ -835,8 +837,8 @@ TEST(BaseTest, ASchedulerMadeAfterWrappingSetsTheRate) {
 
 TEST(BaseTest, ParameterGroupsKeepTheirOptions) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    auto slow = Zeros(1);
-    auto fast = Zeros(1);
+    auto slow = OptionZeros(1);
+    auto fast = OptionZeros(1);
     std::vector<torch::optim::OptimizerParamGroup> groups;
     groups.emplace_back(std::vector<torch::Tensor>{slow}, std::make_unique<SGDOptions>(0.5));
     groups.emplace_back(std::vector<torch::Tensor>{fast}, std::make_unique<SGDOptions>(2.0));
