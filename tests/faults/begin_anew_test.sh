@@ -11,7 +11,7 @@ export SIRTAKI_FLIGHT_RECORDS=off
 begin_anew() {
   local ranks=$1 code=0
   shift
-  SIRTAKI_LOG_LEVEL=warning SIRTAKI_TEST_SECONDS=100 bash "$here/../support/mpirun.sh" "$ranks" "$bindir/begin_anew" \
+  SIRTAKI_LOG_LEVEL=warning SIRTAKI_TEST_SECONDS=200 bash "$here/../support/mpirun.sh" "$ranks" "$bindir/begin_anew" \
     $((ranks - 1)) 5 "$@" >"$output" 2>&1 || code=$?
   [ "$code" = 0 ] || fail "begin_anew on $ranks ranks, $*: exit code $code"
   [ "$(grep -c 'is through$' "$output")" = "$ranks" ] || fail "not all ranks are through"
@@ -22,7 +22,7 @@ begin_anew 2 --sirtaki-transport=mpi
 
 if [ $# -gt 1 ]; then   # sirtakirun
   code=0
-  SIRTAKI_LOG_LEVEL=warning timeout 150 "$2" -np 2 --oversubscribe "$bindir/begin_anew" 1 3 >"$output" 2>&1 || code=$?
+  SIRTAKI_LOG_LEVEL=warning timeout 200 "$2" -np 2 --oversubscribe "$bindir/begin_anew" 1 3 >"$output" 2>&1 || code=$?
   [ "$code" = 0 ] || fail "begin_anew by sirtakirun: exit code $code"
   [ "$(grep -c 'is through$' "$output")" = 2 ] || fail "not all ranks are through"
 fi

@@ -4,19 +4,27 @@ set -euo pipefail
 
 bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-output=$(mktemp)
+runs=$(mktemp -d)             # an output for each run
+output=$runs/output           # of the run that is looked at
+: >"$output"
 program=lose_a_rank           # what `lose` runs
 launch=("$bindir/$program")  # and how
+limit=90000                   # milliseconds until an error: so that a hang is a failure, on a slow machine too
+declare -A losing=()          # runs in the background, and their processes
 
 # Ranks that a failed test has left (stopped ones do not end by themselves), by their own word.
 clean_up() {
   local process
-  sed -n 's/^rank [0-9]* is process \([0-9]*\)$/\1/p' "$output" | while read -r process; do
+  for process in "${losing[@]}"; do   # around mpirun, which ends its ranks
+    # shellcheck disable=SC2046  # several
+    kill $(cat "/proc/$process/task/$process/children" 2>/dev/null) 2>/dev/null || true
+  done
+  sed -n 's/^rank [0-9]* is process \([0-9]*\)$/\1/p' "$runs"/* | while read -r process; do
     if [ "$(cat "/proc/$process/comm" 2>/dev/null)" = $program ]; then
       kill -KILL "$process" 2>/dev/null || true
     fi
   done
-  rm -f "$output"
+  rm -rf "$runs"
 }
 trap clean_up EXIT
 
@@ -44,35 +52,61 @@ flag_to_survive() {
 lose() {
   local flags=$1 ranks=$2 code=0
   shift 2
-  SIRTAKI_MPIRUN_FLAGS=$flags SIRTAKI_TEST_SECONDS=45 bash "$here/../support/mpirun.sh" "$ranks" \
+  SIRTAKI_MPIRUN_FLAGS=$flags SIRTAKI_TEST_SECONDS=150 bash "$here/../support/mpirun.sh" "$ranks" \
     "${launch[@]}" "$@" >"$output" 2>&1 || code=$?
   case $code in 124 | 137) fail "$program $*: does not end" ;; esac
   ! grep -qE 'WRONG|HANGS' "$output" || fail "$program $*: a wrong result was taken for a right one"
 }
 
-# nothing_left: of the last run no process is there any more, and with them has gone the memory that they
-# shared; nor is anything of ours in /dev/shm.
-nothing_left() {
-  local process left
+# losing NAME MPIRUN-FLAGS RANKS WHAT VICTIM [OPTION...]: `lose` in the background, since runs wait most of the time.
+# lost NAME: waits for it; its output is $output then.
+losing() {
+  local name=$1
+  shift
+  (output=$runs/$name && lose "$@") &
+  losing[$name]=$!
+}
+lost() {
+  local process=${losing[$1]}
+  unset "losing[$1]"
+  output=$runs/$1
+  printf '== %s\n' "$1"
+  wait "$process" || exit 1
+}
+
+# within SECONDS COMMAND...: waits until the command succeeds.
+within() {
+  local end=$((SECONDS + $1))
+  shift
+  until "$@"; do
+    [ "$SECONDS" -lt "$end" ] || return 1
+    sleep 0.1
+  done
+}
+is_gone() { [ "$(cat "/proc/$1/comm" 2>/dev/null)" != $program ]; }
+
+# nothing_left: no process of the run is there any more, and with them has gone the memory that they shared; nor is
+# anything of ours in /dev/shm. nothing_of_it_left: the processes alone, while other runs go on.
+nothing_of_it_left() {
+  local process
   while read -r process; do
-    for _ in $(seq 100); do
-      [ "$(cat "/proc/$process/comm" 2>/dev/null)" = $program ] || continue 2
-      sleep 0.1
-    done
-    fail "process $process is still there"
+    within 60 is_gone "$process" || fail "process $process is still there"
   done < <(sed -n 's/^rank [0-9]* is process \([0-9]*\)$/\1/p' "$output")
+}
+nothing_left() {
+  local left
+  nothing_of_it_left
   left=$(find /dev/shm -maxdepth 1 -iname '*sirtaki*' 2>/dev/null)
   [ -z "$left" ] || fail "left in /dev/shm: $left"
 }
 
-# expect RANK PATTERN LIMIT [LEAST]: that rank's error, which took at most LIMIT milliseconds and not
-# less than LEAST.
+# expect RANK PATTERN [LEAST]: that rank's error, which took at most $limit milliseconds and not less than LEAST.
 expect() {
   local line milliseconds
   line=$(grep -E "^rank $1 after [0-9]+ ms: " "$output" | head -n 1) || fail "rank $1 says nothing"
   printf '%s\n' "$line" | grep -qE "$2" || fail "rank $1 does not say '$2'"
   milliseconds=$(printf '%s\n' "$line" | sed 's/^rank [0-9]* after \([0-9]*\) ms.*/\1/')
-  [ "$milliseconds" -le "$3" ] || fail "rank $1 took $milliseconds ms, allowed are $3"
-  [ "$milliseconds" -ge "${4:-0}" ] || fail "rank $1 took $milliseconds ms only, expected are ${4:-0}"
+  [ "$milliseconds" -le "$limit" ] || fail "rank $1 took $milliseconds ms, allowed are $limit"
+  [ "$milliseconds" -ge "${3:-0}" ] || fail "rank $1 took $milliseconds ms only, expected are ${3:-0}"
   printf '%s\n' "$line"
 }

@@ -9,28 +9,19 @@ program=hold_up
 folder=$(mktemp -d)
 trap 'clean_up; rm -rf "$folder"' EXIT
 
-# within SECONDS COMMAND...: until it succeeds.
-within() {
-  local end=$((SECONDS + $1))
-  shift
-  until "$@"; do
-    [ "$SECONDS" -lt "$end" ] || return 1
-    sleep 0.1
-  done
-}
 records() { [ "$(find "$folder/records" -name 'flight-?.json' 2>/dev/null | wc -l)" = "$1" ]; }
 
-SIRTAKI_TEST_SECONDS=90 bash "$here/../support/mpirun.sh" 3 "$bindir/hold_up" 1 "$folder/go" --sirtaki-stall-warning=4 \
+SIRTAKI_TEST_SECONDS=200 bash "$here/../support/mpirun.sh" 3 "$bindir/hold_up" 1 "$folder/go" --sirtaki-stall-warning=4 \
   --sirtaki-timeline="$folder/traces" --sirtaki-flight-records="$folder/records" --sirtaki-summary \
   --sirtaki-metrics-file="$folder/metrics.csv" >"$output" 2>&1 &
 job=$!
-within 60 grep -qE 'warning.*not submitted by rank 1' "$output" || fail 'no warning'
+within 90 grep -qE 'warning.*not submitted by rank 1' "$output" || fail 'no warning'
 bucket=$(sed -nE 's/.*\[warning\].*(bucket [0-9]+ of arena [0-9]+ \("[^)]*\)) has waited.* not submitted by rank 1.*/\1/p' "$output" | head -n 1)
 tensor=$(sed -nE 's/^[^"]*("[^"]*").*/\1/p' <<<"$bucket")
 case $tensor in '"0.weight"' | '"0.bias"' | '"2.weight"' | '"2.bias"') ;; *) fail "the warning names no tensor: $bucket" ;; esac
 
 for process in $(sed -n 's/^rank [0-9]* is process \([0-9]*\)$/\1/p' "$output"); do kill -USR1 "$process"; done
-within 30 records 3 || fail 'SIGUSR1 leaves no records of all ranks'
+within 90 records 3 || fail 'SIGUSR1 leaves no records of all ranks'
 "$sirtakirun" --explain "$folder/records" >"$folder/explained" || fail 'no explanation'
 cat "$folder/explained"
 grep -qE '^Records of all 3 ranks \(SIGUSR1, [-0-9]+ [:0-9]+ UTC( to .*)?\)\.$' "$folder/explained" || fail 'not of all ranks'

@@ -21,7 +21,7 @@ constexpr int kSteps = 40;
 constexpr int kHeldStep = 20;
 constexpr auto kWork = std::chrono::milliseconds(10);
 constexpr auto kLook = std::chrono::milliseconds(5);
-constexpr auto kLimit = std::chrono::seconds(60);
+constexpr auto kLimit = std::chrono::seconds(180);
 
 // False if the file does not come.
 bool WaitFor(const std::string& file) {

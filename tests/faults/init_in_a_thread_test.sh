@@ -6,6 +6,6 @@
 
 # Without mpirun, which would count the missing MPI_Finalize as a failure of the job.
 code=0
-timeout -k 5 45 "$bindir/init_in_a_thread" >"$output" 2>&1 || code=$?
+timeout -k 5 100 "$bindir/init_in_a_thread" >"$output" 2>&1 || code=$?
 [ "$code" -eq 0 ] || fail "code $code"
 grep 'MPI_Finalize is skipped: the process exits on another thread' "$output" || fail 'nothing was said'

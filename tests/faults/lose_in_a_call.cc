@@ -46,7 +46,7 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr int kMostRanks = 16;
-constexpr auto kPatience = std::chrono::seconds(20);
+constexpr auto kPatience = std::chrono::seconds(100);
 
 enum class Memory : std::uint8_t { kPool, kPrivate };
 

@@ -7,7 +7,7 @@
 # run RANKS WHAT: whatever mpirun returns, for MPI is not finalized after a fault.
 run() {
   local code=0
-  SIRTAKI_LOG_LEVEL=${level:-warning} SIRTAKI_TEST_SECONDS=45 \
+  SIRTAKI_LOG_LEVEL=${level:-warning} SIRTAKI_TEST_SECONDS=100 \
     bash "$here/../support/mpirun.sh" "$1" "$bindir/say_once" "$2" >"$output" 2>&1 || code=$?
   case $code in 124 | 137) fail "say_once $2: does not end" ;; esac
 }

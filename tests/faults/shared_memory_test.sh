@@ -1,26 +1,27 @@
 #!/usr/bin/env bash
 # A rank is lost while the others wait for it over shared memory, in the midst of small operations: more ranks
-# than cores, so that they sleep. All of them learn of it, and nothing stays behind.
+# than cores, so that they sleep. All of them learn of it, and nothing stays behind. All runs at once.
 # shellcheck source=tests/faults/faults.sh
 . "$(dirname "$0")/faults.sh"
 survive=$(flag_to_survive)
 
-options=(--sirtaki-shared-memory=required --sirtaki-ping-interval=0.5 --sirtaki-peer-timeout=2)
-limit=8000
-
+options=(--sirtaki-shared-memory=required --sirtaki-ping-interval=0.5 --sirtaki-peer-timeout=5)
 for victim in 0 3; do
-  printf '== killed: rank %s\n' $victim
-  lose "$survive" 4 killed-small $victim "${options[@]}"
+  losing "killed, rank $victim" "$survive" 4 killed-small $victim "${options[@]}"
+  losing "stopped, rank $victim" "" 4 stopped-small $victim "${options[@]}"
+done
+for victim in 0 3; do
+  lost "killed, rank $victim"
   for rank in 0 1 2 3; do
-    [ $rank = $victim ] || expect $rank "rank $victim is lost" $limit
+    [ $rank = $victim ] || expect $rank "rank $victim is lost"
   done
-  nothing_left
-  printf '== stopped: rank %s\n' $victim
-  lose "" 4 stopped-small $victim "${options[@]}"
+  nothing_of_it_left
+  lost "stopped, rank $victim"
   # The first to end takes the job along, so only one is sure to say something.
   grep -qE '^rank [0-9] after' "$output" || fail 'no rank noticed'
   for rank in 0 1 2 3; do
-    ! grep -q "^rank $rank after" "$output" || expect $rank "rank $victim is lost" $limit
+    ! grep -q "^rank $rank after" "$output" || expect $rank "rank $victim is lost"
   done
-  nothing_left
+  nothing_of_it_left
 done
+nothing_left
