@@ -21,7 +21,6 @@ first_kind=$((RANDOM % ${#kinds[@]}))
 scratch=$(mktemp -d)
 trap 'clean_up; rm -rf "$scratch"' EXIT
 export TMPDIR=$scratch
-board=$scratch/board
 
 # Of the memory that the ranks shared nothing is mapped or open any more.
 no_memory_left() {
@@ -43,29 +42,41 @@ ended() {
   [ "$count" -eq "$1" ] || fail "$count ranks ended with code $2, expected are $1"
 }
 
-for ((loss = 0; loss < losses; ++loss)); do
-  kind=${kinds[(first_kind + loss) % ${#kinds[@]}]}
-  ranks=$((2 + (loss + loss / ${#kinds[@]}) % 3))
-  victim=$((RANDOM % ranks))
-  how=killed
-  if [ $((loss % 5)) -eq 4 ]; then how=stopped; fi
-  rm -f "$board"
-  lose "$survive" $ranks $how "$kind" $victim "$RANDOM" "$board" \
+# begin and finish: of the loss of this number, five at once.
+begin() {
+  kind[$1]=${kinds[(first_kind + $1) % ${#kinds[@]}]}
+  ranks[$1]=$((2 + ($1 + $1 / ${#kinds[@]}) % 3))
+  victim[$1]=$((RANDOM % ranks[$1]))
+  how[$1]=killed
+  if [ $(($1 % at_once)) -eq 4 ]; then how[$1]=stopped; fi
+  losing "$1" "$survive" "${ranks[$1]}" "${how[$1]}" "${kind[$1]}" "${victim[$1]}" "$RANDOM" "$scratch/board$1" \
     --sirtaki-shared-memory=required --sirtaki-ping-interval=0.2 --sirtaki-peer-timeout=6
-  printf '== %s: rank %s of %s, in %s%s\n' $how $victim $ranks "$kind" \
+}
+finish() {
+  local rank of=${ranks[$1]} lost=${victim[$1]}
+  lost "$1"
+  printf '%s: rank %s of %s, in %s%s\n' "${how[$1]}" "$lost" "$of" "${kind[$1]}" \
     "$(grep -q '^lost inside the call$' "$output" || echo ', as it ended')"
-  for ((rank = 0; rank < ranks; ++rank)); do
-    [ $rank -eq $victim ] || expect $rank "rank $victim is lost"
+  for ((rank = 0; rank < of; ++rank)); do
+    [ $rank -eq "$lost" ] || expect $rank "rank $lost is lost"
   done
-  if [ $how = killed ]; then
+  if [ "${how[$1]}" = killed ]; then
     ended 1 137
-    ended $((ranks - 1)) 3
+    ended $((of - 1)) 3
   else
-    expect $victim "rank $victim is lost"  # it was woken when the others had their errors
-    ended $ranks 3
+    expect "$lost" "rank $lost is lost"  # it was woken when the others had their errors
+    ended "$of" 3
   fi
-  nothing_left
+  nothing_of_it_left
   no_memory_left
+}
+
+at_once=5
+declare -a kind ranks victim how
+for ((first = 0; first < losses; first += at_once)); do
+  for ((loss = first; loss < first + at_once && loss < losses; ++loss)); do begin "$loss"; done
+  for ((loss = first; loss < first + at_once && loss < losses; ++loss)); do finish "$loss"; done
 done
-left=$(find "$scratch" -type f ! -path "$board" ! -name shared ! -name there)
+nothing_left
+left=$(find "$scratch" -type f ! -name 'board*' ! -name shared ! -name there)
 [ -z "$left" ] || fail "files are left: $left"
