@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# How runs of sirtakirun end when a rank fails, when something is killed, and what is started again.
+# shellcheck source=tests/launch/runs.sh
+. "$(dirname "$0")/runs.sh"
+
+# Where ranks tell each other that they are there.
+mkdir "$work/there"
+export RANKS=$work/there
+
+mpirun_is_killed() {
+  echo "--- mpirun is killed"
+  run 137 -np 2 bash -c 'touch "$RANKS/there$RANK"; until [ -e "$RANKS/there0" ] && [ -e "$RANKS/there1" ]; do sleep 0.1; done
+    sleep 0.5; [ "$RANK" = 1 ] || kill -KILL "$(awk "/^PPid:/ { print \$2 }" "/proc/$PPID/status")"; exec sleep 418'
+  ends "$errors" "sirtakirun: $mpirun died of SIGKILL, and the ranks with it"
+  gone "sleep 418"
+}
+
+rank_fails() {
+  echo "--- a rank that fails ends the others; the last words and the code are its own"
+  run 3 -np 3 bash -c 'if [ "$RANK" = 1 ]; then echo "first" >&2; echo "the reason" >&2; exit 3; fi; exec sleep 401'
+  says "$errors" "sirtakirun: rank 1 on host $host ended with exit code 3"
+  says "$errors" "sirtakirun: its last lines on standard error:"
+  ends "$errors" "sirtakirun:   the reason"
+  gone "sleep 401"
+}
+
+rank_is_killed() {
+  echo "--- a rank that is killed"
+  run 137 -np 2 bash -c 'if [ "$RANK" = 1 ]; then kill -KILL $$; fi; exec sleep 402'
+  grep -q "^sirtakirun: rank 1 on host $host died of SIGKILL" "$errors" || fail "it does not say who died of what"
+  gone "sleep 402"
+}
+rank_crashes() {
+  run 139 -np 2 bash -c 'if [ "$RANK" = 0 ]; then kill -SEGV $$; fi; exec sleep 403'
+  says "$errors" "sirtakirun: rank 0 on host $host died of SIGSEGV"
+  gone "sleep 403"
+}
+
+ends_with_it() {
+  echo "--- what a rank has started and left ends with it, if it ends badly"
+  run 139 -np 2 bash -c 'if [ "$RANK" = 0 ]; then (trap "" TERM; exec sleep 409 >/dev/null 2>&1) & kill -SEGV $$; fi; exec sleep 409'
+  gone "sleep 409"
+}
+
+unwilling() {
+  echo "--- ranks that do not want to end are ended"
+  run 5 -np 2 bash -c 'trap "" TERM INT HUP; if [ "$RANK" = 1 ]; then exit 5; fi; sleep 404; sleep 404'
+  gone "sleep 404"
+}
+stopped_itself() {
+  run 6 -np 2 bash -c 'if [ "$RANK" = 1 ]; then sleep 1; exit 6; fi; kill -STOP $$; exec sleep 405'
+  gone "sleep 405"
+}
+
+again() {
+  echo "--- what fails is started again, as often as allowed"
+  run 0 -np 2 --max-restarts 2 --output-filename "$work/again" bash -c \
+    'echo "attempt ${TORCHELASTIC_RESTART_COUNT:-0}"; [ "$RANK" = 0 ] || exit $((2 - ${TORCHELASTIC_RESTART_COUNT:-0}))'
+  [ "$(cat "$work/again/rank.1/stdout")" = "$(printf 'attempt %d\n' 0 1 2)" ] || fail "rank.1/stdout is wrong"
+  says "$errors" "sirtakirun: rank 1 on host $host ended with exit code 2"
+  says "$errors" "sirtakirun: starting again, 1 of 2"
+  ends "$errors" "sirtakirun: starting again, 2 of 2"
+}
+again_in_vain() {
+  run 4 -np 2 --max-restarts 1 bash -c 'exit 4'
+  [ "$(grep -c "ended with exit code 4" "$errors")" = 2 ] || fail "not two attempts"
+  run 127 -np 1 --max-restarts 3 "$work/no/such/program"
+  ! grep -q "starting again" "$errors" || fail "what cannot go well is started again"
+}
+again_without_what_is_around() {
+  # What stands around the rank is killed: this machine is not gone.
+  run 0 -np 1 --max-restarts 1 bash -c '[ -n "${TORCHELASTIC_RESTART_COUNT:-}" ] || { kill -KILL $PPID; exec sleep 410; }'
+  ends "$errors" "sirtakirun: starting again, 1 of 1"
+  gone "sleep 410"
+}
+
+cause() {
+  echo "--- who was killed is the cause, also where that is seen after the launcher has begun to end the ranks"
+  run 137 -np 2 bash -c '
+    if [ "$RANK" = 1 ]; then
+      trap "kill -KILL $$" TERM
+      touch "$RANKS/set"
+      while true; do sleep 0.1; done
+    fi
+    until [ -e "$RANKS/set" ]; do sleep 0.1; done
+    echo "peer lost: rank 1 is lost: its process has ended" >&2
+    exit 1'
+  grep -q "^sirtakirun: rank 1 on host $host died of SIGKILL" "$errors" || fail "rank 1 is not named"
+}
+
+is_missing() { [ ! -e "$1" ]; }
+over_mpi() {
+  echo "--- ranks that talk over MPI: killed, and with sirtakirun"
+  run 137 -np 3 "$programs/lose_a_rank" killed 1
+  grep -q "^sirtakirun: rank 1 on host $host died of SIGKILL" "$errors" || fail "it does not say who died"
+  : >"$output"
+  "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 "$programs/lose_a_rank" stopped 1 --sirtaki-ping-interval=11 >"$output" 2>"$errors" </dev/null &
+  process=$!
+  printed 2 "is process"
+  segments=
+  for rank in $(sed -n 's/.*is process //p' "$output"); do
+    segments+=" $(grep -oE '/dev/shm/[^ ]+' "/proc/$rank/maps" | sort -u | tr '\n' ' ')"
+  done
+  kill -KILL "$process"
+  { wait "$process"; } 2>/dev/null || true
+  gone "lose_a_rank stopped 1 --sirtaki-ping-interval=11"
+  for segment in $segments; do
+    case $segment in */mpich_shm_*)   # MPICH's name does not tell the job: what it leaves stays
+      rm -f "$segment"
+      continue ;;
+    esac
+    within 60 is_missing "$segment" || fail "left: $segment"
+  done
+}
+
+together mpirun_is_killed rank_fails rank_is_killed rank_crashes ends_with_it unwilling stopped_itself
+together again again_in_vain again_without_what_is_around cause over_mpi

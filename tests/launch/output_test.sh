@@ -1,0 +1,151 @@
+#!/usr/bin/env bash
+# What ranks started by sirtakirun read and print, and what sirtakirun prints itself.
+# shellcheck source=tests/launch/runs.sh
+. "$(dirname "$0")/runs.sh"
+
+slow_reader() {
+  echo "--- a reader who takes his time loses nothing"
+  code=0
+  timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 bash -c 'seq 200000' 2>"$errors" </dev/null |
+    (sleep 3; cat) >"$output" || code=$?
+  [ "$code" = 0 ] || fail "code $code"
+  [ "$(grep -c '^\[0\]' "$output")" = 200000 ] && [ "$(grep -c '^\[1\]' "$output")" = 200000 ] || fail "lines are lost"
+}
+slow_reader_of_a_failure() {
+  echo "--- nor if a rank fails meanwhile"
+  code=0
+  timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 1 bash -c 'seq 11500; exit 3' 2>"$errors" </dev/null |
+    (read -r line; echo "$line"; sleep 12; cat) >"$output" || code=$?
+  [ "$code" = 3 ] || fail "code $code"
+  [ "$(wc -l <"$output")" = 11500 ] || fail "lines are lost: there are $(wc -l <"$output")"
+}
+together slow_reader slow_reader_of_a_failure &   # beside the others
+slow=$!
+
+echo "--- every rank has torchrun's variables, and its lines its number"
+run 0 -np 3 bash -c 'echo "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE"; echo "at $MASTER_ADDR:${MASTER_PORT//[0-9]/}" >&2'
+for rank in 0 1 2; do
+  says "$output" "[$rank] $rank of 3, $rank of 3"
+  says "$errors" "[$rank] at 127.0.0.1:"
+done
+
+echo "--- the ranks do not see how sirtakirun is reached, and the user's MASTER_ADDR stays"
+MASTER_ADDR=there MASTER_PORT=7 run 0 -np 2 bash -c 'echo "$MASTER_ADDR:$MASTER_PORT"; env | grep ^SIRTAKI_LAUNCH && exit 9; true'
+says "$output" "[1] there:7"
+
+echo "--- without a standard output, or a standard error"
+run 0 -np 2 true   # so that $output is there
+timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 echo hi >&- 2>"$errors" </dev/null || fail "without output: code $?"
+timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 sh -c 'echo hi; echo there >&2' >"$output" 2>&- </dev/null ||
+  fail "without errors: code $?"
+says "$output" "[1] hi"
+
+echo "--- a folder where a file should be"
+run 2 --hostfile "$work" true
+says "$errors" "sirtakirun: --hostfile: \"$work\" cannot be read"
+run 2 --config-file "$work" -np 1 true
+says "$errors" "sirtakirun: --config-file: \"$work\" cannot be read"
+
+echo "--- the ranks have the limit of open files as it was"
+(ulimit -Sn 500 && run 0 -np 1 bash -c 'ulimit -Sn')
+says "$output" "[0] 500"
+
+echo "--- options of the library arrive"
+run 0 -np 2 --fusion-threshold-mb 32 --tree-arity=3 bash -c 'echo "$SIRTAKI_FUSION_BYTES $SIRTAKI_TREE_ARITY"'
+says "$output" "[0] 32M 3"
+
+echo "--- rank 0 reads the input"
+code=0
+echo "from the input" | timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 \
+  bash -c 'if [ "$RANK" = 0 ]; then read -r line; echo "read: $line"; fi' >"$output" 2>"$errors" || code=$?
+[ "$code" = 0 ] || fail "code $code"
+says "$output" "[0] read: from the input"
+
+echo "--- lines of several ranks do not mix, and all arrive"
+run 0 -np 3 bash -c 'for i in $(seq 3000); do echo "line $i of $RANK, long enough to be cut where a buffer of a pipe or a socket ends"; done'
+for rank in 0 1 2; do
+  grep "^\[$rank\]" "$output" | sed "s/^\[$rank\] line \([0-9]*\) of $rank, long enough to be cut where a buffer of a pipe or a socket ends\$/\1/" >"$work/lines"
+  cmp -s "$work/lines" <(seq 3000) || fail "rank $rank: lines are lost or mixed"
+done
+[ "$(wc -l <"$output")" = 9000 ] || fail "there are lines of nobody"
+
+echo "--- lines of both streams in one place do not cut each other"
+code=0
+timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 \
+  bash -c 'for i in $(seq 2000); do echo "output $i, of some length to be cut"; echo "error $i, of some length to be cut" >&2; done' \
+  2>&1 </dev/null | (sleep 1; cat) >"$output" || code=$?
+[ "$code" = 0 ] || fail "code $code"
+[ "$(grep -cxE '\[[01]\] (output|error) [0-9]+, of some length to be cut' "$output")" = 8000 ] || fail "lines are cut"
+[ "$(wc -l <"$output")" = 8000 ] || fail "there are lines of nobody"
+
+echo "--- rank files"
+run 0 -np 2 --output-filename "$work/ranks" bash -c 'printf "out %s" "$RANK"; echo "err $RANK" >&2'
+[ ! -s "$output" ] || fail "what goes to files goes to the terminal too"
+[ "$(cat "$work/ranks/rank.1/stdout")" = "out 1" ] || fail "rank.1/stdout is wrong"
+[ "$(cat "$work/ranks/rank.0/stderr")" = "err 0" ] || fail "rank.0/stderr is wrong"
+touch "$work/file"
+run 2 -np 2 --output-filename "$work/file" true
+grep -q -- '--output-filename: .*/file/rank.0.* cannot be made' "$errors" || fail "it does not say why"
+
+echo "--- a full disk is told, and a reader who has enough is none"
+mkdir -p "$work/full/rank.0"
+ln -s /dev/full "$work/full/rank.0/stdout"
+run 1 -np 2 --output-filename "$work/full" seq 20000
+ends "$errors" "sirtakirun: --output-filename: writing failed: No space left on device; later output is lost"
+: >"$output"
+for words in "seq 20000" "--dry-run hostname" "--help" "--version" "-cb"; do
+  code=0
+  # shellcheck disable=SC2086
+  timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 $words >/dev/full 2>"$errors" </dev/null || code=$?
+  [ "$code" = 1 ] || fail "full disk: $words: code $code"
+  [ "$words" != "seq 20000" ] || [ "$(cat "$errors")" = "sirtakirun: standard output: No space left on device; later output is lost" ] || fail "it is not told once"
+done
+code=0
+timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 seq 20000 2>"$errors" </dev/null | head -n 1 >"$output" || code=$?
+[ "$code" = 0 ] && [ ! -s "$errors" ] || fail "closed output: code $code"
+
+echo "--- time stamps"
+run 0 -np 1 --prefix-timestamp echo hello
+grep -qxE '[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3} \[0\] hello' "$output" || fail "no time"
+
+echo "--- a program that is not there"
+run 127 -np 2 "$work/no/such/program"
+grep -qE '^sirtakirun: rank [01] on host .*no/such/program.* cannot be started: No such file or directory$' "$errors" || fail "it does not say why"
+
+echo "--- a plan is printed, and nothing started"
+run 0 -np 2 --dry-run touch "$work/started"
+grep -q -- "sirtakirun --as-rank -- touch $work/started" "$output" || fail "no plan"
+[ ! -e "$work/started" ] || fail "it was started"
+
+echo "--- what was built in and what is here"
+run 0 -cb
+grep -qE '^  \[X\] MPI +.*/' "$output" || fail "no MPI"
+if [ -e "$(dirname "$sirtakirun")/libsirtaki.so" ]; then
+  library=$(realpath "$(dirname "$sirtakirun")/libsirtaki.so")
+  says "$output" "  [X] libsirtaki.so  $library"
+  mpi=$(ldd "$library" | sed -n 's/^\tlibmpi[^ ]* => \([^ ]*\) .*/\1/p')
+  grep -qE "^  \[X\] its MPI +.*[0-9]\.[0-9].*, $(realpath "$mpi")\$" "$output" || fail "not the MPI of the library"
+fi
+grep -qE "^  \[.\] (Open MPI|MPICH) +[0-9.]+, $(command -v mpirun)\$" "$output" || fail "no mpirun"
+
+echo "--- what the ranks of a run have left is read, and nothing started"
+run 2 --explain "$work/none"
+ends "$errors" "sirtakirun: $work/none: No such file or directory"
+mkdir "$work/left"
+run 2 --explain "$work/left"
+ends "$errors" "sirtakirun: $work/left: holds no flight-<number>.json"
+run 2 --merge-timelines "$work/left" touch "$work/started"
+ends "$errors" "sirtakirun: $work/left: holds no rank-<number>.json"
+[ ! -e "$work/started" ] || fail "the program was started"
+for rank in 0 1; do printf '[\n{"ph":"i","ts":%s,"pid":%s}\n]\n' "$rank" "$rank" >"$work/left/rank-$rank.json"; done
+run 0 --merge-timelines "$work/left"
+says "$output" "2 ranks in $work/left/timeline.json"
+python3 -c 'import json, sys; assert [e["pid"] for e in json.load(open(sys.argv[1]))] == [0, 1]' "$work/left/timeline.json" || fail "not merged"
+
+echo "--- a rank cannot start a run"
+code=0
+OMPI_COMM_WORLD_RANK=0 "$sirtakirun" -np 1 true >"$output" 2>"$errors" </dev/null || code=$?
+[ "$code" = 2 ] || fail "nested: code $code"
+ends "$errors" "sirtakirun: OMPI_COMM_WORLD_RANK=0 is set: this is a rank of another run already, and cannot start one"
+
+wait "$slow"

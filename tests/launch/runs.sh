@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# What the scripts here share: source it, with sirtakirun as $1 and the folder of the programs of tests/faults as $2. Real
+# runs on this host, of two and three ranks.
+set -euo pipefail
+
+sirtakirun=${1:?usage: bash SCRIPT SIRTAKIRUN MPI-PROGRAMS}
+programs=${2:?usage: bash SCRIPT SIRTAKIRUN MPI-PROGRAMS}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+output=$work/output
+errors=$work/errors
+mpirun=${MPIEXEC:-$(command -v mpirun)}
+host=$(hostname)
+# Of the tests' own mpirun, if they run in one.
+for variable in $(compgen -e | grep -E '^(OMPI|PMIX|PMI|PRTE)_' || true); do unset "$variable"; done
+
+fail() {
+  printf 'FAILED: %s\n--- standard output:\n' "$*"
+  cat "$output"
+  printf -- '--- standard error:\n'
+  cat "$errors"
+  exit 1
+}
+
+# run CODE ARGUMENT...: of sirtakirun, which must end with the code; within 100 s, so that a hang is a failure.
+run() {
+  local expected=$1 code=0
+  shift
+  timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --oversubscribe "$@" >"$output" 2>"$errors" </dev/null || code=$?
+  [ "$code" = "$expected" ] || fail "sirtakirun $*: code $code, expected $expected"
+}
+
+# together FUNCTION...: calls them at once, each with an output of its own: runs wait most of the time. They are children of
+# a shell that ignores SIGINT for them.
+together() {
+  local name failed=0
+  declare -A process=()
+  for name in "$@"; do
+    (output=$work/$name.output errors=$work/$name.errors && "$name") >"$work/$name.log" 2>&1 </dev/null &
+    process[$name]=$!
+  done
+  for name in "$@"; do
+    wait "${process[$name]}" || failed=1
+    cat "$work/$name.log"
+  done
+  [ "$failed" = 0 ] || exit 1
+}
+
+# says FILE TEXT: a line of it is the text. ends FILE TEXT: its last line is.
+says() { grep -qxF -- "$2" "$1" || fail "no line of $(basename "$1") is: $2"; }
+ends() { [ "$(tail -n 1 "$1")" = "$2" ] || fail "the last line of $(basename "$1") is not: $2"; }
+
+# within SECONDS COMMAND...: waits until the command succeeds.
+within() {
+  local end=$((SECONDS + $1))
+  shift
+  until "$@"; do
+    [ "$SECONDS" -lt "$end" ] || return 1
+    sleep 0.1
+  done
+}
+
+# printed COUNT WORDS: waits until that many lines of the output have the words.
+have_words() { [ "$(grep -c -- "$2" "$output")" = "$1" ]; }
+printed() { within 90 have_words "$1" "$2" || fail "not $1 lines with: $2"; }
+
+# Processes with these words in their command line.
+running() {
+  local process
+  for process in /proc/[0-9]*; do
+    { tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null | grep -qF -- "$1" && echo "${process#/proc/}"
+  done
+  true
+}
+
+# gone WORDS: none is left, after a while.
+none_runs() { ! cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' ' ' | grep -qF -- "$1"; }
+gone() { within 60 none_runs "$1" || fail "left running: $(running "$1")"; }

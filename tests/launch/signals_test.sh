@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Signals to sirtakirun, and what becomes of its ranks.
+# shellcheck source=tests/launch/runs.sh
+. "$(dirname "$0")/runs.sh"
+
+echo "--- Ctrl-C, SIGTERM, and nobody left"
+for signal in INT TERM HUP; do
+  : >"$output"
+  "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 bash -c "echo begun; exec sleep 406" >"$output" 2>"$errors" </dev/null &
+  process=$!
+  printed 2 begun
+  began=$SECONDS code=0
+  kill "-$signal" "$process"
+  wait "$process" || code=$?
+  [ "$code" = $((128 + $(kill -l "$signal"))) ] || fail "SIG$signal: code $code"
+  [ $((SECONDS - began)) -le 60 ] || fail "SIG$signal: ended after $((SECONDS - began)) s"
+  ends "$errors" "sirtakirun: ended by SIG$signal"
+  gone "sleep 406"
+done
+
+echo "--- two signals at once are one: the ranks have their time to end, and what they say arrives"
+: >"$output"
+"$sirtakirun" --launcher "$mpirun" --oversubscribe -np 1 \
+  bash -c 'trap "sleep 0.5; echo goodbye; exit 0" TERM; echo begun; while true; do sleep 0.1; done' >"$output" 2>"$errors" </dev/null &
+process=$!
+printed 1 begun
+code=0
+kill -STOP "$process"   # so that it takes them together
+kill -TERM "$process"
+kill -INT "$process"
+kill -CONT "$process"
+wait "$process" || code=$?
+[ "$code" = 143 ] || [ "$code" = 130 ] || fail "two signals: code $code"
+says "$output" "[0] goodbye"
+
+echo "--- SIGUSR1 goes on to the ranks"
+: >"$output"
+"$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 \
+  bash -c 'trap "echo asked; exit 0" USR1; echo begun; while true; do sleep 0.1; done' >"$output" 2>"$errors" </dev/null &
+process=$!
+printed 2 begun
+code=0
+kill -USR1 "$process"
+wait "$process" || code=$?
+[ "$code" = 0 ] || fail "SIGUSR1: code $code"
+says "$output" "[0] asked"
+says "$output" "[1] asked"
+
+echo "--- Ctrl-C on a terminal, where the launcher gets it too"
+cat >"$work/ctrl_c.py" <<'END'
+import os, pty, signal, sys
+
+process, terminal = pty.fork()
+if process == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+signal.alarm(100)  # to start in
+text = b""
+pressed = False
+while True:
+    try:
+        text += os.read(terminal, 4096)
+    except OSError:  # nobody has the terminal open any more
+        break
+    if not pressed and text.count(b"] begun") == 2:
+        os.write(terminal, b"\x03")
+        pressed = True
+        signal.alarm(60)  # to end in
+sys.stdout.buffer.write(text.replace(b"\r", b"").replace(b"^C", b""))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+END
+for ranks in 'exec sleep 418' "trap '' INT; sleep 418" "trap '' INT TERM; sleep 418; sleep 418"; do
+  code=0
+  NO_COLOR=1 python3 "$work/ctrl_c.py" "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 bash -c "echo begun; $ranks" \
+    >"$output" 2>"$errors" || code=$?
+  [ "$code" = 130 ] || fail "$ranks: code $code"
+  ends "$output" "sirtakirun: ended by SIGINT"
+  gone "sleep 418"
+done
+
+echo "--- nohup: a hangup does not end it"
+: >"$output"
+nohup "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 1 bash -c "echo begun; read -r; echo on" >"$output" 2>"$errors" < <(
+  printed 1 begun
+  kill -HUP $(running "--oversubscribe -np 1 bash -c echo begun; read -r; echo on")
+  echo
+) || fail "ended by SIGHUP"
+says "$output" "[0] on"
+
+echo "--- sirtakirun itself is killed"
+: >"$output"
+"$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 bash -c "echo begun; trap '' TERM; sleep 407; sleep 407" >"$output" 2>"$errors" </dev/null &
+process=$!
+printed 2 begun
+kill -KILL "$process"
+{ wait "$process"; } 2>/dev/null || true
+gone "sleep 407"
