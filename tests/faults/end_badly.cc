@@ -2,11 +2,13 @@
 // ends.
 //
 //   waits    nothing ends it: somebody else does
+//   stops    nothing ends it: somebody else stops it
 //   throws   an exception that nobody catches
 //   exits    std::exit(3)
 //
 // Each rank prints "rank R has begun" after its first steps. One that meets an error of Sirtaki's
-// prints it to standard error and ends a second later, with code 1.
+// prints it to standard error and ends some seconds later, with code 1: the victim is to be the
+// first to end. Where it is stopped, and so does not, it is a second.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -40,10 +42,10 @@ Status Step(Session& session, int step) {
   return Status::Ok();
 }
 
-int Fail(const Status& status) {
+int Fail(const Status& status, std::chrono::seconds later) {
   if (const auto session = sirtaki::frameworks::DefaultSession()) session->NoteSeen(status);
   std::fprintf(stderr, "end_badly: %s\n", status.ToString().c_str());
-  std::this_thread::sleep_for(std::chrono::seconds(1));  // the victim is to be the first to end
+  std::this_thread::sleep_for(later);
   return EXIT_FAILURE;
 }
 
@@ -56,12 +58,14 @@ int main(int argc, char** argv) {
   }
   const std::string what = argv[1];
   const int victim = std::atoi(argv[2]);
+  const std::chrono::seconds later(what == "stops" ? 1 : 20);
   sirtaki::frameworks::StartOptions options;
   options.parsed = sirtaki::core::ParseConfig(std::vector<std::string>(argv + 3, argv + argc),
                                               options.environment, {}, &options.config, nullptr);
   std::shared_ptr<Session> session;
-  if (const Status status = Session::CreateMpi(options, &session); !status.ok())
-    return Fail(status);
+  if (const Status status = Session::CreateMpi(options, &session); !status.ok()) {
+    return Fail(status, later);
+  }
   sirtaki::frameworks::SetDefaultSession(session);
   const int rank = session->topology().rank;
   for (int step = 0;; ++step) {
@@ -73,6 +77,8 @@ int main(int argc, char** argv) {
       if (what == "throws") throw std::runtime_error("this sample cannot be read");
       if (what == "exits") std::exit(3);
     }
-    if (const Status status = Step(*session, step); !status.ok()) return Fail(status);
+    if (const Status status = Step(*session, step); !status.ok()) {
+      return Fail(status, later);
+    }
   }
 }

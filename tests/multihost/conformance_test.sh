@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# The table of cases for every backend, a part of it, on two hosts of two ranks.
+# The table of cases for every backend, a part of it by seed, on two hosts of two ranks.
 set -euo pipefail
 # shellcheck source=tests/multihost/hosts.sh
 . "$(dirname "$0")/hosts.sh"
+# shellcheck source=tests/support/sample.sh
+. "$(dirname "$0")/../support/sample.sh"
 bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}/..
 
 [ -x "$bindir/sirtaki_conformance_collectives_mpi_test" ] || hosts_skip 'built without LibTorch'
 hosts_up 2
+programs="collectives $(sample 1 disagreements join | tr '\n' ' ')"
 export SIRTAKI_TEST_SCALE=${SIRTAKI_TEST_SCALE:-0.05}
-for program in collectives disagreements join; do
+for program in $programs; do
   printf '== %s\n' "$program"
   across h1:2,h2:2 "$bindir/sirtaki_conformance_${program}_mpi_test"
 done

@@ -53,7 +53,7 @@ ours() {
 # begin ARGUMENT...: sirtakirun on host 1, as $job; returns when all ranks are in the midst of their work.
 begin() {
   : >"$output"
-  on_host 1 timeout -k 5 90 "${around[@]}" "$sirtakirun" --launcher "$launcher" "${hosts[@]}" "$@" \
+  on_host 1 timeout -k 5 200 "${around[@]}" "$sirtakirun" --launcher "$launcher" "${hosts[@]}" "$@" \
     >"$output" 2>"$errors" </dev/null &
   job=$!
   hosts_wait 'the ranks do not begin' all_begun || fail "sirtakirun $*"
@@ -69,13 +69,13 @@ hurt() {
   kill "-$1" "$process"
 }
 
-# finish CODE SECONDS: sirtakirun has ended so within this time.
+# finish CODE: sirtakirun has ended so, and within a time that a busy machine needs too.
 finish() {
   local code=0
   wait "$job" || code=$?
   [ "$code" = "$1" ] || fail "code $code, expected $1"
   took=$((SECONDS - began))
-  [ "$took" -le "$2" ] || fail "ended after $took s, allowed are $2 s"
+  [ "$took" -le 120 ] || fail "ended after $took s"
 }
 
 # says PATTERN: a line of sirtakirun's last words.
@@ -101,15 +101,15 @@ clean() { hosts_wait 'something is left' nothing_left || fail "left: $(left)"; }
 killed() {
   begin "$program" waits -1
   hurt KILL
-  finish 137 20
+  finish 137
   says "rank $victim on host $host died of SIGKILL"
 }
 
 # The others find it out.
 stopped() {
-  begin --ping-interval 1 --peer-timeout 5 "$program" waits -1
+  begin --ping-interval 1 --peer-timeout 5 "$program" stops -1
   hurt STOP
-  finish 1 30
+  finish 1
   says 'rank [0-3] on host h[12] ended with exit code 1'
   says "  end_badly: peer lost: rank $victim is lost: "
 }
@@ -117,21 +117,21 @@ stopped() {
 # These two have a step to go.
 throws() {
   begin "$program" throws "$victim"
-  finish 134 40
+  finish 134
   says "rank $victim on host $host died of SIGABRT"
   says '    what\(\):  this sample cannot be read'
 }
 
 exits() {
   begin "$program" exits "$victim"
-  finish 3 25
+  finish 3
   says "rank $victim on host $host ended with exit code 3"
 }
 
 signalled() {
   begin "$program" waits -1
   kill "-$1" "$(ours sirtakirun)"
-  finish $((128 + $(kill -l "$1"))) 20
+  finish $((128 + $(kill -l "$1")))
   says "ended by SIG$1"
 }
 interrupted() { signalled INT; }

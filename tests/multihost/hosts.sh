@@ -53,14 +53,15 @@ hosts_down() {
 
 # hosts_wait WHAT COMMAND...: until the command succeeds.
 hosts_wait() {
-  local what=$1 round
+  local what=$1 end=$((SECONDS + 100))
   shift
-  for round in $(seq 1500); do
-    "$@" >/dev/null 2>&1 && return 0
+  until "$@" >/dev/null 2>&1; do
+    if [ "$SECONDS" -ge "$end" ]; then
+      printf 'FAILED: %s after 100 s\n' "$what" >&2
+      return 1
+    fi
     sleep 0.02
   done
-  printf 'FAILED: %s after %d looks\n' "$what" "$round" >&2
-  return 1
 }
 
 # The process that is the first one of a host, as it is called outside.

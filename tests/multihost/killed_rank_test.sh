@@ -4,13 +4,15 @@
 set -euo pipefail
 # shellcheck source=tests/multihost/hosts.sh
 . "$(dirname "$0")/hosts.sh"
+# shellcheck source=tests/support/sample.sh
+. "$(dirname "$0")/../support/sample.sh"
 bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}/../faults
 
 # Open MPI 4.1 may end a survivor by itself when a peer of another host dies, or block it in its own calls: then the
 # others name that one, or it says so itself a little later.
 says() {
   local lost="rank $2 is lost|rank [0-9] is lost: its process, [0-9]+, has ended"
-  grep -qE "^rank $1 after ([0-9]{1,4} ms: .*($lost)|[0-9]{1,5} ms: .*has been stuck in one call)" "$output" ||
+  grep -qE "^rank $1 after ([0-9]{1,5} ms: .*($lost)|[0-9]{1,5} ms: .*has been stuck in one call)" "$output" ||
     grep -qE "rank $1 is lost: its process, [0-9]+, has ended" "$output"
 }
 all_say() {
@@ -25,11 +27,11 @@ hosts_not_under '(Open MPI) 5.' 'this MPI aborts a process whose peer on another
 hosts_up 2
 output=$hosts_state/output
 # This mpirun then waits for ever: what counts is what the ranks say.
-export SIRTAKI_MPIRUN_FLAGS=--enable-recovery SIRTAKI_TEST_SECONDS=45
-for victim in 1 2; do
+export SIRTAKI_MPIRUN_FLAGS=--enable-recovery SIRTAKI_TEST_SECONDS=200
+for victim in $(sample 1 1 2); do
   printf '== rank %s\n' "$victim"
   across h1:2,h2:2 "$bindir/lose_a_rank" killed-large "$victim" --sirtaki-ping-interval=0.5 \
-    --sirtaki-peer-timeout=2 >"$output" 2>&1 &
+    --sirtaki-peer-timeout=5 >"$output" 2>&1 &
   job=$!
   hosts_wait 'not every rank was told' all_say "$victim" || { cat "$output"; exit 1; }
   grep '^rank' "$output"

@@ -3,6 +3,8 @@
 set -euo pipefail
 # shellcheck source=tests/multihost/hosts.sh
 . "$(dirname "$0")/hosts.sh"
+# shellcheck source=tests/support/sample.sh
+. "$(dirname "$0")/../support/sample.sh"   # a seed that all ranks have
 bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}
 
 hosts_up 3

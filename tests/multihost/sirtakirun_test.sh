@@ -1,64 +1,10 @@
 #!/usr/bin/env bash
-# sirtakirun over ssh: starts, and every way in which a run on several hosts can end.
+# sirtakirun over ssh: how ranks start, and by which interfaces.
 set -euo pipefail
 # shellcheck source=tests/multihost/hosts.sh
 . "$(dirname "$0")/hosts.sh"
-bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}
-sirtakirun=$bindir/../../sirtakirun
-[ -x "$sirtakirun" ] || hosts_skip 'sirtakirun is not built'
-sirtakirun=$(realpath "$sirtakirun")
-
-hosts_up 2
-output=$hosts_state/output
-errors=$hosts_state/errors
-flags=(--launcher "${MPIEXEC:-$(command -v mpirun)}" --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 "${hosts_flags[@]}")
-
-fail() {
-  printf 'FAILED: %s\n--- standard output:\n' "$*"
-  cat "$output"
-  printf -- '--- standard error:\n'
-  cat "$errors"
-  exit 1
-}
-
-start() { on_host 1 timeout -k 5 60 "$sirtakirun" "${flags[@]}" "$@" >"$output" 2>"$errors" </dev/null; }
-
-# run CODE ARGUMENT...: of sirtakirun on host 1, which must end with the code.
-run() {
-  local expected=$1 code=0
-  shift
-  start "$@" || code=$?
-  [ "$code" = "$expected" ] || fail "sirtakirun $*: code $code, expected $expected"
-}
-
-# begin ARGUMENT...: does not wait for the end; when 4 ranks have printed "begun" it is $job.
-begin() {
-  : >"$output"
-  start "$@" &
-  job=$!
-  hosts_wait 'the ranks do not begin' all_begun || fail "sirtakirun $*"
-}
-all_begun() { [ "$(grep -c begun "$output")" = 4 ]; }
-
-# finish CODE SECONDS: of $job, which must end in this time.
-finish() {
-  local code=0 began=$SECONDS
-  wait "$job" || code=$?
-  [ "$code" = "$1" ] || fail "code $code, expected $1"
-  [ $((SECONDS - began)) -le "$2" ] || fail "ended after $((SECONDS - began)) s"
-}
-
-# Processes with these words in their command line, of all hosts. gone WORDS: none is left.
-running() {
-  local process
-  for process in /proc/[0-9]*; do
-    { tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null | grep -F -- "$1" || true
-  done
-}
-none_runs() { [ -z "$(running "$1")" ]; }
-gone() { hosts_wait "left running" none_runs "$1" || fail "$(running "$1")"; }
-
-says() { grep -qxF -- "$2" "$1" || fail "no line of $(basename "$1") is: $2"; }
+# shellcheck source=tests/multihost/runs.sh
+. "$(dirname "$0")/runs.sh"
 
 echo "--- four ranks on two hosts"
 export NCCL_TEST_OF_OURS=travels OTHER_TEST_OF_OURS=stays
@@ -141,60 +87,3 @@ says "$errors" "sirtakirun: ranks 0-1 have not started within 3 s (hosts: h1:1,h
 gone " h2 "
 on_host 1 ip neigh del 10.77.0.2 dev veth0
 on_host 2 ip link set veth0 up
-
-echo "--- a rank that fails on the other host"
-run 3 -H h1:2,h2:2 bash -c 'if [ "$RANK" = 3 ]; then echo "the reason" >&2; exit 3; fi; exec sleep 311'
-says "$errors" "sirtakirun: rank 3 on host h2 ended with exit code 3"
-[ "$(tail -n 1 "$errors")" = "sirtakirun:   the reason" ] || fail 'its last line is not the last'
-gone "sleep 311"
-run 137 -H h1:2,h2:2 bash -c 'if [ "$RANK" = 2 ]; then kill -KILL $$; fi; exec sleep 312'
-grep -q '^sirtakirun: rank 2 on host h2 died of SIGKILL' "$errors" || fail 'it does not say who died'
-gone "sleep 312"
-
-echo "--- a program that one host has not, which nobody has asked"
-on_host 1 sh -c 'printf "#!/bin/sh\nexec sleep 313\n" >/tmp/only_here && chmod +x /tmp/only_here'
-run 127 --check-hosts=false -H h1:2,h2:2 /tmp/only_here
-grep -qE '^sirtakirun: rank [23] on host h2: "/tmp/only_here" cannot be started: No such file' "$errors" || fail 'it does not say where'
-gone "sleep 313"
-
-# signal SIGNAL: sirtakirun on host 1 gets it.
-signal() {
-  local process
-  for process in /proc/[0-9]*; do
-    { tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null | grep -q "^$sirtakirun --launcher .*$hosts_state" || continue
-    kill "-$1" "${process#/proc/}"
-  done
-}
-
-for name in INT TERM; do
-  echo "--- SIG$name"
-  begin -H h1:2,h2:2 bash -c 'echo begun; exec sleep 314'
-  signal "$name"
-  finish $((128 + $(kill -l "$name"))) 10
-  gone "sleep 314"
-done
-
-echo "--- sirtakirun itself is killed"
-begin -H h1:2,h2:2 bash -c "echo begun; trap '' TERM; sleep 315; sleep 315"
-signal KILL
-finish 137 10
-gone "sleep 315"
-
-echo "--- the link of a host goes down"
-begin -H h1:2,h2:2 bash -c 'echo begun; exec sleep 316'
-on_host 2 ip link set veth0 down
-finish 1 40
-grep -qE '^sirtakirun: rank [23] on host h2 was lost: ' "$errors" || fail 'it does not say who was lost'
-gone "sleep 316"
-on_host 2 ip link set veth0 up
-
-echo "--- a host is lost, and the others start again"
-begin -H h2:2,h1:2 --max-restarts 1 bash -c \
-  'echo begun; if [ -n "${TORCHELASTIC_RESTART_COUNT:-}" ]; then echo "again $WORLD_SIZE"; exit; fi; exec sleep 317'
-kill -KILL "$(hosts_first "${hosts_started[2]}")"
-finish 0 40
-grep -qE '^sirtakirun: rank [0-3] on host h2 was lost: ' "$errors" || fail 'it does not say who was lost'
-says "$errors" "sirtakirun: starting again, 1 of 1, without h2"
-says "$output" "[0] again 2"
-says "$output" "[1] again 2"
-gone "sleep 317"

@@ -5,6 +5,8 @@ set -euo pipefail
 . "$(dirname "$0")/hosts.sh"
 # shellcheck source=tests/multihost/slurm.sh
 . "$(dirname "$0")/slurm.sh"
+# shellcheck source=tests/support/sample.sh
+. "$(dirname "$0")/../support/sample.sh"
 bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}
 sirtakirun=$bindir/../../sirtakirun
 [ -x "$sirtakirun" ] || hosts_skip 'sirtakirun is not built'
@@ -30,7 +32,7 @@ fail() {
 job() {
   local expected=$1 code=0
   shift
-  on_host 1 timeout -k 5 120 salloc -N 2 -n 4 "$@" >"$output" 2>"$errors" </dev/null || code=$?
+  on_host 1 timeout -k 5 200 salloc -N 2 -n 4 "$@" >"$output" 2>"$errors" </dev/null || code=$?
   [ "$code" = "$expected" ] || fail "$*: code $code, expected $expected"
 }
 says() { grep -qxF -- "$2" "$1" || fail "no line of $(basename "$1") is: $2"; }
@@ -89,26 +91,33 @@ if [ -x "$examples/train_digits" ]; then
   examples=$(realpath "$examples")
   digits=("$examples/train_digits" --epochs 12 --sirtaki-deterministic=true --sirtaki-intra-op-threads=1)
   echo "--- train_digits over ssh"
-  on_host 1 timeout -k 5 120 "$sirtakirun" --launcher "${MPIEXEC:-$(command -v mpirun)}" -H h1:2,h2:2 \
+  on_host 1 timeout -k 5 200 "$sirtakirun" --launcher "${MPIEXEC:-$(command -v mpirun)}" -H h1:2,h2:2 \
     --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 "${digits[@]}" >"$output" 2>"$errors" </dev/null ||
     fail 'sirtakirun failed'
   trains
-  for launcher in "${MPIEXEC:-$(command -v mpirun)}" srun; do
-    echo "--- train_digits by sirtakirun and $launcher in salloc"
-    job 0 "$sirtakirun" --launcher "$launcher" "${digits[@]}"
+  # Against one by seed, or with SIRTAKI_TEST_SCALE=full all, of the ways within Slurm.
+  for way in $(sample 1 mpirun srun alone sbatch); do
+    case $way in
+      mpirun)
+        echo "--- train_digits by sirtakirun and mpirun in salloc"
+        job 0 "$sirtakirun" --launcher "${MPIEXEC:-$(command -v mpirun)}" "${digits[@]}" ;;
+      srun)
+        echo "--- train_digits by sirtakirun and srun in salloc"
+        job 0 "$sirtakirun" --launcher srun "${digits[@]}" ;;
+      alone)
+        echo "--- train_digits by srun"
+        on_host 1 timeout -k 5 200 srun -N 2 -n 4 --mpi=pmix "${digits[@]}" >"$output" 2>"$errors" </dev/null || fail 'srun failed' ;;
+      sbatch)
+        echo "--- the example for sbatch"
+        PATH=$examples:$(dirname "$sirtakirun"):$PATH on_host 1 timeout -k 5 200 sbatch -W -o "$output" \
+          examples/train_digits.sbatch "${digits[@]:1}" >"$errors" 2>&1 || fail 'the batch job failed' ;;
+    esac
     trains
   done
-  echo "--- train_digits by srun"
-  on_host 1 timeout -k 5 120 srun -N 2 -n 4 --mpi=pmix "${digits[@]}" >"$output" 2>"$errors" </dev/null || fail 'srun failed'
-  trains
-  echo "--- the example for sbatch"
-  PATH=$examples:$(dirname "$sirtakirun"):$PATH on_host 1 timeout -k 5 120 sbatch -W -o "$output" \
-    examples/train_digits.sbatch "${digits[@]:1}" >"$errors" 2>&1 || fail 'the batch job failed'
-  trains
 fi
 
 echo "--- srun without sirtakirun"
-on_host 1 timeout -k 5 60 srun -N 2 -n 4 --mpi=pmix "$reductions" --gtest_filter='*TheLog*' >"$output" 2>"$errors" </dev/null ||
+on_host 1 timeout -k 5 200 srun -N 2 -n 4 --mpi=pmix "$reductions" --gtest_filter='*TheLog*' >"$output" 2>"$errors" </dev/null ||
   fail 'srun failed'
 
 echo "--- srun outside of a job"

@@ -21,7 +21,7 @@ fail() {
   exit 1
 }
 
-start() { on_host 1 timeout -k 5 100 "$sirtakirun" "${flags[@]}" "$@" >"$output" 2>"$errors" </dev/null; }
+start() { on_host 1 timeout -k 5 200 "$sirtakirun" "${flags[@]}" "$@" >"$output" 2>"$errors" </dev/null; }
 run() { start "$@" || fail "sirtakirun $*: code $?"; }
 
 # prints LINE...: the ranks have printed these and no others.
