@@ -4,6 +4,7 @@
 set -euo pipefail
 program=$1
 command -v script >/dev/null || { echo "skipped: no script(1) here, which makes a terminal"; exit 77; }
+export OMP_NUM_THREADS=1   # threads that wait for each other's core take most of the time of a busy machine
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 

@@ -1,6 +1,9 @@
 # For sourcing by the tests of the examples, which set program before.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 top=$here/../..
+# shellcheck source=tests/support/sample.sh
+. "$top/tests/support/sample.sh"
+export OMP_NUM_THREADS=1   # threads that wait for each other's core take most of the time of a busy machine
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 failures=0
