@@ -10,6 +10,7 @@ bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}/..
 [ -x "$bindir/sirtaki_conformance_collectives_mpi_test" ] || hosts_skip 'built without LibTorch'
 hosts_up 2
 programs="collectives $(sample 1 disagreements join | tr '\n' ' ')"
+if full; then SIRTAKI_TEST_SCALE=1; fi   # what it is on one host
 export SIRTAKI_TEST_SCALE=${SIRTAKI_TEST_SCALE:-0.05}
 for program in $programs; do
   printf '== %s\n' "$program"

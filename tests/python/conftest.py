@@ -5,6 +5,8 @@ ends. Rank 0 prints as pytest does; another rank prints a line, and the rest onl
 """
 
 import io
+import os
+import random
 import sys
 
 import pytest
@@ -21,6 +23,30 @@ def pytest_configure(config):
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if support.RANK != 0:
         reporter._tw._file = io.StringIO()
+
+
+SEED = int(os.environ.get("SIRTAKI_TEST_SEED") or random.SystemRandom().randrange(2**32))
+
+
+def pytest_report_header():
+    return f"SIRTAKI_TEST_SEED={SEED}"
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what a sample has not, except with SIRTAKI_TEST_SCALE=full. Files with samples run on one rank alone."""
+    if os.environ.get("SIRTAKI_TEST_SCALE") == "full" or hvd.size() > 1:
+        return
+    by_file = {}
+    for item in items:
+        if item.get_closest_marker("sample"):
+            by_file.setdefault(item.path, []).append(item)
+    left_out = set()
+    for tests in by_file.values():
+        count = tests[0].get_closest_marker("sample").args[0]
+        left_out.update(set(tests) - set(random.Random(SEED).sample(tests, min(count, len(tests)))))
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(trylast=True)

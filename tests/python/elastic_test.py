@@ -274,7 +274,7 @@ def test_run_leaves_other_errors_alone(rank, size):
 
 # How texts begin, in the library's own words.
 OF_THE_JOB = re.findall(r'case StatusCode::k(?:ShutDown|PeerLost|TimedOut|Aborted|Backend|Protocol):\s+return "([^"]+)"',
-                        (pathlib.Path(__file__).parents[2] / "core" / "status.cc").read_text())
+                        (pathlib.Path(__file__).parents[2] / "core" / "base" / "status.cc").read_text())
 assert len(OF_THE_JOB) == 6
 
 

@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# examples_test.sh SIRTAKIRUN PYTHON...: every program of examples/python, on 2 ranks, with good and bad arguments.
+# examples_test.sh SIRTAKIRUN PYTHON...: the programs of examples/python on 2 ranks, with good and bad arguments: a sample by
+# seed, with SIRTAKI_TEST_SCALE=full all.
 set -euo pipefail
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 sirtakirun=$1
 shift
 python=("$@")
+# shellcheck source=tests/support/sample.sh
+. "$top/tests/support/sample.sh"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -21,7 +24,7 @@ run() {
   local program=$top/examples/python/$1
   shift
   code=0
-  timeout 240 "$sirtakirun" -np 2 --oversubscribe "${python[@]}" "$program" "$@" >"$scratch/output" 2>&1 </dev/null || code=$?
+  timeout 280 "$sirtakirun" -np 2 --oversubscribe "${python[@]}" "$program" "$@" >"$scratch/output" 2>&1 </dev/null || code=$?
 }
 
 # expect CODE WHAT TEXT...
@@ -34,57 +37,83 @@ expect() {
   done
 }
 
-run train_digits.py --epochs 4
-expect 0 "train_digits" "epoch   4/4" "samples per second" "parameters identical on all ranks" "2 ranks"
-awk '/test accuracy:/ { good = $(NF - 1) >= 90 } END { exit !good }' "$scratch/output" || fail "train_digits: it does not learn"
-run train_digits.py --epochs 2 --optimizer adam --accumulate 2 --compression bf16 --uneven pad --seed 5 --batch-size 64 --lr 0.002
-expect 0 "train_digits with all its flags" "epoch   2/2" "parameters identical on all ranks"
-run train_digits.py --epoch 3
-expect 2 "an unknown argument" "--epoch"
-run train_digits.py --epochs 0
-expect 2 "no epochs" "--epochs"
-run train_digits.py --epochs 3 --checkpoint "$scratch/whole"
-expect 0 "a run that was not interrupted" "digest"
-whole=$(grep -o 'digest .*' "$scratch/output")
-run train_digits.py --epochs 3 --checkpoint "$scratch/parts" --stop-after 1
-expect 0 "an interrupted run" "epoch   1/3"
-run train_digits.py --epochs 3 --checkpoint "$scratch/parts" --resume
-expect 0 "a resumed run" "resumed after epoch 1" "epoch   3/3" "$whole"
-
-run synthetic_benchmark.py --model mlp --image-size 16 --batch-size 4 --num-warmup-batches 1 --num-batches-per-iter 2 --num-iters 2 --no-cuda
-expect 0 "synthetic_benchmark" "Model: mlp" "Iter #1:" "Total img/sec on 2 CPU(s)"
-run synthetic_benchmark.py --model resnet18 --image-size 32 --batch-size 2 --num-warmup-batches 1 --num-batches-per-iter 1 --num-iters 1 --no-cuda --fp16-allreduce
-expect 0 "synthetic_benchmark of a ResNet-18" "Img/sec per CPU"
-run synthetic_benchmark.py --model resnet50 --image-size 32 --batch-size 2 --num-warmup-batches 0 --num-batches-per-iter 1 --num-iters 1 --no-cuda --use-adasum
-expect 0 "synthetic_benchmark of a ResNet-50 by Adasum" "Img/sec per CPU"
-
-run synthetic_benchmark.py --model mlp --image-size 16 --batch-size 4 --num-warmup-batches 0 --num-batches-per-iter 1 --num-iters 1 --no-cuda --use-adasum --fp16-allreduce
-expect 0 "synthetic_benchmark by Adasum, in half precision" "Img/sec per CPU"
-
-run resume.py --file "$scratch/whole.pt"
-expect 0 "resume: not interrupted" "epoch 6"
-whole=$(grep -o 'weights .*' "$scratch/output")
-run resume.py --file "$scratch/parts.pt" --stop-after 2
-expect 0 "resume: interrupted" "epoch 2"
-run resume.py --file "$scratch/parts.pt"
-expect 0 "resume: resumed" "going on after epoch 2" "epoch 6" "$whole"
-
-run accumulation.py --steps 5
-expect 0 "accumulation" "5 steps of 4 passes on 2 ranks"
-awk '/differ by/ { small = $NF < 1e-5 } END { exit !small }' "$scratch/output" || fail "accumulation: the two ways differ"
-run sparse_embedding.py --steps 10
-expect 0 "sparse_embedding" "MiB a step"
-run sparse_embedding.py --steps 3 --as-dense
-expect 0 "sparse_embedding --as-dense" "MiB a step"
-run accumulation.py --steps 0
-expect 2 "no steps" "1 or more"
-run gan.py --steps 20
-expect 0 "gan" "points lie"
-
-# Without a launcher, and by mpirun.
-code=0
-"${python[@]}" "$top/examples/python/gan.py" --steps 5 >"$scratch/output" 2>&1 || code=$?
-expect 0 "gan alone" "points lie"
+digits() {
+  run train_digits.py --epochs 4
+  expect 0 "train_digits" "epoch   4/4" "samples per second" "parameters identical on all ranks" "2 ranks"
+  awk '/test accuracy:/ { good = $(NF - 1) >= 90 } END { exit !good }' "$scratch/output" || fail "train_digits: it does not learn"
+}
+digits_flags() {
+  run train_digits.py --epochs 2 --optimizer adam --accumulate 2 --compression bf16 --uneven pad --seed 5 --batch-size 64 --lr 0.002
+  expect 0 "train_digits with all its flags" "epoch   2/2" "parameters identical on all ranks"
+}
+bad_argument() {
+  run train_digits.py --epoch 3
+  expect 2 "an unknown argument" "--epoch"
+}
+no_epochs() {
+  run train_digits.py --epochs 0
+  expect 2 "no epochs" "--epochs"
+}
+digits_resume() {
+  run train_digits.py --epochs 3 --checkpoint "$scratch/whole"
+  expect 0 "a run that was not interrupted" "digest"
+  weights=$(grep -o 'digest .*' "$scratch/output")
+  run train_digits.py --epochs 3 --checkpoint "$scratch/parts" --stop-after 1
+  expect 0 "an interrupted run" "epoch   1/3"
+  run train_digits.py --epochs 3 --checkpoint "$scratch/parts" --resume
+  expect 0 "a resumed run" "resumed after epoch 1" "epoch   3/3" "$weights"
+}
+benchmark() {
+  run synthetic_benchmark.py --model mlp --image-size 16 --batch-size 4 --num-warmup-batches 1 --num-batches-per-iter 2 --num-iters 2 --no-cuda
+  expect 0 "synthetic_benchmark" "Model: mlp" "Iter #1:" "Total img/sec on 2 CPU(s)"
+}
+benchmark_resnet18() {
+  run synthetic_benchmark.py --model resnet18 --image-size 32 --batch-size 2 --num-warmup-batches 1 --num-batches-per-iter 1 --num-iters 1 --no-cuda --fp16-allreduce
+  expect 0 "synthetic_benchmark of a ResNet-18" "Img/sec per CPU"
+}
+benchmark_resnet50() {
+  run synthetic_benchmark.py --model resnet50 --image-size 32 --batch-size 2 --num-warmup-batches 0 --num-batches-per-iter 1 --num-iters 1 --no-cuda --use-adasum
+  expect 0 "synthetic_benchmark of a ResNet-50 by Adasum" "Img/sec per CPU"
+}
+benchmark_adasum_half() {
+  run synthetic_benchmark.py --model mlp --image-size 16 --batch-size 4 --num-warmup-batches 0 --num-batches-per-iter 1 --num-iters 1 --no-cuda --use-adasum --fp16-allreduce
+  expect 0 "synthetic_benchmark by Adasum, in half precision" "Img/sec per CPU"
+}
+resume() {
+  run resume.py --file "$scratch/whole.pt"
+  expect 0 "resume: not interrupted" "epoch 6"
+  weights=$(grep -o 'weights .*' "$scratch/output")
+  run resume.py --file "$scratch/parts.pt" --stop-after 2
+  expect 0 "resume: interrupted" "epoch 2"
+  run resume.py --file "$scratch/parts.pt"
+  expect 0 "resume: resumed" "going on after epoch 2" "epoch 6" "$weights"
+}
+accumulation() {
+  run accumulation.py --steps 5
+  expect 0 "accumulation" "5 steps of 4 passes on 2 ranks"
+  awk '/differ by/ { small = $NF < 1e-5 } END { exit !small }' "$scratch/output" || fail "accumulation: the two ways differ"
+}
+sparse() {
+  run sparse_embedding.py --steps 10
+  expect 0 "sparse_embedding" "MiB a step"
+}
+sparse_as_dense() {
+  run sparse_embedding.py --steps 3 --as-dense
+  expect 0 "sparse_embedding --as-dense" "MiB a step"
+}
+no_steps() {
+  run accumulation.py --steps 0
+  expect 2 "no steps" "1 or more"
+}
+gan() {
+  run gan.py --steps 20
+  expect 0 "gan" "points lie"
+}
+gan_alone() {
+  code=0
+  "${python[@]}" "$top/examples/python/gan.py" --steps 5 >"$scratch/output" 2>&1 || code=$?
+  expect 0 "gan alone" "points lie"
+}
 by_mpirun() {   # by_mpirun TEXT PROGRAM ARGUMENT...
   local text=$1 program=$top/examples/python/$2
   shift 2
@@ -92,13 +121,32 @@ by_mpirun() {   # by_mpirun TEXT PROGRAM ARGUMENT...
   bash "$top/tests/support/mpirun.sh" 2 "${python[@]}" "$program" "$@" >"$scratch/output" 2>&1 || code=$?
   expect 0 "${program##*/} by mpirun" "$text"
 }
-by_mpirun "points lie" gan.py --steps 5
-by_mpirun "parameters identical on all ranks" train_digits.py --epochs 1
-by_mpirun "Total img/sec on 2 CPU(s)" synthetic_benchmark.py --model mlp --image-size 16 --batch-size 4 --num-warmup-batches 0 \
-  --num-batches-per-iter 1 --num-iters 1 --no-cuda
-by_mpirun "$whole" resume.py --file "$scratch/by_mpirun.pt"
-by_mpirun "3 steps of 4 passes on 2 ranks" accumulation.py --steps 3
-by_mpirun "MiB a step" sparse_embedding.py --steps 3
+gan_by_mpirun() {
+  by_mpirun "points lie" gan.py --steps 5
+}
+digits_by_mpirun() {
+  by_mpirun "parameters identical on all ranks" train_digits.py --epochs 1
+}
+benchmark_by_mpirun() {
+  by_mpirun "Total img/sec on 2 CPU(s)" synthetic_benchmark.py --model mlp --image-size 16 --batch-size 4 --num-warmup-batches 0 \
+    --num-batches-per-iter 1 --num-iters 1 --no-cuda
+}
+resume_by_mpirun() {
+  by_mpirun "${weights:-weights}" resume.py --file "$scratch/by_mpirun.pt"
+}
+accumulation_by_mpirun() {
+  by_mpirun "3 steps of 4 passes on 2 ranks" accumulation.py --steps 3
+}
+sparse_by_mpirun() {
+  by_mpirun "MiB a step" sparse_embedding.py --steps 3
+}
+
+digits
+for check in $(sample 3 digits_resume digits_flags benchmark benchmark_resnet18 benchmark_resnet50 benchmark_adasum_half resume \
+  accumulation sparse sparse_as_dense gan) $(sample 1 bad_argument no_epochs no_steps gan_alone) \
+  $(sample 1 gan_by_mpirun digits_by_mpirun benchmark_by_mpirun resume_by_mpirun accumulation_by_mpirun sparse_by_mpirun); do
+  "$check"
+done
 
 [ "$failures" = 0 ] || { printf '%s failures\n' "$failures"; exit 1; }
 echo "examples/python: all as expected"

@@ -2,6 +2,7 @@
 finalized after them, so mpirun reports failure whatever the tests say."""
 
 import os
+import pathlib
 import signal
 
 import pytest
@@ -11,7 +12,23 @@ import sirtaki.torch as hvd
 import support
 
 
-def test_abort_ends_the_job_with_its_reason(rank, size):
+@pytest.fixture
+def meet(request, rank, size):
+    """All ranks are there when it returns, and none is in a call: what ends the job then meets none in what came before. By
+    files, since the job itself cannot tell it."""
+    rounds = iter(range(10))
+
+    def meet():
+        place = pathlib.Path(os.environ["JOB_FAULTS_FOLDER"]) / f"{request.node.name}.{next(rounds)}"
+        files = [place.parent / f"{place.name}.{other}" for other in range(size)]
+        files[rank].touch()
+        support.await_true(lambda: all(file.exists() for file in files), 100)
+
+    return meet
+
+
+def test_abort_ends_the_job_with_its_reason(rank, size, meet):
+    meet()
     if rank == 0:
         hvd.abort("the data set ends in the middle of a record")
     with pytest.raises(hvd.AbortedError, match="middle of a record") as caught:
@@ -21,18 +38,20 @@ def test_abort_ends_the_job_with_its_reason(rank, size):
         hvd.allreduce(torch.ones(2))
 
 
-def test_a_barrier_that_somebody_misses_times_out_and_names_him(rank, size):
+def test_a_barrier_that_somebody_misses_times_out_and_names_him(rank, size, meet):
+    meet()
     if rank == size - 1:
         with pytest.raises(hvd.TimedOutError, match=f"rank {rank}"):
             hvd.allreduce(torch.ones(1), name="what nobody else calls")
     else:
         with pytest.raises(hvd.TimedOutError, match=f"rank {size - 1}") as caught:
-            hvd.monitored_barrier(0.5)
+            hvd.monitored_barrier(10)
         assert caught.value.code == "timed out"
 
 
-def test_a_rank_that_is_killed_is_lost_to_the_others(rank, size):
+def test_a_rank_that_is_killed_is_lost_to_the_others(rank, size, meet):
     hvd.allreduce(torch.ones(2))
+    meet()
     if rank == size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(hvd.PeerLostError, match=f"rank {size - 1}") as caught:
