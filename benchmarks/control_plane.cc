@@ -44,7 +44,7 @@ void SubmitStep(const Setup& setup, const std::vector<core::SignaturePtr>& shape
     for (int t = 0; t < setup.tensors; ++t) {
       requests.push_back(
           tests::RequestOf(core::Key::Named(core::kWorldSet, "gradient/" + std::to_string(t)),
-                             shapes[static_cast<std::size_t>(t)]));
+                           shapes[static_cast<std::size_t>(t)]));
     }
     sim->node(rank).Submit(std::move(requests), sim->now());
   }

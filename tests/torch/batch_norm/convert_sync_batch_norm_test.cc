@@ -122,7 +122,7 @@ TEST(ConvertSyncBatchNormTest, AnElementThatSomebodyElseHoldsIsRefused) {
   torch::nn::BatchNorm1d held(2);
   torch::nn::Sequential net(torch::nn::BatchNorm1d(2), held);
   EXPECT_THAT(Refusal(*net),
-              AllOf(HasSubstr("\"1\" is held by something besides"), HasSubstr("let go of it")));
+              AllOf(HasSubstr("\"1\" is held by something besides"), HasSubstr("release it")));
   EXPECT_TRUE(net[0]->as<torch::nn::BatchNorm1d>());
   held = nullptr;
   EXPECT_EQ(convert_sync_batchnorm(*net), 2);

@@ -270,7 +270,7 @@ TEST(MismatchTest, AnArgumentThatOneRankGotWrong) {
       {torch::empty({2}, torch::kComplexHalf), "ComplexHalf"},
       {torch::ones({2}, torch::kBool), "bool"},
       {torch::ones({2, 2}).to_sparse_csr(), "dense"},
-      {torch::empty({2}, torch::TensorOptions().device(torch::kMeta)), "on meta; supported"},
+      {torch::empty({2}, torch::TensorOptions().device(torch::kMeta)), "on meta; only the CPU"},
       {torch::empty(std::vector<std::int64_t>(65, 1)), "65 dimensions; at most 64"},
       {torch::ones({1}).expand({std::int64_t{1} << 50}), "out of memory: "},
   };

@@ -100,7 +100,7 @@ TEST(GradScalerTest, UnscaledGradientsMayBeClipped) {
                 HasSubstr("step() was already called"));
     scaler.update();
     EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { scaler.update(); }),
-                HasSubstr("update() without"));
+                HasSubstr("update() needs a step()"));
   });
 }
 
