@@ -4,7 +4,7 @@
 #   jobs     tests of whole jobs that are too long for every change: all ends on several hosts and under Slurm, three ranks of Python
 #   tables   the whole conformance tables, and random tests at ten times their length
 #   asan     LibTorch's part under the sanitizers for addresses and undefined behaviour
-#   headers  every source compiled by itself, as the dev preset does
+#   headers  every source and every header compiled by itself
 #   openmpi5, mpich   the tests labelled mpi under these (tests/other_mpi.sh)
 #   pip      `pip install .` and what it puts there (tests/pip_install.sh)
 #   fresh    the README's two commands on a bare Debian 12 (tests/fresh_machine.sh; needs root and debootstrap)
@@ -30,7 +30,7 @@ part_tables() {
     SIRTAKI_TEST_SCALE=10 ctest --preset release -j "$jobs" -R '(Random|Soak|Wire|Negotiator|TensorQueue|mpi\.random)' -E '^conformance\.'
 }
 part_asan() { build asan -DSIRTAKI_UNITY=ON -DSIRTAKI_TORCH=ON && ctest --preset asan -j "$jobs" -L '^torch$'; }
-part_headers() { build dev -DSIRTAKI_UNITY=OFF; }
+part_headers() { build dev -DSIRTAKI_UNITY=OFF && ctest --preset dev -C Full -R '^lint\.headers$'; }
 part_openmpi5() { bash tests/other_mpi.sh openmpi5; }
 part_mpich() { bash tests/other_mpi.sh mpich; }
 part_pip() { rm -rf "$state/pip" && bash tests/pip_install.sh "$state/pip"; }
