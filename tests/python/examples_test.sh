@@ -142,7 +142,7 @@ sparse_by_mpirun() {
 }
 
 digits
-for check in $(sample 3 digits_resume digits_flags benchmark benchmark_resnet18 benchmark_resnet50 benchmark_adasum_half resume \
+for check in $(sample 2 digits_resume digits_flags benchmark benchmark_resnet18 benchmark_resnet50 benchmark_adasum_half resume \
   accumulation sparse sparse_as_dense gan) $(sample 1 bad_argument no_epochs no_steps gan_alone) \
   $(sample 1 gan_by_mpirun digits_by_mpirun benchmark_by_mpirun resume_by_mpirun accumulation_by_mpirun sparse_by_mpirun); do
   "$check"

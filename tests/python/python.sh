@@ -7,6 +7,7 @@ build=$2
 shift 2
 additions=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/.venv-bench
 export PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}   # threads that wait for each other's core take most of the time of a busy machine
 case $python in
   "${additions%-bench}"/*)   # this tree's own
     if [ -d "$additions" ]; then

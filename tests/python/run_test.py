@@ -13,7 +13,7 @@ import support
 from sirtaki._launcher import launcher_path
 
 pytestmark = [pytest.mark.skipif(hvd.size() > 1, reason="starts ranks of its own; once is enough"),
-              pytest.mark.sample(4)]
+              pytest.mark.sample(3)]
 
 
 def without_mpi():
