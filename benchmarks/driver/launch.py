@@ -11,7 +11,7 @@ import memory
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 REFERENCE = os.path.join(TOP, "benchmarks", "reference")
-OWN = os.path.join(TOP, "benchmarks", "python")
+PYTHON = os.path.join(TOP, "benchmarks", "python")
 
 
 class Failed(Exception):
@@ -40,6 +40,22 @@ def python_with_torch():
     return None, None, f"no Python that imports torch ({why}): `bash bootstrap.sh --benchmarks`, or name one in SIRTAKI_BENCH_PYTHON"
 
 
+def python_with_horovod():
+    """A command that runs Python with Horovod, and why there is none."""
+    python = os.environ.get("SIRTAKI_BENCH_HOROVOD")
+    if not python:
+        return None, "SIRTAKI_BENCH_HOROVOD names no Python that imports horovod.torch"
+    try:
+        asked = subprocess.run([python, "-W", "ignore", "-c", "import horovod.torch as hvd; hvd.Sum"], capture_output=True,
+                               text=True)
+        if asked.returncode == 0:
+            return [python, "-W", "ignore"], None
+        why = (asked.stderr.strip() or "no reason given").splitlines()[-1]
+    except OSError as error:
+        why = str(error)
+    return None, f"SIRTAKI_BENCH_HOROVOD={python}: it does not import horovod.torch: {why}"
+
+
 class Skipped(Exception):
     """A program cannot run here; the text says why."""
 
@@ -52,6 +68,7 @@ class Launcher:
         self.scratch = tempfile.TemporaryDirectory(prefix="sirtaki-bench-")
         self.meetings = itertools.count()
         self._python = None
+        self._horovod = None
         self._watch = None
 
     def program(self, name):
@@ -74,6 +91,12 @@ class Launcher:
         if asked.returncode == 0:
             return None
         return f"Python cannot import sirtaki.torch: {(asked.stderr.strip() or 'no reason given').splitlines()[-1]}"
+
+    @property
+    def why_no_horovod(self):
+        if self._horovod is None:
+            self._horovod = python_with_horovod()
+        return self._horovod[1]
 
     def _with_module(self):
         command, environment, _ = self._python
@@ -138,9 +161,17 @@ class Launcher:
         return self.run(self._mpirun(count) + command + [script, meeting, *map(str, arguments)], environment)
 
     def module(self, count, script, *arguments):
-        """A script of python/, which uses our module."""
+        """A script of python/ that calls our module."""
         command, environment = self._with_module()
-        return self.run(self._mpirun(count) + command + [os.path.join(OWN, script), *map(str, arguments)], environment)
+        return self._script(count, command, script, "sirtaki.torch", arguments, environment)
+
+    def horovod(self, count, script, *arguments):
+        """A script of python/ that calls Horovod. Precondition: it is there."""
+        return self._script(count, self._horovod[0], script, "horovod.torch", arguments, None)
+
+    def _script(self, count, command, script, module, arguments, environment):
+        return self.run(self._mpirun(count) + command + [os.path.join(PYTHON, script), module, *map(str, arguments)],
+                        environment)
 
     @staticmethod
     def _mpirun(count):

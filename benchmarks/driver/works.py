@@ -62,21 +62,33 @@ class Runner:
             self.skip(what, why)
         return not why
 
+    def has_horovod(self):
+        why = self.launcher.why_no_horovod
+        if why:
+            self.skip("Horovod", why)
+        return not why
+
     # ---- collectives ----
 
-    def collective(self, program, work, ranks, inner, flags=(), gloo=True, kept=True):
-        """Ours beside raw MPI in one process, MPI where malloc keeps memory, gloo; inner: rounds in a process."""
+    def collective(self, program, work, ranks, inner, flags=(), gloo=True, kept=True, horovod=False):
+        """Ours beside raw MPI in one process, MPI where malloc keeps memory, gloo; inner: rounds in a process. Horovod is
+        called from Python, and so is ours beside it."""
         flags = (*flags, "--rounds", inner)
         starts = [lambda: self.launcher.ranks(ranks, program, "--works", work, *flags)]
         if kept:
             starts.append(lambda: self.launcher.ranks(ranks, program, "--works", work, *flags, "--references-only"))
         if gloo and self.has_torch("gloo"):
             starts.append(lambda: self.launcher.torch(ranks, "gloo.py", work, *flags))
+        if horovod and self.has_horovod():
+            starts.append(lambda: self.launcher.horovod(ranks, "calls.py", work, *flags))
+            if self.has_module("Sirtaki in Python"):
+                starts.append(lambda: self.launcher.module(ranks, "calls.py", work, *flags))
         self.in_turn(self.rounds, starts)
 
     def latency(self):
         flags = self.choose(("--bytes", "4,1024"), (), ())
-        self.collective("vectors", "latency", self.ranks, self.choose(3, 7, 11), flags, kept=False)
+        self.collective("vectors", "latency", self.ranks, self.choose(3, 7, 11), flags, kept=False,
+                        horovod=True)
 
     def allreduce(self):
         flags = self.choose(("--bytes", "1048576"), (), ())
@@ -86,7 +98,7 @@ class Runner:
         self.collective("gradients", "resnet50", self.ranks, self.choose(1, 7, 11))
 
     def small(self):
-        self.collective("gradients", "small", self.ranks, self.choose(1, 31, 31), kept=False)
+        self.collective("gradients", "small", self.ranks, self.choose(1, 31, 31), kept=False, horovod=True)
 
     def half(self):
         self.collective("gradients", "half", self.ranks, self.choose(1, 5, 9), gloo=False, kept=False)
@@ -125,6 +137,8 @@ class Runner:
                 return self.launcher.torch(ranks, "training.py", model, batch, steps)
             if variant == "python":
                 return self.launcher.module(ranks, "training.py", model, batch, steps)
+            if variant == "horovod":
+                return self.launcher.horovod(ranks, "training.py", model, batch, steps)
             if variant == "plain":
                 return self.launcher.alone("training", variant, *arguments)
             return self.launcher.ranks(ranks, "training", variant, *arguments)
@@ -146,6 +160,7 @@ class Runner:
 
         counts = self.choose((2,), (2, 4), (2, 4))
         others = [variant for variant, there in (("ddp", self.has_torch("DistributedDataParallel")),
+                                                 ("horovod", self.has_horovod()),
                                                  ("python", self.has_module("Sirtaki in Python"))) if there]
         runs = [(1, variant) for variant in ("ours", "no-communication", "plain")]
         runs += [(ranks, variant) for ranks in counts for variant in ("ours", "no-communication", "loop", *others)]
@@ -164,7 +179,7 @@ class Runner:
             for ranks in (1, *counts):
                 variants = works.get((work, ranks), {})
                 renamed = {"no-communication": "ranks without communication", "loop": "MPI_Allreduce of each parameter",
-                           "ddp": "DistributedDataParallel, gloo", "python": "ours, in Python"}
+                           "ddp": "DistributedDataParallel, gloo"}
                 own = {renamed.get(variant, variant): values for variant, values in variants.items()
                        if ranks > 1 or variant == "ours"}
                 works[work, ranks] = own | of_one

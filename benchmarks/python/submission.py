@@ -1,15 +1,13 @@
-"""submission.py ROUNDS: what it costs a Python program to submit a named asynchronous all-reduce, which it does not wait
-for: the median over rounds of 100 calls under names that are known, on the rank that takes longest."""
+"""submission.py MODULE ROUNDS: what it costs a Python program to submit a named asynchronous all-reduce, which it does not
+wait for: the median over rounds of 100 calls under names that are known, on the rank that takes longest."""
 
 import statistics
-import sys
 import time
 
 import torch
 
-import sirtaki.torch as hvd
-
 import lines
+from lines import hvd
 
 CALLS = 100
 ELEMENTS = 256
@@ -27,9 +25,8 @@ def cost(submit, tensors):
 
 
 def main():
-    rounds = int(sys.argv[1])
+    rounds = int(lines.ARGUMENTS[0])
     hvd.init()
-    torch.set_num_threads(1)
     tensors = [torch.ones(ELEMENTS) for _ in range(CALLS)]
     names = [f"layer.{number}.weight" for number in range(CALLS)]
     forms = {
@@ -43,8 +40,8 @@ def main():
     for work, submit in forms.items():
         cost(submit, tensors)  # the names become known
         times = lines.slowest([cost(submit, tensors) for _ in range(rounds)])
-        lines.emit(work, "ours", statistics.median(times) * 1e6, "us")
-        lines.emit(work, "goal", 10, "us")
+        lines.emit(work, statistics.median(times) * 1e6, "us", "ours")
+        lines.emit(work, 10, "us", "goal")
     hvd.shutdown()
 
 

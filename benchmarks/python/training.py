@@ -1,5 +1,5 @@
-"""training.py MODEL BATCH STEPS: steps of training by sirtaki.torch, as ../training.cc and ../reference/training.py make
-them by C++ and under DistributedDataParallel."""
+"""training.py MODULE MODEL BATCH STEPS: steps of training by sirtaki.torch or horovod.torch, as ../training.cc and
+../reference/training.py make them by C++ and under DistributedDataParallel."""
 
 import os
 import statistics
@@ -11,18 +11,16 @@ sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-import sirtaki.torch as hvd  # noqa: E402
-
 import lines  # noqa: E402
 import models  # noqa: E402
+from lines import hvd  # noqa: E402
 
 WARM_UP = 4
 
 
 def main():
-    name, batch, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    name, batch, steps = lines.ARGUMENTS[0], int(lines.ARGUMENTS[1]), int(lines.ARGUMENTS[2])
     hvd.init()
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = models.mlp() if name == "mlp" else models.resnet18()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
@@ -37,7 +35,7 @@ def main():
         optimizer.step()
         if step >= WARM_UP:
             times.append(time.perf_counter() - begin)
-    lines.emit("step", "python", statistics.median(lines.slowest(times)) * 1e3, "ms")
+    lines.emit("step", statistics.median(lines.slowest(times)) * 1e3, "ms")
     hvd.shutdown()
 
 
