@@ -3,35 +3,8 @@
 set -euo pipefail
 # shellcheck source=tests/multihost/hosts.sh
 . "$(dirname "$0")/hosts.sh"
-bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}
-sirtakirun=$bindir/../../sirtakirun
-[ -x "$sirtakirun" ] || hosts_skip 'sirtakirun is not built'
-sirtakirun=$(realpath "$sirtakirun")
-
-hosts_up 2
-output=$hosts_state/output
-errors=$hosts_state/errors
-flags=(--launcher "${MPIEXEC:-$(command -v mpirun)}" --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0)
-
-fail() {
-  printf 'FAILED: %s\n--- standard output:\n' "$*"
-  cat "$output"
-  printf -- '--- standard error:\n'
-  cat "$errors"
-  exit 1
-}
-
-start() { on_host 1 timeout -k 5 150 "$sirtakirun" "${flags[@]}" "$@" >"$output" 2>"$errors" </dev/null; }
-
-# run CODE ARGUMENT...: of sirtakirun on host 1, which must end with the code.
-run() {
-  local expected=$1 code=0
-  shift
-  start "$@" || code=$?
-  [ "$code" = "$expected" ] || fail "sirtakirun $*: code $code, expected $expected"
-}
-
-says() { grep -qxF -- "$2" "$1" || fail "no line of $(basename "$1") is: $2"; }
+# shellcheck source=tests/multihost/runs.sh
+. "$(dirname "$0")/runs.sh"
 
 # unfit PATTERN ARGUMENT...: nothing is started, and the line that says why is so.
 unfit() {

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs of sirtakirun over ssh on two hosts, for the scripts that source this after hosts.sh, with the folder of the programs
-# as $1.
+# Runs of sirtakirun over ssh on several hosts, for the scripts that source this after hosts.sh, with the folder of the
+# programs as $1. run_hosts: how many hosts (2).
 bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}
 sirtakirun=$bindir/../../sirtakirun
 [ -x "$sirtakirun" ] || hosts_skip 'sirtakirun is not built'
 sirtakirun=$(realpath "$sirtakirun")
 
-hosts_up 2
+hosts_up "${run_hosts:-2}"
 output=$hosts_state/output
 errors=$hosts_state/errors
 flags=(--launcher "${MPIEXEC:-$(command -v mpirun)}" --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 "${hosts_flags[@]}")
@@ -19,7 +19,7 @@ fail() {
   exit 1
 }
 
-start() { on_host 1 timeout -k 5 150 "$sirtakirun" "${flags[@]}" "$@" >"$output" 2>"$errors" </dev/null; }
+start() { on_host 1 timeout -k 5 200 "$sirtakirun" "${flags[@]}" "$@" >"$output" 2>"$errors" </dev/null; }
 
 # run CODE ARGUMENT...: of sirtakirun on host 1, which must end with the code.
 run() {

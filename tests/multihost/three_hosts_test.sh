@@ -3,26 +3,9 @@
 set -euo pipefail
 # shellcheck source=tests/multihost/hosts.sh
 . "$(dirname "$0")/hosts.sh"
-bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}
-sirtakirun=$bindir/../../sirtakirun
-[ -x "$sirtakirun" ] || hosts_skip 'sirtakirun is not built'
-sirtakirun=$(realpath "$sirtakirun")
-
-hosts_up 3
-output=$hosts_state/output
-errors=$hosts_state/errors
-flags=(--launcher "${MPIEXEC:-$(command -v mpirun)}" --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 "${hosts_flags[@]}")
-
-fail() {
-  printf 'FAILED: %s\n--- standard output:\n' "$*"
-  cat "$output"
-  printf -- '--- standard error:\n'
-  cat "$errors"
-  exit 1
-}
-
-start() { on_host 1 timeout -k 5 200 "$sirtakirun" "${flags[@]}" "$@" >"$output" 2>"$errors" </dev/null; }
-run() { start "$@" || fail "sirtakirun $*: code $?"; }
+run_hosts=3
+# shellcheck source=tests/multihost/runs.sh
+. "$(dirname "$0")/runs.sh"
 
 # prints LINE...: the ranks have printed these and no others.
 prints() { [ "$(sort "$output")" = "$(printf '%s\n' "$@")" ] || fail "expected: $*"; }
@@ -32,17 +15,17 @@ says() { grep -qE -- "$1" "$errors" || fail "it does not say: $1"; }
 tell='echo "$(hostname) $LOCAL_RANK/$LOCAL_WORLD_SIZE of $WORLD_SIZE $MASTER_ADDR"'
 
 echo "--- unlike numbers of ranks"
-run -H h1:1,h2:2,h3:1 bash -c "$tell"
+run 0 -H h1:1,h2:2,h3:1 bash -c "$tell"
 prints "[0] h1 0/1 of 4 10.77.0.1" "[1] h2 0/2 of 4 10.77.0.1" "[2] h2 1/2 of 4 10.77.0.1" "[3] h3 0/1 of 4 10.77.0.1"
-run -H h1:1,h2:2,h3:1 "$bindir/reductions" --gtest_filter='*TheLog*'
+run 0 -H h1:1,h2:2,h3:1 "$bindir/reductions" --gtest_filter='*TheLog*'
 
 echo "--- hosts of a file, some left out, some chosen"
 printf 'h1 slots=1 # here\nh2:2\nh3\n' >"$hosts_state/hostfile"
-run --hostfile "$hosts_state/hostfile" --exclude h2 bash -c "$tell"
+run 0 --hostfile "$hosts_state/hostfile" --exclude h2 bash -c "$tell"
 prints "[0] h1 0/1 of 2 10.77.0.1" "[1] h3 0/1 of 2 10.77.0.1"
-run --hostfile "$hosts_state/hostfile" --exclude h1@h2:0 bash -c "$tell"
+run 0 --hostfile "$hosts_state/hostfile" --exclude h1@h2:0 bash -c "$tell"
 prints "[0] h2 0/1 of 2 10.77.0.2" "[1] h3 0/1 of 2 10.77.0.2"
-run --hostfile "$hosts_state/hostfile" --include h3@h2:1 bash -c "$tell"' $CUDA_VISIBLE_DEVICES'
+run 0 --hostfile "$hosts_state/hostfile" --include h3@h2:1 bash -c "$tell"' $CUDA_VISIBLE_DEVICES'
 prints "[0] h2 0/1 of 2 10.77.0.2 1" "[1] h3 0/1 of 2 10.77.0.2"
 
 if [[ $hosts_mpi == *HYDRA* ]]; then
