@@ -1,4 +1,4 @@
-// Everything about the library that can be chosen. One table (config.cc) feeds the parser, the
+// Everything about the library that can be chosen. One table (config_table.cc) feeds the parser, the
 // messages, and docs/configuration.md.
 //
 // A value is taken from the first of: the program's options, flags, SIRTAKI_* variables, HOROVOD_*
