@@ -1,5 +1,5 @@
-// Everything about the library that can be chosen. One table (config_table.cc) feeds the parser, the
-// messages, and docs/configuration.md.
+// Everything about the library that can be chosen. One table (config_table.cc) feeds the parser,
+// the messages, and docs/configuration.md.
 //
 // A value is taken from the first of: the program's options, flags, SIRTAKI_* variables, HOROVOD_*
 // variables, the file that the option settings names, the default. A Config is a value; any thread
@@ -78,7 +78,7 @@ inline constexpr std::size_t kOptionCount = 33;
 // docs/configuration.md.
 struct Config {
   std::int64_t fusion_bytes = std::int64_t{64} << 20;     // agreed
-  Duration fusion_delay = std::chrono::microseconds(50);  // agreed; zero: never
+  Duration fusion_delay = std::chrono::microseconds(50);  // agreed; zero: at once
   std::int64_t small_bytes = std::int64_t{64} << 10;      // agreed
   std::int64_t chunk_bytes = std::int64_t{1} << 20;       // agreed
   std::int64_t id_capacity = 16384;                       // agreed
