@@ -10,9 +10,9 @@ namespace {
 constexpr std::string_view kIntroduction = R"(# Configuration
 
 <!-- Generated from the table of options in core/config/config_table.cc: change that, not this file.
-     SIRTAKI_TEST_WRITE_DOCS=1 and the test ConfigDocsTest write it anew. -->
+     SIRTAKI_TEST_WRITE_DOCS=1 and the test ConfigDocsTest rewrite it. -->
 
-An option can be given in five ways. The first of these that is there counts:
+An option can be given in five ways. The first one given counts:
 
 1. by the program, by name, when it calls `init`;
 2. by a flag, `--sirtaki-fusion-bytes=32M`. Other arguments, and all that follow a bare `--`, are left to
@@ -32,7 +32,7 @@ Sizes are in bytes or take `K`, `M` or `G`, powers of 1024. Times are in seconds
 or `min`. Both may have decimals: `1.5G`, `0.5s`.
 
 An *agreed* option is the same on all ranks: rank 0's value is taken everywhere, and `init` fails on every
-rank if another one was told explicitly something else.
+rank if another rank was explicitly given a different value.
 
 | option | default | agreed |
 |---|---|---|

@@ -211,7 +211,7 @@ Table MakeTable() {
           .Between(0, 1024 * kGibi).Agreed(),
       Option<&Config::deterministic>(OptionId::kDeterministic, "deterministic", OptionKind::kBool,
           "Whether the same program gives the same bits in every run, even where MPI would reduce together "
-          "whatever is ready: buckets of gradients then follow the order of the parameters, and each "
+          "whatever is ready: buckets of gradients then follow the order of the parameters, and every "
           "other tensor goes alone.")
           .Between(0, 1).Agreed(),
       Option<&Config::autotune>(OptionId::kAutotune, "autotune", OptionKind::kBool,
@@ -226,8 +226,8 @@ Table MakeTable() {
       TextOption<&Config::timeline>(OptionId::kTimeline, "timeline",
           "A folder, made if need be, in which each rank writes what it does, from init to shutdown, as a "
           "timeline rank-<number>.json in Chrome's trace format, which https://ui.perfetto.dev shows; or a "
-          "file whose name ends in .json, which rank 0 alone writes. Horovod's DYNAMIC names neither: the program "
-          "begins one with start_timeline.")
+          "file whose name ends in .json, which rank 0 alone writes. Horovod's DYNAMIC leaves the "
+          "start to start_timeline.")
           .Horovod(kTimelineAlias),
       Option<&Config::timeline_bytes>(OptionId::kTimelineBytes, "timeline_bytes", OptionKind::kBytes,
           "The largest size of a rank's timeline. Later events are left out, and its last line says so.")

@@ -31,7 +31,7 @@ TEST(ConfigDocsTest, ThePageIsWhatTheTableSays) {
   const std::string committed(std::istreambuf_iterator<char>(file), {});
   EXPECT_TRUE(committed == OptionsMarkdown())
       << page
-      << " differs from the table of options in core/config/config_table.cc.\nWrite it anew by\n"
+      << " differs from the table of options in core/config/config_table.cc.\nRewrite it by\n"
       << "  SIRTAKI_TEST_WRITE_DOCS=1 ctest --preset dev -R ConfigDocsTest\nand commit it.";
 }
 
