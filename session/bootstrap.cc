@@ -8,7 +8,7 @@
 
 #include "core/base/byte_codec.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::ByteReader;
 using core::ByteWriter;
@@ -126,4 +126,4 @@ Status FirstFailure(std::span<const std::string> serialized_by_rank) {
   return FirstFailure(statuses);
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

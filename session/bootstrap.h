@@ -12,7 +12,7 @@
 #include "core/config/config.h"
 #include "core/machine/cores.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 struct Greeting {
   core::Status status;  // of parsing the options
@@ -40,4 +40,4 @@ std::string SerializeStatus(const core::Status& status);
 core::Status FirstFailure(std::span<const core::Status> by_rank);
 core::Status FirstFailure(std::span<const std::string> serialized_by_rank);
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -5,7 +5,7 @@
 #include "core/base/thread_annotations.h"
 #include "session/session.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 namespace {
 
@@ -52,4 +52,4 @@ void SetDefaultSession(std::shared_ptr<Session> session) {
   holder.registered = on_exit(&EndWithProgram, nullptr) == 0;
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -20,7 +20,7 @@
 #include "core/base/thread_annotations.h"
 #include "core/threads/quiet_thread.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 struct RecordKeeper::Entry {
   Write write;
@@ -245,4 +245,4 @@ std::unique_ptr<RecordKeeper::Registration> RecordKeeper::Register(Write write) 
   return std::unique_ptr<Registration>(new Registration(std::move(entry)));
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -12,7 +12,7 @@
 #include <memory>
 #include <string>
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 class RecordKeeper {
  public:
@@ -43,4 +43,4 @@ class RecordKeeper {
   static std::unique_ptr<Registration> Register(Write write);
 };
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

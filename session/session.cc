@@ -12,7 +12,7 @@
 #include "session/session_impl.h"
 #include "session/session_observability.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::Status;
 using core::StatusCode;
@@ -260,4 +260,4 @@ Session::~Session() {
   static_cast<void>(Shutdown("the session was dropped"));
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -24,7 +24,7 @@
 #include "core/trace/flight_record.h"
 #include "core/trace/observer.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::Topology;
 
@@ -255,4 +255,4 @@ class Session {
 std::shared_ptr<Session> DefaultSession();                 // null if there is none
 void SetDefaultSession(std::shared_ptr<Session> session);  // null: none
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

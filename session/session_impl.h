@@ -1,4 +1,4 @@
-// What ends with a session. For the files that make up frameworks::Session only.
+// What ends with a session. For the files that make up session::Session only.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 #include "session/session.h"
 #include "session/single/single_process_p2p.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 // Without an engine in a world of one rank.
 struct Session::Parts {
@@ -45,4 +45,4 @@ class Session::Call {
   State state_;
 };
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -8,7 +8,7 @@
 #include "core/base/log.h"
 #include "core/trace/trace_files.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::Status;
 namespace trace = core::trace;
@@ -182,4 +182,4 @@ void Observation::WriteRecord(const std::string& why) {
                 std::filesystem::path(record_path_).parent_path().string());
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

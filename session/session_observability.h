@@ -21,7 +21,7 @@
 #include "core/trace/timeline_writer.h"
 #include "session/record_keeper.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 // What buckets hold, in words, by the texts of their keys.
 using BucketNames = std::map<std::string, std::string>;
@@ -84,4 +84,4 @@ class Observation {
   std::deque<std::shared_ptr<const BucketNames>> buckets_ SIRTAKI_GUARDED_BY(mutex_);
 };
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -16,7 +16,7 @@
 #include "session/session_observability.h"
 #include "session/version_text.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::Status;
 using core::trace::Metrics;
@@ -95,4 +95,4 @@ std::function<void()> Session::BeginSummary() {
   };
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -8,7 +8,7 @@
 #include "session/session.h"
 #include "session/session_impl.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::RankRanges;
 using core::SetNumber;
@@ -197,4 +197,4 @@ Status Session::MakeCommunicator(SetNumber set, core::TimePoint deadline, int* f
   return parts_->medium->MakeCommunicator(set, members, fortran_handle);
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -10,7 +10,7 @@
 #include "session/session_impl.h"
 #include "session/single/single_process.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::OpKind;
 using core::Status;
@@ -113,4 +113,4 @@ void Session::FailAlone(const Status& why) {
   parts_->queue.Close(why);
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -16,7 +16,7 @@
 #include "session/session_observability.h"
 #include "session/version_text.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::Status;
 using core::StatusCode;
@@ -259,4 +259,4 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   parts.engine->StartThread();
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

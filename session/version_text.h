@@ -5,7 +5,7 @@
 
 #include "sirtaki/version.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 // "0.1.0"
 inline std::string VersionText() {
@@ -13,4 +13,4 @@ inline std::string VersionText() {
          std::to_string(SIRTAKI_VERSION_PATCH);
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

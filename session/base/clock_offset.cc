@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string>
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::Clock;
 using core::Duration;
@@ -88,4 +88,4 @@ Status MeasureOffset(Medium& medium, TimePoint deadline, Duration* offset) {
   return Status::Ok();
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -10,7 +10,7 @@
 #include "core/base/types.h"
 #include "session/base/medium.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 // When a rank began to tell the others something, and when it had heard all of them, each by its
 // own clock.
@@ -30,4 +30,4 @@ core::Duration EstimateOffset(std::span<const std::vector<ClockReading>> rounds,
 // Medium::Exchange.
 core::Status MeasureOffset(Medium& medium, core::TimePoint deadline, core::Duration* offset);
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

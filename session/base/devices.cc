@@ -6,7 +6,7 @@
 
 #include "ops/cuda/kernel_image.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::Status;
 using core::StatusCode;
@@ -92,4 +92,4 @@ Status Devices::Find(int index, std::shared_ptr<Gpu>* gpu) {
   return Status::Ok();
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -15,7 +15,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/nccl/nccl_api.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 // What works with GPUs, opened when the first tensor on one comes. Tests have fakes.
 struct GpuLibraries {
@@ -79,4 +79,4 @@ class Devices {
   std::map<int, std::shared_ptr<Gpu>> gpus_ SIRTAKI_GUARDED_BY(mutex_);
 };
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

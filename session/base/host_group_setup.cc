@@ -9,7 +9,7 @@
 #include "core/base/rank_ranges.h"
 #include "core/protocol/tree.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::Status;
 using core::StatusCode;
@@ -154,4 +154,4 @@ std::string SharedParts::description() const {
   return std::string("all-reduce between hosts: ") + (by_hosts ? "hierarchical" : "flat");
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

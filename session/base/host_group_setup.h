@@ -16,7 +16,7 @@
 #include "ops/shm/transport.h"
 #include "session/base/medium.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 // Owned by a medium; destroyed before what it was given.
 class SharedParts {
@@ -52,4 +52,4 @@ class SharedParts {
   bool one_host_ = true;
 };
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -14,7 +14,7 @@
 #include "core/protocol/transport.h"
 #include "ops/base/backend.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::Topology;
 
@@ -66,4 +66,4 @@ class Medium {
   virtual core::Status BeforeEnd(std::function<void()> shutdown) = 0;
 };
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

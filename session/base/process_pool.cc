@@ -6,7 +6,7 @@
 #include "core/base/thread_annotations.h"
 #include "core/machine/memory_limit.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 namespace {
 
@@ -74,4 +74,4 @@ std::vector<std::shared_ptr<ops::shm::Pool>> PoolsOfProcess() {
   return pools;
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

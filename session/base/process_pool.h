@@ -9,7 +9,7 @@
 #include "core/config/config.h"
 #include "ops/shm/pool.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 // How large a pool is: what the options say, or else this rank's share of the host's memory or of
 // what its cgroup allows. Addresses are few where the process's are limited, since every rank maps
@@ -27,4 +27,4 @@ std::shared_ptr<ops::shm::Pool> PrivatePoolOfProcess(const core::Config& config,
 // Those of the two that have been made.
 std::vector<std::shared_ptr<ops::shm::Pool>> PoolsOfProcess();
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

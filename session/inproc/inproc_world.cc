@@ -12,7 +12,7 @@
 #include "session/base/host_group_setup.h"
 #include "session/base/process_pool.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::Status;
 
@@ -156,4 +156,4 @@ std::unique_ptr<Medium> InprocWorld::Join(int rank) {
                                         meetings_->sharing, std::move(data));
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -9,7 +9,7 @@
 #include "core/protocol/inproc_hub.h"
 #include "session/base/medium.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 // Thread-safe. Shared by its sessions. The n-th session of each rank meets the n-th of the others.
 class InprocWorld : public std::enable_shared_from_this<InprocWorld> {
@@ -45,4 +45,4 @@ class InprocWorld : public std::enable_shared_from_this<InprocWorld> {
   const std::unique_ptr<Meetings> meetings_;
 };
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -14,7 +14,7 @@
 #include "session/base/process_pool.h"
 #include "session/session.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::Status;
 
@@ -129,4 +129,4 @@ Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Session>*
                 /*is_process=*/true, session);
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -6,7 +6,7 @@
 #include "session/inproc/inproc_world.h"
 #include "session/session.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 core::Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Session>* session) {
   if (core::Status status = CheckFork(); !status.ok()) return status;
@@ -26,4 +26,4 @@ core::Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Ses
   return Create(std::make_shared<InprocWorld>(1)->Join(0), options, /*is_process=*/true, session);
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

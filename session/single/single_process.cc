@@ -15,7 +15,7 @@
 #include "fusion/convert.h"
 #include "ops/cuda/device_work.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::DType;
 using core::Status;
@@ -147,4 +147,4 @@ Status RunAlone(core::Work& work, Devices& devices) {
   return Status::Ok();
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

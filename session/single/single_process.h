@@ -5,11 +5,11 @@
 #include "core/engine/work.h"
 #include "session/base/devices.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 // Carries out the work on the calling thread, or puts it into the stream that makes its input, on a
 // GPU of `devices`; gives the status that its handle is to be completed with. kInvalidArgument if
 // the request is invalid, kBackend if the output could not be allocated, and what Gpu::Copy gives.
 core::Status RunAlone(core::Work& work, Devices& devices);
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

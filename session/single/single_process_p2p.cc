@@ -12,7 +12,7 @@
 #include "ops/cuda/device_work.h"
 #include "ops/host/p2p_header.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 using core::Status;
 using core::StatusCode;
@@ -125,4 +125,4 @@ Status AloneMessages::Deliver(const core::WorkPtr& send, const core::WorkPtr& re
   return IsOnGpu(*send) && IsOnGpu(*receive) ? Status::Ok() : AwaitEnd(*end);
 }
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -10,7 +10,7 @@
 #include "core/engine/work.h"
 #include "ops/cuda/device.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 
 // Carries what one of two threads has sent to what the other wants to receive; which of them does
 // it is the one that came later. Thread-safe.
@@ -52,4 +52,4 @@ class AloneMessages {
   std::deque<Copy> under_way_ SIRTAKI_GUARDED_BY(mutex_);
 };
 
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -22,7 +22,7 @@ std::vector<int> HostsOf(int size) {
   return {};
 }
 
-using Sharing = frameworks::InprocWorld::Sharing;
+using Sharing = session::InprocWorld::Sharing;
 
 // Every collective on so many ranks.
 void RunTable(int parameter, int size, Sharing sharing, std::vector<int> host_of_rank,

@@ -23,7 +23,7 @@
 namespace sirtaki::tests::conformance {
 namespace {
 
-using frameworks::InprocWorld;
+using session::InprocWorld;
 
 // Which host each rank is on.
 using Hosts = std::vector<int>;
@@ -41,10 +41,10 @@ void RunByHosts(const Hosts& hosts, const std::function<void(int rank, const Ses
   const auto world = std::make_shared<InprocWorld>(static_cast<int>(hosts.size()), hosts);
   world->Share(InprocWorld::Sharing::kStaged);
   RankThreads::Run(static_cast<int>(hosts.size()), [&](int rank) {
-    frameworks::StartOptions options;
+    session::StartOptions options;
     options.config = ConfigByHosts();
-    std::shared_ptr<frameworks::Session> session;
-    const core::Status started = frameworks::Session::CreateInproc(world, rank, options, &session);
+    std::shared_ptr<session::Session> session;
+    const core::Status started = session::Session::CreateInproc(world, rank, options, &session);
     ASSERT_TRUE(started.ok()) << started.ToString();
     EXPECT_NE(session->description().find("all-reduce between hosts: hierarchical"),
               std::string::npos)

@@ -19,7 +19,7 @@ namespace {
 using sirtaki::core::OpKind;
 using sirtaki::core::Status;
 using sirtaki::core::StatusCode;
-using sirtaki::frameworks::Session;
+using sirtaki::session::Session;
 
 // A large one and a small one.
 Status Step(Session& session) {
@@ -35,7 +35,7 @@ Status Step(Session& session) {
 }
 
 Status Join(char** first, char** last, std::shared_ptr<Session>* session) {
-  sirtaki::frameworks::StartOptions options;
+  sirtaki::session::StartOptions options;
   options.parsed =
       sirtaki::core::ParseConfig({first, last}, options.environment, {}, &options.config, nullptr);
   return Session::CreateMpi(options, session);

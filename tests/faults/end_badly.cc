@@ -26,7 +26,7 @@ namespace {
 
 using sirtaki::core::OpKind;
 using sirtaki::core::Status;
-using sirtaki::frameworks::Session;
+using sirtaki::session::Session;
 
 constexpr int kFirstSteps = 20;
 constexpr int kVictimsStep = kFirstSteps + 1;
@@ -43,7 +43,7 @@ Status Step(Session& session, int step) {
 }
 
 int Fail(const Status& status, std::chrono::seconds later) {
-  if (const auto session = sirtaki::frameworks::DefaultSession()) session->NoteSeen(status);
+  if (const auto session = sirtaki::session::DefaultSession()) session->NoteSeen(status);
   std::fprintf(stderr, "end_badly: %s\n", status.ToString().c_str());
   std::this_thread::sleep_for(later);
   return EXIT_FAILURE;
@@ -59,14 +59,14 @@ int main(int argc, char** argv) {
   const std::string what = argv[1];
   const int victim = std::atoi(argv[2]);
   const std::chrono::seconds later(what == "stops" ? 1 : 20);
-  sirtaki::frameworks::StartOptions options;
+  sirtaki::session::StartOptions options;
   options.parsed = sirtaki::core::ParseConfig(std::vector<std::string>(argv + 3, argv + argc),
                                               options.environment, {}, &options.config, nullptr);
   std::shared_ptr<Session> session;
   if (const Status status = Session::CreateMpi(options, &session); !status.ok()) {
     return Fail(status, later);
   }
-  sirtaki::frameworks::SetDefaultSession(session);
+  sirtaki::session::SetDefaultSession(session);
   const int rank = session->topology().rank;
   for (int step = 0;; ++step) {
     if (step == kFirstSteps) {

@@ -8,8 +8,8 @@
 int main() {
   int code = 1;
   std::thread([&code] {
-    std::shared_ptr<sirtaki::frameworks::Session> session;
-    const auto status = sirtaki::frameworks::Session::CreateMpi({}, &session);
+    std::shared_ptr<sirtaki::session::Session> session;
+    const auto status = sirtaki::session::Session::CreateMpi({}, &session);
     if (!status.ok()) {
       sirtaki::core::Log(sirtaki::core::LogLevel::kError, status.ToString());
       return;

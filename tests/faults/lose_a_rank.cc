@@ -32,7 +32,7 @@ namespace {
 using sirtaki::core::Clock;
 using sirtaki::core::OpKind;
 using sirtaki::core::Status;
-using sirtaki::frameworks::Session;
+using sirtaki::session::Session;
 using sirtaki::tests::Vector;
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
@@ -99,7 +99,7 @@ int main(int argc, char** argv) {
   if (argc < 3) Usage();
   const std::string what = argv[1];
   const int victim = std::atoi(argv[2]);
-  sirtaki::frameworks::StartOptions options;
+  sirtaki::session::StartOptions options;
   options.parsed = sirtaki::core::ParseConfig(std::vector<std::string>(argv + 3, argv + argc),
                                               options.environment, {}, &options.config, nullptr);
   std::shared_ptr<Session> session;
@@ -107,7 +107,7 @@ int main(int argc, char** argv) {
     Say("init: " + status.ToString());
     return 2;
   }
-  sirtaki::frameworks::SetDefaultSession(session);
+  sirtaki::session::SetDefaultSession(session);
   Say("rank " + std::to_string(session->topology().rank) + " is process " +
       std::to_string(getpid()));
   const int code = Survive(*session, what, victim);

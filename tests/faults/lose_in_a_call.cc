@@ -40,7 +40,7 @@ namespace {
 using core::Clock;
 using core::OpKind;
 using core::Status;
-using frameworks::Session;
+using session::Session;
 using std::chrono::duration_cast;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
@@ -381,7 +381,7 @@ int Run(int argc, char** argv) {
   const bool kills = std::string_view(argv[1]) == "killed";
   const int victim = std::atoi(argv[3]);
   Board& board = OpenBoard(argv[5]);
-  frameworks::StartOptions options;
+  session::StartOptions options;
   options.parsed = core::ParseConfig(std::vector<std::string>(argv + 6, argv + argc),
                                      options.environment, {}, &options.config, nullptr);
   Loss loss(argv[2], board);

@@ -19,7 +19,7 @@
 #include "tests/support/session_calls.h"
 #include "tests/support/test_scale.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 using core::Status;
@@ -87,4 +87,4 @@ TEST(DeterministicTest, RunsInDifferentOrdersGiveTheSameBits) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

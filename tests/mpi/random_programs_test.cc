@@ -62,15 +62,15 @@ std::vector<std::vector<std::string>> Gather(const std::vector<std::string>& lin
 std::string RunUnderMpi(std::uint64_t seed) {
   const RandomProgram program(seed, WorldSize());
   StartedGroups started(program);
-  frameworks::StartOptions options = SessionOptions([&](core::Config& config) {
+  session::StartOptions options = SessionOptions([&](core::Config& config) {
     config.small_bytes = program.small_bytes;
     config.fusion_bytes = program.fusion_bytes;
     config.mpi_threads =
         seed % 4 == 0 ? core::MpiThreads::kSerialized : core::MpiThreads::kMultiple;
   });
   options.on_start = [&](const core::RunBatch& batch) { started.Note(batch); };
-  std::shared_ptr<frameworks::Session> session;
-  const core::Status status = frameworks::Session::CreateMpi(options, &session);
+  std::shared_ptr<session::Session> session;
+  const core::Status status = session::Session::CreateMpi(options, &session);
   if (!status.ok()) return status.ToString();
   std::string text = RunRandomProgram(program, *session, seed);
   const core::Status end = session->Shutdown("the program is over");

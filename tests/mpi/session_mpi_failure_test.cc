@@ -15,7 +15,7 @@
 #include "tests/support/mpi_main.h"
 #include "tests/support/session_calls.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 using core::OpKind;
@@ -108,4 +108,4 @@ TEST_P(SessionMpiFailureTest, EndsTheSessionOnEveryRank) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -15,7 +15,7 @@
 #include "tests/support/mpi_main.h"
 #include "tests/support/session_calls.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 using core::OpKind;
@@ -98,4 +98,4 @@ TEST(SessionMpiMixedTest, OneSerializedRankMakesAllSerialized) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

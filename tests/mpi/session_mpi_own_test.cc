@@ -19,7 +19,7 @@ namespace sirtaki::tests {
 MpiStart WantedMpiStart() { return MpiStart::kNone; }
 }  // namespace sirtaki::tests
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 using core::OpKind;
@@ -101,4 +101,4 @@ TEST(SessionMpiOwnTest, InAForkedChildEveryCallFailsAndTheParentGoesOn) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

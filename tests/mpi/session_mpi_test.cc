@@ -20,7 +20,7 @@
 #include "tests/support/mpi_main.h"
 #include "tests/support/session_calls.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 using core::OpKind;
@@ -350,4 +350,4 @@ TEST_P(SessionMpiTest, ZAbortEndsEveryRankWithItsReason) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

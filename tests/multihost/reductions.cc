@@ -22,7 +22,7 @@
 #include "tests/support/session_calls.h"
 #include "tests/support/test_scale.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 using core::DType;
@@ -201,4 +201,4 @@ TEST_P(ReductionsBetweenHosts, WorkOnSetsThatComeAndGo) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

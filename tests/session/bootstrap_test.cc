@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 using core::Status;
@@ -79,4 +79,4 @@ TEST(StartTest, StatusesTravelAsText) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

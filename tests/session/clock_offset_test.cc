@@ -15,7 +15,7 @@
 #include "tests/support/rank_threads.h"
 #include "tests/support/session_calls.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 using core::Duration;
@@ -98,4 +98,4 @@ TEST(ClockOffsetTest, ASessionOverSeveralHostsHasOne) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

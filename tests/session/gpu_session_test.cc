@@ -24,7 +24,7 @@
 #include "tests/support/run_cases.h"
 #include "tests/support/session_calls.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 using core::DType;
@@ -592,4 +592,4 @@ TEST_F(GpuSessionTest, ALoneRankNeedsKernelsForFactorsAlone) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -15,7 +15,7 @@
 #include "tests/support/rank_threads.h"
 #include "tests/support/session_calls.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 using core::OpKind;
@@ -168,4 +168,4 @@ TEST(ObserverTest, ARankDescribesItselfForTheFlightRecorder) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

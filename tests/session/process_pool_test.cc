@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <memory>
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 constexpr std::int64_t kGi = std::int64_t{1} << 30;
@@ -65,4 +65,4 @@ TEST(ProcessPoolTest, WithoutAddressesThereIsNone) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -14,7 +14,7 @@
 #include "tests/support/rank_threads.h"
 #include "tests/support/session_calls.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 using core::OpKind;
@@ -299,4 +299,4 @@ TEST(LoneProcessSetsTest, AWorldOfOneHasThemToo) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

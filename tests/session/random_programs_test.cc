@@ -16,24 +16,24 @@
 namespace sirtaki::tests {
 namespace {
 
-using Sharing = frameworks::InprocWorld::Sharing;
+using Sharing = session::InprocWorld::Sharing;
 
 std::string RunOnThreads(std::uint64_t seed, Sharing sharing) {
   const RandomProgram program(seed);
-  const auto world = std::make_shared<frameworks::InprocWorld>(program.size, program.host_of_rank);
+  const auto world = std::make_shared<session::InprocWorld>(program.size, program.host_of_rank);
   world->Share(sharing);
   std::vector<StartedGroups> started(static_cast<std::size_t>(program.size),
                                      StartedGroups(program));
   std::vector<std::string> problems(static_cast<std::size_t>(program.size));
   RankThreads::Run(program.size, [&](int rank) {
     const auto here = static_cast<std::size_t>(rank);
-    frameworks::StartOptions options = SessionOptions([&](core::Config& config) {
+    session::StartOptions options = SessionOptions([&](core::Config& config) {
       config.small_bytes = program.small_bytes;
       config.fusion_bytes = program.fusion_bytes;
     });
     options.on_start = [&](const core::RunBatch& batch) { started[here].Note(batch); };
-    std::shared_ptr<frameworks::Session> session;
-    const core::Status status = frameworks::Session::CreateInproc(world, rank, options, &session);
+    std::shared_ptr<session::Session> session;
+    const core::Status status = session::Session::CreateInproc(world, rank, options, &session);
     if (!status.ok()) {
       problems[here] = status.ToString();
       return;

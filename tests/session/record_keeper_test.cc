@@ -20,7 +20,7 @@
 #include "core/base/types.h"
 #include "tests/support/within.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 using core::Clock;
@@ -216,4 +216,4 @@ TEST_F(RecordKeeperTest, AForkedChildWritesNothingAndEndsAsItWould) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -28,7 +28,7 @@
 #include "tests/support/session_calls.h"
 #include "tests/support/within.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 namespace fs = std::filesystem;
@@ -384,4 +384,4 @@ TEST_F(ObservationTest, AFolderThatCannotBeMadeIsAWarning) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

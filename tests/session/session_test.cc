@@ -26,7 +26,7 @@
 #include "tests/support/rank_threads.h"
 #include "tests/support/session_calls.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 using core::Key;
@@ -816,4 +816,4 @@ TEST_F(LoneSessionTest, TheProcessesOwnSessionIsSetAndCleared) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

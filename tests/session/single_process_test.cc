@@ -10,7 +10,7 @@
 
 #include "tests/support/run_cases.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 using core::DType;
@@ -123,4 +123,4 @@ TEST(AloneTest, WhatNeedsMoreThanOneIsRefused) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

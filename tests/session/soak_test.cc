@@ -21,7 +21,7 @@
 #include "tests/support/session_calls.h"
 #include "tests/support/test_scale.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 namespace {
 
 using core::OpKind;
@@ -200,4 +200,4 @@ TEST(SoakTest, RandomProgramsEndWithRightResultsOrACause) {
 }
 
 }  // namespace
-}  // namespace sirtaki::frameworks
+}  // namespace sirtaki::session

@@ -15,8 +15,8 @@ class FakeLibraries {
   FakeLibraries(const FakeLibraries&) = delete;
   FakeLibraries& operator=(const FakeLibraries&) = delete;
 
-  std::shared_ptr<frameworks::GpuLibraries> Make() {
-    auto libraries = std::make_shared<frameworks::GpuLibraries>();
+  std::shared_ptr<session::GpuLibraries> Make() {
+    auto libraries = std::make_shared<session::GpuLibraries>();
     libraries->open_device = [this](int index, std::shared_ptr<ops::cuda::Device>* device) {
       return ops::cuda::Device::Open(gpus_.cuda(), index, device);
     };

@@ -121,7 +121,7 @@ struct Running {
 
 class Rank {
  public:
-  Rank(const RandomProgram& program, frameworks::Session& session, std::uint64_t seed)
+  Rank(const RandomProgram& program, session::Session& session, std::uint64_t seed)
       : program_(program),
         session_(session),
         rank_(session.topology().rank),
@@ -400,7 +400,7 @@ class Rank {
   }
 
   const RandomProgram& program_;
-  frameworks::Session& session_;
+  session::Session& session_;
   const int rank_;
   std::mt19937_64 random_;
   std::vector<core::SetNumber> numbers_;  // by index of the set
@@ -480,7 +480,7 @@ void StartedGroups::Note(const core::RunBatch& batch) {
   }
 }
 
-std::string RunRandomProgram(const RandomProgram& program, frameworks::Session& session,
+std::string RunRandomProgram(const RandomProgram& program, session::Session& session,
                              std::uint64_t seed) {
   return Rank(program, session, seed).Run();
 }

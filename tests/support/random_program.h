@@ -66,7 +66,7 @@ class StartedGroups {
 
 // Runs the program on this rank of a session that was started with the program's limits. Returns
 // what was wrong, or nothing.
-std::string RunRandomProgram(const RandomProgram& program, frameworks::Session& session,
+std::string RunRandomProgram(const RandomProgram& program, session::Session& session,
                              std::uint64_t seed);
 
 }  // namespace sirtaki::tests

@@ -17,9 +17,9 @@
 namespace sirtaki::tests {
 
 // What a test's session starts with: nothing of the environment, and time for all ranks to come.
-inline frameworks::StartOptions SessionOptions(
+inline session::StartOptions SessionOptions(
     const std::function<void(core::Config&)>& change = nullptr) {
-  frameworks::StartOptions options;
+  session::StartOptions options;
   options.environment = {};
   options.config.start_timeout = std::chrono::seconds(20);
   if (change) change(options.config);
@@ -58,18 +58,18 @@ class Vector {
   const std::vector<float>& gathered() const { return memory_->gathered; }
   core::Work& work() { return *work_; }
 
-  core::Status Submit(frameworks::Session& session, bool will_wait = false) {
+  core::Status Submit(session::Session& session, bool will_wait = false) {
     return session.Submit(work_, will_wait);
   }
 
   // Waits as a user's synchronize does.
-  core::Status Synchronize(frameworks::Session& session) {
+  core::Status Synchronize(session::Session& session) {
     core::Status status = session.Wait(*work_->handle);
     work_->handle->Observe();
     return status;
   }
 
-  core::Status Run(frameworks::Session& session) {
+  core::Status Run(session::Session& session) {
     core::Status refused = Submit(session, /*will_wait=*/true);
     return refused.ok() ? Synchronize(session) : refused;
   }

@@ -23,18 +23,18 @@ namespace sirtaki::tests {
 inline void RunTorchRanks(
     int size, const std::function<void(int rank, const Session&)>& body,
     const core::Config& config = {}, std::vector<int> host_of_rank = {},
-    frameworks::InprocWorld::Sharing sharing = frameworks::InprocWorld::Sharing::kNone,
+    session::InprocWorld::Sharing sharing = session::InprocWorld::Sharing::kNone,
     const std::function<void(int rank, const core::RunBatch&)>& on_start = nullptr) {
-  const auto world = std::make_shared<frameworks::InprocWorld>(size, std::move(host_of_rank));
+  const auto world = std::make_shared<session::InprocWorld>(size, std::move(host_of_rank));
   world->Share(sharing);
   RankThreads::Run(size, [&](int rank) {
-    frameworks::StartOptions options;
+    session::StartOptions options;
     options.config = config;
     if (on_start) {
       options.on_start = [&on_start, rank](const core::RunBatch& batch) { on_start(rank, batch); };
     }
-    std::shared_ptr<frameworks::Session> session;
-    const core::Status started = frameworks::Session::CreateInproc(world, rank, options, &session);
+    std::shared_ptr<session::Session> session;
+    const core::Status started = session::Session::CreateInproc(world, rank, options, &session);
     ASSERT_TRUE(started.ok()) << started.ToString();
     body(rank, Session(std::make_shared<detail::SessionState>(session)));
     (void)session->Shutdown("the test is over");

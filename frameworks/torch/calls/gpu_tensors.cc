@@ -41,11 +41,11 @@ StreamHandle HandleOf(const Guard& guard, c10::Stream stream) {
   }
 }
 
-c10::Stream CurrentStream(const frameworks::Gpu& gpu) {
+c10::Stream CurrentStream(const session::Gpu& gpu) {
   return Guard().getStream({at::kCUDA, static_cast<c10::DeviceIndex>(gpu.device()->index())});
 }
 
-StreamHandle CurrentHandle(const frameworks::Gpu& gpu) {
+StreamHandle CurrentHandle(const session::Gpu& gpu) {
   return HandleOf(Guard(), CurrentStream(gpu));
 }
 
@@ -63,7 +63,7 @@ void RecordOn(const at::Tensor& tensor, c10::Stream stream) {
 }  // namespace
 
 std::string FindGpuOf(const at::Tensor& tensor, SessionState& session,
-                      std::shared_ptr<frameworks::Gpu>* gpu) {
+                      std::shared_ptr<session::Gpu>* gpu) {
   if constexpr (!kTellsHandles<DeviceGuardImplInterface>) {
     return c10::str("the tensor is on ", tensor.device(),
                     "; this build's LibTorch is too old for GPUs: 2.11 is known to work");
@@ -74,13 +74,13 @@ std::string FindGpuOf(const at::Tensor& tensor, SessionState& session,
 
 void TakeSlots(const std::vector<at::Tensor>& tensors, SessionState& session) {
   for (const at::Tensor& tensor : tensors) {
-    std::shared_ptr<frameworks::Gpu> gpu;
+    std::shared_ptr<session::Gpu> gpu;
     if (IsOnGpu(tensor)) static_cast<void>(FindGpuOf(tensor, session, &gpu));
   }
 }
 
 core::Status CheckStreams(const CallGpus& gpus) {
-  const frameworks::Gpu* last = nullptr;
+  const session::Gpu* last = nullptr;
   for (const auto& gpu : gpus) {
     if (gpu == nullptr || gpu.get() == last) continue;
     last = gpu.get();
@@ -95,10 +95,10 @@ core::Status CheckStreams(const CallGpus& gpus) {
 }
 
 core::Status NoteReadyOnGpus(std::vector<CallMemory>& memory) {
-  std::map<const frameworks::Gpu*, const DeviceWork*> noted;  // one event a device
+  std::map<const session::Gpu*, const DeviceWork*> noted;  // one event a device
   for (CallMemory& one : memory) {
     if (!one.on_gpu) continue;
-    frameworks::Gpu& gpu = *one.on_gpu->gpu;
+    session::Gpu& gpu = *one.on_gpu->gpu;
     DeviceWork& work = *one.on_gpu->work;
     const auto [first, is_first] = noted.try_emplace(&gpu, &work);
     if (is_first) {
@@ -144,7 +144,7 @@ void Settle(std::vector<CallMemory>& memory) {
   for (CallMemory& one : memory) {
     if (one.Settle() && one.on_gpu) copied.push_back(&*one.on_gpu);
   }
-  std::map<const frameworks::Gpu*, ops::cuda::EventPtr> ends;
+  std::map<const session::Gpu*, ops::cuda::EventPtr> ends;
   for (OnGpu* part : copied) {
     ops::cuda::EventPtr& end = ends[part->gpu.get()];
     if (end == nullptr) ThrowIfError(part->gpu->Mark(CurrentHandle(*part->gpu), &end));
@@ -153,7 +153,7 @@ void Settle(std::vector<CallMemory>& memory) {
 }
 
 std::vector<CallMemory> NoteMade(const std::vector<at::Tensor>& results,
-                                 const std::shared_ptr<frameworks::Gpu>& gpu) {
+                                 const std::shared_ptr<session::Gpu>& gpu) {
   const StreamHandle stream = CurrentHandle(*gpu);
   ops::cuda::EventPtr end;
   ThrowIfError(gpu->Mark(stream, &end));
@@ -165,7 +165,7 @@ std::vector<CallMemory> NoteMade(const std::vector<at::Tensor>& results,
   return made;
 }
 
-core::Status NoteProducer(DeviceWork& work, const frameworks::Gpu& gpu) {
+core::Status NoteProducer(DeviceWork& work, const session::Gpu& gpu) {
   // The last that this thread has looked at. Only a backward pass has a number.
   struct Look {
     int backward = kNoBackward;
@@ -188,7 +188,7 @@ core::Status NoteProducer(DeviceWork& work, const frameworks::Gpu& gpu) {
   }
 }
 
-core::Status NoteReadyInStreams(const std::vector<core::WorkPtr>& works, frameworks::Gpu& gpu) {
+core::Status NoteReadyInStreams(const std::vector<core::WorkPtr>& works, session::Gpu& gpu) {
   std::vector<const DeviceWork*> noted;  // one a stream, of which there are few
   for (const core::WorkPtr& one : works) {
     DeviceWork& work = ops::cuda::AsDeviceWork(*one);
@@ -206,7 +206,7 @@ core::Status NoteReadyInStreams(const std::vector<core::WorkPtr>& works, framewo
   return core::Status::Ok();
 }
 
-core::Status NoteVacant(const std::vector<core::WorkPtr>& works, frameworks::Gpu& gpu) {
+core::Status NoteVacant(const std::vector<core::WorkPtr>& works, session::Gpu& gpu) {
   const ops::nccl::ArenaPtr& arena = ops::cuda::AsDeviceWork(*works.front()).arena;
   if (!arena) return core::Status::Ok();
   std::vector<ops::cuda::EventPtr> vacant;
@@ -227,7 +227,7 @@ core::Status NoteVacant(const std::vector<core::WorkPtr>& works, frameworks::Gpu
   return core::Status::Ok();
 }
 
-void FollowReaders(const ops::nccl::Arena& arena, frameworks::Gpu& gpu, const at::Tensor& copy) {
+void FollowReaders(const ops::nccl::Arena& arena, session::Gpu& gpu, const at::Tensor& copy) {
   const StreamHandle current = CurrentHandle(gpu);
   for (const StreamHandle reader : arena.readers()) {
     if (reader == current) continue;
@@ -239,7 +239,7 @@ void FollowReaders(const ops::nccl::Arena& arena, frameworks::Gpu& gpu, const at
   }
 }
 
-void GpuWaits::Await(const DeviceWork& work, const frameworks::Gpu& gpu, const at::Tensor& memory) {
+void GpuWaits::Await(const DeviceWork& work, const session::Gpu& gpu, const at::Tensor& memory) {
   if (work.done == nullptr) return;  // no rank had it
   const c10::Stream stream = CurrentStream(gpu);
   const StreamHandle handle = HandleOf(Guard(), stream);

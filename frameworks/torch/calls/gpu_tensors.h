@@ -23,7 +23,7 @@ inline bool IsOnGpu(const at::Tensor& tensor) { return tensor.defined() && tenso
 
 // The GPU that the tensor is on, or why its session cannot use it.
 std::string FindGpuOf(const at::Tensor& tensor, SessionState& session,
-                      std::shared_ptr<frameworks::Gpu>* gpu);
+                      std::shared_ptr<session::Gpu>* gpu);
 
 // Gives the tensors' GPUs their slots, in this order, before several threads use them first, each
 // rank's in another order. What cannot be used is told by the first call with it.
@@ -48,26 +48,26 @@ void Settle(std::vector<CallMemory>& memory);
 // Results that the calling thread's stream is given by now, of one GPU: memory for AwaitOnGpus, for
 // whoever uses them in another one. Throws Error.
 std::vector<CallMemory> NoteMade(const std::vector<at::Tensor>& results,
-                                 const std::shared_ptr<frameworks::Gpu>& gpu);
+                                 const std::shared_ptr<session::Gpu>& gpu);
 
 // ---- gradients: many tensors, of which several threads make some each ----
 
 // The work's tensor is made in the calling thread's current stream. Cheap within a backward pass: a
 // stream is looked at once in each, and NoteReadyInStreams says later of many works that they are
 // ready. Errors: those of ops::cuda::RefuseCapture, and LibTorch's.
-core::Status NoteProducer(ops::cuda::DeviceWork& work, const frameworks::Gpu& gpu);
+core::Status NoteProducer(ops::cuda::DeviceWork& work, const session::Gpu& gpu);
 
 // The tensors are what their producers have made by now. Works of one GPU; their threads may be
 // others. One event for each stream, which they share. Errors: those of ops::cuda::NoteReady.
-core::Status NoteReadyInStreams(const std::vector<core::WorkPtr>& works, frameworks::Gpu& gpu);
+core::Status NoteReadyInStreams(const std::vector<core::WorkPtr>& works, session::Gpu& gpu);
 
 // If the works' bucket has an arena: what the lane writes there comes behind what its readers have
 // been given by now. Errors: as NoteReadyInStreams.
-core::Status NoteVacant(const std::vector<core::WorkPtr>& works, frameworks::Gpu& gpu);
+core::Status NoteVacant(const std::vector<core::WorkPtr>& works, session::Gpu& gpu);
 
 // The calling thread's current stream goes on behind the arena's readers, which may use `copy` of
 // what they read from then on. Throws Error.
-void FollowReaders(const ops::nccl::Arena& arena, frameworks::Gpu& gpu, const at::Tensor& copy);
+void FollowReaders(const ops::nccl::Arena& arena, session::Gpu& gpu, const at::Tensor& copy);
 
 // Results that one thread uses in the streams that are current there: each of these waits once for
 // what many of them have in common.
@@ -76,8 +76,7 @@ class GpuWaits {
   // What the current stream is given from now on finds the work's result. `memory`, of the
   // allocator's, that the lane has used: it stays until the stream is through; undefined: none.
   // Precondition: the handle is done, with an ok status. Throws Error.
-  void Await(const ops::cuda::DeviceWork& work, const frameworks::Gpu& gpu,
-             const at::Tensor& memory);
+  void Await(const ops::cuda::DeviceWork& work, const session::Gpu& gpu, const at::Tensor& memory);
 
  private:
   std::vector<ops::cuda::EventPtr> awaited_;  // not their addresses: an event's may come again

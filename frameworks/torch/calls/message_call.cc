@@ -55,8 +55,8 @@ std::string WhyWrong(const P2POp& operation, const MessageOptions& options, int 
 }
 
 // Where the tensor is; null: on the host. Throws Error if it cannot be used there, or now.
-std::shared_ptr<frameworks::Gpu> GpuOf(const P2POp& operation, SessionState& session) {
-  std::shared_ptr<frameworks::Gpu> gpu;
+std::shared_ptr<session::Gpu> GpuOf(const P2POp& operation, SessionState& session) {
+  std::shared_ptr<session::Gpu> gpu;
   if (!IsOnGpu(operation.tensor)) return gpu;
   const std::string why = FindGpuOf(operation.tensor, session, &gpu);
   if (!why.empty()) Refuse(operation, {core::StatusCode::kInvalidArgument, why}, session);
@@ -94,7 +94,7 @@ std::shared_ptr<Pending> StartMessage(const P2POp& operation, const MessageOptio
                                       bool will_wait, std::shared_ptr<SessionState> session) {
   at::NoGradGuard no_grad;
   const std::string what = TextOfMessage(operation);
-  const std::shared_ptr<frameworks::Gpu> gpu = GpuOf(operation, *session);
+  const std::shared_ptr<session::Gpu> gpu = GpuOf(operation, *session);
   const auto on_gpu = gpu ? std::make_shared<ops::cuda::DeviceWork>() : nullptr;
   const core::WorkPtr work = on_gpu ? on_gpu : std::make_shared<core::Work>();
   work->request.signature = std::make_shared<core::Signature>(SignatureOf(operation));

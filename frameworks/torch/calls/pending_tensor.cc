@@ -19,7 +19,7 @@ core::WorkPtr MakeWork(const at::Tensor& tensor) {
 
 // Of one tensor of the call. `gpu`: where it is; null: on the host.
 CallMemory GiveMemoryTo(const core::WorkPtr& work, const TensorCall& call, std::size_t index,
-                        const CallMembers& members, const std::shared_ptr<frameworks::Gpu>& gpu) {
+                        const CallMembers& members, const std::shared_ptr<session::Gpu>& gpu) {
   if (gpu != nullptr) ops::cuda::AsDeviceWork(*work).device = gpu->device();
   CallMemory memory = GiveMemory(call, index, members, *work);
   if (gpu != nullptr) {

@@ -41,7 +41,7 @@ void RunRankZeroFirst(const std::function<void()>& run, const RankZeroFirstOptio
                       const Session& session) {
   const auto state = StateOf(session);
   ThrowIfError(state->Check());
-  const frameworks::Topology& topology = state->topology();
+  const session::Topology& topology = state->topology();
   const bool per_host = options.scope() == FirstScope::Host;
   const bool first = per_host ? topology.local_rank == 0 : topology.rank == 0;
   const std::string scope = per_host ? "the first rank of each host" : "rank 0";

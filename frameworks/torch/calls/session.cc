@@ -47,7 +47,7 @@ std::shared_ptr<detail::SessionState> OwnState() {
 }
 
 // Zero: LibTorch's own choice, or the program's.
-int WantedThreads(const frameworks::Session& session, const core::EnvironmentView& env) {
+int WantedThreads(const session::Session& session, const core::EnvironmentView& env) {
   const int threads = session.config().intra_op_threads;
   if (threads > 0) return threads;
   // Alone on its host a rank may have all cores, which is LibTorch's own default.
@@ -55,7 +55,7 @@ int WantedThreads(const frameworks::Session& session, const core::EnvironmentVie
   return env.Find("OMP_NUM_THREADS") || env.Find("MKL_NUM_THREADS") ? 0 : session.cores_per_rank();
 }
 
-void SetIntraOpThreads(const frameworks::Session& session, const core::EnvironmentView& env) {
+void SetIntraOpThreads(const session::Session& session, const core::EnvironmentView& env) {
   const int threads = WantedThreads(session, env);
   if (threads > 0) at::set_num_threads(threads);
   SIRTAKI_LOG(kInfo, "LibTorch " << TORCH_VERSION << " computes with "
@@ -65,7 +65,7 @@ void SetIntraOpThreads(const frameworks::Session& session, const core::Environme
                                  << " in this rank");
 }
 
-void TakeTensorsFromPool(frameworks::Session& session) {
+void TakeTensorsFromPool(session::Session& session) {
   const bool wanted = session.config().allocator == core::AllocatorMode::kOn;
   if (detail::TakeCpuTensorsFrom(detail::PoolForTensors(session).get(), wanted)) return;
   core::Log(wanted ? core::LogLevel::kWarning : core::LogLevel::kInfo,
@@ -94,7 +94,7 @@ bool AlreadyInitialized(const InitOptions& options, const std::vector<std::strin
 // `args`: the arguments behind the program's name. Gives those that are not ours in `rest`.
 void Start(const InitOptions& options, const std::vector<std::string>& args,
            std::vector<std::string>* rest, std::optional<int> communicator = std::nullopt) {
-  frameworks::StartOptions start;
+  session::StartOptions start;
   start.communicator = communicator;
   start.parsed = core::ParseConfig(args, start.environment, options.values(), &start.config, rest);
   std::vector<std::string> flags;
@@ -115,8 +115,8 @@ void Start(const InitOptions& options, const std::vector<std::string>& args,
     detail::ThrowIfError(start.parsed);
     return;
   }
-  std::shared_ptr<frameworks::Session> session;
-  detail::ThrowIfError(frameworks::Session::CreateMpi(start, &session));
+  std::shared_ptr<session::Session> session;
+  detail::ThrowIfError(session::Session::CreateMpi(start, &session));
   SetIntraOpThreads(*session, start.environment);
   TakeTensorsFromPool(*session);
   const auto state = std::make_shared<detail::SessionState>(session);
@@ -126,7 +126,7 @@ void Start(const InitOptions& options, const std::vector<std::string>& args,
     (void)session->Shutdown("init() has failed");
     throw;
   }
-  frameworks::SetDefaultSession(session);
+  session::SetDefaultSession(session);
   const std::lock_guard<std::mutex> lock(own.mutex);
   own.state = state;
   own.options = options.values();
@@ -134,8 +134,8 @@ void Start(const InitOptions& options, const std::vector<std::string>& args,
   own.flags = std::move(flags);
 }
 
-const frameworks::Topology& TopologyOf(const Session& session,
-                                       std::shared_ptr<detail::SessionState>* keep) {
+const session::Topology& TopologyOf(const Session& session,
+                                    std::shared_ptr<detail::SessionState>* keep) {
   *keep = detail::StateOf(session);
   if ((*keep)->gone()) detail::ThrowIfError((*keep)->Check());
   return (*keep)->topology();
@@ -208,7 +208,7 @@ void shutdown() noexcept {
     if (!state) return;
     // Calls of other threads fail with the session's own words while it ends.
     state->session().ShutdownAndLog("shutdown() was called");
-    frameworks::SetDefaultSession(nullptr);
+    session::SetDefaultSession(nullptr);
     const std::lock_guard<std::mutex> lock(own.mutex);
     own.state.reset();
     own.was_shut_down = true;

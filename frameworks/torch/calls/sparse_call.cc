@@ -78,9 +78,9 @@ std::string WhyInvalid(const at::Tensor& tensor, const AllreduceOptions& options
 
 // Where the tensor is: ranks take slots alike, whatever is wrong with the call. `*invalid` is set
 // to why it cannot be used there, or now.
-std::shared_ptr<frameworks::Gpu> GpuOf(const at::Tensor& tensor, SessionState& session,
-                                       std::string* invalid) {
-  std::shared_ptr<frameworks::Gpu> gpu;
+std::shared_ptr<session::Gpu> GpuOf(const at::Tensor& tensor, SessionState& session,
+                                    std::string* invalid) {
+  std::shared_ptr<session::Gpu> gpu;
   if (!IsOnGpu(tensor)) return gpu;
   const std::string why = FindGpuOf(tensor, session, &gpu);
   if (invalid->empty()) *invalid = why;
@@ -104,7 +104,7 @@ class PendingSparse : public Pending {
  public:
   // `gpu`: where the sum is; null: on the host.
   PendingSparse(std::shared_ptr<PendingTensor> gathered, SparseSum sum,
-                std::shared_ptr<frameworks::Gpu> gpu)
+                std::shared_ptr<session::Gpu> gpu)
       : gathered_(std::move(gathered)), sum_(std::move(sum)), gpu_(std::move(gpu)) {}
 
   bool Poll() override { return gathered_->Poll(); }
@@ -133,7 +133,7 @@ class PendingSparse : public Pending {
 
   const std::shared_ptr<PendingTensor> gathered_;
   const SparseSum sum_;
-  const std::shared_ptr<frameworks::Gpu> gpu_;
+  const std::shared_ptr<session::Gpu> gpu_;
   std::mutex mutex_;
   at::Tensor result_;
   std::vector<CallMemory> made_;  // of its parts, on a GPU
@@ -208,7 +208,7 @@ std::shared_ptr<Pending> StartSparse(const at::Tensor& tensor, const AllreduceOp
   call.timeout = options.timeout();
   call.will_wait = will_wait;
   call.invalid = WhyInvalid(tensor, options);
-  std::shared_ptr<frameworks::Gpu> gpu = GpuOf(tensor, *session, &call.invalid);
+  std::shared_ptr<session::Gpu> gpu = GpuOf(tensor, *session, &call.invalid);
   SparseSum sum;
   if (call.invalid.empty()) {
     try {

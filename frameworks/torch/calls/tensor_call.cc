@@ -49,7 +49,7 @@ std::string WhyPartInvalid(const TensorCall& call, std::size_t index,
   own.dimensions = static_cast<int>(tensor.dim());
   if (tensor.dim() > 0) own.rows = tensor.size(0);
   own.splits = call.SplitsOf(index);
-  why = ops::ValidateRequest(signature, members.ranks, own);
+  why = detail::ValidateRequest(signature, members.ranks, own);
   if (!why.empty()) return why;
   if (call.in_place && at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
     return "the call is in place and the tensor's elements share memory (expanded); make it "
@@ -109,7 +109,7 @@ core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& memb
   for (std::size_t i = 0; i < call.count() && call.count() <= core::kMaxParts; ++i) {
     auto part = std::make_shared<core::Signature>(PartSignature(call, call.at(i)));
     // Whatever is wrong with the call, which may be right elsewhere: ranks take slots alike.
-    std::shared_ptr<frameworks::Gpu> gpu;
+    std::shared_ptr<session::Gpu> gpu;
     std::string why;
     if (IsOnGpu(call.at(i))) why = FindGpuOf(call.at(i), session, &gpu);
     if (gpu != nullptr) part->slot = gpu->slot();

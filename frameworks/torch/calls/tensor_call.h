@@ -16,7 +16,7 @@
 #include "frameworks/torch/session/set_membership.h"
 #include "sirtaki/process_set.h"
 
-namespace sirtaki::frameworks {
+namespace sirtaki::session {
 class Gpu;
 }
 
@@ -56,7 +56,7 @@ struct TensorCall {
 };
 
 // Where a call's tensors are; null: on the host, or nowhere that can be used.
-using CallGpus = std::vector<std::shared_ptr<frameworks::Gpu>>;
+using CallGpus = std::vector<std::shared_ptr<session::Gpu>>;
 
 // What the ranks must agree on. `*invalid` is set to why this rank's arguments are wrong, whatever
 // the others'; to nothing if they are not, and `*gpus` is complete.

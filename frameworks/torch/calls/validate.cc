@@ -6,7 +6,7 @@
 
 #include "core/base/types.h"
 
-namespace sirtaki::ops {
+namespace sirtaki::detail {
 namespace {
 
 using core::DType;
@@ -200,4 +200,4 @@ std::string ValidateRequest(const core::Signature& signature, const core::RankRa
   return ValidateFactor("postscale", signature.postscale, signature);
 }
 
-}  // namespace sirtaki::ops
+}  // namespace sirtaki::detail

@@ -8,13 +8,12 @@
 #include "core/base/rank_ranges.h"
 #include "core/protocol/request.h"
 
-namespace sirtaki::ops {
+namespace sirtaki::detail {
 
 // What a signature does not tell of this rank's own tensor.
 struct OwnTensor {
-  int rank = -1;  // this one, of the world
-  int dimensions =
-      1;  // as the caller passed it: a row's shape does not tell a number from a vector
+  int rank = -1;       // this one, of the world
+  int dimensions = 1;  // as the caller passed it: rows of shape {} are of a number or of a vector
   std::int64_t rows = -1;  // its first dimension; -1: nothing that depends on it is looked at
   std::span<const std::int64_t> splits = {};  // of all-to-all and scatter; empty: none were given
 };
@@ -24,4 +23,4 @@ struct OwnTensor {
 std::string ValidateRequest(const core::Signature& signature, const core::RankRanges& members,
                             const OwnTensor& own);
 
-}  // namespace sirtaki::ops
+}  // namespace sirtaki::detail

@@ -32,7 +32,7 @@ at::Tensor ArenaPlace::View(const at::Tensor& like, at::IntArrayRef strides) {
   return view;
 }
 
-void ArenaPlace::Vacate(frameworks::Gpu& gpu) {
+void ArenaPlace::Vacate(session::Gpu& gpu) {
   if (!view_) return;
   const c10::intrusive_ptr<c10::StorageImpl> kept = view_->lock();
   view_.reset();

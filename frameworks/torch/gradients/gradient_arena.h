@@ -34,7 +34,7 @@ class ArenaPlace {
   at::Tensor View(const at::Tensor& like, at::IntArrayRef strides);
   // Tensors that somebody has kept get memory of their own, with the same numbers, in the calling
   // thread's current stream. Throws Error, and what LibTorch throws.
-  void Vacate(frameworks::Gpu& gpu);
+  void Vacate(session::Gpu& gpu);
   // There the work is reduced.
   void Enter(ops::cuda::DeviceWork& work) const;
 

@@ -163,7 +163,7 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
   }
   BucketArenas made = MakeArenas(set_, arena_number(), of_buckets);
   arenas_ = std::move(made.arenas);
-  auto names = std::make_shared<frameworks::BucketNames>();
+  auto names = std::make_shared<session::BucketNames>();
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     MakeBucket(std::move(of_buckets[b]), std::move(made.places[b]), b, names.get());
   }
@@ -174,7 +174,7 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
 }
 
 void GradientBuckets::MakeBucket(Gradients gradients, ArenaPlaces places, std::size_t index,
-                                 frameworks::BucketNames* names) {
+                                 session::BucketNames* names) {
   auto signature = std::make_shared<core::Signature>();
   signature->kind = core::OpKind::kAllReduce;
   std::vector<std::vector<std::int64_t>> strides;

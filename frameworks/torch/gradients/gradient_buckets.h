@@ -72,7 +72,7 @@ class GradientBuckets {
   // Of this layout, as the key of a bucket has it.
   std::uint64_t arena_number() const { return layouts_ << 32 | number_; }
   void MakeBucket(Gradients gradients, ArenaPlaces places, std::size_t index,
-                  frameworks::BucketNames* names);
+                  session::BucketNames* names);
 
   const SessionSet set_;
   const std::uint64_t number_;
@@ -80,14 +80,13 @@ class GradientBuckets {
   const std::shared_ptr<const GradientRule> rule_;
   const std::shared_ptr<const std::atomic<std::uint64_t>> joins_;  // of the set, by this rank
   std::uint64_t joins_before_ = 0;                                 // the layout was made
-  frameworks::Session::Limits limits_;                             // with which that was
+  session::Session::Limits limits_;                                // with which that was
   bool laid_out_ = false;
   bool renew_ = false;
   std::uint64_t layouts_ = 0;  // made so far
   Gradients gradients_;
   std::vector<ops::nccl::ArenaPtr> arenas_;
-  std::shared_ptr<const frameworks::BucketNames>
-      names_;  // of what the buckets hold, while laid out
+  std::shared_ptr<const session::BucketNames> names_;  // of what the buckets hold, while laid out
 };
 
 }  // namespace sirtaki::detail

@@ -89,7 +89,7 @@ std::string GradientMembers::DescribePlaces(const NamedParameters& named,
                                             std::vector<std::string>* lines) const {
   for (std::size_t i = 0; i < named.parameters.size(); ++i) {
     if (!IsOnGpu(named.parameters[i])) continue;
-    std::shared_ptr<frameworks::Gpu> gpu;
+    std::shared_ptr<session::Gpu> gpu;
     const std::string why = FindGpuOf(named.parameters[i], *set_.session, &gpu);
     if (!why.empty()) return "the parameter " + core::Quoted(named.names[i]) + ": " + why;
     (*lines)[i] += ", on a GPU";

@@ -27,7 +27,7 @@ bool LiesWith(const at::Tensor& dense, at::IntArrayRef strides) {
 }
 
 at::Tensor EmptyForBackend(const at::Tensor& like, at::IntArrayRef strides,
-                           frameworks::Session& session) {
+                           session::Session& session) {
   const at::TensorOptions options = like.options().requires_grad(false).layout(at::kStrided);
   // Where memory of no particular place is as good as the backend's, LibTorch's allocator is
   // better; on a GPU it always is.

@@ -24,6 +24,6 @@ bool LiesWith(const at::Tensor& dense, at::IntArrayRef strides);
 // is in it; in LibTorch's own where the backend has none that is better, and on GPUs. Throws what
 // allocation throws.
 at::Tensor EmptyForBackend(const at::Tensor& like, at::IntArrayRef strides,
-                           frameworks::Session& session);
+                           session::Session& session);
 
 }  // namespace sirtaki::detail

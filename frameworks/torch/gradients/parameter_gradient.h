@@ -84,7 +84,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   std::vector<std::shared_ptr<ParameterGradient>> BucketMates() const;
 
   // The GPU that it was last on, if any.
-  const std::shared_ptr<frameworks::Gpu>& gpu() const { return gpu_; }
+  const std::shared_ptr<session::Gpu>& gpu() const { return gpu_; }
   // It was handed in while its stream was captured in a CUDA graph, and waits for Finish.
   bool captured() const { return captured_; }
 
@@ -154,8 +154,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   std::shared_ptr<Bucket> bucket_;  // null: it goes by itself
   std::size_t part_ = 0;            // of the bucket
   bool shared_ = false;
-  std::shared_ptr<frameworks::Gpu> gpu_;  // that it was last on
-  std::atomic<bool> fresh_{false};        // the last backward has made it, not added to one
+  std::shared_ptr<session::Gpu> gpu_;  // that it was last on
+  std::atomic<bool> fresh_{false};     // the last backward has made it, not added to one
 
   // What is under way. Belongs to whoever reported the gate, until Finish.
   Seen seen_;

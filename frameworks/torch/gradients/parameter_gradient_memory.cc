@@ -29,7 +29,7 @@ bool ParameterGradient::MayReplaceFound() const {
 // given back. So does one that shares the memory that a backward has given it: gradients of several
 // parameters may be parts of one tensor, or the same one.
 at::Tensor ParameterGradient::PlaceDense(const std::vector<std::int64_t>& strides) {
-  frameworks::Session& session = set_.session->session();
+  session::Session& session = set_.session->session();
   const bool lies_right = LiesWith(found_, strides);
   // It is not its place there: a bucket of former times had it, or another gradient has.
   const bool in_arena = IsOnGpu(found_) && LiesInArena(found_);

@@ -21,7 +21,7 @@
 namespace sirtaki::detail {
 namespace {
 
-using Limits = frameworks::Session::Limits;
+using Limits = session::Session::Limits;
 
 struct Tunable {
   core::OptionId option;
@@ -45,7 +45,7 @@ const core::OptionSpec& SpecOf(const Tunable& tunable) {
 
 // Whether gradients are moved in pieces of chunk_bytes: where they are reduced in shared memory
 // they are not.
-bool MovesInChunks(frameworks::Session& session) {
+bool MovesInChunks(session::Session& session) {
   return !session.IsShared(session.AllocateShared(1).get());
 }
 

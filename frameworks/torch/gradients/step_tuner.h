@@ -26,12 +26,12 @@ class StepTuner {
   bool finished() const { return finished_; }
 
  private:
-  frameworks::Session::Limits LimitsNow() const;
+  session::Session::Limits LimitsNow() const;
   void Apply();
   void Finish();
 
   const SessionSet world_;
-  const frameworks::Session::Limits configured_;
+  const session::Session::Limits configured_;
   const bool moves_in_chunks_;              // of this rank
   std::optional<fusion::Autotuner> tuner_;  // since all ranks have been here together
   std::optional<core::TimePoint> last_step_;

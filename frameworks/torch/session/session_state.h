@@ -1,4 +1,4 @@
-// What a public Session refers to: the session of frameworks/, and what LibTorch's side remembers
+// What a public Session refers to: the LibTorch-free session, and what LibTorch's side remembers
 // of it.
 #pragma once
 
@@ -24,10 +24,9 @@ namespace sirtaki::detail {
 // Thread-safe.
 class SessionState {
  public:
-  explicit SessionState(std::shared_ptr<frameworks::Session> session)
-      : session_(std::move(session)) {}
+  explicit SessionState(std::shared_ptr<session::Session> session) : session_(std::move(session)) {}
 
-  const frameworks::Topology& topology() const { return session_->topology(); }
+  const session::Topology& topology() const { return session_->topology(); }
   // Ok while calls are accepted.
   core::Status Check() const { return session_->Check(); }
   // Shut down, or in a forked child; a fault alone does not make it so.
@@ -73,10 +72,10 @@ class SessionState {
 
   GradientRegistry& gradients() { return gradients_; }
 
-  frameworks::Session& session() { return *session_; }
+  session::Session& session() { return *session_; }
 
  private:
-  const std::shared_ptr<frameworks::Session> session_;
+  const std::shared_ptr<session::Session> session_;
   std::atomic<int> messages_{0};
   GradientRegistry gradients_;
   std::mutex mutex_;  // guards what follows

@@ -77,17 +77,17 @@ class PoolAllocator final : public at::Allocator {
 
 }  // namespace
 
-std::shared_ptr<ops::shm::Pool> PoolForTensors(frameworks::Session& session) {
+std::shared_ptr<ops::shm::Pool> PoolForTensors(session::Session& session) {
   const core::Config& config = session.config();
   if (config.allocator == core::AllocatorMode::kOff) return nullptr;
   const int local_size = session.topology().local_size;
   if (local_size > 1) {
-    const auto shared = frameworks::PoolOfProcess(config, local_size);
+    const auto shared = session::PoolOfProcess(config, local_size);
     // Whether the session has found that the ranks see each other's memory.
     const std::shared_ptr<void> memory = session.AllocateShared(1);
     if (shared != nullptr && shared->Contains(memory.get())) return shared;
   }
-  return frameworks::PrivatePoolOfProcess(config, local_size);
+  return session::PrivatePoolOfProcess(config, local_size);
 }
 
 bool TakeCpuTensorsFrom(ops::shm::Pool* pool, bool before_own) {

@@ -15,7 +15,7 @@ namespace sirtaki::detail {
 inline constexpr std::size_t kPoolTensorBytes = 4096;
 
 // The pool that this session's tensors should lie in; null: none.
-std::shared_ptr<ops::shm::Pool> PoolForTensors(frameworks::Session& session);
+std::shared_ptr<ops::shm::Pool> PoolForTensors(session::Session& session);
 
 // From now on tensors of this process are taken from `pool`; null: as before. What exists stays
 // where it is, and goes back to where it came from whenever it is freed: the pools that were ever

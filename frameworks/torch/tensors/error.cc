@@ -75,7 +75,7 @@ namespace detail {
 
 void ThrowStatus(const core::Status& status) {
   // Not said again at the end of the process's own session; of others the end is returned.
-  if (const auto own = frameworks::DefaultSession()) own->NoteSeen(status);
+  if (const auto own = session::DefaultSession()) own->NoteSeen(status);
   const core::Origin& from = status.origin();
   throw Error(static_cast<ErrorCode>(status.code()), status.ToString(),
               ErrorOrigin{from.rank, from.host, from.tensor});

@@ -6,7 +6,7 @@ namespace sirtaki {
 
 MemoryUse memory_use() {
   MemoryUse sum;
-  for (const auto& pool : frameworks::PoolsOfProcess()) {
+  for (const auto& pool : session::PoolsOfProcess()) {
     const ops::shm::PoolUse use = pool->Use();
     sum.in_use_bytes += use.in_use_bytes;
     sum.cached_bytes += use.cached_bytes;
@@ -20,7 +20,7 @@ MemoryUse memory_use() {
 }
 
 void release_memory() {
-  for (const auto& pool : frameworks::PoolsOfProcess()) pool->Trim(0);
+  for (const auto& pool : session::PoolsOfProcess()) pool->Trim(0);
 }
 
 }  // namespace sirtaki

@@ -10,7 +10,7 @@
 
 #include "core/protocol/wire.h"
 
-namespace sirtaki::ops {
+namespace sirtaki::detail {
 namespace {
 
 using core::DType;
@@ -192,4 +192,4 @@ TEST(ValidateTest, WhatGpusCannotDoIsRefused) {
 }
 
 }  // namespace
-}  // namespace sirtaki::ops
+}  // namespace sirtaki::detail

@@ -236,7 +236,7 @@ TEST_F(GpuCollectivesTest, AGpuThatCannotBeUsedIsToldToAll) {
                     HasSubstr("the tensor is on cuda:"));
         EXPECT_NO_THROW(allreduce(torch::ones({1}), Sum("h"), rank.session()));
       },
-      [](frameworks::GpuLibraries& libraries) {
+      [](session::GpuLibraries& libraries) {
         libraries.open_device = [](int, std::shared_ptr<ops::cuda::Device>*) {
           return core::Status(core::StatusCode::kUnsupported, "no CUDA runtime");
         };

@@ -79,19 +79,18 @@ class GpuRank {
 class GpuRanksTest : public ::testing::Test {
  protected:
   void RunRanks(int size, const std::function<void(GpuRank& rank)>& body,
-                const std::function<void(frameworks::GpuLibraries&)>& change = nullptr) {
-    const auto world = std::make_shared<frameworks::InprocWorld>(size);
+                const std::function<void(session::GpuLibraries&)>& change = nullptr) {
+    const auto world = std::make_shared<session::InprocWorld>(size);
     RankThreads::Run(size, [&](int number) {
-      frameworks::StartOptions options = SessionOptions([this](core::Config& config) {
+      session::StartOptions options = SessionOptions([this](core::Config& config) {
         config.wait = core::WaitMode::kYield;
         if (configure_) configure_(config);
       });
       const auto opened = libraries_.Make();
       if (change) change(*opened);
       options.gpus = opened;
-      std::shared_ptr<frameworks::Session> session;
-      const core::Status started =
-          frameworks::Session::CreateInproc(world, number, options, &session);
+      std::shared_ptr<session::Session> session;
+      const core::Status started = session::Session::CreateInproc(world, number, options, &session);
       ASSERT_TRUE(started.ok()) << started.ToString();
       const Session front(std::make_shared<detail::SessionState>(session));
       GpuRank rank(gpus_, front, number);

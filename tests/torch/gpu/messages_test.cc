@@ -192,7 +192,7 @@ TEST_F(GpuMessagesTest, AGpuThatCannotBeUsedIsSaid) {
         EXPECT_THAT(text, HasSubstr("send to rank"));
         EXPECT_THAT(text, HasSubstr("no CUDA runtime"));
       },
-      [](frameworks::GpuLibraries& libraries) {
+      [](session::GpuLibraries& libraries) {
         libraries.open_device = [](int, std::shared_ptr<ops::cuda::Device>*) {
           return core::Status(core::StatusCode::kUnsupported, "no CUDA runtime");
         };

@@ -17,8 +17,8 @@
 namespace sirtaki {
 namespace {
 
-using frameworks::InprocWorld;
-using Limits = frameworks::Session::Limits;
+using session::InprocWorld;
+using Limits = session::Session::Limits;
 using tests::RunTorchRanks;
 
 std::string TextOf(const std::string& path) {

@@ -102,7 +102,7 @@ DistributedOptimizer<SGD> Wrap(torch::nn::Module& net, const Session& session, d
                                    {}, session);
 }
 
-constexpr auto kPlainSharing = frameworks::InprocWorld::Sharing::kNone;
+constexpr auto kPlainSharing = session::InprocWorld::Sharing::kNone;
 
 TEST(GradientBucketsTest, TheLayoutIsAgreedInTheFirstStepAndStays) {
   for (const int size : {2, 3}) {

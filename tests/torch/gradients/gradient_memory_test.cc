@@ -18,12 +18,12 @@
 namespace sirtaki::tests {
 namespace {
 
-using Sharing = frameworks::InprocWorld::Sharing;
+using Sharing = session::InprocWorld::Sharing;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
 bool InPool(const torch::Tensor& tensor) {
-  return frameworks::PoolOfProcess({}, 2)->Contains(tensor.data_ptr());
+  return session::PoolOfProcess({}, 2)->Contains(tensor.data_ptr());
 }
 
 void RunPooled(int size, const std::function<void(int rank, const Session&)>& body) {
@@ -83,7 +83,7 @@ bool ComesTo(std::int64_t expected, const std::function<std::int64_t()>& value) 
   return value() == expected;
 }
 
-std::int64_t PoolBytes() { return frameworks::PoolOfProcess({}, 2)->Use().in_use_bytes; }
+std::int64_t PoolBytes() { return session::PoolOfProcess({}, 2)->Use().in_use_bytes; }
 
 TEST(GradientMemoryTest, IsThatOfTheGradientsAndGoesWithThem) {
   RunPooled(2, [](int rank, const Session& session) {

@@ -18,7 +18,7 @@
 namespace sirtaki::tests {
 namespace {
 
-using Sharing = frameworks::InprocWorld::Sharing;
+using Sharing = session::InprocWorld::Sharing;
 using Tensors = std::vector<torch::Tensor>;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;

@@ -16,7 +16,7 @@ class TrainingHabitsTest : public testing::TestWithParam<std::tuple<Kind, Habit>
 
 TEST_P(TrainingHabitsTest, FollowsOneProcess) {
   const auto [kind, habit] = GetParam();
-  using Sharing = frameworks::InprocWorld::Sharing;
+  using Sharing = session::InprocWorld::Sharing;
   const std::vector<std::pair<int, Sharing>> worlds = {
       {1, Sharing::kNone}, {2, Sharing::kNone}, {3, Sharing::kDirect}, {2, Sharing::kPooled}};
   for (const auto& [ranks, sharing] : worlds) {
