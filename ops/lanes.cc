@@ -40,7 +40,7 @@ class Lanes::Nccl {
                        : nccl::Introduction::Failure(status);
   }
 
-  // Filled in once a meeting has gone well. Whoever has it may outlive the lanes: a thread that
+  // Filled in once a rendezvous has gone well. Whoever has it may outlive the lanes: a thread that
   // they leave behind goes on calling.
   static std::shared_ptr<const nccl::Api> ApiOf(const std::shared_ptr<Nccl>& nccl) {
     return {nccl, &nccl->library_.api};
@@ -103,19 +103,19 @@ void Lanes::StartOnDevices(core::RunBatch batch, core::TimePoint now) {
     }
     nccl::DeviceLane* const lane = LaneOf(*group);
     if (group->signature().reduction == core::ReduceOp::kAdasum) {
-      nccl::HostPassagePtr passage;
-      host_->StartLarge(nccl::MakeHostPart(*group, &passage));
-      if (passage != nullptr) lane->StartPassage(std::move(group), std::move(passage));
+      nccl::HostBouncePtr bounce;
+      host_->StartLarge(nccl::MakeHostPart(*group, &bounce));
+      if (bounce != nullptr) lane->StartBounce(std::move(group), std::move(bounce));
       continue;
     }
     const auto [met, is_first] = met_.try_emplace({batch.set, group->signature().slot});
     if (is_first) met->second = Meet(*group, lane != nullptr);
-    nccl::HostPassagePtr passage = StartSlice(*group);
+    nccl::HostBouncePtr bounce = StartSlice(*group);
     if (lane != nullptr) {
-      nccl::MeetingPtr meeting = std::exchange(met->second, nullptr);
-      lane->Start(std::move(group), std::move(meeting), Nccl::ApiOf(nccl_), std::move(passage));
-    } else if (passage != nullptr) {
-      nccl::Decline(*passage);  // without a lane the meeting fails on all members
+      nccl::RendezvousPtr rendezvous = std::exchange(met->second, nullptr);
+      lane->Start(std::move(group), std::move(rendezvous), Nccl::ApiOf(nccl_), std::move(bounce));
+    } else if (bounce != nullptr) {
+      nccl::Decline(*bounce);  // without a lane the rendezvous fails on all members
     }
   }
 }
@@ -132,13 +132,13 @@ nccl::HostSlicesPtr Lanes::SlicesOf(core::SetNumber set, core::TimePoint now) {
   return found->second;
 }
 
-nccl::HostPassagePtr Lanes::StartSlice(const GroupTask& group) {
-  nccl::HostPassagePtr passage;
+nccl::HostBouncePtr Lanes::StartSlice(const GroupTask& group) {
+  nccl::HostBouncePtr bounce;
   const nccl::HostSlicesPtr slices = SlicesOf(group.channel.set, group.since);
   if (slices != nullptr && nccl::GoesByHosts(group)) {
-    host_->StartLarge(nccl::MakeSlicePart(group, *slices, &passage));
+    host_->StartLarge(nccl::MakeSlicePart(group, *slices, &bounce));
   }
-  return passage;
+  return bounce;
 }
 
 nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
@@ -158,12 +158,12 @@ nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
   return lane.get();
 }
 
-nccl::MeetingPtr Lanes::Meet(const GroupTask& group, bool has_device) {
-  auto meeting = std::make_shared<nccl::Meeting>();
-  meeting->slices = SlicesOf(group.channel.set, group.since);
+nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
+  auto rendezvous = std::make_shared<nccl::Rendezvous>();
+  rendezvous->slices = SlicesOf(group.channel.set, group.since);
   const bool first_here =
-      meeting->slices != nullptr && meeting->slices->here.IndexOf(group.rank) == 0;
-  meeting->told = std::make_shared<core::HandleState>(nullptr, nullptr);
+      rendezvous->slices != nullptr && rendezvous->slices->here.IndexOf(group.rank) == 0;
+  rendezvous->told = std::make_shared<core::HandleState>(nullptr, nullptr);
   Status failure;
   if (!has_device) {
     failure = {StatusCode::kUnsupported,
@@ -181,23 +181,23 @@ nccl::MeetingPtr Lanes::Meet(const GroupTask& group, bool has_device) {
       group.channel.set, "#communicator of GPU slot " + std::to_string(group.signature().slot));
   work->request.signature = signature;
   work->rows = 1;
-  work->input = &meeting->own;
+  work->input = &rendezvous->own;
   // The lane reads the input after this; opening NCCL takes a while, which is the lane's to spend.
-  work->allocate_output = [meeting, failure, nccl = nccl_, members = group.members.Count(),
+  work->allocate_output = [rendezvous, failure, nccl = nccl_, members = group.members.Count(),
                            first = group.members.IndexOf(group.rank) == 0,
                            first_here](const std::vector<std::int64_t>& /*rows*/) -> void* {
-    meeting->own =
+    rendezvous->own =
         failure.ok() ? nccl->Introduce(first, first_here) : nccl::Introduction::Failure(failure);
-    meeting->all.resize(static_cast<std::size_t>(members));
-    return meeting->all.data();
+    rendezvous->all.resize(static_cast<std::size_t>(members));
+    return rendezvous->all.data();
   };
-  work->handle = meeting->told;
-  work->keep_alive = meeting;
+  work->handle = rendezvous->told;
+  work->keep_alive = rendezvous;
   core::RunBatch batch;
   batch.set = group.channel.set;
   batch.items.push_back({.key = work->request.key, .signature = signature, .work = work});
   host_->Start(std::move(batch), group.since);
-  return meeting;
+  return rendezvous;
 }
 
 void Lanes::AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
@@ -225,27 +225,27 @@ void Lanes::SetLimits(const std::vector<std::int64_t>& values) {
   if (!values.empty()) limits_.fusion_bytes = std::max<std::int64_t>(0, values[0]);
 }
 
-void Lanes::StartMessage(core::WorkPtr work, core::TimePoint now) {
+void Lanes::StartP2p(core::WorkPtr work, core::TimePoint now) {
   if (work->request.signature->device == core::DeviceKind::kHost) {
-    return host_->StartMessage(std::move(work), now);
+    return host_->StartP2p(std::move(work), now);
   }
-  nccl::MessagePassage& passage = PassageOf(cuda::AsDeviceWork(*work).device);
-  nccl::MessagePassage::HostPart part = passage.Start(std::move(work));
+  nccl::DeviceP2p& p2p = DeviceP2pOf(cuda::AsDeviceWork(*work).device);
+  nccl::DeviceP2p::HostPart part = p2p.Start(std::move(work));
   if (part.work == nullptr) return;
-  host_->StartMessage(std::move(part.work), now, std::move(part.there));
+  host_->StartP2p(std::move(part.work), now, std::move(part.there));
 }
 
-nccl::MessagePassage& Lanes::PassageOf(const std::shared_ptr<cuda::Device>& device) {
+nccl::DeviceP2p& Lanes::DeviceP2pOf(const std::shared_ptr<cuda::Device>& device) {
   core::MutexLock lock(mutex_);
-  std::unique_ptr<nccl::MessagePassage>& passage = passages_[device.get()];
-  if (passage == nullptr) {
-    passage = std::make_unique<nccl::MessagePassage>(
-        nccl::MessagePassageOptions{.device = device,
-                                    .rank = options_.host.rank,
-                                    .on_failure = options_.host.on_failure,
-                                    .on_progress = options_.host.on_progress});
+  std::unique_ptr<nccl::DeviceP2p>& p2p = device_p2ps_[device.get()];
+  if (p2p == nullptr) {
+    p2p = std::make_unique<nccl::DeviceP2p>(
+        nccl::DeviceP2pOptions{.device = device,
+                               .rank = options_.host.rank,
+                               .on_failure = options_.host.on_failure,
+                               .on_progress = options_.host.on_progress});
   }
-  return *passage;
+  return *p2p;
 }
 
 std::vector<nccl::DeviceLane*> Lanes::DeviceLanes() const {
@@ -278,12 +278,12 @@ std::vector<core::RunningOperation> Lanes::Running() const {
 void Lanes::Abandon(const Status& why) {
   host_->Abandon(why);
   for (nccl::DeviceLane* lane : DeviceLanes()) lane->Abandon(why);
-  std::vector<nccl::MessagePassage*> passages;
+  std::vector<nccl::DeviceP2p*> p2ps;
   {
     core::MutexLock lock(mutex_);
-    for (const auto& [device, passage] : passages_) passages.push_back(passage.get());
+    for (const auto& [device, p2p] : device_p2ps_) p2ps.push_back(p2p.get());
   }
-  for (nccl::MessagePassage* passage : passages) passage->Abandon(why);
+  for (nccl::DeviceP2p* p2p : p2ps) p2p->Abandon(why);
 }
 
 }  // namespace sirtaki::ops

@@ -44,7 +44,7 @@ class Lanes : public core::Executor {
               core::TimePoint now) override;
   void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;
   void SetLimits(const std::vector<std::int64_t>& values) override;
-  void StartMessage(core::WorkPtr work, core::TimePoint now) override;
+  void StartP2p(core::WorkPtr work, core::TimePoint now) override;
   bool Step(core::TimePoint now) override { return host_->Step(now); }
   bool NeedsStepping() const override { return host_->NeedsStepping(); }
   bool NeedsPolling() const override { return host_->NeedsPolling(); }
@@ -59,12 +59,12 @@ class Lanes : public core::Executor {
   void StartOnDevices(core::RunBatch batch, core::TimePoint now);
   // The lane of the group's slot. Null: this rank has joined and never used the slot.
   nccl::DeviceLane* LaneOf(const GroupTask& group) SIRTAKI_EXCLUDES(mutex_);
-  nccl::MeetingPtr Meet(const GroupTask& group, bool has_device);
+  nccl::RendezvousPtr Meet(const GroupTask& group, bool has_device);
   // The host's part of a group that goes by hosts; null: it does not.
-  nccl::HostPassagePtr StartSlice(const GroupTask& group);
+  nccl::HostBouncePtr StartSlice(const GroupTask& group);
   // Of a set that this rank is in, from its first use of a device; null: it goes by NCCL alone.
   nccl::HostSlicesPtr SlicesOf(core::SetNumber set, core::TimePoint now);
-  nccl::MessagePassage& PassageOf(const std::shared_ptr<cuda::Device>& device)
+  nccl::DeviceP2p& DeviceP2pOf(const std::shared_ptr<cuda::Device>& device)
       SIRTAKI_EXCLUDES(mutex_);
   std::vector<nccl::DeviceLane*> DeviceLanes() const SIRTAKI_EXCLUDES(mutex_);
 
@@ -75,14 +75,14 @@ class Lanes : public core::Executor {
   fusion::Limits limits_;
   std::map<core::SetNumber, core::RankRanges> sets_;
   // By set and slot: what no lane has been told yet, or null. This rank may have joined then.
-  std::map<std::pair<core::SetNumber, Slot>, nccl::MeetingPtr> met_;
+  std::map<std::pair<core::SetNumber, Slot>, nccl::RendezvousPtr> met_;
   std::map<core::SetNumber, nccl::HostSlicesPtr> slices_;
   std::uint64_t groups_ = 0;  // of devices, started so far
 
   mutable core::Mutex mutex_;
   // They come, but do not go.
   std::map<Slot, std::unique_ptr<nccl::DeviceLane>> devices_ SIRTAKI_GUARDED_BY(mutex_);
-  std::map<const cuda::Device*, std::unique_ptr<nccl::MessagePassage>> passages_
+  std::map<const cuda::Device*, std::unique_ptr<nccl::DeviceP2p>> device_p2ps_
       SIRTAKI_GUARDED_BY(mutex_);
   std::unique_ptr<HostLanes> host_;  // goes first
 };

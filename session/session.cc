@@ -38,7 +38,7 @@ Status InForkedChild() {
 
 }  // namespace
 
-Session::Parts::~Parts() {
+Session::Impl::~Impl() {
   if (hooks) hooks->Detach();
   if (!engine) return;
   engine->StopThread();
@@ -90,7 +90,7 @@ bool Session::is_alive() const { return CheckState().ok(); }
 Status Session::fault() const {
   if (core::ForkGeneration() == fork_generation_) {
     const Call call(*this);
-    if (call.has_parts() && parts_->engine) return parts_->engine->fault();
+    if (call.has_impl() && impl_->engine) return impl_->engine->fault();
   }
   core::MutexLock lock(end_mutex_);
   return end_;
@@ -108,9 +108,9 @@ Status Session::FindGpu(int index, std::shared_ptr<Gpu>* gpu) {
 
 core::HandlePtr Session::MakeHandle(const core::Key& key) {
   const Call call(*this);
-  if (call.has_parts() && CheckState().ok()) {
-    if (parts_->engine) return parts_->engine->MakeHandle(key);
-    return core::HandleHooks::MakeHandle(parts_->hooks, key);
+  if (call.has_impl() && CheckState().ok()) {
+    if (impl_->engine) return impl_->engine->MakeHandle(key);
+    return core::HandleHooks::MakeHandle(impl_->hooks, key);
   }
   return std::make_shared<core::HandleState>(nullptr, nullptr);
 }
@@ -120,15 +120,15 @@ Status Session::Submit(const core::WorkPtr& work, bool will_wait) {
   Status status = CheckState();
   if (status.ok()) status = CheckMember(*work);
   if (!status.ok()) return Refuse(*work, std::move(status));
-  return parts_->engine ? parts_->engine->Submit(work, will_wait) : SubmitAlone(work);
+  return impl_->engine ? impl_->engine->Submit(work, will_wait) : SubmitSingle(work);
 }
 
 Status Session::Wait(core::HandleState& handle, core::TimePoint deadline) {
   if (handle.done()) return handle.status();
   if (core::ForkGeneration() != fork_generation_) return CheckState();
   const Call call(*this);
-  if (call.has_parts()) {
-    return parts_->engine ? parts_->engine->Wait(handle, deadline) : WaitAlone(handle, deadline);
+  if (call.has_impl()) {
+    return impl_->engine ? impl_->engine->Wait(handle, deadline) : WaitSingle(handle, deadline);
   }
   // The end of the session is about to complete it.
   while (!handle.done() && core::Clock::now() < deadline) std::this_thread::yield();
@@ -169,21 +169,21 @@ Status Session::SetLimits(const Limits& limits) {
 
 std::shared_ptr<void> Session::AllocateShared(std::int64_t bytes) {
   const Call call(*this);
-  const bool has_backend = call.has_parts() && parts_->engine != nullptr;
-  return (has_backend ? parts_->medium->backend().memory() : core::PlainMemory()).Allocate(bytes);
+  const bool has_backend = call.has_impl() && impl_->engine != nullptr;
+  return (has_backend ? impl_->medium->backend().memory() : core::PlainMemory()).Allocate(bytes);
 }
 
 bool Session::IsShared(const void* memory) const {
   const Call call(*this);
-  const bool has_backend = call.has_parts() && parts_->engine != nullptr;
-  return !has_backend || parts_->medium->backend().memory().Contains(memory);
+  const bool has_backend = call.has_impl() && impl_->engine != nullptr;
+  return !has_backend || impl_->medium->backend().memory().Contains(memory);
 }
 
 void Session::Abort(const std::string& reason) {
   if (core::ForkGeneration() != fork_generation_) return;
   const Call call(*this);
-  if (!call.has_parts()) return;
-  if (parts_->engine) return parts_->engine->Abort(StatusCode::kAborted, reason);
+  if (!call.has_impl()) return;
+  if (impl_->engine) return impl_->engine->Abort(StatusCode::kAborted, reason);
   FailAlone({StatusCode::kAborted, reason, {topology_.rank, topology_.host, {}}});
 }
 
@@ -215,45 +215,45 @@ void Session::NoteSeen(const Status& status) {
 void Session::LeaveAndEnd(const std::string& why) {
   const std::function<void()> print_summary = config_.summary ? BeginSummary() : nullptr;
   state_ = State::kLeaving;
-  if (parts_->engine) {
-    Status end = parts_->engine->Leave(why);
-    parts_->engine->StopThread();
+  if (impl_->engine) {
+    Status end = impl_->engine->Leave(why);
+    impl_->engine->StopThread();
     // Messages that nobody took do not keep the job from ending; those who wait for them are told.
-    if (!parts_->lanes->Running().empty()) {
-      parts_->lanes->Abandon({StatusCode::kShutDown, "the session has ended: " + why});
+    if (!impl_->lanes->Running().empty()) {
+      impl_->lanes->Abandon({StatusCode::kShutDown, "the session has ended: " + why});
     }
     core::MutexLock lock(end_mutex_);
     end_ = std::move(end);
   } else {
-    parts_->queue.Close({StatusCode::kShutDown, "the session has ended: " + why});
+    impl_->queue.Close({StatusCode::kShutDown, "the session has ended: " + why});
   }
   if (!fault().ok()) {
     observation_->NoteFault();
-  } else if (!(parts_->engine && parts_->engine->stuck())) {
-    parts_->medium->NoteOrderlyEnd();
+  } else if (!(impl_->engine && impl_->engine->stuck())) {
+    impl_->medium->NoteOrderlyEnd();
   }
   if (print_summary) print_summary();
   observation_->End();
   state_ = State::kGone;
-  if (parts_->engine && parts_->engine->stuck()) {
+  if (impl_->engine && impl_->engine->stuck()) {
     // A thread that is stuck in the medium refers to all of it.
-    parts_->medium->NoteFault();
-    ops::KeepForever(std::shared_ptr<Parts>(std::move(parts_)));
+    impl_->medium->NoteFault();
+    ops::KeepForever(std::shared_ptr<Impl>(std::move(impl_)));
     return;
   }
   // Every handle is complete, so the calls that are under way end by themselves.
   while (calls_.load(std::memory_order_seq_cst) > 0) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
-  parts_.reset();
+  impl_.reset();
 }
 
 Session::~Session() {
   if (core::ForkGeneration() != fork_generation_) {
     // Their threads, locks and CUDA are the parent's.
-    static_cast<void>(parts_.release());
+    static_cast<void>(impl_.release());
     static_cast<void>(devices_.release());
-    static auto& kept = *new std::vector<std::shared_ptr<Observation>>;
+    static auto& kept = *new std::vector<std::shared_ptr<SessionObservability>>;
     kept.push_back(std::move(observation_));
     return;
   }

@@ -52,7 +52,7 @@ struct StartOptions {
 
 class InprocWorld;
 class Medium;
-class Observation;
+class SessionObservability;
 
 // Thread-safe. After Shutdown calls fail with kNotInitialized, and so they do in a forked child,
 // saying which of the two it was.
@@ -168,14 +168,14 @@ class Session {
   core::trace::FlightRecord Describe(std::string why, core::Duration patience) const;
 
   // What is recorded of this rank, and where to: also after the end.
-  Observation& observation() const { return *observation_; }
+  SessionObservability& observation() const { return *observation_; }
 
   // A program was given this status: if it is the fault, it has seen it.
   void NoteSeen(const core::Status& status);
 
  private:
   enum class State : std::uint8_t { kAlive, kLeaving, kGone };
-  struct Parts;
+  struct Impl;
   class Call;
 
   Session();
@@ -199,9 +199,9 @@ class Session {
                           std::int64_t* value);
 
   // ---- session_single.cc ----
-  core::Status SubmitAlone(const core::WorkPtr& work);
-  void MatchAlone(const core::WorkPtr& work);
-  core::Status WaitAlone(core::HandleState& handle, core::TimePoint deadline);
+  core::Status SubmitSingle(const core::WorkPtr& work);
+  void MatchSingle(const core::WorkPtr& work);
+  core::Status WaitSingle(core::HandleState& handle, core::TimePoint deadline);
   void FailAlone(const core::Status& why);
 
   // ---- session_record.cc ----
@@ -235,8 +235,8 @@ class Session {
     std::deque<core::WorkPtr> sends;
     std::deque<core::WorkPtr> receives;
   };
-  core::Mutex alone_mutex_;
-  std::map<int, Unmatched> unmatched_ SIRTAKI_GUARDED_BY(alone_mutex_);
+  core::Mutex single_mutex_;
+  std::map<int, Unmatched> unmatched_ SIRTAKI_GUARDED_BY(single_mutex_);
 
   std::atomic<State> state_{State::kAlive};
   mutable std::atomic<int> calls_{0};  // under way: the parts live as long
@@ -245,9 +245,9 @@ class Session {
   core::Status end_ SIRTAKI_GUARDED_BY(end_mutex_);  // the fault, for when the parts are gone
   std::atomic<bool> fault_seen_{false};
   bool is_process_ = true;  // this rank; else one of the threads
-  std::shared_ptr<Observation> observation_;
+  std::shared_ptr<SessionObservability> observation_;
   std::unique_ptr<Devices> devices_;
-  std::unique_ptr<Parts> parts_;
+  std::unique_ptr<Impl> impl_;
 };
 
 // The process's own session, which public functions use unless they are given another. Thread-safe.

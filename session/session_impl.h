@@ -15,13 +15,13 @@
 namespace sirtaki::session {
 
 // Without an engine in a world of one rank.
-struct Session::Parts {
-  ~Parts();
+struct Session::Impl {
+  ~Impl();
 
   std::unique_ptr<Medium> medium;
   core::TensorQueue queue;
   std::shared_ptr<core::HandleHooks> hooks;  // of a world of one rank
-  AloneMessages messages;                    // the same
+  SingleProcessP2p messages;                 // the same
   std::unique_ptr<core::Negotiator> negotiator;
   std::unique_ptr<ops::Lanes> lanes;
   std::unique_ptr<core::Engine> engine;
@@ -38,7 +38,7 @@ class Session::Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  bool has_parts() const { return state_ != State::kGone; }
+  bool has_impl() const { return state_ != State::kGone; }
 
  private:
   const Session& session_;

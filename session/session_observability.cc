@@ -45,14 +45,14 @@ std::string RecordFolder(const core::Config& config, bool is_process) {
   return std::string(is_process ? kFolder : "");
 }
 
-std::string RecordPath(const Observation::Options& options) {
+std::string RecordPath(const SessionObservability::Options& options) {
   const std::string folder = RecordFolder(options.config, options.is_process);
   return folder.empty() ? folder : trace::FlightRecordPath(Absolute(folder), options.topology.rank);
 }
 
 }  // namespace
 
-Observation::Observation(trace::ObserverPtr observer, Options options)
+SessionObservability::SessionObservability(trace::ObserverPtr observer, Options options)
     : observer_(std::move(observer)),
       options_(std::move(options)),
       record_path_(RecordPath(options_)),
@@ -60,9 +60,9 @@ Observation::Observation(trace::ObserverPtr observer, Options options)
       timeline_(observer_),
       metrics_(observer_) {}
 
-Observation::~Observation() { End(); }
+SessionObservability::~SessionObservability() { End(); }
 
-void Observation::Begin() {
+void SessionObservability::Begin() {
   const core::Config& config = options_.config;
   if (!config.timeline.empty()) {
     if (Status status = StartTimeline(config.timeline); !status.ok()) {
@@ -98,7 +98,7 @@ void Observation::Begin() {
   records_ = std::move(records);
 }
 
-void Observation::End() {
+void SessionObservability::End() {
   std::shared_ptr<RecordKeeper::Registration> records;
   {
     core::MutexLock lock(mutex_);
@@ -113,13 +113,13 @@ void Observation::End() {
   metrics_.Stop();
 }
 
-void Observation::NoteFault() {
+void SessionObservability::NoteFault() {
   core::MutexLock lock(mutex_);
   if (records_ && !fault_noted_) records_->Ask("the group has failed");
   fault_noted_ = records_ != nullptr;
 }
 
-Status Observation::StartTimeline(const std::string& path) {
+Status SessionObservability::StartTimeline(const std::string& path) {
   const std::string file = Absolute(trace::TimelinePath(path, options_.topology.rank));
   if (file.empty()) return Status::Ok();
   core::MutexLock lock(timeline_mutex_);
@@ -134,7 +134,7 @@ Status Observation::StartTimeline(const std::string& path) {
                           .on_error = Warn});
 }
 
-void Observation::Mark(std::string_view text, core::TimePoint begin, core::TimePoint end) {
+void SessionObservability::Mark(std::string_view text, core::TimePoint begin, core::TimePoint end) {
   trace::Event event;
   event.kind = trace::EventKind::kMark;
   event.thread = trace::ThisThreadNumber();
@@ -144,7 +144,7 @@ void Observation::Mark(std::string_view text, core::TimePoint begin, core::TimeP
   observer_->recorder.Add(event);
 }
 
-void Observation::NoteBuckets(const std::shared_ptr<const BucketNames>& names) {
+void SessionObservability::NoteBuckets(const std::shared_ptr<const BucketNames>& names) {
   const core::TimePoint now = core::Clock::now();
   for (const auto& [key, held] : *names) Mark(key + " holds " + held, now, now);
   core::MutexLock lock(mutex_);
@@ -152,7 +152,7 @@ void Observation::NoteBuckets(const std::shared_ptr<const BucketNames>& names) {
   if (buckets_.size() > kMostLayouts) buckets_.pop_front();
 }
 
-std::string Observation::KeyText(const std::string& key) const {
+std::string SessionObservability::KeyText(const std::string& key) const {
   core::MutexLock lock(mutex_);
   for (const auto& names : buckets_) {
     const auto found = names->find(key);
@@ -161,7 +161,7 @@ std::string Observation::KeyText(const std::string& key) const {
   return key;
 }
 
-void Observation::WriteRecord(const std::string& why) {
+void SessionObservability::WriteRecord(const std::string& why) {
   Status status;
   int fault_rank = -1;  // where it began, if something has failed
   try {

@@ -27,7 +27,7 @@ namespace sirtaki::session {
 using BucketNames = std::map<std::string, std::string>;
 
 // Thread-safe. A file that cannot be written is a warning, and never what a run ends of.
-class Observation {
+class SessionObservability {
  public:
   struct Options {
     core::Config config;
@@ -38,8 +38,8 @@ class Observation {
     bool is_process = true;    // the rank is a process; else one of its threads
     std::function<core::trace::FlightRecord(const std::string& why)> describe;
   };
-  Observation(core::trace::ObserverPtr observer, Options options);
-  ~Observation();
+  SessionObservability(core::trace::ObserverPtr observer, Options options);
+  ~SessionObservability();
 
   const core::trace::ObserverPtr& observer() const { return observer_; }
   core::trace::StepClock& steps() { return steps_; }

@@ -48,12 +48,12 @@ Status Session::MakeFirstSets(core::TimePoint deadline) {
   std::vector<core::HandlePtr> made;
   for (const SetNumber set : {local_set_, cross_set_}) {
     auto work = std::make_shared<core::Work>();
-    work->handle = parts_->engine->MakeHandle(core::Key::Unnamed(core::kWorldSet, 0));
+    work->handle = impl_->engine->MakeHandle(core::Key::Unnamed(core::kWorldSet, 0));
     made.push_back(work->handle);
-    parts_->engine->AddFirstSet(set, *MembersOf(set), std::move(work));
+    impl_->engine->AddFirstSet(set, *MembersOf(set), std::move(work));
   }
   for (const core::HandlePtr& handle : made) {
-    Status status = parts_->engine->Wait(*handle, deadline);
+    Status status = impl_->engine->Wait(*handle, deadline);
     if (status.ok()) continue;
     // Another rank has started, and has failed since: every call says so, as if it had been later.
     if (handle->done() && status.origin().rank != topology_.rank) return Status::Ok();
@@ -62,7 +62,7 @@ Status Session::MakeFirstSets(core::TimePoint deadline) {
                       "the process sets local and cross were not made within start_timeout (" +
                           core::DurationText(config_.start_timeout) + ")");
     }
-    parts_->engine->Abort(status.code(), status.message());
+    impl_->engine->Abort(status.code(), status.message());
     return status;
   }
   return Status::Ok();
@@ -193,8 +193,8 @@ Status Session::MakeCommunicator(SetNumber set, core::TimePoint deadline, int* f
   work->handle->Observe();
   if (!status.ok()) return status;
   const Call call(*this);
-  if (!call.has_parts()) return CheckState();
-  return parts_->medium->MakeCommunicator(set, members, fortran_handle);
+  if (!call.has_impl()) return CheckState();
+  return impl_->medium->MakeCommunicator(set, members, fortran_handle);
 }
 
 }  // namespace sirtaki::session

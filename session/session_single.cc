@@ -26,12 +26,12 @@ constexpr auto kNapTime = std::chrono::microseconds(200);
 
 // The queue serves for the names, for the numbers of unnamed calls, and for what waits: whatever
 // ends the session completes it.
-Status Session::SubmitAlone(const core::WorkPtr& work) {
+Status Session::SubmitSingle(const core::WorkPtr& work) {
   if (!work->handle) {
-    work->handle = core::HandleHooks::MakeHandle(parts_->hooks, work->request.key);
+    work->handle = core::HandleHooks::MakeHandle(impl_->hooks, work->request.key);
   }
   work->submitted = core::Clock::now();
-  core::TensorQueue& queue = parts_->queue;
+  core::TensorQueue& queue = impl_->queue;
   if (Status accepted = queue.Push(work); !accepted.ok()) {
     work->handle->Disown();
     work->handle->Complete(accepted);
@@ -45,25 +45,25 @@ Status Session::SubmitAlone(const core::WorkPtr& work) {
     work->handle->SetValue(topology_.rank);
     work->handle->Complete(Status::Ok());
   } else if ((kind == OpKind::kSend || kind == OpKind::kReceive) && request.invalid.empty()) {
-    MatchAlone(work);
+    MatchSingle(work);
   } else if (queue.Resolve(request.key) != nullptr) {
     const bool change = kind == OpKind::kAddSet || kind == OpKind::kRemoveSet;
     if (kind == OpKind::kAddSet && request.invalid.empty()) {
       core::MutexLock lock(sets_mutex_);
       work->handle->SetValue(static_cast<std::int64_t>(++last_set_alone_));
     }
-    work->handle->Complete(change && request.invalid.empty() ? Status::Ok()
-                                                             : RunAlone(*work, *devices_));
+    work->handle->Complete(
+        change && request.invalid.empty() ? Status::Ok() : RunInSingleProcess(*work, *devices_));
   }
   return Status::Ok();
 }
 
 // Messages to oneself match by tag, in the order of the calls.
-void Session::MatchAlone(const core::WorkPtr& work) {
+void Session::MatchSingle(const core::WorkPtr& work) {
   const bool is_send = work->request.signature->kind == OpKind::kSend;
   core::WorkPtr other;
   {
-    core::MutexLock lock(alone_mutex_);
+    core::MutexLock lock(single_mutex_);
     Unmatched& unmatched = unmatched_[work->tag];
     auto& others = is_send ? unmatched.receives : unmatched.sends;
     if (others.empty()) {
@@ -73,10 +73,10 @@ void Session::MatchAlone(const core::WorkPtr& work) {
     other = std::move(others.front());
     others.pop_front();
   }
-  AloneMessages& messages = parts_->messages;
+  SingleProcessP2p& messages = impl_->messages;
   const Status status = is_send ? messages.Deliver(work, other) : messages.Deliver(other, work);
   for (const core::WorkPtr& half : {work, other}) {
-    if (parts_->queue.Resolve(half->request.key) == nullptr) continue;
+    if (impl_->queue.Resolve(half->request.key) == nullptr) continue;
     // What the receive does not expect was sent all the same.
     const bool sent =
         half->request.signature->kind == OpKind::kSend && status.code() == StatusCode::kMismatch;
@@ -86,12 +86,12 @@ void Session::MatchAlone(const core::WorkPtr& work) {
 
 // Another thread is about to complete it: its submitter, the sender of a message, or the end of the
 // session.
-Status Session::WaitAlone(core::HandleState& handle, core::TimePoint deadline) {
+Status Session::WaitSingle(core::HandleState& handle, core::TimePoint deadline) {
   const core::TimePoint begin = core::Clock::now();
   for (core::TimePoint now = begin; !handle.done() && now < deadline; now = core::Clock::now()) {
     core::Key key;
     core::Duration limit{};
-    if (parts_->queue.EarliestDeadline(&key, &limit) <= now) {
+    if (impl_->queue.EarliestDeadline(&key, &limit) <= now) {
       FailAlone({StatusCode::kTimedOut,
                  core::TimeOutText(key, limit),
                  {topology_.rank, topology_.host, core::TensorName(key)}});
@@ -110,7 +110,7 @@ void Session::FailAlone(const Status& why) {
     core::MutexLock lock(end_mutex_);
     if (end_.ok()) end_ = why;
   }
-  parts_->queue.Close(why);
+  impl_->queue.Close(why);
 }
 
 }  // namespace sirtaki::session

@@ -164,9 +164,9 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
     if (!warning.empty()) core::Log(core::LogLevel::kWarning, warning);
   }
   token_ = greetings.front().token;
-  observation_ = std::make_shared<Observation>(
+  observation_ = std::make_shared<SessionObservability>(
       options.observer ? options.observer : std::make_shared<core::trace::Observer>(),
-      Observation::Options{
+      SessionObservability::Options{
           .config = config_,
           .topology = topology_,
           .offset = offset,
@@ -181,8 +181,8 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
 
 void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin,
                     bool serialized) {
-  parts_ = std::make_unique<Parts>();
-  Parts& parts = *parts_;
+  impl_ = std::make_unique<Impl>();
+  Impl& parts = *impl_;
   parts.medium = std::move(medium);
   std::map<core::SetNumber, core::RankRanges> sets = FirstSets();
   {

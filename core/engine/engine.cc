@@ -140,7 +140,7 @@ bool Engine::SubmitNew(TimePoint now) {
     trace_.Submitted(*work);
     if (work->is_message()) {
       // Null if the queue was closed meanwhile, which has completed it.
-      if (WorkPtr message = queue_.Resolve(key)) executor_.StartMessage(std::move(message), now);
+      if (WorkPtr message = queue_.Resolve(key)) executor_.StartP2p(std::move(message), now);
     } else {
       requests.push_back(work->request);
     }

@@ -54,7 +54,7 @@ class Executor {
   virtual void SetLimits(const std::vector<std::int64_t>& values) = 0;
 
   // Under the token. Begins a send or a receive, which is in no order with the rest.
-  virtual void StartMessage(WorkPtr work, TimePoint now) = 0;
+  virtual void StartP2p(WorkPtr work, TimePoint now) = 0;
 
   // Under the token. Steps what is non-blocking; true if something moved.
   virtual bool Step(TimePoint now) = 0;

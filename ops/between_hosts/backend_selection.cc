@@ -4,7 +4,7 @@ namespace sirtaki::ops {
 
 using core::Status;
 
-SelectingBackend::SelectingBackend(Backend& flat, shm::Backend* local,
+BackendSelection::BackendSelection(Backend& flat, shm::Backend* local,
                                    const core::RankRanges& world, Hierarchy* hierarchy)
     : flat_(flat), local_(local), hierarchy_(hierarchy) {
   core::MutexLock lock(mutex_);
@@ -12,13 +12,13 @@ SelectingBackend::SelectingBackend(Backend& flat, shm::Backend* local,
   of_set_[core::kWorldSet] = is_local ? static_cast<Backend*>(local_) : &flat_;
 }
 
-Backend& SelectingBackend::For(Channel channel) const {
+Backend& BackendSelection::For(Channel channel) const {
   core::MutexLock lock(mutex_);
   const auto found = of_set_.find(channel.set);
   return found == of_set_.end() ? flat_ : *found->second;
 }
 
-Status SelectingBackend::AddSet(core::SetNumber set, const core::RankRanges& members) {
+Status BackendSelection::AddSet(core::SetNumber set, const core::RankRanges& members) {
   Status status = flat_.AddSet(set, members);
   const bool is_local = local_ != nullptr && local_->Covers(members);
   if (status.ok() && is_local) status = local_->AddSet(set, members);
@@ -29,7 +29,7 @@ Status SelectingBackend::AddSet(core::SetNumber set, const core::RankRanges& mem
   return status;
 }
 
-Status SelectingBackend::RemoveSet(core::SetNumber set) {
+Status BackendSelection::RemoveSet(core::SetNumber set) {
   const bool is_local = &For({set, fusion::Lane::kLarge}) != &flat_;
   Status status = is_local ? local_->RemoveSet(set) : Status::Ok();
   if (status.ok() && hierarchy_ != nullptr) status = hierarchy_->RemoveSet(set);
@@ -39,7 +39,7 @@ Status SelectingBackend::RemoveSet(core::SetNumber set) {
   return status;
 }
 
-std::unique_ptr<Completion> SelectingBackend::AllReduce(Channel channel, void* buffer,
+std::unique_ptr<Completion> BackendSelection::AllReduce(Channel channel, void* buffer,
                                                         std::int64_t count, core::DType dtype,
                                                         core::ReduceOp op) {
   if (ByHosts(channel)) {
@@ -48,11 +48,11 @@ std::unique_ptr<Completion> SelectingBackend::AllReduce(Channel channel, void* b
   return For(channel).AllReduce(channel, buffer, count, dtype, op);
 }
 
-bool SelectingBackend::ReducesSegments(Channel channel, const SegmentReduction& how) const {
+bool BackendSelection::ReducesSegments(Channel channel, const SegmentReduction& how) const {
   return ByHosts(channel) || For(channel).ReducesSegments(channel, how);
 }
 
-std::unique_ptr<Completion> SelectingBackend::AllReduceSegments(Channel channel,
+std::unique_ptr<Completion> BackendSelection::AllReduceSegments(Channel channel,
                                                                 std::span<const Segment> segments,
                                                                 const SegmentReduction& how) {
   if (ByHosts(channel)) {
@@ -61,7 +61,7 @@ std::unique_ptr<Completion> SelectingBackend::AllReduceSegments(Channel channel,
   return For(channel).AllReduceSegments(channel, segments, how);
 }
 
-void SelectingBackend::Abort(const Status& why) {
+void BackendSelection::Abort(const Status& why) {
   if (hierarchy_ != nullptr) hierarchy_->Abort(why);
   if (local_ != nullptr) local_->Abort(why);
   flat_.Abort(why);

@@ -16,11 +16,11 @@
 
 namespace sirtaki::ops {
 
-class SelectingBackend final : public Backend {
+class BackendSelection final : public Backend {
  public:
   // `flat`: takes every set. `local`: null if this host's ranks share no memory. `hierarchy`: null
   // if nothing goes that way; it knows the world already. All must outlive this and all operations.
-  SelectingBackend(Backend& flat, shm::Backend* local, const core::RankRanges& world,
+  BackendSelection(Backend& flat, shm::Backend* local, const core::RankRanges& world,
                    Hierarchy* hierarchy = nullptr);
 
   std::string_view name() const override { return "selecting"; }

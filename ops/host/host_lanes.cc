@@ -136,18 +136,18 @@ void HostLanes::SetLimits(const std::vector<std::int64_t>& values) {
   impl_->chunk_bytes = values[2];
 }
 
-void HostLanes::StartMessage(core::WorkPtr work, core::TimePoint now) {
+void HostLanes::StartP2p(core::WorkPtr work, core::TimePoint now) {
   impl_->messages.Start(std::move(work), now);
 }
 
-void HostLanes::StartMessage(core::WorkPtr work, core::TimePoint now, MessageGate there) {
+void HostLanes::StartP2p(core::WorkPtr work, core::TimePoint now, P2pGate there) {
   impl_->messages.Start(std::move(work), now, std::move(there));
 }
 
 bool HostLanes::Step(core::TimePoint /*now*/) {
   if (impl_->stopped.load(std::memory_order_relaxed)) return false;
   bool moved = impl_->StepSmall();
-  moved |= impl_->StepMessages();
+  moved |= impl_->StepP2p();
   if (!impl_->options.large_lane_thread) moved |= impl_->StepLarge();
   return moved;
 }

@@ -61,9 +61,9 @@ class HostLanes : public core::Executor {
   // `values`: fusion_bytes, small_bytes and chunk_bytes of the options; more are of no concern
   // here.
   void SetLimits(const std::vector<std::int64_t>& values) override;
-  void StartMessage(core::WorkPtr work, core::TimePoint now) override;
+  void StartP2p(core::WorkPtr work, core::TimePoint now) override;
   // Of a message whose memory somebody else brings.
-  void StartMessage(core::WorkPtr work, core::TimePoint now, MessageGate there);
+  void StartP2p(core::WorkPtr work, core::TimePoint now, P2pGate there);
   bool Step(core::TimePoint now) override;
   bool NeedsStepping() const override;
   bool NeedsPolling() const override;

@@ -54,7 +54,7 @@ struct HostLanes::Impl {
   bool StepSmall();
   void End(InFlight over) SIRTAKI_EXCLUDES(mutex);
   bool StepLarge() SIRTAKI_EXCLUDES(mutex);
-  bool StepMessages() SIRTAKI_EXCLUDES(mutex);
+  bool StepP2p() SIRTAKI_EXCLUDES(mutex);
   bool LargeWaits() SIRTAKI_EXCLUDES(mutex);
 
   // ---- the large lane's thread ----
@@ -102,7 +102,7 @@ struct HostLanes::Impl {
   bool left SIRTAKI_GUARDED_BY(mutex) = false;  // and has gone without the thread
   std::thread thread;                           // the constructor's and the destructor's
 
-  Messages messages;  // has a lock of its own
+  P2p messages;  // has a lock of its own
 };
 
 }  // namespace sirtaki::ops

@@ -164,8 +164,8 @@ bool HostLanes::Impl::StepLarge() {
   return moved;
 }
 
-bool HostLanes::Impl::StepMessages() {
-  std::optional<Messages::Failure> failure;
+bool HostLanes::Impl::StepP2p() {
+  std::optional<P2p::Failure> failure;
   const bool moved = messages.Step(&failure);
   if (failure) Stop(failure->why, core::TensorName(failure->work->request.key));
   return moved;

@@ -11,7 +11,7 @@ using core::StatusCode;
 
 bool Sends(const core::Work& work) { return work.request.signature->kind == core::OpKind::kSend; }
 
-MessageHeader HeaderOf(const core::Work& work) {
+P2pHeader HeaderOf(const core::Work& work) {
   return {work.request.signature->dtype, work.request.signature->shape};
 }
 
@@ -25,12 +25,12 @@ bool HasFinished(const std::unique_ptr<Completion>& operation, Status* status) {
 
 }  // namespace
 
-std::string MessageText(const core::Work& work) {
+std::string P2pText(const core::Work& work) {
   return (Sends(work) ? "send to rank " : "receive from rank ") + std::to_string(work.peer) +
          ", tag " + std::to_string(work.tag);
 }
 
-void Messages::Start(core::WorkPtr work, core::TimePoint now, MessageGate there) {
+void P2p::Start(core::WorkPtr work, core::TimePoint now, P2pGate there) {
   auto message = std::make_unique<Message>();
   message->work = std::move(work);
   message->there = std::move(there);
@@ -59,12 +59,12 @@ void Messages::Start(core::WorkPtr work, core::TimePoint now, MessageGate there)
   under_way_.push_back(std::move(message));
 }
 
-bool Messages::IsThere(const Message& message) {
+bool P2p::IsThere(const Message& message) {
   return message.there == nullptr || message.there->load(std::memory_order_acquire);
 }
 
 // Those of the line whose memory is there, up to the first whose is not.
-void Messages::SendReady(const Line& line) {
+void P2p::SendReady(const Line& line) {
   const auto unsent = unsent_.find(line);
   if (unsent == unsent_.end()) return;
   std::deque<Message*>& waiting = unsent->second;
@@ -72,7 +72,7 @@ void Messages::SendReady(const Line& line) {
     Message& message = *waiting.front();
     waiting.pop_front();
     const core::Work& asked = *message.work;
-    const MessageHeader header = HeaderOf(asked);
+    const P2pHeader header = HeaderOf(asked);
     message.header = Encode(header);
     message.header_operation =
         backend_.SendMessage(asked.peer, asked.tag, message.header.data(), kMessageHeaderBytes);
@@ -84,13 +84,13 @@ void Messages::SendReady(const Line& line) {
 }
 
 // The first receive of the line begins to wait for its header.
-void Messages::Listen(const Line& line) {
+void P2p::Listen(const Line& line) {
   Message& message = *listening_[line].front();
   message.header_operation =
       backend_.ReceiveMessage(line.first, line.second, message.header.data(), kMessageHeaderBytes);
 }
 
-bool Messages::Step(std::optional<Failure>* failure) {
+bool P2p::Step(std::optional<Failure>* failure) {
   bool moved = false;
   for (std::size_t i = 0; i < under_way_.size();) {
     Message& message = *under_way_[i];
@@ -106,7 +106,7 @@ bool Messages::Step(std::optional<Failure>* failure) {
       core::Origin origin = status.origin();
       if (origin.rank < 0) origin.rank = rank_;
       *failure = Failure{
-          {status.code(), MessageText(*message.work) + ": " + status.message(), std::move(origin)},
+          {status.code(), P2pText(*message.work) + ": " + status.message(), std::move(origin)},
           message.work};
       return true;
     }
@@ -117,7 +117,7 @@ bool Messages::Step(std::optional<Failure>* failure) {
   return moved;
 }
 
-Messages::Advance Messages::AdvanceSend(Message& message, Status* status) {
+P2p::Advance P2p::AdvanceSend(Message& message, Status* status) {
   if (message.header_operation == nullptr) {
     SendReady({message.work->peer, message.work->tag});
     return message.header_operation == nullptr ? Advance::kWaiting : Advance::kMoved;
@@ -127,7 +127,7 @@ Messages::Advance Messages::AdvanceSend(Message& message, Status* status) {
   return all || !status->ok() ? Advance::kDone : Advance::kWaiting;
 }
 
-Messages::Advance Messages::AdvanceReceive(Message& message, Status* status) {
+P2p::Advance P2p::AdvanceReceive(Message& message, Status* status) {
   bool moved = false;
   if (!message.has_header) {
     if (message.header_operation == nullptr) return Advance::kWaiting;  // not its turn
@@ -148,16 +148,16 @@ Messages::Advance Messages::AdvanceReceive(Message& message, Status* status) {
 }
 
 // Begins to receive the bytes, and lets the next receive of the line listen.
-Status Messages::TakeHeader(Message& message) {
+Status P2p::TakeHeader(Message& message) {
   const core::Work& work = *message.work;
-  MessageHeader sent;
+  P2pHeader sent;
   if (Status status = Decode(message.header, &sent); !status.ok()) return status;
-  const MessageHeader expected = HeaderOf(work);
+  const P2pHeader expected = HeaderOf(work);
   void* memory = work.output;
   const std::int64_t bytes = sent.bytes();
   if (sent != expected) {
     message.verdict = Status(StatusCode::kMismatch,
-                             MessageText(work) + ": expected " + expected.ToString() + ", rank " +
+                             P2pText(work) + ": expected " + expected.ToString() + ", rank " +
                                  std::to_string(work.peer) + " sent " + sent.ToString(),
                              core::Origin{rank_, {}, {}});
     message.scratch.reset(new (std::nothrow) std::byte[static_cast<std::size_t>(bytes)]);
@@ -181,23 +181,23 @@ Status Messages::TakeHeader(Message& message) {
   return Status::Ok();
 }
 
-void Messages::Finish(const Message& message, const Status& status) {
+void P2p::Finish(const Message& message, const Status& status) {
   message.work->handle->Complete(status);
   core::MutexLock lock(mutex_);
   unfinished_.erase(message.number);
 }
 
-std::vector<core::RunningOperation> Messages::Running() const {
+std::vector<core::RunningOperation> P2p::Running() const {
   std::vector<core::RunningOperation> operations;
   core::MutexLock lock(mutex_);
   operations.reserve(unfinished_.size());
   for (const auto& [number, message] : unfinished_) {
-    operations.push_back({core::kWorldSet, MessageText(*message.work), message.since, {}});
+    operations.push_back({core::kWorldSet, P2pText(*message.work), message.since, {}});
   }
   return operations;
 }
 
-void Messages::Stop(const Status& why) {
+void P2p::Stop(const Status& why) {
   std::map<std::uint64_t, Unfinished> failed;
   {
     core::MutexLock lock(mutex_);
@@ -208,7 +208,7 @@ void Messages::Stop(const Status& why) {
   for (const auto& [number, message] : failed) message.work->handle->Complete(why);
 }
 
-std::shared_ptr<void> Messages::Release() {
+std::shared_ptr<void> P2p::Release() {
   if (under_way_.empty()) return nullptr;
   unsent_.clear();
   listening_.clear();

@@ -21,11 +21,11 @@
 namespace sirtaki::ops {
 
 // Set by whoever brings a message's memory.
-using MessageGate = std::shared_ptr<const std::atomic<bool>>;
+using P2pGate = std::shared_ptr<const std::atomic<bool>>;
 
 // Owned by the lanes. Start, Step, unfinished and Release are called under the token, the rest by
 // anyone. No lock is held while a handle or the backend is called.
-class Messages {
+class P2p {
  public:
   // Of a message whose medium failed, or whose peer breaks the protocol.
   struct Failure {
@@ -33,12 +33,12 @@ class Messages {
     core::WorkPtr work;
   };
 
-  Messages(int rank, Backend& backend) : rank_(rank), backend_(backend) {}
+  P2p(int rank, Backend& backend) : rank_(rank), backend_(backend) {}
 
   // `work`: its request's signature is of kind kSend or kReceive. Completes its handle when Stop
   // was called before. `there`: its memory is not looked at before this is set, nor are input and
   // output, but it has its place in its line from now on; null: it is there.
-  void Start(core::WorkPtr work, core::TimePoint now, MessageGate there = nullptr)
+  void Start(core::WorkPtr work, core::TimePoint now, P2pGate there = nullptr)
       SIRTAKI_EXCLUDES(mutex_);
   // True if something moved. After a failure the caller calls Stop.
   bool Step(std::optional<Failure>* failure) SIRTAKI_EXCLUDES(mutex_);
@@ -56,8 +56,8 @@ class Messages {
   struct Message {
     std::uint64_t number = 0;
     core::WorkPtr work;
-    MessageGate there;
-    MessageHeaderBytes header;
+    P2pGate there;
+    P2pHeaderBytes header;
     std::unique_ptr<std::byte[]> scratch;  // for the bytes of a receive that expects others
     core::Status verdict;                  // of a receive, once its header is there
     // Those of a send are started together, those of a receive one after the other.
@@ -100,6 +100,6 @@ class Messages {
 };
 
 // "receive from rank 1, tag 3"
-std::string MessageText(const core::Work& work);
+std::string P2pText(const core::Work& work);
 
 }  // namespace sirtaki::ops

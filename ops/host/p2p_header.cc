@@ -14,7 +14,7 @@ constexpr std::size_t kNothingAt = 6;
 constexpr std::size_t kBytesAt = 8;
 constexpr std::size_t kShapeAt = 16;
 
-void Put(MessageHeaderBytes& bytes, std::size_t at, std::uint64_t value, std::size_t size) {
+void Put(P2pHeaderBytes& bytes, std::size_t at, std::uint64_t value, std::size_t size) {
   for (std::size_t i = 0; i < size; ++i) bytes[at + i] = static_cast<std::byte>(value >> (8 * i));
 }
 
@@ -49,14 +49,14 @@ Status Nonsense(const std::string& what) {
 
 }  // namespace
 
-std::int64_t MessageHeader::bytes() const {
+std::int64_t P2pHeader::bytes() const {
   std::int64_t bytes = 0;
   SIRTAKI_CHECK(shape.size() <= core::kMaxDimensions && Size(dtype, shape, &bytes),
                 "a shape that a tensor can have");
   return bytes;
 }
 
-std::string MessageHeader::ToString() const {
+std::string P2pHeader::ToString() const {
   std::string text(core::DTypeName(dtype));
   text += " [";
   for (std::size_t i = 0; i < shape.size(); ++i) {
@@ -65,8 +65,8 @@ std::string MessageHeader::ToString() const {
   return text + "]";
 }
 
-MessageHeaderBytes Encode(const MessageHeader& header) {
-  MessageHeaderBytes bytes{};
+P2pHeaderBytes Encode(const P2pHeader& header) {
+  P2pHeaderBytes bytes{};
   Put(bytes, kBytesAt, static_cast<std::uint64_t>(header.bytes()), 8);
   Put(bytes, 0, kMessageMagic, 4);
   Put(bytes, kDTypeAt, static_cast<std::uint64_t>(header.dtype), 1);
@@ -77,7 +77,7 @@ MessageHeaderBytes Encode(const MessageHeader& header) {
   return bytes;
 }
 
-Status Decode(std::span<const std::byte, kMessageHeaderBytes> bytes, MessageHeader* header) {
+Status Decode(std::span<const std::byte, kMessageHeaderBytes> bytes, P2pHeader* header) {
   if (Get(bytes, 0, 4) != kMessageMagic || Get(bytes, kNothingAt, 2) != 0) {
     return Nonsense("that this is not a message");
   }

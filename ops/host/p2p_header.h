@@ -14,26 +14,26 @@
 
 namespace sirtaki::ops {
 
-struct MessageHeader {
+struct P2pHeader {
   core::DType dtype = core::DType::kU8;
   std::vector<std::int64_t> shape;
 
   // Precondition: at most core::kMaxDimensions dimensions, and a size that fits.
   std::int64_t bytes() const;
   std::string ToString() const;  // "float32 [3, 4]"
-  bool operator==(const MessageHeader&) const = default;
+  bool operator==(const P2pHeader&) const = default;
 };
 
 // Every header has the same length, as the medium tells no other (little endian):
 //   u32 kMessageMagic | u8 dtype | u8 dimensions | u16 0 | i64 bytes | i64 × kMaxDimensions
 inline constexpr std::uint32_t kMessageMagic = 0x314d4b53;  // "SKM1"
 inline constexpr std::size_t kMessageHeaderBytes = 16 + 8 * core::kMaxDimensions;
-using MessageHeaderBytes = std::array<std::byte, kMessageHeaderBytes>;
+using P2pHeaderBytes = std::array<std::byte, kMessageHeaderBytes>;
 
 // Precondition: that of bytes().
-MessageHeaderBytes Encode(const MessageHeader& header);
+P2pHeaderBytes Encode(const P2pHeader& header);
 
 // Survives any bytes. kProtocol: no correct peer sends this; the text says why.
-core::Status Decode(std::span<const std::byte, kMessageHeaderBytes> bytes, MessageHeader* header);
+core::Status Decode(std::span<const std::byte, kMessageHeaderBytes> bytes, P2pHeader* header);
 
 }  // namespace sirtaki::ops

@@ -105,19 +105,19 @@ DeviceLane::~DeviceLane() {
   }
 }
 
-void DeviceLane::Start(GroupTaskPtr group, MeetingPtr meeting, std::shared_ptr<const Api> api,
-                       HostPassagePtr passage) {
+void DeviceLane::Start(GroupTaskPtr group, RendezvousPtr rendezvous, std::shared_ptr<const Api> api,
+                       HostBouncePtr bounce) {
   const core::SetNumber set = group->channel.set;
   impl_->Enqueue({.group = std::move(group),
                   .set = set,
-                  .meeting = std::move(meeting),
+                  .rendezvous = std::move(rendezvous),
                   .api = std::move(api),
-                  .passage = std::move(passage)});
+                  .bounce = std::move(bounce)});
 }
 
-void DeviceLane::StartPassage(GroupTaskPtr group, HostPassagePtr passage) {
+void DeviceLane::StartBounce(GroupTaskPtr group, HostBouncePtr bounce) {
   const core::SetNumber set = group->channel.set;
-  impl_->Enqueue({.group = std::move(group), .set = set, .passage = std::move(passage)});
+  impl_->Enqueue({.group = std::move(group), .set = set, .bounce = std::move(bounce)});
 }
 
 void DeviceLane::RemoveSet(core::SetNumber set) { impl_->Enqueue({.set = set}); }

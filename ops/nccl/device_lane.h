@@ -42,12 +42,12 @@ class DeviceLane {
   DeviceLane(const DeviceLane&) = delete;
   DeviceLane& operator=(const DeviceLane&) = delete;
 
-  // `api`: NCCL's, kept as long as it may be called. `meeting`: of the set's first group here, else
-  // null. `passage`: of one that goes by hosts, else null.
-  void Start(GroupTaskPtr group, MeetingPtr meeting, std::shared_ptr<const Api> api,
-             HostPassagePtr passage = nullptr);
+  // `api`: NCCL's, kept as long as it may be called. `rendezvous`: of the set's first group here, else
+  // null. `bounce`: of one that goes by hosts, else null.
+  void Start(GroupTaskPtr group, RendezvousPtr rendezvous, std::shared_ptr<const Api> api,
+             HostBouncePtr bounce = nullptr);
   // Of a group that the host reduces.
-  void StartPassage(GroupTaskPtr group, HostPassagePtr passage);
+  void StartBounce(GroupTaskPtr group, HostBouncePtr bounce);
   void RemoveSet(core::SetNumber set);
 
   // True when all groups have left the device, or have been given up and on_failure has returned.

@@ -34,9 +34,9 @@ struct DeviceLane::Impl {
     std::uint64_t number = 0;
     GroupTaskPtr group;  // null: the set goes
     core::SetNumber set = 0;
-    MeetingPtr meeting;
+    RendezvousPtr rendezvous;
     std::shared_ptr<const Api> api;
-    HostPassagePtr passage;
+    HostBouncePtr bounce;
   };
   struct InFlight {
     std::uint64_t number = 0;
@@ -68,7 +68,7 @@ struct DeviceLane::Impl {
   core::Status Do(const Task& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
   core::Status DoOrThrown(const Task& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
   core::Status Launch(const Task& task, cuda::EventPtr* inputs);
-  PassageContext PassageFor();
+  HostBounceContext HostBounceFor();
   core::Status MarkEnd(InFlight launched);
   core::Status Meet(const Task& task);
   core::Status Remove(core::SetNumber set);

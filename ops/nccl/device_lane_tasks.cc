@@ -18,9 +18,9 @@ using core::StatusCode;
 
 namespace {
 
-std::string_view CarrierOf(const HostPassage* passage) {
-  if (passage == nullptr) return "nccl";
-  return passage->in_slices ? "nccl and host" : "host";
+std::string_view CarrierOf(const HostBounce* bounce) {
+  if (bounce == nullptr) return "nccl";
+  return bounce->in_slices ? "nccl and host" : "host";
 }
 
 }  // namespace
@@ -69,17 +69,18 @@ Status DeviceLane::Impl::AwaitDrained() {
 }
 
 Status DeviceLane::Impl::Meet(const Task& task) {
-  Meeting& meeting = *task.meeting;
+  Rendezvous& rendezvous = *task.rendezvous;
   Status status = Await([&](bool* over) {
-    *over = meeting.told->done();
+    *over = rendezvous.told->done();
     return Status::Ok();
   });
-  if (status.ok()) status = meeting.told->status();
+  if (status.ok()) status = rendezvous.told->status();
   if (!status.ok()) return status;
-  return sets.Make(task.set, meeting, task.group->members, task.group->rank, task.api, patience());
+  return sets.Make(task.set, rendezvous, task.group->members, task.group->rank, task.api,
+                   patience());
 }
 
-PassageContext DeviceLane::Impl::PassageFor() {
+HostBounceContext DeviceLane::Impl::HostBounceFor() {
   return {.stream = *stream, .events = *events, .host = *pinned, .await = [this](const auto& over) {
             return Await(over);
           }};
@@ -87,11 +88,11 @@ PassageContext DeviceLane::Impl::PassageFor() {
 
 Status DeviceLane::Impl::Launch(const Task& task, cuda::EventPtr* inputs) {
   SetCommunicators::Parts* const parts = sets.Find(task.set);
-  if (parts == nullptr || (task.passage != nullptr && parts->here == nullptr)) {
+  if (parts == nullptr || (task.bounce != nullptr && parts->here == nullptr)) {
     return {StatusCode::kProtocol, "its set has no communicator on this device"};
   }
   std::optional<SliceCrossing> by_hosts;
-  if (task.passage != nullptr) by_hosts.emplace(PassageFor(), *task.passage, *parts->here);
+  if (task.bounce != nullptr) by_hosts.emplace(HostBounceFor(), *task.bounce, *parts->here);
   const LaunchContext context{.stream = *stream,
                               .events = *events,
                               .kernels = *kernels,
@@ -130,12 +131,12 @@ Status DeviceLane::Impl::Do(const Task& task, Status* verdict) {
   if (task.group == nullptr) return status.ok() ? Remove(task.set) : status;
   GroupTrace trace(options.observer, *task.group, core::trace::Track::kDevice);
   cuda::EventPtr inputs;
-  if (status.ok() && task.meeting != nullptr) status = Meet(task);
-  if (status.ok() && task.passage != nullptr && !task.passage->in_slices) {
-    status = PassThroughHost(PassageFor(), *task.group, *task.passage);
+  if (status.ok() && task.rendezvous != nullptr) status = Meet(task);
+  if (status.ok() && task.bounce != nullptr && !task.bounce->in_slices) {
+    status = BounceThroughHost(HostBounceFor(), *task.group, *task.bounce);
   } else if (status.ok()) {
     *verdict = sets.WhyRefused(task.set);
-    if (!verdict->ok() && task.passage != nullptr) Decline(*task.passage);
+    if (!verdict->ok() && task.bounce != nullptr) Decline(*task.bounce);
     if (!verdict->ok()) return status;
     status = Launch(task, &inputs);
   }
@@ -146,7 +147,7 @@ Status DeviceLane::Impl::Do(const Task& task, Status* verdict) {
                   .inputs = std::move(inputs),
                   .inputs_at = {},
                   .trace = std::move(trace),
-                  .carrier = CarrierOf(task.passage.get())});
+                  .carrier = CarrierOf(task.bounce.get())});
 }
 
 // What allocates the outputs may throw, and memory may be short anywhere.

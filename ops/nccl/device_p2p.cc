@@ -51,15 +51,15 @@ struct Message {
 
 }  // namespace
 
-struct MessagePassage::Impl {
-  explicit Impl(MessagePassageOptions passage_options) : options(std::move(passage_options)) {}
+struct DeviceP2p::Impl {
+  explicit Impl(DeviceP2pOptions passage_options) : options(std::move(passage_options)) {}
 
   // ---- by anyone ----
   void Ring() SIRTAKI_EXCLUDES(mutex);
-  // Ends it, once. `tensor`: whose failure it is, from the passage's thread; none for Abandon.
+  // Ends it, once. `tensor`: whose failure it is, from its own thread; none for Abandon.
   void Stop(const Status& reason, const std::optional<std::string>& tensor) SIRTAKI_EXCLUDES(mutex);
 
-  // ---- the passage's thread ----
+  // ---- its own thread ----
   void Run() SIRTAKI_EXCLUDES(mutex);
   // False: it is over.
   bool AwaitWork() SIRTAKI_EXCLUDES(mutex);
@@ -78,10 +78,10 @@ struct MessagePassage::Impl {
   // Unless the destructor has left: then nothing outside may be called.
   void CallOut(const std::function<void()>& call) SIRTAKI_EXCLUDES(mutex);
 
-  const MessagePassageOptions options;
+  const DeviceP2pOptions options;
   std::atomic<bool> stopped{false};  // set under the mutex
 
-  // Of the passage's thread.
+  // For its own thread alone.
   std::unique_ptr<cuda::Stream> outward;  // to the host
   std::unique_ptr<cuda::Stream> inward;
   std::unique_ptr<cuda::EventPool> events;
@@ -105,13 +105,13 @@ struct MessagePassage::Impl {
 
 // ---- by anyone ----
 
-void MessagePassage::Impl::Ring() {
+void DeviceP2p::Impl::Ring() {
   core::MutexLock lock(mutex);
   rung = true;
   changed.NotifyAll();
 }
 
-void MessagePassage::Impl::Stop(const Status& reason, const std::optional<std::string>& tensor) {
+void DeviceP2p::Impl::Stop(const Status& reason, const std::optional<std::string>& tensor) {
   std::map<std::uint64_t, core::WorkPtr> failed;
   {
     core::MutexLock lock(mutex);
@@ -126,9 +126,9 @@ void MessagePassage::Impl::Stop(const Status& reason, const std::optional<std::s
   for (const auto& [number, work] : failed) work->handle->Complete(reason);
 }
 
-// ---- the passage's thread ----
+// ---- its own thread ----
 
-Status MessagePassage::Impl::Prepare() {
+Status DeviceP2p::Impl::Prepare() {
   if (blocks != nullptr) return Status::Ok();
   const std::shared_ptr<cuda::Device>& device = options.device;
   Status status = device->Adopt();
@@ -140,7 +140,7 @@ Status MessagePassage::Impl::Prepare() {
   return status;
 }
 
-bool MessagePassage::Impl::AwaitWork() {
+bool DeviceP2p::Impl::AwaitWork() {
   const bool polls = std::any_of(under_way.begin(), under_way.end(),
                                  [](const Message& message) { return message.copies(); });
   core::MutexLock lock(mutex);
@@ -155,7 +155,7 @@ bool MessagePassage::Impl::AwaitWork() {
   return !stopped.load(std::memory_order_relaxed);
 }
 
-Status MessagePassage::Impl::Copy(Message& message, cuda::Stream& stream, cuda::CopyKind kind) {
+Status DeviceP2p::Impl::Copy(Message& message, cuda::Stream& stream, cuda::CopyKind kind) {
   const cuda::Api& cuda = options.device->api();
   const cuda::EventPtr& ready = cuda::AsDeviceWork(*message.work).ready;
   Status status = ready != nullptr ? ready->Block(stream.handle()) : Status::Ok();
@@ -176,12 +176,12 @@ Status MessagePassage::Impl::Copy(Message& message, cuda::Stream& stream, cuda::
 }
 
 // The host may read it, or write to it.
-void MessagePassage::Impl::Open(Message& message) {
+void DeviceP2p::Impl::Open(Message& message) {
   message.there->store(true, std::memory_order_release);
   if (options.on_progress) CallOut(options.on_progress);
 }
 
-Status MessagePassage::Impl::Begin(Message& message) {
+Status DeviceP2p::Impl::Begin(Message& message) {
   message.begun = true;
   if (message.bytes() > 0) {
     Status status = Prepare();
@@ -196,12 +196,12 @@ Status MessagePassage::Impl::Begin(Message& message) {
   return Status::Ok();
 }
 
-Status MessagePassage::Impl::Bring(Message& message) {
+Status DeviceP2p::Impl::Bring(Message& message) {
   if (message.bytes() == 0) return Status::Ok();
   return Copy(message, *inward, cuda::CopyKind::kHostToDevice);
 }
 
-void MessagePassage::Impl::Complete(const Message& message, const Status& status) {
+void DeviceP2p::Impl::Complete(const Message& message, const Status& status) {
   {
     core::MutexLock lock(mutex);
     if (unfinished.erase(message.number) == 0) return;  // it has failed
@@ -210,7 +210,7 @@ void MessagePassage::Impl::Complete(const Message& message, const Status& status
   message.work->handle->Complete(status);
 }
 
-Status MessagePassage::Impl::Advance(Message& message, bool* moved, bool* over) {
+Status DeviceP2p::Impl::Advance(Message& message, bool* moved, bool* over) {
   if (!message.begun) {
     *moved = true;
     if (Status status = Begin(message); !status.ok()) return status;
@@ -233,7 +233,7 @@ Status MessagePassage::Impl::Advance(Message& message, bool* moved, bool* over) 
   return Status::Ok();
 }
 
-Status MessagePassage::Impl::AdvanceAll(bool* moved) {
+Status DeviceP2p::Impl::AdvanceAll(bool* moved) {
   for (auto message = under_way.begin(); message != under_way.end();) {
     bool over = false;
     Status status;
@@ -251,23 +251,22 @@ Status MessagePassage::Impl::AdvanceAll(bool* moved) {
   return Status::Ok();
 }
 
-void MessagePassage::Impl::Fail(const Status& status, const core::Work& work) {
+void DeviceP2p::Impl::Fail(const Status& status, const core::Work& work) {
   if (CudaHasGone()) return Stop({StatusCode::kShutDown, status.message()}, std::nullopt);
   core::Origin origin = status.origin();
   if (origin.rank < 0) origin.rank = options.rank;
-  const Status reason(status.code(), MessageText(work) + ": " + status.message(),
-                      std::move(origin));
+  const Status reason(status.code(), P2pText(work) + ": " + status.message(), std::move(origin));
   CallOut([&] { Stop(reason, core::TensorName(work.request.key)); });
 }
 
 // The process exits, and CUDA's own end has come before ours.
-bool MessagePassage::Impl::CudaHasGone() const {
+bool DeviceP2p::Impl::CudaHasGone() const {
   int capture = 0;
   return outward != nullptr && options.device->api().StreamIsCapturing(
                                    outward->handle(), &capture) == cuda::Error::kDeinitialized;
 }
 
-void MessagePassage::Impl::End(bool failed) {
+void DeviceP2p::Impl::End(bool failed) {
   // What is copied now ends by itself, unless the device is stuck. What one still does that has
   // failed nobody knows.
   bool copied = false;
@@ -294,7 +293,7 @@ void MessagePassage::Impl::End(bool failed) {
   outward.reset();
 }
 
-void MessagePassage::Impl::CallOut(const std::function<void()>& call) {
+void DeviceP2p::Impl::CallOut(const std::function<void()>& call) {
   {
     core::MutexLock lock(mutex);
     if (left) return;
@@ -306,7 +305,7 @@ void MessagePassage::Impl::CallOut(const std::function<void()>& call) {
   changed.NotifyAll();
 }
 
-void MessagePassage::Impl::Run() {
+void DeviceP2p::Impl::Run() {
   Status status;
   while (status.ok() && AwaitWork()) {
     bool moved = false;
@@ -319,15 +318,14 @@ void MessagePassage::Impl::Run() {
   changed.NotifyAll();
 }
 
-// ---- the passage ----
+// ---- DeviceP2p ----
 
-MessagePassage::MessagePassage(MessagePassageOptions options)
-    : impl_(std::make_shared<Impl>(std::move(options))) {
+DeviceP2p::DeviceP2p(DeviceP2pOptions options) : impl_(std::make_shared<Impl>(std::move(options))) {
   // The thread keeps what it uses, whatever becomes of this object.
   impl_->thread = std::thread([impl = impl_] { impl->Run(); });
 }
 
-MessagePassage::~MessagePassage() {
+DeviceP2p::~DeviceP2p() {
   bool gone = false;
   {
     core::MutexLock lock(impl_->mutex);
@@ -349,7 +347,7 @@ MessagePassage::~MessagePassage() {
   }
 }
 
-MessagePassage::HostPart MessagePassage::Start(core::WorkPtr work) {
+DeviceP2p::HostPart DeviceP2p::Start(core::WorkPtr work) {
   auto signature = std::make_shared<core::Signature>(*work->request.signature);
   signature->device = core::DeviceKind::kHost;
   signature->slot = 0;
@@ -385,7 +383,7 @@ MessagePassage::HostPart MessagePassage::Start(core::WorkPtr work) {
   return {};
 }
 
-void MessagePassage::Abandon(const Status& why) {
+void DeviceP2p::Abandon(const Status& why) {
   impl_->Stop(why.ok() ? Status(StatusCode::kAborted, "abandoned") : why, std::nullopt);
 }
 

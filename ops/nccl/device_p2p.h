@@ -18,10 +18,10 @@
 
 namespace sirtaki::ops::nccl {
 
-struct MessagePassageOptions {
+struct DeviceP2pOptions {
   std::shared_ptr<cuda::Device> device;
   int rank = 0;  // for texts
-  // A copy failed: called once, from the passage's thread.
+  // A copy failed: called once, from its own thread.
   std::function<void(const core::Status& why, const std::string& tensor)> on_failure;
   // The memory of a message is there (rings the engine's doorbell).
   std::function<void()> on_progress;
@@ -32,20 +32,20 @@ struct MessagePassageOptions {
 // that of a receive when the copy to the device is launched; the tensors are kept until the device
 // is through. The first failure, or Abandon, completes every handle with that status. The callbacks
 // are not called after the destructor.
-class MessagePassage {
+class DeviceP2p {
  public:
-  // The host's part of a message: for HostLanes::StartMessage.
+  // The host's part of a message: for HostLanes::StartP2p.
   struct HostPart {
     core::WorkPtr work;  // null: it has failed here
-    MessageGate there;
+    P2pGate there;
   };
 
-  explicit MessagePassage(MessagePassageOptions options);
+  explicit DeviceP2p(DeviceP2pOptions options);
   // After the host lanes, which complete what they still have: so do the messages here. Leaves
   // behind what is stuck.
-  ~MessagePassage();
-  MessagePassage(const MessagePassage&) = delete;
-  MessagePassage& operator=(const MessagePassage&) = delete;
+  ~DeviceP2p();
+  DeviceP2p(const DeviceP2p&) = delete;
+  DeviceP2p& operator=(const DeviceP2p&) = delete;
 
   // `work`: a cuda::DeviceWork on the device, of kind kSend or kReceive.
   HostPart Start(core::WorkPtr work);

@@ -27,7 +27,7 @@ std::int64_t Place(std::int64_t bytes) {
 
 }  // namespace
 
-Status Copy(const PassageContext& context, void* to, const void* from, std::int64_t bytes,
+Status Copy(const HostBounceContext& context, void* to, const void* from, std::int64_t bytes,
             CopyKind kind) {
   if (bytes == 0) return Status::Ok();
   const cuda::Api& cuda = context.stream.device().api();
@@ -37,7 +37,7 @@ Status Copy(const PassageContext& context, void* to, const void* from, std::int6
       "cudaMemcpyAsync");
 }
 
-Status AwaitStream(const PassageContext& context) {
+Status AwaitStream(const HostBounceContext& context) {
   cuda::EventPtr event;
   Status status = context.events.Take(&event);
   if (status.ok()) status = event->Record(context.stream.handle());
@@ -45,8 +45,8 @@ Status AwaitStream(const PassageContext& context) {
   return context.await([&event](bool* over) { return event->Poll(over); });
 }
 
-Status AwaitHost(const PassageContext& context, const HostPassage& passage) {
-  for (const core::WorkPtr& work : passage.works) {
+Status AwaitHost(const HostBounceContext& context, const HostBounce& bounce) {
+  for (const core::WorkPtr& work : bounce.works) {
     Status status = context.await([&work](bool* over) {
       *over = work->handle->done();
       return Status::Ok();
@@ -57,9 +57,9 @@ Status AwaitHost(const PassageContext& context, const HostPassage& passage) {
   return Status::Ok();
 }
 
-std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostPassagePtr* passage) {
+std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostBouncePtr* bounce) {
   auto part = std::make_shared<GroupTask>(group);
-  auto made = std::make_shared<HostPassage>();
+  auto made = std::make_shared<HostBounce>();
   for (core::RunItem& item : part->items) {
     auto signature = std::make_shared<core::Signature>(*item.signature);
     signature->device = core::DeviceKind::kHost;
@@ -77,13 +77,13 @@ std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostPassagePtr* 
   if (!made->works.empty()) {
     part->inputs_there = made->there;
     part->of_device = true;
-    *passage = std::move(made);
+    *bounce = std::move(made);
   }
   return part;
 }
 
-Status PassThroughHost(const PassageContext& context, const GroupTask& group,
-                       HostPassage& passage) {
+Status BounceThroughHost(const HostBounceContext& context, const GroupTask& group,
+                         HostBounce& bounce) {
   std::int64_t bytes = 0;
   for (const core::RunItem& item : group.items) bytes += Place(BytesOfItem(item));
   void* memory = nullptr;
@@ -92,8 +92,8 @@ Status PassThroughHost(const PassageContext& context, const GroupTask& group,
   auto* next = static_cast<std::byte*>(memory);
   for (std::size_t i = 0; i < group.items.size() && status.ok(); ++i) {
     const core::RunItem& item = group.items[i];
-    passage.works[i]->input = next;
-    passage.works[i]->output = next;
+    bounce.works[i]->input = next;
+    bounce.works[i]->output = next;
     if (const void* const input = ReducedInput(item)) {
       status = Copy(context, next, input, BytesOfItem(item), CopyKind::kDeviceToHost);
     }
@@ -101,10 +101,10 @@ Status PassThroughHost(const PassageContext& context, const GroupTask& group,
   }
   if (status.ok()) status = AwaitStream(context);
   if (!status.ok()) return status;
-  passage.there->store(true, std::memory_order_release);
-  status = AwaitHost(context, passage);
+  bounce.there->store(true, std::memory_order_release);
+  status = AwaitHost(context, bounce);
   for (std::size_t i = 0; i < group.items.size() && status.ok(); ++i) {
-    status = Copy(context, group.items[i].work->output, passage.works[i]->output,
+    status = Copy(context, group.items[i].work->output, bounce.works[i]->output,
                   BytesOfItem(group.items[i]), CopyKind::kHostToDevice);
   }
   // The pages serve the next group.

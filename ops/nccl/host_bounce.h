@@ -17,36 +17,36 @@
 namespace sirtaki::ops::nccl {
 
 // Shared by the lane that brings the tensors and the one that reduces them.
-struct HostPassage {
+struct HostBounce {
   std::vector<core::WorkPtr> works;  // by item; in place, in memory that is set before `there`
   std::shared_ptr<std::atomic<bool>> there = std::make_shared<std::atomic<bool>>(false);
   bool in_slices = false;  // this rank's slice of the group alone passes (ops/nccl/host_hierarchy)
 };
-using HostPassagePtr = std::shared_ptr<HostPassage>;
+using HostBouncePtr = std::shared_ptr<HostBounce>;
 
-// The host's part of a group on a device, for HostLanes::StartLarge. `passage`: null if this rank
+// The host's part of a group on a device, for HostLanes::StartLarge. `bounce`: null if this rank
 // has joined, which then takes part on the host alone.
-std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostPassagePtr* passage);
+std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostBouncePtr* bounce);
 
 // On the device's lane. Returns when the results are in the tensors. Errors: those of CUDA, and of
 // the host's part.
-struct PassageContext {
+struct HostBounceContext {
   const cuda::Stream& stream;
   cuda::EventPool& events;
   PinnedMemory& host;
   // Returns when this says so, or with the error that ends the wait.
   std::function<core::Status(const std::function<core::Status(bool* over)>&)> await;
 };
-core::Status PassThroughHost(const PassageContext& context, const GroupTask& group,
-                             HostPassage& passage);
+core::Status BounceThroughHost(const HostBounceContext& context, const GroupTask& group,
+                               HostBounce& bounce);
 
 // ---- its steps ----
 
-core::Status Copy(const PassageContext& context, void* to, const void* from, std::int64_t bytes,
+core::Status Copy(const HostBounceContext& context, void* to, const void* from, std::int64_t bytes,
                   cuda::CopyKind kind);
 // Until the device has come here.
-core::Status AwaitStream(const PassageContext& context);
+core::Status AwaitStream(const HostBounceContext& context);
 // Until the host has done its part.
-core::Status AwaitHost(const PassageContext& context, const HostPassage& passage);
+core::Status AwaitHost(const HostBounceContext& context, const HostBounce& bounce);
 
 }  // namespace sirtaki::ops::nccl

@@ -22,8 +22,8 @@ constexpr SetNumber kFirstCarriers = SetNumber{1} << 30;
 constexpr SetNumber kMaxSlices = 256;
 constexpr SetNumber kMaxSets = kFirstCarriers / kMaxSlices;
 
-std::int64_t SliceBytes(const HostPassage& passage) {
-  const core::Signature& signature = *passage.works.front()->request.signature;
+std::int64_t SliceBytes(const HostBounce& bounce) {
+  const core::Signature& signature = *bounce.works.front()->request.signature;
   return signature.ElementCount() * BytesOf(signature.dtype);
 }
 
@@ -53,7 +53,7 @@ HostSlicesPtr SlicesOf(SetNumber set, const core::RankRanges& members, int rank,
 bool GoesByHosts(const GroupTask& group) { return DescribeReduce(group).has_value(); }
 
 std::shared_ptr<GroupTask> MakeSlicePart(const GroupTask& group, const HostSlices& slices,
-                                         HostPassagePtr* passage) {
+                                         HostBouncePtr* bounce) {
   const ReducedInSlices reduced = *DescribeReduce(group);
   auto signature = std::make_shared<core::Signature>();
   signature->kind = core::OpKind::kAllReduce;
@@ -74,32 +74,32 @@ std::shared_ptr<GroupTask> MakeSlicePart(const GroupTask& group, const HostSlice
   part->chunk_bytes = group.chunk_bytes;
   part->of_device = true;
   part->items.push_back({.key = work->request.key, .signature = signature, .work = work});
-  *passage = std::make_shared<HostPassage>();
-  (*passage)->works.push_back(std::move(work));
-  (*passage)->in_slices = true;
-  part->inputs_there = (*passage)->there;
+  *bounce = std::make_shared<HostBounce>();
+  (*bounce)->works.push_back(std::move(work));
+  (*bounce)->in_slices = true;
+  part->inputs_there = (*bounce)->there;
   return part;
 }
 
-void Decline(HostPassage& passage) {
-  core::Work& work = *passage.works.front();
+void Decline(HostBounce& bounce) {
+  core::Work& work = *bounce.works.front();
   const auto memory =
-      std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(SliceBytes(passage)));
+      std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(SliceBytes(bounce)));
   work.input = work.output = memory->data();
   work.keep_alive = memory;
-  passage.there->store(true, std::memory_order_release);
+  bounce.there->store(true, std::memory_order_release);
 }
 
 Status SliceCrossing::Cross(std::byte* slice) {
-  const std::int64_t bytes = SliceBytes(passage_);
+  const std::int64_t bytes = SliceBytes(bounce_);
   void* memory = nullptr;
   Status status = context_.host.Reserve(bytes, &memory);
   if (status.ok()) status = Copy(context_, memory, slice, bytes, CopyKind::kDeviceToHost);
   if (status.ok()) status = AwaitStream(context_);
   if (!status.ok()) return status;
-  passage_.works.front()->input = passage_.works.front()->output = memory;
-  passage_.there->store(true, std::memory_order_release);
-  status = AwaitHost(context_, passage_);
+  bounce_.works.front()->input = bounce_.works.front()->output = memory;
+  bounce_.there->store(true, std::memory_order_release);
+  status = AwaitHost(context_, bounce_);
   if (status.ok()) status = Copy(context_, slice, memory, bytes, CopyKind::kHostToDevice);
   if (status.ok()) status = context_.events.Take(&back_);
   return status.ok() ? back_->Record(context_.stream.handle()) : status;

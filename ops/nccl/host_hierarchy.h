@@ -28,17 +28,17 @@ bool GoesByHosts(const GroupTask& group);
 
 // What the host reduces of it, for HostLanes::StartLarge. Precondition: GoesByHosts.
 std::shared_ptr<GroupTask> MakeSlicePart(const GroupTask& group, const HostSlices& slices,
-                                         HostPassagePtr* passage);
+                                         HostBouncePtr* bounce);
 
 // The host goes on with its part, though nothing will come of the group: all members know that.
-void Decline(HostPassage& passage);
+void Decline(HostBounce& bounce);
 
 // What crosses of one group, on the device's lane.
 class SliceCrossing {
  public:
   // All must outlive it. `here`: the communicator of the host's members.
-  SliceCrossing(PassageContext context, HostPassage& passage, Communicator& here)
-      : context_(std::move(context)), passage_(passage), here_(here) {}
+  SliceCrossing(HostBounceContext context, HostBounce& bounce, Communicator& here)
+      : context_(std::move(context)), bounce_(bounce), here_(here) {}
 
   Communicator& here() const { return here_; }
 
@@ -49,8 +49,8 @@ class SliceCrossing {
   core::Status End() const;
 
  private:
-  const PassageContext context_;
-  HostPassage& passage_;
+  const HostBounceContext context_;
+  HostBounce& bounce_;
   Communicator& here_;
   cuda::EventPtr back_;  // where the stream has fetched the slice
 };

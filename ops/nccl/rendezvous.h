@@ -28,14 +28,14 @@ struct Introduction {
 };
 
 // Shared by whoever tells and whoever waits; changed until `told` is done.
-struct Meeting {
+struct Rendezvous {
   std::int64_t members = 0;
   core::HandlePtr told;
   Introduction own;
   std::vector<Introduction> all;  // by member
   HostSlicesPtr slices;           // null: nothing goes by hosts
 };
-using MeetingPtr = std::shared_ptr<Meeting>;
+using RendezvousPtr = std::shared_ptr<Rendezvous>;
 
 // Ok if they can make a communicator; else the same error at all: kUnsupported naming the member
 // that cannot (its rank), or the versions that differ.

@@ -9,10 +9,10 @@ namespace sirtaki::ops::nccl {
 
 using core::Status;
 
-Status SetCommunicators::Make(core::SetNumber set, const Meeting& meeting,
+Status SetCommunicators::Make(core::SetNumber set, const Rendezvous& rendezvous,
                               const core::RankRanges& members, int rank,
                               std::shared_ptr<const Api> api, const Patience& patience) {
-  if (Status verdict = Judge(meeting.all, members); !verdict.ok()) {
+  if (Status verdict = Judge(rendezvous.all, members); !verdict.ok()) {
     refused_.insert_or_assign(set, std::move(verdict));
     return Status::Ok();
   }
@@ -22,14 +22,14 @@ Status SetCommunicators::Make(core::SetNumber set, const Meeting& meeting,
               .staging = nullptr,
               .arenas = nullptr};
   Status status =
-      Communicator::Init(*parts.api, meeting.all.front().id, static_cast<int>(members.Count()),
+      Communicator::Init(*parts.api, rendezvous.all.front().id, static_cast<int>(members.Count()),
                          static_cast<int>(members.IndexOf(rank)), patience, &parts.communicator);
-  if (status.ok() && meeting.slices != nullptr) {
-    const core::RankRanges& here = meeting.slices->here;
+  if (status.ok() && rendezvous.slices != nullptr) {
+    const core::RankRanges& here = rendezvous.slices->here;
     const auto first = static_cast<std::size_t>(members.IndexOf(here.ToVector().front()));
-    status =
-        Communicator::Init(*parts.api, meeting.all[first].id_here, static_cast<int>(here.Count()),
-                           static_cast<int>(here.IndexOf(rank)), patience, &parts.here);
+    status = Communicator::Init(*parts.api, rendezvous.all[first].id_here,
+                                static_cast<int>(here.Count()),
+                                static_cast<int>(here.IndexOf(rank)), patience, &parts.here);
   }
   if (!status.ok()) return status;
   parts.staging = std::make_unique<DeviceMemory>(cuda_, *parts.communicator);

@@ -32,10 +32,11 @@ class SetCommunicators {
   SetCommunicators(const cuda::Api& cuda, std::shared_ptr<ArenaFrees> frees)
       : cuda_(cuda), frees_(std::move(frees)) {}
 
-  // After a meeting that all members have come to. If they cannot make one, all remember why.
+  // After a rendezvous that all members have come to. If they cannot make one, all remember why.
   // Errors: those of Communicator::Init.
-  core::Status Make(core::SetNumber set, const Meeting& meeting, const core::RankRanges& members,
-                    int rank, std::shared_ptr<const Api> api, const Patience& patience);
+  core::Status Make(core::SetNumber set, const Rendezvous& rendezvous,
+                    const core::RankRanges& members, int rank, std::shared_ptr<const Api> api,
+                    const Patience& patience);
 
   // Ok, or why the set's members cannot use the device.
   core::Status WhyRefused(core::SetNumber set) const;

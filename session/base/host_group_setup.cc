@@ -55,10 +55,10 @@ Status FailureOf(const core::RankRanges& ranks, const std::vector<std::string>& 
 
 }  // namespace
 
-Status SharedParts::Meet(Medium& medium, ConnectOptions* options, core::TimePoint deadline,
-                         ops::shm::LocalGroupOptions group_options,
-                         std::unique_ptr<SharedParts>* parts) {
-  std::unique_ptr<SharedParts> made(new SharedParts());
+Status HostGroup::Meet(Medium& medium, ConnectOptions* options, core::TimePoint deadline,
+                       ops::shm::LocalGroupOptions group_options,
+                       std::unique_ptr<HostGroup>* parts) {
+  std::unique_ptr<HostGroup> made(new HostGroup());
   const Topology& topology = medium.topology();
   const core::RankRanges here = RanksOfThisHost(topology);
   const auto world = core::RankRanges::Span(0, topology.size - 1);
@@ -112,8 +112,8 @@ Status SharedParts::Meet(Medium& medium, ConnectOptions* options, core::TimePoin
   return Status::Ok();
 }
 
-Status SharedParts::Assemble(const Topology& topology, const ConnectOptions& options,
-                             core::Transport& transport, ops::Backend& backend) {
+Status HostGroup::Assemble(const Topology& topology, const ConnectOptions& options,
+                           core::Transport& transport, ops::Backend& backend) {
   medium_transport_ = &transport;
   const auto world = core::RankRanges::Span(0, topology.size - 1);
   if (group_ != nullptr) {
@@ -142,12 +142,12 @@ Status SharedParts::Assemble(const Topology& topology, const ConnectOptions& opt
     if (Status all = hierarchy_->AddSet(core::kWorldSet, world); !all.ok()) return all;
   }
   selecting_ =
-      std::make_unique<ops::SelectingBackend>(backend, shm_backend_.get(), world, hierarchy_.get());
+      std::make_unique<ops::BackendSelection>(backend, shm_backend_.get(), world, hierarchy_.get());
   one_host_ = topology.host_names.size() == 1;
   return Status::Ok();
 }
 
-std::string SharedParts::description() const {
+std::string HostGroup::description() const {
   if (one_host_) return {};
   const bool by_hosts =
       hierarchy_ != nullptr && hierarchy_->Covers({core::kWorldSet, fusion::Lane::kLarge});

@@ -19,7 +19,7 @@
 namespace sirtaki::session {
 
 // Owned by a medium; destroyed before what it was given.
-class SharedParts {
+class HostGroup {
  public:
   // Collective over the world, by `medium`'s Exchange: the ranks of each host meet in shared
   // memory. `pool`: of this process; may be null. Where ranks of a host cannot share memory all of
@@ -27,7 +27,7 @@ class SharedParts {
   // required. Sets options->serialized where the medium has to carry what they would have shared,
   // and its threads race.
   static core::Status Meet(Medium& medium, ConnectOptions* options, core::TimePoint deadline,
-                           ops::shm::LocalGroupOptions group, std::unique_ptr<SharedParts>* parts);
+                           ops::shm::LocalGroupOptions group, std::unique_ptr<HostGroup>* parts);
 
   // Puts the parts together. `transport`, `backend`: the medium's own. Called once, after Meet.
   core::Status Assemble(const Topology& topology, const ConnectOptions& options,
@@ -39,7 +39,7 @@ class SharedParts {
   std::string description() const;
 
  private:
-  SharedParts() = default;
+  HostGroup() = default;
 
   std::vector<bool> shares_;  // by host: its ranks share memory
   core::Transport* medium_transport_ = nullptr;

@@ -100,7 +100,7 @@ class InprocWorld::InprocMedium final : public Medium {
     group.threads_share_all = sharing_ == Sharing::kDirect;
     if (sharing_ == Sharing::kPooled)
       group.pool = PoolOfProcess(options->config, topology_.local_size);
-    Status status = SharedParts::Meet(*this, options, deadline, std::move(group), &shared_);
+    Status status = HostGroup::Meet(*this, options, deadline, std::move(group), &shared_);
     if (!status.ok()) return status;
     return shared_->Assemble(topology_, *options, *transport_, *backend_);
   }
@@ -121,7 +121,7 @@ class InprocWorld::InprocMedium final : public Medium {
   const Topology topology_;
   std::unique_ptr<core::Transport> transport_;
   std::unique_ptr<ops::Backend> backend_;
-  std::unique_ptr<SharedParts> shared_;
+  std::unique_ptr<HostGroup> shared_;
 };
 
 InprocWorld::InprocWorld(int size, std::vector<int> host_of_rank)

@@ -67,7 +67,7 @@ class MpiMedium final : public Medium {
     ops::shm::LocalGroupOptions group;
     group.rank = topology_.rank;
     group.pool = PoolOfProcess(options->config, topology_.local_size);
-    status = SharedParts::Meet(*this, options, deadline, std::move(group), &shared_);
+    status = HostGroup::Meet(*this, options, deadline, std::move(group), &shared_);
     if (!status.ok()) return status;
     serialized_ = options->serialized;
     transport_ = std::make_unique<mpi::Transport>(*communicators_);
@@ -104,7 +104,7 @@ class MpiMedium final : public Medium {
   std::unique_ptr<mpi::Communicators> communicators_;
   std::unique_ptr<mpi::Transport> transport_;
   std::unique_ptr<mpi::Backend> backend_;
-  std::unique_ptr<SharedParts> shared_;
+  std::unique_ptr<HostGroup> shared_;
 };
 
 }  // namespace

@@ -120,7 +120,7 @@ Status RunOne(core::Work& work, const core::Signature& signature, const core::Ke
 
 }  // namespace
 
-Status RunAlone(core::Work& work, Devices& devices) {
+Status RunInSingleProcess(core::Work& work, Devices& devices) {
   const core::Request& request = work.request;
   if (!request.invalid.empty()) {
     // The words that several ranks would get.

@@ -29,7 +29,7 @@ bool IsOnGpu(const core::Work& work) {
   return work.request.signature->device == core::DeviceKind::kCuda;
 }
 
-ops::MessageHeader HeaderOf(const core::Work& work) {
+ops::P2pHeader HeaderOf(const core::Work& work) {
   return {work.request.signature->dtype, work.request.signature->shape};
 }
 
@@ -55,7 +55,7 @@ Status AwaitEnd(const cuda::Event& end) {
 
 }  // namespace
 
-AloneMessages::~AloneMessages() {
+SingleProcessP2p::~SingleProcessP2p() {
   const core::TimePoint limit = core::Clock::now() + kGrace;
   core::MutexLock lock(mutex_);
   for (Retire(); !under_way_.empty() && core::Clock::now() < limit; Retire()) {
@@ -66,15 +66,15 @@ AloneMessages::~AloneMessages() {
   for (const auto& [device, copier] : copiers_) copier.stream->LeaveBehind();
 }
 
-void AloneMessages::Retire() {
+void SingleProcessP2p::Retire() {
   bool reached = true;
   while (!under_way_.empty() && under_way_.front().end->Poll(&reached).ok() && reached) {
     under_way_.pop_front();
   }
 }
 
-Status AloneMessages::CopyOnGpu(const core::WorkPtr& send, const core::WorkPtr& receive,
-                                cuda::EventPtr* end) {
+Status SingleProcessP2p::CopyOnGpu(const core::WorkPtr& send, const core::WorkPtr& receive,
+                                   cuda::EventPtr* end) {
   const std::shared_ptr<cuda::Device>& device =
       cuda::AsDeviceWork(IsOnGpu(*receive) ? *receive : *send).device;
   const cuda::Device::Scope scope(*device);
@@ -98,9 +98,9 @@ Status AloneMessages::CopyOnGpu(const core::WorkPtr& send, const core::WorkPtr& 
   return status;
 }
 
-Status AloneMessages::Deliver(const core::WorkPtr& send, const core::WorkPtr& receive) {
-  const ops::MessageHeader sent = HeaderOf(*send);
-  const ops::MessageHeader expected = HeaderOf(*receive);
+Status SingleProcessP2p::Deliver(const core::WorkPtr& send, const core::WorkPtr& receive) {
+  const ops::P2pHeader sent = HeaderOf(*send);
+  const ops::P2pHeader expected = HeaderOf(*receive);
   if (sent != expected) {
     return {StatusCode::kMismatch,
             "receive from rank 0, tag " + std::to_string(receive->tag) + ": expected " +

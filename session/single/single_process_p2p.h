@@ -17,13 +17,13 @@ namespace sirtaki::session {
 //
 // Between two tensors on GPUs it puts a copy into a stream of its own, which waits for both; where
 // one of them is on the host it waits for the copy.
-class AloneMessages {
+class SingleProcessP2p {
  public:
-  AloneMessages() = default;
+  SingleProcessP2p() = default;
   // Waits for copies that are under way, or leaves behind what they need.
-  ~AloneMessages();
-  AloneMessages(const AloneMessages&) = delete;
-  AloneMessages& operator=(const AloneMessages&) = delete;
+  ~SingleProcessP2p();
+  SingleProcessP2p(const SingleProcessP2p&) = delete;
+  SingleProcessP2p& operator=(const SingleProcessP2p&) = delete;
 
   // The status of the receive, kMismatch if it expects something else; another one that is not ok
   // is that of both: CUDA's.

@@ -23,7 +23,7 @@ Greeting Sample() {
   return greeting;
 }
 
-TEST(StartTest, AGreetingSurvivesTheTrip) {
+TEST(BootstrapTest, AGreetingSurvivesTheTrip) {
   const Greeting sent = Sample();
   Greeting read;
   ASSERT_TRUE(Deserialize(Serialize(sent), &read).ok());
@@ -34,7 +34,7 @@ TEST(StartTest, AGreetingSurvivesTheTrip) {
   EXPECT_EQ(read.token, sent.token);
 }
 
-TEST(StartTest, DamagedGreetingsAreRefusedOrHarmless) {
+TEST(BootstrapTest, DamagedGreetingsAreRefusedOrHarmless) {
   const std::string good = Serialize(Sample());
   std::mt19937 random(5);
   Greeting read;
@@ -48,14 +48,14 @@ TEST(StartTest, DamagedGreetingsAreRefusedOrHarmless) {
   }
 }
 
-TEST(StartTest, SerializedRanksAreTold) {
+TEST(BootstrapTest, SerializedRanksAreTold) {
   std::vector<Greeting> greetings(3);
   EXPECT_TRUE(SerializedRanks(greetings).empty());
   greetings[1].serialized = true;
   EXPECT_EQ(SerializedRanks(greetings), core::RankRanges::Single(1));
 }
 
-TEST(StartTest, TheFirstFailureNamesItsRank) {
+TEST(BootstrapTest, TheFirstFailureNamesItsRank) {
   const Status ok;
   const Status bad(StatusCode::kInvalidArgument, "bad");
   const Status worse(StatusCode::kUnsupported, "worse");
@@ -66,12 +66,12 @@ TEST(StartTest, TheFirstFailureNamesItsRank) {
   EXPECT_EQ(first.origin().rank, 1);
 }
 
-TEST(StartTest, WhatAllRanksSayIsSaidOnce) {
+TEST(BootstrapTest, WhatAllRanksSayIsSaidOnce) {
   const Status bad(StatusCode::kInvalidArgument, "bad");
   EXPECT_EQ(FirstFailure(std::vector<Status>{bad, bad}).message(), "bad");
 }
 
-TEST(StartTest, StatusesTravelAsText) {
+TEST(BootstrapTest, StatusesTravelAsText) {
   const std::vector<std::string> told = {SerializeStatus(Status::Ok()),
                                          SerializeStatus(Status(StatusCode::kBackend, "no room"))};
   EXPECT_EQ(FirstFailure(told).message(), "rank 1 cannot start: no room");

@@ -49,13 +49,13 @@ std::string TextOf(const std::string& path) {
   return text.str();
 }
 
-class ObservationTest : public testing::Test {
+class SessionObservabilityTest : public testing::Test {
  protected:
-  ObservationTest() {
+  SessionObservabilityTest() {
     std::string folder = testing::TempDir() + "observation.XXXXXX";
     folder_ = mkdtemp(folder.data());
   }
-  ~ObservationTest() override { fs::remove_all(folder_); }
+  ~SessionObservabilityTest() override { fs::remove_all(folder_); }
 
   std::shared_ptr<Session> Start(const std::shared_ptr<InprocWorld>& world, int rank,
                                  const std::function<void(core::Config&)>& change) {
@@ -81,7 +81,7 @@ class ObservationTest : public testing::Test {
   std::string folder_;
 };
 
-TEST_F(ObservationTest, AFaultLeavesARecordOnEveryRank) {
+TEST_F(SessionObservabilityTest, AFaultLeavesARecordOnEveryRank) {
   const auto world = std::make_shared<InprocWorld>(2);
   std::latch submitted(1);
   RankThreads::Run(2, [&](int rank) {
@@ -108,7 +108,7 @@ TEST_F(ObservationTest, AFaultLeavesARecordOnEveryRank) {
   EXPECT_EQ(Record(1).session, zero.session);
 }
 
-TEST_F(ObservationTest, Sigusr1LeavesRecordsAndTheRunGoesOn) {
+TEST_F(SessionObservabilityTest, Sigusr1LeavesRecordsAndTheRunGoesOn) {
   const auto world = std::make_shared<InprocWorld>(2);
   RankThreads::Run(2, [&](int rank) {
     const auto session = Start(world, rank, [&](core::Config& config) { WithRecords(config); });
@@ -127,7 +127,7 @@ TEST_F(ObservationTest, Sigusr1LeavesRecordsAndTheRunGoesOn) {
   EXPECT_EQ(Record(1).sets[0].submitted, 1U);
 }
 
-TEST_F(ObservationTest, WhoWaitsInShutdownSaysSo) {
+TEST_F(SessionObservabilityTest, WhoWaitsInShutdownSaysSo) {
   const auto world = std::make_shared<InprocWorld>(2);
   RankThreads::Run(2, [&](int rank) {
     const auto session = Start(world, rank, [&](core::Config& config) { WithRecords(config); });
@@ -152,7 +152,7 @@ TEST_F(ObservationTest, WhoWaitsInShutdownSaysSo) {
   EXPECT_EQ(zero.events.back().begin, *zero.leaving);
 }
 
-TEST_F(ObservationTest, TheRecordOfAnEarlierRunIsSetAside) {
+TEST_F(SessionObservabilityTest, TheRecordOfAnEarlierRunIsSetAside) {
   const std::string path = core::trace::FlightRecordPath(folder_, 0);
   std::ofstream(path) << "of an earlier run";
   const auto session = Start(std::make_shared<InprocWorld>(1), 0,
@@ -162,7 +162,7 @@ TEST_F(ObservationTest, TheRecordOfAnEarlierRunIsSetAside) {
   EXPECT_TRUE(session->Shutdown("done").ok());
 }
 
-TEST_F(ObservationTest, TimelinesOfARunTellThatTheyAreOfIt) {
+TEST_F(SessionObservabilityTest, TimelinesOfARunTellThatTheyAreOfIt) {
   const auto session_of = [](const json& lines) {
     return lines.at(0)["args"].value("session", "");
   };
@@ -181,7 +181,7 @@ TEST_F(ObservationTest, TimelinesOfARunTellThatTheyAreOfIt) {
   EXPECT_NE(runs[0], "");
 }
 
-TEST_F(ObservationTest, ALoneRankLeavesARecordAndATimeline) {
+TEST_F(SessionObservabilityTest, ALoneRankLeavesARecordAndATimeline) {
   const std::string traces = folder_ + "/traces";
   const auto session = Start(std::make_shared<InprocWorld>(1), 0, [&](core::Config& config) {
     WithRecords(config);
@@ -197,7 +197,7 @@ TEST_F(ObservationTest, ALoneRankLeavesARecordAndATimeline) {
   EXPECT_EQ(lines.back()["name"], "here");
 }
 
-TEST_F(ObservationTest, RanksThatAreThreadsLeaveNoneUnlessTheyAreTold) {
+TEST_F(SessionObservabilityTest, RanksThatAreThreadsLeaveNoneUnlessTheyAreTold) {
   const fs::path before = fs::current_path();
   fs::current_path(folder_);
   const auto session = Start(std::make_shared<InprocWorld>(1), 0, nullptr);
@@ -207,7 +207,7 @@ TEST_F(ObservationTest, RanksThatAreThreadsLeaveNoneUnlessTheyAreTold) {
   fs::current_path(before);
 }
 
-TEST_F(ObservationTest, TimelinesHaveOneTimeZero) {
+TEST_F(SessionObservabilityTest, TimelinesHaveOneTimeZero) {
   const auto world = std::make_shared<InprocWorld>(2);
   std::array<core::TimePoint, 2> submitted{};
   RankThreads::Run(2, [&](int rank) {
@@ -231,9 +231,9 @@ TEST_F(ObservationTest, TimelinesHaveOneTimeZero) {
   EXPECT_NEAR(told[1] - told[0], apart.count(), 0.01);
 }
 
-TEST_F(ObservationTest, ATimelineIsStartedAndStoppedWhileTheSessionRuns) {
+TEST_F(SessionObservabilityTest, ATimelineIsStartedAndStoppedWhileTheSessionRuns) {
   const auto session = Start(std::make_shared<InprocWorld>(1), 0, nullptr);
-  Observation& observation = session->observation();
+  SessionObservability& observation = session->observation();
   const auto mark = [&](const char* text) { observation.Mark(text, Clock::now(), Clock::now()); };
   mark("before");
   ASSERT_TRUE(observation.StartTimeline(folder_ + "/one.json").ok());
@@ -255,9 +255,9 @@ TEST_F(ObservationTest, ATimelineIsStartedAndStoppedWhileTheSessionRuns) {
   EXPECT_TRUE(json::accept(TextOf(folder_ + "/two.json")));
 }
 
-TEST_F(ObservationTest, WhatABucketHoldsIsToldAlsoWhenItHasGone) {
+TEST_F(SessionObservabilityTest, WhatABucketHoldsIsToldAlsoWhenItHasGone) {
   const auto session = Start(std::make_shared<InprocWorld>(1), 0, nullptr);
-  Observation& observation = session->observation();
+  SessionObservability& observation = session->observation();
   const std::string first = "bucket 0 of arena 1";
   const std::string second = "bucket 1 of arena 1";
   auto names = std::make_shared<const BucketNames>(
@@ -280,7 +280,7 @@ TEST_F(ObservationTest, WhatABucketHoldsIsToldAlsoWhenItHasGone) {
   EXPECT_TRUE(session->Shutdown("done").ok());
 }
 
-TEST_F(ObservationTest, EachRankHasItsFileOfMetrics) {
+TEST_F(SessionObservabilityTest, EachRankHasItsFileOfMetrics) {
   const auto world = std::make_shared<InprocWorld>(2);
   RankThreads::Run(2, [&](int rank) {
     const auto session = Start(world, rank, [&](core::Config& config) {
@@ -297,7 +297,7 @@ TEST_F(ObservationTest, EachRankHasItsFileOfMetrics) {
   EXPECT_NE(TextOf(folder_ + "/m.1.csv").find(",1,0,0,0,"), std::string::npos);
 }
 
-TEST_F(ObservationTest, TheTableAtTheEndIsOfAllRanks) {
+TEST_F(SessionObservabilityTest, TheTableAtTheEndIsOfAllRanks) {
   const auto world = std::make_shared<InprocWorld>(3);
   testing::internal::CaptureStderr();
   RankThreads::Run(3, [&](int rank) {
@@ -314,7 +314,7 @@ TEST_F(ObservationTest, TheTableAtTheEndIsOfAllRanks) {
 }
 
 // One rank has no more batches: the others learn it, and do not wait for each other's tables.
-TEST_F(ObservationTest, WithATableARankMayStillLeaveEarly) {
+TEST_F(SessionObservabilityTest, WithATableARankMayStillLeaveEarly) {
   const auto world = std::make_shared<InprocWorld>(2);
   testing::internal::CaptureStderr();
   RankThreads::Run(2, [&](int rank) {
@@ -330,7 +330,7 @@ TEST_F(ObservationTest, WithATableARankMayStillLeaveEarly) {
   testing::internal::GetCapturedStderr();
 }
 
-TEST_F(ObservationTest, PathsLeadWhereTheyDidAtTheStart) {
+TEST_F(SessionObservabilityTest, PathsLeadWhereTheyDidAtTheStart) {
   const fs::path before = fs::current_path();
   fs::current_path(folder_);
   const auto session = Start(std::make_shared<InprocWorld>(1), 0, [](core::Config& config) {
@@ -348,7 +348,7 @@ TEST_F(ObservationTest, PathsLeadWhereTheyDidAtTheStart) {
   EXPECT_TRUE(fs::exists(folder_ + "/m.0.csv"));
 }
 
-TEST_F(ObservationTest, NoTimelineBeginsAfterTheEnd) {
+TEST_F(SessionObservabilityTest, NoTimelineBeginsAfterTheEnd) {
   const auto session = Start(std::make_shared<InprocWorld>(1), 0, nullptr);
   EXPECT_TRUE(session->Shutdown("done").ok());
   EXPECT_EQ(session->observation().StartTimeline(folder_ + "/late.json").code(),
@@ -356,7 +356,7 @@ TEST_F(ObservationTest, NoTimelineBeginsAfterTheEnd) {
   EXPECT_FALSE(fs::exists(folder_ + "/late.json"));
 }
 
-TEST_F(ObservationTest, ARankThatHasLeftDoesNotKeepTheOthersFromEnding) {
+TEST_F(SessionObservabilityTest, ARankThatHasLeftDoesNotKeepTheOthersFromEnding) {
   const auto world = std::make_shared<InprocWorld>(2);
   testing::internal::CaptureStderr();
   RankThreads::Run(2, [&](int rank) {
@@ -367,7 +367,7 @@ TEST_F(ObservationTest, ARankThatHasLeftDoesNotKeepTheOthersFromEnding) {
   EXPECT_EQ(testing::internal::GetCapturedStderr().find("what the ranks"), std::string::npos);
 }
 
-TEST_F(ObservationTest, AFolderThatCannotBeMadeIsAWarning) {
+TEST_F(SessionObservabilityTest, AFolderThatCannotBeMadeIsAWarning) {
   std::ofstream(folder_ + "/file") << "x";
   testing::internal::CaptureStderr();
   const auto session = Start(std::make_shared<InprocWorld>(1), 0, [&](core::Config& config) {

@@ -28,7 +28,7 @@ Devices& NoDevices() {
 Status RunItem(const core::RunItem& item) {
   item.work->request.key = item.key;
   item.work->request.signature = item.signature;
-  Status status = RunAlone(*item.work, NoDevices());
+  Status status = RunInSingleProcess(*item.work, NoDevices());
   item.work->handle->Complete(status);
   return status;
 }
@@ -39,7 +39,7 @@ void ExpectRight(const RunCase& c) {
   side.Check(c, 0, 1);
 }
 
-TEST(AloneTest, EveryKindMovesToItself) {
+TEST(SingleProcessTest, EveryKindMovesToItself) {
   for (int d = 0; d < core::kDTypeCount; ++d) {
     const auto dtype = static_cast<DType>(d);
     for (const std::int64_t count : {0, 1, 1500}) {
@@ -56,7 +56,7 @@ TEST(AloneTest, EveryKindMovesToItself) {
   ExpectRight({.signature = {.kind = OpKind::kBarrier}});
 }
 
-TEST(AloneTest, EveryReductionOfOneIsTheTensorScaled) {
+TEST(SingleProcessTest, EveryReductionOfOneIsTheTensorScaled) {
   for (int d = 0; d < core::kDTypeCount; ++d) {
     for (int o = 0; o < core::kReduceOpCount; ++o) {
       const auto dtype = static_cast<DType>(d);
@@ -78,7 +78,7 @@ TEST(AloneTest, EveryReductionOfOneIsTheTensorScaled) {
   }
 }
 
-TEST(AloneTest, AGroupedCallMovesAllItsParts) {
+TEST(SingleProcessTest, AGroupedCallMovesAllItsParts) {
   const std::vector<RunCase> cases = {
       {.signature = {.kind = OpKind::kAllToAll, .shape = {3}}, .seed = 1, .rows = {4}},
       {.signature = {.kind = OpKind::kAllToAll, .dtype = DType::kU8, .shape = {}},
@@ -98,7 +98,7 @@ TEST(AloneTest, AGroupedCallMovesAllItsParts) {
   }
   work.request.key = core::Key::Named(core::kWorldSet, "w");
   work.request.signature = whole;
-  EXPECT_TRUE(RunAlone(work, NoDevices()).ok());
+  EXPECT_TRUE(RunInSingleProcess(work, NoDevices()).ok());
   for (std::size_t i = 0; i < cases.size(); ++i) {
     sides[i].handle()->Complete(Status::Ok());
     sides[i].Check(cases[i], 0, 1);
@@ -109,12 +109,12 @@ TEST(AloneTest, AGroupedCallMovesAllItsParts) {
   work.parts[0]->allocate_output = [](const auto&) -> void* {
     throw std::runtime_error("the pool is empty");
   };
-  const Status status = RunAlone(work, NoDevices());
+  const Status status = RunInSingleProcess(work, NoDevices());
   EXPECT_EQ(status.code(), core::StatusCode::kBackend);
   EXPECT_THAT(status.message(), ::testing::HasSubstr("\"w\": the pool is empty"));
 }
 
-TEST(AloneTest, WhatNeedsMoreThanOneIsRefused) {
+TEST(SingleProcessTest, WhatNeedsMoreThanOneIsRefused) {
   const RunCase c{.signature = {.kind = OpKind::kSend, .shape = {1}}};
   RunSide side;
   const Status status = RunItem(side.MakeItem(c, "w", 0, 1));

@@ -30,7 +30,7 @@ struct ShmRank {
       : local(group, options), backend(flat, &local, world) {}
 
   ops::shm::Backend local;
-  ops::SelectingBackend backend;
+  ops::BackendSelection backend;
 };
 
 class ShmRanks {

@@ -14,7 +14,7 @@ namespace {
 
 using core::trace::Metric;
 
-session::Observation& Of(detail::SessionState& state) {
+session::SessionObservability& Of(detail::SessionState& state) {
   if (state.gone()) detail::ThrowIfError(state.Check());
   return state.session().observation();
 }
@@ -65,14 +65,14 @@ void MarkSpan(const std::string& text, const Session& session, core::TimePoint b
 
 Metrics metrics(const Session& session) {
   const auto state = detail::StateOf(session);
-  session::Observation& observation = Of(*state);
+  session::SessionObservability& observation = Of(*state);
   return {ValuesOf(observation.observer()->metrics.Read()),
           ValuesOf(observation.steps().LastStep())};
 }
 
 void start_timeline(const std::string& path, const Session& session) {
   const auto state = detail::StateOf(session);
-  session::Observation& observation = Of(*state);
+  session::SessionObservability& observation = Of(*state);
   if (path.empty()) {
     detail::ThrowStatus(
         core::Status(core::StatusCode::kInvalidArgument, "start_timeline(): the path is empty"));

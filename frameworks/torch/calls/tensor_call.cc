@@ -44,7 +44,7 @@ std::string WhyPartInvalid(const TensorCall& call, std::size_t index,
   const at::Tensor& tensor = call.at(index);
   std::string why = WhyNotMovable(tensor);
   if (!why.empty()) return why;
-  ops::OwnTensor own;
+  OwnTensor own;
   own.rank = members.rank;
   own.dimensions = static_cast<int>(tensor.dim());
   if (tensor.dim() > 0) own.rows = tensor.size(0);

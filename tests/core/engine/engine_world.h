@@ -41,7 +41,7 @@ class FakeExecutor final : public Executor {
   void SetLimits(const std::vector<std::int64_t>& values) override {
     started.push_back("limits " + std::to_string(values.front()));
   }
-  void StartMessage(WorkPtr work, TimePoint) override { messages.push_back(std::move(work)); }
+  void StartP2p(WorkPtr work, TimePoint) override { messages.push_back(std::move(work)); }
   bool Step(TimePoint) override { return false; }
   bool NeedsStepping() const override { return needs_stepping && !running.empty(); }
   bool NeedsPolling() const override { return NeedsStepping() && !rings; }

@@ -7,19 +7,19 @@ namespace {
 
 using Texts = std::vector<std::string>;
 
-TEST(WordsTest, ReadsWordsAsAShell) {
+TEST(ShellTextTest, ReadsWordsAsAShell) {
   EXPECT_EQ(ShellWords("  a  'b c'\t\"d e\"f g\\ h "), (Texts{"a", "b c", "d ef", "g h"}));
   EXPECT_EQ(ShellWords("'' \"\""), (Texts{"", ""}));
   EXPECT_EQ(ShellWords("'a\\b' \"c\\\"d\""), (Texts{"a\\b", "c\"d"}));
   EXPECT_EQ(ShellWords(""), Texts{});
 }
 
-TEST(WordsTest, AnOpenQuoteIsNoText) {
+TEST(ShellTextTest, AnOpenQuoteIsNoText) {
   EXPECT_EQ(ShellWords("a 'b"), std::nullopt);
   EXPECT_EQ(ShellWords("\"a"), std::nullopt);
 }
 
-TEST(WordsTest, WhatIsQuotedReadsBack) {
+TEST(ShellTextTest, WhatIsQuotedReadsBack) {
   for (const char* word : {"plain", "", "two words", "it's", "$HOME", "a\"b", "-x", "a;b", "ü"}) {
     EXPECT_EQ(ShellWords(ShellQuoted(word)), Texts{word}) << ShellQuoted(word);
   }
@@ -27,7 +27,7 @@ TEST(WordsTest, WhatIsQuotedReadsBack) {
   EXPECT_EQ(ShellQuoted("$HOME"), "'$HOME'");
 }
 
-TEST(WordsTest, NumbersAreWholeAndInBounds) {
+TEST(ShellTextTest, NumbersAreWholeAndInBounds) {
   EXPECT_EQ(NumberFrom<int>("12", 1, 12), 12);
   for (const char* text : {"", "0", "13", "1x", " 1", "1.0", "+1", "99999999999999999999"}) {
     EXPECT_EQ(NumberFrom<int>(text, 1, 12), std::nullopt) << text;

@@ -7,11 +7,11 @@
 namespace sirtaki::launch {
 namespace {
 
-TEST(VerdictTest, AGoodEndIsNoFailure) {
+TEST(FailureJudgementTest, AGoodEndIsNoFailure) {
   EXPECT_FALSE(JudgeEnd(1, "b", {EndKind::kExited, 0, ""}, {}).has_value());
 }
 
-TEST(VerdictTest, NamesRankHostAndCause) {
+TEST(FailureJudgementTest, NamesRankHostAndCause) {
   const auto exited = JudgeEnd(1, "b", {EndKind::kExited, 3, ""}, {"x", "y"});
   EXPECT_EQ(exited->code, 3);
   EXPECT_EQ(FailureText(*exited),
@@ -30,20 +30,20 @@ TEST(VerdictTest, NamesRankHostAndCause) {
   EXPECT_EQ(FailureText(lost), "sirtakirun: rank 7 on host c was lost: Connection timed out\n");
 }
 
-TEST(VerdictTest, SaysWhatASignalOftenMeans) {
+TEST(FailureJudgementTest, SaysWhatASignalOftenMeans) {
   EXPECT_NE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGBUS, ""}, {})->text.find("/dev/shm"),
             std::string::npos);
   EXPECT_NE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGKILL, ""}, {})->text.find("memory"),
             std::string::npos);
 }
 
-TEST(VerdictTest, AnEndBySignalOfTheLauncherFollowsFromAnother) {
+TEST(FailureJudgementTest, AnEndBySignalOfTheLauncherFollowsFromAnother) {
   EXPECT_TRUE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGTERM, "", true}, {})->follows);
   EXPECT_FALSE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGTERM, "", false}, {})->follows);
   EXPECT_FALSE(JudgeEnd(0, "a", {EndKind::kExited, 3, "", true}, {})->follows);
 }
 
-TEST(VerdictTest, AnEndForWantOfAnotherRankFollowsFromThatRanks) {
+TEST(FailureJudgementTest, AnEndForWantOfAnotherRankFollowsFromThatRanks) {
   const auto follows = [](int rank, const std::string& line) {
     return JudgeEnd(rank, "a", {EndKind::kExited, 1, ""}, {"epoch 3", line})->follows;
   };
@@ -60,7 +60,7 @@ TEST(VerdictTest, AnEndForWantOfAnotherRankFollowsFromThatRanks) {
   EXPECT_TRUE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGPIPE, ""}, {})->follows);
 }
 
-TEST(VerdictTest, SignalsHaveNames) {
+TEST(FailureJudgementTest, SignalsHaveNames) {
   EXPECT_EQ(SignalName(SIGKILL), "SIGKILL");
   EXPECT_EQ(SignalName(99), "signal 99");
 }

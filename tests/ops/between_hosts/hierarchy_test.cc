@@ -52,13 +52,13 @@ struct Rank {
         all(RankRanges::Span(0, static_cast<int>(hosts.size()) - 1)) {
     const Status status = hierarchy.AddSet(core::kWorldSet, all);
     EXPECT_TRUE(status.ok()) << status.ToString();
-    backend = std::make_unique<SelectingBackend>(*flat, nullptr, all, &hierarchy);
+    backend = std::make_unique<BackendSelection>(*flat, nullptr, all, &hierarchy);
   }
 
   const std::unique_ptr<Backend> flat;
   Hierarchy hierarchy;
   const RankRanges all;
-  std::unique_ptr<SelectingBackend> backend;
+  std::unique_ptr<BackendSelection> backend;
 };
 
 // Both ways of waiting, on worlds of several shapes.

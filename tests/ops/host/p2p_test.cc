@@ -31,10 +31,10 @@ using core::StatusCode;
 using ::testing::HasSubstr;
 using tests::RankThreads;
 
-MessageHeaderBytes Valid() { return Encode({DType::kF32, {3, 4}}); }
+P2pHeaderBytes Valid() { return Encode({DType::kF32, {3, 4}}); }
 
-TEST(MessageHeaderTest, ComesBackAsItWas) {
-  const std::vector<MessageHeader> headers = {
+TEST(P2pHeaderTest, ComesBackAsItWas) {
+  const std::vector<P2pHeader> headers = {
       {DType::kBool, {}},
       {DType::kC128, {0}},
       {DType::kF8E8M0FNU, {1, 2, 3}},
@@ -42,26 +42,26 @@ TEST(MessageHeaderTest, ComesBackAsItWas) {
       {DType::kI64, {std::int64_t{1} << 62, 0, std::int64_t{1} << 62}},  // empty
       {DType::kF32, std::vector<std::int64_t>(core::kMaxDimensions, 1)},
   };
-  for (const MessageHeader& header : headers) {
-    MessageHeader decoded{DType::kU8, {9}};
+  for (const P2pHeader& header : headers) {
+    P2pHeader decoded{DType::kU8, {9}};
     const Status status = Decode(Encode(header), &decoded);
     EXPECT_TRUE(status.ok()) << status.ToString();
     EXPECT_EQ(decoded, header) << decoded.ToString();
   }
 }
 
-TEST(MessageHeaderTest, SaysWhatItIs) {
-  EXPECT_EQ((MessageHeader{DType::kF32, {3, 4}}).ToString(), "float32 [3, 4]");
-  EXPECT_EQ((MessageHeader{DType::kF32, {3, 4}}).bytes(), 48);
-  EXPECT_EQ((MessageHeader{DType::kBool, {}}).ToString(), "bool []");
-  EXPECT_EQ((MessageHeader{DType::kBool, {}}).bytes(), 1);
+TEST(P2pHeaderTest, SaysWhatItIs) {
+  EXPECT_EQ((P2pHeader{DType::kF32, {3, 4}}).ToString(), "float32 [3, 4]");
+  EXPECT_EQ((P2pHeader{DType::kF32, {3, 4}}).bytes(), 48);
+  EXPECT_EQ((P2pHeader{DType::kBool, {}}).ToString(), "bool []");
+  EXPECT_EQ((P2pHeader{DType::kBool, {}}).bytes(), 1);
 }
 
-TEST(MessageHeaderTest, RefusesNonsense) {
+TEST(P2pHeaderTest, RefusesNonsense) {
   const auto with = [](std::size_t at, std::uint8_t value) {
-    MessageHeaderBytes bytes = Valid();
+    P2pHeaderBytes bytes = Valid();
     bytes[at] = std::byte{value};
-    MessageHeader header;
+    P2pHeader header;
     const Status status = Decode(bytes, &header);
     EXPECT_EQ(status.code(), StatusCode::kProtocol) << status.ToString();
     return status.message();
@@ -77,14 +77,14 @@ TEST(MessageHeaderTest, RefusesNonsense) {
   EXPECT_THAT(with(23, 0x7f), HasSubstr("48 bytes"));  // a size that does not fit
 }
 
-TEST(MessageHeaderTest, SurvivesAnyBytes) {
+TEST(P2pHeaderTest, SurvivesAnyBytes) {
   std::mt19937_64 random(tests::TestSeed());
   for (int i = 0; i < 20000; ++i) {
-    MessageHeaderBytes bytes = Valid();
+    P2pHeaderBytes bytes = Valid();
     for (int changes = 1 + static_cast<int>(random() % 4); changes > 0; --changes) {
       bytes[random() % (i % 2 == 0 ? 40 : bytes.size())] = static_cast<std::byte>(random());
     }
-    MessageHeader header;
+    P2pHeader header;
     if (Decode(bytes, &header).ok()) {
       EXPECT_EQ(Encode(header), bytes);
     }
@@ -103,8 +103,7 @@ class P2pRank {
   }
 
   core::WorkPtr Start(OpKind kind, int peer, int tag, std::vector<std::int64_t> shape,
-                      std::int32_t value = -1, DType dtype = DType::kI32,
-                      MessageGate there = nullptr) {
+                      std::int32_t value = -1, DType dtype = DType::kI32, P2pGate there = nullptr) {
     std::int64_t count = 1;
     for (const std::int64_t dimension : shape) count *= dimension;
     std::vector<std::int32_t>& memory =
@@ -116,7 +115,7 @@ class P2pRank {
     work->tag = tag;
     work->input = work->output = memory.data();
     work->handle = std::make_shared<core::HandleState>([] {}, [] {});
-    lanes->StartMessage(work, core::Clock::now(), std::move(there));
+    lanes->StartP2p(work, core::Clock::now(), std::move(there));
     return work;
   }
   core::WorkPtr Send(int to, int tag, std::vector<std::int64_t> shape, std::int32_t value) {
@@ -158,7 +157,7 @@ void RunRanks(int size, const std::function<void(P2pRank&, int)>& body) {
   });
 }
 
-TEST(MessageTest, ArriveInOrderForEachPeerAndTag) {
+TEST(P2pTest, ArriveInOrderForEachPeerAndTag) {
   for (const int size : {1, 2, 3, 4}) {
     RunRanks(size, [size](P2pRank& self, int rank) {
       std::vector<core::WorkPtr> sends;
@@ -191,7 +190,7 @@ TEST(MessageTest, ArriveInOrderForEachPeerAndTag) {
   }
 }
 
-TEST(MessageTest, LargeOnesMayCrossEachOther) {
+TEST(P2pTest, LargeOnesMayCrossEachOther) {
   RunRanks(2, [](P2pRank& self, int rank) {
     constexpr std::int64_t kCount = 1 << 20;
     const core::WorkPtr send = self.Send(1 - rank, 0, {kCount}, 5 + rank);
@@ -203,7 +202,7 @@ TEST(MessageTest, LargeOnesMayCrossEachOther) {
 }
 
 // The one that expects something else fails alone; those before and after it are right.
-TEST(MessageTest, AnotherShapeIsAMismatchOfTheReceiveAlone) {
+TEST(P2pTest, AnotherShapeIsAMismatchOfTheReceiveAlone) {
   RunRanks(2, [](P2pRank& self, int rank) {
     if (rank == 1) {
       const std::vector<core::WorkPtr> sends = {self.Send(0, 3, {2}, 1), self.Send(0, 3, {4, 3}, 2),
@@ -226,7 +225,7 @@ TEST(MessageTest, AnotherShapeIsAMismatchOfTheReceiveAlone) {
   });
 }
 
-TEST(MessageTest, AnotherTypeIsAMismatchToo) {
+TEST(P2pTest, AnotherTypeIsAMismatchToo) {
   RunRanks(1, [](P2pRank& self, int) {
     const core::WorkPtr receive = self.Start(OpKind::kReceive, 0, 0, {2}, 0, DType::kF32);
     const core::WorkPtr send = self.Send(0, 0, {2}, 1);
@@ -236,7 +235,7 @@ TEST(MessageTest, AnotherTypeIsAMismatchToo) {
   });
 }
 
-TEST(MessageTest, NothingButTheHeaderTravelsForAnEmptyTensor) {
+TEST(P2pTest, NothingButTheHeaderTravelsForAnEmptyTensor) {
   RunRanks(1, [](P2pRank& self, int) {
     const core::WorkPtr send = self.Send(0, 0, {0, 7}, 1);
     const core::WorkPtr receive = self.Receive(0, 0, {0, 7});
@@ -246,7 +245,7 @@ TEST(MessageTest, NothingButTheHeaderTravelsForAnEmptyTensor) {
 }
 
 // It keeps its place: those behind it in its line wait, others do not.
-TEST(MessageTest, ASendWaitsForItsMemory) {
+TEST(P2pTest, ASendWaitsForItsMemory) {
   RunRanks(2, [](P2pRank& self, int rank) {
     if (rank == 1) {
       const core::WorkPtr first = self.Receive(0, 0, {1});
@@ -272,7 +271,7 @@ TEST(MessageTest, ASendWaitsForItsMemory) {
   });
 }
 
-TEST(MessageTest, AReceiveWaitsForItsMemory) {
+TEST(P2pTest, AReceiveWaitsForItsMemory) {
   RunRanks(1, [](P2pRank& self, int) {
     const auto there = std::make_shared<std::atomic<bool>>(false);
     const core::WorkPtr receive = self.Start(OpKind::kReceive, 0, 0, {2}, -1, DType::kI32, there);
@@ -287,7 +286,7 @@ TEST(MessageTest, AReceiveWaitsForItsMemory) {
   });
 }
 
-TEST(MessageTest, RunningTellsOfThemAndIdleDoesNot) {
+TEST(P2pTest, RunningTellsOfThemAndIdleDoesNot) {
   RunRanks(1, [](P2pRank& self, int) {
     const core::WorkPtr receive = self.Receive(0, 3, {1});
     EXPECT_TRUE(self.lanes->NeedsStepping());
@@ -304,7 +303,7 @@ TEST(MessageTest, RunningTellsOfThemAndIdleDoesNot) {
   });
 }
 
-TEST(MessageTest, ASessionMayEndWithoutThem) {
+TEST(P2pTest, ASessionMayEndWithoutThem) {
   RunRanks(2, [](P2pRank& self, int rank) {
     const core::WorkPtr receive = self.Receive(1 - rank, 0, {1});
     const core::WorkPtr send = self.Send(1 - rank, 1, {1}, 4);
@@ -314,7 +313,7 @@ TEST(MessageTest, ASessionMayEndWithoutThem) {
   });
 }
 
-TEST(MessageTest, AbandonCompletesThem) {
+TEST(P2pTest, AbandonCompletesThem) {
   RunRanks(1, [](P2pRank& self, int) {
     const Status why(StatusCode::kPeerLost, "rank 3 is lost");
     const core::WorkPtr receive = self.Receive(0, 0, {1});
@@ -326,11 +325,11 @@ TEST(MessageTest, AbandonCompletesThem) {
   });
 }
 
-TEST(MessageTest, APeerThatBreaksTheProtocolIsAFailure) {
+TEST(P2pTest, APeerThatBreaksTheProtocolIsAFailure) {
   InprocWorld world(2);
   P2pRank self(0, 2, world.Connect(0));
   const std::unique_ptr<Backend> peer = world.Connect(1);
-  const MessageHeaderBytes nonsense{};
+  const P2pHeaderBytes nonsense{};
   const auto sent = peer->SendMessage(0, 6, nonsense.data(), kMessageHeaderBytes);
   const core::WorkPtr receive = self.Receive(1, 6, {1});
   const core::WorkPtr other = self.Receive(1, 7, {1});
@@ -343,7 +342,7 @@ TEST(MessageTest, APeerThatBreaksTheProtocolIsAFailure) {
   EXPECT_EQ(self.failures, std::vector<Status>{status});
 }
 
-TEST(MessageTest, AFailureOfTheMediumEndsEverything) {
+TEST(P2pTest, AFailureOfTheMediumEndsEverything) {
   for (const int operation : {0, 1}) {
     auto backend = std::make_unique<tests::FakeBackend>();
     backend->FailFrom(operation, {StatusCode::kBackend, "the wire broke"});

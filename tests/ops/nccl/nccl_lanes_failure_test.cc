@@ -134,7 +134,7 @@ TEST(NcclLanesFailureTest, ASetThatCannotUseItsGpusHasTheHostAndOtherSets) {
         return Status(StatusCode::kUnsupported, "no NCCL");
       };
     });
-    for (const char* name : {"first", "second"}) {  // the second without another meeting
+    for (const char* name : {"first", "second"}) {  // the second without another rendezvous
       RunSide side;
       device.Start({device.OnDevice(side.MakeItem(Sum(), name, rank, 2))});
       device.RunToIdle();

@@ -100,7 +100,7 @@ class Rank {
     item.work->input = item.work->output = memory.data();
     item.work->handle = std::make_shared<core::HandleState>([] {}, [] {});
     if (place == Place::kGpu) item = device_.OnDevice(std::move(item));
-    device_.lanes().StartMessage(item.work, core::Clock::now());
+    device_.lanes().StartP2p(item.work, core::Clock::now());
     return item.work;
   }
 
@@ -110,7 +110,7 @@ class Rank {
   DeviceRank device_;
 };
 
-class NcclMessagesTest : public ::testing::Test {
+class NcclP2pTest : public ::testing::Test {
  protected:
   void RunRanks(int size, const std::function<void(Rank& self, int rank)>& body,
                 const std::function<void(LanesOptions&)>& change = nullptr) {
@@ -125,7 +125,7 @@ class NcclMessagesTest : public ::testing::Test {
   FakeGpus gpus_;
 };
 
-TEST_F(NcclMessagesTest, ArriveInOrderForEachPeerAndTagWhereverTheyAre) {
+TEST_F(NcclP2pTest, ArriveInOrderForEachPeerAndTagWhereverTheyAre) {
   for (const int size : {1, 2, 3}) {
     RunRanks(size, [size](Rank& self, int rank) {
       const auto place = [](int a, int b) { return (a + b) % 3 == 0 ? Place::kHost : Place::kGpu; };
@@ -157,7 +157,7 @@ TEST_F(NcclMessagesTest, ArriveInOrderForEachPeerAndTagWhereverTheyAre) {
   EXPECT_EQ(gpus_.live_allocations(), 0);
 }
 
-TEST_F(NcclMessagesTest, NeedNoKernels) {
+TEST_F(NcclP2pTest, NeedNoKernels) {
   RunRanks(
       2,
       [](Rank& self, int rank) {
@@ -171,7 +171,7 @@ TEST_F(NcclMessagesTest, NeedNoKernels) {
 }
 
 // Behind it others of its line wait, on the GPU and on the host; those of another line do not.
-TEST_F(NcclMessagesTest, ASendWaitsForItsTensor) {
+TEST_F(NcclP2pTest, ASendWaitsForItsTensor) {
   std::atomic<bool> open{false};
   std::barrier both(2);
   RunRanks(2, [&](Rank& self, int rank) {
@@ -204,7 +204,7 @@ TEST_F(NcclMessagesTest, ASendWaitsForItsTensor) {
     item.work->input = made.data();
     item.work->handle = std::make_shared<core::HandleState>([] {}, [] {});
     const core::WorkPtr late = self.device().OnDevice(std::move(item)).work;
-    self.device().lanes().StartMessage(late, core::Clock::now());
+    self.device().lanes().StartP2p(late, core::Clock::now());
     const core::WorkPtr second = self.Send(1, 0, Of(2, 1));
     const core::WorkPtr third = self.Send(1, 0, Of(2, 2), Place::kHost);
     EXPECT_TRUE(self.Finish(self.Send(1, 1, {9}, Place::kHost)).ok());
@@ -216,7 +216,7 @@ TEST_F(NcclMessagesTest, ASendWaitsForItsTensor) {
   });
 }
 
-TEST_F(NcclMessagesTest, AReceiveIsDoneWhenItsCopyIsLaunched) {
+TEST_F(NcclP2pTest, AReceiveIsDoneWhenItsCopyIsLaunched) {
   gpus_.Hold();
   RunRanks(1, [&](Rank& self, int) {
     const core::WorkPtr send = self.Send(0, 0, Of(4, 3), Place::kHost);
@@ -232,7 +232,7 @@ TEST_F(NcclMessagesTest, AReceiveIsDoneWhenItsCopyIsLaunched) {
 }
 
 // What is still read where it is received is not overwritten.
-TEST_F(NcclMessagesTest, AReceiveComesBehindWhatItsTensorWasUsedFor) {
+TEST_F(NcclP2pTest, AReceiveComesBehindWhatItsTensorWasUsedFor) {
   std::atomic<bool> open{false};
   RunRanks(1, [&](Rank& self, int) {
     gpus_.PutGate(self.device().producer(), open);
@@ -248,7 +248,7 @@ TEST_F(NcclMessagesTest, AReceiveComesBehindWhatItsTensorWasUsedFor) {
 }
 
 // Not even if the lane that would reduce waits for other ranks.
-TEST_F(NcclMessagesTest, DoNotWaitForCollectives) {
+TEST_F(NcclP2pTest, DoNotWaitForCollectives) {
   std::barrier both(2);
   const RunCase sum = OnDevice({.signature = {.shape = {40}}});
   RunRanks(2, [&](Rank& self, int rank) {
@@ -268,7 +268,7 @@ TEST_F(NcclMessagesTest, DoNotWaitForCollectives) {
   });
 }
 
-TEST_F(NcclMessagesTest, AnotherShapeIsAMismatchOfTheReceiveAlone) {
+TEST_F(NcclP2pTest, AnotherShapeIsAMismatchOfTheReceiveAlone) {
   RunRanks(2, [](Rank& self, int rank) {
     if (rank == 1) {
       for (const int count : {2, 5, 3}) {
@@ -291,7 +291,7 @@ TEST_F(NcclMessagesTest, AnotherShapeIsAMismatchOfTheReceiveAlone) {
   });
 }
 
-TEST_F(NcclMessagesTest, PinnedMemoryServesAgain) {
+TEST_F(NcclP2pTest, PinnedMemoryServesAgain) {
   RunRanks(1, [&](Rank& self, int) {
     for (int i = 0; i < 10; ++i) {
       const core::WorkPtr send = self.Send(0, 0, Of(700 + i, i));
@@ -307,7 +307,7 @@ TEST_F(NcclMessagesTest, PinnedMemoryServesAgain) {
   EXPECT_EQ(gpus_.live_allocations(), 0);
 }
 
-TEST_F(NcclMessagesTest, ASessionMayEndWithoutThem) {
+TEST_F(NcclP2pTest, ASessionMayEndWithoutThem) {
   RunRanks(2, [](Rank& self, int rank) {
     const core::WorkPtr receive = self.Receive(1 - rank, 0, 4);
     const core::WorkPtr send = self.Send(1 - rank, 1, Of(4, 3));
@@ -318,7 +318,7 @@ TEST_F(NcclMessagesTest, ASessionMayEndWithoutThem) {
   });
 }
 
-TEST_F(NcclMessagesTest, AbandonCompletesThem) {
+TEST_F(NcclP2pTest, AbandonCompletesThem) {
   std::atomic<bool> open{false};
   RunRanks(1, [&](Rank& self, int) {
     gpus_.PutGate(self.device().producer(), open);
@@ -336,7 +336,7 @@ TEST_F(NcclMessagesTest, AbandonCompletesThem) {
 }
 
 // What a device that has not come there may still read or write is not given to anybody else.
-TEST_F(NcclMessagesTest, WhatADeviceIsStuckInIsLeftToIt) {
+TEST_F(NcclP2pTest, WhatADeviceIsStuckInIsLeftToIt) {
   static std::atomic<bool> never{false};
   RunRanks(1, [&](Rank& self, int) {
     gpus_.PutGate(self.device().producer(), never);
@@ -350,7 +350,7 @@ TEST_F(NcclMessagesTest, WhatADeviceIsStuckInIsLeftToIt) {
 }
 
 // The copy is under way, though nobody can say how far it is.
-TEST_F(NcclMessagesTest, WhatAFailedDeviceMayStillReadStays) {
+TEST_F(NcclP2pTest, WhatAFailedDeviceMayStillReadStays) {
   InprocWorld world(1);
   Rank self(gpus_, world, 0);
   const core::WorkPtr receive = self.Receive(0, 0, 2);
@@ -364,7 +364,7 @@ TEST_F(NcclMessagesTest, WhatAFailedDeviceMayStillReadStays) {
   EXPECT_EQ(gpus_.live_allocations(), 1);
 }
 
-TEST_F(NcclMessagesTest, AFailureOfTheDeviceIsTheGroupsFault) {
+TEST_F(NcclP2pTest, AFailureOfTheDeviceIsTheGroupsFault) {
   const std::vector<std::pair<std::string, int>> failures = {
       {"cudaMemcpyAsync", 700}, {"cudaHostAlloc", 2}, {"cudaStreamCreateWithPriority", 1}};
   for (const auto& [function, error] : failures) {

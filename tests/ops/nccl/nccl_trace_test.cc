@@ -43,7 +43,7 @@ TEST(NcclTraceTest, GroupsOfADeviceFollowEachOther) {
     std::vector<Event> events;
     std::uint64_t lost = 0;
     observer->recorder.Read(0, true, &events, &lost);
-    // The meeting of the communicator goes over the host.
+    // The rendezvous of the communicator goes over the host.
     std::erase_if(events, [](const Event& event) { return event.track != Track::kDevice; });
     core::TimePoint reached{};
     std::map<std::uint64_t, core::TimePoint> there;  // by number, the inputs
