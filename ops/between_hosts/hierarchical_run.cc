@@ -11,7 +11,7 @@
 #include "ops/base/bytes.h"
 #include "ops/base/keep_forever.h"
 #include "ops/base/kernels.h"
-#include "ops/groups/runs.h"
+#include "ops/groups/reduction_terms.h"
 
 namespace sirtaki::ops {
 namespace {

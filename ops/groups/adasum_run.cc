@@ -28,7 +28,9 @@
 
 #include "ops/base/bytes.h"
 #include "ops/groups/adasum.h"
-#include "ops/groups/runs.h"
+#include "ops/groups/exchange_slices.h"
+#include "ops/groups/reduction_terms.h"
+#include "ops/groups/run_makers.h"
 
 namespace sirtaki::ops {
 namespace {

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "ops/base/bytes.h"
-#include "ops/groups/runs.h"
+#include "ops/groups/exchange_slices.h"
+#include "ops/groups/row_counts.h"
+#include "ops/groups/run_makers.h"
 
 namespace sirtaki::ops {
 namespace {

@@ -5,7 +5,7 @@
 #include <new>
 #include <utility>
 
-#include "ops/groups/runs.h"
+#include "ops/groups/run_makers.h"
 
 namespace sirtaki::ops {
 namespace {

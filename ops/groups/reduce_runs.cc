@@ -9,7 +9,9 @@
 
 #include "ops/base/bytes.h"
 #include "ops/base/kernels.h"
-#include "ops/groups/runs.h"
+#include "ops/groups/exchange_slices.h"
+#include "ops/groups/reduction_terms.h"
+#include "ops/groups/run_makers.h"
 
 namespace sirtaki::ops {
 namespace {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "ops/base/bytes.h"
-#include "ops/groups/runs.h"
+#include "ops/groups/reduction_terms.h"
 #include "ops/nccl/group_launch.h"
 
 namespace sirtaki::ops::nccl {

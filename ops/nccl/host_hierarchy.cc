@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "ops/base/bytes.h"
-#include "ops/groups/runs.h"
 
 namespace sirtaki::ops::nccl {
 namespace {

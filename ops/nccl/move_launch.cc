@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ops/base/bytes.h"
-#include "ops/groups/runs.h"
+#include "ops/groups/row_counts.h"
 #include "ops/nccl/group_launch.h"
 
 namespace sirtaki::ops::nccl {

@@ -8,7 +8,7 @@
 
 #include "fusion/arena_layout.h"
 #include "ops/base/bytes.h"
-#include "ops/groups/runs.h"
+#include "ops/groups/reduction_terms.h"
 #include "ops/nccl/group_launch.h"
 #include "ops/nccl/host_hierarchy.h"
 

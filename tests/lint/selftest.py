@@ -30,7 +30,7 @@ BAD = [
     ("layering.py", "ops/base/backend.h", "#include \"mpi/environment.h\"\n"),
     ("layering.py", "mpi/transport.cc", "#include \"session/session.h\"\n"),
     ("layering.py", "core/base/status.h", "#include \"core/engine/engine.h\"\n"),
-    ("layering.py", "ops/shm/backend.cc", "#include \"ops/groups/runs.h\"\n"),
+    ("layering.py", "ops/shm/backend.cc", "#include \"ops/groups/run_makers.h\"\n"),
     ("layering.py", "ops/base/backend.h", "#include \"ops/lanes.h\"\n"),
     ("layering.py", "ops/newcomer/new.h", "#include \"ops/base/backend.h\"\n"),
     ("layering.py", "launch/plan/plan.cc", "#include \"ops/base/backend.h\"\n"),

@@ -1,0 +1,34 @@
+// Runs that move slices share this: the slices of one Exchange, and how much of them is staged.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ops/base/backend.h"
+
+namespace sirtaki::ops {
+
+// Bytes of a window of each of several members' parts that are staged side by side: together a
+// chunk, but with many members no less than is worth a message.
+std::int64_t WindowBytes(std::int64_t chunk_bytes, std::int64_t members);
+
+// What is given to and taken from the others in one Exchange. Keeps its memory from one to the
+// next.
+class Slices {
+ public:
+  void Clear();
+  // Nothing is noted where there is not a byte.
+  void Send(std::int64_t member, const void* memory, std::int64_t bytes);
+  void Receive(std::int64_t member, void* memory, std::int64_t bytes);
+
+  std::unique_ptr<Completion> Exchange(Backend& backend, Channel channel) const {
+    return backend.Exchange(channel, outgoing_, incoming_);
+  }
+
+ private:
+  std::vector<OutgoingSlice> outgoing_;
+  std::vector<IncomingSlice> incoming_;
+};
+
+}  // namespace sirtaki::ops

@@ -1,0 +1,34 @@
+#include "ops/groups/reduction_terms.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "ops/base/kernels.h"
+
+namespace sirtaki::ops {
+
+Elements ElementsOf(const core::Signature& signature) {
+  return {core::PartType(signature.dtype), core::IsComplex(signature.dtype) ? 2 : 1};
+}
+
+fusion::Identity IdentityOf(core::ReduceOp op, core::DType dtype) {
+  fusion::Identity identity;
+  FillIdentity(op, dtype, identity.bytes.data(), 1);
+  return identity;
+}
+
+const void* ReducedInput(const core::RunItem& item) {
+  if (item.work == nullptr) return nullptr;
+  const std::vector<bool>& absent = item.work->request.absent;
+  const bool all_absent =
+      !absent.empty() && std::find(absent.begin(), absent.end(), false) == absent.end();
+  return all_absent ? nullptr : item.work->input;
+}
+
+bool ScalesBeforeFilling(const core::Signature& signature) {
+  const core::ReduceOp op = signature.reduction;
+  return signature.prescale != 1.0 && (op == core::ReduceOp::kMin || op == core::ReduceOp::kMax ||
+                                       op == core::ReduceOp::kProduct);
+}
+
+}  // namespace sirtaki::ops

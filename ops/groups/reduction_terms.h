@@ -1,0 +1,31 @@
+// Reductions share these terms: what an element is, what a rank gives, what stands for a rank that
+// gives nothing.
+#pragma once
+
+#include <cstdint>
+
+#include "core/base/types.h"
+#include "core/engine/executor.h"
+#include "core/protocol/request.h"
+#include "fusion/pack.h"
+
+namespace sirtaki::ops {
+
+// Reductions take complex numbers as twice as many of their parts.
+struct Elements {
+  core::DType dtype = core::DType::kF32;  // of one
+  std::int64_t of_each = 1;               // how many one element of the tensor is
+};
+Elements ElementsOf(const core::Signature& signature);
+
+// What adds nothing to a reduction, as an element of the type.
+fusion::Identity IdentityOf(core::ReduceOp op, core::DType dtype);
+
+// What this rank gives to a reduction: null if it has joined or has no gradient this time.
+const void* ReducedInput(const core::RunItem& item);
+
+// Whether prescale has to be applied before what is absent is filled in: of the operations whose
+// identity is not zero a scaled identity is none.
+bool ScalesBeforeFilling(const core::Signature& signature);
+
+}  // namespace sirtaki::ops

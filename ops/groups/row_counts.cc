@@ -1,0 +1,31 @@
+#include "ops/groups/row_counts.h"
+
+namespace sirtaki::ops {
+
+bool TotalBytes(const std::vector<std::int64_t>& rows, std::int64_t row_bytes,
+                std::int64_t* total) {
+  *total = 0;
+  for (const std::int64_t r : rows) {
+    std::int64_t bytes = 0;
+    if (r < 0 || __builtin_mul_overflow(r, row_bytes, &bytes) ||
+        __builtin_add_overflow(*total, bytes, total)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::string WrongRows(const core::RunItem& item, const std::vector<std::int64_t>& rows) {
+  std::string text = "the numbers of rows for " + item.key.ToString() + " are impossible:";
+  for (std::size_t m = 0; m < rows.size(); ++m) {
+    text +=
+        (m == 0 ? " " : ", ") + std::to_string(rows[m]) + " rows of member " + std::to_string(m);
+  }
+  return text;
+}
+
+std::string NoMemoryFor(const core::RunItem& item) {
+  return "out of memory for the result of " + item.key.ToString();
+}
+
+}  // namespace sirtaki::ops
