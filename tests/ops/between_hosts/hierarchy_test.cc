@@ -17,6 +17,7 @@
 #include "tests/support/half_reference.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/run_cases.h"
+#include "tests/support/test_scale.h"
 
 namespace sirtaki::ops {
 namespace {
@@ -79,9 +80,9 @@ class HierarchyTest : public testing::TestWithParam<std::tuple<bool, Hosts>> {
 
 INSTANTIATE_TEST_SUITE_P(
     Worlds, HierarchyTest,
-    testing::Combine(testing::Bool(),
-                     testing::Values(Hosts{0, 0, 1, 1}, Hosts{0, 0, 0, 1}, Hosts{0, 1, 0, 1, 0},
-                                     Hosts{0, 0, 1, 2, 2}, Hosts{0, 0, 0, 1, 1})),
+    testing::ValuesIn(tests::SampleOf<std::tuple<bool, Hosts>>(testing::Combine(
+        testing::Bool(), testing::Values(Hosts{0, 0, 1, 1}, Hosts{0, 0, 0, 1}, Hosts{0, 1, 0, 1, 0},
+                                         Hosts{0, 0, 1, 2, 2}, Hosts{0, 0, 0, 1, 1})))),
     [](const auto& made) {
       return (std::get<0>(made.param) ? "Blocking" : "Polled") + NameOf(std::get<1>(made.param));
     });

@@ -8,6 +8,7 @@
 #include "tests/support/backend_conformance.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/shm_ranks.h"
+#include "tests/support/test_scale.h"
 
 namespace sirtaki::ops::shm {
 namespace {
@@ -44,9 +45,10 @@ std::string NameOf(const ::testing::TestParamInfo<std::tuple<int, Seen, bool>>& 
 }
 
 INSTANTIATE_TEST_SUITE_P(Few, ShmConformanceTest,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4),
-                                            ::testing::Values(Seen::kAll, Seen::kNothing),
-                                            ::testing::Bool()),
+                         ::testing::ValuesIn(tests::SampleOf<std::tuple<int, Seen, bool>>(
+                             ::testing::Combine(::testing::Values(1, 2, 3, 4),
+                                                ::testing::Values(Seen::kAll, Seen::kNothing),
+                                                ::testing::Bool()))),
                          NameOf);
 INSTANTIATE_TEST_SUITE_P(More, ShmConformanceTest,
                          ::testing::Values(std::tuple(7, Seen::kAll, true)), NameOf);

@@ -12,6 +12,7 @@
 #include "ops/inproc/inproc_backend.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/shm_ranks.h"
+#include "tests/support/test_scale.h"
 
 namespace sirtaki::ops::shm {
 namespace {
@@ -146,9 +147,10 @@ TEST_P(ShmReductionsTest, ReduceWhatIsGivenIntoWhatIsWanted) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ShmReductionsTest,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 5),
-                                            ::testing::Values(Seen::kAll, Seen::kNothing,
-                                                              Seen::kPools)),
+                         ::testing::ValuesIn(tests::SampleOf<std::tuple<int, Seen>>(
+                             ::testing::Combine(::testing::Values(1, 2, 3, 5),
+                                                ::testing::Values(Seen::kAll, Seen::kNothing,
+                                                                  Seen::kPools)))),
                          [](const auto& made) {
                            return std::to_string(std::get<0>(made.param)) + "Seeing" +
                                   std::string(tests::SeenName(std::get<1>(made.param)));
