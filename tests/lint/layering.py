@@ -1,8 +1,7 @@
 """Folders include only what lies below them: core <- fusion <- ops <- mpi <- session <- frameworks, and core <- launch. Inside of
 a layer its folders stand on floors: one includes those of lower floors, none of its own floor.
 
-Vendors are kept in their rooms too: <mpi.h> in mpi/ and the public sirtaki/mpi.h, spdlog and fmt in core/base/log.cc, LibTorch in frameworks/,
-Python in frameworks/python/, Highway in fusion/ and ops/, the environment in core/base/environment.cc. Tests, examples and benchmarks may use them all but spdlog.
+Vendors are kept in their rooms too (ROOMS), and the environment in core/base/environment.cc.
 """
 
 import os
@@ -28,9 +27,26 @@ FLOORS = {
     "launch": [["base"], ["hosts"], ["options"], ["plan"], ["job", "checks", "reports"], [""]],
 }
 OUTSIDE = {"tests", "examples", "benchmarks"}
-INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 GETENV = re.compile(r"\b(secure_)?getenv\b|\benviron\b")
 PUBLIC = "frameworks/include/"
+PYTHON = "frameworks/python/"
+PYTHON_MAY_INCLUDE = ("sirtaki/", PYTHON, "ops/nccl/nccl_api.h")
+LIBTORCH = ("frameworks/", "tests/", "examples/", "benchmarks/")
+ROOMS = {
+    "ATen": LIBTORCH,
+    "c10": LIBTORCH,
+    "torch": LIBTORCH,
+    "pybind11": (PYTHON,),
+    "Python.h": (PYTHON,),
+    "mpi.h": ("mpi/", PUBLIC + "sirtaki/mpi.h", "tests/", "benchmarks/"),
+    "hwy": ("fusion/", "ops/", "tests/", "benchmarks/"),
+    "boost": ("launch/", "tests/"),
+    "yaml-cpp": ("launch/", "tests/"),
+    "nlohmann": ("core/trace/", "launch/", "tests/"),
+    "spdlog": ("core/base/log.cc",),
+    "fmt": ("core/base/log.cc",),
+}
 
 
 def folder_of(path):
@@ -73,27 +89,28 @@ def judge_include(name, target):
         return why
     if there in OUTSIDE and here in MAY_INCLUDE:
         return f"{here}/ may not include {there}/"
-    if target == "mpi.h" and here != "mpi" and here not in OUTSIDE - {"examples"} and name != PUBLIC + "sirtaki/mpi.h":
-        return "only mpi/ includes <mpi.h>, and the public header for programs that do"
-    if there in ("spdlog", "fmt") and name != "core/base/log.cc":
-        return "only core/base/log.cc sees spdlog and fmt"
-    if there in ("torch", "ATen", "c10") and here not in OUTSIDE | {"frameworks"}:
-        return "LibTorch belongs in frameworks/"
-    if (there == "pybind11" or target.startswith("frameworks/python/")) and not name.startswith("frameworks/python/"):
-        return "Python belongs in frameworks/python/"
-    if there == "hwy" and here not in OUTSIDE | {"fusion", "ops"}:
-        return "Highway belongs in fusion/ and ops/"
+    if name.startswith(PYTHON) and internal and not target.startswith(PYTHON_MAY_INCLUDE):
+        return f"{PYTHON} may include only {', '.join(PYTHON_MAY_INCLUDE)}"
+    if target.startswith(PYTHON) and not name.startswith(PYTHON):
+        return f"only {PYTHON} may include {PYTHON}"
+    if there in ROOMS and not name.startswith(ROOMS[there]):
+        return f"only {', '.join(ROOMS[there])} may include {target}"
     return None
 
 
 def main():
     top = tree.root()
-    names = [n for n in tree.files(top, tree.CODE) if folder_of(n) in MAY_INCLUDE.keys() | OUTSIDE]
-    findings = []
+    names = tree.files(top, tree.CODE)
+    there_are = set(names)
+    findings = [f"{n}: {folder_of(n)}/ is in no layer: give it a row of MAY_INCLUDE in tests/lint/layering.py"
+                for n in names if folder_of(n) not in MAY_INCLUDE.keys() | OUTSIDE]
     for name in names:
         for number, text in tree.lines(top, name):
             match = INCLUDE.match(text)
-            why = judge_include(name, match.group(1)) if match else None
+            why = judge_include(name, match[2]) if match else None
+            if why is None and match and match[1] == '"' and folder_of(name) in MAY_INCLUDE:
+                if not {match[2], PUBLIC + match[2]} & there_are:
+                    why = f"an include in quotes is written from the top of the tree or of {PUBLIC}, and there is no such file"
             if why is None and folder_of(name) in MAY_INCLUDE and name != "core/base/environment.cc":
                 if GETENV.search(text.split("//")[0]):
                     why = "only core/base/environment.cc reads the environment"
