@@ -46,7 +46,7 @@ float First(const torch::Tensor& weight) { return weight.detach().view(-1)[0].it
 
 // ---- how gradients are reduced ----
 
-TEST(OptionsTest, SumOfTheGradients) {
+TEST(OptimizerOptionsTest, SumOfTheGradients) {
   RunTorchRanks(3, [](int rank, const Session& session) {
     auto weight = OptionZeros(2);
     auto optimizer = Wrap({{"weight", weight}}, Options().op(ReduceOp::Sum), session);
@@ -57,7 +57,7 @@ TEST(OptionsTest, SumOfTheGradients) {
 }
 
 // Three ranks' gradients of 3e38 add up to infinity unless they are made smaller before.
-TEST(OptionsTest, PredivideKeepsLargeSumsFinite) {
+TEST(OptimizerOptionsTest, PredivideKeepsLargeSumsFinite) {
   RunTorchRanks(3, [](int, const Session& session) {
     auto plain = OptionZeros(1);
     auto divided = OptionZeros(1);
@@ -72,7 +72,7 @@ TEST(OptionsTest, PredivideKeepsLargeSumsFinite) {
   });
 }
 
-TEST(OptionsTest, BadOnesAreRefusedOnEveryRankWithTheRankThatHasThem) {
+TEST(OptimizerOptionsTest, BadOnesAreRefusedOnEveryRankWithTheRankThatHasThem) {
   const std::vector<std::pair<Options, std::string>> bad = {
       {Options().gradient_predivide_factor(0), "gradient_predivide_factor is 0"},
       {Options().gradient_predivide_factor(std::numeric_limits<double>::infinity()),
@@ -104,7 +104,7 @@ TEST(OptionsTest, BadOnesAreRefusedOnEveryRankWithTheRankThatHasThem) {
   }
 }
 
-TEST(OptionsTest, OnesThatDifferAreNamedOnEveryRank) {
+TEST(OptimizerOptionsTest, OnesThatDifferAreNamedOnEveryRank) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto weight = OptionZeros(1);
     const auto text = ErrorOf(ErrorCode::mismatch, [&] {
@@ -115,7 +115,7 @@ TEST(OptionsTest, OnesThatDifferAreNamedOnEveryRank) {
   });
 }
 
-TEST(OptionsTest, NamesAndChecksThatDifferAreNamedOnEveryRank) {
+TEST(OptimizerOptionsTest, NamesAndChecksThatDifferAreNamedOnEveryRank) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto weight = OptionZeros(1);
     EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
@@ -132,7 +132,7 @@ TEST(OptionsTest, NamesAndChecksThatDifferAreNamedOnEveryRank) {
   });
 }
 
-TEST(OptionsTest, CompressedGradientsAreThoseOfTheRoundedNumbers) {
+TEST(OptimizerOptionsTest, CompressedGradientsAreThoseOfTheRoundedNumbers) {
   RunTorchRanks(3, [](int rank, const Session& session) {
     auto weight = OptionZeros(4);
     auto optimizer = Wrap(
@@ -152,7 +152,7 @@ TEST(OptionsTest, CompressedGradientsAreThoseOfTheRoundedNumbers) {
   });
 }
 
-TEST(OptionsTest, OnOneHostCompressionIsLeftOutByDefault) {
+TEST(OptimizerOptionsTest, OnOneHostCompressionIsLeftOutByDefault) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto weight = OptionZeros(1);
     auto optimizer = Wrap({{"w", weight}}, Options().compression(Compression::F16), session);
@@ -162,7 +162,7 @@ TEST(OptionsTest, OnOneHostCompressionIsLeftOutByDefault) {
   });
 }
 
-TEST(OptionsTest, ParametersAreCheckedAtTheStartAndEveryFewSteps) {
+TEST(OptimizerOptionsTest, ParametersAreCheckedAtTheStartAndEveryFewSteps) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto weight = OptionZeros(3);
     auto optimizer = Wrap({{"w", weight}}, Options().check_parameters_every(2), session);
