@@ -8,6 +8,7 @@ function(sirtaki_tristate name default help)
   if(NOT value MATCHES "^(AUTO|ON|OFF)$")
     message(FATAL_ERROR "${name} is '${${name}}'; allowed are AUTO, ON and OFF.")
   endif()
+  set(${name} "${value}" PARENT_SCOPE)   # "off" means OFF
 endfunction()
 
 sirtaki_tristate(SIRTAKI_MPI AUTO "Communicate over MPI")
