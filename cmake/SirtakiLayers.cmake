@@ -36,6 +36,7 @@ function(sirtaki_unite_sources target)
     return()
   endif()
   get_target_property(sources ${target} SOURCES)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${sources})   # they are read here
   foreach(source IN LISTS sources)
     file(STRINGS "${source}" macros REGEX "HWY_TARGET_INCLUDE|^#define " LIMIT_COUNT 1)
     if(NOT macros)

@@ -14,8 +14,9 @@ function(sirtaki_test_flags target)
   set_target_properties(${target} PROPERTIES SIRTAKI_UNITED_TESTS "${SIRTAKI_UNITY}")
 endfunction()
 
-# sirtaki_add_gtest(<name> <label> SOURCES ... LIBRARIES ... [PREFIX <text>] [EACH] [ENVIRONMENT <name>=<value>...]): one program. Its
+# sirtaki_add_gtest(<name> <label> SOURCES ... LIBRARIES ... [PREFIX <text>] [EACH] [ENVIRONMENT <change>...]): one program. Its
 # suites are found when ctest starts, and called PREFIX and their name; EACH: its cases, which may then be skipped one by one.
+# ENVIRONMENT: as ENVIRONMENT_MODIFICATION of CMake's, so that what a preset says is added to, not replaced.
 function(sirtaki_add_gtest name label)
   cmake_parse_arguments(PARSE_ARGV 2 arg "EACH" "PREFIX" "SOURCES;LIBRARIES;ENVIRONMENT")
   add_executable(${name} ${arg_SOURCES})
@@ -32,27 +33,22 @@ function(sirtaki_add_gtest name label)
   endif()
   set(file "${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake")
   file(GENERATE OUTPUT "${file}" CONTENT "include(\"${PROJECT_SOURCE_DIR}/cmake/DiscoverSuites.cmake\")
-sirtaki_discover_suites(\"$<TARGET_FILE:${name}>\" \"${arg_PREFIX}\" \"${PROJECT_SOURCE_DIR}\"
-  LABELS \"${label}\" TIMEOUT 900 ENVIRONMENT \"${arg_ENVIRONMENT}\")
+sirtaki_discover_suites(\"$<TARGET_FILE:${name}>\" \"${arg_PREFIX}\" \"${PROJECT_SOURCE_DIR}\" \"${label}\" \"${arg_ENVIRONMENT}\")
 ")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${file}")
 endfunction()
 
-# sirtaki_register_mpi_test(<name> <target> RANKS <n>... LABELS <label>... [ENVIRONMENT <name>=<value>...] [FULL]): one
-# ctest entry a rank count. FULL: of the second tier, which `ctest -C Full` runs as well (tests/full.sh).
+# sirtaki_register_mpi_test(<name> <target> RANKS <n>... LABELS <label>... [ENVIRONMENT <name>=<value>...]): one ctest entry a
+# rank count.
 function(sirtaki_register_mpi_test name target)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "FULL" "" "RANKS;LABELS;ARGUMENTS;ENVIRONMENT")
-  set(tier "")
-  if(arg_FULL)
-    set(tier CONFIGURATIONS Full)
-  endif()
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "RANKS;LABELS;ENVIRONMENT")
   foreach(ranks IN LISTS arg_RANKS)
     set(processors 1)   # ranks wait for each other much of the time
     if(ranks GREATER 4)
       set(processors 2)
     endif()
-    add_test(NAME ${name}.ranks_${ranks} ${tier}
-      COMMAND bash "${PROJECT_SOURCE_DIR}/tests/support/mpirun.sh" ${ranks} $<TARGET_FILE:${target}> ${arg_ARGUMENTS}
+    add_test(NAME ${name}.ranks_${ranks}
+      COMMAND bash "${PROJECT_SOURCE_DIR}/tests/support/mpirun.sh" ${ranks} $<TARGET_FILE:${target}>
       WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
     set_tests_properties(${name}.ranks_${ranks} PROPERTIES
       LABELS "${arg_LABELS};ranks_${ranks}"
@@ -63,8 +59,8 @@ function(sirtaki_register_mpi_test name target)
   endforeach()
 endfunction()
 
-# sirtaki_add_mpi_test(<source> PREFIX <word> LABELS <label>... LIBRARIES <library>... [TARGET <variable>]): one program a file; its rank counts stand in the
-# source, as `// RANKS: 1 2 3 4` (2 where no such line is).
+# sirtaki_add_mpi_test(<source> PREFIX <word> LABELS <label>... LIBRARIES <library>... [TARGET <variable>]): one program a
+# file; its rank counts stand in the source, as `// RANKS: 1 2 3 4`.
 function(sirtaki_add_mpi_test source)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "PREFIX;TARGET" "LABELS;LIBRARIES")
   get_filename_component(stem "${source}" NAME_WE)
@@ -72,10 +68,10 @@ function(sirtaki_add_mpi_test source)
   set(target sirtaki_${arg_PREFIX}_${stem})
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
   file(STRINGS "${source}" line REGEX "^// RANKS:( +[0-9]+)+ *$" LIMIT_COUNT 1)
-  set(ranks 2)
-  if(line)
-    string(REGEX MATCHALL "[0-9]+" ranks "${line}")
+  if(NOT line)
+    message(FATAL_ERROR "${source} does not say on how many ranks it runs: add a line like \"// RANKS: 1 2 3\".")
   endif()
+  string(REGEX MATCHALL "[0-9]+" ranks "${line}")
   add_executable(${target} "${source}")
   sirtaki_test_flags(${target})
   target_link_libraries(${target} PRIVATE
@@ -88,7 +84,7 @@ endfunction()
 
 # sirtaki_add_script_test(<name> LABELS <label>... COMMAND ... [TIMEOUT <seconds>] [JOB] [FULL]): exit code 77 means skipped, its
 # reason on the output. JOB: it runs whole jobs, and waits for them most of its time: such tests begin first, two at once, beside
-# those that compute. FULL: as of sirtaki_register_mpi_test.
+# those that compute. FULL: it is of the second tier, which `ctest -C Full` runs as well (tests/full.sh).
 function(sirtaki_add_script_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "JOB;FULL" "TIMEOUT" "LABELS;COMMAND")
   if(NOT arg_TIMEOUT)
