@@ -40,7 +40,7 @@ for argument in "$@"; do
     --cuda) cuda=yes ;;
     --benchmarks) benchmarks=yes ;;
     --python) python_tests=yes ;;
-    *) printf 'bootstrap: error: %s is not known; --quiet, --cuda, --benchmarks and --python are\n' "$argument" >&2; exit 2 ;;
+    *) printf 'bootstrap: error: unknown argument "%s"; allowed are --quiet, --cuda, --benchmarks and --python\n' "$argument" >&2; exit 2 ;;
   esac
 done
 
@@ -150,26 +150,30 @@ done
 
 as_root=()
 [ "$(id -u)" = 0 ] || as_root=(sudo)
-apt_log=$(mktemp)
-trap 'rm -f "$apt_log"' EXIT
-apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" </dev/null >"$apt_log" 2>&1; }
+log=$(mktemp)   # of apt and pip, shown where they fail
+trap 'rm -f "$log"' EXIT
+failed() { tail -n 15 "$log" >&2; die "$*"; }
+apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" </dev/null >"$log" 2>&1; }
 apt_install() { apt install -y --no-install-recommends "$@"; }
+pip() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir "$@" </dev/null >"$log" 2>&1; }
 
 if [ "${#missing[@]}" -gt 0 ]; then
-  [ "${SIRTAKI_BOOTSTRAP_APT:-yes}" = no ] && die "missing (by Debian's names): ${missing[*]}; install them, or allow apt"
-  have_command apt-get || die "missing (by Debian's names): ${missing[*]}; this is no Debian, so install their like by hand"
+  [ "${SIRTAKI_BOOTSTRAP_APT:-yes}" = no ] && die "missing Debian packages: ${missing[*]}; install them, or unset SIRTAKI_BOOTSTRAP_APT"
+  have_command apt-get || die "missing Debian packages: ${missing[*]}; there is no apt-get here: install the same software by hand"
   [ "$(id -u)" = 0 ] || have_command sudo ||
-    die "missing: ${missing[*]}; neither root nor sudo here: run 'apt-get install ${missing[*]}' as root"
+    die "missing Debian packages: ${missing[*]}; neither root nor sudo here: run 'apt-get install ${missing[*]}' as root"
   announce "installing Debian packages: ${missing[*]}"
-  retry apt update || { tail -n 15 "$apt_log" >&2; die "'apt-get update' failed"; }
-  retry apt_install "${missing[@]}" || { tail -n 15 "$apt_log" >&2; die "'apt-get install ${missing[*]}' failed"; }
+  retry apt update || failed "'apt-get update' failed"
+  retry apt_install "${missing[@]}" || failed "'apt-get install ${missing[*]}' failed"
 fi
 if [ "${#optional[@]}" -gt 0 ]; then
   may_install() {
     [ "${SIRTAKI_BOOTSTRAP_APT:-yes}" != no ] && have_command apt-get &&
       { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }
   }
-  { may_install && apt_install "${optional[@]}"; } || say "without ${optional[*]}: train_resnet reads fewer kinds of images, or there is no Python module"
+  # Once more with fresh lists: a new Debian has none, an old one may name versions that are gone.
+  { may_install && { apt_install "${optional[@]}" || { apt update && apt_install "${optional[@]}"; }; }; } ||
+    say "without ${optional[*]}: train_resnet reads fewer kinds of images, or there is no Python module"
 fi
 
 compiler_major=$(g++ -dumpversion | cut -d. -f1)
@@ -183,22 +187,24 @@ if wants_venv; then
     flavour=light
     { [ -e /dev/nvidiactl ] || [ -e /proc/driver/nvidia/version ]; } && flavour=full
   fi
+  case $flavour in
+    light) packages=(--no-deps "${light_packages[@]}") ;;
+    full) packages=("torch==$torch_version") ;;
+    *) die "SIRTAKI_BOOTSTRAP_TORCH is \"$flavour\"; set it to light, full or none" ;;
+  esac
   stamp=$venv/.sirtaki-bootstrap
-  wanted="torch $torch_version $flavour"
+  wanted="$flavour ${packages[*]}"
+  works=no
+  "$venv/bin/python" -c '' 2>/dev/null && works=yes
   current=$(cat "$stamp" 2>/dev/null || true)
   # A full install serves where the light one would do.
-  if [ "$current" = "$wanted" ] || [ "$current" = "torch $torch_version full" ]; then
+  if [ "$works" = yes ] && { [ "$current" = "$wanted" ] || [ "$current" = "full torch==$torch_version" ]; }; then
     say "LibTorch: $current, in .venv"
   else
     python=$(find_python) || die "no python3 (3.10 to 3.14, with venv) found: install python3-venv or set SIRTAKI_PYTHON"
     announce "installing LibTorch $torch_version ($flavour) into .venv; this takes a minute or two"
-    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || die "could not make $venv with $python"
-    pip() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir "$@" </dev/null; }
-    case $flavour in
-      light) retry pip --no-deps "${light_packages[@]}" || die "pip could not install ${light_packages[*]}" ;;
-      full) retry pip "torch==$torch_version" || die "pip could not install torch==$torch_version" ;;
-      *) die "SIRTAKI_BOOTSTRAP_TORCH is '$flavour'; light, full or none is meant" ;;
-    esac
+    [ "$works" = yes ] || "$python" -m venv --clear "$venv" || die "could not make $venv with $python"
+    retry pip "${packages[@]}" || failed "pip could not install ${packages[*]}"
     printf '%s\n' "$wanted" >"$stamp"
   fi
 else
@@ -212,8 +218,7 @@ if [ "$cuda" = yes ]; then
   wanted="${cuda_packages[*]}"
   if [ "$(cat "$venv/.sirtaki-cuda" 2>/dev/null || true)" != "$wanted" ]; then
     announce "installing nvcc and NCCL into .venv; this takes a minute"
-    retry "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir --no-deps \
-      "${cuda_packages[@]}" </dev/null || die "pip could not install $wanted"
+    retry pip --no-deps "${cuda_packages[@]}" || failed "pip could not install $wanted"
     printf '%s\n' "$wanted" >"$venv/.sirtaki-cuda"
   fi
   say "CUDA: $wanted, in .venv"
@@ -226,15 +231,15 @@ if [ "$benchmarks" = yes ]; then
   bench=$top/.venv-bench
   wheel=$(echo "$venv"/lib/python3*/site-packages/torch)
   [ -d "$wheel" ] || die "--benchmarks needs the .venv, whose torch it makes usable; with a torch of your own name its Python in SIRTAKI_BENCH_PYTHON"
-  wanted="torch $torch_version ${bench_packages[*]}"
+  # The stand-ins are for libraries that .venv lacks.
+  wanted="${bench_packages[*]}, beside $(cat "$venv"/.sirtaki-* 2>/dev/null | tr '\n' ' ')$(cksum <"$top/benchmarks/reference/gpu_stubs.py")"
   if [ "$(cat "$bench/stamp" 2>/dev/null || true)" != "$wanted" ]; then
     announce "installing what 'import torch' needs into .venv-bench"
     rm -rf "$bench"
-    retry "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir \
-      --target "$bench/packages" "${bench_packages[@]}" 2>/dev/null </dev/null || die "pip could not install ${bench_packages[*]}"
+    retry pip --target "$bench/packages" "${bench_packages[@]}" || failed "pip could not install ${bench_packages[*]}"
     python3 "$top/benchmarks/reference/gpu_stubs.py" "$wheel" "$bench/stubs" || die "could not make stand-ins for GPU libraries"
     printf '%s\n' "$wanted" >"$bench/stamp"
   fi
-  say "torch in Python: $wanted, in .venv-bench"
+  say "torch in Python: ${bench_packages[*]}, in .venv-bench"
 fi
 say "done"
