@@ -38,17 +38,25 @@ sirtaki_discover_suites(\"$<TARGET_FILE:${name}>\" \"${arg_PREFIX}\" \"${PROJECT
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${file}")
 endfunction()
 
-# sirtaki_register_mpi_test(<name> <target> RANKS <n>... LABELS <label>... [ENVIRONMENT <name>=<value>...]): one ctest entry a
-# rank count.
+# sirtaki_register_mpi_test(<name> <target> RANKS <n>... LABELS <label>... [SOURCE <file>] [ENVIRONMENT <name>=<value>...]): one
+# ctest entry a rank count. SOURCE: it runs this file's suites alone.
 function(sirtaki_register_mpi_test name target)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "RANKS;LABELS;ENVIRONMENT")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "SOURCE" "RANKS;LABELS;ENVIRONMENT")
+  set(filter "")
+  if(arg_SOURCE)
+    file(STRINGS "${arg_SOURCE}" suites REGEX "^TEST(_[FP])?\\(")
+    list(TRANSFORM suites REPLACE "^TEST[_FP]*\\(([A-Za-z0-9]+).*" "\\1.*:*/\\1.*")
+    list(REMOVE_DUPLICATES suites)
+    list(JOIN suites ":" filter)
+    set(filter "--gtest_filter=${filter}")
+  endif()
   foreach(ranks IN LISTS arg_RANKS)
     set(processors 1)   # ranks wait for each other much of the time
     if(ranks GREATER 4)
       set(processors 2)
     endif()
     add_test(NAME ${name}.ranks_${ranks}
-      COMMAND bash "${PROJECT_SOURCE_DIR}/tests/support/mpirun.sh" ${ranks} $<TARGET_FILE:${target}>
+      COMMAND bash "${PROJECT_SOURCE_DIR}/tests/support/mpirun.sh" ${ranks} $<TARGET_FILE:${target}> ${filter}
       WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
     set_tests_properties(${name}.ranks_${ranks} PROPERTIES
       LABELS "${arg_LABELS};ranks_${ranks}"
@@ -59,27 +67,28 @@ function(sirtaki_register_mpi_test name target)
   endforeach()
 endfunction()
 
-# sirtaki_add_mpi_test(<source> PREFIX <word> LABELS <label>... LIBRARIES <library>... [TARGET <variable>]): one program a
-# file; its rank counts stand in the source, as `// RANKS: 1 2 3 4`.
-function(sirtaki_add_mpi_test source)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "PREFIX;TARGET" "LABELS;LIBRARIES")
-  get_filename_component(stem "${source}" NAME_WE)
-  set(name ${arg_PREFIX}.${stem})
-  set(target sirtaki_${arg_PREFIX}_${stem})
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
-  file(STRINGS "${source}" line REGEX "^// RANKS:( +[0-9]+)+ *$" LIMIT_COUNT 1)
-  if(NOT line)
-    message(FATAL_ERROR "${source} does not say on how many ranks it runs: add a line like \"// RANKS: 1 2 3\".")
-  endif()
-  string(REGEX MATCHALL "[0-9]+" ranks "${line}")
-  add_executable(${target} "${source}")
+# sirtaki_add_mpi_tests(<target> PREFIX <word> LABELS <label>... LIBRARIES <library>... SOURCES <file>...): one program, compiled
+# at once with SIRTAKI_UNITY, of which each file is a test of its own, called PREFIX and its name. The rank counts stand in the
+# files, as `// RANKS: 1 2 3 4`.
+function(sirtaki_add_mpi_tests target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "PREFIX" "LABELS;LIBRARIES;SOURCES")
+  add_executable(${target} ${arg_SOURCES})
   sirtaki_test_flags(${target})
   target_link_libraries(${target} PRIVATE
     sirtaki_flags sirtaki_mpi_test_main sirtaki_test_support ${arg_LIBRARIES} sirtaki_mpi_bindings GTest::gmock GTest::gtest)
-  sirtaki_register_mpi_test(${name} ${target} RANKS ${ranks} LABELS ${arg_LABELS})
-  if(arg_TARGET)
-    set(${arg_TARGET} ${target} PARENT_SCOPE)
+  if(SIRTAKI_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
   endif()
+  foreach(source IN LISTS arg_SOURCES)
+    get_filename_component(stem "${source}" NAME_WE)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
+    file(STRINGS "${source}" line REGEX "^// RANKS:( +[0-9]+)+ *$" LIMIT_COUNT 1)
+    if(NOT line)
+      message(FATAL_ERROR "${source} does not say on how many ranks it runs: add a line like \"// RANKS: 1 2 3\".")
+    endif()
+    string(REGEX MATCHALL "[0-9]+" ranks "${line}")
+    sirtaki_register_mpi_test(${arg_PREFIX}.${stem} ${target} SOURCE "${source}" RANKS ${ranks} LABELS ${arg_LABELS})
+  endforeach()
 endfunction()
 
 # sirtaki_add_script_test(<name> LABELS <label>... COMMAND ... [TIMEOUT <seconds>] [JOB] [FULL]): exit code 77 means skipped, its

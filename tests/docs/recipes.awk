@@ -5,7 +5,10 @@ BEGIN {
   print "// Generated from " file "."
   print "#include <gtest/gtest.h>"
   print "#include \"tests/docs/recipe_setup.h\""
-  print "namespace recipes {"
+  document = file
+  gsub(/.*\/|\.md$/, "", document)
+  suite = toupper(substr(document, 1, 1)) substr(document, 2) "RecipesTest"
+  print "namespace recipes::" document " {"
   print "namespace {"
 }
 /^<!-- recipe: / { name = $3; next }
@@ -19,7 +22,7 @@ BEGIN {
 /^```$/ && inside {
   print "}"
   # Parameters have moved, in the same way on every rank.
-  print "TEST(RecipesTest, " name ") {"
+  print "TEST(" suite ", " name ") {"
   print "  sirtaki::init();"
   print "  Surroundings around;"
   print "  Recipe_" name "(around.model, around.loader, around.folder);"
@@ -34,6 +37,6 @@ BEGIN {
 inside { print }
 END {
   print "}  // namespace"
-  print "}  // namespace recipes"
+  print "}  // namespace recipes::" document
   if (count == 0 || inside) print "#error " file ": no recipes, or one without an end"
 }
