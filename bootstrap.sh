@@ -199,7 +199,7 @@ if wants_venv; then
   current=$(cat "$stamp" 2>/dev/null || true)
   # A full install serves where the light one would do.
   if [ "$works" = yes ] && { [ "$current" = "$wanted" ] || [ "$current" = "full torch==$torch_version" ]; }; then
-    say "LibTorch: $current, in .venv"
+    say "LibTorch $torch_version (${current%% *}), in .venv"
   else
     python=$(find_python) || die "no python3 (3.10 to 3.14, with venv) found: install python3-venv or set SIRTAKI_PYTHON"
     announce "installing LibTorch $torch_version ($flavour) into .venv; this takes a minute or two"
