@@ -3,6 +3,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 top=$here/../..
 # shellcheck source=tests/support/sample.sh
 . "$top/tests/support/sample.sh"
+# shellcheck source=tests/support/processes.sh
+. "$top/tests/support/processes.sh"
 export OMP_NUM_THREADS=1   # threads that wait for each other's core take most of the time of a busy machine
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

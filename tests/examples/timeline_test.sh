@@ -58,14 +58,8 @@ for check in $(sample 1 one_file bounded); do "$check"; done
 folder=$scratch/killed
 bash "$top/tests/support/mpirun.sh" 2 "$program" --epochs 10000 "--sirtaki-timeline=$folder" >"$scratch/output" 2>&1 &
 job=$!
-end=$((SECONDS + 120))
-until grep -q '^epoch' "$scratch/output" 2>/dev/null && [ "$(stat -c %s "$folder/rank-1.json")" -gt 200000 ]; do
-  if [ "$SECONDS" -ge "$end" ]; then
-    fail "the run to kill does not begin"
-    break
-  fi
-  sleep 0.1
-done
+has_begun() { grep -q '^epoch' "$scratch/output" && [ "$(stat -c %s "$folder/rank-1.json")" -gt 200000 ]; }
+within 120 has_begun || fail "the run to kill does not begin"
 processes=$(for process in /proc/[0-9]*; do
   tr '\0' '\n' <"$process/cmdline" 2>/dev/null | grep -qxF -e "--sirtaki-timeline=$folder" &&
     [ "$(readlink "$process/exe")" = "$(realpath "$program")" ] && echo "${process#/proc/}"
@@ -75,7 +69,7 @@ done || true)
 # shellcheck disable=SC2086  # several
 kill -STOP $processes
 for process in $processes; do
-  until grep -q '^State:.*T' "/proc/$process/status"; do sleep 0.1; done
+  within 60 grep -q '^State:.*T' "/proc/$process/status" || fail "process $process does not stop"
 done
 # shellcheck disable=SC2086
 kill -KILL $processes

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # What the scripts here share: source it, with the folder of the programs as $1.
 set -euo pipefail
+# shellcheck source=tests/support/processes.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../support/processes.sh"
 
 bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -27,12 +29,6 @@ clean_up() {
   rm -rf "$runs"
 }
 trap clean_up EXIT
-
-fail() {
-  printf 'FAILED: %s\n--- the output was:\n' "$*"
-  cat "$output"
-  exit 1
-}
 
 # The mpirun flag that keeps the other ranks alive when one dies; skips the test where there is none.
 flag_to_survive() {
@@ -74,15 +70,6 @@ lost() {
   wait "$process" || exit 1
 }
 
-# within SECONDS COMMAND...: waits until the command succeeds.
-within() {
-  local end=$((SECONDS + $1))
-  shift
-  until "$@"; do
-    [ "$SECONDS" -lt "$end" ] || return 1
-    sleep 0.1
-  done
-}
 is_gone() { [ "$(cat "/proc/$1/comm" 2>/dev/null)" != $program ]; }
 
 # nothing_left: no process of the run is there any more, and with them has gone the memory that they shared; nor is

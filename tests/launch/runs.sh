@@ -2,6 +2,8 @@
 # What the scripts here share: source it, with sirtakirun as $1 and the folder of the programs of tests/faults as $2. Real
 # runs on this host, of two and three ranks.
 set -euo pipefail
+# shellcheck source=tests/support/processes.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../support/processes.sh"
 
 sirtakirun=${1:?usage: bash SCRIPT SIRTAKIRUN MPI-PROGRAMS}
 programs=${2:?usage: bash SCRIPT SIRTAKIRUN MPI-PROGRAMS}
@@ -13,14 +15,6 @@ mpirun=${MPIEXEC:-$(command -v mpirun)}
 host=$(hostname)
 # Of the tests' own mpirun, if they run in one.
 for variable in $(compgen -e | grep -E '^(OMPI|PMIX|PMI|PRTE)_' || true); do unset "$variable"; done
-
-fail() {
-  printf 'FAILED: %s\n--- standard output:\n' "$*"
-  cat "$output"
-  printf -- '--- standard error:\n'
-  cat "$errors"
-  exit 1
-}
 
 # run CODE ARGUMENT...: of sirtakirun, which must end with the code; within 100 s, so that a hang is a failure.
 run() {
@@ -46,33 +40,9 @@ together() {
   [ "$failed" = 0 ] || exit 1
 }
 
-# says FILE TEXT: a line of it is the text. ends FILE TEXT: its last line is.
-says() { grep -qxF -- "$2" "$1" || fail "no line of $(basename "$1") is: $2"; }
+# ends FILE TEXT: its last line is the text.
 ends() { [ "$(tail -n 1 "$1")" = "$2" ] || fail "the last line of $(basename "$1") is not: $2"; }
-
-# within SECONDS COMMAND...: waits until the command succeeds.
-within() {
-  local end=$((SECONDS + $1))
-  shift
-  until "$@"; do
-    [ "$SECONDS" -lt "$end" ] || return 1
-    sleep 0.1
-  done
-}
 
 # printed COUNT WORDS: waits until that many lines of the output have the words.
 have_words() { [ "$(grep -c -- "$2" "$output")" = "$1" ]; }
 printed() { within 90 have_words "$1" "$2" || fail "not $1 lines with: $2"; }
-
-# Processes with these words in their command line.
-running() {
-  local process
-  for process in /proc/[0-9]*; do
-    { tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null | grep -qF -- "$1" && echo "${process#/proc/}"
-  done
-  true
-}
-
-# gone WORDS: none is left, after a while.
-none_runs() { ! cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' ' ' | grep -qF -- "$1"; }
-gone() { within 60 none_runs "$1" || fail "left running: $(running "$1")"; }

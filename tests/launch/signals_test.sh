@@ -81,7 +81,7 @@ echo "--- nohup: a hangup does not end it"
 : >"$output"
 nohup "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 1 bash -c "echo begun; read -r; echo on" >"$output" 2>"$errors" < <(
   printed 1 begun
-  kill -HUP $(running "--oversubscribe -np 1 bash -c echo begun; read -r; echo on")
+  kill -HUP "$(running "--oversubscribe -np 1 bash -c echo begun; read -r; echo on" | cut -d ' ' -f 1)"
   echo
 ) || fail "ended by SIGHUP"
 says "$output" "[0] on"

@@ -3,6 +3,8 @@
 set -euo pipefail
 # shellcheck source=tests/multihost/hosts.sh
 . "$(dirname "$0")/hosts.sh"
+# shellcheck source=tests/support/processes.sh
+. "$(dirname "$0")/../support/processes.sh"
 bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}
 sirtakirun=$bindir/../../sirtakirun
 program=$bindir/../../examples/train_digits
@@ -19,14 +21,6 @@ launcher=(--launcher "${MPIEXEC:-$(command -v mpirun)}")
 over_ssh=(--ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 "${hosts_flags[@]}")
 # As many threads on every host, which sums up in one order.
 same=(--sirtaki-deterministic=true --sirtaki-intra-op-threads=1)
-
-fail() {
-  printf 'FAILED: %s\n--- standard output:\n' "$*"
-  cat "$output"
-  printf -- '--- standard error:\n'
-  cat "$errors"
-  exit 1
-}
 
 start() { on_host 1 timeout -k 5 250 "$sirtakirun" "${launcher[@]}" "$@" >"$output" 2>"$errors" </dev/null; }
 
@@ -80,5 +74,8 @@ says '^\[0\] resumed after epoch ([2-9]|[1-9][0-9]), at a learning rate of ' "$o
 says '^\[0\] 1433 training and 364 test samples; 3 ranks' "$output"
 says '^\[0\] epoch +[0-9]+/10000' "$output"
 is_good
-none_runs() { [ -z "$(on_host 3 sh -c 'cat /proc/[0-9]*/comm' | grep -E '^(train_digits|sirtakirun|orted)$')" ]; }
-hosts_wait 'the lost host goes on' none_runs || fail 'left running on h3'
+h3_is_idle() {
+  local names
+  names=$(on_host 3 sh -c 'cat /proc/[0-9]*/comm; true') && ! grep -qxE 'train_digits|sirtakirun|orted' <<<"$names"
+}
+hosts_wait 'the lost host goes on' h3_is_idle || fail 'left running on h3'

@@ -9,6 +9,9 @@
 #   SIRTAKI_TEST_REPEAT   how often each end comes (1); the ranks take turns to be the victim
 #   SIRTAKI_TEST_ENDS     which ends, all if empty
 
+# shellcheck source=tests/support/processes.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../support/processes.sh"
+
 repeat=${SIRTAKI_TEST_REPEAT:-1}
 victims=(3 0 2 1)
 launcher=${MPIEXEC:-$(command -v mpirun)}
@@ -28,14 +31,6 @@ ends_up() {
   output=$hosts_state/output
   errors=$hosts_state/errors
   export SIRTAKI_TEST_RUN=$$-$SRANDOM # processes with it are ours
-}
-
-fail() {
-  printf 'FAILED: %s\n--- standard output:\n' "$*"
-  cat "$output"
-  printf -- '--- standard error:\n'
-  cat "$errors"
-  exit 1
 }
 
 # ours NAME [VARIABLE=VALUE]: processes of this test that are called so and have the variable, but not those around ranks.
@@ -90,10 +85,13 @@ left() {
       case $name in sshd | bash | munged | slurmctld | slurmscriptd | slurmd) continue ;; esac
       printf "%s: %s\n" "$(hostname)" "$(tr "\0" " " <$process/cmdline)"
     done 2>/dev/null
-    find /dev/shm -mindepth 1 ! -name "mpich_shm_*" -printf "$(hostname): %p\n"'
+    find /dev/shm -mindepth 1 ! -name "mpich_shm_*" -printf "$(hostname): %p\n"' || return
   done
 }
-nothing_left() { [ -z "$(left)" ]; }
+nothing_left() {
+  local found
+  found=$(left) && [ -z "$found" ]
+}
 clean() { hosts_wait 'something is left' nothing_left || fail "left: $(left)"; }
 
 # ---- the ends ----

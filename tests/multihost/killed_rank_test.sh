@@ -35,6 +35,6 @@ for victim in $(sample 1 1 2); do
   job=$!
   hosts_wait 'not every rank was told' all_say "$victim" || { cat "$output"; exit 1; }
   grep '^rank' "$output"
-  ! grep 'WRONG SUM' "$output"
+  if grep 'WRONG SUM' "$output"; then exit 1; fi
   kill "$job" && wait "$job" 2>/dev/null || true
 done

@@ -7,6 +7,8 @@ set -euo pipefail
 . "$(dirname "$0")/slurm.sh"
 # shellcheck source=tests/support/sample.sh
 . "$(dirname "$0")/../support/sample.sh"
+# shellcheck source=tests/support/processes.sh
+. "$(dirname "$0")/../support/processes.sh"
 bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}
 sirtakirun=$bindir/../../sirtakirun
 [ -x "$sirtakirun" ] || hosts_skip 'sirtakirun is not built'
@@ -20,14 +22,6 @@ slurm_up 2
 output=$hosts_state/output
 errors=$hosts_state/errors
 
-fail() {
-  printf 'FAILED: %s\n--- standard output:\n' "$*"
-  cat "$output"
-  printf -- '--- standard error:\n'
-  cat "$errors"
-  exit 1
-}
-
 # job CODE COMMAND...: in an allocation of two nodes with two tasks each; must end with the code.
 job() {
   local expected=$1 code=0
@@ -35,9 +29,6 @@ job() {
   on_host 1 timeout -k 5 200 salloc -N 2 -n 4 "$@" >"$output" 2>"$errors" </dev/null || code=$?
   [ "$code" = "$expected" ] || fail "$*: code $code, expected $expected"
 }
-says() { grep -qxF -- "$2" "$1" || fail "no line of $(basename "$1") is: $2"; }
-none_runs() { ! cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' ' ' | grep -qF -- "$1"; }
-gone() { hosts_wait "left running: $1" none_runs "$1" || fail "$1"; }
 
 # shellcheck disable=SC2016  # the ranks expand it
 tell='echo "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, $(hostname), $MASTER_ADDR"'
