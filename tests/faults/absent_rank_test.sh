@@ -4,14 +4,9 @@
 # shellcheck source=tests/faults/faults.sh
 . "$(dirname "$0")/faults.sh"
 
-lose "" 3 absent 1 --sirtaki-ping-interval=0.2 --sirtaki-peer-timeout=10 --sirtaki-stall-warning=0.5 \
-  --sirtaki-stall-limit=6
+lose "" 3 absent 1 --sirtaki-ping-interval=0.2 --sirtaki-peer-timeout=30 --sirtaki-stall-warning=0.5 \
+  --sirtaki-stall-limit=12
 grep -E 'warning.*"step5".*not submitted by rank 1' "$output" || fail 'no warning'
 grep -qE '"step5" has waited [1-9][0-9.]* m?s; .*; rank 1: last submitted "step4" [1-9][0-9.]* m?s ago' "$output" || fail 'the warning does not say what rank 1 did last'
-grep -qE '^(rank [02] after|victim 1)' "$output" || fail 'no error'
-# The first rank to end takes the job along, so the others may say nothing.
-for rank in 0 2; do
-  # Six seconds from the first rank's call, so not much earlier.
-  ! grep -q "^rank $rank after" "$output" ||
-    expect $rank '"step5" has waited .* for rank 1, longer than stall_limit' 3000
-done
+for rank in 0 2; do expect $rank '"step5" has waited .* for rank 1, longer than stall_limit'; done
+grep -qE '^victim 1: .*"step5" has waited .* for rank 1, longer than stall_limit' "$output" || fail 'rank 1 has no error'

@@ -15,18 +15,24 @@ SIRTAKI_TEST_SECONDS=200 bash "$here/../support/mpirun.sh" 3 "$bindir/hold_up" 1
   --sirtaki-timeline="$folder/traces" --sirtaki-flight-records="$folder/records" --sirtaki-summary \
   --sirtaki-metrics-file="$folder/metrics.csv" >"$output" 2>&1 &
 job=$!
-within 90 grep -qE 'warning.*not submitted by rank 1' "$output" || fail 'no warning'
-bucket=$(sed -nE 's/.*\[warning\].*(bucket [0-9]+ of arena [0-9]+ \("[^)]*\)) has waited.* not submitted by rank 1.*/\1/p' "$output" | head -n 1)
+# On a busy machine rank 1 may be late before that, too.
+warned() { sed '1,/^held up$/d' "$output" | grep -E 'warning.*not submitted by rank 1'; }
+within 90 warned || fail 'no warning'
+bucket=$(warned | sed -nE '$s/.*\[warning\].*(bucket [0-9]+ of arena [0-9]+ \("[^)]*\)) has waited.* not submitted by rank 1.*/\1/p')
 tensor=$(sed -nE 's/^[^"]*("[^"]*").*/\1/p' <<<"$bucket")
 case $tensor in '"0.weight"' | '"0.bias"' | '"2.weight"' | '"2.bias"') ;; *) fail "the warning names no tensor: $bucket" ;; esac
 
-for process in $(sed -n 's/^rank [0-9]* is process \([0-9]*\)$/\1/p' "$output"); do kill -USR1 "$process"; done
-within 90 records 3 || fail 'SIGUSR1 leaves no records of all ranks'
-"$sirtakirun" --explain "$folder/records" >"$folder/explained" || fail 'no explanation'
-cat "$folder/explained"
+# Until the records are of one moment, which a busy machine may not give at once.
+explained() {
+  rm -f "$folder"/records/flight-?.json
+  for process in $(sed -n 's/^rank [0-9]* is process \([0-9]*\)$/\1/p' "$output"); do kill -USR1 "$process"; done
+  within 90 records 3 || fail 'SIGUSR1 leaves no records of all ranks'
+  "$sirtakirun" --explain "$folder/records" >"$folder/explained" || fail 'no explanation'
+  cat "$folder/explained"
+  grep -F "$bucket" "$folder/explained" | grep -qE '^Ranks 0, 2 wait in all-reduce of the 4 tensors of bucket .* rank 1 has not called it'
+}
+within 90 explained || fail "the explanation does not name rank 1 and $bucket"
 grep -qE '^Records of all 3 ranks \(SIGUSR1, [-0-9]+ [:0-9]+ UTC( to .*)?\)\.$' "$folder/explained" || fail 'not of all ranks'
-grep -F "$bucket" "$folder/explained" | grep -qE '^Ranks 0, 2 wait in all-reduce of the 4 tensors of bucket .* rank 1 has not called it' ||
-  fail "the explanation does not name rank 1 and $bucket"
 grep -qE '^  Rank 1 on .*waits for nobody: it is in the program.s own code\.$' "$folder/explained" || fail 'not what rank 1 does'
 
 touch "$folder/go"

@@ -1,8 +1,8 @@
 // hold_up VICTIM FILE [--sirtaki-…]: trains a small net on every rank, rank VICTIM more slowly than
 // the others; in its 20th step it waits until FILE is there.
 //
-// Each rank prints "rank R is process P" first, and in the end "rank R: S steps, waited W s, at
-// work for T s".
+// Each rank prints "rank R is process P" first, rank VICTIM "held up" when it begins to wait, and
+// each in the end "rank R: S steps, waited W s, at work for T s".
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -56,7 +56,11 @@ int main(int argc, char** argv) {
     if (is_victim) {
       sirtaki::MarkedSpan span("held up");
       std::this_thread::sleep_for(kWork);
-      if (step == kHeldStep && !WaitFor(argv[2])) return 4;
+      if (step == kHeldStep) {
+        std::puts("held up");
+        std::fflush(stdout);
+        if (!WaitFor(argv[2])) return 4;
+      }
     }
     loss.backward();
     optimizer.step();

@@ -50,7 +50,7 @@ begin() {
   how[$1]=killed
   if [ $(($1 % at_once)) -eq 4 ]; then how[$1]=stopped; fi
   losing "$1" "$survive" "${ranks[$1]}" "${how[$1]}" "${kind[$1]}" "${victim[$1]}" "$RANDOM" "$scratch/board$1" \
-    --sirtaki-shared-memory=required --sirtaki-ping-interval=0.2 --sirtaki-peer-timeout=6
+    --sirtaki-shared-memory=required --sirtaki-ping-interval=0.2 --sirtaki-peer-timeout=12
 }
 finish() {
   local rank of=${ranks[$1]} lost=${victim[$1]}

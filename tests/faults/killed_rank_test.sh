@@ -4,8 +4,8 @@
 . "$(dirname "$0")/faults.sh"
 survive=$(flag_to_survive)
 
-# Asked after half a second of silence, and lost 5 s after that: a rank that a busy machine holds up is not taken for lost.
-options=(--sirtaki-ping-interval=0.5 --sirtaki-peer-timeout=5)
+# Asked after half a second of silence, and lost 12 s after that: a rank that a busy machine holds up is not taken for lost.
+options=(--sirtaki-ping-interval=0.5 --sirtaki-peer-timeout=12)
 kinds=(killed exits killed-large)
 for what in "${kinds[@]}"; do
   losing "$what, a leaf" "$survive" 3 "$what" 2 "${options[@]}"

@@ -11,15 +11,19 @@
 //   swaps          the victim makes two calls in the other order
 //
 // Each rank prints "rank R is process P" first. The others print "rank R after T ms: ERROR" and end
-// with code 3.
+// with code 3 when all that can have told their error: each adds a byte to the file of
+// SIRTAKI_TEST_TOLD. They wait for that 12 seconds at most, or one second without such a file.
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -93,6 +97,21 @@ int Survive(Session& session, const std::string& what, int victim) {
   }
 }
 
+// The first rank to end may take the job along.
+void AwaitTheOthers(std::uintmax_t count) {
+  const char* const told = std::getenv("SIRTAKI_TEST_TOLD");
+  if (told == nullptr) {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    return;
+  }
+  std::ofstream(told, std::ios::app) << '.';
+  const Clock::time_point limit = Clock::now() + std::chrono::seconds(12);
+  std::error_code none;
+  while (std::filesystem::file_size(told, none) < count && Clock::now() < limit) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -112,7 +131,7 @@ int main(int argc, char** argv) {
       std::to_string(getpid()));
   const int code = Survive(*session, what, victim);
   if (session->Shutdown("done").ok()) Say("a shutdown without a fault");
-  // The first to end may take the job along: the others get the time to say theirs.
-  std::this_thread::sleep_for(std::chrono::seconds(1));
+  const bool all = what == "absent" || what == "swaps";
+  AwaitTheOthers(static_cast<std::uintmax_t>(session->topology().size - (all ? 0 : 1)));
   return code;
 }

@@ -17,10 +17,10 @@ explained() {
 }
 says() { grep -qE "$1" "$folder/text" || fail "the explanation does not say '$1'"; }
 
-recorded swaps "" 3 swaps 1 --sirtaki-peer-timeout=10 --sirtaki-stall-limit=6
-recorded absent "" 3 absent 1 --sirtaki-peer-timeout=10 --sirtaki-stall-limit=6
-recorded killed "$(flag_to_survive)" 3 killed 1 --sirtaki-peer-timeout=5
-recorded stopped "" 3 stopped 1 --sirtaki-peer-timeout=5
+recorded swaps "" 3 swaps 1 --sirtaki-peer-timeout=30 --sirtaki-stall-limit=12
+recorded absent "" 3 absent 1 --sirtaki-peer-timeout=30 --sirtaki-stall-limit=12
+recorded killed "$(flag_to_survive)" 3 killed 1 --sirtaki-peer-timeout=12
+recorded stopped "" 3 stopped 1 --sirtaki-peer-timeout=12
 # One that would go on: it is for SIGTERM.
 recorded terminated "" 2 absent 1 --sirtaki-peer-timeout=100 --sirtaki-timeline="$folder/traces"
 

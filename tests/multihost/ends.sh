@@ -105,7 +105,7 @@ killed() {
 
 # The others find it out.
 stopped() {
-  begin --ping-interval 1 --peer-timeout 5 "$program" stops -1
+  begin --ping-interval 1 --peer-timeout 12 "$program" stops -1
   hurt STOP
   finish 1
   says 'rank [0-3] on host h[12] ended with exit code 1'

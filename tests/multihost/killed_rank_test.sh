@@ -31,7 +31,7 @@ export SIRTAKI_MPIRUN_FLAGS=--enable-recovery SIRTAKI_TEST_SECONDS=200
 for victim in $(sample 1 1 2); do
   printf '== rank %s\n' "$victim"
   across h1:2,h2:2 "$bindir/lose_a_rank" killed-large "$victim" --sirtaki-ping-interval=0.5 \
-    --sirtaki-peer-timeout=5 >"$output" 2>&1 &
+    --sirtaki-peer-timeout=12 >"$output" 2>&1 &
   job=$!
   hosts_wait 'not every rank was told' all_say "$victim" || { cat "$output"; exit 1; }
   grep '^rank' "$output"
