@@ -9,8 +9,8 @@ export RANKS=$work/there
 
 mpirun_is_killed() {
   echo "--- mpirun is killed"
-  run 137 -np 2 bash -c 'touch "$RANKS/there$RANK"; until [ -e "$RANKS/there0" ] && [ -e "$RANKS/there1" ]; do sleep 0.1; done
-    sleep 0.5; [ "$RANK" = 1 ] || kill -KILL "$(awk "/^PPid:/ { print \$2 }" "/proc/$PPID/status")"; exec sleep 418'
+  run 137 -np 2 bash -c 'await() { touch "$RANKS/$1$RANK"; until [ -e "$RANKS/${1}0" ] && [ -e "$RANKS/${1}1" ]; do sleep 0.1; done; }
+    await there; await again; [ "$RANK" = 1 ] || kill -KILL "$(awk "/^PPid:/ { print \$2 }" "/proc/$PPID/status")"; exec sleep 418'
   ends "$errors" "sirtakirun: $mpirun died of SIGKILL, and the ranks with it"
   gone "sleep 418"
 }
@@ -48,7 +48,11 @@ unwilling() {
   gone "sleep 404"
 }
 stopped_itself() {
-  run 6 -np 2 bash -c 'if [ "$RANK" = 1 ]; then sleep 1; exit 6; fi; kill -STOP $$; exec sleep 405'
+  run 6 -np 2 bash -c 'if [ "$RANK" = 1 ]; then
+      until grep -q "^State:.*T" "/proc/$(cat "$RANKS/stops")/status"; do sleep 0.1; done 2>/dev/null
+      exit 6
+    fi
+    echo $$ >"$RANKS/stops"; kill -STOP $$; exec sleep 405'
   gone "sleep 405"
 }
 
@@ -80,12 +84,14 @@ cause() {
     if [ "$RANK" = 1 ]; then
       trap "kill -KILL $$" TERM
       touch "$RANKS/set"
-      while true; do sleep 0.1; done
+      sleep 419 >/dev/null 2>&1 &
+      while true; do wait; done   # which the trap interrupts
     fi
     until [ -e "$RANKS/set" ]; do sleep 0.1; done
     echo "peer lost: rank 1 is lost: its process has ended" >&2
     exit 1'
   grep -q "^sirtakirun: rank 1 on host $host died of SIGKILL" "$errors" || fail "rank 1 is not named"
+  gone "sleep 419"
 }
 
 is_missing() { [ ! -e "$1" ]; }

@@ -7,7 +7,7 @@ slow_reader() {
   echo "--- a reader who takes his time loses nothing"
   code=0
   timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 bash -c 'seq 200000' 2>"$errors" </dev/null |
-    (sleep 3; cat) >"$output" || code=$?
+    (read -r line; echo "$line"; sleep 3; cat) >"$output" || code=$?
   [ "$code" = 0 ] || fail "code $code"
   [ "$(grep -c '^\[0\]' "$output")" = 200000 ] && [ "$(grep -c '^\[1\]' "$output")" = 200000 ] || fail "lines are lost"
 }
@@ -73,7 +73,7 @@ echo "--- lines of both streams in one place do not cut each other"
 code=0
 timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 \
   bash -c 'for i in $(seq 2000); do echo "output $i, of some length to be cut"; echo "error $i, of some length to be cut" >&2; done' \
-  2>&1 </dev/null | (sleep 1; cat) >"$output" || code=$?
+  2>&1 </dev/null | (read -r line; echo "$line"; sleep 1; cat) >"$output" || code=$?
 [ "$code" = 0 ] || fail "code $code"
 [ "$(grep -cxE '\[[01]\] (output|error) [0-9]+, of some length to be cut' "$output")" = 8000 ] || fail "lines are cut"
 [ "$(wc -l <"$output")" = 8000 ] || fail "there are lines of nobody"

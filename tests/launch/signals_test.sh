@@ -21,7 +21,7 @@ done
 echo "--- two signals at once are one: the ranks have their time to end, and what they say arrives"
 : >"$output"
 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 1 \
-  bash -c 'trap "sleep 0.5; echo goodbye; exit 0" TERM; echo begun; while true; do sleep 0.1; done' >"$output" 2>"$errors" </dev/null &
+  bash -c 'trap "echo going; echo goodbye; exit 0" TERM; echo begun; while true; do sleep 0.1; done' >"$output" 2>"$errors" </dev/null &
 process=$!
 printed 1 begun
 code=0
@@ -31,6 +31,7 @@ kill -INT "$process"
 kill -CONT "$process"
 wait "$process" || code=$?
 [ "$code" = 143 ] || [ "$code" = 130 ] || fail "two signals: code $code"
+says "$output" "[0] going"
 says "$output" "[0] goodbye"
 
 echo "--- SIGUSR1 goes on to the ranks"
