@@ -8,14 +8,11 @@ shift 2
 additions=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/.venv-bench
 export PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}   # threads that wait for each other's core take most of the time of a busy machine
-case $python in
-  "${additions%-bench}"/*)   # this tree's own
-    if [ -d "$additions" ]; then
-      PYTHONPATH=$PYTHONPATH:$additions/packages
-      export LD_LIBRARY_PATH=$additions/stubs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-    fi
-    ;;
-esac
+# This tree's own Python, also where .venv is a link.
+if [ "${additions%-bench}/bin" -ef "$(dirname "$python")" ] && [ -d "$additions" ]; then
+  PYTHONPATH=$PYTHONPATH:$additions/packages
+  export LD_LIBRARY_PATH=$additions/stubs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+fi
 # Looked at once a test, before the ranks start.
 if [ -z "${SIRTAKI_TEST_PYTHON_WORKS:-}" ]; then
   if ! why=$("$python" -W ignore -c 'import torch, pytest' 2>&1); then
