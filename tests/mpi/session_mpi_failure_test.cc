@@ -41,7 +41,7 @@ class SessionMpiFailureTest : public testing::TestWithParam<Failure> {
   void SetUp() override {
     StartOptions options = tests::SessionOptions();
     options.config.ping_interval = milliseconds(200);
-    options.config.peer_timeout = milliseconds(5000);
+    options.config.peer_timeout = std::chrono::seconds(12);
     options.config.mpi_threads = GetParam().threads;
     options.config.shared_memory = core::SharedMemoryMode::kOff;  // all of it goes over MPI
     const Status status = Session::CreateMpi(options, &session_);
@@ -83,7 +83,7 @@ TEST_P(SessionMpiFailureTest, EndsTheSessionOnEveryRank) {
   if (fails) FailMpi(GetParam().call, MPI_ERR_INTERN, /*skip=*/0, GetParam().failure);
   // A call or two may still go through: the failure is in what MPI is used for next.
   Status status;
-  const auto deadline = core::Clock::now() + std::chrono::seconds(15);
+  const auto deadline = core::Clock::now() + std::chrono::seconds(60);
   for (int i = 0; status.ok() && core::Clock::now() < deadline; ++i) {
     Vector vector(OpKind::kAllReduce, "w" + std::to_string(i),
                   std::vector<float>(GetParam().elements, 1.0F));

@@ -123,7 +123,7 @@ TEST_F(TransportFailureTest, DestructorDoesNotWaitForAMessageThatNobodyTakes) {
   transport_->Send(Next(), Bytes(std::size_t{8} << 20));
   const core::TimePoint begin = Clock::now();
   transport_.reset();
-  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(30));
   Environment::NoteFault();  // as its session would: the communicators stay
   EXPECT_TRUE(tests::TrueOnAllRanks(true));
 }

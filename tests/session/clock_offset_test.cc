@@ -86,6 +86,7 @@ TEST(ClockOffsetTest, RanksOfAHostWhoseClocksDifferCountForThemselves) {
 TEST(ClockOffsetTest, ASessionOverSeveralHostsHasOne) {
   const auto world = std::make_shared<InprocWorld>(3, std::vector<int>{0, 1, 1});
   std::array<Duration, 3> offsets{};
+  const TimePoint begun = core::Clock::now();
   tests::RankThreads::Run(3, [&](int rank) {
     std::shared_ptr<Session> session;
     ASSERT_TRUE(Session::CreateInproc(world, rank, tests::SessionOptions(), &session).ok());
@@ -94,7 +95,8 @@ TEST(ClockOffsetTest, ASessionOverSeveralHostsHasOne) {
   });
   EXPECT_EQ(offsets[0], Duration::zero());
   EXPECT_EQ(offsets[1], offsets[2]);
-  EXPECT_LT(std::chrono::abs(offsets[1]), seconds(1));  // it is one clock
+  // It is one clock, and an exchange may take that long.
+  EXPECT_LT(std::chrono::abs(offsets[1]), core::Clock::now() - begun);
 }
 
 }  // namespace

@@ -338,12 +338,19 @@ TEST_P(SessionTest, AnAbortEndsEveryoneWithItsText) {
   });
 }
 
-TEST_P(SessionTest, ALostPeerIsAFaultOnEveryRankWithinItsTime) {
+// These wait for the whole time-out of a peer, which is longer than a busy machine holds a rank up:
+// for one size only.
+class SessionLossTest : public SessionTest {};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, SessionLossTest,
+                         ::testing::Values(std::make_tuple(3, Sharing::kNone)));
+
+TEST_P(SessionLossTest, ALostPeerIsAFaultOnEveryRankWithinItsTime) {
   std::atomic<int> ready{0};
   RankThreads::Run(size(), [&](int rank) {
     const auto session = Start(world_, rank, Options([](core::Config& config) {
                                  config.ping_interval = milliseconds(50);
-                                 config.peer_timeout = seconds(4);
+                                 config.peer_timeout = seconds(12);
                                  config.transport = core::TransportMode::kMpi;  // the hub's
                                }));
     ASSERT_NE(session, nullptr);
@@ -354,17 +361,17 @@ TEST_P(SessionTest, ALostPeerIsAFaultOnEveryRankWithinItsTime) {
     const TimePoint begin = core::Clock::now();
     const Status status = AllReduce(*session, "never", {1});
     EXPECT_EQ(status.code(), StatusCode::kPeerLost) << status.ToString();
-    EXPECT_LT(core::Clock::now() - begin, seconds(30));
+    EXPECT_LT(core::Clock::now() - begin, seconds(60));
     EXPECT_EQ(session->Shutdown("done").code(), StatusCode::kPeerLost);
   });
 }
 
-TEST_P(SessionTest, ABrokenTransportIsAFaultOnTheRanksThatItReaches) {
+TEST_P(SessionLossTest, ABrokenTransportIsAFaultOnTheRanksThatItReaches) {
   std::latch started(size());
   RankThreads::Run(size(), [&](int rank) {
     const auto session = Start(world_, rank, Options([](core::Config& config) {
                                  config.ping_interval = milliseconds(50);
-                                 config.peer_timeout = seconds(4);
+                                 config.peer_timeout = seconds(12);
                                  config.transport = core::TransportMode::kMpi;  // the hub's
                                }));
     ASSERT_NE(session, nullptr);
@@ -525,9 +532,18 @@ TEST_F(SessionLogTest, AnEndWithoutAFaultSaysNothing) {
 
 TEST_F(SessionLogTest, AStallIsOneWarningForAllThatWait) {
   const auto world = std::make_shared<InprocWorld>(2);
+  // The first warning may come while rank 0 still submits.
+  const auto warned = [this] {
+    const auto lines = LinesWith("\"gradient0\" and 8 others have waited ");
+    return std::any_of(lines.begin(), lines.end(), [](const Line& line) {
+      return line.first == core::LogLevel::kWarning &&
+             line.second.find("; not submitted by rank 1; rank 1: has submitted nothing yet") !=
+                 std::string::npos;
+    });
+  };
   RankThreads::Run(2, [&](int rank) {
     const auto session = Start(
-        world, rank, Options([](core::Config& config) { config.stall_warning = seconds(3); }));
+        world, rank, Options([](core::Config& config) { config.stall_warning = seconds(1); }));
     std::vector<std::shared_ptr<Vector>> gradients;
     const auto submit_all = [&] {
       for (int i = 0; i < 9; ++i) {
@@ -535,22 +551,13 @@ TEST_F(SessionLogTest, AStallIsOneWarningForAllThatWait) {
       }
     };
     if (rank == 0) submit_all();
-    const TimePoint limit = core::Clock::now() + seconds(30);
-    while (LinesWith("not submitted by").empty() && core::Clock::now() < limit) {
-      std::this_thread::yield();
-    }
+    const TimePoint limit = core::Clock::now() + seconds(60);
+    while (!warned() && core::Clock::now() < limit) std::this_thread::yield();
     if (rank == 1) submit_all();
     for (const auto& gradient : gradients) EXPECT_TRUE(gradient->Synchronize(*session).ok());
     EXPECT_TRUE(session->Shutdown("done").ok());
   });
-  const auto lines = LinesWith("not submitted by");
-  ASSERT_FALSE(lines.empty());
-  const auto& [level, line] = lines.front();  // more than one only if this machine stood still
-  EXPECT_EQ(level, core::LogLevel::kWarning);
-  EXPECT_NE(line.find("\"gradient0\" and 8 others have waited "), std::string::npos) << line;
-  EXPECT_NE(line.find("; not submitted by rank 1; rank 1: has submitted nothing yet"),
-            std::string::npos)
-      << line;
+  EXPECT_TRUE(warned());
 }
 
 // ---- the start ----

@@ -17,7 +17,7 @@ using std::chrono::seconds;
 // The connection that has been made to the listener.
 Descriptor Accepted(const Descriptor& listener) {
   pollfd ready{listener.get(), POLLIN, 0};
-  EXPECT_EQ(poll(&ready, 1, 10'000), 1);
+  EXPECT_EQ(poll(&ready, 1, 30'000), 1);
   return Accept(listener);
 }
 
@@ -26,7 +26,7 @@ TEST(SocketsTest, BytesArrive) {
   int port = 0;
   ASSERT_TRUE(Listen(/*local=*/true, &listener, &port).ok());
   Descriptor there;
-  ASSERT_TRUE(ConnectToAny("127.0.0.1:" + std::to_string(port), seconds(10), &there).ok());
+  ASSERT_TRUE(ConnectToAny("127.0.0.1:" + std::to_string(port), seconds(30), &there).ok());
   Descriptor here = Accepted(listener);
   ASSERT_TRUE(here.valid());
   EXPECT_EQ(PeerAddress(here), "127.0.0.1");
@@ -35,7 +35,7 @@ TEST(SocketsTest, BytesArrive) {
   std::string bytes;
   for (bool ended = false; !ended;) {
     pollfd ready{here.get(), POLLIN, 0};
-    ASSERT_EQ(poll(&ready, 1, 10'000), 1);
+    ASSERT_EQ(poll(&ready, 1, 30'000), 1);
     ended = ReadSome(here.get(), &bytes).ended;
   }
   EXPECT_EQ(bytes, "hello");
@@ -65,14 +65,14 @@ TEST(SocketsTest, TheAddressThatAnswersIsTaken) {
   // Nobody listens at the first; the second is no address.
   const std::string bad = "127.0.0.1:" + std::to_string(FreePort()) + ",nowhere:1,";
   Descriptor there;
-  const core::Status status = ConnectToAny(bad + good, seconds(10), &there);
+  const core::Status status = ConnectToAny(bad + good, seconds(30), &there);
   EXPECT_TRUE(status.ok()) << status.ToString();
 }
 
 TEST(SocketsTest, SaysWhyNoneAnswers) {
   const std::string closed = "127.0.0.1:" + std::to_string(FreePort());
   Descriptor there;
-  const core::Status status = ConnectToAny(closed + ",x", seconds(10), &there);
+  const core::Status status = ConnectToAny(closed + ",x", seconds(30), &there);
   EXPECT_EQ(status.code(), core::StatusCode::kBackend);
   EXPECT_NE(status.message().find(closed + ": Connection refused"), std::string::npos)
       << status.message();

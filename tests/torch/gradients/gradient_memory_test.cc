@@ -76,7 +76,7 @@ TEST(GradientMemoryTest, GradientsMoveToSharedMemoryOnce) {
 
 // A lane may refer to what it has reduced for a moment longer than its handle is open.
 bool ComesTo(std::int64_t expected, const std::function<std::int64_t()>& value) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (value() != expected && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::yield();
   }
