@@ -175,7 +175,9 @@ TEST_P(ProcessSetsTest, ACallWhoseTimeIsOverNamesWhoMissesIt) {
   std::latch over(size());
   OnAllRanks([&](Session& session, int rank) {
     Vector vector(OpKind::kBarrier, "monitored", {});
-    if (rank < size() - 2) EXPECT_TRUE(vector.Submit(session).ok());
+    if (rank < size() - 2) {
+      EXPECT_TRUE(vector.Submit(session).ok());
+    }
     // When this is done, it is known who has submitted the other.
     EXPECT_EQ(Sum(session, core::kWorldSet, "after it"), static_cast<float>(size()));
     if (rank == size() - 2) {
