@@ -110,9 +110,11 @@ void EndOrphans(const std::vector<std::string>& names) {
   const auto children = core::ReadFile("/proc/" + self + "/task/" + self + "/children");
   for (const std::string_view word : Words(children.value_or(""))) {
     const auto pid = NumberFrom<pid_t>(word, 1, std::numeric_limits<pid_t>::max());
-    const auto name = core::ReadFile("/proc/" + std::string(word) + "/comm");
+    const auto name = core::ReadFile("/proc/" + std::string(word) + "/comm");  // with a line's end
     if (!pid || !name) continue;
-    if (std::find(names.begin(), names.end(), Trimmed(*name)) != names.end()) kill(*pid, SIGTERM);
+    if (std::find(names.begin(), names.end(), name->substr(0, name->find('\n'))) != names.end()) {
+      kill(*pid, SIGTERM);
+    }
   }
 }
 
