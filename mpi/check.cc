@@ -1,15 +1,22 @@
 #include "mpi/check.h"
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <string>
-#include <thread>
+
+#include "core/threads/cooling_sleep.h"
+#include "mpi/gate.h"
 
 namespace sirtaki::mpi {
 
 using core::Status;
 using core::StatusCode;
+
+namespace {
+
+constexpr auto kLongestSleep = std::chrono::milliseconds(5);
+
+}  // namespace
 
 Status Check(int code, const char* call) {
   if (code == MPI_SUCCESS) return Status::Ok();
@@ -22,26 +29,13 @@ Status Check(int code, const char* call) {
   return {StatusCode::kBackend, std::string(call) + ": " + words};
 }
 
-void CoolingSleep::Pause() {
-  using std::chrono::microseconds;
-  using std::chrono::milliseconds;
-  const core::Duration waited = core::Clock::now() - since_;
-  if (waited < microseconds(50)) {
-    std::this_thread::yield();
-    return;
-  }
-  std::this_thread::sleep_for(
-      std::clamp<core::Duration>(waited / 20, microseconds(20), milliseconds(5)));
-}
-
 Status WaitUntil(MPI_Request* request, core::TimePoint deadline, const char* call) {
-  CoolingSleep sleep;
+  core::CoolingSleep sleep(kLongestSleep);
   for (;;) {
     int done = 0;
-    if (Status status = Check(MPI_Test(request, &done, MPI_STATUS_IGNORE), call); !status.ok()) {
-      return status;
-    }
-    if (done != 0) return Status::Ok();
+    const Status status =
+        InMpi(call, [&] { return MPI_Test(request, &done, MPI_STATUS_IGNORE); });
+    if (!status.ok() || done != 0) return status;
     if (core::Clock::now() >= deadline) {
       return {StatusCode::kTimedOut,
               std::string(call) + ": the other ranks did not take part in time"};

@@ -9,6 +9,7 @@
 
 #include "mpi/check.h"
 #include "mpi/environment_impl.h"
+#include "mpi/gate.h"
 
 namespace sirtaki::mpi {
 namespace {
@@ -27,6 +28,7 @@ Status CreateGroup(MPI_Comm world, const RankRanges& members, int tag, MPI_Comm*
   }
   MPI_Group all = MPI_GROUP_NULL;
   MPI_Group some = MPI_GROUP_NULL;
+  MutexLock lock(Gate());
   Status status = Check(MPI_Comm_group(world, &all), "MPI_Comm_group");
   if (!status.ok()) return status;
   status = Check(MPI_Group_range_incl(all, static_cast<int>(triplets.size()),
@@ -47,18 +49,21 @@ Status CreateGroup(MPI_Comm world, const RankRanges& members, int tag, MPI_Comm*
 // has enough of them. A session's take this many.
 constexpr int kTagsOfASession = ops::Backend::kMaxTag + 1;
 
-// The first of the tags of the `session`th session of the communicator.
-Status FirstTag(MPI_Comm comm, std::uint64_t session, int* tag) {
+// How many tags a communicator has.
+Status TagsOf(MPI_Comm comm, std::int64_t* tags) {
   int* highest = nullptr;
   int found = 0;
-  Status status = Check(MPI_Comm_get_attr(comm, MPI_TAG_UB, static_cast<void*>(&highest), &found),
-                        "MPI_Comm_get_attr of MPI_TAG_UB");
-  if (!status.ok()) return status;
-  const int limit = found != 0 ? *highest : kTagsOfASession - 1;
-  const std::uint64_t sessions =
-      std::max<std::uint64_t>(1, (static_cast<std::uint64_t>(limit) + 1) / kTagsOfASession);
-  *tag = static_cast<int>(session % sessions) * kTagsOfASession;
-  return Status::Ok();
+  Status status = InMpi("MPI_Comm_get_attr of MPI_TAG_UB", [&] {
+    return MPI_Comm_get_attr(comm, MPI_TAG_UB, static_cast<void*>(&highest), &found);
+  });
+  if (status.ok()) *tags = std::int64_t{found != 0 ? *highest : kTagsOfASession - 1} + 1;
+  return status;
+}
+
+// The first of the tags of the `session`th session of the communicator.
+int FirstTag(std::int64_t tags, std::uint64_t session) {
+  const std::int64_t sessions = std::max<std::int64_t>(1, tags / kTagsOfASession);
+  return static_cast<int>(session % static_cast<std::uint64_t>(sessions)) * kTagsOfASession;
 }
 
 // What sessions that have ended have kept, by number.
@@ -92,7 +97,11 @@ class Spares {
     std::string text = std::to_string(next_);
     for (const auto& [number, kept] : spares_) {
       int same = MPI_UNEQUAL;
-      MPI_Comm_compare(kept.transport, comm, &same);
+      if (!InMpi("MPI_Comm_compare", [&, of = kept.transport] {
+             return MPI_Comm_compare(of, comm, &same);
+           }).ok()) {
+        continue;
+      }
       if (same == MPI_CONGRUENT) text += ' ' + std::to_string(number);
     }
     return text;
@@ -134,60 +143,25 @@ Status Communicators::Make(Environment& environment, core::TimePoint deadline,
   std::unique_ptr<Communicators> made(new Communicators(topology.rank, topology.size));
   made->number_ = ChooseSpare(told);
   made->kept_ = Spares::OfProcess().Take(made->number_);
-  Lanes world;
-  world.small.rank = world.large.rank = topology.rank;
-  world.small.size = world.large.size = topology.size;
-  for (MPI_Comm* target :
-       {&made->kept_.transport, &made->kept_.messages, &world.small.comm, &world.large.comm}) {
+  for (MPI_Comm* target : {&made->kept_.transport, &made->kept_.messages, &made->collectives_}) {
     if (*target != MPI_COMM_NULL) continue;
     status = DuplicateUntil(environment.impl_->control, deadline, target);
     if (!status.ok()) return status;
   }
-  status = FirstTag(made->kept_.messages, made->kept_.sessions++, &made->first_tag_);
+  status = TagsOf(made->collectives_, &made->tags_);
   if (!status.ok()) return status;
-  {
-    MutexLock lock(made->mutex_);
-    made->lanes_[core::kWorldSet] = world;
-  }
+  made->first_tag_ = FirstTag(made->tags_, made->kept_.sessions++);
   *communicators = std::move(made);
   return Status::Ok();
 }
 
 Communicators::~Communicators() {
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  if (Environment::HasFault() || finalized != 0) return;
-  MutexLock lock(mutex_);
-  for (auto& [set, lanes] : lanes_) {
-    for (MPI_Comm* comm : {&lanes.small.comm, &lanes.large.comm}) {
-      if (*comm != MPI_COMM_NULL) MPI_Comm_free(comm);
-    }
+  if (Environment::HasFault() || IsFinalized()) return;
+  if (collectives_ != MPI_COMM_NULL) {
+    MutexLock lock(Gate());
+    MPI_Comm_free(&collectives_);
   }
   if (kept_.sessions > 0) Spares::OfProcess().Put(number_, kept_);
-}
-
-Line Communicators::For(ops::Channel channel) const {
-  MutexLock lock(mutex_);
-  const auto found = lanes_.find(channel.set);
-  if (found == lanes_.end()) return {};
-  return channel.lane == fusion::Lane::kSmall ? found->second.small : found->second.large;
-}
-
-Status Communicators::AddSet(SetNumber set, const RankRanges& members) {
-  if (!members.Contains(rank_)) return Status::Ok();
-  // The large lane's own communicator is idle here: its thread is the one that is in this call. Two
-  // sets that share members cannot be taken for each other though they use the same tags: those
-  // members make them in the same order.
-  const MPI_Comm world = For({core::kWorldSet, fusion::Lane::kLarge}).comm;
-  Lanes lanes;
-  lanes.small.rank = lanes.large.rank = static_cast<int>(members.IndexOf(rank_));
-  lanes.small.size = lanes.large.size = static_cast<int>(members.Count());
-  Status status = CreateGroup(world, members, /*tag=*/1, &lanes.small.comm);
-  if (status.ok()) status = CreateGroup(world, members, /*tag=*/2, &lanes.large.comm);
-  if (!status.ok()) return status;
-  MutexLock lock(mutex_);
-  lanes_[set] = lanes;
-  return Status::Ok();
 }
 
 Status Communicators::MakeForProgram(Environment& environment, SetNumber set,
@@ -197,34 +171,14 @@ Status Communicators::MakeForProgram(Environment& environment, SetNumber set,
   MPI_Comm made = MPI_COMM_NULL;
   Status status = CreateGroup(environment.impl_->control, members, tag, &made);
   MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
-  if (status.ok()) {
-    status = Check(MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler), "MPI_Comm_get_errhandler");
-  }
+  if (!status.ok()) return status;
+  MutexLock lock(Gate());
+  status = Check(MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler), "MPI_Comm_get_errhandler");
   if (!status.ok()) return status;
   status = Check(MPI_Comm_set_errhandler(made, handler), "MPI_Comm_set_errhandler");
   MPI_Errhandler_free(&handler);
   *fortran_handle = MPI_Comm_c2f(made);
   return status;
-}
-
-Status Communicators::RemoveSet(SetNumber set) {
-  if (set == core::kWorldSet) {
-    return {core::StatusCode::kInvalidArgument, "the world cannot be removed"};
-  }
-  Lanes lanes;
-  {
-    MutexLock lock(mutex_);
-    const auto found = lanes_.find(set);
-    if (found == lanes_.end()) return Status::Ok();
-    lanes = found->second;
-    lanes_.erase(found);
-  }
-  if (Environment::HasFault()) return Status::Ok();  // left behind
-  for (MPI_Comm* comm : {&lanes.small.comm, &lanes.large.comm}) {
-    Status status = Check(MPI_Comm_free(comm), "MPI_Comm_free");
-    if (!status.ok()) return status;
-  }
-  return Status::Ok();
 }
 
 }  // namespace sirtaki::mpi

@@ -1,28 +1,20 @@
-// The communicators of one session: duplicates of the world that the program never sees, one for
-// each line of work, so that no message of one can be taken for another's.
+// The communicators of one session: duplicates of the world that the program never sees, for the
+// engine's messages, for collectives and for the program's messages, so that none can be taken for
+// another's. Process sets have tags of their own there.
 #pragma once
 
 #include <mpi.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 
 #include "core/base/rank_ranges.h"
 #include "core/base/status.h"
-#include "core/base/thread_annotations.h"
 #include "core/base/types.h"
 #include "mpi/environment.h"
 #include "ops/base/backend.h"
 
 namespace sirtaki::mpi {
-
-// One communicator and this process's place in it.
-struct Line {
-  MPI_Comm comm = MPI_COMM_NULL;
-  int rank = -1;
-  int size = 0;
-};
 
 // Owned by the session, which destroys it after the transport and the backend. Errors on these
 // communicators are returned, never fatal; the program's own keep their handlers.
@@ -32,7 +24,7 @@ class Communicators {
   static core::Status Make(Environment& environment, core::TimePoint deadline,
                            std::unique_ptr<Communicators>* communicators);
 
-  // Frees those of the lanes, which MPI may treat as collective: every rank has drained by then.
+  // Frees that of collectives, which MPI may treat as collective: every rank has drained by then.
   // The transport's and that of messages are kept for the next session, which may find late
   // messages of this one in them (engines drop those of other sessions, and messages have other
   // tags then): freed, their numbers would be given to other communicators, and MPI would hand
@@ -50,16 +42,9 @@ class Communicators {
   MPI_Comm messages() const { return kept_.messages; }
   int MessageTag(int tag) const { return first_tag_ + tag; }
 
-  // With MPI_COMM_NULL if there is no such set here. Thread-safe.
-  Line For(ops::Channel channel) const SIRTAKI_EXCLUDES(mutex_);
-
-  // Makes both lanes' communicators of a set, on the thread of the large lane, at its place in the
-  // agreed order. Blocks until all members are there; on other ranks it does nothing.
-  core::Status AddSet(core::SetNumber set, const core::RankRanges& members)
-      SIRTAKI_EXCLUDES(mutex_);
-
-  // Frees them, in the same place. On ranks that do not know the set it does nothing.
-  core::Status RemoveSet(core::SetNumber set) SIRTAKI_EXCLUDES(mutex_);
+  MPI_Comm collectives() const { return collectives_; }
+  // From 0 on.
+  std::int64_t tags() const { return tags_; }
 
   // Those that outlive a session, and how many have used them: the same on all ranks.
   struct Kept {
@@ -75,20 +60,15 @@ class Communicators {
                                      const core::RankRanges& members, int* fortran_handle);
 
  private:
-  struct Lanes {
-    Line small;
-    Line large;
-  };
-
   Communicators(int rank, int size) : rank_(rank), size_(size) {}
 
   const int rank_;
   const int size_;
   std::uint64_t number_ = 0;  // of what is kept: the same on all ranks
   Kept kept_;
-  int first_tag_ = 0;
-  mutable core::Mutex mutex_;
-  std::map<core::SetNumber, Lanes> lanes_ SIRTAKI_GUARDED_BY(mutex_);
+  MPI_Comm collectives_ = MPI_COMM_NULL;
+  std::int64_t tags_ = 0;
+  int first_tag_ = 0;  // of messages
 };
 
 }  // namespace sirtaki::mpi

@@ -8,15 +8,18 @@
 #include <charconv>
 #include <cstdlib>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <numeric>
 #include <thread>
 #include <utility>
 
 #include "core/base/log.h"
+#include "core/machine/cgroup.h"
 #include "core/machine/start_notice.h"
 #include "mpi/check.h"
 #include "mpi/environment_impl.h"
+#include "mpi/gate.h"
 
 namespace sirtaki::mpi {
 namespace {
@@ -38,12 +41,6 @@ struct ProcessState {
 ProcessState& State() {
   static ProcessState* const state = new ProcessState;  // outlives everything that runs at exit
   return *state;
-}
-
-bool IsFinalized() {
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  return finalized != 0;
 }
 
 // Registered by the first Start that initialises MPI, so it runs after whatever was registered
@@ -68,7 +65,10 @@ void FinalizeAtExit() {
 std::string LibraryName() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING + 1> text{};
   int length = 0;
-  MPI_Get_library_version(text.data(), &length);
+  {
+    core::MutexLock lock(Gate());
+    MPI_Get_library_version(text.data(), &length);
+  }
   std::string name(text.data());
   // Open MPI: "Open MPI v4.1.4, package: …".
   // MPICH:    "MPICH Version:      4.0.2\nMPICH Release date: …".
@@ -109,9 +109,8 @@ std::string InterfacesText(const core::EnvironmentView& variables) {
 // Initialises MPI if nobody did, and says what threads may do then.
 Status InitializeMpi(const core::EnvironmentView& variables, int* level, bool* by_us) {
   int initialized = 0;
-  if (Status status = Check(MPI_Initialized(&initialized), "MPI_Initialized"); !status.ok()) {
-    return status;
-  }
+  Status status = InMpi("MPI_Initialized", [&] { return MPI_Initialized(&initialized); });
+  if (!status.ok()) return status;
   ProcessState& state = State();
   if (IsFinalized()) {
     return {
@@ -121,8 +120,9 @@ Status InitializeMpi(const core::EnvironmentView& variables, int* level, bool* b
   }
   if (initialized == 0) {
     core::TellStart(variables, core::StartNotice::kBegins);
-    Status status =
-        Check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, level), "MPI_Init_thread");
+    status = InMpi("MPI_Init_thread", [&] {
+      return MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, level);
+    });
     core::TellStart(variables, core::StartNotice::kIsThrough);
     if (!status.ok()) return status;
     state.initialized_by_process = getpid();
@@ -130,7 +130,7 @@ Status InitializeMpi(const core::EnvironmentView& variables, int* level, bool* b
     std::atexit(FinalizeAtExit);
   }
   *by_us = state.initialized_by_process != 0;
-  return Check(MPI_Query_thread(level), "MPI_Query_thread");
+  return InMpi("MPI_Query_thread", [&] { return MPI_Query_thread(level); });
 }
 
 Status ChooseThreading(Threads wanted, int level, bool by_us, bool* serialized) {
@@ -152,22 +152,12 @@ Status ChooseThreading(Threads wanted, int level, bool by_us, bool* serialized) 
   return Status::Ok();
 }
 
-// Whether Open MPI's messages go through its component ob1: a component that is not chosen is
-// closed, and its variables are gone.
-bool IsOb1Chosen() {
-  int level = MPI_THREAD_SINGLE;
-  if (MPI_T_init_thread(MPI_THREAD_MULTIPLE, &level) != MPI_SUCCESS) return false;
-  int index = 0;
-  const bool is_there = MPI_T_cvar_get_index("pml_ob1_priority", &index) == MPI_SUCCESS;
-  MPI_T_finalize();
-  return is_there;
-}
-
 // Whether this thread may call MPI, if only for as long as the start takes.
 bool MayCallMpi(int level) {
   int is_main = 0;
   return level >= MPI_THREAD_SERIALIZED ||
-         (MPI_Is_thread_main(&is_main) == MPI_SUCCESS && is_main != 0);
+         (InMpi("MPI_Is_thread_main", [&] { return MPI_Is_thread_main(&is_main); }).ok() &&
+          is_main != 0);
 }
 
 // The number of ranks that a launcher says it started. The first variable that is there counts: a
@@ -207,9 +197,10 @@ Status ExchangeOn(MPI_Comm comm, int size, TimePoint deadline, ExchangeBuffers& 
   const auto ranks = static_cast<std::size_t>(size);
   x.my_size = x.mine.size();
   x.sizes.resize(ranks);
-  Status status = Check(MPI_Iallgather(&x.my_size, 1, MPI_UINT64_T, x.sizes.data(), 1, MPI_UINT64_T,
-                                       comm, &x.request),
-                        "MPI_Iallgather");
+  Status status = InMpi("MPI_Iallgather", [&] {
+    return MPI_Iallgather(&x.my_size, 1, MPI_UINT64_T, x.sizes.data(), 1, MPI_UINT64_T, comm,
+                          &x.request);
+  });
   if (status.ok()) status = WaitUntil(&x.request, deadline, "MPI_Iallgather");
   if (!status.ok()) return status;
 
@@ -225,33 +216,11 @@ Status ExchangeOn(MPI_Comm comm, int size, TimePoint deadline, ExchangeBuffers& 
     displacement += static_cast<int>(bytes);
   }
   x.all.resize(total);
-  status =
-      Check(MPI_Iallgatherv(x.mine.data(), static_cast<int>(x.my_size), MPI_CHAR, x.all.data(),
-                            x.counts.data(), x.displacements.data(), MPI_CHAR, comm, &x.request),
-            "MPI_Iallgatherv");
+  status = InMpi("MPI_Iallgatherv", [&] {
+    return MPI_Iallgatherv(x.mine.data(), static_cast<int>(x.my_size), MPI_CHAR, x.all.data(),
+                           x.counts.data(), x.displacements.data(), MPI_CHAR, comm, &x.request);
+  });
   if (status.ok()) status = WaitUntil(&x.request, deadline, "MPI_Iallgatherv");
-  return status;
-}
-
-// The lowest rank of `comm` with which this one can share memory.
-Status FindLowestSharing(MPI_Comm comm, int rank, int* lowest) {
-  MPI_Comm sharing = MPI_COMM_NULL;
-  Status status =
-      Check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &sharing),
-            "MPI_Comm_split_type");
-  if (!status.ok()) return status;
-  MPI_Group all = MPI_GROUP_NULL;
-  MPI_Group some = MPI_GROUP_NULL;
-  const int first = 0;
-  status = Check(MPI_Comm_group(comm, &all), "MPI_Comm_group");
-  if (status.ok()) status = Check(MPI_Comm_group(sharing, &some), "MPI_Comm_group");
-  if (status.ok()) {
-    status =
-        Check(MPI_Group_translate_ranks(some, 1, &first, all, lowest), "MPI_Group_translate_ranks");
-  }
-  if (some != MPI_GROUP_NULL) MPI_Group_free(&some);
-  if (all != MPI_GROUP_NULL) MPI_Group_free(&all);
-  MPI_Comm_free(&sharing);
   return status;
 }
 
@@ -260,7 +229,8 @@ Status FindWorld(const EnvironmentOptions& options, MPI_Comm* world) {
   *world = MPI_COMM_WORLD;
   if (!options.communicator) return Status::Ok();
   int initialized = 0;
-  MPI_Initialized(&initialized);
+  Status status = InMpi("MPI_Initialized", [&] { return MPI_Initialized(&initialized); });
+  if (!status.ok()) return status;
   if (initialized == 0) {
     return {
         StatusCode::kInvalidArgument,
@@ -273,7 +243,8 @@ Status FindWorld(const EnvironmentOptions& options, MPI_Comm* world) {
             "init() was given MPI_COMM_NULL: only the ranks of the communicator may call it"};
   }
   int between_groups = 0;
-  Status status = Check(MPI_Comm_test_inter(*world, &between_groups), "MPI_Comm_test_inter");
+  status = InMpi("MPI_Comm_test_inter",
+                 [&] { return MPI_Comm_test_inter(*world, &between_groups); });
   if (status.ok() && between_groups != 0) {
     return {StatusCode::kInvalidArgument,
             "init() was given an inter-communicator; it needs an intra-communicator"};
@@ -296,11 +267,14 @@ Status DuplicateUntil(MPI_Comm comm, TimePoint deadline, MPI_Comm* duplicate) {
     MPI_Request request = MPI_REQUEST_NULL;
   };
   auto pending = std::make_unique<Pending>();
-  Status status = Check(MPI_Comm_idup(comm, &pending->comm, &pending->request), "MPI_Comm_idup");
+  Status status = InMpi("MPI_Comm_idup", [&] {
+    return MPI_Comm_idup(comm, &pending->comm, &pending->request);
+  });
   if (status.ok()) status = WaitUntil(&pending->request, deadline, "MPI_Comm_idup");
   if (status.ok()) {
     *duplicate = pending->comm;
-    return Check(MPI_Comm_set_errhandler(*duplicate, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    return InMpi("MPI_Comm_set_errhandler",
+                 [&] { return MPI_Comm_set_errhandler(*duplicate, MPI_ERRORS_RETURN); });
   }
   Environment::NoteFault();
   static_cast<void>(pending.release());  // MPI may still write to it
@@ -312,6 +286,7 @@ Environment::Environment(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) { 
 Environment::~Environment() {
   --State().open;
   if (IsFinalized()) return;
+  core::MutexLock lock(Gate());
   if (impl_->before_finalize_key != MPI_KEYVAL_INVALID) {  // local, so also after a fault
     impl_->before_finalize = nullptr;
     MPI_Comm_delete_attr(MPI_COMM_SELF, impl_->before_finalize_key);
@@ -332,17 +307,18 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   if (!status.ok()) return status;
 
   std::unique_ptr<Environment> made(new Environment(std::make_unique<Impl>()));
-  MPI_Comm_rank(world, &made->topology_.rank);
-  MPI_Comm_size(world, &made->topology_.size);
   int started = 0;
-  MPI_Comm_size(MPI_COMM_WORLD, &started);
+  {
+    core::MutexLock in_mpi(Gate());
+    MPI_Comm_rank(world, &made->topology_.rank);
+    MPI_Comm_size(world, &made->topology_.size);
+    MPI_Comm_size(MPI_COMM_WORLD, &started);
+  }
   made->of_all_ = made->topology_.size == started;
   status = options.communicator ? Status::Ok() : CheckLauncher(options, made->topology_.size);
   if (!status.ok()) return status;  // alone, so there is nobody to tell
   const Status threading = ChooseThreading(options.threads, level, by_us, &made->serialized_);
   if (!threading.ok() && !MayCallMpi(level)) return threading;
-  made->threads_race_ =
-      options.threads == Threads::kAuto && !made->serialized_ && threading.ok() && IsOb1Chosen();
   made->description_ = LibraryName() + ", " + ThreadLevelName(level);
   if (made->serialized_) {
     made->description_ += level == MPI_THREAD_MULTIPLE ? ", used as serialized (mpi_threads)" : "";
@@ -374,26 +350,24 @@ Status Environment::AgreeOnThreading(const Status& mine, TimePoint deadline) {
           core::Origin{rank, {}, {}}};
 }
 
+// Ranks share a host if they have the same name for it and run on the same kernel: neither tells
+// by itself, as hosts may be called alike, and containers of one kernel need not share anything.
 Status Environment::FindTopology(TimePoint deadline) {
   std::array<char, MPI_MAX_PROCESSOR_NAME + 1> name{};
   int length = 0;
-  Status status = Check(MPI_Get_processor_name(name.data(), &length), "MPI_Get_processor_name");
+  Status status = InMpi("MPI_Get_processor_name",
+                        [&] { return MPI_Get_processor_name(name.data(), &length); });
   if (!status.ok()) return status;
-
-  // This exchange first: afterwards every rank is known to be there, so the split may block.
-  std::vector<std::string> hosts;
-  status = Exchange(std::string(name.data(), static_cast<std::size_t>(length)), deadline, &hosts);
-  int lowest = 0;
-  if (status.ok()) status = FindLowestSharing(impl_->control, topology_.rank, &lowest);
-  std::vector<std::string> sharing;
-  if (status.ok()) status = Exchange(std::to_string(lowest), deadline, &sharing);
+  const std::string host(name.data(), static_cast<std::size_t>(length));
+  const std::string kernel = core::ReadFile("/proc/sys/kernel/random/boot_id").value_or("");
+  std::vector<std::string> told;  // the host's name, a line's end, the kernel
+  status = Exchange(host + '\n' + kernel, deadline, &told);
   if (!status.ok()) return status;
-
-  std::vector<core::Place> places(hosts.size());
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    places[i].host = std::move(hosts[i]);
-    std::from_chars(sharing[i].data(), sharing[i].data() + sharing[i].size(),
-                    places[i].lowest_sharing);
+  std::map<std::string, int> lowest;
+  std::vector<core::Place> places;
+  for (const std::string& place : told) {
+    const int rank = static_cast<int>(places.size());
+    places.push_back({place.substr(0, place.find('\n')), lowest.try_emplace(place, rank).first->second});
   }
   topology_ = core::BuildTopology(topology_.rank, places);
   return Status::Ok();
@@ -439,12 +413,14 @@ Status Environment::BeforeFinalize(std::function<void()> shutdown) {
     run();  // may destroy the environment
     return MPI_SUCCESS;
   };
-  Status status = Check(
-      MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, deleted, &impl_->before_finalize_key, nullptr),
-      "MPI_Comm_create_keyval");
+  Status status = InMpi("MPI_Comm_create_keyval", [&] {
+    return MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, deleted, &impl_->before_finalize_key,
+                                  nullptr);
+  });
   if (!status.ok()) return status;
-  return Check(MPI_Comm_set_attr(MPI_COMM_SELF, impl_->before_finalize_key, impl_.get()),
-               "MPI_Comm_set_attr");
+  return InMpi("MPI_Comm_set_attr", [&] {
+    return MPI_Comm_set_attr(MPI_COMM_SELF, impl_->before_finalize_key, impl_.get());
+  });
 }
 
 }  // namespace sirtaki::mpi

@@ -70,10 +70,6 @@ class Environment {
   // must make no MPI calls between init and shutdown but from the thread that calls the library.
   bool serialized() const { return serialized_; }
 
-  // True: two threads in MPI at once can lose data here, and nobody has asked for two. Open MPI's
-  // ob1 can complete a receive with MPI_SUCCESS and none of its data while another thread polls.
-  bool threads_race() const { return threads_race_; }
-
   // For the line that init logs: "Open MPI v4.1.4, MPI_THREAD_MULTIPLE, initialised by the
   // program".
   const std::string& description() const { return description_; }
@@ -105,7 +101,6 @@ class Environment {
   core::Topology topology_;
   bool of_all_ = false;  // that MPI has started
   bool serialized_ = false;
-  bool threads_race_ = false;
   std::string description_;
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "mpi/check.h"
+#include "mpi/gate.h"
 
 namespace sirtaki::mpi {
 namespace {
@@ -22,6 +23,14 @@ constexpr int kMaxInFlight = 32;
 
 // Messages too large to arrive at once may come in beside each other, up to so many.
 constexpr std::size_t kMaxReceiving = 64;
+
+// "MPI_Isend to rank 3: …" of "MPI_Isend: …".
+Status OfRank(const Status& status, const char* direction, int rank) {
+  std::string text = status.message();
+  text.insert(std::min(text.find(':'), text.size()),
+              " " + std::string(direction) + " rank " + std::to_string(rank));
+  return {status.code(), text};
+}
 
 }  // namespace
 
@@ -73,10 +82,11 @@ void Transport::StartSend(int to, Link& link, Bytes bytes) {
   sending.to = to;
   sending.bytes = std::move(bytes);
   const int count = static_cast<int>(sending.bytes.size());
-  const int code =
-      MPI_Isend(sending.bytes.data(), count, MPI_BYTE, to, kTag, comm_, &sending.request);
-  if (code != MPI_SUCCESS) {
-    Note(Check(code, ("MPI_Isend to rank " + std::to_string(to)).c_str()));
+  const Status started = InMpi("MPI_Isend", [&] {
+    return MPI_Isend(sending.bytes.data(), count, MPI_BYTE, to, kTag, comm_, &sending.request);
+  });
+  if (!started.ok()) {
+    Note(OfRank(started, "to", to));
     return;
   }
   // A small message is mostly gone already, and then there is nothing to remember.
@@ -87,9 +97,11 @@ void Transport::StartSend(int to, Link& link, Bytes bytes) {
 
 bool Transport::HasLeft(Sending& sending) {
   int done = 0;
-  const int code = MPI_Test(&sending.request, &done, MPI_STATUS_IGNORE);
-  if (code == MPI_SUCCESS) return done != 0;
-  Note(Check(code, ("MPI_Test of MPI_Isend to rank " + std::to_string(sending.to)).c_str()));
+  const Status tested = InMpi("MPI_Test of MPI_Isend", [&] {
+    return MPI_Test(&sending.request, &done, MPI_STATUS_IGNORE);
+  });
+  if (tested.ok()) return done != 0;
+  Note(OfRank(tested, "to", sending.to));
   failed_.push_back(std::move(sending));
   return true;
 }
@@ -136,6 +148,7 @@ bool Transport::StartReceive() {
   int found = 0;
   MPI_Message handle = MPI_MESSAGE_NULL;
   MPI_Status envelope;
+  core::MutexLock lock(Gate());
   if (!Note(Check(MPI_Improbe(MPI_ANY_SOURCE, kTag, comm_, &found, &handle, &envelope),
                   "MPI_Improbe")) ||
       found == 0) {
@@ -162,9 +175,11 @@ std::optional<Incoming> Transport::FinishReceive() {
   for (auto it = receiving_.begin(); it != receiving_.end(); ++it) {
     if (!it->done) {
       int done = 0;
-      const int code = MPI_Test(&it->request, &done, MPI_STATUS_IGNORE);
-      if (code != MPI_SUCCESS) {
-        Note(Check(code, ("MPI_Imrecv from rank " + std::to_string(it->message.from)).c_str()));
+      const Status tested = InMpi("MPI_Imrecv", [&, request = &it->request] {
+        return MPI_Test(request, &done, MPI_STATUS_IGNORE);
+      });
+      if (!tested.ok()) {
+        Note(OfRank(tested, "from", it->message.from));
         return std::nullopt;
       }
       it->done = done != 0;

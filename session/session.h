@@ -127,9 +127,16 @@ class Session {
 
   // A communicator of MPI, of the set's ranks in ascending order, as a Fortran handle; the program
   // frees it. Collective over the set, in the same order on all its ranks if there are several.
-  // Errors: kUnsupported without MPI_THREAD_MULTIPLE, kTimedOut at `deadline` (the group's fault),
-  // those of Submit.
+  // Errors: kUnsupported without MPI, kTimedOut at `deadline` (the group's fault), those of Submit.
   core::Status MakeCommunicator(core::SetNumber set, core::TimePoint deadline, int* fortran_handle);
+
+  // Between the two nothing here is in the medium, and calls that are made meanwhile wait.
+  // Collective over the world. Errors: kInvalidArgument where it is paused already, or not, or
+  // operations are under way; kTimedOut at `deadline` (the group's fault); those of Submit.
+  core::Status PauseMedium(core::TimePoint deadline);
+  core::Status ResumeMedium(core::TimePoint deadline);
+  // Who holds it has the medium for itself, for calls that do not block; null: there is none.
+  core::Mutex* medium_gate() const;
 
   // What is planned with: as the options say, until it is changed.
   struct Limits {
@@ -196,7 +203,9 @@ class Session {
   core::Status MakeFirstSets(core::TimePoint deadline);
   core::Status CheckMember(const core::Work& work) const;
   core::Status ChangeSets(core::SignaturePtr change, std::string invalid, core::TimePoint deadline,
-                          std::int64_t* value);
+                          std::int64_t* value) SIRTAKI_EXCLUDES(set_change_mutex_);
+  core::Status Assemble(core::SetNumber set, const std::string& what, core::TimePoint deadline);
+  core::Status Meet(core::SetNumber set, core::TimePoint deadline);
 
   // ---- session_single.cc ----
   core::Status SubmitSingle(const core::WorkPtr& work);
@@ -221,11 +230,13 @@ class Session {
   core::SetNumber local_set_ = core::kWorldSet;
   core::SetNumber cross_set_ = core::kWorldSet;
   core::SetNumber last_first_set_ = core::kWorldSet;
-  std::atomic<std::uint64_t> set_changes_{0};
+  core::Mutex set_change_mutex_;  // over a whole change
+  std::uint64_t set_changes_ SIRTAKI_GUARDED_BY(set_change_mutex_) = 0;
+  std::atomic<bool> paused_{false};
   std::atomic<std::uint64_t> limit_changes_{0};
   mutable core::Mutex limits_mutex_;
   Limits limits_ SIRTAKI_GUARDED_BY(limits_mutex_);
-  std::map<core::SetNumber, std::uint64_t> communicators_made_ SIRTAKI_GUARDED_BY(sets_mutex_);
+  std::map<core::SetNumber, std::uint64_t> assemblies_ SIRTAKI_GUARDED_BY(sets_mutex_);
   mutable core::Mutex sets_mutex_;
   std::map<core::SetNumber, core::RankRanges> sets_ SIRTAKI_GUARDED_BY(sets_mutex_);
   core::SetNumber last_set_alone_ SIRTAKI_GUARDED_BY(sets_mutex_) = 0;

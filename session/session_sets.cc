@@ -146,55 +146,112 @@ Status Session::RemoveSet(SetNumber set, core::TimePoint deadline) {
   return status;
 }
 
-// The ranks' changes match by their order.
+// The ranks' changes match by their order: one at a time, so that a refused one has not been counted
+// by others.
 Status Session::ChangeSets(core::SignaturePtr change, std::string invalid, core::TimePoint deadline,
                            std::int64_t* value) {
+  core::MutexLock lock(set_change_mutex_);
   auto work = std::make_shared<core::Work>();
   work->request.key = core::Key::Named(
-      core::kWorldSet, "#process set change " + std::to_string(set_changes_.fetch_add(1) + 1));
+      core::kWorldSet, "#process set change " + std::to_string(set_changes_ + 1));
   work->request.signature = std::move(change);
   work->request.invalid = std::move(invalid);
   work->deadline = deadline;
   Status status = Submit(work, /*will_wait=*/true);
-  if (!status.ok()) {
-    set_changes_.fetch_sub(1);  // the others have counted none
-    return status;
-  }
+  if (!status.ok()) return status;
   status = Wait(*work->handle);
   work->handle->Observe();
-  // Refused, perhaps because of a rank that has joined and has counted none.
-  if (!status.ok()) set_changes_.fetch_sub(1);
+  // One that was refused does not count: perhaps it was because of a rank that has joined, which has
+  // counted none.
+  if (status.ok()) ++set_changes_;
   if (value != nullptr) *value = work->handle->value();
   return status;
 }
 
-// First a barrier, which has a deadline and names who is missing; MPI's own call has neither.
-Status Session::MakeCommunicator(SetNumber set, core::TimePoint deadline, int* fortran_handle) {
-  const RankRanges members = MembersOf(set).value_or(RankRanges());
+// A barrier has a deadline and names who is missing, which MPI's own calls have not. Who has come out
+// of it may still be needed by those who have not: so they meet once more beside the engine.
+Status Session::Assemble(SetNumber set, const std::string& what, core::TimePoint deadline) {
   std::uint64_t number = 0;
   {
     core::MutexLock lock(sets_mutex_);
-    number = ++communicators_made_[set];
+    number = ++assemblies_[set];
   }
   auto barrier = std::make_shared<core::Signature>();
   barrier->kind = core::OpKind::kBarrier;
   auto work = std::make_shared<core::Work>();
-  work->request.key =
-      core::Key::Named(set, "#communicator " + std::to_string(number) + " for the program");
+  work->request.key = core::Key::Named(set, "#" + what + " " + std::to_string(number));
   work->request.signature = std::move(barrier);
   work->deadline = deadline;
   Status status = Submit(work, /*will_wait=*/true);
   if (!status.ok()) {
     core::MutexLock lock(sets_mutex_);
-    --communicators_made_[set];  // the others have counted none
+    --assemblies_[set];  // the others have counted none
     return status;
   }
   status = Wait(*work->handle);
   work->handle->Observe();
+  return status;
+}
+
+Status Session::Meet(SetNumber set, core::TimePoint deadline) {
+  Status status =
+      impl_->medium->Meet(set, MembersOf(set).value_or(core::RankRanges()), deadline);
+  if (!status.ok() && impl_->engine != nullptr) impl_->engine->PostFailure(status, "");
+  return status;
+}
+
+Status Session::MakeCommunicator(SetNumber set, core::TimePoint deadline, int* fortran_handle) {
+  const RankRanges members = MembersOf(set).value_or(RankRanges());
+  Status status = Assemble(set, "communicator for the program", deadline);
   if (!status.ok()) return status;
   const Call call(*this);
   if (!call.has_impl()) return CheckState();
-  return impl_->medium->MakeCommunicator(set, members, fortran_handle);
+  status = Meet(set, deadline);
+  if (!status.ok()) return status;
+  const auto make = [&] {
+    status = impl_->medium->MakeCommunicator(set, members, fortran_handle);
+  };
+  if (impl_->engine == nullptr) {
+    make();
+  } else {
+    impl_->engine->WhilePaused(make);
+  }
+  return status;
+}
+
+Status Session::PauseMedium(core::TimePoint deadline) {
+  if (paused_) return {StatusCode::kInvalidArgument, "MPI is paused already"};
+  Status status = Assemble(core::kWorldSet, "pause of MPI", deadline);
+  if (!status.ok()) return status;
+  const Call call(*this);
+  if (!call.has_impl()) return CheckState();
+  if (impl_->engine != nullptr) {
+    status = impl_->engine->WaitUntilIdle(deadline);
+    if (status.ok()) status = Meet(core::kWorldSet, deadline);
+    if (!status.ok()) return status;
+    if (!impl_->engine->Pause()) {
+      return {StatusCode::kInvalidArgument,
+              "MPI cannot be paused while operations of another thread are under way"};
+    }
+  }
+  paused_ = true;
+  return status;
+}
+
+core::Mutex* Session::medium_gate() const {
+  const Call call(*this);
+  return call.has_impl() ? impl_->medium->gate() : nullptr;
+}
+
+// All go on together: nobody is taken for lost who is still paused.
+Status Session::ResumeMedium(core::TimePoint deadline) {
+  const Call call(*this);
+  if (!call.has_impl()) return CheckState();
+  if (!paused_) return {StatusCode::kInvalidArgument, "MPI is not paused"};
+  Status status = Meet(core::kWorldSet, deadline);
+  paused_ = false;
+  if (impl_->engine != nullptr) impl_->engine->Resume();
+  return status;
 }
 
 }  // namespace sirtaki::session

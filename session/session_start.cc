@@ -137,7 +137,7 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
   bool is_serialized = !serialized.empty();
   if (topology_.size > 1) {
     ConnectOptions connect{config_, !serialized.empty(), spin};
-    const Status connected = medium->Connect(&connect, deadline);
+    const Status connected = medium->Connect(connect, deadline);
     is_serialized = connect.serialized;
     Status met = medium->Exchange(SerializeStatus(connected), deadline, &told);
     if (!connected.ok()) return connected;

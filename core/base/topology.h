@@ -6,8 +6,7 @@
 
 namespace sirtaki::core {
 
-// "Host" means: ranks that can share memory (over MPI: MPI_COMM_TYPE_SHARED) and call their host by
-// the same name.
+// "Host" means: ranks that run on one kernel and call their host by the same name.
 struct Topology {
   int rank = 0;
   int size = 1;

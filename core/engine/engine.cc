@@ -57,22 +57,41 @@ void Engine::AddFirstSet(SetNumber set, const RankRanges& members, WorkPtr work)
 
 // ---- one round ----
 
+class Engine::CallMark {
+ public:
+  // Only the token's holder writes it.
+  explicit CallMark(std::atomic<std::uint64_t>& rounds) : rounds_(rounds) { Count(); }
+  ~CallMark() { Count(); }
+  CallMark(const CallMark&) = delete;
+  CallMark& operator=(const CallMark&) = delete;
+
+ private:
+  void Count() {
+    rounds_.store(rounds_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+  std::atomic<std::uint64_t>& rounds_;
+};
+
+void Engine::WhilePaused(const std::function<void()>& call) {
+  // As a driver, so that the background thread parks and looks whether this one is stuck.
+  const char driver = 0;
+  if (drivers_.fetch_add(1, std::memory_order_seq_cst) == 0) driver_changes_.fetch_add(1);
+  {
+    MutexLock lock(token_);
+    const CallMark mark(rounds_);
+    call();
+  }
+  StopDriving(&driver);
+  transport_.Wake();
+}
+
 bool Engine::RunOnce(bool waited_for) {
   MutexLock lock(token_);
   return Round(Now(), waited_for);
 }
 
 bool Engine::Round(TimePoint now, bool waited_for) {
-  // Only the token's holder writes it.
-  struct Mark {
-    explicit Mark(std::atomic<std::uint64_t>& of) : rounds(of) { Count(); }
-    ~Mark() { Count(); }
-    void Count() {
-      rounds.store(rounds.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    }
-    std::atomic<std::uint64_t>& rounds;
-  };
-  const Mark mark(rounds_);
+  const CallMark mark(rounds_);
   // Taken before the work and carried out after it: what was submitted before a Leave goes before
   // it.
   const std::vector<Command> commands = TakeCommands();

@@ -72,6 +72,17 @@ class Engine {
   // what could not be had.
   trace::FlightRecord Describe(Duration patience) const SIRTAKI_EXCLUDES(token_);
 
+  // Waits until this rank runs nothing. kTimedOut at `deadline`; messages do not count.
+  Status WaitUntilIdle(TimePoint deadline);
+  // From Pause to Resume nobody drives the engine: nothing is received, and what is submitted waits.
+  // False: something runs, and it is not paused. Leave and Abort resume.
+  bool Pause() SIRTAKI_EXCLUDES(token_);
+  void Resume();
+
+  // Runs `call` while nobody drives the engine, so that no other call to the medium is made by it.
+  // One that does not return is found as any call is in which the engine is stuck.
+  void WhilePaused(const std::function<void()>& call) SIRTAKI_EXCLUDES(token_);
+
   Status fault() const;  // ok while there is none
   // For work of this key. The handle may outlive the engine.
   HandlePtr MakeHandle(const Key& key);
@@ -126,6 +137,9 @@ class Engine {
   // How often the lanes are asked what they run: to notice lost peers, so it may be coarse.
   static constexpr Duration kRunningInterval = std::chrono::milliseconds(50);
 
+  // Counts as one call of the token's holder for as long as it lives.
+  class CallMark;
+
   // ---- engine.cc: one round; engine_end.cc: commands, and the end ----
   // `waited_for`: somebody waits, so nothing is held.
   bool Round(TimePoint now, bool waited_for) SIRTAKI_REQUIRES(token_);
@@ -165,6 +179,7 @@ class Engine {
   Nap DriveWhileHot(const Done& done, const void* driver, TimePoint deadline);
   template <typename Done>
   bool TakeToken(const Done& done, bool patient) SIRTAKI_TRY_ACQUIRE(true, token_);
+  bool TryToken() SIRTAKI_TRY_ACQUIRE(true, token_);
   Nap NapBeforeSleep(std::uint64_t ticket, const void* driver) SIRTAKI_REQUIRES(token_);
   void StopDriving(const void* driver);
   void LookAfterRound(StuckWatch* watch);
@@ -233,6 +248,7 @@ class Engine {
   std::atomic<Duration::rep> background_until_;
   std::atomic<std::uint64_t> rounds_{0};  // begun or ended: odd within one
   std::atomic<bool> stuck_{false};
+  std::atomic<bool> paused_{false};  // set under the token
   Parking parking_;
   std::atomic<bool> parked_long_{false};
   std::atomic<bool> stop_{false};

@@ -57,13 +57,34 @@ Status Engine::Wait(HandleState& handle, TimePoint deadline) {
   return {StatusCode::kTimedOut, "the call has not ended by the deadline of this wait"};
 }
 
+Status Engine::WaitUntilIdle(TimePoint deadline) {
+  DriveUntil([this] { return executor_.Idle() || faulted_ || stuck_; }, nullptr, deadline);
+  if (Status why = fault(); !why.ok()) return why;
+  return executor_.Idle() ? Status::Ok()
+                          : Status(StatusCode::kTimedOut, "operations are still under way");
+}
+
+bool Engine::Pause() {
+  MutexLock lock(token_);
+  if (!executor_.Idle()) return false;
+  paused_ = true;
+  return true;
+}
+
+void Engine::Resume() {
+  paused_ = false;
+  WakeSomebody();
+}
+
 Status Engine::Leave(const std::string& why) {
+  Resume();
   Post({Command::Kind::kLeave, StatusCode::kOk, why, {}, {}});
   DriveUntil([this] { return closed_ || faulted_ || stuck_; }, nullptr, TimePoint::max());
   return fault();
 }
 
 void Engine::Abort(StatusCode code, const std::string& text) {
+  Resume();
   PostFault(code, text, {});
   DriveUntil([this] { return closed_ || fault_told_ || stuck_; }, nullptr, Now() + kTellingTime);
 }
@@ -136,12 +157,19 @@ bool Engine::GuardedRound(TimePoint now, bool waited_for) {
 // and a sleep and a wake cost more.
 template <typename Done>
 bool Engine::TakeToken(const Done& done, bool patient) {
-  if (token_.TryLock()) return true;
+  if (TryToken()) return true;
   const TimePoint limit = Now() + options_.hot_time;
-  while (patient && !done() && Now() < limit) {
+  while (patient && !paused_ && !done() && Now() < limit) {
     Relax(false);
-    if (token_.TryLock()) return true;
+    if (TryToken()) return true;
   }
+  return false;
+}
+
+bool Engine::TryToken() {
+  if (paused_ || !token_.TryLock()) return false;
+  if (!paused_) return true;
+  token_.Unlock();
   return false;
 }
 

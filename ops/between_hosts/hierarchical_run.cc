@@ -114,12 +114,10 @@ void HierarchicalRun::Wait(std::uint32_t rung) {
 
 bool HierarchicalRun::Advance() {
   bool moved = EndCrossings();
-  // What blocks comes last: nobody waits for what this rank could have done before.
-  if (!crossing_.blocks) moved |= StartCrossing();
+  moved |= StartCrossing();
   moved |= Load();
   moved |= Reduce();
   moved |= Take();
-  if (crossing_.blocks && !moved) moved = StartCrossing();
   if (taken_ == end_ && !finished_) Finish(Status::Ok());
   return moved;
 }
@@ -167,9 +165,8 @@ bool HierarchicalRun::StartCrossing() {
   const Range slice = PartOf(sent_, stage_->self(), slices_);
   // All carriers of an empty slice know that it is.
   under_way_.push_back(slice.count == 0 ? nullptr
-                                        : crossing_.start(stage_->Reduced(stage_->self(), sent_),
-                                                          stage_->Incoming(sent_), slice.count,
-                                                          vector_.moved(), op_));
+                                        : crossing_(stage_->Reduced(stage_->self(), sent_),
+                                                    slice.count, vector_.moved(), op_));
   ++sent_;
   EndCrossings();
   return true;

@@ -32,16 +32,10 @@ struct HierarchicalOptions {
 // Not thread-safe. Everything that is given by reference must outlive it.
 class HierarchicalRun final : public Completion {
  public:
-  // How a carrier's slices are reduced with the other hosts' carriers.
-  struct Crossing {
-    // `count` elements in place; `scratch` has room for as many. Any number may be under way; all
-    // carriers start theirs in the same order.
-    std::function<std::unique_ptr<Completion>(std::byte* memory, std::byte* scratch,
-                                              std::int64_t count, core::DType dtype,
-                                              core::ReduceOp op)>
-        start;
-    bool blocks = true;  // start() does, until the slice has crossed
-  };
+  // Reduces a carrier's slice with those of the other hosts' carriers, in place. Any number may be
+  // under way; all carriers start theirs in the same order.
+  using Crossing = std::function<std::unique_ptr<Completion>(
+      std::byte* memory, std::int64_t count, core::DType dtype, core::ReduceOp op)>;
 
   // `slices`: how many carriers each host has, its first members. `check`: why there is no point in
   // waiting any longer; called now and then.

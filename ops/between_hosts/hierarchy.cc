@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
-#include <thread>
 #include <utility>
 
+#include "core/threads/cooling_sleep.h"
 #include "ops/base/finished.h"
-#include "ops/between_hosts/pair_reduction.h"
+#include "ops/base/set_numbers.h"
 
 namespace sirtaki::ops {
 
@@ -20,19 +20,15 @@ using core::StatusCode;
 
 namespace {
 
-// The carriers of a slice are a set of the medium with a number of its own, far from those that
-// the session gives.
-constexpr SetNumber kFirstCarriers = SetNumber{1} << 31;
-constexpr SetNumber kMaxSlices = 256;
-constexpr SetNumber kMaxSets = kFirstCarriers / kMaxSlices;
-
 SetNumber CarriersOf(SetNumber set, std::size_t slice) {
-  return kFirstCarriers + set * kMaxSlices + static_cast<SetNumber>(slice);
+  return SetBeside(SetKind::kCarriers, set, slice);
 }
 
 // Of what two hosts' carriers exchange at a time: several are under way, so smaller ones fill the
 // network from the beginning to the end (docs/decisions/0008).
 constexpr std::int64_t kExchangeBytes = std::int64_t{128} << 10;
+
+constexpr auto kLongestSleep = std::chrono::milliseconds(1);
 
 // Asking for the peers' lives costs a system call for each.
 constexpr auto kLookAtPeers = std::chrono::milliseconds(100);
@@ -59,7 +55,7 @@ Hierarchy::Layout Hierarchy::LayoutOf(SetNumber set, const RankRanges& members) 
     most = std::max(most, ranks.size());
     all_share &= ranks.size() == 1 || options_.shares[static_cast<std::size_t>(host)];
   }
-  if (by_host.size() < 2 || most < 2 || !all_share || set >= kMaxSets) return layout;
+  if (by_host.size() < 2 || most < 2 || !all_share || set >= kMaxSetWithSlices) return layout;
   layout.carriers.resize(least);
   for (const auto& [host, ranks] : by_host) {
     for (std::size_t slice = 0; slice < least; ++slice) layout.carriers[slice].Add(ranks[slice]);
@@ -69,11 +65,18 @@ Hierarchy::Layout Hierarchy::LayoutOf(SetNumber set, const RankRanges& members) 
 
 template <typename T>
 Status Hierarchy::Tell(SetNumber set, const T& mine, std::vector<T>* all) {
+  // On the lane that is polled: a member that never comes ends it at the deadline, or by Abort.
   const auto operation =
-      flat_.AllGather({set, fusion::Lane::kLarge}, &mine, all->data(), sizeof(T));
+      flat_.AllGather({set, fusion::Lane::kSmall}, &mine, all->data(), sizeof(T));
+  const core::TimePoint deadline =
+      set == core::kWorldSet ? options_.start_by : core::TimePoint::max();
+  core::CoolingSleep sleep(kLongestSleep);
   while (!operation->Poll()) {
     if (Status stopped = Stopped(); !stopped.ok()) return stopped;
-    std::this_thread::yield();
+    if (core::Clock::now() >= deadline) {
+      return {StatusCode::kTimedOut, "not all ranks have told where they share memory in time"};
+    }
+    sleep.Pause();
   }
   return operation->status();
 }
@@ -129,8 +132,6 @@ Status Hierarchy::AddSet(SetNumber set, const RankRanges& members) {
   for (std::size_t slice = 0; slice < layout.carriers.size() && status.ok(); ++slice) {
     const RankRanges& carriers = layout.carriers[slice];
     if (!carriers.Contains(options_.rank)) continue;
-    made.hosts = static_cast<int>(carriers.Count());
-    made.host = static_cast<int>(carriers.IndexOf(options_.rank));
     status = flat_.AddSet(CarriersOf(set, slice), carriers);
   }
   if (!status.ok()) return status;
@@ -181,22 +182,12 @@ std::unique_ptr<Completion> Hierarchy::AllReduceSegments(Channel channel,
 }
 
 HierarchicalRun::Crossing Hierarchy::CrossingOf(SetNumber set, const Set& which) {
-  const SetNumber carriers = CarriersOf(set, static_cast<std::size_t>(which.stage->self()));
-  if (which.hosts == 2) {
-    return {[this, carriers, self = which.host](std::byte* memory, std::byte* scratch,
-                                                std::int64_t count, core::DType dtype,
-                                                core::ReduceOp op) -> std::unique_ptr<Completion> {
-              return std::make_unique<PairReduction>(flat_, carriers, self, memory, scratch, count,
-                                                     dtype, op);
-            },
-            /*blocks=*/false};
-  }
-  const Channel across{carriers, fusion::Lane::kLarge};
-  return {[this, across](std::byte* memory, std::byte*, std::int64_t count, core::DType dtype,
-                         core::ReduceOp op) {
-            return flat_.AllReduce(across, memory, count, dtype, op);
-          },
-          options_.run.blocks};
+  const Channel across{CarriersOf(set, static_cast<std::size_t>(which.stage->self())),
+                       fusion::Lane::kSmall};
+  return [this, across](std::byte* memory, std::int64_t count, core::DType dtype,
+                        core::ReduceOp op) {
+    return flat_.AllReduce(across, memory, count, dtype, op);
+  };
 }
 
 Status Hierarchy::Stopped() const {

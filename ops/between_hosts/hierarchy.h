@@ -26,6 +26,7 @@ struct HierarchyOptions {
   std::vector<bool> shares;  // by host: whether its ranks share memory; the same on all ranks
   HierarchicalOptions run;
   std::int64_t chunk_bytes = std::int64_t{1} << 20;  // the most that is loaded at a time
+  core::TimePoint start_by = core::TimePoint::max();  // of the world's AddSet
 };
 
 // Of one rank. Sets come and go, and operations run, on the large lane; Abort is called by anyone.
@@ -64,8 +65,6 @@ class Hierarchy {
   struct Set {
     std::shared_ptr<HostStage> stage;
     int slices = 0;
-    int hosts = 0;
-    int host = 0;  // this one, as the carriers of a slice count them
   };
   // Where the others find a member's part of the stage.
   struct Place {

@@ -3,7 +3,7 @@
 namespace sirtaki::ops {
 
 std::int64_t HostStage::MemoryBytes(std::int64_t chunk_bytes) {
-  const std::int64_t bytes = kCountersBytes + 3 * std::int64_t{kSlots} * chunk_bytes;
+  const std::int64_t bytes = kCountersBytes + 2 * std::int64_t{kSlots} * chunk_bytes;
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 

@@ -51,9 +51,6 @@ class HostStage {
   std::byte* Reduced(int member, std::uint32_t chunk) const {
     return Loaded(member, chunk) + kSlots * chunk_;
   }
-  // Where what comes from other hosts for this member's slice may lie.
-  std::byte* Incoming(std::uint32_t chunk) const { return Reduced(self_, chunk) + kSlots * chunk_; }
-
   // Chunks of the operations that are over.
   std::uint32_t chunks() const { return chunks_; }
   void EndOperation(std::uint32_t chunks) { chunks_ += chunks; }

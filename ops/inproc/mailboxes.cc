@@ -71,13 +71,12 @@ void Mailboxes::Match(const SidePtr& side, bool sends) {
   if (box.waiting.empty()) boxes_.erase(side->address);
   const Side& send = sends ? *side : *other;
   Side& receive = sends ? *other : *side;
-  if (send.bytes > receive.bytes) {
+  if (send.bytes != receive.bytes) {
     const auto [from, to, tag] = side->address;
     receive.Finish({core::StatusCode::kBackend,
                     "rank " + std::to_string(from) + " sent " + std::to_string(send.bytes) +
-                        " bytes with tag " + std::to_string(tag) + ", which is more than the " +
-                        std::to_string(receive.bytes) + " that rank " + std::to_string(to) +
-                        " takes"});
+                        " bytes with tag " + std::to_string(tag) + " where rank " +
+                        std::to_string(to) + " takes " + std::to_string(receive.bytes)});
   } else if (send.bytes > 0) {
     std::memcpy(receive.taken, send.given, static_cast<std::size_t>(send.bytes));
   }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ops/base/bytes.h"
+#include "ops/base/set_numbers.h"
 
 namespace sirtaki::ops::nccl {
 namespace {
@@ -15,11 +16,6 @@ namespace {
 using core::SetNumber;
 using core::Status;
 using cuda::CopyKind;
-
-// Below those that ops/between_hosts/hierarchy takes for the host's own.
-constexpr SetNumber kFirstCarriers = SetNumber{1} << 30;
-constexpr SetNumber kMaxSlices = 256;
-constexpr SetNumber kMaxSets = kFirstCarriers / kMaxSlices;
 
 std::int64_t SliceBytes(const HostBounce& bounce) {
   const core::Signature& signature = *bounce.works.front()->request.signature;
@@ -38,14 +34,14 @@ HostSlicesPtr SlicesOf(SetNumber set, const core::RankRanges& members, int rank,
   const bool alike = std::all_of(by_host.begin(), by_host.end(), [&here](const auto& host) {
     return host.second.size() == here.size();
   });
-  if (by_host.size() < 2 || !alike || here.size() > kMaxSlices || set >= kMaxSets) return nullptr;
+  if (by_host.size() < 2 || !alike || here.size() > kMaxSlices || set >= kMaxSetWithSlices) return nullptr;
   const auto slice = std::find(here.begin(), here.end(), rank) - here.begin();
   auto slices = std::make_shared<HostSlices>();
   for (const int member : here) slices->here.Add(member);
   for (const auto& [host, ranks] : by_host) {
     slices->carriers.Add(ranks[static_cast<std::size_t>(slice)]);
   }
-  slices->set = kFirstCarriers + set * kMaxSlices + static_cast<SetNumber>(slice);
+  slices->set = SetBeside(SetKind::kDeviceSlice, set, static_cast<std::size_t>(slice));
   return slices;
 }
 

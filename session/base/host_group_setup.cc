@@ -55,7 +55,7 @@ Status FailureOf(const core::RankRanges& ranks, const std::vector<std::string>& 
 
 }  // namespace
 
-Status HostGroup::Meet(Medium& medium, ConnectOptions* options, core::TimePoint deadline,
+Status HostGroup::Meet(Medium& medium, const ConnectOptions& options, core::TimePoint deadline,
                        ops::shm::LocalGroupOptions group_options,
                        std::unique_ptr<HostGroup>* parts) {
   std::unique_ptr<HostGroup> made(new HostGroup());
@@ -63,7 +63,7 @@ Status HostGroup::Meet(Medium& medium, ConnectOptions* options, core::TimePoint 
   const core::RankRanges here = RanksOfThisHost(topology);
   const auto world = core::RankRanges::Span(0, topology.size - 1);
   std::vector<std::string> told;
-  if (options->config.shared_memory != core::SharedMemoryMode::kOff) {
+  if (options.config.shared_memory != core::SharedMemoryMode::kOff) {
     std::string announcement;
     Status mine = ops::shm::LocalGroup::Make(group_options, &made->group_, &announcement);
     Status met = medium.Exchange(Told(mine, std::move(announcement)), deadline, &told);
@@ -79,7 +79,7 @@ Status HostGroup::Meet(Medium& medium, ConnectOptions* options, core::TimePoint 
       mine = made->group_->Join(here, announcements);
     }
     if (met = medium.Exchange(Told(mine, {}), deadline, &told); !met.ok()) return met;
-    if (options->config.shared_memory == core::SharedMemoryMode::kRequired) {
+    if (options.config.shared_memory == core::SharedMemoryMode::kRequired) {
       if (Status all = FailureOf(world, told); !all.ok()) return all;
     }
     if (Status group = FailureOf(here, told); !group.ok()) {
@@ -91,21 +91,12 @@ Status HostGroup::Meet(Medium& medium, ConnectOptions* options, core::TimePoint 
     }
   }
   made->shares_.assign(topology.host_names.size(),
-                       options->config.shared_memory != core::SharedMemoryMode::kOff);
+                       options.config.shared_memory != core::SharedMemoryMode::kOff);
   for (int rank = 0; rank < topology.size; ++rank) {
     const auto index = static_cast<std::size_t>(rank);
     if (!told.empty() && !FailureOf({rank}, told).ok()) {
       made->shares_[static_cast<std::size_t>(topology.host_of_rank[index])] = false;
     }
-  }
-  const bool all_share = std::all_of(made->shares_.begin(), made->shares_.end(), std::identity());
-  if (!all_share && !options->serialized) {
-    if (Status met = medium.Exchange(medium.threads_race() ? "races" : "", deadline, &told);
-        !met.ok()) {
-      return met;
-    }
-    options->serialized = std::any_of(told.begin(), told.end(),
-                                      [](const std::string& said) { return !said.empty(); });
   }
   if (made->group_ != nullptr && made->group_->size() == 1) made->group_.reset();
   *parts = std::move(made);
@@ -113,7 +104,8 @@ Status HostGroup::Meet(Medium& medium, ConnectOptions* options, core::TimePoint 
 }
 
 Status HostGroup::Assemble(const Topology& topology, const ConnectOptions& options,
-                           core::Transport& transport, ops::Backend& backend) {
+                           core::TimePoint deadline, core::Transport& transport,
+                           ops::Backend& backend) {
   medium_transport_ = &transport;
   const auto world = core::RankRanges::Span(0, topology.size - 1);
   if (group_ != nullptr) {
@@ -138,6 +130,7 @@ Status HostGroup::Assemble(const Topology& topology, const ConnectOptions& optio
     hierarchy.shares = shares_;
     hierarchy.run = {.blocks = !options.serialized, .spin = options.spin};
     hierarchy.chunk_bytes = options.config.chunk_bytes;
+    hierarchy.start_by = deadline;
     hierarchy_ = std::make_unique<ops::Hierarchy>(backend, group_.get(), std::move(hierarchy));
     if (Status all = hierarchy_->AddSet(core::kWorldSet, world); !all.ok()) return all;
   }

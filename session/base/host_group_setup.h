@@ -24,14 +24,15 @@ class HostGroup {
   // Collective over the world, by `medium`'s Exchange: the ranks of each host meet in shared
   // memory. `pool`: of this process; may be null. Where ranks of a host cannot share memory all of
   // them do without, and the lowest of them says so once; kUnsupported on every rank if it is
-  // required. Sets options->serialized where the medium has to carry what they would have shared,
-  // and its threads race.
-  static core::Status Meet(Medium& medium, ConnectOptions* options, core::TimePoint deadline,
+  // required.
+  static core::Status Meet(Medium& medium, const ConnectOptions& options, core::TimePoint deadline,
                            ops::shm::LocalGroupOptions group, std::unique_ptr<HostGroup>* parts);
 
-  // Puts the parts together. `transport`, `backend`: the medium's own. Called once, after Meet.
+  // Puts the parts together. Collective, called once, after Meet. `transport`, `backend`: the
+  // medium's own.
   core::Status Assemble(const Topology& topology, const ConnectOptions& options,
-                        core::Transport& transport, ops::Backend& backend);
+                        core::TimePoint deadline, core::Transport& transport,
+                        ops::Backend& backend);
 
   core::Transport& transport() { return shm_transport_ ? *shm_transport_ : *medium_transport_; }
   ops::Backend& backend() { return *selecting_; }

@@ -8,6 +8,7 @@
 
 #include "core/base/rank_ranges.h"
 #include "core/base/status.h"
+#include "core/base/thread_annotations.h"
 #include "core/base/topology.h"
 #include "core/base/types.h"
 #include "core/config/config.h"
@@ -21,8 +22,7 @@ using core::Topology;
 // What the ranks have agreed on before they connect.
 struct ConnectOptions {
   core::Config config;
-  // Some rank's medium allows one call at a time, so the large lane has no thread anywhere. Connect
-  // may set it, on all ranks alike.
+  // Some rank's medium allows one call at a time, so the large lane has no thread anywhere.
   bool serialized = false;
   bool spin = true;  // short waits keep their core
 };
@@ -36,8 +36,6 @@ class Medium {
   virtual std::string description() const = 0;  // "Open MPI v4.1.4, MPI_THREAD_MULTIPLE"
   // True: one call at a time here, so the large lane may have no thread of its own, on no rank.
   virtual bool serialized() const = 0;
-  // True: this rank's medium is one for a single thread if it carries data between ranks of a host.
-  virtual bool threads_race() const { return false; }
 
   // ---- at the start, on the thread that calls init ----
 
@@ -45,13 +43,22 @@ class Medium {
   virtual core::Status Exchange(const std::string& mine, core::TimePoint deadline,
                                 std::vector<std::string>* all) = 0;
   // Makes the transport and the backend. Collective; not called in a world of one rank.
-  virtual core::Status Connect(ConnectOptions* options, core::TimePoint deadline) = 0;
+  virtual core::Status Connect(const ConnectOptions& options, core::TimePoint deadline) = 0;
 
   // ---- after Connect ----
   virtual core::Transport& transport() = 0;
   virtual ops::Backend& backend() = 0;
 
-  // A communicator of MPI for the program, of these ranks; collective over them, who are all there.
+  // Returns when all these ranks have called it. Uses nothing of the engine, which goes on. Errors:
+  // kTimedOut at `deadline`; what the backend was stopped with.
+  virtual core::Status Meet(core::SetNumber /*set*/, const core::RankRanges& /*members*/,
+                            core::TimePoint /*deadline*/) {
+    return core::Status::Ok();
+  }
+  // Held by each call to it that is made; null: any number of threads may call it.
+  virtual core::Mutex* gate() { return nullptr; }
+  // A communicator of MPI for the program, of these ranks; collective over them, who have met. It
+  // blocks, so nothing else may be in the medium.
   virtual core::Status MakeCommunicator(core::SetNumber /*set*/,
                                         const core::RankRanges& /*members*/,
                                         int* /*fortran_handle*/) {

@@ -91,7 +91,7 @@ class InprocWorld::InprocMedium final : public Medium {
     return Status::Ok();
   }
 
-  Status Connect(ConnectOptions* options, core::TimePoint deadline) override {
+  Status Connect(const ConnectOptions& options, core::TimePoint deadline) override {
     transport_ = world_->hub_.Connect(topology_.rank);
     backend_ = data_->Connect(topology_.rank);
     if (sharing_ == Sharing::kNone) return Status::Ok();
@@ -99,10 +99,10 @@ class InprocWorld::InprocMedium final : public Medium {
     group.rank = topology_.rank;
     group.threads_share_all = sharing_ == Sharing::kDirect;
     if (sharing_ == Sharing::kPooled)
-      group.pool = PoolOfProcess(options->config, topology_.local_size);
+      group.pool = PoolOfProcess(options.config, topology_.local_size);
     Status status = HostGroup::Meet(*this, options, deadline, std::move(group), &shared_);
     if (!status.ok()) return status;
-    return shared_->Assemble(topology_, *options, *transport_, *backend_);
+    return shared_->Assemble(topology_, options, deadline, *transport_, *backend_);
   }
 
   core::Transport& transport() override { return shared_ ? shared_->transport() : *transport_; }

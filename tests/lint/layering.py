@@ -21,7 +21,7 @@ MAY_INCLUDE = {
 # From the ground up; "" is the layer's own folder.
 FLOORS = {
     "core": [["base"], ["threads", "machine", "config"], ["protocol", "trace"], ["engine"]],
-    "ops": [["base"], ["groups", "inproc", "shm", "cuda"], ["host", "between_hosts"], ["nccl"], [""]],
+    "ops": [["base"], ["groups", "wire", "shm", "cuda"], ["host", "between_hosts", "inproc"], ["nccl"], [""]],
     "session": [["base"], ["inproc", "single"], [""], ["mpi", "no_mpi"]],
     "frameworks/torch": [["tensors"], ["session"], ["calls"], ["state", "batch_norm"], ["checkpoint", "gradients"], [""]],
     "launch": [["base"], ["hosts"], ["options"], ["plan"], ["job", "checks", "reports"], [""]],

@@ -41,13 +41,6 @@ TEST_F(EnvironmentFailureTest, ErrorNamesTheCallAndGivesMpisWords) {
   EXPECT_TRUE(Environment::HasFault());
 }
 
-TEST_F(EnvironmentFailureTest, ErrorWhileLookingForHostsIsReturned) {
-  FailMpi(MpiCall::kCommSplitType, MPI_ERR_NO_MEM);
-  const Status status = Environment::Start({}, Clock::now() + seconds(30), &environment_);
-  EXPECT_EQ(status.code(), StatusCode::kBackend);
-  EXPECT_EQ(status.message().find("MPI_Comm_split_type: "), 0U) << status.ToString();
-}
-
 TEST_F(EnvironmentFailureTest, ErrorInAnExchangeIsReturned) {
   const Status started = Environment::Start({}, Clock::now() + seconds(30), &environment_);
   ASSERT_TRUE(started.ok()) << started.ToString();

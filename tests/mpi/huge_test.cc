@@ -11,9 +11,10 @@
 #include <thread>
 #include <vector>
 
-#include "mpi/backend.h"
 #include "mpi/communicators.h"
 #include "mpi/environment.h"
+#include "mpi/port.h"
+#include "ops/wire/wire_backend.h"
 #include "tests/support/mpi_main.h"
 #include "tests/support/test_scale.h"
 
@@ -35,7 +36,8 @@ class HugeTest : public ::testing::Test {
     const core::TimePoint deadline = Clock::now() + std::chrono::seconds(30);
     ASSERT_TRUE(Environment::Start({}, deadline, &environment_).ok());
     ASSERT_TRUE(Communicators::Make(*environment_, deadline, &communicators_).ok());
-    backend_ = std::make_unique<Backend>(*communicators_, BackendOptions());
+    port_ = std::make_unique<Port>(*communicators_, PortOptions());
+    backend_ = std::make_unique<ops::wire::WireBackend>(*port_, ops::wire::WireOptions());
   }
 
   static void ExpectOk(const std::unique_ptr<ops::Completion>& operation) {
@@ -50,7 +52,8 @@ class HugeTest : public ::testing::Test {
 
   std::unique_ptr<Environment> environment_;
   std::unique_ptr<Communicators> communicators_;
-  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Port> port_;
+  std::unique_ptr<ops::wire::WireBackend> backend_;
 };
 
 TEST_F(HugeTest, AllReduceInPlace) {

@@ -9,10 +9,11 @@
 #include <thread>
 #include <vector>
 
-#include "mpi/backend.h"
 #include "mpi/communicators.h"
 #include "mpi/environment.h"
+#include "mpi/port.h"
 #include "ops/host/host_lanes.h"
+#include "ops/wire/wire_backend.h"
 #include "tests/support/mpi_main.h"
 #include "tests/support/run_cases.h"
 
@@ -43,9 +44,8 @@ class MpiLanesTest : public testing::TestWithParam<bool> {
 
   // Each vector is a batch.
   void Run(const std::vector<Cases>& batches) {
-    BackendOptions backend_options;
-    backend_options.serialized = !GetParam();
-    Backend backend(*communicators_, backend_options);
+    Port port(*communicators_, {});
+    ops::wire::WireBackend backend(port, {.large_lane_blocks = GetParam()});
     ops::HostLanesOptions options = ops::SmallLimits(rank(), size(), GetParam());
     options.on_failure = [](const Status& why, const std::string& key) {
       ADD_FAILURE() << key << ": " << why.ToString();
@@ -128,7 +128,8 @@ TEST_P(MpiLanesTest, JoinedRanksTakePartWithoutTensors) {
 
 // Equal gradients are the result, whatever the number of ranks, and so in all bits.
 TEST_P(MpiLanesTest, AdasumOfEqualGradientsIsTheGradient) {
-  Backend backend(*communicators_, {.serialized = !GetParam()});
+  Port port(*communicators_, {});
+  ops::wire::WireBackend backend(port, {.large_lane_blocks = GetParam()});
   ops::HostLanes lanes(ops::SmallLimits(rank(), size(), GetParam()), backend);
   for (const std::int64_t count : {1, 7, 3000}) {
     std::vector<float> gradient(static_cast<std::size_t>(count));

@@ -2,16 +2,15 @@
 // How many threads a session uses MPI from, and what the ranks make of it where they differ.
 #include <gtest/gtest.h>
 #include <mpi.h>
-#include <sys/resource.h>
 
-#include <array>
-#include <csignal>
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "session/session.h"
+#include "tests/support/mpi_interpose.h"
 #include "tests/support/mpi_main.h"
 #include "tests/support/session_calls.h"
 
@@ -22,16 +21,6 @@ using core::OpKind;
 using core::Status;
 using tests::Vector;
 
-constexpr const char* kOneAtATime =
-    "one thread at a time calls MPI, as Open MPI's ob1 can lose data";
-
-bool IsOpenMpi() {
-  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
-  int length = 0;
-  MPI_Get_library_version(text.data(), &length);
-  return std::string(text.data()).starts_with("Open MPI");
-}
-
 void ExpectSum(Session& session, std::size_t count) {
   Vector sum(OpKind::kAllReduce, "sum", std::vector<float>(count, 2.0F));
   const Status status = sum.Run(session);
@@ -39,44 +28,67 @@ void ExpectSum(Session& session, std::size_t count) {
   EXPECT_EQ(sum.values().back(), 2 * static_cast<float>(tests::WorldSize()));
 }
 
-// Whether a session with these options says that one thread at a time calls MPI.
-void ExpectOneAtATime(bool expected, const StartOptions& options) {
+// Everything that a session does with MPI, on every path; small and large operations are under way
+// while messages are.
+void ExpectOneThreadInMpi(const StartOptions& options) {
+  tests::SlowMpi(std::chrono::microseconds(20));
+  const std::int64_t before = tests::MpiCallsBesideOthers();
   std::shared_ptr<Session> session;
   const Status started = Session::CreateMpi(options, &session);
   ASSERT_TRUE(started.ok()) << started.ToString();
-  EXPECT_EQ(session->description().find(kOneAtATime) != std::string::npos, expected)
-      << session->description();
-  for (const std::size_t count : {std::size_t{1}, std::size_t{1} << 20}) ExpectSum(*session, count);
+  const int size = tests::WorldSize();
+  const int rank = tests::WorldRank();
+  std::vector<Vector> messages;
+  for (int round = 0; round < 3; ++round) {
+    Vector large(OpKind::kAllReduce, "large", std::vector<float>(std::size_t{1} << 20, 1.0F));
+    Vector small(OpKind::kAllReduce, "small", {1.0F, 2.0F});
+    Vector from_all(OpKind::kAllGather, "rows", std::vector<float>(3000, 1.0F));
+    Vector root(OpKind::kBroadcast, "root", std::vector<float>(std::size_t{1} << 18, 2.0F), 0);
+    ASSERT_TRUE(large.Submit(*session).ok());
+    ASSERT_TRUE(small.Submit(*session).ok());
+    ASSERT_TRUE(from_all.Submit(*session).ok());
+    ASSERT_TRUE(root.Submit(*session).ok());
+    for (Vector* vector : {&large, &small, &from_all, &root}) {
+      const Status status = vector->Synchronize(*session);
+      ASSERT_TRUE(status.ok()) << status.ToString();
+    }
+    EXPECT_EQ(large.values().back(), static_cast<float>(size));
+  }
+  const core::TimePoint deadline = core::Clock::now() + std::chrono::seconds(60);
+  core::SetNumber set = 0;
+  ASSERT_TRUE(session->AddSet(core::RankRanges::Span(0, size - 1), deadline, &set).ok());
+  Vector in_set(OpKind::kAllReduce, "in set", std::vector<float>(std::size_t{1} << 18, 1.0F), -1,
+                set);
+  ASSERT_TRUE(in_set.Submit(*session).ok());
+  int handle = 0;
+  ASSERT_TRUE(session->MakeCommunicator(set, deadline, &handle).ok());
+  ASSERT_TRUE(in_set.Synchronize(*session).ok());
+  ASSERT_TRUE(session->RemoveSet(set, deadline).ok());
+  for (const OpKind kind : {OpKind::kSend, OpKind::kReceive}) {
+    messages.emplace_back(kind, "", std::vector<float>(std::size_t{1} << 18, 3.0F));
+    core::Work& work = messages.back().work();
+    const int step = kind == OpKind::kSend ? 1 : size - 1;
+    work.peer = (rank + step) % size;
+    ASSERT_TRUE(messages.back().Submit(*session).ok());
+  }
+  ExpectSum(*session, std::size_t{1} << 20);
+  for (Vector& message : messages) ASSERT_TRUE(message.Synchronize(*session).ok());
   const Status ended = session->Shutdown("done");
   EXPECT_TRUE(ended.ok()) << ended.ToString();
+  session.reset();
+  tests::SlowMpi(std::chrono::microseconds(0));
+  EXPECT_EQ(tests::MpiCallsBesideOthers(), before);
+  MPI_Comm made = MPI_Comm_f2c(handle);
+  MPI_Comm_free(&made);
 }
 
-TEST(SessionMpiMixedTest, OneThreadAtATimeCallsOb1WhereItCarriesData) {
-  ExpectOneAtATime(false, tests::SessionOptions());
-  ExpectOneAtATime(IsOpenMpi(), tests::SessionOptions([](core::Config& config) {
-                     config.shared_memory = core::SharedMemoryMode::kOff;
-                   }));
-  ExpectOneAtATime(IsOpenMpi(), tests::SessionOptions([](core::Config& config) {
-                     config.transport = core::TransportMode::kMpi;
-                   }));
-  ExpectOneAtATime(false, tests::SessionOptions([](core::Config& config) {
-                     config.shared_memory = core::SharedMemoryMode::kOff;
-                     config.mpi_threads = core::MpiThreads::kMultiple;
-                   }));
-}
-
-// A rank that may make no file of any length has no memory to share.
-TEST(SessionMpiMixedTest, OneThreadAtATimeCallsOb1WhereMemoryCannotBeShared) {
-  rlimit before{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  if (tests::WorldRank() == 1) {
-    const rlimit none{0, before.rlim_max};
-    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
-  }
-  ExpectOneAtATime(IsOpenMpi(), tests::SessionOptions());
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  std::signal(SIGXFSZ, handler);
+// It fails if any call of ours goes round the gate.
+TEST(SessionMpiMixedTest, OneThreadAtATimeIsInMpi) {
+  ExpectOneThreadInMpi(tests::SessionOptions());
+  ExpectOneThreadInMpi(tests::SessionOptions(
+      [](core::Config& config) { config.shared_memory = core::SharedMemoryMode::kOff; }));
+  ExpectOneThreadInMpi(tests::SessionOptions(
+      [](core::Config& config) { config.transport = core::TransportMode::kMpi; }));
 }
 
 TEST(SessionMpiMixedTest, OneSerializedRankMakesAllSerialized) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <limits>
 
@@ -20,8 +21,31 @@ std::array<Order, kMpiCallCount> orders;
 
 Order& Of(MpiCall call) { return orders[static_cast<std::size_t>(call)]; }
 
+std::atomic<int> inside{0};
+std::atomic<std::int64_t> beside_others{0};
+std::atomic<std::int64_t> slower_by{0};  // microseconds
+
+class Inside {
+ public:
+  explicit Inside(MpiCall call) : counts_(call != MpiCall::kFinalize) {
+    if (counts_ && inside.fetch_add(1) > 0) ++beside_others;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(slower_by.load());
+    while (slower_by.load() > 0 && std::chrono::steady_clock::now() < end) {
+    }
+  }
+  ~Inside() {
+    if (counts_) inside.fetch_sub(1);
+  }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  const bool counts_;
+};
+
 template <typename Function>
 int Pass(MpiCall call, const Function& make, const int* done = nullptr) {
+  const Inside inside_mpi(call);
   Order& order = Of(call);
   const bool fails = order.made.fetch_add(1) >= order.fail_from.load();
   if (fails && order.failure.load() == MpiFailure::kInstead) return order.code.load();
@@ -41,6 +65,10 @@ void FailMpi(MpiCall call, int code, std::int64_t skip, MpiFailure failure) {
 void MendMpi() {
   for (Order& order : orders) order.fail_from.store(std::numeric_limits<std::int64_t>::max());
 }
+
+std::int64_t MpiCallsBesideOthers() { return beside_others.load(); }
+
+void SlowMpi(std::chrono::microseconds by) { slower_by.store(by.count()); }
 
 std::int64_t MpiCallsMade(MpiCall call) { return Of(call).made.load(); }
 
@@ -78,54 +106,10 @@ int MPI_Test(MPI_Request* request, int* done, MPI_Status* status) {
       sirtaki::tests::MpiCall::kTest, [&] { return PMPI_Test(request, done, status); }, done);
 }
 
-int MPI_Wait(MPI_Request* request, MPI_Status* status) {
-  SIRTAKI_PASS_ON(kWait, MPI_Wait, request, status);
-}
-
-int MPI_Reduce(const void* input, void* output, int count, MPI_Datatype type, MPI_Op op, int root,
-               MPI_Comm comm) {
-  SIRTAKI_PASS_ON(kReduce, MPI_Reduce, input, output, count, type, op, root, comm);
-}
-
-int MPI_Ireduce(const void* input, void* output, int count, MPI_Datatype type, MPI_Op op, int root,
-                MPI_Comm comm, MPI_Request* request) {
-  SIRTAKI_PASS_ON(kIreduce, MPI_Ireduce, input, output, count, type, op, root, comm, request);
-}
-
-int MPI_Allreduce(const void* input, void* output, int count, MPI_Datatype type, MPI_Op op,
-                  MPI_Comm comm) {
-  SIRTAKI_PASS_ON(kAllreduce, MPI_Allreduce, input, output, count, type, op, comm);
-}
-
-int MPI_Iallreduce(const void* input, void* output, int count, MPI_Datatype type, MPI_Op op,
-                   MPI_Comm comm, MPI_Request* request) {
-  SIRTAKI_PASS_ON(kIallreduce, MPI_Iallreduce, input, output, count, type, op, comm, request);
-}
-
-int MPI_Bcast(void* buffer, int count, MPI_Datatype type, int root, MPI_Comm comm) {
-  SIRTAKI_PASS_ON(kBcast, MPI_Bcast, buffer, count, type, root, comm);
-}
-
-int MPI_Ibcast(void* buffer, int count, MPI_Datatype type, int root, MPI_Comm comm,
-               MPI_Request* request) {
-  SIRTAKI_PASS_ON(kIbcast, MPI_Ibcast, buffer, count, type, root, comm, request);
-}
-
-int MPI_Allgather(const void* input, int count, MPI_Datatype type, void* output, int out_count,
-                  MPI_Datatype out_type, MPI_Comm comm) {
-  SIRTAKI_PASS_ON(kAllgather, MPI_Allgather, input, count, type, output, out_count, out_type, comm);
-}
-
 int MPI_Iallgather(const void* input, int count, MPI_Datatype type, void* output, int out_count,
                    MPI_Datatype out_type, MPI_Comm comm, MPI_Request* request) {
   SIRTAKI_PASS_ON(kIallgather, MPI_Iallgather, input, count, type, output, out_count, out_type,
                   comm, request);
-}
-
-int MPI_Allgatherv(const void* input, int count, MPI_Datatype type, void* output,
-                   const int counts[], const int places[], MPI_Datatype out_type, MPI_Comm comm) {
-  SIRTAKI_PASS_ON(kAllgatherv, MPI_Allgatherv, input, count, type, output, counts, places, out_type,
-                  comm);
 }
 
 int MPI_Iallgatherv(const void* input, int count, MPI_Datatype type, void* output,
@@ -135,23 +119,8 @@ int MPI_Iallgatherv(const void* input, int count, MPI_Datatype type, void* outpu
                   out_type, comm, request);
 }
 
-int MPI_Alltoall(const void* input, int count, MPI_Datatype type, void* output, int out_count,
-                 MPI_Datatype out_type, MPI_Comm comm) {
-  SIRTAKI_PASS_ON(kAlltoall, MPI_Alltoall, input, count, type, output, out_count, out_type, comm);
-}
-
-int MPI_Ialltoall(const void* input, int count, MPI_Datatype type, void* output, int out_count,
-                  MPI_Datatype out_type, MPI_Comm comm, MPI_Request* request) {
-  SIRTAKI_PASS_ON(kIalltoall, MPI_Ialltoall, input, count, type, output, out_count, out_type, comm,
-                  request);
-}
-
 int MPI_Comm_idup(MPI_Comm comm, MPI_Comm* duplicate, MPI_Request* request) {
   SIRTAKI_PASS_ON(kCommIdup, MPI_Comm_idup, comm, duplicate, request);
-}
-
-int MPI_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm* made) {
-  SIRTAKI_PASS_ON(kCommSplitType, MPI_Comm_split_type, comm, type, key, info, made);
 }
 
 int MPI_Comm_create_group(MPI_Comm comm, MPI_Group group, int tag, MPI_Comm* made) {
@@ -159,6 +128,93 @@ int MPI_Comm_create_group(MPI_Comm comm, MPI_Group group, int tag, MPI_Comm* mad
 }
 
 int MPI_Comm_free(MPI_Comm* comm) { SIRTAKI_PASS_ON(kCommFree, MPI_Comm_free, comm); }
+
+int MPI_Get_count(const MPI_Status* status, MPI_Datatype type, int* count) {
+  SIRTAKI_PASS_ON(kOther, MPI_Get_count, status, type, count);
+}
+
+int MPI_Test_cancelled(const MPI_Status* status, int* cancelled) {
+  SIRTAKI_PASS_ON(kOther, MPI_Test_cancelled, status, cancelled);
+}
+
+int MPI_Cancel(MPI_Request* request) { SIRTAKI_PASS_ON(kOther, MPI_Cancel, request); }
+
+int MPI_Comm_group(MPI_Comm comm, MPI_Group* group) {
+  SIRTAKI_PASS_ON(kOther, MPI_Comm_group, comm, group);
+}
+
+int MPI_Comm_compare(MPI_Comm one, MPI_Comm other, int* result) {
+  SIRTAKI_PASS_ON(kOther, MPI_Comm_compare, one, other, result);
+}
+
+int MPI_Comm_get_attr(MPI_Comm comm, int key, void* value, int* found) {
+  SIRTAKI_PASS_ON(kOther, MPI_Comm_get_attr, comm, key, value, found);
+}
+
+int MPI_Comm_get_errhandler(MPI_Comm comm, MPI_Errhandler* handler) {
+  SIRTAKI_PASS_ON(kOther, MPI_Comm_get_errhandler, comm, handler);
+}
+
+int MPI_Comm_set_errhandler(MPI_Comm comm, MPI_Errhandler handler) {
+  SIRTAKI_PASS_ON(kOther, MPI_Comm_set_errhandler, comm, handler);
+}
+
+int MPI_Get_processor_name(char* name, int* length) {
+  SIRTAKI_PASS_ON(kOther, MPI_Get_processor_name, name, length);
+}
+
+int MPI_Get_library_version(char* text, int* length) {
+  SIRTAKI_PASS_ON(kOther, MPI_Get_library_version, text, length);
+}
+
+int MPI_Query_thread(int* level) { SIRTAKI_PASS_ON(kOther, MPI_Query_thread, level); }
+
+int MPI_Initialized(int* initialized) { SIRTAKI_PASS_ON(kOther, MPI_Initialized, initialized); }
+
+int MPI_Init_thread(int* argc, char*** argv, int wanted, int* level) {
+  SIRTAKI_PASS_ON(kOther, MPI_Init_thread, argc, argv, wanted, level);
+}
+
+int MPI_Is_thread_main(int* is_main) { SIRTAKI_PASS_ON(kOther, MPI_Is_thread_main, is_main); }
+
+int MPI_Comm_rank(MPI_Comm comm, int* rank) { SIRTAKI_PASS_ON(kOther, MPI_Comm_rank, comm, rank); }
+
+int MPI_Comm_size(MPI_Comm comm, int* size) { SIRTAKI_PASS_ON(kOther, MPI_Comm_size, comm, size); }
+
+int MPI_Comm_test_inter(MPI_Comm comm, int* is_inter) {
+  SIRTAKI_PASS_ON(kOther, MPI_Comm_test_inter, comm, is_inter);
+}
+
+int MPI_Comm_create_keyval(MPI_Comm_copy_attr_function* copy, MPI_Comm_delete_attr_function* del,
+                           int* key, void* state) {
+  SIRTAKI_PASS_ON(kOther, MPI_Comm_create_keyval, copy, del, key, state);
+}
+
+int MPI_Comm_free_keyval(int* key) { SIRTAKI_PASS_ON(kOther, MPI_Comm_free_keyval, key); }
+
+int MPI_Comm_set_attr(MPI_Comm comm, int key, void* value) {
+  SIRTAKI_PASS_ON(kOther, MPI_Comm_set_attr, comm, key, value);
+}
+
+int MPI_Comm_delete_attr(MPI_Comm comm, int key) {
+  SIRTAKI_PASS_ON(kOther, MPI_Comm_delete_attr, comm, key);
+}
+
+int MPI_Group_range_incl(MPI_Group group, int count, int ranges[][3], MPI_Group* made) {
+  SIRTAKI_PASS_ON(kOther, MPI_Group_range_incl, group, count, ranges, made);
+}
+
+int MPI_Group_free(MPI_Group* group) { SIRTAKI_PASS_ON(kOther, MPI_Group_free, group); }
+
+int MPI_Errhandler_free(MPI_Errhandler* handler) {
+  SIRTAKI_PASS_ON(kOther, MPI_Errhandler_free, handler);
+}
+
+int MPI_Error_string(int code, char* text, int* length) {
+  SIRTAKI_PASS_ON(kOther, MPI_Error_string, code, text, length);
+}
+
+int MPI_Finalized(int* finalized) { SIRTAKI_PASS_ON(kOther, MPI_Finalized, finalized); }
 
 int MPI_Finalize() { SIRTAKI_PASS_ON(kFinalize, MPI_Finalize, ); }
 

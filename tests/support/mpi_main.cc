@@ -139,15 +139,22 @@ int Level(MpiStart start) {
 
 __attribute__((weak)) MpiStart WantedMpiStart() { return MpiStart::kMultiple; }
 
+// Asked once: the library may be in MPI.
 int WorldRank() {
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  static const int rank = [] {
+    int found = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &found);
+    return found;
+  }();
   return rank;
 }
 
 int WorldSize() {
-  int size = 1;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  static const int size = [] {
+    int found = 1;
+    MPI_Comm_size(MPI_COMM_WORLD, &found);
+    return found;
+  }();
   return size;
 }
 

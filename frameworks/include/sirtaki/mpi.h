@@ -1,11 +1,12 @@
 // This header is for programs with MPI code of their own: it starts a job on the ranks of a
-// communicator, and makes communicators of the ranks of a process set. It needs <mpi.h>, and the
-// MPI that the library was built with.
+// communicator, makes communicators of the ranks of a process set, and lets program and library call
+// MPI in turn. It needs <mpi.h>, and the MPI that the library was built with.
 //
-// With MPI_THREAD_MULTIPLE the program may call MPI from any thread while the library works: all of
-// the library's messages are on communicators of its own. With MPI_THREAD_SERIALIZED program and
-// library must not call MPI at the same time, which only a program can promise that makes all calls
-// of both from one thread, and waits for every handle before it calls MPI.
+// The library calls MPI from threads of its own, one at a time. A program must not call MPI at the
+// same time, whatever thread level MPI has: Open MPI's usual way over a network (ob1) can say that a
+// receive succeeded, and give none of its data, while another thread is in MPI. So a program's calls
+// are made before init() and after shutdown(), or between pause_mpi() and resume_mpi(), or, if they
+// cannot block, under an MpiGate. docs/mpi.md has examples.
 #pragma once
 
 #include <mpi.h>
@@ -23,6 +24,11 @@ namespace detail {
 SIRTAKI_API void InitOn(int communicator, const InitOptions& options);
 SIRTAKI_API int MakeCommunicator(const ProcessSet& set, std::chrono::milliseconds timeout,
                                  const Session& session);
+SIRTAKI_API void PauseMpi(std::chrono::milliseconds timeout, const Session& session);
+SIRTAKI_API void ResumeMpi(std::chrono::milliseconds timeout, const Session& session);
+// What UnlockMpi takes.
+SIRTAKI_API void* LockMpi(const Session& session);
+SIRTAKI_API void UnlockMpi(void* gate) noexcept;
 }  // namespace detail
 
 // Joins a job of the ranks of `comm`, with their ranks there; other processes have jobs of their
@@ -36,12 +42,43 @@ inline void init(MPI_Comm comm, const InitOptions& options = {}) {
 // Returns a new communicator of the ranks of a process set, in ascending order, with the error
 // handler of MPI_COMM_WORLD. It belongs to the program, which frees it before it finalizes MPI.
 // Collective over the set; if there are several calls, all ranks of the set make them in the same
-// order. Throws unsupported without MPI_THREAD_MULTIPLE or without MPI, timed_out (for the whole
-// group) if a rank does not come within `timeout`; 0: only the limits of the session hold.
+// order. Throws unsupported without MPI, timed_out (for the whole group) if a rank does not come
+// within `timeout`; 0: only the limits of the session hold.
 inline MPI_Comm communicator(const ProcessSet& process_set = {},
                              std::chrono::milliseconds timeout = std::chrono::milliseconds(0),
                              const Session& session = {}) {
   return MPI_Comm_f2c(detail::MakeCommunicator(process_set, timeout, session));
 }
+
+// Returns when every rank has called it and all that was submitted before is over: from then on the
+// library makes no MPI call, and the program may, blocking ones too. Calls of the library that are
+// made meanwhile wait for resume_mpi(). Collective over the job. Throws invalid_argument if MPI is
+// paused already, or if another thread's operations are under way; timed_out (for the whole group)
+// if a rank does not come within `timeout`; 0: only the limits of the session hold.
+inline void pause_mpi(std::chrono::milliseconds timeout = std::chrono::milliseconds(0),
+                      const Session& session = {}) {
+  detail::PauseMpi(timeout, session);
+}
+
+// Ends the pause, when every rank has called it. Collective over the job. Throws what pause_mpi()
+// throws; invalid_argument if MPI is not paused.
+inline void resume_mpi(std::chrono::milliseconds timeout = std::chrono::milliseconds(0),
+                       const Session& session = {}) {
+  detail::ResumeMpi(timeout, session);
+}
+
+// Keeps the library out of MPI for as long as it lives: for calls of the program that cannot block
+// (MPI_Isend, MPI_Test, MPI_Iallreduce), since the library waits meanwhile. Not to be held during a
+// call of the library. Does nothing in a job without MPI.
+class MpiGate {
+ public:
+  explicit MpiGate(const Session& session = {}) : gate_(detail::LockMpi(session)) {}
+  ~MpiGate() { detail::UnlockMpi(gate_); }
+  MpiGate(const MpiGate&) = delete;
+  MpiGate& operator=(const MpiGate&) = delete;
+
+ private:
+  void* const gate_;
+};
 
 }  // namespace sirtaki

@@ -144,6 +144,16 @@ const session::Topology& TopologyOf(const Session& session,
 }  // namespace
 
 namespace detail {
+namespace {
+
+core::TimePoint MpiDeadline(std::chrono::milliseconds timeout) {
+  if (timeout.count() < 0) {
+    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, NegativeTimeoutText(timeout)));
+  }
+  return DeadlineAfter(timeout);
+}
+
+}  // namespace
 
 // Declared in sirtaki/mpi.h, which only programs that have <mpi.h> include.
 SIRTAKI_API void InitOn(int communicator, const InitOptions& options) {
@@ -156,12 +166,30 @@ SIRTAKI_API int MakeCommunicator(const ProcessSet& set, std::chrono::millisecond
   const auto state = StateOf(session);
   ThrowIfError(state->Check());
   const CallMembers members = MembersOf(set, state);
-  if (timeout.count() < 0) {
-    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, NegativeTimeoutText(timeout)));
-  }
   int handle = 0;
-  ThrowIfError(state->session().MakeCommunicator(members.set, DeadlineAfter(timeout), &handle));
+  ThrowIfError(state->session().MakeCommunicator(members.set, MpiDeadline(timeout), &handle));
   return handle;
+}
+
+SIRTAKI_API void PauseMpi(std::chrono::milliseconds timeout, const Session& session) {
+  const auto state = StateOf(session);
+  ThrowIfError(state->Check());
+  ThrowIfError(state->session().PauseMedium(MpiDeadline(timeout)));
+}
+
+SIRTAKI_API void ResumeMpi(std::chrono::milliseconds timeout, const Session& session) {
+  const auto state = StateOf(session);
+  ThrowIfError(state->session().ResumeMedium(MpiDeadline(timeout)));
+}
+
+SIRTAKI_API void* LockMpi(const Session& session) SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+  core::Mutex* const gate = StateOf(session)->session().medium_gate();
+  if (gate != nullptr) gate->Lock();
+  return gate;
+}
+
+SIRTAKI_API void UnlockMpi(void* gate) noexcept SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+  if (gate != nullptr) static_cast<core::Mutex*>(gate)->Unlock();
 }
 
 std::shared_ptr<SessionState> StateOf(const Session& session) {

@@ -1,0 +1,185 @@
+#include "mpi/port.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mpi/environment.h"
+#include "mpi/gate.h"
+#include "ops/base/finished.h"
+
+namespace sirtaki::mpi {
+namespace {
+
+using core::MutexLock;
+using core::Status;
+using core::StatusCode;
+using ops::wire::Envelope;
+
+// One MPI call.
+struct Piece {
+  bool sends = false;
+  int rank = -1;
+  const void* given = nullptr;
+  void* taken = nullptr;
+  int bytes = 0;
+
+  std::string ToString() const {
+    return (sends ? "MPI_Isend to rank " : "MPI_Irecv from rank ") + std::to_string(rank);
+  }
+};
+
+// What one Post has started.
+class Transfers final : public ops::Completion {
+ public:
+  Transfers(MPI_Comm comm, int tag, bool is_message, std::vector<Piece> pieces)
+      : comm_(comm), tag_(tag), is_message_(is_message), pieces_(std::move(pieces)) {
+    requests_.assign(pieces_.size(), MPI_REQUEST_NULL);
+    MutexLock lock(Gate());
+    for (std::size_t i = 0; i < pieces_.size() && !finished_; ++i) {
+      const Piece& piece = pieces_[i];
+      const int code = piece.sends ? MPI_Isend(piece.given, piece.bytes, MPI_BYTE, piece.rank, tag_,
+                                               comm_, &requests_[i])
+                                   : MPI_Irecv(piece.taken, piece.bytes, MPI_BYTE, piece.rank, tag_,
+                                               comm_, &requests_[i]);
+      if (code != MPI_SUCCESS) Finish(Check(code, piece.ToString().c_str()));
+    }
+  }
+
+  // Unfinished or failed: MPI may still use the memory.
+  ~Transfers() override {
+    if ((finished_ && status_.ok()) || IsFinalized()) return;
+    if (!finished_ && is_message_ && Withdraw()) return;
+    Environment::NoteFault();
+  }
+
+  bool Poll() override {
+    if (finished_) return true;
+    // One after the other: a look costs the same however many pieces there are.
+    MutexLock lock(Gate());
+    for (; next_ < pieces_.size(); ++next_) {
+      int done = 0;
+      MPI_Status received;
+      const int code = MPI_Test(&requests_[next_], &done, &received);
+      if (code == MPI_SUCCESS && done == 0) return false;
+      Status status = Judge(code, received);
+      if (!status.ok()) {
+        Finish(std::move(status));
+        return true;
+      }
+    }
+    Finish(Status::Ok());
+    return true;
+  }
+
+  Status status() const override { return status_; }
+
+ private:
+  // What became of the next piece, whose request has been completed.
+  Status Judge(int code, const MPI_Status& received) const SIRTAKI_REQUIRES(Gate()) {
+    const Piece& piece = pieces_[next_];
+    Status status = Check(code, piece.ToString().c_str());
+    if (!status.ok() || piece.sends) return status;
+    int bytes = 0;
+    int cancelled = 0;
+    MPI_Get_count(&received, MPI_BYTE, &bytes);
+    MPI_Test_cancelled(&received, &cancelled);
+    if (bytes == piece.bytes && received.MPI_SOURCE == piece.rank && received.MPI_TAG == tag_ &&
+        cancelled == 0) {
+      return Status::Ok();
+    }
+    return {StatusCode::kBackend,
+            piece.ToString() + ": " + std::to_string(bytes) + " bytes came where " +
+                std::to_string(piece.bytes) + " were expected (from rank " +
+                std::to_string(received.MPI_SOURCE) + ", tag " + std::to_string(received.MPI_TAG) +
+                " where " + std::to_string(tag_) + " was expected, MPI_ERROR " +
+                std::to_string(received.MPI_ERROR) + (cancelled != 0 ? ", cancelled)" : ")")};
+  }
+
+  void Finish(Status status) {
+    if (!status.ok()) Environment::NoteFault();
+    status_ = std::move(status);
+    finished_ = true;
+  }
+
+  // True if MPI knows of no piece any more.
+  bool Withdraw() {
+    if (pieces_.front().sends || Environment::HasFault()) return false;
+    MutexLock lock(Gate());
+    for (MPI_Request& request : requests_) {
+      int done = 0;
+      if (request == MPI_REQUEST_NULL) continue;
+      if (MPI_Cancel(&request) != MPI_SUCCESS ||
+          MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done == 0) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  const MPI_Comm comm_;
+  const int tag_;
+  const bool is_message_;
+  const std::vector<Piece> pieces_;
+  std::vector<MPI_Request> requests_;
+  std::size_t next_ = 0;  // all before have finished
+  bool finished_ = false;
+  Status status_;
+};
+
+// A transfer of no bytes is a message, too.
+template <typename Add>
+void Cut(std::int64_t bytes, std::int64_t most, const Add& add) {
+  std::int64_t first = 0;
+  do {
+    add(first, static_cast<int>(std::min(most, bytes - first)));
+    first += most;
+  } while (first < bytes);
+}
+
+}  // namespace
+
+void StopSign::Set(const Status& why) {
+  MutexLock lock(mutex_);
+  if (is_set_.load()) return;
+  why_ = why;
+  is_set_.store(true);
+}
+
+Status StopSign::Get() const {
+  if (!is_set_.load()) return Status::Ok();
+  MutexLock lock(mutex_);
+  return why_;
+}
+
+std::unique_ptr<ops::Completion> Port::Post(Envelope envelope,
+                                            std::span<const ops::wire::Receive> receives,
+                                            std::span<const ops::wire::Send> sends) {
+  if (Status stopped = stop_.Get(); !stopped.ok()) return ops::Finished::With(std::move(stopped));
+  std::vector<Piece> pieces;
+  pieces.reserve(receives.size() + sends.size());
+  for (const ops::wire::Receive& receive : receives) {
+    Cut(receive.bytes, options_.max_call_bytes, [&](std::int64_t first, int bytes) {
+      pieces.push_back({.rank = receive.rank,
+                        .taken = static_cast<std::byte*>(receive.memory) + first,
+                        .bytes = bytes});
+    });
+  }
+  for (const ops::wire::Send& send : sends) {
+    Cut(send.bytes, options_.max_call_bytes, [&](std::int64_t first, int bytes) {
+      pieces.push_back({.sends = true,
+                        .rank = send.rank,
+                        .given = static_cast<const std::byte*>(send.memory) + first,
+                        .bytes = bytes});
+    });
+  }
+  const bool is_message = envelope.space == Envelope::Space::kMessages;
+  return std::make_unique<Transfers>(
+      is_message ? communicators_.messages() : communicators_.collectives(),
+      is_message ? communicators_.MessageTag(envelope.tag) : envelope.tag, is_message,
+      std::move(pieces));
+}
+
+}  // namespace sirtaki::mpi

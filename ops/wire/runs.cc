@@ -1,0 +1,465 @@
+#include "ops/wire/runs.h"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <utility>
+
+#include "ops/base/bytes.h"
+#include "ops/base/keep_forever.h"
+#include "ops/base/kernels.h"
+
+namespace sirtaki::ops::wire {
+namespace {
+
+using core::Status;
+
+constexpr std::int64_t kLineBytes = 64;
+
+// The bytes of one of `parts` nearly equal parts, in whole cache lines, and where they begin.
+struct Part {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+};
+Part PartOf(std::int64_t count, std::int64_t element_bytes, int i, int parts) {
+  const std::int64_t line = std::max<std::int64_t>(1, kLineBytes / element_bytes);
+  const std::int64_t even = (count + parts - 1) / parts;
+  const std::int64_t step = (even + line - 1) / line * line;
+  const std::int64_t begin = std::min(i * step, count);
+  return {begin, std::min(step, count - begin)};
+}
+
+// The members in the order of a chain from the root: its host first, then the others, each host's
+// together.
+std::vector<int> ChainFrom(const Party& party, int root) {
+  std::vector<int> chain{root};
+  chain.reserve(party.ranks.size());
+  const int host = party.hosts[static_cast<std::size_t>(root)];
+  for (const bool of_root : {true, false}) {
+    for (const int member : party.order) {
+      if (member == root) continue;
+      if ((party.hosts[static_cast<std::size_t>(member)] == host) == of_root) {
+        chain.push_back(member);
+      }
+    }
+  }
+  return chain;
+}
+
+// All-reduce of everything at once. Where the number of members is no power of two, the last ones
+// give theirs to the first ones, and get the result from them.
+class Doubling final : public Run {
+ public:
+  Doubling(Port& port, PartyPtr party, Envelope envelope, const Reduction& what)
+      : Run(port, std::move(party), envelope),
+        what_(what),
+        bytes_(what.count * BytesOf(what.dtype)),
+        core_(static_cast<int>(std::bit_floor(static_cast<unsigned>(size())))),
+        extra_(size() - core_),
+        scratch_(Scratch(bytes_)) {}
+
+ private:
+  bool Next() override {
+    if (self() >= core_) return NextOfExtra();
+    if (came_from_ >= 0) Combine();
+    if (!folded_) {
+      folded_ = true;
+      if (self() < extra_) {
+        came_from_ = self() + core_;
+        Exchange(came_from_, scratch_, bytes_, -1, nullptr, 0);
+        return true;
+      }
+    }
+    if (distance_ < core_) {
+      came_from_ = self() ^ distance_;
+      distance_ *= 2;
+      Exchange(came_from_, scratch_, bytes_, came_from_, what_.memory, bytes_);
+      return true;
+    }
+    if (self() >= extra_ || gave_) return false;
+    gave_ = true;
+    Exchange(-1, nullptr, 0, self() + core_, what_.memory, bytes_);
+    return true;
+  }
+
+  bool NextOfExtra() {
+    const int partner = self() - core_;
+    if (!folded_) {
+      folded_ = true;
+      Exchange(-1, nullptr, 0, partner, what_.memory, bytes_);
+      return true;
+    }
+    if (gave_) return false;
+    gave_ = true;
+    Exchange(partner, what_.memory, bytes_, -1, nullptr, 0);
+    return true;
+  }
+
+  // In the order of the members on both sides: the bits of a NaN may depend on it.
+  void Combine() {
+    if (std::exchange(came_from_, -1) > self()) {
+      ReduceInto(what_.op, what_.dtype, what_.memory, scratch_, what_.count);
+      return;
+    }
+    ReduceInto(what_.op, what_.dtype, scratch_, what_.memory, what_.count);
+    Copy(what_.memory, scratch_, bytes_);
+  }
+
+  const Reduction what_;
+  const std::int64_t bytes_;
+  const int core_;   // the greatest power of two that is not above the number of members
+  const int extra_;  // members beyond
+  std::byte* const scratch_;
+  int distance_ = 1;
+  int came_from_ = -1;
+  bool folded_ = false;
+  bool gave_ = false;
+};
+
+// Each part goes round once to be reduced, then once more to be known to all. In step s the member
+// at position p gives part p - s and takes part p - s - 1, then gives what it has just completed.
+class ReducingRing final : public Run {
+ public:
+  ReducingRing(Port& port, PartyPtr party, Envelope envelope, const Reduction& what)
+      : Run(port, std::move(party), envelope),
+        what_(what),
+        element_bytes_(BytesOf(what.dtype)),
+        scratch_(Scratch(PartOf(what.count, element_bytes_, 0, size()).count * element_bytes_)) {}
+
+ private:
+  bool Next() override {
+    const int n = size();
+    if (step_ > 0 && step_ < n) {
+      const Part part = PartAt(-step_);
+      ReduceInto(what_.op, what_.dtype, At(part), scratch_, part.count);
+    }
+    if (step_ == 2 * (n - 1)) return false;
+    const Part given = PartAt(step_ < n - 1 ? -step_ : n - step_);
+    const Part taken = PartAt(step_ < n - 1 ? -step_ - 1 : n - 1 - step_);
+    void* const to = step_ < n - 1 ? scratch_ : At(taken);
+    ++step_;
+    Exchange(Neighbour(-1), to, taken.count * element_bytes_, Neighbour(1), At(given),
+             given.count * element_bytes_);
+    return true;
+  }
+
+  int Neighbour(int offset) const {
+    return party().order[static_cast<std::size_t>((party().position + offset + size()) % size())];
+  }
+  Part PartAt(int offset) const {
+    const int n = size();
+    return PartOf(what_.count, element_bytes_, ((party().position + offset) % n + n) % n, n);
+  }
+  std::byte* At(const Part& part) const {
+    return static_cast<std::byte*>(what_.memory) + part.begin * element_bytes_;
+  }
+
+  const Reduction what_;
+  const std::int64_t element_bytes_;
+  std::byte* const scratch_;
+  int step_ = 0;
+};
+
+class GatheringRing final : public Run {
+ public:
+  GatheringRing(Port& port, PartyPtr party, Envelope envelope, Gathering what)
+      : Run(port, std::move(party), envelope), what_(std::move(what)) {}
+
+ private:
+  bool Next() override {
+    if (step_ == size() - 1) return false;
+    const auto given = MemberAt(-step_);
+    const auto taken = MemberAt(-step_ - 1);
+    ++step_;
+    Exchange(static_cast<int>(MemberAt(-1)), what_.output + what_.offsets[taken],
+             what_.bytes[taken], static_cast<int>(MemberAt(1)),
+             what_.output + what_.offsets[given], what_.bytes[given]);
+    return true;
+  }
+
+  std::size_t MemberAt(int offset) const {
+    const int n = size();
+    return static_cast<std::size_t>(
+        party().order[static_cast<std::size_t>(((party().position + offset) % n + n) % n)]);
+  }
+
+  const Gathering what_;
+  int step_ = 0;
+};
+
+class BroadcastingChain final : public Run {
+ public:
+  BroadcastingChain(Port& port, PartyPtr party, Envelope envelope, void* memory, std::int64_t bytes,
+                    int root)
+      : Run(port, std::move(party), envelope),
+        memory_(memory),
+        bytes_(bytes),
+        chain_(ChainFrom(Run::party(), root)),
+        place_(std::find(chain_.begin(), chain_.end(), self()) - chain_.begin()) {}
+
+ private:
+  bool Next() override {
+    const int step = step_++;
+    if (step == 0) {
+      if (place_ > 0) {
+        Exchange(chain_[static_cast<std::size_t>(place_ - 1)], memory_, bytes_, -1, nullptr, 0);
+      }
+      return true;
+    }
+    if (step == 2 || place_ + 1 == size()) return false;
+    Exchange(-1, nullptr, 0, chain_[static_cast<std::size_t>(place_ + 1)], memory_, bytes_);
+    return true;
+  }
+
+  void* const memory_;
+  const std::int64_t bytes_;
+  const std::vector<int> chain_;
+  const std::ptrdiff_t place_;
+  int step_ = 0;
+};
+
+// From the end of the chain to the root, which has the result.
+class ReducingChain final : public Run {
+ public:
+  ReducingChain(Port& port, PartyPtr party, Envelope envelope, const Reduction& what, int root)
+      : Run(port, std::move(party), envelope),
+        what_(what),
+        bytes_(what.count * BytesOf(what.dtype)),
+        chain_(ChainFrom(Run::party(), root)),
+        place_(std::find(chain_.begin(), chain_.end(), self()) - chain_.begin()),
+        scratch_(place_ + 1 < size() ? Scratch(bytes_) : nullptr) {}
+
+ private:
+  bool Next() override {
+    const int step = step_++;
+    if (step == 0) {
+      if (scratch_ != nullptr) {
+        Exchange(chain_[static_cast<std::size_t>(place_ + 1)], scratch_, bytes_, -1, nullptr, 0);
+      }
+      return true;
+    }
+    if (step == 1 && scratch_ != nullptr) {
+      ReduceInto(what_.op, what_.dtype, what_.memory, scratch_, what_.count);
+    }
+    if (step == 2 || place_ == 0) return false;
+    Exchange(-1, nullptr, 0, chain_[static_cast<std::size_t>(place_ - 1)], what_.memory, bytes_);
+    return true;
+  }
+
+  const Reduction what_;
+  const std::int64_t bytes_;
+  const std::vector<int> chain_;
+  const std::ptrdiff_t place_;
+  std::byte* const scratch_;
+  int step_ = 0;
+};
+
+// Members count from the root: one whose lowest bit is b gets it from the one without that bit, and
+// gives it to those with one lower bit more.
+class Tree final : public Run {
+ public:
+  Tree(Port& port, PartyPtr party, Envelope envelope, void* memory, std::int64_t bytes, int root)
+      : Run(port, std::move(party), envelope), memory_(memory), bytes_(bytes), root_(root) {}
+
+ private:
+  bool Next() override {
+    const int n = size();
+    const int place = (self() - root_ + n) % n;
+    const int lowest = place == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(n)))
+                                  : (place & -place);
+    const int step = step_++;
+    if (step == 0) {
+      if (place > 0) Exchange(MemberAt(place - lowest), memory_, bytes_, -1, nullptr, 0);
+      return true;
+    }
+    if (step == 2) return false;
+    std::vector<Send> sends;
+    for (int bit = lowest / 2; bit > 0; bit /= 2) {
+      if (place + bit < n) sends.push_back({RankAt(place + bit), memory_, bytes_});
+    }
+    if (sends.empty()) return false;
+    Run::Exchange({}, sends);
+    return true;
+  }
+
+  int MemberAt(int place) const { return (place + root_) % size(); }
+  int RankAt(int place) const {
+    return party().ranks[static_cast<std::size_t>(MemberAt(place))];
+  }
+
+  void* const memory_;
+  const std::int64_t bytes_;
+  const int root_;
+  int step_ = 0;
+};
+
+// Blocks count from this member's own. With `have` of them it gives as many to the member that far
+// below and takes as many from the one that far above.
+class Bruck final : public Run {
+ public:
+  Bruck(Port& port, PartyPtr party, Envelope envelope, const void* input, std::byte* output,
+        std::int64_t bytes)
+      : Run(port, std::move(party), envelope),
+        output_(output),
+        bytes_(bytes),
+        blocks_(Scratch(size() * bytes)) {
+    Copy(blocks_, input, bytes_);
+  }
+
+ private:
+  bool Next() override {
+    const int n = size();
+    have_ += more_;
+    if (have_ == n) {
+      const std::int64_t first = self() * bytes_;
+      const std::int64_t tail = n * bytes_ - first;
+      Copy(output_ + first, blocks_, tail);
+      Copy(output_, blocks_ + tail, first);
+      return false;
+    }
+    more_ = std::min(have_, n - have_);
+    Exchange((self() + have_) % n, blocks_ + have_ * bytes_, more_ * bytes_,
+             (self() - have_ + n) % n, blocks_, more_ * bytes_);
+    return true;
+  }
+
+  std::byte* const output_;
+  const std::int64_t bytes_;
+  std::byte* const blocks_;
+  int have_ = 1;
+  int more_ = 0;
+};
+
+class AllAtOnce final : public Run {
+ public:
+  AllAtOnce(Port& port, PartyPtr party, Envelope envelope, std::vector<Receive> receives,
+            std::vector<Send> sends)
+      : Run(port, std::move(party), envelope),
+        receives_(std::move(receives)),
+        sends_(std::move(sends)) {}
+
+ private:
+  bool Next() override {
+    if (begun_ || (receives_.empty() && sends_.empty())) return false;
+    begun_ = true;
+    Run::Exchange(receives_, sends_);
+    return true;
+  }
+
+  const std::vector<Receive> receives_;
+  const std::vector<Send> sends_;
+  bool begun_ = false;
+};
+
+}  // namespace
+
+Party MakeParty(std::vector<int> ranks, int rank, const std::vector<int>& host_of_rank) {
+  Party party;
+  party.ranks = std::move(ranks);
+  std::map<int, std::vector<int>> by_host;
+  std::vector<int> hosts_in_order;
+  for (int member = 0; member < party.size(); ++member) {
+    const int world_rank = party.ranks[static_cast<std::size_t>(member)];
+    if (world_rank == rank) party.self = member;
+    const int host = host_of_rank[static_cast<std::size_t>(world_rank)];
+    party.hosts.push_back(host);
+    if (by_host.count(host) == 0) hosts_in_order.push_back(host);
+    by_host[host].push_back(member);
+  }
+  for (const int host : hosts_in_order) {
+    for (const int member : by_host[host]) {
+      if (member == party.self) party.position = static_cast<int>(party.order.size());
+      party.order.push_back(member);
+    }
+  }
+  return party;
+}
+
+Run::~Run() {
+  const bool lost = posted_ != nullptr && (!posted_->Poll() || !posted_->status().ok());
+  if (lost && scratch_ != nullptr) KeepForever(std::move(scratch_));
+}
+
+bool Run::Poll() {
+  while (!over_) {
+    if (posted_ != nullptr) {
+      if (!posted_->Poll()) return false;
+      status_ = posted_->status();
+      if (!status_.ok()) {
+        over_ = true;
+        break;
+      }
+      posted_.reset();
+      ++exchanges_;
+    }
+    over_ = !Next();
+  }
+  return true;
+}
+
+void Run::Exchange(int from, void* taken, std::int64_t taken_bytes, int to, const void* given,
+                   std::int64_t given_bytes) {
+  const auto rank_of = [this](int member) {
+    return party_->ranks[static_cast<std::size_t>(member)];
+  };
+  Receive receive;
+  Send send;
+  std::span<const Receive> receives;
+  std::span<const Send> sends;
+  if (from >= 0 && taken_bytes > 0) {
+    receive = {rank_of(from), taken, taken_bytes};
+    receives = {&receive, 1};
+  }
+  if (to >= 0 && given_bytes > 0) {
+    send = {rank_of(to), given, given_bytes};
+    sends = {&send, 1};
+  }
+  if (!receives.empty() || !sends.empty()) Exchange(receives, sends);
+}
+
+std::byte* Run::Scratch(std::int64_t bytes) {
+  scratch_ = std::shared_ptr<std::byte[]>(new std::byte[static_cast<std::size_t>(bytes)]);
+  return scratch_.get();
+}
+
+std::unique_ptr<Run> MakeDoubling(Port& port, PartyPtr party, Envelope envelope,
+                                  const Reduction& what) {
+  return std::make_unique<Doubling>(port, std::move(party), envelope, what);
+}
+
+std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope,
+                              const Reduction& what) {
+  return std::make_unique<ReducingRing>(port, std::move(party), envelope, what);
+}
+
+std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope, Gathering what) {
+  return std::make_unique<GatheringRing>(port, std::move(party), envelope, std::move(what));
+}
+
+std::unique_ptr<Run> MakeChain(Port& port, PartyPtr party, Envelope envelope, void* memory,
+                               std::int64_t bytes, int root) {
+  return std::make_unique<BroadcastingChain>(port, std::move(party), envelope, memory, bytes, root);
+}
+
+std::unique_ptr<Run> MakeChain(Port& port, PartyPtr party, Envelope envelope, const Reduction& what,
+                               int root) {
+  return std::make_unique<ReducingChain>(port, std::move(party), envelope, what, root);
+}
+
+std::unique_ptr<Run> MakeTree(Port& port, PartyPtr party, Envelope envelope, void* memory,
+                              std::int64_t bytes, int root) {
+  return std::make_unique<Tree>(port, std::move(party), envelope, memory, bytes, root);
+}
+
+std::unique_ptr<Run> MakeBruck(Port& port, PartyPtr party, Envelope envelope, const void* input,
+                               std::byte* output, std::int64_t bytes) {
+  return std::make_unique<Bruck>(port, std::move(party), envelope, input, output, bytes);
+}
+
+std::unique_ptr<Run> MakeExchange(Port& port, PartyPtr party, Envelope envelope,
+                                  std::vector<Receive> receives, std::vector<Send> sends) {
+  return std::make_unique<AllAtOnce>(port, std::move(party), envelope, std::move(receives),
+                                     std::move(sends));
+}
+
+}  // namespace sirtaki::ops::wire

@@ -1,0 +1,117 @@
+// The collectives as sequences of posted sends and receives, of one member each.
+//
+//   doubling   small all-reduces: log2(n) exchanges of everything, each with a member twice as far
+//   ring       large all-reduces and all-gathers: every member has a part that goes round
+//   chain      large broadcasts and reductions to a root: from each member to the next
+//   tree       small broadcasts: log2(n) steps
+//   bruck      small all-gathers: log2(n) steps of growing blocks
+//
+// Rings and chains go by hosts, so each host's network carries everything once each way. Members of
+// a run post in the same order to each other, so one envelope serves it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "ops/base/backend.h"
+#include "ops/wire/port.h"
+
+namespace sirtaki::ops::wire {
+
+// A process set as one of its members sees it. Never changed once made.
+struct Party {
+  std::vector<int> ranks;  // of the world, by member
+  int self = 0;            // this one among the members
+  std::vector<int> order;  // the members by host, this set's hosts by their first member
+  int position = 0;        // of this one in `order`
+  std::vector<int> hosts;  // by member
+
+  int size() const { return static_cast<int>(ranks.size()); }
+};
+using PartyPtr = std::shared_ptr<const Party>;
+Party MakeParty(std::vector<int> ranks, int rank, const std::vector<int>& host_of_rank);
+
+// What can be waited for with an eye on whether it gets on.
+class Operation : public Completion {
+ public:
+  virtual std::uint64_t exchanges() const = 0;  // that have finished
+};
+
+// One exchange after the other.
+class Run : public Operation {
+ public:
+  // After a fault: what the medium may still write to stays for the life of the process.
+  ~Run() override;
+
+  bool Poll() final;
+  core::Status status() const final { return status_; }
+  std::uint64_t exchanges() const final { return exchanges_; }
+
+ protected:
+  Run(Port& port, PartyPtr party, Envelope envelope)
+      : port_(port), party_(std::move(party)), envelope_(envelope) {}
+
+  // The last exchange has finished (or there was none): takes what came and posts the next. False
+  // if none is left.
+  virtual bool Next() = 0;
+
+  void Exchange(std::span<const Receive> receives, std::span<const Send> sends) {
+    posted_ = port_.Post(envelope_, receives, sends);
+  }
+  // With one member, by index. Null memory: there is nothing in that direction.
+  void Exchange(int from, void* taken, std::int64_t taken_bytes, int to, const void* given,
+                std::int64_t given_bytes);
+  // Memory for what comes, uninitialised, for as long as the run lives.
+  std::byte* Scratch(std::int64_t bytes);
+
+  int size() const { return party_->size(); }
+  int self() const { return party_->self; }
+  const Party& party() const { return *party_; }
+
+ private:
+  Port& port_;
+  const PartyPtr party_;
+  const Envelope envelope_;
+  std::unique_ptr<Completion> posted_;
+  std::shared_ptr<std::byte[]> scratch_;
+  std::uint64_t exchanges_ = 0;
+  core::Status status_;
+  bool over_ = false;
+};
+
+struct Reduction {
+  void* memory = nullptr;
+  std::int64_t count = 0;
+  core::DType dtype = core::DType::kF32;
+  core::ReduceOp op = core::ReduceOp::kSum;
+};
+
+// What a member gives to an all-gather. In `output` the members' parts follow each other.
+struct Gathering {
+  std::byte* output = nullptr;  // its own part is there already
+  std::vector<std::int64_t> offsets;
+  std::vector<std::int64_t> bytes;
+};
+
+std::unique_ptr<Run> MakeDoubling(Port& port, PartyPtr party, Envelope envelope,
+                                  const Reduction& what);
+std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope, const Reduction& what);
+std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope, Gathering what);
+std::unique_ptr<Run> MakeChain(Port& port, PartyPtr party, Envelope envelope, void* memory,
+                               std::int64_t bytes, int root);
+std::unique_ptr<Run> MakeChain(Port& port, PartyPtr party, Envelope envelope, const Reduction& what,
+                               int root);
+std::unique_ptr<Run> MakeTree(Port& port, PartyPtr party, Envelope envelope, void* memory,
+                              std::int64_t bytes, int root);
+std::unique_ptr<Run> MakeBruck(Port& port, PartyPtr party, Envelope envelope, const void* input,
+                               std::byte* output, std::int64_t bytes);
+// All at once, by member.
+std::unique_ptr<Run> MakeExchange(Port& port, PartyPtr party, Envelope envelope,
+                                  std::vector<Receive> receives, std::vector<Send> sends);
+
+}  // namespace sirtaki::ops::wire

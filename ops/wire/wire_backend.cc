@@ -1,0 +1,385 @@
+#include "ops/wire/wire_backend.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "core/threads/cooling_sleep.h"
+#include "ops/base/bytes.h"
+#include "ops/base/finished.h"
+#include "ops/base/kernels.h"
+#include "ops/base/set_numbers.h"
+
+namespace sirtaki::ops::wire {
+namespace {
+
+using core::DType;
+using core::ReduceOp;
+using core::SetNumber;
+using core::Status;
+using core::StatusCode;
+
+// Chunks of one operation that are under way at once.
+constexpr std::size_t kDepth = 8;
+
+// What is worth a message of its own.
+constexpr std::int64_t kMessageBytes = std::int64_t{64} << 10;
+
+constexpr auto kLongestSleep = std::chrono::milliseconds(1);
+
+std::byte* At(void* base, std::int64_t offset) { return static_cast<std::byte*>(base) + offset; }
+
+std::string NameOf(Channel channel) {
+  return "process set " + std::to_string(channel.set) +
+         (channel.lane == fusion::Lane::kSmall ? ", small lane" : ", large lane");
+}
+
+std::unique_ptr<Completion> NoReduction(DType dtype, ReduceOp op) {
+  return Finished::With({StatusCode::kUnsupported,
+                         std::string(core::DTypeName(dtype)) + " has no reduction by " +
+                             std::string(core::ReduceOpName(op))});
+}
+
+std::unique_ptr<Completion> NoSet(Channel channel) {
+  return Finished::With({StatusCode::kBackend, "this rank has no " + NameOf(channel)});
+}
+
+// The runs of one operation, several at once, started in their order.
+class Pipeline final : public Operation {
+ public:
+  using Start = std::function<std::unique_ptr<Run>(std::int64_t i)>;
+  Pipeline(std::int64_t runs, std::size_t depth, Start start)
+      : runs_(runs), depth_(depth), start_(std::move(start)) {}
+
+  bool Poll() override {
+    while (!over_) {
+      while (next_ < runs_ && under_way_.size() < depth_) under_way_.push_back(start_(next_++));
+      for (const std::unique_ptr<Run>& run : under_way_) {
+        if (!run->Poll() || run->status().ok()) continue;
+        status_ = run->status();
+        over_ = true;
+        return true;
+      }
+      const std::size_t before = under_way_.size();
+      while (!under_way_.empty() && under_way_.front()->Poll()) {
+        finished_ += under_way_.front()->exchanges();
+        under_way_.pop_front();
+      }
+      if (under_way_.empty() && next_ == runs_) over_ = true;
+      if (under_way_.size() == before) break;
+    }
+    return over_;
+  }
+  Status status() const override { return status_; }
+  std::uint64_t exchanges() const override {
+    std::uint64_t all = finished_;
+    for (const std::unique_ptr<Run>& run : under_way_) all += run->exchanges();
+    return all;
+  }
+
+ private:
+  const std::int64_t runs_;
+  const std::size_t depth_;
+  const Start start_;
+  std::int64_t next_ = 0;
+  std::deque<std::unique_ptr<Run>> under_way_;
+  std::uint64_t finished_ = 0;  // exchanges of runs that are gone
+  bool over_ = false;
+  Status status_;
+};
+
+}  // namespace
+
+WireBackend::WireBackend(Port& port, WireOptions options)
+    : port_(port), options_([&] {
+        if (options.host_of_rank.empty()) {
+          options.host_of_rank.resize(static_cast<std::size_t>(port.size()));
+        }
+        return std::move(options);
+      }()) {
+  const core::RankRanges world = core::RankRanges::Span(0, port_.size() - 1);
+  core::MutexLock lock(mutex_);
+  sets_[core::kWorldSet].party = std::make_shared<const Party>(
+      MakeParty(world.ToVector(), port_.rank(), options_.host_of_rank));
+}
+
+std::int64_t WireBackend::BlockOf(SetNumber set) const {
+  return DenseSetNumber(set) % std::max<std::int64_t>(1, port_.tags() / kTagsOfSet);
+}
+
+Status WireBackend::AddSet(SetNumber set, const core::RankRanges& members) {
+  if (!members.Contains(port_.rank())) return Status::Ok();
+  auto party = std::make_shared<const Party>(
+      MakeParty(members.ToVector(), port_.rank(), options_.host_of_rank));
+  const std::int64_t block = BlockOf(set);
+  core::MutexLock lock(mutex_);
+  if (!stopped_.ok()) return stopped_;
+  for (const auto& [other, there] : sets_) {
+    if (BlockOf(other) != block) continue;
+    return {StatusCode::kUnsupported,
+            "too many process sets: " + std::string(port_.name()) + " has tags for " +
+                std::to_string(port_.tags() / kTagsOfSet) + ", and those of set " +
+                std::to_string(set) + " are still in use by set " + std::to_string(other)};
+  }
+  sets_[set] = {std::move(party), static_cast<int>(block * kTagsOfSet), {}};
+  return Status::Ok();
+}
+
+Status WireBackend::RemoveSet(SetNumber set) {
+  if (set == core::kWorldSet) {
+    return {StatusCode::kInvalidArgument, "the world cannot be removed"};
+  }
+  core::MutexLock lock(mutex_);
+  if (!stopped_.ok()) return stopped_;
+  sets_.erase(set);
+  return Status::Ok();
+}
+
+PartyPtr WireBackend::PartyOf(Channel channel) const {
+  core::MutexLock lock(mutex_);
+  const auto found = sets_.find(channel.set);
+  return found == sets_.end() ? nullptr : found->second.party;
+}
+
+// A lane that is polled may have many operations under way, which other members advance in another
+// order: each has one tag for all of its runs, one after the other. The large lane has one operation,
+// whose runs are begun in the same order by all.
+WireBackend::Place WireBackend::Begin(Channel channel, std::int64_t runs) {
+  const bool pipelined = channel.lane == fusion::Lane::kLarge;
+  core::MutexLock lock(mutex_);
+  const auto found = sets_.find(channel.set);
+  if (found == sets_.end()) return {};
+  Set& set = found->second;
+  std::uint32_t& next = set.next[static_cast<std::size_t>(channel.lane)];
+  Place place{set.party, set.first_tag + (pipelined ? kTagsOfLane : 0), next, pipelined};
+  next += pipelined ? static_cast<std::uint32_t>(runs) : 1;
+  return place;
+}
+
+Envelope WireBackend::Place::EnvelopeOf(std::int64_t run) const {
+  const std::uint32_t number = first_run + (pipelined ? static_cast<std::uint32_t>(run) : 0);
+  return {Envelope::Space::kCollectives, first_tag + static_cast<int>(number % kTagsOfLane)};
+}
+
+std::unique_ptr<Completion> WireBackend::Start(Channel channel, std::int64_t runs,
+                                               const MakeRun& make) {
+  const Place place = Begin(channel, runs);
+  if (place.party == nullptr) return NoSet(channel);
+  if (runs == 0) return Finished::With(Status::Ok());
+  if (runs == 1) return Through(channel, make(0, place.EnvelopeOf(0)));
+  return Through(channel, std::make_unique<Pipeline>(
+                              runs, place.pipelined ? kDepth : 1,
+                              [make, place](std::int64_t i) { return make(i, place.EnvelopeOf(i)); }));
+}
+
+Status WireBackend::Stopped() const {
+  core::MutexLock lock(mutex_);
+  return stopped_;
+}
+
+std::unique_ptr<Completion> WireBackend::Through(Channel channel,
+                                                 std::unique_ptr<Operation> operation) {
+  if (channel.lane == fusion::Lane::kSmall || !options_.large_lane_blocks) {
+    operation->Poll();
+    return operation;
+  }
+  core::CoolingSleep sleep(kLongestSleep);
+  std::uint64_t seen = 0;
+  while (!operation->Poll()) {
+    if (Status stopped = Stopped(); !stopped.ok()) return Finished::With(std::move(stopped));
+    if (operation->exchanges() != std::exchange(seen, operation->exchanges())) {
+      sleep.Restart();
+    } else {
+      sleep.Pause();
+    }
+  }
+  return operation;
+}
+
+// Every member's part of it is worth a message.
+std::int64_t WireBackend::ChunkBytes(Channel channel, const Party& party) const {
+  if (channel.lane == fusion::Lane::kSmall) return std::numeric_limits<std::int64_t>::max();
+  return std::clamp(party.size() * kMessageBytes, options_.chunk_bytes, 8 * options_.chunk_bytes);
+}
+
+std::unique_ptr<Completion> WireBackend::InChunks(
+    Channel channel, const Reduction& whole,
+    const std::function<std::unique_ptr<Run>(const Reduction&, Envelope)>& make) {
+  const PartyPtr party = PartyOf(channel);
+  if (party == nullptr) return NoSet(channel);
+  const std::int64_t size = BytesOf(whole.dtype);
+  const std::int64_t step = std::max<std::int64_t>(1, ChunkBytes(channel, *party) / size);
+  const std::int64_t runs = whole.count == 0 || party->size() == 1 ? 0 : (whole.count - 1) / step + 1;
+  return Start(channel, runs, [=](std::int64_t i, Envelope envelope) {
+    Reduction chunk = whole;
+    chunk.memory = At(whole.memory, i * step * size);
+    chunk.count = std::min(step, whole.count - i * step);
+    return make(chunk, envelope);
+  });
+}
+
+std::unique_ptr<Completion> WireBackend::AllReduce(Channel channel, void* buffer,
+                                                   std::int64_t count, DType dtype, ReduceOp op) {
+  if (!HasReduction(op, dtype)) return NoReduction(dtype, op);
+  const bool few = count * BytesOf(dtype) <= options_.few_steps_bytes;
+  return InChunks(channel, {buffer, count, dtype, op},
+                  [this, party = PartyOf(channel), few](const Reduction& chunk, Envelope envelope) {
+                    return few ? MakeDoubling(port_, party, envelope, chunk)
+                               : MakeRing(port_, party, envelope, chunk);
+                  });
+}
+
+std::unique_ptr<Completion> WireBackend::Reduce(Channel channel, void* buffer, std::int64_t count,
+                                                DType dtype, ReduceOp op, int root) {
+  if (!HasReduction(op, dtype)) return NoReduction(dtype, op);
+  const bool few = count * BytesOf(dtype) <= options_.few_steps_bytes;
+  return InChunks(
+      channel, {buffer, count, dtype, op},
+      [this, party = PartyOf(channel), few, root](const Reduction& chunk, Envelope envelope) {
+        return few ? MakeDoubling(port_, party, envelope, chunk)
+                   : MakeChain(port_, party, envelope, chunk, root);
+      });
+}
+
+std::unique_ptr<Completion> WireBackend::Broadcast(Channel channel, void* buffer,
+                                                   std::int64_t bytes, int root) {
+  const PartyPtr party = PartyOf(channel);
+  if (party == nullptr) return NoSet(channel);
+  const bool few = bytes <= options_.few_steps_bytes;
+  const std::int64_t step = few ? bytes : ChunkBytes(channel, *party);
+  const std::int64_t runs = bytes == 0 || party->size() == 1 ? 0 : (bytes - 1) / step + 1;
+  return Start(channel, runs, [=, this](std::int64_t i, Envelope envelope) {
+    std::byte* const memory = At(buffer, i * step);
+    const std::int64_t part = std::min(step, bytes - i * step);
+    return few ? MakeTree(port_, party, envelope, memory, part, root)
+               : MakeChain(port_, party, envelope, memory, part, root);
+  });
+}
+
+std::unique_ptr<Completion> WireBackend::AllGather(Channel channel, const void* input, void* output,
+                                                   std::int64_t bytes) {
+  const PartyPtr party = PartyOf(channel);
+  if (party == nullptr) return NoSet(channel);
+  if (bytes * party->size() > options_.few_steps_bytes || party->size() == 1) {
+    return AllGatherV(channel, input, output,
+                      std::vector<std::int64_t>(party->ranks.size(), bytes));
+  }
+  return Start(channel, bytes == 0 ? 0 : 1, [=, this](std::int64_t, Envelope envelope) {
+    return MakeBruck(port_, party, envelope, input, static_cast<std::byte*>(output), bytes);
+  });
+}
+
+std::unique_ptr<Completion> WireBackend::AllGatherV(Channel channel, const void* input,
+                                                    void* output,
+                                                    std::span<const std::int64_t> bytes) {
+  const PartyPtr party = PartyOf(channel);
+  if (party == nullptr) return NoSet(channel);
+  std::vector<std::int64_t> offsets(bytes.size());
+  std::exclusive_scan(bytes.begin(), bytes.end(), offsets.begin(), std::int64_t{0});
+  const auto self = static_cast<std::size_t>(party->self);
+  Copy(At(output, offsets[self]), input, bytes[self]);
+  const std::int64_t most = bytes.empty() ? 0 : *std::max_element(bytes.begin(), bytes.end());
+  const std::int64_t step =
+      std::max(kMessageBytes, ChunkBytes(channel, *party) / std::max(1, party->size()));
+  const std::int64_t runs = most == 0 || party->size() == 1 ? 0 : (most - 1) / step + 1;
+  return Start(
+      channel, runs,
+      [=, this, bytes = std::vector(bytes.begin(), bytes.end())](std::int64_t i, Envelope envelope) {
+        Gathering chunk{static_cast<std::byte*>(output), offsets, bytes};
+        for (std::size_t m = 0; m < bytes.size(); ++m) {
+          const std::int64_t begin = std::min(i * step, bytes[m]);
+          chunk.offsets[m] += begin;
+          chunk.bytes[m] = std::min(step, bytes[m] - begin);
+        }
+        return MakeRing(port_, party, envelope, std::move(chunk));
+      });
+}
+
+std::unique_ptr<Completion> WireBackend::AllToAll(Channel channel, const void* input, void* output,
+                                                  std::int64_t bytes) {
+  const PartyPtr party = PartyOf(channel);
+  if (party == nullptr) return NoSet(channel);
+  std::vector<OutgoingSlice> outgoing;
+  std::vector<IncomingSlice> incoming;
+  // Each begins with the member behind it, so that not all send to the same one at first.
+  for (int i = 1; i < party->size(); ++i) {
+    const int to = (party->self + i) % party->size();
+    const int from = (party->self - i + party->size()) % party->size();
+    outgoing.push_back({to, static_cast<const std::byte*>(input) + to * bytes, bytes});
+    incoming.push_back({from, At(output, from * bytes), bytes});
+  }
+  Copy(At(output, party->self * bytes), static_cast<const std::byte*>(input) + party->self * bytes,
+       bytes);
+  return Exchange(channel, outgoing, incoming);
+}
+
+std::unique_ptr<Completion> WireBackend::Exchange(Channel channel,
+                                                  std::span<const OutgoingSlice> outgoing,
+                                                  std::span<const IncomingSlice> incoming) {
+  const PartyPtr party = PartyOf(channel);
+  if (party == nullptr) return NoSet(channel);
+  const auto rank_of = [&](int member) { return party->ranks[static_cast<std::size_t>(member)]; };
+  std::vector<Receive> receives;
+  std::vector<Send> sends;
+  for (const IncomingSlice& slice : incoming) {
+    if (slice.bytes > 0) receives.push_back({rank_of(slice.member), slice.memory, slice.bytes});
+  }
+  for (const OutgoingSlice& slice : outgoing) {
+    if (slice.bytes > 0) sends.push_back({rank_of(slice.member), slice.memory, slice.bytes});
+  }
+  return Start(channel, 1, [&, this](std::int64_t, Envelope envelope) {
+    return MakeExchange(port_, party, envelope, std::move(receives), std::move(sends));
+  });
+}
+
+std::unique_ptr<Completion> WireBackend::SendMessage(int to, int tag, const void* memory,
+                                                     std::int64_t bytes) {
+  const Send send{to, memory, bytes};
+  return port_.Post({Envelope::Space::kMessages, tag}, {}, {&send, 1});
+}
+
+std::unique_ptr<Completion> WireBackend::ReceiveMessage(int from, int tag, void* memory,
+                                                        std::int64_t bytes) {
+  const Receive receive{from, memory, bytes};
+  return port_.Post({Envelope::Space::kMessages, tag}, {&receive, 1}, {});
+}
+
+Status WireBackend::Meet(SetNumber set, const core::RankRanges& members,
+                         core::TimePoint deadline) {
+  if (set >= kMaxSetWithSlices) {
+    return {StatusCode::kUnsupported, "process set " + std::to_string(set) + " is beyond the " +
+                                          std::to_string(kMaxSetWithSlices) + " that may meet"};
+  }
+  const SetNumber meeting = SetBeside(SetKind::kMeeting, set, 0);
+  if (Status added = AddSet(meeting, members); !added.ok()) return added;
+  const char here = 1;
+  std::string all(static_cast<std::size_t>(members.Count()), '\0');
+  const auto operation = AllGather({meeting, fusion::Lane::kSmall}, &here, all.data(), 1);
+  core::CoolingSleep sleep(kLongestSleep);
+  while (!operation->Poll()) {
+    if (Status stopped = Stopped(); !stopped.ok()) return stopped;
+    if (core::Clock::now() >= deadline) {
+      return {StatusCode::kTimedOut, "not all ranks of process set " + std::to_string(set) +
+                                         " have met in time"};
+    }
+    sleep.Pause();
+  }
+  Status removed = RemoveSet(meeting);
+  return operation->status().ok() ? removed : operation->status();
+}
+
+void WireBackend::Abort(const Status& why) {
+  const Status reason = why.ok() ? Status(StatusCode::kAborted, "aborted") : why;
+  {
+    core::MutexLock lock(mutex_);
+    if (stopped_.ok()) stopped_ = reason;
+  }
+  port_.Abort(reason);
+}
+
+}  // namespace sirtaki::ops::wire
