@@ -133,23 +133,28 @@ Status InitializeMpi(const core::EnvironmentView& variables, int* level, bool* b
   return InMpi("MPI_Query_thread", [&] { return MPI_Query_thread(level); });
 }
 
-Status ChooseThreading(Threads wanted, int level, bool by_us, bool* serialized) {
+Status CheckThreading(int level, bool by_us) {
+  if (level >= MPI_THREAD_SERIALIZED) return Status::Ok();
   const std::string have = ThreadLevelName(level);
-  const std::string who =
-      by_us ? LibraryName() + " offers only " + have + ": use an MPI that is built with threads"
-            : "the program initialised MPI with " + have +
-                  ": call MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided) instead of "
-                  "MPI_Init, or let init() initialise MPI";
-  if (level < MPI_THREAD_SERIALIZED) {
-    return {
-        StatusCode::kUnsupported,
-        "a background thread has to call MPI, which needs MPI_THREAD_SERIALIZED at least; " + who};
-  }
-  if (wanted == Threads::kMultiple && level < MPI_THREAD_MULTIPLE) {
-    return {StatusCode::kUnsupported, "mpi_threads=multiple needs MPI_THREAD_MULTIPLE; " + who};
-  }
-  *serialized = wanted == Threads::kSerialized || level < MPI_THREAD_MULTIPLE;
-  return Status::Ok();
+  return {StatusCode::kUnsupported,
+          "a background thread has to call MPI, which needs MPI_THREAD_SERIALIZED at least; " +
+              (by_us ? LibraryName() + " offers only " + have +
+                           ": use an MPI that is built with threads"
+                     : "the program initialised MPI with " + have +
+                           ": call MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided) "
+                           "instead of MPI_Init, or let init() initialise MPI")};
+}
+
+// Whether Open MPI's messages go through its component ob1: a component that is not chosen is
+// closed, and its variables are gone.
+bool IsOb1Chosen() {
+  core::MutexLock lock(Gate());
+  int level = MPI_THREAD_SINGLE;
+  if (MPI_T_init_thread(MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS) return false;
+  int index = 0;
+  const bool is_there = MPI_T_cvar_get_index("pml_ob1_priority", &index) == MPI_SUCCESS;
+  MPI_T_finalize();
+  return is_there;
 }
 
 // Whether this thread may call MPI, if only for as long as the start takes.
@@ -254,13 +259,6 @@ Status FindWorld(const EnvironmentOptions& options, MPI_Comm* world) {
 
 }  // namespace
 
-std::optional<Threads> ParseThreads(std::string_view word) {
-  if (word == "auto") return Threads::kAuto;
-  if (word == "multiple") return Threads::kMultiple;
-  if (word == "serialized") return Threads::kSerialized;
-  return std::nullopt;
-}
-
 Status DuplicateUntil(MPI_Comm comm, TimePoint deadline, MPI_Comm* duplicate) {
   struct Pending {
     MPI_Comm comm = MPI_COMM_NULL;
@@ -317,13 +315,9 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   made->of_all_ = made->topology_.size == started;
   status = options.communicator ? Status::Ok() : CheckLauncher(options, made->topology_.size);
   if (!status.ok()) return status;  // alone, so there is nobody to tell
-  const Status threading = ChooseThreading(options.threads, level, by_us, &made->serialized_);
+  const Status threading = CheckThreading(level, by_us);
   if (!threading.ok() && !MayCallMpi(level)) return threading;
   made->description_ = LibraryName() + ", " + ThreadLevelName(level);
-  if (made->serialized_) {
-    made->description_ += level == MPI_THREAD_MULTIPLE ? ", used as serialized (mpi_threads)" : "";
-    made->description_ += ": both host lanes are non-blocking";
-  }
   made->description_ += InterfacesText(options.variables);
   made->description_ += by_us ? ", initialised by sirtaki" : ", initialised by the program";
 
@@ -331,6 +325,13 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   if (status.ok()) status = made->AgreeOnThreading(threading, deadline);
   if (status.ok()) status = made->FindTopology(deadline);
   if (!status.ok()) return status;
+  const bool may_race = !by_us && level == MPI_THREAD_MULTIPLE && made->topology_.host_names.size() > 1;
+  if (may_race && made->topology_.rank == 0 && IsOb1Chosen()) {
+    SIRTAKI_LOG(kWarning,
+                "the program initialised MPI with MPI_THREAD_MULTIPLE. MPI calls that it makes while "
+                "the library works can lose data under Open MPI's ob1 between hosts; make them "
+                "between pause_mpi() and resume_mpi(), or under an MpiGate (docs/mpi.md)");
+  }
   *environment = std::move(made);
   return Status::Ok();
 }

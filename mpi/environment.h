@@ -23,16 +23,7 @@
 
 namespace sirtaki::mpi {
 
-// The option mpi_threads.
-enum class Threads : std::uint8_t {
-  kAuto,        // as many as MPI offers
-  kMultiple,    // refuse to run with less than MPI_THREAD_MULTIPLE
-  kSerialized,  // one MPI call at a time, whatever MPI offers
-};
-
 struct EnvironmentOptions {
-  Threads threads = Threads::kAuto;
-
   // They tell how many ranks a launcher believes to have started.
   core::EnvironmentView variables;
 
@@ -40,9 +31,6 @@ struct EnvironmentOptions {
   // all processes that MPI has started.
   std::optional<int> communicator = std::nullopt;
 };
-
-// "auto", "multiple" or "serialized"; nothing for another word.
-std::optional<Threads> ParseThreads(std::string_view word);
 
 // One start of the library over MPI, from init to shutdown. Keeps a communicator of its own for
 // what has to be agreed at the start. Destroyed by its owner after everything that communicates (on
@@ -65,10 +53,6 @@ class Environment {
   Environment& operator=(const Environment&) = delete;
 
   const core::Topology& topology() const { return topology_; }
-
-  // True: one MPI call at a time. The large lane may have no thread that calls MPI, and the program
-  // must make no MPI calls between init and shutdown but from the thread that calls the library.
-  bool serialized() const { return serialized_; }
 
   // For the line that init logs: "Open MPI v4.1.4, MPI_THREAD_MULTIPLE, initialised by the
   // program".
@@ -100,7 +84,6 @@ class Environment {
   std::unique_ptr<Impl> impl_;
   core::Topology topology_;
   bool of_all_ = false;  // that MPI has started
-  bool serialized_ = false;
   std::string description_;
 };
 

@@ -48,16 +48,8 @@ std::uint64_t RandomToken() {
 
 }  // namespace
 
-Greeting Greet(const Status& parsed, const core::Config& config, bool serialized) {
-  return {parsed, config, core::CpusOfThisProcess(), serialized, RandomToken(), core::Clock::now()};
-}
-
-core::RankRanges SerializedRanks(std::span<const Greeting> by_rank) {
-  core::RankRanges ranks;
-  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
-    if (by_rank[rank].serialized) ranks.Add(static_cast<int>(rank));
-  }
-  return ranks;
+Greeting Greet(const Status& parsed, const core::Config& config) {
+  return {parsed, config, core::CpusOfThisProcess(), RandomToken(), core::Clock::now()};
 }
 
 std::string Serialize(const Greeting& greeting) {
@@ -70,7 +62,6 @@ std::string Serialize(const Greeting& greeting) {
     out.Varint(static_cast<std::uint64_t>(range.last));
   }
   out.Fixed64(std::bit_cast<std::uint64_t>(greeting.cpus.quota));
-  out.Byte(greeting.serialized ? 1 : 0);
   out.Fixed64(greeting.token);
   out.Fixed64(static_cast<std::uint64_t>(greeting.clock.time_since_epoch().count()));
   return TakeString(out);
@@ -89,7 +80,6 @@ Status Deserialize(std::string_view bytes, Greeting* greeting) {
   }
   greeting->cpus.quota = std::bit_cast<double>(in.Fixed64("quota"));
   if (!(greeting->cpus.quota >= 0)) greeting->cpus.quota = 0;
-  greeting->serialized = in.ByteUpTo("serialized", 1) != 0;
   greeting->token = in.Fixed64("token");
   greeting->clock = core::TimePoint(core::Duration(static_cast<std::int64_t>(in.Fixed64("clock"))));
   in.ExpectEnd();

@@ -18,17 +18,11 @@ struct Greeting {
   core::Status status;  // of parsing the options
   core::Config config;
   core::CpuShare cpus;
-  bool serialized = false;  // the medium allows one call at a time here
   std::uint64_t token = 0;  // random; rank 0's tells this session's messages from those of another
   core::TimePoint clock{};  // rank 0's is time 0 of what is recorded
 };
 
-Greeting Greet(const core::Status& parsed, const core::Config& config, bool serialized);
-
-// The ranks whose medium allows one call at a time. If there is any, all ranks do without a thread
-// for the large lane: one that has it calls the medium in another way, which the others would not
-// match.
-core::RankRanges SerializedRanks(std::span<const Greeting> by_rank);
+Greeting Greet(const core::Status& parsed, const core::Config& config);
 
 // The bytes survive any damage (kProtocol).
 std::string Serialize(const Greeting& greeting);

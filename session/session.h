@@ -191,8 +191,7 @@ class Session {
                              bool is_process, std::shared_ptr<Session>* session);
   core::Status Start(std::unique_ptr<Medium> medium, const StartOptions& options,
                      core::TimePoint deadline);
-  void Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin,
-             bool serialized);
+  void Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin);
   core::Status CheckState() const;
   // Gives the fusion delay.
   core::Duration NoteLimits(const std::vector<std::int64_t>& values)

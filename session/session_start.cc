@@ -104,7 +104,7 @@ Status Session::Create(std::unique_ptr<Medium> medium, const StartOptions& optio
 Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& options,
                       core::TimePoint deadline) {
   topology_ = medium->topology();
-  const std::string mine = Serialize(Greet(options.parsed, options.config, medium->serialized()));
+  const std::string mine = Serialize(Greet(options.parsed, options.config));
   std::vector<std::string> told;
   if (Status status = medium->Exchange(mine, deadline, &told); !status.ok()) return status;
 
@@ -129,16 +129,12 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
                config_.first_bucket_bytes,
                std::chrono::duration_cast<std::chrono::microseconds>(config_.fusion_delay).count()};
   }
-  const core::RankRanges serialized = SerializedRanks(greetings);
   const int cores = CoresHere(greetings, topology_);
   cores_per_rank_ = std::max(1, cores / topology_.local_size);
   const bool spin = config_.wait == core::WaitMode::kAuto ? topology_.local_size <= cores
                                                           : config_.wait == core::WaitMode::kSpin;
-  bool is_serialized = !serialized.empty();
   if (topology_.size > 1) {
-    ConnectOptions connect{config_, !serialized.empty(), spin};
-    const Status connected = medium->Connect(connect, deadline);
-    is_serialized = connect.serialized;
+    const Status connected = medium->Connect({config_, spin}, deadline);
     Status met = medium->Exchange(SerializeStatus(connected), deadline, &told);
     if (!connected.ok()) return connected;
     if (met.ok()) met = FirstFailure(told);
@@ -150,10 +146,6 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
   devices_ = std::make_unique<Devices>(options.gpus ? *options.gpus : GpuLibraries::OfProcess());
   std::ostringstream text;
   text << WhereText(topology_) << "; " << medium->description();
-  if (!serialized.empty() && !medium->serialized()) {
-    text << "; serialized because rank " << serialized.ToString() << " is: both host lanes are "
-         << "non-blocking";
-  }
   text << "; " << CarriersText(topology_, *medium, devices_->libraries()) << "; " << cores
        << " cores for the ranks of this host, " << cores_per_rank_ << " for each; waits "
        << (spin ? "spin" : "yield") << "; options: " << core::DescribeConfig(config_);
@@ -174,13 +166,12 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
           .session = Hexadecimal(token_),
           .is_process = is_process_,
           .describe = [this](const std::string& why) { return Describe(why, kDescribePatience); }});
-  Build(std::move(medium), options, spin, is_serialized);
+  Build(std::move(medium), options, spin);
   observation_->Begin();
   return topology_.size == 1 ? Status::Ok() : MakeFirstSets(deadline);
 }
 
-void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin,
-                    bool serialized) {
+void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin) {
   impl_ = std::make_unique<Impl>();
   Impl& parts = *impl_;
   parts.medium = std::move(medium);
@@ -224,8 +215,6 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   lanes.limits.deterministic = config_.deterministic;
   lanes.chunk_bytes = config_.chunk_bytes;
   lanes.sets = {{core::kWorldSet, world}};
-  lanes.large_lane_thread = !serialized;
-  lanes.flushed = [&parts] { return parts.medium->transport().Flush(); };
   lanes.on_failure = [&parts](const Status& why, const std::string& tensor) {
     parts.engine->PostFailure(why, tensor);
   };

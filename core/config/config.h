@@ -22,7 +22,6 @@
 
 namespace sirtaki::core {
 
-enum class MpiThreads : std::uint8_t { kAuto, kMultiple, kSerialized };
 enum class WaitMode : std::uint8_t { kAuto, kSpin, kYield };
 enum class SharedMemoryMode : std::uint8_t { kAuto, kOff, kRequired };
 enum class TransportMode : std::uint8_t { kAuto, kMpi };
@@ -49,7 +48,6 @@ enum class OptionId : std::uint8_t {
   kStartTimeout,
   kPingInterval,
   kPeerTimeout,
-  kMpiThreads,
   kWait,
   kLogLevel,
   kLogTime,
@@ -72,7 +70,7 @@ enum class OptionId : std::uint8_t {
   kSummary,
   kSettings,
 };
-inline constexpr std::size_t kOptionCount = 33;
+inline constexpr std::size_t kOptionCount = 32;
 
 // What each option does, and its limits, is said once: in the table, and so in
 // docs/configuration.md.
@@ -89,7 +87,6 @@ struct Config {
   Duration peer_timeout = std::chrono::seconds(10);  // agreed
   int tree_arity = 8;                                // agreed
   int intra_op_threads = 0;                          // zero: auto
-  MpiThreads mpi_threads = MpiThreads::kAuto;
   WaitMode wait = WaitMode::kAuto;
   LogLevel log_level = LogLevel::kWarning;
   bool log_time = true;

@@ -16,7 +16,6 @@ constexpr std::int64_t kHour = 60 * kMinute;
 constexpr std::int64_t kDay = 24 * kHour;
 
 // In the order of the enumerations of config.h.
-constexpr std::array<std::string_view, 3> kMpiThreads = {"auto", "multiple", "serialized"};
 constexpr std::array<std::string_view, 3> kWaits = {"auto", "spin", "yield"};
 constexpr std::array<std::string_view, 3> kSharedMemories = {"auto", "off", "required"};
 constexpr std::array<std::string_view, 2> kTransports = {"auto", "mpi"};
@@ -159,12 +158,6 @@ Table MakeTable() {
       Option<&Config::peer_timeout>(OptionId::kPeerTimeout, "peer_timeout", OptionKind::kDuration,
           "A rank that does not answer a ping for this long is lost, and the job fails on every rank.")
           .Between(10 * kMillisecond, kDay).Agreed(),
-      Option<&Config::mpi_threads>(OptionId::kMpiThreads, "mpi_threads", OptionKind::kChoice,
-          "How the library's threads call MPI: multiple gives large operations a thread of their own, "
-          "serialized calls MPI from one thread at a time; auto takes the best that MPI offers, except "
-          "serialized where Open MPI's ob1 carries data (several hosts, or no shared memory), which can "
-          "lose data when two threads call it.")
-          .OneOf(kMpiThreads),
       Option<&Config::wait>(OptionId::kWait, "wait", OptionKind::kChoice,
           "What a short wait does: spin keeps its core, yield lets others run; auto spins only where "
           "the host has a core for each of its ranks.")

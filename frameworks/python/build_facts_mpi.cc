@@ -6,6 +6,7 @@ namespace sirtaki::python {
 const bool kMpiBuilt = true;
 
 bool MpiThreadsMultiple() {
+  const MpiGate gate;
   int initialized = 0;
   int finalized = 0;
   int provided = MPI_THREAD_SINGLE;

@@ -54,6 +54,7 @@ std::string AtLeastOne(const std::string& value) { return value == "0" ? "1" : v
 }  // namespace
 
 OptionGroup HorovodOptions() {
+  const std::string one_thread = "one thread at a time calls MPI in any case";
   const std::string no_cycle = "nothing is polled in cycles here";
   const std::string own_tuner = "the autotuner here has no such setting";
   const std::string only_mpi = "ranks are started over MPI, and talk over it";
@@ -78,8 +79,8 @@ OptionGroup HorovodOptions() {
         }},
        Knob("stall-check-warning-time-seconds", "S", "stall_warning", Same),
        Knob("stall-check-shutdown-time-seconds", "S", "stall_limit", Same),
-       Sets("mpi-threads-disable", "mpi_threads", "serialized"),
-       Sets("no-mpi-threads-disable", "mpi_threads", "auto"),
+       Ignored("mpi-threads-disable", "", one_thread),
+       Ignored("no-mpi-threads-disable", "", one_thread),
        Sets("log-hide-timestamp", "log_time", "false"),
        Sets("log-with-timestamp", "log_time", "true"),
        Sets("no-log-hide-timestamp", "log_time", "true"),

@@ -11,4 +11,11 @@ std::unique_ptr<Completion> Backend::AllReduceSegments(Channel /*channel*/,
                          std::string(name()) + " does not reduce tensors where they lie"});
 }
 
+std::unique_ptr<Completion> Backend::ReduceScatter(Channel /*channel*/, void* /*buffer*/,
+                                                   std::span<const std::int64_t> /*counts*/,
+                                                   core::DType /*dtype*/, core::ReduceOp /*op*/) {
+  return Finished::With({core::StatusCode::kUnsupported,
+                         std::string(name()) + " does not reduce parts on their way"});
+}
+
 }  // namespace sirtaki::ops

@@ -122,6 +122,17 @@ class Backend {
                                                         std::span<const Segment> segments,
                                                         const SegmentReduction& how);
 
+  // ---- of backends that reduce each member's part on its way ----
+
+  // Whether ReduceScatter is there on this channel; the same on all members.
+  virtual bool ReducesParts(Channel /*channel*/) const { return false; }
+  // `buffer` holds a part of counts[i] elements for each member i, one after the other. Afterwards
+  // this member's part is reduced over all members, and the rest is not defined. Precondition:
+  // ReducesParts.
+  virtual std::unique_ptr<Completion> ReduceScatter(Channel channel, void* buffer,
+                                                    std::span<const std::int64_t> counts,
+                                                    core::DType dtype, core::ReduceOp op);
+
   // Memory for gradients and for staging.
   virtual core::MemorySource& memory() { return core::PlainMemory(); }
 

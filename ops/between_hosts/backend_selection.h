@@ -56,6 +56,12 @@ class BackendSelection final : public Backend {
   bool ReducesSegments(Channel channel, const SegmentReduction& how) const override;
   std::unique_ptr<Completion> AllReduceSegments(Channel channel, std::span<const Segment> segments,
                                                 const SegmentReduction& how) override;
+  bool ReducesParts(Channel channel) const override { return For(channel).ReducesParts(channel); }
+  std::unique_ptr<Completion> ReduceScatter(Channel channel, void* buffer,
+                                            std::span<const std::int64_t> counts,
+                                            core::DType dtype, core::ReduceOp op) override {
+    return For(channel).ReduceScatter(channel, buffer, counts, dtype, op);
+  }
   core::MemorySource& memory() override {
     return local_ != nullptr ? local_->memory() : flat_.memory();
   }

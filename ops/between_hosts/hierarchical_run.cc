@@ -47,11 +47,10 @@ fusion::FusedVector Fuse(std::span<const Segment> segments, const SegmentReducti
 
 }  // namespace
 
-HierarchicalRun::HierarchicalRun(const HierarchicalOptions& options,
-                                 std::shared_ptr<HostStage> stage, int slices,
+HierarchicalRun::HierarchicalRun(bool spin, std::shared_ptr<HostStage> stage, int slices,
                                  std::span<const Segment> segments, const SegmentReduction& how,
                                  Crossing crossing, std::function<Status()> check)
-    : options_(options),
+    : spin_(spin),
       stage_(std::move(stage)),
       slices_(slices),
       vector_(Fuse(segments, how, stage_->chunk_bytes())),
@@ -68,7 +67,7 @@ HierarchicalRun::HierarchicalRun(const HierarchicalOptions& options,
       crossed_(begin_),
       taken_(begin_) {
   stage_->EndOperation(end_ - begin_);
-  if (options_.blocks) RunThrough();
+  RunThrough();
 }
 
 HierarchicalRun::~HierarchicalRun() {
@@ -77,17 +76,6 @@ HierarchicalRun::~HierarchicalRun() {
     return slice != nullptr && (!slice->Poll() || !slice->status().ok());
   });
   if (lost) KeepForever(stage_->memory());
-}
-
-bool HierarchicalRun::Poll() {
-  if (finished_) return true;
-  if (Status stop = check_(); !stop.ok()) {
-    Finish(std::move(stop));
-    return true;
-  }
-  while (!finished_ && Advance()) {
-  }
-  return finished_;
 }
 
 void HierarchicalRun::RunThrough() {
@@ -101,7 +89,7 @@ void HierarchicalRun::RunThrough() {
 void HierarchicalRun::Wait(std::uint32_t rung) {
   if (Status stop = check_(); !stop.ok()) return Finish(std::move(stop));
   const bool crosses = !under_way_.empty();
-  const core::Duration spin = options_.spin ? kSpin : core::Duration();
+  const core::Duration spin = spin_ ? kSpin : core::Duration();
   const core::Duration awake = crosses ? spin : kYield;
   const core::TimePoint start = core::Clock::now();
   for (core::TimePoint now = start; now - start < awake; now = core::Clock::now()) {

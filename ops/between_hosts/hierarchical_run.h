@@ -24,11 +24,6 @@
 
 namespace sirtaki::ops {
 
-struct HierarchicalOptions {
-  bool blocks = true;  // the run waits by itself
-  bool spin = true;    // short waits keep their core
-};
-
 // Not thread-safe. Everything that is given by reference must outlive it.
 class HierarchicalRun final : public Completion {
  public:
@@ -37,15 +32,15 @@ class HierarchicalRun final : public Completion {
   using Crossing = std::function<std::unique_ptr<Completion>(
       std::byte* memory, std::int64_t count, core::DType dtype, core::ReduceOp op)>;
 
-  // `slices`: how many carriers each host has, its first members. `check`: why there is no point in
-  // waiting any longer; called now and then.
-  HierarchicalRun(const HierarchicalOptions& options, std::shared_ptr<HostStage> stage, int slices,
+  // Runs through. `spin`: short waits keep their core. `slices`: how many carriers each host has, its
+  // first members. `check`: why there is no point in waiting any longer; called now and then.
+  HierarchicalRun(bool spin, std::shared_ptr<HostStage> stage, int slices,
                   std::span<const Segment> segments, const SegmentReduction& how, Crossing crossing,
                   std::function<core::Status()> check);
   // What crosses unfinished keeps its memory.
   ~HierarchicalRun() override;
 
-  bool Poll() override;
+  bool Poll() override { return true; }
   core::Status status() const override { return status_; }
 
  private:
@@ -72,7 +67,7 @@ class HierarchicalRun final : public Completion {
   HostStageCounters& mine() const { return stage_->counters(stage_->self()); }
   bool carries() const { return stage_->self() < slices_; }
 
-  const HierarchicalOptions options_;
+  const bool spin_;
   const std::shared_ptr<HostStage> stage_;
   const int slices_;
   const fusion::FusedVector vector_;

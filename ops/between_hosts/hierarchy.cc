@@ -176,7 +176,7 @@ std::unique_ptr<Completion> Hierarchy::AllReduceSegments(Channel channel,
     core::MutexLock lock(mutex_);
     set = sets_.find(channel.set)->second;
   }
-  return std::make_unique<HierarchicalRun>(options_.run, set.stage, set.slices, segments, how,
+  return std::make_unique<HierarchicalRun>(options_.spin, set.stage, set.slices, segments, how,
                                            CrossingOf(channel.set, set),
                                            [this] { return Check(); });
 }

@@ -1,5 +1,5 @@
 // Reduce-scatter: every member gets its rows from all others and reduces them, in the order of the
-// members, so that the result does not depend on anything else.
+// members; or the backend reduces them on their way, in an order of its own.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -30,7 +30,12 @@ class ReduceScatterRun : public GroupRun {
     const core::Signature& signature = task()->signature();
     const DType element = ElementsOf(signature).dtype;
     moved_ = element;
-    if (ScalesBeforeFilling(signature)) {
+    // Half types would cross twice as wide.
+    by_backend_ = members() > 1 && static_cast<std::int64_t>(active().size()) == members() &&
+                  !core::IsHalf(element) &&
+                  HasReduction(Combining(op_), fusion::AccumulationType(element, op_)) &&
+                  backend_.ReducesParts(channel());
+    if (by_backend_ || ScalesBeforeFilling(signature)) {
       moved_ = fusion::AccumulationType(element, op_);
       load_.factor = signature.prescale;
     } else {
@@ -41,7 +46,9 @@ class ReduceScatterRun : public GroupRun {
 
     fusion::Cutting cutting = context.cutting;
     const auto takers = std::max<std::int64_t>(1, static_cast<std::int64_t>(active().size()));
-    cutting.chunk_bytes = WindowBytes(cutting.chunk_bytes, takers);
+    // The backend moves several chunks at once, and needs as many.
+    cutting.chunk_bytes =
+        WindowBytes((by_backend_ ? kChunksAtOnce : 1) * cutting.chunk_bytes, takers);
     // A factor that is applied on loading leaves nothing that could be sent as it lies.
     cutting.direct_bytes =
         load_.identity() ? cutting.direct_bytes / takers : std::numeric_limits<std::int64_t>::max();
@@ -77,8 +84,9 @@ class ReduceScatterRun : public GroupRun {
 
   bool Next() override {
     // What the members give for this one's window, in order; behind it what is packed for others.
-    auto* const parts = static_cast<std::byte*>(
-        staging_.Reserve(2 * static_cast<std::int64_t>(shares_.size()) * window_bytes_));
+    auto* const parts = static_cast<std::byte*>(staging_.Reserve(
+        (by_backend_ ? 1 : 2) * static_cast<std::int64_t>(shares_.size()) * window_bytes_));
+    if (by_backend_) return NextByBackend(parts);
     if (round_ > 0) Reduce(parts);
     if (round_ == rounds_) return false;
     trace_.Pack();
@@ -94,6 +102,35 @@ class ReduceScatterRun : public GroupRun {
     if (members() > 1) Begin([&] { return slices_.Exchange(backend_, channel()); });
     return true;
   }
+
+  // The windows of all members follow each other.
+  bool NextByBackend(std::byte* parts) {
+    const std::int64_t size = BytesOf(moved_);
+    if (round_ > 0 && round_ <= shares_[own_].windows().size()) {
+      std::byte* own = parts;
+      for (std::size_t i = 0; i < own_; ++i) own += counts_[i] * size;
+      trace_.Unpack();
+      shares_[own_].StoreFrom(shares_[own_].windows()[round_ - 1], own, after_);
+    }
+    if (round_ == rounds_) return false;
+    trace_.Pack();
+    counts_.clear();
+    std::byte* next = parts;
+    for (const fusion::FusedVector& share : shares_) {
+      const bool has_window = round_ < share.windows().size();
+      counts_.push_back(has_window ? share.windows()[round_].count : 0);
+      if (has_window) share.LoadInto(share.windows()[round_], next, load_);
+      next += counts_.back() * size;
+    }
+    ++round_;
+    Begin([&] {
+      return backend_.ReduceScatter(channel(), parts, counts_, moved_, Combining(op_));
+    });
+    return true;
+  }
+
+  // A sum that is divided afterwards.
+  static ReduceOp Combining(ReduceOp op) { return op == ReduceOp::kAverage ? ReduceOp::kSum : op; }
 
   void Give(std::size_t taker, std::byte* parts) {
     const fusion::FusedVector& share = shares_[taker];
@@ -137,7 +174,11 @@ class ReduceScatterRun : public GroupRun {
     share.StoreFrom(window, parts);
   }
 
+  static constexpr std::int64_t kChunksAtOnce = 8;
+
   const ReduceOp op_;
+  bool by_backend_ = false;
+  std::vector<std::int64_t> counts_;  // of the round, by member
   DType moved_ = DType::kF32;
   fusion::Scale load_;
   fusion::Scale before_;

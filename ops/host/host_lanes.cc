@@ -26,40 +26,34 @@ constexpr auto kGrace = std::chrono::seconds(1);
 
 HostLanes::HostLanes(HostLanesOptions options, Backend& backend)
     : impl_(std::make_shared<Impl>(std::move(options), backend)) {
-  if (impl_->options.large_lane_thread) {
-    // The thread keeps what it uses, whatever becomes of this object.
-    impl_->thread = std::thread([impl = impl_] { impl->RunLargeLane(); });
-  }
+  // The thread keeps what it uses, whatever becomes of this object.
+  impl_->thread = std::thread([impl = impl_] { impl->RunLargeLane(); });
 }
 
 HostLanes::~HostLanes() {
   if (!HostLanes::Idle() || impl_->messages.unfinished()) {
     HostLanes::Abandon(Status(StatusCode::kShutDown, "the session has ended"));
   }
-  const bool keep = !impl_->small.empty() || impl_->large.run != nullptr;
+  const bool keep = !impl_->small.empty();
   bool gone = true;
   {
     core::MutexLock lock(impl_->mutex);
     impl_->quit = true;
     impl_->changed.NotifyAll();
     const core::TimePoint limit = core::Clock::now() + kGrace;
-    if (impl_->options.large_lane_thread) {
-      using State = Impl::ThreadState;
-      while (impl_->thread_state != State::kGone) {
-        const bool running = impl_->thread_state == State::kRunning;
-        if (running && core::Clock::now() >= limit) break;
-        impl_->changed.WaitUntil(impl_->mutex, running ? limit : core::TimePoint::max());
-      }
-      gone = impl_->thread_state == State::kGone;
-      impl_->left = !gone;
+    using State = Impl::ThreadState;
+    while (impl_->thread_state != State::kGone) {
+      const bool running = impl_->thread_state == State::kRunning;
+      if (running && core::Clock::now() >= limit) break;
+      impl_->changed.WaitUntil(impl_->mutex, running ? limit : core::TimePoint::max());
     }
+    gone = impl_->thread_state == State::kGone;
+    impl_->left = !gone;
   }
-  if (impl_->thread.joinable()) {
-    if (gone) {
-      impl_->thread.join();
-    } else {
-      impl_->thread.detach();
-    }
+  if (gone) {
+    impl_->thread.join();
+  } else {
+    impl_->thread.detach();
   }
   if (std::shared_ptr<void> messages = impl_->messages.Release()) {
     KeepForever(std::move(messages));
@@ -148,14 +142,12 @@ bool HostLanes::Step(core::TimePoint /*now*/) {
   if (impl_->stopped.load(std::memory_order_relaxed)) return false;
   bool moved = impl_->StepSmall();
   moved |= impl_->StepP2p();
-  if (!impl_->options.large_lane_thread) moved |= impl_->StepLarge();
   return moved;
 }
 
 bool HostLanes::NeedsStepping() const {
   if (impl_->stopped.load(std::memory_order_relaxed)) return false;
-  return !impl_->small.empty() || !impl_->small_queue.empty() || impl_->messages.unfinished() ||
-         (!impl_->options.large_lane_thread && impl_->LargeWaits());
+  return !impl_->small.empty() || !impl_->small_queue.empty() || impl_->messages.unfinished();
 }
 
 bool HostLanes::NeedsPolling() const {
@@ -164,9 +156,7 @@ bool HostLanes::NeedsPolling() const {
     return !impl_->backend.Rings(of.run->task()->channel);
   };
   return impl_->messages.unfinished() ||
-         std::any_of(impl_->small.begin(), impl_->small.end(), is_silent) ||
-         (impl_->large.run != nullptr && is_silent(impl_->large)) ||
-         (!impl_->options.large_lane_thread && impl_->LargeWaits() && impl_->large.run == nullptr);
+         std::any_of(impl_->small.begin(), impl_->small.end(), is_silent);
 }
 
 bool HostLanes::Idle() const {

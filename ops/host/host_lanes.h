@@ -23,11 +23,6 @@ struct HostLanesOptions {
   fusion::Limits limits;
   std::int64_t chunk_bytes = std::int64_t{1} << 20;
   std::map<core::SetNumber, core::RankRanges> sets;
-  bool large_lane_thread = true;  // false (MPI_THREAD_SERIALIZED): large work is non-blocking too
-  // Without that thread a set that comes or goes may block the one that sends the engine's
-  // messages: it waits until this says that all of them have left. Called under the token; null:
-  // always.
-  std::function<bool()> flushed;
   // An operation failed: called once, from whatever thread saw it, with the name of the tensor it
   // concerns.
   std::function<void(const core::Status& why, const std::string& tensor)> on_failure;

@@ -32,7 +32,7 @@ struct HostLanes::Impl {
     std::unique_ptr<GroupRun> run;
   };
   // What the large lane's thread does.
-  enum class ThreadState : std::uint8_t { kNone, kWaiting, kRunning, kCallingOut, kGone };
+  enum class ThreadState : std::uint8_t { kWaiting, kRunning, kCallingOut, kGone };
 
   Impl(HostLanesOptions lane_options, Backend& lane_backend)
       : options(std::move(lane_options)),
@@ -53,9 +53,7 @@ struct HostLanes::Impl {
   // ---- under the token ----
   bool StepSmall();
   void End(InFlight over) SIRTAKI_EXCLUDES(mutex);
-  bool StepLarge() SIRTAKI_EXCLUDES(mutex);
   bool StepP2p() SIRTAKI_EXCLUDES(mutex);
-  bool LargeWaits() SIRTAKI_EXCLUDES(mutex);
 
   // ---- the large lane's thread ----
   void RunLargeLane() SIRTAKI_EXCLUDES(mutex);
@@ -64,7 +62,6 @@ struct HostLanes::Impl {
   // False when the destructor has left: nothing outside may be called.
   bool BeginCallOut() SIRTAKI_EXCLUDES(mutex);
 
-  // ---- by whoever runs the large lane ----
   // Whether the first task of the queue may begin: a set goes when its small groups have gone, a
   // group waits for its inputs.
   bool LargeIsReady() const SIRTAKI_REQUIRES(mutex);
@@ -86,7 +83,6 @@ struct HostLanes::Impl {
   std::deque<Numbered> small_queue;
   std::vector<InFlight> small;  // oldest first
   StagingPool pool;
-  InFlight large;  // without a thread of its own
 
   mutable core::Mutex mutex;
   core::CondVar changed;
@@ -97,7 +93,7 @@ struct HostLanes::Impl {
   std::map<std::uint64_t, LaneTask> unfinished SIRTAKI_GUARDED_BY(mutex);
   std::vector<core::RunningOperation> dropped SIRTAKI_GUARDED_BY(mutex);  // by Stop
   std::deque<Numbered> large_queue SIRTAKI_GUARDED_BY(mutex);
-  ThreadState thread_state SIRTAKI_GUARDED_BY(mutex) = ThreadState::kNone;
+  ThreadState thread_state SIRTAKI_GUARDED_BY(mutex) = ThreadState::kWaiting;
   bool quit SIRTAKI_GUARDED_BY(mutex) = false;  // the destructor has begun
   bool left SIRTAKI_GUARDED_BY(mutex) = false;  // and has gone without the thread
   std::thread thread;                           // the constructor's and the destructor's

@@ -132,49 +132,11 @@ bool HostLanes::Impl::StepSmall() {
   return moved;
 }
 
-bool HostLanes::Impl::StepLarge() {
-  if (large.staging == nullptr) large.staging = pool.Take();
-  bool moved = false;
-  while (!stopped.load(std::memory_order_relaxed)) {
-    if (large.run == nullptr) {
-      const bool may_block = !options.flushed || options.flushed();
-      Numbered next;
-      {
-        core::MutexLock lock(mutex);
-        if (!LargeIsReady()) return moved;
-        if (large_queue.front().task.change != nullptr && !may_block) return moved;
-        next = std::move(large_queue.front());
-        large_queue.pop_front();
-      }
-      if (next.task.change != nullptr) {
-        Finish(next.number, next.task, Change(*next.task.change));
-        moved = true;
-        continue;
-      }
-      large.number = next.number;
-      large.run = GroupRun::Make(next.task.group, backend, *large.staging,
-                                 LargeCutting(*next.task.group), stopped, options.observer);
-    }
-    const Progress progress = large.run->Advance();
-    moved |= progress != Progress::kWaiting;
-    if (progress != Progress::kOver) return moved;
-    End(std::move(large));
-    if (large.staging == nullptr) large.staging = pool.Take();
-  }
-  return moved;
-}
-
 bool HostLanes::Impl::StepP2p() {
   std::optional<P2p::Failure> failure;
   const bool moved = messages.Step(&failure);
   if (failure) Stop(failure->why, core::TensorName(failure->work->request.key));
   return moved;
-}
-
-bool HostLanes::Impl::LargeWaits() {
-  if (large.run != nullptr) return true;
-  core::MutexLock lock(mutex);
-  return !large_queue.empty();
 }
 
 bool HostLanes::Impl::LargeIsReady() const {
@@ -245,8 +207,7 @@ void HostLanes::Impl::RunLargeLane() {
     } else {
       run = GroupRun::Make(next->task.group, backend, *staging, LargeCutting(*next->task.group),
                            stopped, options.observer);
-      // A backend whose large lane blocks runs through; one that has to be polled leaves the core
-      // to others.
+      // Each step blocks until its operation is over; of one that does not, the core is left to others.
       while (run->Advance() != Progress::kOver) {
         if (stopped.load(std::memory_order_relaxed)) break;
         std::this_thread::yield();

@@ -16,11 +16,7 @@ using core::Status;
 
 constexpr std::int64_t kLineBytes = 64;
 
-// The bytes of one of `parts` nearly equal parts, in whole cache lines, and where they begin.
-struct Part {
-  std::int64_t begin = 0;
-  std::int64_t count = 0;
-};
+// One of `parts` nearly equal parts, in whole cache lines.
 Part PartOf(std::int64_t count, std::int64_t element_bytes, int i, int parts) {
   const std::int64_t line = std::max<std::int64_t>(1, kLineBytes / element_bytes);
   const std::int64_t even = (count + parts - 1) / parts;
@@ -116,39 +112,45 @@ class Doubling final : public Run {
   bool gave_ = false;
 };
 
-// Each part goes round once to be reduced, then once more to be known to all. In step s the member
-// at position p gives part p - s and takes part p - s - 1, then gives what it has just completed.
+// A part for each position. Each goes round once to be reduced, and ends at its position; then once
+// more to be known to all. At first the member at position p gives part p - 1 and takes part p - 2.
 class ReducingRing final : public Run {
  public:
-  ReducingRing(Port& port, PartyPtr party, Envelope envelope, const Reduction& what)
+  // `gathers`: all parts are to be known to all.
+  ReducingRing(Port& port, PartyPtr party, Envelope envelope, const Reduction& what,
+               std::vector<Part> parts, bool gathers)
       : Run(port, std::move(party), envelope),
         what_(what),
         element_bytes_(BytesOf(what.dtype)),
-        scratch_(Scratch(PartOf(what.count, element_bytes_, 0, size()).count * element_bytes_)) {}
+        parts_(std::move(parts)),
+        steps_(gathers ? 2 * (size() - 1) : size() - 1) {
+    std::int64_t most = 0;
+    for (const Part& part : parts_) most = std::max(most, part.count);
+    scratch_ = Scratch(most * element_bytes_);
+  }
 
  private:
   bool Next() override {
-    const int n = size();
-    if (step_ > 0 && step_ < n) {
-      const Part part = PartAt(-step_);
+    const bool reduces = step_ < size() - 1;
+    if (step_ > 0 && step_ < size()) {
+      const Part& part = PartAt(-step_ - 1);
       ReduceInto(what_.op, what_.dtype, At(part), scratch_, part.count);
     }
-    if (step_ == 2 * (n - 1)) return false;
-    const Part given = PartAt(step_ < n - 1 ? -step_ : n - step_);
-    const Part taken = PartAt(step_ < n - 1 ? -step_ - 1 : n - 1 - step_);
-    void* const to = step_ < n - 1 ? scratch_ : At(taken);
+    if (step_ == steps_) return false;
+    const Part& given = PartAt(-step_ - 1);
+    const Part& taken = PartAt(-step_ - 2);
     ++step_;
-    Exchange(Neighbour(-1), to, taken.count * element_bytes_, Neighbour(1), At(given),
-             given.count * element_bytes_);
+    Exchange(Neighbour(-1), reduces ? scratch_ : At(taken), taken.count * element_bytes_,
+             Neighbour(1), At(given), given.count * element_bytes_);
     return true;
   }
 
   int Neighbour(int offset) const {
     return party().order[static_cast<std::size_t>((party().position + offset + size()) % size())];
   }
-  Part PartAt(int offset) const {
+  const Part& PartAt(int offset) const {
     const int n = size();
-    return PartOf(what_.count, element_bytes_, ((party().position + offset) % n + n) % n, n);
+    return parts_[static_cast<std::size_t>(((party().position + offset) % n + n) % n)];
   }
   std::byte* At(const Part& part) const {
     return static_cast<std::byte*>(what_.memory) + part.begin * element_bytes_;
@@ -156,7 +158,9 @@ class ReducingRing final : public Run {
 
   const Reduction what_;
   const std::int64_t element_bytes_;
-  std::byte* const scratch_;
+  const std::vector<Part> parts_;  // by position
+  const int steps_;
+  std::byte* scratch_ = nullptr;
   int step_ = 0;
 };
 
@@ -429,7 +433,22 @@ std::unique_ptr<Run> MakeDoubling(Port& port, PartyPtr party, Envelope envelope,
 
 std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope,
                               const Reduction& what) {
-  return std::make_unique<ReducingRing>(port, std::move(party), envelope, what);
+  std::vector<Part> parts;
+  for (int i = 0; i < party->size(); ++i) {
+    parts.push_back(PartOf(what.count, BytesOf(what.dtype), i, party->size()));
+  }
+  return std::make_unique<ReducingRing>(port, std::move(party), envelope, what, std::move(parts),
+                                        /*gathers=*/true);
+}
+
+std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope, const Reduction& what,
+                              std::vector<Part> parts) {
+  std::vector<Part> by_position;
+  for (const int member : party->order) {
+    by_position.push_back(parts[static_cast<std::size_t>(member)]);
+  }
+  return std::make_unique<ReducingRing>(port, std::move(party), envelope, what,
+                                        std::move(by_position), /*gathers=*/false);
 }
 
 std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope, Gathering what) {

@@ -91,6 +91,12 @@ struct Reduction {
   core::ReduceOp op = core::ReduceOp::kSum;
 };
 
+// Of a reduction's elements.
+struct Part {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+};
+
 // What a member gives to an all-gather. In `output` the members' parts follow each other.
 struct Gathering {
   std::byte* output = nullptr;  // its own part is there already
@@ -101,6 +107,9 @@ struct Gathering {
 std::unique_ptr<Run> MakeDoubling(Port& port, PartyPtr party, Envelope envelope,
                                   const Reduction& what);
 std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope, const Reduction& what);
+// Every member's part of the memory ends up reduced there, and nowhere else.
+std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope, const Reduction& what,
+                              std::vector<Part> parts);
 std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope, Gathering what);
 std::unique_ptr<Run> MakeChain(Port& port, PartyPtr party, Envelope envelope, void* memory,
                                std::int64_t bytes, int root);

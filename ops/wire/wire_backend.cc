@@ -300,6 +300,30 @@ std::unique_ptr<Completion> WireBackend::AllGatherV(Channel channel, const void*
       });
 }
 
+std::unique_ptr<Completion> WireBackend::ReduceScatter(Channel channel, void* buffer,
+                                                       std::span<const std::int64_t> counts,
+                                                       DType dtype, ReduceOp op) {
+  if (!HasReduction(op, dtype)) return NoReduction(dtype, op);
+  const PartyPtr party = PartyOf(channel);
+  if (party == nullptr) return NoSet(channel);
+  const std::int64_t size = BytesOf(dtype);
+  const std::int64_t most = counts.empty() ? 0 : *std::max_element(counts.begin(), counts.end());
+  const std::int64_t step = std::max(kMessageBytes, ChunkBytes(channel, *party) / party->size()) / size;
+  const std::int64_t runs = most == 0 || party->size() == 1 ? 0 : (most - 1) / step + 1;
+  std::vector<std::int64_t> begins(counts.size());
+  std::exclusive_scan(counts.begin(), counts.end(), begins.begin(), std::int64_t{0});
+  return Start(channel, runs,
+               [=, this, counts = std::vector(counts.begin(), counts.end())](std::int64_t i,
+                                                                             Envelope envelope) {
+                 std::vector<Part> parts(counts.size());
+                 for (std::size_t m = 0; m < counts.size(); ++m) {
+                   const std::int64_t first = std::min(i * step, counts[m]);
+                   parts[m] = {begins[m] + first, std::min(step, counts[m] - first)};
+                 }
+                 return MakeRing(port_, party, envelope, {buffer, 0, dtype, op}, std::move(parts));
+               });
+}
+
 std::unique_ptr<Completion> WireBackend::AllToAll(Channel channel, const void* input, void* output,
                                                   std::int64_t bytes) {
   const PartyPtr party = PartyOf(channel);

@@ -115,7 +115,6 @@ Status HostGroup::Assemble(const Topology& topology, const ConnectOptions& optio
           ListensBeyond(topology, RanksOfThisHost(topology), options.config.tree_arity));
     }
     ops::shm::BackendOptions shm;
-    shm.large_lane_blocks = !options.serialized;
     shm.spin = options.spin;
     shm.chunk_bytes = options.config.chunk_bytes;
     shm.rings = shm_transport_ != nullptr;
@@ -128,7 +127,7 @@ Status HostGroup::Assemble(const Topology& topology, const ConnectOptions& optio
     hierarchy.rank = topology.rank;
     hierarchy.host_of_rank = topology.host_of_rank;
     hierarchy.shares = shares_;
-    hierarchy.run = {.blocks = !options.serialized, .spin = options.spin};
+    hierarchy.spin = options.spin;
     hierarchy.chunk_bytes = options.config.chunk_bytes;
     hierarchy.start_by = deadline;
     hierarchy_ = std::make_unique<ops::Hierarchy>(backend, group_.get(), std::move(hierarchy));

@@ -22,8 +22,6 @@ using core::Topology;
 // What the ranks have agreed on before they connect.
 struct ConnectOptions {
   core::Config config;
-  // Some rank's medium allows one call at a time, so the large lane has no thread anywhere.
-  bool serialized = false;
   bool spin = true;  // short waits keep their core
 };
 
@@ -34,9 +32,6 @@ class Medium {
 
   virtual const Topology& topology() const = 0;
   virtual std::string description() const = 0;  // "Open MPI v4.1.4, MPI_THREAD_MULTIPLE"
-  // True: one call at a time here, so the large lane may have no thread of its own, on no rank.
-  virtual bool serialized() const = 0;
-
   // ---- at the start, on the thread that calls init ----
 
   // Every rank gives a string and gets all of them, by rank. Collective over the world.

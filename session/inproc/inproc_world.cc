@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "core/base/rank_ranges.h"
@@ -41,7 +40,6 @@ struct InprocWorld::Meetings {
   core::Mutex mutex;
   core::CondVar changed;
   std::vector<int> sessions SIRTAKI_GUARDED_BY(mutex);  // begun, by rank
-  std::set<int> serialized SIRTAKI_GUARDED_BY(mutex);
   Sharing sharing SIRTAKI_GUARDED_BY(mutex) = Sharing::kNone;
   std::map<std::pair<int, int>, Table> tables SIRTAKI_GUARDED_BY(mutex);  // by session and step
   std::map<int, std::weak_ptr<ops::InprocWorld>> data SIRTAKI_GUARDED_BY(mutex);  // by session
@@ -49,12 +47,11 @@ struct InprocWorld::Meetings {
 
 class InprocWorld::InprocMedium final : public Medium {
  public:
-  InprocMedium(std::shared_ptr<InprocWorld> world, int rank, int session, bool serialized,
+  InprocMedium(std::shared_ptr<InprocWorld> world, int rank, int session,
                Sharing sharing, std::shared_ptr<ops::InprocWorld> data)
       : world_(std::move(world)),
         data_(std::move(data)),
         session_(session),
-        serialized_(serialized),
         sharing_(sharing),
         topology_(TopologyOf(rank, world_->host_of_rank_)) {}
 
@@ -63,7 +60,6 @@ class InprocWorld::InprocMedium final : public Medium {
     const std::string shared = shared_ ? shared_->description() : "";
     return "in-process" + (shared.empty() ? "" : "; " + shared);
   }
-  bool serialized() const override { return serialized_; }
 
   Status Exchange(const std::string& mine, core::TimePoint deadline,
                   std::vector<std::string>* all) override {
@@ -115,7 +111,6 @@ class InprocWorld::InprocMedium final : public Medium {
   const std::shared_ptr<InprocWorld> world_;
   const std::shared_ptr<ops::InprocWorld> data_;
   const int session_;
-  const bool serialized_;
   const Sharing sharing_;
   int step_ = 0;
   const Topology topology_;
@@ -135,11 +130,6 @@ InprocWorld::InprocWorld(int size, std::vector<int> host_of_rank)
 
 InprocWorld::~InprocWorld() = default;
 
-void InprocWorld::Serialize(int rank) {
-  core::MutexLock lock(meetings_->mutex);
-  meetings_->serialized.insert(rank);
-}
-
 void InprocWorld::Share(Sharing sharing) {
   core::MutexLock lock(meetings_->mutex);
   meetings_->sharing = sharing;
@@ -151,8 +141,7 @@ std::unique_ptr<Medium> InprocWorld::Join(int rank) {
   std::weak_ptr<ops::InprocWorld>& shared = meetings_->data[session];
   std::shared_ptr<ops::InprocWorld> data = shared.lock();
   if (!data) shared = data = std::make_shared<ops::InprocWorld>(size());
-  const bool serialized = meetings_->serialized.count(rank) != 0;
-  return std::make_unique<InprocMedium>(shared_from_this(), rank, session, serialized,
+  return std::make_unique<InprocMedium>(shared_from_this(), rank, session,
                                         meetings_->sharing, std::move(data));
 }
 

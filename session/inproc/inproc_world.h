@@ -21,9 +21,6 @@ class InprocWorld : public std::enable_shared_from_this<InprocWorld> {
   int size() const { return hub_.size(); }
   core::InprocHub& hub() { return hub_; }  // to isolate and break ranks
 
-  // From its next session on this rank is one whose medium allows one call at a time: for tests.
-  void Serialize(int rank);
-
   // How the ranks of a host work together from their next sessions on.
   enum class Sharing : std::uint8_t {
     kNone,    // as those of different hosts do

@@ -22,18 +22,6 @@ using core::Status;
 
 namespace {
 
-mpi::Threads ThreadsOf(core::MpiThreads choice) {
-  switch (choice) {
-    case core::MpiThreads::kMultiple:
-      return mpi::Threads::kMultiple;
-    case core::MpiThreads::kSerialized:
-      return mpi::Threads::kSerialized;
-    case core::MpiThreads::kAuto:
-      break;
-  }
-  return mpi::Threads::kAuto;
-}
-
 class MpiMedium final : public Medium {
  public:
   explicit MpiMedium(std::unique_ptr<mpi::Environment> environment)
@@ -44,7 +32,6 @@ class MpiMedium final : public Medium {
     const std::string shared = shared_ ? shared_->description() : "";
     return environment_->description() + (shared.empty() ? "" : "; " + shared);
   }
-  bool serialized() const override { return environment_->serialized(); }
 
   Status Exchange(const std::string& mine, core::TimePoint deadline,
                   std::vector<std::string>* all) override {
@@ -63,7 +50,6 @@ class MpiMedium final : public Medium {
     port_ = std::make_unique<mpi::Port>(*communicators_, mpi::PortOptions());
     ops::wire::WireOptions wire;
     wire.host_of_rank = topology_.host_of_rank;
-    wire.large_lane_blocks = !options.serialized;
     backend_ = std::make_unique<ops::wire::WireBackend>(*port_, std::move(wire));
     return shared_->Assemble(topology_, options, deadline, *transport_, *backend_);
   }
@@ -104,7 +90,6 @@ Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Session>*
   core::LogSettings log{options.config.log_level, options.config.log_time, {}};
   core::ConfigureLog(log);
   mpi::EnvironmentOptions environment_options;
-  environment_options.threads = ThreadsOf(options.config.mpi_threads);
   environment_options.variables = options.environment;
   environment_options.communicator = options.communicator;
   std::unique_ptr<mpi::Environment> environment;

@@ -55,7 +55,6 @@ TEST(EnvironmentOwnTest, InitialisesMpiWithThreads) {
   int level = MPI_THREAD_SINGLE;
   MPI_Query_thread(&level);
   EXPECT_EQ(level, MPI_THREAD_MULTIPLE);
-  EXPECT_FALSE(environment->serialized());
   EXPECT_NE(environment->description().find("initialised by sirtaki"), std::string::npos)
       << environment->description();
 }

@@ -58,19 +58,8 @@ TEST(EnvironmentTest, RanksOfThisMachineAreOneHost) {
 TEST(EnvironmentTest, SaysWhichMpiItIsAndWhoInitialisedIt) {
   const auto environment = Started();
   ASSERT_NE(environment, nullptr);
-  EXPECT_FALSE(environment->serialized());
   EXPECT_NE(environment->description().find("MPI_THREAD_MULTIPLE, initialised by the program"),
             std::string::npos)
-      << environment->description();
-}
-
-TEST(EnvironmentTest, SerializedCanBeForced) {
-  EnvironmentOptions options;
-  options.threads = Threads::kSerialized;
-  const auto environment = Started(options);
-  ASSERT_NE(environment, nullptr);
-  EXPECT_TRUE(environment->serialized());
-  EXPECT_NE(environment->description().find("both host lanes are non-blocking"), std::string::npos)
       << environment->description();
 }
 
@@ -135,13 +124,6 @@ TEST(EnvironmentTest, InnerLaunchersWordCounts) {
       Started(WithVariables({{"OMPI_COMM_WORLD_SIZE", std::to_string(tests::WorldSize())},
                              {"SLURM_STEP_NUM_TASKS", "8"}}));
   EXPECT_NE(environment, nullptr);
-}
-
-TEST(EnvironmentTest, ThreadsAreParsed) {
-  EXPECT_EQ(ParseThreads("auto"), Threads::kAuto);
-  EXPECT_EQ(ParseThreads("multiple"), Threads::kMultiple);
-  EXPECT_EQ(ParseThreads("serialized"), Threads::kSerialized);
-  EXPECT_EQ(ParseThreads("Serialized"), std::nullopt);
 }
 
 TEST(EnvironmentTest, HookRunsBeforeFinalizeOnlyWhileTheEnvironmentExists) {

@@ -29,7 +29,7 @@ using ops::Cases;
 using ops::RunCase;
 using ops::RunSide;
 
-class MpiLanesTest : public testing::TestWithParam<bool> {
+class MpiLanesTest : public testing::Test {
  protected:
   void SetUp() override {
     const core::TimePoint deadline = Clock::now() + std::chrono::seconds(30);
@@ -45,8 +45,8 @@ class MpiLanesTest : public testing::TestWithParam<bool> {
   // Each vector is a batch.
   void Run(const std::vector<Cases>& batches) {
     Port port(*communicators_, {});
-    ops::wire::WireBackend backend(port, {.large_lane_blocks = GetParam()});
-    ops::HostLanesOptions options = ops::SmallLimits(rank(), size(), GetParam());
+    ops::wire::WireBackend backend(port, {});
+    ops::HostLanesOptions options = ops::SmallLimits(rank(), size());
     options.on_failure = [](const Status& why, const std::string& key) {
       ADD_FAILURE() << key << ": " << why.ToString();
     };
@@ -67,13 +67,7 @@ class MpiLanesTest : public testing::TestWithParam<bool> {
   std::unique_ptr<Communicators> communicators_;
 };
 
-std::string NameOf(const testing::TestParamInfo<bool>& info) {
-  return info.param ? "WithThread" : "Serialized";
-}
-
-INSTANTIATE_TEST_SUITE_P(Lanes, MpiLanesTest, testing::Values(true, false), NameOf);
-
-TEST_P(MpiLanesTest, ReducesWithEveryOperationInEveryType) {
+TEST_F(MpiLanesTest, ReducesWithEveryOperationInEveryType) {
   std::vector<Cases> batches;
   for (int d = 0; d < core::kDTypeCount; ++d) {
     for (int o = 0; o < core::kReduceOpCount; ++o) {
@@ -86,7 +80,7 @@ TEST_P(MpiLanesTest, ReducesWithEveryOperationInEveryType) {
   Run(batches);
 }
 
-TEST_P(MpiLanesTest, MovesWhateverTheRows) {
+TEST_F(MpiLanesTest, MovesWhateverTheRows) {
   std::vector<Cases> batches;
   for (const DType dtype : {DType::kF32, DType::kC128, DType::kF8E5M2}) {
     Cases cases;
@@ -107,7 +101,7 @@ TEST_P(MpiLanesTest, MovesWhateverTheRows) {
   Run(batches);
 }
 
-TEST_P(MpiLanesTest, JoinedRanksTakePartWithoutTensors) {
+TEST_F(MpiLanesTest, JoinedRanksTakePartWithoutTensors) {
   if (size() == 1) GTEST_SKIP() << "somebody has to be left";
   std::vector<Cases> batches;
   for (const DType dtype : {DType::kBF16, DType::kF64}) {
@@ -127,10 +121,10 @@ TEST_P(MpiLanesTest, JoinedRanksTakePartWithoutTensors) {
 }
 
 // Equal gradients are the result, whatever the number of ranks, and so in all bits.
-TEST_P(MpiLanesTest, AdasumOfEqualGradientsIsTheGradient) {
+TEST_F(MpiLanesTest, AdasumOfEqualGradientsIsTheGradient) {
   Port port(*communicators_, {});
-  ops::wire::WireBackend backend(port, {.large_lane_blocks = GetParam()});
-  ops::HostLanes lanes(ops::SmallLimits(rank(), size(), GetParam()), backend);
+  ops::wire::WireBackend backend(port, {});
+  ops::HostLanes lanes(ops::SmallLimits(rank(), size()), backend);
   for (const std::int64_t count : {1, 7, 3000}) {
     std::vector<float> gradient(static_cast<std::size_t>(count));
     for (std::size_t i = 0; i < gradient.size(); ++i) {

@@ -65,8 +65,7 @@ std::string RunUnderMpi(std::uint64_t seed) {
   session::StartOptions options = SessionOptions([&](core::Config& config) {
     config.small_bytes = program.small_bytes;
     config.fusion_bytes = program.fusion_bytes;
-    config.mpi_threads =
-        seed % 4 == 0 ? core::MpiThreads::kSerialized : core::MpiThreads::kMultiple;
+    if (seed % 4 == 0) config.shared_memory = core::SharedMemoryMode::kOff;
   });
   options.on_start = [&](const core::RunBatch& batch) { started.Note(batch); };
   std::shared_ptr<session::Session> session;

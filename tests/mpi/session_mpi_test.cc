@@ -17,6 +17,7 @@
 
 #include "core/base/log.h"
 #include "session/session.h"
+#include "tests/support/mpi_interpose.h"
 #include "tests/support/mpi_main.h"
 #include "tests/support/session_calls.h"
 
@@ -31,12 +32,11 @@ using std::chrono::seconds;
 using tests::Vector;
 
 class SessionMpiTest
-    : public testing::TestWithParam<std::tuple<core::MpiThreads, core::TransportMode>> {
+    : public testing::TestWithParam<core::TransportMode> {
  protected:
   static StartOptions Options(const std::function<void(core::Config&)>& change = nullptr) {
     return tests::SessionOptions([&](core::Config& config) {
-      config.mpi_threads = std::get<core::MpiThreads>(GetParam());
-      config.transport = std::get<core::TransportMode>(GetParam());
+      config.transport = GetParam();
       config.stall_warning = seconds(0);
       if (change) change(config);
     });
@@ -53,9 +53,6 @@ class SessionMpiTest
     EXPECT_TRUE(status.ok() || fault_expected_) << status.ToString();
   }
 
-  static bool is_serialized() {
-    return std::get<core::MpiThreads>(GetParam()) == core::MpiThreads::kSerialized;
-  }
   int rank() const { return session_->topology().rank; }
   int size() const { return session_->topology().size; }
   float RankSum() const { return static_cast<float>(size() * (size() - 1) / 2); }
@@ -66,12 +63,8 @@ class SessionMpiTest
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, SessionMpiTest,
-    testing::Combine(testing::Values(core::MpiThreads::kMultiple, core::MpiThreads::kSerialized),
-                     testing::Values(core::TransportMode::kAuto, core::TransportMode::kMpi)),
-    [](const auto& of) {
-      const bool is_multiple = std::get<core::MpiThreads>(of.param) == core::MpiThreads::kMultiple;
-      const bool is_all_mpi = std::get<core::TransportMode>(of.param) == core::TransportMode::kMpi;
-      return std::string(is_multiple ? "Multiple" : "Serialized") + (is_all_mpi ? "AllMpi" : "");
+    testing::Values(core::TransportMode::kAuto, core::TransportMode::kMpi), [](const auto& of) {
+      return std::string(of.param == core::TransportMode::kMpi ? "AllMpi" : "Auto");
     });
 
 TEST_P(SessionMpiTest, SumsAreRightInBothLanes) {
@@ -253,14 +246,20 @@ TEST_P(SessionMpiTest, CallAfterShutdownIsRefusedAndTheNextSessionWorks) {
   }
 }
 
-TEST_P(SessionMpiTest, ProgramsOwnMpiCallsGoOnBeside) {
-  if (is_serialized()) return;  // one MPI call at a time
+TEST_P(SessionMpiTest, ProgramsCallMpiWhileItIsPaused) {
   ASSERT_NO_FATAL_FAILURE(Start());
   std::vector<Vector> vectors;
-  for (int i = 0; i < 20; ++i) {
+  for (int i = 0; i < 5; ++i) {
     vectors.emplace_back(OpKind::kAllReduce, "t" + std::to_string(i),
-                         std::vector<float>(20000, 1.0F));
+                         std::vector<float>(200000, 1.0F));
     ASSERT_TRUE(vectors.back().Submit(*session_).ok());
+    const Status paused = session_->PauseMedium(core::Clock::now() + seconds(60));
+    ASSERT_TRUE(paused.ok()) << paused.ToString();
+    EXPECT_TRUE(vectors.back().work().handle->done());  // what came before is over
+    const std::int64_t calls = tests::MpiCallsMade(tests::MpiCall::kImprobe) +
+                               tests::MpiCallsMade(tests::MpiCall::kTest);
+    Vector meanwhile(OpKind::kAllReduce, "meanwhile", {1.0F});
+    ASSERT_TRUE(meanwhile.Submit(*session_).ok());
     int sum = 1;
     MPI_Allreduce(MPI_IN_PLACE, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     EXPECT_EQ(sum, size());
@@ -268,12 +267,28 @@ TEST_P(SessionMpiTest, ProgramsOwnMpiCallsGoOnBeside) {
     MPI_Sendrecv_replace(&token, 1, MPI_INT, (rank() + 1) % size(), 0,
                          (rank() + size() - 1) % size(), 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     EXPECT_EQ(token, (rank() + size() - 1) % size());
+    std::this_thread::sleep_for(milliseconds(2 * i));  // longer than the engine's naps
+    EXPECT_EQ(tests::MpiCallsMade(tests::MpiCall::kImprobe) +
+                  tests::MpiCallsMade(tests::MpiCall::kTest),
+              calls);
+    EXPECT_FALSE(size() > 1 && meanwhile.work().handle->done());
+    EXPECT_EQ(session_->PauseMedium(core::Clock::now() + seconds(60)).code(),
+              StatusCode::kInvalidArgument);
+    ASSERT_TRUE(session_->ResumeMedium(core::Clock::now() + seconds(60)).ok());
+    EXPECT_TRUE(meanwhile.Synchronize(*session_).ok());
+    EXPECT_EQ(meanwhile.values().front(), static_cast<float>(size()));
   }
+  EXPECT_EQ(session_->ResumeMedium(core::Clock::now()).code(), StatusCode::kInvalidArgument);
   for (Vector& vector : vectors) EXPECT_TRUE(vector.Synchronize(*session_).ok());
 }
 
+TEST_P(SessionMpiTest, ASessionEndsThoughItIsPaused) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  ASSERT_TRUE(session_->PauseMedium(core::Clock::now() + seconds(60)).ok());
+  EXPECT_TRUE(session_->Shutdown("paused").ok());
+}
+
 TEST_P(SessionMpiTest, TwoSessionsAtOnce) {
-  if (is_serialized()) return;  // two engines call MPI
   ASSERT_NO_FATAL_FAILURE(Start());
   std::shared_ptr<Session> other;
   ASSERT_TRUE(Session::CreateMpi(Options(), &other).ok());

@@ -33,15 +33,11 @@ using core::Status;
 constexpr std::int64_t kCounts[] = {1, 20001, 300007};
 constexpr std::int64_t kLong = 1500003;
 
-using Way = std::pair<core::HierarchyMode, core::MpiThreads>;
-
-class ReductionsBetweenHosts : public testing::TestWithParam<Way> {
+class ReductionsBetweenHosts : public testing::TestWithParam<core::HierarchyMode> {
  protected:
   void SetUp() override {
-    const auto [hierarchy, threads] = GetParam();
     const Status status = Session::CreateMpi(tests::SessionOptions([&](core::Config& config) {
-                                               config.hierarchy = hierarchy;
-                                               config.mpi_threads = threads;
+                                               config.hierarchy = GetParam();
                                              }),
                                              &session_);
     ASSERT_TRUE(status.ok()) << status.ToString();
@@ -119,12 +115,8 @@ class ReductionsBetweenHosts : public testing::TestWithParam<Way> {
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, ReductionsBetweenHosts,
-    testing::Values(Way{core::HierarchyMode::kAuto, core::MpiThreads::kMultiple},
-                    Way{core::HierarchyMode::kOff, core::MpiThreads::kMultiple},
-                    Way{core::HierarchyMode::kAuto, core::MpiThreads::kSerialized}),
-    [](const auto& made) {
-      return std::string(made.param.first == core::HierarchyMode::kAuto ? "Auto" : "Off") +
-             (made.param.second == core::MpiThreads::kSerialized ? "Serialized" : "");
+    testing::Values(core::HierarchyMode::kAuto, core::HierarchyMode::kOff), [](const auto& made) {
+      return std::string(made.param == core::HierarchyMode::kAuto ? "Auto" : "Off");
     });
 
 TEST_P(ReductionsBetweenHosts, TheLogSaysWhichWayTheyGo) {
@@ -134,7 +126,7 @@ TEST_P(ReductionsBetweenHosts, TheLogSaysWhichWayTheyGo) {
   ASSERT_GE(ranks.size(), 2U) << "the ranks are on one host";
   bool several = false;
   for (const auto& [host, count] : ranks) several |= count > 1;
-  const bool by_hosts = GetParam().first != core::HierarchyMode::kOff && several;
+  const bool by_hosts = GetParam() != core::HierarchyMode::kOff && several;
   const std::string expected =
       std::string("all-reduce between hosts: ") + (by_hosts ? "hierarchical" : "flat");
   EXPECT_NE(session_->description().find(expected), std::string::npos) << session_->description();

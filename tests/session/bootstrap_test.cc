@@ -18,7 +18,6 @@ Greeting Sample() {
   greeting.status = Status(StatusCode::kInvalidArgument, "wrong");
   greeting.config.tree_arity = 5;
   greeting.cpus = {{0, 1, 2, 7}, 2.5};
-  greeting.serialized = true;
   greeting.token = 0x123456789ABCDEF0;
   return greeting;
 }
@@ -30,7 +29,6 @@ TEST(BootstrapTest, AGreetingSurvivesTheTrip) {
   EXPECT_EQ(read.status, sent.status);
   EXPECT_EQ(read.config, sent.config);
   EXPECT_EQ(read.cpus, sent.cpus);
-  EXPECT_EQ(read.serialized, sent.serialized);
   EXPECT_EQ(read.token, sent.token);
 }
 

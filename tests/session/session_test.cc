@@ -742,24 +742,6 @@ TEST_P(SessionTest, SaysWhereItIsAndWhatItHas) {
   });
 }
 
-// ---- serialized ranks ----
-
-TEST_P(SessionTest, OneSerializedRankMakesAllSerialized) {
-  world_->Serialize(1);
-  RankThreads::Run(size(), [&](int rank) {
-    const auto session = Start(world_, rank);
-    const bool says_why = session->description().find(
-                              "serialized because rank 1 is: both host "
-                              "lanes are non-blocking") != std::string::npos;
-    EXPECT_EQ(says_why, rank != 1) << session->description();
-    std::vector<float> result;
-    EXPECT_TRUE(AllReduce(*session, "w", std::vector<float>(100000, 1.0F), &result).ok());
-    ASSERT_FALSE(result.empty());
-    EXPECT_EQ(result.back(), static_cast<float>(size()));
-    EXPECT_TRUE(session->Shutdown("done").ok());
-  });
-}
-
 // ---- forks and the process's own session ----
 
 // Runs in a forked child and gives its exit status.

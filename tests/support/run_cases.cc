@@ -414,13 +414,12 @@ Cases ReducingCases(ReduceOp op, DType dtype, int size) {
   return cases;
 }
 
-HostLanesOptions SmallLimits(int rank, int size, bool thread) {
+HostLanesOptions SmallLimits(int rank, int size) {
   HostLanesOptions options;
   options.rank = rank;
   options.limits = {.fusion_bytes = 4096, .small_bytes = 512, .gather_count = 3};
   options.chunk_bytes = 256;
   options.sets[core::kWorldSet] = core::RankRanges::Span(0, size - 1);
-  options.large_lane_thread = thread;
   return options;
 }
 

@@ -83,7 +83,7 @@ class RunSide {
 };
 
 // Limits that send tensors of some hundred bytes to the large lane, in many windows.
-HostLanesOptions SmallLimits(int rank, int size, bool thread = true);
+HostLanesOptions SmallLimits(int rank, int size);
 
 // Drives lanes as the engine does, until everything is done.
 void RunToIdle(HostLanes& lanes);

@@ -56,7 +56,6 @@ TEST(ConfigTest, DefaultsAreThoseOfTheDocumentation) {
   EXPECT_EQ(config.start_timeout, 30s);
   EXPECT_EQ(config.ping_interval, 2s);
   EXPECT_EQ(config.peer_timeout, 10s);
-  EXPECT_EQ(config.mpi_threads, MpiThreads::kAuto);
   EXPECT_EQ(config.wait, WaitMode::kAuto);
   EXPECT_EQ(config.log_level, LogLevel::kWarning);
   EXPECT_TRUE(config.log_time);
@@ -112,8 +111,6 @@ TEST(ConfigTest, EveryOptionCanBeGivenInEveryWay) {
        "250ms", [](const Config& c) { return c.ping_interval == 250ms; }},
       {OptionId::kPeerTimeout, "--sirtaki-peer-timeout", "SIRTAKI_PEER_TIMEOUT", "peer_timeout",
        "1.5s", [](const Config& c) { return c.peer_timeout == 1500ms; }},
-      {OptionId::kMpiThreads, "--sirtaki-mpi-threads", "SIRTAKI_MPI_THREADS", "mpi_threads",
-       "serialized", [](const Config& c) { return c.mpi_threads == MpiThreads::kSerialized; }},
       {OptionId::kWait, "--sirtaki-wait", "SIRTAKI_WAIT", "wait", "yield",
        [](const Config& c) { return c.wait == WaitMode::kYield; }},
       {OptionId::kLogLevel, "--sirtaki-log-level", "SIRTAKI_LOG_LEVEL", "log_level", "Debug",

@@ -42,13 +42,13 @@ std::string NameOf(const Hosts& hosts) {
 
 // One rank of a world of threads that pretend to be on several hosts.
 struct Rank {
-  Rank(InprocWorld& world, const Hosts& hosts, int rank, bool blocks)
+  Rank(InprocWorld& world, const Hosts& hosts, int rank)
       : flat(world.Connect(rank)),
         hierarchy(*flat, nullptr,
                   {.rank = rank,
                    .host_of_rank = hosts,
                    .shares = std::vector<bool>(hosts.size(), true),
-                   .run = {.blocks = blocks, .spin = false},
+                   .spin = false,
                    .chunk_bytes = 1024}),
         all(RankRanges::Span(0, static_cast<int>(hosts.size()) - 1)) {
     const Status status = hierarchy.AddSet(core::kWorldSet, all);
@@ -62,30 +62,26 @@ struct Rank {
   std::unique_ptr<BackendSelection> backend;
 };
 
-// Both ways of waiting, on worlds of several shapes.
-class HierarchyTest : public testing::TestWithParam<std::tuple<bool, Hosts>> {
+// Worlds of several shapes.
+class HierarchyTest : public testing::TestWithParam<Hosts> {
  protected:
-  bool blocks() const { return std::get<0>(GetParam()); }
-  const Hosts& hosts() const { return std::get<1>(GetParam()); }
+  const Hosts& hosts() const { return GetParam(); }
   int size() const { return static_cast<int>(hosts().size()); }
 
   void Run(const std::function<void(Rank&, int rank)>& body) {
-    InprocWorld world(size(), {.large_lane_blocks = blocks()});
+    InprocWorld world(size());
     RankThreads::Run(size(), [&](int r) {
-      Rank rank(world, hosts(), r, blocks());
+      Rank rank(world, hosts(), r);
       body(rank, r);
     });
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Worlds, HierarchyTest,
-    testing::ValuesIn(tests::SampleOf<std::tuple<bool, Hosts>>(testing::Combine(
-        testing::Bool(), testing::Values(Hosts{0, 0, 1, 1}, Hosts{0, 0, 0, 1}, Hosts{0, 1, 0, 1, 0},
-                                         Hosts{0, 0, 1, 2, 2}, Hosts{0, 0, 0, 1, 1})))),
-    [](const auto& made) {
-      return (std::get<0>(made.param) ? "Blocking" : "Polled") + NameOf(std::get<1>(made.param));
-    });
+INSTANTIATE_TEST_SUITE_P(Worlds, HierarchyTest,
+                         testing::ValuesIn(tests::SampleOf<Hosts>(testing::Values(
+                             Hosts{0, 0, 1, 1}, Hosts{0, 0, 0, 1}, Hosts{0, 1, 0, 1, 0},
+                             Hosts{0, 0, 1, 2, 2}, Hosts{0, 0, 0, 1, 1}))),
+                         [](const auto& made) { return NameOf(made.param); });
 
 Status Finish(Completion& operation) {
   while (!operation.Poll()) std::this_thread::yield();
@@ -107,7 +103,7 @@ TEST_P(HierarchyTest, Conforms) {
 // Through the lanes, in every type: what comes out is compared in every byte.
 TEST_P(HierarchyTest, ReducesForTheLanes) {
   Run([&](Rank& rank, int r) {
-    HostLanes lanes(SmallLimits(r, size(), blocks()), *rank.backend);
+    HostLanes lanes(SmallLimits(r, size()), *rank.backend);
     for (int d = 0; d < core::kDTypeCount; ++d) {
       for (int o = 0; o < core::kReduceOpCount; ++o) {
         const auto dtype = static_cast<DType>(d);
@@ -248,10 +244,10 @@ TEST_P(HierarchyTest, SetsOfOneRankAHostAreLeftToTheMedium) {
 // A rank that does not come: the others learn why they are stopped.
 TEST_P(HierarchyTest, AnAbortEndsTheWait) {
   const Status why(StatusCode::kPeerLost, "rank 0 is gone");
-  InprocWorld world(size(), {.large_lane_blocks = blocks()});
+  InprocWorld world(size());
   std::vector<std::unique_ptr<Rank>> ranks(hosts().size());
   RankThreads::Run(size(), [&](int r) {
-    ranks[static_cast<std::size_t>(r)] = std::make_unique<Rank>(world, hosts(), r, blocks());
+    ranks[static_cast<std::size_t>(r)] = std::make_unique<Rank>(world, hosts(), r);
   });
   std::atomic<int> waiting{0};
   RankThreads::Run(size(), [&](int r) {

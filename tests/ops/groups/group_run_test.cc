@@ -34,12 +34,11 @@ using tests::RankThreads;
 
 struct Mode {
   int size;
-  bool thread;
   std::optional<tests::Seen> shared = std::nullopt;  // over shared memory
 };
 
 std::string NameOf(const ::testing::TestParamInfo<Mode>& mode) {
-  return std::to_string(mode.param.size) + "Ranks" + (mode.param.thread ? "" : "WithoutThread") +
+  return std::to_string(mode.param.size) + "Ranks" +
          (mode.param.shared ? "Seeing" + std::string(tests::SeenName(*mode.param.shared)) : "");
 }
 
@@ -49,14 +48,14 @@ class GroupRunTest : public ::testing::TestWithParam<Mode> {
 
   // All ranks run all batches, started at once, and compare every byte of every tensor.
   void Run(const std::vector<Cases>& batches) {
-    InprocWorld world(size(), {.large_lane_blocks = GetParam().thread});
+    InprocWorld world(size());
     tests::ShmRanks local(size(), GetParam().shared.value_or(tests::Seen::kAll));
     RankThreads::Run(size(), [&](int rank) {
       const std::unique_ptr<Backend> flat = world.Connect(rank);
       const auto shared =
-          local.Connect(rank, *flat, {.large_lane_blocks = GetParam().thread, .spin = false});
+          local.Connect(rank, *flat, {.spin = false});
       Backend& backend = GetParam().shared ? shared->backend : *flat;
-      HostLanesOptions options = SmallLimits(rank, size(), GetParam().thread);
+      HostLanesOptions options = SmallLimits(rank, size());
       options.on_failure = [](const Status& why, const std::string& key) {
         ADD_FAILURE() << key << ": " << why.ToString();
       };
@@ -120,12 +119,11 @@ class GroupRunTest : public ::testing::TestWithParam<Mode> {
 
 INSTANTIATE_TEST_SUITE_P(Modes, GroupRunTest,
                          ::testing::ValuesIn(tests::SampleOf<Mode>(::testing::Values(
-                             Mode{1, true}, Mode{2, true}, Mode{3, true}, Mode{4, true},
-                             Mode{5, true}, Mode{1, false}, Mode{3, false}, Mode{4, false},
-                             Mode{1, true, tests::Seen::kAll}, Mode{2, true, tests::Seen::kAll},
-                             Mode{3, false, tests::Seen::kAll}, Mode{4, true, tests::Seen::kAll},
-                             Mode{2, false, tests::Seen::kNothing},
-                             Mode{3, true, tests::Seen::kNothing}))),
+                             Mode{1}, Mode{2}, Mode{3}, Mode{4}, Mode{5},
+                             Mode{1, tests::Seen::kAll}, Mode{2, tests::Seen::kAll},
+                             Mode{3, tests::Seen::kAll}, Mode{4, tests::Seen::kAll},
+                             Mode{2, tests::Seen::kNothing},
+                             Mode{3, tests::Seen::kNothing}))),
                          NameOf);
 
 bool Exact(ReduceOp op) { return op != ReduceOp::kAdasum; }
@@ -334,12 +332,12 @@ TEST_P(GroupRunTest, RunsRandomBatches) {
 TEST_P(GroupRunTest, ASetOfOneMemberNeedsNobody) {
   constexpr core::SetNumber kSet = 7;
   const int alone = size() - 1;
-  InprocWorld world(size(), {.large_lane_blocks = GetParam().thread});
+  InprocWorld world(size());
   RankThreads::Run(size(), [&](int rank) {
     if (rank != alone) return;
     const std::unique_ptr<Backend> backend = world.Connect(rank);
     ASSERT_TRUE(backend->AddSet(kSet, RankRanges::Single(rank)).ok());
-    HostLanesOptions options = SmallLimits(rank, size(), GetParam().thread);
+    HostLanesOptions options = SmallLimits(rank, size());
     options.sets[kSet] = RankRanges::Single(rank);
     HostLanes lanes(std::move(options), *backend);
     Cases cases;

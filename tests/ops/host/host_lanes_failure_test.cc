@@ -38,12 +38,11 @@ core::HandlePtr NewHandle() {
 
 // Lanes of one rank over the fake, and what they called back.
 struct Bench {
-  explicit Bench(bool thread = true, int size = 1) {
+  explicit Bench(int size = 1) {
     HostLanesOptions options;
     options.limits = {.fusion_bytes = 4096, .small_bytes = 512, .gather_count = 3};
     options.chunk_bytes = 256;
     options.sets[core::kWorldSet] = core::RankRanges::Span(0, size - 1);
-    options.large_lane_thread = thread;
     options.on_failure = [this](const Status& why, const std::string& key) {
       was_idle = lanes->Idle();
       core::MutexLock lock(mutex);
@@ -134,7 +133,7 @@ TEST(HostLanesFailureTest, AFailureOnTheLargeLaneEndsEverythingOnce) {
 }
 
 TEST(HostLanesFailureTest, AnotherRanksFaultKeepsItsText) {
-  Bench bench(/*thread=*/true, /*size=*/2);
+  Bench bench(/*size=*/2);
   const Status theirs(StatusCode::kTimedOut, "\"slow\" did not finish", {1, "b", "slow"});
   bench.backend->FailFrom(0, theirs);
   const core::HandlePtr handle = bench.StartLarge("w");
@@ -145,26 +144,21 @@ TEST(HostLanesFailureTest, AnotherRanksFaultKeepsItsText) {
 }
 
 TEST(HostLanesFailureTest, AFailureInTheMiddleOfAGroupEndsIt) {
-  for (const bool thread : {true, false}) {
-    Bench bench(thread);
-    bench.backend->FailFrom(2, kWhy);
-    const core::HandlePtr handle = bench.StartLarge("w");  // 4000 bytes in windows of 256
-    Bench::WaitFor([&] {
-      bench.lanes->Step(core::Clock::now());
-      return handle->done();
-    });
-    EXPECT_EQ(handle->status().code(), StatusCode::kBackend);
-    Bench::WaitFor([&] { return bench.lanes->Idle(); });
-    EXPECT_EQ(bench.Failures().size(), 1u);
-    EXPECT_FALSE(bench.was_idle);
-    EXPECT_EQ(bench.backend->operations(), 3);
-  }
+  Bench bench;
+  bench.backend->FailFrom(2, kWhy);
+  const core::HandlePtr handle = bench.StartLarge("w");  // 4000 bytes in windows of 256
+  Bench::WaitFor([&] { return handle->done(); });
+  EXPECT_EQ(handle->status().code(), StatusCode::kBackend);
+  Bench::WaitFor([&] { return bench.lanes->Idle(); });
+  EXPECT_EQ(bench.Failures().size(), 1u);
+  EXPECT_FALSE(bench.was_idle);
+  EXPECT_EQ(bench.backend->operations(), 3);
 }
 
 // Of two members, whose parts are exchanged and then gathered.
 TEST(HostLanesFailureTest, AFailureOfAnyStepEndsACompressedGroup) {
   for (const int step : {0, 1, 2, 3}) {
-    Bench bench(/*thread=*/true, /*size=*/2);
+    Bench bench(/*size=*/2);
     bench.backend->FailFrom(step, kWhy);
     const core::HandlePtr handle = bench.Start("w", 1000, DType::kF16);
     Bench::WaitFor([&] { return handle->done() && bench.lanes->Idle(); });
@@ -246,17 +240,15 @@ TEST(HostLanesFailureTest, AStuckThreadIsLeftBehind) {
 }
 
 TEST(HostLanesFailureTest, TheDestructorAbandonsWhatIsUnfinished) {
-  for (const bool thread : {true, false}) {
-    Bench bench(thread);
-    KeepForever(bench.backend);  // the destructor waits a second for the lane's thread
-    bench.backend->HoldSmall();
-    if (thread) bench.backend->Block(/*abort_frees=*/true);
-    const core::HandlePtr small = bench.StartSmall("s");
-    const core::HandlePtr large = bench.StartLarge("l");
-    bench.lanes.reset();
-    EXPECT_EQ(small->status().code(), StatusCode::kShutDown);
-    EXPECT_EQ(large->status().code(), StatusCode::kShutDown);
-  }
+  Bench bench;
+  KeepForever(bench.backend);  // the destructor waits a second for the lane's thread
+  bench.backend->HoldSmall();
+  bench.backend->Block(/*abort_frees=*/true);
+  const core::HandlePtr small = bench.StartSmall("s");
+  const core::HandlePtr large = bench.StartLarge("l");
+  bench.lanes.reset();
+  EXPECT_EQ(small->status().code(), StatusCode::kShutDown);
+  EXPECT_EQ(large->status().code(), StatusCode::kShutDown);
 }
 
 TEST(HostLanesFailureTest, ADestructorWithNothingToDoAbortsNobody) {

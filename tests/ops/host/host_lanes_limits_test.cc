@@ -39,7 +39,6 @@ TEST(HostLanesLimitsTest, WhatIsStartedAfterAChangeIsPlannedByIt) {
   tests::FakeBackend backend;
   HostLanesOptions options;
   options.sets[core::kWorldSet] = core::RankRanges{0};
-  options.large_lane_thread = false;
   HostLanes lanes(options, backend);
   EXPECT_EQ(OperationsOfABatch(lanes, backend), 1);
   lanes.SetLimits({80, 1024, 4096});

@@ -38,15 +38,12 @@ core::WorkPtr NewWork() {
 // Lanes of one rank. Tensors are float32 sums in place.
 class Rank {
  public:
-  Rank(int rank, int size, std::shared_ptr<Backend> backend, bool thread,
-       std::function<bool()> flushed = nullptr)
+  Rank(int rank, int size, std::shared_ptr<Backend> backend)
       : backend_(std::move(backend)) {
     HostLanesOptions options;
     options.rank = rank;
     options.limits = {.fusion_bytes = 4096, .small_bytes = 512, .gather_count = 3};
     options.sets[core::kWorldSet] = RankRanges::Span(0, size - 1);
-    options.large_lane_thread = thread;
-    options.flushed = std::move(flushed);
     options.on_failure = [this](const Status&, const std::string&) { ++failures; };
     lanes = std::make_unique<HostLanes>(std::move(options), *backend_);
   }
@@ -100,22 +97,19 @@ class Rank {
   std::unique_ptr<HostLanes> lanes;
 };
 
-class HostLanesSetsTest : public ::testing::TestWithParam<bool> {
+class HostLanesSetsTest : public ::testing::Test {
  protected:
   static void RunRanks(int size, const std::function<void(Rank&, int)>& body) {
-    InprocWorld world(size, {.large_lane_blocks = GetParam()});
+    InprocWorld world(size);
     RankThreads::Run(size, [&](int rank) {
-      Rank self(rank, size, world.Connect(rank), GetParam());
+      Rank self(rank, size, world.Connect(rank));
       body(self, rank);
       EXPECT_EQ(self.failures, 0);
     });
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Thread, HostLanesSetsTest, ::testing::Bool(),
-                         [](const auto& with) { return with.param ? "With" : "Without"; });
-
-TEST_P(HostLanesSetsTest, ASetIsThereWhenItsHandleIsDone) {
+TEST_F(HostLanesSetsTest, ASetIsThereWhenItsHandleIsDone) {
   RunRanks(3, [](Rank& self, int rank) {
     const core::HandlePtr added = self.AddSet(4, {0, 2});
     EXPECT_TRUE(self.Finish(added).ok());
@@ -135,7 +129,7 @@ TEST_P(HostLanesSetsTest, ASetIsThereWhenItsHandleIsDone) {
 }
 
 // Sets of random members, several at once, which go while their last work is still queued.
-TEST_P(HostLanesSetsTest, SetsComeAndGoUnderLoad) {
+TEST_F(HostLanesSetsTest, SetsComeAndGoUnderLoad) {
   const std::uint64_t seed = tests::TestSeed();
   const int rounds = tests::ScaledCount(60, 1000);
   RunRanks(4, [&](Rank& self, int rank) {
@@ -180,9 +174,9 @@ TEST_P(HostLanesSetsTest, SetsComeAndGoUnderLoad) {
 }
 
 // What follows on the large lane waits with it; other sets' small work does not hold it up.
-TEST_P(HostLanesSetsTest, ASetGoesWhenItsSmallWorkIsDone) {
+TEST_F(HostLanesSetsTest, ASetGoesWhenItsSmallWorkIsDone) {
   const auto backend = std::make_shared<FakeBackend>();
-  Rank self(0, 1, backend, GetParam());
+  Rank self(0, 1, backend);
   EXPECT_TRUE(self.Finish(self.AddSet(1, {0})).ok());
   EXPECT_TRUE(self.Finish(self.AddSet(2, {0})).ok());
   backend->HoldSmall();
@@ -210,9 +204,9 @@ TEST_P(HostLanesSetsTest, ASetGoesWhenItsSmallWorkIsDone) {
   EXPECT_TRUE(self.Finish(large).ok());
 }
 
-TEST_P(HostLanesSetsTest, AChangeThatFailsEndsTheLanes) {
+TEST_F(HostLanesSetsTest, AChangeThatFailsEndsTheLanes) {
   const auto backend = std::make_shared<FakeBackend>();
-  Rank self(0, 2, backend, GetParam());
+  Rank self(0, 2, backend);
   backend->FailFrom(0, {StatusCode::kBackend, "the wire broke"});
   const core::HandlePtr added = self.AddSet(3, {0, 1});
   const Status status = self.Finish(added);
@@ -222,9 +216,9 @@ TEST_P(HostLanesSetsTest, AChangeThatFailsEndsTheLanes) {
   EXPECT_EQ(self.RemoveSet(3)->status(), status);
 }
 
-TEST_P(HostLanesSetsTest, AbandonCompletesAChangeThatWaits) {
+TEST_F(HostLanesSetsTest, AbandonCompletesAChangeThatWaits) {
   const auto backend = std::make_shared<FakeBackend>();
-  Rank self(0, 1, backend, GetParam());
+  Rank self(0, 1, backend);
   EXPECT_TRUE(self.Finish(self.AddSet(1, {0})).ok());
   backend->HoldSmall();
   const core::HandlePtr small = self.SmallSum(1, 1);
@@ -236,9 +230,9 @@ TEST_P(HostLanesSetsTest, AbandonCompletesAChangeThatWaits) {
 }
 
 // A rank that has joined has no handle of its own for it.
-TEST_P(HostLanesSetsTest, AChangeMayHaveNoHandle) {
+TEST_F(HostLanesSetsTest, AChangeMayHaveNoHandle) {
   const auto backend = std::make_shared<FakeBackend>();
-  Rank self(0, 1, backend, GetParam());
+  Rank self(0, 1, backend);
   self.lanes->AddSet(1, {0}, nullptr, core::Clock::now());
   EXPECT_TRUE(self.Finish(self.AddSet(2, {0})).ok());
   EXPECT_TRUE(self.Finish(self.SmallSum(1, 1)).ok());
@@ -246,7 +240,7 @@ TEST_P(HostLanesSetsTest, AChangeMayHaveNoHandle) {
 
 TEST(HostLanesSetsFailureTest, AThreadThatIsStuckInAChangeIsLeftBehind) {
   const auto backend = std::make_shared<FakeBackend>();
-  auto self = std::make_unique<Rank>(0, 1, backend, /*thread=*/true);
+  auto self = std::make_unique<Rank>(0, 1, backend);
   backend->Block(/*abort_frees=*/false);
   auto watched = std::make_shared<int>(0);
   const std::weak_ptr<int> alive = watched;
@@ -263,21 +257,6 @@ TEST(HostLanesSetsFailureTest, AThreadThatIsStuckInAChangeIsLeftBehind) {
   const core::TimePoint limit = core::Clock::now() + std::chrono::seconds(30);
   while (backend->inside() && core::Clock::now() < limit) std::this_thread::yield();
   EXPECT_FALSE(alive.expired());
-}
-
-TEST(HostLanesSetsFailureTest, WithoutAThreadAChangeWaitsUntilTheMessagesHaveLeft) {
-  const auto backend = std::make_shared<FakeBackend>();
-  bool flushed = false;
-  Rank self(0, 1, backend, /*thread=*/false, [&] { return flushed; });
-  const core::HandlePtr before = self.LargeSum(0, 1);
-  const core::HandlePtr added = self.AddSet(1, {0});
-  EXPECT_TRUE(self.Finish(before).ok());
-  EXPECT_FALSE(self.lanes->Step(core::Clock::now()));
-  EXPECT_FALSE(added->done());
-  EXPECT_TRUE(self.lanes->NeedsStepping());
-  flushed = true;
-  EXPECT_TRUE(self.lanes->Step(core::Clock::now()));
-  EXPECT_TRUE(added->done());
 }
 
 }  // namespace

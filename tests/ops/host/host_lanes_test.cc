@@ -276,39 +276,33 @@ void RunCaseToIdle(HostLanes& lanes) {
   EXPECT_TRUE(lanes.Running().empty());
 }
 
-HostLanesOptions SmallLimits(int rank, int size, bool thread) {
+HostLanesOptions SmallLimits(int rank, int size) {
   HostLanesOptions options;
   options.rank = rank;
   options.limits = {.fusion_bytes = 4096, .small_bytes = 512, .gather_count = 3};
   options.chunk_bytes = 256;
   options.sets[core::kWorldSet] = core::RankRanges::Span(0, size - 1);
-  options.large_lane_thread = thread;
   options.on_failure = [rank](const Status& why, const std::string& key) {
     ADD_FAILURE() << "rank " << rank << ": " << key << ": " << why.ToString();
   };
   return options;
 }
 
-struct Mode {
-  int size;
-  bool thread;
-};
-
-std::string NameOf(const ::testing::TestParamInfo<Mode>& mode) {
-  return std::to_string(mode.param.size) + "Ranks" + (mode.param.thread ? "" : "WithoutThread");
+std::string NameOf(const ::testing::TestParamInfo<int>& size) {
+  return std::to_string(size.param) + "Ranks";
 }
 
-class HostLanesTest : public ::testing::TestWithParam<Mode> {
+class HostLanesTest : public ::testing::TestWithParam<int> {
  protected:
-  int size() const { return GetParam().size; }
+  int size() const { return GetParam(); }
 
   // Each inner vector is a batch. All ranks run all batches, started at once, and compare every
   // byte.
   void RunCases(const std::vector<std::vector<Case>>& batches) {
-    InprocWorld world(size(), {.large_lane_blocks = GetParam().thread});
+    InprocWorld world(size());
     RankThreads::Run(size(), [&](int rank) {
       const std::unique_ptr<Backend> backend = world.Connect(rank);
-      HostLanes lanes(SmallLimits(rank, size(), GetParam().thread), *backend);
+      HostLanes lanes(SmallLimits(rank, size()), *backend);
       std::vector<std::vector<Side>> sides;
       sides.reserve(batches.size());
       for (const auto& cases : batches) sides.emplace_back(cases.size());
@@ -348,9 +342,7 @@ class HostLanesTest : public ::testing::TestWithParam<Mode> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Modes, HostLanesTest,
-                         ::testing::Values(Mode{1, true}, Mode{2, true}, Mode{3, true},
-                                           Mode{4, true}, Mode{1, false}, Mode{3, false}),
-                         NameOf);
+                         ::testing::Values(1, 2, 3, 4), NameOf);
 
 TEST_P(HostLanesTest, ReducesEveryTypeAndSize) {
   std::vector<std::vector<Case>> batches;
@@ -516,7 +508,7 @@ TEST_P(HostLanesTest, WhatNobodyHasCompletesAtOnce) {
   InprocWorld world(size());
   RankThreads::Run(size(), [&](int rank) {
     const std::unique_ptr<Backend> backend = world.Connect(rank);
-    HostLanes lanes(SmallLimits(rank, size(), GetParam().thread), *backend);
+    HostLanes lanes(SmallLimits(rank, size()), *backend);
     Case c{.signature = {.shape = {10}}, .rows = {}};
     Side side;
     RunBatch batch;
@@ -532,14 +524,14 @@ TEST_P(HostLanesTest, WhatNobodyHasCompletesAtOnce) {
 class HostLanesJoinTest : public HostLanesTest {};
 
 INSTANTIATE_TEST_SUITE_P(Modes, HostLanesJoinTest,
-                         ::testing::Values(Mode{2, true}, Mode{4, true}, Mode{3, false}), NameOf);
+                         ::testing::Values(2, 3, 4), NameOf);
 
 TEST_P(HostLanesJoinTest, ARankThatHasJoinedTakesPartWithoutTensors) {
   const int joined = size() - 1;
-  InprocWorld world(size(), {.large_lane_blocks = GetParam().thread});
+  InprocWorld world(size());
   RankThreads::Run(size(), [&](int rank) {
     const std::unique_ptr<Backend> backend = world.Connect(rank);
-    HostLanes lanes(SmallLimits(rank, size(), GetParam().thread), *backend);
+    HostLanes lanes(SmallLimits(rank, size()), *backend);
     std::vector<Case> cases;
     for (const std::int64_t count : {4, 1200}) {
       for (const std::optional<DType> wire : {std::optional<DType>(), std::optional(DType::kF16)}) {

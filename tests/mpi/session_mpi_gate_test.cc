@@ -1,5 +1,5 @@
 // RANKS: 2 3
-// How many threads a session uses MPI from, and what the ranks make of it where they differ.
+// A session keeps the process to one thread in MPI at a time, whatever it does.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
@@ -83,30 +83,12 @@ void ExpectOneThreadInMpi(const StartOptions& options) {
 }
 
 // It fails if any call of ours goes round the gate.
-TEST(SessionMpiMixedTest, OneThreadAtATimeIsInMpi) {
+TEST(SessionMpiGateTest, OneThreadAtATimeIsInMpi) {
   ExpectOneThreadInMpi(tests::SessionOptions());
   ExpectOneThreadInMpi(tests::SessionOptions(
       [](core::Config& config) { config.shared_memory = core::SharedMemoryMode::kOff; }));
   ExpectOneThreadInMpi(tests::SessionOptions(
       [](core::Config& config) { config.transport = core::TransportMode::kMpi; }));
-}
-
-TEST(SessionMpiMixedTest, OneSerializedRankMakesAllSerialized) {
-  StartOptions options = tests::SessionOptions();
-  const bool serialized = tests::WorldRank() == 1;
-  if (serialized) options.config.mpi_threads = core::MpiThreads::kSerialized;
-  std::shared_ptr<Session> session;
-  const Status started = Session::CreateMpi(options, &session);
-  ASSERT_TRUE(started.ok()) << started.ToString();
-
-  const std::string why = serialized
-                              ? "used as serialized (mpi_threads): both host lanes are non-blocking"
-                              : "; serialized because rank 1 is: both host lanes are non-blocking";
-  EXPECT_NE(session->description().find(why), std::string::npos) << session->description();
-
-  for (const std::size_t count : {std::size_t{1}, std::size_t{1} << 20}) ExpectSum(*session, count);
-  const Status ended = session->Shutdown("done");
-  EXPECT_TRUE(ended.ok()) << ended.ToString();
 }
 
 }  // namespace
