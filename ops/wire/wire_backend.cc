@@ -226,11 +226,16 @@ std::unique_ptr<Completion> WireBackend::InChunks(
 std::unique_ptr<Completion> WireBackend::AllReduce(Channel channel, void* buffer,
                                                    std::int64_t count, DType dtype, ReduceOp op) {
   if (!HasReduction(op, dtype)) return NoReduction(dtype, op);
-  const bool few = count * BytesOf(dtype) <= options_.few_steps_bytes;
+  const PartyPtr party = PartyOf(channel);
+  if (party == nullptr) return NoSet(channel);
+  // Two hosts exchange everything in one step and as many bytes as a ring of two, whose arithmetic
+  // is half: that counts where nothing crosses a network.
+  const bool doubles = count * BytesOf(dtype) <= options_.few_steps_bytes ||
+                       (party->size() == 2 && party->hosts[0] != party->hosts[1]);
   return InChunks(channel, {buffer, count, dtype, op},
-                  [this, party = PartyOf(channel), few](const Reduction& chunk, Envelope envelope) {
-                    return few ? MakeDoubling(port_, party, envelope, chunk)
-                               : MakeRing(port_, party, envelope, chunk);
+                  [this, party, doubles](const Reduction& chunk, Envelope envelope) {
+                    return doubles ? MakeDoubling(port_, party, envelope, chunk)
+                                   : MakeRing(port_, party, envelope, chunk);
                   });
 }
 
