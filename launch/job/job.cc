@@ -86,7 +86,7 @@ class Job {
 
   JobResult Run() {
     while (!Done()) Step();
-    EndOrphans({"ssh"});
+    EndOrphans("ssh");
     if (!signalled_at_ && !told_launcher_ && launcher_end_->kind == EndKind::kSignalled &&
         launcher_end_->value == SIGKILL) {
       // What became of the ranks follows from that.

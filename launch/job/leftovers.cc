@@ -105,16 +105,13 @@ void KillOthersOfGroup() {
 
 void AdoptOrphans() { prctl(PR_SET_CHILD_SUBREAPER, 1UL, 0UL, 0UL, 0UL); }
 
-void EndOrphans(const std::vector<std::string>& names) {
+void EndOrphans(std::string_view name) {
   const std::string self = std::to_string(getpid());
+  const std::string told = std::string(name) + '\n';
   const auto children = core::ReadFile("/proc/" + self + "/task/" + self + "/children");
   for (const std::string_view word : Words(children.value_or(""))) {
     const auto pid = NumberFrom<pid_t>(word, 1, std::numeric_limits<pid_t>::max());
-    const auto name = core::ReadFile("/proc/" + std::string(word) + "/comm");  // with a line's end
-    if (!pid || !name) continue;
-    if (std::find(names.begin(), names.end(), name->substr(0, name->find('\n'))) != names.end()) {
-      kill(*pid, SIGTERM);
-    }
+    if (pid && core::ReadFile("/proc/" + std::string(word) + "/comm") == told) kill(*pid, SIGTERM);
   }
 }
 

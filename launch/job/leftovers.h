@@ -24,8 +24,8 @@ void KillOthersOfGroup();
 
 // From here on, what children of this process leave behind belongs to it.
 void AdoptOrphans();
-// Tells those of these names to end: a launcher that is killed leaves its ssh to a host that does
-// not answer.
-void EndOrphans(const std::vector<std::string>& names);
+// Tells those of this name to end: a launcher that is killed leaves its ssh to a host that does not
+// answer.
+void EndOrphans(std::string_view name);
 
 }  // namespace sirtaki::launch

@@ -46,6 +46,17 @@ signal KILL
 finish 137
 gone "sleep 315"
 
+echo "--- a host whose login hangs: its ssh, which would wait for ever, does not outlive the run"
+login_hangs() { [ -n "$(running "sleep 318")" ]; }
+on_host 2 sh -c 'mount -t tmpfs tmpfs /etc/ssh && echo "exec sleep 318" >/etc/ssh/sshrc'
+start --check-hosts=false -H h1:1,h2:1 hostname &
+job=$!
+hosts_wait 'the login does not hang' login_hangs || fail 'the login does not hang'
+signal TERM
+finish 143
+gone " h2 "
+on_host 2 umount /etc/ssh
+
 # digits_test.sh and ends_test.sh have more of these.
 if full; then
   echo "--- the link of a host goes down"
