@@ -302,6 +302,27 @@ TEST(EngineTest, WhatIsResolvedCompletesWhenTheQueueClosesMeanwhile) {
   EXPECT_TRUE(world[0].executor.started.empty());
 }
 
+// As after SIGSTOP and SIGCONT, or where MPI was paused: the answer has come, and lies unread.
+TEST(EngineTest, TimeInWhichThisRankDidNotRunIsNotALostPeer) {
+  for (const bool paused : {false, true}) {
+    World world(2);
+    const WorkPtr work = world.Submit(0, "w");
+    world.Settle();
+    world.now += seconds(2);
+    world[0].engine->RunOnce();  // pings
+    if (paused && !world[0].engine->Pause()) FAIL() << "something runs";
+    world.now += std::chrono::minutes(20);
+    if (paused) world[0].engine->Resume();
+    world[0].engine->RunOnce();  // MPI finds nothing at its first look
+    EXPECT_TRUE(world[0].engine->fault().ok()) << world[0].engine->fault().ToString();
+    world[1].engine->RunOnce();
+    world.Submit(1, "w");
+    world.Settle();
+    ASSERT_TRUE(work->handle->done());
+    EXPECT_TRUE(work->handle->status().ok()) << work->handle->status().ToString();
+  }
+}
+
 TEST(EngineTest, HeldWorkTimesOutToo) {
   World world(2);
   world.Submit(0, "w")->handle->Observe();  // dropped early: the next use is held back behind it
