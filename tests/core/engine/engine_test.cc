@@ -6,6 +6,7 @@
 #include <chrono>
 #include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -320,6 +321,40 @@ TEST(EngineTest, TimeInWhichThisRankDidNotRunIsNotALostPeer) {
     world.Settle();
     ASSERT_TRUE(work->handle->done());
     EXPECT_TRUE(work->handle->status().ok()) << work->handle->status().ToString();
+  }
+}
+
+// The fault of an exception completes what the exception has left in nobody's hands.
+TEST(EngineTest, AnExceptionBetweenTakingAndStartingLosesNoHandle) {
+  for (const std::string thrower : {"on_start", "on_limits"}) {
+    World world(2);
+    const auto fail = [&](const std::string& place) {
+      if (place == thrower) throw std::runtime_error(place + " failed");
+    };
+    world[0].on_start = [&] { fail("on_start"); };
+    world[0].on_limits = [&] { fail("on_limits"); };
+    std::vector<WorkPtr> works;
+    for (const int rank : {1, 0}) {
+      works.push_back(world.Submit(rank, "before"));
+      auto change = std::make_shared<Work>();
+      change->request.key = Key::Named(kWorldSet, "change");
+      change->request.signature =
+          std::make_shared<const Signature>(Signature{.kind = OpKind::kSetLimits, .shape = {7}});
+      ASSERT_TRUE(world[rank].engine->Submit(change, /*will_wait=*/false).ok());
+      works.push_back(change);
+      works.push_back(world.Submit(rank, "after"));
+    }
+    world.Settle();
+    for (const WorkPtr& work : works) {
+      const std::string what = thrower + ": " + work->request.key.ToString();
+      ASSERT_TRUE(work->handle->done()) << what;
+      // What has started before the exception may have ended well.
+      if (work->handle->status().ok()) continue;
+      EXPECT_EQ(work->handle->status().code(), StatusCode::kBackend) << what;
+      EXPECT_EQ(work->handle->status().message(), "the engine failed: " + thrower + " failed");
+    }
+    EXPECT_EQ(world[0].engine->fault().code(), StatusCode::kBackend);
+    EXPECT_EQ(world[1].engine->fault().code(), StatusCode::kBackend);
   }
 }
 
