@@ -227,6 +227,8 @@ class Negotiator {
   bool ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& decided);
   bool MayBeDecided(SetState& set, const Key& key);  // false: a fault was raised
   bool ApplyAddSet(const AddSetEntry& entry, DecidedBatch& decided);
+  bool MayChangeSets(const std::string& what, SetNumber set, const Key& key,
+                     const DecidedBatch& decided);  // false: a fault was raised
   bool ApplyRemoveSet(const RemoveSetEntry& entry, DecidedBatch& decided);
   void ForgetSet(SetNumber number);
   bool IsGone(SetNumber set) const;  // it has been, and was removed

@@ -97,12 +97,21 @@ bool Negotiator::ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& dec
 
 bool Negotiator::ApplyAddSet(const AddSetEntry& entry, DecidedBatch& decided) {
   SetState* world = FindSet(kWorldSet);
-  if (decided.set != kWorldSet || !MayBeDecided(*world, entry.key)) return false;
+  if (!MayChangeSets("addition", entry.set, entry.key, decided)) return false;
   SetState set(entry.set, entry.members, node_, options_.rank);
   if (!RankRanges::Span(0, world_size_ - 1).ContainsAll(entry.members) ||
       sets_.contains(entry.set)) {
     Protocol(node_.parent, "set " + std::to_string(entry.set) + " of ranks " +
                                entry.members.ToString() + ", which cannot be added");
+// The world's entries alone change sets, other sets than the world.
+bool Negotiator::MayChangeSets(const std::string& what, SetNumber set, const Key& key,
+                               const DecidedBatch& decided) {
+  if (decided.set == kWorldSet && set != kWorldSet) return MayBeDecided(*FindSet(kWorldSet), key);
+  Protocol(node_.parent, "the " + what + " of set " + std::to_string(set) + " in a batch of set " +
+                             std::to_string(decided.set));
+  return false;
+}
+
     return false;
   }
   world->Erase(entry.key);
@@ -118,9 +127,7 @@ bool Negotiator::ApplyAddSet(const AddSetEntry& entry, DecidedBatch& decided) {
 
 bool Negotiator::ApplyRemoveSet(const RemoveSetEntry& entry, DecidedBatch& decided) {
   SetState* world = FindSet(kWorldSet);
-  if (decided.set != kWorldSet || entry.set == kWorldSet || !MayBeDecided(*world, entry.key)) {
-    return false;
-  }
+  if (!MayChangeSets("removal", entry.set, entry.key, decided)) return false;
   world->Erase(entry.key);
   set_numbers_.erase(entry.set);
   if (SetState* set = FindSet(entry.set)) {
@@ -185,10 +192,10 @@ bool Negotiator::ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& deci
 
 bool Negotiator::MayBeDecided(SetState& set, const Key& key) {
   const PendingKey* pending = set.Find(key);
-  if (key.set == set.number() &&
-      (pending == nullptr || pending->forwarded || pending->reports == 0)) {
-    return true;
-  }
+  // What still waits in `up_` the parent cannot know of.
+  const bool known = pending == nullptr || pending->reports == 0 ||
+                     (pending->forwarded && (set.seat() || pending->told));
+  if (key.set == set.number() && known) return true;
   Protocol(node_.parent, "a decision of " + key.ToString() + ", which is not reported from here");
   return false;
 }
@@ -255,6 +262,7 @@ std::vector<Outgoing> Negotiator::TakeOutgoing() {
     CutBatches();
     if (!up_.empty() || evictions_unacknowledged_ >= kEvictionsPerAck) {
       ReportMessage report;
+  pending.told = true;
       report.ack = applied_;
       for (UpItem& item : std::exchange(up_, {})) {
         if (const auto* ready = std::get_if<ReadyUp>(&item)) {
