@@ -22,19 +22,21 @@ bool AllAbsent(const std::vector<bool>& absent) {
 // ---- the stream ----
 
 void Negotiator::CutBatches() {
-  for (auto& [number, set] : sets_) {
-    if (set.decided.empty()) continue;
-    std::vector<Entry> entries;
-    for (Entry& entry : std::exchange(set.decided, {})) {
-      // A set comes or goes in a batch of its own (7).
-      const bool alone = std::holds_alternative<AddSetEntry>(entry) ||
-                         std::holds_alternative<RemoveSetEntry>(entry);
-      if (alone && !entries.empty()) CutBatch(set, std::exchange(entries, {}));
-      entries.push_back(std::move(entry));
-      if (alone) CutBatch(set, std::exchange(entries, {}));
-    }
-    if (!entries.empty()) CutBatch(set, std::move(entries));
+  for (auto& [number, set] : sets_) CutBatchesOf(set);
+}
+
+void Negotiator::CutBatchesOf(SetState& set) {
+  if (set.decided.empty()) return;
+  std::vector<Entry> entries;
+  for (Entry& entry : std::exchange(set.decided, {})) {
+    // A set comes or goes in a batch of its own (7).
+    const bool alone =
+        std::holds_alternative<AddSetEntry>(entry) || std::holds_alternative<RemoveSetEntry>(entry);
+    if (alone && !entries.empty()) CutBatch(set, std::exchange(entries, {}));
+    entries.push_back(std::move(entry));
+    if (alone) CutBatch(set, std::exchange(entries, {}));
   }
+  if (!entries.empty()) CutBatch(set, std::move(entries));
 }
 
 void Negotiator::CutBatch(SetState& set, std::vector<Entry> entries) {
@@ -59,6 +61,12 @@ void Negotiator::ReceiveStream(StreamMessage stream, TimePoint now) {
 
 void Negotiator::ApplyBatch(Batch batch) {
   SetState& set = *FindSet(batch.set);
+  for (const Entry& entry : batch.entries) {
+    // What was decided in a set that goes runs before it goes, also if both were decided in one round.
+    const auto* removed = std::get_if<RemoveSetEntry>(&entry);
+    SetState* const subject = removed == nullptr ? nullptr : FindSet(removed->set);
+    if (subject != nullptr) CutBatchesOf(*subject);
+  }
   for (const int child : set.children()) ++children_[static_cast<std::size_t>(child)].sent;
   DecidedBatch decided{batch.set, batch.number, {}};
   for (const Entry& entry : batch.entries) {
@@ -95,14 +103,6 @@ bool Negotiator::ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& dec
   return true;
 }
 
-bool Negotiator::ApplyAddSet(const AddSetEntry& entry, DecidedBatch& decided) {
-  SetState* world = FindSet(kWorldSet);
-  if (!MayChangeSets("addition", entry.set, entry.key, decided)) return false;
-  SetState set(entry.set, entry.members, node_, options_.rank);
-  if (!RankRanges::Span(0, world_size_ - 1).ContainsAll(entry.members) ||
-      sets_.contains(entry.set)) {
-    Protocol(node_.parent, "set " + std::to_string(entry.set) + " of ranks " +
-                               entry.members.ToString() + ", which cannot be added");
 // The world's entries alone change sets, other sets than the world.
 bool Negotiator::MayChangeSets(const std::string& what, SetNumber set, const Key& key,
                                const DecidedBatch& decided) {
@@ -112,6 +112,14 @@ bool Negotiator::MayChangeSets(const std::string& what, SetNumber set, const Key
   return false;
 }
 
+bool Negotiator::ApplyAddSet(const AddSetEntry& entry, DecidedBatch& decided) {
+  SetState* world = FindSet(kWorldSet);
+  if (!MayChangeSets("addition", entry.set, entry.key, decided)) return false;
+  SetState set(entry.set, entry.members, node_, options_.rank);
+  if (!RankRanges::Span(0, world_size_ - 1).ContainsAll(entry.members) ||
+      sets_.contains(entry.set)) {
+    Protocol(node_.parent, "set " + std::to_string(entry.set) + " of ranks " +
+                               entry.members.ToString() + ", which cannot be added");
     return false;
   }
   world->Erase(entry.key);
@@ -254,6 +262,7 @@ ReadyItem Negotiator::WriteReady(const Key& key) {
     item.key.set = key.set;
   }
   pending.variants.clear();  // the seat has them now
+  pending.told = true;
   return item;
 }
 
@@ -262,7 +271,6 @@ std::vector<Outgoing> Negotiator::TakeOutgoing() {
     CutBatches();
     if (!up_.empty() || evictions_unacknowledged_ >= kEvictionsPerAck) {
       ReportMessage report;
-  pending.told = true;
       report.ack = applied_;
       for (UpItem& item : std::exchange(up_, {})) {
         if (const auto* ready = std::get_if<ReadyUp>(&item)) {
