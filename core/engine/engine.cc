@@ -87,7 +87,7 @@ void Engine::WhilePaused(const std::function<void()>& call) {
 
 bool Engine::RunOnce(bool waited_for) {
   MutexLock lock(token_);
-  return Round(Now(), waited_for);
+  return GuardedRound(Now(), waited_for);
 }
 
 bool Engine::Round(TimePoint now, bool waited_for) {
@@ -159,7 +159,8 @@ bool Engine::SubmitNew(TimePoint now) {
     trace_.Submitted(*work);
     if (work->is_message()) {
       // Null if the queue was closed meanwhile, which has completed it.
-      if (WorkPtr message = queue_.Resolve(key)) executor_.StartP2p(std::move(message), now);
+      if (WorkPtr message = TakeInHand(key)) executor_.StartP2p(std::move(message), now);
+      in_hand_.clear();
     } else {
       requests.push_back(work->request);
     }
@@ -276,9 +277,26 @@ bool Engine::StartBatches(TimePoint now) {
     if (negotiator_.faulted() || queue_.closed()) return true;
     if (!any) now = Now();  // what has come during the round was called after its beginning
     any = true;
-    if (!StartBatch(std::move(batch), now)) return true;
+    const bool makes_sense = StartBatch(std::move(batch), now);
+    in_hand_.clear();
+    if (!makes_sense) return true;
   }
   return any;
+}
+
+// Takes the work of a key, of a join with the set's epoch, out of the queue.
+WorkPtr Engine::TakeInHand(const Key& key) {
+  HandlePtr& handle = in_hand_.emplace_back();
+  WorkPtr work = key == Key::Join(key.set) ? queue_.EndEpoch(key.set) : queue_.Resolve(key);
+  if (work != nullptr) handle = work->handle;
+  return work;
+}
+
+void Engine::FailInHand(const Status& why) {
+  for (const HandlePtr& handle : in_hand_) {
+    if (handle != nullptr) handle->Complete(why);
+  }
+  in_hand_.clear();
 }
 
 // False: the batch makes no sense, which is a fault.
@@ -286,29 +304,28 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
   RunBatch batch{decided.set, decided.number, {}};
   for (Decided& entry : decided.entries) {
     if (auto* join = std::get_if<DecidedJoin>(&entry)) {
-      const WorkPtr work = queue_.EndEpoch(join->set);
+      const WorkPtr work = TakeInHand(Key::Join(join->set));
       if (work == nullptr) continue;
       trace_.Agreed(*work, batch.number, now);
       work->handle->SetValue(join->last);
       work->handle->Complete(Status::Ok());
     } else if (auto* added = std::get_if<DecidedAddSet>(&entry)) {
-      WorkPtr work = queue_.Resolve(added->key);
+      WorkPtr work = TakeInHand(added->key);
       if (work != nullptr) trace_.Agreed(*work, batch.number, now);
       executor_.AddSet(added->set, added->members, std::move(work), now);
     } else if (auto* removed = std::get_if<DecidedRemoveSet>(&entry)) {
       static_cast<void>(queue_.EndEpoch(removed->set));
-      WorkPtr work = queue_.Resolve(removed->key);
+      WorkPtr work = TakeInHand(removed->key);
       if (work != nullptr) trace_.Agreed(*work, batch.number, now);
       executor_.RemoveSet(removed->set, std::move(work), now);
     } else if (auto* fail = std::get_if<DecidedFail>(&entry)) {
-      const bool of_join = fail->key == Key::Join(fail->key.set);
-      const WorkPtr work = of_join ? queue_.EndEpoch(fail->key.set) : queue_.Resolve(fail->key);
+      const WorkPtr work = TakeInHand(fail->key);
       if (work == nullptr) continue;
       trace_.Refused(*work, fail->why, batch.number, now);
       work->handle->Complete(fail->why);
     } else {
       auto& run = std::get<DecidedRun>(entry);
-      WorkPtr work = queue_.Resolve(run.key);
+      WorkPtr work = TakeInHand(run.key);
       if (!work && !run.silent.Contains(options_.rank)) {
         // A data thread's failure or an abort has closed the queue meanwhile, or the ranks
         // disagree.
@@ -319,11 +336,7 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
                                      ", which this rank has not submitted",
                                  TensorName(run.key));
         }
-        // What was resolved already is in nobody's hands but ours.
-        const Status why = closed ? fault() : negotiator_.cause().ToStatus();
-        for (const RunItem& item : batch.items) {
-          if (item.work) item.work->handle->Complete(why);
-        }
+        FailInHand(closed ? fault() : negotiator_.cause().ToStatus());
         return closed;
       }
       if (work) trace_.Agreed(*work, batch.number, now);

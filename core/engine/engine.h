@@ -99,7 +99,8 @@ class Engine {
   bool stuck() const { return stuck_.load(std::memory_order_acquire); }
 
   // ---- tests; they take the token ----
-  // One round: queue -> negotiator <-> transport -> executor. True if anything moved. `waited_for`:
+  // One round, as drivers make them: queue -> negotiator <-> transport -> executor. True if anything
+  // moved. `waited_for`:
   // as a thread does that waits; else as the background thread, which holds new work.
   bool RunOnce(bool waited_for = true) SIRTAKI_EXCLUDES(token_);
   TimePoint NextWake(TimePoint now) const SIRTAKI_EXCLUDES(token_);
@@ -159,6 +160,8 @@ class Engine {
   bool SendOutgoing() SIRTAKI_REQUIRES(token_);
   bool StartBatches(TimePoint now) SIRTAKI_REQUIRES(token_);
   bool StartBatch(DecidedBatch decided, TimePoint now) SIRTAKI_REQUIRES(token_);
+  WorkPtr TakeInHand(const Key& key) SIRTAKI_REQUIRES(token_);
+  void FailInHand(const Status& why) SIRTAKI_REQUIRES(token_);
   void StartItems(std::vector<RunItem> items, const RunBatch& of, TimePoint now)
       SIRTAKI_REQUIRES(token_);
   static void AddItems(DecidedRun run, const WorkPtr& work, RunBatch* batch);
@@ -206,6 +209,8 @@ class Engine {
   std::size_t sweep_timed_calls_at_ SIRTAKI_GUARDED_BY(token_) = 64;
   std::optional<Key> last_submitted_ SIRTAKI_GUARDED_BY(token_);
   TimePoint last_submission_ SIRTAKI_GUARDED_BY(token_){};
+  // Of work that has left the queue and that nobody else may have yet: an exception must not lose it.
+  std::vector<HandlePtr> in_hand_ SIRTAKI_GUARDED_BY(token_);
   Negotiator::LocalState local_ SIRTAKI_GUARDED_BY(token_);
   TimePoint looked_at_running_ SIRTAKI_GUARDED_BY(token_){};
   std::vector<RunningOperation> running_at_fault_ SIRTAKI_GUARDED_BY(token_);

@@ -142,13 +142,14 @@ Engine::Nap Engine::DriveWhileHot(const Done& done, const void* driver, TimePoin
   return nap;
 }
 
-// Memory may be short, or a callback may throw: then the group fails, and the token is not lost
-// with it.
+// Memory may be short, or a callback may throw: then the group fails, and neither the token nor what
+// the round had taken out of the queue is lost with it.
 bool Engine::GuardedRound(TimePoint now, bool waited_for) {
   try {
     return Round(now, waited_for);
   } catch (const std::exception& error) {
     PostFault(StatusCode::kBackend, std::string("the engine failed: ") + error.what(), {});
+    FailInHand(fault());
     return false;
   }
 }

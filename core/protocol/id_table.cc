@@ -15,7 +15,12 @@ Key TableKey(const Key& key) {
 
 void IdTable::Insert(AgreedId id, const Key& key, SignaturePtr signature) {
   Key table_key = TableKey(key);
-  live_by_key_[table_key].push_back(id);
+  OfKey& live = live_by_key_[table_key];
+  if (live.first.size() < kListed) {
+    live.first.push_back(id);
+  } else {
+    live.more.emplace(SignatureHash()(*signature), id);
+  }
   order_.push_back(id);
   rows_.emplace(
       id, Stored{{std::move(table_key), std::move(signature)}, true, std::prev(order_.end())});
@@ -25,11 +30,20 @@ AgreedId IdTable::Find(const Key& key, const Signature& signature) const {
   const auto found =
       key.form == Key::Form::kUnnamed ? live_by_key_.find(TableKey(key)) : live_by_key_.find(key);
   if (found == live_by_key_.end()) return kNoId;
-  for (const AgreedId id : found->second) {
-    const SignaturePtr& known = rows_.at(id).row.signature;
-    if (known.get() == &signature || *known == signature) return id;
+  const OfKey& live = found->second;
+  for (const AgreedId id : live.first) {
+    if (IsOf(id, signature)) return id;
   }
-  return kNoId;
+  if (live.more.empty()) return kNoId;
+  const auto [begin, end] = live.more.equal_range(SignatureHash()(signature));
+  const auto same =
+      std::find_if(begin, end, [&](const auto& entry) { return IsOf(entry.second, signature); });
+  return same == end ? kNoId : same->second;
+}
+
+bool IdTable::IsOf(AgreedId id, const Signature& signature) const {
+  const SignaturePtr& known = rows_.at(id).row.signature;
+  return known.get() == &signature || *known == signature;
 }
 
 const IdTable::Row* IdTable::Resolve(AgreedId id) const {
@@ -43,8 +57,13 @@ bool IdTable::Evict(AgreedId id) {
   found->second.live = false;
   order_.erase(found->second.position);
   const auto by_key = live_by_key_.find(found->second.row.key);
-  std::erase(by_key->second, id);
-  if (by_key->second.empty()) live_by_key_.erase(by_key);
+  OfKey& live = by_key->second;
+  if (std::erase(live.first, id) == 0) {
+    const auto [begin, end] = live.more.equal_range(SignatureHash()(*found->second.row.signature));
+    live.more.erase(
+        std::find_if(begin, end, [id](const auto& entry) { return entry.second == id; }));
+  }
+  if (live.first.empty() && live.more.empty()) live_by_key_.erase(by_key);
   return true;
 }
 

@@ -43,9 +43,18 @@ class IdTable {
     bool live = true;
     std::list<AgreedId>::iterator position;
   };
+  // The live ids of one key. A key rarely has several signatures: a short list saves hashing these.
+  // But the unnamed calls of a set share a key, and may have as many signatures as there are ids.
+  struct OfKey {
+    std::vector<AgreedId> first;                          // kListed at most
+    std::unordered_multimap<std::size_t, AgreedId> more;  // by the signature's hash
+  };
+  static constexpr std::size_t kListed = 8;
+
+  bool IsOf(AgreedId id, const Signature& signature) const;
+
   std::unordered_map<AgreedId, Stored> rows_;
-  // One key rarely has several signatures: a short list by key saves hashing signatures.
-  std::unordered_map<Key, std::vector<AgreedId>, KeyHash> live_by_key_;
+  std::unordered_map<Key, OfKey, KeyHash> live_by_key_;
   std::list<AgreedId> order_;  // least recently run first
 };
 

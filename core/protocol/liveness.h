@@ -1,9 +1,12 @@
 // Whom to ping, and who is lost (rule 19). Pure. Nothing is sent when nobody waits.
+//
+// A ping has gone unanswered for as long as this rank has looked for the answer. Time in which it
+// did not look counts for little: its process may have been stopped, or its engine paused.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <map>
-#include <optional>
-#include <vector>
 
 #include "core/base/types.h"
 
@@ -12,12 +15,15 @@ namespace sirtaki::core {
 class Liveness {
  public:
   Liveness(Duration ping_interval, Duration peer_timeout)
-      : ping_interval_(ping_interval), peer_timeout_(peer_timeout) {}
+      : ping_interval_(ping_interval),
+        peer_timeout_(peer_timeout),
+        most_of_a_look_(std::min<Duration>(std::chrono::seconds(1), peer_timeout / 4)) {}
 
   // Anything that arrives from a neighbour proves that it lives.
   void Heard(int neighbour, TimePoint now);
 
-  // This node waits for something that comes through `neighbour`, since `since`.
+  // This node waits for something that comes through `neighbour`, since `since`. Precondition: it has
+  // received since the last call with an earlier `now`.
   struct Verdict {
     bool ping = false;  // send one now (it is noted as sent)
     bool lost = false;  // it did not answer within the peer time-out
@@ -26,15 +32,18 @@ class Liveness {
   Verdict Waiting(int neighbour, TimePoint since, TimePoint now);
 
   // How long a ping has been unanswered, zero if none is; for texts.
-  Duration Unanswered(int neighbour, TimePoint now) const;
+  Duration Unanswered(int neighbour) const;
 
  private:
   struct Neighbour {
     TimePoint heard{};
-    std::optional<TimePoint> pinged;  // unanswered
+    bool pinged = false;    // since it was heard
+    TimePoint looked{};     // for the answer
+    Duration unanswered{};  // as the looks have counted it
   };
   Duration ping_interval_;
   Duration peer_timeout_;
+  Duration most_of_a_look_;
   std::map<int, Neighbour> neighbours_;
 };
 

@@ -175,6 +175,9 @@ void Negotiator::ReceiveReport(int child, ReportMessage report, TimePoint now) {
   // the departure in the report (3), and must fail for it all the same (16).
   for (const ReportItem& item : report.items) {
     if (const auto* left = std::get_if<LeftItem>(&item)) {
+      if (!node_.child_subtrees[static_cast<std::size_t>(child)].ContainsAll(left->ranks)) {
+        return Protocol(link.rank, "the departure of a rank that is not below it");
+      }
       left_.Add(left->ranks);
       left_why_.emplace_back(left->ranks, left->why);
     }
@@ -191,9 +194,6 @@ void Negotiator::ReceiveReport(int child, ReportMessage report, TimePoint now) {
       set->NoteJoined(child, joined->last);
       AdvanceAfterDeparture(*set);
     } else if (auto* left = std::get_if<LeftItem>(&item)) {
-      if (!node_.child_subtrees[static_cast<std::size_t>(child)].ContainsAll(left->ranks)) {
-        return Protocol(link.rank, "the departure of a rank that is not below it");
-      }
       NoteLeft(left->ranks, left->why);
       Due(now);
     } else if (auto* stalled = std::get_if<StalledItem>(&item)) {

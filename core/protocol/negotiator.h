@@ -221,11 +221,14 @@ class Negotiator {
 
   // ---- negotiator_stream.cc: the stream down, ids, what the engine takes ----
   void ReceiveStream(StreamMessage stream, TimePoint now);
-  void CutBatches();             // decided entries -> batches in the stream
+  void CutBatches();  // decided entries -> batches in the stream
+  void CutBatchesOf(SetState& set);
   void ApplyBatch(Batch batch);  // executes here and passes down
   bool ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& decided);
   bool ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& decided);
   bool MayBeDecided(SetState& set, const Key& key);  // false: a fault was raised
+  bool MayChangeSets(const std::string& what, SetNumber set, const Key& key,
+                     const DecidedBatch& decided);  // false: a fault was raised
   bool ApplyAddSet(const AddSetEntry& entry, DecidedBatch& decided);
   bool ApplyRemoveSet(const RemoveSetEntry& entry, DecidedBatch& decided);
   void ForgetSet(SetNumber number);

@@ -22,19 +22,21 @@ bool AllAbsent(const std::vector<bool>& absent) {
 // ---- the stream ----
 
 void Negotiator::CutBatches() {
-  for (auto& [number, set] : sets_) {
-    if (set.decided.empty()) continue;
-    std::vector<Entry> entries;
-    for (Entry& entry : std::exchange(set.decided, {})) {
-      // A set comes or goes in a batch of its own (7).
-      const bool alone = std::holds_alternative<AddSetEntry>(entry) ||
-                         std::holds_alternative<RemoveSetEntry>(entry);
-      if (alone && !entries.empty()) CutBatch(set, std::exchange(entries, {}));
-      entries.push_back(std::move(entry));
-      if (alone) CutBatch(set, std::exchange(entries, {}));
-    }
-    if (!entries.empty()) CutBatch(set, std::move(entries));
+  for (auto& [number, set] : sets_) CutBatchesOf(set);
+}
+
+void Negotiator::CutBatchesOf(SetState& set) {
+  if (set.decided.empty()) return;
+  std::vector<Entry> entries;
+  for (Entry& entry : std::exchange(set.decided, {})) {
+    // A set comes or goes in a batch of its own (7).
+    const bool alone =
+        std::holds_alternative<AddSetEntry>(entry) || std::holds_alternative<RemoveSetEntry>(entry);
+    if (alone && !entries.empty()) CutBatch(set, std::exchange(entries, {}));
+    entries.push_back(std::move(entry));
+    if (alone) CutBatch(set, std::exchange(entries, {}));
   }
+  if (!entries.empty()) CutBatch(set, std::move(entries));
 }
 
 void Negotiator::CutBatch(SetState& set, std::vector<Entry> entries) {
@@ -59,6 +61,12 @@ void Negotiator::ReceiveStream(StreamMessage stream, TimePoint now) {
 
 void Negotiator::ApplyBatch(Batch batch) {
   SetState& set = *FindSet(batch.set);
+  for (const Entry& entry : batch.entries) {
+    // What was decided in a set that goes runs before it goes, also if both were decided in one round.
+    const auto* removed = std::get_if<RemoveSetEntry>(&entry);
+    SetState* const subject = removed == nullptr ? nullptr : FindSet(removed->set);
+    if (subject != nullptr) CutBatchesOf(*subject);
+  }
   for (const int child : set.children()) ++children_[static_cast<std::size_t>(child)].sent;
   DecidedBatch decided{batch.set, batch.number, {}};
   for (const Entry& entry : batch.entries) {
@@ -95,9 +103,18 @@ bool Negotiator::ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& dec
   return true;
 }
 
+// The world's entries alone change sets, other sets than the world.
+bool Negotiator::MayChangeSets(const std::string& what, SetNumber set, const Key& key,
+                               const DecidedBatch& decided) {
+  if (decided.set == kWorldSet && set != kWorldSet) return MayBeDecided(*FindSet(kWorldSet), key);
+  Protocol(node_.parent, "the " + what + " of set " + std::to_string(set) + " in a batch of set " +
+                             std::to_string(decided.set));
+  return false;
+}
+
 bool Negotiator::ApplyAddSet(const AddSetEntry& entry, DecidedBatch& decided) {
   SetState* world = FindSet(kWorldSet);
-  if (decided.set != kWorldSet || !MayBeDecided(*world, entry.key)) return false;
+  if (!MayChangeSets("addition", entry.set, entry.key, decided)) return false;
   SetState set(entry.set, entry.members, node_, options_.rank);
   if (!RankRanges::Span(0, world_size_ - 1).ContainsAll(entry.members) ||
       sets_.contains(entry.set)) {
@@ -118,9 +135,7 @@ bool Negotiator::ApplyAddSet(const AddSetEntry& entry, DecidedBatch& decided) {
 
 bool Negotiator::ApplyRemoveSet(const RemoveSetEntry& entry, DecidedBatch& decided) {
   SetState* world = FindSet(kWorldSet);
-  if (decided.set != kWorldSet || entry.set == kWorldSet || !MayBeDecided(*world, entry.key)) {
-    return false;
-  }
+  if (!MayChangeSets("removal", entry.set, entry.key, decided)) return false;
   world->Erase(entry.key);
   set_numbers_.erase(entry.set);
   if (SetState* set = FindSet(entry.set)) {
@@ -185,10 +200,10 @@ bool Negotiator::ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& deci
 
 bool Negotiator::MayBeDecided(SetState& set, const Key& key) {
   const PendingKey* pending = set.Find(key);
-  if (key.set == set.number() &&
-      (pending == nullptr || pending->forwarded || pending->reports == 0)) {
-    return true;
-  }
+  // What still waits in `up_` the parent cannot know of.
+  const bool known = pending == nullptr || pending->reports == 0 ||
+                     (pending->forwarded && (set.seat() || pending->told));
+  if (key.set == set.number() && known) return true;
   Protocol(node_.parent, "a decision of " + key.ToString() + ", which is not reported from here");
   return false;
 }
@@ -247,6 +262,7 @@ ReadyItem Negotiator::WriteReady(const Key& key) {
     item.key.set = key.set;
   }
   pending.variants.clear();  // the seat has them now
+  pending.told = true;
   return item;
 }
 

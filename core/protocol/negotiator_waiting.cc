@@ -402,7 +402,7 @@ void Negotiator::WaitOn(SetState& set, TimePoint since, TimePoint now, int excep
     if (verdict.lost) {
       RaiseFault(StatusCode::kPeerLost,
                  "rank " + std::to_string(neighbour) + " is lost: it has not answered a ping for " +
-                     DurationText(liveness_.Unanswered(neighbour, now)) + " (peer_timeout is " +
+                     DurationText(liveness_.Unanswered(neighbour)) + " (peer_timeout is " +
                      DurationText(options_.peer_timeout) + ")",
                  "");
       return;

@@ -31,7 +31,8 @@ struct PendingKey {
   std::uint32_t more_variants = 0;
   std::vector<bool> absent;
   RankRanges silent;
-  bool forwarded = false;       // told to the parent; its decision is awaited
+  bool forwarded = false;       // to the parent, whose decision is awaited; at the seat: decided
+  bool told = false;            // and the parent's message has been written
   bool stall_reported = false;  // the seat was told that this waits too long
   // The seat's question to those who miss the key (18).
   struct Inquiry {

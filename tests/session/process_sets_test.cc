@@ -126,6 +126,44 @@ TEST_P(ProcessSetsTest, ARankOutsideIsToldAtOnceAndSoIsWhoeverUsesASetThatIsGone
   });
 }
 
+// Rank 0 asks for the second change while the first waits for the others, and is refused.
+TEST_P(ProcessSetsTest, ChangesOfTwoThreadsMatchThoughOneIsRefused) {
+  std::latch second_begins(1);
+  OnAllRanks([&](Session& session, int rank) {
+    const core::TimePoint soon = core::Clock::now() + seconds(20);
+    const auto refused = [&] {
+      const Status status = session.RemoveSet(999, soon);
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.ToString();
+    };
+    const auto add = [&](const RankRanges& members) {
+      SetNumber set = 0;
+      const Status status = session.AddSet(members, soon, &set);
+      EXPECT_TRUE(status.ok()) << status.ToString();
+      return set;
+    };
+    if (rank == 0) {
+      std::thread first(refused);
+      while (session.Describe("", seconds(1)).pending.empty() && core::Clock::now() < soon) {
+        std::this_thread::yield();
+      }
+      std::thread second([&] {
+        second_begins.count_down();
+        add({0});
+      });
+      first.join();
+      second.join();
+    } else {
+      second_begins.wait();
+      refused();
+      add({0});
+    }
+    const SetNumber both = add({0, 1});
+    if (rank < 2) {
+      EXPECT_EQ(Sum(session, both, "both"), 2);
+    }
+  });
+}
+
 TEST_P(ProcessSetsTest, JoinReturnsTheLastRankAndEndsTheEpoch) {
   std::atomic<int> refused{0};
   OnAllRanks([&](Session& session, int rank) {

@@ -77,7 +77,7 @@ class SIRTAKI_API GradientReducer {
                   const Session& session);
   GradientReducer(GradientReducer&&) noexcept;
   GradientReducer& operator=(GradientReducer&&) noexcept;
-  ~GradientReducer();  // takes the hooks away
+  ~GradientReducer();  // the hooks stay, and do nothing
 
   using LossClosure = torch::optim::Optimizer::LossClosure;
   using BaseStep = std::function<at::Tensor(LossClosure closure)>;

@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <exception>
 #include <utility>
 #include <vector>
@@ -25,17 +24,25 @@ namespace sirtaki::detail {
 
 using torch::autograd::variable_list;
 
-// Hooks outlive the optimizer if somebody else keeps the graph alive; they then do nothing.
+// Hooks stay in the graph of whoever keeps it alive, longer than the optimizer or the attachment, and
+// then do nothing. They are never taken out: autograd may be running this very hook on another
+// thread, or on this one if it held the last reference to the gradient.
 template <class Base>
 struct GradientHook : Base {
-  explicit GradientHook(std::weak_ptr<ParameterGradient> to) : gradient(std::move(to)) {}
+  GradientHook(std::weak_ptr<ParameterGradient> to, std::uint64_t number)
+      : gradient(std::move(to)), attachment(number) {}
   void BeforeAccumulate() const {
-    if (const auto alive = gradient.lock()) alive->OnAccumulate();
+    if (const auto active = Active()) active->OnAccumulate();
   }
   void AfterAccumulate(const at::Tensor& incoming) const {
-    if (const auto alive = gradient.lock()) alive->OnGradient(incoming);
+    if (const auto active = Active()) active->OnGradient(incoming);
+  }
+  std::shared_ptr<ParameterGradient> Active() const {
+    auto alive = gradient.lock();
+    return alive && alive->attachments_ == attachment ? alive : nullptr;
   }
   const std::weak_ptr<ParameterGradient> gradient;
+  const std::uint64_t attachment;
 };
 
 namespace {
@@ -55,13 +62,6 @@ struct AfterHook : GradientHook<torch::autograd::FunctionPostHook> {
     return outputs;
   }
 };
-
-template <class Hooks>
-void Erase(Hooks& hooks, const void* hook) {
-  hooks.erase(std::remove_if(hooks.begin(), hooks.end(),
-                             [hook](const auto& held) { return held.get() == hook; }),
-              hooks.end());
-}
 
 constexpr const char* kCaptured =
     "it was made while its stream was captured in a CUDA graph; collectives cannot be replayed, so "
@@ -88,10 +88,7 @@ bool SharesMemory(const at::Tensor& found, const at::Tensor& incoming) {
 ParameterGradient::ParameterGradient(Description description, SessionSet set)
     : what_(std::move(description)), set_(std::move(set)), gate_(what_.rule->passes) {}
 
-ParameterGradient::~ParameterGradient() {
-  Detach();
-  Clear();
-}
+ParameterGradient::~ParameterGradient() { Clear(); }
 
 void ParameterGradient::Attach() {
   if (!what_.parameter.requires_grad()) return;
@@ -99,22 +96,12 @@ void ParameterGradient::Attach() {
   if (what_.rule->of_steps()) return;
   auto accumulator = torch::autograd::impl::grad_accumulator(what_.parameter);
   if (accumulator == accumulator_) return;
-  Detach();
-  if (!accumulator) return;
-  auto before = std::make_unique<BeforeHook>(weak_from_this());
-  auto after = std::make_unique<AfterHook>(weak_from_this());
-  pre_hook_ = before.get();
-  post_hook_ = after.get();
-  accumulator->add_pre_hook(std::move(before));
-  accumulator->add_post_hook(std::move(after));
+  const std::uint64_t attachment = ++attachments_;
+  if (accumulator) {
+    accumulator->add_pre_hook(std::make_unique<BeforeHook>(weak_from_this(), attachment));
+    accumulator->add_post_hook(std::make_unique<AfterHook>(weak_from_this(), attachment));
+  }
   accumulator_ = std::move(accumulator);
-}
-
-void ParameterGradient::Detach() {
-  if (!accumulator_) return;
-  Erase(accumulator_->pre_hooks(), pre_hook_);
-  Erase(accumulator_->post_hooks(), post_hook_);
-  accumulator_.reset();
 }
 
 core::Status ParameterGradient::Refused(const std::string& text) const {
@@ -207,12 +194,13 @@ void ParameterGradient::PutInto(std::shared_ptr<Bucket> bucket, std::size_t part
   part_ = part;
 }
 
-void ParameterGradient::TakeOut() { bucket_.reset(); }
+void ParameterGradient::TakeOut() { bucket_ = std::shared_ptr<Bucket>(); }
 
 std::vector<std::shared_ptr<ParameterGradient>> ParameterGradient::BucketMates() const {
   std::vector<std::shared_ptr<ParameterGradient>> mates;
-  if (!bucket_) return mates;
-  for (const auto& gradient : bucket_->gradients) {
+  const std::shared_ptr<Bucket> bucket = bucket_;
+  if (!bucket) return mates;
+  for (const auto& gradient : bucket->gradients) {
     if (auto alive = gradient.lock()) mates.push_back(std::move(alive));
   }
   return mates;
@@ -239,8 +227,8 @@ bool ParameterGradient::MovesSparse() const {
 
 void ParameterGradient::Start(bool will_wait) {
   at::NoGradGuard no_grad;
-  if (bucket_ && !bucket_->outdated()) {
-    StartInBucket(will_wait);
+  if (std::shared_ptr<Bucket> bucket = bucket_; bucket && !bucket->outdated()) {
+    StartInBucket(std::move(bucket), will_wait);
   } else if (MovesSparse()) {
     StartSparse(will_wait);
   } else {
@@ -296,9 +284,8 @@ void ParameterGradient::StartDense(bool will_wait) {
 
 // What does not fit makes the request of the whole bucket invalid, so that all ranks take the
 // bucket apart.
-void ParameterGradient::StartInBucket(bool will_wait) {
+void ParameterGradient::StartInBucket(std::shared_ptr<Bucket> bucket, bool will_wait) {
   using Arrival = fusion::BucketAssembly::Arrival;
-  const std::shared_ptr<Bucket> bucket = bucket_;
   const core::WorkPtr work = DescribeDense();
   std::string& invalid = work->request.invalid;
   if (invalid.empty() && *signature_ != bucket->assembly.SignatureOf(part_)) {

@@ -44,7 +44,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
     std::shared_ptr<std::atomic<std::int64_t>> ready_count;
   };
   ParameterGradient(Description description, SessionSet set);
-  ~ParameterGradient();  // takes the hooks away
+  ~ParameterGradient();  // its hooks stay, and do nothing
   ParameterGradient(const ParameterGradient&) = delete;
   ParameterGradient& operator=(const ParameterGradient&) = delete;
 
@@ -79,7 +79,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   void Share() { shared_ = true; }
   bool shared() const { return shared_; }
   // Since its bucket was taken apart, for one.
-  bool in_bucket() const { return bucket_ != nullptr; }
+  bool in_bucket() const { return bucket_.load() != nullptr; }
   // Those that are in a bucket with it.
   std::vector<std::shared_ptr<ParameterGradient>> BucketMates() const;
 
@@ -107,7 +107,6 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // The number of a bucket tells a user nothing: the status says what its gradients are called.
   core::Status WithNames(core::Status status) const;
   [[noreturn]] void ThrowWrittenAgain() const;
-  void Detach();
   // Why there is no memory, for the peers to learn it as well; empty if there is.
   std::string TryGiveMemory(core::Work& work);
   void GiveMemory(core::Work& work);
@@ -121,7 +120,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   bool MovesSparse() const;
   void Start(bool will_wait);
   void StartDense(bool will_wait);
-  void StartInBucket(bool will_wait);
+  void StartInBucket(std::shared_ptr<Bucket> bucket, bool will_wait);
   void StartSparse(bool will_wait);
   void StartAnew();
   core::WorkPtr DescribeDense();
@@ -143,16 +142,17 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   const SessionSet set_;
   fusion::GradientGate gate_;
   std::shared_ptr<torch::autograd::Node> accumulator_;  // null while frozen
-  const void* pre_hook_ = nullptr;
-  const void* post_hook_ = nullptr;
+  // How many nodes have had the hooks: those of the last one are at work.
+  std::atomic<std::uint64_t> attachments_{0};
   bool takes_part_ = false;
   std::function<void()> on_submitted_;
   core::SignaturePtr signature_;
   // Of the last gradient that was reduced: sparse dimensions, 0 of a dense one. The same on all
   // ranks: those that have none reduce nothing in this form.
   std::int64_t sparse_dims_ = 0;
-  std::shared_ptr<Bucket> bucket_;  // null: it goes by itself
-  std::size_t part_ = 0;            // of the bucket
+  // Null: it goes by itself. Atomic, for the optimizer may end while the hooks run.
+  std::atomic<std::shared_ptr<Bucket>> bucket_;
+  std::size_t part_ = 0;  // of the bucket
   bool shared_ = false;
   std::shared_ptr<session::Gpu> gpu_;  // that it was last on
   std::atomic<bool> fresh_{false};     // the last backward has made it, not added to one

@@ -168,7 +168,7 @@ core::Status ParameterGradient::Finish(GpuWaits& waits) {
   } reset{this};
   at::NoGradGuard no_grad;
   // Its bucket was dissolved before it was complete: who had made it is gone.
-  if (in_ && in_ != bucket_ && !handle()) StartAnew();
+  if (in_ && in_ != bucket_.load() && !handle()) StartAnew();
   core::Status status = Await();
   if (const core::HandlePtr handle = this->handle(); handle && !handle->done()) {
     reset.self = nullptr;  // in a forked child

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -300,6 +301,61 @@ TEST(EngineTest, WhatIsResolvedCompletesWhenTheQueueClosesMeanwhile) {
   for (const WorkPtr& work : {first, wrong, last}) EXPECT_TRUE(work->handle->done());
   EXPECT_EQ(first->handle->status().message(), "broken");
   EXPECT_TRUE(world[0].executor.started.empty());
+}
+
+// As after SIGSTOP and SIGCONT, or where MPI was paused: the answer has come, and lies unread.
+TEST(EngineTest, TimeInWhichThisRankDidNotRunIsNotALostPeer) {
+  for (const bool paused : {false, true}) {
+    World world(2);
+    const WorkPtr work = world.Submit(0, "w");
+    world.Settle();
+    world.now += seconds(2);
+    world[0].engine->RunOnce();  // pings
+    if (paused && !world[0].engine->Pause()) FAIL() << "something runs";
+    world.now += std::chrono::minutes(20);
+    if (paused) world[0].engine->Resume();
+    world[0].engine->RunOnce();  // MPI finds nothing at its first look
+    EXPECT_TRUE(world[0].engine->fault().ok()) << world[0].engine->fault().ToString();
+    world[1].engine->RunOnce();
+    world.Submit(1, "w");
+    world.Settle();
+    ASSERT_TRUE(work->handle->done());
+    EXPECT_TRUE(work->handle->status().ok()) << work->handle->status().ToString();
+  }
+}
+
+// The fault of an exception completes what the exception has left in nobody's hands.
+TEST(EngineTest, AnExceptionBetweenTakingAndStartingLosesNoHandle) {
+  for (const std::string thrower : {"on_start", "on_limits"}) {
+    World world(2);
+    const auto fail = [&](const std::string& place) {
+      if (place == thrower) throw std::runtime_error(place + " failed");
+    };
+    world[0].on_start = [&] { fail("on_start"); };
+    world[0].on_limits = [&] { fail("on_limits"); };
+    std::vector<WorkPtr> works;
+    for (const int rank : {1, 0}) {
+      works.push_back(world.Submit(rank, "before"));
+      auto change = std::make_shared<Work>();
+      change->request.key = Key::Named(kWorldSet, "change");
+      change->request.signature =
+          std::make_shared<const Signature>(Signature{.kind = OpKind::kSetLimits, .shape = {7}});
+      ASSERT_TRUE(world[rank].engine->Submit(change, /*will_wait=*/false).ok());
+      works.push_back(change);
+      works.push_back(world.Submit(rank, "after"));
+    }
+    world.Settle();
+    for (const WorkPtr& work : works) {
+      const std::string what = thrower + ": " + work->request.key.ToString();
+      ASSERT_TRUE(work->handle->done()) << what;
+      // What has started before the exception may have ended well.
+      if (work->handle->status().ok()) continue;
+      EXPECT_EQ(work->handle->status().code(), StatusCode::kBackend) << what;
+      EXPECT_EQ(work->handle->status().message(), "the engine failed: " + thrower + " failed");
+    }
+    EXPECT_EQ(world[0].engine->fault().code(), StatusCode::kBackend);
+    EXPECT_EQ(world[1].engine->fault().code(), StatusCode::kBackend);
+  }
 }
 
 TEST(EngineTest, HeldWorkTimesOutToo) {

@@ -114,6 +114,7 @@ struct Rank {
   std::vector<Status> faults_heard;
   trace::ObserverPtr observer;
   std::function<void()> on_start;
+  std::function<void()> on_limits;
 };
 
 class World {
@@ -144,6 +145,10 @@ class World {
       options.observer = r.observer;
       options.on_start = [&r](const RunBatch&) {
         if (r.on_start) r.on_start();
+      };
+      options.on_limits = [&r, delay = options.fusion_delay](const std::vector<std::int64_t>&) {
+        if (r.on_limits) r.on_limits();
+        return delay;
       };
       options.on_fault = [&r](const Status& cause) { r.faults_heard.push_back(cause); };
       r.engine = std::make_unique<Engine>(std::move(options), *r.transport, *r.negotiator, r.queue,

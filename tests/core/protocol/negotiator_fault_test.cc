@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "core/protocol/negotiator.h"
@@ -35,6 +37,72 @@ TEST(NegotiatorFaultTest, OfTwoFaultsEveryRankEndsWithTheEarliest) {
     EXPECT_EQ(node(rank).cause().text, "early") << "rank " << rank;
     EXPECT_TRUE(node(rank).TakeOutgoing().empty()) << "rank " << rank << " goes on telling";
   }
+}
+
+// A node under test, and messages that no correct neighbour sends. Rank 1 of the chain 0 - 1 - 2.
+class NegotiatorHostileTest : public ::testing::Test {
+ protected:
+  NegotiatorHostileTest() : node_(Options(), Tree::Build({0, 1, 2}, 1)) {}
+
+  static NegotiatorOptions Options() {
+    NegotiatorOptions options;
+    options.rank = 1;
+    options.sets[kWorldSet] = RankRanges::Span(0, 2);
+    options.sets[5] = RankRanges::Span(0, 1);
+    return options;
+  }
+  static Key W() { return Key::Named(kWorldSet, "w"); }
+  static ReadyItem ReadyW() {
+    ReadyItem ready;
+    ready.key = W();
+    ready.variants.push_back({std::make_shared<Signature>(), {}, RankRanges::Single(2)});
+    return ready;
+  }
+  void Stream(SetNumber set, Entry entry) {
+    StreamMessage stream;
+    stream.batches.push_back({set, 1, {std::move(entry)}});
+    node_.Receive(0, std::move(stream), {});
+  }
+  void Report(std::vector<ReportItem> items) {
+    node_.Receive(2, ReportMessage{0, std::move(items)}, {});
+  }
+  std::string Cause() const { return node_.faulted() ? node_.cause().text : "no fault"; }
+
+  Negotiator node_;
+};
+
+TEST_F(NegotiatorHostileTest, ADecisionOfAKeyThatThisNodeHasNotReportedYet) {
+  std::vector<Request> requests(1);
+  requests[0].key = W();
+  requests[0].signature = std::make_shared<Signature>();
+  node_.Submit(std::move(requests), {});
+  Report({ReadyW()});  // complete, and to be told in the next message
+  Stream(kWorldSet, FailEntry{W(), StatusCode::kMismatch, "no"});
+  static_cast<void>(node_.TakeOutgoing());
+  EXPECT_EQ(Cause(), "rank 0 sent a decision of \"w\", which is not reported from here");
+}
+
+TEST_F(NegotiatorHostileTest, ASetThatComesOrGoesByAnEntryOfAnotherSetThanTheWorld) {
+  Stream(5, AddSetEntry{Key::Named(5, "c"), 6, RankRanges::Single(1)});
+  EXPECT_EQ(Cause(), "rank 0 sent the addition of set 6 in a batch of set 5");
+}
+
+TEST_F(NegotiatorHostileTest, ASetThatGoesByAnEntryOfItsOwn) {
+  Stream(5, RemoveSetEntry{Key::Named(5, "c"), 5});
+  EXPECT_EQ(Cause(), "rank 0 sent the removal of set 5 in a batch of set 5");
+}
+
+TEST_F(NegotiatorHostileTest, TheRemovalOfTheWorld) {
+  Stream(kWorldSet, RemoveSetEntry{Key::Named(kWorldSet, "c"), kWorldSet});
+  EXPECT_EQ(Cause(), "rank 0 sent the removal of set 0 in a batch of set 0");
+}
+
+// Nothing of the report is judged by it, not even what stands before it.
+TEST_F(NegotiatorHostileTest, TheDepartureOfARankThatIsElsewhere) {
+  ReadyItem unknown;
+  unknown.id = 7;
+  Report({unknown, LeftItem{RankRanges::Single(0), "bye"}});
+  EXPECT_EQ(Cause(), "rank 2 sent the departure of a rank that is not below it");
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ using core::StatusCode;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 
 core::SignaturePtr AddOf(const RankRanges& members) {
   auto change = std::make_shared<core::Signature>();
@@ -122,6 +123,25 @@ TEST_F(NegotiatorSetsTest, WhatWaitsInASetThatGoesIsFailed) {
   EXPECT_THAT(told(3), ElementsAre("add 1: 1-3", "remove 1"));
   ExpectNoFault();
   for (int rank = 0; rank < 4; ++rank) EXPECT_TRUE(sim_.node(rank).Quiescent());
+}
+
+// Whichever node is the seat of the set, and though the root hears of both in one round.
+TEST_F(NegotiatorSetsTest, WhatAllMembersHaveSubmittedRunsBeforeTheirSetGoes) {
+  AllSubmit("add", AddOf({0, 1}));
+  AllSubmit("add too", AddOf({2, 3}));
+  for (const int rank : {3, 2, 0, 1}) {  // rank 1 completes everything by one report
+    told(rank).clear();
+    Submit(rank, Key::Named(rank < 2 ? 1 : 2, "w"), AllReduceOf({2}));
+    Submit(rank, Key::Named(0, "c1"), RemoveOf(1));
+    Submit(rank, Key::Named(0, "c2"), RemoveOf(2));
+    sim_.Settle();
+  }
+  for (const int rank : {0, 1, 2, 3}) {
+    const std::string runs = "run \"w\" of process set " + std::to_string(rank < 2 ? 1 : 2);
+    EXPECT_THAT(told(rank), UnorderedElementsAre(runs, "remove 1", "remove 2")) << rank;
+    EXPECT_TRUE(sim_.node(rank).Quiescent()) << rank;
+  }
+  ExpectNoFault();
 }
 
 TEST_F(NegotiatorSetsTest, ChangesThatMakeNoSenseAreRefusedOnAllRanks) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -282,6 +283,44 @@ TEST(HookTest, AResultThatDoesNotFitIsNamed) {
     Slope(weight, 1).backward();
     EXPECT_THAT(ErrorOf(ErrorCode::aborted, [&] { optimizer.step(); }),
                 AllOf(HasSubstr("\"w\""), HasSubstr("it gave float16 [2] for float32 [2]")));
+  });
+}
+
+// Counts that it was called.
+struct CountingHook : torch::autograd::FunctionPostHook {
+  explicit CountingHook(std::atomic<int>& calls) : calls_(calls) {}
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& outputs,
+      const torch::autograd::variable_list& /*inputs*/) override {
+    ++calls_;
+    return outputs;
+  }
+  std::atomic<int>& calls_;
+};
+
+// By another thread, so that the hook that runs has the last reference to what it belongs to.
+TEST(HookTest, RunsToItsEndThoughItsOptimizerIsDestroyedMeanwhile) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto weight = OptionZeros(2);
+    std::atomic<int> calls{0};
+    std::optional<DistributedOptimizer<SGD>> optimizer;
+    const auto hook = [&optimizer](const GradientBucket& bucket) {
+      std::thread([&optimizer] { optimizer.reset(); }).join();
+      return [buffer = bucket.buffer] { return buffer; };
+    };
+    optimizer.emplace(Wrap({{"w", weight}}, Options().hook(hook), session));
+    const auto node = torch::autograd::impl::grad_accumulator(weight);
+    node->add_post_hook(std::make_unique<CountingHook>(calls));
+    Slope(weight, rank + 1).backward();
+    EXPECT_FALSE(optimizer.has_value());
+    EXPECT_EQ(calls, 1) << "autograd has lost its place among the hooks";
+    EXPECT_EQ(First(weight.grad()), static_cast<float>(rank + 1));
+    auto next = Wrap({{"w", weight}}, {}, session);
+    next.zero_grad();
+    Slope(weight, rank + 1).backward();
+    next.step();
+    EXPECT_EQ(First(weight), -1.5f);
+    EXPECT_EQ(calls, 2);
   });
 }
 
@@ -574,8 +613,9 @@ TEST(SeveralTest, OfTheSameParametersMayBeDestroyedInAnyOrder) {
       left.step();
       EXPECT_EQ(First(weight), -1.5f);
       (first_goes ? second : first).reset();
-      const auto node = torch::autograd::impl::grad_accumulator(weight);
-      EXPECT_TRUE(node->post_hooks().empty());
+      weight.mutable_grad().reset();
+      Slope(weight, rank + 1).backward();
+      EXPECT_EQ(First(weight.grad()), static_cast<float>(rank + 1));
     });
   }
 }
