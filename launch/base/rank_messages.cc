@@ -52,6 +52,9 @@ struct Writer {
   void operator()(const StopMessage& /*stop*/) const {}
   void operator()(const WrittenMessage& written) const { out->Varint(written.bytes); }
   void operator()(const InitMessage& init) const { out->Byte(init.through ? 1 : 0); }
+  void operator()(const FaultMessage& fault) const {
+    out->Text(std::string_view(fault.text).substr(0, kMaxText));
+  }
 };
 
 int ReadInt(ByteReader* reader, const char* field, int max) {
@@ -59,7 +62,7 @@ int ReadInt(ByteReader* reader, const char* field, int max) {
 }
 
 RankMessage Read(ByteReader* reader) {
-  switch (reader->ByteUpTo("kind of message", 6)) {
+  switch (reader->ByteUpTo("kind of message", 7)) {
     case 0: {
       HelloMessage hello;
       hello.key = reader->Text("key", kMaxText);
@@ -99,6 +102,8 @@ RankMessage Read(ByteReader* reader) {
       return WrittenMessage{reader->Varint("bytes", kMaxUnwritten)};
     case 6:
       return InitMessage{reader->ByteUpTo("through", 1) == 1};
+    case 7:
+      return FaultMessage{reader->Text("fault", kMaxText)};
     default:
       return StopMessage{};
   }

@@ -8,6 +8,7 @@
 //            | 4                                       stop
 //            | 5 count                                 bytes of its output that were written
 //            | 6 through                               it goes into MPI_Init, or has come out
+//            | 7 text                                  its group has failed; empty: that is over
 #pragma once
 
 #include <cstdint>
@@ -71,8 +72,13 @@ struct InitMessage {
   bool operator==(const InitMessage&) const = default;
 };
 
+struct FaultMessage {
+  std::string text;  // of the group's fault; empty: the program has begun again
+  bool operator==(const FaultMessage&) const = default;
+};
+
 using RankMessage = std::variant<HelloMessage, OutputMessage, EndMessage, GoMessage, StopMessage,
-                                 WrittenMessage, InitMessage>;
+                                 WrittenMessage, InitMessage, FaultMessage>;
 
 inline constexpr std::size_t kMaxOutputBytes = std::size_t{16} * 1024;  // of one message
 // A rank sends no more output than this before it hears that it was written. It is less than the

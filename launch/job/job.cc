@@ -57,6 +57,8 @@ constexpr auto kAskedOnce = std::chrono::seconds(1);
 constexpr auto kLastWords = std::chrono::seconds(2);
 // Of the launcher's end, where it matters which hosts are gone: until a silent one is noticed.
 constexpr auto kSilence = std::chrono::seconds(14);
+// Of what the launcher prints about the end of a run.
+constexpr std::size_t kMostHeld = std::size_t{64} * 1024;
 
 class Job {
  public:
@@ -66,9 +68,10 @@ class Job {
   Status Start(const LaunchOptions& options, bool again, core::Duration start_timeout) {
     RaiseFileLimit();
     may_restart_ = options.max_restarts > 0;
+    verbose_ = options.verbose;
     Status status = output_.Open(options, plan_.placement.ranks, again, env_);
     if (status.ok()) status = SignalPipe::Open(SignalPipe::User::kTaken);
-    Command command{plan_.command, plan_.environment, {}, false};
+    Command command{plan_.command, plan_.environment, {}, true};
     // Ctrl-C is for us, and what a launcher does to its group is not for whoever started us. But
     // only the terminal's own group may read from it.
     command.own_group = isatty(STDIN_FILENO) == 0;
@@ -92,9 +95,15 @@ class Job {
       // What became of the ranks follows from that.
       failure_ = JudgeKilledLauncher(plan_.command.front(), *launcher_end_);
     }
+    bool explained = failure_.has_value();
     if (!failure_) {
       failure_ = JudgeLauncher(ranks_, begun_, plan_.command.front(), *launcher_end_);
     }
+    if (failure_ && failure_->follows && IsCause(FirstFault(), *failure_)) {
+      failure_->fault = FirstFault();
+    }
+    if (failure_ && failure_->follows && failure_->fault.empty()) explained = false;
+    if (failure_ && !explained) std::fputs(held_.c_str(), stderr);
     if (!failure_) {
       if (launcher_end_->value != 0) NoteLauncherCode();
       return {output_.failed() ? 1 : 0, false, {}};
@@ -140,10 +149,14 @@ class Job {
   }
 
   void Step() {
+    const auto waits = [this](Stream stream) { return output_.HasWaiting(stream); };
     std::vector<pollfd> fds = {{SignalPipe::fd(), POLLIN, 0},
                                {listener_.get(), POLLIN, 0},
                                {output_.Wants(Stream::kOutput) ? STDOUT_FILENO : -1, POLLOUT, 0},
-                               {output_.Wants(Stream::kError) ? STDERR_FILENO : -1, POLLOUT, 0}};
+                               {output_.Wants(Stream::kError) ? STDERR_FILENO : -1, POLLOUT, 0},
+                               // A slow reader holds the launcher up too.
+                               {waits(Stream::kOutput) ? -1 : launcher_.output().get(), POLLIN, 0},
+                               {waits(Stream::kError) ? -1 : launcher_.error().get(), POLLIN, 0}};
     const std::size_t first = fds.size();
     for (const auto& connection : connections_) {
       const int events = connection->outbox.empty() ? POLLIN : POLLIN | POLLOUT;
@@ -153,6 +166,8 @@ class Job {
     if (fds[0].revents != 0) TakeSignals();
     if (fds[2].revents != 0) output_.Write(Stream::kOutput);
     if (fds[3].revents != 0) output_.Write(Stream::kError);
+    if (fds[4].revents != 0) TakeOutputOfLauncher(Stream::kOutput);
+    if (fds[5].revents != 0) TakeOutputOfLauncher(Stream::kError);
     for (std::size_t i = first; i < fds.size(); ++i) {
       Connection& connection = *connections_[i - first];
       if ((fds[i].revents & POLLOUT) != 0) Flush(&connection);
@@ -194,8 +209,30 @@ class Job {
     }
     if (const auto end = launcher_.Ended()) {
       launcher_end_ = end;
+      for (const Stream stream : {Stream::kOutput, Stream::kError}) {
+        while (TakeOutputOfLauncher(stream)) continue;
+      }
+      output_.FinishLauncher();
       leave_at_ = Clock::now() + (may_restart_ && !signalled_at_ ? kSilence : kLastWords);
     }
+  }
+
+  // False if there is nothing. What it prints about the end of a rank is held back: the ranks have
+  // said more.
+  bool TakeOutputOfLauncher(Stream stream) {
+    const bool is_output = stream == Stream::kOutput;
+    const Descriptor& from = is_output ? launcher_.output() : launcher_.error();
+    if (!from.valid()) return false;
+    std::string bytes;
+    if (ReadSome(from.get(), &bytes).ended) {
+      is_output ? launcher_.CloseOutput() : launcher_.CloseError();
+    }
+    if (begun_ && !verbose_ && (failure_ || !faults_.empty())) {
+      if (held_.size() < kMostHeld) held_ += bytes;
+    } else {
+      output_.AppendOfLauncher(stream, bytes);
+    }
+    return !bytes.empty();
   }
 
   void AcceptAll() {
@@ -242,6 +279,9 @@ class Job {
     } else if (const auto* init = std::get_if<InitMessage>(&message)) {
       (init->through ? rank.through : rank.in_init) = true;
       TimeInit();
+    } else if (const auto* fault = std::get_if<FaultMessage>(&message)) {
+      std::erase_if(faults_, [&](const auto& told) { return told.first == connection->rank; });
+      if (!fault->text.empty()) faults_.emplace_back(connection->rank, core::Escaped(fault->text));
     }
     return true;
   }
@@ -357,11 +397,16 @@ class Job {
     if (!stopped_ && !stop_at_) stop_at_ = Clock::now() + kStopAfter;
   }
 
+  std::string FirstFault() const { return faults_.empty() ? "" : faults_.front().second; }
+
   // The run has failed; what comes later follows from that. The launcher ends the others; at
   // `stop_at` they are told to stop.
   void Fail(Failure failure, TimePoint stop_at) {
     const bool is_cause = failure_ && failure_->follows && !failure.follows && !stopped_;
-    if (!failure_ || is_cause) failure_ = std::move(failure);
+    if (!failure_ || is_cause) {
+      failure_ = std::move(failure);
+      if (IsCause(FirstFault(), *failure_)) failure_->fault = FirstFault();
+    }
     start_by_.reset();
     init_by_.reset();
     if (!stopped_ && (!stop_at_ || stop_at < *stop_at_)) stop_at_ = stop_at;
@@ -424,11 +469,15 @@ class Job {
   std::string key_;
   Child launcher_;
   std::optional<EndMessage> launcher_end_;
+  std::string held_;                // of what it prints
   std::optional<Failure> failure_;  // the first, or what it follows from
+  std::vector<std::pair<int, std::string>>
+      faults_;  // of ranks' groups, in the order of their coming
   int greeted_ = 0;
   bool begun_ = false;  // the programs
   bool withdrawn_ = false;
   bool may_restart_ = false;
+  bool verbose_ = false;
   bool stopped_ = false;
   bool given_up_ = false;
   bool told_launcher_ = false;             // to end

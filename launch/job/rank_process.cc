@@ -124,6 +124,7 @@ class RankProcess {
       Stop();
     }
     if (const auto end = child_.Ended()) {
+      TakeNotices();  // what it had to say
       end_ = end;
       // SIGKILL was somebody else's: the launcher's would have ended this process too.
       const bool by_others = end->kind == EndKind::kSignalled && end->value == SIGKILL && !killed_;
@@ -134,12 +135,24 @@ class RankProcess {
   }
 
   void TakeNotices() {
-    std::string bytes;
-    if (ReadSome(notices_.get(), &bytes).ended) notices_.Close();
-    for (const char byte : bytes) {
-      const auto notice = static_cast<core::StartNotice>(byte);
-      if (notice == core::StartNotice::kBegins) Send(InitMessage{false});
-      if (notice == core::StartNotice::kIsThrough) Send(InitMessage{true});
+    while (notices_.valid()) {
+      std::string bytes;  // of one notice
+      if (ReadSome(notices_.get(), &bytes).ended) notices_.Close();
+      if (bytes.empty()) return;
+      switch (static_cast<core::StartNotice>(bytes.front())) {
+        case core::StartNotice::kBegins:
+          Send(InitMessage{false});
+          break;
+        case core::StartNotice::kIsThrough:
+          Send(InitMessage{true});
+          break;
+        case core::StartNotice::kFault:
+          Send(FaultMessage{bytes.substr(1)});
+          break;
+        case core::StartNotice::kAgain:
+          Send(FaultMessage{});
+          break;
+      }
     }
   }
 

@@ -16,7 +16,9 @@ std::vector<RankMessage> Examples() {
           StopMessage{},
           WrittenMessage{kMaxUnwritten},
           InitMessage{true},
-          InitMessage{false}};
+          InitMessage{false},
+          FaultMessage{"timed out: \"w\""},
+          FaultMessage{}};
 }
 
 // All that comes of the bytes, given in pieces of this size.
