@@ -117,6 +117,14 @@ run 0 -np 2 --dry-run touch "$work/started"
 grep -q -- "sirtakirun --as-rank -- touch $work/started" "$output" || fail "no plan"
 [ ! -e "$work/started" ] || fail "it was started"
 
+echo "--- values of -x are for the ranks, and printed nowhere"
+run 0 -np 1 -x "TOKEN=se cret" --verbose sh -c 'echo "arrived: ${#TOKEN}"'
+says "$output" "[0] arrived: 7"
+grep -q '^TOKEN=\.\.\. ' "$errors" || fail "the variable is not there"
+! grep -q 'cret' "$errors" || fail "the value is there"
+run 0 -np 1 -x "TOKEN=se cret" --dry-run hostname
+! grep -q 'cret' "$output" || fail "the value is in the plan"
+
 echo "--- what was built in and what is here"
 run 0 -cb
 grep -qE '^  \[X\] MPI +.*/' "$output" || fail "no MPI"
