@@ -16,6 +16,7 @@
 
 #include "core/base/text.h"
 #include "launch/base/child.h"
+#include "launch/base/greeting.h"
 #include "launch/base/rank_messages.h"
 #include "launch/base/shell_text.h"
 #include "launch/base/signal_pipe.h"
@@ -34,7 +35,8 @@ using core::TimePoint;
 
 struct Connection {
   Descriptor fd;
-  MessageReader reader;
+  Doorkeeper keeper;
+  MessageReader reader{kMaxGreeting};  // until it is known
   std::string outbox;
   int rank = -1;        // until it has said which it is
   TimePoint silent_by;  // then: it is no rank of ours
@@ -258,6 +260,14 @@ class Job {
 
   // False if the message does not come from a rank of ours.
   bool Take(Connection* connection, const RankMessage& message) {
+    if (!connection->keeper.knows()) {
+      std::string reply;
+      if (!connection->keeper.Take(message, key_, &reply)) return false;
+      if (connection->keeper.knows()) connection->reader.Allow(kMaxMessage);
+      connection->outbox += reply;
+      Flush(connection);
+      return true;
+    }
     if (const auto* hello = std::get_if<HelloMessage>(&message)) return Greet(connection, *hello);
     if (connection->rank < 0) return false;
     Rank& rank = ranks_[static_cast<std::size_t>(connection->rank)];
@@ -287,7 +297,7 @@ class Job {
   }
 
   bool Greet(Connection* connection, const HelloMessage& hello) {
-    if (hello.key != key_ || connection->rank >= 0) return false;
+    if (connection->rank >= 0) return false;
     const auto size = static_cast<int>(ranks_.size());
     if (hello.size != size || hello.rank < 0 || hello.rank >= size ||
         ranks_[static_cast<std::size_t>(hello.rank)].connection != nullptr) {
@@ -320,12 +330,11 @@ class Job {
     const std::string own = HostName();
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       const Host* const host = HostOf(ranks_, rank, plan_.placement, own);
-      go.variables.clear();
-      if (host != nullptr && !host->devices.empty()) {
-        std::vector<std::string> devices;
+      std::vector<std::string> devices;
+      if (host != nullptr) {
         for (const int device : host->devices) devices.push_back(std::to_string(device));
-        go.variables.emplace_back("CUDA_VISIBLE_DEVICES", Joined(devices, ","));
       }
+      go.devices = Joined(devices, ",");
       Send(static_cast<int>(rank), go);
     }
   }

@@ -18,6 +18,7 @@
 #include "core/machine/cgroup.h"
 #include "core/machine/start_notice.h"
 #include "launch/base/child.h"
+#include "launch/base/greeting.h"
 #include "launch/base/rank_messages.h"
 #include "launch/base/shell_text.h"
 #include "launch/base/signal_pipe.h"
@@ -73,13 +74,13 @@ class RankProcess {
                                                 std::string(kKeyVariable) +
                                                 " is not set: the launcher did not pass it on"};
     }
-    status = ConnectToAny(*address, kConnectTimeout, &connection_);
+    status = ConnectToAny(*address, *key, kConnectTimeout, &connection_);
     if (!status.ok()) {
       return {status.code(), "rank " + std::to_string(place_.rank) +
                                  " does not reach sirtakirun: " + status.message() +
                                  "; --network-interfaces chooses where it listens"};
     }
-    Send(HelloMessage{*key, place_.rank, place_.size, place_.local_rank, HostName(), FreePort()});
+    Send(HelloMessage{place_.rank, place_.size, place_.local_rank, HostName(), FreePort()});
     return Status::Ok();
   }
 
@@ -207,7 +208,7 @@ class RankProcess {
     std::string notices;
     notices_ = Descriptor(core::ListenForStart(&notices));
     if (notices_.valid()) command.set.emplace_back(core::kStartNoticeVariable, notices);
-    command.set.insert(command.set.end(), go.variables.begin(), go.variables.end());
+    if (!go.devices.empty()) command.set.emplace_back("CUDA_VISIBLE_DEVICES", go.devices);
     int error = 0;
     const Status status = child_.Start(command, &error);
     if (status.ok()) return;
