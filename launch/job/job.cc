@@ -46,6 +46,14 @@ namespace {
 
 // Of a connection: a rank says at once who it is.
 constexpr auto kHelloAfter = std::chrono::seconds(10);
+// Connections that have not said which rank they are, besides those that ranks make at the start: to
+// all addresses at once.
+constexpr std::size_t kMostGreeters = 64;
+constexpr std::size_t kAddressesOfRank = 4;
+constexpr std::size_t kOtherFiles = 32;  // that this process has open
+constexpr int kMostAccepted = 64;        // before something else has its turn
+// Of a connection that there was no room for.
+constexpr auto kAcceptAgain = std::chrono::seconds(1);
 // Of a rank's failure: by then its launcher has ended the others, or does not.
 constexpr auto kStopAfter = std::chrono::seconds(2);
 // Of the word to stop: the ranks have killed what did not.
@@ -68,7 +76,10 @@ class Job {
       : plan_(plan), env_(env), ranks_(static_cast<std::size_t>(plan.placement.ranks)) {}
 
   Status Start(const LaunchOptions& options, bool again, core::Duration start_timeout) {
-    RaiseFileLimit();
+    const std::size_t taken = ranks_.size() + kOtherFiles;
+    const std::size_t files = std::max(RaiseFileLimit(), taken);
+    most_greeters_ =
+        std::clamp(files - taken, std::size_t{1}, kMostGreeters + kAddressesOfRank * ranks_.size());
     may_restart_ = options.max_restarts > 0;
     verbose_ = options.verbose;
     Status status = output_.Open(options, plan_.placement.ranks, again, env_);
@@ -153,7 +164,7 @@ class Job {
   void Step() {
     const auto waits = [this](Stream stream) { return output_.HasWaiting(stream); };
     std::vector<pollfd> fds = {{SignalPipe::fd(), POLLIN, 0},
-                               {listener_.get(), POLLIN, 0},
+                               {accept_at_ ? -1 : listener_.get(), POLLIN, 0},
                                {output_.Wants(Stream::kOutput) ? STDOUT_FILENO : -1, POLLOUT, 0},
                                {output_.Wants(Stream::kError) ? STDERR_FILENO : -1, POLLOUT, 0},
                                // A slow reader holds the launcher up too.
@@ -183,7 +194,8 @@ class Job {
 
   int Patience() const {
     std::optional<TimePoint> next;
-    for (const auto& time : {start_by_, init_by_, stop_at_, terminate_at_, kill_at_, leave_at_}) {
+    for (const auto& time :
+         {start_by_, init_by_, stop_at_, terminate_at_, kill_at_, leave_at_, accept_at_}) {
       if (time && (!next || *time < *next)) next = time;
     }
     for (const auto& connection : connections_) {
@@ -237,12 +249,37 @@ class Job {
     return !bytes.empty();
   }
 
+  // Strangers cannot keep ranks out: of too many that say nothing the oldest goes.
   void AcceptAll() {
-    for (Descriptor fd = Accept(listener_); fd.valid(); fd = Accept(listener_)) {
+    for (int i = 0; i < kMostAccepted; ++i) {
+      bool no_room = false;
+      Descriptor fd = Accept(listener_, &no_room);
+      if (no_room && DropOldestGreeter()) continue;
+      // It would be ready all the time.
+      if (no_room) accept_at_ = Clock::now() + kAcceptAgain;
+      if (!fd.valid()) return;
       connections_.push_back(std::make_unique<Connection>());
       connections_.back()->fd = std::move(fd);
       connections_.back()->silent_by = Clock::now() + kHelloAfter;
+      if (Greeters() > most_greeters_) DropOldestGreeter();
     }
+  }
+
+  static bool IsGreeter(const std::unique_ptr<Connection>& connection) {
+    return connection->rank < 0 && connection->fd.valid();
+  }
+
+  std::size_t Greeters() const {
+    return static_cast<std::size_t>(
+        std::count_if(connections_.begin(), connections_.end(), IsGreeter));
+  }
+
+  // They stand in the order in which they came. False if there is none.
+  bool DropOldestGreeter() {
+    const auto oldest = std::find_if(connections_.begin(), connections_.end(), IsGreeter);
+    if (oldest == connections_.end()) return false;
+    Drop(oldest->get(), "");
+    return true;
   }
 
   void Read(Connection* connection) {
@@ -448,6 +485,7 @@ class Job {
     }
     if (is_due(&kill_at_)) KillNow();
     is_due(&leave_at_);
+    is_due(&accept_at_);
   }
 
   // Ranks end themselves when their connection does. A reader who takes his time gets what they
@@ -498,6 +536,8 @@ class Job {
   std::optional<TimePoint> terminate_at_;
   std::optional<TimePoint> kill_at_;
   std::optional<TimePoint> leave_at_;
+  std::optional<TimePoint> accept_at_;  // connections again
+  std::size_t most_greeters_ = kMostGreeters;
 };
 
 }  // namespace
