@@ -38,6 +38,7 @@ namespace sirtaki::launch {
 namespace {
 
 constexpr int kWrongUse = 2;
+constexpr int kNoProgram = 127;  // as shells have it
 
 int Complain(const core::Status& status) {
   std::fprintf(stderr, "sirtakirun: %s\n", status.message().c_str());
@@ -121,6 +122,32 @@ int CheckHostsOf(const PlanInput& input, const Plan& plan) {
   return kWrongUse;
 }
 
+// Whether the program can be started here, if ranks are here, as far as one sees. No rank needs to
+// be started to learn that it cannot.
+bool CheckProgram(const PlanInput& input, const Plan& plan) {
+  const HostList& hosts = plan.placement.hosts;
+  const bool here = std::any_of(hosts.begin(), hosts.end(), [&input](const Host& host) {
+    return IsThisMachine(host.name, input.machine);
+  });
+  // The launcher may take the ranks to another folder.
+  const auto& words = input.options.mpi_args;
+  const bool moves = std::any_of(words.begin(), words.end(), [](const std::string& word) {
+    return word.starts_with("-wd") || word.starts_with("--wd") || word == "-D" ||
+           word.starts_with("--chdir");
+  });
+  if (!here || moves || !input.options.check_hosts) return true;
+  core::EnvironmentView env = input.environment;
+  for (const auto& [name, value] : plan.environment) env.Set(name, value);
+  const std::string& program = input.options.program.front();
+  std::string path;
+  const std::string why = FindProgram(program, env, &path);
+  if (why.empty()) return true;
+  std::fprintf(stderr, "sirtakirun: program %s cannot be started (%s)%s\n",
+               core::Quoted(program).c_str(), why.c_str(), MeantProgram(program).c_str());
+  std::fputs("sirtakirun: nothing was started (--check-hosts=false skips this check)\n", stderr);
+  return false;
+}
+
 // Carries the plan out, as often as it takes and is allowed.
 int RunAll(PlanInput input) {
   for (int code = kWrongUse;; ++input.restarts) {
@@ -131,6 +158,7 @@ int RunAll(PlanInput input) {
       return code;
     }
     if (input.options.verbose) std::fputs(PlanText(plan).c_str(), stderr);
+    if (input.restarts == 0 && !CheckProgram(input, plan)) return kNoProgram;
     const int unfit = input.restarts == 0 ? CheckHostsOf(input, plan) : 0;
     if (unfit != 0) return unfit;
     if (!plan.network.empty()) {

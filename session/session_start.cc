@@ -6,6 +6,7 @@
 
 #include "core/base/log.h"
 #include "core/machine/fork_guard.h"
+#include "core/machine/start_notice.h"
 #include "core/protocol/tree.h"
 #include "session/base/clock_offset.h"
 #include "session/base/devices.h"
@@ -168,6 +169,7 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
           .describe = [this](const std::string& why) { return Describe(why, kDescribePatience); }});
   Build(std::move(medium), options, spin);
   observation_->Begin();
+  if (is_process_) core::TellStart(options.environment, core::StartNotice::kAgain);
   return topology_.size == 1 ? Status::Ok() : MakeFirstSets(deadline);
 }
 
@@ -227,9 +229,11 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   engine.rank = topology_.rank;
   engine.host = topology_.host;
   engine.spin = spin;
-  engine.on_fault = [&parts, seen = observation_](const Status&) {
+  engine.on_fault = [&parts, seen = observation_, is_process = is_process_,
+                     env = options.environment](const Status& why) {
     parts.medium->NoteFault();
     seen->NoteFault();
+    if (is_process) core::TellStart(env, core::StartNotice::kFault, why.ToString());
   };
   engine.on_stuck = [seen = observation_] { seen->NoteFault(); };
   engine.on_start = options.on_start;

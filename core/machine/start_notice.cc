@@ -22,7 +22,7 @@ socklen_t AddressOf(std::string_view name, sockaddr_un* address) {
 
 }  // namespace
 
-void TellStart(const EnvironmentView& env, StartNotice notice) {
+void TellStart(const EnvironmentView& env, StartNotice notice, std::string_view text) {
   const auto name = env.Find(kStartNoticeVariable);
   sockaddr_un address{};
   const socklen_t length = name ? AddressOf(*name, &address) : 0;
@@ -31,9 +31,11 @@ void TellStart(const EnvironmentView& env, StartNotice notice) {
   if (fd < 0) return;
   const timeval patience{1, 0};  // should nobody read there
   setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-  const auto byte = static_cast<std::uint8_t>(notice);
-  const ssize_t put =
-      sendto(fd, &byte, 1, MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address), length);
+  std::string datagram(1, static_cast<char>(notice));
+  datagram += text.substr(0, kMaxNoticeText);
+  const int flags = notice == StartNotice::kFault ? MSG_NOSIGNAL | MSG_DONTWAIT : MSG_NOSIGNAL;
+  const ssize_t put = sendto(fd, datagram.data(), datagram.size(), flags,
+                             reinterpret_cast<const sockaddr*>(&address), length);
   static_cast<void>(put);
   close(fd);
 }

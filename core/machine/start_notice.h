@@ -1,10 +1,12 @@
-// What the process around a rank hears of the rank's start: that it goes into MPI_Init, and that it
-// has come out. So a start that hangs there is ended by sirtakirun, which the rank itself cannot.
+// What the process around a rank hears from the rank. Its start: that it goes into MPI_Init, and
+// that it has come out, so that sirtakirun ends a start that hangs there, which the rank itself
+// cannot. And its group's fault, which sirtakirun names as the cause of what happens next.
 //
-// Each notice is a datagram of one byte to a local socket with an abstract name, which stands in a
-// variable. Who does not hear it misses nothing but the deadline.
+// Each notice is a datagram, a byte and a text, to a local socket with an abstract name, which
+// stands in a variable. Whoever does not hear it misses only the deadline and the cause.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -15,10 +17,16 @@ namespace sirtaki::core {
 
 inline constexpr std::string_view kStartNoticeVariable = "SIRTAKIRUN_START";
 
-enum class StartNotice : std::uint8_t { kBegins = 'b', kIsThrough = 't' };
+enum class StartNotice : std::uint8_t {
+  kBegins = 'b',
+  kIsThrough = 't',
+  kFault = 'f',  // with its text: the group has failed
+  kAgain = 'a',  // a session has begun: an earlier fault is over
+};
+inline constexpr std::size_t kMaxNoticeText = 2000;  // what is longer is cut
 
-// Nothing if nobody wants to hear it; does not fail.
-void TellStart(const EnvironmentView& env, StartNotice notice);
+// Nothing if nobody wants to hear it; does not fail. kFault never blocks, the others at most 1 s.
+void TellStart(const EnvironmentView& env, StartNotice notice, std::string_view text = {});
 
 // Where the notices come in, not blocking; `*name` is for the variable. -1: there can be none. The
 // caller closes it.

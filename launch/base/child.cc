@@ -64,12 +64,13 @@ bool Open(Pipe* out) {
 
 }  // namespace
 
-void RaiseFileLimit() {
+std::size_t RaiseFileLimit() {
   rlimit limit{};
-  if (file_limit || getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  if (file_limit) return limit.rlim_cur;
   file_limit = limit;
   limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
+  return setrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : file_limit->rlim_cur;
 }
 
 std::string CurrentFolder() {

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,8 +16,8 @@
 namespace sirtaki::launch {
 
 // Lets this process have as many files open as the system allows. What it starts from then on has
-// the limit as it was: select() in a program may not stand more.
-void RaiseFileLimit();
+// the limit as it was: select() in a program may not stand more. Returns how many.
+std::size_t RaiseFileLimit();
 
 // Of this process; empty if it is gone.
 std::string CurrentFolder();

@@ -16,14 +16,12 @@ using core::StatusCode;
 namespace {
 
 constexpr std::size_t kHead = 4;
-constexpr std::size_t kMaxMessage = 1024 * 1024;
 constexpr std::size_t kMaxText = 4096;
 
 struct Writer {
   ByteWriter* out;
 
   void operator()(const HelloMessage& hello) const {
-    out->Text(hello.key);
     for (const int value : {hello.rank, hello.size, hello.local_rank}) {
       out->Varint(static_cast<std::uint64_t>(value));
     }
@@ -43,15 +41,20 @@ struct Writer {
   void operator()(const GoMessage& go) const {
     out->Text(go.master_address);
     out->Varint(static_cast<std::uint64_t>(go.master_port));
-    out->Varint(go.variables.size());
-    for (const auto& [name, value] : go.variables) {
-      out->Text(name);
-      out->Text(value);
-    }
+    out->Text(go.devices);
   }
   void operator()(const StopMessage& /*stop*/) const {}
   void operator()(const WrittenMessage& written) const { out->Varint(written.bytes); }
   void operator()(const InitMessage& init) const { out->Byte(init.through ? 1 : 0); }
+  void operator()(const FaultMessage& fault) const {
+    out->Text(std::string_view(fault.text).substr(0, kMaxText));
+  }
+  void operator()(const ChallengeMessage& opening) const { out->Text(opening.challenge); }
+  void operator()(const AnswerMessage& answer) const {
+    out->Text(answer.challenge);
+    out->Text(answer.proof);
+  }
+  void operator()(const ProofMessage& proof) const { out->Text(proof.proof); }
 };
 
 int ReadInt(ByteReader* reader, const char* field, int max) {
@@ -59,10 +62,9 @@ int ReadInt(ByteReader* reader, const char* field, int max) {
 }
 
 RankMessage Read(ByteReader* reader) {
-  switch (reader->ByteUpTo("kind of message", 6)) {
+  switch (reader->ByteUpTo("kind of message", 10)) {
     case 0: {
       HelloMessage hello;
-      hello.key = reader->Text("key", kMaxText);
       hello.rank = ReadInt(reader, "rank", kMaxRanks);
       hello.size = ReadInt(reader, "size", kMaxRanks);
       hello.local_rank = ReadInt(reader, "local rank", kMaxRanks);
@@ -88,17 +90,25 @@ RankMessage Read(ByteReader* reader) {
       GoMessage go;
       go.master_address = reader->Text("address", kMaxText);
       go.master_port = ReadInt(reader, "port", 65535);
-      const std::size_t count = reader->Count("variables", 2);
-      for (std::size_t i = 0; i < count && reader->ok(); ++i) {
-        std::string name = reader->Text("name", kMaxText);
-        go.variables.emplace_back(std::move(name), reader->Text("value", kMaxMessage));
-      }
+      go.devices = reader->Text("devices", kMaxText);
       return go;
     }
     case 5:
       return WrittenMessage{reader->Varint("bytes", kMaxUnwritten)};
     case 6:
       return InitMessage{reader->ByteUpTo("through", 1) == 1};
+    case 7:
+      return FaultMessage{reader->Text("fault", kMaxText)};
+    case 8:
+      return ChallengeMessage{reader->Text("challenge", kMaxText)};
+    case 9: {
+      AnswerMessage answer;
+      answer.challenge = reader->Text("challenge", kMaxText);
+      answer.proof = reader->Text("proof", kMaxText);
+      return answer;
+    }
+    case 10:
+      return ProofMessage{reader->Text("proof", kMaxText)};
     default:
       return StopMessage{};
   }
@@ -125,7 +135,7 @@ Status MessageReader::Next(std::optional<RankMessage>* out) {
   for (std::size_t i = 0; i < kHead; ++i) {
     length |= std::size_t{static_cast<std::uint8_t>(bytes_[i])} << (8 * i);
   }
-  if (length > kMaxMessage) {
+  if (length > most_) {
     broken_ = Status(StatusCode::kProtocol,
                      "a message of " + std::to_string(length) + " bytes is too long");
     return broken_;

@@ -1,22 +1,25 @@
 // What a rank's sirtakirun and the user's tell each other. Pure.
 //
 //   frame   := length (4 bytes, lowest first), then as many bytes: a message
-//   message := 0 key rank size local_rank host port    hello: the rank is there
+//   message := 0 rank size local_rank host port        hello: the rank is there
 //            | 1 stream bytes                          what it has printed
 //            | 2 kind value text told                  its program has ended
-//            | 3 address port count (name value)...    go: rank 0's address, more variables
+//            | 3 address port devices                  go: rank 0's address, the GPUs to be seen
 //            | 4                                       stop
 //            | 5 count                                 bytes of its output that were written
 //            | 6 through                               it goes into MPI_Init, or has come out
+//            | 7 text                                  its group has failed; empty: that is over
+//            | 8 challenge                             of a rank (see greeting.h)
+//            | 9 challenge proof                       answer of sirtakirun
+//            | 10 proof                                of the rank
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "core/base/status.h"
 
@@ -25,7 +28,6 @@ namespace sirtaki::launch {
 enum class Stream : std::uint8_t { kOutput, kError };
 
 struct HelloMessage {
-  std::string key;
   int rank = 0;
   int size = 0;
   int local_rank = 0;
@@ -53,7 +55,7 @@ struct EndMessage {
 struct GoMessage {
   std::string master_address;
   int master_port = 0;
-  std::vector<std::pair<std::string, std::string>> variables;
+  std::string devices;  // "0,2"; empty: all
   bool operator==(const GoMessage&) const = default;
 };
 
@@ -71,8 +73,30 @@ struct InitMessage {
   bool operator==(const InitMessage&) const = default;
 };
 
-using RankMessage = std::variant<HelloMessage, OutputMessage, EndMessage, GoMessage, StopMessage,
-                                 WrittenMessage, InitMessage>;
+struct FaultMessage {
+  std::string text;  // of the group's fault; empty: the program has begun again
+  bool operator==(const FaultMessage&) const = default;
+};
+
+struct ChallengeMessage {
+  std::string challenge;
+  bool operator==(const ChallengeMessage&) const = default;
+};
+
+struct AnswerMessage {
+  std::string challenge;
+  std::string proof;
+  bool operator==(const AnswerMessage&) const = default;
+};
+
+struct ProofMessage {
+  std::string proof;
+  bool operator==(const ProofMessage&) const = default;
+};
+
+using RankMessage =
+    std::variant<HelloMessage, OutputMessage, EndMessage, GoMessage, StopMessage, WrittenMessage,
+                 InitMessage, FaultMessage, ChallengeMessage, AnswerMessage, ProofMessage>;
 
 inline constexpr std::size_t kMaxOutputBytes = std::size_t{16} * 1024;  // of one message
 // A rank sends no more output than this before it hears that it was written. It is less than the
@@ -83,15 +107,21 @@ inline constexpr std::size_t kMaxUnwritten = 3 * kMaxOutputBytes;
 // The frame of a message.
 std::string Encode(const RankMessage& message);
 
+inline constexpr std::size_t kMaxMessage = std::size_t{1024} * 1024;
+
 // Takes messages out of bytes as they come.
 class MessageReader {
  public:
+  // A message is of at most so many bytes.
+  explicit MessageReader(std::size_t most = kMaxMessage) : most_(most) {}
+  void Allow(std::size_t most) { most_ = most; }
   void Append(std::string_view bytes) { bytes_.append(bytes); }
   // The next whole message, if there is one. kProtocol if that is none that a correct peer sends;
   // then so is every later one.
   core::Status Next(std::optional<RankMessage>* out);
 
  private:
+  std::size_t most_;
   std::string bytes_;
   core::Status broken_;
 };

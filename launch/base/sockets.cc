@@ -71,78 +71,6 @@ Transfer Ended(int error) {
   return {0, true, std::strerror(error), silent};
 }
 
-// Connections that are being made, all at once.
-class Attempts {
- public:
-  explicit Attempts(std::string_view addresses) {
-    for (const std::string_view text : Split(addresses, ',')) Begin(text);
-  }
-
-  Status Wait(core::TimePoint deadline, Descriptor* out) {
-    while (!fds_.empty()) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - core::Clock::now());
-      if (left.count() <= 0) {
-        return {StatusCode::kTimedOut, "no answer from " + Joined(names_, ", ")};
-      }
-      const int ready = poll(fds_.data(), fds_.size(), static_cast<int>(left.count()));
-      if (ready < 0 && errno != EINTR) return Failed("poll");
-      for (std::size_t i = ready > 0 ? fds_.size() : 0; i-- > 0;) {
-        if (fds_[i].revents == 0) continue;
-        const std::string why = ErrorOf(fds_[i].fd);
-        if (why.empty()) {
-          *out = std::move(sockets_[i]);
-          return Status::Ok();
-        }
-        GiveUp(i, why);
-      }
-    }
-    return {StatusCode::kBackend, Joined(failures_, ", ")};
-  }
-
- private:
-  void Begin(std::string_view text) {
-    const std::size_t colon = text.find(':');
-    const std::string host(text.substr(0, colon));
-    in_addr address{};
-    const auto port = NumberFrom<int>(text.substr(std::min(colon, text.size() - 1) + 1), 1, 65535);
-    if (inet_pton(AF_INET, host.c_str(), &address) != 1 || !port) {
-      failures_.push_back(std::string(text) + ": is not an address");
-      return;
-    }
-    Descriptor socket_fd(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    const sockaddr_in to = AddressOf(address.s_addr, *port);
-    if (!socket_fd.valid() ||
-        (connect(socket_fd.get(), Generic(to), sizeof(to)) != 0 && errno != EINPROGRESS)) {
-      failures_.push_back(std::string(text) + ": " + std::strerror(errno));
-      return;
-    }
-    WatchPeer(socket_fd.get());
-    fds_.push_back({socket_fd.get(), POLLOUT, 0});
-    sockets_.push_back(std::move(socket_fd));
-    names_.emplace_back(text);
-  }
-
-  static std::string ErrorOf(int fd) {
-    int error = 0;
-    socklen_t length = sizeof(error);
-    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
-    return error == 0 ? "" : std::strerror(error);
-  }
-
-  void GiveUp(std::size_t i, const std::string& why) {
-    const auto at = static_cast<std::ptrdiff_t>(i);
-    failures_.push_back(names_[i] + ": " + why);
-    fds_.erase(fds_.begin() + at);
-    sockets_.erase(sockets_.begin() + at);
-    names_.erase(names_.begin() + at);
-  }
-
-  std::vector<pollfd> fds_;
-  std::vector<Descriptor> sockets_;
-  std::vector<std::string> names_;
-  std::vector<std::string> failures_;
-};
-
 }  // namespace
 
 Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
@@ -179,14 +107,41 @@ Status Listen(bool local, Descriptor* out, int* port) {
   return Status::Ok();
 }
 
-Descriptor Accept(const Descriptor& listener) {
+Descriptor Accept(const Descriptor& listener, bool* no_room) {
   Descriptor connection(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (connection.valid()) WatchPeer(connection.get());
+  if (no_room != nullptr) {
+    *no_room = !connection.valid() &&
+               (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
+  }
   return connection;
 }
 
-Status ConnectToAny(std::string_view addresses, core::Duration timeout, Descriptor* out) {
-  return Attempts(addresses).Wait(core::Clock::now() + timeout, out);
+Descriptor BeginToConnect(std::string_view address, std::string* why) {
+  const std::size_t colon = address.find(':');
+  const std::string host(address.substr(0, colon));
+  in_addr number{};
+  const auto port =
+      NumberFrom<int>(address.substr(std::min(colon, address.size() - 1) + 1), 1, 65535);
+  if (inet_pton(AF_INET, host.c_str(), &number) != 1 || !port) {
+    *why = "is not an address";
+    return {};
+  }
+  Descriptor fd(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  const sockaddr_in to = AddressOf(number.s_addr, *port);
+  if (!fd.valid() || (connect(fd.get(), Generic(to), sizeof(to)) != 0 && errno != EINPROGRESS)) {
+    *why = std::strerror(errno);
+    return {};
+  }
+  WatchPeer(fd.get());
+  return fd;
+}
+
+std::string ConnectError(const Descriptor& connection) {
+  int error = 0;
+  socklen_t length = sizeof(error);
+  getsockopt(connection.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  return error == 0 ? "" : std::strerror(error);
 }
 
 std::string PeerAddress(const Descriptor& connection) { return EndOf(connection, &getpeername); }
@@ -204,14 +159,18 @@ std::string HostName() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
 
+std::string RandomBytes(std::size_t count) {
+  std::string bytes(count, '\0');
+  const ssize_t got = getrandom(bytes.data(), count, 0);
+  return got == static_cast<ssize_t>(count) ? bytes : "";
+}
+
 std::string RandomKey() {
-  std::array<unsigned char, 16> bytes{};
-  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) return "";
   std::string key;
-  for (const unsigned char byte : bytes) {
+  for (const char byte : RandomBytes(16)) {
     constexpr std::string_view kDigits = "0123456789abcdef";
-    key += kDigits[byte >> 4U];
-    key += kDigits[byte & 0xFU];
+    key += kDigits[static_cast<unsigned char>(byte) >> 4U];
+    key += kDigits[static_cast<unsigned char>(byte) & 0xFU];
   }
   return key;
 }

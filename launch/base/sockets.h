@@ -36,12 +36,15 @@ class Descriptor {
 
 // Listens on a free port: of the loopback alone if `local`. kBackend if that cannot be.
 core::Status Listen(bool local, Descriptor* out, int* port);
-// A connection that waits, not blocking; invalid if there is none.
-Descriptor Accept(const Descriptor& listener);
+// A connection that waits, not blocking; invalid if there is none, or if this process or the system
+// has no room for one more, which then goes on waiting.
+Descriptor Accept(const Descriptor& listener, bool* no_room = nullptr);
 
-// Connects to the first of "address:port,…" that answers; not blocking from then on. kTimedOut,
-// kBackend: none does, with the reason of each.
-core::Status ConnectToAny(std::string_view addresses, core::Duration timeout, Descriptor* out);
+// A connection to "address:port" that is being made, not blocking: it can be written when it is, or
+// cannot be. Invalid: `*why`.
+Descriptor BeginToConnect(std::string_view address, std::string* why);
+// Why it could not be made; empty if it was.
+std::string ConnectError(const Descriptor& connection);
 // The other end's address, "10.0.0.1", and this end's; empty if it is not known.
 std::string PeerAddress(const Descriptor& connection);
 std::string OwnAddress(const Descriptor& connection);
@@ -49,6 +52,8 @@ std::string OwnAddress(const Descriptor& connection);
 int FreePort();
 // This machine's, as `hostname` says.
 std::string HostName();
+// Empty if the system has none to give.
+std::string RandomBytes(std::size_t count);
 // Tells those who know it from strangers: "3f0c…"; empty if the system has none to give.
 std::string RandomKey();
 

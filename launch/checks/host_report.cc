@@ -30,7 +30,14 @@ constexpr std::string_view kArrow = " => ";
 constexpr std::string_view kMissing = " => not found";
 constexpr auto kLddPatience = std::chrono::seconds(10);
 
-// Why the program cannot be started; empty if it can, as far as one sees. `*path`: where it is.
+// The name of the file that the path leads to; empty if there is none.
+std::string FileBehind(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::canonical(path, error).filename().string();
+}
+
+}  // namespace
+
 std::string FindProgram(const std::string& program, const core::EnvironmentView& env,
                         std::string* path) {
   if (program.find('/') == std::string::npos) {
@@ -44,13 +51,15 @@ std::string FindProgram(const std::string& program, const core::EnvironmentView&
   return access(program.c_str(), X_OK) == 0 ? "" : std::strerror(errno);
 }
 
-// The name of the file that the path leads to; empty if there is none.
-std::string FileBehind(const std::string& path) {
+std::string MeantProgram(const std::string& program) {
   std::error_code error;
-  return std::filesystem::canonical(path, error).filename().string();
+  if (!std::filesystem::is_regular_file(program, error)) return "";
+  const bool may_start = access(program.c_str(), X_OK) == 0;
+  if (program.find('/') == std::string::npos && may_start)
+    return "; did you mean ./" + program + "?";
+  if (program.ends_with(".py")) return "; did you mean python3 " + program + "?";
+  return may_start ? "" : "; chmod +x makes it a program";
 }
-
-}  // namespace
 
 HostReport LookAtHost(const std::string& folder, const std::string& launcher,
                       const std::string& program, const core::EnvironmentView& env) {

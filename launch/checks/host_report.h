@@ -27,6 +27,14 @@ struct HostReport {
 HostReport LookAtHost(const std::string& folder, const std::string& launcher,
                       const std::string& program, const core::EnvironmentView& env);
 
+// Why the program cannot be started on this machine; empty if it can, as far as one sees. `*path`:
+// where it is.
+std::string FindProgram(const std::string& program, const core::EnvironmentView& env,
+                        std::string* path);
+// What somebody may have meant who named a program that cannot be started: "; did you mean ./u?"
+// for a `u` that stands in the current folder. Empty if nothing is there.
+std::string MeantProgram(const std::string& program);
+
 // The report as lines, and back: lines of others, as a login may print them, are passed over. None
 // if no report is there. Pure.
 std::string ReportText(const HostReport& report);

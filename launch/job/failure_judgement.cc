@@ -86,9 +86,19 @@ Failure JudgeLoss(int rank, const std::string& host, const std::string& why,
   return {1, WhoIs(rank, host) + " was lost: " + why, last_lines};
 }
 
+bool IsCause(const std::string& fault, const Failure& failure) {
+  if (fault.empty()) return false;
+  const bool is_end = fault.starts_with("peer lost: ") ||
+                      fault.starts_with("aborted: the program exited with code ");
+  return failure.follows || !is_end;
+}
+
 std::string FailureText(const Failure& failure) {
-  std::string text = "sirtakirun: " + failure.text + "\n";
-  if (failure.last_lines.empty()) return text;
+  std::string text;
+  if (!failure.fault.empty()) text = "sirtakirun: first fault: " + failure.fault + "\n";
+  text += "sirtakirun: " + failure.text + "\n";
+  // What follows from a fault that is told has nothing to add.
+  if (failure.last_lines.empty() || (failure.follows && !failure.fault.empty())) return text;
   text += "sirtakirun: its last lines on standard error:\n";
   for (const std::string& line : failure.last_lines) text += "sirtakirun:   " + line + "\n";
   return text;

@@ -18,6 +18,7 @@ struct Failure {
   bool may_pass = true;                // whether another attempt may go well
   // From another rank's end, which comes yet: it says so, or the launcher's signal has ended it.
   bool follows = false;
+  std::string fault;  // of the group, which a rank has told before
   bool operator==(const Failure&) const = default;
 };
 
@@ -28,7 +29,11 @@ std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMess
 Failure JudgeLoss(int rank, const std::string& host, const std::string& why,
                   const std::deque<std::string>& last_lines);
 
-// The last words about a run, each line behind "sirtakirun: ".
+// Whether the fault tells more about the cause than this failure does: not where it is that a rank
+// is lost or has exited, and this is how a rank has ended by itself.
+bool IsCause(const std::string& fault, const Failure& failure);
+
+// The last words about a run, each line behind "sirtakirun: ". The fault comes first.
 std::string FailureText(const Failure& failure);
 
 // "SIGKILL", or "signal 42" where it has no name.

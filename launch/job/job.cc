@@ -16,6 +16,7 @@
 
 #include "core/base/text.h"
 #include "launch/base/child.h"
+#include "launch/base/greeting.h"
 #include "launch/base/rank_messages.h"
 #include "launch/base/shell_text.h"
 #include "launch/base/signal_pipe.h"
@@ -34,7 +35,8 @@ using core::TimePoint;
 
 struct Connection {
   Descriptor fd;
-  MessageReader reader;
+  Doorkeeper keeper;
+  MessageReader reader{kMaxGreeting};  // until it is known
   std::string outbox;
   int rank = -1;        // until it has said which it is
   TimePoint silent_by;  // then: it is no rank of ours
@@ -44,6 +46,14 @@ namespace {
 
 // Of a connection: a rank says at once who it is.
 constexpr auto kHelloAfter = std::chrono::seconds(10);
+// Connections that have not said which rank they are, besides those that ranks make at the start: to
+// all addresses at once.
+constexpr std::size_t kMostGreeters = 64;
+constexpr std::size_t kAddressesOfRank = 4;
+constexpr std::size_t kOtherFiles = 32;  // that this process has open
+constexpr int kMostAccepted = 64;        // before something else has its turn
+// Of a connection that there was no room for.
+constexpr auto kAcceptAgain = std::chrono::seconds(1);
 // Of a rank's failure: by then its launcher has ended the others, or does not.
 constexpr auto kStopAfter = std::chrono::seconds(2);
 // Of the word to stop: the ranks have killed what did not.
@@ -57,6 +67,8 @@ constexpr auto kAskedOnce = std::chrono::seconds(1);
 constexpr auto kLastWords = std::chrono::seconds(2);
 // Of the launcher's end, where it matters which hosts are gone: until a silent one is noticed.
 constexpr auto kSilence = std::chrono::seconds(14);
+// Of what the launcher prints about the end of a run.
+constexpr std::size_t kMostHeld = std::size_t{64} * 1024;
 
 class Job {
  public:
@@ -64,11 +76,15 @@ class Job {
       : plan_(plan), env_(env), ranks_(static_cast<std::size_t>(plan.placement.ranks)) {}
 
   Status Start(const LaunchOptions& options, bool again, core::Duration start_timeout) {
-    RaiseFileLimit();
+    const std::size_t taken = ranks_.size() + kOtherFiles;
+    const std::size_t files = std::max(RaiseFileLimit(), taken);
+    most_greeters_ =
+        std::clamp(files - taken, std::size_t{1}, kMostGreeters + kAddressesOfRank * ranks_.size());
     may_restart_ = options.max_restarts > 0;
+    verbose_ = options.verbose;
     Status status = output_.Open(options, plan_.placement.ranks, again, env_);
     if (status.ok()) status = SignalPipe::Open(SignalPipe::User::kTaken);
-    Command command{plan_.command, plan_.environment, {}, false};
+    Command command{plan_.command, plan_.environment, {}, true};
     // Ctrl-C is for us, and what a launcher does to its group is not for whoever started us. But
     // only the terminal's own group may read from it.
     command.own_group = isatty(STDIN_FILENO) == 0;
@@ -92,9 +108,15 @@ class Job {
       // What became of the ranks follows from that.
       failure_ = JudgeKilledLauncher(plan_.command.front(), *launcher_end_);
     }
+    bool explained = failure_.has_value();
     if (!failure_) {
       failure_ = JudgeLauncher(ranks_, begun_, plan_.command.front(), *launcher_end_);
     }
+    if (failure_ && failure_->follows && IsCause(FirstFault(), *failure_)) {
+      failure_->fault = FirstFault();
+    }
+    if (failure_ && failure_->follows && failure_->fault.empty()) explained = false;
+    if (failure_ && !explained) std::fputs(held_.c_str(), stderr);
     if (!failure_) {
       if (launcher_end_->value != 0) NoteLauncherCode();
       return {output_.failed() ? 1 : 0, false, {}};
@@ -140,10 +162,14 @@ class Job {
   }
 
   void Step() {
+    const auto waits = [this](Stream stream) { return output_.HasWaiting(stream); };
     std::vector<pollfd> fds = {{SignalPipe::fd(), POLLIN, 0},
-                               {listener_.get(), POLLIN, 0},
+                               {accept_at_ ? -1 : listener_.get(), POLLIN, 0},
                                {output_.Wants(Stream::kOutput) ? STDOUT_FILENO : -1, POLLOUT, 0},
-                               {output_.Wants(Stream::kError) ? STDERR_FILENO : -1, POLLOUT, 0}};
+                               {output_.Wants(Stream::kError) ? STDERR_FILENO : -1, POLLOUT, 0},
+                               // A slow reader holds the launcher up too.
+                               {waits(Stream::kOutput) ? -1 : launcher_.output().get(), POLLIN, 0},
+                               {waits(Stream::kError) ? -1 : launcher_.error().get(), POLLIN, 0}};
     const std::size_t first = fds.size();
     for (const auto& connection : connections_) {
       const int events = connection->outbox.empty() ? POLLIN : POLLIN | POLLOUT;
@@ -153,6 +179,8 @@ class Job {
     if (fds[0].revents != 0) TakeSignals();
     if (fds[2].revents != 0) output_.Write(Stream::kOutput);
     if (fds[3].revents != 0) output_.Write(Stream::kError);
+    if (fds[4].revents != 0) TakeOutputOfLauncher(Stream::kOutput);
+    if (fds[5].revents != 0) TakeOutputOfLauncher(Stream::kError);
     for (std::size_t i = first; i < fds.size(); ++i) {
       Connection& connection = *connections_[i - first];
       if ((fds[i].revents & POLLOUT) != 0) Flush(&connection);
@@ -166,7 +194,8 @@ class Job {
 
   int Patience() const {
     std::optional<TimePoint> next;
-    for (const auto& time : {start_by_, init_by_, stop_at_, terminate_at_, kill_at_, leave_at_}) {
+    for (const auto& time :
+         {start_by_, init_by_, stop_at_, terminate_at_, kill_at_, leave_at_, accept_at_}) {
       if (time && (!next || *time < *next)) next = time;
     }
     for (const auto& connection : connections_) {
@@ -194,16 +223,63 @@ class Job {
     }
     if (const auto end = launcher_.Ended()) {
       launcher_end_ = end;
+      for (const Stream stream : {Stream::kOutput, Stream::kError}) {
+        while (TakeOutputOfLauncher(stream)) continue;
+      }
+      output_.FinishLauncher();
       leave_at_ = Clock::now() + (may_restart_ && !signalled_at_ ? kSilence : kLastWords);
     }
   }
 
+  // False if there is nothing. What it prints about the end of a rank is held back: the ranks have
+  // said more.
+  bool TakeOutputOfLauncher(Stream stream) {
+    const bool is_output = stream == Stream::kOutput;
+    const Descriptor& from = is_output ? launcher_.output() : launcher_.error();
+    if (!from.valid()) return false;
+    std::string bytes;
+    if (ReadSome(from.get(), &bytes).ended) {
+      is_output ? launcher_.CloseOutput() : launcher_.CloseError();
+    }
+    if (begun_ && !verbose_ && (failure_ || !faults_.empty())) {
+      if (held_.size() < kMostHeld) held_ += bytes;
+    } else {
+      output_.AppendOfLauncher(stream, bytes);
+    }
+    return !bytes.empty();
+  }
+
+  // Strangers cannot keep ranks out: of too many that say nothing the oldest goes.
   void AcceptAll() {
-    for (Descriptor fd = Accept(listener_); fd.valid(); fd = Accept(listener_)) {
+    for (int i = 0; i < kMostAccepted; ++i) {
+      bool no_room = false;
+      Descriptor fd = Accept(listener_, &no_room);
+      if (no_room && DropOldestGreeter()) continue;
+      // It would be ready all the time.
+      if (no_room) accept_at_ = Clock::now() + kAcceptAgain;
+      if (!fd.valid()) return;
       connections_.push_back(std::make_unique<Connection>());
       connections_.back()->fd = std::move(fd);
       connections_.back()->silent_by = Clock::now() + kHelloAfter;
+      if (Greeters() > most_greeters_) DropOldestGreeter();
     }
+  }
+
+  static bool IsGreeter(const std::unique_ptr<Connection>& connection) {
+    return connection->rank < 0 && connection->fd.valid();
+  }
+
+  std::size_t Greeters() const {
+    return static_cast<std::size_t>(
+        std::count_if(connections_.begin(), connections_.end(), IsGreeter));
+  }
+
+  // They stand in the order in which they came. False if there is none.
+  bool DropOldestGreeter() {
+    const auto oldest = std::find_if(connections_.begin(), connections_.end(), IsGreeter);
+    if (oldest == connections_.end()) return false;
+    Drop(oldest->get(), "");
+    return true;
   }
 
   void Read(Connection* connection) {
@@ -221,6 +297,14 @@ class Job {
 
   // False if the message does not come from a rank of ours.
   bool Take(Connection* connection, const RankMessage& message) {
+    if (!connection->keeper.knows()) {
+      std::string reply;
+      if (!connection->keeper.Take(message, key_, &reply)) return false;
+      if (connection->keeper.knows()) connection->reader.Allow(kMaxMessage);
+      connection->outbox += reply;
+      Flush(connection);
+      return true;
+    }
     if (const auto* hello = std::get_if<HelloMessage>(&message)) return Greet(connection, *hello);
     if (connection->rank < 0) return false;
     Rank& rank = ranks_[static_cast<std::size_t>(connection->rank)];
@@ -242,12 +326,15 @@ class Job {
     } else if (const auto* init = std::get_if<InitMessage>(&message)) {
       (init->through ? rank.through : rank.in_init) = true;
       TimeInit();
+    } else if (const auto* fault = std::get_if<FaultMessage>(&message)) {
+      std::erase_if(faults_, [&](const auto& told) { return told.first == connection->rank; });
+      if (!fault->text.empty()) faults_.emplace_back(connection->rank, core::Escaped(fault->text));
     }
     return true;
   }
 
   bool Greet(Connection* connection, const HelloMessage& hello) {
-    if (hello.key != key_ || connection->rank >= 0) return false;
+    if (connection->rank >= 0) return false;
     const auto size = static_cast<int>(ranks_.size());
     if (hello.size != size || hello.rank < 0 || hello.rank >= size ||
         ranks_[static_cast<std::size_t>(hello.rank)].connection != nullptr) {
@@ -280,12 +367,11 @@ class Job {
     const std::string own = HostName();
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       const Host* const host = HostOf(ranks_, rank, plan_.placement, own);
-      go.variables.clear();
-      if (host != nullptr && !host->devices.empty()) {
-        std::vector<std::string> devices;
+      std::vector<std::string> devices;
+      if (host != nullptr) {
         for (const int device : host->devices) devices.push_back(std::to_string(device));
-        go.variables.emplace_back("CUDA_VISIBLE_DEVICES", Joined(devices, ","));
       }
+      go.devices = Joined(devices, ",");
       Send(static_cast<int>(rank), go);
     }
   }
@@ -357,11 +443,16 @@ class Job {
     if (!stopped_ && !stop_at_) stop_at_ = Clock::now() + kStopAfter;
   }
 
+  std::string FirstFault() const { return faults_.empty() ? "" : faults_.front().second; }
+
   // The run has failed; what comes later follows from that. The launcher ends the others; at
   // `stop_at` they are told to stop.
   void Fail(Failure failure, TimePoint stop_at) {
     const bool is_cause = failure_ && failure_->follows && !failure.follows && !stopped_;
-    if (!failure_ || is_cause) failure_ = std::move(failure);
+    if (!failure_ || is_cause) {
+      failure_ = std::move(failure);
+      if (IsCause(FirstFault(), *failure_)) failure_->fault = FirstFault();
+    }
     start_by_.reset();
     init_by_.reset();
     if (!stopped_ && (!stop_at_ || stop_at < *stop_at_)) stop_at_ = stop_at;
@@ -394,6 +485,7 @@ class Job {
     }
     if (is_due(&kill_at_)) KillNow();
     is_due(&leave_at_);
+    is_due(&accept_at_);
   }
 
   // Ranks end themselves when their connection does. A reader who takes his time gets what they
@@ -424,11 +516,15 @@ class Job {
   std::string key_;
   Child launcher_;
   std::optional<EndMessage> launcher_end_;
+  std::string held_;                // of what it prints
   std::optional<Failure> failure_;  // the first, or what it follows from
+  std::vector<std::pair<int, std::string>>
+      faults_;  // of ranks' groups, in the order of their coming
   int greeted_ = 0;
   bool begun_ = false;  // the programs
   bool withdrawn_ = false;
   bool may_restart_ = false;
+  bool verbose_ = false;
   bool stopped_ = false;
   bool given_up_ = false;
   bool told_launcher_ = false;             // to end
@@ -440,6 +536,8 @@ class Job {
   std::optional<TimePoint> terminate_at_;
   std::optional<TimePoint> kill_at_;
   std::optional<TimePoint> leave_at_;
+  std::optional<TimePoint> accept_at_;  // connections again
+  std::size_t most_greeters_ = kMostGreeters;
 };
 
 }  // namespace

@@ -110,6 +110,20 @@ void JobOutput::Finish(int rank) {
   }
 }
 
+void JobOutput::AppendOfLauncher(Stream stream, std::string_view bytes) {
+  std::string lines = launcher_lines_[Index(stream)].Append(bytes, "");
+  if (lines.empty() || lost_[Index(stream)]) return;
+  waiting_[Index(stream)].push_back({std::move(lines), -1, 0});
+}
+
+void JobOutput::FinishLauncher() {
+  for (const Stream stream : {Stream::kOutput, Stream::kError}) {
+    std::string line = launcher_lines_[Index(stream)].Finish("");
+    if (line.empty() || lost_[Index(stream)]) continue;
+    waiting_[Index(stream)].push_back({std::move(line), -1, 0});
+  }
+}
+
 void JobOutput::WriteFile(int fd, std::string_view bytes) {
   while (!bytes.empty() && !file_failed_) {
     const Transfer transfer = WriteSome(fd, bytes);

@@ -27,6 +27,9 @@ class JobOutput {
 
   void Append(int rank, Stream stream, std::string_view bytes);
   void Finish(int rank);  // it prints nothing more
+  // What the launcher prints, line by line; at its end the rest of it.
+  void AppendOfLauncher(Stream stream, std::string_view bytes);
+  void FinishLauncher();
   std::deque<std::string> LastErrorLines(int rank) const { return of_[At(rank)].errors.Lines(); }
 
   // What waits for the terminal (or what stands for it).
@@ -77,6 +80,7 @@ class JobOutput {
   Stream turn_ = Stream::kOutput;  // then, who writes next if both wait
   std::array<bool, 2> colors_{};
   std::vector<OfRank> of_;
+  std::array<LinePrefixer, 2> launcher_lines_;
   std::array<std::deque<Piece>, 2> waiting_;
   std::vector<std::pair<int, std::size_t>> written_;
 };

@@ -58,7 +58,7 @@ const Host* HostOf(const std::vector<Rank>& ranks, std::size_t rank, const Place
 }
 
 Failure JudgeStart(const std::vector<Rank>& ranks, const HostList& hosts, core::Duration timeout) {
-  const auto is_late = [](const Rank& rank) { return rank.hello.key.empty(); };
+  const auto is_late = [](const Rank& rank) { return rank.hello.size == 0; };
   return {1, LateText(ranks, is_late, "started", hosts, timeout), {}};
 }
 

@@ -18,6 +18,7 @@
 #include "core/machine/cgroup.h"
 #include "core/machine/start_notice.h"
 #include "launch/base/child.h"
+#include "launch/base/greeting.h"
 #include "launch/base/rank_messages.h"
 #include "launch/base/shell_text.h"
 #include "launch/base/signal_pipe.h"
@@ -73,13 +74,13 @@ class RankProcess {
                                                 std::string(kKeyVariable) +
                                                 " is not set: the launcher did not pass it on"};
     }
-    status = ConnectToAny(*address, kConnectTimeout, &connection_);
+    status = ConnectToAny(*address, *key, kConnectTimeout, &connection_);
     if (!status.ok()) {
       return {status.code(), "rank " + std::to_string(place_.rank) +
                                  " does not reach sirtakirun: " + status.message() +
                                  "; --network-interfaces chooses where it listens"};
     }
-    Send(HelloMessage{*key, place_.rank, place_.size, place_.local_rank, HostName(), FreePort()});
+    Send(HelloMessage{place_.rank, place_.size, place_.local_rank, HostName(), FreePort()});
     return Status::Ok();
   }
 
@@ -124,6 +125,7 @@ class RankProcess {
       Stop();
     }
     if (const auto end = child_.Ended()) {
+      TakeNotices();  // what it had to say
       end_ = end;
       // SIGKILL was somebody else's: the launcher's would have ended this process too.
       const bool by_others = end->kind == EndKind::kSignalled && end->value == SIGKILL && !killed_;
@@ -134,12 +136,24 @@ class RankProcess {
   }
 
   void TakeNotices() {
-    std::string bytes;
-    if (ReadSome(notices_.get(), &bytes).ended) notices_.Close();
-    for (const char byte : bytes) {
-      const auto notice = static_cast<core::StartNotice>(byte);
-      if (notice == core::StartNotice::kBegins) Send(InitMessage{false});
-      if (notice == core::StartNotice::kIsThrough) Send(InitMessage{true});
+    while (notices_.valid()) {
+      std::string bytes;  // of one notice
+      if (ReadSome(notices_.get(), &bytes).ended) notices_.Close();
+      if (bytes.empty()) return;
+      switch (static_cast<core::StartNotice>(bytes.front())) {
+        case core::StartNotice::kBegins:
+          Send(InitMessage{false});
+          break;
+        case core::StartNotice::kIsThrough:
+          Send(InitMessage{true});
+          break;
+        case core::StartNotice::kFault:
+          Send(FaultMessage{bytes.substr(1)});
+          break;
+        case core::StartNotice::kAgain:
+          Send(FaultMessage{});
+          break;
+      }
     }
   }
 
@@ -194,7 +208,7 @@ class RankProcess {
     std::string notices;
     notices_ = Descriptor(core::ListenForStart(&notices));
     if (notices_.valid()) command.set.emplace_back(core::kStartNoticeVariable, notices);
-    command.set.insert(command.set.end(), go.variables.begin(), go.variables.end());
+    if (!go.devices.empty()) command.set.emplace_back("CUDA_VISIBLE_DEVICES", go.devices);
     int error = 0;
     const Status status = child_.Start(command, &error);
     if (status.ok()) return;

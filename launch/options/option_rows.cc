@@ -134,10 +134,12 @@ OptionGroup StartOptions() {
         "The interfaces between the hosts, for MPI and NCCL. Default: those by which this machine "
         "reaches the others.",
         SetInterfaces},
-       Switch("check-hosts", 0,
-              "Ask hosts that are reached by ssh, before the start, whether ranks can start there: "
-              "ssh without a password, Sirtaki, MPI and the program. Default: true.",
-              &O::check_hosts),
+       Switch(
+           "check-hosts", 0,
+           "Ask hosts that are reached by ssh, before the start, whether ranks can start there: "
+           "ssh without a password, Sirtaki, MPI and the program; and look whether the program is "
+           "on this machine, if ranks are. Default: true.",
+           &O::check_hosts),
        Switch("disable-cache", 0, "Ask also the hosts that were found fit within the last hour.",
               &O::disable_cache),
        Number(

@@ -17,6 +17,8 @@ using core::StatusCode;
 
 namespace {
 
+const char* const kNotPrinted = "...";
+
 Status Wrong(const std::string& text) { return {StatusCode::kInvalidArgument, text}; }
 
 // A rank that starts ranks would take the outer run's variables for its own.
@@ -38,7 +40,8 @@ void AddEnvironment(PlanWriter* writer) {
     if (equals == std::string::npos) {
       writer->Export(text);
     } else {
-      writer->Set(text.substr(0, equals), text.substr(equals + 1), "-x");
+      writer->SetSecret(text.substr(0, equals), text.substr(equals + 1),
+                        "-x; the value is not printed");
     }
   }
   if (writer->input().restarts > 0) {
@@ -154,6 +157,14 @@ void PlanWriter::Set(const std::string& name, const std::string& value, const st
   SetForLauncher(name, value, why);
 }
 
+void PlanWriter::SetSecret(const std::string& name, const std::string& value,
+                           const std::string& why) {
+  exports_.insert(name);
+  plan_.secret.insert(name);
+  plan_.environment.emplace_back(name, value);
+  plan_.reasons.push_back({name + "=" + kNotPrinted, why});
+}
+
 void PlanWriter::Export(const std::string& name) {
   if (input_.environment.Find(name)) {
     exports_.insert(name);
@@ -251,7 +262,9 @@ Status MakePlan(const PlanInput& input, Plan* out) {
 
 std::string PlanText(const Plan& plan) {
   std::string text;
-  for (const auto& [name, value] : plan.environment) text += name + "=" + ShellQuoted(value) + " ";
+  for (const auto& [name, value] : plan.environment) {
+    text += name + "=" + (plan.secret.contains(name) ? kNotPrinted : ShellQuoted(value)) + " ";
+  }
   for (const std::string& word : plan.command) {
     text += ShellQuoted(word);
     text += &word == &plan.command.back() ? "\n" : " ";

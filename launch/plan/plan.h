@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,6 +53,7 @@ struct Plan {
   std::vector<std::string> command;
   // Set for the launcher, over its own environment.
   std::vector<std::pair<std::string, std::string>> environment;
+  std::set<std::string> secret;  // variables whose values PlanText does not print: those of -x
   std::vector<Reason> reasons;
   std::vector<std::string> interfaces;  // of this machine, that ranks reach it by; empty: any
   std::string network;                  // between the hosts, in a few words; empty: none matters
@@ -65,7 +67,8 @@ core::Status MakePlan(const PlanInput& input, Plan* out);
 // Of ssh to the hosts, as the options have them.
 std::vector<std::string> SshArguments(const LaunchOptions& options);
 
-// The line as a shell would take it, and the reasons below it.
+// The line as a shell would take it (`NAME=...` where the value is secret), and the reasons below
+// it.
 std::string PlanText(const Plan& plan);
 
 }  // namespace sirtaki::launch

@@ -5,6 +5,7 @@
 //   stops    nothing ends it: somebody else stops it
 //   throws   an exception that nobody catches
 //   exits    std::exit(3)
+//   absent   it submits nothing any more, and goes on for ever; the others end with 0 after the error
 //
 // Each rank prints "rank R has begun" after its first steps. One that meets an error of Sirtaki's
 // prints it to standard error and ends some seconds later, with code 1: the victim is to be the
@@ -58,6 +59,7 @@ int main(int argc, char** argv) {
   }
   const std::string what = argv[1];
   const int victim = std::atoi(argv[2]);
+  const bool forgives = what == "absent";
   const std::chrono::seconds later(what == "stops" ? 1 : 20);
   sirtaki::session::StartOptions options;
   options.parsed = sirtaki::core::ParseConfig(std::vector<std::string>(argv + 3, argv + argc),
@@ -76,9 +78,12 @@ int main(int argc, char** argv) {
     if (step == kVictimsStep && rank == victim) {
       if (what == "throws") throw std::runtime_error("this sample cannot be read");
       if (what == "exits") std::exit(3);
+      while (what == "absent") std::this_thread::sleep_for(std::chrono::seconds(1));
     }
     if (const Status status = Step(*session, step); !status.ok()) {
-      return Fail(status, later);
+      if (!forgives) return Fail(status, later);
+      session->NoteSeen(status);
+      return EXIT_SUCCESS;
     }
   }
 }

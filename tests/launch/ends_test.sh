@@ -68,7 +68,7 @@ again() {
 again_in_vain() {
   run 4 -np 2 --max-restarts 1 bash -c 'exit 4'
   [ "$(grep -c "ended with exit code 4" "$errors")" = 2 ] || fail "not two attempts"
-  run 127 -np 1 --max-restarts 3 "$work/no/such/program"
+  run 127 -np 1 --max-restarts 3 --check-hosts=false "$work/no/such/program"
   ! grep -q "starting again" "$errors" || fail "what cannot go well is started again"
 }
 again_without_what_is_around() {
@@ -119,5 +119,32 @@ over_mpi() {
   done
 }
 
-together mpirun_is_killed rank_fails rank_is_killed rank_crashes ends_with_it unwilling stopped_itself
+# Lines that begin with "sirtakirun: ", without that.
+verdict() { sed -n 's/^sirtakirun: //p' "$errors"; }
+is_page() { grep -qE '^-{20,}$|^(mpirun|mpiexec|prterun) (noticed|detected|has exited)' "$errors"; }
+
+fault_comes_first() {
+  echo "--- the first fault that a rank has told is the cause, whoever caught it, and mpirun's page is not shown"
+  "$mpirun" --version 2>&1 | grep -q "Open MPI" || return 0   # others let rank 0 be
+  local code=0
+  # Rank 1 catches it and ends with 0. MPI is not finalized then: mpirun ends rank 0, which is in its own code.
+  timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 "$programs/end_badly" absent 0 \
+    --sirtaki-stall-limit=12 --sirtaki-flight-records=off >"$output" 2>"$errors" </dev/null || code=$?
+  [ "$code" = 143 ] || fail "code $code"
+  verdict | head -n 1 | grep -qE '^first fault: timed out: ".*has waited .* for rank 0, longer than stall_limit \(12 s\)' ||
+    fail "the first fault does not come first"
+  ends "$errors" "sirtakirun: rank 0 on host $host died of SIGTERM"
+  ! is_page || fail "mpirun's page is there"
+  gone "end_badly absent 0"
+}
+page_with_verbose() {
+  echo "--- mpirun's own page comes with --verbose, or where nothing else says why"
+  "$mpirun" --version 2>&1 | grep -q "Open MPI" || return 0
+  run 3 -np 2 bash -c 'exit 3'
+  ! is_page || fail "mpirun's page is there"
+  run 3 -np 2 --verbose bash -c 'exit 3'
+  is_page || fail "mpirun's page is not there"
+}
+
+together fault_comes_first page_with_verbose mpirun_is_killed rank_fails rank_is_killed rank_crashes ends_with_it unwilling stopped_itself
 together again again_in_vain again_without_what_is_around cause over_mpi

@@ -108,14 +108,30 @@ echo "--- time stamps"
 run 0 -np 1 --prefix-timestamp echo hello
 grep -qxE '[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3} \[0\] hello' "$output" || fail "no time"
 
-echo "--- a program that is not there"
+echo "--- a program that is not there is told before anything is started, with what may have been meant"
 run 127 -np 2 "$work/no/such/program"
+says "$errors" "sirtakirun: program \"$work/no/such/program\" cannot be started (No such file or directory)"
+ends "$errors" "sirtakirun: nothing was started (--check-hosts=false skips this check)"
+printf '#!/bin/sh\necho hi\n' >"$work/u"
+chmod +x "$work/u"
+(cd "$work" && run 127 -np 2 u && says "$errors" 'sirtakirun: program "u" cannot be started (is not on PATH); did you mean ./u?')
+(cd "$work" && run 0 -np 2 -x PATH="$work:$PATH" u && says "$output" "[0] hi")
+(cd / && run 0 -np 2 --mpi-args "-wdir $work" ./u && says "$output" "[0] hi")
+run 127 -np 2 --check-hosts=false "$work/no/such/program"
 grep -qE '^sirtakirun: rank [01] on host .*no/such/program.* cannot be started: No such file or directory$' "$errors" || fail "it does not say why"
 
 echo "--- a plan is printed, and nothing started"
 run 0 -np 2 --dry-run touch "$work/started"
 grep -q -- "sirtakirun --as-rank -- touch $work/started" "$output" || fail "no plan"
 [ ! -e "$work/started" ] || fail "it was started"
+
+echo "--- values of -x are for the ranks, and printed nowhere"
+run 0 -np 1 -x "TOKEN=se cret" --verbose sh -c 'echo "arrived: ${#TOKEN}"'
+says "$output" "[0] arrived: 7"
+grep -q '^TOKEN=\.\.\. ' "$errors" || fail "the variable is not there"
+! grep -q 'cret' "$errors" || fail "the value is there"
+run 0 -np 1 -x "TOKEN=se cret" --dry-run hostname
+! grep -q 'cret' "$output" || fail "the value is in the plan"
 
 echo "--- what was built in and what is here"
 run 0 -cb

@@ -82,6 +82,53 @@ END
   [ "$code" = 9 ] || fail "it was kept: code $code"
 }
 
+many_strangers() {
+  echo "--- nor do a hundred strangers keep ranks out, or sirtakirun busy, where it may open 64 files"
+  command -v python3 prlimit >/dev/null || return 0
+  export STRANGERS=$work/strangers
+  cat >"$work/besieged" <<END
+#!/bin/bash
+[ "\${1:-}" = --version ] && exec "$mpirun" --version
+prlimit --pid "\$PPID" --nofile=7:   # it has as many open: no room for any
+echo "\${SIRTAKI_LAUNCH_ADDRESS##*:}" >"\$STRANGERS.new" && mv "\$STRANGERS.new" "\$STRANGERS.port"
+until [ -e "\$STRANGERS.there" ]; do sleep 0.1; done
+ticks() { awk '{ print \$14 + \$15 }' "/proc/\$PPID/stat"; }   # of processor time, 100 a second
+before=\$(ticks)
+sleep 5
+echo \$((\$(ticks) - before)) >"\$STRANGERS.ticks"
+prlimit --pid "\$PPID" --nofile=64:
+before=\$(ticks)
+sleep 5
+echo \$((\$(ticks) - before)) >>"\$STRANGERS.ticks"
+exec "$mpirun" "\$@"
+END
+  chmod +x "$work/besieged"
+  python3 - <<'END' &
+import os, socket, time
+name = os.environ["STRANGERS"]
+until = time.monotonic() + 90
+while not os.path.exists(name + ".port") and time.monotonic() < until:
+    time.sleep(0.1)
+port = int(open(name + ".port").read())
+strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+open(name + ".there", "w").close()
+while not os.path.exists(name + ".end") and time.monotonic() < until:
+    time.sleep(0.1)
+END
+  local strangers=$! code=0
+  (ulimit -n 64 && exec timeout -k 5 100 "$sirtakirun" --launcher "$work/besieged" --oversubscribe -np 2 --start-timeout 60 \
+    bash -c 'echo here' >"$output" 2>"$errors" </dev/null) || code=$?
+  touch "$STRANGERS.end"
+  wait "$strangers"
+  [ "$code" = 0 ] || fail "code $code"
+  says "$output" "[1] here"
+  local ticks
+  while read -r ticks; do
+    [ "$ticks" -lt 50 ] || fail "in 5 s sirtakirun was busy for ${ticks}0 ms"
+  done <"$STRANGERS.ticks"
+  [ "$(wc -l <"$STRANGERS.ticks")" = 2 ] || fail "it was not measured twice"
+}
+
 launcher() {
   echo "--- a launcher that fails, and one that is none"
   for status in 9 0; do
@@ -116,7 +163,7 @@ early_signal() {
   gone "sleep 412"
 }
 
-together slow hangs_in_init waits_in_init without_init stranger launcher &
+together slow hangs_in_init waits_in_init without_init stranger many_strangers launcher &
 others=$!
 early_signal
 wait "$others"

@@ -242,3 +242,10 @@ def test_a_worker_that_is_spawned_is_no_rank(tmp_path):
     done = on_two_ranks(file)
     assert done.returncode == 0 and done.stdout.count("exit code 0") == 2, done.stdout + done.stderr
     assert done.stdout.count("refused:") == 2 and "__main__" in done.stdout
+
+
+def test_the_printed_command_has_no_values_of_variables():
+    from sirtaki.torch._run import _without_values
+    command = ["sirtakirun", "-x", "A=secret", "-x", "B", "--export=C=secret", "-xD=secret", "python", "x=y"]
+    assert _without_values(command) == ["sirtakirun", "-x", "A=...", "-x", "B", "--export=C=...", "-xD=...", "python",
+                                        "x=y"]

@@ -23,6 +23,29 @@ TEST(StartNoticeTest, NoticesArriveInOrder) {
   close(fd);
 }
 
+TEST(StartNoticeTest, AFaultComesWithItsTextAndIsCut) {
+  std::string name;
+  const int fd = ListenForStart(&name);
+  EnvironmentView env;
+  env.Set(std::string(kStartNoticeVariable), name);
+  TellStart(env, StartNotice::kFault, "timed out: \"slow\"");
+  TellStart(env, StartNotice::kFault, std::string(100'000, 'x'));
+  std::string bytes(200'000, '?');
+  EXPECT_EQ(bytes.substr(0, static_cast<std::size_t>(read(fd, bytes.data(), bytes.size()))),
+            "ftimed out: \"slow\"");
+  EXPECT_EQ(read(fd, bytes.data(), bytes.size()), static_cast<ssize_t>(1 + kMaxNoticeText));
+  close(fd);
+}
+
+TEST(StartNoticeTest, AFaultDoesNotWaitForAListenerThatDoesNotRead) {
+  std::string name;
+  const int fd = ListenForStart(&name);
+  EnvironmentView env;
+  env.Set(std::string(kStartNoticeVariable), name);
+  for (int i = 0; i < 2000; ++i) TellStart(env, StartNotice::kFault, "again");  // it would block
+  close(fd);
+}
+
 TEST(StartNoticeTest, NobodyNeedListen) {
   EnvironmentView env;
   TellStart(env, StartNotice::kBegins);

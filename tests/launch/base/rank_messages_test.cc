@@ -8,15 +8,20 @@ namespace sirtaki::launch {
 namespace {
 
 std::vector<RankMessage> Examples() {
-  return {HelloMessage{"key", 3, 8, 1, "host", 29500},
+  return {HelloMessage{3, 8, 1, "host", 29500},
           OutputMessage{Stream::kError, std::string("a\0b\n", 4)},
           EndMessage{EndKind::kSignalled, 9, "", true},
           EndMessage{EndKind::kNotStarted, 2, "no such file"},
-          GoMessage{"10.0.0.1", 29500, {{"A", "1"}, {"B", ""}}},
+          GoMessage{"10.0.0.1", 29500, "0,2"},
           StopMessage{},
           WrittenMessage{kMaxUnwritten},
           InitMessage{true},
-          InitMessage{false}};
+          InitMessage{false},
+          FaultMessage{"timed out: \"w\""},
+          FaultMessage{},
+          ChallengeMessage{std::string(32, '\0')},
+          AnswerMessage{std::string(32, '\1'), std::string(32, '\2')},
+          ProofMessage{std::string(32, '\3')}};
 }
 
 // All that comes of the bytes, given in pieces of this size.
@@ -47,6 +52,14 @@ TEST(RankMessagesTest, TheLargestOutputFits) {
   const RankMessage large = OutputMessage{Stream::kOutput, std::string(kMaxOutputBytes, 'x')};
   core::Status status;
   EXPECT_EQ(Read(Encode(large), 1 << 20, &status), std::vector<RankMessage>{large});
+}
+
+TEST(RankMessagesTest, AMessageThatIsLongerThanAllowedIsRefusedBeforeItIsThere) {
+  const std::string frame = Encode(OutputMessage{Stream::kOutput, std::string(1000, 'x')});
+  MessageReader reader(256);
+  reader.Append(frame.substr(0, 4));
+  std::optional<RankMessage> message;
+  EXPECT_EQ(reader.Next(&message).code(), core::StatusCode::kProtocol);
 }
 
 TEST(RankMessagesTest, RefusesWhatNoPeerSends) {

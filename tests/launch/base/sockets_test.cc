@@ -6,13 +6,10 @@
 #include <unistd.h>
 
 #include <array>
-#include <chrono>
 #include <csignal>
 
 namespace sirtaki::launch {
 namespace {
-
-using std::chrono::seconds;
 
 // The connection that has been made to the listener.
 Descriptor Accepted(const Descriptor& listener) {
@@ -25,11 +22,13 @@ TEST(SocketsTest, BytesArrive) {
   Descriptor listener;
   int port = 0;
   ASSERT_TRUE(Listen(/*local=*/true, &listener, &port).ok());
-  Descriptor there;
-  ASSERT_TRUE(ConnectToAny("127.0.0.1:" + std::to_string(port), seconds(30), &there).ok());
+  std::string why;
+  Descriptor there = BeginToConnect("127.0.0.1:" + std::to_string(port), &why);
+  ASSERT_TRUE(there.valid()) << why;
   Descriptor here = Accepted(listener);
   ASSERT_TRUE(here.valid());
   EXPECT_EQ(PeerAddress(here), "127.0.0.1");
+  EXPECT_EQ(ConnectError(there), "");
   EXPECT_EQ(WriteSome(there.get(), "hello").bytes, 5U);
   there.Close();
   std::string bytes;
@@ -55,29 +54,6 @@ TEST(SocketsTest, WhoDoesNotReadAnyMoreIsNoError) {
   EXPECT_TRUE(transfer.ended);
   EXPECT_EQ(transfer.why, "No space left on device");
   std::signal(SIGPIPE, before);
-}
-
-TEST(SocketsTest, TheAddressThatAnswersIsTaken) {
-  Descriptor listener;
-  int port = 0;
-  ASSERT_TRUE(Listen(/*local=*/true, &listener, &port).ok());
-  const std::string good = "127.0.0.1:" + std::to_string(port);
-  // Nobody listens at the first; the second is no address.
-  const std::string bad = "127.0.0.1:" + std::to_string(FreePort()) + ",nowhere:1,";
-  Descriptor there;
-  const core::Status status = ConnectToAny(bad + good, seconds(30), &there);
-  EXPECT_TRUE(status.ok()) << status.ToString();
-}
-
-TEST(SocketsTest, SaysWhyNoneAnswers) {
-  const std::string closed = "127.0.0.1:" + std::to_string(FreePort());
-  Descriptor there;
-  const core::Status status = ConnectToAny(closed + ",x", seconds(30), &there);
-  EXPECT_EQ(status.code(), core::StatusCode::kBackend);
-  EXPECT_NE(status.message().find(closed + ": Connection refused"), std::string::npos)
-      << status.message();
-  EXPECT_NE(status.message().find("x: is not an address"), std::string::npos) << status.message();
-  EXPECT_FALSE(there.valid());
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 namespace sirtaki::launch {
 namespace {
@@ -37,6 +39,23 @@ TEST(HostReportTest, FindsTheMpiThatAProgramLoads) {
             "/lib/libmpi.so.40");
   EXPECT_EQ(mpi_of("\tlibmpich.so.12 => /lib/libmpich.so.12 (0x1)\n"), "/lib/libmpich.so.12");
   EXPECT_EQ(mpi_of("\tlibc.so.6 => /lib/libc.so.6 (0x1)\n"), "");
+}
+
+TEST(HostReportTest, SaysWhichProgramMayHaveBeenMeant) {
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::string folder = std::filesystem::temp_directory_path() / "meantXXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  std::filesystem::current_path(folder);
+  for (const char* name : {"u", "text", "train.py"}) std::ofstream(name) << "#!/bin/sh\n";
+  std::filesystem::permissions("u", std::filesystem::perms::owner_all);
+  EXPECT_EQ(MeantProgram("u"), "; did you mean ./u?");
+  EXPECT_EQ(MeantProgram("train.py"), "; did you mean python3 train.py?");
+  EXPECT_EQ(MeantProgram("./train.py"), "; did you mean python3 ./train.py?");
+  EXPECT_EQ(MeantProgram("./text"), "; chmod +x makes it a program");
+  EXPECT_EQ(MeantProgram("./u"), "");
+  EXPECT_EQ(MeantProgram("v"), "");
+  std::filesystem::current_path(before);
+  std::filesystem::remove_all(folder);
 }
 
 TEST(HostReportTest, SaysWhetherAProgramCanBeStarted) {

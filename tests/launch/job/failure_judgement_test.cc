@@ -60,6 +60,34 @@ TEST(FailureJudgementTest, AnEndForWantOfAnotherRankFollowsFromThatRanks) {
   EXPECT_TRUE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGPIPE, ""}, {})->follows);
 }
 
+TEST(FailureJudgementTest, AFaultComesBeforeWhatFollowsFromIt) {
+  const std::string fault =
+      "timed out: \"slow\" has waited 6 s for rank 0 (from rank 1 on host vm)";
+  Failure ended = *JudgeEnd(0, "vm", {EndKind::kSignalled, SIGTERM, "", true}, {"wrote a record"});
+  ASSERT_TRUE(IsCause(fault, ended));
+  ended.fault = fault;
+  EXPECT_EQ(FailureText(ended), "sirtakirun: first fault: " + fault +
+                                    "\nsirtakirun: rank 0 on host vm died of SIGTERM\n");
+  Failure exited = *JudgeEnd(0, "vm", {EndKind::kExited, 3, ""}, {"the reason"});
+  ASSERT_TRUE(IsCause(fault, exited));
+  exited.fault = fault;
+  EXPECT_EQ(FailureText(exited), "sirtakirun: first fault: " + fault +
+                                     "\nsirtakirun: rank 0 on host vm ended with exit code 3\n"
+                                     "sirtakirun: its last lines on standard error:\n"
+                                     "sirtakirun:   the reason\n");
+}
+
+TEST(FailureJudgementTest, ARanksOwnEndIsTheCauseOfTheFaultThatIsAboutIt) {
+  const Failure killed = *JudgeEnd(1, "b", {EndKind::kSignalled, SIGKILL, ""}, {});
+  EXPECT_FALSE(IsCause("peer lost: rank 1 is lost: its process has ended (from rank 0)", killed));
+  const Failure exited = *JudgeEnd(1, "b", {EndKind::kExited, 3, ""}, {});
+  EXPECT_FALSE(IsCause("aborted: the program exited with code 3 (from rank 1 on host b)", exited));
+  EXPECT_FALSE(IsCause("", exited));
+  // Nobody knows of that end yet.
+  const Failure told = *JudgeEnd(0, "a", {EndKind::kSignalled, SIGTERM, "", true}, {});
+  EXPECT_TRUE(IsCause("peer lost: rank 1 is lost: its process has ended (from rank 0)", told));
+}
+
 TEST(FailureJudgementTest, SignalsHaveNames) {
   EXPECT_EQ(SignalName(SIGKILL), "SIGKILL");
   EXPECT_EQ(SignalName(99), "signal 99");

@@ -15,7 +15,7 @@ const HostList kHosts = {{"a", 2, {}}, {"b", 2, {}}};
 // Two on each host, all of which have started.
 std::vector<Rank> Ranks() {
   std::vector<Rank> ranks(4);
-  for (int i = 0; i < 4; ++i) ranks[i].hello = {"key", i, 4, i % 2, i < 2 ? "a" : "b", 1};
+  for (int i = 0; i < 4; ++i) ranks[i].hello = {i, 4, i % 2, i < 2 ? "a" : "b", 1};
   return ranks;
 }
 

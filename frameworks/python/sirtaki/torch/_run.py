@@ -170,6 +170,17 @@ def _dump_call(what: Any) -> Tuple[bytes, Optional[str]]:
     return buffer.getvalue(), os.path.abspath(main)
 
 
+def _without_values(command: Sequence[str]) -> List[str]:
+    """The command as it may be printed: values of `-x NAME=value` may be secret."""
+    printed = []
+    for before, word in zip(["", *command], command):
+        flag = next((flag for flag in ("--export=", "-x") if word.startswith(flag) and word != flag), "")
+        name, equals, _ = word[len(flag):].partition("=")
+        secret = equals and (flag or before in ("-x", "--export"))
+        printed.append(f"{flag}{name}=..." if secret else word)
+    return printed
+
+
 def _addresses(local: bool) -> List[str]:
     """Where the ranks may reach this process."""
     if local:
@@ -208,7 +219,7 @@ class _Call:
                        os.path.join(os.path.dirname(os.path.abspath(__file__)), "_run_rank.py"),
                        ",".join(_addresses(local)), str(server.getsockname()[1])]
             if verbose:
-                print(" ".join(map(shlex.quote, command)), file=sys.stderr, flush=True)
+                print(" ".join(map(shlex.quote, _without_values(command))), file=sys.stderr, flush=True)
             process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                        stderr=subprocess.PIPE, text=True, errors="replace")
             accepting = threading.Thread(target=self._accept, args=(server, key), name="sirtaki.run", daemon=True)

@@ -1,0 +1,179 @@
+#include "launch/base/greeting.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "launch/base/hmac.h"
+#include "launch/base/shell_text.h"
+
+namespace sirtaki::launch {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+constexpr std::size_t kChallengeBytes = 32;
+
+// Each side signs other words, so that none can be used to answer the other.
+std::string Proof(const std::string& key, std::string_view who, const std::string& of_rank,
+                  const std::string& of_launcher) {
+  const Hash hash = HmacSha256(key, std::string(who) + of_rank + of_launcher);
+  return {hash.begin(), hash.end()};
+}
+
+std::string ProofOfLauncher(const std::string& key, const std::string& of_rank,
+                            const std::string& of_launcher) {
+  return Proof(key, "sirtakirun:", of_rank, of_launcher);
+}
+
+std::string ProofOfRank(const std::string& key, const std::string& of_rank,
+                        const std::string& of_launcher) {
+  return Proof(key, "rank:", of_rank, of_launcher);
+}
+
+// Connections that are being made, all at once.
+class Attempts {
+ public:
+  Attempts(std::string_view addresses, const std::string& key) {
+    for (const std::string_view text : Split(addresses, ',')) {
+      Attempt attempt{std::string(text), Descriptor(), Caller(key), MessageReader(kMaxGreeting)};
+      std::string why;
+      attempt.fd = BeginToConnect(text, &why);
+      if (attempt.fd.valid()) {
+        attempts_.push_back(std::move(attempt));
+      } else {
+        failures_.push_back(attempt.name + ": " + why);
+      }
+    }
+  }
+
+  Status Wait(core::TimePoint deadline, Descriptor* out) {
+    while (!attempts_.empty()) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - core::Clock::now());
+      if (left.count() <= 0) return TimedOut();
+      std::vector<pollfd> fds;
+      for (const Attempt& attempt : attempts_) {
+        fds.push_back(
+            {attempt.fd.get(), static_cast<short>(attempt.connected ? POLLIN : POLLOUT), 0});
+      }
+      const int ready = poll(fds.data(), fds.size(), static_cast<int>(left.count()));
+      if (ready < 0 && errno != EINTR) {
+        return {StatusCode::kBackend, std::string("poll: ") + std::strerror(errno)};
+      }
+      for (std::size_t i = ready > 0 ? fds.size() : 0; i-- > 0;) {
+        if (fds[i].revents == 0) continue;
+        const std::string why = GoOn(&attempts_[i]);
+        if (attempts_[i].known) {
+          *out = std::move(attempts_[i].fd);
+          return Status::Ok();
+        }
+        if (why.empty()) continue;
+        failures_.push_back(attempts_[i].name + ": " + why);
+        attempts_.erase(attempts_.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+    }
+    return {StatusCode::kBackend, Joined(failures_, ", ")};
+  }
+
+ private:
+  struct Attempt {
+    std::string name;
+    Descriptor fd;
+    Caller caller;
+    MessageReader reader;
+    bool connected = false;
+    bool known = false;
+  };
+
+  // The next step; why it cannot be, else empty.
+  static std::string GoOn(Attempt* attempt) {
+    if (!attempt->connected) {
+      std::string why = ConnectError(attempt->fd);
+      if (!why.empty()) return why;
+      attempt->connected = true;
+      const std::string opening = attempt->caller.Opening();
+      if (opening.empty()) return "the system gives no random numbers";
+      return Say(*attempt, opening);
+    }
+    std::string bytes;
+    const Transfer transfer = ReadSome(attempt->fd.get(), &bytes, kMaxGreeting);
+    attempt->reader.Append(bytes);
+    std::optional<RankMessage> message;
+    Status status = attempt->reader.Next(&message);
+    std::string reply;
+    if (status.ok() && message) status = attempt->caller.Take(*message, &reply);
+    if (!status.ok()) return "not this run's sirtakirun: " + status.message();
+    if (message) {
+      std::string why = Say(*attempt, reply);
+      attempt->known = why.empty();
+      return why;
+    }
+    if (!transfer.ended) return "";
+    return transfer.why.empty() ? "closed the connection" : transfer.why;
+  }
+
+  // A connection that is new takes a few bytes at once.
+  static std::string Say(const Attempt& attempt, const std::string& frame) {
+    const Transfer transfer = WriteSome(attempt.fd.get(), frame);
+    if (transfer.bytes == frame.size()) return "";
+    return transfer.why.empty() ? "takes no bytes" : transfer.why;
+  }
+
+  Status TimedOut() {
+    for (const Attempt& attempt : attempts_) failures_.push_back(attempt.name + ": no answer");
+    return {StatusCode::kTimedOut, Joined(failures_, ", ")};
+  }
+
+  std::vector<Attempt> attempts_;
+  std::vector<std::string> failures_;
+};
+
+}  // namespace
+
+Caller::Caller(std::string key) : key_(std::move(key)), challenge_(RandomBytes(kChallengeBytes)) {}
+
+std::string Caller::Opening() const {
+  return challenge_.empty() ? "" : Encode(ChallengeMessage{challenge_});
+}
+
+Status Caller::Take(const RankMessage& message, std::string* reply) const {
+  const auto* answer = std::get_if<AnswerMessage>(&message);
+  if (answer == nullptr) return {StatusCode::kProtocol, "it does not answer the challenge"};
+  if (answer->challenge.size() != kChallengeBytes ||
+      !IsSame(answer->proof, ProofOfLauncher(key_, challenge_, answer->challenge))) {
+    return {StatusCode::kProtocol, "it does not know the run's key"};
+  }
+  *reply = Encode(ProofMessage{ProofOfRank(key_, challenge_, answer->challenge)});
+  return Status::Ok();
+}
+
+bool Doorkeeper::Take(const RankMessage& message, const std::string& key, std::string* reply) {
+  reply->clear();
+  if (const auto* opening = std::get_if<ChallengeMessage>(&message)) {
+    if (!ours_.empty() || opening->challenge.size() != kChallengeBytes) return false;
+    theirs_ = opening->challenge;
+    ours_ = RandomBytes(kChallengeBytes);
+    if (ours_.empty()) return false;
+    *reply = Encode(AnswerMessage{ours_, ProofOfLauncher(key, theirs_, ours_)});
+    return true;
+  }
+  const auto* proof = std::get_if<ProofMessage>(&message);
+  knows_ = proof != nullptr && !ours_.empty() && !key.empty() &&
+           IsSame(proof->proof, ProofOfRank(key, theirs_, ours_));
+  return knows_;
+}
+
+Status ConnectToAny(std::string_view addresses, const std::string& key, core::Duration timeout,
+                    Descriptor* out) {
+  return Attempts(addresses, key).Wait(core::Clock::now() + timeout, out);
+}
+
+}  // namespace sirtaki::launch

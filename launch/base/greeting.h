@@ -1,0 +1,61 @@
+// How a rank's sirtakirun and the user's recognise each other before anything else is said or
+// obeyed: each shows by an HMAC over fresh random challenges of both that it knows the run's key.
+// The key itself never crosses the connection, and what was recorded is of no use later.
+//
+//   rank                                sirtakirun
+//   challenge                        ->
+//                                    <- answer: its own challenge and its proof
+//   proof                            ->
+//
+// What is said afterwards is neither encrypted nor signed: who can change packets between two hosts
+// can change that too.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "launch/base/rank_messages.h"
+#include "launch/base/sockets.h"
+
+namespace sirtaki::launch {
+
+inline constexpr std::size_t kMaxGreeting = 256;  // bytes of a message before both are known
+
+// The rank's side of one connection. Pure, except that the challenge is random.
+class Caller {
+ public:
+  explicit Caller(std::string key);
+  // The frame to begin with; empty if the system gives no random numbers.
+  std::string Opening() const;
+  // The first message that comes. Sets `*reply` to the frame that ends the greeting. kProtocol: it
+  // does not come from this run's sirtakirun.
+  core::Status Take(const RankMessage& message, std::string* reply) const;
+
+ private:
+  std::string key_;
+  std::string challenge_;
+};
+
+// sirtakirun's side of one connection.
+class Doorkeeper {
+ public:
+  // A message of a connection that is not known yet. False: a stranger's, who learns nothing but
+  // that. Else `*reply` is the frame to send, if there is one.
+  bool Take(const RankMessage& message, const std::string& key, std::string* reply);
+  bool knows() const { return knows_; }  // the other end is a rank of this run
+
+ private:
+  std::string theirs_;  // challenges
+  std::string ours_;
+  bool knows_ = false;
+};
+
+// Connects to all of "address:port,…" at once and takes the first that knows the key; not blocking
+// from then on. kTimedOut, kBackend: none does, with the reason of each.
+core::Status ConnectToAny(std::string_view addresses, const std::string& key,
+                          core::Duration timeout, Descriptor* out);
+
+}  // namespace sirtaki::launch
