@@ -83,6 +83,25 @@ def test_allreduce_scales_before_and_after(rank, size):
     assert [t[0].item() for t in pair] == [size / 4, size / 4]
 
 
+@pytest.mark.parametrize("dtype", support.INTEGERS, ids=str)
+def test_factors_of_integers_truncate(rank, size, dtype):
+    mine, halves = torch.tensor([3, 5, 20], dtype=dtype), torch.tensor([1, 2, 10])
+    wanted = (halves * size * 0.75).to(dtype)
+    factors = {"op": hvd.Sum, "prescale_factor": 0.5, "postscale_factor": 0.75}
+    assert torch.equal(hvd.allreduce(mine, **factors), wanted)
+    assert torch.equal(hvd.synchronize(hvd.allreduce_async(mine, **factors)), wanted)
+    assert all(torch.equal(result, wanted) for result in hvd.grouped_allreduce([mine, mine], **factors))
+    assert torch.equal(hvd.reducescatter(mine.repeat(size, 1), **factors), wanted.reshape(1, 3))
+    assert torch.equal(hvd.grouped_reducescatter([mine.repeat(size, 1)], **factors)[0], wanted.reshape(1, 3))
+    assert torch.equal(mine, torch.tensor([3, 5, 20], dtype=dtype))
+    assert torch.equal(hvd.allreduce(mine, postscale_factor=0.5), halves.to(dtype))  # of the sum, before it is divided
+    assert torch.equal(hvd.allreduce_(mine, op=hvd.Max, prescale_factor=0.5), halves.to(dtype))
+    large = torch.full((300_000,), 7, dtype=dtype)
+    assert torch.equal(hvd.allreduce(large, op=hvd.Min, prescale_factor=0.5), torch.full_like(large, 3))
+    if dtype.is_signed:
+        assert hvd.allreduce(-mine, op=hvd.Min, postscale_factor=0.5).tolist() == [0, -1, -5]
+
+
 def test_allreduce_of_a_view_leaves_what_lies_between(rank, size):
     whole = torch.zeros(4, 6)
     view = whole[:, ::2]
