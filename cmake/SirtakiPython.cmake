@@ -62,7 +62,7 @@ function(sirtaki_add_python_module)
 
   # The sources themselves, so that a change is seen without a build.
   file(MAKE_DIRECTORY "${package}")
-  foreach(part IN ITEMS __init__.py _C.pyi py.typed _launcher.py common torch)
+  foreach(part IN ITEMS __init__.py _C.pyi py.typed _launcher.py common horovod torch)
     file(CREATE_LINK "${folder}/sirtaki/${part}" "${package}/${part}" SYMBOLIC)
   endforeach()
   set(SIRTAKI_LAUNCHER "")

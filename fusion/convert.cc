@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
@@ -77,16 +78,35 @@ TransformFunction TransformThrough(core::DType half) {
   return nullptr;
 }
 
-// Through float64 up to 32 bits: exact, and the compiler makes vectors of it. The divisor may
-// exceed the type's own range.
+// Truncated toward zero; beyond the type's range the end that is nearer.
+template <typename To>
+To TruncatedTo(double value) {
+  using Limits = std::numeric_limits<To>;
+  // The greatest number of 64 bits is no double: the one above it is.
+  constexpr double kAbove = static_cast<double>(Limits::max() / 2 + 1) * 2;
+  if (!(value < kAbove)) return Limits::max();
+  if (value <= static_cast<double>(Limits::lowest())) return Limits::lowest();
+  return static_cast<To>(value);
+}
+
+// Divisions go through float64 up to 32 bits: exact, and the compiler makes vectors of it. The
+// divisor may exceed the type's own range.
 template <typename From, typename To>
-void DivideIntegers(const void* in, void* out, std::int64_t count, Scale scale) {
-  SIRTAKI_CHECK(scale.factor == 1.0, "integers take no factor");
+void ScaleIntegers(const void* in, void* out, std::int64_t count, Scale scale) {
   constexpr bool kWide = sizeof(From) == 8;
   using Dividend = std::conditional_t<kWide, std::int64_t, double>;
   using Quotient = std::conditional_t<kWide, std::int64_t, std::int32_t>;
   const auto* const from = static_cast<const From*>(in);
   auto* const to = static_cast<To*>(out);
+  if (scale.factor != 1.0) {
+    // The tensor's type is the narrower one.
+    using Narrow = std::conditional_t<sizeof(From) < sizeof(To), From, To>;
+    const auto by = static_cast<double>(scale.divisor);
+    for (std::int64_t i = 0; i < count; ++i) {
+      to[i] = TruncatedTo<Narrow>(static_cast<double>(from[i]) * scale.factor / by);
+    }
+    return;
+  }
   if (scale.divisor == 1) {
     for (std::int64_t i = 0; i < count; ++i) {
       to[i] = static_cast<To>(static_cast<std::int64_t>(from[i]));
@@ -99,31 +119,31 @@ void DivideIntegers(const void* in, void* out, std::int64_t count, Scale scale) 
   }
 }
 
-using DivideFunction = void (*)(const void*, void*, std::int64_t, Scale);
+using IntegerFunction = void (*)(const void*, void*, std::int64_t, Scale);
 
 // An integer type, or one and what its average is kept in.
-DivideFunction DivideOf(core::DType from, core::DType to) {
+IntegerFunction IntegersOf(core::DType from, core::DType to) {
   using core::DType;
   const bool same = from == to;
   switch (from) {
     case DType::kU8:
-      return same ? DivideIntegers<std::uint8_t, std::uint8_t>
-                  : DivideIntegers<std::uint8_t, std::int32_t>;
+      return same ? ScaleIntegers<std::uint8_t, std::uint8_t>
+                  : ScaleIntegers<std::uint8_t, std::int32_t>;
     case DType::kI8:
-      return same ? DivideIntegers<std::int8_t, std::int8_t>
-                  : DivideIntegers<std::int8_t, std::int32_t>;
+      return same ? ScaleIntegers<std::int8_t, std::int8_t>
+                  : ScaleIntegers<std::int8_t, std::int32_t>;
     case DType::kI16:
-      return same ? DivideIntegers<std::int16_t, std::int16_t>
-                  : DivideIntegers<std::int16_t, std::int32_t>;
+      return same ? ScaleIntegers<std::int16_t, std::int16_t>
+                  : ScaleIntegers<std::int16_t, std::int32_t>;
     case DType::kI32:
-      if (to == DType::kU8) return DivideIntegers<std::int32_t, std::uint8_t>;
-      if (to == DType::kI8) return DivideIntegers<std::int32_t, std::int8_t>;
-      if (to == DType::kI16) return DivideIntegers<std::int32_t, std::int16_t>;
-      return same ? DivideIntegers<std::int32_t, std::int32_t>
-                  : DivideIntegers<std::int32_t, std::int64_t>;
+      if (to == DType::kU8) return ScaleIntegers<std::int32_t, std::uint8_t>;
+      if (to == DType::kI8) return ScaleIntegers<std::int32_t, std::int8_t>;
+      if (to == DType::kI16) return ScaleIntegers<std::int32_t, std::int16_t>;
+      return same ? ScaleIntegers<std::int32_t, std::int32_t>
+                  : ScaleIntegers<std::int32_t, std::int64_t>;
     default:
-      return same ? DivideIntegers<std::int64_t, std::int64_t>
-                  : DivideIntegers<std::int64_t, std::int32_t>;
+      return same ? ScaleIntegers<std::int64_t, std::int64_t>
+                  : ScaleIntegers<std::int64_t, std::int32_t>;
   }
 }
 
@@ -136,7 +156,7 @@ namespace {
 
 HWY_EXPORT(TransformOf);
 HWY_EXPORT(TransformThrough);
-HWY_EXPORT(DivideOf);
+HWY_EXPORT(IntegersOf);
 
 bool AreIntegersOfOneAverage(core::DType from, core::DType to) {
   const auto kept = [](core::DType dtype) {
@@ -172,7 +192,7 @@ void Convert(core::DType from, const void* in, core::DType to, void* out, std::i
     return;
   }
   if (AreIntegersOfOneAverage(from, to)) {
-    return HWY_DYNAMIC_DISPATCH(DivideOf)(from, to)(in, out, count, scale);
+    return HWY_DYNAMIC_DISPATCH(IntegersOf)(from, to)(in, out, count, scale);
   }
   const auto transform = HWY_DYNAMIC_DISPATCH(TransformOf)(from, to);
   SIRTAKI_CHECK(transform != nullptr,

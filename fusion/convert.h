@@ -10,8 +10,8 @@ namespace sirtaki::fusion {
 
 // value * factor / divisor. Floating types compute in their own precision (half types in float32,
 // and are rounded once when they are stored); a division is exact division, not a product with a
-// reciprocal, unless a factor is given too. Integers are divided with truncation toward zero; a
-// factor other than 1 is not defined for them.
+// reciprocal, unless a factor is given too. Integers are divided with truncation toward zero; with a
+// factor they compute in float64, truncate toward zero, and stop at the narrower type's ends.
 struct Scale {
   double factor = 1.0;
   std::int64_t divisor = 1;  // at least 1

@@ -4,7 +4,11 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "frameworks/python/bindings.h"
@@ -25,6 +29,13 @@ std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1000)));
 }
 
+// Of dropped handles, oldest first. Not so many that programs which never wait keep all tensors.
+constexpr std::size_t kMostDropped = 256;
+std::deque<std::shared_ptr<detail::Pending>>& Dropped() {
+  static auto& dropped = *new std::deque<std::shared_ptr<detail::Pending>>();  // outlives Python
+  return dropped;
+}
+
 }  // namespace
 
 py::object RowsTensor(const std::vector<std::int64_t>& rows) {
@@ -33,17 +44,41 @@ py::object RowsTensor(const std::vector<std::int64_t>& rows) {
 
 PythonHandle::~PythonHandle() {
   if (!pending_) return;
+  std::shared_ptr<detail::Pending> ending;
+  if (named_) {
+    Dropped().push_back(std::move(pending_));
+    if (Dropped().size() <= kMostDropped) return;
+    ending = std::move(Dropped().front());
+    Dropped().pop_front();
+  } else {
+    ending = std::move(pending_);
+  }
   // It gives the name free, for which it takes the queue's lock.
   const py::gil_scoped_release release;
-  pending_.reset();
+  ending.reset();
 }
 
-bool PythonHandle::Poll() const {
+Wait::~Wait() {
+  if (Dropped().empty() || std::uncaught_exceptions() > exceptions_) return;
+  std::deque<std::shared_ptr<detail::Pending>> ending;
+  ending.swap(Dropped());
   const py::gil_scoped_release release;
-  return poll(Handle(pending_));
+  ending.clear();
 }
 
-py::object PythonHandle::Synchronize() const {
+bool PythonHandle::Poll() {
+  bool done = false;
+  {
+    const py::gil_scoped_release release;
+    done = poll(Handle(pending_));
+  }
+  if (done) named_ = false;
+  return done;
+}
+
+py::object PythonHandle::Synchronize() {
+  const Wait wait;
+  named_ = false;
   std::vector<at::Tensor> tensors;
   std::vector<std::vector<std::int64_t>> rows;
   {
@@ -70,21 +105,21 @@ void BindHandles(py::module_& module) {
       .def("wait", &PythonHandle::Synchronize)
       .def("done", &PythonHandle::Poll)
       .def("__call__", &PythonHandle::Synchronize);
-  module.def("poll", [](const PythonHandle& handle) { return handle.Poll(); });
-  module.def("synchronize", [](const PythonHandle& handle) { return handle.Synchronize(); });
+  module.def("poll", [](PythonHandle& handle) { return handle.Poll(); });
+  module.def("synchronize", [](PythonHandle& handle) { return handle.Synchronize(); });
 
   module.def(
       "barrier", [](const ProcessSet& set) { barrier(BarrierOptions().process_set(set)); },
-      WithoutGil());
+      Waiting());
   module.def(
       "monitored_barrier",
       [](double timeout_seconds, const ProcessSet& set) {
         monitored_barrier(Milliseconds(timeout_seconds), BarrierOptions().process_set(set));
       },
-      WithoutGil());
+      Waiting());
   module.def(
       "join", [](const ProcessSet& set) { return join(JoinOptions().process_set(set)); },
-      WithoutGil());
+      Waiting());
 }
 
 }  // namespace sirtaki::python

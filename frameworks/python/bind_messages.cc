@@ -24,13 +24,13 @@ void BindMessages(py::module_& module) {
   module.def(
       "isend",
       [](const at::Tensor& tensor, int to, int tag) {
-        return PythonHandle(isend(tensor, to, MessageOptions().tag(tag)), Wanted::kNothing);
+        return PythonHandle(isend(tensor, to, MessageOptions().tag(tag)), false, Wanted::kNothing);
       },
       WithoutGil());
   module.def(
       "irecv",
       [](const at::Tensor& tensor, int from, int tag) {
-        return PythonHandle(irecv(tensor, from, MessageOptions().tag(tag)));
+        return PythonHandle(irecv(tensor, from, MessageOptions().tag(tag)), false);
       },
       WithoutGil());
 }

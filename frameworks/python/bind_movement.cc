@@ -31,7 +31,7 @@ void DefineBroadcast(py::module_& module, const char* name,
         return function(input, root_rank, OptionsOf<BroadcastOptions>(std::move(call_name), set),
                         Session());
       },
-      WithoutGil());
+      Waiting());
 }
 
 template <class Input, class AnyHandle>
@@ -41,8 +41,11 @@ void DefineBroadcastAsync(py::module_& module, const char* name,
   module.def(
       name,
       [function](const Input& input, int root_rank, std::string call_name, const ProcessSet& set) {
-        return PythonHandle(function(
-            input, root_rank, OptionsOf<BroadcastOptions>(std::move(call_name), set), Session()));
+        const bool named = !call_name.empty();
+        return PythonHandle(
+            function(input, root_rank, OptionsOf<BroadcastOptions>(std::move(call_name), set),
+                     Session()),
+            named);
       },
       WithoutGil());
 }
@@ -55,7 +58,7 @@ void DefineAllgather(py::module_& module, const char* name,
       [function](const Input& input, std::string call_name, const ProcessSet& set) {
         return function(input, OptionsOf<AllgatherOptions>(std::move(call_name), set), Session());
       },
-      WithoutGil());
+      Waiting());
 }
 
 template <class Input, class AnyHandle>
@@ -65,8 +68,10 @@ void DefineAllgatherAsync(py::module_& module, const char* name,
   module.def(
       name,
       [function](const Input& input, std::string call_name, const ProcessSet& set) {
+        const bool named = !call_name.empty();
         return PythonHandle(
-            function(input, OptionsOf<AllgatherOptions>(std::move(call_name), set), Session()));
+            function(input, OptionsOf<AllgatherOptions>(std::move(call_name), set), Session()),
+            named);
       },
       WithoutGil());
 }
@@ -78,6 +83,7 @@ AlltoallOptions AlltoallOf(std::vector<std::int64_t> splits, std::string name,
 
 py::tuple Alltoall(const at::Tensor& tensor, std::vector<std::int64_t> splits, std::string name,
                    const ProcessSet& set) {
+  const Wait wait;
   AlltoallResult result;
   {
     const py::gil_scoped_release release;
@@ -109,8 +115,9 @@ void BindMovement(py::module_& module) {
       "alltoall_async",
       [](const at::Tensor& tensor, std::vector<std::int64_t> splits, std::string name,
          const ProcessSet& set) {
+        const bool named = !name.empty();
         return PythonHandle(
-            alltoall_async(tensor, AlltoallOf(std::move(splits), std::move(name), set)),
+            alltoall_async(tensor, AlltoallOf(std::move(splits), std::move(name), set)), named,
             Wanted::kTensorAndSplits);
       },
       WithoutGil());

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "frameworks/python/bindings.h"
+#include "frameworks/python/handle.h"
 #include "sirtaki/broadcast.h"
 #include "sirtaki/check_parameters.h"
 #include "sirtaki/metrics.h"
@@ -29,6 +30,7 @@ using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
 py::bytes BroadcastBytes(const std::string& bytes, int root_rank, const std::string& name,
                          const ProcessSet& set) {
+  const Wait wait;
   std::string received;
   {
     const py::gil_scoped_release release;
@@ -38,6 +40,7 @@ py::bytes BroadcastBytes(const std::string& bytes, int root_rank, const std::str
 }
 
 py::list AllgatherBytes(const std::string& bytes, const std::string& name, const ProcessSet& set) {
+  const Wait wait;
   std::vector<std::string> received;
   {
     const py::gil_scoped_release release;
@@ -66,29 +69,29 @@ void BroadcastNamed(const Named& tensors, int root_rank, const ProcessSet& set) 
 void BindObjects(py::module_& module) {
   module.def("broadcast_bytes", &BroadcastBytes);
   module.def("allgather_bytes", &AllgatherBytes);
-  module.def("broadcast_parameters", &BroadcastNamed, WithoutGil());
+  module.def("broadcast_parameters", &BroadcastNamed, Waiting());
   module.def(
       "check_parameters",
       [](const Named& tensors, const ProcessSet& set) { check_parameters(tensors, set); },
-      WithoutGil());
+      Waiting());
   module.def(
       "metric_average",
       [](double value, const std::string& name, const ProcessSet& set) {
         return metric_average(value, name, set);
       },
-      WithoutGil());
+      Waiting());
   module.def(
       "weighted_metric_average",
       [](double value, double weight, const std::string& name, const ProcessSet& set) {
         return metric_average(value, weight, name, set);
       },
-      WithoutGil());
+      Waiting());
   module.def(
       "tensor_metric_average",
       [](const at::Tensor& values, const std::string& name, const ProcessSet& set) {
         return metric_average(values, name, set);
       },
-      WithoutGil());
+      Waiting());
 }
 
 }  // namespace sirtaki::python

@@ -50,7 +50,7 @@ void DefineAllreduce(py::module_& module, const char* name,
                                     everywhere),
                         Session());
       },
-      WithoutGil());
+      Waiting());
 }
 
 template <class Input, class AnyHandle>
@@ -61,10 +61,12 @@ void DefineAllreduceAsync(py::module_& module, const char* name,
       name,
       [function](const Input& input, int op, std::string call_name, double prescale,
                  double postscale, const ProcessSet& set, int compression, bool everywhere) {
+        const bool named = !call_name.empty();
         return PythonHandle(function(input,
                                      AllreduceOf(op, std::move(call_name), prescale, postscale, set,
                                                  compression, everywhere),
-                                     Session()));
+                                     Session()),
+                            named);
       },
       WithoutGil());
 }
@@ -80,7 +82,7 @@ void DefineReducescatter(py::module_& module, const char* name,
         return function(input, ReducescatterOf(op, std::move(call_name), prescale, postscale, set),
                         Session());
       },
-      WithoutGil());
+      Waiting());
 }
 
 template <class Input, class AnyHandle>
@@ -91,8 +93,11 @@ void DefineReducescatterAsync(py::module_& module, const char* name,
       name,
       [function](const Input& input, int op, std::string call_name, double prescale,
                  double postscale, const ProcessSet& set) {
-        return PythonHandle(function(
-            input, ReducescatterOf(op, std::move(call_name), prescale, postscale, set), Session()));
+        const bool named = !call_name.empty();
+        return PythonHandle(
+            function(input, ReducescatterOf(op, std::move(call_name), prescale, postscale, set),
+                     Session()),
+            named);
       },
       WithoutGil());
 }

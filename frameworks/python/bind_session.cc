@@ -8,6 +8,7 @@
 
 #include "frameworks/python/bindings.h"
 #include "frameworks/python/build_facts.h"
+#include "frameworks/python/handle.h"
 #include "ops/nccl/nccl_api.h"
 #include "sirtaki/random.h"
 #include "sirtaki/session.h"
@@ -41,7 +42,7 @@ Value Ask() {
 
 void BindSession(py::module_& module) {
   module.def("init", &Init, WithoutGil());
-  module.def("shutdown", &shutdown, WithoutGil());
+  module.def("shutdown", &shutdown, Waiting());
   module.def("is_initialized", &is_initialized, WithoutGil());
   module.def("rank", &Ask<int, rank>, WithoutGil());
   module.def("size", &Ask<int, size>, WithoutGil());

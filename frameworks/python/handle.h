@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <exception>
 #include <memory>
 #include <utility>
 
@@ -13,24 +14,44 @@ namespace sirtaki::python {
 // In what shape the result is wanted.
 enum class Wanted : unsigned char { kTensor, kTensors, kTensorAndSplits, kNothing };
 
-// One class for both kinds of handles, with one result each. Used with the interpreter's lock.
+// One class for both kinds of handles, with one result each. Used with the interpreter's lock. A
+// handle of a named operation that is dropped unused keeps its name in flight, as Horovod's do,
+// until this rank has next waited for something: which call finds the name in use does not depend
+// on how fast the operation is.
 class PythonHandle {
  public:
-  explicit PythonHandle(const Handle& handle, Wanted wanted = Wanted::kTensor)
-      : pending_(handle.pending()), wanted_(wanted) {}
-  explicit PythonHandle(const GroupedHandle& handle, Wanted wanted = Wanted::kTensors)
-      : pending_(handle.pending()), wanted_(wanted) {}
+  PythonHandle(const Handle& handle, bool named, Wanted wanted = Wanted::kTensor)
+      : pending_(handle.pending()), named_(named), wanted_(wanted) {}
+  PythonHandle(const GroupedHandle& handle, bool named, Wanted wanted = Wanted::kTensors)
+      : pending_(handle.pending()), named_(named), wanted_(wanted) {}
   PythonHandle(PythonHandle&&) noexcept = default;
   PythonHandle& operator=(PythonHandle&&) = delete;
   ~PythonHandle();
 
-  bool Poll() const;
-  pybind11::object Synchronize() const;
+  bool Poll();
+  pybind11::object Synchronize();
 
  private:
   std::shared_ptr<detail::Pending> pending_;
+  bool named_;  // and not used yet
   const Wanted wanted_;
 };
+
+// Gives the names of dropped handles free when it ends without an exception. Constructed and
+// destroyed with the interpreter's lock.
+class Wait {
+ public:
+  Wait() = default;
+  Wait(const Wait&) = delete;
+  Wait& operator=(const Wait&) = delete;
+  ~Wait();
+
+ private:
+  const int exceptions_ = std::uncaught_exceptions();
+};
+
+// For functions that wait for other ranks.
+using Waiting = pybind11::call_guard<Wait, pybind11::gil_scoped_release>;
 
 // How many rows came from each rank, as Horovod's programs get them: an int32 tensor.
 pybind11::object RowsTensor(const std::vector<std::int64_t>& rows);

@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "frameworks/python/handle.h"
+
 namespace sirtaki::python {
 namespace {
 
@@ -98,6 +100,7 @@ void PythonOptimizer::Follow(const py::list& param_groups) {
 
 py::object PythonOptimizer::Step(const py::list& param_groups, const py::object& closure,
                                  const py::object& base_step) {
+  const Wait wait;
   Follow(param_groups);
   py::object result = py::none();
   LossKind kind = LossKind::kTensor;
@@ -114,6 +117,7 @@ py::object PythonOptimizer::Step(const py::list& param_groups, const py::object&
 }
 
 void PythonOptimizer::Synchronize(const py::list& param_groups) {
+  const Wait wait;
   Follow(param_groups);
   const py::gil_scoped_release release;
   reducer_->Synchronize(*this);

@@ -147,6 +147,10 @@ OptionGroup StartOptions() {
            "How often to start again after a rank has failed, without the hosts that are gone; the "
            "program goes on from its own checkpoint. Default: 0.",
            0, 1000, &O::max_restarts),
+       Switch("as-horovod", 0,
+              "The program is Python, and its \"import horovod.torch\" finds Sirtaki: \"python "
+              "train.py\" runs as \"python -m sirtaki.horovod train.py\".",
+              &O::as_horovod),
        Text("config-file", 0, "FILE",
             R"(More flags, from a YAML file of lines "flag: value"; the command line wins.)",
             nullptr),

@@ -182,6 +182,20 @@ Status Check(const LaunchOptions& options) {
   return Status::Ok();
 }
 
+// Python begins the program again, with Sirtaki under Horovod's name.
+Status RunAsHorovod(LaunchOptions* options) {
+  std::vector<std::string>& program = options->program;
+  if (!options->as_horovod || program.empty()) return Status::Ok();
+  const std::string name = program.front().substr(program.front().find_last_of('/') + 1);
+  if (!name.starts_with("python")) {
+    return {StatusCode::kInvalidArgument,
+            options->Called("as-horovod") + " needs a Python program, as in \"python train.py\"; " +
+                Quoted(program.front()) + " is none"};
+  }
+  program.insert(program.begin() + 1, {"-m", "sirtaki.horovod"});
+  return Status::Ok();
+}
+
 }  // namespace
 
 Status ParseOptions(const std::vector<std::string>& args, const core::FileReader& read,
@@ -200,6 +214,7 @@ Status ParseOptions(const std::vector<std::string>& args, const core::FileReader
     status = Apply(from_flags, &options);
   }
   if (status.ok()) status = Check(options);
+  if (status.ok()) status = RunAsHorovod(&options);
   if (status.ok()) *out = std::move(options);
   return status;
 }

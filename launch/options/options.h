@@ -36,6 +36,8 @@ struct LaunchOptions {
 
   int max_restarts = 0;
 
+  bool as_horovod = false;  // already in `program`
+
   std::string output_folder;
   bool prefix_timestamp = false;
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "ops/cuda/kernel_tables.h"
@@ -99,10 +100,24 @@ struct Number<F16> {
 #endif
 };
 
-// fusion::Scale's rule.
+// Truncated toward zero; beyond the type's range the end that is nearer.
 template <typename T>
+SIRTAKI_DEVICE T TruncatedTo(double value) {
+  constexpr T kMost = std::numeric_limits<T>::max();
+  constexpr T kLeast = std::numeric_limits<T>::lowest();
+  // The greatest number of 64 bits is no double: the one above it is.
+  if (!(value < static_cast<double>(kMost / 2 + 1) * 2)) return kMost;
+  return value <= static_cast<double>(kLeast) ? kLeast : static_cast<T>(value);
+}
+
+// fusion::Scale's rule; Narrow: the type at whose ends a product of integers stops.
+template <typename Narrow, typename T>
 SIRTAKI_DEVICE T Scaled(T value, double factor, long long divisor) {
   if constexpr (std::is_integral_v<T>) {
+    if (factor != 1.0) {
+      return TruncatedTo<Narrow>(static_cast<double>(value) * factor /
+                                 static_cast<double>(divisor));
+    }
     return divisor == 1 ? value : static_cast<T>(value / static_cast<T>(divisor));
   } else {
     if (factor != 1.0) return value * static_cast<T>(factor / static_cast<double>(divisor));
@@ -118,9 +133,9 @@ SIRTAKI_DEVICE To Converted(From value, double factor, long long divisor) {
   using A = typename Number<From>::Computed;
   using B = typename Number<To>::Computed;
   if constexpr (sizeof(A) >= sizeof(B)) {
-    return Number<To>::Write(static_cast<B>(Scaled(Number<From>::Read(value), factor, divisor)));
+    return Number<To>::Write(static_cast<B>(Scaled<B>(Number<From>::Read(value), factor, divisor)));
   } else {
-    return Number<To>::Write(Scaled(static_cast<B>(Number<From>::Read(value)), factor, divisor));
+    return Number<To>::Write(Scaled<A>(static_cast<B>(Number<From>::Read(value)), factor, divisor));
   }
 }
 
@@ -280,6 +295,10 @@ SIRTAKI_DEVICE void ReduceElements(const ReduceTable& table, long long thread, l
   X(convert_float16_float64, F16, double)            \
   X(convert_float64_bfloat16, double, BF16)          \
   X(convert_bfloat16_float64, BF16, double)          \
+  X(convert_uint8_uint8, std::uint8_t, std::uint8_t) \
+  X(convert_int8_int8, std::int8_t, std::int8_t)     \
+  X(convert_int16_int16, std::int16_t, std::int16_t) \
+  X(convert_int32_int32, std::int32_t, std::int32_t) \
   X(convert_uint8_int32, std::uint8_t, std::int32_t) \
   X(convert_int32_uint8, std::int32_t, std::uint8_t) \
   X(convert_int8_int32, std::int8_t, std::int32_t)   \

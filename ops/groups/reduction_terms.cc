@@ -27,8 +27,8 @@ const void* ReducedInput(const core::RunItem& item) {
 
 bool ScalesBeforeFilling(const core::Signature& signature) {
   const core::ReduceOp op = signature.reduction;
-  return signature.prescale != 1.0 && (op == core::ReduceOp::kMin || op == core::ReduceOp::kMax ||
-                                       op == core::ReduceOp::kProduct);
+  return signature.prescale != 1.0 && op != core::ReduceOp::kSum &&
+         op != core::ReduceOp::kAverage && op != core::ReduceOp::kAdasum;
 }
 
 }  // namespace sirtaki::ops

@@ -49,24 +49,34 @@ void CopyOnHost(DType dtype, const void* from, void* to, std::int64_t count, dou
   }
 }
 
-Status CopyOnGpu(cuda::DeviceWork& work, DType dtype, void* to, std::int64_t count, double factor,
-                 Devices& devices) {
+Status CopyOnGpu(cuda::DeviceWork& work, DType dtype, const void* from, void* to,
+                 std::int64_t count, double factor, Devices& devices) {
   std::shared_ptr<Gpu> gpu;
   Status status = devices.Find(work.device->index(), &gpu);
   if (!status.ok()) return status;
-  status = gpu->Copy(devices.libraries(), dtype, work.input, to, count, factor, work.producer);
+  status = gpu->Copy(devices.libraries(), dtype, from, to, count, factor, work.producer);
   if (status.ok()) status = gpu->Mark(work.producer, &work.done);
   return status;
 }
 
-// The input's elements, times `factor`, to `to`.
-Status Copy(core::Work& work, const core::Signature& signature, void* to, std::int64_t count,
-            double factor, Devices& devices) {
+// The elements times `factor`, from `from` to `to`.
+Status Copy(core::Work& work, const core::Signature& signature, const void* from, void* to,
+            std::int64_t count, double factor, Devices& devices) {
   if (signature.device == core::DeviceKind::kCuda) {
-    return CopyOnGpu(cuda::AsDeviceWork(work), signature.dtype, to, count, factor, devices);
+    return CopyOnGpu(cuda::AsDeviceWork(work), signature.dtype, from, to, count, factor, devices);
   }
-  CopyOnHost(signature.dtype, work.input, to, count, factor);
+  CopyOnHost(signature.dtype, from, to, count, factor);
   return Status::Ok();
+}
+
+// Of one rank's tensor. Integers are truncated behind each factor.
+Status CopyReduced(core::Work& work, const core::Signature& signature, Devices& devices) {
+  const std::int64_t count = signature.ElementCount();
+  const bool twice = core::IsInteger(signature.dtype) && signature.postscale != 1.0;
+  const double first = twice ? signature.prescale : signature.prescale * signature.postscale;
+  Status status = Copy(work, signature, work.input, work.output, count, first, devices);
+  if (!status.ok() || !twice) return status;
+  return Copy(work, signature, work.output, work.output, count, signature.postscale, devices);
 }
 
 // All rows go from this rank to itself. `key`: for texts.
@@ -84,7 +94,8 @@ Status MoveRows(core::Work& work, const core::Signature& signature, const core::
   if (!why.empty()) {
     return {StatusCode::kBackend, "cannot allocate the result of " + key.ToString() + ": " + why};
   }
-  return Copy(work, signature, output, work.rows * signature.ElementCount(), 1.0, devices);
+  return Copy(work, signature, work.input, output, work.rows * signature.ElementCount(), 1.0,
+              devices);
 }
 
 // `signature`: of one tensor; `key`: of the call.
@@ -98,8 +109,7 @@ Status RunOne(core::Work& work, const core::Signature& signature, const core::Ke
     case core::OpKind::kReduceScatter:
     case core::OpKind::kBroadcast:
     case core::OpKind::kAllGatherInto:
-      return Copy(work, signature, work.output, signature.ElementCount(),
-                  signature.prescale * signature.postscale, devices);
+      return CopyReduced(work, signature, devices);
     case core::OpKind::kAllGather:
     case core::OpKind::kGather:
     case core::OpKind::kScatter:

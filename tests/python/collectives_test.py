@@ -83,6 +83,25 @@ def test_allreduce_scales_before_and_after(rank, size):
     assert [t[0].item() for t in pair] == [size / 4, size / 4]
 
 
+@pytest.mark.parametrize("dtype", support.INTEGERS, ids=str)
+def test_factors_of_integers_truncate(rank, size, dtype):
+    mine, halves = torch.tensor([3, 5, 20], dtype=dtype), torch.tensor([1, 2, 10])
+    wanted = (halves * size * 0.75).to(dtype)
+    factors = {"op": hvd.Sum, "prescale_factor": 0.5, "postscale_factor": 0.75}
+    assert torch.equal(hvd.allreduce(mine, **factors), wanted)
+    assert torch.equal(hvd.synchronize(hvd.allreduce_async(mine, **factors)), wanted)
+    assert all(torch.equal(result, wanted) for result in hvd.grouped_allreduce([mine, mine], **factors))
+    assert torch.equal(hvd.reducescatter(mine.repeat(size, 1), **factors), wanted.reshape(1, 3))
+    assert torch.equal(hvd.grouped_reducescatter([mine.repeat(size, 1)], **factors)[0], wanted.reshape(1, 3))
+    assert torch.equal(mine, torch.tensor([3, 5, 20], dtype=dtype))
+    assert torch.equal(hvd.allreduce(mine, postscale_factor=0.5), halves.to(dtype))  # of the sum, before it is divided
+    assert torch.equal(hvd.allreduce_(mine, op=hvd.Max, prescale_factor=0.5), halves.to(dtype))
+    large = torch.full((300_000,), 7, dtype=dtype)
+    assert torch.equal(hvd.allreduce(large, op=hvd.Min, prescale_factor=0.5), torch.full_like(large, 3))
+    if dtype.is_signed:
+        assert hvd.allreduce(-mine, op=hvd.Min, postscale_factor=0.5).tolist() == [0, -1, -5]
+
+
 def test_allreduce_of_a_view_leaves_what_lies_between(rank, size):
     whole = torch.zeros(4, 6)
     view = whole[:, ::2]
@@ -373,3 +392,55 @@ def test_seeds_differ_by_rank_or_are_equal(rank, size):
     hvd.seed_all(5, different_per_rank=False)
     draws = hvd.allgather(torch.rand(1, 4))
     assert len({tuple(row.tolist()) for row in draws}) == 1
+
+
+# ---- dropped handles ----
+
+DROPPED = {
+    "allreduce": lambda name: hvd.allreduce_async(torch.ones(3), name=name),
+    "allreduce_": lambda name: hvd.allreduce_async_(torch.ones(3), name=name),
+    "grouped_allreduce": lambda name: hvd.grouped_allreduce_async([torch.ones(3)], name=name),
+    "grouped_allreduce_": lambda name: hvd.grouped_allreduce_async_([torch.ones(3)], name=name),
+    "sparse_allreduce": lambda name: hvd.sparse_allreduce_async(torch.eye(3).to_sparse(), name=name, op=hvd.Sum),
+    "allgather": lambda name: hvd.allgather_async(torch.ones(3), name=name),
+    "grouped_allgather": lambda name: hvd.grouped_allgather_async([torch.ones(3)], name=name),
+    "broadcast": lambda name: hvd.broadcast_async(torch.ones(3), 0, name=name),
+    "broadcast_": lambda name: hvd.broadcast_async_(torch.ones(3), 0, name=name),
+    "grouped_broadcast": lambda name: hvd.grouped_broadcast_async([torch.ones(3)], 0, name=name),
+    "alltoall": lambda name: hvd.alltoall_async(torch.ones(12), name=name),
+    "reducescatter": lambda name: hvd.reducescatter_async(torch.ones(12), name=name),
+    "grouped_reducescatter": lambda name: hvd.grouped_reducescatter_async([torch.ones(12)], name=name),
+}
+
+
+@pytest.mark.parametrize("kind", DROPPED)
+def test_a_dropped_handle_keeps_its_name_until_this_rank_has_waited(rank, size, kind):
+    start = DROPPED[kind]
+    for of_rank_zero in (True, False):  # before the others have called it, and after
+        if (rank == 0) == of_rank_zero:
+            start("dropped")
+            for _ in range(2):
+                with pytest.raises(hvd.DuplicateNameError, match='"dropped'):
+                    start("dropped")
+        hvd.barrier()
+    hvd.synchronize(start("dropped"))
+    start("dropped")
+    with pytest.raises(hvd.DuplicateNameError):
+        hvd.synchronize(start("dropped"))
+    hvd.synchronize(start("another"))
+    hvd.synchronize(start("dropped"))
+
+
+def test_the_name_of_a_handle_that_was_polled_is_free(rank):
+    for _ in range(2):
+        handle = hvd.allreduce_async(torch.ones(3), name="polled")
+        support.await_true(lambda: hvd.poll(handle))
+        del handle
+
+
+def test_dropped_handles_without_a_wait_are_not_kept_for_ever(rank):
+    tensor = torch.ones(3)
+    for number in range(300):
+        hvd.allreduce_async_(tensor[:1], name=f"never waited for {number}")
+    hvd.allreduce_async_(tensor[1:2], name="never waited for 0")  # the oldest are let go
+    hvd.barrier()

@@ -85,7 +85,9 @@ def test_arguments_that_cannot_be(rank, size):
     with pytest.raises((ValueError, NotImplementedError)):
         hvd.allreduce(torch.ones(2, dtype=torch.int32), op=hvd.Adasum)
     with pytest.raises(ValueError):
-        hvd.allreduce(torch.ones(2, dtype=torch.int32), op=hvd.Sum, prescale_factor=0.5)
+        hvd.allreduce(torch.ones(2, dtype=torch.complex64), op=hvd.Sum, prescale_factor=0.5)
+    with pytest.raises(ValueError):
+        hvd.allreduce(torch.ones(2, dtype=torch.int32), op=hvd.Sum, prescale_factor=float("nan"))
     with pytest.raises((ValueError, TypeError)):
         hvd.allreduce([1.0, 2.0])
     with pytest.raises((ValueError, NotImplementedError)):

@@ -79,6 +79,43 @@ def test_a_state_without_steps_is_broadcast_and_makes_none(rank, name):
     assert optimizer.param_groups[0]["lr"] == (0.5 if name == "LBFGS" else 0.01)
 
 
+def test_a_state_of_nothing_is_broadcast(rank, size):
+    hvd.broadcast_parameters({}, root_rank=0)
+    hvd.broadcast_parameters([], root_rank=0)
+    tensor = torch.full((3,), float(rank + 1))
+    hvd.broadcast_parameters({"a": None, "b": tensor, "c": None}, root_rank=0)
+    assert tensor.tolist() == [1.0, 1.0, 1.0]
+    if size > 1:
+        with pytest.raises(hvd.MismatchError):
+            hvd.broadcast_parameters({"a": None if rank == 0 else tensor, "b": tensor}, root_rank=0)
+
+
+@pytest.mark.parametrize("frozen", [1, 4])
+def test_parameters_without_gradients_are_left_alone(rank, frozen):
+    model = support.net()
+    for parameter in list(model.parameters())[:frozen]:
+        parameter.requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1 * (rank + 1), momentum=0.9))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] == 0.1 and not optimizer.state
+    for parameter in model.parameters():
+        # Scripts that were written for Horovod find zeros.
+        assert parameter.grad is None or torch.count_nonzero(parameter.grad) == 0
+        assert (parameter.grad is not None) == parameter.requires_grad
+    optimizer.step()
+    assert all(map(torch.equal, model.parameters(), before))
+
+
+def test_none_in_a_state_is_broadcast(rank):
+    model = support.net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {"momentum_buffer": None, "note": rank}
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert all(state == {"momentum_buffer": None, "note": 0} for state in optimizer.state.values())
+
+
 def test_options_of_every_group_and_type_arrive(rank, size):
     model = support.net()
     optimizer = torch.optim.Adam([

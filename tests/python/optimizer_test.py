@@ -494,6 +494,29 @@ def test_sparse_gradients(rank, size, as_dense):
     assert as_dense or size == 1 or table.weight.grad.is_sparse
 
 
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_sparse_adam(rank, size, as_dense):
+    table, wanted = embedding(), embedding()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SparseAdam(list(table.parameters()), 0.5), sparse_as_dense=as_dense)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    plain = torch.optim.SparseAdam(list(wanted.parameters()), 0.5)
+    for step in range(3):
+        optimizer.zero_grad()
+        table(torch.tensor([rank, step, 9])).square().sum().backward()
+        if step == 1:
+            optimizer.synchronize()
+            assert table.weight.grad.is_sparse
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.step()
+        plain.zero_grad()
+        (sum(wanted(torch.tensor([r, step, 9])).square().sum() for r in range(size)) / size).backward()
+        plain.step()
+    support.assert_same_everywhere(hvd, table.parameters())
+    support.assert_close(table.weight, wanted.weight, 1e-5)
+
+
 # ---- hooks ----
 
 
@@ -627,15 +650,39 @@ def test_a_second_backward_before_the_step_is_refused(rank):
     support.assert_same_everywhere(hvd, model.parameters())
 
 
-def test_step_after_synchronize_steps_without_a_warning(rank, size):
+def test_step_after_synchronize_warns_and_does_not_average_again(rank, size):
     model = support.net()
     optimizer = distributed(model)
-    support.loss_of(model, support.batches(rank)[0]).backward()
-    optimizer.synchronize()
+    for batch in support.batches(rank)[:2]:
+        optimizer.zero_grad()
+        support.loss_of(model, batch).backward()
+        optimizer.synchronize()
+        with pytest.warns(UserWarning, match="without optimizer.skip_synchronize"):
+            optimizer.step()
+    assert_trained(model, trained_alone(size, steps=2))
+
+
+def test_what_needs_no_warning_gives_none(rank):
+    model = support.net()
+    optimizer = distributed(model)
+    scaler = hvd.GradScaler("cpu", init_scale=4.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        optimizer.step()
-    assert_trained(model, trained_alone(size, steps=1))
+        for way in range(4):
+            loss = support.loss_of(model, support.batches(rank)[0])
+            (scaler.scale(loss) if way == 2 else loss).backward()
+            if way == 0:
+                optimizer.synchronize()
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            elif way == 1:  # a step that is left out
+                optimizer.synchronize()
+            elif way == 2:
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
 
 
 def test_step_without_backward_steps_with_what_is_there(rank, size):
@@ -692,3 +739,12 @@ def test_hooks_of_steps_run_once(rank):
     optimizer.register_step_post_hook(lambda *_: calls.append("after"))
     train(model, optimizer, support.batches(rank, 1))
     assert calls == ["before", "after"]
+
+
+def test_the_names_of_parameters_can_be_read(rank):
+    model = support.net()
+    assert distributed(model)._parameter_names == {p: name for name, p in model.named_parameters()}
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
+    names = hvd.DistributedOptimizer(torch.optim.SGD(groups, 0.1))._parameter_names
+    assert len(set(names.values())) == 4
+    assert hvd.allgather_object(sorted(names.values()))[0] == sorted(names.values())

@@ -16,12 +16,6 @@ pytestmark = [pytest.mark.skipif(hvd.size() > 1, reason="starts ranks of its own
               pytest.mark.sample(3)]
 
 
-def without_mpi():
-    """This process is a rank of mpirun, what it starts is not."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))} | {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
-
 WITHOUT = "import sys\nsys.modules['cloudpickle'] = None  # as if it were not installed\n"
 
 
@@ -31,7 +25,7 @@ def program(tmp_path, body, cloudpickle):
         pytest.importorskip("cloudpickle")
     file = tmp_path / "program.py"
     file.write_text(("" if cloudpickle else WITHOUT) + textwrap.dedent(body))
-    done = subprocess.run([sys.executable, str(file)], env=without_mpi(), capture_output=True, text=True, timeout=250)
+    done = subprocess.run([sys.executable, str(file)], env=support.without_mpi(), capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
@@ -127,7 +121,7 @@ def stays(rank):
 
 
 def on_two_ranks(file):
-    return subprocess.run([launcher_path(), "-np", "2", "--oversubscribe", sys.executable, str(file)], env=without_mpi(),
+    return subprocess.run([launcher_path(), "-np", "2", "--oversubscribe", sys.executable, str(file)], env=support.without_mpi(),
                           capture_output=True, text=True, timeout=250)
 
 

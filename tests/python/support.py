@@ -26,6 +26,12 @@ def mpi_of_mpi4py():
     return MPI
 
 
+def without_mpi():
+    """This process is a rank of mpirun, what it starts is not."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))} | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
 def ranks_sum(size):
     """1 + 2 + … + size."""
     return size * (size + 1) // 2

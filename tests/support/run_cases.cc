@@ -1,6 +1,7 @@
 #include "tests/support/run_cases.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -98,6 +99,16 @@ T Combined(ReduceOp op, T a, T b) {
   }
 }
 
+// Toward zero; beyond the type's range the end that is nearer.
+template <typename T>
+T Truncated(double value) {
+  if (value >= std::ldexp(1.0, std::numeric_limits<T>::digits)) {
+    return std::numeric_limits<T>::max();
+  }
+  const auto least = static_cast<double>(std::numeric_limits<T>::min());
+  return value <= least ? std::numeric_limits<T>::min() : static_cast<T>(std::trunc(value));
+}
+
 // Of all who give something, in the order of the ranks.
 Memory Reduced(const RunCase& c, int size) {
   const core::Signature& s = c.signature;
@@ -128,13 +139,24 @@ Memory Reduced(const RunCase& c, int size) {
         }
         write(result, i, value);
       } else {
-        T value = read(given.front(), i);
-        auto wide = static_cast<std::uint64_t>(static_cast<std::int64_t>(value));
+        const auto scaled = [&](const Memory& memory) {
+          return s.prescale == 1.0
+                     ? std::int64_t{read(memory, i)}
+                     : Truncated<T>(static_cast<double>(read(memory, i)) * s.prescale);
+        };
+        auto value = static_cast<T>(scaled(given.front()));
+        auto wide = static_cast<std::uint64_t>(scaled(given.front()));
         for (std::size_t g = 1; g < given.size(); ++g) {
-          value = Combined(s.reduction, value, read(given[g], i));
-          wide += static_cast<std::uint64_t>(static_cast<std::int64_t>(read(given[g], i)));
+          value = Combined(s.reduction, value, static_cast<T>(scaled(given[g])));
+          wide += static_cast<std::uint64_t>(scaled(given[g]));
         }
-        if (average) value = static_cast<T>(static_cast<std::int64_t>(wide) / size);
+        const auto sum = average ? static_cast<std::int64_t>(wide) : std::int64_t{value};
+        const int divisor = average ? size : 1;
+        if (s.postscale != 1.0) {
+          value = Truncated<T>(static_cast<double>(sum) * s.postscale / divisor);
+        } else {
+          value = static_cast<T>(sum / divisor);
+        }
         write(result, i, value);
       }
     }

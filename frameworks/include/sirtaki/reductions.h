@@ -42,7 +42,7 @@ struct AllreduceOptions {
   TORCH_ARG(ProcessSet, process_set);
   TORCH_ARG(ReduceOp, op) = ReduceOp::Average;
   // Each rank's tensor is multiplied by `prescale` before the reduction, the result by `postscale`
-  // after it. Other values than 1 need a floating-point tensor.
+  // after it; integers are truncated toward zero each time. bool and complex numbers take 1 only.
   TORCH_ARG(double, prescale) = 1.0;
   TORCH_ARG(double, postscale) = 1.0;
   // These say what float32 and float64 tensors travel as, and where; see compression.h. The ranks

@@ -157,8 +157,8 @@ std::string ValidateFactor(const char* name, double factor, const core::Signatur
     return std::string(name) + " is for all-reduce, reduce and reduce-scatter only";
   }
   if (!std::isfinite(factor)) return std::string(name) + " must be a finite number";
-  if (!core::IsFloating(signature.dtype)) {
-    return std::string(name) + " other than 1 needs a floating point type, not " +
+  if (!core::IsFloating(signature.dtype) && !core::IsInteger(signature.dtype)) {
+    return std::string(name) + " other than 1 needs a floating point or integer type, not " +
            std::string(core::DTypeName(signature.dtype));
   }
   return {};

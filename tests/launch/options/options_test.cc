@@ -103,6 +103,19 @@ TEST(OptionsTest, WhatARunHasLeftIsAFolder) {
   EXPECT_EQ(Parse({"--explain="}, &options).message(), "--explain: is empty");
 }
 
+TEST(OptionsTest, AsHorovodIsForPython) {
+  using Words = std::vector<std::string>;
+  LaunchOptions options;
+  ASSERT_TRUE(Parse({"--as-horovod", "-np", "2", "python3", "-u", "train.py"}, &options).ok());
+  EXPECT_EQ(options.program, (Words{"python3", "-m", "sirtaki.horovod", "-u", "train.py"}));
+  ASSERT_TRUE(Parse({"--as-horovod=false", "./train"}, &options).ok());
+  EXPECT_EQ(options.program, Words{"./train"});
+  ASSERT_TRUE(Parse({"--as-horovod", "--", "/usr/bin/python3.11", "train.py"}, &options).ok());
+  EXPECT_EQ(options.program, (Words{"/usr/bin/python3.11", "-m", "sirtaki.horovod", "train.py"}));
+  EXPECT_EQ(Parse({"--as-horovod", "./train"}, &options).message(),
+            "--as-horovod needs a Python program, as in \"python train.py\"; \"./train\" is none");
+}
+
 TEST(OptionsTest, AnErrorLeavesTheOptionsAsTheyWere) {
   LaunchOptions options;
   options.np = 7;

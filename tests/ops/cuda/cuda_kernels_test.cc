@@ -76,11 +76,15 @@ TEST_F(CudaKernelsTest, ConvertsAndScalesAsTheHostDoes) {
       {DType::kBF16, DType::kF64}, {DType::kU8, DType::kI32},   {DType::kI32, DType::kU8},
       {DType::kI8, DType::kI32},   {DType::kI32, DType::kI8},   {DType::kI16, DType::kI32},
       {DType::kI32, DType::kI16},  {DType::kI32, DType::kI64},  {DType::kI64, DType::kI32},
-      {DType::kI64, DType::kI64}};
+      {DType::kI64, DType::kI64},  {DType::kU8, DType::kU8},    {DType::kI8, DType::kI8},
+      {DType::kI16, DType::kI16},  {DType::kI32, DType::kI32}};
   constexpr std::int64_t kCount = 5000;  // two tiles, the second not full
   for (const auto& [from, to] : pairs) {
-    for (const fusion::Scale scale : {fusion::Scale{}, {.divisor = 3}, {.factor = 0.3}}) {
-      if (scale.factor != 1.0 && !core::IsFloating(from)) continue;
+    for (const fusion::Scale scale : {fusion::Scale{},
+                                      {.divisor = 3},
+                                      {.factor = 0.3},
+                                      {.factor = -2.5, .divisor = 3},
+                                      {.factor = 1e30}}) {
       SCOPED_TRACE(std::string(core::DTypeName(from)) + " to " + std::string(core::DTypeName(to)));
       const std::vector<std::byte> in = Numbers(from, kCount, 7);
       std::vector<std::byte> expected(kCount * core::SizeOf(to));

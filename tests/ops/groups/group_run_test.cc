@@ -160,9 +160,12 @@ TEST_P(GroupRunTest, ReduceScatterOfFewRowsLeavesSomeMembersWithNone) {
 
 TEST_P(GroupRunTest, ScalesOnTheWay) {
   Cases cases;
-  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64, DType::kU8,
+                            DType::kI8, DType::kI16, DType::kI32, DType::kI64}) {
     for (const ReduceOp op :
-         {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+         {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct,
+          ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor}) {
+      if (!core::IsDefined(op, dtype)) continue;
       for (RunCase c : ReducingCases(op, dtype, size())) {
         c.signature.prescale = -0.5;
         c.signature.postscale = 4;
@@ -183,7 +186,7 @@ TEST_P(GroupRunTest, WhoHasNoGradientGivesTheIdentity) {
       const auto op = static_cast<ReduceOp>(o);
       if (!core::IsDefined(op, dtype) || !Exact(op)) continue;
       for (const double factor : {1.0, -2.0}) {
-        if (factor != 1.0 && !core::IsFloating(dtype)) continue;
+        if (factor != 1.0 && !core::IsFloating(dtype) && !core::IsInteger(dtype)) continue;
         for (RunCase c : ReducingCases(op, dtype, size())) {
           c.absent = (d + o) % size();
           c.signature.prescale = factor;

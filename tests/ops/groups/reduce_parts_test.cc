@@ -262,11 +262,21 @@ TEST_P(ReducePartsTest, ComplexNumbersArePairs) {
   }
 }
 
-TEST(ReducePartsDeathTest, IntegersTakeNoFactor) {
-  std::int32_t numbers[2] = {};
+TEST_P(ReducePartsTest, IntegersTruncateBehindEachFactor) {
+  std::int32_t numbers[] = {3, -3, 5, -5};
+  ReduceParts(ReduceOp::kSum, DType::kI32, numbers, 2, 2, {.factor = 0.5}, {.factor = 1.5});
+  EXPECT_EQ(numbers[0], 4);  // (1 + 2) * 1.5
+  EXPECT_EQ(numbers[1], -4);
+  std::uint8_t bytes[] = {200, 7, 200, 1};  // each stops at 255, and at 0
+  ReduceParts(ReduceOp::kAverage, DType::kU8, bytes, 2, 2, {.factor = 1.5}, {.divisor = 2});
+  EXPECT_EQ(bytes[0], 255);
+  EXPECT_EQ(bytes[1], 5);
+  ReduceParts(ReduceOp::kAverage, DType::kU8, bytes, 2, 1, {.factor = -2}, {.divisor = 2});
+  EXPECT_EQ(bytes[0], 0);
+}
+
+TEST(ReducePartsDeathTest, BoolTakesNoScale) {
   std::uint8_t bytes[2] = {};
-  EXPECT_DEATH(ReduceParts(ReduceOp::kSum, DType::kI32, numbers, 2, 1, {.factor = 2}, {}),
-               "no factor");
   EXPECT_DEATH(ReduceParts(ReduceOp::kMax, DType::kBool, bytes, 2, 1, {.divisor = 2}, {}),
                "scaled");
 }

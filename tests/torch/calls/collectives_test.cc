@@ -53,6 +53,30 @@ TEST(AllreduceTest, AppliesFactorsBeforeAndAfter) {
   });
 }
 
+// Each time in float64, truncated toward zero; an average's sum is scaled before it is divided.
+TEST(AllreduceTest, TruncatesIntegersBehindEachFactor) {
+  for (const int ranks : {1, 2, 3}) {
+    RunTorchRanks(ranks, [ranks](int, const Session& session) {
+      for (const auto type :
+           {torch::kUInt8, torch::kInt8, torch::kShort, torch::kInt, torch::kLong}) {
+        const auto mine = torch::tensor({3, 5, 20}).to(type);
+        const auto options = Sum().prescale(0.5).postscale(0.75);
+        const auto halves = torch::tensor({1, 2, 10});  // times 0.5
+        const auto expected = (halves * ranks * 3).div(4, "floor").to(type);
+        EXPECT_TRUE(torch::equal(allreduce(mine, options, session), expected)) << type;
+        EXPECT_TRUE(torch::equal(grouped_allreduce({mine, mine}, options, session)[1], expected));
+        EXPECT_TRUE(torch::equal(mine, torch::tensor({3, 5, 20}).to(type)));
+        const auto average = allreduce(mine, AllreduceOptions().postscale(0.5), session);
+        EXPECT_TRUE(torch::equal(average, halves.to(type))) << average;
+        const auto rows = reducescatter(
+            mine.repeat({ranks, 1}),
+            ReducescatterOptions().op(ReduceOp::Sum).prescale(0.5).postscale(0.75), session);
+        EXPECT_TRUE(torch::equal(rows, expected.unsqueeze(0))) << rows;
+      }
+    });
+  }
+}
+
 TEST(AllreduceTest, LargeTensorsAreReducedWhole) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     const auto mine = torch::arange(3000000, torch::kFloat) * (rank == 0 ? 1 : 2);

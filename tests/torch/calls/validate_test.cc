@@ -124,9 +124,13 @@ TEST(ValidateTest, SetsHaveMembersOfTheWorld) {
             "the process set has no members");
 }
 
-TEST(ValidateTest, FactorsAreFiniteAndForFloats) {
-  EXPECT_THAT(Why({.dtype = DType::kI32, .shape = {1}, .prescale = 2}), HasSubstr("prescale"));
-  EXPECT_THAT(Why({.dtype = DType::kI32, .shape = {1}, .postscale = 2}), HasSubstr("int32"));
+TEST(ValidateTest, FactorsAreFiniteAndForNumbersThatAreNotComplex) {
+  EXPECT_EQ(Why({.dtype = DType::kI32, .shape = {1}, .prescale = 2}), "");
+  EXPECT_EQ(Why({.dtype = DType::kU8, .shape = {1}, .postscale = 0.5}), "");
+  EXPECT_THAT(Why({.dtype = DType::kC64, .shape = {1}, .prescale = 2}), HasSubstr("prescale"));
+  EXPECT_THAT(
+      Why({.reduction = ReduceOp::kMax, .dtype = DType::kBool, .shape = {1}, .postscale = 2}),
+      HasSubstr("bool"));
   EXPECT_THAT(Why({.shape = {1}, .prescale = std::nan("")}), HasSubstr("finite"));
   EXPECT_THAT(Why({.shape = {1}, .postscale = std::numeric_limits<double>::infinity()}),
               HasSubstr("postscale"));

@@ -97,3 +97,8 @@ class HostsUpdatedInterrupt(RuntimeError):
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the hosts of the job have changed")
         self.skip_sync = skip_sync
+
+
+class HorovodVersionMismatchError(ImportError):
+    """Horovod's name, for programs that catch it. Never raised: a torch that does not fit is an ImportError that says
+    what was built."""

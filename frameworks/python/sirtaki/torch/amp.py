@@ -18,7 +18,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, _DistributedOptimizer):
-            optimizer.synchronize()
+            optimizer._sirtaki_synchronize()
         super().unscale_(optimizer)
         if not self._enabled or not isinstance(optimizer, _DistributedOptimizer):
             return
@@ -30,7 +30,7 @@ class GradScaler(torch.amp.GradScaler):
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(optimizer, _DistributedOptimizer):
             return super().step(optimizer, *args, **kwargs)
-        optimizer.synchronize()
+        optimizer._sirtaki_synchronize()
         if self._enabled and optimizer._sirtaki_reducer.has_local_gradients():
             # A fused optimizer would look for what is not finite itself, among the gradients of this rank.
             if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:

@@ -115,6 +115,8 @@ def _named(params: Parameters) -> List[Tuple[str, torch.Tensor]]:
     named: List[Tuple[str, torch.Tensor]] = []
     for number, item in enumerate(sorted(params.items()) if isinstance(params, dict) else params):
         name, tensor = item if isinstance(item, tuple) else (str(number), item)
+        if tensor is None:  # the ranks' names are compared: it is none on all of them
+            continue
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"invalid params: {name!r} is a {type(tensor).__name__}, not a tensor")
         named.append((name, tensor))
@@ -125,8 +127,8 @@ def broadcast_parameters(
     params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
     """Overwrites tensors with those of rank ``root_rank``: of a ``state_dict()``, of ``named_parameters()``, of a list
-    of tensors, or of a module. Collective. Names, types and shapes are compared first: if they differ, all ranks raise
-    MismatchError and nothing is changed."""
+    of tensors, or of a module; None in their place stays None. Collective. Names, types and shapes are compared first:
+    if they differ, all ranks raise MismatchError and nothing is changed."""
     impl = _impl_of(process_set)
     _C.broadcast_parameters(agreed(lambda: _named(params), process_set), root_rank, impl)
 

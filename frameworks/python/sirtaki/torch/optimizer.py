@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
@@ -65,6 +66,8 @@ class _DistributedOptimizer:
     _sirtaki_settings: Settings
     _sirtaki_reducer: Union[_C.OptimizerReducer, _Outside, _Gone]
     _sirtaki_stepped: bool
+    _sirtaki_synchronized: bool  # by the program, for the next step
+    _sirtaki_skips: bool  # within skip_synchronize()
     _sirtaki_made_of: torch.optim.Optimizer
 
     @property
@@ -86,6 +89,11 @@ class _DistributedOptimizer:
     @property
     def sparse_as_dense(self) -> bool:
         return self._sirtaki_settings.rest["sparse_as_dense"]
+
+    @property
+    def _parameter_names(self) -> Dict[torch.Tensor, str]:
+        """Horovod's name for them, which scripts read."""
+        return {parameter: name for name, parameter in self._sirtaki_settings.named}
 
     def __reduce__(self) -> Any:
         # A copy has no part in the reductions of this one: it is the optimizer that this was made of, with its state.
@@ -112,18 +120,43 @@ class _DistributedOptimizer:
         Collective."""
         self._sirtaki_stepped = True
         self._sirtaki_made_of._opt_called = True  # type: ignore[attr-defined]  # its schedulers look for steps there
+        if self._sirtaki_synchronized and not self._sirtaki_skips:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): "
+                "it does not average again, but Horovod would; write: with optimizer.skip_synchronize(): "
+                "optimizer.step()",
+                stacklevel=2,
+            )
+        self._sirtaki_synchronized = False
         base = super().step  # type: ignore[misc]
-        # Without an argument where there is no closure: some optimizers' steps take none.
-        return self._sirtaki_reducer.step(
-            self.param_groups, closure, lambda wrapped: base() if wrapped is None else base(wrapped)
-        )
+
+        def base_step(wrapped: Any) -> Any:
+            self._sirtaki_make_sparse()
+            # Without an argument where there is no closure: some optimizers' steps take none.
+            return base() if wrapped is None else base(wrapped)
+
+        return self._sirtaki_reducer.step(self.param_groups, closure, base_step)
 
     # The hooks of steps are the optimizer's own, and run where its step is made.
     step.hooked = True  # type: ignore[attr-defined]
 
     def synchronize(self) -> None:
         """Waits until all gradients are averaged. The following step() takes them as they then are. Collective."""
+        self._sirtaki_synchronize()
+        self._sirtaki_synchronized = True
+
+    def _sirtaki_synchronize(self) -> None:
         self._sirtaki_reducer.synchronize(self.param_groups)
+        self._sirtaki_make_sparse()
+
+    def _sirtaki_make_sparse(self) -> None:
+        """After sparse_as_dense, for the optimizer that takes no dense gradients."""
+        if not (self.sparse_as_dense and isinstance(self, torch.optim.SparseAdam)):
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and not parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_sparse(1)  # rows, as an embedding has them
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Calls the optimizer's zero_grad(); raises PendingGradientsError, an AssertionError, while gradients are being
@@ -136,15 +169,18 @@ class _DistributedOptimizer:
             pending = PendingGradientsError(str(error))
             pending.rank, pending.tensor = error.rank, error.tensor
             raise pending from None
+        self._sirtaki_synchronized = False
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Within this context step() takes the gradients as they are on this rank. Not needed after synchronize()."""
         scope = self._sirtaki_reducer.skip_synchronize()
+        self._sirtaki_skips = True
         try:
             yield
         finally:
+            self._sirtaki_skips = False
             scope.close()
 
     @contextlib.contextmanager
@@ -160,6 +196,7 @@ class _DistributedOptimizer:
     def skip_step(self) -> None:
         """Begins a new step after one that the program leaves out. It is needed if synchronize() was called for that
         step and zero_grad() will not be: the following backward() then belong to a new step."""
+        self._sirtaki_synchronized = False
         self._sirtaki_reducer.skip_step()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -257,7 +294,7 @@ def DistributedOptimizer(
     - ``gradient_predivide_factor``: with Average, gradients are divided by this before they are added up, and by the
       rest afterwards.
     - ``num_groups``, ``groups``: Horovod's, without effect: gradients go in buckets of a size that suits.
-    - ``sparse_as_dense``: sparse gradients become dense before they are reduced, and stay dense.
+    - ``sparse_as_dense``: sparse gradients become dense before they are reduced, and stay dense, except for SparseAdam.
     - ``name``: tells several optimizers of a program apart in messages.
     - ``communication_hook``: reduces the gradients instead of the library. It is called with a GradBucket for each
       gradient, starts its communication, and returns a Handle, a future of torch, a tensor, or a function without
@@ -299,5 +336,6 @@ def DistributedOptimizer(
     wrapped._sirtaki_made_of = optimizer
     wrapped._sirtaki_settings = settings
     wrapped._sirtaki_stepped = False
+    wrapped._sirtaki_synchronized = wrapped._sirtaki_skips = False
     wrapped._sirtaki_rebuild()
     return wrapped

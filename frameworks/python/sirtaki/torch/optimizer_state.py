@@ -105,6 +105,7 @@ def broadcast_optimizer_state(
     unpickler = _Unpickler(io.BytesIO(unpacked(data, root_rank)), parameters)
     # Where there is no memory for it, say, the others must not wait.
     made = agreed(lambda: None if is_root else unpickler.load(), process_set)
+    _make_gradients(optimizer)
     if not is_root:
         tensors = unpickler.tensors
     if tensors:
@@ -116,6 +117,17 @@ def broadcast_optimizer_state(
     optimizer.state.update(state)
     for group, of_root in zip(optimizer.param_groups, options):
         group.update(of_root)
+
+
+def _make_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Before its first step each parameter gets a gradient of zeros, as from Horovod, where scripts find one. Not for
+    SparseAdam, which takes no dense ones."""
+    if optimizer.state or isinstance(optimizer, torch.optim.SparseAdam):
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
 
 def _require_same(mine: Any, process_set: ProcessSet) -> None:
