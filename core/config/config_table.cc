@@ -212,7 +212,7 @@ Table MakeTable() {
       Option<&Config::deterministic>(OptionId::kDeterministic, "deterministic", OptionKind::kBool,
           "Whether the same program gives the same bits in every run, even where MPI would reduce together "
           "whatever is ready: buckets of gradients then follow the order of the parameters, and every "
-          "other tensor goes alone.")
+          "other tensor goes alone. For a resumed run to equal one without a stop, bucket_bytes is 0 as well.")
           .Between(0, 1).Agreed(),
       Option<&Config::autotune>(OptionId::kAutotune, "autotune", OptionKind::kBool,
           "Whether the steps of the first optimizer are used to find better values of bucket_bytes, "
