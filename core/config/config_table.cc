@@ -216,8 +216,10 @@ Table MakeTable() {
           .Between(0, 1).Agreed(),
       Option<&Config::autotune>(OptionId::kAutotune, "autotune", OptionKind::kBool,
           "Whether the steps of the first optimizer are used to find better values of bucket_bytes, "
-          "chunk_bytes (where gradients are not reduced in shared memory), small_bytes and fusion_delay. The "
-          "values found are printed, and used for the rest of the run. The option deterministic prevents trials.")
+          "chunk_bytes (where gradients are not reduced in shared memory), small_bytes and fusion_delay. Rank "
+          "0 prints what a step took before and after and the values found, which are used for the rest of "
+          "the run; or why there were no trials, or too few: the option deterministic, one rank and op Adasum "
+          "prevent them, and a search takes 966 steps at most.")
           .Between(0, 1).Agreed().Horovod(kAutotuneAlias),
       TextOption<&Config::autotune_log>(OptionId::kAutotuneLog, "autotune_log",
           "The file to which rank 0 writes the autotuner's trials (CSV). The values found go to a file with "
