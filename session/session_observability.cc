@@ -17,6 +17,8 @@ namespace {
 
 // The folder of the records of `auto`; ranks that are threads of a process leave none.
 constexpr std::string_view kFolder = "sirtaki-records";
+// The signal of whoever wants a record of a run that goes on.
+constexpr std::string_view kAsks = "SIGUSR1";
 // What is still to be written to a timeline when a signal ends the process.
 constexpr auto kFlushPatience = std::chrono::milliseconds(500);
 
@@ -56,6 +58,8 @@ SessionObservability::SessionObservability(trace::ObserverPtr observer, Options 
     : observer_(std::move(observer)),
       options_(std::move(options)),
       record_path_(RecordPath(options_)),
+      only_if_asked_(options_.topology.size == 1 &&
+                     options_.config.flight_records == core::kAutoFlightRecords),
       steps_(observer_),
       timeline_(observer_),
       metrics_(observer_) {}
@@ -79,6 +83,13 @@ void SessionObservability::Begin() {
     if (!status.ok()) WarnWithout("a metrics file", status);
   }
   if (record_path_.empty()) return;
+  if (!only_if_asked_) SetRecordsAside();
+  auto records = RecordKeeper::Register([this](const std::string& why) { WriteRecord(why); });
+  core::MutexLock lock(mutex_);
+  records_ = std::move(records);
+}
+
+void SessionObservability::SetRecordsAside() const {
   // Those of an earlier run would be taken for this one's, and of one of more ranks for the last.
   const auto set_aside = [](const std::string& path) {
     if (Status status = trace::SetAside(path); !status.ok()) Warn(status);
@@ -93,9 +104,6 @@ void SessionObservability::Begin() {
       set_aside(path);
     }
   }
-  auto records = RecordKeeper::Register([this](const std::string& why) { WriteRecord(why); });
-  core::MutexLock lock(mutex_);
-  records_ = std::move(records);
 }
 
 void SessionObservability::End() {
@@ -162,6 +170,8 @@ std::string SessionObservability::KeyText(const std::string& key) const {
 }
 
 void SessionObservability::WriteRecord(const std::string& why) {
+  const bool asked = why == kAsks;
+  if (only_if_asked_ && !asked) return timeline_.Flush(kFlushPatience);
   Status status;
   int fault_rank = -1;  // where it began, if something has failed
   try {
@@ -174,8 +184,10 @@ void SessionObservability::WriteRecord(const std::string& why) {
   }
   timeline_.Flush(kFlushPatience);
   if (!status.ok()) return WarnWithout("a flight record", status);
-  // One rank tells of all; the lowest that is likely to be alive.
-  const bool tells = options_.topology.rank == (fault_rank == 0 ? 1 : 0);
+  // One rank tells of all, the lowest that is likely to be alive; and once, though the signal that
+  // ends a rank after a fault has it write again.
+  const int teller = fault_rank == 0 && options_.topology.size > 1 ? 1 : 0;
+  const bool tells = options_.topology.rank == teller && (asked || !std::exchange(told_, true));
   core::Log(tells ? core::LogLevel::kWarning : core::LogLevel::kInfo,
             "wrote the flight record " + record_path_ + " (" + why +
                 "); to read those of all ranks in words: sirtakirun --explain " +

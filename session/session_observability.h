@@ -68,11 +68,16 @@ class SessionObservability {
   std::string KeyText(const std::string& key) const SIRTAKI_EXCLUDES(mutex_);
 
  private:
+  void SetRecordsAside() const;
   void WriteRecord(const std::string& why);
 
   const core::trace::ObserverPtr observer_;
   const Options options_;
   const std::string record_path_;  // empty: no record is written
+  // Nobody else waits for a rank that is alone: unless a folder was named, it leaves one at SIGUSR1
+  // only.
+  const bool only_if_asked_;
+  bool told_ = false;  // of a record, to whoever reads the log; WriteRecord's, which runs by itself
   core::trace::StepClock steps_;
   core::trace::TimelineWriter timeline_;
   core::trace::MetricsWriter metrics_;

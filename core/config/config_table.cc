@@ -237,8 +237,8 @@ Table MakeTable() {
       TextOption<&Config::flight_records>(OptionId::kFlightRecords, "flight_records",
           "The folder, made if need be, in which each rank writes flight-<number>.json when something goes "
           "wrong, or at SIGUSR1: what it waits for, what it runs and what it did last, for sirtakirun "
-          "--explain. auto is sirtaki-records in the current folder; off writes none, and leaves SIGUSR1 "
-          "and SIGTERM alone."),
+          "--explain. auto is sirtaki-records in the current folder, where a job of one rank writes at SIGUSR1 "
+          "only; off writes none, and leaves SIGUSR1 and SIGTERM alone."),
       TextOption<&Config::metrics_file>(OptionId::kMetricsFile, "metrics_file",
           "A file to which each rank writes its metrics every metrics_interval, and at shutdown; the rank's "
           "number comes before the name's ending. A file ending in .prom has the text format of Prometheus and "

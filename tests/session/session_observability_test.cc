@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/log.h"
 #include "core/trace/trace_files.h"
 #include "session/inproc/inproc_world.h"
 #include "session/session.h"
@@ -205,6 +206,56 @@ TEST_F(SessionObservabilityTest, RanksThatAreThreadsLeaveNoneUnlessTheyAreTold) 
   EXPECT_FALSE(session->Shutdown("done").ok());
   EXPECT_TRUE(fs::is_empty(folder_));
   fs::current_path(before);
+}
+
+// As a process, in the current folder.
+TEST_F(SessionObservabilityTest, ARankAloneLeavesARecordOnlyIfItIsAsked) {
+  const fs::path before = fs::current_path();
+  fs::current_path(folder_);
+  for (const int size : {1, 2}) {
+    SessionObservability::Options options;
+    options.topology.size = size;
+    options.describe = [](const std::string& why) {
+      FlightRecord record;
+      record.why = why;
+      return record;
+    };
+    SessionObservability observation(std::make_shared<core::trace::Observer>(), options);
+    observation.Begin();
+    observation.NoteFault();
+    if (size == 1) {
+      observation.End();
+      EXPECT_TRUE(fs::is_empty(folder_));
+    } else {
+      EXPECT_TRUE(tests::Within(seconds(30), [] { return fs::exists("sirtaki-records"); }));
+      observation.End();
+      EXPECT_TRUE(fs::exists("sirtaki-records/flight-0.json"));
+    }
+  }
+  fs::current_path(before);
+}
+
+TEST_F(SessionObservabilityTest, RecordsOfAFaultAreAnnouncedOnce) {
+  struct sigaction former {};
+  struct sigaction before {};
+  former.sa_handler = [](int) {};  // the program goes on after SIGTERM
+  ASSERT_EQ(sigaction(SIGTERM, &former, &before), 0);
+  std::vector<std::string> lines;
+  core::SetLogSink([&](core::LogLevel, const std::string& line) {
+    if (line.find("wrote the flight record") != std::string::npos) lines.push_back(line);
+  });
+  const auto session = Start(std::make_shared<InprocWorld>(1), 0,
+                             [&](core::Config& config) { WithRecords(config); });
+  session->Abort("enough");
+  session->observation().NoteFault();
+  EXPECT_TRUE(tests::Within(seconds(30), [&] { return HasRecord(0); }));
+  ASSERT_EQ(kill(getpid(), SIGTERM), 0);
+  EXPECT_TRUE(tests::Within(seconds(30), [&] { return Record(0).why == "SIGTERM"; }));
+  EXPECT_FALSE(session->Shutdown("done").ok());
+  core::SetLogSink(nullptr);
+  sigaction(SIGTERM, &before, nullptr);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_NE(lines[0].find("(the group has failed)"), std::string::npos) << lines[0];
 }
 
 TEST_F(SessionObservabilityTest, TimelinesHaveOneTimeZero) {
