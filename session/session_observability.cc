@@ -1,7 +1,10 @@
 #include "session/session_observability.h"
 
+#include <array>
+#include <cstddef>
 #include <exception>
 #include <filesystem>
+#include <regex>
 #include <system_error>
 #include <utility>
 
@@ -160,13 +163,48 @@ void SessionObservability::NoteBuckets(const std::shared_ptr<const BucketNames>&
   if (buckets_.size() > kMostLayouts) buckets_.pop_front();
 }
 
-std::string SessionObservability::KeyText(const std::string& key) const {
-  core::MutexLock lock(mutex_);
+const std::string* SessionObservability::Held(const std::string& key) const {
   for (const auto& names : buckets_) {
     const auto found = names->find(key);
-    if (found != names->end()) return key + " (" + found->second + ")";
+    if (found != names->end()) return &found->second;
   }
-  return key;
+  return nullptr;
+}
+
+std::string SessionObservability::KeyText(const std::string& key) const {
+  core::MutexLock lock(mutex_);
+  const std::string* const held = Held(key);
+  return held == nullptr ? key : key + " (" + *held + ")";
+}
+
+std::string SessionObservability::InWords(const std::string& text) const {
+  if (text.find("bucket ") == std::string::npos) return text;
+  static const std::regex kKey(
+      "bucket [0-9]+ of arena [0-9]+(, layout [0-9]+)?( of process set [0-9]+)?");
+  // What follows where a key is a subject.
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kVerbs = {
+      {{" has waited", " have waited"},
+       {" is agreed on and has not", " are agreed on and have not"}}};
+  core::MutexLock lock(mutex_);
+  std::string words;
+  auto from = text.begin();
+  for (std::sregex_iterator key(text.begin(), text.end(), kKey), end; key != end; ++key) {
+    const std::string* const held = Held(key->str());
+    if (held == nullptr) continue;
+    words.append(from, (*key)[0].first);
+    words += *held;
+    from = (*key)[0].second;
+    if (!held->starts_with("the gradients")) continue;
+    const std::string_view rest(text.data() + (from - text.begin()),
+                                static_cast<std::size_t>(text.end() - from));
+    for (const auto& [one, many] : kVerbs) {
+      if (!rest.starts_with(one)) continue;
+      words += many;
+      from += static_cast<std::ptrdiff_t>(one.size());
+      break;
+    }
+  }
+  return words.append(from, text.end());
 }
 
 void SessionObservability::WriteRecord(const std::string& why) {

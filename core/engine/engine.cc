@@ -135,6 +135,7 @@ bool Engine::SubmitNew(TimePoint now) {
   if (works.empty()) return true;  // closed meanwhile
   last_submitted_ = works.back()->request.key;
   last_submission_ = now;
+  last_step_ = last_submitted_->form == Key::Form::kBucket && options_.step ? options_.step() : 0;
   for (const WorkPtr& work : works) {
     if (negotiator_.faulted()) continue;  // the queue was closed and has completed it
     if (negotiator_.leaving()) {
@@ -320,7 +321,7 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
                                  TensorName(run.key));
         }
         // What was resolved already is in nobody's hands but ours.
-        const Status why = closed ? fault() : negotiator_.cause().ToStatus();
+        const Status why = closed ? fault() : InWords(negotiator_.cause().ToStatus());
         for (const RunItem& item : batch.items) {
           if (item.work) item.work->handle->Complete(why);
         }

@@ -311,23 +311,36 @@ TEST_F(SessionObservabilityTest, WhatABucketHoldsIsToldAlsoWhenItHasGone) {
   SessionObservability& observation = session->observation();
   const std::string first = "bucket 0 of arena 1";
   const std::string second = "bucket 1 of arena 1";
-  auto names = std::make_shared<const BucketNames>(
-      BucketNames{{first, R"("w", "b" and 3 more)"}, {second, R"("v")"}});
+  auto names = std::make_shared<const BucketNames>(BucketNames{
+      {first, R"(the gradients of "w", "b" and 3 more)"}, {second, R"(the gradient of "v")"}});
   observation.NoteBuckets(names);
-  EXPECT_EQ(observation.KeyText(first), R"(bucket 0 of arena 1 ("w", "b" and 3 more))");
-  EXPECT_EQ(observation.KeyText(second), R"(bucket 1 of arena 1 ("v"))");
+  EXPECT_EQ(observation.KeyText(first),
+            R"(bucket 0 of arena 1 (the gradients of "w", "b" and 3 more))");
+  EXPECT_EQ(observation.KeyText(second), R"(bucket 1 of arena 1 (the gradient of "v"))");
   EXPECT_EQ(observation.KeyText("bucket 1 of arena 10"), "bucket 1 of arena 10");
+  EXPECT_EQ(observation.InWords("bucket 0 of arena 1 has waited 60 s; not submitted by rank 1; "
+                                "rank 1: last submitted bucket 1 of arena 1 61 s ago"),
+            R"(the gradients of "w", "b" and 3 more have waited 60 s; not submitted by rank 1; )"
+            R"(rank 1: last submitted the gradient of "v" 61 s ago)");
+  EXPECT_EQ(observation.InWords("bucket 1 of arena 1 has waited"),
+            R"(the gradient of "v" has waited)");
+  for (const char* const other :
+       {"bucket 1 of arena 10 has waited", "bucket 1 of arena 1, layout 2", "a bucket of water",
+        "bucket 1 of arena 1 of process set 2"}) {
+    EXPECT_EQ(observation.InWords(other), other);
+  }
   EXPECT_EQ(observation.KeyText(R"("w")"), R"("w")");
   std::vector<core::trace::Event> events;
   std::uint64_t lost = 0;
   observation.observer()->recorder.Read(0, /*to_the_end=*/true, &events, &lost);
   EXPECT_EQ(std::count_if(events.begin(), events.end(),
                           [](const auto& event) {
-                            return event.text() == R"(bucket 1 of arena 1 holds "v")";
+                            return event.text() ==
+                                   R"(bucket 1 of arena 1 holds the gradient of "v")";
                           }),
             1);
   names.reset();
-  EXPECT_EQ(observation.KeyText(second), R"(bucket 1 of arena 1 ("v"))");
+  EXPECT_EQ(observation.KeyText(second), R"(bucket 1 of arena 1 (the gradient of "v"))");
   EXPECT_TRUE(session->Shutdown("done").ok());
 }
 

@@ -59,10 +59,10 @@ std::uint64_t LayoutOf(const GradientBuckets::Gradients& gradients,
   return std::max<std::uint64_t>(core::Digest(text.data(), text.size()), 1);
 }
 
-// `"fc1.weight", "fc1.bias" and 3 more`
+// `the gradients of "fc1.weight", "fc1.bias" and 3 more`
 std::string NamesOf(const GradientBuckets::Gradients& gradients) {
   constexpr std::size_t kMostTold = 2;
-  std::string text;
+  std::string text = gradients.size() == 1 ? "the gradient of " : "the gradients of ";
   for (std::size_t i = 0; i < std::min(gradients.size(), kMostTold); ++i) {
     text += (i == 0 ? "" : ", ") + core::Quoted(gradients[i]->name());
   }

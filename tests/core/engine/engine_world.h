@@ -114,6 +114,7 @@ struct Rank {
   std::vector<Status> faults_heard;
   trace::ObserverPtr observer;
   std::function<void()> on_start;
+  std::uint64_t step = 1;
 };
 
 class World {
@@ -144,6 +145,11 @@ class World {
       options.observer = r.observer;
       options.on_start = [&r](const RunBatch&) {
         if (r.on_start) r.on_start();
+      };
+      options.step = [&r] { return r.step; };
+      options.in_words = [](const std::string& text) {
+        const std::size_t at = text.find("bucket 3 of arena 1");
+        return at == std::string::npos ? text : std::string(text).replace(at, 19, "\"c.bias\"");
       };
       options.on_fault = [&r](const Status& cause) { r.faults_heard.push_back(cause); };
       r.engine = std::make_unique<Engine>(std::move(options), *r.transport, *r.negotiator, r.queue,
