@@ -72,11 +72,11 @@ std::string NamesOf(const GradientBuckets::Gradients& gradients) {
 
 }  // namespace
 
-GradientBuckets::GradientBuckets(const SessionSet& set, int number, std::string prefix,
+GradientBuckets::GradientBuckets(const SessionSet& set, int number, const std::string& prefix,
                                  std::shared_ptr<const GradientRule> rule)
     : set_(set),
       number_(static_cast<std::uint64_t>(number)),
-      key_(std::move(prefix) + "layout of the buckets"),
+      key_("#the agreement on the buckets of " + prefix.substr(0, prefix.size() - 1)),
       rule_(std::move(rule)),
       joins_(set_.session->JoinsOf(set_.members.set)) {}
 
@@ -126,6 +126,7 @@ void GradientBuckets::Update(const Gradients& members) {
   TensorCall call;
   call.tensor = told;
   call.name = key_;
+  call.derived_name = true;
   call.process_set = set_.process_set;
   call.reduction = core::ReduceOp::kSum;
   call.in_place = true;

@@ -377,7 +377,8 @@ void GradientReducer::Impl::StartAnew() {
 at::Tensor GradientReducer::Impl::AverageLoss(const at::Tensor& loss) {
   TensorCall call;
   call.tensor = loss;
-  call.name = prefix() + "loss of the closure";
+  call.name = "#the mean loss of the closure, for " + prefix().substr(0, prefix().size() - 1);
+  call.derived_name = true;
   call.process_set = set_.process_set;
   call.reduction = core::ReduceOp::kAverage;
   call.will_wait = true;

@@ -129,7 +129,8 @@ void StepTuner::AfterStep() {
   numbers[3] = moves_in_chunks_ ? 1 : 0;
   TensorCall call;
   call.tensor = told;
-  call.name = "autotune";
+  call.name = "#the time of a step, for autotune";
+  call.derived_name = true;
   call.reduction = core::ReduceOp::kSum;
   call.in_place = true;
   call.will_wait = true;
