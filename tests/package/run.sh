@@ -25,7 +25,7 @@ fi
 "$work/build/outside"
 bash "$here/../support/mpirun.sh" 2 "$work/build/outside"
 # Sirtaki::mpi is there where the library has MPI, and brings its headers along.
-if ldd "$work/prefix/lib/"*/libsirtaki.so "$work/prefix/lib/"libsirtaki.so 2>/dev/null | grep -F libmpi; then
+if ldd "$work/build/outside" | grep -F libmpi; then
   [ -x "$work/build/outside_mpi" ] || { echo "find_package(Sirtaki) gave no Sirtaki::mpi, though the library has MPI"; exit 1; }
   bash "$here/../support/mpirun.sh" 2 "$work/build/outside_mpi"
 fi
