@@ -9,6 +9,12 @@ install(TARGETS sirtaki EXPORT SirtakiTargets LIBRARY DESTINATION "${CMAKE_INSTA
 install(DIRECTORY frameworks/include/ DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h")
 install(EXPORT SirtakiTargets NAMESPACE Sirtaki:: DESTINATION "${sirtaki_config_dir}")
 
+set(sirtaki_mpi_include_dirs "")
+set(sirtaki_mpi_libraries "")
+if(SIRTAKI_HAVE_MPI)
+  set(sirtaki_mpi_include_dirs "${MPI_C_INCLUDE_DIRS}")
+  set(sirtaki_mpi_libraries "${MPI_C_LIBRARIES}")
+endif()
 configure_package_config_file(cmake/SirtakiConfig.cmake.in "${PROJECT_BINARY_DIR}/SirtakiConfig.cmake"
   INSTALL_DESTINATION "${sirtaki_config_dir}")
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/SirtakiConfigVersion.cmake" COMPATIBILITY SameMinorVersion)

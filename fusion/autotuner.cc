@@ -111,6 +111,18 @@ void Autotuner::BeginNextTrial(bool follow) {
   }
 }
 
+double Autotuner::first_seconds() const {
+  return trials_.empty() ? 0 : trials_.front().from_seconds;
+}
+
+double Autotuner::standing_seconds() const {
+  double seconds = first_seconds();
+  for (const Trial& trial : trials_) {
+    if (trial.accepted) seconds *= trial.to_seconds / trial.from_seconds;
+  }
+  return seconds;
+}
+
 std::string Autotuner::Csv() const {
   std::ostringstream text;
   text << "option,from,to,from_ms,to_ms,accepted\n" << std::fixed << std::setprecision(4);

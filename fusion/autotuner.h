@@ -31,6 +31,9 @@ struct AutotunerOptions {
   int turns = 2;         // of each value in a trial
   double margin = 0.02;  // by which a new value has to be better, as a part of the old one's time
   int max_trials = 40;
+
+  // After that many a search has ended.
+  int most_steps() const { return warmup_steps + max_trials * 2 * turns * (steps + settle_steps); }
 };
 
 // Not thread-safe.
@@ -57,6 +60,11 @@ class Autotuner {
   bool finished() const { return finished_; }
   // Of all trials that are over, in order.
   const std::vector<Trial>& trials() const { return trials_; }
+  // What a step took with the first values, and takes with those that stand: as the trials compare
+  // them, so that a machine that has become slower meanwhile does not count. 0 before a trial is
+  // over.
+  double first_seconds() const;
+  double standing_seconds() const;
 
   // "option,from,to,from_ms,to_ms,accepted" and a line for each trial.
   std::string Csv() const;

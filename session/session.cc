@@ -158,7 +158,7 @@ Status Session::SetLimits(const Limits& limits) {
   auto work = std::make_shared<core::Work>();
   // By the changes that all ranks have seen, those that had joined too.
   work->request.key = core::Key::Named(
-      core::kWorldSet, "#change of limits " + std::to_string(limit_changes_.load() + 1));
+      core::kWorldSet, "#the change of limits " + std::to_string(limit_changes_.load() + 1));
   work->request.signature = std::move(change);
   Status status = Submit(work, /*will_wait=*/true);
   if (!status.ok()) return status;

@@ -1,7 +1,10 @@
 #include "session/session_observability.h"
 
+#include <array>
+#include <cstddef>
 #include <exception>
 #include <filesystem>
+#include <regex>
 #include <system_error>
 #include <utility>
 
@@ -17,6 +20,8 @@ namespace {
 
 // The folder of the records of `auto`; ranks that are threads of a process leave none.
 constexpr std::string_view kFolder = "sirtaki-records";
+// The signal of whoever wants a record of a run that goes on.
+constexpr std::string_view kAsks = "SIGUSR1";
 // What is still to be written to a timeline when a signal ends the process.
 constexpr auto kFlushPatience = std::chrono::milliseconds(500);
 
@@ -56,6 +61,8 @@ SessionObservability::SessionObservability(trace::ObserverPtr observer, Options 
     : observer_(std::move(observer)),
       options_(std::move(options)),
       record_path_(RecordPath(options_)),
+      only_if_asked_(options_.topology.size == 1 &&
+                     options_.config.flight_records == core::kAutoFlightRecords),
       steps_(observer_),
       timeline_(observer_),
       metrics_(observer_) {}
@@ -79,6 +86,13 @@ void SessionObservability::Begin() {
     if (!status.ok()) WarnWithout("a metrics file", status);
   }
   if (record_path_.empty()) return;
+  if (!only_if_asked_) SetRecordsAside();
+  auto records = RecordKeeper::Register([this](const std::string& why) { WriteRecord(why); });
+  core::MutexLock lock(mutex_);
+  records_ = std::move(records);
+}
+
+void SessionObservability::SetRecordsAside() const {
   // Those of an earlier run would be taken for this one's, and of one of more ranks for the last.
   const auto set_aside = [](const std::string& path) {
     if (Status status = trace::SetAside(path); !status.ok()) Warn(status);
@@ -93,9 +107,6 @@ void SessionObservability::Begin() {
       set_aside(path);
     }
   }
-  auto records = RecordKeeper::Register([this](const std::string& why) { WriteRecord(why); });
-  core::MutexLock lock(mutex_);
-  records_ = std::move(records);
 }
 
 void SessionObservability::End() {
@@ -152,16 +163,53 @@ void SessionObservability::NoteBuckets(const std::shared_ptr<const BucketNames>&
   if (buckets_.size() > kMostLayouts) buckets_.pop_front();
 }
 
-std::string SessionObservability::KeyText(const std::string& key) const {
-  core::MutexLock lock(mutex_);
+const std::string* SessionObservability::Held(const std::string& key) const {
   for (const auto& names : buckets_) {
     const auto found = names->find(key);
-    if (found != names->end()) return key + " (" + found->second + ")";
+    if (found != names->end()) return &found->second;
   }
-  return key;
+  return nullptr;
+}
+
+std::string SessionObservability::KeyText(const std::string& key) const {
+  core::MutexLock lock(mutex_);
+  const std::string* const held = Held(key);
+  return held == nullptr ? key : key + " (" + *held + ")";
+}
+
+std::string SessionObservability::InWords(const std::string& text) const {
+  if (text.find("bucket ") == std::string::npos) return text;
+  static const std::regex kKey(
+      "bucket [0-9]+ of arena [0-9]+(, layout [0-9]+)?( of process set [0-9]+)?");
+  // What follows where a key is a subject.
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kVerbs = {
+      {{" has waited", " have waited"},
+       {" is agreed on and has not", " are agreed on and have not"}}};
+  core::MutexLock lock(mutex_);
+  std::string words;
+  auto from = text.begin();
+  for (std::sregex_iterator key(text.begin(), text.end(), kKey), end; key != end; ++key) {
+    const std::string* const held = Held(key->str());
+    if (held == nullptr) continue;
+    words.append(from, (*key)[0].first);
+    words += *held;
+    from = (*key)[0].second;
+    if (!held->starts_with("the gradients")) continue;
+    const std::string_view rest(text.data() + (from - text.begin()),
+                                static_cast<std::size_t>(text.end() - from));
+    for (const auto& [one, many] : kVerbs) {
+      if (!rest.starts_with(one)) continue;
+      words += many;
+      from += static_cast<std::ptrdiff_t>(one.size());
+      break;
+    }
+  }
+  return words.append(from, text.end());
 }
 
 void SessionObservability::WriteRecord(const std::string& why) {
+  const bool asked = why == kAsks;
+  if (only_if_asked_ && !asked) return timeline_.Flush(kFlushPatience);
   Status status;
   int fault_rank = -1;  // where it began, if something has failed
   try {
@@ -174,8 +222,10 @@ void SessionObservability::WriteRecord(const std::string& why) {
   }
   timeline_.Flush(kFlushPatience);
   if (!status.ok()) return WarnWithout("a flight record", status);
-  // One rank tells of all; the lowest that is likely to be alive.
-  const bool tells = options_.topology.rank == (fault_rank == 0 ? 1 : 0);
+  // One rank tells of all, the lowest that is likely to be alive; and once, though the signal that
+  // ends a rank after a fault has it write again.
+  const int teller = fault_rank == 0 && options_.topology.size > 1 ? 1 : 0;
+  const bool tells = options_.topology.rank == teller && (asked || !std::exchange(told_, true));
   core::Log(tells ? core::LogLevel::kWarning : core::LogLevel::kInfo,
             "wrote the flight record " + record_path_ + " (" + why +
                 "); to read those of all ranks in words: sirtakirun --explain " +

@@ -23,7 +23,7 @@
 
 namespace sirtaki::session {
 
-// What buckets hold, in words, by the texts of their keys.
+// What buckets hold, in words (`the gradients of "w", "b" and 3 more`), by the texts of their keys.
 using BucketNames = std::map<std::string, std::string>;
 
 // Thread-safe. A file that cannot be written is a warning, and never what a run ends of.
@@ -64,15 +64,25 @@ class SessionObservability {
 
   // From now on they are told: after the optimizer has gone as well, as it does when a step throws.
   void NoteBuckets(const std::shared_ptr<const BucketNames>& names) SIRTAKI_EXCLUDES(mutex_);
-  // The text of a key; behind that of a bucket, what it holds: `bucket 0 of arena 1 ("w", "b")`.
+  // The text of a key; behind that of a bucket, what it holds:
+  // `bucket 0 of arena 1 (the gradients of "w", "b")`.
   std::string KeyText(const std::string& key) const SIRTAKI_EXCLUDES(mutex_);
+  // The text with what buckets hold instead of their numbers, where that is known here.
+  std::string InWords(const std::string& text) const SIRTAKI_EXCLUDES(mutex_);
 
  private:
+  void SetRecordsAside() const;
   void WriteRecord(const std::string& why);
+  // Null: not known.
+  const std::string* Held(const std::string& key) const SIRTAKI_REQUIRES(mutex_);
 
   const core::trace::ObserverPtr observer_;
   const Options options_;
   const std::string record_path_;  // empty: no record is written
+  // Nobody else waits for a rank that is alone: unless a folder was named, it leaves one at SIGUSR1
+  // only.
+  const bool only_if_asked_;
+  bool told_ = false;  // of a record, to whoever reads the log; WriteRecord's, which runs by itself
   core::trace::StepClock steps_;
   core::trace::TimelineWriter timeline_;
   core::trace::MetricsWriter metrics_;

@@ -242,11 +242,10 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   engine.stuck_limit = std::max<core::Duration>(3 * config_.peer_timeout, kStuckAtLeast);
   engine.on_limits = [this](const std::vector<std::int64_t>& values) { return NoteLimits(values); };
   engine.on_stall = [seen = observation_](const core::StallWarning& warning) {
-    std::string text = core::StallText(warning);
-    const std::string key = warning.key.ToString();
-    if (text.starts_with(key)) text.replace(0, key.size(), seen->KeyText(key));
-    core::Log(core::LogLevel::kWarning, text);
+    core::Log(core::LogLevel::kWarning, seen->InWords(core::StallText(warning)));
   };
+  engine.in_words = [seen = observation_](const std::string& text) { return seen->InWords(text); };
+  engine.step = [seen = observation_] { return seen->steps().Number(); };
   parts.engine = std::make_unique<core::Engine>(std::move(engine), parts.medium->transport(),
                                                 *parts.negotiator, parts.queue, *parts.lanes);
   parts.engine->StartThread();

@@ -154,6 +154,14 @@ class Logger {
   std::unique_ptr<spdlog::logger> logger_ SIRTAKI_GUARDED_BY(mutex_);
 };
 
+void WriteIf(LogLevel enabled, LogLevel level, std::string_view text) noexcept {
+  if (!LogEnabled(enabled)) return;
+  try {
+    Logger::Get().Write(level, text);
+  } catch (...) {  // NOLINT: a line that cannot be written must not end a training
+  }
+}
+
 }  // namespace
 
 std::string_view LogLevelName(LogLevel level) {
@@ -169,12 +177,10 @@ void SetThreadLogIdentity(const LogIdentity& identity) {
 
 bool LogEnabled(LogLevel level) { return Logger::Get().Enabled(level); }
 
-void Log(LogLevel level, std::string_view text) noexcept {
-  if (!LogEnabled(level)) return;
-  try {
-    Logger::Get().Write(level, text);
-  } catch (...) {  // NOLINT: a line that cannot be written must not end a training
-  }
+void Log(LogLevel level, std::string_view text) noexcept { WriteIf(level, level, text); }
+
+void LogAnswer(std::string_view text) noexcept {
+  WriteIf(LogLevel::kWarning, LogLevel::kInfo, text);
 }
 
 void SetLogSink(LogSink sink) { Logger::Get().SetSink(std::move(sink)); }

@@ -42,6 +42,9 @@ bool LogEnabled(LogLevel level);
 // One message; a level that is not enabled is dropped. Never throws, whatever happens to the sink.
 void Log(LogLevel level, std::string_view text) noexcept;
 
+// A message at level info that the run was asked for: it is shown wherever warnings are.
+void LogAnswer(std::string_view text) noexcept;
+
 // Receives finished lines, without the newline, one at a time. Called under a lock: it must not
 // log.
 using LogSink = std::function<void(LogLevel level, const std::string& line)>;

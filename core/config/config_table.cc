@@ -205,12 +205,14 @@ Table MakeTable() {
       Option<&Config::deterministic>(OptionId::kDeterministic, "deterministic", OptionKind::kBool,
           "Whether the same program gives the same bits in every run, even where MPI would reduce together "
           "whatever is ready: buckets of gradients then follow the order of the parameters, and every "
-          "other tensor goes alone.")
+          "other tensor goes alone. For a resumed run to equal one without a stop, bucket_bytes is 0 as well.")
           .Between(0, 1).Agreed(),
       Option<&Config::autotune>(OptionId::kAutotune, "autotune", OptionKind::kBool,
           "Whether the steps of the first optimizer are used to find better values of bucket_bytes, "
-          "chunk_bytes (where gradients are not reduced in shared memory), small_bytes and fusion_delay. The "
-          "values found are printed, and used for the rest of the run. The option deterministic prevents trials.")
+          "chunk_bytes (where gradients are not reduced in shared memory), small_bytes and fusion_delay. Rank "
+          "0 prints what a step took before and after and the values found, which are used for the rest of "
+          "the run; or why there were no trials, or too few: the option deterministic, one rank and op Adasum "
+          "prevent them, and a search takes 966 steps at most.")
           .Between(0, 1).Agreed().Horovod(kAutotuneAlias),
       TextOption<&Config::autotune_log>(OptionId::kAutotuneLog, "autotune_log",
           "The file to which rank 0 writes the autotuner's trials (CSV). The values found go to a file with "
@@ -228,8 +230,8 @@ Table MakeTable() {
       TextOption<&Config::flight_records>(OptionId::kFlightRecords, "flight_records",
           "The folder, made if need be, in which each rank writes flight-<number>.json when something goes "
           "wrong, or at SIGUSR1: what it waits for, what it runs and what it did last, for sirtakirun "
-          "--explain. auto is sirtaki-records in the current folder; off writes none, and leaves SIGUSR1 "
-          "and SIGTERM alone."),
+          "--explain. auto is sirtaki-records in the current folder, where a job of one rank writes at SIGUSR1 "
+          "only; off writes none, and leaves SIGUSR1 and SIGTERM alone."),
       TextOption<&Config::metrics_file>(OptionId::kMetricsFile, "metrics_file",
           "A file to which each rank writes its metrics every metrics_interval, and at shutdown; the rank's "
           "number comes before the name's ending. A file ending in .prom has the text format of Prometheus and "

@@ -176,16 +176,16 @@ std::string AllowedValues(const OptionSpec& option) {
   if (option.kind == OptionKind::kText) return "any text";
   const std::string range = "from " + FormatOptionValue(option, option.min) + " to " +
                             FormatOptionValue(option, option.max);
-  const std::string zero = option.zero.empty() ? "" : "; 0 is " + std::string(option.zero);
+  const std::string zero = option.zero.empty() ? "" : "0 (" + std::string(option.zero) + "), or ";
   switch (option.kind) {
     case OptionKind::kBytes:
-      return "a size " + range + ", in bytes or with K, M or G (powers of 1024)" + zero;
+      return zero + "a size " + range + ", in bytes or with K, M or G (powers of 1024)";
     case OptionKind::kCount:
       return "a whole number " + range;
     case OptionKind::kAutoOrCount:
       return "auto, or a whole number " + range;
     case OptionKind::kDuration:
-      return "a time " + range + ", in seconds or with us, ms, s or min" + zero;
+      return zero + "a time " + range + ", in seconds or with us, ms, s or min";
     case OptionKind::kBool:
       return "true or false";
     case OptionKind::kChoice:

@@ -135,6 +135,7 @@ bool Engine::SubmitNew(TimePoint now) {
   if (works.empty()) return true;  // closed meanwhile
   last_submitted_ = works.back()->request.key;
   last_submission_ = now;
+  last_step_ = last_submitted_->form == Key::Form::kBucket && options_.step ? options_.step() : 0;
   for (const WorkPtr& work : works) {
     if (negotiator_.faulted()) continue;  // the queue was closed and has completed it
     if (negotiator_.leaving()) {
@@ -336,7 +337,7 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
                                      ", which this rank has not submitted",
                                  TensorName(run.key));
         }
-        FailInHand(closed ? fault() : negotiator_.cause().ToStatus());
+        FailInHand(closed ? fault() : InWords(negotiator_.cause().ToStatus()));
         return closed;
       }
       if (work) trace_.Agreed(*work, batch.number, now);

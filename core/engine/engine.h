@@ -166,6 +166,7 @@ class Engine {
       SIRTAKI_REQUIRES(token_);
   static void AddItems(DecidedRun run, const WorkPtr& work, RunBatch* batch);
   void NoticeFault() SIRTAKI_REQUIRES(token_);
+  Status InWords(const Status& why) const;
   void NoticeEnd(TimePoint now) SIRTAKI_REQUIRES(token_);
   void PostFault(StatusCode code, const std::string& text, const std::string& tensor);
   void PostFault(StatusCode code, const std::string& text, const std::string& tensor,
@@ -211,6 +212,7 @@ class Engine {
   TimePoint last_submission_ SIRTAKI_GUARDED_BY(token_){};
   // Of work that has left the queue and that nobody else may have yet: an exception must not lose it.
   std::vector<HandlePtr> in_hand_ SIRTAKI_GUARDED_BY(token_);
+  std::uint64_t last_step_ SIRTAKI_GUARDED_BY(token_) = 0;  // that it was of, if it was a bucket
   Negotiator::LocalState local_ SIRTAKI_GUARDED_BY(token_);
   TimePoint looked_at_running_ SIRTAKI_GUARDED_BY(token_){};
   std::vector<RunningOperation> running_at_fault_ SIRTAKI_GUARDED_BY(token_);

@@ -1,4 +1,7 @@
 // What other threads ask of an engine, and its end, good or bad.
+#include <cstddef>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/engine/engine.h"
@@ -38,7 +41,7 @@ void Engine::NoticeFault() {
   const bool first = !faulted_;
   if (!first && negotiator_.cause() == noticed_cause_) return;
   noticed_cause_ = negotiator_.cause();  // an earlier one may have come from elsewhere
-  const Status why = noticed_cause_.ToStatus();
+  const Status why = InWords(noticed_cause_.ToStatus());
   {
     MutexLock lock(fault_mutex_);
     fault_ = why;
@@ -66,6 +69,25 @@ void Engine::NoticeEnd(TimePoint now) {
   transport_.Wake();
 }
 
+Status Engine::InWords(const Status& why) const {
+  if (!options_.in_words) return why;
+  const std::string& text = why.message();
+  Origin origin = why.origin();
+  // The tensor is told without its set, and so are buckets of different sets; the text has it.
+  const std::string& tensor = origin.tensor;
+  if (const std::size_t at = text.find(tensor); !tensor.empty() && at != std::string::npos) {
+    constexpr std::string_view kOfSet = " of process set ";
+    std::size_t end = at + tensor.size();
+    if (text.compare(end, kOfSet.size(), kOfSet) == 0) {
+      end = text.find_first_not_of("0123456789", end + kOfSet.size());
+    }
+    std::string key = text.substr(at, end - at);
+    std::string words = options_.in_words(key);
+    if (words != key) origin.tensor = std::move(words);
+  }
+  return {why.code(), options_.in_words(text), std::move(origin)};
+}
+
 Status Engine::fault() const {
   if (!has_fault_) return Status::Ok();
   MutexLock lock(fault_mutex_);
@@ -86,7 +108,7 @@ void Engine::PostFault(StatusCode code, const std::string& text, const std::stri
 // Fails what is pending here at once; the others learn it by the next round.
 void Engine::PostFault(StatusCode code, const std::string& text, const std::string& tensor,
                        const Origin& origin) {
-  const Status why = Cause{code, text, origin.rank, origin.host, tensor, 0}.ToStatus();
+  const Status why = InWords(Cause{code, text, origin.rank, origin.host, tensor, 0}.ToStatus());
   {
     MutexLock lock(fault_mutex_);
     if (!fault_.ok()) return;

@@ -41,6 +41,10 @@ struct EngineOptions {
   std::function<void(const Status& cause)> on_fault;          // once, for the first fault
   std::function<void(const StallWarning& warning)> on_stall;  // on the rank that asks about a stall
   std::function<void(const RunBatch& batch)> on_start;        // before the executor gets it
+  // How a text is said to whoever runs the program: with names that the engine does not know.
+  std::function<std::string(const std::string& text)> in_words;
+  // The number of the step that the program is in, from 1: told of a rank that others wait for.
+  std::function<std::uint64_t()> step;
   // And these; gives the fusion delay from then on.
   std::function<Duration(const std::vector<std::int64_t>& values)> on_limits;
   // Called without the token, which a thread that is stuck may have for ever.

@@ -85,11 +85,16 @@ std::string Engine::Activity() const SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   std::string text = !last_submitted_ ? "has submitted nothing yet"
                                       : "last submitted " + last_submitted_->ToString() + " " +
                                             DurationText(now - last_submission_) + " ago";
+  if (last_step_ > 0) {
+    const std::uint64_t step = options_.step();
+    text += ", in step " + std::to_string(last_step_);
+    text += step == last_step_ ? ", which is not over" : ", and is in step " + std::to_string(step);
+  }
   const std::vector<RunningOperation> running = executor_.Running();
   if (!running.empty()) {
     text += ", runs " + running.front().what + " for " + DurationText(now - running.front().since);
   }
-  return text;
+  return options_.in_words ? options_.in_words(text) : text;
 }
 
 }  // namespace sirtaki::core

@@ -8,11 +8,11 @@ Status Cause::ToStatus() const {
 }
 
 std::string TensorName(const Key& key) {
-  if (key.form == Key::Form::kNamed) return key.name;
   if (key == Key::Join(key.set)) return {};
   Key of_world = key;
   of_world.set = kWorldSet;
-  return of_world.ToString();
+  const std::string text = of_world.ToString();
+  return text.starts_with('"') ? key.name : text;
 }
 
 }  // namespace sirtaki::core

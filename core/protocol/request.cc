@@ -83,13 +83,24 @@ std::string TensorText(const Signature& s) {
   return text;
 }
 
+// What a call of the library itself is for; empty if the name is a program's. Such a name is words
+// behind '#', which no program may give, or behind "sirtaki/" if it goes through the public
+// interface; there what tells the parts of a call apart follows after another '/'.
+std::string_view WordsOf(std::string_view name) {
+  constexpr std::string_view kPublic = "sirtaki/";
+  if (name.starts_with('#')) return name.substr(1);
+  if (!name.starts_with(kPublic)) return {};
+  name.remove_prefix(kPublic.size());
+  return name.substr(0, name.find('/'));
+}
+
 }  // namespace
 
 std::string Key::ToString() const {
   std::string text;
   switch (form) {
     case Form::kNamed:
-      text = Quoted(name);
+      text = WordsOf(name).empty() ? Quoted(name) : Escaped(WordsOf(name));
       break;
     case Form::kUnnamed:
       if (*this == Join(set)) {

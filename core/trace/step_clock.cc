@@ -53,6 +53,11 @@ void StepClock::EndStep() {
   observer_->recorder.Add(event);
 }
 
+std::uint64_t StepClock::Number() const {
+  MutexLock lock(mutex_);
+  return static_cast<std::uint64_t>(steps_) + 1;
+}
+
 Metrics StepClock::LastStep() const {
   MutexLock lock(mutex_);
   return last_step_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 
 #include "core/base/thread_annotations.h"
 #include "core/trace/observer.h"
@@ -21,6 +22,8 @@ class StepClock {
   }
   void BeginStep();
   void EndStep() SIRTAKI_EXCLUDES(mutex_);
+  // Of the step that is not over, from 1.
+  std::uint64_t Number() const SIRTAKI_EXCLUDES(mutex_);
   // Of the last step alone, from the end of the one before it to its own; all zero before two have
   // ended.
   Metrics LastStep() const SIRTAKI_EXCLUDES(mutex_);

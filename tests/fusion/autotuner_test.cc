@@ -63,6 +63,32 @@ TEST(AutotunerTest, FindsItThroughNoiseThatDrifts) {
   EXPECT_GE(found, 18);
 }
 
+TEST(AutotunerTest, TheGainIsThatOfTheTrialsWhateverElseSlowsTheMachine) {
+  for (const double later : {1.0, 3.0}) {  // from the second trial on
+    Autotuner tuner({{"a", kSizes, 5}}, {});
+    EXPECT_EQ(tuner.first_seconds(), 0);
+    Train(tuner, [&](const Values& values) {
+      const double time = values[0] == 8 ? 0.5 : values[0] == 16 ? 0.75 : 1.0;
+      return time * (tuner.trials().empty() ? 1.0 : later);
+    });
+    EXPECT_EQ(tuner.values(), Values{8});
+    EXPECT_DOUBLE_EQ(tuner.first_seconds(), 1.0);
+    EXPECT_DOUBLE_EQ(tuner.standing_seconds(), 0.5);
+  }
+}
+
+TEST(AutotunerTest, ASearchEndsAfterItsMostSteps) {
+  Values many;
+  for (std::int64_t value = 1; value <= 100; ++value) many.push_back(value);
+  const AutotunerOptions how;
+  Autotuner tuner({{"a", many, 0}}, how);
+  const auto larger_is_better = [](const Values& values) {
+    return std::pow(0.9, static_cast<double>(values[0]));
+  };
+  EXPECT_EQ(Train(tuner, larger_is_better), 965);
+  EXPECT_EQ(how.most_steps(), 965) << "docs/configuration.md says one more: the first is not timed";
+}
+
 TEST(AutotunerTest, StaysWhereNothingIsBetter) {
   Autotuner tuner({{"a", kSizes, 3}, {"b", kSizes, 3}}, {});
   Train(tuner, [](const Values&) { return 1.0; });

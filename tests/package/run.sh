@@ -9,7 +9,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 "$cmake" --install "$build" --prefix "$work/prefix" >"$work/install.log" || { cat "$work/install.log"; exit 1; }
-cp "$here/CMakeLists.txt" "$here/main.cc" "$work/"
+cp "$here/CMakeLists.txt" "$here/main.cc" "$here/mpi_main.cc" "$work/"
 launcher=()
 if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); export CCACHE_BASEDIR=$work CCACHE_NOHASHDIR=1; fi
 "$cmake" -S "$work" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$work/prefix" "${launcher[@]}"
@@ -24,6 +24,11 @@ if [ -e "$(dirname "$(ldd "$work/build/outside" | sed -n 's/.*libtorch_cpu.so =>
 fi
 "$work/build/outside"
 bash "$here/../support/mpirun.sh" 2 "$work/build/outside"
+# Sirtaki::mpi is there where the library has MPI, and brings its headers along.
+if ldd "$work/build/outside" | grep -F libmpi; then
+  [ -x "$work/build/outside_mpi" ] || { echo "find_package(Sirtaki) gave no Sirtaki::mpi, though the library has MPI"; exit 1; }
+  bash "$here/../support/mpirun.sh" 2 "$work/build/outside_mpi"
+fi
 if [ -x "$work/prefix/bin/sirtakirun" ]; then
   ctest --test-dir "$work/build" --output-on-failure --no-tests=error
 fi

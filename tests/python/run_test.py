@@ -215,7 +215,8 @@ def test_a_job_that_elastic_has_brought_to_its_end_has_ended_well(tmp_path):
     assert done.returncode == 0 and done.stdout.count("done: 4") == 2, done.stdout + done.stderr
 
 
-def test_a_worker_that_is_spawned_is_no_rank(tmp_path):
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_worker_that_is_spawned_is_no_rank(tmp_path, method):
     file = tmp_path / "program.py"
     file.write_text(textwrap.dedent("""
         import multiprocessing
@@ -227,12 +228,12 @@ def test_a_worker_that_is_spawned_is_no_rank(tmp_path):
             print("refused:", error, flush=True)
 
         if __name__ == "__main__":
-            worker = multiprocessing.get_context("spawn").Process(target=print, args=("a worker",))
+            worker = multiprocessing.get_context("METHOD").Process(target=print, args=("a worker",))
             worker.start()
             worker.join(200)
             hvd.barrier()
             print("exit code", worker.exitcode, flush=True)
-    """))
+    """).replace("METHOD", method))
     done = on_two_ranks(file)
     assert done.returncode == 0 and done.stdout.count("exit code 0") == 2, done.stdout + done.stderr
     assert done.stdout.count("refused:") == 2 and "__main__" in done.stdout

@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/log.h"
 #include "core/trace/trace_files.h"
 #include "session/inproc/inproc_world.h"
 #include "session/session.h"
@@ -207,6 +208,56 @@ TEST_F(SessionObservabilityTest, RanksThatAreThreadsLeaveNoneUnlessTheyAreTold) 
   fs::current_path(before);
 }
 
+// As a process, in the current folder.
+TEST_F(SessionObservabilityTest, ARankAloneLeavesARecordOnlyIfItIsAsked) {
+  const fs::path before = fs::current_path();
+  fs::current_path(folder_);
+  for (const int size : {1, 2}) {
+    SessionObservability::Options options;
+    options.topology.size = size;
+    options.describe = [](const std::string& why) {
+      FlightRecord record;
+      record.why = why;
+      return record;
+    };
+    SessionObservability observation(std::make_shared<core::trace::Observer>(), options);
+    observation.Begin();
+    observation.NoteFault();
+    if (size == 1) {
+      observation.End();
+      EXPECT_TRUE(fs::is_empty(folder_));
+    } else {
+      EXPECT_TRUE(tests::Within(seconds(30), [] { return fs::exists("sirtaki-records"); }));
+      observation.End();
+      EXPECT_TRUE(fs::exists("sirtaki-records/flight-0.json"));
+    }
+  }
+  fs::current_path(before);
+}
+
+TEST_F(SessionObservabilityTest, RecordsOfAFaultAreAnnouncedOnce) {
+  struct sigaction former {};
+  struct sigaction before {};
+  former.sa_handler = [](int) {};  // the program goes on after SIGTERM
+  ASSERT_EQ(sigaction(SIGTERM, &former, &before), 0);
+  std::vector<std::string> lines;
+  core::SetLogSink([&](core::LogLevel, const std::string& line) {
+    if (line.find("wrote the flight record") != std::string::npos) lines.push_back(line);
+  });
+  const auto session = Start(std::make_shared<InprocWorld>(1), 0,
+                             [&](core::Config& config) { WithRecords(config); });
+  session->Abort("enough");
+  session->observation().NoteFault();
+  EXPECT_TRUE(tests::Within(seconds(30), [&] { return HasRecord(0); }));
+  ASSERT_EQ(kill(getpid(), SIGTERM), 0);
+  EXPECT_TRUE(tests::Within(seconds(30), [&] { return Record(0).why == "SIGTERM"; }));
+  EXPECT_FALSE(session->Shutdown("done").ok());
+  core::SetLogSink(nullptr);
+  sigaction(SIGTERM, &before, nullptr);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_NE(lines[0].find("(the group has failed)"), std::string::npos) << lines[0];
+}
+
 TEST_F(SessionObservabilityTest, TimelinesHaveOneTimeZero) {
   const auto world = std::make_shared<InprocWorld>(2);
   std::array<core::TimePoint, 2> submitted{};
@@ -260,23 +311,36 @@ TEST_F(SessionObservabilityTest, WhatABucketHoldsIsToldAlsoWhenItHasGone) {
   SessionObservability& observation = session->observation();
   const std::string first = "bucket 0 of arena 1";
   const std::string second = "bucket 1 of arena 1";
-  auto names = std::make_shared<const BucketNames>(
-      BucketNames{{first, R"("w", "b" and 3 more)"}, {second, R"("v")"}});
+  auto names = std::make_shared<const BucketNames>(BucketNames{
+      {first, R"(the gradients of "w", "b" and 3 more)"}, {second, R"(the gradient of "v")"}});
   observation.NoteBuckets(names);
-  EXPECT_EQ(observation.KeyText(first), R"(bucket 0 of arena 1 ("w", "b" and 3 more))");
-  EXPECT_EQ(observation.KeyText(second), R"(bucket 1 of arena 1 ("v"))");
+  EXPECT_EQ(observation.KeyText(first),
+            R"(bucket 0 of arena 1 (the gradients of "w", "b" and 3 more))");
+  EXPECT_EQ(observation.KeyText(second), R"(bucket 1 of arena 1 (the gradient of "v"))");
   EXPECT_EQ(observation.KeyText("bucket 1 of arena 10"), "bucket 1 of arena 10");
+  EXPECT_EQ(observation.InWords("bucket 0 of arena 1 has waited 60 s; not submitted by rank 1; "
+                                "rank 1: last submitted bucket 1 of arena 1 61 s ago"),
+            R"(the gradients of "w", "b" and 3 more have waited 60 s; not submitted by rank 1; )"
+            R"(rank 1: last submitted the gradient of "v" 61 s ago)");
+  EXPECT_EQ(observation.InWords("bucket 1 of arena 1 has waited"),
+            R"(the gradient of "v" has waited)");
+  for (const char* const other :
+       {"bucket 1 of arena 10 has waited", "bucket 1 of arena 1, layout 2", "a bucket of water",
+        "bucket 1 of arena 1 of process set 2"}) {
+    EXPECT_EQ(observation.InWords(other), other);
+  }
   EXPECT_EQ(observation.KeyText(R"("w")"), R"("w")");
   std::vector<core::trace::Event> events;
   std::uint64_t lost = 0;
   observation.observer()->recorder.Read(0, /*to_the_end=*/true, &events, &lost);
   EXPECT_EQ(std::count_if(events.begin(), events.end(),
                           [](const auto& event) {
-                            return event.text() == R"(bucket 1 of arena 1 holds "v")";
+                            return event.text() ==
+                                   R"(bucket 1 of arena 1 holds the gradient of "v")";
                           }),
             1);
   names.reset();
-  EXPECT_EQ(observation.KeyText(second), R"(bucket 1 of arena 1 ("v"))");
+  EXPECT_EQ(observation.KeyText(second), R"(bucket 1 of arena 1 (the gradient of "v"))");
   EXPECT_TRUE(session->Shutdown("done").ok());
 }
 

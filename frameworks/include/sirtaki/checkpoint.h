@@ -164,9 +164,9 @@ SIRTAKI_API void save_checkpoint(const std::string& path, const Checkpoint& chec
 // needs it. Returns false on all ranks, and changes nothing, if there is no such file. Collective.
 //
 // A run that goes on from a checkpoint does, bit by bit, what an uninterrupted run does, if it has
-// as many ranks (three or more over MPI: with the option deterministic). With another number of
-// ranks the random generators are seeded again (always in the same way), with a warning in the log;
-// DistributedSampler::load says what a sampler does.
+// as many ranks (three or more over MPI: with the options that docs/training.md names). With
+// another number of ranks the random generators are seeded again (always in the same way), with a
+// warning in the log; DistributedSampler::load says what a sampler does.
 //
 // Buffers that differ between ranks (running means of batch norm) become rank 0's.
 //

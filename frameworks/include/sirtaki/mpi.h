@@ -1,6 +1,7 @@
 // This header is for programs with MPI code of their own: it starts a job on the ranks of a
 // communicator, makes communicators of the ranks of a process set, and lets program and library call
-// MPI in turn. It needs <mpi.h>, and the MPI that the library was built with.
+// MPI in turn. It needs <mpi.h>, and the MPI that the library was built with: CMake's target
+// Sirtaki::mpi brings both.
 //
 // The library calls MPI from threads of its own, one at a time. A program must not call MPI at the
 // same time, whatever thread level MPI has: Open MPI's usual way over a network (ob1) can say that a

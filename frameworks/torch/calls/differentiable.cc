@@ -152,8 +152,9 @@ struct CollectiveFunction : torch::autograd::Function<CollectiveFunction> {
     }
     std::uint64_t number = 0;
     *results = Run(call, recorded->session, &number);
-    recorded->gradient_name =
-        (call.name.empty() ? "#" + std::to_string(number) : call.name) + ".grad";
+    recorded->gradient_name = call.name.empty()
+                                  ? "#the gradient of unnamed call #" + std::to_string(number)
+                                  : call.name + ".grad";
     variable_list constant;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const at::Tensor& tensor = tensors[i];

@@ -99,7 +99,7 @@ std::shared_ptr<Pending> StartMessage(const P2POp& operation, const MessageOptio
   const core::WorkPtr work = on_gpu ? on_gpu : std::make_shared<core::Work>();
   work->request.signature = std::make_shared<core::Signature>(SignatureOf(operation));
   work->request.key = core::Key::Named(
-      core::kWorldSet, "#" + std::to_string(session->NextMessageNumber()) + ": " + what);
+      core::kWorldSet, "#" + what + ", message " + std::to_string(session->NextMessageNumber()));
   work->peer = operation.peer;
   work->tag = operation.tag;
   work->deadline = DeadlineAfter(options.timeout());

@@ -150,7 +150,8 @@ void CheckName(const TensorCall& call) {
 
 std::string DescribeCall(core::OpKind kind, const std::string& name) {
   return std::string(core::OpKindName(kind)) +
-         (name.empty() ? " without a name" : " " + core::Quoted(name));
+         (name.empty() ? " without a name"
+                       : " " + core::Key::Named(core::kWorldSet, name).ToString());
 }
 
 core::TimePoint DeadlineAfter(std::chrono::milliseconds timeout) {

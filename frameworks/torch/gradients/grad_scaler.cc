@@ -97,7 +97,8 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   }
   CheckTypes(optimizer);
   detail::TensorCall call = detail::CallOf(
-      core::OpKind::kAllReduce, AllreduceOptions().name("sirtaki/GradScaler").process_set(set),
+      core::OpKind::kAllReduce,
+      AllreduceOptions().name("sirtaki/GradScaler's check of the gradients").process_set(set),
       detail::Form::kInPlace);
   try {
     call.tensor = detail::Unscale(optimizer, scale_);

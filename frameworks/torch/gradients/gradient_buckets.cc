@@ -59,10 +59,10 @@ std::uint64_t LayoutOf(const GradientBuckets::Gradients& gradients,
   return std::max<std::uint64_t>(core::Digest(text.data(), text.size()), 1);
 }
 
-// `"fc1.weight", "fc1.bias" and 3 more`
+// `the gradients of "fc1.weight", "fc1.bias" and 3 more`
 std::string NamesOf(const GradientBuckets::Gradients& gradients) {
   constexpr std::size_t kMostTold = 2;
-  std::string text;
+  std::string text = gradients.size() == 1 ? "the gradient of " : "the gradients of ";
   for (std::size_t i = 0; i < std::min(gradients.size(), kMostTold); ++i) {
     text += (i == 0 ? "" : ", ") + core::Quoted(gradients[i]->name());
   }
@@ -72,11 +72,11 @@ std::string NamesOf(const GradientBuckets::Gradients& gradients) {
 
 }  // namespace
 
-GradientBuckets::GradientBuckets(const SessionSet& set, int number, std::string prefix,
+GradientBuckets::GradientBuckets(const SessionSet& set, int number, const std::string& prefix,
                                  std::shared_ptr<const GradientRule> rule)
     : set_(set),
       number_(static_cast<std::uint64_t>(number)),
-      key_(std::move(prefix) + "layout of the buckets"),
+      key_("#the agreement on the buckets of " + prefix.substr(0, prefix.size() - 1)),
       rule_(std::move(rule)),
       joins_(set_.session->JoinsOf(set_.members.set)) {}
 
@@ -126,6 +126,7 @@ void GradientBuckets::Update(const Gradients& members) {
   TensorCall call;
   call.tensor = told;
   call.name = key_;
+  call.derived_name = true;
   call.process_set = set_.process_set;
   call.reduction = core::ReduceOp::kSum;
   call.in_place = true;

@@ -48,7 +48,7 @@ class GradientBuckets {
 
   // `number`: the optimizer's in its set; `prefix`: of its keys. `rule`: of the gradients that it
   // may take; those that another optimizer has made are not its own.
-  GradientBuckets(const SessionSet& set, int number, std::string prefix,
+  GradientBuckets(const SessionSet& set, int number, const std::string& prefix,
                   std::shared_ptr<const GradientRule> rule);
   ~GradientBuckets();  // as Dissolve
   GradientBuckets(const GradientBuckets&) = delete;

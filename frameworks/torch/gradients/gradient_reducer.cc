@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <exception>
 #include <optional>
+#include <string>
 #include <utility>
 
+#include "core/base/log.h"
 #include "core/base/text.h"
 #include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/calls/pending_tensor.h"
@@ -57,6 +59,7 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   const std::string& prefix() const { return members_.prefix(); }
 
  private:
+  std::string WhyNotTuned() const;
   void BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure);
   void MakeDense() const;
   at::Tensor CombinedStep(LossClosure closure, const BaseStep& base_step);
@@ -110,11 +113,23 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
       buckets_(set_, number_, members_.prefix(), rule_),
       check_every_(options.check_parameters_every()) {
   const bool first = number_ == 1 && set_.members.set == core::kWorldSet;
-  const core::Config& config = set_.session->session().config();
-  // What is found depends on times, and would decide which gradients are reduced together.
-  if (first && set_.size() > 1 && !rule_->of_steps() && config.autotune && !config.deterministic) {
+  if (!first || !set_.session->session().config().autotune) return;
+  const std::string why_not = WhyNotTuned();
+  if (why_not.empty()) {
     tuner_.emplace(set_);
+  } else if (set_.rank() == set_.first()) {
+    core::LogAnswer("autotune is off: " + why_not);
   }
+}
+
+std::string GradientReducer::Impl::WhyNotTuned() const {
+  if (set_.size() == 1) return "a job of one rank reduces no gradients";
+  if (rule_->of_steps()) return "the first optimizer has op Adasum, which reduces no gradients";
+  // What is found depends on times, and would decide which gradients are reduced together.
+  if (set_.session->session().config().deterministic) {
+    return "with the option deterministic sizes must not depend on measured times";
+  }
+  return {};
 }
 
 void GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
@@ -362,7 +377,8 @@ void GradientReducer::Impl::StartAnew() {
 at::Tensor GradientReducer::Impl::AverageLoss(const at::Tensor& loss) {
   TensorCall call;
   call.tensor = loss;
-  call.name = prefix() + "loss of the closure";
+  call.name = "#the mean loss of the closure, for " + prefix().substr(0, prefix().size() - 1);
+  call.derived_name = true;
   call.process_set = set_.process_set;
   call.reduction = core::ReduceOp::kAverage;
   call.will_wait = true;

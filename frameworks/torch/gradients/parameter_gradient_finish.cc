@@ -188,10 +188,11 @@ core::Status ParameterGradient::Finish(GpuWaits& waits) {
 
 core::Status ParameterGradient::WithNames(core::Status status) const {
   if (!in_ || status.message().rfind(in_->key_text + ": ", 0) != 0) return status;
+  core::Origin origin = status.origin();
+  origin.tensor = in_->names;
   return {status.code(),
-          "the gradients of " + in_->names + " cannot be reduced" +
-              status.message().substr(in_->key_text.size()),
-          status.origin()};
+          in_->names + " cannot be reduced" + status.message().substr(in_->key_text.size()),
+          std::move(origin)};
 }
 
 void ParameterGradient::Clear() {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "core/base/types.h"
 #include "frameworks/torch/session/session_set.h"
@@ -18,6 +19,10 @@ class StepTuner {
  public:
   // `world`: all ranks, more than one.
   explicit StepTuner(const SessionSet& world);
+  // Says so if the search has not ended.
+  ~StepTuner();
+  StepTuner(const StepTuner&) = delete;
+  StepTuner& operator=(const StepTuner&) = delete;
 
   // A step is over, and nothing outstanding. Collective while it searches: one small all-reduce,
   // and at times a change of limits. Throws what a collective throws. Steps that some rank does not
@@ -29,11 +34,13 @@ class StepTuner {
   session::Session::Limits LimitsNow() const;
   void Apply();
   void Finish();
+  std::string GainText() const;
 
   const SessionSet world_;
   const session::Session::Limits configured_;
   const bool moves_in_chunks_;              // of this rank
   std::optional<fusion::Autotuner> tuner_;  // since all ranks have been here together
+  int steps_ = 0;
   std::optional<core::TimePoint> last_step_;
   bool finished_ = false;
 };

@@ -51,6 +51,15 @@ TEST_F(LogTest, LinesCarryNoRankBeforeItIsKnown) {
   EXPECT_THAT(lines_, ElementsAre(Pair(LogLevel::kWarning, "[sirtaki] [warning] early")));
 }
 
+TEST_F(LogTest, AnAnswerIsShownWhereWarningsAre) {
+  ConfigureLog({LogLevel::kWarning, false, {}});
+  Log(LogLevel::kInfo, "news");
+  LogAnswer("what was asked for");
+  ConfigureLog({LogLevel::kError, false, {}});
+  LogAnswer("not this");
+  EXPECT_THAT(lines_, ElementsAre(Pair(LogLevel::kInfo, "[sirtaki] [info] what was asked for")));
+}
+
 TEST_F(LogTest, TimeCanBeShown) {
   ConfigureLog({LogLevel::kWarning, true, {}});
   Log(LogLevel::kWarning, "x");

@@ -373,9 +373,15 @@ TEST(ConfigErrorTest, ABadValueNamesOptionValueOriginAndWhatIsAllowed) {
       ErrorOf({}, {{"SIRTAKI_FUSION_BYTES", "64Q"}}),
       "option fusion_bytes cannot be \"64Q\" (from SIRTAKI_FUSION_BYTES); allowed is a size from 0 "
       "to 1024G, in bytes or with K, M or G (powers of 1024)");
-  EXPECT_EQ(ErrorOf({}, {}, {{"stall_limit", "-1"}}),
-            "option stall_limit cannot be \"-1\" (from the program); allowed is a time from 1ms to "
-            "525600min, in seconds or with us, ms, s or min; 0 is never");
+  EXPECT_EQ(
+      ErrorOf({}, {}, {{"stall_limit", "-1"}}),
+      "option stall_limit cannot be \"-1\" (from the program); allowed is 0 (never), or a time "
+      "from 1ms to 525600min, in seconds or with us, ms, s or min");
+  EXPECT_EQ(
+      ErrorOf({"--sirtaki-pool-bytes=5"}),
+      "option pool_bytes cannot be \"5\" (from --sirtaki-pool-bytes); allowed is 0 (the rank's "
+      "share of the host's memory), or a size from 1M to 1048576G, in bytes or with K, M or G "
+      "(powers of 1024)");
   EXPECT_EQ(
       ErrorOf({"--sirtaki-wait=sleep"}),
       "option wait cannot be \"sleep\" (from --sirtaki-wait); allowed is one of auto, spin, yield");

@@ -406,5 +406,31 @@ TEST(EngineTest, TellsWhatItDidLast) {
   EXPECT_EQ(world[0].engine->Activity(), "last submitted \"w\" 3 s ago, runs \"w\" for 3 s");
 }
 
+TEST(EngineTest, TellsOfWhichStepItsLastBucketIsAndWhatItHolds) {
+  World world(2);
+  auto signature = std::make_shared<Signature>();
+  signature->parts = {std::make_shared<const Signature>()};
+  const auto work = std::make_shared<Work>();
+  work->request = {Key::Bucket(kWorldSet, 1, 3), std::move(signature), {}, {}};
+  work->parts = {std::make_shared<Work>()};
+  world[0].step = 7;
+  ASSERT_TRUE(world[0].engine->Submit(work, false).ok());
+  world.Settle();
+  world.now += seconds(3);
+  EXPECT_EQ(world[0].engine->Activity(),
+            "last submitted \"c.bias\" 3 s ago, in step 7, which is not over");
+  world[0].step = 8;
+  EXPECT_EQ(world[0].engine->Activity(),
+            "last submitted \"c.bias\" 3 s ago, in step 7, and is in step 8");
+  world[1].engine->PostFailure({StatusCode::kTimedOut, "bucket 3 of arena 1 has waited 2 s"},
+                               "bucket 3 of arena 1");
+  world.Settle();
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(world[rank].engine->fault().message(), "\"c.bias\" has waited 2 s");
+    EXPECT_EQ(world[rank].engine->fault().origin().tensor, "\"c.bias\"");
+  }
+  EXPECT_EQ(work->handle->status().message(), "\"c.bias\" has waited 2 s");
+}
+
 }  // namespace
 }  // namespace sirtaki::core

@@ -115,6 +115,7 @@ struct Rank {
   trace::ObserverPtr observer;
   std::function<void()> on_start;
   std::function<void()> on_limits;
+  std::uint64_t step = 1;
 };
 
 class World {
@@ -149,6 +150,11 @@ class World {
       options.on_limits = [&r, delay = options.fusion_delay](const std::vector<std::int64_t>&) {
         if (r.on_limits) r.on_limits();
         return delay;
+      };
+      options.step = [&r] { return r.step; };
+      options.in_words = [](const std::string& text) {
+        const std::size_t at = text.find("bucket 3 of arena 1");
+        return at == std::string::npos ? text : std::string(text).replace(at, 19, "\"c.bias\"");
       };
       options.on_fault = [&r](const Status& cause) { r.faults_heard.push_back(cause); };
       r.engine = std::make_unique<Engine>(std::move(options), *r.transport, *r.negotiator, r.queue,

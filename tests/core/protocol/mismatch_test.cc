@@ -61,6 +61,7 @@ TEST(TensorNameTest, IsTheBareName) {
   EXPECT_EQ(TensorName(Key::Unnamed(3, 7)), "unnamed call #7");
   EXPECT_EQ(TensorName(Key::Bucket(0, 1, 3)), "bucket 3 of arena 1");
   EXPECT_EQ(TensorName(Key::Join(3)), "");
+  EXPECT_EQ(TensorName(Key::Named(3, "sirtaki/load_checkpoint/parts")), "load_checkpoint");
 }
 
 TEST(MismatchTextTest, OfAGroupAndASingleTensorOnlyThatIsSaid) {

@@ -18,6 +18,17 @@ TEST(KeyTest, TextSaysWhichForm) {
             "bucket 3 of arena 1, layout 2 of process set 2");
 }
 
+TEST(KeyTest, TextOfACallOfTheLibrarySaysWhatItIsFor) {
+  EXPECT_EQ(Key::Named(0, "#the table at the end").ToString(), "the table at the end");
+  EXPECT_EQ(Key::Named(2, "#a\n").ToString(), "a\\n of process set 2");
+  EXPECT_EQ(Key::Named(0, "sirtaki/check_parameters").ToString(), "check_parameters");
+  EXPECT_EQ(Key::Named(0, "sirtaki/the exchange of sizes/bytes").ToString(),
+            "the exchange of sizes");
+  for (const char* const name : {"sirtaki", "sirtaki/", "my/sirtaki/w", "#"}) {
+    EXPECT_EQ(Key::Named(0, name).ToString(), '"' + std::string(name) + '"');
+  }
+}
+
 TEST(KeyTest, TextEscapesAndShortensTheName) {
   EXPECT_EQ(Key::Named(0, "a\n\x07\xff").ToString(), "\"a\\n\\x07\\xff\"");
   EXPECT_EQ(Key::Named(0, std::string(300, 'a')).ToString(),

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/log.h"
 #include "frameworks/torch/session/session_state.h"
 #include "sirtaki/torch.h"
 #include "tests/torch/checkpoint/scratch_folder.h"
@@ -42,6 +43,25 @@ at::Tensor Train(int rank, const Session& session, int steps) {
   return model->weight.detach().clone();
 }
 
+// The lines of the log that tell of the autotuner, while this lives.
+class Told {
+ public:
+  Told() {
+    core::SetLogSink([this](core::LogLevel level, const std::string& line) {
+      if (line.find("autotune") == std::string::npos) return;
+      EXPECT_EQ(level, core::LogLevel::kInfo);
+      text_ += line + "\n";
+    });
+  }
+  ~Told() { core::SetLogSink(nullptr); }
+  Told(const Told&) = delete;
+  Told& operator=(const Told&) = delete;
+  std::string text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
 // 40 trials of 4 turns of 6 steps, and the warm-up.
 constexpr int kEnough = 40 * 24 + 20;
 
@@ -57,6 +77,7 @@ TEST(AutotuneTest, AllRanksEndWithTheSameLimitsAndTheResultsAreThose) {
       config, {}, InprocWorld::Sharing::kDirect);
   config.autotune = true;
   config.autotune_log = log;
+  const Told told;
   RunTorchRanks(
       3,
       [&](int rank, const Session& session) {
@@ -68,6 +89,12 @@ TEST(AutotuneTest, AllRanksEndWithTheSameLimitsAndTheResultsAreThose) {
     EXPECT_EQ(limits[rank], limits[0]);
     EXPECT_TRUE(tuned[rank].equal(plain[rank])) << "shared memory reduces in one order";
   }
+  // Once, by rank 0. Whether anything was better is the machine's to say.
+  EXPECT_THAT(told.text(),
+              ::testing::MatchesRegex(".*autotune: step [0-9.e-]+ (-> [0-9.e-]+ ms; used from now "
+                                      "on:|ms; nothing tried was better than what was set:) "
+                                      "--sirtaki-bucket-bytes=.* --sirtaki-fusion-delay=.*"
+                                      " \\(after [0-9]+ trials\\)\n"));
   EXPECT_THAT(TextOf(log), ::testing::StartsWith("option,from,to,from_ms,to_ms,accepted\n"));
   core::Config found;
   const core::Status status =
@@ -76,6 +103,28 @@ TEST(AutotuneTest, AllRanksEndWithTheSameLimitsAndTheResultsAreThose) {
   EXPECT_EQ(found.bucket_bytes, limits[0].bucket_bytes);
   EXPECT_EQ(found.chunk_bytes, limits[0].chunk_bytes);
   EXPECT_EQ(found.small_bytes, limits[0].small_bytes);
+}
+
+TEST(AutotuneTest, ASearchThatCannotEndOrBeginSaysWhy) {
+  core::Config config;
+  config.autotune = true;
+  const auto told_of = [&](int ranks, int steps) {
+    const Told told;
+    RunTorchRanks(
+        ranks, [&](int rank, const Session& session) { Train(rank, session, steps); }, config);
+    return told.text();
+  };
+  EXPECT_THAT(told_of(2, 40),
+              ::testing::EndsWith(
+                  "autotune ended early, after 40 steps, 1 trial: the optimizer whose steps "
+                  "it measures, the first of the job, was gone before the search was over. "
+                  "Train for more steps, 966 at most\n"));
+  EXPECT_THAT(told_of(1, 2),
+              ::testing::EndsWith("autotune is off: a job of one rank reduces no gradients\n"));
+  config.deterministic = true;
+  EXPECT_THAT(told_of(2, 2),
+              ::testing::EndsWith("autotune is off: with the option deterministic sizes must not "
+                                  "depend on measured times\n"));
 }
 
 TEST(AutotuneTest, TheSearchGoesOnAfterAJoin) {

@@ -133,8 +133,10 @@ TEST(GradientBucketsTest, TheLayoutIsAgreedInTheFirstStepAndStays) {
             EXPECT_TRUE(torch::equal(net.weights[1].detach(), torch::full({2}, 1 + sum)));
           }
           const auto& told = detail::StateOf(session)->session().observation();
-          EXPECT_THAT(told.KeyText("bucket 0 of arena 1"), MatchesRegex(R"(.*1 \("w."\))"));
-          EXPECT_THAT(told.KeyText("bucket 1 of arena 1"), MatchesRegex(R"(.*1 \("w.", "w."\))"));
+          EXPECT_THAT(told.KeyText("bucket 0 of arena 1"),
+                      MatchesRegex(R"(.*1 \(the gradient of "w."\))"));
+          EXPECT_THAT(told.KeyText("bucket 1 of arena 1"),
+                      MatchesRegex(R"(.*1 \(the gradients of "w.", "w."\))"));
         },
         Buckets(4, 1000), {}, kPlainSharing, started.Listener());
   }

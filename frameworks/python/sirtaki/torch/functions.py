@@ -93,7 +93,7 @@ def agreed(make: Callable[[], Made], process_set: ProcessSet = global_process_se
     texts: List[Optional[str]] = []
     if process_set.included() and (process_set.size() or 1) > 1:
         text = None if error is None else str(error) or type(error).__name__
-        texts = allgather_object(text, "sirtaki/arguments", process_set)
+        texts = allgather_object(text, "sirtaki/the check of the arguments", process_set)
     if error is not None:
         raise error
     for rank, text in zip(process_set.ranks or [], texts):

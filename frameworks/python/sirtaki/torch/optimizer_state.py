@@ -13,7 +13,7 @@ from sirtaki.torch._library import _C
 from sirtaki.torch.functions import agreed, allgather_object, packed, unpacked
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
 
-_NAME = "sirtaki/optimizer state"
+_NAME = "sirtaki/broadcast_optimizer_state"
 
 
 class _Pickler(pickle.Pickler):

@@ -225,7 +225,7 @@ def _add_of_communicators(sets: List[ProcessSet]) -> None:
         return mine
 
     mine = agreed(described)
-    of_ranks = allgather_object(list(mine), "sirtaki/process sets of communicators")
+    of_ranks = allgather_object(list(mine), "sirtaki/the exchange of the communicators' ranks")
     for key in dict.fromkeys(key for theirs in of_ranks for key in theirs):
         ranks = list(key[0])
         _register(mine.get(key) or ProcessSet(ranks), _C.add_process_set(ranks))
