@@ -33,8 +33,7 @@ Status WaitUntil(MPI_Request* request, core::TimePoint deadline, const char* cal
   core::CoolingSleep sleep(kLongestSleep);
   for (;;) {
     int done = 0;
-    const Status status =
-        InMpi(call, [&] { return MPI_Test(request, &done, MPI_STATUS_IGNORE); });
+    const Status status = InMpi(call, [&] { return MPI_Test(request, &done, MPI_STATUS_IGNORE); });
     if (!status.ok() || done != 0) return status;
     if (core::Clock::now() >= deadline) {
       return {StatusCode::kTimedOut,

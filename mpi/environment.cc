@@ -120,9 +120,8 @@ Status InitializeMpi(const core::EnvironmentView& variables, int* level, bool* b
   }
   if (initialized == 0) {
     core::TellStart(variables, core::StartNotice::kBegins);
-    status = InMpi("MPI_Init_thread", [&] {
-      return MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, level);
-    });
+    status = InMpi("MPI_Init_thread",
+                   [&] { return MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, level); });
     core::TellStart(variables, core::StartNotice::kIsThrough);
     if (!status.ok()) return status;
     state.initialized_by_process = getpid();
@@ -248,8 +247,8 @@ Status FindWorld(const EnvironmentOptions& options, MPI_Comm* world) {
             "init() was given MPI_COMM_NULL: only the ranks of the communicator may call it"};
   }
   int between_groups = 0;
-  status = InMpi("MPI_Comm_test_inter",
-                 [&] { return MPI_Comm_test_inter(*world, &between_groups); });
+  status =
+      InMpi("MPI_Comm_test_inter", [&] { return MPI_Comm_test_inter(*world, &between_groups); });
   if (status.ok() && between_groups != 0) {
     return {StatusCode::kInvalidArgument,
             "init() was given an inter-communicator; it needs an intra-communicator"};
@@ -265,9 +264,8 @@ Status DuplicateUntil(MPI_Comm comm, TimePoint deadline, MPI_Comm* duplicate) {
     MPI_Request request = MPI_REQUEST_NULL;
   };
   auto pending = std::make_unique<Pending>();
-  Status status = InMpi("MPI_Comm_idup", [&] {
-    return MPI_Comm_idup(comm, &pending->comm, &pending->request);
-  });
+  Status status = InMpi("MPI_Comm_idup",
+                        [&] { return MPI_Comm_idup(comm, &pending->comm, &pending->request); });
   if (status.ok()) status = WaitUntil(&pending->request, deadline, "MPI_Comm_idup");
   if (status.ok()) {
     *duplicate = pending->comm;
@@ -325,12 +323,14 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   if (status.ok()) status = made->AgreeOnThreading(threading, deadline);
   if (status.ok()) status = made->FindTopology(deadline);
   if (!status.ok()) return status;
-  const bool may_race = !by_us && level == MPI_THREAD_MULTIPLE && made->topology_.host_names.size() > 1;
+  const bool may_race =
+      !by_us && level == MPI_THREAD_MULTIPLE && made->topology_.host_names.size() > 1;
   if (may_race && made->topology_.rank == 0 && IsOb1Chosen()) {
-    SIRTAKI_LOG(kWarning,
-                "the program initialised MPI with MPI_THREAD_MULTIPLE. MPI calls that it makes while "
-                "the library works can lose data under Open MPI's ob1 between hosts; make them "
-                "between pause_mpi() and resume_mpi(), or under an MpiGate (docs/mpi.md)");
+    SIRTAKI_LOG(
+        kWarning,
+        "the program initialised MPI with MPI_THREAD_MULTIPLE. MPI calls that it makes while "
+        "the library works can lose data under Open MPI's ob1 between hosts; make them "
+        "between pause_mpi() and resume_mpi(), or under an MpiGate (docs/mpi.md)");
   }
   *environment = std::move(made);
   return Status::Ok();
@@ -356,8 +356,8 @@ Status Environment::AgreeOnThreading(const Status& mine, TimePoint deadline) {
 Status Environment::FindTopology(TimePoint deadline) {
   std::array<char, MPI_MAX_PROCESSOR_NAME + 1> name{};
   int length = 0;
-  Status status = InMpi("MPI_Get_processor_name",
-                        [&] { return MPI_Get_processor_name(name.data(), &length); });
+  Status status =
+      InMpi("MPI_Get_processor_name", [&] { return MPI_Get_processor_name(name.data(), &length); });
   if (!status.ok()) return status;
   const std::string host(name.data(), static_cast<std::size_t>(length));
   const std::string kernel = core::ReadFile("/proc/sys/kernel/random/boot_id").value_or("");
@@ -368,7 +368,8 @@ Status Environment::FindTopology(TimePoint deadline) {
   std::vector<core::Place> places;
   for (const std::string& place : told) {
     const int rank = static_cast<int>(places.size());
-    places.push_back({place.substr(0, place.find('\n')), lowest.try_emplace(place, rank).first->second});
+    places.push_back(
+        {place.substr(0, place.find('\n')), lowest.try_emplace(place, rank).first->second});
   }
   topology_ = core::BuildTopology(topology_.rank, places);
   return Status::Ok();

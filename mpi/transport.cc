@@ -97,9 +97,8 @@ void Transport::StartSend(int to, Link& link, Bytes bytes) {
 
 bool Transport::HasLeft(Sending& sending) {
   int done = 0;
-  const Status tested = InMpi("MPI_Test of MPI_Isend", [&] {
-    return MPI_Test(&sending.request, &done, MPI_STATUS_IGNORE);
-  });
+  const Status tested = InMpi("MPI_Test of MPI_Isend",
+                              [&] { return MPI_Test(&sending.request, &done, MPI_STATUS_IGNORE); });
   if (tested.ok()) return done != 0;
   Note(OfRank(tested, "to", sending.to));
   failed_.push_back(std::move(sending));

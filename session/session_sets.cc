@@ -152,8 +152,8 @@ Status Session::ChangeSets(core::SignaturePtr change, std::string invalid, core:
                            std::int64_t* value) {
   core::MutexLock lock(set_change_mutex_);
   auto work = std::make_shared<core::Work>();
-  work->request.key = core::Key::Named(
-      core::kWorldSet, "#process set change " + std::to_string(set_changes_ + 1));
+  work->request.key =
+      core::Key::Named(core::kWorldSet, "#process set change " + std::to_string(set_changes_ + 1));
   work->request.signature = std::move(change);
   work->request.invalid = std::move(invalid);
   work->deadline = deadline;
@@ -194,8 +194,7 @@ Status Session::Assemble(SetNumber set, const std::string& what, core::TimePoint
 }
 
 Status Session::Meet(SetNumber set, core::TimePoint deadline) {
-  Status status =
-      impl_->medium->Meet(set, MembersOf(set).value_or(core::RankRanges()), deadline);
+  Status status = impl_->medium->Meet(set, MembersOf(set).value_or(core::RankRanges()), deadline);
   if (!status.ok() && impl_->engine != nullptr) impl_->engine->PostFailure(status, "");
   return status;
 }
@@ -208,9 +207,7 @@ Status Session::MakeCommunicator(SetNumber set, core::TimePoint deadline, int* f
   if (!call.has_impl()) return CheckState();
   status = Meet(set, deadline);
   if (!status.ok()) return status;
-  const auto make = [&] {
-    status = impl_->medium->MakeCommunicator(set, members, fortran_handle);
-  };
+  const auto make = [&] { status = impl_->medium->MakeCommunicator(set, members, fortran_handle); };
   if (impl_->engine == nullptr) {
     make();
   } else {

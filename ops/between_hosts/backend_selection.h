@@ -58,8 +58,8 @@ class BackendSelection final : public Backend {
                                                 const SegmentReduction& how) override;
   bool ReducesParts(Channel channel) const override { return For(channel).ReducesParts(channel); }
   std::unique_ptr<Completion> ReduceScatter(Channel channel, void* buffer,
-                                            std::span<const std::int64_t> counts,
-                                            core::DType dtype, core::ReduceOp op) override {
+                                            std::span<const std::int64_t> counts, core::DType dtype,
+                                            core::ReduceOp op) override {
     return For(channel).ReduceScatter(channel, buffer, counts, dtype, op);
   }
   core::MemorySource& memory() override {

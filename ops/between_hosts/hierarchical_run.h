@@ -29,8 +29,8 @@ class HierarchicalRun final : public Completion {
  public:
   // Reduces a carrier's slice with those of the other hosts' carriers, in place. Any number may be
   // under way; all carriers start theirs in the same order.
-  using Crossing = std::function<std::unique_ptr<Completion>(
-      std::byte* memory, std::int64_t count, core::DType dtype, core::ReduceOp op)>;
+  using Crossing = std::function<std::unique_ptr<Completion>(std::byte* memory, std::int64_t count,
+                                                             core::DType dtype, core::ReduceOp op)>;
 
   // Runs through. `spin`: short waits keep their core. `slices`: how many carriers each host has, its
   // first members. `check`: why there is no point in waiting any longer; called now and then.

@@ -184,10 +184,10 @@ std::unique_ptr<Completion> Hierarchy::AllReduceSegments(Channel channel,
 HierarchicalRun::Crossing Hierarchy::CrossingOf(SetNumber set, const Set& which) {
   const Channel across{CarriersOf(set, static_cast<std::size_t>(which.stage->self())),
                        fusion::Lane::kSmall};
-  return [this, across](std::byte* memory, std::int64_t count, core::DType dtype,
-                        core::ReduceOp op) {
-    return flat_.AllReduce(across, memory, count, dtype, op);
-  };
+  return
+      [this, across](std::byte* memory, std::int64_t count, core::DType dtype, core::ReduceOp op) {
+        return flat_.AllReduce(across, memory, count, dtype, op);
+      };
 }
 
 Status Hierarchy::Stopped() const {

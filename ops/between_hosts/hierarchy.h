@@ -24,8 +24,8 @@ struct HierarchyOptions {
   int rank = 0;
   std::vector<int> host_of_rank;
   std::vector<bool> shares;  // by host: whether its ranks share memory; the same on all ranks
-  bool spin = true;           // short waits keep their core
-  std::int64_t chunk_bytes = std::int64_t{1} << 20;  // the most that is loaded at a time
+  bool spin = true;          // short waits keep their core
+  std::int64_t chunk_bytes = std::int64_t{1} << 20;   // the most that is loaded at a time
   core::TimePoint start_by = core::TimePoint::max();  // of the world's AddSet
 };
 

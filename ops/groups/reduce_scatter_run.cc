@@ -123,9 +123,8 @@ class ReduceScatterRun : public GroupRun {
       next += counts_.back() * size;
     }
     ++round_;
-    Begin([&] {
-      return backend_.ReduceScatter(channel(), parts, counts_, moved_, Combining(op_));
-    });
+    Begin(
+        [&] { return backend_.ReduceScatter(channel(), parts, counts_, moved_, Combining(op_)); });
     return true;
   }
 

@@ -48,12 +48,11 @@ class InprocPort final : public wire::Port {
     std::vector<std::unique_ptr<Completion>> parts;
     parts.reserve(receives.size() + sends.size());
     for (const wire::Receive& receive : receives) {
-      parts.push_back(Mailboxes::Receive(mailboxes_, receive.rank, rank_, tag, receive.memory,
-                                         receive.bytes));
+      parts.push_back(
+          Mailboxes::Receive(mailboxes_, receive.rank, rank_, tag, receive.memory, receive.bytes));
     }
     for (const wire::Send& send : sends) {
-      parts.push_back(
-          Mailboxes::Send(mailboxes_, rank_, send.rank, tag, send.memory, send.bytes));
+      parts.push_back(Mailboxes::Send(mailboxes_, rank_, send.rank, tag, send.memory, send.bytes));
     }
     return std::make_unique<Together>(std::move(parts));
   }

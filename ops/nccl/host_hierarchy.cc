@@ -34,7 +34,8 @@ HostSlicesPtr SlicesOf(SetNumber set, const core::RankRanges& members, int rank,
   const bool alike = std::all_of(by_host.begin(), by_host.end(), [&here](const auto& host) {
     return host.second.size() == here.size();
   });
-  if (by_host.size() < 2 || !alike || here.size() > kMaxSlices || set >= kMaxSetWithSlices) return nullptr;
+  if (by_host.size() < 2 || !alike || here.size() > kMaxSlices || set >= kMaxSetWithSlices)
+    return nullptr;
   const auto slice = std::find(here.begin(), here.end(), rank) - here.begin();
   auto slices = std::make_shared<HostSlices>();
   for (const int member : here) slices->here.Add(member);

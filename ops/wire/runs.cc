@@ -176,8 +176,8 @@ class GatheringRing final : public Run {
     const auto taken = MemberAt(-step_ - 1);
     ++step_;
     Exchange(static_cast<int>(MemberAt(-1)), what_.output + what_.offsets[taken],
-             what_.bytes[taken], static_cast<int>(MemberAt(1)),
-             what_.output + what_.offsets[given], what_.bytes[given]);
+             what_.bytes[taken], static_cast<int>(MemberAt(1)), what_.output + what_.offsets[given],
+             what_.bytes[given]);
     return true;
   }
 
@@ -269,8 +269,8 @@ class Tree final : public Run {
   bool Next() override {
     const int n = size();
     const int place = (self() - root_ + n) % n;
-    const int lowest = place == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(n)))
-                                  : (place & -place);
+    const int lowest =
+        place == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(n))) : (place & -place);
     const int step = step_++;
     if (step == 0) {
       if (place > 0) Exchange(MemberAt(place - lowest), memory_, bytes_, -1, nullptr, 0);
@@ -287,9 +287,7 @@ class Tree final : public Run {
   }
 
   int MemberAt(int place) const { return (place + root_) % size(); }
-  int RankAt(int place) const {
-    return party().ranks[static_cast<std::size_t>(MemberAt(place))];
-  }
+  int RankAt(int place) const { return party().ranks[static_cast<std::size_t>(MemberAt(place))]; }
 
   void* const memory_;
   const std::int64_t bytes_;

@@ -40,9 +40,9 @@ std::string NameOf(Channel channel) {
 }
 
 std::unique_ptr<Completion> NoReduction(DType dtype, ReduceOp op) {
-  return Finished::With({StatusCode::kUnsupported,
-                         std::string(core::DTypeName(dtype)) + " has no reduction by " +
-                             std::string(core::ReduceOpName(op))});
+  return Finished::With({StatusCode::kUnsupported, std::string(core::DTypeName(dtype)) +
+                                                       " has no reduction by " +
+                                                       std::string(core::ReduceOpName(op))});
 }
 
 std::unique_ptr<Completion> NoSet(Channel channel) {
@@ -172,9 +172,10 @@ std::unique_ptr<Completion> WireBackend::Start(Channel channel, std::int64_t run
   if (place.party == nullptr) return NoSet(channel);
   if (runs == 0) return Finished::With(Status::Ok());
   if (runs == 1) return Through(channel, make(0, place.EnvelopeOf(0)));
-  return Through(channel, std::make_unique<Pipeline>(
-                              runs, place.pipelined ? kDepth : 1,
-                              [make, place](std::int64_t i) { return make(i, place.EnvelopeOf(i)); }));
+  return Through(channel, std::make_unique<Pipeline>(runs, place.pipelined ? kDepth : 1,
+                                                     [make, place](std::int64_t i) {
+                                                       return make(i, place.EnvelopeOf(i));
+                                                     }));
 }
 
 Status WireBackend::Stopped() const {
@@ -214,7 +215,8 @@ std::unique_ptr<Completion> WireBackend::InChunks(
   if (party == nullptr) return NoSet(channel);
   const std::int64_t size = BytesOf(whole.dtype);
   const std::int64_t step = std::max<std::int64_t>(1, ChunkBytes(channel, *party) / size);
-  const std::int64_t runs = whole.count == 0 || party->size() == 1 ? 0 : (whole.count - 1) / step + 1;
+  const std::int64_t runs =
+      whole.count == 0 || party->size() == 1 ? 0 : (whole.count - 1) / step + 1;
   return Start(channel, runs, [=](std::int64_t i, Envelope envelope) {
     Reduction chunk = whole;
     chunk.memory = At(whole.memory, i * step * size);
@@ -292,17 +294,17 @@ std::unique_ptr<Completion> WireBackend::AllGatherV(Channel channel, const void*
   const std::int64_t step =
       std::max(kMessageBytes, ChunkBytes(channel, *party) / std::max(1, party->size()));
   const std::int64_t runs = most == 0 || party->size() == 1 ? 0 : (most - 1) / step + 1;
-  return Start(
-      channel, runs,
-      [=, this, bytes = std::vector(bytes.begin(), bytes.end())](std::int64_t i, Envelope envelope) {
-        Gathering chunk{static_cast<std::byte*>(output), offsets, bytes};
-        for (std::size_t m = 0; m < bytes.size(); ++m) {
-          const std::int64_t begin = std::min(i * step, bytes[m]);
-          chunk.offsets[m] += begin;
-          chunk.bytes[m] = std::min(step, bytes[m] - begin);
-        }
-        return MakeRing(port_, party, envelope, std::move(chunk));
-      });
+  return Start(channel, runs,
+               [=, this, bytes = std::vector(bytes.begin(), bytes.end())](std::int64_t i,
+                                                                          Envelope envelope) {
+                 Gathering chunk{static_cast<std::byte*>(output), offsets, bytes};
+                 for (std::size_t m = 0; m < bytes.size(); ++m) {
+                   const std::int64_t begin = std::min(i * step, bytes[m]);
+                   chunk.offsets[m] += begin;
+                   chunk.bytes[m] = std::min(step, bytes[m] - begin);
+                 }
+                 return MakeRing(port_, party, envelope, std::move(chunk));
+               });
 }
 
 std::unique_ptr<Completion> WireBackend::ReduceScatter(Channel channel, void* buffer,
@@ -313,7 +315,8 @@ std::unique_ptr<Completion> WireBackend::ReduceScatter(Channel channel, void* bu
   if (party == nullptr) return NoSet(channel);
   const std::int64_t size = BytesOf(dtype);
   const std::int64_t most = counts.empty() ? 0 : *std::max_element(counts.begin(), counts.end());
-  const std::int64_t step = std::max(kMessageBytes, ChunkBytes(channel, *party) / party->size()) / size;
+  const std::int64_t step =
+      std::max(kMessageBytes, ChunkBytes(channel, *party) / party->size()) / size;
   const std::int64_t runs = most == 0 || party->size() == 1 ? 0 : (most - 1) / step + 1;
   std::vector<std::int64_t> begins(counts.size());
   std::exclusive_scan(counts.begin(), counts.end(), begins.begin(), std::int64_t{0});
@@ -378,8 +381,7 @@ std::unique_ptr<Completion> WireBackend::ReceiveMessage(int from, int tag, void*
   return port_.Post({Envelope::Space::kMessages, tag}, {&receive, 1}, {});
 }
 
-Status WireBackend::Meet(SetNumber set, const core::RankRanges& members,
-                         core::TimePoint deadline) {
+Status WireBackend::Meet(SetNumber set, const core::RankRanges& members, core::TimePoint deadline) {
   if (set >= kMaxSetWithSlices) {
     return {StatusCode::kUnsupported, "process set " + std::to_string(set) + " is beyond the " +
                                           std::to_string(kMaxSetWithSlices) + " that may meet"};
@@ -393,8 +395,8 @@ Status WireBackend::Meet(SetNumber set, const core::RankRanges& members,
   while (!operation->Poll()) {
     if (Status stopped = Stopped(); !stopped.ok()) return stopped;
     if (core::Clock::now() >= deadline) {
-      return {StatusCode::kTimedOut, "not all ranks of process set " + std::to_string(set) +
-                                         " have met in time"};
+      return {StatusCode::kTimedOut,
+              "not all ranks of process set " + std::to_string(set) + " have met in time"};
     }
     sleep.Pause();
   }

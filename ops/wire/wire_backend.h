@@ -60,8 +60,8 @@ class WireBackend final : public Backend {
                                        std::int64_t bytes) override;
   bool ReducesParts(Channel channel) const override { return channel.lane == fusion::Lane::kLarge; }
   std::unique_ptr<Completion> ReduceScatter(Channel channel, void* buffer,
-                                            std::span<const std::int64_t> counts,
-                                            core::DType dtype, core::ReduceOp op) override;
+                                            std::span<const std::int64_t> counts, core::DType dtype,
+                                            core::ReduceOp op) override;
   std::unique_ptr<Completion> Exchange(Channel channel, std::span<const OutgoingSlice> outgoing,
                                        std::span<const IncomingSlice> incoming) override;
   std::unique_ptr<Completion> SendMessage(int to, int tag, const void* memory,

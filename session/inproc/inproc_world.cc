@@ -47,8 +47,8 @@ struct InprocWorld::Meetings {
 
 class InprocWorld::InprocMedium final : public Medium {
  public:
-  InprocMedium(std::shared_ptr<InprocWorld> world, int rank, int session,
-               Sharing sharing, std::shared_ptr<ops::InprocWorld> data)
+  InprocMedium(std::shared_ptr<InprocWorld> world, int rank, int session, Sharing sharing,
+               std::shared_ptr<ops::InprocWorld> data)
       : world_(std::move(world)),
         data_(std::move(data)),
         session_(session),
@@ -141,8 +141,8 @@ std::unique_ptr<Medium> InprocWorld::Join(int rank) {
   std::weak_ptr<ops::InprocWorld>& shared = meetings_->data[session];
   std::shared_ptr<ops::InprocWorld> data = shared.lock();
   if (!data) shared = data = std::make_shared<ops::InprocWorld>(size());
-  return std::make_unique<InprocMedium>(shared_from_this(), rank, session,
-                                        meetings_->sharing, std::move(data));
+  return std::make_unique<InprocMedium>(shared_from_this(), rank, session, meetings_->sharing,
+                                        std::move(data));
 }
 
 }  // namespace sirtaki::session

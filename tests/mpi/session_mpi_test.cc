@@ -31,8 +31,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using tests::Vector;
 
-class SessionMpiTest
-    : public testing::TestWithParam<core::TransportMode> {
+class SessionMpiTest : public testing::TestWithParam<core::TransportMode> {
  protected:
   static StartOptions Options(const std::function<void(core::Config&)>& change = nullptr) {
     return tests::SessionOptions([&](core::Config& config) {
@@ -61,11 +60,12 @@ class SessionMpiTest
   bool fault_expected_ = false;
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Ways, SessionMpiTest,
-    testing::Values(core::TransportMode::kAuto, core::TransportMode::kMpi), [](const auto& of) {
-      return std::string(of.param == core::TransportMode::kMpi ? "AllMpi" : "Auto");
-    });
+INSTANTIATE_TEST_SUITE_P(Ways, SessionMpiTest,
+                         testing::Values(core::TransportMode::kAuto, core::TransportMode::kMpi),
+                         [](const auto& of) {
+                           return std::string(of.param == core::TransportMode::kMpi ? "AllMpi"
+                                                                                    : "Auto");
+                         });
 
 TEST_P(SessionMpiTest, SumsAreRightInBothLanes) {
   ASSERT_NO_FATAL_FAILURE(Start());
@@ -256,8 +256,8 @@ TEST_P(SessionMpiTest, ProgramsCallMpiWhileItIsPaused) {
     const Status paused = session_->PauseMedium(core::Clock::now() + seconds(60));
     ASSERT_TRUE(paused.ok()) << paused.ToString();
     EXPECT_TRUE(vectors.back().work().handle->done());  // what came before is over
-    const std::int64_t calls = tests::MpiCallsMade(tests::MpiCall::kImprobe) +
-                               tests::MpiCallsMade(tests::MpiCall::kTest);
+    const std::int64_t calls =
+        tests::MpiCallsMade(tests::MpiCall::kImprobe) + tests::MpiCallsMade(tests::MpiCall::kTest);
     Vector meanwhile(OpKind::kAllReduce, "meanwhile", {1.0F});
     ASSERT_TRUE(meanwhile.Submit(*session_).ok());
     int sum = 1;
@@ -268,9 +268,9 @@ TEST_P(SessionMpiTest, ProgramsCallMpiWhileItIsPaused) {
                          (rank() + size() - 1) % size(), 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     EXPECT_EQ(token, (rank() + size() - 1) % size());
     std::this_thread::sleep_for(milliseconds(2 * i));  // longer than the engine's naps
-    EXPECT_EQ(tests::MpiCallsMade(tests::MpiCall::kImprobe) +
-                  tests::MpiCallsMade(tests::MpiCall::kTest),
-              calls);
+    EXPECT_EQ(
+        tests::MpiCallsMade(tests::MpiCall::kImprobe) + tests::MpiCallsMade(tests::MpiCall::kTest),
+        calls);
     EXPECT_FALSE(size() > 1 && meanwhile.work().handle->done());
     EXPECT_EQ(session_->PauseMedium(core::Clock::now() + seconds(60)).code(),
               StatusCode::kInvalidArgument);

@@ -36,10 +36,9 @@ constexpr std::int64_t kLong = 1500003;
 class ReductionsBetweenHosts : public testing::TestWithParam<core::HierarchyMode> {
  protected:
   void SetUp() override {
-    const Status status = Session::CreateMpi(tests::SessionOptions([&](core::Config& config) {
-                                               config.hierarchy = GetParam();
-                                             }),
-                                             &session_);
+    const Status status = Session::CreateMpi(
+        tests::SessionOptions([&](core::Config& config) { config.hierarchy = GetParam(); }),
+        &session_);
     ASSERT_TRUE(status.ok()) << status.ToString();
   }
   void TearDown() override {
@@ -113,11 +112,12 @@ class ReductionsBetweenHosts : public testing::TestWithParam<core::HierarchyMode
   std::map<core::SetNumber, int> calls_;
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Ways, ReductionsBetweenHosts,
-    testing::Values(core::HierarchyMode::kAuto, core::HierarchyMode::kOff), [](const auto& made) {
-      return std::string(made.param == core::HierarchyMode::kAuto ? "Auto" : "Off");
-    });
+INSTANTIATE_TEST_SUITE_P(Ways, ReductionsBetweenHosts,
+                         testing::Values(core::HierarchyMode::kAuto, core::HierarchyMode::kOff),
+                         [](const auto& made) {
+                           return std::string(made.param == core::HierarchyMode::kAuto ? "Auto"
+                                                                                       : "Off");
+                         });
 
 TEST_P(ReductionsBetweenHosts, TheLogSaysWhichWayTheyGo) {
   const core::Topology& topology = session_->topology();

@@ -52,8 +52,7 @@ class GroupRunTest : public ::testing::TestWithParam<Mode> {
     tests::ShmRanks local(size(), GetParam().shared.value_or(tests::Seen::kAll));
     RankThreads::Run(size(), [&](int rank) {
       const std::unique_ptr<Backend> flat = world.Connect(rank);
-      const auto shared =
-          local.Connect(rank, *flat, {.spin = false});
+      const auto shared = local.Connect(rank, *flat, {.spin = false});
       Backend& backend = GetParam().shared ? shared->backend : *flat;
       HostLanesOptions options = SmallLimits(rank, size());
       options.on_failure = [](const Status& why, const std::string& key) {
@@ -122,8 +121,7 @@ INSTANTIATE_TEST_SUITE_P(Modes, GroupRunTest,
                              Mode{1}, Mode{2}, Mode{3}, Mode{4}, Mode{5},
                              Mode{1, tests::Seen::kAll}, Mode{2, tests::Seen::kAll},
                              Mode{3, tests::Seen::kAll}, Mode{4, tests::Seen::kAll},
-                             Mode{2, tests::Seen::kNothing},
-                             Mode{3, tests::Seen::kNothing}))),
+                             Mode{2, tests::Seen::kNothing}, Mode{3, tests::Seen::kNothing}))),
                          NameOf);
 
 bool Exact(ReduceOp op) { return op != ReduceOp::kAdasum; }

@@ -38,8 +38,7 @@ core::WorkPtr NewWork() {
 // Lanes of one rank. Tensors are float32 sums in place.
 class Rank {
  public:
-  Rank(int rank, int size, std::shared_ptr<Backend> backend)
-      : backend_(std::move(backend)) {
+  Rank(int rank, int size, std::shared_ptr<Backend> backend) : backend_(std::move(backend)) {
     HostLanesOptions options;
     options.rank = rank;
     options.limits = {.fusion_bytes = 4096, .small_bytes = 512, .gather_count = 3};

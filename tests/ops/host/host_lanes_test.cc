@@ -341,8 +341,7 @@ class HostLanesTest : public ::testing::TestWithParam<int> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Modes, HostLanesTest,
-                         ::testing::Values(1, 2, 3, 4), NameOf);
+INSTANTIATE_TEST_SUITE_P(Modes, HostLanesTest, ::testing::Values(1, 2, 3, 4), NameOf);
 
 TEST_P(HostLanesTest, ReducesEveryTypeAndSize) {
   std::vector<std::vector<Case>> batches;
@@ -523,8 +522,7 @@ TEST_P(HostLanesTest, WhatNobodyHasCompletesAtOnce) {
 
 class HostLanesJoinTest : public HostLanesTest {};
 
-INSTANTIATE_TEST_SUITE_P(Modes, HostLanesJoinTest,
-                         ::testing::Values(2, 3, 4), NameOf);
+INSTANTIATE_TEST_SUITE_P(Modes, HostLanesJoinTest, ::testing::Values(2, 3, 4), NameOf);
 
 TEST_P(HostLanesJoinTest, ARankThatHasJoinedTakesPartWithoutTensors) {
   const int joined = size() - 1;

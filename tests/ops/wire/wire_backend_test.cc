@@ -60,12 +60,13 @@ constexpr std::int64_t kShort = 256;
 
 INSTANTIATE_TEST_SUITE_P(
     Worlds, WireConformanceTest,
-    testing::Values(World{"Alone", {0}, {}}, World{"Two", {0, 1}, {}},
-                    World{"TwoPolled", {0, 0}, {.large_lane_blocks = false}},
-                    World{"ThreeInChunks", {0, 1, 2}, {.chunk_bytes = kShort, .few_steps_bytes = 0}},
-                    World{"FourCyclic", {0, 1, 0, 1}, {.chunk_bytes = kShort, .few_steps_bytes = 8}},
-                    World{"FiveUneven", {0, 1, 1, 0, 2}, {.few_steps_bytes = kShort}},
-                    World{"Seven", {0, 0, 0, 0, 0, 0, 0}, {}}),
+    testing::Values(
+        World{"Alone", {0}, {}}, World{"Two", {0, 1}, {}},
+        World{"TwoPolled", {0, 0}, {.large_lane_blocks = false}},
+        World{"ThreeInChunks", {0, 1, 2}, {.chunk_bytes = kShort, .few_steps_bytes = 0}},
+        World{"FourCyclic", {0, 1, 0, 1}, {.chunk_bytes = kShort, .few_steps_bytes = 8}},
+        World{"FiveUneven", {0, 1, 1, 0, 2}, {.few_steps_bytes = kShort}},
+        World{"Seven", {0, 0, 0, 0, 0, 0, 0}, {}}),
     [](const auto& world) { return world.param.name; });
 
 // Each element of a large vector is right, on every member, whatever it went by.
@@ -78,17 +79,17 @@ TEST(WireBackendTest, LongOperationsGoInChunksThatOvertakeNothing) {
     WireBackend backend(*port, {.host_of_rank = {0, 1, 0}, .chunk_bytes = 4096});
     std::vector<std::int64_t> values(kCount);
     for (int round = 0; round < 3; ++round) {
-      for (std::int64_t i = 0; i < kCount; ++i) values[static_cast<std::size_t>(i)] = i * (rank + 1);
+      for (std::int64_t i = 0; i < kCount; ++i)
+        values[static_cast<std::size_t>(i)] = i * (rank + 1);
       ASSERT_TRUE(backend.AllReduce(kLarge, values.data(), kCount, DType::kI64, ReduceOp::kSum)
                       ->status()
                       .ok());
       for (std::int64_t i = 0; i < kCount; ++i) {
         ASSERT_EQ(values[static_cast<std::size_t>(i)], 6 * i) << "rank " << rank;
       }
-      ASSERT_TRUE(
-          backend.Reduce(kLarge, values.data(), kCount, DType::kI64, ReduceOp::kMax, round)
-              ->status()
-              .ok());
+      ASSERT_TRUE(backend.Reduce(kLarge, values.data(), kCount, DType::kI64, ReduceOp::kMax, round)
+                      ->status()
+                      .ok());
       if (rank == round) {
         EXPECT_EQ(values.back(), 6 * (kCount - 1));
         values.assign(values.size(), round);
@@ -119,7 +120,8 @@ TEST(WireBackendTest, EveryMemberGetsItsPartReduced) {
         backend.ReduceScatter(kLarge, values.data(), counts, DType::kF64, ReduceOp::kSum);
     ASSERT_TRUE(operation->status().ok()) << operation->status().ToString();
     for (std::int64_t i = 0; i < counts[static_cast<std::size_t>(rank)]; ++i) {
-      ASSERT_EQ(values[begin + static_cast<std::size_t>(i)], 15.0 * static_cast<double>(i) + 5.0 * rank);
+      ASSERT_EQ(values[begin + static_cast<std::size_t>(i)],
+                15.0 * static_cast<double>(i) + 5.0 * rank);
     }
   });
 }
