@@ -46,13 +46,6 @@ TEST(BootstrapTest, DamagedGreetingsAreRefusedOrHarmless) {
   }
 }
 
-TEST(BootstrapTest, SerializedRanksAreTold) {
-  std::vector<Greeting> greetings(3);
-  EXPECT_TRUE(SerializedRanks(greetings).empty());
-  greetings[1].serialized = true;
-  EXPECT_EQ(SerializedRanks(greetings), core::RankRanges::Single(1));
-}
-
 TEST(BootstrapTest, TheFirstFailureNamesItsRank) {
   const Status ok;
   const Status bad(StatusCode::kInvalidArgument, "bad");
