@@ -1,5 +1,6 @@
 #include "session/session_observability.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <exception>
@@ -157,7 +158,10 @@ void SessionObservability::Mark(std::string_view text, core::TimePoint begin, co
 
 void SessionObservability::NoteBuckets(const std::shared_ptr<const BucketNames>& names) {
   const core::TimePoint now = core::Clock::now();
-  for (const auto& [key, held] : *names) Mark(key + " holds " + held, now, now);
+  for (const auto& [key, held] : *names) {
+    // From the first name on: an event has little room for text.
+    Mark(key + " holds " + held.substr(std::min(held.find('"'), held.size())), now, now);
+  }
   core::MutexLock lock(mutex_);
   buckets_.push_back(names);
   if (buckets_.size() > kMostLayouts) buckets_.pop_front();

@@ -66,7 +66,7 @@ void AddOperation(Problem problem, std::size_t sets, std::vector<Problem>* probl
   AddShapesAndSets(problem, sets, problems);
   if (problem.op != core::ReduceOp::kSum) return;
   problem.scaled = true;
-  if (!core::IsFloating(problem.dtype)) return AddRefused(problem, problems);
+  if (core::IsComplex(problem.dtype)) return AddRefused(problem, problems);
   AddShapesAndSets(problem, sets, problems);
 }
 

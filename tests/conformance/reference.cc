@@ -178,13 +178,32 @@ void ReduceFloats(const Problem& problem, const std::vector<Array>& inputs, Arra
   }
 }
 
+// In double, truncated toward zero; what is beyond the type's range becomes the end that is nearer.
+std::int64_t Scaled(DType dtype, std::int64_t value, double factor) {
+  const int bits = static_cast<int>(core::SizeOf(dtype)) * 8;
+  const double beyond = std::ldexp(1.0, dtype == DType::kU8 ? bits : bits - 1);
+  const double least = dtype == DType::kU8 ? 0 : -beyond;
+  const double product = static_cast<double>(value) * factor;
+  if (product >= beyond) {
+    return static_cast<std::int64_t>(~std::uint64_t{0} >> ((dtype == DType::kU8 ? 64 : 65) - bits));
+  }
+  return static_cast<std::int64_t>(std::max(product, least));
+}
+
 void ReduceIntegers(const Problem& problem, const std::vector<Array>& inputs, Array* result) {
   const std::int64_t count = result->Elements();
+  const auto operand = [&](std::size_t member, std::int64_t i) {
+    const std::int64_t value = LoadInteger(inputs[member], i);
+    return problem.scaled ? Scaled(problem.dtype, value, kPrescale) : value;
+  };
   for (std::int64_t i = 0; i < count; ++i) {
-    std::int64_t value = LoadInteger(inputs[0], i);
+    std::int64_t value = operand(0, i);
     for (std::size_t m = 1; m < inputs.size(); ++m) {
-      value =
-          static_cast<std::int64_t>(CombineIntegers(problem.op, value, LoadInteger(inputs[m], i)));
+      value = static_cast<std::int64_t>(CombineIntegers(problem.op, value, operand(m, i)));
+    }
+    if (problem.scaled) {
+      StoreInteger(result, i, static_cast<std::uint64_t>(value));  // wraps
+      value = Scaled(problem.dtype, LoadInteger(*result, i), kPostscale);
     }
     // C++ divides with truncation toward zero.
     if (problem.op == ReduceOp::kAverage) value /= static_cast<std::int64_t>(inputs.size());

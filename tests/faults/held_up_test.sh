@@ -18,9 +18,8 @@ job=$!
 # On a busy machine rank 1 may be late before that, too.
 warned() { sed '1,/^held up$/d' "$output" | grep -E 'warning.*not submitted by rank 1'; }
 within 90 warned || fail 'no warning'
-bucket=$(warned | sed -nE '$s/.*\[warning\].*(bucket [0-9]+ of arena [0-9]+ \("[^)]*\)) has waited.* not submitted by rank 1.*/\1/p')
-tensor=$(sed -nE 's/^[^"]*("[^"]*").*/\1/p' <<<"$bucket")
-case $tensor in '"0.weight"' | '"0.bias"' | '"2.weight"' | '"2.bias"') ;; *) fail "the warning names no tensor: $bucket" ;; esac
+tensor=$(warned | sed -nE '$s/.*\[warning\].*the gradients of ("[^"]*").* have waited.* not submitted by rank 1.*/\1/p')
+case $tensor in '"0.weight"' | '"0.bias"' | '"2.weight"' | '"2.bias"') ;; *) fail "the warning names no tensor: $tensor" ;; esac
 
 # Until the records are of one moment, which a busy machine may not give at once.
 explained() {
@@ -29,9 +28,11 @@ explained() {
   within 90 records 3 || fail 'SIGUSR1 leaves no records of all ranks'
   "$sirtakirun" --explain "$folder/records" >"$folder/explained" || fail 'no explanation'
   cat "$folder/explained"
-  grep -F "$bucket" "$folder/explained" | grep -qE '^Ranks 0, 2 wait in all-reduce of the 4 tensors of bucket .* rank 1 has not called it'
+  grep -F "(the gradients of $tensor" "$folder/explained" |
+    grep -qE '^Ranks 0, 2 wait in all-reduce of the 4 tensors of bucket .* rank 1 has not called it'
 }
-within 90 explained || fail "the explanation does not name rank 1 and $bucket"
+within 90 explained || fail "the explanation does not name rank 1 and $tensor"
+bucket=$(sed -nE 's/^Ranks 0, 2 wait .*(bucket [0-9]+ of arena [0-9]+) .*/\1/p' "$folder/explained")
 grep -qE '^Records of all 3 ranks \(SIGUSR1, [-0-9]+ [:0-9]+ UTC( to .*)?\)\.$' "$folder/explained" || fail 'not of all ranks'
 grep -qE '^  Rank 1 on .*waits for nobody: it is in the program.s own code\.$' "$folder/explained" || fail 'not what rank 1 does'
 
@@ -44,7 +45,7 @@ for rank in 0 1 2; do
 done
 
 "$sirtakirun" --merge-timelines "$folder/traces" | grep -qx "3 ranks in $folder/traces/timeline.json" || fail 'not merged'
-python3 - "$folder/traces/timeline.json" "${bucket%% (*}" "$tensor" <<'END' || fail 'the merged timeline does not show it'
+python3 - "$folder/traces/timeline.json" "$bucket" "$tensor" <<'END' || fail 'the merged timeline does not show it'
 import json, sys
 events = json.load(open(sys.argv[1]))
 bucket, tensor = sys.argv[2:]

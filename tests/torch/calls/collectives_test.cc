@@ -307,12 +307,12 @@ TEST(MismatchTest, AnArgumentThatOneRankGotWrong) {
   }
 }
 
-TEST(MismatchTest, FactorOfAnInteger) {
+TEST(MismatchTest, FactorOfAComplexNumber) {
   ExpectMismatch(
       [](int, const Session& session) {
-        allreduce(torch::tensor({1, 2}), Sum("w").postscale(2), session);
+        allreduce(torch::ones({2}, torch::kComplexFloat), Sum("w").postscale(2), session);
       },
-      {"postscale", "floating point", "int64"}, ErrorCode::invalid_argument);
+      {"postscale", "floating point", "complex64"}, ErrorCode::invalid_argument);
 }
 
 TEST(MismatchTest, FactorsThatAreNoNumber) {
