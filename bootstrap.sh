@@ -125,6 +125,7 @@ have_library libboost_program_options.so || need libboost-program-options-dev
 have_header yaml-cpp/yaml.h || need libyaml-cpp-dev
 have_header spdlog/spdlog.h || need libspdlog-dev
 have_header hwy/highway.h || need libhwy-dev
+have_header xxhash.h || need libxxhash-dev
 have_header nlohmann/json.hpp || need nlohmann-json3-dev
 have_header gtest/gtest.h || need libgtest-dev
 have_header gmock/gmock.h || need libgmock-dev

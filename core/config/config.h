@@ -68,9 +68,10 @@ enum class OptionId : std::uint8_t {
   kMetricsFile,
   kMetricsInterval,
   kSummary,
+  kVerifyTransfers,
   kSettings,
 };
-inline constexpr std::size_t kOptionCount = 32;
+inline constexpr std::size_t kOptionCount = 33;
 
 // What each option does, and its limits, is said once: in the table, and so in
 // docs/configuration.md.
@@ -105,7 +106,8 @@ struct Config {
   std::string flight_records = std::string(kAutoFlightRecords);
   std::string metrics_file;  // none: no file
   Duration metrics_interval = std::chrono::seconds(10);
-  bool summary = false;  // agreed
+  bool summary = false;           // agreed
+  bool verify_transfers = false;  // agreed
   std::string settings;
 
   std::array<OptionSource, kOptionCount> sources{};

@@ -244,6 +244,12 @@ Table MakeTable() {
           "Whether rank 0 prints, at shutdown, a table of what each rank has done, with advice where the "
           "picture is clear.")
           .Between(0, 1).Agreed(),
+      Option<&Config::verify_transfers>(OptionId::kVerifyTransfers, "verify_transfers",
+          OptionKind::kBool,
+          "Whether a checksum goes with what ranks send to one another or show in shared memory, in host memory: "
+          "what arrives otherwise than it was sent fails the job, with the tensor, the ranks and the bytes. "
+          "Tensors are then copied into shared memory instead of being read where they lie.")
+          .Between(0, 1).Agreed(),
       TextOption<&Config::settings>(OptionId::kSettings, "settings",
           "A file with values of options, a line each, as in \"bucket_bytes: 8M\"; # begins a comment. Every "
           "other way of giving an option wins over it."),

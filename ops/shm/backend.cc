@@ -136,6 +136,7 @@ Backend::Lanes Backend::MakeLanes(core::SetNumber set, const core::RankRanges& m
     options.lane = lane == fusion::Lane::kSmall ? 0 : 1;
     options.polled = IsPolled(lane);
     options.direct = lane == fusion::Lane::kLarge;
+    options.verify = options_.verify;
     options.chunk_bytes = options_.chunk_bytes;
     lanes.of_lane[options.lane] = std::make_shared<Queue>(
         std::make_unique<SharedChannel>(group_, blocks_, indices, options, stop_));

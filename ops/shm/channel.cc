@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <string>
 #include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+
+#include "core/base/digest.h"
 
 namespace sirtaki::ops::shm {
 
@@ -17,6 +21,7 @@ using core::Status;
 namespace {
 
 constexpr std::int64_t kSmallestFrame = 8192;
+constexpr std::int64_t kDigestBytes = sizeof(std::uint64_t);
 
 constexpr auto kAwake = std::chrono::microseconds(50);
 // A yield that took so long went to somebody who computes: for a while it is sooner to be woken.
@@ -44,7 +49,8 @@ SharedChannel::SharedChannel(LocalGroup& group, const Blocks& blocks, std::vecto
       stop_(std::move(stop)),
       ring_bytes_(RingSizesOf(options.set).bytes[static_cast<std::size_t>(options.lane)]),
       frame_bytes_(
-          std::clamp(options.chunk_bytes / kUnit * kUnit, kSmallestFrame, ring_bytes_ / 4)) {
+          std::clamp(options.chunk_bytes / kUnit * kUnit, kSmallestFrame, ring_bytes_ / 4) -
+          (options.verify ? kUnit : 0)) {
   peers_.reserve(members.size());
   for (const int index : members) {
     if (index == group.self()) self_ = static_cast<int>(peers_.size());
@@ -67,14 +73,15 @@ int SharedChannel::FindBlocks() {
 }
 
 Frame SharedChannel::Reserve(std::int64_t bytes) {
-  bytes = (std::max<std::int64_t>(bytes, 1) + kUnit - 1) / kUnit * kUnit;
+  const std::int64_t data = std::max<std::int64_t>(bytes, 1);
+  bytes = (data + (options_.verify ? kDigestBytes : 0) + kUnit - 1) / kUnit * kUnit;
   std::int64_t offset = reserved_ % ring_bytes_;
   if (offset + bytes > ring_bytes_) {  // a frame lies in one piece
     reserved_ += ring_bytes_ - offset;
     offset = 0;
   }
   reserved_ += bytes;
-  return {offset, reserved_};
+  return {offset, reserved_, data};
 }
 
 void SharedChannel::Ring(int member) const {
@@ -82,9 +89,29 @@ void SharedChannel::Ring(int member) const {
 }
 
 void SharedChannel::Publish(const Frame& frame) {
+  if (options_.verify) {
+    const std::uint64_t digest = core::Digest(Mine(frame), static_cast<std::size_t>(frame.bytes));
+    std::memcpy(Mine(frame) + frame.bytes, &digest, sizeof(digest));
+  }
   peers_[static_cast<std::size_t>(self_)].progress->written.Store(Count(frame.end));
   if (!options_.polled) return;
   for (int member = 0; member < size(); ++member) Ring(member);
+}
+
+Status SharedChannel::Verify(const Frame& frame, std::int64_t first) const {
+  for (int m = 0; options_.verify && m < size(); ++m) {
+    std::uint64_t told = 0;
+    std::memcpy(&told, Of(m, frame) + frame.bytes, sizeof(told));
+    if (core::Digest(Of(m, frame), static_cast<std::size_t>(frame.bytes)) == told) continue;
+    const auto rank_of = [this](int member) {
+      return std::to_string(group_.RankOf(peers_[static_cast<std::size_t>(member)].index));
+    };
+    return {core::StatusCode::kBackend,
+            "verify_transfers: bytes " + std::to_string(first) + "-" +
+                std::to_string(first + frame.bytes - 1) + " of what rank " + rank_of(m) +
+                " wrote to shared memory are not what rank " + rank_of(self_) + " reads there"};
+  }
+  return Status::Ok();
 }
 
 void SharedChannel::Release(const Frame& frame) {

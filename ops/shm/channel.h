@@ -39,6 +39,7 @@ struct Wait {
 struct Frame {
   std::int64_t offset = 0;  // in the rings
   std::int64_t end = 0;     // in the streams
+  std::int64_t bytes = 0;   // without the digest
 };
 
 struct ChannelOptions {
@@ -46,6 +47,7 @@ struct ChannelOptions {
   int lane = 0;
   bool polled = true;   // rings the members' bells when it makes progress
   bool direct = false;  // operations may read and write the members' tensors where they lie
+  bool verify = false;  // each frame carries its digest; nothing is read where it lies
   std::int64_t chunk_bytes = 0;
 };
 
@@ -59,7 +61,7 @@ class SharedChannel {
   int size() const { return static_cast<int>(peers_.size()); }
   int self() const { return self_; }
   bool polled() const { return options_.polled; }
-  bool direct() const { return options_.direct && size() > 1; }
+  bool direct() const { return options_.direct && !options_.verify && size() > 1; }
   // The most that a frame holds; four of them fit.
   std::int64_t frame_bytes() const { return frame_bytes_; }
   const StopSign& stop() const { return *stop_; }
@@ -80,6 +82,9 @@ class SharedChannel {
   Frame Reserve(std::int64_t bytes);
   std::byte* Mine(const Frame& frame) const { return Of(self_, frame); }
   void Publish(const Frame& frame);
+  // Of a frame that has arrived: whether each member's is as it was published. `first`: which byte
+  // of the operation is its first. Errors: kBackend, naming the ranks and bytes.
+  core::Status Verify(const Frame& frame, std::int64_t first) const;
   std::byte* Of(int member, const Frame& frame) const {
     return peers_[static_cast<std::size_t>(member)].ring + frame.offset;
   }

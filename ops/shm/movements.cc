@@ -100,6 +100,7 @@ Steps GiveToAll(Turn& turn, const void* input, std::vector<Gift> gifts) {
     }
     if (begin < 0) continue;
     co_await turn.Arrival(frame);
+    if (Status seen = channel.Verify(frame, begin); !seen.ok()) co_return seen;
     for (int m = 0; m < channel.size(); ++m) {
       const Gift& gift = gifts[static_cast<std::size_t>(m)];
       const std::int64_t bytes = std::min(chunk, gift.bytes - begin);
@@ -235,7 +236,8 @@ Steps Exchange(Turn& turn, std::vector<OutgoingSlice> outgoing,
   co_await turn.Comes();
 
   bool more = members > 1;
-  bool in_use = false;  // peers may still read this member's memory
+  bool in_use = false;     // peers may still read this member's memory
+  std::int64_t first = 0;  // byte of the frame, of all
   while (more) {
     const Frame frame = channel.Reserve(frame_bytes);
     co_await turn.Room(frame);
@@ -251,6 +253,8 @@ Steps Exchange(Turn& turn, std::vector<OutgoingSlice> outgoing,
     for (std::size_t m = 0; m < members; ++m) letter[m].more = i_have_more ? 1 : 0;
     channel.Publish(frame);
     co_await turn.Arrival(frame);
+    if (Status seen = channel.Verify(frame, first); !seen.ok()) co_return seen;
+    first += frame.bytes;
     more = false;
     in_use = false;
     for (std::size_t m = 0; m < members; ++m) {

@@ -250,6 +250,7 @@ Steps ReduceSegments(Turn& turn, std::vector<Segment> segments, SegmentReduction
       }
       if (begin < 0) continue;
       co_await turn.Arrival(frame);
+      if (Status seen = channel.Verify(frame, begin * element); !seen.ok()) co_return seen;
       const std::int64_t header = begin == 0 ? ahead : 0;
       for (std::size_t m = 0; m < members; ++m) {
         const std::byte* const theirs = channel.Of(static_cast<int>(m), frame);

@@ -59,19 +59,21 @@ class Pipeline final : public Operation {
   bool Poll() override {
     while (!over_) {
       while (next_ < runs_ && under_way_.size() < depth_) under_way_.push_back(start_(next_++));
+      std::size_t done = 0;  // of the oldest
       for (const std::unique_ptr<Run>& run : under_way_) {
-        if (!run->Poll() || run->status().ok()) continue;
-        status_ = run->status();
-        over_ = true;
-        return true;
+        const bool is_over = run->Poll();
+        if (is_over && !run->status().ok()) {
+          status_ = run->status();
+          return over_ = true;
+        }
+        if (is_over && run == under_way_[done]) ++done;
       }
-      const std::size_t before = under_way_.size();
-      while (!under_way_.empty() && under_way_.front()->Poll()) {
+      if (done == 0) break;
+      for (; done > 0; --done) {
         finished_ += under_way_.front()->exchanges();
         under_way_.pop_front();
       }
-      if (under_way_.empty() && next_ == runs_) over_ = true;
-      if (under_way_.size() == before) break;
+      over_ = under_way_.empty() && next_ == runs_;
     }
     return over_;
   }

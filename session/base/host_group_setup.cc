@@ -116,6 +116,7 @@ Status HostGroup::Assemble(const Topology& topology, const ConnectOptions& optio
     }
     ops::shm::BackendOptions shm;
     shm.spin = options.spin;
+    shm.verify = options.config.verify_transfers;
     shm.chunk_bytes = options.config.chunk_bytes;
     shm.rings = shm_transport_ != nullptr;
     // The first sets are made while others may still be starting.

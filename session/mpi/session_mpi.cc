@@ -10,6 +10,7 @@
 #include "mpi/gate.h"
 #include "mpi/port.h"
 #include "mpi/transport.h"
+#include "ops/wire/verifying_port.h"
 #include "ops/wire/wire_backend.h"
 #include "session/base/host_group_setup.h"
 #include "session/base/medium.h"
@@ -50,7 +51,12 @@ class MpiMedium final : public Medium {
     port_ = std::make_unique<mpi::Port>(*communicators_, mpi::PortOptions());
     ops::wire::WireOptions wire;
     wire.host_of_rank = topology_.host_of_rank;
-    backend_ = std::make_unique<ops::wire::WireBackend>(*port_, std::move(wire));
+    ops::wire::Port* port = port_.get();
+    if (options.config.verify_transfers) {
+      verifying_ = std::make_unique<ops::wire::VerifyingPort>(*port);
+      port = verifying_.get();
+    }
+    backend_ = std::make_unique<ops::wire::WireBackend>(*port, std::move(wire));
     return shared_->Assemble(topology_, options, deadline, *transport_, *backend_);
   }
 
@@ -79,6 +85,7 @@ class MpiMedium final : public Medium {
   std::unique_ptr<mpi::Communicators> communicators_;
   std::unique_ptr<mpi::Transport> transport_;
   std::unique_ptr<mpi::Port> port_;
+  std::unique_ptr<ops::wire::VerifyingPort> verifying_;
   std::unique_ptr<ops::wire::WireBackend> backend_;
   std::unique_ptr<HostGroup> shared_;
 };

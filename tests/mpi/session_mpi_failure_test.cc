@@ -41,6 +41,7 @@ class SessionMpiFailureTest : public testing::TestWithParam<Failure> {
     options.config.ping_interval = milliseconds(200);
     options.config.peer_timeout = std::chrono::seconds(12);
     options.config.shared_memory = core::SharedMemoryMode::kOff;  // all of it goes over MPI
+    options.config.verify_transfers = Verifies();
     const Status status = Session::CreateMpi(options, &session_);
     ASSERT_TRUE(status.ok()) << status.ToString();
     Vector vector(OpKind::kAllReduce, "before", {1.0F});
@@ -53,6 +54,20 @@ class SessionMpiFailureTest : public testing::TestWithParam<Failure> {
     session_.reset();
     tests::MendMpi();
     EXPECT_TRUE(tests::TrueOnAllRanks(true));
+  }
+
+  virtual bool Verifies() const { return false; }
+
+  // A call or two may still go through: the failure is in what MPI is used for next.
+  Status ReduceUntilAnError(std::size_t elements) {
+    Status status;
+    const auto deadline = core::Clock::now() + std::chrono::seconds(60);
+    for (int i = 0; status.ok() && core::Clock::now() < deadline; ++i) {
+      Vector vector(OpKind::kAllReduce, "w" + std::to_string(i),
+                    std::vector<float>(elements, 1.0F));
+      status = vector.Run(*session_);
+    }
+    return status;
   }
 
   std::shared_ptr<Session> session_;
@@ -70,20 +85,37 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(failure.param.name) + (failure.param.elements > 1 ? "_large" : "_small");
     });
 
+// Its session verifies.
+class SessionMpiDamageTest : public SessionMpiFailureTest {
+  bool Verifies() const override { return true; }
+};
+
+INSTANTIATE_TEST_SUITE_P(Sizes, SessionMpiDamageTest,
+                         testing::Values(Failure{"small", MpiCall::kIsend, 1 << 10},
+                                         Failure{"large", MpiCall::kIsend, 1 << 18}),
+                         [](const auto& failure) { return std::string(failure.param.name); });
+
+TEST_P(SessionMpiDamageTest, ChangedBytesEndTheSessionOnEveryRank) {
+  const int last = session_->topology().size - 1;
+  const auto elements = GetParam().elements;
+  if (session_->topology().rank == last) tests::DamageMpi(1 << 12);
+  const Status status = ReduceUntilAnError(elements);
+  EXPECT_EQ(status.code(), StatusCode::kBackend);
+  const std::string sent = " that rank " + std::to_string(last) + " sent to rank ";
+  for (const std::string& part :
+       {std::string("\"w0\""), std::string("verify_transfers: bytes "), sent}) {
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+  }
+}
+
 TEST_P(SessionMpiFailureTest, EndsTheSessionOnEveryRank) {
   const int last = session_->topology().size - 1;
   const bool fails = session_->topology().rank == last;
   if (fails) FailMpi(GetParam().call, MPI_ERR_INTERN, /*skip=*/0, GetParam().failure);
-  // A call or two may still go through: the failure is in what MPI is used for next.
-  Status status;
-  const auto deadline = core::Clock::now() + std::chrono::seconds(60);
-  for (int i = 0; status.ok() && core::Clock::now() < deadline; ++i) {
-    Vector vector(OpKind::kAllReduce, "w" + std::to_string(i),
-                  std::vector<float>(GetParam().elements, 1.0F));
-    status = vector.Run(*session_);
-  }
+  const Status status = ReduceUntilAnError(GetParam().elements);
   EXPECT_FALSE(status.ok());
   // The handle may be done a moment before the engine has heard of it.
+  const auto deadline = core::Clock::now() + std::chrono::seconds(60);
   while (session_->fault().ok() && core::Clock::now() < deadline) std::this_thread::yield();
   EXPECT_EQ(session_->fault().code(), status.code()) << session_->fault().ToString();
   // A rank whose collectives fail tells the others what MPI said; one that can send nothing any

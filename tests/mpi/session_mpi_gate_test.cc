@@ -87,6 +87,10 @@ TEST(SessionMpiGateTest, OneThreadAtATimeIsInMpi) {
   ExpectOneThreadInMpi(tests::SessionOptions());
   ExpectOneThreadInMpi(tests::SessionOptions(
       [](core::Config& config) { config.shared_memory = core::SharedMemoryMode::kOff; }));
+  ExpectOneThreadInMpi(tests::SessionOptions([](core::Config& config) {
+    config.shared_memory = core::SharedMemoryMode::kOff;
+    config.verify_transfers = true;
+  }));
   ExpectOneThreadInMpi(tests::SessionOptions(
       [](core::Config& config) { config.transport = core::TransportMode::kMpi; }));
 }

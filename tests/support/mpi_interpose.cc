@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <limits>
+#include <vector>
 
 namespace sirtaki::tests {
 namespace {
@@ -43,6 +44,8 @@ class Inside {
   const bool counts_;
 };
 
+std::atomic<int> damages_from{std::numeric_limits<int>::max()};
+
 template <typename Function>
 int Pass(MpiCall call, const Function& make, const int* done = nullptr) {
   const Inside inside_mpi(call);
@@ -60,6 +63,19 @@ void FailMpi(MpiCall call, int code, std::int64_t skip, MpiFailure failure) {
   order.code.store(code);
   order.failure.store(failure);
   order.fail_from.store(order.made.load() + skip);
+}
+
+void DamageMpi(int bytes) { damages_from.store(bytes); }
+
+// What is sent in place of `count` bytes.
+const void* Damaged(const void* buffer, int count) {
+  if (count < damages_from.load()) return buffer;
+  damages_from.store(std::numeric_limits<int>::max());
+  static std::vector<unsigned char>& copy = *new std::vector<unsigned char>;  // until it is sent
+  const auto* const bytes = static_cast<const unsigned char*>(buffer);
+  copy.assign(bytes, bytes + count);
+  copy.back() ^= 1;
+  return copy.data();
 }
 
 void MendMpi() {
@@ -83,7 +99,8 @@ extern "C" {
 
 int MPI_Isend(const void* buffer, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
               MPI_Request* request) {
-  SIRTAKI_PASS_ON(kIsend, MPI_Isend, buffer, count, type, to, tag, comm, request);
+  SIRTAKI_PASS_ON(kIsend, MPI_Isend, sirtaki::tests::Damaged(buffer, count), count, type, to, tag,
+                  comm, request);
 }
 
 int MPI_Irecv(void* buffer, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm,

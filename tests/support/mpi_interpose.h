@@ -33,6 +33,9 @@ enum class MpiFailure : std::uint8_t {
 void FailMpi(MpiCall call, int code, std::int64_t skip = 0,
              MpiFailure failure = MpiFailure::kInstead);
 
+// On this rank, the next send of at least `bytes` bytes arrives with one of them changed.
+void DamageMpi(int bytes);
+
 // All calls go through again.
 void MendMpi();
 

@@ -154,6 +154,8 @@ TEST(ConfigTest, EveryOptionCanBeGivenInEveryWay) {
        "metrics_interval", "2s", [](const Config& c) { return c.metrics_interval == 2s; }},
       {OptionId::kSummary, "--sirtaki-summary", "SIRTAKI_SUMMARY", "summary", "yes",
        [](const Config& c) { return c.summary; }},
+      {OptionId::kVerifyTransfers, "--sirtaki-verify-transfers", "SIRTAKI_VERIFY_TRANSFERS",
+       "verify_transfers", "on", [](const Config& c) { return c.verify_transfers; }},
       {OptionId::kSettings, "--sirtaki-settings", "SIRTAKI_SETTINGS", "settings", "/dev/null",
        [](const Config& c) { return c.settings == "/dev/null"; }},
   };

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ops/shm/backend.h"
+#include "ops/shm/blocks.h"
 #include "tests/support/shm_ranks.h"
 
 namespace sirtaki::ops::shm {
@@ -84,6 +85,28 @@ TEST(ShmBackendFailureTest, AbortEndsAWaitForMembersOfASet) {
   backend.Abort(why);
   waiting.join();
   EXPECT_EQ(seen, why);
+}
+
+TEST(ShmBackendFailureTest, VerifyNoticesWhatHasChangedInSharedMemory) {
+  ShmRanks ranks(2);
+  Backend backend(ranks.group(0), {.spin = false, .verify = true});
+  Backend peer(ranks.group(1), {.spin = false, .verify = true});
+  std::vector<float> theirs(100, 1234.5F);
+  const auto sum = peer.AllReduce(kSmall, theirs.data(), 100, DType::kF32, ReduceOp::kSum);
+  EXPECT_FALSE(sum->Poll());
+  // The frame: a byte for each segment, which is padded to 16, then the values.
+  const std::int64_t ring = Blocks(ranks.group(0)).Find(1, core::kWorldSet)->rings[0];
+  auto* const shown = reinterpret_cast<float*>(ranks.group(0).SessionMemory(1) + ring + 16);
+  ASSERT_EQ(shown[99], 1234.5F);
+  shown[99] = 1;
+  std::vector<float> mine(100, 1);
+  const auto seen = backend.AllReduce(kSmall, mine.data(), 100, DType::kF32, ReduceOp::kSum);
+  ASSERT_TRUE(seen->Poll());
+  EXPECT_EQ(seen->status().code(), StatusCode::kBackend);
+  EXPECT_NE(seen->status().message().find(
+                "of what rank 1 wrote to shared memory are not what rank 0 reads"),
+            std::string::npos)
+      << seen->status().message();
 }
 
 void WriteWhole(int to, const std::string& text) {

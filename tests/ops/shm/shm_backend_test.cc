@@ -19,23 +19,33 @@ using tests::ShmRanks;
 
 class ShmConformanceTest : public ::testing::TestWithParam<std::tuple<int, Seen, bool>> {};
 
-TEST_P(ShmConformanceTest, Conforms) {
-  const auto [size, seen, blocks] = GetParam();
+void ExpectConformance(int size, Seen seen, bool blocks, bool verify = false) {
   ShmRanks ranks(size, seen);
   InprocWorld messages(size);
   BackendOptions options;
   options.large_lane_blocks = blocks;
   options.spin = false;
-  RankThreads::Run(size, [&, n = size](int rank) {
+  options.verify = verify;
+  RankThreads::Run(size, [&](int rank) {
     const std::unique_ptr<ops::Backend> flat = messages.Connect(rank);
     const auto shared = ranks.Connect(rank, *flat, options);
-    tests::BackendConformance conformance(shared->backend, rank, n);
+    tests::BackendConformance conformance(shared->backend, rank, size);
     for (const tests::BackendCheck& check : tests::kBackendChecks) {
       SCOPED_TRACE(check.name);
       RankThreads::Note(check.name);
       (conformance.*check.run)();
     }
   });
+}
+
+TEST_P(ShmConformanceTest, Conforms) {
+  const auto [size, seen, blocks] = GetParam();
+  ExpectConformance(size, seen, blocks);
+}
+
+TEST(ShmVerifiedTest, Conforms) {
+  ExpectConformance(3, Seen::kAll, /*blocks=*/true, /*verify=*/true);
+  ExpectConformance(2, Seen::kNothing, /*blocks=*/false, /*verify=*/true);
 }
 
 std::string NameOf(const ::testing::TestParamInfo<std::tuple<int, Seen, bool>>& made) {

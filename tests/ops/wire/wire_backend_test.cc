@@ -6,11 +6,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ops/inproc/inproc_port.h"
+#include "ops/wire/verifying_port.h"
 #include "tests/support/backend_conformance.h"
 #include "tests/support/rank_threads.h"
 
@@ -30,6 +34,7 @@ struct World {
   std::string name;
   std::vector<int> host_of_rank;
   WireOptions options;
+  bool verify = false;
 };
 
 WireOptions With(const World& world) {
@@ -45,7 +50,8 @@ TEST_P(WireConformanceTest, Conforms) {
   InprocPorts ports(size);
   RankThreads::Run(size, [&](int rank) {
     const std::unique_ptr<Port> port = ports.Connect(rank);
-    WireBackend backend(*port, With(GetParam()));
+    VerifyingPort verifying(*port);
+    WireBackend backend(GetParam().verify ? verifying : *port, With(GetParam()));
     tests::BackendConformance conformance(backend, rank, size);
     for (const tests::BackendCheck& check : tests::kBackendChecks) {
       SCOPED_TRACE(check.name);
@@ -66,6 +72,7 @@ INSTANTIATE_TEST_SUITE_P(
         World{"ThreeInChunks", {0, 1, 2}, {.chunk_bytes = kShort, .few_steps_bytes = 0}},
         World{"FourCyclic", {0, 1, 0, 1}, {.chunk_bytes = kShort, .few_steps_bytes = 8}},
         World{"FiveUneven", {0, 1, 1, 0, 2}, {.few_steps_bytes = kShort}},
+        World{"FiveVerified", {0, 1, 1, 0, 2}, {.few_steps_bytes = kShort}, true},
         World{"Seven", {0, 0, 0, 0, 0, 0, 0}, {}}),
     [](const auto& world) { return world.param.name; });
 
@@ -178,6 +185,41 @@ TEST(WireBackendTest, AnUnknownSetAndATypeWithoutArithmeticAreErrors) {
   ASSERT_TRUE(moved->Poll());
   EXPECT_EQ(moved->status().code(), StatusCode::kUnsupported);
   EXPECT_EQ(backend.RemoveSet(core::kWorldSet).code(), StatusCode::kInvalidArgument);
+}
+
+// Whose transfers fail, each at the second look.
+class FailingPort final : public Port {
+ public:
+  std::string_view name() const override { return "failing"; }
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  std::int64_t tags() const override { return 1 << 20; }
+  void Abort(const Status&) override {}
+  std::unique_ptr<Completion> Post(Envelope, std::span<const Receive>,
+                                   std::span<const Send>) override {
+    class Fails final : public Completion {
+     public:
+      bool Poll() override { return std::exchange(looked_at_, true); }
+      Status status() const override { return {StatusCode::kBackend, "the cable is cut"}; }
+
+     private:
+      bool looked_at_ = false;
+    };
+    return std::make_unique<Fails>();
+  }
+};
+
+TEST(WireBackendTest, AnErrorCountsWheneverItComes) {
+  FailingPort port;
+  WireBackend backend(port, {.host_of_rank = {0, 1}, .chunk_bytes = 4096});
+  for (const Channel channel : {kSmall, kLarge}) {
+    std::vector<float> values(100'000);
+    const auto operation =
+        backend.AllReduce(channel, values.data(), 100'000, DType::kF32, ReduceOp::kSum);
+    while (!operation->Poll()) {
+    }
+    EXPECT_EQ(operation->status().message(), "the cable is cut");
+  }
 }
 
 TEST(WireBackendTest, AbortEndsWhatBlocks) {
