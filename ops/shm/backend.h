@@ -32,7 +32,7 @@ struct BackendOptions {
   bool large_lane_blocks = true;
   // Short waits spin; false: they yield, since ranks outnumber cores.
   bool spin = true;
-  bool verify = false;  // see ChannelOptions
+  bool verify = false;                               // see ChannelOptions
   std::int64_t chunk_bytes = std::int64_t{1} << 20;  // of what is staged at a time
   // The members' engines sleep on the bells of the group.
   bool rings = true;

@@ -335,8 +335,7 @@ TEST_F(SessionObservabilityTest, WhatABucketHoldsIsToldAlsoWhenItHasGone) {
   observation.observer()->recorder.Read(0, /*to_the_end=*/true, &events, &lost);
   EXPECT_EQ(std::count_if(events.begin(), events.end(),
                           [](const auto& event) {
-                            return event.text() ==
-                                   R"(bucket 1 of arena 1 holds the gradient of "v")";
+                            return event.text() == R"(bucket 1 of arena 1 holds "v")";
                           }),
             1);
   names.reset();
