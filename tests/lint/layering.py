@@ -1,7 +1,8 @@
 """Folders include only what lies below them: core <- fusion <- ops <- mpi <- session <- frameworks, and core <- launch. Inside of
 a layer its folders stand on floors: one includes those of lower floors, none of its own floor.
 
-Vendors are kept in their rooms too (ROOMS), and the environment in core/base/environment.cc.
+Vendors are kept in their rooms too (ROOMS), and the environment in core/base/environment.cc. Each MPI call of mpi/ is one that
+the tests can watch.
 """
 
 import os
@@ -46,7 +47,10 @@ ROOMS = {
     "nlohmann": ("core/trace/", "launch/", "tests/"),
     "spdlog": ("core/base/log.cc",),
     "fmt": ("core/base/log.cc",),
+    "xxhash.h": ("core/base/digest.cc",),
 }
+MPI_CALL = re.compile(r"\b(MPI_(?!Comm_[cf]2[cf])[A-Z][a-z]\w*)\(")
+MPI_WATCH = "tests/support/mpi_interpose.cc"
 
 
 def folder_of(path):
@@ -98,13 +102,21 @@ def judge_include(name, target):
     return None
 
 
+def calls_of_mpi(top, name):
+    return {call: number for number, text in tree.lines(top, name) for call in MPI_CALL.findall(text.split("//")[0])}
+
+
 def main():
     top = tree.root()
     names = tree.files(top, tree.CODE)
     there_are = set(names)
     findings = [f"{n}: {folder_of(n)}/ is in no layer: give it a row of MAY_INCLUDE in tests/lint/layering.py"
                 for n in names if folder_of(n) not in MAY_INCLUDE.keys() | OUTSIDE]
+    watched = calls_of_mpi(top, MPI_WATCH) if MPI_WATCH in there_are else {}
     for name in names:
+        if name.startswith("mpi/"):
+            findings += [f"{name}:{number}: {call} is not in {MPI_WATCH}, by which a test sees that it is called under the gate"
+                         for call, number in calls_of_mpi(top, name).items() if call not in watched]
         for number, text in tree.lines(top, name):
             match = INCLUDE.match(text)
             why = judge_include(name, match[2]) if match else None

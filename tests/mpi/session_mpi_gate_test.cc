@@ -25,19 +25,19 @@ void ExpectSum(Session& session, std::size_t count) {
   Vector sum(OpKind::kAllReduce, "sum", std::vector<float>(count, 2.0F));
   const Status status = sum.Run(session);
   ASSERT_TRUE(status.ok()) << status.ToString();
-  EXPECT_EQ(sum.values().back(), 2 * static_cast<float>(tests::WorldSize()));
+  EXPECT_EQ(sum.values().back(), 2 * static_cast<float>(session.topology().size));
 }
 
 // Everything that a session does with MPI, on every path; small and large operations are under way
 // while messages are.
 void ExpectOneThreadInMpi(const StartOptions& options) {
   tests::SlowMpi(std::chrono::microseconds(20));
-  const std::int64_t before = tests::MpiCallsBesideOthers();
+  tests::WatchGate(true);
   std::shared_ptr<Session> session;
   const Status started = Session::CreateMpi(options, &session);
   ASSERT_TRUE(started.ok()) << started.ToString();
-  const int size = tests::WorldSize();
-  const int rank = tests::WorldRank();
+  const int size = session->topology().size;
+  const int rank = session->topology().rank;
   std::vector<Vector> messages;
   for (int round = 0; round < 3; ++round) {
     Vector large(OpKind::kAllReduce, "large", std::vector<float>(std::size_t{1} << 20, 1.0F));
@@ -77,7 +77,9 @@ void ExpectOneThreadInMpi(const StartOptions& options) {
   EXPECT_TRUE(ended.ok()) << ended.ToString();
   session.reset();
   tests::SlowMpi(std::chrono::microseconds(0));
-  EXPECT_EQ(tests::MpiCallsBesideOthers(), before);
+  tests::WatchGate(false);
+  EXPECT_EQ(tests::MpiCallsOutsideGate(), 0);
+  EXPECT_EQ(tests::MpiCallsBesideOthers(), 0);
   MPI_Comm made = MPI_Comm_f2c(handle);
   MPI_Comm_free(&made);
 }

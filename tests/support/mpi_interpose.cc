@@ -9,6 +9,8 @@
 #include <limits>
 #include <vector>
 
+#include "mpi/gate.h"
+
 namespace sirtaki::tests {
 namespace {
 
@@ -25,10 +27,20 @@ Order& Of(MpiCall call) { return orders[static_cast<std::size_t>(call)]; }
 std::atomic<int> inside{0};
 std::atomic<std::int64_t> beside_others{0};
 std::atomic<std::int64_t> slower_by{0};  // microseconds
+std::atomic<bool> watches_gate{false};
+std::atomic<std::int64_t> outside_gate{0};
+
+// glibc's try_lock says no to the holder, too.
+bool IsGateHeld() {
+  if (!mpi::Gate().TryLock()) return true;
+  mpi::Gate().Unlock();
+  return false;
+}
 
 class Inside {
  public:
   explicit Inside(MpiCall call) : counts_(call != MpiCall::kFinalize) {
+    if (counts_ && watches_gate.load() && !IsGateHeld()) ++outside_gate;
     if (counts_ && inside.fetch_add(1) > 0) ++beside_others;
     const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(slower_by.load());
     while (slower_by.load() > 0 && std::chrono::steady_clock::now() < end) {
@@ -83,6 +95,10 @@ void MendMpi() {
 }
 
 std::int64_t MpiCallsBesideOthers() { return beside_others.load(); }
+
+void WatchGate(bool watch) { watches_gate.store(watch); }
+
+std::int64_t MpiCallsOutsideGate() { return outside_gate.load(); }
 
 void SlowMpi(std::chrono::microseconds by) { slower_by.store(by.count()); }
 

@@ -43,6 +43,11 @@ void MendMpi();
 // counted is MPI_Finalize, which calls the program back.
 std::int64_t MpiCallsBesideOthers();
 
+// How many calls were made while nobody held the library's gate, from WatchGate(true) on. Not counted
+// is MPI_Finalize.
+void WatchGate(bool watch);
+std::int64_t MpiCallsOutsideGate();
+
 // Each call takes this much longer, so that another one meets it.
 void SlowMpi(std::chrono::microseconds by);
 
