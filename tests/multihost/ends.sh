@@ -109,7 +109,7 @@ stopped() {
   hurt STOP
   finish 1
   says 'rank [0-3] on host h[12] ended with exit code 1'
-  says "  end_badly: peer lost: rank $victim is lost: "
+  says "first fault: peer lost: rank $victim is lost: "
 }
 
 # These two have a step to go.

@@ -24,7 +24,7 @@ unplug() {
   clean
   on_host 2 ip link set veth0 up
 }
-link_down() { unplug '(rank [23] on host h2 was lost: |  end_badly: peer lost: rank [23] is lost: )' "$program" waits -1; }
+link_down() { unplug '(rank [23] on host h2 was lost: |first fault: peer lost: rank [23] is lost: )' "$program" waits -1; }
 link_down_without_sirtaki() {
   unplug 'rank [23] on host h2 was lost: ' "$(realpath "$bindir/../faults/only_mpi")"
 }
