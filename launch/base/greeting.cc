@@ -165,8 +165,9 @@ class Attempts {
   }
 
   Status TimedOut() {
-    for (const Attempt& attempt : attempts_)
+    for (const Attempt& attempt : attempts_) {
       failures_.push_back(attempt.name + ": " + attempt.last);
+    }
     return {StatusCode::kTimedOut, Joined(failures_, ", ")};
   }
 

@@ -103,8 +103,9 @@ TEST(LeftoversTest, OrphansOfANameAreEndedAndNoOthers) {
       const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
       while (std::chrono::steady_clock::now() < deadline) {
         EndOrphans(name);  // it may not have its name yet
-        if (waitpid(-1, state, WNOHANG) > 0)
+        if (waitpid(-1, state, WNOHANG) > 0) {
           return WIFSIGNALED(*state) && WTERMSIG(*state) == SIGTERM;
+        }
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
       return false;
