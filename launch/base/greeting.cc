@@ -8,6 +8,7 @@
 #include <cstring>
 #include <optional>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "launch/base/hmac.h"
@@ -21,6 +22,8 @@ using core::StatusCode;
 namespace {
 
 constexpr std::size_t kChallengeBytes = 32;
+// Of a connection that was closed before sirtakirun knew this rank.
+constexpr auto kBeginAgain = std::chrono::milliseconds(100);
 
 // Each side signs other words, so that none can be used to answer the other.
 std::string Proof(const std::string& key, std::string_view who, const std::string& of_rank,
@@ -44,10 +47,9 @@ class Attempts {
  public:
   Attempts(std::string_view addresses, const std::string& key) {
     for (const std::string_view text : Split(addresses, ',')) {
-      Attempt attempt{std::string(text), Descriptor(), Caller(key), MessageReader(kMaxGreeting)};
-      std::string why;
-      attempt.fd = BeginToConnect(text, &why);
-      if (attempt.fd.valid()) {
+      Attempt attempt(std::string(text), key);
+      const std::string why = attempt.Begin();
+      if (why.empty()) {
         attempts_.push_back(std::move(attempt));
       } else {
         failures_.push_back(attempt.name + ": " + why);
@@ -57,8 +59,13 @@ class Attempts {
 
   Status Wait(core::TimePoint deadline, Descriptor* out) {
     while (!attempts_.empty()) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - core::Clock::now());
-      if (left.count() <= 0) return TimedOut();
+      const core::TimePoint now = core::Clock::now();
+      if (now >= deadline) return TimedOut();
+      core::TimePoint next = deadline;
+      for (const Attempt& attempt : attempts_) {
+        if (!attempt.fd.valid()) next = std::min(next, std::max(now, attempt.begin_at));
+      }
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - now);
       std::vector<pollfd> fds;
       for (const Attempt& attempt : attempts_) {
         fds.push_back(
@@ -68,9 +75,10 @@ class Attempts {
       if (ready < 0 && errno != EINTR) {
         return {StatusCode::kBackend, std::string("poll: ") + std::strerror(errno)};
       }
-      for (std::size_t i = ready > 0 ? fds.size() : 0; i-- > 0;) {
-        if (fds[i].revents == 0) continue;
-        const std::string why = GoOn(&attempts_[i]);
+      for (std::size_t i = fds.size(); i-- > 0;) {
+        const bool is_due = fds[i].fd < 0 && core::Clock::now() >= attempts_[i].begin_at;
+        if (!is_due && (ready <= 0 || fds[i].revents == 0)) continue;
+        const std::string why = is_due ? attempts_[i].Begin() : GoOn(&attempts_[i]);
         if (attempts_[i].known) {
           *out = std::move(attempts_[i].fd);
           return Status::Ok();
@@ -85,11 +93,28 @@ class Attempts {
 
  private:
   struct Attempt {
+    Attempt(std::string address, const std::string& run_key)
+        : name(std::move(address)), key(run_key), caller(run_key) {}
+
+    // Connects, with a challenge of its own each time. Why it cannot be, else empty.
+    std::string Begin() {
+      std::string why;
+      caller = Caller(key);
+      reader = MessageReader(kMaxGreeting);
+      connected = proven = false;
+      fd = BeginToConnect(name, &why);
+      return why;
+    }
+
     std::string name;
-    Descriptor fd;
+    std::string key;
     Caller caller;
     MessageReader reader;
+    Descriptor fd;             // none: it begins
+    core::TimePoint begin_at;  // then
+    std::string last = "no answer";
     bool connected = false;
+    bool proven = false;  // by both, as far as this rank knows
     bool known = false;
   };
 
@@ -101,7 +126,7 @@ class Attempts {
       attempt->connected = true;
       const std::string opening = attempt->caller.Opening();
       if (opening.empty()) return "the system gives no random numbers";
-      return Say(*attempt, opening);
+      return Say(opening, attempt);
     }
     std::string bytes;
     const Transfer transfer = ReadSome(attempt->fd.get(), &bytes, kMaxGreeting);
@@ -109,26 +134,40 @@ class Attempts {
     std::optional<RankMessage> message;
     Status status = attempt->reader.Next(&message);
     std::string reply;
+    if (status.ok() && message && attempt->proven) {
+      attempt->known = std::holds_alternative<WelcomeMessage>(*message);
+      if (attempt->known) return "";
+      status = Status(StatusCode::kProtocol, "it does not say welcome");
+    }
     if (status.ok() && message) status = attempt->caller.Take(*message, &reply);
     if (!status.ok()) return "not this run's sirtakirun: " + status.message();
     if (message) {
-      std::string why = Say(*attempt, reply);
-      attempt->known = why.empty();
-      return why;
+      attempt->proven = true;
+      return Say(reply, attempt);
     }
-    if (!transfer.ended) return "";
-    return transfer.why.empty() ? "closed the connection" : transfer.why;
+    if (transfer.ended) BeginAgain(transfer, attempt);
+    return "";
+  }
+
+  static void BeginAgain(const Transfer& transfer, Attempt* attempt) {
+    attempt->last = transfer.why.empty() ? "closed the connection" : transfer.why;
+    attempt->fd.Close();
+    attempt->begin_at = core::Clock::now() + kBeginAgain;
   }
 
   // A connection that is new takes a few bytes at once.
-  static std::string Say(const Attempt& attempt, const std::string& frame) {
-    const Transfer transfer = WriteSome(attempt.fd.get(), frame);
+  static std::string Say(const std::string& frame, Attempt* attempt) {
+    const Transfer transfer = WriteSome(attempt->fd.get(), frame);
     if (transfer.bytes == frame.size()) return "";
-    return transfer.why.empty() ? "takes no bytes" : transfer.why;
+    if (!transfer.ended) return "takes no bytes";
+    BeginAgain(transfer, attempt);
+    return "";
   }
 
   Status TimedOut() {
-    for (const Attempt& attempt : attempts_) failures_.push_back(attempt.name + ": no answer");
+    for (const Attempt& attempt : attempts_) {
+      failures_.push_back(attempt.name + ": " + attempt.last);
+    }
     return {StatusCode::kTimedOut, Joined(failures_, ", ")};
   }
 
@@ -168,6 +207,7 @@ bool Doorkeeper::Take(const RankMessage& message, const std::string& key, std::s
   const auto* proof = std::get_if<ProofMessage>(&message);
   knows_ = proof != nullptr && !ours_.empty() && !key.empty() &&
            IsSame(proof->proof, ProofOfRank(key, theirs_, ours_));
+  if (knows_) *reply = Encode(WelcomeMessage{});
   return knows_;
 }
 

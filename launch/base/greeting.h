@@ -6,6 +6,10 @@
 //   challenge                        ->
 //                                    <- answer: its own challenge and its proof
 //   proof                            ->
+//                                    <- welcome
+//
+// A rank whose connection is closed before that begins again: of too many strangers at once
+// sirtakirun drops the oldest, and a rank that has not proven itself yet may be among them.
 //
 // What is said afterwards is neither encrypted nor signed: who can change packets between two hosts
 // can change that too.
@@ -53,8 +57,8 @@ class Doorkeeper {
   bool knows_ = false;
 };
 
-// Connects to all of "address:port,…" at once and takes the first that knows the key; not blocking
-// from then on. kTimedOut, kBackend: none does, with the reason of each.
+// Connects to all of "address:port,…" at once and takes the first that knows the key and says
+// welcome; not blocking from then on. kTimedOut, kBackend: none does, with the reason of each.
 core::Status ConnectToAny(std::string_view addresses, const std::string& key,
                           core::Duration timeout, Descriptor* out);
 

@@ -55,6 +55,7 @@ struct Writer {
     out->Text(answer.proof);
   }
   void operator()(const ProofMessage& proof) const { out->Text(proof.proof); }
+  void operator()(const WelcomeMessage& /*welcome*/) const {}
 };
 
 int ReadInt(ByteReader* reader, const char* field, int max) {
@@ -62,7 +63,7 @@ int ReadInt(ByteReader* reader, const char* field, int max) {
 }
 
 RankMessage Read(ByteReader* reader) {
-  switch (reader->ByteUpTo("kind of message", 10)) {
+  switch (reader->ByteUpTo("kind of message", 11)) {
     case 0: {
       HelloMessage hello;
       hello.rank = ReadInt(reader, "rank", kMaxRanks);
@@ -109,6 +110,8 @@ RankMessage Read(ByteReader* reader) {
     }
     case 10:
       return ProofMessage{reader->Text("proof", kMaxText)};
+    case 11:
+      return WelcomeMessage{};
     default:
       return StopMessage{};
   }

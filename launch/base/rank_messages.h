@@ -12,6 +12,7 @@
 //            | 8 challenge                             of a rank (see greeting.h)
 //            | 9 challenge proof                       answer of sirtakirun
 //            | 10 proof                                of the rank
+//            | 11                                      welcome: it knows the key
 #pragma once
 
 #include <cstddef>
@@ -94,9 +95,13 @@ struct ProofMessage {
   bool operator==(const ProofMessage&) const = default;
 };
 
-using RankMessage =
-    std::variant<HelloMessage, OutputMessage, EndMessage, GoMessage, StopMessage, WrittenMessage,
-                 InitMessage, FaultMessage, ChallengeMessage, AnswerMessage, ProofMessage>;
+struct WelcomeMessage {
+  bool operator==(const WelcomeMessage&) const = default;
+};
+
+using RankMessage = std::variant<HelloMessage, OutputMessage, EndMessage, GoMessage, StopMessage,
+                                 WrittenMessage, InitMessage, FaultMessage, ChallengeMessage,
+                                 AnswerMessage, ProofMessage, WelcomeMessage>;
 
 inline constexpr std::size_t kMaxOutputBytes = std::size_t{16} * 1024;  // of one message
 // A rank sends no more output than this before it hears that it was written. It is less than the

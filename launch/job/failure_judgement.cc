@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstddef>
 #include <cstring>
+#include <iterator>
 #include <regex>
+#include <string_view>
+#include <utility>
 
 #include "core/base/text.h"
 
@@ -12,6 +16,8 @@ namespace {
 
 // What PMIx ends a process with whose server is gone.
 constexpr int kOrphanOfPmix = 195;
+// What Python ends with after an exception that nobody has caught.
+constexpr int kUncaughtOfPython = 1;
 
 std::string WhoIs(int rank, const std::string& host) {
   return "rank " + std::to_string(rank) + " on host " + core::Escaped(host);
@@ -44,6 +50,51 @@ bool IsAboutAnother(int rank, const std::deque<std::string>& last_lines) {
   });
 }
 
+// What libstdc++ says before it aborts a program for an exception that nobody has caught: its type,
+// and its text, of which it removes the first line. Empty if there is no such thing.
+std::string TakeThrown(std::deque<std::string>* lines) {
+  constexpr std::string_view kBegin = "terminate called after throwing an instance of '";
+  constexpr std::string_view kText = "  what():  ";
+  const auto line = std::find_if(lines->rbegin(), lines->rend(), [&](const std::string& text) {
+    return text.find(kBegin) != std::string::npos;
+  });
+  if (line == lines->rend()) return {};
+  std::string thrown = line->substr(line->find(kBegin) + kBegin.size());
+  if (thrown.ends_with('\'')) thrown.pop_back();
+  auto next = lines->erase(std::prev(line.base()));
+  if (next != lines->end() && next->starts_with(kText)) {
+    thrown += ": " + next->substr(kText.size());
+    lines->erase(next);
+  }
+  return thrown;
+}
+
+// The line that ends the last traceback of Python's, which it removes: the type and the first line
+// of the text of the exception that nobody has caught. Empty if there is none.
+std::string TakeRaised(std::deque<std::string>* lines) {
+  static const std::regex kRaised(R"([A-Za-z_][\w.]*(: .*)?)");
+  const auto is_frame = [](const std::string& text) { return text.starts_with("  "); };
+  for (std::size_t i = lines->size(); i-- > 1;) {
+    if (is_frame((*lines)[i]) || !is_frame((*lines)[i - 1])) continue;
+    if (!std::regex_match((*lines)[i], kRaised)) continue;
+    std::size_t begin = i;
+    bool has_file = false;
+    while (begin > 0 && is_frame((*lines)[begin - 1])) {
+      --begin;
+      has_file = has_file || (*lines)[begin].starts_with("  File \"");
+    }
+    if (!has_file) continue;
+    // The head of a long one is not among the last lines.
+    if (begin > 0 && !(*lines)[begin - 1].ends_with("Traceback (most recent call last):")) continue;
+    // Of a thread, or of an object's end: the program goes on.
+    if (begin > 1 && (*lines)[begin - 2].starts_with("Exception ")) continue;
+    std::string raised = std::move((*lines)[i]);
+    lines->erase(lines->begin() + static_cast<std::ptrdiff_t>(i));
+    return raised;
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string SignalName(int signal) {
@@ -60,7 +111,14 @@ std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMess
       if (end.value == 0) return std::nullopt;
       failure.code = end.value;
       failure.follows = IsAboutAnother(rank, last_lines);
-      failure.text = WhoIs(rank, host) + " ended with exit code " + std::to_string(end.value);
+      failure.text = WhoIs(rank, host);
+      if (end.value == kUncaughtOfPython) {
+        if (const std::string raised = TakeRaised(&failure.last_lines); !raised.empty()) {
+          failure.text += " raised " + raised;
+          return failure;
+        }
+      }
+      failure.text += " ended with exit code " + std::to_string(end.value);
       if (end.value == kOrphanOfPmix) {
         failure.text +=
             ": its MPI gave up, as it does when its launcher's process on the host dies";
@@ -70,7 +128,14 @@ std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMess
       failure.code = 128 + end.value;
       // SIGPIPE: whom it was connected with is gone.
       failure.follows = end.told || end.value == SIGPIPE || IsAboutAnother(rank, last_lines);
-      failure.text = WhoIs(rank, host) + " died of " + SignalName(end.value) + Hint(end.value);
+      failure.text = WhoIs(rank, host);
+      if (end.value == SIGABRT) {
+        if (const std::string thrown = TakeThrown(&failure.last_lines); !thrown.empty()) {
+          failure.text += " threw " + thrown;
+          return failure;
+        }
+      }
+      failure.text += " died of " + SignalName(end.value) + Hint(end.value);
       return failure;
     case EndKind::kNotStarted:
       failure.code = 127;

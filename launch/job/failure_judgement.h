@@ -22,7 +22,8 @@ struct Failure {
   bool operator==(const Failure&) const = default;
 };
 
-// None if the rank ended well.
+// None if the rank ended well. What the rank threw or raised, and nobody caught, is in the text and
+// not in the last lines again.
 std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMessage& end,
                                 const std::deque<std::string>& last_lines);
 // The rank's connection ended without a word.

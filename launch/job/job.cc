@@ -46,8 +46,8 @@ namespace {
 
 // Of a connection: a rank says at once who it is.
 constexpr auto kHelloAfter = std::chrono::seconds(10);
-// Connections that have not said which rank they are, besides those that ranks make at the start: to
-// all addresses at once.
+// Connections that have not proven that they are ranks', besides those that ranks make at the start:
+// to all addresses at once.
 constexpr std::size_t kMostGreeters = 64;
 constexpr std::size_t kAddressesOfRank = 4;
 constexpr std::size_t kOtherFiles = 32;  // that this process has open
@@ -266,7 +266,7 @@ class Job {
   }
 
   static bool IsGreeter(const std::unique_ptr<Connection>& connection) {
-    return connection->rank < 0 && connection->fd.valid();
+    return !connection->keeper.knows() && connection->fd.valid();
   }
 
   std::size_t Greeters() const {

@@ -108,8 +108,9 @@ void AdoptOrphans() { prctl(PR_SET_CHILD_SUBREAPER, 1UL, 0UL, 0UL, 0UL); }
 void EndOrphans(std::string_view name) {
   const std::string self = std::to_string(getpid());
   const std::string told = std::string(name) + '\n';
-  const auto children = core::ReadFile("/proc/" + self + "/task/" + self + "/children");
-  for (const std::string_view word : Words(children.value_or(""))) {
+  const std::string children =
+      core::ReadFile("/proc/" + self + "/task/" + self + "/children").value_or("");
+  for (const std::string_view word : Words(children)) {
     const auto pid = NumberFrom<pid_t>(word, 1, std::numeric_limits<pid_t>::max());
     if (pid && core::ReadFile("/proc/" + std::string(word) + "/comm") == told) kill(*pid, SIGTERM);
   }

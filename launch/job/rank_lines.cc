@@ -11,6 +11,47 @@ constexpr std::size_t kLongestPiece = 64 * 1024;
 constexpr std::size_t kKeptLines = 20;
 constexpr std::size_t kKeptBytes = 500;
 
+bool TakePrefix(std::string_view prefix, std::string_view* text) {
+  if (!text->starts_with(prefix)) return false;
+  text->remove_prefix(prefix.size());
+  return true;
+}
+
+bool TakeNumber(std::string_view* text) {
+  const std::size_t length = std::min(text->find_first_not_of("0123456789"), text->size());
+  text->remove_prefix(length);
+  return length > 0;
+}
+
+// "[a:4711] [ 3] ./train(+0x33795)[0x5605f43c4795]" and what stands around it: Open MPI prints it
+// at a signal. Not its words about a failed call, which say why a rank has ended.
+bool IsBacktraceOfOpenMpi(std::string_view line) {
+  const std::size_t colon = line.find(':');
+  if (!line.starts_with('[') || colon == std::string_view::npos) return false;
+  line.remove_prefix(colon + 1);
+  if (!TakeNumber(&line) || !TakePrefix("] ", &line)) return false;
+  for (const std::string_view begin :
+       {"*** Process received signal ***", "*** End of error message ***",
+        "Signal: ", "Signal code: ", "Associated errno: ", "Failing at address: "}) {
+    if (line.starts_with(begin)) return true;
+  }
+  if (!TakePrefix("[", &line)) return false;
+  TakePrefix(" ", &line);
+  return TakeNumber(&line) && line.starts_with("] ");
+}
+
+// LibTorch's, in the text of an exception.
+bool IsBacktraceOfTorch(std::string_view line) {
+  if (line.starts_with("Exception raised from ")) {
+    return line.ends_with(" (most recent call first):");
+  }
+  return TakePrefix("frame #", &line) && TakeNumber(&line) && line.starts_with(": ");
+}
+
+bool IsOfBacktrace(std::string_view line) {
+  return IsBacktraceOfOpenMpi(line) || IsBacktraceOfTorch(line);
+}
+
 }  // namespace
 
 std::string LinePrefixer::Append(std::string_view bytes, std::string_view prefix) {
@@ -43,18 +84,26 @@ std::string LinePrefixer::Finish(std::string_view prefix) {
 void LastLines::Append(std::string_view bytes) {
   for (std::size_t begin = 0; begin < bytes.size();) {
     const std::size_t end = std::min(bytes.find('\n', begin), bytes.size());
-    if (!open_) lines_.emplace_back();
+    if (!open_) BeginLine();
     std::string& line = lines_.back();
     line.append(bytes.substr(begin, std::min(end - begin, kKeptBytes - line.size())));
     open_ = end == bytes.size();
     begin = end + 1;
-    if (lines_.size() > kKeptLines) lines_.pop_front();
   }
+}
+
+void LastLines::BeginLine() {
+  if (!lines_.empty() && IsOfBacktrace(lines_.back())) lines_.pop_back();
+  lines_.emplace_back();
+  if (lines_.size() > kKeptLines) lines_.pop_front();
 }
 
 std::deque<std::string> LastLines::Lines() const {
   std::deque<std::string> lines;
-  for (const std::string& line : lines_) lines.push_back(core::Escaped(line));
+  for (const std::string& line : lines_) {
+    if (!IsOfBacktrace(line)) lines.push_back(core::Escaped(line));
+  }
+  while (!lines.empty() && lines.back().empty()) lines.pop_back();
   return lines;
 }
 

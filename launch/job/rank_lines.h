@@ -25,10 +25,15 @@ class LinePrefixer {
 class LastLines {
  public:
   void Append(std::string_view bytes);
-  // At most 20 lines, of each at most 500 bytes, without control characters.
+  // At most 20 lines, of each at most 500 bytes, without control characters; the last of them is not
+  // empty. Lines of the backtraces
+  // that Open MPI prints at a signal and LibTorch in an exception are not among them: they would
+  // push out what says why.
   std::deque<std::string> Lines() const;
 
  private:
+  void BeginLine();
+
   std::deque<std::string> lines_;  // the last one may still grow
   bool open_ = false;              // whether it may
 };

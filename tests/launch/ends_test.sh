@@ -36,6 +36,26 @@ rank_crashes() {
   gone "sleep 403"
 }
 
+throws() {
+  echo "--- what a program threw and nobody caught is said once, and no backtrace is"
+  run 134 -np 2 "$programs/end_badly" throws 1 --sirtaki-flight-records=off
+  says "$errors" "[1]   what():  this sample cannot be read"
+  ends "$errors" "sirtakirun: rank 1 on host $host threw std::runtime_error: this sample cannot be read"
+  [ "$(grep -c '^sirtakirun: ' "$errors")" = 1 ] || fail "there is more to the verdict"
+}
+raises() {
+  run 1 -np 2 python3 -c '
+import os, time
+def read(left):
+    if left == 0:
+        raise ValueError("this sample\ncannot be read")
+    read(left - 1) if left % 2 else (read(left - 1))
+time.sleep(60) if os.environ["RANK"] == "0" else read(30)'
+  says "$errors" "sirtakirun: rank 1 on host $host raised ValueError: this sample"
+  [ "$(grep -c '^sirtakirun: .*ValueError: this sample' "$errors")" = 1 ] || fail "it says so more than once"
+  ends "$errors" "sirtakirun:   cannot be read"
+}
+
 ends_with_it() {
   echo "--- what a rank has started and left ends with it, if it ends badly"
   run 139 -np 2 bash -c 'if [ "$RANK" = 0 ]; then (trap "" TERM; exec sleep 409 >/dev/null 2>&1) & kill -SEGV $$; fi; exec sleep 409'
@@ -146,5 +166,5 @@ page_with_verbose() {
   is_page || fail "mpirun's page is not there"
 }
 
-together fault_comes_first page_with_verbose mpirun_is_killed rank_fails rank_is_killed rank_crashes ends_with_it unwilling stopped_itself
+together fault_comes_first page_with_verbose mpirun_is_killed rank_fails rank_is_killed rank_crashes throws raises ends_with_it unwilling stopped_itself
 together again again_in_vain again_without_what_is_around cause over_mpi

@@ -116,8 +116,7 @@ stopped() {
 throws() {
   begin "$program" throws "$victim"
   finish 134
-  says "rank $victim on host $host died of SIGABRT"
-  says '    what\(\):  this sample cannot be read'
+  says "rank $victim on host $host threw std::runtime_error: this sample cannot be read"
 }
 
 exits() {

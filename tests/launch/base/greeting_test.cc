@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace sirtaki::launch {
@@ -34,7 +35,8 @@ class Listener {
   // What is said for a message, until it is empty; none: nothing is ever said.
   using Answer = std::function<std::string(const RankMessage&)>;
 
-  explicit Listener(Answer answer) : answer_(std::move(answer)) {
+  // The first `drops` connections are closed when they prove something.
+  explicit Listener(Answer answer, int drops = 0) : answer_(std::move(answer)), drops_(drops) {
     EXPECT_TRUE(Listen(/*local=*/true, &listener_, &port_).ok());
     thread_ = std::thread([this] { Run(); });
   }
@@ -43,6 +45,7 @@ class Listener {
     thread_.join();
   }
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+  int drops() const { return drops_; }
   // All that came.
   const std::string& heard() {
     ends_ = true;
@@ -64,13 +67,18 @@ class Listener {
       for (std::size_t i = 0; i < held.size(); ++i) Serve(held[i], &readers_[i]);
     }
   }
-  void Serve(const Descriptor& fd, MessageReader* reader) {
+  void Serve(Descriptor& fd, MessageReader* reader) {
+    if (!fd.valid()) return;
     std::string bytes;
     ReadSome(fd.get(), &bytes);
     heard_ += bytes;
     reader->Append(bytes);
     std::optional<RankMessage> message;
     while (reader->Next(&message).ok() && message) {
+      if (drops_ > 0 && std::holds_alternative<ProofMessage>(*message)) {
+        --drops_;
+        return fd.Close();
+      }
       if (answer_) WriteSome(fd.get(), answer_(*message));
     }
   }
@@ -78,6 +86,7 @@ class Listener {
   const Answer answer_;
   Descriptor listener_;
   int port_ = 0;
+  std::atomic<int> drops_;
   std::atomic<bool> ends_{false};
   std::vector<MessageReader> readers_;
   std::string heard_;
@@ -88,6 +97,7 @@ class Listener {
 Listener::Answer WithKey(const std::string& key) {
   return [key, keeper = std::make_shared<Doorkeeper>()](const RankMessage& message) {
     std::string reply;
+    if (std::holds_alternative<ChallengeMessage>(message)) *keeper = Doorkeeper();
     keeper->Take(message, key, &reply);
     return reply;
   };
@@ -103,7 +113,7 @@ TEST(GreetingTest, BothEndsThatKnowTheKeyGetToKnowEachOther) {
   ASSERT_TRUE(rank.Take(MessageIn(reply), &proof).ok());
   EXPECT_TRUE(door.Take(MessageIn(proof), kKey, &reply));
   EXPECT_TRUE(door.knows());
-  EXPECT_EQ(reply, "");
+  EXPECT_EQ(MessageIn(reply), RankMessage(WelcomeMessage{}));
 }
 
 TEST(GreetingTest, TheKeyNeverCrossesTheConnection) {
@@ -198,6 +208,14 @@ TEST(GreetingTest, ANextAddressIsTakenWhereOneDoesNotKnowTheKey) {
   EXPECT_EQ(stranger.heard().find(kKey), std::string::npos);
   // It was sent a challenge and nothing more.
   EXPECT_LE(stranger.heard().size(), Caller(kKey).Opening().size());
+}
+
+TEST(GreetingTest, ARankThatWasDroppedBeforeItWasKnownBeginsAgain) {
+  Listener busy(WithKey(kKey), /*drops=*/3);
+  Descriptor there;
+  const core::Status status = ConnectToAny(busy.address(), kKey, seconds(60), &there);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(busy.drops(), 0);
 }
 
 TEST(GreetingTest, SaysWhyNoneIsTaken) {

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <deque>
+#include <string>
+#include <vector>
 
 namespace sirtaki::launch {
 namespace {
@@ -28,6 +31,76 @@ TEST(FailureJudgementTest, NamesRankHostAndCause) {
   const Failure lost = JudgeLoss(7, "c", "Connection timed out", {});
   EXPECT_EQ(lost.code, 1);
   EXPECT_EQ(FailureText(lost), "sirtakirun: rank 7 on host c was lost: Connection timed out\n");
+}
+
+TEST(FailureJudgementTest, SaysOnceWhatTheProgramThrew) {
+  const EndMessage aborted{EndKind::kSignalled, SIGABRT, ""};
+  const auto text = [&](const std::deque<std::string>& lines) {
+    return FailureText(*JudgeEnd(1, "b", aborted, lines));
+  };
+  const std::string begin = "terminate called after throwing an instance of 'std::runtime_error'";
+  EXPECT_EQ(text({begin, "  what():  no such sample"}),
+            "sirtakirun: rank 1 on host b threw std::runtime_error: no such sample\n");
+  EXPECT_EQ(JudgeEnd(1, "b", aborted, {begin})->code, 134);
+  // A progress bar stands before it, and the text has a second line.
+  EXPECT_EQ(text({"epoch 3", "50%" + begin, "  what():  no such sample", "see the manual"}),
+            "sirtakirun: rank 1 on host b threw std::runtime_error: no such sample\n"
+            "sirtakirun: its last lines on standard error:\n"
+            "sirtakirun:   epoch 3\n"
+            "sirtakirun:   see the manual\n");
+  EXPECT_EQ(text({"terminate called after throwing an instance of 'int'"}),
+            "sirtakirun: rank 1 on host b threw int\n");
+  EXPECT_EQ(text({"u: u.cc:3: main: Assertion `false' failed."}),
+            "sirtakirun: rank 1 on host b died of SIGABRT\n"
+            "sirtakirun: its last lines on standard error:\n"
+            "sirtakirun:   u: u.cc:3: main: Assertion `false' failed.\n");
+  // That was a process which the rank had started.
+  EXPECT_EQ(JudgeEnd(1, "b", {EndKind::kSignalled, SIGSEGV, ""}, {begin})->text,
+            "rank 1 on host b died of SIGSEGV");
+}
+
+TEST(FailureJudgementTest, SaysOnceWhatAPythonProgramRaised) {
+  const auto text = [](const std::deque<std::string>& lines) {
+    return FailureText(*JudgeEnd(1, "b", {EndKind::kExited, 1, ""}, lines));
+  };
+  const std::string head = "Traceback (most recent call last):";
+  const std::string file = "  File \"train.py\", line 6, in <module>";
+  const std::string frame = "    read(12)";
+  const std::string frames =
+      "sirtakirun: its last lines on standard error:\nsirtakirun:   " + head +
+      "\nsirtakirun:   " + file + "\nsirtakirun:   " + frame + "\n";
+  EXPECT_EQ(text({head, file, frame, "ValueError: no such sample"}),
+            "sirtakirun: rank 1 on host b raised ValueError: no such sample\n" + frames);
+  EXPECT_EQ(text({head, file, frame, "data.Missing", "[warning] a record was written"}),
+            "sirtakirun: rank 1 on host b raised data.Missing\n" + frames +
+                "sirtakirun:   [warning] a record was written\n");
+  // The last one is what nobody caught; of a long one the head is not among the last lines.
+  EXPECT_EQ(JudgeEnd(1, "b", {EndKind::kExited, 1, ""},
+                     {frame, file, frame, "KeyError: 'a'", "",
+                      "During handling of the above exception, another exception occurred:", "",
+                      head, file, frame, "ValueError: no such sample"})
+                ->text,
+            "rank 1 on host b raised ValueError: no such sample");
+  EXPECT_EQ(
+      JudgeEnd(1, "b", {EndKind::kExited, 1, ""}, {frame, file, frame, "KeyError: 'a'"})->text,
+      "rank 1 on host b raised KeyError: 'a'");
+  // These did not end the program.
+  for (const auto& lines : std::vector<std::deque<std::string>>{
+           {"Exception in thread Thread-1 (load):", head, file, frame, "ValueError: x"},
+           {"Exception ignored in: <function f>", head, file, frame, "ValueError: x"},
+           {"  indented", "ValueError: x"},
+           {"usage:", file, "train: no such file"},
+           {"ValueError: x"}}) {
+    EXPECT_EQ(JudgeEnd(1, "b", {EndKind::kExited, 1, ""}, lines)->text,
+              "rank 1 on host b ended with exit code 1");
+  }
+  EXPECT_EQ(JudgeEnd(1, "b", {EndKind::kExited, 3, ""}, {head, file, frame, "ValueError: x"})->text,
+            "rank 1 on host b ended with exit code 3");
+  // Whose fault it was is judged by the whole.
+  EXPECT_TRUE(JudgeEnd(1, "b", {EndKind::kExited, 1, ""},
+                       {head, file, frame,
+                        "sirtaki.torch.PeerLostError: peer lost: rank 0 is lost (from rank 1)"})
+                  ->follows);
 }
 
 TEST(FailureJudgementTest, SaysWhatASignalOftenMeans) {

@@ -4,9 +4,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace sirtaki::launch {
@@ -82,6 +86,39 @@ TEST(LeftoversTest, OthersOfTheGroupAreKilledButNotTheOneThatAsks) {
   int state = 0;
   ASSERT_EQ(waitpid(leader, &state, 0), leader);
   EXPECT_TRUE(WIFEXITED(state) && WEXITSTATUS(state) == 0);
+}
+
+// In a process of its own, which adopts.
+TEST(LeftoversTest, OrphansOfANameAreEndedAndNoOthers) {
+  const pid_t adopter = fork();
+  if (adopter == 0) {
+    setsid();
+    AdoptOrphans();
+    const auto end = [](int code) {
+      KillOthersOfGroup();
+      _exit(code);
+    };
+    if (std::system("exec >/dev/null 2>&1; sleep 120 & tail -f /dev/null &") != 0) end(1);
+    const auto ends_one = [](const char* name, int* state) {
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+      while (std::chrono::steady_clock::now() < deadline) {
+        EndOrphans(name);  // it may not have its name yet
+        if (waitpid(-1, state, WNOHANG) > 0) {
+          return WIFSIGNALED(*state) && WTERMSIG(*state) == SIGTERM;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      return false;
+    };
+    int state = 0;
+    if (!ends_one("sleep", &state)) end(2);
+    if (waitpid(-1, &state, WNOHANG) != 0) end(3);  // the other one is there
+    end(ends_one("tail", &state) ? 0 : 4);
+  }
+  int state = 0;
+  ASSERT_EQ(waitpid(adopter, &state, 0), adopter);
+  ASSERT_TRUE(WIFEXITED(state));
+  EXPECT_EQ(WEXITSTATUS(state), 0);
 }
 
 }  // namespace

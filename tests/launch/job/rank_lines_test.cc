@@ -56,6 +56,35 @@ TEST(RankLinesTest, LinesMayComeInPieces) {
   EXPECT_EQ(Joined(last), "ab|c||d|");
 }
 
+TEST(RankLinesTest, BacktracesPushNothingOut) {
+  LastLines last;
+  last.Append(
+      "terminate called after throwing an instance of 'c10::Error'\n"
+      "  what():  no such sample\n"
+      "Exception raised from Read at data.cc:12 (most recent call first):\n");
+  for (int i = 0; i < 30; ++i) {
+    last.Append("frame #" + std::to_string(i) + ": main + 0x12 (0x55 in ./train)\n");
+  }
+  last.Append(
+      "\n[a-1:4711] *** Process received signal ***\n[a-1:4711] Signal: Aborted (6)\n"
+      "[a-1:4711] Signal code:  (-6)\n[a-1:4711] Failing at address: (nil)\n");
+  for (int i = 0; i < 30; ++i) {
+    last.Append("[a-1:4711] [" + std::string(i < 10 ? " " : "") + std::to_string(i) +
+                "] ./train(+0x12)[0x55]\n");
+  }
+  last.Append("[a-1:4711] *** End of error message ***");
+  EXPECT_EQ(Joined(last),
+            "terminate called after throwing an instance of 'c10::Error'|  what():  no such "
+            "sample|");
+}
+
+TEST(RankLinesTest, WordsOfOpenMpiAboutAFailedCallStay) {
+  LastLines last;
+  last.Append("[a:4711] *** An error occurred in MPI_Send\n[1] [ 2] x\n[a:4711] [rank 1] x\n");
+  EXPECT_EQ(Joined(last),
+            "[a:4711] *** An error occurred in MPI_Send|[1] [ 2] x|[a:4711] [rank 1] x|");
+}
+
 TEST(RankLinesTest, LongAndHostileLinesAreTamed) {
   LastLines last;
   last.Append(std::string(400, 'x'));

@@ -7,6 +7,7 @@ a variable of the ranks' environment, says who may talk on the socket.
 
 from __future__ import annotations
 
+import errno
 import io
 import multiprocessing.connection
 import os
@@ -29,6 +30,9 @@ KEY_VARIABLE = "SIRTAKIRUN_KEY"  # not SIRTAKI_…: those are options of the lib
 LAST_LINES = 20  # of the ranks' output, in an error
 END_SECONDS = 60.0  # for sirtakirun to end the ranks
 GRACE_SECONDS = 5.0  # for a result that is on its way when sirtakirun has ended
+GREETERS = 64  # connections that have not proven that they know the key, besides one of each rank
+GREETING_SECONDS = 10.0  # for a connection to prove it
+ACCEPT_AGAIN_SECONDS = 1.0  # after there was no room for a connection
 
 
 class RankError(RuntimeError):
@@ -193,6 +197,64 @@ def _addresses(local: bool) -> List[str]:
     return list(dict.fromkeys(found + ["127.0.0.1"]))
 
 
+class _Greeters:
+    """The connections that have not proven that they know the key. They are few, and each is dropped after a while, so
+    that strangers cannot keep ranks out. Each is served by a thread, which ends soon after its connection was dropped."""
+
+    def __init__(self, most: int):
+        self._most = most
+        self._lock = threading.Lock()
+        self._of: Dict[socket.socket, Tuple[float, threading.Thread]] = {}  # until when, and by whom; the oldest first
+
+    def add(self, connection: socket.socket, thread: threading.Thread) -> None:
+        with self._lock:
+            self._of[connection] = (time.monotonic() + GREETING_SECONDS, thread)
+            too_many = len(self._of) > self._most
+        if too_many:
+            self.drop_oldest()
+
+    def remove(self, connection: socket.socket) -> bool:
+        """False if it was dropped before."""
+        with self._lock:
+            return self._of.pop(connection, None) is not None
+
+    def patience(self) -> Optional[float]:
+        """The seconds until the next one is to be dropped; None if there is none."""
+        with self._lock:
+            for until, _ in self._of.values():
+                return max(0.001, until - time.monotonic())
+        return None
+
+    def drop_late(self) -> None:
+        now = time.monotonic()
+        while self._drop_first(lambda until: until <= now):
+            pass
+
+    def drop_all(self) -> None:
+        while self._drop_first(lambda _: True):
+            pass
+
+    def drop_oldest(self) -> bool:
+        """And waits until its file is closed. False if there is none."""
+        thread = self._drop_first(lambda _: True)
+        if thread is not None:
+            thread.join(ACCEPT_AGAIN_SECONDS)
+        return thread is not None
+
+    def _drop_first(self, is_due: Callable[[float], bool]) -> Optional[threading.Thread]:
+        with self._lock:
+            for connection, (until, thread) in self._of.items():
+                if not is_due(until):
+                    return None
+                del self._of[connection]
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
+                except OSError:
+                    pass  # the other end was quicker
+                return thread
+        return None
+
+
 class _Call:
     """One call of run(): the listener, the launcher, and what has come back."""
 
@@ -203,7 +265,9 @@ class _Call:
         self._lock = threading.Lock()
         self._results: Dict[int, Any] = {}
         self._errors: List[Tuple[int, Optional[bytes], str]] = []  # rank, the pickled exception, text; as they came
-        self._serving: List[threading.Thread] = []
+        self._over = threading.Event()
+        self._greeters = _Greeters(GREETERS + ranks)
+        self._serving: List[threading.Thread] = []  # ranks
         self._arrived: Set[threading.Thread] = set()  # those threads that have a result, and are about to take it
         self._lines: List[str] = []
 
@@ -234,38 +298,67 @@ class _Call:
                     process.kill()
                 raise
             finally:
+                self._over.set()
                 server.shutdown(socket.SHUT_RDWR)  # wakes the thread
                 accepting.join(GRACE_SECONDS)
+                self._greeters.drop_all()
         self._await_results()
         return self._verdict(code)
 
     # ---- what comes back ----
 
     def _accept(self, server, key: bytes) -> None:
-        while True:
+        while not self._over.is_set():
+            self._greeters.drop_late()
             try:
+                server.settimeout(self._greeters.patience())
                 accepted, _ = server.accept()
-            except OSError:
-                return  # over
+            except socket.timeout:
+                continue
+            except OSError as error:
+                self._make_room(gone=error.errno == errno.ECONNABORTED)
+                continue
             thread = threading.Thread(target=self._serve, args=(accepted, key), name="sirtaki.run rank", daemon=True)
-            with self._lock:
-                self._serving.append(thread)
-            thread.start()
-
-    def _serve(self, accepted, key: bytes) -> None:
-        with multiprocessing.connection.Connection(accepted.detach()) as connection:
+            self._greeters.add(accepted, thread)
             try:
-                multiprocessing.connection.deliver_challenge(connection, key)
-                multiprocessing.connection.answer_challenge(connection, key)
-                connection.send(self._greeting)
-                connection.send_bytes(self._payload)
-                rank, good, value, text = connection.recv()
-                self._arrived.add(threading.current_thread())
-                self._take(rank, good, value, text)  # before it closes: then the rank ends
-            except multiprocessing.AuthenticationError:
-                return  # not one of ours
-            except (OSError, EOFError):
-                return  # the rank has ended; sirtakirun says how
+                thread.start()
+            except RuntimeError:  # the system has no thread to give
+                self._greeters.remove(accepted)
+                accepted.close()
+                self._make_room()
+
+    def _make_room(self, gone: bool = False) -> None:
+        """After a connection that could not be taken, which waits unless it is gone: it would be ready all the time."""
+        if not gone and not self._over.is_set() and not self._greeters.drop_oldest():
+            self._over.wait(ACCEPT_AGAIN_SECONDS)
+
+    def _serve(self, accepted: socket.socket, key: bytes) -> None:
+        connection = None
+        try:
+            connection = multiprocessing.connection.Connection(os.dup(accepted.fileno()))
+            multiprocessing.connection.deliver_challenge(connection, key)
+            multiprocessing.connection.answer_challenge(connection, key)
+            is_known = True
+        except Exception:  # whatever a stranger has said
+            is_known = False
+        in_time = self._greeters.remove(accepted)
+        accepted.close()  # there is another file of it
+        if is_known and in_time:
+            self._serve_rank(connection)
+        if connection is not None:
+            connection.close()
+
+    def _serve_rank(self, connection: multiprocessing.connection.Connection) -> None:
+        with self._lock:
+            self._serving.append(threading.current_thread())
+        try:
+            connection.send(self._greeting)
+            connection.send_bytes(self._payload)
+            rank, good, value, text = connection.recv()
+            self._arrived.add(threading.current_thread())
+            self._take(rank, good, value, text)  # before it closes: then the rank ends
+        except (OSError, EOFError):
+            return  # the rank has ended; sirtakirun says how
 
     def _take(self, rank: int, good: bool, value: Any, text: str) -> None:
         failure: Optional[Tuple[int, Optional[bytes], str]] = None

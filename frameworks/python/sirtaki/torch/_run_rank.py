@@ -11,25 +11,68 @@ import multiprocessing.connection  # noqa: E402
 import os  # noqa: E402
 import pickle  # noqa: E402
 import runpy  # noqa: E402
+import socket  # noqa: E402
+import threading  # noqa: E402
 import time  # noqa: E402
 import traceback  # noqa: E402
 
 KEY_VARIABLE = "SIRTAKIRUN_KEY"
 CONNECT_SECONDS = 30.0
+FIRST_PATIENCE = 3.0  # with an address
 NOTED_SECONDS = 10.0
 
 
+def greet(address, port, key, seconds):
+    """A connection to the caller, and what it says first; in so many seconds. Each has proven that it knows the key."""
+    late = threading.Event()
+
+    def drop():
+        late.set()
+        try:
+            raw.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other end was quicker
+
+    with socket.socket() as raw:
+        raw.settimeout(seconds)
+        raw.connect((address, port))
+        raw.settimeout(None)
+        timer = threading.Timer(seconds, drop)
+        timer.daemon = True
+        connection = multiprocessing.connection.Connection(os.dup(raw.fileno()))
+        timer.start()
+        try:
+            multiprocessing.connection.answer_challenge(connection, key)
+            multiprocessing.connection.deliver_challenge(connection, key)
+            greeting = connection.recv()
+        except Exception as error:
+            connection.close()
+            if late.is_set():
+                raise TimeoutError("no answer") from error
+            raise ConnectionError(f"not the program that called run(): {error or 'it closes the connection'}") from error
+        finally:
+            timer.cancel()
+            timer.join()
+    if late.is_set():
+        connection.close()
+        raise TimeoutError("no answer")
+    return connection, greeting
+
+
 def connect(addresses, port, key):
+    """To the first address where the caller answers. More patiently each time: a machine may be busy."""
     deadline = time.monotonic() + CONNECT_SECONDS
+    patience = FIRST_PATIENCE
     while True:
         why = []
         for address in addresses:
             try:
-                return multiprocessing.connection.Client((address, port), "AF_INET", authkey=key)
+                return greet(address, port, key, patience)
             except OSError as error:
                 why.append(f"{address}:{port}: {error}")
         if time.monotonic() > deadline:
             sys.exit("the program that called run() cannot be reached: " + "; ".join(why))
+        patience *= 2
         time.sleep(0.2)
 
 
@@ -66,8 +109,7 @@ def pickled_error(error):
 
 
 def main():
-    connection = connect(sys.argv[1].split(","), int(sys.argv[2]), bytes.fromhex(os.environ.pop(KEY_VARIABLE)))
-    greeting = connection.recv()
+    connection, greeting = connect(sys.argv[1].split(","), int(sys.argv[2]), bytes.fromhex(os.environ.pop(KEY_VARIABLE)))
     sys.argv = [greeting["main"] or ""]
     sys.path[:] = greeting["path"] + [folder for folder in sys.path if folder not in greeting["path"]]
     rank = own_rank()
