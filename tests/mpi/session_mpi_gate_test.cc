@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "mpi/gate.h"
 #include "session/session.h"
 #include "tests/support/mpi_interpose.h"
 #include "tests/support/mpi_main.h"
@@ -32,7 +33,7 @@ void ExpectSum(Session& session, std::size_t count) {
 // while messages are.
 void ExpectOneThreadInMpi(const StartOptions& options) {
   tests::SlowMpi(std::chrono::microseconds(20));
-  tests::WatchGate(true);
+  tests::WatchGate(&mpi::Gate());
   std::shared_ptr<Session> session;
   const Status started = Session::CreateMpi(options, &session);
   ASSERT_TRUE(started.ok()) << started.ToString();
@@ -77,7 +78,7 @@ void ExpectOneThreadInMpi(const StartOptions& options) {
   EXPECT_TRUE(ended.ok()) << ended.ToString();
   session.reset();
   tests::SlowMpi(std::chrono::microseconds(0));
-  tests::WatchGate(false);
+  tests::WatchGate(nullptr);
   EXPECT_EQ(tests::MpiCallsOutsideGate(), 0);
   EXPECT_EQ(tests::MpiCallsBesideOthers(), 0);
   MPI_Comm made = MPI_Comm_f2c(handle);

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "core/base/thread_annotations.h"
+
 namespace sirtaki::tests {
 
 enum class MpiCall : std::uint8_t {
@@ -43,9 +45,9 @@ void MendMpi();
 // counted is MPI_Finalize, which calls the program back.
 std::int64_t MpiCallsBesideOthers();
 
-// How many calls were made while nobody held the library's gate, from WatchGate(true) on. Not counted
-// is MPI_Finalize.
-void WatchGate(bool watch);
+// How many calls were made while nobody held the gate, as long as one is given. Not counted is
+// MPI_Finalize.
+void WatchGate(core::Mutex* gate);
 std::int64_t MpiCallsOutsideGate();
 
 // Each call takes this much longer, so that another one meets it.
