@@ -248,7 +248,7 @@ Table MakeTable() {
           OptionKind::kBool,
           "Whether a checksum goes with what ranks send to one another or show in shared memory, in host memory: "
           "what arrives otherwise than it was sent fails the job, with the tensor, the ranks and the bytes. "
-          "Tensors are then copied into shared memory instead of being read where they lie.")
+          "Tensors are then copied into shared memory instead of being read where they lie, and hierarchy is off.")
           .Between(0, 1).Agreed(),
       TextOption<&Config::settings>(OptionId::kSettings, "settings",
           "A file with values of options, a line each, as in \"bucket_bytes: 8M\"; # begins a comment. Every "

@@ -261,6 +261,7 @@ OptionGroup LibraryOptions() {
     if (const std::string value = core::OptionText(spec, defaults); !value.empty()) {
       text += " Default: " + value + ".";
     }
+    if (!spec.zero.empty()) text += " 0: " + std::string(spec.zero) + ".";
     group.rows.push_back(
         {name, 0, is_switch ? "" : "VALUE", text, [&spec](const Given& given, LaunchOptions* out) {
            return SetKnob(given, spec.name, OwnWord(spec, given.value), out);

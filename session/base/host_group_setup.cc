@@ -123,7 +123,8 @@ Status HostGroup::Assemble(const Topology& topology, const ConnectOptions& optio
     shm.change_timeout = std::max(options.config.peer_timeout, options.config.start_timeout);
     shm_backend_ = std::make_unique<ops::shm::Backend>(*group_, shm);
   }
-  if (options.config.hierarchy != core::HierarchyMode::kOff) {
+  // Its stage is shared memory that carries no digests.
+  if (options.config.hierarchy != core::HierarchyMode::kOff && !options.config.verify_transfers) {
     ops::HierarchyOptions hierarchy;
     hierarchy.rank = topology.rank;
     hierarchy.host_of_rank = topology.host_of_rank;
