@@ -166,7 +166,7 @@ Communicators::~Communicators() {
 
 Status Communicators::MakeForProgram(Environment& environment, SetNumber set,
                                      const RankRanges& members, int* fortran_handle) {
-  // Those of different sets may be made at once by different threads; every MPI has these tags.
+  // Every MPI has these tags.
   const int tag = 1 + static_cast<int>(set % ops::Backend::kMaxTag);
   MPI_Comm made = MPI_COMM_NULL;
   Status status = CreateGroup(environment.impl_->control, members, tag, &made);

@@ -1,5 +1,5 @@
 // The gate keeps the process to one thread in MPI at a time. Every MPI call of the library passes
-// it, whatever thread level MPI has: Open MPI's ob1 can complete a receive with MPI_SUCCESS and
+// it, except MPI_Finalize, which calls the program back, whatever thread level MPI has: Open MPI's ob1 can complete a receive with MPI_SUCCESS and
 // without its data while another thread makes progress. It is held for calls that cannot block,
 // never across a wait. For the files of mpi/ only.
 #pragma once

@@ -61,7 +61,7 @@ class Transfers final : public ops::Completion {
     MutexLock lock(Gate());
     for (; next_ < pieces_.size(); ++next_) {
       int done = 0;
-      MPI_Status received;
+      MPI_Status received{};  // MPI_Test need not set its error
       const int code = MPI_Test(&requests_[next_], &done, &received);
       if (code == MPI_SUCCESS && done == 0) return false;
       Status status = Judge(code, received);

@@ -115,10 +115,20 @@ core::HandlePtr Session::MakeHandle(const core::Key& key) {
   return std::make_shared<core::HandleState>(nullptr, nullptr);
 }
 
+namespace {
+
+Status WaitsInAPause() {
+  return {core::StatusCode::kInvalidArgument,
+          "this thread has paused MPI, so this call would wait for ever: call resume_mpi() first"};
+}
+
+}  // namespace
+
 Status Session::Submit(const core::WorkPtr& work, bool will_wait) {
   const Call call(*this);
   Status status = CheckState();
   if (status.ok()) status = CheckMember(*work);
+  if (status.ok() && will_wait && PausedByThisThread()) status = WaitsInAPause();
   if (!status.ok()) return Refuse(*work, std::move(status));
   return impl_->engine ? impl_->engine->Submit(work, will_wait) : SubmitSingle(work);
 }
@@ -126,6 +136,7 @@ Status Session::Submit(const core::WorkPtr& work, bool will_wait) {
 Status Session::Wait(core::HandleState& handle, core::TimePoint deadline) {
   if (handle.done()) return handle.status();
   if (core::ForkGeneration() != fork_generation_) return CheckState();
+  if (PausedByThisThread()) return WaitsInAPause();
   const Call call(*this);
   if (call.has_impl()) {
     return impl_->engine ? impl_->engine->Wait(handle, deadline) : WaitSingle(handle, deadline);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/base/environment.h"
@@ -130,9 +131,11 @@ class Session {
   // Errors: kUnsupported without MPI, kTimedOut at `deadline` (the group's fault), those of Submit.
   core::Status MakeCommunicator(core::SetNumber set, core::TimePoint deadline, int* fortran_handle);
 
-  // Between the two nothing here is in the medium, and calls that are made meanwhile wait.
-  // Collective over the world. Errors: kInvalidArgument where it is paused already, or not, or
-  // operations are under way; kTimedOut at `deadline` (the group's fault); those of Submit.
+  // Between the two nothing here is in the medium. What is submitted meanwhile waits; a call that
+  // would wait, on the thread that has paused, is an error. Collective over the world. Errors:
+  // kInvalidArgument, on all ranks, where it is paused already, or not, a rank has joined, or
+  // operations of another thread do not end; kTimedOut at `deadline` (the group's fault); those of
+  // Submit.
   core::Status PauseMedium(core::TimePoint deadline);
   core::Status ResumeMedium(core::TimePoint deadline);
   // Who holds it has the medium for itself, for calls that do not block; null: there is none.
@@ -203,8 +206,12 @@ class Session {
   core::Status CheckMember(const core::Work& work) const;
   core::Status ChangeSets(core::SignaturePtr change, std::string invalid, core::TimePoint deadline,
                           std::int64_t* value) SIRTAKI_EXCLUDES(set_change_mutex_);
-  core::Status Assemble(core::SetNumber set, const std::string& what, core::TimePoint deadline);
-  core::Status Meet(core::SetNumber set, core::TimePoint deadline);
+  core::Status Assemble(core::SetNumber set, const std::string& what, core::TimePoint deadline)
+      SIRTAKI_REQUIRES(assembly_mutex_);
+  // `what`: the call that waits here, as users know it. `agrees`: of this rank; `against`: who does not.
+  core::Status Meet(core::SetNumber set, const char* what, bool agrees, core::TimePoint deadline,
+                    core::RankRanges* against);
+  bool PausedByThisThread() const;
 
   // ---- session_single.cc ----
   core::Status SubmitSingle(const core::WorkPtr& work);
@@ -231,11 +238,14 @@ class Session {
   core::SetNumber last_first_set_ = core::kWorldSet;
   core::Mutex set_change_mutex_;  // over a whole change
   std::uint64_t set_changes_ SIRTAKI_GUARDED_BY(set_change_mutex_) = 0;
-  std::atomic<bool> paused_{false};
+  // Over a whole pause, resumption or making of a communicator.
+  core::Mutex assembly_mutex_;
+  std::map<core::SetNumber, std::uint64_t> assemblies_ SIRTAKI_GUARDED_BY(assembly_mutex_);
+  std::atomic<bool> paused_{false};  // changes under assembly_mutex_
+  std::atomic<std::thread::id> paused_by_;
   std::atomic<std::uint64_t> limit_changes_{0};
   mutable core::Mutex limits_mutex_;
   Limits limits_ SIRTAKI_GUARDED_BY(limits_mutex_);
-  std::map<core::SetNumber, std::uint64_t> assemblies_ SIRTAKI_GUARDED_BY(sets_mutex_);
   mutable core::Mutex sets_mutex_;
   std::map<core::SetNumber, core::RankRanges> sets_ SIRTAKI_GUARDED_BY(sets_mutex_);
   core::SetNumber last_set_alone_ SIRTAKI_GUARDED_BY(sets_mutex_) = 0;

@@ -66,7 +66,7 @@ Status Engine::WaitUntilIdle(TimePoint deadline) {
 
 bool Engine::Pause() {
   MutexLock lock(token_);
-  if (!executor_.Idle()) return false;
+  if (!executor_.Idle() || has_fault_) return false;
   paused_ = true;
   return true;
 }

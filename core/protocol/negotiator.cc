@@ -330,6 +330,11 @@ void Negotiator::Decide(SetState& set, const Key& key, PendingKey& pending) {
     set.decided.push_back(FailEntry{key, StatusCode::kInvalidArgument,
                                     key.ToString() + ": the root, rank " +
                                         std::to_string(first.signature->root) + ", has joined"});
+  } else if (first.signature->kind == OpKind::kBarrier && !first.signature->members.empty() &&
+             !pending.silent.empty()) {
+    set.decided.push_back(FailEntry{
+        key, StatusCode::kInvalidArgument,
+        key.ToString() + ": " + RanksText(pending.silent) + " has joined, and does not take part"});
   } else if (first.signature->kind == OpKind::kAddSet ||
              first.signature->kind == OpKind::kRemoveSet) {
     set.decided.push_back(DecideChange(key, *first.signature, pending));

@@ -73,7 +73,7 @@ struct Signature {
   // own. Of the fields above the whole then has its kind alone, that of a bucket its layout as
   // well.
   std::vector<SignaturePtr> parts = {};
-  RankRanges members = {};  // of a set to be added
+  RankRanges members = {};  // of a set to be added; of a barrier: all come, none has joined
   SetNumber subject = 0;    // the set to be removed
 
   // Elements of `shape` (of one row, where the first dimension may differ by rank).

@@ -152,6 +152,11 @@ class Backend {
   // whether that is before it is received is the medium's affair. Messages may be destroyed
   // unfinished without a fault; their memory must stay alive even so.
   static constexpr int kMaxTag = 32000;
+
+  // The small lane begins an operation when fewer than this many begun ones, from the oldest that
+  // has not ended on, are before it: the medium may tell operations apart by a number that comes
+  // again.
+  static constexpr int kSmallAhead = 64;
   virtual std::unique_ptr<Completion> SendMessage(int to, int tag, const void* memory,
                                                   std::int64_t bytes) = 0;
   virtual std::unique_ptr<Completion> ReceiveMessage(int from, int tag, void* memory,

@@ -94,7 +94,7 @@ void HierarchicalRun::Wait(std::uint32_t rung) {
   const core::TimePoint start = core::Clock::now();
   for (core::TimePoint now = start; now - start < awake; now = core::Clock::now()) {
     if (mine().bell.Load() != rung) return;
-    if (crosses && under_way_.front()->Poll()) return;
+    if (crosses && PollCrossings()) return;
     if (now - start >= spin) std::this_thread::yield();
   }
   mine().bell.Sleep(rung, core::Clock::now() + (crosses ? kNapWhileCrossing : kNap));
@@ -102,6 +102,7 @@ void HierarchicalRun::Wait(std::uint32_t rung) {
 
 bool HierarchicalRun::Advance() {
   bool moved = EndCrossings();
+  if (finished_) return moved;
   moved |= StartCrossing();
   moved |= Load();
   moved |= Reduce();
@@ -160,8 +161,17 @@ bool HierarchicalRun::StartCrossing() {
   return true;
 }
 
+// All of them, since each may have several steps. Whether the oldest is over.
+bool HierarchicalRun::PollCrossings() {
+  for (const auto& slice : under_way_) {
+    if (slice != nullptr) slice->Poll();
+  }
+  return under_way_.front() == nullptr || under_way_.front()->Poll();
+}
+
 bool HierarchicalRun::EndCrossings() {
   const std::uint32_t before = crossed_;
+  if (!under_way_.empty()) PollCrossings();
   while (!finished_ && !under_way_.empty()) {
     Completion* const slice = under_way_.front().get();
     if (slice != nullptr && !slice->Poll()) break;

@@ -53,6 +53,7 @@ class HierarchicalRun final : public Completion {
   bool Load();
   bool Reduce();
   bool StartCrossing();
+  bool PollCrossings();
   bool EndCrossings();
   bool Take();
   void RunThrough();

@@ -9,6 +9,7 @@
 
 #include "core/threads/cooling_sleep.h"
 #include "ops/base/finished.h"
+#include "ops/base/keep_forever.h"
 #include "ops/base/set_numbers.h"
 
 namespace sirtaki::ops {
@@ -65,20 +66,28 @@ Hierarchy::Layout Hierarchy::LayoutOf(SetNumber set, const RankRanges& members) 
 
 template <typename T>
 Status Hierarchy::Tell(SetNumber set, const T& mine, std::vector<T>* all) {
+  const auto told = std::make_shared<std::vector<T>>(all->size());
   // On the lane that is polled: a member that never comes ends it at the deadline, or by Abort.
   const auto operation =
-      flat_.AllGather({set, fusion::Lane::kSmall}, &mine, all->data(), sizeof(T));
+      flat_.AllGather({set, fusion::Lane::kSmall}, &mine, told->data(), sizeof(T));
   const core::TimePoint deadline =
       set == core::kWorldSet ? options_.start_by : core::TimePoint::max();
   core::CoolingSleep sleep(kLongestSleep);
-  while (!operation->Poll()) {
-    if (Status stopped = Stopped(); !stopped.ok()) return stopped;
-    if (core::Clock::now() >= deadline) {
-      return {StatusCode::kTimedOut, "not all ranks have told where they share memory in time"};
+  Status status;
+  while (status.ok() && !operation->Poll()) {
+    status = Stopped();
+    if (status.ok() && core::Clock::now() >= deadline) {
+      status = {StatusCode::kTimedOut, "not all ranks have told where they share memory in time"};
     }
     sleep.Pause();
   }
-  return operation->status();
+  if (status.ok()) status = operation->status();
+  if (status.ok()) {
+    *all = std::move(*told);
+  } else {
+    KeepForever(told);  // the medium may still write there
+  }
+  return status;
 }
 
 std::int64_t Hierarchy::ChunkBytes(const Layout& layout) const {

@@ -28,6 +28,7 @@ struct HostLanes::Impl {
   };
   struct InFlight {
     std::uint64_t number = 0;
+    std::uint64_t begun = 0;  // how many of the small lane began before it
     std::unique_ptr<Staging> staging;
     std::unique_ptr<GroupRun> run;
   };
@@ -82,6 +83,7 @@ struct HostLanes::Impl {
   std::uint64_t groups = 0;  // started so far
   std::deque<Numbered> small_queue;
   std::vector<InFlight> small;  // oldest first
+  std::uint64_t small_begun = 0;
   StagingPool pool;
 
   mutable core::Mutex mutex;

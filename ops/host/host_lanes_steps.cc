@@ -113,9 +113,11 @@ bool HostLanes::Impl::StepSmall() {
   small.resize(kept);
 
   while (!small_queue.empty() && small.size() < kSmallInFlight &&
+         (small.empty() || small_begun - small.front().begun < Backend::kSmallAhead) &&
          !stopped.load(std::memory_order_relaxed)) {
     InFlight next;
     next.number = small_queue.front().number;
+    next.begun = small_begun++;
     next.staging = pool.Take();
     // The whole group in one window, in staging memory: after a fault nobody writes to the tensors.
     const fusion::Cutting whole{.chunk_bytes = std::numeric_limits<std::int64_t>::max()};

@@ -12,6 +12,7 @@
 #include "core/threads/cooling_sleep.h"
 #include "ops/base/bytes.h"
 #include "ops/base/finished.h"
+#include "ops/base/keep_forever.h"
 #include "ops/base/kernels.h"
 #include "ops/base/set_numbers.h"
 
@@ -124,9 +125,9 @@ Status WireBackend::AddSet(SetNumber set, const core::RankRanges& members) {
   for (const auto& [other, there] : sets_) {
     if (BlockOf(other) != block) continue;
     return {StatusCode::kUnsupported,
-            "too many process sets: " + std::string(port_.name()) + " has tags for " +
-                std::to_string(port_.tags() / kTagsOfSet) + ", and those of set " +
-                std::to_string(set) + " are still in use by set " + std::to_string(other)};
+            "too many process sets: " + std::string(port_.name()) + " has " +
+                std::to_string(port_.tags()) + " tags, and those of process set " +
+                std::to_string(set) + " are still in use by process set " + std::to_string(other)};
   }
   sets_[set] = {std::move(party), static_cast<int>(block * kTagsOfSet), {}};
   return Status::Ok();
@@ -383,27 +384,30 @@ std::unique_ptr<Completion> WireBackend::ReceiveMessage(int from, int tag, void*
   return port_.Post({Envelope::Space::kMessages, tag}, {&receive, 1}, {});
 }
 
-Status WireBackend::Meet(SetNumber set, const core::RankRanges& members, core::TimePoint deadline) {
+Status WireBackend::Meet(SetNumber set, const core::RankRanges& members, char mine,
+                         const std::function<Status()>& patience, std::string* all) {
   if (set >= kMaxSetWithSlices) {
     return {StatusCode::kUnsupported, "process set " + std::to_string(set) + " is beyond the " +
                                           std::to_string(kMaxSetWithSlices) + " that may meet"};
   }
   const SetNumber meeting = SetBeside(SetKind::kMeeting, set, 0);
   if (Status added = AddSet(meeting, members); !added.ok()) return added;
-  const char here = 1;
-  std::string all(static_cast<std::size_t>(members.Count()), '\0');
-  const auto operation = AllGather({meeting, fusion::Lane::kSmall}, &here, all.data(), 1);
+  const auto said = std::make_shared<std::string>(static_cast<std::size_t>(members.Count()), '\0');
+  const auto operation = AllGather({meeting, fusion::Lane::kSmall}, &mine, said->data(), 1);
   core::CoolingSleep sleep(kLongestSleep);
-  while (!operation->Poll()) {
-    if (Status stopped = Stopped(); !stopped.ok()) return stopped;
-    if (core::Clock::now() >= deadline) {
-      return {StatusCode::kTimedOut,
-              "not all ranks of process set " + std::to_string(set) + " have met in time"};
-    }
+  Status status;
+  while (status.ok() && !operation->Poll()) {
+    status = Stopped();
+    if (status.ok()) status = patience();
     sleep.Pause();
   }
-  Status removed = RemoveSet(meeting);
-  return operation->status().ok() ? removed : operation->status();
+  if (status.ok()) status = operation->status();
+  if (!status.ok()) {
+    KeepForever(said);  // the medium may still write there
+    return status;
+  }
+  *all = *said;
+  return RemoveSet(meeting);
 }
 
 void WireBackend::Abort(const Status& why) {

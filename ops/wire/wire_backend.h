@@ -69,9 +69,11 @@ class WireBackend final : public Backend {
   std::unique_ptr<Completion> ReceiveMessage(int from, int tag, void* memory,
                                              std::int64_t bytes) override;
 
-  // Returns when all members have called it; beside the lanes, by one thread for a set at a time.
-  // Errors: kTimedOut.
-  core::Status Meet(core::SetNumber set, const core::RankRanges& members, core::TimePoint deadline);
+  // Returns when all members have called it, with what each has said, in the order of the members;
+  // beside the lanes, by one thread for a set at a time. `patience` is asked again and again: its
+  // error ends the wait.
+  core::Status Meet(core::SetNumber set, const core::RankRanges& members, char mine,
+                    const std::function<core::Status()>& patience, std::string* all);
 
   // What blocks returns within a fraction of a second.
   void Abort(const core::Status& why) override SIRTAKI_EXCLUDES(mutex_);
@@ -80,6 +82,9 @@ class WireBackend final : public Backend {
   static constexpr int kLanes = 2;
   // Operations of a lane that may be under way at once, several times over.
   static constexpr int kTagsOfLane = 64;
+  // So what has a tag has ended on this rank, all it sends or receives by it posted, before the tag
+  // is used again.
+  static_assert(kTagsOfLane >= kSmallAhead);
   static constexpr int kTagsOfSet = kLanes * kTagsOfLane;
 
   struct Set {

@@ -44,10 +44,12 @@ class Medium {
   virtual core::Transport& transport() = 0;
   virtual ops::Backend& backend() = 0;
 
-  // Returns when all these ranks have called it. Uses nothing of the engine, which goes on. Errors:
-  // kTimedOut at `deadline`; what the backend was stopped with.
-  virtual core::Status Meet(core::SetNumber /*set*/, const core::RankRanges& /*members*/,
-                            core::TimePoint /*deadline*/) {
+  // Returns when all these ranks have called it, with what each has said, in their order. Uses
+  // nothing of the engine, which goes on. Errors: that of `patience`, which is asked again and again;
+  // what the backend was stopped with. Without MPI there is nothing to meet for.
+  virtual core::Status Meet(core::SetNumber /*set*/, const core::RankRanges& members, char mine,
+                            const std::function<core::Status()>& /*patience*/, std::string* all) {
+    all->assign(static_cast<std::size_t>(members.Count()), mine);
     return core::Status::Ok();
   }
   // Held by each call to it that is made; null: any number of threads may call it.

@@ -62,10 +62,11 @@ class MpiMedium final : public Medium {
 
   core::Transport& transport() override { return shared_->transport(); }
   ops::Backend& backend() override { return shared_->backend(); }
-  Status Meet(core::SetNumber set, const core::RankRanges& members,
-              core::TimePoint deadline) override {
+  Status Meet(core::SetNumber set, const core::RankRanges& members, char mine,
+              const std::function<Status()>& patience, std::string* all) override {
+    all->assign(1, mine);
     if (backend_ == nullptr || members.Count() < 2) return Status::Ok();
-    return backend_->Meet(set, members, deadline);
+    return backend_->Meet(set, members, mine, patience, all);
   }
   core::Mutex* gate() override { return &mpi::Gate(); }
   Status MakeCommunicator(core::SetNumber set, const core::RankRanges& members,

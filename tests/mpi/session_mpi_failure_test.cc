@@ -85,6 +85,27 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(failure.param.name) + (failure.param.elements > 1 ? "_large" : "_small");
     });
 
+// The last rank stays in its pause. The others say so, and do not wait for ever.
+TEST(SessionMpiPauseTest, ARankThatDoesNotResumeIsMissedByTheOthers) {
+  std::shared_ptr<Session> session;
+  ASSERT_TRUE(Session::CreateMpi(tests::SessionOptions([](core::Config& config) {
+                                   config.stall_warning = milliseconds(100);
+                                   config.stall_limit = milliseconds(500);
+                                 }),
+                                 &session)
+                  .ok());
+  const core::TimePoint deadline = core::Clock::now() + std::chrono::seconds(60);
+  ASSERT_TRUE(session->PauseMedium(deadline).ok());
+  if (session->topology().rank < session->topology().size - 1) {
+    const Status resumed = session->ResumeMedium(deadline);
+    EXPECT_EQ(resumed.code(), StatusCode::kTimedOut) << resumed.ToString();
+    EXPECT_NE(resumed.message().find("resume_mpi() has waited"), std::string::npos)
+        << resumed.ToString();
+  }
+  EXPECT_TRUE(tests::TrueOnAllRanks(true));
+  EXPECT_FALSE(session->Shutdown("the test is over").ok());
+}
+
 // Its session verifies.
 class SessionMpiDamageTest : public SessionMpiFailureTest {
   bool Verifies() const override { return true; }

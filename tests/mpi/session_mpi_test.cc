@@ -282,6 +282,72 @@ TEST_P(SessionMpiTest, ProgramsCallMpiWhileItIsPaused) {
   for (Vector& vector : vectors) EXPECT_TRUE(vector.Synchronize(*session_).ok());
 }
 
+TEST_P(SessionMpiTest, ACallThatWouldWaitInAPauseIsAnError) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const core::TimePoint deadline = core::Clock::now() + seconds(60);
+  ASSERT_TRUE(session_->PauseMedium(deadline).ok());
+  Vector submitted(OpKind::kAllReduce, "submitted", {1.0F});
+  ASSERT_TRUE(submitted.Submit(*session_).ok());
+  int handle = 0;
+  Vector waits(OpKind::kAllReduce, "waits", {1.0F});
+  std::vector<Status> refused{waits.Run(*session_),
+                              session_->MakeCommunicator(0, deadline, &handle)};
+  if (size() > 1) refused.push_back(session_->Wait(*submitted.work().handle, deadline));
+  for (const Status& status : refused) {
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.ToString();
+    EXPECT_NE(status.message().find("resume_mpi()"), std::string::npos) << status.ToString();
+  }
+  ASSERT_TRUE(session_->ResumeMedium(deadline).ok());
+  EXPECT_TRUE(submitted.Synchronize(*session_).ok());
+  EXPECT_TRUE(waits.Run(*session_).ok());
+}
+
+// It has counted no pause, and takes part in the next one.
+TEST_P(SessionMpiTest, APauseWithoutARankThatHasJoinedIsAnError) {
+  if (tests::WorldSize() == 1) return;
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const core::TimePoint deadline = core::Clock::now() + seconds(60);
+  if (rank() < size() - 1) {
+    const Status paused = session_->PauseMedium(deadline);
+    EXPECT_EQ(paused.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(paused.message().find("rank " + std::to_string(size() - 1) + " has joined"),
+              std::string::npos)
+        << paused.ToString();
+  }
+  core::HandlePtr joined;
+  ASSERT_TRUE(session_->Join(core::kWorldSet, deadline, &joined).ok());
+  ASSERT_TRUE(session_->Wait(*joined).ok());
+  const Status paused = session_->PauseMedium(deadline);
+  ASSERT_TRUE(paused.ok()) << paused.ToString();
+  ASSERT_TRUE(session_->ResumeMedium(deadline).ok());
+}
+
+// A pause that the ranks do not agree on is refused on all of them.
+TEST_P(SessionMpiTest, WorkOfOtherThreadsDoesNotSpoilAPause) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const core::TimePoint deadline = core::Clock::now() + seconds(60);
+  std::thread other([&] {
+    for (int i = 0; i < 200; ++i) {
+      Vector sum(OpKind::kAllReduce, "other", std::vector<float>(i % 2 == 0 ? 10 : 50000, 1.0F));
+      const Status status = sum.Run(*session_);
+      ASSERT_TRUE(status.ok()) << status.ToString();
+      ASSERT_EQ(sum.values().back(), static_cast<float>(size()));
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    const Status paused = session_->PauseMedium(deadline);
+    if (!paused.ok()) {
+      EXPECT_NE(paused.message().find("of another thread"), std::string::npos) << paused.ToString();
+      continue;
+    }
+    int sum = 1;
+    MPI_Allreduce(MPI_IN_PLACE, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    EXPECT_EQ(sum, size());
+    ASSERT_TRUE(session_->ResumeMedium(deadline).ok());
+  }
+  other.join();
+}
+
 TEST_P(SessionMpiTest, ASessionEndsThoughItIsPaused) {
   ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_TRUE(session_->PauseMedium(core::Clock::now() + seconds(60)).ok());

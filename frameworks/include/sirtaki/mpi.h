@@ -42,8 +42,8 @@ inline void init(MPI_Comm comm, const InitOptions& options = {}) {
 
 // Returns a new communicator of the ranks of a process set, in ascending order, with the error
 // handler of MPI_COMM_WORLD. It belongs to the program, which frees it before it finalizes MPI.
-// Collective over the set; if there are several calls, all ranks of the set make them in the same
-// order. Throws unsupported without MPI, timed_out (for the whole group) if a rank does not come
+// Collective over the set; if there are several calls, also for other sets, all ranks make them in
+// the same order, one at a time. Throws unsupported without MPI, timed_out (for the whole group) if a rank does not come
 // within `timeout`; 0: only the limits of the session hold.
 inline MPI_Comm communicator(const ProcessSet& process_set = {},
                              std::chrono::milliseconds timeout = std::chrono::milliseconds(0),
@@ -53,9 +53,10 @@ inline MPI_Comm communicator(const ProcessSet& process_set = {},
 
 // Returns when every rank has called it and all that was submitted before is over: from then on the
 // library makes no MPI call, and the program may, blocking ones too. Calls of the library that are
-// made meanwhile wait for resume_mpi(). Collective over the job. Throws invalid_argument if MPI is
-// paused already, or if another thread's operations are under way; timed_out (for the whole group)
-// if a rank does not come within `timeout`; 0: only the limits of the session hold.
+// made meanwhile wait for resume_mpi(); on the thread that has paused, one that would wait throws
+// invalid_argument. Collective over the job. Throws invalid_argument, on every rank, if MPI is paused
+// already, a rank has joined, or another thread's operations go on; timed_out (for the whole group)
+// if a rank does not come within `timeout`; 0: only stall_limit holds.
 inline void pause_mpi(std::chrono::milliseconds timeout = std::chrono::milliseconds(0),
                       const Session& session = {}) {
   detail::PauseMpi(timeout, session);

@@ -15,6 +15,8 @@
 
 #include "ops/host/host_lanes.h"
 #include "ops/inproc/inproc_backend.h"
+#include "ops/inproc/inproc_port.h"
+#include "ops/wire/wire_backend.h"
 #include "tests/support/fake_backend.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/test_scale.h"
@@ -59,12 +61,20 @@ class Rank {
   }
 
   core::HandlePtr Sum(core::SetNumber set, std::int64_t count, float value) {
+    return Start(set, Signature{.shape = {count}}, count, value);
+  }
+  core::HandlePtr Broadcast(int root, float value) {
+    return Start(core::kWorldSet,
+                 Signature{.kind = core::OpKind::kBroadcast, .root = root, .shape = {1}}, 1, value);
+  }
+
+  core::HandlePtr Start(core::SetNumber set, Signature signature, std::int64_t count, float value) {
     std::vector<float>& tensor = tensors.emplace_back(static_cast<std::size_t>(count), value);
     const core::WorkPtr work = NewWork();
     work->input = work->output = tensor.data();
     core::RunItem item;
     item.key = core::Key::Named(set, "t");
-    item.signature = std::make_shared<const Signature>(Signature{.shape = {count}});
+    item.signature = std::make_shared<const Signature>(std::move(signature));
     item.work = work;
     core::RunBatch batch;
     batch.set = set;
@@ -124,6 +134,69 @@ TEST_F(HostLanesSetsTest, ASetIsThereWhenItsHandleIsDone) {
     EXPECT_EQ(removed->value(), 4);
     self.Drive([&] { return self.lanes->Idle(); });
     EXPECT_TRUE(self.lanes->Running().empty());
+  });
+}
+
+// Sends at once, whether anybody receives or not, as MPI does with little.
+class EagerPort final : public wire::Port {
+ public:
+  explicit EagerPort(std::unique_ptr<wire::Port> port) : port_(std::move(port)) {}
+
+  std::string_view name() const override { return port_->name(); }
+  int rank() const override { return port_->rank(); }
+  int size() const override { return port_->size(); }
+  std::int64_t tags() const override { return port_->tags(); }
+  void Abort(const Status& why) override { port_->Abort(why); }
+  std::unique_ptr<Completion> Post(wire::Envelope envelope, std::span<const wire::Receive> receives,
+                                   std::span<const wire::Send> sends) override {
+    for (wire::Send send : sends) {
+      const auto* const bytes = static_cast<const std::byte*>(send.memory);
+      const auto& copy = copies_.emplace_back(bytes, bytes + send.bytes);
+      send.memory = copy.data();
+      sent_.push_back(port_->Post(envelope, {}, {&send, 1}));
+    }
+    return port_->Post(envelope, receives, {});
+  }
+
+ private:
+  const std::unique_ptr<wire::Port> port_;
+  std::list<std::vector<std::byte>> copies_;
+  std::vector<std::unique_ptr<Completion>> sent_;
+};
+
+struct Wired {
+  Wired(const InprocPorts& ports, int rank) : port(ports.Connect(rank)), backend(port, {}) {}
+  EagerPort port;
+  wire::WireBackend backend;
+};
+
+// Rank 3 gives to all as root, and waits in the oldest broadcast for rank 1, which comes late. What
+// it has given since must not be taken for what it will pass on.
+TEST_F(HostLanesSetsTest, SmallWorkRunsAheadNoFurtherThanItsTagsGo) {
+  constexpr int kLater = 80;
+  const InprocPorts ports(4);
+  std::atomic<int> looks{0};  // of rank 3, since it could go no further
+  std::vector<std::shared_ptr<Wired>> of_rank;
+  for (int rank = 0; rank < 4; ++rank) of_rank.push_back(std::make_shared<Wired>(ports, rank));
+  RankThreads::Run(4, [&](int rank) {
+    const auto& wired = of_rank[static_cast<std::size_t>(rank)];
+    Rank self(rank, 4, {wired, &wired->backend});
+    if (rank == 1) {
+      const core::TimePoint limit = core::Clock::now() + std::chrono::seconds(30);
+      while (looks < 100 && core::Clock::now() < limit) std::this_thread::yield();
+    }
+    std::vector<core::HandlePtr> handles{self.Broadcast(1, rank == 1 ? 1000.0F : 0)};
+    for (int i = 0; i < kLater; ++i) {
+      handles.push_back(self.Broadcast(3, rank == 3 ? static_cast<float>(i) : -1));
+    }
+    self.Drive([&] {
+      if (rank == 3 && handles[Backend::kSmallAhead - 1]->done()) ++looks;
+      return self.lanes->Idle();
+    });
+    auto tensor = self.tensors.begin();
+    EXPECT_EQ(tensor->front(), 1000);
+    for (int i = 0; i < kLater; ++i) EXPECT_EQ((++tensor)->front(), static_cast<float>(i));
+    EXPECT_EQ(self.failures, 0);
   });
 }
 
