@@ -23,10 +23,15 @@ BucketAssembly::Arrival BucketAssembly::Put(std::size_t part, core::WorkPtr work
   return missing_.fetch_sub(1, std::memory_order_acq_rel) == 1 ? Arrival::kLast : Arrival::kEarly;
 }
 
-core::WorkPtr BucketAssembly::Assemble() const {
+core::WorkPtr BucketAssembly::Assemble(std::uint32_t round) const {
   auto whole = std::make_shared<core::Work>();
   whole->request.key = key_;
   whole->request.signature = signature_;
+  if (round != signature_->subject) {
+    auto signature = std::make_shared<core::Signature>(*signature_);
+    signature->subject = round;
+    whole->request.signature = std::move(signature);
+  }
   whole->parts = parts_;
   bool some_absent = false;
   std::vector<bool> absent;

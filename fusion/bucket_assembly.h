@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "core/engine/work.h"
@@ -35,8 +36,8 @@ class BucketAssembly {
   Arrival Put(std::size_t part, core::WorkPtr work);
 
   // The work of the whole: absent bits of all parts, and the first invalid one's text. By who was
-  // told kLast.
-  core::WorkPtr Assemble() const;
+  // told kLast. `round`: which average of its step it is, for the signature; 0: nobody tells.
+  core::WorkPtr Assemble(std::uint32_t round = 0) const;
   // By the same, when the session has accepted it.
   void NoteSubmitted(core::WorkPtr whole);
 

@@ -4,7 +4,7 @@ namespace sirtaki::fusion {
 
 GradientGate::Arrival GradientGate::Arrive() {
   touched_.store(true, std::memory_order_release);
-  if (holds_.load(std::memory_order_acquire) != 0) {
+  if (held()) {
     return reported() ? Arrival::kInFlight : Arrival::kEarly;
   }
   const std::uint32_t before = state_.fetch_add(1, std::memory_order_acq_rel);

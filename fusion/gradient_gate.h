@@ -32,6 +32,7 @@ class GradientGate {
   // While held, passes arrive without being counted. Nests.
   void Hold() { holds_.fetch_add(1, std::memory_order_acq_rel); }
   void Release() { holds_.fetch_sub(1, std::memory_order_acq_rel); }
+  bool held() const { return holds_.load(std::memory_order_acquire) != 0; }
 
   // As before the first pass. An arrival at the same time counts before or after.
   void Reset();

@@ -52,7 +52,8 @@ const std::vector<std::function<std::string(const Signature&)>>& Attributes() {
         return s.kind == OpKind::kAddSet ? "ranks " + s.members.ToString() : "";
       },
       [](const Signature& s) {
-        return s.kind == OpKind::kRemoveSet ? "set " + std::to_string(s.subject) : "";
+        if (s.kind == OpKind::kRemoveSet) return "set " + std::to_string(s.subject);
+        return s.subject == 0 ? "" : "average " + std::to_string(s.subject) + " of the step";
       },
   };
   return kAttributes;

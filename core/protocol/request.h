@@ -74,7 +74,9 @@ struct Signature {
   // well.
   std::vector<SignaturePtr> parts = {};
   RankRanges members = {};  // of a set to be added; of a barrier: all come, none has joined
-  SetNumber subject = 0;    // the set to be removed
+  // The set to be removed. Of a gradient: which average of its step it is, from 1, where the ranks
+  // have to agree on that; else 0.
+  SetNumber subject = 0;
 
   // Elements of `shape` (of one row, where the first dimension may differ by rank).
   std::int64_t ElementCount() const;

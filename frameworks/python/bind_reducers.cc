@@ -30,8 +30,8 @@ class PythonScope {
 };
 
 ReducerSettings SettingsOf(NamedTensors named, std::string name, int op, double predivide,
-                           int passes, int compression, bool everywhere, bool sparse_as_dense,
-                           std::int64_t check_every, const ProcessSet& set,
+                           int passes, bool at_backward, int compression, bool everywhere,
+                           bool sparse_as_dense, std::int64_t check_every, const ProcessSet& set,
                            CommunicationHook hook) {
   ReducerSettings settings;
   settings.named = std::move(named);
@@ -39,6 +39,7 @@ ReducerSettings SettingsOf(NamedTensors named, std::string name, int op, double 
                          .name(std::move(name))
                          .process_set(set)
                          .op(OpOf(op))
+                         .average_at(at_backward ? Average::Backward : Average::Step)
                          .gradient_predivide_factor(predivide)
                          .backward_passes_per_step(passes)
                          .compression(CompressionOf(compression))
@@ -64,9 +65,9 @@ void BindReducers(py::module_& module) {
 
   py::class_<ReducerSettings>(module, "ReducerSettings")
       .def(py::init(&SettingsOf), py::kw_only(), py::arg("named"), py::arg("name"), py::arg("op"),
-           py::arg("predivide"), py::arg("passes"), py::arg("compression"), py::arg("everywhere"),
-           py::arg("sparse_as_dense"), py::arg("check_every"), py::arg("process_set"),
-           py::arg("hook").none(true));
+           py::arg("predivide"), py::arg("passes"), py::arg("at_backward"), py::arg("compression"),
+           py::arg("everywhere"), py::arg("sparse_as_dense"), py::arg("check_every"),
+           py::arg("process_set"), py::arg("hook").none(true));
 
   py::class_<PythonOptimizer>(module, "OptimizerReducer")
       .def(py::init<const py::list&, ReducerSettings>())

@@ -172,5 +172,16 @@ TEST(BucketAssemblyTest, ThreadsFillTheBucketsTogether) {
   EXPECT_EQ(wrong, 0);
 }
 
+TEST(BucketAssemblyTest, TheRequestSaysWhichAverageItIs) {
+  BucketAssembly bucket(kKey, SignatureOf(1));
+  EXPECT_EQ(bucket.Put(0, Part()), Arrival::kLast);
+  const core::WorkPtr first = bucket.Assemble();
+  const core::WorkPtr third = bucket.Assemble(/*round=*/3);
+  EXPECT_EQ(third->request.signature->subject, 3u);
+  EXPECT_EQ(third->request.signature->layout, 7u);
+  EXPECT_FALSE(*third->request.signature == *first->request.signature)
+      << "ranks at different averages do not fit";
+}
+
 }  // namespace
 }  // namespace sirtaki::fusion

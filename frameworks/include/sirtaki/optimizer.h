@@ -60,7 +60,8 @@ class SIRTAKI_API Scope {
 };
 
 // The part of DistributedOptimizer that does not depend on the optimizer's type: hooks in the
-// autograd graph that start the reduction of each gradient, and the wait for all of them.
+// autograd graph that start the reduction of each gradient, and the wait for all of them, at the
+// end of backward() or in step().
 //
 // The optimizer owns it, and it moves with the optimizer. Hooks run on autograd's threads, also
 // several at once: on those that call backward(), and for gradients on a GPU on the one that
@@ -88,15 +89,16 @@ class SIRTAKI_API GradientReducer {
                   const BaseStep& base_step);
   void SkipStep();
   void Synchronize(const torch::optim::Optimizer& optimizer);
-  // Throws while gradients are being reduced; otherwise looks for parameters that are new.
+  // Throws while gradients are being reduced; otherwise looks for parameters that are new. Ends what
+  // a backward() that has thrown has left.
   void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
   Scope NoSync();
   Scope SkipSynchronize();
   // Without an optimizer: looks for parameters that were unfrozen, and ends what a backward() that
   // failed has left. Does nothing within a backward().
   void BeforeForward();
-  // Without an optimizer, within a backward(): gradients are averaged at the end of this
-  // backward(). Otherwise it is the end of the innermost backward() that makes the first of them.
+  // Without an optimizer, within a backward(): gradients are averaged at the end of this backward()
+  // alone. Otherwise they are at the end of each that makes some, the inner ones too.
   void BeginBackward();
   Session session() const;
   ProcessSet process_set() const;
@@ -119,22 +121,39 @@ class SIRTAKI_API GradientReducer {
 //   auto optimizer = sirtaki::DistributedOptimizer(std::move(sgd), model->named_parameters());
 //
 // The reduction of each gradient starts as soon as backward() has computed it, and runs while
-// backward() goes on; step() waits for all of them. Until then gradients must not be touched:
+// backward() goes on. Its end waits for all of them: when backward() returns, .grad is the average,
+// and what a program does with it (clip it by LibTorch's own functions, look at it, scale it, also
+// through .data()) is right. step() would wait no less. The rules:
+//
+//   - All ranks call backward() equally often before step(), nested alike. Each end, that of an
+//     inner backward() too, averages what is in .grad again: with op Average an average plus this
+//     rank's new part is exact, so that two losses and retain_graph work. With op Sum, compression
+//     or a hook a second backward() before step() throws invalid_argument, unless accumulation is
+//     declared (backward_passes_per_step, no_sync()) or zero_grad() comes between.
+//   - A rank whose backward() reaches none of the optimizer's parameters, or that runs none, calls
+//     synchronize() right after it, before anything else of the library that waits. If it calls
+//     step() instead, all ranks throw `mismatch`, which names it. Where no rank has run a
+//     backward(), or only within no_sync(), step() averages.
+//   - One backward() of an optimizer at a time: a second one, on another thread, throws.
+//   - A backward() that throws on one rank throws on every rank. Then zero_grad() starts anew.
+//   - A gradient that is itself differentiable (backward with create_graph) cannot be averaged
+//     without losing its graph: backward() throws on all ranks. Use torch::autograd::grad, or
+//     average_at(Average::Step).
+//
+// With average_at(Average::Step) step() or synchronize() waits instead. Until then gradients must
+// not be touched:
 //
 //   - a second backward() before step() or synchronize() throws invalid_argument, unless
 //     accumulation is declared: backward_passes_per_step, or no_sync(),
 //   - so does zero_grad() between backward() and step(). If it is called on the module or through
-//     Base&, where the library cannot see it at once, the next backward() or step() throws.
-//
-// To change the averaged gradients before the step (clipping), call synchronize() first. LibTorch's
-// own torch::nn::utils::clip_grad_norm_ and clip_grad_value_ without it give wrong results, and
-// nothing notices: they change gradients that are still being averaged through a pointer that
-// leaves no trace. sirtaki::clip_grad_norm_ below waits by itself.
+//     Base&, where the library cannot see it at once, the next backward() or step() throws,
+//   - to change the averaged gradients before the step (clipping), call synchronize() first.
+//     LibTorch's own clipping without it gives wrong results, and nothing notices: it changes
+//     gradients that are still being averaged through a pointer that leaves no trace,
+//   - a gradient that is itself differentiable is averaged in a copy, which then replaces it.
 //
 // A parameter that has no gradient on some ranks counts as zero there; without one on all ranks its
-// gradient stays undefined. Graphs may change from step to step and differ between ranks. A
-// gradient that is itself differentiable (backward with create_graph) is averaged in a copy, which
-// then replaces it in .grad.
+// gradient stays undefined. Graphs may change from step to step and differ between ranks.
 //
 // A sparse gradient (COO) is gathered from all ranks, indices and values, and added up; the result,
 // coalesced, replaces it in .grad. Ranks without the gradient add nothing; if the result has no
@@ -164,8 +183,8 @@ class SIRTAKI_API GradientReducer {
 // synchronize() and step() look for them. Several optimizers may have parts of one model, or the
 // same parameters; optimizers of the same parameters need equal options and op Average.
 //
-// With one rank there are no hooks (except with sparse_as_dense) and step() is Base's; none of the
-// checks above that need a second rank is made.
+// With one rank nothing is reduced and step() is Base's. The rules above are checked all the same,
+// so that a mistake shows before the second rank does; with Average::Step there is nothing to check.
 template <class Base>
 class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
   static_assert(std::is_base_of_v<torch::optim::Optimizer, Base>,
@@ -185,18 +204,18 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
       : DistributedOptimizer(std::move(base),
                              detail::GradientReducer(base, named_parameters, options, session)) {}
 
-  // Waits for the averaged gradients, then calls Base::step(). With a closure, which makes the
-  // gradients (none may be under way before), each evaluation is followed by synchronize(), and the
-  // loss that it returns is averaged over the ranks: the same bits everywhere, so that an optimizer
-  // that branches on the loss branches alike. Collective.
+  // Calls Base::step() with the averaged gradients, for which it waits if no backward() has. With a
+  // closure, which makes the gradients (none may be under way before), each evaluation is followed
+  // by synchronize(), and the loss that it returns is averaged over the ranks: the same bits
+  // everywhere, so that an optimizer that branches on the loss branches alike. Collective.
   at::Tensor step(LossClosure closure = nullptr) override {
     return reducer_.Step(*this, std::move(closure),
                          [this](LossClosure wrapped) { return Base::step(std::move(wrapped)); });
   }
 
-  // Waits until all gradients are averaged. The following step() takes them as they then are. A
-  // backward() in between adds to them (on every rank, or on none) and has them averaged again.
-  // Collective.
+  // Waits until all gradients are averaged; does nothing after a backward() that has averaged them.
+  // The following step() takes them as they then are. A backward() in between adds to them (on every
+  // rank, or on none) and has them averaged again. Collective.
   void synchronize() override { reducer_.Synchronize(*this); }
 
   // Calls Base's zero_grad(), but throws invalid_argument if gradients are being reduced.
@@ -242,7 +261,8 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
 // Throws invalid_argument if `max_norm` is negative, and with `error_if_nonfinite` if that norm is
 // not finite; without it such gradients are scaled all the same. Sparse gradients count with their
 // values, coalesced. For a DistributedOptimizer it is collective, and the norm is that of the
-// lowest of its ranks, so that all scale alike to the bit; with op Adasum each rank has its own.
+// lowest of its ranks that has not joined, so that all scale alike to the bit; with op Adasum each
+// rank has its own.
 SIRTAKI_API double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                                    double norm_type = 2.0, bool error_if_nonfinite = false);
 

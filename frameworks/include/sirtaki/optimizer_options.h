@@ -13,6 +13,12 @@
 
 namespace sirtaki {
 
+// When gradients are averaged.
+enum class Average : std::uint8_t {
+  Backward,  // .grad is the average when backward() returns: clip it, look at it, scale it
+  Step,      // step() or synchronize() waits for the averages; until then .grad must not be touched
+};
+
 // The options are the same on every rank; if they differ, all ranks throw `mismatch`.
 struct DistributedOptimizerOptions {
   // The name tells several optimizers of a program apart, in messages too. Empty: a number does, in
@@ -24,6 +30,11 @@ struct DistributedOptimizerOptions {
   // DistributedOptimizer. With Sum let gradients go (zero_grad) before each backward(): what is in
   // them already is on all ranks, and would be added up again.
   TORCH_ARG(ReduceOp, op) = ReduceOp::Average;
+  // Gradients are reduced while backward() runs. Backward: its end waits for them, as step() would
+  // otherwise. Step allows what the end of a backward() cannot: gradients that are differentiable
+  // themselves, a second backward() between two steps with op Sum, compression or a hook, and ranks
+  // of which some run no backward(). Of no meaning for op Adasum.
+  TORCH_ARG(Average, average_at) = Average::Backward;
   // With Average, gradients are divided by this factor before they are added up, and by size() /
   // factor afterwards. Between 1 and size() it keeps large sums in the range of half types.
   // Positive.

@@ -47,6 +47,7 @@ class ReducerSettings:
         op: int,
         predivide: float,
         passes: int,
+        at_backward: bool,
         compression: int,
         everywhere: bool,
         sparse_as_dense: bool,

@@ -198,7 +198,8 @@ bool IsSparse(const at::Tensor& tensor) {
 }
 
 std::shared_ptr<Pending> StartSparse(const at::Tensor& tensor, const AllreduceOptions& options,
-                                     bool will_wait, const std::shared_ptr<SessionState>& session) {
+                                     bool will_wait, const std::shared_ptr<SessionState>& session,
+                                     std::uint32_t round) {
   at::NoGradGuard no_grad;
   TensorCall call;
   call.kind = core::OpKind::kAllGather;
@@ -207,6 +208,7 @@ std::shared_ptr<Pending> StartSparse(const at::Tensor& tensor, const AllreduceOp
   call.process_set = options.process_set();
   call.timeout = options.timeout();
   call.will_wait = will_wait;
+  call.round = round;
   call.invalid = WhyInvalid(tensor, options);
   std::shared_ptr<session::Gpu> gpu = GpuOf(tensor, *session, &call.invalid);
   SparseSum sum;

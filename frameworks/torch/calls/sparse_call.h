@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 
 #include "frameworks/torch/calls/pending.h"
@@ -15,8 +16,9 @@ namespace sirtaki::detail {
 // Whether sparse_allreduce is meant by an all-reduce of this tensor.
 bool IsSparse(const at::Tensor& tensor);
 
-// Submits; throws Error if the call is refused here.
+// Submits; throws Error if the call is refused here. `round`: as TensorCall's.
 std::shared_ptr<Pending> StartSparse(const at::Tensor& tensor, const AllreduceOptions& options,
-                                     bool will_wait, const std::shared_ptr<SessionState>& session);
+                                     bool will_wait, const std::shared_ptr<SessionState>& session,
+                                     std::uint32_t round = 0);
 
 }  // namespace sirtaki::detail

@@ -1,4 +1,5 @@
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 #include <torch/optim/optimizer.h>
@@ -69,15 +70,17 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> gradients = GradientsOf(optimizer);
   if (gradients.empty()) return 0;
-  at::Tensor total = NormOf(gradients, norm_type);
+  const at::Tensor total = NormOf(gradients, norm_type);
+  double norm = total.item<double>();
   if (synchronizer != nullptr && !synchronizer->has_local_gradients()) {
-    // A sum's last bits depend on the number of threads, which hosts may differ in.
-    const ProcessSet set = synchronizer->process_set();
-    broadcast_(total, set.ranks(synchronizer->session()).front(),
-               BroadcastOptions().name("sirtaki/clip_grad_norm_").process_set(set),
-               synchronizer->session());
+    // A sum's last bits depend on the number of threads, which hosts may differ in. Those that have
+    // joined give no row.
+    const at::Tensor norms = allgather(
+        at::full({1}, norm, at::kDouble),
+        AllgatherOptions().name("sirtaki/clip_grad_norm_").process_set(synchronizer->process_set()),
+        synchronizer->session());
+    norm = norms.const_data_ptr<double>()[0];
   }
-  const double norm = total.item<double>();
   // It has waited for a GPU, where what was averaged may have failed since.
   if (synchronizer != nullptr && total.is_cuda()) {
     detail::ThrowIfError(detail::StateOf(synchronizer->session())->Check());

@@ -54,8 +54,17 @@ void ArenaPlace::Enter(ops::cuda::DeviceWork& work) const {
   work.place = begin_;
 }
 
+// One that is being made.
+struct ArenaOrders::Order {
+  std::vector<std::size_t> buckets;
+  fusion::ArenaLayout layout;
+  std::shared_ptr<ops::nccl::ArenaRequest> request;
+  core::WorkPtr work;
+};
+
 namespace {
 
+using Order = ArenaOrders::Order;
 using Gradients = std::vector<std::shared_ptr<ParameterGradient>>;
 
 // What an arena holds: what has no other form on the way, and NCCL adds up.
@@ -73,14 +82,6 @@ std::vector<std::int64_t> BytesOf(const Gradients& bucket) {
   }
   return bytes;
 }
-
-// One that is being made.
-struct Order {
-  std::vector<std::size_t> buckets;
-  fusion::ArenaLayout layout;
-  std::shared_ptr<ops::nccl::ArenaRequest> request;
-  core::WorkPtr work;
-};
 
 // An entry of the order like a bucket, with the numbers behind those of the buckets. It moves
 // nothing: the lanes look at the request.
@@ -131,19 +132,30 @@ void Await(const Order& order, const SessionSet& set) {
 
 }  // namespace
 
-BucketArenas MakeArenas(const SessionSet& set, std::uint64_t number,
-                        const std::vector<Gradients>& buckets) {
+ArenaOrders::ArenaOrders(const SessionSet& set, std::uint64_t number,
+                         const std::vector<Gradients>& buckets)
+    : set_(set), buckets_(buckets.size()) {
   std::map<std::uint32_t, Order> of_slot;
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     const core::Signature signature = buckets[b].front()->ExpectedSignature();
     if (FitsArena(signature)) of_slot[signature.slot].buckets.push_back(b);
   }
-  BucketArenas made;
-  made.places.resize(buckets.size());
   std::size_t index = 0;
-  for (auto& [slot, order] : of_slot) Submit(order, set, number, index++, buckets);
   for (auto& [slot, order] : of_slot) {
-    Await(order, set);
+    Submit(order, set, number, index++, buckets);
+    orders_.push_back(std::move(order));
+  }
+}
+
+ArenaOrders::~ArenaOrders() {
+  for (const Order& order : orders_) order.work->handle->Observe();
+}
+
+BucketArenas ArenaOrders::Take() {
+  BucketArenas made;
+  made.places.resize(buckets_);
+  for (const Order& order : orders_) {
+    Await(order, set_);
     const ops::nccl::ArenaPtr& arena = order.request->arena;
     if (!arena) continue;
     made.arenas.push_back(arena);

@@ -46,14 +46,32 @@ class ArenaPlace {
 
 using ArenaPlaces = std::vector<ArenaPlace>;  // of a bucket's gradients; empty: it has no arena
 
-// One for each GPU that these buckets are on. Collective; `number` is that of the layout. Where a
-// rank has no memory for one, its buckets have none on any rank. Throws what a collective throws.
 struct BucketArenas {
   std::vector<ArenaPlaces> places;  // by bucket
   std::vector<ops::nccl::ArenaPtr> arenas;
 };
-BucketArenas MakeArenas(
-    const SessionSet& set, std::uint64_t number,
-    const std::vector<std::vector<std::shared_ptr<ParameterGradient>>>& buckets);
+
+// The arenas of buckets, one for each GPU that these are on, while they are made. Where a rank has
+// no memory for one, its buckets have none on any rank.
+class ArenaOrders {
+ public:
+  using Gradients = std::vector<std::shared_ptr<ParameterGradient>>;
+  struct Order;
+
+  // Submits. Collective; `number` is that of the layout. Throws what a submission throws.
+  ArenaOrders(const SessionSet& set, std::uint64_t number, const std::vector<Gradients>& buckets);
+  ~ArenaOrders();
+  ArenaOrders(const ArenaOrders&) = delete;
+  ArenaOrders& operator=(const ArenaOrders&) = delete;
+
+  bool empty() const { return orders_.empty(); }  // none is on a GPU
+  // Waits. Throws what a collective throws.
+  BucketArenas Take();
+
+ private:
+  const SessionSet set_;
+  const std::size_t buckets_;
+  std::vector<Order> orders_;
+};
 
 }  // namespace sirtaki::detail

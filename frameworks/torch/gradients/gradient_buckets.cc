@@ -104,13 +104,19 @@ bool GradientBuckets::Wanted(const Gradients& members) const {
          !rule_->of_steps() && !members.empty();
 }
 
-void GradientBuckets::Update(const Gradients& members) {
-  if (laid_out_ && !Fits()) Dissolve();
-  if (laid_out_ || !Wanted(members)) return;
+// Nothing has happened since the layout was decided that all ranks take as its end.
+bool GradientBuckets::Lasts() const {
+  return !renew_ && joins_before_ == *joins_ && limits_ == set_.session->session().limits();
+}
+
+void GradientBuckets::Ask(const Gradients& members) {
+  if (asked_ || orders_ || (laid_out_ && Fits()) || !Wanted(members)) return;
   renew_ = false;
-  const at::Tensor told =
-      at::zeros({1 + kBucketFieldCount * static_cast<std::int64_t>(members.size())}, at::kLong);
-  auto* const mine = told.mutable_data_ptr<std::int64_t>();
+  if (joins_before_ != *joins_) layouts_ = 0;
+  joins_before_ = *joins_;
+  limits_ = set_.session->session().limits();
+  told_ = at::zeros({1 + kBucketFieldCount * static_cast<std::int64_t>(members.size())}, at::kLong);
+  auto* const mine = told_.mutable_data_ptr<std::int64_t>();
   mine[0] = 1;
   const std::vector<std::int64_t> places = set_.session->session().config().deterministic
                                                ? ReversePlaces(members.size())
@@ -124,16 +130,28 @@ void GradientBuckets::Update(const Gradients& members) {
     of_gradient[kStaysOut] = other || gradient.seen().stays_out ? 1 : 0;
   }
   TensorCall call;
-  call.tensor = told;
+  call.tensor = told_;
   call.name = key_;
   call.derived_name = true;
   call.process_set = set_.process_set;
   call.reduction = core::ReduceOp::kSum;
   call.in_place = true;
   call.will_wait = true;
-  PendingTensor::Start(std::move(call), set_.session)->Synchronize();
+  asked_ = PendingTensor::Start(std::move(call), set_.session);
+}
+
+void GradientBuckets::Take(const Gradients& members, bool wait) {
+  if (orders_) TakeArenas();
+  if (laid_out_ && !Fits()) Dissolve();
+  if (!asked_) return;
+  Dissolve();
+  const at::Tensor told = std::exchange(told_, at::Tensor());
+  std::exchange(asked_, nullptr)->Results();
+  const auto* const sums = told.const_data_ptr<std::int64_t>();
   // A rank that has joined has told nothing, and would not know what the others make of it.
-  if (mine[0] == set_.size()) LayOut(members, mine + 1);
+  if (sums[0] != set_.size() || !Lasts()) return;
+  LayOut(members, sums + 1);
+  if (orders_ && (wait || orders_->empty())) TakeArenas();
 }
 
 void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums) {
@@ -152,8 +170,6 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
     ordered.push_back(
         {signature.ElementCount() * bytes, signature.dtype, signature.device, signature.slot});
   }
-  joins_before_ = *joins_;
-  limits_ = set_.session->session().limits();
   const auto buckets =
       fusion::PlanBuckets(ordered, {limits_.first_bucket_bytes, limits_.bucket_bytes});
   std::vector<Gradients> of_buckets(buckets.size());
@@ -162,10 +178,19 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
       of_buckets[b].push_back(members[order[position].second]);
     }
   }
-  BucketArenas made = MakeArenas(set_, arena_number(), of_buckets);
+  orders_ = std::make_unique<ArenaOrders>(set_, arena_number(), of_buckets);
+  laid_ = std::move(of_buckets);
+}
+
+void GradientBuckets::TakeArenas() {
+  const std::unique_ptr<ArenaOrders> orders = std::move(orders_);
+  std::vector<Gradients> of_buckets = std::move(laid_);
+  laid_.clear();
+  BucketArenas made = orders->Take();
   arenas_ = std::move(made.arenas);
+  if (!Lasts()) return Dissolve();
   auto names = std::make_shared<session::BucketNames>();
-  for (std::size_t b = 0; b < buckets.size(); ++b) {
+  for (std::size_t b = 0; b < of_buckets.size(); ++b) {
     MakeBucket(std::move(of_buckets[b]), std::move(made.places[b]), b, names.get());
   }
   names_ = std::move(names);
@@ -185,6 +210,7 @@ void GradientBuckets::MakeBucket(Gradients gradients, ArenaPlaces places, std::s
         std::make_shared<const core::Signature>(gradient->ExpectedSignature()));
   }
   signature->layout = LayoutOf(gradients, strides, !places.empty());
+  signature->subject = rule_->at_backward && !rule_->of_module ? 1 : 0;  // as most of them are
   // Optimizers are numbered alike on all ranks, and each counts its own layouts.
   const core::Key key = core::Key::Bucket(set_.members.set, arena_number(), index);
   const auto bucket = std::make_shared<Bucket>(key, std::move(signature));

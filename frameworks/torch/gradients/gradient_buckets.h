@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/protocol/request.h"
+#include "frameworks/torch/calls/pending.h"
 #include "frameworks/torch/gradients/gradient_arena.h"
 #include "frameworks/torch/session/session_set.h"
 #include "fusion/bucket_assembly.h"
@@ -59,18 +60,28 @@ class GradientBuckets {
 
   // The optimizer has other parameters than before: Update makes new buckets.
   void Renew() { renew_ = true; }
-  // At the end of a synchronize(), when nothing is outstanding, whether it went well or not: makes
-  // buckets if there are none yet, or they no longer fit. Collective if so. Throws what a
-  // collective throws. Nowhere else: all ranks have to dissolve them between the same steps.
-  void Update(const Gradients& members);
+  // Buckets are made if there are none yet, or they no longer fit. Both calls are collective if so,
+  // and throw what a collective throws.
+  // When all gradients of an average are submitted: asks for what the ranks have seen of them.
+  void Ask(const Gradients& members);
+  // At the end of the average, when nothing is outstanding, whether it went well or not. Nowhere
+  // else: all ranks have to dissolve buckets between the same averages. `wait`: an arena is waited
+  // for; otherwise the buckets in one come with the next average. Never waits for a rank that has
+  // not yet submitted this average.
+  void Take(const Gradients& members, bool wait);
 
  private:
   void Dissolve();
+  void TakeArenas();
   bool Fits() const;
   bool Wanted(const Gradients& members) const;
   void LayOut(const Gradients& members, const std::int64_t* sums);
-  // Of this layout, as the key of a bucket has it.
-  std::uint64_t arena_number() const { return layouts_ << 32 | number_; }
+  bool Lasts() const;
+  // Of this layout, as the key of a bucket has it. By the joins, which end on all ranks: while some
+  // have joined, the others count layouts of which these do not know.
+  std::uint64_t arena_number() const {
+    return (joins_before_ & 0xffff) << 48 | (layouts_ & 0xffff) << 32 | number_;
+  }
   void MakeBucket(Gradients gradients, ArenaPlaces places, std::size_t index,
                   session::BucketNames* names);
 
@@ -83,7 +94,13 @@ class GradientBuckets {
   session::Session::Limits limits_;                                // with which that was
   bool laid_out_ = false;
   bool renew_ = false;
-  std::uint64_t layouts_ = 0;  // made so far
+  std::uint64_t layouts_ = 0;  // made since the last join
+  // What the ranks have seen, until it is taken.
+  at::Tensor told_;
+  std::shared_ptr<Pending> asked_;
+  // Then the arenas, while they are made.
+  std::vector<Gradients> laid_;
+  std::unique_ptr<ArenaOrders> orders_;
   Gradients gradients_;
   std::vector<ops::nccl::ArenaPtr> arenas_;
   std::shared_ptr<const session::BucketNames> names_;  // of what the buckets hold, while laid out

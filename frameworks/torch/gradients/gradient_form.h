@@ -1,25 +1,37 @@
 // Whether the gradient of a parameter is sparse: what a rank that has none cannot know.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
+#include "frameworks/torch/calls/pending.h"
 #include "frameworks/torch/session/session_set.h"
 
 namespace sirtaki::detail {
+
+// The round of what step() submits itself, because no backward() has: see GradientReducer::Impl::rounds_.
+constexpr std::uint32_t kRoundInStep = 1U << 20;
 
 // What one rank has, after a reduction in which the ranks did not fit.
 struct GradientForm {
   bool present = false;
   std::int64_t sparse_dims = 0;  // of the gradient; 0: it is dense
   bool reduced_as_sparse = false;
+  std::uint32_t round = 0;  // which average of its step it was; 0: nobody counts
 };
 
+// Asks what the other ranks have. Collective, with DecideForm for what it gives.
+std::shared_ptr<Pending> AskForForms(const std::string& key, const GradientForm& mine,
+                                     const SessionSet& set);
 // By how many sparse dimensions the ranks that have the gradient want it reduced; 0: as a dense
 // one. Nothing if all of them had reduced it in the same way: something else is wrong. Throws
-// mismatch on every rank if it is sparse on some and dense on others. Collective.
-std::optional<std::int64_t> AgreeOnForm(const std::string& name, const std::string& key,
-                                        const GradientForm& mine, const SessionSet& set);
+// mismatch on every rank if it is sparse on some and dense on others, or if they were not at the
+// same average of their step.
+std::optional<std::int64_t> DecideForm(const std::string& name, const std::string& key,
+                                       const at::Tensor& forms);
 
 }  // namespace sirtaki::detail

@@ -28,15 +28,15 @@ std::string WhyTooLong(const std::vector<std::string>& names, const std::string&
 
 GradientMembers::Description GradientMembers::Describe(NamedTensors names,
                                                        const DistributedOptimizerOptions& options,
-                                                       bool after_backward, int number) {
+                                                       bool of_module, int number) {
   const std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
   Description of;
   of.names = std::move(names);
   // By number, which all ranks have alike: names may differ by mistake.
-  of.what = (after_backward ? "parameters of the module" : "parameters of the optimizer") + suffix;
+  of.what = (of_module ? "parameters of the module" : "parameters of the optimizer") + suffix;
   of.prefix = options.op() == ReduceOp::Adasum ? "delta" : "gradient";
   of.prefix += (options.name().empty() ? suffix : ":" + options.name()) + "/";
-  of.invalid = WhyInvalid(options, after_backward);
+  of.invalid = WhyInvalid(options, of_module);
   of.check_every = options.check_parameters_every();
   return of;
 }
@@ -46,7 +46,8 @@ GradientMembers::GradientMembers(Description description, SessionSet set,
     : of_(std::move(description)),
       set_(std::move(set)),
       rule_(std::move(rule)),
-      ready_count_(std::make_shared<std::atomic<std::int64_t>>(0)) {}
+      ready_count_(std::make_shared<std::atomic<std::int64_t>>(0)),
+      round_(std::make_shared<std::atomic<std::uint32_t>>(0)) {}
 
 // Those that are new are not registered yet.
 std::vector<GradientPtr> GradientMembers::GradientsOf(const NamedParameters& named,
@@ -75,7 +76,7 @@ std::vector<GradientPtr> GradientMembers::GradientsOf(const NamedParameters& nam
       }
       gradient = std::make_shared<ParameterGradient>(
           ParameterGradient::Description{name, key, static_cast<std::int64_t>(i),
-                                         named.parameters[i], rule_, ready_count_},
+                                         named.parameters[i], rule_, ready_count_, round_},
           set_);
     }
     gradients.push_back(std::move(gradient));
@@ -102,11 +103,11 @@ void GradientMembers::Take(const NamedParameters& named) {
   std::string error = !of_.invalid.empty() ? of_.invalid : named.error;
   if (error.empty()) error = WhyTooLong(named.names, of_.prefix);
   std::vector<GradientPtr> gradients;
-  const bool active = set_.size() > 1 || rule_->sparse_as_dense;
+  const bool active = set_.size() > 1 || rule_->sparse_as_dense || rule_->at_backward;
   if (error.empty() && active) gradients = GradientsOf(named, &error);
 
   std::vector<std::string> lines = DescribeAll(named);
-  if (error.empty() && active) error = DescribePlaces(named, &lines);
+  if (error.empty() && active && !rule_->alone) error = DescribePlaces(named, &lines);
   // Optimizers that share a parameter here have to share it everywhere.
   for (std::size_t i = 0; i < gradients.size() && error.empty(); ++i) {
     if (gradients[i]->key() != of_.prefix + named.names[i])
@@ -119,7 +120,14 @@ void GradientMembers::Take(const NamedParameters& named) {
   AgreeOnList(of_.what, lines, error, set_);
 
   for (const GradientPtr& gradient : gradients) {
-    if (&gradient->rule() != rule_.get()) gradient->Share();
+    if (&gradient->rule() != rule_.get()) {
+      gradient->Share();
+      // At once, where nothing is under way between two calls: which of its optimizers would come to
+      // its bucket first may differ between ranks.
+      if (rule_->at_backward) {
+        for (const GradientPtr& mate : gradient->BucketMates()) mate->TakeOut();
+      }
+    }
     set_.session->gradients().Add(gradient->parameter().unsafeGetTensorImpl(),
                                   core::Key::Named(set_.members.set, gradient->key()), gradient);
     gradient->Attach();

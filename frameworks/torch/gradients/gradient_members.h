@@ -31,7 +31,7 @@ class GradientMembers {
   };
   // `number`: the optimizer's, or the module's, in its set.
   static Description Describe(NamedTensors names, const DistributedOptimizerOptions& options,
-                              bool after_backward, int number);
+                              bool of_module, int number);
   GradientMembers(Description description, SessionSet set,
                   std::shared_ptr<const GradientRule> rule);
 
@@ -50,6 +50,8 @@ class GradientMembers {
   void CheckResults() const;
 
   const std::vector<GradientPtr>& all() const { return all_; }
+  // Which average of its step the next one is; 0 where nobody counts.
+  std::atomic<std::uint32_t>& round() const { return *round_; }
   const std::string& what() const { return of_.what; }
   const std::string& prefix() const { return of_.prefix; }
 
@@ -63,6 +65,7 @@ class GradientMembers {
   const SessionSet set_;
   const std::shared_ptr<const GradientRule> rule_;
   const std::shared_ptr<std::atomic<std::int64_t>> ready_count_;
+  const std::shared_ptr<std::atomic<std::uint32_t>> round_;
   bool taken_ = false;                // the optimizer was looked at
   int added_ = 0;                     // parameters that came later, without a name
   std::vector<const void*> scanned_;  // its parameters, as they were last seen

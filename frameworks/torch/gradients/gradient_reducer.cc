@@ -3,17 +3,21 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/gradients/gradient_buckets.h"
+#include "frameworks/torch/gradients/gradient_form.h"
 #include "frameworks/torch/gradients/gradient_members.h"
 #include "frameworks/torch/gradients/gradient_rule.h"
 #include "frameworks/torch/gradients/parameter_gradient.h"
@@ -30,10 +34,11 @@ namespace sirtaki::detail {
 using LossClosure = GradientReducer::LossClosure;
 using BaseStep = GradientReducer::BaseStep;
 
-// In a set of one rank it has no members: there is nothing to do, but to make gradients dense.
-class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
+// In a set of one rank it has members only to make gradients dense, and to check what the end of a
+// backward() checks with more ranks.
+class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_from_this<Impl> {
  public:
-  Impl(NamedTensors names, const DistributedOptimizerOptions& options, bool after_backward,
+  Impl(NamedTensors names, const DistributedOptimizerOptions& options, bool of_module,
        const std::shared_ptr<SessionState>& session);
 
   // As those of its members.
@@ -41,10 +46,11 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   void TakeAll();
 
   void CheckSession() const;
-  bool active() const { return set_.size() > 1 || rule_->sparse_as_dense; }
+  bool active() const { return set_.size() > 1 || rule_->sparse_as_dense || rule_->at_backward; }
   at::Tensor Step(const torch::optim::Optimizer& optimizer, LossClosure closure,
                   const BaseStep& base_step);
-  void AfterStep() { synchronized_ = false; }
+  void BeginStep();
+  void AfterStep();
   void Synchronize();
   void SynchronizeUnlessDone();
   void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
@@ -58,6 +64,16 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   core::trace::StepClock& steps() const { return set_.session->session().observation().steps(); }
   const std::string& prefix() const { return members_.prefix(); }
 
+  // ---- the end of a backward() ----
+  void BeginEnd() override;
+  bool CollectEnd(bool wait) override;
+  void WaitABit() override;
+  void ConcludeEnd() override;
+  void FailEnd() noexcept override;
+  void BeginAgain() override {
+    if (failed_) EndFailed();
+  }
+
  private:
   std::string WhyNotTuned() const;
   void BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure);
@@ -65,12 +81,23 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   at::Tensor CombinedStep(LossClosure closure, const BaseStep& base_step);
   LossClosure Wrap(LossClosure closure);
   at::Tensor AverageLoss(const at::Tensor& loss);
-  void EndBackward();
   const ParameterGradient* FirstOutstanding() const;
   bool AnyTouched() const;
+  void NoteAverages();
+  bool IsDone(std::size_t index) const;
+  // The ranks agree on which average of its step each is.
+  bool counts_averages() const { return rule_->at_backward && !rule_->of_module; }
   std::vector<GradientPtr> MatesOfShared() const;
-  void SubmitMissing(const std::vector<GradientPtr>& mates);
-  static void SubmitUnlessReported(const GradientPtr& member);
+  void SubmitMissing();
+  static void SubmitUnlessReported(const GradientPtr& member, const std::string& refused);
+  template <class Call>
+  void Attempt(const Call& call);
+  void Average();
+  void BeginAverage();
+  void EndAverage();
+  void AwaitEnds() const;
+  void EndFailed();
+  std::string WhyNotAgain() const;
   void StartAnew();
   void CheckParametersWhenDue();
 
@@ -84,10 +111,19 @@ class GradientReducer::Impl : public std::enable_shared_from_this<Impl> {
   bool synchronized_ = false;
   const std::int64_t check_every_;  // steps; 0: never
   std::int64_t steps_ = 0;
-  int skips_ = 0;  // scopes of skip_synchronize
-  // The number of the backward at whose end a call is on order; 0: of none.
-  std::atomic<std::uint64_t> ending_{0};
-  std::atomic<std::uint64_t> backwards_{0};
+  int skips_ = 0;                               // scopes of skip_synchronize
+  std::uint32_t averages_ = 0;                  // of this step
+  std::vector<std::uint64_t> averages_before_;  // of each member's gradient, when it began
+  bool held_ = false;                // there was a scope of no_sync since the last average
+  int passes_ = 0;                   // backward() since the last average, in no scope of no_sync
+  bool timed_ = false;               // the backward pass of this step was
+  bool ends_now_ = false;            // the end that was begun averages
+  std::atomic<bool> failed_{false};  // a backward() has thrown, and what it left was not collected
+  // What is under way, from BeginAverage to EndAverage.
+  std::vector<GradientPtr> mates_;
+  std::vector<GradientPtr> outstanding_;
+  std::optional<GpuWaits> waits_;
+  std::exception_ptr first_error_;
 };
 
 namespace {
@@ -104,14 +140,16 @@ namespace {
 }  // namespace
 
 GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOptions& options,
-                            bool after_backward, const std::shared_ptr<SessionState>& session)
+                            bool of_module, const std::shared_ptr<SessionState>& session)
     : set_(session, options.process_set()),
-      rule_(std::make_shared<const GradientRule>(MakeRule(options, after_backward, set_.size()))),
+      rule_(std::make_shared<const GradientRule>(MakeRule(options, of_module, set_.size()))),
       number_(set_.session->NextOptimizerNumber(set_.members.set)),
-      members_(GradientMembers::Describe(std::move(names), options, after_backward, number_), set_,
+      members_(GradientMembers::Describe(std::move(names), options, of_module, number_), set_,
                rule_),
       buckets_(set_, number_, members_.prefix(), rule_),
       check_every_(options.check_parameters_every()) {
+  // A module does not know of steps, and counts none.
+  if (counts_averages()) members_.round() = 1;
   const bool first = number_ == 1 && set_.members.set == core::kWorldSet;
   if (!first || !set_.session->session().config().autotune) return;
   const std::string why_not = WhyNotTuned();
@@ -133,16 +171,16 @@ std::string GradientReducer::Impl::WhyNotTuned() const {
 }
 
 void GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
-  if (members_.Scan(optimizer)) buckets_.Renew();
+  if (!members_.Scan(optimizer)) return;
+  buckets_.Renew();
+  if (!rule_->at_backward) return;
+  NoteAverages();
+  for (const GradientPtr& member : members_.all()) member->AddOwner(weak_from_this());
 }
 
 void GradientReducer::Impl::TakeAll() {
   members_.TakeAll();
-  for (const GradientPtr& member : members_.all()) {
-    member->set_on_submitted([self = weak_from_this()] {
-      if (const auto alive = self.lock()) alive->BeginBackward();
-    });
-  }
+  for (const GradientPtr& member : members_.all()) member->AddOwner(weak_from_this());
 }
 
 void GradientReducer::Impl::CheckSession() const {
@@ -166,58 +204,152 @@ bool GradientReducer::Impl::AnyTouched() const {
                      [](const GradientPtr& member) { return member->gate().touched(); });
 }
 
-void GradientReducer::Impl::SubmitUnlessReported(const GradientPtr& member) {
+void GradientReducer::Impl::SubmitUnlessReported(const GradientPtr& member,
+                                                 const std::string& refused) {
   if (member->gate().reported()) return;
   member->Attach();
   if (!member->takes_part()) return;
   member->gate().Report();
-  member->Submit(/*will_wait=*/true);
+  if (refused.empty()) {
+    member->Submit(/*will_wait=*/true);
+  } else {
+    member->Refuse(refused);
+  }
+}
+
+// Each gradient as it is when a step begins.
+void GradientReducer::Impl::NoteAverages() {
+  averages_before_.clear();
+  for (const GradientPtr& member : members_.all()) averages_before_.push_back(member->averages());
+}
+
+// Another optimizer of this parameter has averaged it with the average that is due here, in the
+// same backward() or, on a rank that ran none, in its synchronize().
+bool GradientReducer::Impl::IsDone(std::size_t index) const {
+  const GradientPtr& member = members_.all()[index];
+  if (!member->shared() || !counts_averages() || held_) return false;
+  return member->averages() - averages_before_[index] > averages_;
 }
 
 // Of the gradients in buckets of the optimizer that had them first: all of the bucket.
 std::vector<GradientPtr> GradientReducer::Impl::MatesOfShared() const {
   std::vector<GradientPtr> mates;
-  for (const GradientPtr& member : members_.all()) {
-    if (!member->shared()) continue;
+  for (std::size_t i = 0; i < members_.all().size(); ++i) {
+    const GradientPtr& member = members_.all()[i];
+    if (!member->shared() || IsDone(i)) continue;
     for (GradientPtr& mate : member->BucketMates()) mates.push_back(std::move(mate));
   }
   return mates;
 }
 
-void GradientReducer::Impl::SubmitMissing(const std::vector<GradientPtr>& mates) {
-  for (const GradientPtr& member : members_.all()) SubmitUnlessReported(member);
-  for (const GradientPtr& member : mates) SubmitUnlessReported(member);
-  for (const GradientPtr& member : buckets_.gradients()) SubmitUnlessReported(member);
+template <class Call>
+void GradientReducer::Impl::Attempt(const Call& call) {
+  try {
+    call();
+  } catch (...) {
+    if (!first_error_) first_error_ = std::current_exception();
+  }
+}
+
+// Why gradients that hold an average of this step, and are of no second backward(), cannot be
+// averaged again; empty if they can, or if there are none.
+std::string GradientReducer::Impl::WhyNotAgain() const {
+  if (averages_ == 0 || !counts_averages() || rule_->may_repeat()) return {};
+  for (const GradientPtr& member : members_.all()) {
+    if (!member->gate().reported() && member->parameter().grad().defined())
+      return kNoSecondBackward;
+  }
+  return {};
+}
+
+void GradientReducer::Impl::SubmitMissing() {
+  const std::string refused =
+      failed_ ? std::string(kBackwardThrew) + ", which its error explains; zero_grad() begins again"
+              : WhyNotAgain();
+  for (std::size_t i = 0; i < members_.all().size(); ++i) {
+    if (!IsDone(i)) SubmitUnlessReported(members_.all()[i], refused);
+  }
+  for (const GradientPtr& member : mates_) SubmitUnlessReported(member, refused);
+  for (const GradientPtr& member : buckets_.gradients()) SubmitUnlessReported(member, refused);
+}
+
+// If the group has failed, or memory is short, what was accepted is waited for all the same.
+void GradientReducer::Impl::BeginAverage() {
+  first_error_ = nullptr;
+  waits_.emplace();
+  mates_ = MatesOfShared();
+  Attempt([this] { SubmitMissing(); });
+  if (rule_->at_backward) Attempt([this] { buckets_.Ask(members_.all()); });
+  outstanding_.clear();
+  const auto add = [this](const GradientPtr& member) {
+    if (member->gate().reported()) outstanding_.push_back(member);
+  };
+  for (const GradientPtr& member : members_.all()) add(member);
+  for (const GradientPtr& member : mates_) add(member);
+  for (const GradientPtr& member : buckets_.gradients()) add(member);
+}
+
+bool GradientReducer::Impl::CollectEnd(bool wait) {
+  wait = wait || set_.session->gone();  // in a forked child nothing ever comes
+  std::erase_if(outstanding_, [&](const GradientPtr& member) {
+    if (!member->gate().reported()) return true;  // it was in the list twice
+    std::optional<core::Status> status;
+    try {
+      if (wait) {
+        status = member->Finish(*waits_);
+      } else if (member->ready()) {
+        status = member->Advance(*waits_);
+      }
+    } catch (...) {
+      if (!first_error_) first_error_ = std::current_exception();
+      return true;
+    }
+    if (status) Attempt([&] { ThrowIfError(*status); });
+    return status.has_value();
+  });
+  if (!outstanding_.empty()) return false;
+  // On all ranks, now that nothing of these buckets is outstanding, and before anybody makes others.
+  for (const GradientPtr& mate : std::exchange(mates_, {})) mate->TakeOut();
+  return true;
+}
+
+void GradientReducer::Impl::WaitABit() {
+  constexpr auto kABit = std::chrono::milliseconds(1);
+  for (const GradientPtr& member : outstanding_) {
+    const core::HandlePtr handle = member->handle();
+    if (!handle || handle->done()) continue;
+    (void)set_.session->session().Wait(*handle, core::Clock::now() + kABit);
+    return;
+  }
+  std::this_thread::sleep_for(kABit / 10);
+}
+
+void GradientReducer::Impl::EndAverage() {
+  if (!rule_->at_backward) Attempt([this] { buckets_.Ask(members_.all()); });
+  Attempt([this] { buckets_.Take(members_.all(), /*wait=*/!rule_->at_backward); });
+  Attempt([this] { members_.CheckResults(); });
+  failed_ = false;
+  passes_ = 0;
+  waits_.reset();
+  if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
+  synchronized_ = true;
+  held_ = false;
+  ++averages_;
+  if (counts_averages()) members_.round() = averages_ + 1;
+}
+
+// On this thread, for this optimizer alone.
+void GradientReducer::Impl::Average() {
+  members_.CheckStreams();
+  BeginAverage();
+  CollectEnd(/*wait=*/true);
+  EndAverage();
 }
 
 void GradientReducer::Impl::Synchronize() {
   CheckSession();
-  members_.CheckStreams();
-  std::exception_ptr first_error;
-  const auto attempt = [&first_error](const auto& call) {
-    try {
-      call();
-    } catch (...) {
-      if (!first_error) first_error = std::current_exception();
-    }
-  };
-  GpuWaits waits;
-  const auto finish = [&](const GradientPtr& member) {
-    if (member->gate().reported()) attempt([&] { ThrowIfError(member->Finish(waits)); });
-  };
-  // If the group has failed, or memory is short, what was accepted is waited for all the same.
-  const std::vector<GradientPtr> mates = MatesOfShared();
-  attempt([&] { SubmitMissing(mates); });
-  for (const GradientPtr& member : members_.all()) finish(member);
-  for (const GradientPtr& member : mates) {
-    finish(member);
-    member->TakeOut();  // on all ranks, now that nothing of the bucket is outstanding
-  }
-  for (const GradientPtr& member : buckets_.gradients()) finish(member);
-  attempt([this] { buckets_.Update(members_.all()); });
-  attempt([this] { members_.CheckResults(); });
-  if (first_error) std::rethrow_exception(first_error);
-  synchronized_ = true;
+  AwaitEnds();
+  Average();
 }
 
 void GradientReducer::Impl::SynchronizeUnlessDone() {
@@ -225,37 +357,73 @@ void GradientReducer::Impl::SynchronizeUnlessDone() {
   if (!synchronized_ || AnyTouched()) Synchronize();
 }
 
-// At the first gradient of a backward, or before it: the rest is done when that backward ends, on
-// the thread that finishes it. With gradients on a GPU that is autograd's of the GPU, for which
-// other backwards wait then.
+// Before the first gradient of a backward, for a module that knows: its end is this one's, and none
+// of those within it averages.
 void GradientReducer::Impl::BeginBackward() {
-  if (ending_ != 0) return;
-  std::uint64_t none = 0;
-  const std::uint64_t number = ++backwards_;
-  if (!ending_.compare_exchange_strong(none, number)) return;
-  // Autograd drops the call of a backward that fails, and this with it.
-  const std::shared_ptr<void> order(nullptr, [self = weak_from_this(), number](void*) {
-    std::uint64_t mine = number;
-    if (const auto alive = self.lock()) alive->ending_.compare_exchange_strong(mine, 0);
-  });
-  torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this(), order] {
-    if (const auto alive = self.lock()) alive->EndBackward();
-  });
+  set_.session->backward_ends().Join(shared_from_this(), /*on_cpu=*/false, /*whole=*/true);
 }
 
-void GradientReducer::Impl::EndBackward() {
-  ending_ = 0;
-  if (FirstOutstanding() == nullptr) return;  // in no_sync, or it made gradients of other tensors
-  steps().BeginStep();
-  CheckParametersWhenDue();
-  Synchronize();
+void GradientReducer::Impl::BeginEnd() {
+  ends_now_ = false;
+  const bool reported = FirstOutstanding() != nullptr;
+  // Of a module's, in no_sync, or it made gradients of other tensors.
+  if (rule_->of_module && !reported) return;
+  if (!reported && ++passes_ < rule_->passes) return;
+  ends_now_ = true;
+  if (rule_->of_module || !std::exchange(timed_, true)) steps().BeginStep();
+  BeginAverage();
+  Attempt([this] { members_.CheckStreams(); });
+}
+
+void GradientReducer::Impl::ConcludeEnd() {
+  if (!std::exchange(ends_now_, false)) return;
+  EndAverage();
+  if (!rule_->of_module) return;
   AfterStep();
+  CheckParametersWhenDue();
   steps().EndStep();
   if (tuner_) tuner_->AfterStep();
 }
 
+// Perhaps on autograd's thread of a GPU, while the program's goes on.
+void GradientReducer::Impl::FailEnd() noexcept {
+  try {
+    if (set_.session->gone() || failed_) return;
+    failed_ = true;
+    if (!within_another()) BeginAverage();
+  } catch (...) {
+    core::Log(core::LogLevel::kWarning,
+              "a backward() has thrown, and the other ranks could not be told: " + TextOfCurrent());
+  }
+}
+
+// One that has thrown may not have ended everywhere yet.
+void GradientReducer::Impl::AwaitEnds() const {
+  if (!within_backward() || torch::autograd::get_current_graph_task_id() != -1) return;
+  const core::TimePoint deadline = core::Clock::now() + std::chrono::seconds(30);
+  while (within_backward()) {
+    if (core::Clock::now() > deadline) {
+      ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                               "a backward() of the " + members_.what() +
+                                   " runs on another thread, and has not ended for 30 s"));
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+// Takes what a backward() that has thrown has left, which the other ranks wait for as well.
+void GradientReducer::Impl::EndFailed() {
+  CollectEnd(/*wait=*/true);
+  try {
+    EndAverage();
+  } catch (const std::exception&) {
+    // The program has had an error of this.
+  }
+}
+
 void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
                                        bool with_closure) {
+  AwaitEnds();
   const ParameterGradient* const outstanding = FirstOutstanding();
   if (skips_ > 0) {
     if (outstanding != nullptr) {
@@ -275,7 +443,14 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
   }
   Scan(optimizer);
   CheckParametersWhenDue();
-  if (!with_closure) SynchronizeUnlessDone();
+  if (!with_closure) {
+    // What no backward() has averaged: on all ranks, or it is an error.
+    if (counts_averages()) members_.round() = kRoundInStep;
+    const Scope counted([this] {
+      if (counts_averages()) members_.round() = averages_ + 1;
+    });
+    SynchronizeUnlessDone();
+  }
   // Of the step before: of its results on GPUs nobody knew more than that they were launched.
   members_.CheckResults();
 }
@@ -335,7 +510,23 @@ LossClosure GradientReducer::Impl::Wrap(LossClosure closure) {
   };
 }
 
+void GradientReducer::Impl::BeginStep() {
+  if (!timed_) steps().BeginStep();
+}
+
+// The following backward() belong to another step.
+void GradientReducer::Impl::AfterStep() {
+  synchronized_ = false;
+  timed_ = false;
+  averages_ = 0;
+  if (!counts_averages()) return;
+  members_.round() = 1;
+  NoteAverages();
+}
+
 void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
+  AwaitEnds();
+  if (failed_) EndFailed();
   if (const ParameterGradient* const outstanding = FirstOutstanding()) {
     ThrowOutstanding("zero_grad()", *outstanding,
                      "call step() or synchronize() after backward() first; put a backward() whose "
@@ -362,12 +553,14 @@ void GradientReducer::Impl::CheckParametersWhenDue() {
 void GradientReducer::Impl::BeforeForward() {
   // Activation checkpointing runs parts of the forward pass anew within backward().
   if (torch::autograd::get_current_graph_task_id() != -1) return;
-  EndBackward();  // of one that has failed
+  AwaitEnds();
+  if (failed_) EndFailed();
   for (const GradientPtr& member : members_.all()) member->Attach();
 }
 
 void GradientReducer::Impl::StartAnew() {
   AfterStep();
+  passes_ = 0;
   for (const GradientPtr& member : members_.all()) {
     member->gate().Reset();
     member->Attach();
@@ -386,6 +579,7 @@ at::Tensor GradientReducer::Impl::AverageLoss(const at::Tensor& loss) {
 }
 
 Scope GradientReducer::Impl::NoSync() {
+  held_ = true;
   for (const GradientPtr& member : members_.all()) member->gate().Hold();
   return Scope([held = members_.all()] {
     for (const GradientPtr& gradient : held) gradient->gate().Release();
@@ -410,13 +604,13 @@ GradientReducer::GradientReducer(const torch::optim::Optimizer& optimizer,
                                  NamedTensors named_parameters,
                                  const DistributedOptimizerOptions& options, const Session& session)
     : impl_(std::make_shared<Impl>(std::move(named_parameters), options,
-                                   /*after_backward=*/false, StateOf(session))) {
+                                   /*of_module=*/false, StateOf(session))) {
   impl_->Scan(optimizer);
 }
 
 GradientReducer::GradientReducer(NamedTensors parameters,
                                  const DistributedOptimizerOptions& options, const Session& session)
-    : impl_(std::make_shared<Impl>(std::move(parameters), options, /*after_backward=*/true,
+    : impl_(std::make_shared<Impl>(std::move(parameters), options, /*of_module=*/true,
                                    StateOf(session))) {
   impl_->TakeAll();
 }
@@ -434,11 +628,10 @@ GradientReducer::Impl& GradientReducer::impl() const {
 at::Tensor GradientReducer::Step(const torch::optim::Optimizer& optimizer, LossClosure closure,
                                  const BaseStep& base_step) {
   impl().CheckSession();
-  core::trace::StepClock& steps = impl_->steps();
-  steps.BeginStep();
+  impl_->BeginStep();
   at::Tensor loss = impl_->active() ? impl_->Step(optimizer, std::move(closure), base_step)
                                     : base_step(std::move(closure));
-  steps.EndStep();
+  impl_->steps().EndStep();
   return loss;
 }
 

@@ -5,14 +5,14 @@
 
 namespace sirtaki::detail {
 
-std::string WhyInvalid(const DistributedOptimizerOptions& options, bool after_backward) {
+std::string WhyInvalid(const DistributedOptimizerOptions& options, bool of_module) {
   std::ostringstream why;
   const double factor = options.gradient_predivide_factor();
   const bool is_average = options.op() == ReduceOp::Average;
   const bool is_adasum = options.op() == ReduceOp::Adasum;
   if (!is_average && !is_adasum && options.op() != ReduceOp::Sum) {
     why << "op has to be Average, Sum or Adasum for gradients";
-  } else if (is_adasum && after_backward) {
+  } else if (is_adasum && of_module) {
     why << "op Adasum combines what steps have changed, and a module does not know of steps: use "
            "DistributedOptimizer";
   } else if (is_adasum && options.compression() != Compression::None) {
@@ -24,9 +24,11 @@ std::string WhyInvalid(const DistributedOptimizerOptions& options, bool after_ba
   } else if (options.backward_passes_per_step() < 1) {
     why << "backward_passes_per_step is " << options.backward_passes_per_step()
         << "; it has to be at least 1";
-  } else if (after_backward && options.backward_passes_per_step() != 1) {
+  } else if (of_module && options.backward_passes_per_step() != 1) {
     why << "backward_passes_per_step is " << options.backward_passes_per_step()
         << "; a module does not know of steps: accumulate in scopes of no_sync()";
+  } else if (of_module && options.average_at() != Average::Backward) {
+    why << "average_at is Step, and a module does not know of steps: use DistributedOptimizer";
   } else if (options.check_parameters_every() < 0) {
     why << "check_parameters_every is " << options.check_parameters_every()
         << "; it has to be a number of steps, or 0 for never";
@@ -37,7 +39,7 @@ std::string WhyInvalid(const DistributedOptimizerOptions& options, bool after_ba
   return why.str();
 }
 
-GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_backward, int ranks) {
+GradientRule MakeRule(const DistributedOptimizerOptions& options, bool of_module, int ranks) {
   GradientRule rule;
   rule.set = options.process_set().id();
   if (options.op() == ReduceOp::Sum) rule.reduction = core::ReduceOp::kSum;
@@ -47,15 +49,17 @@ GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_bac
   rule.compression = options.compression();
   rule.scope = options.compression_scope();
   rule.passes = options.backward_passes_per_step();
-  rule.after_backward = after_backward;
+  rule.of_module = of_module;
+  rule.at_backward = of_module || (options.average_at() == Average::Backward && !rule.of_steps());
   rule.sparse_as_dense = options.sparse_as_dense();
+  rule.alone = ranks == 1 && rule.at_backward && !rule.sparse_as_dense;
   if (ranks > 1) rule.hook = options.hook();
   return rule;
 }
 
 bool CanShare(const GradientRule& a, const GradientRule& b) {
   const bool is_average = a.reduction == core::ReduceOp::kAverage;
-  return is_average && !a.hook && !b.hook && !a.after_backward && ToText(a) == ToText(b);
+  return is_average && !a.hook && !b.hook && !a.of_module && ToText(a) == ToText(b);
 }
 
 std::string ToText(const GradientRule& rule) {
@@ -70,7 +74,8 @@ std::string ToText(const GradientRule& rule) {
   }
   if (rule.passes != 1) text << ", " << rule.passes << " backward passes";
   if (rule.sparse_as_dense) text << ", sparse as dense";
-  if (rule.after_backward) text << ", after backward";
+  if (rule.of_module) text << ", after backward";
+  if (!rule.at_backward && !rule.of_steps()) text << ", in step()";
   if (rule.hook) text << ", by a hook";
   return text.str();
 }

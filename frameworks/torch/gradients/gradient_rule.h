@@ -17,20 +17,26 @@ struct GradientRule {
   double postscale = 1.0;
   Compression compression = Compression::None;
   CompressionScope scope = CompressionScope::BetweenHosts;
-  int passes = 1;               // backward passes before a gradient is reduced
-  bool after_backward = false;  // averaged when backward() returns, not in step()
+  int passes = 1;            // backward passes before a gradient is reduced
+  bool of_module = false;    // there is no step()
+  bool at_backward = false;  // averaged when backward() returns, not in step()
+  bool alone = false;        // one rank: nothing is reduced, what can be wrong is checked
   bool sparse_as_dense = false;
   CommunicationHook hook;  // empty: the library reduces
 
   // What steps have changed is combined; gradients stay where they are.
   bool of_steps() const { return reduction == core::ReduceOp::kAdasum; }
+  // What was averaged, with something added to it on each rank, may be averaged again.
+  bool may_repeat() const {
+    return reduction == core::ReduceOp::kAverage && compression == Compression::None && !hook;
+  }
 };
 
 // What is wrong with the options; empty if nothing is.
-std::string WhyInvalid(const DistributedOptimizerOptions& options, bool after_backward);
+std::string WhyInvalid(const DistributedOptimizerOptions& options, bool of_module);
 
 // `ranks`: of the process set.
-GradientRule MakeRule(const DistributedOptimizerOptions& options, bool after_backward, int ranks);
+GradientRule MakeRule(const DistributedOptimizerOptions& options, bool of_module, int ranks);
 
 // True if two optimizers may have the same parameter. Its gradient is averaged for the first that
 // steps, and again for the other: that leaves an average as it is but for its last bits, which are

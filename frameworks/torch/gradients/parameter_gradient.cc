@@ -112,18 +112,59 @@ core::Status ParameterGradient::Refused(const std::string& text) const {
 void ParameterGradient::ThrowWrittenAgain() const {
   ThrowStatus(Refused("backward() met the gradient of " + core::Quoted(what_.name) +
                       " while it is being reduced: " +
-                      (what_.rule->after_backward
+                      (what_.rule->of_module
                            ? "an earlier backward() of the module has failed or is still running; "
                              "call forward() of the module, which ends it, before the next"
+                       : what_.rule->at_backward
+                           ? "an earlier backward() has thrown, and zero_grad() of the optimizer "
+                             "was not called since; or another one is still running, and an "
+                             "optimizer takes one at a time"
                            : "call step() or synchronize() on the optimizer between two "
                              "backward(), and zero_grad() after that; to accumulate, declare it "
                              "with backward_passes_per_step or no_sync()")));
 }
 
+void ParameterGradient::AddOwner(std::weak_ptr<AveragedAtEnd> owner) {
+  const std::shared_ptr<const Owners> before = owners_;
+  auto owners = std::make_shared<Owners>();
+  if (before) {
+    for (const auto& known : *before) {
+      if (!known.expired()) owners->push_back(known);
+    }
+  }
+  const auto mine = owner.lock();
+  for (const auto& known : *owners) {
+    if (known.lock() == mine) return;
+  }
+  owners->push_back(std::move(owner));
+  owners_ = std::shared_ptr<const Owners>(std::move(owners));
+}
+
+void ParameterGradient::JoinEnds() const {
+  const std::shared_ptr<const Owners> owners = owners_;
+  if (!owners) return;
+  for (const auto& owner : *owners) {
+    const auto alive = owner.lock();
+    if (!alive) continue;
+    if (!set_.session->backward_ends().Join(alive, what_.parameter.is_cpu())) {
+      ThrowStatus(Refused("backward() met the gradient of " + core::Quoted(what_.name) +
+                          " while another thread runs a backward() of the same optimizer: one at "
+                          "a time, or average_at Step"));
+    }
+  }
+}
+
 // Before the node adds to memory that the reduction is reading.
 void ParameterGradient::OnAccumulate() {
-  fresh_.store(!what_.parameter.grad().defined(), std::memory_order_relaxed);
-  if (gate_.reported() && !set_.session->gone()) ThrowWrittenAgain();
+  const bool fresh = !what_.parameter.grad().defined();
+  fresh_.store(fresh, std::memory_order_relaxed);
+  if (set_.session->gone()) return;
+  const bool counts = what_.rule->at_backward && !gate_.held();
+  if (counts) JoinEnds();
+  if (gate_.reported()) ThrowWrittenAgain();
+  if (counts && !fresh && what_.round->load() > 1 && !what_.rule->may_repeat()) {
+    ThrowStatus(Refused("the gradient of " + core::Quoted(what_.name) + " " + kNoSecondBackward));
+  }
 }
 
 void ParameterGradient::OnGradient(const at::Tensor& incoming) {
@@ -139,7 +180,6 @@ void ParameterGradient::OnGradient(const at::Tensor& incoming) {
       break;
   }
   Submit(/*will_wait=*/false, incoming);
-  if (on_submitted_) on_submitted_();
 }
 
 core::Signature ParameterGradient::MakeSignature(const at::Tensor& shaped) const {
@@ -217,15 +257,37 @@ void ParameterGradient::Submit(bool will_wait, const at::Tensor& incoming) {
     seen_.dense = !IsSparse(found_) || what_.rule->sparse_as_dense;
     seen_.stays_out = !seen_.dense;
   }
+  refused_ = WhyNotAveraged();
+  round_ = what_.round->load();
   Start(will_wait);
 }
 
+void ParameterGradient::Refuse(const std::string& why) {
+  found_ = what_.parameter.grad();
+  if (found_.defined()) version_ = VersionOf(found_);
+  present_ = false;
+  seen_ = {};
+  refused_ = why;
+  round_ = what_.round->load();
+  Start(/*will_wait=*/false);
+}
+
+std::string ParameterGradient::WhyNotAveraged() const {
+  if (!what_.rule->at_backward || !present_ || !found_.requires_grad()) return {};
+  return std::string(
+      "it is differentiable itself (backward with create_graph), and its average "
+      "would lose that graph: compute it by torch::autograd::grad, or average in "
+      "step(), by average_at of DistributedOptimizer");
+}
+
 bool ParameterGradient::MovesSparse() const {
+  if (!refused_.empty()) return false;
   if (what_.rule->sparse_as_dense || what_.rule->hook) return false;
   return present_ ? IsSparse(found_) : sparse_dims_ > 0;
 }
 
 void ParameterGradient::Start(bool will_wait) {
+  if (what_.rule->alone) return;
   at::NoGradGuard no_grad;
   if (std::shared_ptr<Bucket> bucket = bucket_; bucket && !bucket->outdated()) {
     StartInBucket(std::move(bucket), will_wait);
@@ -245,7 +307,7 @@ core::WorkPtr ParameterGradient::DescribeDense() {
   const core::WorkPtr work = on_gpu_ ? on_gpu_ : std::make_shared<core::Work>();
   if (!present_) work->request.absent = {true};
   std::string& invalid = work->request.invalid;
-  invalid = WhyNotMovable(shaped);
+  invalid = refused_.empty() ? WhyNotMovable(shaped) : refused_;
   if (invalid.empty() && captured_) invalid = kCaptured;
   if (invalid.empty() && on_gpu_) {
     invalid = FindGpu(shaped);
@@ -273,6 +335,11 @@ std::string ParameterGradient::FindGpu(const at::Tensor& shaped) {
 
 void ParameterGradient::StartDense(bool will_wait) {
   const core::WorkPtr work = DescribeDense();
+  if (round_ != 0) {
+    auto signature = std::make_shared<core::Signature>(*signature_);
+    signature->subject = round_;
+    work->request.signature = std::move(signature);
+  }
   work->request.key = core::Key::Named(set_.members.set, what_.key);
   std::string& invalid = work->request.invalid;
   if (invalid.empty()) invalid = TryGiveMemory(*work);
@@ -305,7 +372,7 @@ void ParameterGradient::StartInBucket(std::shared_ptr<Bucket> bucket, bool will_
     ThrowWrittenAgain();
   }
   if (arrival == Arrival::kEarly) return;
-  const core::WorkPtr whole = bucket->assembly.Assemble();
+  const core::WorkPtr whole = bucket->assembly.Assemble(round_);
   // Later than their hooks might, but once for all of them.
   if (on_gpu_ && whole->request.invalid.empty()) {
     core::Status noted = NoteReadyInStreams(whole->parts, *gpu_);
@@ -338,7 +405,7 @@ void ParameterGradient::StartSparse(bool will_wait) {
                            .prescale(what_.rule->prescale)
                            .postscale(what_.rule->postscale)
                            .process_set(set_.process_set);
-  sparse_ = detail::StartSparse(mine, options, will_wait, set_.session);
+  sparse_ = detail::StartSparse(mine, options, will_wait, set_.session, round_);
 }
 
 }  // namespace sirtaki::detail

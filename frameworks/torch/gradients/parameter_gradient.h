@@ -11,6 +11,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,12 +20,21 @@
 #include "core/protocol/request.h"
 #include "frameworks/torch/calls/pending.h"
 #include "frameworks/torch/gradients/gradient_rule.h"
+#include "frameworks/torch/session/backward_ends.h"
 #include "frameworks/torch/session/session_set.h"
 #include "fusion/gradient_gate.h"
 #include "ops/cuda/device_work.h"
 #include "session/base/devices.h"
 
 namespace sirtaki::detail {
+
+// What a rank whose backward() has thrown tells the others.
+constexpr const char* kBackwardThrew = "its backward() has thrown";
+// Why an average cannot be averaged again, behind the gradient's name.
+constexpr const char* kNoSecondBackward =
+    "holds an average of this step, to which a second backward() would add: with op Sum, "
+    "compression or a hook it cannot be averaged again. Let the passes add up in no_sync() or by "
+    "backward_passes_per_step, call zero_grad() between them, or average in step(), by average_at";
 
 class ArenaPlace;
 class GpuWaits;
@@ -42,6 +52,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
     std::shared_ptr<const GradientRule> rule;
     // Counts the gradients of the optimizer that made it as they become ready.
     std::shared_ptr<std::atomic<std::int64_t>> ready_count;
+    // Which average of its step the next one is, for that optimizer; 0: nobody counts.
+    std::shared_ptr<const std::atomic<std::uint32_t>> round;
   };
   ParameterGradient(Description description, SessionSet set);
   ~ParameterGradient();  // its hooks stay, and do nothing
@@ -60,8 +72,12 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // It required a gradient at some time: from then on the ranks expect a word about it in each
   // step.
   bool takes_part() const { return takes_part_; }
-  // Called by the hook that has submitted.
-  void set_on_submitted(std::function<void()> call) { on_submitted_ = std::move(call); }
+  // An optimizer, or module, that averages at the end of a backward(): it takes part in the end of
+  // each backward() that writes this gradient.
+  void AddOwner(std::weak_ptr<AveragedAtEnd> owner);
+
+  // How often it was averaged, whether that went well or not.
+  std::uint64_t averages() const { return averages_; }
 
   // ---- buckets: where it goes together with others, from the next Submit on ----
   // What this rank has seen of it in the last Submit.
@@ -92,10 +108,17 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // with its last gradient; else submits it by itself. Throws what the engine refuses. `incoming`:
   // what the engine has written into it, if its hook calls.
   void Submit(bool will_wait, const at::Tensor& incoming = {});
+  // The same, for the other ranks to learn why there is nothing to average.
+  void Refuse(const std::string& why);
   // Waits, and puts the average where the optimizer looks for it. Afterwards the gate is open
   // again, unless the wait was given up. Precondition: the gate is reported. May throw what
   // LibTorch or the user's hook throws. `waits`: of the current streams, which may use the average.
   core::Status Finish(GpuWaits& waits);
+  // The same in steps: Advance does not wait if it is ready. It may then have something else to
+  // wait for; it gives the status when it has finished.
+  bool ready() const;
+  std::optional<core::Status> Advance(GpuWaits& waits);
+  core::HandlePtr handle() const;  // what it waits for, if that has one
 
  private:
   template <class Base>
@@ -107,6 +130,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // The number of a bucket tells a user nothing: the status says what its gradients are called.
   core::Status WithNames(core::Status status) const;
   [[noreturn]] void ThrowWrittenAgain() const;
+  void JoinEnds() const;
+  std::string WhyNotAveraged() const;
   // Why there is no memory, for the peers to learn it as well; empty if there is.
   std::string TryGiveMemory(core::Work& work);
   void GiveMemory(core::Work& work);
@@ -127,11 +152,11 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   std::string FindGpu(const at::Tensor& shaped);
   core::Signature MakeSignature(const at::Tensor& shaped) const;
   core::Status Await();
-  core::HandlePtr handle() const;
   ArenaPlace* place() const;  // of what is under way; null: none
   bool AbsentEverywhere() const;
   bool StartByItself(const core::Status& status);
-  bool StartInAgreedForm();
+  std::shared_ptr<Pending> AskForForms();
+  bool TakeForms();
   core::Status Collect(GpuWaits& waits);
   void CollectFromHook();
   at::Tensor AllocatedMemory() const;
@@ -145,7 +170,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // How many nodes have had the hooks: those of the last one are at work.
   std::atomic<std::uint64_t> attachments_{0};
   bool takes_part_ = false;
-  std::function<void()> on_submitted_;
+  using Owners = std::vector<std::weak_ptr<AveragedAtEnd>>;
+  std::atomic<std::shared_ptr<const Owners>> owners_;  // hooks read them
   core::SignaturePtr signature_;
   // Of the last gradient that was reduced: sparse dimensions, 0 of a dense one. The same on all
   // ranks: those that have none reduce nothing in this form.
@@ -154,6 +180,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   std::atomic<std::shared_ptr<Bucket>> bucket_;
   std::size_t part_ = 0;  // of the bucket
   bool shared_ = false;
+  std::uint64_t averages_ = 0;
   std::shared_ptr<session::Gpu> gpu_;  // that it was last on
   std::atomic<bool> fresh_{false};     // the last backward has made it, not added to one
 
@@ -173,6 +200,11 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   bool captured_ = false;  // in a CUDA graph, which has not computed it: nor is it sent by itself
   std::shared_ptr<Pending> sparse_;  // of a sparse one
   std::exception_ptr sparse_error_;  // what it has thrown
+  std::string refused_;              // why it is not averaged; empty: it is
+  std::uint32_t round_ = 0;          // which average of its step it is; 0: nobody counts
+  std::shared_ptr<Pending> forms_;   // of the other ranks, after a mismatch,
+  bool asked_ = false;               // of which it was the first,
+  core::Status mismatch_;            // and this its status
   std::function<at::Tensor()> finish_hook_;
 };
 

@@ -134,6 +134,8 @@ void ParameterGradient::StartAnew() {
 // After a failure that all ranks know of: a bucket that cannot be reduced is taken apart, so that
 // only those of its gradients fail that have to. False if it is something else.
 bool ParameterGradient::StartByItself(const core::Status& status) {
+  // A backward() that has thrown takes no part in a second attempt.
+  if (status.message().find(kBackwardThrew) != std::string::npos) return false;
   const bool agreed = status.code() == core::StatusCode::kMismatch ||
                       status.code() == core::StatusCode::kInvalidArgument;
   if (!in_ || !agreed || !handle()) return false;
@@ -145,45 +147,83 @@ bool ParameterGradient::StartByItself(const core::Status& status) {
 }
 
 // After a mismatch, of which all ranks know: it may be that some have a sparse gradient and others,
-// which have none, did not know of that. False if it is something else.
-bool ParameterGradient::StartInAgreedForm() {
+// which have none, did not know of that.
+std::shared_ptr<Pending> ParameterGradient::AskForForms() {
   const bool is_sparse = present_ && IsSparse(found_) && !what_.rule->sparse_as_dense;
-  const auto form =
-      AgreeOnForm(what_.name, what_.key,
-                  {present_, is_sparse ? found_.sparse_dim() : 0, sparse_ != nullptr}, set_);
+  return detail::AskForForms(
+      what_.key, {present_, is_sparse ? found_.sparse_dim() : 0, sparse_ != nullptr, round_}, set_);
+}
+
+// False if it is something else.
+bool ParameterGradient::TakeForms() {
+  const at::Tensor forms = std::exchange(forms_, nullptr)->Results().front();
+  const auto form = DecideForm(what_.name, what_.key, forms);
   if (!form) return false;
+  sparse_error_ = nullptr;
   sparse_dims_ = *form;
   StartAnew();
   return true;
 }
 
-core::Status ParameterGradient::Finish(GpuWaits& waits) {
+bool ParameterGradient::ready() const {
+  if (forms_) return forms_->Poll();
+  if (sparse_) return sparse_->Poll();
+  const core::HandlePtr handle = this->handle();
+  return !handle || handle->done();
+}
+
+std::optional<core::Status> ParameterGradient::Advance(GpuWaits& waits) {
   struct Reset {
     ParameterGradient* self;
     ~Reset() {
       if (self == nullptr) return;
+      ++self->averages_;
       self->Clear();
       self->gate_.Reset();
     }
   } reset{this};
+  const auto go_on = [&reset] {
+    reset.self = nullptr;
+    return std::nullopt;
+  };
   at::NoGradGuard no_grad;
-  // Its bucket was dissolved before it was complete: who had made it is gone.
-  if (in_ && in_ != bucket_.load() && !handle()) StartAnew();
-  core::Status status = Await();
-  if (const core::HandlePtr handle = this->handle(); handle && !handle->done()) {
-    reset.self = nullptr;  // in a forked child
-    return status;
+  if (what_.rule->alone) {
+    if (refused_.empty()) return core::Status::Ok();
+    return Refused("the gradient of " + core::Quoted(what_.name) + ": " + refused_);
   }
-  if (StartByItself(status)) status = Await();
-  const bool mismatch = sparse_error_ || status.code() == core::StatusCode::kMismatch;
-  if (mismatch && !what_.rule->hook && StartInAgreedForm()) {
-    sparse_error_ = nullptr;
+  // Its bucket was dissolved before it was complete: who had made it is gone.
+  if (in_ && in_ != bucket_.load() && !handle()) {
+    StartAnew();
+    return go_on();
+  }
+  core::Status status = mismatch_;
+  if (!forms_) {
     status = Await();
+    if (const core::HandlePtr handle = this->handle(); handle && !handle->done()) {
+      reset.self = nullptr;  // in a forked child
+      return status;
+    }
+    if (StartByItself(status)) return go_on();
+    const bool mismatch = sparse_error_ || status.code() == core::StatusCode::kMismatch;
+    if (mismatch && !asked_) {
+      asked_ = true;
+      mismatch_ = status;
+      forms_ = AskForForms();
+      return go_on();
+    }
+  } else if (TakeForms()) {
+    return go_on();
   }
   // What one rank could not do, for want of memory or in a CUDA graph, it may do next time.
   if (sparse_error_ || status.code() == core::StatusCode::kMismatch) seen_.stays_out = true;
   if (sparse_error_) std::rethrow_exception(sparse_error_);
   return status.ok() ? Collect(waits) : WithNames(std::move(status));
+}
+
+core::Status ParameterGradient::Finish(GpuWaits& waits) {
+  for (;;) {
+    if (auto status = Advance(waits)) return *std::move(status);
+  }
 }
 
 core::Status ParameterGradient::WithNames(core::Status status) const {
@@ -209,6 +249,10 @@ void ParameterGradient::Clear() {
   moved_ = at::Tensor();
   kept_.reset();
   finish_hook_ = nullptr;
+  refused_.clear();
+  forms_.reset();
+  asked_ = false;
+  mismatch_ = {};
 }
 
 }  // namespace sirtaki::detail

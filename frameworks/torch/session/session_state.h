@@ -14,6 +14,7 @@
 #include "core/base/status.h"
 #include "core/base/types.h"
 #include "core/engine/work.h"
+#include "frameworks/torch/session/backward_ends.h"
 #include "frameworks/torch/session/gradient_registry.h"
 #include "session/session.h"
 #include "sirtaki/process_set.h"
@@ -71,6 +72,7 @@ class SessionState {
   }
 
   GradientRegistry& gradients() { return gradients_; }
+  BackwardEnds& backward_ends() { return backward_ends_; }
 
   session::Session& session() { return *session_; }
 
@@ -78,6 +80,7 @@ class SessionState {
   const std::shared_ptr<session::Session> session_;
   std::atomic<int> messages_{0};
   GradientRegistry gradients_;
+  BackwardEnds backward_ends_;
   std::mutex mutex_;  // guards what follows
   std::map<core::SetNumber, int> optimizers_;
   std::map<std::pair<core::SetNumber, std::string>, int> modules_;

@@ -97,9 +97,10 @@ struct Chain : torch::nn::Module {
   Tensors weights;
 };
 
-DistributedOptimizer<SGD> Wrap(torch::nn::Module& net, const Session& session, double rate = 1.0) {
+DistributedOptimizer<SGD> Wrap(torch::nn::Module& net, const Session& session, double rate = 1.0,
+                               Average average = Average::Backward) {
   return DistributedOptimizer<SGD>(SGD(net.parameters(), SGDOptions(rate)), net.named_parameters(),
-                                   {}, session);
+                                   DistributedOptimizerOptions().average_at(average), session);
 }
 
 constexpr auto kPlainSharing = session::InprocWorld::Sharing::kNone;
@@ -309,7 +310,7 @@ TEST(GradientBucketsTest, ARankThatHasJoinedServesThem) {
 TEST(GradientBucketsTest, ASecondBackwardIsAnErrorThatNamesTheGradient) {
   RunTorchRanks(2, [](int, const Session& session) {
     BucketBranches net;
-    auto optimizer = Wrap(net, session);
+    auto optimizer = Wrap(net, session, 1.0, Average::Step);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       // The bucket is not complete: b is missing.
@@ -332,17 +333,19 @@ TEST(GradientBucketsTest, ARankThatHasEndedFailsTheOthersGradientsByName) {
     auto optimizer = Wrap(net, session);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
-      if (step == 2 && rank == 1) return;
+      if (step == 2) break;
       (net.a.sum() + net.b.sum()).backward();
-      if (step < 2) optimizer.step();
+      optimizer.step();
     }
-    EXPECT_THAT(ErrorOf(ErrorCode::shut_down, [&] { optimizer.step(); }),
+    if (rank == 1) return;
+    EXPECT_THAT(ErrorOf(ErrorCode::shut_down, [&] { (net.a.sum() + net.b.sum()).backward(); }),
                 MatchesRegex("shut down: the gradients of \"[ab]\", \"[ab]\" cannot be reduced: "
                              "rank 1 has shut down: .*"));
   });
 }
 
-TEST(GradientBucketsTest, OneThatCannotBeReducedIsTakenApart) {
+// By two backward() for each step(), or by one.
+void TakeApartOneThatCannotBeReduced(Average average) {
   Started started;
   RunTorchRanks(
       3,
@@ -351,31 +354,46 @@ TEST(GradientBucketsTest, OneThatCannotBeReducedIsTakenApart) {
         auto table = torch::zeros({4, 2}, torch::requires_grad());
         const NamedTensors names = {{"dense", dense}, {"table", table}};
         auto optimizer =
-            DistributedOptimizer(SGD({dense, table}, SGDOptions(1.0)), names, {}, session);
+            DistributedOptimizer(SGD({dense, table}, SGDOptions(1.0)), names,
+                                 DistributedOptimizerOptions().average_at(average), session);
         for (int step = 0; step < 6; ++step) {
           started.Take(rank);
           optimizer.zero_grad();
           const bool sparse = step >= 2 && step < 4;
           // Ranks that have none do not know that it is sparse.
+          auto loss = dense.sum();
           if (rank > 0 || !sparse) {
-            torch::embedding(table, torch::tensor({1}), -1, false, sparse).sum().backward();
+            auto of_table = torch::embedding(table, torch::tensor({1}), -1, false, sparse).sum();
+            if (average == Average::Step) {
+              of_table.backward();
+            } else {
+              loss = loss + of_table;
+            }
           }
-          dense.sum().backward();
+          loss.backward();
           optimizer.step();
           EXPECT_EQ(table.grad().is_sparse(), sparse);
           EXPECT_TRUE(torch::equal(dense.grad(), torch::ones({2})));
           EXPECT_FLOAT_EQ(table.grad().to_dense()[1][0].item<float>(), sparse ? 2.0f / 3 : 1);
-          // Of both; when that has failed, of the one that was right.
-          EXPECT_EQ(started.Take(rank).size(), step == 0 || step == 2 ? 0u : 1u) << step;
+          // Of both; when that has failed, of the one that was right. What has failed at the end of a
+          // backward() is known when the next one lays out.
+          const bool none = step == 0 || step == 2 || (average == Average::Backward && step == 3);
+          EXPECT_EQ(started.Take(rank).size(), none ? 0u : 1u) << step;
         }
       },
       {}, {}, kPlainSharing, started.Listener());
 }
 
+TEST(GradientBucketsTest, OneThatCannotBeReducedIsTakenApart) {
+  for (const Average average : {Average::Backward, Average::Step}) {
+    TakeApartOneThatCannotBeReduced(average);
+  }
+}
+
 TEST(GradientBucketsTest, OnlyTheGradientThatIsWrongFails) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     BucketBranches net;
-    auto optimizer = Wrap(net, session);
+    auto optimizer = Wrap(net, session, 1.0, Average::Step);
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
       (net.a.sum() + net.b.sum()).backward();
@@ -450,7 +468,7 @@ TEST(GradientBucketsTest, ASecondOptimizerOfTheSameParametersDissolvesThem) {
 TEST(GradientBucketsTest, TwoThreadsMayFillABucketAtOnce) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     BucketBranches net;
-    auto optimizer = Wrap(net, session);
+    auto optimizer = Wrap(net, session, 1.0, Average::Step);
     for (int step = 0; step < 20; ++step) {
       optimizer.zero_grad();
       std::thread other([&] { (net.b.sum() * (rank + 1)).backward(); });

@@ -228,7 +228,9 @@ TEST(GradientMemoryTest, OneWithAGraphIsAveragedInACopy) {
   RunPooled(2, [](int rank, const Session& session) {
     auto weight = torch::ones({3}, torch::requires_grad());
     const NamedTensors names = {{"weight", weight}};
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, {}, session);
+    auto optimizer =
+        DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names,
+                             DistributedOptimizerOptions().average_at(Average::Step), session);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       const auto value = (weight * weight).sum() * (rank + 1);

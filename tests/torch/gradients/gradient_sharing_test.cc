@@ -25,10 +25,12 @@ using torch::optim::SGDOptions;
 
 constexpr auto kSharings = {Sharing::kNone, Sharing::kDirect, Sharing::kPooled};
 
-DistributedOptimizer<SGD> WrapShared(const NamedTensors& names, const Session& session) {
+DistributedOptimizer<SGD> WrapShared(const NamedTensors& names, const Session& session,
+                                     Average average = Average::Backward) {
   Tensors parameters;
   for (const auto& [name, parameter] : names) parameters.push_back(parameter);
-  return DistributedOptimizer<SGD>(SGD(parameters, SGDOptions(1.0)), names, {}, session);
+  return DistributedOptimizer<SGD>(SGD(parameters, SGDOptions(1.0)), names,
+                                   DistributedOptimizerOptions().average_at(average), session);
 }
 
 torch::Tensor Ones(torch::IntArrayRef shape) { return torch::ones(shape, torch::requires_grad()); }
@@ -246,12 +248,13 @@ TEST(GradientSharingTest, ALayoutThatARankChanges) {
 }
 
 // A rank without a batch calls neither zero_grad() nor backward().
-TEST(GradientSharingTest, NewBucketsBetweenTheSameSteps) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+void MakeNewBucketsBetweenTheSameSteps(Average average) {
+  RunTorchRanks(2, [average](int rank, const Session& session) {
     const auto a = Ones({3});
     const auto b = Ones({4});
     const auto added = Ones({2});
-    auto optimizer = WrapShared({{"a", a}, {"b", b}}, session);
+    auto optimizer = WrapShared({{"a", a}, {"b", b}}, session, average);
+    std::optional<DistributedOptimizer<SGD>> second;
     const auto steps = [&](int count, float expected, bool idle) {
       for (int step = 0; step < count; ++step) {
         if (!idle || rank == 0) {
@@ -259,14 +262,15 @@ TEST(GradientSharingTest, NewBucketsBetweenTheSameSteps) {
           (a.sum() + b.sum() + added.sum() * 0).backward();
         } else {
           for (const auto& parameter : {a, b, added}) parameter.mutable_grad() = torch::Tensor();
+          if (average == Average::Backward) optimizer.synchronize();
+          if (average == Average::Backward && second) second->synchronize();
         }
         optimizer.step();
         EXPECT_TRUE(torch::equal(a.grad(), torch::full({3}, expected))) << step;
       }
     };
     steps(3, 1, false);
-    std::optional<DistributedOptimizer<SGD>> second;
-    second.emplace(WrapShared({{"b", b}}, session));
+    second.emplace(WrapShared({{"b", b}}, session, average));
     steps(2, 0.5f, true);
     steps(2, 1, false);
     optimizer.add_param_group(
@@ -275,6 +279,12 @@ TEST(GradientSharingTest, NewBucketsBetweenTheSameSteps) {
     steps(3, 0.5f, true);
     steps(2, 1, false);
   });
+}
+
+TEST(GradientSharingTest, NewBucketsBetweenTheSameSteps) {
+  for (const Average average : {Average::Backward, Average::Step}) {
+    MakeNewBucketsBetweenTheSameSteps(average);
+  }
 }
 
 }  // namespace

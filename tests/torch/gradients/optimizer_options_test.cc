@@ -280,8 +280,11 @@ TEST(HookTest, AResultThatDoesNotFitIsNamed) {
       return [buffer = bucket.buffer] { return buffer.to(torch::kHalf); };
     };
     auto optimizer = Wrap({{"w", weight}}, Options().hook(hook), session);
-    Slope(weight, 1).backward();
-    EXPECT_THAT(ErrorOf(ErrorCode::aborted, [&] { optimizer.step(); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::aborted,
+                        [&] {
+                          Slope(weight, 1).backward();
+                          optimizer.step();
+                        }),
                 AllOf(HasSubstr("\"w\""), HasSubstr("it gave float16 [2] for float32 [2]")));
   });
 }
@@ -354,7 +357,8 @@ TEST(AccumulateTest, AnEarlyStepReducesWhatIsThere) {
 TEST(AccumulateTest, OnePassTooManyNamesTheCure) {
   RunTorchRanks(2, [](int, const Session& session) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, Options().backward_passes_per_step(2), session);
+    auto optimizer = Wrap({{"w", weight}},
+                          Options().backward_passes_per_step(2).average_at(Average::Step), session);
     Slope(weight, 1).backward();
     Slope(weight, 1).backward();
     EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { Slope(weight, 1).backward(); }),
@@ -419,7 +423,8 @@ TEST(AccumulateTest, BackwardOnTwoThreads) {
       weights.push_back(OptionZeros(100));
       names.emplace_back("w" + std::to_string(i), weights.back());
     }
-    auto optimizer = Wrap(names, Options().backward_passes_per_step(2), session);
+    auto optimizer =
+        Wrap(names, Options().backward_passes_per_step(2).average_at(Average::Step), session);
     for (int step = 1; step <= 20; ++step) {
       optimizer.zero_grad();
       const auto backward = [&](double slope) {
@@ -478,7 +483,7 @@ TEST(SkipSynchronizeTest, AClosureIsAnErrorThere) {
 TEST(ClosureTest, GradientsUnderWayBeforeItAreAnError) {
   RunTorchRanks(2, [](int, const Session& session) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    auto optimizer = Wrap({{"w", weight}}, Options().average_at(Average::Step), session);
     auto loss = Slope(weight, 1);
     loss.backward();
     EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step([&] { return loss; }); }),
@@ -508,7 +513,7 @@ TEST(ClosureTest, OneThatReturnsNothingOnOneRankIsToldToAll) {
 TEST(SkipSynchronizeTest, GradientsUnderWayAreAnError) {
   RunTorchRanks(2, [](int, const Session& session) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    auto optimizer = Wrap({{"w", weight}}, Options().average_at(Average::Step), session);
     Slope(weight, 1).backward();
     {
       const auto skip = optimizer.skip_synchronize();
@@ -695,7 +700,7 @@ TEST(SeveralTest, NoSyncKeepsTheOtherOptimizerOutOfABackward) {
 TEST(SeveralTest, WithoutNoSyncZeroGradSaysWhatToDo) {
   RunTorchRanks(2, [](int, const Session& session) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    auto optimizer = Wrap({{"w", weight}}, Options().average_at(Average::Step), session);
     Slope(weight, 1).backward();
     EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.zero_grad(); }),
                 AllOf(HasSubstr("invalid argument: "), HasSubstr("no_sync()")));
@@ -791,7 +796,7 @@ TEST(LaterTest, FrozenOnOneRankOnlyCountsAsZeroThere) {
 TEST(GraphTest, GradientsWithAGraphAreAveragedInACopy) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto weight = torch::full({1}, 2.0f, torch::requires_grad());
-    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    auto optimizer = Wrap({{"w", weight}}, Options().average_at(Average::Step), session);
     ((rank + 1) * weight * weight * weight).sum().backward({}, c10::nullopt, /*create_graph=*/true);
     const auto own = weight.grad();
     optimizer.step();

@@ -24,9 +24,10 @@ using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
 template <class Base>
-DistributedOptimizer<Base> Wrap(Base base, const torch::nn::Module& module,
-                                const Session& session) {
-  return DistributedOptimizer<Base>(std::move(base), module.named_parameters(), {}, session);
+DistributedOptimizer<Base> Wrap(Base base, const torch::nn::Module& module, const Session& session,
+                                Average average = Average::Backward) {
+  return DistributedOptimizer<Base>(std::move(base), module.named_parameters(),
+                                    DistributedOptimizerOptions().average_at(average), session);
 }
 
 SGD MakePlainSgd(std::vector<torch::Tensor> parameters) {
@@ -40,16 +41,18 @@ void ExpectFollowsOneProcess(const MakeOptimizer& make_optimizer, double toleran
   constexpr int kSteps = 20;
   for (const int size : {1, 2, 3}) {
     const auto expected = TrainAlone(make_optimizer, kSteps, size);
-    RunTorchRanks(size, [&](int rank, const Session& session) {
-      SmallNet net;
-      auto optimizer = Wrap(make_optimizer(net.parameters()), net, session);
-      for (int step = 0; step < kSteps; ++step) {
-        optimizer.zero_grad();
-        Loss(net, BatchOfRank(step, rank)).backward();
-        optimizer.step();
-      }
-      EXPECT_LT(Distance(net.parameters(), expected), tolerance) << size << " ranks";
-    });
+    for (const Average average : {Average::Backward, Average::Step}) {
+      RunTorchRanks(size, [&](int rank, const Session& session) {
+        SmallNet net;
+        auto optimizer = Wrap(make_optimizer(net.parameters()), net, session, average);
+        for (int step = 0; step < kSteps; ++step) {
+          optimizer.zero_grad();
+          Loss(net, BatchOfRank(step, rank)).backward();
+          optimizer.step();
+        }
+        EXPECT_LT(Distance(net.parameters(), expected), tolerance) << size << " ranks";
+      });
+    }
   }
 }
 
@@ -162,16 +165,20 @@ TEST(SynchronizeTest, GradientsMayBeChangedBetweenItAndStep) {
 }
 
 TEST(SynchronizeTest, ASecondBackwardAfterItAddsToTheAverage) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = torch::zeros({1}, torch::requires_grad());
-    const NamedTensors names = {{"weight", weight}};
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, {}, session);
-    (weight.sum() * (rank + 1)).backward();
-    optimizer.synchronize();
-    (weight.sum() * 10 * (rank + 1)).backward();
-    optimizer.step();
-    EXPECT_EQ(weight.item<float>(), -(1.5f + 15.0f));
-  });
+  for (const Average average : {Average::Backward, Average::Step}) {
+    RunTorchRanks(2, [average](int rank, const Session& session) {
+      auto weight = torch::zeros({1}, torch::requires_grad());
+      const NamedTensors names = {{"weight", weight}};
+      auto optimizer =
+          DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names,
+                               DistributedOptimizerOptions().average_at(average), session);
+      (weight.sum() * (rank + 1)).backward();
+      optimizer.synchronize();
+      (weight.sum() * 10 * (rank + 1)).backward();
+      optimizer.step();
+      EXPECT_EQ(weight.item<float>(), -(1.5f + 15.0f));
+    });
+  }
 }
 
 // ---- parameters without a gradient ----
@@ -279,12 +286,12 @@ TEST(GradientTest, TiedWeightsAreReducedOnce) {
   });
 }
 
-// ---- what may not be done between backward and step ----
+// ---- what may not be done between backward and step, where step() waits for the averages ----
 
 TEST(MisuseTest, SecondBackwardNamesTheParameterAndTheCure) {
   RunTorchRanks(2, [](int, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session, Average::Step);
     const Batch batch = BatchOfRank(0, 0);
     Loss(net, batch).backward();
     const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { Loss(net, batch).backward(); });
@@ -299,7 +306,7 @@ TEST(MisuseTest, SecondBackwardNamesTheParameterAndTheCure) {
 TEST(MisuseTest, ZeroGradSaysWhatToDo) {
   RunTorchRanks(2, [](int, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session, Average::Step);
     Loss(net, BatchOfRank(0, 0)).backward();
     const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.zero_grad(); });
     EXPECT_THAT(text, AllOf(HasSubstr("hidden."), HasSubstr("step()")));
@@ -311,7 +318,7 @@ TEST(MisuseTest, ZeroGradSaysWhatToDo) {
 TEST(MisuseTest, GradientsReplacedThroughTheModule) {
   RunTorchRanks(2, [](int, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session, Average::Step);
     Loss(net, BatchOfRank(0, 0)).backward();
     net.zero_grad();
     const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); });
@@ -326,7 +333,7 @@ TEST(MisuseTest, ZeroGradBehindTheWrapperIsMetByTheNextBackward) {
   for (const bool by_module : {true, false}) {
     RunTorchRanks(2, [by_module](int rank, const Session& session) {
       SmallNet net;
-      auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
+      auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session, Average::Step);
       Loss(net, BatchOfRank(0, rank)).backward();
       if (by_module) {
         net.zero_grad();
@@ -348,7 +355,7 @@ TEST(MisuseTest, ZeroGradBehindTheWrapperIsMetByTheNextBackward) {
 TEST(MisuseTest, AGradientWrittenBeforeTheStep) {
   RunTorchRanks(2, [](int, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session, Average::Step);
     Loss(net, BatchOfRank(0, 0)).backward();
     net.hidden->weight.grad().mul_(0.5);  // clipping without synchronize()
     const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); });
@@ -528,11 +535,11 @@ TEST(WrapTest, TwoOptimizersOfTwoModelsWithTheSameNames) {
   });
 }
 
-TEST(WrapTest, OneRankHasNoHooks) {
+TEST(WrapTest, OneRankThatAveragesInStepHasNoHooks) {
   RunTorchRanks(1, [](int, const Session& session) {
     SmallNet net;
     const auto node = torch::autograd::impl::grad_accumulator(net.output->bias);
-    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session, Average::Step);
     EXPECT_TRUE(node->post_hooks().empty());
     EXPECT_TRUE(node->pre_hooks().empty());
   });

@@ -90,17 +90,22 @@ TEST(SparseGradientTest, AreAddedUpAndCoalesced) {
 }
 
 TEST(SparseGradientTest, ARankWithoutOneAddsNothing) {
-  for (const int with : {0, 1, 2}) {
-    RunTorchRanks(3, [with](int rank, const Session& session) {
+  const std::vector<std::pair<int, Average>> kWithAndAverage = {
+      {0, Average::Backward}, {1, Average::Backward}, {2, Average::Backward},
+      {0, Average::Step},     {1, Average::Step},     {2, Average::Step}};
+  for (const auto& [with, average] : kWithAndAverage) {
+    RunTorchRanks(3, [with = with, average = average](int rank, const Session& session) {
       auto table = MakeTable(true);
       const auto before = table->weight.detach().clone();
-      auto optimizer = DistributedOptimizer(SGD(table->parameters(), SGDOptions(1.0)),
-                                            table->named_parameters(), {}, session);
+      auto optimizer =
+          DistributedOptimizer(SGD(table->parameters(), SGDOptions(1.0)), table->named_parameters(),
+                               Options().average_at(average), session);
       // In the first step the others cannot know that it is sparse; then nobody has one; then
       // another rank.
       for (const int who : {with, -1, (with + 1) % 3}) {
         optimizer.zero_grad();
         if (rank == who) table(torch::tensor({4})).sum().backward();
+        if (rank != who && average == Average::Backward) optimizer.synchronize();
         optimizer.step();
         EXPECT_EQ(table->weight.grad().defined(), who >= 0);
       }
@@ -112,35 +117,42 @@ TEST(SparseGradientTest, ARankWithoutOneAddsNothing) {
 }
 
 TEST(SparseGradientTest, SparseHereAndDenseThereIsThrownOnEveryRank) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
-    auto weight = torch::zeros({4, 2}, torch::requires_grad());
-    const NamedTensors names = {{"w", weight}};
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, {}, session);
-    const auto sparse = [&](double factor) {
-      (torch::embedding(weight, torch::tensor({1}), -1, false, /*sparse=*/true) * factor)
-          .sum()
-          .backward();
-    };
-    for (int time = 0; time < 2; ++time) {
-      optimizer.zero_grad();
-      if (rank == 0) weight.sum().backward();
-      if (rank == 2) sparse(1);
-      const auto text = ErrorOf(ErrorCode::mismatch, [&] { optimizer.step(); });
-      EXPECT_THAT(text, AllOf(HasSubstr("\"w\" is sparse on rank 2 and dense on rank 0"),
-                              HasSubstr("sparse_as_dense")));
-    }
-    EXPECT_EQ(weight.abs().sum().item<float>(), 0);
-    // All have dense ones, then some sparse ones, then some dense ones: each time all find the way.
-    for (const int form : {0, 1, 0, 1}) {
-      optimizer.zero_grad();
-      if (rank > 0 && form == 0) weight.sum().backward();
-      if (rank > 0 && form == 1) sparse(rank);
-      optimizer.step();
-      EXPECT_EQ(weight.grad().is_sparse(), form == 1);
-    }
-    EXPECT_FLOAT_EQ(weight[1][0].item<float>(), -2 * (2.0f / 3 + 1));
-    EXPECT_FLOAT_EQ(weight[0][0].item<float>(), -2 * (2.0f / 3));
-  });
+  for (const Average average : {Average::Backward, Average::Step}) {
+    RunTorchRanks(3, [average](int rank, const Session& session) {
+      auto weight = torch::zeros({4, 2}, torch::requires_grad());
+      const NamedTensors names = {{"w", weight}};
+      auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names,
+                                            Options().average_at(average), session);
+      const auto sparse = [&](double factor) {
+        (torch::embedding(weight, torch::tensor({1}), -1, false, /*sparse=*/true) * factor)
+            .sum()
+            .backward();
+      };
+      for (int time = 0; time < 2; ++time) {
+        optimizer.zero_grad();
+        const auto text = ErrorOf(ErrorCode::mismatch, [&] {
+          if (rank == 0) weight.sum().backward();
+          if (rank == 1) optimizer.synchronize();
+          if (rank == 2) sparse(1);
+          optimizer.step();
+        });
+        EXPECT_THAT(text, AllOf(HasSubstr("\"w\" is sparse on rank 2 and dense on rank 0"),
+                                HasSubstr("sparse_as_dense")));
+      }
+      EXPECT_EQ(weight.abs().sum().item<float>(), 0);
+      // All have dense ones, then some sparse ones, then some dense ones: each time all find the way.
+      for (const int form : {0, 1, 0, 1}) {
+        optimizer.zero_grad();
+        if (rank > 0 && form == 0) weight.sum().backward();
+        if (rank > 0 && form == 1) sparse(rank);
+        if (rank == 0) optimizer.synchronize();
+        optimizer.step();
+        EXPECT_EQ(weight.grad().is_sparse(), form == 1);
+      }
+      EXPECT_FLOAT_EQ(weight[1][0].item<float>(), -2 * (2.0f / 3 + 1));
+      EXPECT_FLOAT_EQ(weight[0][0].item<float>(), -2 * (2.0f / 3));
+    });
+  }
 }
 
 TEST(SparseGradientTest, AMismatchOfSomethingElseStays) {
@@ -246,13 +258,18 @@ TEST(SparseGradientTest, AHookIsNotForThem) {
       auto optimizer =
           DistributedOptimizer(MakeSgd(table->parameters()), table->named_parameters(),
                                Options().hook(hook).sparse_as_dense(as_dense), session);
-      table(torch::tensor({1})).sum().backward();
+      const auto backward = [&] { table(torch::tensor({1})).sum().backward(); };
       if (as_dense) {
+        backward();
         optimizer.synchronize();
         EXPECT_EQ(table->weight.grad()[1][0].item<double>(), 2);
         continue;
       }
-      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); }),
+      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+                          [&] {
+                            backward();
+                            optimizer.step();
+                          }),
                   AllOf(HasSubstr("weight"), HasSubstr("dense")));
     }
   });

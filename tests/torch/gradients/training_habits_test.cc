@@ -21,12 +21,14 @@ TEST_P(TrainingHabitsTest, FollowsOneProcess) {
       {1, Sharing::kNone}, {2, Sharing::kNone}, {3, Sharing::kDirect}, {2, Sharing::kPooled}};
   for (const auto& [ranks, sharing] : worlds) {
     const int size = ranks;
+    const Average average = sharing == Sharing::kPooled ? Average::Step : Average::Backward;
     const Parameters expected = TrainInOneProcess(kind, habit, size);
     std::vector<Parameters> of_rank(static_cast<std::size_t>(size));
     RunTorchRanks(
         size,
-        [&, kind = kind, habit = habit](int rank, const Session& session) {
-          of_rank[static_cast<std::size_t>(rank)] = TrainAsRank(kind, habit, rank, session);
+        [&, kind = kind, habit = habit, average](int rank, const Session& session) {
+          of_rank[static_cast<std::size_t>(rank)] =
+              TrainAsRank(kind, habit, rank, session, average);
         },
         {}, {}, sharing);
     const HabitNet untrained;

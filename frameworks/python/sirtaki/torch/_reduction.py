@@ -52,6 +52,10 @@ class Settings:
         }
         if not isinstance(rest["passes"], int) or rest["passes"] <= 0:
             raise ValueError(f"backward_passes_per_step is {rest['passes']!r}; it must be a whole number > 0")
+        average_at = rest.pop("average_at")
+        if average_at not in ("step", "backward"):
+            raise ValueError(f"average_at is {average_at!r}; it must be 'step' or 'backward'")
+        rest["at_backward"] = average_at == "backward"
         if not isinstance(rest["check_every"], int):
             raise ValueError(f"check_parameters_every is {rest['check_every']!r}; it must be a whole number")
         if not isinstance(rest["name"], str):

@@ -83,6 +83,10 @@ class _DistributedOptimizer:
         return self._sirtaki_settings.rest["passes"]
 
     @property
+    def average_at(self) -> str:
+        return self._sirtaki_settings.rest["average_at"]
+
+    @property
     def gradient_predivide_factor(self) -> float:
         return self._sirtaki_settings.rest["predivide"]
 
@@ -120,7 +124,7 @@ class _DistributedOptimizer:
         Collective."""
         self._sirtaki_stepped = True
         self._sirtaki_made_of._opt_called = True  # type: ignore[attr-defined]  # its schedulers look for steps there
-        if self._sirtaki_synchronized and not self._sirtaki_skips:
+        if self._sirtaki_synchronized and not self._sirtaki_skips and self.average_at == "step":
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): "
                 "it does not average again, but Horovod would; write: with optimizer.skip_synchronize(): "
@@ -275,6 +279,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     *,
     name: Optional[str] = None,
+    average_at: str = "step",
     communication_hook: Optional[BucketHook] = None,
     check_parameters_every: int = 0,
     compress_within_host: bool = False,
@@ -296,6 +301,10 @@ def DistributedOptimizer(
     - ``num_groups``, ``groups``: Horovod's, without effect: gradients go in buckets of a size that suits.
     - ``sparse_as_dense``: sparse gradients become dense before they are reduced, and stay dense, except for SparseAdam.
     - ``name``: tells several optimizers of a program apart in messages.
+    - ``average_at``: ``"step"``, Horovod's rule: step() or synchronize() waits for the averages, and until then gradients
+      must not be touched. ``"backward"``: the end of backward() waits for them, so that ``.grad`` is the average when it
+      returns and may be clipped, looked at or scaled by any function; synchronize() has nothing to do then, except on
+      a rank whose backward() has reached none of the parameters. See docs/training.md.
     - ``communication_hook``: reduces the gradients instead of the library. It is called with a GradBucket for each
       gradient, starts its communication, and returns a Handle, a future of torch, a tensor, or a function without
       arguments that gives the tensor.
@@ -321,6 +330,7 @@ def DistributedOptimizer(
             op=op,
             predivide=gradient_predivide_factor,
             passes=backward_passes_per_step,
+            average_at=average_at,
             everywhere=compress_within_host,
             sparse_as_dense=sparse_as_dense,
             check_every=check_parameters_every,

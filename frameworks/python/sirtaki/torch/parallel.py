@@ -113,6 +113,7 @@ class DistributedDataParallel(torch.nn.Module):
             op=op,
             predivide=gradient_predivide_factor,
             passes=1,
+            average_at="backward",
             everywhere=False,
             sparse_as_dense=sparse_as_dense,
             check_every=check_parameters_every,

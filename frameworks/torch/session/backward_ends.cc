@@ -1,0 +1,116 @@
+#include "frameworks/torch/session/backward_ends.h"
+
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace sirtaki::detail {
+
+// Lives as long as autograd's callback for its end, which is dropped if the backward() throws.
+struct BackwardEnds::Backward {
+  ~Backward() {
+    if (ended) return;
+    for (const auto& owner : owners) {
+      const auto alive = owner.lock();
+      if (!alive) continue;
+      alive->whole_ = -1;
+      alive->FailEnd();
+      --alive->running_;
+    }
+  }
+
+  void End();
+
+  bool Has(const AveragedAtEnd* owner) const {
+    return std::any_of(owners.begin(), owners.end(),
+                       [owner](const auto& known) { return known.lock().get() == owner; });
+  }
+
+  std::mutex mutex;  // guards the owners while it runs
+  std::vector<std::weak_ptr<AveragedAtEnd>> owners;
+  std::thread::id on_cpu;  // the thread that meets its gradients on the CPU
+  bool ended = false;
+};
+
+void BackwardEnds::Backward::End() {
+  std::vector<Owner> alive;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    ended = true;
+    for (const auto& owner : owners) {
+      if (Owner locked = owner.lock()) alive.push_back(std::move(locked));
+    }
+  }
+  for (const Owner& owner : alive) owner->whole_ = -1;
+  std::exception_ptr first_error;
+  const auto attempt = [&first_error](const auto& call) {
+    try {
+      call();
+    } catch (...) {
+      if (!first_error) first_error = std::current_exception();
+    }
+  };
+  for (const Owner& owner : alive) attempt([&] { owner->BeginEnd(); });
+  // One alone in the order that all ranks have; several as they come.
+  std::vector<Owner> outstanding = alive;
+  while (!outstanding.empty()) {
+    const bool alone = alive.size() == 1;
+    std::erase_if(outstanding, [alone](const Owner& owner) { return owner->CollectEnd(alone); });
+    if (!outstanding.empty()) outstanding.front()->WaitABit();
+  }
+  for (const Owner& owner : alive) {
+    attempt([&] { owner->ConcludeEnd(); });
+    --owner->running_;
+  }
+  if (first_error) std::rethrow_exception(first_error);
+}
+
+std::shared_ptr<BackwardEnds::Backward> BackwardEnds::FindOrBegin(int task) {
+  std::shared_ptr<Backward> made;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (auto known = running_[task].lock()) return known;
+    std::erase_if(running_, [](const auto& entry) { return entry.second.expired(); });
+    made = std::make_shared<Backward>();
+    running_[task] = made;
+  }
+  torch::autograd::Engine::get_default_engine().queue_callback([made] { made->End(); });
+  return made;
+}
+
+bool BackwardEnds::Join(const Owner& owner, bool on_cpu, bool whole) {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task == -1) return true;  // somebody calls the graph's nodes by themselves
+  if (owner->joined_ == task || owner->whole_ != -1) return true;
+  if (!owner->within_backward()) owner->BeginAgain();
+  const std::shared_ptr<Backward> mine = FindOrBegin(task);
+  const std::thread::id self = std::this_thread::get_id();
+  bool fits = true;
+  std::vector<std::shared_ptr<Backward>> others;  // let go of outside the lock: it may end them
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [other, weak] : running_) {
+      auto backward = weak.lock();
+      if (!backward || other == task) continue;
+      const std::lock_guard<std::mutex> lock_other(backward->mutex);
+      // An inner backward() runs on the thread of the outer one.
+      const bool elsewhere = on_cpu && backward->on_cpu != std::thread::id() &&
+                             backward->on_cpu != self && !backward->ended;
+      if (elsewhere && backward->Has(owner.get())) fits = false;
+      others.push_back(std::move(backward));
+    }
+  }
+  const std::lock_guard<std::mutex> lock(mine->mutex);
+  if (on_cpu) mine->on_cpu = self;
+  if (!mine->Has(owner.get())) {
+    mine->owners.push_back(owner);
+    ++owner->running_;
+  }
+  if (fits) owner->joined_ = task;
+  if (whole) owner->whole_ = task;
+  return fits;
+}
+
+}  // namespace sirtaki::detail
