@@ -4,6 +4,7 @@
 //   mpirun -np 2 --bind-to none training VARIANT --model mlp|resnet18 --batch N [--steps N]
 //
 //   ours              DistributedOptimizer
+//   in-step           the same, with average_at(Average::Step)
 //   no-communication  the ranks side by side, with the same allocator; on one rank: one rank alone
 //   loop              plain LibTorch; one MPI_Allreduce per parameter after backward
 //   plain             plain LibTorch; nothing of Sirtaki or MPI is started
@@ -87,8 +88,10 @@ std::vector<double> Run(const std::string& variant, const Work& work, int ranks)
   at::set_num_threads(1);
   Trainer trainer(work);
   torch::optim::SGD sgd(trainer.model()->parameters(), torch::optim::SGDOptions(0.01));
-  if (variant == "ours") {
-    auto optimizer = DistributedOptimizer(std::move(sgd), trainer.model()->named_parameters());
+  if (variant == "ours" || variant == "in-step") {
+    const Average average = variant == "ours" ? Average::Backward : Average::Step;
+    auto optimizer = DistributedOptimizer(std::move(sgd), trainer.model()->named_parameters(),
+                                          DistributedOptimizerOptions().average_at(average));
     broadcast_parameters(*trainer.model(), 0);
     return Train(work, trainer, optimizer, [] {});
   }
@@ -123,7 +126,7 @@ int Main(int argc, char** argv) {
   work.batch = std::stoll(Flag(argc, argv, "batch", "8"));
   work.steps = std::stoi(Flag(argc, argv, "steps", "10"));
   int ranks = 1;
-  if (variant == "ours" || variant == "no-communication") {
+  if (variant == "ours" || variant == "in-step" || variant == "no-communication") {
     init();
     ranks = size();
   } else if (variant == "loop") {

@@ -13,7 +13,7 @@
 
 namespace sirtaki::detail {
 
-// The round of what step() submits itself, because no backward() has: see GradientReducer::Impl::rounds_.
+// In the place of a number, for what step() submits itself because no backward() has.
 constexpr std::uint32_t kRoundInStep = 1U << 20;
 
 // What one rank has, after a reduction in which the ranks did not fit.

@@ -370,7 +370,7 @@ void GradientReducer::Impl::BeginEnd() {
   if (rule_->of_module && !reported) return;
   if (!reported && ++passes_ < rule_->passes) return;
   ends_now_ = true;
-  if (rule_->of_module || !std::exchange(timed_, true)) steps().BeginStep();
+  if (!std::exchange(timed_, true) && !(rule_->of_module && rule_->alone)) steps().BeginStep();
   BeginAverage();
   Attempt([this] { members_.CheckStreams(); });
 }
@@ -378,7 +378,7 @@ void GradientReducer::Impl::BeginEnd() {
 void GradientReducer::Impl::ConcludeEnd() {
   if (!std::exchange(ends_now_, false)) return;
   EndAverage();
-  if (!rule_->of_module) return;
+  if (!rule_->of_module || rule_->alone) return;
   AfterStep();
   CheckParametersWhenDue();
   steps().EndStep();

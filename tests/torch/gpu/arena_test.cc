@@ -60,7 +60,8 @@ TEST_F(GpuArenaTest, GradientsArePlacesOfItFromTheSecondStepOn) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Fill(model, rank, rank.stream());
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer =
+        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
     std::vector<const void*> memory;
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
@@ -85,11 +86,34 @@ TEST_F(GpuArenaTest, GradientsArePlacesOfItFromTheSecondStepOn) {
   EXPECT_EQ(gpus_.live_allocations(), 0);
 }
 
-TEST_F(GpuArenaTest, WhatIsKeptThereIsNotCopied) {
+// The end of a backward() does not wait for it: it is asked for at the first, and there at the second.
+TEST_F(GpuArenaTest, AveragedAtTheEndOfBackwardGradientsArePlacesOfItFromTheThirdStepOn) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Fill(model, rank, rank.stream());
     auto optimizer = model.Wrap({}, rank.session());
+    std::vector<const void*> memory;
+    for (int step = 0; step < 5; ++step) {
+      optimizer.zero_grad();
+      Once(rank, [&] { gpus_.Forget(); });
+      Backward(model, rank, step);
+      optimizer.step();
+      Check(rank, model, step);
+      Once(rank, [&] { EXPECT_TRUE(step < 2 || gpus_.calls("cuLaunchKernel").size() == 2); });
+      if (step < 2) continue;
+      memory.push_back(model["a"].grad().const_data_ptr());
+      EXPECT_EQ(memory.back(), memory.front());
+    }
+  });
+  EXPECT_EQ(gpus_.live_allocations(), 0);
+}
+
+TEST_F(GpuArenaTest, WhatIsKeptThereIsNotCopied) {
+  RunRanks(2, [&](GpuRank& rank) {
+    GivenGradients model;
+    Fill(model, rank, rank.stream());
+    auto optimizer =
+        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad(/*set_to_none=*/false);
       Once(rank, [&] { gpus_.Forget(); });

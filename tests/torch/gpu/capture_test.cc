@@ -34,7 +34,8 @@ TEST_F(GpuCaptureTest, ABackwardIsRefusedOnAllRanks) {
     const StreamHandle backward = gpus_.MakeStream();
     model.Add("a", {2}, Cuda(rank.device()), backward);
     model.Add("b", {2}, Cuda(rank.device()), backward);
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer =
+        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
     model.Backward({{"a", 1}, {"b", 1}});
     optimizer.step();
     optimizer.zero_grad();
@@ -49,6 +50,30 @@ TEST_F(GpuCaptureTest, ABackwardIsRefusedOnAllRanks) {
   });
 }
 
+TEST_F(GpuCaptureTest, ABackwardThatAveragesIsRefusedOnAllRanks) {
+  RunRanks(2, [&](GpuRank& rank) {
+    GivenGradients model;
+    const StreamHandle backward = gpus_.MakeStream();
+    model.Add("a", {2}, Cuda(rank.device()), backward);
+    model.Add("b", {2}, Cuda(rank.device()), backward);
+    auto optimizer = model.Wrap({}, rank.session());
+    for (int step = 0; step < 4; ++step) {  // without a bucket, then in one
+      optimizer.zero_grad();
+      if (rank.number() == 0) gpus_.SetCapturing(backward);
+      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+                          [&] {
+                            model.Backward({{"a", 1}, {"b", 1}});
+                          }),
+                  HasSubstr("CUDA graph"));
+      if (rank.number() == 0) gpus_.SetCapturing(backward, false);
+      optimizer.zero_grad();
+      model.Backward({{"a", 1}, {"b", 1}});
+      optimizer.step();
+    }
+    EXPECT_EQ(rank.Read(model["b"].grad()), Of(2, 1));
+  });
+}
+
 // A bucket that step() completes outside has no less been captured.
 TEST_F(GpuCaptureTest, WhatWasCapturedIsRefusedAfterTheCaptureToo) {
   std::barrier both(2);
@@ -57,7 +82,8 @@ TEST_F(GpuCaptureTest, WhatWasCapturedIsRefusedAfterTheCaptureToo) {
     const StreamHandle backward = gpus_.MakeStream();
     model.Add("a", {2}, Cuda(rank.device()), backward);
     model.Add("b", {3}, Cuda(rank.device()), backward);
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer =
+        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
     model.Backward({{"a", 1}, {"b", 1}});
     optimizer.step();
     optimizer.zero_grad();
@@ -91,7 +117,8 @@ TEST_F(GpuCaptureTest, ABackwardPutsNoCopyIntoTheGraph) {
     GivenGradients model;
     const StreamHandle backward = gpus_.MakeStream();
     model.Add("a", {2, 3}, Cuda(rank.device()), backward);
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer =
+        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
     const std::string copy = "copy_ stream " + std::to_string(gpus_.NumberOf(backward));
     for (int step = 0; step < 2; ++step) {
       // It does not lie as the parameter does.
@@ -145,7 +172,8 @@ TEST_F(GpuCaptureTest, AWholeStepIsRefusedOnAllRanks) {
     const StreamHandle backward = gpus_.MakeStream();
     model.Add("a", {2}, Cuda(rank.device()), backward);
     model.Add("b", {3}, Cuda(rank.device()), backward);
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer =
+        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
     model.Backward({{"a", 1}, {"b", 1}});
     optimizer.step();
     optimizer.zero_grad();

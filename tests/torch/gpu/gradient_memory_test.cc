@@ -36,7 +36,8 @@ TEST_F(GpuGradientMemoryTest, DoesNotGrowWithTheStepsThatTheHostIsAhead) {
       const StreamHandle backward = in_one_stream ? rank.stream() : gpus_.MakeStream();
       model.Add("a", {3}, Cuda(rank.device()), backward);
       model.Add("b", {2}, Cuda(rank.device()), backward);
-      auto optimizer = model.Wrap({}, rank.session());
+      auto optimizer =
+          model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
       float sum = 0;
       int first = 0;
       for (int step = 0; step < 5; ++step) {
@@ -137,7 +138,8 @@ TEST_F(GpuGradientMemoryTest, ThatARankHadNotOnceEndsNoBucketsForEver) {
     const StreamHandle backward = gpus_.MakeStream();
     model.Add("a", {3}, Cuda(rank.device()), backward);
     model.Add("b", {2}, Cuda(rank.device()), backward);
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer =
+        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
     at::Tensor kept;
     for (int step = 0; step < 5; ++step) {
       optimizer.zero_grad();
@@ -165,7 +167,8 @@ TEST_F(GpuGradientMemoryTest, AFailureOfTheGpuIsNotCalledAWantOfIt) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     model.Add("a", {3}, Cuda(rank.device()), gpus_.MakeStream());
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer =
+        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
     if (rank.number() == 0) model.Backward({{"a", 2}});
     both.arrive_and_wait();
     if (rank.number() == 1) FailNextAllocation("the GPU is broken");

@@ -36,7 +36,8 @@ TEST_F(GpuOptimizerTest, GradientsAreTheMeanAndGoInOneBucketOnceTheirOrderIsKnow
     model.Add("a", {3}, Cuda(rank.device()), backward);
     model.Add("b", {2, 2}, Cuda(rank.device()), backward);
     model.Add("c", {5}, Cuda(rank.device()), backward);
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer =
+        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
     float sum = 0;
     for (int step = 0; step < 4; ++step) {
       both.arrive_and_wait();
@@ -103,7 +104,8 @@ TEST_F(GpuOptimizerTest, ABucketWaitsForBothStreamsOfItsGradientsButNobodyElseDo
     model.Add("a", {2}, Cuda(rank.device()), one);
     model.Add("b", {3}, Cuda(rank.device()), other);
     model.Add("c", {4}, Cuda(rank.device()), one);
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer =
+        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
     const auto value = static_cast<float>(1 + 2 * rank.number());
     model.Backward({{"a", value}, {"b", value}, {"c", value}});
     optimizer.step();
@@ -179,7 +181,8 @@ TEST_F(GpuOptimizerTest, PassesAddUpInGradientsThatAreKept) {
     // The stream of zero_grad() and of backward() is one.
     model.Add("a", {3}, Cuda(rank.device()), rank.stream());
     model.Add("b", {2}, Cuda(rank.device()), rank.stream());
-    auto optimizer = model.Wrap(Options().backward_passes_per_step(2), rank.session());
+    auto optimizer =
+        model.Wrap(Options().backward_passes_per_step(2).average_at(Average::Step), rank.session());
     const void* memory = nullptr;
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad(/*set_to_none=*/false);
