@@ -34,6 +34,9 @@ using core::Status;
 using core::TimePoint;
 
 struct Connection {
+  Connection(Descriptor accepted, const std::string& key)
+      : fd(std::move(accepted)), keeper(key, OwnEndpoint(fd)) {}
+
   Descriptor fd;
   Doorkeeper keeper;
   MessageReader reader{kMaxGreeting};  // until it is known
@@ -258,8 +261,7 @@ class Job {
       // It would be ready all the time.
       if (no_room) accept_at_ = Clock::now() + kAcceptAgain;
       if (!fd.valid()) return;
-      connections_.push_back(std::make_unique<Connection>());
-      connections_.back()->fd = std::move(fd);
+      connections_.push_back(std::make_unique<Connection>(std::move(fd), key_));
       connections_.back()->silent_by = Clock::now() + kHelloAfter;
       if (Greeters() > most_greeters_) DropOldestGreeter();
     }
@@ -299,7 +301,7 @@ class Job {
   bool Take(Connection* connection, const RankMessage& message) {
     if (!connection->keeper.knows()) {
       std::string reply;
-      if (!connection->keeper.Take(message, key_, &reply)) return false;
+      if (!connection->keeper.Take(message, &reply)) return false;
       if (connection->keeper.knows()) connection->reader.Allow(kMaxMessage);
       connection->outbox += reply;
       Flush(connection);
