@@ -3,13 +3,15 @@
 // cannot. And its group's fault, which sirtakirun names as the cause of what happens next.
 //
 // Each notice is a datagram, a byte and a text, to a local socket with an abstract name, which
-// stands in a variable. Whoever does not hear it misses only the deadline and the cause.
+// stands in a variable. Whoever does not hear it misses only the deadline and the cause. Every user
+// of the host may send there, so what others' processes say is passed over.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/environment.h"
 
@@ -31,5 +33,13 @@ void TellStart(const EnvironmentView& env, StartNotice notice, std::string_view 
 // Where the notices come in, not blocking; `*name` is for the variable. -1: there can be none. The
 // caller closes it.
 int ListenForStart(std::string* name);
+
+struct HeardNotice {
+  StartNotice notice;
+  std::string text;
+};
+// The notices that wait at ListenForStart()'s `fd`, of this user's processes alone. Takes at most
+// `most` datagrams, so that a flood of them cannot keep the caller.
+std::vector<HeardNotice> HearStart(int fd, int most);
 
 }  // namespace sirtaki::core
