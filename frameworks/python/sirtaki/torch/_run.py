@@ -177,12 +177,18 @@ def _dump_call(what: Any) -> Tuple[bytes, Optional[str]]:
 
 
 def _without_values(command: Sequence[str]) -> List[str]:
-    """The command as it may be printed: values of `-x NAME=value` may be secret."""
+    """The command as it may be printed: values of variables may be secret, also among words for the launcher."""
     printed = []
-    for before, word in zip(["", *command], command):
+    for two_before, before, word in zip(["", "", *command], ["", *command], command):
+        if before in ("--mpi-args", "--binding-args"):
+            printed.append(shlex.join(_without_values(shlex.split(word))))
+            continue
+        if two_before.lstrip("-") in ("env", "genv") and "=" not in before:  # MPICH's: NAME value
+            printed.append("...")
+            continue
         flag = next((flag for flag in ("--export=", "-x") if word.startswith(flag) and word != flag), "")
         name, equals, _ = word[len(flag):].partition("=")
-        secret = equals and (flag or before in ("-x", "--export"))
+        secret = equals and (flag or before.lstrip("-") in ("x", "export", "env", "genv", "mca_base_env_list"))
         printed.append(f"{flag}{name}=..." if secret else word)
     return printed
 
