@@ -25,6 +25,8 @@ enum class StartNotice : std::uint8_t {
   kFault = 'f',  // with its text: the group has failed
   kAgain = 'a',  // a session has begun: an earlier fault is over
 };
+// How the text of the group's fault goes on after "aborted: " where a rank's program has exited.
+inline constexpr std::string_view kProgramExited = "the program exited";
 inline constexpr std::size_t kMaxNoticeText = 2000;  // what is longer is cut
 
 // Nothing if nobody wants to hear it; does not fail. kFault never blocks, the others at most 1 s.

@@ -276,7 +276,7 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
   Scan(optimizer);
   CheckParametersWhenDue();
   if (!with_closure) SynchronizeUnlessDone();
-  // Of the step before: of its results on GPUs nobody knew more than that they were launched.
+  // GPU results of the previous step were only known to be launched; report their errors now.
   members_.CheckResults();
 }
 
