@@ -174,7 +174,7 @@ void GradientReducer::Impl::SubmitUnlessReported(const GradientPtr& member) {
   member->Submit(/*will_wait=*/true);
 }
 
-// Of the gradients in buckets of the optimizer that had them first: all of the bucket.
+// All gradients of those buckets that belong to the optimizer that had the gradients first.
 std::vector<GradientPtr> GradientReducer::Impl::MatesOfShared() const {
   std::vector<GradientPtr> mates;
   for (const GradientPtr& member : members_.all()) {

@@ -1,6 +1,7 @@
 """_run_rank.py ADDRESS,... PORT: what run() starts on every rank. See _run.py.
 
-A script, not a module: it must ask for the caller's search path before it can import anything of the caller's.
+A script, which must ask for the caller's search path before it can import anything of the caller's. _run.py imports it for
+what both ends share.
 """
 
 import sys
