@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/base/thread_annotations.h"
+#include "core/machine/start_notice.h"
 #include "session/session.h"
 
 namespace sirtaki::session {
@@ -26,7 +27,7 @@ void EndWithProgram(int code, void* /*unused*/) {
   const auto last = DefaultSession();
   if (!last) return;
   const std::string why =
-      "the program exited" + (code == 0 ? "" : " with code " + std::to_string(code));
+      std::string(core::kProgramExited) + (code == 0 ? "" : " with code " + std::to_string(code));
   if (code != 0 && last->is_alive() && last->Check().ok() && last->topology().size > 1) {
     last->Abort(why);
     last->NoteSeen(last->fault());  // what the code is due to the program knows

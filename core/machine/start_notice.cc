@@ -5,6 +5,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstddef>
 #include <cstring>
 
@@ -18,6 +19,17 @@ socklen_t AddressOf(std::string_view name, sockaddr_un* address) {
   if (name.size() + 1 > sizeof(address->sun_path)) return 0;
   std::memcpy(address->sun_path + 1, name.data(), name.size());
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+bool IsOfThisUser(const msghdr& message) {
+  const cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  if (header == nullptr || header->cmsg_level != SOL_SOCKET ||
+      header->cmsg_type != SCM_CREDENTIALS) {
+    return false;
+  }
+  ucred sender{};
+  std::memcpy(&sender, CMSG_DATA(header), sizeof(sender));
+  return sender.uid == getuid();
 }
 
 }  // namespace
@@ -43,11 +55,13 @@ void TellStart(const EnvironmentView& env, StartNotice notice, std::string_view 
 int ListenForStart(std::string* name) {
   const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return -1;
+  const int yes = 1;
   // Without a name the system gives one that is free: five digits.
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   socklen_t length = sizeof(address);
-  if (bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(sa_family_t)) != 0 ||
+  if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &yes, sizeof(yes)) != 0 ||
+      bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(sa_family_t)) != 0 ||
       getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0 ||
       length <= offsetof(sockaddr_un, sun_path) + 1) {
     close(fd);
@@ -55,6 +69,26 @@ int ListenForStart(std::string* name) {
   }
   name->assign(address.sun_path + 1, length - offsetof(sockaddr_un, sun_path) - 1);
   return fd;
+}
+
+std::vector<HeardNotice> HearStart(int fd, int most) {
+  std::vector<HeardNotice> heard;
+  for (int i = 0; i < most; ++i) {
+    std::array<char, 1 + kMaxNoticeText> bytes;
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(ucred))> control;
+    iovec part{bytes.data(), bytes.size()};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    const ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got < 0) break;
+    if (got == 0 || !IsOfThisUser(message)) continue;
+    heard.push_back({static_cast<StartNotice>(bytes.front()),
+                     std::string(bytes.data() + 1, static_cast<std::size_t>(got) - 1)});
+  }
+  return heard;
 }
 
 }  // namespace sirtaki::core

@@ -3,13 +3,15 @@
 // cannot. And its group's fault, which sirtakirun names as the cause of what happens next.
 //
 // Each notice is a datagram, a byte and a text, to a local socket with an abstract name, which
-// stands in a variable. Whoever does not hear it misses only the deadline and the cause.
+// stands in a variable. Whoever does not hear it misses only the deadline and the cause. Every user
+// of the host may send there, so what others' processes say is passed over.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/environment.h"
 
@@ -23,6 +25,8 @@ enum class StartNotice : std::uint8_t {
   kFault = 'f',  // with its text: the group has failed
   kAgain = 'a',  // a session has begun: an earlier fault is over
 };
+// How the text of the group's fault goes on after "aborted: " where a rank's program has exited.
+inline constexpr std::string_view kProgramExited = "the program exited";
 inline constexpr std::size_t kMaxNoticeText = 2000;  // what is longer is cut
 
 // Nothing if nobody wants to hear it; does not fail. kFault never blocks, the others at most 1 s.
@@ -31,5 +35,13 @@ void TellStart(const EnvironmentView& env, StartNotice notice, std::string_view 
 // Where the notices come in, not blocking; `*name` is for the variable. -1: there can be none. The
 // caller closes it.
 int ListenForStart(std::string* name);
+
+struct HeardNotice {
+  StartNotice notice;
+  std::string text;
+};
+// The notices that wait at ListenForStart()'s `fd`, of this user's processes alone. Takes at most
+// `most` datagrams, so that a flood of them cannot keep the caller.
+std::vector<HeardNotice> HearStart(int fd, int most);
 
 }  // namespace sirtaki::core

@@ -19,9 +19,6 @@ namespace sirtaki::python {
 
 namespace py = pybind11;
 
-namespace {
-
-// Seconds, as Python counts time-outs; none: no limit.
 std::chrono::milliseconds Milliseconds(double seconds) {
   constexpr double kMost = 1e12;
   if (std::isnan(seconds) || seconds > kMost) return std::chrono::milliseconds(0);
@@ -29,7 +26,10 @@ std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1000)));
 }
 
-// Of dropped handles, oldest first. Not so many that programs which never wait keep all tensors.
+namespace {
+
+// This many dropped handles are kept, the oldest first: with more, programs which never wait would
+// keep all tensors.
 constexpr std::size_t kMostDropped = 256;
 std::deque<std::shared_ptr<detail::Pending>>& Dropped() {
   static auto& dropped = *new std::deque<std::shared_ptr<detail::Pending>>();  // outlives Python

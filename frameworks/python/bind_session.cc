@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -14,8 +15,11 @@
 #include "sirtaki/session.h"
 
 namespace sirtaki::detail {
-// Of sirtaki/mpi.h, which cannot be included in a build without MPI: there this throws unsupported.
+// These are declared in sirtaki/mpi.h, which cannot be included in a build without MPI. There InitOn
+// throws unsupported.
 SIRTAKI_API void InitOn(int communicator, const InitOptions& options);
+SIRTAKI_API void PauseMpi(std::chrono::milliseconds timeout, const Session& session);
+SIRTAKI_API void ResumeMpi(std::chrono::milliseconds timeout, const Session& session);
 }  // namespace sirtaki::detail
 
 namespace sirtaki::python {
@@ -31,6 +35,11 @@ void Init(const std::vector<std::pair<std::string, std::string>>& options,
   for (const std::vector<int>& ranks : process_sets) init_options.process_set(ranks);
   if (communicator) return detail::InitOn(*communicator, init_options);
   init(init_options);
+}
+
+template <void (*Do)(std::chrono::milliseconds, const Session&)>
+void WithTimeout(double seconds) {
+  Do(Milliseconds(seconds), Session());
 }
 
 template <class Value, Value (*Get)(const Session&)>
@@ -60,9 +69,11 @@ void BindSession(py::module_& module) {
       },
       WithoutGil());
 
+  module.def("pause_mpi", &WithTimeout<detail::PauseMpi>, Waiting());
+  module.def("resume_mpi", &WithTimeout<detail::ResumeMpi>, Waiting());
+
   module.attr("mpi_built") = kMpiBuilt;
   module.attr("nccl_version") = ops::nccl::kDeclaredVersion;
-  module.def("mpi_threads_multiple", &MpiThreadsMultiple, WithoutGil());
 }
 
 }  // namespace sirtaki::python

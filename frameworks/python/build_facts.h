@@ -5,7 +5,4 @@ namespace sirtaki::python {
 
 extern const bool kMpiBuilt;
 
-// MPI is initialised, and all threads may call it at once.
-bool MpiThreadsMultiple();
-
 }  // namespace sirtaki::python

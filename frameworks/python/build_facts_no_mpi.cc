@@ -4,6 +4,4 @@ namespace sirtaki::python {
 
 const bool kMpiBuilt = false;
 
-bool MpiThreadsMultiple() { return false; }
-
 }  // namespace sirtaki::python

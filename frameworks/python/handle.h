@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <chrono>
 #include <exception>
 #include <memory>
 #include <utility>
@@ -49,6 +50,9 @@ class Wait {
  private:
   const int exceptions_ = std::uncaught_exceptions();
 };
+
+// Seconds, as Python counts time-outs; none: no limit.
+std::chrono::milliseconds Milliseconds(double seconds);
 
 // For functions that wait for other ranks.
 using Waiting = pybind11::call_guard<Wait, pybind11::gil_scoped_release>;

@@ -22,24 +22,25 @@ using core::StatusCode;
 namespace {
 
 constexpr std::size_t kChallengeBytes = 32;
-// Of a connection that was closed before sirtakirun knew this rank.
+// The pause after a connection was closed before sirtakirun knew this rank.
 constexpr auto kBeginAgain = std::chrono::milliseconds(100);
 
-// Each side signs other words, so that none can be used to answer the other.
-std::string Proof(const std::string& key, std::string_view who, const std::string& of_rank,
-                  const std::string& of_launcher) {
-  const Hash hash = HmacSha256(key, std::string(who) + of_rank + of_launcher);
+// Each side signs other words, so that none can be used to answer the other. Challenges have one
+// length, so that no address can be taken for a part of them.
+std::string Proof(const std::string& key, std::string_view who, const std::string& address,
+                  const std::string& of_rank, const std::string& of_launcher) {
+  const Hash hash = HmacSha256(key, std::string(who) + address + of_rank + of_launcher);
   return {hash.begin(), hash.end()};
 }
 
-std::string ProofOfLauncher(const std::string& key, const std::string& of_rank,
-                            const std::string& of_launcher) {
-  return Proof(key, "sirtakirun:", of_rank, of_launcher);
+std::string ProofOfLauncher(const std::string& key, const std::string& address,
+                            const std::string& of_rank, const std::string& of_launcher) {
+  return Proof(key, "sirtakirun:", address, of_rank, of_launcher);
 }
 
-std::string ProofOfRank(const std::string& key, const std::string& of_rank,
-                        const std::string& of_launcher) {
-  return Proof(key, "rank:", of_rank, of_launcher);
+std::string ProofOfRank(const std::string& key, const std::string& address,
+                        const std::string& of_rank, const std::string& of_launcher) {
+  return Proof(key, "rank:", address, of_rank, of_launcher);
 }
 
 // Connections that are being made, all at once.
@@ -94,12 +95,12 @@ class Attempts {
  private:
   struct Attempt {
     Attempt(std::string address, const std::string& run_key)
-        : name(std::move(address)), key(run_key), caller(run_key) {}
+        : name(std::move(address)), key(run_key), caller(run_key, name) {}
 
     // Connects, with a challenge of its own each time. Why it cannot be, else empty.
     std::string Begin() {
       std::string why;
-      caller = Caller(key);
+      caller = Caller(key, name);
       reader = MessageReader(kMaxGreeting);
       connected = proven = false;
       fd = BeginToConnect(name, &why);
@@ -177,7 +178,10 @@ class Attempts {
 
 }  // namespace
 
-Caller::Caller(std::string key) : key_(std::move(key)), challenge_(RandomBytes(kChallengeBytes)) {}
+Caller::Caller(std::string key, std::string address)
+    : key_(std::move(key)),
+      address_(std::move(address)),
+      challenge_(RandomBytes(kChallengeBytes)) {}
 
 std::string Caller::Opening() const {
   return challenge_.empty() ? "" : Encode(ChallengeMessage{challenge_});
@@ -187,26 +191,30 @@ Status Caller::Take(const RankMessage& message, std::string* reply) const {
   const auto* answer = std::get_if<AnswerMessage>(&message);
   if (answer == nullptr) return {StatusCode::kProtocol, "it does not answer the challenge"};
   if (answer->challenge.size() != kChallengeBytes ||
-      !IsSame(answer->proof, ProofOfLauncher(key_, challenge_, answer->challenge))) {
-    return {StatusCode::kProtocol, "it does not know the run's key"};
+      !IsSame(answer->proof, ProofOfLauncher(key_, address_, challenge_, answer->challenge))) {
+    return {StatusCode::kProtocol,
+            "it does not know the run's key, or passes on what another address says"};
   }
-  *reply = Encode(ProofMessage{ProofOfRank(key_, challenge_, answer->challenge)});
+  *reply = Encode(ProofMessage{ProofOfRank(key_, address_, challenge_, answer->challenge)});
   return Status::Ok();
 }
 
-bool Doorkeeper::Take(const RankMessage& message, const std::string& key, std::string* reply) {
+Doorkeeper::Doorkeeper(std::string key, std::string address)
+    : key_(std::move(key)), address_(std::move(address)) {}
+
+bool Doorkeeper::Take(const RankMessage& message, std::string* reply) {
   reply->clear();
   if (const auto* opening = std::get_if<ChallengeMessage>(&message)) {
     if (!ours_.empty() || opening->challenge.size() != kChallengeBytes) return false;
     theirs_ = opening->challenge;
     ours_ = RandomBytes(kChallengeBytes);
     if (ours_.empty()) return false;
-    *reply = Encode(AnswerMessage{ours_, ProofOfLauncher(key, theirs_, ours_)});
+    *reply = Encode(AnswerMessage{ours_, ProofOfLauncher(key_, address_, theirs_, ours_)});
     return true;
   }
   const auto* proof = std::get_if<ProofMessage>(&message);
-  knows_ = proof != nullptr && !ours_.empty() && !key.empty() &&
-           IsSame(proof->proof, ProofOfRank(key, theirs_, ours_));
+  knows_ = proof != nullptr && !ours_.empty() && !key_.empty() && !address_.empty() &&
+           IsSame(proof->proof, ProofOfRank(key_, address_, theirs_, ours_));
   if (knows_) *reply = Encode(WelcomeMessage{});
   return knows_;
 }

@@ -1,6 +1,7 @@
 // How a rank's sirtakirun and the user's recognise each other before anything else is said or
-// obeyed: each shows by an HMAC over fresh random challenges of both that it knows the run's key.
-// The key itself never crosses the connection, and what was recorded is of no use later.
+// obeyed: each shows by an HMAC over fresh random challenges of both, and over the address that the
+// rank has dialled, that it knows the run's key. The key itself never crosses the connection, what
+// was recorded is of no use later, and what a stranger passes on from another address is refused.
 //
 //   rank                                sirtakirun
 //   challenge                        ->
@@ -31,7 +32,8 @@ inline constexpr std::size_t kMaxGreeting = 256;  // bytes of a message before b
 // The rank's side of one connection. Pure, except that the challenge is random.
 class Caller {
  public:
-  explicit Caller(std::string key);
+  // `address`: "address:port", as dialled.
+  Caller(std::string key, std::string address);
   // The frame to begin with; empty if the system gives no random numbers.
   std::string Opening() const;
   // The first message that comes. Sets `*reply` to the frame that ends the greeting. kProtocol: it
@@ -40,18 +42,23 @@ class Caller {
 
  private:
   std::string key_;
+  std::string address_;
   std::string challenge_;
 };
 
 // sirtakirun's side of one connection.
 class Doorkeeper {
  public:
+  // `address`: this end's, "address:port", which the rank must have dialled.
+  Doorkeeper(std::string key, std::string address);
   // A message of a connection that is not known yet. False: a stranger's, who learns nothing but
   // that. Else `*reply` is the frame to send, if there is one.
-  bool Take(const RankMessage& message, const std::string& key, std::string* reply);
+  bool Take(const RankMessage& message, std::string* reply);
   bool knows() const { return knows_; }  // the other end is a rank of this run
 
  private:
+  std::string key_;
+  std::string address_;
   std::string theirs_;  // challenges
   std::string ours_;
   bool knows_ = false;

@@ -117,7 +117,7 @@ inline constexpr std::size_t kMaxMessage = std::size_t{1024} * 1024;
 // Takes messages out of bytes as they come.
 class MessageReader {
  public:
-  // A message is of at most so many bytes.
+  // A message has at most that many bytes.
   explicit MessageReader(std::size_t most = kMaxMessage) : most_(most) {}
   void Allow(std::size_t most) { most_ = most; }
   void Append(std::string_view bytes) { bytes_.append(bytes); }

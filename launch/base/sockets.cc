@@ -59,11 +59,13 @@ void WatchPeer(int fd) {
 }
 
 template <typename Ask>
-std::string EndOf(const Descriptor& connection, Ask ask) {
+std::string EndOf(const Descriptor& connection, Ask ask, bool with_port = false) {
   sockaddr_in address{};
   socklen_t length = sizeof(address);
   if (ask(connection.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
-  return address.sin_family == AF_INET ? TextOf(address.sin_addr) : "";
+  if (address.sin_family != AF_INET) return "";
+  const std::string text = TextOf(address.sin_addr);
+  return with_port ? text + ":" + std::to_string(ntohs(address.sin_port)) : text;
 }
 
 Transfer Ended(int error) {
@@ -147,6 +149,10 @@ std::string ConnectError(const Descriptor& connection) {
 std::string PeerAddress(const Descriptor& connection) { return EndOf(connection, &getpeername); }
 
 std::string OwnAddress(const Descriptor& connection) { return EndOf(connection, &getsockname); }
+
+std::string OwnEndpoint(const Descriptor& connection) {
+  return EndOf(connection, &getsockname, /*with_port=*/true);
+}
 
 int FreePort() {
   Descriptor listener;

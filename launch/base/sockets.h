@@ -48,6 +48,8 @@ std::string ConnectError(const Descriptor& connection);
 // The other end's address, "10.0.0.1", and this end's; empty if it is not known.
 std::string PeerAddress(const Descriptor& connection);
 std::string OwnAddress(const Descriptor& connection);
+// This end's address and port, "10.0.0.1:4711"; empty if they are not known.
+std::string OwnEndpoint(const Descriptor& connection);
 // A port that is free now on this machine.
 int FreePort();
 // This machine's, as `hostname` says.

@@ -9,7 +9,10 @@
 #include <string_view>
 #include <utility>
 
+#include "core/base/status.h"
 #include "core/base/text.h"
+#include "core/machine/start_notice.h"
+#include "launch/job/rank_lines.h"
 
 namespace sirtaki::launch {
 namespace {
@@ -86,7 +89,9 @@ std::string TakeRaised(std::deque<std::string>* lines) {
     if (!has_file) continue;
     // The head of a long one is not among the last lines.
     if (begin > 0 && !(*lines)[begin - 1].ends_with("Traceback (most recent call last):")) continue;
-    // Of a thread, or of an object's end: the program goes on.
+    // The exception of a thread, or of an object's end: the program goes on. Where the line that says
+    // so may have been pushed out, nobody can say.
+    if (begin == 1 && lines->size() >= kKeptLines) continue;
     if (begin > 1 && (*lines)[begin - 2].starts_with("Exception ")) continue;
     std::string raised = std::move((*lines)[i]);
     lines->erase(lines->begin() + static_cast<std::ptrdiff_t>(i));
@@ -153,8 +158,12 @@ Failure JudgeLoss(int rank, const std::string& host, const std::string& why,
 
 bool IsCause(const std::string& fault, const Failure& failure) {
   if (fault.empty()) return false;
-  const bool is_end = fault.starts_with("peer lost: ") ||
-                      fault.starts_with("aborted: the program exited with code ");
+  const auto name = [](core::StatusCode code) {
+    return std::string(core::StatusCodeName(code)) + ": ";
+  };
+  const bool is_end = fault.starts_with(name(core::StatusCode::kPeerLost)) ||
+                      fault.starts_with(name(core::StatusCode::kAborted) +
+                                        std::string(core::kProgramExited) + " with code ");
   return failure.follows || !is_end;
 }
 

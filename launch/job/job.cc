@@ -8,7 +8,6 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,11 +15,11 @@
 
 #include "core/base/text.h"
 #include "launch/base/child.h"
-#include "launch/base/greeting.h"
 #include "launch/base/rank_messages.h"
 #include "launch/base/shell_text.h"
 #include "launch/base/signal_pipe.h"
 #include "launch/base/sockets.h"
+#include "launch/job/connections.h"
 #include "launch/job/failure_judgement.h"
 #include "launch/job/job_output.h"
 #include "launch/job/job_ranks.h"
@@ -33,53 +32,44 @@ using core::Clock;
 using core::Status;
 using core::TimePoint;
 
-struct Connection {
-  Descriptor fd;
-  Doorkeeper keeper;
-  MessageReader reader{kMaxGreeting};  // until it is known
-  std::string outbox;
-  int rank = -1;        // until it has said which it is
-  TimePoint silent_by;  // then: it is no rank of ours
-};
-
 namespace {
 
-// Of a connection: a rank says at once who it is.
-constexpr auto kHelloAfter = std::chrono::seconds(10);
 // Connections that have not proven that they are ranks', besides those that ranks make at the start:
 // to all addresses at once.
 constexpr std::size_t kMostGreeters = 64;
 constexpr std::size_t kAddressesOfRank = 4;
 constexpr std::size_t kOtherFiles = 32;  // that this process has open
-constexpr int kMostAccepted = 64;        // before something else has its turn
-// Of a connection that there was no room for.
-constexpr auto kAcceptAgain = std::chrono::seconds(1);
-// Of a rank's failure: by then its launcher has ended the others, or does not.
+// The time after a rank's failure by which its launcher has ended the others, or does not.
 constexpr auto kStopAfter = std::chrono::seconds(2);
-// Of the word to stop: the ranks have killed what did not.
+// The time after the word to stop by which the ranks have killed what did not.
 constexpr auto kTerminateAfter = std::chrono::seconds(4);
-// Of the launcher's own signal.
+// The time for the launcher to end after its own signal.
 constexpr auto kKillAfter = std::chrono::seconds(3);
-// Of a signal: who asks again by then has asked twice. Some send one to this process and to its
-// group, which is one asking.
+// The time after a signal from which another counts as asking twice. Some send one to this process
+// and to its group, which is one asking.
 constexpr auto kAskedOnce = std::chrono::seconds(1);
-// Of the launcher's end: what the ranks have still to say.
+// The time after the launcher's end for what the ranks have still to say.
 constexpr auto kLastWords = std::chrono::seconds(2);
-// Of the launcher's end, where it matters which hosts are gone: until a silent one is noticed.
+// The same where it matters which hosts are gone: until a silent one is noticed.
 constexpr auto kSilence = std::chrono::seconds(14);
-// Of what the launcher prints about the end of a run.
+// Bytes that are kept of what the launcher prints about the end of a run.
 constexpr std::size_t kMostHeld = std::size_t{64} * 1024;
+
+std::size_t MostGreeters(std::size_t ranks) {
+  const std::size_t taken = ranks + kOtherFiles;
+  const std::size_t files = std::max(RaiseFileLimit(), taken);
+  return std::clamp(files - taken, std::size_t{1}, kMostGreeters + kAddressesOfRank * ranks);
+}
 
 class Job {
  public:
   Job(const Plan& plan, const core::EnvironmentView& env)
-      : plan_(plan), env_(env), ranks_(static_cast<std::size_t>(plan.placement.ranks)) {}
+      : plan_(plan),
+        env_(env),
+        ranks_(static_cast<std::size_t>(plan.placement.ranks)),
+        connections_(MostGreeters(ranks_.size())) {}
 
   Status Start(const LaunchOptions& options, bool again, core::Duration start_timeout) {
-    const std::size_t taken = ranks_.size() + kOtherFiles;
-    const std::size_t files = std::max(RaiseFileLimit(), taken);
-    most_greeters_ =
-        std::clamp(files - taken, std::size_t{1}, kMostGreeters + kAddressesOfRank * ranks_.size());
     may_restart_ = options.max_restarts > 0;
     verbose_ = options.verbose;
     Status status = output_.Open(options, plan_.placement.ranks, again, env_);
@@ -127,8 +117,8 @@ class Job {
   }
 
  private:
-  // Of Open MPI's when a rank did not finalize MPI: after a fault that the program has gone on from
-  // that may not be possible.
+  // Open MPI ends with such a code when a rank did not finalize MPI: after a fault that the program
+  // has gone on from that may not be possible.
   void NoteLauncherCode() const {
     std::fprintf(
         stderr,
@@ -139,7 +129,9 @@ class Job {
   // Listens, and tells the ranks where.
   Status Announce(Command* command) {
     int port = 0;
-    Status status = Listen(plan_.placement.local, &listener_, &port);
+    const std::string key = RandomKey();
+    if (key.empty()) return {core::StatusCode::kBackend, "the system gives no random numbers"};
+    Status status = connections_.Open(plan_.placement.local, key, &port);
     if (!status.ok()) return status;
     std::vector<std::string> addresses = {"127.0.0.1"};
     if (!plan_.placement.local) addresses = OwnAddresses(plan_.interfaces);
@@ -151,10 +143,8 @@ class Job {
                         Joined(plan_.interfaces, ",")};
     }
     for (std::string& address : addresses) address += ":" + std::to_string(port);
-    key_ = RandomKey();
-    if (key_.empty()) return {core::StatusCode::kBackend, "the system gives no random numbers"};
     command->set.emplace_back(kAddressVariable, Joined(addresses, ","));
-    command->set.emplace_back(kKeyVariable, key_);
+    command->set.emplace_back(kKeyVariable, key);
     if (std::string folder = CurrentFolder(); !folder.empty()) {
       command->set.emplace_back(kFolderVariable, std::move(folder));
     }
@@ -164,14 +154,14 @@ class Job {
   void Step() {
     const auto waits = [this](Stream stream) { return output_.HasWaiting(stream); };
     std::vector<pollfd> fds = {{SignalPipe::fd(), POLLIN, 0},
-                               {accept_at_ ? -1 : listener_.get(), POLLIN, 0},
+                               {connections_.accept_fd(), POLLIN, 0},
                                {output_.Wants(Stream::kOutput) ? STDOUT_FILENO : -1, POLLOUT, 0},
                                {output_.Wants(Stream::kError) ? STDERR_FILENO : -1, POLLOUT, 0},
                                // A slow reader holds the launcher up too.
                                {waits(Stream::kOutput) ? -1 : launcher_.output().get(), POLLIN, 0},
                                {waits(Stream::kError) ? -1 : launcher_.error().get(), POLLIN, 0}};
     const std::size_t first = fds.size();
-    for (const auto& connection : connections_) {
+    for (const auto& connection : connections_.all()) {
       const int events = connection->outbox.empty() ? POLLIN : POLLIN | POLLOUT;
       fds.push_back({connection->fd.get(), static_cast<short>(events), 0});
     }
@@ -182,25 +172,20 @@ class Job {
     if (fds[4].revents != 0) TakeOutputOfLauncher(Stream::kOutput);
     if (fds[5].revents != 0) TakeOutputOfLauncher(Stream::kError);
     for (std::size_t i = first; i < fds.size(); ++i) {
-      Connection& connection = *connections_[i - first];
+      Connection& connection = *connections_.all()[i - first];
       if ((fds[i].revents & POLLOUT) != 0) Flush(&connection);
       if ((fds[i].revents & ~POLLOUT) != 0) Read(&connection);
     }
-    if (fds[1].revents != 0) AcceptAll();
+    if (fds[1].revents != 0) connections_.AcceptAll(Clock::now());
     for (const auto& [rank, bytes] : output_.TakeWritten()) Send(rank, WrittenMessage{bytes});
     CheckTimes();
-    std::erase_if(connections_, [](const auto& connection) { return !connection->fd.valid(); });
+    connections_.RemoveClosed();
   }
 
   int Patience() const {
-    std::optional<TimePoint> next;
-    for (const auto& time :
-         {start_by_, init_by_, stop_at_, terminate_at_, kill_at_, leave_at_, accept_at_}) {
+    std::optional<TimePoint> next = connections_.NextTime();
+    for (const auto& time : {start_by_, init_by_, stop_at_, terminate_at_, kill_at_, leave_at_}) {
       if (time && (!next || *time < *next)) next = time;
-    }
-    for (const auto& connection : connections_) {
-      const TimePoint time = connection->silent_by;
-      if (connection->rank < 0 && (!next || time < *next)) next = time;
     }
     if (!next) return -1;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
@@ -249,39 +234,6 @@ class Job {
     return !bytes.empty();
   }
 
-  // Strangers cannot keep ranks out: of too many that say nothing the oldest goes.
-  void AcceptAll() {
-    for (int i = 0; i < kMostAccepted; ++i) {
-      bool no_room = false;
-      Descriptor fd = Accept(listener_, &no_room);
-      if (no_room && DropOldestGreeter()) continue;
-      // It would be ready all the time.
-      if (no_room) accept_at_ = Clock::now() + kAcceptAgain;
-      if (!fd.valid()) return;
-      connections_.push_back(std::make_unique<Connection>());
-      connections_.back()->fd = std::move(fd);
-      connections_.back()->silent_by = Clock::now() + kHelloAfter;
-      if (Greeters() > most_greeters_) DropOldestGreeter();
-    }
-  }
-
-  static bool IsGreeter(const std::unique_ptr<Connection>& connection) {
-    return !connection->keeper.knows() && connection->fd.valid();
-  }
-
-  std::size_t Greeters() const {
-    return static_cast<std::size_t>(
-        std::count_if(connections_.begin(), connections_.end(), IsGreeter));
-  }
-
-  // They stand in the order in which they came. False if there is none.
-  bool DropOldestGreeter() {
-    const auto oldest = std::find_if(connections_.begin(), connections_.end(), IsGreeter);
-    if (oldest == connections_.end()) return false;
-    Drop(oldest->get(), "");
-    return true;
-  }
-
   void Read(Connection* connection) {
     std::string bytes;
     const Transfer transfer = ReadSome(connection->fd.get(), &bytes);
@@ -299,7 +251,7 @@ class Job {
   bool Take(Connection* connection, const RankMessage& message) {
     if (!connection->keeper.knows()) {
       std::string reply;
-      if (!connection->keeper.Take(message, key_, &reply)) return false;
+      if (!connection->keeper.Take(message, &reply)) return false;
       if (connection->keeper.knows()) connection->reader.Allow(kMaxMessage);
       connection->outbox += reply;
       Flush(connection);
@@ -465,9 +417,7 @@ class Job {
       time->reset();
       return true;
     };
-    for (const auto& connection : connections_) {
-      if (connection->rank < 0 && now >= connection->silent_by) Drop(connection.get(), "");
-    }
+    connections_.CheckTimes(now);
     const HostList& hosts = plan_.placement.hosts;
     if (is_due(&start_by_)) Fail(JudgeStart(ranks_, hosts, start_timeout_), now);
     if (is_due(&init_by_)) Fail(JudgeInit(ranks_, hosts, start_timeout_), now);
@@ -485,7 +435,6 @@ class Job {
     }
     if (is_due(&kill_at_)) KillNow();
     is_due(&leave_at_);
-    is_due(&accept_at_);
   }
 
   // Ranks end themselves when their connection does. A reader who takes his time gets what they
@@ -503,17 +452,15 @@ class Job {
   // The launcher has ended, the ranks have said all, and it is written.
   bool Done() const {
     if (!launcher_end_) return false;
-    const bool heard = given_up_ || connections_.empty() || !leave_at_;
+    const bool heard = given_up_ || connections_.all().empty() || !leave_at_;
     return heard && !output_.HasWaiting(Stream::kOutput) && !output_.HasWaiting(Stream::kError);
   }
 
   const Plan& plan_;
   const core::EnvironmentView& env_;
   std::vector<Rank> ranks_;
-  std::vector<std::unique_ptr<Connection>> connections_;
+  Connections connections_;
   JobOutput output_;
-  Descriptor listener_;
-  std::string key_;
   Child launcher_;
   std::optional<EndMessage> launcher_end_;
   std::string held_;                // of what it prints
@@ -536,8 +483,6 @@ class Job {
   std::optional<TimePoint> terminate_at_;
   std::optional<TimePoint> kill_at_;
   std::optional<TimePoint> leave_at_;
-  std::optional<TimePoint> accept_at_;  // connections again
-  std::size_t most_greeters_ = kMostGreeters;
 };
 
 }  // namespace

@@ -8,7 +8,6 @@ namespace sirtaki::launch {
 namespace {
 
 constexpr std::size_t kLongestPiece = 64 * 1024;
-constexpr std::size_t kKeptLines = 20;
 constexpr std::size_t kKeptBytes = 500;
 
 bool TakePrefix(std::string_view prefix, std::string_view* text) {

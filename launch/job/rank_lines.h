@@ -21,14 +21,15 @@ class LinePrefixer {
   std::string rest_;
 };
 
+inline constexpr std::size_t kKeptLines = 20;
+
 // The last lines of what was printed, for the words about a rank's end.
 class LastLines {
  public:
   void Append(std::string_view bytes);
-  // At most 20 lines, of each at most 500 bytes, without control characters; the last of them is not
-  // empty. Lines of the backtraces
-  // that Open MPI prints at a signal and LibTorch in an exception are not among them: they would
-  // push out what says why.
+  // At most kKeptLines lines, of each at most 500 bytes, without control characters; the last of them is not
+  // empty. Lines of the backtraces that Open MPI prints at a signal and LibTorch in an exception are
+  // not among them: they would push out what says why.
   std::deque<std::string> Lines() const;
 
  private:

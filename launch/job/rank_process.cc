@@ -42,6 +42,8 @@ constexpr auto kKillRankAfter = std::chrono::seconds(3);  // of the polite signa
 constexpr auto kDrainAfter =
     std::chrono::seconds(1);  // of the program's end: what it has left may still print
 constexpr auto kFarewell = std::chrono::seconds(5);  // to hand over the last words
+constexpr int kNoticesATurn = 16;
+constexpr int kLastNotices = 1000;  // more than a queue of them has room for
 
 class RankProcess {
  public:
@@ -96,7 +98,7 @@ class RankProcess {
     fds[3] = {room ? child_.error().get() : -1, POLLIN, 0};
     fds[4] = {notices_.get(), POLLIN, 0};
     poll(fds.data(), fds.size(), Patience());
-    if (fds[4].revents != 0) TakeNotices();
+    if (fds[4].revents != 0) TakeNotices(kNoticesATurn);
     if (fds[0].revents != 0) TakeSignals();
     if (fds[2].revents != 0) TakeOutput(Stream::kOutput);
     if (fds[3].revents != 0 && HasRoom()) TakeOutput(Stream::kError);
@@ -125,7 +127,7 @@ class RankProcess {
       Stop();
     }
     if (const auto end = child_.Ended()) {
-      TakeNotices();  // what it had to say
+      TakeNotices(kLastNotices);  // what it had to say
       end_ = end;
       // SIGKILL was somebody else's: the launcher's would have ended this process too.
       const bool by_others = end->kind == EndKind::kSignalled && end->value == SIGKILL && !killed_;
@@ -135,12 +137,10 @@ class RankProcess {
     }
   }
 
-  void TakeNotices() {
-    while (notices_.valid()) {
-      std::string bytes;  // of one notice
-      if (ReadSome(notices_.get(), &bytes).ended) notices_.Close();
-      if (bytes.empty()) return;
-      switch (static_cast<core::StartNotice>(bytes.front())) {
+  void TakeNotices(int most) {
+    if (!notices_.valid()) return;
+    for (auto& [notice, text] : core::HearStart(notices_.get(), most)) {
+      switch (notice) {
         case core::StartNotice::kBegins:
           Send(InitMessage{false});
           break;
@@ -148,7 +148,7 @@ class RankProcess {
           Send(InitMessage{true});
           break;
         case core::StartNotice::kFault:
-          Send(FaultMessage{bytes.substr(1)});
+          Send(FaultMessage{std::move(text)});
           break;
         case core::StartNotice::kAgain:
           Send(FaultMessage{});

@@ -142,12 +142,37 @@ void PutThisMachineFirst(const PlanInput& input, Plan* plan) {
   std::rotate(hosts.begin(), here, here + 1);
 }
 
+// The words for a launcher as they may be printed, since values of variables may be secret.
+std::vector<std::string> WithoutValues(std::vector<std::string> words) {
+  const auto hide = [](std::string* word, std::size_t from) {
+    const std::size_t equals = word->find('=', from);
+    if (equals != std::string::npos) word->replace(equals + 1, std::string::npos, kNotPrinted);
+    return equals != std::string::npos;
+  };
+  constexpr std::string_view kExport = "--export=";
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i].starts_with(kExport)) hide(&words[i], kExport.size());
+    if (i + 1 == words.size()) break;
+    const std::string name =
+        words[i].substr(std::min(words[i].size(), words[i].find_first_not_of('-')));
+    if (name == "x" || name == "export" || name == "mca_base_env_list") hide(&words[i + 1], 0);
+    if (name != "env" && name != "genv") continue;
+    const bool has_value = hide(&words[i + 1], 0);  // "NAME=value", else "NAME value"
+    if (!has_value && i + 2 < words.size()) words[i + 2] = kNotPrinted;
+  }
+  return words;
+}
+
 }  // namespace
 
 void PlanWriter::Add(const std::vector<std::string>& words, const std::string& why) {
   if (words.empty()) return;
+  // What comes behind the launcher's words is the program's.
+  const bool is_program = std::count(plan_.command.begin(), plan_.command.end(), kRankFlag) > 0;
   std::vector<std::string> quoted;
-  for (const std::string& word : words) quoted.push_back(ShellQuoted(word));
+  for (const std::string& word : is_program ? words : WithoutValues(words)) {
+    quoted.push_back(ShellQuoted(word));
+  }
   plan_.command.insert(plan_.command.end(), words.begin(), words.end());
   plan_.reasons.push_back({Joined(quoted, " "), why});
 }
@@ -265,10 +290,11 @@ std::string PlanText(const Plan& plan) {
   for (const auto& [name, value] : plan.environment) {
     text += name + "=" + (plan.secret.contains(name) ? kNotPrinted : ShellQuoted(value)) + " ";
   }
-  for (const std::string& word : plan.command) {
-    text += ShellQuoted(word);
-    text += &word == &plan.command.back() ? "\n" : " ";
-  }
+  const auto program = std::find(plan.command.begin(), plan.command.end(), kRankFlag);
+  std::vector<std::string> words = WithoutValues({plan.command.begin(), program});
+  words.insert(words.end(), program, plan.command.end());
+  for (std::string& word : words) word = ShellQuoted(word);
+  text += Joined(words, " ") + "\n";
   for (const Reason& reason : plan.reasons) text += "  " + reason.what + ": " + reason.why + "\n";
   return text;
 }

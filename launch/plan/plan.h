@@ -67,7 +67,7 @@ core::Status MakePlan(const PlanInput& input, Plan* out);
 // Of ssh to the hosts, as the options have them.
 std::vector<std::string> SshArguments(const LaunchOptions& options);
 
-// The line as a shell would take it (`NAME=...` where the value is secret), and the reasons below
+// The line as a shell would take it (`NAME=...` where the value may be secret), and the reasons below
 // it.
 std::string PlanText(const Plan& plan);
 

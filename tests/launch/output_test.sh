@@ -132,6 +132,10 @@ grep -q '^TOKEN=\.\.\. ' "$errors" || fail "the variable is not there"
 ! grep -q 'cret' "$errors" || fail "the value is there"
 run 0 -np 1 -x "TOKEN=se cret" --dry-run hostname
 ! grep -q 'cret' "$output" || fail "the value is in the plan"
+run 0 -np 1 --mpi-args "-x TOKEN=secret" --dry-run echo -x TOKEN=kept
+! grep -q 'secret' "$output" || fail "the value is in the plan"
+grep -q -- '-x TOKEN=\.\.\. ' "$output" || fail "the variable is not in the plan"
+grep -q -- 'echo -x TOKEN=kept$' "$output" || fail "the program's own words are changed"
 
 echo "--- what was built in and what is here"
 run 0 -cb

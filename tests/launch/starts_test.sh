@@ -87,7 +87,9 @@ END
 
 many_strangers() {
   echo "--- nor do a hundred strangers keep ranks out, or sirtakirun busy, where it may open 64 files"
-  command -v python3 prlimit >/dev/null || return 0
+  for tool in python3 prlimit; do
+    command -v "$tool" >/dev/null || { echo "skipped: no $tool here"; return 0; }
+  done
   export STRANGERS=$work/strangers
   cat >"$work/besieged" <<END
 #!/bin/bash

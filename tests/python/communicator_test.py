@@ -116,3 +116,12 @@ def test_a_set_of_the_ranks_of_a_communicator(rank, size):
     assert made.ranks == even
     part.Free()
     hvd.remove_process_set(made)
+
+
+def test_the_program_calls_mpi_in_a_pause(size):
+    assert hvd.mpi_threads_supported() is False
+    hvd.pause_mpi()
+    waits = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+    assert MPI.COMM_WORLD.allreduce(1) == size
+    hvd.resume_mpi()
+    assert hvd.synchronize(waits).tolist() == [float(size)] * 2

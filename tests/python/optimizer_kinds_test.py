@@ -107,6 +107,38 @@ def test_parameters_without_gradients_are_left_alone(rank, frozen):
     assert all(map(torch.equal, model.parameters(), before))
 
 
+def sparse_model():
+    torch.manual_seed(1)
+    return torch.nn.ModuleDict({"sparse": torch.nn.Embedding(5, 2, sparse=True), "dense": torch.nn.Embedding(5, 2)})
+
+
+@pytest.mark.parametrize("kind", ["SGD", "SGD without model", "SparseAdam"])
+def test_gradients_of_zeros_are_sparse_where_the_parameter_s_are(kind):
+    model = sparse_model()
+    parameters = list(model.parameters()) if kind != "SparseAdam" else list(model["sparse"].parameters())
+    optimizer = getattr(torch.optim, kind.split()[0])(parameters, lr=0.1)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0, model=None if "without" in kind else model)
+    assert model["sparse"].weight.grad.is_sparse == ("without" not in kind)
+    assert torch.count_nonzero(model["sparse"].weight.grad.to_dense()) == 0
+    model["sparse"](torch.tensor([1, 2])).sum().backward()  # which adds to it
+    optimizer.step()
+
+
+@pytest.mark.parametrize("root_has_steps", [False, True])
+def test_gradients_of_zeros_are_made_where_the_root_has_no_state(rank, size, root_has_steps):
+    """Whatever the others have."""
+    root = size - 1
+    model = support.net()
+    optimizer = torch.optim.Adam(model.parameters())
+    if (rank == root) == root_has_steps:
+        support.loss_of(model, support.batches(rank, steps=1)[0]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hvd.broadcast_optimizer_state(optimizer, root_rank=root)
+    assert bool(optimizer.state) == root_has_steps
+    assert all((parameter.grad is None) == root_has_steps for parameter in model.parameters())
+
+
 def test_none_in_a_state_is_broadcast(rank):
     model = support.net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -517,6 +517,29 @@ def test_sparse_adam(rank, size, as_dense):
     support.assert_close(table.weight, wanted.weight, 1e-5)
 
 
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum], ids=["average", "adasum"])
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_sparse_adam_with_a_closure(rank, size, as_dense, op):
+    if op == hvd.Adasum and size & (size - 1):
+        return
+    table = embedding()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SparseAdam(list(table.parameters()), 0.5), op=op,
+                                         sparse_as_dense=as_dense)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = table(torch.tensor([rank, 9])).square().sum()
+        loss.backward()
+        return loss
+
+    before = table.weight.detach().clone()
+    for _ in range(2):
+        optimizer.step(closure)
+    support.assert_same_everywhere(hvd, table.parameters())
+    changed = (table.weight != before).any(1)
+    assert changed.nonzero().flatten().tolist() == [*range(size), 9]
+
+
 # ---- hooks ----
 
 

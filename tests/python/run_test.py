@@ -244,3 +244,8 @@ def test_the_printed_command_has_no_values_of_variables():
     command = ["sirtakirun", "-x", "A=secret", "-x", "B", "--export=C=secret", "-xD=secret", "python", "x=y"]
     assert _without_values(command) == ["sirtakirun", "-x", "A=...", "-x", "B", "--export=C=...", "-xD=...", "python",
                                         "x=y"]
+    for words, printed in {"-x A=secret": "-x A=...", "--x 'A=sec ret' --mca pml ob1": "--x A=... --mca pml ob1",
+                           "-genv A secret -env B=secret -n 2": "-genv A ... -env B=... -n 2",
+                           "--mca mca_base_env_list 'A=secret;B=secret'": "--mca mca_base_env_list A=...",
+                           "--export=ALL,A=secret": "--export=ALL,A=..."}.items():
+        assert _without_values(["--mpi-args", words, "python"]) == ["--mpi-args", printed, "python"]

@@ -231,7 +231,7 @@ bool GradientReducer::Impl::IsDone(std::size_t index) const {
   return member->averages() - averages_before_[index] > averages_;
 }
 
-// Of the gradients in buckets of the optimizer that had them first: all of the bucket.
+// All gradients of those buckets that belong to the optimizer that had the gradients first.
 std::vector<GradientPtr> GradientReducer::Impl::MatesOfShared() const {
   std::vector<GradientPtr> mates;
   for (std::size_t i = 0; i < members_.all().size(); ++i) {
@@ -451,7 +451,7 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
     });
     SynchronizeUnlessDone();
   }
-  // Of the step before: of its results on GPUs nobody knew more than that they were launched.
+  // GPU results of the previous step were only known to be launched; report their errors now.
   members_.CheckResults();
 }
 

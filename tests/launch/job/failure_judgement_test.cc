@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "launch/job/rank_lines.h"
+
 namespace sirtaki::launch {
 namespace {
 
@@ -94,6 +96,14 @@ TEST(FailureJudgementTest, SaysOnceWhatAPythonProgramRaised) {
     EXPECT_EQ(JudgeEnd(1, "b", {EndKind::kExited, 1, ""}, lines)->text,
               "rank 1 on host b ended with exit code 1");
   }
+  // The line before the head may have been pushed out, and have said that it was a thread's.
+  std::deque<std::string> full = {head, file, frame, "ValueError: x"};
+  full.resize(kKeptLines, "more");
+  EXPECT_EQ(JudgeEnd(1, "b", {EndKind::kExited, 1, ""}, full)->text,
+            "rank 1 on host b ended with exit code 1");
+  full.pop_back();
+  EXPECT_EQ(JudgeEnd(1, "b", {EndKind::kExited, 1, ""}, full)->text,
+            "rank 1 on host b raised ValueError: x");
   EXPECT_EQ(JudgeEnd(1, "b", {EndKind::kExited, 3, ""}, {head, file, frame, "ValueError: x"})->text,
             "rank 1 on host b ended with exit code 3");
   // Whose fault it was is judged by the whole.

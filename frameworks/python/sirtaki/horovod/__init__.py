@@ -13,9 +13,14 @@ FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "alias")
 
 def real_horovod() -> Optional[str]:
     """Returns where a Horovod is installed; None if there is none. Folders that merely have its name do not count."""
-    elsewhere = [folder for folder in sys.path if os.path.realpath(folder) != os.path.realpath(FOLDER)]
-    found = importlib.machinery.PathFinder.find_spec("horovod", elsewhere)
-    return None if found is None else found.origin
+    own = os.path.realpath(FOLDER)
+    elsewhere = [folder for folder in sys.path if os.path.realpath(folder) != own]
+    for finder in sys.meta_path:  # an editable package may have one of its own
+        path = elsewhere if finder is importlib.machinery.PathFinder else None
+        found = finder.find_spec("horovod", path) if hasattr(finder, "find_spec") else None
+        if found is not None and found.origin and not os.path.realpath(found.origin).startswith(own + os.sep):
+            return found.origin
+    return None
 
 
 def refusal(place: str) -> str:

@@ -26,10 +26,10 @@ def main() -> None:
     place = real_horovod()
     if place is not None:
         sys.exit(f"sirtaki.horovod: {refusal(place)}")
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if FOLDER not in paths:
-        # Last: it hides nothing that the program has put there.
-        os.environ["PYTHONPATH"] = os.pathsep.join([*(path for path in paths if path), FOLDER])
+    paths = os.environ.get("PYTHONPATH", "")
+    if FOLDER not in paths.split(os.pathsep):
+        # Last: it hides nothing that the program has put there. An empty entry is the current folder.
+        os.environ["PYTHONPATH"] = paths + os.pathsep + FOLDER if paths else FOLDER
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *python_options(arguments), *arguments])
 

@@ -2,7 +2,8 @@
 
 The caller listens on a socket and starts `sirtakirun`, which starts a small program on every rank (_run_rank.py). That
 program asks the caller for the function, calls it, and hands back the result or the exception. A key, which travels in
-a variable of the ranks' environment, says who may talk on the socket.
+a variable of the ranks' environment, says who may talk on the socket: each message is proven by it, in both directions,
+before anything is unpickled (Channel in _run_rank.py).
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
+from sirtaki.torch._run_rank import HELLO_BYTES, KEY_VARIABLE, Channel
+
 try:
     import cloudpickle
 except ImportError:
     cloudpickle = None
 
-KEY_VARIABLE = "SIRTAKIRUN_KEY"  # not SIRTAKI_…: those are options of the library
 LAST_LINES = 20  # of the ranks' output, in an error
 END_SECONDS = 60.0  # for sirtakirun to end the ranks
 GRACE_SECONDS = 5.0  # for a result that is on its way when sirtakirun has ended
@@ -175,12 +177,18 @@ def _dump_call(what: Any) -> Tuple[bytes, Optional[str]]:
 
 
 def _without_values(command: Sequence[str]) -> List[str]:
-    """The command as it may be printed: values of `-x NAME=value` may be secret."""
+    """The command as it may be printed: values of variables may be secret, also among words for the launcher."""
     printed = []
-    for before, word in zip(["", *command], command):
+    for two_before, before, word in zip(["", "", *command], ["", *command], command):
+        if before in ("--mpi-args", "--binding-args"):
+            printed.append(shlex.join(_without_values(shlex.split(word))))
+            continue
+        if two_before.lstrip("-") in ("env", "genv") and "=" not in before:  # MPICH's: NAME value
+            printed.append("...")
+            continue
         flag = next((flag for flag in ("--export=", "-x") if word.startswith(flag) and word != flag), "")
         name, equals, _ = word[len(flag):].partition("=")
-        secret = equals and (flag or before in ("-x", "--export"))
+        secret = equals and (flag or before.lstrip("-") in ("x", "export", "env", "genv", "mca_base_env_list"))
         printed.append(f"{flag}{name}=..." if secret else word)
     return printed
 
@@ -235,7 +243,7 @@ class _Greeters:
             pass
 
     def drop_oldest(self) -> bool:
-        """And waits until its file is closed. False if there is none."""
+        """Drops the oldest one, and waits until its file is closed. False if there is none."""
         thread = self._drop_first(lambda _: True)
         if thread is not None:
             thread.join(ACCEPT_AGAIN_SECONDS)
@@ -335,30 +343,39 @@ class _Call:
     def _serve(self, accepted: socket.socket, key: bytes) -> None:
         connection = None
         try:
-            connection = multiprocessing.connection.Connection(os.dup(accepted.fileno()))
-            multiprocessing.connection.deliver_challenge(connection, key)
-            multiprocessing.connection.answer_challenge(connection, key)
-            is_known = True
-        except Exception:  # whatever a stranger has said
-            is_known = False
-        in_time = self._greeters.remove(accepted)
-        accepted.close()  # there is another file of it
-        if is_known and in_time:
-            self._serve_rank(connection)
-        if connection is not None:
-            connection.close()
+            try:
+                connection = multiprocessing.connection.Connection(os.dup(accepted.fileno()))
+                channel = Channel(connection, key, "caller")
+                rank = int(channel.receive(HELLO_BYTES))
+                is_known = True
+            except Exception:  # whatever a stranger has said
+                is_known = False
+            in_time = self._greeters.remove(accepted)
+            accepted.close()  # there is another file of it
+            if is_known and in_time:
+                self._serve_rank(channel, rank)
+        finally:
+            if connection is not None:
+                connection.close()
 
-    def _serve_rank(self, connection: multiprocessing.connection.Connection) -> None:
+    def _serve_rank(self, channel: Channel, rank: int) -> None:
         with self._lock:
             self._serving.append(threading.current_thread())
         try:
-            connection.send(self._greeting)
-            connection.send_bytes(self._payload)
-            rank, good, value, text = connection.recv()
-            self._arrived.add(threading.current_thread())
-            self._take(rank, good, value, text)  # before it closes: then the rank ends
+            channel.send(pickle.dumps(self._greeting))
+            channel.send(self._payload)
+            answer = channel.receive()
+        except ValueError as error:
+            self._take(rank, False, None, f"its answer was changed on the way: {error}")
         except (OSError, EOFError):
             return  # the rank has ended; sirtakirun says how
+        else:
+            self._arrived.add(threading.current_thread())
+            try:
+                good, value, text = pickle.loads(answer)
+            except Exception as error:
+                good, value, text = False, None, f"its answer cannot be read here: {error}"
+            self._take(rank, good, value, text)  # before the connection closes: then the rank ends
 
     def _take(self, rank: int, good: bool, value: Any, text: str) -> None:
         failure: Optional[Tuple[int, Optional[bytes], str]] = None

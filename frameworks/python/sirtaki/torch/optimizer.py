@@ -135,9 +135,16 @@ class _DistributedOptimizer:
         base = super().step  # type: ignore[misc]
 
         def base_step(wrapped: Any) -> Any:
-            self._sirtaki_make_sparse()
-            # Without an argument where there is no closure: some optimizers' steps take none.
-            return base() if wrapped is None else base(wrapped)
+            if wrapped is None:
+                self._sirtaki_make_sparse()
+                return base()  # some optimizers' steps take no argument
+
+            def evaluate() -> Any:
+                loss = wrapped()
+                self._sirtaki_make_sparse()
+                return loss
+
+            return base(evaluate)
 
         return self._sirtaki_reducer.step(self.param_groups, closure, base_step)
 
@@ -178,7 +185,8 @@ class _DistributedOptimizer:
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within this context step() takes the gradients as they are on this rank. Not needed after synchronize()."""
+        """Within this context step() takes the gradients as they are on this rank. After synchronize() step() does that
+        by itself, with a warning, since Horovod would average again."""
         scope = self._sirtaki_reducer.skip_synchronize()
         self._sirtaki_skips = True
         try:

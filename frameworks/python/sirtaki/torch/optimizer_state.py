@@ -77,12 +77,12 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives every rank the optimizer state of rank ``root_rank`` (momentum, moments, step counts, LBFGS's history) and
     its options by groups, learning rates too: training goes on everywhere as it would on the root, bit for bit. State
-    that only the root has is created on the others, state that only they have is dropped. ``model`` is not needed.
+    that only the root has is created on the others, state that only they have is dropped. Where the root has none yet, each
+    parameter gets a gradient of zeros, as from Horovod; ``model`` tells which parameters of SGD have sparse ones.
 
     It takes any optimizer that keeps everything in ``state`` and ``param_groups``. Collective. All ranks raise
     MismatchError if their optimizers differ in type, groups or parameters.
     """
-    del model
     impl = _impl_of(process_set)
     is_root = _C.rank() == root_rank
     tensors: List[torch.Tensor] = []
@@ -105,7 +105,8 @@ def broadcast_optimizer_state(
     unpickler = _Unpickler(io.BytesIO(unpacked(data, root_rank)), parameters)
     # Where there is no memory for it, say, the others must not wait.
     made = agreed(lambda: None if is_root else unpickler.load(), process_set)
-    _make_gradients(optimizer)
+    if not (optimizer.state if made is None else made[0]):
+        _make_gradients(optimizer, model)
     if not is_root:
         tensors = unpickler.tensors
     if tensors:
@@ -119,15 +120,20 @@ def broadcast_optimizer_state(
         group.update(of_root)
 
 
-def _make_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Before its first step each parameter gets a gradient of zeros, as from Horovod, where scripts find one. Not for
-    SparseAdam, which takes no dense ones."""
-    if optimizer.state or isinstance(optimizer, torch.optim.SparseAdam):
-        return
+def _make_gradients(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.Module]) -> None:
+    """Before its first step each parameter gets a gradient of zeros, as from Horovod, where scripts find one: a sparse one
+    for SparseAdam, which takes no others, and for SGD's parameters of sparse embeddings."""
+    sparse = set()
+    if isinstance(optimizer, torch.optim.SGD) and model is not None:
+        tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding) and module.sparse]
+        sparse = {id(parameter) for table in tables for parameter in table.parameters()}
+    all_sparse = isinstance(optimizer, torch.optim.SparseAdam)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+                zeros = torch.zeros_like(parameter)
+                is_sparse = all_sparse or id(parameter) in sparse
+                parameter.grad = zeros.to_sparse(1) if is_sparse else zeros  # by rows, as an embedding has them
 
 
 def _require_same(mine: Any, process_set: ProcessSet) -> None:

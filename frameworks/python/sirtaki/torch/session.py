@@ -196,13 +196,27 @@ def seed_all(seed: int, different_per_rank: bool = True) -> int:
     return _C.seed_all(seed, different_per_rank)
 
 
+def pause_mpi(timeout_seconds: float = 0.0) -> None:
+    """Returns when every rank has called it and all that was submitted before is over. From then on the library makes no
+    MPI call until resume_mpi(), and the program may, by mpi4py say; calls of the library wait. Collective over the job.
+    ``timeout_seconds``: for all ranks to come; 0: only the limits of the session hold."""
+    _C.pause_mpi(timeout_seconds)
+
+
+def resume_mpi(timeout_seconds: float = 0.0) -> None:
+    """Ends the pause, when every rank has called it. Collective over the job."""
+    _C.resume_mpi(timeout_seconds)
+
+
 # ---- what Horovod's programs ask about a build ----
 
 
 def mpi_threads_supported() -> bool:
-    """Returns whether the program's threads may call MPI beside the library's. Raises ValueError before init()."""
+    """Returns False: the program must not call MPI while the library may, whatever thread level MPI has, since Open MPI
+    can then lose what a message carries (docs/mpi.md). Between pause_mpi() and resume_mpi() it may. Raises ValueError
+    before init()."""
     _require_init()
-    return _C.mpi_threads_multiple()
+    return False
 
 
 def mpi_enabled() -> bool:

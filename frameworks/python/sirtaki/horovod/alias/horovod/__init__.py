@@ -29,14 +29,10 @@ class _Same(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
     ) -> Optional[importlib.machinery.ModuleSpec]:
         first, _, rest = fullname.partition(".")
-        if first != __name__:
+        if first != __name__ or rest.split(".")[0] not in ("torch", "common"):
             return None
-        if rest.split(".")[0] not in ("torch", "common") or importlib.util.find_spec(f"sirtaki.{rest}") is None:
-            raise ModuleNotFoundError(
-                f"Sirtaki, which stands for Horovod here, has no module {fullname}: "
-                "docs/migrating-from-horovod.md lists those that it has",
-                name=fullname,
-            )
+        if importlib.util.find_spec(f"sirtaki.{rest}") is None:
+            return None
         return importlib.machinery.ModuleSpec(fullname, self)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
@@ -48,4 +44,5 @@ class _Same(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__spec__ = getattr(module.__spec__, "loader_state", None)  # the import has put Horovod's there
 
 
-sys.meta_path.insert(0, _Same())
+if not any(type(finder).__name__ == "_Same" and type(finder).__module__ == __name__ for finder in sys.meta_path):
+    sys.meta_path.insert(0, _Same())  # once, also where this module is loaded again
