@@ -1,0 +1,250 @@
+// How a GradientReducer averages: it submits what is missing, collects what comes in any order, and
+// concludes; at the end of a backward() beside others, in synchronize() by itself.
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/base/log.h"
+#include "core/threads/cooling_sleep.h"
+#include "frameworks/torch/gradients/gradient_form.h"
+#include "frameworks/torch/gradients/gradient_reducer_impl.h"
+#include "frameworks/torch/tensors/throw.h"
+
+namespace sirtaki::detail {
+
+const ParameterGradient* GradientReducer::Impl::FirstOutstanding() const {
+  const auto found =
+      std::find_if(members_.all().begin(), members_.all().end(),
+                   [](const GradientPtr& member) { return member->gate().reported(); });
+  return found == members_.all().end() ? nullptr : found->get();
+}
+
+bool GradientReducer::Impl::AnyTouched() const {
+  return std::any_of(members_.all().begin(), members_.all().end(),
+                     [](const GradientPtr& member) { return member->gate().touched(); });
+}
+
+void GradientReducer::Impl::SubmitUnlessReported(const GradientPtr& member,
+                                                 const std::string& refused) {
+  if (member->gate().reported()) return;
+  member->Attach();
+  if (!member->takes_part()) return;
+  member->gate().Report();
+  if (refused.empty()) {
+    member->Submit(/*will_wait=*/true);
+  } else {
+    member->Refuse(refused);
+  }
+}
+
+// Each gradient as it is when a step begins.
+void GradientReducer::Impl::NoteAverages() {
+  averages_before_.clear();
+  for (const GradientPtr& member : members_.all()) averages_before_.push_back(member->averages());
+}
+
+// Another optimizer of this parameter has averaged it with the average that is due here, in the
+// same backward() or, on a rank that ran none, in its synchronize().
+bool GradientReducer::Impl::IsDone(std::size_t index) const {
+  const GradientPtr& member = members_.all()[index];
+  if (!member->shared() || !counts_averages() || held_) return false;
+  return member->averages() - averages_before_[index] > averages_;
+}
+
+// All gradients of those buckets that belong to the optimizer that had the gradients first.
+std::vector<GradientPtr> GradientReducer::Impl::MatesOfShared() const {
+  std::vector<GradientPtr> mates;
+  for (std::size_t i = 0; i < members_.all().size(); ++i) {
+    const GradientPtr& member = members_.all()[i];
+    if (!member->shared() || IsDone(i)) continue;
+    for (GradientPtr& mate : member->BucketMates()) mates.push_back(std::move(mate));
+  }
+  return mates;
+}
+
+template <class Call>
+void GradientReducer::Impl::Attempt(const Call& call) {
+  try {
+    call();
+  } catch (...) {
+    if (!first_error_) first_error_ = std::current_exception();
+  }
+}
+
+// Why gradients that hold an average of this step, and are of no second backward(), cannot be
+// averaged again; empty if they can, or if there are none.
+std::string GradientReducer::Impl::WhyNotAgain() const {
+  if (averages_ == 0 || !counts_averages() || rule_->may_repeat()) return {};
+  for (const GradientPtr& member : members_.all()) {
+    if (!member->gate().reported() && member->parameter().grad().defined())
+      return kNoSecondBackward;
+  }
+  return {};
+}
+
+void GradientReducer::Impl::SubmitMissing() {
+  const std::string refused =
+      failed_ ? std::string(kBackwardThrew) + ", which its error explains; zero_grad() begins again"
+              : WhyNotAgain();
+  for (std::size_t i = 0; i < members_.all().size(); ++i) {
+    if (!IsDone(i)) SubmitUnlessReported(members_.all()[i], refused);
+  }
+  for (const GradientPtr& member : mates_) SubmitUnlessReported(member, refused);
+  for (const GradientPtr& member : buckets_.gradients()) SubmitUnlessReported(member, refused);
+}
+
+// If the group has failed, or memory is short, what was accepted is waited for all the same.
+void GradientReducer::Impl::BeginAverage() {
+  first_error_ = nullptr;
+  waits_.emplace();
+  mates_ = MatesOfShared();
+  Attempt([this] { SubmitMissing(); });
+  if (rule_->at_backward) Attempt([this] { buckets_.Ask(members_.all()); });
+  outstanding_.clear();
+  const auto add = [this](const GradientPtr& member) {
+    if (member->gate().reported()) outstanding_.push_back(member);
+  };
+  for (const GradientPtr& member : members_.all()) add(member);
+  for (const GradientPtr& member : mates_) add(member);
+  for (const GradientPtr& member : buckets_.gradients()) add(member);
+}
+
+bool GradientReducer::Impl::CollectEnd(bool wait) {
+  wait = wait || set_.session->gone();  // in a forked child nothing ever comes
+  std::erase_if(outstanding_, [&](const GradientPtr& member) {
+    if (!member->gate().reported()) return true;  // it was in the list twice
+    bool is_over = true;                          // also one that throws
+    Attempt([&] {
+      std::optional<core::Status> status;
+      if (wait) {
+        status = member->Finish(*waits_);
+      } else if (member->ready()) {
+        status = member->Advance(*waits_);
+      }
+      is_over = status.has_value();
+      if (status) ThrowIfError(*status);
+    });
+    return is_over;
+  });
+  if (!outstanding_.empty()) return false;
+  // On all ranks, now that nothing of these buckets is outstanding, and before anybody makes others.
+  for (const GradientPtr& mate : std::exchange(mates_, {})) mate->TakeOut();
+  return true;
+}
+
+void GradientReducer::Impl::WaitABit() {
+  constexpr auto kABit = std::chrono::milliseconds(1);
+  for (const GradientPtr& member : outstanding_) {
+    const core::HandlePtr handle = member->handle();
+    if (!handle || handle->done()) continue;
+    (void)set_.session->session().Wait(*handle, core::Clock::now() + kABit);
+    return;
+  }
+  std::this_thread::sleep_for(kABit /
+                              10);  // what is under way has come a step further, or has no handle
+}
+
+void GradientReducer::Impl::EndAverage() {
+  if (!rule_->at_backward) Attempt([this] { buckets_.Ask(members_.all()); });
+  Attempt([this] { buckets_.Take(members_.all(), /*wait=*/!rule_->at_backward); });
+  Attempt([this] { members_.CheckResults(); });
+  failed_ = false;
+  passes_ = 0;
+  waits_.reset();
+  if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
+  synchronized_ = true;
+  held_ = false;
+  ++averages_;
+  if (counts_averages()) members_.round() = averages_ + 1;
+}
+
+// On this thread, for this optimizer alone.
+void GradientReducer::Impl::Average() {
+  members_.CheckStreams();
+  BeginAverage();
+  CollectEnd(/*wait=*/true);
+  EndAverage();
+}
+
+void GradientReducer::Impl::Synchronize() {
+  CheckSession();
+  AwaitEnds();
+  Average();
+}
+
+void GradientReducer::Impl::SynchronizeUnlessDone() {
+  if (rule_->of_steps()) return;
+  if (!synchronized_ || AnyTouched()) Synchronize();
+}
+
+// Before the first gradient of a backward, for a module that knows: its end is this one's, and none
+// of those within it averages.
+void GradientReducer::Impl::BeginBackward() {
+  set_.session->backward_ends().Join(shared_from_this(), /*on_cpu=*/false, /*whole=*/true);
+}
+
+void GradientReducer::Impl::BeginEnd() {
+  ends_now_ = false;
+  const bool reported = FirstOutstanding() != nullptr;
+  // A module averages nothing that is in no_sync, or that is of other tensors.
+  if (rule_->of_module && !reported) return;
+  if (!reported && ++passes_ < rule_->passes) return;
+  ends_now_ = true;
+  if (!std::exchange(timed_, true) && !(rule_->of_module && rule_->alone)) steps().BeginStep();
+  BeginAverage();
+  Attempt([this] { members_.CheckStreams(); });
+}
+
+void GradientReducer::Impl::ConcludeEnd() {
+  if (!std::exchange(ends_now_, false)) return;
+  EndAverage();
+  if (!rule_->of_module || rule_->alone) return;
+  AfterStep();
+  CheckParametersWhenDue();
+  steps().EndStep();
+  if (tuner_) tuner_->AfterStep();
+}
+
+// Perhaps on autograd's thread of a GPU, while the program's goes on.
+void GradientReducer::Impl::FailEnd() noexcept {
+  try {
+    if (set_.session->gone() || failed_) return;
+    failed_ = true;
+    if (!within_another()) BeginAverage();
+  } catch (...) {
+    core::Log(core::LogLevel::kWarning,
+              "a backward() has thrown, and the other ranks could not be told: " + TextOfCurrent());
+  }
+}
+
+// One that has thrown may not have ended everywhere yet.
+void GradientReducer::Impl::AwaitEnds() const {
+  if (!within_backward() || torch::autograd::get_current_graph_task_id() != -1) return;
+  const core::TimePoint deadline = core::Clock::now() + std::chrono::seconds(30);
+  core::CoolingSleep sleep(std::chrono::milliseconds(1));
+  while (within_backward()) {
+    if (core::Clock::now() > deadline) {
+      ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                               "a backward() of the " + members_.what() +
+                                   " runs on another thread, and has not ended for 30 s"));
+    }
+    sleep.Pause();
+  }
+}
+
+// Takes what a backward() that has thrown has left, which the other ranks wait for as well.
+void GradientReducer::Impl::EndFailed() {
+  CollectEnd(/*wait=*/true);
+  try {
+    EndAverage();
+  } catch (const std::exception&) {
+    // The program has had an error of this.
+  }
+}
+
+}  // namespace sirtaki::detail

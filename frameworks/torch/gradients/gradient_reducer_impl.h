@@ -1,0 +1,121 @@
+// What a GradientReducer consists of. For the files that make it up only: gradient_reducer.cc has its
+// steps, gradient_reducer_average.cc what happens at the end of a backward() and in synchronize().
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "frameworks/torch/calls/gpu_tensors.h"
+#include "frameworks/torch/gradients/gradient_buckets.h"
+#include "frameworks/torch/gradients/gradient_members.h"
+#include "frameworks/torch/gradients/gradient_rule.h"
+#include "frameworks/torch/gradients/parameter_gradient.h"
+#include "frameworks/torch/gradients/step_tuner.h"
+#include "frameworks/torch/session/backward_ends.h"
+#include "frameworks/torch/session/session_set.h"
+#include "session/session_observability.h"
+#include "sirtaki/optimizer.h"
+
+namespace sirtaki::detail {
+
+using LossClosure = GradientReducer::LossClosure;
+using BaseStep = GradientReducer::BaseStep;
+
+// In a set of one rank it has members only to make gradients dense, and to check what the end of a
+// backward() checks with more ranks.
+class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_from_this<Impl> {
+ public:
+  Impl(NamedTensors names, const DistributedOptimizerOptions& options, bool of_module,
+       const std::shared_ptr<SessionState>& session);
+
+  // As those of its members.
+  void Scan(const torch::optim::Optimizer& optimizer);
+  void TakeAll();
+
+  void CheckSession() const;
+  bool active() const { return set_.size() > 1 || rule_->sparse_as_dense || rule_->at_backward; }
+  at::Tensor Step(const torch::optim::Optimizer& optimizer, LossClosure closure,
+                  const BaseStep& base_step);
+  void BeginStep();
+  void AfterStep();
+  void Synchronize();
+  void SynchronizeUnlessDone();
+  void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
+  void BeforeForward();
+  void BeginBackward();
+  Scope NoSync();
+  Scope SkipSynchronize();
+  bool is_reducing() const { return FirstOutstanding() != nullptr; }
+  bool has_local_gradients() const { return active() && rule_->of_steps(); }
+  const SessionSet& set() const { return set_; }
+  core::trace::StepClock& steps() const { return set_.session->session().observation().steps(); }
+  const std::string& prefix() const { return members_.prefix(); }
+
+  // ---- the end of a backward() ----
+  void BeginEnd() override;
+  bool CollectEnd(bool wait) override;
+  void WaitABit() override;
+  void ConcludeEnd() override;
+  void FailEnd() noexcept override;
+  void BeginAgain() override {
+    if (failed_) EndFailed();
+  }
+
+ private:
+  std::string WhyNotTuned() const;
+  void BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure);
+  void MakeDense() const;
+  at::Tensor CombinedStep(LossClosure closure, const BaseStep& base_step);
+  LossClosure Wrap(LossClosure closure);
+  at::Tensor AverageLoss(const at::Tensor& loss);
+  const ParameterGradient* FirstOutstanding() const;
+  bool AnyTouched() const;
+  void NoteAverages();
+  bool IsDone(std::size_t index) const;
+  // The ranks agree on which average of its step each is.
+  bool counts_averages() const { return rule_->at_backward && !rule_->of_module; }
+  std::vector<GradientPtr> MatesOfShared() const;
+  void SubmitMissing();
+  static void SubmitUnlessReported(const GradientPtr& member, const std::string& refused);
+  template <class Call>
+  void Attempt(const Call& call);
+  void Average();
+  void BeginAverage();
+  void EndAverage();
+  void AwaitEnds() const;
+  void EndFailed();
+  std::string WhyNotAgain() const;
+  void StartAnew();
+  void CheckParametersWhenDue();
+
+  const SessionSet set_;
+  const std::shared_ptr<const GradientRule> rule_;
+  const int number_;  // of the optimizer in its set
+  GradientMembers members_;
+  GradientBuckets buckets_;
+  std::optional<StepTuner> tuner_;  // of the option autotune, with one optimizer
+  // All gradients are averaged, and no step has used them yet.
+  bool synchronized_ = false;
+  const std::int64_t check_every_;  // steps; 0: never
+  std::int64_t steps_ = 0;
+  int skips_ = 0;                               // scopes of skip_synchronize
+  std::uint32_t averages_ = 0;                  // of this step
+  std::vector<std::uint64_t> averages_before_;  // of each member's gradient, when it began
+  bool held_ = false;                // there was a scope of no_sync since the last average
+  int passes_ = 0;                   // backward() since the last average, in no scope of no_sync
+  bool timed_ = false;               // the backward pass of this step was
+  bool ends_now_ = false;            // the end that was begun averages
+  std::atomic<bool> failed_{false};  // a backward() has thrown, and what it left was not collected
+  // What is under way, from BeginAverage to EndAverage.
+  std::vector<GradientPtr> mates_;
+  std::vector<GradientPtr> outstanding_;
+  std::optional<GpuWaits> waits_;
+  std::exception_ptr first_error_;
+};
+
+}  // namespace sirtaki::detail
