@@ -208,9 +208,10 @@ class Session {
                           std::int64_t* value) SIRTAKI_EXCLUDES(set_change_mutex_);
   core::Status Assemble(core::SetNumber set, const std::string& what, core::TimePoint deadline)
       SIRTAKI_REQUIRES(assembly_mutex_);
-  // `what`: the call that waits here, as users know it. `agrees`: of this rank; `against`: who does not.
+  // `what`: the call that waits here, as users know it. `agrees`: whether this rank does; `against`:
+  // the ranks that do not.
   core::Status Meet(core::SetNumber set, const char* what, bool agrees, core::TimePoint deadline,
-                    core::RankRanges* against);
+                    core::RankRanges* against = nullptr);
   bool PausedByThisThread() const;
 
   // ---- session_single.cc ----

@@ -4,6 +4,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -217,9 +218,11 @@ Status Session::Meet(SetNumber set, const char* what, bool agrees, core::TimePoi
   std::string all;
   Status status = impl_->medium->Meet(set, members, agrees ? 1 : 0, patience, &all);
   if (!status.ok() && impl_->engine != nullptr) impl_->engine->PostFailure(status, "");
+  if (against == nullptr) return status;
   against->Clear();
-  for (std::size_t i = 0; status.ok() && i < all.size(); ++i) {
-    if (all[i] == 0) against->Add(members.ToVector()[i]);
+  const std::vector<int> ranks = members.ToVector();
+  for (std::size_t i = 0; status.ok() && i < ranks.size(); ++i) {
+    if (all[i] == 0) against->Add(ranks[i]);
   }
   return status;
 }
@@ -232,8 +235,7 @@ Status Session::MakeCommunicator(SetNumber set, core::TimePoint deadline, int* f
   if (!status.ok()) return status;
   const Call call(*this);
   if (!call.has_impl()) return CheckState();
-  RankRanges against;
-  status = Meet(set, "communicator()", true, deadline, &against);
+  status = Meet(set, "communicator()", true, deadline);
   if (!status.ok()) return status;
   const auto make = [&] { status = impl_->medium->MakeCommunicator(set, members, fortran_handle); };
   if (impl_->engine == nullptr) {
@@ -293,8 +295,7 @@ Status Session::ResumeMedium(core::TimePoint deadline) {
   const Call call(*this);
   if (!call.has_impl()) return CheckState();
   if (!paused_) return {StatusCode::kInvalidArgument, "MPI is not paused"};
-  RankRanges against;
-  Status status = Meet(core::kWorldSet, "resume_mpi()", true, deadline, &against);
+  Status status = Meet(core::kWorldSet, "resume_mpi()", true, deadline);
   paused_ = false;
   if (impl_->engine != nullptr) impl_->engine->Resume();
   return status;

@@ -100,8 +100,8 @@ class Engine {
 
   // ---- tests; they take the token ----
   // One round, as drivers make them: queue -> negotiator <-> transport -> executor. True if anything
-  // moved. `waited_for`:
-  // as a thread does that waits; else as the background thread, which holds new work.
+  // moved. `waited_for`: as a thread does that waits; else as the background thread, which holds new
+  // work.
   bool RunOnce(bool waited_for = true) SIRTAKI_EXCLUDES(token_);
   TimePoint NextWake(TimePoint now) const SIRTAKI_EXCLUDES(token_);
   bool closed() const { return closed_.load(std::memory_order_acquire); }
@@ -210,7 +210,8 @@ class Engine {
   std::size_t sweep_timed_calls_at_ SIRTAKI_GUARDED_BY(token_) = 64;
   std::optional<Key> last_submitted_ SIRTAKI_GUARDED_BY(token_);
   TimePoint last_submission_ SIRTAKI_GUARDED_BY(token_){};
-  // Of work that has left the queue and that nobody else may have yet: an exception must not lose it.
+  // The handles of work that has left the queue and that nobody else may have yet: an exception must
+  // not lose them.
   std::vector<HandlePtr> in_hand_ SIRTAKI_GUARDED_BY(token_);
   std::uint64_t last_step_ SIRTAKI_GUARDED_BY(token_) = 0;  // that it was of, if it was a bucket
   Negotiator::LocalState local_ SIRTAKI_GUARDED_BY(token_);

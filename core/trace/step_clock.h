@@ -22,7 +22,7 @@ class StepClock {
   }
   void BeginStep();
   void EndStep() SIRTAKI_EXCLUDES(mutex_);
-  // Of the step that is not over, from 1.
+  // The number of the step that is not over, from 1.
   std::uint64_t Number() const SIRTAKI_EXCLUDES(mutex_);
   // Of the last step alone, from the end of the one before it to its own; all zero before two have
   // ended.

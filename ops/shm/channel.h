@@ -82,8 +82,8 @@ class SharedChannel {
   Frame Reserve(std::int64_t bytes);
   std::byte* Mine(const Frame& frame) const { return Of(self_, frame); }
   void Publish(const Frame& frame);
-  // Of a frame that has arrived: whether each member's is as it was published. `first`: which byte
-  // of the operation is its first. Errors: kBackend, naming the ranks and bytes.
+  // Checks a frame that has arrived: each member's is as it was published. `first`: which byte of the
+  // operation is its first. Errors: kBackend, naming the ranks and bytes.
   core::Status Verify(const Frame& frame, std::int64_t first) const;
   std::byte* Of(int member, const Frame& frame) const {
     return peers_[static_cast<std::size_t>(member)].ring + frame.offset;

@@ -91,7 +91,7 @@ struct Reduction {
   core::ReduceOp op = core::ReduceOp::kSum;
 };
 
-// Of a reduction's elements.
+// Some of a reduction's elements.
 struct Part {
   std::int64_t begin = 0;
   std::int64_t count = 0;

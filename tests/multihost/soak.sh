@@ -11,7 +11,7 @@ program=$(realpath "$bindir/../../examples/train_digits")
 hosts_up 3
 output=$hosts_state/output
 busy=()
-trap 'kill "${busy[@]}"; hosts_down' EXIT
+trap 'kill "${busy[@]}" 2>/dev/null || true; hosts_down' EXIT
 for ((i = 0; i < ($(nproc) + 1) / 2; ++i)); do
   while :; do :; done &
   busy+=($!)

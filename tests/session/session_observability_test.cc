@@ -208,7 +208,7 @@ TEST_F(SessionObservabilityTest, RanksThatAreThreadsLeaveNoneUnlessTheyAreTold) 
   fs::current_path(before);
 }
 
-// As a process, in the current folder.
+// The rank is a process, with the records of the current folder.
 TEST_F(SessionObservabilityTest, ARankAloneLeavesARecordOnlyIfItIsAsked) {
   const fs::path before = fs::current_path();
   fs::current_path(folder_);

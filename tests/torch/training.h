@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -73,6 +74,17 @@ std::vector<torch::Tensor> TrainAlone(Optimizer&& make_optimizer, int steps, int
   }
   return net.parameters();
 }
+
+// Its backward() throws.
+struct FailingBackward : torch::autograd::Function<FailingBackward> {
+  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list) {
+    throw std::runtime_error("no more memory");
+  }
+};
 
 // The greatest difference between two lists of tensors, element by element.
 inline double Distance(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {

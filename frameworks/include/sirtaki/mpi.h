@@ -43,8 +43,8 @@ inline void init(MPI_Comm comm, const InitOptions& options = {}) {
 // Returns a new communicator of the ranks of a process set, in ascending order, with the error
 // handler of MPI_COMM_WORLD. It belongs to the program, which frees it before it finalizes MPI.
 // Collective over the set; if there are several calls, also for other sets, all ranks make them in
-// the same order, one at a time. Throws unsupported without MPI, timed_out (for the whole group) if a rank does not come
-// within `timeout`; 0: only the limits of the session hold.
+// the same order, one at a time. Throws unsupported without MPI, timed_out (for the whole group) if
+// a rank does not come within `timeout`; 0: only the limits of the session hold.
 inline MPI_Comm communicator(const ProcessSet& process_set = {},
                              std::chrono::milliseconds timeout = std::chrono::milliseconds(0),
                              const Session& session = {}) {

@@ -44,7 +44,7 @@ struct TensorCall {
   // All-reduce: what its float32 and float64 tensors travel as; see WireType.
   std::optional<core::DType> wire = std::nullopt;
   int root = -1;
-  // Of a grouped call: which average of its step the gradient is; 0: it is none, or nobody counts.
+  // A grouped call says here which average of its step the gradient is; 0: it is none, or nobody counts.
   std::uint32_t round = 0;
   // All-to-all, and scatter at the root: rows for each member. One list for each tensor, or one for
   // all of them, or none: equal parts.

@@ -77,8 +77,8 @@ class GradientBuckets {
   bool Wanted(const Gradients& members) const;
   void LayOut(const Gradients& members, const std::int64_t* sums);
   bool Lasts() const;
-  // Of this layout, as the key of a bucket has it. By the joins, which end on all ranks: while some
-  // have joined, the others count layouts of which these do not know.
+  // The number of this layout, as the key of a bucket has it. Joins, which end on all ranks, are part
+  // of it: while some have joined, the others count layouts of which these do not know.
   std::uint64_t arena_number() const {
     return (joins_before_ & 0xffff) << 48 | (layouts_ & 0xffff) << 32 | number_;
   }

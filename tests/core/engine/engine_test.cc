@@ -303,7 +303,7 @@ TEST(EngineTest, WhatIsResolvedCompletesWhenTheQueueClosesMeanwhile) {
   EXPECT_TRUE(world[0].executor.started.empty());
 }
 
-// As after SIGSTOP and SIGCONT, or where MPI was paused: the answer has come, and lies unread.
+// The answer has come and lies unread, as after SIGSTOP and SIGCONT, or where MPI was paused.
 TEST(EngineTest, TimeInWhichThisRankDidNotRunIsNotALostPeer) {
   for (const bool paused : {false, true}) {
     World world(2);

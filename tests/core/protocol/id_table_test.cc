@@ -38,7 +38,7 @@ TEST(IdTableTest, AnEvictedIdIsResolvedUntilItIsForgottenAndNotFound) {
   EXPECT_EQ(table.known(), 0U);
 }
 
-// As a seat uses it, held against a list that is searched: few ids and many, of few keys.
+// The table does what a list that is searched does, used as a seat does: few ids and many, of few keys.
 TEST(IdTableTest, FindsWhatASearchOfAllFinds) {
   std::mt19937_64 random(TestSeed());
   const auto below = [&random](std::uint64_t n) { return random() % n; };

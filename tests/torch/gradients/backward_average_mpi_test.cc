@@ -272,7 +272,7 @@ TEST_F(BackwardAverageTest, TwoLossesAndARetainedGraph) {
   check_parameters(*part.layer);
 }
 
-// As in any program for one process: without no_sync, and without a number of passes.
+// Two losses are what programs for one process have: without no_sync, and without a number of passes.
 TEST_F(BackwardAverageTest, AGanFollowsOneProcess) {
   struct Gan {
     SmallNet generator;
@@ -490,16 +490,6 @@ TEST_F(BackwardAverageTest, TwoThreadsAtOnce) {
 
 // ---- 6: a backward() that throws ----
 
-struct Failing : torch::autograd::Function<Failing> {
-  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 torch::autograd::variable_list) {
-    throw std::runtime_error("no more memory");
-  }
-};
-
 TEST_F(BackwardAverageTest, ABackwardThatThrowsFailsOnEveryRank) {
   Part part("throws");
   const int last = size() - 1;
@@ -507,7 +497,7 @@ TEST_F(BackwardAverageTest, ABackwardThatThrowsFailsOnEveryRank) {
     part.optimizer.zero_grad();
     const std::string text = TextOf([&] {
       // The weight is reached, the bias is not.
-      auto bias = rank() == last ? Failing::apply(part.layer->bias) : part.layer->bias;
+      auto bias = rank() == last ? FailingBackward::apply(part.layer->bias) : part.layer->bias;
       (bias.sum() + part.layer->weight.sum()).backward();
     });
     if (rank() == last) {

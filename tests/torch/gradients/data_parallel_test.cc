@@ -152,16 +152,6 @@ TEST(DataParallelTest, BuffersStayByChoice) {
   });
 }
 
-struct Failing : torch::autograd::Function<Failing> {
-  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 torch::autograd::variable_list) {
-    throw std::runtime_error("no more memory");
-  }
-};
-
 // A backward() that fails half-way leaves gradients under way; the next forward() ends them.
 TEST(DataParallelTest, ABackwardThatFailedIsCleanedUpByTheNextForward) {
   RunTorchRanks(2, [](int rank, const Session& session) {
@@ -169,7 +159,7 @@ TEST(DataParallelTest, ABackwardThatFailedIsCleanedUpByTheNextForward) {
     DistributedDataParallel<Branches> model(net, {}, session);
     const auto output = model.forward(true);
     // b's part of the graph is reached first and done, a's fails.
-    auto loss = (Failing::apply(net->a) * 2).sum() + net->b.sum() + output * 0;
+    auto loss = (FailingBackward::apply(net->a) * 2).sum() + net->b.sum() + output * 0;
     EXPECT_THROW(loss.backward(), std::exception);
     model.zero_grad();
     const auto again = model.forward(true);

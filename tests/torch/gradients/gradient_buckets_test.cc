@@ -344,7 +344,7 @@ TEST(GradientBucketsTest, ARankThatHasEndedFailsTheOthersGradientsByName) {
   });
 }
 
-// By two backward() for each step(), or by one.
+// Each step has two backward(), or one.
 void TakeApartOneThatCannotBeReduced(Average average) {
   Started started;
   RunTorchRanks(

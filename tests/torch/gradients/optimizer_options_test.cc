@@ -301,7 +301,7 @@ struct CountingHook : torch::autograd::FunctionPostHook {
   std::atomic<int>& calls_;
 };
 
-// By another thread, so that the hook that runs has the last reference to what it belongs to.
+// Another thread destroys it, so that the hook that runs has the last reference to what it belongs to.
 TEST(HookTest, RunsToItsEndThoughItsOptimizerIsDestroyedMeanwhile) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     auto weight = OptionZeros(2);
