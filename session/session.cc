@@ -147,6 +147,16 @@ Status Session::Wait(core::HandleState& handle, core::TimePoint deadline) {
   return {StatusCode::kTimedOut, "the call has not ended by the deadline of this wait"};
 }
 
+void Session::NoteCaller() {
+  const Call call(*this);
+  if (call.has_impl() && impl_->engine) impl_->engine->NoteCaller();
+}
+
+void Session::SitIn(const core::HandleState* handle) {
+  const Call call(*this);
+  if (call.has_impl() && impl_->engine) impl_->engine->SitIn(handle);
+}
+
 Session::Limits Session::limits() const {
   core::MutexLock lock(limits_mutex_);
   return limits_;

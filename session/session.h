@@ -105,6 +105,10 @@ class Session {
   // Drives or sleeps until the handle is done, and gives its status; kTimedOut at `deadline`.
   core::Status Wait(core::HandleState& handle, core::TimePoint deadline = core::TimePoint::max());
 
+  // As core::Engine's.
+  void NoteCaller();
+  void SitIn(const core::HandleState* handle);
+
   // Says that this rank submits nothing more to the set until every member has said so or has left
   // the job; `handle` completes then, with the rank that came last as its value, or fails naming
   // who has left. Errors as Submit's; kInvalidArgument if this rank has joined already.

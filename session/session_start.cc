@@ -199,6 +199,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   negotiation.ping_interval = config_.ping_interval;
   negotiation.peer_timeout = config_.peer_timeout;
   negotiation.activity = [&parts] { return parts.engine->Activity(); };
+  negotiation.waits_for = [&parts] { return parts.engine->WaitsFor(); };
   negotiation.unix_us = UnixMicroseconds;
   const core::Tree tree = core::Tree::Build(topology_.host_of_rank, config_.tree_arity);
   parts.negotiator = std::make_unique<core::Negotiator>(std::move(negotiation), tree);

@@ -37,6 +37,7 @@ HandlePtr Engine::MakeHandle(const Key& key) { return HandleHooks::MakeHandle(ho
 Status Engine::Submit(const WorkPtr& work, bool will_wait) {
   if (!work->handle) work->handle = MakeHandle(work->request.key);
   work->submitted = Now();
+  callers_.Note();
   Status accepted = queue_.Push(work);
   if (!accepted.ok()) {
     work->handle->Disown();

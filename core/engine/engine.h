@@ -24,6 +24,7 @@
 #include "core/engine/tensor_queue.h"
 #include "core/protocol/negotiator.h"
 #include "core/protocol/transport.h"
+#include "core/threads/callers.h"
 #include "core/threads/cooling.h"
 #include "core/threads/parking.h"
 #include "core/threads/stuck_watch.h"
@@ -50,6 +51,13 @@ class Engine {
   // Drives or sleeps until the handle is done, and gives its status. kTimedOut at `deadline` (the
   // work stays submitted).
   Status Wait(HandleState& handle, TimePoint deadline);
+
+  // The calling thread makes calls to the session, in this one or others.
+  void NoteCaller() { callers_.Note(); }
+  // It submits nothing before the handle is done, or until it says something else; null: that is
+  // over. Wait without a deadline says so by itself. Where no other thread makes calls, and ranks
+  // wait for each other so, it is a group's fault (docs/protocol.md, 18).
+  void SitIn(const HandleState* handle);
 
   // Says that this rank takes part in nothing more, and waits until every rank has said so and the
   // tree is drained, or until a fault. Returns the fault's status if there was one. What is
@@ -106,13 +114,15 @@ class Engine {
   TimePoint NextWake(TimePoint now) const SIRTAKI_EXCLUDES(token_);
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
-  // By the negotiator, under the token: what this rank did last, for the answer to a stall query.
+  // By the negotiator, under the token, for the answer to a stall query: what this rank did last,
+  // and the key before whose end it submits nothing.
   std::string Activity() const;
+  std::optional<Key> WaitsFor() const;
 
  private:
   // What other threads ask for; carried out in the next round.
   struct Command {
-    enum class Kind : std::uint8_t { kFault, kLeave };
+    enum class Kind : std::uint8_t { kFault, kLeave, kSitIn };
     Kind kind = Kind::kFault;
     StatusCode code = StatusCode::kAborted;
     std::string text;
@@ -259,6 +269,8 @@ class Engine {
   std::atomic<bool> paused_{false};  // set under the token
   Parking parking_;
   std::atomic<bool> parked_long_{false};
+  Callers callers_;
+  std::atomic<const HandleState*> sits_in_{nullptr};  // compared only
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -80,6 +80,12 @@ trace::FlightRecord Engine::Describe(Duration patience) const {
   return record;
 }
 
+std::optional<Key> Engine::WaitsFor() const {
+  const HandleState* const handle = sits_in_;
+  if (handle == nullptr || !callers_.AtMostOne()) return std::nullopt;
+  return queue_.KeyOf(handle);
+}
+
 std::string Engine::Activity() const SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   const TimePoint now = Now();
   std::string text = !last_submitted_ ? "has submitted nothing yet"

@@ -5,15 +5,10 @@
 
 #include "core/base/check.h"
 #include "core/protocol/message.h"
+#include "core/threads/callers.h"
 
 namespace sirtaki::core {
 namespace {
-
-// As long as the calling thread lives; no other thread gets the same.
-const std::shared_ptr<const void>& ThisThread() {
-  static thread_local const std::shared_ptr<const void> kMark = std::make_shared<const char>('\0');
-  return kMark;
-}
 
 std::string OfSet(SetNumber set) {
   return set == kWorldSet ? std::string() : " in process set " + std::to_string(set);
@@ -107,6 +102,14 @@ WorkPtr TensorQueue::Resolve(const Key& key) {
     if (held->second.empty()) held_.erase(held);
   }
   return resolved;
+}
+
+std::optional<Key> TensorQueue::KeyOf(const HandleState* handle) const {
+  MutexLock lock(mutex_);
+  const auto found = std::find_if(pending_.begin(), pending_.end(), [handle](const auto& entry) {
+    return entry.second->handle.get() == handle;
+  });
+  return found == pending_.end() ? std::nullopt : std::optional<Key>(found->first);
 }
 
 void TensorQueue::HandOverDeadline(const Work& work) {

@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
@@ -46,6 +47,9 @@ class TensorQueue {
 
   // Removes and returns the pending work of a key; null if there is none. May make held work new.
   WorkPtr Resolve(const Key& key) SIRTAKI_EXCLUDES(mutex_);
+
+  // Of the pending work that has this handle. It is compared only.
+  std::optional<Key> KeyOf(const HandleState* handle) const SIRTAKI_EXCLUDES(mutex_);
 
   // The name of a key may be used again.
   void ReleaseName(const Key& key) SIRTAKI_EXCLUDES(mutex_);

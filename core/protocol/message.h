@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -68,6 +69,7 @@ struct StalledItem {
   Key key;
   std::int64_t waited_us = 0;
   std::int64_t limit_us = 0;  // not 0: the call's own time, which is over, so that it is a fault
+  bool holds_up = false;  // a rank submits nothing else before it ends, however long that has been
 };
 using ReportItem = std::variant<ReadyItem, JoinedItem, LeftItem, StalledItem>;
 
@@ -134,6 +136,7 @@ struct StreamMessage {
 struct RankActivity {
   int rank = -1;
   std::string text;
+  std::optional<Key> waits_for;  // the rank submits nothing before this one ends
 };
 inline constexpr std::size_t kMaxActivities = 16;
 

@@ -36,6 +36,8 @@ struct NegotiatorOptions {
   Duration peer_timeout = std::chrono::seconds(10);   // agreed
   // What this rank did last, for the answer to a stall query.
   std::function<std::string()> activity = [] { return std::string("no activity known"); };
+  // The key before whose end this rank submits nothing, if there is one.
+  std::function<std::optional<Key>()> waits_for = [] { return std::nullopt; };
   // Wall clock for causes, microseconds since 1970.
   std::function<std::int64_t()> unix_us = [] { return std::int64_t{0}; };
 };
@@ -120,6 +122,9 @@ class Negotiator {
   // misses it, which makes it a fault that says so, in the time that this returns if it can; else
   // it is one at once.
   Duration TimeOut(const Key& key, Duration limit, TimePoint now);
+  // This rank submits nothing before the key has ended, and has waited for a while: the seat is to
+  // find out whether ranks wait for each other, which is a fault (18).
+  void HeldUpBy(const Key& key, TimePoint now);
 
   // A message of a neighbour. A message that no correct peer sends is a fault (kProtocol).
   void Receive(int from, MessageBody body, TimePoint now);
@@ -246,6 +251,7 @@ class Negotiator {
   void Inquire(SetState& set, const std::vector<SetState::Undecided>& waiting, TimePoint now);
   void StartInquiry(SetState& set, const Key& key, PendingKey& pending, bool fault_after,
                     TimePoint now);
+  RankActivity Activity() const;  // of this rank
   bool FinishInquiry(SetState& set, const Key& key, PendingKey& pending,
                      const std::vector<SetState::Undecided>& waiting, TimePoint now);
   void ReceiveQuery(const Key& key, TimePoint now);
@@ -255,6 +261,10 @@ class Negotiator {
   void WaitOn(SetState& set, TimePoint since, TimePoint now, int except = -1);
   void CheckBye(const LocalState& local);
   void CheckLeaving(TimePoint now);
+
+  // ---- negotiator_circle.cc: ranks that wait for each other ----
+  void NoteHoldsUp(SetState& set, PendingKey& pending, TimePoint now);
+  void CheckCircle(SetState& set);
 
   // ---- negotiator_running.cc: what is agreed on and does not end ----
   void CheckRunning(const LocalState& local, TimePoint now);

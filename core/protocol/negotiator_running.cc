@@ -67,7 +67,7 @@ void Negotiator::InquireRunning(SetState& set, TimePoint now) {
   oldest.next_warning = now + (now - oldest.since);
   RunningInquiry inquiry;
   inquiry.deadline = now + options_.ping_interval;
-  if (set.self_member()) inquiry.activities.push_back({options_.rank, options_.activity()});
+  if (set.self_member()) inquiry.activities.push_back(Activity());
   for (const int child : set.children()) {
     inquiry.awaited.push_back(child);
     SendNow(children_[static_cast<std::size_t>(child)].rank, QueryMessage{oldest.key});

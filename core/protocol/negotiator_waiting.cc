@@ -204,6 +204,14 @@ void Negotiator::Inquire(SetState& set, const std::vector<SetState::Undecided>& 
     StartInquiry(set, *key.key, *key.pending, fault_after, now);
     next = key.pending->inquiry->awaited.empty() ? now : key.pending->inquiry->deadline;
   };
+  const auto look = std::max_element(
+      waiting.begin(), waiting.end(),
+      [](const auto& a, const auto& b) { return a.pending->looks < b.pending->looks; });
+  if (look != waiting.end() && look->pending->looks > 0) {
+    start(*look, /*fault_after=*/false);
+    look->pending->inquiry->for_circle = true;
+    return;
+  }
   for (const SetState::Undecided& key : waiting) {
     const TimePoint since = key.pending->since;
     if (key.pending->call_limit > Duration::zero()) return start(key, /*fault_after=*/true);
@@ -235,7 +243,7 @@ void Negotiator::StartInquiry(SetState& set, const Key& key, PendingKey& pending
   for (const int source : set.Missing(pending)) {
     if (source == kSelf) {
       inquiry.missing.Add(options_.rank);
-      inquiry.activities.push_back({options_.rank, options_.activity()});
+      inquiry.activities.push_back(Activity());
     } else {
       inquiry.awaited.push_back(source);
       SendNow(children_[static_cast<std::size_t>(source)].rank, QueryMessage{key});
@@ -265,6 +273,14 @@ bool Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
   if (pending.reports == 0 && warning.silent.empty() && warning.missing.ContainsAll(able)) {
     set.Erase(warning.key);
     return false;
+  }
+  pending.held_up.clear();
+  for (const RankActivity& activity : warning.activities) {
+    if (activity.waits_for) pending.held_up.push_back({activity.rank, *activity.waits_for});
+  }
+  if (inquiry.for_circle) {
+    if (--pending.looks == 0) CheckCircle(set);
+    return true;
   }
   // The next warning of this stall comes after as long again, and not one for each of its keys.
   const std::vector<int> missing = set.Missing(pending);
@@ -297,6 +313,10 @@ bool Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
   return true;
 }
 
+RankActivity Negotiator::Activity() const {
+  return {options_.rank, options_.activity(), options_.waits_for()};
+}
+
 void Negotiator::ReceiveQuery(const Key& key, TimePoint now) {
   SetState* set = FindSet(key.set);
   if (IsGone(key.set)) return;
@@ -312,7 +332,7 @@ void Negotiator::ReceiveQuery(const Key& key, TimePoint now) {
     for (const int source : set->Missing(pending ? *pending : kNothingReported)) {
       if (source == kSelf) {
         query.answer.missing.Add(options_.rank);
-        query.answer.activities.push_back({options_.rank, options_.activity()});
+        query.answer.activities.push_back(Activity());
       } else {
         query.awaited.push_back(source);
         SendNow(children_[static_cast<std::size_t>(source)].rank, QueryMessage{key});
@@ -368,7 +388,7 @@ void Negotiator::FinishQueries(TimePoint now) {
     for (const int child : query.awaited) {
       query.answer.missing.Add(set.child_members(child));
       AddActivities(query.answer.activities,
-                    {{children_[static_cast<std::size_t>(child)].rank, "does not answer"}});
+                    {{children_[static_cast<std::size_t>(child)].rank, "does not answer", {}}});
     }
     SendNow(node_.parent, std::move(query.answer));
     return true;

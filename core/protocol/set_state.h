@@ -42,10 +42,21 @@ struct PendingKey {
     std::vector<RankActivity> activities;
     bool fault_after = false;  // the limit has passed: its end is a fault
     Duration call_limit{};     // that of a call, if not zero; else that of stalls
+    bool for_circle = false;   // asked to find ranks that wait for each other: no warning
   };
   std::optional<Inquiry> inquiry;
   bool warned = false;    // a warning has counted it
   Duration call_limit{};  // not zero: a call's own time, which is over
+
+  // ---- at the seat: ranks that wait for each other (18) ----
+  bool holds_up = false;  // a rank waits for it and submits nothing else meanwhile
+  int looks = 0;          // questions that are still to be asked
+  // Ranks that miss it and submit nothing before another key ends, as of the last question.
+  struct HeldUp {
+    int rank = -1;
+    Key by;
+  };
+  std::vector<HeldUp> held_up;
 };
 
 class SetState {

@@ -2,7 +2,7 @@
 // one byte; `x*` is `varint count`, then x that many times. varint, zigzag, fixed64 and text are
 // those of core/base/byte_codec.h, and the word behind one of them says what its value is.
 //
-//   message   := [0x53] [version 2] varint session body     nothing follows
+//   message   := [0x53] [version 3] varint session body     nothing follows
 //   body      := [0] report
 //              | [1] stream
 //              | [2] key                                    a query
@@ -17,7 +17,8 @@
 //   item      := [0] ready
 //              | [1] set member                             all below have joined, `member` last
 //              | [2] ranks text                             these ranks have left, and why
-//              | [3] key varint waited_us varint limit_us   somebody waits too long for this key
+//              | [3] key varint waited_us varint limit_us [holds_up]
+//                                                           somebody waits too long for this key
 //   ready     := set id run-key absent ranks                ranks: the silent ones
 //              | set varint 0 work-key absent ranks variant* varint more
 //   variant   := [0] signature ranks                        what these ranks ask for
@@ -38,7 +39,8 @@
 //              | varint 0 work-key absent ranks signature varint new_id
 //
 //   answer    := key ranks activity*                        ranks: those that are missing
-//   activity  := member text
+//   activity  := member text [0]
+//              | member text [1] key                        it waits for this, and does nothing else
 //   cause     := [code] text member text host text key zigzag unix_us
 //
 //   set       := varint                                     32 bits
@@ -144,6 +146,7 @@ class MessageWriter {
     PutKey(item.key);
     out_.Varint(item.waited_us < 0 ? 0 : static_cast<std::uint64_t>(item.waited_us));
     out_.Varint(item.limit_us < 0 ? 0 : static_cast<std::uint64_t>(item.limit_us));
+    out_.Byte(item.holds_up ? 1 : 0);
   }
 
   void Put(const Variant& variant) {
@@ -226,6 +229,9 @@ class MessageWriter {
     for (std::size_t i = 0; i < count; ++i) {
       PutMember(answer.activities[i].rank);
       PutText(answer.activities[i].text);
+      const std::optional<Key>& waits_for = answer.activities[i].waits_for;
+      out_.Byte(waits_for ? 1 : 0);
+      if (waits_for) PutKey(*waits_for);
     }
   }
 

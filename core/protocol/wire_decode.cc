@@ -87,6 +87,7 @@ class MessageReader {
             in_.Varint("stalled time", std::numeric_limits<std::int64_t>::max()));
         item.limit_us = static_cast<std::int64_t>(
             in_.Varint("time of the call", std::numeric_limits<std::int64_t>::max()));
+        item.holds_up = in_.ByteUpTo("whether it holds up", 1) == 1;
         return item;
       }
     }
@@ -197,10 +198,12 @@ class MessageReader {
     AnswerMessage answer;
     answer.key = GetKey();
     answer.missing = GetRanks("missing ranks");
-    const std::size_t count = in_.Count("activities", 2, kMaxActivities);
+    const std::size_t count = in_.Count("activities", 3, kMaxActivities);
     for (std::size_t i = 0; i < count && in_.ok(); ++i) {
-      const int rank = GetMember("activity rank");
-      answer.activities.push_back({rank, in_.Text("activity text", kMaxTextBytes)});
+      RankActivity& activity = answer.activities.emplace_back();
+      activity.rank = GetMember("activity rank");
+      activity.text = in_.Text("activity text", kMaxTextBytes);
+      if (in_.ByteUpTo("whether it waits", 1) == 1) activity.waits_for = GetKey();
     }
     return answer;
   }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -39,6 +40,10 @@ class NegotiationSim {
       own.host = "host" + std::to_string(options_.host_of_rank[static_cast<std::size_t>(rank)]);
       own.sets = options_.sets;
       own.activity = [rank] { return "activity of rank " + std::to_string(rank); };
+      own.waits_for = [this, rank] {
+        const auto found = waits_for.find(rank);
+        return found == waits_for.end() ? std::nullopt : std::optional<core::Key>(found->second);
+      };
       own.unix_us = [this] {
         return std::chrono::duration_cast<std::chrono::microseconds>(now_.time_since_epoch())
             .count();
@@ -61,6 +66,9 @@ class NegotiationSim {
   std::function<void(int from, int to, const core::MessageBody&)> on_send = [](int, int,
                                                                                const auto&) {};
   std::function<void(int rank, const core::StallWarning&)> on_warning = [](int, const auto&) {};
+
+  // The key that a rank waits for, submitting nothing else.
+  std::map<int, core::Key> waits_for;
 
   // A stopped rank neither steps nor receives.
   void Stop(int rank) { stopped_.insert(rank); }

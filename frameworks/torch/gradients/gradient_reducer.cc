@@ -169,6 +169,7 @@ LossClosure GradientReducer::Impl::Wrap(LossClosure closure) {
 }
 
 void GradientReducer::Impl::BeginStep() {
+  set_.session->session().NoteCaller();
   if (!timed_) steps().BeginStep();
 }
 
@@ -211,6 +212,7 @@ void GradientReducer::Impl::CheckParametersWhenDue() {
 void GradientReducer::Impl::BeforeForward() {
   // Activation checkpointing runs parts of the forward pass anew within backward().
   if (torch::autograd::get_current_graph_task_id() != -1) return;
+  set_.session->session().NoteCaller();
   AwaitEnds();
   if (failed_) EndFailed();
   for (const GradientPtr& member : members_.all()) member->Attach();

@@ -7,10 +7,12 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <exception>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "core/base/text.h"
+#include "core/threads/callers.h"
 #include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/calls/sparse_call.h"
 #include "frameworks/torch/gradients/gradient_buckets.h"
@@ -179,6 +181,9 @@ void ParameterGradient::OnGradient(const at::Tensor& incoming) {
     case fusion::GradientGate::Arrival::kReport:
       break;
   }
+  // That of a GPU is met by a thread of autograd's.
+  std::optional<core::ServingThread> serving;
+  if (!what_.parameter.is_cpu()) serving.emplace();
   Submit(/*will_wait=*/false, incoming);
 }
 

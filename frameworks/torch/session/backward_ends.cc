@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <utility>
+
+#include "core/threads/callers.h"
 
 namespace sirtaki::detail {
 
@@ -36,9 +39,11 @@ struct BackwardEnds::Backward {
 
 void BackwardEnds::Backward::End() {
   std::vector<Owner> alive;
+  std::optional<core::ServingThread> serving;
   {
     const std::lock_guard<std::mutex> lock(mutex);
     ended = true;
+    if (on_cpu != std::this_thread::get_id()) serving.emplace();
     for (const auto& owner : owners) {
       if (Owner locked = owner.lock()) alive.push_back(std::move(locked));
     }

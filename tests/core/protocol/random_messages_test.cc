@@ -106,7 +106,7 @@ ReportItem RandomMessages::Item() {
       return LeftItem{SomeRanks(), Text()};
     case 2:
       return StalledItem{AnyKey(Set()), static_cast<std::int64_t>(Number() >> 1),
-                         static_cast<std::int64_t>(Number() >> 1)};
+                         static_cast<std::int64_t>(Number() >> 1), Below(2) == 0};
     default:
       break;
   }
@@ -172,7 +172,10 @@ MessageBody RandomMessages::Body() {
     case 1: {
       AnswerMessage answer{AnyKey(Set()), Ranks(), {}};
       for (std::uint64_t i = Below(8) == 0 ? kMaxActivities : Below(3); i > 0; --i) {
-        answer.activities.push_back({Member(), Text()});
+        RankActivity& activity = answer.activities.emplace_back();
+        activity.rank = Member();
+        activity.text = Text();
+        if (Below(2) == 0) activity.waits_for = AnyKey(Set());
       }
       return answer;
     }
@@ -269,7 +272,7 @@ class Dumper {
   }
   void Of(const StalledItem& item) {
     Of(item.key);
-    Put(item.waited_us, item.limit_us);
+    Put(item.waited_us, item.limit_us, item.holds_up);
   }
   void Of(const ReportMessage& report) {
     Put(report.ack, report.items.size());
@@ -323,6 +326,8 @@ class Dumper {
     for (const RankActivity& activity : answer.activities) {
       Put(activity.rank);
       Text(activity.text);
+      Put(activity.waits_for.has_value());
+      if (activity.waits_for) Of(*activity.waits_for);
     }
   }
   void Of(const PingMessage& ping) { Put(ping.set); }
