@@ -1,4 +1,5 @@
-// All-reduce of one vector, synchronous, against raw MPI and memcpy.
+// All-reduce of one vector, synchronous, against raw MPI and memcpy, and between hosts against a raw
+// stream of as many bytes as have to cross.
 //
 //   mpirun -np 2 --bind-to none vectors [--works latency,allreduce] [--bytes N,...] [--rounds N]
 //                                       [--references-only]
@@ -69,12 +70,20 @@ void Vector(const Setup& setup, std::int64_t bytes) {
   const Variant copy = {
       "memcpy by all ranks at once",
       [&] { return Timed([&] { std::memcpy(target.data_ptr(), source.data_ptr(), size); }); }};
+  std::vector<Variant> references = {mpi, copy};
+  RawStream wire(bytes);
+  if (wire.crosses()) {
+    references.push_back(
+        {"raw stream of as many bytes", [&] { return Timed([&] { wire.Stream(); }); }});
+  }
   for (const char* where : {"arena", "private"}) {
     const bool shared = where == std::string("arena");
     const at::Tensor tensor = shared ? SharedZeros(elements) : PrivateZeros(elements);
     const auto options = AllreduceOptions().name(name + where);
-    Measure(name + ", " + where, setup.rounds, "ms", 1e3,
-            {{kOurs, [&] { return Timed([&] { allreduce_(tensor, options); }); }}, mpi, copy});
+    std::vector<Variant> variants = {
+        {kOurs, [&] { return Timed([&] { allreduce_(tensor, options); }); }}};
+    variants.insert(variants.end(), references.begin(), references.end());
+    Measure(name + ", " + where, setup.rounds, "ms", 1e3, variants);
   }
 }
 

@@ -195,17 +195,18 @@ class Runner:
         script = os.path.join(launch.TOP, "benchmarks", "hosts.sh")
         vectors = (self.launcher.program("vectors"), "--works", "allreduce", "--bytes", str(size), "--rounds", "3")
 
-        def started():
+        def started(hosts, ranks):
             try:
-                samples = self.launcher.run(["bash", script, *vectors])
+                samples = self.launcher.run(["bash", script, str(hosts), str(ranks), *vectors])
             except launch.Skipped as reason:
-                self.skip("2 x 2 ranks over 1 Gbit links", str(reason))
+                self.skip(f"{hosts} x {ranks} ranks over 1 Gbit links", str(reason))
                 return []
             for sample in samples:
-                sample["work"] += ", 2 hosts, 1 Gbit"
+                sample["work"] += f", {hosts} hosts, 1 Gbit"
             return [sample for sample in samples if "memcpy" not in sample["variant"]]
 
-        self.in_turn(self.choose(1, 2, 3), [started])
+        shapes = self.choose([(2, 2)], [(2, 2), (3, 1), (3, 2)], [(2, 2), (3, 1), (3, 2)])
+        self.in_turn(self.choose(1, 2, 3), [lambda shape=shape: started(*shape) for shape in shapes])
 
     # ---- on GPUs ----
 

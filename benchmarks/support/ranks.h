@@ -62,6 +62,56 @@ class RawVector {
   std::vector<float> values_;
 };
 
+// The reference between hosts: what an all-reduce has to send over each host's network, and nothing
+// else. The first ranks of every host, as many on each, stream to their like on the next host.
+class RawStream {
+ public:
+  // Collective. `bytes`: of the vector.
+  explicit RawStream(std::int64_t bytes) {
+    MPI_Comm here = MPI_COMM_NULL;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
+    int local_rank = 0;
+    int least = 0;
+    MPI_Comm_rank(here, &local_rank);
+    MPI_Comm_size(here, &least);
+    MPI_Comm_free(&here);
+    MPI_Allreduce(MPI_IN_PLACE, &least, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    MPI_Comm_split(MPI_COMM_WORLD, local_rank < least ? local_rank : MPI_UNDEFINED, 0, &across_);
+    if (across_ == MPI_COMM_NULL) return;
+    MPI_Comm_size(across_, &hosts_);
+    MPI_Comm_rank(across_, &host_);
+    const auto each = static_cast<std::size_t>(bytes * 2 * (hosts_ - 1) / hosts_ / least);
+    given_.resize(each);
+    taken_.resize(each);
+  }
+  ~RawStream() {
+    if (across_ != MPI_COMM_NULL) MPI_Comm_free(&across_);
+  }
+  RawStream(const RawStream&) = delete;
+  RawStream& operator=(const RawStream&) = delete;
+
+  // Whether there are several hosts. The same on all ranks.
+  bool crosses() const {
+    int hosts = hosts_;
+    MPI_Allreduce(MPI_IN_PLACE, &hosts, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    return hosts > 1;
+  }
+  void Stream() {
+    if (across_ == MPI_COMM_NULL) return;
+    const int bytes = static_cast<int>(given_.size());
+    MPI_Sendrecv(given_.data(), bytes, MPI_BYTE, (host_ + 1) % hosts_, 0, taken_.data(), bytes,
+                 MPI_BYTE, (host_ + hosts_ - 1) % hosts_, 0, across_, MPI_STATUS_IGNORE);
+  }
+
+ private:
+  MPI_Comm across_ =
+      MPI_COMM_NULL;  // the ranks with this one's local rank; null: it streams nothing
+  int hosts_ = 0;
+  int host_ = 0;
+  std::vector<char> given_;
+  std::vector<char> taken_;
+};
+
 // Measures the variants in turn and writes their medians, `scale` times as much, from rank 0.
 inline void Measure(const std::string& work, int rounds, const std::string& unit, double scale,
                     const std::vector<Variant>& variants) {

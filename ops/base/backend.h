@@ -93,6 +93,11 @@ class Backend {
   // not defined.
   virtual std::unique_ptr<Completion> Reduce(Channel channel, void* buffer, std::int64_t count,
                                              core::DType dtype, core::ReduceOp op, int root) = 0;
+  // How many bytes AllReduce and Reduce of the large lane are best given at a time, where others get
+  // `chunk_bytes`. The same on all members.
+  virtual std::int64_t WindowBytes(Channel /*channel*/, std::int64_t chunk_bytes) const {
+    return chunk_bytes;
+  }
   // `root`: index among the members.
   virtual std::unique_ptr<Completion> Broadcast(Channel channel, void* buffer, std::int64_t bytes,
                                                 int root) = 0;

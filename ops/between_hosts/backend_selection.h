@@ -37,6 +37,9 @@ class BackendSelection final : public Backend {
                                      core::DType dtype, core::ReduceOp op, int root) override {
     return For(channel).Reduce(channel, buffer, count, dtype, op, root);
   }
+  std::int64_t WindowBytes(Channel channel, std::int64_t chunk_bytes) const override {
+    return For(channel).WindowBytes(channel, chunk_bytes);
+  }
   std::unique_ptr<Completion> Broadcast(Channel channel, void* buffer, std::int64_t bytes,
                                         int root) override {
     return For(channel).Broadcast(channel, buffer, bytes, root);

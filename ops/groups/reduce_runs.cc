@@ -84,7 +84,7 @@ class WindowReduceRun : public GroupRun {
                                 ? DType::kF32
                                 : fusion::AccumulationType(ElementsOf(task()->signature()).dtype,
                                                            task()->signature().reduction),
-                            context.cutting)),
+                            WindowsOf(context))),
         factors_(FactorsOf(*task(), compressed_.has_value())),
         to_root_(task()->signature().kind == OpKind::kReduce) {}
 
@@ -108,6 +108,14 @@ class WindowReduceRun : public GroupRun {
       });
     }
     return true;
+  }
+
+  fusion::Cutting WindowsOf(const RunContext& context) {
+    fusion::Cutting cutting = context.cutting;
+    if (channel().lane == fusion::Lane::kLarge) {
+      cutting.chunk_bytes = backend_.WindowBytes(channel(), cutting.chunk_bytes);
+    }
+    return cutting;
   }
 
   void Store(const fusion::Window& window, void* staging) {

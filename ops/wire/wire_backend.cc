@@ -256,6 +256,18 @@ std::unique_ptr<Completion> WireBackend::Reduce(Channel channel, void* buffer, s
       });
 }
 
+// As much as is under way at once. Over a network, which carries more than one chunk at a time
+// anyway, that only queues.
+std::int64_t WireBackend::WindowBytes(Channel channel, std::int64_t chunk_bytes) const {
+  const PartyPtr party = PartyOf(channel);
+  if (party == nullptr) return chunk_bytes;
+  const bool one_host = std::all_of(party->hosts.begin(), party->hosts.end(),
+                                    [&](int host) { return host == party->hosts.front(); });
+  return one_host ? std::max(chunk_bytes,
+                             static_cast<std::int64_t>(kDepth) * ChunkBytes(channel, *party))
+                  : chunk_bytes;
+}
+
 std::unique_ptr<Completion> WireBackend::Broadcast(Channel channel, void* buffer,
                                                    std::int64_t bytes, int root) {
   const PartyPtr party = PartyOf(channel);

@@ -50,6 +50,7 @@ class WireBackend final : public Backend {
                                         core::DType dtype, core::ReduceOp op) override;
   std::unique_ptr<Completion> Reduce(Channel channel, void* buffer, std::int64_t count,
                                      core::DType dtype, core::ReduceOp op, int root) override;
+  std::int64_t WindowBytes(Channel channel, std::int64_t chunk_bytes) const override;
   std::unique_ptr<Completion> Broadcast(Channel channel, void* buffer, std::int64_t bytes,
                                         int root) override;
   std::unique_ptr<Completion> AllGather(Channel channel, const void* input, void* output,

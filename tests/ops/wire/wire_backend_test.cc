@@ -107,6 +107,18 @@ TEST(WireBackendTest, LongOperationsGoInChunksThatOvertakeNothing) {
   });
 }
 
+// Within a host all chunks that may be under way fit into a window, over a network one window does.
+TEST(WireBackendTest, AWindowWithinAHostHoldsTheChunksThatAreUnderWay) {
+  InprocPorts ports(2);
+  const std::unique_ptr<Port> port = ports.Connect(0);
+  constexpr std::int64_t kMebi = std::int64_t{1} << 20;
+  const WireBackend one(*port, {.host_of_rank = {3, 3}, .chunk_bytes = kMebi / 2});
+  EXPECT_EQ(one.WindowBytes(kLarge, kMebi), 4 * kMebi);
+  EXPECT_EQ(one.WindowBytes(kLarge, 16 * kMebi), 16 * kMebi);
+  const WireBackend two(*port, {.host_of_rank = {0, 1}, .chunk_bytes = kMebi / 2});
+  EXPECT_EQ(two.WindowBytes(kLarge, kMebi), kMebi);
+}
+
 // Each member has the sum of its own part, whatever the parts' sizes and its place in the ring.
 TEST(WireBackendTest, EveryMemberGetsItsPartReduced) {
   const std::vector<std::int64_t> counts{70'000, 0, 3, 129, 9'001};
