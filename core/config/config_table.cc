@@ -146,7 +146,7 @@ Table MakeTable() {
           .Between(kMillisecond, 365 * kDay).ZeroIs("never").Agreed().Horovod(kStallAliases),
       Option<&Config::stall_limit>(OptionId::kStallLimit, "stall_limit", OptionKind::kDuration,
           "After a wait this long for a rank that does not submit a tensor, or for an operation to end, "
-          "the job fails on every rank.")
+          "the job fails on every rank. 0: ranks that wait for each other are not found either.")
           .Between(kMillisecond, 365 * kDay).ZeroIs("never").Agreed().Horovod(kStallLimitAlias),
       Option<&Config::start_timeout>(OptionId::kStartTimeout, "start_timeout", OptionKind::kDuration,
           "How long init waits for the other ranks.")

@@ -107,7 +107,7 @@ WorkPtr TensorQueue::Resolve(const Key& key) {
 std::optional<Key> TensorQueue::KeyOf(const HandleState* handle) const {
   MutexLock lock(mutex_);
   const auto found = std::find_if(pending_.begin(), pending_.end(), [handle](const auto& entry) {
-    return entry.second->handle.get() == handle;
+    return entry.second->handle.get() == handle && entry.second->deadline == TimePoint::max();
   });
   return found == pending_.end() ? std::nullopt : std::optional<Key>(found->first);
 }

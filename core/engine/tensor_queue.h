@@ -48,7 +48,7 @@ class TensorQueue {
   // Removes and returns the pending work of a key; null if there is none. May make held work new.
   WorkPtr Resolve(const Key& key) SIRTAKI_EXCLUDES(mutex_);
 
-  // Of the pending work that has this handle. It is compared only.
+  // Of the pending work that has this handle, which is compared only, and no time-out of its own.
   std::optional<Key> KeyOf(const HandleState* handle) const SIRTAKI_EXCLUDES(mutex_);
 
   // The name of a key may be used again.

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
-#include <string_view>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -18,7 +17,7 @@ namespace {
 // In the second round of questions all ranks had known for long what was decided before the first.
 constexpr int kLooks = 2;
 
-constexpr std::string_view kOneOrder =
+constexpr const char* kOneOrder =
     "every rank has to make these calls, in one order; where the backward() of a rank meets no "
     "gradient of an optimizer, the rank calls synchronize() of the optimizer";
 
@@ -28,8 +27,8 @@ using Keys = std::unordered_set<Key, KeyHash>;
 
 // True: `path` leads from one of its keys back to it, and begins with it.
 bool FindCircle(SetState& set, const Key& key, Path& path, Keys& seen) {
-  const auto known = std::find_if(path.begin(), path.end(),
-                                  [&](const auto& step) { return *step.first == key; });
+  const auto known =
+      std::find_if(path.begin(), path.end(), [&](const auto& step) { return *step.first == key; });
   if (known != path.end()) {
     path.erase(path.begin(), known);
     return true;
@@ -79,8 +78,8 @@ void Negotiator::CheckCircle(SetState& set) {
     if (!FindCircle(set, *key, path, seen)) continue;
     std::string text = "ranks wait for each other, so none of them can go on: ";
     for (const auto& [missed, held_up] : path) {
-      text += "rank " + std::to_string(held_up->rank) + " has not submitted " +
-              missed->ToString() + " and waits for " + held_up->by.ToString() + "; ";
+      text += "rank " + std::to_string(held_up->rank) + " has not submitted " + missed->ToString() +
+              " and waits for " + held_up->by.ToString() + "; ";
     }
     return RaiseFault(StatusCode::kMismatch, text + kOneOrder, TensorName(*path.front().first));
   }

@@ -4,10 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
+#include <latch>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/core/engine/engine_world.h"
@@ -75,6 +79,48 @@ TEST(EngineTest, AMismatchFailsOnEveryRankAndTheNameWorksAgain) {
   ASSERT_TRUE(again->handle->done());
   EXPECT_TRUE(again->handle->status().ok());
   EXPECT_TRUE(world[0].engine->fault().ok());
+}
+
+// Calls of this thread; what `others` calls is called by others meanwhile, of which one stays.
+std::optional<Key> WaitsForBeside(World& world, const std::function<void()>& others) {
+  std::optional<Key> waits_for;
+  std::latch called(1);
+  std::latch looked(1);
+  std::thread thread([&] {
+    others();
+    called.count_down();
+    looked.wait();
+  });
+  called.wait();
+  waits_for = world[0].engine->WaitsFor();
+  looked.count_down();
+  thread.join();
+  return waits_for;
+}
+
+TEST(EngineTest, ARankWaitsForTheKeyThatItsOnlyThreadSitsIn) {
+  World world(2);
+  Engine& engine = *world[0].engine;
+  const WorkPtr work = world.Submit(0, "w");
+  world.Settle();
+  EXPECT_EQ(engine.WaitsFor(), std::nullopt);
+  engine.SitIn(work->handle.get());
+  EXPECT_EQ(engine.WaitsFor(), work->request.key);
+  EXPECT_EQ(WaitsForBeside(world, [] {}), work->request.key);
+  EXPECT_EQ(WaitsForBeside(world, [&] { engine.NoteCaller(); }), std::nullopt);
+  EXPECT_EQ(WaitsForBeside(world, [&] { world.Submit(0, "other"); }), std::nullopt);
+  EXPECT_EQ(engine.WaitsFor(), work->request.key);  // they have gone
+  const auto serve = [&] {
+    const ServingThread serving;
+    engine.NoteCaller();
+  };
+  EXPECT_EQ(WaitsForBeside(world, serve), work->request.key);
+  world.Submit(1, "w");
+  world.Settle();
+  EXPECT_EQ(engine.WaitsFor(), std::nullopt);  // it is decided
+  const WorkPtr timed = world.Submit(0, "timed", 4, seconds(5));
+  engine.SitIn(timed->handle.get());
+  EXPECT_EQ(engine.WaitsFor(), std::nullopt);  // it ends by itself
 }
 
 TEST(EngineTest, ARefusedSubmissionLeavesTheNameWithItsHolder) {

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/torch/gradients/part.h"
 #include "tests/torch/training.h"
 
 namespace sirtaki::tests {
@@ -49,27 +50,6 @@ std::string TextOf(const std::function<void()>& call) {
 // The mean of 1, 2, ... of the ranks.
 float MeanOfRanks() { return static_cast<float>(size() + 1) / 2; }
 float Mine() { return static_cast<float>(rank() + 1); }
-
-// A model of one layer with an optimizer of its own.
-struct Part {
-  explicit Part(const std::string& name, const Options& options = {})
-      : optimizer(SGD(layer->parameters(), SGDOptions(1.0)), layer->named_parameters(),
-                  Options(options).name(name)) {
-    torch::NoGradGuard no_grad;
-    for (auto& parameter : layer->parameters()) parameter.fill_(1);
-  }
-  // The gradient of every element is `factor`.
-  torch::Tensor Loss(float factor) { return (layer->weight.sum() + layer->bias.sum()) * factor; }
-  void ExpectGradient(float value) const {
-    for (const auto& parameter : layer->parameters()) {
-      ASSERT_TRUE(parameter.grad().defined());
-      EXPECT_TRUE(torch::allclose(parameter.grad(), torch::full_like(parameter, value)))
-          << parameter.grad() << " instead of " << value;
-    }
-  }
-  torch::nn::Linear layer{3, 2};
-  DistributedOptimizer<SGD> optimizer;
-};
 
 // All ranks go on together, so that one's failure is not the others' to find out.
 void ExpectStillTrains(Part& part) {
