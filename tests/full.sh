@@ -3,6 +3,7 @@
 # that has passed with these sources is not run again unless it is named; so an interrupted run goes on where it was.
 #   jobs     tests of whole jobs that are too long for every change: all ends on several hosts and under Slurm, three ranks of Python
 #   tables   the whole conformance tables, random tests at ten times their length, and messages of more than 2 GiB (10 GB of memory)
+#   soak     training on two and three hosts whose cores are busy, 60 and 20 times (tests/multihost/soak.sh, which alone makes 200 and 50)
 #   tsan     unit and inproc, with all that the first tier takes samples of there
 #   asan     the same under the sanitizers for addresses and undefined behaviour, and LibTorch's part
 #   headers  every source and every header compiled by itself
@@ -14,7 +15,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 jobs=${SIRTAKI_JOBS:-$(nproc)}
-all=(jobs tables tsan asan headers openmpi5 mpich pip fresh)
+all=(jobs tables soak tsan asan headers openmpi5 mpich pip fresh)
 state=build/full
 mkdir -p "$state"
 # What is in the working tree, by git's name for it; empty without git, and then every part is run.
@@ -32,6 +33,7 @@ part_tables() {
     SIRTAKI_TEST_SCALE=10 ctest --preset release -j "$jobs" -L '^(unit|inproc)$' &&
     SIRTAKI_TEST_SCALE=full ctest --preset release -R '^(mpi\.(random_programs|huge)_test|torch\.state_mpi_test)\.'
 }
+part_soak() { released && bash tests/multihost/soak.sh build/release/tests/multihost 60 20; }
 part_tsan() { build tsan -DSIRTAKI_UNITY=ON && ctest --preset tsan -j "$jobs"; }
 part_asan() { build asan -DSIRTAKI_UNITY=ON -DSIRTAKI_TORCH=ON && ctest --preset asan -j "$jobs"; }
 part_headers() {

@@ -334,8 +334,10 @@ TEST_P(SessionMpiTest, WorkOfOtherThreadsDoesNotSpoilAPause) {
       ASSERT_EQ(sum.values().back(), static_cast<float>(size()));
     }
   });
+  std::vector<int> granted;
   for (int i = 0; i < 20; ++i) {
     const Status paused = session_->PauseMedium(deadline);
+    granted.push_back(paused.ok() ? 1 : 0);
     if (!paused.ok()) {
       EXPECT_NE(paused.message().find("of another thread"), std::string::npos) << paused.ToString();
       continue;
@@ -346,6 +348,15 @@ TEST_P(SessionMpiTest, WorkOfOtherThreadsDoesNotSpoilAPause) {
     ASSERT_TRUE(session_->ResumeMedium(deadline).ok());
   }
   other.join();
+  // Nothing is under way any more; and the ranks were told the same every time.
+  ASSERT_TRUE(session_->PauseMedium(deadline).ok());
+  std::vector<int> granted_everywhere(granted.size());
+  MPI_Allreduce(granted.data(), granted_everywhere.data(), static_cast<int>(granted.size()),
+                MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  for (std::size_t i = 0; i < granted.size(); ++i) {
+    EXPECT_EQ(granted_everywhere[i], granted[i] * size()) << "pause " << i;
+  }
+  ASSERT_TRUE(session_->ResumeMedium(deadline).ok());
 }
 
 TEST_P(SessionMpiTest, ASessionEndsThoughItIsPaused) {
