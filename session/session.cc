@@ -148,13 +148,9 @@ Status Session::Wait(core::HandleState& handle, core::TimePoint deadline) {
 }
 
 void Session::NoteCaller() {
+  if (core::ForkGeneration() != fork_generation_) return;
   const Call call(*this);
   if (call.has_impl() && impl_->engine) impl_->engine->NoteCaller();
-}
-
-void Session::SitIn(const core::HandleState* handle) {
-  const Call call(*this);
-  if (call.has_impl() && impl_->engine) impl_->engine->SitIn(handle);
 }
 
 Session::Limits Session::limits() const {

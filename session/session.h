@@ -107,7 +107,6 @@ class Session {
 
   // As core::Engine's.
   void NoteCaller();
-  void SitIn(const core::HandleState* handle);
 
   // Says that this rank submits nothing more to the set until every member has said so or has left
   // the job; `handle` completes then, with the rank that came last as its value, or fails naming

@@ -52,12 +52,8 @@ class Engine {
   // work stays submitted).
   Status Wait(HandleState& handle, TimePoint deadline);
 
-  // The calling thread makes calls to the session, in this one or others.
+  // The calling thread makes calls to this engine, though it is in none now.
   void NoteCaller() { callers_.Note(); }
-  // It submits nothing before the handle is done, or until it says something else; null: that is
-  // over. Wait without a deadline says so by itself. Where no other thread makes calls, and ranks
-  // wait for each other so, it is a group's fault (docs/protocol.md, 18).
-  void SitIn(const HandleState* handle);
 
   // Says that this rank takes part in nothing more, and waits until every rank has said so and the
   // tree is drained, or until a fault. Returns the fault's status if there was one. What is
@@ -122,7 +118,7 @@ class Engine {
  private:
   // What other threads ask for; carried out in the next round.
   struct Command {
-    enum class Kind : std::uint8_t { kFault, kLeave, kSitIn };
+    enum class Kind : std::uint8_t { kFault, kLeave };
     Kind kind = Kind::kFault;
     StatusCode code = StatusCode::kAborted;
     std::string text;

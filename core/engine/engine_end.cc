@@ -29,8 +29,6 @@ void Engine::CarryOut(const std::vector<Command>& commands, TimePoint now) {
     if (command.kind == Command::Kind::kLeave) {
       trace_.Left(command.text, now);
       negotiator_.Leave(command.text, now);
-    } else if (command.kind == Command::Kind::kSitIn) {
-      if (const std::optional<Key> key = WaitsFor()) negotiator_.HeldUpBy(*key, now);
     } else {
       negotiator_.RaiseFault(command.code, command.text, command.tensor, command.origin);
     }

@@ -82,7 +82,7 @@ trace::FlightRecord Engine::Describe(Duration patience) const {
 
 std::optional<Key> Engine::WaitsFor() const {
   const HandleState* const handle = sits_in_;
-  if (handle == nullptr || !callers_.AtMostOne()) return std::nullopt;
+  if (handle == nullptr || !callers_.AtMostOne() || queue_.HasMore()) return std::nullopt;
   return queue_.KeyOf(handle);
 }
 

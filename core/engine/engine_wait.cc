@@ -35,9 +35,6 @@ constexpr Duration kOffDutySleep = std::chrono::milliseconds(100);
 constexpr Duration kFirstPark = std::chrono::milliseconds(5);
 constexpr Duration kLongestPark = std::chrono::milliseconds(100);
 
-// A wait that takes longer may be for ranks that wait for this one.
-constexpr Duration kSitsAfter = std::chrono::seconds(2);
-
 // How long Abort and StopThread wait for the word of a fault to leave this process.
 constexpr Duration kTellingTime = std::chrono::seconds(2);
 
@@ -54,12 +51,10 @@ Status Engine::Wait(HandleState& handle, TimePoint deadline) {
     const TimePoint begin = Now();
     trace_.BeginWait(begin);
     callers_.Note();
-    const auto done = [&handle] { return handle.done(); };
-    DriveUntil(done, &handle, std::min(deadline, begin + kSitsAfter));
-    const bool sits = deadline == TimePoint::max() && !handle.done();
-    if (sits) SitIn(&handle);
-    if (!handle.done()) DriveUntil(done, &handle, deadline);
-    if (sits) SitIn(nullptr);
+    const bool sits = deadline == TimePoint::max();
+    if (sits) sits_in_ = &handle;
+    DriveUntil([&handle] { return handle.done(); }, &handle, deadline);
+    if (sits) sits_in_ = nullptr;
     trace_.Waited(handle, begin, Now());
   }
   if (handle.done()) return handle.status();
@@ -71,12 +66,6 @@ Status Engine::WaitUntilIdle(TimePoint deadline) {
   if (Status why = fault(); !why.ok()) return why;
   return executor_.Idle() ? Status::Ok()
                           : Status(StatusCode::kTimedOut, "operations are still under way");
-}
-
-void Engine::SitIn(const HandleState* handle) {
-  if (sits_in_.exchange(handle) != handle && handle != nullptr) {
-    Post({Command::Kind::kSitIn, StatusCode::kOk, {}, {}, {}});
-  }
 }
 
 bool Engine::Pause() {

@@ -43,6 +43,11 @@ class TensorQueue {
   // Resolve.
   std::vector<WorkPtr> Take() SIRTAKI_EXCLUDES(mutex_);
   bool HasNew() const { return fresh_count_ > 0; }
+  // Also if some is held back, which comes without a call.
+  bool HasMore() const SIRTAKI_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return !fresh_.empty() || held_count_ > 0;
+  }
   std::size_t NewCount() const { return fresh_count_; }
 
   // Removes and returns the pending work of a key; null if there is none. May make held work new.

@@ -69,7 +69,6 @@ struct StalledItem {
   Key key;
   std::int64_t waited_us = 0;
   std::int64_t limit_us = 0;  // not 0: the call's own time, which is over, so that it is a fault
-  bool holds_up = false;  // a rank submits nothing else before it ends, however long that has been
 };
 using ReportItem = std::variant<ReadyItem, JoinedItem, LeftItem, StalledItem>;
 
@@ -140,11 +139,14 @@ struct RankActivity {
 };
 inline constexpr std::size_t kMaxActivities = 16;
 
+// `number`: of the asker's questions; an answer to an earlier one counts no more.
 struct QueryMessage {
   Key key;
+  std::uint64_t number = 0;
 };
 struct AnswerMessage {
   Key key;
+  std::uint64_t number = 0;
   RankRanges missing;
   std::vector<RankActivity> activities;
 };

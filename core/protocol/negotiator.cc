@@ -142,7 +142,7 @@ void Negotiator::Receive(int from, MessageBody body, TimePoint now) {
   } else if (auto* stream = std::get_if<StreamMessage>(&body); stream && !from_child) {
     ReceiveStream(std::move(*stream), now);
   } else if (auto* query = std::get_if<QueryMessage>(&body); query && !from_child) {
-    ReceiveQuery(query->key, now);
+    ReceiveQuery(*query, now);
   } else if (auto* answer = std::get_if<AnswerMessage>(&body); answer && from_child) {
     ReceiveAnswer(child, std::move(*answer), now);
   } else if (auto* ping = std::get_if<PingMessage>(&body)) {
@@ -200,10 +200,6 @@ void Negotiator::ReceiveReport(int child, ReportMessage report, TimePoint now) {
       SetState* set = FindSet(stalled->key.set);
       if (IsGone(stalled->key.set)) continue;
       if (set == nullptr) return Protocol(link.rank, "a stall of an unknown set");
-      if (stalled->holds_up && !set->seat()) {
-        up_.push_back(std::move(*stalled));
-        continue;
-      }
       // A bounded age keeps a hostile or broken clock from overflowing ours.
       const auto bounded = [](std::int64_t us) {
         return std::chrono::microseconds(std::clamp<std::int64_t>(us, 0, std::int64_t{1} << 40));
@@ -211,7 +207,6 @@ void Negotiator::ReceiveReport(int child, ReportMessage report, TimePoint now) {
       PendingKey& pending = set->AddPlaceholder(stalled->key, now - bounded(stalled->waited_us));
       const Duration limit = bounded(stalled->limit_us);
       if (limit > Duration::zero()) NoteTimeOut(*set, stalled->key, pending, limit, now);
-      if (stalled->holds_up) NoteHoldsUp(*set, pending, now);
       set->next_stall_check = now;
       Due(now);
     }

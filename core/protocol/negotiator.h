@@ -122,9 +122,6 @@ class Negotiator {
   // misses it, which makes it a fault that says so, in the time that this returns if it can; else
   // it is one at once.
   Duration TimeOut(const Key& key, Duration limit, TimePoint now);
-  // This rank submits nothing before the key has ended, and has waited for a while: the seat is to
-  // find out whether ranks wait for each other, which is a fault (18).
-  void HeldUpBy(const Key& key, TimePoint now);
 
   // A message of a neighbour. A message that no correct peer sends is a fault (kProtocol).
   void Receive(int from, MessageBody body, TimePoint now);
@@ -251,10 +248,10 @@ class Negotiator {
   void Inquire(SetState& set, const std::vector<SetState::Undecided>& waiting, TimePoint now);
   void StartInquiry(SetState& set, const Key& key, PendingKey& pending, bool fault_after,
                     TimePoint now);
-  RankActivity Activity() const;  // of this rank
+  RankActivity Activity();  // of this rank
   bool FinishInquiry(SetState& set, const Key& key, PendingKey& pending,
                      const std::vector<SetState::Undecided>& waiting, TimePoint now);
-  void ReceiveQuery(const Key& key, TimePoint now);
+  void ReceiveQuery(const QueryMessage& asked, TimePoint now);
   void ReceiveAnswer(int child, AnswerMessage answer, TimePoint now);
   void FinishQueries(TimePoint now);
   void CheckPeers(const LocalState& local, TimePoint now);
@@ -263,8 +260,9 @@ class Negotiator {
   void CheckLeaving(TimePoint now);
 
   // ---- negotiator_circle.cc: ranks that wait for each other ----
-  void NoteHoldsUp(SetState& set, PendingKey& pending, TimePoint now);
-  void CheckCircle(SetState& set);
+  void NoteHeldUp(SetState& set, const Key& key, PendingKey& pending,
+                  const PendingKey::Inquiry& inquiry);
+  void RaiseCircle(const SetState& set, const Key& key);
 
   // ---- negotiator_running.cc: what is agreed on and does not end ----
   void CheckRunning(const LocalState& local, TimePoint now);
@@ -307,6 +305,7 @@ class Negotiator {
   // A ping makes us wait too, until then, on everyone but the one who asked: asking back would keep
   // two neighbours asking each other for ever (19). By (set, asker).
   std::map<std::pair<SetNumber, int>, TimePoint> asked_until_;
+  std::uint64_t questions_ = 0;  // that this seat has asked
   std::vector<PassedQuery> queries_;
   std::optional<OldestRunning> oldest_running_;
   std::optional<RunningInquiry> running_inquiry_;  // only while there is an oldest

@@ -1,9 +1,7 @@
-// Ranks that wait for each other: the last part of (18). A rank that submits nothing before a key has
-// ended, because its only thread waits for it, says so when that takes a while, and in the answer to
-// any question about what it misses. Where these lead back to where they began, no rank will ever
-// go on.
+// Ranks that wait for each other: the last part of (18). A rank whose only thread waits for a key
+// submits nothing before that key has ended, and says so when it is asked about a key that it misses.
+// Where a stall leads back to itself over such ranks, none of them will ever go on.
 #include <algorithm>
-#include <chrono>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -14,31 +12,35 @@
 namespace sirtaki::core {
 namespace {
 
-// In the second round of questions all ranks had known for long what was decided before the first.
-constexpr int kLooks = 2;
-
 constexpr const char* kOneOrder =
     "every rank has to make these calls, in one order; where the backward() of a rank meets no "
     "gradient of an optimizer, the rank calls synchronize() of the optimizer";
 
+// No program has a longer circle, and a peer that makes nonsense up shall not exhaust the stack.
+constexpr std::size_t kLongest = 64;
+
 // Keys, each with a rank that misses it and waits for the next one.
-using Path = std::vector<std::pair<const Key*, const PendingKey::HeldUp*>>;
+using Path = std::vector<std::pair<Key, PendingKey::HeldUp>>;
 using Keys = std::unordered_set<Key, KeyHash>;
 
-// True: `path` leads from one of its keys back to it, and begins with it.
-bool FindCircle(SetState& set, const Key& key, Path& path, Keys& seen) {
-  const auto known =
-      std::find_if(path.begin(), path.end(), [&](const auto& step) { return *step.first == key; });
-  if (known != path.end()) {
-    path.erase(path.begin(), known);
-    return true;
-  }
-  const PendingKey* const pending = set.Find(key);
-  if (pending == nullptr || !pending->holds_up || pending->forwarded) return false;
-  if (!seen.insert(key).second) return false;
-  for (const PendingKey::HeldUp& held_up : pending->held_up) {
-    path.emplace_back(&key, &held_up);
-    if (FindCircle(set, held_up.by, path, seen)) return true;
+bool IsUndecided(const PendingKey& pending) { return !pending.forwarded; }
+
+// True: `path` leads from `target` back to it.
+bool FindCircle(const SetState& set, const Key& target, const Key& key, Path& path, Keys& seen) {
+  if (path.size() == kLongest) return false;
+  const auto found = set.pending().find(key);
+  if (found == set.pending().end()) return false;
+  const PendingKey& pending = found->second;
+  for (const PendingKey::HeldUp& held_up : pending.held_up) {
+    const auto next = set.pending().find(held_up.by);
+    if (next == set.pending().end() || !IsUndecided(next->second)) continue;
+    // It is the key that the rank meant: no later use of its name.
+    if (next->second.order >= pending.asked) continue;
+    path.emplace_back(key, held_up);
+    if (held_up.by == target) return true;
+    if (seen.insert(held_up.by).second && FindCircle(set, target, held_up.by, path, seen)) {
+      return true;
+    }
     path.pop_back();
   }
   return false;
@@ -46,43 +48,34 @@ bool FindCircle(SetState& set, const Key& key, Path& path, Keys& seen) {
 
 }  // namespace
 
-void Negotiator::HeldUpBy(const Key& key, TimePoint now) {
-  SetState* const set = FindSet(key.set);
-  PendingKey* const pending = set == nullptr ? nullptr : set->Find(key);
-  if (faulted() || pending == nullptr || !pending->self_reported) return;
+// At the seat: a question has been answered. Asks about the keys that its answers lead to.
+void Negotiator::NoteHeldUp(SetState& set, const Key& key, PendingKey& pending,
+                            const PendingKey::Inquiry& inquiry) {
   if (options_.stall_limit <= Duration::zero()) return;
-  if (set->seat()) return NoteHoldsUp(*set, *pending, now);
-  const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(now - pending->since);
-  up_.push_back(StalledItem{key, waited.count(), 0, /*holds_up=*/true});
+  if (!inquiry.for_circle) set.circle_since = inquiry.number;
+  pending.held_up.clear();
+  pending.asked = inquiry.asked;
+  pending.question = inquiry.number;
+  for (const RankActivity& activity : inquiry.activities) {
+    if (!activity.waits_for) continue;
+    pending.held_up.push_back({activity.rank, *activity.waits_for});
+    PendingKey* const by = set.Find(*activity.waits_for);
+    const bool is_known = by != nullptr && by->question >= set.circle_since;
+    if (by != nullptr && IsUndecided(*by) && !is_known) by->to_be_asked = true;
+  }
+  RaiseCircle(set, key);
 }
 
-// At the seat. One key alone that ranks wait for waits for nobody who waits.
-void Negotiator::NoteHoldsUp(SetState& set, PendingKey& pending, TimePoint now) {
-  pending.holds_up = true;
-  std::vector<SetState::Undecided> keys = set.UndecidedKeys();
-  std::erase_if(keys, [](const auto& key) { return !key.pending->holds_up; });
-  if (keys.size() < 2) return;
-  for (const auto& [key, state] : keys) state->looks = kLooks;
-  set.next_stall_check = now;
-  Due(now);
-}
-
-// When everybody has been asked about every key as often as kLooks.
-void Negotiator::CheckCircle(SetState& set) {
-  for (const auto& [key, pending] : set.UndecidedKeys()) {
-    if (pending->looks > 0) return;
+void Negotiator::RaiseCircle(const SetState& set, const Key& key) {
+  Path path;
+  Keys seen{key};
+  if (!FindCircle(set, key, key, path, seen)) return;
+  std::string text = "ranks wait for each other, so none of them can go on: ";
+  for (const auto& [missed, held_up] : path) {
+    text += "rank " + std::to_string(held_up.rank) + " has not submitted " + missed.ToString() +
+            " and waits for " + held_up.by.ToString() + "; ";
   }
-  Keys seen;
-  for (const auto& [key, pending] : set.UndecidedKeys()) {
-    Path path;
-    if (!FindCircle(set, *key, path, seen)) continue;
-    std::string text = "ranks wait for each other, so none of them can go on: ";
-    for (const auto& [missed, held_up] : path) {
-      text += "rank " + std::to_string(held_up->rank) + " has not submitted " + missed->ToString() +
-              " and waits for " + held_up->by.ToString() + "; ";
-    }
-    return RaiseFault(StatusCode::kMismatch, text + kOneOrder, TensorName(*path.front().first));
-  }
+  RaiseFault(StatusCode::kMismatch, text + kOneOrder, TensorName(key));
 }
 
 }  // namespace sirtaki::core

@@ -70,7 +70,7 @@ void Negotiator::InquireRunning(SetState& set, TimePoint now) {
   if (set.self_member()) inquiry.activities.push_back(Activity());
   for (const int child : set.children()) {
     inquiry.awaited.push_back(child);
-    SendNow(children_[static_cast<std::size_t>(child)].rank, QueryMessage{oldest.key});
+    SendNow(children_[static_cast<std::size_t>(child)].rank, QueryMessage{oldest.key, 0});
   }
   running_inquiry_ = std::move(inquiry);
   Due(running_inquiry_->awaited.empty() ? now : running_inquiry_->deadline);

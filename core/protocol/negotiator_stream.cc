@@ -1,6 +1,7 @@
 // The part of the negotiator that gives out: the ordered stream of decisions, the ids that
 // abbreviate it, and what the engine takes.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "core/protocol/mismatch.h"
@@ -267,6 +268,8 @@ ReadyItem Negotiator::WriteReady(const Key& key) {
 }
 
 std::vector<Outgoing> Negotiator::TakeOutgoing() {
+  // A question goes behind what was decided before it.
+  std::vector<Outgoing> outgoing;
   if (!faulted()) {
     CutBatches();
     if (!up_.empty() || evictions_unacknowledged_ >= kEvictionsPerAck) {
@@ -284,17 +287,19 @@ std::vector<Outgoing> Negotiator::TakeOutgoing() {
         }
       }
       evictions_unacknowledged_ = 0;
-      immediate_.push_back({node_.parent, std::move(report)});
+      outgoing.push_back({node_.parent, std::move(report)});
     }
     for (Link& link : children_) {
       if (link.unsent.empty()) continue;
       StreamMessage stream;
       stream.first = link.sent - link.unsent.size() + 1;
       stream.batches = std::exchange(link.unsent, {});
-      immediate_.push_back({link.rank, std::move(stream)});
+      outgoing.push_back({link.rank, std::move(stream)});
     }
   }
-  return std::exchange(immediate_, {});
+  std::move(immediate_.begin(), immediate_.end(), std::back_inserter(outgoing));
+  immediate_.clear();
+  return outgoing;
 }
 
 std::vector<StallWarning> Negotiator::TakeWarnings() { return std::exchange(warnings_, {}); }

@@ -204,17 +204,22 @@ void Negotiator::Inquire(SetState& set, const std::vector<SetState::Undecided>& 
     StartInquiry(set, *key.key, *key.pending, fault_after, now);
     next = key.pending->inquiry->awaited.empty() ? now : key.pending->inquiry->deadline;
   };
-  const auto look = std::max_element(
-      waiting.begin(), waiting.end(),
-      [](const auto& a, const auto& b) { return a.pending->looks < b.pending->looks; });
-  if (look != waiting.end() && look->pending->looks > 0) {
-    start(*look, /*fault_after=*/false);
-    look->pending->inquiry->for_circle = true;
+  const auto ask = [&](const auto& which) {
+    const auto found = std::find_if(waiting.begin(), waiting.end(),
+                                    [&](const auto& key) { return which(*key.pending); });
+    return found == waiting.end() ? nullptr : &*found;
+  };
+  if (const auto* const late =
+          ask([](const PendingKey& key) { return key.call_limit > Duration::zero(); })) {
+    return start(*late, /*fault_after=*/true);
+  }
+  if (const auto* const due = ask([](const PendingKey& key) { return key.to_be_asked; })) {
+    start(*due, /*fault_after=*/false);
+    due->pending->inquiry->for_circle = true;
     return;
   }
   for (const SetState::Undecided& key : waiting) {
     const TimePoint since = key.pending->since;
-    if (key.pending->call_limit > Duration::zero()) return start(key, /*fault_after=*/true);
     if (limit > Duration::zero()) {
       if (now >= since + limit) return start(key, /*fault_after=*/true);
       next = std::min(next, since + limit);
@@ -240,13 +245,16 @@ void Negotiator::StartInquiry(SetState& set, const Key& key, PendingKey& pending
   inquiry.deadline = now + options_.ping_interval;
   inquiry.fault_after = fault_after;
   inquiry.call_limit = pending.call_limit;
+  inquiry.number = ++questions_;
+  inquiry.asked = set.next_order();
+  pending.to_be_asked = false;
   for (const int source : set.Missing(pending)) {
     if (source == kSelf) {
       inquiry.missing.Add(options_.rank);
       inquiry.activities.push_back(Activity());
     } else {
       inquiry.awaited.push_back(source);
-      SendNow(children_[static_cast<std::size_t>(source)].rank, QueryMessage{key});
+      SendNow(children_[static_cast<std::size_t>(source)].rank, QueryMessage{key, inquiry.number});
     }
   }
   pending.inquiry = std::move(inquiry);
@@ -274,14 +282,9 @@ bool Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
     set.Erase(warning.key);
     return false;
   }
-  pending.held_up.clear();
-  for (const RankActivity& activity : warning.activities) {
-    if (activity.waits_for) pending.held_up.push_back({activity.rank, *activity.waits_for});
-  }
-  if (inquiry.for_circle) {
-    if (--pending.looks == 0) CheckCircle(set);
-    return true;
-  }
+  inquiry.activities = warning.activities;
+  NoteHeldUp(set, key, pending, inquiry);
+  if (faulted() || inquiry.for_circle) return true;
   // The next warning of this stall comes after as long again, and not one for each of its keys.
   const std::vector<int> missing = set.Missing(pending);
   for (const int late : missing) set.next_warning[late] = now + warning.waited;
@@ -313,17 +316,27 @@ bool Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
   return true;
 }
 
-RankActivity Negotiator::Activity() const {
-  return {options_.rank, options_.activity(), options_.waits_for()};
+// What it waits for is what this node knows to be undecided: the engine may still have a key whose
+// decision came with the question.
+RankActivity Negotiator::Activity() {
+  RankActivity activity{options_.rank, options_.activity(), options_.waits_for()};
+  if (activity.waits_for) {
+    SetState* const set = FindSet(activity.waits_for->set);
+    const PendingKey* const pending = set == nullptr ? nullptr : set->Find(*activity.waits_for);
+    if (pending == nullptr || !pending->self_reported) activity.waits_for.reset();
+  }
+  return activity;
 }
 
-void Negotiator::ReceiveQuery(const Key& key, TimePoint now) {
+void Negotiator::ReceiveQuery(const QueryMessage& asked, TimePoint now) {
+  const Key& key = asked.key;
   SetState* set = FindSet(key.set);
   if (IsGone(key.set)) return;
   if (set == nullptr) return Protocol(node_.parent, "a query for a set without members here");
   PassedQuery query;
   query.key = key;
   query.answer.key = key;
+  query.answer.number = asked.number;
   // Half of what the asker waits, so that an answer that is not complete still comes in time.
   query.deadline = now + options_.ping_interval / 2;
   static const PendingKey kNothingReported;
@@ -335,7 +348,7 @@ void Negotiator::ReceiveQuery(const Key& key, TimePoint now) {
         query.answer.activities.push_back(Activity());
       } else {
         query.awaited.push_back(source);
-        SendNow(children_[static_cast<std::size_t>(source)].rank, QueryMessage{key});
+        SendNow(children_[static_cast<std::size_t>(source)].rank, QueryMessage{key, asked.number});
       }
     }
   }
@@ -353,7 +366,7 @@ void Negotiator::ReceiveAnswer(int child, AnswerMessage answer, TimePoint now) {
                     "an answer for an unknown set");
   }
   PendingKey* pending = set->Find(answer.key);
-  if (pending != nullptr && pending->inquiry) {
+  if (pending != nullptr && pending->inquiry && pending->inquiry->number == answer.number) {
     std::erase(pending->inquiry->awaited, child);
     pending->inquiry->missing.Add(answer.missing);
     AddActivities(pending->inquiry->activities, std::move(answer.activities));
@@ -369,7 +382,7 @@ void Negotiator::ReceiveAnswer(int child, AnswerMessage answer, TimePoint now) {
     return Due(running_inquiry_->awaited.empty() ? now : running_inquiry_->deadline);
   }
   for (PassedQuery& query : queries_) {
-    if (query.key != answer.key) continue;
+    if (query.key != answer.key || query.answer.number != answer.number) continue;
     std::erase(query.awaited, child);
     query.answer.missing.Add(answer.missing);
     AddActivities(query.answer.activities, std::move(answer.activities));

@@ -43,20 +43,24 @@ struct PendingKey {
     bool fault_after = false;  // the limit has passed: its end is a fault
     Duration call_limit{};     // that of a call, if not zero; else that of stalls
     bool for_circle = false;   // asked to find ranks that wait for each other: no warning
+    std::uint64_t number = 0;  // of the question
+    std::uint64_t asked = 0;   // what came first before it has a lower `order`
   };
   std::optional<Inquiry> inquiry;
   bool warned = false;    // a warning has counted it
   Duration call_limit{};  // not zero: a call's own time, which is over
 
   // ---- at the seat: ranks that wait for each other (18) ----
-  bool holds_up = false;  // a rank waits for it and submits nothing else meanwhile
-  int looks = 0;          // questions that are still to be asked
-  // Ranks that miss it and submit nothing before another key ends, as of the last question.
+  bool to_be_asked = false;  // who misses it, and what these wait for
+  // Ranks that miss it and submit nothing before another key ends, as the last question has found
+  // them; true for as long as that key is one that came before the question.
   struct HeldUp {
     int rank = -1;
     Key by;
   };
   std::vector<HeldUp> held_up;
+  std::uint64_t asked = 0;     // the question's, as above
+  std::uint64_t question = 0;  // and its number
 };
 
 class SetState {
@@ -96,6 +100,8 @@ class SetState {
   std::vector<Undecided> UndecidedKeys();
   // Keys that became complete because somebody joined or left, in the order of their first report.
   std::vector<Key> CompleteKeys();
+  // What comes first from now on has this order, or a higher one.
+  std::uint64_t next_order() const { return next_order_; }
   // The oldest key that is not decided; drops what is gone.
   std::optional<TimePoint> OldestPending();
 
@@ -117,6 +123,7 @@ class SetState {
   std::vector<Entry> decided;    // the seat's, not yet a batch
   bool joined_told = false;      // Joined was sent to the parent in this epoch
   TimePoint next_stall_check{};
+  std::uint64_t circle_since = 0;  // the seat's: the question with which it began to look for one
   // The seat's, by who is late (as of Missing()): when the next warning about them is due. Kept as
   // long as a key waits for them that a warning has counted.
   std::map<int, TimePoint> next_warning;

@@ -5,7 +5,7 @@
 //   message   := [0x53] [version 3] varint session body     nothing follows
 //   body      := [0] report
 //              | [1] stream
-//              | [2] key                                    a query
+//              | [2] key varint number                      a query
 //              | [3] answer
 //              | [4] set                                    a ping
 //              | [5] set                                    a pong
@@ -17,8 +17,7 @@
 //   item      := [0] ready
 //              | [1] set member                             all below have joined, `member` last
 //              | [2] ranks text                             these ranks have left, and why
-//              | [3] key varint waited_us varint limit_us [holds_up]
-//                                                           somebody waits too long for this key
+//              | [3] key varint waited_us varint limit_us   somebody waits too long for this key
 //   ready     := set id run-key absent ranks                ranks: the silent ones
 //              | set varint 0 work-key absent ranks variant* varint more
 //   variant   := [0] signature ranks                        what these ranks ask for
@@ -38,7 +37,7 @@
 //   run       := id run-key absent ranks                    ranks: the silent ones
 //              | varint 0 work-key absent ranks signature varint new_id
 //
-//   answer    := key ranks activity*                        ranks: those that are missing
+//   answer    := key varint number ranks activity*          ranks: those that are missing
 //   activity  := member text [0]
 //              | member text [1] key                        it waits for this, and does nothing else
 //   cause     := [code] text member text host text key zigzag unix_us
@@ -146,7 +145,6 @@ class MessageWriter {
     PutKey(item.key);
     out_.Varint(item.waited_us < 0 ? 0 : static_cast<std::uint64_t>(item.waited_us));
     out_.Varint(item.limit_us < 0 ? 0 : static_cast<std::uint64_t>(item.limit_us));
-    out_.Byte(item.holds_up ? 1 : 0);
   }
 
   void Put(const Variant& variant) {
@@ -218,10 +216,14 @@ class MessageWriter {
     out_.Varint(entry.set);
   }
 
-  void Put(const QueryMessage& query) { PutKey(query.key); }
+  void Put(const QueryMessage& query) {
+    PutKey(query.key);
+    out_.Varint(query.number);
+  }
 
   void Put(const AnswerMessage& answer) {
     PutKey(answer.key);
+    out_.Varint(answer.number);
     Put(answer.missing);
     // Examples for a warning: losing some is better than failing.
     const std::size_t count = std::min(answer.activities.size(), kMaxActivities);

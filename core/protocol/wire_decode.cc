@@ -40,7 +40,7 @@ class MessageReader {
       case kStream:
         return GetStream();
       case kQuery:
-        return QueryMessage{GetKey()};
+        return GetQuery();
       case kAnswer:
         return GetAnswer();
       case kPing:
@@ -87,7 +87,6 @@ class MessageReader {
             in_.Varint("stalled time", std::numeric_limits<std::int64_t>::max()));
         item.limit_us = static_cast<std::int64_t>(
             in_.Varint("time of the call", std::numeric_limits<std::int64_t>::max()));
-        item.holds_up = in_.ByteUpTo("whether it holds up", 1) == 1;
         return item;
       }
     }
@@ -194,9 +193,17 @@ class MessageReader {
     return entry;
   }
 
+  QueryMessage GetQuery() {
+    QueryMessage query;
+    query.key = GetKey();
+    query.number = in_.Varint("query number");
+    return query;
+  }
+
   AnswerMessage GetAnswer() {
     AnswerMessage answer;
     answer.key = GetKey();
+    answer.number = in_.Varint("answer number");
     answer.missing = GetRanks("missing ranks");
     const std::size_t count = in_.Count("activities", 3, kMaxActivities);
     for (std::size_t i = 0; i < count && in_.ok(); ++i) {

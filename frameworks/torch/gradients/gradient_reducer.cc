@@ -186,6 +186,7 @@ void GradientReducer::Impl::AfterStep() {
 void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
   AwaitEnds();
   if (failed_) EndFailed();
+  set_.session->session().NoteCaller();
   if (const ParameterGradient* const outstanding = FirstOutstanding()) {
     ThrowOutstanding("zero_grad()", *outstanding,
                      "call step() or synchronize() after backward() first; put a backward() whose "

@@ -132,7 +132,6 @@ bool GradientReducer::Impl::CollectEnd(bool wait) {
     return is_over;
   });
   if (!outstanding_.empty()) return false;
-  if (std::exchange(waits_for_, nullptr) != nullptr) set_.session->session().SitIn(nullptr);
   // On all ranks, now that nothing of these buckets is outstanding, and before anybody makes others.
   for (const GradientPtr& mate : std::exchange(mates_, {})) mate->TakeOut();
   return true;
@@ -140,13 +139,9 @@ bool GradientReducer::Impl::CollectEnd(bool wait) {
 
 void GradientReducer::Impl::WaitABit() {
   constexpr auto kABit = std::chrono::milliseconds(1);
-  constexpr auto kSitsAfter = std::chrono::seconds(2);
   for (const GradientPtr& member : outstanding_) {
     const core::HandlePtr handle = member->handle();
     if (!handle || handle->done()) continue;
-    const core::TimePoint now = core::Clock::now();
-    if (std::exchange(waits_for_, handle.get()) != handle.get()) waits_since_ = now;
-    if (now - waits_since_ > kSitsAfter) set_.session->session().SitIn(handle.get());
     (void)set_.session->session().Wait(*handle, core::Clock::now() + kABit);
     return;
   }

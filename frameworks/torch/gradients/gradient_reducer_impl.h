@@ -115,8 +115,6 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   std::vector<GradientPtr> mates_;
   std::vector<GradientPtr> outstanding_;
   std::optional<GpuWaits> waits_;
-  const core::HandleState* waits_for_ = nullptr;  // WaitABit, and since then; compared only
-  core::TimePoint waits_since_{};
   std::exception_ptr first_error_;
 };
 

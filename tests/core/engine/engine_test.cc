@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <latch>
@@ -81,9 +82,8 @@ TEST(EngineTest, AMismatchFailsOnEveryRankAndTheNameWorksAgain) {
   EXPECT_TRUE(world[0].engine->fault().ok());
 }
 
-// Calls of this thread; what `others` calls is called by others meanwhile, of which one stays.
-std::optional<Key> WaitsForBeside(World& world, const std::function<void()>& others) {
-  std::optional<Key> waits_for;
+// While another thread has called `others` and lives.
+std::optional<Key> WaitsForBeside(Engine& engine, const std::function<void()>& others) {
   std::latch called(1);
   std::latch looked(1);
   std::thread thread([&] {
@@ -92,35 +92,60 @@ std::optional<Key> WaitsForBeside(World& world, const std::function<void()>& oth
     looked.wait();
   });
   called.wait();
-  waits_for = world[0].engine->WaitsFor();
+  std::optional<Key> waits_for = engine.WaitsFor();
   looked.count_down();
   thread.join();
   return waits_for;
 }
 
-TEST(EngineTest, ARankWaitsForTheKeyThatItsOnlyThreadSitsIn) {
-  World world(2);
+// The first rank's work, and a thread of its own that waits for it.
+struct Waiter {
+  explicit Waiter(World& world, Duration timeout = Duration::max()) : engine(*world[0].engine) {
+    thread = std::thread([this, &world, timeout] {
+      world.now = Clock::now();
+      WorkPtr submitted = world.Submit(0, "w", 4, timeout);
+      work.store(submitted);
+      (void)engine.Wait(*submitted->handle, TimePoint::max());
+    });
+    while (work.load() == nullptr) std::this_thread::yield();
+  }
+  Engine& engine;
+  std::atomic<WorkPtr> work;
+  std::thread thread;
+};
+
+TEST(EngineTest, ARankWaitsForTheKeyThatItsOnlyThreadWaitsFor) {
+  World world(2, 8, /*stuck_limit=*/seconds(60));
   Engine& engine = *world[0].engine;
-  const WorkPtr work = world.Submit(0, "w");
-  world.Settle();
   EXPECT_EQ(engine.WaitsFor(), std::nullopt);
-  engine.SitIn(work->handle.get());
-  EXPECT_EQ(engine.WaitsFor(), work->request.key);
-  EXPECT_EQ(WaitsForBeside(world, [] {}), work->request.key);
-  EXPECT_EQ(WaitsForBeside(world, [&] { engine.NoteCaller(); }), std::nullopt);
-  EXPECT_EQ(WaitsForBeside(world, [&] { world.Submit(0, "other"); }), std::nullopt);
-  EXPECT_EQ(engine.WaitsFor(), work->request.key);  // they have gone
+  Waiter waiter(world);
+  const Key key = Key::Named(kWorldSet, "w");
+  while (engine.WaitsFor() != key) std::this_thread::yield();
+  EXPECT_EQ(WaitsForBeside(engine, [] {}), key);
+  EXPECT_EQ(WaitsForBeside(engine, [&] { engine.NoteCaller(); }), std::nullopt);
+  EXPECT_EQ(engine.WaitsFor(), key);  // it has gone
   const auto serve = [&] {
     const ServingThread serving;
     engine.NoteCaller();
   };
-  EXPECT_EQ(WaitsForBeside(world, serve), work->request.key);
+  EXPECT_EQ(WaitsForBeside(engine, serve), key);
   world.Submit(1, "w");
-  world.Settle();
-  EXPECT_EQ(engine.WaitsFor(), std::nullopt);  // it is decided
-  const WorkPtr timed = world.Submit(0, "timed", 4, seconds(5));
-  engine.SitIn(timed->handle.get());
-  EXPECT_EQ(engine.WaitsFor(), std::nullopt);  // it ends by itself
+  while (!waiter.work.load()->handle->done()) world[1].engine->RunOnce();
+  waiter.thread.join();
+  EXPECT_EQ(engine.WaitsFor(), std::nullopt);
+}
+
+TEST(EngineTest, AWaitForACallWithATimeOutEndsByItself) {
+  World world(2, 8, /*stuck_limit=*/seconds(60));
+  Engine& engine = *world[0].engine;
+  Waiter waiter(world, seconds(60));
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_EQ(engine.WaitsFor(), std::nullopt);
+    std::this_thread::yield();
+  }
+  world.Submit(1, "w");
+  while (!waiter.work.load()->handle->done()) world[1].engine->RunOnce();
+  waiter.thread.join();
 }
 
 TEST(EngineTest, ARefusedSubmissionLeavesTheNameWithItsHolder) {

@@ -106,7 +106,7 @@ ReportItem RandomMessages::Item() {
       return LeftItem{SomeRanks(), Text()};
     case 2:
       return StalledItem{AnyKey(Set()), static_cast<std::int64_t>(Number() >> 1),
-                         static_cast<std::int64_t>(Number() >> 1), Below(2) == 0};
+                         static_cast<std::int64_t>(Number() >> 1)};
     default:
       break;
   }
@@ -168,9 +168,9 @@ Entry RandomMessages::AnyEntry(SetNumber set) {
 MessageBody RandomMessages::Body() {
   switch (Below(13)) {
     case 0:
-      return QueryMessage{AnyKey(Set())};
+      return QueryMessage{AnyKey(Set()), Number()};
     case 1: {
-      AnswerMessage answer{AnyKey(Set()), Ranks(), {}};
+      AnswerMessage answer{AnyKey(Set()), Number(), Ranks(), {}};
       for (std::uint64_t i = Below(8) == 0 ? kMaxActivities : Below(3); i > 0; --i) {
         RankActivity& activity = answer.activities.emplace_back();
         activity.rank = Member();
@@ -272,7 +272,7 @@ class Dumper {
   }
   void Of(const StalledItem& item) {
     Of(item.key);
-    Put(item.waited_us, item.limit_us, item.holds_up);
+    Put(item.waited_us, item.limit_us);
   }
   void Of(const ReportMessage& report) {
     Put(report.ack, report.items.size());
@@ -318,9 +318,13 @@ class Dumper {
       }
     }
   }
-  void Of(const QueryMessage& query) { Of(query.key); }
+  void Of(const QueryMessage& query) {
+    Of(query.key);
+    Put(query.number);
+  }
   void Of(const AnswerMessage& answer) {
     Of(answer.key);
+    Put(answer.number);
     Ranks(answer.missing);
     Put(answer.activities.size());
     for (const RankActivity& activity : answer.activities) {

@@ -242,8 +242,8 @@ TEST(WireBoundsTest, ErrorsNameTheFieldAndTheByte) {
 }
 
 TEST(WireBoundsTest, RanksBeyondIntAreErrors) {
-  // A query's answer: key #0 of set 0, one range from 2^31 - 1 on, then of two ranks.
-  const Bytes prefix = FromHex({0x53, 3, 1, 3, 0, 2, 0, 1, 0xff, 0xff, 0xff, 0xff, 0x07});
+  // The answer to query 9: key #0 of set 0, one range from 2^31 - 1 on, then of two ranks.
+  const Bytes prefix = FromHex({0x53, 3, 1, 3, 0, 2, 0, 9, 1, 0xff, 0xff, 0xff, 0xff, 0x07});
   Bytes one = prefix;
   one.insert(one.end(), {std::byte{0}, std::byte{0}});
   EXPECT_TRUE(DecodeOnly(one).ok());
@@ -276,7 +276,7 @@ TEST(WireBoundsTest, TextsOfTheLargestSizeAreWhole) {
 }
 
 TEST(WireBoundsTest, ActivitiesBeyondTheLimitAreLeftOut) {
-  AnswerMessage answer{Key::Named(0, "w"), RankRanges{1}, {}};
+  AnswerMessage answer{Key::Named(0, "w"), 0, RankRanges{1}, {}};
   answer.activities.resize(kMaxActivities + 5);
   const Message received = DecodedOrDie(Encode({1, answer}));
   EXPECT_EQ(std::get<AnswerMessage>(received.body).activities.size(), kMaxActivities);

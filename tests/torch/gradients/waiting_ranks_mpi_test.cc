@@ -1,5 +1,5 @@
 // RANKS: 2 3
-// Ranks that wait for each other, one in a backward(), learn it at once and all of them.
+// Ranks that wait for each other, one in a backward(), learn it with the first stall, and all of them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sirtaki/torch.h>
@@ -8,7 +8,7 @@
 #include <functional>
 #include <string>
 
-#include "tests/torch/training.h"
+#include "tests/torch/gradients/part.h"
 
 namespace sirtaki::tests {
 namespace {
@@ -41,16 +41,9 @@ void ExpectCircle(const std::function<void()>& first, const std::function<void()
 void ReduceLoss() { allreduce(torch::ones({2}), AllreduceOptions().name("loss")); }
 
 TEST(WaitingRanksTest, ABackwardAndTheCallOfARankThatMeetsNoGradient) {
-  init();
+  init(InitOptions().set("stall_warning", "500ms"));
   Part part("part");
   ExpectCircle([&] { part.Loss(1).backward(); }, ReduceLoss);
-}
-
-TEST(WaitingRanksTest, ABackwardThatMeetsTwoOptimizers) {
-  init();
-  Part a("a");
-  Part b("b");
-  ExpectCircle([&] { (a.Loss(1) + b.Loss(1)).backward(); }, ReduceLoss);
 }
 
 }  // namespace
