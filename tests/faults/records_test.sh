@@ -17,7 +17,9 @@ explained() {
 }
 says() { grep -qE "$1" "$folder/text" || fail "the explanation does not say '$1'"; }
 
-recorded swaps "" 3 swaps 1 --sirtaki-peer-timeout=30 --sirtaki-stall-limit=12
+# Found with the first warning, when the ranks have been quiet for long enough to be told apart from busy ones.
+losing swaps "" 3 swaps 1 --sirtaki-peer-timeout=30 --sirtaki-stall-limit=60 --sirtaki-stall-warning=2 \
+  --sirtaki-flight-records="$folder/swaps"
 recorded absent "" 3 absent 1 --sirtaki-peer-timeout=30 --sirtaki-stall-limit=12
 recorded killed "$(flag_to_survive)" 3 killed 1 --sirtaki-peer-timeout=12
 recorded stopped "" 3 stopped 1 --sirtaki-peer-timeout=12
@@ -26,6 +28,7 @@ recorded terminated "" 2 absent 1 --sirtaki-peer-timeout=100 --sirtaki-timeline=
 
 # --- the order of calls differs at one of three ranks: one sentence ---
 explained swaps
+says '^The group failed: mismatch: ranks wait for each other'
 says '^The ranks call in a different order in the world: ranks 0, 2 called all-reduce.*"step6" \(call 7\) where rank 1 called all-reduce.*"step7" \(call 7\), and each side waits for the other.s\.$'
 
 # --- a rank that submits nothing ---
