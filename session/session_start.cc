@@ -230,6 +230,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   engine.rank = topology_.rank;
   engine.host = topology_.host;
   engine.spin = spin;
+  engine.sits_after = config_.stall_warning / 2;
   engine.on_fault = [&parts, seen = observation_, is_process = is_process_,
                      env = options.environment](const Status& why) {
     parts.medium->NoteFault();

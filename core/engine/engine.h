@@ -111,7 +111,7 @@ class Engine {
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
   // By the negotiator, under the token, for the answer to a stall query: what this rank did last,
-  // and the key before whose end it submits nothing.
+  // and the key before whose end it submits nothing, where it has waited for that a while.
   std::string Activity() const;
   std::optional<Key> WaitsFor() const;
 
@@ -146,6 +146,7 @@ class Engine {
 
   // Counts as one call of the token's holder for as long as it lives.
   class CallMark;
+  class Sitting;
 
   // ---- engine.cc: one round; engine_end.cc: commands, and the end ----
   // `waited_for`: somebody waits, so nothing is held.
@@ -267,6 +268,7 @@ class Engine {
   std::atomic<bool> parked_long_{false};
   Callers callers_;
   std::atomic<const HandleState*> sits_in_{nullptr};  // compared only
+  std::atomic<Duration::rep> sits_since_{0};
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

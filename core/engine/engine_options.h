@@ -34,6 +34,9 @@ struct EngineOptions {
   // A round that lasts so long is stuck in the transport, and this rank's part of the group fails:
   // MPI may block for ever when a peer dies. Zero: never.
   Duration stuck_limit = std::chrono::seconds(30);
+  // A rank says of a wait that it submits nothing before its end only when it has lasted so long: a
+  // thread that is new may make its first call meanwhile.
+  Duration sits_after = std::chrono::seconds(30);
   std::function<TimePoint()> now = [] { return Clock::now(); };
   trace::ObserverPtr observer;  // null: nothing is recorded
 

@@ -82,7 +82,10 @@ trace::FlightRecord Engine::Describe(Duration patience) const {
 
 std::optional<Key> Engine::WaitsFor() const {
   const HandleState* const handle = sits_in_;
-  if (handle == nullptr || !callers_.AtMostOne() || queue_.HasMore()) return std::nullopt;
+  if (handle == nullptr ||
+      Now().time_since_epoch().count() - sits_since_ < options_.sits_after.count())
+    return {};
+  if (!callers_.AtMostOne() || queue_.HasMore()) return {};
   return queue_.KeyOf(handle);
 }
 

@@ -46,15 +46,29 @@ Duration::rep Count(TimePoint time) { return time.time_since_epoch().count(); }
 
 // ---- what callers see ----
 
+// The calling thread waits for this handle, and for as long as that takes; null: it does not.
+class Engine::Sitting {
+ public:
+  Sitting(Engine& engine, const HandleState* handle, TimePoint since) : engine_(engine) {
+    if (handle == nullptr) return;
+    engine_.sits_since_ = Count(since);
+    engine_.sits_in_ = handle;
+  }
+  ~Sitting() { engine_.sits_in_ = nullptr; }
+  Sitting(const Sitting&) = delete;
+  Sitting& operator=(const Sitting&) = delete;
+
+ private:
+  Engine& engine_;
+};
+
 Status Engine::Wait(HandleState& handle, TimePoint deadline) {
   if (!handle.done()) {
     const TimePoint begin = Now();
     trace_.BeginWait(begin);
     callers_.Note();
-    const bool sits = deadline == TimePoint::max();
-    if (sits) sits_in_ = &handle;
+    const Sitting sitting(*this, deadline == TimePoint::max() ? &handle : nullptr, begin);
     DriveUntil([&handle] { return handle.done(); }, &handle, deadline);
-    if (sits) sits_in_ = nullptr;
     trace_.Waited(handle, begin, Now());
   }
   if (handle.done()) return handle.status();

@@ -139,7 +139,8 @@ struct RankActivity {
 };
 inline constexpr std::size_t kMaxActivities = 16;
 
-// `number`: of the asker's questions; an answer to an earlier one counts no more.
+// `number`: of the asker's questions about stalls; an answer to an earlier one counts no more. 0: it
+// is about an operation that runs.
 struct QueryMessage {
   Key key;
   std::uint64_t number = 0;

@@ -1,6 +1,7 @@
 // Ranks that wait for each other: the last part of (18). A rank whose only thread waits for a key
 // submits nothing before that key has ended, and says so when it is asked about a key that it misses.
-// Where a stall leads back to itself over such ranks, none of them will ever go on.
+// The first stall begins the questions, and their answers lead to others. Keys that lead back to
+// themselves over such ranks will never end.
 #include <algorithm>
 #include <string>
 #include <unordered_set>

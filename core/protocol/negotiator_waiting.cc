@@ -12,7 +12,13 @@ namespace {
 
 void AddActivities(std::vector<RankActivity>& into, std::vector<RankActivity> more) {
   for (RankActivity& activity : more) {
-    if (into.size() < kMaxActivities) into.push_back(std::move(activity));
+    if (into.size() < kMaxActivities) {
+      into.push_back(std::move(activity));
+    } else if (activity.waits_for) {  // a circle may be closed by this one
+      const auto other = std::find_if(into.begin(), into.end(),
+                                      [](const RankActivity& a) { return !a.waits_for; });
+      if (other != into.end()) *other = std::move(activity);
+    }
   }
 }
 
@@ -213,6 +219,10 @@ void Negotiator::Inquire(SetState& set, const std::vector<SetState::Undecided>& 
           ask([](const PendingKey& key) { return key.call_limit > Duration::zero(); })) {
     return start(*late, /*fault_after=*/true);
   }
+  if (limit > Duration::zero() && !waiting.empty() &&
+      now >= waiting.front().pending->since + limit) {
+    return start(waiting.front(), /*fault_after=*/true);
+  }
   if (const auto* const due = ask([](const PendingKey& key) { return key.to_be_asked; })) {
     start(*due, /*fault_after=*/false);
     due->pending->inquiry->for_circle = true;
@@ -220,10 +230,7 @@ void Negotiator::Inquire(SetState& set, const std::vector<SetState::Undecided>& 
   }
   for (const SetState::Undecided& key : waiting) {
     const TimePoint since = key.pending->since;
-    if (limit > Duration::zero()) {
-      if (now >= since + limit) return start(key, /*fault_after=*/true);
-      next = std::min(next, since + limit);
-    }
+    if (limit > Duration::zero()) next = std::min(next, since + limit);
     if (warning <= Duration::zero()) continue;
     TimePoint due = since + warning;
     if (now >= due) {
@@ -352,8 +359,10 @@ void Negotiator::ReceiveQuery(const QueryMessage& asked, TimePoint now) {
       }
     }
   }
-  // A repeated question replaces the earlier one: answers to either are about the same key.
-  std::erase_if(queries_, [&](const PassedQuery& known) { return known.key == key; });
+  // A later question about a stall replaces the earlier one; one about what runs is apart.
+  std::erase_if(queries_, [&](const PassedQuery& known) {
+    return known.key == key && (known.answer.number == 0) == (asked.number == 0);
+  });
   queries_.push_back(std::move(query));
   Due(queries_.back().awaited.empty() ? now : queries_.back().deadline);
 }
@@ -376,7 +385,7 @@ void Negotiator::ReceiveAnswer(int child, AnswerMessage answer, TimePoint now) {
     }
     return;
   }
-  if (running_inquiry_ && oldest_running_->key == answer.key) {
+  if (running_inquiry_ && oldest_running_->key == answer.key && answer.number == 0) {
     std::erase(running_inquiry_->awaited, child);
     AddActivities(running_inquiry_->activities, std::move(answer.activities));
     return Due(running_inquiry_->awaited.empty() ? now : running_inquiry_->deadline);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -38,30 +39,42 @@ class Callers {
  public:
   // The calling thread makes calls.
   void Note() SIRTAKI_EXCLUDES(mutex_) {
-    if (noted_ == number_ || ServingThread::IsThis()) return;
-    noted_ = number_;
+    const bool serves = ServingThread::IsThis();
+    std::uint64_t& noted = serves ? noted_serving_ : noted_;
+    if (noted == number_) return;
+    noted = number_;
     MutexLock lock(mutex_);
+    Threads& threads = serves ? serving_ : threads_;
+    std::erase_if(threads, [](const auto& thread) { return thread.expired(); });
     const std::shared_ptr<const void>& self = ThisThread();
-    std::erase_if(threads_, [](const auto& thread) { return thread.expired(); });
-    const bool known = std::any_of(threads_.begin(), threads_.end(),
+    const bool known = std::any_of(threads.begin(), threads.end(),
                                    [&](const auto& thread) { return thread.lock() == self; });
-    if (!known) threads_.emplace_back(self);
+    if (!known) threads.emplace_back(self);
   }
 
-  // Of those that live.
+  // Of those that live there is one at most, and one at most that serves it.
   bool AtMostOne() const SIRTAKI_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    return std::count_if(threads_.begin(), threads_.end(),
-                         [](const auto& thread) { return !thread.expired(); }) <= 1;
+    return Living(threads_) <= 1 && Living(serving_) <= 1;
   }
 
  private:
+  using Threads = std::vector<std::weak_ptr<const void>>;
+
+  static std::ptrdiff_t Living(const Threads& threads) {
+    return std::count_if(threads.begin(), threads.end(),
+                         [](const auto& thread) { return !thread.expired(); });
+  }
+
   static inline std::atomic<std::uint64_t> made_{0};
-  static inline thread_local std::uint64_t noted_ = 0;  // of the last one that this thread told
+  // Of the last one that this thread told, by itself and for another thread.
+  static inline thread_local std::uint64_t noted_ = 0;
+  static inline thread_local std::uint64_t noted_serving_ = 0;
 
   const std::uint64_t number_ = ++made_;
   mutable Mutex mutex_;
-  std::vector<std::weak_ptr<const void>> threads_ SIRTAKI_GUARDED_BY(mutex_);
+  Threads threads_ SIRTAKI_GUARDED_BY(mutex_);
+  Threads serving_ SIRTAKI_GUARDED_BY(mutex_);
 };
 
 }  // namespace sirtaki::core

@@ -98,54 +98,66 @@ std::optional<Key> WaitsForBeside(Engine& engine, const std::function<void()>& o
   return waits_for;
 }
 
-// The first rank's work, and a thread of its own that waits for it.
-struct Waiter {
-  explicit Waiter(World& world, Duration timeout = Duration::max()) : engine(*world[0].engine) {
-    thread = std::thread([this, &world, timeout] {
-      world.now = Clock::now();
-      WorkPtr submitted = world.Submit(0, "w", 4, timeout);
-      work.store(submitted);
-      (void)engine.Wait(*submitted->handle, TimePoint::max());
+// Two ranks, the second with a thread that waits for a call of its own.
+class WaitingWorld {
+ public:
+  explicit WaitingWorld(Duration sits_after = {}, Duration timeout = Duration::max())
+      : world_(2, 8, /*stuck_limit=*/seconds(60), /*observed=*/false, sits_after) {
+    world_.now = Clock::now();
+    thread_ = std::thread([this, timeout] {
+      const WorkPtr work = world_.Submit(1, "w", 4, timeout);
+      (void)world_[1].engine->Wait(*work->handle, TimePoint::max());
+      ended_ = true;
     });
-    while (work.load() == nullptr) std::this_thread::yield();
+    // What the first rank receives the waiting thread has sent: nobody else drives the other.
+    while (!world_[0].engine->RunOnce()) std::this_thread::yield();
   }
-  Engine& engine;
-  std::atomic<WorkPtr> work;
-  std::thread thread;
+  ~WaitingWorld() { End(); }
+
+  void End() {
+    if (!thread_.joinable()) return;
+    world_.Submit(0, "w");
+    while (!ended_) world_[0].engine->RunOnce();
+    thread_.join();
+  }
+  Engine& engine() { return *world_[1].engine; }
+
+ private:
+  World world_;
+  std::atomic<bool> ended_{false};
+  std::thread thread_;
 };
 
 TEST(EngineTest, ARankWaitsForTheKeyThatItsOnlyThreadWaitsFor) {
-  World world(2, 8, /*stuck_limit=*/seconds(60));
-  Engine& engine = *world[0].engine;
-  EXPECT_EQ(engine.WaitsFor(), std::nullopt);
-  Waiter waiter(world);
+  WaitingWorld world;
+  Engine& engine = world.engine();
   const Key key = Key::Named(kWorldSet, "w");
-  while (engine.WaitsFor() != key) std::this_thread::yield();
-  EXPECT_EQ(WaitsForBeside(engine, [] {}), key);
-  EXPECT_EQ(WaitsForBeside(engine, [&] { engine.NoteCaller(); }), std::nullopt);
-  EXPECT_EQ(engine.WaitsFor(), key);  // it has gone
+  const auto note = [&] { engine.NoteCaller(); };
   const auto serve = [&] {
     const ServingThread serving;
     engine.NoteCaller();
   };
+  EXPECT_EQ(WaitsForBeside(engine, [] {}), key);
+  EXPECT_EQ(WaitsForBeside(engine, note), std::nullopt);
+  EXPECT_EQ(engine.WaitsFor(), key);  // it has gone
   EXPECT_EQ(WaitsForBeside(engine, serve), key);
-  world.Submit(1, "w");
-  while (!waiter.work.load()->handle->done()) world[1].engine->RunOnce();
-  waiter.thread.join();
+  const auto serve_with_another = [&] {
+    serve();
+    EXPECT_EQ(WaitsForBeside(engine, serve), std::nullopt);
+  };
+  EXPECT_EQ(WaitsForBeside(engine, serve_with_another), key);
+  world.End();
   EXPECT_EQ(engine.WaitsFor(), std::nullopt);
 }
 
+TEST(EngineTest, AWaitThatIsNewTellsNothing) {
+  WaitingWorld world(std::chrono::hours(1));
+  EXPECT_EQ(world.engine().WaitsFor(), std::nullopt);
+}
+
 TEST(EngineTest, AWaitForACallWithATimeOutEndsByItself) {
-  World world(2, 8, /*stuck_limit=*/seconds(60));
-  Engine& engine = *world[0].engine;
-  Waiter waiter(world, seconds(60));
-  for (int i = 0; i < 100; ++i) {
-    EXPECT_EQ(engine.WaitsFor(), std::nullopt);
-    std::this_thread::yield();
-  }
-  world.Submit(1, "w");
-  while (!waiter.work.load()->handle->done()) world[1].engine->RunOnce();
-  waiter.thread.join();
+  WaitingWorld world({}, seconds(60));
+  EXPECT_EQ(world.engine().WaitsFor(), std::nullopt);
 }
 
 TEST(EngineTest, ARefusedSubmissionLeavesTheNameWithItsHolder) {

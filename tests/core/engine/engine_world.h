@@ -122,7 +122,8 @@ class World {
  public:
   // Each rank is a host of its own, so that arity 1 makes a chain 0 - 1 - 2. With a limit time is
   // real: the engines may have threads.
-  explicit World(int size, int arity = 8, Duration stuck_limit = {}, bool observed = false)
+  explicit World(int size, int arity = 8, Duration stuck_limit = {}, bool observed = false,
+                 Duration sits_after = {})
       : hub(size) {
     std::vector<int> hosts;
     for (int rank = 0; rank < size; ++rank) hosts.push_back(rank);
@@ -141,6 +142,7 @@ class World {
       options.rank = rank;
       options.host = "host" + std::to_string(rank);
       options.stuck_limit = stuck_limit;
+      options.sits_after = sits_after;
       if (stuck_limit == Duration::zero()) options.now = [this] { return now; };
       if (observed) r.observer = std::make_shared<trace::Observer>();
       options.observer = r.observer;

@@ -17,6 +17,7 @@ using std::chrono::milliseconds;
 using std::chrono::minutes;
 using std::chrono::seconds;
 using testing::HasSubstr;
+using testing::Not;
 using tests::AllReduceOf;
 using tests::NegotiationSim;
 using tests::RequestOf;
@@ -93,6 +94,40 @@ TEST_F(CircleTest, ACircleOfFour) {
   }
 }
 
+// The stall that is found first is of other ranks.
+TEST_F(CircleTest, ACircleBehindAStall) {
+  for (const int rank : {0, 2}) Submit(rank, "k");
+  Run(seconds(10));
+  for (const int rank : {0, 2}) {
+    for (const char* name : {"a", "b"}) Submit(rank, name);
+  }
+  SubmitAndSitIn(1, "a");
+  SubmitAndSitIn(3, "b");
+  Run(kWarning - seconds(5));
+  ASSERT_TRUE(sim_.node(2).faulted());
+  EXPECT_THAT(sim_.node(2).cause().text,
+              HasSubstr("rank 1 has not submitted \"b\" and waits for \"a\""));
+  EXPECT_THAT(sim_.node(2).cause().text, Not(HasSubstr("\"k\"")));
+}
+
+// More ranks miss the key than an answer has room for, and the last of them is in the way.
+TEST(CircleOfManyTest, ARankThatWaitsIsToldOfBeforeOthers) {
+  constexpr int kRanks = static_cast<int>(kMaxActivities) + 4;
+  SimOptions options;
+  options.host_of_rank.clear();
+  for (int rank = 0; rank < kRanks; ++rank) options.host_of_rank.push_back(rank);
+  options.arity = kRanks;
+  NegotiationSim sim(std::move(options));
+  const Key k = Key::Named(kWorldSet, "k");
+  const Key x = Key::Named(kWorldSet, "x");
+  sim.node(0).Submit({RequestOf(k, AllReduceOf({1}))}, sim.now());
+  sim.node(kRanks - 1).Submit({RequestOf(x, AllReduceOf({1}))}, sim.now());
+  sim.waits_for = {{0, k}, {kRanks - 1, x}};
+  sim.Run(kWarning + seconds(5), milliseconds(50));
+  ASSERT_TRUE(sim.node(0).faulted());
+  EXPECT_EQ(sim.node(0).cause().code, StatusCode::kMismatch);
+}
+
 // The last of a row computes, and comes when it has done so.
 TEST_F(CircleTest, ARowIsNoCircle) {
   for (const int rank : {2, 3}) Submit(rank, "a");
@@ -127,7 +162,9 @@ TEST_F(CircleTest, AnotherUseOfTheNameIsNotMeant) {
   Run(seconds(1));
   for (const int rank : {1, 2}) Submit(rank, "loss");
   SitIn(0, "w");
+  const int asked = questions_;
   Run(kWarning + seconds(5));
+  EXPECT_GT(questions_, asked);  // about "loss"
   ExpectNoFault();
 }
 

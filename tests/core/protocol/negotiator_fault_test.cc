@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "core/protocol/negotiator.h"
@@ -103,6 +104,20 @@ TEST_F(NegotiatorHostileTest, TheDepartureOfARankThatIsElsewhere) {
   unknown.id = 7;
   Report({unknown, LeftItem{RankRanges::Single(0), "bye"}});
   EXPECT_EQ(Cause(), "rank 2 sent the departure of a rank that is not below it");
+}
+
+// Whoever is asked knows what was decided before, as the answer is about what is undecided.
+TEST_F(NegotiatorHostileTest, AQuestionTravelsBehindTheDecisionsBeforeIt) {
+  Stream(kWorldSet, EvictEntry{{}});
+  node_.Receive(0, QueryMessage{W(), 1}, {});
+  std::vector<std::string> to_child;
+  for (const Outgoing& message : node_.TakeOutgoing()) {
+    if (message.to != 2) continue;
+    to_child.emplace_back(std::holds_alternative<StreamMessage>(message.body)  ? "stream"
+                          : std::holds_alternative<QueryMessage>(message.body) ? "query"
+                                                                               : "another");
+  }
+  EXPECT_EQ(to_child, (std::vector<std::string>{"stream", "query"})) << Cause();
 }
 
 }  // namespace
