@@ -63,7 +63,7 @@ class RawVector {
 };
 
 // The reference between hosts: what an all-reduce has to send over each host's network, and nothing
-// else. The first ranks of every host, as many on each, stream to their like on the next host.
+// else. The first rank of every host streams to that of the next host.
 class RawStream {
  public:
   // Collective. `bytes`: of the vector.
@@ -71,18 +71,14 @@ class RawStream {
     MPI_Comm here = MPI_COMM_NULL;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
     int local_rank = 0;
-    int least = 0;
     MPI_Comm_rank(here, &local_rank);
-    MPI_Comm_size(here, &least);
     MPI_Comm_free(&here);
-    MPI_Allreduce(MPI_IN_PLACE, &least, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-    MPI_Comm_split(MPI_COMM_WORLD, local_rank < least ? local_rank : MPI_UNDEFINED, 0, &across_);
+    MPI_Comm_split(MPI_COMM_WORLD, local_rank == 0 ? 0 : MPI_UNDEFINED, 0, &across_);
     if (across_ == MPI_COMM_NULL) return;
     MPI_Comm_size(across_, &hosts_);
     MPI_Comm_rank(across_, &host_);
-    const auto each = static_cast<std::size_t>(bytes * 2 * (hosts_ - 1) / hosts_ / least);
-    given_.resize(each);
-    taken_.resize(each);
+    given_.resize(static_cast<std::size_t>(bytes * 2 * (hosts_ - 1) / hosts_));
+    taken_.resize(given_.size());
   }
   ~RawStream() {
     if (across_ != MPI_COMM_NULL) MPI_Comm_free(&across_);
@@ -104,8 +100,7 @@ class RawStream {
   }
 
  private:
-  MPI_Comm across_ =
-      MPI_COMM_NULL;  // the ranks with this one's local rank; null: it streams nothing
+  MPI_Comm across_ = MPI_COMM_NULL;  // the first ranks of the hosts; null: this one is none
   int hosts_ = 0;
   int host_ = 0;
   std::vector<char> given_;
