@@ -29,6 +29,25 @@ Status Check(int code, const char* call) {
   return {StatusCode::kBackend, std::string(call) + ": " + words};
 }
 
+Status CheckReceived(const MPI_Status& received, const Expected& expected,
+                     const std::string& call) {
+  int bytes = 0;
+  int cancelled = 0;
+  MPI_Get_count(&received, MPI_BYTE, &bytes);
+  MPI_Test_cancelled(&received, &cancelled);
+  if (bytes == expected.bytes && received.MPI_SOURCE == expected.source &&
+      received.MPI_TAG == expected.tag && cancelled == 0) {
+    return Status::Ok();
+  }
+  return {StatusCode::kBackend,
+          call + ": " + std::to_string(bytes) + " bytes came where " +
+              std::to_string(expected.bytes) + " were expected (from rank " +
+              std::to_string(received.MPI_SOURCE) + " where " + std::to_string(expected.source) +
+              " was expected, tag " + std::to_string(received.MPI_TAG) + " where " +
+              std::to_string(expected.tag) + " was expected, MPI_ERROR " +
+              std::to_string(received.MPI_ERROR) + (cancelled != 0 ? ", cancelled)" : ")")};
+}
+
 Status WaitUntil(MPI_Request* request, core::TimePoint deadline, const char* call) {
   core::CoolingSleep sleep(kLongestSleep);
   for (;;) {

@@ -4,6 +4,9 @@
 
 #include <mpi.h>
 
+#include <cstdint>
+#include <string>
+
 #include "core/base/status.h"
 #include "core/base/types.h"
 
@@ -12,6 +15,15 @@ namespace sirtaki::mpi {
 // `call` names the MPI function: "MPI_Isend to rank 3". The text is the call's name and MPI's own
 // words. Under the gate (mpi/gate.h).
 core::Status Check(int code, const char* call);
+
+// What a receive that has ended says of itself, against what was expected. Under the gate.
+struct Expected {
+  int source = -1;
+  int tag = 0;
+  std::int64_t bytes = 0;
+};
+core::Status CheckReceived(const MPI_Status& received, const Expected& expected,
+                           const std::string& call);
 
 // Tests the request until it is complete. kTimedOut at `deadline`: the request is then still
 // active, and what it refers to must stay where it is for the life of the process.

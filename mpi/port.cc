@@ -82,20 +82,7 @@ class Transfers final : public ops::Completion {
     const Piece& piece = pieces_[next_];
     Status status = Check(code, piece.ToString().c_str());
     if (!status.ok() || piece.sends) return status;
-    int bytes = 0;
-    int cancelled = 0;
-    MPI_Get_count(&received, MPI_BYTE, &bytes);
-    MPI_Test_cancelled(&received, &cancelled);
-    if (bytes == piece.bytes && received.MPI_SOURCE == piece.rank && received.MPI_TAG == tag_ &&
-        cancelled == 0) {
-      return Status::Ok();
-    }
-    return {StatusCode::kBackend,
-            piece.ToString() + ": " + std::to_string(bytes) + " bytes came where " +
-                std::to_string(piece.bytes) + " were expected (from rank " +
-                std::to_string(received.MPI_SOURCE) + ", tag " + std::to_string(received.MPI_TAG) +
-                " where " + std::to_string(tag_) + " was expected, MPI_ERROR " +
-                std::to_string(received.MPI_ERROR) + (cancelled != 0 ? ", cancelled)" : ")")};
+    return CheckReceived(received, {piece.rank, tag_, piece.bytes}, piece.ToString());
   }
 
   void Finish(Status status) {

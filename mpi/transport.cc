@@ -174,18 +174,14 @@ std::optional<Incoming> Transport::FinishReceive() {
   for (auto it = receiving_.begin(); it != receiving_.end(); ++it) {
     if (!it->done) {
       int done = 0;
-      int bytes = 0;
-      MPI_Status received{};
-      Status tested = InMpi("MPI_Imrecv", [&, request = &it->request] {
-        const int code = MPI_Test(request, &done, &received);
-        if (code != MPI_SUCCESS || done == 0) return code;
-        return MPI_Get_count(&received, MPI_BYTE, &bytes);
-      });
-      const auto expected = static_cast<std::int64_t>(it->message.bytes.size());
-      if (tested.ok() && done != 0 && bytes != expected) {
-        tested = Status(StatusCode::kBackend, "MPI_Imrecv: " + std::to_string(bytes) +
-                                                  " bytes came where " + std::to_string(expected) +
-                                                  " were expected");
+      MPI_Status received{};  // MPI_Test need not set its error
+      const Expected expected{it->message.from, kTag,
+                              static_cast<std::int64_t>(it->message.bytes.size())};
+      Status tested;
+      {
+        core::MutexLock lock(Gate());
+        tested = Check(MPI_Test(&it->request, &done, &received), "MPI_Imrecv");
+        if (tested.ok() && done != 0) tested = CheckReceived(received, expected, "MPI_Imrecv");
       }
       if (!tested.ok()) {
         Note(OfRank(tested, "from", it->message.from));

@@ -9,6 +9,7 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/engine/engine.h"
+#include "core/machine/fork_guard.h"
 #include "core/protocol/mismatch.h"
 #include "session/session.h"
 #include "session/session_impl.h"
@@ -285,12 +286,14 @@ Status Session::PauseMedium(core::TimePoint deadline) {
 }
 
 core::Mutex* Session::medium_gate() const {
+  if (core::ForkGeneration() != fork_generation_) return nullptr;
   const Call call(*this);
   return call.has_impl() ? impl_->medium->gate() : nullptr;
 }
 
 // All go on together: nobody is taken for lost who is still paused.
 Status Session::ResumeMedium(core::TimePoint deadline) {
+  if (core::ForkGeneration() != fork_generation_) return CheckState();
   core::MutexLock lock(assembly_mutex_);
   const Call call(*this);
   if (!call.has_impl()) return CheckState();

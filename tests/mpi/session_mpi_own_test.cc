@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -80,6 +81,8 @@ TEST(SessionMpiOwnTest, NextSessionIsEndedAtTheExitOfTheProcess) {
 TEST(SessionMpiOwnTest, InAForkedChildEveryCallFailsAndTheParentGoesOn) {
   const auto session = DefaultSession();
   ASSERT_NE(session, nullptr);
+  const core::TimePoint deadline = core::Clock::now() + std::chrono::seconds(60);
+  ASSERT_TRUE(session->PauseMedium(deadline).ok());
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
@@ -91,12 +94,17 @@ TEST(SessionMpiOwnTest, InAForkedChildEveryCallFailsAndTheParentGoesOn) {
     const Status not_started = Session::CreateMpi(tests::SessionOptions(), &own);
     const bool right_too = not_started.code() == StatusCode::kNotInitialized &&
                            not_started.message().find("start it with exec") != std::string::npos;
-    std::exit(right && right_too ? 0 : 1);  // with everything that is registered for the exit
+    const Status resumed = session->ResumeMedium(deadline);
+    const bool right_three = resumed.code() == StatusCode::kNotInitialized;
+    std::exit(right && right_too && right_three
+                  ? 0
+                  : 1);  // with everything that is registered for the exit
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
+  ASSERT_TRUE(session->ResumeMedium(deadline).ok());
   ExpectWorks(*session);
 }
 
