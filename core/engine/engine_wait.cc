@@ -76,10 +76,10 @@ Status Engine::Wait(HandleState& handle, TimePoint deadline) {
 }
 
 Status Engine::WaitUntilIdle(TimePoint deadline) {
-  DriveUntil([this] { return executor_.Idle() || faulted_ || stuck_; }, nullptr, deadline);
+  bool idle = false;  // it was: another thread's next call may have begun since
+  DriveUntil([&] { return (idle = executor_.Idle()) || faulted_ || stuck_; }, nullptr, deadline);
   if (Status why = fault(); !why.ok()) return why;
-  return executor_.Idle() ? Status::Ok()
-                          : Status(StatusCode::kTimedOut, "operations are still under way");
+  return idle ? Status::Ok() : Status(StatusCode::kTimedOut, "operations are still under way");
 }
 
 bool Engine::Pause() {

@@ -45,7 +45,7 @@ class FakeExecutor final : public Executor {
   bool Step(TimePoint) override { return false; }
   bool NeedsStepping() const override { return needs_stepping && !running.empty(); }
   bool NeedsPolling() const override { return NeedsStepping() && !rings; }
-  bool Idle() const override { return running.empty(); }
+  bool Idle() const override { return is_idle ? is_idle() : running.empty(); }
   std::vector<RunningOperation> Running() const override {
     std::vector<RunningOperation> result;
     for (const RunItem& item : running)
@@ -68,6 +68,7 @@ class FakeExecutor final : public Executor {
   }
 
   bool at_once = true;
+  std::function<bool()> is_idle;  // instead of what runs
   bool needs_stepping = false;
   bool rings = false;
   TimePoint since{};
