@@ -16,7 +16,8 @@ namespace sirtaki::mpi {
 // words. Under the gate (mpi/gate.h).
 core::Status Check(int code, const char* call);
 
-// What a receive that has ended says of itself, against what was expected. Under the gate.
+// CheckReceived compares what a receive that has ended says of itself with what was expected; its
+// error has both. Under the gate.
 struct Expected {
   int source = -1;
   int tag = 0;

@@ -105,7 +105,7 @@ class Session {
   // Drives or sleeps until the handle is done, and gives its status; kTimedOut at `deadline`.
   core::Status Wait(core::HandleState& handle, core::TimePoint deadline = core::TimePoint::max());
 
-  // As core::Engine's.
+  // The calling thread makes calls to this session, though it is in none now.
   void NoteCaller();
 
   // Says that this rank submits nothing more to the set until every member has said so or has left

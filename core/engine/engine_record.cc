@@ -82,9 +82,8 @@ trace::FlightRecord Engine::Describe(Duration patience) const {
 
 std::optional<Key> Engine::WaitsFor() const {
   const HandleState* const handle = sits_in_;
-  if (handle == nullptr ||
-      Now().time_since_epoch().count() - sits_since_ < options_.sits_after.count())
-    return {};
+  const TimePoint since{Duration(sits_since_)};
+  if (handle == nullptr || Now() - since < options_.sits_after) return {};
   if (!callers_.AtMostOne() || queue_.HasMore()) return {};
   return queue_.KeyOf(handle);
 }

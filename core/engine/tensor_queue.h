@@ -43,7 +43,7 @@ class TensorQueue {
   // Resolve.
   std::vector<WorkPtr> Take() SIRTAKI_EXCLUDES(mutex_);
   bool HasNew() const { return fresh_count_ > 0; }
-  // Also if some is held back, which comes without a call.
+  // Whether there is new work, or some that is held back and comes without a call.
   bool HasMore() const SIRTAKI_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return !fresh_.empty() || held_count_ > 0;
@@ -53,7 +53,8 @@ class TensorQueue {
   // Removes and returns the pending work of a key; null if there is none. May make held work new.
   WorkPtr Resolve(const Key& key) SIRTAKI_EXCLUDES(mutex_);
 
-  // Of the pending work that has this handle, which is compared only, and no time-out of its own.
+  // The key of the pending work that has this handle and no time-out of its own; nothing if there is
+  // none. The handle is compared only.
   std::optional<Key> KeyOf(const HandleState* handle) const SIRTAKI_EXCLUDES(mutex_);
 
   // The name of a key may be used again.

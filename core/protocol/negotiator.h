@@ -248,7 +248,6 @@ class Negotiator {
   void Inquire(SetState& set, const std::vector<SetState::Undecided>& waiting, TimePoint now);
   void StartInquiry(SetState& set, const Key& key, PendingKey& pending, bool fault_after,
                     TimePoint now);
-  RankActivity Activity();  // of this rank
   bool FinishInquiry(SetState& set, const Key& key, PendingKey& pending,
                      const std::vector<SetState::Undecided>& waiting, TimePoint now);
   void ReceiveQuery(const QueryMessage& asked, TimePoint now);
@@ -260,6 +259,7 @@ class Negotiator {
   void CheckLeaving(TimePoint now);
 
   // ---- negotiator_circle.cc: ranks that wait for each other ----
+  RankActivity Activity();  // of this rank
   void NoteHeldUp(SetState& set, const Key& key, PendingKey& pending,
                   const PendingKey::Inquiry& inquiry);
   void RaiseCircle(const SetState& set, const Key& key);

@@ -49,6 +49,18 @@ bool FindCircle(const SetState& set, const Key& target, const Key& key, Path& pa
 
 }  // namespace
 
+// The key that this rank waits for is told only if this node knows it to be undecided: the engine may
+// still have one whose decision came with the question.
+RankActivity Negotiator::Activity() {
+  RankActivity activity{options_.rank, options_.activity(), options_.waits_for()};
+  if (activity.waits_for) {
+    SetState* const set = FindSet(activity.waits_for->set);
+    const PendingKey* const pending = set == nullptr ? nullptr : set->Find(*activity.waits_for);
+    if (pending == nullptr || !pending->self_reported) activity.waits_for.reset();
+  }
+  return activity;
+}
+
 // At the seat: a question has been answered. Asks about the keys that its answers lead to.
 void Negotiator::NoteHeldUp(SetState& set, const Key& key, PendingKey& pending,
                             const PendingKey::Inquiry& inquiry) {

@@ -323,18 +323,6 @@ bool Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
   return true;
 }
 
-// What it waits for is what this node knows to be undecided: the engine may still have a key whose
-// decision came with the question.
-RankActivity Negotiator::Activity() {
-  RankActivity activity{options_.rank, options_.activity(), options_.waits_for()};
-  if (activity.waits_for) {
-    SetState* const set = FindSet(activity.waits_for->set);
-    const PendingKey* const pending = set == nullptr ? nullptr : set->Find(*activity.waits_for);
-    if (pending == nullptr || !pending->self_reported) activity.waits_for.reset();
-  }
-  return activity;
-}
-
 void Negotiator::ReceiveQuery(const QueryMessage& asked, TimePoint now) {
   const Key& key = asked.key;
   SetState* set = FindSet(key.set);

@@ -13,7 +13,7 @@
 
 namespace sirtaki::core {
 
-// As long as the calling thread lives; no other thread gets the same.
+// The mark is the calling thread's for as long as it lives; no other thread gets the same.
 inline const std::shared_ptr<const void>& ThisThread() {
   static thread_local const std::shared_ptr<const void> kMark = std::make_shared<const char>('\0');
   return kMark;
@@ -52,7 +52,7 @@ class Callers {
     if (!known) threads.emplace_back(self);
   }
 
-  // Of those that live there is one at most, and one at most that serves it.
+  // At most one of the noted threads lives, and at most one that serves it.
   bool AtMostOne() const SIRTAKI_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return Living(threads_) <= 1 && Living(serving_) <= 1;
@@ -67,7 +67,7 @@ class Callers {
   }
 
   static inline std::atomic<std::uint64_t> made_{0};
-  // Of the last one that this thread told, by itself and for another thread.
+  // The number of the last Callers that this thread told, by itself and for another thread.
   static inline thread_local std::uint64_t noted_ = 0;
   static inline thread_local std::uint64_t noted_serving_ = 0;
 

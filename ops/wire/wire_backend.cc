@@ -256,8 +256,8 @@ std::unique_ptr<Completion> WireBackend::Reduce(Channel channel, void* buffer, s
       });
 }
 
-// As much as is under way at once. Over a network, which carries more than one chunk at a time
-// anyway, that only queues.
+// Within a host a window holds as much as may be under way at once. Over a network, which carries
+// more than one chunk at a time anyway, a larger window only queues.
 std::int64_t WireBackend::WindowBytes(Channel channel, std::int64_t chunk_bytes) const {
   const PartyPtr party = PartyOf(channel);
   if (party == nullptr) return chunk_bytes;

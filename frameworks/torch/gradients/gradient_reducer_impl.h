@@ -33,7 +33,8 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   Impl(NamedTensors names, const DistributedOptimizerOptions& options, bool of_module,
        const std::shared_ptr<SessionState>& session);
 
-  // As those of its members.
+  // These two do what the members' functions of the same names do, and make this one an owner of the
+  // gradients.
   void Scan(const torch::optim::Optimizer& optimizer);
   void TakeAll();
 

@@ -106,7 +106,7 @@ TEST_F(NegotiatorHostileTest, TheDepartureOfARankThatIsElsewhere) {
   EXPECT_EQ(Cause(), "rank 2 sent the departure of a rank that is not below it");
 }
 
-// Whoever is asked knows what was decided before, as the answer is about what is undecided.
+// A node that is asked has heard of all that was decided before the question.
 TEST_F(NegotiatorHostileTest, AQuestionTravelsBehindTheDecisionsBeforeIt) {
   Stream(kWorldSet, EvictEntry{{}});
   node_.Receive(0, QueryMessage{W(), 1}, {});
