@@ -350,6 +350,7 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
         continue;
       }
       if (work && run.absent_everywhere) work->handle->SetAbsentEverywhere();
+      if (work && !run.silent.empty()) work->handle->SetJoined(run.silent.First());
       AddItems(std::move(run), work, &batch);
     }
   }

@@ -41,6 +41,11 @@ class HandleState {
   // it.
   void SetAbsentEverywhere() { absent_everywhere_.store(true, std::memory_order_relaxed); }
 
+  // A member that had joined, and took part with zeros or with nothing; -1: none had. Set as the one
+  // above.
+  void SetJoined(int rank) { joined_.store(rank, std::memory_order_relaxed); }
+  int joined() const { return joined_.load(std::memory_order_relaxed); }
+
   // What the end brings beside its status: the last rank of a join, the number of a set. By the
   // completer, before Complete.
   void SetValue(std::int64_t value) { value_.store(value, std::memory_order_relaxed); }
@@ -68,6 +73,7 @@ class HandleState {
   Mutex mutex_;    // serialises completers
   Status status_;  // written once, before done_
   std::atomic<bool> absent_everywhere_{false};
+  std::atomic<int> joined_{-1};
   std::atomic<std::int64_t> value_{-1};
   std::shared_ptr<HandleState> whole_;              // of a part
   std::shared_ptr<std::atomic<std::size_t>> left_;  // parts that are not complete

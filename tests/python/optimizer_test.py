@@ -606,6 +606,28 @@ def test_a_hook_that_reaches_its_optimizer_does_not_keep_it(rank, size):
     assert alive() is None
 
 
+@SEVERAL
+def test_garbage_of_ranks_that_collect_it_at_other_times(rank, size):
+    """An optimizer in a circle is gone when Python notices, and its buckets with it."""
+    model = support.net()
+    first = distributed(model)
+    first.circle = first
+    batches = list(support.batches(rank))
+    train(model, first, batches)
+    if rank == 0:
+        gc.disable()
+    try:
+        del first
+        optimizer = distributed(model)
+        train(model, optimizer, batches)
+        if rank != 0:
+            gc.collect()
+        train(model, optimizer, batches)
+    finally:
+        gc.enable()
+    support.assert_same_everywhere(hvd, model.parameters())
+
+
 # ---- what it refuses ----
 
 

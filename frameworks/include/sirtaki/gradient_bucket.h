@@ -42,7 +42,8 @@ struct GradientBucket {
 //     };
 //   });
 //
-// For a bucket that no rank has a gradient for, the returned function is dropped uncalled. If the
+// For a bucket that no rank has a gradient for, the returned function is dropped uncalled. A rank
+// whose gradient cannot be averaged calls its hook with zeros, and drops the result. If the
 // hook or the returned function throws, or gives something that does not fit, the job ends as by
 // abort(): what other ranks have started would wait in vain.
 using CommunicationHook = std::function<std::function<at::Tensor()>(const GradientBucket&)>;

@@ -54,7 +54,8 @@ struct DistributedOptimizerOptions {
   // compression. It is not called with one rank.
   TORCH_ARG(CommunicationHook, hook);
   // check_parameters() compares the optimizer's parameters between the ranks before the first step,
-  // and then before each n-th step, if this is n. 0: never.
+  // and then before each n-th step, if this is n. 0: never. A module counts backward(), and compares
+  // in the next forward().
   TORCH_ARG(std::int64_t, check_parameters_every) = 0;
 };
 

@@ -108,6 +108,7 @@ class PendingSparse : public Pending {
       : gathered_(std::move(gathered)), sum_(std::move(sum)), gpu_(std::move(gpu)) {}
 
   bool Poll() override { return gathered_->Poll(); }
+  int joined() const override { return gathered_->joined(); }
 
   std::vector<at::Tensor> Results() override {
     const std::vector<at::Tensor> parts = gathered_->Results();

@@ -22,27 +22,37 @@ enum FormField : std::int64_t {
   kFormFieldCount
 };
 
-std::string RoundText(std::int64_t round) {
+std::string RoundText(std::int64_t round, bool of_module) {
   if (round == kRoundInStep) return "in step()";
-  return "by backward() number " + std::to_string(round) + " of the step";
+  return "by backward() number " + std::to_string(round) +
+         (of_module ? " after forward()" : " of the step");
 }
 
 // Ranks that are at other places of their program would average what does not belong together.
 [[noreturn]] void ThrowOtherRounds(const std::string& name, const std::string& key,
-                                   const std::map<std::int64_t, core::RankRanges>& rounds) {
+                                   const std::map<std::int64_t, core::RankRanges>& rounds,
+                                   bool of_module) {
   std::string text;
   for (const auto& [round, ranks] : rounds) {
-    text += (text.empty() ? "" : ", ") + RoundText(round) + " on " + core::RanksText(ranks);
+    text +=
+        (text.empty() ? "" : ", ") + RoundText(round, of_module) + " on " + core::RanksText(ranks);
   }
-  const bool some_in_step = rounds.count(kRoundInStep) != 0;
-  text += some_in_step
-              ? ": a rank whose backward() reaches no parameter of the optimizer calls the "
-                "optimizer's synchronize() right after it, before anything else"
-              : ": all ranks call backward() equally often before step(), the inner ones too; let "
-                "the others add up in no_sync() or by backward_passes_per_step";
+  if (of_module) {
+    text +=
+        ": all ranks call backward() equally often after a forward(), the inner ones too; let the "
+        "others add up in no_sync()";
+  } else if (rounds.count(kRoundInStep) != 0) {
+    text +=
+        ": a rank whose backward() reaches no parameter of the optimizer calls the optimizer's "
+        "synchronize() right after it, before anything else; or average in step(), by average_at";
+  } else {
+    text +=
+        ": all ranks call backward() equally often before step(), the inner ones too; let the "
+        "others add up in no_sync() or by backward_passes_per_step; or average in step(), by "
+        "average_at";
+  }
   ThrowStatus(core::Status(core::StatusCode::kMismatch,
-                           "the gradient of " + core::Quoted(name) + " is averaged " + text +
-                               "; or average in step(), by average_at",
+                           "the gradient of " + core::Quoted(name) + " is averaged " + text,
                            core::Origin{rounds.rbegin()->second.First(), "", key}));
 }
 
@@ -60,14 +70,15 @@ std::shared_ptr<Pending> AskForForms(const std::string& key, const GradientForm&
   TensorCall call;
   call.kind = core::OpKind::kAllGather;
   call.tensor = row;
-  call.name = key + ".form";
+  call.name = "#what the ranks have of " + key;
+  call.derived_name = true;
   call.process_set = set.process_set;
   call.will_wait = true;
   return PendingTensor::Start(std::move(call), set.session);
 }
 
 std::optional<std::int64_t> DecideForm(const std::string& name, const std::string& key,
-                                       const at::Tensor& forms) {
+                                       const at::Tensor& forms, bool of_module) {
   core::RankRanges sparse;
   core::RankRanges dense;
   std::map<std::int64_t, core::RankRanges> rounds;
@@ -84,7 +95,7 @@ std::optional<std::int64_t> DecideForm(const std::string& name, const std::strin
     (is_sparse ? sparse : dense).Add(rank);
     if (is_sparse && dims == 0) dims = of_rank[kSparseDims];
   }
-  if (rounds.size() > 1) ThrowOtherRounds(name, key, rounds);
+  if (rounds.size() > 1) ThrowOtherRounds(name, key, rounds, of_module);
   if (alike) return std::nullopt;
   if (!sparse.empty() && !dense.empty()) {
     ThrowStatus(core::Status(core::StatusCode::kMismatch,

@@ -37,7 +37,6 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
                rule_),
       buckets_(set_, number_, members_.prefix(), rule_),
       check_every_(options.check_parameters_every()) {
-  // A module does not know of steps, and counts none.
   if (counts_averages()) members_.round() = 1;
   const bool first = number_ == 1 && set_.members.set == core::kWorldSet;
   if (!first || !set_.session->session().config().autotune) return;
@@ -100,7 +99,6 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
                      *set_.session);
   }
   Scan(optimizer);
-  CheckParametersWhenDue();
   if (!with_closure) {
     // What no backward() has averaged: on all ranks, or it is an error.
     if (counts_averages()) members_.round() = kRoundInStep;
@@ -109,6 +107,8 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
     });
     SynchronizeUnlessDone();
   }
+  // Not before all ranks are known to be here: others may wait in backward() for this one.
+  CheckParametersWhenDue();
   // GPU results of the previous step were only known to be launched; report their errors now.
   members_.CheckResults();
 }
@@ -177,6 +177,10 @@ void GradientReducer::Impl::BeginStep() {
 void GradientReducer::Impl::AfterStep() {
   synchronized_ = false;
   timed_ = false;
+  BeginCount();
+}
+
+void GradientReducer::Impl::BeginCount() {
   averages_ = 0;
   if (!counts_averages()) return;
   members_.round() = 1;
@@ -185,7 +189,7 @@ void GradientReducer::Impl::AfterStep() {
 
 void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
   AwaitEnds();
-  if (failed_) EndFailed();
+  EndFailed();
   set_.session->session().NoteCaller();
   if (const ParameterGradient* const outstanding = FirstOutstanding()) {
     ThrowOutstanding("zero_grad()", *outstanding,
@@ -215,7 +219,9 @@ void GradientReducer::Impl::BeforeForward() {
   if (torch::autograd::get_current_graph_task_id() != -1) return;
   set_.session->session().NoteCaller();
   AwaitEnds();
-  if (failed_) EndFailed();
+  EndFailed();
+  if (std::exchange(checks_next_, false)) CheckParametersWhenDue();
+  BeginCount();
   for (const GradientPtr& member : members_.all()) member->Attach();
 }
 

@@ -79,7 +79,7 @@ void GradientReducer::Impl::Attempt(const Call& call) {
 // Why gradients that hold an average of this step, and are of no second backward(), cannot be
 // averaged again; empty if they can, or if there are none.
 std::string GradientReducer::Impl::WhyNotAgain() const {
-  if (averages_ == 0 || !counts_averages() || rule_->may_repeat()) return {};
+  if (averages_ == 0 || !rule_->at_backward || rule_->of_module || rule_->may_repeat()) return {};
   for (const GradientPtr& member : members_.all()) {
     if (!member->gate().reported() && member->parameter().grad().defined())
       return kNoSecondBackward;
@@ -89,8 +89,9 @@ std::string GradientReducer::Impl::WhyNotAgain() const {
 
 void GradientReducer::Impl::SubmitMissing() {
   const std::string refused =
-      failed_ ? std::string(kBackwardThrew) + ", which its error explains; zero_grad() begins again"
-              : WhyNotAgain();
+      failed_ends_ > 0
+          ? std::string(kBackwardThrew) + ", which its error explains; zero_grad() begins again"
+          : WhyNotAgain();
   for (std::size_t i = 0; i < members_.all().size(); ++i) {
     if (!IsDone(i)) SubmitUnlessReported(members_.all()[i], refused);
   }
@@ -101,6 +102,7 @@ void GradientReducer::Impl::SubmitMissing() {
 // If the group has failed, or memory is short, what was accepted is waited for all the same.
 void GradientReducer::Impl::BeginAverage() {
   first_error_ = nullptr;
+  synchronized_ = false;
   waits_.emplace();
   mates_ = MatesOfShared();
   Attempt([this] { SubmitMissing(); });
@@ -153,7 +155,6 @@ void GradientReducer::Impl::EndAverage() {
   if (!rule_->at_backward) Attempt([this] { buckets_.Ask(members_.all()); });
   Attempt([this] { buckets_.Take(members_.all(), /*wait=*/!rule_->at_backward); });
   Attempt([this] { members_.CheckResults(); });
-  failed_ = false;
   passes_ = 0;
   waits_.reset();
   if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
@@ -174,12 +175,14 @@ void GradientReducer::Impl::Average() {
 void GradientReducer::Impl::Synchronize() {
   CheckSession();
   AwaitEnds();
+  EndFailed();
   Average();
 }
 
 void GradientReducer::Impl::SynchronizeUnlessDone() {
   if (rule_->of_steps()) return;
-  if (!synchronized_ || AnyTouched()) Synchronize();
+  // What this rank has touched in no_sync() the others may not have.
+  if (!synchronized_ || held_ || AnyTouched()) Synchronize();
 }
 
 // Before the first gradient of a backward, for a module that knows: its end is this one's, and none
@@ -190,6 +193,7 @@ void GradientReducer::Impl::BeginBackward() {
 
 void GradientReducer::Impl::BeginEnd() {
   ends_now_ = false;
+  EndFailed();  // of a backward() within this one
   const bool reported = FirstOutstanding() != nullptr;
   // A module averages nothing that is in no_sync, or that is of other tensors.
   if (rule_->of_module && !reported) return;
@@ -204,18 +208,21 @@ void GradientReducer::Impl::ConcludeEnd() {
   if (!std::exchange(ends_now_, false)) return;
   EndAverage();
   if (!rule_->of_module || rule_->alone) return;
-  AfterStep();
-  CheckParametersWhenDue();
+  synchronized_ = false;
+  timed_ = false;
+  checks_next_ = true;
   steps().EndStep();
   if (tuner_) tuner_->AfterStep();
 }
 
-// Perhaps on autograd's thread of a GPU, while the program's goes on.
+// Perhaps on autograd's thread of a GPU, while the program's goes on. The peers run an average for
+// each end: of a backward() around this one too, which may throw as well. With several passes they
+// run one for all of them.
 void GradientReducer::Impl::FailEnd() noexcept {
   try {
-    if (set_.session->gone() || failed_) return;
-    failed_ = true;
-    if (!within_another()) BeginAverage();
+    const std::lock_guard<std::mutex> lock(failed_mutex_);
+    if (set_.session->gone() || (failed_ends_ > 0 && rule_->passes > 1)) return;
+    if (++failed_ends_ == 1) BeginAverage();
   } catch (...) {
     core::Log(core::LogLevel::kWarning,
               "a backward() has thrown, and the other ranks could not be told: " + TextOfCurrent());
@@ -237,13 +244,18 @@ void GradientReducer::Impl::AwaitEnds() const {
   }
 }
 
-// Takes what a backward() that has thrown has left, which the other ranks wait for as well.
+// Takes what the backward() that have thrown have left, which the other ranks wait for as well.
 void GradientReducer::Impl::EndFailed() {
-  CollectEnd(/*wait=*/true);
-  try {
-    EndAverage();
-  } catch (const std::exception&) {
-    // The program has had an error of this.
+  if (failed_ends_ == 0) return;
+  const std::lock_guard<std::mutex> lock(failed_mutex_);
+  for (bool begun = true; failed_ends_ > 0; --failed_ends_, begun = false) {
+    if (!begun) BeginAverage();
+    CollectEnd(/*wait=*/true);
+    try {
+      EndAverage();
+    } catch (const std::exception&) {
+      // The program has had an error of this.
+    }
   }
 }
 

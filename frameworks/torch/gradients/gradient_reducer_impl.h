@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -63,9 +64,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void WaitABit() override;
   void ConcludeEnd() override;
   void FailEnd() noexcept override;
-  void BeginAgain() override {
-    if (failed_) EndFailed();
-  }
+  void BeginAgain() override { EndFailed(); }
 
  private:
   std::string WhyNotTuned() const;
@@ -78,8 +77,9 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   bool AnyTouched() const;
   void NoteAverages();
   bool IsDone(std::size_t index) const;
-  // The ranks agree on which average of its step each is.
-  bool counts_averages() const { return rule_->at_backward && !rule_->of_module; }
+  // The ranks agree on which average of its step each is; a module counts from its last forward().
+  bool counts_averages() const { return rule_->at_backward; }
+  void BeginCount();
   std::vector<GradientPtr> MatesOfShared() const;
   void SubmitMissing();
   static void SubmitUnlessReported(const GradientPtr& member, const std::string& refused);
@@ -104,14 +104,19 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   bool synchronized_ = false;
   const std::int64_t check_every_;  // steps; 0: never
   std::int64_t steps_ = 0;
+  // Of a module: the next forward() counts a step. The ends of backward() come in no agreed order.
+  bool checks_next_ = false;
   int skips_ = 0;                               // scopes of skip_synchronize
   std::uint32_t averages_ = 0;                  // of this step
   std::vector<std::uint64_t> averages_before_;  // of each member's gradient, when it began
-  bool held_ = false;                // there was a scope of no_sync since the last average
-  int passes_ = 0;                   // backward() since the last average, in no scope of no_sync
-  bool timed_ = false;               // the backward pass of this step was
-  bool ends_now_ = false;            // the end that was begun averages
-  std::atomic<bool> failed_{false};  // a backward() has thrown, and what it left was not collected
+  bool held_ = false;      // there was a scope of no_sync since the last average
+  int passes_ = 0;         // backward() since the last average, in no scope of no_sync
+  bool timed_ = false;     // the backward pass of this step was
+  bool ends_now_ = false;  // the end that was begun averages
+  // The ends of backward() that have thrown, inner ones too, and were not collected. The first was
+  // submitted when it threw.
+  std::mutex failed_mutex_;
+  std::atomic<int> failed_ends_{0};
   // What is under way, from BeginAverage to EndAverage.
   std::vector<GradientPtr> mates_;
   std::vector<GradientPtr> outstanding_;

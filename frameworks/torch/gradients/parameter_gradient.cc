@@ -156,6 +156,21 @@ void ParameterGradient::JoinEnds() const {
   }
 }
 
+// Nobody has changed it since it was averaged, as far as autograd knows.
+bool ParameterGradient::HoldsAverage() const {
+  const at::Tensor& gradient = what_.parameter.grad();
+  return average_ && average_->_unsafe_get_target() == gradient.unsafeGetTensorImpl() &&
+         VersionOf(gradient) == average_version_;
+}
+
+void ParameterGradient::NoteAverage() {
+  average_.reset();
+  const at::Tensor& gradient = what_.parameter.grad();
+  if (!gradient.defined()) return;
+  average_.emplace(gradient.getIntrusivePtr());
+  average_version_ = VersionOf(gradient);
+}
+
 // Before the node adds to memory that the reduction is reading.
 void ParameterGradient::OnAccumulate() {
   const bool fresh = !what_.parameter.grad().defined();
@@ -164,7 +179,12 @@ void ParameterGradient::OnAccumulate() {
   const bool counts = what_.rule->at_backward && !gate_.held();
   if (counts) JoinEnds();
   if (gate_.reported()) ThrowWrittenAgain();
-  if (counts && !fresh && what_.round->load() > 1 && !what_.rule->may_repeat()) {
+  const bool on_average = HoldsAverage();
+  if (!gate_.touched()) on_average_ = on_average;
+  if (what_.rule->may_repeat() || !counts || fresh) return;
+  // What the program has changed meanwhile, as clipping does, is an average still; but a module does
+  // not know when its gradients are set to zero.
+  if (on_average || (!what_.rule->of_module && what_.round->load() > 1)) {
     ThrowStatus(Refused("the gradient of " + core::Quoted(what_.name) + " " + kNoSecondBackward));
   }
 }
@@ -254,6 +274,11 @@ std::vector<std::shared_ptr<ParameterGradient>> ParameterGradient::BucketMates()
 void ParameterGradient::Submit(bool will_wait, const at::Tensor& incoming) {
   found_ = what_.parameter.grad();
   present_ = found_.defined() && what_.parameter.requires_grad();
+  if (!gate_.touched()) {
+    on_average_ = HoldsAverage();
+    // A sum of before, to which this backward() has added nothing, stays as it is.
+    if (what_.rule->at_backward && !what_.rule->may_repeat()) present_ &= !on_average_;
+  }
   shares_ = found_.defined() && SharesMemory(found_, incoming);
   if (found_.defined()) version_ = VersionOf(found_);
   seen_ = {};
@@ -347,9 +372,15 @@ void ParameterGradient::StartDense(bool will_wait) {
   }
   work->request.key = core::Key::Named(set_.members.set, what_.key);
   std::string& invalid = work->request.invalid;
-  if (invalid.empty()) invalid = TryGiveMemory(*work);
+  // The hooks of the other ranks wait for this one's all the same, which then brings zeros.
+  const bool calls_hook = what_.rule->hook != nullptr;
+  if (calls_hook && !invalid.empty()) present_ = false;
+  std::string no_memory;
+  if (invalid.empty() || calls_hook) no_memory = TryGiveMemory(*work);
+  if (invalid.empty()) invalid = no_memory;
   if (invalid.empty() && on_gpu_) invalid = NoteReadyInStreams({work}, *gpu_).message();
-  if (invalid.empty() && what_.rule->hook) CallHook();
+  if (calls_hook && !no_memory.empty()) FailHook(no_memory);
+  if (calls_hook) CallHook();
   ThrowIfError(set_.session->Submit(work, will_wait));
   handle_ = work->handle;
 }

@@ -32,8 +32,9 @@ namespace sirtaki::detail {
 constexpr const char* kBackwardThrew = "its backward() has thrown";
 // Why an average cannot be averaged again, behind the gradient's name.
 constexpr const char* kNoSecondBackward =
-    "holds an average of this step, to which a second backward() would add: with op Sum, "
-    "compression or a hook it cannot be averaged again. Let the passes add up in no_sync() or by "
+    "holds an average, to which another backward() would add: with op Sum, compression or a hook "
+    "it "
+    "cannot be averaged again. Let the passes add up in no_sync() or by "
     "backward_passes_per_step, call zero_grad() between them, or average in step(), by average_at";
 
 class ArenaPlace;
@@ -127,6 +128,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   void OnAccumulate();                          // before the gradient is written
   void OnGradient(const at::Tensor& incoming);  // after it was written
   core::Status Refused(const std::string& text) const;
+  bool HoldsAverage() const;
+  void NoteAverage();
   // The number of a bucket tells a user nothing: the status says what its gradients are called.
   core::Status WithNames(core::Status status) const;
   [[noreturn]] void ThrowWrittenAgain() const;
@@ -159,6 +162,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   bool TakeForms();
   core::Status Collect(GpuWaits& waits);
   void CollectFromHook();
+  void DropFromHook();
   at::Tensor AllocatedMemory() const;
   void Deliver(const at::Tensor& average);
   void Clear();
@@ -181,6 +185,11 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   std::size_t part_ = 0;  // of the bucket
   bool shared_ = false;
   std::uint64_t averages_ = 0;
+  // What `.grad` was, and its version, when an average was put there. The weak pointer keeps its
+  // address from being another's.
+  using WeakImpl = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  std::optional<WeakImpl> average_;
+  std::int64_t average_version_ = 0;
   std::shared_ptr<session::Gpu> gpu_;  // that it was last on
   std::atomic<bool> fresh_{false};     // the last backward has made it, not added to one
 
@@ -188,6 +197,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   Seen seen_;
   at::Tensor found_;          // what `.grad` was then, perhaps undefined
   bool present_ = false;      // and whether it counts: not that of a frozen parameter
+  bool on_average_ = false;   // and whether it was an average when the first pass began
   bool shares_ = false;       // its memory with other tensors, and so the version
   std::int64_t version_ = 0;  // of `found_`
   at::Tensor moved_;          // what is reduced: found_'s own memory, or a flat copy, or zeros, or

@@ -53,6 +53,15 @@ void ParameterGradient::CollectFromHook() {
   Deliver(result.detach().reshape(moved_.sizes()));
 }
 
+// The other ranks' hooks wait for this one's also where nothing can be averaged.
+void ParameterGradient::DropFromHook() {
+  try {
+    (void)std::exchange(finish_hook_, nullptr)();
+  } catch (...) {
+    FailHook(TextOfCurrent());
+  }
+}
+
 // Others who share its memory share the version as well, and write what is theirs.
 bool ParameterGradient::FoundWritten() const {
   return found_.defined() && !shares_ && VersionOf(found_) != version_;
@@ -70,10 +79,20 @@ core::Status ParameterGradient::Collect(GpuWaits& waits) {
                    " while it was being reduced: call step() or synchronize() on the optimizer "
                    "before zero_grad() and before changing gradients");
   }
+  const int joined = sparse_ ? sparse_->joined() : handle()->joined();
+  if (present_ && on_average_ && joined >= 0) {
+    return Refused("the gradient of " + core::Quoted(what_.name) +
+                   " held an average already, and cannot be averaged again: rank " +
+                   std::to_string(joined) +
+                   " has joined, and brings zeros in its place. Let the passes add up in no_sync() "
+                   "or by backward_passes_per_step, or call "
+                   "zero_grad() between them");
+  }
   if (sparse_) {
     sparse_dims_ = moved_.sparse_dim();
     // Ranks without the gradient cannot tell an empty one from none: it is none for all of them.
     what_.parameter.mutable_grad() = moved_._nnz() > 0 ? moved_ : at::Tensor();
+    NoteAverage();
     return {};
   }
   if (AbsentEverywhere()) return {};
@@ -83,6 +102,7 @@ core::Status ParameterGradient::Collect(GpuWaits& waits) {
   } else {
     Deliver(moved_);
   }
+  NoteAverage();
   return {};
 }
 
@@ -157,7 +177,7 @@ std::shared_ptr<Pending> ParameterGradient::AskForForms() {
 // False if it is something else.
 bool ParameterGradient::TakeForms() {
   const at::Tensor forms = std::exchange(forms_, nullptr)->Results().front();
-  const auto form = DecideForm(what_.name, what_.key, forms);
+  const auto form = DecideForm(what_.name, what_.key, forms, what_.rule->of_module);
   if (!form) return false;
   sparse_error_ = nullptr;
   sparse_dims_ = *form;
@@ -188,7 +208,10 @@ std::optional<core::Status> ParameterGradient::Advance(GpuWaits& waits) {
   };
   at::NoGradGuard no_grad;
   if (what_.rule->alone) {
-    if (refused_.empty()) return core::Status::Ok();
+    if (refused_.empty()) {
+      NoteAverage();
+      return core::Status::Ok();
+    }
     return Refused("the gradient of " + core::Quoted(what_.name) + ": " + refused_);
   }
   // Its bucket was dissolved before it was complete: who had made it is gone.
@@ -203,6 +226,7 @@ std::optional<core::Status> ParameterGradient::Advance(GpuWaits& waits) {
       reset.self = nullptr;  // in a forked child
       return status;
     }
+    if (!status.ok() && finish_hook_) DropFromHook();
     if (StartByItself(status)) return go_on();
     const bool mismatch = sparse_error_ || status.code() == core::StatusCode::kMismatch;
     if (mismatch && !asked_) {

@@ -89,7 +89,7 @@ bool BackwardEnds::Join(const Owner& owner, bool on_cpu, bool whole) {
   const int task = torch::autograd::get_current_graph_task_id();
   if (task == -1) return true;  // somebody calls the graph's nodes by themselves
   if (owner->joined_ == task || owner->whole_ != -1) return true;
-  if (!owner->within_backward()) owner->BeginAgain();
+  owner->BeginAgain();
   const std::shared_ptr<Backward> mine = FindOrBegin(task);
   const std::thread::id self = std::this_thread::get_id();
   bool fits = true;
@@ -109,13 +109,14 @@ bool BackwardEnds::Join(const Owner& owner, bool on_cpu, bool whole) {
   }
   const std::lock_guard<std::mutex> lock(mine->mutex);
   if (on_cpu) mine->on_cpu = self;
+  if (!fits) return false;  // its end is none of this owner's
   if (!mine->Has(owner.get())) {
     mine->owners.push_back(owner);
     ++owner->running_;
   }
-  if (fits) owner->joined_ = task;
+  owner->joined_ = task;
   if (whole) owner->whole_ = task;
-  return fits;
+  return true;
 }
 
 }  // namespace sirtaki::detail

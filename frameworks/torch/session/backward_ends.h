@@ -29,14 +29,13 @@ class AveragedAtEnd {
   virtual void ConcludeEnd() = 0;
   // The backward() has thrown, and its end was dropped: tells the other ranks. Never waits.
   virtual void FailEnd() noexcept = 0;
-  // Another backward() begins: takes what one that has thrown has left. May wait.
+  // A backward() meets its first gradient, or goes on after one within it: takes what one that has
+  // thrown has left. May wait.
   virtual void BeginAgain() = 0;
 
   // Whether a backward() has met it that has not ended. One that has thrown may end, on autograd's
   // thread of a GPU, a moment after its caller has caught the error.
   bool within_backward() const { return running_ > 0; }
-  // In FailEnd: whether there is another one, around it or on another thread, whose end comes.
-  bool within_another() const { return running_ > 1; }
 
  private:
   friend class BackwardEnds;

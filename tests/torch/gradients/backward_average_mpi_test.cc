@@ -335,6 +335,91 @@ TEST_F(BackwardAverageTest, AnInnerBackwardAverages) {
   }
 }
 
+// The ranks run equally many averages, so that the outer one, and the next step, fit together.
+TEST_F(BackwardAverageTest, AnInnerBackwardThatThrowsIsAnAverageToo) {
+  const int last = size() - 1;
+  int number = 0;
+  for (const bool outer_first : {false, true}) {
+    for (const bool caught : {false, true}) {
+      NamedTensors named;
+      for (const std::string name : {"outer", "failing", "inner"})
+        named.emplace_back(name, torch::ones({2}, torch::requires_grad()));
+      const auto& [outer, failing, inner] =
+          std::tie(named[0].second, named[1].second, named[2].second);
+      auto optimizer =
+          DistributedOptimizer(SGD({outer, failing, inner}, SGDOptions(1.0)), named,
+                               Options().name("inner throws " + std::to_string(++number)));
+      const auto expect_mean = [](const torch::Tensor& parameter) {
+        EXPECT_TRUE(torch::allclose(parameter.grad(), torch::full({2}, MeanOfRanks())));
+      };
+      for (int round = 0; round < 2; ++round) {  // with and without buckets
+        optimizer.zero_grad();
+        std::string inner_text;
+        std::function<void()> run_inner = [&, &inner = inner, &failing = failing] {
+          const torch::AutoGradMode with_graph(true);
+          // The last parameter is reached, the one that fails is not.
+          const auto on_path = rank() == last ? FailingBackward::apply(failing) : failing;
+          const auto loss = on_path.sum() * Mine() + inner.sum() * Mine();
+          inner_text = TextOf([&] { loss.backward(); });
+          if (!caught && !inner_text.empty()) throw std::runtime_error(inner_text);
+        };
+        const auto call = reinterpret_cast<std::int64_t>(&run_inner);
+        const auto x = torch::ones({1}, torch::requires_grad());
+        const auto before = outer.sum() * Mine();
+        const auto around = Inner::apply(x, call).sum();
+        // What is made later in forward comes first in backward.
+        auto loss = around + (outer_first ? outer.sum() * Mine() : before);
+        const std::string text = TextOf([&] { loss.backward(); });
+        EXPECT_THAT(inner_text,
+                    HasSubstr(rank() == last ? "no more memory" : "backward() has thrown"));
+        if (caught) {
+          EXPECT_THAT(text, IsEmpty());
+          expect_mean(outer);
+        } else {
+          EXPECT_THAT(text, HasSubstr(inner_text));
+        }
+        for (int step = 0; step < 3; ++step) {
+          optimizer.zero_grad();
+          ((outer + failing + inner).sum() * Mine()).backward();
+          for (const auto& [_, parameter] : named) expect_mean(parameter);
+          optimizer.step();
+        }
+      }
+    }
+  }
+}
+
+// What an average has left is not what a step may use, if the next average has failed.
+TEST_F(BackwardAverageTest, AStepAfterAnAverageThatFailedAveragesAgain) {
+  Part part("failed again");
+  for (int round = 0; round < 2; ++round) {
+    part.optimizer.zero_grad();
+    part.Loss(Mine()).backward();
+    EXPECT_NE(TextOf([&] {
+                auto bias =
+                    rank() == 0 ? FailingBackward::apply(part.layer->bias) : part.layer->bias;
+                (bias.sum() + part.layer->weight.sum() * Mine()).backward();
+              }),
+              "");
+    part.optimizer.step();
+    check_parameters(*part.layer);
+    ExpectStillTrains(part);
+  }
+}
+
+// Whether a rank has touched a gradient in no_sync() is nothing that the others know.
+TEST_F(BackwardAverageTest, AStepAveragesAfterNoSyncThatTouchedNothingOnSomeRanks) {
+  Part part("held");
+  part.Loss(Mine()).backward();
+  {
+    const auto hold = part.optimizer.no_sync();
+    if (rank() == 0) part.Loss(static_cast<float>(size())).backward();
+  }
+  part.optimizer.step();
+  part.ExpectGradient(MeanOfRanks() + 1);
+  check_parameters(*part.layer);
+}
+
 TEST_F(BackwardAverageTest, ASecondBackwardOnOneRankAlone) {
   if (size() == 1) GTEST_SKIP() << "with one rank there is no other";
   Part part("one more");
@@ -350,6 +435,65 @@ TEST_F(BackwardAverageTest, ASecondBackwardOnOneRankAlone) {
                   HasSubstr("backward_passes_per_step"), HasSubstr("average_at")));
   broadcast_parameters(*part.layer, 0);
   ExpectStillTrains(part);
+}
+
+TEST_F(BackwardAverageTest, AnInnerBackwardOrANoSyncOnOneRankAlone) {
+  if (size() == 1) GTEST_SKIP() << "with one rank there is no other";
+  for (const bool nested : {true, false}) {
+    Part part(nested ? "one inner" : "one held");
+    ExpectStillTrains(part);
+    const std::string text = TextOf([&] {
+      for (int step = 0; step < 2; ++step) {
+        part.optimizer.zero_grad();
+        std::function<void()> inner = [&] {
+          const torch::AutoGradMode with_graph(true);
+          if (nested && rank() == 0) part.layer->weight.sum().backward();
+        };
+        const auto x = torch::ones({1}, torch::requires_grad());
+        const auto around = Inner::apply(x, reinterpret_cast<std::int64_t>(&inner)).sum();
+        {
+          std::optional<decltype(part.optimizer.no_sync())> held;
+          if (!nested && rank() == 0) held.emplace(part.optimizer.no_sync());
+          (around + part.layer->bias.sum()).backward();
+        }
+        part.optimizer.step();
+      }
+    });
+    EXPECT_THAT(text, AllOf(HasSubstr("on rank 0"), HasSubstr("average_at"))) << nested;
+    broadcast_parameters(*part.layer, 0);
+  }
+}
+
+// Without zero_grad() in it a closure adds to the average of its evaluation before, as one process
+// adds to its gradient.
+TEST_F(BackwardAverageTest, EvaluationsOfAClosureStartAnew) {
+  for (const bool sum : {false, true}) {
+    SmallNet net;
+    auto of = sum ? Options().op(ReduceOp::Sum) : Options();
+    auto optimizer = DistributedOptimizer(
+        torch::optim::LBFGS(net.parameters(), torch::optim::LBFGSOptions(0.1).max_iter(3)),
+        net.named_parameters(), of.name(sum ? "closure of sums" : "closure"));
+    SmallNet alone;
+    torch::optim::LBFGS plain(alone.parameters(), torch::optim::LBFGSOptions(0.1).max_iter(3));
+    const std::string text = TextOf([&] {
+      optimizer.step([&] {
+        auto loss = Loss(net, BatchOfRank(0, rank()));
+        loss.backward();
+        return loss;
+      });
+    });
+    if (sum) {
+      EXPECT_THAT(text, AllOf(HasSubstr("holds an average"), HasSubstr("zero_grad()")));
+      continue;
+    }
+    EXPECT_THAT(text, IsEmpty());
+    plain.step([&] {
+      auto loss = Loss(alone, JoinedBatch(0, size()));
+      loss.backward();
+      return loss;
+    });
+    EXPECT_LT(Distance(net.parameters(), alone.parameters()), 1e-12);
+  }
 }
 
 TEST_F(BackwardAverageTest, WhatCannotBeAveragedAgainIsRefused) {
@@ -387,7 +531,7 @@ TEST_F(BackwardAverageTest, ASumThatNobodyAddsToIsNotSummedAgain) {
   part.Loss(1).backward();
   part.layer->weight.mutable_grad().reset();
   const std::string text = TextOf([&] { part.layer->weight.sum().backward(); });
-  EXPECT_THAT(text, AllOf(HasSubstr("average_at"), HasSubstr("average of this step")));
+  EXPECT_THAT(text, AllOf(HasSubstr("average_at"), HasSubstr("holds an average")));
   part.optimizer.zero_grad();
   part.Loss(1).backward();
   part.ExpectGradient(static_cast<float>(size()));
@@ -538,6 +682,46 @@ TEST_F(BackwardAverageTest, ASharedParameterNotifiesAllItsOwners) {
   }
 }
 
+// The others have called their hooks, whose collectives wait for this rank's.
+TEST_F(BackwardAverageTest, AHookIsCalledForAGradientThatIsRefused) {
+  const auto hook = [](const GradientBucket& bucket) {
+    const auto handle =
+        allreduce_async(bucket.buffer, AllreduceOptions().name("hook/" + bucket.name));
+    return [handle] { return synchronize(handle); };
+  };
+  Part part("refused by a hook", Options().hook(hook));
+  const int last = size() - 1;
+  for (int round = 0; round < 2; ++round) {
+    part.optimizer.zero_grad();
+    const std::string text = TextOf([&] {
+      auto bias = rank() == last ? FailingBackward::apply(part.layer->bias) : part.layer->bias;
+      (bias.sum() * 100 + part.layer->weight.sum() * 100).backward();
+    });
+    EXPECT_THAT(text, HasSubstr(rank() == last ? "no more memory" : "backward() has thrown"));
+    ExpectStillTrains(part);
+    part.optimizer.zero_grad();
+    EXPECT_THAT(TextOf([&] {
+                  part.layer->weight.pow(2).sum().backward({}, /*retain_graph=*/true,
+                                                           /*create_graph=*/rank() == last);
+                }),
+                HasSubstr("create_graph"));
+    part.layer->zero_grad();  // breaks the circle of the graph
+    ExpectStillTrains(part);
+  }
+}
+
+// The check needs all ranks, and those that average at their backward() are not there.
+TEST_F(BackwardAverageTest, AStepWithoutABackwardIsFoundBeforeParametersAreChecked) {
+  if (size() == 1) GTEST_SKIP() << "with one rank there is nothing to miss";
+  Part part("checked", Options().check_parameters_every(1));
+  const std::string text = TextOf([&] {
+    if (rank() != 1) part.Loss(1).backward();
+    part.optimizer.step();
+  });
+  EXPECT_THAT(text, HasSubstr("in step() on rank 1"));
+  ExpectStillTrains(part);
+}
+
 // ---- uneven data ----
 
 TEST_F(BackwardAverageTest, ClippedAfterTheLowestRankHasJoined) {
@@ -558,6 +742,43 @@ TEST_F(BackwardAverageTest, ClippedAfterTheLowestRankHasJoined) {
     broadcast_parameters(net, last);
     broadcast_optimizer_state(optimizer, last);
     check_parameters(net);
+  }
+}
+
+// A rank that has joined brings zeros where the others bring the average of before.
+TEST_F(BackwardAverageTest, AnAverageIsNotAveragedAgainAfterARankHasJoined) {
+  if (size() == 1) GTEST_SKIP() << "with one rank nobody has joined";
+  Part part("joined");
+  torch::nn::Embedding table(torch::nn::EmbeddingOptions(4, 2).sparse(true));
+  auto of_table = DistributedOptimizer(SGD(table->parameters(), SGDOptions(1.0)),
+                                       table->named_parameters(), Options().name("joined table"));
+  const float active = static_cast<float>(size() - 1) / static_cast<float>(size());
+  for (int round = 0; round < 2; ++round) {  // with and without buckets
+    if (rank() != 0) {
+      part.optimizer.zero_grad();
+      part.Loss(1).backward();
+      part.ExpectGradient(active);
+      EXPECT_THAT(TextOf([&] { part.Loss(1).backward(); }),
+                  AllOf(HasSubstr("rank 0 has joined"), HasSubstr("no_sync()")));
+      part.optimizer.zero_grad();
+      {
+        const auto hold = part.optimizer.no_sync();
+        part.Loss(1).backward();
+      }
+      part.Loss(1).backward();
+      part.ExpectGradient(2 * active);
+      part.optimizer.step();
+
+      const auto row = torch::tensor({1});
+      of_table.zero_grad();
+      table(row).sum().backward();
+      EXPECT_NEAR(table->weight.grad().to_dense().sum().item<double>(), 2 * active, 1e-6);
+      EXPECT_THAT(TextOf([&] { table(row).sum().backward(); }), HasSubstr("has joined"));
+      of_table.zero_grad();
+    }
+    join();
+    broadcast_parameters(*part.layer, size() - 1);
+    ExpectStillTrains(part);
   }
 }
 

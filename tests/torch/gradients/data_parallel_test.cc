@@ -209,6 +209,103 @@ TEST(DataParallelTest, WhatAModuleCannotDoIsRefused) {
   });
 }
 
+// A sum to which a second backward() adds would be summed again.
+TEST(DataParallelTest, WhatCannotBeAveragedAgainIsRefused) {
+  const auto hook = [](const GradientBucket& bucket) {
+    return [buffer = bucket.buffer.clone()] { return buffer; };
+  };
+  for (const auto& options : {DistributedOptimizerOptions().op(ReduceOp::Sum),
+                              DistributedOptimizerOptions().compression(Compression::BF16),
+                              DistributedOptimizerOptions().hook(hook)}) {
+    RunTorchRanks(2, [&](int, const Session& session) {
+      auto net = std::make_shared<Branches>();
+      DistributedDataParallel<Branches> model(net, DdpOptions().gradients(options), session);
+      const float once = options.op() == ReduceOp::Sum ? 2 : 1;
+      for (const bool keeps_memory : {false, true}) {
+        model.forward(true).backward();
+        EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { model.forward(true).backward(); }),
+                    AllOf(HasSubstr("holds an average"), HasSubstr("no_sync()")));
+        model.zero_grad(!keeps_memory);
+        // What the second does not reach stays as it is.
+        model.forward(true).backward();
+        net->a.mutable_grad().reset();
+        model.forward(false).backward();
+        EXPECT_TRUE(torch::equal(net->a.grad(), torch::full({2}, once)));
+        EXPECT_TRUE(torch::equal(net->b.grad(), torch::full({2}, once)));
+        model.zero_grad(!keeps_memory);
+      }
+    });
+  }
+}
+
+TEST(DataParallelTest, TwoBackwardOnOneRankAreNoTwoSteps) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto net = std::make_shared<Branches>();
+    DistributedDataParallel<Branches> model(net, {}, session);
+    for (int round = 0; round < 2; ++round) {
+      model.zero_grad();
+      auto loss = model.forward(true);
+      loss.backward({}, /*retain_graph=*/true);
+      EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
+                          [&] {
+                            if (rank == 1) loss = model.forward(true);  // the next step
+                            loss.backward();
+                          }),
+                  AllOf(HasSubstr("backward() number 2 after forward() on rank 0"),
+                        HasSubstr("no_sync()")));
+    }
+    for (int step = 0; step < 2; ++step) {
+      model.zero_grad();
+      auto loss = model.forward(true) * (rank + 1);
+      loss.backward({}, /*retain_graph=*/true);
+      loss.backward();
+      EXPECT_TRUE(torch::equal(net->b.grad(), torch::full({2}, 3.0f)));
+    }
+  });
+}
+
+// The ends of two modules in one backward() come in any order.
+TEST(DataParallelTest, ParametersOfSeveralModulesAreChecked) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const auto options =
+        DdpOptions().gradients(DistributedOptimizerOptions().check_parameters_every(1));
+    const auto make = [&](const char* name) {
+      auto of_one = options;
+      of_one.gradients(of_one.gradients().name(name));
+      return std::make_unique<DistributedDataParallel<Branches>>(std::make_shared<Branches>(),
+                                                                 of_one, session);
+    };
+    const auto a = make("a");
+    const auto b = make("b");
+    for (int step = 0; step < 2; ++step) {
+      const auto of_a = a->forward(true);
+      const auto of_b = b->forward(true);
+      (rank == 0 ? of_a + of_b * 2 : of_b * 2 + of_a).backward();
+    }
+    if (rank == 1) {
+      const torch::NoGradGuard no_grad;
+      (*b)->a.add_(1);
+    }
+    a->forward(true);
+    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, [&] { b->forward(true); }),
+                HasSubstr("parameters of the module#2"));
+  });
+}
+
+TEST(DataParallelTest, AnAverageIsNotAveragedAgainAfterARankHasJoined) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    auto net = std::make_shared<Branches>();
+    DistributedDataParallel<Branches> model(net, DdpOptions(), session);
+    if (rank == 0) {
+      model.forward(true).backward();
+      EXPECT_TRUE(torch::equal(net->b.grad(), torch::full({2}, 0.5f)));
+      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { model.forward(true).backward(); }),
+                  AllOf(HasSubstr("rank 1 has joined"), HasSubstr("no_sync()")));
+    }
+    join({}, session);
+  });
+}
+
 struct Tied : torch::nn::Module {
   Tied() {
     weight = register_parameter("weight", torch::ones({2}));

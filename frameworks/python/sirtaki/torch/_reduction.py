@@ -8,7 +8,6 @@ from typing import Any, Callable, List, Optional, Tuple, Type, TypeVar
 
 import torch
 
-from sirtaki.common.exceptions import InvalidArgumentError
 from sirtaki.torch._hooks import BucketHook, c_hook, compressing_hook
 from sirtaki.torch._library import _C
 from sirtaki.torch.compression import Compression, Compressor, _number_of
@@ -100,10 +99,7 @@ Reducer = TypeVar("Reducer")
 
 
 def without_garbage(make: Callable[[], Reducer]) -> Reducer:
-    """A parameter is refused if another optimizer has it that does not fit. One that the program has let go may wait
-    for Python to notice (schedulers make cycles); all ranks are refused alike, and so try again alike."""
-    try:
-        return make()
-    except InvalidArgumentError:
-        gc.collect()
+    """An optimizer that the program has let go may wait for Python to notice (schedulers make cycles), at another time on
+    each rank. Collected first, so that no rank shares its parameters, and their buckets, with one that others have not."""
+    gc.collect()
     return make()
