@@ -96,10 +96,14 @@ class Settings:
 
 
 Reducer = TypeVar("Reducer")
+_made: weakref.WeakSet[Any] = weakref.WeakSet()  # the reducers that Python has not let go yet
 
 
 def without_garbage(make: Callable[[], Reducer]) -> Reducer:
     """An optimizer that the program has let go may wait for Python to notice (schedulers make cycles), at another time on
     each rank. Collected first, so that no rank shares its parameters, and their buckets, with one that others have not."""
-    gc.collect()
-    return make()
+    if _made:
+        gc.collect()
+    reducer = make()
+    _made.add(reducer)
+    return reducer
