@@ -41,8 +41,8 @@ class HandleState {
   // it.
   void SetAbsentEverywhere() { absent_everywhere_.store(true, std::memory_order_relaxed); }
 
-  // A member that had joined, and took part with zeros or with nothing; -1: none had. Set as the one
-  // above.
+  // joined() is a member that had joined, and so took part with zeros or nothing; -1: none had. It is
+  // set when absent_everywhere() is.
   void SetJoined(int rank) { joined_.store(rank, std::memory_order_relaxed); }
   int joined() const { return joined_.load(std::memory_order_relaxed); }
 

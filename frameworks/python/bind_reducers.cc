@@ -84,7 +84,7 @@ void BindReducers(py::module_& module) {
 
   py::class_<ModuleReducer>(module, "ModuleReducer")
       .def(py::init<ReducerSettings>())
-      .def("before_forward", &ModuleReducer::BeforeForward, WithoutGil())
+      .def("before_forward", &ModuleReducer::BeforeForward, py::arg("training"), WithoutGil())
       .def("begin_backward", &ModuleReducer::BeginBackward, WithoutGil())
       .def("no_sync", [](ModuleReducer& self) { return PythonScope(self.NoSync()); })
       .def_property_readonly("prefix", &ModuleReducer::prefix);

@@ -66,7 +66,7 @@ class ModuleReducer {
   ModuleReducer(const ModuleReducer&) = delete;
   ModuleReducer& operator=(const ModuleReducer&) = delete;
 
-  void BeforeForward() { reducer_->BeforeForward(); }
+  void BeforeForward(bool training) { reducer_->BeforeForward(training); }
   void BeginBackward() { reducer_->BeginBackward(); }
   detail::Scope NoSync() { return reducer_->NoSync(); }
   std::string prefix() const { return reducer_->prefix(); }

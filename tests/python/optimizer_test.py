@@ -607,20 +607,21 @@ def test_a_hook_that_reaches_its_optimizer_does_not_keep_it(rank, size):
 
 
 @SEVERAL
-def test_garbage_of_ranks_that_collect_it_at_other_times(rank, size):
+@pytest.mark.parametrize("made_before", [False, True])
+def test_garbage_of_ranks_that_collect_it_at_other_times(rank, size, made_before):
     """An optimizer in a circle is gone when Python notices, and its buckets with it."""
     model = support.net()
+    batches = list(support.batches(rank))
     first = distributed(model)
     first.circle = first
-    batches = list(support.batches(rank))
     train(model, first, batches)
-    if rank == 0:
-        gc.disable()
+    gc.disable()
     try:
         del first
+        if rank != 0 and not made_before:
+            gc.collect()
         optimizer = distributed(model)
-        train(model, optimizer, batches)
-        if rank != 0:
+        if rank != 0 and made_before:
             gc.collect()
         train(model, optimizer, batches)
     finally:

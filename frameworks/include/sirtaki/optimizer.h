@@ -95,8 +95,8 @@ class SIRTAKI_API GradientReducer {
   Scope NoSync();
   Scope SkipSynchronize();
   // Without an optimizer: looks for parameters that were unfrozen, and ends what a backward() that
-  // failed has left. Does nothing within a backward().
-  void BeforeForward();
+  // failed has left. Does nothing within a backward(). `training`: the ranks come here alike.
+  void BeforeForward(bool training);
   // Without an optimizer, within a backward(): gradients are averaged at the end of this backward()
   // alone. Otherwise they are at the end of each that makes some, the inner ones too.
   void BeginBackward();

@@ -20,7 +20,7 @@ class Pending {
   virtual std::vector<at::Tensor> Results() = 0;
   // Waits. For each of the results the rows that came from each member; empty where nothing tells.
   virtual std::vector<std::vector<std::int64_t>> ReceivedRows() = 0;
-  // After its end: a member that had joined and took part with nothing; -1: none.
+  // Gives a member that had joined, and so took part with nothing; -1: none had. After the end.
   virtual int joined() const { return -1; }
 };
 

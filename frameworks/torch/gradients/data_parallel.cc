@@ -26,7 +26,7 @@ class ModuleSynchronizer::Impl {
 
   void BeforeForward() {
     if (!at::GradMode::is_enabled()) return;
-    reducer_.BeforeForward();
+    reducer_.BeforeForward(module_->is_training());
     if (broadcasts_buffers_ && scopes_ == 0 && module_->is_training()) BroadcastBuffers();
   }
 

@@ -210,7 +210,7 @@ void GradientBuckets::MakeBucket(Gradients gradients, ArenaPlaces places, std::s
         std::make_shared<const core::Signature>(gradient->ExpectedSignature()));
   }
   signature->layout = LayoutOf(gradients, strides, !places.empty());
-  signature->subject = rule_->at_backward && !rule_->of_module ? 1 : 0;  // as most of them are
+  signature->subject = rule_->at_backward ? 1 : 0;  // as most of them are
   // Optimizers are numbered alike on all ranks, and each counts its own layouts.
   const core::Key key = core::Key::Bucket(set_.members.set, arena_number(), index);
   const auto bucket = std::make_shared<Bucket>(key, std::move(signature));

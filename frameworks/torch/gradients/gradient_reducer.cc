@@ -81,6 +81,7 @@ void GradientReducer::Impl::CheckSession() const {
 void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
                                        bool with_closure) {
   AwaitEnds();
+  EndFailed();
   const ParameterGradient* const outstanding = FirstOutstanding();
   if (skips_ > 0) {
     if (outstanding != nullptr) {
@@ -214,20 +215,25 @@ void GradientReducer::Impl::CheckParametersWhenDue() {
   CheckEqual("check_parameters of the " + members_.what(), names, parameters, set_);
 }
 
-void GradientReducer::Impl::BeforeForward() {
+void GradientReducer::Impl::BeforeForward(bool training) {
   // Activation checkpointing runs parts of the forward pass anew within backward().
   if (torch::autograd::get_current_graph_task_id() != -1) return;
   set_.session->session().NoteCaller();
   AwaitEnds();
   EndFailed();
-  if (std::exchange(checks_next_, false)) CheckParametersWhenDue();
-  BeginCount();
+  // Evaluation is each rank's own affair.
+  if (training) {
+    if (checks_next_) members_.CheckStreams();
+    if (std::exchange(checks_next_, false)) CheckParametersWhenDue();
+    BeginCount();
+  }
   for (const GradientPtr& member : members_.all()) member->Attach();
 }
 
 void GradientReducer::Impl::StartAnew() {
   AfterStep();
   passes_ = 0;
+  held_ = false;
   for (const GradientPtr& member : members_.all()) {
     member->gate().Reset();
     member->Attach();
@@ -320,9 +326,9 @@ void GradientReducer::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
 
 Scope GradientReducer::NoSync() { return impl().NoSync(); }
 Scope GradientReducer::SkipSynchronize() { return impl().SkipSynchronize(); }
-void GradientReducer::BeforeForward() {
+void GradientReducer::BeforeForward(bool training) {
   impl().CheckSession();
-  impl_->BeforeForward();
+  impl_->BeforeForward(training);
 }
 void GradientReducer::BeginBackward() { impl().BeginBackward(); }
 const std::string& GradientReducer::prefix() const { return impl().prefix(); }

@@ -14,6 +14,7 @@
 #include "frameworks/torch/gradients/gradient_form.h"
 #include "frameworks/torch/gradients/gradient_reducer_impl.h"
 #include "frameworks/torch/tensors/throw.h"
+#include "sirtaki/error.h"
 
 namespace sirtaki::detail {
 
@@ -29,16 +30,16 @@ bool GradientReducer::Impl::AnyTouched() const {
                      [](const GradientPtr& member) { return member->gate().touched(); });
 }
 
-void GradientReducer::Impl::SubmitUnlessReported(const GradientPtr& member,
-                                                 const std::string& refused) {
+void GradientReducer::Impl::SubmitUnlessReported(const GradientPtr& member) {
   if (member->gate().reported()) return;
   member->Attach();
-  if (!member->takes_part()) return;
-  member->gate().Report();
-  if (refused.empty()) {
-    member->Submit(/*will_wait=*/true);
+  if (!member->takes_part() || !member->gate().Report()) return;
+  if (failed_ends_ > 0) {
+    refused_some_ = true;
+    member->Refuse(std::string(kBackwardThrew) +
+                   ", which its error explains; zero_grad() begins again");
   } else {
-    member->Refuse(refused);
+    member->SubmitMissing(/*averaged=*/averages_ > 0);
   }
 }
 
@@ -73,36 +74,24 @@ void GradientReducer::Impl::Attempt(const Call& call) {
     call();
   } catch (...) {
     if (!first_error_) first_error_ = std::current_exception();
+    threw_elsewhere_ |= TextOfCurrent().find(kBackwardThrew) != std::string::npos;
   }
-}
-
-// Why gradients that hold an average of this step, and are of no second backward(), cannot be
-// averaged again; empty if they can, or if there are none.
-std::string GradientReducer::Impl::WhyNotAgain() const {
-  if (averages_ == 0 || !rule_->at_backward || rule_->of_module || rule_->may_repeat()) return {};
-  for (const GradientPtr& member : members_.all()) {
-    if (!member->gate().reported() && member->parameter().grad().defined())
-      return kNoSecondBackward;
-  }
-  return {};
 }
 
 void GradientReducer::Impl::SubmitMissing() {
-  const std::string refused =
-      failed_ends_ > 0
-          ? std::string(kBackwardThrew) + ", which its error explains; zero_grad() begins again"
-          : WhyNotAgain();
   for (std::size_t i = 0; i < members_.all().size(); ++i) {
-    if (!IsDone(i)) SubmitUnlessReported(members_.all()[i], refused);
+    if (!IsDone(i)) SubmitUnlessReported(members_.all()[i]);
   }
-  for (const GradientPtr& member : mates_) SubmitUnlessReported(member, refused);
-  for (const GradientPtr& member : buckets_.gradients()) SubmitUnlessReported(member, refused);
+  for (const GradientPtr& member : mates_) SubmitUnlessReported(member);
+  for (const GradientPtr& member : buckets_.gradients()) SubmitUnlessReported(member);
 }
 
 // If the group has failed, or memory is short, what was accepted is waited for all the same.
 void GradientReducer::Impl::BeginAverage() {
   first_error_ = nullptr;
   synchronized_ = false;
+  refused_some_ = false;
+  threw_elsewhere_ = false;
   waits_.emplace();
   mates_ = MatesOfShared();
   Attempt([this] { SubmitMissing(); });
@@ -155,13 +144,17 @@ void GradientReducer::Impl::EndAverage() {
   if (!rule_->at_backward) Attempt([this] { buckets_.Ask(members_.all()); });
   Attempt([this] { buckets_.Take(members_.all(), /*wait=*/!rule_->at_backward); });
   Attempt([this] { members_.CheckResults(); });
+  for (const GradientPtr& member : members_.all()) member->NoteDelivered();
   passes_ = 0;
   waits_.reset();
   if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
   synchronized_ = true;
   held_ = false;
   ++averages_;
-  if (counts_averages()) members_.round() = averages_ + 1;
+  if (!counts_averages()) return;
+  // A module may never see a forward(): its program may call another function.
+  constexpr std::uint32_t kMostOfModule = 16;
+  members_.round() = 1 + (rule_->of_module ? averages_ % kMostOfModule : averages_);
 }
 
 // On this thread, for this optimizer alone.
@@ -181,6 +174,7 @@ void GradientReducer::Impl::Synchronize() {
 
 void GradientReducer::Impl::SynchronizeUnlessDone() {
   if (rule_->of_steps()) return;
+  AwaitEnds();
   // What this rank has touched in no_sync() the others may not have.
   if (!synchronized_ || held_ || AnyTouched()) Synchronize();
 }
@@ -206,23 +200,37 @@ void GradientReducer::Impl::BeginEnd() {
 
 void GradientReducer::Impl::ConcludeEnd() {
   if (!std::exchange(ends_now_, false)) return;
-  EndAverage();
+  try {
+    EndAverage();
+  } catch (...) {
+    if (threw_elsewhere_) Fail(std::current_exception());
+    throw;
+  }
   if (!rule_->of_module || rule_->alone) return;
   synchronized_ = false;
   timed_ = false;
-  checks_next_ = true;
+  checks_next_ = check_every_ > 0;
   steps().EndStep();
   if (tuner_) tuner_->AfterStep();
 }
 
-// Perhaps on autograd's thread of a GPU, while the program's goes on. The peers run an average for
-// each end: of a backward() around this one too, which may throw as well. With several passes they
-// run one for all of them.
+// This may run on autograd's thread of a GPU, while the program's thread goes on. If all gradients
+// were submitted before the backward() threw, its average is like any other, and a backward() around
+// it that throws as well is one more, submitted later. With several passes the other ranks run one
+// average for all of them.
 void GradientReducer::Impl::FailEnd() noexcept {
   try {
     const std::lock_guard<std::mutex> lock(failed_mutex_);
     if (set_.session->gone() || (failed_ends_ > 0 && rule_->passes > 1)) return;
-    if (++failed_ends_ == 1) BeginAverage();
+    if (++failed_ends_ == 1) {
+      BeginAverage();
+      if (!refused_some_) return;
+    }
+    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                             "a backward() within this one has thrown: the gradients of the " +
+                                 members_.what() + " are averaged again after zero_grad()"));
+  } catch (const Error&) {
+    Fail(std::current_exception());
   } catch (...) {
     core::Log(core::LogLevel::kWarning,
               "a backward() has thrown, and the other ranks could not be told: " + TextOfCurrent());
@@ -244,7 +252,8 @@ void GradientReducer::Impl::AwaitEnds() const {
   }
 }
 
-// Takes what the backward() that have thrown have left, which the other ranks wait for as well.
+// The averages that backward() have left which threw are collected; the other ranks wait for them as
+// well.
 void GradientReducer::Impl::EndFailed() {
   if (failed_ends_ == 0) return;
   const std::lock_guard<std::mutex> lock(failed_mutex_);

@@ -48,7 +48,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void Synchronize();
   void SynchronizeUnlessDone();
   void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
-  void BeforeForward();
+  void BeforeForward(bool training);
   void BeginBackward();
   Scope NoSync();
   Scope SkipSynchronize();
@@ -82,7 +82,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void BeginCount();
   std::vector<GradientPtr> MatesOfShared() const;
   void SubmitMissing();
-  static void SubmitUnlessReported(const GradientPtr& member, const std::string& refused);
+  void SubmitUnlessReported(const GradientPtr& member);
   template <class Call>
   void Attempt(const Call& call);
   void Average();
@@ -90,7 +90,6 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void EndAverage();
   void AwaitEnds() const;
   void EndFailed();
-  std::string WhyNotAgain() const;
   void StartAnew();
   void CheckParametersWhenDue();
 
@@ -104,7 +103,8 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   bool synchronized_ = false;
   const std::int64_t check_every_;  // steps; 0: never
   std::int64_t steps_ = 0;
-  // Of a module: the next forward() counts a step. The ends of backward() come in no agreed order.
+  // A module compares its parameters in the next forward(): at the end of a backward() the ranks may
+  // have met several modules in different orders.
   bool checks_next_ = false;
   int skips_ = 0;                               // scopes of skip_synchronize
   std::uint32_t averages_ = 0;                  // of this step
@@ -113,10 +113,12 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   int passes_ = 0;         // backward() since the last average, in no scope of no_sync
   bool timed_ = false;     // the backward pass of this step was
   bool ends_now_ = false;  // the end that was begun averages
-  // The ends of backward() that have thrown, inner ones too, and were not collected. The first was
-  // submitted when it threw.
-  std::mutex failed_mutex_;
+  // How many backward() have thrown whose averages were not collected. The first was submitted when
+  // it threw.
   std::atomic<int> failed_ends_{0};
+  std::mutex failed_mutex_;       // of who submits and collects them
+  bool refused_some_ = false;     // of what is under way, because a backward() has thrown
+  bool threw_elsewhere_ = false;  // the same, on another rank
   // What is under way, from BeginAverage to EndAverage.
   std::vector<GradientPtr> mates_;
   std::vector<GradientPtr> outstanding_;

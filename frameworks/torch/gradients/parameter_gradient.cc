@@ -16,6 +16,7 @@
 #include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/calls/sparse_call.h"
 #include "frameworks/torch/gradients/gradient_buckets.h"
+#include "frameworks/torch/gradients/gradient_form.h"
 #include "frameworks/torch/gradients/gradient_memory.h"
 #include "frameworks/torch/tensors/compression.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
@@ -156,11 +157,18 @@ void ParameterGradient::JoinEnds() const {
   }
 }
 
-// Nobody has changed it since it was averaged, as far as autograd knows.
+// The program has not changed `.grad` since this noted it last, as far as autograd knows: clipping by
+// LibTorch's own functions leaves no trace.
 bool ParameterGradient::HoldsAverage() const {
   const at::Tensor& gradient = what_.parameter.grad();
   return average_ && average_->_unsafe_get_target() == gradient.unsafeGetTensorImpl() &&
          VersionOf(gradient) == average_version_;
+}
+
+// An average of this step is there already, whatever the program has made of it.
+bool ParameterGradient::IsLaterAverage() const {
+  const std::uint32_t round = what_.round->load();
+  return !what_.rule->of_module && round > 1 && round != kRoundInStep;
 }
 
 void ParameterGradient::NoteAverage() {
@@ -179,12 +187,8 @@ void ParameterGradient::OnAccumulate() {
   const bool counts = what_.rule->at_backward && !gate_.held();
   if (counts) JoinEnds();
   if (gate_.reported()) ThrowWrittenAgain();
-  const bool on_average = HoldsAverage();
-  if (!gate_.touched()) on_average_ = on_average;
-  if (what_.rule->may_repeat() || !counts || fresh) return;
-  // What the program has changed meanwhile, as clipping does, is an average still; but a module does
-  // not know when its gradients are set to zero.
-  if (on_average || (!what_.rule->of_module && what_.round->load() > 1)) {
+  on_average_ = !fresh && (HoldsAverage() || IsLaterAverage());
+  if (counts && on_average_ && !what_.rule->may_repeat()) {
     ThrowStatus(Refused("the gradient of " + core::Quoted(what_.name) + " " + kNoSecondBackward));
   }
 }
@@ -195,6 +199,7 @@ void ParameterGradient::OnGradient(const at::Tensor& incoming) {
   set_.session->session().observation().steps().NoteGradient();
   switch (gate_.Arrive()) {
     case fusion::GradientGate::Arrival::kEarly:
+      if (on_average_) NoteAverage();  // with what was added
       return;
     case fusion::GradientGate::Arrival::kInFlight:
       ThrowWrittenAgain();
@@ -273,12 +278,7 @@ std::vector<std::shared_ptr<ParameterGradient>> ParameterGradient::BucketMates()
 
 void ParameterGradient::Submit(bool will_wait, const at::Tensor& incoming) {
   found_ = what_.parameter.grad();
-  present_ = found_.defined() && what_.parameter.requires_grad();
-  if (!gate_.touched()) {
-    on_average_ = HoldsAverage();
-    // A sum of before, to which this backward() has added nothing, stays as it is.
-    if (what_.rule->at_backward && !what_.rule->may_repeat()) present_ &= !on_average_;
-  }
+  present_ = found_.defined() && what_.parameter.requires_grad() && !std::exchange(stays_, false);
   shares_ = found_.defined() && SharesMemory(found_, incoming);
   if (found_.defined()) version_ = VersionOf(found_);
   seen_ = {};
@@ -290,6 +290,21 @@ void ParameterGradient::Submit(bool will_wait, const at::Tensor& incoming) {
   refused_ = WhyNotAveraged();
   round_ = what_.round->load();
   Start(will_wait);
+}
+
+void ParameterGradient::SubmitMissing(bool averaged) {
+  const bool touched = gate_.touched();
+  const at::Tensor& gradient = what_.parameter.grad();
+  if (touched) {
+    on_average_ = on_average_ && HoldsAverage();  // in no_sync(), and nobody has zeroed it since
+  } else {
+    on_average_ = gradient.defined() && (averaged || HoldsAverage());
+  }
+  if (on_average_ && !what_.rule->may_repeat()) {
+    if (touched && what_.rule->at_backward) return Refuse(kNoSecondBackward);
+    stays_ = !touched;
+  }
+  Submit(/*will_wait=*/true);
 }
 
 void ParameterGradient::Refuse(const std::string& why) {

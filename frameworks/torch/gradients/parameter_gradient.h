@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
@@ -33,8 +34,7 @@ constexpr const char* kBackwardThrew = "its backward() has thrown";
 // Why an average cannot be averaged again, behind the gradient's name.
 constexpr const char* kNoSecondBackward =
     "holds an average, to which another backward() would add: with op Sum, compression or a hook "
-    "it "
-    "cannot be averaged again. Let the passes add up in no_sync() or by "
+    "that cannot be averaged again. Let the passes add up in no_sync() or by "
     "backward_passes_per_step, call zero_grad() between them, or average in step(), by average_at";
 
 class ArenaPlace;
@@ -105,10 +105,9 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // It was handed in while its stream was captured in a CUDA graph, and waits for Finish.
   bool captured() const { return captured_; }
 
-  // Precondition: the gate was reported by the caller. Hands it to its bucket, which is submitted
-  // with its last gradient; else submits it by itself. Throws what the engine refuses. `incoming`:
-  // what the engine has written into it, if its hook calls.
-  void Submit(bool will_wait, const at::Tensor& incoming = {});
+  // Precondition: the gate was reported by the caller. Hands in a gradient that no backward() has
+  // handed in. `averaged`: that of this step was averaged before. Throws what the engine refuses.
+  void SubmitMissing(bool averaged);
   // The same, for the other ranks to learn why there is nothing to average.
   void Refuse(const std::string& why);
   // Waits, and puts the average where the optimizer looks for it. Afterwards the gate is open
@@ -120,6 +119,10 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   bool ready() const;
   std::optional<core::Status> Advance(GpuWaits& waits);
   core::HandlePtr handle() const;  // what it waits for, if that has one
+  // An average is in its place, and those of gradients that share its memory are as well.
+  void NoteDelivered() {
+    if (std::exchange(delivered_, false)) NoteAverage();
+  }
 
  private:
   template <class Base>
@@ -127,8 +130,12 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
 
   void OnAccumulate();                          // before the gradient is written
   void OnGradient(const at::Tensor& incoming);  // after it was written
+  // Hands it to its bucket, which is submitted with its last gradient; else submits it by itself.
+  // `incoming`: what the engine has written into it, if its hook calls.
+  void Submit(bool will_wait, const at::Tensor& incoming = {});
   core::Status Refused(const std::string& text) const;
   bool HoldsAverage() const;
+  bool IsLaterAverage() const;
   void NoteAverage();
   // The number of a bucket tells a user nothing: the status says what its gradients are called.
   core::Status WithNames(core::Status status) const;
@@ -190,6 +197,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   using WeakImpl = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   std::optional<WeakImpl> average_;
   std::int64_t average_version_ = 0;
+  bool delivered_ = false;             // since it was last noted
   std::shared_ptr<session::Gpu> gpu_;  // that it was last on
   std::atomic<bool> fresh_{false};     // the last backward has made it, not added to one
 
@@ -197,7 +205,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   Seen seen_;
   at::Tensor found_;          // what `.grad` was then, perhaps undefined
   bool present_ = false;      // and whether it counts: not that of a frozen parameter
-  bool on_average_ = false;   // and whether it was an average when the first pass began
+  bool on_average_ = false;   // `.grad` holds an average, to which passes may have added
+  bool stays_ = false;        // as it is: a sum of before, to which nothing was added
   bool shares_ = false;       // its memory with other tensors, and so the version
   std::int64_t version_ = 0;  // of `found_`
   at::Tensor moved_;          // what is reduced: found_'s own memory, or a flat copy, or zeros, or

@@ -92,7 +92,7 @@ core::Status ParameterGradient::Collect(GpuWaits& waits) {
     sparse_dims_ = moved_.sparse_dim();
     // Ranks without the gradient cannot tell an empty one from none: it is none for all of them.
     what_.parameter.mutable_grad() = moved_._nnz() > 0 ? moved_ : at::Tensor();
-    NoteAverage();
+    delivered_ = true;
     return {};
   }
   if (AbsentEverywhere()) return {};
@@ -102,7 +102,7 @@ core::Status ParameterGradient::Collect(GpuWaits& waits) {
   } else {
     Deliver(moved_);
   }
-  NoteAverage();
+  delivered_ = true;
   return {};
 }
 
@@ -208,10 +208,8 @@ std::optional<core::Status> ParameterGradient::Advance(GpuWaits& waits) {
   };
   at::NoGradGuard no_grad;
   if (what_.rule->alone) {
-    if (refused_.empty()) {
-      NoteAverage();
-      return core::Status::Ok();
-    }
+    delivered_ = refused_.empty();
+    if (delivered_) return core::Status::Ok();
     return Refused("the gradient of " + core::Quoted(what_.name) + ": " + refused_);
   }
   // Its bucket was dissolved before it was complete: who had made it is gone.

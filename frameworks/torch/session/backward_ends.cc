@@ -11,18 +11,25 @@
 
 namespace sirtaki::detail {
 
-// Lives as long as autograd's callback for its end, which is dropped if the backward() throws.
+// Lives as long as autograd's callback for its end, which is dropped if the backward() throws. When it
+// dies the backward() around it, if there is one, is autograd's current task.
 struct BackwardEnds::Backward {
+  explicit Backward(BackwardEnds* of) : all(of) {}
   ~Backward() {
-    if (ended) return;
+    const int around = torch::autograd::get_current_graph_task_id();
     for (const auto& owner : owners) {
-      const auto alive = owner.lock();
+      const auto alive = owner.lock();  // with the session, and so with what `all` refers to
       if (!alive) continue;
-      alive->whole_ = -1;
-      alive->FailEnd();
-      --alive->running_;
+      if (!ended) {
+        alive->whole_ = -1;
+        if (alive->failure_.load() == nullptr) alive->FailEnd();
+      }
+      if (alive->failure_.load() != nullptr) all->Enclose(alive, around);
+      if (!ended) --alive->running_;
     }
   }
+  Backward(const Backward&) = delete;
+  Backward& operator=(const Backward&) = delete;
 
   void End();
 
@@ -31,6 +38,7 @@ struct BackwardEnds::Backward {
                        [owner](const auto& known) { return known.lock().get() == owner; });
   }
 
+  BackwardEnds* const all;
   std::mutex mutex;  // guards the owners while it runs
   std::vector<std::weak_ptr<AveragedAtEnd>> owners;
   std::thread::id on_cpu;  // the thread that meets its gradients on the CPU
@@ -48,8 +56,15 @@ void BackwardEnds::Backward::End() {
       if (Owner locked = owner.lock()) alive.push_back(std::move(locked));
     }
   }
-  for (const Owner& owner : alive) owner->whole_ = -1;
   std::exception_ptr first_error;
+  std::erase_if(alive, [&first_error](const Owner& owner) {
+    owner->whole_ = -1;
+    const auto failure = owner->failure_.load();
+    if (failure == nullptr) return false;
+    first_error = *failure;
+    --owner->running_;
+    return true;
+  });
   const auto attempt = [&first_error](const auto& call) {
     try {
       call();
@@ -78,17 +93,31 @@ std::shared_ptr<BackwardEnds::Backward> BackwardEnds::FindOrBegin(int task) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (auto known = running_[task].lock()) return known;
     std::erase_if(running_, [](const auto& entry) { return entry.second.expired(); });
-    made = std::make_shared<Backward>();
+    made = std::make_shared<Backward>(this);
     running_[task] = made;
   }
   torch::autograd::Engine::get_default_engine().queue_callback([made] { made->End(); });
   return made;
 }
 
+// A backward() within this task has failed for the owner. -1: there is none around it.
+void BackwardEnds::Enclose(const Owner& owner, int task) {
+  if (task == -1) {
+    owner->failure_ = std::shared_ptr<const std::exception_ptr>();
+    return;
+  }
+  const std::shared_ptr<Backward> around = FindOrBegin(task);
+  const std::lock_guard<std::mutex> lock(around->mutex);
+  if (around->Has(owner.get())) return;
+  around->owners.push_back(owner);
+  ++owner->running_;
+}
+
 bool BackwardEnds::Join(const Owner& owner, bool on_cpu, bool whole) {
   const int task = torch::autograd::get_current_graph_task_id();
   if (task == -1) return true;  // somebody calls the graph's nodes by themselves
   if (owner->joined_ == task || owner->whole_ != -1) return true;
+  if (const auto failure = owner->failure_.load()) std::rethrow_exception(*failure);
   owner->BeginAgain();
   const std::shared_ptr<Backward> mine = FindOrBegin(task);
   const std::thread::id self = std::this_thread::get_id();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -27,18 +28,27 @@ class AveragedAtEnd {
   virtual void WaitABit() = 0;
   // Throws the first thing that went wrong.
   virtual void ConcludeEnd() = 0;
-  // The backward() has thrown, and its end was dropped: tells the other ranks. Never waits.
+  // The backward() has thrown, and its end was dropped: tells the other ranks, and waits for none.
   virtual void FailEnd() noexcept = 0;
-  // A backward() meets its first gradient, or goes on after one within it: takes what one that has
-  // thrown has left. May wait.
+  // A backward() meets its first gradient, or meets one again after an inner backward(): the average
+  // that a backward() has left which threw is collected. May wait.
   virtual void BeginAgain() = 0;
 
   // Whether a backward() has met it that has not ended. One that has thrown may end, on autograd's
   // thread of a GPU, a moment after its caller has caught the error.
   bool within_backward() const { return running_ > 0; }
 
+ protected:
+  // In FailEnd and ConcludeEnd: all ranks learn by this average that a backward() has thrown on one of
+  // them. The backward() around it average nothing of this any more, on any rank, and throw `error`:
+  // which of them it was, and whether there are as many on all ranks, nobody has to know.
+  void Fail(const std::exception_ptr& error) {
+    failure_ = std::make_shared<const std::exception_ptr>(error);
+  }
+
  private:
   friend class BackwardEnds;
+  std::atomic<std::shared_ptr<const std::exception_ptr>> failure_;  // until the outermost is over
   std::atomic<int> running_{0};
   std::atomic<int> joined_{-1};  // the last backward() that it takes part in
   std::atomic<int> whole_{-1};   // and the last that it was given as a whole
@@ -59,6 +69,7 @@ class BackwardEnds {
   struct Backward;
 
   std::shared_ptr<Backward> FindOrBegin(int task);
+  void Enclose(const Owner& owner, int task);
 
   mutable std::mutex mutex_;  // guards what follows
   std::unordered_map<int, std::weak_ptr<Backward>> running_;

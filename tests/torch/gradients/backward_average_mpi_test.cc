@@ -335,58 +335,66 @@ TEST_F(BackwardAverageTest, AnInnerBackwardAverages) {
   }
 }
 
-// The ranks run equally many averages, so that the outer one, and the next step, fit together.
-TEST_F(BackwardAverageTest, AnInnerBackwardThatThrowsIsAnAverageToo) {
+// The ranks run equally many averages, wherever one of them throws and whoever catches it, so that
+// the next step fits together.
+TEST_F(BackwardAverageTest, ABackwardThatThrowsWithinAnother) {
+  enum class Throws { kWithin, kBefore, kAfter };  // of the rank's inner backward()
   const int last = size() - 1;
   int number = 0;
-  for (const bool outer_first : {false, true}) {
-    for (const bool caught : {false, true}) {
-      NamedTensors named;
-      for (const std::string name : {"outer", "failing", "inner"})
-        named.emplace_back(name, torch::ones({2}, torch::requires_grad()));
-      const auto& [outer, failing, inner] =
-          std::tie(named[0].second, named[1].second, named[2].second);
-      auto optimizer =
-          DistributedOptimizer(SGD({outer, failing, inner}, SGDOptions(1.0)), named,
-                               Options().name("inner throws " + std::to_string(++number)));
-      const auto expect_mean = [](const torch::Tensor& parameter) {
-        EXPECT_TRUE(torch::allclose(parameter.grad(), torch::full({2}, MeanOfRanks())));
-      };
-      for (int round = 0; round < 2; ++round) {  // with and without buckets
-        optimizer.zero_grad();
-        std::string inner_text;
-        std::function<void()> run_inner = [&, &inner = inner, &failing = failing] {
-          const torch::AutoGradMode with_graph(true);
-          // The last parameter is reached, the one that fails is not.
-          const auto on_path = rank() == last ? FailingBackward::apply(failing) : failing;
-          const auto loss = on_path.sum() * Mine() + inner.sum() * Mine();
-          inner_text = TextOf([&] { loss.backward(); });
-          if (!caught && !inner_text.empty()) throw std::runtime_error(inner_text);
-        };
-        const auto call = reinterpret_cast<std::int64_t>(&run_inner);
-        const auto x = torch::ones({1}, torch::requires_grad());
-        const auto before = outer.sum() * Mine();
-        const auto around = Inner::apply(x, call).sum();
-        // What is made later in forward comes first in backward.
-        auto loss = around + (outer_first ? outer.sum() * Mine() : before);
+  const auto run = [&](bool outer_first, bool caught, Throws throws) {
+    SCOPED_TRACE(testing::Message() << outer_first << caught << static_cast<int>(throws));
+    NamedTensors named;
+    for (const std::string name : {"outer", "failing", "inner"})
+      named.emplace_back(name, torch::ones({2}, torch::requires_grad()));
+    const auto& outer = named[0].second;
+    const auto& failing = named[1].second;
+    const auto& inner = named[2].second;
+    auto optimizer = DistributedOptimizer(SGD({outer, failing, inner}, SGDOptions(1.0)), named,
+                                          Options().name("nested " + std::to_string(++number)));
+    for (int round = 0; round < 2; ++round) {  // with and without buckets
+      optimizer.zero_grad();
+      std::function<void()> run_inner = [&] {
+        const torch::AutoGradMode with_graph(true);
+        // The last parameter is reached, the one that fails is not.
+        const bool fails = rank() == last && throws == Throws::kWithin;
+        const auto on_path = fails ? FailingBackward::apply(failing) : failing;
+        const auto loss = (on_path.sum() + inner.sum()) * Mine();
+        if (rank() == last && throws == Throws::kBefore) throw std::runtime_error("no more memory");
         const std::string text = TextOf([&] { loss.backward(); });
-        EXPECT_THAT(inner_text,
-                    HasSubstr(rank() == last ? "no more memory" : "backward() has thrown"));
-        if (caught) {
-          EXPECT_THAT(text, IsEmpty());
-          expect_mean(outer);
-        } else {
-          EXPECT_THAT(text, HasSubstr(inner_text));
+        if (!caught && !text.empty()) throw std::runtime_error(text);
+        if (rank() == last && throws == Throws::kAfter) throw std::runtime_error("no more memory");
+        // Another one within the same.
+        if (text.empty()) return;
+        EXPECT_NE(TextOf([&] { (failing.sum() * Mine()).backward(); }), "");
+      };
+      const auto call = reinterpret_cast<std::int64_t>(&run_inner);
+      const auto x = torch::ones({1}, torch::requires_grad());
+      const auto before = outer.sum() * Mine();
+      const auto around = Inner::apply(x, call).sum();
+      // What is made later in forward comes first in backward.
+      auto loss = around + (outer_first ? outer.sum() * Mine() : before);
+      const std::string text = TextOf([&] { loss.backward(); });
+      if (rank() == last && !(caught && throws == Throws::kWithin)) {
+        EXPECT_THAT(text, HasSubstr("no more memory"));
+      } else {
+        EXPECT_THAT(text, HasSubstr("has thrown"));
+      }
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        ((outer + failing + inner).sum() * Mine()).backward();
+        for (const auto& [_, parameter] : named) {
+          EXPECT_TRUE(torch::allclose(parameter.grad(), torch::full({2}, MeanOfRanks())));
         }
-        for (int step = 0; step < 3; ++step) {
-          optimizer.zero_grad();
-          ((outer + failing + inner).sum() * Mine()).backward();
-          for (const auto& [_, parameter] : named) expect_mean(parameter);
-          optimizer.step();
-        }
+        optimizer.step();
       }
     }
+  };
+  for (const bool outer_first : {false, true}) {
+    for (const bool caught : {false, true}) run(outer_first, caught, Throws::kWithin);
   }
+  // Where the outer one has met nothing before, nobody waits for what this rank leaves out.
+  for (const bool caught : {false, true}) run(true, caught, Throws::kBefore);
+  run(true, false, Throws::kAfter);
 }
 
 // What an average has left is not what a step may use, if the next average has failed.
@@ -464,6 +472,28 @@ TEST_F(BackwardAverageTest, AnInnerBackwardOrANoSyncOnOneRankAlone) {
   }
 }
 
+TEST_F(BackwardAverageTest, AClosureThatThrowsIsTriedAgain) {
+  SmallNet net;
+  auto optimizer = DistributedOptimizer(SGD(net.parameters(), SGDOptions(0.1)),
+                                        net.named_parameters(), Options().name("thrown closure"));
+  const auto step = [&](bool fails) {
+    optimizer.step([&] {
+      optimizer.zero_grad();
+      const auto first = net.parameters().front();
+      const auto on_path = fails && rank() == 0 ? FailingBackward::apply(first) : first;
+      const auto last_met = 0 * on_path.sum();
+      auto loss = Loss(net, BatchOfRank(0, rank())) + last_met;
+      loss.backward();
+      return loss;
+    });
+  };
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_NE(TextOf([&] { step(true); }), "");
+    step(false);
+    check_parameters(net);
+  }
+}
+
 // Without zero_grad() in it a closure adds to the average of its evaluation before, as one process
 // adds to its gradient.
 TEST_F(BackwardAverageTest, EvaluationsOfAClosureStartAnew) {
@@ -525,13 +555,47 @@ TEST_F(BackwardAverageTest, WhatCannotBeAveragedAgainIsRefused) {
   }
 }
 
-// The second backward() finds no gradient, but one that it does not reach holds a sum.
+// The second backward() finds no gradient; one that it does not reach holds a sum, and keeps it.
 TEST_F(BackwardAverageTest, ASumThatNobodyAddsToIsNotSummedAgain) {
-  Part part("untouched", Options().op(ReduceOp::Sum));
-  part.Loss(1).backward();
-  part.layer->weight.mutable_grad().reset();
-  const std::string text = TextOf([&] { part.layer->weight.sum().backward(); });
-  EXPECT_THAT(text, AllOf(HasSubstr("average_at"), HasSubstr("holds an average")));
+  for (const auto at : {Average::Backward, Average::Step}) {
+    Part part(at == Average::Step ? "untouched in step" : "untouched",
+              Options().op(ReduceOp::Sum).average_at(at));
+    const float sum = static_cast<float>(size());
+    part.Loss(1).backward();
+    part.optimizer.synchronize();
+    part.layer->bias.grad().mul_(0.5);  // as clipping does
+    part.layer->weight.mutable_grad().reset();
+    part.layer->weight.sum().backward();
+    part.optimizer.synchronize();
+    EXPECT_TRUE(torch::allclose(part.layer->weight.grad(), torch::full({2, 3}, sum)));
+    EXPECT_TRUE(torch::allclose(part.layer->bias.grad(), torch::full({2}, sum / 2)));
+    { const auto hold = part.optimizer.no_sync(); }
+    part.optimizer.step();
+    EXPECT_TRUE(torch::allclose(part.layer->weight.grad(), torch::full({2, 3}, sum)));
+    part.optimizer.zero_grad();
+    part.Loss(1).backward();
+    part.optimizer.synchronize();
+    part.ExpectGradient(sum);
+  }
+}
+
+TEST_F(BackwardAverageTest, NoSyncAddsToASumWithoutLeave) {
+  Part part("held sum", Options().op(ReduceOp::Sum));
+  for (const bool reaches : {true, false}) {
+    part.optimizer.zero_grad();
+    part.Loss(1).backward();
+    part.optimizer.step();  // and no zero_grad()
+    {
+      const auto hold = part.optimizer.no_sync();
+      part.Loss(1).backward();
+    }
+    EXPECT_THAT(TextOf([&] {
+                  auto loss = part.layer->bias.sum();
+                  if (reaches) loss = loss + part.layer->weight.sum();
+                  loss.backward();
+                }),
+                AllOf(HasSubstr("holds an average"), HasSubstr("zero_grad()")));
+  }
   part.optimizer.zero_grad();
   part.Loss(1).backward();
   part.ExpectGradient(static_cast<float>(size()));
@@ -767,6 +831,16 @@ TEST_F(BackwardAverageTest, AnAverageIsNotAveragedAgainAfterARankHasJoined) {
       }
       part.Loss(1).backward();
       part.ExpectGradient(2 * active);
+      part.optimizer.step();
+
+      // What no_sync() has added to an average is gone with it.
+      {
+        const auto hold = part.optimizer.no_sync();
+        part.Loss(1).backward();
+      }
+      part.layer->zero_grad();
+      part.Loss(1).backward();
+      part.ExpectGradient(active);
       part.optimizer.step();
 
       const auto row = torch::tensor({1});

@@ -25,9 +25,10 @@ class DistributedDataParallel(torch.nn.Module):
     one.
 
     The constructor is collective: it compares names, types and shapes, then broadcasts parameters and buffers from the
-    lowest rank of the process set. Each rank calls backward() equally often, through at least one parameter. Parameters
-    without a gradient on some ranks count as zero there; graphs may differ and change, and the program does not have to
-    say so.
+    lowest rank of the process set. Each rank calls backward() equally often after a forward(), through at least one
+    parameter. Parameters without a gradient on some ranks count as zero there; graphs may differ and change, and the
+    program does not have to say so. With op Sum, compression or a hook backward() must not add to an average: call
+    zero_grad() before.
 
     ``broadcast_buffers``: each forward() in training that records a graph first gives all ranks the buffers of the
     lowest rank. ``init_sync``: False leaves out the broadcast at the start. ``op``, ``compression``,
@@ -159,7 +160,7 @@ class DistributedDataParallel(torch.nn.Module):
         if not (torch.is_grad_enabled() and (self.training or self._reducer is not None)):
             return self.module(*args, **kwargs)
         _, reducer = self._own()
-        reducer.before_forward()
+        reducer.before_forward(self.module.training)
         if self._broadcasts_buffers and self._scopes == 0 and self.module.training:
             self._broadcast_buffers(reducer.prefix + "buffers")
         output = self.module(*args, **kwargs)
