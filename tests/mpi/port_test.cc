@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "mpi/check.h"
 #include "mpi/communicators.h"
 #include "mpi/environment.h"
 #include "ops/wire/wire_backend.h"
@@ -228,6 +229,30 @@ TEST_F(MpiPortTest, NothingStartsAfterAbort) {
   EXPECT_EQ(Finish(backend.ReceiveMessage(rank(), 0, &value, 4)).message(), "rank 1 is gone");
   EXPECT_EQ(backend.AddSet(5, {rank()}).message(), "rank 1 is gone");
   EXPECT_EQ(MpiCallsMade(MpiCall::kIsend) + MpiCallsMade(MpiCall::kIrecv), before);
+}
+
+// What Open MPI may complete wrongly: of everything that a receive says of itself, all is compared
+// and told.
+TEST_F(MpiPortTest, AReceiveIsComparedInAllThatItSays) {
+  const auto received = [](int source, int tag, int bytes, bool cancelled) {
+    MPI_Status status{};
+    status.MPI_SOURCE = source;
+    status.MPI_TAG = tag;
+    status.MPI_ERROR = 17;
+    MPI_Status_set_elements(&status, MPI_BYTE, bytes);
+    MPI_Status_set_cancelled(&status, cancelled ? 1 : 0);
+    return CheckReceived(status, {.source = 3, .tag = 5, .bytes = 7}, "MPI_Irecv");
+  };
+  EXPECT_TRUE(received(3, 5, 7, false).ok());
+  for (const Status& status : {received(-1, 5, 7, false), received(3, 6, 7, false),
+                               received(3, 5, 0, false), received(3, 5, 7, true)}) {
+    EXPECT_EQ(status.code(), StatusCode::kBackend);
+    for (const char* part : {"MPI_Irecv: ", "where 7 were expected", "from rank ",
+                             "where 3 was expected", "where 5 was expected", "MPI_ERROR 17"}) {
+      EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+    }
+  }
+  EXPECT_NE(received(3, 5, 7, true).message().find("cancelled"), std::string::npos);
 }
 
 }  // namespace

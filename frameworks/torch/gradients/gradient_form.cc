@@ -24,6 +24,7 @@ enum FormField : std::int64_t {
 
 std::string RoundText(std::int64_t round, bool of_module) {
   if (round == kRoundInStep) return "in step()";
+  if (round == kRoundAfterThrow) return "after a backward() that has thrown";
   return "by backward() number " + std::to_string(round) +
          (of_module ? " after forward()" : " of the step");
 }
@@ -37,14 +38,22 @@ std::string RoundText(std::int64_t round, bool of_module) {
     text +=
         (text.empty() ? "" : ", ") + RoundText(round, of_module) + " on " + core::RanksText(ranks);
   }
-  if (of_module) {
+  if (rounds.count(kRoundAfterThrow) != 0) {
+    text +=
+        ": the others had all gradients of it, and may have made a step that this rank has not "
+        "made; "
+        "broadcast_parameters() and broadcast_optimizer_state() from one of them make the ranks "
+        "equal";
+  } else if (of_module) {
     text +=
         ": all ranks call backward() equally often after a forward(), the inner ones too; let the "
         "others add up in no_sync()";
   } else if (rounds.count(kRoundInStep) != 0) {
     text +=
         ": a rank whose backward() reaches no parameter of the optimizer calls the optimizer's "
-        "synchronize() right after it, before anything else; or average in step(), by average_at";
+        "synchronize() right after it, before anything else, and no_sync() is alike on all ranks; "
+        "or "
+        "average in step(), by average_at";
   } else {
     text +=
         ": all ranks call backward() equally often before step(), the inner ones too; let the "

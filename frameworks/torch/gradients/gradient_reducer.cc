@@ -102,10 +102,8 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
   Scan(optimizer);
   if (!with_closure) {
     // What no backward() has averaged: on all ranks, or it is an error.
-    if (counts_averages()) members_.round() = kRoundInStep;
-    const Scope counted([this] {
-      if (counts_averages()) members_.round() = averages_ + 1;
-    });
+    if (counts_averages() && !unheard_) members_.round() = kRoundInStep;
+    const Scope counted([this] { SetRound(); });
     SynchronizeUnlessDone();
   }
   // Not before all ranks are known to be here: others may wait in backward() for this one.
@@ -184,7 +182,7 @@ void GradientReducer::Impl::AfterStep() {
 void GradientReducer::Impl::BeginCount() {
   averages_ = 0;
   if (!counts_averages()) return;
-  members_.round() = 1;
+  SetRound();
   NoteAverages();
 }
 
@@ -223,8 +221,11 @@ void GradientReducer::Impl::BeforeForward(bool training) {
   EndFailed();
   // Evaluation is each rank's own affair.
   if (training) {
-    if (checks_next_) members_.CheckStreams();
-    if (std::exchange(checks_next_, false)) CheckParametersWhenDue();
+    if (step_ends_ && check_every_ > 0) members_.CheckStreams();
+    if (std::exchange(step_ends_, false)) {
+      CheckParametersWhenDue();
+      if (tuner_) tuner_->AfterStep();
+    }
     BeginCount();
   }
   for (const GradientPtr& member : members_.all()) member->Attach();

@@ -147,14 +147,24 @@ void GradientReducer::Impl::EndAverage() {
   for (const GradientPtr& member : members_.all()) member->NoteDelivered();
   passes_ = 0;
   waits_.reset();
-  if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
+  if (members_.round() == kRoundAfterThrow) unheard_ = false;  // they know now
+  if (first_error_) {
+    SetRound();
+    std::rethrow_exception(std::exchange(first_error_, nullptr));
+  }
   synchronized_ = true;
   held_ = false;
   ++averages_;
+  SetRound();
+}
+
+// Which average the next one is.
+void GradientReducer::Impl::SetRound() {
   if (!counts_averages()) return;
   // A module may never see a forward(): its program may call another function.
   constexpr std::uint32_t kMostOfModule = 16;
-  members_.round() = 1 + (rule_->of_module ? averages_ % kMostOfModule : averages_);
+  const std::uint32_t number = 1 + (rule_->of_module ? averages_ % kMostOfModule : averages_);
+  members_.round() = unheard_ ? kRoundAfterThrow : number;
 }
 
 // On this thread, for this optimizer alone.
@@ -209,22 +219,24 @@ void GradientReducer::Impl::ConcludeEnd() {
   if (!rule_->of_module || rule_->alone) return;
   synchronized_ = false;
   timed_ = false;
-  checks_next_ = check_every_ > 0;
+  step_ends_ = true;
   steps().EndStep();
-  if (tuner_) tuner_->AfterStep();
 }
 
 // This may run on autograd's thread of a GPU, while the program's thread goes on. If all gradients
 // were submitted before the backward() threw, its average is like any other, and a backward() around
 // it that throws as well is one more, submitted later. With several passes the other ranks run one
 // average for all of them.
-void GradientReducer::Impl::FailEnd() noexcept {
+void GradientReducer::Impl::FailEnd(bool outermost) noexcept {
   try {
     const std::lock_guard<std::mutex> lock(failed_mutex_);
     if (set_.session->gone() || (failed_ends_ > 0 && rule_->passes > 1)) return;
     if (++failed_ends_ == 1) {
       BeginAverage();
-      if (!refused_some_) return;
+      if (!refused_some_) {
+        unheard_ = outermost;
+        return;
+      }
     }
     ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
                              "a backward() within this one has thrown: the gradients of the " +

@@ -63,7 +63,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   bool CollectEnd(bool wait) override;
   void WaitABit() override;
   void ConcludeEnd() override;
-  void FailEnd() noexcept override;
+  void FailEnd(bool outermost) noexcept override;
   void BeginAgain() override { EndFailed(); }
 
  private:
@@ -80,6 +80,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   // The ranks agree on which average of its step each is; a module counts from its last forward().
   bool counts_averages() const { return rule_->at_backward; }
   void BeginCount();
+  void SetRound();
   std::vector<GradientPtr> MatesOfShared() const;
   void SubmitMissing();
   void SubmitUnlessReported(const GradientPtr& member);
@@ -103,9 +104,9 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   bool synchronized_ = false;
   const std::int64_t check_every_;  // steps; 0: never
   std::int64_t steps_ = 0;
-  // A module compares its parameters in the next forward(): at the end of a backward() the ranks may
-  // have met several modules in different orders.
-  bool checks_next_ = false;
+  // A module ends its step in the next forward(), where it may wait: at the end of a backward() the
+  // ranks may have met several modules in different orders.
+  bool step_ends_ = false;
   int skips_ = 0;                               // scopes of skip_synchronize
   std::uint32_t averages_ = 0;                  // of this step
   std::vector<std::uint64_t> averages_before_;  // of each member's gradient, when it began
@@ -119,6 +120,9 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   std::mutex failed_mutex_;       // of who submits and collects them
   bool refused_some_ = false;     // of what is under way, because a backward() has thrown
   bool threw_elsewhere_ = false;  // the same, on another rank
+  // A backward() has thrown when all gradients had been submitted: the other ranks do not know, and
+  // have made their step. The next average tells them.
+  std::atomic<bool> unheard_{false};
   // What is under way, from BeginAverage to EndAverage.
   std::vector<GradientPtr> mates_;
   std::vector<GradientPtr> outstanding_;

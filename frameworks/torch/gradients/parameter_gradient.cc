@@ -168,7 +168,7 @@ bool ParameterGradient::HoldsAverage() const {
 // An average of this step is there already, whatever the program has made of it.
 bool ParameterGradient::IsLaterAverage() const {
   const std::uint32_t round = what_.round->load();
-  return !what_.rule->of_module && round > 1 && round != kRoundInStep;
+  return !what_.rule->of_module && round > 1 && round < kRoundInStep;
 }
 
 void ParameterGradient::NoteAverage() {

@@ -22,7 +22,7 @@ struct BackwardEnds::Backward {
       if (!alive) continue;
       if (!ended) {
         alive->whole_ = -1;
-        if (alive->failure_.load() == nullptr) alive->FailEnd();
+        if (alive->failure_.load() == nullptr) alive->FailEnd(around == -1);
       }
       if (alive->failure_.load() != nullptr) all->Enclose(alive, around);
       if (!ended) --alive->running_;

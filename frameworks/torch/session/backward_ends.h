@@ -29,7 +29,8 @@ class AveragedAtEnd {
   // Throws the first thing that went wrong.
   virtual void ConcludeEnd() = 0;
   // The backward() has thrown, and its end was dropped: tells the other ranks, and waits for none.
-  virtual void FailEnd() noexcept = 0;
+  // `outermost`: there is none around it.
+  virtual void FailEnd(bool outermost) noexcept = 0;
   // A backward() meets its first gradient, or meets one again after an inner backward(): the average
   // that a backward() has left which threw is collected. May wait.
   virtual void BeginAgain() = 0;

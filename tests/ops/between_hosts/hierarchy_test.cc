@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -283,6 +284,20 @@ TEST(HierarchySelectionTest, HostsWhoseRanksShareNothingAreLeftToTheMedium) {
     EXPECT_EQ(hierarchy.Covers({1, fusion::Lane::kLarge}), r != 3);
     EXPECT_FALSE(hierarchy.Covers({1, fusion::Lane::kSmall}));
   });
+}
+
+// The others pause before they come, or have died.
+TEST(HierarchyDeadlineTest, TheWorldIsAddedByItsDeadlineOrNotAtAll) {
+  InprocWorld world(4);
+  const auto flat = world.Connect(0);
+  Hierarchy hierarchy(*flat, nullptr,
+                      {.rank = 0,
+                       .host_of_rank = {0, 0, 1, 1},
+                       .shares = {true, true},
+                       .spin = false,
+                       .start_by = core::Clock::now() + std::chrono::milliseconds(50)});
+  const Status status = hierarchy.AddSet(core::kWorldSet, RankRanges::Span(0, 3));
+  EXPECT_EQ(status.code(), StatusCode::kTimedOut) << status.ToString();
 }
 
 }  // namespace

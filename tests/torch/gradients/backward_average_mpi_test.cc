@@ -467,7 +467,10 @@ TEST_F(BackwardAverageTest, AnInnerBackwardOrANoSyncOnOneRankAlone) {
         part.optimizer.step();
       }
     });
-    EXPECT_THAT(text, AllOf(HasSubstr("on rank 0"), HasSubstr("average_at"))) << nested;
+    EXPECT_THAT(text,
+                AllOf(HasSubstr("on rank 0"), HasSubstr("no_sync()"), HasSubstr("average_at")))
+        << nested;
+    if (nested) EXPECT_THAT(text, HasSubstr("backward_passes_per_step"));
     broadcast_parameters(*part.layer, 0);
   }
 }
@@ -698,6 +701,28 @@ TEST_F(BackwardAverageTest, ABackwardThatThrowsFailsOnEveryRank) {
     part.layer->zero_grad();
     part.Loss(Mine()).backward();
     part.ExpectGradient(MeanOfRanks());
+    ExpectStillTrains(part);
+  }
+}
+
+// The others cannot know, and make their step.
+TEST_F(BackwardAverageTest, ABackwardThatThrowsWithAllGradientsSubmittedIsToldLater) {
+  if (size() == 1) GTEST_SKIP() << "with one rank there is nobody to tell";
+  Part part("throws late");
+  for (int round = 0; round < 2; ++round) {  // with and without buckets
+    const auto x = torch::ones({3}, torch::requires_grad());
+    const auto input = rank() == 0 ? FailingBackward::apply(x) : x;
+    part.optimizer.zero_grad();
+    const std::string text = TextOf([&] {
+      part.layer->forward(input).sum().backward();
+      part.optimizer.step();
+    });
+    EXPECT_THAT(text, rank() == 0 ? HasSubstr("no more memory") : HasSubstr(""));
+    part.optimizer.zero_grad();
+    EXPECT_THAT(TextOf([&] { part.Loss(Mine()).backward(); }),
+                AllOf(HasSubstr("after a backward() that has thrown on rank 0"),
+                      HasSubstr("broadcast_parameters()")));
+    broadcast_parameters(*part.layer, 1);
     ExpectStillTrains(part);
   }
 }

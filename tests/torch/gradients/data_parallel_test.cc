@@ -264,6 +264,40 @@ TEST(DataParallelTest, TwoBackwardOnOneRankAreNoTwoSteps) {
   });
 }
 
+TEST(DataParallelTest, ABackwardThatThrowsOnOneRankThrowsOnAll) {
+  for (const int size : {1, 2, 3}) {
+    RunTorchRanks(size, [size](int rank, const Session& session) {
+      auto net = std::make_shared<Branches>();
+      DistributedDataParallel<Branches> model(net, {}, session);
+      for (int round = 0; round < 2; ++round) {  // with and without buckets
+        const auto on_path = rank == size - 1 ? FailingBackward::apply(net->c) : net->c;
+        const auto loss = on_path.sum() + model.forward(true);
+        try {
+          loss.backward();
+          ADD_FAILURE() << "it did not throw";
+        } catch (const std::exception& error) {
+          EXPECT_THAT(error.what(),
+                      HasSubstr(rank == size - 1 ? "no more memory" : "backward() has thrown"));
+        }
+        for (int step = 0; step < 3; ++step) {
+          model.zero_grad();
+          (model.forward(true) * (rank + 1)).backward();
+          const float mean = static_cast<float>(size + 1) / 2;
+          EXPECT_TRUE(torch::equal(net->b.grad(), torch::full({2}, mean)));
+        }
+      }
+      model.zero_grad();
+      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+                          [&] {
+                            model.forward(true).pow(2).backward({}, /*retain_graph=*/true,
+                                                                /*create_graph=*/true);
+                          }),
+                  HasSubstr("create_graph"));
+      model.zero_grad();
+    });
+  }
+}
+
 // The ends of two modules in one backward() come in any order.
 TEST(DataParallelTest, ParametersOfSeveralModulesAreChecked) {
   RunTorchRanks(2, [](int rank, const Session& session) {
