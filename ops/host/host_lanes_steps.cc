@@ -204,14 +204,15 @@ void HostLanes::Impl::RunLargeLane() {
   while (std::optional<Numbered> next = NextLarge()) {
     Status status;
     std::shared_ptr<GroupRun> run;
+    bool is_over = true;
     if (next->task.change != nullptr) {
       status = Change(*next->task.change);
     } else {
       run = GroupRun::Make(next->task.group, backend, *staging, LargeCutting(*next->task.group),
                            stopped, options.observer);
       // Each step blocks until its operation is over; of one that does not, the core is left to others.
-      while (run->Advance() != Progress::kOver) {
-        if (stopped.load(std::memory_order_relaxed)) break;
+      while (!(is_over = run->Advance() == Progress::kOver) &&
+             !stopped.load(std::memory_order_relaxed)) {
         std::this_thread::yield();
       }
     }
@@ -221,7 +222,8 @@ void HostLanes::Impl::RunLargeLane() {
       KeepForever(std::move(run));
       return;
     }
-    if (run != nullptr && !run->status().ok()) {  // as in End
+    // As in End. A run that a stop has left under way has no failure of its own.
+    if (run != nullptr && (!is_over || !run->status().ok())) {
       KeepForever(run);
       KeepForever(std::exchange(staging, std::make_shared<Staging>(backend.memory())));
     }

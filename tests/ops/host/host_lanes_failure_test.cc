@@ -57,8 +57,21 @@ struct Bench {
                         std::optional<DType> wire = std::nullopt,
                         core::SetNumber set = core::kWorldSet) {
     std::vector<float>& tensor = tensors.emplace_back(static_cast<std::size_t>(count), 1.0f);
+    return StartOf(tensor.data(), nullptr, name, count, wire, set);
+  }
+  core::HandlePtr StartSmall(const std::string& name) { return Start(name, 1); }
+  core::HandlePtr StartLarge(const std::string& name) { return Start(name, 1000); }
+  // Of memory that the work alone keeps.
+  core::HandlePtr StartLargeOf(std::shared_ptr<std::vector<float>> memory) {
+    float* const data = memory->data();
+    const auto count = static_cast<std::int64_t>(memory->size());
+    return StartOf(data, std::move(memory), "kept", count, std::nullopt, core::kWorldSet);
+  }
+  core::HandlePtr StartOf(float* tensor, std::shared_ptr<void> keep_alive, const std::string& name,
+                          std::int64_t count, std::optional<DType> wire, core::SetNumber set) {
     auto work = std::make_shared<core::Work>();
-    work->input = work->output = tensor.data();
+    work->input = work->output = tensor;
+    work->keep_alive = std::move(keep_alive);
     work->handle = NewHandle();
     core::HandlePtr handle = work->handle;
     RunItem item;
@@ -71,8 +84,6 @@ struct Bench {
     lanes->Start(std::move(batch), core::Clock::now());
     return handle;
   }
-  core::HandlePtr StartSmall(const std::string& name) { return Start(name, 1); }
-  core::HandlePtr StartLarge(const std::string& name) { return Start(name, 1000); }
 
   static void WaitFor(const std::function<bool()>& condition) {
     const core::TimePoint limit = core::Clock::now() + std::chrono::seconds(30);
@@ -215,18 +226,7 @@ TEST(HostLanesFailureTest, AStuckThreadIsLeftBehind) {
   backend->Block(/*abort_frees=*/false);
   auto memory = std::make_shared<std::vector<float>>(1000, 1.0f);
   const std::weak_ptr<std::vector<float>> watched = memory;
-  auto work = std::make_shared<core::Work>();
-  work->input = work->output = memory->data();
-  work->handle = NewHandle();
-  const core::HandlePtr handle = work->handle;
-  work->keep_alive = std::move(memory);
-  RunItem item;
-  item.key = core::Key::Named(core::kWorldSet, "stuck");
-  item.signature = std::make_shared<const Signature>(Signature{.shape = {1000}});
-  item.work = std::move(work);
-  RunBatch batch;
-  batch.items.push_back(std::move(item));
-  bench->lanes->Start(std::move(batch), core::Clock::now());
+  const core::HandlePtr handle = bench->StartLargeOf(std::move(memory));
   Bench::WaitFor([&] { return backend->inside(); });
 
   bench->lanes->Abandon(kWhy);
@@ -236,6 +236,23 @@ TEST(HostLanesFailureTest, AStuckThreadIsLeftBehind) {
   EXPECT_FALSE(watched.expired());
   backend->Free();
   Bench::WaitFor([&] { return !backend->inside(); });
+  EXPECT_FALSE(watched.expired());
+}
+
+// An operation of the large lane may be polled. The medium still writes to its memory when the lanes
+// are abandoned, so the memory stays.
+TEST(HostLanesFailureTest, WhatIsUnderWayOnTheLargeLaneKeepsItsMemory) {
+  auto bench = std::make_unique<Bench>();
+  const std::shared_ptr<FakeBackend> backend = bench->backend;
+  backend->HoldLarge();
+  auto memory = std::make_shared<std::vector<float>>(1000, 1.0f);
+  const std::weak_ptr<std::vector<float>> watched = memory;
+  const core::HandlePtr handle = bench->StartLargeOf(std::move(memory));
+  Bench::WaitFor([&] { return backend->operations() == 1; });
+
+  bench->lanes->Abandon(kWhy);
+  EXPECT_EQ(handle->status(), kWhy);
+  bench.reset();
   EXPECT_FALSE(watched.expired());
 }
 
