@@ -93,10 +93,11 @@ bool Engine::RunOnce(bool waited_for) {
 
 bool Engine::Round(TimePoint now, bool waited_for) {
   const CallMark mark(rounds_);
+  const bool only_listens = pauses_.here();
   // Taken before the work and carried out after it: what was submitted before a Leave goes before
   // it.
   const std::vector<Command> commands = TakeCommands();
-  bool moved = (waited_for || !commands.empty() || !Holds(now)) && SubmitNew(now);
+  bool moved = !only_listens && (waited_for || !commands.empty() || !Holds(now)) && SubmitNew(now);
   CarryOut(commands, now);
   moved |= !commands.empty();
   moved |= ReceiveSome(now);
@@ -107,8 +108,8 @@ bool Engine::Round(TimePoint now, bool waited_for) {
   StepNegotiator(now);
   if (negotiator_.faulted()) NoticeFault();
   moved |= SendOutgoing();  // before the lanes: the peers may start as early as we do
-  moved |= StartBatches(now);
-  if (!negotiator_.faulted()) moved |= executor_.Step(now);
+  if (!only_listens) moved |= StartBatches(now);
+  if (!only_listens && !negotiator_.faulted()) moved |= executor_.Step(now);
   NoticeEnd(now);
   if (moved) cooling_.Traffic(now);
   return moved;
@@ -242,6 +243,7 @@ void Engine::CheckHeldWork(TimePoint now) {
 }
 
 void Engine::StepNegotiator(TimePoint now) {
+  local_.others_pause = pauses_.anywhere();
   local_.drained = executor_.Idle();
   if (local_.drained && !executor_.NeedsStepping()) {  // messages are stepped in idle lanes
     local_.running.clear();

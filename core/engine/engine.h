@@ -21,6 +21,7 @@
 #include "core/engine/engine_options.h"
 #include "core/engine/executor.h"
 #include "core/engine/handle_hooks.h"
+#include "core/engine/pauses.h"
 #include "core/engine/tensor_queue.h"
 #include "core/protocol/negotiator.h"
 #include "core/protocol/transport.h"
@@ -79,9 +80,15 @@ class Engine {
   // Waits until this rank runs nothing. kTimedOut at `deadline`; messages do not count.
   Status WaitUntilIdle(TimePoint deadline);
   // From Pause to Resume nobody drives the engine: nothing is received, and what is submitted waits.
-  // False: something runs, and it is not paused. Leave and Abort resume.
+  // False: something runs, or the engine is about to end, and it is not paused. Leave and Abort
+  // resume.
   bool Pause() SIRTAKI_EXCLUDES(token_);
   void Resume();
+  // Makes one round of a paused engine, by the thread that has paused it: takes in what other ranks
+  // say, above all a fault, and starts nothing. Does nothing for an engine that is not paused.
+  void Listen() SIRTAKI_EXCLUDES(token_);
+  // Other ranks may be paused while this one is not: until that is over none is taken for lost.
+  void ExpectPauses(bool elsewhere) { pauses_.ExpectElsewhere(elsewhere); }
 
   // Runs `call` while nobody drives the engine, so that no other call to the medium is made by it.
   // One that does not return is found as any call is in which the engine is stuck.
@@ -263,7 +270,7 @@ class Engine {
   std::atomic<Duration::rep> background_until_;
   std::atomic<std::uint64_t> rounds_{0};  // begun or ended: odd within one
   std::atomic<bool> stuck_{false};
-  std::atomic<bool> paused_{false};  // set under the token
+  Pauses pauses_;  // begin under the token
   Parking parking_;
   std::atomic<bool> parked_long_{false};
   Callers callers_;

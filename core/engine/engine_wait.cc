@@ -84,25 +84,28 @@ Status Engine::WaitUntilIdle(TimePoint deadline) {
 
 bool Engine::Pause() {
   MutexLock lock(token_);
-  if (!executor_.Idle() || has_fault_) return false;
-  paused_ = true;
-  return true;
+  return executor_.Idle() && !has_fault_ && pauses_.Begin();
 }
 
 void Engine::Resume() {
-  paused_ = false;
+  pauses_.End();
   WakeSomebody();
 }
 
+void Engine::Listen() {
+  MutexLock lock(token_);
+  if (pauses_.here()) GuardedRound(Now(), /*waited_for=*/false);
+}
+
 Status Engine::Leave(const std::string& why) {
-  Resume();
+  pauses_.EndForGood();  // Post wakes
   Post({Command::Kind::kLeave, StatusCode::kOk, why, {}, {}});
   DriveUntil([this] { return closed_ || faulted_ || stuck_; }, nullptr, TimePoint::max());
   return fault();
 }
 
 void Engine::Abort(StatusCode code, const std::string& text) {
-  Resume();
+  pauses_.EndForGood();
   PostFault(code, text, {});
   DriveUntil([this] { return closed_ || fault_told_ || stuck_; }, nullptr, Now() + kTellingTime);
 }
@@ -178,7 +181,7 @@ template <typename Done>
 bool Engine::TakeToken(const Done& done, bool patient) {
   if (TryToken()) return true;
   const TimePoint limit = Now() + options_.hot_time;
-  while (patient && !paused_ && !done() && Now() < limit) {
+  while (patient && !pauses_.here() && !done() && Now() < limit) {
     Relax(false);
     if (TryToken()) return true;
   }
@@ -186,8 +189,8 @@ bool Engine::TakeToken(const Done& done, bool patient) {
 }
 
 bool Engine::TryToken() {
-  if (paused_ || !token_.TryLock()) return false;
-  if (!paused_) return true;
+  if (pauses_.here() || !token_.TryLock()) return false;
+  if (!pauses_.here()) return true;
   token_.Unlock();
   return false;
 }

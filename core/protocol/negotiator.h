@@ -136,7 +136,8 @@ class Negotiator {
       std::optional<Key> key;
     };
     std::vector<Running> running;
-    bool drained = true;  // this rank's lanes are empty (17)
+    bool drained = true;        // this rank's lanes are empty (17)
+    bool others_pause = false;  // their engines may be paused: nobody is lost (19)
   };
   // Timers: stalls, pings, lost peers, the end.
   void Step(const LocalState& local, TimePoint now);

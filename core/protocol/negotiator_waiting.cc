@@ -106,6 +106,7 @@ void Negotiator::Step(const LocalState& local, TimePoint now) {
   FinishQueries(now);
   CheckRunning(local, now);
   if (faulted()) return;
+  if (local.others_pause) return Due(now + options_.ping_interval);  // to look then
   CheckPeers(local, now);
 }
 
