@@ -209,8 +209,12 @@ class Session {
   core::Status CheckMember(const core::Work& work) const;
   core::Status ChangeSets(core::SignaturePtr change, std::string invalid, core::TimePoint deadline,
                           std::int64_t* value) SIRTAKI_EXCLUDES(set_change_mutex_);
-  core::Status Assemble(core::SetNumber set, const std::string& what, core::TimePoint deadline)
-      SIRTAKI_REQUIRES(assembly_mutex_);
+
+  // ---- session_pauses.cc ----
+  // `watches`: other ranks may be paused, so this one looks whether their processes are there.
+  core::Status Assemble(core::SetNumber set, const std::string& what, core::TimePoint deadline,
+                        bool watches = false) SIRTAKI_REQUIRES(assembly_mutex_);
+  core::Status WaitAndWatch(core::HandleState& handle);
   // `what`: the call that waits here, as users know it. `agrees`: whether this rank does; `against`:
   // the ranks that do not.
   core::Status Meet(core::SetNumber set, const char* what, bool agrees, core::TimePoint deadline,

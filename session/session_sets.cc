@@ -2,15 +2,11 @@
 #include <algorithm>
 #include <map>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/engine/engine.h"
-#include "core/machine/fork_guard.h"
-#include "core/protocol/mismatch.h"
 #include "session/session.h"
 #include "session/session_impl.h"
 
@@ -171,136 +167,6 @@ Status Session::ChangeSets(core::SignaturePtr change, std::string invalid, core:
   // counted none.
   if (status.ok()) ++set_changes_;
   if (value != nullptr) *value = work->handle->value();
-  return status;
-}
-
-// A barrier has a deadline and names who is missing, which MPI's own calls have not. Who has come out
-// of it may still be needed by those who have not: so they meet once more beside the engine.
-Status Session::Assemble(SetNumber set, const std::string& what, core::TimePoint deadline) {
-  std::uint64_t& count = assemblies_[set];
-  auto barrier = std::make_shared<core::Signature>();
-  barrier->kind = core::OpKind::kBarrier;
-  barrier->members = MembersOf(set).value_or(RankRanges());
-  auto work = std::make_shared<core::Work>();
-  work->request.key = core::Key::Named(set, "#" + what + " " + std::to_string(count + 1));
-  work->request.signature = std::move(barrier);
-  work->deadline = deadline;
-  Status status = Submit(work, /*will_wait=*/true);
-  if (!status.ok()) return status;
-  status = Wait(*work->handle);
-  work->handle->Observe();
-  // One that was refused does not count: a rank that has joined has counted none.
-  if (status.ok()) ++count;
-  return status;
-}
-
-Status Session::Meet(SetNumber set, const char* what, bool agrees, core::TimePoint deadline,
-                     RankRanges* against) {
-  const RankRanges members = MembersOf(set).value_or(RankRanges());
-  const core::TimePoint begin = core::Clock::now();
-  const auto limit = [&](core::Duration time) {
-    return time > core::Duration() ? begin + time : core::TimePoint::max();
-  };
-  core::TimePoint warn_at = limit(config_.stall_warning);
-  const core::TimePoint end = std::min(deadline, limit(config_.stall_limit));
-  const auto text = [&](core::TimePoint now) {
-    return std::string(what) + " has waited " + core::DurationText(now - begin) +
-           " for the other ranks of process set " + std::to_string(set);
-  };
-  const auto patience = [&] {
-    const core::TimePoint now = core::Clock::now();
-    if (now >= end) return Status(StatusCode::kTimedOut, text(now));
-    if (now >= warn_at) {
-      core::Log(core::LogLevel::kWarning, text(now));
-      warn_at = core::TimePoint::max();
-    }
-    return Status::Ok();
-  };
-  std::string all;
-  Status status = impl_->medium->Meet(set, members, agrees ? 1 : 0, patience, &all);
-  if (!status.ok() && impl_->engine != nullptr) impl_->engine->PostFailure(status, "");
-  if (against == nullptr) return status;
-  against->Clear();
-  const std::vector<int> ranks = members.ToVector();
-  for (std::size_t i = 0; status.ok() && i < ranks.size(); ++i) {
-    if (all[i] == 0) against->Add(ranks[i]);
-  }
-  return status;
-}
-
-Status Session::MakeCommunicator(SetNumber set, core::TimePoint deadline, int* fortran_handle) {
-  core::MutexLock lock(assembly_mutex_);
-  if (paused_) return {StatusCode::kInvalidArgument, "MPI is paused: call resume_mpi() first"};
-  const RankRanges members = MembersOf(set).value_or(RankRanges());
-  Status status = Assemble(set, "communicator for the program", deadline);
-  if (!status.ok()) return status;
-  const Call call(*this);
-  if (!call.has_impl()) return CheckState();
-  status = Meet(set, "communicator()", true, deadline);
-  if (!status.ok()) return status;
-  const auto make = [&] { status = impl_->medium->MakeCommunicator(set, members, fortran_handle); };
-  if (impl_->engine == nullptr) {
-    make();
-  } else {
-    impl_->engine->WhilePaused(make);
-  }
-  return status;
-}
-
-bool Session::PausedByThisThread() const {
-  return paused_ && paused_by_.load() == std::this_thread::get_id();
-}
-
-// All that was submitted before is over after a try or two. What another thread submits meanwhile may
-// go on for ever.
-Status Session::PauseMedium(core::TimePoint deadline) {
-  constexpr int kTries = 16;
-  core::MutexLock lock(assembly_mutex_);
-  if (paused_) return {StatusCode::kInvalidArgument, "MPI is paused already"};
-  Status status = Assemble(core::kWorldSet, "pause of MPI", deadline);
-  if (!status.ok()) return status;
-  const Call call(*this);
-  if (!call.has_impl()) return CheckState();
-  core::Engine* const engine = impl_->engine.get();
-  bool pauses = engine == nullptr;
-  RankRanges busy;
-  for (int i = 0; !pauses && i < kTries; ++i) {
-    status = engine->WaitUntilIdle(deadline);
-    if (status.ok()) status = Assemble(core::kWorldSet, "pause of MPI, when idle,", deadline);
-    if (!status.ok()) return status;
-    // Never a wait here: what runs on this rank may need one that has paused.
-    const bool paused_here = engine->Pause();
-    status = Meet(core::kWorldSet, "pause_mpi()", paused_here, deadline, &busy);
-    pauses = status.ok() && busy.empty();
-    if (!pauses && paused_here) engine->Resume();
-    if (!status.ok()) return status;
-  }
-  if (!pauses) {
-    return {StatusCode::kInvalidArgument,
-            "MPI cannot be paused while operations of another thread are under way (on " +
-                core::RanksText(busy) + ")"};
-  }
-  paused_by_ = std::this_thread::get_id();
-  paused_ = true;
-  return status;
-}
-
-core::Mutex* Session::medium_gate() const {
-  if (core::ForkGeneration() != fork_generation_) return nullptr;
-  const Call call(*this);
-  return call.has_impl() ? impl_->medium->gate() : nullptr;
-}
-
-// All go on together: nobody is taken for lost who is still paused.
-Status Session::ResumeMedium(core::TimePoint deadline) {
-  if (core::ForkGeneration() != fork_generation_) return CheckState();
-  core::MutexLock lock(assembly_mutex_);
-  const Call call(*this);
-  if (!call.has_impl()) return CheckState();
-  if (!paused_) return {StatusCode::kInvalidArgument, "MPI is not paused"};
-  Status status = Meet(core::kWorldSet, "resume_mpi()", true, deadline);
-  paused_ = false;
-  if (impl_->engine != nullptr) impl_->engine->Resume();
   return status;
 }
 

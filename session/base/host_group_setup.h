@@ -36,6 +36,10 @@ class HostGroup {
 
   core::Transport& transport() { return shm_transport_ ? *shm_transport_ : *medium_transport_; }
   ops::Backend& backend() { return *selecting_; }
+  // As LocalGroup's, of this host's ranks.
+  core::Status CheckPeers() const {
+    return group_ != nullptr ? group_->CheckPeers() : core::Status::Ok();
+  }
   // For the line that init logs; empty if the ranks are on one host.
   std::string description() const;
 

@@ -52,6 +52,8 @@ class Medium {
     all->assign(static_cast<std::size_t>(members.Count()), mine);
     return core::Status::Ok();
   }
+  // kPeerLost, naming it, if it is known that the process of another rank has ended.
+  virtual core::Status CheckPeers() const { return core::Status::Ok(); }
   // Held by each call to it that is made; null: any number of threads may call it.
   virtual core::Mutex* gate() { return nullptr; }
   // A communicator of MPI for the program, of these ranks; collective over them, who have met. It

@@ -68,6 +68,7 @@ class MpiMedium final : public Medium {
     if (backend_ == nullptr || members.Count() < 2) return Status::Ok();
     return backend_->Meet(set, members, mine, patience, all);
   }
+  Status CheckPeers() const override { return shared_ ? shared_->CheckPeers() : Status::Ok(); }
   core::Mutex* gate() override { return &mpi::Gate(); }
   Status MakeCommunicator(core::SetNumber set, const core::RankRanges& members,
                           int* fortran_handle) override {

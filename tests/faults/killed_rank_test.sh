@@ -6,7 +6,7 @@ survive=$(flag_to_survive)
 
 # Asked after half a second of silence, and lost 12 s after that: a rank that a busy machine holds up is not taken for lost.
 options=(--sirtaki-ping-interval=0.5 --sirtaki-peer-timeout=12)
-kinds=(killed exits killed-large)
+kinds=(killed exits killed-large killed-paused)
 for what in "${kinds[@]}"; do
   losing "$what, a leaf" "$survive" 3 "$what" 2 "${options[@]}"
   losing "$what, the root of the tree" "$survive" 3 "$what" 0 "${options[@]}"

@@ -8,6 +8,7 @@
 //   stopped-small  … while small all-reduces are under way
 //   absent         the victim lives but submits nothing from the 6th step on
 //   exits          the victim ends without a word between two calls
+//   killed-paused  the victim kills itself after pause_mpi(), and the others call resume_mpi()
 //   swaps          the victim makes two calls in the other order
 //
 // Each rank prints "rank R is process P" first. The others print "rank R after T ms: ERROR" and end
@@ -72,6 +73,12 @@ int Survive(Session& session, const std::string& what, int victim) {
   }
   Clock::time_point last = Clock::now();
   for (int step = 0;; ++step) {
+    Status status;
+    if (what == "killed-paused" && step == kVictimsStep) {
+      status = session.PauseMedium(Clock::time_point::max());
+      if (rank == victim) Vanish(what);
+      if (status.ok()) status = session.ResumeMedium(Clock::time_point::max());
+    }
     if (rank == victim && step == kVictimsStep && !is_sudden && what != "swaps") {
       if (what != "absent") Vanish(what);
       while (session.fault().ok()) std::this_thread::sleep_for(milliseconds(5));
@@ -81,7 +88,7 @@ int Survive(Session& session, const std::string& what, int victim) {
     const bool swaps = what == "swaps" && rank == victim && step / 2 == kVictimsStep / 2 + 1;
     Vector vector(OpKind::kAllReduce, "step" + std::to_string((swaps ? step ^ 1 : step) % 8),
                   std::vector<float>(count, 1.0F));
-    const Status status = vector.Run(session);
+    if (status.ok()) status = vector.Run(session);
     const auto now = Clock::now();
     if (!status.ok()) {
       Say("rank " + std::to_string(rank) + " after " +

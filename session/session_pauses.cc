@@ -1,0 +1,209 @@
+// The part of the session that gives the medium to the program: pauses, and communicators of MPI.
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "core/engine/engine.h"
+#include "core/machine/fork_guard.h"
+#include "core/protocol/mismatch.h"
+#include "session/session.h"
+#include "session/session_impl.h"
+
+namespace sirtaki::session {
+
+using core::RankRanges;
+using core::SetNumber;
+using core::Status;
+using core::StatusCode;
+using core::TimePoint;
+
+namespace {
+
+// How often a rank that waits for others, some of which may be paused, looks whether their
+// processes are there: a paused rank answers no ping.
+constexpr auto kPeersInterval = std::chrono::milliseconds(100);
+
+// How long a meeting goes on.
+class Patience {
+ public:
+  Patience(const char* what, SetNumber set, TimePoint deadline, const core::Config& config)
+      : what_(what), set_(set), warn_at_(After(config.stall_warning)) {
+    end_ = std::min(deadline, After(config.stall_limit));
+  }
+
+  // kTimedOut when it is over.
+  Status Ask() {
+    const TimePoint now = core::Clock::now();
+    if (now >= end_) return {StatusCode::kTimedOut, Text(now)};
+    if (now >= warn_at_) {
+      core::Log(core::LogLevel::kWarning, Text(now));
+      warn_at_ = TimePoint::max();
+    }
+    return Status::Ok();
+  }
+
+ private:
+  TimePoint After(core::Duration time) const {
+    return time > core::Duration() ? begin_ + time : TimePoint::max();
+  }
+  std::string Text(TimePoint now) const {
+    return std::string(what_) + " has waited " + core::DurationText(now - begin_) +
+           " for the other ranks of process set " + std::to_string(set_);
+  }
+
+  const char* const what_;
+  const SetNumber set_;
+  const TimePoint begin_ = core::Clock::now();
+  TimePoint warn_at_;
+  TimePoint end_;
+};
+
+}  // namespace
+
+// A barrier has a deadline and names who is missing, which MPI's own calls have not. Who has come out
+// of it may still be needed by those who have not: so they meet once more beside the engine.
+Status Session::Assemble(SetNumber set, const std::string& what, TimePoint deadline, bool watches) {
+  const Call call(*this);
+  if (!call.has_impl()) return CheckState();
+  std::uint64_t& count = assemblies_[set];
+  auto barrier = std::make_shared<core::Signature>();
+  barrier->kind = core::OpKind::kBarrier;
+  barrier->members = MembersOf(set).value_or(RankRanges());
+  auto work = std::make_shared<core::Work>();
+  work->request.key = core::Key::Named(set, "#" + what + " " + std::to_string(count + 1));
+  work->request.signature = std::move(barrier);
+  work->deadline = deadline;
+  Status status = Submit(work, /*will_wait=*/true);
+  if (!status.ok()) return status;
+  status = watches ? WaitAndWatch(*work->handle) : Wait(*work->handle);
+  work->handle->Observe();
+  // One that was refused does not count: a rank that has joined has counted none.
+  if (status.ok()) ++count;
+  return status;
+}
+
+// Pings do not tell of a rank that has ended in its pause.
+Status Session::WaitAndWatch(core::HandleState& handle) {
+  while (!handle.done()) {
+    static_cast<void>(Wait(handle, core::Clock::now() + kPeersInterval));
+    const Status lost = handle.done() ? Status::Ok() : impl_->medium->CheckPeers();
+    if (!lost.ok()) impl_->engine->PostFailure(lost, "");
+  }
+  return handle.status();
+}
+
+Status Session::Meet(SetNumber set, const char* what, bool agrees, TimePoint deadline,
+                     RankRanges* against) {
+  const RankRanges members = MembersOf(set).value_or(RankRanges());
+  Patience patience(what, set, deadline, config_);
+  TimePoint look_at_peers = core::Clock::now() + kPeersInterval;
+  const auto go_on = [&] {
+    if (state_ == State::kGone) return CheckState();
+    if (impl_->engine != nullptr) impl_->engine->Listen();  // a fault stops the backend
+    if (core::Clock::now() >= look_at_peers) {
+      if (Status lost = impl_->medium->CheckPeers(); !lost.ok()) return lost;
+      look_at_peers = core::Clock::now() + kPeersInterval;
+    }
+    return patience.Ask();
+  };
+  std::string all;
+  Status status = impl_->medium->Meet(set, members, agrees ? 1 : 0, go_on, &all);
+  if (!status.ok() && state_ != State::kGone && impl_->engine != nullptr) {
+    impl_->engine->PostFailure(status, "");
+    status = impl_->engine->fault();  // the first one
+  }
+  if (against == nullptr) return status;
+  against->Clear();
+  const std::vector<int> ranks = members.ToVector();
+  for (std::size_t i = 0; status.ok() && i < ranks.size(); ++i) {
+    if (all[i] == 0) against->Add(ranks[i]);
+  }
+  return status;
+}
+
+Status Session::MakeCommunicator(SetNumber set, TimePoint deadline, int* fortran_handle) {
+  core::MutexLock lock(assembly_mutex_);
+  if (paused_) return {StatusCode::kInvalidArgument, "MPI is paused: call resume_mpi() first"};
+  const RankRanges members = MembersOf(set).value_or(RankRanges());
+  Status status = Assemble(set, "communicator for the program", deadline);
+  if (!status.ok()) return status;
+  const Call call(*this);
+  if (!call.has_impl()) return CheckState();
+  status = Meet(set, "communicator()", true, deadline);
+  if (!status.ok()) return status;
+  const auto make = [&] { status = impl_->medium->MakeCommunicator(set, members, fortran_handle); };
+  if (impl_->engine == nullptr) {
+    make();
+  } else {
+    impl_->engine->WhilePaused(make);
+  }
+  return status;
+}
+
+bool Session::PausedByThisThread() const {
+  return paused_ && paused_by_.load() == std::this_thread::get_id();
+}
+
+// All that was submitted before is over after a try or two. What another thread submits meanwhile may
+// go on for ever.
+Status Session::PauseMedium(TimePoint deadline) {
+  constexpr int kTries = 16;
+  core::MutexLock lock(assembly_mutex_);
+  if (paused_) return {StatusCode::kInvalidArgument, "MPI is paused already"};
+  Status status = Assemble(core::kWorldSet, "pause of MPI", deadline);
+  if (!status.ok()) return status;
+  const Call call(*this);
+  if (!call.has_impl()) return CheckState();
+  core::Engine* const engine = impl_->engine.get();
+  bool pauses = engine == nullptr;
+  RankRanges busy;
+  for (int i = 0; !pauses && i < kTries; ++i) {
+    status = engine->WaitUntilIdle(deadline);
+    if (status.ok()) status = Assemble(core::kWorldSet, "pause of MPI, when idle,", deadline);
+    if (!status.ok()) return status;
+    // Never a wait here: what runs on this rank may need one that has paused.
+    const bool paused_here = engine->Pause();
+    status = Meet(core::kWorldSet, "pause_mpi()", paused_here, deadline, &busy);
+    pauses = status.ok() && busy.empty();
+    if (!pauses && paused_here) engine->Resume();
+    if (!status.ok()) return status;
+  }
+  if (!pauses) {
+    return {StatusCode::kInvalidArgument,
+            "MPI cannot be paused while operations of another thread are under way (on " +
+                core::RanksText(busy) + ")"};
+  }
+  paused_by_ = std::this_thread::get_id();
+  paused_ = true;
+  return status;
+}
+
+core::Mutex* Session::medium_gate() const {
+  if (core::ForkGeneration() != fork_generation_) return nullptr;
+  const Call call(*this);
+  return call.has_impl() ? impl_->medium->gate() : nullptr;
+}
+
+// The ranks go on together: whoever is the first takes nobody for lost who is still paused.
+Status Session::ResumeMedium(TimePoint deadline) {
+  if (core::ForkGeneration() != fork_generation_) return CheckState();
+  core::MutexLock lock(assembly_mutex_);
+  const Call call(*this);
+  if (!call.has_impl()) return CheckState();
+  if (!paused_) return {StatusCode::kInvalidArgument, "MPI is not paused"};
+  core::Engine* const engine = impl_->engine.get();
+  paused_ = false;
+  if (engine == nullptr) return Status::Ok();
+  engine->ExpectPauses(/*elsewhere=*/true);
+  engine->Resume();
+  Status status = Assemble(core::kWorldSet, "resumption of MPI", deadline, /*watches=*/true);
+  engine->ExpectPauses(/*elsewhere=*/false);
+  return status;
+}
+
+}  // namespace sirtaki::session
