@@ -258,10 +258,9 @@ void Session::LeaveAndEnd(const std::string& why) {
     ops::KeepForever(std::shared_ptr<Impl>(std::move(impl_)));
     return;
   }
-  // Every handle is complete, so the calls that are under way end by themselves.
-  while (calls_.load(std::memory_order_seq_cst) > 0) {
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
+  // Every handle is complete, and a meeting sees that the session is gone: the calls that are under
+  // way end by themselves, and the last one says so.
+  for (int calls = calls_.load(); calls > 0; calls = calls_.load()) calls_.wait(calls);
   impl_.reset();
 }
 

@@ -1,6 +1,7 @@
 // What ends with a session. For the files that make up session::Session only.
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "core/engine/engine.h"
@@ -34,7 +35,12 @@ class Session::Call {
     session_.calls_.fetch_add(1, std::memory_order_seq_cst);
     state_ = session_.state_.load(std::memory_order_seq_cst);
   }
-  ~Call() { session_.calls_.fetch_sub(1, std::memory_order_seq_cst); }
+  ~Call() {
+    const bool is_last = session_.calls_.fetch_sub(1, std::memory_order_seq_cst) == 1;
+    if (is_last && session_.state_.load(std::memory_order_seq_cst) == State::kGone) {
+      session_.calls_.notify_all();
+    }
+  }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 

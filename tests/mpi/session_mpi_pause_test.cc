@@ -7,6 +7,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "session/session.h"
 #include "tests/support/mpi_interpose.h"
@@ -80,6 +81,17 @@ TEST_P(SessionMpiPauseTest, ARankThatLeavesInAPauseIsNamedWhenTheOthersResume) {
       << status.ToString();
   // The others are in step, and end in order.
   EXPECT_TRUE(session_->Shutdown("done").ok());
+}
+
+// A thread waits for the last rank to resume while others shut the session down.
+TEST_P(SessionMpiPauseTest, AShutdownOfAllEndsAResumption) {
+  ASSERT_TRUE(session_->PauseMedium(TimePoint::max()).ok());
+  std::thread resumes([&] {
+    const bool refused = IsLast() || !session_->ResumeMedium(TimePoint::max()).ok();
+    EXPECT_TRUE(refused);
+  });
+  EXPECT_TRUE(session_->Shutdown("done").ok());
+  resumes.join();
 }
 
 TEST_P(SessionMpiPauseTest, ARankWhoseMpiFailsInAPauseTellsTheOthers) {

@@ -1,0 +1,75 @@
+// The end of a session waits for a call that another thread has under way, and costs no time of a
+// core meanwhile.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <latch>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "session/inproc/inproc_world.h"
+#include "session/session.h"
+#include "tests/support/session_calls.h"
+#include "tests/support/within.h"
+
+namespace sirtaki::session {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// How often the calling thread has slept or yielded in `call`.
+std::int64_t NapsIn(const std::function<void()>& call) {
+  const auto naps = [] {
+    rusage used{};
+    getrusage(RUSAGE_THREAD, &used);
+    return static_cast<std::int64_t>(used.ru_nvcsw) + used.ru_nivcsw;
+  };
+  const std::int64_t before = naps();
+  call();
+  return naps() - before;
+}
+
+// A session of one rank whose only call is held where it completes its handle.
+class SessionEndTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto status = Session::CreateInproc(std::make_shared<InprocWorld>(1), 0,
+                                              tests::SessionOptions(), &session_);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    vector_.work().handle = std::make_shared<core::HandleState>(
+        [this] {
+          inside_.count_down();
+          open_.wait();
+        },
+        nullptr);
+    vector_.work().handle->BeginWait();  // so that completing it calls back
+    caller_ = std::thread([this] { static_cast<void>(vector_.Submit(*session_)); });
+    inside_.wait();
+  }
+  void TearDown() override { caller_.join(); }
+
+  std::shared_ptr<Session> session_;
+  tests::Vector vector_{core::OpKind::kAllReduce, "held", {1.0F}};
+  std::latch inside_{1};
+  std::latch open_{1};
+  std::thread caller_;
+};
+
+TEST_F(SessionEndTest, AShutdownSleepsWhileACallIsUnderWay) {
+  std::int64_t naps = 0;
+  std::thread ends([&] { naps = NapsIn([&] { EXPECT_TRUE(session_->Shutdown("done").ok()); }); });
+  EXPECT_TRUE(tests::Within(seconds(60), [&] { return !session_->is_alive(); }));
+  // A loop comes round thousands of times meanwhile, and a busy machine makes that fewer.
+  std::this_thread::sleep_for(milliseconds(300));
+  open_.count_down();
+  ends.join();
+  EXPECT_LT(naps, 100);
+}
+
+}  // namespace
+}  // namespace sirtaki::session
