@@ -1,0 +1,41 @@
+// A lock that knows who has it, around something that allows one thread at a time. A thread that
+// waits can say what for, and can give up.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "core/base/thread_annotations.h"
+#include "core/base/types.h"
+
+namespace sirtaki::core {
+
+// Thread-safe. Not recursive: who has it must not wait for it, and can ask.
+class SIRTAKI_CAPABILITY("mutex") Gate {
+ public:
+  Gate() = default;
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+
+  // `what`: a literal, what the thread is in while it has the gate. False: another thread has it, in
+  // LockUntil still at the deadline.
+  bool TryLock(const char* what) SIRTAKI_TRY_ACQUIRE(true);
+  bool LockUntil(const char* what, TimePoint deadline) SIRTAKI_TRY_ACQUIRE(true);
+  // By the thread that has it.
+  void Unlock() SIRTAKI_RELEASE();
+
+  bool IsHeldByThisThread() const { return owner_.load() == std::this_thread::get_id(); }
+  // What the thread that has it is in; empty: nobody has it.
+  std::string Holder() const;
+
+ private:
+  bool Note(bool locked, const char* what);
+
+  std::timed_mutex mutex_;
+  std::atomic<const char*> what_{nullptr};  // by who has the gate
+  std::atomic<std::thread::id> owner_;      // the same
+};
+
+}  // namespace sirtaki::core
