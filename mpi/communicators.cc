@@ -28,7 +28,8 @@ Status CreateGroup(MPI_Comm world, const RankRanges& members, int tag, MPI_Comm*
   }
   MPI_Group all = MPI_GROUP_NULL;
   MPI_Group some = MPI_GROUP_NULL;
-  MutexLock lock(Gate());
+  const Entry entry("MPI_Comm_create_group");
+  if (!entry.ok()) return entry.status();
   Status status = Check(MPI_Comm_group(world, &all), "MPI_Comm_group");
   if (!status.ok()) return status;
   status = Check(MPI_Group_range_incl(all, static_cast<int>(triplets.size()),
@@ -156,10 +157,9 @@ Status Communicators::Make(Environment& environment, core::TimePoint deadline,
 }
 
 Communicators::~Communicators() {
-  if (Environment::HasFault() || IsFinalized()) return;
+  if (Environment::HasFault() || IsOver()) return;
   if (collectives_ != MPI_COMM_NULL) {
-    MutexLock lock(Gate());
-    MPI_Comm_free(&collectives_);
+    static_cast<void>(InMpi("MPI_Comm_free", [this] { return MPI_Comm_free(&collectives_); }));
   }
   if (kept_.sessions > 0) Spares::OfProcess().Put(number_, kept_);
 }
@@ -172,7 +172,8 @@ Status Communicators::MakeForProgram(Environment& environment, SetNumber set,
   Status status = CreateGroup(environment.impl_->control, members, tag, &made);
   MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
   if (!status.ok()) return status;
-  MutexLock lock(Gate());
+  const Entry entry("MPI_Comm_set_errhandler");
+  if (!entry.ok()) return entry.status();
   status = Check(MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler), "MPI_Comm_get_errhandler");
   if (!status.ok()) return status;
   status = Check(MPI_Comm_set_errhandler(made, handler), "MPI_Comm_set_errhandler");

@@ -30,7 +30,7 @@ using core::TimePoint;
 
 // MPI exists once in a process, so what has to be known about it at exit does, too.
 struct ProcessState {
-  std::mutex start_mutex;            // one Start at a time
+  std::timed_mutex start_mutex;      // one Start at a time
   pid_t initialized_by_process = 0;  // 0: not by us
   std::thread::id initialized_by_thread;
   std::atomic<bool> fault{false};
@@ -48,7 +48,7 @@ ProcessState& State() {
 void FinalizeAtExit() {
   const ProcessState& state = State();
   if (getpid() != state.initialized_by_process) return;  // a forked child: MPI is its parent's
-  if (!state.all_are_there.load() || IsFinalized()) return;
+  if (!state.all_are_there.load() || IsOver()) return;
   const char* why = nullptr;
   if (std::this_thread::get_id() != state.initialized_by_thread) {
     why = "the process exits on another thread than the one that initialised MPI";
@@ -65,10 +65,8 @@ void FinalizeAtExit() {
 std::string LibraryName() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING + 1> text{};
   int length = 0;
-  {
-    core::MutexLock lock(Gate());
-    MPI_Get_library_version(text.data(), &length);
-  }
+  static_cast<void>(InMpi("MPI_Get_library_version",
+                          [&] { return MPI_Get_library_version(text.data(), &length); }));
   std::string name(text.data());
   // Open MPI: "Open MPI v4.1.4, package: …".
   // MPICH:    "MPICH Version:      4.0.2\nMPICH Release date: …".
@@ -106,13 +104,20 @@ std::string InterfacesText(const core::EnvironmentView& variables) {
   return text;
 }
 
+Status AskMpi(int* initialized, int* finalized) {
+  Status status = InMpi("MPI_Initialized", [&] { return MPI_Initialized(initialized); });
+  if (!status.ok()) return status;
+  return InMpi("MPI_Finalized", [&] { return MPI_Finalized(finalized); });
+}
+
 // Initialises MPI if nobody did, and says what threads may do then.
 Status InitializeMpi(const core::EnvironmentView& variables, int* level, bool* by_us) {
   int initialized = 0;
-  Status status = InMpi("MPI_Initialized", [&] { return MPI_Initialized(&initialized); });
+  int finalized = 0;
+  Status status = AskMpi(&initialized, &finalized);
   if (!status.ok()) return status;
   ProcessState& state = State();
-  if (IsFinalized()) {
+  if (finalized != 0) {
     return {
         StatusCode::kNotInitialized,
         "MPI was finalized already (MPI_Finalize was called) and cannot be started again in this "
@@ -147,9 +152,9 @@ Status CheckThreading(int level, bool by_us) {
 // Whether Open MPI's messages go through its component ob1: a component that is not chosen is
 // closed, and its variables are gone.
 bool IsOb1Chosen() {
-  core::MutexLock lock(Gate());
+  const Entry entry("MPI_T_init_thread");
   int level = MPI_THREAD_SINGLE;
-  if (MPI_T_init_thread(MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS) return false;
+  if (!entry.ok() || MPI_T_init_thread(MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS) return false;
   int index = 0;
   const bool is_there = MPI_T_cvar_get_index("pml_ob1_priority", &index) == MPI_SUCCESS;
   MPI_T_finalize();
@@ -233,14 +238,15 @@ Status FindWorld(const EnvironmentOptions& options, MPI_Comm* world) {
   *world = MPI_COMM_WORLD;
   if (!options.communicator) return Status::Ok();
   int initialized = 0;
-  Status status = InMpi("MPI_Initialized", [&] { return MPI_Initialized(&initialized); });
+  int finalized = 0;
+  Status status = AskMpi(&initialized, &finalized);
   if (!status.ok()) return status;
   if (initialized == 0) {
     return {
         StatusCode::kInvalidArgument,
         "init() was given a communicator, but MPI is not initialised: call MPI_Init_thread first"};
   }
-  if (IsFinalized()) return Status::Ok();  // InitializeMpi says so
+  if (finalized != 0) return Status::Ok();  // InitializeMpi says so
   *world = MPI_Comm_f2c(*options.communicator);
   if (*world == MPI_COMM_NULL) {
     return {StatusCode::kInvalidArgument,
@@ -281,8 +287,9 @@ Environment::Environment(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) { 
 
 Environment::~Environment() {
   --State().open;
-  if (IsFinalized()) return;
-  core::MutexLock lock(Gate());
+  if (IsOver()) return;
+  const Entry entry("MPI_Comm_free");
+  if (!entry.ok()) return;
   if (impl_->before_finalize_key != MPI_KEYVAL_INVALID) {  // local, so also after a fault
     impl_->before_finalize = nullptr;
     MPI_Comm_delete_attr(MPI_COMM_SELF, impl_->before_finalize_key);
@@ -294,7 +301,12 @@ Environment::~Environment() {
 
 Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
                           std::unique_ptr<Environment>* environment) {
-  const std::lock_guard<std::mutex> lock(State().start_mutex);
+  const std::unique_lock<std::timed_mutex> lock(State().start_mutex, deadline);
+  if (!lock.owns_lock()) {
+    return {StatusCode::kTimedOut,
+            "another thread's init() has not ended within start_timeout: it waits for other ranks, "
+            "or within MPI's own initialisation"};
+  }
   MPI_Comm world = MPI_COMM_NULL;
   if (Status status = FindWorld(options, &world); !status.ok()) return status;
   int level = MPI_THREAD_SINGLE;
@@ -305,7 +317,8 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   std::unique_ptr<Environment> made(new Environment(std::make_unique<Impl>()));
   int started = 0;
   {
-    core::MutexLock in_mpi(Gate());
+    const Entry entry("MPI_Comm_size");
+    if (!entry.ok()) return entry.status();
     MPI_Comm_rank(world, &made->topology_.rank);
     MPI_Comm_size(world, &made->topology_.size);
     MPI_Comm_size(MPI_COMM_WORLD, &started);

@@ -4,25 +4,57 @@
 // never across a wait. The exceptions: MPI_Finalize, which calls the program back, and what blocks
 // where nobody else is in MPI, while it starts and while an engine pauses for a communicator of the
 // program. For the files of mpi/ only.
+//
+// A call that should not block may do so all the same when a peer has died, and a program may keep
+// its MpiGate. The threads that wait for the gate wait for that one; after a fault, for 10 s only.
 #pragma once
 
 #include <mpi.h>
 
+#include <chrono>
+
 #include "core/base/status.h"
-#include "core/base/thread_annotations.h"
+#include "core/base/types.h"
+#include "core/threads/gate.h"
 #include "mpi/check.h"
 
 namespace sirtaki::mpi {
 
-core::Mutex& Gate();
+core::Gate& Gate();
+
+// How long a thread that waits for the gate looks before it asks again whether there was a fault.
+inline constexpr auto kLook = std::chrono::milliseconds(100);
+
+// Takes the gate for a call of this name, a literal. Errors, with both names: kInvalidArgument if
+// this thread has it already; kBackend if there was a fault, and another thread has not come out for
+// a hundred looks.
+core::Status Enter(const char* call, core::Duration look = kLook) SIRTAKI_NO_THREAD_SAFETY_ANALYSIS;
+
+// In MPI for as long as it lives, if ok().
+class Entry {
+ public:
+  explicit Entry(const char* call) : status_(Enter(call)) {}
+  ~Entry() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+    if (ok()) Gate().Unlock();
+  }
+  Entry(const Entry&) = delete;
+  Entry& operator=(const Entry&) = delete;
+
+  bool ok() const { return status_.ok(); }
+  const core::Status& status() const { return status_; }
+
+ private:
+  const core::Status status_;
+};
 
 // Makes one call, with its name and MPI's words if it fails.
 template <typename Call>
 core::Status InMpi(const char* name, const Call& call) {
-  core::MutexLock lock(Gate());
-  return Check(call(), name);
+  const Entry entry(name);
+  return entry.ok() ? Check(call(), name) : entry.status();
 }
 
-bool IsFinalized();
+// MPI is finalized, or nobody gets into it any more.
+bool IsOver();
 
 }  // namespace sirtaki::mpi

@@ -37,7 +37,8 @@ class Transfers final : public ops::Completion {
   Transfers(MPI_Comm comm, int tag, bool is_message, std::vector<Piece> pieces)
       : comm_(comm), tag_(tag), is_message_(is_message), pieces_(std::move(pieces)) {
     requests_.assign(pieces_.size(), MPI_REQUEST_NULL);
-    MutexLock lock(Gate());
+    const Entry entry("MPI_Isend or MPI_Irecv");
+    if (!entry.ok()) Finish(entry.status());
     for (std::size_t i = 0; i < pieces_.size() && !finished_; ++i) {
       const Piece& piece = pieces_[i];
       const int code = piece.sends ? MPI_Isend(piece.given, piece.bytes, MPI_BYTE, piece.rank, tag_,
@@ -50,7 +51,7 @@ class Transfers final : public ops::Completion {
 
   // Unfinished or failed: MPI may still use the memory.
   ~Transfers() override {
-    if ((finished_ && status_.ok()) || IsFinalized()) return;
+    if ((finished_ && status_.ok()) || IsOver()) return;
     if (!finished_ && is_message_ && Withdraw()) return;
     Environment::NoteFault();
   }
@@ -58,7 +59,11 @@ class Transfers final : public ops::Completion {
   bool Poll() override {
     if (finished_) return true;
     // One after the other: a look costs the same however many pieces there are.
-    MutexLock lock(Gate());
+    const Entry entry("MPI_Test");
+    if (!entry.ok()) {
+      Finish(entry.status());
+      return true;
+    }
     for (; next_ < pieces_.size(); ++next_) {
       int done = 0;
       MPI_Status received{};  // MPI_Test need not set its error
@@ -77,8 +82,8 @@ class Transfers final : public ops::Completion {
   Status status() const override { return status_; }
 
  private:
-  // What became of the next piece, whose request has been completed.
-  Status Judge(int code, const MPI_Status& received) const SIRTAKI_REQUIRES(Gate()) {
+  // What became of the next piece, whose request has been completed. In MPI.
+  Status Judge(int code, const MPI_Status& received) const {
     const Piece& piece = pieces_[next_];
     Status status = Check(code, piece.ToString().c_str());
     if (!status.ok() || piece.sends) return status;
@@ -94,7 +99,8 @@ class Transfers final : public ops::Completion {
   // True if MPI knows of no piece any more.
   bool Withdraw() {
     if (pieces_.front().sends || Environment::HasFault()) return false;
-    MutexLock lock(Gate());
+    const Entry entry("MPI_Cancel");
+    if (!entry.ok()) return false;
     for (MPI_Request& request : requests_) {
       int done = 0;
       if (request == MPI_REQUEST_NULL) continue;

@@ -147,8 +147,9 @@ bool Transport::StartReceive() {
   int found = 0;
   MPI_Message handle = MPI_MESSAGE_NULL;
   MPI_Status envelope;
-  core::MutexLock lock(Gate());
-  if (!Note(Check(MPI_Improbe(MPI_ANY_SOURCE, kTag, comm_, &found, &handle, &envelope),
+  const Entry entry("MPI_Improbe");
+  if (!Note(entry.status()) ||
+      !Note(Check(MPI_Improbe(MPI_ANY_SOURCE, kTag, comm_, &found, &handle, &envelope),
                   "MPI_Improbe")) ||
       found == 0) {
     return false;
@@ -179,8 +180,9 @@ std::optional<Incoming> Transport::FinishReceive() {
                               static_cast<std::int64_t>(it->message.bytes.size())};
       Status tested;
       {
-        core::MutexLock lock(Gate());
-        tested = Check(MPI_Test(&it->request, &done, &received), "MPI_Imrecv");
+        const Entry entry("MPI_Test of MPI_Imrecv");
+        tested = entry.status();
+        if (entry.ok()) tested = Check(MPI_Test(&it->request, &done, &received), "MPI_Imrecv");
         if (tested.ok() && done != 0) tested = CheckReceived(received, expected, "MPI_Imrecv");
       }
       if (!tested.ok()) {

@@ -22,6 +22,7 @@
 #include "core/config/config.h"
 #include "core/engine/executor.h"
 #include "core/engine/work.h"
+#include "core/threads/gate.h"
 #include "core/trace/flight_record.h"
 #include "core/trace/observer.h"
 
@@ -141,8 +142,10 @@ class Session {
   // Submit.
   core::Status PauseMedium(core::TimePoint deadline);
   core::Status ResumeMedium(core::TimePoint deadline);
-  // Who holds it has the medium for itself, for calls that do not block; null: there is none.
-  core::Mutex* medium_gate() const;
+  // The calling thread has the medium for itself until it unlocks `gate`, for calls that do not
+  // block; null: any number of threads may call it. Errors: kInvalidArgument if the thread has it
+  // already, kBackend if there was a fault and another thread does not come out of the medium.
+  core::Status EnterMedium(core::Gate** gate) const;
 
   // What is planned with: as the options say, until it is changed.
   struct Limits {

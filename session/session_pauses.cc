@@ -183,10 +183,11 @@ Status Session::PauseMedium(TimePoint deadline) {
   return status;
 }
 
-core::Mutex* Session::medium_gate() const {
-  if (core::ForkGeneration() != fork_generation_) return nullptr;
+Status Session::EnterMedium(core::Gate** gate) const {
+  *gate = nullptr;
+  if (core::ForkGeneration() != fork_generation_) return Status::Ok();
   const Call call(*this);
-  return call.has_impl() ? impl_->medium->gate() : nullptr;
+  return call.has_impl() ? impl_->medium->EnterGate(gate) : Status::Ok();
 }
 
 // The ranks go on together: whoever is the first takes nobody for lost who is still paused.

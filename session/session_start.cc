@@ -237,7 +237,11 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
     seen->NoteFault();
     if (is_process) core::TellStart(env, core::StartNotice::kFault, why.ToString());
   };
-  engine.on_stuck = [seen = observation_] { seen->NoteFault(); };
+  engine.on_stuck = [&parts, seen = observation_] {
+    parts.medium->NoteFault();
+    seen->NoteFault();
+  };
+  engine.stuck_in = [&parts] { return parts.medium->GateHolder(); };
   engine.on_start = options.on_start;
   engine.observer = observation_->observer();
   engine.fusion_delay = config_.fusion_delay;

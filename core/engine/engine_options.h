@@ -52,6 +52,8 @@ struct EngineOptions {
   std::function<Duration(const std::vector<std::int64_t>& values)> on_limits;
   // Called without the token, which a thread that is stuck may have for ever.
   std::function<void()> on_stuck;
+  // What the thread is in that keeps the others out of the transport, for the text; empty: unknown.
+  std::function<std::string()> stuck_in;
 };
 
 }  // namespace sirtaki::core

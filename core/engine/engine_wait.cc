@@ -232,9 +232,12 @@ void Engine::StopDriving(const void* driver) {
 void Engine::LookAfterRound(StuckWatch* watch) {
   if (options_.stuck_limit <= Duration::zero() || stuck_) return;
   if (!watch->Look(rounds_, Now()) || stuck_.exchange(true)) return;
-  PostFailure({StatusCode::kBackend, "this rank's engine has been stuck in one call for " +
-                                         DurationText(options_.stuck_limit) +
-                                         ": MPI may block so when a peer on another host dies"},
+  const std::string in = options_.stuck_in ? options_.stuck_in() : "";
+  PostFailure({StatusCode::kBackend,
+               "this rank's engine has been stuck in one call for " +
+                   DurationText(options_.stuck_limit) + (in.empty() ? "" : " (" + in + ")") +
+                   ": MPI may block so when a peer on another host dies, and a program must not " +
+                   "wait while it has an MpiGate"},
               {});
   const Status why = fault();
   SIRTAKI_LOG(kError, why.ToString());

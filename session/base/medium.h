@@ -13,6 +13,7 @@
 #include "core/base/types.h"
 #include "core/config/config.h"
 #include "core/protocol/transport.h"
+#include "core/threads/gate.h"
 #include "ops/base/backend.h"
 
 namespace sirtaki::session {
@@ -54,8 +55,14 @@ class Medium {
   }
   // kPeerLost, naming it, if it is known that the process of another rank has ended.
   virtual core::Status CheckPeers() const { return core::Status::Ok(); }
-  // Held by each call to it that is made; null: any number of threads may call it.
-  virtual core::Mutex* gate() { return nullptr; }
+  // Where one thread at a time may call the medium: takes its gate for the program, which unlocks
+  // it; null where any number may. Errors: those of mpi::Enter.
+  virtual core::Status EnterGate(core::Gate** gate) {
+    *gate = nullptr;
+    return core::Status::Ok();
+  }
+  // What the thread that has the gate is in, for texts; empty: nobody has it.
+  virtual std::string GateHolder() const { return {}; }
   // A communicator of MPI for the program, of these ranks; collective over them, who have met. It
   // blocks, so nothing else may be in the medium.
   virtual core::Status MakeCommunicator(core::SetNumber /*set*/,

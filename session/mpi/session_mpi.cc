@@ -69,7 +69,11 @@ class MpiMedium final : public Medium {
     return backend_->Meet(set, members, mine, patience, all);
   }
   Status CheckPeers() const override { return shared_ ? shared_->CheckPeers() : Status::Ok(); }
-  core::Mutex* gate() override { return &mpi::Gate(); }
+  Status EnterGate(core::Gate** gate) override {
+    *gate = &mpi::Gate();
+    return mpi::Enter("an MpiGate of the program");
+  }
+  std::string GateHolder() const override { return mpi::Gate().Holder(); }
   Status MakeCommunicator(core::SetNumber set, const core::RankRanges& members,
                           int* fortran_handle) override {
     return mpi::Communicators::MakeForProgram(*environment_, set, members, fortran_handle);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "mpi/gate.h"
@@ -14,12 +15,15 @@
 #include "tests/support/mpi_interpose.h"
 #include "tests/support/mpi_main.h"
 #include "tests/support/session_calls.h"
+#include "tests/support/within.h"
 
 namespace sirtaki::session {
 namespace {
 
 using core::OpKind;
 using core::Status;
+using core::StatusCode;
+using core::TimePoint;
 using tests::Vector;
 
 void ExpectSum(Session& session, std::size_t count) {
@@ -27,6 +31,15 @@ void ExpectSum(Session& session, std::size_t count) {
   const Status status = sum.Run(session);
   ASSERT_TRUE(status.ok()) << status.ToString();
   EXPECT_EQ(sum.values().back(), 2 * static_cast<float>(session.topology().size));
+}
+
+// Calls of the program's own in a pause: the library's threads are out of MPI.
+void CallMpiInAPause(Session& session) {
+  const Status paused = session.PauseMedium(TimePoint::max());
+  ASSERT_TRUE(paused.ok()) << paused.ToString();
+  tests::WatchGate(nullptr);
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(tests::TrueOnAllRanks(true));
+  tests::WatchGate(&mpi::Gate());
 }
 
 // Everything that a session does with MPI, on every path; small and large operations are under way
@@ -55,7 +68,7 @@ void ExpectOneThreadInMpi(const StartOptions& options) {
     }
     EXPECT_EQ(large.values().back(), static_cast<float>(size));
   }
-  const core::TimePoint deadline = core::Clock::now() + std::chrono::seconds(60);
+  const TimePoint deadline = core::Clock::now() + std::chrono::seconds(60);
   core::SetNumber set = 0;
   ASSERT_TRUE(session->AddSet(core::RankRanges::Span(0, size - 1), deadline, &set).ok());
   Vector in_set(OpKind::kAllReduce, "in set", std::vector<float>(std::size_t{1} << 18, 1.0F), -1,
@@ -63,6 +76,11 @@ void ExpectOneThreadInMpi(const StartOptions& options) {
   ASSERT_TRUE(in_set.Submit(*session).ok());
   int handle = 0;
   ASSERT_TRUE(session->MakeCommunicator(set, deadline, &handle).ok());
+  ASSERT_NO_FATAL_FAILURE(CallMpiInAPause(*session));
+  Vector meanwhile(OpKind::kAllReduce, "meanwhile", {1.0F});
+  ASSERT_TRUE(meanwhile.Submit(*session).ok());
+  ASSERT_TRUE(session->ResumeMedium(deadline).ok());
+  ASSERT_TRUE(meanwhile.Synchronize(*session).ok());
   ASSERT_TRUE(in_set.Synchronize(*session).ok());
   ASSERT_TRUE(session->RemoveSet(set, deadline).ok());
   for (const OpKind kind : {OpKind::kSend, OpKind::kReceive}) {
@@ -96,6 +114,66 @@ TEST(SessionMpiGateTest, OneThreadAtATimeIsInMpi) {
   }));
   ExpectOneThreadInMpi(tests::SessionOptions(
       [](core::Config& config) { config.transport = core::TransportMode::kMpi; }));
+}
+
+// A rank leaves its MPI to the program for too long. The library says what keeps it out.
+TEST(SessionMpiGateTest, AnMpiGateThatIsKeptIsNamed) {
+  std::shared_ptr<Session> session;
+  const Status started = Session::CreateMpi(tests::SessionOptions([](core::Config& config) {
+                                              config.transport = core::TransportMode::kMpi;
+                                              config.peer_timeout =
+                                                  std::chrono::seconds(3);  // stuck after 10 s
+                                            }),
+                                            &session);
+  ASSERT_TRUE(started.ok()) << started.ToString();
+  ASSERT_NO_FATAL_FAILURE(ExpectSum(*session, 1));
+  ASSERT_TRUE(tests::TrueOnAllRanks(true));
+  const bool keeps = session->topology().rank == 0;
+  core::Gate* gate = nullptr;
+  ASSERT_TRUE(!keeps || session->EnterMedium(&gate).ok());
+  std::thread waits([&] {
+    Vector sum(OpKind::kAllReduce, "sum", {1.0F});
+    const Status status = sum.Run(*session);
+    EXPECT_FALSE(status.ok());
+    if (!keeps) return;
+    EXPECT_NE(status.message().find("stuck in one call for 10 s (an MpiGate of the program)"),
+              std::string::npos)
+        << status.ToString();
+  });
+  EXPECT_TRUE(tests::Within(std::chrono::seconds(100), [&] { return !session->fault().ok(); }));
+  if (keeps) gate->Unlock();
+  waits.join();
+  EXPECT_FALSE(session->Shutdown("the test is over").ok());
+  session.reset();
+  EXPECT_TRUE(tests::TrueOnAllRanks(true));
+}
+
+// A thread aborts the session while another one is in the pause; what follows goes through the gate.
+TEST(SessionMpiGateTest, OneThreadAtATimeIsInMpiWhenAPauseIsAborted) {
+  for (const core::TransportMode transport :
+       {core::TransportMode::kAuto, core::TransportMode::kMpi}) {
+    tests::SlowMpi(std::chrono::microseconds(20));
+    tests::WatchGate(&mpi::Gate());
+    std::shared_ptr<Session> session;
+    const Status started = Session::CreateMpi(
+        tests::SessionOptions([&](core::Config& config) { config.transport = transport; }),
+        &session);
+    ASSERT_TRUE(started.ok()) << started.ToString();
+    ASSERT_NO_FATAL_FAILURE(CallMpiInAPause(*session));
+    std::thread aborts([&] {
+      if (session->topology().rank == 0) session->Abort("enough");
+    });
+    aborts.join();
+    const Status resumed = session->ResumeMedium(TimePoint::max());
+    EXPECT_EQ(resumed.code(), StatusCode::kAborted) << resumed.ToString();
+    EXPECT_EQ(session->Shutdown("done").code(), StatusCode::kAborted);
+    session.reset();
+    tests::SlowMpi(std::chrono::microseconds(0));
+    tests::WatchGate(nullptr);
+    EXPECT_EQ(tests::MpiCallsOutsideGate(), 0);
+    EXPECT_EQ(tests::MpiCallsBesideOthers(), 0);
+    EXPECT_TRUE(tests::TrueOnAllRanks(true));
+  }
 }
 
 }  // namespace

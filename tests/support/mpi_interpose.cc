@@ -25,20 +25,15 @@ Order& Of(MpiCall call) { return orders[static_cast<std::size_t>(call)]; }
 std::atomic<int> inside{0};
 std::atomic<std::int64_t> beside_others{0};
 std::atomic<std::int64_t> slower_by{0};  // microseconds
-std::atomic<core::Mutex*> watched_gate{nullptr};
+std::atomic<const core::Gate*> watched_gate{nullptr};
 std::atomic<std::int64_t> outside_gate{0};
 
-// glibc's try_lock says no to the holder, too.
-bool IsFree(core::Mutex* gate) {
-  if (gate == nullptr || !gate->TryLock()) return false;
-  gate->Unlock();
-  return true;
-}
+bool IsElsewhere(const core::Gate* gate) { return gate != nullptr && !gate->IsHeldByThisThread(); }
 
 class Inside {
  public:
   explicit Inside(MpiCall call) : counts_(call != MpiCall::kFinalize) {
-    if (counts_ && IsFree(watched_gate.load())) ++outside_gate;
+    if (counts_ && IsElsewhere(watched_gate.load())) ++outside_gate;
     if (counts_ && inside.fetch_add(1) > 0) ++beside_others;
     const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(slower_by.load());
     while (slower_by.load() > 0 && std::chrono::steady_clock::now() < end) {
@@ -94,7 +89,7 @@ void MendMpi() {
 
 std::int64_t MpiCallsBesideOthers() { return beside_others.load(); }
 
-void WatchGate(core::Mutex* gate) { watched_gate.store(gate); }
+void WatchGate(const core::Gate* gate) { watched_gate.store(gate); }
 
 std::int64_t MpiCallsOutsideGate() { return outside_gate.load(); }
 

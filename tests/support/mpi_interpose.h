@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "core/base/thread_annotations.h"
+#include "core/threads/gate.h"
 
 namespace sirtaki::tests {
 
@@ -45,9 +45,9 @@ void MendMpi();
 // counted is MPI_Finalize, which calls the program back.
 std::int64_t MpiCallsBesideOthers();
 
-// How many calls were made while nobody held the gate, as long as one is given. Not counted is
+// How many calls were made by a thread that did not hold the gate, as long as one is given. Not counted is
 // MPI_Finalize.
-void WatchGate(core::Mutex* gate);
+void WatchGate(const core::Gate* gate);
 std::int64_t MpiCallsOutsideGate();
 
 // Each call takes this much longer, so that another one meets it.

@@ -183,13 +183,13 @@ SIRTAKI_API void ResumeMpi(std::chrono::milliseconds timeout, const Session& ses
 }
 
 SIRTAKI_API void* LockMpi(const Session& session) SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
-  core::Mutex* const gate = StateOf(session)->session().medium_gate();
-  if (gate != nullptr) gate->Lock();
+  core::Gate* gate = nullptr;
+  ThrowIfError(StateOf(session)->session().EnterMedium(&gate));
   return gate;
 }
 
 SIRTAKI_API void UnlockMpi(void* gate) noexcept SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
-  if (gate != nullptr) static_cast<core::Mutex*>(gate)->Unlock();
+  if (gate != nullptr) static_cast<core::Gate*>(gate)->Unlock();
 }
 
 std::shared_ptr<SessionState> StateOf(const Session& session) {
