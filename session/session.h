@@ -222,6 +222,7 @@ class Session {
   // the ranks that do not.
   core::Status Meet(core::SetNumber set, const char* what, bool agrees, core::TimePoint deadline,
                     core::RankRanges* against = nullptr);
+  core::Status MakeAside(core::SetNumber set, const core::RankRanges& members, int* fortran_handle);
   bool PausedByThisThread() const;
 
   // ---- session_single.cc ----

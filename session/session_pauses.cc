@@ -1,6 +1,7 @@
 // The part of the session that gives the medium to the program: pauses, and communicators of MPI.
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "core/engine/engine.h"
 #include "core/machine/fork_guard.h"
 #include "core/protocol/mismatch.h"
+#include "core/threads/quiet_thread.h"
 #include "session/session.h"
 #include "session/session_impl.h"
 
@@ -136,13 +138,51 @@ Status Session::MakeCommunicator(SetNumber set, TimePoint deadline, int* fortran
   if (!call.has_impl()) return CheckState();
   status = Meet(set, "communicator()", true, deadline);
   if (!status.ok()) return status;
-  const auto make = [&] { status = impl_->medium->MakeCommunicator(set, members, fortran_handle); };
   if (impl_->engine == nullptr) {
-    make();
-  } else {
-    impl_->engine->WhilePaused(make);
+    return impl_->medium->MakeCommunicator(set, members, fortran_handle);
   }
-  return status;
+  status = MakeAside(set, members, fortran_handle);
+  if (status.ok()) return status;
+  impl_->engine->PostFailure(status, "");
+  return impl_->engine->fault();
+}
+
+// MPI makes a communicator in a call that blocks, and nothing but the other members ends it. So that
+// the caller comes back though one of them fails in it, another thread makes the call. It is left
+// behind when the engine is stuck because of it, and the engine stays for it then.
+Status Session::MakeAside(SetNumber set, const RankRanges& members, int* fortran_handle) {
+  struct Making {
+    core::Mutex mutex;
+    core::CondVar changed;
+    bool is_over SIRTAKI_GUARDED_BY(mutex) = false;
+    int handle SIRTAKI_GUARDED_BY(mutex) = 0;
+    Status status SIRTAKI_GUARDED_BY(mutex);
+  };
+  const auto making = std::make_shared<Making>();
+  core::Engine& engine = *impl_->engine;
+  std::thread thread =
+      core::StartQuietThread([making, &engine, &medium = *impl_->medium, set, members] {
+        int handle = 0;
+        Status status;
+        engine.WhilePaused([&] { status = medium.MakeCommunicator(set, members, &handle); });
+        core::MutexLock lock(making->mutex);
+        making->is_over = true;
+        making->handle = handle;
+        making->status = std::move(status);
+        making->changed.NotifyAll();
+      });
+  const auto is_stuck = [&engine] { return engine.stuck() && !engine.fault().ok(); };
+  core::MutexLock lock(making->mutex);
+  while (!making->is_over && !is_stuck()) {
+    making->changed.WaitUntil(making->mutex, core::Clock::now() + kPeersInterval);
+  }
+  if (!making->is_over) {
+    thread.detach();
+    return engine.fault();
+  }
+  thread.join();
+  *fortran_handle = making->handle;
+  return making->status;
 }
 
 bool Session::PausedByThisThread() const {

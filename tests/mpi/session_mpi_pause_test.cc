@@ -26,14 +26,16 @@ using tests::MpiCall;
 class SessionMpiPauseTest : public testing::TestWithParam<core::TransportMode> {
  protected:
   void SetUp() override {
-    const Status status = Session::CreateMpi(tests::SessionOptions([](core::Config& config) {
-                                               config.transport = GetParam();
-                                               config.stall_limit = std::chrono::minutes(30);
-                                             }),
-                                             &session_);
+    StartOptions options = tests::SessionOptions();
+    options.config.transport = GetParam();
+    options.config.stall_limit = std::chrono::minutes(30);
+    Change(options.config);
+    const Status status = Session::CreateMpi(options, &session_);
     ASSERT_TRUE(status.ok()) << status.ToString();
     ASSERT_TRUE(tests::TrueOnAllRanks(true));
   }
+
+  virtual void Change(core::Config& /*config*/) const {}
 
   void TearDown() override {
     static_cast<void>(session_->Shutdown("the test is over"));
@@ -107,6 +109,50 @@ TEST_P(SessionMpiPauseTest, ARankWhoseMpiFailsInTheMeetingForACommunicatorTellsT
   int handle = 0;
   ExpectFault(session_->MakeCommunicator(core::kWorldSet, TimePoint::max(), &handle),
               StatusCode::kBackend, "MPI_Irecv from rank");
+}
+
+// An engine is called stuck after 10 s, but a rank that a busy machine holds up is not lost.
+class SessionMpiCommunicatorTest : public SessionMpiPauseTest {
+  void Change(core::Config& config) const override {
+    config.peer_timeout = std::chrono::seconds(3);
+    config.ping_interval = std::chrono::seconds(120);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ways, SessionMpiCommunicatorTest,
+                         testing::Values(core::TransportMode::kAuto),
+                         [](const auto&) { return std::string("Auto"); });
+
+// The last rank alone does not take part, so MPI keeps the others in a call that blocks.
+TEST_P(SessionMpiCommunicatorTest, ARankWhoseMpiCannotMakeItIsAnErrorOnEveryRank) {
+  if (IsLast()) tests::FailMpi(MpiCall::kCommCreateGroup, MPI_ERR_INTERN);
+  int handle = 0;
+  const Status status = session_->MakeCommunicator(core::kWorldSet, TimePoint::max(), &handle);
+  if (IsLast()) {
+    ExpectFault(status, StatusCode::kBackend, "MPI_Comm_create_group: MPI_ERR_INTERN");
+  } else {
+    EXPECT_NE(status.ToString().find("stuck in one call for 10 s (MPI_Comm_create_group)"),
+              std::string::npos)
+        << status.ToString();
+  }
+  EXPECT_FALSE(session_->Shutdown("the test is over").ok());
+  EXPECT_TRUE(tests::TrueOnAllRanks(true));  // all of them have their error
+  if (IsLast()) tests::MakeMissedGroup();
+}
+
+// The others have their communicator, and the fault with their next call.
+TEST_P(SessionMpiCommunicatorTest, ARankWhoseMpiSaysThatItFailedTellsTheOthers) {
+  if (IsLast()) {
+    tests::FailMpi(MpiCall::kCommCreateGroup, MPI_ERR_INTERN, 0, tests::MpiFailure::kAfter);
+  }
+  int handle = 0;
+  Status status = session_->MakeCommunicator(core::kWorldSet, TimePoint::max(), &handle);
+  EXPECT_EQ(status.ok(), !IsLast()) << status.ToString();
+  if (status.ok()) {
+    tests::Vector next(core::OpKind::kAllReduce, "next", {1.0F});
+    status = next.Run(*session_);
+  }
+  ExpectFault(status, StatusCode::kBackend, "MPI_Comm_create_group: MPI_ERR_INTERN");
 }
 
 // The last rank stays in its pause.

@@ -38,6 +38,10 @@ void FailMpi(MpiCall call, int code, std::int64_t skip = 0,
 // On this rank, the next send of at least `bytes` bytes arrives with one of them changed.
 void DamageMpi(int bytes);
 
+// Makes the call of MPI_Comm_create_group that failed on this rank, so that the other ranks, which are
+// still in theirs, come out.
+void MakeMissedGroup();
+
 // All calls go through again.
 void MendMpi();
 
