@@ -13,6 +13,7 @@
 
 #include "mpi/environment.h"
 #include "tests/support/mpi_main.h"
+#include "tests/support/start_warnings.h"
 
 namespace sirtaki::tests {
 MpiStart WantedMpiStart() { return MpiStart::kNone; }
@@ -57,6 +58,12 @@ TEST(EnvironmentOwnTest, InitialisesMpiWithThreads) {
   EXPECT_EQ(level, MPI_THREAD_MULTIPLE);
   EXPECT_NE(environment->description().find("initialised by sirtaki"), std::string::npos)
       << environment->description();
+}
+
+// The program has not asked MPI for threads, so nothing is known against it.
+TEST(EnvironmentOwnTest, WarnsOfNoThreads) {
+  const std::string own_host = "h" + std::to_string(tests::WorldRank());
+  EXPECT_TRUE(tests::WarningsOfAStart(own_host, /*has_ob1=*/true).empty());
 }
 
 TEST(EnvironmentOwnTest, LeavesMpiInitialisedBetweenStarts) {

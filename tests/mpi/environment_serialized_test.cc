@@ -8,6 +8,7 @@
 
 #include "mpi/environment.h"
 #include "tests/support/mpi_main.h"
+#include "tests/support/start_warnings.h"
 
 namespace sirtaki::tests {
 MpiStart WantedMpiStart() { return MpiStart::kSerialized; }
@@ -27,6 +28,12 @@ TEST(EnvironmentSerializedTest, IsEnough) {
   EXPECT_NE(environment->description().find("MPI_THREAD_SERIALIZED, initialised by the program"),
             std::string::npos)
       << environment->description();
+}
+
+// Its program does not call MPI while the library may.
+TEST(EnvironmentSerializedTest, IsNoReasonToWarn) {
+  const std::string own_host = "h" + std::to_string(tests::WorldRank());
+  EXPECT_TRUE(tests::WarningsOfAStart(own_host, /*has_ob1=*/true).empty());
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/support/mpi_main.h"
+#include "tests/support/start_warnings.h"
 
 namespace sirtaki::mpi {
 namespace {
@@ -90,6 +91,26 @@ TEST(EnvironmentTest, ExchangeCarriesZeroBytesInAString) {
 
 TEST(EnvironmentTest, CanBeStartedAgainAndAgain) {
   for (int i = 0; i < 50; ++i) ASSERT_NE(Started(), nullptr);
+}
+
+// The program may call MPI while the library does, which loses data under ob1 between hosts.
+TEST(EnvironmentTest, RankZeroWarnsOfTwoThreadsInMpiUnderOb1BetweenHosts) {
+  const std::string own_host = "h" + std::to_string(tests::WorldRank());
+  const std::vector<std::string> warnings = tests::WarningsOfAStart(own_host, /*has_ob1=*/true);
+  if (tests::WorldRank() != 0 || tests::WorldSize() == 1) {
+    EXPECT_TRUE(warnings.empty()) << warnings.front();
+    return;
+  }
+  ASSERT_EQ(warnings.size(), 1U);
+  for (const char* part : {"MPI_THREAD_MULTIPLE", "pause_mpi()", "MpiGate", "docs/mpi.md"}) {
+    EXPECT_NE(warnings.front().find(part), std::string::npos) << warnings.front();
+  }
+}
+
+TEST(EnvironmentTest, NobodyWarnsOfThreadsOnOneHostOrWithoutOb1) {
+  const std::string own_host = "h" + std::to_string(tests::WorldRank());
+  EXPECT_TRUE(tests::WarningsOfAStart("h", /*has_ob1=*/true).empty());
+  EXPECT_TRUE(tests::WarningsOfAStart(own_host, /*has_ob1=*/false).empty());
 }
 
 TEST(EnvironmentTest, LeavesTheProgramsErrorHandlerAlone) {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <limits>
+#include <string>
 #include <vector>
 
 namespace sirtaki::tests {
@@ -82,6 +83,18 @@ struct MissedGroup {
 MissedGroup missed_group;
 
 }  // namespace
+
+namespace {
+
+std::string pretended_host;
+enum class Ob1 : std::uint8_t { kAsItIs, kThere, kNotThere };
+std::atomic<Ob1> ob1{Ob1::kAsItIs};
+
+}  // namespace
+
+void PretendHost(const std::string& name) { pretended_host = name; }
+
+void PretendOb1(bool is_there) { ob1.store(is_there ? Ob1::kThere : Ob1::kNotThere); }
 
 void MakeMissedGroup() {
   MPI_Comm made = MPI_COMM_NULL;
@@ -212,7 +225,23 @@ int MPI_Comm_set_errhandler(MPI_Comm comm, MPI_Errhandler handler) {
 }
 
 int MPI_Get_processor_name(char* name, int* length) {
+  if (!sirtaki::tests::pretended_host.empty()) {
+    *length =
+        static_cast<int>(sirtaki::tests::pretended_host.copy(name, MPI_MAX_PROCESSOR_NAME - 1));
+    name[*length] = '\0';
+    return MPI_SUCCESS;
+  }
   SIRTAKI_PASS_ON(kOther, MPI_Get_processor_name, name, length);
+}
+
+int MPI_T_cvar_get_index(const char* name, int* index) {
+  using sirtaki::tests::Ob1;
+  const Ob1 ob1 = sirtaki::tests::ob1.load();
+  if (std::string(name) != "pml_ob1_priority" || ob1 == Ob1::kAsItIs) {
+    SIRTAKI_PASS_ON(kOther, MPI_T_cvar_get_index, name, index);
+  }
+  *index = 0;
+  return ob1 == Ob1::kThere ? MPI_SUCCESS : MPI_T_ERR_INVALID_NAME;
 }
 
 int MPI_Get_library_version(char* text, int* length) {

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 
 #include "core/threads/gate.h"
 
@@ -41,6 +42,12 @@ void DamageMpi(int bytes);
 // Makes the call of MPI_Comm_create_group that failed on this rank, so that the other ranks, which are
 // still in theirs, come out.
 void MakeMissedGroup();
+
+// MPI says that this rank is on a host of this name; "": what it says itself.
+void PretendHost(const std::string& name);
+
+// MPI says that it has, or has not, a component ob1 for its messages.
+void PretendOb1(bool is_there);
 
 // All calls go through again.
 void MendMpi();
