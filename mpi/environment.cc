@@ -7,10 +7,8 @@
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
-#include <limits>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -19,6 +17,7 @@
 #include "core/machine/start_notice.h"
 #include "mpi/check.h"
 #include "mpi/environment_impl.h"
+#include "mpi/exchange.h"
 #include "mpi/gate.h"
 
 namespace sirtaki::mpi {
@@ -189,48 +188,6 @@ Status CheckLauncher(const EnvironmentOptions& options, int size) {
                 "torchrun, which starts no ranks of MPI"};
   }
   return Status::Ok();
-}
-
-// What an exchange works on. On the heap, since a time-out leaves it to MPI for good.
-struct ExchangeBuffers {
-  std::string mine;
-  std::uint64_t my_size = 0;
-  std::vector<std::uint64_t> sizes;
-  std::vector<int> counts;
-  std::vector<int> displacements;
-  std::vector<char> all;
-  MPI_Request request = MPI_REQUEST_NULL;
-};
-
-Status ExchangeOn(MPI_Comm comm, int size, TimePoint deadline, ExchangeBuffers& x) {
-  const auto ranks = static_cast<std::size_t>(size);
-  x.my_size = x.mine.size();
-  x.sizes.resize(ranks);
-  Status status = InMpi("MPI_Iallgather", [&] {
-    return MPI_Iallgather(&x.my_size, 1, MPI_UINT64_T, x.sizes.data(), 1, MPI_UINT64_T, comm,
-                          &x.request);
-  });
-  if (status.ok()) status = WaitUntil(&x.request, deadline, "MPI_Iallgather");
-  if (!status.ok()) return status;
-
-  const std::uint64_t total = std::accumulate(x.sizes.begin(), x.sizes.end(), std::uint64_t{0});
-  if (total > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
-    return {StatusCode::kUnsupported,
-            "what the ranks exchange at the start is longer than 2 GiB together"};
-  }
-  int displacement = 0;
-  for (const std::uint64_t bytes : x.sizes) {
-    x.counts.push_back(static_cast<int>(bytes));
-    x.displacements.push_back(displacement);
-    displacement += static_cast<int>(bytes);
-  }
-  x.all.resize(total);
-  status = InMpi("MPI_Iallgatherv", [&] {
-    return MPI_Iallgatherv(x.mine.data(), static_cast<int>(x.my_size), MPI_CHAR, x.all.data(),
-                           x.counts.data(), x.displacements.data(), MPI_CHAR, comm, &x.request);
-  });
-  if (status.ok()) status = WaitUntil(&x.request, deadline, "MPI_Iallgatherv");
-  return status;
 }
 
 // The communicator of the job, which the program may have given.

@@ -4,14 +4,17 @@
 #include <mpi.h>
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "mpi/communicators.h"
 #include "mpi/environment.h"
 #include "tests/support/mpi_interpose.h"
 #include "tests/support/mpi_main.h"
+#include "tests/support/within.h"
 
 namespace sirtaki::mpi {
 namespace {
@@ -60,6 +63,33 @@ TEST_F(EnvironmentFailureTest, ErrorWhileMakingCommunicatorsIsReturned) {
       Communicators::Make(*environment_, Clock::now() + seconds(30), &communicators);
   EXPECT_EQ(status.code(), StatusCode::kBackend);
   EXPECT_EQ(communicators, nullptr);
+}
+
+// Rank 0 comes when the others have seen that a second thread does not wait for the first for ever.
+TEST_F(EnvironmentFailureTest, ASecondThreadWaitsForTheFirstUntilItsDeadline) {
+  const bool late = tests::WorldRank() == 0;
+  const std::int64_t made = tests::MpiCallsMade(MpiCall::kCommIdup);
+  std::thread first;
+  if (!late) {
+    first = std::thread([this] {
+      const Status status = Environment::Start({}, Clock::now() + seconds(100), &environment_);
+      EXPECT_TRUE(status.ok()) << status.ToString();
+    });
+    ASSERT_TRUE(
+        tests::Within(seconds(60), [&] { return tests::MpiCallsMade(MpiCall::kCommIdup) > made; }));
+    std::unique_ptr<Environment> second;
+    const Status status = Environment::Start({}, Clock::now() + milliseconds(100), &second);
+    EXPECT_EQ(status.code(), StatusCode::kTimedOut) << status.ToString();
+    EXPECT_NE(status.message().find("another thread's init()"), std::string::npos)
+        << status.ToString();
+  }
+  EXPECT_TRUE(tests::TrueOnAllRanks(true));
+  if (late) {
+    const Status status = Environment::Start({}, Clock::now() + seconds(100), &environment_);
+    EXPECT_TRUE(status.ok()) << status.ToString();
+  } else {
+    first.join();
+  }
 }
 
 TEST_F(EnvironmentFailureTest, RankThatDoesNotComeIsATimeOut) {

@@ -1,0 +1,30 @@
+// Strings of all ranks, by MPI's non-blocking collectives. For the files of mpi/ only.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+
+namespace sirtaki::mpi {
+
+// What an exchange works on. On the heap, since a time-out leaves it to MPI for good.
+struct ExchangeBuffers {
+  std::string mine;
+  std::uint64_t my_size = 0;
+  std::vector<std::uint64_t> sizes;
+  std::vector<int> counts;
+  std::vector<int> displacements;
+  std::vector<char> all;
+  MPI_Request request = MPI_REQUEST_NULL;
+};
+
+// Gives `x.mine` and fills in the rest: the string of rank i is at displacements[i] of `x.all`.
+// Collective. Errors: kTimedOut at the deadline, kBackend.
+core::Status ExchangeOn(MPI_Comm comm, int size, core::TimePoint deadline, ExchangeBuffers& x);
+
+}  // namespace sirtaki::mpi
