@@ -45,8 +45,7 @@ Status Enter(const char* call, core::Duration look) {
   } while (looks < kLooksAfterFault && !given_up);
   given_up = true;
   return {StatusCode::kBackend, std::string(call) + ": another thread does not come out of " +
-                                    gate.Holder() +
-                                    ", after a fault; only the end of the process " + "is left"};
+                                    gate.Holder() + ", after a fault: end the process"};
 }
 
 bool IsOver() {

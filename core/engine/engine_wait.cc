@@ -92,9 +92,11 @@ void Engine::Resume() {
   WakeSomebody();
 }
 
+// An abort may have ended the pause, and then whoever has the token may hold it for ever.
 void Engine::Listen() {
-  MutexLock lock(token_);
+  if (!pauses_.here() || !token_.TryLock()) return;
   if (pauses_.here()) GuardedRound(Now(), /*waited_for=*/false);
+  token_.Unlock();
 }
 
 Status Engine::Leave(const std::string& why) {

@@ -16,8 +16,8 @@ class Pauses {
     return here_;
   }
   void End() SIRTAKI_EXCLUDES(mutex_) { Set(false); }
-  // The engine is about to end, so it is not paused any more: also not by a thread that was just
-  // going to.
+  // The engine is about to end. It is not paused any more, and a thread that is just going to pause
+  // it cannot.
   void EndForGood() SIRTAKI_EXCLUDES(mutex_) { Set(true); }
   void ExpectElsewhere(bool expected) { elsewhere_ = expected; }
 
