@@ -59,12 +59,12 @@ std::vector<std::string> Split(const std::string& text) {
 }  // namespace
 
 std::vector<std::string> ExchangeTexts(const std::string& name, const std::string& text,
-                                       const SessionSet& set) {
+                                       const SessionSet& set, std::chrono::milliseconds timeout) {
   at::Tensor digest = at::empty({1, 2}, at::kLong);
   digest.mutable_data_ptr<std::int64_t>()[0] =
       static_cast<std::int64_t>(core::Digest(text.data(), text.size()));
   digest.mutable_data_ptr<std::int64_t>()[1] = static_cast<std::int64_t>(text.size());
-  const at::Tensor digests = AllGatherBlocking(digest, name, set);
+  const at::Tensor digests = AllGatherBlocking(digest, name, set, timeout);
   const std::int64_t* values = digests.const_data_ptr<std::int64_t>();
   const std::int64_t size = digests.size(0);
   bool equal = true;
@@ -75,7 +75,7 @@ std::vector<std::string> ExchangeTexts(const std::string& name, const std::strin
 
   at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
   if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  const at::Tensor all = AllGatherBlocking(bytes, name + "/texts", set);
+  const at::Tensor all = AllGatherBlocking(bytes, name + "/texts", set, timeout);
   const char* from = static_cast<const char*>(all.const_data_ptr());
   std::vector<std::string> texts;
   for (std::int64_t rank = 0; rank < size; ++rank) {
@@ -92,11 +92,11 @@ void AgreeOnErrors(const std::string& what, const std::string& error, const Sess
 
 std::vector<std::vector<std::string>> ExchangeLists(const std::string& what,
                                                     const std::vector<std::string>& list,
-                                                    const std::string& error,
-                                                    const SessionSet& set) {
+                                                    const std::string& error, const SessionSet& set,
+                                                    std::chrono::milliseconds timeout) {
   const std::string text = error.empty() ? Join(list) : kError + error;
   std::vector<std::string> texts;
-  if (set.size() > 1) texts = ExchangeTexts("sirtaki/" + what, text, set);
+  if (set.size() > 1) texts = ExchangeTexts("sirtaki/" + what, text, set, timeout);
   if (texts.empty()) {
     if (error.empty()) return {};
     texts.assign(1, text);
@@ -110,8 +110,9 @@ std::vector<std::vector<std::string>> ExchangeLists(const std::string& what,
 }
 
 void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
-                 const std::string& error, const SessionSet& set) {
-  const auto lists = ExchangeLists(what, list, error, set);
+                 const std::string& error, const SessionSet& set,
+                 std::chrono::milliseconds timeout) {
+  const auto lists = ExchangeLists(what, list, error, set, timeout);
   if (lists.empty()) return;
   ThrowStatus(
       core::Status(core::StatusCode::kMismatch, what + ": " + FirstDifference(lists, set.ranks())));

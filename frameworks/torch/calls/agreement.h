@@ -1,6 +1,8 @@
-// Finding out whether all ranks have the same before anything is built on it. Collective.
+// Finding out whether all ranks have the same before anything is built on it. Collective. `timeout`:
+// of each call that is made for it; 0: none.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -11,7 +13,8 @@ namespace sirtaki::detail {
 // Every rank of the set gives a text. Empty if all texts are equal, else those of all its ranks, in
 // their order. Costs one small all-gather when they are equal. `name` must be free.
 std::vector<std::string> ExchangeTexts(const std::string& name, const std::string& text,
-                                       const SessionSet& set);
+                                       const SessionSet& set,
+                                       std::chrono::milliseconds timeout = {});
 
 // Throws on every rank if any rank has an error, with the first rank's text.
 void AgreeOnErrors(const std::string& what, const std::string& error, const SessionSet& set);
@@ -19,13 +22,14 @@ void AgreeOnErrors(const std::string& what, const std::string& error, const Sess
 // Throws mismatch on every rank if the lists differ, naming the first position at which they do and
 // what each group of ranks has there; or, if a rank has an error, that error.
 void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
-                 const std::string& error, const SessionSet& set);
+                 const std::string& error, const SessionSet& set,
+                 std::chrono::milliseconds timeout = {});
 
 // As AgreeOnList, but gives the lists of all ranks if they differ, and nothing if they are equal.
 std::vector<std::vector<std::string>> ExchangeLists(const std::string& what,
                                                     const std::vector<std::string>& list,
-                                                    const std::string& error,
-                                                    const SessionSet& set);
+                                                    const std::string& error, const SessionSet& set,
+                                                    std::chrono::milliseconds timeout = {});
 
 // Pure: "a on ranks 0, 2; b on rank 1". The items are those of these ranks, in their order.
 std::string GroupsText(const std::vector<std::string>& items, const std::vector<int>& ranks);

@@ -10,13 +10,14 @@
 namespace sirtaki::detail {
 
 at::Tensor AllGatherBlocking(const at::Tensor& tensor, const std::string& name,
-                             const SessionSet& set) {
+                             const SessionSet& set, std::chrono::milliseconds timeout) {
   TensorCall call;
   call.kind = core::OpKind::kAllGather;
   call.tensor = tensor;
   call.name = name;
   call.process_set = set.process_set;
   call.will_wait = true;
+  call.timeout = timeout;
   return PendingTensor::Start(std::move(call), set.session)->Synchronize();
 }
 

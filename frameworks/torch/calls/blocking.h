@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -10,9 +11,10 @@
 
 namespace sirtaki::detail {
 
-// An empty name: matched by call order. They throw what the public forms throw.
+// An empty name: matched by call order. `timeout`: as the public forms'; 0: none. They throw what the
+// public forms throw.
 at::Tensor AllGatherBlocking(const at::Tensor& tensor, const std::string& name,
-                             const SessionSet& set);
+                             const SessionSet& set, std::chrono::milliseconds timeout = {});
 void BroadcastInPlaceBlocking(const at::Tensor& tensor, int root_rank, const std::string& name,
                               const SessionSet& set);
 

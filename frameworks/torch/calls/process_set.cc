@@ -1,5 +1,6 @@
 #include "sirtaki/process_set.h"
 
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -101,7 +102,7 @@ CallMembers MembersOf(const ProcessSet& set, const std::shared_ptr<SessionState>
   return members;
 }
 
-void AddInitialSets(const std::vector<std::vector<int>>& sets,
+void AddInitialSets(const std::vector<std::vector<int>>& sets, std::chrono::milliseconds timeout,
                     const std::shared_ptr<SessionState>& session) {
   std::vector<std::string> texts;
   for (const std::vector<int>& ranks : sets) {
@@ -109,10 +110,10 @@ void AddInitialSets(const std::vector<std::vector<int>>& sets,
     for (const int rank : ranks) members.Add(rank);
     texts.push_back(core::RanksText(members));
   }
-  AgreeOnList("the process sets of init()", texts, "", session);
+  AgreeOnList("the process sets of init()", texts, "", session, timeout);
   std::vector<ProcessSet> made;
   for (const std::vector<int>& ranks : sets) {
-    made.push_back(Add(ranks, core::TimePoint::max(), session));
+    made.push_back(Add(ranks, DeadlineAfter(timeout), session));
   }
   session->SetInitialSets(std::move(made));
 }

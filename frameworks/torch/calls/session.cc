@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <torch/version.h>
 
+#include <chrono>
 #include <exception>
 #include <mutex>
 #include <optional>
@@ -121,7 +122,9 @@ void Start(const InitOptions& options, const std::vector<std::string>& args,
   TakeTensorsFromPool(*session);
   const auto state = std::make_shared<detail::SessionState>(session);
   try {
-    detail::AddInitialSets(options.process_sets(), state);
+    detail::AddInitialSets(
+        options.process_sets(),
+        std::chrono::ceil<std::chrono::milliseconds>(session->config().start_timeout), state);
   } catch (const Error&) {  // on every rank
     (void)session->Shutdown("init() has failed");
     throw;

@@ -1,6 +1,7 @@
 // What a public ProcessSet refers to.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,7 +35,7 @@ CallMembers MembersOf(const ProcessSet& set, const std::shared_ptr<SessionState>
 
 // The sets that init() was given. Collective over all ranks; throws what AgreeOnList and
 // add_process_set throw.
-void AddInitialSets(const std::vector<std::vector<int>>& sets,
+void AddInitialSets(const std::vector<std::vector<int>>& sets, std::chrono::milliseconds timeout,
                     const std::shared_ptr<SessionState>& session);
 
 }  // namespace sirtaki::detail

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <latch>
 #include <string>
 #include <vector>
 
@@ -238,7 +239,7 @@ TEST(ProcessSetTest, MayBeNamedAtTheStart) {
   RunTorchRanks(3, [](int rank, const Session& session) {
     EXPECT_TRUE(initial_process_sets(session).empty());
     detail::AddInitialSets(InitOptions().process_set({0, 1}).process_set({1, 2}).process_sets(),
-                           session.state());
+                           std::chrono::seconds(60), session.state());
     const auto sets = initial_process_sets(session);
     ASSERT_EQ(sets.size(), 2u);
     EXPECT_THAT(sets[0].ranks(), ElementsAre(0, 1));
@@ -258,10 +259,32 @@ TEST(ProcessSetTest, ThoseOfTheStartMustAgree) {
     options.process_set({0, 1});
     if (rank == 1) options.process_set({1});
     const auto text = ErrorOf(ErrorCode::mismatch, [&] {
-      detail::AddInitialSets(options.process_sets(), session.state());
+      detail::AddInitialSets(options.process_sets(), std::chrono::seconds(60), session.state());
     });
     EXPECT_THAT(text, AllOf(HasSubstr("process sets of init()"), HasSubstr("rank 1")));
   });
+}
+
+// A rank that has started and never comes to them, with sets or without.
+TEST(ProcessSetTest, ThoseOfTheStartAreNotWaitedForForEver) {
+  for (const bool has_sets : {false, true}) {
+    std::latch told(1);
+    RunTorchRanks(2, [&](int rank, const Session& session) {
+      if (rank == 1) {
+        told.wait();
+        return;
+      }
+      InitOptions options;
+      if (has_sets) options.process_set({0, 1});
+      const auto text = ErrorOf(ErrorCode::timed_out, [&] {
+        detail::AddInitialSets(options.process_sets(), std::chrono::milliseconds(200),
+                               session.state());
+      });
+      EXPECT_THAT(text, AllOf(HasSubstr("process sets of init()"), HasSubstr("200 ms"),
+                              HasSubstr("not submitted by rank 1")));
+      told.count_down();
+    });
+  }
 }
 
 }  // namespace
