@@ -2,23 +2,34 @@
 
 namespace sirtaki::core {
 
-bool Gate::Note(bool locked, const char* what) {
-  if (!locked) return false;
+bool Gate::TryLock(const char* what) {
+  if (taken_.exchange(true)) return false;
   what_.store(what, std::memory_order_relaxed);
   owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   return true;
 }
 
-bool Gate::TryLock(const char* what) { return Note(mutex_.try_lock(), what); }
-
+// A thread counts as one that waits before it looks, and the gate is free before the thread that
+// leaves looks for those: one of the two sees the other.
 bool Gate::LockUntil(const char* what, TimePoint deadline) {
-  return Note(mutex_.try_lock_until(deadline), what);
+  waiters_.fetch_add(1);
+  bool locked = false;
+  {
+    MutexLock lock(mutex_);
+    bool in_time = true;
+    while (!(locked = TryLock(what)) && in_time) in_time = left_.WaitUntil(mutex_, deadline);
+  }
+  waiters_.fetch_sub(1);
+  return locked;
 }
 
 void Gate::Unlock() {
   owner_.store({}, std::memory_order_relaxed);
   what_.store(nullptr, std::memory_order_relaxed);
-  mutex_.unlock();
+  taken_.store(false);
+  if (waiters_.load() == 0) return;
+  MutexLock lock(mutex_);
+  left_.NotifyAll();
 }
 
 std::string Gate::Holder() const {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <mutex>
 #include <string>
 #include <thread>
 
@@ -23,7 +22,7 @@ class SIRTAKI_CAPABILITY("mutex") Gate {
   // LockUntil still at the deadline.
   bool TryLock(const char* what) SIRTAKI_TRY_ACQUIRE(true);
   bool LockUntil(const char* what, TimePoint deadline) SIRTAKI_TRY_ACQUIRE(true);
-  // By the thread that has it.
+  // By the thread that has it. Costs no system call when nobody waits.
   void Unlock() SIRTAKI_RELEASE();
 
   bool IsHeldByThisThread() const { return owner_.load() == std::this_thread::get_id(); }
@@ -31,11 +30,12 @@ class SIRTAKI_CAPABILITY("mutex") Gate {
   std::string Holder() const;
 
  private:
-  bool Note(bool locked, const char* what);
-
-  std::timed_mutex mutex_;
+  std::atomic<bool> taken_{false};
   std::atomic<const char*> what_{nullptr};  // by who has the gate
   std::atomic<std::thread::id> owner_;      // the same
+  std::atomic<int> waiters_{0};
+  Mutex mutex_;  // of those that wait
+  CondVar left_;
 };
 
 }  // namespace sirtaki::core
