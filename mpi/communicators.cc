@@ -157,7 +157,7 @@ Status Communicators::Make(Environment& environment, core::TimePoint deadline,
 }
 
 Communicators::~Communicators() {
-  if (Environment::HasFault() || IsOver()) return;
+  if (Environment::HasFault() || IsFinalized()) return;
   if (collectives_ != MPI_COMM_NULL) {
     static_cast<void>(InMpi("MPI_Comm_free", [this] { return MPI_Comm_free(&collectives_); }));
   }

@@ -47,7 +47,7 @@ ProcessState& State() {
 void FinalizeAtExit() {
   const ProcessState& state = State();
   if (getpid() != state.initialized_by_process) return;  // a forked child: MPI is its parent's
-  if (!state.all_are_there.load() || IsOver()) return;
+  if (!state.all_are_there.load() || IsFinalized()) return;
   const char* why = nullptr;
   if (std::this_thread::get_id() != state.initialized_by_thread) {
     why = "the process exits on another thread than the one that initialised MPI";
@@ -244,9 +244,13 @@ Environment::Environment(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) { 
 
 Environment::~Environment() {
   --State().open;
-  if (IsOver()) return;
+  if (IsFinalized()) return;
   const Entry entry("MPI_Comm_free");
-  if (!entry.ok()) return;
+  if (!entry.ok()) {
+    impl_->before_finalize = nullptr;
+    static_cast<void>(impl_.release());  // MPI's attribute refers to it
+    return;
+  }
   if (impl_->before_finalize_key != MPI_KEYVAL_INVALID) {  // local, so also after a fault
     impl_->before_finalize = nullptr;
     MPI_Comm_delete_attr(MPI_COMM_SELF, impl_->before_finalize_key);

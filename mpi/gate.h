@@ -1,12 +1,12 @@
 // The gate keeps the process to one thread in MPI at a time. Every MPI call of the library passes
 // it, whatever thread level MPI has: Open MPI's ob1 can complete a receive with MPI_SUCCESS and
 // without its data while another thread makes progress. It is held for calls that cannot block,
-// never across a wait. The exceptions: MPI_Finalize, which calls the program back, and what blocks
-// where nobody else is in MPI, while it starts and while an engine pauses for a communicator of the
-// program. For the files of mpi/ only.
+// never across a wait. The exceptions: MPI_Finalize, which calls the program back, and two calls that
+// block: MPI's initialisation, and the making of a communicator for the program.
 //
 // A call that should not block may do so all the same when a peer has died, and a program may keep
-// its MpiGate. The threads that wait for the gate wait for that one; after a fault, for 10 s only.
+// its MpiGate. The threads that wait for the gate then give up: after a fault when 10 s have gone by,
+// without one after LimitWaits.
 #pragma once
 
 #include <mpi.h>
@@ -26,8 +26,8 @@ core::Gate& Gate();
 inline constexpr auto kLook = std::chrono::milliseconds(100);
 
 // Takes the gate for a call of this name, a literal. Errors, with both names: kInvalidArgument if
-// this thread has it already; kBackend if there was a fault, and another thread has not come out for
-// a hundred looks.
+// this thread has it already; kBackend if another thread has not come out for a hundred looks after a
+// fault, or for those of LimitWaits.
 core::Status Enter(const char* call, core::Duration look = kLook) SIRTAKI_NO_THREAD_SAFETY_ANALYSIS;
 
 // In MPI for as long as it lives, if ok().
@@ -54,7 +54,11 @@ core::Status InMpi(const char* name, const Call& call) {
   return entry.ok() ? Check(call(), name) : entry.status();
 }
 
-// MPI is finalized, or nobody gets into it any more.
-bool IsOver();
+// How long a thread waits for the gate without a fault: at least twice as long as after one. Without
+// limit until it is set.
+void LimitWaits(core::Duration limit);
+
+// False too if another thread does not come out of MPI.
+bool IsFinalized();
 
 }  // namespace sirtaki::mpi

@@ -51,7 +51,7 @@ class Transfers final : public ops::Completion {
 
   // Unfinished or failed: MPI may still use the memory.
   ~Transfers() override {
-    if ((finished_ && status_.ok()) || IsOver()) return;
+    if ((finished_ && status_.ok()) || IsFinalized()) return;
     if (!finished_ && is_message_ && Withdraw()) return;
     Environment::NoteFault();
   }

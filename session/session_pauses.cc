@@ -1,6 +1,7 @@
 // The part of the session that gives the medium to the program: pauses, and communicators of MPI.
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -13,6 +14,7 @@
 #include "core/machine/fork_guard.h"
 #include "core/protocol/mismatch.h"
 #include "core/threads/quiet_thread.h"
+#include "core/threads/stuck_watch.h"
 #include "session/session.h"
 #include "session/session_impl.h"
 
@@ -91,10 +93,11 @@ Status Session::Assemble(SetNumber set, const std::string& what, TimePoint deadl
 
 // Pings do not tell of a rank that has ended in its pause.
 Status Session::WaitAndWatch(core::HandleState& handle) {
+  Impl& parts = *impl_;  // they live on if the session ends because the engine is stuck
   while (!handle.done()) {
     static_cast<void>(Wait(handle, core::Clock::now() + kPeersInterval));
-    const Status lost = handle.done() ? Status::Ok() : impl_->medium->CheckPeers();
-    if (!lost.ok()) impl_->engine->PostFailure(lost, "");
+    const Status lost = handle.done() ? Status::Ok() : parts.medium->CheckPeers();
+    if (!lost.ok()) parts.engine->PostFailure(lost, "");
   }
   return handle.status();
 }
@@ -104,20 +107,22 @@ Status Session::Meet(SetNumber set, const char* what, bool agrees, TimePoint dea
   const RankRanges members = MembersOf(set).value_or(RankRanges());
   Patience patience(what, set, deadline, config_);
   TimePoint look_at_peers = core::Clock::now() + kPeersInterval;
+  Impl& parts = *impl_;  // they live on if the session ends because the engine is stuck
+  core::Engine* const engine = parts.engine.get();
   const auto go_on = [&] {
     if (state_ == State::kGone) return CheckState();
-    if (impl_->engine != nullptr) impl_->engine->Listen();  // a fault stops the backend
+    if (engine != nullptr) engine->Listen();  // a fault stops the backend
     if (core::Clock::now() >= look_at_peers) {
-      if (Status lost = impl_->medium->CheckPeers(); !lost.ok()) return lost;
+      if (Status lost = parts.medium->CheckPeers(); !lost.ok()) return lost;
       look_at_peers = core::Clock::now() + kPeersInterval;
     }
     return patience.Ask();
   };
   std::string all;
-  Status status = impl_->medium->Meet(set, members, agrees ? 1 : 0, go_on, &all);
-  if (!status.ok() && state_ != State::kGone && impl_->engine != nullptr) {
-    impl_->engine->PostFailure(status, "");
-    status = impl_->engine->fault();  // the first one
+  Status status = parts.medium->Meet(set, members, agrees ? 1 : 0, go_on, &all);
+  if (!status.ok() && state_ != State::kGone && engine != nullptr) {
+    engine->PostFailure(status, "");
+    status = engine->fault();  // the first one
   }
   if (against == nullptr) return status;
   against->Clear();
@@ -136,20 +141,20 @@ Status Session::MakeCommunicator(SetNumber set, TimePoint deadline, int* fortran
   if (!status.ok()) return status;
   const Call call(*this);
   if (!call.has_impl()) return CheckState();
+  core::Engine* const engine = impl_->engine.get();
   status = Meet(set, "communicator()", true, deadline);
   if (!status.ok()) return status;
-  if (impl_->engine == nullptr) {
-    return impl_->medium->MakeCommunicator(set, members, fortran_handle);
-  }
+  if (engine == nullptr) return impl_->medium->MakeCommunicator(set, members, fortran_handle);
   status = MakeAside(set, members, fortran_handle);
   if (status.ok()) return status;
-  impl_->engine->PostFailure(status, "");
-  return impl_->engine->fault();
+  engine->PostFailure(status, "");
+  return engine->fault();
 }
 
 // MPI makes a communicator in a call that blocks, and nothing but the other members ends it. So that
 // the caller comes back though one of them fails in it, another thread makes the call. It is left
-// behind when the engine is stuck because of it, and the engine stays for it then.
+// behind when the engine is stuck, in that call or in the one before it, and the engine stays for it
+// then. The caller looks for that, since nobody else may.
 Status Session::MakeAside(SetNumber set, const RankRanges& members, int* fortran_handle) {
   struct Making {
     core::Mutex mutex;
@@ -172,9 +177,11 @@ Status Session::MakeAside(SetNumber set, const RankRanges& members, int* fortran
         making->changed.NotifyAll();
       });
   const auto is_stuck = [&engine] { return engine.stuck() && !engine.fault().ok(); };
+  core::StuckWatch watch(engine.stuck_limit());
   core::MutexLock lock(making->mutex);
   while (!making->is_over && !is_stuck()) {
     making->changed.WaitUntil(making->mutex, core::Clock::now() + kPeersInterval);
+    engine.LookIfStuck(&watch);
   }
   if (!making->is_over) {
     thread.detach();
@@ -226,8 +233,14 @@ Status Session::PauseMedium(TimePoint deadline) {
 Status Session::EnterMedium(core::Gate** gate) const {
   *gate = nullptr;
   if (core::ForkGeneration() != fork_generation_) return Status::Ok();
-  const Call call(*this);
-  return call.has_impl() ? impl_->medium->EnterGate(gate) : Status::Ok();
+  std::function<Status()> enter;
+  {
+    const Call call(*this);
+    if (!call.has_impl()) return Status::Ok();
+    enter = impl_->medium->EntryOfGate(gate);
+  }
+  // In no call: who has the gate may be about to end the session.
+  return enter();
 }
 
 // The ranks go on together: whoever is the first takes nobody for lost who is still paused.
@@ -243,7 +256,8 @@ Status Session::ResumeMedium(TimePoint deadline) {
   engine->ExpectPauses(/*elsewhere=*/true);
   engine->Resume();
   Status status = Assemble(core::kWorldSet, "resumption of MPI", deadline, /*watches=*/true);
-  engine->ExpectPauses(/*elsewhere=*/false);
+  // One that has failed, for one because the session ends, does not know what the others do.
+  if (status.ok()) engine->ExpectPauses(/*elsewhere=*/false);
   return status;
 }
 

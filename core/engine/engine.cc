@@ -102,7 +102,7 @@ bool Engine::Round(TimePoint now, bool waited_for) {
   moved |= !commands.empty();
   moved |= ReceiveSome(now);
   CheckDeadlines(now);
-  if (Status health = transport_.health(); !health.ok() && !negotiator_.faulted()) {
+  if (Status health = transport_.health(); !health.ok() && !has_fault_) {
     negotiator_.RaiseFault(health.code(), health.message(), health.origin().tensor);
   }
   StepNegotiator(now);

@@ -108,6 +108,10 @@ class Engine {
   // process.
   void StopThread();
   bool stuck() const { return stuck_.load(std::memory_order_acquire); }
+  Duration stuck_limit() const { return options_.stuck_limit; }
+  // By a thread that has not the token and waits for one that has: it may be stuck, which is then a
+  // fault.
+  void LookIfStuck(StuckWatch* watch);
 
   // ---- tests; they take the token ----
   // One round, as drivers make them: queue -> negotiator <-> transport -> executor. True if anything
@@ -200,7 +204,6 @@ class Engine {
   bool TryToken() SIRTAKI_TRY_ACQUIRE(true, token_);
   Nap NapBeforeSleep(std::uint64_t ticket, const void* driver) SIRTAKI_REQUIRES(token_);
   void StopDriving(const void* driver);
-  void LookAfterRound(StuckWatch* watch);
   void RunThread();
   void Park(TimePoint limit);
   void WakeSomebody();

@@ -121,7 +121,7 @@ void Engine::DriveUntil(const Done& done, HandleState* handle, TimePoint deadlin
   StuckWatch watch(options_.stuck_limit);
   while (!done() && Now() < deadline) {
     const Nap nap = DriveWhileHot(done, &driver, deadline);
-    LookAfterRound(&watch);
+    LookIfStuck(&watch);
     if (!nap.needed) continue;
     // The ticket is older than this look, so a completion in between ends the sleep at once.
     if (handle != nullptr) handle->BeginWait();
@@ -231,7 +231,7 @@ void Engine::StopDriving(const void* driver) {
 }
 
 // By threads that do not have the token. Whoever has it may hold it for ever.
-void Engine::LookAfterRound(StuckWatch* watch) {
+void Engine::LookIfStuck(StuckWatch* watch) {
   if (options_.stuck_limit <= Duration::zero() || stuck_) return;
   if (!watch->Look(rounds_, Now()) || stuck_.exchange(true)) return;
   const std::string in = options_.stuck_in ? options_.stuck_in() : "";
@@ -328,7 +328,7 @@ void Engine::RunThread() {
       drivers_seen = changes;
       parked_long_ = park > kFirstPark;
       Park(Now() + park);
-      LookAfterRound(&watch);
+      LookIfStuck(&watch);
       continue;
     }
     const auto done = [this] { return stop_ || drivers_ > 0; };

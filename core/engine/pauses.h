@@ -17,7 +17,7 @@ class Pauses {
   }
   void End() SIRTAKI_EXCLUDES(mutex_) { Set(false); }
   // The engine is about to end. It is not paused any more, and a thread that is just going to pause
-  // it cannot.
+  // it cannot. The other ranks may be paused still.
   void EndForGood() SIRTAKI_EXCLUDES(mutex_) { Set(true); }
   void ExpectElsewhere(bool expected) { elsewhere_ = expected; }
 
@@ -28,6 +28,7 @@ class Pauses {
   void Set(bool over) {
     MutexLock lock(mutex_);
     over_ = over_ || over;
+    if (over && here_) elsewhere_ = true;
     here_ = false;
   }
 

@@ -220,6 +220,7 @@ void HostLanes::Impl::RunLargeLane() {
       // What its handles and tensors belong to may be gone: nothing of it is destroyed.
       KeepForever(std::make_shared<LaneTask>(next->task));
       KeepForever(std::move(run));
+      KeepForever(std::move(staging));
       return;
     }
     // As in End. A run that a stop has left under way has no failure of its own.

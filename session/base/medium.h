@@ -55,11 +55,12 @@ class Medium {
   }
   // kPeerLost, naming it, if it is known that the process of another rank has ended.
   virtual core::Status CheckPeers() const { return core::Status::Ok(); }
-  // Where one thread at a time may call the medium: takes its gate for the program, which unlocks
-  // it; null where any number may. Errors: those of mpi::Enter.
-  virtual core::Status EnterGate(core::Gate** gate) {
+  // Where one thread at a time may call the medium: gives its gate, and what takes that for the
+  // program, which unlocks it; null where any number may. The medium may be gone when it is called.
+  // Its errors: those of mpi::Enter.
+  virtual std::function<core::Status()> EntryOfGate(core::Gate** gate) {
     *gate = nullptr;
-    return core::Status::Ok();
+    return [] { return core::Status::Ok(); };
   }
   // What the thread that has the gate is in, for texts; empty: nobody has it.
   virtual std::string GateHolder() const { return {}; }

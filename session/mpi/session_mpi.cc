@@ -40,6 +40,8 @@ class MpiMedium final : public Medium {
   }
 
   Status Connect(const ConnectOptions& options, core::TimePoint deadline) override {
+    // The engine, which says more of it, has half of that.
+    mpi::LimitWaits(6 * options.config.peer_timeout);
     Status status = mpi::Communicators::Make(*environment_, deadline, &communicators_);
     if (!status.ok()) return status;
     ops::shm::LocalGroupOptions group;
@@ -69,9 +71,9 @@ class MpiMedium final : public Medium {
     return backend_->Meet(set, members, mine, patience, all);
   }
   Status CheckPeers() const override { return shared_ ? shared_->CheckPeers() : Status::Ok(); }
-  Status EnterGate(core::Gate** gate) override {
+  std::function<Status()> EntryOfGate(core::Gate** gate) override {
     *gate = &mpi::Gate();
-    return mpi::Enter("an MpiGate of the program");
+    return [] { return mpi::Enter("an MpiGate of the program"); };
   }
   std::string GateHolder() const override { return mpi::Gate().Holder(); }
   Status MakeCommunicator(core::SetNumber set, const core::RankRanges& members,
