@@ -30,7 +30,7 @@ inline constexpr auto kLook = std::chrono::milliseconds(100);
 // fault, or for those of LimitWaits.
 core::Status Enter(const char* call, core::Duration look = kLook) SIRTAKI_NO_THREAD_SAFETY_ANALYSIS;
 
-// In MPI for as long as it lives, if ok().
+// An Entry keeps its thread in MPI for as long as it lives, if ok().
 class Entry {
  public:
   explicit Entry(const char* call) : status_(Enter(call)) {}

@@ -239,7 +239,7 @@ Status Session::EnterMedium(core::Gate** gate) const {
     if (!call.has_impl()) return Status::Ok();
     enter = impl_->medium->EntryOfGate(gate);
   }
-  // In no call: who has the gate may be about to end the session.
+  // The wait is no call of the session: the thread that has the gate may be about to end that.
   return enter();
 }
 

@@ -109,8 +109,8 @@ class Engine {
   void StopThread();
   bool stuck() const { return stuck_.load(std::memory_order_acquire); }
   Duration stuck_limit() const { return options_.stuck_limit; }
-  // By a thread that has not the token and waits for one that has: it may be stuck, which is then a
-  // fault.
+  // A thread that waits for the one that has the token calls this now and then: that one may be
+  // stuck, which is then a fault.
   void LookIfStuck(StuckWatch* watch);
 
   // ---- tests; they take the token ----

@@ -22,7 +22,7 @@ class SIRTAKI_CAPABILITY("mutex") Gate {
   // LockUntil still at the deadline.
   bool TryLock(const char* what) SIRTAKI_TRY_ACQUIRE(true);
   bool LockUntil(const char* what, TimePoint deadline) SIRTAKI_TRY_ACQUIRE(true);
-  // By the thread that has it. Costs no system call when nobody waits.
+  // The thread that has the gate gives it up. This costs no system call when nobody waits.
   void Unlock() SIRTAKI_RELEASE();
 
   bool IsHeldByThisThread() const { return owner_.load() == std::this_thread::get_id(); }

@@ -223,7 +223,8 @@ void HostLanes::Impl::RunLargeLane() {
       KeepForever(std::move(staging));
       return;
     }
-    // As in End. A run that a stop has left under way has no failure of its own.
+    // A run that has failed is kept, as in End. One that a stop has left under way has no failure of
+    // its own.
     if (run != nullptr && (!is_over || !run->status().ok())) {
       KeepForever(run);
       KeepForever(std::exchange(staging, std::make_shared<Staging>(backend.memory())));

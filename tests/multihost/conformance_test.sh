@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The table of cases for every backend, a part of it by seed, on two hosts of two ranks.
+# The table of cases for every backend, a part of it by seed, on two hosts of two ranks, or on three that are not alike.
 set -euo pipefail
 # shellcheck source=tests/multihost/hosts.sh
 . "$(dirname "$0")/hosts.sh"
@@ -8,11 +8,13 @@ set -euo pipefail
 bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}/..
 
 [ -x "$bindir/sirtaki_conformance_mpi_tests" ] || hosts_skip 'built without LibTorch'
-hosts_up 2
+hosts_up 3
 suites="CollectivesMpiTest $(sample 1 WrongCallMpiTest,MismatchMpiTest JoinMpiTest | tr '\n' ' ')"
 if full; then SIRTAKI_TEST_SCALE=1; fi   # what it is on one host
 export SIRTAKI_TEST_SCALE=${SIRTAKI_TEST_SCALE:-0.05}
-for suite in $suites; do
-  printf '== %s\n' "$suite"
-  across h1:2,h2:2 "$bindir/sirtaki_conformance_mpi_tests" --gtest_filter="*${suite//,/.*:*}.*"
+for shape in $(sample 1 h1:2,h2:2 h1:1,h2:2,h3:1); do
+  for suite in $suites; do
+    printf '== %s on %s\n' "$suite" "$shape"
+    across "$shape" "$bindir/sirtaki_conformance_mpi_tests" --gtest_filter="*${suite//,/.*:*}.*"
+  done
 done

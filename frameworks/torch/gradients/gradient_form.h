@@ -13,10 +13,11 @@
 
 namespace sirtaki::detail {
 
-// In the place of a number, for what step() submits itself because no backward() has.
+// kRoundInStep stands in the place of a number for what step() submits itself because no backward()
+// has.
 constexpr std::uint32_t kRoundInStep = 1U << 20;
-// In the place of a number, for the average after a backward() that has thrown without the other
-// ranks' knowing.
+// kRoundAfterThrow stands in the place of a number for the average after a backward() that has thrown
+// without the other ranks' knowing.
 constexpr std::uint32_t kRoundAfterThrow = 1U << 21;
 
 // What one rank has, after a reduction in which the ranks did not fit.

@@ -40,9 +40,9 @@ class AveragedAtEnd {
   bool within_backward() const { return running_ > 0; }
 
  protected:
-  // In FailEnd and ConcludeEnd: all ranks learn by this average that a backward() has thrown on one of
-  // them. The backward() around it average nothing of this any more, on any rank, and throw `error`:
-  // which of them it was, and whether there are as many on all ranks, nobody has to know.
+  // FailEnd and ConcludeEnd say by this that all ranks learn, by the average that is under way, that a
+  // backward() has thrown on one of them. The backward() around it then average nothing more of this
+  // owner, on any rank, and throw `error`.
   void Fail(const std::exception_ptr& error) {
     failure_ = std::make_shared<const std::exception_ptr>(error);
   }
