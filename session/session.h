@@ -144,7 +144,7 @@ class Session {
   core::Status ResumeMedium(core::TimePoint deadline);
   // The calling thread has the medium for itself until it unlocks `gate`, for calls that do not
   // block; null: any number of threads may call it. Errors: kInvalidArgument if the thread has it
-  // already, kBackend if there was a fault and another thread does not come out of the medium.
+  // already, kBackend if another thread does not come out of the medium.
   core::Status EnterMedium(core::Gate** gate) const;
 
   // What is planned with: as the options say, until it is changed.

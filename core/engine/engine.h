@@ -79,7 +79,7 @@ class Engine {
 
   // Waits until this rank runs nothing. kTimedOut at `deadline`; messages do not count.
   Status WaitUntilIdle(TimePoint deadline);
-  // From Pause to Resume nobody drives the engine: nothing is received, and what is submitted waits.
+  // From Pause to Resume nobody drives the engine: what is submitted waits, and Listen alone receives.
   // False: something runs, or the engine is about to end, and it is not paused. Leave and Abort
   // resume.
   bool Pause() SIRTAKI_EXCLUDES(token_);

@@ -137,7 +137,7 @@ class Negotiator {
     };
     std::vector<Running> running;
     bool drained = true;        // this rank's lanes are empty (17)
-    bool others_pause = false;  // their engines may be paused: nobody is lost (19)
+    bool others_pause = false;  // or this rank does: nobody is lost (19)
   };
   // Timers: stalls, pings, lost peers, the end.
   void Step(const LocalState& local, TimePoint now);

@@ -31,8 +31,8 @@ class SIRTAKI_CAPABILITY("mutex") Gate {
 
  private:
   std::atomic<bool> taken_{false};
-  std::atomic<const char*> what_{nullptr};  // by who has the gate
-  std::atomic<std::thread::id> owner_;      // the same
+  std::atomic<const char*> what_{nullptr};  // the thread that has the gate sets this
+  std::atomic<std::thread::id> owner_;      // and this
   std::atomic<int> waiters_{0};
   Mutex mutex_;  // of those that wait
   CondVar left_;

@@ -36,7 +36,7 @@ class HostGroup {
 
   core::Transport& transport() { return shm_transport_ ? *shm_transport_ : *medium_transport_; }
   ops::Backend& backend() { return *selecting_; }
-  // As LocalGroup's, of this host's ranks.
+  // CheckPeers looks at the processes of this host's ranks, as LocalGroup's does.
   core::Status CheckPeers() const {
     return group_ != nullptr ? group_->CheckPeers() : core::Status::Ok();
   }

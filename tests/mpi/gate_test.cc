@@ -1,5 +1,5 @@
 // RANKS: 1
-// Who waits for the gate of MPI, and for how long.
+// The gate of MPI lets threads wait with a name, and not for ever.
 #include "mpi/gate.h"
 
 #include <gtest/gtest.h>

@@ -58,9 +58,9 @@ class SIRTAKI_API ModuleSynchronizer {
 // and buffers from the lowest rank. Gradients are reduced while backward() runs, and backward()
 // returns when all are averaged, an inner backward() too. Each rank calls backward() equally often
 // after a forward(), nested alike, through at least one parameter, on one thread at a time. With op
-// Sum, compression or a hook it must not add to an average: call zero_grad() before. A backward() that throws
-// on one rank throws on every rank; the next forward() ends what it has left. A gradient that is
-// itself differentiable (backward with create_graph) is an error. On a GPU backward() waits
+// Sum, compression or a hook it must not add to an average: call zero_grad() before. A backward()
+// that throws on one rank throws on every rank; the next forward() ends what it has left. A gradient
+// that is itself differentiable (backward with create_graph) is an error. On a GPU backward() waits
 // on the one thread that autograd has for that GPU: if several threads of a program train modules
 // on one GPU, all ranks must call backward() one after the other, in the same order. Parameters
 // without a gradient and frozen ones are treated as DistributedOptimizer treats them; the module

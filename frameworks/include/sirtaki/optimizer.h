@@ -128,8 +128,9 @@ class SIRTAKI_API GradientReducer {
 //   - All ranks call backward() equally often before step(), nested alike. Each end, that of an
 //     inner backward() too, averages what is in .grad again: with op Average an average plus this
 //     rank's new part is exact, so that two losses and retain_graph work. With op Sum, compression
-//     or a hook a second backward() before step() throws invalid_argument, unless accumulation is
-//     declared (backward_passes_per_step, no_sync()) or zero_grad() comes between.
+//     or a hook a backward() that would add to an average, that of the step before too, throws
+//     invalid_argument: declare accumulation (backward_passes_per_step, no_sync()), or call
+//     zero_grad() before.
 //   - A rank whose backward() reaches none of the optimizer's parameters, or that runs none, calls
 //     synchronize() right after it, before anything else of the library that waits. If it calls
 //     step() instead, all ranks throw `mismatch`, which names it. Where no rank has run a

@@ -158,7 +158,7 @@ void GradientReducer::Impl::EndAverage() {
   SetRound();
 }
 
-// Which average the next one is.
+// The signatures of the next average say which it is.
 void GradientReducer::Impl::SetRound() {
   if (!counts_averages()) return;
   // A module may never see a forward(): its program may call another function.

@@ -276,9 +276,9 @@ std::vector<std::shared_ptr<ParameterGradient>> ParameterGradient::BucketMates()
   return mates;
 }
 
-void ParameterGradient::Submit(bool will_wait, const at::Tensor& incoming) {
+void ParameterGradient::Submit(bool will_wait, const at::Tensor& incoming, bool stays) {
   found_ = what_.parameter.grad();
-  present_ = found_.defined() && what_.parameter.requires_grad() && !std::exchange(stays_, false);
+  present_ = found_.defined() && what_.parameter.requires_grad() && !stays;
   shares_ = found_.defined() && SharesMemory(found_, incoming);
   if (found_.defined()) version_ = VersionOf(found_);
   seen_ = {};
@@ -300,11 +300,9 @@ void ParameterGradient::SubmitMissing(bool averaged) {
   } else {
     on_average_ = gradient.defined() && (averaged || HoldsAverage());
   }
-  if (on_average_ && !what_.rule->may_repeat()) {
-    if (touched && what_.rule->at_backward) return Refuse(kNoSecondBackward);
-    stays_ = !touched;
-  }
-  Submit(/*will_wait=*/true);
+  const bool once_only = on_average_ && !what_.rule->may_repeat();
+  if (once_only && touched && what_.rule->at_backward) return Refuse(kNoSecondBackward);
+  Submit(/*will_wait=*/true, {}, /*stays=*/once_only && !touched);
 }
 
 void ParameterGradient::Refuse(const std::string& why) {

@@ -131,8 +131,9 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   void OnAccumulate();                          // before the gradient is written
   void OnGradient(const at::Tensor& incoming);  // after it was written
   // Hands it to its bucket, which is submitted with its last gradient; else submits it by itself.
-  // `incoming`: what the engine has written into it, if its hook calls.
-  void Submit(bool will_wait, const at::Tensor& incoming = {});
+  // `incoming`: what the engine has written into it, if its hook calls. `stays`: it is a sum of
+  // before, to which nothing was added, and counts as absent.
+  void Submit(bool will_wait, const at::Tensor& incoming = {}, bool stays = false);
   core::Status Refused(const std::string& text) const;
   bool HoldsAverage() const;
   bool IsLaterAverage() const;
@@ -206,7 +207,6 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   at::Tensor found_;          // what `.grad` was then, perhaps undefined
   bool present_ = false;      // and whether it counts: not that of a frozen parameter
   bool on_average_ = false;   // `.grad` holds an average, to which passes may have added
-  bool stays_ = false;        // as it is: a sum of before, to which nothing was added
   bool shares_ = false;       // its memory with other tensors, and so the version
   std::int64_t version_ = 0;  // of `found_`
   at::Tensor moved_;          // what is reduced: found_'s own memory, or a flat copy, or zeros, or

@@ -75,7 +75,7 @@ TEST(EnginePauseTest, NobodyIsLostWhoMayBePaused) {
   EXPECT_EQ(world[0].engine->fault().code(), StatusCode::kPeerLost);
 }
 
-// As a thread that was about to pause when another one ended the session.
+// A thread may be about to pause when another one ends the session.
 TEST(EnginePauseTest, AnEngineThatEndsIsNotPausedAnyMore) {
   World world(1);
   ASSERT_TRUE(world[0].engine->Pause());

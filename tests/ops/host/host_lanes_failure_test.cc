@@ -61,7 +61,7 @@ struct Bench {
   }
   core::HandlePtr StartSmall(const std::string& name) { return Start(name, 1); }
   core::HandlePtr StartLarge(const std::string& name) { return Start(name, 1000); }
-  // Of memory that the work alone keeps.
+  // The work alone keeps `memory`.
   core::HandlePtr StartLargeOf(std::shared_ptr<std::vector<float>> memory) {
     float* const data = memory->data();
     const auto count = static_cast<std::int64_t>(memory->size());

@@ -128,7 +128,11 @@ TEST_F(BackwardThrowsTest, ABackwardThatThrowsWithAllGradientsSubmittedIsToldLat
       part.layer->forward(input).sum().backward();
       part.optimizer.step();
     });
-    EXPECT_THAT(text, rank() == 0 ? HasSubstr("no more memory") : HasSubstr(""));
+    if (rank() == 0) {
+      EXPECT_THAT(text, HasSubstr("no more memory"));
+    } else {
+      EXPECT_THAT(text, IsEmpty());
+    }
     part.optimizer.zero_grad();
     EXPECT_THAT(TextOf([&] { part.Loss(Mine()).backward(); }),
                 AllOf(HasSubstr("after a backward() that has thrown on rank 0"),

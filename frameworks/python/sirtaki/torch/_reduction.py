@@ -101,7 +101,7 @@ _made: weakref.WeakSet[Any] = weakref.WeakSet()  # the reducers that Python has 
 
 def without_garbage(make: Callable[[], Reducer]) -> Reducer:
     """An optimizer that the program has let go may wait for Python to notice (schedulers make cycles), at another time on
-    each rank. Collected first, so that no rank shares its parameters, and their buckets, with one that others have not."""
+    each rank. It is collected first, so that no rank shares its parameters, and their buckets, with one that others lack."""
     if _made:
         gc.collect()
     reducer = make()
