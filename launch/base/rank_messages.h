@@ -5,7 +5,7 @@
 //            | 1 stream bytes                          what it has printed
 //            | 2 kind value text told                  its program has ended
 //            | 3 address port devices                  go: rank 0's address, the GPUs to be seen
-//            | 4                                       stop
+//            | 4                                       stop; of a rank: it is about to
 //            | 5 count                                 bytes of its output that were written
 //            | 6 through                               it goes into MPI_Init, or has come out
 //            | 7 text                                  its group has failed; empty: that is over

@@ -278,6 +278,8 @@ class Job {
     } else if (const auto* init = std::get_if<InitMessage>(&message)) {
       (init->through ? rank.through : rank.in_init) = true;
       TimeInit();
+    } else if (std::holds_alternative<StopMessage>(message)) {
+      rank.stops = true;
     } else if (const auto* fault = std::get_if<FaultMessage>(&message)) {
       std::erase_if(faults_, [&](const auto& told) { return told.first == connection->rank; });
       if (!fault->text.empty()) faults_.emplace_back(connection->rank, core::Escaped(fault->text));
@@ -377,8 +379,9 @@ class Job {
     rank.ended = true;
     rank.lost = true;
     if (!begun_ && !silent) return Withdraw();
-    // Once the run has failed, the launcher may have killed it.
-    rank.gone = silent || !failure_;
+    // A launcher tells ranks to stop before it kills them. One that was not told, while nobody knows
+    // why others have ended, may be why.
+    rank.gone = silent || (!rank.stops && (!failure_ || failure_->follows));
     output_.Finish(connection->rank);
     Failure failure = JudgeLoss(connection->rank, rank.hello.host,
                                 why.empty() ? "its connection closed without a message" : why,

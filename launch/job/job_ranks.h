@@ -23,6 +23,7 @@ struct Rank {
   bool ended = false;   // or was lost
   bool lost = false;
   bool gone = false;     // and so is its host, it seems
+  bool stops = false;    // it was told to, and says so
   bool in_init = false;  // it went into MPI_Init, or never will
   bool through = false;  // and has come out, or never will
 };

@@ -81,6 +81,26 @@ struct MissedGroup {
   int tag = 0;
 };
 MissedGroup missed_group;
+std::atomic<int> misses_group{-1};  // the rank
+
+// True on the rank that misses the group, once all others have come here.
+bool MissesGroup() {
+  constexpr int kTag = 77;
+  const int missing = misses_group.exchange(-1);
+  if (missing < 0) return false;
+  int rank = 0;
+  int size = 0;
+  PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  PMPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (rank != missing) {
+    PMPI_Send(nullptr, 0, MPI_BYTE, missing, kTag, MPI_COMM_WORLD);
+    return false;
+  }
+  for (int others = size - 1; others > 0; --others) {
+    PMPI_Recv(nullptr, 0, MPI_BYTE, MPI_ANY_SOURCE, kTag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -95,6 +115,8 @@ std::atomic<Ob1> ob1{Ob1::kAsItIs};
 void PretendHost(const std::string& name) { pretended_host = name; }
 
 void PretendOb1(bool is_there) { ob1.store(is_there ? Ob1::kThere : Ob1::kNotThere); }
+
+void MissGroupOn(int rank) { misses_group.store(rank); }
 
 void MakeMissedGroup() {
   MPI_Comm made = MPI_COMM_NULL;
@@ -180,16 +202,12 @@ int MPI_Comm_idup(MPI_Comm comm, MPI_Comm* duplicate, MPI_Request* request) {
 }
 
 int MPI_Comm_create_group(MPI_Comm comm, MPI_Group group, int tag, MPI_Comm* made) {
-  bool passed = false;
-  const int code = sirtaki::tests::Pass(sirtaki::tests::MpiCall::kCommCreateGroup, [&] {
-    passed = true;
-    return PMPI_Comm_create_group(comm, group, tag, made);
-  });
-  if (!passed) {
+  return sirtaki::tests::Pass(sirtaki::tests::MpiCall::kCommCreateGroup, [&] {
+    if (!sirtaki::tests::MissesGroup()) return PMPI_Comm_create_group(comm, group, tag, made);
     sirtaki::tests::missed_group = {comm, MPI_GROUP_NULL, tag};
     PMPI_Group_union(group, MPI_GROUP_EMPTY, &sirtaki::tests::missed_group.group);  // a copy
-  }
-  return code;
+    return MPI_ERR_INTERN;
+  });
 }
 
 int MPI_Comm_free(MPI_Comm* comm) { SIRTAKI_PASS_ON(kCommFree, MPI_Comm_free, comm); }

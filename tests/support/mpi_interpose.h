@@ -39,8 +39,9 @@ void FailMpi(MpiCall call, int code, std::int64_t skip = 0,
 // On this rank, the next send of at least `bytes` bytes arrives with one of them changed.
 void DamageMpi(int bytes);
 
-// Makes the call of MPI_Comm_create_group that failed on this rank, so that the other ranks, which are
-// still in theirs, come out.
+// Called on all ranks: `rank` does not take part in the next MPI_Comm_create_group, which fails there
+// once all others are in theirs. They stay there until `rank` calls MakeMissedGroup().
+void MissGroupOn(int rank);
 void MakeMissedGroup();
 
 // MPI says that this rank is on a host of this name; "": what it says itself.
