@@ -30,6 +30,7 @@ class ByteWriter {
   void Fixed64(std::uint64_t value);
   void Text(std::string_view text);
 
+  std::span<const std::byte> bytes() const { return bytes_; }
   std::vector<std::byte> Take() { return std::move(bytes_); }
 
  private:

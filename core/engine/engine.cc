@@ -183,7 +183,7 @@ bool Engine::ReceiveSome(TimePoint now) {
 
 void Engine::Receive(const Incoming& incoming, TimePoint now) {
   Message message;
-  const Status decoded = Decode(incoming.bytes, &message);
+  const Status decoded = DecodeFrame(incoming.bytes, &message);
   if (!decoded.ok()) {
     negotiator_.RaiseFault(StatusCode::kProtocol,
                            "rank " + std::to_string(incoming.from) +
@@ -264,7 +264,7 @@ void Engine::StepNegotiator(TimePoint now) {
 bool Engine::SendOutgoing() {
   std::vector<Outgoing> outgoing = negotiator_.TakeOutgoing();
   for (Outgoing& message : outgoing) {
-    transport_.Send(message.to, Encode({options_.session, std::move(message.body)}));
+    transport_.Send(message.to, EncodeFrame({options_.session, std::move(message.body)}));
   }
   flushed_ = transport_.Flush();
   if (flushed_ && faulted_ && !fault_told_) {

@@ -2,6 +2,7 @@
 // one byte; `x*` is `varint count`, then x that many times. varint, zigzag, fixed64 and text are
 // those of core/base/byte_codec.h, and the word behind one of them says what its value is.
 //
+//   frame     := message fixed64 digest                     of the message: core/base/digest.h
 //   message   := [0x53] [version 3] varint session body     nothing follows
 //   body      := [0] report
 //              | [1] stream
@@ -82,6 +83,7 @@
 
 #include "core/base/byte_codec.h"
 #include "core/base/check.h"
+#include "core/base/digest.h"
 #include "core/protocol/wire_format.h"
 
 namespace sirtaki::core {
@@ -101,6 +103,8 @@ class MessageWriter {
     out_.Byte(static_cast<std::uint8_t>(message.body.index()));
     std::visit([this](const auto& body) { Put(body); }, message.body);
   }
+
+  void PutDigest() { out_.Fixed64(Digest(out_.bytes().data(), out_.bytes().size())); }
 
  private:
   void Put(const ReportMessage& report) {
@@ -383,6 +387,13 @@ class MessageWriter {
 Bytes Encode(const Message& message) {
   MessageWriter writer;
   writer.Put(message);
+  return writer.Take();
+}
+
+Bytes EncodeFrame(const Message& message) {
+  MessageWriter writer;
+  writer.Put(message);
+  writer.PutDigest();
   return writer.Take();
 }
 

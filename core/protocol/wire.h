@@ -30,4 +30,9 @@ Bytes Encode(const Message& message);
 // when its first bytes were read (at worst some 200 bytes of memory for each).
 Status Decode(std::span<const std::byte> bytes, Message* message);
 
+// A frame is what the medium carries: a message, and its digest as a fixed64. So bytes that arrive
+// changed are an error, and never another message. The bounds and errors are those above.
+Bytes EncodeFrame(const Message& message);
+Status DecodeFrame(std::span<const std::byte> frame, Message* message);
+
 }  // namespace sirtaki::core

@@ -1,5 +1,8 @@
 // The grammar is at the top of wire.cc.
+#include <algorithm>
 #include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <new>
@@ -7,6 +10,7 @@
 #include <utility>
 
 #include "core/base/byte_codec.h"
+#include "core/base/digest.h"
 #include "core/protocol/wire.h"
 #include "core/protocol/wire_format.h"
 
@@ -371,6 +375,18 @@ Status Decode(std::span<const std::byte> bytes, Message* message) {
     return {StatusCode::kProtocol,
             "no memory to read a message of " + std::to_string(bytes.size()) + " bytes"};
   }
+}
+
+Status DecodeFrame(std::span<const std::byte> frame, Message* message) {
+  const std::size_t bytes = frame.size() - std::min(frame.size(), sizeof(std::uint64_t));
+  ByteReader behind(frame.subspan(bytes));
+  const std::uint64_t digest = behind.Fixed64("digest");
+  if (!behind.ok()) return behind.status();
+  if (digest != Digest(frame.data(), bytes)) {
+    return {StatusCode::kProtocol,
+            "its " + std::to_string(bytes) + " bytes arrived changed: they have another digest"};
+  }
+  return Decode(frame.first(bytes), message);
 }
 
 }  // namespace sirtaki::core

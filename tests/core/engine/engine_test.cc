@@ -243,11 +243,23 @@ TEST(EngineTest, AMessageThatCannotBeReadIsAFaultOfTheProtocol) {
   EXPECT_EQ(world[1].engine->fault().code(), StatusCode::kProtocol);
 }
 
+// A set's number is one bit away from another's.
+TEST(EngineTest, AMessageThatArrivesChangedIsAFaultOfTheProtocol) {
+  World world(2);
+  Bytes frame = EncodeFrame({7, PingMessage{4}});
+  frame[frame.size() - sizeof(std::uint64_t) - 1] ^= std::byte{1};
+  world[1].transport->Send(0, std::move(frame));
+  world.Settle();
+  EXPECT_EQ(world[0].engine->fault().message(),
+            "rank 1 sent a message that cannot be read: its 5 bytes arrived changed: they have "
+            "another digest");
+}
+
 TEST(EngineTest, MessagesOfAnotherSessionAreDropped) {
   World world(2);
   Cause cause;
   cause.text = "from the session before";
-  world[1].transport->Send(0, Encode({6, FaultMessage{cause}}));
+  world[1].transport->Send(0, EncodeFrame({6, FaultMessage{cause}}));
   world.Settle();
   EXPECT_TRUE(world[0].engine->fault().ok());
 }

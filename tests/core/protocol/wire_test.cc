@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <memory>
 #include <random>
+#include <span>
 
 #include "core/base/byte_codec.h"
 #include "tests/core/protocol/random_messages.h"
@@ -182,6 +183,26 @@ TEST_F(HostileBytesTest, FlippedBitsDoNoHarm) {
       bytes[messages.Below(bytes.size())] ^= std::byte{1} << messages.Below(8);
     }
     Feed(bytes);
+  }
+}
+
+TEST(WireTest, AFrameOfWhichOneBitIsFlippedOrBytesAreMissingIsAnError) {
+  RandomMessages messages(tests::TestSeed());
+  for (int i = 0; i < 50; ++i) {
+    const Message sent = messages.Next();
+    Bytes frame = EncodeFrame(sent);
+    Message received;
+    ASSERT_TRUE(DecodeFrame(frame, &received).ok());
+    ASSERT_EQ(Dump(received), Dump(sent));
+    for (std::size_t bit = 0; bit < 8 * frame.size(); ++bit) {
+      frame[bit / 8] ^= std::byte{1} << (bit % 8);
+      ASSERT_EQ(DecodeFrame(frame, &received).code(), StatusCode::kProtocol) << "bit " << bit;
+      frame[bit / 8] ^= std::byte{1} << (bit % 8);
+    }
+    for (std::size_t size = 0; size < frame.size(); ++size) {
+      ASSERT_EQ(DecodeFrame(std::span(frame).first(size), &received).code(), StatusCode::kProtocol)
+          << "cut to " << size;
+    }
   }
 }
 
