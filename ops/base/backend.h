@@ -127,6 +127,15 @@ class Backend {
                                                         std::span<const Segment> segments,
                                                         const SegmentReduction& how);
 
+  // ---- of backends that scale what they reduce on its way ----
+
+  // Whether AllReduceScaled is there on this channel; the same on all members.
+  virtual bool ScalesReduced(Channel /*channel*/) const { return false; }
+  // AllReduce whose result is scaled, in its own type. Precondition: ScalesReduced.
+  virtual std::unique_ptr<Completion> AllReduceScaled(Channel channel, void* buffer,
+                                                      std::int64_t count, core::DType dtype,
+                                                      core::ReduceOp op, fusion::Scale after);
+
   // ---- of backends that reduce each member's part on its way ----
 
   // Whether ReduceScatter is there on this channel; the same on all members.

@@ -59,6 +59,14 @@ class BackendSelection final : public Backend {
   bool ReducesSegments(Channel channel, const SegmentReduction& how) const override;
   std::unique_ptr<Completion> AllReduceSegments(Channel channel, std::span<const Segment> segments,
                                                 const SegmentReduction& how) override;
+  bool ScalesReduced(Channel channel) const override {
+    return !ByHosts(channel) && For(channel).ScalesReduced(channel);
+  }
+  std::unique_ptr<Completion> AllReduceScaled(Channel channel, void* buffer, std::int64_t count,
+                                              core::DType dtype, core::ReduceOp op,
+                                              fusion::Scale after) override {
+    return For(channel).AllReduceScaled(channel, buffer, count, dtype, op, after);
+  }
   bool ReducesParts(Channel channel) const override { return For(channel).ReducesParts(channel); }
   std::unique_ptr<Completion> ReduceScatter(Channel channel, void* buffer,
                                             std::span<const std::int64_t> counts, core::DType dtype,

@@ -86,7 +86,13 @@ class WindowReduceRun : public GroupRun {
                                                            task()->signature().reduction),
                             WindowsOf(context))),
         factors_(FactorsOf(*task(), compressed_.has_value())),
-        to_root_(task()->signature().kind == OpKind::kReduce) {}
+        to_root_(task()->signature().kind == OpKind::kReduce) {
+    const bool own_type = vector_.moved() == ElementsOf(task()->signature()).dtype;
+    if (!to_root_ && !compressed_ && own_type && !factors_.result.identity() &&
+        backend_.ScalesReduced(channel())) {
+      std::swap(by_backend_, factors_.result);
+    }
+  }
 
  private:
   bool Next() override {
@@ -104,7 +110,10 @@ class WindowReduceRun : public GroupRun {
       });
     } else {
       BeginAllReduce([&] {
-        return backend_.AllReduce(channel(), memory, window.count, vector_.moved(), op_);
+        return by_backend_.identity()
+                   ? backend_.AllReduce(channel(), memory, window.count, vector_.moved(), op_)
+                   : backend_.AllReduceScaled(channel(), memory, window.count, vector_.moved(), op_,
+                                              by_backend_);
       });
     }
     return true;
@@ -133,7 +142,8 @@ class WindowReduceRun : public GroupRun {
   const ReduceOp op_;
   const std::optional<DType> compressed_;
   const fusion::FusedVector vector_;
-  const Factors factors_;
+  Factors factors_;
+  fusion::Scale by_backend_;  // of the result
   const bool to_root_;
   std::size_t next_ = 0;  // window
 };

@@ -25,6 +25,12 @@ Part PartOf(std::int64_t count, std::int64_t element_bytes, int i, int parts) {
   return {begin, std::min(step, count - begin)};
 }
 
+void ScaleInPlace(const Reduction& what, void* memory, std::int64_t count) {
+  if (!what.after.identity()) {
+    fusion::Convert(what.dtype, memory, what.dtype, memory, count, what.after);
+  }
+}
+
 // The members in the order of a chain from the root: its host first, then the others, each host's
 // together.
 std::vector<int> ChainFrom(const Party& party, int root) {
@@ -72,8 +78,10 @@ class Doubling final : public Run {
       Exchange(came_from_, scratch_, bytes_, came_from_, what_.memory, bytes_);
       return true;
     }
-    if (self() >= extra_ || gave_) return false;
+    if (gave_) return false;
     gave_ = true;
+    ScaleInPlace(what_, what_.memory, what_.count);
+    if (self() >= extra_) return false;
     Exchange(-1, nullptr, 0, self() + core_, what_.memory, bytes_);
     return true;
   }
@@ -135,6 +143,8 @@ class ReducingRing final : public Run {
     if (step_ > 0 && step_ < size()) {
       const Part& part = PartAt(-step_ - 1);
       ReduceInto(what_.op, what_.dtype, At(part), scratch_, part.count);
+      // It is this member's now, and still in its cache.
+      if (step_ == size() - 1) ScaleInPlace(what_, At(part), part.count);
     }
     if (step_ == steps_) return false;
     const Part& given = PartAt(-step_ - 1);

@@ -89,6 +89,7 @@ struct Reduction {
   std::int64_t count = 0;
   core::DType dtype = core::DType::kF32;
   core::ReduceOp op = core::ReduceOp::kSum;
+  fusion::Scale after;  // of an all-reduce's result
 };
 
 // Some of a reduction's elements.

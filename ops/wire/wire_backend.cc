@@ -228,8 +228,9 @@ std::unique_ptr<Completion> WireBackend::InChunks(
   });
 }
 
-std::unique_ptr<Completion> WireBackend::AllReduce(Channel channel, void* buffer,
-                                                   std::int64_t count, DType dtype, ReduceOp op) {
+std::unique_ptr<Completion> WireBackend::AllReduceScaled(Channel channel, void* buffer,
+                                                         std::int64_t count, DType dtype,
+                                                         ReduceOp op, fusion::Scale after) {
   if (!HasReduction(op, dtype)) return NoReduction(dtype, op);
   const PartyPtr party = PartyOf(channel);
   if (party == nullptr) return NoSet(channel);
@@ -237,7 +238,7 @@ std::unique_ptr<Completion> WireBackend::AllReduce(Channel channel, void* buffer
   // is half: that counts where nothing crosses a network.
   const bool doubles = count * BytesOf(dtype) <= options_.few_steps_bytes ||
                        (party->size() == 2 && party->hosts[0] != party->hosts[1]);
-  return InChunks(channel, {buffer, count, dtype, op},
+  return InChunks(channel, {buffer, count, dtype, op, after},
                   [this, party, doubles](const Reduction& chunk, Envelope envelope) {
                     return doubles ? MakeDoubling(port_, party, envelope, chunk)
                                    : MakeRing(port_, party, envelope, chunk);

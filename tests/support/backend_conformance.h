@@ -51,6 +51,8 @@ class BackendConformance {
   void IntegersWrap();
   void NanWinsAndZerosAreOrdered();
   void AllRanksGetTheSameBits();
+  // As if each had scaled what it has got from AllReduce; of backends that do.
+  void ScalesWhatItReduces();
 
   // ---- backend_movements.cc ----
 
@@ -98,6 +100,8 @@ class BackendConformance {
   template <typename T>
   void Wrap(fusion::Lane lane, core::DType dtype);
   template <typename T>
+  void Scale(fusion::Lane lane, core::DType dtype, std::int64_t count, fusion::Scale after);
+  template <typename T>
   void OrderZerosAndNan(fusion::Lane lane, core::DType dtype);
   void ExchangeOnce(ops::Channel channel, const std::vector<int>& members, std::uint32_t seed);
 
@@ -123,6 +127,7 @@ inline constexpr BackendCheck kBackendChecks[] = {
     {"IntegersWrap", &BackendConformance::IntegersWrap},
     {"NanWinsAndZerosAreOrdered", &BackendConformance::NanWinsAndZerosAreOrdered},
     {"AllRanksGetTheSameBits", &BackendConformance::AllRanksGetTheSameBits},
+    {"ScalesWhatItReduces", &BackendConformance::ScalesWhatItReduces},
     {"BroadcastsFromEveryRoot", &BackendConformance::BroadcastsFromEveryRoot},
     {"GathersEqualParts", &BackendConformance::GathersEqualParts},
     {"GathersUnequalParts", &BackendConformance::GathersUnequalParts},

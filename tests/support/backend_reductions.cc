@@ -221,4 +221,33 @@ void BackendConformance::AllRanksGetTheSameBits() {
   }
 }
 
+template <typename T>
+void BackendConformance::Scale(fusion::Lane lane, DType dtype, std::int64_t count,
+                               fusion::Scale after) {
+  std::vector<T> expected(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    expected[i] = static_cast<T>(1000.0 / static_cast<double>(i % 777 + 3) + rank_);
+  }
+  std::vector<T> scaled = expected;
+  Finish(backend_.AllReduce(World(lane), expected.data(), count, dtype, ReduceOp::kSum));
+  fusion::Convert(dtype, expected.data(), dtype, expected.data(), count, after);
+  Finish(backend_.AllReduceScaled(World(lane), scaled.data(), count, dtype, ReduceOp::kSum, after));
+  const auto first = std::mismatch(expected.begin(), expected.end(), scaled.begin()).first;
+  EXPECT_EQ(first - expected.begin(), count) << "of " << core::DTypeName(dtype);
+}
+
+void BackendConformance::ScalesWhatItReduces() {
+  for (const fusion::Lane lane : kLanes) {
+    if (!backend_.ScalesReduced(World(lane))) continue;
+    for (const std::int64_t count : {0, 1, 5, 4099, 300007}) {
+      for (const fusion::Scale after : {fusion::Scale{.divisor = 3}, fusion::Scale{.factor = 0.3},
+                                        fusion::Scale{.factor = 0.7, .divisor = size_}}) {
+        Scale<float>(lane, DType::kF32, count, after);
+        Scale<double>(lane, DType::kF64, count, after);
+        Scale<std::int32_t>(lane, DType::kI32, count, after);
+      }
+    }
+  }
+}
+
 }  // namespace sirtaki::tests
