@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace sirtaki::tests {
@@ -36,7 +37,12 @@ class Inside {
   explicit Inside(MpiCall call) : counts_(call != MpiCall::kFinalize) {
     if (counts_ && IsElsewhere(watched_gate.load())) ++outside_gate;
     if (counts_ && inside.fetch_add(1) > 0) ++beside_others;
-    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(slower_by.load());
+    const auto slower = std::chrono::microseconds(slower_by.load());
+    if (slower >= std::chrono::seconds(1)) {
+      std::this_thread::sleep_for(slower);
+      return;
+    }
+    const auto end = std::chrono::steady_clock::now() + slower;
     while (slower_by.load() > 0 && std::chrono::steady_clock::now() < end) {
     }
   }
