@@ -1,5 +1,5 @@
-// The table of options, and the texts of their values. Used by config.cc, config_docs.cc and tests;
-// the rest of the library reads the fields of Config.
+// The table of options, and the texts of their values. Used by what goes through all options:
+// the parser, the page, sirtakirun, autotune and tests. The rest reads the fields of Config.
 //
 // Each value is an integer inside: bytes, a count, microseconds, 0 or 1, or a choice's index.
 #pragma once

@@ -45,7 +45,7 @@ BAD = [
     ("layering.py", "core/base/status.h", "#include <fmt/core.h>\n"),
     ("layering.py", "core/config/config.cc", "const char* g = std::getenv(\"X\");\n"),
     ("layering.py", "ops/base/backend.h", "#include <ATen/ATen.h>\n"),
-    ("layering.py", "mpi/backend.cc", "#include <hwy/highway.h>\n"),
+    ("layering.py", "mpi/port.cc", "#include <hwy/highway.h>\n"),
     ("layering.py", "frameworks/include/sirtaki/torch.h", "#include \"core/base/status.h\"\n"),
     ("layering.py", "newcomer/new.h", "#include <string>\n"),
     ("layering.py", "core/base/log.cc", "#include \"../engine/engine.h\"\n"),

@@ -28,8 +28,8 @@ namespace sirtaki {
 // statistics of BatchNorm.)
 //
 // Bits are compared, not numbers: 0.0 differs from -0.0, and a NaN equals the same NaN. Every rank
-// throws invalid_argument if any rank has a tensor that is not dense or not in host memory. With
-// one rank the function does nothing.
+// throws invalid_argument if any rank has a tensor that is not dense, or is neither in host memory
+// nor on a GPU of CUDA's. With one rank the function does nothing.
 SIRTAKI_API void check_parameters(const torch::nn::Module& module, const Participants& among = {});
 
 // Does the same for named tensors, for instance model->named_parameters().pairs().

@@ -8,9 +8,10 @@
 //   a tensor's fault     mismatch: the ranks asked for different things under one name. Thrown on
 //                        every rank that takes part, with what each group of ranks asked for. The
 //                        name may be used again at once; the job goes on.
-//   a group's fault      peer_lost, timed_out, aborted, backend, protocol: every pending and later
-//                        call on every rank throws with the first cause (see origin()). Only
-//                        shutdown() and ending the process are left to do.
+//   a group's fault      peer_lost, timed_out, aborted, backend, protocol, and mismatch where ranks
+//                        wait for each other: every pending and later call on every rank throws
+//                        with the first cause (see origin()). Only shutdown() and ending the
+//                        process are left to do.
 //   shut_down            a rank that had to take part has called shutdown() or ended.
 #pragma once
 
@@ -24,7 +25,8 @@ namespace sirtaki {
 
 enum class ErrorCode : unsigned char {
   invalid_argument = 1,  // this rank passed an argument that is wrong whatever the others do
-  mismatch,              // the ranks asked for different things under one name
+  mismatch,              // the ranks asked for different things under one name, or wait for each
+                         // other in different calls
   not_initialized,       // the call came before init() or after shutdown(), or used an object of an
                          // earlier session
   duplicate_name,        // the name is in flight on this rank
@@ -44,12 +46,13 @@ SIRTAKI_API const char* error_code_name(ErrorCode code) noexcept;
 //
 //   rank    of an invalid_argument the first rank that gave one, of a shut_down the first that has
 //           left, of a group's fault the rank that saw it first (for peer_lost and timed_out not
-//           the one that is lost or late: what() names those). -1 for a mismatch, since nobody can
-//           tell which of the ranks is right.
+//           the one that is lost or late: what() names those). -1 for a tensor's mismatch, since
+//           nobody can tell which of the ranks is right.
 //   host    the host of that rank, for a group's fault.
 //   tensor  the name as the program gave it: `w`, not `"w"`, and neither escaped nor shortened as
-//           in what(). An optimizer's gradients are named `gradient/NAME`; a call without a name is
-//           `unnamed call #7`.
+//           in what(). An optimizer's gradients are named `gradient/NAME`, `gradient#2/NAME` for
+//           the second optimizer, `gradient:OPTIMIZER/NAME` for one that has a name, and with
+//           Adasum `delta` for `gradient`; a call without a name is `unnamed call #7`.
 struct ErrorOrigin {
   int rank = -1;
   std::string host;

@@ -76,6 +76,7 @@ TEST(ConfigTest, DefaultsAreThoseOfTheDocumentation) {
   EXPECT_EQ(config.metrics_file, "");
   EXPECT_EQ(config.metrics_interval, 10s);
   EXPECT_FALSE(config.summary);
+  EXPECT_FALSE(config.verify_transfers);
   EXPECT_EQ(config.settings, "");
   for (const OptionSource source : config.sources) EXPECT_EQ(source, OptionSource::kDefault);
   EXPECT_EQ(DescribeConfig(config), "defaults");

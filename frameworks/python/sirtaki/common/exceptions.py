@@ -28,7 +28,7 @@ class InvalidArgumentError(SirtakiError, ValueError):
 
 
 class MismatchError(HorovodInternalError, ValueError):
-    """The ranks asked for different things under one name. The job can go on."""
+    """The ranks asked for different things under one name. The job goes on, unless ranks wait for each other."""
 
     code = "mismatch"
 
