@@ -198,6 +198,7 @@ void GradientReducer::Impl::BeginBackward() {
 void GradientReducer::Impl::BeginEnd() {
   ends_now_ = false;
   EndFailed();  // of a backward() within this one
+  ThrowFailure();
   const bool reported = FirstOutstanding() != nullptr;
   // A module averages nothing that is in no_sync, or that is of other tensors.
   if (rule_->of_module && !reported) return;
@@ -230,11 +231,13 @@ void GradientReducer::Impl::ConcludeEnd() {
 void GradientReducer::Impl::FailEnd(bool outermost) noexcept {
   try {
     const std::lock_guard<std::mutex> lock(failed_mutex_);
+    goes_on_around_ = false;
     if (set_.session->gone() || (failed_ends_ > 0 && rule_->passes > 1)) return;
     if (++failed_ends_ == 1) {
       BeginAverage();
       if (!refused_some_) {
         unheard_ = outermost;
+        goes_on_around_ = !outermost;
         return;
       }
     }
@@ -275,9 +278,12 @@ void GradientReducer::Impl::EndFailed() {
     try {
       EndAverage();
     } catch (const std::exception&) {
-      // The program has had an error of this.
+      // The program has had an error of this. But where others have refused a gradient, what is around
+      // averages nothing more, here as there.
+      if (goes_on_around_ && threw_elsewhere_) Fail(std::current_exception());
     }
   }
+  goes_on_around_ = false;
 }
 
 }  // namespace sirtaki::detail

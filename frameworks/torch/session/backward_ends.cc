@@ -117,8 +117,9 @@ bool BackwardEnds::Join(const Owner& owner, bool on_cpu, bool whole) {
   const int task = torch::autograd::get_current_graph_task_id();
   if (task == -1) return true;  // somebody calls the graph's nodes by themselves
   if (owner->joined_ == task || owner->whole_ != -1) return true;
-  if (const auto failure = owner->failure_.load()) std::rethrow_exception(*failure);
+  owner->ThrowFailure();
   owner->BeginAgain();
+  owner->ThrowFailure();
   const std::shared_ptr<Backward> mine = FindOrBegin(task);
   const std::thread::id self = std::this_thread::get_id();
   bool fits = true;

@@ -40,11 +40,14 @@ class AveragedAtEnd {
   bool within_backward() const { return running_ > 0; }
 
  protected:
-  // FailEnd and ConcludeEnd say by this that all ranks learn, by the average that is under way, that a
-  // backward() has thrown on one of them. The backward() around it then average nothing more of this
-  // owner, on any rank, and throw `error`.
+  // An owner says by this that all ranks learn, by the average that is under way, that a backward() has
+  // thrown on one of them. The backward() around it then average nothing more of this owner, on any
+  // rank, and throw `error`.
   void Fail(const std::exception_ptr& error) {
     failure_ = std::make_shared<const std::exception_ptr>(error);
+  }
+  void ThrowFailure() const {
+    if (const auto failure = failure_.load()) std::rethrow_exception(*failure);
   }
 
  private:

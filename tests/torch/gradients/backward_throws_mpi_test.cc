@@ -116,6 +116,43 @@ TEST_F(BackwardThrowsTest, ABackwardThatThrowsWithinAnother) {
   run(true, false, Throws::kAfter);
 }
 
+// The inner backward() of the last rank throws before one gradient, that of the others behind all of
+// them. The average fails that the latter have left, and so do the outer ones.
+TEST_F(BackwardThrowsTest, InnerBackwardsThatThrowBeforeAndBehindAGradient) {
+  const int last = size() - 1;
+  NamedTensors named;
+  for (const std::string name : {"outer", "failing", "inner"})
+    named.emplace_back(name, torch::ones({2}, torch::requires_grad()));
+  const auto& outer = named[0].second;
+  const auto& failing = named[1].second;
+  const auto& inner = named[2].second;
+  auto optimizer = DistributedOptimizer(SGD({outer, failing, inner}, SGDOptions(1.0)), named,
+                                        Options().name("before and behind"));
+  const auto other = torch::ones({2}, torch::requires_grad());
+  for (int round = 0; round < 4; ++round) {
+    optimizer.zero_grad();
+    std::function<void()> run_inner = [&] {
+      const torch::AutoGradMode with_graph(true);
+      const auto comes_last = FailingBackward::apply(rank() == last ? failing : other).sum();
+      auto loss = comes_last + inner.sum();
+      if (rank() != last) loss = loss + failing.sum();
+      EXPECT_THAT(TextOf([&] { loss.backward(); }), HasSubstr("no more memory"));
+    };
+    const auto x = torch::ones({1}, torch::requires_grad());
+    const auto around = Inner::apply(x, reinterpret_cast<std::int64_t>(&run_inner)).sum();
+    const auto loss = around + outer.sum();  // the newer one comes first in backward
+    EXPECT_THAT(TextOf([&] { loss.backward(); }), HasSubstr("has thrown"));
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      ((outer + failing + inner).sum() * Mine()).backward();
+      for (const auto& [_, parameter] : named) {
+        EXPECT_TRUE(torch::allclose(parameter.grad(), torch::full({2}, MeanOfRanks())));
+      }
+      optimizer.step();
+    }
+  }
+}
+
 // The others cannot know, and make their step.
 TEST_F(BackwardThrowsTest, ABackwardThatThrowsWithAllGradientsSubmittedIsToldLater) {
   if (size() == 1) GTEST_SKIP() << "with one rank there is nobody to tell";

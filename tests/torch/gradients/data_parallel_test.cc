@@ -5,11 +5,14 @@
 #include <torch/torch.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "tests/torch/gradients/backward_average.h"
 #include "tests/torch/torch_ranks.h"
 #include "tests/torch/training.h"
 
@@ -294,6 +297,56 @@ TEST(DataParallelTest, ABackwardThatThrowsOnOneRankThrowsOnAll) {
                           }),
                   HasSubstr("create_graph"));
       model.zero_grad();
+    });
+  }
+}
+
+TEST(DataParallelTest, ABackwardThatThrowsWithinAnother) {
+  for (const int size : {1, 2, 3}) {
+    RunTorchRanks(size, [size](int rank, const Session& session) {
+      auto net = std::make_shared<Branches>();
+      DistributedDataParallel<Branches> model(net, {}, session);
+      for (int round = 0; round < 2; ++round) {  // with and without buckets
+        std::function<void()> run_inner = [&] {
+          const torch::AutoGradMode with_graph(true);
+          const auto on_path = rank == size - 1 ? FailingBackward::apply(net->c) : net->c;
+          EXPECT_ANY_THROW((on_path.sum() + net->b.sum()).backward());
+        };
+        const auto x = torch::ones({1}, torch::requires_grad());
+        const auto inner = Inner::apply(x, reinterpret_cast<std::int64_t>(&run_inner)).sum();
+        EXPECT_ANY_THROW((inner + model.forward(true)).backward());
+        for (int step = 0; step < 3; ++step) {
+          model.zero_grad();
+          (model.forward(true) * (rank + 1)).backward();
+          EXPECT_TRUE(
+              torch::equal(net->b.grad(), torch::full({2}, static_cast<float>(size + 1) / 2)));
+        }
+      }
+    });
+  }
+}
+
+// A rank that has no loss for one of them adds 0 times its output.
+TEST(DataParallelTest, ModulesInAnyOrderOrOnlyOneOfThem) {
+  for (const int size : {2, 3}) {
+    RunTorchRanks(size, [size](int rank, const Session& session) {
+      torch::nn::Linear first(1, 1);
+      torch::nn::Linear second(1, 1);
+      DistributedDataParallel a(first, {}, session);
+      DistributedDataParallel b(second, {}, session);
+      for (int step = 0; step < 9; ++step) {
+        a.zero_grad();
+        b.zero_grad();
+        const auto way_of = [step](int r) { return r == 0 ? 0 : (step + r) % 3; };
+        const auto of_a = a.forward(torch::ones({1, 1})).sum() * (rank + 1);
+        const auto of_b = b.forward(torch::ones({1, 1})).sum() * (rank + 1);
+        const int way = way_of(rank);
+        (way == 0 ? of_a + of_b : way == 1 ? of_b + of_a : of_b + 0 * of_a).backward();
+        int a_sum = 0;
+        for (int r = 0; r < size; ++r) a_sum += way_of(r) == 2 ? 0 : r + 1;
+        EXPECT_FLOAT_EQ(first->bias.grad().item<float>(), static_cast<float>(a_sum) / size);
+        EXPECT_FLOAT_EQ(second->bias.grad().item<float>(), static_cast<float>(size + 1) / 2);
+      }
     });
   }
 }

@@ -16,17 +16,20 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// The first rank's call and that of the others. It has failed, and the group with it; the next
-// session trains.
-void ExpectCircle(const std::function<void()>& first, const std::function<void()>& others) {
+// Rank 0 runs a backward(), and the others make a call that `submits` that. Both fail, and the group
+// with them; the next session trains.
+void ExpectCircle(const std::function<void()>& call, const std::string& submits,
+                  const std::function<void()>& backward) {
   try {
-    rank() == 0 ? first() : others();
+    rank() == 0 ? backward() : call();
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::mismatch);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0 has not submitted \"loss\" and waits for "),
-                                    HasSubstr("weight"), HasSubstr("and waits for \"loss\"; "),
-                                    HasSubstr("calls synchronize() of the optimizer")));
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("rank 0 has not submitted " + submits + " and waits for "),
+                      HasSubstr("weight"), HasSubstr("and waits for " + submits + "; "),
+                      HasSubstr("calls synchronize() of the optimizer"),
+                      HasSubstr("adds 0 times the module's output to its loss")));
   }
   shutdown();
   init();
@@ -38,12 +41,38 @@ void ExpectCircle(const std::function<void()>& first, const std::function<void()
   shutdown();
 }
 
-void ReduceLoss() { allreduce(torch::ones({2}), AllreduceOptions().name("loss")); }
-
-TEST(WaitingRanksTest, ABackwardAndTheCallOfARankThatMeetsNoGradient) {
+void ExpectCircleOfAnOptimizer(const std::function<void()>& call, const std::string& submits) {
   init(InitOptions().set("stall_warning", "500ms"));
   Part part("part");
-  ExpectCircle([&] { part.Loss(1).backward(); }, ReduceLoss);
+  ExpectCircle(call, submits, [&] { part.Loss(1).backward(); });
+}
+
+TEST(WaitingRanksTest, ABackwardAndTheCallOfARankThatMeetsNoGradient) {
+  ExpectCircleOfAnOptimizer([] { allreduce(torch::ones({2}), AllreduceOptions().name("loss")); },
+                            "\"loss\"");
+}
+
+TEST(WaitingRanksTest, ABackwardAndABroadcast) {
+  ExpectCircleOfAnOptimizer([] { broadcast(torch::ones({2}), 1, BroadcastOptions().name("w")); },
+                            "\"w\"");
+}
+
+TEST(WaitingRanksTest, ABackwardAndABarrier) {
+  ExpectCircleOfAnOptimizer([] { barrier(); }, "unnamed call #0");
+}
+
+TEST(WaitingRanksTest, ABackwardAndTheCheckOfParameters) {
+  const auto model = torch::nn::Linear(2, 2);
+  ExpectCircleOfAnOptimizer([&] { check_parameters(*model); }, "check_parameters");
+}
+
+TEST(WaitingRanksTest, ABackwardOfAModuleAndACall) {
+  init(InitOptions().set("stall_warning", "500ms"));
+  DistributedDataParallel model(torch::nn::Linear(2, 2));
+  ExpectCircle([] { allreduce(torch::ones({2}), AllreduceOptions().name("loss")); }, "\"loss\"",
+               [&] {
+                 model.forward(torch::ones({1, 2})).sum().backward();
+               });
 }
 
 }  // namespace
