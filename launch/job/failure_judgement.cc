@@ -131,6 +131,7 @@ std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMess
       return failure;
     case EndKind::kSignalled:
       failure.code = 128 + end.value;
+      failure.told = end.told;
       // SIGPIPE: whom it was connected with is gone.
       failure.follows = end.told || end.value == SIGPIPE || IsAboutAnother(rank, last_lines);
       failure.text = WhoIs(rank, host);
@@ -151,9 +152,16 @@ std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMess
   return failure;
 }
 
-Failure JudgeLoss(int rank, const std::string& host, const std::string& why,
+Failure JudgeLoss(int rank, const std::string& host, const std::string& why, bool gone,
                   const std::deque<std::string>& last_lines) {
-  return {1, WhoIs(rank, host) + " was lost: " + why, last_lines};
+  Failure failure{1, WhoIs(rank, host) + " was lost: " + why, last_lines};
+  failure.follows = !gone;
+  failure.lost = true;
+  return failure;
+}
+
+bool IsGone(bool silent, bool stops, const std::optional<Failure>& before) {
+  return silent || !before || (before->told && !stops);
 }
 
 bool IsCause(const std::string& fault, const Failure& failure) {

@@ -18,6 +18,8 @@ struct Failure {
   bool may_pass = true;                // whether another attempt may go well
   // From another rank's end, which comes yet: it says so, or the launcher's signal has ended it.
   bool follows = false;
+  bool told = false;  // to end, by the launcher's signal
+  bool lost = false;  // without a word
   std::string fault;  // of the group, which a rank has told before
   bool operator==(const Failure&) const = default;
 };
@@ -26,9 +28,15 @@ struct Failure {
 // not in the last lines again.
 std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMessage& end,
                                 const std::deque<std::string>& last_lines);
-// The rank's connection ended without a word.
-Failure JudgeLoss(int rank, const std::string& host, const std::string& why,
+// The rank's connection ended without a word. `gone`: not because of others.
+Failure JudgeLoss(int rank, const std::string& host, const std::string& why, bool gone,
                   const std::deque<std::string>& last_lines);
+
+// Whether such a rank is gone by itself, and its host with it, it seems. Launchers kill ranks when
+// another has failed: Open MPI tells them to end before, MPICH and Slurm may not. So one that was not
+// told can be the reason for what happened `before` only if its launcher has told others. `silent`:
+// its host answers no more; `stops`: it was told to end.
+bool IsGone(bool silent, bool stops, const std::optional<Failure>& before);
 
 // Whether the fault tells more about the cause than this failure does: not where it is that a rank
 // is lost or has exited, and this is how a rank has ended by itself.

@@ -379,15 +379,12 @@ class Job {
     rank.ended = true;
     rank.lost = true;
     if (!begun_ && !silent) return Withdraw();
-    // A launcher tells ranks to stop before it kills them. One that was not told, while nobody knows
-    // why others have ended, may be why.
-    rank.gone = silent || (!rank.stops && (!failure_ || failure_->follows));
+    rank.gone = IsGone(silent, rank.stops, failure_);
     output_.Finish(connection->rank);
-    Failure failure = JudgeLoss(connection->rank, rank.hello.host,
-                                why.empty() ? "its connection closed without a message" : why,
-                                output_.LastErrorLines(connection->rank));
-    failure.follows = !rank.gone;
-    Fail(std::move(failure), Clock::now() + kStopAfter);
+    Fail(JudgeLoss(connection->rank, rank.hello.host,
+                   why.empty() ? "its connection closed without a message" : why, rank.gone,
+                   output_.LastErrorLines(connection->rank)),
+         Clock::now() + kStopAfter);
   }
 
   // A rank was ended, or killed, before it began. The launcher does so when another cannot start,
@@ -403,7 +400,9 @@ class Job {
   // The run has failed; what comes later follows from that. The launcher ends the others; at
   // `stop_at` they are told to stop.
   void Fail(Failure failure, TimePoint stop_at) {
-    const bool is_cause = failure_ && failure_->follows && !failure.follows && !stopped_;
+    // How ranks end that were told to stop says nothing. One that is lost was told nothing.
+    const bool counts = !stopped_ || failure.lost;
+    const bool is_cause = failure_ && failure_->follows && !failure.follows && counts;
     if (!failure_ || is_cause) {
       failure_ = std::move(failure);
       if (IsCause(FirstFault(), *failure_)) failure_->fault = FirstFault();

@@ -84,7 +84,7 @@ std::optional<Failure> JudgeLauncher(const std::vector<Rank>& ranks, bool begun,
       std::find_if(ranks.begin(), ranks.end(), [](const Rank& rank) { return !rank.ended; });
   if (alive != ranks.end()) {
     const auto rank = static_cast<int>(alive - ranks.begin());
-    return JudgeLoss(rank, alive->hello.host, launcher + how + " before the rank did", {});
+    return JudgeLoss(rank, alive->hello.host, launcher + how + " before the rank did", true, {});
   }
   if (!died) return std::nullopt;
   return Failure{code, launcher + how + ", though every rank ended with 0", {}};

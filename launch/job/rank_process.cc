@@ -238,7 +238,7 @@ class RankProcess {
 
   // Ends the program, and the run without it if it has not begun.
   void Stop() {
-    if (!stopped_ && connection_.valid()) Send(StopMessage{});
+    if (!stopped_ && !half_closed_ && connection_.valid()) Send(StopMessage{});
     stopped_ = true;
     if (!started_) {
       started_ = true;

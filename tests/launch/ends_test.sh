@@ -114,39 +114,6 @@ cause() {
   gone "sleep 419"
 }
 
-has_ended() { [ ! -e "/proc/$1" ] || grep -q '^State:[[:space:]]*Z' "/proc/$1/status" 2>/dev/null; }
-# lost_late WORDS [TOLD]: rank 0 is ended and rank 1 lost, which their launcher learns of afterwards; the words are then the
-# last line. Told: rank 1 was told to stop before.
-lost_late() {
-  local launcher process
-  : >"$output"
-  "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 bash -c '
-    trap "echo told" TERM
-    [ "$RANK" = 1 ] || trap - TERM
-    echo "around it: $PPID"
-    while true; do sleep 0.1; done' >"$output" 2>"$errors" </dev/null &
-  process=$!
-  printed 2 "around it:"
-  around() { sed -n "s/^\\[$1\\] around it: //p" "$output"; }
-  launcher=$(awk '/^PPid:/ { print $2 }' "/proc/$(around 1)/status")
-  kill -STOP "$launcher"
-  [ -z "${2:-}" ] || { kill -TERM "$(around 1)" && printed 1 told; }
-  kill -TERM "$(around 0)"
-  within 60 has_ended "$(around 0)" || fail "rank 0 does not end"
-  kill -KILL "$(around 1)"
-  kill -CONT "$launcher"
-  ! wait "$process" || fail "it has ended well"
-  ends "$errors" "$1"
-}
-lost_is_cause() {
-  echo "--- a rank that is lost is the cause, also where others end before that is seen"
-  lost_late "sirtakirun: rank 1 on host $host was lost: its connection closed without a message"
-}
-told_is_no_cause() {
-  echo "--- a rank that is lost is not the cause where it was told to stop: launchers kill what does not"
-  lost_late "sirtakirun: rank 0 on host $host died of SIGTERM" told
-}
-
 is_missing() { [ ! -e "$1" ]; }
 over_mpi() {
   echo "--- ranks that talk over MPI: killed, and with sirtakirun"
@@ -200,4 +167,4 @@ page_with_verbose() {
 }
 
 together fault_comes_first page_with_verbose mpirun_is_killed rank_fails rank_is_killed rank_crashes throws raises ends_with_it unwilling stopped_itself
-together again again_in_vain again_without_what_is_around cause lost_is_cause told_is_no_cause over_mpi
+together again again_in_vain again_without_what_is_around cause over_mpi

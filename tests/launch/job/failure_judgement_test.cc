@@ -4,6 +4,7 @@
 
 #include <csignal>
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,7 @@ TEST(FailureJudgementTest, NamesRankHostAndCause) {
   const auto missing = JudgeEnd(0, "a", {EndKind::kNotStarted, 2, "\"x\" cannot be started"}, {});
   EXPECT_EQ(missing->code, 127);
   EXPECT_EQ(FailureText(*missing), "sirtakirun: rank 0 on host a: \"x\" cannot be started\n");
-  const Failure lost = JudgeLoss(7, "c", "Connection timed out", {});
+  const Failure lost = JudgeLoss(7, "c", "Connection timed out", /*gone=*/true, {});
   EXPECT_EQ(lost.code, 1);
   EXPECT_EQ(FailureText(lost), "sirtakirun: rank 7 on host c was lost: Connection timed out\n");
 }
@@ -169,6 +170,29 @@ TEST(FailureJudgementTest, ARanksOwnEndIsTheCauseOfTheFaultThatIsAboutIt) {
   // Nobody knows of that end yet.
   const Failure told = *JudgeEnd(0, "a", {EndKind::kSignalled, SIGTERM, "", true}, {});
   EXPECT_TRUE(IsCause("peer lost: rank 1 is lost: its process has ended (from rank 0)", told));
+}
+
+TEST(FailureJudgementTest, ARankThatWasNotToldToEndIsGoneWhereOthersWereTold) {
+  const auto told = JudgeEnd(0, "a", {EndKind::kSignalled, SIGTERM, "", true}, {});
+  EXPECT_TRUE(IsGone(false, /*stops=*/false, told));
+  EXPECT_FALSE(IsGone(false, /*stops=*/true, told));  // its launcher has killed it then
+  EXPECT_FALSE(JudgeLoss(1, "b", "", true, {}).follows);
+  EXPECT_TRUE(JudgeLoss(1, "b", "", false, {}).follows);
+}
+
+TEST(FailureJudgementTest, ARankThatItsLauncherMayHaveKilledAtOnceIsNotGone) {
+  for (const std::string& line : {std::string("peer lost: rank 2 is lost (from rank 2)"),
+                                  std::string("ValueError: no such sample")}) {
+    const auto exited = JudgeEnd(0, "a", {EndKind::kExited, 1, ""}, {line});
+    EXPECT_FALSE(IsGone(false, /*stops=*/false, exited)) << line;
+  }
+}
+
+TEST(FailureJudgementTest, ARankThatFailsFirstOrIsSilentIsGone) {
+  EXPECT_TRUE(IsGone(false, /*stops=*/false, std::nullopt));
+  const auto exited = JudgeEnd(0, "a", {EndKind::kExited, 3, ""}, {});
+  EXPECT_TRUE(IsGone(true, /*stops=*/false, exited));
+  EXPECT_TRUE(IsGone(true, /*stops=*/true, exited));
 }
 
 TEST(FailureJudgementTest, SignalsHaveNames) {
