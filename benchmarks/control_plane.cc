@@ -67,7 +67,7 @@ Traffic Simulate(const Setup& setup, int ranks) {
   std::vector<Load> loads(static_cast<std::size_t>(ranks));
   Load sent;
   sim.on_send = [&](int from, int to, const core::MessageBody& body) {
-    const auto bytes = static_cast<double>(core::Encode({1, body}).size());
+    const auto bytes = static_cast<double>(core::EncodeFrame({1, body}).size());
     for (const int rank : {from, to}) {
       Load& load = loads[static_cast<std::size_t>(rank)];
       ++load.messages;

@@ -3,7 +3,7 @@
 // those of core/base/byte_codec.h, and the word behind one of them says what its value is.
 //
 //   frame     := message fixed64 digest                     of the message: core/base/digest.h
-//   message   := [0x53] [version 3] varint session body     nothing follows
+//   message   := [0x53] [version 4] varint session body     nothing follows
 //   body      := [0] report
 //              | [1] stream
 //              | [2] key varint number                      a query

@@ -378,6 +378,8 @@ Status Decode(std::span<const std::byte> bytes, Message* message) {
 }
 
 Status DecodeFrame(std::span<const std::byte> frame, Message* message) {
+  // Another version may end its frames otherwise, and is named.
+  if (frame.size() > 1 && frame[1] != std::byte{kVersion}) return Decode(frame, message);
   const std::size_t bytes = frame.size() - std::min(frame.size(), sizeof(std::uint64_t));
   ByteReader behind(frame.subspan(bytes));
   const std::uint64_t digest = behind.Fixed64("digest");

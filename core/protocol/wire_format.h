@@ -11,7 +11,7 @@
 namespace sirtaki::core::wire_format {
 
 inline constexpr std::uint8_t kMagic = 0x53;
-inline constexpr std::uint8_t kVersion = 3;
+inline constexpr std::uint8_t kVersion = 4;
 inline constexpr std::uint64_t kMaxRank = std::numeric_limits<int>::max();
 
 enum BodyTag : std::uint8_t {
