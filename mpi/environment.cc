@@ -276,7 +276,7 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   Status status = InitializeMpi(options.variables, &level, &by_us);
   if (!status.ok()) return status;
   // MPI's own initialisation waits for every rank, and its time is not ours to limit.
-  deadline += core::Clock::now() - begun;
+  if (deadline != TimePoint::max()) deadline += core::Clock::now() - begun;
 
   std::unique_ptr<Environment> made(new Environment(std::make_unique<Impl>()));
   int started = 0;

@@ -44,7 +44,8 @@ class Environment {
   //                     Every rank gets it, but where MPI may not be called from this thread
   //   kInvalidArgument  a launcher started several ranks, but MPI sees one; the communicator is
   //                     none, or one between two groups, or MPI is not initialised
-  //   kTimedOut         not every rank came before `deadline`
+  //   kTimedOut         not every rank came before `deadline`, which moves on by the time of MPI's own
+  //                     initialisation
   //   kBackend          an MPI call failed
   static core::Status Start(const EnvironmentOptions& options, core::TimePoint deadline,
                             std::unique_ptr<Environment>* environment);

@@ -10,7 +10,7 @@
 //   exits          the victim ends without a word between two calls
 //   killed-paused  the victim kills itself after pause_mpi(), and the others call resume_mpi()
 //   swaps          the victim makes two calls in the other order
-//   nobody-large   … but there is no victim: it runs until something else ends it
+//   nobody-large   large all-reduces without a victim, until something else ends the job
 //
 // Each rank prints "rank R is process P" first. The others print "rank R after T ms: ERROR" and end
 // with code 3 when all that can have told their error: each adds a byte to the file of

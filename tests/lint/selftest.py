@@ -1,5 +1,6 @@
 """Each lint test finds what it is for: a small tree with one fault must fail, and the same tree without it must pass."""
 
+import json
 import os
 import subprocess
 import sys
@@ -86,8 +87,25 @@ def run(script, files):
         return subprocess.run([sys.executable, os.path.join(HERE, script), top], capture_output=True, text=True, check=False)
 
 
+def finds_missing_include():
+    """Whether alone.py passes a source that includes what it needs, and finds one whose neighbour in the unity file does so."""
+    codes = []
+    for source in ("#include <string>\nstd::string a;\n", "std::string a;\n"):
+        with tempfile.TemporaryDirectory() as top:
+            unity = f"{top}/build/Unity/unity_0_cxx.cxx"
+            os.makedirs(os.path.dirname(unity))
+            for path, text in ((f"{top}/a.cc", source), (unity, f'#include <string>\n#include "{top}/a.cc"\n')):
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+            with open(f"{top}/build/compile_commands.json", "w", encoding="utf-8") as file:
+                json.dump([{"directory": top, "file": unity, "command": f"c++ -o a.o -c {unity}"}], file)
+            script = [sys.executable, os.path.join(HERE, "alone.py"), top, f"{top}/build"]
+            codes.append(subprocess.run(script, capture_output=True, check=False).returncode)
+    return codes == [0, 1]
+
+
 def main():
-    failures = []
+    failures = [] if finds_missing_include() else ["alone.py overlooks a missing include, or finds one that is there"]
     for script in ("layering.py", "words.py", "format.py", "api.py", "dockerfile.py", "kubernetes.py"):
         result = run(script, GOOD)
         if result.returncode not in (0, 77):

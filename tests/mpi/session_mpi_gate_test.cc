@@ -115,6 +115,10 @@ TEST(SessionMpiGateTest, OneThreadAtATimeIsInMpi) {
   }));
   ExpectOneThreadInMpi(tests::SessionOptions(
       [](core::Config& config) { config.transport = core::TransportMode::kMpi; }));
+  // Of three ranks two are on one host, so large all-reduces go by hosts.
+  tests::PretendHost(tests::WorldRank() < 2 ? "one" : "other");
+  ExpectOneThreadInMpi(tests::SessionOptions());
+  tests::PretendHost("");
 }
 
 // A rank leaves its MPI to the program for too long. The library says what keeps it out.

@@ -521,7 +521,7 @@ def test_sparse_adam(rank, size, as_dense):
 @pytest.mark.parametrize("as_dense", [False, True])
 def test_sparse_adam_with_a_closure(rank, size, as_dense, op):
     if op == hvd.Adasum and size & (size - 1):
-        return
+        pytest.skip("Adasum takes 2, 4, 8, … ranks")
     table = embedding()
     optimizer = hvd.DistributedOptimizer(torch.optim.SparseAdam(list(table.parameters()), 0.5), op=op,
                                          sparse_as_dense=as_dense)

@@ -51,7 +51,7 @@ class BackendConformance {
   void IntegersWrap();
   void NanWinsAndZerosAreOrdered();
   void AllRanksGetTheSameBits();
-  // As if each had scaled what it has got from AllReduce; of backends that do.
+  // AllReduceScaled, where it is there, gives the bits of AllReduce and a scale.
   void ScalesWhatItReduces();
 
   // ---- backend_movements.cc ----

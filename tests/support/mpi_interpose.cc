@@ -142,6 +142,7 @@ const void* Damaged(const void* buffer, int count) {
 }
 
 void MendMpi() {
+  misses_group.store(-1);
   for (Order& order : orders) order.fail_from.store(std::numeric_limits<std::int64_t>::max());
 }
 

@@ -40,7 +40,7 @@ void FailMpi(MpiCall call, int code, std::int64_t skip = 0,
 void DamageMpi(int bytes);
 
 // Called on all ranks: `rank` does not take part in the next MPI_Comm_create_group, which fails there
-// once all others are in theirs. They stay there until `rank` calls MakeMissedGroup().
+// once all others make theirs. They stay in it until `rank` calls MakeMissedGroup().
 void MissGroupOn(int rank);
 void MakeMissedGroup();
 

@@ -52,6 +52,7 @@ TEST_P(WireConformanceTest, Conforms) {
     const std::unique_ptr<Port> port = ports.Connect(rank);
     VerifyingPort verifying(*port);
     WireBackend backend(GetParam().verify ? verifying : *port, With(GetParam()));
+    EXPECT_EQ(backend.ScalesReduced(kLarge), size > 1);
     tests::BackendConformance conformance(backend, rank, size);
     for (const tests::BackendCheck& check : tests::kBackendChecks) {
       SCOPED_TRACE(check.name);

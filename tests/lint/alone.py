@@ -1,0 +1,65 @@
+"""A sample of the product's sources compiles by itself: a unity build hides what a file does not include.
+
+The sources are drawn by SIRTAKI_TEST_SEED from those of the build folder, and compiled with the flags that the build gives them,
+without precompiled headers. tests/full.sh headers compiles all of them.
+"""
+
+import json
+import os
+import pathlib
+import random
+import re
+import shlex
+import subprocess
+import sys
+
+import tree
+
+COUNT = 5
+
+
+def sources_of(unity):
+    return re.findall(r'^#include "(.+\.cc)"$', pathlib.Path(unity).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def alone(command, unity, source):
+    """The command that compiles the source in place of the unity file, and writes nothing."""
+    words = iter(command)
+    kept = []
+    for word in words:
+        if word == "-o":
+            next(words)
+        elif word == "-include":
+            header = next(words)
+            if not header.endswith("cmake_pch.hxx"):
+                kept += [word, header]
+        elif word not in ("-c", "-Winvalid-pch"):
+            kept.append(source if word == unity else word)
+    return [*kept, "-fsyntax-only"]
+
+
+def main():
+    top = pathlib.Path(tree.root())
+    commands = {}
+    for entry in json.loads((pathlib.Path(sys.argv[2]) / "compile_commands.json").read_text(encoding="utf-8")):
+        if "/Unity/" not in entry["file"]:
+            continue
+        for source in sources_of(entry["file"]):
+            if not pathlib.Path(source).is_relative_to(top / "tests"):
+                commands.setdefault(source, (entry, alone(shlex.split(entry["command"]), entry["file"], source)))
+    if not commands:
+        print("lint.alone: skipped: this build compiles every source by itself")
+        sys.exit(tree.SKIPPED)
+    seed = os.environ.get("SIRTAKI_TEST_SEED") or str(random.SystemRandom().randrange(2**32))
+    print(f"SIRTAKI_TEST_SEED={seed}")
+    sample = random.Random(seed).sample(sorted(commands), min(COUNT, len(commands)))
+    findings = []
+    for source in sample:
+        entry, command = commands[source]
+        run = subprocess.run(command, cwd=entry["directory"], capture_output=True, text=True, check=False)
+        if run.returncode != 0:
+            findings.append(f"{source}:\n{run.stderr[:2000]}")
+    tree.report("lint.alone", len(sample), findings)
+
+
+main()
