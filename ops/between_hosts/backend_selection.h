@@ -59,9 +59,7 @@ class BackendSelection final : public Backend {
   bool ReducesSegments(Channel channel, const SegmentReduction& how) const override;
   std::unique_ptr<Completion> AllReduceSegments(Channel channel, std::span<const Segment> segments,
                                                 const SegmentReduction& how) override;
-  bool ScalesReduced(Channel channel) const override {
-    return !ByHosts(channel) && For(channel).ScalesReduced(channel);
-  }
+  bool ScalesReduced(Channel channel) const override { return For(channel).ScalesReduced(channel); }
   std::unique_ptr<Completion> AllReduceScaled(Channel channel, void* buffer, std::int64_t count,
                                               core::DType dtype, core::ReduceOp op,
                                               fusion::Scale after) override {

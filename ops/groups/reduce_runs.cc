@@ -143,7 +143,7 @@ class WindowReduceRun : public GroupRun {
   const std::optional<DType> compressed_;
   const fusion::FusedVector vector_;
   Factors factors_;
-  fusion::Scale by_backend_;  // of the result
+  fusion::Scale by_backend_;  // the scale of the result, where the backend applies it
   const bool to_root_;
   std::size_t next_ = 0;  // window
 };

@@ -89,7 +89,7 @@ struct Reduction {
   std::int64_t count = 0;
   core::DType dtype = core::DType::kF32;
   core::ReduceOp op = core::ReduceOp::kSum;
-  fusion::Scale after;  // of an all-reduce's result
+  fusion::Scale after;  // scales the result of an all-reduce
 };
 
 // Some of a reduction's elements.

@@ -50,7 +50,7 @@ class WireBackend final : public Backend {
                                         core::DType dtype, core::ReduceOp op) override {
     return AllReduceScaled(channel, buffer, count, dtype, op, {});
   }
-  // Nothing runs in a set of one.
+  // A set of one runs nothing, and so would not scale.
   bool ScalesReduced(Channel channel) const override {
     const PartyPtr party = PartyOf(channel);
     return party != nullptr && party->size() > 1;

@@ -136,7 +136,7 @@ class SIRTAKI_API GradientReducer {
 //     step() instead, all ranks throw `mismatch`, which names it. Where no rank has run a
 //     backward(), or only within no_sync(), step() averages.
 //   - One backward() of an optimizer at a time: a second one, on another thread, throws.
-//   - A backward() that throws on one rank throws on every rank. Then zero_grad() starts anew.
+//   - A backward() that throws on one rank throws on every rank. Then zero_grad() begins a step.
 //   - A gradient that is itself differentiable (backward with create_graph) cannot be averaged
 //     without losing its graph: backward() throws on all ranks. Use torch::autograd::grad, or
 //     average_at(Average::Step).

@@ -19,7 +19,7 @@ Named = List[Tuple[str, torch.Tensor]]
 
 
 class Settings:
-    """The arguments, from which a reducer is made, and made anew."""
+    """The arguments, from which a reducer is made, and made again."""
 
     def __init__(
         self,

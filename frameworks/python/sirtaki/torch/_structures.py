@@ -23,7 +23,7 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same with all tensors on the device, but for those of dataclasses; what has none is left as it is."""
+    """The same with all tensors on the device, except those of dataclasses; what has none is left as it is."""
     if isinstance(value, (torch.Tensor, PackedSequence)):
         return value.to(device)
     if next(tensors_of(value), None) is None:

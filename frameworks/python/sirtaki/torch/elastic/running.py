@@ -25,7 +25,7 @@ _PROCESS_ENDED = "the program exited"
 
 
 def _ends_the_job(error: RuntimeError) -> bool:
-    """Whether no later call can succeed before the job was joined anew, and then may. A mismatch is no such error: what
+    """Whether no later call can succeed before the job was joined again, and then may. A mismatch is no such error: what
     the ranks call is wrong, and would be again."""
     if _PROCESS_ENDED in str(error):
         return False
