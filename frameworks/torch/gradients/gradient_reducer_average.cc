@@ -147,7 +147,8 @@ void GradientReducer::Impl::EndAverage() {
   for (const GradientPtr& member : members_.all()) member->NoteDelivered();
   passes_ = 0;
   waits_.reset();
-  if (members_.round() == kRoundAfterThrow) unheard_ = false;  // they know now
+  // The others know now, or have made no step either.
+  if (members_.round() == kRoundAfterThrow || threw_elsewhere_) unheard_ = false;
   if (first_error_) {
     SetRound();
     std::rethrow_exception(std::exchange(first_error_, nullptr));
@@ -231,8 +232,13 @@ void GradientReducer::Impl::ConcludeEnd() {
 void GradientReducer::Impl::FailEnd(bool outermost) noexcept {
   try {
     const std::lock_guard<std::mutex> lock(failed_mutex_);
-    goes_on_around_ = false;
-    if (set_.session->gone() || (failed_ends_ > 0 && rule_->passes > 1)) return;
+    if (set_.session->gone()) return;
+    const bool is_untold = std::exchange(goes_on_around_, false);
+    if (failed_ends_ > 0 && rule_->passes > 1) {
+      if (is_untold && outermost) unheard_ = true;
+      goes_on_around_ = is_untold && !outermost;
+      return;
+    }
     if (++failed_ends_ == 1) {
       BeginAverage();
       if (!refused_some_) {
@@ -250,6 +256,11 @@ void GradientReducer::Impl::FailEnd(bool outermost) noexcept {
     core::Log(core::LogLevel::kWarning,
               "a backward() has thrown, and the other ranks could not be told: " + TextOfCurrent());
   }
+}
+
+void GradientReducer::Impl::LeaveUnheard() noexcept {
+  const std::lock_guard<std::mutex> lock(failed_mutex_);
+  if (std::exchange(goes_on_around_, false)) unheard_ = true;
 }
 
 // One that has thrown may not have ended everywhere yet.
@@ -280,7 +291,11 @@ void GradientReducer::Impl::EndFailed() {
     } catch (const std::exception&) {
       // The program has had an error of this. But where others have refused a gradient, what is around
       // averages nothing more, here as there.
-      if (goes_on_around_ && threw_elsewhere_) Fail(std::current_exception());
+      if (!threw_elsewhere_) continue;
+      if (goes_on_around_) {
+        set_.session->backward_ends().FailAround(shared_from_this(), std::current_exception());
+      }
+      failed_ends_ = 1;
     }
   }
   goes_on_around_ = false;

@@ -64,6 +64,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void WaitABit() override;
   void ConcludeEnd() override;
   void FailEnd(bool outermost) noexcept override;
+  void LeaveUnheard() noexcept override;
   void BeginAgain() override { EndFailed(); }
 
  private:
@@ -120,7 +121,9 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   std::mutex failed_mutex_;       // of who submits and collects them
   bool refused_some_ = false;     // of what is under way, because a backward() has thrown
   bool threw_elsewhere_ = false;  // the same, on another rank
-  bool goes_on_around_ = false;   // another backward() around the one that has thrown
+  // The backward() that has thrown had submitted everything, and the one around it may go on: if
+  // others have refused a gradient, that one must throw as theirs do.
+  bool goes_on_around_ = false;
   // A backward() has thrown when all gradients had been submitted: the other ranks do not know, and
   // have made their step. The next average tells them.
   std::atomic<bool> unheard_{false};

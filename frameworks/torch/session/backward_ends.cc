@@ -17,14 +17,20 @@ struct BackwardEnds::Backward {
   explicit Backward(BackwardEnds* of) : all(of) {}
   ~Backward() {
     const int around = torch::autograd::get_current_graph_task_id();
-    for (const auto& owner : owners) {
-      const auto alive = owner.lock();  // with the session, and so with what `all` refers to
+    for (const Member& member : members) {
+      const auto alive = member.owner.lock();  // with the session, and so with what `all` refers to
       if (!alive) continue;
       if (!ended) {
         alive->whole_ = -1;
-        if (alive->failure_.load() == nullptr) alive->FailEnd(around == -1);
+        if (alive->failure_.load() == nullptr) {
+          if (member.met) {
+            alive->FailEnd(around == -1);
+          } else if (around == -1) {
+            alive->LeaveUnheard();
+          }
+        }
       }
-      if (alive->failure_.load() != nullptr) all->Enclose(alive, around);
+      if (!ended || alive->failure_.load() != nullptr) all->Enclose(alive, around);
       if (!ended) --alive->running_;
     }
   }
@@ -33,38 +39,53 @@ struct BackwardEnds::Backward {
 
   void End();
 
-  bool Has(const AveragedAtEnd* owner) const {
-    return std::any_of(owners.begin(), owners.end(),
-                       [owner](const auto& known) { return known.lock().get() == owner; });
+  // An owner whose gradient it has met, or that a backward() within it has met and that has thrown.
+  struct Member {
+    std::weak_ptr<AveragedAtEnd> owner;
+    bool met = false;
+  };
+  Member* Find(const AveragedAtEnd* owner) {
+    const auto found = std::find_if(members.begin(), members.end(), [owner](const Member& known) {
+      return known.owner.lock().get() == owner;
+    });
+    return found == members.end() ? nullptr : &*found;
+  }
+  Member& Add(const Owner& owner) {
+    if (Member* const known = Find(owner.get())) return *known;
+    ++owner->running_;
+    return members.emplace_back(Member{owner});
   }
 
   BackwardEnds* const all;
-  std::mutex mutex;  // guards the owners while it runs
-  std::vector<std::weak_ptr<AveragedAtEnd>> owners;
+  std::mutex mutex;  // guards the members while it runs
+  std::vector<Member> members;
   std::thread::id on_cpu;  // the thread that meets its gradients on the CPU
   bool ended = false;
 };
 
 void BackwardEnds::Backward::End() {
   std::vector<Owner> alive;
+  std::vector<Owner> not_met;
   std::optional<core::ServingThread> serving;
   {
     const std::lock_guard<std::mutex> lock(mutex);
     ended = true;
     if (on_cpu != std::this_thread::get_id()) serving.emplace();
-    for (const auto& owner : owners) {
-      if (Owner locked = owner.lock()) alive.push_back(std::move(locked));
+    for (const Member& member : members) {
+      if (Owner locked = member.owner.lock()) (member.met ? alive : not_met).push_back(locked);
     }
   }
   std::exception_ptr first_error;
-  std::erase_if(alive, [&first_error](const Owner& owner) {
+  const auto has_failed = [&first_error](const Owner& owner) {
     owner->whole_ = -1;
     const auto failure = owner->failure_.load();
     if (failure == nullptr) return false;
     first_error = *failure;
     --owner->running_;
     return true;
-  });
+  };
+  std::erase_if(alive, has_failed);
+  std::erase_if(not_met, has_failed);
   const auto attempt = [&first_error](const auto& call) {
     try {
       call();
@@ -73,6 +94,13 @@ void BackwardEnds::Backward::End() {
     }
   };
   for (const Owner& owner : alive) attempt([&] { owner->BeginEnd(); });
+  for (const Owner& owner : not_met) {
+    attempt([&] {
+      owner->BeginAgain();
+      owner->ThrowFailure();
+    });
+    --owner->running_;
+  }
   // One alone in the order that all ranks have; several as they come.
   std::vector<Owner> outstanding = alive;
   while (!outstanding.empty()) {
@@ -100,7 +128,7 @@ std::shared_ptr<BackwardEnds::Backward> BackwardEnds::FindOrBegin(int task) {
   return made;
 }
 
-// A backward() within this task has failed for the owner. -1: there is none around it.
+// A backward() within this task has thrown, which has to do with the owner. -1: there is none around it.
 void BackwardEnds::Enclose(const Owner& owner, int task) {
   if (task == -1) {
     owner->failure_ = std::shared_ptr<const std::exception_ptr>();
@@ -108,9 +136,14 @@ void BackwardEnds::Enclose(const Owner& owner, int task) {
   }
   const std::shared_ptr<Backward> around = FindOrBegin(task);
   const std::lock_guard<std::mutex> lock(around->mutex);
-  if (around->Has(owner.get())) return;
-  around->owners.push_back(owner);
-  ++owner->running_;
+  around->Add(owner);
+}
+
+void BackwardEnds::FailAround(const Owner& owner, const std::exception_ptr& error) {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task == -1) return;
+  owner->Fail(error);
+  Enclose(owner, task);
 }
 
 bool BackwardEnds::Join(const Owner& owner, bool on_cpu, bool whole) {
@@ -133,17 +166,14 @@ bool BackwardEnds::Join(const Owner& owner, bool on_cpu, bool whole) {
       // An inner backward() runs on the thread of the outer one.
       const bool elsewhere = on_cpu && backward->on_cpu != std::thread::id() &&
                              backward->on_cpu != self && !backward->ended;
-      if (elsewhere && backward->Has(owner.get())) fits = false;
+      if (elsewhere && backward->Find(owner.get()) != nullptr) fits = false;
       others.push_back(std::move(backward));
     }
   }
   const std::lock_guard<std::mutex> lock(mine->mutex);
   if (on_cpu) mine->on_cpu = self;
   if (!fits) return false;  // its end is none of this owner's
-  if (!mine->Has(owner.get())) {
-    mine->owners.push_back(owner);
-    ++owner->running_;
-  }
+  mine->Add(owner).met = true;
   owner->joined_ = task;
   if (whole) owner->whole_ = task;
   return true;

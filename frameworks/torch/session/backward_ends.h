@@ -31,6 +31,9 @@ class AveragedAtEnd {
   // The backward() has thrown, and its end was dropped: tells the other ranks, and waits for none.
   // `outermost`: there is none around it.
   virtual void FailEnd(bool outermost) noexcept = 0;
+  // The outermost backward() has thrown. It has met none of the gradients, but one within it has, and
+  // has thrown when all were submitted.
+  virtual void LeaveUnheard() noexcept = 0;
   // A backward() meets its first gradient, or meets one again after an inner backward(): the average
   // that a backward() has left which threw is collected. May wait.
   virtual void BeginAgain() = 0;
@@ -68,6 +71,10 @@ class BackwardEnds {
   // called within this one, none does. False if another thread's backward() has met a gradient of
   // the same owner and has not ended.
   bool Join(const Owner& owner, bool on_cpu, bool whole = false);
+
+  // The backward() that calls this, and those around it, average nothing more of the owner, and throw
+  // `error`. Outside of backward() it does nothing.
+  void FailAround(const Owner& owner, const std::exception_ptr& error);
 
  private:
   struct Backward;

@@ -26,7 +26,10 @@ using Options = DistributedOptimizerOptions;
 
 class BackwardThrowsTest : public testing::Test {
  protected:
-  static void SetUpTestSuite() { init(); }
+  // Ranks that wait for an average too many say so soon.
+  static void SetUpTestSuite() {
+    init(InitOptions().set("stall_warning", "10s").set("stall_limit", "30s"));
+  }
   static void TearDownTestSuite() { shutdown(); }
 };
 
@@ -119,36 +122,59 @@ TEST_F(BackwardThrowsTest, ABackwardThatThrowsWithinAnother) {
 // The inner backward() of the last rank throws before one gradient, that of the others behind all of
 // them. The average fails that the latter have left, and so do the outer ones.
 TEST_F(BackwardThrowsTest, InnerBackwardsThatThrowBeforeAndBehindAGradient) {
+  enum class Outer { kBefore, kAfter, kNot, kNone };  // when the outer one meets a gradient, if any
   const int last = size() - 1;
-  NamedTensors named;
-  for (const std::string name : {"outer", "failing", "inner"})
-    named.emplace_back(name, torch::ones({2}, torch::requires_grad()));
-  const auto& outer = named[0].second;
-  const auto& failing = named[1].second;
-  const auto& inner = named[2].second;
-  auto optimizer = DistributedOptimizer(SGD({outer, failing, inner}, SGDOptions(1.0)), named,
-                                        Options().name("before and behind"));
-  const auto other = torch::ones({2}, torch::requires_grad());
-  for (int round = 0; round < 4; ++round) {
-    optimizer.zero_grad();
-    std::function<void()> run_inner = [&] {
-      const torch::AutoGradMode with_graph(true);
-      const auto comes_last = FailingBackward::apply(rank() == last ? failing : other).sum();
-      auto loss = comes_last + inner.sum();
-      if (rank() != last) loss = loss + failing.sum();
-      EXPECT_THAT(TextOf([&] { loss.backward(); }), HasSubstr("no more memory"));
-    };
-    const auto x = torch::ones({1}, torch::requires_grad());
-    const auto around = Inner::apply(x, reinterpret_cast<std::int64_t>(&run_inner)).sum();
-    const auto loss = around + outer.sum();  // the newer one comes first in backward
-    EXPECT_THAT(TextOf([&] { loss.backward(); }), HasSubstr("has thrown"));
-    for (int step = 0; step < 3; ++step) {
+  int number = 0;
+  const auto run = [&](bool caught, Outer meets) {
+    SCOPED_TRACE(testing::Message() << caught << static_cast<int>(meets));
+    NamedTensors named;
+    for (const std::string name : {"outer", "failing", "inner"})
+      named.emplace_back(name, torch::ones({2}, torch::requires_grad()));
+    const auto& outer = named[0].second;
+    const auto& failing = named[1].second;
+    const auto& inner = named[2].second;
+    auto optimizer =
+        DistributedOptimizer(SGD({outer, failing, inner}, SGDOptions(1.0)), named,
+                             Options().name("before and behind " + std::to_string(++number)));
+    const auto other = torch::ones({2}, torch::requires_grad());
+    for (int round = 0; round < 2; ++round) {  // with and without buckets
       optimizer.zero_grad();
-      ((outer + failing + inner).sum() * Mine()).backward();
-      for (const auto& [_, parameter] : named) {
-        EXPECT_TRUE(torch::allclose(parameter.grad(), torch::full({2}, MeanOfRanks())));
+      std::function<void()> run_inner = [&] {
+        const torch::AutoGradMode with_graph(true);
+        const auto comes_last = FailingBackward::apply(rank() == last ? failing : other).sum();
+        auto loss = comes_last + inner.sum();
+        if (rank() != last) loss = loss + failing.sum();
+        if (meets != Outer::kBefore) loss = loss + outer.sum();
+        const std::string text = TextOf([&] { loss.backward(); });
+        EXPECT_THAT(text, HasSubstr("no more memory"));
+        if (!caught) throw std::runtime_error(text);
+      };
+      const auto call = reinterpret_cast<std::int64_t>(&run_inner);
+      const auto x = torch::ones({1}, torch::requires_grad());
+      const auto older = outer.sum();
+      auto loss = Inner::apply(x, call).sum();
+      // The newer one comes first in backward.
+      if (meets == Outer::kBefore) loss = loss + outer.sum();
+      if (meets == Outer::kAfter) loss = loss + older;
+      if (meets == Outer::kNone) {
+        EXPECT_EQ(TextOf(run_inner).empty(), caught);
+      } else {
+        EXPECT_THAT(TextOf([&] { loss.backward(); }),
+                    HasSubstr(caught ? "has thrown" : "no more memory"));
       }
-      optimizer.step();
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        ((outer + failing + inner).sum() * Mine()).backward();
+        for (const auto& [_, parameter] : named) {
+          EXPECT_TRUE(torch::allclose(parameter.grad(), torch::full({2}, MeanOfRanks())));
+        }
+        optimizer.step();
+      }
+    }
+  };
+  for (const bool caught : {true, false}) {
+    for (const Outer meets : {Outer::kBefore, Outer::kAfter, Outer::kNot, Outer::kNone}) {
+      run(caught, meets);
     }
   }
 }
@@ -157,12 +183,20 @@ TEST_F(BackwardThrowsTest, InnerBackwardsThatThrowBeforeAndBehindAGradient) {
 TEST_F(BackwardThrowsTest, ABackwardThatThrowsWithAllGradientsSubmittedIsToldLater) {
   if (size() == 1) GTEST_SKIP() << "with one rank there is nobody to tell";
   Part part("throws late");
-  for (int round = 0; round < 2; ++round) {  // with and without buckets
+  for (int round = 0; round < 4; ++round) {  // with and without buckets
     const auto x = torch::ones({3}, torch::requires_grad());
-    const auto input = rank() == 0 ? FailingBackward::apply(x) : x;
+    std::function<void()> run = [&] {
+      const torch::AutoGradMode with_graph(true);
+      part.layer->forward(rank() == 0 ? FailingBackward::apply(x) : x).sum().backward();
+    };
     part.optimizer.zero_grad();
     const std::string text = TextOf([&] {
-      part.layer->forward(input).sum().backward();
+      if (round % 2 == 0) {
+        run();
+      } else {  // within another one, which meets none of the gradients
+        const auto outer = torch::ones({1}, torch::requires_grad());
+        Inner::apply(outer, reinterpret_cast<std::int64_t>(&run)).sum().backward();
+      }
       part.optimizer.step();
     });
     if (rank() == 0) {
@@ -177,6 +211,41 @@ TEST_F(BackwardThrowsTest, ABackwardThatThrowsWithAllGradientsSubmittedIsToldLat
     broadcast_parameters(*part.layer, 1);
     ExpectStillTrains(part);
   }
+}
+
+TEST_F(BackwardThrowsTest, AnInnerBackwardOfTheLastPassThatThrowsLate) {
+  if (size() == 1) GTEST_SKIP() << "with one rank there is nobody to tell";
+  const auto a = torch::ones({2}, torch::requires_grad());
+  const auto b = torch::ones({2}, torch::requires_grad());
+  auto optimizer = DistributedOptimizer(SGD({a, b}, SGDOptions(1.0)), {{"a", a}, {"b", b}},
+                                        Options().name("late pass").backward_passes_per_step(2));
+  const auto pass = [&] { ((a + b).sum() * Mine()).backward(); };
+  pass();
+  std::function<void()> run_inner = [&] {
+    const torch::AutoGradMode with_graph(true);
+    const auto other = torch::ones({2}, torch::requires_grad());
+    const auto comes_last = rank() == 0 ? FailingBackward::apply(other) : other;
+    const auto loss = comes_last.sum();
+    (loss + b.sum()).backward();
+  };
+  const std::string text = TextOf([&] {
+    const auto x = torch::ones({1}, torch::requires_grad());
+    const auto around = Inner::apply(x, reinterpret_cast<std::int64_t>(&run_inner)).sum();
+    (around + a.sum()).backward();
+    optimizer.step();
+  });
+  if (rank() == 0) {
+    EXPECT_THAT(text, HasSubstr("no more memory"));
+  } else {
+    EXPECT_THAT(text, IsEmpty());
+  }
+  optimizer.zero_grad();
+  pass();
+  EXPECT_THAT(TextOf(pass), HasSubstr("after a backward() that has thrown on rank 0"));
+  optimizer.zero_grad();
+  pass();
+  pass();
+  EXPECT_TRUE(torch::allclose(a.grad(), torch::full({2}, MeanOfRanks() * 2)));
 }
 
 // What an average has left is not what a step may use, if the next average has failed.

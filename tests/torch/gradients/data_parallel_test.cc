@@ -326,7 +326,7 @@ TEST(DataParallelTest, ABackwardThatThrowsWithinAnother) {
   }
 }
 
-// A rank that has no loss for one of them adds 0 times its output.
+// A rank that has no loss for a module adds 0 times the module's output.
 TEST(DataParallelTest, ModulesInAnyOrderOrOnlyOneOfThem) {
   for (const int size : {2, 3}) {
     RunTorchRanks(size, [size](int rank, const Session& session) {

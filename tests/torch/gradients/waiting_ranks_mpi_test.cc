@@ -16,8 +16,8 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// Rank 0 runs a backward(), and the others make a call that `submits` that. Both fail, and the group
-// with them; the next session trains.
+// Rank 0 runs a backward(), and the others make a call. Both fail, and the group with them; the next
+// session trains. `submits` is how errors name the call.
 void ExpectCircle(const std::function<void()>& call, const std::string& submits,
                   const std::function<void()>& backward) {
   try {
