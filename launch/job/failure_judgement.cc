@@ -131,7 +131,6 @@ std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMess
       return failure;
     case EndKind::kSignalled:
       failure.code = 128 + end.value;
-      failure.told = end.told;
       // SIGPIPE: whom it was connected with is gone.
       failure.follows = end.told || end.value == SIGPIPE || IsAboutAnother(rank, last_lines);
       failure.text = WhoIs(rank, host);
@@ -160,8 +159,12 @@ Failure JudgeLoss(int rank, const std::string& host, const std::string& why, boo
   return failure;
 }
 
-bool IsGone(bool silent, bool stops, const std::optional<Failure>& before) {
-  return silent || !before || (before->told && !stops);
+bool IsGone(bool silent, bool stops, bool run_has_failed, bool others_were_told) {
+  return silent || !run_has_failed || (others_were_told && !stops);
+}
+
+bool IsCauseOf(const Failure& next, const Failure& first, bool stopped) {
+  return first.follows && !next.follows && (!stopped || next.lost);
 }
 
 bool IsCause(const std::string& fault, const Failure& failure) {

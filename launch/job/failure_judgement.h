@@ -18,8 +18,7 @@ struct Failure {
   bool may_pass = true;                // whether another attempt may go well
   // From another rank's end, which comes yet: it says so, or the launcher's signal has ended it.
   bool follows = false;
-  bool told = false;  // to end, by the launcher's signal
-  bool lost = false;  // without a word
+  bool lost = false;  // its rank's connection ended without a word
   std::string fault;  // of the group, which a rank has told before
   bool operator==(const Failure&) const = default;
 };
@@ -33,10 +32,14 @@ Failure JudgeLoss(int rank, const std::string& host, const std::string& why, boo
                   const std::deque<std::string>& last_lines);
 
 // Whether such a rank is gone by itself, and its host with it, it seems. Launchers kill ranks when
-// another has failed: Open MPI tells them to end before, MPICH and Slurm may not. So one that was not
-// told can be the reason for what happened `before` only if its launcher has told others. `silent`:
-// its host answers no more; `stops`: it was told to end.
-bool IsGone(bool silent, bool stops, const std::optional<Failure>& before);
+// another has failed: Open MPI tells them to end before, MPICH and Slurm may not. So a rank that was
+// not told, in a run that has failed, can be the reason only if its launcher has told others.
+// `silent`: its host answers no more; `stops`: it was told to end.
+bool IsGone(bool silent, bool stops, bool run_has_failed, bool others_were_told);
+
+// Whether the first failure follows from the next one, which is then the cause. `stopped`: all ranks
+// were told to stop. How they end after that says nothing, except of one that is lost.
+bool IsCauseOf(const Failure& next, const Failure& first, bool stopped);
 
 // Whether the fault tells more about the cause than this failure does: not where it is that a rank
 // is lost or has exited, and this is how a rank has ended by itself.

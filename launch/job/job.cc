@@ -266,6 +266,7 @@ class Job {
       rank.ended = true;
       rank.in_init = true;
       rank.through = true;
+      told_others_ = told_others_ || end->told;
       output_.Finish(connection->rank);
       if (!begun_ && end->kind == EndKind::kSignalled) {
         Withdraw();
@@ -379,7 +380,7 @@ class Job {
     rank.ended = true;
     rank.lost = true;
     if (!begun_ && !silent) return Withdraw();
-    rank.gone = IsGone(silent, rank.stops, failure_);
+    rank.gone = IsGone(silent, rank.stops, failure_.has_value(), told_others_);
     output_.Finish(connection->rank);
     Fail(JudgeLoss(connection->rank, rank.hello.host,
                    why.empty() ? "its connection closed without a message" : why, rank.gone,
@@ -400,10 +401,7 @@ class Job {
   // The run has failed; what comes later follows from that. The launcher ends the others; at
   // `stop_at` they are told to stop.
   void Fail(Failure failure, TimePoint stop_at) {
-    // How ranks end that were told to stop says nothing. One that is lost was told nothing.
-    const bool counts = !stopped_ || failure.lost;
-    const bool is_cause = failure_ && failure_->follows && !failure.follows && counts;
-    if (!failure_ || is_cause) {
+    if (!failure_ || IsCauseOf(failure, *failure_, stopped_)) {
       failure_ = std::move(failure);
       if (IsCause(FirstFault(), *failure_)) failure_->fault = FirstFault();
     }
@@ -477,6 +475,7 @@ class Job {
   bool stopped_ = false;
   bool given_up_ = false;
   bool told_launcher_ = false;             // to end
+  bool told_others_ = false;               // the launcher has, by a signal to a rank
   std::optional<TimePoint> signalled_at_;  // first
   core::Duration start_timeout_{};
   std::optional<TimePoint> start_by_;  // ranks

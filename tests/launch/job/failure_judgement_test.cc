@@ -4,7 +4,6 @@
 
 #include <csignal>
 #include <deque>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -172,27 +171,33 @@ TEST(FailureJudgementTest, ARanksOwnEndIsTheCauseOfTheFaultThatIsAboutIt) {
   EXPECT_TRUE(IsCause("peer lost: rank 1 is lost: its process has ended (from rank 0)", told));
 }
 
-TEST(FailureJudgementTest, ARankThatWasNotToldToEndIsGoneWhereOthersWereTold) {
-  const auto told = JudgeEnd(0, "a", {EndKind::kSignalled, SIGTERM, "", true}, {});
-  EXPECT_TRUE(IsGone(false, /*stops=*/false, told));
-  EXPECT_FALSE(IsGone(false, /*stops=*/true, told));  // its launcher has killed it then
-  EXPECT_FALSE(JudgeLoss(1, "b", "", true, {}).follows);
-  EXPECT_TRUE(JudgeLoss(1, "b", "", false, {}).follows);
-}
-
-TEST(FailureJudgementTest, ARankThatItsLauncherMayHaveKilledAtOnceIsNotGone) {
-  for (const std::string& line : {std::string("peer lost: rank 2 is lost (from rank 2)"),
-                                  std::string("ValueError: no such sample")}) {
-    const auto exited = JudgeEnd(0, "a", {EndKind::kExited, 1, ""}, {line});
-    EXPECT_FALSE(IsGone(false, /*stops=*/false, exited)) << line;
+TEST(FailureJudgementTest, WhichLostRanksAreGoneByThemselves) {
+  struct Case {
+    bool silent, stops, failed, told, gone;
+  };
+  for (const Case& c : {
+           Case{false, false, false, false, true},  // the first to fail
+           Case{false, false, true, false, false},  // MPICH and Slurm may have killed it
+           Case{false, false, true, true, true},    // Open MPI would have told it
+           Case{false, true, true, true, false},    // and then has killed it
+           Case{true, true, true, true, true},      // its host answers no more
+           Case{true, false, true, false, true},
+       }) {
+    EXPECT_EQ(IsGone(c.silent, c.stops, c.failed, c.told), c.gone) << c.silent << c.stops << c.told;
   }
 }
 
-TEST(FailureJudgementTest, ARankThatFailsFirstOrIsSilentIsGone) {
-  EXPECT_TRUE(IsGone(false, /*stops=*/false, std::nullopt));
-  const auto exited = JudgeEnd(0, "a", {EndKind::kExited, 3, ""}, {});
-  EXPECT_TRUE(IsGone(true, /*stops=*/false, exited));
-  EXPECT_TRUE(IsGone(true, /*stops=*/true, exited));
+TEST(FailureJudgementTest, ALostRankIsTheCauseOfWhatFollows) {
+  const Failure told = *JudgeEnd(0, "a", {EndKind::kSignalled, SIGTERM, "", true}, {});
+  const Failure exited = *JudgeEnd(1, "b", {EndKind::kExited, 3, ""}, {});
+  const Failure gone = JudgeLoss(2, "c", "", /*gone=*/true, {});
+  const Failure killed = JudgeLoss(2, "c", "", /*gone=*/false, {});
+  EXPECT_TRUE(IsCauseOf(gone, told, false));
+  EXPECT_TRUE(IsCauseOf(gone, told, true));
+  EXPECT_TRUE(IsCauseOf(exited, told, false));
+  EXPECT_FALSE(IsCauseOf(exited, told, true));
+  EXPECT_FALSE(IsCauseOf(killed, told, false));
+  EXPECT_FALSE(IsCauseOf(gone, exited, false));
 }
 
 TEST(FailureJudgementTest, SignalsHaveNames) {
