@@ -15,7 +15,7 @@ import sys
 
 import tree
 
-COUNT = 5
+COUNT = 3
 
 
 def sources_of(unity):
@@ -35,6 +35,8 @@ def alone(command, unity, source):
                 kept += [word, header]
         elif word not in ("-c", "-Winvalid-pch"):
             kept.append(source if word == unity else word)
+    if source not in kept or any("pch" in word for word in kept):
+        sys.exit(f"lint.alone: this compiler's command has another form: {shlex.join(command)}")
     return [*kept, "-fsyntax-only"]
 
 

@@ -98,7 +98,7 @@ def finds_missing_include():
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(text)
             with open(f"{top}/build/compile_commands.json", "w", encoding="utf-8") as file:
-                json.dump([{"directory": top, "file": unity, "command": f"c++ -o a.o -c {unity}"}], file)
+                json.dump([{"directory": top, "file": unity, "command": f"{os.environ.get('CXX', 'c++')} -o a.o -c {unity}"}], file)
             script = [sys.executable, os.path.join(HERE, "alone.py"), top, f"{top}/build"]
             codes.append(subprocess.run(script, capture_output=True, check=False).returncode)
     return codes == [0, 1]

@@ -45,12 +45,13 @@ void CallMpiInAPause(Session& session) {
 
 // Everything that a session does with MPI, on every path; small and large operations are under way
 // while messages are.
-void ExpectOneThreadInMpi(const StartOptions& options) {
+void ExpectOneThreadInMpi(const StartOptions& options, bool by_hosts = false) {
   tests::SlowMpi(std::chrono::microseconds(20));
   tests::WatchGate(&mpi::Gate());
   std::shared_ptr<Session> session;
   const Status started = Session::CreateMpi(options, &session);
   ASSERT_TRUE(started.ok()) << started.ToString();
+  EXPECT_EQ(session->description().find("hierarchical") != std::string::npos, by_hosts);
   const int size = session->topology().size;
   const int rank = session->topology().rank;
   std::vector<Vector> messages;
@@ -115,9 +116,9 @@ TEST(SessionMpiGateTest, OneThreadAtATimeIsInMpi) {
   }));
   ExpectOneThreadInMpi(tests::SessionOptions(
       [](core::Config& config) { config.transport = core::TransportMode::kMpi; }));
-  // Of three ranks two are on one host, so large all-reduces go by hosts.
+  // Where two ranks are on one host and a third is on another, large all-reduces go by hosts.
   tests::PretendHost(tests::WorldRank() < 2 ? "one" : "other");
-  ExpectOneThreadInMpi(tests::SessionOptions());
+  ExpectOneThreadInMpi(tests::SessionOptions(), /*by_hosts=*/tests::WorldSize() == 3);
   tests::PretendHost("");
 }
 
