@@ -217,7 +217,8 @@ TEST_F(BackwardThrowsTest, AnInnerBackwardOfTheLastPassThatThrowsLate) {
   if (size() == 1) GTEST_SKIP() << "with one rank there is nobody to tell";
   const auto a = torch::ones({2}, torch::requires_grad());
   const auto b = torch::ones({2}, torch::requires_grad());
-  auto optimizer = DistributedOptimizer(SGD({a, b}, SGDOptions(1.0)), {{"a", a}, {"b", b}},
+  const NamedTensors named = {{"a", a}, {"b", b}};
+  auto optimizer = DistributedOptimizer(SGD({a, b}, SGDOptions(1.0)), named,
                                         Options().name("late pass").backward_passes_per_step(2));
   const auto pass = [&] { ((a + b).sum() * Mine()).backward(); };
   pass();
