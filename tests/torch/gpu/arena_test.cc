@@ -100,8 +100,9 @@ TEST_F(GpuArenaTest, AveragedAtTheEndOfBackwardGradientsArePlacesOfItFromTheThir
       optimizer.step();
       Check(rank, model, step);
       Once(rank, [&] { EXPECT_TRUE(step < 2 || gpus_.calls("cuLaunchKernel").size() == 2); });
-      // It is not waited for at the end of the first: they are brought elsewhere, and taken back.
-      if (step == 1) Once(rank, [&] { EXPECT_EQ(gpus_.calls("cuLaunchKernel").size(), 4); });
+      // It is not waited for at the end of the first. The gradients are brought elsewhere and taken
+      // back, if they are ready together, or reduced where they are.
+      if (step == 1) Once(rank, [&] { EXPECT_NE(gpus_.calls("cuLaunchKernel").size(), 2); });
       if (step < 2) continue;
       memory.push_back(model["a"].grad().const_data_ptr());
       EXPECT_EQ(memory.back(), memory.front());
