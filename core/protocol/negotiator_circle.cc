@@ -15,9 +15,8 @@ namespace {
 
 constexpr const char* kOneOrder =
     "every rank has to make these calls, in one order; where the backward() of a rank meets no "
-    "gradient of an optimizer, the rank calls synchronize() of the optimizer; where it meets none "
-    "of "
-    "a DistributedDataParallel, it adds 0 times the module's output to its loss";
+    "gradient of an optimizer, the rank calls synchronize() of the optimizer; where it meets "
+    "none of a DistributedDataParallel, it adds 0 times the module's output to its loss";
 
 // No program has a longer circle, and a peer that makes nonsense up shall not exhaust the stack.
 constexpr std::size_t kLongest = 64;

@@ -26,7 +26,8 @@ Order& Of(MpiCall call) { return orders[static_cast<std::size_t>(call)]; }
 
 std::atomic<int> inside{0};
 std::atomic<std::int64_t> beside_others{0};
-std::atomic<std::int64_t> slower_by{0};  // microseconds
+std::atomic<std::int64_t> slower_by{0};    // microseconds, each call
+std::atomic<std::int64_t> slower_once{0};  // the next one
 std::atomic<const core::Gate*> watched_gate{nullptr};
 std::atomic<std::int64_t> outside_gate{0};
 
@@ -37,12 +38,10 @@ class Inside {
   explicit Inside(MpiCall call) : counts_(call != MpiCall::kFinalize) {
     if (counts_ && IsElsewhere(watched_gate.load())) ++outside_gate;
     if (counts_ && inside.fetch_add(1) > 0) ++beside_others;
-    const auto slower = std::chrono::microseconds(slower_by.load());
-    if (slower >= std::chrono::seconds(1)) {
-      std::this_thread::sleep_for(slower);
-      return;
+    if (const auto once = slower_once.exchange(0); once > 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(once));
     }
-    const auto end = std::chrono::steady_clock::now() + slower;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(slower_by.load());
     while (slower_by.load() > 0 && std::chrono::steady_clock::now() < end) {
     }
   }
@@ -153,6 +152,8 @@ void WatchGate(const core::Gate* gate) { watched_gate.store(gate); }
 std::int64_t MpiCallsOutsideGate() { return outside_gate.load(); }
 
 void SlowMpi(std::chrono::microseconds by) { slower_by.store(by.count()); }
+
+void SlowNextMpi(std::chrono::microseconds by) { slower_once.store(by.count()); }
 
 std::int64_t MpiCallsMade(MpiCall call) { return Of(call).made.load(); }
 

@@ -65,6 +65,9 @@ std::int64_t MpiCallsOutsideGate();
 // Each call takes this much longer, so that another one meets it.
 void SlowMpi(std::chrono::microseconds by);
 
+// The next call sleeps this long before it is made.
+void SlowNextMpi(std::chrono::microseconds by);
+
 // How many calls of this kind were made, failed ones included.
 std::int64_t MpiCallsMade(MpiCall call);
 

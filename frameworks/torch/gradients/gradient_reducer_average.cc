@@ -235,17 +235,12 @@ void GradientReducer::Impl::FailEnd(bool outermost) noexcept {
     if (set_.session->gone()) return;
     const bool is_untold = std::exchange(goes_on_around_, false);
     if (failed_ends_ > 0 && rule_->passes > 1) {
-      if (is_untold && outermost) unheard_ = true;
-      goes_on_around_ = is_untold && !outermost;
+      if (is_untold) NoteUntold(outermost);
       return;
     }
     if (++failed_ends_ == 1) {
       BeginAverage();
-      if (!refused_some_) {
-        unheard_ = outermost;
-        goes_on_around_ = !outermost;
-        return;
-      }
+      if (!refused_some_) return NoteUntold(outermost);
     }
     ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
                              "a backward() within this one has thrown: the gradients of the " +
@@ -260,7 +255,7 @@ void GradientReducer::Impl::FailEnd(bool outermost) noexcept {
 
 void GradientReducer::Impl::LeaveUnheard() noexcept {
   const std::lock_guard<std::mutex> lock(failed_mutex_);
-  if (std::exchange(goes_on_around_, false)) unheard_ = true;
+  if (goes_on_around_) NoteUntold(/*outermost=*/true);
 }
 
 // One that has thrown may not have ended everywhere yet.

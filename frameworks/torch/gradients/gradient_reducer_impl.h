@@ -91,6 +91,11 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void BeginAverage();
   void EndAverage();
   void AwaitEnds() const;
+  // A backward() has thrown behind all gradients, so the other ranks know nothing of it.
+  void NoteUntold(bool outermost) {
+    unheard_ = outermost;
+    goes_on_around_ = !outermost;
+  }
   void EndFailed();
   void StartAnew();
   void CheckParametersWhenDue();

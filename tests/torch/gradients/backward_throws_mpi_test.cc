@@ -5,6 +5,7 @@
 #include <sirtaki/torch.h>
 #include <torch/torch.h>
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <stdexcept>
@@ -57,6 +58,29 @@ TEST_F(BackwardThrowsTest, ABackwardThatThrowsFailsOnEveryRank) {
   }
 }
 
+// An optimizer of parameters that an outer and an inner backward() meet.
+struct Nested {
+  explicit Nested(const std::string& name)
+      : optimizer(
+            SGD({parameters[0], parameters[1], parameters[2]}, SGDOptions(1.0)),
+            NamedTensors{
+                {"outer", parameters[0]}, {"failing", parameters[1]}, {"inner", parameters[2]}},
+            Options().name(name)) {}
+  void ExpectStillTrains() {
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      ((parameters[0] + parameters[1] + parameters[2]).sum() * Mine()).backward();
+      for (const auto& parameter : parameters) {
+        EXPECT_TRUE(torch::allclose(parameter.grad(), torch::full({2}, MeanOfRanks())));
+      }
+      optimizer.step();
+    }
+  }
+  static torch::Tensor Ones() { return torch::ones({2}, torch::requires_grad()); }
+  std::array<torch::Tensor, 3> parameters{Ones(), Ones(), Ones()};
+  DistributedOptimizer<SGD> optimizer;
+};
+
 // The ranks run equally many averages, wherever one of them throws and whoever catches it, so that
 // the next step fits together.
 TEST_F(BackwardThrowsTest, ABackwardThatThrowsWithinAnother) {
@@ -65,16 +89,10 @@ TEST_F(BackwardThrowsTest, ABackwardThatThrowsWithinAnother) {
   int number = 0;
   const auto run = [&](bool outer_first, bool caught, Throws throws) {
     SCOPED_TRACE(testing::Message() << outer_first << caught << static_cast<int>(throws));
-    NamedTensors named;
-    for (const std::string name : {"outer", "failing", "inner"})
-      named.emplace_back(name, torch::ones({2}, torch::requires_grad()));
-    const auto& outer = named[0].second;
-    const auto& failing = named[1].second;
-    const auto& inner = named[2].second;
-    auto optimizer = DistributedOptimizer(SGD({outer, failing, inner}, SGDOptions(1.0)), named,
-                                          Options().name("nested " + std::to_string(++number)));
+    Nested nested("nested " + std::to_string(++number));
+    const auto& [outer, failing, inner] = nested.parameters;
     for (int round = 0; round < 2; ++round) {  // with and without buckets
-      optimizer.zero_grad();
+      nested.optimizer.zero_grad();
       std::function<void()> run_inner = [&] {
         const torch::AutoGradMode with_graph(true);
         // The last parameter is reached, the one that fails is not.
@@ -101,14 +119,7 @@ TEST_F(BackwardThrowsTest, ABackwardThatThrowsWithinAnother) {
       } else {
         EXPECT_THAT(text, HasSubstr("has thrown"));
       }
-      for (int step = 0; step < 3; ++step) {
-        optimizer.zero_grad();
-        ((outer + failing + inner).sum() * Mine()).backward();
-        for (const auto& [_, parameter] : named) {
-          EXPECT_TRUE(torch::allclose(parameter.grad(), torch::full({2}, MeanOfRanks())));
-        }
-        optimizer.step();
-      }
+      nested.ExpectStillTrains();
     }
   };
   for (const bool outer_first : {false, true}) {
@@ -127,18 +138,11 @@ TEST_F(BackwardThrowsTest, InnerBackwardsThatThrowBeforeAndBehindAGradient) {
   int number = 0;
   const auto run = [&](bool caught, Outer meets) {
     SCOPED_TRACE(testing::Message() << caught << static_cast<int>(meets));
-    NamedTensors named;
-    for (const std::string name : {"outer", "failing", "inner"})
-      named.emplace_back(name, torch::ones({2}, torch::requires_grad()));
-    const auto& outer = named[0].second;
-    const auto& failing = named[1].second;
-    const auto& inner = named[2].second;
-    auto optimizer =
-        DistributedOptimizer(SGD({outer, failing, inner}, SGDOptions(1.0)), named,
-                             Options().name("before and behind " + std::to_string(++number)));
+    Nested nested("before and behind " + std::to_string(++number));
+    const auto& [outer, failing, inner] = nested.parameters;
     const auto other = torch::ones({2}, torch::requires_grad());
     for (int round = 0; round < 2; ++round) {  // with and without buckets
-      optimizer.zero_grad();
+      nested.optimizer.zero_grad();
       std::function<void()> run_inner = [&] {
         const torch::AutoGradMode with_graph(true);
         const auto comes_last = FailingBackward::apply(rank() == last ? failing : other).sum();
@@ -162,14 +166,7 @@ TEST_F(BackwardThrowsTest, InnerBackwardsThatThrowBeforeAndBehindAGradient) {
         EXPECT_THAT(TextOf([&] { loss.backward(); }),
                     HasSubstr(caught ? "has thrown" : "no more memory"));
       }
-      for (int step = 0; step < 3; ++step) {
-        optimizer.zero_grad();
-        ((outer + failing + inner).sum() * Mine()).backward();
-        for (const auto& [_, parameter] : named) {
-          EXPECT_TRUE(torch::allclose(parameter.grad(), torch::full({2}, MeanOfRanks())));
-        }
-        optimizer.step();
-      }
+      nested.ExpectStillTrains();
     }
   };
   for (const bool caught : {true, false}) {
