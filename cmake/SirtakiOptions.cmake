@@ -23,7 +23,7 @@ option(SIRTAKI_BENCHMARKS "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
 option(SIRTAKI_WERROR "Warnings are errors" OFF)
 option(SIRTAKI_CCACHE "Compile through ccache where it is installed" ON)
 option(SIRTAKI_PCH "Precompile LibTorch's headers" ON)
-option(SIRTAKI_UNITY "Compile sources many at a time: fast once, slow after each change" OFF)
+option(SIRTAKI_UNITY "Compile sources many at a time: fast once, slow after each change" ON)
 option(SIRTAKI_CLANG_TIDY "Run clang-tidy on every source as it is compiled" OFF)
 set(SIRTAKI_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them: 'address,undefined' or 'thread'")
 

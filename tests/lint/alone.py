@@ -1,7 +1,8 @@
 """A sample of the product's sources compiles by itself: a unity build hides what a file does not include.
 
-The sources are drawn by SIRTAKI_TEST_SEED from those of the build folder, and compiled with the flags that the build gives them,
-without precompiled headers. tests/full.sh headers compiles all of them.
+The sources are drawn by SIRTAKI_TEST_SEED from those of the build folder: most from those that the last commits changed, the
+rest from all. They are compiled with the flags that the build gives them, without precompiled headers. tests/full.sh headers
+compiles all of them.
 """
 
 import json
@@ -16,6 +17,8 @@ import sys
 import tree
 
 COUNT = 3
+RECENT = 2  # of these
+COMMITS = 30
 
 
 def sources_of(unity):
@@ -40,6 +43,14 @@ def alone(command, unity, source):
     return [*kept, "-fsyntax-only"]
 
 
+def recently_changed(top):
+    """What the last commits and the working tree have changed; nothing without git."""
+    names = set()
+    for command in (["log", f"-{COMMITS}", "--name-only", "--format="], ["diff", "HEAD", "--name-only"]):
+        names.update(subprocess.run(["git", "-C", top, *command], capture_output=True, text=True, check=False).stdout.split("\n"))
+    return {str(top / name) for name in names}
+
+
 def main():
     top = pathlib.Path(tree.root())
     commands = {}
@@ -54,7 +65,11 @@ def main():
         sys.exit(tree.SKIPPED)
     seed = os.environ.get("SIRTAKI_TEST_SEED") or str(random.SystemRandom().randrange(2**32))
     print(f"SIRTAKI_TEST_SEED={seed}")
-    sample = random.Random(seed).sample(sorted(commands), min(COUNT, len(commands)))
+    draw = random.Random(seed)
+    recent = sorted(recently_changed(top) & set(commands))
+    sample = draw.sample(recent, min(RECENT, len(recent)))
+    rest = sorted(set(commands) - set(sample))
+    sample += draw.sample(rest, min(COUNT - len(sample), len(rest)))
     findings = []
     for source in sample:
         entry, command = commands[source]

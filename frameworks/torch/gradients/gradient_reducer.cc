@@ -8,6 +8,7 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "frameworks/torch/calls/pending_tensor.h"
+#include "frameworks/torch/gradients/gradient_form.h"
 #include "frameworks/torch/gradients/gradient_reducer_impl.h"
 #include "frameworks/torch/gradients/step_deltas.h"
 #include "frameworks/torch/state/equality.h"

@@ -13,6 +13,7 @@
 #include "core/threads/cooling_sleep.h"
 #include "frameworks/torch/gradients/gradient_form.h"
 #include "frameworks/torch/gradients/gradient_reducer_impl.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/error.h"
 
