@@ -214,6 +214,7 @@ Status Session::Shutdown(const std::string& why) {
 }
 
 void Session::ShutdownAndLog(const std::string& why) {
+  if (core::ForkGeneration() == fork_generation_) observation_->SayLastWords();
   const Status status = Shutdown(why);
   if (status.ok()) return;
   core::Log(fault_seen_ ? core::LogLevel::kDebug : core::LogLevel::kWarning,

@@ -156,6 +156,20 @@ void SessionObservability::Mark(std::string_view text, core::TimePoint begin, co
   observer_->recorder.Add(event);
 }
 
+void SessionObservability::SetLastWords(std::function<void()> say) {
+  core::MutexLock lock(mutex_);
+  last_words_ = std::move(say);
+}
+
+void SessionObservability::SayLastWords() {
+  std::function<void()> say;
+  {
+    core::MutexLock lock(mutex_);
+    say = std::exchange(last_words_, nullptr);
+  }
+  if (say) say();
+}
+
 void SessionObservability::NoteBuckets(const std::shared_ptr<const BucketNames>& names) {
   const core::TimePoint now = core::Clock::now();
   for (const auto& [key, held] : *names) {

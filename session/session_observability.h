@@ -62,6 +62,10 @@ class SessionObservability {
   // A mark of the program's own.
   void Mark(std::string_view text, core::TimePoint begin, core::TimePoint end);
 
+  // Called once at the session's end, for what has no other end by then; null: nothing is to be said.
+  void SetLastWords(std::function<void()> say) SIRTAKI_EXCLUDES(mutex_);
+  void SayLastWords() SIRTAKI_EXCLUDES(mutex_);
+
   // From now on they are told: after the optimizer has gone as well, as it does when a step throws.
   void NoteBuckets(const std::shared_ptr<const BucketNames>& names) SIRTAKI_EXCLUDES(mutex_);
   // The text of a key; behind that of a bucket, what it holds:
@@ -91,6 +95,7 @@ class SessionObservability {
   mutable core::Mutex mutex_;  // of what follows; the engine takes it
   std::shared_ptr<RecordKeeper::Registration> records_ SIRTAKI_GUARDED_BY(mutex_);  // set by Begin
   bool fault_noted_ SIRTAKI_GUARDED_BY(mutex_) = false;
+  std::function<void()> last_words_ SIRTAKI_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<const BucketNames>> buckets_ SIRTAKI_GUARDED_BY(mutex_);
 };
 

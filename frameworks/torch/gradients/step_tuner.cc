@@ -19,6 +19,7 @@
 #include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/calls/tensor_call.h"
 #include "frameworks/torch/tensors/throw.h"
+#include "session/session_observability.h"
 
 namespace sirtaki::detail {
 namespace {
@@ -97,7 +98,9 @@ void Write(const std::string& path, const std::string& text) {
 StepTuner::StepTuner(const SessionSet& world)
     : world_(world),
       configured_(world.session->session().limits()),
-      moves_in_chunks_(MovesInChunks(world.session->session())) {}
+      moves_in_chunks_(MovesInChunks(world.session->session())) {
+  world_.session->session().observation().SetLastWords([this] { SayIfEarly(); });
+}
 
 Limits StepTuner::LimitsNow() const {
   Limits limits = configured_;
@@ -146,12 +149,17 @@ void StepTuner::AfterStep() {
   last_step_ = core::Clock::now();
 }
 
-StepTuner::~StepTuner() {
+// A program's own optimizer may live for longer than its session: until the process exits, in
+// Python.
+StepTuner::~StepTuner() { world_.session->session().observation().SayLastWords(); }
+
+void StepTuner::SayIfEarly() const {
   if (finished_ || world_.rank() != world_.first()) return;
   const std::size_t trials = tuner_ ? tuner_->trials().size() : 0;
   core::LogAnswer(
-      "autotune ended early, after " + std::to_string(steps_) + " steps, " +
-      std::to_string(trials) + (trials == 1 ? " trial" : " trials") +
+      "autotune ended early, after " + std::to_string(steps_) +
+      (steps_ == 1 ? " step, " : " steps, ") + std::to_string(trials) +
+      (trials == 1 ? " trial" : " trials") +
       ": the optimizer whose steps it measures, the first of the job, was gone before the "
       "search was over. Train for more steps, " +
       std::to_string(1 + fusion::AutotunerOptions().most_steps()) + " at most");

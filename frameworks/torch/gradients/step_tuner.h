@@ -19,7 +19,7 @@ class StepTuner {
  public:
   // `world`: all ranks, more than one.
   explicit StepTuner(const SessionSet& world);
-  // Says so if the search has not ended.
+  // Says if the search has not ended, unless the session's end has said it before.
   ~StepTuner();
   StepTuner(const StepTuner&) = delete;
   StepTuner& operator=(const StepTuner&) = delete;
@@ -34,6 +34,7 @@ class StepTuner {
   session::Session::Limits LimitsNow() const;
   void Apply();
   void Finish();
+  void SayIfEarly() const;
   std::string GainText() const;
 
   const SessionSet world_;

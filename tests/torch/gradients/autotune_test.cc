@@ -5,6 +5,7 @@
 #include <torch/optim/sgd.h>
 
 #include <fstream>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -125,6 +126,32 @@ TEST(AutotuneTest, ASearchThatCannotEndOrBeginSaysWhy) {
   EXPECT_THAT(told_of(2, 2),
               ::testing::EndsWith("autotune is off: with the option deterministic sizes must not "
                                   "depend on measured times\n"));
+}
+
+// As with a script's own optimizer in Python, which lives until the process exits.
+TEST(AutotuneTest, ASearchWhoseOptimizerOutlivesTheSessionSaysOnceThatItEndedEarly) {
+  core::Config config;
+  config.autotune = true;
+  std::vector<std::shared_ptr<void>> alive(2);
+  const Told told;
+  RunTorchRanks(
+      2,
+      [&](int rank, const Session& session) {
+        torch::nn::Linear model(3, 2);
+        const auto optimizer = std::make_shared<DistributedOptimizer<torch::optim::SGD>>(
+            torch::optim::SGD(model->parameters(), 0.1), model->named_parameters(),
+            DistributedOptimizerOptions(), session);
+        optimizer->zero_grad();
+        model->forward(torch::ones({4, 3})).mean().backward();
+        optimizer->step();
+        alive[static_cast<std::size_t>(rank)] = optimizer;
+        detail::StateOf(session)->session().ShutdownAndLog("the test ends it");
+      },
+      config);
+  const std::string before = told.text();
+  EXPECT_THAT(before, ::testing::HasSubstr("autotune ended early, after 1 step, "));
+  alive.clear();
+  EXPECT_EQ(told.text(), before);
 }
 
 TEST(AutotuneTest, TheSearchGoesOnAfterAJoin) {
