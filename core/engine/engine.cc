@@ -325,8 +325,9 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
     } else if (auto* fail = std::get_if<DecidedFail>(&entry)) {
       const WorkPtr work = TakeInHand(fail->key);
       if (work == nullptr) continue;
-      trace_.Refused(*work, fail->why, batch.number, now);
-      work->handle->Complete(fail->why);
+      const Status why = InWords(fail->why);
+      trace_.Refused(*work, why, batch.number, now);
+      work->handle->Complete(why);
     } else {
       auto& run = std::get<DecidedRun>(entry);
       WorkPtr work = TakeInHand(run.key);

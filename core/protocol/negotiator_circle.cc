@@ -16,7 +16,9 @@ namespace {
 constexpr const char* kOneOrder =
     "every rank has to make these calls, in one order; where the backward() of a rank meets no "
     "gradient of an optimizer, the rank calls synchronize() of the optimizer; where it meets "
-    "none of a DistributedDataParallel, it adds 0 times the module's output to its loss";
+    "none of a DistributedDataParallel, it adds 0 times the module's output to its loss; where "
+    "the backward() of each meets another optimizer only, they use average_at \"step\", or one "
+    "backward() for both";
 
 // No program has a longer circle, and a peer that makes nonsense up shall not exhaust the stack.
 constexpr std::size_t kLongest = 64;

@@ -154,7 +154,8 @@ std::string Signature::ToString() const {
   constexpr std::size_t kShown = 4;
   text += " of " + std::to_string(parts.size()) + " tensors:";
   for (std::size_t i = 0; i < parts.size() && i < kShown; ++i) {
-    text += (i == 0 ? "" : ";") + TensorText(*parts[i]);
+    const std::string part = TensorText(*parts[i]);
+    text += (i == 0 ? "" : ";") + std::string(part.starts_with(' ') ? "" : " ") + part;
   }
   return parts.size() > kShown ? text + "; …" : text;
 }

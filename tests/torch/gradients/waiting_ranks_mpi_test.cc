@@ -66,6 +66,21 @@ TEST(WaitingRanksTest, ABackwardAndTheCheckOfParameters) {
   ExpectCircleOfAnOptimizer([&] { check_parameters(*model); }, "check_parameters");
 }
 
+TEST(WaitingRanksTest, BackwardsThatMeetDifferentOptimizers) {
+  init(InitOptions().set("stall_warning", "500ms"));
+  Part a("a");
+  Part b("b");
+  try {
+    (rank() == 0 ? a : b).Loss(1).backward();
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::mismatch);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("ranks wait for each other"),
+                                    HasSubstr("they use average_at \"step\", or one backward()")));
+  }
+  shutdown();
+}
+
 TEST(WaitingRanksTest, ABackwardOfAModuleAndACall) {
   init(InitOptions().set("stall_warning", "500ms"));
   DistributedDataParallel model(torch::nn::Linear(2, 2));
