@@ -129,11 +129,11 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
   // It throws, too, after a fault of any rank that was found until now: what was read from a GPU
   // may be what a collective that was broken off has left there. Only now is that known, since to
   // read it was to wait for the GPU.
-  detail::AgreeOnErrors("save_checkpoint/write", write_error, state);
+  detail::AgreeOnErrors("save_checkpoint", write_error, state);
   const std::string error = ErrorOf([&] {
     if (file) file->Replace();
   });
-  detail::AgreeOnErrors("save_checkpoint/replace", error, state);
+  detail::AgreeOnErrors("save_checkpoint", error, state);
 }
 
 bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
@@ -148,13 +148,13 @@ bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
     restoring.emplace(parts, reader);
     if (is_root) bytes = restoring->FromFile(path);
   });
-  detail::AgreeOnErrors("load_checkpoint/read", error, state);
+  detail::AgreeOnErrors("load_checkpoint", error, state);
 
   bytes = broadcast_object(bytes, 0, "sirtaki/load_checkpoint/parts", session);
   const bool found = !bytes.empty();
   if (found) {
     if (!is_root) error = ErrorOf([&] { restoring->FromBytes(bytes); });
-    detail::AgreeOnErrors("load_checkpoint/parts", error, state);
+    detail::AgreeOnErrors("load_checkpoint", error, state);
   }
   restoring->Keep();
   if (!found) return false;

@@ -214,9 +214,7 @@ void GradientBuckets::MakeBucket(Gradients gradients, ArenaPlaces places, std::s
   // Optimizers are numbered alike on all ranks, and each counts its own layouts.
   const core::Key key = core::Key::Bucket(set_.members.set, arena_number(), index);
   const auto bucket = std::make_shared<Bucket>(key, std::move(signature));
-  bucket->key_text = key.ToString();
-  bucket->names = NamesOf(gradients);
-  names->emplace(bucket->key_text, bucket->names);
+  names->emplace(key.ToString(), NamesOf(gradients));
   bucket->strides = std::move(strides);
   bucket->places = std::move(places);
   bucket->joins = joins_;

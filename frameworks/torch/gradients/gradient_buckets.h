@@ -32,8 +32,6 @@ struct Bucket {
   bool outdated() const { return *joins != joins_before; }
 
   fusion::BucketAssembly assembly;
-  std::string key_text;  // of its key
-  std::string names;     // of its gradients: `"w", "b" and 3 more`
   std::vector<std::weak_ptr<ParameterGradient>> gradients;
   // Of each gradient's memory, on all ranks.
   std::vector<std::vector<std::int64_t>> strides;

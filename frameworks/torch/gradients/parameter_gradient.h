@@ -138,8 +138,6 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   bool HoldsAverage() const;
   bool IsLaterAverage() const;
   void NoteAverage();
-  // The number of a bucket tells a user nothing: the status says what its gradients are called.
-  core::Status WithNames(core::Status status) const;
   [[noreturn]] void ThrowWrittenAgain() const;
   void JoinEnds() const;
   std::string WhyNotAveraged() const;

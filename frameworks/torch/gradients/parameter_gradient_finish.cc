@@ -239,22 +239,13 @@ std::optional<core::Status> ParameterGradient::Advance(GpuWaits& waits) {
   // What one rank could not do, for want of memory or in a CUDA graph, it may do next time.
   if (sparse_error_ || status.code() == core::StatusCode::kMismatch) seen_.stays_out = true;
   if (sparse_error_) std::rethrow_exception(sparse_error_);
-  return status.ok() ? Collect(waits) : WithNames(std::move(status));
+  return status.ok() ? Collect(waits) : std::move(status);
 }
 
 core::Status ParameterGradient::Finish(GpuWaits& waits) {
   for (;;) {
     if (auto status = Advance(waits)) return *std::move(status);
   }
-}
-
-core::Status ParameterGradient::WithNames(core::Status status) const {
-  if (!in_ || status.message().rfind(in_->key_text + ": ", 0) != 0) return status;
-  core::Origin origin = status.origin();
-  origin.tensor = in_->names;
-  return {status.code(),
-          in_->names + " cannot be reduced" + status.message().substr(in_->key_text.size()),
-          std::move(origin)};
 }
 
 void ParameterGradient::Clear() {
