@@ -187,6 +187,7 @@ class RankProcess {
     while ((status = reader_.Next(&message)).ok() && message) {
       if (const auto* go = std::get_if<GoMessage>(&*message)) Start(*go);
       if (const auto* written = std::get_if<WrittenMessage>(&*message)) {
+        WaitForReader();
         unwritten_ -= std::min(unwritten_, written->bytes);
       }
       if (std::holds_alternative<StopMessage>(*message)) Stop();
@@ -285,6 +286,11 @@ class RankProcess {
     if (!end_) Stop();
   }
 
+  // Somebody reads slowly what there is: the time to drain it begins when there is room again.
+  void WaitForReader() {
+    if (drain_until_ && !HasRoom() && !stopped_) drain_until_ = Clock::now() + kDrainAfter;
+  }
+
   void CheckTimes() {
     const TimePoint now = Clock::now();
     if (kill_at_ && now >= *kill_at_) {
@@ -293,8 +299,7 @@ class RankProcess {
       kill_at_.reset();
     }
     if (!end_ || leave_at_) return;
-    // Somebody reads slowly what there is.
-    if (!HasRoom() && !stopped_) drain_until_ = now + kDrainAfter;
+    WaitForReader();
     const bool silent = !child_.output().valid() && !child_.error().valid();
     if (silent || now >= *drain_until_) {
       child_.CloseOutput();

@@ -19,7 +19,22 @@ slow_reader_of_a_failure() {
   [ "$code" = 3 ] || fail "code $code"
   [ "$(wc -l <"$output")" = 11500 ] || fail "lines are lost: there are $(wc -l <"$output")"
 }
-together slow_reader slow_reader_of_a_failure &   # beside the others
+slow_reader_of_a_rank_that_is_held_up() {
+  echo "--- nor if what stands around a rank is held up when he goes on"
+  code=0
+  # The program has ended, and there was no room for the rest of its lines.
+  AROUND=$work/around timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 1 \
+    bash -c 'echo $PPID >"$AROUND"; exec seq 18000' 2>"$errors" </dev/null |
+    (read -r line; echo "$line"
+      around=$(cat "$work/around")
+      until [ -z "$(cat "/proc/$around/task/$around/children")" ]; do sleep 0.1; done
+      kill -STOP "$around"
+      (sleep 2; kill -CONT "$around") &   # longer than it waits for lines of what the program has left
+      cat; wait) >"$output" || code=$?
+  [ "$code" = 0 ] || fail "code $code"
+  [ "$(wc -l <"$output")" = 18000 ] || fail "lines are lost: there are $(wc -l <"$output")"
+}
+together slow_reader slow_reader_of_a_failure slow_reader_of_a_rank_that_is_held_up &   # beside the others
 slow=$!
 
 echo "--- every rank has torchrun's variables, and its lines its number"
