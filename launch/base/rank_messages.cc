@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <span>
+#include <utility>
 
 #include "core/base/byte_codec.h"
 #include "launch/base/max_ranks.h"
@@ -18,111 +19,77 @@ namespace {
 constexpr std::size_t kHead = 4;
 constexpr std::size_t kMaxText = 4096;
 
-struct Writer {
+constexpr int kMaxPort = 65535;
+
+// Reads or writes the fields of a message, in their order.
+struct Fields {
+  ByteReader* in;  // null: they are written
   ByteWriter* out;
 
-  void operator()(const HelloMessage& hello) const {
-    for (const int value : {hello.rank, hello.size, hello.local_rank}) {
-      out->Varint(static_cast<std::uint64_t>(value));
-    }
-    out->Text(hello.host);
-    out->Varint(static_cast<std::uint64_t>(hello.port));
+  template <typename Integer>
+  void Number(const char* field, Integer& value, Integer max) const {
+    if (in == nullptr) return out->Varint(static_cast<std::uint64_t>(value));
+    value = static_cast<Integer>(in->Varint(field, static_cast<std::uint64_t>(max)));
   }
-  void operator()(const OutputMessage& output) const {
-    out->Byte(static_cast<std::uint8_t>(output.stream));
-    out->Text(output.bytes);
+  template <typename Choice>
+  void Small(const char* field, Choice& value, std::uint8_t max) const {
+    if (in == nullptr) return out->Byte(static_cast<std::uint8_t>(value));
+    value = static_cast<Choice>(in->ByteUpTo(field, max));
   }
-  void operator()(const EndMessage& end) const {
-    out->Byte(static_cast<std::uint8_t>(end.kind));
-    out->Varint(static_cast<std::uint64_t>(end.value));
-    out->Text(std::string_view(end.text).substr(0, kMaxText));
-    out->Byte(end.told ? 1 : 0);
+  void Text(const char* field, std::string& text, std::size_t max = kMaxText) const {
+    if (in == nullptr) return out->Text(std::string_view(text).substr(0, max));
+    text = in->Text(field, max);
   }
-  void operator()(const GoMessage& go) const {
-    out->Text(go.master_address);
-    out->Varint(static_cast<std::uint64_t>(go.master_port));
-    out->Text(go.devices);
+
+  void operator()(HelloMessage& hello) const {
+    Number("rank", hello.rank, kMaxRanks);
+    Number("size", hello.size, kMaxRanks);
+    Number("local rank", hello.local_rank, kMaxRanks);
+    Text("host", hello.host);
+    Number("port", hello.port, kMaxPort);
   }
-  void operator()(const StopMessage& /*stop*/) const {}
-  void operator()(const WrittenMessage& written) const { out->Varint(written.bytes); }
-  void operator()(const InitMessage& init) const { out->Byte(init.through ? 1 : 0); }
-  void operator()(const FaultMessage& fault) const {
-    out->Text(std::string_view(fault.text).substr(0, kMaxText));
+  void operator()(OutputMessage& output) const {
+    Small("stream", output.stream, 1);
+    Text("output", output.bytes, kMaxOutputBytes);
   }
-  void operator()(const ChallengeMessage& opening) const { out->Text(opening.challenge); }
-  void operator()(const AnswerMessage& answer) const {
-    out->Text(answer.challenge);
-    out->Text(answer.proof);
+  void operator()(EndMessage& end) const {
+    Small("kind of end", end.kind, 2);
+    Number("value", end.value, 65535);
+    Text("text", end.text);
+    Small("told", end.told, 1);
   }
-  void operator()(const ProofMessage& proof) const { out->Text(proof.proof); }
-  void operator()(const WelcomeMessage& /*welcome*/) const {}
+  void operator()(GoMessage& go) const {
+    Text("address", go.master_address);
+    Number("port", go.master_port, kMaxPort);
+    Text("devices", go.devices);
+  }
+  void operator()(StopMessage& /*stop*/) const {}
+  void operator()(WrittenMessage& written) const { Number("bytes", written.bytes, kMaxUnwritten); }
+  void operator()(InitMessage& init) const { Small("through", init.through, 1); }
+  void operator()(FaultMessage& fault) const { Text("fault", fault.text); }
+  void operator()(ChallengeMessage& opening) const { Text("challenge", opening.challenge); }
+  void operator()(AnswerMessage& answer) const {
+    Text("challenge", answer.challenge);
+    Text("proof", answer.proof);
+  }
+  void operator()(ProofMessage& proof) const { Text("proof", proof.proof); }
+  void operator()(WelcomeMessage& /*welcome*/) const {}
 };
 
-int ReadInt(ByteReader* reader, const char* field, int max) {
-  return static_cast<int>(reader->Varint(field, static_cast<std::uint64_t>(max)));
-}
-
-RankMessage Read(ByteReader* reader) {
-  switch (reader->ByteUpTo("kind of message", 11)) {
-    case 0: {
-      HelloMessage hello;
-      hello.rank = ReadInt(reader, "rank", kMaxRanks);
-      hello.size = ReadInt(reader, "size", kMaxRanks);
-      hello.local_rank = ReadInt(reader, "local rank", kMaxRanks);
-      hello.host = reader->Text("host", kMaxText);
-      hello.port = ReadInt(reader, "port", 65535);
-      return hello;
-    }
-    case 1: {
-      OutputMessage output;
-      output.stream = static_cast<Stream>(reader->ByteUpTo("stream", 1));
-      output.bytes = reader->Text("output", kMaxOutputBytes);
-      return output;
-    }
-    case 2: {
-      EndMessage end;
-      end.kind = static_cast<EndKind>(reader->ByteUpTo("kind of end", 2));
-      end.value = ReadInt(reader, "value", 65535);
-      end.text = reader->Text("text", kMaxText);
-      end.told = reader->ByteUpTo("told", 1) == 1;
-      return end;
-    }
-    case 3: {
-      GoMessage go;
-      go.master_address = reader->Text("address", kMaxText);
-      go.master_port = ReadInt(reader, "port", 65535);
-      go.devices = reader->Text("devices", kMaxText);
-      return go;
-    }
-    case 5:
-      return WrittenMessage{reader->Varint("bytes", kMaxUnwritten)};
-    case 6:
-      return InitMessage{reader->ByteUpTo("through", 1) == 1};
-    case 7:
-      return FaultMessage{reader->Text("fault", kMaxText)};
-    case 8:
-      return ChallengeMessage{reader->Text("challenge", kMaxText)};
-    case 9: {
-      AnswerMessage answer;
-      answer.challenge = reader->Text("challenge", kMaxText);
-      answer.proof = reader->Text("proof", kMaxText);
-      return answer;
-    }
-    case 10:
-      return ProofMessage{reader->Text("proof", kMaxText)};
-    case 11:
-      return WelcomeMessage{};
-    default:
-      return StopMessage{};
-  }
+// An empty message of the kind, which is the place of its type in RankMessage.
+template <std::size_t... kKinds>
+RankMessage Empty(std::size_t kind, std::index_sequence<kKinds...> /*all*/) {
+  RankMessage message;
+  ((kKinds == kind ? void(message.emplace<kKinds>()) : void()), ...);
+  return message;
 }
 
 }  // namespace
 
-std::string Encode(const RankMessage& message) {
+std::string Encode(RankMessage message) {
   ByteWriter writer;
   writer.Byte(static_cast<std::uint8_t>(message.index()));
-  std::visit(Writer{&writer}, message);
+  std::visit(Fields{nullptr, &writer}, message);
   const auto bytes = writer.Take();
   std::string frame;
   for (std::size_t i = 0; i < kHead; ++i) {
@@ -145,7 +112,10 @@ Status MessageReader::Next(std::optional<RankMessage>* out) {
   }
   if (bytes_.size() < kHead + length) return broken_;
   ByteReader reader(std::as_bytes(std::span(bytes_.data() + kHead, length)));
-  RankMessage message = Read(&reader);
+  constexpr std::size_t kKinds = std::variant_size_v<RankMessage>;
+  RankMessage message =
+      Empty(reader.ByteUpTo("kind of message", kKinds - 1), std::make_index_sequence<kKinds>());
+  std::visit(Fields{&reader, nullptr}, message);
   reader.ExpectEnd();
   broken_ = reader.status();
   if (broken_.ok()) *out = std::move(message);

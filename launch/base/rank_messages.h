@@ -110,7 +110,7 @@ inline constexpr std::size_t kMaxOutputBytes = std::size_t{16} * 1024;  // of on
 inline constexpr std::size_t kMaxUnwritten = 3 * kMaxOutputBytes;
 
 // The frame of a message.
-std::string Encode(const RankMessage& message);
+std::string Encode(RankMessage message);
 
 inline constexpr std::size_t kMaxMessage = std::size_t{1024} * 1024;
 
