@@ -1,4 +1,4 @@
-# What sirtakirun needs beside the core: Boost.ProgramOptions and yaml-cpp.
+# What sirtakirun needs beside the core: Boost.Asio, which is headers alone, Boost.ProgramOptions and yaml-cpp.
 set(SIRTAKI_HAVE_LAUNCH OFF)
 if(SIRTAKI_LAUNCH STREQUAL "OFF")
   set(sirtaki_launch_status "off: SIRTAKI_LAUNCH=OFF")
@@ -9,9 +9,9 @@ find_package(Boost 1.74 QUIET COMPONENTS program_options)
 find_package(yaml-cpp QUIET)
 if(TARGET Boost::program_options AND TARGET yaml-cpp)
   set(SIRTAKI_HAVE_LAUNCH ON)
-  set(sirtaki_launch_status "on (Boost.ProgramOptions ${Boost_VERSION}, yaml-cpp ${yaml-cpp_VERSION})")
+  set(sirtaki_launch_status "on (Boost ${Boost_VERSION}, yaml-cpp ${yaml-cpp_VERSION})")
 else()
-  set(sirtaki_launch_why "Boost.ProgramOptions or yaml-cpp not found (Debian: libboost-program-options-dev libyaml-cpp-dev)")
+  set(sirtaki_launch_why "Boost or yaml-cpp not found (Debian: libboost-program-options-dev libyaml-cpp-dev)")
   if(SIRTAKI_LAUNCH STREQUAL "ON")
     message(FATAL_ERROR "SIRTAKI_LAUNCH=ON, but ${sirtaki_launch_why}. 'bash bootstrap.sh' installs what is missing.")
   endif()

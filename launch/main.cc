@@ -8,6 +8,7 @@
 #include <climits>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,8 +20,6 @@
 #include "launch/base/build_facts.h"
 #include "launch/base/child.h"
 #include "launch/base/shell_text.h"
-#include "launch/base/signal_pipe.h"
-#include "launch/base/sockets.h"
 #include "launch/checks/check_build.h"
 #include "launch/checks/check_hosts.h"
 #include "launch/checks/host_report.h"
@@ -30,6 +29,7 @@
 #include "launch/options/options.h"
 #include "launch/plan/find_launcher.h"
 #include "launch/plan/plan.h"
+#include "launch/plan/routes.h"
 #include "launch/reports/explain.h"
 #include "launch/reports/merge_timelines.h"
 #include "launch/reports/read_records.h"
@@ -174,7 +174,6 @@ int RunAll(PlanInput input) {
     std::fprintf(stderr, "sirtakirun: starting again, %d of %d%s%s\n", input.restarts + 1,
                  input.options.max_restarts, input.gone.empty() ? "" : ", without ",
                  Joined(input.gone, ", ").c_str());
-    SignalPipe::Close();  // the plan may look for names, which no signal could end
   }
 }
 
@@ -244,4 +243,8 @@ int Main(const std::vector<std::string>& args, const char* called) {
 }  // namespace
 }  // namespace sirtaki::launch
 
-int main(int argc, char** argv) { return sirtaki::launch::Main({argv + 1, argv + argc}, argv[0]); }
+int main(int argc, char** argv) try {
+  return sirtaki::launch::Main({argv + 1, argv + argc}, argv[0]);
+} catch (const std::exception& error) {  // as where no file can be opened any more
+  return sirtaki::launch::Complain({sirtaki::core::StatusCode::kBackend, error.what()});
+}

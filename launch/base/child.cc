@@ -25,16 +25,12 @@ namespace {
 
 std::optional<rlimit> file_limit;  // before it was raised
 
-struct Pipe {
-  Descriptor reader;
-  Descriptor writer;
-};
+using Pipe = std::array<Descriptor, 2>;  // its reader, its writer
 
 bool Open(Pipe* out) {
   std::array<int, 2> ends{};
   if (pipe2(ends.data(), O_CLOEXEC) != 0) return false;
-  out->reader = Descriptor(ends[0]);
-  out->writer = Descriptor(ends[1]);
+  *out = {Descriptor(ends[0]), Descriptor(ends[1])};
   return true;
 }
 
@@ -46,10 +42,8 @@ bool Open(Pipe* out) {
   if (file_limit) setrlimit(RLIMIT_NOFILE, &*file_limit);
   signal(SIGPIPE, SIG_DFL);  // handlers go by themselves, what is ignored does not
   if (command.own_group) setpgid(0, 0);
-  if (command.pipes) {
-    dup2(output.writer.get(), STDOUT_FILENO);
-    dup2(error.writer.get(), STDERR_FILENO);
-  }
+  dup2(output[1].get(), STDOUT_FILENO);
+  dup2(error[1].get(), STDERR_FILENO);
   for (const std::string& name : command.unset) unsetenv(name.c_str());
   for (const auto& [name, value] : command.set) setenv(name.c_str(), value.c_str(), 1);
   std::vector<char*> words;
@@ -78,22 +72,26 @@ std::string CurrentFolder() {
   return std::filesystem::current_path(error).string();
 }
 
+Child::Child(Loop* loop, const std::function<void(Stream)>& readable)
+    : output_(loop, [readable] { readable(Stream::kOutput); }),
+      error_(loop, [readable] { readable(Stream::kError); }) {}
+
 Status Child::Start(const Command& command, int* error) {
   Pipe output;
   Pipe errors;
   Pipe failure;
-  const bool open = (!command.pipes || (Open(&output) && Open(&errors))) && Open(&failure);
+  const bool open = Open(&output) && Open(&errors) && Open(&failure);
   const pid_t parent = getpid();
   const pid_t pid = open ? fork() : -1;
   if (pid < 0) {
     *error = errno;
     return {StatusCode::kBackend, std::string("fork: ") + std::strerror(errno)};
   }
-  if (pid == 0) Become(command, parent, output, errors, failure.writer.get());
-  failure.writer.Close();
+  if (pid == 0) Become(command, parent, output, errors, failure[1].get());
+  failure[1].Close();
   int why = 0;
   ssize_t got = 0;
-  while ((got = read(failure.reader.get(), &why, sizeof(why))) < 0 && errno == EINTR) continue;
+  while ((got = read(failure[0].get(), &why, sizeof(why))) < 0 && errno == EINTR) continue;
   if (got == static_cast<ssize_t>(sizeof(why))) {
     while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) continue;
     *error = why;
@@ -101,12 +99,8 @@ Status Child::Start(const Command& command, int* error) {
             core::Quoted(command.words[0]) + " cannot be started: " + std::strerror(why)};
   }
   pid_ = pid;
-  if (command.pipes) {
-    output_ = std::move(output.reader);
-    error_ = std::move(errors.reader);
-    fcntl(output_.get(), F_SETFL, O_NONBLOCK);
-    fcntl(error_.get(), F_SETFL, O_NONBLOCK);
-  }
+  output_.Open(std::move(output[0]));
+  error_.Open(std::move(errors[0]));
   return Status::Ok();
 }
 
@@ -118,12 +112,22 @@ std::optional<EndMessage> Child::Ended() {
   return EndMessage{EndKind::kExited, WEXITSTATUS(state), ""};
 }
 
-void Child::Signal(int signal) const {
-  if (pid_ > 0) kill(pid_, signal);
+std::string Child::Read(Stream stream, std::size_t most) {
+  Source& from = Of(stream);
+  std::string bytes;
+  if (from.is_open() && ReadSome(from.fd(), &bytes, most).ended) from.Close();
+  return bytes;
 }
 
-void Child::SignalGroup(int signal) const {
-  if (pid_ > 0) kill(-pid_, signal);
+bool Child::prints() const { return output_.is_open() || error_.is_open(); }
+
+void Child::StopReading() {
+  output_.Close();
+  error_.Close();
+}
+
+void Child::Signal(int signal, bool group) const {
+  if (pid_ > 0) kill(group ? -pid_ : pid_, signal);
 }
 
 }  // namespace sirtaki::launch

@@ -4,14 +4,16 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/status.h"
+#include "launch/base/descriptor.h"
+#include "launch/base/loop.h"
 #include "launch/base/rank_messages.h"
-#include "launch/base/sockets.h"
 
 namespace sirtaki::launch {
 
@@ -26,30 +28,34 @@ struct Command {
   std::vector<std::string> words;
   std::vector<std::pair<std::string, std::string>> set;  // variables, over those of this process
   std::vector<std::string> unset;
-  bool pipes = false;      // whether to read what it prints
   bool own_group = false;  // whether signals of the terminal, or to this group, pass it by
 };
 
 class Child {
  public:
+  // `readable` is called once for a stream that was asked for, when there is something to be read.
+  Child(Loop* loop, const std::function<void(Stream)>& readable);
   // Finds the program on PATH. It is killed when this process dies. kBackend: it cannot be started,
   // with errno in `*error`.
   core::Status Start(const Command& command, int* error);
 
   // How it has ended, once it has.
   std::optional<EndMessage> Ended();
-  void Signal(int signal) const;       // nothing after it has ended
-  void SignalGroup(int signal) const;  // to the group that it leads: what it has started too
+  // Nothing after it has ended. `group`: also to what it has started, in the group that it leads.
+  void Signal(int signal, bool group = false) const;
   bool running() const { return pid_ > 0; }
-  const Descriptor& output() const { return output_; }
-  const Descriptor& error() const { return error_; }
-  void CloseOutput() { output_.Close(); }
-  void CloseError() { error_.Close(); }
+  void Ask(Stream stream) { Of(stream).Ask(); }
+  // What it has printed and there is now; empty if there is nothing.
+  std::string Read(Stream stream, std::size_t most = kReadSize);
+  bool prints() const;  // or something that it has started
+  void StopReading();
 
  private:
+  Source& Of(Stream stream) { return stream == Stream::kOutput ? output_ : error_; }
+
   pid_t pid_ = -1;
-  Descriptor output_;
-  Descriptor error_;
+  Source output_;
+  Source error_;
 };
 
 }  // namespace sirtaki::launch

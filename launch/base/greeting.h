@@ -22,12 +22,10 @@
 
 #include "core/base/status.h"
 #include "core/base/types.h"
+#include "launch/base/loop.h"
 #include "launch/base/rank_messages.h"
-#include "launch/base/sockets.h"
 
 namespace sirtaki::launch {
-
-inline constexpr std::size_t kMaxGreeting = 256;  // bytes of a message before both are known
 
 // The rank's side of one connection. Pure, except that the challenge is random.
 class Caller {
@@ -65,8 +63,11 @@ class Doorkeeper {
 };
 
 // Connects to all of "address:port,…" at once and takes the first that knows the key and says
-// welcome; not blocking from then on. kTimedOut, kBackend: none does, with the reason of each.
-core::Status ConnectToAny(std::string_view addresses, const std::string& key,
-                          core::Duration timeout, Descriptor* out);
+// welcome. kTimedOut, kBackend: none does, with the reason of each.
+core::Status ConnectToAny(Loop* loop, std::string_view addresses, const std::string& key,
+                          core::Duration timeout, Link* out);
+
+// A key for a run, 128 bits as letters; empty if the system gives no random numbers.
+std::string RandomKey();
 
 }  // namespace sirtaki::launch

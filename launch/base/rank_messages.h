@@ -15,6 +15,7 @@
 //            | 11                                      welcome: it knows the key
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -27,6 +28,7 @@
 namespace sirtaki::launch {
 
 enum class Stream : std::uint8_t { kOutput, kError };
+inline constexpr std::array<Stream, 2> kStreams = {Stream::kOutput, Stream::kError};
 
 struct HelloMessage {
   int rank = 0;
@@ -113,6 +115,7 @@ inline constexpr std::size_t kMaxUnwritten = 3 * kMaxOutputBytes;
 std::string Encode(RankMessage message);
 
 inline constexpr std::size_t kMaxMessage = std::size_t{1024} * 1024;
+inline constexpr std::size_t kMaxGreeting = 256;  // bytes of a message before both ends are known
 
 // Takes messages out of bytes as they come.
 class MessageReader {

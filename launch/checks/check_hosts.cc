@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "core/machine/cgroup.h"
-#include "launch/base/sockets.h"
+#include "launch/base/descriptor.h"
 #include "launch/checks/host_cache.h"
 
 namespace sirtaki::launch {

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 namespace sirtaki::launch {
 
+using core::Clock;
 using core::Status;
 using core::TimePoint;
 
@@ -13,62 +15,65 @@ namespace {
 
 // The time for a connection to say who it is: a rank does so at once.
 constexpr auto kHelloAfter = std::chrono::seconds(10);
-// The pause after a connection that there was no room for.
+// The pause after a connection that there was no room for: it would be ready all the time.
 constexpr auto kAcceptAgain = std::chrono::seconds(1);
-constexpr int kMostAccepted = 64;  // before something else has its turn
 
 bool IsGreeter(const std::unique_ptr<Connection>& connection) {
-  return !connection->keeper.knows() && connection->fd.valid();
+  return !connection->keeper.knows() && connection->link.is_open();
 }
 
 }  // namespace
 
 Status Connections::Open(bool local, std::string key, int* port) {
   key_ = std::move(key);
-  return Listen(local, &listener_, port);
+  const auto take = [this](std::optional<Link> link) { link ? Add(*std::move(link)) : MakeRoom(); };
+  return loop_->Listen(local, take, port);
 }
 
-void Connections::AcceptAll(TimePoint now) {
-  for (int i = 0; i < kMostAccepted; ++i) {
-    bool no_room = false;
-    Descriptor fd = Accept(listener_, &no_room);
-    if (no_room && CloseOldestGreeter()) continue;
-    // It would be ready all the time.
-    if (no_room) accept_at_ = now + kAcceptAgain;
-    if (!fd.valid()) return;
-    all_.push_back(std::make_unique<Connection>(std::move(fd), key_, now + kHelloAfter));
-    if (Greeters() > most_greeters_) CloseOldestGreeter();
-  }
+void Connections::MakeRoom() {
+  if (CloseOldestGreeter()) return loop_->Accept();
+  accept_at_ = Clock::now() + kAcceptAgain;
+}
+
+void Connections::Add(Link link) {
+  all_.push_back(std::make_unique<Connection>(std::move(link), key_, Clock::now() + kHelloAfter));
+  Connection* const added = all_.back().get();
+  added->link.Hear([this, added](const RankMessage& message) { return Hear(added, message); },
+                   [this, added](const Status& why) { end_(added, why); });
+  const auto greeters = std::count_if(all_.begin(), all_.end(), IsGreeter);
+  if (static_cast<std::size_t>(greeters) > most_greeters_) CloseOldestGreeter();
+}
+
+bool Connections::Hear(Connection* connection, const RankMessage& message) {
+  if (connection->keeper.knows()) return take_(connection, message);
+  std::string reply;
+  if (!connection->keeper.Take(message, &reply)) return false;
+  if (connection->keeper.knows()) connection->link.Trust();
+  connection->link.Send(reply);
+  return true;
 }
 
 void Connections::CheckTimes(TimePoint now) {
-  for (const auto& connection : all_) {
-    if (connection->rank < 0 && now >= connection->silent_by) connection->fd.Close();
-  }
-  if (accept_at_ && now >= *accept_at_) accept_at_.reset();
+  std::erase_if(all_, [now](const auto& connection) {
+    return !connection->link.is_open() || (connection->rank < 0 && now >= connection->silent_by);
+  });
+  if (now < accept_at_) return;
+  accept_at_ = TimePoint::max();
+  loop_->Accept();
 }
 
-std::optional<TimePoint> Connections::NextTime() const {
-  std::optional<TimePoint> next = accept_at_;
+TimePoint Connections::NextTime() const {
+  TimePoint next = accept_at_;
   for (const auto& connection : all_) {
-    const TimePoint time = connection->silent_by;
-    if (connection->rank < 0 && (!next || time < *next)) next = time;
+    if (connection->rank < 0) next = std::min(next, connection->silent_by);
   }
   return next;
-}
-
-void Connections::RemoveClosed() {
-  std::erase_if(all_, [](const auto& connection) { return !connection->fd.valid(); });
-}
-
-std::size_t Connections::Greeters() const {
-  return static_cast<std::size_t>(std::count_if(all_.begin(), all_.end(), IsGreeter));
 }
 
 bool Connections::CloseOldestGreeter() {
   const auto oldest = std::find_if(all_.begin(), all_.end(), IsGreeter);
   if (oldest == all_.end()) return false;
-  (*oldest)->fd.Close();
+  (*oldest)->link.Close();
   return true;
 }
 

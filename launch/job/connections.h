@@ -3,8 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,52 +12,53 @@
 #include "core/base/status.h"
 #include "core/base/types.h"
 #include "launch/base/greeting.h"
+#include "launch/base/loop.h"
 #include "launch/base/rank_messages.h"
-#include "launch/base/sockets.h"
 
 namespace sirtaki::launch {
 
 struct Connection {
-  Connection(Descriptor accepted, const std::string& key, core::TimePoint until)
-      : fd(std::move(accepted)), keeper(key, OwnEndpoint(fd)), silent_by(until) {}
+  Connection(Link accepted, const std::string& key, core::TimePoint until)
+      : link(std::move(accepted)), keeper(key, link.own_end()), silent_by(until) {}
 
-  Descriptor fd;
+  Link link;
   Doorkeeper keeper;
-  MessageReader reader{kMaxGreeting};  // until it is known
-  std::string outbox;
   int rank = -1;              // until it has said which it is
   core::TimePoint silent_by;  // then: it is no rank of ours
 };
 
 class Connections {
  public:
+  // A message of one that has proven itself. False: it is not from a rank of ours.
+  using Take = std::function<bool(Connection*, const RankMessage&)>;
+  using End = std::function<void(Connection*, const core::Status& why)>;  // as a Link tells it
+
   // At most `most_greeters` at once have proven nothing.
-  explicit Connections(std::size_t most_greeters) : most_greeters_(most_greeters) {}
+  Connections(Loop* loop, std::size_t most_greeters, Take take, End end)
+      : loop_(loop), most_greeters_(most_greeters), take_(std::move(take)), end_(std::move(end)) {}
 
-  // Listens, on the loopback alone if `local`, for those that know the key.
+  // Listens, on the loopback alone if `local`, for those that know the key. Where there are too
+  // many, or there is no room, the oldest of those that have proven nothing is closed.
   core::Status Open(bool local, std::string key, int* port);
-  // What can be read when a connection waits; -1 while there is no room for one.
-  int accept_fd() const { return accept_at_ ? -1 : listener_.get(); }
-  // Takes connections that wait. Where there are too many, or there is no room, the oldest of those
-  // that have proven nothing is closed.
-  void AcceptAll(core::TimePoint now);
-  // Closes those that have not said in time which rank they are.
+  // Closes those that have not said in time which rank they are, and forgets what is closed.
   void CheckTimes(core::TimePoint now);
-  // The next time that changes something.
-  std::optional<core::TimePoint> NextTime() const;
-
-  // In the order in which they came; closed ones too, until they are removed.
+  // The next time that changes something; max: none.
+  core::TimePoint NextTime() const;
+  // In the order in which they came; closed ones too, until times are checked.
   const std::vector<std::unique_ptr<Connection>>& all() const { return all_; }
-  void RemoveClosed();
 
  private:
-  std::size_t Greeters() const;
+  void MakeRoom();
+  void Add(Link link);
+  bool Hear(Connection* connection, const RankMessage& message);
   bool CloseOldestGreeter();  // false if there is none
 
+  Loop* const loop_;
   const std::size_t most_greeters_;
+  const Take take_;
+  const End end_;
   std::string key_;
-  Descriptor listener_;
-  std::optional<core::TimePoint> accept_at_;  // again
+  core::TimePoint accept_at_ = core::TimePoint::max();  // again
   std::vector<std::unique_ptr<Connection>> all_;
 };
 

@@ -178,6 +178,22 @@ bool IsCause(const std::string& fault, const Failure& failure) {
   return failure.follows || !is_end;
 }
 
+void Verdict::Take(Failure next, bool stopped) {
+  if (failure && !IsCauseOf(next, *failure, stopped)) return;
+  failure = std::move(next);
+  AddFault();
+}
+
+void Verdict::TakeFault(int rank, std::string_view text) {
+  std::erase_if(faults, [rank](const auto& told) { return told.first == rank; });
+  if (!text.empty()) faults.emplace_back(rank, core::Escaped(text));
+}
+
+void Verdict::AddFault() {
+  if (faults.empty() || !IsCause(faults.front().second, *failure)) return;
+  failure->fault = faults.front().second;
+}
+
 std::string FailureText(const Failure& failure) {
   std::string text;
   if (!failure.fault.empty()) text = "sirtakirun: first fault: " + failure.fault + "\n";

@@ -4,6 +4,8 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "launch/base/rank_messages.h"
@@ -47,6 +49,20 @@ bool IsCause(const std::string& fault, const Failure& failure);
 
 // The last words about a run, each line behind "sirtakirun: ". The fault comes first.
 std::string FailureText(const Failure& failure);
+
+// Why a run has failed, as far as one knows.
+struct Verdict {
+  // `stopped`: all ranks were told to stop.
+  void Take(Failure next, bool stopped);
+  // The fault of a rank's group; empty: the program has begun again.
+  void TakeFault(int rank, std::string_view text);
+  // The first fault goes with the failure if it tells more about the cause.
+  void AddFault();
+
+  std::optional<Failure> failure;  // the first, or what it follows from
+  std::vector<std::pair<int, std::string>>
+      faults;  // of ranks' groups, in the order of their coming
+};
 
 // "SIGKILL", or "signal 42" where it has no name.
 std::string SignalName(int signal);

@@ -1,6 +1,9 @@
 #include "launch/job/job_output.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,7 +44,28 @@ bool IsOnePlace(int one, int other) {
          first.st_ino == second.st_ino;
 }
 
+int DescriptorOf(Stream stream) {
+  return stream == Stream::kOutput ? STDOUT_FILENO : STDERR_FILENO;
+}
+
+// A descriptor that can be read when the stream can be written. The stream itself must not become
+// one that does not block: other processes write there too.
+Descriptor WhenWritable(Stream stream) {
+  Descriptor events(epoll_create1(EPOLL_CLOEXEC));
+  epoll_event event{EPOLLOUT, {}};
+  const int fd = DescriptorOf(stream);
+  if (epoll_ctl(events.get(), EPOLL_CTL_ADD, fd, &event) == 0) return events;
+  return Descriptor(eventfd(1, EFD_CLOEXEC));  // it is a file, which can always be written
+}
+
 }  // namespace
+
+JobOutput::JobOutput(Loop* loop)
+    : output_(loop, [this] { Write(Stream::kOutput); }),
+      error_(loop, [this] { Write(Stream::kError); }) {
+  output_.Open(WhenWritable(Stream::kOutput));
+  error_.Open(WhenWritable(Stream::kError));
+}
 
 Status JobOutput::Open(const LaunchOptions& options, int ranks, bool again,
                        const core::EnvironmentView& env) {
@@ -61,7 +85,7 @@ Status JobOutput::Open(const LaunchOptions& options, int ranks, bool again,
       return {StatusCode::kBackend,
               "--output-filename: " + core::Quoted(folder) + " cannot be made: " + error.message()};
     }
-    for (const Stream stream : {Stream::kOutput, Stream::kError}) {
+    for (const Stream stream : kStreams) {
       Status status = OpenFile(folder, stream, again, &of_[At(rank)].files[Index(stream)]);
       if (!status.ok()) return status;
     }
@@ -94,33 +118,30 @@ void JobOutput::Append(int rank, Stream stream, std::string_view bytes) {
     written_.emplace_back(rank, bytes.size());
     return;
   }
-  std::string lines = of.lines[Index(stream)].Append(bytes, Prefix(rank, stream));
-  if (lines.empty() || lost_[Index(stream)]) {
-    written_.emplace_back(rank, bytes.size());  // as much as can be
-  } else {
-    waiting_[Index(stream)].push_back({std::move(lines), rank, bytes.size()});
+  Put(stream, of.lines[Index(stream)].Append(bytes, Prefix(rank, stream)), rank, bytes.size());
+}
+
+void JobOutput::Put(Stream stream, std::string lines, int rank, std::size_t bytes) {
+  if (!lines.empty() && !lost_[Index(stream)]) {
+    waiting_[Index(stream)].push_back({std::move(lines), rank, bytes});
+  } else if (bytes > 0) {
+    written_.emplace_back(rank, bytes);  // as much as can be
   }
 }
 
 void JobOutput::Finish(int rank) {
-  for (const Stream stream : {Stream::kOutput, Stream::kError}) {
-    std::string line = of_[At(rank)].lines[Index(stream)].Finish(Prefix(rank, stream));
-    if (line.empty() || lost_[Index(stream)]) continue;
-    waiting_[Index(stream)].push_back({std::move(line), rank, 0});
+  for (const Stream stream : kStreams) {
+    Put(stream, of_[At(rank)].lines[Index(stream)].Finish(Prefix(rank, stream)), rank, 0);
   }
 }
 
 void JobOutput::AppendOfLauncher(Stream stream, std::string_view bytes) {
-  std::string lines = launcher_lines_[Index(stream)].Append(bytes, "");
-  if (lines.empty() || lost_[Index(stream)]) return;
-  waiting_[Index(stream)].push_back({std::move(lines), -1, 0});
+  Put(stream, launcher_lines_[Index(stream)].Append(bytes, ""), -1, 0);
 }
 
 void JobOutput::FinishLauncher() {
-  for (const Stream stream : {Stream::kOutput, Stream::kError}) {
-    std::string line = launcher_lines_[Index(stream)].Finish("");
-    if (line.empty() || lost_[Index(stream)]) continue;
-    waiting_[Index(stream)].push_back({std::move(line), -1, 0});
+  for (const Stream stream : kStreams) {
+    Put(stream, launcher_lines_[Index(stream)].Finish(""), -1, 0);
   }
 }
 
@@ -133,7 +154,7 @@ void JobOutput::WriteFile(int fd, std::string_view bytes) {
     failed_ = true;
     std::fprintf(stderr,
                  "sirtakirun: --output-filename: writing failed: %s; later output is lost\n",
-                 transfer.why.c_str());
+                 transfer.why.message().c_str());
   }
 }
 
@@ -142,24 +163,32 @@ bool JobOutput::Wants(Stream stream) const {
   return !one_place_ || stream == turn_ || !HasWaiting(Other(stream));
 }
 
+void JobOutput::WriteWhenReady() {
+  if (Wants(Stream::kOutput)) output_.Ask();
+  if (Wants(Stream::kError)) error_.Ask();
+}
+
 void JobOutput::Write(Stream stream) {
+  // It may no longer be its turn, and what both write to may be full again.
+  pollfd writable{DescriptorOf(stream), POLLOUT, 0};
+  if (!Wants(stream) || poll(&writable, 1, 0) != 1) return;
   std::deque<Piece>& waiting = waiting_[Index(stream)];
-  if (waiting.empty()) return;
   Piece& piece = waiting.front();
   // No more than a pipe that can be written has room for, and whole lines if one fits.
   std::string_view part = std::string_view(piece.text).substr(0, PIPE_BUF);
   const std::size_t end = part.find_last_of("\r\n");
   if (end != std::string_view::npos) part = part.substr(0, end + 1);
-  const Transfer transfer =
-      WriteSome(stream == Stream::kOutput ? STDOUT_FILENO : STDERR_FILENO, part);
-  if (transfer.ended) return Lose(stream, transfer.why);
+  const Transfer transfer = WriteSome(DescriptorOf(stream), part);
+  if (transfer.ended) return Lose(stream, transfer.why.message());
   const bool ends_line =
       transfer.bytes > 0 && (part[transfer.bytes - 1] == '\n' || part[transfer.bytes - 1] == '\r');
   turn_ = ends_line ? Other(stream) : stream;
   piece.text.erase(0, transfer.bytes);
-  if (!piece.text.empty()) return;
-  if (piece.bytes > 0) written_.emplace_back(piece.rank, piece.bytes);
-  waiting.pop_front();
+  if (piece.text.empty()) {
+    if (piece.bytes > 0) written_.emplace_back(piece.rank, piece.bytes);
+    waiting.pop_front();
+  }
+  WriteWhenReady();
 }
 
 void JobOutput::Lose(Stream stream, const std::string& why) {
@@ -175,7 +204,7 @@ void JobOutput::Lose(Stream stream, const std::string& why) {
 }
 
 void JobOutput::Discard() {
-  for (const Stream stream : {Stream::kOutput, Stream::kError}) Lose(stream, "");
+  for (const Stream stream : kStreams) Lose(stream, "");
 }
 
 }  // namespace sirtaki::launch

@@ -11,8 +11,9 @@
 
 #include "core/base/environment.h"
 #include "core/base/status.h"
+#include "launch/base/descriptor.h"
+#include "launch/base/loop.h"
 #include "launch/base/rank_messages.h"
-#include "launch/base/sockets.h"
 #include "launch/job/rank_lines.h"
 #include "launch/options/options.h"
 
@@ -20,6 +21,8 @@ namespace sirtaki::launch {
 
 class JobOutput {
  public:
+  explicit JobOutput(Loop* loop);
+
   // Makes the files, if there are to be some, or goes on with them if they are opened `again`.
   // kBackend: a file cannot be written, and why.
   core::Status Open(const LaunchOptions& options, int ranks, bool again,
@@ -32,14 +35,10 @@ class JobOutput {
   void FinishLauncher();
   std::deque<std::string> LastErrorLines(int rank) const { return of_[At(rank)].errors.Lines(); }
 
-  // What waits for the terminal (or what stands for it).
+  // Whether something waits for the terminal (or what stands for it).
   bool HasWaiting(Stream stream) const { return !waiting_[Index(stream)].empty(); }
-  // Whether it is this stream's turn: where both go to the same place they take turns, line by
-  // line.
-  bool Wants(Stream stream) const;
-  // Writes a part of it. Only when it is its turn and poll says that it can be written: it could
-  // block otherwise.
-  void Write(Stream stream);
+  // Writes what waits, piece by piece, when it can be written without blocking.
+  void WriteWhenReady();
   // Ranks, and how many bytes of theirs have been written since.
   std::vector<std::pair<int, std::size_t>> TakeWritten() { return std::exchange(written_, {}); }
   // What waits, and what comes yet, will not be written.
@@ -66,6 +65,12 @@ class JobOutput {
     return stream == Stream::kOutput ? Stream::kError : Stream::kOutput;
   }
   std::string Prefix(int rank, Stream stream) const;
+  // Lets the lines wait for the terminal; `bytes` of the rank's are written with them.
+  void Put(Stream stream, std::string lines, int rank, std::size_t bytes);
+  // Whether it is this stream's turn: where both go to the same place they take turns, line by
+  // line.
+  bool Wants(Stream stream) const;
+  void Write(Stream stream);
   core::Status OpenFile(const std::string& folder, Stream stream, bool again, Descriptor* out);
   void WriteFile(int fd, std::string_view bytes);
   // Nothing more is written to it: nobody reads it, or `why`.
@@ -82,6 +87,8 @@ class JobOutput {
   std::vector<OfRank> of_;
   std::array<LinePrefixer, 2> launcher_lines_;
   std::array<std::deque<Piece>, 2> waiting_;
+  Source output_;  // can be read when standard output can be written
+  Source error_;
   std::vector<std::pair<int, std::size_t>> written_;
 };
 

@@ -1,7 +1,5 @@
 #include "launch/job/rank_process.h"
 
-#include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,11 +16,11 @@
 #include "core/machine/cgroup.h"
 #include "core/machine/start_notice.h"
 #include "launch/base/child.h"
+#include "launch/base/descriptor.h"
 #include "launch/base/greeting.h"
+#include "launch/base/loop.h"
 #include "launch/base/rank_messages.h"
 #include "launch/base/shell_text.h"
-#include "launch/base/signal_pipe.h"
-#include "launch/base/sockets.h"
 #include "launch/job/leftovers.h"
 #include "launch/plan/plan.h"
 #include "launch/plan/rank_place.h"
@@ -48,17 +46,26 @@ constexpr int kLastNotices = 1000;  // more than a queue of them has room for
 class RankProcess {
  public:
   RankProcess(std::vector<std::string> program, core::EnvironmentView env)
-      : program_(std::move(program)), env_(std::move(env)) {}
+      : program_(std::move(program)),
+        env_(std::move(env)),
+        notices_(&loop_, [this] { TakeNotices(kNoticesATurn); }),
+        child_(&loop_, [this](Stream stream) { TakeOutput(stream); }) {}
 
   int Run() {
     setpgid(0, 0);  // what the program starts belongs to the group too
-    Status status = Connect();
-    if (status.ok()) status = SignalPipe::Open();
+    const Status status = Connect();
     if (!status.ok()) {
       std::fprintf(stderr, "sirtakirun: %s: %s\n", HostName().c_str(), status.message().c_str());
       return 1;
     }
-    while (!Done()) Step();
+    loop_.TakeSignals(Loop::UserSignals::kIgnored, [this](int signal) { TakeSignal(signal); });
+    for (; !Done(); CheckTimes()) {
+      notices_.Ask();
+      for (const Stream stream : kStreams) {
+        if (HasRoom()) child_.Ask(stream);
+      }
+      loop_.Run(until_);
+    }
     const bool badly = stopped_ || ExitCode() != 0;
     if (badly) RemoveLeftovers();
     if (!heard_) EndDaemon();
@@ -76,124 +83,68 @@ class RankProcess {
                                                 std::string(kKeyVariable) +
                                                 " is not set: the launcher did not pass it on"};
     }
-    status = ConnectToAny(*address, *key, kConnectTimeout, &connection_);
+    status = ConnectToAny(&loop_, *address, *key, kConnectTimeout, &link_);
     if (!status.ok()) {
       return {status.code(), "rank " + std::to_string(place_.rank) +
                                  " does not reach sirtakirun: " + status.message() +
                                  "; --network-interfaces chooses where it listens"};
     }
+    link_.Trust();
+    link_.Hear([this](const RankMessage& message) { return Take(message); },
+               [this](const Status& why) {
+                 heard_ = half_closed_ && why.ok();
+                 Lose();
+               });
     Send(HelloMessage{place_.rank, place_.size, place_.local_rank, HostName(), FreePort()});
     return Status::Ok();
   }
 
-  void Send(const RankMessage& message) { outbox_ += Encode(message); }
-
-  void Step() {
-    std::array<pollfd, 5> fds{};
-    const bool room = HasRoom();
-    fds[0] = {SignalPipe::fd(), POLLIN, 0};
-    fds[1] = {connection_.get(), static_cast<short>(outbox_.empty() ? POLLIN : POLLIN | POLLOUT),
-              0};
-    fds[2] = {room ? child_.output().get() : -1, POLLIN, 0};
-    fds[3] = {room ? child_.error().get() : -1, POLLIN, 0};
-    fds[4] = {notices_.get(), POLLIN, 0};
-    poll(fds.data(), fds.size(), Patience());
-    if (fds[4].revents != 0) TakeNotices(kNoticesATurn);
-    if (fds[0].revents != 0) TakeSignals();
-    if (fds[2].revents != 0) TakeOutput(Stream::kOutput);
-    if (fds[3].revents != 0 && HasRoom()) TakeOutput(Stream::kError);
-    if ((fds[1].revents & POLLOUT) != 0) Write();
-    if ((fds[1].revents & ~POLLOUT) != 0) Read();
-    CheckTimes();
-  }
+  void Send(RankMessage message) { link_.Send(Encode(std::move(message))); }
 
   bool HasRoom() const { return unwritten_ + kMaxOutputBytes <= kMaxUnwritten; }
 
-  // Until the next thing that time alone brings; -1: none.
-  int Patience() const {
-    std::optional<TimePoint> next;
-    for (const auto& time : {kill_at_, drain_until_, leave_at_}) {
-      if (time && (!next || *time < *next)) next = time;
-    }
-    if (!next) return -1;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
-    return static_cast<int>(std::max<std::int64_t>(0, left.count()));
-  }
-
-  void TakeSignals() {
-    for (const int signal : SignalPipe::Take()) {
-      if (signal == SIGCHLD) continue;
+  void TakeSignal(int signal) {
+    if (signal != SIGCHLD) {
       told_ = true;
-      Stop();
+      return Stop();
     }
-    if (const auto end = child_.Ended()) {
-      TakeNotices(kLastNotices);  // what it had to say
-      end_ = end;
-      // SIGKILL was somebody else's: the launcher's would have ended this process too.
-      const bool by_others = end->kind == EndKind::kSignalled && end->value == SIGKILL && !killed_;
-      end_->told = told_ && !by_others;
-      kill_at_.reset();
-      drain_until_ = Clock::now() + kDrainAfter;
-    }
+    const auto end = child_.Ended();
+    if (!end) return;
+    TakeNotices(kLastNotices);  // what it had to say
+    end_ = end;
+    // SIGKILL was somebody else's: the launcher's would have ended this process too.
+    const bool by_others = end->kind == EndKind::kSignalled && end->value == SIGKILL && !killed_;
+    end_->told = told_ && !by_others;
+    until_ = Clock::now() + kDrainAfter;
   }
 
   void TakeNotices(int most) {
-    if (!notices_.valid()) return;
-    for (auto& [notice, text] : core::HearStart(notices_.get(), most)) {
-      switch (notice) {
-        case core::StartNotice::kBegins:
-          Send(InitMessage{false});
-          break;
-        case core::StartNotice::kIsThrough:
-          Send(InitMessage{true});
-          break;
-        case core::StartNotice::kFault:
-          Send(FaultMessage{std::move(text)});
-          break;
-        case core::StartNotice::kAgain:
-          Send(FaultMessage{});
-          break;
+    if (!notices_.is_open()) return;
+    for (auto& [notice, text] : core::HearStart(notices_.fd(), most)) {
+      const bool is_through = notice == core::StartNotice::kIsThrough;
+      if (is_through || notice == core::StartNotice::kBegins) {
+        Send(InitMessage{is_through});
+      } else {
+        Send(FaultMessage{notice == core::StartNotice::kFault ? std::move(text) : ""});
       }
     }
   }
 
   void TakeOutput(Stream stream) {
-    OutputMessage output{stream, ""};
-    const bool is_output = stream == Stream::kOutput;
-    const Transfer transfer = ReadSome((is_output ? child_.output() : child_.error()).get(),
-                                       &output.bytes, kMaxOutputBytes);
+    if (!HasRoom()) return;
+    OutputMessage output{stream, child_.Read(stream, kMaxOutputBytes)};
     unwritten_ += output.bytes.size();
-    if (!output.bytes.empty() && connection_.valid()) Send(std::move(output));
-    if (!transfer.ended) return;
-    if (is_output) {
-      child_.CloseOutput();
-    } else {
-      child_.CloseError();
-    }
+    if (!output.bytes.empty()) Send(std::move(output));
   }
 
-  void Write() {
-    const Transfer transfer = WriteSome(connection_.get(), outbox_);
-    outbox_.erase(0, transfer.bytes);
-    if (transfer.ended) Lose();
-  }
-
-  void Read() {
-    std::string bytes;
-    const Transfer transfer = ReadSome(connection_.get(), &bytes);
-    reader_.Append(bytes);
-    std::optional<RankMessage> message;
-    Status status;
-    while ((status = reader_.Next(&message)).ok() && message) {
-      if (const auto* go = std::get_if<GoMessage>(&*message)) Start(*go);
-      if (const auto* written = std::get_if<WrittenMessage>(&*message)) {
-        WaitForReader();
-        unwritten_ -= std::min(unwritten_, written->bytes);
-      }
-      if (std::holds_alternative<StopMessage>(*message)) Stop();
+  bool Take(const RankMessage& message) {
+    if (const auto* go = std::get_if<GoMessage>(&message)) Start(*go);
+    if (const auto* written = std::get_if<WrittenMessage>(&message)) {
+      WaitForReader();
+      unwritten_ -= std::min(unwritten_, written->bytes);
     }
-    heard_ = half_closed_ && transfer.ended && transfer.why.empty();
-    if (transfer.ended || !status.ok()) Lose();
+    if (std::holds_alternative<StopMessage>(message)) Stop();
+    return true;
   }
 
   void Start(const GoMessage& go) {
@@ -202,13 +153,13 @@ class RankProcess {
     Command command{program_,
                     TorchrunVariables(place_, go.master_address, go.master_port, env_),
                     {std::string(kAddressVariable), std::string(kKeyVariable),
-                     std::string(kNetworkVariable), std::string(kFolderVariable)},
-                    true};
+                     std::string(kNetworkVariable), std::string(kFolderVariable)}};
     AddInterfaces(&command);
     TellOfFolder();
     std::string notices;
-    notices_ = Descriptor(core::ListenForStart(&notices));
-    if (notices_.valid()) command.set.emplace_back(core::kStartNoticeVariable, notices);
+    Descriptor listens(core::ListenForStart(&notices));
+    if (listens.valid()) command.set.emplace_back(core::kStartNoticeVariable, notices);
+    if (listens.valid()) notices_.Open(std::move(listens));
     if (!go.devices.empty()) command.set.emplace_back("CUDA_VISIBLE_DEVICES", go.devices);
     int error = 0;
     const Status status = child_.Start(command, &error);
@@ -239,17 +190,17 @@ class RankProcess {
 
   // Ends the program, and the run without it if it has not begun.
   void Stop() {
-    if (!stopped_ && !half_closed_ && connection_.valid()) Send(StopMessage{});
+    if (!stopped_ && !half_closed_) Send(StopMessage{});
     stopped_ = true;
     if (!started_) {
       started_ = true;
       Finish({EndKind::kSignalled, SIGTERM, "", told_});
       return;
     }
-    if (!child_.running() || kill_at_) return;
+    if (!child_.running() || until_ != TimePoint::max()) return;
     SignalAll(SIGTERM);
     SignalAll(SIGCONT);  // what was stopped would not hear it
-    kill_at_ = Clock::now() + kKillRankAfter;
+    until_ = Clock::now() + kKillRankAfter;
   }
 
   static bool OwnsGroup() { return getpgrp() == getpid(); }
@@ -280,70 +231,57 @@ class RankProcess {
 
   // sirtakirun is gone, or cannot be reached any more.
   void Lose() {
-    connection_.Close();
-    outbox_.clear();
+    link_.Close();
     unwritten_ = 0;
     if (!end_) Stop();
   }
 
   // Somebody reads slowly what there is: the time to drain it begins when there is room again.
   void WaitForReader() {
-    if (drain_until_ && !HasRoom() && !stopped_) drain_until_ = Clock::now() + kDrainAfter;
+    if (end_ && !said_ && !HasRoom() && !stopped_) until_ = Clock::now() + kDrainAfter;
   }
 
   void CheckTimes() {
-    const TimePoint now = Clock::now();
-    if (kill_at_ && now >= *kill_at_) {
+    WaitForReader();
+    const bool is_over = Clock::now() >= until_;
+    if (!end_ && is_over) {
       child_.Signal(SIGKILL);
       killed_ = true;
-      kill_at_.reset();
-    }
-    if (!end_ || leave_at_) return;
-    WaitForReader();
-    const bool silent = !child_.output().valid() && !child_.error().valid();
-    if (silent || now >= *drain_until_) {
-      child_.CloseOutput();
-      child_.CloseError();
+      until_ = TimePoint::max();
+    } else if (end_ && !said_ && (is_over || !child_.prints())) {
+      child_.StopReading();
       Finish(*end_);
     }
   }
 
   void Finish(EndMessage end) {
     end_ = std::move(end);
-    drain_until_.reset();
-    leave_at_ = Clock::now() + kFarewell;
-    if (connection_.valid()) Send(*end_);
+    said_ = true;
+    until_ = Clock::now() + kFarewell;
+    Send(*end_);
   }
 
   // When sirtakirun has all that there was to say, which it shows by closing.
   bool Done() {
-    if (!leave_at_) return false;
-    if (connection_.valid() && outbox_.empty() && !half_closed_) {
-      shutdown(connection_.get(), SHUT_WR);
+    if (!said_) return false;
+    if (link_.is_open() && link_.has_sent_all() && !half_closed_) {
+      link_.EndSending();
       half_closed_ = true;
     }
-    return !connection_.valid() || Clock::now() >= *leave_at_;
+    return !link_.is_open() || Clock::now() >= until_;
   }
 
   int ExitCode() const {
-    switch (end_->kind) {
-      case EndKind::kExited:
-        return end_->value;
-      case EndKind::kSignalled:
-        return 128 + end_->value;
-      case EndKind::kNotStarted:
-        break;
-    }
-    return 127;
+    if (end_->kind == EndKind::kNotStarted) return 127;
+    return end_->kind == EndKind::kSignalled ? 128 + end_->value : end_->value;
   }
 
   const std::vector<std::string> program_;
   const core::EnvironmentView env_;
   RankPlace place_;
-  Descriptor connection_;
-  Descriptor notices_;  // of the program's start
-  MessageReader reader_;
-  std::string outbox_;
+  Loop loop_;
+  Link link_;
+  Source notices_;  // of the program's start
   Child child_;
   std::size_t unwritten_ = 0;
   bool started_ = false;
@@ -353,9 +291,10 @@ class RankProcess {
   bool heard_ = false;  // by sirtakirun, to the end
   bool half_closed_ = false;
   std::optional<EndMessage> end_;
-  std::optional<TimePoint> kill_at_;      // the program, which was told to end
-  std::optional<TimePoint> drain_until_;  // what the program has printed
-  std::optional<TimePoint> leave_at_;     // all has been said
+  bool said_ = false;  // how it has ended
+  // The program, which was told to end, is killed then. After its end: what it has left may print until then. After that was
+  // said: sirtakirun may hear it until then.
+  TimePoint until_ = TimePoint::max();
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -13,8 +14,8 @@
 #include <cstring>
 #include <memory>
 
+#include "launch/base/descriptor.h"
 #include "launch/base/shell_text.h"
-#include "launch/base/sockets.h"
 
 namespace sirtaki::launch {
 
@@ -100,6 +101,11 @@ std::vector<std::string> InterfacesIn(std::string_view subnet) {
     if (is_new && !one.loopback && IsIn(one.address, subnet)) names.push_back(one.name);
   }
   return names;
+}
+
+std::string HostName() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
 
 std::string FullNameOf(const std::string& host) {

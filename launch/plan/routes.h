@@ -38,6 +38,8 @@ std::vector<std::string> OwnAddresses(const std::vector<std::string>& interfaces
 // The names of those that have an address in the subnet.
 std::vector<std::string> InterfacesIn(std::string_view subnet);
 
+// This machine's name, as `hostname` says it.
+std::string HostName();
 // The name with its domain, "b.example.org", as the system knows it; the name itself if it knows no
 // other.
 std::string FullNameOf(const std::string& host);

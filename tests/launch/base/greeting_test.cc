@@ -1,10 +1,10 @@
 #include "launch/base/greeting.h"
 
 #include <gtest/gtest.h>
-#include <poll.h>
 
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -50,64 +50,49 @@ class Listener {
 
   // The first `drops` connections are closed when they prove something.
   explicit Listener(Answer answer, int drops = 0) : answer_(std::move(answer)), drops_(drops) {
-    EXPECT_TRUE(Listen(/*local=*/true, &listener_, &port_).ok());
-    thread_ = std::thread([this] { Run(); });
+    const auto take = [this](std::optional<Link> link) { Add(*std::move(link)); };
+    EXPECT_TRUE(loop_.Listen(/*local=*/true, take, &port_).ok());
+    thread_ = std::thread([this] {
+      while (!ends_) loop_.Run(core::Clock::now() + std::chrono::milliseconds(10));
+    });
   }
-  ~Listener() {
-    ends_ = true;
-    thread_.join();
-  }
+  ~Listener() { End(); }
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
   int drops() const { return drops_; }
   int ended() const { return ended_; }  // connections, by the other end
   // All that came.
   const std::string& heard() {
-    ends_ = true;
-    if (thread_.joinable()) thread_.join();
-    thread_ = std::thread([] {});
+    End();
     return heard_;
   }
 
  private:
-  void Run() {
-    std::vector<Descriptor> held;
-    while (!ends_) {
-      pollfd ready{listener_.get(), POLLIN, 0};
-      poll(&ready, 1, 10);
-      for (Descriptor fd = Accept(listener_); fd.valid(); fd = Accept(listener_)) {
-        held.push_back(std::move(fd));
-        readers_.emplace_back();
-      }
-      for (std::size_t i = 0; i < held.size(); ++i) Serve(held[i], &readers_[i]);
-    }
+  void End() {
+    ends_ = true;
+    if (thread_.joinable()) thread_.join();
   }
-  void Serve(Descriptor& fd, MessageReader* reader) {
-    if (!fd.valid()) return;
-    std::string bytes;
-    const bool ended = ReadSome(fd.get(), &bytes).ended;
-    heard_ += bytes;
-    reader->Append(bytes);
-    std::optional<RankMessage> message;
-    if (ended) {
-      ++ended_;
-      return fd.Close();
+  void Add(Link accepted) {
+    Link* const link = &held_.emplace_back(std::move(accepted));
+    link->Hear([this, link](const RankMessage& message) { return Hear(link, message); },
+               [this](const core::Status&) { ++ended_; });
+  }
+  bool Hear(Link* link, const RankMessage& message) {
+    heard_ += Encode(message);
+    if (drops_ > 0 && std::holds_alternative<ProofMessage>(message)) {
+      --drops_;
+      return false;
     }
-    while (reader->Next(&message).ok() && message) {
-      if (drops_ > 0 && std::holds_alternative<ProofMessage>(*message)) {
-        --drops_;
-        return fd.Close();
-      }
-      if (answer_) WriteSome(fd.get(), answer_(*message, OwnEndpoint(fd)));
-    }
+    if (answer_) link->Send(answer_(message, link->own_end()));
+    return true;
   }
 
   const Answer answer_;
-  Descriptor listener_;
+  Loop loop_;
   int port_ = 0;
   std::atomic<int> drops_;
   std::atomic<int> ended_{0};
   std::atomic<bool> ends_{false};
-  std::vector<MessageReader> readers_;
+  std::deque<Link> held_;
   std::string heard_;
   std::thread thread_;
 };
@@ -213,9 +198,10 @@ TEST(GreetingTest, WhatWasRecordedIsOfNoUseLater) {
 TEST(GreetingTest, ANextAddressIsTakenWhereOneSaysNothing) {
   Listener silent(nullptr);
   Listener good(WithKey(kKey));
-  Descriptor there;
+  Loop loop;
+  Link there;
   const core::Status status =
-      ConnectToAny(silent.address() + "," + good.address(), kKey, seconds(60), &there);
+      ConnectToAny(&loop, silent.address() + "," + good.address(), kKey, seconds(60), &there);
   ASSERT_TRUE(status.ok()) << status.ToString();
 }
 
@@ -228,9 +214,10 @@ TEST(GreetingTest, ANextAddressIsTakenWhereOneDoesNotKnowTheKey) {
     EXPECT_TRUE(AwaitTrue([&] { return stranger.ended() > 0 && babbler.ended() > 0; }));
     return answer(message, own);
   });
-  Descriptor there;
+  Loop loop;
+  Link there;
   const core::Status status =
-      ConnectToAny(stranger.address() + "," + babbler.address() + "," + good.address(), kKey,
+      ConnectToAny(&loop, stranger.address() + "," + babbler.address() + "," + good.address(), kKey,
                    seconds(100), &there);
   ASSERT_TRUE(status.ok()) << status.ToString();
   EXPECT_EQ(stranger.heard().find(kKey), std::string::npos);
@@ -270,53 +257,58 @@ TEST(GreetingTest, ARanksProofIsForTheAddressThatItHasDialled) {
 
 TEST(GreetingTest, AConnectionThatIsPassedOnIsRefused) {
   Listener relay(WithKey(kKey, kHere));
-  Descriptor there;
-  const core::Status status = ConnectToAny(relay.address(), kKey, seconds(60), &there);
+  Loop loop;
+  Link there;
+  const core::Status status = ConnectToAny(&loop, relay.address(), kKey, seconds(60), &there);
   EXPECT_EQ(status.code(), core::StatusCode::kBackend);
   EXPECT_EQ(status.message(), relay.address() +
                                   ": not this run's sirtakirun: it does not know the run's key, or "
                                   "passes on what another address says");
-  EXPECT_FALSE(there.valid());
+  EXPECT_FALSE(there.is_open());
 }
 
 TEST(GreetingTest, ARankThatWasDroppedBeforeItWasKnownBeginsAgain) {
   Listener busy(WithKey(kKey), /*drops=*/3);
-  Descriptor there;
-  const core::Status status = ConnectToAny(busy.address(), kKey, seconds(60), &there);
+  Loop loop;
+  Link there;
+  const core::Status status = ConnectToAny(&loop, busy.address(), kKey, seconds(60), &there);
   ASSERT_TRUE(status.ok()) << status.ToString();
   EXPECT_EQ(busy.drops(), 0);
 }
 
 TEST(GreetingTest, SaysThatOneSaysNothing) {
   Listener silent(nullptr);
-  Descriptor there;
+  Loop loop;
+  Link there;
   const core::Status status =
-      ConnectToAny(silent.address(), kKey, std::chrono::milliseconds(50), &there);
+      ConnectToAny(&loop, silent.address(), kKey, std::chrono::milliseconds(50), &there);
   EXPECT_EQ(status.code(), core::StatusCode::kTimedOut);
   EXPECT_EQ(status.message(), silent.address() + ": no answer");
-  EXPECT_FALSE(there.valid());
+  EXPECT_FALSE(there.is_open());
 }
 
 TEST(GreetingTest, SaysThatOneDoesNotKnowTheKey) {
   Listener stranger(WithKey("another key"));
-  Descriptor there;
-  const core::Status status = ConnectToAny(stranger.address(), kKey, seconds(60), &there);
+  Loop loop;
+  Link there;
+  const core::Status status = ConnectToAny(&loop, stranger.address(), kKey, seconds(60), &there);
   EXPECT_EQ(status.code(), core::StatusCode::kBackend);
   EXPECT_EQ(status.message(), stranger.address() +
                                   ": not this run's sirtakirun: it does not know the run's key, or "
                                   "passes on what another address says");
-  EXPECT_FALSE(there.valid());
+  EXPECT_FALSE(there.is_open());
 }
 
 TEST(GreetingTest, SaysWhyNoneAnswers) {
   const std::string closed = "127.0.0.1:" + std::to_string(FreePort());
-  Descriptor there;
-  const core::Status status = ConnectToAny(closed + ",x", kKey, seconds(60), &there);
+  Loop loop;
+  Link there;
+  const core::Status status = ConnectToAny(&loop, closed + ",x", kKey, seconds(60), &there);
   EXPECT_EQ(status.code(), core::StatusCode::kBackend);
   EXPECT_NE(status.message().find(closed + ": Connection refused"), std::string::npos)
       << status.message();
   EXPECT_NE(status.message().find("x: is not an address"), std::string::npos) << status.message();
-  EXPECT_FALSE(there.valid());
+  EXPECT_FALSE(there.is_open());
 }
 
 }  // namespace

@@ -1,12 +1,15 @@
 #include "launch/job/connections.h"
 
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sys/resource.h>
 
+#include <array>
 #include <chrono>
-#include <optional>
+#include <cstddef>
+#include <functional>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 namespace sirtaki::launch {
@@ -23,79 +26,112 @@ class ConnectionsTest : public ::testing::Test {
 
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
 
-  // A connection that sirtakirun has taken, or has had no room for.
-  Descriptor Connect() {
-    std::string why;
-    Descriptor there = BeginToConnect(address(), &why);
-    pollfd connected{there.get(), POLLOUT, 0};
-    EXPECT_EQ(poll(&connected, 1, 60'000), 1) << why;
-    connections_.AcceptAll(Clock::now());
-    return there;
+  // Whether it comes true.
+  bool Await(const std::function<bool()>& condition) {
+    const auto deadline = Clock::now() + seconds(60);
+    while (!condition() && Clock::now() < deadline) loop_.Run(deadline);
+    return condition();
   }
 
-  // What is said is handed on here, as sirtakirun hands it on.
-  static void Greet(Connection* here) {
-    const Caller rank(kKey, OwnEndpoint(here->fd));
-    std::string reply;
-    EXPECT_TRUE(here->keeper.Take(MessageIn(rank.Opening()), &reply));
-    std::string proof;
-    EXPECT_TRUE(rank.Take(MessageIn(reply), &proof).ok());
-    EXPECT_TRUE(here->keeper.Take(MessageIn(proof), &reply));
+  // Begins to connect, and then notices whether sirtakirun closes the connection.
+  void BeginToConnect(Link* there) {
+    there->Connect(&loop_, address(), [there](const core::Status& why) {
+      ASSERT_TRUE(why.ok()) << why.message();
+      there->Hear([](const RankMessage&) { return true; }, [](const core::Status&) {});
+    });
   }
 
-  static RankMessage MessageIn(const std::string& frame) {
-    MessageReader reader;
-    reader.Append(frame);
-    std::optional<RankMessage> message;
-    EXPECT_TRUE(reader.Next(&message).ok());
-    return message.value();
+  // A stranger's connection, which sirtakirun has taken.
+  void Connect(Link* there) {
+    const std::size_t before = connections_.all().size();
+    BeginToConnect(there);
+    EXPECT_TRUE(Await([&] { return connections_.all().size() > before; }));
   }
 
-  static bool IsClosed(const Descriptor& there) {
-    pollfd ready{there.get(), POLLIN, 0};
-    std::string bytes;
-    return poll(&ready, 1, 0) == 1 && ReadSome(there.get(), &bytes).ended;
+  // A rank's, which has proven that it is one.
+  Link ConnectAsRank() {
+    Link rank;
+    const core::Status status = ConnectToAny(&loop_, address(), kKey, seconds(60), &rank);
+    EXPECT_TRUE(status.ok()) << status.message();
+    rank.Hear([](const RankMessage&) { return true; }, [](const core::Status&) {});
+    return rank;
   }
 
-  Connections connections_{3};
+  Loop loop_;
+  std::vector<std::pair<int, std::string>> heard_;  // of which rank, and what it has printed
+  std::vector<core::Status> ends_;
+  Connections connections_{&loop_, 3,
+                           [this](Connection* from, const RankMessage& message) {
+                             if (const auto* hello = std::get_if<HelloMessage>(&message)) {
+                               from->rank = hello->rank;
+                             }
+                             if (const auto* output = std::get_if<OutputMessage>(&message)) {
+                               heard_.emplace_back(from->rank, output->bytes);
+                             }
+                             return !std::holds_alternative<WelcomeMessage>(message);
+                           },
+                           [this](Connection*, const core::Status& why) { ends_.push_back(why); }};
   int port_ = 0;
 };
 
 TEST_F(ConnectionsTest, TheOldestOfTooManyThatProveNothingGoes) {
-  std::vector<Descriptor> strangers;
-  for (int i = 0; i < 5; ++i) strangers.push_back(Connect());
-  connections_.RemoveClosed();
+  std::array<Link, 5> strangers;
+  for (Link& stranger : strangers) Connect(&stranger);
+  EXPECT_TRUE(Await([&] { return !strangers[0].is_open() && !strangers[1].is_open(); }));
+  for (const std::size_t i : {2U, 3U, 4U}) EXPECT_TRUE(strangers.at(i).is_open()) << i;
+  connections_.CheckTimes(Clock::now());
   EXPECT_EQ(connections_.all().size(), 3U);
-  std::vector<bool> closed;
-  for (const Descriptor& stranger : strangers) closed.push_back(IsClosed(stranger));
-  EXPECT_EQ(closed, (std::vector<bool>{true, true, false, false, false}));
 }
 
 TEST_F(ConnectionsTest, OneThatHasProvenItStays) {
-  const Descriptor rank = Connect();
-  Greet(connections_.all().front().get());
-  std::vector<Descriptor> strangers;
-  for (int i = 0; i < 5; ++i) strangers.push_back(Connect());
-  connections_.RemoveClosed();
+  const Link rank = ConnectAsRank();
+  std::array<Link, 5> strangers;
+  for (Link& stranger : strangers) Connect(&stranger);
+  EXPECT_TRUE(Await([&] { return !strangers[0].is_open() && !strangers[1].is_open(); }));
+  EXPECT_TRUE(rank.is_open());
+  connections_.CheckTimes(Clock::now());
   EXPECT_EQ(connections_.all().size(), 4U);
-  EXPECT_FALSE(IsClosed(rank));
-  EXPECT_TRUE(IsClosed(strangers.front()));
+}
+
+TEST_F(ConnectionsTest, MessagesAreHandedOnUntilTheEnd) {
+  Link rank = ConnectAsRank();
+  rank.Send(Encode(HelloMessage{1, 2, 0, "host", 1}));
+  rank.Send(Encode(OutputMessage{Stream::kOutput, "hello"}));
+  rank.Close();
+  ASSERT_TRUE(Await([&] { return !ends_.empty(); }));
+  EXPECT_EQ(heard_, (std::vector<std::pair<int, std::string>>{{1, "hello"}}));
+  EXPECT_TRUE(ends_.front().ok()) << ends_.front().message();
+  connections_.CheckTimes(Clock::now());
+  EXPECT_TRUE(connections_.all().empty());
+}
+
+TEST_F(ConnectionsTest, OneThatSaysWhatNoRankSaysIsClosed) {
+  Link babbler = ConnectAsRank();
+  Link confused = ConnectAsRank();
+  babbler.Send("HTTP/1.1 400 Bad Request\r\n");
+  ASSERT_TRUE(Await([&] { return !babbler.is_open(); }));
+  confused.Send(Encode(WelcomeMessage{}));
+  ASSERT_TRUE(Await([&] { return !confused.is_open(); }));
+  ASSERT_EQ(ends_.size(), 2U);
+  EXPECT_EQ(ends_[0].code(), core::StatusCode::kProtocol);
+  EXPECT_TRUE(ends_[1].ok());
+  EXPECT_TRUE(heard_.empty());
 }
 
 TEST_F(ConnectionsTest, OneThatDoesNotSayWhichRankItIsIsClosedInTime) {
-  const Descriptor rank = Connect();
-  const Descriptor silent = Connect();
+  const Link rank = ConnectAsRank();
+  Link silent;
+  Connect(&silent);
   connections_.all().front()->rank = 0;
   const auto time = connections_.NextTime();
-  ASSERT_TRUE(time);
-  EXPECT_EQ(*time, connections_.all().back()->silent_by);
-  connections_.CheckTimes(*time - seconds(1));
-  EXPECT_FALSE(IsClosed(silent));
-  connections_.CheckTimes(*time);
-  EXPECT_TRUE(IsClosed(silent));
-  EXPECT_FALSE(IsClosed(rank));
-  connections_.RemoveClosed();
-  EXPECT_FALSE(connections_.NextTime());
+  EXPECT_EQ(time, connections_.all().back()->silent_by);
+  connections_.CheckTimes(time - seconds(1));
+  EXPECT_EQ(connections_.all().size(), 2U);
+  connections_.CheckTimes(time);
+  EXPECT_TRUE(Await([&] { return !silent.is_open(); }));
+  EXPECT_TRUE(rank.is_open());
+  EXPECT_EQ(connections_.all().size(), 1U);
+  EXPECT_EQ(connections_.NextTime(), core::TimePoint::max());
 }
 
 // No descriptor can be opened while it lives.
@@ -115,30 +151,26 @@ class FullTable {
 };
 
 TEST_F(ConnectionsTest, WhereThereIsNoRoomItWaitsAndGoesOn) {
-  const Descriptor rank = Connect();
-  Greet(connections_.all().front().get());
-  const Descriptor stranger = Connect();
-  std::string why;
-  const Descriptor waits = BeginToConnect(address(), &why);
-  pollfd connected{waits.get(), POLLOUT, 0};
-  ASSERT_EQ(poll(&connected, 1, 60'000), 1) << why;
-  const auto now = Clock::now();
+  const Link rank = ConnectAsRank();
+  connections_.all().front()->rank = 0;
+  Link stranger;
+  Connect(&stranger);
+  Link waits;
+  BeginToConnect(&waits);
+  const auto before = Clock::now();
   {
     const FullTable full;
-    connections_.AcceptAll(now);
+    EXPECT_TRUE(Await([&] { return connections_.NextTime() < before + seconds(5); }));
   }
-  EXPECT_TRUE(IsClosed(stranger));  // to make room
-  EXPECT_FALSE(IsClosed(rank));
-  EXPECT_EQ(connections_.accept_fd(), -1);
-  const auto again = connections_.NextTime();
-  ASSERT_TRUE(again);
-  EXPECT_GT(*again, now);
-  connections_.CheckTimes(*again);
-  EXPECT_GE(connections_.accept_fd(), 0);
-  connections_.RemoveClosed();
-  EXPECT_EQ(connections_.all().size(), 1U);
-  connections_.AcceptAll(*again);
+  EXPECT_TRUE(Await([&] { return !stranger.is_open(); }));  // to make room
+  EXPECT_TRUE(rank.is_open());
   EXPECT_EQ(connections_.all().size(), 2U);
+  const auto again = connections_.NextTime();
+  EXPECT_GT(again, before);
+  connections_.CheckTimes(again);
+  EXPECT_EQ(connections_.all().size(), 1U);
+  EXPECT_TRUE(Await([&] { return connections_.all().size() == 2; }));
+  EXPECT_TRUE(waits.is_open());
 }
 
 }  // namespace
