@@ -110,6 +110,7 @@ std::string SignalName(int signal) {
 std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMessage& end,
                                 const std::deque<std::string>& last_lines) {
   Failure failure;
+  failure.rank = rank;
   failure.last_lines = last_lines;
   switch (end.kind) {
     case EndKind::kExited:
@@ -156,6 +157,7 @@ Failure JudgeLoss(int rank, const std::string& host, const std::string& why, boo
   Failure failure{1, WhoIs(rank, host) + " was lost: " + why, last_lines};
   failure.follows = !gone;
   failure.lost = true;
+  failure.rank = rank;
   return failure;
 }
 
@@ -172,10 +174,13 @@ bool IsCause(const std::string& fault, const Failure& failure) {
   const auto name = [](core::StatusCode code) {
     return std::string(core::StatusCodeName(code)) + ": ";
   };
-  const bool is_end = fault.starts_with(name(core::StatusCode::kPeerLost)) ||
-                      fault.starts_with(name(core::StatusCode::kAborted) +
-                                        std::string(core::kProgramExited) + " with code ");
-  return failure.follows || !is_end;
+  const bool is_loss = fault.starts_with(name(core::StatusCode::kPeerLost));
+  const bool is_exit = fault.starts_with(name(core::StatusCode::kAborted) +
+                                         std::string(core::kProgramExited) + " with code ");
+  if (!is_loss && !is_exit) return true;
+  const std::string own = "(from rank " + std::to_string(failure.rank);
+  const bool is_own = fault.ends_with(own + ")") || fault.find(own + " ") != std::string::npos;
+  return failure.follows && !(is_exit && is_own);
 }
 
 void Verdict::Take(Failure next, bool stopped) {
@@ -194,9 +199,24 @@ void Verdict::AddFault() {
   failure->fault = faults.front().second;
 }
 
+void Verdict::NoteGoodEnd(int rank, const std::string& host, bool stopped) {
+  if (!stopped && left_early.empty()) left_early = WhoIs(rank, host);
+}
+
+void Verdict::Conclude() {
+  if (!failure || !failure->follows || failure->lost) return;
+  AddFault();
+  if (!failure->fault.empty() || left_early.empty()) return;
+  failure->text =
+      left_early + " ended with exit code 0 while others ran, and then " + failure->text;
+  failure->follows = false;
+}
+
 std::string FailureText(const Failure& failure) {
   std::string text;
-  if (!failure.fault.empty()) text = "sirtakirun: first fault: " + failure.fault + "\n";
+  // An error that nobody has caught says it already.
+  const bool is_said = failure.text.find(failure.fault) != std::string::npos;
+  if (!failure.fault.empty() && !is_said) text = "sirtakirun: first fault: " + failure.fault + "\n";
   text += "sirtakirun: " + failure.text + "\n";
   // What follows from a fault that is told has nothing to add.
   if (failure.last_lines.empty() || (failure.follows && !failure.fault.empty())) return text;

@@ -22,6 +22,7 @@ struct Failure {
   bool follows = false;
   bool lost = false;  // its rank's connection ended without a word
   std::string fault;  // of the group, which a rank has told before
+  int rank = -1;      // that failed; -1: it is not about one
   bool operator==(const Failure&) const = default;
 };
 
@@ -44,7 +45,7 @@ bool IsGone(bool silent, bool stops, bool run_has_failed, bool others_were_told)
 bool IsCauseOf(const Failure& next, const Failure& first, bool stopped);
 
 // Whether the fault tells more about the cause than this failure does: not where it is that a rank
-// is lost or has exited, and this is how a rank has ended by itself.
+// is lost or has exited, and this is how a rank has ended by itself, or the end of that very rank.
 bool IsCause(const std::string& fault, const Failure& failure);
 
 // The last words about a run, each line behind "sirtakirun: ". The fault comes first.
@@ -58,8 +59,14 @@ struct Verdict {
   void TakeFault(int rank, std::string_view text);
   // The first fault goes with the failure if it tells more about the cause.
   void AddFault();
+  // A rank has ended with exit code 0. `stopped`: as for Take.
+  void NoteGoodEnd(int rank, const std::string& host, bool stopped);
+  // All has ended. Where nothing tells what the failure follows from, and a rank has ended well by
+  // itself, the others have missed that one: it may have left without a word, by _exit().
+  void Conclude();
 
   std::optional<Failure> failure;  // the first, or what it follows from
+  std::string left_early;          // the first rank that ended well by itself
   std::vector<std::pair<int, std::string>>
       faults;  // of ranks' groups, in the order of their coming
 };

@@ -116,9 +116,8 @@ class Job {
     }
     const bool told = failure.has_value();
     if (!told) failure = JudgeLauncher(ranks_, course_.begun(), launcher, *launcher_end_);
-    if (!failure || !failure->follows) return told;
-    verdict_.AddFault();
-    return !failure->fault.empty();
+    verdict_.Conclude();
+    return failure && (failure->follows ? !failure->fault.empty() : told);
   }
 
   // Listens, and tells the ranks where.
@@ -304,7 +303,11 @@ class Job {
     // then says more.
     if (!course_.begun() && end.kind == EndKind::kSignalled) return course_.Fail(Clock::now());
     auto failure = JudgeEnd(number, rank.hello.host, end, output_.LastErrorLines(number));
-    if (failure) Fail(std::move(*failure));
+    if (failure) {
+      Fail(std::move(*failure));
+    } else {
+      verdict_.NoteGoodEnd(number, rank.hello.host, course_.stopped());
+    }
     TimeInit();
   }
 

@@ -5,6 +5,7 @@
 //   stops    nothing ends it: somebody else stops it
 //   throws   an exception that nobody catches
 //   exits    std::exit(3)
+//   vanishes it ends with 0, and says good-bye to nobody
 //   absent   it submits nothing any more, and goes on for ever; the others end with 0 after the error
 //
 // Each rank prints "rank R has begun" after its first steps. One that meets an error of Sirtaki's
@@ -78,6 +79,7 @@ int main(int argc, char** argv) {
     if (step == kVictimsStep && rank == victim) {
       if (what == "throws") throw std::runtime_error("this sample cannot be read");
       if (what == "exits") std::exit(3);
+      if (what == "vanishes") std::_Exit(0);
       while (what == "absent") std::this_thread::sleep_for(std::chrono::seconds(1));
     }
     if (const Status status = Step(*session, step); !status.ok()) {

@@ -157,6 +157,14 @@ fault_comes_first() {
   ! is_page || fail "mpirun's page is there"
   gone "end_badly absent 0"
 }
+leaves_early() {
+  echo "--- a rank that ends with 0 without a word, while others need it, is named"
+  "$mpirun" --version 2>&1 | grep -q "Open MPI" || { echo "skipped: $mpirun is not Open MPI's, and lets rank 0 wait"; return 0; }
+  run 143 -np 2 "$programs/end_badly" vanishes 1 --sirtaki-flight-records=off
+  verdict | head -n 1 | grep -qE "^(first fault: .*rank 1 is lost|rank 1 on host $host ended with exit code 0 while others ran, and then rank 0)" ||
+    fail "rank 1 is not named first"
+  ! is_page || fail "mpirun's page is there"
+}
 page_with_verbose() {
   echo "--- mpirun's own page comes with --verbose, or where nothing else says why"
   "$mpirun" --version 2>&1 | grep -q "Open MPI" || { echo "skipped: $mpirun is not Open MPI's"; return 0; }
@@ -166,5 +174,5 @@ page_with_verbose() {
   is_page || fail "mpirun's page is not there"
 }
 
-together fault_comes_first page_with_verbose mpirun_is_killed rank_fails rank_is_killed rank_crashes throws raises ends_with_it unwilling stopped_itself
+together fault_comes_first leaves_early page_with_verbose mpirun_is_killed rank_fails rank_is_killed rank_crashes throws raises ends_with_it unwilling stopped_itself
 together again again_in_vain again_without_what_is_around cause over_mpi

@@ -205,5 +205,56 @@ TEST(FailureJudgementTest, SignalsHaveNames) {
   EXPECT_EQ(SignalName(99), "signal 99");
 }
 
+TEST(VerdictTest, ARankThatLeavesEarlyIsNamedWhereNothingElseTells) {
+  const Failure ended = *JudgeEnd(0, "a", {EndKind::kSignalled, SIGTERM, "", true}, {});
+  Verdict verdict;
+  verdict.NoteGoodEnd(1, "b", /*stopped=*/false);
+  verdict.NoteGoodEnd(2, "b", /*stopped=*/false);
+  verdict.Take(ended, /*stopped=*/false);
+  verdict.Conclude();
+  EXPECT_EQ(
+      FailureText(*verdict.failure),
+      "sirtakirun: rank 1 on host b ended with exit code 0 while others ran, and then rank 0 on "
+      "host a died of SIGTERM\n");
+  EXPECT_EQ(verdict.failure->code, 128 + SIGTERM);
+
+  Verdict of_stopped;  // that end says nothing
+  of_stopped.Take(ended, false);
+  of_stopped.NoteGoodEnd(1, "b", /*stopped=*/true);
+  of_stopped.Conclude();
+  EXPECT_EQ(FailureText(*of_stopped.failure), "sirtakirun: rank 0 on host a died of SIGTERM\n");
+
+  Verdict of_fault;
+  of_fault.NoteGoodEnd(1, "b", false);
+  of_fault.TakeFault(0, "timed out: \"w\" (from rank 0 on host a)");
+  of_fault.Take(ended, false);
+  of_fault.Conclude();
+  EXPECT_EQ(of_fault.failure->text, ended.text);
+
+  Verdict by_itself;
+  by_itself.NoteGoodEnd(1, "b", false);
+  by_itself.Take(*JudgeEnd(0, "a", {EndKind::kExited, 3, ""}, {}), false);
+  by_itself.Conclude();
+  EXPECT_EQ(by_itself.failure->text, "rank 0 on host a ended with exit code 3");
+}
+
+// sys.exit(0) on rank 1; rank 0 ends for that, and says so to its group.
+TEST(VerdictTest, TheEndOfTheJudgedRankIsNotItsCause) {
+  const Failure raised =
+      *JudgeEnd(0, "a", {EndKind::kExited, 1, ""}, {"E: \"w\": rank 1 has shut down: the end"});
+  ASSERT_TRUE(raised.follows);
+  EXPECT_FALSE(IsCause("aborted: the program exited with code 1 (from rank 0 on host a)", raised));
+  EXPECT_FALSE(IsCause("aborted: the program exited with code 1 (from rank 0)", raised));
+  EXPECT_TRUE(IsCause("aborted: the program exited with code 1 (from rank 1 on host a)", raised));
+  EXPECT_TRUE(IsCause("aborted: the program exited with code 1 (from rank 10)", raised));
+}
+
+TEST(VerdictTest, AFaultThatTheFailureSaysIsNotSaidAgain) {
+  Failure threw = *JudgeEnd(0, "a", {EndKind::kExited, 3, ""}, {});
+  threw.fault = "timed out: w";
+  threw.text = "rank 0 on host a threw Error: timed out: w";
+  EXPECT_EQ(FailureText(threw), "sirtakirun: rank 0 on host a threw Error: timed out: w\n");
+}
+
 }  // namespace
 }  // namespace sirtaki::launch
