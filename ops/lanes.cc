@@ -8,7 +8,7 @@
 #include "fusion/planner.h"
 #include "ops/cuda/device_work.h"
 #include "ops/groups/lane_task.h"
-#include "ops/nccl/host_hierarchy.h"
+#include "ops/nccl/host_bounce.h"
 
 namespace sirtaki::ops {
 
@@ -20,9 +20,8 @@ class Lanes::Nccl {
  public:
   explicit Nccl(std::function<Status(nccl::Library*)> load) : load_(std::move(load)) {}
 
-  // What this rank says before communicators are made. `first`: it makes the id; `first_here`: that
-  // of its host's members.
-  nccl::Introduction Introduce(bool first, bool first_here) SIRTAKI_EXCLUDES(mutex_) {
+  // What this rank says before communicators are made. `first`: it makes the id.
+  nccl::Introduction Introduce(bool first) SIRTAKI_EXCLUDES(mutex_) {
     core::MutexLock lock(mutex_);
     if (!status_) {
       status_ = load_(&library_);
@@ -32,11 +31,11 @@ class Lanes::Nccl {
       }
     }
     nccl::UniqueId id;
-    nccl::UniqueId id_here;
     Status status = *status_;
-    if (status.ok() && first) status = MakeId(&id);
-    if (status.ok() && first_here) status = MakeId(&id_here);
-    return status.ok() ? nccl::Introduction::Of(library_.version, id, id_here)
+    if (status.ok() && first) {
+      status = nccl::Check(library_.api, library_.api.GetUniqueId(&id), "ncclGetUniqueId", nullptr);
+    }
+    return status.ok() ? nccl::Introduction::Of(library_.version, id)
                        : nccl::Introduction::Failure(status);
   }
 
@@ -47,10 +46,6 @@ class Lanes::Nccl {
   }
 
  private:
-  Status MakeId(nccl::UniqueId* id) const {
-    return nccl::Check(library_.api, library_.api.GetUniqueId(id), "ncclGetUniqueId", nullptr);
-  }
-
   const std::function<Status(nccl::Library*)> load_;
   core::Mutex mutex_;
   std::optional<Status> status_ SIRTAKI_GUARDED_BY(mutex_);
@@ -110,35 +105,10 @@ void Lanes::StartOnDevices(core::RunBatch batch, core::TimePoint now) {
     }
     const auto [met, is_first] = met_.try_emplace({batch.set, group->signature().slot});
     if (is_first) met->second = Meet(*group, lane != nullptr);
-    nccl::HostBouncePtr bounce = StartSlice(*group);
     if (lane != nullptr) {
-      nccl::RendezvousPtr rendezvous = std::exchange(met->second, nullptr);
-      lane->Start(std::move(group), std::move(rendezvous), Nccl::ApiOf(nccl_), std::move(bounce));
-    } else if (bounce != nullptr) {
-      nccl::Decline(*bounce);  // without a lane the rendezvous fails on all members
+      lane->Start(std::move(group), std::exchange(met->second, nullptr), Nccl::ApiOf(nccl_));
     }
   }
-}
-
-nccl::HostSlicesPtr Lanes::SlicesOf(core::SetNumber set, core::TimePoint now) {
-  if (options_.host_of_rank.empty()) return nullptr;
-  const auto [found, is_first] = slices_.try_emplace(set);
-  if (is_first) {
-    found->second = nccl::SlicesOf(set, sets_[set], options_.host.rank, options_.host_of_rank);
-    if (const nccl::HostSlicesPtr& slices = found->second) {
-      host_->AddSet(slices->set, slices->carriers, /*work=*/nullptr, now);
-    }
-  }
-  return found->second;
-}
-
-nccl::HostBouncePtr Lanes::StartSlice(const GroupTask& group) {
-  nccl::HostBouncePtr bounce;
-  const nccl::HostSlicesPtr slices = SlicesOf(group.channel.set, group.since);
-  if (slices != nullptr && nccl::GoesByHosts(group)) {
-    host_->StartLarge(nccl::MakeSlicePart(group, *slices, &bounce));
-  }
-  return bounce;
 }
 
 nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
@@ -160,9 +130,6 @@ nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
 
 nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
   auto rendezvous = std::make_shared<nccl::Rendezvous>();
-  rendezvous->slices = SlicesOf(group.channel.set, group.since);
-  const bool first_here =
-      rendezvous->slices != nullptr && rendezvous->slices->here.IndexOf(group.rank) == 0;
   rendezvous->told = std::make_shared<core::HandleState>(nullptr, nullptr);
   Status failure;
   if (!has_device) {
@@ -184,10 +151,9 @@ nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
   work->input = &rendezvous->own;
   // The lane reads the input after this; opening NCCL takes a while, which is the lane's to spend.
   work->allocate_output = [rendezvous, failure, nccl = nccl_, members = group.members.Count(),
-                           first = group.members.IndexOf(group.rank) == 0,
-                           first_here](const std::vector<std::int64_t>& /*rows*/) -> void* {
-    rendezvous->own =
-        failure.ok() ? nccl->Introduce(first, first_here) : nccl::Introduction::Failure(failure);
+                           first = group.members.IndexOf(group.rank) ==
+                                   0](const std::vector<std::int64_t>& /*rows*/) -> void* {
+    rendezvous->own = failure.ok() ? nccl->Introduce(first) : nccl::Introduction::Failure(failure);
     rendezvous->all.resize(static_cast<std::size_t>(members));
     return rendezvous->all.data();
   };
@@ -210,13 +176,6 @@ void Lanes::RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint n
   sets_.erase(set);
   std::erase_if(met_, [set](const auto& met) { return met.first.first == set; });
   for (nccl::DeviceLane* lane : DeviceLanes()) lane->RemoveSet(set);
-  const auto slices = slices_.find(set);
-  if (slices != slices_.end()) {
-    if (slices->second != nullptr) {
-      host_->RemoveSet(slices->second->set, /*work=*/nullptr, now);
-    }
-    slices_.erase(slices);
-  }
   host_->RemoveSet(set, std::move(work), now);
 }
 

@@ -29,8 +29,6 @@ struct LanesOptions {
   const void* kernels = nullptr;  // cuda::KernelImage; null: GPUs are refused with `why_no_kernels`
   std::string why_no_kernels;
   core::Duration nccl_limit = std::chrono::seconds(60);  // for a communicator to be made, and more
-  // If it is given, all-reduces on devices go by hosts where they can: ops/nccl/host_hierarchy.
-  std::vector<int> host_of_rank = {};
 };
 
 // As HostLanes. Work on a device is a cuda::DeviceWork.
@@ -60,10 +58,6 @@ class Lanes : public core::Executor {
   // The lane of the group's slot. Null: this rank has joined and never used the slot.
   nccl::DeviceLane* LaneOf(const GroupTask& group) SIRTAKI_EXCLUDES(mutex_);
   nccl::RendezvousPtr Meet(const GroupTask& group, bool has_device);
-  // The host's part of a group that goes by hosts; null: it does not.
-  nccl::HostBouncePtr StartSlice(const GroupTask& group);
-  // Of a set that this rank is in, from its first use of a device; null: it goes by NCCL alone.
-  nccl::HostSlicesPtr SlicesOf(core::SetNumber set, core::TimePoint now);
   nccl::DeviceP2p& DeviceP2pOf(const std::shared_ptr<cuda::Device>& device)
       SIRTAKI_EXCLUDES(mutex_);
   std::vector<nccl::DeviceLane*> DeviceLanes() const SIRTAKI_EXCLUDES(mutex_);
@@ -76,7 +70,6 @@ class Lanes : public core::Executor {
   std::map<core::SetNumber, core::RankRanges> sets_;
   // By set and slot: what no lane has been told yet, or null. This rank may have joined then.
   std::map<std::pair<core::SetNumber, Slot>, nccl::RendezvousPtr> met_;
-  std::map<core::SetNumber, nccl::HostSlicesPtr> slices_;
   std::uint64_t groups_ = 0;  // of devices, started so far
 
   mutable core::Mutex mutex_;

@@ -208,9 +208,6 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   all_lanes.load_nccl = devices_->libraries().load_nccl;
   all_lanes.kernels = devices_->libraries().kernels;
   all_lanes.why_no_kernels = devices_->libraries().why_no_kernels;
-  if (config_.hierarchy == core::HierarchyMode::kOn) {
-    all_lanes.host_of_rank = topology_.host_of_rank;
-  }
   ops::HostLanesOptions& lanes = all_lanes.host;
   lanes.rank = topology_.rank;
   lanes.limits.fusion_bytes = config_.fusion_bytes;

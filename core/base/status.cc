@@ -1,5 +1,8 @@
 #include "core/base/status.h"
 
+#include <exception>
+#include <new>
+
 #include "core/base/text.h"
 
 namespace sirtaki::core {
@@ -73,6 +76,18 @@ std::string Status::ToString() const {
   }
   if (!from.empty()) text += " (" + from + ")";
   return text;
+}
+
+Status StatusOfException() {
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kBackend, "out of host memory"};
+  } catch (const std::exception& error) {
+    return {StatusCode::kBackend, error.what()};
+  } catch (...) {
+    return {StatusCode::kBackend, "an exception of unknown type"};
+  }
 }
 
 }  // namespace sirtaki::core

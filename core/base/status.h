@@ -64,4 +64,7 @@ class [[nodiscard]] Status {
   Origin origin_;
 };
 
+// The exception that a handler has caught, as a status of kBackend: its text, or "out of host memory".
+Status StatusOfException();
+
 }  // namespace sirtaki::core

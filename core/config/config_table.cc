@@ -183,8 +183,7 @@ Table MakeTable() {
       Option<&Config::hierarchy>(OptionId::kHierarchy, "hierarchy", OptionKind::kChoice,
           "Whether large reductions between hosts are done within each host first, each rank then carrying "
           "a part over the network: auto and on wherever hosts have several ranks that share memory, off "
-          "never. Between GPUs on several hosts auto and off leave all to NCCL; with on NCCL reduces within "
-          "each host, and the data between hosts goes through host memory and MPI.")
+          "never. It concerns host memory; reductions of GPU tensors are NCCL's, which does this by itself.")
           .OneOf(kHierarchies).Agreed(),
       Option<&Config::allocator>(OptionId::kAllocator, "allocator", OptionKind::kChoice,
           "Whether LibTorch takes the memory of its large CPU tensors from a pool, which the ranks of the "

@@ -194,6 +194,11 @@ Status Stream::Make(const std::shared_ptr<Device>& device, std::unique_ptr<Strea
   return status;
 }
 
+bool Stream::IsGone() const {
+  int capture = 0;
+  return device_->api().StreamIsCapturing(handle_, &capture) == Error::kDeinitialized;
+}
+
 Stream::~Stream() {
   if (handle_ != nullptr) device_->GiveBack(handle_);
 }

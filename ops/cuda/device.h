@@ -127,6 +127,8 @@ class Stream {
 
   StreamHandle handle() const { return handle_; }
   Device& device() const { return *device_; }
+  // Whether the process exits and CUDA's own end has come before ours.
+  bool IsGone() const;
   // Nobody knows when the device lets go of it: not used again.
   void LeaveBehind() { handle_ = nullptr; }
 

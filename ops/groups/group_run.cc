@@ -1,8 +1,6 @@
 #include "ops/groups/group_run.h"
 
 #include <cstddef>
-#include <exception>
-#include <new>
 #include <utility>
 
 #include "ops/groups/run_makers.h"
@@ -107,12 +105,9 @@ bool GroupRun::Fail(StatusCode code, std::string text) {
 bool GroupRun::NextOrThrown() {
   try {
     return Next();
-  } catch (const std::bad_alloc&) {
-    return Fail(StatusCode::kBackend, "out of host memory");
-  } catch (const std::exception& error) {
-    return Fail(StatusCode::kBackend, error.what());
   } catch (...) {
-    return Fail(StatusCode::kBackend, "an exception of unknown type");
+    status_ = core::StatusOfException();
+    return false;
   }
 }
 

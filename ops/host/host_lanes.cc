@@ -4,7 +4,6 @@
 #include <chrono>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,7 +26,7 @@ constexpr auto kGrace = std::chrono::seconds(1);
 HostLanes::HostLanes(HostLanesOptions options, Backend& backend)
     : impl_(std::make_shared<Impl>(std::move(options), backend)) {
   // The thread keeps what it uses, whatever becomes of this object.
-  impl_->thread = std::thread([impl = impl_] { impl->RunLargeLane(); });
+  impl_->StartThread([impl = impl_] { impl->RunLargeLane(); });
 }
 
 HostLanes::~HostLanes() {
@@ -35,26 +34,7 @@ HostLanes::~HostLanes() {
     HostLanes::Abandon(Status(StatusCode::kShutDown, "the session has ended"));
   }
   const bool keep = !impl_->small.empty();
-  bool gone = true;
-  {
-    core::MutexLock lock(impl_->mutex);
-    impl_->quit = true;
-    impl_->changed.NotifyAll();
-    const core::TimePoint limit = core::Clock::now() + kGrace;
-    using State = Impl::ThreadState;
-    while (impl_->thread_state != State::kGone) {
-      const bool running = impl_->thread_state == State::kRunning;
-      if (running && core::Clock::now() >= limit) break;
-      impl_->changed.WaitUntil(impl_->mutex, running ? limit : core::TimePoint::max());
-    }
-    gone = impl_->thread_state == State::kGone;
-    impl_->left = !gone;
-  }
-  if (gone) {
-    impl_->thread.join();
-  } else {
-    impl_->thread.detach();
-  }
+  const bool gone = impl_->EndThread(kGrace);
   if (std::shared_ptr<void> messages = impl_->messages.Release()) {
     KeepForever(std::move(messages));
   }
@@ -84,40 +64,40 @@ void HostLanes::Start(core::RunBatch batch, core::TimePoint now) {
       const Status why(StatusCode::kInvalidArgument,
                        "this rank is not in process set " + std::to_string(batch.set));
       CompleteAll(task->items, why);
-      impl_->Finish(0, {task, nullptr}, why);
+      impl_->Conclude({{task, nullptr}}, why);
       continue;
     }
-    impl_->Enqueue({task, nullptr});
+    impl_->Enqueue({{task, nullptr}});
   }
   impl_->StepSmall();
 }
 
 void HostLanes::StartLarge(std::shared_ptr<GroupTask> group) {
   group->number = ++impl_->groups;
-  impl_->Enqueue({std::move(group), nullptr});
+  impl_->Enqueue({{std::move(group), nullptr}});
 }
 
 void HostLanes::AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
                        core::TimePoint now) {
-  impl_->Enqueue({nullptr, std::make_shared<const SetChange>(SetChange{
-                               .adds = true,
-                               .set = set,
-                               .members = members,
-                               .rank = impl_->options.rank,
-                               .work = std::move(work),
-                               .since = now,
-                           })});
+  impl_->Enqueue({{nullptr, std::make_shared<const SetChange>(SetChange{
+                                .adds = true,
+                                .set = set,
+                                .members = members,
+                                .rank = impl_->options.rank,
+                                .work = std::move(work),
+                                .since = now,
+                            })}});
 }
 
 void HostLanes::RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) {
-  impl_->Enqueue({nullptr, std::make_shared<const SetChange>(SetChange{
-                               .adds = false,
-                               .set = set,
-                               .members = {},
-                               .rank = impl_->options.rank,
-                               .work = std::move(work),
-                               .since = now,
-                           })});
+  impl_->Enqueue({{nullptr, std::make_shared<const SetChange>(SetChange{
+                                .adds = false,
+                                .set = set,
+                                .members = {},
+                                .rank = impl_->options.rank,
+                                .work = std::move(work),
+                                .since = now,
+                            })}});
 }
 
 void HostLanes::SetLimits(const std::vector<std::int64_t>& values) {
@@ -139,19 +119,19 @@ void HostLanes::StartP2p(core::WorkPtr work, core::TimePoint now, P2pGate there)
 }
 
 bool HostLanes::Step(core::TimePoint /*now*/) {
-  if (impl_->stopped.load(std::memory_order_relaxed)) return false;
+  if (impl_->stopped()) return false;
   bool moved = impl_->StepSmall();
   moved |= impl_->StepP2p();
   return moved;
 }
 
 bool HostLanes::NeedsStepping() const {
-  if (impl_->stopped.load(std::memory_order_relaxed)) return false;
+  if (impl_->stopped()) return false;
   return !impl_->small.empty() || !impl_->small_queue.empty() || impl_->messages.unfinished();
 }
 
 bool HostLanes::NeedsPolling() const {
-  if (impl_->stopped.load(std::memory_order_relaxed)) return false;
+  if (impl_->stopped()) return false;
   const auto is_silent = [this](const Impl::InFlight& of) {
     return !impl_->backend.Rings(of.run->task()->channel);
   };
@@ -161,15 +141,13 @@ bool HostLanes::NeedsPolling() const {
 
 bool HostLanes::Idle() const {
   core::MutexLock lock(impl_->mutex);
-  // Not while kCallingOut: on_progress must find the lanes idle if they are.
-  return impl_->unfinished.empty() && impl_->thread_state != Impl::ThreadState::kRunning;
+  return impl_->unfinished.empty() && !impl_->large_runs;
 }
 
 std::vector<core::RunningOperation> HostLanes::Running() const {
   std::vector<core::RunningOperation> operations = impl_->messages.Running();
-  core::MutexLock lock(impl_->mutex);
-  operations.insert(operations.end(), impl_->dropped.begin(), impl_->dropped.end());
-  for (const auto& [number, task] : impl_->unfinished) operations.push_back(task.Running());
+  const std::vector<core::RunningOperation> tasks = impl_->Running();
+  operations.insert(operations.end(), tasks.begin(), tasks.end());
   std::stable_sort(operations.begin(), operations.end(),
                    [](const auto& a, const auto& b) { return a.since < b.since; });
   return operations;

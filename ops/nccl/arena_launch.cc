@@ -101,11 +101,6 @@ Status LaunchArena(const LaunchContext& context, const GroupTask& task) {
   const core::WorkPtr& work = task.items.front().work;
   cuda::DeviceWork* const on_gpu = work != nullptr ? &cuda::AsDeviceWork(*work) : nullptr;
   ArenaRequest* const request = on_gpu != nullptr ? on_gpu->arena_request.get() : nullptr;
-  if (context.packs) {
-    if (request != nullptr)
-      LogArena(task, request->bytes, "not made where hosts carry the data; buckets are packed");
-    return Status::Ok();
-  }
   const std::size_t before = context.arenas.count();
   constexpr std::size_t kOwnWords = 2;  // there is memory; it is NCCL's
   std::vector<std::int32_t> words(kOwnWords, 0);

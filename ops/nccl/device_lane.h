@@ -42,11 +42,10 @@ class DeviceLane {
   DeviceLane(const DeviceLane&) = delete;
   DeviceLane& operator=(const DeviceLane&) = delete;
 
-  // `api`: NCCL's, kept as long as it may be called. `rendezvous`: of the set's first group here, else
-  // null. `bounce`: of one that goes by hosts, else null.
-  void Start(GroupTaskPtr group, RendezvousPtr rendezvous, std::shared_ptr<const Api> api,
-             HostBouncePtr bounce = nullptr);
-  // Of a group that the host reduces.
+  // Queues a group. `rendezvous`: that of the set, with the set's first group here, else null. `api`:
+  // NCCL's, kept as long as it may be called.
+  void Start(GroupTaskPtr group, RendezvousPtr rendezvous, std::shared_ptr<const Api> api);
+  // Queues a group that the host reduces.
   void StartBounce(GroupTaskPtr group, HostBouncePtr bounce);
   void RemoveSet(core::SetNumber set);
 

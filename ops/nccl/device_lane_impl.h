@@ -1,22 +1,20 @@
 // What the lane of a GPU consists of. For the files that make up nccl::DeviceLane only.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/base/thread_annotations.h"
 #include "ops/groups/group_trace.h"
+#include "ops/groups/lane.h"
 #include "ops/nccl/arena.h"
 #include "ops/nccl/device_lane.h"
 #include "ops/nccl/device_memory.h"
@@ -29,15 +27,23 @@ namespace sirtaki::ops::nccl {
 inline constexpr auto kFirstPause = std::chrono::microseconds(20);
 inline constexpr auto kLongestPause = std::chrono::milliseconds(1);
 
-struct DeviceLane::Impl {
-  struct Task {
-    std::uint64_t number = 0;
-    GroupTaskPtr group;  // null: the set goes
-    core::SetNumber set = 0;
-    RendezvousPtr rendezvous;
-    std::shared_ptr<const Api> api;
-    HostBouncePtr bounce;
-  };
+struct DeviceTask {
+  std::uint64_t number = 0;
+  GroupTaskPtr group;  // null: the set goes
+  core::SetNumber set = 0;
+  RendezvousPtr rendezvous;
+  std::shared_ptr<const Api> api;
+  HostBouncePtr bounce;
+
+  void Complete(const core::Status& status) const {
+    if (group != nullptr) CompleteAll(group->items, status);
+  }
+  void AddRunning(std::vector<core::RunningOperation>* list) const {
+    if (group != nullptr) list->push_back(LaneTask{group, nullptr}.Running());
+  }
+};
+
+struct DeviceLane::Impl : Lane<DeviceTask> {
   struct InFlight {
     std::uint64_t number = 0;
     GroupTaskPtr group;
@@ -47,15 +53,13 @@ struct DeviceLane::Impl {
     GroupTrace trace;
     std::string_view carrier;
   };
-  enum class ThreadState : std::uint8_t { kRunning, kGone };
 
   explicit Impl(DeviceLaneOptions lane_options)
-      : options(std::move(lane_options)), sets(options.device->api(), frees) {}
-
-  static std::vector<core::RunningOperation> RunningOf(const std::map<std::uint64_t, Task>& tasks);
+      : Lane(lane_options.on_failure),
+        options(std::move(lane_options)),
+        sets(options.device->api(), frees) {}
 
   // ---- by anyone ----
-  void Enqueue(Task task) SIRTAKI_EXCLUDES(mutex);
   // Ends the lane, once. `tensor`: whose failure it is, from the lane's thread; none for Abandon.
   void Stop(const core::Status& reason, const std::optional<std::string>& tensor)
       SIRTAKI_EXCLUDES(mutex);
@@ -63,14 +67,14 @@ struct DeviceLane::Impl {
   // ---- the lane's thread ----
   void RunLane() SIRTAKI_EXCLUDES(mutex);
   core::Status Prepare();  // the device
-  std::optional<Task> Next() SIRTAKI_EXCLUDES(mutex);
+  std::optional<DeviceTask> Next() SIRTAKI_EXCLUDES(mutex);
   // `verdict`: what the task's handles complete with if this is ok.
-  core::Status Do(const Task& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
-  core::Status DoOrThrown(const Task& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
-  core::Status Launch(const Task& task, cuda::EventPtr* inputs);
+  core::Status Do(const DeviceTask& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
+  core::Status DoOrThrown(const DeviceTask& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
+  core::Status Launch(const DeviceTask& task, cuda::EventPtr* inputs);
   HostBounceContext HostBounceFor();
   core::Status MarkEnd(InFlight launched);
-  core::Status Meet(const Task& task);
+  core::Status Meet(const DeviceTask& task);
   core::Status Remove(core::SetNumber set);
   // What has left the device, and what went wrong on the way. Fails if something did.
   core::Status Retire() SIRTAKI_EXCLUDES(mutex);
@@ -80,20 +84,15 @@ struct DeviceLane::Impl {
   core::Status Await(const std::function<core::Status(bool* over)>& over) SIRTAKI_EXCLUDES(mutex);
   core::Status AwaitEvent(const cuda::Event& event);
   core::Status AwaitDrained();  // nothing is in flight
-  // The process exits, and CUDA's own end has come before ours.
-  bool CudaHasGone() const;
   void FreeArenas();
   void EndWell();
   void EndBadly();
   void LeaveAll();
-  // Unless the destructor has left: then nothing outside may be called.
-  void CallOut(const std::function<void()>& call) SIRTAKI_EXCLUDES(mutex);
-  void Tell(const Task& task, const core::Status& verdict) SIRTAKI_EXCLUDES(mutex);
-  Patience patience() const { return {options.limit, &stopped}; }
+  void Tell(const DeviceTask& task, const core::Status& verdict) SIRTAKI_EXCLUDES(mutex);
+  Patience patience() const { return {options.limit, &stop()}; }
 
   const DeviceLaneOptions options;
   const std::shared_ptr<ArenaFrees> frees = std::make_shared<ArenaFrees>();
-  std::atomic<bool> stopped{false};  // set under the mutex
 
   // Of the lane's thread.
   std::unique_ptr<cuda::Stream> stream;
@@ -105,19 +104,6 @@ struct DeviceLane::Impl {
   core::TimePoint watched{};
   core::TimePoint retired{};  // when the last group was seen to be through
   core::Duration pause = kFirstPause;
-
-  mutable core::Mutex mutex;
-  core::CondVar changed;
-  core::Status why SIRTAKI_GUARDED_BY(mutex);
-  std::uint64_t next_number SIRTAKI_GUARDED_BY(mutex) = 0;
-  std::map<std::uint64_t, Task> unfinished SIRTAKI_GUARDED_BY(mutex);
-  std::vector<core::RunningOperation> stopped_in SIRTAKI_GUARDED_BY(mutex);  // what it did then
-  std::deque<Task> queue SIRTAKI_GUARDED_BY(mutex);
-  ThreadState thread_state SIRTAKI_GUARDED_BY(mutex) = ThreadState::kRunning;
-  bool calling_out SIRTAKI_GUARDED_BY(mutex) = false;
-  bool quit SIRTAKI_GUARDED_BY(mutex) = false;  // the destructor has begun
-  bool left SIRTAKI_GUARDED_BY(mutex) = false;  // and has gone without the thread
-  std::thread thread;                           // the constructor's and the destructor's
 };
 
 }  // namespace sirtaki::ops::nccl

@@ -1,29 +1,18 @@
 // What the lane of a GPU does for one task: a group that is launched, a set that goes.
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <functional>
-#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
 
 #include "ops/nccl/device_lane_impl.h"
-#include "ops/nccl/host_hierarchy.h"
+#include "ops/nccl/host_bounce.h"
 
 namespace sirtaki::ops::nccl {
 
 using core::Status;
 using core::StatusCode;
-
-namespace {
-
-std::string_view CarrierOf(const HostBounce* bounce) {
-  if (bounce == nullptr) return "nccl";
-  return bounce->in_slices ? "nccl and host" : "host";
-}
-
-}  // namespace
 
 Status DeviceLane::Impl::Prepare() {
   if (pinned != nullptr) return Status::Ok();
@@ -48,7 +37,7 @@ Status DeviceLane::Impl::Await(const std::function<Status(bool* over)>& over) {
     bool is_over = false;
     Status status = over(&is_over);
     if (!status.ok() || is_over) return status;
-    if (stopped.load(std::memory_order_relaxed)) {
+    if (stopped()) {
       return {StatusCode::kAborted, "the lane was stopped"};
     }
     if (status = Retire(); !status.ok()) return status;
@@ -68,7 +57,7 @@ Status DeviceLane::Impl::AwaitDrained() {
   });
 }
 
-Status DeviceLane::Impl::Meet(const Task& task) {
+Status DeviceLane::Impl::Meet(const DeviceTask& task) {
   Rendezvous& rendezvous = *task.rendezvous;
   Status status = Await([&](bool* over) {
     *over = rendezvous.told->done();
@@ -86,13 +75,11 @@ HostBounceContext DeviceLane::Impl::HostBounceFor() {
           }};
 }
 
-Status DeviceLane::Impl::Launch(const Task& task, cuda::EventPtr* inputs) {
+Status DeviceLane::Impl::Launch(const DeviceTask& task, cuda::EventPtr* inputs) {
   SetCommunicators::Parts* const parts = sets.Find(task.set);
-  if (parts == nullptr || (task.bounce != nullptr && parts->here == nullptr)) {
+  if (parts == nullptr) {
     return {StatusCode::kProtocol, "its set has no communicator on this device"};
   }
-  std::optional<SliceCrossing> by_hosts;
-  if (task.bounce != nullptr) by_hosts.emplace(HostBounceFor(), *task.bounce, *parts->here);
   const LaunchContext context{.stream = *stream,
                               .events = *events,
                               .kernels = *kernels,
@@ -104,9 +91,7 @@ Status DeviceLane::Impl::Launch(const Task& task, cuda::EventPtr* inputs) {
                               .patience = patience(),
                               .await = [this](const cuda::Event& e) { return AwaitEvent(e); },
                               .drained = [this] { return AwaitDrained(); },
-                              .packs = parts->here != nullptr,
-                              .inputs = options.observer != nullptr ? inputs : nullptr,
-                              .by_hosts = by_hosts ? &*by_hosts : nullptr};
+                              .inputs = options.observer != nullptr ? inputs : nullptr};
   return LaunchGroup(context, *task.group);
 }
 
@@ -126,17 +111,16 @@ Status DeviceLane::Impl::Remove(core::SetNumber set) {
   return status.ok() ? sets.Remove(set, patience()) : status;
 }
 
-Status DeviceLane::Impl::Do(const Task& task, Status* verdict) {
+Status DeviceLane::Impl::Do(const DeviceTask& task, Status* verdict) {
   Status status = Prepare();
   if (task.group == nullptr) return status.ok() ? Remove(task.set) : status;
   GroupTrace trace(options.observer, *task.group, core::trace::Track::kDevice);
   cuda::EventPtr inputs;
   if (status.ok() && task.rendezvous != nullptr) status = Meet(task);
-  if (status.ok() && task.bounce != nullptr && !task.bounce->in_slices) {
+  if (status.ok() && task.bounce != nullptr) {
     status = BounceThroughHost(HostBounceFor(), *task.group, *task.bounce);
   } else if (status.ok()) {
     *verdict = sets.WhyRefused(task.set);
-    if (!verdict->ok() && task.bounce != nullptr) Decline(*task.bounce);
     if (!verdict->ok()) return status;
     status = Launch(task, &inputs);
   }
@@ -147,19 +131,15 @@ Status DeviceLane::Impl::Do(const Task& task, Status* verdict) {
                   .inputs = std::move(inputs),
                   .inputs_at = {},
                   .trace = std::move(trace),
-                  .carrier = CarrierOf(task.bounce.get())});
+                  .carrier = task.bounce != nullptr ? "host" : "nccl"});
 }
 
 // What allocates the outputs may throw, and memory may be short anywhere.
-Status DeviceLane::Impl::DoOrThrown(const Task& task, Status* verdict) {
+Status DeviceLane::Impl::DoOrThrown(const DeviceTask& task, Status* verdict) {
   try {
     return Do(task, verdict);
-  } catch (const std::bad_alloc&) {
-    return {StatusCode::kBackend, "out of memory"};
-  } catch (const std::exception& error) {
-    return {StatusCode::kBackend, error.what()};
   } catch (...) {
-    return {StatusCode::kBackend, "an exception of unknown type"};
+    return core::StatusOfException();
   }
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -26,18 +25,18 @@ constexpr auto kFreeLimit = std::chrono::seconds(1);
 
 }  // namespace
 
-std::optional<DeviceLane::Impl::Task> DeviceLane::Impl::Next() {
+std::optional<DeviceTask> DeviceLane::Impl::Next() {
   core::MutexLock lock(mutex);
-  if (stopped.load(std::memory_order_relaxed)) return std::nullopt;
-  if (queue.empty() && !quit) {
+  if (stopped()) return std::nullopt;
+  if (queue.empty() && !quits()) {
     const core::TimePoint until =
         in_flight.empty() ? core::TimePoint::max() : core::Clock::now() + pause;
-    changed.WaitUntil(mutex, until);
+    WaitUntil(until);
     pause = std::min<core::Duration>(2 * pause, kLongestPause);
   }
-  if (queue.empty() || stopped.load(std::memory_order_relaxed)) return std::nullopt;
+  if (queue.empty() || stopped()) return std::nullopt;
   pause = kFirstPause;
-  Task task = std::move(queue.front());
+  DeviceTask task = std::move(queue.front());
   queue.pop_front();
   return task;
 }
@@ -72,10 +71,7 @@ Status DeviceLane::Impl::Retire() {
     if (!status.ok()) return status;
     if (!reached) break;
     TellEnd(in_flight.front());
-    {
-      core::MutexLock lock(mutex);
-      unfinished.erase(in_flight.front().number);
-    }
+    Finish(in_flight.front().number);
     in_flight.pop_front();
     moved = true;
   }
@@ -85,12 +81,6 @@ Status DeviceLane::Impl::Retire() {
   watched = now;
   frees->Free();
   return sets.CheckAsync();
-}
-
-bool DeviceLane::Impl::CudaHasGone() const {
-  int capture = 0;
-  return stream != nullptr && options.device->api().StreamIsCapturing(stream->handle(), &capture) ==
-                                  cuda::Error::kDeinitialized;
 }
 
 // What the program's streams still read comes free soon, or stays.
@@ -126,23 +116,11 @@ void DeviceLane::Impl::LeaveAll() {
   KeepForever(std::shared_ptr<PinnedMemory>(std::move(pinned)));
 }
 
-void DeviceLane::Impl::CallOut(const std::function<void()>& call) {
-  {
-    core::MutexLock lock(mutex);
-    if (left) return;
-    calling_out = true;
-  }
-  call();
-  core::MutexLock lock(mutex);
-  calling_out = false;
-  changed.NotifyAll();
-}
-
 void DeviceLane::Impl::RunLane() {
   Status status;
   GroupTaskPtr concerned;
   for (bool goes_on = true; goes_on;) {
-    if (std::optional<Task> task = Next()) {
+    if (std::optional<DeviceTask> task = Next()) {
       concerned = task->group;
       Status verdict;
       status = DoOrThrown(*task, &verdict);
@@ -155,10 +133,9 @@ void DeviceLane::Impl::RunLane() {
     }
     if (status.ok() && in_flight.empty()) concerned.reset();
     core::MutexLock lock(mutex);
-    goes_on = status.ok() && !stopped.load(std::memory_order_relaxed) &&
-              !(quit && queue.empty() && in_flight.empty());
+    goes_on = status.ok() && !stopped() && !(quits() && queue.empty() && in_flight.empty());
   }
-  const bool gone = CudaHasGone();
+  const bool gone = stream != nullptr && stream->IsGone();
   if (!status.ok()) {
     KeepForever(std::const_pointer_cast<GroupTask>(concerned));
     CallOut([&] {
@@ -170,27 +147,21 @@ void DeviceLane::Impl::RunLane() {
   }
   if (gone) {
     LeaveAll();
-  } else if (stopped.load(std::memory_order_relaxed)) {
+  } else if (stopped()) {
     EndBadly();
   } else {
     EndWell();
   }
-  core::MutexLock lock(mutex);
-  thread_state = ThreadState::kGone;
-  changed.NotifyAll();
 }
 
-void DeviceLane::Impl::Tell(const Task& task, const Status& verdict) {
+void DeviceLane::Impl::Tell(const DeviceTask& task, const Status& verdict) {
   if (task.group != nullptr) {
     const LaneTask lane_task{task.group, nullptr};
     CompleteAll(task.group->items, verdict.ok() ? verdict : lane_task.Describe(verdict));
     if (verdict.ok()) return;  // it retires when the device is through with it
   }
   // After the handles: who finds the lane idle finds them complete.
-  {
-    core::MutexLock lock(mutex);
-    unfinished.erase(task.number);
-  }
+  Finish(task.number);
   if (options.on_progress) options.on_progress();
 }
 

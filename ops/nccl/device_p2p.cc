@@ -6,16 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
-#include <map>
-#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
 
-#include "core/base/thread_annotations.h"
 #include "core/protocol/message.h"
 #include "ops/base/keep_forever.h"
 #include "ops/cuda/device_work.h"
+#include "ops/groups/lane.h"
 #include "ops/nccl/pinned_blocks.h"
 
 namespace sirtaki::ops::nccl {
@@ -40,6 +38,9 @@ struct Message {
   cuda::EventPtr copied;  // null: no copy was launched
   bool is_copied = false;
 
+  void Complete(const Status& status) const { work->handle->Complete(status); }
+  void AddRunning(std::vector<core::RunningOperation>* /*list*/) const {
+  }  // the host's part shows it
   bool sends() const { return work->request.signature->kind == core::OpKind::kSend; }
   bool is_there() const { return there->load(std::memory_order_relaxed); }
   bool copies() const { return copied != nullptr && !is_copied; }
@@ -51,13 +52,16 @@ struct Message {
 
 }  // namespace
 
-struct DeviceP2p::Impl {
-  explicit Impl(DeviceP2pOptions passage_options) : options(std::move(passage_options)) {}
+struct DeviceP2p::Impl : Lane<Message> {
+  explicit Impl(DeviceP2pOptions p2p_options)
+      : Lane(p2p_options.on_failure), options(std::move(p2p_options)) {}
 
   // ---- by anyone ----
   void Ring() SIRTAKI_EXCLUDES(mutex);
-  // Ends it, once. `tensor`: whose failure it is, from its own thread; none for Abandon.
-  void Stop(const Status& reason, const std::optional<std::string>& tensor) SIRTAKI_EXCLUDES(mutex);
+  void Stop(const Status& reason, const std::optional<std::string>& tensor)
+      SIRTAKI_EXCLUDES(mutex) {
+    Lane::Stop(reason, tensor, [] {});
+  }
 
   // ---- its own thread ----
   void Run() SIRTAKI_EXCLUDES(mutex);
@@ -73,13 +77,9 @@ struct DeviceP2p::Impl {
   void Open(Message& message);
   void Complete(const Message& message, const Status& status) SIRTAKI_EXCLUDES(mutex);
   void Fail(const Status& status, const core::Work& work);
-  bool CudaHasGone() const;
-  void End(bool failed);
-  // Unless the destructor has left: then nothing outside may be called.
-  void CallOut(const std::function<void()>& call) SIRTAKI_EXCLUDES(mutex);
+  void LetGo(bool failed);  // of what the device may still use
 
   const DeviceP2pOptions options;
-  std::atomic<bool> stopped{false};  // set under the mutex
 
   // For its own thread alone.
   std::unique_ptr<cuda::Stream> outward;  // to the host
@@ -89,18 +89,7 @@ struct DeviceP2p::Impl {
   std::list<Message> under_way;  // oldest first
   core::Duration pause = kFirstP2pPause;
 
-  mutable core::Mutex mutex;
-  core::CondVar changed;
-  Status why SIRTAKI_GUARDED_BY(mutex);
-  std::uint64_t next_number SIRTAKI_GUARDED_BY(mutex) = 0;
-  std::map<std::uint64_t, core::WorkPtr> unfinished SIRTAKI_GUARDED_BY(mutex);
-  std::list<Message> fresh SIRTAKI_GUARDED_BY(mutex);
   bool rung SIRTAKI_GUARDED_BY(mutex) = false;
-  bool quit SIRTAKI_GUARDED_BY(mutex) = false;  // the destructor has begun
-  bool left SIRTAKI_GUARDED_BY(mutex) = false;  // and has gone without the thread
-  bool gone SIRTAKI_GUARDED_BY(mutex) = false;  // the thread
-  bool calling_out SIRTAKI_GUARDED_BY(mutex) = false;
-  std::thread thread;  // the constructor's and the destructor's
 };
 
 // ---- by anyone ----
@@ -109,21 +98,6 @@ void DeviceP2p::Impl::Ring() {
   core::MutexLock lock(mutex);
   rung = true;
   changed.NotifyAll();
-}
-
-void DeviceP2p::Impl::Stop(const Status& reason, const std::optional<std::string>& tensor) {
-  std::map<std::uint64_t, core::WorkPtr> failed;
-  {
-    core::MutexLock lock(mutex);
-    if (stopped.load(std::memory_order_relaxed)) return;
-    stopped.store(true, std::memory_order_relaxed);
-    why = reason;
-    failed.swap(unfinished);
-    changed.NotifyAll();
-  }
-  // Who finds its handle failed must find the fault as well.
-  if (tensor && options.on_failure) options.on_failure(reason, *tensor);
-  for (const auto& [number, work] : failed) work->handle->Complete(reason);
 }
 
 // ---- its own thread ----
@@ -145,14 +119,15 @@ bool DeviceP2p::Impl::AwaitWork() {
                                  [](const Message& message) { return message.copies(); });
   core::MutexLock lock(mutex);
   const core::TimePoint until = polls ? core::Clock::now() + pause : core::TimePoint::max();
-  while (!rung && !stopped.load(std::memory_order_relaxed)) {
-    if (quit && under_way.empty()) return false;
-    if (!changed.WaitUntil(mutex, until)) break;
+  while (!rung && queue.empty() && !stopped()) {
+    if (quits() && under_way.empty()) return false;
+    if (!WaitUntil(until)) break;
   }
-  pause = rung ? kFirstP2pPause : std::min<core::Duration>(2 * pause, kLongestP2pPause);
+  const bool wakes = rung || !queue.empty();
+  pause = wakes ? kFirstP2pPause : std::min<core::Duration>(2 * pause, kLongestP2pPause);
   rung = false;
-  under_way.splice(under_way.end(), fresh);
-  return !stopped.load(std::memory_order_relaxed);
+  for (; !queue.empty(); queue.pop_front()) under_way.push_back(std::move(queue.front()));
+  return !stopped();
 }
 
 Status DeviceP2p::Impl::Copy(Message& message, cuda::Stream& stream, cuda::CopyKind kind) {
@@ -202,10 +177,7 @@ Status DeviceP2p::Impl::Bring(Message& message) {
 }
 
 void DeviceP2p::Impl::Complete(const Message& message, const Status& status) {
-  {
-    core::MutexLock lock(mutex);
-    if (unfinished.erase(message.number) == 0) return;  // it has failed
-  }
+  if (!Finish(message.number)) return;  // it has failed
   if (status.ok()) cuda::AsDeviceWork(*message.work).done = message.copied;
   message.work->handle->Complete(status);
 }
@@ -239,8 +211,8 @@ Status DeviceP2p::Impl::AdvanceAll(bool* moved) {
     Status status;
     try {
       status = Advance(*message, moved, &over);
-    } catch (const std::bad_alloc&) {
-      status = {StatusCode::kBackend, "out of memory"};
+    } catch (...) {
+      status = core::StatusOfException();
     }
     if (!status.ok()) {
       Fail(status, *message->work);
@@ -252,21 +224,15 @@ Status DeviceP2p::Impl::AdvanceAll(bool* moved) {
 }
 
 void DeviceP2p::Impl::Fail(const Status& status, const core::Work& work) {
-  if (CudaHasGone()) return Stop({StatusCode::kShutDown, status.message()}, std::nullopt);
+  if (outward != nullptr && outward->IsGone())
+    return Stop({StatusCode::kShutDown, status.message()}, std::nullopt);
   core::Origin origin = status.origin();
   if (origin.rank < 0) origin.rank = options.rank;
   const Status reason(status.code(), P2pText(work) + ": " + status.message(), std::move(origin));
   CallOut([&] { Stop(reason, core::TensorName(work.request.key)); });
 }
 
-// The process exits, and CUDA's own end has come before ours.
-bool DeviceP2p::Impl::CudaHasGone() const {
-  int capture = 0;
-  return outward != nullptr && options.device->api().StreamIsCapturing(
-                                   outward->handle(), &capture) == cuda::Error::kDeinitialized;
-}
-
-void DeviceP2p::Impl::End(bool failed) {
+void DeviceP2p::Impl::LetGo(bool failed) {
   // What is copied now ends by itself, unless the device is stuck. What one still does that has
   // failed nobody knows.
   bool copied = false;
@@ -293,18 +259,6 @@ void DeviceP2p::Impl::End(bool failed) {
   outward.reset();
 }
 
-void DeviceP2p::Impl::CallOut(const std::function<void()>& call) {
-  {
-    core::MutexLock lock(mutex);
-    if (left) return;
-    calling_out = true;
-  }
-  call();
-  core::MutexLock lock(mutex);
-  calling_out = false;
-  changed.NotifyAll();
-}
-
 void DeviceP2p::Impl::Run() {
   Status status;
   while (status.ok() && AwaitWork()) {
@@ -312,39 +266,19 @@ void DeviceP2p::Impl::Run() {
     status = AdvanceAll(&moved);
     if (moved) pause = kFirstP2pPause;
   }
-  End(!status.ok());
-  core::MutexLock lock(mutex);
-  gone = true;
-  changed.NotifyAll();
+  LetGo(!status.ok());
 }
 
 // ---- DeviceP2p ----
 
 DeviceP2p::DeviceP2p(DeviceP2pOptions options) : impl_(std::make_shared<Impl>(std::move(options))) {
-  // The thread keeps what it uses, whatever becomes of this object.
-  impl_->thread = std::thread([impl = impl_] { impl->Run(); });
+  impl_->StartThread([impl = impl_] { impl->Run(); });
 }
 
 DeviceP2p::~DeviceP2p() {
-  bool gone = false;
-  {
-    core::MutexLock lock(impl_->mutex);
-    impl_->quit = true;
-    impl_->changed.NotifyAll();
-    const core::TimePoint limit = core::Clock::now() + kP2pGoodBye;
-    while (!impl_->gone && (impl_->calling_out || core::Clock::now() < limit)) {
-      impl_->changed.WaitUntil(impl_->mutex, impl_->calling_out ? core::TimePoint::max() : limit);
-    }
-    gone = impl_->gone;
-    impl_->left = !gone;
-  }
-  if (gone) {
-    impl_->thread.join();
-  } else {
-    impl_->thread.detach();
-    Abandon({StatusCode::kShutDown, "the session has ended"});
-    KeepForever(impl_);
-  }
+  if (impl_->EndThread(kP2pGoodBye)) return;
+  Abandon({StatusCode::kShutDown, "the session has ended"});
+  KeepForever(impl_);
 }
 
 DeviceP2p::HostPart DeviceP2p::Start(core::WorkPtr work) {
@@ -366,21 +300,8 @@ DeviceP2p::HostPart DeviceP2p::Start(core::WorkPtr work) {
   message.there = std::make_shared<std::atomic<bool>>(false);
   message.work = std::move(work);
   HostPart part{message.host, message.there};
-  Status refused;
-  {
-    core::MutexLock lock(impl_->mutex);
-    refused = impl_->why;
-    if (refused.ok()) {
-      message.number = impl_->next_number++;
-      impl_->unfinished.emplace(message.number, message.work);
-      impl_->fresh.push_back(message);
-      impl_->rung = true;
-      impl_->changed.NotifyAll();
-    }
-  }
-  if (refused.ok()) return part;
-  message.work->handle->Complete(refused);
-  return {};
+  if (!impl_->Take(message)) return {};
+  return part;
 }
 
 void DeviceP2p::Abandon(const Status& why) {

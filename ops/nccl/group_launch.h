@@ -1,13 +1,12 @@
 // Puts a planned group of GPU tensors into the lane's stream: everything that the members of the
 // set do for it, in the same order on all of them. Nothing here waits for the device but the kinds
-// whose first dimension may differ by rank, which have to know everybody's rows to allocate, the
-// making of an arena, and what goes by hosts.
+// whose first dimension may differ by rank, which have to know everybody's rows to allocate, and the
+// making of an arena.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "core/base/status.h"
@@ -21,9 +20,7 @@
 
 namespace sirtaki::ops::nccl {
 
-class SliceCrossing;
-
-// Of a lane, and of the set whose group it is. Used by the lane's thread.
+// What a launch uses: the lane's, and those of the set whose group it is. Used by the lane's thread.
 struct LaunchContext {
   const cuda::Stream& stream;
   cuda::EventPool& events;
@@ -38,28 +35,12 @@ struct LaunchContext {
   std::function<core::Status(const cuda::Event&)> await;
   // The same for all groups that were launched before.
   std::function<core::Status()> drained;
-  // All that is reduced goes by hosts, packed: an arena would serve nobody. All members alike.
-  bool packs = false;
   // Marks where the inputs are there; null: nobody wants to know.
   cuda::EventPtr* inputs = nullptr;
-  // Of an all-reduce that goes by hosts (ops/nccl/host_hierarchy); null: by NCCL alone.
-  SliceCrossing* by_hosts = nullptr;
 };
 
 // The stream waits for whoever makes the tensors, not this thread.
 core::Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task);
-
-// What travels of an all-reduce that NCCL can do; none of another group, and of an empty one. All
-// members judge alike.
-struct ReducedInSlices {
-  core::DType moved;
-  core::ReduceOp op;       // between hosts
-  std::int64_t count = 0;  // elements, packed
-
-  // Of each of so many slices; together they may be longer than the whole.
-  std::int64_t SliceCount(std::int64_t slices) const;
-};
-std::optional<ReducedInSlices> DescribeReduce(const GroupTask& task);
 
 // Whether the group is the entry that makes an arena: with a layout, as a bucket has, but one
 // tensor.

@@ -25,8 +25,6 @@ std::int64_t Place(std::int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-}  // namespace
-
 Status Copy(const HostBounceContext& context, void* to, const void* from, std::int64_t bytes,
             CopyKind kind) {
   if (bytes == 0) return Status::Ok();
@@ -37,6 +35,7 @@ Status Copy(const HostBounceContext& context, void* to, const void* from, std::i
       "cudaMemcpyAsync");
 }
 
+// Returns when the device has come here.
 Status AwaitStream(const HostBounceContext& context) {
   cuda::EventPtr event;
   Status status = context.events.Take(&event);
@@ -45,6 +44,7 @@ Status AwaitStream(const HostBounceContext& context) {
   return context.await([&event](bool* over) { return event->Poll(over); });
 }
 
+// Returns when the host has done its part.
 Status AwaitHost(const HostBounceContext& context, const HostBounce& bounce) {
   for (const core::WorkPtr& work : bounce.works) {
     Status status = context.await([&work](bool* over) {
@@ -56,6 +56,8 @@ Status AwaitHost(const HostBounceContext& context, const HostBounce& bounce) {
   }
   return Status::Ok();
 }
+
+}  // namespace
 
 std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostBouncePtr* bounce) {
   auto part = std::make_shared<GroupTask>(group);

@@ -20,7 +20,6 @@ namespace sirtaki::ops::nccl {
 struct HostBounce {
   std::vector<core::WorkPtr> works;  // by item; in place, in memory that is set before `there`
   std::shared_ptr<std::atomic<bool>> there = std::make_shared<std::atomic<bool>>(false);
-  bool in_slices = false;  // this rank's slice of the group alone passes (ops/nccl/host_hierarchy)
 };
 using HostBouncePtr = std::shared_ptr<HostBounce>;
 
@@ -39,14 +38,5 @@ struct HostBounceContext {
 };
 core::Status BounceThroughHost(const HostBounceContext& context, const GroupTask& group,
                                HostBounce& bounce);
-
-// ---- its steps ----
-
-core::Status Copy(const HostBounceContext& context, void* to, const void* from, std::int64_t bytes,
-                  cuda::CopyKind kind);
-// Until the device has come here.
-core::Status AwaitStream(const HostBounceContext& context);
-// Until the host has done its part.
-core::Status AwaitHost(const HostBounceContext& context, const HostBounce& bounce);
 
 }  // namespace sirtaki::ops::nccl

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "fusion/arena_layout.h"
 #include "ops/base/bytes.h"
 #include "ops/groups/reduction_terms.h"
 #include "ops/nccl/group_launch.h"
-#include "ops/nccl/host_hierarchy.h"
 
 namespace sirtaki::ops::nccl {
 namespace {
@@ -23,9 +21,6 @@ using cuda::CopySegment;
 
 // Of what all members give when it is gathered and combined here.
 constexpr std::int64_t kGatheredBytes = std::int64_t{64} << 20;
-
-// Where slices begin that cross hosts, for those who copy and reduce them there.
-constexpr std::int64_t kSliceAlignment = 64;
 
 // How the elements travel, and what is done to them before and afterwards.
 struct Travel {
@@ -214,63 +209,6 @@ Status ReduceInArena(const LaunchContext& context, const GroupTask& task, const 
   return status.ok() && !out.empty() ? Unpack(context, travel, out) : status;
 }
 
-// As TravelOf, of what is reduced within hosts and then between them. An average is divided once,
-// at the end; that of half types, whose sum might not fit, in both places.
-Travel TravelInSlices(const GroupTask& task) {
-  Travel travel = TravelOf(task);
-  if (travel.op == ReduceOp::kAverage && !core::IsHalf(travel.moved)) {
-    travel.nccl_op = RedOp::kSum;
-    travel.store.divisor = task.members.Count();
-  }
-  return travel;
-}
-
-// Within the host, each member a slice, which then crosses to the other hosts.
-Status ReduceInSlices(const LaunchContext& context, const GroupTask& task,
-                      const std::vector<std::int64_t>& counts,
-                      const std::vector<std::int64_t>& starts) {
-  const Travel travel = TravelInSlices(task);
-  SliceCrossing& crossing = *context.by_hosts;
-  Communicator& here = crossing.here();
-  const std::int64_t size = BytesOf(travel.moved);
-  const std::int64_t slice = DescribeReduce(task)->SliceCount(here.size());
-  std::byte* packed = nullptr;
-  Status status = context.staging.Reserve(here.size() * slice * size, &packed);
-  if (!status.ok()) return status;
-  std::vector<CopySegment> in;
-  std::vector<CopySegment> out;
-  for (std::size_t i = 0; i < counts.size(); ++i) {
-    std::byte* const place = packed + starts[i] * size;
-    in.push_back({ReducedInput(task.items[i]), place, counts[i]});
-    if (task.items[i].work != nullptr)
-      out.push_back({place, task.items[i].work->output, counts[i]});
-  }
-  status = Pack(context, travel, in);
-  std::byte* const own = packed + here.rank() * slice * size;
-  const auto elements = static_cast<std::size_t>(slice);
-  const DataType type = DataTypeOf(travel.moved);
-  if (status.ok()) {
-    status = here.Run(
-        "ncclReduceScatter",
-        [&](CommHandle comm) {
-          return here.api().ReduceScatter(packed, own, elements, type, travel.nccl_op, comm,
-                                          context.stream.handle());
-        },
-        context.patience);
-  }
-  if (status.ok()) status = crossing.Cross(own);
-  if (status.ok()) {
-    status = here.Run(
-        "ncclAllGather",
-        [&](CommHandle comm) {
-          return here.api().AllGather(own, packed, elements, type, comm, context.stream.handle());
-        },
-        context.patience);
-  }
-  if (status.ok()) status = Unpack(context, travel, out);
-  return status.ok() ? crossing.End() : status;
-}
-
 std::vector<std::int64_t> CountsOf(const GroupTask& task) {
   const std::int64_t of_each = ElementsOf(task.signature()).of_each;
   std::vector<std::int64_t> counts;
@@ -291,30 +229,12 @@ bool LiesWell(const GroupTask& task, const Travel& travel) {
 
 }  // namespace
 
-std::int64_t ReducedInSlices::SliceCount(std::int64_t slices) const {
-  const std::int64_t alignment = std::max<std::int64_t>(1, kSliceAlignment / BytesOf(moved));
-  const std::int64_t each = (count + slices - 1) / slices;
-  return (each + alignment - 1) / alignment * alignment;
-}
-
-std::optional<ReducedInSlices> DescribeReduce(const GroupTask& task) {
-  const core::Signature& signature = task.signature();
-  if (signature.kind != OpKind::kAllReduce || signature.reduction == ReduceOp::kAdasum) return {};
-  if (MakesArena(task)) return {};
-  const Travel travel = TravelInSlices(task);
-  const std::int64_t count = Starts(CountsOf(task), travel.moved).back();
-  if (travel.gathered || count == 0) return {};
-  const bool divides_later = travel.store.divisor != 1;
-  return ReducedInSlices{travel.moved, divides_later ? ReduceOp::kSum : travel.op, count};
-}
-
 Status LaunchReduce(const LaunchContext& context, const GroupTask& task) {
   const Travel travel = TravelOf(task);
   const std::vector<std::int64_t> counts = CountsOf(task);
   const std::vector<std::int64_t> starts = Starts(counts, travel.moved);
   const std::int64_t total = starts.back();
   if (total == 0) return Status::Ok();
-  if (context.by_hosts != nullptr) return ReduceInSlices(context, task, counts, starts);
   if (std::byte* const place = PlaceInArena(task, travel, starts)) {
     return ReduceInArena(context, task, travel, counts, place, total);
   }

@@ -9,11 +9,10 @@ namespace sirtaki::ops::nccl {
 using core::Status;
 using core::StatusCode;
 
-Introduction Introduction::Of(int version, const UniqueId& id, const UniqueId& id_here) {
+Introduction Introduction::Of(int version, const UniqueId& id) {
   Introduction introduction;
   introduction.version = version;
   introduction.id = id;
-  introduction.id_here = id_here;
   return introduction;
 }
 

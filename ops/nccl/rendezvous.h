@@ -10,7 +10,6 @@
 
 #include "core/base/status.h"
 #include "core/engine/work.h"
-#include "ops/nccl/host_slices.h"
 #include "ops/nccl/nccl_api.h"
 
 namespace sirtaki::ops::nccl {
@@ -20,10 +19,9 @@ struct Introduction {
   std::int32_t failed = 0;   // then `text` says why this member cannot take part
   std::int32_t version = 0;  // of its NCCL
   UniqueId id;               // of the communicator, from the first member
-  UniqueId id_here;          // of that of a host's members, from the first of them
   std::array<char, 240> text{};
 
-  static Introduction Of(int version, const UniqueId& id, const UniqueId& id_here);
+  static Introduction Of(int version, const UniqueId& id);
   static Introduction Failure(const core::Status& why);
 };
 
@@ -33,7 +31,6 @@ struct Rendezvous {
   core::HandlePtr told;
   Introduction own;
   std::vector<Introduction> all;  // by member
-  HostSlicesPtr slices;           // null: nothing goes by hosts
 };
 using RendezvousPtr = std::shared_ptr<Rendezvous>;
 

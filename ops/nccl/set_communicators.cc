@@ -16,21 +16,11 @@ Status SetCommunicators::Make(core::SetNumber set, const Rendezvous& rendezvous,
     refused_.insert_or_assign(set, std::move(verdict));
     return Status::Ok();
   }
-  Parts parts{.api = std::move(api),
-              .communicator = nullptr,
-              .here = nullptr,
-              .staging = nullptr,
-              .arenas = nullptr};
+  Parts parts{
+      .api = std::move(api), .communicator = nullptr, .staging = nullptr, .arenas = nullptr};
   Status status =
       Communicator::Init(*parts.api, rendezvous.all.front().id, static_cast<int>(members.Count()),
                          static_cast<int>(members.IndexOf(rank)), patience, &parts.communicator);
-  if (status.ok() && rendezvous.slices != nullptr) {
-    const core::RankRanges& here = rendezvous.slices->here;
-    const auto first = static_cast<std::size_t>(members.IndexOf(here.ToVector().front()));
-    status = Communicator::Init(*parts.api, rendezvous.all[first].id_here,
-                                static_cast<int>(here.Count()),
-                                static_cast<int>(here.IndexOf(rank)), patience, &parts.here);
-  }
   if (!status.ok()) return status;
   parts.staging = std::make_unique<DeviceMemory>(cuda_, *parts.communicator);
   parts.arenas = std::make_unique<Arenas>(frees_);
@@ -60,24 +50,18 @@ Status SetCommunicators::Remove(core::SetNumber set, const Patience& patience) {
 Status SetCommunicators::End(Parts& parts, const Patience& patience) {
   Status status = parts.arenas->RemoveAll(*parts.communicator, patience);
   parts.staging.reset();
-  if (status.ok() && parts.here != nullptr) status = parts.here->Finalize(patience);
   return status.ok() ? parts.communicator->Finalize(patience) : status;
 }
 
 Status SetCommunicators::CheckAsync() {
   for (auto& [set, parts] : parts_) {
     if (Status status = parts.communicator->CheckAsync(); !status.ok()) return status;
-    if (parts.here == nullptr) continue;
-    if (Status status = parts.here->CheckAsync(); !status.ok()) return status;
   }
   return Status::Ok();
 }
 
 void SetCommunicators::AbortAll() {
-  for (auto& [set, parts] : parts_) {
-    parts.communicator->Abort();
-    if (parts.here != nullptr) parts.here->Abort();
-  }
+  for (auto& [set, parts] : parts_) parts.communicator->Abort();
 }
 
 void SetCommunicators::FinalizeAll(const Patience& patience) {

@@ -1,6 +1,5 @@
 // The communicators of one device's lane: one for each process set that uses the device, with the
-// staging memory of its groups and the arenas of its buckets; and one of those of its members that
-// share a host, if anything goes by hosts.
+// staging memory of its groups and the arenas of its buckets.
 #pragma once
 
 #include <map>
@@ -24,7 +23,6 @@ class SetCommunicators {
   struct Parts {
     std::shared_ptr<const Api> api;
     std::unique_ptr<Communicator> communicator;
-    std::unique_ptr<Communicator> here;  // null: nothing goes by hosts
     std::unique_ptr<DeviceMemory> staging;
     std::unique_ptr<Arenas> arenas;  // goes first
   };

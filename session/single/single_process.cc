@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <exception>
-#include <new>
 #include <string>
 #include <utility>
 
@@ -83,16 +81,11 @@ Status CopyReduced(core::Work& work, const core::Signature& signature, Devices& 
 Status MoveRows(core::Work& work, const core::Signature& signature, const core::Key& key,
                 Devices& devices) {
   void* output = nullptr;
-  std::string why;
   try {
     output = work.allocate_output({work.rows});
-  } catch (const std::bad_alloc&) {
-    why = "out of memory";
-  } catch (const std::exception& error) {
-    why = error.what();
-  }
-  if (!why.empty()) {
-    return {StatusCode::kBackend, "cannot allocate the result of " + key.ToString() + ": " + why};
+  } catch (...) {
+    return {StatusCode::kBackend, "cannot allocate the result of " + key.ToString() + ": " +
+                                      core::StatusOfException().message()};
   }
   return Copy(work, signature, work.input, output, work.rows * signature.ElementCount(), 1.0,
               devices);

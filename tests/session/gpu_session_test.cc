@@ -64,13 +64,10 @@ struct Message {
 class Rank {
  public:
   Rank(FakeGpus& gpus, FakeLibraries& libraries, std::shared_ptr<InprocWorld> world, int rank,
-       const std::function<void(GpuLibraries&)>& change = nullptr,
-       core::HierarchyMode hierarchy = core::HierarchyMode::kAuto)
+       const std::function<void(GpuLibraries&)>& change = nullptr)
       : gpus_(gpus), rank_(rank), size_(world->size()) {
-    StartOptions options = tests::SessionOptions([hierarchy](core::Config& config) {
-      config.wait = core::WaitMode::kYield;
-      config.hierarchy = hierarchy;
-    });
+    StartOptions options =
+        tests::SessionOptions([](core::Config& config) { config.wait = core::WaitMode::kYield; });
     const std::shared_ptr<GpuLibraries> opened = libraries.Make();
     if (change) change(*opened);
     options.gpus = opened;
@@ -342,23 +339,6 @@ TEST_F(GpuSessionTest, WithoutKernelsOrCudaThereAreNoGpus) {
             }),
             "there is no GPU");
   EXPECT_THAT(gpus_.devices_with_context(), IsEmpty());
-}
-
-TEST_F(GpuSessionTest, HierarchyIsAboutGpusIfItIsOn) {
-  for (const auto mode : {core::HierarchyMode::kAuto, core::HierarchyMode::kOn}) {
-    gpus_.Forget();
-    const auto world = std::make_shared<InprocWorld>(4, std::vector<int>{0, 0, 1, 1});
-    RankThreads::Run(4, [&](int number) {
-      Rank rank(gpus_, libraries_, world, number, nullptr, mode);
-      for (const char* name : {"a", "b"}) {
-        rank.FinishAndCheck(*rank.Submit(Sum(3000), name, number + 1), Sum(3000));
-      }
-      EXPECT_TRUE(rank.session().Shutdown("done").ok());
-    });
-    const bool by_hosts = mode == core::HierarchyMode::kOn;
-    EXPECT_EQ(gpus_.calls("ncclAllReduce").empty(), by_hosts);
-    EXPECT_EQ(gpus_.calls("ncclReduceScatter").size(), by_hosts ? 8u : 0u);
-  }
 }
 
 TEST_F(GpuSessionTest, SlotsFollowTheFirstUse) {

@@ -1,0 +1,87 @@
+// How a lane's thread ends: joined, waited for, or left behind.
+#include "ops/base/lane_thread.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <latch>
+#include <memory>
+
+namespace sirtaki::ops {
+namespace {
+
+using std::chrono::hours;
+
+// Waits until it is told to end, then does `last`.
+void StartWaiting(const std::shared_ptr<LaneThread>& thread, const std::function<void()>& last) {
+  thread->StartThread([thread, last] {
+    {
+      core::MutexLock lock(thread->mutex);
+      while (!thread->quits()) thread->WaitUntil(core::TimePoint::max());
+    }
+    last();
+  });
+}
+
+TEST(LaneThreadTest, AThreadThatWaitsIsJoined) {
+  const auto thread = std::make_shared<LaneThread>();
+  bool ended = false;
+  StartWaiting(thread, [&] { ended = true; });
+  EXPECT_TRUE(thread->EndThread(hours(1)));
+  EXPECT_TRUE(ended);
+}
+
+TEST(LaneThreadTest, ACallOutIsWaitedFor) {
+  const auto thread = std::make_shared<LaneThread>();
+  std::latch called(1);
+  bool quits = false;
+  bool told = false;
+  thread->StartThread([&, thread] {
+    told = thread->CallOut([&] {
+      called.count_down();
+      core::MutexLock lock(thread->mutex);
+      while (!thread->quits()) thread->changed.Wait(thread->mutex);
+      quits = true;
+    });
+  });
+  called.wait();
+  EXPECT_TRUE(thread->EndThread(hours(1)));
+  EXPECT_TRUE(quits && told);
+}
+
+TEST(LaneThreadTest, AThreadThatIsStuckIsLeftBehindAndCallsNothingAnyMore) {
+  struct Shared {
+    LaneThread thread;
+    std::latch at_work{1};
+    std::latch released{1};
+    std::latch over{1};
+    bool called = false;
+    bool told = true;
+  };
+  const auto shared = std::make_shared<Shared>();
+  shared->thread.StartThread([shared] {
+    shared->at_work.count_down();
+    shared->released.wait();
+    shared->told = shared->thread.CallOut([shared] { shared->called = true; });
+    shared->over.count_down();
+  });
+  shared->at_work.wait();
+  EXPECT_FALSE(shared->thread.EndThread(core::Duration::zero()));
+  shared->released.count_down();
+  shared->over.wait();
+  EXPECT_FALSE(shared->told);
+  EXPECT_FALSE(shared->called);
+}
+
+// It could not be stuck while it waited; what it then does can.
+TEST(LaneThreadTest, AThreadThatGetsStuckAfterItWasToldToEndIsLeftBehind) {
+  const auto thread = std::make_shared<LaneThread>();
+  const auto released = std::make_shared<std::latch>(1);
+  StartWaiting(thread, [released] { released->wait(); });
+  EXPECT_FALSE(thread->EndThread(std::chrono::milliseconds(1)));
+  released->count_down();
+}
+
+}  // namespace
+}  // namespace sirtaki::ops
