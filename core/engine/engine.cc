@@ -1,5 +1,6 @@
 #include "core/engine/engine.h"
 
+#include <exception>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -25,10 +26,8 @@ Engine::Engine(EngineOptions options, Transport& transport, Negotiator& negotiat
       queue_(queue),
       executor_(executor),
       hooks_(std::make_shared<HandleHooks>(&transport, &queue)),
-      cooling_({options_.min_sleep, options_.max_sleep_outstanding, options_.max_sleep_idle},
-               options_.now()),
-      fusion_delay_(options_.fusion_delay),
-      background_until_(TimePoint::min().time_since_epoch().count()) {}
+      hold_(options_.fusion_delay),
+      driver_(options_, token_, transport, *this) {}
 
 Engine::~Engine() { hooks_->Detach(); }
 
@@ -44,9 +43,9 @@ Status Engine::Submit(const WorkPtr& work, bool will_wait) {
     work->handle->Complete(accepted);
   } else if (work->is_message()) {
     urgent_ = true;
-    if (!will_wait) WakeSomebody();
-  } else if (!will_wait && (!holding_ || drivers_ > 0)) {
-    WakeSomebody();  // a driver may sleep, and whoever holds parks for it
+    if (!will_wait) driver_.WakeSomebody();
+  } else if (!will_wait && !driver_.ComesBackForNewWork()) {
+    driver_.WakeSomebody();
   }
   return accepted;
 }
@@ -58,41 +57,24 @@ void Engine::AddFirstSet(SetNumber set, const RankRanges& members, WorkPtr work)
 
 // ---- one round ----
 
-class Engine::CallMark {
- public:
-  // Only the token's holder writes it.
-  explicit CallMark(std::atomic<std::uint64_t>& rounds) : rounds_(rounds) { Count(); }
-  ~CallMark() { Count(); }
-  CallMark(const CallMark&) = delete;
-  CallMark& operator=(const CallMark&) = delete;
-
- private:
-  void Count() {
-    rounds_.store(rounds_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  }
-  std::atomic<std::uint64_t>& rounds_;
-};
-
-void Engine::WhilePaused(const std::function<void()>& call) {
-  // As a driver, so that the background thread parks and looks whether this one is stuck.
-  const char driver = 0;
-  if (drivers_.fetch_add(1, std::memory_order_seq_cst) == 0) driver_changes_.fetch_add(1);
-  {
-    MutexLock lock(token_);
-    const CallMark mark(rounds_);
-    call();
-  }
-  StopDriving(&driver);
-  transport_.Wake();
-}
-
 bool Engine::RunOnce(bool waited_for) {
   MutexLock lock(token_);
-  return GuardedRound(Now(), waited_for);
+  return driver_.MakeRound(Now(), waited_for);
 }
 
+// Memory may be short, or a callback may throw: then the group fails, and neither the token nor what
+// the round had taken out of the queue is lost with it.
 bool Engine::Round(TimePoint now, bool waited_for) {
-  const CallMark mark(rounds_);
+  try {
+    return UnguardedRound(now, waited_for);
+  } catch (const std::exception& error) {
+    PostFault(StatusCode::kBackend, std::string("the engine failed: ") + error.what(), {});
+    FailInHand(fault());
+    return false;
+  }
+}
+
+bool Engine::UnguardedRound(TimePoint now, bool waited_for) {
   const bool only_listens = pauses_.here();
   // Taken before the work and carried out after it: what was submitted before a Leave goes before
   // it.
@@ -111,26 +93,17 @@ bool Engine::Round(TimePoint now, bool waited_for) {
   if (!only_listens) moved |= StartBatches(now);
   if (!only_listens && !negotiator_.faulted()) moved |= executor_.Step(now);
   NoticeEnd(now);
-  if (moved) cooling_.Traffic(now);
   return moved;
 }
 
 // Whether new work is left where it is for a while.
 bool Engine::Holds(TimePoint now) {
-  if (fusion_delay_ <= Duration::zero() || !queue_.HasNew()) return false;
-  if (urgent_.exchange(false)) return false;
-  const std::size_t works = queue_.NewCount();
-  if (!hold_) hold_ = Hold{now, now, works};
-  if (std::exchange(hold_->works, works) != works) hold_->last = now;
-  return now < HeldUntil();
-}
-
-TimePoint Engine::HeldUntil() const {
-  return std::min(hold_->last + fusion_delay_, hold_->since + kHoldFactor * fusion_delay_);
+  if (!queue_.HasNew() || urgent_.exchange(false)) return false;
+  return hold_.Holds(queue_.NewCount(), now);
 }
 
 bool Engine::SubmitNew(TimePoint now) {
-  hold_.reset();
+  hold_.Release();
   if (!queue_.HasNew()) return false;
   std::vector<Request> requests;
   const std::vector<WorkPtr> works = queue_.Take();
@@ -197,28 +170,13 @@ void Engine::Receive(const Incoming& incoming, TimePoint now) {
 
 // Keeps an eye on a call with a time-out until its handle is done, wherever the work is meanwhile.
 void Engine::Watch(const WorkPtr& work) {
-  if (timed_calls_.size() >= sweep_timed_calls_at_) {
-    std::erase_if(timed_calls_, [](const auto& call) { return call.second.handle->done(); });
-    sweep_timed_calls_at_ = 2 * timed_calls_.size() + 64;
-  }
   queue_.HandOverDeadline(*work);
-  timed_calls_.emplace(
-      work->deadline, TimedCall{work->request.key, work->deadline - work->submitted, work->handle});
+  timed_calls_.Add(work->deadline,
+                   {work->request.key, work->deadline - work->submitted, work->handle});
 }
 
 void Engine::CheckDeadlines(TimePoint now) {
-  while (!timed_calls_.empty()) {
-    const auto first = timed_calls_.begin();
-    const TimedCall& call = first->second;
-    if (!call.handle->done()) {
-      if (first->first > now) break;
-      TimedCall late = call;
-      timed_calls_.erase(first);
-      CallIsLate(std::move(late), now);
-      continue;
-    }
-    timed_calls_.erase(first);
-  }
+  while (std::optional<TimedCall> late = timed_calls_.TakeLate(now)) CallIsLate(*late, now);
   CheckHeldWork(now);
 }
 
@@ -227,7 +185,7 @@ void Engine::CallIsLate(TimedCall call, TimePoint now) {
   if (!call.asked) {
     call.asked = true;
     const Duration time = negotiator_.TimeOut(call.key, call.limit, now);
-    if (time > Duration::zero()) timed_calls_.emplace(now + time, std::move(call));
+    if (time > Duration::zero()) timed_calls_.Add(now + time, std::move(call));
     return;
   }
   negotiator_.RaiseFault(StatusCode::kTimedOut, TimeOutText(call.key, call.limit),
@@ -347,7 +305,7 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
       if (work) trace_.Agreed(*work, batch.number, now);
       if (run.signature->kind == OpKind::kSetLimits) {
         StartItems(std::exchange(batch.items, {}), batch, now);
-        if (options_.on_limits) fusion_delay_ = options_.on_limits(run.signature->shape);
+        if (options_.on_limits) hold_.SetDelay(options_.on_limits(run.signature->shape));
         executor_.SetLimits(run.signature->shape);
         if (work) work->handle->Complete(Status::Ok());
         continue;

@@ -1,44 +1,42 @@
 // The engine of one rank: moves work from the queue through the negotiation to the executor.
 //
-// Whoever holds the engine's token (one mutex) runs it: the background thread when it is woken, or
-// a thread that waits for a handle and drives the engine itself meanwhile, so that a small
-// operation pays no thread hop. Nobody sleeps with the token. docs/architecture.md, "Threads", has
-// the rules.
+// The thread that holds the engine's token (one mutex) makes its rounds: the background thread when it
+// is woken, or a thread that waits for a handle and drives the engine itself meanwhile, so that a
+// small operation pays no thread hop. core/engine/driver has the rules.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "core/base/thread_annotations.h"
 #include "core/engine/call_trace.h"
+#include "core/engine/driver.h"
 #include "core/engine/engine_options.h"
 #include "core/engine/executor.h"
 #include "core/engine/handle_hooks.h"
+#include "core/engine/hold.h"
 #include "core/engine/pauses.h"
 #include "core/engine/tensor_queue.h"
+#include "core/engine/timed_calls.h"
 #include "core/protocol/negotiator.h"
 #include "core/protocol/transport.h"
 #include "core/threads/callers.h"
-#include "core/threads/cooling.h"
-#include "core/threads/parking.h"
 #include "core/threads/stuck_watch.h"
 #include "core/trace/flight_record.h"
 
 namespace sirtaki::core {
 
-class Engine {
+class Engine : private Rounds {
  public:
   // References must outlive the engine. `negotiator` is touched under the token only.
   Engine(EngineOptions options, Transport& transport, Negotiator& negotiator, TensorQueue& queue,
          Executor& executor);
-  ~Engine();  // precondition: the thread was stopped, nobody is in a call
+  ~Engine() override;  // precondition: the thread was stopped, nobody is in a call
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -69,7 +67,7 @@ class Engine {
   void PostFailure(const Status& why, const std::string& tensor);
 
   // Something moved that only a round can see (the large lane finished): wakes whoever drives.
-  void Ring();
+  void Ring() { transport_.Wake(); }
 
   // What this rank waits for, runs, and did last: rank, host, fault, now, sets, pending, running,
   // events and lost. Of a rank that has failed what is pending and running is as it was then. An
@@ -92,7 +90,9 @@ class Engine {
 
   // Runs `call` while nobody drives the engine, so that no other call to the medium is made by it.
   // One that does not return is found as any call is in which the engine is stuck.
-  void WhilePaused(const std::function<void()>& call) SIRTAKI_EXCLUDES(token_);
+  void WhilePaused(const std::function<void()>& call) SIRTAKI_EXCLUDES(token_) {
+    driver_.WhileNobodyDrives(call);
+  }
 
   Status fault() const;  // ok while there is none
   // For work of this key. The handle may outlive the engine.
@@ -102,16 +102,16 @@ class Engine {
   void AddFirstSet(SetNumber set, const RankRanges& members, WorkPtr work) SIRTAKI_EXCLUDES(token_);
 
   // ---- the background thread ----
-  void StartThread();
+  void StartThread() { driver_.StartThread(); }
   // Joins; afterwards nobody drives but explicit RunOnce. Idempotent. When stuck() it leaves the
   // thread behind: then the engine, and all that it refers to, must stay for the life of the
   // process.
   void StopThread();
-  bool stuck() const { return stuck_.load(std::memory_order_acquire); }
+  bool stuck() const { return driver_.stuck(); }
   Duration stuck_limit() const { return options_.stuck_limit; }
   // A thread that waits for the one that has the token calls this now and then: that one may be
   // stuck, which is then a fault.
-  void LookIfStuck(StuckWatch* watch);
+  void LookIfStuck(StuckWatch* watch) { driver_.LookIfStuck(watch); }
 
   // ---- tests; they take the token ----
   // One round, as drivers make them: queue -> negotiator <-> transport -> executor. True if anything
@@ -136,35 +136,21 @@ class Engine {
     std::string tensor;
     Origin origin;
   };
-  // A call with a time-out of its own.
-  struct TimedCall {
-    Key key;
-    Duration limit{};
-    HandlePtr handle;
-    bool asked = false;  // who misses it
-  };
-  struct Nap {
-    bool needed = false;
-    std::uint64_t ticket = 0;
-    TimePoint until{};
-    bool holding = false;
-  };
-
-  static constexpr int kHoldFactor = 10;
-
   // How often the lanes are asked what they run: to notice lost peers, so it may be coarse.
   static constexpr Duration kRunningInterval = std::chrono::milliseconds(50);
 
-  // Counts as one call of the token's holder for as long as it lives.
-  class CallMark;
   class Sitting;
 
+  // ---- for the driver: engine.cc; engine_wait.cc ----
+  bool Round(TimePoint now, bool waited_for) override SIRTAKI_REQUIRES(token_);
+  Plan NextRound(TimePoint now) const override SIRTAKI_REQUIRES(token_);
+  bool Paused() const override { return pauses_.here(); }
+  bool HasNew() const override { return has_commands_ || queue_.HasNew(); }
+  void OnStuck() override;
+
   // ---- engine.cc: one round; engine_end.cc: commands, and the end ----
-  // `waited_for`: somebody waits, so nothing is held.
-  bool Round(TimePoint now, bool waited_for) SIRTAKI_REQUIRES(token_);
-  bool GuardedRound(TimePoint now, bool waited_for) SIRTAKI_REQUIRES(token_);
+  bool UnguardedRound(TimePoint now, bool waited_for) SIRTAKI_REQUIRES(token_);
   bool Holds(TimePoint now) SIRTAKI_REQUIRES(token_);
-  TimePoint HeldUntil() const SIRTAKI_REQUIRES(token_);
   bool SubmitNew(TimePoint now) SIRTAKI_REQUIRES(token_);
   std::vector<Command> TakeCommands() SIRTAKI_REQUIRES(token_);
   void CarryOut(const std::vector<Command>& commands, TimePoint now) SIRTAKI_REQUIRES(token_);
@@ -194,22 +180,7 @@ class Engine {
   // ---- engine_record.cc ----
   bool TakeTokenWithin(Duration patience) const SIRTAKI_TRY_ACQUIRE(true, token_);
 
-  // ---- engine_wait.cc: who drives, who sleeps ----
-  template <typename Done>
-  void DriveUntil(const Done& done, HandleState* handle, TimePoint deadline);
-  template <typename Done>
-  Nap DriveWhileHot(const Done& done, const void* driver, TimePoint deadline);
-  template <typename Done>
-  bool TakeToken(const Done& done, bool patient) SIRTAKI_TRY_ACQUIRE(true, token_);
-  bool TryToken() SIRTAKI_TRY_ACQUIRE(true, token_);
-  Nap NapBeforeSleep(std::uint64_t ticket, const void* driver) SIRTAKI_REQUIRES(token_);
-  void StopDriving(const void* driver);
-  void RunThread();
-  void Park(TimePoint limit);
-  void WakeSomebody();
-  void Relax(bool spin) const;
   bool Outstanding() const SIRTAKI_REQUIRES(token_);
-  TimePoint NextWakeUnderToken(TimePoint now) const SIRTAKI_REQUIRES(token_);
   TimePoint Now() const { return options_.now(); }
 
   const EngineOptions options_;
@@ -222,9 +193,7 @@ class Engine {
 
   // Lock order: token -> queue -> handle; the other mutexes here are leaves.
   mutable Mutex token_;
-  Cooling cooling_ SIRTAKI_GUARDED_BY(token_);
-  std::multimap<TimePoint, TimedCall> timed_calls_ SIRTAKI_GUARDED_BY(token_);
-  std::size_t sweep_timed_calls_at_ SIRTAKI_GUARDED_BY(token_) = 64;
+  TimedCalls timed_calls_ SIRTAKI_GUARDED_BY(token_);
   std::optional<Key> last_submitted_ SIRTAKI_GUARDED_BY(token_);
   TimePoint last_submission_ SIRTAKI_GUARDED_BY(token_){};
   // The handles of work that has left the queue and that nobody else may have yet: an exception must
@@ -237,17 +206,7 @@ class Engine {
   bool flushed_ SIRTAKI_GUARDED_BY(token_) = true;
   std::optional<TimePoint> ended_since_ SIRTAKI_GUARDED_BY(token_);  // the negotiator is closed
   Cause noticed_cause_ SIRTAKI_GUARDED_BY(token_);
-  TimePoint duty_until_ SIRTAKI_GUARDED_BY(token_){};
-  // New work that is held.
-  struct Hold {
-    TimePoint since{};
-    TimePoint last{};  // when more was seen
-    std::size_t works = 0;
-  };
-  Duration fusion_delay_ SIRTAKI_GUARDED_BY(token_);
-  std::optional<Hold> hold_ SIRTAKI_GUARDED_BY(token_);
-  // The background thread sleeps and comes back by itself for the work that it holds.
-  std::atomic<bool> holding_{false};
+  Hold hold_ SIRTAKI_GUARDED_BY(token_);
   std::atomic<bool> urgent_{false};  // some of the new work must not be held
 
   Mutex commands_mutex_;
@@ -261,26 +220,11 @@ class Engine {
   std::atomic<bool> fault_told_{false};  // and it has left this process
   std::atomic<bool> closed_{false};
 
-  // Who drives. `duty_` is the driver that comes back in time for timers and polls, so that the
-  // others may sleep until something rings.
-  std::atomic<int> drivers_{0};
-  std::atomic<std::uint64_t> driver_changes_{0};
-  std::atomic<const void*> duty_{nullptr};
-  // As the last holder of the token left it.
-  std::atomic<bool> outstanding_{false};
-  std::atomic<Duration::rep> next_wake_{0};
-  // When the background thread comes back by itself; the smallest value while it is awake.
-  std::atomic<Duration::rep> background_until_;
-  std::atomic<std::uint64_t> rounds_{0};  // begun or ended: odd within one
-  std::atomic<bool> stuck_{false};
   Pauses pauses_;  // begin under the token
-  Parking parking_;
-  std::atomic<bool> parked_long_{false};
   Callers callers_;
   std::atomic<const HandleState*> sits_in_{nullptr};  // compared only
   std::atomic<Duration::rep> sits_since_{0};
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
+  Driver driver_;
 };
 
 }  // namespace sirtaki::core

@@ -52,7 +52,7 @@ void Engine::NoticeFault() {
   running_at_fault_ = executor_.Running();
   queue_.Close(why);
   executor_.Abandon(why);
-  timed_calls_.clear();
+  timed_calls_.Clear();
   if (options_.on_fault) options_.on_fault(why);
   faulted_ = true;
   transport_.Wake();
@@ -125,7 +125,7 @@ void Engine::Post(Command command) {
     commands_.push_back(std::move(command));
     has_commands_ = true;
   }
-  WakeSomebody();
+  driver_.WakeSomebody();
 }
 
 }  // namespace sirtaki::core

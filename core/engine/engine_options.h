@@ -8,36 +8,23 @@
 #include <vector>
 
 #include "core/base/types.h"
+#include "core/engine/driver.h"
 #include "core/engine/executor.h"
 #include "core/protocol/negotiator.h"
 #include "core/trace/observer.h"
 
 namespace sirtaki::core {
 
-struct EngineOptions {
+struct EngineOptions : DriverOptions {
   std::uint64_t session = 1;  // the same on all ranks; other messages are dropped
   int rank = 0;
   std::string host;
-  // Poll without sleeping for so long after traffic: the background thread, and a thread that
-  // waits. The latter has nothing better to do, and must stay awake for longer than a peer's
-  // shortest sleep takes (about 90 us): else both sleep in turn for ever, each missing the other's
-  // answer.
-  Duration hot_time = std::chrono::microseconds(50);
-  Duration hot_time_waiting = std::chrono::microseconds(200);
-  bool spin = true;  // hot polling spins; false: yields (ranks outnumber cores)
-  // Work that nobody waits for is gathered until none has come for so long, but not for longer than
-  // kHoldFactor times that: what is submitted in a row is negotiated together. Zero: never.
+  // Work that nobody waits for is gathered until none has come for this long, but not for longer than
+  // Hold::kFactor times that: what is submitted in a row is negotiated together. Zero: never.
   Duration fusion_delay = std::chrono::microseconds(50);
-  Duration min_sleep = std::chrono::microseconds(20);
-  Duration max_sleep_outstanding = std::chrono::milliseconds(1);
-  Duration max_sleep_idle = std::chrono::milliseconds(10);
-  // A round that lasts so long is stuck in the transport, and this rank's part of the group fails:
-  // MPI may block for ever when a peer dies. Zero: never.
-  Duration stuck_limit = std::chrono::seconds(30);
   // A rank says of a wait that it submits nothing before its end only when it has lasted so long: a
   // thread that is new may make its first call meanwhile.
   Duration sits_after = std::chrono::seconds(30);
-  std::function<TimePoint()> now = [] { return Clock::now(); };
   trace::ObserverPtr observer;  // null: nothing is recorded
 
   // Called under the token: they must neither block nor call the engine.

@@ -17,10 +17,27 @@ struct Incoming {
   Bytes bytes;
 };
 
-class Transport {
+// What threads sleep on while nothing moves.
+class Bell {
  public:
-  virtual ~Transport() = default;
+  virtual ~Bell() = default;
 
+  // A ticket for WaitUntil. Taken before the last look for work, by a holder of the token; or by
+  // anyone, before the last look at a handle, while somebody else has the token. Whatever happens
+  // after it (a Wake, and for sleeping transports an arrival) makes the next WaitUntil(ticket)
+  // return.
+  virtual std::uint64_t ArmDoorbell() = 0;
+
+  // Without the token. Sleeps until the doorbell rang after `ticket` was taken, or `deadline`.
+  // True if it rang. May be called by several threads.
+  virtual bool WaitUntil(std::uint64_t ticket, TimePoint deadline) = 0;
+
+  // By anyone, at any time: rings the doorbell.
+  virtual void Wake() = 0;
+};
+
+class Transport : public Bell {
+ public:
   // ---- by the holder of the engine's token only ----
 
   // Sends to a world rank, in order per pair. Never blocks: what does not fit waits in an outbox
@@ -35,21 +52,6 @@ class Transport {
 
   // The first failure of the medium, ok until then. Once failed, it stays failed.
   virtual Status health() const = 0;
-
-  // ---- sleeping ----
-
-  // A ticket for WaitUntil. Taken before the last look for work, by a holder of the token; or by
-  // anyone, before the last look at a handle, while somebody else has the token. Whatever happens
-  // after it (a Wake, and for sleeping transports an arrival) makes the next WaitUntil(ticket)
-  // return.
-  virtual std::uint64_t ArmDoorbell() = 0;
-
-  // Without the token. Sleeps until the doorbell rang after `ticket` was taken, or `deadline`.
-  // True if it rang. May be called by several threads.
-  virtual bool WaitUntil(std::uint64_t ticket, TimePoint deadline) = 0;
-
-  // By anyone, at any time: rings the doorbell.
-  virtual void Wake() = 0;
 
   // True if an arrival rings the doorbell. False (MPI): sleepers must poll at intervals.
   virtual bool ArrivalsRing() const = 0;

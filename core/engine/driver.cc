@@ -1,0 +1,7 @@
+#include "core/engine/driver_inl.h"
+
+namespace sirtaki::core {
+
+template class BasicDriver<ThreadSync>;
+
+}  // namespace sirtaki::core

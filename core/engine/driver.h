@@ -1,0 +1,175 @@
+// Who runs an engine's rounds, and who sleeps meanwhile. docs/architecture.md, "Threads", has the
+// rules.
+//
+// - A driver is a thread that waits for something. It drives hot while something moves; then it
+//   sleeps on the doorbell until the next timer or poll. Of several drivers one has the duty to
+//   come back in time.
+// - The background thread parks while there are drivers, away from the doorbell; it is called back
+//   by the last driver if work is left, or comes back by itself. Otherwise it does as a driver
+//   does.
+// - A thread that stops driving makes sure that somebody else knows when to wake.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <thread>
+
+#include "core/base/thread_annotations.h"
+#include "core/base/types.h"
+#include "core/protocol/transport.h"
+#include "core/threads/cooling.h"
+#include "core/threads/parking.h"
+#include "core/threads/stuck_watch.h"
+
+namespace sirtaki::core {
+
+class HandleState;
+
+struct DriverOptions {
+  // Poll without sleeping for this long after traffic: the background thread, and a thread that
+  // waits. The latter has nothing better to do, and must stay awake for longer than a peer's
+  // shortest sleep takes (about 90 us): else both sleep in turn for ever, each missing the other's
+  // answer.
+  Duration hot_time = std::chrono::microseconds(50);
+  Duration hot_time_waiting = std::chrono::microseconds(200);
+  bool spin = true;  // hot polling spins; false: yields (ranks outnumber cores)
+  Duration min_sleep = std::chrono::microseconds(20);
+  Duration max_sleep_outstanding = std::chrono::milliseconds(1);
+  Duration max_sleep_idle = std::chrono::milliseconds(10);
+  // A round that lasts this long is stuck in the transport, and this rank's part of the group fails:
+  // MPI may block for ever when a peer dies. Zero: never.
+  Duration stuck_limit = std::chrono::seconds(30);
+  std::function<TimePoint()> now = [] { return Clock::now(); };
+};
+
+// What a driver drives: an engine, or a test's.
+class Rounds {
+ public:
+  virtual ~Rounds() = default;
+
+  // ---- by the token's holder ----
+  // One round; true if anything moved. Does not throw. `waited_for`: by a thread that waits, so that
+  // nothing is held back.
+  virtual bool Round(TimePoint now, bool waited_for) = 0;
+  // When the next round is due, if nothing rings before.
+  struct Plan {
+    TimePoint wake = TimePoint::max();
+    bool polls = false;        // the medium does not ring: ask it at intervals until then
+    bool outstanding = false;  // work is left for whoever drives
+    bool holds = false;        // new work waits for more, until `wake`
+  };
+  virtual Plan NextRound(TimePoint now) const = 0;
+
+  // ---- by any thread ----
+  // No round is to be made now.
+  virtual bool Paused() const = 0;
+  // Something was asked for that no round has taken.
+  virtual bool HasNew() const = 0;
+  // Called once, when a round has lasted for the stuck limit. The token may be held for ever.
+  virtual void OnStuck() = 0;
+};
+
+// What a driver synchronizes by. Tests have primitives that a scheduler interleaves.
+struct ThreadSync {
+  template <typename T>
+  using Atomic = std::atomic<T>;
+  using Mutex = core::Mutex;
+  using Parking = core::Parking;
+};
+
+template <typename Sync>
+class BasicDriver {
+ public:
+  // References must outlive the driver. `token`: its holder alone makes rounds; nobody sleeps with
+  // it.
+  BasicDriver(DriverOptions options, typename Sync::Mutex& token, Bell& bell, Rounds& rounds);
+  BasicDriver(const BasicDriver&) = delete;
+  BasicDriver& operator=(const BasicDriver&) = delete;
+
+  // ---- by any thread ----
+
+  // Drives or sleeps until `done` or the deadline. `handle`: the one that `done` asks about, whose
+  // end then rings; null: none.
+  void DriveUntil(const std::function<bool()>& done, HandleState* handle, TimePoint deadline)
+      SIRTAKI_EXCLUDES(token_);
+  // Something was asked for: wakes a thread that drives or will.
+  void WakeSomebody();
+  // The background thread sleeps, and comes back by itself for the new work that it holds back.
+  bool ComesBackForNewWork() const { return holding_ && drivers_ == 0; }
+  // Runs `call`, in which no round is made. One that does not return counts as a stuck round.
+  void WhileNobodyDrives(const std::function<void()>& call) SIRTAKI_EXCLUDES(token_);
+
+  bool stuck() const { return stuck_; }
+  // A thread that waits for the token's holder calls this now and then.
+  void LookIfStuck(StuckWatch* watch);
+
+  // ---- by the token's holder ----
+  bool MakeRound(TimePoint now, bool waited_for) SIRTAKI_REQUIRES(token_);
+  TimePoint NextWake(TimePoint now) const SIRTAKI_REQUIRES(token_);
+
+  // ---- the background thread ----
+  void StartThread();
+  // Joins the thread, or leaves it behind when stuck(): then what the driver refers to must stay for
+  // the life of the process. Idempotent.
+  void StopThread();
+  bool has_thread() const { return thread_.joinable(); }
+  void RunThread() SIRTAKI_EXCLUDES(token_);  // what the thread does
+
+ private:
+  struct Nap {
+    bool needed = false;
+    std::uint64_t ticket = 0;
+    TimePoint until{};
+    bool holding = false;
+    bool on_duty = true;
+  };
+
+  // Counts as one call of the token's holder for as long as it lives.
+  class CallMark;
+
+  Nap DriveWhileHot(const std::function<bool()>& done, const void* driver, TimePoint deadline)
+      SIRTAKI_EXCLUDES(token_);
+  bool TakeToken(const std::function<bool()>& done, bool patient) SIRTAKI_TRY_ACQUIRE(true, token_);
+  bool FoundTaken(const std::function<bool()>& done, const void* driver, const Nap& nap) const;
+  bool TryToken() SIRTAKI_TRY_ACQUIRE(true, token_);
+  Nap NapBeforeSleep(std::uint64_t ticket, const void* driver) SIRTAKI_REQUIRES(token_);
+  void BeginDriving();
+  bool ReleaseDuty(const void* driver);  // true if the driver had it
+  void StopDriving(const void* driver);
+  void Park(TimePoint limit);
+  void Relax(bool spin) const;
+  TimePoint NextWake(TimePoint now, const Rounds::Plan& plan) const SIRTAKI_REQUIRES(token_);
+  TimePoint Now() const { return options_.now(); }
+
+  const DriverOptions options_;
+  typename Sync::Mutex& token_;
+  Bell& bell_;
+  Rounds& rounds_;
+  Cooling cooling_ SIRTAKI_GUARDED_BY(token_);
+
+  // `duty_` is the driver that sleeps until the next timer or poll, so that the others may sleep until
+  // something rings. Null while no driver does.
+  typename Sync::template Atomic<int> drivers_{0};
+  typename Sync::template Atomic<std::uint64_t> driver_changes_{0};
+  typename Sync::template Atomic<const void*> duty_{nullptr};
+  typename Sync::template Atomic<Duration::rep> duty_until_{0};
+  // The plan, as the last holder of the token left it.
+  typename Sync::template Atomic<bool> outstanding_{false};
+  typename Sync::template Atomic<Duration::rep> next_wake_{0};
+  // When the background thread comes back by itself; the smallest value while it is awake.
+  typename Sync::template Atomic<Duration::rep> background_until_;
+  typename Sync::template Atomic<bool> holding_{false};
+  typename Sync::template Atomic<std::uint64_t> calls_{0};  // begun or ended: odd within one
+  typename Sync::template Atomic<bool> stuck_{false};
+  typename Sync::Parking parking_;
+  typename Sync::template Atomic<bool> parked_long_{false};
+  typename Sync::template Atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+using Driver = BasicDriver<ThreadSync>;
+extern template class BasicDriver<ThreadSync>;
+
+}  // namespace sirtaki::core

@@ -1,0 +1,45 @@
+// Whether new work that nobody waits for is left where it is for a while, so that what is submitted
+// in a row is negotiated together. Pure.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <utility>
+
+#include "core/base/types.h"
+
+namespace sirtaki::core {
+
+class Hold {
+ public:
+  // Work is held until none has come for `delay`, but at most for kFactor times that. Zero: never.
+  static constexpr int kFactor = 10;
+  explicit Hold(Duration delay) : delay_(delay) {}
+  void SetDelay(Duration delay) { delay_ = delay; }
+
+  // Whether it is held at `now`, when there are `works` that are new.
+  bool Holds(std::size_t works, TimePoint now) {
+    if (delay_ <= Duration::zero()) return false;
+    if (!held_) held_ = Held{now, now, works};
+    if (std::exchange(held_->works, works) != works) held_->last = now;
+    return now < *until();
+  }
+  void Release() { held_.reset(); }
+  // None: nothing is held.
+  std::optional<TimePoint> until() const {
+    if (!held_) return {};
+    return std::min(held_->last + delay_, held_->since + kFactor * delay_);
+  }
+
+ private:
+  struct Held {
+    TimePoint since{};
+    TimePoint last{};  // when more was seen
+    std::size_t works = 0;
+  };
+  Duration delay_;
+  std::optional<Held> held_;
+};
+
+}  // namespace sirtaki::core
