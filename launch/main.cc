@@ -245,6 +245,6 @@ int Main(const std::vector<std::string>& args, const char* called) {
 
 int main(int argc, char** argv) try {
   return sirtaki::launch::Main({argv + 1, argv + argc}, argv[0]);
-} catch (const std::exception& error) {  // as where no file can be opened any more
+} catch (const std::exception& error) {  // where no file can be opened any more, for one
   return sirtaki::launch::Complain({sirtaki::core::StatusCode::kBackend, error.what()});
 }

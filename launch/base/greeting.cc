@@ -71,8 +71,8 @@ class Attempts {
     std::string name;
     Caller caller;
     core::TimePoint begin_at;  // max: it has
-    bool proven = false;       // by both, as far as this rank knows
-    bool known = false;        // by sirtakirun
+    bool proven = false;       // both have, as far as this rank knows
+    bool known = false;        // sirtakirun knows it
     bool failed = false;
     std::string last = "no answer";
     Link link;

@@ -10,7 +10,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <csignal>
 #include <utility>
@@ -30,6 +29,8 @@ namespace {
 constexpr int kMostAtOnce = 64;  // before what waits for time has its turn
 
 void DoNothing(int /*signal*/) {}
+
+bool AsksForAnEnd(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGHUP; }
 
 // What this process starts does not have the connection.
 void Prepare(int fd) {
@@ -51,7 +52,7 @@ struct Loop::Impl {
   void WaitForSignal() {
     signals.async_wait([this](const Error& error, int signal) {
       if (error) return;
-      told = told || signal != SIGCHLD;
+      told = told || AsksForAnEnd(signal);
       take_signal(signal);
       WaitForSignal();
     });
@@ -69,18 +70,31 @@ struct Loop::Impl {
 Loop::Loop() : impl_(std::make_unique<Impl>()) {}
 
 Loop::~Loop() {
-  const bool told = impl_->told;
-  int late = SIGCHLD;
-  impl_->take_signal = [&late](int signal) { late = signal == SIGCHLD ? late : signal; };
+  // Signals that come from here on wait until they have their old meaning.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  int late = 0;
+  if (!impl_->told) {
+    impl_->take_signal = [&late](int signal) { late = AsksForAnEnd(signal) ? signal : late; };
+  } else {
+    impl_->take_signal = [](int /*signal*/) {};
+  }
   impl_->acceptor.close();
   impl_->io.poll();  // what waited in the loop is closed, and not called any more
   impl_.reset();
   for (const int signal : {SIGUSR1, SIGUSR2}) std::signal(signal, &DoNothing);
-  if (late != SIGCHLD && !told) std::raise(late);
+  if (late != 0) std::raise(late);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void Loop::Run(core::TimePoint until) {
-  impl_->io.run_one_until(until);
+  if (until == core::TimePoint::max()) {
+    impl_->io.run_one();  // the other one looks every second whether it is time
+  } else {
+    impl_->io.run_one_until(until);
+  }
   for (int i = 0; i < kMostAtOnce && impl_->io.poll_one() > 0; ++i) continue;
 }
 
@@ -261,12 +275,13 @@ Status Loop::Listen(bool local, std::function<void(std::optional<Link>)> take, i
   *port = acceptor.local_endpoint().port();
   return Status::Ok();
 } catch (const boost::system::system_error& error) {
-  return {StatusCode::kBackend, error.what()};
+  return {StatusCode::kBackend, error.code().message()};
 }
 
 void Loop::Accept() {
   impl_->acceptor.async_accept([this](const Error& error, tcp::socket socket) {
-    if (error == asio::error::operation_aborted) return;
+    // One that had come before the acceptor was closed still comes here.
+    if (error == asio::error::operation_aborted || !impl_->acceptor.is_open()) return;
     if (error) return impl_->take_link(std::nullopt);
     Prepare(socket.native_handle());
     socket.native_non_blocking(true);

@@ -1,5 +1,5 @@
-// What sirtakirun waits for, all of it in one thread: signals, pipes, and the TCP connections to its ranks. Boost.Asio does the
-// waiting, and loop.cc alone includes it.
+// The loop waits, in one thread, for all that sirtakirun waits for: signals, pipes, and the TCP connections to its ranks.
+// Boost.Asio does the waiting, and loop.cc alone includes it.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ class Loop {
   std::unique_ptr<Impl> impl_;
 };
 
-// A descriptor of this process alone, which becomes one that does not block.
+// A source is a descriptor that no other process has, so that it can be made not to block.
 class Source {
  public:
   Source(Loop* loop, std::function<void()> then);
@@ -69,7 +69,7 @@ class Source {
   std::unique_ptr<Impl> impl_;
 };
 
-// One end of a connection between sirtakirun and a rank. Children do not have it. A host that is gone, or a network that is
+// A link is one end of a connection between sirtakirun and a rank. Children do not have it. A host that is gone, or a network that is
 // down, is noticed within about 12 s.
 class Link {
  public:
@@ -94,7 +94,8 @@ class Link {
   void Send(std::string_view frame);
   bool has_sent_all() const;
   void EndSending();
-  // This end's address and port, "10.0.0.1:4711", and the other end's address, "10.0.0.2"; empty if they are not known.
+  // own_end() is this end's address and port, "10.0.0.1:4711", other_address() the other's without the port; empty if they
+  // are not known.
   std::string own_end() const;
   std::string other_address() const;
 
@@ -106,7 +107,7 @@ class Link {
   std::shared_ptr<Impl> impl_;
 };
 
-// A port that is free now on this machine.
+// Returns a port that is free now on this machine.
 int FreePort();
 
 }  // namespace sirtaki::launch

@@ -31,7 +31,7 @@ class Connections {
  public:
   // A message of one that has proven itself. False: it is not from a rank of ours.
   using Take = std::function<bool(Connection*, const RankMessage&)>;
-  using End = std::function<void(Connection*, const core::Status& why)>;  // as a Link tells it
+  using End = std::function<void(Connection*, const core::Status& why)>;  // what a Link tells
 
   // At most `most_greeters` at once have proven nothing.
   Connections(Loop* loop, std::size_t most_greeters, Take take, End end)
@@ -44,7 +44,7 @@ class Connections {
   void CheckTimes(core::TimePoint now);
   // The next time that changes something; max: none.
   core::TimePoint NextTime() const;
-  // In the order in which they came; closed ones too, until times are checked.
+  // The connections are in the order in which they came; closed ones stay until times are checked.
   const std::vector<std::unique_ptr<Connection>>& all() const { return all_; }
 
  private:

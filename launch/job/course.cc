@@ -19,7 +19,7 @@ namespace {
 constexpr Duration kAskedOnce = seconds(1);
 // The time after the launcher's end for what the ranks have still to say.
 constexpr Duration kLastWords = seconds(2);
-// The same where it matters which hosts are gone: until a silent one is noticed.
+// The time is longer where it matters which hosts are gone: until a silent one is noticed.
 constexpr Duration kSilence = seconds(14);
 
 constexpr Duration kUnlimited = Duration::max();
@@ -27,10 +27,10 @@ constexpr Duration kUnlimited = Duration::max();
 struct Step {
   Due due;
   Phase next;
-  Duration time;  // of the next phase
+  Duration time;  // that the next phase has
 };
 
-// What each phase ends with.
+// A phase ends with this step.
 constexpr std::array<Step, 6> kSteps = {{
     /* kStarting */ {Due::kLateStart, Phase::kFailing, Duration(0)},
     /* kRunning */ {Due::kLateInit, Phase::kFailing, Duration(0)},
@@ -69,7 +69,7 @@ bool Course::TakeSignal(TimePoint now) {
   const bool again = signalled_at_ && now >= *signalled_at_ + kAskedOnce;
   if (!signalled_at_) signalled_at_ = now;
   Fail(now, Duration(0));
-  // Who asks twice does not want to wait, nor who asks when all but the output is over.
+  // A user who asks twice does not want to wait, nor one who asks when all but the output is over.
   if (!again && phase_ != Phase::kKilled) return false;
   phase_ = Phase::kKilled;
   until_ = kNever;

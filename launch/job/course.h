@@ -1,5 +1,5 @@
-// The course of a run from its start to its end: the phase that it is in, and what time alone brings. Pure: time is an
-// argument.
+// A course is the way of a run from its start to its end: the phase that it is in, and what time alone brings. Pure: time is
+// an argument.
 //
 //   phase         its time                              what is due when it is over    the next phase
 //   kStarting     the start timeout                     kLateStart: the run fails      kFailing, at once over
@@ -51,10 +51,10 @@ class Course {
   // The launcher has ended; ranks may say their last words. `for_hosts`: until a silent host is noticed.
   void NoteLauncherEnd(bool for_hosts, core::TimePoint now);
 
-  // What is due now that the time of the phase is over, if it is; the next phase has begun then.
+  // TakeDue returns what is due now that the time of the phase is over, and the next phase has begun then.
   Due TakeDue(core::TimePoint now);
   core::TimePoint NextTime() const;  // max: none
-  // After the launcher's end: whether ranks may still say something.
+  // Ranks may still say something after the launcher's end.
   bool hears_ranks() const { return phase_ != Phase::kKilled && leave_at_ != kNever; }
 
  private:

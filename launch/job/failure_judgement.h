@@ -51,7 +51,7 @@ bool IsCause(const std::string& fault, const Failure& failure);
 // The last words about a run, each line behind "sirtakirun: ". The fault comes first.
 std::string FailureText(const Failure& failure);
 
-// Why a run has failed, as far as one knows.
+// A verdict says why a run has failed, if one knows.
 struct Verdict {
   // `stopped`: all ranks were told to stop.
   void Take(Failure next, bool stopped);
@@ -67,8 +67,8 @@ struct Verdict {
 
   std::optional<Failure> failure;  // the first, or what it follows from
   std::string left_early;          // the first rank that ended well by itself
-  std::vector<std::pair<int, std::string>>
-      faults;  // of ranks' groups, in the order of their coming
+  // The faults that ranks have told of their groups, in the order of their coming.
+  std::vector<std::pair<int, std::string>> faults;
 };
 
 // "SIGKILL", or "signal 42" where it has no name.

@@ -363,7 +363,7 @@ class Job {
   JobOutput output_;
   Child launcher_;
   std::optional<EndMessage> launcher_end_;
-  std::string held_;  // of what it prints
+  std::string held_;  // what it has printed that is not shown yet
 };
 
 }  // namespace

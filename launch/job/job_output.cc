@@ -55,6 +55,9 @@ Descriptor WhenWritable(Stream stream) {
   epoll_event event{EPOLLOUT, {}};
   const int fd = DescriptorOf(stream);
   if (epoll_ctl(events.get(), EPOLL_CTL_ADD, fd, &event) == 0) return events;
+  if (errno != EPERM) {
+    throw std::system_error(errno, std::generic_category(), "cannot wait for the standard streams");
+  }
   return Descriptor(eventfd(1, EFD_CLOEXEC));  // it is a file, which can always be written
 }
 

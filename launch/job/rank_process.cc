@@ -281,7 +281,7 @@ class RankProcess {
   RankPlace place_;
   Loop loop_;
   Link link_;
-  Source notices_;  // of the program's start
+  Source notices_;  // that the program has started
   Child child_;
   std::size_t unwritten_ = 0;
   bool started_ = false;

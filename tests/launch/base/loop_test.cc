@@ -150,6 +150,38 @@ TEST_F(LinkTest, ChildrenInheritNothing) {
   }
 }
 
+// A scheduler tells a job by SIGUSR1 that its time is nearly over, and ends it by SIGTERM later.
+TEST(LoopTest, ASignalThatComesTooLateEndsTheProcessThoughAnotherOneWasTaken) {
+  const auto end_late = [] {
+    std::optional<Loop> loop(std::in_place);
+    loop->TakeSignals(Loop::UserSignals::kTaken, [](int) {});
+    raise(SIGUSR1);
+    loop->Run(core::TimePoint());
+    raise(SIGTERM);
+    loop.reset();
+    _exit(0);
+  };
+  EXPECT_EXIT(end_late(), testing::KilledBySignal(SIGTERM), "");
+}
+
+TEST(LoopTest, AConnectionThatCameBeforeTheEndIsNotHandedOver) {
+  int port = 0;
+  int handed = 0;
+  Loop others;
+  Link stranger;
+  {
+    Loop loop;
+    ASSERT_TRUE(loop.Listen(
+                        true, [&](std::optional<Link>) { ++handed; }, &port)
+                    .ok());
+    bool connected = false;
+    stranger.Connect(&others, "127.0.0.1:" + std::to_string(port),
+                     [&](const core::Status&) { connected = true; });
+    EXPECT_TRUE(Await(&others, [&] { return connected; }));
+  }
+  EXPECT_EQ(handed, 0);
+}
+
 TEST(LoopTest, SignalsAreTakenInTheLoop) {
   Loop loop;
   std::vector<int> taken;

@@ -79,7 +79,7 @@ TEST_F(ConnectionsTest, TheOldestOfTooManyThatProveNothingGoes) {
   for (Link& stranger : strangers) Connect(&stranger);
   EXPECT_TRUE(Await([&] { return !strangers[0].is_open() && !strangers[1].is_open(); }));
   for (const std::size_t i : {2U, 3U, 4U}) EXPECT_TRUE(strangers.at(i).is_open()) << i;
-  connections_.CheckTimes(Clock::now());
+  connections_.CheckTimes(core::TimePoint());
   EXPECT_EQ(connections_.all().size(), 3U);
 }
 
@@ -89,7 +89,7 @@ TEST_F(ConnectionsTest, OneThatHasProvenItStays) {
   for (Link& stranger : strangers) Connect(&stranger);
   EXPECT_TRUE(Await([&] { return !strangers[0].is_open() && !strangers[1].is_open(); }));
   EXPECT_TRUE(rank.is_open());
-  connections_.CheckTimes(Clock::now());
+  connections_.CheckTimes(core::TimePoint());
   EXPECT_EQ(connections_.all().size(), 4U);
 }
 
@@ -158,9 +158,10 @@ TEST_F(ConnectionsTest, WhereThereIsNoRoomItWaitsAndGoesOn) {
   Link waits;
   BeginToConnect(&waits);
   const auto before = Clock::now();
+  for (const auto& connection : connections_.all()) connection->silent_by = core::TimePoint::max();
   {
     const FullTable full;
-    EXPECT_TRUE(Await([&] { return connections_.NextTime() < before + seconds(5); }));
+    EXPECT_TRUE(Await([&] { return connections_.NextTime() != core::TimePoint::max(); }));
   }
   EXPECT_TRUE(Await([&] { return !stranger.is_open(); }));  // to make room
   EXPECT_TRUE(rank.is_open());
