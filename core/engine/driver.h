@@ -1,5 +1,5 @@
-// Who runs an engine's rounds, and who sleeps meanwhile. docs/architecture.md, "Threads", has the
-// rules.
+// A driver makes an engine's rounds, and decides which threads sleep meanwhile. docs/architecture.md,
+// "Threads", has the rules.
 //
 // - A driver is a thread that waits for something. It drives hot while something moves; then it
 //   sleeps on the doorbell until the next timer or poll. Of several drivers one has the duty to
@@ -44,16 +44,16 @@ struct DriverOptions {
   std::function<TimePoint()> now = [] { return Clock::now(); };
 };
 
-// What a driver drives: an engine, or a test's.
+// Rounds are what a driver drives: an engine, or a test's.
 class Rounds {
  public:
   virtual ~Rounds() = default;
 
   // ---- by the token's holder ----
-  // One round; true if anything moved. Does not throw. `waited_for`: by a thread that waits, so that
+  // Makes one round; true if anything moved. Does not throw. `waited_for`: a thread waits, so that
   // nothing is held back.
   virtual bool Round(TimePoint now, bool waited_for) = 0;
-  // When the next round is due, if nothing rings before.
+  // A plan says when the next round is due, if nothing rings before.
   struct Plan {
     TimePoint wake = TimePoint::max();
     bool polls = false;        // the medium does not ring: ask it at intervals until then
@@ -63,15 +63,15 @@ class Rounds {
   virtual Plan NextRound(TimePoint now) const = 0;
 
   // ---- by any thread ----
-  // No round is to be made now.
+  // True while no round is to be made.
   virtual bool Paused() const = 0;
-  // Something was asked for that no round has taken.
+  // True if something was asked for that no round has taken.
   virtual bool HasNew() const = 0;
   // Called once, when a round has lasted for the stuck limit. The token may be held for ever.
   virtual void OnStuck() = 0;
 };
 
-// What a driver synchronizes by. Tests have primitives that a scheduler interleaves.
+// A driver synchronizes by these. Tests have primitives that a scheduler interleaves.
 struct ThreadSync {
   template <typename T>
   using Atomic = std::atomic<T>;
@@ -98,7 +98,8 @@ class BasicDriver {
   void WakeSomebody();
   // The background thread sleeps, and comes back by itself for the new work that it holds back.
   bool ComesBackForNewWork() const { return holding_ && drivers_ == 0; }
-  // Runs `call`, in which no round is made. One that does not return counts as a stuck round.
+  // Runs `call`, which does not throw, while no round is made. One that does not return counts as a
+  // stuck round.
   void WhileNobodyDrives(const std::function<void()>& call) SIRTAKI_EXCLUDES(token_);
 
   bool stuck() const { return stuck_; }
@@ -115,7 +116,7 @@ class BasicDriver {
   // the life of the process. Idempotent.
   void StopThread();
   bool has_thread() const { return thread_.joinable(); }
-  void RunThread() SIRTAKI_EXCLUDES(token_);  // what the thread does
+  void RunThread() SIRTAKI_EXCLUDES(token_);
 
  private:
   struct Nap {
@@ -133,6 +134,7 @@ class BasicDriver {
       SIRTAKI_EXCLUDES(token_);
   bool TakeToken(const std::function<bool()>& done, bool patient) SIRTAKI_TRY_ACQUIRE(true, token_);
   bool FoundTaken(const std::function<bool()>& done, const void* driver, const Nap& nap) const;
+  void SayUntil(const void* driver, TimePoint until);
   bool TryToken() SIRTAKI_TRY_ACQUIRE(true, token_);
   Nap NapBeforeSleep(std::uint64_t ticket, const void* driver) SIRTAKI_REQUIRES(token_);
   void BeginDriving();
@@ -155,10 +157,10 @@ class BasicDriver {
   typename Sync::template Atomic<std::uint64_t> driver_changes_{0};
   typename Sync::template Atomic<const void*> duty_{nullptr};
   typename Sync::template Atomic<Duration::rep> duty_until_{0};
-  // The plan, as the last holder of the token left it.
+  // These are the plan, as the last holder of the token left it.
   typename Sync::template Atomic<bool> outstanding_{false};
   typename Sync::template Atomic<Duration::rep> next_wake_{0};
-  // When the background thread comes back by itself; the smallest value while it is awake.
+  // The background thread comes back by itself then; the smallest value while it is awake.
   typename Sync::template Atomic<Duration::rep> background_until_;
   typename Sync::template Atomic<bool> holding_{false};
   typename Sync::template Atomic<std::uint64_t> calls_{0};  // begun or ended: odd within one

@@ -18,7 +18,7 @@ namespace driving {
 // Nobody sleeps longer than this, though nothing needs it: it bounds the harm of a lost wake-up.
 inline constexpr Duration kLongestSleep = std::chrono::seconds(1);
 
-// How long hot polling spins before it yields. Short, for a peer may wait for this very core even
+// Hot polling spins this long before it yields. That is short, for a peer may wait for this very core even
 // where there are enough; a yield that finds nobody costs little.
 inline constexpr Duration kSpinTime = std::chrono::microseconds(1);
 
@@ -63,8 +63,6 @@ BasicDriver<Sync>::BasicDriver(DriverOptions options, typename Sync::Mutex& toke
                options_.now()),
       background_until_(driving::kAwake) {}
 
-// ---- driving ----
-
 template <typename Sync>
 void BasicDriver<Sync>::DriveUntil(const std::function<bool()>& done, HandleState* handle,
                                    TimePoint deadline) {
@@ -85,7 +83,7 @@ void BasicDriver<Sync>::DriveUntil(const std::function<bool()>& done, HandleStat
 
 template <typename Sync>
 void BasicDriver<Sync>::WhileNobodyDrives(const std::function<void()>& call) {
-  // As a driver, so that the background thread parks and looks whether this one is stuck.
+  // This is a driver, too, so that the background thread parks and looks whether it is stuck.
   const char driver = 0;
   BeginDriving();
   token_.Lock();
@@ -110,7 +108,7 @@ bool BasicDriver<Sync>::MakeRound(TimePoint now, bool waited_for) {
 }
 
 // Makes rounds while they move anything, and for the hot time after. `driver` is null for the
-// background thread. Without a nap: look at done() again.
+// background thread. The caller looks at done() again if no nap is needed.
 template <typename Sync>
 typename BasicDriver<Sync>::Nap BasicDriver<Sync>::DriveWhileHot(const std::function<bool()>& done,
                                                                  const void* driver,
@@ -119,9 +117,10 @@ typename BasicDriver<Sync>::Nap BasicDriver<Sync>::DriveWhileHot(const std::func
   std::uint64_t ticket = bell_.ArmDoorbell();
   if (!TakeToken(done, driver != nullptr)) {
     const TimePoint until = Now() + options_.max_sleep_outstanding;
-    // The driver that has the token and leaves either sees that this thread sleeps, or has left it.
-    if (driver == nullptr) background_until_ = driving::Count(until);
-    if (driver != nullptr || !TryToken()) return {!done(), ticket, until};
+    // The thread that has the token either sees that this one sleeps, or has let go of the token.
+    SayUntil(driver, until);
+    if (!TryToken()) return {!done(), ticket, until};
+    ReleaseDuty(driver);
   }
   const Duration hot_time = driver != nullptr ? options_.hot_time_waiting : options_.hot_time;
   Nap nap;
@@ -152,13 +151,25 @@ typename BasicDriver<Sync>::Nap BasicDriver<Sync>::DriveWhileHot(const std::func
   return nap;
 }
 
-// Whether another thread may have found the token taken, just before this one let go of it to sleep:
-// a driver that is new, one with new work, or the one that was on duty.
+// True if another thread may have found the token taken just before this one let go of it to sleep: a
+// driver that is new, one with new work, or the one on duty, which comes back too late or is awake.
 template <typename Sync>
 bool BasicDriver<Sync>::FoundTaken(const std::function<bool()>& done, const void* driver,
                                    const Nap& nap) const {
   if (driver == nullptr) return done();
-  return rounds_.HasNew() || (!nap.on_duty && duty_ == nullptr);
+  return rounds_.HasNew() || (!nap.on_duty && (duty_ == nullptr || next_wake_ < duty_until_));
+}
+
+// Says when a thread comes back that has found the token taken. A driver has the duty until then, if
+// nobody else has it.
+template <typename Sync>
+void BasicDriver<Sync>::SayUntil(const void* driver, TimePoint until) {
+  if (driver == nullptr) {
+    background_until_ = driving::Count(until);
+    return;
+  }
+  const void* nobody = nullptr;
+  if (duty_.compare_exchange_strong(nobody, driver)) duty_until_ = driving::Count(until);
 }
 
 // A driver is patient for the hot time: the background thread lets go as soon as it sees a driver,
@@ -241,7 +252,7 @@ void BasicDriver<Sync>::StopDriving(const void* driver) {
   }
 }
 
-// By threads that do not have the token. The thread that has it may hold it for ever.
+// Threads that do not have the token call this. The thread that has it may hold it for ever.
 template <typename Sync>
 void BasicDriver<Sync>::LookIfStuck(StuckWatch* watch) {
   if (options_.stuck_limit <= Duration::zero() || stuck_) return;
@@ -299,7 +310,7 @@ void BasicDriver<Sync>::RunThread() {
   StuckWatch watch(options_.stuck_limit);
   while (!stop_) {
     if (drivers_ > 0) {
-      // Longer and longer while the same drivers stay: they need nobody.
+      // It parks longer and longer while the same drivers stay: they need nobody.
       const std::uint64_t changes = driver_changes_;
       park =
           changes == drivers_seen ? std::min(2 * park, driving::kLongestPark) : driving::kFirstPark;
@@ -332,7 +343,7 @@ void BasicDriver<Sync>::Park(TimePoint limit) {
   }
 }
 
-// After something new was made visible. A driver that leaves looks at it after it has left, so
+// The caller has made something new visible. A driver that leaves looks at it after it has left, so
 // either it or this call sees that nobody drives.
 template <typename Sync>
 void BasicDriver<Sync>::WakeSomebody() {

@@ -57,7 +57,8 @@ void Engine::AddFirstSet(SetNumber set, const RankRanges& members, WorkPtr work)
 
 // ---- one round ----
 
-bool Engine::RunOnce(bool waited_for) {
+// The analysis does not know that the driver's token is this one; so below.
+bool Engine::RunOnce(bool waited_for) SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   MutexLock lock(token_);
   return driver_.MakeRound(Now(), waited_for);
 }

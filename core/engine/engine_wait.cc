@@ -65,7 +65,7 @@ void Engine::Resume() {
 }
 
 // An abort may have ended the pause, and then whoever has the token may hold it for ever.
-void Engine::Listen() {
+void Engine::Listen() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   if (!pauses_.here() || !token_.TryLock()) return;
   if (pauses_.here()) driver_.MakeRound(Now(), /*waited_for=*/false);
   token_.Unlock();
@@ -109,7 +109,7 @@ bool Engine::Outstanding() const {
          queue_.pending() > 0;
 }
 
-TimePoint Engine::NextWake(TimePoint now) const {
+TimePoint Engine::NextWake(TimePoint now) const SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   MutexLock lock(token_);
   return driver_.NextWake(now);
 }

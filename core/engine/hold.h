@@ -1,5 +1,5 @@
-// Whether new work that nobody waits for is left where it is for a while, so that what is submitted
-// in a row is negotiated together. Pure.
+// A hold leaves new work that nobody waits for where it is for a while, so that what is submitted in a
+// row is negotiated together. Pure.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ class Hold {
   explicit Hold(Duration delay) : delay_(delay) {}
   void SetDelay(Duration delay) { delay_ = delay; }
 
-  // Whether it is held at `now`, when there are `works` that are new.
+  // True if new work is held at `now`, when there are `works` of it.
   bool Holds(std::size_t works, TimePoint now) {
     if (delay_ <= Duration::zero()) return false;
     if (!held_) held_ = Held{now, now, works};
@@ -26,7 +26,7 @@ class Hold {
     return now < *until();
   }
   void Release() { held_.reset(); }
-  // None: nothing is held.
+  // Work is held until then; none is held if this is none.
   std::optional<TimePoint> until() const {
     if (!held_) return {};
     return std::min(held_->last + delay_, held_->since + kFactor * delay_);

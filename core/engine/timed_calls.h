@@ -1,5 +1,5 @@
-// The calls with a time-out of their own, from when the engine has taken them until their handles are
-// done. Pure.
+// TimedCalls holds the calls with a time-out of their own, from when the engine has taken them until
+// their handles are done. Pure.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ class TimedCalls {
     }
     calls_.emplace(deadline, std::move(call));
   }
-  // The next call that is late at `now`; none: no other is.
+  // Takes the next call that is late at `now`; none: no other is.
   std::optional<TimedCall> TakeLate(TimePoint now) {
     while (!calls_.empty()) {
       const auto first = calls_.begin();

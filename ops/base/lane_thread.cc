@@ -20,9 +20,14 @@ bool LaneThread::EndThread(core::Duration grace) {
     core::MutexLock lock(mutex);
     quits_ = true;
     changed.NotifyAll();
-    const core::TimePoint limit = core::Clock::now() + grace;
+    core::TimePoint limit = core::Clock::now() + grace;
     while (!gone_ && (calm_ || core::Clock::now() < limit)) {
-      changed.WaitUntil(mutex, calm_ ? core::TimePoint::max() : limit);
+      if (calm_) {
+        changed.Wait(mutex);
+        limit = core::Clock::now() + grace;
+      } else {
+        changed.WaitUntil(mutex, limit);
+      }
     }
     gone = gone_;
     left_ = !gone_;
@@ -41,7 +46,7 @@ void LaneThread::SetCalm(bool calm) {
 }
 
 bool LaneThread::WaitUntil(core::TimePoint deadline) {
-  SetCalm(true);
+  SetCalm(!quits_);
   const bool in_time = changed.WaitUntil(mutex, deadline);
   SetCalm(false);
   return in_time;

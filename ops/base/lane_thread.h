@@ -1,4 +1,4 @@
-// The thread of a lane, written once for the large lane of the host, the lane of a GPU and a GPU's
+// LaneThread is the thread of a lane, written once for the large lane of the host, the lane of a GPU and a GPU's
 // messages. The thread may be stuck in a medium or a driver: its owner then leaves it behind, with
 // everything that it refers to, and nothing outside is called any more.
 #pragma once
@@ -20,7 +20,8 @@ class LaneThread {
   bool EndThread(core::Duration grace) SIRTAKI_EXCLUDES(mutex);
 
   // ---- by the thread ----
-  // False at the deadline. Returns early, as waits do.
+  // WaitUntil returns false at the deadline, and may return early. It counts as waiting until the
+  // thread is asked to end.
   bool WaitUntil(core::TimePoint deadline) SIRTAKI_REQUIRES(mutex);
   // Calls, unless the owner has left the thread behind: then nothing outside may be called, and it
   // returns false.
@@ -32,7 +33,7 @@ class LaneThread {
   core::CondVar changed;
 
  private:
-  // Whether the thread cannot be stuck.
+  // A thread is calm while it cannot be stuck.
   void SetCalm(bool calm) SIRTAKI_REQUIRES(mutex);
 
   bool quits_ SIRTAKI_GUARDED_BY(mutex) = false;

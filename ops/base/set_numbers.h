@@ -28,7 +28,7 @@ constexpr core::SetNumber SetBeside(SetKind kind, core::SetNumber set, std::size
 constexpr std::int64_t DenseSetNumber(core::SetNumber set) {
   const core::SetNumber kind = set >> kSetNumberBits;
   const core::SetNumber low = set & ((core::SetNumber{1} << kSetNumberBits) - 1);
-  return std::int64_t{3} * (kind == 0 ? low : low / kMaxSlices) + kind;
+  return std::int64_t{4} * (kind == 0 ? low : low / kMaxSlices) + kind;
 }
 
 }  // namespace sirtaki::ops

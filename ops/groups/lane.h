@@ -1,4 +1,4 @@
-// What a lane has taken and not finished, and how it stops: once, with one cause, for all of it.
+// A lane knows what it has taken and not finished, and stops once, with one cause, for all of it.
 #pragma once
 
 #include <atomic>
@@ -16,9 +16,9 @@
 
 namespace sirtaki::ops {
 
-// `Task`: cheap to copy; has a `number`, which the lane gives, Complete(status) and
-// AddRunning(list). Its members are called by any thread, except where they say otherwise. No lock
-// is held while a callback or a task is called.
+// A `Task` is cheap to copy, and has a `number`, which the lane gives, Complete(status) and
+// AddRunning(list). A lane's members are called by any thread. No lock is held while a callback or
+// Complete is called.
 template <typename Task>
 class Lane : public LaneThread {
  public:
@@ -36,8 +36,10 @@ class Lane : public LaneThread {
       if (refused.ok()) {
         task.number = next_number_++;
         unfinished.emplace(task.number, task);
-        if (queues) queue.push_back(task);
-        changed.NotifyAll();
+        if (queues) {
+          queue.push_back(task);
+          changed.NotifyAll();
+        }
       }
     }
     if (!refused.ok()) task.Complete(refused);
@@ -72,12 +74,12 @@ class Lane : public LaneThread {
   bool stopped() const { return stop_.load(std::memory_order_relaxed); }
   const std::atomic<bool>& stop() const { return stop_; }
 
-  // False if a stop has finished it.
+  // The task is over; false if a stop has finished it.
   bool Finish(std::uint64_t number) SIRTAKI_EXCLUDES(mutex) {
     core::MutexLock lock(mutex);
-    return unfinished.erase(number) != 0;
+    return unfinished.erase(number) != 0 && !stopped();
   }
-  // What is unfinished, and what was when the lane stopped.
+  // Running lists what is unfinished, and what was when the lane stopped.
   std::vector<core::RunningOperation> Running() const SIRTAKI_EXCLUDES(mutex) {
     core::MutexLock lock(mutex);
     std::vector<core::RunningOperation> running = dropped_;

@@ -1,4 +1,4 @@
-// What the host lanes consist of. For the files that make up ops::HostLanes only.
+// HostLanes::Impl is what the host lanes consist of, for the files that make them up only.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,7 @@ struct HostLanes::Impl : Lane<HostTask> {
 
   // ---- the large lane's thread ----
   void RunLargeLane() SIRTAKI_EXCLUDES(mutex);
-  // The next task, or none when the thread is to end.
+  // Waits for the next task; none when the thread is to end.
   std::optional<HostTask> NextLarge() SIRTAKI_EXCLUDES(mutex);
 
   // Whether the first task of the queue may begin: a set goes when its small groups have gone, a

@@ -38,12 +38,12 @@ class Interleaver {
   // False: at the deadline.
   bool SleepUntil(const std::function<bool()>& ready, core::TimePoint deadline);
   core::TimePoint Now();  // also before they run
-  // A choice of the test's own, in [0, bound).
+  // Makes a choice of the test's own, in [0, bound).
   std::uint32_t Choose(std::uint32_t bound) {
     return static_cast<std::uint32_t>(random_() % bound);
   }
 
-  // The one that the calling thread belongs to.
+  // Returns the one that the calling thread belongs to.
   static Interleaver& Current() { return *current_; }
 
  private:
@@ -125,7 +125,7 @@ struct InterleavedSync {
     bool held_ = false;
   };
 
-  // As core::Parking.
+  // Parking behaves like core::Parking.
   class Parking {
    public:
     void Announce() { occupied_ = true; }
@@ -134,8 +134,8 @@ struct InterleavedSync {
       Withdraw();
     }
     void Withdraw() {
-      called_ = false;
       occupied_ = false;
+      called_ = false;
     }
     bool occupied() const { return occupied_; }
     void Unpark() {

@@ -1,11 +1,13 @@
-// The threads of a driver, interleaved in many ways: two that wait, the background thread and one that
-// submits without waiting. None may sleep while there is something to do.
+// A driver's threads are interleaved in many ways: two that wait, the background thread and one that
+// submits without waiting. They may not all sleep while there is something to do.
 #include "core/engine/driver.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -26,7 +28,7 @@ using tests::Interleaver;
 
 constexpr std::uint64_t kMostSteps = 200'000;
 
-// A doorbell that nothing but Wake rings.
+// Nothing but Wake rings this doorbell.
 class FakeBell : public Bell {
  public:
   std::uint64_t ArmDoorbell() override { return Step(), rings_; }
@@ -40,7 +42,7 @@ class FakeBell : public Bell {
   std::uint64_t rings_ = 0;
 };
 
-// Work that takes a round to begin and ends by itself some time later.
+// These rounds begin work, which ends by itself some time later.
 class FakeRounds : public Rounds {
  public:
   explicit FakeRounds(Bell& bell) : bell_(bell) {}
@@ -93,7 +95,7 @@ class FakeRounds : public Rounds {
   // New work waits for more for this long where nobody waits for it.
   Duration hold{};
 
-  // For the look at sleepers: what they should not sleep over.
+  // All threads should not sleep over these.
   bool has_unheld() const { return !fresh_.empty() && held_until_ == TimePoint::max(); }
   TimePoint NextDue() const { return std::min(NextEnd(), held_until_); }
   bool in_round() const { return in_round_; }
@@ -153,7 +155,7 @@ struct DrivenThreads {
     std::erase(waited_for, handle.get());
   }
 
-  // A thread that waits for its calls, and gives up some waits: others have to end that work.
+  // The thread waits for its calls, and gives up some waits: others have to end that work.
   void WaitForCalls() {
     std::vector<HandlePtr> given_up;
     for (int call = 0; call < 3; ++call) {
@@ -174,7 +176,7 @@ struct DrivenThreads {
     interleaver.SleepUntil([] { return false; }, interleaver.Now() + SomeTime());
   }
 
-  // As a program that polls its handles does.
+  // The thread polls its handles, as a program does that drives nothing.
   void LookForEnds(const std::vector<HandlePtr>& handles) {
     for (const HandlePtr& handle : handles) {
       interleaver.SleepUntil([&handle] { return handle->done(); }, TimePoint::max());
@@ -194,7 +196,7 @@ struct DrivenThreads {
     LookForEnds(handles);
   }
 
-  // Whatever comes of it is shown by expectations; false: it did not end.
+  // Runs all threads; false: they did not end. Expectations show the rest.
   bool Run(Duration hold) {
     rounds.hold = hold;
     driver = std::make_unique<BasicDriver<InterleavedSync>>(Options(), token, bell, rounds);
@@ -227,12 +229,12 @@ TEST_P(DriverTest, NobodySleepsOverWorkHoweverTheThreadsInterleave) {
   const int runs = tests::ScaledCount(200, 5000);
   for (int run = 0; run < runs && !HasFailure(); ++run) {
     const std::uint32_t seed = first + static_cast<std::uint32_t>(run);
-    SCOPED_TRACE("seed " + std::to_string(seed));
     auto threads = std::make_unique<DrivenThreads>(seed);
     if (!threads->Run(GetParam())) {
       ADD_FAILURE() << "the threads do not end";
       static_cast<void>(threads.release());  // threads are left in it
     }
+    if (HasFailure()) ADD_FAILURE() << "seed " << seed;  // other threads have failed
   }
 }
 

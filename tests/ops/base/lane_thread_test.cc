@@ -13,6 +13,8 @@ namespace {
 
 using std::chrono::hours;
 
+constexpr core::Duration kGrace = std::chrono::milliseconds(100);
+
 // Waits until it is told to end, then does `last`.
 void StartWaiting(const std::shared_ptr<LaneThread>& thread, const std::function<void()>& last) {
   thread->StartThread([thread, last] {
@@ -35,19 +37,19 @@ TEST(LaneThreadTest, AThreadThatWaitsIsJoined) {
 TEST(LaneThreadTest, ACallOutIsWaitedFor) {
   const auto thread = std::make_shared<LaneThread>();
   std::latch called(1);
-  bool quits = false;
   bool told = false;
   thread->StartThread([&, thread] {
     told = thread->CallOut([&] {
       called.count_down();
       core::MutexLock lock(thread->mutex);
       while (!thread->quits()) thread->changed.Wait(thread->mutex);
-      quits = true;
+      thread->changed.WaitUntil(thread->mutex,
+                                core::Clock::now() + kGrace + kGrace);  // outlasts it
     });
   });
   called.wait();
-  EXPECT_TRUE(thread->EndThread(hours(1)));
-  EXPECT_TRUE(quits && told);
+  EXPECT_TRUE(thread->EndThread(kGrace));
+  EXPECT_TRUE(told);
 }
 
 TEST(LaneThreadTest, AThreadThatIsStuckIsLeftBehindAndCallsNothingAnyMore) {

@@ -323,7 +323,7 @@ TEST(NcclLanesFailureTest, AnOutputThatCannotBeAllocatedIsAFailure) {
           item.work->allocate_output = [](const auto&) -> void* { throw std::bad_alloc(); };
         }
       });
-  EXPECT_THAT(outcomes[1].handle.message(), HasSubstr("out of memory"));
+  EXPECT_THAT(outcomes[1].handle.message(), HasSubstr("out of host memory"));
   EXPECT_EQ(outcomes[1].failure.origin().rank, 1);
 }
 
