@@ -160,8 +160,8 @@ void StepTuner::SayIfEarly() const {
       "autotune ended early, after " + std::to_string(steps_) +
       (steps_ == 1 ? " step, " : " steps, ") + std::to_string(trials) +
       (trials == 1 ? " trial" : " trials") +
-      ": the optimizer whose steps it measures, the first of the job, was gone before the "
-      "search was over. Train for more steps, " +
+      ": the optimizer whose steps it measures, the first of the job, made its last step before "
+      "the search was over. Train for more steps, " +
       std::to_string(1 + fusion::AutotunerOptions().most_steps()) + " at most");
 }
 

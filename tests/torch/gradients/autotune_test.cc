@@ -115,11 +115,12 @@ TEST(AutotuneTest, ASearchThatCannotEndOrBeginSaysWhy) {
         ranks, [&](int rank, const Session& session) { Train(rank, session, steps); }, config);
     return told.text();
   };
-  EXPECT_THAT(told_of(2, 40),
-              ::testing::EndsWith(
-                  "autotune ended early, after 40 steps, 1 trial: the optimizer whose steps "
-                  "it measures, the first of the job, was gone before the search was over. "
-                  "Train for more steps, 966 at most\n"));
+  EXPECT_THAT(
+      told_of(2, 40),
+      ::testing::EndsWith(
+          "autotune ended early, after 40 steps, 1 trial: the optimizer whose steps "
+          "it measures, the first of the job, made its last step before the search was over. "
+          "Train for more steps, 966 at most\n"));
   EXPECT_THAT(told_of(1, 2),
               ::testing::EndsWith("autotune is off: a job of one rank reduces no gradients\n"));
   config.deterministic = true;
