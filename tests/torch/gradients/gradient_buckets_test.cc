@@ -329,7 +329,7 @@ TEST(GradientBucketsTest, ASecondBackwardIsAnErrorThatNamesTheGradient) {
 
 TEST(GradientBucketsTest, ARankThatHasEndedFailsTheOthersGradientsByName) {
   RunTorchRanks(2, [](int rank, const Session& session) {
-    Branches net;
+    BucketBranches net;
     auto optimizer = Wrap(net, session);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();

@@ -56,7 +56,7 @@ void ExpectFollowsOneProcess(const MakeOptimizer& make_optimizer, double toleran
   }
 }
 
-TEST(EquivalenceTest, SgdWithMomentum) { ExpectFollowsOneProcess(MakeSgd, 1e-13); }
+TEST(EquivalenceTest, SgdWithMomentum) { ExpectFollowsOneProcess(MakePlainSgd, 1e-13); }
 
 TEST(EquivalenceTest, Adam) {
   ExpectFollowsOneProcess(
