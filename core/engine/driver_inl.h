@@ -18,8 +18,8 @@ namespace driving {
 // Nobody sleeps longer than this, though nothing needs it: it bounds the harm of a lost wake-up.
 inline constexpr Duration kLongestSleep = std::chrono::seconds(1);
 
-// Hot polling spins this long before it yields. That is short, for a peer may wait for this very core even
-// where there are enough; a yield that finds nobody costs little.
+// Hot polling spins this long before it yields. That is short, for a peer may wait for this very core
+// even where there are enough; a yield that finds nobody costs little.
 inline constexpr Duration kSpinTime = std::chrono::microseconds(1);
 
 // A driver without the duty is woken by whatever concerns it, and looks by itself this often.

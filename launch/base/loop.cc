@@ -79,11 +79,9 @@ Loop::~Loop() {
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, &before);
   int late = 0;
-  if (!impl_->told) {
-    impl_->take_signal = [&late](int signal) { late = AsksForAnEnd(signal) ? signal : late; };
-  } else {
-    impl_->take_signal = [](int /*signal*/) {};
-  }
+  impl_->take_signal = [&late, told = impl_->told](int signal) {
+    if (!told && AsksForAnEnd(signal)) late = signal;
+  };
   impl_->acceptor.close();
   impl_->io.poll();  // what waited in the loop is closed, and not called any more
   impl_.reset();

@@ -129,7 +129,7 @@ TEST(AutotuneTest, ASearchThatCannotEndOrBeginSaysWhy) {
                                   "depend on measured times\n"));
 }
 
-// As with a script's own optimizer in Python, which lives until the process exits.
+// A script's own optimizer in Python lives until the process exits, and so for longer than the session.
 TEST(AutotuneTest, ASearchWhoseOptimizerOutlivesTheSessionSaysOnceThatItEndedEarly) {
   core::Config config;
   config.autotune = true;
