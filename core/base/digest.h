@@ -4,11 +4,23 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace sirtaki::core {
 
 // Equal bytes give equal digests on every machine of the same byte order; bytes that differ give
 // the same one with a chance of 2^-64. No defence against somebody who wants a clash.
 std::uint64_t Digest(const void* data, std::size_t bytes);
+
+// The same digest of bytes that come in pieces, however they are cut.
+class RunningDigest {
+ public:
+  RunningDigest();
+  void Add(const void* data, std::size_t bytes);
+  std::uint64_t Get() const;
+
+ private:
+  std::shared_ptr<void> state_;  // xxHash's
+};
 
 }  // namespace sirtaki::core

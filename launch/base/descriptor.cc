@@ -6,7 +6,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 namespace sirtaki::launch {
 
@@ -20,22 +19,6 @@ Transfer Failed(int error) {
 }
 
 }  // namespace
-
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  if (this != &other) {
-    Close();
-    fd_ = other.Release();
-  }
-  return *this;
-}
-
-Descriptor::~Descriptor() { Close(); }
-
-int Descriptor::Release() { return std::exchange(fd_, -1); }
-
-void Descriptor::Close() {
-  if (fd_ >= 0) close(Release());
-}
 
 Transfer ReadSome(int fd, std::string* out, std::size_t most) {
   std::array<char, kReadSize> buffer;

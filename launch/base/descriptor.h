@@ -1,33 +1,16 @@
-// A file descriptor, and the bytes that go through it.
+// The bytes that go through a file descriptor.
 #pragma once
 
 #include <cstddef>
 #include <string>
 #include <string_view>
 
+#include "core/base/descriptor.h"
 #include "core/base/status.h"
 
 namespace sirtaki::launch {
 
-// A file descriptor that is closed with it.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(other.Release()) {}
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor();
-
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  int Release();
-  void Close();
-
- private:
-  int fd_ = -1;
-};
+using core::Descriptor;
 
 // What happened to bytes on a connection or pipe that does not block.
 struct Transfer {

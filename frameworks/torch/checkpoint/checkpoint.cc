@@ -11,7 +11,6 @@
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/checkpoint/checkpoint_file.h"
 #include "frameworks/torch/checkpoint/checkpoint_sections.h"
-#include "frameworks/torch/checkpoint/checkpoint_undo.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/broadcast.h"
@@ -22,7 +21,6 @@ namespace sirtaki {
 namespace {
 
 using detail::CheckpointParts;
-using detail::Reader;
 using detail::SessionState;
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
@@ -59,55 +57,15 @@ std::vector<at::Tensor> GatherGeneratorStates(const CheckpointParts& parts,
   return states;
 }
 
-// Loading that can still be taken back: a failure on any rank leaves all as they were.
-class Restoring {
- public:
-  Restoring(const CheckpointParts& parts, const Reader& reader)
-      : parts_(parts), reader_(reader), small_parts_(parts) {}
-
-  // By rank 0. What the others need beside models and optimizers; empty if there is no file.
-  std::string FromFile(const std::string& path) {
-    InputArchive archive;
-    if (!detail::ReadCheckpointFile(path, &archive)) return {};
-    std::string for_others;
-    const std::string error = ErrorOf([&] {
-      writers_ = detail::ReadHeader(archive);
-      models_.emplace(parts_, archive);
-      optimizers_.emplace(parts_);
-      detail::LoadOptimizers(parts_, archive);
-      detail::ReadSmallParts(parts_, reader_, archive);
-      OutputArchive small;
-      detail::WriteSmallParts(parts_, detail::ReadGeneratorStates(parts_, archive), small);
-      for_others = detail::ToBytes(small);
-    });
-    if (!error.empty()) throw std::runtime_error(path + ": " + error);
-    return for_others;
-  }
-
-  // By the others.
-  void FromBytes(const std::string& bytes) {
-    InputArchive archive;
-    archive.load_from(bytes.data(), bytes.size(), c10::kCPU);
-    detail::ReadSmallParts(parts_, reader_, archive);
-  }
-
-  // The number of ranks that wrote the file; known to rank 0.
-  int writers() const { return writers_; }
-
-  void Keep() {
-    small_parts_.Keep();
-    if (optimizers_) optimizers_->Keep();
-    if (models_) models_->Apply();
-  }
-
- private:
-  const CheckpointParts& parts_;
-  const Reader reader_;
-  int writers_ = 0;
-  detail::SmallPartsUndo small_parts_;
-  std::optional<detail::OptimizerUndo> optimizers_;
-  std::optional<detail::ReadModels> models_;
-};
+// By rank 0. What the others need beside models and optimizers; empty if there is no file.
+std::string ReadFile(const std::string& path, detail::LoadedParts& loaded) {
+  InputArchive archive;
+  if (!detail::ReadCheckpointFile(path, &archive)) return {};
+  std::string for_others;
+  const std::string error = ErrorOf([&] { for_others = loaded.ReadAll(archive); });
+  if (!error.empty()) throw std::runtime_error(path + ": " + error);
+  return for_others;
+}
 
 }  // namespace
 
@@ -120,10 +78,7 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
   const std::string write_error = ErrorOf([&] {
     if (state->topology().rank != 0) return;
     OutputArchive archive;
-    detail::WriteHeader(state->topology().size, archive);
-    detail::WriteModels(parts, archive);
-    detail::WriteOptimizers(parts, archive);
-    detail::WriteSmallParts(parts, generator_states, archive);
+    detail::WriteParts(state->topology().size, parts, generator_states, archive);
     file.emplace(path, archive);
   });
   // It throws, too, after a fault of any rank that was found until now: what was read from a GPU
@@ -140,29 +95,25 @@ bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
                      const Session& session) {
   const CheckpointParts& parts = checkpoint.parts();
   const StatePtr state = Begin("load_checkpoint", parts, session);
-  const Reader reader = {state->topology().rank, state->topology().size};
+  const detail::Reader reader = {state->topology().rank, state->topology().size};
   const bool is_root = reader.rank == 0;
-  std::optional<Restoring> restoring;
+  detail::LoadedParts loaded(parts, reader);
   std::string bytes;
   std::string error = ErrorOf([&] {
-    restoring.emplace(parts, reader);
-    if (is_root) bytes = restoring->FromFile(path);
+    if (is_root) bytes = ReadFile(path, loaded);
   });
   detail::AgreeOnErrors("load_checkpoint", error, state);
 
   bytes = broadcast_object(bytes, 0, "sirtaki/load_checkpoint/parts", session);
-  const bool found = !bytes.empty();
-  if (found) {
-    if (!is_root) error = ErrorOf([&] { restoring->FromBytes(bytes); });
-    detail::AgreeOnErrors("load_checkpoint", error, state);
-  }
-  restoring->Keep();
-  if (!found) return false;
+  if (bytes.empty()) return false;
+  if (!is_root) error = ErrorOf([&] { loaded.ReadBytes(bytes); });
+  detail::AgreeOnErrors("load_checkpoint", error, state);
+  loaded.Apply();
 
   for (const auto& one : parts.models) broadcast_parameters(*one.part, 0, session);
   for (const auto& one : parts.optimizers) broadcast_optimizer_state(*one.part, 0, session);
-  if (is_root && restoring->writers() != reader.ranks) {
-    SIRTAKI_LOG(kWarning, "load_checkpoint: " << path << " was written by " << restoring->writers()
+  if (is_root && loaded.writers() != reader.ranks) {
+    SIRTAKI_LOG(kWarning, "load_checkpoint: " << path << " was written by " << loaded.writers()
                                               << " ranks and is read by " << reader.ranks
                                               << ": random generators get new seeds");
   }

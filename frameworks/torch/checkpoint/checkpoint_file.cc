@@ -8,9 +8,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
+#include <cinttypes>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <stdexcept>
 #include <string_view>
@@ -18,77 +17,28 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/descriptor.h"
 #include "core/base/digest.h"
 
 namespace sirtaki::detail {
 namespace {
 
-// The end of a ZIP file without a comment: a signature, 16 bytes, and the comment's length in the
-// last two, lowest first. (PKWARE's APPNOTE.TXT, 4.3.16.)
-constexpr std::size_t kEndBytes = 22;
-constexpr std::string_view kEndSignature = {"PK\5\6", 4};
-constexpr std::string_view kComment = "sirtaki checkpoint, checksum ";
+// What stands behind the archive: readers of ZIP files look for its end backwards, past this.
+constexpr std::string_view kMark = "sirtaki checkpoint, XXH3 ";
 constexpr std::size_t kDigits = 16;
-constexpr std::size_t kCommentBytes = kComment.size() + kDigits;
+constexpr std::size_t kTrailerBytes = kMark.size() + kDigits;
 
-// Of what is added, however it is cut: digests of blocks, each over the one before it.
-class Checksum {
- public:
-  void Add(std::string_view bytes) {
-    while (!bytes.empty()) {
-      const std::size_t taken = std::min(bytes.size(), block_.size() - filled_);
-      std::memcpy(block_.data() + filled_, bytes.data(), taken);
-      bytes.remove_prefix(taken);
-      filled_ += taken;
-      if (filled_ == block_.size()) Fold();
-    }
-  }
-  std::string Comment() {
-    if (filled_ > kWord) Fold();
-    std::uint64_t hash = 0;
-    std::memcpy(&hash, block_.data(), kWord);
-    char digits[kDigits + 1];
-    std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(hash));
-    return std::string(kComment) + digits;
-  }
-
- private:
-  static constexpr std::size_t kWord = sizeof(std::uint64_t);
-
-  // The digest so far is the block's first word.
-  void Fold() {
-    const std::uint64_t hash = core::Digest(block_.data(), filled_);
-    std::memcpy(block_.data(), &hash, kWord);
-    filled_ = kWord;
-  }
-
-  std::vector<char> block_ = std::vector<char>(std::size_t{64} << 10);
-  std::size_t filled_ = kWord;
-};
+std::string TrailerOf(const core::RunningDigest& digest) {
+  char digits[kDigits + 1];
+  std::snprintf(digits, sizeof(digits), "%016" PRIx64, digest.Get());
+  return std::string(kMark) + digits;
+}
 
 std::string Cause(int error) { return std::generic_category().message(error); }
 
 [[noreturn]] void Fail(const std::string& path, const std::string& what, int error) {
   throw std::runtime_error(path + ": " + what + ": " + Cause(error));
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() { Close(); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-
-  int get() const { return fd_; }
-  // 0, or errno: some file systems report only now that a write has failed.
-  int Close() {
-    const int fd = std::exchange(fd_, -1);
-    return fd < 0 || close(fd) == 0 ? 0 : errno;
-  }
-
- private:
-  int fd_;
-};
 
 // Writes an archive as it is made, and the checksum behind it.
 class ArchiveWriter {
@@ -98,34 +48,19 @@ class ArchiveWriter {
   // Never reports a failure to LibTorch, whose writer would end the process: it throws in its
   // destructor then. The first error is kept and what follows it dropped.
   std::size_t Take(const void* bytes, std::size_t count) {
-    // The last bytes are held back: the length of the comment is among them.
-    std::string_view rest(static_cast<const char*>(bytes), count);
-    if (rest.size() >= kEndBytes) {
-      Write(std::exchange(held_, std::string(rest.substr(rest.size() - kEndBytes))));
-      Write(rest.substr(0, rest.size() - kEndBytes));
-      return count;
-    }
-    held_ += rest;
-    const std::size_t ready = held_.size() - std::min(held_.size(), kEndBytes);
-    Write(std::string_view(held_).substr(0, ready));
-    held_.erase(0, ready);
+    digest_.Add(bytes, count);
+    Write({static_cast<const char*>(bytes), count});
     return count;
   }
 
   // 0, or errno of the first failure.
   int Finish() {
-    if (held_.size() != kEndBytes || held_.compare(0, kEndSignature.size(), kEndSignature) != 0) {
-      throw std::runtime_error("this LibTorch's archives do not end as ZIP files do");
-    }
-    held_[kEndBytes - 2] = static_cast<char>(kCommentBytes);
-    Write(held_);
-    Write(checksum_.Comment());
+    Write(TrailerOf(digest_));
     return error_;
   }
 
  private:
   void Write(std::string_view bytes) {
-    checksum_.Add(bytes);
     while (error_ == 0 && !bytes.empty()) {
       const ssize_t written = write(fd_, bytes.data(), bytes.size());
       if (written < 0 && errno == EINTR) continue;
@@ -135,8 +70,7 @@ class ArchiveWriter {
   }
 
   const int fd_;
-  std::string held_;
-  Checksum checksum_;
+  core::RunningDigest digest_;
   int error_ = 0;
 };
 
@@ -144,7 +78,7 @@ class ArchiveWriter {
 void SyncFolderOf(const std::string& path) {
   std::string folder = std::filesystem::path(path).parent_path().string();
   if (folder.empty()) folder = ".";
-  const Descriptor descriptor(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const core::Descriptor descriptor(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (descriptor.get() < 0) Fail(folder, "cannot be opened", errno);
   // EINVAL: a file system that has no such thing.
   if (fsync(descriptor.get()) != 0 && errno != EINVAL) {
@@ -157,7 +91,7 @@ class FileReader {
   FileReader(std::string path, int fd, std::uint64_t size)
       : path_(std::move(path)), fd_(fd), size_(size) {}
 
-  std::uint64_t size() const { return size_; }
+  std::uint64_t archive_size() const { return size_ - kTrailerBytes; }
 
   // Fewer only at the end of the file.
   std::size_t Read(std::uint64_t offset, void* into, std::size_t count) const {
@@ -173,25 +107,23 @@ class FileReader {
     return done;
   }
 
-  void CheckComment() const {
-    std::string comment(kCommentBytes, '\0');
-    const std::uint64_t end = size_ < kCommentBytes ? 0 : size_ - kCommentBytes;
-    const std::size_t got = Read(end, comment.data(), comment.size());
-    if (got != kCommentBytes || comment.compare(0, kComment.size(), kComment) != 0) {
+  void CheckTrailer() const {
+    std::string trailer(kTrailerBytes, '\0');
+    const std::uint64_t end = size_ < kTrailerBytes ? 0 : size_ - kTrailerBytes;
+    if (Read(end, trailer.data(), trailer.size()) != kTrailerBytes || !trailer.starts_with(kMark)) {
       throw std::runtime_error(path_ + ": is cut off, or is not a checkpoint of Sirtaki");
     }
-    Checksum checksum;
+    core::RunningDigest digest;
     std::vector<char> window(std::size_t{1} << 20);
-    for (std::uint64_t at = 0; at < end;) {
+    for (std::uint64_t at = 0; at < end; at += window.size()) {
       const auto wanted =
           static_cast<std::size_t>(std::min<std::uint64_t>(window.size(), end - at));
       if (Read(at, window.data(), wanted) != wanted) {
         throw std::runtime_error(path_ + ": became shorter while it was read");
       }
-      checksum.Add({window.data(), wanted});
-      at += wanted;
+      digest.Add(window.data(), wanted);
     }
-    if (checksum.Comment() != comment) {
+    if (TrailerOf(digest) != trailer) {
       throw std::runtime_error(path_ + ": is damaged: its checksum does not match its contents");
     }
   }
@@ -213,7 +145,7 @@ NewCheckpointFile::NewCheckpointFile(std::string path, torch::serialize::OutputA
     Fail(temporary, "cannot be removed", errno);
   }
   // Made anew, so that it is nobody else's file and no link.
-  Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  core::Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (file.get() < 0) Fail(temporary, "cannot be made", errno);
   try {
     ArchiveWriter writer(file.get());
@@ -243,19 +175,20 @@ void NewCheckpointFile::Replace() {
 }
 
 bool ReadCheckpointFile(const std::string& path, torch::serialize::InputArchive* archive) {
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const core::Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0 && errno == ENOENT) return false;
   if (file.get() < 0) Fail(path, "cannot be opened", errno);
   struct stat facts {};
   if (fstat(file.get(), &facts) != 0) Fail(path, "cannot be read", errno);
   if (!S_ISREG(facts.st_mode)) throw std::runtime_error(path + ": is not a file");
   const FileReader reader(path, file.get(), static_cast<std::uint64_t>(facts.st_size));
-  reader.CheckComment();
+  reader.CheckTrailer();
   archive->load_from(
       [&reader](std::uint64_t offset, void* into, std::size_t count) -> std::size_t {
         return reader.Read(offset, into, count);
       },
-      [&reader]() -> std::size_t { return static_cast<std::size_t>(reader.size()); }, c10::kCPU);
+      [&reader]() -> std::size_t { return static_cast<std::size_t>(reader.archive_size()); },
+      c10::kCPU);
   return true;
 }
 

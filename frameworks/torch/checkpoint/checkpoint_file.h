@@ -1,6 +1,6 @@
-// The file of a checkpoint: an archive of torch::serialize, which is a ZIP file, with a checksum in
-// the ZIP file's comment. LibTorch does not look at the checksums that ZIP itself has: it would
-// load a file with flipped bits.
+// The file of a checkpoint: an archive of torch::serialize, which is a ZIP file, and behind it a
+// checksum. LibTorch does not look at the checksums that ZIP itself has: it would load a file with
+// flipped bits.
 #pragma once
 
 #include <string>

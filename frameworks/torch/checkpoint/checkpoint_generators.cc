@@ -53,12 +53,13 @@ at::Tensor StateOfGenerator(at::Generator generator) {
   return generator.get_state();
 }
 
-void SetGeneratorState(at::Generator generator, const at::Tensor& states, const Reader& reader) {
-  const std::lock_guard<std::mutex> lock(generator.mutex());
+at::Tensor NextState(const at::Generator& generator, const at::Tensor& states,
+                     const Reader& reader) {
+  at::Generator scratch = generator.clone();
   if (states.size(0) == reader.ranks) {
     // A copy: set_state() of a tensor that does not begin its storage goes wrong in LibTorch.
-    generator.set_state(states[reader.rank].clone());
-    return;
+    scratch.set_state(states[reader.rank].clone());
+    return scratch.get_state();
   }
   // From what rank 0 had, so that it is the same in every run that goes on from this file.
   const at::Tensor first = states[0].contiguous();
@@ -66,7 +67,13 @@ void SetGeneratorState(at::Generator generator, const at::Tensor& states, const 
   for (std::int64_t i = 0; i < first.numel(); ++i) {
     seed = SplitMix64(seed ^ first.const_data_ptr<std::uint8_t>()[i]);
   }
-  generator.set_current_seed(SeedOfRank(seed, reader.rank));
+  scratch.set_current_seed(SeedOfRank(seed, reader.rank));
+  return scratch.get_state();
+}
+
+void SetStateOfGenerator(at::Generator generator, const at::Tensor& state) {
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state);
 }
 
 }  // namespace sirtaki::detail

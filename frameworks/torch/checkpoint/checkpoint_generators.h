@@ -15,7 +15,7 @@ namespace sirtaki::detail {
 // checkpoint.
 std::vector<NamedPart<at::Generator>> GeneratorsOf(const CheckpointParts& parts);
 
-// One that GeneratorsOf adds for a GPU.
+// True for one that GeneratorsOf adds for a GPU.
 bool IsGpuGenerator(const std::string& name);
 
 at::Tensor StateOfGenerator(at::Generator generator);
@@ -26,8 +26,12 @@ struct Reader {
   int ranks = 1;
 };
 
-// `states`: of all ranks that wrote, a row each. If they were as many, the reader's own; else a
-// seed made from the first one's.
-void SetGeneratorState(at::Generator generator, const at::Tensor& states, const Reader& reader);
+// The state that the generator of this kind comes to. `states`: of all ranks that wrote, a row
+// each. If they were as many, it is the reader's own; else that of a seed made from the first one's.
+// Throws what LibTorch throws for the state of another kind.
+at::Tensor NextState(const at::Generator& generator, const at::Tensor& states,
+                     const Reader& reader);
+
+void SetStateOfGenerator(at::Generator generator, const at::Tensor& state);
 
 }  // namespace sirtaki::detail

@@ -10,14 +10,19 @@
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
+#include <memory>
 #include <set>
 #include <sstream>
 #include <stdexcept>
+#include <type_traits>
 #include <typeinfo>
 #include <utility>
+#include <variant>
 
+#include "core/base/log.h"
 #include "core/base/text.h"
 #include "frameworks/torch/checkpoint/checkpoint_generators.h"
+#include "frameworks/torch/checkpoint/scheduler_position.h"
 #include "frameworks/torch/state/optimizer_archive.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 
@@ -148,50 +153,26 @@ struct ValueDicts {
     if (!value->defined()) throw std::runtime_error("the tensor " + Quoted(name) + " is undefined");
     tensors.insert(name, value->detach());
   }
-  void Get(const std::string& name, std::int64_t* value) const {
-    *value = Find(integers, name, "whole number");
+  std::int64_t Get(const std::string& name, const std::int64_t* /*old*/) const {
+    return Find(integers, name, "whole number");
   }
-  void Get(const std::string& name, double* value) const { *value = Find(numbers, name, "number"); }
-  void Get(const std::string& name, std::string* value) const {
-    *value = Find(texts, name, "text");
+  double Get(const std::string& name, const double* /*old*/) const {
+    return Find(numbers, name, "number");
   }
-  void Get(const std::string& name, at::Tensor* value) const {
+  std::string Get(const std::string& name, const std::string* /*old*/) const {
+    return Find(texts, name, "text");
+  }
+  at::Tensor Get(const std::string& name, const at::Tensor* old) const {
     const at::Tensor found = Find(tensors, name, "tensor");
-    const at::Device device = value->defined() ? value->device() : at::Device(at::kCPU);
-    *value = found.to(device, found.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
-                 .set_requires_grad(value->defined() && value->requires_grad());
+    const at::Device device = old->defined() ? old->device() : at::Device(at::kCPU);
+    return found.to(device, found.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
+        .set_requires_grad(old->defined() && old->requires_grad());
   }
 };
 
 // Their own exceptions, told whose they are.
 [[noreturn]] void Blame(const NamedPart<ArchivedObject>& object) {
   throw std::runtime_error("object " + Quoted(object.name) + ": " + TextOfCurrent());
-}
-
-void LoadObject(const NamedPart<ArchivedObject>& object, InputArchive& archive) {
-  try {
-    object.part.load(archive);
-  } catch (...) {
-    Blame(object);
-  }
-}
-
-template <class Part>
-std::string FirstDouble(const std::vector<NamedPart<Part>>& list, const char* kind) {
-  std::set<std::string> names;
-  for (const auto& one : list) {
-    if (!names.insert(one.name).second) {
-      return std::string("two ") + kind + " are called " + Quoted(one.name);
-    }
-  }
-  return {};
-}
-
-}  // namespace
-
-SchedulerPosition PositionOfAny(
-    const decltype(CheckpointParts::schedulers)::value_type& scheduler) {
-  return std::visit([](auto* one) { return PositionOf(*one); }, scheduler.part);
 }
 
 void SaveObject(const NamedPart<ArchivedObject>& object, OutputArchive& archive) {
@@ -207,6 +188,24 @@ std::string ToBytes(OutputArchive& archive) {
   archive.save_to(stream);
   return std::move(stream).str();
 }
+
+SchedulerPosition PositionOfAny(
+    const decltype(CheckpointParts::schedulers)::value_type& scheduler) {
+  return std::visit([](auto* one) { return PositionOf(*one); }, scheduler.part);
+}
+
+template <class Part>
+std::string FirstDouble(const std::vector<NamedPart<Part>>& list, const char* kind) {
+  std::set<std::string> names;
+  for (const auto& one : list) {
+    if (!names.insert(one.name).second) {
+      return std::string("two ") + kind + " are called " + Quoted(one.name);
+    }
+  }
+  return {};
+}
+
+}  // namespace
 
 std::string WhyNoCheckpoint(const CheckpointParts& parts) {
   const auto generators = GeneratorsOf(parts);
@@ -257,10 +256,7 @@ std::vector<std::string> DescribeParts(const CheckpointParts& parts) {
   return lines;
 }
 
-void WriteHeader(int ranks, OutputArchive& archive) {
-  archive.write("format", c10::IValue(kFormat));
-  archive.write("ranks", c10::IValue(static_cast<std::int64_t>(ranks)));
-}
+namespace {
 
 void WriteModels(const CheckpointParts& parts, OutputArchive& archive) {
   Dict<Tensors> parameters;
@@ -292,6 +288,19 @@ void WriteOptimizers(const CheckpointParts& parts, OutputArchive& archive) {
   archive.write("optimizers", all);
 }
 
+void WriteObjects(const CheckpointParts& parts, OutputArchive& archive) {
+  Names names;
+  OutputArchive objects(archive.compilation_unit());
+  for (const auto& object : parts.objects) {
+    OutputArchive one(archive.compilation_unit());
+    SaveObject(object, one);
+    objects.write(std::to_string(names.size()), one);
+    names.push_back(object.name);
+  }
+  archive.write("object_names", c10::IValue(names));
+  archive.write("objects", objects);
+}
+
 void WriteSmallParts(const CheckpointParts& parts, const std::vector<at::Tensor>& generator_states,
                      OutputArchive& archive) {
   Dict<Dict<double>> schedulers;
@@ -311,21 +320,11 @@ void WriteSmallParts(const CheckpointParts& parts, const std::vector<at::Tensor>
   archive.write("texts", c10::IValue(values.texts));
   archive.write("tensors", c10::IValue(values.tensors));
 
-  Names names;
-  OutputArchive objects(archive.compilation_unit());
-  for (const auto& object : parts.objects) {
-    OutputArchive one(archive.compilation_unit());
-    SaveObject(object, one);
-    objects.write(std::to_string(names.size()), one);
-    names.push_back(object.name);
-  }
-  archive.write("object_names", c10::IValue(names));
-  archive.write("objects", objects);
+  WriteObjects(parts, archive);
 
   const auto generators = GeneratorsOf(parts);
   Tensors states;
   for (std::size_t i = 0; i < generators.size(); ++i) {
-    if (!generator_states[i].defined()) continue;
     states.insert(generators[i].name, generator_states[i]);
   }
   archive.write("generators", c10::IValue(states));
@@ -341,85 +340,169 @@ int ReadHeader(InputArchive& archive) {
   return static_cast<int>(Read<std::int64_t>(archive, "ranks"));
 }
 
-ReadModels::ReadModels(const CheckpointParts& parts, InputArchive& archive) {
-  const auto parameters = Read<Dict<Tensors>>(archive, "model_parameters");
-  const auto buffers = Read<Dict<Tensors>>(archive, "model_buffers");
-  const auto add = [this](const Tensors& saved, const std::vector<NamedTensor>& present) {
-    for (const auto& [name, tensor] : present) copies_.push_back({saved.at(name), tensor});
+// Takes the optimizer's state away. What it returns gives that back, and the options.
+std::function<void()> SetAside(torch::optim::Optimizer& optimizer) {
+  struct Before {
+    std::remove_reference_t<decltype(optimizer.state())> state;
+    std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
   };
-  for (const auto& [name, model] : parts.models) {
-    const Tensors saved_parameters = Find(parameters, name, "model");
-    const Tensors saved_buffers = Find(buffers, name, "model");
-    CheckTensors(name, "parameter", saved_parameters, ParametersOf(*model));
-    CheckTensors(name, "buffer", saved_buffers, BuffersOf(*model));
-    add(saved_parameters, ParametersOf(*model));
-    add(saved_buffers, BuffersOf(*model));
+  auto before = std::make_shared<Before>();
+  for (const auto& group : optimizer.param_groups()) {
+    before->options.push_back(group.options().clone());
+  }
+  before->state.swap(optimizer.state());
+  return [&optimizer, before] {
+    before->state.swap(optimizer.state());
+    for (std::size_t g = 0; g < before->options.size(); ++g) {
+      optimizer.param_groups()[g].set_options(std::move(before->options[g]));
+    }
+  };
+}
+
+}  // namespace
+
+void WriteParts(int ranks, const CheckpointParts& parts,
+                const std::vector<at::Tensor>& generator_states, OutputArchive& archive) {
+  archive.write("format", c10::IValue(kFormat));
+  archive.write("ranks", c10::IValue(static_cast<std::int64_t>(ranks)));
+  WriteModels(parts, archive);
+  WriteOptimizers(parts, archive);
+  WriteSmallParts(parts, generator_states, archive);
+}
+
+LoadedParts::LoadedParts(const CheckpointParts& parts, const Reader& reader)
+    : parts_(parts), reader_(reader) {}
+
+LoadedParts::~LoadedParts() {
+  for (auto undo = undo_.rbegin(); undo != undo_.rend(); ++undo) {
+    try {
+      (*undo)();
+    } catch (...) {
+      SIRTAKI_LOG(kError, "load_checkpoint: cannot restore the earlier state: " << TextOfCurrent());
+    }
   }
 }
 
-void ReadModels::Apply() const {
-  const at::NoGradGuard no_grad;
-  for (const auto& [from, to] : copies_) to.copy_(from);
+std::string LoadedParts::ReadAll(InputArchive& archive) {
+  writers_ = ReadHeader(archive);
+  ReadModels(archive);
+  ReadOptimizers(archive);
+  ReadSmallParts(archive);
+  OutputArchive others;
+  for (const char* key : {"schedulers", "integers", "numbers", "texts", "tensors", "generators"}) {
+    others.write(key, Read<c10::IValue>(archive, key));
+  }
+  WriteObjects(parts_, others);
+  return ToBytes(others);
 }
 
-void LoadOptimizers(const CheckpointParts& parts, InputArchive& archive) {
-  if (parts.optimizers.empty()) return;
+void LoadedParts::ReadBytes(const std::string& bytes) {
+  InputArchive archive;
+  archive.load_from(bytes.data(), bytes.size(), c10::kCPU);
+  ReadSmallParts(archive);
+}
+
+void LoadedParts::Apply() {
+  undo_.clear();
+  const at::NoGradGuard no_grad;
+  for (const auto& apply : apply_) apply();
+}
+
+void LoadedParts::ReadModels(InputArchive& archive) {
+  const auto parameters = Read<Dict<Tensors>>(archive, "model_parameters");
+  const auto buffers = Read<Dict<Tensors>>(archive, "model_buffers");
+  const auto read = [this](const std::string& model, const char* kind, const Tensors& saved,
+                           const std::vector<NamedTensor>& present) {
+    CheckTensors(model, kind, saved, present);
+    for (const auto& [name, tensor] : present) {
+      apply_.emplace_back([from = saved.at(name), to = tensor] { to.copy_(from); });
+    }
+  };
+  for (const auto& [name, model] : parts_.models) {
+    read(name, "parameter", Find(parameters, name, "model"), ParametersOf(*model));
+    read(name, "buffer", Find(buffers, name, "model"), BuffersOf(*model));
+  }
+}
+
+void LoadedParts::ReadOptimizers(InputArchive& archive) {
+  if (parts_.optimizers.empty()) return;
   const auto names = Read<Names>(archive, "optimizer_names");
   const auto descriptions = Read<Dict<Names>>(archive, "optimizer_parameters");
   InputArchive all = ReadNested(archive, "optimizers", "optimizers");
-  for (const auto& [name, optimizer] : parts.optimizers) {
+  for (const auto& [name, optimizer] : parts_.optimizers) {
     const std::string key = IndexOf(names, name, "optimizer");
     CheckOptimizer(name, Find(descriptions, name, "optimizer"), DescribeOptimizer(*optimizer));
     InputArchive one = ReadNested(all, key, "optimizer " + Quoted(name));
+    undo_.push_back(SetAside(*optimizer));
     LoadOptimizer(*optimizer, one);
   }
 }
 
-std::vector<at::Tensor> ReadGeneratorStates(const CheckpointParts& parts, InputArchive& archive) {
-  const auto states = Read<Tensors>(archive, "generators");
-  std::vector<at::Tensor> list;
-  for (const auto& one : GeneratorsOf(parts)) {
-    // A run that is on GPUs now may have been on the CPU.
-    const bool may_lack = IsGpuGenerator(one.name) && !states.contains(one.name);
-    list.push_back(may_lack ? at::Tensor() : Find(states, one.name, "generator"));
-  }
-  return list;
+void LoadedParts::ReadSmallParts(InputArchive& archive) {
+  ReadSchedulers(archive);
+  ReadValues(archive);
+  ReadObjects(archive);
+  ReadGenerators(archive);
 }
 
-void ReadSmallParts(const CheckpointParts& parts, const Reader& reader, InputArchive& archive) {
+void LoadedParts::ReadSchedulers(InputArchive& archive) {
   const auto schedulers = Read<Dict<Dict<double>>>(archive, "schedulers");
-  for (const auto& [name, scheduler] : parts.schedulers) {
+  for (const auto& scheduler : parts_.schedulers) {
     SchedulerPosition position;
-    for (const auto& item : Find(schedulers, name, "scheduler")) {
+    for (const auto& item : Find(schedulers, scheduler.name, "scheduler")) {
       position[item.key()] = item.value();
     }
-    try {
-      std::visit([&position](auto* one) { SetPosition(*one, position); }, scheduler);
-    } catch (const std::exception& error) {
-      throw std::runtime_error("scheduler " + Quoted(name) +
-                               " is of another kind: " + error.what());
+    for (const auto& [member, number] : PositionOfAny(scheduler)) {
+      if (position.contains(member)) continue;
+      throw std::runtime_error("scheduler " + Quoted(scheduler.name) +
+                               " is of another kind: it has no \"" + member + "\"");
     }
+    apply_.emplace_back([&scheduler, position] {
+      std::visit([&position](auto* one) { SetPosition(*one, position); }, scheduler.part);
+    });
   }
+}
 
+void LoadedParts::ReadValues(InputArchive& archive) {
   const ValueDicts values = {
       Read<Dict<std::int64_t>>(archive, "integers"), Read<Dict<double>>(archive, "numbers"),
       Read<Dict<std::string>>(archive, "texts"), Read<Tensors>(archive, "tensors")};
-  for (const auto& [name, value] : parts.values) {
-    std::visit([&values, &key = name](auto* one) { values.Get(key, one); }, value);
+  for (const auto& value : parts_.values) {
+    const auto read = [&](auto* one) {
+      apply_.emplace_back([one, next = values.Get(value.name, one)] { *one = next; });
+    };
+    std::visit(read, value.part);
   }
+}
 
+void LoadedParts::ReadObjects(InputArchive& archive) {
   const auto names = Read<Names>(archive, "object_names");
-  for (const auto& object : parts.objects) {
+  for (const auto& object : parts_.objects) {
     const std::string key = IndexOf(names, object.name, "object");
     InputArchive all = ReadNested(archive, "objects", "objects");
     InputArchive one = ReadNested(all, key, "object " + Quoted(object.name));
-    LoadObject(object, one);
+    OutputArchive present;
+    SaveObject(object, present);
+    undo_.emplace_back([&object, bytes = ToBytes(present)] {
+      InputArchive before;
+      before.load_from(bytes.data(), bytes.size());
+      object.part.load(before);
+    });
+    try {
+      object.part.load(one);
+    } catch (...) {
+      Blame(object);
+    }
   }
+}
 
-  const auto generators = GeneratorsOf(parts);
-  const auto states = ReadGeneratorStates(parts, archive);
-  for (std::size_t i = 0; i < generators.size(); ++i) {
-    if (states[i].defined()) SetGeneratorState(generators[i].part, states[i], reader);
+void LoadedParts::ReadGenerators(InputArchive& archive) {
+  const auto states = Read<Tensors>(archive, "generators");
+  for (const auto& [name, generator] : GeneratorsOf(parts_)) {
+    // A run that is on GPUs now may have been on the CPU.
+    if (IsGpuGenerator(name) && !states.contains(name)) continue;
+    const at::Tensor next = NextState(generator, Find(states, name, "generator"), reader_);
+    apply_.emplace_back([to = generator, next] { SetStateOfGenerator(to, next); });
   }
 }
 

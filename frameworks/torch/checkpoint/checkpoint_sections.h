@@ -13,22 +13,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "frameworks/torch/checkpoint/checkpoint_generators.h"
-#include "frameworks/torch/checkpoint/scheduler_position.h"
 #include "sirtaki/checkpoint.h"
 
 namespace sirtaki::detail {
-
-// An archive as a string of bytes.
-std::string ToBytes(torch::serialize::OutputArchive& archive);
-
-SchedulerPosition PositionOfAny(const decltype(CheckpointParts::schedulers)::value_type& scheduler);
-
-// Throws what its save() throws, with its name.
-void SaveObject(const NamedPart<ArchivedObject>& object, torch::serialize::OutputArchive& archive);
 
 // Why a checkpoint of these parts cannot be; empty if it can.
 std::string WhyNoCheckpoint(const CheckpointParts& parts);
@@ -36,42 +28,51 @@ std::string WhyNoCheckpoint(const CheckpointParts& parts);
 // One line a part and a tensor, for comparing the ranks.
 std::vector<std::string> DescribeParts(const CheckpointParts& parts);
 
-// The header, models and optimizers.
-void WriteHeader(int ranks, torch::serialize::OutputArchive& archive);
-void WriteModels(const CheckpointParts& parts, torch::serialize::OutputArchive& archive);
-void WriteOptimizers(const CheckpointParts& parts, torch::serialize::OutputArchive& archive);
-// All others. `generator_states`: of all ranks, in the order of GeneratorsOf.
-void WriteSmallParts(const CheckpointParts& parts, const std::vector<at::Tensor>& generator_states,
-                     torch::serialize::OutputArchive& archive);
+// All of it. `generator_states`: of all ranks, in the order of GeneratorsOf. Throws what an object's
+// or an optimizer's save() throws.
+void WriteParts(int ranks, const CheckpointParts& parts,
+                const std::vector<at::Tensor>& generator_states,
+                torch::serialize::OutputArchive& archive);
 
+// One rank's parts on their way to what an archive says. Everything is read and checked beside the
+// parts, and only Apply() puts it into them. The exceptions are optimizers and objects, which
+// nobody but their own load() can read: what they were is kept, and is given back by the destructor
+// if Apply() was not called.
+//
 // The readers throw std::runtime_error, or what LibTorch and objects throw, if something is missing
 // or does not fit.
-
-// Refuses formats of newer versions. Returns the number of ranks that wrote the archive.
-int ReadHeader(torch::serialize::InputArchive& archive);
-
-// What the models will be, checked; nothing is changed before Apply(), which only copies.
-class ReadModels {
+class LoadedParts {
  public:
-  ReadModels(const CheckpointParts& parts, torch::serialize::InputArchive& archive);
-  void Apply() const;
+  LoadedParts(const CheckpointParts& parts, const Reader& reader);
+  ~LoadedParts();
+  LoadedParts(const LoadedParts&) = delete;
+  LoadedParts& operator=(const LoadedParts&) = delete;
+
+  // By rank 0, from the file. Returns what the others read, as bytes of an archive: all except
+  // models and optimizers. Refuses formats of newer versions.
+  std::string ReadAll(torch::serialize::InputArchive& archive);
+  // By the others.
+  void ReadBytes(const std::string& bytes);
+  // The number of ranks that wrote the archive; ReadAll() knows it.
+  int writers() const { return writers_; }
+
+  void Apply();
 
  private:
-  struct Copy {
-    at::Tensor from;
-    at::Tensor to;
-  };
-  std::vector<Copy> copies_;
+  void ReadModels(torch::serialize::InputArchive& archive);
+  void ReadOptimizers(torch::serialize::InputArchive& archive);
+  void ReadSchedulers(torch::serialize::InputArchive& archive);
+  void ReadValues(torch::serialize::InputArchive& archive);
+  void ReadObjects(torch::serialize::InputArchive& archive);
+  // If as many ranks wrote it, each takes its own generator states; else all are seeded again.
+  void ReadGenerators(torch::serialize::InputArchive& archive);
+  void ReadSmallParts(torch::serialize::InputArchive& archive);
+
+  const CheckpointParts& parts_;
+  const Reader reader_;
+  int writers_ = 0;
+  std::vector<std::function<void()>> apply_;
+  std::vector<std::function<void()>> undo_;  // the last first
 };
-
-void LoadOptimizers(const CheckpointParts& parts, torch::serialize::InputArchive& archive);
-
-// As WriteSmallParts takes them; undefined where the file has none of a GPU.
-std::vector<at::Tensor> ReadGeneratorStates(const CheckpointParts& parts,
-                                            torch::serialize::InputArchive& archive);
-
-// If as many ranks wrote it, each takes its own generator states; else all are seeded anew.
-void ReadSmallParts(const CheckpointParts& parts, const Reader& reader,
-                    torch::serialize::InputArchive& archive);
 
 }  // namespace sirtaki::detail

@@ -3,8 +3,6 @@
 #include <torch/optim/schedulers/lr_scheduler.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
-#include <stdexcept>
-
 namespace sirtaki::detail {
 namespace {
 
@@ -34,13 +32,6 @@ SIRTAKI_REVEAL(LastEpoch, last_epoch);
 SIRTAKI_REVEAL(BadEpochs, num_bad_epochs);
 #undef SIRTAKI_REVEAL
 
-// All of `names`, or it is another kind's.
-void CheckNames(const SchedulerPosition& position, const SchedulerPosition& names) {
-  for (const auto& [name, value] : names) {
-    if (!position.contains(name)) throw std::runtime_error("it has no \"" + name + "\"");
-  }
-}
-
 }  // namespace
 
 SchedulerPosition PositionOf(LRScheduler& scheduler) {
@@ -48,7 +39,6 @@ SchedulerPosition PositionOf(LRScheduler& scheduler) {
 }
 
 void SetPosition(LRScheduler& scheduler, const SchedulerPosition& position) {
-  CheckNames(position, PositionOf(scheduler));
   StepCount::Of(scheduler) = static_cast<unsigned>(position.at("step_count"));
 }
 
@@ -60,7 +50,6 @@ SchedulerPosition PositionOf(Plateau& scheduler) {
 }
 
 void SetPosition(Plateau& scheduler, const SchedulerPosition& position) {
-  CheckNames(position, PositionOf(scheduler));
   scheduler.*MemberOf(Best()) = static_cast<float>(position.at("best"));
   scheduler.*MemberOf(CooldownCounter()) = static_cast<int>(position.at("cooldown_counter"));
   scheduler.*MemberOf(LastEpoch()) = static_cast<int>(position.at("last_epoch"));

@@ -17,7 +17,7 @@ using SchedulerPosition = std::map<std::string, double>;
 SchedulerPosition PositionOf(torch::optim::LRScheduler& scheduler);
 SchedulerPosition PositionOf(torch::optim::ReduceLROnPlateauScheduler& scheduler);
 
-// Throws std::runtime_error, and changes nothing, if the position is one of the other kind.
+// Precondition: the position has the names that PositionOf() gives for this kind.
 void SetPosition(torch::optim::LRScheduler& scheduler, const SchedulerPosition& position);
 void SetPosition(torch::optim::ReduceLROnPlateauScheduler& scheduler,
                  const SchedulerPosition& position);

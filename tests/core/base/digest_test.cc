@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <unordered_set>
 #include <vector>
@@ -20,6 +21,16 @@ TEST(DigestTest, EqualBytesAtAnyAddressAreEqual) {
   std::vector<unsigned char> shifted(1001);
   std::copy(data.begin(), data.end(), shifted.begin() + 1);
   EXPECT_EQ(Digest(data.data(), 1000), Digest(shifted.data() + 1, 1000));
+}
+
+TEST(DigestTest, PiecesAreDigestedAsTheWhole) {
+  const auto data = Numbers(100'000);
+  RunningDigest pieces;
+  for (std::size_t at = 0, size = 0; at < data.size(); at += size, size = size * 3 + 1) {
+    pieces.Add(data.data() + at, std::min(size, data.size() - at));
+  }
+  EXPECT_EQ(pieces.Get(), Digest(data.data(), data.size()));
+  EXPECT_EQ(RunningDigest().Get(), Digest(nullptr, 0));
 }
 
 // Every single bit, in whole rounds, in the words after them and in the last bytes.
