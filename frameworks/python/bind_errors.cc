@@ -13,37 +13,9 @@ namespace {
 
 namespace py = pybind11;
 
-const char* ClassName(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::invalid_argument:
-      return "InvalidArgumentError";
-    case ErrorCode::mismatch:
-      return "MismatchError";
-    case ErrorCode::not_initialized:
-      return "NotInitializedError";
-    case ErrorCode::duplicate_name:
-      return "DuplicateNameError";
-    case ErrorCode::shut_down:
-      return "ShutDownError";
-    case ErrorCode::peer_lost:
-      return "PeerLostError";
-    case ErrorCode::timed_out:
-      return "TimedOutError";
-    case ErrorCode::aborted:
-      return "AbortedError";
-    case ErrorCode::backend:
-      return "BackendError";
-    case ErrorCode::protocol:
-      return "ProtocolError";
-    case ErrorCode::unsupported:
-      return "UnsupportedError";
-  }
-  return "SirtakiError";
-}
-
 void Raise(const Error& error) {
-  const py::object type =
-      py::module_::import("sirtaki.common.exceptions").attr(ClassName(error.code()));
+  const py::object type = py::module_::import("sirtaki.common.exceptions")
+                              .attr("CLASSES")[error_code_name(error.code())];
   const py::object exception = type(error.what());
   exception.attr("rank") = error.origin().rank;
   exception.attr("host") = error.origin().host;

@@ -6,9 +6,12 @@
 #include <chrono>
 #include <exception>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
+#include "frameworks/python/bindings.h"
 #include "sirtaki/handle.h"
+#include "sirtaki/session.h"
 
 namespace sirtaki::python {
 
@@ -56,6 +59,34 @@ std::chrono::milliseconds Milliseconds(double seconds);
 
 // For functions that wait for other ranks.
 using Waiting = pybind11::call_guard<Wait, pybind11::gil_scoped_release>;
+
+// What Python gets from a call: of an asynchronous one a handle, of others the result.
+template <class Result>
+inline constexpr bool kIsHandle = std::is_constructible_v<PythonHandle, const Result&, bool>;
+template <class Result>
+auto ForPython(Result result, bool named) {
+  if constexpr (kIsHandle<Result>) {
+    return PythonHandle(result, named);
+  } else {
+    return result;
+  }
+}
+template <class Result>
+using GuardOf = std::conditional_t<kIsHandle<Result>, WithoutGil, Waiting>;
+
+// Binds a collective. Its arguments are its input and what `options_of` makes its options of.
+template <class Input, class Result, class Options, class... Arguments>
+void Define(pybind11::module_& module, const char* name,
+            Result (*function)(const Input&, const Options&, const Session&),
+            Options (*options_of)(Arguments...)) {
+  module.def(
+      name,
+      [function, options_of](const Input& input, Arguments... arguments) {
+        const Options options = options_of(std::move(arguments)...);
+        return ForPython(function(input, options, Session()), !options.name().empty());
+      },
+      GuardOf<Result>());
+}
 
 // How many rows came from each rank, as Horovod's programs get them: an int32 tensor.
 pybind11::object RowsTensor(const std::vector<std::int64_t>& rows);

@@ -6,6 +6,12 @@ programs that catch it still do so.
 
 from __future__ import annotations
 
+__all__ = [
+    "AbortedError", "BackendError", "DuplicateNameError", "HorovodInternalError", "HostsUpdatedInterrupt",
+    "InvalidArgumentError", "MismatchError", "NotInitializedError", "PeerLostError", "PendingGradientsError",
+    "ProtocolError", "ShutDownError", "SirtakiError", "TimedOutError", "UnsupportedError",
+]
+
 
 class SirtakiError(RuntimeError):
     """The base of the exceptions. ``code`` says what happened ("mismatch", "peer lost", …); ``rank``, ``host`` and
@@ -102,3 +108,13 @@ class HostsUpdatedInterrupt(RuntimeError):
 class HorovodVersionMismatchError(ImportError):
     """Horovod's name, for programs that catch it. Never raised: a torch that does not fit is an ImportError that says
     what was built."""
+
+
+# By the library's names for its codes.
+CLASSES = {
+    kind.code: kind
+    for kind in (
+        InvalidArgumentError, MismatchError, NotInitializedError, DuplicateNameError, UnsupportedError, ShutDownError,
+        PeerLostError, TimedOutError, AbortedError, BackendError, ProtocolError,
+    )
+}

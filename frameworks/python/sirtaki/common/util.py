@@ -13,20 +13,9 @@ from sirtaki.torch import session
 from sirtaki.torch.session import check_extension, gpu_available, num_rank_is_power_2
 
 __all__ = [
-    "ccl_built",
-    "check_extension",
-    "ddl_built",
-    "env",
-    "extension_available",
-    "get_average_backwards_compatibility_fun",
-    "gloo_built",
-    "gpu_available",
-    "is_iterable",
-    "is_version_greater_equal_than",
-    "mpi_built",
-    "nccl_built",
-    "num_rank_is_power_2",
-    "split_list",
+    "ccl_built", "check_extension", "ddl_built", "env", "extension_available", "get_average_backwards_compatibility_fun",
+    "gloo_built", "gpu_available", "is_iterable", "is_version_greater_equal_than", "mpi_built", "nccl_built",
+    "num_rank_is_power_2", "split_list",
 ]
 
 

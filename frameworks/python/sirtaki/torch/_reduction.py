@@ -49,18 +49,14 @@ class Settings:
             "everywhere": bool(self.rest["everywhere"]),
             "sparse_as_dense": bool(self.rest["sparse_as_dense"]),
         }
-        if not isinstance(rest["passes"], int) or rest["passes"] <= 0:
-            raise ValueError(f"backward_passes_per_step is {rest['passes']!r}; it must be a whole number > 0")
+        wanted = (("backward_passes_per_step", "passes", int), ("check_parameters_every", "check_every", int), ("name", "name", str))
+        for argument, key, kind in wanted:
+            if not isinstance(rest[key], kind):
+                raise ValueError(f"{argument} is {rest[key]!r}; it must be a {'string' if kind is str else 'whole number'}")
         average_at = rest.pop("average_at")
         if average_at not in ("step", "backward"):
             raise ValueError(f"average_at is {average_at!r}; it must be 'step' or 'backward'")
         rest["at_backward"] = average_at == "backward"
-        if not isinstance(rest["check_every"], int):
-            raise ValueError(f"check_parameters_every is {rest['check_every']!r}; it must be a whole number")
-        if not isinstance(rest["name"], str):
-            raise ValueError(f"name is {rest['name']!r}; it must be a string")
-        if rest["predivide"] != 1.0 and rest["op"] != Average:
-            raise ValueError("gradient_predivide_factor is not supported with op != Average")
         if hook is not None and not callable(hook):
             raise ValueError(f"communication_hook is {hook!r}; it must be a function")
         if hook is not None and (rest["op"] != Average or self.compression is not Compression.none):

@@ -12,6 +12,11 @@ from sirtaki.common.exceptions import InvalidArgumentError
 from sirtaki.torch._library import _C
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
 
+__all__ = [
+    "allgather_object", "broadcast_object", "broadcast_object_fn", "broadcast_parameters", "check_parameters",
+    "metric_average",
+]
+
 Parameters = Union[torch.nn.Module, Dict[str, Any], Iterable[Tuple[str, torch.Tensor]], Iterable[torch.Tensor]]
 
 

@@ -11,6 +11,12 @@ from sirtaki.torch._gradients import mean_in_backward
 from sirtaki.torch._library import _C
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
 
+__all__ = [
+    "allgather", "allgather_async", "alltoall", "alltoall_async", "broadcast", "broadcast_", "broadcast_async",
+    "broadcast_async_", "grouped_allgather", "grouped_allgather_async", "grouped_broadcast", "grouped_broadcast_",
+    "grouped_broadcast_async", "grouped_broadcast_async_", "irecv", "isend", "recv_", "send",
+]
+
 Handle = _C.Handle
 Tensors = Sequence[torch.Tensor]
 AlltoallResult = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
@@ -32,11 +38,8 @@ def allgather_async(
 def grouped_allgather(
     tensors: Tensors, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> List[torch.Tensor]:
-    return _C.grouped_allgather(
-        [mean_in_backward(tensor, process_set) for tensor in tensors],
-        name or "",
-        _impl_of(process_set),
-    )
+    given = [mean_in_backward(tensor, process_set) for tensor in tensors]
+    return _C.grouped_allgather(given, name or "", _impl_of(process_set))
 
 
 def grouped_allgather_async(
@@ -73,12 +76,8 @@ def broadcast_async_(
 def grouped_broadcast(
     tensors: Tensors, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> List[torch.Tensor]:
-    return _C.grouped_broadcast(
-        [mean_in_backward(tensor, process_set) for tensor in tensors],
-        root_rank,
-        name or "",
-        _impl_of(process_set),
-    )
+    given = [mean_in_backward(tensor, process_set) for tensor in tensors]
+    return _C.grouped_broadcast(given, root_rank, name or "", _impl_of(process_set))
 
 
 def grouped_broadcast_async(

@@ -15,83 +15,12 @@ from typing import Any
 
 from sirtaki.common.exceptions import HorovodInternalError
 from sirtaki.torch._library import _C
-from sirtaki.torch.movement import (
-    allgather,
-    allgather_async,
-    alltoall,
-    alltoall_async,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_broadcast,
-    grouped_broadcast_,
-    grouped_broadcast_async,
-    grouped_broadcast_async_,
-    irecv,
-    isend,
-    recv_,
-    send,
-)
+from sirtaki.torch.movement import *  # noqa: F403
 from sirtaki.torch.observability import start_timeline, stop_timeline
-from sirtaki.torch.process_sets import (
-    ProcessSet,
-    _impl_of,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from sirtaki.torch.reductions import (
-    Adasum,
-    Average,
-    BitAnd,
-    BitOr,
-    BitXor,
-    Handle,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-    Sum,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-    sparse_allreduce_async,
-)
-from sirtaki.torch.session import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    xla_built,
-)
+from sirtaki.torch.process_sets import ProcessSet, _impl_of, add_process_set, global_process_set, remove_process_set
+from sirtaki.torch.reductions import *  # noqa: F403
+from sirtaki.torch.reductions import Handle
+from sirtaki.torch.session import *  # noqa: F403
 
 
 def poll(handle: Handle) -> bool:

@@ -7,6 +7,8 @@ from typing import Any, Dict
 
 from sirtaki.torch._library import _C
 
+__all__ = ["mark", "memory_use", "metrics", "release_memory", "start_timeline", "stop_timeline"]
+
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Starts to write what this rank does to ``file_path``: a file ending in .json, which rank 0 alone writes, or a

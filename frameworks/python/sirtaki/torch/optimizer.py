@@ -251,25 +251,14 @@ def _check_groups(num_groups: int, groups: Union[None, int, Sequence[Sequence[to
 
 
 def _names(optimizer: torch.optim.Optimizer, named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]]) -> Named:
-    """Checked here too, though the library does, so that a job of one rank is told the same."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if named_parameters is None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         return [(f"allreduce.noname.{number}", parameter) for number, parameter in enumerate(parameters)]
     named = list(named_parameters)
     if not all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in named):
         raise ValueError(
             "named_parameters must be a sequence of tuples (name, parameter), as from "
             "model.named_parameters()."
-        )
-    seen = set()
-    twice = sorted({name for name, _ in named if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
-    if twice:
-        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}")
-    known = {id(parameter) for _, parameter in named}
-    unnamed = [tuple(parameter.shape) for parameter in parameters if id(parameter) not in known]
-    if unnamed:
-        raise ValueError(
-            f"named_parameters was specified, but one or more model parameters were not named. Their shapes: {unnamed}"
         )
     return named
 

@@ -17,7 +17,7 @@ from sirtaki.torch._structures import moved, tensors_of
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed, allgather_object
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
-from sirtaki.torch.reductions import Adasum, Average
+from sirtaki.torch.reductions import Average
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -93,8 +93,6 @@ class DistributedDataParallel(torch.nn.Module):
                 raise ValueError(f"process_group is a {type(process_set).__name__}; it must be a ProcessSet")
             if not isinstance(module, torch.nn.Module):
                 raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.Module")
-            if op == Adasum:
-                raise ValueError("op Adasum combines what steps change: use DistributedOptimizer")
             if device_ids and len(device_ids) != 1:
                 raise ValueError(f"device_ids is {device_ids}; give one device or none: a rank has one")
             return torch.device(device_ids[0]) if device_ids else None

@@ -8,6 +8,11 @@ from sirtaki.common.exceptions import InvalidArgumentError, NotInitializedError
 from sirtaki.torch import _topology
 from sirtaki.torch._library import _C
 
+__all__ = [
+    "ProcessSet", "add_process_set", "cross_process_set", "get_process_set_ids_and_ranks", "global_process_set",
+    "is_process_set_included", "local_process_set", "remove_process_set",
+]
+
 _ALL = _C.ProcessSet()  # of all ranks, of whatever session there is
 
 

@@ -13,6 +13,13 @@ from sirtaki.torch._library import _C
 from sirtaki.torch.compression import Compression, Compressor, _number_of
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
 
+__all__ = [
+    "Adasum", "Average", "BitAnd", "BitOr", "BitXor", "Handle", "Max", "Min", "Product", "ReduceOp", "Sum",
+    "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "grouped_allreduce", "grouped_allreduce_",
+    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
+    "reducescatter", "reducescatter_async", "sparse_allreduce_async",
+]
+
 Handle = _C.Handle
 Tensors = Sequence[torch.Tensor]
 _Compression = Type[Compressor]
@@ -33,15 +40,9 @@ class ReduceOp(enum.IntEnum):
     BitXor = 8
 
 
-Average = ReduceOp.Average
-Sum = ReduceOp.Sum
-Adasum = ReduceOp.Adasum
-Min = ReduceOp.Min
-Max = ReduceOp.Max
-Product = ReduceOp.Product
-BitAnd = ReduceOp.BitAnd
-BitOr = ReduceOp.BitOr
-BitXor = ReduceOp.BitXor
+Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
+Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
+BitAnd, BitOr, BitXor = ReduceOp.BitAnd, ReduceOp.BitOr, ReduceOp.BitXor
 
 
 def op_number(op: int) -> int:
@@ -59,12 +60,8 @@ def _op_of_average(average: bool, op: Optional[int]) -> int:
 
 
 def _arguments(
-    average: Optional[bool],
-    name: Optional[str],
-    op: Optional[int],
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
+    average: Optional[bool], name: Optional[str], op: Optional[int], prescale_factor: float,
+    postscale_factor: float, process_set: ProcessSet,
 ) -> Tuple[int, str, float, float, _C.ProcessSet]:
     """Of an all-reduce, as the library has them."""
     if average is not None:
@@ -83,14 +80,9 @@ def _built_in(compression: _Compression, op: int) -> Optional[int]:
 
 
 def allreduce(
-    tensor: torch.Tensor,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    compression: _Compression = Compression.none,
-    op: Optional[int] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
+    tensor: torch.Tensor, average: Optional[bool] = None, name: Optional[str] = None,
+    compression: _Compression = Compression.none, op: Optional[int] = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Returns the average, sum, … over the ranks, element by element: a new tensor, the same bits on every rank. Any
     shape. A sparse tensor's result is sparse."""
@@ -102,53 +94,33 @@ def allreduce(
 
 
 def allreduce_async(
-    tensor: torch.Tensor,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[int] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
+    tensor: torch.Tensor, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Handle:
     arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
     return _C.allreduce_async(tensor, *arguments, 0, False)
 
 
 def allreduce_(
-    tensor: torch.Tensor,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[int] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
+    tensor: torch.Tensor, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
     return _C.allreduce_(tensor, *arguments, 0, False)
 
 
 def allreduce_async_(
-    tensor: torch.Tensor,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[int] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
+    tensor: torch.Tensor, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Handle:
     arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
     return _C.allreduce_async_(tensor, *arguments, 0, False)
 
 
 def grouped_allreduce(
-    tensors: Tensors,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    compression: _Compression = Compression.none,
-    op: Optional[int] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
+    tensors: Tensors, average: Optional[bool] = None, name: Optional[str] = None,
+    compression: _Compression = Compression.none, op: Optional[int] = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> List[torch.Tensor]:
     """Reduces several tensors as one operation: none of them starts before all are there on every rank."""
     arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
@@ -164,39 +136,24 @@ def grouped_allreduce(
 
 
 def grouped_allreduce_async(
-    tensors: Tensors,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[int] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
+    tensors: Tensors, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Handle:
     arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
     return _C.grouped_allreduce_async(list(tensors), *arguments, 0, False)
 
 
 def grouped_allreduce_(
-    tensors: Tensors,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[int] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
+    tensors: Tensors, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> List[torch.Tensor]:
     arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
     return _C.grouped_allreduce_(list(tensors), *arguments, 0, False)
 
 
 def grouped_allreduce_async_(
-    tensors: Tensors,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[int] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
+    tensors: Tensors, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Handle:
     arguments = _arguments(average, name, op, prescale_factor, postscale_factor, process_set)
     return _C.grouped_allreduce_async_(list(tensors), *arguments, 0, False)
@@ -217,65 +174,36 @@ def sparse_allreduce_async(
 
 
 def reducescatter(
-    tensor: torch.Tensor,
-    name: Optional[str] = None,
-    compression: _Compression = Compression.none,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
+    tensor: torch.Tensor, name: Optional[str] = None, compression: _Compression = Compression.none,
+    op: int = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """Returns this rank's rows of the reduction. Each rank gets equally many rows along the first dimension, and the
     first ranks one row more if they do not divide."""
     travelling, ctx = compression.compress(size_in_backward(tensor, process_set))
-    result = _C.reducescatter(
-        travelling, op, name or "", prescale_factor, postscale_factor, _impl_of(process_set)
-    )
+    result = _C.reducescatter(travelling, op, name or "", prescale_factor, postscale_factor, _impl_of(process_set))
     return compression.decompress(result, ctx)
 
 
 def reducescatter_async(
-    tensor: torch.Tensor,
-    name: Optional[str] = None,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
+    tensor: torch.Tensor, name: Optional[str] = None, op: int = Average,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Handle:
-    return _C.reducescatter_async(
-        tensor, op, name or "", prescale_factor, postscale_factor, _impl_of(process_set)
-    )
+    return _C.reducescatter_async(tensor, op, name or "", prescale_factor, postscale_factor, _impl_of(process_set))
 
 
 def grouped_reducescatter(
-    tensors: Tensors,
-    name: Optional[str] = None,
-    compression: _Compression = Compression.none,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
+    tensors: Tensors, name: Optional[str] = None, compression: _Compression = Compression.none, op: int = Average,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> List[torch.Tensor]:
     pairs = [compression.compress(size_in_backward(tensor, process_set)) for tensor in tensors]
-    results = _C.grouped_reducescatter(
-        [tensor for tensor, _ in pairs],
-        op,
-        name or "",
-        prescale_factor,
-        postscale_factor,
-        _impl_of(process_set),
-    )
+    given = [tensor for tensor, _ in pairs]
+    results = _C.grouped_reducescatter(given, op, name or "", prescale_factor, postscale_factor, _impl_of(process_set))
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs)]
 
 
 def grouped_reducescatter_async(
-    tensors: Tensors,
-    name: Optional[str] = None,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
+    tensors: Tensors, name: Optional[str] = None, op: int = Average, process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Handle:
-    return _C.grouped_reducescatter_async(
-        list(tensors), op, name or "", prescale_factor, postscale_factor, _impl_of(process_set)
-    )
+    return _C.grouped_reducescatter_async(list(tensors), op, name or "", prescale_factor, postscale_factor, _impl_of(process_set))

@@ -16,6 +16,13 @@ from sirtaki.torch import process_sets as _sets
 from sirtaki.torch._library import _C
 from sirtaki.torch.process_sets import ProcessSet, _require_init
 
+__all__ = [
+    "abort", "ccl_built", "check_extension", "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built",
+    "gloo_enabled", "gpu_available", "init", "is_homogeneous", "is_initialized", "local_rank", "local_size",
+    "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "num_rank_is_power_2", "pause_mpi", "rank",
+    "resume_mpi", "rocm_built", "seed_all", "shutdown", "size", "xla_built",
+]
+
 # Of processes that a launcher of MPI has started, and of what they start.
 _RANK_VARIABLES = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}
 
