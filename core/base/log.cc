@@ -6,8 +6,9 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
-#include <array>
+#include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -17,40 +18,14 @@
 namespace sirtaki::core {
 namespace {
 
-constexpr std::array<std::string_view, kLogLevelCount> kLevelNames = {"trace",   "debug", "info",
-                                                                      "warning", "error", "off"};
-
-spdlog::level::level_enum ToSpdlog(LogLevel level) {
-  switch (level) {
-    case LogLevel::kTrace:
-      return spdlog::level::trace;
-    case LogLevel::kDebug:
-      return spdlog::level::debug;
-    case LogLevel::kInfo:
-      return spdlog::level::info;
-    case LogLevel::kWarning:
-      return spdlog::level::warn;
-    case LogLevel::kError:
-      return spdlog::level::err;
-    case LogLevel::kOff:
-      break;
-  }
-  return spdlog::level::off;
-}
+// In the order of LogLevel. spdlog's levels have the same numbers, up to error.
+constexpr spdlog::level::level_enum kSpdlogLevels[] = {spdlog::level::trace, spdlog::level::debug,
+                                                       spdlog::level::info,  spdlog::level::warn,
+                                                       spdlog::level::err,   spdlog::level::off};
+static_assert(std::size(kSpdlogLevels) == std::size(kLogLevelNames));
 
 LogLevel FromSpdlog(spdlog::level::level_enum level) {
-  switch (level) {
-    case spdlog::level::trace:
-      return LogLevel::kTrace;
-    case spdlog::level::debug:
-      return LogLevel::kDebug;
-    case spdlog::level::info:
-      return LogLevel::kInfo;
-    case spdlog::level::warn:
-      return LogLevel::kWarning;
-    default:
-      return LogLevel::kError;
-  }
+  return static_cast<LogLevel>(std::min(level, spdlog::level::err));
 }
 
 // Hands finished lines to a function. Logger's lock serves for the sinks too.
@@ -75,16 +50,6 @@ std::string Prefix(const LogIdentity& identity) {
   std::string prefix = "[" + std::to_string(identity.rank);
   if (!identity.host.empty()) prefix += "@" + identity.host;
   return prefix + "] ";
-}
-
-struct ThreadPrefix {
-  bool set = false;
-  std::string text;
-};
-
-ThreadPrefix& OfThisThread() {
-  thread_local ThreadPrefix prefix;
-  return prefix;
 }
 
 class Logger {
@@ -116,9 +81,9 @@ class Logger {
   void Write(LogLevel level, std::string_view text) {
     // Held until the line is out: once a sink was replaced it is never called again, and may go.
     MutexLock lock(mutex_);
-    std::string line = OfThisThread().set ? OfThisThread().text : prefix_;
-    line.append(Escaped(text));  // one message, one line
-    logger_->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
+    const std::string line = prefix_ + Escaped(text);  // one message, one line
+    logger_->log(kSpdlogLevels[static_cast<std::size_t>(level)],
+                 spdlog::string_view_t(line.data(), line.size()));
   }
 
  private:
@@ -164,16 +129,9 @@ void WriteIf(LogLevel enabled, LogLevel level, std::string_view text) noexcept {
 
 }  // namespace
 
-std::string_view LogLevelName(LogLevel level) {
-  const auto index = static_cast<std::size_t>(level);
-  return index < kLevelNames.size() ? kLevelNames[index] : "unknown";
-}
+std::string_view LogLevelName(LogLevel level) { return NameIn(kLogLevelNames, level); }
 
 void ConfigureLog(const LogSettings& settings) { Logger::Get().Configure(settings); }
-
-void SetThreadLogIdentity(const LogIdentity& identity) {
-  OfThisThread() = {true, Prefix(identity)};
-}
 
 bool LogEnabled(LogLevel level) { return Logger::Get().Enabled(level); }
 

@@ -15,7 +15,8 @@
 namespace sirtaki::core {
 
 enum class LogLevel : std::uint8_t { kTrace, kDebug, kInfo, kWarning, kError, kOff };
-inline constexpr int kLogLevelCount = 6;
+inline constexpr std::string_view kLogLevelNames[] = {"trace",   "debug", "info",
+                                                      "warning", "error", "off"};
 std::string_view LogLevelName(LogLevel level);  // "trace", …, "warning", "error", "off"
 
 // Who speaks. Until it is known, lines carry no rank.
@@ -32,9 +33,6 @@ struct LogSettings {
 
 // Replaces the settings of the process. Before the first call they are the defaults above.
 void ConfigureLog(const LogSettings& settings);
-
-// Overrides the identity for lines of the calling thread, until it ends or sets another.
-void SetThreadLogIdentity(const LogIdentity& identity);
 
 // False for kOff, which is a setting and not a message's level.
 bool LogEnabled(LogLevel level);

@@ -40,4 +40,10 @@ std::string NearestWord(std::string_view given, const std::vector<std::string>& 
   return best <= std::max<std::size_t>(2, counted / 3) ? nearest : std::string();
 }
 
+std::string NearestText(std::string_view given, const std::vector<std::string>& known,
+                        std::size_t prefix) {
+  const std::string nearest = NearestWord(given, known, prefix);
+  return nearest.empty() ? std::string() : "; the nearest known is " + nearest;
+}
+
 }  // namespace sirtaki::core

@@ -13,5 +13,8 @@ namespace sirtaki::core {
 // near.
 std::string NearestWord(std::string_view given, const std::vector<std::string>& known,
                         std::size_t prefix = 0);
+// "; the nearest known is --np", or nothing.
+std::string NearestText(std::string_view given, const std::vector<std::string>& known,
+                        std::size_t prefix = 0);
 
 }  // namespace sirtaki::core

@@ -120,4 +120,11 @@ std::string Quoted(std::string_view name) {
   return out + "\" (" + std::to_string(name.size()) + " bytes)";
 }
 
+std::string_view Trimmed(std::string_view text) {
+  constexpr std::string_view kSpaces = " \t\r\n";
+  const std::size_t begin = text.find_first_not_of(kSpaces);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
+}
+
 }  // namespace sirtaki::core

@@ -1,6 +1,7 @@
 // How names and times are written for people. Pure.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -19,5 +20,15 @@ std::string Escaped(std::string_view text);
 // A name between quotes: escaped, its own quotes and backslashes too. Of a name of more than 128
 // bytes the beginning and the end, followed by its length: "encoder.aaa...bias" (4000 bytes).
 std::string Quoted(std::string_view name);
+
+// The name of an enumerator that counts from 0.
+template <class Enum, std::size_t kCount>
+std::string_view NameIn(const std::string_view (&names)[kCount], Enum value) {
+  const auto index = static_cast<std::size_t>(value);
+  return index < kCount ? names[index] : "unknown";
+}
+
+// Without spaces, tabs and the ends of lines around it.
+std::string_view Trimmed(std::string_view text);
 
 }  // namespace sirtaki::core

@@ -6,6 +6,7 @@
 
 #include "core/base/byte_codec.h"
 #include "core/base/check.h"
+#include "core/base/digest.h"
 #include "core/base/rank_ranges.h"
 #include "core/base/spelling.h"
 #include "core/base/text.h"
@@ -18,34 +19,24 @@ constexpr std::string_view kFlagPrefix = "--sirtaki-";
 constexpr std::string_view kVariablePrefix = "SIRTAKI_";
 constexpr std::size_t kMaxText = 4096;  // of a value that is told to other ranks
 
-std::size_t IndexOf(const OptionSpec& option) { return static_cast<std::size_t>(option.id); }
-
 void SetOption(const OptionSpec& option, std::int64_t value, OptionSource source, Config* config) {
   option.set(*config, value);
-  config->sources[IndexOf(option)] = source;
+  config->SetSource(option.name, source);
 }
 
-std::string_view Trimmed(std::string_view text) {
-  const auto is_space = [](char c) { return c == ' ' || c == '\t' || c == '\r'; };
-  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
-  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
-  return text;
-}
-
-// The known name that was most likely meant; empty if none is near. `given` begins with `prefix`,
-// which does not count for how near a known one is.
+// Names the known option that was most likely meant; empty if none is near. `given` begins with
+// `prefix`, as all of its kind do.
 template <typename Spelling>
 std::string NearestOption(std::string_view prefix, const std::string& given, Spelling spelling) {
   std::vector<std::string> known;
   for (const OptionSpec& option : OptionTable()) known.push_back(spelling(option));
-  return NearestWord(given, known, prefix.size());
+  return NearestText(given, known, prefix.size());
 }
 
 Status UnknownOption(const std::string& what, const std::string& given,
                      const std::string& nearest) {
-  std::string text = "unknown " + what + " " + Escaped(given);
-  if (!nearest.empty()) text += "; the nearest known is " + nearest;
-  return {StatusCode::kInvalidArgument, text + " (docs/configuration.md lists all)"};
+  return {StatusCode::kInvalidArgument, "unknown " + what + " " + Escaped(given) + nearest +
+                                            " (docs/configuration.md lists all)"};
 }
 
 Status UnknownName(const std::string& given) {
@@ -66,7 +57,7 @@ Status SetFromText(const OptionSpec& option, std::string_view text, OptionSource
   if (!SetOptionFromText(option, text, config)) {
     return BadValue(option, text, from, AllowedValues(option));
   }
-  config->sources[IndexOf(option)] = source;
+  config->SetSource(option.name, source);
   return Status::Ok();
 }
 
@@ -145,42 +136,18 @@ Status ReadProgram(const ProgramOptions& program, Config* config) {
   return Status::Ok();
 }
 
-// Reads one variable of Horovod's. Leaves the option alone if the variable says nothing about it.
-Status ReadAlias(const OptionSpec& option, const HorovodAlias& alias, const std::string& text,
-                 Config* config) {
-  using Reading = HorovodAlias::Reading;
-  const std::string from(alias.variable);
-  const bool is_switch =
-      alias.reading == Reading::kZeroIfTrue || alias.reading == Reading::kInverted;
-  if (is_switch) {
-    const auto on = ParseBool(text);
-    if (!on) return BadValue(option, text, from, "0 or 1");
-    if (alias.reading == Reading::kInverted || *on) {
-      SetOption(option, *on ? 0 : 1, OptionSource::kHorovod, config);
-    }
-    return Status::Ok();
-  }
-  if (alias.reading == Reading::kRaisedToMin && text == "0") {
-    SetOption(option, option.min, OptionSource::kHorovod, config);
-    return Status::Ok();
-  }
-  if (alias.reading == Reading::kNotDynamic && text == "DYNAMIC") return Status::Ok();
-  if (alias.reading == Reading::kLogLevel && text == "fatal") {
-    return SetFromText(option, "error", OptionSource::kHorovod, from, config);
-  }
-  return SetFromText(option, text, OptionSource::kHorovod, from, config);
-}
-
 // Last, and only where nothing of ours was said: what is overruled need not be right.
 Status ReadHorovod(const EnvironmentView& env, Config* config) {
-  for (const OptionSpec& option : OptionTable()) {
-    for (const HorovodAlias& alias : option.horovod) {
-      if (config->IsExplicit(option.id)) break;
-      const auto text = env.Find(alias.variable);
-      if (!text) continue;
-      Status status = ReadAlias(option, alias, *text, config);
-      if (!status.ok()) return status;
-    }
+  for (const HorovodAlias& alias : HorovodAliases()) {
+    const auto text = alias.variable.empty() ? std::nullopt : env.Find(alias.variable);
+    if (!text || config->IsExplicit(alias.option)) continue;
+    const OptionSpec& option = *FindOption(alias.option);
+    const std::string from(alias.variable);
+    if (alias.IsSwitch() && !ParseBool(*text)) return BadValue(option, *text, from, "0 or 1");
+    const auto meaning = MeaningOf(alias, *text);
+    if (!meaning) continue;
+    Status status = SetFromText(option, *meaning, OptionSource::kHorovod, from, config);
+    if (!status.ok()) return status;
   }
   return Status::Ok();
 }
@@ -195,11 +162,7 @@ Status ReadSettings(Config* config) {
                       (number > 0 ? ", line " + std::to_string(number) : "") + ": " + text);
   };
   if (!file) return wrong(0, "it cannot be read");
-  const std::vector<bool> explicitly = [&] {
-    std::vector<bool> is;
-    for (const OptionSpec& option : OptionTable()) is.push_back(config->IsExplicit(option.id));
-    return is;
-  }();
+  const auto given = config->sources;  // before the file, whose later lines win over earlier ones
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
     const std::string_view said = Trimmed(std::string_view(line).substr(0, line.find('#')));
@@ -208,10 +171,10 @@ Status ReadSettings(Config* config) {
     if (colon == std::string_view::npos) return wrong(number, "expected \"option: value\"");
     const std::string name(Trimmed(said.substr(0, colon)));
     const OptionSpec* option = FindOption(name);
-    if (option == nullptr || option->id == OptionId::kSettings) {
+    if (option == nullptr || option->name == "settings") {
       return wrong(number, UnknownName(name).message());
     }
-    if (explicitly[IndexOf(*option)]) continue;
+    if (given.contains(option->name)) continue;
     const Status status = SetFromText(*option, Trimmed(said.substr(colon + 1)), OptionSource::kFile,
                                       Quoted(path), config);
     if (!status.ok()) return wrong(number, status.message());
@@ -225,7 +188,8 @@ std::string SourceText(const OptionSpec& option, OptionSource source) {
       return "the default";
     case OptionSource::kHorovod: {
       std::string text = "from";
-      for (const HorovodAlias& alias : option.horovod) {
+      for (const HorovodAlias& alias : HorovodAliases()) {
+        if (alias.option != option.name || alias.variable.empty()) continue;
         text.append(text == "from" ? " " : " or ").append(alias.variable);
       }
       return text;
@@ -243,18 +207,14 @@ std::string SourceText(const OptionSpec& option, OptionSource source) {
 }
 
 std::string ValueWithSource(const OptionSpec& option, const Config& config) {
-  return OptionText(option, config) + " (" + SourceText(option, config.SourceOf(option.id)) + ")";
+  return OptionText(option, config) + " (" + SourceText(option, config.SourceOf(option.name)) + ")";
 }
 
-// Tells versions with other options apart; FNV-1a over their names.
+// Tells versions with other options apart.
 std::uint64_t TableFingerprint() {
-  std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const OptionSpec& option : OptionTable()) {
-    for (char c : std::string(option.name) + "\n") {
-      hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
-    }
-  }
-  return hash;
+  std::string names;
+  for (const OptionSpec& option : OptionTable()) names.append(option.name).append("\n");
+  return Digest(names.data(), names.size());
 }
 
 }  // namespace
@@ -299,7 +259,7 @@ Status AgreeConfigs(std::span<const Config> by_rank, Config* agreed) {
     RankRanges ranks;  // those that ask for the same as the first one that differs
     for (std::size_t rank = 1; rank < by_rank.size(); ++rank) {
       const Config& config = by_rank[rank];
-      if (!config.IsExplicit(option.id) || option.get(config) == value) continue;
+      if (!config.IsExplicit(option.name) || option.get(config) == value) continue;
       if (other == nullptr) other = &config;
       if (option.get(config) == option.get(*other)) ranks.Add(static_cast<int>(rank));
     }
@@ -312,7 +272,7 @@ Status AgreeConfigs(std::span<const Config> by_rank, Config* agreed) {
     }
   }
   for (const OptionSpec& option : OptionTable()) {
-    if (option.agreed) SetOption(option, option.get(first), first.SourceOf(option.id), agreed);
+    if (option.agreed) SetOption(option, option.get(first), first.SourceOf(option.name), agreed);
   }
   return Status::Ok();
 }
@@ -322,7 +282,7 @@ std::string SerializeConfig(const Config& config) {
   ByteWriter writer;
   writer.Fixed64(TableFingerprint());
   for (const OptionSpec& option : OptionTable()) {
-    writer.Byte(static_cast<std::uint8_t>(config.SourceOf(option.id)));
+    writer.Byte(static_cast<std::uint8_t>(config.SourceOf(option.name)));
     if (option.kind == OptionKind::kText) {
       writer.Text(std::string_view(config.*option.text).substr(0, kMaxText));
     } else {
@@ -345,7 +305,7 @@ Status DeserializeConfig(std::string_view bytes, Config* config) {
     const std::uint8_t source = reader.ByteUpTo("option source", kLastSource);
     if (option.kind == OptionKind::kText) {
       result.*option.text = reader.Text("option value", kMaxText);
-      result.sources[IndexOf(option)] = static_cast<OptionSource>(source);
+      result.SetSource(option.name, static_cast<OptionSource>(source));
       continue;
     }
     const std::int64_t value = reader.Zigzag("option value");
@@ -361,7 +321,7 @@ Status DeserializeConfig(std::string_view bytes, Config* config) {
 std::string DescribeConfig(const Config& config) {
   std::string text;
   for (const OptionSpec& option : OptionTable()) {
-    if (!config.IsExplicit(option.id)) continue;
+    if (!config.IsExplicit(option.name)) continue;
     text.append(text.empty() ? "" : ", ").append(option.name).append("=");
     text += ValueWithSource(option, config);
   }

@@ -6,9 +6,9 @@
 // may read it.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -35,85 +35,57 @@ inline constexpr std::string_view kNoFlightRecords = "off";
 // Where an option's value came from. Everything but kDefault is explicit.
 enum class OptionSource : std::uint8_t { kDefault, kFile, kHorovod, kVariable, kFlag, kProgram };
 
-// In the order of the table.
-enum class OptionId : std::uint8_t {
-  kFusionBytes,
-  kFusionDelay,
-  kSmallBytes,
-  kChunkBytes,
-  kIdCapacity,
-  kTreeArity,
-  kStallWarning,
-  kStallLimit,
-  kStartTimeout,
-  kPingInterval,
-  kPeerTimeout,
-  kWait,
-  kLogLevel,
-  kLogTime,
-  kIntraOpThreads,
-  kSharedMemory,
-  kTransport,
-  kHierarchy,
-  kAllocator,
-  kPoolBytes,
-  kBucketBytes,
-  kFirstBucketBytes,
-  kDeterministic,
-  kAutotune,
-  kAutotuneLog,
-  kTimeline,
-  kTimelineBytes,
-  kFlightRecords,
-  kMetricsFile,
-  kMetricsInterval,
-  kSummary,
-  kVerifyTransfers,
-  kSettings,
-};
-inline constexpr std::size_t kOptionCount = 33;
-
 // What each option does, and its limits, is said once: in the table, and so in
 // docs/configuration.md.
 struct Config {
-  std::int64_t fusion_bytes = std::int64_t{64} << 20;     // agreed
-  Duration fusion_delay = std::chrono::microseconds(50);  // agreed; zero: at once
-  std::int64_t small_bytes = std::int64_t{64} << 10;      // agreed
-  std::int64_t chunk_bytes = std::int64_t{1} << 20;       // agreed
-  std::int64_t id_capacity = 16384;                       // agreed
-  Duration stall_warning = std::chrono::seconds(60);      // agreed; zero: never
-  Duration stall_limit = std::chrono::minutes(30);        // agreed; zero: never
+  std::int64_t fusion_bytes = std::int64_t{64} << 20;
+  Duration fusion_delay = std::chrono::microseconds(50);  // zero: at once
+  std::int64_t small_bytes = std::int64_t{64} << 10;
+  std::int64_t chunk_bytes = std::int64_t{1} << 20;
+  std::int64_t id_capacity = 16384;
+  Duration stall_warning = std::chrono::seconds(60);  // zero: never
+  Duration stall_limit = std::chrono::minutes(30);    // zero: never
   Duration start_timeout = std::chrono::seconds(30);
-  Duration ping_interval = std::chrono::seconds(2);  // agreed
-  Duration peer_timeout = std::chrono::seconds(10);  // agreed
-  int tree_arity = 8;                                // agreed
-  int intra_op_threads = 0;                          // zero: auto
+  Duration ping_interval = std::chrono::seconds(2);
+  Duration peer_timeout = std::chrono::seconds(10);
+  int tree_arity = 8;
+  int intra_op_threads = 0;  // zero: auto
   WaitMode wait = WaitMode::kAuto;
   LogLevel log_level = LogLevel::kWarning;
   bool log_time = true;
-  SharedMemoryMode shared_memory = SharedMemoryMode::kAuto;  // agreed
-  TransportMode transport = TransportMode::kAuto;            // agreed
-  HierarchyMode hierarchy = HierarchyMode::kAuto;            // agreed
+  SharedMemoryMode shared_memory = SharedMemoryMode::kAuto;
+  TransportMode transport = TransportMode::kAuto;
+  HierarchyMode hierarchy = HierarchyMode::kAuto;
   AllocatorMode allocator = AllocatorMode::kAuto;
-  std::int64_t pool_bytes = 0;                              // zero: auto
-  std::int64_t bucket_bytes = std::int64_t{16} << 20;       // agreed; zero: no buckets
-  std::int64_t first_bucket_bytes = std::int64_t{1} << 20;  // agreed
-  bool deterministic = false;                               // agreed
-  bool autotune = false;                                    // agreed
+  std::int64_t pool_bytes = 0;                         // zero: auto
+  std::int64_t bucket_bytes = std::int64_t{16} << 20;  // zero: no buckets
+  std::int64_t first_bucket_bytes = std::int64_t{1} << 20;
+  bool deterministic = false;
+  bool autotune = false;
   std::string autotune_log;
   std::string timeline;                                   // none: no timeline
   std::int64_t timeline_bytes = std::int64_t{256} << 20;  // zero: as long as it gets
   std::string flight_records = std::string(kAutoFlightRecords);
   std::string metrics_file;  // none: no file
   Duration metrics_interval = std::chrono::seconds(10);
-  bool summary = false;           // agreed
-  bool verify_transfers = false;  // agreed
+  bool summary = false;
+  bool verify_transfers = false;
   std::string settings;
 
-  std::array<OptionSource, kOptionCount> sources{};
+  // By the options' names, which the table holds; what is not in it has its default.
+  std::map<std::string_view, OptionSource> sources;
 
-  OptionSource SourceOf(OptionId option) const { return sources[static_cast<std::size_t>(option)]; }
-  bool IsExplicit(OptionId option) const { return SourceOf(option) != OptionSource::kDefault; }
+  void SetSource(std::string_view option, OptionSource source) {
+    sources.erase(option);
+    if (source != OptionSource::kDefault) sources.emplace(option, source);
+  }
+  OptionSource SourceOf(std::string_view option) const {
+    const auto found = sources.find(option);
+    return found == sources.end() ? OptionSource::kDefault : found->second;
+  }
+  bool IsExplicit(std::string_view option) const {
+    return SourceOf(option) != OptionSource::kDefault;
+  }
   bool operator==(const Config&) const = default;
 };
 

@@ -48,7 +48,10 @@ std::string Section(const OptionSpec& option) {
   std::string text = "\n## " + std::string(option.name) + "\n\n";
   text.append(option.help).append("\n\n");
   text += "- flag " + Code(option.Flag()) + ", variable " + Code(option.Variable());
-  for (const HorovodAlias& alias : option.horovod) text += ", Horovod's " + Code(alias.variable);
+  for (const HorovodAlias& alias : HorovodAliases()) {
+    if (alias.option != option.name || alias.variable.empty()) continue;
+    text += ", Horovod's " + Code(alias.variable);
+  }
   text += "\n- default " + Code(DefaultOf(option));
   text += "; allowed is " + AllowedValues(option);
   text += option.agreed ? "\n- agreed by all ranks\n" : "\n- each rank's own\n";

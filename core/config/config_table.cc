@@ -4,6 +4,7 @@
 #include <array>
 #include <cctype>
 #include <type_traits>
+#include <vector>
 
 #include "core/config/config_units.h"
 
@@ -21,25 +22,28 @@ constexpr std::array<std::string_view, 3> kSharedMemories = {"auto", "off", "req
 constexpr std::array<std::string_view, 2> kTransports = {"auto", "mpi"};
 constexpr std::array<std::string_view, 3> kHierarchies = {"auto", "off", "on"};
 constexpr std::array<std::string_view, 3> kAllocators = {"auto", "off", "on"};
-constexpr std::array<std::string_view, 6> kLogLevels = {"trace",   "debug", "info",
-                                                        "warning", "error", "off"};
 
-constexpr std::array<HorovodAlias, 1> kFusionAlias = {{{"HOROVOD_FUSION_THRESHOLD"}}};
-constexpr std::array<HorovodAlias, 1> kCacheAlias = {
-    {{"HOROVOD_CACHE_CAPACITY", Reading::kRaisedToMin}}};
-constexpr std::array<HorovodAlias, 2> kStallAliases = {
-    {{"HOROVOD_STALL_CHECK_DISABLE", Reading::kZeroIfTrue}, {"HOROVOD_STALL_CHECK_TIME_SECONDS"}}};
-constexpr std::array<HorovodAlias, 1> kStallLimitAlias = {
-    {{"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"}}};
-constexpr std::array<HorovodAlias, 1> kLogLevelAlias = {
-    {{"HOROVOD_LOG_LEVEL", Reading::kLogLevel}}};
-constexpr std::array<HorovodAlias, 1> kLogTimeAlias = {
-    {{"HOROVOD_LOG_HIDE_TIME", Reading::kInverted}}};
-
-constexpr std::array<HorovodAlias, 1> kAutotuneAlias = {{{"HOROVOD_AUTOTUNE"}}};
-constexpr std::array<HorovodAlias, 1> kAutotuneLogAlias = {{{"HOROVOD_AUTOTUNE_LOG"}}};
-constexpr std::array<HorovodAlias, 1> kTimelineAlias = {
-    {{"HOROVOD_TIMELINE", Reading::kNotDynamic}}};
+// clang-format off
+constexpr HorovodAlias kAliases[] = {
+    {"fusion_bytes", "HOROVOD_FUSION_THRESHOLD", "", ""},
+    {"fusion_bytes", "", "fusion-threshold-mb", "MB", Reading::kMebibytes},
+    {"id_capacity", "HOROVOD_CACHE_CAPACITY", "cache-capacity", "N", Reading::kRaisedToMin},
+    {"hierarchy", "", "hierarchical-allreduce", "", {}, "on", ""},
+    {"hierarchy", "", "no-hierarchical-allreduce", "", {}, "off", ""},
+    {"autotune", "HOROVOD_AUTOTUNE", "", ""},
+    {"autotune", "", "no-autotune", "", {}, "false", ""},
+    {"autotune_log", "HOROVOD_AUTOTUNE_LOG", "autotune-log-file", "FILE"},
+    {"timeline", "HOROVOD_TIMELINE", "timeline-filename", "FILE", Reading::kNotDynamic},
+    {"stall_warning", "HOROVOD_STALL_CHECK_DISABLE", "no-stall-check", "", {}, "0", ""},
+    {"stall_warning", "", "stall-check", "", {}, "", "0"},
+    {"stall_warning", "HOROVOD_STALL_CHECK_TIME_SECONDS", "stall-check-warning-time-seconds", "S"},
+    {"stall_limit", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "stall-check-shutdown-time-seconds", "S"},
+    {"log_level", "HOROVOD_LOG_LEVEL", "", ""},
+    {"log_time", "HOROVOD_LOG_HIDE_TIME", "log-hide-timestamp", "", {}, "false", "true"},
+    {"log_time", "", "log-with-timestamp", "", {}, "true", ""},
+    {"log_time", "", "no-log-hide-timestamp", "", {}, "true", ""},
+};
+// clang-format on
 
 template <auto Member>
 std::int64_t Get(const Config& config) {
@@ -81,18 +85,13 @@ struct RowOf {
     row.choices = choices;
     return Between(0, static_cast<std::int64_t>(choices.size()) - 1);
   }
-  RowOf& Horovod(std::span<const HorovodAlias> aliases) {
-    row.horovod = aliases;
-    return *this;
-  }
   operator OptionSpec() { return row; }  // NOLINT: so that the table reads as rows
 };
 
 // A row begins from its field, which also holds the default.
 template <auto Member>
-RowOf Option(OptionId id, std::string_view name, OptionKind kind, std::string_view help) {
+RowOf Option(std::string_view name, OptionKind kind, std::string_view help) {
   RowOf option;
-  option.row.id = id;
   option.row.name = name;
   option.row.kind = kind;
   option.row.help = help;
@@ -102,9 +101,8 @@ RowOf Option(OptionId id, std::string_view name, OptionKind kind, std::string_vi
 }
 
 template <std::string Config::*Member>
-RowOf TextOption(OptionId id, std::string_view name, std::string_view help) {
+RowOf TextOption(std::string_view name, std::string_view help) {
   RowOf option;
-  option.row.id = id;
   option.row.name = name;
   option.row.kind = OptionKind::kText;
   option.row.help = help;
@@ -112,144 +110,140 @@ RowOf TextOption(OptionId id, std::string_view name, std::string_view help) {
   return option;
 }
 
-using Table = std::array<OptionSpec, kOptionCount>;
-
 // clang-format off
-Table MakeTable() {
+std::vector<OptionSpec> MakeTable() {
   return {
-      Option<&Config::fusion_bytes>(OptionId::kFusionBytes, "fusion_bytes", OptionKind::kBytes,
+      Option<&Config::fusion_bytes>("fusion_bytes", OptionKind::kBytes,
           "The most that one operation moves: tensors that are ready together are fused up to this "
           "size. A larger tensor goes alone. 0 fuses nothing.")
-          .Between(0, 1024 * kGibi).Agreed().Horovod(kFusionAlias),
-      Option<&Config::fusion_delay>(OptionId::kFusionDelay, "fusion_delay", OptionKind::kDuration,
+          .Between(0, 1024 * kGibi).Agreed(),
+      Option<&Config::fusion_delay>("fusion_delay", OptionKind::kDuration,
           "Operations that nobody waits for yet are gathered until none has been submitted for this long, "
           "at most for ten times as long: operations submitted in a row are agreed on, and moved, together.")
           .Between(1, kSecond).ZeroIs("at once").Agreed(),
-      Option<&Config::small_bytes>(OptionId::kSmallBytes, "small_bytes", OptionKind::kBytes,
+      Option<&Config::small_bytes>("small_bytes", OptionKind::kBytes,
           "Operations up to this size take the small lane, where they never wait behind a large one. "
           "0 sends everything that has a size to the large lane.")
           .Between(0, 16 * kMebi).Agreed(),
-      Option<&Config::chunk_bytes>(OptionId::kChunkBytes, "chunk_bytes", OptionKind::kBytes,
+      Option<&Config::chunk_bytes>("chunk_bytes", OptionKind::kBytes,
           "A backend that works in pieces carries out a large operation in pieces of this size.")
           .Between(4 * kKibi, kGibi).Agreed(),
-      Option<&Config::id_capacity>(OptionId::kIdCapacity, "id_capacity", OptionKind::kCount,
+      Option<&Config::id_capacity>("id_capacity", OptionKind::kCount,
           "How many tensors of a process set have an agreed short number at a time. More tensors than this "
           "work: the least recently used one loses its number, and its next use is negotiated in full. "
           "Horovod's 0 is taken as 1.")
-          .Between(1, 1 << 24).Agreed().Horovod(kCacheAlias),
-      Option<&Config::tree_arity>(OptionId::kTreeArity, "tree_arity", OptionKind::kCount,
+          .Between(1, 1 << 24).Agreed(),
+      Option<&Config::tree_arity>("tree_arity", OptionKind::kCount,
           "How many hosts report to one host in the tree of the negotiation.")
           .Between(1, 1024).Agreed(),
-      Option<&Config::stall_warning>(OptionId::kStallWarning, "stall_warning", OptionKind::kDuration,
+      Option<&Config::stall_warning>("stall_warning", OptionKind::kDuration,
           "After a wait this long for a rank that does not submit a tensor, or for an operation to end, "
           "a warning names the tensor and the ranks.")
-          .Between(kMillisecond, 365 * kDay).ZeroIs("never").Agreed().Horovod(kStallAliases),
-      Option<&Config::stall_limit>(OptionId::kStallLimit, "stall_limit", OptionKind::kDuration,
+          .Between(kMillisecond, 365 * kDay).ZeroIs("never").Agreed(),
+      Option<&Config::stall_limit>("stall_limit", OptionKind::kDuration,
           "After a wait this long for a rank that does not submit a tensor, or for an operation to end, "
           "the job fails on every rank. 0: ranks that wait for each other are not found either.")
-          .Between(kMillisecond, 365 * kDay).ZeroIs("never").Agreed().Horovod(kStallLimitAlias),
-      Option<&Config::start_timeout>(OptionId::kStartTimeout, "start_timeout", OptionKind::kDuration,
+          .Between(kMillisecond, 365 * kDay).ZeroIs("never").Agreed(),
+      Option<&Config::start_timeout>("start_timeout", OptionKind::kDuration,
           "How long init waits for the other ranks.")
           .Between(100 * kMillisecond, kDay),
-      Option<&Config::ping_interval>(OptionId::kPingInterval, "ping_interval", OptionKind::kDuration,
+      Option<&Config::ping_interval>("ping_interval", OptionKind::kDuration,
           "A rank that waits, and has heard nothing from a neighbour for this long, pings it. Nobody is "
           "pinged while nobody waits.")
           .Between(kMillisecond, kDay).Agreed(),
-      Option<&Config::peer_timeout>(OptionId::kPeerTimeout, "peer_timeout", OptionKind::kDuration,
+      Option<&Config::peer_timeout>("peer_timeout", OptionKind::kDuration,
           "A rank that does not answer a ping for this long is lost, and the job fails on every rank.")
           .Between(10 * kMillisecond, kDay).Agreed(),
-      Option<&Config::wait>(OptionId::kWait, "wait", OptionKind::kChoice,
+      Option<&Config::wait>("wait", OptionKind::kChoice,
           "What a short wait does: spin keeps its core, yield lets others run; auto spins only where "
           "the host has a core for each of its ranks.")
           .OneOf(kWaits),
-      Option<&Config::log_level>(OptionId::kLogLevel, "log_level", OptionKind::kChoice,
+      Option<&Config::log_level>("log_level", OptionKind::kChoice,
           "The least serious level of the messages shown on standard error.")
-          .OneOf(kLogLevels).Horovod(kLogLevelAlias),
-      Option<&Config::log_time>(OptionId::kLogTime, "log_time", OptionKind::kBool,
+          .OneOf(kLogLevelNames),
+      Option<&Config::log_time>("log_time", OptionKind::kBool,
           "Whether messages begin with the time.")
-          .Between(0, 1).Horovod(kLogTimeAlias),
-      Option<&Config::intra_op_threads>(OptionId::kIntraOpThreads, "intra_op_threads",
+          .Between(0, 1),
+      Option<&Config::intra_op_threads>("intra_op_threads",
           OptionKind::kAutoOrCount,
           "How many threads LibTorch uses within one operation of a rank; auto divides the host's cores "
           "among its ranks, unless the program has chosen.")
           .Between(1, 4096),
-      Option<&Config::shared_memory>(OptionId::kSharedMemory, "shared_memory", OptionKind::kChoice,
+      Option<&Config::shared_memory>("shared_memory", OptionKind::kChoice,
           "Whether the ranks of a host reduce in memory that all of them see: auto where they can, off "
           "never, required refuses to start where they cannot.")
           .OneOf(kSharedMemories).Agreed(),
-      Option<&Config::transport>(OptionId::kTransport, "transport", OptionKind::kChoice,
+      Option<&Config::transport>("transport", OptionKind::kChoice,
           "How the ranks of a host negotiate: auto over shared memory where there is some, mpi over MPI.")
           .OneOf(kTransports).Agreed(),
-      Option<&Config::hierarchy>(OptionId::kHierarchy, "hierarchy", OptionKind::kChoice,
+      Option<&Config::hierarchy>("hierarchy", OptionKind::kChoice,
           "Whether large reductions between hosts are done within each host first, each rank then carrying "
           "a part over the network: auto and on wherever hosts have several ranks that share memory, off "
           "never. It concerns host memory; reductions of GPU tensors are NCCL's, which does this by itself.")
           .OneOf(kHierarchies).Agreed(),
-      Option<&Config::allocator>(OptionId::kAllocator, "allocator", OptionKind::kChoice,
+      Option<&Config::allocator>("allocator", OptionKind::kChoice,
           "Whether LibTorch takes the memory of its large CPU tensors from a pool, which the ranks of the "
           "host share where they can, so that gradients are reduced where they were computed: auto unless "
           "the program has set an allocator of its own, on even then.")
           .OneOf(kAllocators),
-      Option<&Config::pool_bytes>(OptionId::kPoolBytes, "pool_bytes", OptionKind::kBytes,
+      Option<&Config::pool_bytes>("pool_bytes", OptionKind::kBytes,
           "The most memory that the pool of a rank holds; beyond it memory comes from the heap.")
           .Between(kMebi, 1024 * 1024 * kGibi).ZeroIs("the rank's share of the host's memory"),
-      Option<&Config::bucket_bytes>(OptionId::kBucketBytes, "bucket_bytes", OptionKind::kBytes,
+      Option<&Config::bucket_bytes>("bucket_bytes", OptionKind::kBytes,
           "Gradients are joined in buckets of about this size, each reduced as soon as it is complete on "
           "every rank. 0 makes no buckets: each gradient goes by itself.")
           .Between(0, 1024 * kGibi).Agreed(),
-      Option<&Config::first_bucket_bytes>(OptionId::kFirstBucketBytes, "first_bucket_bytes",
+      Option<&Config::first_bucket_bytes>("first_bucket_bytes",
           OptionKind::kBytes,
           "The size of the bucket that is complete first, smaller so that the reduction begins early.")
           .Between(0, 1024 * kGibi).Agreed(),
-      Option<&Config::deterministic>(OptionId::kDeterministic, "deterministic", OptionKind::kBool,
+      Option<&Config::deterministic>("deterministic", OptionKind::kBool,
           "Whether the same program gives the same bits in every run, even where MPI would reduce together "
           "whatever is ready: buckets of gradients then follow the order of the parameters, and every "
           "other tensor goes alone. For a resumed run to equal one without a stop, bucket_bytes is 0 as well.")
           .Between(0, 1).Agreed(),
-      Option<&Config::autotune>(OptionId::kAutotune, "autotune", OptionKind::kBool,
+      Option<&Config::autotune>("autotune", OptionKind::kBool,
           "Whether the steps of the first optimizer are used to find better values of bucket_bytes, "
           "chunk_bytes (where gradients are not reduced in shared memory), small_bytes and fusion_delay. Rank "
           "0 prints what a step took before and after and the values found, which are used for the rest of "
           "the run; or why there were no trials, or too few: the option deterministic, one rank and op Adasum "
           "prevent them, and a search takes 966 steps at most.")
-          .Between(0, 1).Agreed().Horovod(kAutotuneAlias),
-      TextOption<&Config::autotune_log>(OptionId::kAutotuneLog, "autotune_log",
+          .Between(0, 1).Agreed(),
+      TextOption<&Config::autotune_log>("autotune_log",
           "The file to which rank 0 writes the autotuner's trials (CSV). The values found go to a file with "
-          ".settings appended to its name, which the option settings reads.")
-          .Horovod(kAutotuneLogAlias),
-      TextOption<&Config::timeline>(OptionId::kTimeline, "timeline",
+          ".settings appended to its name, which the option settings reads."),
+      TextOption<&Config::timeline>("timeline",
           "A folder, made if need be, in which each rank writes what it does, from init to shutdown, as a "
           "timeline rank-<number>.json in Chrome's trace format, which https://ui.perfetto.dev shows; or a "
           "file whose name ends in .json, which rank 0 alone writes. Horovod's DYNAMIC leaves the "
-          "start to start_timeline.")
-          .Horovod(kTimelineAlias),
-      Option<&Config::timeline_bytes>(OptionId::kTimelineBytes, "timeline_bytes", OptionKind::kBytes,
+          "start to start_timeline."),
+      Option<&Config::timeline_bytes>("timeline_bytes", OptionKind::kBytes,
           "The largest size of a rank's timeline. Later events are left out, and its last line says so.")
           .Between(4 * kKibi, 1024 * kGibi).ZeroIs("no limit"),
-      TextOption<&Config::flight_records>(OptionId::kFlightRecords, "flight_records",
+      TextOption<&Config::flight_records>("flight_records",
           "The folder, made if need be, in which each rank writes flight-<number>.json when something goes "
           "wrong, or at SIGUSR1: what it waits for, what it runs and what it did last, for sirtakirun "
           "--explain. auto is sirtaki-records in the current folder, where a job of one rank writes at SIGUSR1 "
           "only; off writes none, and leaves SIGUSR1 and SIGTERM alone."),
-      TextOption<&Config::metrics_file>(OptionId::kMetricsFile, "metrics_file",
+      TextOption<&Config::metrics_file>("metrics_file",
           "A file to which each rank writes its metrics every metrics_interval, and at shutdown; the rank's "
           "number comes before the name's ending. A file ending in .prom has the text format of Prometheus and "
           "is replaced each time; any other is CSV and gets a line each time."),
-      Option<&Config::metrics_interval>(OptionId::kMetricsInterval, "metrics_interval",
+      Option<&Config::metrics_interval>("metrics_interval",
           OptionKind::kDuration,
           "The time between two writes of metrics_file.")
           .Between(10 * kMillisecond, kDay),
-      Option<&Config::summary>(OptionId::kSummary, "summary", OptionKind::kBool,
+      Option<&Config::summary>("summary", OptionKind::kBool,
           "Whether rank 0 prints, at shutdown, a table of what each rank has done, with advice where the "
           "picture is clear.")
           .Between(0, 1).Agreed(),
-      Option<&Config::verify_transfers>(OptionId::kVerifyTransfers, "verify_transfers",
+      Option<&Config::verify_transfers>("verify_transfers",
           OptionKind::kBool,
           "Whether a checksum goes with what ranks send to one another or show in shared memory, in host memory: "
           "what arrives otherwise than it was sent fails the job, with the tensor, the ranks and the bytes. "
           "Tensors are then copied into shared memory instead of being read where they lie, and hierarchy is off.")
           .Between(0, 1).Agreed(),
-      TextOption<&Config::settings>(OptionId::kSettings, "settings",
+      TextOption<&Config::settings>("settings",
           "A file with values of options, a line each, as in \"bucket_bytes: 8M\"; # begins a comment. Every "
           "other way of giving an option wins over it."),
   };
@@ -271,8 +265,28 @@ std::string OptionSpec::Variable() const {
 }
 
 std::span<const OptionSpec> OptionTable() {
-  static const Table table = MakeTable();
+  static const std::vector<OptionSpec> table = MakeTable();
   return table;
+}
+
+std::span<const HorovodAlias> HorovodAliases() { return kAliases; }
+
+std::optional<std::string> MeaningOf(const HorovodAlias& alias, const std::string& value) {
+  if (alias.IsSwitch()) {
+    const std::string_view meaning = ParseBool(value).value_or(false) ? alias.on : alias.off;
+    return meaning.empty() ? std::nullopt : std::optional<std::string>(meaning);
+  }
+  switch (alias.reading) {
+    case Reading::kMebibytes:
+      return value + "M";
+    case Reading::kRaisedToMin:
+      return value == "0" ? std::to_string(FindOption(alias.option)->min) : value;
+    case Reading::kNotDynamic:
+      return value == "DYNAMIC" ? std::nullopt : std::optional(value);
+    case Reading::kSame:
+      break;
+  }
+  return value;
 }
 
 const OptionSpec* FindOption(std::string_view name) {

@@ -24,22 +24,32 @@ enum class OptionKind : std::uint8_t {
   kText,         // as it stands; each rank's own
 };
 
-// A variable of Horovod's that means the same, and how its value is read.
+// What Horovod calls an option: a variable, a flag of its launcher, or both.
 struct HorovodAlias {
+  // How a value is read, if it is not a switch.
   enum class Reading : std::uint8_t {
     kSame,
-    kRaisedToMin,  // Horovod allows less: it becomes our least
-    kZeroIfTrue,   // a switch that turns the thing off; if false it says nothing
-    kInverted,     // true there is false here
-    kLogLevel,     // Horovod has "fatal" beside our words
+    kMebibytes,
+    kRaisedToMin,  // Horovod allows 0: it becomes our least
     kNotDynamic,   // Horovod's "DYNAMIC" is none yet: the program gives one later
   };
+  std::string_view option;
   std::string_view variable;
+  std::string_view flag;   // without dashes
+  std::string_view value;  // stands for the flag's value in the help; empty: a switch
   Reading reading = Reading::kSame;
+  // Our values for a switch that is on or off; empty: it says nothing then.
+  std::string_view on;
+  std::string_view off;
+
+  bool IsSwitch() const { return !on.empty() || !off.empty(); }
 };
+std::span<const HorovodAlias> HorovodAliases();
+// Horovod's value as one of ours; none if it says nothing about the option. Precondition: that of a
+// switch is a ParseBool().
+std::optional<std::string> MeaningOf(const HorovodAlias& alias, const std::string& value);
 
 struct OptionSpec {
-  OptionId id{};
   std::string_view name;  // "fusion_bytes"
   OptionKind kind{};
   std::int64_t min = 0;
@@ -47,7 +57,6 @@ struct OptionSpec {
   std::string_view zero;  // what zero means, if it is allowed beside [min, max]
   bool agreed = false;    // the same on all ranks
   std::span<const std::string_view> choices;
-  std::span<const HorovodAlias> horovod;
   std::string_view help;
   // Of all kinds but kText.
   std::int64_t (*get)(const Config&) = nullptr;
@@ -58,7 +67,6 @@ struct OptionSpec {
   std::string Variable() const;  // "SIRTAKI_FUSION_BYTES"
 };
 
-// In the order of OptionId.
 std::span<const OptionSpec> OptionTable();
 const OptionSpec* FindOption(std::string_view name);  // null if there is none
 

@@ -123,7 +123,9 @@ std::optional<std::int64_t> ParseOptionValue(const OptionSpec& option, std::stri
       if (const auto flag = ParseBool(text)) value = *flag ? 1 : 0;
       break;
     case OptionKind::kChoice: {
-      const auto found = std::find(option.choices.begin(), option.choices.end(), Lower(text));
+      std::string word = Lower(text);
+      if (option.name == "log_level" && word == "fatal") word = "error";  // as Horovod says it
+      const auto found = std::find(option.choices.begin(), option.choices.end(), word);
       if (found != option.choices.end()) value = found - option.choices.begin();
       break;
     }

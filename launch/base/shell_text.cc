@@ -32,12 +32,6 @@ std::vector<std::string_view> Words(std::string_view text) {
   }
 }
 
-std::string_view Trimmed(std::string_view text) {
-  const std::size_t begin = text.find_first_not_of(kSpaces);
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
-}
-
 bool IsAddress(std::string_view host) {
   return host.find_first_not_of("0123456789.") == std::string_view::npos;
 }

@@ -7,13 +7,15 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/text.h"
+
 namespace sirtaki::launch {
 
 // The pieces between the separators, as they stand; an empty text has none.
 std::vector<std::string_view> Split(std::string_view text, char separator);
 // The pieces between spaces and tabs, none of them empty.
 std::vector<std::string_view> Words(std::string_view text);
-std::string_view Trimmed(std::string_view text);
+using core::Trimmed;
 // Whether it has digits and dots alone, as an IPv4 address and no host's name.
 bool IsAddress(std::string_view host);
 std::string Joined(const std::vector<std::string>& parts, std::string_view between);

@@ -86,12 +86,6 @@ Status SetLauncher(const Given& given, LaunchOptions* out) {
   return Status::Ok();
 }
 
-// Horovod's flags of the same name know a word more.
-std::string OwnWord(const core::OptionSpec& spec, const std::string& value) {
-  const bool knows = spec.id == core::OptionId::kLogLevel && (value == "fatal" || value == "FATAL");
-  return knows ? "error" : value;
-}
-
 OptionGroup RankOptions() {
   using O = LaunchOptions;
   return {
@@ -264,7 +258,7 @@ OptionGroup LibraryOptions() {
     if (!spec.zero.empty()) text += " 0: " + std::string(spec.zero) + ".";
     group.rows.push_back(
         {name, 0, is_switch ? "" : "VALUE", text, [&spec](const Given& given, LaunchOptions* out) {
-           return SetKnob(given, spec.name, OwnWord(spec, given.value), out);
+           return SetKnob(given, spec.name, given.value, out);
          }});
   }
   return group;

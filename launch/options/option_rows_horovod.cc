@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "core/config/config_table.h"
 #include "launch/options/option_rows.h"
 
 namespace sirtaki::launch {
@@ -12,21 +13,15 @@ using core::Status;
 namespace {
 
 // Sets the library's option to what Horovod's value means for it.
-OptionRow Knob(std::string name, std::string value, std::string_view option,
-               std::string (*meaning)(const std::string&)) {
-  std::string help = "Sets " + std::string(option) + ".";
-  return {std::move(name), 0, std::move(value), std::move(help),
-          [option, meaning](const Given& given, LaunchOptions* out) {
-            return SetKnob(given, option, meaning(given.value), out);
-          }};
-}
-
-// A switch that sets the library's option to `on`; if false it says nothing.
-OptionRow Sets(std::string name, std::string_view option, std::string on) {
-  std::string help = "Sets " + std::string(option) + " to " + on + ".";
-  return {std::move(name), 0, "", std::move(help),
-          [option, on](const Given& given, LaunchOptions* out) {
-            return given.value == "true" ? SetKnob(given, option, on, out) : Status::Ok();
+OptionRow RowOf(const core::HorovodAlias& alias) {
+  std::string help = "Sets " + std::string(alias.option);
+  if (!alias.on.empty()) help.append(" to ").append(alias.on);
+  if (alias.on.empty() && !alias.off.empty())
+    help.append(" to ").append(alias.off).append(" if false");
+  return {std::string(alias.flag), 0, std::string(alias.value), help + ".",
+          [&alias](const Given& given, LaunchOptions* out) {
+            const auto meaning = core::MeaningOf(alias, given.value);
+            return meaning ? SetKnob(given, alias.option, *meaning, out) : Status::Ok();
           }};
 }
 
@@ -47,10 +42,6 @@ OptionRow Refused(std::string name, std::string value, std::string why) {
           }};
 }
 
-std::string Same(const std::string& value) { return value; }
-std::string Mebibytes(const std::string& value) { return value + "M"; }
-std::string AtLeastOne(const std::string& value) { return value == "0" ? "1" : value; }
-
 }  // namespace
 
 OptionGroup HorovodOptions() {
@@ -59,31 +50,10 @@ OptionGroup HorovodOptions() {
   const std::string own_tuner = "the autotuner here has no such setting";
   const std::string only_mpi = "ranks are started over MPI, and talk over it";
   const std::string no_elastic = "the number of ranks cannot change during a run";
-  return {
+  OptionGroup group = {
       "Horovod's names for these options",
-      {Knob("fusion-threshold-mb", "MB", "fusion_bytes", Mebibytes),
-       Knob("cache-capacity", "N", "id_capacity", AtLeastOne),
-       Sets("hierarchical-allreduce", "hierarchy", "on"),
-       Sets("no-hierarchical-allreduce", "hierarchy", "off"),
-       Sets("no-autotune", "autotune", "false"),
-       Knob("autotune-log-file", "FILE", "autotune_log", Same),
-       {"timeline-filename", 0, "FILE", "Sets timeline; DYNAMIC sets none: the program begins one.",
-        [](const Given& given, LaunchOptions* out) {
-          return given.value == "DYNAMIC" ? Status::Ok()
-                                          : SetKnob(given, "timeline", given.value, out);
-        }},
-       Sets("no-stall-check", "stall_warning", "0"),
-       {"stall-check", 0, "", "If false, sets stall_warning to 0.",
-        [](const Given& given, LaunchOptions* out) {
-          return given.value == "false" ? SetKnob(given, "stall_warning", "0", out) : Status::Ok();
-        }},
-       Knob("stall-check-warning-time-seconds", "S", "stall_warning", Same),
-       Knob("stall-check-shutdown-time-seconds", "S", "stall_limit", Same),
-       Ignored("mpi-threads-disable", "", one_thread),
+      {Ignored("mpi-threads-disable", "", one_thread),
        Ignored("no-mpi-threads-disable", "", one_thread),
-       Sets("log-hide-timestamp", "log_time", "false"),
-       Sets("log-with-timestamp", "log_time", "true"),
-       Sets("no-log-hide-timestamp", "log_time", "true"),
        Ignored("mpi", "", only_mpi),
        Ignored("cycle-time-ms", "MS", no_cycle),
        Ignored("hierarchical-allgather", "", "gathering chooses its algorithm itself"),
@@ -106,6 +76,10 @@ OptionGroup HorovodOptions() {
        Refused("slots-per-host", "N", no_elastic),
        Refused("elastic-timeout", "S", no_elastic),
        Refused("reset-limit", "N", no_elastic)}};
+  for (const core::HorovodAlias& alias : core::HorovodAliases()) {
+    if (!alias.flag.empty()) group.rows.push_back(RowOf(alias));
+  }
+  return group;
 }
 
 }  // namespace sirtaki::launch

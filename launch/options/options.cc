@@ -26,11 +26,9 @@ Status Unknown(const std::string& flag) {
   for (const OptionGroup& group : OptionGroups()) {
     for (const OptionRow& row : group.rows) known.push_back("--" + row.name);
   }
-  std::string text = "unknown flag " + core::Escaped(flag);
-  const std::string nearest = core::NearestWord(flag, known, 2);
-  if (!nearest.empty()) text += "; the nearest known is " + nearest;
-  return {StatusCode::kInvalidArgument,
-          text + " (--help lists all; the program's flags go after it)"};
+  return {StatusCode::kInvalidArgument, "unknown flag " + core::Escaped(flag) +
+                                            core::NearestText(flag, known, 2) +
+                                            " (--help lists all; the program's flags go after it)"};
 }
 
 // Takes the flags off the front of the arguments.

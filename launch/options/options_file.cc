@@ -130,10 +130,7 @@ class FileReader {
     for (const OptionGroup& group : OptionGroups()) {
       for (const OptionRow& row : group.rows) known.push_back(row.name);
     }
-    std::string text = "there is no flag " + Quoted(name);
-    const std::string nearest = core::NearestWord(name, known);
-    if (!nearest.empty()) text += "; the nearest known is " + nearest;
-    return Wrong(mark, text);
+    return Wrong(mark, "there is no flag " + Quoted(name) + core::NearestText(name, known));
   }
 
   const std::string& path_;

@@ -398,8 +398,7 @@ TEST_P(SessionMpiTest, AgreedOptionThatDiffersIsRefusedByAll) {
   const Status status =
       Session::CreateMpi(Options([](core::Config& config) {
                            config.tree_arity = 2 + tests::WorldRank();
-                           config.sources[static_cast<std::size_t>(core::OptionId::kTreeArity)] =
-                               core::OptionSource::kProgram;
+                           config.SetSource("tree_arity", core::OptionSource::kProgram);
                          }),
                          &session_);
   EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.ToString();

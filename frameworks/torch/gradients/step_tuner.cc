@@ -10,6 +10,7 @@
 #include <iomanip>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,24 +28,19 @@ namespace {
 using Limits = session::Session::Limits;
 
 struct Tunable {
-  core::OptionId option;
+  std::string_view option;
   std::int64_t Limits::*limit;
   std::int64_t first;  // of the values that are tried: each twice the one before
   std::int64_t last;
 };
 constexpr std::array<Tunable, 4> kTunables = {{
-    {core::OptionId::kBucketBytes, &Limits::bucket_bytes, std::int64_t{1} << 20,
-     std::int64_t{128} << 20},
-    {core::OptionId::kChunkBytes, &Limits::chunk_bytes, std::int64_t{64} << 10,
-     std::int64_t{8} << 20},
-    {core::OptionId::kSmallBytes, &Limits::small_bytes, std::int64_t{4} << 10,
-     std::int64_t{1} << 20},
-    {core::OptionId::kFusionDelay, &Limits::fusion_delay_us, 25, 800},
+    {"bucket_bytes", &Limits::bucket_bytes, std::int64_t{1} << 20, std::int64_t{128} << 20},
+    {"chunk_bytes", &Limits::chunk_bytes, std::int64_t{64} << 10, std::int64_t{8} << 20},
+    {"small_bytes", &Limits::small_bytes, std::int64_t{4} << 10, std::int64_t{1} << 20},
+    {"fusion_delay", &Limits::fusion_delay_us, 25, 800},
 }};
 
-const core::OptionSpec& SpecOf(const Tunable& tunable) {
-  return core::OptionTable()[static_cast<std::size_t>(tunable.option)];
-}
+const core::OptionSpec& SpecOf(const Tunable& tunable) { return *core::FindOption(tunable.option); }
 
 // Whether gradients are moved in pieces of chunk_bytes: where they are reduced in shared memory
 // they are not.
@@ -58,8 +54,8 @@ std::vector<fusion::TunedOption> OptionsFrom(const Limits& limits, bool moves_in
   for (const Tunable& tunable : kTunables) {
     const std::int64_t now = limits.*tunable.limit;
     fusion::TunedOption option;
-    option.name = SpecOf(tunable).name;
-    const bool matters = tunable.option != core::OptionId::kChunkBytes || moves_in_chunks;
+    option.name = tunable.option;
+    const bool matters = tunable.option != "chunk_bytes" || moves_in_chunks;
     if (now > 0 && matters) {
       for (std::int64_t value = tunable.first; value <= tunable.last; value *= 2) {
         option.values.push_back(value);

@@ -93,18 +93,6 @@ TEST_F(LogTest, TextIsMadeOnlyIfTheLevelIsEnabled) {
   EXPECT_THAT(lines_, ElementsAre(Pair(LogLevel::kInfo, "[sirtaki] [info] value 1")));
 }
 
-TEST_F(LogTest, AThreadMayBelongToAnotherRank) {
-  ConfigureLog({LogLevel::kInfo, false, {0, "a"}});
-  std::thread other([] {
-    SetThreadLogIdentity({1, "a"});
-    Log(LogLevel::kInfo, "from the other");
-  });
-  other.join();
-  Log(LogLevel::kInfo, "from the first");
-  EXPECT_THAT(lines_, ElementsAre(Pair(LogLevel::kInfo, "[sirtaki] [info] [1@a] from the other"),
-                                  Pair(LogLevel::kInfo, "[sirtaki] [info] [0@a] from the first")));
-}
-
 TEST_F(LogTest, LinesOfManyThreadsStayWhole) {
   ConfigureLog({LogLevel::kInfo, false, {}});
   std::vector<std::thread> threads;
