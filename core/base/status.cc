@@ -1,6 +1,7 @@
 #include "core/base/status.h"
 
 #include <exception>
+#include <iterator>
 #include <new>
 
 #include "core/base/text.h"
@@ -30,33 +31,14 @@ bool NamesTensor(const std::string& message, const std::string& tensor) {
 }  // namespace
 
 std::string_view StatusCodeName(StatusCode code) {
-  switch (code) {
-    case StatusCode::kOk:
-      return "ok";
-    case StatusCode::kInvalidArgument:
-      return "invalid argument";
-    case StatusCode::kMismatch:
-      return "mismatch";
-    case StatusCode::kNotInitialized:
-      return "not initialized";
-    case StatusCode::kDuplicateName:
-      return "duplicate name";
-    case StatusCode::kShutDown:
-      return "shut down";
-    case StatusCode::kPeerLost:
-      return "peer lost";
-    case StatusCode::kTimedOut:
-      return "timed out";
-    case StatusCode::kAborted:
-      return "aborted";
-    case StatusCode::kBackend:
-      return "backend failure";
-    case StatusCode::kProtocol:
-      return "protocol error";
-    case StatusCode::kUnsupported:
-      return "unsupported";
-  }
-  return "unknown error";
+  // In the order of StatusCode.
+  // clang-format off
+  static constexpr std::string_view kNames[] = {
+      "ok", "invalid argument", "mismatch", "not initialized", "duplicate name", "shut down",
+      "peer lost", "timed out", "aborted", "backend failure", "protocol error", "unsupported"};
+  // clang-format on
+  static_assert(std::size(kNames) == static_cast<std::size_t>(StatusCode::kUnsupported) + 1);
+  return NameIn(kNames, code);
 }
 
 std::string Status::ToString() const {

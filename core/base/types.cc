@@ -1,73 +1,49 @@
 #include "core/base/types.h"
 
+#include <iterator>
+
+#include "core/base/text.h"
+
 namespace sirtaki::core {
 
+namespace {
+
+// In the order of the enumerations.
+struct TypeFacts {
+  std::string_view name;
+  std::size_t size;
+};
+constexpr TypeFacts kTypes[] = {{"uint8", 1},         {"int8", 1},
+                                {"int16", 2},         {"int32", 4},
+                                {"int64", 8},         {"float16", 2},
+                                {"bfloat16", 2},      {"float32", 4},
+                                {"float64", 8},       {"bool", 1},
+                                {"complex64", 8},     {"complex128", 16},
+                                {"float8_e4m3fn", 1}, {"float8_e4m3fnuz", 1},
+                                {"float8_e5m2", 1},   {"float8_e5m2fnuz", 1},
+                                {"float8_e8m0fnu", 1}};
+static_assert(std::size(kTypes) == kDTypeCount);
+// clang-format off
+constexpr std::string_view kKinds[] = {
+    "all-reduce", "broadcast", "all-gather", "all-gather of equal shapes", "reduce", "gather",
+    "scatter", "all-to-all", "reduce-scatter", "barrier", "adding a process set",
+    "removing a process set", "change of limits", "send", "receive"};
+constexpr std::string_view kReductions[] = {
+    "sum", "average", "min", "max", "product", "bitwise and", "bitwise or", "bitwise xor", "Adasum"};
+// clang-format on
+static_assert(std::size(kKinds) == kOpKindCount);
+static_assert(std::size(kReductions) == kReduceOpCount);
+
+}  // namespace
+
 std::size_t SizeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kU8:
-    case DType::kI8:
-    case DType::kBool:
-    case DType::kF8E4M3FN:
-    case DType::kF8E4M3FNUZ:
-    case DType::kF8E5M2:
-    case DType::kF8E5M2FNUZ:
-    case DType::kF8E8M0FNU:
-      return 1;
-    case DType::kI16:
-    case DType::kF16:
-    case DType::kBF16:
-      return 2;
-    case DType::kI32:
-    case DType::kF32:
-      return 4;
-    case DType::kI64:
-    case DType::kF64:
-    case DType::kC64:
-      return 8;
-    case DType::kC128:
-      return 16;
-  }
-  return 0;
+  const auto index = static_cast<std::size_t>(dtype);
+  return index < std::size(kTypes) ? kTypes[index].size : 0;
 }
 
 std::string_view DTypeName(DType dtype) {
-  switch (dtype) {
-    case DType::kU8:
-      return "uint8";
-    case DType::kI8:
-      return "int8";
-    case DType::kI16:
-      return "int16";
-    case DType::kI32:
-      return "int32";
-    case DType::kI64:
-      return "int64";
-    case DType::kF16:
-      return "float16";
-    case DType::kBF16:
-      return "bfloat16";
-    case DType::kF32:
-      return "float32";
-    case DType::kF64:
-      return "float64";
-    case DType::kBool:
-      return "bool";
-    case DType::kC64:
-      return "complex64";
-    case DType::kC128:
-      return "complex128";
-    case DType::kF8E4M3FN:
-      return "float8_e4m3fn";
-    case DType::kF8E4M3FNUZ:
-      return "float8_e4m3fnuz";
-    case DType::kF8E5M2:
-      return "float8_e5m2";
-    case DType::kF8E5M2FNUZ:
-      return "float8_e5m2fnuz";
-    case DType::kF8E8M0FNU:
-      return "float8_e8m0fnu";
-  }
-  return "unknown";
+  const auto index = static_cast<std::size_t>(dtype);
+  return index < std::size(kTypes) ? kTypes[index].name : "unknown";
 }
 
 bool IsHalf(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16; }
@@ -88,41 +64,7 @@ DType PartType(DType dtype) {
   return dtype == DType::kC128 ? DType::kF64 : dtype;
 }
 
-std::string_view OpKindName(OpKind kind) {
-  switch (kind) {
-    case OpKind::kAllReduce:
-      return "all-reduce";
-    case OpKind::kBroadcast:
-      return "broadcast";
-    case OpKind::kAllGather:
-      return "all-gather";
-    case OpKind::kAllGatherInto:
-      return "all-gather of equal shapes";
-    case OpKind::kReduce:
-      return "reduce";
-    case OpKind::kGather:
-      return "gather";
-    case OpKind::kScatter:
-      return "scatter";
-    case OpKind::kAllToAll:
-      return "all-to-all";
-    case OpKind::kReduceScatter:
-      return "reduce-scatter";
-    case OpKind::kBarrier:
-      return "barrier";
-    case OpKind::kAddSet:
-      return "adding a process set";
-    case OpKind::kRemoveSet:
-      return "removing a process set";
-    case OpKind::kSetLimits:
-      return "change of limits";
-    case OpKind::kSend:
-      return "send";
-    case OpKind::kReceive:
-      return "receive";
-  }
-  return "unknown";
-}
+std::string_view OpKindName(OpKind kind) { return NameIn(kKinds, kind); }
 
 bool Reduces(OpKind kind) {
   return kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter;
@@ -138,29 +80,7 @@ bool FirstDimensionVaries(OpKind kind) {
          kind == OpKind::kAllToAll;
 }
 
-std::string_view ReduceOpName(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return "sum";
-    case ReduceOp::kAverage:
-      return "average";
-    case ReduceOp::kMin:
-      return "min";
-    case ReduceOp::kMax:
-      return "max";
-    case ReduceOp::kProduct:
-      return "product";
-    case ReduceOp::kBitAnd:
-      return "bitwise and";
-    case ReduceOp::kBitOr:
-      return "bitwise or";
-    case ReduceOp::kBitXor:
-      return "bitwise xor";
-    case ReduceOp::kAdasum:
-      return "Adasum";
-  }
-  return "unknown";
-}
+std::string_view ReduceOpName(ReduceOp op) { return NameIn(kReductions, op); }
 
 bool IsDefined(ReduceOp op, DType dtype) {
   switch (op) {

@@ -151,17 +151,8 @@ Status FromLsf(const std::string& text, Allocation* out) {
 }  // namespace
 
 std::string_view BatchSystemName(BatchSystem system) {
-  switch (system) {
-    case BatchSystem::kSlurm:
-      return "Slurm";
-    case BatchSystem::kPbs:
-      return "PBS";
-    case BatchSystem::kLsf:
-      return "LSF";
-    case BatchSystem::kNone:
-      break;
-  }
-  return "none";
+  static constexpr std::string_view kNames[] = {"none", "Slurm", "PBS", "LSF"};
+  return core::NameIn(kNames, system);
 }
 
 Status FindAllocation(const core::EnvironmentView& env, const core::FileReader& read,

@@ -2,19 +2,13 @@
 
 #include <regex>
 
+#include "core/base/text.h"
+
 namespace sirtaki::launch {
 
 std::string_view LauncherName(LauncherKind kind) {
-  switch (kind) {
-    case LauncherKind::kOpenMpi4:
-    case LauncherKind::kOpenMpi5:
-      return "Open MPI";
-    case LauncherKind::kMpich:
-      return "MPICH";
-    case LauncherKind::kSrun:
-      return "Slurm";
-  }
-  return "unknown";
+  static constexpr std::string_view kNames[] = {"Open MPI", "Open MPI", "MPICH", "Slurm"};
+  return core::NameIn(kNames, kind);
 }
 
 std::string Launcher::ShortName() const { return std::string(LauncherName(kind)) + " " + version; }

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/text.h"
 #include "frameworks/torch/session/session_state.h"
 #include "frameworks/torch/tensors/seed_mix.h"
 #include "frameworks/torch/tensors/throw.h"
@@ -44,16 +45,9 @@ std::vector<std::size_t> ShuffledOrder(std::size_t samples, std::uint64_t seed, 
   return order;
 }
 
-const char* NameOf(Uneven uneven) {
-  switch (uneven) {
-    case Uneven::Pad:
-      return "Pad";
-    case Uneven::Drop:
-      return "Drop";
-    case Uneven::Keep:
-      return "Keep";
-  }
-  return "unknown";
+std::string NameOf(Uneven uneven) {
+  static constexpr std::string_view kNames[] = {"Pad", "Drop", "Keep"};
+  return std::string(core::NameIn(kNames, uneven));
 }
 
 // What save() writes. All of it fits into int64, but for the seed, whose bits are kept.

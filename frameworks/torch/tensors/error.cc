@@ -37,31 +37,9 @@ Error& Error::operator=(const Error&) noexcept = default;
 Error::~Error() = default;
 
 const char* error_code_name(ErrorCode code) noexcept {
-  switch (code) {
-    case ErrorCode::invalid_argument:
-      return "invalid argument";
-    case ErrorCode::mismatch:
-      return "mismatch";
-    case ErrorCode::not_initialized:
-      return "not initialized";
-    case ErrorCode::duplicate_name:
-      return "duplicate name";
-    case ErrorCode::shut_down:
-      return "shut down";
-    case ErrorCode::peer_lost:
-      return "peer lost";
-    case ErrorCode::timed_out:
-      return "timed out";
-    case ErrorCode::aborted:
-      return "aborted";
-    case ErrorCode::backend:
-      return "backend";
-    case ErrorCode::protocol:
-      return "protocol";
-    case ErrorCode::unsupported:
-      return "unsupported";
-  }
-  return "unknown";
+  if (code == ErrorCode::backend) return "backend";  // not "backend failure"
+  if (code == ErrorCode::protocol) return "protocol";
+  return core::StatusCodeName(static_cast<core::StatusCode>(code)).data();  // of a literal
 }
 
 #define SIRTAKI_TEXT(x) #x

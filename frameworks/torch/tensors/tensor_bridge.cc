@@ -37,34 +37,18 @@ std::optional<core::DType> Float8Of(at::ScalarType type) {
 }  // namespace
 
 std::optional<core::DType> DTypeOf(at::ScalarType type) {
-  switch (type) {
-    case at::kByte:
-      return core::DType::kU8;
-    case at::kChar:
-      return core::DType::kI8;
-    case at::kShort:
-      return core::DType::kI16;
-    case at::kInt:
-      return core::DType::kI32;
-    case at::kLong:
-      return core::DType::kI64;
-    case at::kHalf:
-      return core::DType::kF16;
-    case at::kBFloat16:
-      return core::DType::kBF16;
-    case at::kFloat:
-      return core::DType::kF32;
-    case at::kDouble:
-      return core::DType::kF64;
-    case at::kBool:
-      return core::DType::kBool;
-    case at::kComplexFloat:
-      return core::DType::kC64;
-    case at::kComplexDouble:
-      return core::DType::kC128;
-    default:
-      return Float8Of(type);
+  using core::DType;
+  static constexpr std::pair<at::ScalarType, DType> kTypes[] = {
+      {at::kFloat, DType::kF32},        {at::kHalf, DType::kF16},
+      {at::kBFloat16, DType::kBF16},    {at::kDouble, DType::kF64},
+      {at::kByte, DType::kU8},          {at::kChar, DType::kI8},
+      {at::kShort, DType::kI16},        {at::kInt, DType::kI32},
+      {at::kLong, DType::kI64},         {at::kBool, DType::kBool},
+      {at::kComplexFloat, DType::kC64}, {at::kComplexDouble, DType::kC128}};
+  for (const auto& [known, dtype] : kTypes) {
+    if (type == known) return dtype;
   }
+  return Float8Of(type);
 }
 
 std::string WhyNotMovable(const at::Tensor& tensor) {
