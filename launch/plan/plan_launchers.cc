@@ -67,6 +67,16 @@ void AvoidSingleCopy(PlanWriter* writer) {
               "processes may not read each other's memory here");
 }
 
+// What mpirun itself has to know of the hosts, by parameters whose names changed with Open MPI 5.
+void AddParameters(PlanWriter* writer, const std::string& flag, const std::string& ssh,
+                   const std::string& domains, const std::string& interfaces) {
+  if (!writer->placement().local) writer->Add({flag, ssh, writer->SshWord()}, kForSsh);
+  if (DomainsMatter(*writer)) writer->Add({flag, domains, "1"}, kDomains);
+  if (const Networks& networks = writer->networks(); !networks.include.empty()) {
+    writer->Add({flag, interfaces, networks.include}, networks.why);
+  }
+}
+
 }  // namespace
 
 void AddOpenMpi4(PlanWriter* writer) {
@@ -75,15 +85,7 @@ void AddOpenMpi4(PlanWriter* writer) {
   AddBinding(writer, {"--bind-to", "none"});
   if (writer->placement().oversubscribed) writer->Add({"--oversubscribe"}, "--oversubscribe");
   AvoidSingleCopy(writer);
-  if (!writer->placement().local) {
-    writer->Add({"--mca", "plm_rsh_args", writer->SshWord()}, kForSsh);
-  }
-  if (DomainsMatter(*writer)) {
-    writer->Add({"--mca", "orte_keep_fqdn_hostnames", "1"}, kDomains);
-  }
-  if (const Networks& networks = writer->networks(); !networks.include.empty()) {
-    writer->Add({"--mca", "oob_tcp_if_include", networks.include}, networks.why);
-  }
+  AddParameters(writer, "--mca", "plm_rsh_args", "orte_keep_fqdn_hostnames", "oob_tcp_if_include");
   AddOpenMpiTail(writer);
 }
 
@@ -93,15 +95,7 @@ void AddOpenMpi5(PlanWriter* writer) {
   writer->Add({"--map-by", oversubscribed ? "slot:OVERSUBSCRIBE" : "slot"},
               std::string(kInOrder) + (oversubscribed ? "; --oversubscribe" : ""));
   AddBinding(writer, {"--bind-to", "none"});
-  if (!writer->placement().local) {
-    writer->Add({"--prtemca", "plm_ssh_args", writer->SshWord()}, kForSsh);
-  }
-  if (DomainsMatter(*writer)) {
-    writer->Add({"--prtemca", "prte_keep_fqdn_hostnames", "1"}, kDomains);
-  }
-  if (const Networks& networks = writer->networks(); !networks.include.empty()) {
-    writer->Add({"--prtemca", "prte_if_include", networks.include}, networks.why);
-  }
+  AddParameters(writer, "--prtemca", "plm_ssh_args", "prte_keep_fqdn_hostnames", "prte_if_include");
   AddOpenMpiTail(writer);
 }
 

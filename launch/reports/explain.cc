@@ -16,14 +16,8 @@
 namespace sirtaki::launch {
 namespace {
 
-using core::Duration;
 using core::DurationText;
-using core::RankRanges;
 using core::RanksText;
-using core::TimePoint;
-using core::trace::Event;
-using core::trace::EventKind;
-using core::trace::FlightRecord;
 
 // More than a person reads.
 constexpr std::size_t kMostWaits = 6;

@@ -7,10 +7,6 @@
 namespace sirtaki::launch {
 namespace {
 
-using core::trace::Event;
-using core::trace::EventKind;
-using core::trace::FlightRecord;
-
 // The key of a pending call as events have it: without what a bucket holds, and cut.
 std::string AsInEvents(std::string_view key) {
   if (key.starts_with("bucket ")) key = key.substr(0, key.find(" ("));

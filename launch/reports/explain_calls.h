@@ -14,28 +14,36 @@
 
 namespace sirtaki::launch {
 
+// The files that explain records speak of these.
+using core::Duration;
+using core::RankRanges;
+using core::TimePoint;
+using core::trace::Event;
+using core::trace::EventKind;
+using core::trace::FlightRecord;
+
 // Up to when a record tells what the rank waited for and ran, by its own clock: its group's fault,
 // or when it was written.
-core::TimePoint EndOf(const core::trace::FlightRecord& record);
+TimePoint EndOf(const FlightRecord& record);
 // The same by the clock of rank 0, which those of all ranks of a job can be compared by.
-core::TimePoint CommonEndOf(const core::trace::FlightRecord& record);
+TimePoint CommonEndOf(const FlightRecord& record);
 
 class Calls {
  public:
   enum class Answer : std::uint8_t { kMade, kNotMade, kUnknown };
 
   // `record` must outlive it.
-  explicit Calls(const core::trace::FlightRecord& record);
+  explicit Calls(const FlightRecord& record);
 
   // Whether this rank has made the call in which `other` waits. Names are used again and again, and
   // some ranks may be steps ahead, or make their calls in another order: what both know alike are
   // the batches that the ranks have agreed on. Whoever has used the key as often as the other since
   // one that both have seen has made the call.
-  Answer HasMade(const core::trace::FlightRecord::Pending& call, const Calls& other) const;
+  Answer HasMade(const FlightRecord::Pending& call, const Calls& other) const;
 
  private:
   struct Use {
-    core::TimePoint since{};
+    TimePoint since{};
     std::uint64_t number = 0;            // it was the n-th call of the set
     std::optional<std::uint64_t> batch;  // of the agreement; none: it was still to come
   };
@@ -48,9 +56,9 @@ class Calls {
   static std::uint64_t CountAfter(const Set& set, std::string_view key,
                                   std::optional<std::uint64_t> batch);
   const Set& Find(std::uint32_t set) const;
-  Answer ByNumber(const core::trace::FlightRecord::Pending& call) const;
+  Answer ByNumber(const FlightRecord::Pending& call) const;
 
-  const core::trace::FlightRecord& record_;
+  const FlightRecord& record_;
   std::map<std::uint32_t, Set> sets_;
 };
 

@@ -14,14 +14,8 @@
 namespace sirtaki::launch {
 namespace {
 
-using core::Duration;
 using core::DurationText;
-using core::RankRanges;
 using core::RanksText;
-using core::TimePoint;
-using core::trace::Event;
-using core::trace::EventKind;
-using core::trace::FlightRecord;
 
 constexpr std::size_t kMostTold = 6;
 

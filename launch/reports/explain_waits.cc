@@ -8,12 +8,6 @@
 namespace sirtaki::launch {
 namespace {
 
-using core::Duration;
-using core::RankRanges;
-using core::TimePoint;
-using core::trace::Event;
-using core::trace::EventKind;
-using core::trace::FlightRecord;
 using Answer = Calls::Answer;
 
 // Ranks that have made a call so lately may be on their way to the next.
