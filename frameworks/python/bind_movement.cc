@@ -14,7 +14,6 @@ namespace sirtaki::python {
 namespace {
 
 namespace py = pybind11;
-using Tensors = std::vector<at::Tensor>;
 
 template <class Options>
 Options OptionsOf(std::string name, const ProcessSet& set) {

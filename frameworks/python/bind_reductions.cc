@@ -2,7 +2,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <string>
-#include <vector>
 
 #include "frameworks/python/bindings.h"
 #include "frameworks/python/handle.h"
@@ -13,7 +12,6 @@ namespace sirtaki::python {
 namespace {
 
 namespace py = pybind11;
-using Tensors = std::vector<at::Tensor>;
 
 AllreduceOptions AllreduceOf(int op, std::string name, double prescale, double postscale,
                              const ProcessSet& set, int compression, bool everywhere) {

@@ -33,30 +33,16 @@ class GradientBucket:  # its attributes are read-only, as all here
 
 class ReducerSettings:
     def __init__(
-        self,
-        *,
-        named: Sequence[Tuple[str, Tensor]],
-        name: str,
-        op: int,
-        predivide: float,
-        passes: int,
-        at_backward: bool,
-        compression: int,
-        everywhere: bool,
-        sparse_as_dense: bool,
-        check_every: int,
-        process_set: ProcessSet,
+        self, *, named: Sequence[Tuple[str, Tensor]], name: str, op: int, predivide: float, passes: int, at_backward: bool,
+        compression: int, everywhere: bool, sparse_as_dense: bool, check_every: int, process_set: ProcessSet,
         hook: Optional[Callable[[GradientBucket], Callable[[], Tensor]]],
     ) -> None: ...
 
 class OptimizerReducer:
     def __init__(self, param_groups: List[Dict[str, Any]], settings: ReducerSettings, /) -> None: ...
     def step(
-        self,
-        param_groups: List[Dict[str, Any]],
-        closure: Optional[Callable[[], Any]],
-        base_step: Callable[[Optional[Callable[[], Any]]], Any],
-        /,
+        self, param_groups: List[Dict[str, Any]], closure: Optional[Callable[[], Any]],
+        base_step: Callable[[Optional[Callable[[], Any]]], Any], /,
     ) -> Any: ...
     def synchronize(self, param_groups: List[Dict[str, Any]], /) -> None: ...
     def before_zero_grad(self, param_groups: List[Dict[str, Any]], /) -> None: ...
@@ -79,16 +65,8 @@ class ModuleReducer:
 class BatchNormTraining:
     def __init__(self, num_features: int, process_set: ProcessSet, /) -> None: ...
     def forward(
-        self,
-        input: Tensor,
-        weight: Optional[Tensor],
-        bias: Optional[Tensor],
-        running_mean: Optional[Tensor],
-        running_var: Optional[Tensor],
-        num_batches_tracked: Optional[Tensor],
-        eps: float,
-        momentum: Optional[float],
-        /,
+        self, input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], running_mean: Optional[Tensor],
+        running_var: Optional[Tensor], num_batches_tracked: Optional[Tensor], eps: float, momentum: Optional[float], /,
     ) -> Tensor: ...
 
 def init(
@@ -151,18 +129,14 @@ grouped_allgather_async: Callable[[_Many, str, ProcessSet], Handle]
 def alltoall(
     tensor: Tensor, splits: Sequence[int], name: str, process_set: ProcessSet, /
 ) -> Tuple[Tensor, Tensor]: ...
-def alltoall_async(
-    tensor: Tensor, splits: Sequence[int], name: str, process_set: ProcessSet, /
-) -> Handle: ...
+def alltoall_async(tensor: Tensor, splits: Sequence[int], name: str, process_set: ProcessSet, /) -> Handle: ...
 def send(tensor: Tensor, to: int, tag: int, /) -> None: ...
 def isend(tensor: Tensor, to: int, tag: int, /) -> Handle: ...
 def recv_(tensor: Tensor, source: int, tag: int, /) -> Tensor: ...
 def irecv(tensor: Tensor, source: int, tag: int, /) -> Handle: ...
 def broadcast_bytes(data: bytes, root_rank: int, name: str, process_set: ProcessSet, /) -> bytes: ...
 def allgather_bytes(data: bytes, name: str, process_set: ProcessSet, /) -> List[bytes]: ...
-def broadcast_parameters(
-    tensors: Sequence[Tuple[str, Tensor]], root_rank: int, process_set: ProcessSet, /
-) -> None: ...
+def broadcast_parameters(tensors: Sequence[Tuple[str, Tensor]], root_rank: int, process_set: ProcessSet, /) -> None: ...
 def check_parameters(tensors: Sequence[Tuple[str, Tensor]], process_set: ProcessSet, /) -> None: ...
 def metric_average(value: float, name: str, process_set: ProcessSet, /) -> float: ...
 def weighted_metric_average(value: float, weight: float, name: str, process_set: ProcessSet, /) -> float: ...

@@ -55,3 +55,22 @@ AnyHandle StartCall(TensorCall call, const Session& session) {
 }
 
 }  // namespace sirtaki::detail
+
+// Defines the blocking and the asynchronous form of a collective. `suffix`: _ if it is in place.
+// `parameters`: those between the tensors and the session, in parentheses; `call` is made of them.
+#define SIRTAKI_PARAMETERS(...) __VA_ARGS__
+#define SIRTAKI_TWO_FORMS(Given, AnyHandle, Run, name, suffix, parameters, call)                  \
+  Given name##suffix(const Given& given, SIRTAKI_PARAMETERS parameters, const Session& session) { \
+    return detail::Run(detail::With(call, given), session);                                       \
+  }                                                                                               \
+  AnyHandle name##_async##suffix(const Given& given, SIRTAKI_PARAMETERS parameters,               \
+                                 const Session& session) {                                        \
+    return detail::StartCall<AnyHandle>(detail::With(call, given), session);                      \
+  }
+#define SIRTAKI_GROUPED_FORMS(name, suffix, parameters, call)                               \
+  SIRTAKI_TWO_FORMS(std::vector<at::Tensor>, GroupedHandle, RunAll, grouped_##name, suffix, \
+                    parameters, call)
+// Those of one tensor and those of several.
+#define SIRTAKI_FORMS(name, suffix, parameters, call)                           \
+  SIRTAKI_TWO_FORMS(at::Tensor, Handle, RunOne, name, suffix, parameters, call) \
+  SIRTAKI_GROUPED_FORMS(name, suffix, parameters, call)

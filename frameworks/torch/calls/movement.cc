@@ -10,8 +10,6 @@ namespace {
 using core::OpKind;
 using detail::CallOf;
 using detail::Form;
-using detail::RunAll;
-using detail::RunOne;
 using detail::StartCall;
 using detail::TensorCall;
 using detail::With;
@@ -61,132 +59,17 @@ std::vector<AlltoallResult> RunAlltoall(TensorCall call, const Session& session)
 
 }  // namespace
 
-at::Tensor broadcast(const at::Tensor& tensor, int root_rank, const BroadcastOptions& options,
-                     const Session& session) {
-  return RunOne(With(BroadcastCall(root_rank, options, Form::kNew), tensor), session);
-}
-
-at::Tensor broadcast_(const at::Tensor& tensor, int root_rank, const BroadcastOptions& options,
-                      const Session& session) {
-  return RunOne(With(BroadcastCall(root_rank, options, Form::kInPlace), tensor), session);
-}
-
-Handle broadcast_async(const at::Tensor& tensor, int root_rank, const BroadcastOptions& options,
-                       const Session& session) {
-  return StartCall(With(BroadcastCall(root_rank, options, Form::kNew), tensor), session);
-}
-
-Handle broadcast_async_(const at::Tensor& tensor, int root_rank, const BroadcastOptions& options,
-                        const Session& session) {
-  return StartCall(With(BroadcastCall(root_rank, options, Form::kInPlace), tensor), session);
-}
-
-std::vector<at::Tensor> grouped_broadcast(const std::vector<at::Tensor>& tensors, int root_rank,
-                                          const BroadcastOptions& options, const Session& session) {
-  return RunAll(With(BroadcastCall(root_rank, options, Form::kNew), tensors), session);
-}
-
-std::vector<at::Tensor> grouped_broadcast_(const std::vector<at::Tensor>& tensors, int root_rank,
-                                           const BroadcastOptions& options,
-                                           const Session& session) {
-  return RunAll(With(BroadcastCall(root_rank, options, Form::kInPlace), tensors), session);
-}
-
-GroupedHandle grouped_broadcast_async(const std::vector<at::Tensor>& tensors, int root_rank,
-                                      const BroadcastOptions& options, const Session& session) {
-  return StartCall<GroupedHandle>(With(BroadcastCall(root_rank, options, Form::kNew), tensors),
-                                  session);
-}
-
-GroupedHandle grouped_broadcast_async_(const std::vector<at::Tensor>& tensors, int root_rank,
-                                       const BroadcastOptions& options, const Session& session) {
-  return StartCall<GroupedHandle>(With(BroadcastCall(root_rank, options, Form::kInPlace), tensors),
-                                  session);
-}
-
-at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& options,
-                     const Session& session) {
-  return RunOne(With(AllgatherCall(options, Form::kNew), tensor), session);
-}
-
-Handle allgather_async(const at::Tensor& tensor, const AllgatherOptions& options,
-                       const Session& session) {
-  return StartCall(With(AllgatherCall(options, Form::kNew), tensor), session);
-}
-
-std::vector<at::Tensor> grouped_allgather(const std::vector<at::Tensor>& tensors,
-                                          const AllgatherOptions& options, const Session& session) {
-  return RunAll(With(AllgatherCall(options, Form::kNew), tensors), session);
-}
-
-GroupedHandle grouped_allgather_async(const std::vector<at::Tensor>& tensors,
-                                      const AllgatherOptions& options, const Session& session) {
-  return StartCall<GroupedHandle>(With(AllgatherCall(options, Form::kNew), tensors), session);
-}
-
-at::Tensor allgather_into(const at::Tensor& tensor, const AllgatherOptions& options,
-                          const Session& session) {
-  return RunOne(With(AllgatherIntoCall(options, Form::kNew), tensor), session);
-}
-
-Handle allgather_into_async(const at::Tensor& tensor, const AllgatherOptions& options,
-                            const Session& session) {
-  return StartCall(With(AllgatherIntoCall(options, Form::kNew), tensor), session);
-}
-
-std::vector<at::Tensor> grouped_allgather_into(const std::vector<at::Tensor>& tensors,
-                                               const AllgatherOptions& options,
-                                               const Session& session) {
-  return RunAll(With(AllgatherIntoCall(options, Form::kNew), tensors), session);
-}
-
-GroupedHandle grouped_allgather_into_async(const std::vector<at::Tensor>& tensors,
-                                           const AllgatherOptions& options,
-                                           const Session& session) {
-  return StartCall<GroupedHandle>(With(AllgatherIntoCall(options, Form::kNew), tensors), session);
-}
-
-at::Tensor gather(const at::Tensor& tensor, int root_rank, const GatherOptions& options,
-                  const Session& session) {
-  return RunOne(With(GatherCall(root_rank, options, Form::kNew), tensor), session);
-}
-
-Handle gather_async(const at::Tensor& tensor, int root_rank, const GatherOptions& options,
-                    const Session& session) {
-  return StartCall(With(GatherCall(root_rank, options, Form::kNew), tensor), session);
-}
-
-std::vector<at::Tensor> grouped_gather(const std::vector<at::Tensor>& tensors, int root_rank,
-                                       const GatherOptions& options, const Session& session) {
-  return RunAll(With(GatherCall(root_rank, options, Form::kNew), tensors), session);
-}
-
-GroupedHandle grouped_gather_async(const std::vector<at::Tensor>& tensors, int root_rank,
-                                   const GatherOptions& options, const Session& session) {
-  return StartCall<GroupedHandle>(With(GatherCall(root_rank, options, Form::kNew), tensors),
-                                  session);
-}
-
-at::Tensor scatter(const at::Tensor& tensor, int root_rank, const ScatterOptions& options,
-                   const Session& session) {
-  return RunOne(With(ScatterCall(root_rank, options, Form::kNew), tensor), session);
-}
-
-Handle scatter_async(const at::Tensor& tensor, int root_rank, const ScatterOptions& options,
-                     const Session& session) {
-  return StartCall(With(ScatterCall(root_rank, options, Form::kNew), tensor), session);
-}
-
-std::vector<at::Tensor> grouped_scatter(const std::vector<at::Tensor>& tensors, int root_rank,
-                                        const ScatterOptions& options, const Session& session) {
-  return RunAll(With(ScatterCall(root_rank, options, Form::kNew), tensors), session);
-}
-
-GroupedHandle grouped_scatter_async(const std::vector<at::Tensor>& tensors, int root_rank,
-                                    const ScatterOptions& options, const Session& session) {
-  return StartCall<GroupedHandle>(With(ScatterCall(root_rank, options, Form::kNew), tensors),
-                                  session);
-}
+SIRTAKI_FORMS(broadcast, , (int root_rank, const BroadcastOptions& options),
+              BroadcastCall(root_rank, options, Form::kNew))
+SIRTAKI_FORMS(broadcast, _, (int root_rank, const BroadcastOptions& options),
+              BroadcastCall(root_rank, options, Form::kInPlace))
+SIRTAKI_FORMS(allgather, , (const AllgatherOptions& options), AllgatherCall(options, Form::kNew))
+SIRTAKI_FORMS(allgather_into, , (const AllgatherOptions& options),
+              AllgatherIntoCall(options, Form::kNew))
+SIRTAKI_FORMS(gather, , (int root_rank, const GatherOptions& options),
+              GatherCall(root_rank, options, Form::kNew))
+SIRTAKI_FORMS(scatter, , (int root_rank, const ScatterOptions& options),
+              ScatterCall(root_rank, options, Form::kNew))
 
 AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options,
                         const Session& session) {

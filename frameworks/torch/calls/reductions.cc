@@ -12,35 +12,22 @@ namespace {
 using core::OpKind;
 using detail::CallOf;
 using detail::Form;
-using detail::RunAll;
 using detail::RunOne;
 using detail::StartCall;
 using detail::TensorCall;
 using detail::With;
 
-core::ReduceOp Translate(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::Sum:
-      return core::ReduceOp::kSum;
-    case ReduceOp::Average:
-      return core::ReduceOp::kAverage;
-    case ReduceOp::Min:
-      return core::ReduceOp::kMin;
-    case ReduceOp::Max:
-      return core::ReduceOp::kMax;
-    case ReduceOp::Product:
-      return core::ReduceOp::kProduct;
-    case ReduceOp::BitAnd:
-      return core::ReduceOp::kBitAnd;
-    case ReduceOp::BitOr:
-      return core::ReduceOp::kBitOr;
-    case ReduceOp::BitXor:
-      return core::ReduceOp::kBitXor;
-    case ReduceOp::Adasum:
-      return core::ReduceOp::kAdasum;
-  }
-  return core::ReduceOp::kSum;
-}
+// Both have the same order.
+constexpr core::ReduceOp Translate(ReduceOp op) { return static_cast<core::ReduceOp>(op); }
+static_assert(Translate(ReduceOp::Sum) == core::ReduceOp::kSum &&
+              Translate(ReduceOp::Average) == core::ReduceOp::kAverage &&
+              Translate(ReduceOp::Min) == core::ReduceOp::kMin &&
+              Translate(ReduceOp::Max) == core::ReduceOp::kMax &&
+              Translate(ReduceOp::Product) == core::ReduceOp::kProduct &&
+              Translate(ReduceOp::BitAnd) == core::ReduceOp::kBitAnd &&
+              Translate(ReduceOp::BitOr) == core::ReduceOp::kBitOr &&
+              Translate(ReduceOp::BitXor) == core::ReduceOp::kBitXor &&
+              Translate(ReduceOp::Adasum) == core::ReduceOp::kAdasum);
 
 template <class Options>
 TensorCall ReducingCall(OpKind kind, const Options& options, Form form) {
@@ -110,28 +97,10 @@ Handle allreduce_async_(const at::Tensor& tensor, const AllreduceOptions& option
   return StartCall(InPlaceCall(tensor, options, session), session);
 }
 
-std::vector<at::Tensor> grouped_allreduce(const std::vector<at::Tensor>& tensors,
-                                          const AllreduceOptions& options, const Session& session) {
-  return RunAll(With(AllreduceCall(options, Form::kNew, session), tensors), session);
-}
-
-std::vector<at::Tensor> grouped_allreduce_(const std::vector<at::Tensor>& tensors,
-                                           const AllreduceOptions& options,
-                                           const Session& session) {
-  return RunAll(With(AllreduceCall(options, Form::kInPlace, session), tensors), session);
-}
-
-GroupedHandle grouped_allreduce_async(const std::vector<at::Tensor>& tensors,
-                                      const AllreduceOptions& options, const Session& session) {
-  return StartCall<GroupedHandle>(With(AllreduceCall(options, Form::kNew, session), tensors),
-                                  session);
-}
-
-GroupedHandle grouped_allreduce_async_(const std::vector<at::Tensor>& tensors,
-                                       const AllreduceOptions& options, const Session& session) {
-  return StartCall<GroupedHandle>(With(AllreduceCall(options, Form::kInPlace, session), tensors),
-                                  session);
-}
+SIRTAKI_GROUPED_FORMS(allreduce, , (const AllreduceOptions& options),
+                      AllreduceCall(options, Form::kNew, session))
+SIRTAKI_GROUPED_FORMS(allreduce, _, (const AllreduceOptions& options),
+                      AllreduceCall(options, Form::kInPlace, session))
 
 at::Tensor sparse_allreduce(const at::Tensor& tensor, const AllreduceOptions& options,
                             const Session& session) {
@@ -146,68 +115,11 @@ Handle sparse_allreduce_async(const at::Tensor& tensor, const AllreduceOptions& 
       detail::StartSparse(tensor, options, /*will_wait=*/false, detail::StateOf(session)));
 }
 
-at::Tensor reduce(const at::Tensor& tensor, int root_rank, const ReduceOptions& options,
-                  const Session& session) {
-  return RunOne(With(ReduceCall(root_rank, options, Form::kNew), tensor), session);
-}
-
-at::Tensor reduce_(const at::Tensor& tensor, int root_rank, const ReduceOptions& options,
-                   const Session& session) {
-  return RunOne(With(ReduceCall(root_rank, options, Form::kInPlace), tensor), session);
-}
-
-Handle reduce_async(const at::Tensor& tensor, int root_rank, const ReduceOptions& options,
-                    const Session& session) {
-  return StartCall(With(ReduceCall(root_rank, options, Form::kNew), tensor), session);
-}
-
-Handle reduce_async_(const at::Tensor& tensor, int root_rank, const ReduceOptions& options,
-                     const Session& session) {
-  return StartCall(With(ReduceCall(root_rank, options, Form::kInPlace), tensor), session);
-}
-
-std::vector<at::Tensor> grouped_reduce(const std::vector<at::Tensor>& tensors, int root_rank,
-                                       const ReduceOptions& options, const Session& session) {
-  return RunAll(With(ReduceCall(root_rank, options, Form::kNew), tensors), session);
-}
-
-std::vector<at::Tensor> grouped_reduce_(const std::vector<at::Tensor>& tensors, int root_rank,
-                                        const ReduceOptions& options, const Session& session) {
-  return RunAll(With(ReduceCall(root_rank, options, Form::kInPlace), tensors), session);
-}
-
-GroupedHandle grouped_reduce_async(const std::vector<at::Tensor>& tensors, int root_rank,
-                                   const ReduceOptions& options, const Session& session) {
-  return StartCall<GroupedHandle>(With(ReduceCall(root_rank, options, Form::kNew), tensors),
-                                  session);
-}
-
-GroupedHandle grouped_reduce_async_(const std::vector<at::Tensor>& tensors, int root_rank,
-                                    const ReduceOptions& options, const Session& session) {
-  return StartCall<GroupedHandle>(With(ReduceCall(root_rank, options, Form::kInPlace), tensors),
-                                  session);
-}
-
-at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& options,
-                         const Session& session) {
-  return RunOne(With(ReducescatterCall(options, Form::kNew), tensor), session);
-}
-
-Handle reducescatter_async(const at::Tensor& tensor, const ReducescatterOptions& options,
-                           const Session& session) {
-  return StartCall(With(ReducescatterCall(options, Form::kNew), tensor), session);
-}
-
-std::vector<at::Tensor> grouped_reducescatter(const std::vector<at::Tensor>& tensors,
-                                              const ReducescatterOptions& options,
-                                              const Session& session) {
-  return RunAll(With(ReducescatterCall(options, Form::kNew), tensors), session);
-}
-
-GroupedHandle grouped_reducescatter_async(const std::vector<at::Tensor>& tensors,
-                                          const ReducescatterOptions& options,
-                                          const Session& session) {
-  return StartCall<GroupedHandle>(With(ReducescatterCall(options, Form::kNew), tensors), session);
-}
+SIRTAKI_FORMS(reduce, , (int root_rank, const ReduceOptions& options),
+              ReduceCall(root_rank, options, Form::kNew))
+SIRTAKI_FORMS(reduce, _, (int root_rank, const ReduceOptions& options),
+              ReduceCall(root_rank, options, Form::kInPlace))
+SIRTAKI_FORMS(reducescatter, , (const ReducescatterOptions& options),
+              ReducescatterCall(options, Form::kNew))
 
 }  // namespace sirtaki

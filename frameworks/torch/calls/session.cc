@@ -137,11 +137,12 @@ void Start(const InitOptions& options, const std::vector<std::string>& args,
   own.flags = std::move(flags);
 }
 
-const session::Topology& TopologyOf(const Session& session,
-                                    std::shared_ptr<detail::SessionState>* keep) {
-  *keep = detail::StateOf(session);
-  if ((*keep)->gone()) detail::ThrowIfError((*keep)->Check());
-  return (*keep)->topology();
+// After the end of the session too the process knows who it was; before init nobody does.
+template <class Value>
+Value OfTopology(const Session& session, Value session::Topology::*member) {
+  const auto state = detail::StateOf(session);
+  if (state->gone()) detail::ThrowIfError(state->Check());
+  return state->topology().*member;
 }
 
 }  // namespace
@@ -253,39 +254,28 @@ bool is_initialized() noexcept {
   return state && !state->gone();
 }
 
-int rank(const Session& session) {
-  std::shared_ptr<detail::SessionState> keep;
-  return TopologyOf(session, &keep).rank;
-}
+int rank(const Session& session) { return OfTopology(session, &session::Topology::rank); }
 
-int size(const Session& session) {
-  std::shared_ptr<detail::SessionState> keep;
-  return TopologyOf(session, &keep).size;
-}
+int size(const Session& session) { return OfTopology(session, &session::Topology::size); }
 
 int local_rank(const Session& session) {
-  std::shared_ptr<detail::SessionState> keep;
-  return TopologyOf(session, &keep).local_rank;
+  return OfTopology(session, &session::Topology::local_rank);
 }
 
 int local_size(const Session& session) {
-  std::shared_ptr<detail::SessionState> keep;
-  return TopologyOf(session, &keep).local_size;
+  return OfTopology(session, &session::Topology::local_size);
 }
 
 int cross_rank(const Session& session) {
-  std::shared_ptr<detail::SessionState> keep;
-  return TopologyOf(session, &keep).cross_rank;
+  return OfTopology(session, &session::Topology::cross_rank);
 }
 
 int cross_size(const Session& session) {
-  std::shared_ptr<detail::SessionState> keep;
-  return TopologyOf(session, &keep).cross_size;
+  return OfTopology(session, &session::Topology::cross_size);
 }
 
 bool is_homogeneous(const Session& session) {
-  std::shared_ptr<detail::SessionState> keep;
-  return TopologyOf(session, &keep).homogeneous;
+  return OfTopology(session, &session::Topology::homogeneous);
 }
 
 void abort(const std::string& reason, const Session& session) {

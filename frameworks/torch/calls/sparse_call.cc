@@ -5,6 +5,7 @@
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <exception>
 #include <mutex>
 #include <sstream>
@@ -13,7 +14,6 @@
 #include <vector>
 
 #include "core/base/text.h"
-#include "core/protocol/mismatch.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/calls/call_memory.h"
@@ -144,27 +144,21 @@ class PendingSparse : public Pending {
 void PendingSparse::CheckAgreement(const at::Tensor& descriptions,
                                    const std::vector<std::int64_t>& lengths) {
   const auto* text = reinterpret_cast<const char*>(descriptions.const_data_ptr<std::uint8_t>());
-  const std::vector<int> ranks = sum_.members.ToVector();
-  std::vector<std::pair<std::string, core::RankRanges>> groups;
+  const std::vector<int> members = sum_.members.ToVector();
+  std::vector<std::string> said;
+  std::vector<int> ranks;
   for (std::size_t i = 0; i < lengths.size(); ++i) {
-    const std::string description(text, static_cast<std::size_t>(lengths[i]));
+    if (lengths[i] == 0) continue;  // it has joined
+    said.emplace_back(text, static_cast<std::size_t>(lengths[i]));
+    ranks.push_back(members[i]);
     text += lengths[i];
-    if (description.empty()) continue;  // it has joined
-    auto group = groups.begin();
-    while (group != groups.end() && group->first != description) ++group;
-    if (group == groups.end()) group = groups.insert(group, {description, {}});
-    group->second.Add(ranks[i]);
   }
-  if (groups.size() < 2) return;
-  std::string difference =
+  const auto same = [&said](const std::string& one) { return one == said.front(); };
+  if (std::all_of(said.begin(), said.end(), same)) return;
+  const std::string call =
       sum_.name.empty() ? "all-reduce" : "all-reduce " + core::Quoted(sum_.name);
-  const char* separator = ": ";
-  for (const auto& [description, of] : groups) {
-    difference += separator + description + " on " + core::RanksText(of);
-    separator = ", ";
-  }
-  ThrowStatus(
-      core::Status(core::StatusCode::kMismatch, difference, core::Origin{-1, {}, sum_.name}));
+  ThrowStatus(core::Status(core::StatusCode::kMismatch, call + ": " + GroupsText(said, ranks),
+                           core::Origin{-1, {}, sum_.name}));
 }
 
 // Wider than the tensor's type, so that it is rounded, or wraps, once.
