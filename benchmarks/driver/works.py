@@ -255,10 +255,32 @@ class Runner:
     def wrapper(self):
         self.in_turn(1, [lambda: self.launcher.alone("single_rank_step")])
 
+    def recompute(self):
+        title = "transformer of 12 blocks, width 384, 8 x 256 tokens"
+        shape = self.choose(("--blocks", 2, "--batch", 1, "--length", 8), (), ())
+
+        def timed(variant):
+            return lambda: [{**sample, "work": f"{title}: step"}
+                            for sample in self.launcher.alone("recomputing", variant, *shape)]
+
+        def watched(variant):
+            def started():
+                samples, peak = self.launcher.watched(None, lambda: self.launcher.alone(
+                    "recomputing", variant, *shape, "--steps", 1))
+                if peak is None:
+                    self.skip("peak memory", memory.WHY_NONE)
+                    return []
+                return [{**samples[0], "work": f"{title}: peak memory", "value": peak, "unit": "MiB"}]
+            return started
+
+        variants = ("ours", "plain")
+        self.in_turn(self.rounds, [timed(variant) for variant in variants])
+        self.in_turn(self.choose(1, 1, 3), [watched(variant) for variant in variants])
+
 
 TABLE = ("latency", "allreduce", "resnet50", "small", "oversubscribed", "waiting", "mlp8", "mlp64", "resnet18", "hosts",
          "control", "gpu_resnet50", "gpu_pack")
-OTHERS = ("half", "kernels", "observing", "submission", "wrapper")
+OTHERS = ("half", "kernels", "observing", "recompute", "submission", "wrapper")
 
 
 def why_unknown(name):

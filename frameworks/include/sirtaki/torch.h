@@ -32,6 +32,7 @@
 #include "sirtaki/process_set.h"
 #include "sirtaki/random.h"
 #include "sirtaki/rank_zero_first.h"
+#include "sirtaki/recompute.h"
 #include "sirtaki/reductions.h"
 #include "sirtaki/sampler.h"
 #include "sirtaki/session.h"
