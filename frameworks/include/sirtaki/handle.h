@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -21,14 +22,28 @@ class Pending;
 
 // A Handle refers to an operation under way; copies refer to the same operation. The operation's
 // name is in flight, and must not be used for another operation of the process set, until
-// synchronize() has returned, poll() was true, or the last copy is gone. An in-place operation on a
-// non-contiguous tensor is written back by synchronize() or by a poll() that returns true.
+// result() has returned, done() was true, or the last copy is gone. An in-place operation on a
+// non-contiguous tensor is written back by result() or by a done() that returns true. The functions
+// below are older names for its members.
 class SIRTAKI_API Handle {
  public:
   Handle() = default;
   explicit Handle(std::shared_ptr<detail::Pending> pending) : pending_(std::move(pending)) {}
 
   bool valid() const noexcept { return pending_ != nullptr; }
+  // Returns true if the operation has ended: poll().
+  bool done() const;
+  // Waits until the operation has ended, and throws what went wrong.
+  void wait() const { result(); }
+  // Waits as well, and returns its tensor: synchronize().
+  at::Tensor result() const;
+  // Calls callback(handle) once, after the operation has ended, well or badly: on a thread that the
+  // library keeps for this, never on the calling thread or under a lock of the library. Callbacks of
+  // several operations may run at the same time and in any order. There result() does not wait for
+  // ranks; for tensors on a GPU it makes that thread's current stream wait. A callback may start
+  // operations and wait for them. If it throws, the job ends as by abort(). Let callbacks end before
+  // main() does: what they use may be gone while the process exits. Throws what done() throws.
+  void then(std::function<void(const Handle&)> callback) const;
   const std::shared_ptr<detail::Pending>& pending() const { return pending_; }
 
  private:
@@ -43,6 +58,11 @@ class SIRTAKI_API GroupedHandle {
   explicit GroupedHandle(std::shared_ptr<detail::Pending> pending) : pending_(std::move(pending)) {}
 
   bool valid() const noexcept { return pending_ != nullptr; }
+  bool done() const;
+  void wait() const { results(); }
+  // Waits, and returns the tensors in the order of the call.
+  std::vector<at::Tensor> results() const;
+  void then(std::function<void(const GroupedHandle&)> callback) const;
   const std::shared_ptr<detail::Pending>& pending() const { return pending_; }
 
  private:

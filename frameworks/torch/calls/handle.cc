@@ -1,5 +1,14 @@
 #include "sirtaki/handle.h"
 
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "core/threads/quiet_thread.h"
 #include "frameworks/torch/calls/pending.h"
 #include "frameworks/torch/tensors/throw.h"
 
@@ -15,15 +24,85 @@ detail::Pending& PendingOf(const AnyHandle& handle) {
   return *handle.pending();
 }
 
+// Threads that wait for operations, and call back then. As many are made as operations are waited for
+// at a time: one thread for several would wait for the wrong one. Thread-safe.
+class Callbacks {
+ public:
+  static Callbacks& OfProcess() {
+    static auto* const callbacks = new Callbacks();  // never destroyed: its threads never end
+    return *callbacks;
+  }
+
+  void Add(std::function<void()> wait_and_call) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    waiting_.push_back(std::move(wait_and_call));
+    if (idle_ < waiting_.size()) {
+      core::StartQuietThread([this] { Run(); }).detach();
+    } else {
+      added_.notify_one();
+    }
+  }
+
+ private:
+  [[noreturn]] void Run() {
+    for (;;) {
+      std::function<void()> next;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        ++idle_;
+        added_.wait(lock, [this] { return !waiting_.empty(); });
+        --idle_;
+        next = std::move(waiting_.front());
+        waiting_.pop_front();
+      }
+      next();
+    }
+  }
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable added_;
+  std::deque<std::function<void()>> waiting_;
+  std::size_t idle_ = 0;
+};
+
+template <class AnyHandle>
+void Then(const AnyHandle& handle, std::function<void(const AnyHandle&)> callback) {
+  (void)handle.done();  // throws for a handle that nobody can wait for
+  Callbacks::OfProcess().Add([handle, callback = std::move(callback)] {
+    try {
+      handle.wait();
+    } catch (const std::exception&) {
+      // The callback sees it, by its own call of result().
+    }
+    try {
+      callback(handle);
+    } catch (const std::exception& error) {
+      handle.pending()->Abort(std::string("a callback of Handle::then has thrown: ") +
+                              error.what());
+    }
+  });
+}
+
 }  // namespace
 
-bool poll(const Handle& handle) { return PendingOf(handle).Poll(); }
-bool poll(const GroupedHandle& handle) { return PendingOf(handle).Poll(); }
+bool Handle::done() const { return PendingOf(*this).Poll(); }
+bool GroupedHandle::done() const { return PendingOf(*this).Poll(); }
 
-at::Tensor synchronize(const Handle& handle) { return PendingOf(handle).Results().front(); }
-std::vector<at::Tensor> synchronize(const GroupedHandle& handle) {
-  return PendingOf(handle).Results();
+at::Tensor Handle::result() const { return PendingOf(*this).Results().front(); }
+std::vector<at::Tensor> GroupedHandle::results() const { return PendingOf(*this).Results(); }
+
+void Handle::then(std::function<void(const Handle&)> callback) const {
+  Then(*this, std::move(callback));
 }
+void GroupedHandle::then(std::function<void(const GroupedHandle&)> callback) const {
+  Then(*this, std::move(callback));
+}
+
+bool poll(const Handle& handle) { return handle.done(); }
+bool poll(const GroupedHandle& handle) { return handle.done(); }
+
+at::Tensor synchronize(const Handle& handle) { return handle.result(); }
+std::vector<at::Tensor> synchronize(const GroupedHandle& handle) { return handle.results(); }
 
 std::vector<std::int64_t> received_splits(const Handle& handle) {
   return PendingOf(handle).ReceivedRows().front();

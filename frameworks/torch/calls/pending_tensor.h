@@ -35,6 +35,7 @@ class PendingTensor : public Pending {
   bool Poll() override;
   std::vector<at::Tensor> Results() override;
   std::vector<std::vector<std::int64_t>> ReceivedRows() override;
+  void Abort(const std::string& why) override { session_->session().Abort(why); }
   int joined() const override { return handle_->joined(); }
   // As Results, of a call that is not grouped.
   at::Tensor Synchronize();

@@ -1,0 +1,156 @@
+// What a handle's own functions do. Those of its older, free functions are tested with each operation.
+#include "sirtaki/handle.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstdint>
+#include <future>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "sirtaki/collectives.h"
+#include "tests/torch/torch_ranks.h"
+
+namespace sirtaki::tests {
+namespace {
+
+using testing::HasSubstr;
+
+AllreduceOptions SumOf(const std::string& name) {
+  return AllreduceOptions().name(name).op(ReduceOp::Sum);
+}
+
+// Fails where nothing comes, instead of waiting for ever.
+template <class Value>
+Value Soon(std::future<Value> future) {
+  if (future.wait_for(std::chrono::seconds(60)) != std::future_status::ready) {
+    throw std::runtime_error("no callback came");
+  }
+  return future.get();
+}
+
+TEST(HandleMembersTest, WaitsAndGivesItsResult) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const Handle handle = allreduce_async(torch::full({2}, rank + 1.0), SumOf("t"), session);
+    handle.wait();
+    EXPECT_TRUE(handle.done());
+    EXPECT_EQ(handle.result()[0].item<double>(), 3);
+    const GroupedHandle group =
+        grouped_allreduce_async({torch::ones({2}), torch::ones({3})}, SumOf("group"), session);
+    group.wait();
+    EXPECT_TRUE(group.done());
+    EXPECT_EQ(group.results()[1].sum().item<double>(), 6);
+  });
+  ErrorOf(ErrorCode::invalid_argument, [] { Handle().wait(); });
+  ErrorOf(ErrorCode::invalid_argument, [] { Handle().then([](const Handle&) {}); });
+}
+
+TEST(HandleMembersTest, ThenCallsBackOnAThreadOfTheLibrary) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    std::promise<std::pair<double, std::thread::id>> told;
+    const Handle handle = allreduce_async(torch::full({2}, rank + 1.0), SumOf("t"), session);
+    handle.then([&told](const Handle& ended) {
+      EXPECT_TRUE(ended.done());
+      told.set_value({ended.result()[0].item<double>(), std::this_thread::get_id()});
+    });
+    const auto [value, thread] = Soon(told.get_future());
+    EXPECT_EQ(value, 3);
+    EXPECT_NE(thread, std::this_thread::get_id());
+    // An operation that has ended calls back as well, as often as it is asked to.
+    std::promise<std::thread::id> again;
+    handle.then([&again](const Handle&) { again.set_value(std::this_thread::get_id()); });
+    EXPECT_NE(Soon(again.get_future()), std::this_thread::get_id());
+  });
+}
+
+TEST(HandleMembersTest, ACallbackMayStartOperationsAndChainThem) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    std::promise<double> told;
+    allreduce_async(torch::full({1}, rank + 1.0), SumOf("first"), session)
+        .then([&](const Handle& first) {
+          grouped_allreduce_async({first.result(), torch::ones({1})}, SumOf("second"), session)
+              .then([&](const GroupedHandle& second) {
+                told.set_value(second.results()[0].item<double>());
+              });
+        });
+    EXPECT_EQ(Soon(told.get_future()), 6);
+  });
+}
+
+// Each rank makes the second operation's call in the callback of one that ends while another waits.
+TEST(HandleMembersTest, ACallbackDoesNotWaitForOtherOperations) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    std::promise<double> told;
+    Handle late;
+    if (rank == 0) {
+      late = allreduce_async(torch::ones({1}), SumOf("late"), session);
+      late.then([](const Handle&) {});
+    }
+    allreduce_async(torch::ones({1}), SumOf("early"), session).then([&](const Handle&) {
+      told.set_value(allreduce(torch::ones({1}), SumOf("inner"), session).item<double>());
+    });
+    EXPECT_EQ(Soon(told.get_future()), 2);
+    if (rank == 1) late = allreduce_async(torch::ones({1}), SumOf("late"), session);
+    EXPECT_EQ(late.result().item<double>(), 2);
+  });
+}
+
+TEST(HandleMembersTest, ThenIsCalledForWhatFails) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    std::promise<std::string> told;
+    allreduce_async(torch::ones({2 + rank}), SumOf("t"), session).then([&told](const Handle& h) {
+      told.set_value(ErrorOf(ErrorCode::mismatch, [&h] { h.wait(); }));
+    });
+    EXPECT_THAT(Soon(told.get_future()), HasSubstr("\"t\""));
+  });
+}
+
+TEST(HandleMembersTest, SparseOperationsAndBarriersCallBackToo) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const auto mine =
+        torch::sparse_coo_tensor(torch::tensor({{rank}}), torch::ones({1, 2}), {8, 2});
+    std::promise<std::int64_t> elements;
+    sparse_allreduce_async(mine, SumOf("sparse"), session).then([&elements](const Handle& ended) {
+      elements.set_value(ended.result()._nnz());
+    });
+    EXPECT_EQ(Soon(elements.get_future()), 2);
+    std::promise<bool> undefined;
+    barrier_async({}, session).then([&undefined](const Handle& ended) {
+      undefined.set_value(!ended.result().defined());
+    });
+    EXPECT_TRUE(Soon(undefined.get_future()));
+  });
+}
+
+TEST(HandleMembersTest, ACallbackThatThrowsEndsTheJob) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const Handle handle = allreduce_async(torch::ones({2}), SumOf("t"), session);
+    if (rank == 0) handle.then([](const Handle&) { throw std::runtime_error("disk full"); });
+    EXPECT_THAT(ErrorOf(ErrorCode::aborted,
+                        [&] {
+                          handle.wait();
+                          // A rank alone, which waits until the job has ended.
+                          allreduce(torch::ones({2}), SumOf("of rank " + std::to_string(rank)),
+                                    session);
+                        }),
+                HasSubstr("disk full"));
+  });
+}
+
+TEST(HandleMembersTest, ThenRefusesTheHandleOfASessionThatHasEnded) {
+  Handle handle;
+  RunTorchRanks(1, [&handle](int, const Session& session) {
+    handle = allreduce_async(torch::ones({2}), SumOf("t"), session);
+    handle.wait();
+  });
+  ErrorOf(ErrorCode::not_initialized, [&handle] { handle.then([](const Handle&) {}); });
+}
+
+}  // namespace
+}  // namespace sirtaki::tests
