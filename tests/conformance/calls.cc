@@ -34,38 +34,43 @@ Outcome ToOutcome(const std::vector<AlltoallResult>& results) {
 }
 Outcome ToOutcome(const AlltoallResult& result) { return ToOutcome(std::vector{result}); }
 
+// A public function as an object, whose overloads take one tensor and a list of them.
+#define SIRTAKI_OBJECT_OF(function) [](const auto&... arguments) { return function(arguments...); }
+
 // A public function with everything bound but its tensors. `root`: one or no argument.
 template <typename In, typename Function, typename Options, typename... Root>
-auto Bind(Function* function, const Options& options, const Session& session, Root... root) {
+auto Bind(Function function, const Options& options, const Session& session, Root... root) {
   return [=](const In& in) { return function(in, root..., options, session); };
 }
 
 template <typename In, typename Function, typename Options, typename... Root>
-auto BindResult(Function* function, const Options& options, const Session& session, Root... root) {
+auto BindResult(Function function, const Options& options, const Session& session, Root... root) {
   return [=](const In& in) { return ToOutcome(function(in, root..., options, session)); };
 }
 
-template <typename Blocking, typename Async, typename Grouped, typename GroupedAsync,
-          typename Options, typename... Root>
-Forms BindForms(Blocking* blocking, Async* async, Grouped* grouped, GroupedAsync* grouped_async,
-                const Options& options, const Session& session, Root... root) {
+template <typename Blocking, typename Async, typename Options, typename... Root>
+Forms BindForms(Blocking blocking, Async async, const Options& options, const Session& session,
+                Root... root) {
   Forms forms;
   forms.blocking = BindResult<at::Tensor>(blocking, options, session, root...);
   forms.async = Bind<at::Tensor>(async, options, session, root...);
-  forms.grouped = BindResult<Tensors>(grouped, options, session, root...);
-  forms.grouped_async = Bind<Tensors>(grouped_async, options, session, root...);
+  forms.grouped = BindResult<Tensors>(blocking, options, session, root...);
+  forms.grouped_async = Bind<Tensors>(async, options, session, root...);
   return forms;
 }
 
-template <typename InPlace, typename AsyncInPlace, typename GroupedInPlace, typename Options,
-          typename... Root>
-Forms WithInPlace(Forms forms, InPlace* in_place, AsyncInPlace* async, GroupedInPlace* grouped,
-                  const Options& options, const Session& session, Root... root) {
+template <typename InPlace, typename AsyncInPlace, typename Options, typename... Root>
+Forms WithInPlace(Forms forms, InPlace in_place, AsyncInPlace async, const Options& options,
+                  const Session& session, Root... root) {
   forms.in_place = Bind<at::Tensor>(in_place, options, session, root...);
   forms.async_in_place = Bind<at::Tensor>(async, options, session, root...);
-  forms.grouped_in_place = Bind<Tensors>(grouped, options, session, root...);
+  forms.grouped_in_place = Bind<Tensors>(in_place, options, session, root...);
   return forms;
 }
+
+// Both forms of a function of this name, for BindForms and WithInPlace.
+#define SIRTAKI_FORMS_OF(name, suffix) \
+  SIRTAKI_OBJECT_OF(name##suffix), SIRTAKI_OBJECT_OF(name##_async##suffix)
 
 template <typename Options>
 Options Common(const Arguments& arguments) {
@@ -87,49 +92,42 @@ Options Dealing(const Arguments& arguments) {
 
 Forms ReductionForms(const Problem& problem, const Arguments& with) {
   if (problem.collective == Collective::kReduceScatter) {
-    return BindForms(reducescatter, reducescatter_async, grouped_reducescatter,
-                     grouped_reducescatter_async, Reducing<ReducescatterOptions>(problem, with),
-                     with.session);
+    return BindForms(SIRTAKI_FORMS_OF(reducescatter, ),
+                     Reducing<ReducescatterOptions>(problem, with), with.session);
   }
   if (problem.collective == Collective::kReduce) {
     const auto options = Reducing<ReduceOptions>(problem, with);
-    return WithInPlace(BindForms(reduce, reduce_async, grouped_reduce, grouped_reduce_async,
-                                 options, with.session, with.root),
-                       reduce_, reduce_async_, grouped_reduce_, options, with.session, with.root);
+    return WithInPlace(BindForms(SIRTAKI_FORMS_OF(reduce, ), options, with.session, with.root),
+                       SIRTAKI_FORMS_OF(reduce, _), options, with.session, with.root);
   }
   const auto options = Reducing<AllreduceOptions>(problem, with)
                            .compression(with.compression)
                            .compression_scope(CompressionScope::Everywhere);
-  return WithInPlace(BindForms(allreduce, allreduce_async, grouped_allreduce,
-                               grouped_allreduce_async, options, with.session),
-                     allreduce_, allreduce_async_, grouped_allreduce_, options, with.session);
+  return WithInPlace(BindForms(SIRTAKI_FORMS_OF(allreduce, ), options, with.session),
+                     SIRTAKI_FORMS_OF(allreduce, _), options, with.session);
 }
 
 Forms MovementForms(const Problem& problem, const Arguments& with) {
   switch (problem.collective) {
     case Collective::kBroadcast: {
       const auto options = Common<BroadcastOptions>(with);
-      return WithInPlace(BindForms(broadcast, broadcast_async, grouped_broadcast,
-                                   grouped_broadcast_async, options, with.session, with.root),
-                         broadcast_, broadcast_async_, grouped_broadcast_, options, with.session,
-                         with.root);
+      return WithInPlace(BindForms(SIRTAKI_FORMS_OF(broadcast, ), options, with.session, with.root),
+                         SIRTAKI_FORMS_OF(broadcast, _), options, with.session, with.root);
     }
     case Collective::kAllGather:
-      return BindForms(allgather, allgather_async, grouped_allgather, grouped_allgather_async,
-                       Common<AllgatherOptions>(with), with.session);
+      return BindForms(SIRTAKI_FORMS_OF(allgather, ), Common<AllgatherOptions>(with), with.session);
     case Collective::kAllGatherInto:
-      return BindForms(allgather_into, allgather_into_async, grouped_allgather_into,
-                       grouped_allgather_into_async, Common<AllgatherOptions>(with), with.session);
+      return BindForms(SIRTAKI_FORMS_OF(allgather_into, ), Common<AllgatherOptions>(with),
+                       with.session);
     case Collective::kGather:
-      return BindForms(gather, gather_async, grouped_gather, grouped_gather_async,
-                       Common<GatherOptions>(with), with.session, with.root);
+      return BindForms(SIRTAKI_FORMS_OF(gather, ), Common<GatherOptions>(with), with.session,
+                       with.root);
     case Collective::kScatter:
     case Collective::kScatterSplits:
-      return BindForms(scatter, scatter_async, grouped_scatter, grouped_scatter_async,
-                       Dealing<ScatterOptions>(with), with.session, with.root);
+      return BindForms(SIRTAKI_FORMS_OF(scatter, ), Dealing<ScatterOptions>(with), with.session,
+                       with.root);
     default:
-      return BindForms(alltoall, alltoall_async, grouped_alltoall, grouped_alltoall_async,
-                       Dealing<AlltoallOptions>(with), with.session);
+      return BindForms(SIRTAKI_FORMS_OF(alltoall, ), Dealing<AlltoallOptions>(with), with.session);
   }
 }
 

@@ -17,16 +17,16 @@
 // empty tensors are allowed, 0-dimensional ones where rows do not matter.
 //
 // Each operation comes in several forms. `f(t)` returns a new tensor; `f_(t)` overwrites t and
-// returns it; `f_async(t)` and `f_async_(t)` return a Handle at once, see handle.h. `grouped_f`
-// takes a list of tensors, which is one operation under one name: none of them starts before all
+// returns it; `f_async(t)` and `f_async_(t)` return a Handle at once, see handle.h. Each form takes a
+// list of tensors as well, which is one operation under one name: none of them starts before all
 // are there on every rank, and an error of one is the error of all. The options hold for each
-// tensor. An empty list is refused.
+// tensor. An empty list is refused. `grouped_f` is an older name of `f` for lists.
 //
-// Autograd sees the blocking forms that return a new tensor, `f(t)` and `grouped_f`; the other
-// forms work on the detached data. backward() through `f(t)` and `grouped_f` is collective, under
-// the name `NAME.grad`: all ranks of the set must run it, in the same order. So if one rank's
-// tensor requires a gradient, those of all ranks must, and each rank must use the result in what it
-// calls backward() on. A rank whose result got no gradient takes part with zeros.
+// Autograd sees the blocking forms that return new tensors; the other forms work on the detached
+// data. backward() through them is collective, under the name `NAME.grad`: all ranks of the set
+// must run it, in the same order. So if one rank's tensor requires a gradient, those of all ranks
+// must, and each rank must use the result in what it calls backward() on. A rank whose result got no
+// gradient takes part with zeros.
 //
 // Every operation may be called from any thread and throws Error; see error.h for the codes.
 #pragma once

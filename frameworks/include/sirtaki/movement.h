@@ -161,4 +161,74 @@ SIRTAKI_API GroupedHandle grouped_alltoall_async(const std::vector<at::Tensor>& 
                                                  const AlltoallOptions& options = {},
                                                  const Session& session = {});
 
+// The same for a list of tensors, which is one operation; collectives.h says more. The names with
+// `grouped_` mean the same.
+inline std::vector<at::Tensor> broadcast(at::TensorList tensors, int root_rank,
+                                         const BroadcastOptions& options = {},
+                                         const Session& session = {}) {
+  return grouped_broadcast(tensors.vec(), root_rank, options, session);
+}
+inline std::vector<at::Tensor> broadcast_(at::TensorList tensors, int root_rank,
+                                          const BroadcastOptions& options = {},
+                                          const Session& session = {}) {
+  return grouped_broadcast_(tensors.vec(), root_rank, options, session);
+}
+inline GroupedHandle broadcast_async(at::TensorList tensors, int root_rank,
+                                     const BroadcastOptions& options = {},
+                                     const Session& session = {}) {
+  return grouped_broadcast_async(tensors.vec(), root_rank, options, session);
+}
+inline GroupedHandle broadcast_async_(at::TensorList tensors, int root_rank,
+                                      const BroadcastOptions& options = {},
+                                      const Session& session = {}) {
+  return grouped_broadcast_async_(tensors.vec(), root_rank, options, session);
+}
+inline std::vector<at::Tensor> allgather(at::TensorList tensors,
+                                         const AllgatherOptions& options = {},
+                                         const Session& session = {}) {
+  return grouped_allgather(tensors.vec(), options, session);
+}
+inline GroupedHandle allgather_async(at::TensorList tensors, const AllgatherOptions& options = {},
+                                     const Session& session = {}) {
+  return grouped_allgather_async(tensors.vec(), options, session);
+}
+inline std::vector<at::Tensor> allgather_into(at::TensorList tensors,
+                                              const AllgatherOptions& options = {},
+                                              const Session& session = {}) {
+  return grouped_allgather_into(tensors.vec(), options, session);
+}
+inline GroupedHandle allgather_into_async(at::TensorList tensors,
+                                          const AllgatherOptions& options = {},
+                                          const Session& session = {}) {
+  return grouped_allgather_into_async(tensors.vec(), options, session);
+}
+inline std::vector<at::Tensor> gather(at::TensorList tensors, int root_rank,
+                                      const GatherOptions& options = {},
+                                      const Session& session = {}) {
+  return grouped_gather(tensors.vec(), root_rank, options, session);
+}
+inline GroupedHandle gather_async(at::TensorList tensors, int root_rank,
+                                  const GatherOptions& options = {}, const Session& session = {}) {
+  return grouped_gather_async(tensors.vec(), root_rank, options, session);
+}
+inline std::vector<at::Tensor> scatter(at::TensorList tensors, int root_rank,
+                                       const ScatterOptions& options = {},
+                                       const Session& session = {}) {
+  return grouped_scatter(tensors.vec(), root_rank, options, session);
+}
+inline GroupedHandle scatter_async(at::TensorList tensors, int root_rank,
+                                   const ScatterOptions& options = {},
+                                   const Session& session = {}) {
+  return grouped_scatter_async(tensors.vec(), root_rank, options, session);
+}
+inline std::vector<AlltoallResult> alltoall(at::TensorList tensors,
+                                            const AlltoallOptions& options = {},
+                                            const Session& session = {}) {
+  return grouped_alltoall(tensors.vec(), options, session);
+}
+inline GroupedHandle alltoall_async(at::TensorList tensors, const AlltoallOptions& options = {},
+                                    const Session& session = {}) {
+  return grouped_alltoall_async(tensors.vec(), options, session);
+}
+
 }  // namespace sirtaki

@@ -149,4 +149,53 @@ SIRTAKI_API GroupedHandle grouped_reducescatter_async(const std::vector<at::Tens
                                                       const ReducescatterOptions& options = {},
                                                       const Session& session = {});
 
+// The same for a list of tensors, which is one operation; collectives.h says more. The names with
+// `grouped_` mean the same.
+inline std::vector<at::Tensor> allreduce(at::TensorList tensors,
+                                         const AllreduceOptions& options = {},
+                                         const Session& session = {}) {
+  return grouped_allreduce(tensors.vec(), options, session);
+}
+inline std::vector<at::Tensor> allreduce_(at::TensorList tensors,
+                                          const AllreduceOptions& options = {},
+                                          const Session& session = {}) {
+  return grouped_allreduce_(tensors.vec(), options, session);
+}
+inline GroupedHandle allreduce_async(at::TensorList tensors, const AllreduceOptions& options = {},
+                                     const Session& session = {}) {
+  return grouped_allreduce_async(tensors.vec(), options, session);
+}
+inline GroupedHandle allreduce_async_(at::TensorList tensors, const AllreduceOptions& options = {},
+                                      const Session& session = {}) {
+  return grouped_allreduce_async_(tensors.vec(), options, session);
+}
+inline std::vector<at::Tensor> reduce(at::TensorList tensors, int root_rank,
+                                      const ReduceOptions& options = {},
+                                      const Session& session = {}) {
+  return grouped_reduce(tensors.vec(), root_rank, options, session);
+}
+inline std::vector<at::Tensor> reduce_(at::TensorList tensors, int root_rank,
+                                       const ReduceOptions& options = {},
+                                       const Session& session = {}) {
+  return grouped_reduce_(tensors.vec(), root_rank, options, session);
+}
+inline GroupedHandle reduce_async(at::TensorList tensors, int root_rank,
+                                  const ReduceOptions& options = {}, const Session& session = {}) {
+  return grouped_reduce_async(tensors.vec(), root_rank, options, session);
+}
+inline GroupedHandle reduce_async_(at::TensorList tensors, int root_rank,
+                                   const ReduceOptions& options = {}, const Session& session = {}) {
+  return grouped_reduce_async_(tensors.vec(), root_rank, options, session);
+}
+inline std::vector<at::Tensor> reducescatter(at::TensorList tensors,
+                                             const ReducescatterOptions& options = {},
+                                             const Session& session = {}) {
+  return grouped_reducescatter(tensors.vec(), options, session);
+}
+inline GroupedHandle reducescatter_async(at::TensorList tensors,
+                                         const ReducescatterOptions& options = {},
+                                         const Session& session = {}) {
+  return grouped_reducescatter_async(tensors.vec(), options, session);
+}
+
 }  // namespace sirtaki
