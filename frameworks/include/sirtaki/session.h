@@ -6,11 +6,10 @@
 
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "sirtaki/export.h"
+#include "sirtaki/init_options.h"
 
 namespace sirtaki {
 
@@ -32,42 +31,6 @@ class SIRTAKI_API Session {
 
  private:
   std::shared_ptr<detail::SessionState> state_;
-};
-
-// InitOptions set options by the names of docs/configuration.md:
-//
-//   sirtaki::init(sirtaki::InitOptions().set("stall_limit", "10min").set("log_level", "debug"));
-//
-// They override the environment. init() refuses a name or value that is not allowed.
-class InitOptions {
- public:
-  InitOptions& set(std::string option, std::string value) {
-    values_.emplace_back(std::move(option), std::move(value));
-    return *this;
-  }
-  InitOptions& set(std::string option, const char* value) {
-    return set(std::move(option), std::string(value));
-  }
-  // Sets a number; times are in seconds.
-  template <class T, std::enable_if_t<std::is_arithmetic<T>::value, int> = 0>
-  InitOptions& set(std::string option, T value) {
-    if (std::is_same<T, bool>::value) return set(std::move(option), value ? "true" : "false");
-    return set(std::move(option), std::to_string(value));
-  }
-
-  // Makes a process set of these ranks at the end of init(), as add_process_set would; see
-  // initial_process_sets(). All ranks must name the same sets in the same order.
-  InitOptions& process_set(std::vector<int> ranks) {
-    process_sets_.push_back(std::move(ranks));
-    return *this;
-  }
-
-  const std::vector<std::pair<std::string, std::string>>& values() const { return values_; }
-  const std::vector<std::vector<int>>& process_sets() const { return process_sets_; }
-
- private:
-  std::vector<std::pair<std::string, std::string>> values_;
-  std::vector<std::vector<int>> process_sets_;
 };
 
 // Joins the job that `mpirun` (or another launcher) has started; without one, a job of one rank.

@@ -20,6 +20,7 @@
 #include "sirtaki/grad_scaler.h"
 #include "sirtaki/gradient_bucket.h"
 #include "sirtaki/handle.h"
+#include "sirtaki/init_options.h"
 #include "sirtaki/memory.h"
 #include "sirtaki/messages.h"
 #include "sirtaki/metrics.h"
