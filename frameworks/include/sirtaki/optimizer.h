@@ -5,114 +5,18 @@
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "sirtaki/collectives.h"
+#include "sirtaki/detail/gradient_reducer.h"
 #include "sirtaki/export.h"
 #include "sirtaki/optimizer_options.h"
 #include "sirtaki/process_set.h"
 #include "sirtaki/session.h"
 
 namespace sirtaki {
-
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-
-namespace detail {
-
-// The part of a DistributedOptimizer's interface that is the same whatever its Base.
-class SIRTAKI_API GradientSynchronizer {
- public:
-  virtual ~GradientSynchronizer();
-  // Waits until all gradients are averaged. The following step() takes them as they then are.
-  virtual void synchronize() = 0;
-  // Says that no step() will use the averaged gradients.
-  virtual void skip_step() = 0;
-  // The session in which it was made, and the set of ranks over which it averages.
-  virtual Session session() const = 0;
-  virtual ProcessSet process_set() const = 0;
-  // True if gradients stay this rank's own: what steps change is combined instead.
-  virtual bool has_local_gradients() const = 0;
-
- protected:
-  GradientSynchronizer() = default;
-  GradientSynchronizer(GradientSynchronizer&&) noexcept = default;
-  GradientSynchronizer& operator=(GradientSynchronizer&&) noexcept = default;
-};
-
-// A Scope keeps a state in force until it is destroyed.
-class SIRTAKI_API Scope {
- public:
-  explicit Scope(std::function<void()> end) : end_(std::move(end)) {}
-  Scope(Scope&& other) noexcept : end_(std::exchange(other.end_, nullptr)) {}
-  Scope& operator=(Scope&&) = delete;
-  ~Scope() {
-    if (end_) end_();
-  }
-
- private:
-  std::function<void()> end_;
-};
-
-// The part of DistributedOptimizer that does not depend on the optimizer's type: hooks in the
-// autograd graph that start the reduction of each gradient, and the wait for all of them, at the
-// end of backward() or in step().
-//
-// The optimizer owns it, and it moves with the optimizer. Hooks run on autograd's threads, also
-// several at once: on those that call backward(), and for gradients on a GPU on the one that
-// autograd has for it; everything else is called by the thread that uses the optimizer.
-class SIRTAKI_API GradientReducer {
- public:
-  // Compares parameters and options with those of the other ranks (collective), then attaches the
-  // hooks. Every rank throws if any rank's do not fit.
-  GradientReducer(const torch::optim::Optimizer& optimizer, NamedTensors named_parameters,
-                  const DistributedOptimizerOptions& options, const Session& session);
-  // Does the same for parameters without an optimizer: gradients are averaged when backward()
-  // returns.
-  GradientReducer(NamedTensors parameters, const DistributedOptimizerOptions& options,
-                  const Session& session);
-  GradientReducer(GradientReducer&&) noexcept;
-  GradientReducer& operator=(GradientReducer&&) noexcept;
-  ~GradientReducer();  // the hooks stay, and do nothing
-
-  using LossClosure = torch::optim::Optimizer::LossClosure;
-  using BaseStep = std::function<at::Tensor(LossClosure closure)>;
-
-  // Makes the optimizer's step by `base_step`, with gradients averaged before it or changes
-  // combined after it. Throws if the session is gone.
-  at::Tensor Step(const torch::optim::Optimizer& optimizer, LossClosure closure,
-                  const BaseStep& base_step);
-  void SkipStep();
-  void Synchronize(const torch::optim::Optimizer& optimizer);
-  // Throws while gradients are being reduced; otherwise looks for parameters that are new. Ends what
-  // a backward() that has thrown has left.
-  void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
-  Scope NoSync();
-  Scope SkipSynchronize();
-  // Without an optimizer: looks for parameters that were unfrozen, and ends what a backward() that
-  // failed has left. Does nothing within a backward(). `training`: the ranks come here alike.
-  void BeforeForward(bool training);
-  // Without an optimizer, within a backward(): gradients are averaged at the end of this backward()
-  // alone. Otherwise they are at the end of each that makes some, the inner ones too.
-  void BeginBackward();
-  Session session() const;
-  ProcessSet process_set() const;
-  bool is_reducing() const;  // gradients are being reduced, so that zero_grad() throws
-  bool has_local_gradients() const;
-  const std::string& prefix() const;  // the prefix of the names of its collectives
-
- private:
-  class Impl;
-  Impl& impl() const;  // throws if moved from
-  std::shared_ptr<Impl> impl_;
-};
-
-}  // namespace detail
 
 // A DistributedOptimizer is a Base, so that schedulers, param_groups(), torch::save and the rest
 // work on it as before:
@@ -174,10 +78,12 @@ class SIRTAKI_API GradientReducer {
 // ranks" below and above are those of the set. Roots stay ranks of the job. Parameters of one model
 // may be split over optimizers of several sets; one parameter belongs to one set.
 //
-// The constructor and step() are collective. All parameters of the optimizer must be in
-// `named_parameters`, each name once; more names than the optimizer has parameters are allowed. The
-// constructor compares names, shapes and types between the ranks; if they differ, all ranks throw
-// `mismatch`, which names the first difference, and `base` is untouched. Make schedulers after
+// The constructor and step() are collective. Names match the parameters of the ranks, and stand in
+// errors. With `named_parameters` all parameters of the optimizer must be in it, each name once; more
+// names than the optimizer has parameters are allowed. Without it they are called "parameter 0",
+// "parameter 1", …, in the optimizer's order, which must be the same on all ranks. The constructor
+// compares names, shapes and types between the ranks; if they differ, all ranks throw `mismatch`,
+// which names the first difference, and `base` is untouched. Make schedulers after
 // wrapping: they keep a reference to the optimizer.
 //
 // Parameters may be added (by all ranks alike), frozen and unfrozen later: zero_grad(),
@@ -204,6 +110,10 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
       // The reducer is made before `base` is moved from.
       : DistributedOptimizer(std::move(base),
                              detail::GradientReducer(base, named_parameters, options, session)) {}
+
+  explicit DistributedOptimizer(Base&& base, const DistributedOptimizerOptions& options = {},
+                                const Session& session = {})
+      : DistributedOptimizer(std::move(base), detail::NamesByPosition(base), options, session) {}
 
   // Calls Base::step() with the averaged gradients, for which it waits if no backward() has. With a
   // closure, which makes the gradients (none may be under way before), each evaluation is followed

@@ -10,6 +10,18 @@
 
 namespace sirtaki::detail {
 
+NamedTensors NamesByPosition(const torch::optim::Optimizer& optimizer) {
+  NamedTensors names;
+  std::unordered_set<const void*> seen;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      names.emplace_back("parameter " + std::to_string(names.size()), parameter);
+    }
+  }
+  return names;
+}
+
 NamedParameters MatchNames(const torch::optim::Optimizer& optimizer,
                            const NamedTensors& named_tensors) {
   NamedParameters named;
@@ -30,8 +42,10 @@ NamedParameters MatchNames(const torch::optim::Optimizer& optimizer,
       if (!seen.insert(impl).second) continue;
       const auto found = name_of.find(impl);
       if (found == name_of.end()) {
-        named.error = "parameter " + std::to_string(named.names.size()) + " of the optimizer, " +
-                      TypeAndShape(parameter) + ", has no name in named_parameters";
+        named.error =
+            "parameter " + std::to_string(named.names.size()) + " of the optimizer, " +
+            TypeAndShape(parameter) +
+            ", has no name in named_parameters: add it there, or leave named_parameters out";
         return named;
       }
       named.names.push_back(found->second);

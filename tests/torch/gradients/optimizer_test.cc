@@ -34,6 +34,37 @@ SGD MakePlainSgd(std::vector<torch::Tensor> parameters) {
   return SGD(std::move(parameters), SGDOptions(0.1).momentum(0.9));
 }
 
+// ---- without names ----
+
+TEST(UnnamedParametersTest, AreMatchedByTheirPlace) {
+  constexpr int kSteps = 5;
+  const auto expected = TrainAlone(MakePlainSgd, kSteps, 2);
+  RunTorchRanks(2, [&](int rank, const Session& session) {
+    SmallNet net;
+    auto optimizer = DistributedOptimizer(MakePlainSgd(net.parameters()),
+                                          DistributedOptimizerOptions(), session);
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      Loss(net, BatchOfRank(step, rank)).backward();
+      optimizer.step();
+    }
+    EXPECT_LT(Distance(net.parameters(), expected), 1e-13);
+  });
+}
+
+TEST(UnnamedParametersTest, AreComparedBetweenTheRanks) {
+  RunTorchRanks(2, [](int rank, const Session& session) {
+    const auto shared = torch::ones({3}, torch::requires_grad());
+    const auto other = torch::ones({rank + 4}, torch::requires_grad());
+    EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
+                        [&] {
+                          DistributedOptimizer(SGD({shared, other}, SGDOptions(0.1)),
+                                               DistributedOptimizerOptions(), session);
+                        }),
+                AllOf(HasSubstr("parameter 1"), HasSubstr("[4]"), HasSubstr("[5]")));
+  });
+}
+
 // ---- the same as one process that sees the joined batch ----
 
 template <class MakeOptimizer>
