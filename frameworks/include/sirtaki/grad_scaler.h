@@ -9,8 +9,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <set>
-#include <unordered_map>
 
 #include "sirtaki/export.h"
 #include "sirtaki/process_set.h"
@@ -22,10 +20,6 @@ class OutputArchive;
 }  // namespace torch::serialize
 
 namespace sirtaki {
-
-namespace detail {
-class LateFlag;
-}
 
 // The options are the same on every rank: the first step compares them, and throws mismatch if they
 // are not.
@@ -63,6 +57,9 @@ class SIRTAKI_API GradScaler {
  public:
   // Throws invalid_argument for options that are not allowed. Not collective.
   explicit GradScaler(const GradScalerOptions& options = {}, const Session& session = {});
+  GradScaler(GradScaler&&) noexcept;
+  GradScaler& operator=(GradScaler&&) noexcept;
+  ~GradScaler();
 
   // Returns the tensor times the scale; autograd sees it.
   at::Tensor scale(const at::Tensor& tensor) const;
@@ -85,27 +82,15 @@ class SIRTAKI_API GradScaler {
   // positive. Not collective.
   void update(std::optional<double> new_scale = std::nullopt);
 
-  double get_scale() const { return options_.enabled() ? scale_ : 1.0; }
+  double get_scale() const;
 
   // The archive holds the scale, and for how many steps it has been good.
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
 
  private:
-  struct Met {
-    std::shared_ptr<detail::LateFlag> infinite;
-    bool stepped = false;
-  };
-
-  ProcessSet SetFor(const torch::optim::Optimizer& optimizer) const;
-  void AgreeOnSettings(const ProcessSet& set);
-
-  GradScalerOptions options_;
-  Session session_;
-  double scale_;
-  std::int64_t good_steps_ = 0;
-  std::set<std::uint32_t> agreed_;  // sets whose ranks all have the same scale and options
-  std::unordered_map<const torch::optim::Optimizer*, Met> met_;  // unscaled since the last update
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace sirtaki

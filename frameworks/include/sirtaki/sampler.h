@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -65,15 +66,21 @@ class SIRTAKI_API DistributedSampler : public torch::data::samplers::Sampler<> {
   // rank that is not in 0 <= rank < ranks.
   explicit DistributedSampler(std::size_t samples, const DistributedSamplerOptions& options = {},
                               const Session& session = {});
+  // A copy goes its own way from there.
+  DistributedSampler(const DistributedSampler&);
+  DistributedSampler(DistributedSampler&&) noexcept;
+  DistributedSampler& operator=(const DistributedSampler&);
+  DistributedSampler& operator=(DistributedSampler&&) noexcept;
+  ~DistributedSampler() override;
 
   // Begins the epoch; if it is the current one, nothing changes.
   void set_epoch(std::size_t epoch);
-  std::size_t epoch() const { return epoch_; }
+  std::size_t epoch() const;
 
   // The position is the number of this rank's samples that are done. It survives the next reset().
   // Throws invalid_argument if it is above size().
   void set_position(std::size_t position);
-  std::size_t position() const { return position_; }
+  std::size_t position() const;
 
   // Returns the number of samples of this rank in this epoch.
   std::size_t size() const;
@@ -95,20 +102,8 @@ class SIRTAKI_API DistributedSampler : public torch::data::samplers::Sampler<> {
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
-  void BeginEpoch(std::size_t epoch);
-  std::size_t IndexAt(std::size_t place);
-
-  bool shuffle_;
-  std::uint64_t seed_;
-  Uneven uneven_;
-  std::size_t rank_ = 0;
-  std::size_t ranks_ = 1;
-  std::size_t samples_;
-  std::size_t epoch_ = 0;
-  std::size_t done_before_ = 0;  // samples of this epoch that a job of other ranks has done
-  std::size_t position_ = 0;
-  bool begun_ = false;              // next() was called since the position was set
-  std::vector<std::size_t> order_;  // of the shuffled epoch; made when it is first needed
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace sirtaki

@@ -8,6 +8,7 @@
 #include <random>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/base/text.h"
 #include "frameworks/torch/session/session_state.h"
@@ -74,13 +75,53 @@ std::uint64_t Read(torch::serialize::InputArchive& archive, const char* key) {
 
 }  // namespace
 
+struct DistributedSampler::State {
+  void BeginEpoch(std::size_t begun_epoch) {
+    epoch = begun_epoch;
+    done_before = 0;
+    position = 0;
+    begun = false;
+    order.clear();
+  }
+  std::size_t IndexAt(std::size_t place) {
+    if (!shuffle) return place;
+    if (order.empty()) order = ShuffledOrder(samples, seed, epoch);
+    return order[place];
+  }
+  std::size_t Size() const {
+    const std::size_t left = samples - done_before;
+    switch (uneven) {
+      case Uneven::Drop:
+        return left / ranks;
+      case Uneven::Keep:
+        return left / ranks + (rank < left % ranks ? 1 : 0);
+      case Uneven::Pad:
+        break;
+    }
+    return left / ranks + (left % ranks == 0 ? 0 : 1);
+  }
+
+  bool shuffle = true;
+  std::uint64_t seed = 0;
+  Uneven uneven = Uneven::Pad;
+  std::size_t rank = 0;
+  std::size_t ranks = 1;
+  std::size_t samples = 0;
+  std::size_t epoch = 0;
+  std::size_t done_before = 0;  // samples of this epoch that a job of other ranks has done
+  std::size_t position = 0;
+  bool begun = false;              // next() was called since the position was set
+  std::vector<std::size_t> order;  // of the shuffled epoch; made when it is first needed
+};
+
 DistributedSampler::DistributedSampler(std::size_t samples,
                                        const DistributedSamplerOptions& options,
                                        const Session& session)
-    : shuffle_(options.shuffle()),
-      seed_(options.seed()),
-      uneven_(options.uneven()),
-      samples_(samples) {
+    : state_(std::make_unique<State>()) {
+  state_->shuffle = options.shuffle();
+  state_->seed = options.seed();
+  state_->uneven = options.uneven();
+  state_->samples = samples;
   if (options.rank().has_value() != options.ranks().has_value()) {
     Refuse("give both rank and ranks, or neither");
   }
@@ -95,20 +136,22 @@ DistributedSampler::DistributedSampler(std::size_t samples,
     Refuse("rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
            " ranks: they count from 0");
   }
-  rank_ = static_cast<std::size_t>(rank);
-  ranks_ = static_cast<std::size_t>(ranks);
+  state_->rank = static_cast<std::size_t>(rank);
+  state_->ranks = static_cast<std::size_t>(ranks);
 }
 
-void DistributedSampler::BeginEpoch(std::size_t epoch) {
-  epoch_ = epoch;
-  done_before_ = 0;
-  position_ = 0;
-  begun_ = false;
-  order_.clear();
+DistributedSampler::DistributedSampler(const DistributedSampler& other)
+    : state_(std::make_unique<State>(*other.state_)) {}
+DistributedSampler::DistributedSampler(DistributedSampler&&) noexcept = default;
+DistributedSampler& DistributedSampler::operator=(const DistributedSampler& other) {
+  state_ = std::make_unique<State>(*other.state_);
+  return *this;
 }
+DistributedSampler& DistributedSampler::operator=(DistributedSampler&&) noexcept = default;
+DistributedSampler::~DistributedSampler() = default;
 
 void DistributedSampler::set_epoch(std::size_t epoch) {
-  if (epoch != epoch_) BeginEpoch(epoch);
+  if (epoch != state_->epoch) state_->BeginEpoch(epoch);
 }
 
 void DistributedSampler::set_position(std::size_t position) {
@@ -116,93 +159,80 @@ void DistributedSampler::set_position(std::size_t position) {
     Refuse("position is " + std::to_string(position) + "; this rank has " + std::to_string(size()) +
            " samples");
   }
-  position_ = position;
-  begun_ = false;
+  state_->position = position;
+  state_->begun = false;
 }
 
-std::size_t DistributedSampler::size() const {
-  const std::size_t left = samples_ - done_before_;
-  switch (uneven_) {
-    case Uneven::Drop:
-      return left / ranks_;
-    case Uneven::Keep:
-      return left / ranks_ + (rank_ < left % ranks_ ? 1 : 0);
-    case Uneven::Pad:
-      break;
-  }
-  return left / ranks_ + (left % ranks_ == 0 ? 0 : 1);
-}
+std::size_t DistributedSampler::size() const { return state_->Size(); }
+std::size_t DistributedSampler::epoch() const { return state_->epoch; }
+std::size_t DistributedSampler::position() const { return state_->position; }
 
 void DistributedSampler::reset(std::optional<std::size_t> samples) {
-  if (begun_) BeginEpoch(epoch_ + 1);
-  if (samples.has_value() && *samples != samples_) {
-    samples_ = *samples;
-    BeginEpoch(epoch_);
+  if (state_->begun) state_->BeginEpoch(state_->epoch + 1);
+  if (samples.has_value() && *samples != state_->samples) {
+    state_->samples = *samples;
+    state_->BeginEpoch(state_->epoch);
   }
-}
-
-std::size_t DistributedSampler::IndexAt(std::size_t place) {
-  if (!shuffle_) return place;
-  if (order_.empty()) order_ = ShuffledOrder(samples_, seed_, epoch_);
-  return order_[place];
 }
 
 std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t batch_size) {
   if (batch_size == 0) Refuse("batch_size is 0; it has to be at least 1");
-  begun_ = true;
-  const std::size_t count = std::min(batch_size, size() - position_);
+  state_->begun = true;
+  const std::size_t count = std::min(batch_size, size() - state_->position);
   if (count == 0) return std::nullopt;
   std::vector<std::size_t> indices(count);
   for (std::size_t& index : indices) {
     // Padding goes around to the beginning, more than once if there are more ranks than samples.
-    index = IndexAt((done_before_ + rank_ + ranks_ * position_++) % samples_);
+    index =
+        state_->IndexAt((state_->done_before + state_->rank + state_->ranks * state_->position++) %
+                        state_->samples);
   }
   return indices;
 }
 
 void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
-  Write(archive, kSamples, samples_);
-  Write(archive, kShuffle, shuffle_ ? 1 : 0);
-  Write(archive, kUneven, static_cast<std::uint64_t>(uneven_));
-  Write(archive, kSeed, seed_);
-  Write(archive, kEpoch, epoch_);
-  Write(archive, kRanks, ranks_);
-  Write(archive, kDoneBefore, done_before_);
-  Write(archive, kPosition, position_);
+  Write(archive, kSamples, state_->samples);
+  Write(archive, kShuffle, state_->shuffle ? 1 : 0);
+  Write(archive, kUneven, static_cast<std::uint64_t>(state_->uneven));
+  Write(archive, kSeed, state_->seed);
+  Write(archive, kEpoch, state_->epoch);
+  Write(archive, kRanks, state_->ranks);
+  Write(archive, kDoneBefore, state_->done_before);
+  Write(archive, kPosition, state_->position);
 }
 
 void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   const std::uint64_t samples = Read(archive, kSamples);
-  if (samples != samples_) {
+  if (samples != state_->samples) {
     Refuse("the saved sampler has " + std::to_string(samples) + " samples, this one has " +
-           std::to_string(samples_));
+           std::to_string(state_->samples));
   }
   const bool shuffle = Read(archive, kShuffle) != 0;
-  if (shuffle != shuffle_) {
+  if (shuffle != state_->shuffle) {
     Refuse(std::string("the saved sampler ") + (shuffle ? "shuffles" : "does not shuffle") +
-           ", this one " + (shuffle_ ? "does" : "does not"));
+           ", this one " + (state_->shuffle ? "does" : "does not"));
   }
   const auto uneven = static_cast<Uneven>(Read(archive, kUneven));
-  if (uneven != uneven_) {
+  if (uneven != state_->uneven) {
     Refuse(std::string("the saved sampler has uneven = ") + NameOf(uneven) + ", this one " +
-           NameOf(uneven_));
+           NameOf(state_->uneven));
   }
   const std::uint64_t seed = Read(archive, kSeed);
   const std::uint64_t epoch = Read(archive, kEpoch);
   const std::uint64_t ranks = Read(archive, kRanks);
   const std::uint64_t done_before = Read(archive, kDoneBefore);
   const std::uint64_t position = Read(archive, kPosition);
-  if (ranks == 0 || done_before > samples_ || position > samples_) {
+  if (ranks == 0 || done_before > state_->samples || position > state_->samples) {
     Refuse("the saved state is damaged");
   }
-  seed_ = seed;
-  BeginEpoch(epoch);
-  if (ranks == ranks_) {
-    done_before_ = done_before;
+  state_->seed = seed;
+  state_->BeginEpoch(epoch);
+  if (ranks == state_->ranks) {
+    state_->done_before = done_before;
     // The saved one may be of a rank whose share is larger by one.
-    position_ = std::min<std::size_t>(position, size());
+    state_->position = std::min<std::size_t>(position, size());
   } else {
-    done_before_ = std::min<std::size_t>(samples_, done_before + position * ranks);
+    state_->done_before = std::min<std::size_t>(state_->samples, done_before + position * ranks);
   }
 }
 

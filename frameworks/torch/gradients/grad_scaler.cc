@@ -7,8 +7,10 @@
 #include <cmath>
 #include <exception>
 #include <limits>
+#include <set>
 #include <sstream>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "frameworks/torch/calls/agreement.h"
@@ -43,10 +45,43 @@ void CheckTypes(const torch::optim::Optimizer& optimizer) {
 
 }  // namespace
 
+struct GradScaler::State {
+  ProcessSet SetFor(const torch::optim::Optimizer& optimizer) const {
+    if (options.process_set().membership()) return options.process_set();
+    const auto* const synchronizer = dynamic_cast<const detail::GradientSynchronizer*>(&optimizer);
+    return synchronizer != nullptr ? synchronizer->process_set() : ProcessSet();
+  }
+
+  // Scales that differ would make gradients that differ, without a word.
+  void AgreeOnSettings(const ProcessSet& set) {
+    if (agreed.count(set.id()) != 0) return;
+    std::ostringstream settings;
+    settings.precision(17);
+    settings << "scale " << scale << ", growth by " << options.growth_factor() << " after "
+             << options.growth_interval() << " steps, " << good_steps
+             << " of them made, backoff by " << options.backoff_factor();
+    detail::AgreeOnList("GradScaler", {options.enabled() ? settings.str() : "disabled"}, "",
+                        detail::SessionSet(detail::StateOf(session), set));
+    agreed.insert(set.id());
+  }
+
+  struct Met {
+    std::shared_ptr<detail::LateFlag> infinite;
+    bool stepped = false;
+  };
+
+  const GradScalerOptions options;
+  const Session session;
+  double scale = options.init_scale();
+  std::int64_t good_steps = 0;
+  std::set<std::uint32_t> agreed;  // sets whose ranks all have the same scale and options
+  std::unordered_map<const torch::optim::Optimizer*, Met> met;  // unscaled since the last update
+};
+
 GradScaler::GradScaler(const GradScalerOptions& options, const Session& session)
-    : options_(options), session_(session), scale_(options.init_scale()) {
-  if (!IsPositive(scale_)) {
-    ThrowInvalidScale("init_scale is " + std::to_string(scale_) + "; it has to be positive");
+    : state_(new State{options, session}) {
+  if (!IsPositive(state_->scale)) {
+    ThrowInvalidScale("init_scale is " + std::to_string(state_->scale) + "; it has to be positive");
   }
   if (!IsPositive(options.growth_factor()) || options.growth_factor() <= 1) {
     ThrowInvalidScale("growth_factor is " + std::to_string(options.growth_factor()) +
@@ -62,37 +97,24 @@ GradScaler::GradScaler(const GradScalerOptions& options, const Session& session)
   }
 }
 
+GradScaler::GradScaler(GradScaler&&) noexcept = default;
+GradScaler& GradScaler::operator=(GradScaler&&) noexcept = default;
+GradScaler::~GradScaler() = default;
+
+double GradScaler::get_scale() const { return state_->options.enabled() ? state_->scale : 1.0; }
+
 at::Tensor GradScaler::scale(const at::Tensor& tensor) const {
-  return options_.enabled() ? tensor * scale_ : tensor;
-}
-
-ProcessSet GradScaler::SetFor(const torch::optim::Optimizer& optimizer) const {
-  if (options_.process_set().membership()) return options_.process_set();
-  const auto* const synchronizer = dynamic_cast<const detail::GradientSynchronizer*>(&optimizer);
-  return synchronizer != nullptr ? synchronizer->process_set() : ProcessSet();
-}
-
-// Scales that differ would make gradients that differ, without a word.
-void GradScaler::AgreeOnSettings(const ProcessSet& set) {
-  if (agreed_.count(set.id()) != 0) return;
-  std::ostringstream settings;
-  settings.precision(17);
-  settings << "scale " << scale_ << ", growth by " << options_.growth_factor() << " after "
-           << options_.growth_interval() << " steps, " << good_steps_
-           << " of them made, backoff by " << options_.backoff_factor();
-  detail::AgreeOnList("GradScaler", {options_.enabled() ? settings.str() : "disabled"}, "",
-                      detail::SessionSet(detail::StateOf(session_), set));
-  agreed_.insert(set.id());
+  return state_->options.enabled() ? tensor * state_->scale : tensor;
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
-  const ProcessSet set = SetFor(optimizer);
-  AgreeOnSettings(set);
+  const ProcessSet set = state_->SetFor(optimizer);
+  state_->AgreeOnSettings(set);
   if (auto* const synchronizer = dynamic_cast<detail::GradientSynchronizer*>(&optimizer)) {
     synchronizer->synchronize();
   }
-  if (!options_.enabled()) return;
-  if (met_.count(&optimizer) != 0) {
+  if (!state_->options.enabled()) return;
+  if (state_->met.count(&optimizer) != 0) {
     ThrowInvalidScale("unscale_() was already called for this optimizer since the last update()");
   }
   CheckTypes(optimizer);
@@ -101,27 +123,27 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
       AllreduceOptions().name("sirtaki/GradScaler's check of the gradients").process_set(set),
       detail::Form::kInPlace);
   try {
-    call.tensor = detail::Unscale(optimizer, scale_);
+    call.tensor = detail::Unscale(optimizer, state_->scale);
   } catch (const std::exception& error) {
     call.invalid = "the gradients cannot be unscaled: " + detail::TextOf(error);
   }
-  const at::Tensor infinite = detail::RunOne(std::move(call), session_);
-  met_[&optimizer].infinite = std::make_shared<detail::LateFlag>(infinite);
+  const at::Tensor infinite = detail::RunOne(std::move(call), state_->session);
+  state_->met[&optimizer].infinite = std::make_shared<detail::LateFlag>(infinite);
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
-  AgreeOnSettings(SetFor(optimizer));
-  if (!options_.enabled()) {
+  state_->AgreeOnSettings(state_->SetFor(optimizer));
+  if (!state_->options.enabled()) {
     optimizer.step();
     return true;
   }
-  if (met_.count(&optimizer) == 0) unscale_(optimizer);
-  Met& met = met_[&optimizer];
+  if (state_->met.count(&optimizer) == 0) unscale_(optimizer);
+  State::Met& met = state_->met[&optimizer];
   if (met.stepped)
     ThrowInvalidScale("step() was already called for this optimizer since the last update()");
   const bool finite = !met.infinite->Get();
   // What a collective that was broken off has left on a GPU says nothing.
-  if (met.infinite->is_of_gpu()) detail::ThrowIfError(detail::StateOf(session_)->Check());
+  if (met.infinite->is_of_gpu()) detail::ThrowIfError(detail::StateOf(state_->session)->Check());
   met.stepped = true;
   if (finite) {
     optimizer.step();
@@ -132,36 +154,36 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
 }
 
 void GradScaler::update(std::optional<double> new_scale) {
-  if (!options_.enabled()) return;
+  if (!state_->options.enabled()) return;
   if (new_scale) {
     if (!IsPositive(*new_scale)) {
       ThrowInvalidScale("the new scale is " + std::to_string(*new_scale) +
                         "; it has to be positive");
     }
-    scale_ = *new_scale;
-    agreed_.clear();
-    met_.clear();
+    state_->scale = *new_scale;
+    state_->agreed.clear();
+    state_->met.clear();
     return;
   }
-  if (met_.empty())
+  if (state_->met.empty())
     ThrowInvalidScale("update() needs a step() or unscale_() since the last update()");
-  const bool all_finite = std::all_of(met_.begin(), met_.end(),
+  const bool all_finite = std::all_of(state_->met.begin(), state_->met.end(),
                                       [](const auto& met) { return !met.second.infinite->Get(); });
-  met_.clear();
+  state_->met.clear();
   if (!all_finite) {
-    scale_ *= options_.backoff_factor();
-    good_steps_ = 0;
-  } else if (++good_steps_ == options_.growth_interval()) {
-    good_steps_ = 0;
-    const double grown = scale_ * options_.growth_factor();
+    state_->scale *= state_->options.backoff_factor();
+    state_->good_steps = 0;
+  } else if (++state_->good_steps == state_->options.growth_interval()) {
+    state_->good_steps = 0;
+    const double grown = state_->scale * state_->options.growth_factor();
     // The loss is float32: a greater scale would make it infinite.
-    if (grown <= static_cast<double>(std::numeric_limits<float>::max())) scale_ = grown;
+    if (grown <= static_cast<double>(std::numeric_limits<float>::max())) state_->scale = grown;
   }
 }
 
 void GradScaler::save(torch::serialize::OutputArchive& archive) const {
-  archive.write("scale", at::full({}, scale_, at::kDouble), /*is_buffer=*/true);
-  archive.write("good_steps", at::full({}, good_steps_, at::kLong), /*is_buffer=*/true);
+  archive.write("scale", at::full({}, state_->scale, at::kDouble), /*is_buffer=*/true);
+  archive.write("good_steps", at::full({}, state_->good_steps, at::kLong), /*is_buffer=*/true);
 }
 
 void GradScaler::load(torch::serialize::InputArchive& archive) {
@@ -173,10 +195,10 @@ void GradScaler::load(torch::serialize::InputArchive& archive) {
   if (!IsPositive(saved)) {
     ThrowInvalidScale("the saved scale is " + std::to_string(saved) + "; it has to be positive");
   }
-  scale_ = saved;
-  good_steps_ = good_steps.item<std::int64_t>();
-  agreed_.clear();
-  met_.clear();
+  state_->scale = saved;
+  state_->good_steps = good_steps.item<std::int64_t>();
+  state_->agreed.clear();
+  state_->met.clear();
 }
 
 }  // namespace sirtaki
