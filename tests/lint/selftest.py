@@ -20,7 +20,10 @@ GOOD = {
     "ops/base/backend.h": "#include \"core/base/status.h\"\n",
     "frameworks/python/bindings.cc": "#include <pybind11/pybind11.h>\n#include \"sirtaki/torch.h\"\n",
     "frameworks/include/sirtaki/torch.h": "#include <sirtaki/export.h>\n#include <torch/torch.h>\n",
-    "docs/api.md": "`Known`\n",
+    "docs/api.md": "| `Known` | what it is |\n\n`InitOptions`\n",
+    "docs/configuration.md": "## known\n",
+    "frameworks/include/sirtaki/init_options.h": "namespace sirtaki {\nclass InitOptions {\n  InitOptions& known(int count);\n};\n}  // namespace sirtaki\n"
+                                                 "struct Known;\n",
     "examples/docker/Dockerfile": "FROM debian:12\nCOPY docs /docs\nRUN true \\\n && true\n",
     "examples/kubernetes/job.yaml": JOB,
 }
@@ -70,6 +73,10 @@ BAD = [
     ("kubernetes.py", KUBERNETES, JOB[:-4]),
     ("api.py", PUBLIC, "namespace sirtaki {\nSIRTAKI_API at::Tensor unknown(const at::Tensor& t);\n}  // namespace sirtaki\n"),
     ("api.py", PUBLIC, "namespace sirtaki {\nclass SIRTAKI_API Unknown : public Known {\n};\n}  // namespace sirtaki\n"),
+    ("api.py", PUBLIC, "namespace sirtaki {\ninline int unknown(int known) {\n}\n}  // namespace sirtaki\n"),
+    ("api.py", PUBLIC, "namespace sirtaki {\nstruct Known {\n  TORCH_ARG(std::vector<int>, unknown) = {};\n};\n}  // namespace sirtaki\n"),
+    ("api.py", "docs/api.md", "| `Known`, `unknown(t)` | is gone |\n"),
+    ("api.py", "docs/configuration.md", "## known\n\n## unknown\n"),
     ("api.py", PUBLIC, "namespace sirtaki {\nenum class Unknown : char { A };\n}  // namespace sirtaki\n"),
     ("api.py", PUBLIC, "namespace sirtaki {\nnamespace detail {\nclass Own;\n}\ntemplate <class T>\nT unknown(T t) {\n}\n}  // namespace sirtaki\n"),
 ]
