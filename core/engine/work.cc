@@ -15,11 +15,13 @@ HandleState::HandleState(std::function<void()> on_complete, std::function<void()
 HandleState::~HandleState() { Observe(); }
 
 bool HandleState::Complete(Status status) {
+  std::vector<std::function<void()>> next;
   {
     MutexLock lock(mutex_);
     if (done_.load(std::memory_order_relaxed)) return false;
     status_ = std::move(status);
     done_.store(true, std::memory_order_release);
+    next.swap(next_);
   }
   if (whole_ != nullptr) {
     // Of several failures the first that gets through counts.
@@ -32,7 +34,19 @@ bool HandleState::Complete(Status status) {
   // A read-modify-write, not a load: either it sees the waiter's increment, or that increment reads
   // from it and then the waiter sees done_. With a plain load both could miss each other.
   if (waiters_.fetch_add(0, std::memory_order_seq_cst) > 0 && on_complete_) on_complete_();
+  for (const std::function<void()>& each : next) each();
   return true;
+}
+
+void HandleState::Then(std::function<void()> next) {
+  {
+    MutexLock lock(mutex_);
+    if (!done_.load(std::memory_order_relaxed)) {
+      next_.push_back(std::move(next));
+      return;
+    }
+  }
+  next();
 }
 
 std::vector<HandlePtr> HandleState::MakeParts(const HandlePtr& whole, std::size_t count) {

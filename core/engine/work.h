@@ -31,6 +31,9 @@ class HandleState {
   HandleState& operator=(const HandleState&) = delete;
 
   bool Complete(Status status);  // false if it was complete already
+  // Calls `next` when the handle is complete: on the completing thread, perhaps under locks of the
+  // engine or a lane, so that it only hands on; at once, if it is complete already.
+  void Then(std::function<void()> next);
   bool done() const { return done_.load(std::memory_order_acquire); }
   const Key& key() const { return key_; }  // the number of an unnamed one is not known
   // Preconditions of both: done().
@@ -72,6 +75,7 @@ class HandleState {
   const Key key_;
   Mutex mutex_;    // serialises completers
   Status status_;  // written once, before done_
+  std::vector<std::function<void()>> next_;  // empty once it is done
   std::atomic<bool> absent_everywhere_{false};
   std::atomic<int> joined_{-1};
   std::atomic<std::int64_t> value_{-1};

@@ -3,13 +3,13 @@
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
-#include <exception>
 #include <mutex>
 #include <string>
 #include <utility>
 
 #include "core/threads/quiet_thread.h"
 #include "frameworks/torch/calls/pending.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 
 namespace sirtaki {
@@ -24,8 +24,8 @@ detail::Pending& PendingOf(const AnyHandle& handle) {
   return *handle.pending();
 }
 
-// Threads that wait for operations, and call back then. As many are made as operations are waited for
-// at a time: one thread for several would wait for the wrong one. Thread-safe.
+// Threads that call back when operations have ended. As many are made as callbacks run at a time: a
+// callback may wait for what another one starts. Thread-safe.
 class Callbacks {
  public:
   static Callbacks& OfProcess() {
@@ -33,9 +33,9 @@ class Callbacks {
     return *callbacks;
   }
 
-  void Add(std::function<void()> wait_and_call) {
+  void Add(std::function<void()> call) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    waiting_.push_back(std::move(wait_and_call));
+    waiting_.push_back(std::move(call));
     if (idle_ < waiting_.size()) {
       core::StartQuietThread([this] { Run(); }).detach();
     } else {
@@ -68,19 +68,16 @@ class Callbacks {
 template <class AnyHandle>
 void Then(const AnyHandle& handle, std::function<void(const AnyHandle&)> callback) {
   (void)handle.done();  // throws for a handle that nobody can wait for
-  Callbacks::OfProcess().Add([handle, callback = std::move(callback)] {
-    try {
-      handle.wait();
-    } catch (const std::exception&) {
-      // The callback sees it, by its own call of result().
-    }
+  std::function<void()> call = [handle, callback = std::move(callback)] {
     try {
       callback(handle);
-    } catch (const std::exception& error) {
-      handle.pending()->Abort(std::string("a callback of Handle::then has thrown: ") +
-                              error.what());
+    } catch (...) {
+      handle.pending()->Abort("a callback of Handle::then has thrown: " + detail::TextOfCurrent());
     }
-  });
+  };
+  // It is moved on, because the last copy of a handle must not go where operations complete.
+  PendingOf(handle).Then(
+      [call = std::move(call)]() mutable { Callbacks::OfProcess().Add(std::move(call)); });
 }
 
 }  // namespace

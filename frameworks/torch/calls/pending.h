@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,8 @@ class Pending {
   virtual std::vector<at::Tensor> Results() = 0;
   // Waits. For each of the results the rows that came from each member; empty where nothing tells.
   virtual std::vector<std::vector<std::int64_t>> ReceivedRows() = 0;
+  // Calls `next` once when Poll is true, at once or on a thread that must not be held up.
+  virtual void Then(std::function<void()> next) = 0;
   // Ends the job, and says why.
   virtual void Abort(const std::string& why) = 0;
   // Gives a member that had joined, and so took part with nothing; -1: none had. After the end.

@@ -4,9 +4,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/engine/work.h"
@@ -35,6 +37,7 @@ class PendingTensor : public Pending {
   bool Poll() override;
   std::vector<at::Tensor> Results() override;
   std::vector<std::vector<std::int64_t>> ReceivedRows() override;
+  void Then(std::function<void()> next) override { handle_->Then(std::move(next)); }
   void Abort(const std::string& why) override { session_->session().Abort(why); }
   int joined() const override { return handle_->joined(); }
   // As Results, of a call that is not grouped.

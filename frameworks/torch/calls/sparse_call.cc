@@ -109,6 +109,7 @@ class PendingSparse : public Pending {
       : gathered_(std::move(gathered)), sum_(std::move(sum)), gpu_(std::move(gpu)) {}
 
   bool Poll() override { return gathered_->Poll(); }
+  void Then(std::function<void()> next) override { gathered_->Then(std::move(next)); }
   void Abort(const std::string& why) override { gathered_->Abort(why); }
   int joined() const override { return gathered_->joined(); }
 

@@ -21,6 +21,23 @@ TEST(HandleStateTest, TheFirstCompletionWins) {
   EXPECT_EQ(handle.status().message(), "first");
 }
 
+TEST(HandleStateTest, WhatComesThenIsCalledOnceWhenTheHandleIsComplete) {
+  HandleState handle(nullptr, nullptr);
+  int early = 0;
+  int late = 0;
+  handle.Then([&] {
+    EXPECT_TRUE(handle.done());
+    ++early;
+  });
+  handle.Then([&] { ++early; });
+  EXPECT_EQ(early, 0);
+  handle.Complete(Status::Ok());
+  handle.Complete(Status::Ok());
+  EXPECT_EQ(early, 2);
+  handle.Then([&] { ++late; });
+  EXPECT_EQ(late, 1);
+}
+
 TEST(HandleStateTest, CompletionRingsOnlyIfSomebodyWaits) {
   int rings = 0;
   HandleState alone([&] { ++rings; }, nullptr);

@@ -5,9 +5,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <future>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -98,6 +101,35 @@ TEST(HandleMembersTest, ACallbackDoesNotWaitForOtherOperations) {
     EXPECT_EQ(Soon(told.get_future()), 2);
     if (rank == 1) late = allreduce_async(torch::ones({1}), SumOf("late"), session);
     EXPECT_EQ(late.result().item<double>(), 2);
+  });
+}
+
+TEST(HandleMembersTest, OperationsWaitForTheirEndWithoutAThreadEach) {
+  constexpr int kMany = 200;
+  const auto threads = [] {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    return std::distance(begin(tasks), end(tasks));
+  };
+  RunTorchRanks(2, [&threads](int rank, const Session& session) {
+    std::promise<void> all;
+    std::atomic<int> left = kMany;
+    const auto start = [&](int i) {
+      allreduce_async(torch::ones({1}), SumOf("t" + std::to_string(i)), session)
+          .then([&](const Handle& ended) {
+            EXPECT_EQ(ended.result().item<double>(), 2);
+            if (--left == 0) all.set_value();
+          });
+    };
+    if (rank == 0) {
+      const auto before = threads();
+      for (int i = 0; i < kMany; ++i) start(i);
+      EXPECT_LT(threads(), before + kMany / 2);
+    }
+    barrier({}, session);
+    if (rank == 1) {
+      for (int i = 0; i < kMany; ++i) start(i);
+    }
+    Soon(all.get_future());
   });
 }
 
