@@ -5,8 +5,8 @@
 namespace sirtaki::fusion {
 namespace {
 
-// Of where a bucket begins, so that no two share a line of any cache, and of an arena's end: a page
-// of NCCL's windows.
+// A bucket begins at such a border, so that no two share a line of any cache; so does an arena's
+// end: a page of NCCL's windows.
 constexpr std::int64_t kBucketAlignment = 512;
 constexpr std::int64_t kArenaAlignment = 4096;
 

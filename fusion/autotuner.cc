@@ -74,7 +74,8 @@ void Autotuner::EndTurn() {
   BeginNextTrial(trial.accepted);
 }
 
-// In the current direction, from the value that stands; false at the end of the list.
+// The proposal lies in the current direction from the value that stands; false at the end of the
+// list.
 bool Autotuner::Propose(int direction) {
   const std::size_t here = standing_[option_];
   if (direction < 0 ? here == 0 : here + 1 == options_[option_].values.size()) return false;

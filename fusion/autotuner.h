@@ -36,7 +36,7 @@ struct AutotunerOptions {
   int most_steps() const { return warmup_steps + max_trials * 2 * turns * (steps + settle_steps); }
 };
 
-// Not thread-safe.
+// The tuner is not thread-safe.
 class Autotuner {
  public:
   // What a trial has shown.
@@ -58,7 +58,7 @@ class Autotuner {
   // What the next step is to run with, by option.
   std::vector<std::int64_t> values() const;
   bool finished() const { return finished_; }
-  // Of all trials that are over, in order.
+  // The trials that are over, in order.
   const std::vector<Trial>& trials() const { return trials_; }
   // What a step took with the first values, and takes with those that stand: as the trials compare
   // them, so that a machine that has become slower meanwhile does not count. 0 before a trial is

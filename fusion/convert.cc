@@ -42,7 +42,8 @@ void Transform(const void* in, void* out, std::size_t count, Scale scale) {
 
 using TransformFunction = void (*)(const void*, void*, std::size_t, Scale);
 
-// In the wider of the two types, at least float32. Half types are not converted to each other.
+// The scale is applied in the wider of the two types, at least float32. Half types are not
+// converted to each other.
 template <class From>
 TransformFunction TransformFrom(core::DType to) {
   constexpr bool kFromDouble = std::is_same_v<From, AsItIs<double>>;

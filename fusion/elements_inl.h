@@ -24,7 +24,8 @@ namespace sirtaki::fusion::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Between float32, which half types become first, and the type that is computed with.
+// The conversion is between float32, which half types become first, and the type that is computed
+// with.
 template <class D>
 using FloatTag = hn::Rebind<float, D>;
 
@@ -97,7 +98,7 @@ struct BFloat16 {
     return hn::BitCast(df, hn::ShiftLeft<16>(bits));
   }
 
-  // Not Highway's DemoteTo, which cuts off.
+  // Rounding is done here, because Highway's DemoteTo cuts off.
   template <class DF>
   static HWY_INLINE hn::Vec<BitsTag<DF>> Round(DF /*df*/, hn::Vec<DF> value) {
     const BitsTag<DF> du;

@@ -103,7 +103,7 @@ void* FusedVector::Memory(const Window& window, void* staging) const {
 
 void* FusedVector::Load(const Window& window, void* staging, Scale scale) const {
   void* const memory = Memory(window, staging);
-  // Of a direct tensor in place source and target are the same, and only a scale leaves work to do.
+  // A direct tensor in place is its own source and target, and only a scale leaves work to do.
   LoadInto(window, memory, scale);
   return memory;
 }

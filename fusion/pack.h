@@ -45,7 +45,7 @@ struct Identity {
   alignas(8) std::array<std::byte, 16> bytes{};
 };
 
-// Not thread-safe; refers to the tensors' memory, owns none.
+// The vector is not thread-safe; it refers to the tensors' memory and owns none.
 class FusedVector {
  public:
   // `moved`: the type in which elements move: `dtype` itself, or one that Convert takes.
@@ -54,7 +54,7 @@ class FusedVector {
 
   core::DType moved() const { return moved_; }
   std::int64_t count() const { return starts_.back(); }
-  // In order; together they are the vector. None if it is empty.
+  // The windows are in order, and together they are the vector. None if it is empty.
   const std::vector<Window>& windows() const { return windows_; }
   // What the largest window needs, on any rank.
   std::int64_t staging_bytes() const { return staging_bytes_; }
@@ -72,8 +72,8 @@ class FusedVector {
   // Where the window's elements lie in memory that holds them as they move: in the input of a
   // direct one. Null: they have to be loaded.
   const void* Source(const Window& window) const;
-  // The same as Load and Store, with memory that is in no output. `copy`: of outputs that hold
-  // several vectors of `count` elements, one after the other, the one that is stored.
+  // LoadInto and StoreFrom are Load and Store with memory that is in no output. `copy`: of outputs
+  // that hold several vectors of `count` elements, one after the other, the one that is stored.
   void LoadInto(const Window& window, void* memory, Scale scale = {}) const;
   void StoreFrom(const Window& window, const void* memory, Scale scale = {},
                  std::int64_t copy = 0) const;

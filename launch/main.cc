@@ -57,7 +57,7 @@ ThisMachine FindThisMachine(const LaunchOptions& options) {
   return {name, core::SharedCores(own), named ? FullNameOf(name) : name, OwnInterfaces()};
 }
 
-// As the other hosts have it too.
+// The path is one that the other hosts have too.
 std::string OwnPath(const char* called) {
   std::array<char, PATH_MAX> path{};
   const ssize_t length = readlink("/proc/self/exe", path.data(), path.size() - 1);
@@ -78,7 +78,7 @@ core::Status FindStartTimeout(const LaunchOptions& options, const core::Environm
   return core::Status::Ok();
 }
 
-// Of the ranks of a job that has run.
+// The records are those of the ranks of a job that has run.
 int ExplainRecords(const std::string& folder) {
   std::vector<core::trace::FlightRecord> records;
   std::vector<std::string> notes;

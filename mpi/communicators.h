@@ -38,12 +38,12 @@ class Communicators {
 
   MPI_Comm transport() const { return kept_.transport; }
 
-  // For messages between two ranks of the world, with MPI's tags for theirs.
+  // The communicator for messages between two ranks of the world, with MPI's tags for theirs.
   MPI_Comm messages() const { return kept_.messages; }
   int MessageTag(int tag) const { return first_tag_ + tag; }
 
   MPI_Comm collectives() const { return collectives_; }
-  // From 0 on.
+  // Tags go from 0 to one less than this.
   std::int64_t tags() const { return tags_; }
 
   // Those that outlive a session, and how many have used them: the same on all ranks.

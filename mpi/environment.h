@@ -55,7 +55,7 @@ class Environment {
 
   const core::Topology& topology() const { return topology_; }
 
-  // For the line that init logs: "Open MPI v4.1.4, MPI_THREAD_MULTIPLE, initialised by the
+  // The text for the line that init logs: "Open MPI v4.1.4, MPI_THREAD_MULTIPLE, initialised by the
   // program".
   const std::string& description() const { return description_; }
 

@@ -157,8 +157,8 @@ bool Transport::StartReceive() {
   int count = 0;
   if (!Note(Check(MPI_Get_count(&envelope, MPI_BYTE, &count), "MPI_Get_count"))) return false;
 
-  // Not MPI_Mrecv: the rest of a large message comes when its sender next looks, which may be
-  // never.
+  // MPI_Mrecv would block: the rest of a large message comes when its sender next looks, which may
+  // be never.
   Receiving& receiving = receiving_.emplace_back();
   receiving.message.from = envelope.MPI_SOURCE;
   receiving.message.bytes.resize(static_cast<std::size_t>(count));

@@ -77,7 +77,7 @@ bool IsHandler(const struct sigaction& action) {
          (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN);
 }
 
-// As if ours had not been there.
+// The former handler is called as if ours had not been there.
 void CallFormer(std::size_t index, int signal, siginfo_t* info, void* context, bool is_child) {
   const struct sigaction& before = TheShared().before[index];
   const bool once = IsHandler(before) && (before.sa_flags & SA_RESETHAND) != 0;

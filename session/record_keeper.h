@@ -29,7 +29,8 @@ class RecordKeeper {
     Registration(const Registration&) = delete;
     Registration& operator=(const Registration&) = delete;
 
-    // From any thread, never blocks; nothing after End. `why` outlives the registration.
+    // Ask is for any thread and never blocks; it does nothing after End. `why` outlives the
+    // registration.
     void Ask(const char* why);
     // What was asked for is written before this returns, and nothing after it. Idempotent.
     void End();

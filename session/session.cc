@@ -173,7 +173,7 @@ Status Session::SetLimits(const Limits& limits) {
   change->shape = {limits.fusion_bytes, limits.small_bytes,        limits.chunk_bytes,
                    limits.bucket_bytes, limits.first_bucket_bytes, limits.fusion_delay_us};
   auto work = std::make_shared<core::Work>();
-  // By the changes that all ranks have seen, those that had joined too.
+  // Changes are counted by those that all ranks have seen, those that had joined too.
   work->request.key = core::Key::Named(
       core::kWorldSet, "#the change of limits " + std::to_string(limit_changes_.load() + 1));
   work->request.signature = std::move(change);
@@ -222,8 +222,8 @@ void Session::ShutdownAndLog(const std::string& why) {
 }
 
 void Session::NoteSeen(const Status& status) {
-  // The same on all ranks in the end, but a handle may have failed with a cause that an earlier one
-  // replaced: whoever has seen that has not seen this.
+  // The fault is the same on all ranks in the end, but a handle may have failed with a cause that
+  // an earlier one replaced: whoever has seen that has not seen this.
   const Status known = fault();
   if (!known.ok() && known.code() == status.code() && known.message() == status.message()) {
     fault_seen_ = true;
@@ -267,7 +267,7 @@ void Session::LeaveAndEnd(const std::string& why) {
 
 Session::~Session() {
   if (core::ForkGeneration() != fork_generation_) {
-    // Their threads, locks and CUDA are the parent's.
+    // The parts are left: their threads, locks and CUDA are the parent's.
     static_cast<void>(impl_.release());
     static_cast<void>(devices_.release());
     static auto& kept = *new std::vector<std::shared_ptr<SessionObservability>>;

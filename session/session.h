@@ -71,8 +71,8 @@ class Session {
   static core::Status CreateInproc(std::shared_ptr<InprocWorld> world, int rank,
                                    const StartOptions& options, std::shared_ptr<Session>* session);
 
-  // As Shutdown("the session was dropped") if that was not called; in a forked child nothing is
-  // ended.
+  // The destructor does Shutdown("the session was dropped") if that was not called; in a forked
+  // child nothing is ended.
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -135,11 +135,11 @@ class Session {
   // Errors: kUnsupported without MPI, kTimedOut at `deadline` (the group's fault), those of Submit.
   core::Status MakeCommunicator(core::SetNumber set, core::TimePoint deadline, int* fortran_handle);
 
-  // Between the two nothing here is in the medium. What is submitted meanwhile waits; a call that
-  // would wait, on the thread that has paused, is an error. Collective over the world. Errors:
-  // kInvalidArgument, on all ranks, where it is paused already, or not, a rank has joined, or
-  // operations of another thread do not end; kTimedOut at `deadline` (the group's fault); those of
-  // Submit.
+  // PauseMedium and ResumeMedium: nothing here is in the medium between the two. What is submitted
+  // meanwhile waits; a call that would wait, on the thread that has paused, is an error. Collective
+  // over the world. Errors: kInvalidArgument, on all ranks, where it is paused already, or not, a
+  // rank has joined, or operations of another thread do not end; kTimedOut at `deadline` (the
+  // group's fault); those of Submit.
   core::Status PauseMedium(core::TimePoint deadline);
   core::Status ResumeMedium(core::TimePoint deadline);
   // The calling thread has the medium for itself until it unlocks `gate`, for calls that do not
@@ -175,8 +175,8 @@ class Session {
   // until a fault. Idempotent; a second caller waits for the first. Returns the fault if there was
   // one.
   core::Status Shutdown(const std::string& why);
-  // For a caller who cannot return the fault: logs it, as a warning if nobody has seen it yet,
-  // else for debugging only.
+  // ShutdownAndLog is for a caller who cannot return the fault: logs it, as a warning if nobody has
+  // seen it yet, else for debugging only.
   void ShutdownAndLog(const std::string& why);
   // What this rank waits for, runs and did last, for a file. Of an engine that is busy for longer
   // than `patience` (it is, while its callbacks run) the record says what it lacks. Times are this

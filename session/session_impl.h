@@ -15,7 +15,7 @@
 
 namespace sirtaki::session {
 
-// Without an engine in a world of one rank.
+// Impl has no engine in a world of one rank.
 struct Session::Impl {
   ~Impl();
 

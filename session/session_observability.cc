@@ -26,12 +26,12 @@ constexpr std::string_view kAsks = "SIGUSR1";
 // What is still to be written to a timeline when a signal ends the process.
 constexpr auto kFlushPatience = std::chrono::milliseconds(500);
 
-// Of that many layouts of buckets the names are kept.
+// The names of so many layouts of buckets are kept.
 constexpr std::size_t kMostLayouts = 64;
 
 void Warn(const Status& why) { core::Log(core::LogLevel::kWarning, why.message()); }
 
-// Of what an option asks for.
+// The warning is for what an option asks for.
 void WarnWithout(std::string_view what, const Status& why) {
   core::Log(core::LogLevel::kWarning,
             "the run goes on without " + std::string(what) + ": " + why.message());
@@ -173,7 +173,7 @@ void SessionObservability::SayLastWords() {
 void SessionObservability::NoteBuckets(const std::shared_ptr<const BucketNames>& names) {
   const core::TimePoint now = core::Clock::now();
   for (const auto& [key, held] : *names) {
-    // From the first name on: an event has little room for text.
+    // The text begins with the first name: an event has little room.
     Mark(key + " holds " + held.substr(std::min(held.find('"'), held.size())), now, now);
   }
   core::MutexLock lock(mutex_);

@@ -66,7 +66,8 @@ class SessionObservability {
   void SetLastWords(std::function<void()> say) SIRTAKI_EXCLUDES(mutex_);
   void SayLastWords() SIRTAKI_EXCLUDES(mutex_);
 
-  // From now on they are told: after the optimizer has gone as well, as it does when a step throws.
+  // The names are told from now on, also after the optimizer has gone, as it does when a step
+  // throws.
   void NoteBuckets(const std::shared_ptr<const BucketNames>& names) SIRTAKI_EXCLUDES(mutex_);
   // The text of a key; behind that of a bucket, what it holds:
   // `bucket 0 of arena 1 (the gradients of "w", "b")`.

@@ -1,5 +1,5 @@
-// For bugs of ours: an invariant that is broken prints what and where, and terminates. Never for
-// what a user, a peer or the machine can get wrong; those are a Status.
+// SIRTAKI_CHECK is for bugs of ours: a broken invariant prints what and where, and terminates. It
+// is never for what a user, a peer or the machine can get wrong; those are a Status.
 #pragma once
 
 #include <string_view>

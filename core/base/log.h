@@ -19,7 +19,7 @@ inline constexpr std::string_view kLogLevelNames[] = {"trace",   "debug", "info"
                                                       "warning", "error", "off"};
 std::string_view LogLevelName(LogLevel level);  // "trace", …, "warning", "error", "off"
 
-// Who speaks. Until it is known, lines carry no rank.
+// The identity says who speaks. Until it is known, lines carry no rank.
 struct LogIdentity {
   int rank = -1;
   std::string host;

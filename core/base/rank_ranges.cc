@@ -5,7 +5,7 @@
 namespace sirtaki::core {
 namespace {
 
-// In 64 bits, because the largest rank has no successor in an int.
+// The rank behind the range has 64 bits, because the largest rank has no successor in an int.
 std::int64_t After(const RankRange& range) { return std::int64_t{range.last} + 1; }
 
 // The first range that ends at or after `rank`.
@@ -94,7 +94,7 @@ void RankRanges::Remove(const RankRanges& other) {
   for (const RankRange& range : ranges_) {
     while (theirs != other.ranges_.end() && theirs->last < range.first) ++theirs;
     std::int64_t next = range.first;  // the first rank of `range` that is not dealt with
-    // Not `theirs` itself: its range may reach into our next one.
+    // The loop leaves `theirs` where it is, since its range may reach into our next one.
     for (auto cut = theirs; cut != other.ranges_.end() && cut->first <= range.last; ++cut) {
       if (cut->first > next) kept.push_back({static_cast<int>(next), cut->first - 1});
       next = After(*cut);

@@ -109,7 +109,7 @@ std::string Quoted(std::string_view name) {
     AppendEscaped(name, /*in_quotes=*/true, &out);
     return out + "\"";
   }
-  // Not in the middle of a character.
+  // The cut is moved so that it is not in the middle of a character.
   std::size_t head = kShownHead;
   while (head > kShownHead - 3 && IsContinuation(ByteAt(name, head))) --head;
   std::size_t tail = name.size() - kShownTail;

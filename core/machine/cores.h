@@ -14,7 +14,8 @@ struct CpuShare {
   bool operator==(const CpuShare&) const = default;
 };
 
-// Of the calling process, as it is now. What cannot be found out counts as no limit.
+// The share is that of the calling process, as it is now. What cannot be found out counts as no
+// limit.
 CpuShare CpusOfThisProcess();
 
 // The tightest CPU quota from this process's cgroup up to the root, versions 1 and 2; 0: none.

@@ -15,8 +15,8 @@ class MemorySource {
 
   virtual ~MemorySource() = default;
 
-  // At least `bytes`, aligned to kAlignment, with whatever is in it. Given back when the last
-  // reference goes. Throws std::bad_alloc.
+  // The memory has at least `bytes`, is aligned to kAlignment and not cleared. It goes back when
+  // the last reference goes. Throws std::bad_alloc.
   virtual std::shared_ptr<void> Allocate(std::int64_t bytes) = 0;
 
   // True if the memory, whoever allocated it, is as good as the source's own: nothing is gained by
@@ -24,7 +24,7 @@ class MemorySource {
   virtual bool Contains(const void* memory) const = 0;
 };
 
-// From the heap.
+// Plain memory comes from the heap.
 MemorySource& PlainMemory();
 
 }  // namespace sirtaki::core

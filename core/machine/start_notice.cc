@@ -56,7 +56,7 @@ int ListenForStart(std::string* name) {
   const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return -1;
   const int yes = 1;
-  // Without a name the system gives one that is free: five digits.
+  // A socket without a name gets a free one from the system: five digits.
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   socklen_t length = sizeof(address);

@@ -52,7 +52,7 @@ class Callers {
     if (!known) threads.emplace_back(self);
   }
 
-  // At most one of the noted threads lives, and at most one that serves it.
+  // True if at most one of the noted threads lives, and at most one that serves it.
   bool AtMostOne() const SIRTAKI_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return Living(threads_) <= 1 && Living(serving_) <= 1;

@@ -27,7 +27,7 @@ class CommunicationClock {
   void EndTransfer(TimePoint now) { Change(now, {.transfers = -1}); }
   void BeginWait(TimePoint now) { Change(now, {.waits = 1}); }
   void EndWait(TimePoint now) { Change(now, {.waits = -1}); }
-  // With what is not over yet.
+  // The times include what is not over yet.
   Times Read(TimePoint now) const SIRTAKI_EXCLUDES(mutex_);
 
  private:

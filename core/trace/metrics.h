@@ -52,11 +52,11 @@ struct MetricSpec {
   std::string_view help;  // a sentence
   bool is_time = false;   // counted in nanoseconds, shown in seconds
 };
-// In the order of Metric.
+// The table is in the order of Metric.
 std::span<const MetricSpec> MetricTable();
 
-// Since the session began, or of a time in between. By kind of collective: the operations, and the
-// bytes that this rank gave.
+// Metrics count since the session began, or over a time in between. By kind of collective: the
+// operations, and the bytes that this rank gave.
 struct Metrics {
   std::array<std::int64_t, kMetricCount> counts{};
   std::array<std::int64_t, kOpKindCount> kind_groups{};
@@ -66,7 +66,7 @@ struct Metrics {
   Metrics operator-(const Metrics& before) const;
   std::int64_t Count(Metric id) const { return counts[static_cast<std::size_t>(id)]; }
   Duration Time(Metric id) const;  // precondition: a time
-  // As it is shown: seconds of a time.
+  // The value as it is shown; a time in seconds.
   double Value(const MetricSpec& spec) const;
 };
 
@@ -95,7 +95,7 @@ class MetricCounters {
   // A group of `tensors` tensors, `bytes` together, was moved. A barrier, which moves nothing, is
   // counted by kind alone.
   void AddGroup(OpKind kind, std::int64_t tensors, std::int64_t bytes);
-  // Whose times are kWaitTime, kTransferTime, kExposedTime and kAgreementTime.
+  // The clock has the times of kWaitTime, kTransferTime, kExposedTime and kAgreementTime.
   CommunicationClock& communication() { return communication_; }
   Metrics Read() const;
 

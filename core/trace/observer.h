@@ -28,7 +28,7 @@ struct Observer {
 // Shared: a data thread that a session leaves behind goes on telling.
 using ObserverPtr = std::shared_ptr<Observer>;
 
-// Of the calling thread, from 1, in the order in which the threads first asked.
+// The number of the calling thread, from 1, in the order in which the threads first asked.
 std::uint32_t ThisThreadNumber();
 
 }  // namespace sirtaki::core::trace

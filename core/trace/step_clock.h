@@ -24,8 +24,8 @@ class StepClock {
   void EndStep() SIRTAKI_EXCLUDES(mutex_);
   // The number of the step that is not over, from 1.
   std::uint64_t Number() const SIRTAKI_EXCLUDES(mutex_);
-  // Of the last step alone, from the end of the one before it to its own; all zero before two have
-  // ended.
+  // The metrics of the last step alone, from the end of the one before it to its own; all zero
+  // before two have ended.
   Metrics LastStep() const SIRTAKI_EXCLUDES(mutex_);
 
  private:

@@ -39,7 +39,7 @@ double PerCall(const Metrics& metrics, Metric id) {
   return calls == 0 ? 0 : Seconds(metrics, id) / static_cast<double>(calls);
 }
 
-// Of the time of steps; none if no step was timed.
+// The share is that of the time of steps; none if no step was timed.
 std::optional<double> StepShare(const Metrics& metrics, Metric id) {
   const double steps = Seconds(metrics, Metric::kStepTime);
   if (steps <= 0) return std::nullopt;
@@ -73,8 +73,8 @@ std::string Time(double seconds) {
   return InUnits(1e6 * seconds, 1000, kUnits);
 }
 
-// Who comes last to the calls finds the others there, and waits for nobody. Where ranks take turns
-// in being late, all wait alike, and nobody is to blame.
+// The rank that comes last to the calls finds the others there, and waits for nobody. Where ranks
+// take turns in being late, all wait alike, and nobody is to blame.
 std::string StragglerAdvice(const std::vector<Metrics>& ranks) {
   std::vector<double> waits;
   for (const Metrics& metrics : ranks) {

@@ -42,7 +42,7 @@ void AppendNumber(std::int64_t number, std::string* text) {
   text->append(digits.data(), end);
 }
 
-// With quotes. What is no UTF-8 becomes U+FFFD.
+// The text is put in quotes. What is no UTF-8 becomes U+FFFD.
 void AppendJson(std::string_view words, std::string* text) {
   const bool plain = std::all_of(words.begin(), words.end(), [](char c) {
     return c >= ' ' && c <= '~' && c != '"' && c != '\\';
@@ -116,8 +116,8 @@ std::string Title(const Event& event) {
   return title;
 }
 
-// With others of its track. The small lane has several groups under way, and a step begins in the
-// middle of what the program has marked.
+// True if the event overlaps others of its track. The small lane has several groups under way, and
+// a step begins in the middle of what the program has marked.
 bool Overlaps(const Event& event) {
   switch (event.kind) {
     case EventKind::kSubmit:
@@ -152,7 +152,7 @@ std::string_view CategoryOf(const Event& event) {
   return EventKindName(event.kind);
 }
 
-// The same of what begins and of what ends it, and of no other of its kind.
+// An id is the same for what begins and for what ends it, and differs from all others of its kind.
 std::string IdOf(const Event& event) {
   std::string id(CategoryOf(event));
   id += ' ';
@@ -318,7 +318,7 @@ void TimelineFile::AppendPhases(const Event& event) {
   }
 }
 
-// From the closing bracket on: what stood before it stays.
+// The file is written from the closing bracket on: what stood before it stays.
 Status TimelineFile::Flush() {
   if (text_.empty() || descriptor_ < 0) return Status::Ok();
   const std::int64_t begin = end_;

@@ -15,7 +15,8 @@
 
 namespace sirtaki::core::trace {
 
-// Whose trace it is. The process of a trace is the rank, its threads are the tracks.
+// The identity says whose trace it is. The process of a trace is the rank, its threads are the
+// tracks.
 struct TimelineIdentity {
   int rank = 0;
   std::string host;
@@ -24,7 +25,7 @@ struct TimelineIdentity {
   std::string session;  // the same on all ranks of a job, and of no other
 };
 
-// Not thread-safe.
+// The file is not thread-safe.
 class TimelineFile {
  public:
   TimelineFile() = default;

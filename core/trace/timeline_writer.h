@@ -21,7 +21,8 @@ struct TimelineOptions {
   std::string path;
   TimelineIdentity identity;
   std::int64_t max_bytes = 0;  // zero: as long as it gets
-  // Between looks at the recorder. Sooner while it fills so fast that events would be lost.
+  // The interval lies between two looks at the recorder, which come sooner while events would be
+  // lost.
   Duration interval = std::chrono::milliseconds(100);
   // The file could not be written, which ends it: called once at most, on the writer's thread or in
   // Stop. Must not call the writer.
@@ -58,7 +59,7 @@ class TimelineWriter {
   Mutex control_;                    // held for all of Start and Stop
   std::thread thread_ SIRTAKI_GUARDED_BY(control_);
 
-  // Of the thread, while there is one.
+  // The thread, while there is one, uses these options.
   TimelineOptions options_;
   TimelineFile file_;
   std::uint64_t next_ = 0;  // number of the next event

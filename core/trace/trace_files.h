@@ -8,7 +8,7 @@
 
 namespace sirtaki::core::trace {
 
-// Of the option timeline: a folder, in which each rank has a file, or a file of rank 0. Empty: this
+// The option timeline is a folder, in which each rank has a file, or a file of rank 0. Empty: this
 // rank writes none.
 std::string TimelinePath(const std::string& option, int rank);
 std::string FlightRecordPath(const std::string& folder, int rank);

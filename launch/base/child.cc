@@ -34,7 +34,7 @@ bool Open(Pipe* out) {
   return true;
 }
 
-// In the child; does not return. What goes wrong is told through `errors`.
+// Become runs in the child and does not return. What goes wrong is told through `errors`.
 [[noreturn]] void Become(const Command& command, pid_t parent, const Pipe& output,
                          const Pipe& error, int errors) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -21,7 +21,7 @@ namespace sirtaki::launch {
 // the limit as it was: select() in a program may not stand more. Returns how many.
 std::size_t RaiseFileLimit();
 
-// Of this process; empty if it is gone.
+// The current folder of this process; empty if it is gone.
 std::string CurrentFolder();
 
 struct Command {

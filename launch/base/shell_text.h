@@ -30,10 +30,10 @@ std::optional<Integer> NumberFrom(std::string_view text, Integer min, Integer ma
   return value;
 }
 
-// As a shell takes it apart: words between spaces, quotes of both kinds, backslashes. None if a
-// quote is not closed.
+// The text is taken apart as by a shell: words between spaces, quotes of both kinds, backslashes.
+// None if a quote is not closed.
 std::optional<std::vector<std::string>> ShellWords(std::string_view text);
-// As a shell would read it back: quoted where it must be.
+// The word is quoted where it must be for a shell to read it back.
 std::string ShellQuoted(std::string_view word);
 
 }  // namespace sirtaki::launch

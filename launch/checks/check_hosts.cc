@@ -19,12 +19,12 @@ namespace sirtaki::launch {
 
 namespace {
 
-// Of ssh: each takes a part of a core while it exchanges keys.
+// So many ssh run at once: each takes a part of a core while it exchanges keys.
 constexpr std::size_t kAtOnce = 64;
 
 // The folder of the cache; empty if there is no place for one.
 std::string CacheFolder(const core::EnvironmentView& env) {
-  // As its specification has it, a relative path is to be passed over.
+  // A relative path is passed over, as the specification of XDG_CACHE_HOME has it.
   if (const auto folder = env.Find("XDG_CACHE_HOME"); folder && folder->starts_with('/')) {
     return *folder + "/sirtaki";
   }

@@ -1,4 +1,4 @@
-// For how long a host is believed to be fit. Pure.
+// The cache says for how long a host is believed to be fit. Pure.
 #pragma once
 
 #include <cstdint>

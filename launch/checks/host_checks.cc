@@ -25,7 +25,7 @@ std::int64_t SecondsOf(core::Duration patience) {
   return std::max<std::int64_t>(1, std::chrono::ceil<std::chrono::seconds>(patience).count());
 }
 
-// As one would type it.
+// The command as one would type it.
 std::string ByHand(const HostWish& wish, const std::string& host) {
   std::vector<std::string> words = {"ssh"};
   const std::vector<std::string> more = SshArguments(wish.options);

@@ -25,7 +25,8 @@ using core::Quoted;
 namespace {
 
 constexpr std::string_view kLine = "sirtakirun-host ";
-// As ldd has it: "libsirtaki.so.0.1 => /opt/lib/libsirtaki.so.0.1 (0x…)", "libx.so => not found".
+// The arrow is that of ldd: "libsirtaki.so.0.1 => /opt/lib/libsirtaki.so.0.1 (0x…)", "libx.so =>
+// not found".
 constexpr std::string_view kArrow = " => ";
 constexpr std::string_view kMissing = " => not found";
 constexpr auto kLddPatience = std::chrono::seconds(10);
@@ -65,7 +66,7 @@ HostReport LookAtHost(const std::string& folder, const std::string& launcher,
                       const std::string& program, const core::EnvironmentView& env) {
   HostReport report;
   report.version = FactsOfBuild().version;
-  // Without the folder a program that is named by its whole path may run all the same.
+  // A program that is named by its whole path may run without the folder all the same.
   const bool there = chdir(folder.c_str()) == 0;
   const std::string why = there ? "" : std::strerror(errno);
   if (const auto found = AskLauncher(launcher)) report.launcher = found->ShortName();

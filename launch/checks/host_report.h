@@ -40,7 +40,7 @@ std::string MeantProgram(const std::string& program);
 std::string ReportText(const HostReport& report);
 std::optional<HostReport> ReadReport(std::string_view text);
 
-// Of what ldd prints of a program: the paths of our library and of MPI's, and what is not found.
+// Ldd prints of a program the paths of our library and of MPI's, and what is not found.
 // Pure.
 struct LoadedLibraries {
   std::string ours;

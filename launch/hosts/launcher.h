@@ -19,8 +19,8 @@ struct Launcher {
   std::string ToString() const;   // "Open MPI 4.1.4 (/usr/bin/mpirun)"
 };
 
-// By what the program at `path` prints when asked for its version; none if that is no launcher that
-// is known here.
+// A launcher is recognised by what the program at `path` prints when asked for its version; none if
+// that is no launcher that is known here.
 std::optional<Launcher> RecognizeLauncher(std::string_view path, std::string_view version_text);
 
 }  // namespace sirtaki::launch

@@ -33,7 +33,7 @@ class Connections {
   using Take = std::function<bool(Connection*, const RankMessage&)>;
   using End = std::function<void(Connection*, const core::Status& why)>;  // what a Link tells
 
-  // At most `most_greeters` at once have proven nothing.
+  // The connections that have proven nothing are at most `most_greeters` at once.
   Connections(Loop* loop, std::size_t most_greeters, Take take, End end)
       : loop_(loop), most_greeters_(most_greeters), take_(std::move(take)), end_(std::move(end)) {}
 

@@ -18,7 +18,8 @@ struct Failure {
   std::string text;                    // "rank 2 on host b died of SIGKILL"
   std::deque<std::string> last_lines;  // of the rank's standard error
   bool may_pass = true;                // whether another attempt may go well
-  // From another rank's end, which comes yet: it says so, or the launcher's signal has ended it.
+  // It follows from another rank's end, which comes yet: it says so, or the launcher's signal has
+  // ended it.
   bool follows = false;
   bool lost = false;  // its rank's connection ended without a word
   std::string fault;  // of the group, which a rank has told before

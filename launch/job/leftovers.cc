@@ -22,7 +22,7 @@ namespace {
 constexpr int kMostLooks =
     10;  // for what those to be killed start, with some patience for the dead
 
-// As Open MPI calls this host: without its domain, unless mpirun was told to keep it.
+// Open MPI calls this host by its name without the domain, unless mpirun was told to keep it.
 std::string_view NameOf(std::string_view host, const core::EnvironmentView& env) {
   const bool is_whole = env.Find("OMPI_MCA_orte_keep_fqdn_hostnames") == "1";
   return IsAddress(host) || is_whole ? host : host.substr(0, host.find('.'));
@@ -64,8 +64,8 @@ std::vector<std::string> SegmentPrefixes(const core::EnvironmentView& env, std::
     return std::string(kind) + "." + std::string(NameOf(host, env)) + "." + std::to_string(user) +
            "." + hexadecimal.data() + ".";
   };
-  // As opal/mca/btl of Open MPI makes them, vader of 4 and sm of 5: host without its domain, user,
-  // job in hexadecimal, local rank.
+  // The names are those that opal/mca/btl of Open MPI makes, vader of 4 and sm of 5: host without
+  // its domain, user, job in hexadecimal, local rank.
   if (const auto text = env.Find("OMPI_MCA_ess_base_jobid")) {
     const auto job = NumberFrom<std::uint32_t>(*text, 1, std::numeric_limits<std::uint32_t>::max());
     if (!job) return {};
@@ -74,7 +74,7 @@ std::vector<std::string> SegmentPrefixes(const core::EnvironmentView& env, std::
   const auto name = env.Find("PMIX_NAMESPACE");
   if (!name) return {};
   std::vector<std::string> prefixes = {prefix("sm_segment", JobOf(*name))};
-  // Not of Open MPI 5's launcher: srun's, which starts either.
+  // A name without @ is not of Open MPI 5's launcher: srun's, which starts either.
   if (name->find('@') == std::string::npos)
     prefixes.push_back(prefix("vader_segment", ForeignJobOf(*name)));
   return prefixes;

@@ -22,7 +22,7 @@ void RemoveSegments(const std::string& folder, std::string_view prefix);
 // no way: MPICH makes each rank lead a session.
 void KillOthersOfGroup();
 
-// From here on, what children of this process leave behind belongs to it.
+// What children of this process leave behind belongs to it from the call on.
 void AdoptOrphans();
 // Tells those of this name to end: a launcher that is killed leaves its ssh to a host that does not
 // answer.

@@ -27,9 +27,9 @@ inline constexpr std::size_t kKeptLines = 20;
 class LastLines {
  public:
   void Append(std::string_view bytes);
-  // At most kKeptLines lines, of each at most 500 bytes, without control characters; the last of them
-  // is not empty. Lines of the backtraces that Open MPI prints at a signal and LibTorch in an exception are
-  // not among them: they would push out what says why.
+  // The lines are at most kKeptLines, of each at most 500 bytes, without control characters; the
+  // last of them is not empty. Lines of the backtraces that Open MPI prints at a signal and
+  // LibTorch in an exception are not among them: they would push out what says why.
   std::deque<std::string> Lines() const;
 
  private:

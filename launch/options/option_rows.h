@@ -41,7 +41,7 @@ struct OptionGroup {
 };
 
 const std::vector<OptionGroup>& OptionGroups();
-// Of groups that have the flag; null if there is none. Knows other spellings too.
+// The row that has the flag; null if there is none. FindRow knows other spellings too.
 const OptionRow* FindRow(std::string_view name);
 const OptionRow* FindRow(char letter);
 

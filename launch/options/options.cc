@@ -152,7 +152,7 @@ void ForgetOverruled(const std::vector<Given>& from_flags, LaunchOptions* option
   }
 }
 
-// Of two lists of hosts one would be lost.
+// Two lists of hosts are refused, since one would be lost.
 Status RefuseTwice(const std::vector<Given>& from_flags) {
   for (auto given = from_flags.begin(); given != from_flags.end(); ++given) {
     for (const std::string_view name : {"hosts", "hostfile", "include", "exclude"}) {

@@ -38,7 +38,7 @@ struct PlanInput {
   std::string self;  // the path of sirtakirun
   core::Duration start_timeout = std::chrono::seconds(30);
   RouteFinder route;  // empty: nobody is asked for routes
-  // Of earlier attempts: how many there were, and the hosts that were lost.
+  // Earlier attempts: how many there were, and the hosts that were lost.
   int restarts = 0;
   std::vector<std::string> gone;
 };
@@ -64,7 +64,7 @@ struct Plan {
 // it was.
 core::Status MakePlan(const PlanInput& input, Plan* out);
 
-// Of ssh to the hosts, as the options have them.
+// The arguments of ssh to the hosts, as the options have them.
 std::vector<std::string> SshArguments(const LaunchOptions& options);
 
 // The line as a shell would take it (`NAME=...` where the value may be secret), and the reasons below

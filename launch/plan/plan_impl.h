@@ -39,7 +39,7 @@ class PlanWriter {
   void Add(const std::vector<std::string>& words, const std::string& why);
   // A variable of the launcher and all ranks.
   void Set(const std::string& name, const std::string& value, const std::string& why);
-  // The same of a variable whose value is not for everybody.
+  // SetSecret sets a variable whose value is not for everybody.
   void SetSecret(const std::string& name, const std::string& value, const std::string& why);
   void SetForLauncher(const std::string& name, const std::string& value, const std::string& why);
   // A variable that the ranks of all hosts are given as it stands here, if it does.

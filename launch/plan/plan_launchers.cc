@@ -102,7 +102,7 @@ void AddOpenMpi5(PlanWriter* writer) {
 void AddMpich(PlanWriter* writer) {
   const Placement& placement = writer->placement();
   const LaunchOptions& options = writer->options();
-  // In a job of Slurm or LSF it starts its daemons by them, and these words would be theirs.
+  // Hydra starts its daemons by Slurm or LSF in a job of theirs, and these words would be theirs.
   const bool uses_ssh = writer->UsesSsh() || placement.system == BatchSystem::kPbs;
   if (uses_ssh && !placement.local) {
     writer->SetForLauncher("HYDRA_LAUNCHER_EXTRA_ARGS", writer->SshWord(), kForSsh);

@@ -88,7 +88,7 @@ std::string ExcludedFromMpi(const ThisMachine& machine, const std::vector<std::s
   return Joined(all, ",");
 }
 
-// The same for NCCL, which takes beginnings of names.
+// NCCL avoids networks by beginnings of names.
 std::string AvoidedByNccl(const std::vector<std::string>& bridges) {
   std::vector<std::string> all = {"lo"};
   for (const std::string_view prefix : kOfContainers) {

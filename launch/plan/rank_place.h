@@ -18,8 +18,8 @@ struct RankPlace {
   bool operator==(const RankPlace&) const = default;
 };
 
-// From the variables of Open MPI, MPICH or Slurm. kInvalidArgument: there are none, or they make no
-// sense: names the variable.
+// The rank is found in the variables of Open MPI, MPICH or Slurm. kInvalidArgument: there are none,
+// or they make no sense: names the variable.
 core::Status FindRank(const core::EnvironmentView& env, RankPlace* out);
 
 // What torchrun would set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,

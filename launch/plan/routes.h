@@ -52,8 +52,8 @@ struct Route {
 };
 using RouteFinder = std::function<std::optional<Route>(const std::string& host)>;
 
-// As the system routes; nothing is sent to the host. None: the name is not known, or there is no
-// way.
+// The route is the system's; nothing is sent to the host. None: the name is not known, or there is
+// no way.
 std::optional<Route> FindRoute(const std::string& host);
 
 }  // namespace sirtaki::launch

@@ -121,7 +121,7 @@ std::string WaitText(const Wait& wait, const Records& records, bool with_ranks) 
   return text;
 }
 
-// Of a crossing it has been told what the ranks do.
+// The waits of a crossing do not say what the ranks do, which has been told there.
 std::string WaitsText(const std::vector<Wait>& waits, const Records& records,
                       const std::optional<std::pair<Wait, Wait>>& crossing) {
   const auto crosses = [&](const Wait& wait) {
@@ -167,7 +167,8 @@ std::string WhoText(const Records& records, int size) {
   const TimePoint last = LastOf(records);
   const bool failed = std::any_of(records.begin(), records.end(),
                                   [](const auto& one) { return !one.second->fault.ok(); });
-  // By why, whether it does not know of the failure, and whether it is an earlier one.
+  // Groups are keyed by why, whether it does not know of the failure, and whether it is an earlier
+  // one.
   std::map<std::tuple<std::string, bool, bool>, Written> groups;
   RankRanges there;
   for (const auto& [rank, record] : records) {
@@ -208,7 +209,7 @@ std::string WhoText(const Records& records, int size) {
   return text;
 }
 
-// Of the faults that the ranks know, the one that most of them do; they agree unless some were cut
+// The fault told is the one that most ranks know; they agree unless some were cut
 // off.
 std::string FaultText(const Records& records) {
   std::map<std::string, RankRanges> faults;

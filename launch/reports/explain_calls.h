@@ -25,7 +25,7 @@ using core::trace::FlightRecord;
 // Up to when a record tells what the rank waited for and ran, by its own clock: its group's fault,
 // or when it was written.
 TimePoint EndOf(const FlightRecord& record);
-// The same by the clock of rank 0, which those of all ranks of a job can be compared by.
+// The end by the clock of rank 0, by which those of all ranks of a job can be compared.
 TimePoint CommonEndOf(const FlightRecord& record);
 
 class Calls {

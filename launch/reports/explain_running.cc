@@ -58,7 +58,7 @@ class Begun {
 };
 
 struct Telling {
-  // By set and name: the ranks that are in it, and the longest time.
+  // Operations that have begun, by set and name: the ranks that are in it, and the longest time.
   std::map<std::pair<std::uint32_t, std::string>, std::pair<RankRanges, Duration>> begun;
   RankRanges queueing;
   std::size_t most_queued = 0;

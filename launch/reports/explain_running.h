@@ -1,4 +1,4 @@
-// From the flight records of a session: which operations have begun and not ended, and how many
+// The flight records of a session tell which operations have begun and not ended, and how many
 // wait for their turn. Pure.
 #pragma once
 

@@ -40,7 +40,7 @@ class WaitFinder {
     }
     std::vector<Wait> waits;
     for (const auto& [key, waiters] : by_key) {
-      // Of one key, but not of one use, if some are ahead.
+      // Calls of one key are not of one use if some ranks are ahead.
       std::vector<std::vector<Waiter>> uses;
       for (const Waiter& waiter : waiters) {
         const auto same = std::find_if(uses.begin(), uses.end(), [&](const auto& use) {
@@ -172,7 +172,7 @@ bool IsOfTheEnd(const FlightRecord& record, TimePoint last) {
 
 std::vector<Wait> FindWaits(const Records& records, int size) {
   std::vector<Wait> waits = WaitFinder(records, size).Find();
-  // Of the calls between the same ranks the one that was made first stands for all.
+  // The call that was made first between the same ranks stands for all.
   std::stable_sort(waits.begin(), waits.end(), [](const Wait& a, const Wait& b) {
     return a.number != b.number ? a.number < b.number : a.waited > b.waited;
   });

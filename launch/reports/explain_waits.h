@@ -1,4 +1,4 @@
-// From the flight records of a session: which calls some ranks have made and others have not. Pure.
+// The flight records of a session tell which calls some ranks have made and others have not. Pure.
 #pragma once
 
 #include <cstddef>

@@ -61,7 +61,8 @@ Status Append(const std::string& path, std::ofstream& to, bool* first) {
   return from.bad() ? Wrong(path, std::strerror(errno)) : Status::Ok();
 }
 
-// Of the run that wrote it, from its first object; none if not even that is there.
+// The session is that of the run that wrote it, from its first object; none if not even that is
+// there.
 std::optional<std::string> SessionOf(const std::string& path) {
   std::ifstream from(path, std::ios::binary);
   std::string line;

@@ -16,8 +16,8 @@ struct CUfunc_st;
 
 namespace sirtaki::ops::cuda {
 
-// Of the runtime and of the driver alike; others come as they are. kDeinitialized: the process
-// exits, and CUDA has ended.
+// These errors stand for the runtime's and the driver's alike; others come as they are.
+// kDeinitialized: the process exits, and CUDA has ended.
 enum class Error : int {
   kSuccess = 0,
   kMemoryAllocation = 2,

@@ -35,7 +35,7 @@ Device::~Device() {
 Status Device::Adopt() const {
   Status status = Check(api_, api_.SetDevice(index_), "cudaSetDevice");
   if (!status.ok()) return status;
-  // Or a capture in the mode that is the default forbids all threads to look at an event.
+  // The mode lets other threads look at an event, which a capture in the default mode forbids.
   int mode = kCaptureModeThreadLocal;
   return Check(api_, api_.ThreadExchangeStreamCaptureMode(&mode),
                "cudaThreadExchangeStreamCaptureMode");
@@ -156,7 +156,7 @@ void EventPool::Shared::Return(EventHandle handle) {
       return;
     }
   }
-  // Or CUDA makes a context on whatever device is this thread's.
+  // The scope is needed, or CUDA makes a context on whatever device is this thread's.
   const Device::Scope scope(*device);
   static_cast<void>(device->api().EventDestroy(handle));
 }

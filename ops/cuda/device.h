@@ -31,8 +31,8 @@ class Device {
   // own business from then on, even while another thread captures a graph.
   core::Status Adopt() const;
 
-  // For a thread of others: the device is current in between. A restored `cudaSetDevice` would make
-  // a context on whatever device the thread has never used.
+  // A scope serves a thread of others: the device is current in between. A restored `cudaSetDevice`
+  // would make a context on whatever device the thread has never used.
   class Scope {
    public:
     explicit Scope(const Device& device);
@@ -46,7 +46,7 @@ class Device {
     core::Status status_;
   };
 
-  // In the context of the calling thread, which is the device's.
+  // The stream is made in the context of the calling thread, which is the device's.
   core::Status TakeStream(StreamHandle* stream) SIRTAKI_EXCLUDES(mutex_);
   void GiveBack(StreamHandle stream) SIRTAKI_EXCLUDES(mutex_);
   core::Status LoadModule(const void* image, ModuleHandle* module) SIRTAKI_EXCLUDES(mutex_);

@@ -8,7 +8,7 @@ using core::Status;
 
 namespace {
 
-// In a scope of the device.
+// The caller is in a scope of the device.
 Status CheckNotCaptured(const Api& api, StreamHandle stream) {
   int capture = kCaptureNone;
   Status status = Check(api, api.StreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");

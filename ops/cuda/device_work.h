@@ -60,7 +60,8 @@ core::Status NoteReady(EventPool& events, StreamHandle stream, DeviceWork* work)
 // for.
 core::Status AwaitEvent(const Device& device, const EventPtr& event, StreamHandle stream);
 
-// The same for the result. Precondition: the handle is done, with an ok status.
+// AwaitDone lets the stream wait for the result. Precondition: the handle is done, with an ok
+// status.
 core::Status AwaitDone(const DeviceWork& work, StreamHandle stream);
 
 }  // namespace sirtaki::ops::cuda

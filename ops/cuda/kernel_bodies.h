@@ -56,7 +56,7 @@ struct Number<BF16> {
   SIRTAKI_DEVICE static float Read(BF16 value) {
     return FloatOf(static_cast<std::uint32_t>(value.bits) << 16);
   }
-  // To nearest even; a NaN stays one.
+  // Write rounds to nearest even; a NaN stays one.
   SIRTAKI_DEVICE static BF16 Write(float value) {
     const std::uint32_t bits = BitsOf(value);
     if (IsNan(value)) return {static_cast<std::uint16_t>(bits >> 16 | 0x40)};
@@ -80,7 +80,7 @@ struct Number<F16> {
     const float subnormal = static_cast<float>(mantissa) * FloatOf(0x33800000);  // 2^-24
     return FloatOf(sign | BitsOf(subnormal));
   }
-  // To nearest even; a NaN stays one.
+  // Write rounds to nearest even; a NaN stays one.
   SIRTAKI_DEVICE static F16 Write(float value) {
     const std::uint32_t bits = BitsOf(value);
     const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000);
@@ -127,7 +127,7 @@ SIRTAKI_DEVICE T Scaled(T value, double factor, long long divisor) {
 
 // ---- copies ----
 
-// From one type to another; the scale is computed in the wider one.
+// The conversion goes from one type to another; the scale is computed in the wider one.
 template <typename From, typename To>
 SIRTAKI_DEVICE To Converted(From value, double factor, long long divisor) {
   using A = typename Number<From>::Computed;

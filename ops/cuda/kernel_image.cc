@@ -1,4 +1,4 @@
-// Of builds with nvcc. The macro is the path of its output.
+// The image of builds with nvcc. The macro is the path of its output.
 #include "ops/cuda/kernel_image.h"
 
 asm(".pushsection .rodata\n"

@@ -1,4 +1,4 @@
-// Of builds without nvcc. The macro is CMake's reason.
+// The image of builds without nvcc. The macro is CMake's reason.
 #include "ops/cuda/kernel_image.h"
 
 namespace sirtaki::ops::cuda {

@@ -51,8 +51,8 @@ class ArenaFrees {
 // a second at most. Thread-safe.
 class Arena {
  public:
-  // From NCCL's allocator, else plain. In the context of the calling thread, the device's. Null:
-  // there is no memory.
+  // Make takes memory from NCCL's allocator, else plain, in the context of the calling thread, the
+  // device's. Null: there is no memory.
   static std::shared_ptr<Arena> Make(std::shared_ptr<cuda::Device> device,
                                      std::shared_ptr<const Api> api,
                                      std::shared_ptr<ArenaFrees> frees, std::int64_t bytes);
@@ -92,7 +92,7 @@ class Arena {
 };
 using ArenaPtr = std::shared_ptr<Arena>;
 
-// Of the work that makes one: an entry of the order, of this rank.
+// The request of the work that makes an arena: an entry of the order, of this rank.
 struct ArenaRequest {
   std::int64_t bytes = 0;  // the same on all ranks
   ArenaPtr arena;          // before the handle completes; null: some rank has none, so none has

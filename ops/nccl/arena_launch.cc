@@ -97,7 +97,7 @@ const char* TextOf(Arenas::Form form) {
 }  // namespace
 
 Status LaunchArena(const LaunchContext& context, const GroupTask& task) {
-  // Who has joined has no work here, and no memory for it.
+  // A rank that has joined has no work here, and no memory for it.
   const core::WorkPtr& work = task.items.front().work;
   cuda::DeviceWork* const on_gpu = work != nullptr ? &cuda::AsDeviceWork(*work) : nullptr;
   ArenaRequest* const request = on_gpu != nullptr ? on_gpu->arena_request.get() : nullptr;

@@ -15,7 +15,7 @@ using core::StatusCode;
 // Most calls are over in a few microseconds, and the shortest sleep takes about fifty: until then
 // the thread looks without one.
 constexpr auto kAwake = std::chrono::microseconds(50);
-// Between looks thereafter.
+// The wait between looks grows from here.
 constexpr auto kFirstLook = std::chrono::microseconds(50);
 constexpr auto kLongestLook = std::chrono::microseconds(500);
 

@@ -59,7 +59,7 @@ class Communicator {
  private:
   Communicator(const Api& api, int size, int rank) : api_(api), size_(size), rank_(rank) {}
 
-  // Until the last call is no longer in progress.
+  // Await waits until the last call is no longer in progress.
   core::Status Await(Result result, const char* function, const Patience& patience);
 
   const Api& api_;

@@ -17,7 +17,7 @@ namespace {
 
 // How long the destructor waits for the thread before it is left behind.
 constexpr auto kGrace = std::chrono::seconds(1);
-// The same where nothing has failed: NCCL's good-bye.
+// NCCL's good-bye may take so long where nothing has failed.
 constexpr auto kGoodBye = std::chrono::seconds(5);
 
 }  // namespace

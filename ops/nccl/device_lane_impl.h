@@ -23,7 +23,7 @@
 
 namespace sirtaki::ops::nccl {
 
-// Between looks at the device.
+// The pauses between looks at the device begin with this one.
 inline constexpr auto kFirstPause = std::chrono::microseconds(20);
 inline constexpr auto kLongestPause = std::chrono::milliseconds(1);
 
@@ -94,7 +94,7 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   const DeviceLaneOptions options;
   const std::shared_ptr<ArenaFrees> frees = std::make_shared<ArenaFrees>();
 
-  // Of the lane's thread.
+  // The lane's thread alone uses what follows.
   std::unique_ptr<cuda::Stream> stream;
   std::unique_ptr<cuda::EventPool> events;
   std::unique_ptr<cuda::Kernels> kernels;

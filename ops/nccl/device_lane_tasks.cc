@@ -21,7 +21,7 @@ Status DeviceLane::Impl::Prepare() {
   // The stream first: it makes the thread's context, which kernels need; before CUDA 12 choosing a
   // device does not.
   if (status.ok()) status = cuda::Stream::Make(device, &stream);
-  // Without kernels a communicator is refused.
+  // A communicator is refused where there are no kernels.
   if (status.ok() && options.kernels != nullptr) {
     status = cuda::Kernels::Load(device, options.kernels, &kernels);
   }

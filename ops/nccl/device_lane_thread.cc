@@ -18,7 +18,7 @@ using core::StatusCode;
 
 namespace {
 
-// Between questions for errors of what is under way.
+// The time between questions for errors of what is under way.
 constexpr auto kWatch = std::chrono::milliseconds(20);
 // How long the end of the lane waits for streams that may read an arena.
 constexpr auto kFreeLimit = std::chrono::seconds(1);

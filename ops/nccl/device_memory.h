@@ -11,10 +11,10 @@
 
 namespace sirtaki::ops::nccl {
 
-// From NCCL's own allocator, or plain. Not registered with the communicator: a call wants the
-// memory of all ranks to be or of none, and one may pack where another does not. Grows by doubling
-// when it is small; what was outgrown may be in use by the stream and is kept: freeing waits for
-// the device.
+// The memory comes from NCCL's own allocator, or is plain. It is not registered with the
+// communicator: a call wants the memory of all ranks to be or of none, and one may pack where
+// another does not. Grows by doubling when it is small; what was outgrown may be in use by the
+// stream and is kept: freeing waits for the device.
 //
 // Used by the lane's thread. The communicator must outlive it.
 class DeviceMemory {
@@ -26,7 +26,7 @@ class DeviceMemory {
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  // At least `bytes`; what was there before is lost if it has to grow.
+  // Reserve gives at least `bytes`; what was there before is lost if the memory has to grow.
   core::Status Reserve(std::int64_t bytes, std::byte** memory);
 
  private:

@@ -22,7 +22,7 @@ namespace {
 using core::Status;
 using core::StatusCode;
 
-// Between looks at the device.
+// The pauses between looks at the device begin with this one.
 constexpr auto kFirstP2pPause = std::chrono::microseconds(20);
 constexpr auto kLongestP2pPause = std::chrono::milliseconds(1);
 // How long the end waits for copies that are under way, and the destructor for the thread.

@@ -27,11 +27,11 @@ struct DeviceP2pOptions {
   std::function<void()> on_progress;
 };
 
-// Of one device. Thread-safe; nothing here blocks but the destructor. No lock is held while a
-// callback, a handle or CUDA is called. The handle of a send completes when the host has sent it,
-// that of a receive when the copy to the device is launched; the tensors are kept until the device
-// is through. The first failure, or Abandon, completes every handle with that status. The callbacks
-// are not called after the destructor.
+// Messages of one device. The class is thread-safe; nothing in it blocks except the destructor. No
+// lock is held while a callback, a handle or CUDA is called. The handle of a send completes when
+// the host has sent it, that of a receive when the copy to the device is launched; the tensors are
+// kept until the device is through. The first failure, or Abandon, completes every handle with that
+// status. The callbacks are not called after the destructor.
 class DeviceP2p {
  public:
   // The host's part of a message: for HostLanes::StartP2p.

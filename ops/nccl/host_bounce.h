@@ -27,8 +27,8 @@ using HostBouncePtr = std::shared_ptr<HostBounce>;
 // has joined, which then takes part on the host alone.
 std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostBouncePtr* bounce);
 
-// On the device's lane. Returns when the results are in the tensors. Errors: those of CUDA, and of
-// the host's part.
+// The bounce runs on the device's lane, and returns when the results are in the tensors. Errors:
+// those of CUDA, and of the host's part.
 struct HostBounceContext {
   const cuda::Stream& stream;
   cuda::EventPool& events;

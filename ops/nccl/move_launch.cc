@@ -74,7 +74,7 @@ bool Joined(const GroupTask& task) { return task.items.front().work == nullptr; 
 
 Status LaunchBroadcast(const LaunchContext& context, const GroupTask& task) {
   const std::int64_t root = task.members.IndexOf(task.signature().root);
-  // Who has joined drops what comes.
+  // A rank that has joined drops what comes.
   std::byte* scratch = nullptr;
   if (Joined(task)) {
     Status status = context.staging.Reserve(SumOfScratch(task), &scratch);
@@ -98,7 +98,7 @@ Status LaunchBroadcast(const LaunchContext& context, const GroupTask& task) {
 }
 
 Status LaunchAllGatherInto(const LaunchContext& context, const GroupTask& task) {
-  // Who has joined gives zeros, the same for all, and drops what comes.
+  // A rank that has joined gives zeros, the same for all, and drops what comes.
   std::byte* scratch = nullptr;
   const std::int64_t members = context.communicator.size();
   const std::int64_t largest = LargestScratch(task);

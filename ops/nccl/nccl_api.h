@@ -45,8 +45,8 @@ struct UniqueId {
   std::array<char, 128> bytes{};
 };
 
-// As of NCCL 2.14, the first that has it: what has been added behind `blocking` since then keeps
-// the library's defaults, in every later version.
+// The struct is that of NCCL 2.14, the first that has it: what has been added behind `blocking`
+// since then keeps the library's defaults, in every later version.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
@@ -86,16 +86,16 @@ struct Api {
   Result (*MemFree)(void* memory);
   Result (*CommRegister)(CommHandle comm, void* memory, std::size_t bytes, void** handle);  // 2.19
   Result (*CommDeregister)(CommHandle comm, void* handle);
-  // By all ranks, with equal sizes: whole pages of 4096 bytes. Null: there is no window here.
+  // All ranks call it with equal sizes: whole pages of 4096 bytes. Null: there is no window here.
   Result (*CommWindowRegister)(CommHandle comm, void* memory, std::size_t bytes, void** window,
                                int flags);  // 2.27
   Result (*CommWindowDeregister)(CommHandle comm, void* window);
 };
 
-// Of a window, whose memory the other ranks read and write where it is.
+// A window's memory is read and written by the other ranks where it is.
 inline constexpr int kWindowCollSymmetric = 1;  // all ranks call with the same place in it
 
-// Whose declarations these are, and the first version that we work with: that of LibTorch 2.1.
+// The declarations are those of this version; the first that we work with is that of LibTorch 2.1.
 inline constexpr int kDeclaredVersion = 22809;
 inline constexpr int kOldestVersion = 21800;
 

@@ -24,8 +24,8 @@ class PinnedBlocks {
   PinnedBlocks(const PinnedBlocks&) = delete;
   PinnedBlocks& operator=(const PinnedBlocks&) = delete;
 
-  // At least `bytes`, which is more than 0. The calling thread's device is this one. Errors: those
-  // of CUDA.
+  // Take gives at least `bytes`, which is more than 0. The calling thread's device is this one.
+  // Errors: those of CUDA.
   core::Status Take(std::int64_t bytes, std::shared_ptr<std::byte>* block);
 
  private:

@@ -19,7 +19,7 @@ using core::ReduceOp;
 using core::Status;
 using cuda::CopySegment;
 
-// Of what all members give when it is gathered and combined here.
+// The limit is that of what all members give when it is gathered and combined here.
 constexpr std::int64_t kGatheredBytes = std::int64_t{64} << 20;
 
 // How the elements travel, and what is done to them before and afterwards.
@@ -173,7 +173,8 @@ Status ReduceWhereItLies(const LaunchContext& context, const GroupTask& task,
 // ranks. `starts`: of it as it would be packed.
 std::byte* PlaceInArena(const GroupTask& task, const Travel& travel,
                         const std::vector<std::int64_t>& starts) {
-  // Who has joined has nothing there, and NCCL wants the memory of all ranks to be of one kind.
+  // A rank that has joined has nothing there, and NCCL wants the memory of all ranks to be of one
+  // kind.
   const core::RunItem& first = task.items.front();
   if (first.work == nullptr || !first.silent.empty() || MakesArena(task)) return nullptr;
   if (travel.gathered || travel.moved != travel.element) return nullptr;
@@ -189,7 +190,7 @@ std::byte* PlaceInArena(const GroupTask& task, const Travel& travel,
   return head.place;
 }
 
-// In place, but for what lies elsewhere or is scaled.
+// ReduceInArena reduces in place, except what lies elsewhere or is scaled.
 Status ReduceInArena(const LaunchContext& context, const GroupTask& task, const Travel& travel,
                      const std::vector<std::int64_t>& counts, std::byte* begin,
                      std::int64_t total) {

@@ -174,7 +174,8 @@ Status Backend::RemoveSet(core::SetNumber set) {
     lanes = found->second;
     sets_.erase(found);
   }
-  // Who has come here has finished its operations and reads nothing of the others' any more.
+  // A member that has come here has finished its operations and reads nothing of the others' any
+  // more.
   const core::TimePoint deadline = ChangeDeadline();
   SharedChannel& channel = lanes.of_lane[1]->channel();
   const Turn turn(channel);

@@ -76,7 +76,7 @@ class Backend final : public ops::Backend {
   core::MemorySource& memory() override { return group_.memory(); }
   bool Rings(Channel channel) const override { return options_.rings && IsPolled(channel.lane); }
 
-  // Not here: messages are the medium's. kUnsupported.
+  // Messages are the medium's, not this backend's: kUnsupported.
   std::unique_ptr<Completion> SendMessage(int to, int tag, const void* memory,
                                           std::int64_t bytes) override;
   std::unique_ptr<Completion> ReceiveMessage(int from, int tag, void* memory,

@@ -24,8 +24,8 @@ struct Progress {
   SharedCounter read;  // of everybody's
 };
 
-// Of one set, in the session memory of each member. Never used for another set: who left last may
-// still look at it.
+// The block of one set lies in the session memory of each member. It never serves another set: who
+// left last may still look at it.
 struct SetBlock {
   std::array<Progress, kLanes> progress;
   std::array<std::int64_t, kLanes> rings;  // where they begin in the session memory

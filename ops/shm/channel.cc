@@ -119,8 +119,8 @@ void SharedChannel::Release(const Frame& frame) {
   released_ = frame.end;
   peers_[static_cast<std::size_t>(self_)].progress->read.Store(Count(frame.end));
   if (!options_.polled) return;
-  // Who waits for room has written half a ring more than was read: a frame and what is left of the
-  // ring before it are at most a quarter each.
+  // A writer that waits for room has written half a ring more than was read: a frame and what is
+  // left of the ring before it are at most a quarter each.
   const std::uint32_t crowded = Count(before + ring_bytes_ / 2);
   for (int member = 0; member < size(); ++member) {
     const Peer& peer = peers_[static_cast<std::size_t>(member)];

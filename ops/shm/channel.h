@@ -51,7 +51,7 @@ struct ChannelOptions {
   std::int64_t chunk_bytes = 0;
 };
 
-// Not thread-safe, but for different channels. The group must outlive it.
+// A channel is not thread-safe; different ones are independent. The group must outlive it.
 class SharedChannel {
  public:
   // `members`: indices in the group, ascending; this rank is one of them, and its block is made.

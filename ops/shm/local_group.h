@@ -75,7 +75,7 @@ class LocalGroup {
   // This rank takes its memory back, whatever the others are doing with it: what they read there
   // after that is nothing that it has given. Before anybody here learns of it.
   void GiveUp();
-  // Of what was read before the call.
+  // The answer is that of what was read before the call.
   bool HasGivenUp(int index) const;
 
   // kPeerLost, naming it, if the process of a member has ended. Costs a system call a member.

@@ -145,8 +145,8 @@ PoolUse Pool::Use() const {
   return use_;
 }
 
-// With what is in use no more than half of all: the rest of the program needs memory, too, and what
-// is kept would not go when the system has none left.
+// What is kept is, with what is in use, no more than half of all: the rest of the program needs
+// memory, too, and what is kept would not go when the system has none left.
 std::int64_t Pool::MayKeep() {
   const std::int64_t peak = std::max(peak_, last_peak_);
   const std::int64_t half = options_.bytes / 2 - use_.in_use_bytes;

@@ -68,7 +68,7 @@ class Pool final : public core::MemorySource, public std::enable_shared_from_thi
   void* TryAllocate(std::int64_t bytes) SIRTAKI_EXCLUDES(mutex_);
   void Free(void* block) SIRTAKI_EXCLUDES(mutex_);
 
-  // From the heap if the pool is used up.
+  // The memory comes from the heap if the pool is used up.
   std::shared_ptr<void> Allocate(std::int64_t bytes) override;
 
   // Gives back what is kept beyond so much.
@@ -119,7 +119,8 @@ class Pool final : public core::MemorySource, public std::enable_shared_from_thi
   bool in_child_ SIRTAKI_GUARDED_BY(mutex_) = false;  // and the memory was shared
   AddressRanges ranges_ SIRTAKI_GUARDED_BY(mutex_);
   std::int64_t end_ SIRTAKI_GUARDED_BY(mutex_) = 0;  // no block has ever gone beyond
-  // By page: the size class of the block that begins there, and whether it is in use; 0: none does.
+  // Each page has the size class of the block that begins there, and whether it is in use; 0: none
+  // does.
   const std::unique_ptr<std::uint16_t[], FreeArray> blocks_;
   std::array<std::deque<Kept>, kClasses> kept_ SIRTAKI_GUARDED_BY(mutex_);  // back: freed last
   std::uint64_t freed_ SIRTAKI_GUARDED_BY(mutex_) = 0;

@@ -9,7 +9,7 @@ namespace sirtaki::ops::shm {
 
 class Pool;
 
-// From now on it is kept apart in forked children. Thread-safe, both.
+// The pool is kept apart in forked children from now on. Thread-safe, both.
 void AddToFork(Pool& pool);
 void RemoveFromFork(Pool& pool);
 

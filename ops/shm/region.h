@@ -41,9 +41,9 @@ class Region {
   // everyone. Does nothing where the region was opened, and in a forked child.
   void Discard(std::int64_t offset, std::int64_t bytes);
 
-  // In a forked child, of a shared region that was created: from now on this memory lies here,
-  // private to the child. `memory`: a mapping of the same size, which moves; null: the shared one
-  // goes on until a page is written to. Calls the system alone.
+  // A forked child calls it for a shared region that was created: from now on this memory lies
+  // here, private to the child. `memory`: a mapping of the same size, which moves; null: the shared
+  // one goes on until a page is written to. Calls the system alone.
   void ReplaceInChild(std::byte* memory);
 
  private:

@@ -12,9 +12,10 @@ namespace sirtaki::ops::shm {
 // Thread- and process-safe. A cache line of its own.
 class alignas(64) SharedCounter {
  public:
-  // In one order with the stores of all processes: who stores its own counter and then finds that of
-  // a peer unchanged knows that the peer will see the store (SharedChannel::Release and Behind). An
-  // acquire load may pass an earlier store where the processor has weak ones (ldapr of Armv8.3).
+  // Loads are in one order with the stores of all processes: who stores its own counter and then
+  // finds that of a peer unchanged knows that the peer will see the store (SharedChannel::Release
+  // and Behind). An acquire load may pass an earlier store where the processor has weak ones (ldapr
+  // of Armv8.3).
   std::uint32_t Load() const { return value_.load(std::memory_order_seq_cst); }
   // What was written before is visible to who sees the value. Wakes who sleeps.
   void Store(std::uint32_t value) {

@@ -16,7 +16,7 @@ namespace {
 
 using Length = std::uint64_t;
 
-// As over MPI.
+// The longest message is that of MPI.
 constexpr Length kLongestMessage = std::numeric_limits<int>::max();
 
 }  // namespace
@@ -89,7 +89,8 @@ bool Transport::Write(Outbox& outbox, const Bytes& bytes) {
   return true;
 }
 
-// As far as there is room, and once more after the receiver was asked to say when there is.
+// Push writes as far as there is room, and once more after the receiver was asked to say when there
+// is.
 void Transport::Push(int index, Outbox& outbox) {
   bool asked = false;
   while (!outbox.waiting.empty()) {
@@ -137,7 +138,7 @@ std::optional<Incoming> Transport::TryReceive() {
   if (!failure_.ok()) return std::nullopt;
   if (waiting_ > 0) Flush();
   if (!listens_beyond_) return ReceiveHere();
-  // In turns: a flood from one side does not hold up the other.
+  // The sides take turns: a flood from one does not hold up the other.
   beyond_first_ = !beyond_first_;
   std::optional<Incoming> incoming = beyond_first_ ? beyond_.TryReceive() : ReceiveHere();
   if (!incoming) incoming = beyond_first_ ? ReceiveHere() : beyond_.TryReceive();

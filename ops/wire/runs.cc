@@ -99,7 +99,7 @@ class Doubling final : public Run {
     return true;
   }
 
-  // In the order of the members on both sides: the bits of a NaN may depend on it.
+  // Both sides combine in the order of the members: the bits of a NaN may depend on it.
   void Combine() {
     if (std::exchange(came_from_, -1) > self()) {
       ReduceInto(what_.op, what_.dtype, what_.memory, scratch_, what_.count);
@@ -232,7 +232,7 @@ class BroadcastingChain final : public Run {
   int step_ = 0;
 };
 
-// From the end of the chain to the root, which has the result.
+// The chain reduces from its end to the root, which has the result.
 class ReducingChain final : public Run {
  public:
   ReducingChain(Port& port, PartyPtr party, Envelope envelope, const Reduction& what, int root)

@@ -116,13 +116,13 @@ class WireBackend final : public Backend {
   using MakeRun = std::function<std::unique_ptr<Run>(std::int64_t i, Envelope envelope)>;
 
   std::int64_t BlockOf(core::SetNumber set) const;
-  // Of an operation that consists of `runs` runs.
+  // Begin takes the place of an operation that consists of `runs` runs.
   Place Begin(Channel channel, std::int64_t runs) SIRTAKI_EXCLUDES(mutex_);
   PartyPtr PartyOf(Channel channel) const SIRTAKI_EXCLUDES(mutex_);
   std::unique_ptr<Completion> Start(Channel channel, std::int64_t runs, const MakeRun& make);
   // Begins it where it is polled, runs it to its end where the lane blocks.
   std::unique_ptr<Completion> Through(Channel channel, std::unique_ptr<Operation> operation);
-  // Of a reduction: the runs of `whole`, cut into chunks.
+  // The runs of `whole`, a reduction's, are cut into chunks.
   std::unique_ptr<Completion> InChunks(
       Channel channel, const Reduction& whole,
       const std::function<std::unique_ptr<Run>(const Reduction& chunk, Envelope envelope)>& make);

@@ -28,7 +28,7 @@ struct Bounds {
   Duration Middle() const { return low + (high - low) / 2; }
 };
 
-// On the way to the other ranks: before, and the `after` of the round before.
+// The bytes on the way to the other ranks: before, and the `after` of the round before.
 std::string ToBytes(const ClockReading& reading) {
   std::string bytes(sizeof reading, '\0');
   std::memcpy(bytes.data(), &reading, sizeof reading);

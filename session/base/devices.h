@@ -19,7 +19,7 @@ namespace sirtaki::session {
 
 // What works with GPUs, opened when the first tensor on one comes. Tests have fakes.
 struct GpuLibraries {
-  // Of CUDA's index; kUnsupported where there is no CUDA.
+  // The device has CUDA's index; kUnsupported where there is no CUDA.
   std::function<core::Status(int index, std::shared_ptr<ops::cuda::Device>* device)> open_device;
   std::function<core::Status(ops::nccl::Library* library)> load_nccl;
   const void* kernels = nullptr;  // ops::cuda::KernelImage; null: `why_no_kernels`

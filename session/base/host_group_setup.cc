@@ -123,7 +123,7 @@ Status HostGroup::Assemble(const Topology& topology, const ConnectOptions& optio
     shm.change_timeout = std::max(options.config.peer_timeout, options.config.start_timeout);
     shm_backend_ = std::make_unique<ops::shm::Backend>(*group_, shm);
   }
-  // Its stage is shared memory that carries no digests.
+  // The hierarchy's stage is shared memory that carries no digests.
   if (options.config.hierarchy != core::HierarchyMode::kOff && !options.config.verify_transfers) {
     ops::HierarchyOptions hierarchy;
     hierarchy.rank = topology.rank;

@@ -40,7 +40,7 @@ class HostGroup {
   core::Status CheckPeers() const {
     return group_ != nullptr ? group_->CheckPeers() : core::Status::Ok();
   }
-  // For the line that init logs; empty if the ranks are on one host.
+  // The description goes into the line that init logs; empty if the ranks are on one host.
   std::string description() const;
 
  private:
@@ -48,7 +48,7 @@ class HostGroup {
 
   std::vector<bool> shares_;  // by host: its ranks share memory
   core::Transport* medium_transport_ = nullptr;
-  // In the order in which they are made; the last ends first.
+  // The parts are in the order in which they are made; the last ends first.
   std::unique_ptr<ops::shm::LocalGroup> group_;  // null: this host's ranks share no memory
   std::unique_ptr<core::Transport> shm_transport_;
   std::unique_ptr<ops::shm::Backend> shm_backend_;

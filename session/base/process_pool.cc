@@ -23,7 +23,7 @@ struct OnePool {
     options.shared = shared;
     const core::Status status = ops::shm::Pool::Make(options, &pool);
     if (!status.ok()) {
-      // Without one of its own a process does as well as without us.
+      // A process without a pool of its own does as well as without us.
       core::Log(shared ? core::LogLevel::kWarning : core::LogLevel::kInfo,
                 "this rank has no pool of memory: " + status.message());
     }

@@ -21,7 +21,7 @@ ops::shm::PoolOptions SizeOfPool(std::int64_t pool_bytes, std::int64_t memory_of
 // Thread-safe.
 std::shared_ptr<ops::shm::Pool> PoolOfProcess(const core::Config& config, int local_size);
 
-// The same, of memory that this process alone sees.
+// The private pool has memory that this process alone sees.
 std::shared_ptr<ops::shm::Pool> PrivatePoolOfProcess(const core::Config& config, int local_size);
 
 // Those of the two that have been made.

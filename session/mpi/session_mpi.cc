@@ -87,7 +87,7 @@ class MpiMedium final : public Medium {
   }
 
  private:
-  // In the order in which they are made; the last ends first.
+  // The parts are in the order in which they are made; the last ends first.
   const std::unique_ptr<mpi::Environment> environment_;
   const Topology topology_;
   std::unique_ptr<mpi::Communicators> communicators_;

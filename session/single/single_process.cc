@@ -67,7 +67,7 @@ Status Copy(core::Work& work, const core::Signature& signature, const void* from
   return Status::Ok();
 }
 
-// Of one rank's tensor. Integers are truncated behind each factor.
+// The copy is that of one rank's tensor. Integers are truncated behind each factor.
 Status CopyReduced(core::Work& work, const core::Signature& signature, Devices& devices) {
   const std::int64_t count = signature.ElementCount();
   const bool twice = core::IsInteger(signature.dtype) && signature.postscale != 1.0;

@@ -20,7 +20,7 @@ namespace cuda = ops::cuda;
 
 namespace {
 
-// Between looks at a copy that a thread waits for.
+// The nap between looks at a copy that a thread waits for.
 constexpr auto kNapTime = std::chrono::microseconds(50);
 // How long the end waits for copies that nobody has waited for.
 constexpr auto kGrace = std::chrono::seconds(1);

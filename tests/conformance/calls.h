@@ -16,7 +16,7 @@ struct Arguments {
   ProcessSet process_set;
   int root = -1;                     // world rank, of collectives that have one
   std::vector<std::int64_t> splits;  // of collectives that take them
-  // Of reductions; the compression of all-reduces.
+  // The factors are those of reductions, the compression that of all-reduces.
   double prescale = 1.0;
   double postscale = 1.0;
   Compression compression = Compression::None;
@@ -26,7 +26,7 @@ struct Arguments {
 // What came out: one tensor, or those of the group.
 struct Outcome {
   std::vector<at::Tensor> tensors;
-  // Of each tensor; empty where the form does not tell.
+  // The splits received for each tensor; empty where the form does not tell.
   std::vector<std::vector<std::int64_t>> received_splits;
 };
 
@@ -36,7 +36,7 @@ struct Started {
   GroupedHandle group;
 };
 
-// Of a form that is not grouped the first tensor alone is used. Throw what the function throws.
+// A form that is not grouped uses the first tensor alone. They throw what the function throws.
 Outcome CallAndWait(const Problem& problem, Form form, const std::vector<at::Tensor>& tensors,
                     const Arguments& arguments);
 Started CallAsync(const Problem& problem, Form form, const std::vector<at::Tensor>& tensors,

@@ -33,7 +33,7 @@ class CaseRunner {
   // Removes the process sets. Collective.
   void RemoveSets();
 
-  // Of the table, run or not because this rank is not in the set.
+  // The cases of the table, run or not because this rank is not in the set.
   std::int64_t cases() const { return cases_; }
 
  private:

@@ -15,7 +15,7 @@
 namespace sirtaki::tests::conformance {
 namespace {
 
-// Of three and four ranks some pretend to be on another host, so that local is not the world.
+// Some of three and four ranks pretend to be on another host, so that local is not the world.
 std::vector<int> HostsOf(int size) {
   if (size == 3) return {0, 1, 1};
   if (size == 4) return {0, 0, 1, 1};

@@ -406,7 +406,7 @@ Exercise MakeExercise(const Problem& problem, int part, const std::vector<int>& 
     AppendShare(whole, rows, me, &exercise.result);
     return exercise;
   }
-  // Of a reduce the others keep what they have.
+  // A reduce leaves the others what they have.
   const bool gets = problem.collective != Collective::kReduce || me == root;
   exercise.result = gets ? std::move(whole) : exercise.inputs[me];
   return exercise;

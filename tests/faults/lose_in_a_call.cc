@@ -163,7 +163,7 @@ class Call {
     return status;
   }
 
-  // As a program may that goes on after an error: what others have of it then is wrong.
+  // A program that goes on after an error may overwrite: what others have of it then is wrong.
   void Overwrite() { std::fill_n(memory_->input.get(), count_, -1.0F); }
 
   // Looks at every element.

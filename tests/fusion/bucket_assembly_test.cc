@@ -34,7 +34,7 @@ core::WorkPtr Part(bool absent = false, const std::string& invalid = {}) {
   return work;
 }
 
-// As a session does.
+// Submit does what a session does.
 void Submit(BucketAssembly& bucket, std::atomic<int>* observed = nullptr) {
   const core::WorkPtr whole = bucket.Assemble();
   whole->handle = std::make_shared<HandleState>(nullptr, [observed] {
@@ -107,7 +107,7 @@ TEST(BucketAssemblyTest, TellsWhichPartsNobodyHad) {
   bucket.Put(0, Part(true));
   bucket.Put(1, Part());
   Submit(bucket);
-  // As the engine does.
+  // The engine does the same.
   const core::WorkPtr whole = bucket.Assemble();
   for (const core::WorkPtr& part : whole->parts) {
     part->handle = std::make_shared<HandleState>(nullptr, nullptr);

@@ -1,4 +1,4 @@
-// On a real GPU: what the fakes stand for. Skips with a reason where there is none.
+// A real GPU does here what the fakes stand for. The tests skip with a reason where there is none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -90,7 +90,7 @@ class GpuTest : public ::testing::Test {
   std::vector<void*> taken_;
 };
 
-// Of floating types between -8 and 8; any bits of the others.
+// The numbers of floating types are between -8 and 8; any bits of the others.
 Bytes Numbers(DType dtype, std::int64_t count, unsigned seed) {
   std::mt19937 random(seed);
   Bytes memory(static_cast<std::size_t>(count) * core::SizeOf(dtype));

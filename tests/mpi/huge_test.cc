@@ -72,7 +72,8 @@ TEST_F(HugeTest, AllReduceInPlace) {
 }
 
 TEST_F(HugeTest, BroadcastAndGather) {
-  // Of two ranks: one has nearly all, the other the rest, and together it is too much for one call.
+  // The parts of two ranks: one has nearly all, the other the rest, and together it is too much for
+  // one call.
   const std::vector<std::int64_t> bytes{kHuge - 1000, 1000};
   const int rank = communicators_->rank();
   std::vector<std::uint8_t> all(static_cast<std::size_t>(kHuge));

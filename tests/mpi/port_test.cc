@@ -81,7 +81,7 @@ TEST_F(MpiPortTest, Conforms) { ExpectConforms({}, /*large_lane_blocks=*/true); 
 
 TEST_F(MpiPortTest, ConformsPolled) { ExpectConforms({}, /*large_lane_blocks=*/false); }
 
-// As if MPI could count no further than this, so that everything but the smallest is cut.
+// MPI seems to count no further than this, so that everything but the smallest is cut.
 TEST_F(MpiPortTest, ConformsInManyCalls) {
   ExpectConforms({.max_call_bytes = 5000}, /*large_lane_blocks=*/true);
 }

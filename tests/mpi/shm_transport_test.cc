@@ -27,7 +27,7 @@ using core::Incoming;
 using core::Status;
 using ops::shm::LocalGroup;
 
-// As many hosts as its parameter says, though all are one.
+// The ranks pretend to be on as many hosts as the parameter says.
 class ShmTransportTest : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {

@@ -107,7 +107,7 @@ TEST_F(MpiTransportTest, TwoSessionsDoNotSeeEachOthersMessages) {
   EXPECT_TRUE(tests::TrueOnAllRanks(true));
 }
 
-// As a session does that ends and one that starts: the second finds what came too late for the
+// One session ends and another starts: the second finds what came too late for the
 // first, and all of its own.
 TEST_F(MpiTransportTest, LateMessageOfAnEndedSessionDoesNoHarmToTheNext) {
   if (size() < 2) GTEST_SKIP() << "needs two ranks";

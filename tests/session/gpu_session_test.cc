@@ -144,7 +144,8 @@ class Rank {
     return message;
   }
 
-  // As a user's synchronize, and then waits until the consumer's stream has come to the result.
+  // Finish is a user's synchronize, and then waits until the consumer's stream has come to the
+  // result.
   Status Finish(Message& message) { return Finish(message.work, message.on_gpu); }
   Status Finish(Call& call) {
     const Status status = Finish(call.work, call.on_gpu);
@@ -442,7 +443,7 @@ TEST_F(GpuSessionTest, ALoneRanksMessageWaitsForBothOfItsTensors) {
   });
 }
 
-// As GpuLibraries::OfProcess keeps them.
+// The libraries are kept as GpuLibraries::OfProcess does.
 TEST_F(GpuSessionTest, TheNextSessionHasTheStreamsAndKernelsOfTheLast) {
   std::vector<std::shared_ptr<ops::cuda::Device>> devices;
   for (const int index : {1, 2}) {

@@ -78,7 +78,8 @@ Status AllReduce(Session& session, const std::string& name, std::vector<float> v
   return status;
 }
 
-// Of several ranks, as ranks of different hosts work together and as those of one do.
+// Sessions of several ranks, which work together as ranks of different hosts do and as those of one
+// do.
 class SessionTest : public ::testing::TestWithParam<std::tuple<int, Sharing>> {
  protected:
   SessionTest() { world_->Share(std::get<Sharing>(GetParam())); }
@@ -397,7 +398,7 @@ TEST_P(SessionTest, ACallThatPassesItsTimeOutFailsTheGroupAndNamesTheTensor) {
       status = AllReduce(*session, "something else", {1});
     }
     EXPECT_EQ(status.code(), StatusCode::kTimedOut) << status.ToString();
-    // Of 100 ms, or less where the submission came late.
+    // The time-out is 100 ms, or less where the submission came late.
     EXPECT_EQ(status.message().find("\"slow\" did not finish within its time-out of "), 0u)
         << status.message();
     EXPECT_EQ(status.origin().rank, 0);

@@ -94,7 +94,7 @@ class BackendConformance {
   template <typename T>
   void Reduce(fusion::Lane lane, core::DType dtype, core::ReduceOp op, std::int64_t count,
               int root);
-  // As Reduce; root -1 is an all-reduce.
+  // ReduceAny does what Reduce does; root -1 is an all-reduce.
   void ReduceAny(fusion::Lane lane, core::DType dtype, core::ReduceOp op, std::int64_t count,
                  int root);
   template <typename T>

@@ -55,11 +55,11 @@ class FakeGpus {
 
   // In order: "cudaStreamWaitEvent stream 1 event 3", "ncclAllReduce rank 0 count 4".
   std::vector<std::string> calls() const;
-  // Of those calls whose line begins so.
+  // The calls whose line begins so.
   std::vector<std::string> calls(const std::string& beginning) const;
   void Forget();  // the calls
   std::set<int> devices_with_context() const;
-  // Of the calling thread, as cudaSetDevice and the contexts leave it; -1: none chosen.
+  // The device of the calling thread, as cudaSetDevice and the contexts leave it; -1: none chosen.
   int current_device() const;
   int NumberOf(ops::cuda::StreamHandle stream) const;  // as in the calls
   int live_streams() const;

@@ -109,7 +109,7 @@ T Truncated(double value) {
   return value <= least ? std::numeric_limits<T>::min() : static_cast<T>(std::trunc(value));
 }
 
-// Of all who give something, in the order of the ranks.
+// The sum of all who give something, in the order of the ranks.
 Memory Reduced(const RunCase& c, int size) {
   const core::Signature& s = c.signature;
   std::vector<Memory> given;
@@ -333,7 +333,7 @@ core::RunItem RunSide::MakeItem(const RunCase& c, const std::string& name, int r
   auto work = std::make_shared<core::Work>();
   work->handle = handle_;
   work->keep_alive = memory_;
-  // Of an absent gradient nothing may be read.
+  // Nothing may be read of an absent gradient.
   const bool absent = c.absent == rank;
   if (absent) work->request.absent = {true};
   work->input = absent && !in_place_ ? nullptr : memory->input.data();

@@ -42,7 +42,7 @@ using Cases = std::vector<RunCase>;
 // All that reduces, of a type and an operation, in many sizes.
 Cases ReducingCases(core::ReduceOp op, core::DType dtype, int size);
 
-// Of a kind whose first dimension may differ by rank. `root`: -1 where there is none.
+// The cases of a kind whose first dimension may differ by rank. `root`: -1 where there is none.
 Cases CasesWithRows(core::OpKind kind, core::DType dtype, int root, int size);
 
 // Splits that are different for each pair, some of them 0, that use up the rows.

@@ -393,7 +393,8 @@ TEST(EngineTest, WhatIsResolvedCompletesWhenTheQueueClosesMeanwhile) {
   const WorkPtr wrong = make("b");
   const WorkPtr last = make("c");
   wrong->request.invalid = "wrong";
-  // As a data thread that fails while the batch [Run a, Fail b, Run c] is being started.
+  // The handle does what a data thread does that fails while the batch [Run a, Fail b, Run c] is
+  // being started.
   wrong->handle = std::make_shared<HandleState>(
       [&world] { world[0].engine->PostFailure(Status(StatusCode::kBackend, "broken"), "x"); },
       nullptr);

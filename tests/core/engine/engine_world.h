@@ -80,7 +80,7 @@ class FakeExecutor final : public Executor {
   Status abandoned;
 };
 
-// As MPI: an arrival rings nothing.
+// The transport is silent as MPI: an arrival rings nothing.
 class SilentTransport final : public Transport {
  public:
   explicit SilentTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}

@@ -120,7 +120,7 @@ TEST_F(MetricsWriterTest, AFileThatCanBeWrittenAgainGoesOn) {
   EXPECT_EQ(Lines("folder/m.csv")[0], MetricsCsvHead());
 }
 
-// As when a disk is full: nothing of a line that could not be written whole stays.
+// A full disk is the case: nothing of a line that could not be written whole stays.
 TEST_F(MetricsWriterTest, ALineIsWrittenWholeOrNotAtAll) {
   ASSERT_TRUE(writer_.Start(Options("m.csv", hours(1))).ok());
   const std::size_t head = MetricsCsvHead().size() + 1;

@@ -91,7 +91,7 @@ TEST(RecorderTest, ManyThreadsAddWhileOneFollows) {
     for (const Event& event : events) {
       ++seen;
       wrong |= !Whole(event);
-      // Of one thread they come in order, each once.
+      // The events of one thread come in order, each once.
       const std::uint64_t i = event.number % kEach + 1;
       std::uint64_t& before = last[static_cast<std::size_t>(event.number / kEach) % kThreads];
       wrong |= i <= before;

@@ -143,7 +143,7 @@ TEST_F(TimelineTest, WhatNeverEndsHasABarToo) {
     event.number = 4;
     return event;
   };
-  // Of each two begin at the same time, and one ends.
+  // Two of each begin at the same time, and one ends.
   Event other = of_group(EventKind::kBegin, Track::kSmallLane, 2000);
   other.number = 5;
   ASSERT_TRUE(

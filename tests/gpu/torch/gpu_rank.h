@@ -16,7 +16,7 @@ namespace sirtaki::tests {
 
 // Empty if LibTorch's CUDA part is there, and a GPU.
 inline std::string WhyNoGpu() {
-  // As a program that links it.
+  // A program that links it has it loaded.
   if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) return dlerror();
   return torch::cuda::is_available() ? "" : "LibTorch finds no GPU";
 }

@@ -25,7 +25,7 @@ TEST(LeftoversTest, NamesAreOfTheJobAlone) {
             Prefixes{"vader_segment.vm.7.1."});
   EXPECT_EQ(SegmentPrefixes({{"OMPI_MCA_ess_base_jobid", "1"}}, "10.0.0.1", 7),
             Prefixes{"vader_segment.10.0.0.1.7.1."});
-  // As Open MPI 5.0.11 named them.
+  // Open MPI 5.0.11 named them so.
   EXPECT_EQ(SegmentPrefixes({{"PMIX_NAMESPACE", "prterun-vm-2591@1"}}, "vm", 0),
             Prefixes{"sm_segment.vm.0.fb530001."});
   EXPECT_EQ(SegmentPrefixes({{"PMIX_NAMESPACE", "prterun-vm-3950@1"}}, "vm.example.org", 7),

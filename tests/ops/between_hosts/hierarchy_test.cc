@@ -185,7 +185,7 @@ TEST_P(HierarchyTest, ReducesTensorsWhereTheyLie) {
       ReduceSegments<float>(rank, r, n, how, [](double x) { return static_cast<float>(x); });
       how.dtype = DType::kF64;
       ReduceSegments<double>(rank, r, n, how, [](double x) { return x; });
-      // As float32, and rounded once.
+      // The sum is computed as float32, and rounded once.
       how.dtype = DType::kF16;
       ReduceSegments<std::uint16_t>(
           rank, r, n, how, [](double x) { return tests::kFloat16.Encode(static_cast<float>(x)); });

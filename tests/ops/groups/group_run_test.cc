@@ -355,7 +355,7 @@ TEST_P(GroupRunTest, ASetOfOneMemberNeedsNobody) {
     std::vector<RunSide> sides(cases.size());
     RunBatch batch{.set = kSet, .number = 0, .items = {}};
     for (std::size_t i = 0; i < cases.size(); ++i) {
-      // As the only rank of a world of one.
+      // The batch is that of the only rank of a world of one.
       batch.items.push_back(sides[i].MakeItem(cases[i], std::to_string(i), 0, 1));
     }
     lanes.Start(std::move(batch), core::Clock::now());

@@ -166,7 +166,7 @@ TEST(HostLanesFailureTest, AFailureInTheMiddleOfAGroupEndsIt) {
   EXPECT_EQ(bench.backend->operations(), 3);
 }
 
-// Of two members, whose parts are exchanged and then gathered.
+// The parts of two members are exchanged and then gathered.
 TEST(HostLanesFailureTest, AFailureOfAnyStepEndsACompressedGroup) {
   for (const int step : {0, 1, 2, 3}) {
     Bench bench(/*size=*/2);

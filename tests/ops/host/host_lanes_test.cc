@@ -250,7 +250,7 @@ std::vector<std::byte> Expected(const Case& c, int size) {
   }
   switch (c.signature.kind) {
     case OpKind::kAllReduce:
-      // Of one rank nothing travels.
+      // Nothing travels where there is one rank.
       if (c.signature.wire && size > 1) {
         return c.signature.dtype == DType::kF32
                    ? ReducedCompressed<float>(c.signature, inputs).bytes
