@@ -1,5 +1,6 @@
 #include "fusion/bucket_assembly.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -8,8 +9,8 @@ namespace sirtaki::fusion {
 BucketAssembly::BucketAssembly(core::Key key, core::SignaturePtr signature)
     : key_(std::move(key)),
       signature_(std::move(signature)),
-      parts_(signature_->parts.size()),
-      missing_(signature_->parts.size()) {}
+      parts_(std::max<std::size_t>(signature_->parts.size(), 1)),
+      missing_(parts_.size()) {}
 
 BucketAssembly::~BucketAssembly() {
   if (submitted_) whole_->handle->Observe();
@@ -24,7 +25,7 @@ BucketAssembly::Arrival BucketAssembly::Put(std::size_t part, core::WorkPtr work
 }
 
 core::WorkPtr BucketAssembly::Assemble(std::uint32_t round) const {
-  auto whole = std::make_shared<core::Work>();
+  const core::WorkPtr whole = of_one() ? parts_.front() : std::make_shared<core::Work>();
   whole->request.key = key_;
   whole->request.signature = signature_;
   if (round != signature_->subject) {
@@ -32,6 +33,7 @@ core::WorkPtr BucketAssembly::Assemble(std::uint32_t round) const {
     signature->subject = round;
     whole->request.signature = std::move(signature);
   }
+  if (of_one()) return whole;
   whole->parts = parts_;
   bool some_absent = false;
   std::vector<bool> absent;
@@ -55,7 +57,8 @@ core::HandlePtr BucketAssembly::handle() const {
 }
 
 bool BucketAssembly::AbsentEverywhere(std::size_t part) const {
-  return whole_->handle->absent_everywhere() || whole_->parts[part]->handle->absent_everywhere();
+  if (whole_->handle->absent_everywhere()) return true;
+  return !of_one() && whole_->parts[part]->handle->absent_everywhere();
 }
 
 void BucketAssembly::Release(std::size_t part) {

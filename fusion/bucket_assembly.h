@@ -1,6 +1,7 @@
 // Where the gradients of a bucket become one request. The hooks of several autograd threads hand
-// them in at once; the one that comes last submits the whole. Knows nothing of LibTorch, so that
-// the thread sanitizer sees all of it.
+// them in at once; the one that comes last submits the whole. A gradient that goes by itself is a
+// bucket of one, and its request that of the gradient. Knows nothing of LibTorch, so that the thread
+// sanitizer sees all of it.
 #pragma once
 
 #include <atomic>
@@ -18,13 +19,17 @@ namespace sirtaki::fusion {
 // of the round have returned, but Assemble and NoteSubmitted.
 class BucketAssembly {
  public:
-  // `signature`: of the whole, with a part for each gradient.
+  // `signature`: of the whole, with a part for each gradient; without parts it is that of the one
+  // gradient there is.
   BucketAssembly(core::Key key, core::SignaturePtr signature);
   ~BucketAssembly();
   BucketAssembly(const BucketAssembly&) = delete;
   BucketAssembly& operator=(const BucketAssembly&) = delete;
 
-  const core::Signature& SignatureOf(std::size_t part) const { return *signature_->parts[part]; }
+  bool of_one() const { return signature_->parts.empty(); }
+  const core::Signature& SignatureOf(std::size_t part) const {
+    return of_one() ? *signature_ : *signature_->parts[part];
+  }
 
   enum class Arrival {
     kEarly,     // others are missing
@@ -32,9 +37,11 @@ class BucketAssembly {
     kInFlight,  // the round is not over: nothing was taken
   };
   // Hands in a part: its memory, and whether its request is absent or invalid; key and signature
-  // are not looked at. Once in a round, for each part.
+  // are not looked at, and set where it is the whole. Once in a round, for each part.
   Arrival Put(std::size_t part, core::WorkPtr work);
 
+  // What was put. For who was told kLast.
+  const std::vector<core::WorkPtr>& parts() const { return parts_; }
   // The work of the whole: absent bits of all parts, and the first invalid one's text. By who was
   // told kLast. `round`: which average of its step it is, for the signature; 0: nobody tells.
   core::WorkPtr Assemble(std::uint32_t round = 0) const;

@@ -2,8 +2,14 @@
 
 namespace sirtaki::fusion {
 
+void GradientGate::Touch() {
+  if (touched_.load(std::memory_order_acquire)) return;
+  ++counts_.touched;
+  if (touched_.exchange(true, std::memory_order_acq_rel)) --counts_.touched;
+}
+
 GradientGate::Arrival GradientGate::Arrive() {
-  touched_.store(true, std::memory_order_release);
+  Touch();
   if (held()) {
     return reported() ? Arrival::kInFlight : Arrival::kEarly;
   }
@@ -14,12 +20,15 @@ GradientGate::Arrival GradientGate::Arrive() {
 }
 
 bool GradientGate::Report() {
-  return (state_.fetch_or(kReported, std::memory_order_acq_rel) & kReported) == 0;
+  ++counts_.reported;
+  if ((state_.fetch_or(kReported, std::memory_order_acq_rel) & kReported) == 0) return true;
+  --counts_.reported;
+  return false;
 }
 
 void GradientGate::Reset() {
-  touched_.store(false, std::memory_order_relaxed);
-  state_.store(0, std::memory_order_release);
+  if (touched_.exchange(false, std::memory_order_acq_rel)) --counts_.touched;
+  if ((state_.exchange(0, std::memory_order_acq_rel) & kReported) != 0) --counts_.reported;
 }
 
 }  // namespace sirtaki::fusion

@@ -8,11 +8,24 @@
 
 namespace sirtaki::fusion {
 
+// How many gates of an optimizer are reported, and how many are touched, for who would otherwise look
+// at all of them. A gate is counted before it changes and until it is reset: while hooks run the
+// numbers may be too high for a moment, but never too low.
+struct GateCounts {
+  std::atomic<int> reported{0};
+  std::atomic<int> touched{0};
+};
+
 // Thread-safe, never blocks.
 class GradientGate {
  public:
-  // `passes`: backward passes that write the gradient before it is reduced, at least 1.
-  explicit GradientGate(int passes) : needed_(static_cast<std::uint32_t>(passes)) {}
+  // `passes`: backward passes that write the gradient before it is reduced, at least 1. `counts`
+  // outlive the gate.
+  GradientGate(int passes, GateCounts& counts)
+      : needed_(static_cast<std::uint32_t>(passes)), counts_(counts) {}
+  ~GradientGate() { Reset(); }
+  GradientGate(const GradientGate&) = delete;
+  GradientGate& operator=(const GradientGate&) = delete;
 
   enum class Arrival {
     kEarly,     // more passes are to come, or the gradient is held: nothing to do
@@ -40,7 +53,10 @@ class GradientGate {
  private:
   static constexpr std::uint32_t kReported = 1U << 31;
 
+  void Touch();
+
   const std::uint32_t needed_;
+  GateCounts& counts_;
   // Passes counted, and whether it was reported, in one word: a pass that is not the last must not
   // take the last one's report, made meanwhile, for one that came before it.
   std::atomic<std::uint32_t> state_{0};

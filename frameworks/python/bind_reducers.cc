@@ -58,6 +58,7 @@ void BindReducers(py::module_& module) {
   py::class_<GradientBucket>(module, "GradientBucket")
       .def_readonly("name", &GradientBucket::name)
       .def_readonly("index", &GradientBucket::index)
+      .def_readonly("is_last", &GradientBucket::is_last)
       .def_readonly("buffer", &GradientBucket::buffer)
       .def_readonly("parameters", &GradientBucket::parameters)
       .def_readonly("parameter_tensors", &GradientBucket::parameter_tensors)

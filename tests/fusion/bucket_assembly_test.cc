@@ -117,6 +117,37 @@ TEST(BucketAssemblyTest, TellsWhichPartsNobodyHad) {
   EXPECT_FALSE(bucket.AbsentEverywhere(1));
 }
 
+// A gradient that goes by itself: no grouped call, but its own.
+TEST(BucketAssemblyTest, OfOneTheRequestIsThatOfItsGradient) {
+  std::atomic<int> observed{0};
+  const core::Key key = core::Key::Named(core::kWorldSet, "gradient/w");
+  auto signature = std::make_shared<core::Signature>();
+  signature->shape = {3};
+  BucketAssembly bucket(key, signature);
+  EXPECT_TRUE(bucket.of_one());
+  EXPECT_EQ(bucket.SignatureOf(0).shape, signature->shape);
+  const core::WorkPtr work = Part(/*absent=*/true);
+  for (int round = 1; round <= 2; ++round) {
+    EXPECT_EQ(bucket.Put(0, work), Arrival::kLast);
+    EXPECT_EQ(bucket.Assemble(), work) << "nothing is made for it";
+    EXPECT_EQ(work->request.key, key);
+    EXPECT_EQ(work->request.signature, signature);
+    EXPECT_EQ(work->request.absent, std::vector<bool>{true});
+    EXPECT_TRUE(work->parts.empty());
+    Submit(bucket, &observed);
+    EXPECT_EQ(bucket.Put(0, work), Arrival::kInFlight);
+    EXPECT_FALSE(bucket.AbsentEverywhere(0));
+    bucket.handle()->SetAbsentEverywhere();
+    EXPECT_TRUE(bucket.AbsentEverywhere(0));
+    bucket.Release(0);
+    EXPECT_EQ(observed, round) << "the name is free again";
+    EXPECT_EQ(work.use_count(), 1) << "so that it can serve again";
+  }
+  bucket.Put(0, work);
+  EXPECT_EQ(bucket.Assemble(/*round=*/2)->request.signature->subject, 2u);
+  EXPECT_EQ(signature->subject, 0u);
+}
+
 TEST(BucketAssemblyTest, ItsEndGivesTheKeyFree) {
   std::atomic<int> observed{0};
   {

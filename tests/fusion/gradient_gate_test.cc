@@ -14,7 +14,8 @@ namespace {
 using GateArrival = GradientGate::Arrival;
 
 TEST(GradientGateTest, OnePassReports) {
-  GradientGate gate(1);
+  GateCounts counts;
+  GradientGate gate(1, counts);
   EXPECT_FALSE(gate.touched());
   EXPECT_EQ(gate.Arrive(), GateArrival::kReport);
   EXPECT_TRUE(gate.touched());
@@ -27,7 +28,8 @@ TEST(GradientGateTest, OnePassReports) {
 }
 
 TEST(GradientGateTest, TheLastOfSeveralPassesReports) {
-  GradientGate gate(3);
+  GateCounts counts;
+  GradientGate gate(3, counts);
   for (int step = 0; step < 2; ++step) {
     EXPECT_EQ(gate.Arrive(), GateArrival::kEarly);
     EXPECT_EQ(gate.Arrive(), GateArrival::kEarly);
@@ -40,7 +42,8 @@ TEST(GradientGateTest, TheLastOfSeveralPassesReports) {
 }
 
 TEST(GradientGateTest, MayBeReportedBeforeItsLastPass) {
-  GradientGate gate(2);
+  GateCounts counts;
+  GradientGate gate(2, counts);
   EXPECT_EQ(gate.Arrive(), GateArrival::kEarly);
   EXPECT_TRUE(gate.Report());
   EXPECT_FALSE(gate.Report());
@@ -50,7 +53,8 @@ TEST(GradientGateTest, MayBeReportedBeforeItsLastPass) {
 }
 
 TEST(GradientGateTest, HeldPassesAreSeenButNotCounted) {
-  GradientGate gate(1);
+  GateCounts counts;
+  GradientGate gate(1, counts);
   gate.Hold();
   gate.Hold();
   EXPECT_EQ(gate.Arrive(), GateArrival::kEarly);
@@ -64,14 +68,37 @@ TEST(GradientGateTest, HeldPassesAreSeenButNotCounted) {
   gate.Release();
 }
 
+TEST(GradientGateTest, CountsTheGatesThatAreReportedOrTouched) {
+  GateCounts counts;
+  GradientGate held(1, counts);
+  {
+    GradientGate complete(1, counts);
+    GradientGate missing(2, counts);
+    held.Hold();
+    EXPECT_EQ(held.Arrive(), GateArrival::kEarly);
+    complete.Arrive();
+    complete.Arrive();
+    EXPECT_TRUE(missing.Report());
+    EXPECT_FALSE(missing.Report());
+    EXPECT_EQ(counts.touched, 2);
+    EXPECT_EQ(counts.reported, 2);
+    missing.Reset();
+    missing.Reset();
+    EXPECT_EQ(counts.reported, 1);
+  }
+  EXPECT_EQ(counts.touched, 1) << "a gate that is gone counts no more";
+  EXPECT_EQ(counts.reported, 0);
+}
+
 // Several hooks arrive at the same gates at once: each gate is won by one of them, which sees what
 // all of them wrote.
 TEST(GradientGateTest, ThreadsShareTheGates) {
   constexpr int kGates = 100;
   constexpr int kThreads = 4;
   constexpr int kSteps = 50;
+  GateCounts counts;
   std::deque<GradientGate> gates;
-  for (int i = 0; i < kGates; ++i) gates.emplace_back(kThreads);
+  for (int i = 0; i < kGates; ++i) gates.emplace_back(kThreads, counts);
   std::vector<int> written(static_cast<std::size_t>(kGates * kThreads));
   std::atomic<int> wins{0};
   std::atomic<int> unseen{0};
@@ -100,10 +127,14 @@ TEST(GradientGateTest, ThreadsShareTheGates) {
     step.arrive_and_wait();
     step.arrive_and_wait();
     EXPECT_EQ(wins.exchange(0), kGates);
+    EXPECT_EQ(counts.reported, kGates);
+    EXPECT_EQ(counts.touched, kGates);
     for (GradientGate& gate : gates) {
       EXPECT_TRUE(gate.reported());
       gate.Reset();
     }
+    EXPECT_EQ(counts.reported, 0);
+    EXPECT_EQ(counts.touched, 0);
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(unseen, 0);

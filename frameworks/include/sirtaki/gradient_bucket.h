@@ -11,14 +11,19 @@
 
 namespace sirtaki {
 
-// A GradientBucket holds gradients that are reduced together. So far each bucket of a hook holds
-// one gradient.
+// A GradientBucket holds gradients that are reduced together, of one type and on one device, up to the
+// size that the option bucket_bytes says. In the first step each gradient goes by itself, as a bucket
+// of one. Then the ranks agree on buckets, and agree again when parameters are added or something has
+// failed: state that outlives a step belongs to the parameters, by their names.
 struct GradientBucket {
   // The name is the same on every rank, and no other bucket uses it: begin the names of your own
   // collectives with it.
   std::string name;
-  // The place of the bucket's first parameter among the optimizer's, the same on every rank.
+  // The number of the bucket, from 0, the same on every rank. For a gradient that goes by itself it is
+  // the place of its parameter among the optimizer's.
   std::int64_t index = 0;
+  // True for the last of the buckets. Only gradients that go by themselves come after it.
+  bool is_last = false;
   // The buffer holds one gradient after the other, 1-dimensional, in the parameters' type, with
   // zeros for a parameter that has no gradient on this rank. It belongs to the hook until the
   // gradients are synchronized.
@@ -28,11 +33,14 @@ struct GradientBucket {
   std::vector<at::Tensor> gradients;          // views of `buffer`, in the parameters' shapes
 };
 
-// A CommunicationHook is called once for every bucket and step, on the thread whose backward() has
-// completed the bucket (two such threads may call it at once) or in synchronize(). It starts its
-// communication, mostly with one of the _async collectives, and returns at once a function that
-// gives the result. synchronize() calls those functions in the order of the buckets. The result is
-// a tensor of as many elements as `buffer`, equal on all ranks; it may be `buffer` itself.
+// A CommunicationHook is called once for every bucket and step, for the same buckets in the same order
+// on all ranks and one at a time: by their index, and when all are complete for gradients that go by
+// themselves, in the order of the parameters. It is called on a thread whose backward() has completed
+// the bucket, or one before it, or at the end of backward(), or in step() or synchronize(). It starts
+// its communication, mostly with one of the _async collectives, and returns at once a function that
+// gives the result. These functions are called in the same order, also the same on all ranks; they
+// may communicate again. The result is a tensor of as many elements as `buffer`, equal on all ranks;
+// it may be `buffer` itself.
 //
 //   options.hook([](const sirtaki::GradientBucket& bucket) {
 //     auto handle = sirtaki::allreduce_async(
@@ -41,6 +49,8 @@ struct GradientBucket {
 //       return sirtaki::synchronize(handle).to(type);
 //     };
 //   });
+//
+// Where one backward() writes gradients of several optimizers, each keeps its own order.
 //
 // For a bucket that no rank has a gradient for, the returned function is dropped uncalled. A rank
 // whose gradient cannot be averaged calls its hook with zeros, and drops the result. If the

@@ -26,6 +26,7 @@ class Scope:
 class GradientBucket:  # its attributes are read-only, as all here
     name: str
     index: int
+    is_last: bool
     buffer: Tensor
     parameters: List[str]
     parameter_tensors: List[Tensor]

@@ -1,6 +1,7 @@
 #include "frameworks/torch/gradients/gradient_buckets.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -14,6 +15,8 @@
 #include "frameworks/torch/gradients/gradient_memory.h"
 #include "frameworks/torch/gradients/gradient_rule.h"
 #include "frameworks/torch/gradients/parameter_gradient.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
+#include "frameworks/torch/tensors/throw.h"
 #include "fusion/bucket_plan.h"
 
 namespace sirtaki::detail {
@@ -59,23 +62,72 @@ std::uint64_t LayoutOf(const GradientBuckets::Gradients& gradients,
   return std::max<std::uint64_t>(core::Digest(text.data(), text.size()), 1);
 }
 
-// `the gradients of "fc1.weight", "fc1.bias" and 3 more`
-std::string NamesOf(const GradientBuckets::Gradients& gradients) {
-  constexpr std::size_t kMostTold = 2;
-  std::string text = gradients.size() == 1 ? "the gradient of " : "the gradients of ";
-  for (std::size_t i = 0; i < std::min(gradients.size(), kMostTold); ++i) {
-    text += (i == 0 ? "" : ", ") + core::Quoted(gradients[i]->name());
-  }
-  if (gradients.size() <= kMostTold) return text;
-  return text + " and " + std::to_string(gradients.size() - kMostTold) + " more";
+std::vector<std::string> NamesOf(const GradientBuckets::Gradients& gradients) {
+  std::vector<std::string> names;
+  for (const auto& gradient : gradients) names.push_back(gradient->name());
+  return names;
 }
 
 }  // namespace
+
+std::string GradientsText(const std::vector<std::string>& names) {
+  constexpr std::size_t kMostTold = 2;
+  std::string text = names.size() == 1 ? "the gradient of " : "the gradients of ";
+  for (std::size_t i = 0; i < std::min(names.size(), kMostTold); ++i) {
+    text += (i == 0 ? "" : ", ") + core::Quoted(names[i]);
+  }
+  if (names.size() <= kMostTold) return text;
+  return text + " and " + std::to_string(names.size() - kMostTold) + " more";
+}
+
+void BucketHook::End(bool of_one) {
+  finish = nullptr;
+  result = at::Tensor();
+  if (!of_one) return;
+  given.buffer = at::Tensor();
+  given.gradients.clear();
+}
+
+core::Work& BucketPart::Renew(bool for_gpu) {
+  if (!for_gpu && work && on_gpu() == nullptr && work.use_count() == 1) {
+    std::atomic_thread_fence(std::memory_order_acquire);  // others have let go of it
+    work->request.invalid.clear();
+    work->request.absent.clear();
+    work->handle.reset();
+    memory() = {};
+    return *work;
+  }
+  work = for_gpu ? std::make_shared<ops::cuda::DeviceWork>() : std::make_shared<core::Work>();
+  work->keep_alive = std::make_shared<GradientMemory>();
+  return *work;
+}
+
+ops::cuda::DeviceWork* BucketPart::on_gpu() const {
+  return dynamic_cast<ops::cuda::DeviceWork*>(work.get());
+}
+
+BucketPartPtr Bucket::PartOf(const std::shared_ptr<Bucket>& bucket, std::size_t index,
+                             std::weak_ptr<ParameterGradient> gradient, core::SignaturePtr like,
+                             std::vector<std::int64_t> strides) {
+  BucketPart& part = bucket->parts[index];
+  part.bucket = bucket.get();
+  part.index = index;
+  part.gradient = std::move(gradient);
+  part.like = std::move(like);
+  part.strides = std::move(strides);
+  return {bucket, &part};
+}
+
+void Bucket::TakeApart() {
+  is_apart = true;
+  if (hook && hook->line) hook->line->line.Leave(static_cast<std::size_t>(hook->given.index));
+}
 
 GradientBuckets::GradientBuckets(const SessionSet& set, int number, const std::string& prefix,
                                  std::shared_ptr<const GradientRule> rule)
     : set_(set),
       number_(static_cast<std::uint64_t>(number)),
+      prefix_(prefix),
       key_("#the agreement on the buckets of " + prefix.substr(0, prefix.size() - 1)),
       rule_(std::move(rule)),
       joins_(set_.session->JoinsOf(set_.members.set)) {}
@@ -83,7 +135,8 @@ GradientBuckets::GradientBuckets(const SessionSet& set, int number, const std::s
 GradientBuckets::~GradientBuckets() { Dissolve(); }
 
 void GradientBuckets::Dissolve() {
-  for (const auto& gradient : gradients_) gradient->TakeOut();
+  for (const auto& bucket : buckets_) bucket->TakeApart();
+  buckets_.clear();
   gradients_.clear();
   for (const ops::nccl::ArenaPtr& arena : arenas_) arena->Retire();
   arenas_.clear();
@@ -93,14 +146,13 @@ void GradientBuckets::Dissolve() {
 
 bool GradientBuckets::Fits() const {
   return !renew_ && joins_before_ == *joins_ && limits_ == set_.session->session().limits() &&
-         std::none_of(gradients_.begin(), gradients_.end(), [](const auto& gradient) {
-           return gradient->shared() || !gradient->in_bucket();
-         });
+         std::all_of(buckets_.begin(), buckets_.end(),
+                     [](const auto& bucket) { return bucket->goes_on() && !bucket->is_shared; });
 }
 
 // The same on all ranks, as is everything that decides whether there is something to agree on.
 bool GradientBuckets::Wanted(const Gradients& members) const {
-  return set_.session->session().limits().bucket_bytes > 0 && set_.size() > 1 && !rule_->hook &&
+  return set_.session->session().limits().bucket_bytes > 0 && set_.size() > 1 &&
          !rule_->of_steps() && !members.empty();
 }
 
@@ -165,7 +217,7 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
   std::sort(order.begin(), order.end());
   std::vector<fusion::BucketedGradient> ordered;
   for (const auto& [place, index] : order) {
-    const core::Signature signature = members[index]->ExpectedSignature();
+    const core::Signature signature = members[index]->ParameterSignature();
     const auto bytes = static_cast<std::int64_t>(core::SizeOf(signature.dtype));
     ordered.push_back(
         {signature.ElementCount() * bytes, signature.dtype, signature.device, signature.slot});
@@ -190,8 +242,15 @@ void GradientBuckets::TakeArenas() {
   arenas_ = std::move(made.arenas);
   if (!Lasts()) return Dissolve();
   auto names = std::make_shared<session::BucketNames>();
+  const auto line = rule_->hook ? std::make_shared<HookLine>(of_buckets.size()) : nullptr;
   for (std::size_t b = 0; b < of_buckets.size(); ++b) {
-    MakeBucket(std::move(of_buckets[b]), std::move(made.places[b]), b, names.get());
+    const std::shared_ptr<Bucket> bucket =
+        MakeBucket(std::move(of_buckets[b]), std::move(made.places[b]), b, names.get());
+    if (!line) continue;
+    bucket->hook->line = line;
+    bucket->hook->given.index = static_cast<std::int64_t>(b);
+    bucket->hook->given.is_last = b + 1 == of_buckets.size();
+    line->buckets[b] = bucket;
   }
   names_ = std::move(names);
   set_.session->session().observation().NoteBuckets(names_);
@@ -199,8 +258,9 @@ void GradientBuckets::TakeArenas() {
   laid_out_ = true;
 }
 
-void GradientBuckets::MakeBucket(Gradients gradients, ArenaPlaces places, std::size_t index,
-                                 session::BucketNames* names) {
+std::shared_ptr<Bucket> GradientBuckets::MakeBucket(Gradients gradients, ArenaPlaces places,
+                                                    std::size_t index,
+                                                    session::BucketNames* names) {
   auto signature = std::make_shared<core::Signature>();
   signature->kind = core::OpKind::kAllReduce;
   std::vector<std::vector<std::int64_t>> strides;
@@ -214,16 +274,52 @@ void GradientBuckets::MakeBucket(Gradients gradients, ArenaPlaces places, std::s
   // Optimizers are numbered alike on all ranks, and each counts its own layouts.
   const core::Key key = core::Key::Bucket(set_.members.set, arena_number(), index);
   const auto bucket = std::make_shared<Bucket>(key, std::move(signature));
-  names->emplace(key.ToString(), NamesOf(gradients));
-  bucket->strides = std::move(strides);
-  bucket->places = std::move(places);
+  names->emplace(key.ToString(), GradientsText(NamesOf(gradients)));
   bucket->joins = joins_;
   bucket->joins_before = joins_before_;
-  for (std::size_t part = 0; part < gradients.size(); ++part) {
-    bucket->gradients.push_back(gradients[part]);
-    gradients[part]->PutInto(bucket, part);
-    gradients_.push_back(std::move(gradients[part]));
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    BucketPartPtr part =
+        Bucket::PartOf(bucket, i, gradients[i],
+                       std::make_shared<const core::Signature>(gradients[i]->ParameterSignature()),
+                       std::move(strides[i]));
+    if (!places.empty()) part->place = std::move(places[i]);
+    gradients[i]->PutInto(std::move(part));
   }
+  if (rule_->hook) bucket->hook = MakeHook(*bucket, gradients);
+  if (bucket->hook) bucket->hook->given.name = prefix_ + key.ToString();
+  gradients_.insert(gradients_.end(), gradients.begin(), gradients.end());
+  buckets_.push_back(bucket);
+  return bucket;
+}
+
+// The buffer lies where the backend sees it: most hooks reduce it. A rank that has no memory for it
+// leaves the others' hooks without theirs.
+std::unique_ptr<BucketHook> GradientBuckets::MakeHook(const Bucket& bucket,
+                                                      const Gradients& gradients) const {
+  auto hook = std::make_unique<BucketHook>();
+  std::int64_t elements = 0;
+  for (const auto& gradient : gradients) {
+    hook->starts.push_back(elements);
+    elements += gradient->parameter().numel();
+    hook->given.parameters.push_back(gradient->name());
+    hook->given.parameter_tensors.push_back(gradient->parameter());
+  }
+  try {
+    const at::Tensor& first = gradients.front()->parameter();
+    const at::Tensor one = at::empty({1}, first.options().requires_grad(false));
+    hook->given.buffer =
+        EmptyForBackend(one.expand({elements}), /*strides=*/{1}, set_.session->session());
+  } catch (const std::exception& error) {
+    set_.session->session().Abort(
+        "there is no memory for the buffer of a communication hook, for " +
+        GradientsText(hook->given.parameters) + ": " + TextOf(error));
+    ThrowIfError(set_.session->Check());
+  }
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    hook->given.gradients.push_back(hook->given.buffer.as_strided(
+        gradients[i]->parameter().sizes(), bucket.parts[i].strides, hook->starts[i]));
+  }
+  return hook;
 }
 
 }  // namespace sirtaki::detail

@@ -6,39 +6,102 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/engine/work.h"
 #include "core/protocol/request.h"
 #include "frameworks/torch/calls/pending.h"
 #include "frameworks/torch/gradients/gradient_arena.h"
 #include "frameworks/torch/session/session_set.h"
 #include "fusion/bucket_assembly.h"
+#include "fusion/bucket_line.h"
 #include "session/session_observability.h"
+#include "sirtaki/gradient_bucket.h"
 
 namespace sirtaki::detail {
 
 struct GradientRule;
 class ParameterGradient;
 
-// One bucket, which its gradients share.
+// The memory of one gradient, which its work keeps.
+struct GradientMemory {
+  at::Tensor given;  // what it is brought from, if that lies elsewhere than the result
+  // Where it is reduced: `.grad` itself, or a flat copy, or zeros, or its place in an arena or a
+  // hook's buffer.
+  at::Tensor result;
+};
+
+struct Bucket;
+
+// The buckets of a layout, for whose hooks all ranks have one order.
+struct HookLine {
+  explicit HookLine(std::size_t count) : line(count), buckets(count) {}
+
+  fusion::BucketLine line;
+  std::vector<std::weak_ptr<Bucket>> buckets;
+};
+
+// What a communication hook has of a bucket.
+struct BucketHook {
+  // Done with the hook's result: the memory belongs to others again.
+  void End(bool of_one);
+
+  GradientBucket given;                // a bucket of one has its buffer for a round only
+  std::vector<std::int64_t> starts;    // of the gradients in the buffer
+  std::shared_ptr<HookLine> line;      // null: the gradient goes by itself
+  std::function<at::Tensor()> finish;  // what the hook has returned, until it was called,
+  at::Tensor result;                   // and what that has given, which lies flat
+};
+
+// The part of a bucket that one gradient is.
+struct BucketPart {
+  Bucket* bucket = nullptr;
+  std::size_t index = 0;
+  std::weak_ptr<ParameterGradient> gradient;
+  core::SignaturePtr like;            // what it is like, on all ranks,
+  std::vector<std::int64_t> strides;  // and how its memory lies
+  std::optional<ArenaPlace> place;    // none: the bucket has no arena
+  // Its work of the last round, which serves again. Used by whoever has reported the gradient's gate.
+  core::WorkPtr work;
+
+  // A work without memory, for the next round. The engine may still refer to the last one.
+  core::Work& Renew(bool for_gpu);
+  ops::cuda::DeviceWork* on_gpu() const;  // null: it is not
+  GradientMemory& memory() const { return *static_cast<GradientMemory*>(work->keep_alive.get()); }
+};
+using BucketPartPtr = std::shared_ptr<BucketPart>;  // keeps the bucket
+
+// A bucket, which its gradients share. A gradient that goes by itself is a bucket of one.
 struct Bucket {
   Bucket(core::Key key, core::SignaturePtr signature)
-      : assembly(std::move(key), std::move(signature)) {}
+      : assembly(std::move(key), std::move(signature)), parts(assembly.parts().size()) {}
 
-  // A join has ended since it was made: ranks that had joined have missed what became of it.
-  bool outdated() const { return *joins != joins_before; }
+  static BucketPartPtr PartOf(const std::shared_ptr<Bucket>& bucket, std::size_t index,
+                              std::weak_ptr<ParameterGradient> gradient, core::SignaturePtr like,
+                              std::vector<std::int64_t> strides);
+
+  // Whether its gradients go together from now on. Not if a join has ended since it was made: ranks
+  // that had joined have missed what became of it.
+  bool goes_on() const { return !assembly.of_one() && !is_apart && *joins == joins_before; }
+  // What is in it ends, and nothing new goes in.
+  void TakeApart();
 
   fusion::BucketAssembly assembly;
-  std::vector<std::weak_ptr<ParameterGradient>> gradients;
-  // Of each gradient's memory, on all ranks.
-  std::vector<std::vector<std::int64_t>> strides;
-  ArenaPlaces places;                                       // empty: it has no arena
+  std::vector<BucketPart> parts;
+  std::unique_ptr<BucketHook> hook;  // null: the library reduces it
+  std::atomic<bool> is_apart{false};
+  std::atomic<bool> is_shared{false};  // one of the gradients is another optimizer's as well
   std::shared_ptr<const std::atomic<std::uint64_t>> joins;  // of the set, by this rank
   std::uint64_t joins_before = 0;
 };
+
+// `the gradients of "fc1.weight", "fc1.bias" and 3 more`
+std::string GradientsText(const std::vector<std::string>& names);
 
 // Belongs to one optimizer. Used by the thread that uses the optimizer.
 class GradientBuckets {
@@ -56,8 +119,9 @@ class GradientBuckets {
   // Those in buckets, also if the optimizer has them no more.
   const Gradients& gradients() const { return gradients_; }
 
-  // The optimizer has other parameters than before: Update makes new buckets.
+  // The optimizer has other parameters than before: new buckets are made.
   void Renew() { renew_ = true; }
+  bool renews() const { return renew_; }
   // Buckets are made if there are none yet, or they no longer fit. Both calls are collective if so,
   // and throw what a collective throws.
   // When all gradients of an average are submitted: asks for what the ranks have seen of them.
@@ -80,11 +144,13 @@ class GradientBuckets {
   std::uint64_t arena_number() const {
     return (joins_before_ & 0xffff) << 48 | (layouts_ & 0xffff) << 32 | number_;
   }
-  void MakeBucket(Gradients gradients, ArenaPlaces places, std::size_t index,
-                  session::BucketNames* names);
+  std::shared_ptr<Bucket> MakeBucket(Gradients gradients, ArenaPlaces places, std::size_t index,
+                                     session::BucketNames* names);
+  std::unique_ptr<BucketHook> MakeHook(const Bucket& bucket, const Gradients& gradients) const;
 
   const SessionSet set_;
   const std::uint64_t number_;
+  const std::string prefix_;
   const std::string key_;  // of the agreement
   const std::shared_ptr<const GradientRule> rule_;
   const std::shared_ptr<const std::atomic<std::uint64_t>> joins_;  // of the set, by this rank
@@ -99,7 +165,8 @@ class GradientBuckets {
   // Then the arenas, while they are made.
   std::vector<Gradients> laid_;
   std::unique_ptr<ArenaOrders> orders_;
-  Gradients gradients_;
+  std::vector<std::shared_ptr<Bucket>> buckets_;
+  Gradients gradients_;  // of these; they keep them alive
   std::vector<ops::nccl::ArenaPtr> arenas_;
   std::shared_ptr<const session::BucketNames> names_;  // of what the buckets hold, while laid out
 };

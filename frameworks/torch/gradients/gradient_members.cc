@@ -43,11 +43,23 @@ GradientMembers::Description GradientMembers::Describe(NamedTensors names,
 
 GradientMembers::GradientMembers(Description description, SessionSet set,
                                  std::shared_ptr<const GradientRule> rule)
-    : of_(std::move(description)),
-      set_(std::move(set)),
-      rule_(std::move(rule)),
-      ready_count_(std::make_shared<std::atomic<std::int64_t>>(0)),
-      round_(std::make_shared<std::atomic<std::uint32_t>>(0)) {}
+    : of_(std::move(description)), set_(std::move(set)), rule_(std::move(rule)) {}
+
+const ParameterGradient* GradientMembers::FirstReported() const {
+  const auto is_reported = [](const GradientPtr& member) { return member->gate().reported(); };
+  if (counts_->gates.reported == 0 && std::none_of(others_.begin(), others_.end(), is_reported)) {
+    return nullptr;
+  }
+  const auto found = std::find_if(all_.begin(), all_.end(), is_reported);
+  return found == all_.end() ? nullptr : found->get();
+}
+
+bool GradientMembers::AnyTouched() const {
+  const auto is_touched = [](const GradientPtr& member) { return member->gate().touched(); };
+  // A gradient that is counted may be one that the optimizer no longer has.
+  return std::any_of(others_.begin(), others_.end(), is_touched) ||
+         (counts_->gates.touched > 0 && std::any_of(all_.begin(), all_.end(), is_touched));
+}
 
 // Those that are new are not registered yet.
 std::vector<GradientPtr> GradientMembers::GradientsOf(const NamedParameters& named,
@@ -76,7 +88,7 @@ std::vector<GradientPtr> GradientMembers::GradientsOf(const NamedParameters& nam
       }
       gradient = std::make_shared<ParameterGradient>(
           ParameterGradient::Description{name, key, static_cast<std::int64_t>(i),
-                                         named.parameters[i], rule_, ready_count_, round_},
+                                         named.parameters[i], rule_, counts_},
           set_);
     }
     gradients.push_back(std::move(gradient));
@@ -119,8 +131,10 @@ void GradientMembers::Take(const NamedParameters& named) {
   lines.insert(lines.begin(), std::move(options));
   AgreeOnList(of_.what, lines, error, set_);
 
+  others_.clear();
   for (const GradientPtr& gradient : gradients) {
     if (&gradient->rule() != rule_.get()) {
+      others_.push_back(gradient);
       gradient->Share();
       // At once, where nothing is under way between two calls: which of its optimizers would come to
       // its bucket first may differ between ranks.

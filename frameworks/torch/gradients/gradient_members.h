@@ -46,12 +46,18 @@ class GradientMembers {
   // to be told to all ranks.
   void CheckStreams() const;
   // Throws what has failed meanwhile if any of them is on a GPU, where what was launched may have
-  // left anything. What is there on the host is right.
+  // left anything. What is there on the host is right. Looks at each: a program may move them.
   void CheckResults() const;
 
   const std::vector<GradientPtr>& all() const { return all_; }
+  // The first gradient that is being reduced; null: none is. Looks at all of them only if some are.
+  const ParameterGradient* FirstReported() const;
+  // Whether a backward() has written one since its last average.
+  bool AnyTouched() const;
+  // Whether one belongs to another optimizer as well, or has.
+  bool AnyShared() const { return counts_->shared > 0 || !others_.empty(); }
   // Which average of its step the next one is; 0 where nobody counts.
-  std::atomic<std::uint32_t>& round() const { return *round_; }
+  std::atomic<std::uint32_t>& round() const { return counts_->round; }
   const std::string& what() const { return of_.what; }
   const std::string& prefix() const { return of_.prefix; }
 
@@ -64,12 +70,12 @@ class GradientMembers {
   Description of_;
   const SessionSet set_;
   const std::shared_ptr<const GradientRule> rule_;
-  const std::shared_ptr<std::atomic<std::int64_t>> ready_count_;
-  const std::shared_ptr<std::atomic<std::uint32_t>> round_;
+  const std::shared_ptr<GradientCounts> counts_ = std::make_shared<GradientCounts>();
   bool taken_ = false;                // the optimizer was looked at
   int added_ = 0;                     // parameters that came later, without a name
   std::vector<const void*> scanned_;  // its parameters, as they were last seen
   std::vector<GradientPtr> all_;
+  std::vector<GradientPtr> others_;  // of these, those that another optimizer has made, and counts
 };
 
 }  // namespace sirtaki::detail

@@ -17,6 +17,11 @@ std::vector<std::int64_t> ContractStrides(const at::Tensor& parameter) {
                                                   : RowMajorStrides(parameter);
 }
 
+bool HasContractStrides(const at::Tensor& parameter, at::IntArrayRef strides) {
+  return parameter.is_non_overlapping_and_dense() ? parameter.strides() == strides
+                                                  : strides.equals(RowMajorStrides(parameter));
+}
+
 bool LiesWith(const at::Tensor& dense, at::IntArrayRef strides) {
   if (dense.is_conj() || dense.is_neg()) return false;
   if (dense.numel() == 0) return true;

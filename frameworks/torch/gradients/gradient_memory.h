@@ -15,6 +15,8 @@ namespace sirtaki::detail {
 // The strides that LibTorch's gradient layout contract gives to the gradient of this parameter:
 // the parameter's own where its elements lie without gaps, else row-major.
 std::vector<std::int64_t> ContractStrides(const at::Tensor& parameter);
+// Whether these are they. Mostly allocates nothing.
+bool HasContractStrides(const at::Tensor& parameter, at::IntArrayRef strides);
 std::vector<std::int64_t> RowMajorStrides(const at::Tensor& tensor);
 
 // True if the elements, as they are, lie in memory with these strides.

@@ -83,7 +83,7 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
                                        bool with_closure) {
   AwaitEnds();
   EndFailed();
-  const ParameterGradient* const outstanding = FirstOutstanding();
+  const ParameterGradient* const outstanding = members_.FirstReported();
   if (skips_ > 0) {
     if (outstanding != nullptr) {
       ThrowOutstanding("step() in a scope of skip_synchronize()", *outstanding,
@@ -191,7 +191,7 @@ void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimi
   AwaitEnds();
   EndFailed();
   set_.session->session().NoteCaller();
-  if (const ParameterGradient* const outstanding = FirstOutstanding()) {
+  if (const ParameterGradient* const outstanding = members_.FirstReported()) {
     ThrowOutstanding("zero_grad()", *outstanding,
                      "call step() or synchronize() after backward() first; put a backward() whose "
                      "gradients this optimizer does not use into a scope of its no_sync()",
@@ -236,6 +236,7 @@ void GradientReducer::Impl::StartAnew() {
   AfterStep();
   passes_ = 0;
   held_ = false;
+  // A parameter may have been unfrozen, or have got another node.
   for (const GradientPtr& member : members_.all()) {
     member->gate().Reset();
     member->Attach();

@@ -19,18 +19,6 @@
 
 namespace sirtaki::detail {
 
-const ParameterGradient* GradientReducer::Impl::FirstOutstanding() const {
-  const auto found =
-      std::find_if(members_.all().begin(), members_.all().end(),
-                   [](const GradientPtr& member) { return member->gate().reported(); });
-  return found == members_.all().end() ? nullptr : found->get();
-}
-
-bool GradientReducer::Impl::AnyTouched() const {
-  return std::any_of(members_.all().begin(), members_.all().end(),
-                     [](const GradientPtr& member) { return member->gate().touched(); });
-}
-
 void GradientReducer::Impl::SubmitUnlessReported(const GradientPtr& member) {
   if (member->gate().reported()) return;
   member->Attach();
@@ -44,7 +32,7 @@ void GradientReducer::Impl::SubmitUnlessReported(const GradientPtr& member) {
   }
 }
 
-// Each gradient as it is when a step begins.
+// Each gradient as it is when a step begins: it may be shared from the middle of the step on.
 void GradientReducer::Impl::NoteAverages() {
   averages_before_.clear();
   for (const GradientPtr& member : members_.all()) averages_before_.push_back(member->averages());
@@ -61,6 +49,7 @@ bool GradientReducer::Impl::IsDone(std::size_t index) const {
 // All gradients of those buckets that belong to the optimizer that had the gradients first.
 std::vector<GradientPtr> GradientReducer::Impl::MatesOfShared() const {
   std::vector<GradientPtr> mates;
+  if (!members_.AnyShared()) return mates;
   for (std::size_t i = 0; i < members_.all().size(); ++i) {
     const GradientPtr& member = members_.all()[i];
     if (!member->shared() || IsDone(i)) continue;
@@ -79,14 +68,6 @@ void GradientReducer::Impl::Attempt(const Call& call) {
   }
 }
 
-void GradientReducer::Impl::SubmitMissing() {
-  for (std::size_t i = 0; i < members_.all().size(); ++i) {
-    if (!IsDone(i)) SubmitUnlessReported(members_.all()[i]);
-  }
-  for (const GradientPtr& member : mates_) SubmitUnlessReported(member);
-  for (const GradientPtr& member : buckets_.gradients()) SubmitUnlessReported(member);
-}
-
 // If the group has failed, or memory is short, what was accepted is waited for all the same.
 void GradientReducer::Impl::BeginAverage() {
   first_error_ = nullptr;
@@ -95,22 +76,31 @@ void GradientReducer::Impl::BeginAverage() {
   threw_elsewhere_ = false;
   waits_.emplace();
   mates_ = MatesOfShared();
-  Attempt([this] { SubmitMissing(); });
-  if (rule_->at_backward) Attempt([this] { buckets_.Ask(members_.all()); });
+  // Those in buckets that the optimizer has no more.
+  if (buckets_.renews()) {
+    mates_.insert(mates_.end(), buckets_.gradients().begin(), buckets_.gradients().end());
+  }
   outstanding_.clear();
-  const auto add = [this](const GradientPtr& member) {
+  const auto take = [this](const GradientPtr& member, bool is_done) {
+    if (!is_done && !first_error_) Attempt([&] { SubmitUnlessReported(member); });
     if (member->gate().reported()) outstanding_.push_back(member);
   };
-  for (const GradientPtr& member : members_.all()) add(member);
-  for (const GradientPtr& member : mates_) add(member);
-  for (const GradientPtr& member : buckets_.gradients()) add(member);
+  for (std::size_t i = 0; i < members_.all().size(); ++i) take(members_.all()[i], IsDone(i));
+  for (const GradientPtr& mate : mates_) take(mate, /*is_done=*/false);
+  if (rule_->hook && !first_error_) {
+    for (const GradientPtr& member : outstanding_) Attempt([&] { member->LaunchAlone(); });
+  }
+  if (rule_->at_backward) Attempt([this] { buckets_.Ask(members_.all()); });
 }
 
 bool GradientReducer::Impl::CollectEnd(bool wait) {
   wait = wait || set_.session->gone();  // in a forked child nothing ever comes
+  // What a hook has returned may communicate and wait: it is called in the same order on all ranks.
+  bool in_turn = true;
   std::erase_if(outstanding_, [&](const GradientPtr& member) {
     if (!member->gate().reported()) return true;  // it was in the list twice
-    bool is_over = true;                          // also one that throws
+    if (!in_turn) return false;
+    bool is_over = true;  // also one that throws
     Attempt([&] {
       std::optional<core::Status> status;
       if (wait) {
@@ -121,6 +111,7 @@ bool GradientReducer::Impl::CollectEnd(bool wait) {
       is_over = status.has_value();
       if (status) ThrowIfError(*status);
     });
+    in_turn = is_over || !rule_->hook;
     return is_over;
   });
   if (!outstanding_.empty()) return false;
@@ -145,6 +136,7 @@ void GradientReducer::Impl::EndAverage() {
   if (!rule_->at_backward) Attempt([this] { buckets_.Ask(members_.all()); });
   Attempt([this] { buckets_.Take(members_.all(), /*wait=*/!rule_->at_backward); });
   Attempt([this] { members_.CheckResults(); });
+  // Not before all are in their places: some may share their memory.
   for (const GradientPtr& member : members_.all()) member->NoteDelivered();
   passes_ = 0;
   waits_.reset();
@@ -188,7 +180,7 @@ void GradientReducer::Impl::SynchronizeUnlessDone() {
   if (rule_->of_steps()) return;
   AwaitEnds();
   // What this rank has touched in no_sync() the others may not have.
-  if (!synchronized_ || held_ || AnyTouched()) Synchronize();
+  if (!synchronized_ || held_ || members_.AnyTouched()) Synchronize();
 }
 
 // Before the first gradient of a backward, for a module that knows: its end is this one's, and none
@@ -201,7 +193,7 @@ void GradientReducer::Impl::BeginEnd() {
   ends_now_ = false;
   EndFailed();  // of a backward() within this one
   ThrowFailure();
-  const bool reported = FirstOutstanding() != nullptr;
+  const bool reported = members_.FirstReported() != nullptr;
   // A module averages nothing that is in no_sync, or that is of other tensors.
   if (rule_->of_module && !reported) return;
   if (!reported && ++passes_ < rule_->passes) return;

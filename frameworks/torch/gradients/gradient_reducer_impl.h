@@ -52,7 +52,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void BeginBackward();
   Scope NoSync();
   Scope SkipSynchronize();
-  bool is_reducing() const { return FirstOutstanding() != nullptr; }
+  bool is_reducing() const { return members_.FirstReported() != nullptr; }
   bool has_local_gradients() const { return active() && rule_->of_steps(); }
   const SessionSet& set() const { return set_; }
   core::trace::StepClock& steps() const { return set_.session->session().observation().steps(); }
@@ -74,8 +74,6 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   at::Tensor CombinedStep(LossClosure closure, const BaseStep& base_step);
   LossClosure Wrap(LossClosure closure);
   at::Tensor AverageLoss(const at::Tensor& loss);
-  const ParameterGradient* FirstOutstanding() const;
-  bool AnyTouched() const;
   void NoteAverages();
   bool IsDone(std::size_t index) const;
   // The ranks agree on which average of its step each is; a module counts from its last forward().
@@ -83,7 +81,6 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void BeginCount();
   void SetRound();
   std::vector<GradientPtr> MatesOfShared() const;
-  void SubmitMissing();
   void SubmitUnlessReported(const GradientPtr& member);
   template <class Call>
   void Attempt(const Call& call);

@@ -89,7 +89,9 @@ bool SharesMemory(const at::Tensor& found, const at::Tensor& incoming) {
 }  // namespace
 
 ParameterGradient::ParameterGradient(Description description, SessionSet set)
-    : what_(std::move(description)), set_(std::move(set)), gate_(what_.rule->passes) {}
+    : what_(std::move(description)),
+      set_(std::move(set)),
+      gate_(what_.rule->passes, what_.counts->gates) {}
 
 ParameterGradient::~ParameterGradient() { Clear(); }
 
@@ -161,13 +163,13 @@ void ParameterGradient::JoinEnds() const {
 // LibTorch's own functions leaves no trace.
 bool ParameterGradient::HoldsAverage() const {
   const at::Tensor& gradient = what_.parameter.grad();
-  return average_ && average_->_unsafe_get_target() == gradient.unsafeGetTensorImpl() &&
-         VersionOf(gradient) == average_version_;
+  return average_ && average_->gradient._unsafe_get_target() == gradient.unsafeGetTensorImpl() &&
+         VersionOf(gradient) == average_->version;
 }
 
 // An average of this step is there already, whatever the program has made of it.
 bool ParameterGradient::IsLaterAverage() const {
-  const std::uint32_t round = what_.round->load();
+  const std::uint32_t round = what_.counts->round.load();
   return !what_.rule->of_module && round > 1 && round < kRoundInStep;
 }
 
@@ -175,8 +177,7 @@ void ParameterGradient::NoteAverage() {
   average_.reset();
   const at::Tensor& gradient = what_.parameter.grad();
   if (!gradient.defined()) return;
-  average_.emplace(gradient.getIntrusivePtr());
-  average_version_ = VersionOf(gradient);
+  average_.emplace(Average{WeakImpl(gradient.getIntrusivePtr()), VersionOf(gradient)});
 }
 
 // Before the node adds to memory that the reduction is reading.
@@ -212,15 +213,9 @@ void ParameterGradient::OnGradient(const at::Tensor& incoming) {
   Submit(/*will_wait=*/false, incoming);
 }
 
-core::Signature ParameterGradient::MakeSignature(const at::Tensor& shaped) const {
+core::Signature ParameterGradient::SignatureOf(const at::Tensor& shaped) const {
   core::Signature signature = Describe(shaped);
   signature.kind = core::OpKind::kAllReduce;
-  if (what_.rule->hook) {
-    // Nothing is moved: it tells who has the gradient, and that all ranks are ready.
-    signature.shape = {0};
-    signature.device = core::DeviceKind::kHost;
-    return signature;
-  }
   if (signature.device == core::DeviceKind::kCuda && gpu_) signature.slot = gpu_->slot();
   signature.reduction = what_.rule->reduction;
   signature.prescale = what_.rule->prescale;
@@ -230,65 +225,62 @@ core::Signature ParameterGradient::MakeSignature(const at::Tensor& shaped) const
   return signature;
 }
 
-core::Signature ParameterGradient::ExpectedSignature() {
+core::Signature ParameterGradient::RequestOf(core::Signature signature) const {
+  if (!what_.rule->hook) return signature;
+  // Nothing is moved: it tells who has the gradient, and that all ranks are ready.
+  core::Signature request;
+  request.kind = signature.kind;
+  request.dtype = signature.dtype;
+  request.shape = {0};
+  return request;
+}
+
+core::Signature ParameterGradient::ParameterSignature() {
   (void)FindGpu(what_.parameter);  // its works say what is wrong
-  return MakeSignature(what_.parameter);
+  return SignatureOf(what_.parameter);
 }
 
-// What the other ranks' hooks have started waits for this one's: there is no going on.
-void ParameterGradient::FailHook(const std::string& why) const {
-  set_.session->session().Abort("the communication hook failed for the gradient of " +
-                                core::Quoted(what_.name) + ": " + why);
-  ThrowIfError(set_.session->Check());
+core::Signature ParameterGradient::ExpectedSignature() { return RequestOf(ParameterSignature()); }
+
+// Whether SignatureOf would give this one: the rest of it comes from the rule.
+bool ParameterGradient::IsLike(const core::Signature& signature, const at::Tensor& shaped) const {
+  return IsDescribedBy(signature, shaped) &&
+         (!gpu_ || signature.device != core::DeviceKind::kCuda || signature.slot == gpu_->slot());
 }
 
-void ParameterGradient::CallHook() {
-  GradientBucket bucket;
-  bucket.name = what_.key;
-  bucket.index = what_.index;
-  // With a version counter of its own: what the hook does to it is no change of the gradient.
-  bucket.buffer = moved_.variable_data().view(-1);
-  bucket.parameters = {what_.name};
-  bucket.parameter_tensors = {what_.parameter};
-  bucket.gradients = {bucket.buffer.view(moved_.sizes())};
-  try {
-    finish_hook_ = what_.rule->hook(bucket);
-  } catch (...) {
-    FailHook(TextOfCurrent());
-  }
-  if (!finish_hook_) FailHook("it returned nothing to call");
+void ParameterGradient::Share() {
+  if (!std::exchange(shared_, true)) ++what_.counts->shared;
+  if (const BucketPartPtr part = part_) part->bucket->is_shared = true;
 }
 
-void ParameterGradient::PutInto(std::shared_ptr<Bucket> bucket, std::size_t part) {
-  bucket_ = std::move(bucket);
-  part_ = part;
+void ParameterGradient::TakeOut() {
+  const BucketPartPtr part = part_;
+  if (part && !part->bucket->assembly.of_one()) part->bucket->TakeApart();
 }
-
-void ParameterGradient::TakeOut() { bucket_ = std::shared_ptr<Bucket>(); }
 
 std::vector<std::shared_ptr<ParameterGradient>> ParameterGradient::BucketMates() const {
   std::vector<std::shared_ptr<ParameterGradient>> mates;
-  const std::shared_ptr<Bucket> bucket = bucket_;
-  if (!bucket) return mates;
-  for (const auto& gradient : bucket->gradients) {
-    if (auto alive = gradient.lock()) mates.push_back(std::move(alive));
+  const BucketPartPtr part = part_;
+  if (!part || !part->bucket->goes_on()) return mates;
+  for (const BucketPart& each : part->bucket->parts) {
+    if (auto alive = each.gradient.lock()) mates.push_back(std::move(alive));
   }
   return mates;
 }
 
 void ParameterGradient::Submit(bool will_wait, const at::Tensor& incoming, bool stays) {
-  found_ = what_.parameter.grad();
-  present_ = found_.defined() && what_.parameter.requires_grad() && !stays;
-  shares_ = found_.defined() && SharesMemory(found_, incoming);
-  if (found_.defined()) version_ = VersionOf(found_);
+  UnderWay& now = under_way_.emplace();
+  now.found = what_.parameter.grad();
+  now.present = now.found.defined() && what_.parameter.requires_grad() && !stays;
+  now.shares = now.found.defined() && SharesMemory(now.found, incoming);
+  now.round = what_.counts->round.load();
   seen_ = {};
-  if (present_) {
-    seen_.order = what_.ready_count->fetch_add(1, std::memory_order_relaxed);
-    seen_.dense = !IsSparse(found_) || what_.rule->sparse_as_dense;
+  if (now.present) {
+    seen_.order = what_.counts->ready.fetch_add(1, std::memory_order_relaxed);
+    seen_.dense = !IsSparse(now.found) || what_.rule->sparse_as_dense;
     seen_.stays_out = !seen_.dense;
   }
-  refused_ = WhyNotAveraged();
-  round_ = what_.round->load();
+  now.refused = WhyNotAveraged();
   Start(will_wait);
 }
 
@@ -306,17 +298,18 @@ void ParameterGradient::SubmitMissing(bool averaged) {
 }
 
 void ParameterGradient::Refuse(const std::string& why) {
-  found_ = what_.parameter.grad();
-  if (found_.defined()) version_ = VersionOf(found_);
-  present_ = false;
+  UnderWay& now = under_way_.emplace();
+  now.found = what_.parameter.grad();
+  now.refused = why;
+  now.round = what_.counts->round.load();
   seen_ = {};
-  refused_ = why;
-  round_ = what_.round->load();
   Start(/*will_wait=*/false);
 }
 
 std::string ParameterGradient::WhyNotAveraged() const {
-  if (!what_.rule->at_backward || !present_ || !found_.requires_grad()) return {};
+  if (!what_.rule->at_backward || !under_way_->present || !under_way_->found.requires_grad()) {
+    return {};
+  }
   return std::string(
       "it is differentiable itself (backward with create_graph), and its average "
       "would lose that graph: compute it by torch::autograd::grad, or average in "
@@ -324,49 +317,68 @@ std::string ParameterGradient::WhyNotAveraged() const {
 }
 
 bool ParameterGradient::MovesSparse() const {
-  if (!refused_.empty()) return false;
+  if (!under_way_->refused.empty()) return false;
   if (what_.rule->sparse_as_dense || what_.rule->hook) return false;
-  return present_ ? IsSparse(found_) : sparse_dims_ > 0;
+  return under_way_->present ? IsSparse(under_way_->found) : sparse_dims_ > 0;
 }
 
+// Hands it to its bucket, or to one of its own.
 void ParameterGradient::Start(bool will_wait) {
+  if (under_way_->found.defined()) under_way_->version = VersionOf(under_way_->found);
   if (what_.rule->alone) return;
   at::NoGradGuard no_grad;
-  if (std::shared_ptr<Bucket> bucket = bucket_; bucket && !bucket->outdated()) {
-    StartInBucket(std::move(bucket), will_wait);
-  } else if (MovesSparse()) {
-    StartSparse(will_wait);
-  } else {
-    StartDense(will_wait);
-  }
+  BucketPartPtr part = part_;
+  const bool together = part && part->bucket->goes_on();
+  if (!together && MovesSparse()) return StartSparse(will_wait);
+  StartDense(together ? std::move(part) : nullptr, will_wait);
 }
 
-// The work but for its key and its memory.
-core::WorkPtr ParameterGradient::DescribeDense() {
-  const bool as_found = present_ && !(what_.rule->sparse_as_dense && IsSparse(found_));
-  const at::Tensor& shaped = as_found ? found_ : what_.parameter;
-  on_gpu_.reset();
-  if (IsOnGpu(shaped) && !what_.rule->hook) on_gpu_ = std::make_shared<ops::cuda::DeviceWork>();
-  const core::WorkPtr work = on_gpu_ ? on_gpu_ : std::make_shared<core::Work>();
-  if (!present_) work->request.absent = {true};
-  std::string& invalid = work->request.invalid;
-  invalid = refused_.empty() ? WhyNotMovable(shaped) : refused_;
-  if (invalid.empty() && captured_) invalid = kCaptured;
-  if (invalid.empty() && on_gpu_) {
-    invalid = FindGpu(shaped);
-    if (invalid.empty()) {
-      on_gpu_->device = gpu_->device();
-      const core::Status noted = NoteProducer(*on_gpu_, *gpu_);
-      captured_ = noted.code() == core::StatusCode::kInvalidArgument;
-      invalid = captured_ ? kCaptured : noted.message();
-    }
+// What is wrong with it, whatever bucket it goes in; empty if nothing is.
+std::string ParameterGradient::Check(const at::Tensor& shaped) {
+  const UnderWay& now = *under_way_;
+  std::string invalid = now.refused.empty() ? WhyNotMovable(shaped) : now.refused;
+  if (invalid.empty() && now.captured) invalid = kCaptured;
+  if (invalid.empty()) invalid = FindGpu(shaped);
+  return invalid;
+}
+
+std::string ParameterGradient::CheckInBucket(const BucketPart& part, const at::Tensor& shaped) {
+  if (!IsLike(*part.like, shaped)) {
+    seen_.stays_out |= SignatureOf(shaped) != SignatureOf(what_.parameter);
+    return "it differs from what its parameter was when the bucket was laid out";
   }
-  core::Signature signature = MakeSignature(shaped);
-  if (!signature_ || *signature_ != signature) {
-    signature_ = std::make_shared<const core::Signature>(std::move(signature));
+  if (HasContractStrides(what_.parameter, part.strides)) return {};
+  return "its strides differ from those of its parameter when the bucket was made";
+}
+
+// Its part of a bucket of its own, which serves again while the gradient stays like it. The key says
+// nothing of how the memory lies: row by row on all ranks.
+BucketPartPtr ParameterGradient::PartAlone(const at::Tensor& shaped) {
+  BucketPartPtr part = part_;
+  if (part && part->bucket->assembly.of_one() && IsLike(*part->like, shaped)) return part;
+  auto like = std::make_shared<const core::Signature>(SignatureOf(shaped));
+  auto signature = std::make_shared<core::Signature>(RequestOf(*like));
+  signature->subject = what_.rule->at_backward ? 1 : 0;  // as most of them are
+  const auto bucket =
+      std::make_shared<Bucket>(core::Key::Named(set_.members.set, what_.key), std::move(signature));
+  if (what_.rule->hook) {
+    bucket->hook = std::make_unique<BucketHook>();
+    bucket->hook->given.name = what_.key;
+    bucket->hook->given.index = what_.index;
+    bucket->hook->given.parameters = {what_.name};
+    bucket->hook->given.parameter_tensors = {what_.parameter};
+    bucket->hook->starts = {0};
   }
-  work->request.signature = signature_;
-  return work;
+  part = Bucket::PartOf(bucket, 0, weak_from_this(), std::move(like), RowMajorStrides(shaped));
+  part_ = part;
+  return part;
+}
+
+std::string ParameterGradient::NoteOnGpu(ops::cuda::DeviceWork& work) {
+  work.device = gpu_->device();
+  const core::Status noted = NoteProducer(work, *gpu_);
+  under_way_->captured = noted.code() == core::StatusCode::kInvalidArgument;
+  return under_way_->captured ? kCaptured : noted.message();
 }
 
 // Of a tensor on one: a parameter may have moved there, or to another.
@@ -376,68 +388,66 @@ std::string ParameterGradient::FindGpu(const at::Tensor& shaped) {
   return FindGpuOf(shaped, *set_.session, &gpu_);
 }
 
-void ParameterGradient::StartDense(bool will_wait) {
-  const core::WorkPtr work = DescribeDense();
-  if (round_ != 0) {
-    auto signature = std::make_shared<core::Signature>(*signature_);
-    signature->subject = round_;
-    work->request.signature = std::move(signature);
-  }
-  work->request.key = core::Key::Named(set_.members.set, what_.key);
-  std::string& invalid = work->request.invalid;
-  // The hooks of the other ranks wait for this one's all the same, which then brings zeros.
-  const bool calls_hook = what_.rule->hook != nullptr;
-  if (calls_hook && !invalid.empty()) present_ = false;
-  std::string no_memory;
-  if (invalid.empty() || calls_hook) no_memory = TryGiveMemory(*work);
-  if (invalid.empty()) invalid = no_memory;
-  if (invalid.empty() && on_gpu_) invalid = NoteReadyInStreams({work}, *gpu_).message();
-  if (calls_hook && !no_memory.empty()) FailHook(no_memory);
-  if (calls_hook) CallHook();
-  ThrowIfError(set_.session->Submit(work, will_wait));
-  handle_ = work->handle;
-}
-
 // What does not fit makes the request of the whole bucket invalid, so that all ranks take the
 // bucket apart.
-void ParameterGradient::StartInBucket(std::shared_ptr<Bucket> bucket, bool will_wait) {
+void ParameterGradient::StartDense(BucketPartPtr part, bool will_wait) {
   using Arrival = fusion::BucketAssembly::Arrival;
-  const core::WorkPtr work = DescribeDense();
-  std::string& invalid = work->request.invalid;
-  if (invalid.empty() && *signature_ != bucket->assembly.SignatureOf(part_)) {
-    invalid = "it differs from what its parameter was when the bucket was laid out";
-    seen_.stays_out |= *signature_ != MakeSignature(what_.parameter);
+  UnderWay& now = *under_way_;
+  const bool as_found = now.present && !(what_.rule->sparse_as_dense && IsSparse(now.found));
+  const at::Tensor& shaped = as_found ? now.found : what_.parameter;
+  const bool together = part != nullptr;
+  std::string invalid = Check(shaped);
+  if (!together) part = PartAlone(shaped);
+  Bucket& bucket = *part->bucket;
+  core::Work& work = part->Renew(IsOnGpu(shaped));
+  if (!now.present) work.request.absent = {true};
+  if (part->on_gpu() != nullptr && gpu_ && (invalid.empty() || bucket.hook)) {
+    std::string noted = NoteOnGpu(*part->on_gpu());
+    if (invalid.empty()) invalid = std::move(noted);
   }
-  if (invalid.empty() && ContractStrides(what_.parameter) != bucket->strides[part_]) {
-    invalid = "its strides differ from those of its parameter when the bucket was made";
+  if (invalid.empty() && together) invalid = CheckInBucket(*part, shaped);
+  // The hooks of the other ranks wait for this one's all the same, which then brings zeros.
+  if (bucket.hook && !invalid.empty()) now.present = false;
+  if (invalid.empty() || bucket.hook) {
+    std::string no_memory = TryGiveMemory(*part);
+    if (bucket.hook && !no_memory.empty()) FailHook(bucket, no_memory);
+    if (invalid.empty()) invalid = std::move(no_memory);
   }
-  in_ = bucket;
-  in_part_ = part_;
-  if (invalid.empty()) invalid = TryGiveMemory(*work);
-  if (!invalid.empty()) invalid = "the gradient of " + core::Quoted(what_.name) + ": " + invalid;
-  const Arrival arrival = bucket->assembly.Put(part_, work);
-  if (arrival == Arrival::kInFlight) {
-    in_.reset();
-    ThrowWrittenAgain();
+  if (together && !invalid.empty()) {
+    invalid = "the gradient of " + core::Quoted(what_.name) + ": " + invalid;
   }
+  work.request.invalid = std::move(invalid);
+  const Arrival arrival = bucket.assembly.Put(part->index, part->work);
+  if (arrival == Arrival::kInFlight) ThrowWrittenAgain();
+  now.is_put = true;
   if (arrival == Arrival::kEarly) return;
-  const core::WorkPtr whole = bucket->assembly.Assemble(round_);
+  if (!bucket.hook) return Launch(bucket, will_wait);
+  const std::shared_ptr<HookLine> line = bucket.hook->line;
+  if (!line) return;  // LaunchAlone
+  line->line.Complete(static_cast<std::size_t>(bucket.hook->given.index), [&](std::size_t next) {
+    if (const auto alive = line->buckets[next].lock()) Launch(*alive, will_wait);
+  });
+}
+
+// A bucket that is complete, which with a hook may be another than this gradient's.
+void ParameterGradient::Launch(Bucket& bucket, bool will_wait) {
+  if (bucket.hook) CallHook(bucket);
+  const core::WorkPtr whole = bucket.assembly.Assemble(under_way_->round);
   // Later than their hooks might, but once for all of them.
-  if (on_gpu_ && whole->request.invalid.empty()) {
-    core::Status noted = NoteReadyInStreams(whole->parts, *gpu_);
-    if (noted.ok()) noted = NoteVacant(whole->parts, *gpu_);
+  if (!bucket.hook && gpu_ && bucket.parts.front().on_gpu() != nullptr &&
+      whole->request.invalid.empty()) {
+    core::Status noted = NoteReadyInStreams(bucket.assembly.parts(), *gpu_);
+    if (noted.ok()) noted = NoteVacant(bucket.assembly.parts(), *gpu_);
     whole->request.invalid = noted.message();
   }
   ThrowIfError(set_.session->Submit(whole, will_wait));
-  bucket->assembly.NoteSubmitted(whole);
+  bucket.assembly.NoteSubmitted(whole);
 }
 
 // One grouped all-gather of indices and values.
 void ParameterGradient::StartSparse(bool will_wait) {
-  at::Tensor mine = found_;
-  if (present_) {
-    version_ = VersionOf(found_);
-  } else {
+  at::Tensor mine = under_way_->found;
+  if (!under_way_->present) {
     // No entries. What it is must fit, what the others have decides its form.
     const auto sizes = what_.parameter.sizes();
     std::vector<std::int64_t> values = {0};
@@ -445,7 +455,6 @@ void ParameterGradient::StartSparse(bool will_wait) {
     const auto like = what_.parameter.options();
     mine = at::sparse_coo_tensor(at::empty({sparse_dims_, 0}, like.dtype(at::kLong)),
                                  at::empty(values, like), sizes);
-    if (found_.defined()) version_ = VersionOf(found_);
   }
   const bool is_average = what_.rule->reduction == core::ReduceOp::kAverage;
   const auto options = AllreduceOptions()
@@ -454,7 +463,8 @@ void ParameterGradient::StartSparse(bool will_wait) {
                            .prescale(what_.rule->prescale)
                            .postscale(what_.rule->postscale)
                            .process_set(set_.process_set);
-  sparse_ = detail::StartSparse(mine, options, will_wait, set_.session, round_);
+  under_way_->sparse =
+      detail::StartSparse(mine, options, will_wait, set_.session, under_way_->round);
 }
 
 }  // namespace sirtaki::detail

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,9 +36,19 @@ constexpr const char* kNoSecondBackward =
     "that cannot be averaged again. Let the passes add up in no_sync() or by "
     "backward_passes_per_step, call zero_grad() between them, or average in step(), by average_at";
 
-class ArenaPlace;
 class GpuWaits;
 struct Bucket;
+struct BucketPart;
+
+// What the gradients that one optimizer, or module, has made have in common.
+struct GradientCounts {
+  fusion::GateCounts gates;
+  std::atomic<std::int64_t> ready{0};  // gradients, as they become ready
+  // Which average of its step the next one is; 0: nobody counts.
+  std::atomic<std::uint32_t> round{0};
+  // Gradients that another optimizer has as well, or has had.
+  std::atomic<int> shared{0};
+};
 
 // Shared by all optimizers that have the parameter. Hooks run on autograd's threads, also several
 // at once; everything else is called by the thread that uses the optimizers.
@@ -51,10 +60,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
     std::int64_t index = 0;  // among the parameters of the optimizer that made it
     at::Tensor parameter;
     std::shared_ptr<const GradientRule> rule;
-    // Counts the gradients of the optimizer that made it as they become ready.
-    std::shared_ptr<std::atomic<std::int64_t>> ready_count;
-    // Which average of its step the next one is, for that optimizer; 0: nobody counts.
-    std::shared_ptr<const std::atomic<std::uint32_t>> round;
+    std::shared_ptr<GradientCounts> counts;  // of the optimizer that made it
   };
   ParameterGradient(Description description, SessionSet set);
   ~ParameterGradient();  // its hooks stay, and do nothing
@@ -88,22 +94,24 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
     bool stays_out = false;   // it cannot go with others
   };
   const Seen& seen() const { return seen_; }
-  // Of one like its parameter.
+  // The signatures of a dense gradient shaped like the parameter: what it is, and what its request is
+  // of. With a hook the request moves nothing.
+  core::Signature ParameterSignature();
   core::Signature ExpectedSignature();
-  void PutInto(std::shared_ptr<Bucket> bucket, std::size_t part);
+  // Precondition of PutInto: it is not under way.
+  void PutInto(std::shared_ptr<BucketPart> part) { part_ = std::move(part); }
+  // Takes its bucket apart: all of its gradients go by themselves from their next Submit on.
   void TakeOut();
   // A second optimizer has it as well: it belongs to no bucket.
-  void Share() { shared_ = true; }
+  void Share();
   bool shared() const { return shared_; }
-  // Since its bucket was taken apart, for one.
-  bool in_bucket() const { return bucket_.load() != nullptr; }
   // Those that are in a bucket with it.
   std::vector<std::shared_ptr<ParameterGradient>> BucketMates() const;
 
   // The GPU that it was last on, if any.
   const std::shared_ptr<session::Gpu>& gpu() const { return gpu_; }
   // It was handed in while its stream was captured in a CUDA graph, and waits for Finish.
-  bool captured() const { return captured_; }
+  bool captured() const { return under_way_ && under_way_->captured; }
 
   // Precondition: the gate was reported by the caller. Hands in a gradient that no backward() has
   // handed in. `averaged`: that of this step was averaged before. Throws what the engine refuses.
@@ -119,6 +127,9 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   bool ready() const;
   std::optional<core::Status> Advance(GpuWaits& waits);
   core::HandlePtr handle() const;  // what it waits for, if that has one
+  // Calls the hook, if there is one, for a gradient that goes by itself: not when it is handed in,
+  // which happens in another order on each rank.
+  void LaunchAlone();
   // An average is in its place, and those of gradients that share its memory are as well.
   void NoteDelivered() {
     if (std::exchange(delivered_, false)) NoteAverage();
@@ -142,36 +153,68 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   void JoinEnds() const;
   std::string WhyNotAveraged() const;
   // Why there is no memory, for the peers to learn it as well; empty if there is.
-  std::string TryGiveMemory(core::Work& work);
-  void GiveMemory(core::Work& work);
-  at::Tensor PlaceDense(const std::vector<std::int64_t>& strides);
-  bool PlaceInArena(const std::vector<std::int64_t>& strides);
+  std::string TryGiveMemory(BucketPart& part);
+  void GiveMemory(BucketPart& part);
+  at::Tensor PlaceDense(const BucketPart& part);
+  bool PlaceInArena(BucketPart& part);
   bool LiesInArena(const at::Tensor& tensor) const;
   bool MayReplaceFound() const;
   bool FoundWritten() const;
-  void FailHook(const std::string& why) const;  // throws
-  void CallHook();
+  [[noreturn]] void FailHook(const Bucket& bucket, const std::string& why) const;
+  void AwaitProducers(Bucket& bucket) const;
+  void CallHook(Bucket& bucket) const;
+  at::Tensor FillBuffer(const BucketPart& part) const;
   bool MovesSparse() const;
   void Start(bool will_wait);
-  void StartDense(bool will_wait);
-  void StartInBucket(std::shared_ptr<Bucket> bucket, bool will_wait);
+  void StartDense(std::shared_ptr<BucketPart> part, bool will_wait);
   void StartSparse(bool will_wait);
+  void Launch(Bucket& bucket, bool will_wait);
   void StartAnew();
-  core::WorkPtr DescribeDense();
+  std::string Check(const at::Tensor& shaped);
+  std::string CheckInBucket(const BucketPart& part, const at::Tensor& shaped);
+  std::shared_ptr<BucketPart> PartAlone(const at::Tensor& shaped);
+  std::string NoteOnGpu(ops::cuda::DeviceWork& work);
   std::string FindGpu(const at::Tensor& shaped);
-  core::Signature MakeSignature(const at::Tensor& shaped) const;
+  core::Signature SignatureOf(const at::Tensor& shaped) const;
+  core::Signature RequestOf(core::Signature signature) const;
+  bool IsLike(const core::Signature& signature, const at::Tensor& shaped) const;
   core::Status Await();
-  ArenaPlace* place() const;  // of what is under way; null: none
+  void ReleasePart();
   bool AbsentEverywhere() const;
   bool StartByItself(const core::Status& status);
   std::shared_ptr<Pending> AskForForms();
   bool TakeForms();
   core::Status Collect(GpuWaits& waits);
+  at::Tensor TakeResult(GpuWaits& waits);
   void CollectFromHook();
-  void DropFromHook();
-  at::Tensor AllocatedMemory() const;
+  void DropFromHook() const;
   void Deliver(const at::Tensor& average);
   void Clear();
+
+  // What is under way from Submit to Finish. It belongs to whoever reported the gate.
+  struct UnderWay {
+    at::Tensor found;          // what `.grad` was then, perhaps undefined
+    bool present = false;      // and whether it counts: not that of a frozen parameter
+    bool shares = false;       // its memory with other tensors, and so the version
+    std::int64_t version = 0;  // of `found`
+    std::uint32_t round = 0;   // which average of its step it is; 0: nobody counts
+    std::string refused;       // why it is not averaged; empty: it is
+    bool is_put = false;       // a dense one: into its part of a bucket
+    bool captured = false;  // in a CUDA graph, which has not computed it: nor is it sent by itself
+    std::shared_ptr<Pending> sparse;  // a sparse one,
+    std::exception_ptr sparse_error;  // and what it has thrown
+    std::shared_ptr<Pending> forms;   // of the other ranks, after a mismatch,
+    bool asked = false;               // of which it was the first,
+    core::Status mismatch;            // and this its status
+  };
+  // What `.grad` was, and its version, when an average was put there. The weak pointer keeps its
+  // address from being another's.
+  using WeakImpl = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  struct Average {
+    WeakImpl gradient;
+    std::int64_t version = 0;
+  };
+  using Owners = std::vector<std::weak_ptr<AveragedAtEnd>>;
 
   const Description what_;
   const SessionSet set_;
@@ -180,49 +223,22 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // How many nodes have had the hooks: those of the last one are at work.
   std::atomic<std::uint64_t> attachments_{0};
   bool takes_part_ = false;
-  using Owners = std::vector<std::weak_ptr<AveragedAtEnd>>;
   std::atomic<std::shared_ptr<const Owners>> owners_;  // hooks read them
-  core::SignaturePtr signature_;
   // Of the last gradient that was reduced: sparse dimensions, 0 of a dense one. The same on all
   // ranks: those that have none reduce nothing in this form.
   std::int64_t sparse_dims_ = 0;
-  // Null: it goes by itself. Atomic, for the optimizer may end while the hooks run.
-  std::atomic<std::shared_ptr<Bucket>> bucket_;
-  std::size_t part_ = 0;  // of the bucket
+  // Its part of the bucket that it goes in, which may be a bucket of this gradient alone; null: it
+  // has gone in none yet. Atomic, for the optimizer may end while the hooks run.
+  std::atomic<std::shared_ptr<BucketPart>> part_;
   bool shared_ = false;
   std::uint64_t averages_ = 0;
-  // What `.grad` was, and its version, when an average was put there. The weak pointer keeps its
-  // address from being another's.
-  using WeakImpl = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  std::optional<WeakImpl> average_;
-  std::int64_t average_version_ = 0;
+  std::optional<Average> average_;
   bool delivered_ = false;             // since it was last noted
   std::shared_ptr<session::Gpu> gpu_;  // that it was last on
   std::atomic<bool> fresh_{false};     // the last backward has made it, not added to one
-
-  // What is under way. Belongs to whoever reported the gate, until Finish.
+  bool on_average_ = false;            // `.grad` holds an average, to which passes may have added
   Seen seen_;
-  at::Tensor found_;          // what `.grad` was then, perhaps undefined
-  bool present_ = false;      // and whether it counts: not that of a frozen parameter
-  bool on_average_ = false;   // `.grad` holds an average, to which passes may have added
-  bool shares_ = false;       // its memory with other tensors, and so the version
-  std::int64_t version_ = 0;  // of `found_`
-  at::Tensor moved_;          // what is reduced: found_'s own memory, or a flat copy, or zeros, or
-                              // its place in the arena, where the lane brings it
-  std::shared_ptr<at::Tensor> kept_;               // the same, for as long as the work needs it
-  std::shared_ptr<Bucket> in_;                     // of a dense one: the bucket that it is in,
-  std::size_t in_part_ = 0;                        // and its part of that
-  core::HandlePtr handle_;                         // or its own handle
-  std::shared_ptr<ops::cuda::DeviceWork> on_gpu_;  // of a dense one on a GPU: its work, or part
-  bool captured_ = false;  // in a CUDA graph, which has not computed it: nor is it sent by itself
-  std::shared_ptr<Pending> sparse_;  // of a sparse one
-  std::exception_ptr sparse_error_;  // what it has thrown
-  std::string refused_;              // why it is not averaged; empty: it is
-  std::uint32_t round_ = 0;          // which average of its step it is; 0: nobody counts
-  std::shared_ptr<Pending> forms_;   // of the other ranks, after a mismatch,
-  bool asked_ = false;               // of which it was the first,
-  core::Status mismatch_;            // and this its status
-  std::function<at::Tensor()> finish_hook_;
+  std::optional<UnderWay> under_way_;
 };
 
 }  // namespace sirtaki::detail

@@ -18,69 +18,57 @@
 
 namespace sirtaki::detail {
 
-// What the lane has used, and who allocates it has to know of.
-at::Tensor ParameterGradient::AllocatedMemory() const {
-  const at::Tensor& used = place() != nullptr && place()->Has(moved_) ? found_ : moved_;
-  return used.defined() && !IsSparse(used) && !LiesInArena(used) ? used : at::Tensor();
-}
-
 void ParameterGradient::Deliver(const at::Tensor& average) {
-  constexpr std::size_t kOurs = 2;  // `.grad` and found_
-  const bool arrives = present_ && place() != nullptr && place()->Has(average) &&
-                       average.const_data_ptr() != found_.const_data_ptr();
+  constexpr std::size_t kOurs = 2;  // `.grad` and under_way_'s
+  const at::Tensor& found = under_way_->found;
+  const BucketPartPtr part = part_;
+  const bool arrives = under_way_->present && part->place && part->place->Has(average) &&
+                       average.const_data_ptr() != found.const_data_ptr();
   // Unless somebody has got hold of it meanwhile.
-  if (arrives && found_.use_count() == kOurs && found_.storage().use_count() == 1) {
+  if (arrives && found.use_count() == kOurs && found.storage().use_count() == 1) {
     what_.parameter.mutable_grad() = average;
-  } else if (found_.defined() && !found_.requires_grad() && !IsSparse(found_)) {
-    if (average.data_ptr() != found_.data_ptr()) found_.copy_(average);
+  } else if (found.defined() && !found.requires_grad() && !IsSparse(found)) {
+    if (average.data_ptr() != found.data_ptr()) found.copy_(average);
   } else {
     what_.parameter.mutable_grad() = average;
   }
 }
 
-void ParameterGradient::CollectFromHook() {
-  at::Tensor result;
-  try {
-    result = finish_hook_();
-  } catch (...) {
-    FailHook(TextOfCurrent());
-  }
-  if (!result.defined() || result.numel() != moved_.numel() ||
-      result.scalar_type() != moved_.scalar_type() || result.device() != moved_.device()) {
-    FailHook("it gave " + TypeAndShape(result) + " for " + TypeAndShape(moved_) +
-             "; type, number of elements and device have to be equal");
-  }
-  Deliver(result.detach().reshape(moved_.sizes()));
-}
-
-// The other ranks' hooks wait for this one's also where nothing can be averaged.
-void ParameterGradient::DropFromHook() {
-  try {
-    (void)std::exchange(finish_hook_, nullptr)();
-  } catch (...) {
-    FailHook(TextOfCurrent());
-  }
-}
-
 // Others who share its memory share the version as well, and write what is theirs.
 bool ParameterGradient::FoundWritten() const {
-  return found_.defined() && !shares_ && VersionOf(found_) != version_;
+  const UnderWay& now = *under_way_;
+  return now.found.defined() && !now.shares && VersionOf(now.found) != now.version;
+}
+
+// What the work has made; it keeps nothing of it. A device may be far behind, but whoever gets the
+// memory next comes behind what it does there.
+at::Tensor ParameterGradient::TakeResult(GpuWaits& waits) {
+  if (!under_way_->is_put) return {};
+  const BucketPartPtr part = part_;
+  GradientMemory& memory = part->memory();
+  if (const ops::cuda::DeviceWork* const work = part->on_gpu()) {
+    // What the lane has used, and who allocates it has to know of.
+    const at::Tensor& used =
+        part->place && part->place->Has(memory.result) ? under_way_->found : memory.result;
+    const bool allocated = used.defined() && !IsSparse(used) && !LiesInArena(used);
+    waits.Await(*work, *gpu_, allocated ? used : at::Tensor());
+  }
+  return std::exchange(memory, {}).result;
 }
 
 // Precondition: Await has said ok.
 core::Status ParameterGradient::Collect(GpuWaits& waits) {
-  if (on_gpu_) waits.Await(*on_gpu_, *gpu_, AllocatedMemory());
-  // A device may be far behind, but whoever gets this memory next comes behind what it does there.
-  if (kept_) *kept_ = at::Tensor();
-  const bool same = what_.parameter.grad().is_same(found_);
+  UnderWay& now = *under_way_;
+  const at::Tensor result = TakeResult(waits);
+  const bool same = what_.parameter.grad().is_same(now.found);
   if (!same || FoundWritten()) {
     return Refused("the gradient of " + core::Quoted(what_.name) + " was " +
                    (same ? "changed" : "replaced") +
                    " while it was being reduced: call step() or synchronize() on the optimizer "
                    "before zero_grad() and before changing gradients");
   }
-  const int joined = sparse_ ? sparse_->joined() : handle()->joined();
-  if (present_ && on_average_ && joined >= 0) {
+  const int joined = now.sparse ? now.sparse->joined() : handle()->joined();
+  if (now.present && on_average_ && joined >= 0) {
     return Refused("the gradient of " + core::Quoted(what_.name) +
                    " held an average already, and cannot be averaged again: rank " +
                    std::to_string(joined) +
@@ -88,10 +76,11 @@ core::Status ParameterGradient::Collect(GpuWaits& waits) {
                    "or by backward_passes_per_step, or call "
                    "zero_grad() between them");
   }
-  if (sparse_) {
-    sparse_dims_ = moved_.sparse_dim();
+  if (now.sparse) {
+    const at::Tensor sum = now.sparse->Results().front();
+    sparse_dims_ = sum.sparse_dim();
     // Ranks without the gradient cannot tell an empty one from none: it is none for all of them.
-    what_.parameter.mutable_grad() = moved_._nnz() > 0 ? moved_ : at::Tensor();
+    what_.parameter.mutable_grad() = sum._nnz() > 0 ? sum : at::Tensor();
     delivered_ = true;
     return {};
   }
@@ -100,7 +89,7 @@ core::Status ParameterGradient::Collect(GpuWaits& waits) {
   if (what_.rule->hook) {
     CollectFromHook();
   } else {
-    Deliver(moved_);
+    Deliver(result);
   }
   delivered_ = true;
   return {};
@@ -108,13 +97,13 @@ core::Status ParameterGradient::Collect(GpuWaits& waits) {
 
 // Not ok with a handle that is not done: the wait was given up.
 core::Status ParameterGradient::Await() {
-  if (sparse_) {
+  if (under_way_->sparse) {
     try {
-      moved_ = sparse_->Results().front();
+      (void)under_way_->sparse->Results();
       return {};
     } catch (const Error& error) {
       if (error.code() != ErrorCode::mismatch) throw;
-      sparse_error_ = std::current_exception();
+      under_way_->sparse_error = std::current_exception();
       return Refused(error.what());
     }
   }
@@ -127,28 +116,35 @@ core::Status ParameterGradient::Await() {
   return handle->done() ? handle->status() : set_.session->Wait(*handle);
 }
 
-ArenaPlace* ParameterGradient::place() const {
-  return in_ && !in_->places.empty() ? &in_->places[in_part_] : nullptr;
+core::HandlePtr ParameterGradient::handle() const {
+  if (!under_way_ || !under_way_->is_put) return nullptr;
+  return part_.load()->bucket->assembly.handle();
 }
 
-core::HandlePtr ParameterGradient::handle() const { return in_ ? in_->assembly.handle() : handle_; }
-
 bool ParameterGradient::AbsentEverywhere() const {
-  return in_ ? in_->assembly.AbsentEverywhere(in_part_) : handle_->absent_everywhere();
+  const BucketPartPtr part = part_;
+  return part->bucket->assembly.AbsentEverywhere(part->index);
+}
+
+void ParameterGradient::ReleasePart() {
+  if (!std::exchange(under_way_->is_put, false)) return;
+  const BucketPartPtr part = part_;
+  part->bucket->assembly.Release(part->index);
+  // After a failure a lane may still use the memory: whoever keeps the work keeps that.
+  if (part->memory().result.defined()) part->work.reset();
+  Bucket& bucket = *part->bucket;
+  if (bucket.hook && !bucket.assembly.handle()) bucket.hook->End(bucket.assembly.of_one());
 }
 
 // In the form and the place that it now has.
 void ParameterGradient::StartAnew() {
   // It would not be noticed any more that the gradient was written meanwhile.
   const bool written = FoundWritten();
-  if (in_) in_->assembly.Release(in_part_);
-  in_.reset();
-  if (handle_) handle_->Observe();
-  handle_.reset();
-  on_gpu_.reset();
-  sparse_.reset();
+  ReleasePart();
+  under_way_->sparse.reset();
   Start(/*will_wait=*/true);
-  if (written) --version_;
+  LaunchAlone();
+  if (written) --under_way_->version;
 }
 
 // After a failure that all ranks know of: a bucket that cannot be reduced is taken apart, so that
@@ -158,7 +154,7 @@ bool ParameterGradient::StartByItself(const core::Status& status) {
   if (status.message().find(kBackwardThrew) != std::string::npos) return false;
   const bool agreed = status.code() == core::StatusCode::kMismatch ||
                       status.code() == core::StatusCode::kInvalidArgument;
-  if (!in_ || !agreed || !handle()) return false;
+  if (!agreed || !handle() || part_.load()->bucket->assembly.of_one()) return false;
   // Whose fault a mismatch is nobody knows, and the next bucket would meet it again.
   if (status.code() == core::StatusCode::kMismatch) seen_.stays_out = true;
   TakeOut();
@@ -169,25 +165,28 @@ bool ParameterGradient::StartByItself(const core::Status& status) {
 // After a mismatch, of which all ranks know: it may be that some have a sparse gradient and others,
 // which have none, did not know of that.
 std::shared_ptr<Pending> ParameterGradient::AskForForms() {
-  const bool is_sparse = present_ && IsSparse(found_) && !what_.rule->sparse_as_dense;
+  const UnderWay& now = *under_way_;
+  const bool is_sparse = now.present && IsSparse(now.found) && !what_.rule->sparse_as_dense;
   return detail::AskForForms(
-      what_.key, {present_, is_sparse ? found_.sparse_dim() : 0, sparse_ != nullptr, round_}, set_);
+      what_.key,
+      {now.present, is_sparse ? now.found.sparse_dim() : 0, now.sparse != nullptr, now.round},
+      set_);
 }
 
 // False if it is something else.
 bool ParameterGradient::TakeForms() {
-  const at::Tensor forms = std::exchange(forms_, nullptr)->Results().front();
+  const at::Tensor forms = std::exchange(under_way_->forms, nullptr)->Results().front();
   const auto form = DecideForm(what_.name, what_.key, forms, what_.rule->of_module);
   if (!form) return false;
-  sparse_error_ = nullptr;
+  under_way_->sparse_error = nullptr;
   sparse_dims_ = *form;
   StartAnew();
   return true;
 }
 
 bool ParameterGradient::ready() const {
-  if (forms_) return forms_->Poll();
-  if (sparse_) return sparse_->Poll();
+  if (under_way_ && under_way_->forms) return under_way_->forms->Poll();
+  if (under_way_ && under_way_->sparse) return under_way_->sparse->Poll();
   const core::HandlePtr handle = this->handle();
   return !handle || handle->done();
 }
@@ -207,38 +206,41 @@ std::optional<core::Status> ParameterGradient::Advance(GpuWaits& waits) {
     return std::nullopt;
   };
   at::NoGradGuard no_grad;
+  // Another thread has just reported it, which is a program's mistake.
+  if (!under_way_) under_way_.emplace();
+  UnderWay& now = *under_way_;
   if (what_.rule->alone) {
-    delivered_ = refused_.empty();
+    delivered_ = now.refused.empty();
     if (delivered_) return core::Status::Ok();
-    return Refused("the gradient of " + core::Quoted(what_.name) + ": " + refused_);
+    return Refused("the gradient of " + core::Quoted(what_.name) + ": " + now.refused);
   }
-  // Its bucket was dissolved before it was complete: who had made it is gone.
-  if (in_ && in_ != bucket_.load() && !handle()) {
+  // Its bucket was taken apart before it was complete: who had made it is gone.
+  if (now.is_put && part_.load()->bucket->is_apart && !handle()) {
     StartAnew();
     return go_on();
   }
-  core::Status status = mismatch_;
-  if (!forms_) {
+  core::Status status = now.mismatch;
+  if (!now.forms) {
     status = Await();
     if (const core::HandlePtr handle = this->handle(); handle && !handle->done()) {
       reset.self = nullptr;  // in a forked child
       return status;
     }
-    if (!status.ok() && finish_hook_) DropFromHook();
+    if (!status.ok()) DropFromHook();
     if (StartByItself(status)) return go_on();
-    const bool mismatch = sparse_error_ || status.code() == core::StatusCode::kMismatch;
-    if (mismatch && !asked_) {
-      asked_ = true;
-      mismatch_ = status;
-      forms_ = AskForForms();
+    const bool mismatch = now.sparse_error || status.code() == core::StatusCode::kMismatch;
+    if (mismatch && !now.asked) {
+      now.asked = true;
+      now.mismatch = status;
+      now.forms = AskForForms();
       return go_on();
     }
   } else if (TakeForms()) {
     return go_on();
   }
   // What one rank could not do, for want of memory or in a CUDA graph, it may do next time.
-  if (sparse_error_ || status.code() == core::StatusCode::kMismatch) seen_.stays_out = true;
-  if (sparse_error_) std::rethrow_exception(sparse_error_);
+  if (now.sparse_error || status.code() == core::StatusCode::kMismatch) seen_.stays_out = true;
+  if (now.sparse_error) std::rethrow_exception(now.sparse_error);
   return status.ok() ? Collect(waits) : std::move(status);
 }
 
@@ -249,23 +251,9 @@ core::Status ParameterGradient::Finish(GpuWaits& waits) {
 }
 
 void ParameterGradient::Clear() {
-  if (in_) in_->assembly.Release(in_part_);
-  in_.reset();
   fresh_.store(false, std::memory_order_relaxed);
-  if (handle_) handle_->Observe();
-  handle_.reset();
-  on_gpu_.reset();
-  captured_ = false;
-  sparse_.reset();
-  sparse_error_ = nullptr;
-  found_ = at::Tensor();
-  moved_ = at::Tensor();
-  kept_.reset();
-  finish_hook_ = nullptr;
-  refused_.clear();
-  forms_.reset();
-  asked_ = false;
-  mismatch_ = {};
+  if (under_way_) ReleasePart();
+  under_way_.reset();
 }
 
 }  // namespace sirtaki::detail

@@ -20,36 +20,38 @@ namespace sirtaki::detail {
 // Nobody else has it, so that its place may change: a backward that found no gradient has made it,
 // or nothing but `.grad` refers to it and to its memory.
 bool ParameterGradient::MayReplaceFound() const {
-  constexpr std::size_t kOurs = 2;  // `.grad` and found_
-  return found_.use_count() == kOurs && (fresh_.load(std::memory_order_relaxed) || !shares_);
+  constexpr std::size_t kOurs = 2;  // `.grad` and under_way_'s
+  return under_way_->found.use_count() == kOurs &&
+         (fresh_.load(std::memory_order_relaxed) || !under_way_->shares);
 }
 
 // Where a dense gradient is reduced: where it lies if it lies right, in memory of its own. If only
 // the backend does not see it there, it moves to memory that the backend sees, once, and its own is
 // given back. So does one that shares the memory that a backward has given it: gradients of several
 // parameters may be parts of one tensor, or the same one.
-at::Tensor ParameterGradient::PlaceDense(const std::vector<std::int64_t>& strides) {
+at::Tensor ParameterGradient::PlaceDense(const BucketPart& part) {
   session::Session& session = set_.session->session();
-  const bool lies_right = LiesWith(found_, strides);
+  at::Tensor& found = under_way_->found;
+  const bool lies_right = LiesWith(found, part.strides);
   // It is not its place there: a bucket of former times had it, or another gradient has.
-  const bool in_arena = IsOnGpu(found_) && LiesInArena(found_);
-  const bool seen = found_.numel() == 0 ||
-                    (IsOnGpu(found_) ? !in_arena : session.IsShared(found_.const_data_ptr()));
+  const bool in_arena = IsOnGpu(found) && LiesInArena(found);
+  const bool seen =
+      found.numel() == 0 || (IsOnGpu(found) ? !in_arena : session.IsShared(found.const_data_ptr()));
   // One with a graph may be what its graph has kept: it stays as it is.
-  const bool has_graph = found_.requires_grad();
-  const bool moves = lies_right && (!seen || shares_) && !has_graph &&
-                     LiesWith(found_, ContractStrides(what_.parameter)) && MayReplaceFound();
-  if (lies_right && !has_graph && !shares_ && !in_arena && !moves) {
-    NoteOverwritten(found_);
-    return found_.detach();
+  const bool has_graph = found.requires_grad();
+  const bool moves = lies_right && (!seen || under_way_->shares) && !has_graph &&
+                     MayReplaceFound() && LiesWith(found, ContractStrides(what_.parameter));
+  if (lies_right && !has_graph && !under_way_->shares && !in_arena && !moves) {
+    NoteOverwritten(found);
+    return found;
   }
-  at::Tensor placed = EmptyForBackend(found_, strides, session);
-  placed.copy_(found_.detach());
+  at::Tensor placed = EmptyForBackend(found, part.strides, session);
+  placed.copy_(found.detach());
   if (!moves) return placed;
   what_.parameter.mutable_grad() = placed;
-  found_ = placed;
-  shares_ = false;
-  return placed.detach();
+  found = placed;
+  under_way_->shares = false;
+  return placed;
 }
 
 bool ParameterGradient::LiesInArena(const at::Tensor& tensor) const {
@@ -58,55 +60,59 @@ bool ParameterGradient::LiesInArena(const at::Tensor& tensor) const {
 
 // In its bucket's arena, if there is one and the result may become `.grad` there. False: what lies
 // elsewhere is brought to its place and taken back, which is vacant then all the same.
-bool ParameterGradient::PlaceInArena(const std::vector<std::int64_t>& strides) {
-  ArenaPlace* const place = this->place();
-  if (place == nullptr || !on_gpu_) return false;
-  place->Enter(*on_gpu_);
-  const bool movable = found_.defined() && !IsSparse(found_) && !found_.requires_grad() &&
-                       !shares_ && LiesWith(found_, strides);
-  if (movable && place->Has(found_)) {
-    NoteOverwritten(found_);
-    moved_ = found_.detach();
+bool ParameterGradient::PlaceInArena(BucketPart& part) {
+  ops::cuda::DeviceWork* const work = part.on_gpu();
+  if (!part.place || work == nullptr) return false;
+  const at::Tensor& found = under_way_->found;
+  part.place->Enter(*work);
+  const bool movable = found.defined() && !IsSparse(found) && !found.requires_grad() &&
+                       !under_way_->shares && LiesWith(found, part.strides);
+  if (movable && part.place->Has(found)) {
+    NoteOverwritten(found);
+    part.memory().result = found;
     return true;
   }
-  place->Vacate(*gpu_);
-  if (present_ && (!movable || LiesInArena(found_) || !MayReplaceFound())) return false;
-  moved_ = place->View(present_ ? found_ : what_.parameter, strides);
+  part.place->Vacate(*gpu_);
+  const bool present = under_way_->present;
+  if (present && (!movable || LiesInArena(found) || !MayReplaceFound())) return false;
+  part.memory().result = part.place->View(present ? found : what_.parameter, part.strides);
+  // The lane brings it there, with all of the bucket.
+  if (present) part.memory().given = found;
   return true;
 }
 
-void ParameterGradient::GiveMemory(core::Work& work) {
-  // By itself it lies row by row on all ranks, in a bucket as the bucket's layout says.
-  const std::vector<std::int64_t> strides =
-      in_ ? ContractStrides(what_.parameter) : RowMajorStrides(what_.parameter);
-  const bool in_arena = PlaceInArena(strides);
-  if (in_arena) {
-    // The lane brings it there, with all of the bucket.
-  } else if (!present_) {
-    moved_ = EmptyForBackend(what_.parameter.detach(), strides, set_.session->session());
-    if (!on_gpu_) moved_.zero_();  // a device's lane looks at what is absent, not at its memory
-  } else if (IsSparse(found_)) {
-    moved_ = EmptyForBackend(found_.detach(), strides, set_.session->session());
-    moved_.copy_(found_.detach().to_dense());
+void ParameterGradient::GiveMemory(BucketPart& part) {
+  const at::Tensor& found = under_way_->found;
+  GradientMemory& memory = part.memory();
+  if (PlaceInArena(part)) {
+    // It has its place.
+  } else if (part.bucket->hook && part.bucket->hook->line) {
+    memory.result = FillBuffer(part);
+  } else if (!under_way_->present) {
+    memory.result =
+        EmptyForBackend(what_.parameter.detach(), part.strides, set_.session->session());
+    // A device's lane looks at what is absent, not at its memory.
+    if (part.on_gpu() == nullptr || part.bucket->hook) memory.result.zero_();
+  } else if (IsSparse(found)) {
+    memory.result = EmptyForBackend(found.detach(), part.strides, set_.session->session());
+    memory.result.copy_(found.detach().to_dense());
   } else {
-    moved_ = PlaceDense(strides);
+    memory.result = PlaceDense(part);
   }
-  if (found_.defined()) version_ = VersionOf(found_);
-  work.input = work.output = moved_.mutable_data_ptr();
-  if (in_arena && present_) work.input = found_.const_data_ptr();
-  kept_ = std::make_shared<at::Tensor>(in_arena && present_ ? found_ : moved_);
-  work.keep_alive = kept_;
+  if (found.defined()) under_way_->version = VersionOf(found);
+  part.work->output = memory.result.mutable_data_ptr();
+  part.work->input = memory.given.defined() ? memory.given.const_data_ptr() : part.work->output;
 }
 
-std::string ParameterGradient::TryGiveMemory(core::Work& work) {
+std::string ParameterGradient::TryGiveMemory(BucketPart& part) {
   try {
-    GiveMemory(work);
+    GiveMemory(part);
     return {};
   } catch (const c10::OutOfMemoryError& error) {
     return WhyNoMemory(error);
   } catch (const std::exception& error) {
     // On a GPU it may be any failure of the device, which a copy has come upon.
-    return on_gpu_ ? TextOf(error) : WhyNoMemory(error);
+    return part.on_gpu() != nullptr ? TextOf(error) : WhyNoMemory(error);
   }
 }
 

@@ -34,6 +34,12 @@ std::optional<core::DType> Float8Of(at::ScalarType type) {
   return std::nullopt;
 }
 
+// No message could carry more of a shape that WhyNotMovable rejects.
+at::IntArrayRef ShapeOf(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided || tensor.is_nested()) return {};
+  return tensor.sizes().slice(0, static_cast<std::size_t>(std::min(tensor.dim(), kMostDimensions)));
+}
+
 }  // namespace
 
 std::optional<core::DType> DTypeOf(at::ScalarType type) {
@@ -79,14 +85,17 @@ std::string WhyNotMovable(const at::Tensor& tensor) {
 core::Signature Describe(const at::Tensor& tensor) {
   core::Signature signature;
   if (!tensor.defined()) return signature;
-  if (const auto dtype = DTypeOf(tensor.scalar_type())) signature.dtype = *dtype;
+  signature.dtype = DTypeOf(tensor.scalar_type()).value_or(signature.dtype);
   if (tensor.device().is_cuda()) signature.device = core::DeviceKind::kCuda;
-  if (tensor.layout() == at::kStrided && !tensor.is_nested()) {
-    // No message could carry more of a shape that WhyNotMovable rejects.
-    const auto sizes = tensor.sizes();
-    signature.shape.assign(sizes.begin(), sizes.begin() + std::min(tensor.dim(), kMostDimensions));
-  }
+  const at::IntArrayRef shape = ShapeOf(tensor);
+  signature.shape.assign(shape.begin(), shape.end());
   return signature;
+}
+
+bool IsDescribedBy(const core::Signature& signature, const at::Tensor& tensor) {
+  return signature.dtype == DTypeOf(tensor.scalar_type()).value_or(core::Signature().dtype) &&
+         (signature.device == core::DeviceKind::kCuda) == tensor.device().is_cuda() &&
+         ShapeOf(tensor) == at::IntArrayRef(signature.shape);
 }
 
 bool LiesFlat(const at::Tensor& tensor) {

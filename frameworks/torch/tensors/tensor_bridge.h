@@ -22,6 +22,8 @@ std::string WhyNotMovable(const at::Tensor& tensor);
 // Data type, kind of device and shape of the tensor; all that WhyNotMovable accepts, and as much as
 // can be said of the others: it still names a rejected request for the peers.
 core::Signature Describe(const at::Tensor& tensor);
+// Whether that is what the signature holds of a tensor that is defined. Allocates nothing.
+bool IsDescribedBy(const core::Signature& signature, const at::Tensor& tensor);
 
 // True if the elements lie in memory in row-major order as they are.
 bool LiesFlat(const at::Tensor& tensor);

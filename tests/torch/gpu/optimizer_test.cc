@@ -369,5 +369,32 @@ TEST_F(GpuOptimizerTest, AHookGetsTheGradientWhereItIs) {
   });
 }
 
+TEST_F(GpuOptimizerTest, AHookGetsABucketThatSeveralStreamsHaveMade) {
+  RunRanks(2, [&](GpuRank& rank) {
+    GivenGradients model;
+    model.Add("a", {3}, Cuda(rank.device()), gpus_.MakeStream());
+    model.Add("b", {2, 2}, Cuda(rank.device()), gpus_.MakeStream());
+    std::vector<std::size_t> gradients;
+    auto optimizer = model.Wrap(Options().hook([&](const GradientBucket& bucket) {
+      gradients.push_back(bucket.gradients.size());
+      const Handle handle = allreduce_async_(
+          bucket.buffer, AllreduceOptions().name(bucket.name + "/sum").op(ReduceOp::Sum),
+          rank.session());
+      return [handle] { return synchronize(handle); };
+    }),
+                                rank.session());
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      const auto value = static_cast<float>(1 + step + rank.number());
+      model.Backward({{"a", value}, {"b", 10 * value}});
+      optimizer.step();
+      const auto sum = static_cast<float>(3 + 2 * step);
+      EXPECT_EQ(rank.Read(model["a"].grad()), Of(3, sum));
+      EXPECT_EQ(rank.Read(model["b"].grad()), Of(4, 10 * sum));
+    }
+    EXPECT_THAT(gradients, ::testing::ElementsAre(1, 1, 2, 2));
+  });
+}
+
 }  // namespace
 }  // namespace sirtaki::tests

@@ -197,12 +197,12 @@ TEST(HookTest, ReducesInstead) {
     std::mutex mutex;
     const auto hook = [&](const GradientBucket& bucket) {
       EXPECT_EQ(bucket.parameters.size(), bucket.gradients.size());
-      {
-        const std::lock_guard lock(mutex);
-        seen.push_back(bucket.parameters[0]);
-      }
       EXPECT_EQ(bucket.buffer.dim(), 1);
-      EXPECT_EQ(bucket.gradients[0].sizes(), bucket.index == 0 ? a.sizes() : b.sizes());
+      for (std::size_t i = 0; i < bucket.gradients.size(); ++i) {
+        const std::lock_guard lock(mutex);
+        seen.push_back(bucket.parameters[i]);
+        EXPECT_EQ(bucket.gradients[i].sizes(), bucket.parameters[i] == "a" ? a.sizes() : b.sizes());
+      }
       auto handle =
           allreduce_async(bucket.buffer.to(torch::kHalf),
                           AllreduceOptions().name(bucket.name + "/f16").op(ReduceOp::Sum), session);
@@ -302,29 +302,42 @@ struct CountingHook : torch::autograd::FunctionPostHook {
 };
 
 // Another thread destroys it, so that the hook that runs has the last reference to what it belongs to.
+// `in_bucket`: in backward() itself; otherwise there is no bucket yet, and it is called at its end.
+void DestroyInHook(int rank, const Session& session, bool in_bucket) {
+  auto weight = OptionZeros(2);
+  std::atomic<int> calls{0};
+  std::optional<DistributedOptimizer<SGD>> optimizer;
+  bool destroys = false;
+  const auto hook = [&optimizer, &destroys](const GradientBucket& bucket) {
+    if (destroys) std::thread([&optimizer] { optimizer.reset(); }).join();
+    return [buffer = bucket.buffer] { return buffer; };
+  };
+  optimizer.emplace(Wrap({{"w", weight}}, Options().hook(hook), session));
+  if (in_bucket) {
+    Slope(weight, 1).backward();
+    optimizer->zero_grad();
+  }
+  destroys = true;
+  const auto node = torch::autograd::impl::grad_accumulator(weight);
+  node->add_post_hook(std::make_unique<CountingHook>(calls));
+  Slope(weight, rank + 1).backward();
+  EXPECT_FALSE(optimizer.has_value());
+  EXPECT_EQ(calls, 1) << "autograd has lost its place among the hooks";
+  EXPECT_EQ(First(weight.grad()), static_cast<float>(rank + 1));
+  auto next = Wrap({{"w", weight}}, {}, session);
+  next.zero_grad();
+  Slope(weight, rank + 1).backward();
+  next.step();
+  EXPECT_EQ(First(weight), -1.5f);
+  EXPECT_EQ(calls, 2);
+}
+
 TEST(HookTest, RunsToItsEndThoughItsOptimizerIsDestroyedMeanwhile) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    auto weight = OptionZeros(2);
-    std::atomic<int> calls{0};
-    std::optional<DistributedOptimizer<SGD>> optimizer;
-    const auto hook = [&optimizer](const GradientBucket& bucket) {
-      std::thread([&optimizer] { optimizer.reset(); }).join();
-      return [buffer = bucket.buffer] { return buffer; };
-    };
-    optimizer.emplace(Wrap({{"w", weight}}, Options().hook(hook), session));
-    const auto node = torch::autograd::impl::grad_accumulator(weight);
-    node->add_post_hook(std::make_unique<CountingHook>(calls));
-    Slope(weight, rank + 1).backward();
-    EXPECT_FALSE(optimizer.has_value());
-    EXPECT_EQ(calls, 1) << "autograd has lost its place among the hooks";
-    EXPECT_EQ(First(weight.grad()), static_cast<float>(rank + 1));
-    auto next = Wrap({{"w", weight}}, {}, session);
-    next.zero_grad();
-    Slope(weight, rank + 1).backward();
-    next.step();
-    EXPECT_EQ(First(weight), -1.5f);
-    EXPECT_EQ(calls, 2);
-  });
+  for (const bool in_bucket : {false, true}) {
+    RunTorchRanks(2, [in_bucket](int rank, const Session& session) {
+      DestroyInHook(rank, session, in_bucket);
+    });
+  }
 }
 
 // ---- accumulation ----

@@ -14,8 +14,10 @@ from sirtaki.torch.reductions import Average, Handle, allreduce_async_
 
 
 class GradBucket:
-    """A GradBucket holds gradients that are reduced together, in this version one. Its functions are those of
-    torch.distributed.GradBucket, as far as they mean something here."""
+    """A GradBucket holds gradients that are reduced together. Its functions are those of torch.distributed.GradBucket,
+    as far as they mean something here. In the first step each gradient goes by itself, as a bucket of one; the buckets
+    may change later, when parameters are added or something has failed: state that outlives a step belongs to the
+    parameters, by their names."""
 
     def __init__(self, bucket: _C.GradientBucket) -> None:
         self._bucket = bucket
@@ -26,8 +28,13 @@ class GradBucket:
         return self._bucket.name + "/hook"
 
     def index(self) -> int:
-        """The place of the bucket's first parameter among the optimizer's, the same on every rank."""
+        """The number of the bucket, from 0, the same on every rank. For a gradient that goes by itself it is the place
+        of its parameter among the optimizer's."""
         return self._bucket.index
+
+    def is_last(self) -> bool:
+        """True for the last of the buckets. Only gradients that go by themselves come after it."""
+        return self._bucket.is_last
 
     def buffer(self) -> torch.Tensor:
         """The gradients one after the other, 1-dimensional, with zeros for a parameter that has none on this rank. The
