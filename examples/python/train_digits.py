@@ -4,7 +4,7 @@
     sirtakirun -np 2 python train_digits.py                 two ranks that learn together
     sirtakirun -np 2 python train_digits.py --device cuda   the same on GPUs
 
-The data, the net and the flags are those of ../train_digits.cc. The five steps that make a PyTorch program distributed
+The data, the net and the flags are those of ../train_digits.cc, and --powersgd. The five steps that make a PyTorch program distributed
 are marked below.
 """
 
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import sirtaki.torch as hvd
+from powersgd import PowerSGD
 
 SIDE, CLASSES, MAX_PIXEL = 8, 10, 16
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "digits.csv")
@@ -58,6 +59,8 @@ def parse_settings():
                         help="learning rate of one rank; multiplied by the number of ranks (depends on the optimizer)")
     parser.add_argument("--compression", choices=["none", "f16", "bf16"], default="none",
                         help="what gradients travel as between hosts (none)")
+    parser.add_argument("--powersgd", type=count(0), default=0, metavar="RANK",
+                        help="gradients travel as factors of this rank (0: whole)")
     parser.add_argument("--uneven", choices=["pad", "drop"], default="drop",
                         help="samples that cannot be shared out evenly: pad repeats some, drop leaves some out (drop)")
     parser.add_argument("--device", choices=["cpu", "cuda", "auto"], default="cpu",
@@ -70,6 +73,8 @@ def parse_settings():
     settings = parser.parse_args()
     if settings.resume and not settings.checkpoint:
         parser.error("--resume needs --checkpoint DIR, where it finds the run to go on with")
+    if settings.powersgd and settings.compression != "none":
+        parser.error("--powersgd compresses itself: leave out --compression")
     return settings
 
 
@@ -186,7 +191,7 @@ def digest(net):
     return result
 
 
-def load(file, net, optimizer, scheduler):
+def load(file, net, optimizer, scheduler, hook):
     """Gives all ranks what rank 0 finds in the file; returns how many epochs are done."""
     saved = torch.load(file) if hvd.rank() == 0 and os.path.exists(file) else None
     if saved is not None:
@@ -195,6 +200,8 @@ def load(file, net, optimizer, scheduler):
         scheduler.load_state_dict(saved["scheduler"])
     scheduler.load_state_dict(hvd.broadcast_object(scheduler.state_dict(), root_rank=0))
     epoch = hvd.broadcast_object(saved["epoch"] if saved else 0, root_rank=0)
+    if hook and epoch:
+        hook.load_state_dict(saved["powersgd"] if saved else None)
     if hvd.rank() == 0:
         print(f"resumed after epoch {epoch}" if epoch else "no checkpoint yet: from the beginning", flush=True)
     return epoch
@@ -228,17 +235,18 @@ def train(settings):
     lr = (settings.lr or LEARNING_RATES[settings.optimizer]) * hvd.size()
 
     # Step 4: wrap the optimizer; its step() now averages the gradients of all ranks.
+    hook = PowerSGD(settings.powersgd, settings.seed) if settings.powersgd else None
     compression = {"none": hvd.Compression.none, "f16": hvd.Compression.fp16, "bf16": hvd.Compression.bf16}
     optimizer = hvd.DistributedOptimizer(make_optimizer(settings, net.parameters(), lr),
                                          named_parameters=net.named_parameters(),
-                                         compression=compression[settings.compression],
+                                         compression=compression[settings.compression], communication_hook=hook,
                                          backward_passes_per_step=settings.accumulate)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, warmup_cosine(min(2, settings.epochs) * steps, (settings.epochs + 1) * steps, hvd.size()))
     first = 0
     file = os.path.join(settings.checkpoint, "digits.pt") if settings.checkpoint else None
     if settings.resume:
-        first = load(file, net, optimizer, scheduler)
+        first = load(file, net, optimizer, scheduler, hook)
 
     # Step 5: start from the same weights everywhere.
     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
@@ -259,7 +267,7 @@ def train(settings):
                   flush=True)
         if file:
             save(file, net=net.state_dict(), optimizer=optimizer.state_dict(), scheduler=scheduler.state_dict(),
-                 epoch=epoch + 1)
+                 powersgd=hook.state_dict() if hook else None, epoch=epoch + 1)
     hvd.check_parameters(net)  # raises if a bit differs between the ranks
     if hvd.rank() == 0:
         print(f"test accuracy: {100 * accuracy:.2f} %")

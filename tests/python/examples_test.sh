@@ -41,6 +41,21 @@ digits() {
   run train_digits.py --epochs 4
   expect 0 "train_digits" "epoch   4/4" "samples per second" "parameters identical on all ranks" "2 ranks"
   awk '/test accuracy:/ { good = $(NF - 1) >= 90 } END { exit !good }' "$scratch/output" || fail "train_digits: it does not learn"
+  plain=$(awk '/^test accuracy:/ { print $(NF - 1) }' "$scratch/output")
+}
+powersgd() {
+  run train_digits.py --epochs 4 --powersgd 2
+  expect 0 "train_digits with PowerSGD" "epoch   4/4" "parameters identical on all ranks"
+  awk -v plain="$plain" '/test accuracy:/ { near = $(NF - 1) >= plain - 3 } END { exit !near }' "$scratch/output" ||
+    fail "train_digits with PowerSGD: without it the test accuracy is $plain %"
+}
+powersgd_resume() {
+  run train_digits.py --epochs 2 --powersgd 1 --checkpoint "$scratch/whole_factors"
+  expect 0 "a run with PowerSGD" "digest"
+  weights=$(grep -o 'digest .*' "$scratch/output")
+  run train_digits.py --epochs 2 --powersgd 1 --checkpoint "$scratch/factors" --stop-after 1
+  run train_digits.py --epochs 2 --powersgd 1 --checkpoint "$scratch/factors" --resume
+  expect 0 "a run with PowerSGD that goes on" "resumed after epoch 1" "$weights"
 }
 digits_flags() {
   run train_digits.py --epochs 2 --optimizer adam --accumulate 2 --compression bf16 --uneven pad --seed 5 --batch-size 64 --lr 0.002
@@ -142,7 +157,7 @@ sparse_by_mpirun() {
 }
 
 digits
-for check in $(sample 2 digits_resume digits_flags benchmark benchmark_resnet18 benchmark_resnet50 benchmark_adasum_half resume \
+for check in $(sample 2 digits_resume digits_flags powersgd powersgd_resume benchmark benchmark_resnet18 benchmark_resnet50 benchmark_adasum_half resume \
   accumulation sparse sparse_as_dense gan) $(sample 1 bad_argument no_epochs no_steps gan_alone) \
   $(sample 1 gan_by_mpirun digits_by_mpirun benchmark_by_mpirun resume_by_mpirun accumulation_by_mpirun sparse_by_mpirun); do
   "$check"
