@@ -27,11 +27,11 @@ BucketAssembly::Arrival BucketAssembly::Put(std::size_t part, core::WorkPtr work
 core::WorkPtr BucketAssembly::Assemble(std::uint32_t round) const {
   const core::WorkPtr whole = of_one() ? parts_.front() : std::make_shared<core::Work>();
   whole->request.key = key_;
-  whole->request.signature = signature_;
-  if (round != signature_->subject) {
+  whole->request.asked = signature_;
+  if (round != signature_->round) {
     auto signature = std::make_shared<core::Signature>(*signature_);
-    signature->subject = round;
-    whole->request.signature = std::move(signature);
+    signature->round = round;
+    whole->request.asked = std::move(signature);
   }
   if (of_one()) return whole;
   whole->parts = parts_;

@@ -86,9 +86,11 @@ std::int64_t TimesOrMax(std::int64_t a, std::int64_t b) {
                                                 : product;
 }
 
-// Nothing moves in a barrier.
+// Nothing moves in a barrier, nor where an arena is made.
 std::int64_t BytesOf(const core::Signature& signature) {
-  if (signature.kind == core::OpKind::kBarrier) return 0;
+  if (signature.kind == core::OpKind::kBarrier || signature.kind == core::OpKind::kMakeArena) {
+    return 0;
+  }
   return TimesOrMax(signature.ElementCount(),
                     static_cast<std::int64_t>(core::SizeOf(signature.dtype)));
 }
@@ -133,7 +135,8 @@ std::vector<Group> Plan(const core::RunBatch& batch, const Limits& limits) {
       }
     }
     // A tensor above the limit is a group that takes no other, and leaves an open one open.
-    const bool alone = limits.deterministic && item.key.form != core::Key::Form::kBucket;
+    const bool alone = signature.kind == core::OpKind::kMakeArena ||
+                       (limits.deterministic && item.key.form != core::Key::Form::kBucket);
     if (!alone && (counted || bytes <= limits.fusion_bytes))
       open.insert_or_assign(ClassOf(item), groups.size());
     groups.push_back({.lane = Lane::kLarge, .bytes = bytes, .items = {i}});

@@ -146,7 +146,7 @@ nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
   auto work = std::make_shared<core::Work>();
   work->request.key = core::Key::Named(
       group.channel.set, "#communicator of GPU slot " + std::to_string(group.signature().slot));
-  work->request.signature = signature;
+  work->request.asked = signature;
   work->rows = 1;
   work->input = &rendezvous->own;
   // The lane reads the input after this; opening NCCL takes a while, which is the lane's to spend.
@@ -179,13 +179,13 @@ void Lanes::RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint n
   host_->RemoveSet(set, std::move(work), now);
 }
 
-void Lanes::SetLimits(const std::vector<std::int64_t>& values) {
-  host_->SetLimits(values);  // which judges them
-  if (!values.empty()) limits_.fusion_bytes = std::max<std::int64_t>(0, values[0]);
+void Lanes::SetLimits(const core::Limits& limits) {
+  host_->SetLimits(limits);
+  limits_.fusion_bytes = limits.fusion_bytes;
 }
 
 void Lanes::StartP2p(core::WorkPtr work, core::TimePoint now) {
-  if (work->request.signature->device == core::DeviceKind::kHost) {
+  if (work->request.signature()->device == core::DeviceKind::kHost) {
     return host_->StartP2p(std::move(work), now);
   }
   nccl::DeviceP2p& p2p = DeviceP2pOf(cuda::AsDeviceWork(*work).device);

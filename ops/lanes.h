@@ -41,7 +41,7 @@ class Lanes : public core::Executor {
   void AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
               core::TimePoint now) override;
   void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;
-  void SetLimits(const std::vector<std::int64_t>& values) override;
+  void SetLimits(const core::Limits& limits) override;
   void StartP2p(core::WorkPtr work, core::TimePoint now) override;
   bool Step(core::TimePoint now) override { return host_->Step(now); }
   bool NeedsStepping() const override { return host_->NeedsStepping(); }

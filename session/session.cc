@@ -158,25 +158,22 @@ Session::Limits Session::limits() const {
   return limits_;
 }
 
-core::Duration Session::NoteLimits(const std::vector<std::int64_t>& values) {
+void Session::NoteLimits(const Limits& limits) {
   core::MutexLock lock(limits_mutex_);
-  if (values.size() == 6) {  // else the lanes refuse them
-    ++limit_changes_;
-    limits_ = {values[0], values[1], values[2], values[3], values[4], values[5]};
-  }
-  return std::chrono::microseconds(limits_.fusion_delay_us);
+  ++limit_changes_;
+  limits_ = limits;
 }
 
 Status Session::SetLimits(const Limits& limits) {
-  auto change = std::make_shared<core::Signature>();
-  change->kind = core::OpKind::kSetLimits;
-  change->shape = {limits.fusion_bytes, limits.small_bytes,        limits.chunk_bytes,
-                   limits.bucket_bytes, limits.first_bucket_bytes, limits.fusion_delay_us};
   auto work = std::make_shared<core::Work>();
   // Changes are counted by those that all ranks have seen, those that had joined too.
   work->request.key = core::Key::Named(
       core::kWorldSet, "#the change of limits " + std::to_string(limit_changes_.load() + 1));
-  work->request.signature = std::move(change);
+  if (limits.AreAllowed()) {
+    work->request.asked = limits;
+  } else {
+    work->request.invalid = "limits must not be negative, and chunk_bytes must be at least 1";
+  }
   Status status = Submit(work, /*will_wait=*/true);
   if (!status.ok()) return status;
   status = Wait(*work->handle);

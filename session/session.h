@@ -22,6 +22,7 @@
 #include "core/config/config.h"
 #include "core/engine/executor.h"
 #include "core/engine/work.h"
+#include "core/protocol/limits.h"
 #include "core/threads/gate.h"
 #include "core/trace/flight_record.h"
 #include "core/trace/observer.h"
@@ -148,18 +149,11 @@ class Session {
   core::Status EnterMedium(core::Gate** gate) const;
 
   // What is planned with: as the options say, until it is changed.
-  struct Limits {
-    std::int64_t fusion_bytes = 0;
-    std::int64_t small_bytes = 0;
-    std::int64_t chunk_bytes = 0;
-    std::int64_t bucket_bytes = 0;
-    std::int64_t first_bucket_bytes = 0;
-    std::int64_t fusion_delay_us = 0;
-    bool operator==(const Limits&) const = default;
-  };
+  using Limits = core::Limits;
   Limits limits() const SIRTAKI_EXCLUDES(limits_mutex_);
   // Changes them on all ranks, those that have joined too, at one place of the order. Collective
-  // over the world; the ranks must agree on `limits`. Errors: kMismatch, those of Submit.
+  // over the world; the ranks must agree on `limits`. Errors: kInvalidArgument if they are not allowed,
+  // kMismatch, those of Submit.
   core::Status SetLimits(const Limits& limits);
 
   // Memory that this rank's backend reduces without a copy, and that may outlive the session.
@@ -202,15 +196,13 @@ class Session {
                      core::TimePoint deadline);
   void Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin);
   core::Status CheckState() const;
-  // Gives the fusion delay.
-  core::Duration NoteLimits(const std::vector<std::int64_t>& values)
-      SIRTAKI_EXCLUDES(limits_mutex_);
+  void NoteLimits(const Limits& limits) SIRTAKI_EXCLUDES(limits_mutex_);
 
   // ---- session_sets.cc ----
   std::map<core::SetNumber, core::RankRanges> FirstSets();
   core::Status MakeFirstSets(core::TimePoint deadline);
   core::Status CheckMember(const core::Work& work) const;
-  core::Status ChangeSets(core::SignaturePtr change, std::string invalid, core::TimePoint deadline,
+  core::Status ChangeSets(core::Asked change, std::string invalid, core::TimePoint deadline,
                           std::int64_t* value) SIRTAKI_EXCLUDES(set_change_mutex_);
 
   // ---- session_pauses.cc ----

@@ -69,18 +69,15 @@ class Patience {
 
 }  // namespace
 
-// A barrier has a deadline and names who is missing, which MPI's own calls have not. Who has come out
+// An assembly has a deadline and names who is missing, which MPI's own calls have not. Who has come out
 // of it may still be needed by those who have not: so they meet once more beside the engine.
 Status Session::Assemble(SetNumber set, const std::string& what, TimePoint deadline, bool watches) {
   const Call call(*this);
   if (!call.has_impl()) return CheckState();
   std::uint64_t& count = assemblies_[set];
-  auto barrier = std::make_shared<core::Signature>();
-  barrier->kind = core::OpKind::kBarrier;
-  barrier->members = MembersOf(set).value_or(RankRanges());
   auto work = std::make_shared<core::Work>();
   work->request.key = core::Key::Named(set, "#" + what + " " + std::to_string(count + 1));
-  work->request.signature = std::move(barrier);
+  work->request.asked = core::Assembly{};
   work->deadline = deadline;
   Status status = Submit(work, /*will_wait=*/true);
   if (!status.ok()) return status;

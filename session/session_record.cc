@@ -71,7 +71,7 @@ std::function<void()> Session::BeginSummary() {
   signature->shape = {static_cast<std::int64_t>(sizeof(Metrics))};
   auto work = std::make_shared<core::Work>();
   work->request.key = core::Key::Named(core::kWorldSet, "#the table at the end");
-  work->request.signature = std::move(signature);
+  work->request.asked = std::move(signature);
   work->rows = 1;
   work->input = &gathered->own;
   work->allocate_output = [gathered](const std::vector<std::int64_t>& rows) -> void* {

@@ -103,7 +103,6 @@ Status Session::CheckMember(const core::Work& work) const {
 Status Session::Join(SetNumber set, core::TimePoint deadline, core::HandlePtr* handle) {
   auto work = std::make_shared<core::Work>();
   work->request.key = core::Key::Join(set);
-  work->request.signature = std::make_shared<const core::Signature>();
   work->deadline = deadline;
   Status status = Submit(work, /*will_wait=*/true);
   *handle = work->handle;
@@ -111,8 +110,7 @@ Status Session::Join(SetNumber set, core::TimePoint deadline, core::HandlePtr* h
 }
 
 Status Session::AddSet(const RankRanges& members, core::TimePoint deadline, SetNumber* set) {
-  auto change = std::make_shared<core::Signature>();
-  change->kind = core::OpKind::kAddSet;
+  core::AddSet change;
   std::string invalid;
   if (members.empty()) {
     invalid = "a process set needs at least one rank";
@@ -120,7 +118,7 @@ Status Session::AddSet(const RankRanges& members, core::TimePoint deadline, SetN
     invalid = "process set of ranks " + members.ToString() + ": the ranks are 0 to " +
               std::to_string(topology_.size - 1);
   } else {
-    change->members = members;  // no message carries what are no ranks
+    change.members = members;  // no message carries what are no ranks
   }
   std::int64_t number = -1;
   Status status = ChangeSets(std::move(change), std::move(invalid), deadline, &number);
@@ -132,16 +130,13 @@ Status Session::AddSet(const RankRanges& members, core::TimePoint deadline, SetN
 }
 
 Status Session::RemoveSet(SetNumber set, core::TimePoint deadline) {
-  auto change = std::make_shared<core::Signature>();
-  change->kind = core::OpKind::kRemoveSet;
-  change->subject = set;
   std::string invalid;
   if (set <= last_first_set_) {
     invalid = "the world and the sets local and cross cannot be removed";
   } else if (!MembersOf(set)) {
     invalid = "there is no process set " + std::to_string(set) + " to be removed";
   }
-  Status status = ChangeSets(std::move(change), std::move(invalid), deadline, nullptr);
+  Status status = ChangeSets(core::RemoveSet{set}, std::move(invalid), deadline, nullptr);
   if (!status.ok()) return status;
   core::MutexLock lock(sets_mutex_);
   sets_.erase(set);
@@ -150,13 +145,13 @@ Status Session::RemoveSet(SetNumber set, core::TimePoint deadline) {
 
 // The ranks' changes match by their order: one at a time, so that a refused one has not been counted
 // by others.
-Status Session::ChangeSets(core::SignaturePtr change, std::string invalid, core::TimePoint deadline,
+Status Session::ChangeSets(core::Asked change, std::string invalid, core::TimePoint deadline,
                            std::int64_t* value) {
   core::MutexLock lock(set_change_mutex_);
   auto work = std::make_shared<core::Work>();
   work->request.key =
       core::Key::Named(core::kWorldSet, "#process set change " + std::to_string(set_changes_ + 1));
-  work->request.signature = std::move(change);
+  work->request.asked = std::move(change);
   work->request.invalid = std::move(invalid);
   work->deadline = deadline;
   Status status = Submit(work, /*will_wait=*/true);

@@ -39,28 +39,25 @@ Status Session::SubmitSingle(const core::WorkPtr& work) {
   }
   static_cast<void>(queue.Take());
   const core::Request& request = work->request;
-  const OpKind kind = request.signature->kind;
   if (request.key == core::Key::Join(request.key.set)) {
     if (queue.EndEpoch(request.key.set) == nullptr) return Status::Ok();  // an abort was faster
     work->handle->SetValue(topology_.rank);
     work->handle->Complete(Status::Ok());
-  } else if ((kind == OpKind::kSend || kind == OpKind::kReceive) && request.invalid.empty()) {
+  } else if (work->is_message() && request.invalid.empty()) {
     MatchSingle(work);
   } else if (queue.Resolve(request.key) != nullptr) {
-    const bool change = kind == OpKind::kAddSet || kind == OpKind::kRemoveSet;
-    if (kind == OpKind::kAddSet && request.invalid.empty()) {
+    if (std::holds_alternative<core::AddSet>(request.asked) && request.invalid.empty()) {
       core::MutexLock lock(sets_mutex_);
       work->handle->SetValue(static_cast<std::int64_t>(++last_set_alone_));
     }
-    work->handle->Complete(
-        change && request.invalid.empty() ? Status::Ok() : RunInSingleProcess(*work, *devices_));
+    work->handle->Complete(RunInSingleProcess(*work, *devices_));
   }
   return Status::Ok();
 }
 
 // Messages to oneself match by tag, in the order of the calls.
 void Session::MatchSingle(const core::WorkPtr& work) {
-  const bool is_send = work->request.signature->kind == OpKind::kSend;
+  const bool is_send = work->request.signature()->kind == OpKind::kSend;
   core::WorkPtr other;
   {
     core::MutexLock lock(single_mutex_);
@@ -79,7 +76,7 @@ void Session::MatchSingle(const core::WorkPtr& work) {
     if (impl_->queue.Resolve(half->request.key) == nullptr) continue;
     // What the receive does not expect was sent all the same.
     const bool sent =
-        half->request.signature->kind == OpKind::kSend && status.code() == StatusCode::kMismatch;
+        half->request.signature()->kind == OpKind::kSend && status.code() == StatusCode::kMismatch;
     half->handle->Complete(sent ? Status::Ok() : status);
   }
 }

@@ -243,7 +243,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   engine.observer = observation_->observer();
   engine.fusion_delay = config_.fusion_delay;
   engine.stuck_limit = std::max<core::Duration>(3 * config_.peer_timeout, kStuckAtLeast);
-  engine.on_limits = [this](const std::vector<std::int64_t>& values) { return NoteLimits(values); };
+  engine.on_limits = [this](const core::Limits& limits) { NoteLimits(limits); };
   engine.on_stall = [seen = observation_](const core::StallWarning& warning) {
     core::Log(core::LogLevel::kWarning, seen->InWords(core::StallText(warning)));
   };

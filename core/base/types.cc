@@ -26,8 +26,7 @@ static_assert(std::size(kTypes) == kDTypeCount);
 // clang-format off
 constexpr std::string_view kKinds[] = {
     "all-reduce", "broadcast", "all-gather", "all-gather of equal shapes", "reduce", "gather",
-    "scatter", "all-to-all", "reduce-scatter", "barrier", "adding a process set",
-    "removing a process set", "change of limits", "send", "receive"};
+    "scatter", "all-to-all", "reduce-scatter", "barrier", "making of an arena", "send", "receive"};
 constexpr std::string_view kReductions[] = {
     "sum", "average", "min", "max", "product", "bitwise and", "bitwise or", "bitwise xor", "Adasum"};
 // clang-format on

@@ -55,16 +55,12 @@ enum class OpKind : std::uint8_t {
   kAllToAll,
   kReduceScatter,
   kBarrier,
-  // Of the world: process sets come and go.
-  kAddSet,
-  kRemoveSet,
-  // Of the world: what the lanes plan with changes. The values are in the shape.
-  kSetLimits,
+  kMakeArena,  // memory for buckets on a GPU, of all members: no tensors
   // Between two ranks, not negotiated.
   kSend,
   kReceive,
 };
-inline constexpr int kOpKindCount = 15;
+inline constexpr int kOpKindCount = 13;
 std::string_view OpKindName(OpKind kind);  // "all-reduce", "broadcast", "all-gather", …
 bool Reduces(OpKind kind);                 // all-reduce, reduce, reduce-scatter
 bool HasRoot(OpKind kind);                 // broadcast, reduce, gather, scatter

@@ -262,70 +262,85 @@ void Engine::FailInHand(const Status& why) {
   in_hand_.clear();
 }
 
-// False: the batch makes no sense, which is a fault.
 bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
   RunBatch batch{decided.set, decided.number, {}};
   for (Decided& entry : decided.entries) {
-    if (auto* join = std::get_if<DecidedJoin>(&entry)) {
-      const WorkPtr work = TakeInHand(Key::Join(join->set));
-      if (work == nullptr) continue;
-      trace_.Agreed(*work, batch.number, now);
-      work->handle->SetValue(join->last);
-      work->handle->Complete(Status::Ok());
-    } else if (auto* added = std::get_if<DecidedAddSet>(&entry)) {
-      WorkPtr work = TakeInHand(added->key);
-      if (work != nullptr) trace_.Agreed(*work, batch.number, now);
-      executor_.AddSet(added->set, added->members, std::move(work), now);
-    } else if (auto* removed = std::get_if<DecidedRemoveSet>(&entry)) {
-      static_cast<void>(queue_.EndEpoch(removed->set));
-      WorkPtr work = TakeInHand(removed->key);
-      if (work != nullptr) trace_.Agreed(*work, batch.number, now);
-      executor_.RemoveSet(removed->set, std::move(work), now);
-    } else if (auto* fail = std::get_if<DecidedFail>(&entry)) {
-      const WorkPtr work = TakeInHand(fail->key);
-      if (work == nullptr) continue;
-      const Status why = InWords(fail->why);
-      trace_.Refused(*work, why, batch.number, now);
-      work->handle->Complete(why);
-    } else {
-      auto& run = std::get<DecidedRun>(entry);
-      WorkPtr work = TakeInHand(run.key);
-      if (!work && !run.silent.Contains(options_.rank)) {
-        // A data thread's failure or an abort has closed the queue meanwhile, or the ranks
-        // disagree.
-        const bool closed = queue_.closed();
-        if (!closed) {
-          negotiator_.RaiseFault(StatusCode::kProtocol,
-                                 "the ranks agreed to run " + run.key.ToString() +
-                                     ", which this rank has not submitted",
-                                 TensorName(run.key));
-        }
-        FailInHand(closed ? fault() : InWords(negotiator_.cause().ToStatus()));
-        return closed;
-      }
-      if (work) trace_.Agreed(*work, batch.number, now);
-      if (run.signature->kind == OpKind::kSetLimits) {
-        StartItems(std::exchange(batch.items, {}), batch, now);
-        if (options_.on_limits) hold_.SetDelay(options_.on_limits(run.signature->shape));
-        executor_.SetLimits(run.signature->shape);
-        if (work) work->handle->Complete(Status::Ok());
-        continue;
-      }
-      if (work && run.absent_everywhere) work->handle->SetAbsentEverywhere();
-      if (work && !run.silent.empty()) work->handle->SetJoined(run.silent.First());
-      AddItems(std::move(run), work, &batch);
-    }
+    if (!std::visit([&](auto& what) { return Start(what, batch, now); }, entry)) return false;
   }
-  StartItems(std::move(batch.items), batch, now);
+  if (batch.items.empty()) return true;
+  if (options_.on_start) options_.on_start(batch);
+  executor_.Start(std::move(batch), now);
   return true;
 }
 
-// As a batch with the set and number of `of`.
-void Engine::StartItems(std::vector<RunItem> items, const RunBatch& of, TimePoint now) {
-  if (items.empty()) return;
-  RunBatch batch{of.set, of.number, std::move(items)};
-  if (options_.on_start) options_.on_start(batch);
-  executor_.Start(std::move(batch), now);
+// Null: this rank has joined, or the queue was closed meanwhile.
+WorkPtr Engine::TakeAgreed(const Key& key, const RunBatch& batch, TimePoint now) {
+  WorkPtr work = TakeInHand(key);
+  if (work != nullptr) trace_.Agreed(*work, batch.number, now);
+  return work;
+}
+
+bool Engine::Start(DecidedRun& run, RunBatch& batch, TimePoint now) {
+  const WorkPtr work = TakeAgreed(run.key, batch, now);
+  if (work == nullptr && !run.silent.Contains(options_.rank)) {
+    // A data thread's failure or an abort has closed the queue meanwhile, or the ranks disagree.
+    const bool closed = queue_.closed();
+    if (!closed) {
+      negotiator_.RaiseFault(
+          StatusCode::kProtocol,
+          "the ranks agreed to run " + run.key.ToString() + ", which this rank has not submitted",
+          TensorName(run.key));
+    }
+    FailInHand(closed ? fault() : InWords(negotiator_.cause().ToStatus()));
+    return false;
+  }
+  if (work && run.absent_everywhere) work->handle->SetAbsentEverywhere();
+  if (work && !run.silent.empty()) work->handle->SetJoined(run.silent.First());
+  AddItems(std::move(run), work, &batch);
+  return true;
+}
+
+bool Engine::Start(const DecidedFail& fail, RunBatch& batch, TimePoint now) {
+  const WorkPtr work = TakeInHand(fail.key);
+  if (work == nullptr) return true;
+  const Status why = InWords(fail.why);
+  trace_.Refused(*work, why, batch.number, now);
+  work->handle->Complete(why);
+  return true;
+}
+
+bool Engine::Start(const DecidedJoin& join, RunBatch& batch, TimePoint now) {
+  const WorkPtr work = TakeAgreed(Key::Join(join.set), batch, now);
+  if (work == nullptr) return true;
+  work->handle->SetValue(join.last);
+  work->handle->Complete(Status::Ok());
+  return true;
+}
+
+bool Engine::Start(const AddSetEntry& added, RunBatch& batch, TimePoint now) {
+  executor_.AddSet(added.set, added.members, TakeAgreed(added.key, batch, now), now);
+  return true;
+}
+
+bool Engine::Start(const RemoveSetEntry& removed, RunBatch& batch, TimePoint now) {
+  static_cast<void>(queue_.EndEpoch(removed.set));
+  executor_.RemoveSet(removed.set, TakeAgreed(removed.key, batch, now), now);
+  return true;
+}
+
+bool Engine::Start(const LimitsEntry& change, RunBatch& batch, TimePoint now) {
+  const WorkPtr work = TakeAgreed(change.key, batch, now);
+  hold_.SetDelay(std::chrono::microseconds(change.limits.fusion_delay_us));
+  if (options_.on_limits) options_.on_limits(change.limits);
+  executor_.SetLimits(change.limits);
+  if (work != nullptr) work->handle->Complete(Status::Ok());
+  return true;
+}
+
+bool Engine::Start(const AssemblyEntry& assembly, RunBatch& batch, TimePoint now) {
+  const WorkPtr work = TakeAgreed(assembly.key, batch, now);
+  if (work != nullptr) work->handle->Complete(Status::Ok());
+  return true;
 }
 
 // A grouped call, or a bucket, is as many items as it has tensors; its handle waits for all of

@@ -163,11 +163,21 @@ class Engine : private Rounds {
   void StepNegotiator(TimePoint now) SIRTAKI_REQUIRES(token_);
   bool SendOutgoing() SIRTAKI_REQUIRES(token_);
   bool StartBatches(TimePoint now) SIRTAKI_REQUIRES(token_);
+  // Start carries out one entry of a batch; what runs is gathered in `batch`. False: it makes no
+  // sense, which is a fault.
   bool StartBatch(DecidedBatch decided, TimePoint now) SIRTAKI_REQUIRES(token_);
-  WorkPtr TakeInHand(const Key& key) SIRTAKI_REQUIRES(token_);
-  void FailInHand(const Status& why) SIRTAKI_REQUIRES(token_);
-  void StartItems(std::vector<RunItem> items, const RunBatch& of, TimePoint now)
+  bool Start(DecidedRun& run, RunBatch& batch, TimePoint now) SIRTAKI_REQUIRES(token_);
+  bool Start(const DecidedFail& fail, RunBatch& batch, TimePoint now) SIRTAKI_REQUIRES(token_);
+  bool Start(const DecidedJoin& join, RunBatch& batch, TimePoint now) SIRTAKI_REQUIRES(token_);
+  bool Start(const AddSetEntry& added, RunBatch& batch, TimePoint now) SIRTAKI_REQUIRES(token_);
+  bool Start(const RemoveSetEntry& removed, RunBatch& batch, TimePoint now)
       SIRTAKI_REQUIRES(token_);
+  bool Start(const LimitsEntry& change, RunBatch& batch, TimePoint now) SIRTAKI_REQUIRES(token_);
+  bool Start(const AssemblyEntry& assembly, RunBatch& batch, TimePoint now)
+      SIRTAKI_REQUIRES(token_);
+  WorkPtr TakeInHand(const Key& key) SIRTAKI_REQUIRES(token_);
+  WorkPtr TakeAgreed(const Key& key, const RunBatch& batch, TimePoint now) SIRTAKI_REQUIRES(token_);
+  void FailInHand(const Status& why) SIRTAKI_REQUIRES(token_);
   static void AddItems(DecidedRun run, const WorkPtr& work, RunBatch* batch);
   void NoticeFault() SIRTAKI_REQUIRES(token_);
   Status InWords(const Status& why) const;

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "core/base/types.h"
 #include "core/engine/driver.h"
@@ -35,8 +34,8 @@ struct EngineOptions : DriverOptions {
   std::function<std::string(const std::string& text)> in_words;
   // The number of the step that the program is in, from 1: told of a rank that others wait for.
   std::function<std::uint64_t()> step;
-  // And these; gives the fusion delay from then on.
-  std::function<Duration(const std::vector<std::int64_t>& values)> on_limits;
+  // What is started from now on is planned with these.
+  std::function<void(const Limits& limits)> on_limits;
   // Called without the token, which a thread that is stuck may have for ever.
   std::function<void()> on_stuck;
   // What the thread is in that keeps the others out of the transport, for the text; empty: unknown.

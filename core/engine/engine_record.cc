@@ -13,10 +13,11 @@ namespace {
 constexpr Duration kTokenPause = std::chrono::milliseconds(1);
 
 // To stand before the key. A group may have hundreds of tensors: how many does.
-std::string WhatText(const Signature& signature) {
-  if (signature.parts.empty()) return signature.ToString();
-  return std::string(OpKindName(signature.kind)) + " of the " +
-         std::to_string(signature.parts.size()) + " tensors of";
+std::string WhatText(const Asked& asked) {
+  const SignaturePtr& signature = CollectiveOf(asked);
+  if (signature == nullptr || signature->parts.empty()) return AskedText(asked);
+  return std::string(OpKindName(signature->kind)) + " of the " +
+         std::to_string(signature->parts.size()) + " tensors of";
 }
 
 // It is among the last things that a rank does.
@@ -65,7 +66,7 @@ trace::FlightRecord Engine::Describe(Duration patience) const {
   for (const TensorQueue::Account::Call& call : account.pending) {
     const bool is_join = call.key == Key::Join(call.key.set);
     record.pending.push_back({call.key.set, call.key.ToString(),
-                              is_join ? std::string() : WhatText(*call.signature), call.number,
+                              is_join ? std::string() : WhatText(call.asked), call.number,
                               call.submitted});
   }
   for (RunningOperation& operation : running) {

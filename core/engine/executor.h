@@ -49,9 +49,9 @@ class Executor {
   virtual void AddSet(SetNumber set, const RankRanges& members, WorkPtr work, TimePoint now) = 0;
   virtual void RemoveSet(SetNumber set, WorkPtr work, TimePoint now) = 0;
 
-  // Under the token. What is started from now on is planned with these values, the same on all
-  // ranks at this place of the order; what they mean is the executor's affair.
-  virtual void SetLimits(const std::vector<std::int64_t>& values) = 0;
+  // Under the token. What is started from now on is planned with these, the same on all ranks at
+  // this place of the order.
+  virtual void SetLimits(const Limits& limits) = 0;
 
   // Under the token. Begins a send or a receive, which is in no order with the rest.
   virtual void StartP2p(WorkPtr work, TimePoint now) = 0;

@@ -46,9 +46,7 @@ Status TensorQueue::Push(const WorkPtr& work) {
                 "give each call a name of its own",
             Origin{-1, {}, TensorName(key)}};
   }
-  if (work->request.signature != nullptr && !work->is_message()) {
-    work->number = ++accepted_[key.set];
-  }
+  if (!work->is_message()) work->number = ++accepted_[key.set];
   if (work->deadline != TimePoint::max()) deadlines_.emplace(work->deadline, work.get());
   if (!pending_.contains(key)) {
     Admit(work);
@@ -171,7 +169,7 @@ std::vector<TensorQueue::Account::Call> TensorQueue::PendingCalls() const {
   std::vector<Account::Call> calls;
   calls.reserve(pending_.size());
   for (const auto& [key, work] : pending_) {
-    calls.push_back({key, work->request.signature, work->number, work->submitted});
+    calls.push_back({key, work->request.asked, work->number, work->submitted});
   }
   std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) {
     return std::tie(a.key.set, a.number) < std::tie(b.key.set, b.number);

@@ -68,7 +68,7 @@ class TensorQueue {
   struct Account {
     struct Call {
       Key key;
-      SignaturePtr signature;
+      Asked asked;
       std::uint64_t number = 0;  // Work::number
       TimePoint submitted{};
     };

@@ -66,10 +66,12 @@ void HandleState::Observe() {
 }
 
 std::int64_t Work::InputBytes() const {
-  if (parts.empty()) return InputBytesOf(*request.signature, *this);
+  const SignaturePtr& signature = request.signature();
+  if (signature == nullptr) return 0;
+  if (parts.empty()) return InputBytesOf(*signature, *this);
   std::int64_t bytes = 0;
-  for (std::size_t i = 0; i < parts.size() && i < request.signature->parts.size(); ++i) {
-    bytes += InputBytesOf(*request.signature->parts[i], *parts[i]);
+  for (std::size_t i = 0; i < parts.size() && i < signature->parts.size(); ++i) {
+    bytes += InputBytesOf(*signature->parts[i], *parts[i]);
   }
   return bytes;
 }

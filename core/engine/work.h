@@ -97,7 +97,7 @@ struct Work {
   virtual ~Work() = default;  // ops/cuda/device_work asks which kind it is
 
   Request request;
-  // request.signature->ElementCount() elements; where the first dimension may differ by rank: times
+  // request.signature()->ElementCount() elements; where the first dimension may differ by rank: times
   // `rows`.
   const void* input = nullptr;
   // All-reduce, broadcast, reduce (at the root): the size of the input; may equal it (in place).
@@ -129,7 +129,9 @@ struct Work {
 
   // Sends and receives are not negotiated.
   bool is_message() const {
-    return request.signature->kind == OpKind::kSend || request.signature->kind == OpKind::kReceive;
+    const SignaturePtr& signature = request.signature();
+    return signature != nullptr &&
+           (signature->kind == OpKind::kSend || signature->kind == OpKind::kReceive);
   }
   // What this rank gives to it.
   std::int64_t InputBytes() const;

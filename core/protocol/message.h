@@ -31,10 +31,9 @@ struct Cause {
 // #7", "bucket 3 of arena 0"; nothing for a join.
 std::string TensorName(const Key& key);
 
-// What a group of ranks asked for under one key: a signature, or a reason why the request is
-// invalid.
+// What a group of ranks asked for under one key, or a reason why the request is invalid.
 struct Variant {
-  SignaturePtr signature;
+  Asked asked;
   std::string invalid;
   RankRanges ranks;
 };
@@ -100,8 +99,8 @@ struct EvictEntry {
 struct JoinDoneEntry {
   int last = -1;
 };
-// Of the world, each in a batch of its own: a set comes or goes (7). The key is that of the request
-// that asked for it.
+// What is no collective, each in a batch of its own (7). The key is that of the request that asked for
+// it. A set comes or goes by an entry of the world.
 struct AddSetEntry {
   Key key;
   SetNumber set = kWorldSet;
@@ -111,10 +110,19 @@ struct RemoveSetEntry {
   Key key;
   SetNumber set = kWorldSet;
 };
+// From here on the world's ranks plan with these.
+struct LimitsEntry {
+  Key key;
+  Limits limits;
+};
+// All members are here.
+struct AssemblyEntry {
+  Key key;
+};
 // All ranks have left: finish what runs, acknowledge, wait for the confirmation.
 struct ByeEntry {};
 using Entry = std::variant<RunEntry, FailEntry, EvictEntry, JoinDoneEntry, ByeEntry, AddSetEntry,
-                           RemoveSetEntry>;
+                           RemoveSetEntry, LimitsEntry, AssemblyEntry>;
 
 // `number` counts the batches of the set, from 1.
 struct Batch {

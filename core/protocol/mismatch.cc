@@ -4,6 +4,7 @@
 #include <charconv>
 #include <functional>
 #include <sstream>
+#include <utility>
 
 namespace sirtaki::core {
 namespace {
@@ -49,11 +50,7 @@ const std::vector<std::function<std::string(const Signature&)>>& Attributes() {
         return s.layout == 0 ? "" : "bucket layout " + std::to_string(s.layout);
       },
       [](const Signature& s) {
-        return s.kind == OpKind::kAddSet ? "ranks " + s.members.ToString() : "";
-      },
-      [](const Signature& s) {
-        if (s.kind == OpKind::kRemoveSet) return "set " + std::to_string(s.subject);
-        return s.subject == 0 ? "" : "average " + std::to_string(s.subject) + " of the step";
+        return s.round == 0 ? "" : "average " + std::to_string(s.round) + " of the step";
       },
   };
   return kAttributes;
@@ -62,6 +59,48 @@ const std::vector<std::function<std::string(const Signature&)>>& Attributes() {
 void AppendWord(std::string& to, const std::string& text) {
   if (text.empty()) return;
   to += (to.empty() ? "" : " ") + text;
+}
+
+// The attributes of what is no collective: what it is, then its details.
+std::vector<std::string> AttributesOf(const Asked& change) {
+  std::vector<std::string> attributes = {std::string(KindName(change))};
+  if (const auto* added = std::get_if<AddSet>(&change)) {
+    attributes.push_back("ranks " + added->members.ToString());
+  } else if (const auto* removed = std::get_if<RemoveSet>(&change)) {
+    attributes.push_back("set " + std::to_string(removed->set));
+  } else if (const auto* limits = std::get_if<Limits>(&change)) {
+    const std::pair<const char*, std::int64_t> values[] = {
+        {"fusion_bytes", limits->fusion_bytes},
+        {"small_bytes", limits->small_bytes},
+        {"chunk_bytes", limits->chunk_bytes},
+        {"bucket_bytes", limits->bucket_bytes},
+        {"first_bucket_bytes", limits->first_bucket_bytes},
+        {"fusion_delay_us", limits->fusion_delay_us}};
+    for (const auto& [name, value] : values) {
+      attributes.push_back(name + (" " + std::to_string(value)));
+    }
+  }
+  return attributes;
+}
+
+// The differences of what they ask for, if that is not a collective for all of them.
+std::vector<std::string> ChangeDifferences(const std::vector<const Variant*>& variants) {
+  std::vector<std::vector<std::string>> columns;
+  std::size_t most = 0;
+  for (const Variant* v : variants) {
+    columns.push_back(AttributesOf(v->asked));
+    most = std::max(most, columns.back().size());
+  }
+  std::vector<std::string> texts(variants.size());
+  for (std::size_t a = 0; a < most; ++a) {
+    bool differs = false;
+    for (auto& column : columns) {
+      column.resize(most);
+      differs |= column[a] != columns[0][a];
+    }
+    for (std::size_t i = 0; differs && i < texts.size(); ++i) AppendWord(texts[i], columns[i][a]);
+  }
+  return texts;
 }
 
 // What each of them says where they do not all say the same.
@@ -139,7 +178,7 @@ std::string MismatchText(const Key& key, const std::vector<Variant>& variants,
   for (const Variant& v : variants) {
     if (!v.invalid.empty()) {
       invalid.push_back(&v);
-    } else if (v.signature) {
+    } else if (v.asked != Asked()) {
       valid.push_back(&v);
     }
   }
@@ -149,16 +188,21 @@ std::string MismatchText(const Key& key, const std::vector<Variant>& variants,
       return a->ranks.First() < b->ranks.First();
     });
   }
-  std::vector<const Signature*> asked;
-  for (const Variant* v : valid) asked.push_back(v->signature.get());
-  const std::vector<std::string> groups = Differences(asked);
+  std::vector<const Signature*> collectives;
+  for (const Variant* v : valid) {
+    if (const SignaturePtr& signature = CollectiveOf(v->asked)) {
+      collectives.push_back(signature.get());
+    }
+  }
+  const std::vector<std::string> groups =
+      collectives.size() == valid.size() ? Differences(collectives) : ChangeDifferences(valid);
 
   std::string text;
   if (!valid.empty()) {
     bool same_kind = true;
-    for (const Variant* v : valid)
-      same_kind &= v->signature->kind == valid.front()->signature->kind;
-    if (same_kind) text += std::string(OpKindName(valid.front()->signature->kind)) + " ";
+    const std::string_view kind = KindName(valid.front()->asked);
+    for (const Variant* v : valid) same_kind &= KindName(v->asked) == kind;
+    if (same_kind) text.append(kind).append(" ");
   }
   text += key.ToString() + ": ";
   bool first = true;
@@ -169,7 +213,7 @@ std::string MismatchText(const Key& key, const std::vector<Variant>& variants,
   const bool some_invalid = !first;
   for (std::size_t i = 0; i < valid.size(); ++i) {
     if (some_invalid && valid.size() == 1) {
-      text += "; " + RanksText(valid[i]->ranks) + " asked for " + valid[i]->signature->ToString();
+      text += "; " + RanksText(valid[i]->ranks) + " asked for " + AskedText(valid[i]->asked);
       break;
     }
     text += (first                    ? ""

@@ -67,8 +67,8 @@ void Negotiator::Submit(std::vector<Request> requests, TimePoint now) {
       return;
     }
     std::vector<Variant> variants;
-    variants.push_back({std::move(request.signature), std::move(request.invalid),
-                        RankRanges::Single(options_.rank)});
+    variants.push_back(
+        {std::move(request.asked), std::move(request.invalid), RankRanges::Single(options_.rank)});
     if (!set->AddReport(request.key, kSelf, std::move(variants), 0, request.absent, {}, now)) {
       RaiseFault(StatusCode::kProtocol, "a second request while the first is in flight",
                  TensorName(request.key));
@@ -317,6 +317,7 @@ std::string Negotiator::LeftText(const RankRanges& ranks) const {
 void Negotiator::Decide(SetState& set, const Key& key, PendingKey& pending) {
   const RankRanges left = pending.silent.Intersection(left_);
   const Variant& first = pending.variants.front();
+  const SignaturePtr& signature = CollectiveOf(first.asked);
   if (!left.empty()) {
     set.decided.push_back(
         FailEntry{key, StatusCode::kShutDown, key.ToString() + ": " + LeftText(left)});
@@ -326,34 +327,28 @@ void Negotiator::Decide(SetState& set, const Key& key, PendingKey& pending) {
     set.decided.push_back(FailEntry{key,
                                     invalid ? StatusCode::kInvalidArgument : StatusCode::kMismatch,
                                     MismatchText(key, pending.variants, pending.more_variants)});
-  } else if (first.signature->root >= 0 && pending.silent.Contains(first.signature->root)) {
-    set.decided.push_back(FailEntry{key, StatusCode::kInvalidArgument,
-                                    key.ToString() + ": the root, rank " +
-                                        std::to_string(first.signature->root) + ", has joined"});
-  } else if (first.signature->kind == OpKind::kBarrier && !first.signature->members.empty() &&
-             !pending.silent.empty()) {
+  } else if (signature == nullptr) {
+    set.decided.push_back(DecideChange(key, first.asked, pending));
+  } else if (signature->root >= 0 && pending.silent.Contains(signature->root)) {
     set.decided.push_back(FailEntry{
         key, StatusCode::kInvalidArgument,
-        key.ToString() + ": " + RanksText(pending.silent) + " has joined, and does not take part"});
-  } else if (first.signature->kind == OpKind::kAddSet ||
-             first.signature->kind == OpKind::kRemoveSet) {
-    set.decided.push_back(DecideChange(key, *first.signature, pending));
+        key.ToString() + ": the root, rank " + std::to_string(signature->root) + ", has joined"});
   } else {
     RunEntry run;
     run.absent = pending.absent;
     run.silent = pending.silent;
-    run.id = set.ids.Find(key, *first.signature);
+    run.id = set.ids.Find(key, *signature);
     if (run.id != kNoId) {
       set.ids.Touch(run.id);
       if (key.form == Key::Form::kUnnamed) run.key = key;
     } else {
       run.key = key;
-      run.signature = first.signature;
+      run.signature = signature;
       if (options_.id_capacity > 0) {
         run.new_id = set.next_id++;
         // Known from its decision, so that a second key of this step with the same request gets it;
         // the members know it from its place in the stream.
-        set.ids.Insert(run.new_id, key, first.signature);
+        set.ids.Insert(run.new_id, key, signature);
       }
     }
     set.decided.push_back(std::move(run));
@@ -362,27 +357,36 @@ void Negotiator::Decide(SetState& set, const Key& key, PendingKey& pending) {
   pending.forwarded = true;  // decided; erased when its entry takes its place in the stream
 }
 
-// At the root.
-Entry Negotiator::DecideChange(const Key& key, const Signature& change, const PendingKey& pending) {
+// The root decides changes; an assembly is decided by the seat of its set.
+Entry Negotiator::DecideChange(const Key& key, const Asked& change, const PendingKey& pending) {
   const auto refuse = [&](const std::string& why) {
     return FailEntry{key, StatusCode::kInvalidArgument,
-                     std::string(OpKindName(change.kind)) + " " + key.ToString() + ": " + why};
+                     std::string(KindName(change)) + " " + key.ToString() + ": " + why};
   };
-  if (key.set != kWorldSet) return refuse("only the world can do that");
-  if (!pending.silent.empty()) return refuse(RanksText(pending.silent) + " has joined");
-  if (change.kind == OpKind::kRemoveSet) {
-    if (change.subject == kWorldSet || set_numbers_.erase(change.subject) == 0) {
-      return refuse("there is no process set " + std::to_string(change.subject) + " to be removed");
-    }
-    return RemoveSetEntry{key, change.subject};
+  const bool some_joined = !pending.silent.empty();
+  if (std::holds_alternative<Assembly>(change)) {
+    if (!some_joined) return AssemblyEntry{key};
+    return FailEntry{
+        key, StatusCode::kInvalidArgument,
+        key.ToString() + ": " + RanksText(pending.silent) + " has joined, and does not take part"};
   }
+  if (key.set != kWorldSet) return refuse("only the world can do that");
+  if (const auto* limits = std::get_if<Limits>(&change)) return LimitsEntry{key, *limits};
+  if (some_joined) return refuse(RanksText(pending.silent) + " has joined");
+  if (const auto* removed = std::get_if<RemoveSet>(&change)) {
+    if (removed->set == kWorldSet || set_numbers_.erase(removed->set) == 0) {
+      return refuse("there is no process set " + std::to_string(removed->set) + " to be removed");
+    }
+    return RemoveSetEntry{key, removed->set};
+  }
+  const RankRanges& members = std::get<AddSet>(change).members;
   const RankRanges world = RankRanges::Span(0, world_size_ - 1);
-  if (change.members.empty() || !world.ContainsAll(change.members)) {
-    return refuse("ranks " + change.members.ToString() + " are not all among " + world.ToString());
+  if (members.empty() || !world.ContainsAll(members)) {
+    return refuse("ranks " + members.ToString() + " are not all among " + world.ToString());
   }
   // At once: another may be decided before this one takes its place in the stream.
   set_numbers_.insert(++last_set_);
-  return AddSetEntry{key, last_set_, change.members};
+  return AddSetEntry{key, last_set_, members};
 }
 
 void Negotiator::EvictOverCapacity(SetState& set) {

@@ -58,17 +58,8 @@ struct DecidedJoin {
   SetNumber set = kWorldSet;
   int last = -1;
 };
-// A set came or went. `key`: of the request that asked for it, in the world.
-struct DecidedAddSet {
-  Key key;
-  SetNumber set = kWorldSet;
-  RankRanges members;
-};
-struct DecidedRemoveSet {
-  Key key;
-  SetNumber set = kWorldSet;
-};
-using Decided = std::variant<DecidedRun, DecidedFail, DecidedJoin, DecidedAddSet, DecidedRemoveSet>;
+using Decided = std::variant<DecidedRun, DecidedFail, DecidedJoin, AddSetEntry, RemoveSetEntry,
+                             LimitsEntry, AssemblyEntry>;
 struct DecidedBatch {
   SetNumber set = kWorldSet;
   std::uint64_t number = 0;
@@ -217,7 +208,7 @@ class Negotiator {
   void AdvanceAfterDeparture(SetState& set);    // somebody joined or left
   void NoteLeft(const RankRanges& ranks, const std::string& why);
   void Decide(SetState& set, const Key& key, PendingKey& pending);
-  Entry DecideChange(const Key& key, const Signature& change, const PendingKey& pending);
+  Entry DecideChange(const Key& key, const Asked& change, const PendingKey& pending);
   void EvictOverCapacity(SetState& set);
   void Protocol(int from, const std::string& what);  // raises the fault
   void AdoptFault(Cause cause, int from);
@@ -232,8 +223,11 @@ class Negotiator {
   bool MayBeDecided(SetState& set, const Key& key);  // false: a fault was raised
   bool MayChangeSets(const std::string& what, SetNumber set, const Key& key,
                      const DecidedBatch& decided);  // false: a fault was raised
-  bool ApplyAddSet(const AddSetEntry& entry, DecidedBatch& decided);
-  bool ApplyRemoveSet(const RemoveSetEntry& entry, DecidedBatch& decided);
+  bool Apply(const AddSetEntry& entry, DecidedBatch& decided);
+  bool Apply(const RemoveSetEntry& entry, DecidedBatch& decided);
+  bool Apply(const LimitsEntry& entry, DecidedBatch& decided);
+  template <typename Change>
+  bool Pass(const Change& entry, DecidedBatch& decided);
   void ForgetSet(SetNumber number);
   bool IsGone(SetNumber set) const;  // it has been, and was removed
   void CutBatch(SetState& set, std::vector<Entry> entries);

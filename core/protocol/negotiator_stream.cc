@@ -14,6 +14,12 @@ namespace {
 // acknowledgement, so that the nodes above can forget them (10).
 constexpr std::size_t kEvictionsPerAck = 64;
 
+bool IsChange(const Entry& entry) {
+  return std::holds_alternative<AddSetEntry>(entry) ||
+         std::holds_alternative<RemoveSetEntry>(entry) ||
+         std::holds_alternative<LimitsEntry>(entry) || std::holds_alternative<AssemblyEntry>(entry);
+}
+
 bool AllAbsent(const std::vector<bool>& absent) {
   return !absent.empty() && std::all_of(absent.begin(), absent.end(), [](bool a) { return a; });
 }
@@ -30,9 +36,8 @@ void Negotiator::CutBatchesOf(SetState& set) {
   if (set.decided.empty()) return;
   std::vector<Entry> entries;
   for (Entry& entry : std::exchange(set.decided, {})) {
-    // A set comes or goes in a batch of its own (7).
-    const bool alone =
-        std::holds_alternative<AddSetEntry>(entry) || std::holds_alternative<RemoveSetEntry>(entry);
+    // What is no collective goes in a batch of its own (7).
+    const bool alone = IsChange(entry);
     if (alone && !entries.empty()) CutBatch(set, std::exchange(entries, {}));
     entries.push_back(std::move(entry));
     if (alone) CutBatch(set, std::exchange(entries, {}));
@@ -95,9 +100,13 @@ bool Negotiator::ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& dec
     set.EndEpoch();
     decided.entries.push_back(DecidedJoin{set.number(), join->last});
   } else if (const auto* added = std::get_if<AddSetEntry>(&entry)) {
-    return ApplyAddSet(*added, decided);
+    return Apply(*added, decided);
   } else if (const auto* removed = std::get_if<RemoveSetEntry>(&entry)) {
-    return ApplyRemoveSet(*removed, decided);
+    return Apply(*removed, decided);
+  } else if (const auto* limits = std::get_if<LimitsEntry>(&entry)) {
+    return Apply(*limits, decided);
+  } else if (const auto* assembly = std::get_if<AssemblyEntry>(&entry)) {
+    return Pass(*assembly, decided);
   } else {
     bye_ = true;
   }
@@ -113,7 +122,7 @@ bool Negotiator::MayChangeSets(const std::string& what, SetNumber set, const Key
   return false;
 }
 
-bool Negotiator::ApplyAddSet(const AddSetEntry& entry, DecidedBatch& decided) {
+bool Negotiator::Apply(const AddSetEntry& entry, DecidedBatch& decided) {
   SetState* world = FindSet(kWorldSet);
   if (!MayChangeSets("addition", entry.set, entry.key, decided)) return false;
   SetState set(entry.set, entry.members, node_, options_.rank);
@@ -130,11 +139,11 @@ bool Negotiator::ApplyAddSet(const AddSetEntry& entry, DecidedBatch& decided) {
     set.NoteLeft(left_);
     sets_.emplace(entry.set, std::move(set));
   }
-  decided.entries.push_back(DecidedAddSet{entry.key, entry.set, entry.members});
+  decided.entries.push_back(entry);
   return true;
 }
 
-bool Negotiator::ApplyRemoveSet(const RemoveSetEntry& entry, DecidedBatch& decided) {
+bool Negotiator::Apply(const RemoveSetEntry& entry, DecidedBatch& decided) {
   SetState* world = FindSet(kWorldSet);
   if (!MayChangeSets("removal", entry.set, entry.key, decided)) return false;
   world->Erase(entry.key);
@@ -152,7 +161,24 @@ bool Negotiator::ApplyRemoveSet(const RemoveSetEntry& entry, DecidedBatch& decid
     if (set->self_joined()) fail(Key::Join(entry.set));
     ForgetSet(entry.set);
   }
-  decided.entries.push_back(DecidedRemoveSet{entry.key, entry.set});
+  decided.entries.push_back(entry);
+  return true;
+}
+
+bool Negotiator::Apply(const LimitsEntry& entry, DecidedBatch& decided) {
+  if (decided.set != kWorldSet) {
+    Protocol(node_.parent, "limits in a batch of set " + std::to_string(decided.set));
+    return false;
+  }
+  return Pass(entry, decided);
+}
+
+template <typename Change>
+bool Negotiator::Pass(const Change& entry, DecidedBatch& decided) {
+  SetState& set = *FindSet(decided.set);
+  if (!MayBeDecided(set, entry.key)) return false;
+  set.Erase(entry.key);
+  decided.entries.push_back(entry);
   return true;
 }
 
@@ -251,8 +277,10 @@ ReadyItem Negotiator::WriteReady(const Key& key) {
   item.silent = pending.silent;
   item.more_variants = pending.more_variants;
   const Variant& first = pending.variants.front();
-  if (pending.variants.size() == 1 && pending.more_variants == 0 && first.invalid.empty()) {
-    item.id = set.ids.Find(key, *first.signature);
+  const SignaturePtr& signature = CollectiveOf(first.asked);
+  const bool all_alike = pending.variants.size() == 1 && pending.more_variants == 0;
+  if (all_alike && first.invalid.empty() && signature != nullptr) {
+    item.id = set.ids.Find(key, *signature);
   }
   if (item.id == kNoId) {
     item.key = key;

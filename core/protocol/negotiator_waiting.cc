@@ -278,7 +278,7 @@ bool Negotiator::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
   warning.key = key;
   warning.waited = now - pending.since;
   if (key.form == Key::Form::kUnnamed && !pending.variants.empty()) {
-    const SignaturePtr& signature = pending.variants.front().signature;
+    const SignaturePtr& signature = CollectiveOf(pending.variants.front().asked);
     if (signature != nullptr) warning.kind = OpKindName(signature->kind);
   }
   warning.missing = inquiry.missing;

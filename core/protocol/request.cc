@@ -1,6 +1,7 @@
 #include "core/protocol/request.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <charconv>
 #include <functional>
@@ -44,7 +45,7 @@ class Hasher {
 // The fields that are compared as they are; the factors are compared by their bits.
 auto Tie(const Signature& s) {
   return std::tie(s.kind, s.reduction, s.dtype, s.wire, s.device, s.slot, s.root, s.shape, s.layout,
-                  s.members, s.subject);
+                  s.round);
 }
 
 bool SameParts(const Signature& a, const Signature& b) {
@@ -148,8 +149,7 @@ std::int64_t Signature::ElementCount() const {
 std::string Signature::ToString() const {
   std::string text(OpKindName(kind));
   if (kind == OpKind::kBarrier) return text;
-  if (kind == OpKind::kAddSet) return text + " of ranks " + members.ToString();
-  if (kind == OpKind::kRemoveSet) return text + " with number " + std::to_string(subject);
+  if (kind == OpKind::kMakeArena) return text + " on CUDA device slot " + std::to_string(slot);
   if (parts.empty()) return text + TensorText(*this);
   constexpr std::size_t kShown = 4;
   text += " of " + std::to_string(parts.size()) + " tensors:";
@@ -181,12 +181,40 @@ std::size_t SignatureHash::operator()(const Signature& signature) const noexcept
   hasher.Mix(signature.layout);
   if (signature.wire) hasher.Mix(static_cast<std::uint64_t>(*signature.wire));
   for (const SignaturePtr& part : signature.parts) hasher.Mix((*this)(*part));
-  for (const RankRange& range : signature.members.ranges()) {
-    hasher.Mix(static_cast<std::uint64_t>(range.first) << 32 |
-               static_cast<std::uint32_t>(range.last));
-  }
-  hasher.Mix(signature.subject);
+  hasher.Mix(signature.round);
   return hasher.Get();
+}
+
+bool AskTheSame(const Asked& a, const Asked& b) {
+  const SignaturePtr& one = CollectiveOf(a);
+  const SignaturePtr& other = CollectiveOf(b);
+  if (one == nullptr || other == nullptr) return a == b;
+  return one == other || *one == *other;
+}
+
+const SignaturePtr& CollectiveOf(const Asked& asked) {
+  static const SignaturePtr kNone;
+  const auto* const signature = std::get_if<SignaturePtr>(&asked);
+  return signature != nullptr ? *signature : kNone;
+}
+
+std::string_view KindName(const Asked& asked) {
+  if (const SignaturePtr& signature = CollectiveOf(asked)) return OpKindName(signature->kind);
+  constexpr std::array<std::string_view, std::variant_size_v<Asked>> kNames = {
+      "nothing", "adding a process set", "removing a process set", "change of limits", "assembly"};
+  return kNames[asked.index()];
+}
+
+std::string AskedText(const Asked& asked) {
+  if (const SignaturePtr& signature = CollectiveOf(asked)) return signature->ToString();
+  std::string text(KindName(asked));
+  if (const auto* added = std::get_if<AddSet>(&asked)) {
+    return text + " of ranks " + added->members.ToString();
+  }
+  if (const auto* removed = std::get_if<RemoveSet>(&asked)) {
+    return text + " with number " + std::to_string(removed->set);
+  }
+  return text;
 }
 
 }  // namespace sirtaki::core

@@ -6,10 +6,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 #include "core/base/rank_ranges.h"
 #include "core/base/types.h"
+#include "core/protocol/limits.h"
 
 namespace sirtaki::core {
 
@@ -54,8 +57,7 @@ struct Signature;
 // Signatures are interned once per process side of a session and shared; never null.
 using SignaturePtr = std::shared_ptr<const Signature>;
 
-// What the ranks must agree on. Two requests under one key are compatible when their signatures are
-// equal.
+// A signature is what the ranks must agree on of a collective.
 struct Signature {
   OpKind kind = OpKind::kAllReduce;
   ReduceOp reduction = ReduceOp::kSum;  // of kinds that reduce, else kSum
@@ -68,15 +70,14 @@ struct Signature {
   std::vector<std::int64_t> shape;  // without the first dimension where that may differ by rank
   double prescale = 1.0;
   double postscale = 1.0;
-  std::uint64_t layout = 0;  // hash of a bucket's layout, else 0
+  std::uint64_t layout = 0;  // hash of the layout, of a bucket or an arena, else 0
   // Of a grouped call: its tensors, in order, each with the kind of the whole and no parts of its
   // own. Of the fields above the whole then has its kind alone, that of a bucket its layout as
   // well.
   std::vector<SignaturePtr> parts = {};
-  RankRanges members = {};  // of a set to be added; of a barrier: all come, none has joined
-  // The set to be removed. Of a gradient: which average of its step it is, from 1, where the ranks
-  // have to agree on that; else 0.
-  SetNumber subject = 0;
+  // Which average of its step a gradient belongs to, from 1, where the ranks have to agree on that;
+  // else 0.
+  std::uint32_t round = 0;
 
   // Elements of `shape` (of one row, where the first dimension may differ by rank).
   std::int64_t ElementCount() const;
@@ -90,15 +91,43 @@ struct SignatureHash {
   std::size_t operator()(const Signature& signature) const noexcept;
 };
 
+// ---- what is asked for and is no collective ----
+
+struct AddSet {
+  RankRanges members;  // of the new set
+  bool operator==(const AddSet&) const = default;
+};
+struct RemoveSet {
+  SetNumber set = kWorldSet;
+  bool operator==(const RemoveSet&) const = default;
+};
+// All members of the set come here, and none has joined.
+struct Assembly {
+  bool operator==(const Assembly&) const = default;
+};
+
+// A request asks for one of these: a collective, or, of the world except an assembly, a change. Two
+// requests under one key are compatible when they ask for the same. A null signature asks for
+// nothing.
+using Asked = std::variant<SignaturePtr, AddSet, RemoveSet, Limits, Assembly>;
+bool AskTheSame(const Asked& a, const Asked& b);
+const SignaturePtr& CollectiveOf(const Asked& asked);  // null if it is none
+// "broadcast", "adding a process set". Precondition: it is something.
+std::string_view KindName(const Asked& asked);
+// As Signature::ToString, of a change "adding a process set of ranks 0-2".
+std::string AskedText(const Asked& asked);
+
 // One rank's request. `invalid` not empty means: this rank saw that its argument is wrong (the text
 // says how) and submits the key all the same, so that its peers learn it instead of waiting.
 struct Request {
   Key key;
-  SignaturePtr signature;
+  Asked asked;
   std::string invalid;
   // One bit for each gradient of the bucket (one for a single tensor): true if this rank has none
   // and contributes zeros. Empty means that all are present.
   std::vector<bool> absent;
+
+  const SignaturePtr& signature() const { return CollectiveOf(asked); }
 };
 
 }  // namespace sirtaki::core

@@ -8,7 +8,7 @@ namespace {
 
 bool SameRequest(const Variant& a, const Variant& b) {
   if (a.invalid != b.invalid) return false;
-  return a.signature == b.signature || (a.signature && b.signature && *a.signature == *b.signature);
+  return AskTheSame(a.asked, b.asked);
 }
 
 // Equal requests become one group; beyond the limit only their number is kept.

@@ -3,7 +3,7 @@
 // those of core/base/byte_codec.h, and the word behind one of them says what its value is.
 //
 //   frame     := message fixed64 digest                     of the message: core/base/digest.h
-//   message   := [0x53] [version 4] varint session body     nothing follows
+//   message   := [0x53] [version 5] varint session body     nothing follows
 //   body      := [0] report
 //              | [1] stream
 //              | [2] key varint number                      a query
@@ -21,9 +21,17 @@
 //              | [3] key varint waited_us varint limit_us   somebody waits too long for this key
 //   ready     := set id run-key absent ranks                ranks: the silent ones
 //              | set varint 0 work-key absent ranks variant* varint more
-//   variant   := [0] signature ranks                        what these ranks ask for
+//   variant   := [0] asked ranks                            what these ranks ask for
 //              | [1] text ranks                             their request is invalid, and why
-//              | [2] signature text ranks                   the same, with its signature
+//              | [2] asked text ranks                       the same, with what it asks for
+//   asked     := [0] signature
+//              | [1] ranks                                  to add a set of these ranks
+//              | [2] set                                    to remove a set
+//              | [3] limits                                 to plan with these
+//              | [4]                                        an assembly
+//   limits    := varint fusion_bytes varint small_bytes varint chunk_bytes varint bucket_bytes
+//                varint first_bucket_bytes varint fusion_delay_us
+//                                                           63 bits each; chunk_bytes is not 0
 //
 //   stream    := varint first batch*                        first: from 1
 //   batch     := set varint number entry*                   number: from 1
@@ -34,6 +42,8 @@
 //              | [4]                                        bye
 //              | [5] work-key set ranks                     adds a set of these ranks
 //              | [6] work-key set                           removes a set
+//              | [7] work-key limits                        changes the limits
+//              | [8] work-key                               all members are assembled
 //   id        := varint                                     not 0
 //   run       := id run-key absent ranks                    ranks: the silent ones
 //              | varint 0 work-key absent ranks signature varint new_id
@@ -61,7 +71,7 @@
 //                16   fixed64 layout
 //                32   [dtype]                               what the elements travel as
 //                64   signature*                            parts, none of which has parts
-//                128  ranks set                             members, subject
+//                128  varint round                          32 bits
 //   dimension := varint                                     63 bits
 //
 //   absent    := varint bits byte...                        (bits + 7) / 8 bytes, the lowest bit
@@ -152,22 +162,41 @@ class MessageWriter {
   }
 
   void Put(const Variant& variant) {
-    SIRTAKI_CHECK(variant.signature != nullptr || !variant.invalid.empty(),
-                  "a variant has a signature or a reason why it is invalid");
+    const bool asks = variant.asked != Asked();
+    SIRTAKI_CHECK(asks || !variant.invalid.empty(),
+                  "a variant asks for something or has a reason why it is invalid");
     if (variant.invalid.empty()) {
       out_.Byte(kValid);
     } else {
-      out_.Byte(variant.signature == nullptr ? kInvalidOnly : kInvalidWithSignature);
+      out_.Byte(asks ? kInvalidRequest : kInvalidOnly);
     }
-    if (variant.signature != nullptr) Put(*variant.signature);
+    if (asks) {
+      static_assert(std::variant_size_v<Asked> == kAskAssembly + 1);
+      out_.Byte(static_cast<std::uint8_t>(variant.asked.index()));
+      std::visit([this](const auto& asked) { Put(asked); }, variant.asked);
+    }
     if (!variant.invalid.empty()) PutText(variant.invalid);
     Put(variant.ranks);
+  }
+
+  void Put(const SignaturePtr& signature) { Put(*signature); }
+  void Put(const AddSet& change) { Put(change.members); }
+  void Put(const RemoveSet& change) { out_.Varint(change.set); }
+  void Put(const Assembly&) {}
+
+  void Put(const Limits& limits) {
+    SIRTAKI_CHECK(limits.AreAllowed(), "limits are checked at submission");
+    for (const std::int64_t value :
+         {limits.fusion_bytes, limits.small_bytes, limits.chunk_bytes, limits.bucket_bytes,
+          limits.first_bucket_bytes, limits.fusion_delay_us}) {
+      out_.Varint(static_cast<std::uint64_t>(value));
+    }
   }
 
   void Put(const StreamMessage& stream) {
     out_.Varint(stream.first);
     out_.Varint(stream.batches.size());
-    static_assert(std::variant_size_v<Entry> == kRemoveSetTag + 1);
+    static_assert(std::variant_size_v<Entry> == kAssemblyTag + 1);
     for (const Batch& batch : stream.batches) {
       set_ = batch.set;
       out_.Varint(batch.set);
@@ -220,6 +249,13 @@ class MessageWriter {
     out_.Varint(entry.set);
   }
 
+  void Put(const LimitsEntry& entry) {
+    PutWorkKey(entry.key, set_);
+    Put(entry.limits);
+  }
+
+  void Put(const AssemblyEntry& entry) { PutWorkKey(entry.key, set_); }
+
   void Put(const QueryMessage& query) {
     PutKey(query.key);
     out_.Varint(query.number);
@@ -267,8 +303,7 @@ class MessageWriter {
                       (prescale != kDefaultFactor ? kPrescale : 0) |
                       (postscale != kDefaultFactor ? kPostscale : 0) |
                       (s.layout != 0 ? kLayout : 0) | (s.wire ? kWire : 0) |
-                      (!s.parts.empty() ? kParts : 0) |
-                      (!s.members.empty() || s.subject != 0 ? kSetChange : 0);
+                      (!s.parts.empty() ? kParts : 0) | (s.round != 0 ? kRound : 0);
     out_.Byte(static_cast<std::uint8_t>(which));
     if ((which & kSlot) != 0) out_.Varint(s.slot);
     if ((which & kRoot) != 0) out_.Zigzag(s.root);
@@ -284,10 +319,7 @@ class MessageWriter {
         Put(*part);
       }
     }
-    if ((which & kSetChange) != 0) {
-      Put(s.members);
-      out_.Varint(s.subject);
-    }
+    if ((which & kRound) != 0) out_.Varint(s.round);
     SIRTAKI_CHECK(s.shape.size() <= kMaxDimensions, "dimensions are checked at submission");
     out_.Varint(s.shape.size());
     for (std::int64_t dimension : s.shape) {

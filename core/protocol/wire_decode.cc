@@ -114,14 +114,41 @@ class MessageReader {
 
   Variant GetVariant() {
     Variant variant;
-    const std::uint8_t tag = in_.ByteUpTo("variant kind", kInvalidWithSignature);
-    if (tag != kInvalidOnly) variant.signature = GetSignature();
+    const std::uint8_t tag = in_.ByteUpTo("variant kind", kInvalidRequest);
+    if (tag != kInvalidOnly) variant.asked = GetAsked();
     if (tag != kValid) {
       variant.invalid = in_.Text("variant reason", kMaxTextBytes);
       if (variant.invalid.empty()) in_.Fail("variant reason", "is empty");
     }
     variant.ranks = GetSomeRanks("variant ranks");
     return variant;
+  }
+
+  Asked GetAsked() {
+    switch (in_.ByteUpTo("what is asked for", kAskAssembly)) {
+      case kAskCollective:
+        return GetSignature();
+      case kAskAddSet:
+        return AddSet{GetRanks("members")};
+      case kAskRemoveSet:
+        return RemoveSet{GetSet()};
+      case kAskLimits:
+        return GetLimits();
+      default:
+        return Assembly{};
+    }
+  }
+
+  Limits GetLimits() {
+    Limits limits;
+    for (std::int64_t* value :
+         {&limits.fusion_bytes, &limits.small_bytes, &limits.chunk_bytes, &limits.bucket_bytes,
+          &limits.first_bucket_bytes, &limits.fusion_delay_us}) {
+      *value =
+          static_cast<std::int64_t>(in_.Varint("limits", std::numeric_limits<std::int64_t>::max()));
+    }
+    if (!limits.AreAllowed()) in_.Fail("limits", "move nothing at a time");
+    return limits;
   }
 
   StreamMessage GetStream() {
@@ -146,7 +173,7 @@ class MessageReader {
   }
 
   Entry GetEntry(SetNumber set) {
-    switch (in_.ByteUpTo("entry kind", kRemoveSetTag)) {
+    switch (in_.ByteUpTo("entry kind", kAssemblyTag)) {
       case kRun:
         return GetRun(set);
       case kFail: {
@@ -176,12 +203,20 @@ class MessageReader {
         entry.members = GetSomeRanks("members of the set");
         return entry;
       }
-      default: {
+      case kRemoveSetTag: {
         RemoveSetEntry entry;
         entry.key = GetWorkKey(set);
         entry.set = GetSet();
         return entry;
       }
+      case kLimitsTag: {
+        LimitsEntry entry;
+        entry.key = GetWorkKey(set);
+        entry.limits = GetLimits();
+        return entry;
+      }
+      default:
+        return AssemblyEntry{GetWorkKey(set)};
     }
   }
 
@@ -255,9 +290,9 @@ class MessageReader {
         s->parts.push_back(GetSignature(/*is_part=*/true));
       }
     }
-    if ((which & kSetChange) != 0) {
-      s->members = GetRanks("members");
-      s->subject = GetSet();
+    if ((which & kRound) != 0) {
+      s->round = static_cast<std::uint32_t>(
+          in_.Varint("round", std::numeric_limits<std::uint32_t>::max()));
     }
     const std::size_t count = in_.Count("dimensions", 1, kMaxDimensions);
     s->shape.reserve(count);

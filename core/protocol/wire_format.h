@@ -11,7 +11,7 @@
 namespace sirtaki::core::wire_format {
 
 inline constexpr std::uint8_t kMagic = 0x53;
-inline constexpr std::uint8_t kVersion = 4;
+inline constexpr std::uint8_t kVersion = 5;
 inline constexpr std::uint64_t kMaxRank = std::numeric_limits<int>::max();
 
 enum BodyTag : std::uint8_t {
@@ -26,8 +26,25 @@ enum BodyTag : std::uint8_t {
   kByeConfirm,
 };
 enum ItemTag : std::uint8_t { kReady, kJoined, kLeft, kStalled };
-enum EntryTag : std::uint8_t { kRun, kFail, kEvict, kJoinDone, kBye, kAddSetTag, kRemoveSetTag };
-enum VariantTag : std::uint8_t { kValid, kInvalidOnly, kInvalidWithSignature };
+enum EntryTag : std::uint8_t {
+  kRun,
+  kFail,
+  kEvict,
+  kJoinDone,
+  kBye,
+  kAddSetTag,
+  kRemoveSetTag,
+  kLimitsTag,
+  kAssemblyTag,
+};
+enum VariantTag : std::uint8_t { kValid, kInvalidOnly, kInvalidRequest };
+enum AskedTag : std::uint8_t {
+  kAskCollective,
+  kAskAddSet,
+  kAskRemoveSet,
+  kAskLimits,
+  kAskAssembly
+};
 enum KeyTag : std::uint8_t { kNoKey, kNamedKey, kUnnamedKey, kBucketKey };
 enum SignatureField : std::uint8_t {
   kSlot = 1,
@@ -37,7 +54,7 @@ enum SignatureField : std::uint8_t {
   kLayout = 16,
   kWire = 32,
   kParts = 64,
-  kSetChange = 128,
+  kRound = 128,
   kAllFields = 255,
 };
 

@@ -157,9 +157,7 @@ std::unique_ptr<GroupRun> GroupRun::Make(const GroupTaskPtr& task, Backend& back
       return MakeAllToAllRun(context);
     case core::OpKind::kBarrier:
       return std::make_unique<BarrierRun>(context);
-    case core::OpKind::kAddSet:
-    case core::OpKind::kRemoveSet:
-    case core::OpKind::kSetLimits:
+    case core::OpKind::kMakeArena:
     case core::OpKind::kSend:
     case core::OpKind::kReceive:
       break;

@@ -100,14 +100,10 @@ void HostLanes::RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoi
                             })}});
 }
 
-void HostLanes::SetLimits(const std::vector<std::int64_t>& values) {
-  if (values.size() < 3 || *std::min_element(values.begin(), values.end()) < 0 || values[2] < 1) {
-    return impl_->Stop({StatusCode::kProtocol, "the ranks agreed on limits that are not allowed"},
-                       "");
-  }
-  impl_->limits.fusion_bytes = values[0];
-  impl_->limits.small_bytes = values[1];
-  impl_->chunk_bytes = values[2];
+void HostLanes::SetLimits(const core::Limits& limits) {
+  impl_->limits.fusion_bytes = limits.fusion_bytes;
+  impl_->limits.small_bytes = limits.small_bytes;
+  impl_->chunk_bytes = limits.chunk_bytes;
 }
 
 void HostLanes::StartP2p(core::WorkPtr work, core::TimePoint now) {

@@ -53,9 +53,7 @@ class HostLanes : public core::Executor {
   void AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
               core::TimePoint now) override;
   void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;
-  // `values`: fusion_bytes, small_bytes and chunk_bytes of the options; more are of no concern
-  // here.
-  void SetLimits(const std::vector<std::int64_t>& values) override;
+  void SetLimits(const core::Limits& limits) override;
   void StartP2p(core::WorkPtr work, core::TimePoint now) override;
   // Of a message whose memory somebody else brings.
   void StartP2p(core::WorkPtr work, core::TimePoint now, P2pGate there);

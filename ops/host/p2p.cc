@@ -9,10 +9,10 @@ namespace {
 using core::Status;
 using core::StatusCode;
 
-bool Sends(const core::Work& work) { return work.request.signature->kind == core::OpKind::kSend; }
+bool Sends(const core::Work& work) { return work.request.signature()->kind == core::OpKind::kSend; }
 
 P2pHeader HeaderOf(const core::Work& work) {
-  return {work.request.signature->dtype, work.request.signature->shape};
+  return {work.request.signature()->dtype, work.request.signature()->shape};
 }
 
 // True once the operation has finished well, or there is none; false with its error in `*status`.

@@ -41,11 +41,11 @@ struct Message {
   void Complete(const Status& status) const { work->handle->Complete(status); }
   void AddRunning(std::vector<core::RunningOperation>* /*list*/) const {
   }  // the host's part shows it
-  bool sends() const { return work->request.signature->kind == core::OpKind::kSend; }
+  bool sends() const { return work->request.signature()->kind == core::OpKind::kSend; }
   bool is_there() const { return there->load(std::memory_order_relaxed); }
   bool copies() const { return copied != nullptr && !is_copied; }
   std::int64_t bytes() const {
-    const core::Signature& signature = *work->request.signature;
+    const core::Signature& signature = *work->request.signature();
     return signature.ElementCount() * static_cast<std::int64_t>(core::SizeOf(signature.dtype));
   }
 };
@@ -282,13 +282,13 @@ DeviceP2p::~DeviceP2p() {
 }
 
 DeviceP2p::HostPart DeviceP2p::Start(core::WorkPtr work) {
-  auto signature = std::make_shared<core::Signature>(*work->request.signature);
+  auto signature = std::make_shared<core::Signature>(*work->request.signature());
   signature->device = core::DeviceKind::kHost;
   signature->slot = 0;
   Message message;
   message.host = std::make_shared<core::Work>();
   message.host->request.key = work->request.key;
-  message.host->request.signature = std::move(signature);
+  message.host->request.asked = std::move(signature);
   message.host->peer = work->peer;
   message.host->tag = work->tag;
   message.host->handle = std::make_shared<core::HandleState>(

@@ -11,7 +11,6 @@ using core::Status;
 using core::StatusCode;
 
 Status LaunchKind(const LaunchContext& context, const GroupTask& task) {
-  if (MakesArena(task)) return LaunchArena(context, task);
   switch (task.signature().kind) {
     case OpKind::kAllReduce:
     case OpKind::kReduce:
@@ -22,6 +21,8 @@ Status LaunchKind(const LaunchContext& context, const GroupTask& task) {
       return LaunchBroadcast(context, task);
     case OpKind::kAllGatherInto:
       return LaunchAllGatherInto(context, task);
+    case OpKind::kMakeArena:
+      return LaunchArena(context, task);
     case OpKind::kAllGather:
     case OpKind::kGather:
     case OpKind::kScatter:

@@ -42,10 +42,6 @@ struct LaunchContext {
 // The stream waits for whoever makes the tensors, not this thread.
 core::Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task);
 
-// Whether the group is the entry that makes an arena: with a layout, as a bucket has, but one
-// tensor.
-inline bool MakesArena(const GroupTask& task) { return task.signature().layout != 0; }
-
 // When it returns ok, an event that is recorded in the stream marks the end of the group. Else some
 // of it may be under way: the group's fault. Throws what the outputs' allocation throws.
 core::Status LaunchGroup(const LaunchContext& context, const GroupTask& task);

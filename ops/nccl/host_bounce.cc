@@ -69,7 +69,7 @@ std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostBouncePtr* b
     if (item.work == nullptr) continue;
     auto work = std::make_shared<core::Work>();
     work->request = item.work->request;
-    work->request.signature = signature;
+    work->request.asked = signature;
     work->handle = std::make_shared<core::HandleState>(nullptr, nullptr);
     work->deadline = item.work->deadline;
     work->submitted = item.work->submitted;

@@ -176,7 +176,7 @@ std::byte* PlaceInArena(const GroupTask& task, const Travel& travel,
   // A rank that has joined has nothing there, and NCCL wants the memory of all ranks to be of one
   // kind.
   const core::RunItem& first = task.items.front();
-  if (first.work == nullptr || !first.silent.empty() || MakesArena(task)) return nullptr;
+  if (first.work == nullptr || !first.silent.empty()) return nullptr;
   if (travel.gathered || travel.moved != travel.element) return nullptr;
   const cuda::DeviceWork& head = cuda::AsDeviceWork(*first.work);
   if (head.arena == nullptr) return nullptr;

@@ -109,10 +109,8 @@ Status RunOne(core::Work& work, const core::Signature& signature, const core::Ke
     case core::OpKind::kAllToAll:
       return MoveRows(work, signature, key, devices);
     case core::OpKind::kBarrier:
-    case core::OpKind::kSetLimits:
       return Status::Ok();
-    case core::OpKind::kAddSet:
-    case core::OpKind::kRemoveSet:
+    case core::OpKind::kMakeArena:
     case core::OpKind::kSend:
     case core::OpKind::kReceive:
       break;
@@ -128,11 +126,12 @@ Status RunInSingleProcess(core::Work& work, Devices& devices) {
   if (!request.invalid.empty()) {
     // The words that several ranks would get.
     const std::string text = core::MismatchText(
-        request.key, {{request.signature, request.invalid, core::RankRanges::Single(0)}}, 0);
+        request.key, {{request.asked, request.invalid, core::RankRanges::Single(0)}}, 0);
     return {StatusCode::kInvalidArgument, text,
             core::FailOrigin(request.key, StatusCode::kInvalidArgument, text)};
   }
-  const core::Signature& signature = *request.signature;
+  if (request.signature() == nullptr) return Status::Ok();  // a change, which is the caller's
+  const core::Signature& signature = *request.signature();
   const bool absent =
       !request.absent.empty() &&
       std::find(request.absent.begin(), request.absent.end(), false) == request.absent.end();

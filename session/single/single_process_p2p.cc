@@ -26,11 +26,11 @@ constexpr auto kNapTime = std::chrono::microseconds(50);
 constexpr auto kGrace = std::chrono::seconds(1);
 
 bool IsOnGpu(const core::Work& work) {
-  return work.request.signature->device == core::DeviceKind::kCuda;
+  return work.request.signature()->device == core::DeviceKind::kCuda;
 }
 
 ops::P2pHeader HeaderOf(const core::Work& work) {
-  return {work.request.signature->dtype, work.request.signature->shape};
+  return {work.request.signature()->dtype, work.request.signature()->shape};
 }
 
 cuda::CopyKind KindOf(const core::Work& send, const core::Work& receive) {

@@ -147,7 +147,7 @@ class Call {
         work_->output = memory->output.get();
       }
     }
-    work_->request.signature = std::move(signature);
+    work_->request.asked = std::move(signature);
     work_->request.key =
         core::Key::Named(core::kWorldSet, std::string(prefix) + std::string(kind.name) + " " +
                                               std::to_string(step % 4));

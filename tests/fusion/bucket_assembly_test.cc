@@ -54,7 +54,7 @@ TEST(BucketAssemblyTest, TheLastPartMakesTheRequest) {
   EXPECT_EQ(bucket.Put(0, Part()), Arrival::kLast);
   const core::WorkPtr whole = bucket.Assemble();
   EXPECT_EQ(whole->request.key, kKey);
-  EXPECT_EQ(whole->request.signature->layout, 7u);
+  EXPECT_EQ(whole->request.signature()->layout, 7u);
   EXPECT_TRUE(whole->request.absent.empty()) << "all are there";
   EXPECT_TRUE(whole->request.invalid.empty());
   ASSERT_EQ(whole->parts.size(), 3u);
@@ -208,9 +208,9 @@ TEST(BucketAssemblyTest, TheRequestSaysWhichAverageItIs) {
   EXPECT_EQ(bucket.Put(0, Part()), Arrival::kLast);
   const core::WorkPtr first = bucket.Assemble();
   const core::WorkPtr third = bucket.Assemble(/*round=*/3);
-  EXPECT_EQ(third->request.signature->subject, 3u);
-  EXPECT_EQ(third->request.signature->layout, 7u);
-  EXPECT_FALSE(*third->request.signature == *first->request.signature)
+  EXPECT_EQ(third->request.signature()->round, 3u);
+  EXPECT_EQ(third->request.signature()->layout, 7u);
+  EXPECT_FALSE(*third->request.signature() == *first->request.signature())
       << "ranks at different averages do not fit";
 }
 

@@ -59,7 +59,7 @@ class ReductionsBetweenHosts : public testing::TestWithParam<core::HierarchyMode
     signature->shape = {static_cast<std::int64_t>(values->size())};
     auto work = std::make_shared<core::Work>();
     work->request.key = core::Key::Named(set, "t" + std::to_string(calls_[set]++));
-    work->request.signature = std::move(signature);
+    work->request.asked = std::move(signature);
     work->input = work->output = values->data();
     Status status = session_->Submit(work, /*will_wait=*/true);
     if (status.ok()) status = session_->Wait(*work->handle);

@@ -103,7 +103,7 @@ class Rank {
       call->work = std::move(work);
     }
     call->work->request.key = item.key;
-    call->work->request.signature = item.signature;
+    call->work->request.asked = item.signature;
     call->work->handle.reset();
     return call;
   }
@@ -137,7 +137,7 @@ class Rank {
     core::Work& work = *message->work;
     work.request.key =
         core::Key::Named(core::kWorldSet, "#" + std::to_string(++messages_) + ": a message");
-    work.request.signature = std::make_shared<const core::Signature>(std::move(signature));
+    work.request.asked = std::make_shared<const core::Signature>(std::move(signature));
     work.peer = peer;
     work.input = work.output = message->values.data();
     EXPECT_TRUE(session_->Submit(message->work, /*will_wait=*/false).ok());
@@ -256,11 +256,11 @@ TEST_F(GpuSessionTest, AGroupedCallMayBeOnSeveralDevices) {
     std::vector<std::shared_ptr<Call>> parts;
     for (std::size_t i = 0; i < places.size(); ++i) {
       parts.push_back(rank.Make(Sum(10 + static_cast<std::int64_t>(i)), "", places[i]));
-      whole->parts.push_back(parts.back()->work->request.signature);
+      whole->parts.push_back(parts.back()->work->request.signature());
       work->parts.push_back(parts.back()->work);
     }
     work->request.key = core::Key::Named(core::kWorldSet, "group");
-    work->request.signature = whole;
+    work->request.asked = whole;
     ASSERT_TRUE(rank.session().Submit(work, /*will_wait=*/true).ok());
     const Status status = rank.session().Wait(*work->handle);
     ASSERT_TRUE(status.ok()) << status.ToString();

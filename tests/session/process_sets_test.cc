@@ -244,7 +244,7 @@ TEST_P(ProcessSetsTest, MessagesAreMatchedByPairAndTagInOrder) {
       auto signature = std::make_shared<core::Signature>();
       signature->kind = kind;
       signature->shape = {static_cast<std::int64_t>(values.size())};
-      work->request.signature = std::move(signature);
+      work->request.asked = std::move(signature);
       work->request.key =
           core::Key::Named(core::kWorldSet, "message " + std::to_string(works.size()));
       work->peer = peer;
@@ -284,7 +284,7 @@ TEST_P(ProcessSetsTest, NothingOfAGroupedCallStartsBeforeAllAreThere) {
       auto part = std::make_shared<core::Work>();
       auto signature = std::make_shared<core::Signature>();
       signature->shape = {static_cast<std::int64_t>(values->size())};
-      part->request.signature = signature;
+      part->request.asked = signature;
       part->input = part->output = values->data();
       whole.parts.push_back(std::move(signature));
       work->parts.push_back(std::move(part));
@@ -292,7 +292,7 @@ TEST_P(ProcessSetsTest, NothingOfAGroupedCallStartsBeforeAllAreThere) {
     if (rank == 0) whole.parts.pop_back();
     const auto run = [&] {
       work->request.key = core::Key::Named(core::kWorldSet, "group");
-      work->request.signature = std::make_shared<const core::Signature>(whole);
+      work->request.asked = std::make_shared<const core::Signature>(whole);
       work->handle = nullptr;
       Status status = session.Submit(work, true);
       if (status.ok()) status = session.Wait(*work->handle);
@@ -303,7 +303,7 @@ TEST_P(ProcessSetsTest, NothingOfAGroupedCallStartsBeforeAllAreThere) {
     EXPECT_EQ(differs.code(), StatusCode::kMismatch);
     EXPECT_THAT(differs.message(),
                 HasSubstr("a group of 1 tensor on rank 0, a group of 2 tensors on rank"));
-    if (rank == 0) whole.parts.push_back(work->parts[1]->request.signature);
+    if (rank == 0) whole.parts.push_back(work->parts[1]->request.signature());
     const Status same = run();
     ASSERT_TRUE(same.ok()) << same.ToString();
     EXPECT_EQ(a, std::vector<float>(2, static_cast<float>(size())));
@@ -332,7 +332,7 @@ TEST(LoneProcessSetsTest, AWorldOfOneHasThemToo) {
   auto signature = std::make_shared<core::Signature>();
   signature->kind = OpKind::kReceive;
   signature->shape = {1};
-  receive->request.signature = std::move(signature);
+  receive->request.asked = std::move(signature);
   receive->request.key = core::Key::Named(core::kWorldSet, "receive");
   receive->peer = 0;
   receive->output = &value;

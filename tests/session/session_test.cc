@@ -670,10 +670,10 @@ TEST_F(LoneSessionTest, WorkIsDoneWhenSubmitReturns) {
 
 TEST_F(LoneSessionTest, FactorsAreApplied) {
   const auto tensor = MakeVector(OpKind::kAllReduce, "w", {1, 2});
-  auto signature = *tensor->work().request.signature;
+  auto signature = *tensor->work().request.signature();
   signature.prescale = 3;
   signature.postscale = 0.5;
-  tensor->work().request.signature = std::make_shared<core::Signature>(signature);
+  tensor->work().request.asked = std::make_shared<core::Signature>(signature);
   ASSERT_TRUE(tensor->Submit(*session_, true).ok());
   EXPECT_EQ(tensor->values(), (std::vector<float>{1.5, 3}));
 }
@@ -681,11 +681,11 @@ TEST_F(LoneSessionTest, FactorsAreApplied) {
 TEST_F(LoneSessionTest, FactorsAreAppliedToHalfTypes) {
   std::vector<std::uint16_t> halves(3000, 0x3C00);  // 1.0
   const auto tensor = MakeVector(OpKind::kAllReduce, "w", {});
-  auto signature = *tensor->work().request.signature;
+  auto signature = *tensor->work().request.signature();
   signature.dtype = core::DType::kF16;
   signature.shape = {3000};
   signature.prescale = 2;
-  tensor->work().request.signature = std::make_shared<core::Signature>(signature);
+  tensor->work().request.asked = std::make_shared<core::Signature>(signature);
   tensor->work().input = tensor->work().output = halves.data();
   ASSERT_TRUE(tensor->Submit(*session_, true).ok());
   EXPECT_EQ(halves, std::vector<std::uint16_t>(3000, 0x4000));  // 2.0

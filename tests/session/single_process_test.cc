@@ -27,7 +27,7 @@ Devices& NoDevices() {
 
 Status RunItem(const core::RunItem& item) {
   item.work->request.key = item.key;
-  item.work->request.signature = item.signature;
+  item.work->request.asked = item.signature;
   Status status = RunInSingleProcess(*item.work, NoDevices());
   item.work->handle->Complete(status);
   return status;
@@ -97,7 +97,7 @@ TEST(SingleProcessTest, AGroupedCallMovesAllItsParts) {
     work.parts.push_back(item.work);
   }
   work.request.key = core::Key::Named(core::kWorldSet, "w");
-  work.request.signature = whole;
+  work.request.asked = whole;
   EXPECT_TRUE(RunInSingleProcess(work, NoDevices()).ok());
   for (std::size_t i = 0; i < cases.size(); ++i) {
     sides[i].handle()->Complete(Status::Ok());

@@ -150,10 +150,10 @@ inline core::SignaturePtr AllReduceOf(std::vector<std::int64_t> shape,
   return std::make_shared<const core::Signature>(std::move(signature));
 }
 
-inline core::Request RequestOf(core::Key key, core::SignaturePtr signature) {
+inline core::Request RequestOf(core::Key key, core::Asked asked) {
   core::Request request;
   request.key = std::move(key);
-  request.signature = std::move(signature);
+  request.asked = std::move(asked);
   return request;
 }
 

@@ -232,10 +232,10 @@ class Rank {
       for (std::size_t t = 0; t < piece.tensors; ++t) {
         auto part = std::make_shared<core::Work>();
         Fill(piece, t, running, *part);
-        whole.parts.push_back(part->request.signature);
+        whole.parts.push_back(part->request.signature());
         running.work->parts.push_back(std::move(part));
       }
-      request.signature = std::make_shared<const core::Signature>(std::move(whole));
+      request.asked = std::make_shared<const core::Signature>(std::move(whole));
     }
     running.work->keep_alive = running.tensors;
     return running;
@@ -252,7 +252,7 @@ class Rank {
       if (!core::FirstDimensionVaries(piece.kind)) signature->shape.push_back(rows);
       signature->shape.push_back(piece.width);
     }
-    work.request.signature = std::move(signature);
+    work.request.asked = std::move(signature);
     if (piece.kind == OpKind::kBarrier) return;
 
     Tensor& tensor = (*running.tensors)[t];

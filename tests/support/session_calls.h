@@ -50,7 +50,7 @@ class Vector {
     }
     work_->input = memory_->values.data();
     work_->request.key = name.empty() ? core::Key::Unnamed(set, 0) : core::Key::Named(set, name);
-    work_->request.signature = std::move(signature);
+    work_->request.asked = std::move(signature);
     work_->keep_alive = memory_;  // a lane that is stuck after a fault still refers to it
   }
 

@@ -97,7 +97,7 @@ std::shared_ptr<Pending> StartMessage(const P2POp& operation, const MessageOptio
   const std::shared_ptr<session::Gpu> gpu = GpuOf(operation, *session);
   const auto on_gpu = gpu ? std::make_shared<ops::cuda::DeviceWork>() : nullptr;
   const core::WorkPtr work = on_gpu ? on_gpu : std::make_shared<core::Work>();
-  work->request.signature = std::make_shared<core::Signature>(SignatureOf(operation));
+  work->request.asked = std::make_shared<core::Signature>(SignatureOf(operation));
   work->request.key = core::Key::Named(
       core::kWorldSet, "#" + what + ", message " + std::to_string(session->NextMessageNumber()));
   work->peer = operation.peer;

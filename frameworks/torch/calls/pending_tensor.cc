@@ -40,7 +40,7 @@ std::vector<CallMemory> GiveAllMemory(const TensorCall& call, const CallMembers&
       continue;
     }
     const core::WorkPtr part = MakeWork(call.at(i));
-    part->request.signature = work->request.signature->parts[i];
+    part->request.asked = work->request.signature()->parts[i];
     memory.push_back(GiveMemoryTo(part, call, i, members, gpus[i]));
     work->parts.push_back(part);
   }
@@ -59,7 +59,7 @@ std::shared_ptr<PendingTensor> PendingTensor::Start(TensorCall call,
   request.key = call.name.empty() ? core::Key::Unnamed(members.set, 0)
                                   : core::Key::Named(members.set, call.name);
   CallGpus gpus;
-  request.signature = MakeSignature(call, members, *session, &gpus, &request.invalid);
+  request.asked = MakeSignature(call, members, *session, &gpus, &request.invalid);
   // What is wrong from here on is for the peers to learn, and for this rank with them.
   if (request.invalid.empty()) request.invalid = CheckStreams(gpus).message();
   std::vector<CallMemory> memory;
@@ -83,7 +83,7 @@ std::shared_ptr<PendingTensor> PendingTensor::StartWork(std::string name, const 
                                                         std::shared_ptr<SessionState> session) {
   std::shared_ptr<PendingTensor> pending(new PendingTensor());
   pending->session_ = std::move(session);
-  pending->kind_ = work->request.signature->kind;
+  pending->kind_ = work->request.signature()->kind;
   pending->name_ = std::move(name);
   pending->memory_ = std::move(memory);
   ThrowIfError(pending->session_->Submit(work, will_wait));

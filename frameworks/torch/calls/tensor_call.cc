@@ -131,7 +131,7 @@ core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& memb
   auto whole = std::make_shared<core::Signature>();
   whole->kind = call.kind;
   whole->parts = std::move(parts);
-  whole->subject = call.round;
+  whole->round = call.round;
   return whole;
 }
 

@@ -164,30 +164,12 @@ std::string ValidateFactor(const char* name, double factor, const core::Signatur
   return {};
 }
 
-// Of what has no tensor.
-std::string ValidateBare(const core::Signature& signature, const core::RankRanges& members) {
-  if (signature.kind == OpKind::kAddSet) {
-    if (signature.members.empty()) return "a process set needs at least one rank";
-    if (!members.ContainsAll(signature.members)) {
-      return "the ranks " + signature.members.ToString() + " are not all among the ranks " +
-             members.ToString();
-    }
-  }
-  if (signature.kind == OpKind::kRemoveSet && signature.subject == core::kWorldSet) {
-    return "the world cannot be removed";
-  }
-  return {};
-}
-
 }  // namespace
 
 std::string ValidateRequest(const core::Signature& signature, const core::RankRanges& members,
                             const OwnTensor& own) {
   if (members.empty()) return "the process set has no members";
-  if (signature.kind == OpKind::kBarrier || signature.kind == OpKind::kAddSet ||
-      signature.kind == OpKind::kRemoveSet || signature.kind == OpKind::kSetLimits) {
-    return ValidateBare(signature, members);
-  }
+  if (signature.kind == OpKind::kBarrier) return {};
   if (std::string why = ValidateShape(signature, own); !why.empty()) return why;
   if (std::string why = ValidateReduction(signature); !why.empty()) return why;
   if (std::string why = ValidateRoot(signature, members); !why.empty()) return why;

@@ -18,7 +18,7 @@ struct OwnTensor {
   std::span<const std::int64_t> splits = {};  // of all-to-all and scatter; empty: none were given
 };
 
-// Why the signature of one tensor (or of a barrier, or a change of sets) is wrong, as a text for
+// Why the signature of one tensor (or of a barrier) is wrong, as a text for
 // its Request::invalid; empty if it is right.
 std::string ValidateRequest(const core::Signature& signature, const core::RankRanges& members,
                             const OwnTensor& own);

@@ -83,9 +83,8 @@ std::vector<std::int64_t> BytesOf(const Gradients& bucket) {
   return bytes;
 }
 
-// An entry of the order like a bucket, with the numbers behind those of the buckets. It moves
-// nothing: the lanes look at the request.
-void Submit(Order& order, const SessionSet& set, std::uint64_t number, std::size_t index,
+// All ranks submit the order for one GPU: there the lanes make the arena.
+void Submit(Order& order, const SessionSet& set, std::uint64_t number, std::uint32_t slot,
             const std::vector<Gradients>& buckets) {
   std::vector<std::vector<std::int64_t>> bytes;
   std::string text;
@@ -97,12 +96,9 @@ void Submit(Order& order, const SessionSet& set, std::uint64_t number, std::size
   order.layout = fusion::LayOutArena(bytes);
   const ParameterGradient& first = *buckets[order.buckets.front()].front();
   auto signature = std::make_shared<core::Signature>();
-  signature->kind = core::OpKind::kAllReduce;
-  signature->reduction = core::ReduceOp::kMin;
-  signature->dtype = core::DType::kU8;
+  signature->kind = core::OpKind::kMakeArena;
   signature->device = core::DeviceKind::kCuda;
-  signature->slot = first.gpu() ? first.gpu()->slot() : 0;
-  signature->shape = {0};
+  signature->slot = slot;
   signature->layout = std::max<std::uint64_t>(core::Digest(text.data(), text.size()), 1);
   order.request = std::make_shared<ops::nccl::ArenaRequest>();
   order.request->bytes = order.layout.bytes;
@@ -113,8 +109,10 @@ void Submit(Order& order, const SessionSet& set, std::uint64_t number, std::size
   } else {
     work->request.invalid = "its GPU cannot be used";  // its gradients say why
   }
-  work->request.key = core::Key::Bucket(set.members.set, number, buckets.size() + index);
-  work->request.signature = std::move(signature);
+  work->request.key =
+      core::Key::Named(set.members.set, "#arena of GPU slot " + std::to_string(slot) +
+                                            " for gradient buckets " + std::to_string(number));
+  work->request.asked = std::move(signature);
   order.work = std::move(work);
   ThrowIfError(set.session->Submit(order.work, /*will_wait=*/true));
 }
@@ -140,9 +138,8 @@ ArenaOrders::ArenaOrders(const SessionSet& set, std::uint64_t number,
     const core::Signature signature = buckets[b].front()->ExpectedSignature();
     if (FitsArena(signature)) of_slot[signature.slot].buckets.push_back(b);
   }
-  std::size_t index = 0;
   for (auto& [slot, order] : of_slot) {
-    Submit(order, set, number, index++, buckets);
+    Submit(order, set, number, slot, buckets);
     orders_.push_back(std::move(order));
   }
 }

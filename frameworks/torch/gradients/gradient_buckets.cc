@@ -270,7 +270,7 @@ std::shared_ptr<Bucket> GradientBuckets::MakeBucket(Gradients gradients, ArenaPl
         std::make_shared<const core::Signature>(gradient->ExpectedSignature()));
   }
   signature->layout = LayoutOf(gradients, strides, !places.empty());
-  signature->subject = rule_->at_backward ? 1 : 0;  // as most of them are
+  signature->round = rule_->at_backward ? 1 : 0;  // as most of them are
   // Optimizers are numbered alike on all ranks, and each counts its own layouts.
   const core::Key key = core::Key::Bucket(set_.members.set, arena_number(), index);
   const auto bucket = std::make_shared<Bucket>(key, std::move(signature));

@@ -358,7 +358,7 @@ BucketPartPtr ParameterGradient::PartAlone(const at::Tensor& shaped) {
   if (part && part->bucket->assembly.of_one() && IsLike(*part->like, shaped)) return part;
   auto like = std::make_shared<const core::Signature>(SignatureOf(shaped));
   auto signature = std::make_shared<core::Signature>(RequestOf(*like));
-  signature->subject = what_.rule->at_backward ? 1 : 0;  // as most of them are
+  signature->round = what_.rule->at_backward ? 1 : 0;  // as most of them are
   const auto bucket =
       std::make_shared<Bucket>(core::Key::Named(set_.members.set, what_.key), std::move(signature));
   if (what_.rule->hook) {

@@ -48,8 +48,7 @@ TEST(EngineTest, AChangeOfLimitsTakesItsPlaceBetweenWhatIsStarted) {
     world.Submit(rank, "before");
     auto change = std::make_shared<Work>();
     change->request.key = Key::Named(kWorldSet, "change");
-    change->request.signature =
-        std::make_shared<const Signature>(Signature{.kind = OpKind::kSetLimits, .shape = {7}});
+    change->request.asked = Limits{.fusion_bytes = 7};
     ASSERT_TRUE(world[rank].engine->Submit(change, /*will_wait=*/false).ok());
     world.Submit(rank, "after");
     if (rank == 1) {
@@ -444,8 +443,7 @@ TEST(EngineTest, AnExceptionBetweenTakingAndStartingLosesNoHandle) {
       works.push_back(world.Submit(rank, "before"));
       auto change = std::make_shared<Work>();
       change->request.key = Key::Named(kWorldSet, "change");
-      change->request.signature =
-          std::make_shared<const Signature>(Signature{.kind = OpKind::kSetLimits, .shape = {7}});
+      change->request.asked = Limits{.fusion_bytes = 7};
       ASSERT_TRUE(world[rank].engine->Submit(change, /*will_wait=*/false).ok());
       works.push_back(change);
       works.push_back(world.Submit(rank, "after"));

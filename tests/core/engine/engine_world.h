@@ -38,8 +38,8 @@ class FakeExecutor final : public Executor {
     removed.push_back(set);
     if (work) work->handle->Complete(Status::Ok());
   }
-  void SetLimits(const std::vector<std::int64_t>& values) override {
-    started.push_back("limits " + std::to_string(values.front()));
+  void SetLimits(const Limits& limits) override {
+    started.push_back("limits " + std::to_string(limits.fusion_bytes));
   }
   void StartP2p(WorkPtr work, TimePoint) override { messages.push_back(std::move(work)); }
   bool Step(TimePoint) override { return false; }
@@ -150,9 +150,8 @@ class World {
       options.on_start = [&r](const RunBatch&) {
         if (r.on_start) r.on_start();
       };
-      options.on_limits = [&r, delay = options.fusion_delay](const std::vector<std::int64_t>&) {
+      options.on_limits = [&r](const Limits&) {
         if (r.on_limits) r.on_limits();
-        return delay;
       };
       options.step = [&r] { return r.step; };
       options.in_words = [](const std::string& text) {

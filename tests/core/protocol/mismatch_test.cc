@@ -26,6 +26,15 @@ TEST(MismatchTextTest, IsInTheOrderOfTheRanksHoweverTheyArrived) {
             "all-reduce \"w\": shape [3] on ranks 0-2, shape [4] on rank 3");
 }
 
+TEST(MismatchTextTest, OfChangesSaysWhatEachRankWants) {
+  const std::vector<Variant> variants = {{AddSet{{0, 1}}, {}, RankRanges::Span(0, 2)},
+                                         {RemoveSet{4}, {}, RankRanges::Single(3)}};
+  EXPECT_EQ(
+      MismatchText(Key::Named(0, "#change 1"), variants, 0),
+      "change 1: adding a process set ranks 0-1 on ranks 0-2, removing a process set set 4 on "
+      "rank 3");
+}
+
 TEST(FailOriginTest, BlamesTheFirstRankWhoseArgumentIsWrong) {
   const std::vector<Variant> variants = {Invalid("rank 0 made me do it", RankRanges::Single(12)),
                                          Valid({3}, RankRanges::Single(0)),

@@ -75,7 +75,7 @@ class NegotiatorHostileTest : public ::testing::Test {
 TEST_F(NegotiatorHostileTest, ADecisionOfAKeyThatThisNodeHasNotReportedYet) {
   std::vector<Request> requests(1);
   requests[0].key = W();
-  requests[0].signature = std::make_shared<Signature>();
+  requests[0].asked = std::make_shared<Signature>();
   node_.Submit(std::move(requests), {});
   Report({ReadyW()});  // complete, and to be told in the next message
   Stream(kWorldSet, FailEntry{W(), StatusCode::kMismatch, "no"});
@@ -91,6 +91,11 @@ TEST_F(NegotiatorHostileTest, ASetThatComesOrGoesByAnEntryOfAnotherSetThanTheWor
 TEST_F(NegotiatorHostileTest, ASetThatGoesByAnEntryOfItsOwn) {
   Stream(5, RemoveSetEntry{Key::Named(5, "c"), 5});
   EXPECT_EQ(Cause(), "rank 0 sent the removal of set 5 in a batch of set 5");
+}
+
+TEST_F(NegotiatorHostileTest, LimitsThatAreNotTheWorlds) {
+  Stream(5, LimitsEntry{Key::Named(5, "l"), {}});
+  EXPECT_EQ(Cause(), "rank 0 sent limits in a batch of set 5");
 }
 
 TEST_F(NegotiatorHostileTest, TheRemovalOfTheWorld) {

@@ -155,7 +155,7 @@ class Schedule {
       if (use.odd_is_invalid) {
         request.invalid = "it is odd";
       } else {
-        request.signature = AllReduceOf({7, 7});
+        request.asked = AllReduceOf({7, 7});
       }
     }
     if (use.with_absent) request.absent = {use.absent.at(rank)};

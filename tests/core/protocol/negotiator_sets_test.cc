@@ -23,19 +23,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
-core::SignaturePtr AddOf(const RankRanges& members) {
-  auto change = std::make_shared<core::Signature>();
-  change->kind = core::OpKind::kAddSet;
-  change->members = members;
-  return change;
-}
-
-core::SignaturePtr RemoveOf(SetNumber set) {
-  auto change = std::make_shared<core::Signature>();
-  change->kind = core::OpKind::kRemoveSet;
-  change->subject = set;
-  return change;
-}
+core::Asked AddOf(const RankRanges& members) { return core::AddSet{members}; }
+core::Asked RemoveOf(SetNumber set) { return core::RemoveSet{set}; }
 
 // What each rank was told, as texts.
 class NegotiatorSetsTest : public ::testing::Test {
@@ -49,10 +38,14 @@ class NegotiatorSetsTest : public ::testing::Test {
           told.push_back("run " + run->key.ToString());
         } else if (const auto* fail = std::get_if<core::DecidedFail>(&decided)) {
           told.push_back("fail " + fail->why.message());
-        } else if (const auto* add = std::get_if<core::DecidedAddSet>(&decided)) {
+        } else if (const auto* add = std::get_if<core::AddSetEntry>(&decided)) {
           told.push_back("add " + std::to_string(add->set) + ": " + add->members.ToString());
-        } else if (const auto* remove = std::get_if<core::DecidedRemoveSet>(&decided)) {
+        } else if (const auto* remove = std::get_if<core::RemoveSetEntry>(&decided)) {
           told.push_back("remove " + std::to_string(remove->set));
+        } else if (const auto* change = std::get_if<core::LimitsEntry>(&decided)) {
+          told.push_back("limits " + std::to_string(change->limits.fusion_bytes));
+        } else if (std::holds_alternative<core::AssemblyEntry>(decided)) {
+          told.emplace_back("assembled");
         } else {
           told.push_back("joined " + std::to_string(std::get<core::DecidedJoin>(decided).last));
         }
@@ -60,17 +53,17 @@ class NegotiatorSetsTest : public ::testing::Test {
     };
   }
 
-  void Submit(int rank, Key key, core::SignaturePtr signature, std::string invalid = {}) {
-    core::Request request = RequestOf(std::move(key), std::move(signature));
+  void Submit(int rank, Key key, core::Asked asked, std::string invalid = {}) {
+    core::Request request = RequestOf(std::move(key), std::move(asked));
     request.invalid = std::move(invalid);
     std::vector<core::Request> requests;
     requests.push_back(std::move(request));
     sim_.node(rank).Submit(std::move(requests), sim_.now());
   }
 
-  void AllSubmit(const std::string& name, const core::SignaturePtr& signature) {
+  void AllSubmit(const std::string& name, const core::Asked& asked) {
     for (int rank = 0; rank < sim_.size(); ++rank) {
-      Submit(rank, Key::Named(0, name), signature);
+      Submit(rank, Key::Named(0, name), asked);
     }
     sim_.Settle();
   }
@@ -162,6 +155,51 @@ TEST_F(NegotiatorSetsTest, ChangesThatMakeNoSenseAreRefusedOnAllRanks) {
   for (const int rank : {0, 2, 3}) Submit(rank, Key::Named(0, "c6"), AddOf({0}));
   sim_.Settle();
   EXPECT_THAT(told(0).back(), HasSubstr("rank 1 has joined"));
+  ExpectNoFault();
+}
+
+TEST_F(NegotiatorSetsTest, LimitsChangeForAllInABatchOfTheirOwn) {
+  std::vector<std::size_t> entries;
+  const auto tell = sim_.on_batch;
+  sim_.on_batch = [&](int rank, const core::DecidedBatch& batch) {
+    if (rank == 1) entries.push_back(batch.entries.size());
+    tell(rank, batch);
+  };
+  sim_.node(3).Join(0, sim_.now());
+  sim_.Settle();
+  for (const int rank : {1, 2, 0}) {  // rank 0 completes everything at once
+    Submit(rank, Key::Named(0, "a"), AllReduceOf({2}));
+    Submit(rank, Key::Named(0, "l"), core::Limits{.fusion_bytes = 7});
+    Submit(rank, Key::Named(0, "b"), AllReduceOf({2}));
+    sim_.Settle();
+  }
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_THAT(told(rank), UnorderedElementsAre("run \"a\"", "limits 7", "run \"b\"")) << rank;
+    EXPECT_EQ(told(rank), told(0));
+  }
+  EXPECT_THAT(entries, ElementsAre(1, 1, 1));
+  EXPECT_TRUE(sim_.node(0).KnownIds(0).size() == 2) << "limits have no ids";
+  ExpectNoFault();
+}
+
+TEST_F(NegotiatorSetsTest, LimitsThatDifferAreToldByName) {
+  for (int rank = 0; rank < 4; ++rank) {
+    Submit(rank, Key::Named(0, "l"), core::Limits{.small_bytes = rank == 2 ? 5 : 6});
+  }
+  sim_.Settle();
+  EXPECT_THAT(told(1), ElementsAre("fail change of limits \"l\": small_bytes 6 on ranks 0-1, 3, "
+                                   "small_bytes 5 on rank 2"));
+  ExpectNoFault();
+}
+
+TEST_F(NegotiatorSetsTest, AnAssemblyIsOfAllMembersOrOfNone) {
+  AllSubmit("together", core::Assembly{});
+  EXPECT_THAT(told(3), ElementsAre("assembled"));
+  AllSubmit("add", AddOf({0, 2}));
+  sim_.node(2).Join(1, sim_.now());
+  Submit(0, Key::Named(1, "here"), core::Assembly{});
+  sim_.Settle();
+  EXPECT_THAT(told(0).back(), HasSubstr("rank 2 has joined, and does not take part"));
   ExpectNoFault();
 }
 
@@ -388,6 +426,10 @@ class SetSchedule {
       live_.erase(gone);
       return;
     }
+    if (Below(100) < 30) {
+      changes_.push_back(core::Limits{.fusion_bytes = next_limits_++});
+      return;
+    }
     RankRanges members;
     while (members.empty()) {
       for (int r = 0; r < sim_.size(); ++r) {
@@ -454,12 +496,16 @@ class SetSchedule {
         if (!leaving_ || At(rank).in_flight.contains(fail->key.ToString())) {
           Complete(rank, fail->key);
         }
-      } else if (const auto* added = std::get_if<core::DecidedAddSet>(&decided)) {
+      } else if (const auto* added = std::get_if<core::AddSetEntry>(&decided)) {
         Note(rank, batch, i, "add " + std::to_string(added->set));
         Complete(rank, added->key);
         FinishChange(r);
+      } else if (const auto* limits = std::get_if<core::LimitsEntry>(&decided)) {
+        Note(rank, batch, i, "limits " + std::to_string(limits->limits.fusion_bytes));
+        Complete(rank, limits->key);
+        FinishChange(r);
       } else {
-        const auto& removed = std::get<core::DecidedRemoveSet>(decided);
+        const auto& removed = std::get<core::RemoveSetEntry>(decided);
         Note(rank, batch, i, "remove " + std::to_string(removed.set));
         Complete(rank, removed.key);
         FinishChange(r);
@@ -498,7 +544,8 @@ class SetSchedule {
 
   std::mt19937_64 random_;
   NegotiationSim sim_;
-  std::vector<core::SignaturePtr> changes_;
+  std::vector<core::Asked> changes_;
+  std::int64_t next_limits_ = 0;
   std::set<SetNumber> live_;
   SetNumber next_set_ = 1;
   std::vector<Rank> ranks_;

@@ -29,6 +29,8 @@ class RandomMessages {
   StatusCode Failure();
   Key AnyKey(SetNumber set);
   SignaturePtr AnySignature(bool is_part = false);
+  Limits AnyLimits();
+  Asked AnythingAsked();
   std::vector<bool> Absent();
   ReportItem Item();
   Entry AnyEntry(SetNumber set);

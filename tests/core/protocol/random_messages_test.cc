@@ -78,8 +78,7 @@ SignaturePtr RandomMessages::AnySignature(bool is_part) {
   if (Coin()) signature->prescale = std::bit_cast<double>(random_());  // NaNs among them
   if (Coin()) signature->postscale = 0.25;
   if (Coin()) signature->layout = random_();
-  if (Below(4) == 0) signature->members = SomeRanks();
-  if (Below(4) == 0) signature->subject = Set();
+  if (Below(4) == 0) signature->round = static_cast<std::uint32_t>(random_());
   for (std::uint64_t i = is_part || Coin() ? 0 : Below(4); i > 0; --i) {
     signature->parts.push_back(AnySignature(/*is_part=*/true));
   }
@@ -88,6 +87,28 @@ SignaturePtr RandomMessages::AnySignature(bool is_part) {
     signature->shape.push_back(static_cast<std::int64_t>(Number() >> 1));
   }
   return signature;
+}
+
+Limits RandomMessages::AnyLimits() {
+  const auto number = [this] { return static_cast<std::int64_t>(Number() >> 1); };
+  Limits limits{number(), number(), number(), number(), number(), number()};
+  limits.chunk_bytes |= 1;
+  return limits;
+}
+
+Asked RandomMessages::AnythingAsked() {
+  switch (Below(8)) {
+    case 0:
+      return AddSet{Ranks()};
+    case 1:
+      return RemoveSet{Set()};
+    case 2:
+      return AnyLimits();
+    case 3:
+      return Assembly{};
+    default:
+      return AnySignature();
+  }
 }
 
 std::vector<bool> RandomMessages::Absent() {
@@ -124,7 +145,7 @@ ReportItem RandomMessages::Item() {
     Variant variant;
     variant.ranks = SomeRanks();
     if (Coin()) variant.invalid = "not contiguous" + Text();
-    if (variant.invalid.empty() || Coin()) variant.signature = AnySignature();
+    if (variant.invalid.empty() || Coin()) variant.asked = AnythingAsked();
     item.variants.push_back(variant);
   }
   if (Coin()) item.more_variants = static_cast<std::uint32_t>(random_());
@@ -250,9 +271,19 @@ class Dumper {
         std::bit_cast<std::uint64_t>(s->postscale), s->layout,
         s->wire ? static_cast<int>(*s->wire) : -1, s->shape.size());
     for (const std::int64_t dimension : s->shape) Put(dimension);
-    Ranks(s->members);
-    Put(s->subject, s->parts.size());
+    Put(s->round, s->parts.size());
     for (const SignaturePtr& part : s->parts) Of(part);
+  }
+  void Of(const AddSet& change) { Ranks(change.members); }
+  void Of(const RemoveSet& change) { Put(change.set); }
+  void Of(const Assembly&) {}
+  void Of(const Limits& limits) {
+    Put(limits.fusion_bytes, limits.small_bytes, limits.chunk_bytes, limits.bucket_bytes,
+        limits.first_bucket_bytes, limits.fusion_delay_us);
+  }
+  void Of(const Asked& asked) {
+    Put(asked.index());
+    std::visit([this](const auto& what) { Of(what); }, asked);
   }
   void Of(const ReadyItem& item) {
     Put(item.set, item.id, item.variants.size(), item.more_variants);
@@ -260,7 +291,7 @@ class Dumper {
     Bits(item.absent);
     Ranks(item.silent);
     for (const Variant& variant : item.variants) {
-      Of(variant.signature);
+      Of(variant.asked);
       Text(variant.invalid);
       Ranks(variant.ranks);
     }
@@ -308,6 +339,11 @@ class Dumper {
     Of(entry.key);
     Put(entry.set);
   }
+  void Of(const LimitsEntry& entry) {
+    Of(entry.key);
+    Of(entry.limits);
+  }
+  void Of(const AssemblyEntry& entry) { Of(entry.key); }
   void Of(const StreamMessage& stream) {
     Put(stream.first, stream.batches.size());
     for (const Batch& batch : stream.batches) {

@@ -118,7 +118,7 @@ TEST(GroupRunFailureTest, WorkOfARankThatIsSaidToHaveJoinedIsAFailure) {
 }
 
 TEST(GroupRunFailureTest, WhatBelongsInNoLaneIsRefused) {
-  for (const OpKind kind : {OpKind::kAddSet, OpKind::kSend}) {
+  for (const OpKind kind : {OpKind::kMakeArena, OpKind::kSend}) {
     const RunCase c{.signature = {.kind = kind, .shape = {1}}};
     const std::vector<Status> statuses = Spoiled(1, c, [](int, core::RunItem&) {});
     EXPECT_THAT(statuses[0].message(), ::testing::HasSubstr("no place in a lane"));

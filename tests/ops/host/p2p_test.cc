@@ -109,7 +109,7 @@ class P2pRank {
     std::vector<std::int32_t>& memory =
         tensors_.emplace_back(static_cast<std::size_t>(count), value);
     auto work = std::make_shared<core::Work>();
-    work->request.signature = std::make_shared<const Signature>(
+    work->request.asked = std::make_shared<const Signature>(
         Signature{.kind = kind, .dtype = dtype, .shape = std::move(shape)});
     work->peer = peer;
     work->tag = tag;
@@ -136,7 +136,7 @@ class P2pRank {
 
   static std::vector<std::int32_t> Taken(const core::WorkPtr& work) {
     const auto* first = static_cast<const std::int32_t*>(work->output);
-    return {first, first + work->request.signature->ElementCount()};
+    return {first, first + work->request.signature()->ElementCount()};
   }
 
  private:

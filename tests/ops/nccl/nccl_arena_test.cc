@@ -58,12 +58,10 @@ core::HandlePtr GiveHandle(core::RunItem& item) {
 core::RunItem ArenaItem(DeviceRank& rank, const std::shared_ptr<ArenaRequest>& request,
                         std::uint64_t number) {
   auto signature = std::make_shared<core::Signature>();
-  signature->reduction = core::ReduceOp::kMin;
-  signature->dtype = core::DType::kU8;
+  signature->kind = core::OpKind::kMakeArena;
   signature->device = core::DeviceKind::kCuda;
-  signature->shape = {0};
   signature->layout = number;
-  core::RunItem item{.key = core::Key::Bucket(core::kWorldSet, number, 1),
+  core::RunItem item{.key = core::Key::Named(core::kWorldSet, "#arena " + std::to_string(number)),
                      .signature = std::move(signature),
                      .work = std::make_shared<core::Work>()};
   item = rank.OnDevice(std::move(item));

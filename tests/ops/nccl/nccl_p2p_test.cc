@@ -80,7 +80,7 @@ class Rank {
   // What the work's memory holds now.
   static Values Held(const core::WorkPtr& work) {
     const auto* first = static_cast<const std::int32_t*>(work->output);
-    return {first, first + work->request.signature->ElementCount()};
+    return {first, first + work->request.signature()->ElementCount()};
   }
 
  private:
@@ -90,7 +90,7 @@ class Rank {
     core::RunItem item;
     item.work = std::make_shared<core::Work>();
     item.work->request.key = core::Key::Named(core::kWorldSet, "m" + std::to_string(++count_));
-    item.work->request.signature = std::make_shared<const core::Signature>(core::Signature{
+    item.work->request.asked = std::make_shared<const core::Signature>(core::Signature{
         .kind = kind,
         .dtype = DType::kI32,
         .device = place == Place::kGpu ? core::DeviceKind::kCuda : core::DeviceKind::kHost,
@@ -195,7 +195,7 @@ TEST_F(NcclP2pTest, ASendWaitsForItsTensor) {
     gpus_.PutWrite(self.device().producer(), made.data(), 7, 8);
     core::RunItem item;
     item.work = std::make_shared<core::Work>();
-    item.work->request.signature =
+    item.work->request.asked =
         std::make_shared<const core::Signature>(core::Signature{.kind = OpKind::kSend,
                                                                 .dtype = DType::kI32,
                                                                 .device = core::DeviceKind::kCuda,

@@ -111,14 +111,7 @@ TEST(ValidateTest, SplitsOfAScatterAreTheRoots) {
             "all-gather takes no splits");
 }
 
-TEST(ValidateTest, SetsHaveMembersOfTheWorld) {
-  EXPECT_EQ(Why({.kind = OpKind::kAddSet, .members = {0, 3}}), "");
-  EXPECT_EQ(Why({.kind = OpKind::kAddSet}), "a process set needs at least one rank");
-  EXPECT_EQ(Why({.kind = OpKind::kAddSet, .members = {1, 2}}),
-            "the ranks 1-2 are not all among the ranks 0-1, 3");
-  EXPECT_EQ(Why({.kind = OpKind::kRemoveSet, .subject = 4}), "");
-  EXPECT_EQ(Why({.kind = OpKind::kRemoveSet, .subject = core::kWorldSet}),
-            "the world cannot be removed");
+TEST(ValidateTest, ABarrierNeedsASetWithMembers) {
   EXPECT_EQ(Why({.kind = OpKind::kBarrier}), "");
   EXPECT_EQ(ValidateRequest({.shape = {1}}, core::RankRanges(), OwnTensor{}),
             "the process set has no members");
