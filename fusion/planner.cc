@@ -97,7 +97,8 @@ std::int64_t BytesOf(const core::Signature& signature) {
 
 // The small lane has several groups under way, whose operations must begin in the same order on all
 // ranks: so each of its groups is one operation, of a size that all know.
-bool FitsSmallLane(const core::Signature& signature, std::int64_t bytes, const Limits& limits) {
+bool FitsSmallLane(const core::Signature& signature, std::int64_t bytes,
+                   const core::Limits& limits) {
   if (core::FirstDimensionVaries(signature.kind)) return false;
   if (signature.reduction == core::ReduceOp::kAdasum) return false;
   // Every rank gets what all give.
@@ -111,7 +112,8 @@ bool Fits(const Group& group, std::int64_t bytes, std::int64_t limit) {
 
 }  // namespace
 
-std::vector<Group> Plan(const core::RunBatch& batch, const Limits& limits) {
+std::vector<Group> Plan(const core::RunBatch& batch, const Rules& rules) {
+  const core::Limits& limits = batch.limits;
   std::vector<Group> groups;
   // The group of each class that still takes tensors.
   std::unordered_map<GroupClass, std::size_t, GroupClassHash> open;
@@ -126,7 +128,7 @@ std::vector<Group> Plan(const core::RunBatch& batch, const Limits& limits) {
     if (found != open.end()) {
       Group& group = groups[found->second];
       const bool joins = counted
-                             ? static_cast<std::int64_t>(group.items.size()) < limits.gather_count
+                             ? static_cast<std::int64_t>(group.items.size()) < rules.gather_count
                              : Fits(group, bytes, limits.fusion_bytes);
       if (joins) {
         group.bytes += bytes;
@@ -136,7 +138,7 @@ std::vector<Group> Plan(const core::RunBatch& batch, const Limits& limits) {
     }
     // A tensor above the limit is a group that takes no other, and leaves an open one open.
     const bool alone = signature.kind == core::OpKind::kMakeArena ||
-                       (limits.deterministic && item.key.form != core::Key::Form::kBucket);
+                       (rules.deterministic && item.key.form != core::Key::Form::kBucket);
     if (!alone && (counted || bytes <= limits.fusion_bytes))
       open.insert_or_assign(ClassOf(item), groups.size());
     groups.push_back({.lane = Lane::kLarge, .bytes = bytes, .items = {i}});

@@ -1,4 +1,4 @@
-// Agreed tensors -> groups that are moved together. Pure: the same batch and limits give the same
+// Agreed tensors -> groups that are moved together. Pure: the same batch and rules give the same
 // plan on every rank, whatever a rank contributes (sizes that may differ by rank are never looked
 // at).
 #pragma once
@@ -12,10 +12,8 @@ namespace sirtaki::fusion {
 
 enum class Lane : std::uint8_t { kSmall, kLarge };
 
-struct Limits {
-  std::int64_t fusion_bytes = std::int64_t{64}
-                              << 20;  // of a group; a larger tensor is a group alone
-  std::int64_t small_bytes = std::int64_t{64} << 10;  // groups up to this go to the small lane
+// What does not change, beside the limits of a batch.
+struct Rules {
   // Of one group of a kind whose first dimension may differ by rank.
   std::int64_t gather_count = 64;
   // What is in no bucket goes alone: its group must not depend on what else was ready.
@@ -35,6 +33,6 @@ struct Group {
 // ranks are equal, and their absence is; and if both are of one bucket, or of none. Order within
 // the batch is otherwise free: groups come in the order of their first item. Items with
 // absent_everywhere are in no group: there is nothing to move.
-std::vector<Group> Plan(const core::RunBatch& batch, const Limits& limits);
+std::vector<Group> Plan(const core::RunBatch& batch, const Rules& rules);
 
 }  // namespace sirtaki::fusion

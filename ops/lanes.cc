@@ -55,8 +55,6 @@ class Lanes::Nccl {
 Lanes::Lanes(LanesOptions options, Backend& backend)
     : options_(std::move(options)),
       nccl_(std::make_shared<Nccl>(options_.load_nccl)),
-      limits_(options_.host.limits),
-      sets_(options_.host.sets),
       host_(std::make_unique<HostLanes>(options_.host, backend)) {}
 
 Lanes::~Lanes() = default;
@@ -68,8 +66,8 @@ void Lanes::Start(core::RunBatch batch, core::TimePoint now) {
   if (std::all_of(batch.items.begin(), batch.items.end(), is_host)) {
     return host_->Start(std::move(batch), now);
   }
-  core::RunBatch host{batch.set, batch.number, {}};
-  core::RunBatch devices{batch.set, batch.number, {}};
+  core::RunBatch host{batch.set, batch.number, batch.members, batch.limits, {}};
+  core::RunBatch devices{batch.set, batch.number, batch.members, batch.limits, {}};
   for (core::RunItem& item : batch.items) {
     (is_host(item) ? host : devices).items.push_back(std::move(item));
   }
@@ -81,21 +79,14 @@ void Lanes::StartOnDevices(core::RunBatch batch, core::TimePoint now) {
   for (const core::RunItem& item : batch.items) {
     if (item.absent_everywhere) CompleteAll({item}, Status::Ok());
   }
-  const core::RankRanges& members = sets_[batch.set];
-  for (const fusion::Group& planned : fusion::Plan(batch, limits_)) {
+  for (const fusion::Group& planned : fusion::Plan(batch, options_.host.rules)) {
     auto group = std::make_shared<GroupTask>();
     group->channel = {batch.set, fusion::Lane::kLarge};
-    group->members = members;
+    group->members = batch.members;
     group->rank = options_.host.rank;
     group->since = now;
     group->number = ++groups_;
     for (const std::size_t i : planned.items) group->items.push_back(std::move(batch.items[i]));
-    if (!members.Contains(group->rank)) {
-      const Status why(StatusCode::kInvalidArgument,
-                       "this rank is not in process set " + std::to_string(batch.set));
-      CompleteAll(group->items, why);
-      continue;
-    }
     nccl::DeviceLane* const lane = LaneOf(*group);
     if (group->signature().reduction == core::ReduceOp::kAdasum) {
       nccl::HostBouncePtr bounce;
@@ -104,7 +95,7 @@ void Lanes::StartOnDevices(core::RunBatch batch, core::TimePoint now) {
       continue;
     }
     const auto [met, is_first] = met_.try_emplace({batch.set, group->signature().slot});
-    if (is_first) met->second = Meet(*group, lane != nullptr);
+    if (is_first) met->second = Meet(*group, batch.limits, lane != nullptr);
     if (lane != nullptr) {
       lane->Start(std::move(group), std::exchange(met->second, nullptr), Nccl::ApiOf(nccl_));
     }
@@ -128,7 +119,8 @@ nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
   return lane.get();
 }
 
-nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
+nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, const core::Limits& limits,
+                                bool has_device) {
   auto rendezvous = std::make_shared<nccl::Rendezvous>();
   rendezvous->told = std::make_shared<core::HandleState>(nullptr, nullptr);
   Status failure;
@@ -150,8 +142,8 @@ nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
   work->rows = 1;
   work->input = &rendezvous->own;
   // The lane reads the input after this; opening NCCL takes a while, which is the lane's to spend.
-  work->allocate_output = [rendezvous, failure, nccl = nccl_, members = group.members.Count(),
-                           first = group.members.IndexOf(group.rank) ==
+  work->allocate_output = [rendezvous, failure, nccl = nccl_, members = group.members->Count(),
+                           first = group.members->IndexOf(group.rank) ==
                                    0](const std::vector<std::int64_t>& /*rows*/) -> void* {
     rendezvous->own = failure.ok() ? nccl->Introduce(first) : nccl::Introduction::Failure(failure);
     rendezvous->all.resize(static_cast<std::size_t>(members));
@@ -161,6 +153,8 @@ nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
   work->keep_alive = rendezvous;
   core::RunBatch batch;
   batch.set = group.channel.set;
+  batch.members = group.members;
+  batch.limits = limits;
   batch.items.push_back({.key = work->request.key, .signature = signature, .work = work});
   host_->Start(std::move(batch), group.since);
   return rendezvous;
@@ -168,20 +162,13 @@ nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
 
 void Lanes::AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
                    core::TimePoint now) {
-  sets_[set] = members;
   host_->AddSet(set, members, std::move(work), now);
 }
 
 void Lanes::RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) {
-  sets_.erase(set);
   std::erase_if(met_, [set](const auto& met) { return met.first.first == set; });
   for (nccl::DeviceLane* lane : DeviceLanes()) lane->RemoveSet(set);
   host_->RemoveSet(set, std::move(work), now);
-}
-
-void Lanes::SetLimits(const core::Limits& limits) {
-  host_->SetLimits(limits);
-  limits_.fusion_bytes = limits.fusion_bytes;
 }
 
 void Lanes::StartP2p(core::WorkPtr work, core::TimePoint now) {

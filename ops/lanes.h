@@ -41,7 +41,6 @@ class Lanes : public core::Executor {
   void AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
               core::TimePoint now) override;
   void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;
-  void SetLimits(const core::Limits& limits) override;
   void StartP2p(core::WorkPtr work, core::TimePoint now) override;
   bool Step(core::TimePoint now) override { return host_->Step(now); }
   bool NeedsStepping() const override { return host_->NeedsStepping(); }
@@ -57,7 +56,7 @@ class Lanes : public core::Executor {
   void StartOnDevices(core::RunBatch batch, core::TimePoint now);
   // The lane of the group's slot. Null: this rank has joined and never used the slot.
   nccl::DeviceLane* LaneOf(const GroupTask& group) SIRTAKI_EXCLUDES(mutex_);
-  nccl::RendezvousPtr Meet(const GroupTask& group, bool has_device);
+  nccl::RendezvousPtr Meet(const GroupTask& group, const core::Limits& limits, bool has_device);
   nccl::DeviceP2p& DeviceP2pOf(const std::shared_ptr<cuda::Device>& device)
       SIRTAKI_EXCLUDES(mutex_);
   std::vector<nccl::DeviceLane*> DeviceLanes() const SIRTAKI_EXCLUDES(mutex_);
@@ -66,8 +65,6 @@ class Lanes : public core::Executor {
   const std::shared_ptr<Nccl> nccl_;
 
   // Under the token.
-  fusion::Limits limits_;
-  std::map<core::SetNumber, core::RankRanges> sets_;
   // By set and slot: what no lane has been told yet, or null. This rank may have joined then.
   std::map<std::pair<core::SetNumber, Slot>, nccl::RendezvousPtr> met_;
   std::uint64_t groups_ = 0;  // of devices, started so far

@@ -154,21 +154,23 @@ void Session::NoteCaller() {
 }
 
 Session::Limits Session::limits() const {
-  core::MutexLock lock(limits_mutex_);
-  return limits_;
-}
-
-void Session::NoteLimits(const Limits& limits) {
-  core::MutexLock lock(limits_mutex_);
-  ++limit_changes_;
-  limits_ = limits;
+  if (core::ForkGeneration() == fork_generation_) {
+    const Call call(*this);
+    if (call.has_impl() && impl_->engine) return impl_->engine->limits();
+  }
+  return Limits::Of(config_);
 }
 
 Status Session::SetLimits(const Limits& limits) {
+  if (Status status = CheckState(); !status.ok()) return status;
+  std::uint64_t changes = 0;  // that all ranks have seen, those that had joined too
+  {
+    const Call call(*this);
+    if (call.has_impl() && impl_->engine) static_cast<void>(impl_->engine->limits(&changes));
+  }
   auto work = std::make_shared<core::Work>();
-  // Changes are counted by those that all ranks have seen, those that had joined too.
-  work->request.key = core::Key::Named(
-      core::kWorldSet, "#the change of limits " + std::to_string(limit_changes_.load() + 1));
+  work->request.key =
+      core::Key::Named(core::kWorldSet, "#the change of limits " + std::to_string(changes + 1));
   if (limits.AreAllowed()) {
     work->request.asked = limits;
   } else {

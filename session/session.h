@@ -150,7 +150,7 @@ class Session {
 
   // What is planned with: as the options say, until it is changed.
   using Limits = core::Limits;
-  Limits limits() const SIRTAKI_EXCLUDES(limits_mutex_);
+  Limits limits() const;
   // Changes them on all ranks, those that have joined too, at one place of the order. Collective
   // over the world; the ranks must agree on `limits`. Errors: kInvalidArgument if they are not allowed,
   // kMismatch, those of Submit.
@@ -196,7 +196,6 @@ class Session {
                      core::TimePoint deadline);
   void Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin);
   core::Status CheckState() const;
-  void NoteLimits(const Limits& limits) SIRTAKI_EXCLUDES(limits_mutex_);
 
   // ---- session_sets.cc ----
   std::map<core::SetNumber, core::RankRanges> FirstSets();
@@ -247,9 +246,6 @@ class Session {
   std::map<core::SetNumber, std::uint64_t> assemblies_ SIRTAKI_GUARDED_BY(assembly_mutex_);
   std::atomic<bool> paused_{false};  // changes under assembly_mutex_
   std::atomic<std::thread::id> paused_by_;
-  std::atomic<std::uint64_t> limit_changes_{0};
-  mutable core::Mutex limits_mutex_;
-  Limits limits_ SIRTAKI_GUARDED_BY(limits_mutex_);
   mutable core::Mutex sets_mutex_;
   std::map<core::SetNumber, core::RankRanges> sets_ SIRTAKI_GUARDED_BY(sets_mutex_);
   core::SetNumber last_set_alone_ SIRTAKI_GUARDED_BY(sets_mutex_) = 0;

@@ -121,15 +121,6 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
   config_ = options.config;
   if (Status status = core::AgreeConfigs(configs, &config_); !status.ok()) return status;
 
-  {
-    core::MutexLock lock(limits_mutex_);
-    limits_ = {config_.fusion_bytes,
-               config_.small_bytes,
-               config_.chunk_bytes,
-               config_.bucket_bytes,
-               config_.first_bucket_bytes,
-               std::chrono::duration_cast<std::chrono::microseconds>(config_.fusion_delay).count()};
-  }
   const int cores = CoresHere(greetings, topology_);
   cores_per_rank_ = std::max(1, cores / topology_.local_size);
   const bool spin = config_.wait == core::WaitMode::kAuto ? topology_.local_size <= cores
@@ -187,8 +178,6 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
     parts.hooks = std::make_shared<core::HandleHooks>(nullptr, &parts.queue);
     return;
   }
-  const auto world = core::RankRanges::Span(0, topology_.size - 1);
-
   core::NegotiatorOptions negotiation;
   negotiation.rank = topology_.rank;
   negotiation.host = topology_.host;
@@ -210,11 +199,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   all_lanes.why_no_kernels = devices_->libraries().why_no_kernels;
   ops::HostLanesOptions& lanes = all_lanes.host;
   lanes.rank = topology_.rank;
-  lanes.limits.fusion_bytes = config_.fusion_bytes;
-  lanes.limits.small_bytes = config_.small_bytes;
-  lanes.limits.deterministic = config_.deterministic;
-  lanes.chunk_bytes = config_.chunk_bytes;
-  lanes.sets = {{core::kWorldSet, world}};
+  lanes.rules.deterministic = config_.deterministic;
   lanes.on_failure = [&parts](const Status& why, const std::string& tensor) {
     parts.engine->PostFailure(why, tensor);
   };
@@ -241,9 +226,8 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   engine.stuck_in = [&parts] { return parts.medium->GateHolder(); };
   engine.on_start = options.on_start;
   engine.observer = observation_->observer();
-  engine.fusion_delay = config_.fusion_delay;
+  engine.limits = core::Limits::Of(config_);
   engine.stuck_limit = std::max<core::Duration>(3 * config_.peer_timeout, kStuckAtLeast);
-  engine.on_limits = [this](const core::Limits& limits) { NoteLimits(limits); };
   engine.on_stall = [seen = observation_](const core::StallWarning& warning) {
     core::Log(core::LogLevel::kWarning, seen->InWords(core::StallText(warning)));
   };

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -48,5 +49,8 @@ class RankRanges {
  private:
   std::vector<RankRange> ranges_;
 };
+
+// The members of a process set, which do not change and are shared by all that deals with the set.
+using MembersPtr = std::shared_ptr<const RankRanges>;
 
 }  // namespace sirtaki::core

@@ -26,7 +26,7 @@ Engine::Engine(EngineOptions options, Transport& transport, Negotiator& negotiat
       queue_(queue),
       executor_(executor),
       hooks_(std::make_shared<HandleHooks>(&transport, &queue)),
-      hold_(options_.fusion_delay),
+      limits_(options_.limits),
       driver_(options_, token_, transport, *this) {}
 
 Engine::~Engine() { hooks_->Detach(); }
@@ -100,7 +100,7 @@ bool Engine::UnguardedRound(TimePoint now, bool waited_for) {
 // Whether new work is left where it is for a while.
 bool Engine::Holds(TimePoint now) {
   if (!queue_.HasNew() || urgent_.exchange(false)) return false;
-  return hold_.Holds(queue_.NewCount(), now);
+  return hold_.Holds(queue_.NewCount(), std::chrono::microseconds(limits().fusion_delay_us), now);
 }
 
 bool Engine::SubmitNew(TimePoint now) {
@@ -263,7 +263,7 @@ void Engine::FailInHand(const Status& why) {
 }
 
 bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
-  RunBatch batch{decided.set, decided.number, {}};
+  RunBatch batch{decided.set, decided.number, std::move(decided.members), limits(), {}};
   for (Decided& entry : decided.entries) {
     if (!std::visit([&](auto& what) { return Start(what, batch, now); }, entry)) return false;
   }
@@ -330,11 +330,19 @@ bool Engine::Start(const RemoveSetEntry& removed, RunBatch& batch, TimePoint now
 
 bool Engine::Start(const LimitsEntry& change, RunBatch& batch, TimePoint now) {
   const WorkPtr work = TakeAgreed(change.key, batch, now);
-  hold_.SetDelay(std::chrono::microseconds(change.limits.fusion_delay_us));
-  if (options_.on_limits) options_.on_limits(change.limits);
-  executor_.SetLimits(change.limits);
+  {
+    MutexLock lock(limits_mutex_);
+    limits_ = change.limits;
+    ++limit_changes_;
+  }
   if (work != nullptr) work->handle->Complete(Status::Ok());
   return true;
+}
+
+Limits Engine::limits(std::uint64_t* changes) const {
+  MutexLock lock(limits_mutex_);
+  if (changes != nullptr) *changes = limit_changes_;
+  return limits_;
 }
 
 bool Engine::Start(const AssemblyEntry& assembly, RunBatch& batch, TimePoint now) {

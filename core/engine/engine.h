@@ -95,6 +95,9 @@ class Engine : private Rounds {
   }
 
   Status fault() const;  // ok while there is none
+  // What is started from now on is planned with these limits. `changes`, unless null, is set to how
+  // often they have changed, which is the same on all ranks at one place of the order.
+  Limits limits(std::uint64_t* changes = nullptr) const SIRTAKI_EXCLUDES(limits_mutex_);
   // For work of this key. The handle may outlive the engine.
   HandlePtr MakeHandle(const Key& key);
 
@@ -222,6 +225,10 @@ class Engine : private Rounds {
   Mutex commands_mutex_;
   std::vector<Command> commands_ SIRTAKI_GUARDED_BY(commands_mutex_);
   std::atomic<bool> has_commands_{false};
+
+  mutable Mutex limits_mutex_;
+  Limits limits_ SIRTAKI_GUARDED_BY(limits_mutex_);  // change under the token, too
+  std::uint64_t limit_changes_ SIRTAKI_GUARDED_BY(limits_mutex_) = 0;
 
   mutable Mutex fault_mutex_;
   Status fault_ SIRTAKI_GUARDED_BY(fault_mutex_);

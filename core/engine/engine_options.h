@@ -18,9 +18,7 @@ struct EngineOptions : DriverOptions {
   std::uint64_t session = 1;  // the same on all ranks; other messages are dropped
   int rank = 0;
   std::string host;
-  // Work that nobody waits for is gathered until none has come for this long, but not for longer than
-  // Hold::kFactor times that: what is submitted in a row is negotiated together. Zero: never.
-  Duration fusion_delay = std::chrono::microseconds(50);
+  Limits limits;  // until they change
   // A rank says of a wait that it submits nothing before its end only when it has lasted so long: a
   // thread that is new may make its first call meanwhile.
   Duration sits_after = std::chrono::seconds(30);
@@ -34,8 +32,6 @@ struct EngineOptions : DriverOptions {
   std::function<std::string(const std::string& text)> in_words;
   // The number of the step that the program is in, from 1: told of a rank that others wait for.
   std::function<std::uint64_t()> step;
-  // What is started from now on is planned with these.
-  std::function<void(const Limits& limits)> on_limits;
   // Called without the token, which a thread that is stuck may have for ever.
   std::function<void()> on_stuck;
   // What the thread is in that keeps the others out of the transport, for the text; empty: unknown.

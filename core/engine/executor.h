@@ -22,9 +22,12 @@ struct RunItem {
   bool absent_everywhere = false;  // no rank has this tensor: complete it without moving data
 };
 
+// What is started together, at one place of a set's order.
 struct RunBatch {
   SetNumber set = kWorldSet;
   std::uint64_t number = 0;  // the same on all members
+  MembersPtr members;        // of the set
+  Limits limits;             // to plan with, the same on all members
   std::vector<RunItem> items;
 };
 
@@ -40,7 +43,7 @@ class Executor {
  public:
   virtual ~Executor() = default;
 
-  // Under the token. Plans the batch alone and queues or starts its groups in order; never blocks.
+  // Under the token. Precondition: this rank is a member. Plans the batch alone and queues or starts its groups in order; never blocks.
   virtual void Start(RunBatch batch, TimePoint now) = 0;
 
   // Under the token. A set comes or goes, at its place in the agreed order: what was started before
@@ -48,10 +51,6 @@ class Executor {
   // when it has happened; its request is that of the change.
   virtual void AddSet(SetNumber set, const RankRanges& members, WorkPtr work, TimePoint now) = 0;
   virtual void RemoveSet(SetNumber set, WorkPtr work, TimePoint now) = 0;
-
-  // Under the token. What is started from now on is planned with these, the same on all ranks at
-  // this place of the order.
-  virtual void SetLimits(const Limits& limits) = 0;
 
   // Under the token. Begins a send or a receive, which is in no order with the rest.
   virtual void StartP2p(WorkPtr work, TimePoint now) = 0;

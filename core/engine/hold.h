@@ -15,21 +15,19 @@ class Hold {
  public:
   // Work is held until none has come for `delay`, but at most for kFactor times that. Zero: never.
   static constexpr int kFactor = 10;
-  explicit Hold(Duration delay) : delay_(delay) {}
-  void SetDelay(Duration delay) { delay_ = delay; }
 
   // True if new work is held at `now`, when there are `works` of it.
-  bool Holds(std::size_t works, TimePoint now) {
-    if (delay_ <= Duration::zero()) return false;
-    if (!held_) held_ = Held{now, now, works};
+  bool Holds(std::size_t works, Duration delay, TimePoint now) {
+    if (delay <= Duration::zero()) return false;
+    if (!held_) held_ = Held{now, now, works, {}};
     if (std::exchange(held_->works, works) != works) held_->last = now;
-    return now < *until();
+    held_->until = std::min(held_->last + delay, held_->since + kFactor * delay);
+    return now < held_->until;
   }
   void Release() { held_.reset(); }
   // Work is held until then; none is held if this is none.
   std::optional<TimePoint> until() const {
-    if (!held_) return {};
-    return std::min(held_->last + delay_, held_->since + kFactor * delay_);
+    return held_ ? std::optional(held_->until) : std::nullopt;
   }
 
  private:
@@ -37,8 +35,8 @@ class Hold {
     TimePoint since{};
     TimePoint last{};  // when more was seen
     std::size_t works = 0;
+    TimePoint until{};
   };
-  Duration delay_;
   std::optional<Held> held_;
 };
 

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "core/config/config.h"
+
 namespace sirtaki::core {
 
 struct Limits {
@@ -12,7 +14,9 @@ struct Limits {
   std::int64_t chunk_bytes = std::int64_t{1} << 20;    // moved at a time on the large lane
   std::int64_t bucket_bytes = 0;                       // of gradients
   std::int64_t first_bucket_bytes = 0;
-  std::int64_t fusion_delay_us = 0;
+  std::int64_t fusion_delay_us = 50;  // new work waits so long for more: Hold
+
+  static Limits Of(const Config& config);
 
   // None is negative, and something is moved at a time.
   bool AreAllowed() const {

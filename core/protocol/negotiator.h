@@ -63,6 +63,7 @@ using Decided = std::variant<DecidedRun, DecidedFail, DecidedJoin, AddSetEntry, 
 struct DecidedBatch {
   SetNumber set = kWorldSet;
   std::uint64_t number = 0;
+  MembersPtr members;
   std::vector<Decided> entries;
 };
 

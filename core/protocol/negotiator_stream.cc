@@ -74,7 +74,7 @@ void Negotiator::ApplyBatch(Batch batch) {
     if (subject != nullptr) CutBatchesOf(*subject);
   }
   for (const int child : set.children()) ++children_[static_cast<std::size_t>(child)].sent;
-  DecidedBatch decided{batch.set, batch.number, {}};
+  DecidedBatch decided{batch.set, batch.number, set.shared_members(), {}};
   for (const Entry& entry : batch.entries) {
     if (!ApplyEntry(set, entry, decided)) return;
   }

@@ -30,17 +30,17 @@ void Merge(std::vector<Variant>& into, std::uint32_t& more, std::vector<Variant>
 
 SetState::SetState(SetNumber number, RankRanges members, const Tree::Node& node, int self)
     : number_(number),
-      members_(std::move(members)),
+      members_(std::make_shared<const RankRanges>(std::move(members))),
       self_(self),
-      self_member_(members_.Contains(self)) {
+      self_member_(members_->Contains(self)) {
   bool below_one_child = false;
   for (std::size_t i = 0; i < node.children.size(); ++i) {
-    child_members_.push_back(members_.Intersection(node.child_subtrees[i]));
+    child_members_.push_back(members_->Intersection(node.child_subtrees[i]));
     if (child_members_.back().empty()) continue;
     children_.push_back(static_cast<int>(i));
-    below_one_child |= child_members_.back() == members_;
+    below_one_child |= child_members_.back() == *members_;
   }
-  const bool all_below = node.subtree.ContainsAll(members_);
+  const bool all_below = node.subtree.ContainsAll(*members_);
   seat_ = all_below && !below_one_child;
   relevant_ = seat_ || (!all_below && (self_member_ || !children_.empty()));
 }
@@ -178,7 +178,7 @@ void SetState::NoteJoined(int source, int last) {
   last_joined_ = last;
 }
 
-void SetState::NoteLeft(const RankRanges& ranks) { left_.Add(ranks.Intersection(members_)); }
+void SetState::NoteLeft(const RankRanges& ranks) { left_.Add(ranks.Intersection(*members_)); }
 
 bool SetState::AllJoinedOrLeft() const {
   if (!SomeJoined()) return false;

@@ -68,7 +68,8 @@ class SetState {
   SetState(SetNumber number, RankRanges members, const Tree::Node& node, int self);
 
   SetNumber number() const { return number_; }
-  const RankRanges& members() const { return members_; }
+  const RankRanges& members() const { return *members_; }
+  const MembersPtr& shared_members() const { return members_; }
   bool self_member() const { return self_member_; }
   bool seat() const { return seat_; }
   // The node has members below (or is one) and lies on their way to the seat, or is the seat.
@@ -135,7 +136,7 @@ class SetState {
   bool Gone(int source) const;  // all its members have joined or left
 
   SetNumber number_;
-  RankRanges members_;
+  MembersPtr members_;
   int self_;
   bool self_member_ = false;
   bool seat_ = false;

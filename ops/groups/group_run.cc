@@ -61,9 +61,9 @@ GroupRun::GroupRun(const RunContext& context)
                                                                 : core::trace::Track::kLargeLane),
       task_(context.task),
       stop_(context.stop),
-      members_(task_->members.Count()),
-      self_(task_->members.IndexOf(task_->rank)),
-      root_(task_->members.IndexOf(task_->signature().root)) {
+      members_(task_->members->Count()),
+      self_(task_->members->IndexOf(task_->rank)),
+      root_(task_->members->IndexOf(task_->signature().root)) {
   status_ = Check();
   over_ = !status_.ok();
 }
@@ -73,7 +73,7 @@ const std::vector<std::int64_t>& GroupRun::active() {
   const core::RankRanges& silent = task_->items.front().silent;
   active_.reserve(static_cast<std::size_t>(members_));
   std::int64_t index = 0;
-  for (const core::RankRange& range : task_->members.ranges()) {
+  for (const core::RankRange& range : task_->members->ranges()) {
     for (int rank = range.first; rank <= range.last; ++rank, ++index) {
       if (silent.empty() || !silent.Contains(rank)) active_.push_back(index);
     }
@@ -82,6 +82,10 @@ const std::vector<std::int64_t>& GroupRun::active() {
 }
 
 core::Status GroupRun::Check() const {
+  if (self_ < 0) {
+    return {StatusCode::kInvalidArgument,
+            "this rank is not in process set " + std::to_string(task_->channel.set)};
+  }
   for (const core::RunItem& item : task_->items) {
     if ((item.work == nullptr) != item.silent.Contains(task_->rank)) {
       return {StatusCode::kProtocol,

@@ -25,7 +25,7 @@ namespace sirtaki::ops {
 // A group as it was planned. Shared by who runs it and who reports or fails it; never changed.
 struct GroupTask {
   Channel channel;
-  core::RankRanges members;
+  core::MembersPtr members;
   int rank = 0;                      // this one
   std::vector<core::RunItem> items;  // not empty; of one class (fusion::Plan), all equally silent
   core::TimePoint since{};

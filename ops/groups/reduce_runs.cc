@@ -46,7 +46,7 @@ fusion::FusedVector FuseReduced(const GroupTask& task, DType moved,
 // None for a set of one: nothing travels, so nothing is rounded.
 std::optional<DType> WireType(const GroupTask& task) {
   const core::Signature& signature = task.signature();
-  if (task.members.Count() == 1) return std::nullopt;
+  if (task.members->Count() == 1) return std::nullopt;
   if (signature.wire) return signature.wire;
   return core::IsHalf(signature.dtype) ? std::optional(signature.dtype) : std::nullopt;
 }
@@ -64,7 +64,7 @@ struct Factors {
 Factors FactorsOf(const GroupTask& task, bool compressed) {
   const core::Signature& signature = task.signature();
   Factors factors;
-  if (signature.reduction == ReduceOp::kAverage) factors.result.divisor = task.members.Count();
+  if (signature.reduction == ReduceOp::kAverage) factors.result.divisor = task.members->Count();
   factors.load.factor = signature.prescale;
   (compressed ? factors.store : factors.result).factor = signature.postscale;
   return factors;

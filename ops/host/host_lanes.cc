@@ -45,28 +45,15 @@ void HostLanes::Start(core::RunBatch batch, core::TimePoint now) {
   for (const core::RunItem& item : batch.items) {
     if (item.absent_everywhere) CompleteAll({item}, Status::Ok());
   }
-  core::RankRanges members;
-  {
-    core::MutexLock lock(impl_->mutex);
-    const auto set = impl_->sets.find(batch.set);
-    if (set != impl_->sets.end()) members = set->second;
-  }
-  for (const fusion::Group& group : fusion::Plan(batch, impl_->limits)) {
+  for (const fusion::Group& group : fusion::Plan(batch, impl_->options.rules)) {
     auto task = std::make_shared<GroupTask>();
     task->channel = {batch.set, group.lane};
-    task->members = members;
+    task->members = batch.members;
     task->rank = impl_->options.rank;
     task->since = now;
-    task->chunk_bytes = impl_->chunk_bytes;
+    task->chunk_bytes = batch.limits.chunk_bytes;
     task->number = ++impl_->groups;
     for (const std::size_t i : group.items) task->items.push_back(std::move(batch.items[i]));
-    if (!members.Contains(task->rank)) {
-      const Status why(StatusCode::kInvalidArgument,
-                       "this rank is not in process set " + std::to_string(batch.set));
-      CompleteAll(task->items, why);
-      impl_->Conclude({{task, nullptr}}, why);
-      continue;
-    }
     impl_->Enqueue({{task, nullptr}});
   }
   impl_->StepSmall();
@@ -98,12 +85,6 @@ void HostLanes::RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoi
                                 .work = std::move(work),
                                 .since = now,
                             })}});
-}
-
-void HostLanes::SetLimits(const core::Limits& limits) {
-  impl_->limits.fusion_bytes = limits.fusion_bytes;
-  impl_->limits.small_bytes = limits.small_bytes;
-  impl_->chunk_bytes = limits.chunk_bytes;
 }
 
 void HostLanes::StartP2p(core::WorkPtr work, core::TimePoint now) {

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -20,9 +19,7 @@ namespace sirtaki::ops {
 
 struct HostLanesOptions {
   int rank = 0;
-  fusion::Limits limits;
-  std::int64_t chunk_bytes = std::int64_t{1} << 20;
-  std::map<core::SetNumber, core::RankRanges> sets;
+  fusion::Rules rules;
   // An operation failed: called once, from whatever thread saw it, with the name of the tensor it
   // concerns.
   std::function<void(const core::Status& why, const std::string& tensor)> on_failure;
@@ -53,7 +50,6 @@ class HostLanes : public core::Executor {
   void AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
               core::TimePoint now) override;
   void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;
-  void SetLimits(const core::Limits& limits) override;
   void StartP2p(core::WorkPtr work, core::TimePoint now) override;
   // Of a message whose memory somebody else brings.
   void StartP2p(core::WorkPtr work, core::TimePoint now, P2pGate there);

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,7 +38,6 @@ struct HostLanes::Impl : Lane<HostTask> {
         options(std::move(lane_options)),
         backend(lane_backend),
         pool(lane_backend.memory()),
-        sets(options.sets),
         messages(options.rank, lane_backend) {}
 
   // ---- by anyone ----
@@ -64,7 +62,7 @@ struct HostLanes::Impl : Lane<HostTask> {
   // group waits for its inputs.
   bool LargeIsReady() const SIRTAKI_REQUIRES(mutex);
   bool LargeAwaitsInputs() const SIRTAKI_REQUIRES(mutex);
-  core::Status Change(const SetChange& change) SIRTAKI_EXCLUDES(mutex);
+  core::Status Change(const SetChange& change);
 
   static fusion::Cutting LargeCutting(const GroupTask& task) {
     return {.chunk_bytes = task.chunk_bytes, .direct_bytes = task.chunk_bytes};
@@ -74,15 +72,12 @@ struct HostLanes::Impl : Lane<HostTask> {
   Backend& backend;
 
   // Under the token.
-  fusion::Limits limits = options.limits;
-  std::int64_t chunk_bytes = options.chunk_bytes;
   std::uint64_t groups = 0;  // started so far
   std::deque<HostTask> small_queue;
   std::vector<InFlight> small;  // oldest first
   std::uint64_t small_begun = 0;
   StagingPool pool;
 
-  std::map<core::SetNumber, core::RankRanges> sets SIRTAKI_GUARDED_BY(mutex);
   bool large_runs SIRTAKI_GUARDED_BY(mutex) = false;  // a task is the thread's
 
   P2p messages;  // has a lock of its own

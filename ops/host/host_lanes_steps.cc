@@ -126,16 +126,7 @@ bool HostLanes::Impl::LargeAwaitsInputs() const {
 }
 
 Status HostLanes::Impl::Change(const SetChange& change) {
-  const Status status =
-      change.adds ? backend.AddSet(change.set, change.members) : backend.RemoveSet(change.set);
-  if (!status.ok()) return status;
-  core::MutexLock lock(mutex);
-  if (change.adds) {
-    sets[change.set] = change.members;
-  } else {
-    sets.erase(change.set);
-  }
-  return status;
+  return change.adds ? backend.AddSet(change.set, change.members) : backend.RemoveSet(change.set);
 }
 
 std::optional<HostTask> HostLanes::Impl::NextLarge() {

@@ -65,7 +65,7 @@ Status DeviceLane::Impl::Meet(const DeviceTask& task) {
   });
   if (status.ok()) status = rendezvous.told->status();
   if (!status.ok()) return status;
-  return sets.Make(task.set, rendezvous, task.group->members, task.group->rank, task.api,
+  return sets.Make(task.set, rendezvous, *task.group->members, task.group->rank, task.api,
                    patience());
 }
 

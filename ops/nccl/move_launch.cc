@@ -73,7 +73,7 @@ bool Joined(const GroupTask& task) { return task.items.front().work == nullptr; 
 }  // namespace
 
 Status LaunchBroadcast(const LaunchContext& context, const GroupTask& task) {
-  const std::int64_t root = task.members.IndexOf(task.signature().root);
+  const std::int64_t root = task.members->IndexOf(task.signature().root);
   // A rank that has joined drops what comes.
   std::byte* scratch = nullptr;
   if (Joined(task)) {
@@ -144,7 +144,7 @@ class Exchange {
         members_(static_cast<std::size_t>(context.communicator.size())),
         self_(static_cast<std::size_t>(context.communicator.rank())),
         root_(static_cast<std::size_t>(
-            core::HasRoot(kind_) ? task.members.IndexOf(task.signature().root) : 0)),
+            core::HasRoot(kind_) ? task.members->IndexOf(task.signature().root) : 0)),
         giving_(tensors_, std::vector<std::int64_t>(members_, 0)),
         getting_(giving_) {}
 
@@ -317,7 +317,7 @@ class Exchange {
     }
     auto* input = static_cast<std::byte*>(const_cast<void*>(item.work->input));
     std::size_t m = 0;
-    for (const core::RankRange& range : task_.members.ranges()) {
+    for (const core::RankRange& range : task_.members->ranges()) {
       for (int rank = range.first; rank <= range.last; ++rank, ++m) {
         const std::int64_t gives = giving[m] * row_bytes;
         const std::int64_t gets = getting[m] * row_bytes;

@@ -53,7 +53,7 @@ Travel TravelOf(const GroupTask& task) {
   const DType element = ElementsOf(signature).dtype;
   const ReduceOp op = signature.reduction;
   Travel travel{.element = element, .moved = element, .op = op};
-  if (signature.wire && task.members.Count() > 1) {
+  if (signature.wire && task.members->Count() > 1) {
     travel.moved = *signature.wire;
   } else if (element == DType::kI16 && !cuda::Kernels::Reduces(op, element)) {
     travel.moved = DType::kI32;  // NCCL has none of 16 bits; the low ones come out the same
@@ -65,7 +65,7 @@ Travel TravelOf(const GroupTask& task) {
   travel.load.factor = signature.prescale;
   travel.store.factor = signature.postscale;
   if (op == ReduceOp::kAverage && !core::IsFloating(element)) {
-    travel.store.divisor = task.members.Count();
+    travel.store.divisor = task.members->Count();
   }
   return travel;
 }
@@ -100,7 +100,7 @@ bool KeepsResult(const GroupTask& task, const core::RunItem& item) {
 }
 
 int RootOf(const GroupTask& task) {
-  return static_cast<int>(task.members.IndexOf(task.signature().root));
+  return static_cast<int>(task.members->IndexOf(task.signature().root));
 }
 
 // `count` elements as they travel.

@@ -31,6 +31,11 @@ RunItem Gather() { return Item({.kind = OpKind::kAllGather, .shape = {1000000}})
 
 using Items = std::vector<std::size_t>;
 
+std::vector<Group> Plan(RunBatch batch, const core::Limits& limits, const Rules& rules = {}) {
+  batch.limits = limits;
+  return fusion::Plan(batch, rules);
+}
+
 TEST(PlannerTest, NothingGivesNothing) { EXPECT_TRUE(Plan({}, {}).empty()); }
 
 TEST(PlannerTest, EqualKindsShareAGroup) {
@@ -123,7 +128,7 @@ TEST(PlannerTest, TheSmallLaneTakesGroupsUpToItsLimit) {
 TEST(PlannerTest, GathersAreCountedNeverMeasured) {
   RunBatch batch;
   for (int i = 0; i < 5; ++i) batch.items.push_back(Gather());
-  const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 1, .gather_count = 2});
+  const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 1}, {.gather_count = 2});
   ASSERT_EQ(groups.size(), 3u);
   EXPECT_EQ(groups[0].items, (Items{0, 1}));
   EXPECT_EQ(groups[2].items, (Items{4}));
@@ -138,7 +143,7 @@ TEST(PlannerTest, KindsWhoseRowsDifferAreCountedAndLarge) {
        {OpKind::kAllGather, OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll}) {
     RunBatch batch;
     for (int i = 0; i < 3; ++i) batch.items.push_back(Item({.kind = kind, .shape = {}}));
-    const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 1, .gather_count = 2});
+    const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 1}, {.gather_count = 2});
     ASSERT_EQ(groups.size(), 2u);
     EXPECT_EQ(groups[0].items, (Items{0, 1}));
     EXPECT_EQ(groups[0].lane, Lane::kLarge);
@@ -151,7 +156,7 @@ TEST(PlannerTest, KindsOfEqualShapesAreMeasured) {
     RunBatch batch;
     for (int i = 0; i < 3; ++i) batch.items.push_back(Item({.kind = kind, .shape = {10, 10}}));
     const std::vector<Group> groups =
-        Plan(batch, {.fusion_bytes = 800, .small_bytes = 500, .gather_count = 1});
+        Plan(batch, {.fusion_bytes = 800, .small_bytes = 500}, {.gather_count = 1});
     ASSERT_EQ(groups.size(), 2u);
     EXPECT_EQ(groups[0].items, (Items{0, 1}));
     EXPECT_EQ(groups[0].bytes, 800);
@@ -203,7 +208,7 @@ TEST(PlannerTest, WhereBitsMustNotDependOnTimeOnlyBucketsAreGroups) {
   for (const std::size_t i : {1u, 5u}) {
     batch.items[i].key = core::Key::Bucket(core::kWorldSet, 1, 0);
   }
-  const std::vector<Group> groups = Plan(batch, {.deterministic = true});
+  const std::vector<Group> groups = Plan(batch, {}, {.deterministic = true});
   ASSERT_EQ(groups.size(), 5u);
   EXPECT_EQ(groups[1].items, (Items{1, 5}));
 }
@@ -262,7 +267,8 @@ auto ClassOf(const RunItem& item) {
                     item.silent.ToString());
 }
 
-void ExpectGoodPlan(const RunBatch& batch, const Limits& limits, const std::vector<Group>& groups) {
+void ExpectGoodPlan(const RunBatch& batch, const core::Limits& limits, const Rules& rules,
+                    const std::vector<Group>& groups) {
   std::set<std::size_t> seen;
   std::size_t last_first = 0;
   for (const Group& group : groups) {
@@ -288,7 +294,7 @@ void ExpectGoodPlan(const RunBatch& batch, const Limits& limits, const std::vect
     EXPECT_EQ(group.bytes, bytes);
     EXPECT_TRUE(bytes <= limits.fusion_bytes || group.items.size() == 1);
     if (gather) {
-      EXPECT_LE(static_cast<std::int64_t>(group.items.size()), limits.gather_count);
+      EXPECT_LE(static_cast<std::int64_t>(group.items.size()), rules.gather_count);
     }
     const bool into = first.signature->kind == OpKind::kAllGatherInto;
     const bool small = !gather && first.signature->reduction != core::ReduceOp::kAdasum &&
@@ -305,11 +311,11 @@ TEST(PlannerTest, RandomBatchesKeepTheRules) {
   const int rounds = tests::ScaledCount(300, 20000);
   for (int round = 0; round < rounds; ++round) {
     const RunBatch batch = RandomBatch(random);
-    const Limits limits{.fusion_bytes = static_cast<std::int64_t>(random() % 20000),
-                        .small_bytes = static_cast<std::int64_t>(random() % 3000),
-                        .gather_count = 1 + static_cast<std::int64_t>(random() % 5)};
-    const std::vector<Group> groups = Plan(batch, limits);
-    ExpectGoodPlan(batch, limits, groups);
+    const core::Limits limits{.fusion_bytes = static_cast<std::int64_t>(random() % 20000),
+                              .small_bytes = static_cast<std::int64_t>(random() % 3000)};
+    const Rules rules{.gather_count = 1 + static_cast<std::int64_t>(random() % 5)};
+    const std::vector<Group> groups = Plan(batch, limits, rules);
+    ExpectGoodPlan(batch, limits, rules, groups);
 
     // Another rank has other work, other objects, and the same plan.
     RunBatch other = batch;
@@ -321,7 +327,7 @@ TEST(PlannerTest, RandomBatchesKeepTheRules) {
       item.work->request.absent.assign(random() % 2, true);
       if (random() % 8 == 0) item.work = nullptr;
     }
-    const std::vector<Group> theirs = Plan(other, limits);
+    const std::vector<Group> theirs = Plan(other, limits, rules);
     ASSERT_EQ(groups.size(), theirs.size());
     for (std::size_t g = 0; g < groups.size(); ++g) {
       EXPECT_EQ(groups[g].items, theirs[g].items);

@@ -46,14 +46,14 @@ class MpiLanesTest : public testing::Test {
   void Run(const std::vector<Cases>& batches) {
     Port port(*communicators_, {});
     ops::wire::WireBackend backend(port, {});
-    ops::HostLanesOptions options = ops::SmallLimits(rank(), size());
+    ops::HostLanesOptions options = ops::SmallLimits(rank());
     options.on_failure = [](const Status& why, const std::string& key) {
       ADD_FAILURE() << key << ": " << why.ToString();
     };
     ops::HostLanes lanes(std::move(options), backend);
     for (std::size_t b = 0; b < batches.size(); ++b) {
       std::vector<RunSide> sides(batches[b].size());
-      core::RunBatch batch{.set = core::kWorldSet, .number = b, .items = {}};
+      core::RunBatch batch = ops::SmallBatch(size(), b);
       for (std::size_t i = 0; i < sides.size(); ++i) {
         batch.items.push_back(sides[i].MakeItem(batches[b][i], std::to_string(i), rank(), size()));
       }
@@ -124,7 +124,7 @@ TEST_F(MpiLanesTest, JoinedRanksTakePartWithoutTensors) {
 TEST_F(MpiLanesTest, AdasumOfEqualGradientsIsTheGradient) {
   Port port(*communicators_, {});
   ops::wire::WireBackend backend(port, {});
-  ops::HostLanes lanes(ops::SmallLimits(rank(), size()), backend);
+  ops::HostLanes lanes(ops::SmallLimits(rank()), backend);
   for (const std::int64_t count : {1, 7, 3000}) {
     std::vector<float> gradient(static_cast<std::size_t>(count));
     for (std::size_t i = 0; i < gradient.size(); ++i) {
@@ -139,7 +139,7 @@ TEST_F(MpiLanesTest, AdasumOfEqualGradientsIsTheGradient) {
     item.work->input = item.work->output = gradient.data();
     item.work->handle = std::make_shared<core::HandleState>(nullptr, nullptr);
     const core::HandlePtr handle = item.work->handle;
-    core::RunBatch batch;
+    core::RunBatch batch = ops::SmallBatch(size());
     batch.items.push_back(std::move(item));
     lanes.Start(std::move(batch), Clock::now());
     ops::RunToIdle(lanes);

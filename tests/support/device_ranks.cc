@@ -8,12 +8,12 @@ namespace sirtaki::tests {
 
 DeviceRank::DeviceRank(FakeGpus& gpus, ops::InprocWorld& world, int rank,
                        const std::function<void(ops::LanesOptions&)>& change)
-    : gpus_(gpus), backend_(world.Connect(rank)) {
+    : gpus_(gpus), size_(world.size()), backend_(world.Connect(rank)) {
   EXPECT_TRUE(ops::cuda::Device::Open(gpus.cuda(), rank + 1, &device_).ok());
   events_ = std::make_unique<ops::cuda::EventPool>(device_);
   producer_ = gpus.MakeStream();
   ops::LanesOptions options;
-  options.host = ops::SmallLimits(rank, world.size());
+  options.host = ops::SmallLimits(rank);
   options.host.on_failure = [this](const core::Status& why, const std::string& tensor) {
     core::MutexLock lock(mutex_);
     if (!failure_.ok()) return;
@@ -40,9 +40,11 @@ core::RunItem DeviceRank::OnDevice(core::RunItem item) {
   return item;
 }
 
-void DeviceRank::Start(std::vector<core::RunItem> items, core::SetNumber set) {
-  core::RunBatch batch;
+void DeviceRank::Start(std::vector<core::RunItem> items, core::SetNumber set,
+                       core::MembersPtr members) {
+  core::RunBatch batch = ops::SmallBatch(size_);
   batch.set = set;
+  if (members != nullptr) batch.members = std::move(members);
   batch.items = std::move(items);
   lanes_->Start(std::move(batch), core::Clock::now());
 }

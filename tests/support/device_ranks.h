@@ -29,7 +29,9 @@ class DeviceRank {
 
   // The same work with its tensors on this rank's GPU, ready behind what is in producer().
   core::RunItem OnDevice(core::RunItem item);
-  void Start(std::vector<core::RunItem> items, core::SetNumber set = core::kWorldSet);
+  // `members`: of another set than the world.
+  void Start(std::vector<core::RunItem> items, core::SetNumber set = core::kWorldSet,
+             core::MembersPtr members = nullptr);
   // Drives the lanes as the engine does, until they are idle or have failed.
   void RunToIdle();
 
@@ -39,6 +41,7 @@ class DeviceRank {
 
  private:
   FakeGpus& gpus_;
+  const int size_;
   std::unique_ptr<ops::Backend> backend_;
   std::shared_ptr<ops::cuda::Device> device_;
   std::unique_ptr<ops::cuda::EventPool> events_;

@@ -469,10 +469,7 @@ std::int64_t RandomProgram::ValueAt(const RandomPiece& piece, std::size_t tensor
 }
 
 void StartedGroups::Note(const core::RunBatch& batch) {
-  fusion::Limits limits;
-  limits.small_bytes = program_.small_bytes;
-  limits.fusion_bytes = program_.fusion_bytes;
-  const std::vector<fusion::Group> groups = fusion::Plan(batch, limits);
+  const std::vector<fusion::Group> groups = fusion::Plan(batch, {});
   for (std::size_t g = 0; g < groups.size(); ++g) {
     names_.push_back("set " + std::to_string(batch.set) + " batch " + std::to_string(batch.number) +
                      " group " + std::to_string(g) +

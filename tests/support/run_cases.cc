@@ -436,13 +436,18 @@ Cases ReducingCases(ReduceOp op, DType dtype, int size) {
   return cases;
 }
 
-HostLanesOptions SmallLimits(int rank, int size) {
+HostLanesOptions SmallLimits(int rank) {
   HostLanesOptions options;
   options.rank = rank;
-  options.limits = {.fusion_bytes = 4096, .small_bytes = 512, .gather_count = 3};
-  options.chunk_bytes = 256;
-  options.sets[core::kWorldSet] = core::RankRanges::Span(0, size - 1);
+  options.rules.gather_count = 3;
   return options;
+}
+
+core::RunBatch SmallBatch(int size, std::uint64_t number) {
+  return {.number = number,
+          .members = std::make_shared<const core::RankRanges>(core::RankRanges::Span(0, size - 1)),
+          .limits = {.fusion_bytes = 4096, .small_bytes = 512, .chunk_bytes = 256},
+          .items = {}};
 }
 
 void RunToIdle(HostLanes& lanes) {

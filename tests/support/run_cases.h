@@ -83,7 +83,8 @@ class RunSide {
 };
 
 // Limits that send tensors of some hundred bytes to the large lane, in many windows.
-HostLanesOptions SmallLimits(int rank, int size);
+HostLanesOptions SmallLimits(int rank);
+core::RunBatch SmallBatch(int size, std::uint64_t number = 0);  // empty, of ranks 0 to size - 1
 
 // Drives lanes as the engine does, until everything is done.
 void RunToIdle(HostLanes& lanes);

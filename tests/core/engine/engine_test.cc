@@ -57,8 +57,12 @@ TEST(EngineTest, AChangeOfLimitsTakesItsPlaceBetweenWhatIsStarted) {
     }
   }
   for (int rank = 0; rank < 2; ++rank) {
-    EXPECT_EQ(world[rank].executor.started,
-              (std::vector<std::string>{"\"before\"", "limits 7", "\"after\""}));
+    EXPECT_EQ(world[rank].executor.started, (std::vector<std::string>{"\"before\"", "\"after\""}));
+    EXPECT_EQ(world[rank].executor.planned_by,
+              (std::vector<std::int64_t>{Limits().fusion_bytes, 7}));
+    std::uint64_t changes = 0;
+    EXPECT_EQ(world[rank].engine->limits(&changes).fusion_bytes, 7);
+    EXPECT_EQ(changes, 1U);
   }
 }
 
@@ -431,35 +435,29 @@ TEST(EngineTest, TimeInWhichThisRankDidNotRunIsNotALostPeer) {
 
 // The fault of an exception completes what the exception has left in nobody's hands.
 TEST(EngineTest, AnExceptionBetweenTakingAndStartingLosesNoHandle) {
-  for (const std::string thrower : {"on_start", "on_limits"}) {
-    World world(2);
-    const auto fail = [&](const std::string& place) {
-      if (place == thrower) throw std::runtime_error(place + " failed");
-    };
-    world[0].on_start = [&] { fail("on_start"); };
-    world[0].on_limits = [&] { fail("on_limits"); };
-    std::vector<WorkPtr> works;
-    for (const int rank : {1, 0}) {
-      works.push_back(world.Submit(rank, "before"));
-      auto change = std::make_shared<Work>();
-      change->request.key = Key::Named(kWorldSet, "change");
-      change->request.asked = Limits{.fusion_bytes = 7};
-      ASSERT_TRUE(world[rank].engine->Submit(change, /*will_wait=*/false).ok());
-      works.push_back(change);
-      works.push_back(world.Submit(rank, "after"));
-    }
-    world.Settle();
-    for (const WorkPtr& work : works) {
-      const std::string what = thrower + ": " + work->request.key.ToString();
-      ASSERT_TRUE(work->handle->done()) << what;
-      // What has started before the exception may have ended well.
-      if (work->handle->status().ok()) continue;
-      EXPECT_EQ(work->handle->status().code(), StatusCode::kBackend) << what;
-      EXPECT_EQ(work->handle->status().message(), "the engine failed: " + thrower + " failed");
-    }
-    EXPECT_EQ(world[0].engine->fault().code(), StatusCode::kBackend);
-    EXPECT_EQ(world[1].engine->fault().code(), StatusCode::kBackend);
+  World world(2);
+  world[0].on_start = [&] { throw std::runtime_error("on_start failed"); };
+  std::vector<WorkPtr> works;
+  for (const int rank : {1, 0}) {
+    works.push_back(world.Submit(rank, "before"));
+    auto change = std::make_shared<Work>();
+    change->request.key = Key::Named(kWorldSet, "change");
+    change->request.asked = Limits{.fusion_bytes = 7};
+    ASSERT_TRUE(world[rank].engine->Submit(change, /*will_wait=*/false).ok());
+    works.push_back(change);
+    works.push_back(world.Submit(rank, "after"));
   }
+  world.Settle();
+  for (const WorkPtr& work : works) {
+    const std::string what = work->request.key.ToString();
+    ASSERT_TRUE(work->handle->done()) << what;
+    // What has started before the exception may have ended well.
+    if (work->handle->status().ok()) continue;
+    EXPECT_EQ(work->handle->status().code(), StatusCode::kBackend) << what;
+    EXPECT_EQ(work->handle->status().message(), "the engine failed: on_start failed");
+  }
+  EXPECT_EQ(world[0].engine->fault().code(), StatusCode::kBackend);
+  EXPECT_EQ(world[1].engine->fault().code(), StatusCode::kBackend);
 }
 
 TEST(EngineTest, HeldWorkTimesOutToo) {

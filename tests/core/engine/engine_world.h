@@ -25,6 +25,7 @@ class FakeExecutor final : public Executor {
   void Start(RunBatch batch, TimePoint now) override {
     for (RunItem& item : batch.items) {
       started.push_back(item.key.ToString());
+      planned_by.push_back(batch.limits.fusion_bytes);
       since = now;
       running.push_back(std::move(item));
     }
@@ -37,9 +38,6 @@ class FakeExecutor final : public Executor {
   void RemoveSet(SetNumber set, WorkPtr work, TimePoint) override {
     removed.push_back(set);
     if (work) work->handle->Complete(Status::Ok());
-  }
-  void SetLimits(const Limits& limits) override {
-    started.push_back("limits " + std::to_string(limits.fusion_bytes));
   }
   void StartP2p(WorkPtr work, TimePoint) override { messages.push_back(std::move(work)); }
   bool Step(TimePoint) override { return false; }
@@ -77,6 +75,7 @@ class FakeExecutor final : public Executor {
   std::vector<WorkPtr> messages;
   std::vector<RunItem> running;
   std::vector<std::string> started;
+  std::vector<std::int64_t> planned_by;
   Status abandoned;
 };
 
@@ -115,7 +114,6 @@ struct Rank {
   std::vector<Status> faults_heard;
   trace::ObserverPtr observer;
   std::function<void()> on_start;
-  std::function<void()> on_limits;
   std::uint64_t step = 1;
 };
 
@@ -149,9 +147,6 @@ class World {
       options.observer = r.observer;
       options.on_start = [&r](const RunBatch&) {
         if (r.on_start) r.on_start();
-      };
-      options.on_limits = [&r](const Limits&) {
-        if (r.on_limits) r.on_limits();
       };
       options.step = [&r] { return r.step; };
       options.in_words = [](const std::string& text) {

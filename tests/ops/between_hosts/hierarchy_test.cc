@@ -104,7 +104,7 @@ TEST_P(HierarchyTest, Conforms) {
 // Through the lanes, in every type: what comes out is compared in every byte.
 TEST_P(HierarchyTest, ReducesForTheLanes) {
   Run([&](Rank& rank, int r) {
-    HostLanes lanes(SmallLimits(r, size()), *rank.backend);
+    HostLanes lanes(SmallLimits(r), *rank.backend);
     for (int d = 0; d < core::kDTypeCount; ++d) {
       for (int o = 0; o < core::kReduceOpCount; ++o) {
         const auto dtype = static_cast<DType>(d);
@@ -112,7 +112,7 @@ TEST_P(HierarchyTest, ReducesForTheLanes) {
         if (!core::IsDefined(op, dtype) || op == ReduceOp::kAdasum) continue;
         const Cases cases = ReducingCases(op, dtype, size());
         std::vector<RunSide> sides(cases.size());
-        core::RunBatch batch{.set = core::kWorldSet, .number = 0, .items = {}};
+        core::RunBatch batch = SmallBatch(size());
         for (std::size_t i = 0; i < sides.size(); ++i) {
           batch.items.push_back(sides[i].MakeItem(cases[i], std::to_string(i), r, size()));
         }

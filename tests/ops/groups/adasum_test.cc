@@ -138,12 +138,11 @@ class AdasumLanesTest : public ::testing::TestWithParam<int> {
       const std::unique_ptr<Backend> backend = world.Connect(rank);
       HostLanesOptions options;
       options.rank = rank;
-      options.limits = {.fusion_bytes = 8192, .small_bytes = 1024};
-      options.chunk_bytes = 256;
-      options.sets[core::kWorldSet] = core::RankRanges::Span(0, size() - 1);
       HostLanes lanes(std::move(options), *backend);
       std::vector<RunSide> sides(cases.size());
-      core::RunBatch batch;
+      core::RunBatch batch = SmallBatch(size());
+      batch.limits.fusion_bytes = 8192;
+      batch.limits.small_bytes = 1024;
       for (std::size_t i = 0; i < cases.size(); ++i) {
         batch.items.push_back(sides[i].MakeItem(cases[i], std::to_string(i), rank, size()));
       }
@@ -251,11 +250,11 @@ TEST_P(AdasumLanesTest, EqualGradientsAreTheResult) {
     const std::unique_ptr<Backend> backend = world.Connect(rank);
     HostLanesOptions options;
     options.rank = rank;
-    options.sets[core::kWorldSet] = core::RankRanges::Span(0, ranks - 1);
     HostLanes lanes(std::move(options), *backend);
     std::vector<float> gradient = {1, -2, 3.5, 0, 1e-3f, 6, 7};
     const std::vector<float> before = gradient;
-    core::RunBatch batch;
+    core::RunBatch batch = SmallBatch(ranks);
+    batch.limits = {};
     core::RunItem item;
     item.key = core::Key::Named(core::kWorldSet, "w");
     item.signature = std::make_shared<const core::Signature>(

@@ -34,9 +34,9 @@ std::vector<Status> Spoiled(int size, const RunCase& c,
   InprocWorld world(size);
   RankThreads::Run(size, [&](int rank) {
     const std::unique_ptr<Backend> backend = world.Connect(rank);
-    HostLanes lanes(SmallLimits(rank, size), *backend);
+    HostLanes lanes(SmallLimits(rank), *backend);
     RunSide side;
-    RunBatch batch;
+    RunBatch batch = SmallBatch(size);
     batch.items.push_back(side.MakeItem(c, "w", rank, size));
     spoil(rank, batch.items.front());
     lanes.Start(std::move(batch), core::Clock::now());
@@ -99,9 +99,9 @@ TEST(GroupRunFailureTest, ARootThatHasJoinedIsAFailure) {
                     .joined = RankRanges{1}};
     InprocWorld world(2);
     const std::unique_ptr<Backend> backend = world.Connect(0);
-    HostLanes lanes(SmallLimits(0, 2), *backend);
+    HostLanes lanes(SmallLimits(0), *backend);
     RunSide side;
-    RunBatch batch;
+    RunBatch batch = SmallBatch(2);
     batch.items.push_back(side.MakeItem(c, "w", 0, 2));
     lanes.Start(std::move(batch), core::Clock::now());
     RunToIdle(lanes);

@@ -54,7 +54,7 @@ class GroupRunTest : public ::testing::TestWithParam<Mode> {
       const std::unique_ptr<Backend> flat = world.Connect(rank);
       const auto shared = local.Connect(rank, *flat, {.spin = false});
       Backend& backend = GetParam().shared ? shared->backend : *flat;
-      HostLanesOptions options = SmallLimits(rank, size());
+      HostLanesOptions options = SmallLimits(rank);
       options.on_failure = [](const Status& why, const std::string& key) {
         ADD_FAILURE() << key << ": " << why.ToString();
       };
@@ -66,7 +66,7 @@ class GroupRunTest : public ::testing::TestWithParam<Mode> {
       std::vector<std::vector<RunSide>> sides;
       for (const Cases& cases : batches) sides.emplace_back(cases.size());
       for (std::size_t b = 0; b < batches.size(); ++b) {
-        RunBatch batch{.set = core::kWorldSet, .number = b, .items = {}};
+        RunBatch batch = SmallBatch(size(), b);
         for (std::size_t i = 0; i < batches[b].size(); ++i) {
           batch.items.push_back(
               sides[b][i].MakeItem(batches[b][i], "t" + std::to_string(i), rank, size()));
@@ -338,8 +338,7 @@ TEST_P(GroupRunTest, ASetOfOneMemberNeedsNobody) {
     if (rank != alone) return;
     const std::unique_ptr<Backend> backend = world.Connect(rank);
     ASSERT_TRUE(backend->AddSet(kSet, RankRanges::Single(rank)).ok());
-    HostLanesOptions options = SmallLimits(rank, size());
-    options.sets[kSet] = RankRanges::Single(rank);
+    HostLanesOptions options = SmallLimits(rank);
     HostLanes lanes(std::move(options), *backend);
     Cases cases;
     for (const std::int64_t count : {0, 5, 700}) {
@@ -353,7 +352,9 @@ TEST_P(GroupRunTest, ASetOfOneMemberNeedsNobody) {
       cases.push_back({.signature = {.reduction = ReduceOp::kAdasum, .shape = {count}}, .seed = 4});
     }
     std::vector<RunSide> sides(cases.size());
-    RunBatch batch{.set = kSet, .number = 0, .items = {}};
+    RunBatch batch = SmallBatch(1);
+    batch.set = kSet;
+    batch.members = std::make_shared<const RankRanges>(RankRanges::Single(rank));
     for (std::size_t i = 0; i < cases.size(); ++i) {
       // The batch is that of the only rank of a world of one.
       batch.items.push_back(sides[i].MakeItem(cases[i], std::to_string(i), 0, 1));

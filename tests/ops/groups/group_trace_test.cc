@@ -12,6 +12,7 @@
 #include "ops/host/host_lanes.h"
 #include "ops/inproc/inproc_backend.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/run_cases.h"
 
 namespace sirtaki::ops {
 namespace {
@@ -50,14 +51,16 @@ struct Lanes {
       : backend(world.Connect(rank)) {
     HostLanesOptions options;
     options.rank = rank;
-    options.limits.small_bytes = 256;
-    options.chunk_bytes = kChunk;
-    options.sets = {{core::kWorldSet, core::RankRanges::Span(0, kSize - 1)}};
     options.observer = std::move(observer);
     lanes = std::make_unique<HostLanes>(std::move(options), *backend);
   }
+  static core::RunBatch NewBatch() {
+    core::RunBatch batch = SmallBatch(kSize);
+    batch.limits = {.small_bytes = 256, .chunk_bytes = kChunk};
+    return batch;
+  }
   void Run(const std::vector<Tensor*>& tensors) {
-    core::RunBatch batch;
+    core::RunBatch batch = NewBatch();
     for (Tensor* tensor : tensors) batch.items.push_back(tensor->item);
     lanes->Start(std::move(batch), core::Clock::now());
     const core::TimePoint limit = core::Clock::now() + std::chrono::seconds(30);
@@ -194,7 +197,7 @@ TEST(GroupTraceTest, AGroupThatFailsIsNotFinished) {
   {
     Lanes lanes(world, 0, observer);  // whose peer never comes
     Tensor tensor(OpKind::kAllReduce, 16, "w");
-    core::RunBatch batch;
+    core::RunBatch batch = Lanes::NewBatch();
     batch.items.push_back(tensor.item);
     lanes.lanes->Start(std::move(batch), core::Clock::now());
     lanes.lanes->Abandon({core::StatusCode::kAborted, "enough"});

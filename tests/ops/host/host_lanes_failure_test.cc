@@ -19,6 +19,7 @@
 #include "ops/base/keep_forever.h"
 #include "ops/host/host_lanes.h"
 #include "tests/support/fake_backend.h"
+#include "tests/support/run_cases.h"
 
 namespace sirtaki::ops {
 namespace {
@@ -38,11 +39,8 @@ core::HandlePtr NewHandle() {
 
 // Lanes of one rank over the fake, and what they called back.
 struct Bench {
-  explicit Bench(int size = 1) {
-    HostLanesOptions options;
-    options.limits = {.fusion_bytes = 4096, .small_bytes = 512, .gather_count = 3};
-    options.chunk_bytes = 256;
-    options.sets[core::kWorldSet] = core::RankRanges::Span(0, size - 1);
+  explicit Bench(int ranks = 1) : size(ranks) {
+    HostLanesOptions options = SmallLimits(0);
     options.on_failure = [this](const Status& why, const std::string& key) {
       was_idle = lanes->Idle();
       core::MutexLock lock(mutex);
@@ -78,8 +76,11 @@ struct Bench {
     item.key = core::Key::Named(set, name);
     item.signature = std::make_shared<const Signature>(Signature{.wire = wire, .shape = {count}});
     item.work = std::move(work);
-    RunBatch batch;
+    RunBatch batch = SmallBatch(size);
     batch.set = set;
+    if (set != core::kWorldSet) {
+      batch.members = std::make_shared<const core::RankRanges>(core::RankRanges{size});
+    }
     batch.items.push_back(std::move(item));
     lanes->Start(std::move(batch), core::Clock::now());
     return handle;
@@ -97,6 +98,7 @@ struct Bench {
     return failures;
   }
 
+  const int size;
   std::shared_ptr<FakeBackend> backend = std::make_shared<FakeBackend>();
   std::list<std::vector<float>> tensors;
   core::Mutex mutex;
@@ -300,7 +302,7 @@ core::HandlePtr StartGather(Bench& bench,
   item.signature =
       std::make_shared<const Signature>(Signature{.kind = OpKind::kAllGather, .shape = {2}});
   item.work = work;
-  RunBatch batch;
+  RunBatch batch = SmallBatch(bench.size);
   batch.items.push_back(std::move(item));
   bench.lanes->Start(std::move(batch), core::Clock::now());
   Bench::WaitFor([&] { return work->handle->done(); });
@@ -340,7 +342,7 @@ TEST(HostLanesFailureTest, NonsenseRowsAreAFailure) {
   EXPECT_FALSE(StartGather(huge, none, std::int64_t{1} << 61)->status().ok());
 }
 
-TEST(HostLanesFailureTest, AnUnknownSetIsAFailure) {
+TEST(HostLanesFailureTest, ASetWithoutThisRankIsAFailure) {
   Bench bench;
   const core::HandlePtr handle = bench.Start("w", 1, std::nullopt, /*set=*/9);
   EXPECT_THAT(handle->status().message(), ::testing::HasSubstr("set 9"));

@@ -1,4 +1,4 @@
-// Limits that change while the lanes work.
+// Limits that differ from batch to batch.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -16,10 +16,11 @@ namespace sirtaki::ops {
 namespace {
 
 // Operations that the lanes need for a batch of four tensors of 40 bytes.
-int OperationsOfABatch(HostLanes& lanes, tests::FakeBackend& backend) {
+int OperationsOfABatch(HostLanes& lanes, tests::FakeBackend& backend, const core::Limits& limits) {
   const int before = backend.operations();
   std::array<std::array<float, 10>, 4> tensors{};
-  core::RunBatch batch;
+  core::RunBatch batch = SmallBatch(1);
+  batch.limits = limits;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     auto work = std::make_shared<core::Work>();
     work->input = work->output = tensors[i].data();
@@ -35,20 +36,27 @@ int OperationsOfABatch(HostLanes& lanes, tests::FakeBackend& backend) {
   return backend.operations() - before;
 }
 
-TEST(HostLanesLimitsTest, WhatIsStartedAfterAChangeIsPlannedByIt) {
+TEST(HostLanesLimitsTest, ABatchIsPlannedByItsOwn) {
   tests::FakeBackend backend;
   HostLanesOptions options;
-  options.sets[core::kWorldSet] = core::RankRanges{0};
   HostLanes lanes(options, backend);
-  EXPECT_EQ(OperationsOfABatch(lanes, backend), 1);
-  lanes.SetLimits({.fusion_bytes = 80, .small_bytes = 1024, .chunk_bytes = 4096});
-  EXPECT_EQ(OperationsOfABatch(lanes, backend), 2) << "two tensors in each group";
-  lanes.SetLimits({.fusion_bytes = 0, .small_bytes = 1024, .chunk_bytes = 4096});
-  EXPECT_EQ(OperationsOfABatch(lanes, backend), 4) << "each alone";
-  lanes.SetLimits({.fusion_bytes = 160, .small_bytes = 0, .chunk_bytes = 4096});
-  EXPECT_EQ(OperationsOfABatch(lanes, backend), 1) << "on the large lane";
-  lanes.SetLimits({.fusion_bytes = 160, .small_bytes = 0, .chunk_bytes = 64});
-  EXPECT_EQ(OperationsOfABatch(lanes, backend), 3) << "in chunks of 64 bytes";
+  EXPECT_EQ(OperationsOfABatch(lanes, backend, {}), 1);
+  EXPECT_EQ(OperationsOfABatch(lanes, backend,
+                               {.fusion_bytes = 80, .small_bytes = 1024, .chunk_bytes = 4096}),
+            2)
+      << "two tensors in each group";
+  EXPECT_EQ(OperationsOfABatch(lanes, backend,
+                               {.fusion_bytes = 0, .small_bytes = 1024, .chunk_bytes = 4096}),
+            4)
+      << "each alone";
+  EXPECT_EQ(OperationsOfABatch(lanes, backend,
+                               {.fusion_bytes = 160, .small_bytes = 0, .chunk_bytes = 4096}),
+            1)
+      << "on the large lane";
+  EXPECT_EQ(OperationsOfABatch(lanes, backend,
+                               {.fusion_bytes = 160, .small_bytes = 0, .chunk_bytes = 64}),
+            3)
+      << "in chunks of 64 bytes";
 }
 
 }  // namespace

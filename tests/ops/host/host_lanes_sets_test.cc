@@ -19,6 +19,7 @@
 #include "ops/wire/wire_backend.h"
 #include "tests/support/fake_backend.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/run_cases.h"
 #include "tests/support/test_scale.h"
 
 namespace sirtaki::ops {
@@ -41,16 +42,15 @@ core::WorkPtr NewWork() {
 class Rank {
  public:
   Rank(int rank, int size, std::shared_ptr<Backend> backend) : backend_(std::move(backend)) {
-    HostLanesOptions options;
-    options.rank = rank;
-    options.limits = {.fusion_bytes = 4096, .small_bytes = 512, .gather_count = 3};
-    options.sets[core::kWorldSet] = RankRanges::Span(0, size - 1);
+    HostLanesOptions options = SmallLimits(rank);
+    sets[core::kWorldSet] = RankRanges::Span(0, size - 1);
     options.on_failure = [this](const Status&, const std::string&) { ++failures; };
     lanes = std::make_unique<HostLanes>(std::move(options), *backend_);
   }
 
   core::HandlePtr AddSet(core::SetNumber set, const RankRanges& members) {
     const core::WorkPtr work = NewWork();
+    sets[set] = members;
     lanes->AddSet(set, members, work, core::Clock::now());
     return work->handle;
   }
@@ -76,8 +76,10 @@ class Rank {
     item.key = core::Key::Named(set, "t");
     item.signature = std::make_shared<const Signature>(std::move(signature));
     item.work = work;
-    core::RunBatch batch;
+    core::RunBatch batch = SmallBatch(1);
     batch.set = set;
+    batch.limits.chunk_bytes = core::Limits().chunk_bytes;
+    batch.members = std::make_shared<const RankRanges>(sets[set]);
     batch.items.push_back(std::move(item));
     lanes->Start(std::move(batch), core::Clock::now());
     return work->handle;
@@ -101,6 +103,7 @@ class Rank {
   const std::shared_ptr<Backend> backend_;
 
  public:
+  std::map<core::SetNumber, RankRanges> sets;
   std::list<std::vector<float>> tensors;
   std::atomic<int> failures{0};
   std::unique_ptr<HostLanes> lanes;
@@ -305,6 +308,7 @@ TEST_F(HostLanesSetsTest, AbandonCompletesAChangeThatWaits) {
 TEST_F(HostLanesSetsTest, AChangeMayHaveNoHandle) {
   const auto backend = std::make_shared<FakeBackend>();
   Rank self(0, 1, backend);
+  self.sets[1] = {0};
   self.lanes->AddSet(1, {0}, nullptr, core::Clock::now());
   EXPECT_TRUE(self.Finish(self.AddSet(2, {0})).ok());
   EXPECT_TRUE(self.Finish(self.SmallSum(1, 1)).ok());

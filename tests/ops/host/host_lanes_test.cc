@@ -18,6 +18,7 @@
 #include "ops/inproc/inproc_backend.h"
 #include "tests/support/half_reference.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/run_cases.h"
 #include "tests/support/test_scale.h"
 
 namespace sirtaki::ops {
@@ -276,12 +277,8 @@ void RunCaseToIdle(HostLanes& lanes) {
   EXPECT_TRUE(lanes.Running().empty());
 }
 
-HostLanesOptions SmallLimits(int rank, int size) {
-  HostLanesOptions options;
-  options.rank = rank;
-  options.limits = {.fusion_bytes = 4096, .small_bytes = 512, .gather_count = 3};
-  options.chunk_bytes = 256;
-  options.sets[core::kWorldSet] = core::RankRanges::Span(0, size - 1);
+HostLanesOptions StrictLimits(int rank) {
+  HostLanesOptions options = SmallLimits(rank);
   options.on_failure = [rank](const Status& why, const std::string& key) {
     ADD_FAILURE() << "rank " << rank << ": " << key << ": " << why.ToString();
   };
@@ -302,12 +299,12 @@ class HostLanesTest : public ::testing::TestWithParam<int> {
     InprocWorld world(size());
     RankThreads::Run(size(), [&](int rank) {
       const std::unique_ptr<Backend> backend = world.Connect(rank);
-      HostLanes lanes(SmallLimits(rank, size()), *backend);
+      HostLanes lanes(StrictLimits(rank), *backend);
       std::vector<std::vector<Side>> sides;
       sides.reserve(batches.size());
       for (const auto& cases : batches) sides.emplace_back(cases.size());
       for (std::size_t b = 0; b < batches.size(); ++b) {
-        RunBatch batch{.set = core::kWorldSet, .number = b, .items = {}};
+        RunBatch batch = SmallBatch(size(), b);
         for (std::size_t i = 0; i < batches[b].size(); ++i) {
           batch.items.push_back(
               MakeItem(batches[b][i], "t" + std::to_string(i), rank, sides[b][i]));
@@ -507,10 +504,10 @@ TEST_P(HostLanesTest, WhatNobodyHasCompletesAtOnce) {
   InprocWorld world(size());
   RankThreads::Run(size(), [&](int rank) {
     const std::unique_ptr<Backend> backend = world.Connect(rank);
-    HostLanes lanes(SmallLimits(rank, size()), *backend);
+    HostLanes lanes(StrictLimits(rank), *backend);
     Case c{.signature = {.shape = {10}}, .rows = {}};
     Side side;
-    RunBatch batch;
+    RunBatch batch = SmallBatch(size());
     batch.items.push_back(MakeItem(c, "w", rank, side));
     batch.items[0].absent_everywhere = true;
     lanes.Start(std::move(batch), core::Clock::now());
@@ -529,7 +526,7 @@ TEST_P(HostLanesJoinTest, ARankThatHasJoinedTakesPartWithoutTensors) {
   InprocWorld world(size());
   RankThreads::Run(size(), [&](int rank) {
     const std::unique_ptr<Backend> backend = world.Connect(rank);
-    HostLanes lanes(SmallLimits(rank, size()), *backend);
+    HostLanes lanes(StrictLimits(rank), *backend);
     std::vector<Case> cases;
     for (const std::int64_t count : {4, 1200}) {
       for (const std::optional<DType> wire : {std::optional<DType>(), std::optional(DType::kF16)}) {
@@ -542,7 +539,7 @@ TEST_P(HostLanesJoinTest, ARankThatHasJoinedTakesPartWithoutTensors) {
           {.signature = {.kind = OpKind::kBroadcast, .root = 0, .shape = {count}}, .rows = {}});
     }
     std::vector<Side> sides(cases.size());
-    RunBatch batch;
+    RunBatch batch = SmallBatch(size());
     for (std::size_t i = 0; i < cases.size(); ++i) {
       batch.items.push_back(MakeItem(cases[i], std::to_string(i), rank, sides[i]));
       batch.items.back().silent = core::RankRanges{joined};

@@ -94,10 +94,9 @@ TEST(P2pHeaderTest, SurvivesAnyBytes) {
 // Lanes of one rank, with messages whose memory outlives them.
 class P2pRank {
  public:
-  P2pRank(int rank, int size, std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {
+  P2pRank(int rank, std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {
     HostLanesOptions options;
     options.rank = rank;
-    options.sets[core::kWorldSet] = core::RankRanges::Span(0, size - 1);
     options.on_failure = [this](const Status& why, const std::string&) { failures.push_back(why); };
     lanes = std::make_unique<HostLanes>(std::move(options), *backend_);
   }
@@ -151,7 +150,7 @@ class P2pRank {
 void RunRanks(int size, const std::function<void(P2pRank&, int)>& body) {
   InprocWorld world(size);
   RankThreads::Run(size, [&](int rank) {
-    P2pRank self(rank, size, world.Connect(rank));
+    P2pRank self(rank, world.Connect(rank));
     body(self, rank);
     EXPECT_TRUE(self.failures.empty());
   });
@@ -327,7 +326,7 @@ TEST(P2pTest, AbandonCompletesThem) {
 
 TEST(P2pTest, APeerThatBreaksTheProtocolIsAFailure) {
   InprocWorld world(2);
-  P2pRank self(0, 2, world.Connect(0));
+  P2pRank self(0, world.Connect(0));
   const std::unique_ptr<Backend> peer = world.Connect(1);
   const P2pHeaderBytes nonsense{};
   const auto sent = peer->SendMessage(0, 6, nonsense.data(), kMessageHeaderBytes);
@@ -346,7 +345,7 @@ TEST(P2pTest, AFailureOfTheMediumEndsEverything) {
   for (const int operation : {0, 1}) {
     auto backend = std::make_unique<tests::FakeBackend>();
     backend->FailFrom(operation, {StatusCode::kBackend, "the wire broke"});
-    P2pRank self(0, 2, std::move(backend));
+    P2pRank self(0, std::move(backend));
     const core::WorkPtr send = self.Send(1, 2, {1}, 3);
     EXPECT_EQ(self.Finish(send).message(), "send to rank 1, tag 2: the wire broke");
     EXPECT_EQ(send->handle->status().origin().rank, 0);

@@ -347,7 +347,8 @@ TEST(NcclLanesTest, SetsHaveTheirOwnCommunicators) {
     RunSide some;
     if (rank > 0) {
       // In a world of its own, so that what is expected is that of ranks 0 and 1.
-      device.Start({device.OnDevice(some.MakeItem(c, "some", rank - 1, 2))}, 5);
+      device.Start({device.OnDevice(some.MakeItem(c, "some", rank - 1, 2))}, 5,
+                   std::make_shared<const RankRanges>(RankRanges::Span(1, 2)));
       device.RunToIdle();
     }
     change(false);
