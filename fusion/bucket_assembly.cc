@@ -57,8 +57,7 @@ core::HandlePtr BucketAssembly::handle() const {
 }
 
 bool BucketAssembly::AbsentEverywhere(std::size_t part) const {
-  if (whole_->handle->absent_everywhere()) return true;
-  return !of_one() && whole_->parts[part]->handle->absent_everywhere();
+  return whole_->handle->PartIsAbsent(part);
 }
 
 void BucketAssembly::Release(std::size_t part) {

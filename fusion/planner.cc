@@ -11,7 +11,7 @@
 namespace sirtaki::fusion {
 namespace {
 
-// What has to be equal for two items to share a group.
+// What has to be equal for two tensors to share a group.
 struct GroupClass {
   core::OpKind kind;
   core::ReduceOp reduction;
@@ -23,17 +23,12 @@ struct GroupClass {
   std::uint64_t prescale;  // bits, as in Signature's comparison
   std::uint64_t postscale;
   const core::RankRanges* silent;  // of an item of the batch that is being planned
-  // A bucket is grouped already: what shares its groups must not depend on what else was ready.
-  bool in_bucket;
-  std::uint64_t arena;
-  std::uint64_t bucket;
 
   bool operator==(const GroupClass& other) const {
     return kind == other.kind && reduction == other.reduction && dtype == other.dtype &&
            wire == other.wire && device == other.device && slot == other.slot &&
            root == other.root && prescale == other.prescale && postscale == other.postscale &&
-           *silent == *other.silent && in_bucket == other.in_bucket && arena == other.arena &&
-           bucket == other.bucket;
+           (silent == other.silent || *silent == *other.silent);
   }
 };
 
@@ -50,10 +45,6 @@ struct GroupClassHash {
     if (c.wire) mix(static_cast<std::uint64_t>(*c.wire));
     mix(c.prescale);
     mix(c.postscale);
-    if (c.in_bucket) {
-      mix(c.arena);
-      mix(c.bucket);
-    }
     for (const core::RankRange& range : c.silent->ranges()) {
       mix(static_cast<std::uint64_t>(range.first) << 32 | static_cast<std::uint32_t>(range.last));
     }
@@ -61,9 +52,7 @@ struct GroupClassHash {
   }
 };
 
-GroupClass ClassOf(const core::RunItem& item) {
-  const core::Signature& s = *item.signature;
-  const bool in_bucket = item.key.form == core::Key::Form::kBucket;
+GroupClass ClassOf(const core::Signature& s, const core::RankRanges& silent) {
   return {s.kind,
           s.reduction,
           s.dtype,
@@ -73,11 +62,29 @@ GroupClass ClassOf(const core::RunItem& item) {
           s.root,
           std::bit_cast<std::uint64_t>(s.prescale),
           std::bit_cast<std::uint64_t>(s.postscale),
-          &item.silent,
-          in_bucket,
-          in_bucket ? item.key.number : 0,
-          item.key.bucket};
+          &silent};
 }
+
+// The group of each class that still takes tensors. Most often the next tensor is of the class of the
+// last one, which is found without the table.
+class OpenGroups {
+ public:
+  // The group's index, or none.
+  std::optional<std::size_t> Find(const GroupClass& which) const {
+    if (last_ && last_->first == which) return last_->second;
+    const auto found = others_.find(which);
+    return found == others_.end() ? std::nullopt : std::optional(found->second);
+  }
+  void Open(const GroupClass& which, std::size_t group) {
+    if (last_ && last_->first != which) others_.insert_or_assign(last_->first, last_->second);
+    last_.emplace(which, group);
+  }
+
+ private:
+  std::optional<std::pair<GroupClass, std::size_t>>
+      last_;  // what others_ has of its class is older
+  std::unordered_map<GroupClass, std::size_t, GroupClassHash> others_;
+};
 
 // Saturates: a plan of absurd shapes is a plan all the same.
 std::int64_t TimesOrMax(std::int64_t a, std::int64_t b) {
@@ -110,45 +117,72 @@ bool Fits(const Group& group, std::int64_t bytes, std::int64_t limit) {
   return group.bytes <= limit && bytes <= limit - group.bytes;
 }
 
-}  // namespace
+class Planning {
+ public:
+  Planning(const core::RunBatch& batch, const Rules& rules) : batch_(batch), rules_(rules) {}
 
-std::vector<Group> Plan(const core::RunBatch& batch, const Rules& rules) {
-  const core::Limits& limits = batch.limits;
-  std::vector<Group> groups;
-  // The group of each class that still takes tensors.
-  std::unordered_map<GroupClass, std::size_t, GroupClassHash> open;
-  for (std::size_t i = 0; i < batch.items.size(); ++i) {
-    const core::RunItem& item = batch.items[i];
-    if (item.absent_everywhere) continue;
-    const core::Signature& signature = *item.signature;
-    const bool counted = core::FirstDimensionVaries(signature.kind);
-    const std::int64_t bytes = counted ? 0 : BytesOf(signature);
-
-    const auto found = open.find(ClassOf(item));
-    if (found != open.end()) {
-      Group& group = groups[found->second];
-      const bool joins = counted
-                             ? static_cast<std::int64_t>(group.items.size()) < rules.gather_count
-                             : Fits(group, bytes, limits.fusion_bytes);
-      if (joins) {
-        group.bytes += bytes;
-        group.items.push_back(i);
-        continue;
+  std::vector<Group> Finish() {
+    for (std::size_t i = 0; i < batch_.items.size(); ++i) {
+      const core::RunItem& item = batch_.items[i];
+      if (item.absent_everywhere) continue;
+      // What shares the groups of a bucket must not depend on what else was ready.
+      OpenGroups of_bucket;
+      const bool in_bucket = item.key.form == core::Key::Form::kBucket;
+      OpenGroups* const open = in_bucket ? &of_bucket : rules_.deterministic ? nullptr : &open_;
+      if (item.signature->parts.empty()) Add({i, 0}, open);
+      for (std::size_t part = 0; part < item.signature->parts.size(); ++part) {
+        if (item.absent.empty() || !item.absent[part]) Add({i, part}, open);
       }
     }
-    // A tensor above the limit is a group that takes no other, and leaves an open one open.
-    const bool alone = signature.kind == core::OpKind::kMakeArena ||
-                       (rules.deterministic && item.key.form != core::Key::Form::kBucket);
-    if (!alone && (counted || bytes <= limits.fusion_bytes))
-      open.insert_or_assign(ClassOf(item), groups.size());
-    groups.push_back({.lane = Lane::kLarge, .bytes = bytes, .items = {i}});
+    for (Group& group : groups_) {
+      const core::Signature& signature = SignatureAt(batch_, group.places.front());
+      if (FitsSmallLane(signature, group.bytes, batch_.limits)) group.lane = Lane::kSmall;
+    }
+    return std::move(groups_);
   }
 
-  for (Group& group : groups) {
-    const core::Signature& signature = *batch.items[group.items.front()].signature;
-    if (FitsSmallLane(signature, group.bytes, limits)) group.lane = Lane::kSmall;
+ private:
+  // `open`: the groups that it may share; null: none.
+  void Add(Place place, OpenGroups* open) {
+    const core::Signature& signature = SignatureAt(batch_, place);
+    const bool counted = core::FirstDimensionVaries(signature.kind);
+    const std::int64_t bytes = counted ? 0 : BytesOf(signature);
+    const std::int64_t limit = batch_.limits.fusion_bytes;
+    if (signature.kind == core::OpKind::kMakeArena) open = nullptr;
+    if (open != nullptr) {
+      const GroupClass which = ClassOf(signature, batch_.items[place.item].silent);
+      if (const std::optional<std::size_t> found = open->Find(which)) {
+        Group& group = groups_[*found];
+        const bool joins =
+            counted ? static_cast<std::int64_t>(group.places.size()) < rules_.gather_count
+                    : Fits(group, bytes, limit);
+        if (joins) {
+          group.bytes += bytes;
+          group.places.push_back(place);
+          return;
+        }
+      }
+      // A tensor above the limit is a group that takes no other, and leaves an open one open.
+      if (counted || bytes <= limit) open->Open(which, groups_.size());
+    }
+    groups_.push_back({.lane = Lane::kLarge, .bytes = bytes, .places = {place}});
   }
-  return groups;
+
+  const core::RunBatch& batch_;
+  const Rules& rules_;
+  OpenGroups open_;
+  std::vector<Group> groups_;
+};
+
+}  // namespace
+
+const core::Signature& SignatureAt(const core::RunBatch& batch, Place place) {
+  const core::Signature& signature = *batch.items[place.item].signature;
+  return signature.parts.empty() ? signature : *signature.parts[place.part];
+}
+
+std::vector<Group> Plan(const core::RunBatch& batch, const Rules& rules) {
+  return Planning(batch, rules).Finish();
 }
 
 }  // namespace sirtaki::fusion

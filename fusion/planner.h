@@ -3,6 +3,7 @@
 // at).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -20,19 +21,27 @@ struct Rules {
   bool deterministic = false;
 };
 
-// Indices into batch.items, in the order of the batch.
+// A place in a batch: an item, and which of its parts, if it has any.
+struct Place {
+  std::size_t item = 0;
+  std::size_t part = 0;
+  bool operator==(const Place&) const = default;
+};
+const core::Signature& SignatureAt(const core::RunBatch& batch, Place place);
+
+// In the order of the batch.
 struct Group {
   Lane lane = Lane::kSmall;
   // Of all tensors, in their own type, as each rank gives them; 0 where the first dimension may
   // differ by rank, and of a barrier.
   std::int64_t bytes = 0;
-  std::vector<std::size_t> items;
+  std::vector<Place> places;
 };
 
 // Tensors share a group if kind, reduction, dtype, wire type, device, root, factors and silent
-// ranks are equal, and their absence is; and if both are of one bucket, or of none. Order within
-// the batch is otherwise free: groups come in the order of their first item. Items with
-// absent_everywhere are in no group: there is nothing to move.
+// ranks are equal; a bucket shares its groups with nothing else. Order within the batch is otherwise
+// free: groups come in the order of their first tensor. What no rank has is in no group: there is
+// nothing to move.
 std::vector<Group> Plan(const core::RunBatch& batch, const Rules& rules);
 
 }  // namespace sirtaki::fusion

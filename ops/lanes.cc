@@ -52,7 +52,7 @@ class Lanes::Nccl {
   nccl::Library library_;  // written once, before the first word of this rank
 };
 
-Lanes::Lanes(LanesOptions options, Backend& backend)
+Lanes::Lanes(LanesOptions options, Backends& backend)
     : options_(std::move(options)),
       nccl_(std::make_shared<Nccl>(options_.load_nccl)),
       host_(std::make_unique<HostLanes>(options_.host, backend)) {}
@@ -60,45 +60,31 @@ Lanes::Lanes(LanesOptions options, Backend& backend)
 Lanes::~Lanes() = default;
 
 void Lanes::Start(core::RunBatch batch, core::TimePoint now) {
-  const auto is_host = [](const core::RunItem& item) {
-    return item.signature->device == core::DeviceKind::kHost;
-  };
-  if (std::all_of(batch.items.begin(), batch.items.end(), is_host)) {
-    return host_->Start(std::move(batch), now);
+  const HostLanesOptions& options = options_.host;
+  std::vector<std::shared_ptr<GroupTask>> groups =
+      MakeGroups(std::move(batch), options.rules, options.rank, now);
+  std::vector<std::shared_ptr<GroupTask>> on_devices;
+  for (std::shared_ptr<GroupTask>& group : groups) {
+    if (group->is_on_device()) on_devices.push_back(std::move(group));
   }
-  core::RunBatch host{batch.set, batch.number, batch.members, batch.limits, {}};
-  core::RunBatch devices{batch.set, batch.number, batch.members, batch.limits, {}};
-  for (core::RunItem& item : batch.items) {
-    (is_host(item) ? host : devices).items.push_back(std::move(item));
-  }
-  if (!host.items.empty()) host_->Start(std::move(host), now);
-  if (!devices.items.empty()) StartOnDevices(std::move(devices), now);
+  if (!on_devices.empty()) std::erase(groups, nullptr);
+  host_->StartGroups(std::move(groups));
+  for (std::shared_ptr<GroupTask>& group : on_devices) StartOnDevice(std::move(group));
 }
 
-void Lanes::StartOnDevices(core::RunBatch batch, core::TimePoint now) {
-  for (const core::RunItem& item : batch.items) {
-    if (item.absent_everywhere) CompleteAll({item}, Status::Ok());
+void Lanes::StartOnDevice(std::shared_ptr<GroupTask> group) {
+  group->number = ++groups_;
+  nccl::DeviceLane* const lane = LaneOf(*group);
+  if (group->signature().reduction == core::ReduceOp::kAdasum) {
+    nccl::HostBouncePtr bounce;
+    host_->StartGroups({nccl::MakeHostPart(*group, &bounce)});
+    if (bounce != nullptr) lane->StartBounce(std::move(group), std::move(bounce));
+    return;
   }
-  for (const fusion::Group& planned : fusion::Plan(batch, options_.host.rules)) {
-    auto group = std::make_shared<GroupTask>();
-    group->channel = {batch.set, fusion::Lane::kLarge};
-    group->members = batch.members;
-    group->rank = options_.host.rank;
-    group->since = now;
-    group->number = ++groups_;
-    for (const std::size_t i : planned.items) group->items.push_back(std::move(batch.items[i]));
-    nccl::DeviceLane* const lane = LaneOf(*group);
-    if (group->signature().reduction == core::ReduceOp::kAdasum) {
-      nccl::HostBouncePtr bounce;
-      host_->StartLarge(nccl::MakeHostPart(*group, &bounce));
-      if (bounce != nullptr) lane->StartBounce(std::move(group), std::move(bounce));
-      continue;
-    }
-    const auto [met, is_first] = met_.try_emplace({batch.set, group->signature().slot});
-    if (is_first) met->second = Meet(*group, batch.limits, lane != nullptr);
-    if (lane != nullptr) {
-      lane->Start(std::move(group), std::exchange(met->second, nullptr), Nccl::ApiOf(nccl_));
-    }
+  const auto [met, is_first] = met_.try_emplace({group->channel.set, group->signature().slot});
+  if (is_first) met->second = Meet(*group, lane != nullptr);
+  if (lane != nullptr) {
+    lane->Start(std::move(group), std::exchange(met->second, nullptr), Nccl::ApiOf(nccl_));
   }
 }
 
@@ -119,8 +105,7 @@ nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
   return lane.get();
 }
 
-nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, const core::Limits& limits,
-                                bool has_device) {
+nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
   auto rendezvous = std::make_shared<nccl::Rendezvous>();
   rendezvous->told = std::make_shared<core::HandleState>(nullptr, nullptr);
   Status failure;
@@ -154,7 +139,7 @@ nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, const core::Limits& limi
   core::RunBatch batch;
   batch.set = group.channel.set;
   batch.members = group.members;
-  batch.limits = limits;
+  batch.limits = group.limits;
   batch.items.push_back({.key = work->request.key, .signature = signature, .work = work});
   host_->Start(std::move(batch), group.since);
   return rendezvous;

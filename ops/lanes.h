@@ -34,7 +34,7 @@ struct LanesOptions {
 // As HostLanes. Work on a device is a cuda::DeviceWork.
 class Lanes : public core::Executor {
  public:
-  Lanes(LanesOptions options, Backend& backend);
+  Lanes(LanesOptions options, Backends& backend);
   ~Lanes() override;
 
   void Start(core::RunBatch batch, core::TimePoint now) override;
@@ -53,10 +53,10 @@ class Lanes : public core::Executor {
   class Nccl;  // opened when a lane first needs it
   using Slot = std::uint32_t;
 
-  void StartOnDevices(core::RunBatch batch, core::TimePoint now);
+  void StartOnDevice(std::shared_ptr<GroupTask> group);
   // The lane of the group's slot. Null: this rank has joined and never used the slot.
   nccl::DeviceLane* LaneOf(const GroupTask& group) SIRTAKI_EXCLUDES(mutex_);
-  nccl::RendezvousPtr Meet(const GroupTask& group, const core::Limits& limits, bool has_device);
+  nccl::RendezvousPtr Meet(const GroupTask& group, bool has_device);
   nccl::DeviceP2p& DeviceP2pOf(const std::shared_ptr<cuda::Device>& device)
       SIRTAKI_EXCLUDES(mutex_);
   std::vector<nccl::DeviceLane*> DeviceLanes() const SIRTAKI_EXCLUDES(mutex_);

@@ -66,8 +66,9 @@ std::string WhereText(const Topology& topology) {
 std::string CarriersText(const Topology& topology, Medium& medium, const GpuLibraries& gpus) {
   if (topology.size == 1) return "one rank: no data moves";
   const ops::Channel channel{core::kWorldSet, fusion::Lane::kLarge};
-  const std::string_view all_reduce = medium.backend().CarrierOf(channel, /*all_reduce=*/true);
-  const std::string_view others = medium.backend().CarrierOf(channel, /*all_reduce=*/false);
+  const ops::Route route = medium.backend().Select(channel);
+  const std::string_view all_reduce = route.all_reducer->name();
+  const std::string_view others = route.backend->name();
   std::string text = "host data moves by ";
   text += others;
   if (all_reduce != others) text.append(", all-reduce ").append(all_reduce);

@@ -296,7 +296,10 @@ bool Engine::Start(DecidedRun& run, RunBatch& batch, TimePoint now) {
   }
   if (work && run.absent_everywhere) work->handle->SetAbsentEverywhere();
   if (work && !run.silent.empty()) work->handle->SetJoined(run.silent.First());
-  AddItems(std::move(run), work, &batch);
+  if (run.absent.size() != run.signature->parts.size()) run.absent.clear();
+  if (work && !run.absent.empty()) work->handle->SetAbsentParts(run.absent);
+  batch.items.push_back({std::move(run.key), std::move(run.signature), work, std::move(run.silent),
+                         run.absent_everywhere, std::move(run.absent)});
   return true;
 }
 
@@ -349,30 +352,6 @@ bool Engine::Start(const AssemblyEntry& assembly, RunBatch& batch, TimePoint now
   const WorkPtr work = TakeAgreed(assembly.key, batch, now);
   if (work != nullptr) work->handle->Complete(Status::Ok());
   return true;
-}
-
-// A grouped call, or a bucket, is as many items as it has tensors; its handle waits for all of
-// them. Those of a bucket that no rank has are not moved.
-void Engine::AddItems(DecidedRun run, const WorkPtr& work, RunBatch* batch) {
-  const std::vector<SignaturePtr>& parts = run.signature->parts;
-  if (parts.empty()) {
-    batch->items.push_back({std::move(run.key), std::move(run.signature), work,
-                            std::move(run.silent), run.absent_everywhere});
-    return;
-  }
-  std::vector<HandlePtr> handles;
-  if (work != nullptr) handles = HandleState::MakeParts(work->handle, parts.size());
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    WorkPtr part;
-    if (work != nullptr) {
-      part = work->parts[i];
-      part->handle = handles[i];
-    }
-    const bool absent =
-        run.absent_everywhere || (run.absent.size() == parts.size() && run.absent[i]);
-    if (absent && part != nullptr) part->handle->SetAbsentEverywhere();
-    batch->items.push_back({run.key, parts[i], std::move(part), run.silent, absent});
-  }
 }
 
 }  // namespace sirtaki::core

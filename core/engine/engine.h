@@ -181,7 +181,6 @@ class Engine : private Rounds {
   WorkPtr TakeInHand(const Key& key) SIRTAKI_REQUIRES(token_);
   WorkPtr TakeAgreed(const Key& key, const RunBatch& batch, TimePoint now) SIRTAKI_REQUIRES(token_);
   void FailInHand(const Status& why) SIRTAKI_REQUIRES(token_);
-  static void AddItems(DecidedRun run, const WorkPtr& work, RunBatch* batch);
   void NoticeFault() SIRTAKI_REQUIRES(token_);
   Status InWords(const Status& why) const;
   void NoticeEnd(TimePoint now) SIRTAKI_REQUIRES(token_);

@@ -14,12 +14,15 @@
 
 namespace sirtaki::core {
 
+// What runs under one key: a tensor, or the parts of a grouped call or a bucket. The executor ends it
+// by HandleState::EndPiece.
 struct RunItem {
   Key key;
   SignaturePtr signature;
   WorkPtr work;                    // null: this rank has joined and contributes the identity
   RankRanges silent;               // members that take part from scratch memory
-  bool absent_everywhere = false;  // no rank has this tensor: complete it without moving data
+  bool absent_everywhere = false;  // no rank has it: complete it without moving data
+  std::vector<bool> absent = {};   // by part: no rank has it; empty: all are there
 };
 
 // What is started together, at one place of a set's order.

@@ -23,14 +23,6 @@ bool HandleState::Complete(Status status) {
     done_.store(true, std::memory_order_release);
     next.swap(next_);
   }
-  if (whole_ != nullptr) {
-    // Of several failures the first that gets through counts.
-    if (!status_.ok()) {
-      whole_->Complete(status_);
-    } else if (left_->fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      whole_->Complete(Status::Ok());
-    }
-  }
   // A read-modify-write, not a load: either it sees the waiter's increment, or that increment reads
   // from it and then the waiter sees done_. With a plain load both could miss each other.
   if (waiters_.fetch_add(0, std::memory_order_seq_cst) > 0 && on_complete_) on_complete_();
@@ -49,16 +41,13 @@ void HandleState::Then(std::function<void()> next) {
   next();
 }
 
-std::vector<HandlePtr> HandleState::MakeParts(const HandlePtr& whole, std::size_t count) {
-  const auto left = std::make_shared<std::atomic<std::size_t>>(count);
-  std::vector<HandlePtr> parts;
-  parts.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    parts.push_back(std::make_shared<HandleState>(nullptr, nullptr));
-    parts.back()->whole_ = whole;
-    parts.back()->left_ = left;
+void HandleState::EndPiece(const Status& status) {
+  // Of several failures the first that gets through counts.
+  if (!status.ok()) {
+    Complete(status);
+  } else if (pieces_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    Complete(Status::Ok());
   }
-  return parts;
 }
 
 void HandleState::Observe() {

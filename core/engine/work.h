@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
@@ -54,10 +55,21 @@ class HandleState {
   void SetValue(std::int64_t value) { value_.store(value, std::memory_order_relaxed); }
   std::int64_t value() const { return value_.load(std::memory_order_relaxed); }
 
-  // Handles for the parts of a grouped call. `whole` completes when all of them are complete, or
-  // when the first of them fails.
-  static std::vector<std::shared_ptr<HandleState>> MakeParts(
-      const std::shared_ptr<HandleState>& whole, std::size_t count);
+  // The parts of a grouped call that no rank has. By the completer, before Complete; read where the
+  // status is ok.
+  void SetAbsentParts(std::vector<bool> absent) { absent_parts_ = std::move(absent); }
+  // Whether no rank had this part. Precondition: done().
+  bool PartIsAbsent(std::size_t part) const {
+    return absent_everywhere() ||
+           (status_.ok() && part < absent_parts_.size() && absent_parts_[part]);
+  }
+
+  // Work is moved in one piece, or in as many as were added after SetPieces(0), before any has ended.
+  // The handle completes when all have ended well, or when the first of them fails.
+  void SetPieces(std::size_t pieces) { pieces_.store(pieces, std::memory_order_relaxed); }
+  void AddPiece() { pieces_.fetch_add(1, std::memory_order_relaxed); }
+  std::size_t pieces() const { return pieces_.load(std::memory_order_relaxed); }
+  void EndPiece(const Status& status);
 
   // Idempotent. The destructor does it too, so that no name stays taken; hence the last HandlePtr
   // must not be dropped while holding a lock that `on_observed` takes.
@@ -79,8 +91,8 @@ class HandleState {
   std::atomic<bool> absent_everywhere_{false};
   std::atomic<int> joined_{-1};
   std::atomic<std::int64_t> value_{-1};
-  std::shared_ptr<HandleState> whole_;              // of a part
-  std::shared_ptr<std::atomic<std::size_t>> left_;  // parts that are not complete
+  std::vector<bool> absent_parts_;
+  std::atomic<std::size_t> pieces_{1};  // that have not ended
   std::atomic<bool> done_{false};
   std::atomic<bool> observed_{false};
   std::atomic<int> waiters_{0};
@@ -115,8 +127,7 @@ struct Work {
   // empty). May throw std::bad_alloc or LibTorch's error; the lane turns that into the group's
   // fault.
   std::function<void*(const std::vector<std::int64_t>& rows)> allocate_output;
-  // Of a grouped call: the memory of each of the signature's parts, without key and handle. Each
-  // has a handle when the whole has run.
+  // Of a grouped call: the memory of each of the signature's parts, without key and handle.
   std::vector<WorkPtr> parts;
   // Send and receive: the other rank, of the world, and what tells its messages apart.
   int peer = -1;

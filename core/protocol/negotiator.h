@@ -48,7 +48,7 @@ struct DecidedRun {
   SignaturePtr signature;
   RankRanges silent;
   bool absent_everywhere = false;  // all of it
-  std::vector<bool> absent;        // by gradient of a bucket: no rank has it; empty: all are there
+  std::vector<bool> absent;        // by part: no rank has it; empty: all are there
 };
 struct DecidedFail {
   Key key;

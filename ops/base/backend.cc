@@ -4,9 +4,9 @@
 
 namespace sirtaki::ops {
 
-std::unique_ptr<Completion> Backend::AllReduceSegments(Channel /*channel*/,
-                                                       std::span<const Segment> /*segments*/,
-                                                       const SegmentReduction& /*how*/) {
+std::unique_ptr<Completion> AllReducer::AllReduceSegments(Channel /*channel*/,
+                                                          std::span<const Segment> /*segments*/,
+                                                          const SegmentReduction& /*how*/) {
   return Finished::With({core::StatusCode::kUnsupported,
                          std::string(name()) + " does not reduce tensors where they lie"});
 }

@@ -66,15 +66,47 @@ struct Channel {
   fusion::Lane lane = fusion::Lane::kSmall;
 };
 
-class Backend {
+// Reduces for all members of a set.
+class AllReducer {
  public:
-  virtual ~Backend() = default;
+  virtual ~AllReducer() = default;
+  // As a timeline has it: "shm", "mpi", "by hosts". For the life of the process.
   virtual std::string_view name() const = 0;
-  // Whose name a timeline has for an operation on this channel: of one that sends some to others,
-  // theirs. `all_reduce`: AllReduce or AllReduceSegments. For the life of the process.
-  virtual std::string_view CarrierOf(Channel /*channel*/, bool /*all_reduce*/) const {
-    return name();
+
+  // Reduces `count` elements in place; the same bits on all members. `op` and `dtype`: those that
+  // HasReduction (ops/base/kernels.h) names, with the meaning that ReduceInto gives them. The lanes
+  // widen, scale and split into parts what has no reduction of its own.
+  virtual std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
+                                                core::DType dtype, core::ReduceOp op) = 0;
+
+  // ---- of those that reduce tensors where they lie ----
+
+  // Whether AllReduceSegments is there on this channel, for this reduction; the same on all
+  // members.
+  virtual bool ReducesSegments(Channel /*channel*/, const SegmentReduction& /*how*/) const {
+    return false;
   }
+  // Reduces many tensors at once: widened to their accumulation type, scaled, combined in the order
+  // of the members, scaled and rounded once; the same bits on all members. What no member gives is
+  // not defined in the outputs. Precondition: ReducesSegments.
+  virtual std::unique_ptr<Completion> AllReduceSegments(Channel channel,
+                                                        std::span<const Segment> segments,
+                                                        const SegmentReduction& how);
+};
+
+class Backend;
+
+// What carries the operations of a channel: AllReduce and AllReduceSegments go by `all_reducer`, the
+// others by `backend`.
+struct Route {
+  Backend* backend = nullptr;
+  AllReducer* all_reducer = nullptr;
+};
+
+// The backends of a medium: a Backend itself, or several of which each serves some channels.
+class Backends {
+ public:
+  virtual ~Backends() = default;
 
   // Makes the set's communicators. Called by all its members (others may call it, to no effect), at
   // its place in the order of the large lane and on that lane's thread; may block until all members
@@ -84,12 +116,36 @@ class Backend {
   // under way here.
   virtual core::Status RemoveSet(core::SetNumber set) = 0;
 
-  // Reduces `count` elements in place; the same bits on all members. `op` and `dtype`: those that
-  // HasReduction (ops/base/kernels.h) names, with the meaning that ReduceInto gives them. The lanes
-  // widen, scale and split into parts what has no reduction of its own.
-  virtual std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
-                                                core::DType dtype, core::ReduceOp op) = 0;
-  // The same, with the result in the buffer of member `root`; what is in the others' afterwards is
+  // The route of a channel whose set is there, for as long as it is. Follows from what all members
+  // know. Thread-safe.
+  virtual Route Select(Channel channel) = 0;
+
+  // Memory for gradients and for staging.
+  virtual core::MemorySource& memory() { return core::PlainMemory(); }
+
+  // Messages between two ranks of the world, beside the channels. They match by (sender, receiver,
+  // tag) in the order of the calls. Polled, whatever the lanes do; called under the token. A sender
+  // may be its own receiver. Tags from 0 to kMaxTag. Both sides give the same number of bytes:
+  // another one may be an error of the receive. A send is finished when its memory may be changed;
+  // whether that is before it is received is the medium's affair. Messages may be destroyed
+  // unfinished without a fault; their memory must stay alive even so.
+  static constexpr int kMaxTag = 32000;
+  virtual std::unique_ptr<Completion> SendMessage(int to, int tag, const void* memory,
+                                                  std::int64_t bytes) = 0;
+  virtual std::unique_ptr<Completion> ReceiveMessage(int from, int tag, void* memory,
+                                                     std::int64_t bytes) = 0;
+
+  // After a fault: blocked calls should return with an error if the medium can do that, and nothing
+  // new starts. The lanes call it when they stop. The first reason stays. Thread-safe, never
+  // blocks.
+  virtual void Abort(const core::Status& why) = 0;
+};
+
+class Backend : public AllReducer, public Backends {
+ public:
+  Route Select(Channel /*channel*/) final { return {this, this}; }
+
+  // As AllReduce, with the result in the buffer of member `root`; what is in the others' afterwards is
   // not defined.
   virtual std::unique_ptr<Completion> Reduce(Channel channel, void* buffer, std::int64_t count,
                                              core::DType dtype, core::ReduceOp op, int root) = 0;
@@ -113,20 +169,6 @@ class Backend {
   virtual std::unique_ptr<Completion> AllToAll(Channel channel, const void* input, void* output,
                                                std::int64_t bytes) = 0;
 
-  // ---- of backends that reduce tensors where they lie ----
-
-  // Whether AllReduceSegments is there on this channel, for this reduction; the same on all
-  // members.
-  virtual bool ReducesSegments(Channel /*channel*/, const SegmentReduction& /*how*/) const {
-    return false;
-  }
-  // Reduces many tensors at once: widened to their accumulation type, scaled, combined in the order
-  // of the members, scaled and rounded once; the same bits on all members. What no member gives is
-  // not defined in the outputs. Precondition: ReducesSegments.
-  virtual std::unique_ptr<Completion> AllReduceSegments(Channel channel,
-                                                        std::span<const Segment> segments,
-                                                        const SegmentReduction& how);
-
   // ---- of backends that scale what they reduce on its way ----
 
   // Whether AllReduceScaled is there on this channel; the same on all members.
@@ -147,9 +189,6 @@ class Backend {
                                                     std::span<const std::int64_t> counts,
                                                     core::DType dtype, core::ReduceOp op);
 
-  // Memory for gradients and for staging.
-  virtual core::MemorySource& memory() { return core::PlainMemory(); }
-
   // Whether the progress of polled operations rings the doorbells of the members' engines. False:
   // they have to look.
   virtual bool Rings(Channel /*channel*/) const { return false; }
@@ -159,27 +198,10 @@ class Backend {
                                                std::span<const OutgoingSlice> outgoing,
                                                std::span<const IncomingSlice> incoming) = 0;
 
-  // Messages between two ranks of the world, beside the channels. They match by (sender, receiver,
-  // tag) in the order of the calls. Polled, whatever the lanes do; called under the token. A sender
-  // may be its own receiver. Tags from 0 to kMaxTag. Both sides give the same number of bytes:
-  // another one may be an error of the receive. A send is finished when its memory may be changed;
-  // whether that is before it is received is the medium's affair. Messages may be destroyed
-  // unfinished without a fault; their memory must stay alive even so.
-  static constexpr int kMaxTag = 32000;
-
   // The small lane begins an operation when fewer than this many begun ones, from the oldest that
   // has not ended on, are before it: the medium may tell operations apart by a number that comes
   // again.
   static constexpr int kSmallAhead = 64;
-  virtual std::unique_ptr<Completion> SendMessage(int to, int tag, const void* memory,
-                                                  std::int64_t bytes) = 0;
-  virtual std::unique_ptr<Completion> ReceiveMessage(int from, int tag, void* memory,
-                                                     std::int64_t bytes) = 0;
-
-  // After a fault: blocked calls should return with an error if the medium can do that, and nothing
-  // new starts. The lanes call it when they stop. The first reason stays. Thread-safe, never
-  // blocks.
-  virtual void Abort(const core::Status& why) = 0;
 };
 
 }  // namespace sirtaki::ops

@@ -12,10 +12,15 @@ BackendSelection::BackendSelection(Backend& flat, shm::Backend* local,
   of_set_[core::kWorldSet] = is_local ? static_cast<Backend*>(local_) : &flat_;
 }
 
-Backend& BackendSelection::For(Channel channel) const {
-  core::MutexLock lock(mutex_);
-  const auto found = of_set_.find(channel.set);
-  return found == of_set_.end() ? flat_ : *found->second;
+Route BackendSelection::Select(Channel channel) {
+  Route route{&flat_, &flat_};
+  {
+    core::MutexLock lock(mutex_);
+    const auto found = of_set_.find(channel.set);
+    if (found != of_set_.end()) route = {found->second, found->second};
+  }
+  if (hierarchy_ != nullptr && hierarchy_->Covers(channel)) route.all_reducer = hierarchy_;
+  return route;
 }
 
 Status BackendSelection::AddSet(core::SetNumber set, const core::RankRanges& members) {
@@ -30,35 +35,13 @@ Status BackendSelection::AddSet(core::SetNumber set, const core::RankRanges& mem
 }
 
 Status BackendSelection::RemoveSet(core::SetNumber set) {
-  const bool is_local = &For({set, fusion::Lane::kLarge}) != &flat_;
+  const bool is_local = Select({set, fusion::Lane::kLarge}).backend != &flat_;
   Status status = is_local ? local_->RemoveSet(set) : Status::Ok();
   if (status.ok() && hierarchy_ != nullptr) status = hierarchy_->RemoveSet(set);
   if (status.ok()) status = flat_.RemoveSet(set);
   core::MutexLock lock(mutex_);
   of_set_.erase(set);
   return status;
-}
-
-std::unique_ptr<Completion> BackendSelection::AllReduce(Channel channel, void* buffer,
-                                                        std::int64_t count, core::DType dtype,
-                                                        core::ReduceOp op) {
-  if (ByHosts(channel)) {
-    return hierarchy_->AllReduce(channel, buffer, count, dtype, op);
-  }
-  return For(channel).AllReduce(channel, buffer, count, dtype, op);
-}
-
-bool BackendSelection::ReducesSegments(Channel channel, const SegmentReduction& how) const {
-  return ByHosts(channel) || For(channel).ReducesSegments(channel, how);
-}
-
-std::unique_ptr<Completion> BackendSelection::AllReduceSegments(Channel channel,
-                                                                std::span<const Segment> segments,
-                                                                const SegmentReduction& how) {
-  if (ByHosts(channel)) {
-    return hierarchy_->AllReduceSegments(channel, segments, how);
-  }
-  return For(channel).AllReduceSegments(channel, segments, how);
 }
 
 void BackendSelection::Abort(const Status& why) {

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "core/base/rank_ranges.h"
@@ -30,7 +31,7 @@ struct HierarchyOptions {
 };
 
 // Of one rank. Sets come and go, and operations run, on the large lane; Abort is called by anyone.
-class Hierarchy {
+class Hierarchy final : public AllReducer {
  public:
   // `flat`: the medium's. `group`: null if this host's ranks share no memory. Both must outlive it.
   Hierarchy(Backend& flat, shm::LocalGroup* group, HierarchyOptions options);
@@ -47,11 +48,15 @@ class Hierarchy {
   // Whether operations of this channel go this way: the same on all members.
   bool Covers(Channel channel) const SIRTAKI_EXCLUDES(mutex_);
 
-  // As those of Backend. Precondition: Covers(channel).
+  std::string_view name() const override { return "by hosts"; }
+  // Precondition of these: Covers(channel).
   std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
-                                        core::DType dtype, core::ReduceOp op);
+                                        core::DType dtype, core::ReduceOp op) override;
+  bool ReducesSegments(Channel /*channel*/, const SegmentReduction& /*how*/) const override {
+    return true;
+  }
   std::unique_ptr<Completion> AllReduceSegments(Channel channel, std::span<const Segment> segments,
-                                                const SegmentReduction& how)
+                                                const SegmentReduction& how) override
       SIRTAKI_EXCLUDES(mutex_);
 
   void Abort(const core::Status& why) SIRTAKI_EXCLUDES(mutex_);

@@ -45,7 +45,7 @@ class AdasumRun : public GroupRun {
         products_(task()->items.size()),
         received_(task()->items.size()) {
     starts_.push_back(0);
-    for (const core::RunItem& item : task()->items) {
+    for (const GroupItem& item : task()->items) {
       starts_.push_back(starts_.back() + item.signature->ElementCount());
     }
   }
@@ -64,7 +64,7 @@ class AdasumRun : public GroupRun {
     const core::DType dtype = task()->signature().dtype;
     std::vector<fusion::Piece> pieces;
     pieces.reserve(task()->items.size());
-    for (const core::RunItem& item : task()->items) {
+    for (const GroupItem& item : task()->items) {
       pieces.push_back({.input = ReducedInput(item),
                         .output = item.work == nullptr ? nullptr : item.work->output,
                         .count = item.signature->ElementCount()});
@@ -133,7 +133,7 @@ class AdasumRun : public GroupRun {
   // A large tensor that is not widened is computed where its result belongs. Null: in staging. What
   // the members exchange is the same.
   std::byte* OwnOutput() const {
-    const core::RunItem& item = task()->items.front();
+    const GroupItem& item = task()->items.front();
     const bool direct = task()->items.size() == 1 && item.work != nullptr &&
                         channel().lane == fusion::Lane::kLarge &&
                         vector_.moved() == Signature().dtype;

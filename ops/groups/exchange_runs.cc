@@ -62,22 +62,23 @@ class ExchangeRun : public GroupRun {
     return true;
   }
 
-  bool Move(const core::RunItem& item, const std::vector<std::int64_t>& giving,
+  bool Move(const GroupItem& item, const std::vector<std::int64_t>& giving,
             const std::vector<std::int64_t>& getting) {
     const std::int64_t row_bytes = item.signature->ElementCount() * BytesOf(item.signature->dtype);
     std::int64_t given = 0;
     std::int64_t got = 0;
     if (!TotalBytes(giving, row_bytes, &given)) {
-      return Fail(StatusCode::kBackend, WrongRows(item, giving));
+      return Fail(StatusCode::kBackend, WrongRows(task()->KeyOf(item), giving));
     }
     if (!TotalBytes(getting, row_bytes, &got)) {
-      return Fail(StatusCode::kBackend, WrongRows(item, getting));
+      return Fail(StatusCode::kBackend, WrongRows(task()->KeyOf(item), getting));
     }
     if (item.work == nullptr) return true;
     std::byte* output = nullptr;
     if (HasOutput()) {
       output = static_cast<std::byte*>(item.work->allocate_output(getting));
-      if (got > 0 && output == nullptr) return Fail(StatusCode::kBackend, NoMemoryFor(item));
+      if (got > 0 && output == nullptr)
+        return Fail(StatusCode::kBackend, NoMemoryFor(task()->KeyOf(item)));
     }
     const auto* input = static_cast<const std::byte*>(item.work->input);
     std::size_t next = 0;
@@ -111,7 +112,7 @@ class GatherRun : public ExchangeRun {
 
  private:
   void TellRows() override {
-    for (const core::RunItem& item : task()->items) {
+    for (const GroupItem& item : task()->items) {
       own_.push_back(item.work == nullptr ? 0 : item.work->rows);
     }
     all_.resize(tensors() * static_cast<std::size_t>(members()));

@@ -20,7 +20,7 @@ using core::StatusCode;
 std::vector<fusion::Piece> PiecesOf(const GroupTask& task) {
   std::vector<fusion::Piece> pieces;
   pieces.reserve(task.items.size());
-  for (const core::RunItem& item : task.items) {
+  for (const GroupItem& item : task.items) {
     fusion::Piece piece{.count = item.signature->ElementCount()};
     if (item.work != nullptr) {
       piece.input = item.work->input;
@@ -37,7 +37,7 @@ class BroadcastRun : public GroupRun {
       : GroupRun(context),
         vector_(task()->signature().dtype, task()->signature().dtype, PiecesOf(*task()),
                 context.cutting) {
-    for (const core::RunItem& item : task()->items) {
+    for (const GroupItem& item : task()->items) {
       in_place_ &= item.work == nullptr || item.work->input == item.work->output;
     }
   }
@@ -85,7 +85,7 @@ class AllGatherRun : public GroupRun {
 
   bool ExchangeRows() {
     const std::size_t tensors = task()->items.size();
-    for (const core::RunItem& item : task()->items) {
+    for (const GroupItem& item : task()->items) {
       own_rows_.push_back(item.work == nullptr ? 0 : item.work->rows);
     }
     all_rows_.resize(tensors * static_cast<std::size_t>(members()));
@@ -99,7 +99,7 @@ class AllGatherRun : public GroupRun {
 
   // False after a failure. Nothing is started where nobody has a byte, which all see alike.
   bool Gather(std::size_t index, bool* started) {
-    const core::RunItem& item = task()->items[index];
+    const GroupItem& item = task()->items[index];
     const std::int64_t row_bytes = item.signature->ElementCount() * BytesOf(item.signature->dtype);
     std::vector<std::int64_t> rows(static_cast<std::size_t>(members()));
     for (std::size_t m = 0; m < rows.size(); ++m) {
@@ -107,17 +107,18 @@ class AllGatherRun : public GroupRun {
     }
     std::int64_t total = 0;
     if (!TotalBytes(rows, row_bytes, &total))
-      return Fail(StatusCode::kBackend, WrongRows(item, rows));
+      return Fail(StatusCode::kBackend, WrongRows(task()->KeyOf(item), rows));
     void* output = nullptr;
     if (item.work != nullptr) {
       output = item.work->allocate_output(rows);
-      if (total > 0 && output == nullptr) return Fail(StatusCode::kBackend, NoMemoryFor(item));
+      if (total > 0 && output == nullptr)
+        return Fail(StatusCode::kBackend, NoMemoryFor(task()->KeyOf(item)));
     }
     if (total == 0) return true;
     *started = true;
     bytes_.clear();
     for (const std::int64_t r : rows) bytes_.push_back(r * row_bytes);
-    if (item.silent.empty()) {
+    if (task()->silent.empty()) {
       Begin([&] { return backend_.AllGatherV(channel(), item.work->input, output, bytes_); });
     } else {
       GatherAmongActive(item, static_cast<std::byte*>(output));
@@ -126,7 +127,7 @@ class AllGatherRun : public GroupRun {
   }
 
   // Who has joined has nowhere to put what the others have, so it is not sent there.
-  void GatherAmongActive(const core::RunItem& item, std::byte* output) {
+  void GatherAmongActive(const GroupItem& item, std::byte* output) {
     slices_.Clear();
     for (const std::int64_t m : active()) {
       if (item.work == nullptr) break;

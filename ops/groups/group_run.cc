@@ -32,29 +32,9 @@ class RefusedRun : public GroupRun {
 
 }  // namespace
 
-std::string GroupTask::ToString() const {
-  std::string text(core::OpKindName(signature().kind));
-  if (items.size() == 1) {
-    text += " of " + items.front().key.ToString();
-  } else {
-    text += " of " + std::to_string(items.size()) + " tensors from " + items.front().key.ToString();
-  }
-  if (signature().device == core::DeviceKind::kCuda) {
-    return text + " (GPU slot " + std::to_string(signature().slot) + ")";
-  }
-  return text + (channel.lane == fusion::Lane::kSmall ? " (small lane)" : " (large lane)");
-}
-
-std::int64_t GroupTask::InputBytes() const {
-  std::int64_t bytes = 0;
-  for (const core::RunItem& item : items) {
-    if (item.work != nullptr) bytes += core::InputBytesOf(*item.signature, *item.work);
-  }
-  return bytes;
-}
-
 GroupRun::GroupRun(const RunContext& context)
-    : backend_(context.backend),
+    : backend_(*context.task->route.backend),
+      all_reducer_(*context.task->route.all_reducer),
       staging_(context.staging),
       trace_(context.observer, *context.task,
              context.task->channel.lane == fusion::Lane::kSmall ? core::trace::Track::kSmallLane
@@ -70,7 +50,7 @@ GroupRun::GroupRun(const RunContext& context)
 
 const std::vector<std::int64_t>& GroupRun::active() {
   if (!active_.empty()) return active_;
-  const core::RankRanges& silent = task_->items.front().silent;
+  const core::RankRanges& silent = task_->silent;
   active_.reserve(static_cast<std::size_t>(members_));
   std::int64_t index = 0;
   for (const core::RankRange& range : task_->members->ranges()) {
@@ -86,16 +66,17 @@ core::Status GroupRun::Check() const {
     return {StatusCode::kInvalidArgument,
             "this rank is not in process set " + std::to_string(task_->channel.set)};
   }
-  for (const core::RunItem& item : task_->items) {
-    if ((item.work == nullptr) != item.silent.Contains(task_->rank)) {
+  const bool is_silent = task_->silent.Contains(task_->rank);
+  for (const GroupItem& item : task_->items) {
+    if ((item.work == nullptr) != is_silent) {
       return {StatusCode::kProtocol,
-              "the ranks decided " + item.key.ToString() + " as if this rank " +
+              "the ranks decided " + task_->KeyOf(item).ToString() + " as if this rank " +
                   (item.work == nullptr ? "took part" : "had joined") + ", which is not so"};
     }
   }
   if (!core::HasRoot(task_->signature().kind)) return core::Status::Ok();
   if (root_ < 0) return {StatusCode::kInvalidArgument, "the root is not a member of the set"};
-  if (task_->items.front().silent.Contains(task_->signature().root)) {
+  if (task_->silent.Contains(task_->signature().root)) {
     return {StatusCode::kUnsupported, "the root has joined"};
   }
   return core::Status::Ok();
@@ -134,11 +115,11 @@ Progress GroupRun::Advance() {
   return Progress::kOver;
 }
 
-std::unique_ptr<GroupRun> GroupRun::Make(const GroupTaskPtr& task, Backend& backend,
-                                         Staging& staging, const fusion::Cutting& cutting,
+std::unique_ptr<GroupRun> GroupRun::Make(const GroupTaskPtr& task, Staging& staging,
+                                         const fusion::Cutting& cutting,
                                          const std::atomic<bool>& stop,
                                          core::trace::ObserverPtr observer) {
-  const RunContext context{task, backend, staging, cutting, stop, std::move(observer)};
+  const RunContext context{task, staging, cutting, stop, std::move(observer)};
   switch (task->signature().kind) {
     case core::OpKind::kAllReduce:
       if (task->signature().reduction == core::ReduceOp::kAdasum) return MakeAdasumRun(context);

@@ -14,39 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "core/engine/executor.h"
 #include "fusion/pack.h"
-#include "ops/base/backend.h"
 #include "ops/base/staging.h"
+#include "ops/groups/group_task.h"
 #include "ops/groups/group_trace.h"
 
 namespace sirtaki::ops {
-
-// A group as it was planned. Shared by who runs it and who reports or fails it; never changed.
-struct GroupTask {
-  Channel channel;
-  core::MembersPtr members;
-  int rank = 0;                      // this one
-  std::vector<core::RunItem> items;  // not empty; of one class (fusion::Plan), all equally silent
-  core::TimePoint since{};
-  std::int64_t chunk_bytes = std::int64_t{1}
-                             << 20;  // of what is moved at a time, on the large lane
-  // On the large lane: the group begins when it is set, and whoever sets it has set the inputs of
-  // its work before. Null: they are there.
-  std::shared_ptr<const std::atomic<bool>> inputs_there;
-
-  std::uint64_t number = 0;  // it is the n-th group of its lanes on this rank, from 1
-  bool of_device = false;    // the host's part of a device's group, which counts as one
-
-  // What this rank gives to it.
-  std::int64_t InputBytes() const;
-  const core::Signature& signature() const { return *items.front().signature; }
-  // Whether this rank has joined: no item has work.
-  bool joined() const { return items.front().work == nullptr; }
-  // `all-reduce of 12 tensors from "layer1.weight" (large lane)`
-  std::string ToString() const;
-};
-using GroupTaskPtr = std::shared_ptr<const GroupTask>;
 
 enum class Progress : std::uint8_t {
   kWaiting,  // an operation is under way; nothing changed
@@ -54,10 +27,9 @@ enum class Progress : std::uint8_t {
   kOver,     // the outputs are written, or status() says what failed
 };
 
-// What every run is made from. `backend`, `staging` and `stop` must outlive it.
+// What every run is made from. The task's backends, `staging` and `stop` must outlive it.
 struct RunContext {
   GroupTaskPtr task;
-  Backend& backend;
   Staging& staging;
   fusion::Cutting cutting;
   const std::atomic<bool>& stop;
@@ -79,8 +51,8 @@ class GroupRun {
   const core::Status& status() const { return status_; }
   const GroupTaskPtr& task() const { return task_; }
 
-  static std::unique_ptr<GroupRun> Make(const GroupTaskPtr& task, Backend& backend,
-                                        Staging& staging, const fusion::Cutting& cutting,
+  static std::unique_ptr<GroupRun> Make(const GroupTaskPtr& task, Staging& staging,
+                                        const fusion::Cutting& cutting,
                                         const std::atomic<bool>& stop,
                                         core::trace::ObserverPtr observer = nullptr);
 
@@ -95,12 +67,12 @@ class GroupRun {
   // `start` gives an operation of the backend; on a lane that blocks it returns when that is done.
   template <typename Start>
   void Begin(const Start& start) {
-    if (trace_.on()) trace_.Move(backend_.CarrierOf(channel(), /*all_reduce=*/false));
+    if (trace_.on()) trace_.Move(backend_.name());
     operation_ = start();
   }
   template <typename Start>
   void BeginAllReduce(const Start& start) {
-    if (trace_.on()) trace_.Move(backend_.CarrierOf(channel(), /*all_reduce=*/true));
+    if (trace_.on()) trace_.Move(all_reducer_.name());
     operation_ = start();
   }
   bool Fail(core::StatusCode code, std::string text);  // false
@@ -115,6 +87,7 @@ class GroupRun {
   const std::vector<std::int64_t>& active();
 
   Backend& backend_;
+  AllReducer& all_reducer_;
   Staging& staging_;
   // A run says what it does between its operations; that it moves data, Begin says.
   GroupTrace trace_;

@@ -12,17 +12,17 @@ std::string SetChange::ToString() const {
 }
 
 std::string LaneTask::TensorName() const {
-  return group != nullptr ? core::TensorName(group->items.front().key) : std::string();
+  return group != nullptr ? core::TensorName(group->key()) : std::string();
 }
 
 core::RunningOperation LaneTask::Running() const {
   core::RunningOperation operation{set(), ToString(), since(), {}};
-  if (group != nullptr) operation.key = group->items.front().key;
+  if (group != nullptr) operation.key = group->key();
   return operation;
 }
 
 void LaneTask::Complete(const core::Status& status) const {
-  if (group != nullptr) return CompleteAll(group->items, status);
+  if (group != nullptr) return group->Complete(status);
   if (change->work == nullptr) return;
   if (status.ok()) change->work->handle->SetValue(change->set);
   change->work->handle->Complete(status);
@@ -33,12 +33,6 @@ core::Status LaneTask::Describe(const core::Status& status) const {
   if (origin.rank < 0) origin.rank = group != nullptr ? group->rank : change->rank;
   if (origin.tensor.empty()) origin.tensor = TensorName();
   return {status.code(), ToString() + ": " + status.message(), std::move(origin)};
-}
-
-void CompleteAll(const std::vector<core::RunItem>& items, const core::Status& status) {
-  for (const core::RunItem& item : items) {
-    if (item.work != nullptr && item.work->handle != nullptr) item.work->handle->Complete(status);
-  }
 }
 
 }  // namespace sirtaki::ops

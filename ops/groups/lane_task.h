@@ -8,7 +8,7 @@
 #include "core/base/rank_ranges.h"
 #include "core/engine/executor.h"
 #include "core/engine/work.h"
-#include "ops/groups/group_run.h"
+#include "ops/groups/group_task.h"
 
 namespace sirtaki::ops {
 
@@ -43,8 +43,5 @@ struct LaneTask {
   // better.
   core::Status Describe(const core::Status& status) const;
 };
-
-// Completes the handles of this rank's items.
-void CompleteAll(const std::vector<core::RunItem>& items, const core::Status& status);
 
 }  // namespace sirtaki::ops

@@ -33,7 +33,7 @@ fusion::FusedVector FuseReduced(const GroupTask& task, DType moved,
   const bool keeps = KeepsResult(task);
   std::vector<fusion::Piece> pieces;
   pieces.reserve(task.items.size());
-  for (const core::RunItem& item : task.items) {
+  for (const GroupItem& item : task.items) {
     pieces.push_back({.input = ReducedInput(item),
                       .output = keeps && item.work != nullptr ? item.work->output : nullptr,
                       .count = item.signature->ElementCount() * elements.of_each});
@@ -111,7 +111,7 @@ class WindowReduceRun : public GroupRun {
     } else {
       BeginAllReduce([&] {
         return by_backend_.identity()
-                   ? backend_.AllReduce(channel(), memory, window.count, vector_.moved(), op_)
+                   ? all_reducer_.AllReduce(channel(), memory, window.count, vector_.moved(), op_)
                    : backend_.AllReduceScaled(channel(), memory, window.count, vector_.moved(), op_,
                                               by_backend_);
       });
@@ -251,12 +251,12 @@ class SegmentsReduceRun : public GroupRun {
     const std::int64_t of_each = ElementsOf(task()->signature()).of_each;
     std::vector<Segment> segments;
     segments.reserve(task()->items.size());
-    for (const core::RunItem& item : task()->items) {
+    for (const GroupItem& item : task()->items) {
       segments.push_back({.input = ReducedInput(item),
                           .output = keeps && item.work != nullptr ? item.work->output : nullptr,
                           .count = item.signature->ElementCount() * of_each});
     }
-    BeginAllReduce([&] { return backend_.AllReduceSegments(channel(), segments, how_); });
+    BeginAllReduce([&] { return all_reducer_.AllReduceSegments(channel(), segments, how_); });
     return true;
   }
 
@@ -277,7 +277,7 @@ SegmentReduction ReductionOf(const GroupTask& task) {
 std::unique_ptr<GroupRun> MakeReduceRun(const RunContext& context) {
   const SegmentReduction how = ReductionOf(*context.task);
   if (!context.task->signature().wire &&
-      context.backend.ReducesSegments(context.task->channel, how)) {
+      context.task->route.all_reducer->ReducesSegments(context.task->channel, how)) {
     return std::make_unique<SegmentsReduceRun>(context, how);
   }
   const std::optional<DType> wire = WireType(*context.task);

@@ -66,7 +66,7 @@ class ReduceScatterRun : public GroupRun {
     const Elements elements = ElementsOf(task()->signature());
     std::vector<fusion::Piece> pieces;
     pieces.reserve(task()->items.size());
-    for (const core::RunItem& item : task()->items) {
+    for (const GroupItem& item : task()->items) {
       const std::vector<std::int64_t>& shape = item.signature->shape;
       const std::int64_t rows = shape.empty() ? 0 : shape.front();
       const std::int64_t row =

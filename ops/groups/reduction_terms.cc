@@ -17,7 +17,7 @@ fusion::Identity IdentityOf(core::ReduceOp op, core::DType dtype) {
   return identity;
 }
 
-const void* ReducedInput(const core::RunItem& item) {
+const void* ReducedInput(const GroupItem& item) {
   if (item.work == nullptr) return nullptr;
   const std::vector<bool>& absent = item.work->request.absent;
   const bool all_absent =

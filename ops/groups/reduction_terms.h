@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "core/base/types.h"
-#include "core/engine/executor.h"
 #include "core/protocol/request.h"
 #include "fusion/pack.h"
+#include "ops/groups/group_task.h"
 
 namespace sirtaki::ops {
 
@@ -22,7 +22,7 @@ Elements ElementsOf(const core::Signature& signature);
 fusion::Identity IdentityOf(core::ReduceOp op, core::DType dtype);
 
 // What this rank gives to a reduction: null if it has joined or has no gradient this time.
-const void* ReducedInput(const core::RunItem& item);
+const void* ReducedInput(const GroupItem& item);
 
 // Whether prescale has to be applied before what is absent is filled in: of the operations whose
 // identity is not zero a scaled identity is none.

@@ -15,8 +15,8 @@ bool TotalBytes(const std::vector<std::int64_t>& rows, std::int64_t row_bytes,
   return true;
 }
 
-std::string WrongRows(const core::RunItem& item, const std::vector<std::int64_t>& rows) {
-  std::string text = "the numbers of rows for " + item.key.ToString() + " are impossible:";
+std::string WrongRows(const core::Key& key, const std::vector<std::int64_t>& rows) {
+  std::string text = "the numbers of rows for " + key.ToString() + " are impossible:";
   for (std::size_t m = 0; m < rows.size(); ++m) {
     text +=
         (m == 0 ? " " : ", ") + std::to_string(rows[m]) + " rows of member " + std::to_string(m);
@@ -24,8 +24,8 @@ std::string WrongRows(const core::RunItem& item, const std::vector<std::int64_t>
   return text;
 }
 
-std::string NoMemoryFor(const core::RunItem& item) {
-  return "out of memory for the result of " + item.key.ToString();
+std::string NoMemoryFor(const core::Key& key) {
+  return "out of memory for the result of " + key.ToString();
 }
 
 }  // namespace sirtaki::ops

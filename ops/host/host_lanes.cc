@@ -23,7 +23,7 @@ constexpr auto kGrace = std::chrono::seconds(1);
 
 }  // namespace
 
-HostLanes::HostLanes(HostLanesOptions options, Backend& backend)
+HostLanes::HostLanes(HostLanesOptions options, Backends& backend)
     : impl_(std::make_shared<Impl>(std::move(options), backend)) {
   // The thread keeps what it uses, whatever becomes of this object.
   impl_->StartThread([impl = impl_] { impl->RunLargeLane(); });
@@ -42,26 +42,17 @@ HostLanes::~HostLanes() {
 }
 
 void HostLanes::Start(core::RunBatch batch, core::TimePoint now) {
-  for (const core::RunItem& item : batch.items) {
-    if (item.absent_everywhere) CompleteAll({item}, Status::Ok());
-  }
-  for (const fusion::Group& group : fusion::Plan(batch, impl_->options.rules)) {
-    auto task = std::make_shared<GroupTask>();
-    task->channel = {batch.set, group.lane};
-    task->members = batch.members;
-    task->rank = impl_->options.rank;
-    task->since = now;
-    task->chunk_bytes = batch.limits.chunk_bytes;
-    task->number = ++impl_->groups;
-    for (const std::size_t i : group.items) task->items.push_back(std::move(batch.items[i]));
-    impl_->Enqueue({{task, nullptr}});
-  }
-  impl_->StepSmall();
+  const HostLanesOptions& options = impl_->options;
+  StartGroups(MakeGroups(std::move(batch), options.rules, options.rank, now));
 }
 
-void HostLanes::StartLarge(std::shared_ptr<GroupTask> group) {
-  group->number = ++impl_->groups;
-  impl_->Enqueue({{std::move(group), nullptr}});
+void HostLanes::StartGroups(std::vector<std::shared_ptr<GroupTask>> groups) {
+  for (std::shared_ptr<GroupTask>& group : groups) {
+    group->number = ++impl_->groups;
+    group->route = impl_->backend.Select(group->channel);
+    impl_->Enqueue({{std::move(group), nullptr}});
+  }
+  impl_->StepSmall();
 }
 
 void HostLanes::AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
@@ -110,7 +101,8 @@ bool HostLanes::NeedsStepping() const {
 bool HostLanes::NeedsPolling() const {
   if (impl_->stopped()) return false;
   const auto is_silent = [this](const Impl::InFlight& of) {
-    return !impl_->backend.Rings(of.run->task()->channel);
+    const GroupTask& task = *of.run->task();
+    return !task.route.backend->Rings(task.channel);
   };
   return impl_->messages.unfinished() ||
          std::any_of(impl_->small.begin(), impl_->small.end(), is_silent);

@@ -10,9 +10,10 @@
 #include <vector>
 
 #include "core/engine/executor.h"
+#include "core/trace/observer.h"
 #include "fusion/planner.h"
 #include "ops/base/backend.h"
-#include "ops/groups/group_run.h"
+#include "ops/groups/group_task.h"
 #include "ops/host/p2p.h"
 
 namespace sirtaki::ops {
@@ -39,14 +40,14 @@ struct HostLanesOptions {
 class HostLanes : public core::Executor {
  public:
   // `backend` must outlive a thread that is left behind in it.
-  HostLanes(HostLanesOptions options, Backend& backend);
+  HostLanes(HostLanesOptions options, Backends& backend);
   // Joins the large lane's thread if it is idle; a thread that is stuck in the medium after a fault
   // is left behind with everything it refers to. Abandons first if something is unfinished.
   ~HostLanes() override;
 
   void Start(core::RunBatch batch, core::TimePoint now) override;
-  // A group that was planned elsewhere, on the large lane.
-  void StartLarge(std::shared_ptr<GroupTask> group);
+  // Groups that were planned elsewhere.
+  void StartGroups(std::vector<std::shared_ptr<GroupTask>> groups);
   void AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
               core::TimePoint now) override;
   void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;

@@ -33,7 +33,7 @@ struct HostLanes::Impl : Lane<HostTask> {
     std::unique_ptr<GroupRun> run;
   };
 
-  Impl(HostLanesOptions lane_options, Backend& lane_backend)
+  Impl(HostLanesOptions lane_options, Backends& lane_backend)
       : Lane(lane_options.on_failure),
         options(std::move(lane_options)),
         backend(lane_backend),
@@ -65,11 +65,11 @@ struct HostLanes::Impl : Lane<HostTask> {
   core::Status Change(const SetChange& change);
 
   static fusion::Cutting LargeCutting(const GroupTask& task) {
-    return {.chunk_bytes = task.chunk_bytes, .direct_bytes = task.chunk_bytes};
+    return {.chunk_bytes = task.limits.chunk_bytes, .direct_bytes = task.limits.chunk_bytes};
   }
 
   const HostLanesOptions options;
-  Backend& backend;
+  Backends& backend;
 
   // Under the token.
   std::uint64_t groups = 0;  // started so far

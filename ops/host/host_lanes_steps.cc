@@ -89,8 +89,7 @@ bool HostLanes::Impl::StepSmall() {
     next.staging = pool.Take();
     // The whole group in one window, in staging memory: after a fault nobody writes to the tensors.
     const fusion::Cutting whole{.chunk_bytes = std::numeric_limits<std::int64_t>::max()};
-    next.run =
-        GroupRun::Make(next.task.group, backend, *next.staging, whole, stop(), options.observer);
+    next.run = GroupRun::Make(next.task.group, *next.staging, whole, stop(), options.observer);
     small_queue.pop_front();
     moved = true;
     if (next.run->Advance() != Progress::kOver) {
@@ -155,7 +154,7 @@ void HostLanes::Impl::RunLargeLane() {
     if (next->change != nullptr) {
       status = Change(*next->change);
     } else {
-      run = GroupRun::Make(next->group, backend, *staging, LargeCutting(*next->group), stop(),
+      run = GroupRun::Make(next->group, *staging, LargeCutting(*next->group), stop(),
                            options.observer);
       // Each step blocks until its operation is over; of one that does not, the core is left to others.
       while (!(is_over = run->Advance() == Progress::kOver) && !stopped()) {

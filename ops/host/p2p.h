@@ -33,7 +33,7 @@ class P2p {
     core::WorkPtr work;
   };
 
-  P2p(int rank, Backend& backend) : rank_(rank), backend_(backend) {}
+  P2p(int rank, Backends& backend) : rank_(rank), backend_(backend) {}
 
   // `work`: its request's signature is of kind kSend or kReceive. Completes its handle when Stop
   // was called before. `there`: its memory is not looked at before this is set, nor are input and
@@ -84,7 +84,7 @@ class P2p {
   void Finish(const Message& message, const core::Status& status) SIRTAKI_EXCLUDES(mutex_);
 
   const int rank_;
-  Backend& backend_;
+  Backends& backend_;
 
   // Under the token.
   std::vector<MessagePtr> under_way_;  // oldest first

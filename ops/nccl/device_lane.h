@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/engine/executor.h"
+#include "core/trace/observer.h"
 #include "ops/cuda/device.h"
 #include "ops/groups/lane_task.h"
 #include "ops/nccl/communicator.h"

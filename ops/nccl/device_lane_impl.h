@@ -36,7 +36,7 @@ struct DeviceTask {
   HostBouncePtr bounce;
 
   void Complete(const core::Status& status) const {
-    if (group != nullptr) CompleteAll(group->items, status);
+    if (group != nullptr) group->Complete(status);
   }
   void AddRunning(std::vector<core::RunningOperation>* list) const {
     if (group != nullptr) list->push_back(LaneTask{group, nullptr}.Running());

@@ -99,7 +99,7 @@ Status DeviceLane::Impl::MarkEnd(InFlight launched) {
   Status status = events->Take(&launched.done);
   if (status.ok()) status = launched.done->Record(stream->handle());
   if (!status.ok()) return status;
-  for (const core::RunItem& item : launched.group->items) {
+  for (const GroupItem& item : launched.group->items) {
     if (item.work != nullptr) cuda::AsDeviceWork(*item.work).done = launched.done;
   }
   in_flight.push_back(std::move(launched));

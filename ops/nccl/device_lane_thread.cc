@@ -157,7 +157,7 @@ void DeviceLane::Impl::RunLane() {
 void DeviceLane::Impl::Tell(const DeviceTask& task, const Status& verdict) {
   if (task.group != nullptr) {
     const LaneTask lane_task{task.group, nullptr};
-    CompleteAll(task.group->items, verdict.ok() ? verdict : lane_task.Describe(verdict));
+    task.group->Complete(verdict.ok() ? verdict : lane_task.Describe(verdict));
     if (verdict.ok()) return;  // it retires when the device is through with it
   }
   // After the handles: who finds the lane idle finds them complete.

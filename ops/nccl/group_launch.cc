@@ -39,7 +39,7 @@ Status LaunchKind(const LaunchContext& context, const GroupTask& task) {
 Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task) {
   const cuda::Event* last = nullptr;
   std::vector<cuda::EventPtr> seen;  // which the parts of a bucket have in common
-  for (const core::RunItem& item : task.items) {
+  for (const GroupItem& item : task.items) {
     if (item.work == nullptr) continue;
     const cuda::DeviceWork& work = cuda::AsDeviceWork(*item.work);
     for (const cuda::EventPtr& vacant : work.vacant) {

@@ -17,7 +17,7 @@ using cuda::CopyKind;
 
 constexpr std::int64_t kAlignment = 64;  // what vector instructions like
 
-std::int64_t BytesOfItem(const core::RunItem& item) {
+std::int64_t BytesOfItem(const GroupItem& item) {
   return item.signature->ElementCount() * BytesOf(item.signature->dtype);
 }
 
@@ -46,15 +46,11 @@ Status AwaitStream(const HostBounceContext& context) {
 
 // Returns when the host has done its part.
 Status AwaitHost(const HostBounceContext& context, const HostBounce& bounce) {
-  for (const core::WorkPtr& work : bounce.works) {
-    Status status = context.await([&work](bool* over) {
-      *over = work->handle->done();
-      return Status::Ok();
-    });
-    if (status.ok()) status = work->handle->status();
-    if (!status.ok()) return status;
-  }
-  return Status::Ok();
+  const Status status = context.await([&bounce](bool* over) {
+    *over = bounce.done->done();
+    return Status::Ok();
+  });
+  return status.ok() ? bounce.done->status() : status;
 }
 
 }  // namespace
@@ -62,7 +58,8 @@ Status AwaitHost(const HostBounceContext& context, const HostBounce& bounce) {
 std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostBouncePtr* bounce) {
   auto part = std::make_shared<GroupTask>(group);
   auto made = std::make_shared<HostBounce>();
-  for (core::RunItem& item : part->items) {
+  for (GroupTask::Call& call : part->calls) call.handle = nullptr;
+  for (GroupItem& item : part->items) {
     auto signature = std::make_shared<core::Signature>(*item.signature);
     signature->device = core::DeviceKind::kHost;
     item.signature = signature;
@@ -70,13 +67,13 @@ std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostBouncePtr* b
     auto work = std::make_shared<core::Work>();
     work->request = item.work->request;
     work->request.asked = signature;
-    work->handle = std::make_shared<core::HandleState>(nullptr, nullptr);
     work->deadline = item.work->deadline;
     work->submitted = item.work->submitted;
     made->works.push_back(work);
     item.work = std::move(work);
   }
   if (!made->works.empty()) {
+    part->calls.front().handle = made->done;
     part->inputs_there = made->there;
     part->of_device = true;
     *bounce = std::move(made);
@@ -87,13 +84,13 @@ std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostBouncePtr* b
 Status BounceThroughHost(const HostBounceContext& context, const GroupTask& group,
                          HostBounce& bounce) {
   std::int64_t bytes = 0;
-  for (const core::RunItem& item : group.items) bytes += Place(BytesOfItem(item));
+  for (const GroupItem& item : group.items) bytes += Place(BytesOfItem(item));
   void* memory = nullptr;
   Status status = context.host.Reserve(bytes, &memory);
   if (status.ok()) status = AwaitProducers(context.stream, group);
   auto* next = static_cast<std::byte*>(memory);
   for (std::size_t i = 0; i < group.items.size() && status.ok(); ++i) {
-    const core::RunItem& item = group.items[i];
+    const GroupItem& item = group.items[i];
     bounce.works[i]->input = next;
     bounce.works[i]->output = next;
     if (const void* const input = ReducedInput(item)) {

@@ -11,7 +11,7 @@
 
 #include "core/engine/work.h"
 #include "ops/cuda/device.h"
-#include "ops/groups/group_run.h"
+#include "ops/groups/group_task.h"
 #include "ops/nccl/device_memory.h"
 
 namespace sirtaki::ops::nccl {
@@ -19,11 +19,12 @@ namespace sirtaki::ops::nccl {
 // Shared by the lane that brings the tensors and the one that reduces them.
 struct HostBounce {
   std::vector<core::WorkPtr> works;  // by item; in place, in memory that is set before `there`
+  core::HandlePtr done = std::make_shared<core::HandleState>(nullptr, nullptr);  // by the host
   std::shared_ptr<std::atomic<bool>> there = std::make_shared<std::atomic<bool>>(false);
 };
 using HostBouncePtr = std::shared_ptr<HostBounce>;
 
-// The host's part of a group on a device, for HostLanes::StartLarge. `bounce`: null if this rank
+// The host's part of a group on a device, for HostLanes::StartGroups. `bounce`: null if this rank
 // has joined, which then takes part on the host alone.
 std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostBouncePtr* bounce);
 

@@ -22,7 +22,7 @@ using cuda::CopySegment;
 
 bool Failed(Result result) { return result != Result::kSuccess && result != Result::kInProgress; }
 
-std::int64_t MovedBytes(const core::RunItem& item) {
+std::int64_t MovedBytes(const GroupItem& item) {
   return item.signature->ElementCount() * BytesOf(item.signature->dtype);
 }
 
@@ -31,7 +31,7 @@ Status CopyBytes(const LaunchContext& context, const std::vector<CopySegment>& s
 }
 
 // Each tensor of a group has memory of its own, as what a group of NCCL's starts runs together.
-std::int64_t ScratchOf(const core::RunItem& item) {
+std::int64_t ScratchOf(const GroupItem& item) {
   constexpr std::int64_t kMoveAlignment = 16;
   return (MovedBytes(item) + kMoveAlignment - 1) / kMoveAlignment * kMoveAlignment;
 }
@@ -45,7 +45,7 @@ Status ForEachInGroup(const LaunchContext& context, const GroupTask& task, const
       function,
       [&](CommHandle comm) {
         std::int64_t scratch = 0;
-        for (const core::RunItem& item : task.items) {
+        for (const GroupItem& item : task.items) {
           if (MovedBytes(item) == 0) continue;
           const Result result = call(comm, item, scratch);
           if (Failed(result)) return result;
@@ -58,13 +58,13 @@ Status ForEachInGroup(const LaunchContext& context, const GroupTask& task, const
 
 std::int64_t LargestScratch(const GroupTask& task) {
   std::int64_t largest = 0;
-  for (const core::RunItem& item : task.items) largest = std::max(largest, ScratchOf(item));
+  for (const GroupItem& item : task.items) largest = std::max(largest, ScratchOf(item));
   return largest;
 }
 
 std::int64_t SumOfScratch(const GroupTask& task) {
   std::int64_t sum = 0;
-  for (const core::RunItem& item : task.items) sum += ScratchOf(item);
+  for (const GroupItem& item : task.items) sum += ScratchOf(item);
   return sum;
 }
 
@@ -81,7 +81,7 @@ Status LaunchBroadcast(const LaunchContext& context, const GroupTask& task) {
     if (!status.ok()) return status;
   }
   return ForEachInGroup(context, task, "ncclBroadcast",
-                        [&](CommHandle comm, const core::RunItem& item, std::int64_t before) {
+                        [&](CommHandle comm, const GroupItem& item, std::int64_t before) {
                           void* to = scratch == nullptr ? nullptr : scratch + before;
                           const void* from = to;
                           if (item.work != nullptr) {
@@ -113,7 +113,7 @@ Status LaunchAllGatherInto(const LaunchContext& context, const GroupTask& task) 
     if (!status.ok()) return status;
   }
   return ForEachInGroup(context, task, "ncclAllGather",
-                        [&](CommHandle comm, const core::RunItem& item, std::int64_t before) {
+                        [&](CommHandle comm, const GroupItem& item, std::int64_t before) {
                           const void* from = nullptr;
                           void* to = nullptr;
                           if (item.work != nullptr) {
@@ -294,7 +294,7 @@ class Exchange {
 
   // The output of a tensor, and what goes where.
   Status Place(std::size_t tensor) {
-    const core::RunItem& item = task_.items[tensor];
+    const GroupItem& item = task_.items[tensor];
     const std::int64_t row_bytes = MovedBytes(item);
     const std::vector<std::int64_t>& giving = giving_[tensor];
     const std::vector<std::int64_t>& getting = getting_[tensor];
@@ -303,17 +303,18 @@ class Exchange {
     std::int64_t given = 0;
     std::int64_t got = 0;
     if (!TotalBytes(giving, row_bytes, &given)) {
-      return {StatusCode::kBackend, WrongRows(item, giving)};
+      return {StatusCode::kBackend, WrongRows(task_.KeyOf(item), giving)};
     }
     if (!TotalBytes(getting, row_bytes, &got)) {
-      return {StatusCode::kBackend, WrongRows(item, getting)};
+      return {StatusCode::kBackend, WrongRows(task_.KeyOf(item), getting)};
     }
     if (item.work == nullptr) return Status::Ok();
     std::byte* output = nullptr;
     if (kind_ != OpKind::kGather || is_root()) {
       cuda::AsDeviceWork(*item.work).lane_stream = context_.stream.handle();
       output = static_cast<std::byte*>(item.work->allocate_output(getting));
-      if (got > 0 && output == nullptr) return {StatusCode::kBackend, NoMemoryFor(item)};
+      if (got > 0 && output == nullptr)
+        return {StatusCode::kBackend, NoMemoryFor(task_.KeyOf(item))};
     }
     auto* input = static_cast<std::byte*>(const_cast<void*>(item.work->input));
     std::size_t m = 0;
@@ -323,7 +324,7 @@ class Exchange {
         const std::int64_t gets = getting[m] * row_bytes;
         if (m == self_) {
           if (gets > 0) own_.push_back({input, output, gets});
-        } else if (!item.silent.Contains(rank)) {
+        } else if (!task_.silent.Contains(rank)) {
           if (gives > 0) outgoing_.push_back({static_cast<int>(m), input, gives});
           if (gets > 0) incoming_.push_back({static_cast<int>(m), output, gets});
         }

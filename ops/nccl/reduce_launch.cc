@@ -94,7 +94,7 @@ std::vector<std::int64_t> Starts(const std::vector<std::int64_t>& counts, DType 
   return starts;
 }
 
-bool KeepsResult(const GroupTask& task, const core::RunItem& item) {
+bool KeepsResult(const GroupTask& task, const GroupItem& item) {
   const bool here = task.signature().kind != OpKind::kReduce || task.rank == task.signature().root;
   return here && item.work != nullptr;
 }
@@ -156,7 +156,7 @@ Status CombineGathered(const LaunchContext& context, const Travel& travel, std::
 // Straight from the input to the output.
 Status ReduceWhereItLies(const LaunchContext& context, const GroupTask& task,
                          const Travel& travel) {
-  const core::RunItem& item = task.items.front();
+  const GroupItem& item = task.items.front();
   const std::int64_t count = item.signature->ElementCount() * ElementsOf(task.signature()).of_each;
   const void* from = ReducedInput(item);
   void* const to = item.work->output;
@@ -175,8 +175,8 @@ std::byte* PlaceInArena(const GroupTask& task, const Travel& travel,
                         const std::vector<std::int64_t>& starts) {
   // A rank that has joined has nothing there, and NCCL wants the memory of all ranks to be of one
   // kind.
-  const core::RunItem& first = task.items.front();
-  if (first.work == nullptr || !first.silent.empty()) return nullptr;
+  const GroupItem& first = task.items.front();
+  if (first.work == nullptr || !task.silent.empty()) return nullptr;
   if (travel.gathered || travel.moved != travel.element) return nullptr;
   const cuda::DeviceWork& head = cuda::AsDeviceWork(*first.work);
   if (head.arena == nullptr) return nullptr;
@@ -197,7 +197,7 @@ Status ReduceInArena(const LaunchContext& context, const GroupTask& task, const 
   std::vector<CopySegment> in;
   std::vector<CopySegment> out;
   for (std::size_t i = 0; i < counts.size(); ++i) {
-    const core::RunItem& item = task.items[i];
+    const GroupItem& item = task.items[i];
     std::byte* const place = cuda::AsDeviceWork(*item.work).place;
     const void* const input = ReducedInput(item);
     if (input != place || !travel.load.identity()) in.push_back({input, place, counts[i]});
@@ -214,7 +214,7 @@ std::vector<std::int64_t> CountsOf(const GroupTask& task) {
   const std::int64_t of_each = ElementsOf(task.signature()).of_each;
   std::vector<std::int64_t> counts;
   counts.reserve(task.items.size());
-  for (const core::RunItem& item : task.items) {
+  for (const GroupItem& item : task.items) {
     counts.push_back(item.signature->ElementCount() * of_each);
   }
   return counts;
@@ -222,7 +222,7 @@ std::vector<std::int64_t> CountsOf(const GroupTask& task) {
 
 bool LiesWell(const GroupTask& task, const Travel& travel) {
   if (task.items.size() != 1 || travel.gathered || travel.moved != travel.element) return false;
-  const core::RunItem& item = task.items.front();
+  const GroupItem& item = task.items.front();
   if (item.work == nullptr) return false;
   // A member that is not the root has nowhere to scale to.
   return KeepsResult(task, item) || (travel.load.identity() && ReducedInput(item) != nullptr);
@@ -277,7 +277,7 @@ struct Rows {
   std::int64_t elements = 0;
 };
 
-Rows RowsOfItem(const core::RunItem& item, std::int64_t of_each) {
+Rows RowsOfItem(const GroupItem& item, std::int64_t of_each) {
   const std::vector<std::int64_t>& shape = item.signature->shape;
   const std::int64_t rows = shape.empty() ? 0 : shape.front();
   return {rows, rows == 0 ? 0 : item.signature->ElementCount() / rows * of_each};
@@ -332,7 +332,7 @@ Status LaunchReduceScatter(const LaunchContext& context, const GroupTask& task) 
   // The members' shares are packed side by side, each as large as the first one's, which is the
   // largest.
   std::vector<std::int64_t> counts;
-  for (const core::RunItem& item : task.items) {
+  for (const GroupItem& item : task.items) {
     const Rows rows = RowsOfItem(item, of_each);
     counts.push_back(core::RowsOf(rows.rows, members, 0) * rows.elements);
   }
@@ -340,7 +340,7 @@ Status LaunchReduceScatter(const LaunchContext& context, const GroupTask& task) 
   const std::int64_t share = starts.back();
   if (share == 0) return Status::Ok();
 
-  const core::RunItem& first = task.items.front();
+  const GroupItem& first = task.items.front();
   const Rows rows = RowsOfItem(first, of_each);
   const void* const input = ReducedInput(first);
   if (task.items.size() == 1 && input != nullptr && !travel.gathered &&
@@ -358,7 +358,7 @@ Status LaunchReduceScatter(const LaunchContext& context, const GroupTask& task) 
   std::vector<CopySegment> in;
   std::vector<CopySegment> out;
   for (std::size_t i = 0; i < task.items.size(); ++i) {
-    const core::RunItem& item = task.items[i];
+    const GroupItem& item = task.items[i];
     const Rows of = RowsOfItem(item, of_each);
     const auto* from = static_cast<const std::byte*>(ReducedInput(item));
     for (std::int64_t m = 0; m < members; ++m) {

@@ -35,7 +35,7 @@ class HostGroup {
                         ops::Backend& backend);
 
   core::Transport& transport() { return shm_transport_ ? *shm_transport_ : *medium_transport_; }
-  ops::Backend& backend() { return *selecting_; }
+  ops::Backends& backend() { return *selecting_; }
   // CheckPeers looks at the processes of this host's ranks, as LocalGroup's does.
   core::Status CheckPeers() const {
     return group_ != nullptr ? group_->CheckPeers() : core::Status::Ok();
@@ -53,7 +53,7 @@ class HostGroup {
   std::unique_ptr<core::Transport> shm_transport_;
   std::unique_ptr<ops::shm::Backend> shm_backend_;
   std::unique_ptr<ops::Hierarchy> hierarchy_;  // null: it is off
-  std::unique_ptr<ops::Backend> selecting_;
+  std::unique_ptr<ops::BackendSelection> selecting_;
   bool one_host_ = true;
 };
 

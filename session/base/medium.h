@@ -43,7 +43,7 @@ class Medium {
 
   // ---- after Connect ----
   virtual core::Transport& transport() = 0;
-  virtual ops::Backend& backend() = 0;
+  virtual ops::Backends& backend() = 0;
 
   // Returns when all these ranks have called it, with what each has said, in their order. Uses
   // nothing of the engine, which goes on. Errors: that of `patience`, which is asked again and again;

@@ -102,7 +102,10 @@ class InprocWorld::InprocMedium final : public Medium {
   }
 
   core::Transport& transport() override { return shared_ ? shared_->transport() : *transport_; }
-  ops::Backend& backend() override { return shared_ ? shared_->backend() : *backend_; }
+  ops::Backends& backend() override {
+    if (shared_) return shared_->backend();
+    return *backend_;
+  }
   void NoteFault() override {}
   void NoteOrderlyEnd() override {}
   Status BeforeEnd(std::function<void()> /*shutdown*/) override { return Status::Ok(); }

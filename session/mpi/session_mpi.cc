@@ -63,7 +63,7 @@ class MpiMedium final : public Medium {
   }
 
   core::Transport& transport() override { return shared_->transport(); }
-  ops::Backend& backend() override { return shared_->backend(); }
+  ops::Backends& backend() override { return shared_->backend(); }
   Status Meet(core::SetNumber set, const core::RankRanges& members, char mine,
               const std::function<Status()>& patience, std::string* all) override {
     all->assign(1, mine);

@@ -108,11 +108,8 @@ TEST(BucketAssemblyTest, TellsWhichPartsNobodyHad) {
   bucket.Put(1, Part());
   Submit(bucket);
   // The engine does the same.
-  const core::WorkPtr whole = bucket.Assemble();
-  for (const core::WorkPtr& part : whole->parts) {
-    part->handle = std::make_shared<HandleState>(nullptr, nullptr);
-  }
-  whole->parts[0]->handle->SetAbsentEverywhere();
+  bucket.handle()->SetAbsentParts({true, false});
+  bucket.handle()->Complete(core::Status::Ok());
   EXPECT_TRUE(bucket.AbsentEverywhere(0));
   EXPECT_FALSE(bucket.AbsentEverywhere(1));
 }

@@ -31,6 +31,32 @@ RunItem Gather() { return Item({.kind = OpKind::kAllGather, .shape = {1000000}})
 
 using Items = std::vector<std::size_t>;
 
+// Of a batch of tensors without parts.
+Items ItemsOf(const Group& group) {
+  Items items;
+  for (const Place& place : group.places) {
+    EXPECT_EQ(place.part, 0U);
+    items.push_back(place.item);
+  }
+  return items;
+}
+
+// A grouped call of tensors with so many elements each, or such a bucket.
+RunItem Grouped(const std::vector<std::int64_t>& counts) {
+  Signature whole;
+  for (const std::int64_t count : counts) {
+    whole.parts.push_back(std::make_shared<const Signature>(Signature{.shape = {count}}));
+  }
+  return Item(whole);
+}
+RunItem Bucket(std::uint64_t number, const std::vector<std::int64_t>& counts) {
+  RunItem item = Grouped(counts);
+  item.key = core::Key::Bucket(core::kWorldSet, 1, number);
+  return item;
+}
+
+using Places = std::vector<Place>;
+
 std::vector<Group> Plan(RunBatch batch, const core::Limits& limits, const Rules& rules = {}) {
   batch.limits = limits;
   return fusion::Plan(batch, rules);
@@ -43,7 +69,7 @@ TEST(PlannerTest, EqualKindsShareAGroup) {
   batch.items = {Floats(100), Floats(200), Floats(300)};
   const std::vector<Group> groups = Plan(batch, {});
   ASSERT_EQ(groups.size(), 1u);
-  EXPECT_EQ(groups[0].items, (Items{0, 1, 2}));
+  EXPECT_EQ(ItemsOf(groups[0]), (Items{0, 1, 2}));
   EXPECT_EQ(groups[0].bytes, 2400);
   EXPECT_EQ(groups[0].lane, Lane::kSmall);
 }
@@ -54,9 +80,9 @@ TEST(PlannerTest, GroupsLookPastOtherKinds) {
                  Item({.dtype = DType::kF64, .shape = {1}})};
   const std::vector<Group> groups = Plan(batch, {});
   ASSERT_EQ(groups.size(), 3u);
-  EXPECT_EQ(groups[0].items, (Items{0, 2}));
-  EXPECT_EQ(groups[1].items, (Items{1, 4}));
-  EXPECT_EQ(groups[2].items, (Items{3}));
+  EXPECT_EQ(ItemsOf(groups[0]), (Items{0, 2}));
+  EXPECT_EQ(ItemsOf(groups[1]), (Items{1, 4}));
+  EXPECT_EQ(ItemsOf(groups[2]), (Items{3}));
 }
 
 TEST(PlannerTest, AnythingThatChangesTheOperationSeparates) {
@@ -89,7 +115,7 @@ TEST(PlannerTest, AnythingThatChangesTheOperationSeparates) {
   const std::vector<Group> groups = Plan(batch, {});
   ASSERT_EQ(groups.size(), items.size());
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    EXPECT_EQ(groups[i].items, (Items{i, i + items.size()}));
+    EXPECT_EQ(ItemsOf(groups[i]), (Items{i, i + items.size()}));
   }
 }
 
@@ -98,8 +124,8 @@ TEST(PlannerTest, AFullGroupIsFollowedByAnother) {
   batch.items = {Floats(60), Floats(40), Floats(1), Floats(99)};
   const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 400, .small_bytes = 0});
   ASSERT_EQ(groups.size(), 2u);
-  EXPECT_EQ(groups[0].items, (Items{0, 1}));
-  EXPECT_EQ(groups[1].items, (Items{2, 3}));
+  EXPECT_EQ(ItemsOf(groups[0]), (Items{0, 1}));
+  EXPECT_EQ(ItemsOf(groups[1]), (Items{2, 3}));
   EXPECT_EQ(groups[0].lane, Lane::kLarge);
 }
 
@@ -108,9 +134,9 @@ TEST(PlannerTest, ATensorAboveTheLimitIsAloneAndClosesNoGroup) {
   batch.items = {Floats(10), Floats(101), Floats(10), Floats(500)};
   const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 400});
   ASSERT_EQ(groups.size(), 3u);
-  EXPECT_EQ(groups[0].items, (Items{0, 2}));
-  EXPECT_EQ(groups[1].items, (Items{1}));
-  EXPECT_EQ(groups[2].items, (Items{3}));
+  EXPECT_EQ(ItemsOf(groups[0]), (Items{0, 2}));
+  EXPECT_EQ(ItemsOf(groups[1]), (Items{1}));
+  EXPECT_EQ(ItemsOf(groups[2]), (Items{3}));
 }
 
 TEST(PlannerTest, TheSmallLaneTakesGroupsUpToItsLimit) {
@@ -130,8 +156,8 @@ TEST(PlannerTest, GathersAreCountedNeverMeasured) {
   for (int i = 0; i < 5; ++i) batch.items.push_back(Gather());
   const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 1}, {.gather_count = 2});
   ASSERT_EQ(groups.size(), 3u);
-  EXPECT_EQ(groups[0].items, (Items{0, 1}));
-  EXPECT_EQ(groups[2].items, (Items{4}));
+  EXPECT_EQ(ItemsOf(groups[0]), (Items{0, 1}));
+  EXPECT_EQ(ItemsOf(groups[2]), (Items{4}));
   for (const Group& group : groups) {
     EXPECT_EQ(group.lane, Lane::kLarge);
     EXPECT_EQ(group.bytes, 0);
@@ -145,7 +171,7 @@ TEST(PlannerTest, KindsWhoseRowsDifferAreCountedAndLarge) {
     for (int i = 0; i < 3; ++i) batch.items.push_back(Item({.kind = kind, .shape = {}}));
     const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 1}, {.gather_count = 2});
     ASSERT_EQ(groups.size(), 2u);
-    EXPECT_EQ(groups[0].items, (Items{0, 1}));
+    EXPECT_EQ(ItemsOf(groups[0]), (Items{0, 1}));
     EXPECT_EQ(groups[0].lane, Lane::kLarge);
   }
 }
@@ -158,7 +184,7 @@ TEST(PlannerTest, KindsOfEqualShapesAreMeasured) {
     const std::vector<Group> groups =
         Plan(batch, {.fusion_bytes = 800, .small_bytes = 500}, {.gather_count = 1});
     ASSERT_EQ(groups.size(), 2u);
-    EXPECT_EQ(groups[0].items, (Items{0, 1}));
+    EXPECT_EQ(ItemsOf(groups[0]), (Items{0, 1}));
     EXPECT_EQ(groups[0].bytes, 800);
     EXPECT_EQ(groups[0].lane, Lane::kLarge);
     EXPECT_EQ(groups[1].lane, kind == OpKind::kAllGatherInto ? Lane::kLarge : Lane::kSmall);
@@ -184,33 +210,63 @@ TEST(PlannerTest, ABarrierIsSmall) {
   batch.items = {Item({.kind = OpKind::kBarrier}), Floats(2), Item({.kind = OpKind::kBarrier})};
   const std::vector<Group> groups = Plan(batch, {.small_bytes = 0});
   ASSERT_EQ(groups.size(), 2u);
-  EXPECT_EQ(groups[0].items, (Items{0, 2}));
+  EXPECT_EQ(ItemsOf(groups[0]), (Items{0, 2}));
   EXPECT_EQ(groups[0].bytes, 0);
   EXPECT_EQ(groups[0].lane, Lane::kSmall);
 }
 
+TEST(PlannerTest, AGroupedCallSharesGroupsWithOthers) {
+  RunBatch batch;
+  batch.items = {Floats(1), Grouped({2, 3}), Gather(), Grouped({4}), Floats(5)};
+  const std::vector<Group> groups = Plan(batch, {});
+  ASSERT_EQ(groups.size(), 2u);
+  EXPECT_EQ(groups[0].places, (Places{{0, 0}, {1, 0}, {1, 1}, {3, 0}, {4, 0}}));
+  EXPECT_EQ(groups[0].bytes, 60);
+}
+
 TEST(PlannerTest, ABucketSharesItsGroupsWithNothingElse) {
   RunBatch batch;
-  batch.items = {Floats(1), Floats(2), Floats(3), Floats(4), Floats(5), Floats(6)};
-  for (const std::size_t i : {1u, 2u, 4u}) {
-    batch.items[i].key = core::Key::Bucket(core::kWorldSet, 1, i == 4 ? 1 : 0);
-  }
+  batch.items = {Floats(1), Bucket(0, {2, 3}), Floats(4), Bucket(1, {5}), Floats(6)};
   const std::vector<Group> groups = Plan(batch, {});
   ASSERT_EQ(groups.size(), 3u);
-  EXPECT_EQ(groups[0].items, (Items{0, 3, 5}));
-  EXPECT_EQ(groups[1].items, (Items{1, 2}));
-  EXPECT_EQ(groups[2].items, (Items{4}));
+  EXPECT_EQ(groups[0].places, (Places{{0, 0}, {2, 0}, {4, 0}}));
+  EXPECT_EQ(groups[1].places, (Places{{1, 0}, {1, 1}}));
+  EXPECT_EQ(groups[2].places, (Places{{3, 0}}));
+}
+
+TEST(PlannerTest, ABucketAboveTheLimitIsSeveralGroups) {
+  RunBatch batch;
+  batch.items = {Bucket(0, {60, 40, 1, 200, 99})};
+  const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 400});
+  ASSERT_EQ(groups.size(), 3u);
+  EXPECT_EQ(groups[0].places, (Places{{0, 0}, {0, 1}}));
+  EXPECT_EQ(groups[1].places, (Places{{0, 2}, {0, 4}}));
+  EXPECT_EQ(groups[2].places, (Places{{0, 3}}));
 }
 
 TEST(PlannerTest, WhereBitsMustNotDependOnTimeOnlyBucketsAreGroups) {
   RunBatch batch;
-  batch.items = {Floats(1), Floats(2), Floats(3), Gather(), Gather(), Floats(4)};
-  for (const std::size_t i : {1u, 5u}) {
-    batch.items[i].key = core::Key::Bucket(core::kWorldSet, 1, 0);
-  }
+  batch.items = {Floats(1), Bucket(0, {2, 4}), Floats(3), Gather(), Gather(), Grouped({5, 6})};
   const std::vector<Group> groups = Plan(batch, {}, {.deterministic = true});
-  ASSERT_EQ(groups.size(), 5u);
-  EXPECT_EQ(groups[1].items, (Items{1, 5}));
+  ASSERT_EQ(groups.size(), 7u);
+  EXPECT_EQ(groups[1].places, (Places{{1, 0}, {1, 1}}));
+}
+
+TEST(PlannerTest, AnArenaIsMadeAlone) {
+  RunBatch batch;
+  const Signature arena{.kind = OpKind::kMakeArena, .device = core::DeviceKind::kCuda};
+  batch.items = {Item(arena), Item(arena)};
+  EXPECT_EQ(Plan(batch, {}).size(), 2U);
+}
+
+TEST(PlannerTest, PartsThatNobodyHasAreInNoGroup) {
+  RunBatch batch;
+  batch.items = {Bucket(0, {2, 3, 4}), Bucket(1, {5})};
+  batch.items[0].absent = {false, true, false};
+  batch.items[1].absent = {true};
+  const std::vector<Group> groups = Plan(batch, {});
+  ASSERT_EQ(groups.size(), 1u);
+  EXPECT_EQ(groups[0].places, (Places{{0, 0}, {0, 2}}));
 }
 
 TEST(PlannerTest, WhatNobodyHasIsInNoGroup) {
@@ -219,7 +275,7 @@ TEST(PlannerTest, WhatNobodyHasIsInNoGroup) {
   batch.items[1].absent_everywhere = true;
   const std::vector<Group> groups = Plan(batch, {});
   ASSERT_EQ(groups.size(), 1u);
-  EXPECT_EQ(groups[0].items, (Items{0, 2}));
+  EXPECT_EQ(ItemsOf(groups[0]), (Items{0, 2}));
   batch.items[0].absent_everywhere = batch.items[2].absent_everywhere = true;
   EXPECT_TRUE(Plan(batch, {}).empty());
 }
@@ -233,7 +289,7 @@ TEST(PlannerTest, AbsurdSizesDoNotOverflow) {
   std::size_t items = 0;
   for (const Group& group : groups) {
     EXPECT_GE(group.bytes, 0);
-    items += group.items.size();
+    items += group.places.size();
   }
   EXPECT_EQ(items, 3u);
 }
@@ -272,17 +328,18 @@ void ExpectGoodPlan(const RunBatch& batch, const core::Limits& limits, const Rul
   std::set<std::size_t> seen;
   std::size_t last_first = 0;
   for (const Group& group : groups) {
-    ASSERT_FALSE(group.items.empty());
-    EXPECT_TRUE(seen.empty() || group.items.front() > last_first);
-    last_first = group.items.front();
-    const RunItem& first = batch.items[group.items.front()];
+    const Items items = ItemsOf(group);
+    ASSERT_FALSE(items.empty());
+    EXPECT_TRUE(seen.empty() || items.front() > last_first);
+    last_first = items.front();
+    const RunItem& first = batch.items[items.front()];
     const bool gather = core::FirstDimensionVaries(first.signature->kind);
     const bool barrier = first.signature->kind == OpKind::kBarrier;
     std::int64_t bytes = 0;
     std::size_t before = 0;
-    for (const std::size_t i : group.items) {
+    for (const std::size_t i : items) {
       ASSERT_LT(i, batch.items.size());
-      EXPECT_TRUE(i == group.items.front() || i > before);
+      EXPECT_TRUE(i == items.front() || i > before);
       before = i;
       EXPECT_TRUE(seen.insert(i).second) << "item " << i << " is in two groups";
       EXPECT_FALSE(batch.items[i].absent_everywhere);
@@ -292,9 +349,9 @@ void ExpectGoodPlan(const RunBatch& batch, const core::Limits& limits, const Rul
         bytes += s.ElementCount() * static_cast<std::int64_t>(core::SizeOf(s.dtype));
     }
     EXPECT_EQ(group.bytes, bytes);
-    EXPECT_TRUE(bytes <= limits.fusion_bytes || group.items.size() == 1);
+    EXPECT_TRUE(bytes <= limits.fusion_bytes || items.size() == 1);
     if (gather) {
-      EXPECT_LE(static_cast<std::int64_t>(group.items.size()), rules.gather_count);
+      EXPECT_LE(static_cast<std::int64_t>(items.size()), rules.gather_count);
     }
     const bool into = first.signature->kind == OpKind::kAllGatherInto;
     const bool small = !gather && first.signature->reduction != core::ReduceOp::kAdasum &&
@@ -330,7 +387,7 @@ TEST(PlannerTest, RandomBatchesKeepTheRules) {
     const std::vector<Group> theirs = Plan(other, limits, rules);
     ASSERT_EQ(groups.size(), theirs.size());
     for (std::size_t g = 0; g < groups.size(); ++g) {
-      EXPECT_EQ(groups[g].items, theirs[g].items);
+      EXPECT_EQ(ItemsOf(groups[g]), ItemsOf(theirs[g]));
       EXPECT_EQ(groups[g].lane, theirs[g].lane);
     }
     if (::testing::Test::HasFailure()) return;

@@ -34,9 +34,9 @@ class BackendConformance {
     core::Duration patience = std::chrono::seconds(30);
   };
 
-  BackendConformance(ops::Backend& backend, int rank, int size)
+  BackendConformance(ops::Backends& backend, int rank, int size)
       : BackendConformance(backend, rank, size, Traits()) {}
-  BackendConformance(ops::Backend& backend, int rank, int size, Traits traits)
+  BackendConformance(ops::Backends& backend, int rank, int size, Traits traits)
       : backend_(backend), rank_(rank), size_(size), traits_(traits) {}
 
   // ---- backend_reductions.cc ----
@@ -105,10 +105,13 @@ class BackendConformance {
   void OrderZerosAndNan(fusion::Lane lane, core::DType dtype);
   void ExchangeOnce(ops::Channel channel, const std::vector<int>& members, std::uint32_t seed);
 
+  ops::Backend& On(ops::Channel channel) { return *backend_.Select(channel).backend; }
+  ops::AllReducer& ReducerOf(ops::Channel channel) { return *backend_.Select(channel).all_reducer; }
+
   void Finish(std::unique_ptr<ops::Completion> operation);
   static void ExpectOk(const core::Status& status);
 
-  ops::Backend& backend_;
+  ops::Backends& backend_;
   const int rank_;
   const int size_;
   const Traits traits_;

@@ -73,14 +73,15 @@ void BackendConformance::MessagesPassTheLanes() {
   std::int32_t taken = -1;
   auto receive = backend_.ReceiveMessage(previous, 2, &taken, sizeof(taken));
   std::int32_t one = 1;
-  auto sum = backend_.AllReduce(World(fusion::Lane::kSmall), &one, 1, core::DType::kI32,
-                                core::ReduceOp::kSum);
+  auto sum =
+      ReducerOf(World(fusion::Lane::kSmall))
+          .AllReduce(World(fusion::Lane::kSmall), &one, 1, core::DType::kI32, core::ReduceOp::kSum);
   Finish(std::move(sum));  // though the message is not sent yet
   EXPECT_EQ(one, size_);
   const std::int32_t given = rank_;
   auto behind = World(fusion::Lane::kSmall);
   std::int32_t many = rank_;
-  auto broadcast = backend_.Broadcast(behind, &many, sizeof(many), 0);
+  auto broadcast = On(behind).Broadcast(behind, &many, sizeof(many), 0);
   Finish(backend_.SendMessage(next, 2, &given, sizeof(given)));
   Finish(std::move(receive));
   EXPECT_EQ(taken, previous);

@@ -11,7 +11,9 @@
 
 namespace sirtaki::tests {
 
-void BackendConformance::HasAName() { EXPECT_FALSE(backend_.name().empty()); }
+void BackendConformance::HasAName() {
+  EXPECT_FALSE(On(World(fusion::Lane::kLarge)).name().empty());
+}
 
 void BackendConformance::BroadcastsFromEveryRoot() {
   for (const fusion::Lane lane : kLanes) {
@@ -19,8 +21,8 @@ void BackendConformance::BroadcastsFromEveryRoot() {
          {std::size_t{0}, std::size_t{1}, std::size_t{3}, std::size_t{4097}, std::size_t{300001}}) {
       for (int root = 0; root < size_; ++root) {
         std::vector<std::uint8_t> data = Bytes(rank_, bytes);
-        Finish(
-            backend_.Broadcast(World(lane), data.data(), static_cast<std::int64_t>(bytes), root));
+        Finish(On(World(lane))
+                   .Broadcast(World(lane), data.data(), static_cast<std::int64_t>(bytes), root));
         EXPECT_TRUE(data == Bytes(root, bytes)) << bytes << " bytes from root " << root;
       }
     }
@@ -33,8 +35,9 @@ void BackendConformance::GathersEqualParts() {
          {std::size_t{0}, std::size_t{1}, std::size_t{8}, std::size_t{4097}}) {
       const std::vector<std::uint8_t> mine = Bytes(rank_, bytes);
       std::vector<std::uint8_t> all(bytes * static_cast<std::size_t>(size_));
-      Finish(backend_.AllGather(World(lane), mine.data(), all.data(),
-                                static_cast<std::int64_t>(bytes)));
+      Finish(
+          On(World(lane))
+              .AllGather(World(lane), mine.data(), all.data(), static_cast<std::int64_t>(bytes)));
       EXPECT_TRUE(all == Concatenation(std::vector<std::int64_t>(static_cast<std::size_t>(size_),
                                                                  static_cast<std::int64_t>(bytes))))
           << bytes << " bytes each";
@@ -57,7 +60,7 @@ void BackendConformance::GathersUnequalParts() {
       const std::vector<std::uint8_t> mine = Bytes(rank_, own);
       const std::vector<std::uint8_t> expected = Concatenation(bytes);
       std::vector<std::uint8_t> all(expected.size());
-      Finish(backend_.AllGatherV(World(lane), mine.data(), all.data(), bytes));
+      Finish(On(World(lane)).AllGatherV(World(lane), mine.data(), all.data(), bytes));
       EXPECT_TRUE(all == expected) << "shape " << shape;
     }
   }
@@ -76,8 +79,8 @@ void BackendConformance::ExchangesParts() {
         expected.insert(expected.end(), got.begin(), got.end());
       }
       std::vector<std::uint8_t> all(expected.size());
-      Finish(backend_.AllToAll(World(lane), mine.data(), all.data(),
-                               static_cast<std::int64_t>(bytes)));
+      Finish(On(World(lane))
+                 .AllToAll(World(lane), mine.data(), all.data(), static_cast<std::int64_t>(bytes)));
       EXPECT_TRUE(all == expected) << "parts of " << bytes << " bytes";
     }
   }
@@ -129,7 +132,7 @@ void BackendConformance::ExchangeOnce(ops::Channel channel, const std::vector<in
       incoming.push_back({static_cast<int>(slice.from), taken.back().second.data(), bytes});
     }
   }
-  Finish(backend_.Exchange(channel, outgoing, incoming));
+  Finish(On(channel).Exchange(channel, outgoing, incoming));
   for (const auto& [slice, bytes] : taken) {
     EXPECT_TRUE(bytes == slice->bytes)
         << bytes.size() << " bytes from member " << slice->from << " to member " << slice->to;
@@ -146,11 +149,11 @@ void BackendConformance::SeveralInFlightOnTheSmallLane() {
   for (int i = 0; i < kRounds; ++i) {
     sums.push_back(
         std::vector<float>(static_cast<std::size_t>(i + 1), static_cast<float>(rank_ + i)));
-    operations.push_back(backend_.AllReduce(channel, sums.back().data(),
-                                            static_cast<std::int64_t>(sums.back().size()),
-                                            core::DType::kF32, core::ReduceOp::kSum));
+    operations.push_back(ReducerOf(channel).AllReduce(channel, sums.back().data(),
+                                                      static_cast<std::int64_t>(sums.back().size()),
+                                                      core::DType::kF32, core::ReduceOp::kSum));
     broadcasts.push_back(Bytes(rank_ + i, 100));
-    operations.push_back(backend_.Broadcast(channel, broadcasts.back().data(), 100, i % size_));
+    operations.push_back(On(channel).Broadcast(channel, broadcasts.back().data(), 100, i % size_));
   }
   // A moved vector keeps its memory, so the buffers did not move when these lists grew.
   while (!operations.empty()) {
@@ -187,16 +190,18 @@ void BackendConformance::SetsHaveTheirOwnMembers() {
     if (rank_ % 2 == 0) {
       const auto members = static_cast<std::int32_t>(even.Count());
       std::int32_t value = rank_ / 2;
-      Finish(backend_.AllReduce({11, lane}, &value, 1, core::DType::kI32, core::ReduceOp::kSum));
+      Finish(ReducerOf({11, lane})
+                 .AllReduce({11, lane}, &value, 1, core::DType::kI32, core::ReduceOp::kSum));
       EXPECT_EQ(value, members * (members - 1) / 2);
       for (int root = 0; root < members; ++root) {  // counted among the members
         std::int32_t data = rank_;
-        Finish(backend_.Broadcast({11, lane}, &data, sizeof(data), root));
+        Finish(On({11, lane}).Broadcast({11, lane}, &data, sizeof(data), root));
         EXPECT_EQ(data, 2 * root);
       }
     }
     std::int32_t one = 1;
-    Finish(backend_.AllReduce({12, lane}, &one, 1, core::DType::kI32, core::ReduceOp::kSum));
+    Finish(ReducerOf({12, lane})
+               .AllReduce({12, lane}, &one, 1, core::DType::kI32, core::ReduceOp::kSum));
     EXPECT_EQ(one, size_);
   }
 }
@@ -221,8 +226,8 @@ void BackendConformance::SetsComeAndGo() {
         std::int32_t value = 1 << rank_;
         std::int32_t expected = 0;
         for (const int r : ranks.ToVector()) expected += 1 << r;
-        Finish(
-            backend_.AllReduce({number, lane}, &value, 1, core::DType::kI32, core::ReduceOp::kSum));
+        Finish(ReducerOf({number, lane})
+                   .AllReduce({number, lane}, &value, 1, core::DType::kI32, core::ReduceOp::kSum));
         EXPECT_EQ(value, expected) << "set " << number << " of ranks " << ranks.ToString();
       }
       ExchangeOnce({number, fusion::Lane::kLarge}, ranks.ToVector(), number);
@@ -235,8 +240,9 @@ void BackendConformance::SetsComeAndGo() {
   for (const auto& [number, ranks] : sets) ExpectOk(backend_.RemoveSet(number));
   // A set that is gone is one that never was.
   std::int32_t value = 1;
-  const auto late = backend_.AllReduce({kFirst, fusion::Lane::kSmall}, &value, 1, core::DType::kI32,
-                                       core::ReduceOp::kSum);
+  const auto late = ReducerOf({kFirst, fusion::Lane::kSmall})
+                        .AllReduce({kFirst, fusion::Lane::kSmall}, &value, 1, core::DType::kI32,
+                                   core::ReduceOp::kSum);
   EXPECT_TRUE(late->Poll());
   EXPECT_FALSE(late->status().ok());
 }

@@ -77,8 +77,8 @@ void BackendConformance::Reduce(fusion::Lane lane, DType dtype, ReduceOp op, std
   for (std::int64_t i = 0; i < count; ++i) {
     data[static_cast<std::size_t>(i)] = Value<T>(dtype, rank_, i);
   }
-  Finish(root < 0 ? backend_.AllReduce(World(lane), data.data(), count, dtype, op)
-                  : backend_.Reduce(World(lane), data.data(), count, dtype, op, root));
+  Finish(root < 0 ? ReducerOf(World(lane)).AllReduce(World(lane), data.data(), count, dtype, op)
+                  : On(World(lane)).Reduce(World(lane), data.data(), count, dtype, op, root));
   if (root >= 0 && root != rank_) return;
   std::int64_t wrong = 0;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -143,14 +143,14 @@ template <typename T>
 void BackendConformance::Wrap(fusion::Lane lane, DType dtype) {
   const auto top = static_cast<T>(std::uint64_t{1} << (8 * sizeof(T) - 1));
   std::vector<T> data(37, top);
-  Finish(backend_.AllReduce(World(lane), data.data(), 37, dtype, ReduceOp::kSum));
+  Finish(ReducerOf(World(lane)).AllReduce(World(lane), data.data(), 37, dtype, ReduceOp::kSum));
   EXPECT_TRUE(data == std::vector<T>(37, size_ % 2 == 0 ? T{0} : top)) << core::DTypeName(dtype);
   if (!ops::HasReduction(ReduceOp::kProduct, dtype)) return;
   const auto factor = static_cast<T>((std::uint64_t{1} << (8 * sizeof(T) - 2)) + 3);
   auto expected = std::uint64_t{1};
   for (int r = 0; r < size_; ++r) expected *= static_cast<std::uint64_t>(factor);
   data.assign(37, factor);
-  Finish(backend_.AllReduce(World(lane), data.data(), 37, dtype, ReduceOp::kProduct));
+  Finish(ReducerOf(World(lane)).AllReduce(World(lane), data.data(), 37, dtype, ReduceOp::kProduct));
   EXPECT_TRUE(data == std::vector<T>(37, static_cast<T>(expected))) << core::DTypeName(dtype);
 }
 
@@ -176,8 +176,9 @@ void BackendConformance::OrderZerosAndNan(fusion::Lane lane, DType dtype) {
     std::vector<T> data(2 * ranks, usual);
     data[static_cast<std::size_t>(rank_)] = std::numeric_limits<T>::quiet_NaN();
     data[ranks + static_cast<std::size_t>(rank_)] = special;
-    Finish(backend_.AllReduce(World(lane), data.data(), static_cast<std::int64_t>(data.size()),
-                              dtype, op));
+    Finish(ReducerOf(World(lane))
+               .AllReduce(World(lane), data.data(), static_cast<std::int64_t>(data.size()), dtype,
+                          op));
     for (std::size_t i = 0; i < ranks; ++i) {
       EXPECT_TRUE(std::isnan(data[i])) << core::ReduceOpName(op) << " with a NaN of rank " << i;
       EXPECT_EQ(std::signbit(data[ranks + i]), op == ReduceOp::kMin)
@@ -208,10 +209,11 @@ void BackendConformance::AllRanksGetTheSameBits() {
         }
       }
       const auto bytes = static_cast<std::int64_t>(reduced.size() * sizeof(float));
-      Finish(backend_.AllReduce(World(lane), reduced.data(),
-                                static_cast<std::int64_t>(reduced.size()), DType::kF32, op));
+      Finish(ReducerOf(World(lane))
+                 .AllReduce(World(lane), reduced.data(), static_cast<std::int64_t>(reduced.size()),
+                            DType::kF32, op));
       std::vector<float> all(reduced.size() * static_cast<std::size_t>(size_));
-      Finish(backend_.AllGather(World(lane), reduced.data(), all.data(), bytes));
+      Finish(On(World(lane)).AllGather(World(lane), reduced.data(), all.data(), bytes));
       for (int r = 0; r < size_; ++r) {
         const float* other = all.data() + static_cast<std::size_t>(r) * reduced.size();
         EXPECT_EQ(std::memcmp(other, reduced.data(), static_cast<std::size_t>(bytes)), 0)
@@ -229,16 +231,18 @@ void BackendConformance::Scale(fusion::Lane lane, DType dtype, std::int64_t coun
     expected[i] = static_cast<T>(1000.0 / static_cast<double>(i % 777 + 3) + rank_);
   }
   std::vector<T> scaled = expected;
-  Finish(backend_.AllReduce(World(lane), expected.data(), count, dtype, ReduceOp::kSum));
+  Finish(
+      ReducerOf(World(lane)).AllReduce(World(lane), expected.data(), count, dtype, ReduceOp::kSum));
   fusion::Convert(dtype, expected.data(), dtype, expected.data(), count, after);
-  Finish(backend_.AllReduceScaled(World(lane), scaled.data(), count, dtype, ReduceOp::kSum, after));
+  Finish(On(World(lane))
+             .AllReduceScaled(World(lane), scaled.data(), count, dtype, ReduceOp::kSum, after));
   const auto first = std::mismatch(expected.begin(), expected.end(), scaled.begin()).first;
   EXPECT_EQ(first - expected.begin(), count) << "of " << core::DTypeName(dtype);
 }
 
 void BackendConformance::ScalesWhatItReduces() {
   for (const fusion::Lane lane : kLanes) {
-    if (!backend_.ScalesReduced(World(lane))) continue;
+    if (!On(World(lane)).ScalesReduced(World(lane))) continue;
     for (const std::int64_t count : {0, 1, 5, 4099, 300007}) {
       for (const fusion::Scale after : {fusion::Scale{.divisor = 3}, fusion::Scale{.factor = 0.3},
                                         fusion::Scale{.factor = 0.7, .divisor = size_}}) {

@@ -220,16 +220,15 @@ TEST(EngineTest, OfABucketOnlyWhatNobodyHasIsAbsent) {
   world.Settle();
   for (int rank = 0; rank < 2; ++rank) {
     FakeExecutor& executor = world[rank].executor;
-    ASSERT_EQ(executor.running.size(), 3u);
-    for (std::size_t i = 0; i < 3; ++i) {
-      EXPECT_EQ(executor.running[i].absent_everywhere, i == 1) << i;
-    }
+    ASSERT_EQ(executor.running.size(), 1u);
+    EXPECT_FALSE(executor.running[0].absent_everywhere);
+    EXPECT_EQ(executor.running[0].absent, (std::vector<bool>{false, true, false}));
     executor.Finish();
     const Work& work = *works[static_cast<std::size_t>(rank)];
     ASSERT_TRUE(work.handle->done());
     EXPECT_FALSE(work.handle->absent_everywhere());
     for (std::size_t i = 0; i < 3; ++i) {
-      EXPECT_EQ(work.parts[i]->handle->absent_everywhere(), i == 1) << i;
+      EXPECT_EQ(work.handle->PartIsAbsent(i), i == 1) << i;
     }
   }
 }

@@ -151,5 +151,35 @@ TEST(HandleStateTest, NoWaiterIsMissed) {
   }
 }
 
+TEST(HandleStateTest, WorkInPiecesIsCompleteWithTheLast) {
+  HandleState handle([] {}, [] {});
+  handle.SetPieces(0);
+  handle.AddPiece();
+  handle.AddPiece();
+  handle.EndPiece(Status::Ok());
+  EXPECT_FALSE(handle.done());
+  handle.EndPiece(Status::Ok());
+  ASSERT_TRUE(handle.done());
+  EXPECT_TRUE(handle.status().ok());
+}
+
+TEST(HandleStateTest, OneOfItsPiecesFailsTheWork) {
+  HandleState handle([] {}, [] {});
+  handle.AddPiece();
+  handle.EndPiece({StatusCode::kBackend, "broken"});
+  ASSERT_TRUE(handle.done());
+  handle.EndPiece(Status::Ok());
+  EXPECT_EQ(handle.status().message(), "broken");
+}
+
+TEST(HandleStateTest, PartsThatNobodyHadAreToldWhereTheWorkIsDone) {
+  HandleState handle([] {}, [] {});
+  handle.SetAbsentParts({false, true});
+  handle.Complete(Status::Ok());
+  EXPECT_FALSE(handle.PartIsAbsent(0));
+  EXPECT_TRUE(handle.PartIsAbsent(1));
+  EXPECT_FALSE(handle.PartIsAbsent(2));
+}
+
 }  // namespace
 }  // namespace sirtaki::core

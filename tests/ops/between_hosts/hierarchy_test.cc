@@ -152,7 +152,8 @@ void ReduceSegments(Rank& rank, int r, int size, SegmentReduction how, Encode en
     if (takes) segment.output = in_place ? inputs[s].data() : outputs[s].data();
     segments.push_back(segment);
   }
-  const auto operation = rank.backend->AllReduceSegments(kLarge, segments, how);
+  const auto operation =
+      rank.backend->Select(kLarge).all_reducer->AllReduceSegments(kLarge, segments, how);
   const Status status = Finish(*operation);
   ASSERT_TRUE(status.ok()) << status.ToString();
   for (std::size_t s = 0; s < counts.size(); ++s) {
@@ -211,9 +212,9 @@ TEST_P(HierarchyTest, AllRanksHaveTheSameBits) {
       values.push_back(std::sin(static_cast<float>(i * (r + 1))) *
                        std::pow(10.0F, static_cast<float>((i + r) % 15 - 7)));
     }
-    const auto operation =
-        rank.backend->AllReduce(kLarge, values.data(), static_cast<std::int64_t>(values.size()),
-                                DType::kF32, ReduceOp::kSum);
+    const auto operation = rank.backend->Select(kLarge).all_reducer->AllReduce(
+        kLarge, values.data(), static_cast<std::int64_t>(values.size()), DType::kF32,
+        ReduceOp::kSum);
     EXPECT_TRUE(Finish(*operation).ok());
   });
   for (const std::vector<float>& result : results) {
@@ -233,8 +234,9 @@ TEST_P(HierarchyTest, SetsOfOneRankAHostAreLeftToTheMedium) {
     EXPECT_FALSE(rank.hierarchy.Covers({5, fusion::Lane::kLarge}));
     float value = 1;
     if (alone.Contains(r)) {
-      const auto operation = rank.backend->AllReduce({5, fusion::Lane::kLarge}, &value, 1,
-                                                     DType::kF32, ReduceOp::kSum);
+      const auto operation = rank.backend->Select({5, fusion::Lane::kLarge})
+                                 .all_reducer->AllReduce({5, fusion::Lane::kLarge}, &value, 1,
+                                                         DType::kF32, ReduceOp::kSum);
       EXPECT_TRUE(Finish(*operation).ok());
       EXPECT_EQ(value, static_cast<float>(alone.Count()));
     }
@@ -260,9 +262,9 @@ TEST_P(HierarchyTest, AnAbortEndsTheWait) {
     }
     std::vector<float> values(5000);
     ++waiting;
-    const auto operation =
-        rank.backend->AllReduce(kLarge, values.data(), static_cast<std::int64_t>(values.size()),
-                                DType::kF32, ReduceOp::kSum);
+    const auto operation = rank.backend->Select(kLarge).all_reducer->AllReduce(
+        kLarge, values.data(), static_cast<std::int64_t>(values.size()), DType::kF32,
+        ReduceOp::kSum);
     const Status status = Finish(*operation);
     EXPECT_EQ(status.code(), StatusCode::kPeerLost);
     EXPECT_EQ(status.message(), "rank 0 is gone");

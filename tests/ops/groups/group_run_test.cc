@@ -53,7 +53,7 @@ class GroupRunTest : public ::testing::TestWithParam<Mode> {
     RankThreads::Run(size(), [&](int rank) {
       const std::unique_ptr<Backend> flat = world.Connect(rank);
       const auto shared = local.Connect(rank, *flat, {.spin = false});
-      Backend& backend = GetParam().shared ? shared->backend : *flat;
+      Backends& backend = GetParam().shared ? static_cast<Backends&>(shared->backend) : *flat;
       HostLanesOptions options = SmallLimits(rank);
       options.on_failure = [](const Status& why, const std::string& key) {
         ADD_FAILURE() << key << ": " << why.ToString();

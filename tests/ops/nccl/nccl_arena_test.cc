@@ -93,11 +93,8 @@ class BucketSide {
       signature->reduction = core::ReduceOp::kAverage;
       signature->device = core::DeviceKind::kCuda;
       signature->shape = {kCounts[i]};
-      core::RunItem item{.key = core::Key::Bucket(core::kWorldSet, 1, 0),
-                         .signature = std::move(signature),
-                         .work = std::make_shared<core::Work>()};
+      core::RunItem item{.signature = std::move(signature), .work = std::make_shared<core::Work>()};
       item = rank.OnDevice(std::move(item));
-      GiveHandle(item);
       DeviceWork& work = OnGpu(item);
       work.arena = arena;
       work.place = arena != nullptr ? arena->begin() + starts[i] : nullptr;
@@ -124,14 +121,31 @@ class BucketSide {
     for (const core::RunItem& item : items) {
       results_.push_back(item.work != nullptr ? item.work->output : nullptr);
     }
-    rank.Start(std::move(items));
+    rank.Start({Whole()});
     rank.RunToIdle();
     EXPECT_TRUE(rank.failure().ok()) << rank.failure().ToString();
   }
 
-  std::vector<core::RunItem> items;
+  std::vector<core::RunItem> items;  // of its parts
 
  private:
+  core::RunItem Whole() const {
+    auto signature = std::make_shared<core::Signature>();
+    core::RunItem whole{.key = core::Key::Bucket(core::kWorldSet, 1, 0)};
+    whole.silent = items.front().silent;
+    if (items.front().work != nullptr) {
+      whole.work = std::make_shared<core::Work>();
+      GiveHandle(whole);
+    }
+    for (const core::RunItem& item : items) {
+      signature->parts.push_back(item.signature);
+      whole.absent.push_back(item.absent_everywhere);
+      if (whole.work != nullptr) whole.work->parts.push_back(item.work);
+    }
+    whole.signature = std::move(signature);
+    return whole;
+  }
+
   std::vector<Floats> inside_;
   std::vector<void*> results_;
 };

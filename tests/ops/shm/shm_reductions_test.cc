@@ -127,7 +127,7 @@ TEST_P(ShmReductionsTest, ReduceWhatIsGivenIntoWhatIsWanted) {
   RankThreads::Run(size, [&, n = size](int rank) {
     const std::unique_ptr<ops::Backend> flat = messages.Connect(rank);
     const auto shared = ranks.Connect(rank, *flat, {.spin = false, .chunk_bytes = 16384});
-    ops::Backend& backend = shared->backend;
+    ops::Backend& backend = *shared->backend.Select({}).backend;
     for (unsigned seed = 1; seed <= 12; ++seed) {
       const std::vector<Plan> plans = Draw(n, seed);
       for (const fusion::Lane lane : {fusion::Lane::kSmall, fusion::Lane::kLarge}) {
@@ -167,15 +167,16 @@ TEST(ShmReductionsBitsTest, DependNeitherOnWhatIsSeenNorOnTheLane) {
     RankThreads::Run(kSize, [&](int rank) {
       const std::unique_ptr<ops::Backend> flat = messages.Connect(rank);
       const auto shared = ranks.Connect(rank, *flat, {.spin = false});
+      ops::Backend& backend = *shared->backend.Select({}).backend;
       for (const int lane : {0, 1}) {
-        const auto memory = shared->backend.memory().Allocate(kCount * 4);
+        const auto memory = backend.memory().Allocate(kCount * 4);
         auto* const values = static_cast<float*>(memory.get());
         for (std::int64_t i = 0; i < kCount; ++i) {
           values[i] = 1.0f / static_cast<float>(i + 1 + rank * 17);
         }
         const SegmentReduction how{.before = {.factor = 0.3}, .after = {.divisor = 7}};
         const Segment segment{values, values, kCount};
-        Finish(*shared->backend.AllReduceSegments(
+        Finish(*backend.AllReduceSegments(
             {core::kWorldSet, lane == 0 ? fusion::Lane::kSmall : fusion::Lane::kLarge},
             {&segment, 1}, how));
         results[static_cast<std::size_t>(rank * 2 + lane)].assign(values, values + kCount);

@@ -55,9 +55,10 @@ class Started {
         ++others_[rank];
         continue;
       }
-      const auto key = std::make_pair(item.key.number, item.key.bucket);
-      if (buckets.empty() || buckets.back().first != key) buckets.push_back({key, {}});
-      buckets.back().second.push_back(item.signature->ElementCount());
+      buckets.push_back({{item.key.number, item.key.bucket}, {}});
+      for (const core::SignaturePtr& part : item.signature->parts) {
+        buckets.back().second.push_back(part->ElementCount());
+      }
     }
     auto& all = of_rank_[rank];
     all.insert(all.end(), buckets.begin(), buckets.end());

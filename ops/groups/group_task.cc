@@ -1,0 +1,102 @@
+#include "ops/groups/group_task.h"
+
+#include <utility>
+
+namespace sirtaki::ops {
+
+std::string GroupTask::ToString() const {
+  std::string text(core::OpKindName(signature().kind));
+  if (items.size() == 1) {
+    text += " of " + key().ToString();
+  } else {
+    text += " of " + std::to_string(items.size()) + " tensors from " + key().ToString();
+  }
+  if (signature().device == core::DeviceKind::kCuda) {
+    return text + " (GPU slot " + std::to_string(signature().slot) + ")";
+  }
+  return text + (channel.lane == fusion::Lane::kSmall ? " (small lane)" : " (large lane)");
+}
+
+std::int64_t GroupTask::InputBytes() const {
+  std::int64_t bytes = 0;
+  for (const GroupItem& item : items) {
+    if (item.work != nullptr) bytes += core::InputBytesOf(*item.signature, *item.work);
+  }
+  return bytes;
+}
+
+void GroupTask::Complete(const core::Status& status) const {
+  for (const Call& call : calls) {
+    if (call.handle != nullptr) call.handle->EndPiece(status);
+  }
+}
+
+namespace {
+
+core::HandlePtr HandleOf(const core::RunItem& item) {
+  return item.work != nullptr ? item.work->handle : nullptr;
+}
+
+// Adds a tensor of the batch, whose single tensors are in no other group.
+void AddItem(core::RunItem& of, std::size_t part, bool is_first, GroupTask* group) {
+  const bool is_single = of.signature->parts.empty();
+  if (is_first) {
+    const core::HandlePtr handle = HandleOf(of);
+    if (!is_single && handle != nullptr) handle->AddPiece();
+    group->calls.push_back({is_single ? std::move(of.key) : of.key, handle});
+  }
+  const std::size_t call = group->calls.size() - 1;
+  if (is_single) {
+    group->items.push_back({std::move(of.signature), std::move(of.work), call});
+  } else {
+    group->items.push_back(
+        {of.signature->parts[part], of.work != nullptr ? of.work->parts[part] : nullptr, call});
+  }
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<GroupTask>> MakeGroups(core::RunBatch batch, const fusion::Rules& rules,
+                                                   int rank, core::TimePoint now) {
+  const std::vector<fusion::Group> plan = fusion::Plan(batch, rules);
+  // Those whose handles wait for as many pieces as there are groups, perhaps for none.
+  std::vector<core::HandlePtr> divided;
+  for (const core::RunItem& item : batch.items) {
+    const core::HandlePtr handle = HandleOf(item);
+    if (handle == nullptr || (item.signature->parts.empty() && !item.absent_everywhere)) continue;
+    handle->SetPieces(0);
+    divided.push_back(handle);
+  }
+  std::vector<std::shared_ptr<GroupTask>> groups;
+  groups.reserve(plan.size());
+  for (const fusion::Group& planned : plan) {
+    auto group = std::make_shared<GroupTask>();
+    const fusion::Place first = planned.places.front();
+    const bool on_device = fusion::SignatureAt(batch, first).device != core::DeviceKind::kHost;
+    group->channel = {batch.set, on_device ? fusion::Lane::kLarge : planned.lane};
+    group->members = batch.members;
+    group->rank = rank;
+    group->silent = batch.items[first.item].silent;
+    group->since = now;
+    group->limits = batch.limits;
+    group->items.reserve(planned.places.size());
+    std::size_t last = batch.items.size();
+    std::size_t calls = 0;
+    for (const fusion::Place place : planned.places) {
+      calls += std::exchange(last, place.item) != place.item ? 1 : 0;
+    }
+    group->calls.reserve(calls);
+    last = batch.items.size();
+    for (const fusion::Place place : planned.places) {
+      AddItem(batch.items[place.item], place.part, place.item != last, group.get());
+      last = place.item;
+    }
+    groups.push_back(std::move(group));
+  }
+  for (const core::HandlePtr& handle : divided) {
+    if (handle->pieces() == 0) handle->Complete(core::Status::Ok());
+  }
+  return groups;
+}
+
+}  // namespace sirtaki::ops
