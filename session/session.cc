@@ -156,7 +156,7 @@ void Session::NoteCaller() {
 Session::Limits Session::limits() const {
   if (core::ForkGeneration() == fork_generation_) {
     const Call call(*this);
-    if (call.has_impl() && impl_->engine) return impl_->engine->limits();
+    if (call.has_impl() && impl_->engine) return impl_->engine->limits().Get();
   }
   return Limits::Of(config_);
 }
@@ -166,7 +166,7 @@ Status Session::SetLimits(const Limits& limits) {
   std::uint64_t changes = 0;  // that all ranks have seen, those that had joined too
   {
     const Call call(*this);
-    if (call.has_impl() && impl_->engine) static_cast<void>(impl_->engine->limits(&changes));
+    if (call.has_impl() && impl_->engine) static_cast<void>(impl_->engine->limits().Get(&changes));
   }
   auto work = std::make_shared<core::Work>();
   work->request.key =

@@ -79,7 +79,7 @@ bool Engine::UnguardedRound(TimePoint now, bool waited_for) {
   const bool only_listens = pauses_.here();
   // Taken before the work and carried out after it: what was submitted before a Leave goes before
   // it.
-  const std::vector<Command> commands = TakeCommands();
+  const std::vector<Command> commands = commands_.Take();
   bool moved = !only_listens && (waited_for || !commands.empty() || !Holds(now)) && SubmitNew(now);
   CarryOut(commands, now);
   moved |= !commands.empty();
@@ -89,9 +89,12 @@ bool Engine::UnguardedRound(TimePoint now, bool waited_for) {
     negotiator_.RaiseFault(health.code(), health.message(), health.origin().tensor);
   }
   StepNegotiator(now);
+  Negotiator::Ready ready = negotiator_.TakeReady(/*with_batches=*/!only_listens);
+  TellStalls(ready.warnings, now);
   if (negotiator_.faulted()) NoticeFault();
-  moved |= SendOutgoing();  // before the lanes: the peers may start as early as we do
-  if (!only_listens) moved |= StartBatches(now);
+  moved |=
+      Send(std::move(ready.outgoing));  // before the lanes: the peers may start as early as we do
+  moved |= StartBatches(std::move(ready.batches));
   if (!only_listens && !negotiator_.faulted()) moved |= executor_.Step(now);
   NoticeEnd(now);
   return moved;
@@ -100,7 +103,8 @@ bool Engine::UnguardedRound(TimePoint now, bool waited_for) {
 // Whether new work is left where it is for a while.
 bool Engine::Holds(TimePoint now) {
   if (!queue_.HasNew() || urgent_.exchange(false)) return false;
-  return hold_.Holds(queue_.NewCount(), std::chrono::microseconds(limits().fusion_delay_us), now);
+  return hold_.Holds(queue_.NewCount(), std::chrono::microseconds(limits_.Get().fusion_delay_us),
+                     now);
 }
 
 bool Engine::SubmitNew(TimePoint now) {
@@ -109,9 +113,9 @@ bool Engine::SubmitNew(TimePoint now) {
   std::vector<Request> requests;
   const std::vector<WorkPtr> works = queue_.Take();
   if (works.empty()) return true;  // closed meanwhile
-  last_submitted_ = works.back()->request.key;
-  last_submission_ = now;
-  last_step_ = last_submitted_->form == Key::Form::kBucket && options_.step ? options_.step() : 0;
+  const Key& last = works.back()->request.key;
+  const bool has_step = last.form == Key::Form::kBucket && options_.step;
+  last_submission_ = {last, now, has_step ? options_.step() : 0};
   for (const WorkPtr& work : works) {
     if (negotiator_.faulted()) continue;  // the queue was closed and has completed it
     if (negotiator_.leaving()) {
@@ -214,14 +218,16 @@ void Engine::StepNegotiator(TimePoint now) {
     }
   }
   negotiator_.Step(local_, now);
-  for (const StallWarning& warning : negotiator_.TakeWarnings()) {
+}
+
+void Engine::TellStalls(const std::vector<StallWarning>& warnings, TimePoint now) {
+  for (const StallWarning& warning : warnings) {
     trace_.Stalled(StallBrief(warning), now);
     if (options_.on_stall) options_.on_stall(warning);
   }
 }
 
-bool Engine::SendOutgoing() {
-  std::vector<Outgoing> outgoing = negotiator_.TakeOutgoing();
+bool Engine::Send(std::vector<Outgoing> outgoing) {
   for (Outgoing& message : outgoing) {
     transport_.Send(message.to, EncodeFrame({options_.session, std::move(message.body)}));
   }
@@ -233,18 +239,17 @@ bool Engine::SendOutgoing() {
   return !outgoing.empty();
 }
 
-bool Engine::StartBatches(TimePoint now) {
-  bool any = false;
-  for (DecidedBatch& batch : negotiator_.TakeBatches()) {
+bool Engine::StartBatches(std::vector<DecidedBatch> batches) {
+  if (batches.empty()) return false;
+  const TimePoint now = Now();  // what has come during the round was called after its beginning
+  for (DecidedBatch& batch : batches) {
     // No entry starts after a fault, of which a data thread may know before the negotiator does.
-    if (negotiator_.faulted() || queue_.closed()) return true;
-    if (!any) now = Now();  // what has come during the round was called after its beginning
-    any = true;
+    if (negotiator_.faulted() || queue_.closed()) break;
     const bool makes_sense = StartBatch(std::move(batch), now);
     in_hand_.clear();
-    if (!makes_sense) return true;
+    if (!makes_sense) break;
   }
-  return any;
+  return true;
 }
 
 // Takes the work of a key, of a join with the set's epoch, out of the queue.
@@ -263,9 +268,11 @@ void Engine::FailInHand(const Status& why) {
 }
 
 bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
-  RunBatch batch{decided.set, decided.number, std::move(decided.members), limits(), {}};
+  RunBatch batch{decided.set, decided.number, std::move(decided.members), limits_.Get(), {}};
   for (Decided& entry : decided.entries) {
-    if (!std::visit([&](auto& what) { return Start(what, batch, now); }, entry)) return false;
+    const auto start = [&](auto& what)
+                           SIRTAKI_NO_THREAD_SAFETY_ANALYSIS { return Start(what, batch, now); };
+    if (!std::visit(start, entry)) return false;
   }
   if (batch.items.empty()) return true;
   if (options_.on_start) options_.on_start(batch);
@@ -333,19 +340,9 @@ bool Engine::Start(const RemoveSetEntry& removed, RunBatch& batch, TimePoint now
 
 bool Engine::Start(const LimitsEntry& change, RunBatch& batch, TimePoint now) {
   const WorkPtr work = TakeAgreed(change.key, batch, now);
-  {
-    MutexLock lock(limits_mutex_);
-    limits_ = change.limits;
-    ++limit_changes_;
-  }
+  limits_.Change(change.limits);
   if (work != nullptr) work->handle->Complete(Status::Ok());
   return true;
-}
-
-Limits Engine::limits(std::uint64_t* changes) const {
-  MutexLock lock(limits_mutex_);
-  if (changes != nullptr) *changes = limit_changes_;
-  return limits_;
 }
 
 bool Engine::Start(const AssemblyEntry& assembly, RunBatch& batch, TimePoint now) {

@@ -20,6 +20,7 @@
 #include "core/engine/executor.h"
 #include "core/engine/handle_hooks.h"
 #include "core/engine/hold.h"
+#include "core/engine/inbox.h"
 #include "core/engine/pauses.h"
 #include "core/engine/tensor_queue.h"
 #include "core/engine/timed_calls.h"
@@ -95,9 +96,8 @@ class Engine : private Rounds {
   }
 
   Status fault() const;  // ok while there is none
-  // What is started from now on is planned with these limits. `changes`, unless null, is set to how
-  // often they have changed, which is the same on all ranks at one place of the order.
-  Limits limits(std::uint64_t* changes = nullptr) const SIRTAKI_EXCLUDES(limits_mutex_);
+  // What is started from now on is planned with these limits.
+  const AgreedLimits& limits() const { return limits_; }
   // For work of this key. The handle may outlive the engine.
   HandlePtr MakeHandle(const Key& key);
 
@@ -139,6 +139,17 @@ class Engine : private Rounds {
     std::string tensor;
     Origin origin;
   };
+  // Work that was taken out of the queue.
+  struct Submission {
+    Key key;
+    TimePoint at{};
+    std::uint64_t step = 0;  // that it was of, if it was a bucket
+  };
+  // What a thread waits in, and since when.
+  struct Seat {
+    std::atomic<const HandleState*> handle{nullptr};  // compared only
+    std::atomic<Duration::rep> since{0};
+  };
   // How often the lanes are asked what they run: to notice lost peers, so it may be coarse.
   static constexpr Duration kRunningInterval = std::chrono::milliseconds(50);
 
@@ -148,14 +159,13 @@ class Engine : private Rounds {
   bool Round(TimePoint now, bool waited_for) override SIRTAKI_REQUIRES(token_);
   Plan NextRound(TimePoint now) const override SIRTAKI_REQUIRES(token_);
   bool Paused() const override { return pauses_.here(); }
-  bool HasNew() const override { return has_commands_ || queue_.HasNew(); }
+  bool HasNew() const override { return commands_.any() || queue_.HasNew(); }
   void OnStuck() override;
 
   // ---- engine.cc: one round; engine_end.cc: commands, and the end ----
   bool UnguardedRound(TimePoint now, bool waited_for) SIRTAKI_REQUIRES(token_);
   bool Holds(TimePoint now) SIRTAKI_REQUIRES(token_);
   bool SubmitNew(TimePoint now) SIRTAKI_REQUIRES(token_);
-  std::vector<Command> TakeCommands() SIRTAKI_REQUIRES(token_);
   void CarryOut(const std::vector<Command>& commands, TimePoint now) SIRTAKI_REQUIRES(token_);
   bool ReceiveSome(TimePoint now) SIRTAKI_REQUIRES(token_);
   void Receive(const Incoming& incoming, TimePoint now) SIRTAKI_REQUIRES(token_);
@@ -164,10 +174,11 @@ class Engine : private Rounds {
   void CheckHeldWork(TimePoint now) SIRTAKI_REQUIRES(token_);
   void Watch(const WorkPtr& work) SIRTAKI_REQUIRES(token_);
   void StepNegotiator(TimePoint now) SIRTAKI_REQUIRES(token_);
-  bool SendOutgoing() SIRTAKI_REQUIRES(token_);
-  bool StartBatches(TimePoint now) SIRTAKI_REQUIRES(token_);
-  // Start carries out one entry of a batch; what runs is gathered in `batch`. False: it makes no
-  // sense, which is a fault.
+  void TellStalls(const std::vector<StallWarning>& warnings, TimePoint now)
+      SIRTAKI_REQUIRES(token_);
+  bool Send(std::vector<Outgoing> outgoing) SIRTAKI_REQUIRES(token_);
+  bool StartBatches(std::vector<DecidedBatch> batches) SIRTAKI_REQUIRES(token_);
+  // Start carries out an entry, gathering what runs in `batch`. False: it makes no sense, a fault.
   bool StartBatch(DecidedBatch decided, TimePoint now) SIRTAKI_REQUIRES(token_);
   bool Start(DecidedRun& run, RunBatch& batch, TimePoint now) SIRTAKI_REQUIRES(token_);
   bool Start(const DecidedFail& fail, RunBatch& batch, TimePoint now) SIRTAKI_REQUIRES(token_);
@@ -206,12 +217,10 @@ class Engine : private Rounds {
   // Lock order: token -> queue -> handle; the other mutexes here are leaves.
   mutable Mutex token_;
   TimedCalls timed_calls_ SIRTAKI_GUARDED_BY(token_);
-  std::optional<Key> last_submitted_ SIRTAKI_GUARDED_BY(token_);
-  TimePoint last_submission_ SIRTAKI_GUARDED_BY(token_){};
+  std::optional<Submission> last_submission_ SIRTAKI_GUARDED_BY(token_);
   // The handles of work that has left the queue and that nobody else may have yet: an exception must
   // not lose them.
   std::vector<HandlePtr> in_hand_ SIRTAKI_GUARDED_BY(token_);
-  std::uint64_t last_step_ SIRTAKI_GUARDED_BY(token_) = 0;  // that it was of, if it was a bucket
   Negotiator::LocalState local_ SIRTAKI_GUARDED_BY(token_);
   TimePoint looked_at_running_ SIRTAKI_GUARDED_BY(token_){};
   std::vector<RunningOperation> running_at_fault_ SIRTAKI_GUARDED_BY(token_);
@@ -221,13 +230,8 @@ class Engine : private Rounds {
   Hold hold_ SIRTAKI_GUARDED_BY(token_);
   std::atomic<bool> urgent_{false};  // some of the new work must not be held
 
-  Mutex commands_mutex_;
-  std::vector<Command> commands_ SIRTAKI_GUARDED_BY(commands_mutex_);
-  std::atomic<bool> has_commands_{false};
-
-  mutable Mutex limits_mutex_;
-  Limits limits_ SIRTAKI_GUARDED_BY(limits_mutex_);  // change under the token, too
-  std::uint64_t limit_changes_ SIRTAKI_GUARDED_BY(limits_mutex_) = 0;
+  Inbox<Command> commands_;
+  AgreedLimits limits_;  // change under the token
 
   mutable Mutex fault_mutex_;
   Status fault_ SIRTAKI_GUARDED_BY(fault_mutex_);
@@ -238,8 +242,7 @@ class Engine : private Rounds {
 
   Pauses pauses_;  // begin under the token
   Callers callers_;
-  std::atomic<const HandleState*> sits_in_{nullptr};  // compared only
-  std::atomic<Duration::rep> sits_since_{0};
+  Seat sits_in_;
   Driver driver_;
 };
 

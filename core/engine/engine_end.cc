@@ -16,14 +16,6 @@ constexpr Duration kLastWordTime = std::chrono::seconds(10);
 
 // ---- commands ----
 
-std::vector<Engine::Command> Engine::TakeCommands() {
-  std::vector<Command> commands;
-  if (!has_commands_.exchange(false)) return commands;
-  MutexLock lock(commands_mutex_);
-  commands.swap(commands_);
-  return commands;
-}
-
 void Engine::CarryOut(const std::vector<Command>& commands, TimePoint now) {
   for (const Command& command : commands) {
     if (command.kind == Command::Kind::kLeave) {
@@ -120,11 +112,7 @@ void Engine::PostFault(StatusCode code, const std::string& text, const std::stri
 }
 
 void Engine::Post(Command command) {
-  {
-    MutexLock lock(commands_mutex_);
-    commands_.push_back(std::move(command));
-    has_commands_ = true;
-  }
+  commands_.Post(std::move(command));
   driver_.WakeSomebody();
 }
 

@@ -82,8 +82,8 @@ trace::FlightRecord Engine::Describe(Duration patience) const {
 }
 
 std::optional<Key> Engine::WaitsFor() const {
-  const HandleState* const handle = sits_in_;
-  const TimePoint since{Duration(sits_since_)};
+  const HandleState* const handle = sits_in_.handle;
+  const TimePoint since{Duration(sits_in_.since)};
   if (handle == nullptr || Now() - since < options_.sits_after) return {};
   if (!callers_.AtMostOne() || queue_.HasMore()) return {};
   return queue_.KeyOf(handle);
@@ -91,13 +91,15 @@ std::optional<Key> Engine::WaitsFor() const {
 
 std::string Engine::Activity() const SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   const TimePoint now = Now();
-  std::string text = !last_submitted_ ? "has submitted nothing yet"
-                                      : "last submitted " + last_submitted_->ToString() + " " +
-                                            DurationText(now - last_submission_) + " ago";
-  if (last_step_ > 0) {
+  std::string text = "has submitted nothing yet";
+  if (last_submission_) {
+    text = "last submitted " + last_submission_->key.ToString() + " " +
+           DurationText(now - last_submission_->at) + " ago";
+  }
+  if (const std::uint64_t last = last_submission_ ? last_submission_->step : 0; last > 0) {
     const std::uint64_t step = options_.step();
-    text += ", in step " + std::to_string(last_step_);
-    text += step == last_step_ ? ", which is not over" : ", and is in step " + std::to_string(step);
+    text += ", in step " + std::to_string(last);
+    text += step == last ? ", which is not over" : ", and is in step " + std::to_string(step);
   }
   const std::vector<RunningOperation> running = executor_.Running();
   if (!running.empty()) {

@@ -22,10 +22,10 @@ class Engine::Sitting {
  public:
   Sitting(Engine& engine, const HandleState* handle, TimePoint since) : engine_(engine) {
     if (handle == nullptr) return;
-    engine_.sits_since_ = since.time_since_epoch().count();
-    engine_.sits_in_ = handle;
+    engine_.sits_in_.since = since.time_since_epoch().count();
+    engine_.sits_in_.handle = handle;
   }
-  ~Sitting() { engine_.sits_in_ = nullptr; }
+  ~Sitting() { engine_.sits_in_.handle = nullptr; }
   Sitting(const Sitting&) = delete;
   Sitting& operator=(const Sitting&) = delete;
 

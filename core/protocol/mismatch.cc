@@ -4,7 +4,6 @@
 #include <charconv>
 #include <functional>
 #include <sstream>
-#include <utility>
 
 namespace sirtaki::core {
 namespace {
@@ -59,48 +58,6 @@ const std::vector<std::function<std::string(const Signature&)>>& Attributes() {
 void AppendWord(std::string& to, const std::string& text) {
   if (text.empty()) return;
   to += (to.empty() ? "" : " ") + text;
-}
-
-// The attributes of what is no collective: what it is, then its details.
-std::vector<std::string> AttributesOf(const Asked& change) {
-  std::vector<std::string> attributes = {std::string(KindName(change))};
-  if (const auto* added = std::get_if<AddSet>(&change)) {
-    attributes.push_back("ranks " + added->members.ToString());
-  } else if (const auto* removed = std::get_if<RemoveSet>(&change)) {
-    attributes.push_back("set " + std::to_string(removed->set));
-  } else if (const auto* limits = std::get_if<Limits>(&change)) {
-    const std::pair<const char*, std::int64_t> values[] = {
-        {"fusion_bytes", limits->fusion_bytes},
-        {"small_bytes", limits->small_bytes},
-        {"chunk_bytes", limits->chunk_bytes},
-        {"bucket_bytes", limits->bucket_bytes},
-        {"first_bucket_bytes", limits->first_bucket_bytes},
-        {"fusion_delay_us", limits->fusion_delay_us}};
-    for (const auto& [name, value] : values) {
-      attributes.push_back(name + (" " + std::to_string(value)));
-    }
-  }
-  return attributes;
-}
-
-// The differences of what they ask for, if that is not a collective for all of them.
-std::vector<std::string> ChangeDifferences(const std::vector<const Variant*>& variants) {
-  std::vector<std::vector<std::string>> columns;
-  std::size_t most = 0;
-  for (const Variant* v : variants) {
-    columns.push_back(AttributesOf(v->asked));
-    most = std::max(most, columns.back().size());
-  }
-  std::vector<std::string> texts(variants.size());
-  for (std::size_t a = 0; a < most; ++a) {
-    bool differs = false;
-    for (auto& column : columns) {
-      column.resize(most);
-      differs |= column[a] != columns[0][a];
-    }
-    for (std::size_t i = 0; differs && i < texts.size(); ++i) AppendWord(texts[i], columns[i][a]);
-  }
-  return texts;
 }
 
 // What each of them says where they do not all say the same.
@@ -194,8 +151,8 @@ std::string MismatchText(const Key& key, const std::vector<Variant>& variants,
       collectives.push_back(signature.get());
     }
   }
-  const std::vector<std::string> groups =
-      collectives.size() == valid.size() ? Differences(collectives) : ChangeDifferences(valid);
+  std::vector<std::string> groups(valid.size());
+  if (collectives.size() == valid.size()) groups = Differences(collectives);
 
   std::string text;
   if (!valid.empty()) {
@@ -203,6 +160,9 @@ std::string MismatchText(const Key& key, const std::vector<Variant>& variants,
     const std::string_view kind = KindName(valid.front()->asked);
     for (const Variant* v : valid) same_kind &= KindName(v->asked) == kind;
     if (same_kind) text.append(kind).append(" ");
+    for (std::size_t i = 0; i < valid.size() && collectives.size() < valid.size(); ++i) {
+      groups[i] = same_kind ? DetailText(valid[i]->asked) : AskedText(valid[i]->asked);
+    }
   }
   text += key.ToString() + ": ";
   bool first = true;

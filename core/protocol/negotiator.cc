@@ -10,7 +10,8 @@ Negotiator::Negotiator(NegotiatorOptions options, const Tree& tree)
     : options_(std::move(options)),
       node_(tree.NodeOf(options_.rank)),
       world_size_(tree.size()),
-      liveness_(options_.ping_interval, options_.peer_timeout) {
+      liveness_(options_.ping_interval, options_.peer_timeout),
+      stalls_(options_, node_, world_size_, *this) {
   for (const auto& [number, members] : options_.sets) {
     SetState set(number, members, node_, options_.rank);
     if (set.relevant()) sets_.emplace(number, std::move(set));
@@ -142,9 +143,15 @@ void Negotiator::Receive(int from, MessageBody body, TimePoint now) {
   } else if (auto* stream = std::get_if<StreamMessage>(&body); stream && !from_child) {
     ReceiveStream(std::move(*stream), now);
   } else if (auto* query = std::get_if<QueryMessage>(&body); query && !from_child) {
-    ReceiveQuery(*query, now);
+    SetState* const set = FindSet(query->key.set);
+    if (IsGone(query->key.set)) return;
+    if (set == nullptr) return Protocol(from, "a query for a set without members here");
+    stalls_.Receive(*set, *query, now);
   } else if (auto* answer = std::get_if<AnswerMessage>(&body); answer && from_child) {
-    ReceiveAnswer(child, std::move(*answer), now);
+    SetState* const set = FindSet(answer->key.set);
+    if (IsGone(answer->key.set)) return;
+    if (set == nullptr) return Protocol(from, "an answer for an unknown set");
+    stalls_.Receive(*set, child, std::move(*answer), now);
   } else if (auto* ping = std::get_if<PingMessage>(&body)) {
     SendNow(from, PongMessage{ping->set});
     if (FindSet(ping->set) != nullptr) {
@@ -200,15 +207,7 @@ void Negotiator::ReceiveReport(int child, ReportMessage report, TimePoint now) {
       SetState* set = FindSet(stalled->key.set);
       if (IsGone(stalled->key.set)) continue;
       if (set == nullptr) return Protocol(link.rank, "a stall of an unknown set");
-      // A bounded age keeps a hostile or broken clock from overflowing ours.
-      const auto bounded = [](std::int64_t us) {
-        return std::chrono::microseconds(std::clamp<std::int64_t>(us, 0, std::int64_t{1} << 40));
-      };
-      PendingKey& pending = set->AddPlaceholder(stalled->key, now - bounded(stalled->waited_us));
-      const Duration limit = bounded(stalled->limit_us);
-      if (limit > Duration::zero()) NoteTimeOut(*set, stalled->key, pending, limit, now);
-      set->next_stall_check = now;
-      Due(now);
+      stalls_.Receive(*set, *stalled, now);
     }
   }
   ForgetAcknowledged();
@@ -259,9 +258,7 @@ void Negotiator::Advance(SetState& set, const Key& key) {
   if (pending == nullptr || pending->forwarded) return;
   if (!set.Complete(*pending)) {
     // Also after a departure that did not complete it: a wait has begun.
-    if (options_.stall_warning > Duration::zero()) Due(pending->since + options_.stall_warning);
-    if (options_.stall_limit > Duration::zero()) Due(pending->since + options_.stall_limit);
-    return;
+    return stalls_.NoteWait(*pending);
   }
   set.AddSilent(*pending);
   if (set.seat()) {

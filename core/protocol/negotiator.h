@@ -6,6 +6,7 @@
 // Not thread-safe: touched by the holder of the engine's token only.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -21,23 +22,15 @@
 #include "core/protocol/liveness.h"
 #include "core/protocol/message.h"
 #include "core/protocol/set_state.h"
+#include "core/protocol/stall_watch.h"
 #include "core/protocol/tree.h"
 
 namespace sirtaki::core {
 
-struct NegotiatorOptions {
-  int rank = 0;
+struct NegotiatorOptions : StallOptions {
   std::string host;
-  std::map<SetNumber, RankRanges> sets;               // with the world as kWorldSet
-  std::size_t id_capacity = 16384;                    // agreed; per set, held by its seat
-  Duration stall_warning = std::chrono::seconds(60);  // agreed; zero: never
-  Duration stall_limit = std::chrono::minutes(30);    // agreed; zero: never
-  Duration ping_interval = std::chrono::seconds(2);   // agreed
-  Duration peer_timeout = std::chrono::seconds(10);   // agreed
-  // What this rank did last, for the answer to a stall query.
-  std::function<std::string()> activity = [] { return std::string("no activity known"); };
-  // The key before whose end this rank submits nothing, if there is one.
-  std::function<std::optional<Key>()> waits_for = [] { return std::nullopt; };
+  std::map<SetNumber, RankRanges> sets;  // with the world as kWorldSet
+  std::size_t id_capacity = 16384;       // agreed; per set, held by its seat
   // Wall clock for causes, microseconds since 1970.
   std::function<std::int64_t()> unix_us = [] { return std::int64_t{0}; };
 };
@@ -72,30 +65,13 @@ struct Outgoing {
   MessageBody body;
 };
 
-// For the log of the seat (18).
-struct StallWarning {
-  Key key;                 // of those that wait, the one that has waited longest
-  bool agreed = false;     // it is decided and goes on for too long
-  std::string kind;        // of a call without a name: "barrier"
-  std::size_t others = 0;  // more keys that wait for some of the same ranks
-  Duration waited{};
-  RankRanges missing;                    // have not submitted it
-  std::vector<RankActivity> activities;  // of some of them
-  RankRanges silent;                     // did not even answer
-  RankRanges leaving;                    // not empty: no key, these wait in shutdown for `missing`
-};
-// `"w" and 8 others have waited 60 s; not submitted by rank 1; rank 1: last submitted "v" 61 s ago`
-std::string StallText(const StallWarning& warning);
-// For where there is little room: `waits for rank 1: "w"`
-std::string StallBrief(const StallWarning& warning);
-// `"w" did not finish within its time-out of 5 s`
-std::string TimeOutText(const Key& key, Duration limit);
-
-class Negotiator {
+class Negotiator final : private StallWatch::Surroundings {
  public:
   // Precondition: options.rank is a rank of the tree, options.sets holds the world.
   Negotiator(NegotiatorOptions options, const Tree& tree);
   ~Negotiator();
+  Negotiator(const Negotiator&) = delete;
+  Negotiator& operator=(const Negotiator&) = delete;
 
   // Whether this rank is a member of a set that exists.
   bool IsMember(SetNumber set) const;
@@ -120,27 +96,26 @@ class Negotiator {
 
   // What the engine knows and the rules need.
   struct LocalState {
-    // Operations that were agreed on and have not finished, the oldest first (18, 19). Without a
-    // key nobody is asked about one.
-    struct Running {
-      SetNumber set = kWorldSet;
-      TimePoint since{};
-      std::optional<Key> key;
-    };
-    std::vector<Running> running;
+    // Operations that were agreed on and have not finished, the oldest first (18, 19).
+    std::vector<LocalRunning> running;
     bool drained = true;        // this rank's lanes are empty (17)
     bool others_pause = false;  // or this rank does: nobody is lost (19)
   };
   // Timers: stalls, pings, lost peers, the end.
   void Step(const LocalState& local, TimePoint now);
   // When Step is due even if nothing arrives; TimePoint::max() if never.
-  TimePoint NextDeadline() const { return next_deadline_; }
+  TimePoint NextDeadline() const { return std::min(next_deadline_, stalls_.next()); }
 
-  std::vector<DecidedBatch> TakeBatches();
-  std::vector<Outgoing> TakeOutgoing();
-  std::vector<StallWarning> TakeWarnings();
+  // Ready is all that there is to do: messages to send, then batches to start, in this order.
+  struct Ready {
+    std::vector<Outgoing> outgoing;
+    std::vector<DecidedBatch> batches;
+    std::vector<StallWarning> warnings;
+  };
+  // Takes it; once a round. `with_batches`: false leaves these for a later round.
+  Ready TakeReady(bool with_batches = true);
 
-  bool faulted() const { return cause_.has_value(); }
+  bool faulted() const override { return cause_.has_value(); }
   const Cause& cause() const { return *cause_; }  // precondition: faulted()
   // True when everyone has left, this subtree is drained and the parent knows: stop (17).
   bool closed() const { return closed_; }
@@ -177,31 +152,7 @@ class Negotiator {
     std::vector<std::pair<int, std::uint64_t>> positions;
   };
 
-  // A question passed on for the parent (18).
-  struct PassedQuery {
-    Key key;
-    TimePoint deadline{};
-    std::vector<int> awaited;
-    AnswerMessage answer;
-  };
-
-  // The oldest operation that runs here (18).
-  struct OldestRunning {
-    Key key;
-    TimePoint submitted{};
-    TimePoint since{};  // when it became the oldest
-    std::optional<TimePoint> overdue_since;
-    std::optional<TimePoint> next_warning;
-  };
-  // The seat's question about it, and the answers so far.
-  struct RunningInquiry {
-    TimePoint deadline{};
-    std::vector<int> awaited;
-    std::vector<RankActivity> activities;
-  };
-
   // ---- negotiator.cc: reports up, decisions ----
-  SetState* FindSet(SetNumber set);
   int ChildIndex(int rank) const;  // -1: not a child
   void ReceiveReport(int child, ReportMessage report, TimePoint now);
   bool ReceiveReady(int child, ReadyItem item, TimePoint now);
@@ -235,38 +186,22 @@ class Negotiator {
   void RememberEviction(SetState& set, const std::vector<AgreedId>& ids);
   void ForgetAcknowledged();
   ReadyItem WriteReady(const Key& key);
+  void TakeReport(std::vector<Outgoing>* outgoing);
 
-  // ---- negotiator_waiting.cc: stalls, pings, the end ----
-  void CheckStalls(SetState& set, TimePoint now);
-  void ReportStalls(SetState& set, TimePoint now);  // to the seat
-  void NoteTimeOut(SetState& set, const Key& key, PendingKey& pending, Duration limit,
-                   TimePoint now);
-  void Inquire(SetState& set, const std::vector<SetState::Undecided>& waiting, TimePoint now);
-  void StartInquiry(SetState& set, const Key& key, PendingKey& pending, bool fault_after,
-                    TimePoint now);
-  bool FinishInquiry(SetState& set, const Key& key, PendingKey& pending,
-                     const std::vector<SetState::Undecided>& waiting, TimePoint now);
-  void ReceiveQuery(const QueryMessage& asked, TimePoint now);
-  void ReceiveAnswer(int child, AnswerMessage answer, TimePoint now);
-  void FinishQueries(TimePoint now);
+  // ---- negotiator_waiting.cc: pings, the end ----
   void CheckPeers(const LocalState& local, TimePoint now);
   void WaitOn(SetState& set, TimePoint since, TimePoint now, int except = -1);
   void CheckBye(const LocalState& local);
-  void CheckLeaving(TimePoint now);
 
-  // ---- negotiator_circle.cc: ranks that wait for each other ----
-  RankActivity Activity();  // of this rank
-  void NoteHeldUp(SetState& set, const Key& key, PendingKey& pending,
-                  const PendingKey::Inquiry& inquiry);
-  void RaiseCircle(const SetState& set, const Key& key);
+  // ---- for the watch over stalls ----
+  SetState* FindSet(SetNumber set) override;
+  const RankRanges& left() const override { return left_; }
+  void Report(StalledItem item) override { up_.push_back(std::move(item)); }
+  void Fail(StatusCode code, const std::string& text, const std::string& tensor) override {
+    RaiseFault(code, text, tensor);
+  }
+  void SendNow(int to, MessageBody body) override { immediate_.push_back({to, std::move(body)}); }
 
-  // ---- negotiator_running.cc: what is agreed on and does not end ----
-  void CheckRunning(const LocalState& local, TimePoint now);
-  bool LimitRunning(TimePoint now);
-  void InquireRunning(SetState& set, TimePoint now);
-  void FinishRunningInquiry(TimePoint now);
-
-  void SendNow(int to, MessageBody body) { immediate_.push_back({to, std::move(body)}); }
   void Due(TimePoint at);
   std::string LeftText(const RankRanges& ranks) const;
 
@@ -284,15 +219,11 @@ class Negotiator {
   std::deque<Forgetting> forgetting_;
   std::vector<Outgoing> immediate_;  // outside the order
   std::vector<DecidedBatch> batches_;
-  std::vector<StallWarning> warnings_;
 
   RankRanges left_;  // known here: of this subtree
   std::vector<std::pair<RankRanges, std::string>> left_why_;
   bool self_left_ = false;
   TimePoint left_since_{};
-  std::optional<TimePoint>
-      first_left_;  // the root's: since when somebody waits for the others' leaving
-  std::optional<TimePoint> next_leaving_warning_;
   bool bye_ = false;
   bool bye_acknowledged_ = false;  // told the parent
   bool closed_ = false;
@@ -301,10 +232,7 @@ class Negotiator {
   // A ping makes us wait too, until then, on everyone but the one who asked: asking back would keep
   // two neighbours asking each other for ever (19). By (set, asker).
   std::map<std::pair<SetNumber, int>, TimePoint> asked_until_;
-  std::uint64_t questions_ = 0;  // that this seat has asked
-  std::vector<PassedQuery> queries_;
-  std::optional<OldestRunning> oldest_running_;
-  std::optional<RunningInquiry> running_inquiry_;  // only while there is an oldest
+  StallWatch stalls_;
   TimePoint next_deadline_ = TimePoint::max();
 
   std::optional<Cause> cause_;

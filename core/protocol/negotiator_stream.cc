@@ -192,7 +192,7 @@ void Negotiator::ForgetSet(SetNumber number) {
     return stalled != nullptr && stalled->key.set == number;
   });
   std::erase_if(forgetting_, [number](const Forgetting& f) { return f.set == number; });
-  std::erase_if(queries_, [number](const PassedQuery& query) { return query.key.set == number; });
+  stalls_.Forget(number);
   std::erase_if(asked_until_, [number](const auto& asked) { return asked.first.first == number; });
   sets_.erase(number);
 }
@@ -262,12 +262,6 @@ void Negotiator::ForgetAcknowledged() {
 
 // ---- what the engine takes ----
 
-std::vector<DecidedBatch> Negotiator::TakeBatches() {
-  if (!faulted()) CutBatches();
-  if (faulted()) batches_.clear();  // no entry starts after a fault (15)
-  return std::exchange(batches_, {});
-}
-
 ReadyItem Negotiator::WriteReady(const Key& key) {
   SetState& set = *FindSet(key.set);
   PendingKey& pending = *set.Find(key);
@@ -295,42 +289,51 @@ ReadyItem Negotiator::WriteReady(const Key& key) {
   return item;
 }
 
-std::vector<Outgoing> Negotiator::TakeOutgoing() {
-  // A question goes behind what was decided before it.
-  std::vector<Outgoing> outgoing;
-  if (!faulted()) {
-    CutBatches();
-    if (!up_.empty() || evictions_unacknowledged_ >= kEvictionsPerAck) {
-      ReportMessage report;
-      report.ack = applied_;
-      for (UpItem& item : std::exchange(up_, {})) {
-        if (const auto* ready = std::get_if<ReadyUp>(&item)) {
-          report.items.push_back(WriteReady(ready->key));
-        } else if (auto* joined = std::get_if<JoinedItem>(&item)) {
-          report.items.push_back(*joined);
-        } else if (auto* left = std::get_if<LeftItem>(&item)) {
-          report.items.push_back(std::move(*left));
-        } else {
-          report.items.push_back(std::get<StalledItem>(item));
-        }
-      }
-      evictions_unacknowledged_ = 0;
-      outgoing.push_back({node_.parent, std::move(report)});
+// What waits to go up, as one message.
+void Negotiator::TakeReport(std::vector<Outgoing>* outgoing) {
+  if (up_.empty() && evictions_unacknowledged_ < kEvictionsPerAck) return;
+  ReportMessage report;
+  report.ack = applied_;
+  report.items.reserve(up_.size());
+  for (UpItem& item : up_) {
+    if (const auto* ready = std::get_if<ReadyUp>(&item)) {
+      report.items.push_back(WriteReady(ready->key));
+    } else if (auto* joined = std::get_if<JoinedItem>(&item)) {
+      report.items.push_back(*joined);
+    } else if (auto* left = std::get_if<LeftItem>(&item)) {
+      report.items.push_back(std::move(*left));
+    } else {
+      report.items.push_back(std::get<StalledItem>(std::move(item)));
     }
+  }
+  up_.clear();
+  evictions_unacknowledged_ = 0;
+  outgoing->push_back({node_.parent, std::move(report)});
+}
+
+Negotiator::Ready Negotiator::TakeReady(bool with_batches) {
+  Ready ready;
+  if (faulted()) {
+    batches_.clear();  // no entry starts after a fault (15)
+  } else {
+    CutBatches();
+    TakeReport(&ready.outgoing);
     for (Link& link : children_) {
       if (link.unsent.empty()) continue;
       StreamMessage stream;
       stream.first = link.sent - link.unsent.size() + 1;
       stream.batches = std::exchange(link.unsent, {});
-      outgoing.push_back({link.rank, std::move(stream)});
+      ready.outgoing.push_back({link.rank, std::move(stream)});
     }
   }
-  std::move(immediate_.begin(), immediate_.end(), std::back_inserter(outgoing));
+  // A question goes behind what was decided before it. Cutting may have raised a fault: that goes too.
+  std::move(immediate_.begin(), immediate_.end(), std::back_inserter(ready.outgoing));
   immediate_.clear();
-  return outgoing;
+  if (faulted()) batches_.clear();
+  if (with_batches) ready.batches = std::exchange(batches_, {});
+  ready.warnings = stalls_.TakeWarnings();
+  return ready;
 }
-
-std::vector<StallWarning> Negotiator::TakeWarnings() { return std::exchange(warnings_, {}); }
 
 bool Negotiator::Outstanding() const {
   if (!up_.empty() || !batches_.empty() || !immediate_.empty()) return true;
@@ -342,7 +345,7 @@ bool Negotiator::Outstanding() const {
 }
 
 bool Negotiator::Quiescent() const {
-  if (!up_.empty() || !batches_.empty() || !immediate_.empty() || !queries_.empty()) return false;
+  if (!up_.empty() || !batches_.empty() || !immediate_.empty() || stalls_.asks()) return false;
   for (const Link& link : children_) {
     if (!link.unsent.empty()) return false;
   }

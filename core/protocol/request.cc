@@ -205,16 +205,24 @@ std::string_view KindName(const Asked& asked) {
   return kNames[asked.index()];
 }
 
-std::string AskedText(const Asked& asked) {
-  if (const SignaturePtr& signature = CollectiveOf(asked)) return signature->ToString();
-  std::string text(KindName(asked));
-  if (const auto* added = std::get_if<AddSet>(&asked)) {
-    return text + " of ranks " + added->members.ToString();
-  }
+std::string DetailText(const Asked& asked) {
+  if (const auto* added = std::get_if<AddSet>(&asked)) return "ranks " + added->members.ToString();
   if (const auto* removed = std::get_if<RemoveSet>(&asked)) {
-    return text + " with number " + std::to_string(removed->set);
+    return "number " + std::to_string(removed->set);
+  }
+  std::string text;
+  if (const auto* limits = std::get_if<Limits>(&asked)) {
+    Limits::ForEach(*limits, [&text](const char* name, std::int64_t value) {
+      text.append(text.empty() ? "" : " ").append(name).append(" ").append(std::to_string(value));
+    });
   }
   return text;
+}
+
+std::string AskedText(const Asked& asked) {
+  if (const SignaturePtr& signature = CollectiveOf(asked)) return signature->ToString();
+  const std::string detail = DetailText(asked);
+  return std::string(KindName(asked)) + (detail.empty() ? "" : " of ") + detail;
 }
 
 }  // namespace sirtaki::core

@@ -116,6 +116,7 @@ const SignaturePtr& CollectiveOf(const Asked& asked);  // null if it is none
 std::string_view KindName(const Asked& asked);
 // As Signature::ToString, of a change "adding a process set of ranks 0-2".
 std::string AskedText(const Asked& asked);
+std::string DetailText(const Asked& asked);  // of a change "ranks 0-2"
 
 // One rank's request. `invalid` not empty means: this rank saw that its argument is wrong (the text
 // says how) and submits the key all the same, so that its peers learn it instead of waiting.

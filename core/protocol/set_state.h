@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -20,21 +21,10 @@ namespace sirtaki::core {
 // An index into Tree::Node::children, or kSelf.
 inline constexpr int kSelf = -1;
 
-// A key that somebody in this subtree has reported and that is not decided.
-struct PendingKey {
-  TimePoint since{};
-  std::uint64_t order = 0;  // of the first report, among all of the set
-  int reports = 0;
-  bool self_reported = false;
-  std::vector<bool> child_reported;
-  std::vector<Variant> variants;
-  std::uint32_t more_variants = 0;
-  std::vector<bool> absent;
-  RankRanges silent;
-  bool forwarded = false;       // to the parent, whose decision is awaited; at the seat: decided
-  bool told = false;            // and the parent's message has been written
-  bool stall_reported = false;  // the seat was told that this waits too long
-  // The seat's question to those who miss the key (18).
+// A key that waits for long, as the watch over stalls sees it (18).
+struct StalledKey {
+  bool reported = false;  // the seat was told that it waits too long
+  // The seat's question to those who miss the key.
   struct Inquiry {
     TimePoint deadline{};
     std::vector<int> awaited;  // children that have not answered
@@ -50,7 +40,7 @@ struct PendingKey {
   bool warned = false;    // a warning has counted it
   Duration call_limit{};  // not zero: a call's own time, which is over
 
-  // ---- at the seat: ranks that wait for each other (18) ----
+  // ---- at the seat: ranks that wait for each other ----
   bool to_be_asked = false;  // who misses it, and what these wait for
   // Ranks that miss it and submit nothing before another key ends, as the last question has found
   // them; true for as long as that key is one that came before the question.
@@ -61,6 +51,27 @@ struct PendingKey {
   std::vector<HeldUp> held_up;
   std::uint64_t asked = 0;     // the question's, as above
   std::uint64_t question = 0;  // and its number
+};
+
+// A key that somebody in this subtree has reported and that is not decided.
+struct PendingKey {
+  TimePoint since{};
+  std::uint64_t order = 0;  // of the first report, among all of the set
+  int reports = 0;
+  bool self_reported = false;
+  bool forwarded = false;  // to the parent, whose decision is awaited; at the seat: decided
+  bool told = false;       // and the parent's message has been written
+  std::vector<bool> child_reported;
+  std::vector<Variant> variants;
+  std::uint32_t more_variants = 0;
+  std::vector<bool> absent;
+  RankRanges silent;
+  std::unique_ptr<StalledKey> stall;  // null for most: they do not wait for long
+
+  StalledKey& Stall() {
+    if (stall == nullptr) stall = std::make_unique<StalledKey>();
+    return *stall;
+  }
 };
 
 class SetState {

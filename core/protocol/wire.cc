@@ -186,11 +186,9 @@ class MessageWriter {
 
   void Put(const Limits& limits) {
     SIRTAKI_CHECK(limits.AreAllowed(), "limits are checked at submission");
-    for (const std::int64_t value :
-         {limits.fusion_bytes, limits.small_bytes, limits.chunk_bytes, limits.bucket_bytes,
-          limits.first_bucket_bytes, limits.fusion_delay_us}) {
+    Limits::ForEach(limits, [this](const char*, std::int64_t value) {
       out_.Varint(static_cast<std::uint64_t>(value));
-    }
+    });
   }
 
   void Put(const StreamMessage& stream) {

@@ -141,12 +141,9 @@ class MessageReader {
 
   Limits GetLimits() {
     Limits limits;
-    for (std::int64_t* value :
-         {&limits.fusion_bytes, &limits.small_bytes, &limits.chunk_bytes, &limits.bucket_bytes,
-          &limits.first_bucket_bytes, &limits.fusion_delay_us}) {
-      *value =
-          static_cast<std::int64_t>(in_.Varint("limits", std::numeric_limits<std::int64_t>::max()));
-    }
+    Limits::ForEach(limits, [this](const char* name, std::int64_t& value) {
+      value = static_cast<std::int64_t>(in_.Varint(name, std::numeric_limits<std::int64_t>::max()));
+    });
     if (!limits.AreAllowed()) in_.Fail("limits", "move nothing at a time");
     return limits;
   }

@@ -79,13 +79,14 @@ class NegotiationSim {
     if (stopped(rank)) return;
     core::Negotiator& n = node(rank);
     n.Step(local(rank), now_);
-    for (const core::DecidedBatch& batch : n.TakeBatches()) on_batch(rank, batch);
-    for (core::Outgoing& out : n.TakeOutgoing()) {
+    core::Negotiator::Ready ready = n.TakeReady();
+    for (const core::DecidedBatch& batch : ready.batches) on_batch(rank, batch);
+    for (core::Outgoing& out : ready.outgoing) {
       on_send(rank, out.to, out.body);
       links_[{rank, out.to}].push_back(core::Encode({1, std::move(out.body)}));
       ++messages_;
     }
-    for (const core::StallWarning& warning : n.TakeWarnings()) on_warning(rank, warning);
+    for (const core::StallWarning& warning : ready.warnings) on_warning(rank, warning);
   }
 
   std::vector<Link> BusyLinks() const {

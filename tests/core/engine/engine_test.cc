@@ -61,7 +61,7 @@ TEST(EngineTest, AChangeOfLimitsTakesItsPlaceBetweenWhatIsStarted) {
     EXPECT_EQ(world[rank].executor.planned_by,
               (std::vector<std::int64_t>{Limits().fusion_bytes, 7}));
     std::uint64_t changes = 0;
-    EXPECT_EQ(world[rank].engine->limits(&changes).fusion_bytes, 7);
+    EXPECT_EQ(world[rank].engine->limits().Get(&changes).fusion_bytes, 7);
     EXPECT_EQ(changes, 1U);
   }
 }

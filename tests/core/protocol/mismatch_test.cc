@@ -29,10 +29,10 @@ TEST(MismatchTextTest, IsInTheOrderOfTheRanksHoweverTheyArrived) {
 TEST(MismatchTextTest, OfChangesSaysWhatEachRankWants) {
   const std::vector<Variant> variants = {{AddSet{{0, 1}}, {}, RankRanges::Span(0, 2)},
                                          {RemoveSet{4}, {}, RankRanges::Single(3)}};
-  EXPECT_EQ(
-      MismatchText(Key::Named(0, "#change 1"), variants, 0),
-      "change 1: adding a process set ranks 0-1 on ranks 0-2, removing a process set set 4 on "
-      "rank 3");
+  EXPECT_EQ(MismatchText(Key::Named(0, "#change 1"), variants, 0),
+            "change 1: adding a process set of ranks 0-1 on ranks 0-2, removing a process set of "
+            "number 4 "
+            "on rank 3");
 }
 
 TEST(FailOriginTest, BlamesTheFirstRankWhoseArgumentIsWrong) {

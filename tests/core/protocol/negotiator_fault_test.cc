@@ -30,13 +30,13 @@ TEST(NegotiatorFaultTest, OfTwoFaultsEveryRankEndsWithTheEarliest) {
   node(2).RaiseFault(StatusCode::kAborted, "late", "");
   // The later one is heard by the root first.
   for (const int rank : {2, 0, 1, 0, 2, 0, 1, 2}) {
-    for (Outgoing& message : node(rank).TakeOutgoing()) {
+    for (Outgoing& message : node(rank).TakeReady().outgoing) {
       node(message.to).Receive(rank, std::move(message.body), {});
     }
   }
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(node(rank).cause().text, "early") << "rank " << rank;
-    EXPECT_TRUE(node(rank).TakeOutgoing().empty()) << "rank " << rank << " goes on telling";
+    EXPECT_TRUE(node(rank).TakeReady().outgoing.empty()) << "rank " << rank << " goes on telling";
   }
 }
 
@@ -79,7 +79,7 @@ TEST_F(NegotiatorHostileTest, ADecisionOfAKeyThatThisNodeHasNotReportedYet) {
   node_.Submit(std::move(requests), {});
   Report({ReadyW()});  // complete, and to be told in the next message
   Stream(kWorldSet, FailEntry{W(), StatusCode::kMismatch, "no"});
-  static_cast<void>(node_.TakeOutgoing());
+  static_cast<void>(node_.TakeReady().outgoing);
   EXPECT_EQ(Cause(), "rank 0 sent a decision of \"w\", which is not reported from here");
 }
 
@@ -116,7 +116,7 @@ TEST_F(NegotiatorHostileTest, AQuestionTravelsBehindTheDecisionsBeforeIt) {
   Stream(kWorldSet, EvictEntry{{}});
   node_.Receive(0, QueryMessage{W(), 1}, {});
   std::vector<std::string> to_child;
-  for (const Outgoing& message : node_.TakeOutgoing()) {
+  for (const Outgoing& message : node_.TakeReady().outgoing) {
     if (message.to != 2) continue;
     to_child.emplace_back(std::holds_alternative<StreamMessage>(message.body)  ? "stream"
                           : std::holds_alternative<QueryMessage>(message.body) ? "query"

@@ -3,16 +3,16 @@
 #include <utility>
 
 #include "core/base/text.h"
-#include "core/protocol/negotiator.h"
+#include "core/protocol/stall_watch.h"
 
 namespace sirtaki::core {
 
 // Of the oldest that runs: what is younger may be queued behind it. Any rank for which it takes too
 // long fails the group; its seat alone warns.
-void Negotiator::CheckRunning(const LocalState& local, TimePoint now) {
-  const auto front = std::find_if(local.running.begin(), local.running.end(),
+void StallWatch::CheckRunning(const std::vector<LocalRunning>& local, TimePoint now) {
+  const auto front = std::find_if(local.begin(), local.end(),
                                   [](const auto& running) { return running.key.has_value(); });
-  if (front == local.running.end()) {
+  if (front == local.end()) {
     oldest_running_.reset();
     running_inquiry_.reset();
     return;
@@ -30,12 +30,12 @@ void Negotiator::CheckRunning(const LocalState& local, TimePoint now) {
     }
     FinishRunningInquiry(now);
   }
-  SetState* const set = FindSet(front->set);
+  SetState* const set = around_.FindSet(front->set);
   if (set != nullptr && set->seat()) InquireRunning(*set, now);
 }
 
 // True: a fault was raised.
-bool Negotiator::LimitRunning(TimePoint now) {
+bool StallWatch::LimitRunning(TimePoint now) {
   if (options_.stall_limit <= Duration::zero()) return false;
   OldestRunning& oldest = *oldest_running_;
   const TimePoint limit = oldest.since + options_.stall_limit;
@@ -50,16 +50,16 @@ bool Negotiator::LimitRunning(TimePoint now) {
     Due(end);
     return false;
   }
-  RaiseFault(StatusCode::kTimedOut,
-             oldest.key.ToString() + " is agreed on and has not ended for " +
-                 DurationText(now - oldest.since) + ", longer than stall_limit (" +
-                 DurationText(options_.stall_limit) + "); rank " + std::to_string(options_.rank) +
-                 ": " + options_.activity(),
-             TensorName(oldest.key));
+  around_.Fail(StatusCode::kTimedOut,
+               oldest.key.ToString() + " is agreed on and has not ended for " +
+                   DurationText(now - oldest.since) + ", longer than stall_limit (" +
+                   DurationText(options_.stall_limit) + "); rank " + std::to_string(options_.rank) +
+                   ": " + options_.activity(),
+               TensorName(oldest.key));
   return true;
 }
 
-void Negotiator::InquireRunning(SetState& set, TimePoint now) {
+void StallWatch::InquireRunning(SetState& set, TimePoint now) {
   OldestRunning& oldest = *oldest_running_;
   if (options_.stall_warning <= Duration::zero()) return;
   const TimePoint due = oldest.next_warning.value_or(oldest.since + options_.stall_warning);
@@ -70,19 +70,19 @@ void Negotiator::InquireRunning(SetState& set, TimePoint now) {
   if (set.self_member()) inquiry.activities.push_back(Activity());
   for (const int child : set.children()) {
     inquiry.awaited.push_back(child);
-    SendNow(children_[static_cast<std::size_t>(child)].rank, QueryMessage{oldest.key, 0});
+    around_.SendNow(RankOf(child), QueryMessage{oldest.key, 0});
   }
   running_inquiry_ = std::move(inquiry);
   Due(running_inquiry_->awaited.empty() ? now : running_inquiry_->deadline);
 }
 
-void Negotiator::FinishRunningInquiry(TimePoint now) {
+void StallWatch::FinishRunningInquiry(TimePoint now) {
   StallWarning warning;
   warning.key = oldest_running_->key;
   warning.agreed = true;
   warning.waited = now - oldest_running_->since;
   warning.activities = std::move(running_inquiry_->activities);
-  const SetState* const set = FindSet(warning.key.set);
+  const SetState* const set = around_.FindSet(warning.key.set);
   for (const int child : running_inquiry_->awaited) {
     if (set != nullptr) warning.silent.Add(set->child_members(child));
   }

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/protocol/negotiator.h"
+#include "core/protocol/stall_watch.h"
 
 namespace sirtaki::core {
 namespace {
@@ -24,7 +24,7 @@ constexpr const char* kOneOrder =
 constexpr std::size_t kLongest = 64;
 
 // Keys, each with a rank that misses it and waits for the next one.
-using Path = std::vector<std::pair<Key, PendingKey::HeldUp>>;
+using Path = std::vector<std::pair<Key, StalledKey::HeldUp>>;
 using Keys = std::unordered_set<Key, KeyHash>;
 
 bool IsUndecided(const PendingKey& pending) { return !pending.forwarded; }
@@ -33,13 +33,13 @@ bool IsUndecided(const PendingKey& pending) { return !pending.forwarded; }
 bool FindCircle(const SetState& set, const Key& target, const Key& key, Path& path, Keys& seen) {
   if (path.size() == kLongest) return false;
   const auto found = set.pending().find(key);
-  if (found == set.pending().end()) return false;
-  const PendingKey& pending = found->second;
-  for (const PendingKey::HeldUp& held_up : pending.held_up) {
+  if (found == set.pending().end() || found->second.stall == nullptr) return false;
+  const StalledKey& stall = *found->second.stall;
+  for (const StalledKey::HeldUp& held_up : stall.held_up) {
     const auto next = set.pending().find(held_up.by);
     if (next == set.pending().end() || !IsUndecided(next->second)) continue;
     // It is the key that the rank meant: no later use of its name.
-    if (next->second.order >= pending.asked) continue;
+    if (next->second.order >= stall.asked) continue;
     path.emplace_back(key, held_up);
     if (held_up.by == target) return true;
     if (seen.insert(held_up.by).second && FindCircle(set, target, held_up.by, path, seen)) {
@@ -54,10 +54,10 @@ bool FindCircle(const SetState& set, const Key& target, const Key& key, Path& pa
 
 // The key that this rank waits for is told only if this node knows it to be undecided: the engine may
 // still have one whose decision came with the question.
-RankActivity Negotiator::Activity() {
+RankActivity StallWatch::Activity() {
   RankActivity activity{options_.rank, options_.activity(), options_.waits_for()};
   if (activity.waits_for) {
-    SetState* const set = FindSet(activity.waits_for->set);
+    SetState* const set = around_.FindSet(activity.waits_for->set);
     const PendingKey* const pending = set == nullptr ? nullptr : set->Find(*activity.waits_for);
     if (pending == nullptr || !pending->self_reported) activity.waits_for.reset();
   }
@@ -65,24 +65,26 @@ RankActivity Negotiator::Activity() {
 }
 
 // At the seat: a question has been answered. Asks about the keys that its answers lead to.
-void Negotiator::NoteHeldUp(SetState& set, const Key& key, PendingKey& pending,
-                            const PendingKey::Inquiry& inquiry) {
+void StallWatch::NoteHeldUp(SetState& set, const Key& key, PendingKey& pending,
+                            const StalledKey::Inquiry& inquiry) {
   if (options_.stall_limit <= Duration::zero()) return;
   if (!inquiry.for_circle) set.circle_since = inquiry.number;
-  pending.held_up.clear();
-  pending.asked = inquiry.asked;
-  pending.question = inquiry.number;
+  StalledKey& stall = pending.Stall();
+  stall.held_up.clear();
+  stall.asked = inquiry.asked;
+  stall.question = inquiry.number;
   for (const RankActivity& activity : inquiry.activities) {
     if (!activity.waits_for) continue;
-    pending.held_up.push_back({activity.rank, *activity.waits_for});
+    stall.held_up.push_back({activity.rank, *activity.waits_for});
     PendingKey* const by = set.Find(*activity.waits_for);
-    const bool is_known = by != nullptr && by->question >= set.circle_since;
-    if (by != nullptr && IsUndecided(*by) && !is_known) by->to_be_asked = true;
+    if (by == nullptr || !IsUndecided(*by)) continue;
+    const bool is_known = by->stall != nullptr && by->stall->question >= set.circle_since;
+    if (!is_known) by->Stall().to_be_asked = true;
   }
   RaiseCircle(set, key);
 }
 
-void Negotiator::RaiseCircle(const SetState& set, const Key& key) {
+void StallWatch::RaiseCircle(const SetState& set, const Key& key) {
   Path path;
   Keys seen{key};
   if (!FindCircle(set, key, key, path, seen)) return;
@@ -91,7 +93,7 @@ void Negotiator::RaiseCircle(const SetState& set, const Key& key) {
     text += "rank " + std::to_string(held_up.rank) + " has not submitted " + missed.ToString() +
             " and waits for " + held_up.by.ToString() + "; ";
   }
-  RaiseFault(StatusCode::kMismatch, text + kOneOrder, TensorName(key));
+  around_.Fail(StatusCode::kMismatch, text + kOneOrder, TensorName(key));
 }
 
 }  // namespace sirtaki::core
