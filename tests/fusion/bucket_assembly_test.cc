@@ -128,7 +128,7 @@ TEST(BucketAssemblyTest, OfOneTheRequestIsThatOfItsGradient) {
     EXPECT_EQ(bucket.Put(0, work), Arrival::kLast);
     EXPECT_EQ(bucket.Assemble(), work) << "nothing is made for it";
     EXPECT_EQ(work->request.key, key);
-    EXPECT_EQ(work->request.signature, signature);
+    EXPECT_EQ(work->request.signature(), signature);
     EXPECT_EQ(work->request.absent, std::vector<bool>{true});
     EXPECT_TRUE(work->parts.empty());
     Submit(bucket, &observed);
@@ -141,8 +141,8 @@ TEST(BucketAssemblyTest, OfOneTheRequestIsThatOfItsGradient) {
     EXPECT_EQ(work.use_count(), 1) << "so that it can serve again";
   }
   bucket.Put(0, work);
-  EXPECT_EQ(bucket.Assemble(/*round=*/2)->request.signature->subject, 2u);
-  EXPECT_EQ(signature->subject, 0u);
+  EXPECT_EQ(bucket.Assemble(/*round=*/2)->request.signature()->round, 2u);
+  EXPECT_EQ(signature->round, 0u);
 }
 
 TEST(BucketAssemblyTest, ItsEndGivesTheKeyFree) {
