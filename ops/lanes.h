@@ -1,6 +1,6 @@
-// The executor of a rank: its host lanes, and a lane for each of its GPUs. A batch is divided by
-// the device of its tensors, and each part is planned by itself; a plan never mixes devices, so the
-// groups are those of the whole. Messages of tensors on a device are the host's, in pinned memory.
+// The executor of a rank: its host lanes, and a lane for each of its GPUs. A batch is planned as a
+// whole, and its groups, which never mix devices, go to the lanes of their devices. Messages of
+// tensors on a device are the host's, in pinned memory.
 //
 // The first group of a set on a device brings a second operation into the order, on the large host
 // lane: the members tell each other NCCL's unique id, and what keeps one of them from using its

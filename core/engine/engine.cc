@@ -70,7 +70,12 @@ bool Engine::Round(TimePoint now, bool waited_for) {
     return UnguardedRound(now, waited_for);
   } catch (const std::exception& error) {
     PostFault(StatusCode::kBackend, std::string("the engine failed: ") + error.what(), {});
-    FailInHand(fault());
+    const Status why = fault();
+    // The command that told the negotiator of an earlier fault may have been taken and lost.
+    if (!negotiator_.faulted()) {
+      negotiator_.RaiseFault(why.code(), why.message(), why.origin().tensor, why.origin());
+    }
+    FailInHand(why);
     return false;
   }
 }
@@ -89,11 +94,13 @@ bool Engine::UnguardedRound(TimePoint now, bool waited_for) {
     negotiator_.RaiseFault(health.code(), health.message(), health.origin().tensor);
   }
   StepNegotiator(now);
-  Negotiator::Ready ready = negotiator_.TakeReady(/*with_batches=*/!only_listens);
-  TellStalls(ready.warnings, now);
+  // Before anything is taken: what throws here, as a callback may, must not lose what tells the peers.
   if (negotiator_.faulted()) NoticeFault();
-  moved |=
-      Send(std::move(ready.outgoing));  // before the lanes: the peers may start as early as we do
+  Negotiator::Ready ready = negotiator_.TakeReady(/*with_batches=*/!only_listens);
+  // Before the lanes: the peers may start as early as we do.
+  moved |= Send(std::move(ready.outgoing));
+  if (negotiator_.faulted()) NoticeFault();  // that taking has found, which the next round tells
+  TellStalls(ready.warnings, now);
   moved |= StartBatches(std::move(ready.batches));
   if (!only_listens && !negotiator_.faulted()) moved |= executor_.Step(now);
   NoticeEnd(now);
@@ -287,20 +294,22 @@ WorkPtr Engine::TakeAgreed(const Key& key, const RunBatch& batch, TimePoint now)
   return work;
 }
 
+// A data thread's failure or an abort has closed the queue meanwhile, or the ranks disagree.
+bool Engine::Misses(const Key& key) {
+  const bool closed = queue_.closed();
+  if (!closed) {
+    negotiator_.RaiseFault(
+        StatusCode::kProtocol,
+        "the ranks agreed to run " + key.ToString() + ", which this rank has not submitted",
+        TensorName(key));
+  }
+  FailInHand(closed ? fault() : InWords(negotiator_.cause().ToStatus()));
+  return false;
+}
+
 bool Engine::Start(DecidedRun& run, RunBatch& batch, TimePoint now) {
   const WorkPtr work = TakeAgreed(run.key, batch, now);
-  if (work == nullptr && !run.silent.Contains(options_.rank)) {
-    // A data thread's failure or an abort has closed the queue meanwhile, or the ranks disagree.
-    const bool closed = queue_.closed();
-    if (!closed) {
-      negotiator_.RaiseFault(
-          StatusCode::kProtocol,
-          "the ranks agreed to run " + run.key.ToString() + ", which this rank has not submitted",
-          TensorName(run.key));
-    }
-    FailInHand(closed ? fault() : InWords(negotiator_.cause().ToStatus()));
-    return false;
-  }
+  if (work == nullptr && !run.silent.Contains(options_.rank)) return Misses(run.key);
   if (work && run.absent_everywhere) work->handle->SetAbsentEverywhere();
   if (work && !run.silent.empty()) work->handle->SetJoined(run.silent.First());
   if (run.absent.size() != run.signature->parts.size()) run.absent.clear();
@@ -347,7 +356,8 @@ bool Engine::Start(const LimitsEntry& change, RunBatch& batch, TimePoint now) {
 
 bool Engine::Start(const AssemblyEntry& assembly, RunBatch& batch, TimePoint now) {
   const WorkPtr work = TakeAgreed(assembly.key, batch, now);
-  if (work != nullptr) work->handle->Complete(Status::Ok());
+  if (work == nullptr) return Misses(assembly.key);  // nobody has joined who assembles
+  work->handle->Complete(Status::Ok());
   return true;
 }
 

@@ -180,6 +180,7 @@ class Engine : private Rounds {
   bool StartBatches(std::vector<DecidedBatch> batches) SIRTAKI_REQUIRES(token_);
   // Start carries out an entry, gathering what runs in `batch`. False: it makes no sense, a fault.
   bool StartBatch(DecidedBatch decided, TimePoint now) SIRTAKI_REQUIRES(token_);
+  bool Misses(const Key& key) SIRTAKI_REQUIRES(token_);  // false
   bool Start(DecidedRun& run, RunBatch& batch, TimePoint now) SIRTAKI_REQUIRES(token_);
   bool Start(const DecidedFail& fail, RunBatch& batch, TimePoint now) SIRTAKI_REQUIRES(token_);
   bool Start(const DecidedJoin& join, RunBatch& batch, TimePoint now) SIRTAKI_REQUIRES(token_);

@@ -14,8 +14,8 @@
 
 namespace sirtaki::core {
 
-// What runs under one key: a tensor, or the parts of a grouped call or a bucket. The executor ends it
-// by HandleState::EndPiece.
+// An item is what runs under one key: a tensor, or the parts of a grouped call or a bucket. The
+// executor ends it by HandleState::EndPiece.
 struct RunItem {
   Key key;
   SignaturePtr signature;
@@ -46,7 +46,8 @@ class Executor {
  public:
   virtual ~Executor() = default;
 
-  // Under the token. Precondition: this rank is a member. Plans the batch alone and queues or starts its groups in order; never blocks.
+  // Under the token. Preconditions: this rank is a member, and at every member AddSet of the set has
+  // ended. Plans the batch alone and queues or starts its groups in order; never blocks.
   virtual void Start(RunBatch batch, TimePoint now) = 0;
 
   // Under the token. A set comes or goes, at its place in the agreed order: what was started before

@@ -29,9 +29,9 @@ struct Limits {
     visit("first_bucket_bytes", limits.first_bucket_bytes);
     visit("fusion_delay_us", limits.fusion_delay_us);
   }
-  // None is negative, and something is moved at a time.
+  // None is negative, something is moved at a time, and the delay can be counted in nanoseconds.
   bool AreAllowed() const {
-    bool allowed = chunk_bytes > 0;
+    bool allowed = chunk_bytes > 0 && fusion_delay_us <= std::int64_t{1} << 40;
     ForEach(*this, [&allowed](const char*, std::int64_t value) { allowed &= value >= 0; });
     return allowed;
   }

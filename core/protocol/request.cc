@@ -208,7 +208,7 @@ std::string_view KindName(const Asked& asked) {
 std::string DetailText(const Asked& asked) {
   if (const auto* added = std::get_if<AddSet>(&asked)) return "ranks " + added->members.ToString();
   if (const auto* removed = std::get_if<RemoveSet>(&asked)) {
-    return "number " + std::to_string(removed->set);
+    return "the number " + std::to_string(removed->set);
   }
   std::string text;
   if (const auto* limits = std::get_if<Limits>(&asked)) {

@@ -31,7 +31,8 @@
 //              | [4]                                        an assembly
 //   limits    := varint fusion_bytes varint small_bytes varint chunk_bytes varint bucket_bytes
 //                varint first_bucket_bytes varint fusion_delay_us
-//                                                           63 bits each; chunk_bytes is not 0
+//                                                           63 bits each; chunk_bytes is not 0,
+//                                                           fusion_delay_us at most 2^40
 //
 //   stream    := varint first batch*                        first: from 1
 //   batch     := set varint number entry*                   number: from 1

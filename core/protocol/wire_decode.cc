@@ -144,7 +144,7 @@ class MessageReader {
     Limits::ForEach(limits, [this](const char* name, std::int64_t& value) {
       value = static_cast<std::int64_t>(in_.Varint(name, std::numeric_limits<std::int64_t>::max()));
     });
-    if (!limits.AreAllowed()) in_.Fail("limits", "move nothing at a time");
+    if (!limits.AreAllowed()) in_.Fail("limits", "are not allowed");
     return limits;
   }
 

@@ -459,6 +459,17 @@ TEST(EngineTest, AnExceptionBetweenTakingAndStartingLosesNoHandle) {
   EXPECT_EQ(world[1].engine->fault().code(), StatusCode::kBackend);
 }
 
+TEST(EngineTest, AnExceptionInTheCallbackOfAFaultLosesNoWordToThePeers) {
+  World world(2);
+  world[0].on_fault = [&] {
+    if (world[0].faults_heard.size() == 1) throw std::runtime_error("on_fault failed");
+  };
+  world[0].engine->Abort(StatusCode::kAborted, "no more data");
+  world.Settle();  // up to the round that throws, which counts as one in which nothing moves
+  world.Settle();
+  EXPECT_EQ(world[1].engine->fault().message(), "no more data");
+}
+
 TEST(EngineTest, HeldWorkTimesOutToo) {
   World world(2);
   world.Submit(0, "w")->handle->Observe();  // dropped early: the next use is held back behind it

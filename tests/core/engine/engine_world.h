@@ -114,6 +114,7 @@ struct Rank {
   std::vector<Status> faults_heard;
   trace::ObserverPtr observer;
   std::function<void()> on_start;
+  std::function<void()> on_fault;
   std::uint64_t step = 1;
 };
 
@@ -153,7 +154,10 @@ class World {
         const std::size_t at = text.find("bucket 3 of arena 1");
         return at == std::string::npos ? text : std::string(text).replace(at, 19, "\"c.bias\"");
       };
-      options.on_fault = [&r](const Status& cause) { r.faults_heard.push_back(cause); };
+      options.on_fault = [&r](const Status& cause) {
+        r.faults_heard.push_back(cause);
+        if (r.on_fault) r.on_fault();
+      };
       r.engine = std::make_unique<Engine>(std::move(options), *r.transport, *r.negotiator, r.queue,
                                           r.executor);
     }

@@ -91,7 +91,8 @@ SignaturePtr RandomMessages::AnySignature(bool is_part) {
 
 Limits RandomMessages::AnyLimits() {
   const auto number = [this] { return static_cast<std::int64_t>(Number() >> 1); };
-  Limits limits{number(), number(), number(), number(), number(), number()};
+  Limits limits{number(), number(), number(),
+                number(), number(), number() % (std::int64_t{1} << 40)};
   limits.chunk_bytes |= 1;
   return limits;
 }
