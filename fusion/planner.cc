@@ -1,8 +1,6 @@
 #include "fusion/planner.h"
 
 #include <bit>
-#include <cstring>
-#include <functional>
 #include <limits>
 #include <optional>
 #include <unordered_map>

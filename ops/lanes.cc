@@ -5,9 +5,7 @@
 #include <utility>
 
 #include "core/base/log.h"
-#include "fusion/planner.h"
 #include "ops/cuda/device_work.h"
-#include "ops/groups/lane_task.h"
 #include "ops/nccl/host_bounce.h"
 
 namespace sirtaki::ops {

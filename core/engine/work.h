@@ -64,11 +64,9 @@ class HandleState {
            (status_.ok() && part < absent_parts_.size() && absent_parts_[part]);
   }
 
-  // Work is moved in one piece, or in as many as were added after SetPieces(0), before any has ended.
+  // Work is moved in one piece and as many as are added to it before that one has ended.
   // The handle completes when all have ended well, or when the first of them fails.
-  void SetPieces(std::size_t pieces) { pieces_.store(pieces, std::memory_order_relaxed); }
   void AddPiece() { pieces_.fetch_add(1, std::memory_order_relaxed); }
-  std::size_t pieces() const { return pieces_.load(std::memory_order_relaxed); }
   void EndPiece(const Status& status);
 
   // Idempotent. The destructor does it too, so that no name stays taken; hence the last HandlePtr
@@ -85,8 +83,8 @@ class HandleState {
   std::function<void()> on_complete_;
   std::function<void()> on_observed_;
   const Key key_;
-  Mutex mutex_;    // serialises completers
-  Status status_;  // written once, before done_
+  Mutex mutex_;                              // serialises completers
+  Status status_;                            // written once, before done_
   std::vector<std::function<void()>> next_;  // empty once it is done
   std::atomic<bool> absent_everywhere_{false};
   std::atomic<int> joined_{-1};

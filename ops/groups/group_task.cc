@@ -33,15 +33,11 @@ void GroupTask::Complete(const core::Status& status) const {
 
 namespace {
 
-core::HandlePtr HandleOf(const core::RunItem& item) {
-  return item.work != nullptr ? item.work->handle : nullptr;
-}
-
 // Adds a tensor of the batch, whose single tensors are in no other group.
 void AddItem(core::RunItem& of, std::size_t part, bool is_first, GroupTask* group) {
   const bool is_single = of.signature->parts.empty();
   if (is_first) {
-    const core::HandlePtr handle = HandleOf(of);
+    const core::HandlePtr handle = of.work != nullptr ? of.work->handle : nullptr;
     if (!is_single && handle != nullptr) handle->AddPiece();
     group->calls.push_back({is_single ? std::move(of.key) : of.key, handle});
   }
@@ -59,14 +55,6 @@ void AddItem(core::RunItem& of, std::size_t part, bool is_first, GroupTask* grou
 std::vector<std::shared_ptr<GroupTask>> MakeGroups(core::RunBatch batch, const fusion::Rules& rules,
                                                    int rank, core::TimePoint now) {
   const std::vector<fusion::Group> plan = fusion::Plan(batch, rules);
-  // Those whose handles wait for as many pieces as there are groups, perhaps for none.
-  std::vector<core::HandlePtr> divided;
-  for (const core::RunItem& item : batch.items) {
-    const core::HandlePtr handle = HandleOf(item);
-    if (handle == nullptr || (item.signature->parts.empty() && !item.absent_everywhere)) continue;
-    handle->SetPieces(0);
-    divided.push_back(handle);
-  }
   std::vector<std::shared_ptr<GroupTask>> groups;
   groups.reserve(plan.size());
   for (const fusion::Group& planned : plan) {
@@ -81,20 +69,16 @@ std::vector<std::shared_ptr<GroupTask>> MakeGroups(core::RunBatch batch, const f
     group->limits = batch.limits;
     group->items.reserve(planned.places.size());
     std::size_t last = batch.items.size();
-    std::size_t calls = 0;
-    for (const fusion::Place place : planned.places) {
-      calls += std::exchange(last, place.item) != place.item ? 1 : 0;
-    }
-    group->calls.reserve(calls);
-    last = batch.items.size();
     for (const fusion::Place place : planned.places) {
       AddItem(batch.items[place.item], place.part, place.item != last, group.get());
       last = place.item;
     }
     groups.push_back(std::move(group));
   }
-  for (const core::HandlePtr& handle : divided) {
-    if (handle->pieces() == 0) handle->Complete(core::Status::Ok());
+  // A single tensor has gone into its group with the piece that its handle begins with. The others'
+  // handles have a piece for each of their groups, perhaps none, beside that.
+  for (const core::RunItem& item : batch.items) {
+    if (item.work != nullptr) item.work->handle->EndPiece(core::Status::Ok());
   }
   return groups;
 }

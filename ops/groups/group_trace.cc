@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "ops/groups/group_run.h"
+#include "ops/groups/group_task.h"
 
 namespace sirtaki::ops {
 

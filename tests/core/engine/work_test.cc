@@ -153,8 +153,6 @@ TEST(HandleStateTest, NoWaiterIsMissed) {
 
 TEST(HandleStateTest, WorkInPiecesIsCompleteWithTheLast) {
   HandleState handle([] {}, [] {});
-  handle.SetPieces(0);
-  handle.AddPiece();
   handle.AddPiece();
   handle.EndPiece(Status::Ok());
   EXPECT_FALSE(handle.done());
