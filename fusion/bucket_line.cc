@@ -22,6 +22,14 @@ void BucketLine::Leave(std::size_t bucket) {
   states_[bucket] = State::kLeft;
 }
 
+void BucketLine::Restart() {
+  const core::MutexLock lock(mutex_);
+  next_ = 0;
+  for (State& state : states_) {
+    if (state == State::kComplete) state = State::kOpen;
+  }
+}
+
 std::optional<std::size_t> BucketLine::Begin() {
   const core::MutexLock lock(mutex_);
   if (launching_) return std::nullopt;

@@ -27,6 +27,8 @@ class BucketLine {
   // From the next round on nobody completes this bucket any more. Between two rounds, or before
   // those behind it were launched, on all ranks alike.
   void Leave(std::size_t bucket) SIRTAKI_EXCLUDES(mutex_);
+  // Begins a new round in the middle of one that cannot end, as a launch has failed.
+  void Restart() SIRTAKI_EXCLUDES(mutex_);
 
  private:
   enum class State { kOpen, kComplete, kLeft };

@@ -39,7 +39,8 @@ constexpr HorovodAlias kAliases[] = {
     {"stall_warning", "HOROVOD_STALL_CHECK_TIME_SECONDS", "stall-check-warning-time-seconds", "S"},
     {"stall_limit", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "stall-check-shutdown-time-seconds", "S"},
     {"log_level", "HOROVOD_LOG_LEVEL", "", ""},
-    {"log_time", "HOROVOD_LOG_HIDE_TIME", "log-hide-timestamp", "", {}, "false", "true"},
+    {"log_time", "HOROVOD_LOG_HIDE_TIME", "", "", {}, "false", "true"},
+    {"log_time", "", "log-hide-timestamp", "", {}, "false", ""},
     {"log_time", "", "log-with-timestamp", "", {}, "true", ""},
     {"log_time", "", "no-log-hide-timestamp", "", {}, "true", ""},
 };

@@ -32,6 +32,17 @@ TEST(BucketLineTest, ABucketWaitsForThoseBeforeIt) {
   }
 }
 
+TEST(BucketLineTest, ARoundInWhichALaunchHasFailedMayBeginAnew) {
+  BucketLine line(3);
+  line.Leave(1);
+  EXPECT_THAT(LaunchedBy(line, 2), IsEmpty());
+  EXPECT_THROW(line.Complete(0, [](std::size_t) { throw std::runtime_error("refused"); }),
+               std::runtime_error);
+  line.Restart();
+  EXPECT_THAT(LaunchedBy(line, 0), ElementsAre(0));
+  EXPECT_THAT(LaunchedBy(line, 2), ElementsAre(2));
+}
+
 TEST(BucketLineTest, NobodyWaitsForABucketThatHasLeft) {
   BucketLine line(4);
   line.Leave(0);

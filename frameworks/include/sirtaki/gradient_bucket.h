@@ -50,10 +50,11 @@ struct GradientBucket {
 //     };
 //   });
 //
-// Where one backward() writes gradients of several optimizers, each keeps its own order.
+// Where one backward() writes gradients of several optimizers, each keeps its own order, and a hook
+// must not wait for other ranks.
 //
-// For a bucket that no rank has a gradient for, the returned function is dropped uncalled. A rank
-// whose gradient cannot be averaged calls its hook with zeros, and drops the result. If the
+// The returned function is always called, also where its result is not used: for a bucket that no
+// rank has a gradient for, or whose gradients cannot be averaged and are zeros. If the
 // hook or the returned function throws, or gives something that does not fit, the job ends as by
 // abort(): what other ranks have started would wait in vain.
 using CommunicationHook = std::function<std::function<at::Tensor()>(const GradientBucket&)>;

@@ -42,7 +42,7 @@ class SIRTAKI_API Handle {
   // several operations may run at the same time and in any order. There result() does not wait for
   // ranks; for tensors on a GPU it makes that thread's current stream wait. A callback may start
   // operations and wait for them. If it throws, the job ends as by abort(). Let callbacks end before
-  // main() does: what they use may be gone while the process exits. Throws what done() throws.
+  // shutdown(), after which result() throws, and before main() does. Throws what done() throws.
   void then(std::function<void(const Handle&)> callback) const;
   const std::shared_ptr<detail::Pending>& pending() const { return pending_; }
 

@@ -54,10 +54,11 @@ void AddTensors(std::vector<at::Tensor>& /*tensors*/, const T& /*no_tensor*/) {}
 // backward(), in the same order on all ranks.
 //
 // The function and the inputs are kept until backward(): capture modules by value (holders are
-// references), not locals by reference. Tensors of the inputs and parameters must not be changed in
-// place until then, nor by the function. backward() throws invalid_argument if they were, or if the
-// second run makes other shapes or types, or uses other tensors that require gradients, than the
-// first.
+// references), not locals by reference. What the function uses must not be changed in place until
+// then, nor by the function. backward() throws invalid_argument if inputs, or parameters that require
+// gradients, were, or if the second run makes other shapes or types, or uses other tensors that
+// require gradients, than the first. A change of other captured tensors is not noticed: give them as
+// inputs.
 template <class Function, class... Inputs>
 auto recompute(Function&& function, Inputs&&... inputs) {
   using Kept = std::tuple<std::decay_t<Inputs>...>;
@@ -66,6 +67,10 @@ auto recompute(Function&& function, Inputs&&... inputs) {
   constexpr bool kOne = std::is_same_v<Result, at::Tensor>;
   static_assert(kOne || std::is_same_v<Result, std::vector<at::Tensor>>,
                 "the function of recompute() returns a tensor or a std::vector of tensors");
+  static_assert(
+      (!std::is_same_v<std::decay_t<Inputs>, at::TensorList> && ...),
+      "give recompute() a std::vector of tensors: what an at::TensorList refers to may be "
+      "gone in backward()");
   std::vector<at::Tensor> tensors;
   (detail::AddTensors(tensors, inputs), ...);
   auto segment = [function = std::decay_t<Function>(std::forward<Function>(function)),

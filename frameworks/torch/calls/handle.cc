@@ -5,8 +5,10 @@
 #include <deque>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <utility>
 
+#include "core/base/log.h"
 #include "core/threads/quiet_thread.h"
 #include "frameworks/torch/calls/pending.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
@@ -33,17 +35,31 @@ class Callbacks {
     return *callbacks;
   }
 
+  // There is a thread. Throws std::system_error if the system gives none.
+  void Begin() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (threads_ == 0) StartThread();
+  }
+
+  // Precondition: Begin.
   void Add(std::function<void()> call) {
     const std::lock_guard<std::mutex> lock(mutex_);
     waiting_.push_back(std::move(call));
-    if (idle_ < waiting_.size()) {
-      core::StartQuietThread([this] { Run(); }).detach();
-    } else {
-      added_.notify_one();
+    added_.notify_one();
+    if (idle_ >= waiting_.size()) return;
+    try {
+      StartThread();
+    } catch (const std::system_error&) {
+      // The next thread that is free takes the call.
     }
   }
 
  private:
+  void StartThread() {
+    core::StartQuietThread([this] { Run(); }).detach();
+    ++threads_;
+  }
+
   [[noreturn]] void Run() {
     for (;;) {
       std::function<void()> next;
@@ -63,16 +79,20 @@ class Callbacks {
   std::condition_variable added_;
   std::deque<std::function<void()>> waiting_;
   std::size_t idle_ = 0;
+  std::size_t threads_ = 0;
 };
 
 template <class AnyHandle>
 void Then(const AnyHandle& handle, std::function<void(const AnyHandle&)> callback) {
   (void)handle.done();  // throws for a handle that nobody can wait for
+  Callbacks::OfProcess().Begin();
   std::function<void()> call = [handle, callback = std::move(callback)] {
     try {
       callback(handle);
     } catch (...) {
-      handle.pending()->Abort("a callback of Handle::then has thrown: " + detail::TextOfCurrent());
+      const std::string why = "a callback of Handle::then has thrown: " + detail::TextOfCurrent();
+      SIRTAKI_LOG(kError, why);  // the session may have gone, and then nobody else says it
+      handle.pending()->Abort(why);
     }
   };
   // It is moved on, because the last copy of a handle must not go where operations complete.

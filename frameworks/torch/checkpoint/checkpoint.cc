@@ -108,7 +108,8 @@ bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
   if (bytes.empty()) return false;
   if (!is_root) error = ErrorOf([&] { loaded.ReadBytes(bytes); });
   detail::AgreeOnErrors("load_checkpoint", error, state);
-  loaded.Apply();
+  error = ErrorOf([&] { loaded.Apply(); });
+  detail::AgreeOnErrors("load_checkpoint", error, state);
 
   for (const auto& one : parts.models) broadcast_parameters(*one.part, 0, session);
   for (const auto& one : parts.optimizers) broadcast_optimizer_state(*one.part, 0, session);

@@ -283,6 +283,7 @@ std::shared_ptr<Bucket> GradientBuckets::MakeBucket(Gradients gradients, ArenaPl
                        std::make_shared<const core::Signature>(gradients[i]->ParameterSignature()),
                        std::move(strides[i]));
     if (!places.empty()) part->place = std::move(places[i]);
+    if (gradients[i]->shared()) bucket->is_shared = true;  // since the layout was made
     gradients[i]->PutInto(std::move(part));
   }
   if (rule_->hook) bucket->hook = MakeHook(*bucket, gradients);

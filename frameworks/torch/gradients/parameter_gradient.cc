@@ -329,7 +329,10 @@ void ParameterGradient::Start(bool will_wait) {
   at::NoGradGuard no_grad;
   BucketPartPtr part = part_;
   const bool together = part && part->bucket->goes_on();
-  if (!together && MovesSparse()) return StartSparse(will_wait);
+  if (!together && MovesSparse()) {
+    part_ = BucketPartPtr();  // with what memory a former bucket had
+    return StartSparse(will_wait);
+  }
   StartDense(together ? std::move(part) : nullptr, will_wait);
 }
 

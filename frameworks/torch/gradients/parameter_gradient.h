@@ -186,6 +186,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   bool TakeForms();
   core::Status Collect(GpuWaits& waits);
   at::Tensor TakeResult(GpuWaits& waits);
+  void FinishHook() const;
   void CollectFromHook();
   void DropFromHook() const;
   void Deliver(const at::Tensor& average);

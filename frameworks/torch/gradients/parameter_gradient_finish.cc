@@ -59,6 +59,7 @@ at::Tensor ParameterGradient::TakeResult(GpuWaits& waits) {
 // Precondition: Await has said ok.
 core::Status ParameterGradient::Collect(GpuWaits& waits) {
   UnderWay& now = *under_way_;
+  if (what_.rule->hook) FinishHook();
   const at::Tensor result = TakeResult(waits);
   const bool same = what_.parameter.grad().is_same(now.found);
   if (!same || FoundWritten()) {
@@ -129,10 +130,13 @@ bool ParameterGradient::AbsentEverywhere() const {
 void ParameterGradient::ReleasePart() {
   if (!std::exchange(under_way_->is_put, false)) return;
   const BucketPartPtr part = part_;
-  part->bucket->assembly.Release(part->index);
+  Bucket& bucket = *part->bucket;
+  // A round in which a launch has failed begins anew.
+  if (bucket.hook && bucket.hook->line && !bucket.assembly.handle())
+    bucket.hook->line->line.Restart();
+  bucket.assembly.Release(part->index);
   // After a failure a lane may still use the memory: whoever keeps the work keeps that.
   if (part->memory().result.defined()) part->work.reset();
-  Bucket& bucket = *part->bucket;
   if (bucket.hook && !bucket.assembly.handle()) bucket.hook->End(bucket.assembly.of_one());
 }
 

@@ -41,6 +41,7 @@ void ParameterGradient::AwaitProducers(Bucket& bucket) const {
   for (const BucketPart& part : bucket.parts) {
     const auto gradient = part.gradient.lock();
     if (!gradient || part.on_gpu() == nullptr || !part.on_gpu()->device) continue;
+    if (!part.work->request.invalid.empty()) continue;  // its place in the buffer has zeros
     works.push_back(part.work);
     gpu = gradient->gpu();
   }
@@ -79,26 +80,32 @@ void ParameterGradient::LaunchAlone() {
   if (bucket.hook && !bucket.hook->line) Launch(bucket, /*will_wait=*/true);
 }
 
-// The first gradient of the bucket that is collected calls what the hook has returned.
-void ParameterGradient::CollectFromHook() {
+// The first gradient of the bucket that is collected calls what the hook has returned, whatever
+// becomes of that gradient: the other ranks call theirs, and the buffer is in use until then.
+void ParameterGradient::FinishHook() const {
   const BucketPartPtr part = part_;
   Bucket& bucket = *part->bucket;
   BucketHook& hook = *bucket.hook;
-  if (hook.finish) {
-    at::Tensor result;
-    try {
-      result = std::exchange(hook.finish, nullptr)();
-    } catch (...) {
-      FailHook(bucket, TextOfCurrent());
-    }
-    const at::Tensor& buffer = hook.given.buffer;
-    if (!result.defined() || result.numel() != buffer.numel() ||
-        result.scalar_type() != buffer.scalar_type() || result.device() != buffer.device()) {
-      FailHook(bucket, "it gave " + TypeAndShape(result) + " for " + TypeAndShape(buffer) +
-                           "; type, number of elements and device have to be equal");
-    }
-    hook.result = Flat(result).view(-1);
+  if (!hook.finish) return;
+  at::Tensor result;
+  try {
+    result = std::exchange(hook.finish, nullptr)();
+  } catch (...) {
+    FailHook(bucket, TextOfCurrent());
   }
+  const at::Tensor& buffer = hook.given.buffer;
+  if (!result.defined() || result.numel() != buffer.numel() ||
+      result.scalar_type() != buffer.scalar_type() || result.device() != buffer.device()) {
+    FailHook(bucket, "it gave " + TypeAndShape(result) + " for " + TypeAndShape(buffer) +
+                         "; type, number of elements and device have to be equal");
+  }
+  hook.result = Flat(result).view(-1);
+}
+
+void ParameterGradient::CollectFromHook() {
+  const BucketPartPtr part = part_;
+  Bucket& bucket = *part->bucket;
+  const BucketHook& hook = *bucket.hook;
   const at::Tensor average = hook.result.as_strided(
       part->like->shape, part->strides, hook.result.storage_offset() + hook.starts[part->index]);
   const at::Tensor& found = under_way_->found;

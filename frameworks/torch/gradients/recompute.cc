@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -153,7 +154,8 @@ class Made {
     return output.defined() && output.grad_fn() != nullptr && By(*output.grad_fn());
   }
 
-  // Calls leave(edge) for each edge that leads from the part to what is outside of it.
+  // Calls leave(edge, node, number) for each edge that leads from a node of the part to what is outside
+  // of it; the number is the edge's in the node.
   template <class Leave>
   void ForEachWayOut(const std::vector<at::Tensor>& outputs, Leave leave) const {
     std::vector<Node*> ahead;
@@ -167,12 +169,13 @@ class Made {
     while (!ahead.empty()) {
       Node* const node = ahead.back();
       ahead.pop_back();
-      for (Edge& edge : node->next_edges()) {
-        if (!edge.is_valid()) continue;
-        if (By(*edge.function)) {
-          visit(edge.function.get());
+      edge_list& edges = node->next_edges();
+      for (std::size_t i = 0; i < edges.size(); ++i) {
+        if (!edges[i].is_valid()) continue;
+        if (By(*edges[i].function)) {
+          visit(edges[i].function.get());
         } else {
-          leave(edge);
+          leave(edges[i], *node, i);
         }
       }
     }
@@ -191,17 +194,20 @@ class Made {
 // Stands in a graph for what is outside of it, and takes the gradient that comes there.
 class WayOut : public Node {
  public:
-  WayOut(const Edge& outside, at::Tensor* gradient)
-      : Node(std::numeric_limits<std::uint64_t>::max()), gradient_(gradient) {
+  WayOut(const Edge& outside, std::shared_ptr<variable_list> gradients, std::size_t index)
+      : Node(std::numeric_limits<std::uint64_t>::max()),
+        gradients_(std::move(gradients)),
+        index_(index) {
     input_metadata_.emplace_back(outside.function->input_metadata(outside.input_nr));
   }
   variable_list apply(variable_list&& gradients) override {
-    *gradient_ = std::move(gradients.front());
+    (*gradients_)[index_] = std::move(gradients.front());
     return {};
   }
 
  private:
-  at::Tensor* const gradient_;
+  const std::shared_ptr<variable_list> gradients_;
+  const std::size_t index_;
 };
 
 // The edges that lead out of the second run's graph lead to WayOuts meanwhile. What they led to would
@@ -209,21 +215,29 @@ class WayOut : public Node {
 class Detour {
  public:
   // `known`: the ways out of the first run, by which `node` stands in the graph for it.
+  // Whatever it throws, the edges are as they were.
   Detour(const Made& made, const std::vector<at::Tensor>& outputs, const edge_list& known,
-         const Node& node, variable_list* gradients) {
+         const Node& node, const std::shared_ptr<variable_list>& gradients)
+      : Detour() {
     edge_list ways(known.size());
     std::size_t met = 0;
-    made.ForEachWayOut(outputs, [&](Edge& edge) {
+    made.ForEachWayOut(outputs, [&](Edge& edge, Node& from, std::size_t number) {
       const auto at = std::find(known.begin(), known.end(), edge);
       if (at == known.end()) Differ();
       const std::size_t index = static_cast<std::size_t>(at - known.begin());
       Edge& way = ways[index];
       if (!way.is_valid()) {
         ++met;
-        way = Edge(std::make_shared<WayOut>(edge, &(*gradients)[index]), 0);
+        way = Edge(std::make_shared<WayOut>(edge, gradients, index), 0);
       }
-      taken_.push_back({&edge, edge});
-      edge = node.task_should_compute_output(index) ? way : Edge();
+      const Edge instead = node.task_should_compute_output(index) ? way : Edge();
+      // The node of a view that was changed in place has another within, whose edges, except the first,
+      // are the same, and are compared.
+      auto* const copy = dynamic_cast<torch::autograd::CopySlices*>(&from);
+      if (copy != nullptr && copy->fn != nullptr && number > 0) {
+        Replace(copy->fn->next_edges()[number], instead, copy->fn);
+      }
+      Replace(edge, instead, nullptr);
     });
     if (met != known.size()) Differ();
   }
@@ -240,9 +254,17 @@ class Detour {
         "it must do the same whenever it runs, on its own thread, and make no parameters");
   }
 
+  Detour() = default;
+
+  void Replace(Edge& edge, const Edge& instead, std::shared_ptr<Node> keeps) {
+    taken_.push_back({&edge, edge, std::move(keeps)});
+    edge = instead;
+  }
+
   struct Taken {
     Edge* edge;
     Edge before;
+    std::shared_ptr<Node> keeps;  // the edge, if nothing else does
   };
   std::vector<Taken> taken_;
 };
@@ -288,13 +310,13 @@ class RecomputeBackward : public Node {
       roots.push_back(torch::autograd::impl::gradient_edge(outputs[i]));
       given.push_back(std::move(gradients[place]));
     }
-    variable_list results(num_outputs());
-    const Detour detour(made, outputs, ways, *this, &results);
+    const auto results = std::make_shared<variable_list>(num_outputs());
+    const Detour detour(made, outputs, ways, *this, results);
     if (!roots.empty()) {
       torch::autograd::Engine::get_default_engine().execute(roots, given, create_graph,
                                                             create_graph, true);
     }
-    return results;
+    return std::move(*results);
   }
 
  private:
@@ -348,15 +370,20 @@ class RecomputeBackward : public Node {
 edge_list WaysOut(const Made& made, const std::vector<at::Tensor>& outputs) {
   edge_list ways;
   std::unordered_set<Edge> known;
-  made.ForEachWayOut(outputs, [&](const Edge& edge) {
+  made.ForEachWayOut(outputs, [&](const Edge& edge, const Node&, std::size_t) {
     if (known.insert(edge).second) ways.push_back(edge);
   });
   return ways;
 }
 
-bool SharesMemory(const at::Tensor& output, const std::vector<at::Tensor>& others) {
+// Whether the output, which the first run has made, shares memory with a tensor that it has not made,
+// or with another output.
+bool SharesMemory(const at::Tensor& output, const Made& made,
+                  const std::vector<at::Tensor>& others) {
+  if (output.is_view() && !made.By(at::Tensor(output._base()))) return true;
   return std::any_of(others.begin(), others.end(), [&output](const at::Tensor& other) {
-    return other.defined() && output.is_alias_of(other);
+    return other.defined() && other.has_storage() && output.has_storage() &&
+           output.is_alias_of(other);
   });
 }
 
@@ -365,7 +392,11 @@ bool SharesMemory(const at::Tensor& output, const std::vector<at::Tensor>& other
 std::vector<at::Tensor> Recompute(Segment segment, const std::vector<at::Tensor>& inputs) {
   if (!at::GradMode::is_enabled()) return segment();
   Unchanged unchanged;
-  for (const at::Tensor& input : inputs) unchanged.Add(input);
+  for (const at::Tensor& input : inputs) {
+    unchanged.Add(input);
+    // A view whose base was changed gets its node now, which is none of the segment's.
+    if (input.defined()) (void)input.grad_fn();
+  }
   Surroundings surroundings(GeneratorsFor(inputs));
   const Made made;
   std::vector<at::Tensor> outputs;
@@ -389,7 +420,7 @@ std::vector<at::Tensor> Recompute(Segment segment, const std::vector<at::Tensor>
     if (!made.By(outputs[i])) continue;
     // Whoever changes an output in place changes nothing else: autograd would not know.
     at::Tensor output = outputs[i].detach();
-    if (SharesMemory(output, taken)) output = output.clone();
+    if (SharesMemory(outputs[i], made, taken)) output = output.clone();
     node->Take(i, output);
     taken.push_back(outputs[i] = std::move(output));
   }

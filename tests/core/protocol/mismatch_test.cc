@@ -31,7 +31,7 @@ TEST(MismatchTextTest, OfChangesSaysWhatEachRankWants) {
                                          {RemoveSet{4}, {}, RankRanges::Single(3)}};
   EXPECT_EQ(MismatchText(Key::Named(0, "#change 1"), variants, 0),
             "change 1: adding a process set of ranks 0-1 on ranks 0-2, removing a process set of "
-            "number 4 "
+            "the number 4 "
             "on rank 3");
 }
 

@@ -253,6 +253,67 @@ std::string WhyBackwardFails(const torch::Tensor& y) {
   return ErrorOf(ErrorCode::invalid_argument, [&y] { y.sum().backward(); });
 }
 
+// The graph of a view that is changed in place by something from outside has a node within a node.
+TEST(RecomputeTest, TheFunctionMayChangeViewsOfItsOwnInPlace) {
+  using Function = std::function<torch::Tensor(const torch::Tensor&, const torch::Tensor&)>;
+  const std::vector<Function> functions = {[](const torch::Tensor& x, const torch::Tensor& w) {
+                                             auto y = torch::linear(
+                                                 x, w, w.sum(0));  // a view of a product
+                                             y += x;
+                                             return y;
+                                           },
+                                           [](const torch::Tensor& x, const torch::Tensor& w) {
+                                             auto padded = torch::zeros({2, 5, 4}, torch::kDouble);
+                                             padded.slice(1, 1, 4).copy_(x);
+                                             return padded.matmul(w);
+                                           },
+                                           [](const torch::Tensor& x, const torch::Tensor& w) {
+                                             auto y = x.matmul(w);
+                                             y.view({6, 4}).add_(w.sum(0)).mul_(x.view({6, 4}));
+                                             return y.tanh();
+                                           }};
+  for (const Function& function : functions) {
+    Tensors gradients;
+    for (const bool again : {false, true}) {
+      const auto x = Waves({2, 3, 4}, 1).requires_grad_();
+      const auto w = Waves({4, 4}, 2).requires_grad_();
+      const auto input = x * 2;
+      const auto y = again ? recompute(function, input, w) : function(input, w);
+      y.square().sum().backward();
+      gradients.insert(gradients.end(), {x.grad(), w.grad()});
+    }
+    EXPECT_TRUE(torch::allclose(gradients[0], gradients[2]));
+    EXPECT_TRUE(torch::allclose(gradients[1], gradients[3]));
+  }
+}
+
+TEST(RecomputeTest, InputsMayBeSparseOrViewsWhoseBaseWasChanged) {
+  const auto pairs = torch::sparse_coo_tensor(
+      torch::tensor({{0, 1}, {1, 0}}), torch::ones({2}, torch::kDouble), torch::IntArrayRef{2, 2});
+  const auto x = Waves({2, 3}, 1).requires_grad_();
+  recompute([](const torch::Tensor& a, const torch::Tensor& b) { return a.mm(b).exp(); }, pairs, x)
+      .sum()
+      .backward();
+  EXPECT_TRUE(torch::allclose(x.grad(), x.detach().exp()));
+
+  auto base = x * 1;
+  const auto view = base.narrow(0, 0, 1);
+  base.mul_(2);
+  x.mutable_grad() = torch::Tensor();
+  recompute([](const torch::Tensor& y) { return y * 3; }, view).sum().backward();
+  EXPECT_TRUE(torch::equal(x.grad(), torch::tensor({{6, 6, 6}, {0, 0, 0}}, torch::kDouble)));
+}
+
+TEST(RecomputeTest, AnOutputThatIsAViewOfACapturedTensorIsACopy) {
+  const auto x = torch::ones({3}).requires_grad_();
+  const auto captured = x * 2;
+  auto y = recompute([captured] { return captured.view({3, 1}); });
+  y.mul_(3);
+  EXPECT_EQ(captured[0].item<double>(), 2);
+  (y.sum() + captured.sum()).backward();
+  EXPECT_TRUE(torch::equal(x.grad(), torch::full({3}, 8.0F)));
+}
+
 TEST(RecomputeTest, WhatWasChangedInPlaceIsNamed) {
   Segment segment(1);
   const auto x = Waves({4, 5}, 2);

@@ -184,6 +184,36 @@ TEST(TrainingHooksTest, GradientsThatAreAbsentAreZeros) {
   });
 }
 
+TEST(TrainingHooksTest, WhatAHookHasReturnedIsCalledForABucketThatNobodyHasToo) {
+  RunTorchRanks(
+      2,
+      [](int rank, const Session& session) {
+        const auto a = Parameter({2});
+        const auto b = Parameter({3});
+        int begun = 0;
+        int finished = 0;
+        const auto hook = [&, average = Averaging(session)](const GradientBucket& bucket) {
+          ++begun;
+          return [&finished, finish = average(bucket)] {
+            ++finished;
+            return finish();
+          };
+        };
+        auto optimizer = WrapHooked({{"a", a}, {"b", b}}, hook, session);
+        for (int step = 0; step < 4; ++step) {
+          optimizer.zero_grad();
+          auto loss = a.sum() * (rank + 1);
+          if (step != 2) loss = loss + b.sum();
+          loss.backward();
+          optimizer.step();
+          EXPECT_EQ(begun, 2 * (step + 1));
+          EXPECT_EQ(finished, begun) << "or its buffer would still be in use";
+          EXPECT_EQ(b.grad().defined(), step != 2);
+        }
+      },
+      HookLimits(1));
+}
+
 TEST(TrainingHooksTest, ABucketHoldsOneTypeUpToItsSize) {
   RunTorchRanks(
       2,
