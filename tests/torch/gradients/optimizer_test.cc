@@ -30,7 +30,7 @@ DistributedOptimizer<Base> Wrap(Base base, const torch::nn::Module& module, cons
                                     DistributedOptimizerOptions().average_at(average), session);
 }
 
-SGD MakePlainSgd(std::vector<torch::Tensor> parameters) {
+SGD MakeSgdWithMomentum(std::vector<torch::Tensor> parameters) {
   return SGD(std::move(parameters), SGDOptions(0.1).momentum(0.9));
 }
 
@@ -38,10 +38,10 @@ SGD MakePlainSgd(std::vector<torch::Tensor> parameters) {
 
 TEST(UnnamedParametersTest, AreMatchedByTheirPlace) {
   constexpr int kSteps = 5;
-  const auto expected = TrainAlone(MakePlainSgd, kSteps, 2);
+  const auto expected = TrainAlone(MakeSgdWithMomentum, kSteps, 2);
   RunTorchRanks(2, [&](int rank, const Session& session) {
     SmallNet net;
-    auto optimizer = DistributedOptimizer(MakePlainSgd(net.parameters()),
+    auto optimizer = DistributedOptimizer(MakeSgdWithMomentum(net.parameters()),
                                           DistributedOptimizerOptions(), session);
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
@@ -87,7 +87,7 @@ void ExpectFollowsOneProcess(const MakeOptimizer& make_optimizer, double toleran
   }
 }
 
-TEST(EquivalenceTest, SgdWithMomentum) { ExpectFollowsOneProcess(MakePlainSgd, 1e-13); }
+TEST(EquivalenceTest, SgdWithMomentum) { ExpectFollowsOneProcess(MakeSgdWithMomentum, 1e-13); }
 
 TEST(EquivalenceTest, Adam) {
   ExpectFollowsOneProcess(
@@ -157,7 +157,7 @@ TEST(EquivalenceTest, ParametersStayIdenticalToTheBit) {
   std::vector<std::vector<torch::Tensor>> of_rank(3);
   RunTorchRanks(3, [&](int rank, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
     for (int step = 0; step < 10; ++step) {
       optimizer.zero_grad();
       Loss(net, BatchOfRank(step, rank)).backward();
@@ -322,7 +322,7 @@ TEST(GradientTest, TiedWeightsAreReducedOnce) {
 TEST(MisuseTest, SecondBackwardNamesTheParameterAndTheCure) {
   RunTorchRanks(2, [](int, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session, Average::Step);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session, Average::Step);
     const Batch batch = BatchOfRank(0, 0);
     Loss(net, batch).backward();
     const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { Loss(net, batch).backward(); });
@@ -337,7 +337,7 @@ TEST(MisuseTest, SecondBackwardNamesTheParameterAndTheCure) {
 TEST(MisuseTest, ZeroGradSaysWhatToDo) {
   RunTorchRanks(2, [](int, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session, Average::Step);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session, Average::Step);
     Loss(net, BatchOfRank(0, 0)).backward();
     const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.zero_grad(); });
     EXPECT_THAT(text, AllOf(HasSubstr("hidden."), HasSubstr("step()")));
@@ -349,7 +349,7 @@ TEST(MisuseTest, ZeroGradSaysWhatToDo) {
 TEST(MisuseTest, GradientsReplacedThroughTheModule) {
   RunTorchRanks(2, [](int, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session, Average::Step);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session, Average::Step);
     Loss(net, BatchOfRank(0, 0)).backward();
     net.zero_grad();
     const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); });
@@ -364,7 +364,7 @@ TEST(MisuseTest, ZeroGradBehindTheWrapperIsMetByTheNextBackward) {
   for (const bool by_module : {true, false}) {
     RunTorchRanks(2, [by_module](int rank, const Session& session) {
       SmallNet net;
-      auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session, Average::Step);
+      auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session, Average::Step);
       Loss(net, BatchOfRank(0, rank)).backward();
       if (by_module) {
         net.zero_grad();
@@ -378,7 +378,7 @@ TEST(MisuseTest, ZeroGradBehindTheWrapperIsMetByTheNextBackward) {
       optimizer.zero_grad();
       Loss(net, BatchOfRank(0, rank)).backward();
       optimizer.step();
-      EXPECT_LT(Distance(net.parameters(), TrainAlone(MakeSgd, 1, 2)), 1e-13);
+      EXPECT_LT(Distance(net.parameters(), TrainAlone(MakeSgdWithMomentum, 1, 2)), 1e-13);
     });
   }
 }
@@ -386,7 +386,7 @@ TEST(MisuseTest, ZeroGradBehindTheWrapperIsMetByTheNextBackward) {
 TEST(MisuseTest, AGradientWrittenBeforeTheStep) {
   RunTorchRanks(2, [](int, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session, Average::Step);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session, Average::Step);
     Loss(net, BatchOfRank(0, 0)).backward();
     net.hidden->weight.grad().mul_(0.5);  // clipping without synchronize()
     const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); });
@@ -400,7 +400,7 @@ TEST(MisuseTest, AGradientWrittenBeforeTheStep) {
 TEST(MisuseTest, AnOptimizerThatWasMovedFrom) {
   RunTorchRanks(2, [](int, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
     auto moved = std::move(optimizer);
     // NOLINTNEXTLINE(bugprone-use-after-move): that is what is tested
     EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); }),
@@ -483,7 +483,7 @@ TEST(WrapTest, MissingAndDuplicateNamesAreToldToAllRanks) {
 TEST(WrapTest, IsStillItsBase) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     SmallNet net;
-    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
     torch::optim::StepLR scheduler(optimizer, /*step_size=*/1, /*gamma=*/0.5);
     Loss(net, BatchOfRank(0, rank)).backward();
     torch::optim::Optimizer& base = optimizer;
@@ -493,7 +493,7 @@ TEST(WrapTest, IsStillItsBase) {
 
     std::stringstream stream;
     torch::save(optimizer, stream);
-    auto loaded = MakePlainSgd(net.parameters());
+    auto loaded = MakeSgdWithMomentum(net.parameters());
     torch::load(loaded, stream);
     EXPECT_DOUBLE_EQ(loaded.param_groups()[0].options().get_lr(), 0.05);
     EXPECT_EQ(loaded.state().size(), net.parameters().size());
@@ -501,10 +501,10 @@ TEST(WrapTest, IsStillItsBase) {
 }
 
 TEST(WrapTest, MovesWithItsHooks) {
-  const auto expected = TrainAlone(MakeSgd, 2, 2);
+  const auto expected = TrainAlone(MakeSgdWithMomentum, 2, 2);
   RunTorchRanks(2, [&](int rank, const Session& session) {
     SmallNet net;
-    auto first = Wrap(MakePlainSgd(net.parameters()), net, session);
+    auto first = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
     auto optimizer = std::move(first);
     for (int step = 0; step < 2; ++step) {
       optimizer.zero_grad();
@@ -522,18 +522,18 @@ TEST(WrapTest, LeavesHooksBehindThatDoNothing) {
     SmallNet net;
     const auto loss = Loss(net, BatchOfRank(0, rank));  // keeps the graph's nodes
     std::optional<DistributedOptimizer<SGD>> optimizer(
-        Wrap(MakePlainSgd(net.parameters()), net, session));
+        Wrap(MakeSgdWithMomentum(net.parameters()), net, session));
     optimizer.reset();
     loss.backward();
     SmallNet alone;
     Loss(alone, BatchOfRank(0, rank)).backward();
     EXPECT_TRUE(torch::equal(net.output->bias.grad(), alone.output->bias.grad()));
     // The same node serves another, whose hooks alone are at work.
-    auto next = Wrap(MakePlainSgd(net.parameters()), net, session);
+    auto next = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
     next.zero_grad();
     Loss(net, BatchOfRank(0, rank)).backward();
     next.step();
-    EXPECT_LT(Distance(net.parameters(), TrainAlone(MakeSgd, 1, 2)), 1e-13);
+    EXPECT_LT(Distance(net.parameters(), TrainAlone(MakeSgdWithMomentum, 1, 2)), 1e-13);
   });
 }
 
@@ -541,15 +541,15 @@ TEST(WrapTest, MayBeDestroyedWhileGradientsAreBeingReduced) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     SmallNet net;
     for (int i = 0; i < 3; ++i) {
-      auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
+      auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
       optimizer.zero_grad();
       Loss(net, BatchOfRank(0, rank)).backward();
     }
-    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
     optimizer.zero_grad();
     Loss(net, BatchOfRank(0, rank)).backward();
     optimizer.step();
-    EXPECT_LT(Distance(net.parameters(), TrainAlone(MakeSgd, 1, 2)), 1e-13);
+    EXPECT_LT(Distance(net.parameters(), TrainAlone(MakeSgdWithMomentum, 1, 2)), 1e-13);
   });
 }
 
@@ -557,8 +557,8 @@ TEST(WrapTest, TwoOptimizersOfTwoModelsWithTheSameNames) {
   RunTorchRanks(2, [](int rank, const Session& session) {
     SmallNet a;
     SmallNet b;
-    auto first = Wrap(MakePlainSgd(a.parameters()), a, session);
-    auto second = Wrap(MakePlainSgd(b.parameters()), b, session);
+    auto first = Wrap(MakeSgdWithMomentum(a.parameters()), a, session);
+    auto second = Wrap(MakeSgdWithMomentum(b.parameters()), b, session);
     (Loss(a, BatchOfRank(0, rank)) + Loss(b, BatchOfRank(0, rank))).backward();
     first.step();
     second.step();
@@ -570,7 +570,7 @@ TEST(WrapTest, OneRankThatAveragesInStepHasNoHooks) {
   RunTorchRanks(1, [](int, const Session& session) {
     SmallNet net;
     const auto node = torch::autograd::impl::grad_accumulator(net.output->bias);
-    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session, Average::Step);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session, Average::Step);
     EXPECT_TRUE(node->post_hooks().empty());
     EXPECT_TRUE(node->pre_hooks().empty());
   });
@@ -584,7 +584,7 @@ TEST(WrapTest, OfAnEndedSessionHasHooksThatDoNothing) {
     const auto index = static_cast<std::size_t>(rank);
     nets[index] = std::make_unique<SmallNet>();
     old[index] = std::make_unique<DistributedOptimizer<SGD>>(
-        Wrap(MakePlainSgd(nets[index]->parameters()), *nets[index], session));
+        Wrap(MakeSgdWithMomentum(nets[index]->parameters()), *nets[index], session));
     Loss(*nets[index], BatchOfRank(0, rank)).backward();
   });
   EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [&] { old[0]->zero_grad(); }),
@@ -592,10 +592,10 @@ TEST(WrapTest, OfAnEndedSessionHasHooksThatDoNothing) {
   for (auto& net : nets) net->zero_grad();
   RunTorchRanks(2, [&](int rank, const Session& session) {
     SmallNet& net = *nets[static_cast<std::size_t>(rank)];
-    auto optimizer = Wrap(MakePlainSgd(net.parameters()), net, session);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
     Loss(net, BatchOfRank(0, rank)).backward();
     optimizer.step();
-    EXPECT_LT(Distance(net.parameters(), TrainAlone(MakeSgd, 1, 2)), 1e-13);
+    EXPECT_LT(Distance(net.parameters(), TrainAlone(MakeSgdWithMomentum, 1, 2)), 1e-13);
   });
 }
 
@@ -607,7 +607,7 @@ TEST(WrapTest, OfAnEndedSessionIsRefused) {
       const auto index = static_cast<std::size_t>(rank);
       nets[index] = std::make_unique<SmallNet>();
       optimizers[index] = std::make_unique<DistributedOptimizer<SGD>>(
-          MakePlainSgd(nets[index]->parameters()), nets[index]->named_parameters(),
+          MakeSgdWithMomentum(nets[index]->parameters()), nets[index]->named_parameters(),
           DistributedOptimizerOptions(), session);
     });
     EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [&] { optimizers[0]->step(); }),
