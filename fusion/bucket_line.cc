@@ -7,7 +7,7 @@ void BucketLine::Complete(std::size_t bucket, const Launch& launch) {
     const core::MutexLock lock(mutex_);
     states_[bucket] = State::kComplete;
   }
-  // Whoever completes one while another is launched leaves it to that thread.
+  // A thread that completes a bucket while another thread launches one leaves it to that thread.
   while (const auto next = Begin()) {
     struct Ended {
       BucketLine* line;

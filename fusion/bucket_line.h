@@ -24,7 +24,7 @@ class BucketLine {
   // Launches the bucket, and those behind it that are complete, if those before it were launched;
   // otherwise whoever completes these does. What `launch` throws comes through.
   void Complete(std::size_t bucket, const Launch& launch) SIRTAKI_EXCLUDES(mutex_);
-  // From the next round on nobody completes this bucket any more. Between two rounds, or before
+  // The bucket leaves: nobody completes it from the next round on. Between two rounds, or before
   // those behind it were launched, on all ranks alike.
   void Leave(std::size_t bucket) SIRTAKI_EXCLUDES(mutex_);
   // Begins a new round in the middle of one that cannot end, as a launch has failed.

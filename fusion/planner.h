@@ -29,7 +29,7 @@ struct Place {
 };
 const core::Signature& SignatureAt(const core::RunBatch& batch, Place place);
 
-// In the order of the batch.
+// A group has its places in the order of the batch.
 struct Group {
   Lane lane = Lane::kSmall;
   // Of all tensors, in their own type, as each rank gives them; 0 where the first dimension may

@@ -12,7 +12,7 @@ namespace sirtaki::core {
 // the same one with a chance of 2^-64. No defence against somebody who wants a clash.
 std::uint64_t Digest(const void* data, std::size_t bytes);
 
-// The same digest of bytes that come in pieces, however they are cut.
+// A running digest is that of bytes that come in pieces, however they are cut.
 class RunningDigest {
  public:
   RunningDigest();

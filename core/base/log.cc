@@ -18,7 +18,7 @@
 namespace sirtaki::core {
 namespace {
 
-// In the order of LogLevel. spdlog's levels have the same numbers, up to error.
+// The levels are in the order of LogLevel. spdlog's have the same numbers, up to error.
 constexpr spdlog::level::level_enum kSpdlogLevels[] = {spdlog::level::trace, spdlog::level::debug,
                                                        spdlog::level::info,  spdlog::level::warn,
                                                        spdlog::level::err,   spdlog::level::off};

@@ -31,7 +31,7 @@ bool NamesTensor(const std::string& message, const std::string& tensor) {
 }  // namespace
 
 std::string_view StatusCodeName(StatusCode code) {
-  // In the order of StatusCode.
+  // The names are in the order of StatusCode.
   // clang-format off
   static constexpr std::string_view kNames[] = {
       "ok", "invalid argument", "mismatch", "not initialized", "duplicate name", "shut down",

@@ -28,7 +28,7 @@ std::string_view NameIn(const std::string_view (&names)[kCount], Enum value) {
   return index < kCount ? names[index] : "unknown";
 }
 
-// Without spaces, tabs and the ends of lines around it.
+// Trimmed gives the text without spaces, tabs and the ends of lines around it.
 std::string_view Trimmed(std::string_view text);
 
 }  // namespace sirtaki::core

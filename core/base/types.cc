@@ -8,7 +8,7 @@ namespace sirtaki::core {
 
 namespace {
 
-// In the order of the enumerations.
+// The tables are in the order of the enumerations.
 struct TypeFacts {
   std::string_view name;
   std::size_t size;

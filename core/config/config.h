@@ -72,7 +72,8 @@ struct Config {
   bool verify_transfers = false;
   std::string settings;
 
-  // By the options' names, which the table holds; what is not in it has its default.
+  // Sources are kept by the options' names, which the table holds; an option without one has its
+  // default.
   std::map<std::string_view, OptionSource> sources;
 
   void SetSource(std::string_view option, OptionSource source) {

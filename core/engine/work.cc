@@ -42,7 +42,7 @@ void HandleState::Then(std::function<void()> next) {
 }
 
 void HandleState::EndPiece(const Status& status) {
-  // Of several failures the first that gets through counts.
+  // The first failure that gets through counts.
   if (!status.ok()) {
     Complete(status);
   } else if (pieces_.fetch_sub(1, std::memory_order_acq_rel) == 1) {

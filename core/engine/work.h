@@ -125,7 +125,8 @@ struct Work {
   // empty). May throw std::bad_alloc or LibTorch's error; the lane turns that into the group's
   // fault.
   std::function<void*(const std::vector<std::int64_t>& rows)> allocate_output;
-  // Of a grouped call: the memory of each of the signature's parts, without key and handle.
+  // The parts of a grouped call are the memory of each of the signature's parts, without key and
+  // handle.
   std::vector<WorkPtr> parts;
   // Send and receive: the other rank, of the world, and what tells its messages apart.
   int peer = -1;

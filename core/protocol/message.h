@@ -110,7 +110,7 @@ struct RemoveSetEntry {
   Key key;
   SetNumber set = kWorldSet;
 };
-// From here on the world's ranks plan with these.
+// The entry says with which limits the world's ranks plan from here on.
 struct LimitsEntry {
   Key key;
   Limits limits;

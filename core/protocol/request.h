@@ -114,7 +114,7 @@ bool AskTheSame(const Asked& a, const Asked& b);
 const SignaturePtr& CollectiveOf(const Asked& asked);  // null if it is none
 // "broadcast", "adding a process set". Precondition: it is something.
 std::string_view KindName(const Asked& asked);
-// As Signature::ToString, of a change "adding a process set of ranks 0-2".
+// AskedText gives Signature::ToString, and for a change "adding a process set of ranks 0-2".
 std::string AskedText(const Asked& asked);
 std::string DetailText(const Asked& asked);  // of a change "ranks 0-2"
 

@@ -1,4 +1,5 @@
-// Who is late (18): questions to those who miss a key, the answers, and what is said of them.
+// The stall watch tells who is late (18): questions to those who miss a key, the answers, and what
+// is said.
 #include "core/protocol/stall_watch.h"
 
 #include <algorithm>
@@ -166,7 +167,7 @@ void StallWatch::ReportStalls(SetState& set, TimePoint now) {
 void StallWatch::NoteTimeOut(SetState& set, const Key& key, PendingKey& pending, Duration limit,
                              TimePoint now) {
   if (set.seat()) {
-    // Of a call that was late already when it was submitted, too: zero would be none.
+    // The limit of a call that was late when it was submitted is not zero, which would be none.
     pending.Stall().call_limit = std::max<Duration>(limit, std::chrono::microseconds(1));
     set.next_stall_check = now;
     Due(now);
@@ -178,8 +179,8 @@ void StallWatch::NoteTimeOut(SetState& set, const Key& key, PendingKey& pending,
   around_.Report(StalledItem{key, us(now - pending.since), std::max<std::int64_t>(us(limit), 1)});
 }
 
-// At the seat: one question at a time, about the key that has waited longest. `waiting`: the oldest
-// first.
+// The seat asks one question at a time, about the key that has waited longest. `waiting`: the
+// oldest first.
 void StallWatch::Inquire(SetState& set, const std::vector<SetState::Undecided>& waiting,
                          TimePoint now) {
   const Duration warning = options_.stall_warning;

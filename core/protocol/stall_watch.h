@@ -30,7 +30,7 @@ struct StallOptions {
   std::function<std::optional<Key>()> waits_for = [] { return std::nullopt; };
 };
 
-// For the log of the seat (18).
+// A warning is for the log of the seat (18).
 struct StallWarning {
   Key key;                 // of those that wait, the one that has waited longest
   bool agreed = false;     // it is decided and goes on for too long
@@ -44,7 +44,7 @@ struct StallWarning {
 };
 // `"w" and 8 others have waited 60 s; not submitted by rank 1; rank 1: last submitted "v" 61 s ago`
 std::string StallText(const StallWarning& warning);
-// For where there is little room: `waits for rank 1: "w"`
+// The brief text is for where there is little room: `waits for rank 1: "w"`
 std::string StallBrief(const StallWarning& warning);
 // `"w" did not finish within its time-out of 5 s`
 std::string TimeOutText(const Key& key, Duration limit);
@@ -81,7 +81,7 @@ class StallWatch {
   // The time of a call, `limit`, is over, whose key is not decided.
   void NoteTimeOut(SetState& set, const Key& key, PendingKey& pending, Duration limit,
                    TimePoint now);
-  // Of neighbours. Precondition: the message is of this set.
+  // Messages come from neighbours. Precondition: the message is of this set.
   void Receive(SetState& set, const StalledItem& stalled, TimePoint now);
   void Receive(SetState& set, const QueryMessage& asked, TimePoint now);
   void Receive(SetState& set, int child, AnswerMessage answer, TimePoint now);

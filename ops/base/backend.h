@@ -70,7 +70,7 @@ struct Channel {
 class AllReducer {
  public:
   virtual ~AllReducer() = default;
-  // As a timeline has it: "shm", "mpi", "by hosts". For the life of the process.
+  // The name as a timeline has it: "shm", "mpi", "by hosts". It lives as long as the process.
   virtual std::string_view name() const = 0;
 
   // Reduces `count` elements in place; the same bits on all members. `op` and `dtype`: those that
@@ -145,8 +145,8 @@ class Backend : public AllReducer, public Backends {
  public:
   Route Select(Channel /*channel*/) final { return {this, this}; }
 
-  // As AllReduce, with the result in the buffer of member `root`; what is in the others' afterwards is
-  // not defined.
+  // Reduce is AllReduce with the result in the buffer of member `root`; what is in the others'
+  // afterwards is not defined.
   virtual std::unique_ptr<Completion> Reduce(Channel channel, void* buffer, std::int64_t count,
                                              core::DType dtype, core::ReduceOp op, int root) = 0;
   // How many bytes AllReduce and Reduce of the large lane are best given at a time, where others get

@@ -37,7 +37,7 @@ struct GroupTask {
   core::RankRanges silent;       // of all of them
   core::TimePoint since{};
   core::Limits limits;
-  // On the large lane: the group begins when it is set, and whoever sets it has set the inputs of
+  // A group on the large lane begins when it is set, and whoever sets it has set the inputs of
   // its work before. Null: they are there.
   std::shared_ptr<const std::atomic<bool>> inputs_there;
 

@@ -31,7 +31,7 @@ RunItem Gather() { return Item({.kind = OpKind::kAllGather, .shape = {1000000}})
 
 using Items = std::vector<std::size_t>;
 
-// Of a batch of tensors without parts.
+// The items of a group, in a batch of tensors without parts.
 Items ItemsOf(const Group& group) {
   Items items;
   for (const Place& place : group.places) {

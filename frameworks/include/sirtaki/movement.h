@@ -161,8 +161,8 @@ SIRTAKI_API GroupedHandle grouped_alltoall_async(const std::vector<at::Tensor>& 
                                                  const AlltoallOptions& options = {},
                                                  const Session& session = {});
 
-// The same for a list of tensors, which is one operation; collectives.h says more. The names with
-// `grouped_` mean the same.
+// These forms take a list of tensors, which is one operation; collectives.h says more. The names
+// with `grouped_` mean the same.
 inline std::vector<at::Tensor> broadcast(at::TensorList tensors, int root_rank,
                                          const BroadcastOptions& options = {},
                                          const Session& session = {}) {

@@ -149,8 +149,8 @@ SIRTAKI_API GroupedHandle grouped_reducescatter_async(const std::vector<at::Tens
                                                       const ReducescatterOptions& options = {},
                                                       const Session& session = {});
 
-// The same for a list of tensors, which is one operation; collectives.h says more. The names with
-// `grouped_` mean the same.
+// These forms take a list of tensors, which is one operation; collectives.h says more. The names
+// with `grouped_` mean the same.
 inline std::vector<at::Tensor> allreduce(at::TensorList tensors,
                                          const AllreduceOptions& options = {},
                                          const Session& session = {}) {

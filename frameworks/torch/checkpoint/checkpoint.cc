@@ -57,7 +57,8 @@ std::vector<at::Tensor> GatherGeneratorStates(const CheckpointParts& parts,
   return states;
 }
 
-// By rank 0. What the others need beside models and optimizers; empty if there is no file.
+// Rank 0 reads the file. Returns what the others need beside models and optimizers; empty if there
+// is no file.
 std::string ReadFile(const std::string& path, detail::LoadedParts& loaded) {
   InputArchive archive;
   if (!detail::ReadCheckpointFile(path, &archive)) return {};

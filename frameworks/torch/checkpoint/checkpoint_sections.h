@@ -48,10 +48,10 @@ class LoadedParts {
   LoadedParts(const LoadedParts&) = delete;
   LoadedParts& operator=(const LoadedParts&) = delete;
 
-  // By rank 0, from the file. Returns what the others read, as bytes of an archive: all except
-  // models and optimizers. Refuses formats of newer versions.
+  // Rank 0 reads all from the file. Returns what the others read, as bytes of an archive: all
+  // except models and optimizers. Refuses formats of newer versions.
   std::string ReadAll(torch::serialize::InputArchive& archive);
-  // By the others.
+  // The others read these bytes.
   void ReadBytes(const std::string& bytes);
   // The number of ranks that wrote the archive; ReadAll() knows it.
   int writers() const { return writers_; }

@@ -66,7 +66,8 @@ struct BucketPart {
   core::SignaturePtr like;            // what it is like, on all ranks,
   std::vector<std::int64_t> strides;  // and how its memory lies
   std::optional<ArenaPlace> place;    // none: the bucket has no arena
-  // Its work of the last round, which serves again. Used by whoever has reported the gradient's gate.
+  // The work of the last round serves again. It is used by whoever has reported the gradient's
+  // gate.
   core::WorkPtr work;
 
   // A work without memory, for the next round. The engine may still refer to the last one.

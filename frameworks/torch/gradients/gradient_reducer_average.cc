@@ -136,7 +136,7 @@ void GradientReducer::Impl::EndAverage() {
   if (!rule_->at_backward) Attempt([this] { buckets_.Ask(members_.all()); });
   Attempt([this] { buckets_.Take(members_.all(), /*wait=*/!rule_->at_backward); });
   Attempt([this] { members_.CheckResults(); });
-  // Not before all are in their places: some may share their memory.
+  // Averages are noted when all are in their places, since some may share their memory.
   for (const GradientPtr& member : members_.all()) member->NoteDelivered();
   passes_ = 0;
   waits_.reset();

@@ -354,8 +354,8 @@ std::string ParameterGradient::CheckInBucket(const BucketPart& part, const at::T
   return "its strides differ from those of its parameter when the bucket was made";
 }
 
-// Its part of a bucket of its own, which serves again while the gradient stays like it. The key says
-// nothing of how the memory lies: row by row on all ranks.
+// The part of a bucket of the gradient's own serves again while the gradient stays like it. The key
+// says nothing of how the memory lies: row by row on all ranks.
 BucketPartPtr ParameterGradient::PartAlone(const at::Tensor& shaped) {
   BucketPartPtr part = part_;
   if (part && part->bucket->assembly.of_one() && IsLike(*part->like, shaped)) return part;

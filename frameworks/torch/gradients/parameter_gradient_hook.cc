@@ -61,7 +61,8 @@ void ParameterGradient::CallHook(Bucket& bucket) const {
   try {
     if (bucket.assembly.of_one()) {
       const at::Tensor& reduced = bucket.parts.front().memory().result;
-      // With a version counter of its own: what the hook does to it is no change of the gradient.
+      // The buffer has a version counter of its own: what the hook does to it is no change of the
+      // gradient.
       hook.given.buffer = reduced.variable_data().view(-1);
       hook.given.gradients = {hook.given.buffer.view(reduced.sizes())};
     }

@@ -418,7 +418,7 @@ std::vector<at::Tensor> Recompute(Segment segment, const std::vector<at::Tensor>
   std::vector<at::Tensor> taken = inputs;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!made.By(outputs[i])) continue;
-    // Whoever changes an output in place changes nothing else: autograd would not know.
+    // An output that is changed in place must change nothing else, since autograd would not know.
     at::Tensor output = outputs[i].detach();
     if (SharesMemory(outputs[i], made, taken)) output = output.clone();
     node->Take(i, output);

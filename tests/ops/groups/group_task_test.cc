@@ -1,4 +1,4 @@
-// From a batch to groups: whose tensors are in which, and when a handle completes.
+// A batch becomes groups: whose tensors are in which, and when a handle completes.
 #include "ops/groups/group_task.h"
 
 #include <gtest/gtest.h>

@@ -94,10 +94,11 @@ class SIRTAKI_API GradientReducer {
   void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
   Scope NoSync();
   Scope SkipSynchronize();
-  // Without an optimizer: looks for parameters that were unfrozen, and ends what a backward() that
-  // failed has left. Does nothing within a backward(). `training`: the ranks come here alike.
+  // A module, which has no optimizer, calls it: looks for parameters that were unfrozen, and ends
+  // what a backward() that failed has left. Does nothing within a backward(). `training`: the ranks
+  // come here alike.
   void BeforeForward(bool training);
-  // Without an optimizer, within a backward(): gradients are averaged at the end of this backward()
+  // A module calls it within a backward(): gradients are averaged at the end of this backward()
   // alone. Otherwise they are at the end of each that makes some, the inner ones too.
   void BeginBackward();
   Session session() const;

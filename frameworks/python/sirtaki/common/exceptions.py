@@ -110,7 +110,7 @@ class HorovodVersionMismatchError(ImportError):
     what was built."""
 
 
-# By the library's names for its codes.
+# The classes are found by the library's names for its codes.
 CLASSES = {
     kind.code: kind
     for kind in (
