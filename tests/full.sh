@@ -37,8 +37,8 @@ part_soak() { released && bash tests/multihost/soak.sh build/release/tests/multi
 part_tsan() { build tsan -DSIRTAKI_UNITY=ON && ctest --preset tsan -j "$jobs"; }
 part_asan() { build asan -DSIRTAKI_UNITY=ON -DSIRTAKI_TORCH=ON && ctest --preset asan -j "$jobs"; }
 part_headers() {
-  build dev -DSIRTAKI_UNITY=OFF -DSIRTAKI_MPI=ON -DSIRTAKI_TORCH=ON -DSIRTAKI_LAUNCH=ON &&
-    ctest --preset dev -C Full -R '^lint\.headers$'
+  SIRTAKI_UNITY=ON released && SIRTAKI_JOBS=$jobs python3 -B tests/lint/alone.py . build/release all &&
+    ctest --preset release -C Full -R '^lint\.headers$'
 }
 part_openmpi5() { bash tests/other_mpi.sh openmpi5; }
 part_mpich() { bash tests/other_mpi.sh mpich; }

@@ -1,8 +1,8 @@
 """A sample of the product's sources compiles by itself: a unity build hides what a file does not include.
 
 The sources are drawn by SIRTAKI_TEST_SEED from those of the build folder: most from those that the last commits changed, the
-rest from all. They are compiled with the flags that the build gives them, without precompiled headers. tests/full.sh headers
-compiles all of them.
+rest from all. They are compiled with the flags that the build gives them, without precompiled headers. A third argument "all"
+takes every source, the tests' too, as many at once as SIRTAKI_JOBS says: tests/full.sh headers does so.
 """
 
 import json
@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
+from concurrent import futures
 
 import tree
 
@@ -51,32 +52,40 @@ def recently_changed(top):
     return {str(top / name) for name in names}
 
 
-def main():
-    top = pathlib.Path(tree.root())
-    commands = {}
-    for entry in json.loads((pathlib.Path(sys.argv[2]) / "compile_commands.json").read_text(encoding="utf-8")):
-        if "/Unity/" not in entry["file"]:
-            continue
-        for source in sources_of(entry["file"]):
-            if not pathlib.Path(source).is_relative_to(top / "tests"):
-                commands.setdefault(source, (entry, alone(shlex.split(entry["command"]), entry["file"], source)))
-    if not commands:
-        print("lint.alone: skipped: this build compiles every source by itself")
-        sys.exit(tree.SKIPPED)
+def drawn(top, commands):
     seed = os.environ.get("SIRTAKI_TEST_SEED") or str(random.SystemRandom().randrange(2**32))
     print(f"SIRTAKI_TEST_SEED={seed}")
     draw = random.Random(seed)
     recent = sorted(recently_changed(top) & set(commands))
     sample = draw.sample(recent, min(RECENT, len(recent)))
     rest = sorted(set(commands) - set(sample))
-    sample += draw.sample(rest, min(COUNT - len(sample), len(rest)))
-    findings = []
-    for source in sample:
-        entry, command = commands[source]
-        run = subprocess.run(command, cwd=entry["directory"], capture_output=True, text=True, check=False)
-        if run.returncode != 0:
-            findings.append(f"{source}:\n{run.stderr[:2000]}")
-    tree.report("lint.alone", len(sample), findings)
+    return sample + draw.sample(rest, min(COUNT - len(sample), len(rest)))
+
+
+def compiled(source, entry, command):
+    """What is wrong with the source; nothing if it compiles."""
+    run = subprocess.run(command, cwd=entry["directory"], capture_output=True, text=True, check=False)
+    return [f"{source}:\n{run.stderr[:2000]}"] if run.returncode != 0 else []
+
+
+def main():
+    top = pathlib.Path(tree.root())
+    every = sys.argv[3:] == ["all"]
+    commands = {}
+    for entry in json.loads((pathlib.Path(sys.argv[2]) / "compile_commands.json").read_text(encoding="utf-8")):
+        if "/Unity/" not in entry["file"]:
+            continue
+        for source in sources_of(entry["file"]):
+            if every or not pathlib.Path(source).is_relative_to(top / "tests"):
+                commands.setdefault(source, (entry, alone(shlex.split(entry["command"]), entry["file"], source)))
+    if not commands:
+        print("lint.alone: skipped: this build compiles every source by itself")
+        sys.exit(tree.SKIPPED)
+    sample = sorted(commands) if every else drawn(top, commands)
+    jobs = int(os.environ.get("SIRTAKI_JOBS") or os.cpu_count()) if every else 1
+    with futures.ThreadPoolExecutor(jobs) as pool:
+        found = pool.map(lambda source: compiled(source, *commands[source]), sample)
+        tree.report("lint.alone", len(sample), [finding for findings in found for finding in findings])
 
 
 main()
