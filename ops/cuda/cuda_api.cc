@@ -3,16 +3,20 @@
 #include <string>
 #include <utility>
 
-#include "ops/base/dynamic_library.h"
-
 namespace sirtaki::ops::cuda {
 namespace {
 
 using core::Status;
 using core::StatusCode;
 
-// The first symbol that the library does not have; null if all are there.
-const char* FindRuntime(const DynamicLibrary& library, Api* api) {
+Status Missing(const DynamicLibrary& library, const char* symbol) {
+  return {StatusCode::kUnsupported,
+          library.path() + " has no " + symbol + "; CUDA 11.0 or later is needed"};
+}
+
+}  // namespace
+
+const char* TakeRuntime(const DynamicLibrary& library, Api* api) {
   const char* missing = nullptr;
   const auto take = [&](const char* symbol, auto* function) {
     if (!library.Take(symbol, function) && missing == nullptr) missing = symbol;
@@ -43,8 +47,7 @@ const char* FindRuntime(const DynamicLibrary& library, Api* api) {
   return missing;
 }
 
-// Where a function has changed, the symbol of the version that is declared here.
-const char* FindDriver(const DynamicLibrary& library, Api* api) {
+const char* TakeDriver(const DynamicLibrary& library, Api* api) {
   const char* missing = nullptr;
   const auto take = [&](const char* symbol, auto* function) {
     if (!library.Take(symbol, function) && missing == nullptr) missing = symbol;
@@ -61,13 +64,6 @@ const char* FindDriver(const DynamicLibrary& library, Api* api) {
   return missing;
 }
 
-Status Missing(const DynamicLibrary& library, const char* symbol) {
-  return {StatusCode::kUnsupported,
-          library.path() + " has no " + symbol + "; CUDA 11.0 or later is needed"};
-}
-
-}  // namespace
-
 std::string VersionText(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
@@ -81,7 +77,7 @@ Status Load(Library* library) {
       &runtime);
   if (!status.ok()) return {status.code(), "no CUDA runtime was found: " + status.message()};
   library->runtime_path = runtime.path();
-  if (const char* symbol = FindRuntime(runtime, &library->api)) return Missing(runtime, symbol);
+  if (const char* symbol = TakeRuntime(runtime, &library->api)) return Missing(runtime, symbol);
   const Api& api = library->api;
   status = Check(api, api.RuntimeGetVersion(&library->version), "cudaRuntimeGetVersion");
   if (!status.ok()) return status;
@@ -90,7 +86,7 @@ Status Load(Library* library) {
   status = DynamicLibrary::Open({"libcuda.so", {}, {"libcuda.so.1", "libcuda.so"}}, &driver);
   if (!status.ok()) return {status.code(), "no GPU driver was found: " + status.message()};
   library->driver_path = driver.path();
-  if (const char* symbol = FindDriver(driver, &library->api)) return Missing(driver, symbol);
+  if (const char* symbol = TakeDriver(driver, &library->api)) return Missing(driver, symbol);
 
   int devices = 0;
   status = Check(api, api.GetDeviceCount(&devices), "cudaGetDeviceCount");

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/base/status.h"
+#include "ops/base/dynamic_library.h"
 
 struct CUstream_st;
 struct CUevent_st;
@@ -86,6 +87,11 @@ struct Library {
   std::string runtime_path;  // for texts
   std::string driver_path;
 };
+
+// Each takes its functions from a library, the driver's in the versions that are declared above, and returns the first
+// symbol that the library does not have; null if all are there.
+const char* TakeRuntime(const DynamicLibrary& library, Api* api);
+const char* TakeDriver(const DynamicLibrary& library, Api* api);
 
 // Opens them, the copies that are in the process if there are any; makes no context.
 // Errors: kUnsupported where there is no CUDA or no GPU, or an older one than 11.0. Thread-safe.

@@ -49,6 +49,14 @@ TEST(NcclApiTest, OpensTheRealOne) {
   if (!status.ok()) GTEST_SKIP() << status.message();
   EXPECT_GE(library.version, kOldestVersion);
   EXPECT_THAT(library.path, HasSubstr("libnccl.so"));
+  if (library.version >= 22700) {  // the first that has all
+    EXPECT_NE(library.api.MemAlloc, nullptr);
+    EXPECT_NE(library.api.MemFree, nullptr);
+    EXPECT_NE(library.api.CommRegister, nullptr);
+    EXPECT_NE(library.api.CommDeregister, nullptr);
+    EXPECT_NE(library.api.CommWindowRegister, nullptr);
+    EXPECT_NE(library.api.CommWindowDeregister, nullptr);
+  }
   EXPECT_THAT(library.api.GetErrorString(Result::kInvalidUsage), HasSubstr("invalid usage"));
   EXPECT_THAT(Check(library.api, Result::kSystemError, "ncclTest", nullptr).message(),
               HasSubstr("ncclTest: unhandled system error"));
