@@ -4,8 +4,8 @@
     sirtakirun -np 2 python train_digits.py                 two ranks that learn together
     sirtakirun -np 2 python train_digits.py --device cuda   the same on GPUs
 
-The data, the net and the flags are those of ../train_digits.cc, and --powersgd. The five steps that make a PyTorch program distributed
-are marked below.
+The data, the net and the flags are those of ../train_digits.cc, besides --powersgd and --powersgd-start. The five steps
+that make a PyTorch program distributed are marked below.
 """
 
 import argparse
@@ -61,6 +61,8 @@ def parse_settings():
                         help="what gradients travel as between hosts (none)")
     parser.add_argument("--powersgd", type=count(0), default=0, metavar="RANK",
                         help="gradients travel as factors of this rank (0: whole)")
+    parser.add_argument("--powersgd-start", type=count(0), metavar="STEPS",
+                        help="steps before that with whole gradients (those in which the learning rate rises)")
     parser.add_argument("--uneven", choices=["pad", "drop"], default="drop",
                         help="samples that cannot be shared out evenly: pad repeats some, drop leaves some out (drop)")
     parser.add_argument("--device", choices=["cpu", "cuda", "auto"], default="cpu",
@@ -235,14 +237,16 @@ def train(settings):
     lr = (settings.lr or LEARNING_RATES[settings.optimizer]) * hvd.size()
 
     # Step 4: wrap the optimizer; its step() now averages the gradients of all ranks.
-    hook = PowerSGD(settings.powersgd, settings.seed) if settings.powersgd else None
+    rising = min(2, settings.epochs) * steps
+    start = rising if settings.powersgd_start is None else settings.powersgd_start
+    hook = PowerSGD(settings.powersgd, start, settings.seed) if settings.powersgd else None
     compression = {"none": hvd.Compression.none, "f16": hvd.Compression.fp16, "bf16": hvd.Compression.bf16}
     optimizer = hvd.DistributedOptimizer(make_optimizer(settings, net.parameters(), lr),
                                          named_parameters=net.named_parameters(),
                                          compression=compression[settings.compression], communication_hook=hook,
                                          backward_passes_per_step=settings.accumulate)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, warmup_cosine(min(2, settings.epochs) * steps, (settings.epochs + 1) * steps, hvd.size()))
+        optimizer, warmup_cosine(rising, (settings.epochs + 1) * steps, hvd.size()))
     first = 0
     file = os.path.join(settings.checkpoint, "digits.pt") if settings.checkpoint else None
     if settings.resume:
