@@ -165,6 +165,14 @@ class Launcher:
         command, environment = self._with_module()
         return self._script(count, command, script, "sirtaki.torch", arguments, environment)
 
+    def module_on_hosts(self, hosts, rate, script, *arguments):
+        """The same with one rank on each of so many hosts, whose links are of `rate` Mbit. mpirun does not give all of the
+        environment to other hosts."""
+        command, environment = self._with_module()
+        passed = [f"{name}={environment[name]}" for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in environment]
+        return self.run([*self.on_hosts(hosts, 1, rate), "env", "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=veth0", *passed,
+                         *command, os.path.join(PYTHON, script), "sirtaki.torch", *map(str, arguments)])
+
     def horovod(self, count, script, *arguments):
         """A script of python/ that calls Horovod. Precondition: it is there."""
         return self._script(count, self._horovod[0], script, "horovod.torch", arguments, None)
@@ -172,6 +180,11 @@ class Launcher:
     def _script(self, count, command, script, module, arguments, environment):
         return self.run(self._mpirun(count) + command + [os.path.join(PYTHON, script), module, *map(str, arguments)],
                         environment)
+
+    @staticmethod
+    def on_hosts(hosts, ranks, rate):
+        """What stands before a program that runs on so many ranks of each host."""
+        return ["bash", os.path.join(TOP, "benchmarks", "hosts.sh"), str(hosts), str(ranks), str(rate)]
 
     @staticmethod
     def _mpirun(count):

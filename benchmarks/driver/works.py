@@ -192,12 +192,11 @@ class Runner:
 
     def hosts(self):
         size = self.choose(MIB, 64 * MIB, 64 * MIB)
-        script = os.path.join(launch.TOP, "benchmarks", "hosts.sh")
         vectors = (self.launcher.program("vectors"), "--works", "allreduce", "--bytes", str(size), "--rounds", "3")
 
         def started(hosts, ranks):
             try:
-                samples = self.launcher.run(["bash", script, str(hosts), str(ranks), *vectors])
+                samples = self.launcher.run([*self.launcher.on_hosts(hosts, ranks, 1000), *vectors])
             except launch.Skipped as reason:
                 self.skip(f"{hosts} x {ranks} ranks over 1 Gbit links", str(reason))
                 return []
@@ -207,6 +206,19 @@ class Runner:
 
         shapes = self.choose([(2, 2)], [(2, 2), (3, 1), (3, 2)], [(2, 2), (3, 1), (3, 2)])
         self.in_turn(self.choose(1, 2, 3), [lambda shape=shape: started(*shape) for shape in shapes])
+
+    def powersgd(self):
+        if not self.has_module("PowerSGD"):
+            return
+
+        def started():
+            try:
+                return self.launcher.module_on_hosts(2, 100, "low_rank.py", self.choose(1, 4, 8))
+            except launch.Skipped as reason:
+                self.skip("PowerSGD on two hosts with 100 Mbit links", str(reason))
+                return []
+
+        self.in_turn(self.choose(1, 1, 3), [started])
 
     # ---- on GPUs ----
 
@@ -280,7 +292,7 @@ class Runner:
 
 TABLE = ("latency", "allreduce", "resnet50", "small", "oversubscribed", "waiting", "mlp8", "mlp64", "resnet18", "hosts",
          "control", "gpu_resnet50", "gpu_pack")
-OTHERS = ("half", "kernels", "observing", "recompute", "submission", "wrapper")
+OTHERS = ("half", "kernels", "observing", "powersgd", "recompute", "submission", "wrapper")
 
 
 def why_unknown(name):

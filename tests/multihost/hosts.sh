@@ -3,7 +3,7 @@
 # /dev/shm of its own and an sshd; a bridge connects them. All of it hangs on processes of the script, none of it has a
 # name outside, so nothing is left when the script ends, however that happens.
 #
-#   hosts_up N [RATE]        N hosts, h1 to hN; RATE: what each can send, as tc takes it (1gbit)
+#   hosts_up N [RATE BURST]  N hosts, h1 to hN; what each can send, and how much at once, as tc takes it (1gbit 256kb)
 #   on_host K COMMAND...     runs a command on host K
 #   across HOSTS COMMAND...  mpirun from host 1 on "h1:2,h2:2"; gives SIRTAKI_* along. SIRTAKI_MPIRUN_FLAGS: more flags
 #
@@ -76,7 +76,7 @@ on_host() {
 }
 
 hosts_up() {
-  local count=$1 rate=${2:-} i key net=10.77.0
+  local count=$1 rate=${2:-} burst=${3:-} i key net=10.77.0
   hosts_need
   hosts_state=$(mktemp -d /var/tmp/sirtaki-hosts.XXXXXX) # not in /tmp: each host has one of its own
   hosts_started=()
@@ -142,7 +142,7 @@ HOST
     nsenter --target "${hosts_started[0]}" --net sh -c "ip link add port$i type veth peer name veth0 \
       netns $(hosts_first "${hosts_started[i]}") && ip link set port$i master bridge up"
     on_host "$i" sh -c "ip link set lo up && ip addr add $net.$i/24 dev veth0 && ip link set veth0 up"
-    [ -z "$rate" ] || on_host "$i" tc qdisc add dev veth0 root tbf rate "$rate" burst 256kb latency 50ms
+    [ -z "$rate" ] || on_host "$i" tc qdisc add dev veth0 root tbf rate "$rate" burst "$burst" latency 50ms
   done
   for i in $(seq "$count"); do
     hosts_wait "host $i does not answer: $(cat "$hosts_state/sshd$i.log")" \
