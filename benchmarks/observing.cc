@@ -69,7 +69,7 @@ double EventsTime(std::uint64_t count) {
 void Compare(const std::string& work, int rounds, const Folder& folder,
              const std::function<void()>& body) {
   const core::trace::Recorder& recorder =
-      detail::StateOf({})->session().observation().observer()->recorder;
+      detail::CurrentSession()->session().observation().observer()->recorder;
   std::vector<double> events;
   const auto plain = [&] {
     const std::uint64_t before = recorder.added();

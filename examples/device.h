@@ -34,7 +34,7 @@ inline bool takes_gpu(const torch::Device& device) {
     sirtaki::allreduce(torch::zeros({1}, device), sirtaki::AllreduceOptions().name("GPUs"));
     return true;
   } catch (const sirtaki::Error& error) {
-    if (error.code() != sirtaki::ErrorCode::unsupported) throw;
+    if (error.code() != sirtaki::ErrorCode::Unsupported) throw;
     return false;
   }
 }

@@ -33,7 +33,7 @@ inline double Timed(const std::function<void()>& body) {
 
 // Zeros in memory that the ranks of this host share, as gradient arenas are.
 inline at::Tensor SharedZeros(std::int64_t elements) {
-  std::shared_ptr<void> memory = detail::StateOf({})->session().AllocateShared(
+  std::shared_ptr<void> memory = detail::CurrentSession()->session().AllocateShared(
       elements * static_cast<std::int64_t>(sizeof(float)));
   void* data = memory.get();
   return at::from_blob(

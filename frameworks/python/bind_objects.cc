@@ -11,15 +11,15 @@
 #include "sirtaki/broadcast.h"
 #include "sirtaki/check_parameters.h"
 #include "sirtaki/metrics.h"
-#include "sirtaki/participants.h"
+#include "sirtaki/process_set.h"
 
 namespace sirtaki {
 // Of sirtaki/objects.h, whose templates and torch/serialize.h are not needed here.
 SIRTAKI_API std::string broadcast_object(const std::string& bytes, int root_rank,
-                                         const std::string& name, const Participants& among);
+                                         const std::string& name, const ProcessSet& process_set);
 SIRTAKI_API std::vector<std::string> allgather_object(const std::string& bytes,
                                                       const std::string& name,
-                                                      const Participants& among);
+                                                      const ProcessSet& process_set);
 }  // namespace sirtaki
 
 namespace sirtaki::python {

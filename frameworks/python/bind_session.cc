@@ -18,8 +18,8 @@ namespace sirtaki::detail {
 // These are declared in sirtaki/mpi.h, which cannot be included in a build without MPI. There InitOn
 // throws unsupported.
 SIRTAKI_API void InitOn(int communicator, const InitOptions& options);
-SIRTAKI_API void PauseMpi(std::chrono::milliseconds timeout, const Session& session);
-SIRTAKI_API void ResumeMpi(std::chrono::milliseconds timeout, const Session& session);
+SIRTAKI_API void PauseMpi(std::chrono::milliseconds timeout);
+SIRTAKI_API void ResumeMpi(std::chrono::milliseconds timeout);
 }  // namespace sirtaki::detail
 
 namespace sirtaki::python {
@@ -37,14 +37,9 @@ void Init(const std::vector<std::pair<std::string, std::string>>& options,
   init(init_options);
 }
 
-template <void (*Do)(std::chrono::milliseconds, const Session&)>
+template <void (*Do)(std::chrono::milliseconds)>
 void WithTimeout(double seconds) {
-  Do(Milliseconds(seconds), Session());
-}
-
-template <class Value, Value (*Get)(const Session&)>
-Value Ask() {
-  return Get(Session());
+  Do(Milliseconds(seconds));
 }
 
 }  // namespace
@@ -53,15 +48,14 @@ void BindSession(py::module_& module) {
   module.def("init", &Init, WithoutGil());
   module.def("shutdown", &shutdown, Waiting());
   module.def("is_initialized", &is_initialized, WithoutGil());
-  module.def("rank", &Ask<int, rank>, WithoutGil());
-  module.def("size", &Ask<int, size>, WithoutGil());
-  module.def("local_rank", &Ask<int, local_rank>, WithoutGil());
-  module.def("local_size", &Ask<int, local_size>, WithoutGil());
-  module.def("cross_rank", &Ask<int, cross_rank>, WithoutGil());
-  module.def("cross_size", &Ask<int, cross_size>, WithoutGil());
-  module.def("is_homogeneous", &Ask<bool, is_homogeneous>, WithoutGil());
-  module.def(
-      "abort", [](const std::string& reason) { abort(reason); }, WithoutGil());
+  module.def("rank", &rank, WithoutGil());
+  module.def("size", &size, WithoutGil());
+  module.def("local_rank", &local_rank, WithoutGil());
+  module.def("local_size", &local_size, WithoutGil());
+  module.def("cross_rank", &cross_rank, WithoutGil());
+  module.def("cross_size", &cross_size, WithoutGil());
+  module.def("is_homogeneous", &is_homogeneous, WithoutGil());
+  module.def("abort", &sirtaki::abort, WithoutGil());
   module.def(
       "seed_all",
       [](std::uint64_t seed, bool different) {

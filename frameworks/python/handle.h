@@ -1,6 +1,7 @@
 // What asynchronous calls give to Python.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
 
 #include <chrono>
@@ -8,10 +9,10 @@
 #include <memory>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "frameworks/python/bindings.h"
 #include "sirtaki/handle.h"
-#include "sirtaki/session.h"
 
 namespace sirtaki::python {
 
@@ -74,16 +75,22 @@ auto ForPython(Result result, bool named) {
 template <class Result>
 using GuardOf = std::conditional_t<kIsHandle<Result>, WithoutGil, Waiting>;
 
+// What a collective takes, by which its overload is chosen, and what pybind11 makes for it.
+using OfTensor = const at::Tensor&;
+using OfList = at::TensorList;
+template <class Given>
+using InputOf =
+    std::conditional_t<std::is_same_v<Given, OfList>, const std::vector<at::Tensor>&, Given>;
+
 // Binds a collective. Its arguments are its input and what `options_of` makes its options of.
-template <class Input, class Result, class Options, class... Arguments>
-void Define(pybind11::module_& module, const char* name,
-            Result (*function)(const Input&, const Options&, const Session&),
+template <class Given, class Result, class Options, class... Arguments>
+void Define(pybind11::module_& module, const char* name, Result (*function)(Given, const Options&),
             Options (*options_of)(Arguments...)) {
   module.def(
       name,
-      [function, options_of](const Input& input, Arguments... arguments) {
+      [function, options_of](InputOf<Given> input, Arguments... arguments) {
         const Options options = options_of(std::move(arguments)...);
-        return ForPython(function(input, options, Session()), !options.name().empty());
+        return ForPython(function(input, options), !options.name().empty());
       },
       GuardOf<Result>());
 }

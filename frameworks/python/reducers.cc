@@ -73,8 +73,8 @@ PythonOptimizer::PythonOptimizer(const py::list& param_groups, ReducerSettings s
     : torch::optim::Optimizer(std::vector<torch::optim::OptimizerParamGroup>(), nullptr) {
   Follow(param_groups);
   const py::gil_scoped_release release;
-  reducer_ = std::make_unique<detail::GradientReducer>(*this, std::move(settings.named),
-                                                       settings.options, Session());
+  reducer_ =
+      std::make_unique<detail::GradientReducer>(*this, std::move(settings.named), settings.options);
 }
 
 // Its hooks may be at work: they must not wait for the interpreter's lock.
@@ -142,8 +142,7 @@ at::Tensor PythonOptimizer::step(LossClosure /*closure*/) {
 
 ModuleReducer::ModuleReducer(ReducerSettings settings) {
   const py::gil_scoped_release release;
-  reducer_ = std::make_unique<detail::GradientReducer>(std::move(settings.named), settings.options,
-                                                       Session());
+  reducer_ = std::make_unique<detail::GradientReducer>(std::move(settings.named), settings.options);
 }
 
 ModuleReducer::~ModuleReducer() {

@@ -45,7 +45,7 @@ class PythonOptimizer : public torch::optim::Optimizer, public detail::GradientS
   at::Tensor step(LossClosure closure) override;  // throws: steps are Python's
   void synchronize() override { reducer_->Synchronize(*this); }
   void skip_step() override { reducer_->SkipStep(); }
-  Session session() const override { return reducer_->session(); }
+  std::shared_ptr<detail::SessionState> session() const override { return reducer_->session(); }
   ProcessSet process_set() const override { return reducer_->process_set(); }
   bool has_local_gradients() const override { return reducer_->has_local_gradients(); }
 

@@ -39,32 +39,31 @@ Outcome ToOutcome(const AlltoallResult& result) { return ToOutcome(std::vector{r
 
 // A public function with everything bound but its tensors. `root`: one or no argument.
 template <typename In, typename Function, typename Options, typename... Root>
-auto Bind(Function function, const Options& options, const Session& session, Root... root) {
-  return [=](const In& in) { return function(in, root..., options, session); };
+auto Bind(Function function, const Options& options, Root... root) {
+  return [=](const In& in) { return function(in, root..., options); };
 }
 
 template <typename In, typename Function, typename Options, typename... Root>
-auto BindResult(Function function, const Options& options, const Session& session, Root... root) {
-  return [=](const In& in) { return ToOutcome(function(in, root..., options, session)); };
+auto BindResult(Function function, const Options& options, Root... root) {
+  return [=](const In& in) { return ToOutcome(function(in, root..., options)); };
 }
 
 template <typename Blocking, typename Async, typename Options, typename... Root>
-Forms BindForms(Blocking blocking, Async async, const Options& options, const Session& session,
-                Root... root) {
+Forms BindForms(Blocking blocking, Async async, const Options& options, Root... root) {
   Forms forms;
-  forms.blocking = BindResult<at::Tensor>(blocking, options, session, root...);
-  forms.async = Bind<at::Tensor>(async, options, session, root...);
-  forms.grouped = BindResult<Tensors>(blocking, options, session, root...);
-  forms.grouped_async = Bind<Tensors>(async, options, session, root...);
+  forms.blocking = BindResult<at::Tensor>(blocking, options, root...);
+  forms.async = Bind<at::Tensor>(async, options, root...);
+  forms.grouped = BindResult<Tensors>(blocking, options, root...);
+  forms.grouped_async = Bind<Tensors>(async, options, root...);
   return forms;
 }
 
 template <typename InPlace, typename AsyncInPlace, typename Options, typename... Root>
 Forms WithInPlace(Forms forms, InPlace in_place, AsyncInPlace async, const Options& options,
-                  const Session& session, Root... root) {
-  forms.in_place = Bind<at::Tensor>(in_place, options, session, root...);
-  forms.async_in_place = Bind<at::Tensor>(async, options, session, root...);
-  forms.grouped_in_place = Bind<Tensors>(in_place, options, session, root...);
+                  Root... root) {
+  forms.in_place = Bind<at::Tensor>(in_place, options, root...);
+  forms.async_in_place = Bind<at::Tensor>(async, options, root...);
+  forms.grouped_in_place = Bind<Tensors>(in_place, options, root...);
   return forms;
 }
 
@@ -93,41 +92,38 @@ Options Dealing(const Arguments& arguments) {
 Forms ReductionForms(const Problem& problem, const Arguments& with) {
   if (problem.collective == Collective::kReduceScatter) {
     return BindForms(SIRTAKI_FORMS_OF(reducescatter, ),
-                     Reducing<ReducescatterOptions>(problem, with), with.session);
+                     Reducing<ReducescatterOptions>(problem, with));
   }
   if (problem.collective == Collective::kReduce) {
     const auto options = Reducing<ReduceOptions>(problem, with);
-    return WithInPlace(BindForms(SIRTAKI_FORMS_OF(reduce, ), options, with.session, with.root),
-                       SIRTAKI_FORMS_OF(reduce, _), options, with.session, with.root);
+    return WithInPlace(BindForms(SIRTAKI_FORMS_OF(reduce, ), options, with.root),
+                       SIRTAKI_FORMS_OF(reduce, _), options, with.root);
   }
   const auto options = Reducing<AllreduceOptions>(problem, with)
                            .compression(with.compression)
                            .compression_scope(CompressionScope::Everywhere);
-  return WithInPlace(BindForms(SIRTAKI_FORMS_OF(allreduce, ), options, with.session),
-                     SIRTAKI_FORMS_OF(allreduce, _), options, with.session);
+  return WithInPlace(BindForms(SIRTAKI_FORMS_OF(allreduce, ), options),
+                     SIRTAKI_FORMS_OF(allreduce, _), options);
 }
 
 Forms MovementForms(const Problem& problem, const Arguments& with) {
   switch (problem.collective) {
     case Collective::kBroadcast: {
       const auto options = Common<BroadcastOptions>(with);
-      return WithInPlace(BindForms(SIRTAKI_FORMS_OF(broadcast, ), options, with.session, with.root),
-                         SIRTAKI_FORMS_OF(broadcast, _), options, with.session, with.root);
+      return WithInPlace(BindForms(SIRTAKI_FORMS_OF(broadcast, ), options, with.root),
+                         SIRTAKI_FORMS_OF(broadcast, _), options, with.root);
     }
     case Collective::kAllGather:
-      return BindForms(SIRTAKI_FORMS_OF(allgather, ), Common<AllgatherOptions>(with), with.session);
+      return BindForms(SIRTAKI_FORMS_OF(allgather, ), Common<AllgatherOptions>(with));
     case Collective::kAllGatherInto:
-      return BindForms(SIRTAKI_FORMS_OF(allgather_into, ), Common<AllgatherOptions>(with),
-                       with.session);
+      return BindForms(SIRTAKI_FORMS_OF(allgather_into, ), Common<AllgatherOptions>(with));
     case Collective::kGather:
-      return BindForms(SIRTAKI_FORMS_OF(gather, ), Common<GatherOptions>(with), with.session,
-                       with.root);
+      return BindForms(SIRTAKI_FORMS_OF(gather, ), Common<GatherOptions>(with), with.root);
     case Collective::kScatter:
     case Collective::kScatterSplits:
-      return BindForms(SIRTAKI_FORMS_OF(scatter, ), Dealing<ScatterOptions>(with), with.session,
-                       with.root);
+      return BindForms(SIRTAKI_FORMS_OF(scatter, ), Dealing<ScatterOptions>(with), with.root);
     default:
-      return BindForms(SIRTAKI_FORMS_OF(alltoall, ), Dealing<AlltoallOptions>(with), with.session);
+      return BindForms(SIRTAKI_FORMS_OF(alltoall, ), Dealing<AlltoallOptions>(with));
   }
 }
 

@@ -20,7 +20,6 @@ struct Arguments {
   double prescale = 1.0;
   double postscale = 1.0;
   Compression compression = Compression::None;
-  Session session;
 };
 
 // What came out: one tensor, or those of the group.

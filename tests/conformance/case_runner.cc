@@ -15,8 +15,8 @@ constexpr int kMostFailuresShown = 20;
 constexpr int kGroupSize = 2;
 
 bool IsFault(ErrorCode code) {
-  return code == ErrorCode::peer_lost || code == ErrorCode::timed_out ||
-         code == ErrorCode::aborted || code == ErrorCode::backend || code == ErrorCode::protocol;
+  return code == ErrorCode::PeerLost || code == ErrorCode::TimedOut || code == ErrorCode::Aborted ||
+         code == ErrorCode::Backend || code == ErrorCode::Protocol;
 }
 
 std::size_t IndexOf(int rank, const std::vector<int>& members) {
@@ -37,22 +37,18 @@ struct CaseRunner::Attempt {
   Started started;
 };
 
-CaseRunner::CaseRunner(Session session)
-    : session_(std::move(session)),
-      rank_(sirtaki::rank(session_)),
-      sets_(SetsOf(sirtaki::size(session_))) {
+CaseRunner::CaseRunner() : rank_(sirtaki::rank()), sets_(SetsOf(sirtaki::size())) {
   for (const SetOfRanks& set : sets_) {
-    process_sets_.push_back(set.name == "world" ? ProcessSet()
-                                                : add_process_set(set.members, {}, session_));
+    process_sets_.push_back(set.name == "world" ? ProcessSet() : add_process_set(set.members));
   }
-  process_sets_.push_back(local_process_set(session_));
-  sets_.push_back({"local", process_sets_.back().ranks(session_)});
+  process_sets_.push_back(local_process_set());
+  sets_.push_back({"local", process_sets_.back().ranks()});
 }
 
 void CaseRunner::RemoveSets() {
   if (stopped_) return;
   for (std::size_t i = 1; i + 1 < process_sets_.size(); ++i) {
-    remove_process_set(process_sets_[i], {}, session_);
+    remove_process_set(process_sets_[i]);
   }
 }
 
@@ -86,7 +82,6 @@ void CaseRunner::RunProblem(const Problem& problem, std::size_t index) {
     // Blocking forms share a name, so that it comes again; those in flight together do not.
     if ((index + f) % 2 == 0) attempt->arguments.name = IsAsync(forms[f]) ? attempt->name : name;
     attempt->arguments.process_set = process_sets_[problem.set];
-    attempt->arguments.session = session_;
     if (HasRoot(problem.collective)) {
       attempt->arguments.root = set.members[RootOf(problem, set.members.size())];
     }
@@ -141,7 +136,7 @@ bool CaseRunner::Succeeds(const Attempt& attempt, const std::function<void()>& c
     call();
     return true;
   } catch (const Error& error) {
-    if (MustBeRefused(attempt.problem, attempt.form) && error.code() == ErrorCode::invalid_argument)
+    if (MustBeRefused(attempt.problem, attempt.form) && error.code() == ErrorCode::InvalidArgument)
       return false;
     Fail(attempt, std::string("threw ") + error_code_name(error.code()) + ": " + error.what());
     stopped_ = IsFault(error.code());

@@ -21,7 +21,7 @@ namespace sirtaki::tests::conformance {
 class CaseRunner {
  public:
   // Makes the process sets. Collective.
-  explicit CaseRunner(Session session);
+  CaseRunner();
   // What is told of each case before it runs, for watchdogs.
   void TellOfEach(std::function<void(const std::string&)> tell) { tell_ = std::move(tell); }
 
@@ -49,7 +49,6 @@ class CaseRunner {
   bool Succeeds(const Attempt& attempt, const std::function<void()>& call);
   void Fail(const Attempt& attempt, const std::string& why);
 
-  const Session session_;
   const int rank_;
   std::vector<SetOfRanks> sets_;
   std::vector<ProcessSet> process_sets_;

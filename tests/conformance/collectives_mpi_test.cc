@@ -18,7 +18,7 @@ class CollectivesMpiTest : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(CollectivesMpiTest, GiveWhatNaiveLoopsGive) {
-  CaseRunner runner({});
+  CaseRunner runner;
   const std::string seed =
       broadcast_object(rank() == 0 ? std::to_string(tests::TestSeed()) : std::string(), 0);
   runner.Run(static_cast<Collective>(GetParam()), tests::ScaledCount(15, 100), std::stoull(seed));

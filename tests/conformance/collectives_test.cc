@@ -31,8 +31,8 @@ void RunTable(int parameter, int size, Sharing sharing, std::vector<int> host_of
   const std::uint64_t seed = tests::TestSeed();
   RunTorchRanks(
       size,
-      [&](int rank, const Session& session) {
-        CaseRunner runner(session);
+      [&](int rank) {
+        CaseRunner runner;
         runner.TellOfEach(RankThreads::Note);
         runner.Run(collective, percent, seed);
         runner.RemoveSets();

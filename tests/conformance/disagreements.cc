@@ -138,7 +138,7 @@ std::vector<int> AllBut(int odd, int size) {
   return ranks;
 }
 
-Outcome Call(const Ask& ask, const std::string& name, const Session& session) {
+Outcome Call(const Ask& ask, const std::string& name) {
   std::vector<at::Tensor> tensors;
   for (int i = 0; i < std::max(ask.tensors, 1); ++i) {
     auto shape = ask.shape;
@@ -151,7 +151,6 @@ Outcome Call(const Ask& ask, const std::string& name, const Session& session) {
   arguments.prescale = ask.prescale;
   arguments.postscale = ask.postscale;
   arguments.compression = ask.compression;
-  arguments.session = session;
   const Form form = ask.tensors > 0 ? Form::kGrouped : Form::kBlocking;
   return CallAndWait(ask.problem, form, tensors, arguments);
 }
@@ -170,29 +169,28 @@ std::string TextOf(ErrorCode code, const std::string& what, const std::function<
 }
 
 // Everyone asks for the same: of ones come ones, or as many as there are ranks.
-void ExpectWorks(const Ask& ask, const std::string& name, const std::string& after,
-                 const Session& session) {
-  const Outcome outcome = Call(ask, name, session);
+void ExpectWorks(const Ask& ask, const std::string& name, const std::string& after) {
+  const Outcome outcome = Call(ask, name);
   for (const at::Tensor& tensor : outcome.tensors) {
     const bool summed =
         Reduces(ask.problem.collective) &&
-        (ask.problem.collective != Collective::kReduce || sirtaki::rank(session) == ask.root);
-    const double wanted = summed ? sirtaki::size(session) : 1;
+        (ask.problem.collective != Collective::kReduce || sirtaki::rank() == ask.root);
+    const double wanted = summed ? sirtaki::size() : 1;
     EXPECT_TRUE(tensor.eq(wanted).all().item<bool>()) << name << " after " << after;
   }
 }
 
-void ExpectMismatch(const Session& session, Collective collective, const Attribute& attribute,
-                    int odd, const std::string& name) {
-  const int rank = sirtaki::rank(session);
+void ExpectMismatch(Collective collective, const Attribute& attribute, int odd,
+                    const std::string& name) {
+  const int rank = sirtaki::rank();
   const Ask usual = UsualAsk(collective, attribute.tensors);
   Ask mine = usual;
   if (rank == odd) attribute.change(&mine);
   const std::string what = std::string(NameOf(collective)) + ", " + attribute.name +
                            " differs on rank " + std::to_string(odd) + ", seen by rank " +
                            std::to_string(rank);
-  const std::string text = TextOf(ErrorCode::mismatch, what, [&] { Call(mine, name, session); });
-  const std::string others = "on " + RanksText(AllBut(odd, sirtaki::size(session)));
+  const std::string text = TextOf(ErrorCode::Mismatch, what, [&] { Call(mine, name); });
+  const std::string others = "on " + RanksText(AllBut(odd, sirtaki::size()));
   for (const std::string& word :
        {name.empty() ? std::string("unnamed call #") : "\"" + name + "\"", others,
         "on rank " + std::to_string(odd), attribute.usual, attribute.changed}) {
@@ -202,34 +200,33 @@ void ExpectMismatch(const Session& session, Collective collective, const Attribu
 
 }  // namespace
 
-void RunMismatches(const Session& session, Collective collective, int odd) {
+void RunMismatches(Collective collective, int odd) {
   // Three times: the first gives the id, the others use it.
   for (const int tensors : {0, 2}) {
     const std::string name = tensors == 0 ? "layer1.weight" : "layer1";
     for (int i = 0; i < 3; ++i) {
-      ExpectWorks(UsualAsk(collective, tensors), name, "nothing", session);
+      ExpectWorks(UsualAsk(collective, tensors), name, "nothing");
     }
   }
   for (const Attribute& attribute : AttributesOf(collective)) {
     const std::string name = attribute.tensors == 0 ? "layer1.weight" : "layer1";
-    ExpectMismatch(session, collective, attribute, odd, name);
+    ExpectMismatch(collective, attribute, odd, name);
     const Ask usual = UsualAsk(collective, attribute.tensors);
-    ExpectWorks(usual, name, attribute.name, session);
-    ExpectMismatch(session, collective, attribute, odd, "");
-    ExpectWorks(usual, "", attribute.name, session);
-    ExpectWorks(usual, name, attribute.name, session);
+    ExpectWorks(usual, name, attribute.name);
+    ExpectMismatch(collective, attribute, odd, "");
+    ExpectWorks(usual, "", attribute.name);
+    ExpectWorks(usual, name, attribute.name);
   }
 }
 
-void RunThreeWayMismatch(const Session& session) {
-  const int rank = sirtaki::rank(session);
+void RunThreeWayMismatch() {
+  const int rank = sirtaki::rank();
   Ask ask = UsualAsk(Collective::kAllReduce, 0);
   ask.shape[0] = 2 + std::min(rank, 2);
-  const std::string text =
-      TextOf(ErrorCode::mismatch, "three groups", [&] { Call(ask, "w", session); });
-  const std::string rest = sirtaki::size(session) == 3 ? "rank 2" : "ranks 2-3";
+  const std::string text = TextOf(ErrorCode::Mismatch, "three groups", [&] { Call(ask, "w"); });
+  const std::string rest = sirtaki::size() == 3 ? "rank 2" : "ranks 2-3";
   EXPECT_THAT(text, HasSubstr("[2, 4] on rank 0, shape [3, 4] on rank 1, shape [4, 4] on " + rest));
-  ExpectWorks(UsualAsk(Collective::kAllReduce, 0), "w", "three groups", session);
+  ExpectWorks(UsualAsk(Collective::kAllReduce, 0), "w", "three groups");
 }
 
 namespace {
@@ -278,63 +275,61 @@ std::vector<Wrong> WrongArguments(int size) {
   return wrong;
 }
 
-Outcome CallWith(const Wrong& with, const Session& session) {
+Outcome CallWith(const Wrong& with) {
   Ask ask = UsualAsk(with.collective, 0);
   ask.problem.dtype = with.dtype;
   Arguments arguments;
   arguments.name = "w";
   arguments.root = with.root;
   arguments.splits = with.splits;
-  arguments.session = session;
   return CallAndWait(ask.problem, Form::kBlocking, {at::ones(with.shape).to(TypeOf(with.dtype))},
                      arguments);
 }
 
 }  // namespace
 
-void RunWrongArguments(const Session& session, int odd) {
-  const int rank = sirtaki::rank(session);
-  const int size = sirtaki::size(session);
+void RunWrongArguments(int odd) {
+  const int rank = sirtaki::rank();
+  const int size = sirtaki::size();
   for (const Wrong& wrong : WrongArguments(size)) {
     const Wrong usual = {wrong.collective, {12, 4}, core::DType::kF32, {}, 0, ""};
     const std::string what = std::string(NameOf(wrong.collective)) + " with a wrong " + wrong.word +
                              " on rank " + std::to_string(odd);
-    const std::string text = TextOf(ErrorCode::invalid_argument, what,
-                                    [&] { CallWith(rank == odd ? wrong : usual, session); });
+    const std::string text =
+        TextOf(ErrorCode::InvalidArgument, what, [&] { CallWith(rank == odd ? wrong : usual); });
     EXPECT_THAT(text, HasSubstr(wrong.word)) << what;
     EXPECT_THAT(text, HasSubstr("\"w\"")) << what;
     EXPECT_THAT(text, HasSubstr("rank " + std::to_string(odd))) << what;
-    ExpectWorks(UsualAsk(wrong.collective, 0), "w", what, session);
+    ExpectWorks(UsualAsk(wrong.collective, 0), "w", what);
   }
 }
 
-void RunWrongSets(const Session& session) {
-  const int rank = sirtaki::rank(session);
-  const ProcessSet first = add_process_set({0}, {}, session);
+void RunWrongSets() {
+  const int rank = sirtaki::rank();
+  const ProcessSet first = add_process_set({0});
   const auto call = [&] {
-    allreduce(at::ones({2}), AllreduceOptions().name("w").process_set(first), session);
+    allreduce(at::ones({2}), AllreduceOptions().name("w").process_set(first));
   };
   if (rank == 0) {
     call();
   } else {
-    TextOf(ErrorCode::invalid_argument, "a call on a set without this rank", call);
+    TextOf(ErrorCode::InvalidArgument, "a call on a set without this rank", call);
   }
   // A root that is a rank of the job, but not of the set.
   if (rank == 0) {
     const auto options = BroadcastOptions().name("w").process_set(first);
-    const std::string text = TextOf(ErrorCode::invalid_argument, "a root outside the set",
-                                    [&] { broadcast(at::ones({2}), 1, options, session); });
+    const std::string text = TextOf(ErrorCode::InvalidArgument, "a root outside the set",
+                                    [&] { broadcast(at::ones({2}), 1, options); });
     EXPECT_THAT(text, HasSubstr("root"));
     call();
   }
-  TextOf(ErrorCode::invalid_argument, "a set with a rank that is none", [&] {
-    add_process_set({0, sirtaki::size(session)}, {}, session);
+  TextOf(ErrorCode::InvalidArgument, "a set with a rank that is none", [&] {
+    add_process_set({0, sirtaki::size()});
   });
-  TextOf(ErrorCode::mismatch, "sets that differ",
-         [&] { add_process_set({rank == 0 ? 0 : 1}, {}, session); });
-  remove_process_set(first, {}, session);
-  TextOf(ErrorCode::invalid_argument, "a call on a set that was removed", call);
-  ExpectWorks(UsualAsk(Collective::kAllReduce, 0), "w", "wrong sets", session);
+  TextOf(ErrorCode::Mismatch, "sets that differ", [&] { add_process_set({rank == 0 ? 0 : 1}); });
+  remove_process_set(first);
+  TextOf(ErrorCode::InvalidArgument, "a call on a set that was removed", call);
+  ExpectWorks(UsualAsk(Collective::kAllReduce, 0), "w", "wrong sets");
 }
 
 }  // namespace sirtaki::tests::conformance

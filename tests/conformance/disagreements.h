@@ -11,17 +11,17 @@ namespace sirtaki::tests::conformance {
 // mismatch, with what each group of ranks asked for; then the same name works. The name has been
 // used before, so that the ranks have agreed on an id for it. Collective over the world of at least
 // two ranks.
-void RunMismatches(const Session& session, Collective collective, int odd);
+void RunMismatches(Collective collective, int odd);
 
 // Three groups of ranks and more: each is told. Collective over at least three ranks.
-void RunThreeWayMismatch(const Session& session);
+void RunThreeWayMismatch();
 
 // Rank `odd` alone has an argument that is wrong whatever the others do: all ranks get an
 // invalid_argument that names it; then the same name works. Collective over the world.
-void RunWrongArguments(const Session& session, int odd);
+void RunWrongArguments(int odd);
 
 // A call on a set that this rank is not in, or that was removed, throws at once. Collective over at
 // least two ranks.
-void RunWrongSets(const Session& session);
+void RunWrongSets();
 
 }  // namespace sirtaki::tests::conformance

@@ -16,8 +16,8 @@ class MismatchMpiTest : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(MismatchMpiTest, IsToldToEveryRankAndTheNameWorksAgain) {
-  RunMismatches({}, static_cast<Collective>(GetParam()), size() - 1);
-  RunMismatches({}, static_cast<Collective>(GetParam()), 0);
+  RunMismatches(static_cast<Collective>(GetParam()), size() - 1);
+  RunMismatches(static_cast<Collective>(GetParam()), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, MismatchMpiTest, ::testing::Range(0, kCollectiveCount),
@@ -33,15 +33,15 @@ class WrongCallMpiTest : public ::testing::Test {
 
 TEST_F(WrongCallMpiTest, ThreeGroupsOfRanksAreEachTold) {
   if (size() < 3) GTEST_SKIP() << "needs three ranks";
-  RunThreeWayMismatch({});
+  RunThreeWayMismatch();
 }
 
 TEST_F(WrongCallMpiTest, AnArgumentThatOneRankGotWrongIsToldToAll) {
-  RunWrongArguments({}, size() - 1);
-  RunWrongArguments({}, 0);
+  RunWrongArguments(size() - 1);
+  RunWrongArguments(0);
 }
 
-TEST_F(WrongCallMpiTest, SetsOfOthersAndSetsThatAreGoneAreRefused) { RunWrongSets({}); }
+TEST_F(WrongCallMpiTest, SetsOfOthersAndSetsThatAreGoneAreRefused) { RunWrongSets(); }
 
 }  // namespace
 }  // namespace sirtaki::tests::conformance

@@ -15,9 +15,9 @@ class MismatchInprocTest : public ::testing::TestWithParam<std::tuple<int, int>>
 TEST_P(MismatchInprocTest, IsToldToEveryRankAndTheNameWorksAgain) {
   const auto collective = static_cast<Collective>(std::get<0>(GetParam()));
   const int size = std::get<1>(GetParam());
-  RunTorchRanks(size, [&](int, const Session& session) {
-    RunMismatches(session, collective, size - 1);
-    RunMismatches(session, collective, 0);
+  RunTorchRanks(size, [&](int) {
+    RunMismatches(collective, size - 1);
+    RunMismatches(collective, 0);
   });
 }
 
@@ -34,18 +34,18 @@ class WrongCallInprocTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(WrongCallInprocTest, ThreeGroupsOfRanksAreEachTold) {
   if (GetParam() < 3) GTEST_SKIP() << "needs three ranks";
-  RunTorchRanks(GetParam(), [](int, const Session& session) { RunThreeWayMismatch(session); });
+  RunTorchRanks(GetParam(), [](int) { RunThreeWayMismatch(); });
 }
 
 TEST_P(WrongCallInprocTest, AnArgumentThatOneRankGotWrongIsToldToAll) {
-  RunTorchRanks(GetParam(), [](int, const Session& session) {
-    RunWrongArguments(session, size(session) - 1);
-    RunWrongArguments(session, 0);
+  RunTorchRanks(GetParam(), [](int) {
+    RunWrongArguments(size() - 1);
+    RunWrongArguments(0);
   });
 }
 
 TEST_P(WrongCallInprocTest, SetsOfOthersAndSetsThatAreGoneAreRefused) {
-  RunTorchRanks(GetParam(), [](int, const Session& session) { RunWrongSets(session); });
+  RunTorchRanks(GetParam(), [](int) { RunWrongSets(); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, WrongCallInprocTest, ::testing::Values(2, 3, 4),

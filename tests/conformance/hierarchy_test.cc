@@ -37,7 +37,7 @@ core::Config ConfigByHosts() {
   return config;
 }
 
-void RunByHosts(const Hosts& hosts, const std::function<void(int rank, const Session&)>& body) {
+void RunByHosts(const Hosts& hosts, const std::function<void(int rank)>& body) {
   const auto world = std::make_shared<InprocWorld>(static_cast<int>(hosts.size()), hosts);
   world->Share(InprocWorld::Sharing::kStaged);
   RankThreads::Run(static_cast<int>(hosts.size()), [&](int rank) {
@@ -49,7 +49,10 @@ void RunByHosts(const Hosts& hosts, const std::function<void(int rank, const Ses
     EXPECT_NE(session->description().find("all-reduce between hosts: hierarchical"),
               std::string::npos)
         << session->description();
-    body(rank, Session(std::make_shared<detail::SessionState>(session)));
+    {
+      const detail::SessionScope scope(std::make_shared<detail::SessionState>(session));
+      body(rank);
+    }
     EXPECT_TRUE(session->Shutdown("the test is over").ok());
   });
 }
@@ -73,8 +76,8 @@ TEST_P(CollectivesByHostsTest, GiveWhatNaiveLoopsGive) {
   const bool by_hosts = collective == Collective::kAllReduce || collective == Collective::kReduce;
   const int percent = tests::ScaledCount(by_hosts ? 10 : 2, 100);  // the others go their usual ways
   const std::uint64_t seed = tests::TestSeed();
-  RunByHosts(hosts, [&](int rank, const Session& session) {
-    CaseRunner runner(session);
+  RunByHosts(hosts, [&](int rank) {
+    CaseRunner runner;
     runner.TellOfEach(RankThreads::Note);
     runner.Run(collective, percent, seed);
     runner.RemoveSets();
@@ -98,13 +101,13 @@ TEST_P(SumsByHostsTest, HaveTheSameBitsOnAllRanks) {
   const Hosts& hosts = GetParam();
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
     std::vector<std::vector<at::Tensor>> results(hosts.size());
-    RunByHosts(hosts, [&](int rank, const Session& session) {
+    RunByHosts(hosts, [&](int rank) {
       for (const std::int64_t count : {1, 20001, 300007}) {
         const at::Tensor values = at::arange(1, count + 1, at::kDouble);
         const at::Tensor sizes = at::pow(10.0, at::remainder(values + rank, 7) - 3);
         const at::Tensor given = (at::sin(values * (rank + 1)) * sizes).to(dtype);
         results[static_cast<std::size_t>(rank)].push_back(
-            allreduce(given, AllreduceOptions().op(ReduceOp::Sum), session));
+            allreduce(given, AllreduceOptions().op(ReduceOp::Sum)));
       }
     });
     for (std::size_t rank = 1; rank < hosts.size(); ++rank) {

@@ -15,15 +15,15 @@ class JoinMpiTest : public ::testing::Test {
 };
 
 TEST_F(JoinMpiTest, UnevenBatchesEndRight) {
-  RunJoinRounds({}, world_process_set(), tests::ScaledCount(15, 100));
+  RunJoinRounds(world_process_set(), tests::ScaledCount(15, 100));
 }
 
 TEST_F(JoinMpiTest, ASetIsJoinedByItself) {
   if (size() == 1) GTEST_SKIP() << "needs a second rank";
   const int last = size() - 1;
   const auto ends = add_process_set({0, last});
-  if (rank() == 0 || rank() == last) RunJoinRounds({}, ends, tests::ScaledCount(4, 100));
-  RunJoinRounds({}, world_process_set(), tests::ScaledCount(4, 100));
+  if (rank() == 0 || rank() == last) RunJoinRounds(ends, tests::ScaledCount(4, 100));
+  RunJoinRounds(world_process_set(), tests::ScaledCount(4, 100));
   remove_process_set(ends);
 }
 

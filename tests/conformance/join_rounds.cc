@@ -27,12 +27,11 @@ Numbers ToNumbers(const at::Tensor& tensor) {
 // One round on one rank.
 class JoinRound {
  public:
-  JoinRound(const Session& session, const ProcessSet& process_set, int round)
-      : session_(session),
-        process_set_(process_set),
+  JoinRound(const ProcessSet& process_set, int round)
+      : process_set_(process_set),
         round_(round),
-        members_(process_set.ranks(session)),
-        me_(sirtaki::rank(session)) {}
+        members_(process_set.ranks()),
+        me_(sirtaki::rank()) {}
 
   void Run() {
     int batches = 0;
@@ -41,7 +40,7 @@ class JoinRound {
       RunBatch();
       if (::testing::Test::HasFailure()) break;  // the others cannot go on either
     }
-    const int last = join(JoinOptions().process_set(process_set_), session_);
+    const int last = join(JoinOptions().process_set(process_set_));
     CheckLast(last);
   }
 
@@ -94,7 +93,7 @@ class JoinRound {
     }
     const at::Tensor mine = ToTensor({Value(me_), 2 * Value(me_)});
     const auto all_reduced = [&](AllreduceOptions options) {
-      return ToNumbers(allreduce(mine, options, session_));
+      return ToNumbers(allreduce(mine, options));
     };
     EXPECT_EQ(all_reduced(Unnamed<AllreduceOptions>().op(ReduceOp::Sum)), (Numbers{sum, 2 * sum}))
         << Where("an unnamed sum");
@@ -108,9 +107,8 @@ class JoinRound {
         << Where("a maximum");
     EXPECT_EQ(all_reduced(Unnamed<AllreduceOptions>().op(ReduceOp::Product))[0], product)
         << Where("an unnamed product");
-    const auto group =
-        grouped_allreduce({mine, ToTensor({Value(me_)})},
-                          Named<AllreduceOptions>("group").op(ReduceOp::Sum), session_);
+    const auto group = grouped_allreduce({mine, ToTensor({Value(me_)})},
+                                         Named<AllreduceOptions>("group").op(ReduceOp::Sum));
     EXPECT_EQ(ToNumbers(group[0]), (Numbers{sum, 2 * sum})) << Where("a group's first");
     EXPECT_EQ(ToNumbers(group[1]), Numbers{sum}) << Where("a group's second");
     Scattered(sum);
@@ -120,7 +118,7 @@ class JoinRound {
   void Scattered(std::int64_t sum) {
     const Numbers rows(members_.size(), Value(me_));
     const auto options = Unnamed<ReducescatterOptions>().op(ReduceOp::Sum);
-    EXPECT_EQ(ToNumbers(reducescatter(ToTensor(rows), options, session_)), Numbers{sum})
+    EXPECT_EQ(ToNumbers(reducescatter(ToTensor(rows), options)), Numbers{sum})
         << Where("an unnamed reduce-scatter");
   }
 
@@ -128,17 +126,16 @@ class JoinRound {
     Numbers all;
     for (int member : Present()) all.insert(all.end(), 1 + member % 2, Value(member));
     const at::Tensor mine = ToTensor(Numbers(1 + static_cast<std::size_t>(me_ % 2), Value(me_)));
-    EXPECT_EQ(ToNumbers(allgather(mine, Named<AllgatherOptions>("rows"), session_)), all)
+    EXPECT_EQ(ToNumbers(allgather(mine, Named<AllgatherOptions>("rows"))), all)
         << Where("an all-gather");
-    EXPECT_EQ(ToNumbers(allgather(mine, Unnamed<AllgatherOptions>(), session_)), all)
+    EXPECT_EQ(ToNumbers(allgather(mine, Unnamed<AllgatherOptions>())), all)
         << Where("an unnamed all-gather");
   }
 
   void AllToAll() {
     Numbers mine;
     for (int member : members_) mine.push_back(1000 * Value(me_) + member);
-    const AlltoallResult result =
-        alltoall(ToTensor(mine), Named<AlltoallOptions>("exchange"), session_);
+    const AlltoallResult result = alltoall(ToTensor(mine), Named<AlltoallOptions>("exchange"));
     Numbers expected;
     Numbers rows;
     const std::vector<int> present = Present();
@@ -160,12 +157,12 @@ class JoinRound {
         const auto options =
             named ? Named<BroadcastOptions>("broadcast") : Unnamed<BroadcastOptions>();
         try {
-          const auto got = ToNumbers(broadcast(ToTensor({Value(me_)}), root, options, session_));
+          const auto got = ToNumbers(broadcast(ToTensor({Value(me_)}), root, options));
           EXPECT_TRUE(there) << Where("a broadcast from a rank that has joined");
           EXPECT_EQ(got, Numbers{Value(root)}) << Where("a broadcast");
         } catch (const Error& error) {
           EXPECT_FALSE(there) << Where("a broadcast") << ": " << error.what();
-          EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
+          EXPECT_EQ(error.code(), ErrorCode::InvalidArgument) << error.what();
           const std::string text = "rank " + std::to_string(root) + ", has joined";
           EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
         }
@@ -178,11 +175,10 @@ class JoinRound {
     int most = 0;
     for (int member : members_) most = std::max(most, BatchesOf(member));
     EXPECT_EQ(BatchesOf(last), most) << "round " << round_ << ": rank " << last << " came last";
-    const auto all = ToNumbers(allgather(ToTensor({last}), Unnamed<AllgatherOptions>(), session_));
+    const auto all = ToNumbers(allgather(ToTensor({last}), Unnamed<AllgatherOptions>()));
     EXPECT_EQ(all, Numbers(members_.size(), last)) << "round " << round_ << " on rank " << me_;
   }
 
-  const Session& session_;
   const ProcessSet& process_set_;
   const int round_;
   const std::vector<int> members_;
@@ -192,9 +188,9 @@ class JoinRound {
 
 }  // namespace
 
-void RunJoinRounds(const Session& session, const ProcessSet& process_set, int rounds) {
+void RunJoinRounds(const ProcessSet& process_set, int rounds) {
   for (int round = 0; round < rounds; ++round) {
-    JoinRound(session, process_set, round).Run();
+    JoinRound(process_set, round).Run();
     if (::testing::Test::HasFailure()) return;
   }
 }

@@ -8,6 +8,6 @@ namespace sirtaki::tests::conformance {
 // `rounds` times: uneven batches of named and unnamed operations on the process set, each result
 // compared with what the ranks that have not joined give, then join. Collective over the set's
 // members; the others must not call it.
-void RunJoinRounds(const Session& session, const ProcessSet& process_set, int rounds);
+void RunJoinRounds(const ProcessSet& process_set, int rounds);
 
 }  // namespace sirtaki::tests::conformance

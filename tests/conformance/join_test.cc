@@ -14,20 +14,18 @@ class JoinInprocTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(JoinInprocTest, UnevenBatchesEndRight) {
   const int rounds = tests::ScaledCount(15, 100);
-  RunTorchRanks(GetParam(), [&](int, const Session& session) {
-    RunJoinRounds(session, world_process_set(session), rounds);
-  });
+  RunTorchRanks(GetParam(), [&](int) { RunJoinRounds(world_process_set(), rounds); });
 }
 
 TEST_P(JoinInprocTest, ASetIsJoinedByItself) {
   if (GetParam() == 1) GTEST_SKIP() << "needs a second rank";
   const int rounds = tests::ScaledCount(4, 100);
-  RunTorchRanks(GetParam(), [&](int rank, const Session& session) {
+  RunTorchRanks(GetParam(), [&](int rank) {
     const int last = GetParam() - 1;
-    const auto ends = add_process_set({0, last}, {}, session);
-    if (rank == 0 || rank == last) RunJoinRounds(session, ends, rounds);
-    RunJoinRounds(session, world_process_set(session), rounds);
-    remove_process_set(ends, {}, session);
+    const auto ends = add_process_set({0, last});
+    if (rank == 0 || rank == last) RunJoinRounds(ends, rounds);
+    RunJoinRounds(world_process_set(), rounds);
+    remove_process_set(ends);
   });
 }
 

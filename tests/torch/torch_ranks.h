@@ -1,4 +1,4 @@
-// Threads as ranks, each with a public Session of its own.
+// Threads as ranks, each with a session of its own, to which its calls belong.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,6 @@
 #include "session/inproc/inproc_world.h"
 #include "session/session.h"
 #include "sirtaki/error.h"
-#include "sirtaki/session.h"
 #include "tests/support/rank_threads.h"
 
 namespace sirtaki::tests {
@@ -21,8 +20,8 @@ namespace sirtaki::tests {
 // Runs `body` on `size` threads and ends their sessions when all of them have returned from it.
 // `host_of_rank`: which of them pretend to share a host; empty: all do. `sharing`: and how.
 inline void RunTorchRanks(
-    int size, const std::function<void(int rank, const Session&)>& body,
-    const core::Config& config = {}, std::vector<int> host_of_rank = {},
+    int size, const std::function<void(int rank)>& body, const core::Config& config = {},
+    std::vector<int> host_of_rank = {},
     session::InprocWorld::Sharing sharing = session::InprocWorld::Sharing::kNone,
     const std::function<void(int rank, const core::RunBatch&)>& on_start = nullptr) {
   const auto world = std::make_shared<session::InprocWorld>(size, std::move(host_of_rank));
@@ -36,7 +35,10 @@ inline void RunTorchRanks(
     std::shared_ptr<session::Session> session;
     const core::Status started = session::Session::CreateInproc(world, rank, options, &session);
     ASSERT_TRUE(started.ok()) << started.ToString();
-    body(rank, Session(std::make_shared<detail::SessionState>(session)));
+    {
+      const detail::SessionScope scope(std::make_shared<detail::SessionState>(session));
+      body(rank);
+    }
     (void)session->Shutdown("the test is over");
   });
 }

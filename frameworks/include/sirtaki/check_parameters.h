@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "sirtaki/export.h"
-#include "sirtaki/participants.h"
+#include "sirtaki/process_set.h"
 
 namespace torch::nn {
 class Module;
@@ -20,7 +20,7 @@ namespace sirtaki {
 // then the values by a 64-bit digest of each tensor. Collective. If all are equal it costs a read
 // of the tensors and one all-gather of 16 bytes a rank.
 //
-// Every rank throws mismatch if the ranks differ. The text names the first difference and which
+// Every rank throws Mismatch if the ranks differ. The text names the first difference and which
 // ranks have what; for values also the first element that differs between the lowest rank and the
 // first rank that disagrees with it. (Ranks that start alike and average their gradients stay
 // alike. They drift apart by a parameter that was changed on one rank only, a forgotten
@@ -28,13 +28,14 @@ namespace sirtaki {
 // statistics of BatchNorm.)
 //
 // Bits are compared, not numbers: 0.0 differs from -0.0, and a NaN equals the same NaN. Every rank
-// throws invalid_argument if any rank has a tensor that is not dense, or is neither in host memory
+// throws InvalidArgument if any rank has a tensor that is not dense, or is neither in host memory
 // nor on a GPU of CUDA's. With one rank the function does nothing.
-SIRTAKI_API void check_parameters(const torch::nn::Module& module, const Participants& among = {});
+SIRTAKI_API void check_parameters(const torch::nn::Module& module,
+                                  const ProcessSet& process_set = {});
 
 // Does the same for named tensors, for instance model->named_parameters().pairs().
 SIRTAKI_API void check_parameters(
     const std::vector<std::pair<std::string, at::Tensor>>& named_tensors,
-    const Participants& among = {});
+    const ProcessSet& process_set = {});
 
 }  // namespace sirtaki

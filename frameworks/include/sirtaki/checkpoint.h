@@ -28,7 +28,6 @@
 #include <vector>
 
 #include "sirtaki/export.h"
-#include "sirtaki/session.h"
 
 namespace torch::nn {
 class Module;
@@ -151,14 +150,13 @@ class Checkpoint {
 // `path`.tmp, brought to the disk and then renamed. A `path`.tmp that an earlier crash has left is
 // overwritten.
 //
-// Every rank throws invalid_argument, with path and cause, if the file cannot be written or a part
-// cannot be saved; mismatch if the ranks name different parts; a fault's own code if there was one.
+// Every rank throws InvalidArgument, with path and cause, if the file cannot be written or a part
+// cannot be saved; Mismatch if the ranks name different parts; a fault's own code if there was one.
 // The old file then stays, unless the error is one of the folder after the file was replaced.
 //
 // The file is an archive of torch::serialize, which Python's torch.jit.load opens; see
 // docs/checkpoints.md.
-SIRTAKI_API void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
-                                 const Session& session = {});
+SIRTAKI_API void save_checkpoint(const std::string& path, const Checkpoint& checkpoint);
 
 // Restores all parts on all ranks from the file `path`, which only rank 0 reads: only rank 0's host
 // needs it. Returns false on all ranks, and changes nothing, if there is no such file. Collective.
@@ -170,11 +168,10 @@ SIRTAKI_API void save_checkpoint(const std::string& path, const Checkpoint& chec
 //
 // Buffers that differ between ranks (running means of batch norm) become rank 0's.
 //
-// Every rank throws invalid_argument if the file is damaged, is of a newer version of the library,
+// Every rank throws InvalidArgument if the file is damaged, is of a newer version of the library,
 // lacks one of the parts, or is of another model or optimizer (names, shapes or types; the first
-// difference is named); mismatch if the ranks name different parts. Then nothing has been changed
+// difference is named); Mismatch if the ranks name different parts. Then nothing has been changed
 // on any rank. Parts of the file that are not asked for are left alone.
-SIRTAKI_API bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
-                                 const Session& session = {});
+SIRTAKI_API bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint);
 
 }  // namespace sirtaki

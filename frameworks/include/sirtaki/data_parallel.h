@@ -11,7 +11,6 @@
 
 #include "sirtaki/export.h"
 #include "sirtaki/optimizer.h"
-#include "sirtaki/session.h"
 
 namespace sirtaki {
 
@@ -31,7 +30,7 @@ namespace detail {
 class SIRTAKI_API ModuleSynchronizer {
  public:
   ModuleSynchronizer(const std::shared_ptr<torch::nn::Module>& module,
-                     const DistributedDataParallelOptions& options, const Session& session);
+                     const DistributedDataParallelOptions& options);
   ~ModuleSynchronizer();
 
   void BeforeForward();
@@ -73,15 +72,12 @@ template <class M>
 class DistributedDataParallel : public torch::nn::Module {
  public:
   explicit DistributedDataParallel(std::shared_ptr<M> module,
-                                   const DistributedDataParallelOptions& options = {},
-                                   const Session& session = {})
-      : module_(register_module("module", std::move(module))),
-        synchronizer_(module_, options, session) {}
+                                   const DistributedDataParallelOptions& options = {})
+      : module_(register_module("module", std::move(module))), synchronizer_(module_, options) {}
 
   explicit DistributedDataParallel(const torch::nn::ModuleHolder<M>& module,
-                                   const DistributedDataParallelOptions& options = {},
-                                   const Session& session = {})
-      : DistributedDataParallel(module.ptr(), options, session) {}
+                                   const DistributedDataParallelOptions& options = {})
+      : DistributedDataParallel(module.ptr(), options) {}
 
   template <class... Args>
   auto forward(Args&&... args) {

@@ -1,18 +1,18 @@
 // Error is the one exception type of the library. Each of its codes says what happened and what it
 // means for the job:
 //
-//   the caller's fault   invalid_argument, duplicate_name, not_initialized, unsupported: nothing
+//   the caller's fault   InvalidArgument, DuplicateName, NotInitialized, Unsupported: nothing
 //                        happened; the job goes on. An argument that only one rank got wrong is
-//                        told to its peers too: they throw the same invalid_argument, which names
+//                        told to its peers too: they throw the same InvalidArgument, which names
 //                        that rank, instead of waiting for it.
-//   a tensor's fault     mismatch: the ranks asked for different things under one name. Thrown on
+//   a tensor's fault     Mismatch: the ranks asked for different things under one name. Thrown on
 //                        every rank that takes part, with what each group of ranks asked for. The
 //                        name may be used again at once; the job goes on.
-//   a group's fault      peer_lost, timed_out, aborted, backend, protocol, and mismatch where ranks
+//   a group's fault      PeerLost, TimedOut, Aborted, Backend, Protocol, and Mismatch where ranks
 //                        wait for each other: every pending and later call on every rank throws
 //                        with the first cause (see origin()). Only shutdown() and ending the
 //                        process are left to do.
-//   shut_down            a rank that had to take part has called shutdown() or ended.
+//   ShutDown             a rank that had to take part has called shutdown() or ended.
 #pragma once
 
 #include <memory>
@@ -24,19 +24,19 @@
 namespace sirtaki {
 
 enum class ErrorCode : unsigned char {
-  invalid_argument = 1,  // this rank passed an argument that is wrong whatever the others do
-  mismatch,              // the ranks asked for different things under one name, or wait for each
-                         // other in different calls
-  not_initialized,       // the call came before init() or after shutdown(), or used an object of an
-                         // earlier session
-  duplicate_name,        // the name is in flight on this rank
-  shut_down,             // a rank that had to take part has left
-  peer_lost,             // a rank does not answer, or its connection failed
-  timed_out,             // a wait passed its limit
-  aborted,               // a program called abort(reason), or ended with a code other than 0
-  backend,               // MPI, CUDA or NCCL failed, or memory ran out
-  protocol,              // a peer sent a message that no correct peer sends
-  unsupported,           // the library knows it, but this build or version cannot do it
+  InvalidArgument = 1,  // this rank passed an argument that is wrong whatever the others do
+  Mismatch,             // the ranks asked for different things under one name, or wait for each
+                        // other in different calls
+  NotInitialized,  // the call came before init() or after shutdown(), or used an object that was
+                   // made before shutdown()
+  DuplicateName,   // the name is in flight on this rank
+  ShutDown,        // a rank that had to take part has left
+  PeerLost,        // a rank does not answer, or its connection failed
+  TimedOut,        // a wait passed its limit
+  Aborted,         // a program called abort(reason), or ended with a code other than 0
+  Backend,         // MPI, CUDA or NCCL failed, or memory ran out
+  Protocol,        // a peer sent a message that no correct peer sends
+  Unsupported,     // the library knows it, but this build or version cannot do it
 };
 
 // Returns the code as a text: "mismatch", "peer lost", …
@@ -44,9 +44,9 @@ SIRTAKI_API const char* error_code_name(ErrorCode code) noexcept;
 
 // ErrorOrigin says where an error began. A field that is not known is -1 or empty.
 //
-//   rank    of an invalid_argument the first rank that gave one, of a shut_down the first that has
-//           left, of a group's fault the rank that saw it first (for peer_lost and timed_out not
-//           the one that is lost or late: what() names those). -1 for a tensor's mismatch, since
+//   rank    of an InvalidArgument the first rank that gave one, of a ShutDown the first that has
+//           left, of a group's fault the rank that saw it first (for PeerLost and TimedOut not
+//           the one that is lost or late: what() names those). -1 for a tensor's Mismatch, since
 //           nobody can tell which of the ranks is right.
 //   host    the host of that rank, for a group's fault.
 //   tensor  the name as the program gave it: `w`, not `"w"`, and neither escaped nor shortened as

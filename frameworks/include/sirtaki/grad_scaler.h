@@ -12,7 +12,6 @@
 
 #include "sirtaki/export.h"
 #include "sirtaki/process_set.h"
-#include "sirtaki/session.h"
 
 namespace torch::serialize {
 class InputArchive;
@@ -21,7 +20,7 @@ class OutputArchive;
 
 namespace sirtaki {
 
-// The options are the same on every rank: the first step compares them, and throws mismatch if they
+// The options are the same on every rank: the first step compares them, and throws Mismatch if they
 // are not.
 struct GradScalerOptions {
   TORCH_ARG(double, init_scale) = 65536.0;  // positive
@@ -55,8 +54,8 @@ struct GradScalerOptions {
 // gradients are not averaged. One thread uses a GradScaler.
 class SIRTAKI_API GradScaler {
  public:
-  // Throws invalid_argument for options that are not allowed. Not collective.
-  explicit GradScaler(const GradScalerOptions& options = {}, const Session& session = {});
+  // Throws InvalidArgument for options that are not allowed. Not collective.
+  explicit GradScaler(const GradScalerOptions& options = {});
   GradScaler(GradScaler&&) noexcept;
   GradScaler& operator=(GradScaler&&) noexcept;
   ~GradScaler();
@@ -66,7 +65,7 @@ class SIRTAKI_API GradScaler {
 
   // Waits for the averaged gradients if the optimizer is a DistributedOptimizer, divides the
   // gradients by the scale and agrees with the other ranks on whether they are finite. Collective;
-  // at most once for an optimizer between two update(). Throws invalid_argument for float16
+  // at most once for an optimizer between two update(). Throws InvalidArgument for float16
   // parameters: keep them in float32 or wider. An optimizer is known by its address: it must not be
   // moved between two update(). Gradients on GPUs are divided in the current streams; the program
   // does not wait for that.
@@ -78,7 +77,7 @@ class SIRTAKI_API GradScaler {
   bool step(torch::optim::Optimizer& optimizer);
 
   // Adapts the scale to what the steps since the last update() have met, or takes `new_scale` as
-  // the scale. Throws invalid_argument if there was no step and no value, or if the value is not
+  // the scale. Throws InvalidArgument if there was no step and no value, or if the value is not
   // positive. Not collective.
   void update(std::optional<double> new_scale = std::nullopt);
 

@@ -69,9 +69,9 @@ class SIRTAKI_API GroupedHandle {
   std::shared_ptr<detail::Pending> pending_;
 };
 
-// Returns true if the operation has ended, well or badly; never blocks. Throws not_initialized if
-// the handle belongs to a session that was shut down, invalid_argument for an empty handle. For
-// tensors on a GPU it throws CUDA's errors too, and invalid_argument while the current stream is
+// Returns true if the operation has ended, well or badly; never blocks. Throws NotInitialized if
+// the handle belongs to a session that was shut down, InvalidArgument for an empty handle. For
+// tensors on a GPU it throws CUDA's errors too, and InvalidArgument while the current stream is
 // captured in a CUDA graph; it can be asked again.
 SIRTAKI_API bool poll(const Handle& handle);
 SIRTAKI_API bool poll(const GroupedHandle& handle);

@@ -12,7 +12,6 @@
 
 #include "sirtaki/export.h"
 #include "sirtaki/handle.h"
-#include "sirtaki/session.h"
 
 namespace sirtaki {
 
@@ -20,27 +19,24 @@ struct MessageOptions {
   // The tag is from 0 to 32000. Messages from one rank to another with the same tag arrive in the
   // order in which they were sent; messages with different tags do not wait for each other.
   TORCH_ARG(int, tag) = 0;
-  // If the message is not done in this time, the whole group fails with timed_out. 0: there is no
-  // limit; the call waits until the session ends, and then throws shut_down.
+  // If the message is not done in this time, the whole group fails with TimedOut. 0: there is no
+  // limit; the call waits until the session ends, and then throws ShutDown.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
 };
 
 // Sends the tensor to rank `to` of the job, which may be this rank (asynchronously, then). Tensors
 // are as for the collectives, of any type that moves. Returns when the tensor may be written again,
-// which may be before it was received. Throws invalid_argument for a rank or a tag that does not
+// which may be before it was received. Throws InvalidArgument for a rank or a tag that does not
 // exist.
-SIRTAKI_API void send(const at::Tensor& tensor, int to, const MessageOptions& options = {},
-                      const Session& session = {});
-SIRTAKI_API Handle isend(const at::Tensor& tensor, int to, const MessageOptions& options = {},
-                         const Session& session = {});
+SIRTAKI_API void send(const at::Tensor& tensor, int to, const MessageOptions& options = {});
+SIRTAKI_API Handle isend(const at::Tensor& tensor, int to, const MessageOptions& options = {});
 
 // Overwrites the tensor with the next message from rank `from` with this tag, and returns it.
-// Throws mismatch on this rank if the message has another type or shape; the text names both, and
-// the message is gone then. Throws invalid_argument for a rank or a tag that does not exist.
-SIRTAKI_API at::Tensor recv_(const at::Tensor& tensor, int from, const MessageOptions& options = {},
-                             const Session& session = {});
-SIRTAKI_API Handle irecv(const at::Tensor& tensor, int from, const MessageOptions& options = {},
-                         const Session& session = {});
+// Throws Mismatch on this rank if the message has another type or shape; the text names both, and
+// the message is gone then. Throws InvalidArgument for a rank or a tag that does not exist.
+SIRTAKI_API at::Tensor recv_(const at::Tensor& tensor, int from,
+                             const MessageOptions& options = {});
+SIRTAKI_API Handle irecv(const at::Tensor& tensor, int from, const MessageOptions& options = {});
 
 // A P2POp is one of several messages that are started together.
 struct P2POp {
@@ -60,10 +56,9 @@ struct P2POp {
 };
 
 // Starts all operations, in this order, and returns a handle for each. All are checked before the
-// first starts: if one is wrong, none starts, and it throws invalid_argument. `options.tag` is not
+// first starts: if one is wrong, none starts, and it throws InvalidArgument. `options.tag` is not
 // used.
 SIRTAKI_API std::vector<Handle> batch_isend_irecv(const std::vector<P2POp>& operations,
-                                                  const MessageOptions& options = {},
-                                                  const Session& session = {});
+                                                  const MessageOptions& options = {});
 
 }  // namespace sirtaki

@@ -14,25 +14,25 @@
 #include <string>
 
 #include "sirtaki/export.h"
-#include "sirtaki/participants.h"
+#include "sirtaki/process_set.h"
 
 namespace sirtaki {
 
 // Returns the mean of the ranks' values, each counting the same.
 SIRTAKI_API double metric_average(double value, const std::string& name = "",
-                                  const Participants& among = {});
+                                  const ProcessSet& process_set = {});
 
 // Returns sum(value * weight) / sum(weight) over the ranks: for shares of different sizes, with the
 // number of samples as weight. The value of a rank of weight 0 is not used (0 / 0 where it saw
-// nothing). Every rank throws invalid_argument if a weight is negative, infinite or NaN, or if the
+// nothing). Every rank throws InvalidArgument if a weight is negative, infinite or NaN, or if the
 // weights add up to 0 or to infinity.
 SIRTAKI_API double metric_average(double value, double weight, const std::string& name = "",
-                                  const Participants& among = {});
+                                  const ProcessSet& process_set = {});
 
 // Returns the mean of each element, as a new tensor of the same type and shape, which have to be
-// the same on all ranks. Floating point only: every rank throws invalid_argument otherwise, since
+// the same on all ranks. Floating point only: every rank throws InvalidArgument otherwise, since
 // the mean of integers would be truncated.
 SIRTAKI_API at::Tensor metric_average(const at::Tensor& values, const std::string& name = "",
-                                      const Participants& among = {});
+                                      const ProcessSet& process_set = {});
 
 }  // namespace sirtaki

@@ -23,19 +23,18 @@ namespace sirtaki {
 namespace detail {
 // MPI's Fortran handles: numbers, whatever MPI_Comm is.
 SIRTAKI_API void InitOn(int communicator, const InitOptions& options);
-SIRTAKI_API int MakeCommunicator(const ProcessSet& set, std::chrono::milliseconds timeout,
-                                 const Session& session);
-SIRTAKI_API void PauseMpi(std::chrono::milliseconds timeout, const Session& session);
-SIRTAKI_API void ResumeMpi(std::chrono::milliseconds timeout, const Session& session);
+SIRTAKI_API int MakeCommunicator(const ProcessSet& set, std::chrono::milliseconds timeout);
+SIRTAKI_API void PauseMpi(std::chrono::milliseconds timeout);
+SIRTAKI_API void ResumeMpi(std::chrono::milliseconds timeout);
 // What UnlockMpi takes.
-SIRTAKI_API void* LockMpi(const Session& session);
+SIRTAKI_API void* LockMpi();
 SIRTAKI_API void UnlockMpi(void* gate) noexcept;
 }  // namespace detail
 
 // Joins a job of the ranks of `comm`, with their ranks there; other processes have jobs of their
 // own, or none. MPI must be initialised, and `comm` must be an intra-communicator; it may be freed
-// afterwards. Collective over `comm`. Throws what init() throws; invalid_argument for another
-// communicator; unsupported in a build without MPI.
+// afterwards. Collective over `comm`. Throws what init() throws; InvalidArgument for another
+// communicator; Unsupported in a build without MPI.
 inline void init(MPI_Comm comm, const InitOptions& options = {}) {
   detail::InitOn(MPI_Comm_c2f(comm), options);
 }
@@ -43,41 +42,38 @@ inline void init(MPI_Comm comm, const InitOptions& options = {}) {
 // Returns a new communicator of the ranks of a process set, in ascending order, with the error
 // handler of MPI_COMM_WORLD. It belongs to the program, which frees it before it finalizes MPI.
 // Collective over the set; if there are several calls, also for other sets, all ranks make them in
-// the same order, one at a time. Throws unsupported without MPI, timed_out (for the whole group) if
+// the same order, one at a time. Throws Unsupported without MPI, TimedOut (for the whole group) if
 // a rank does not come within `timeout`; 0: only the limits of the session hold.
 inline MPI_Comm communicator(const ProcessSet& process_set = {},
-                             std::chrono::milliseconds timeout = std::chrono::milliseconds(0),
-                             const Session& session = {}) {
-  return MPI_Comm_f2c(detail::MakeCommunicator(process_set, timeout, session));
+                             std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) {
+  return MPI_Comm_f2c(detail::MakeCommunicator(process_set, timeout));
 }
 
 // Returns when every rank has called it and all that was submitted before is over: from then on the
 // library makes no MPI call, and the program may, blocking ones too. Calls of the library that are
 // made meanwhile wait for resume_mpi(); on the thread that has paused, one that would wait throws
-// invalid_argument. Collective over the job. Throws invalid_argument, on every rank, if MPI is paused
-// already, a rank has joined, or another thread's operations go on; timed_out (for the whole group)
+// InvalidArgument. Collective over the job. Throws InvalidArgument, on every rank, if MPI is paused
+// already, a rank has joined, or another thread's operations go on; TimedOut (for the whole group)
 // if a rank does not come within `timeout`; 0: only stall_limit holds.
-inline void pause_mpi(std::chrono::milliseconds timeout = std::chrono::milliseconds(0),
-                      const Session& session = {}) {
-  detail::PauseMpi(timeout, session);
+inline void pause_mpi(std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) {
+  detail::PauseMpi(timeout);
 }
 
 // Ends the pause, when every rank has called it. Collective over the job. Throws what pause_mpi()
-// throws; invalid_argument if MPI is not paused.
-inline void resume_mpi(std::chrono::milliseconds timeout = std::chrono::milliseconds(0),
-                       const Session& session = {}) {
-  detail::ResumeMpi(timeout, session);
+// throws; InvalidArgument if MPI is not paused.
+inline void resume_mpi(std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) {
+  detail::ResumeMpi(timeout);
 }
 
 // Keeps the library out of MPI for as long as it lives: for calls of the program that cannot block
 // (MPI_Isend, MPI_Test, MPI_Iallreduce), since the library waits meanwhile, and fails when it has
 // waited for three times peer_timeout. Not to be held during a call of the library. Does nothing in a
-// job without MPI. Its construction throws invalid_argument if this thread has an MpiGate already,
-// and backend if another thread does not come out of MPI: for 10 s after a fault, without one for six
+// job without MPI. Its construction throws InvalidArgument if this thread has an MpiGate already,
+// and Backend if another thread does not come out of MPI: for 10 s after a fault, without one for six
 // times peer_timeout, at least 20 s.
 class MpiGate {
  public:
-  explicit MpiGate(const Session& session = {}) : gate_(detail::LockMpi(session)) {}
+  MpiGate() : gate_(detail::LockMpi()) {}
   ~MpiGate() { detail::UnlockMpi(gate_); }
   MpiGate(const MpiGate&) = delete;
   MpiGate& operator=(const MpiGate&) = delete;

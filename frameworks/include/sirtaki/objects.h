@@ -13,7 +13,7 @@
 // All are collective, over all ranks or those of a process set. Ranks may give objects of different
 // sizes, of more than 2 GiB too. Calls without a name are matched by the order in which the ranks
 // make them; a name may be used again as soon as the call has returned. All ranks throw
-// invalid_argument if an object cannot be saved or loaded on one rank; mismatch if their roots
+// InvalidArgument if an object cannot be saved or loaded on one rank; Mismatch if their roots
 // differ, or some ranks make another kind of call.
 #pragma once
 
@@ -34,7 +34,7 @@
 #include <vector>
 
 #include "sirtaki/export.h"
-#include "sirtaki/participants.h"
+#include "sirtaki/process_set.h"
 #include "sirtaki/session.h"
 
 namespace sirtaki {
@@ -42,12 +42,12 @@ namespace sirtaki {
 // Returns the bytes of `root_rank`; those of the others are not used.
 SIRTAKI_API std::string broadcast_object(const std::string& bytes, int root_rank,
                                          const std::string& name = "",
-                                         const Participants& among = {});
+                                         const ProcessSet& process_set = {});
 
 // Returns the bytes of all ranks (of the set), in their order.
 SIRTAKI_API std::vector<std::string> allgather_object(const std::string& bytes,
                                                       const std::string& name = "",
-                                                      const Participants& among = {});
+                                                      const ProcessSet& process_set = {});
 
 namespace detail {
 
@@ -59,10 +59,10 @@ using LoadFrom =
     std::function<void(const ReadBytes& read, const std::function<std::size_t()>& size)>;
 
 SIRTAKI_API void BroadcastSaved(const SaveTo& save, const LoadFrom& load, int root_rank,
-                                const std::string& name, const Participants& among);
+                                const std::string& name, const ProcessSet& process_set);
 // Calls `load` once for each rank, in their order.
 SIRTAKI_API void AllgatherSaved(const SaveTo& save, const LoadFrom& load, const std::string& name,
-                                const Participants& among);
+                                const ProcessSet& process_set);
 
 namespace archives {
 
@@ -144,18 +144,18 @@ using EnableIfNotBytes = std::enable_if_t<!std::is_convertible<const T&, std::st
 // tensors go through two small buffers: no rank has a second copy of them.
 template <class T, detail::EnableIfNotBytes<T> = 0>
 T broadcast_object(const T& value, int root_rank, const std::string& name = "",
-                   const Participants& among = {}) {
+                   const ProcessSet& process_set = {}) {
   static_assert(detail::archives::IsSaveable<T>::value,
                 "broadcast_object takes bytes in a std::string and what torch::save takes");
-  if (sirtaki::rank(among.session()) == root_rank) {
-    detail::BroadcastSaved(detail::Saver(value), nullptr, root_rank, name, among);
+  if (sirtaki::rank() == root_rank) {
+    detail::BroadcastSaved(detail::Saver(value), nullptr, root_rank, name, process_set);
     return value;
   }
   T received = detail::Target<T>::Same(value);
   detail::BroadcastSaved(
       nullptr,
       [&received](const auto& read, const auto& size) { detail::Load(received, read, size); },
-      root_rank, name, among);
+      root_rank, name, process_set);
   return received;
 }
 
@@ -163,7 +163,7 @@ T broadcast_object(const T& value, int root_rank, const std::string& name = "",
 // clone(), as torch::nn::Cloneable and LibTorch's own modules do.
 template <class T, detail::EnableIfNotBytes<T> = 0>
 std::vector<T> allgather_object(const T& value, const std::string& name = "",
-                                const Participants& among = {}) {
+                                const ProcessSet& process_set = {}) {
   static_assert(detail::archives::IsSaveable<T>::value,
                 "allgather_object takes bytes in a std::string and what torch::save takes");
   std::vector<T> objects;
@@ -174,7 +174,7 @@ std::vector<T> allgather_object(const T& value, const std::string& name = "",
         detail::Load(object, read, size);
         objects.push_back(std::move(object));
       },
-      name, among);
+      name, process_set);
   return objects;
 }
 

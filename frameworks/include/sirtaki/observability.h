@@ -15,13 +15,17 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "sirtaki/export.h"
-#include "sirtaki/session.h"
 
 namespace sirtaki {
+
+namespace detail {
+class SessionState;
+}
 
 // MetricValues are numbers of this rank; times are in seconds. The times of negotiation, queue,
 // packing, moving and unpacking add up what happened at the same time; those of waiting, transfer
@@ -66,36 +70,36 @@ struct Metrics : MetricValues {
 };
 
 // Returns this rank's metrics. Cheap; may be called at any time, from any thread. Throws
-// not_initialized.
-SIRTAKI_API Metrics metrics(const Session& session = {});
+// NotInitialized.
+SIRTAKI_API Metrics metrics();
 
 // Starts to write what this rank does to `path`, as the option `timeline` does: a folder, in which
 // each rank that calls this writes rank-<number>.json, or a file ending in .json, which rank 0
-// alone writes. Folders are made; a file that is there is replaced. Throws invalid_argument if a
-// timeline is being written already, not_initialized, std::runtime_error if the file cannot be
+// alone writes. Folders are made; a file that is there is replaced. Throws InvalidArgument if a
+// timeline is being written already, NotInitialized, std::runtime_error if the file cannot be
 // made.
-SIRTAKI_API void start_timeline(const std::string& path, const Session& session = {});
+SIRTAKI_API void start_timeline(const std::string& path);
 
 // Ends the timeline: everything up to now is in the file when this returns. Does nothing if none is
-// being written. Throws not_initialized.
-SIRTAKI_API void stop_timeline(const Session& session = {});
+// being written. Throws NotInitialized.
+SIRTAKI_API void stop_timeline();
 
 // Marks a moment of the program's own, in the timeline and in the flight record. 72 bytes of the
 // text are kept. Costs some 50 ns; does nothing before init() and after shutdown(). Never throws.
-SIRTAKI_API void mark(const std::string& text, const Session& session = {}) noexcept;
+SIRTAKI_API void mark(const std::string& text) noexcept;
 
 // A MarkedSpan marks a span of time, from its construction to its end, which have to be on one
 // thread. Spans may be nested.
 class SIRTAKI_API MarkedSpan {
  public:
-  explicit MarkedSpan(std::string text, Session session = {});
+  explicit MarkedSpan(std::string text);
   ~MarkedSpan();
   MarkedSpan(const MarkedSpan&) = delete;
   MarkedSpan& operator=(const MarkedSpan&) = delete;
 
  private:
   std::string text_;
-  Session session_;
+  std::shared_ptr<detail::SessionState> given_;  // null: the process's own session
   std::chrono::steady_clock::time_point begin_;
 };
 

@@ -14,7 +14,6 @@
 #include "sirtaki/export.h"
 #include "sirtaki/optimizer_options.h"
 #include "sirtaki/process_set.h"
-#include "sirtaki/session.h"
 
 namespace sirtaki {
 
@@ -33,11 +32,11 @@ namespace sirtaki {
 //     inner backward() too, averages what is in .grad again: with op Average an average plus this
 //     rank's new part is exact, so that two losses and retain_graph work. With op Sum, compression
 //     or a hook a backward() that would add to an average, that of the step before too, throws
-//     invalid_argument: declare accumulation (backward_passes_per_step, no_sync()), or call
+//     InvalidArgument: declare accumulation (backward_passes_per_step, no_sync()), or call
 //     zero_grad() before.
 //   - A rank whose backward() reaches none of the optimizer's parameters, or that runs none, calls
 //     synchronize() right after it, before anything else of the library that waits. If it calls
-//     step() instead, all ranks throw `mismatch`, which names it. Where no rank has run a
+//     step() instead, all ranks throw `Mismatch`, which names it. Where no rank has run a
 //     backward(), or only within no_sync(), step() averages.
 //   - One backward() of an optimizer at a time: a second one, on another thread, throws.
 //   - A backward() that throws on one rank throws on every rank. Then zero_grad() begins a step.
@@ -48,7 +47,7 @@ namespace sirtaki {
 // With average_at(Average::Step) step() or synchronize() waits instead. Until then gradients must
 // not be touched:
 //
-//   - a second backward() before step() or synchronize() throws invalid_argument, unless
+//   - a second backward() before step() or synchronize() throws InvalidArgument, unless
 //     accumulation is declared: backward_passes_per_step, or no_sync(),
 //   - so does zero_grad() between backward() and step(). If it is called on the module or through
 //     Base&, where the library cannot see it at once, the next backward() or step() throws,
@@ -63,7 +62,7 @@ namespace sirtaki {
 // A sparse gradient (COO) is gathered from all ranks, indices and values, and added up; the result,
 // coalesced, replaces it in .grad. Ranks without the gradient add nothing; if the result has no
 // entries at all, the gradient is undefined afterwards. If a gradient is sparse on some ranks and
-// dense on others, all ranks throw `mismatch`. Of LibTorch's optimizers, SGD and Adagrad without
+// dense on others, all ranks throw `Mismatch`. Of LibTorch's optimizers, SGD and Adagrad without
 // weight_decay take sparse gradients; sparse_as_dense is for the others, and for a hook.
 //
 // With op Adasum gradients stay this rank's own, for as many backward() as you like. step() makes
@@ -74,7 +73,7 @@ namespace sirtaki {
 // gradients by their own norm. Adasum costs a copy of the parameters during step(), and takes
 // floating point only. A step that throws leaves the parameters as they were before it.
 //
-// With a process set only its ranks make the optimizer, others throw invalid_argument, and "all
+// With a process set only its ranks make the optimizer, others throw InvalidArgument, and "all
 // ranks" below and above are those of the set. Roots stay ranks of the job. Parameters of one model
 // may be split over optimizers of several sets; one parameter belongs to one set.
 //
@@ -82,7 +81,7 @@ namespace sirtaki {
 // errors. With `named_parameters` all parameters of the optimizer must be in it, each name once; more
 // names than the optimizer has parameters are allowed. Without it they are called "parameter 0",
 // "parameter 1", …, in the optimizer's order, which must be the same on all ranks. The constructor
-// compares names, shapes and types between the ranks; if they differ, all ranks throw `mismatch`,
+// compares names, shapes and types between the ranks; if they differ, all ranks throw `Mismatch`,
 // which names the first difference, and `base` is untouched. Make schedulers after
 // wrapping: they keep a reference to the optimizer.
 //
@@ -102,18 +101,17 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
 
   DistributedOptimizer(Base&& base,
                        const torch::OrderedDict<std::string, at::Tensor>& named_parameters,
-                       const DistributedOptimizerOptions& options = {}, const Session& session = {})
-      : DistributedOptimizer(std::move(base), named_parameters.pairs(), options, session) {}
+                       const DistributedOptimizerOptions& options = {})
+      : DistributedOptimizer(std::move(base), named_parameters.pairs(), options) {}
 
   DistributedOptimizer(Base&& base, const NamedTensors& named_parameters,
-                       const DistributedOptimizerOptions& options = {}, const Session& session = {})
+                       const DistributedOptimizerOptions& options = {})
       // The reducer is made before `base` is moved from.
       : DistributedOptimizer(std::move(base),
-                             detail::GradientReducer(base, named_parameters, options, session)) {}
+                             detail::GradientReducer(base, named_parameters, options)) {}
 
-  explicit DistributedOptimizer(Base&& base, const DistributedOptimizerOptions& options = {},
-                                const Session& session = {})
-      : DistributedOptimizer(std::move(base), detail::NamesByPosition(base), options, session) {}
+  explicit DistributedOptimizer(Base&& base, const DistributedOptimizerOptions& options = {})
+      : DistributedOptimizer(std::move(base), detail::NamesByPosition(base), options) {}
 
   // Calls Base::step() with the averaged gradients, for which it waits if no backward() has. With a
   // closure, which makes the gradients (none may be under way before), each evaluation is followed
@@ -129,7 +127,7 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
   // rank, or on none) and has them averaged again. Collective.
   void synchronize() override { reducer_.Synchronize(*this); }
 
-  // Calls Base's zero_grad(), but throws invalid_argument if gradients are being reduced.
+  // Calls Base's zero_grad(), but throws InvalidArgument if gradients are being reduced.
   void zero_grad(bool set_to_none = true) {
     reducer_.BeforeZeroGrad(*this);
     Base::zero_grad(set_to_none);
@@ -146,8 +144,8 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
   [[nodiscard]] detail::Scope no_sync() { return reducer_.NoSync(); }
 
   // While the returned Scope lives, step() is Base's: it takes the gradients as they are on this
-  // rank. Not needed after synchronize(). step() then throws invalid_argument if gradients are
-  // being reduced, and with a closure. skip_synchronize() throws invalid_argument with op Adasum.
+  // rank. Not needed after synchronize(). step() then throws InvalidArgument if gradients are
+  // being reduced, and with a closure. skip_synchronize() throws InvalidArgument with op Adasum.
   [[nodiscard]] detail::Scope skip_synchronize() { return reducer_.SkipSynchronize(); }
 
   // Begins a new step after one that the program leaves out. It is needed if synchronize() was
@@ -155,7 +153,7 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
   // then belong to a new step.
   void skip_step() override { reducer_.SkipStep(); }
 
-  Session session() const override { return reducer_.session(); }
+  std::shared_ptr<detail::SessionState> session() const override { return reducer_.session(); }
   ProcessSet process_set() const override { return reducer_.process_set(); }
   bool has_local_gradients() const override { return reducer_.has_local_gradients(); }
 
@@ -169,7 +167,7 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
 // Waits for the averaged gradients of a DistributedOptimizer (for another optimizer it does not
 // wait), then scales them so that their norm, over all parameters of all groups together, is at
 // most `max_norm`, and returns the norm that they had. `norm_type` is 2, 1, infinity or another p.
-// Throws invalid_argument if `max_norm` is negative, and with `error_if_nonfinite` if that norm is
+// Throws InvalidArgument if `max_norm` is negative, and with `error_if_nonfinite` if that norm is
 // not finite; without it such gradients are scaled all the same. Sparse gradients count with their
 // values, coalesced. For a DistributedOptimizer it is collective, and the norm is that of the
 // lowest of its ranks that has not joined, so that all scale alike to the bit; with op Adasum each

@@ -19,7 +19,7 @@ enum class Average : std::uint8_t {
   Step,      // step() or synchronize() waits for the averages; until then .grad must not be touched
 };
 
-// The options are the same on every rank; if they differ, all ranks throw `mismatch`.
+// The options are the same on every rank; if they differ, all ranks throw `Mismatch`.
 struct DistributedOptimizerOptions {
   // The name tells several optimizers of a program apart, in messages too. Empty: a number does, in
   // the order in which the optimizers are made on the process set.

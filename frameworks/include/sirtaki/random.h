@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "sirtaki/export.h"
-#include "sirtaki/session.h"
 
 namespace sirtaki {
 
@@ -15,12 +14,11 @@ enum class SeedMode : unsigned char {
 
 // Seeds LibTorch's generators, as torch::manual_seed does: the default one of the CPU and those of
 // all devices. Collective: every rank gives the same seed and mode; if they differ, all throw
-// mismatch. Returns the seed that this rank uses:
+// Mismatch. Returns the seed that this rank uses:
 //
 //   EqualOnAllRanks   `seed` itself, so that one process with torch::manual_seed draws the same;
 //   DifferentPerRank  one derived from `seed` and the rank. Two ranks of a job never get the same,
 //                     and jobs with neighbouring seeds share none, as those with seed + rank would.
-SIRTAKI_API std::uint64_t seed_all(std::uint64_t seed, SeedMode mode = SeedMode::DifferentPerRank,
-                                   const Session& session = {});
+SIRTAKI_API std::uint64_t seed_all(std::uint64_t seed, SeedMode mode = SeedMode::DifferentPerRank);
 
 }  // namespace sirtaki

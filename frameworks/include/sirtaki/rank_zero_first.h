@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "sirtaki/export.h"
-#include "sirtaki/session.h"
 
 namespace sirtaki {
 
@@ -30,7 +29,7 @@ struct RankZeroFirstOptions {
 namespace detail {
 // Runs a function without a result.
 SIRTAKI_API void RunRankZeroFirst(const std::function<void()>& run,
-                                  const RankZeroFirstOptions& options, const Session& session);
+                                  const RankZeroFirstOptions& options);
 }  // namespace detail
 
 // Calls `fn` on the first rank (or on the first of every host), then on the others, and returns
@@ -41,19 +40,18 @@ SIRTAKI_API void RunRankZeroFirst(const std::function<void()>& run,
 // Collective over all ranks of the job, which shares its disks whatever its process sets are. `fn`
 // must not be collective: it runs while other ranks wait. If it throws on a first rank, the others
 // do not call it; if it throws on a later one, they have called it. Either way that rank throws
-// what `fn` threw, and all others throw invalid_argument with its rank and text, so that none goes
+// what `fn` threw, and all others throw InvalidArgument with its rank and text, so that none goes
 // on without what the rest has. Ranks wait here as long as in any collective operation: raise the
 // option `stall_limit` (30 min) for work that takes longer.
 template <class Fn>
-std::invoke_result_t<Fn&> run_rank_zero_first(Fn&& fn, const RankZeroFirstOptions& options = {},
-                                              const Session& session = {}) {
+std::invoke_result_t<Fn&> run_rank_zero_first(Fn&& fn, const RankZeroFirstOptions& options = {}) {
   using Result = std::invoke_result_t<Fn&>;
   static_assert(!std::is_reference_v<Result>, "the function returns a value or nothing");
   if constexpr (std::is_void_v<Result>) {
-    detail::RunRankZeroFirst([&fn] { fn(); }, options, session);
+    detail::RunRankZeroFirst([&fn] { fn(); }, options);
   } else {
     std::optional<Result> result;
-    detail::RunRankZeroFirst([&] { result.emplace(fn()); }, options, session);
+    detail::RunRankZeroFirst([&] { result.emplace(fn()); }, options);
     return std::move(*result);
   }
 }

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "sirtaki/export.h"
-#include "sirtaki/session.h"
 
 namespace sirtaki {
 
@@ -31,7 +30,7 @@ struct DistributedSamplerOptions {
   TORCH_ARG(std::uint64_t, seed) = 0;
   TORCH_ARG(Uneven, uneven) = Uneven::Pad;
   // The share is that of `rank` among `ranks`; both or none are given. Default: those of the
-  // session. For a process set that reads the data among its ranks:
+  // job. For a process set that reads the data among its ranks:
   // rank(set.rank()).ranks(set.size()).
   TORCH_ARG(std::optional<int>, rank);
   TORCH_ARG(std::optional<int>, ranks);
@@ -62,10 +61,9 @@ struct DistributedSamplerOptions {
 // Not collective, and not thread-safe; loaders call it from the thread that runs their loop.
 class SIRTAKI_API DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
-  // `samples` is the number of samples of the data set, at least 0. Throws invalid_argument for a
+  // `samples` is the number of samples of the data set, at least 0. Throws InvalidArgument for a
   // rank that is not in 0 <= rank < ranks.
-  explicit DistributedSampler(std::size_t samples, const DistributedSamplerOptions& options = {},
-                              const Session& session = {});
+  explicit DistributedSampler(std::size_t samples, const DistributedSamplerOptions& options = {});
   // A copy goes its own way from there.
   DistributedSampler(const DistributedSampler&);
   DistributedSampler(DistributedSampler&&) noexcept;
@@ -78,7 +76,7 @@ class SIRTAKI_API DistributedSampler : public torch::data::samplers::Sampler<> {
   std::size_t epoch() const;
 
   // The position is the number of this rank's samples that are done. It survives the next reset().
-  // Throws invalid_argument if it is above size().
+  // Throws InvalidArgument if it is above size().
   void set_position(std::size_t position);
   std::size_t position() const;
 
@@ -95,7 +93,7 @@ class SIRTAKI_API DistributedSampler : public torch::data::samplers::Sampler<> {
 
   // The archive holds seed, epoch and position, which are the same for every rank: all ranks may
   // load that of one. Data set, `shuffle` and `uneven` must be as they were, else load() throws
-  // invalid_argument and changes nothing. The number of ranks may be another: then what is left of
+  // InvalidArgument and changes nothing. The number of ranks may be another: then what is left of
   // the epoch is shared out among the new ranks, position() is 0 and size() is what is left for
   // this rank; later epochs are whole.
   void save(torch::serialize::OutputArchive& archive) const override;

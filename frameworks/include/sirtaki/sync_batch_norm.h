@@ -12,7 +12,7 @@
 #include <string>
 
 #include "sirtaki/export.h"
-#include "sirtaki/participants.h"
+#include "sirtaki/process_set.h"
 
 namespace sirtaki {
 
@@ -42,17 +42,17 @@ struct SyncBatchNormTensors;
 // float32, by statistics in float32. They are on the CPU or on a GPU, which nobody waits for: the
 // hosts agree on what they have to know. With one rank it is torch::batch_norm. Gradients of
 // gradients exist with one rank only; with more, differentiating what backward(create_graph) made
-// throws unsupported.
+// throws Unsupported.
 //
-// A module may be made before init(): each forward() in training looks up the default session, and
-// throws not_initialized without one. Call one forward() of a module at a time.
+// A module may be made before init(): each forward() in training throws
+// NotInitialized while there is no job. Call one forward() of a module at a time.
 class SIRTAKI_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
  public:
   // `call_name` matches the module with those of the other ranks. Modules without one are matched
   // by the order of their first forward() in training, which is enough unless several threads run
   // modules at the same time. A clone is a module of its own.
   explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& options,
-                             const Participants& among = {}, const std::string& call_name = {});
+                             const ProcessSet& process_set = {}, const std::string& call_name = {});
 
   void reset() override;  // for clone(), as with all modules of LibTorch
   void reset_running_stats();
@@ -60,7 +60,7 @@ class SIRTAKI_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormI
   void pretty_print(std::ostream& stream) const override;
 
   // `input` is [N, C, ...] with C = num_features, 2 or more dimensions; N may be 0 and may differ
-  // between ranks. Returns the same shape and type. Every rank throws invalid_argument if any
+  // between ranks. Returns the same shape and type. Every rank throws InvalidArgument if any
   // rank's input does not fit, or if all of them together have a single value per channel.
   at::Tensor forward(const at::Tensor& input);
 
@@ -75,7 +75,7 @@ class SIRTAKI_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormI
   friend class SyncBatchNormConverter;
   // Takes the tensors of another module for its own.
   SyncBatchNormImpl(const torch::nn::BatchNormOptions& options,
-                    const detail::SyncBatchNormTensors& tensors, const Participants& among,
+                    const detail::SyncBatchNormTensors& tensors, const ProcessSet& process_set,
                     const std::string& call_name);
 
   void Register(const detail::SyncBatchNormTensors& tensors);
@@ -95,7 +95,7 @@ TORCH_MODULE(SyncBatchNorm);
 // but every rank has to do it.
 //
 // A BatchNorm anywhere else cannot be replaced: the code that calls it names its type, which C++
-// has fixed at compile time. Then nothing is changed and invalid_argument is thrown, which names
+// has fixed at compile time. Then nothing is changed and InvalidArgument is thrown, which names
 // every such module:
 //
 //   - a member of a module of yours, an element of a ModuleList or ModuleDict: declare it as
@@ -104,6 +104,6 @@ TORCH_MODULE(SyncBatchNorm);
 //     BatchNorm2d that is still alive;
 //   - a module of a class derived from BatchNorm.
 SIRTAKI_API std::int64_t convert_sync_batchnorm(torch::nn::Module& module,
-                                                const Participants& among = {});
+                                                const ProcessSet& process_set = {});
 
 }  // namespace sirtaki

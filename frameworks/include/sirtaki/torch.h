@@ -29,7 +29,6 @@
 #include "sirtaki/observability.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/optimizer_options.h"
-#include "sirtaki/participants.h"
 #include "sirtaki/process_set.h"
 #include "sirtaki/random.h"
 #include "sirtaki/rank_zero_first.h"

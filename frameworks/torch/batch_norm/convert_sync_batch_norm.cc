@@ -18,7 +18,7 @@ namespace sirtaki {
 // Looks at the whole module first and changes it only if every BatchNorm in it can be replaced.
 class SyncBatchNormConverter {
  public:
-  explicit SyncBatchNormConverter(Participants among) : among_(std::move(among)) {}
+  explicit SyncBatchNormConverter(ProcessSet process_set) : process_set_(std::move(process_set)) {}
 
   // `path` is empty for the module that the caller gave.
   void Look(torch::nn::Module& module, const std::string& path);
@@ -42,7 +42,7 @@ class SyncBatchNormConverter {
   std::shared_ptr<SyncBatchNormImpl> Make(const Found& found) const;
   static std::string WhyNot(const Found& found);
 
-  const Participants among_;
+  const ProcessSet process_set_;
   std::unordered_set<const torch::nn::Module*> seen_;
   std::vector<Found> found_;
   bool met_converted_ = false;
@@ -137,7 +137,7 @@ std::shared_ptr<SyncBatchNormImpl> SyncBatchNormConverter::TryMake(const Found& 
                                                 from->running_var, from->num_batches_tracked};
   // Not make_shared: the constructor is private.
   std::shared_ptr<SyncBatchNormImpl> made(
-      new SyncBatchNormImpl(from->options, tensors, among_, found.path));
+      new SyncBatchNormImpl(from->options, tensors, process_set_, found.path));
   made->train(from->is_training());
   return made;
 }
@@ -171,13 +171,13 @@ std::int64_t SyncBatchNormConverter::Convert() {
   return static_cast<std::int64_t>(found_.size());
 }
 
-std::int64_t convert_sync_batchnorm(torch::nn::Module& module, const Participants& among) {
+std::int64_t convert_sync_batchnorm(torch::nn::Module& module, const ProcessSet& process_set) {
   if (IsBatchNorm(module)) {
     detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
                                      "convert_sync_batchnorm was given a BatchNorm itself, which "
                                      "cannot be replaced; make a sirtaki::SyncBatchNorm instead"));
   }
-  SyncBatchNormConverter converter(among);
+  SyncBatchNormConverter converter(process_set);
   converter.Look(module, "");
   const std::int64_t count = converter.Convert();
   if (count == 0 && !converter.met_converted()) {

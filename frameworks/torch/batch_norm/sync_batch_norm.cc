@@ -176,7 +176,7 @@ void Follow(const at::Tensor& running, const at::Tensor& value, double factor) {
 namespace detail {
 
 SessionSet SyncBatchNormCalls::Enter() {
-  SessionSet set = SetOf(among_);
+  SessionSet set(StateOf(given_), process_set_);
   ThrowIfError(set.session->Check());
   if (entered_.lock() == set.session) return set;
   const int which = set.session->NextModuleNumber(set.members.set, name_);
@@ -190,15 +190,15 @@ SessionSet SyncBatchNormCalls::Enter() {
 }  // namespace detail
 
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options_,
-                                     const Participants& among, const std::string& call_name)
-    : options(options_), calls_(std::make_shared<SyncBatchNormCalls>(among, call_name)) {
+                                     const ProcessSet& process_set, const std::string& call_name)
+    : options(options_), calls_(std::make_shared<SyncBatchNormCalls>(process_set, call_name)) {
   Register(NewTensors(options));
 }
 
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options_,
-                                     const SyncBatchNormTensors& tensors, const Participants& among,
-                                     const std::string& call_name)
-    : options(options_), calls_(std::make_shared<SyncBatchNormCalls>(among, call_name)) {
+                                     const SyncBatchNormTensors& tensors,
+                                     const ProcessSet& process_set, const std::string& call_name)
+    : options(options_), calls_(std::make_shared<SyncBatchNormCalls>(process_set, call_name)) {
   Register(tensors);
 }
 
@@ -216,7 +216,7 @@ void SyncBatchNormImpl::Register(const SyncBatchNormTensors& tensors) {
 // Called by clone() on a copy whose tables of tensors are empty, and by nobody else: the copy's
 // calls are its own.
 void SyncBatchNormImpl::reset() {
-  calls_ = std::make_shared<SyncBatchNormCalls>(calls_->among(), calls_->name());
+  calls_ = calls_->Anew();
   Register(NewTensors(options));
 }
 

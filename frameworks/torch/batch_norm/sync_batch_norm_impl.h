@@ -15,7 +15,7 @@
 
 #include "frameworks/torch/batch_norm/batch_statistics.h"
 #include "frameworks/torch/session/session_set.h"
-#include "sirtaki/participants.h"
+#include "sirtaki/process_set.h"
 
 namespace sirtaki::detail {
 
@@ -31,13 +31,16 @@ struct SyncBatchNormTensors {
 // sees the module, since it may be made before there is one.
 class SyncBatchNormCalls {
  public:
-  SyncBatchNormCalls(Participants among, std::string name)
-      : among_(std::move(among)), name_(std::move(name)) {}
+  SyncBatchNormCalls(ProcessSet process_set, std::string name,
+                     std::shared_ptr<SessionState> given = SessionScope::Given())
+      : process_set_(std::move(process_set)), name_(std::move(name)), given_(std::move(given)) {}
 
-  const Participants& among() const { return among_; }
-  const std::string& name() const { return name_; }
+  // Returns the calls of a copy of the module.
+  std::shared_ptr<SyncBatchNormCalls> Anew() const {
+    return std::make_shared<SyncBatchNormCalls>(process_set_, name_, given_);
+  }
 
-  // The set and its session, in which the module then has a key. Throws not_initialized without
+  // The set and its session, in which the module then has a key. Throws NotInitialized without
   // one.
   SessionSet Enter();
   // "sync_batch_norm/features.1". Precondition: Enter was called.
@@ -46,8 +49,9 @@ class SyncBatchNormCalls {
   std::int64_t number = 0;  // of the next call in this session; the ranks agree on rank 0's
 
  private:
-  const Participants among_;
+  const ProcessSet process_set_;
   const std::string name_;
+  const std::shared_ptr<SessionState> given_;  // null: the process's own session
   std::weak_ptr<SessionState> entered_;
   std::string key_;
 };

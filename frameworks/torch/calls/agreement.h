@@ -19,7 +19,7 @@ std::vector<std::string> ExchangeTexts(const std::string& name, const std::strin
 // Throws on every rank if any rank has an error, with the first rank's text.
 void AgreeOnErrors(const std::string& what, const std::string& error, const SessionSet& set);
 
-// Throws mismatch on every rank if the lists differ, naming the first position at which they do and
+// Throws Mismatch on every rank if the lists differ, naming the first position at which they do and
 // what each group of ranks has there; or, if a rank has an error, that error.
 void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
                  const std::string& error, const SessionSet& set,

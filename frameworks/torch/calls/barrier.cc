@@ -24,9 +24,9 @@ TensorCall BarrierCall(const BarrierOptions& options) {
   return call;
 }
 
-void Run(TensorCall call, const Session& session) {
+void Run(TensorCall call) {
   call.will_wait = true;
-  PendingTensor::Start(std::move(call), detail::StateOf(session))->Results();
+  PendingTensor::Start(std::move(call), detail::CurrentSession())->Results();
 }
 
 [[noreturn]] void Refuse(const std::string& text) {
@@ -35,27 +35,24 @@ void Run(TensorCall call, const Session& session) {
 
 }  // namespace
 
-void barrier(const BarrierOptions& options, const Session& session) {
-  Run(BarrierCall(options), session);
+void barrier(const BarrierOptions& options) { Run(BarrierCall(options)); }
+
+Handle barrier_async(const BarrierOptions& options) {
+  return Handle(PendingTensor::Start(BarrierCall(options), detail::CurrentSession()));
 }
 
-Handle barrier_async(const BarrierOptions& options, const Session& session) {
-  return Handle(PendingTensor::Start(BarrierCall(options), detail::StateOf(session)));
-}
-
-void monitored_barrier(std::chrono::milliseconds timeout, const BarrierOptions& options,
-                       const Session& session) {
+void monitored_barrier(std::chrono::milliseconds timeout, const BarrierOptions& options) {
   TensorCall call = BarrierCall(options);
   call.timeout = timeout;
   if (timeout.count() <= 0) {
     call.invalid =
         "a monitored barrier needs a timeout above zero, not " + core::DurationText(timeout);
   }
-  Run(std::move(call), session);
+  Run(std::move(call));
 }
 
-int join(const JoinOptions& options, const Session& session) {
-  const auto state = detail::StateOf(session);
+int join(const JoinOptions& options) {
+  const auto state = detail::CurrentSession();
   detail::ThrowIfError(state->Check());
   const detail::CallMembers members = detail::MembersOf(options.process_set(), state);
   if (options.timeout().count() < 0) Refuse(detail::NegativeTimeoutText(options.timeout()));

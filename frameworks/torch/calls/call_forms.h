@@ -32,45 +32,42 @@ inline TensorCall With(TensorCall call, const at::Tensor& tensor) {
   return call;
 }
 
-inline TensorCall With(TensorCall call, const std::vector<at::Tensor>& tensors) {
+inline TensorCall With(TensorCall call, at::TensorList tensors) {
   call.grouped = true;
-  call.group = tensors;
+  call.group = tensors.vec();
   return call;
 }
 
-inline std::vector<at::Tensor> RunAll(TensorCall call, const Session& session) {
-  const auto state = StateOf(session);
+inline std::vector<at::Tensor> RunAll(TensorCall call) {
+  const auto state = CurrentSession();
   if (!call.in_place) return RunDifferentiable(std::move(call), state).tensors;
   call.will_wait = true;
   return PendingTensor::Start(std::move(call), state)->Results();
 }
 
-inline at::Tensor RunOne(TensorCall call, const Session& session) {
-  return RunAll(std::move(call), session).front();
-}
+inline at::Tensor RunOne(TensorCall call) { return RunAll(std::move(call)).front(); }
 
 template <class AnyHandle = Handle>
-AnyHandle StartCall(TensorCall call, const Session& session) {
-  return AnyHandle(PendingTensor::Start(std::move(call), StateOf(session)));
+AnyHandle StartCall(TensorCall call) {
+  return AnyHandle(PendingTensor::Start(std::move(call), CurrentSession()));
 }
 
 }  // namespace sirtaki::detail
 
 // Defines the blocking and the asynchronous form of a collective. `suffix`: _ if it is in place.
-// `parameters`: those between the tensors and the session, in parentheses; `call` is made of them.
+// `parameters`: those behind the tensors, in parentheses; `call` is made of them.
 #define SIRTAKI_PARAMETERS(...) __VA_ARGS__
-#define SIRTAKI_TWO_FORMS(Given, AnyHandle, Run, name, suffix, parameters, call)                  \
-  Given name##suffix(const Given& given, SIRTAKI_PARAMETERS parameters, const Session& session) { \
-    return detail::Run(detail::With(call, given), session);                                       \
-  }                                                                                               \
-  AnyHandle name##_async##suffix(const Given& given, SIRTAKI_PARAMETERS parameters,               \
-                                 const Session& session) {                                        \
-    return detail::StartCall<AnyHandle>(detail::With(call, given), session);                      \
+#define SIRTAKI_TWO_FORMS(Result, Given, AnyHandle, Run, name, suffix, parameters, call) \
+  Result name##suffix(Given given, SIRTAKI_PARAMETERS parameters) {                      \
+    return detail::Run(detail::With(call, given));                                       \
+  }                                                                                      \
+  AnyHandle name##_async##suffix(Given given, SIRTAKI_PARAMETERS parameters) {           \
+    return detail::StartCall<AnyHandle>(detail::With(call, given));                      \
   }
-#define SIRTAKI_GROUPED_FORMS(name, suffix, parameters, call)                               \
-  SIRTAKI_TWO_FORMS(std::vector<at::Tensor>, GroupedHandle, RunAll, grouped_##name, suffix, \
+#define SIRTAKI_LIST_FORMS(name, suffix, parameters, call)                                        \
+  SIRTAKI_TWO_FORMS(std::vector<at::Tensor>, at::TensorList, GroupedHandle, RunAll, name, suffix, \
                     parameters, call)
 // Those of one tensor and those of several.
-#define SIRTAKI_FORMS(name, suffix, parameters, call)                           \
-  SIRTAKI_TWO_FORMS(at::Tensor, Handle, RunOne, name, suffix, parameters, call) \
-  SIRTAKI_GROUPED_FORMS(name, suffix, parameters, call)
+#define SIRTAKI_FORMS(name, suffix, parameters, call)                                              \
+  SIRTAKI_TWO_FORMS(at::Tensor, const at::Tensor&, Handle, RunOne, name, suffix, parameters, call) \
+  SIRTAKI_LIST_FORMS(name, suffix, parameters, call)

@@ -11,6 +11,7 @@
 #include "core/base/log.h"
 #include "core/threads/quiet_thread.h"
 #include "frameworks/torch/calls/pending.h"
+#include "frameworks/torch/session/session_scope.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 
@@ -86,7 +87,9 @@ template <class AnyHandle>
 void Then(const AnyHandle& handle, std::function<void(const AnyHandle&)> callback) {
   (void)handle.done();  // throws for a handle that nobody can wait for
   Callbacks::OfProcess().Begin();
-  std::function<void()> call = [handle, callback = std::move(callback)] {
+  std::function<void()> call = [handle, callback = std::move(callback),
+                                given = detail::SessionScope::Given()] {
+    const detail::SessionScope scope(given);
     try {
       callback(handle);
     } catch (...) {

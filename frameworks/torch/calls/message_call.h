@@ -9,7 +9,7 @@
 
 namespace sirtaki::detail {
 
-// Throws invalid_argument if nothing can come of it, whatever the peer does.
+// Throws InvalidArgument if nothing can come of it, whatever the peer does.
 void CheckMessage(const P2POp& operation, const MessageOptions& options, SessionState& session);
 
 // Submits. Precondition: CheckMessage has passed.

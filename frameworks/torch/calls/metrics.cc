@@ -17,8 +17,8 @@ namespace {
 
 // `invalid`: what is wrong with this rank's values.
 at::Tensor Reduce(const at::Tensor& values, core::ReduceOp reduction, std::string invalid,
-                  const std::string& name, const Participants& among) {
-  const detail::SessionSet set = detail::SetOf(among);
+                  const std::string& name, const ProcessSet& process_set) {
+  const detail::SessionSet set = detail::SetOf(process_set);
   detail::TensorCall call;
   call.kind = core::OpKind::kAllReduce;
   call.tensor = values;
@@ -38,14 +38,14 @@ std::string Text(double value) {
 
 }  // namespace
 
-double metric_average(double value, const std::string& name, const Participants& among) {
+double metric_average(double value, const std::string& name, const ProcessSet& process_set) {
   const at::Tensor values = at::empty({}, at::kDouble);
   *values.mutable_data_ptr<double>() = value;
-  return *Reduce(values, core::ReduceOp::kAverage, "", name, among).const_data_ptr<double>();
+  return *Reduce(values, core::ReduceOp::kAverage, "", name, process_set).const_data_ptr<double>();
 }
 
 double metric_average(double value, double weight, const std::string& name,
-                      const Participants& among) {
+                      const ProcessSet& process_set) {
   std::string invalid;
   if (!std::isfinite(weight) || weight < 0) {
     invalid = "the weight is " + Text(weight) + "; it must be a finite number, not negative";
@@ -53,7 +53,8 @@ double metric_average(double value, double weight, const std::string& name,
   const at::Tensor values = at::empty({2}, at::kDouble);
   values.mutable_data_ptr<double>()[0] = weight == 0 ? 0 : value * weight;
   values.mutable_data_ptr<double>()[1] = weight;
-  const at::Tensor sums = Reduce(values, core::ReduceOp::kSum, std::move(invalid), name, among);
+  const at::Tensor sums =
+      Reduce(values, core::ReduceOp::kSum, std::move(invalid), name, process_set);
   const double sum = sums.const_data_ptr<double>()[0];
   const double total = sums.const_data_ptr<double>()[1];
   if (total > 0 && std::isfinite(total)) return sum / total;
@@ -65,13 +66,13 @@ double metric_average(double value, double weight, const std::string& name,
 }
 
 at::Tensor metric_average(const at::Tensor& values, const std::string& name,
-                          const Participants& among) {
+                          const ProcessSet& process_set) {
   std::string invalid;
   if (values.defined() && !values.is_floating_point()) {
     invalid = "an average of " + detail::TypeAndShape(values) +
               " would be truncated; convert it to a floating point type";
   }
-  return Reduce(values, core::ReduceOp::kAverage, std::move(invalid), name, among);
+  return Reduce(values, core::ReduceOp::kAverage, std::move(invalid), name, process_set);
 }
 
 }  // namespace sirtaki

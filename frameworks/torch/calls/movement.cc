@@ -47,9 +47,9 @@ TensorCall AlltoallCall(const AlltoallOptions& options) {
   return call;
 }
 
-std::vector<AlltoallResult> RunAlltoall(TensorCall call, const Session& session) {
+std::vector<AlltoallResult> RunAlltoall(TensorCall call) {
   detail::CallResults results =
-      detail::RunDifferentiable(std::move(call), detail::StateOf(session));
+      detail::RunDifferentiable(std::move(call), detail::CurrentSession());
   std::vector<AlltoallResult> pairs;
   for (std::size_t i = 0; i < results.tensors.size(); ++i) {
     pairs.push_back({std::move(results.tensors[i]), std::move(results.rows[i])});
@@ -71,25 +71,20 @@ SIRTAKI_FORMS(gather, , (int root_rank, const GatherOptions& options),
 SIRTAKI_FORMS(scatter, , (int root_rank, const ScatterOptions& options),
               ScatterCall(root_rank, options, Form::kNew))
 
-AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options,
-                        const Session& session) {
-  return std::move(RunAlltoall(With(AlltoallCall(options), tensor), session).front());
+AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options) {
+  return std::move(RunAlltoall(With(AlltoallCall(options), tensor)).front());
 }
 
-Handle alltoall_async(const at::Tensor& tensor, const AlltoallOptions& options,
-                      const Session& session) {
-  return StartCall(With(AlltoallCall(options), tensor), session);
+Handle alltoall_async(const at::Tensor& tensor, const AlltoallOptions& options) {
+  return StartCall(With(AlltoallCall(options), tensor));
 }
 
-std::vector<AlltoallResult> grouped_alltoall(const std::vector<at::Tensor>& tensors,
-                                             const AlltoallOptions& options,
-                                             const Session& session) {
-  return RunAlltoall(With(AlltoallCall(options), tensors), session);
+std::vector<AlltoallResult> alltoall(at::TensorList tensors, const AlltoallOptions& options) {
+  return RunAlltoall(With(AlltoallCall(options), tensors));
 }
 
-GroupedHandle grouped_alltoall_async(const std::vector<at::Tensor>& tensors,
-                                     const AlltoallOptions& options, const Session& session) {
-  return StartCall<GroupedHandle>(With(AlltoallCall(options), tensors), session);
+GroupedHandle alltoall_async(at::TensorList tensors, const AlltoallOptions& options) {
+  return StartCall<GroupedHandle>(With(AlltoallCall(options), tensors));
 }
 
 }  // namespace sirtaki

@@ -51,10 +51,10 @@ MetricValues ValuesOf(const core::trace::Metrics& of) {
   return values;
 }
 
-void MarkSpan(const std::string& text, const Session& session, core::TimePoint begin,
-              core::TimePoint end) noexcept {
+void MarkSpan(const std::string& text, const std::shared_ptr<detail::SessionState>& given,
+              core::TimePoint begin, core::TimePoint end) noexcept {
   try {
-    const auto state = detail::StateOf(session);
+    const auto state = detail::StateOf(given);
     if (!state->gone()) state->session().observation().Mark(text, begin, end);
   } catch (const std::exception&) {  // there is no session: nobody wants to know
     return;
@@ -63,15 +63,15 @@ void MarkSpan(const std::string& text, const Session& session, core::TimePoint b
 
 }  // namespace
 
-Metrics metrics(const Session& session) {
-  const auto state = detail::StateOf(session);
+Metrics metrics() {
+  const auto state = detail::CurrentSession();
   session::SessionObservability& observation = Of(*state);
   return {ValuesOf(observation.observer()->metrics.Read()),
           ValuesOf(observation.steps().LastStep())};
 }
 
-void start_timeline(const std::string& path, const Session& session) {
-  const auto state = detail::StateOf(session);
+void start_timeline(const std::string& path) {
+  const auto state = detail::CurrentSession();
   session::SessionObservability& observation = Of(*state);
   if (path.empty()) {
     detail::ThrowStatus(
@@ -82,19 +82,19 @@ void start_timeline(const std::string& path, const Session& session) {
   detail::ThrowIfError(status);
 }
 
-void stop_timeline(const Session& session) {
-  const auto state = detail::StateOf(session);
+void stop_timeline() {
+  const auto state = detail::CurrentSession();
   Of(*state).StopTimeline();
 }
 
-void mark(const std::string& text, const Session& session) noexcept {
+void mark(const std::string& text) noexcept {
   const core::TimePoint now = core::Clock::now();
-  MarkSpan(text, session, now, now);
+  MarkSpan(text, detail::SessionScope::Given(), now, now);
 }
 
-MarkedSpan::MarkedSpan(std::string text, Session session)
-    : text_(std::move(text)), session_(std::move(session)), begin_(core::Clock::now()) {}
+MarkedSpan::MarkedSpan(std::string text)
+    : text_(std::move(text)), given_(detail::SessionScope::Given()), begin_(core::Clock::now()) {}
 
-MarkedSpan::~MarkedSpan() { MarkSpan(text_, session_, begin_, core::Clock::now()); }
+MarkedSpan::~MarkedSpan() { MarkSpan(text_, given_, begin_, core::Clock::now()); }
 
 }  // namespace sirtaki

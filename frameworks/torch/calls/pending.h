@@ -10,9 +10,9 @@
 
 namespace sirtaki::detail {
 
-// An operation that was submitted. Thread-safe. All throw Error: not_initialized if its session has
+// An operation that was submitted. Thread-safe. All throw Error: NotInitialized if its session has
 // ended; what went wrong, but Poll; and where the calling thread's stream of a GPU cannot wait for
-// it, CUDA's errors or invalid_argument, which it may be asked again after.
+// it, CUDA's errors or InvalidArgument, which it may be asked again after.
 class Pending {
  public:
   virtual ~Pending() = default;

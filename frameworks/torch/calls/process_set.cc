@@ -33,15 +33,15 @@ ProcessSet Existing(core::SetNumber number, const std::shared_ptr<SessionState>&
   return ProcessSet(std::move(membership));
 }
 
-std::shared_ptr<SessionState> AliveStateOf(const Session& session) {
-  auto state = detail::StateOf(session);
+std::shared_ptr<SessionState> AliveSession() {
+  auto state = detail::CurrentSession();
   if (state->gone()) detail::ThrowIfError(state->Check());
   return state;
 }
 
 // The membership itself, or what all ranks of the session are.
-std::shared_ptr<const SetMembership> Resolve(const ProcessSet& set, const Session& session) {
-  return set.membership() ? set.membership() : World(AliveStateOf(session));
+std::shared_ptr<const SetMembership> MembershipOf(const ProcessSet& set) {
+  return set.membership() ? set.membership() : World(AliveSession());
 }
 
 std::string DescribeSet(const SetMembership& set) {
@@ -124,50 +124,40 @@ std::uint32_t ProcessSet::id() const noexcept {
   return membership_ ? membership_->number : core::kWorldSet;
 }
 
-int ProcessSet::rank(const Session& session) const {
-  const auto set = Resolve(*this, session);
+int ProcessSet::rank() const {
+  const auto set = MembershipOf(*this);
   return static_cast<int>(set->ranks.IndexOf(set->rank));
 }
 
-int ProcessSet::size(const Session& session) const {
-  return static_cast<int>(Resolve(*this, session)->ranks.Count());
-}
+int ProcessSet::size() const { return static_cast<int>(MembershipOf(*this)->ranks.Count()); }
 
-std::vector<int> ProcessSet::ranks(const Session& session) const {
-  return Resolve(*this, session)->ranks.ToVector();
-}
+std::vector<int> ProcessSet::ranks() const { return MembershipOf(*this)->ranks.ToVector(); }
 
-bool ProcessSet::included(const Session& session) const { return rank(session) >= 0; }
+bool ProcessSet::included() const { return rank() >= 0; }
 
-ProcessSet add_process_set(const std::vector<int>& ranks, const ProcessSetOptions& options,
-                           const Session& session) {
-  const auto state = AliveStateOf(session);
+ProcessSet add_process_set(const std::vector<int>& ranks, const ProcessSetOptions& options) {
+  const auto state = AliveSession();
   return Add(ranks, DeadlineOf(options), state);
 }
 
-void remove_process_set(const ProcessSet& process_set, const ProcessSetOptions& options,
-                        const Session& session) {
-  const auto state = AliveStateOf(session);
+void remove_process_set(const ProcessSet& process_set, const ProcessSetOptions& options) {
+  const auto state = AliveSession();
   if (process_set.membership()) CheckOwner(*process_set.membership(), state);
   detail::ThrowIfError(state->session().RemoveSet(process_set.id(), DeadlineOf(options)));
 }
 
-ProcessSet world_process_set(const Session& session) {
-  return ProcessSet(World(AliveStateOf(session)));
-}
+ProcessSet world_process_set() { return ProcessSet(World(AliveSession())); }
 
-ProcessSet local_process_set(const Session& session) {
-  const auto state = AliveStateOf(session);
+ProcessSet local_process_set() {
+  const auto state = AliveSession();
   return Existing(state->session().local_set(), state);
 }
 
-ProcessSet cross_process_set(const Session& session) {
-  const auto state = AliveStateOf(session);
+ProcessSet cross_process_set() {
+  const auto state = AliveSession();
   return Existing(state->session().cross_set(), state);
 }
 
-std::vector<ProcessSet> initial_process_sets(const Session& session) {
-  return AliveStateOf(session)->InitialSets();
-}
+std::vector<ProcessSet> initial_process_sets() { return AliveSession()->InitialSets(); }
 
 }  // namespace sirtaki

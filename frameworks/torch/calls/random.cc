@@ -10,8 +10,8 @@
 
 namespace sirtaki {
 
-std::uint64_t seed_all(std::uint64_t seed, SeedMode mode, const Session& session) {
-  const auto state = detail::StateOf(session);
+std::uint64_t seed_all(std::uint64_t seed, SeedMode mode) {
+  const auto state = detail::CurrentSession();
   detail::ThrowIfError(state->Check());
   const bool equal = mode == SeedMode::EqualOnAllRanks;
   detail::AgreeOnList(

@@ -37,9 +37,8 @@ void Agree(const std::string& what, const std::string& scope, const Turn& turn,
 
 }  // namespace
 
-void RunRankZeroFirst(const std::function<void()>& run, const RankZeroFirstOptions& options,
-                      const Session& session) {
-  const auto state = StateOf(session);
+void RunRankZeroFirst(const std::function<void()>& run, const RankZeroFirstOptions& options) {
+  const auto state = CurrentSession();
   ThrowIfError(state->Check());
   const session::Topology& topology = state->topology();
   const bool per_host = options.scope() == FirstScope::Host;

@@ -38,12 +38,12 @@ TensorCall ReducingCall(OpKind kind, const Options& options, Form form) {
   return call;
 }
 
-TensorCall AllreduceCall(const AllreduceOptions& options, Form form, const Session& session) {
+TensorCall AllreduceCall(const AllreduceOptions& options, Form form) {
   TensorCall call = ReducingCall(OpKind::kAllReduce, options, form);
   if (options.compression() != Compression::None) {
     // For tensors of this type, and those that are treated like it.
     call.wire = detail::WireType(options.compression(), options.compression_scope(),
-                                 detail::StateOf(session)->topology(), at::kFloat);
+                                 detail::CurrentSession()->topology(), at::kFloat);
   }
   return call;
 }
@@ -64,9 +64,8 @@ TensorCall ReducescatterCall(const ReducescatterOptions& options, Form form) {
   return call;
 }
 
-TensorCall InPlaceCall(const at::Tensor& tensor, const AllreduceOptions& options,
-                       const Session& session) {
-  TensorCall call = With(AllreduceCall(options, Form::kInPlace, session), tensor);
+TensorCall InPlaceCall(const at::Tensor& tensor, const AllreduceOptions& options) {
+  TensorCall call = With(AllreduceCall(options, Form::kInPlace), tensor);
   if (detail::IsSparse(tensor)) {
     call.invalid = "a sparse tensor cannot be reduced in place: use allreduce()";
   }
@@ -75,44 +74,38 @@ TensorCall InPlaceCall(const at::Tensor& tensor, const AllreduceOptions& options
 
 }  // namespace
 
-at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options,
-                     const Session& session) {
-  if (detail::IsSparse(tensor)) return sparse_allreduce(tensor, options, session);
-  return RunOne(With(AllreduceCall(options, Form::kNew, session), tensor), session);
+at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options) {
+  if (detail::IsSparse(tensor)) return sparse_allreduce(tensor, options);
+  return RunOne(With(AllreduceCall(options, Form::kNew), tensor));
 }
 
-at::Tensor allreduce_(const at::Tensor& tensor, const AllreduceOptions& options,
-                      const Session& session) {
-  return RunOne(InPlaceCall(tensor, options, session), session);
+at::Tensor allreduce_(const at::Tensor& tensor, const AllreduceOptions& options) {
+  return RunOne(InPlaceCall(tensor, options));
 }
 
-Handle allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options,
-                       const Session& session) {
-  if (detail::IsSparse(tensor)) return sparse_allreduce_async(tensor, options, session);
-  return StartCall(With(AllreduceCall(options, Form::kNew, session), tensor), session);
+Handle allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options) {
+  if (detail::IsSparse(tensor)) return sparse_allreduce_async(tensor, options);
+  return StartCall(With(AllreduceCall(options, Form::kNew), tensor));
 }
 
-Handle allreduce_async_(const at::Tensor& tensor, const AllreduceOptions& options,
-                        const Session& session) {
-  return StartCall(InPlaceCall(tensor, options, session), session);
+Handle allreduce_async_(const at::Tensor& tensor, const AllreduceOptions& options) {
+  return StartCall(InPlaceCall(tensor, options));
 }
 
-SIRTAKI_GROUPED_FORMS(allreduce, , (const AllreduceOptions& options),
-                      AllreduceCall(options, Form::kNew, session))
-SIRTAKI_GROUPED_FORMS(allreduce, _, (const AllreduceOptions& options),
-                      AllreduceCall(options, Form::kInPlace, session))
+SIRTAKI_LIST_FORMS(allreduce, , (const AllreduceOptions& options),
+                   AllreduceCall(options, Form::kNew))
+SIRTAKI_LIST_FORMS(allreduce, _, (const AllreduceOptions& options),
+                   AllreduceCall(options, Form::kInPlace))
 
-at::Tensor sparse_allreduce(const at::Tensor& tensor, const AllreduceOptions& options,
-                            const Session& session) {
-  return detail::StartSparse(tensor, options, /*will_wait=*/true, detail::StateOf(session))
+at::Tensor sparse_allreduce(const at::Tensor& tensor, const AllreduceOptions& options) {
+  return detail::StartSparse(tensor, options, /*will_wait=*/true, detail::CurrentSession())
       ->Results()
       .front();
 }
 
-Handle sparse_allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options,
-                              const Session& session) {
+Handle sparse_allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options) {
   return Handle(
-      detail::StartSparse(tensor, options, /*will_wait=*/false, detail::StateOf(session)));
+      detail::StartSparse(tensor, options, /*will_wait=*/false, detail::CurrentSession()));
 }
 
 SIRTAKI_FORMS(reduce, , (int root_rank, const ReduceOptions& options),

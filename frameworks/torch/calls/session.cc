@@ -139,8 +139,8 @@ void Start(const InitOptions& options, const std::vector<std::string>& args,
 
 // After the end of the session too the process knows who it was; before init nobody does.
 template <class Value>
-Value OfTopology(const Session& session, Value session::Topology::*member) {
-  const auto state = detail::StateOf(session);
+Value OfTopology(Value session::Topology::*member) {
+  const auto state = detail::CurrentSession();
   if (state->gone()) detail::ThrowIfError(state->Check());
   return state->topology().*member;
 }
@@ -165,9 +165,8 @@ SIRTAKI_API void InitOn(int communicator, const InitOptions& options) {
   Start(options, {}, &rest, communicator);
 }
 
-SIRTAKI_API int MakeCommunicator(const ProcessSet& set, std::chrono::milliseconds timeout,
-                                 const Session& session) {
-  const auto state = StateOf(session);
+SIRTAKI_API int MakeCommunicator(const ProcessSet& set, std::chrono::milliseconds timeout) {
+  const auto state = CurrentSession();
   ThrowIfError(state->Check());
   const CallMembers members = MembersOf(set, state);
   int handle = 0;
@@ -175,20 +174,20 @@ SIRTAKI_API int MakeCommunicator(const ProcessSet& set, std::chrono::millisecond
   return handle;
 }
 
-SIRTAKI_API void PauseMpi(std::chrono::milliseconds timeout, const Session& session) {
-  const auto state = StateOf(session);
+SIRTAKI_API void PauseMpi(std::chrono::milliseconds timeout) {
+  const auto state = CurrentSession();
   ThrowIfError(state->Check());
   ThrowIfError(state->session().PauseMedium(MpiDeadline(timeout)));
 }
 
-SIRTAKI_API void ResumeMpi(std::chrono::milliseconds timeout, const Session& session) {
-  const auto state = StateOf(session);
+SIRTAKI_API void ResumeMpi(std::chrono::milliseconds timeout) {
+  const auto state = CurrentSession();
   ThrowIfError(state->session().ResumeMedium(MpiDeadline(timeout)));
 }
 
-SIRTAKI_API void* LockMpi(const Session& session) SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+SIRTAKI_API void* LockMpi() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   core::Gate* gate = nullptr;
-  ThrowIfError(StateOf(session)->session().EnterMedium(&gate));
+  ThrowIfError(CurrentSession()->session().EnterMedium(&gate));
   return gate;
 }
 
@@ -196,8 +195,8 @@ SIRTAKI_API void UnlockMpi(void* gate) noexcept SIRTAKI_NO_THREAD_SAFETY_ANALYSI
   if (gate != nullptr) static_cast<core::Gate*>(gate)->Unlock();
 }
 
-std::shared_ptr<SessionState> StateOf(const Session& session) {
-  if (session.state()) return session.state();
+std::shared_ptr<SessionState> StateOf(std::shared_ptr<SessionState> given) {
+  if (given) return given;
   Own& own = TheOwn();
   const std::lock_guard<std::mutex> lock(own.mutex);
   if (own.state) return own.state;
@@ -254,32 +253,20 @@ bool is_initialized() noexcept {
   return state && !state->gone();
 }
 
-int rank(const Session& session) { return OfTopology(session, &session::Topology::rank); }
+int rank() { return OfTopology(&session::Topology::rank); }
 
-int size(const Session& session) { return OfTopology(session, &session::Topology::size); }
+int size() { return OfTopology(&session::Topology::size); }
 
-int local_rank(const Session& session) {
-  return OfTopology(session, &session::Topology::local_rank);
-}
+int local_rank() { return OfTopology(&session::Topology::local_rank); }
 
-int local_size(const Session& session) {
-  return OfTopology(session, &session::Topology::local_size);
-}
+int local_size() { return OfTopology(&session::Topology::local_size); }
 
-int cross_rank(const Session& session) {
-  return OfTopology(session, &session::Topology::cross_rank);
-}
+int cross_rank() { return OfTopology(&session::Topology::cross_rank); }
 
-int cross_size(const Session& session) {
-  return OfTopology(session, &session::Topology::cross_size);
-}
+int cross_size() { return OfTopology(&session::Topology::cross_size); }
 
-bool is_homogeneous(const Session& session) {
-  return OfTopology(session, &session::Topology::homogeneous);
-}
+bool is_homogeneous() { return OfTopology(&session::Topology::homogeneous); }
 
-void abort(const std::string& reason, const Session& session) {
-  detail::StateOf(session)->session().Abort(reason);
-}
+void abort(const std::string& reason) { detail::CurrentSession()->session().Abort(reason); }
 
 }  // namespace sirtaki

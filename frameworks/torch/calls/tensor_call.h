@@ -34,7 +34,7 @@ struct TensorCall {
   bool derived_name = false;      // the library's own: may be of a form that users must not give
   ProcessSet process_set;
   // Not empty: why this rank cannot take part, whatever the tensor is. All ranks throw
-  // invalid_argument with this text; nothing is moved.
+  // InvalidArgument with this text; nothing is moved.
   std::string invalid;
   bool in_place = false;
   bool will_wait = false;  // the caller goes on to wait at once

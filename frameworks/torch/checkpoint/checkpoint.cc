@@ -38,21 +38,20 @@ std::string ErrorOf(const Call& call) {
 }
 
 // Every rank must have the same parts. `what`: save_checkpoint or load_checkpoint.
-StatePtr Begin(const std::string& what, const CheckpointParts& parts, const Session& session) {
-  const StatePtr state = detail::StateOf(session);
+StatePtr Begin(const std::string& what, const CheckpointParts& parts) {
+  const StatePtr state = detail::CurrentSession();
   detail::ThrowIfError(state->Check());
   detail::AgreeOnList(what, detail::DescribeParts(parts), detail::WhyNoCheckpoint(parts), state);
   return state;
 }
 
 // Of all ranks, a row each. Collective.
-std::vector<at::Tensor> GatherGeneratorStates(const CheckpointParts& parts,
-                                              const Session& session) {
+std::vector<at::Tensor> GatherGeneratorStates(const CheckpointParts& parts) {
   std::vector<at::Tensor> states;
   for (const auto& [name, generator] : detail::GeneratorsOf(parts)) {
-    states.push_back(allgather(detail::StateOfGenerator(generator).unsqueeze(0),
-                               AllgatherOptions().name("sirtaki/save_checkpoint/generator " + name),
-                               session));
+    states.push_back(
+        allgather(detail::StateOfGenerator(generator).unsqueeze(0),
+                  AllgatherOptions().name("sirtaki/save_checkpoint/generator " + name)));
   }
   return states;
 }
@@ -70,11 +69,10 @@ std::string ReadFile(const std::string& path, detail::LoadedParts& loaded) {
 
 }  // namespace
 
-void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
-                     const Session& session) {
+void save_checkpoint(const std::string& path, const Checkpoint& checkpoint) {
   const CheckpointParts& parts = checkpoint.parts();
-  const StatePtr state = Begin("save_checkpoint", parts, session);
-  const auto generator_states = GatherGeneratorStates(parts, session);
+  const StatePtr state = Begin("save_checkpoint", parts);
+  const auto generator_states = GatherGeneratorStates(parts);
   std::optional<detail::NewCheckpointFile> file;
   const std::string write_error = ErrorOf([&] {
     if (state->topology().rank != 0) return;
@@ -92,10 +90,9 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
   detail::AgreeOnErrors("save_checkpoint", error, state);
 }
 
-bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
-                     const Session& session) {
+bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint) {
   const CheckpointParts& parts = checkpoint.parts();
-  const StatePtr state = Begin("load_checkpoint", parts, session);
+  const StatePtr state = Begin("load_checkpoint", parts);
   const detail::Reader reader = {state->topology().rank, state->topology().size};
   const bool is_root = reader.rank == 0;
   detail::LoadedParts loaded(parts, reader);
@@ -105,15 +102,15 @@ bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
   });
   detail::AgreeOnErrors("load_checkpoint", error, state);
 
-  bytes = broadcast_object(bytes, 0, "sirtaki/load_checkpoint/parts", session);
+  bytes = broadcast_object(bytes, 0, "sirtaki/load_checkpoint/parts");
   if (bytes.empty()) return false;
   if (!is_root) error = ErrorOf([&] { loaded.ReadBytes(bytes); });
   detail::AgreeOnErrors("load_checkpoint", error, state);
   error = ErrorOf([&] { loaded.Apply(); });
   detail::AgreeOnErrors("load_checkpoint", error, state);
 
-  for (const auto& one : parts.models) broadcast_parameters(*one.part, 0, session);
-  for (const auto& one : parts.optimizers) broadcast_optimizer_state(*one.part, 0, session);
+  for (const auto& one : parts.models) broadcast_parameters(*one.part, 0);
+  for (const auto& one : parts.optimizers) broadcast_optimizer_state(*one.part, 0);
   if (is_root && loaded.writers() != reader.ranks) {
     SIRTAKI_LOG(kWarning, "load_checkpoint: " << path << " was written by " << loaded.writers()
                                               << " ranks and is read by " << reader.ranks

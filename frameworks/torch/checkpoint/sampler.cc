@@ -115,8 +115,7 @@ struct DistributedSampler::State {
 };
 
 DistributedSampler::DistributedSampler(std::size_t samples,
-                                       const DistributedSamplerOptions& options,
-                                       const Session& session)
+                                       const DistributedSamplerOptions& options)
     : state_(std::make_unique<State>()) {
   state_->shuffle = options.shuffle();
   state_->seed = options.seed();
@@ -128,7 +127,7 @@ DistributedSampler::DistributedSampler(std::size_t samples,
   int rank = options.rank().value_or(0);
   int ranks = options.ranks().value_or(1);
   if (!options.rank().has_value()) {
-    const auto state = detail::StateOf(session);
+    const auto state = detail::CurrentSession();
     rank = state->topology().rank;
     ranks = state->topology().size;
   }

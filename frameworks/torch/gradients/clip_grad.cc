@@ -75,15 +75,16 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
   if (synchronizer != nullptr && !synchronizer->has_local_gradients()) {
     // A sum's last bits depend on the number of threads, which hosts may differ in. Those that have
     // joined give no row.
-    const at::Tensor norms = allgather(
-        at::full({1}, norm, at::kDouble),
-        AllgatherOptions().name("sirtaki/clip_grad_norm_").process_set(synchronizer->process_set()),
-        synchronizer->session());
+    const detail::SessionScope scope(synchronizer->session());
+    const at::Tensor norms =
+        allgather(at::full({1}, norm, at::kDouble), AllgatherOptions()
+                                                        .name("sirtaki/clip_grad_norm_")
+                                                        .process_set(synchronizer->process_set()));
     norm = norms.const_data_ptr<double>()[0];
   }
   // It has waited for a GPU, where what was averaged may have failed since.
   if (synchronizer != nullptr && total.is_cuda()) {
-    detail::ThrowIfError(detail::StateOf(synchronizer->session())->Check());
+    detail::ThrowIfError(synchronizer->session()->Check());
   }
   if (error_if_nonfinite && !std::isfinite(norm)) {
     ThrowInvalid("the norm of the gradients is not finite");

@@ -16,12 +16,12 @@ namespace sirtaki::detail {
 class ModuleSynchronizer::Impl {
  public:
   Impl(const std::shared_ptr<torch::nn::Module>& module,
-       const DistributedDataParallelOptions& options, const Session& session)
+       const DistributedDataParallelOptions& options)
       : module_(module),
-        set_(Agreed(session, options)),
-        reducer_(module->named_parameters().pairs(), options.gradients(), Session(set_.session)),
+        set_(Agreed(options)),
+        reducer_(module->named_parameters().pairs(), options.gradients()),
         broadcasts_buffers_(options.broadcast_buffers() && set_.size() > 1) {
-    broadcast_parameters(*module, set_.first(), among());
+    broadcast_parameters(*module, set_.first(), set_.process_set);
   }
 
   void BeforeForward() {
@@ -38,16 +38,11 @@ class ModuleSynchronizer::Impl {
 
  private:
   // That one, if all ranks have the options that the reducer does not compare.
-  static SessionSet Agreed(const Session& session, const DistributedDataParallelOptions& options) {
-    SessionSet set(StateOf(session), options.gradients().process_set());
+  static SessionSet Agreed(const DistributedDataParallelOptions& options) {
+    SessionSet set = SetOf(options.gradients().process_set());
     AgreeOnList("DistributedDataParallel",
                 {options.broadcast_buffers() ? "with buffers" : "without buffers"}, "", set);
     return set;
-  }
-
-  Participants among() const {
-    if (set_.process_set.membership()) return set_.process_set;
-    return Session(set_.session);
   }
 
   void BroadcastBuffers() {
@@ -59,7 +54,8 @@ class ModuleSynchronizer::Impl {
     if (buffers.empty()) return;
     const auto options =
         BroadcastOptions().name(reducer_.prefix() + "buffers").process_set(set_.process_set);
-    grouped_broadcast_(buffers, set_.first(), options, Session(set_.session));
+    const SessionScope scope(set_.session);
+    broadcast_(buffers, set_.first(), options);
   }
 
   const std::shared_ptr<torch::nn::Module> module_;
@@ -70,13 +66,12 @@ class ModuleSynchronizer::Impl {
 };
 
 ModuleSynchronizer::ModuleSynchronizer(const std::shared_ptr<torch::nn::Module>& module,
-                                       const DistributedDataParallelOptions& options,
-                                       const Session& session) {
+                                       const DistributedDataParallelOptions& options) {
   if (!module) {
     ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
                              "DistributedDataParallel: the module is a null pointer"));
   }
-  impl_ = std::make_shared<Impl>(module, options, session);
+  impl_ = std::make_shared<Impl>(module, options);
 }
 
 ModuleSynchronizer::~ModuleSynchronizer() = default;

@@ -61,7 +61,7 @@ struct GradScaler::State {
              << options.growth_interval() << " steps, " << good_steps
              << " of them made, backoff by " << options.backoff_factor();
     detail::AgreeOnList("GradScaler", {options.enabled() ? settings.str() : "disabled"}, "",
-                        detail::SessionSet(detail::StateOf(session), set));
+                        detail::SessionSet(detail::StateOf(given), set));
     agreed.insert(set.id());
   }
 
@@ -71,15 +71,15 @@ struct GradScaler::State {
   };
 
   const GradScalerOptions options;
-  const Session session;
+  const std::shared_ptr<detail::SessionState> given;  // null: the process's own session
   double scale = options.init_scale();
   std::int64_t good_steps = 0;
   std::set<std::uint32_t> agreed;  // sets whose ranks all have the same scale and options
   std::unordered_map<const torch::optim::Optimizer*, Met> met;  // unscaled since the last update
 };
 
-GradScaler::GradScaler(const GradScalerOptions& options, const Session& session)
-    : state_(new State{options, session}) {
+GradScaler::GradScaler(const GradScalerOptions& options)
+    : state_(new State{options, detail::SessionScope::Given()}) {
   if (!IsPositive(state_->scale)) {
     ThrowInvalidScale("init_scale is " + std::to_string(state_->scale) + "; it has to be positive");
   }
@@ -127,7 +127,8 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   } catch (const std::exception& error) {
     call.invalid = "the gradients cannot be unscaled: " + detail::TextOf(error);
   }
-  const at::Tensor infinite = detail::RunOne(std::move(call), state_->session);
+  const detail::SessionScope scope(state_->given);
+  const at::Tensor infinite = detail::RunOne(std::move(call));
   state_->met[&optimizer].infinite = std::make_shared<detail::LateFlag>(infinite);
 }
 
@@ -143,7 +144,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
     ThrowInvalidScale("step() was already called for this optimizer since the last update()");
   const bool finite = !met.infinite->Get();
   // What a collective that was broken off has left on a GPU says nothing.
-  if (met.infinite->is_of_gpu()) detail::ThrowIfError(detail::StateOf(state_->session)->Check());
+  if (met.infinite->is_of_gpu()) detail::ThrowIfError(detail::StateOf(state_->given)->Check());
   met.stepped = true;
   if (finite) {
     optimizer.step();

@@ -278,16 +278,16 @@ GradientSynchronizer::~GradientSynchronizer() = default;
 
 GradientReducer::GradientReducer(const torch::optim::Optimizer& optimizer,
                                  NamedTensors named_parameters,
-                                 const DistributedOptimizerOptions& options, const Session& session)
+                                 const DistributedOptimizerOptions& options)
     : impl_(std::make_shared<Impl>(std::move(named_parameters), options,
-                                   /*of_module=*/false, StateOf(session))) {
+                                   /*of_module=*/false, CurrentSession())) {
   impl_->Scan(optimizer);
 }
 
 GradientReducer::GradientReducer(NamedTensors parameters,
-                                 const DistributedOptimizerOptions& options, const Session& session)
+                                 const DistributedOptimizerOptions& options)
     : impl_(std::make_shared<Impl>(std::move(parameters), options, /*of_module=*/true,
-                                   StateOf(session))) {
+                                   CurrentSession())) {
   impl_->TakeAll();
 }
 
@@ -335,7 +335,7 @@ void GradientReducer::BeforeForward(bool training) {
 }
 void GradientReducer::BeginBackward() { impl().BeginBackward(); }
 const std::string& GradientReducer::prefix() const { return impl().prefix(); }
-Session GradientReducer::session() const { return Session(impl().set().session); }
+std::shared_ptr<SessionState> GradientReducer::session() const { return impl().set().session; }
 ProcessSet GradientReducer::process_set() const { return impl().set().process_set; }
 bool GradientReducer::is_reducing() const { return impl().is_reducing(); }
 bool GradientReducer::has_local_gradients() const { return impl().has_local_gradients(); }

@@ -103,7 +103,7 @@ core::Status ParameterGradient::Await() {
       (void)under_way_->sparse->Results();
       return {};
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::mismatch) throw;
+      if (error.code() != ErrorCode::Mismatch) throw;
       under_way_->sparse_error = std::current_exception();
       return Refused(error.what());
     }

@@ -68,6 +68,7 @@ void ParameterGradient::CallHook(Bucket& bucket) const {
     }
     AwaitProducers(bucket);
     const c10::DeviceGuard guard(hook.given.buffer.device());
+    const SessionScope scope(set_.session);
     hook.finish = what_.rule->hook(hook.given);
   } catch (...) {
     FailHook(bucket, TextOfCurrent());
@@ -89,6 +90,7 @@ void ParameterGradient::FinishHook() const {
   BucketHook& hook = *bucket.hook;
   if (!hook.finish) return;
   at::Tensor result;
+  const SessionScope scope(set_.session);
   try {
     result = std::exchange(hook.finish, nullptr)();
   } catch (...) {
@@ -119,6 +121,7 @@ void ParameterGradient::CollectFromHook() {
 void ParameterGradient::DropFromHook() const {
   const BucketPartPtr part = part_;
   if (!under_way_->is_put || !part->bucket->hook || !part->bucket->hook->finish) return;
+  const SessionScope scope(set_.session);
   try {
     (void)std::exchange(part->bucket->hook->finish, nullptr)();
   } catch (...) {

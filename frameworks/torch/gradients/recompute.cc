@@ -22,6 +22,7 @@
 #include <string>
 #include <unordered_set>
 
+#include "frameworks/torch/session/session_scope.h"
 #include "frameworks/torch/tensors/throw.h"
 
 namespace sirtaki::detail {
@@ -334,6 +335,7 @@ class RecomputeBackward : public Node {
           "backward() comes a second time, and the first has let go of the function and its "
           "inputs: give the first retain_graph");
     }
+    const SessionScope scope(given_);  // on a GPU this is a thread of autograd's own
     const at::AutoGradMode with_graph(true);
     const Elsewhere elsewhere(surroundings_);
     const NoKeptWeights no_kept_weights;
@@ -359,6 +361,7 @@ class RecomputeBackward : public Node {
            " at first; it must do the same whenever it runs");
   }
 
+  const std::shared_ptr<SessionState> given_ = SessionScope::Given();  // in the first run
   Segment segment_;
   Surroundings surroundings_;
   Unchanged unchanged_;

@@ -5,13 +5,7 @@
 #include "core/protocol/mismatch.h"
 #include "frameworks/torch/tensors/throw.h"
 
-namespace sirtaki {
-
-Participants::Participants(const ProcessSet& process_set) : process_set_(process_set) {
-  if (process_set.membership()) session_ = Session(process_set.membership()->session.lock());
-}
-
-namespace detail {
+namespace sirtaki::detail {
 
 SessionSet::SessionSet(const std::shared_ptr<SessionState>& of)
     : session(of), members(MembersOf(process_set, of)) {}
@@ -22,9 +16,7 @@ SessionSet::SessionSet(const std::shared_ptr<SessionState>& of, const ProcessSet
   members = MembersOf(set, of);
 }
 
-SessionSet SetOf(const Participants& participants) {
-  return {StateOf(participants.session()), participants.process_set()};
-}
+SessionSet SetOf(const ProcessSet& process_set) { return {CurrentSession(), process_set}; }
 
 void CheckRoot(int root_rank, const SessionSet& set) {
   if (set.members.ranks.Contains(root_rank)) return;
@@ -38,5 +30,4 @@ void CheckRoot(int root_rank, const SessionSet& set) {
   ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, text));
 }
 
-}  // namespace detail
-}  // namespace sirtaki
+}  // namespace sirtaki::detail

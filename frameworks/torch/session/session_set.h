@@ -7,7 +7,6 @@
 
 #include "frameworks/torch/session/session_state.h"
 #include "frameworks/torch/session/set_membership.h"
-#include "sirtaki/participants.h"
 #include "sirtaki/process_set.h"
 
 namespace sirtaki::detail {
@@ -29,10 +28,11 @@ struct SessionSet {
   CallMembers members;
 };
 
-// Throws not_initialized if there is no session, and as SessionSet's constructor.
-SessionSet SetOf(const Participants& participants);
+// Returns the set in the calling thread's session. Throws NotInitialized if there is no session, and as
+// SessionSet's constructor.
+SessionSet SetOf(const ProcessSet& process_set);
 
-// Throws invalid_argument if the root is none of them. It is the same on all ranks.
+// Throws InvalidArgument if the root is none of them. It is the same on all ranks.
 void CheckRoot(int root_rank, const SessionSet& set);
 
 }  // namespace sirtaki::detail

@@ -1,5 +1,5 @@
-// What a public Session refers to: the LibTorch-free session, and what LibTorch's side remembers
-// of it.
+// The state of one membership in a job, between init() and shutdown(): the LibTorch-free session, and
+// what LibTorch's side remembers of it.
 #pragma once
 
 #include <atomic>
@@ -16,9 +16,9 @@
 #include "core/engine/work.h"
 #include "frameworks/torch/session/backward_ends.h"
 #include "frameworks/torch/session/gradient_registry.h"
+#include "frameworks/torch/session/session_scope.h"
 #include "session/session.h"
 #include "sirtaki/process_set.h"
-#include "sirtaki/session.h"
 
 namespace sirtaki::detail {
 
@@ -87,8 +87,5 @@ class SessionState {
   std::vector<ProcessSet> initial_sets_;
   std::map<core::SetNumber, std::shared_ptr<std::atomic<std::uint64_t>>> joins_;
 };
-
-// Of the given session, or the process's own. Throws not_initialized if there is none.
-std::shared_ptr<SessionState> StateOf(const Session& session);
 
 }  // namespace sirtaki::detail

@@ -30,7 +30,7 @@ struct CallMembers {
   std::int64_t index() const { return ranks.IndexOf(rank); }
 };
 
-// Throws invalid_argument if the set is gone, of another session, or without this process.
+// Throws InvalidArgument if the set is gone, of another session, or without this process.
 CallMembers MembersOf(const ProcessSet& set, const std::shared_ptr<SessionState>& session);
 
 // The sets that init() was given. Collective over all ranks; throws what AgreeOnList and

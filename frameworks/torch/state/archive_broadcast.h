@@ -37,7 +37,7 @@ Skeleton Survey(const SaveTo& save);
 
 // On the root calls `save`, twice, and on the others `load`. Collective; `call` is what the user
 // called, for texts, and `name` the key, empty for the order of calls. What either throws, all
-// ranks throw as invalid_argument. With one rank neither is called.
+// ranks throw as InvalidArgument. With one rank neither is called.
 void BroadcastArchive(const SaveTo& save, const LoadFrom& load, int root_rank,
                       const std::string& call, const std::string& name, const SessionSet& set);
 

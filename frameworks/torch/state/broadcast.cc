@@ -52,8 +52,8 @@ std::vector<std::string> Describe(const NamedList& list, int root_rank) {
   return lines;
 }
 
-void BroadcastAll(const NamedList& list, int root_rank, const Participants& among) {
-  const SessionSet set = detail::SetOf(among);
+void BroadcastAll(const NamedList& list, int root_rank, const ProcessSet& process_set) {
+  const SessionSet set = detail::SetOf(process_set);
   detail::ThrowIfError(set.session->Check());
   detail::TakeSlots(list.tensors, *set.session);
   detail::AgreeOnList("broadcast_parameters", Describe(list, root_rank), "", set);
@@ -80,27 +80,27 @@ void BroadcastAll(const NamedList& list, int root_rank, const Participants& amon
 }  // namespace
 
 void broadcast_parameters(const torch::nn::Module& module, int root_rank,
-                          const Participants& among) {
+                          const ProcessSet& process_set) {
   NamedList list;
   for (const auto& item : module.named_parameters()) list.Add(item.key(), item.value());
   for (const auto& item : module.named_buffers()) list.Add("buffer " + item.key(), item.value());
-  BroadcastAll(list, root_rank, among);
+  BroadcastAll(list, root_rank, process_set);
 }
 
 void broadcast_parameters(const torch::OrderedDict<std::string, at::Tensor>& tensors, int root_rank,
-                          const Participants& among) {
+                          const ProcessSet& process_set) {
   NamedList list;
   for (const auto& item : tensors) list.Add(item.key(), item.value());
-  BroadcastAll(list, root_rank, among);
+  BroadcastAll(list, root_rank, process_set);
 }
 
 void broadcast_parameters(const std::vector<at::Tensor>& tensors, int root_rank,
-                          const Participants& among) {
+                          const ProcessSet& process_set) {
   NamedList list;
   for (const at::Tensor& tensor : tensors) {
     list.Add("tensor " + std::to_string(list.names.size()), tensor);
   }
-  BroadcastAll(list, root_rank, among);
+  BroadcastAll(list, root_rank, process_set);
 }
 
 }  // namespace sirtaki

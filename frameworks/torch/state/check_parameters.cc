@@ -12,7 +12,7 @@ constexpr char kWhat[] = "check_parameters";
 
 }  // namespace
 
-void check_parameters(const torch::nn::Module& module, const Participants& among) {
+void check_parameters(const torch::nn::Module& module, const ProcessSet& process_set) {
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
   for (const auto& item : module.named_parameters()) {
@@ -23,18 +23,18 @@ void check_parameters(const torch::nn::Module& module, const Participants& among
     names.push_back("buffer " + item.key());
     tensors.push_back(item.value());
   }
-  detail::CheckEqual(kWhat, names, tensors, detail::SetOf(among));
+  detail::CheckEqual(kWhat, names, tensors, detail::SetOf(process_set));
 }
 
 void check_parameters(const std::vector<std::pair<std::string, at::Tensor>>& named_tensors,
-                      const Participants& among) {
+                      const ProcessSet& process_set) {
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : named_tensors) {
     names.push_back(name);
     tensors.push_back(tensor);
   }
-  detail::CheckEqual(kWhat, names, tensors, detail::SetOf(among));
+  detail::CheckEqual(kWhat, names, tensors, detail::SetOf(process_set));
 }
 
 }  // namespace sirtaki

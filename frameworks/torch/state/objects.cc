@@ -54,8 +54,8 @@ Gathered GatherBytes(const std::shared_ptr<std::string>& bytes, Content content,
 }  // namespace
 
 std::string broadcast_object(const std::string& bytes, int root_rank, const std::string& name,
-                             const Participants& among) {
-  const detail::SessionSet set = detail::SetOf(among);
+                             const ProcessSet& process_set) {
+  const detail::SessionSet set = detail::SetOf(process_set);
   const bool is_root = set.rank() == root_rank;
   at::Tensor header = at::empty({1}, at::kLong);
   auto* length = header.mutable_data_ptr<std::int64_t>();
@@ -81,9 +81,9 @@ std::string broadcast_object(const std::string& bytes, int root_rank, const std:
 }
 
 std::vector<std::string> allgather_object(const std::string& bytes, const std::string& name,
-                                          const Participants& among) {
+                                          const ProcessSet& process_set) {
   const Gathered gathered = GatherBytes(std::make_shared<std::string>(bytes), Content::kBytes, "",
-                                        name, detail::SetOf(among));
+                                        name, detail::SetOf(process_set));
   const auto* from = static_cast<const char*>(gathered.bytes.const_data_ptr());
   std::vector<std::string> objects;
   for (const std::int64_t length : gathered.lengths) {
@@ -97,13 +97,14 @@ std::vector<std::string> allgather_object(const std::string& bytes, const std::s
 namespace detail {
 
 void BroadcastSaved(const SaveTo& save, const LoadFrom& load, int root_rank,
-                    const std::string& name, const Participants& among) {
-  BroadcastArchive(save, load, root_rank, CallText("broadcast_object", name), name, SetOf(among));
+                    const std::string& name, const ProcessSet& process_set) {
+  BroadcastArchive(save, load, root_rank, CallText("broadcast_object", name), name,
+                   SetOf(process_set));
 }
 
 void AllgatherSaved(const SaveTo& save, const LoadFrom& load, const std::string& name,
-                    const Participants& among) {
-  const SessionSet set = SetOf(among);
+                    const ProcessSet& process_set) {
+  const SessionSet set = SetOf(process_set);
   ThrowIfError(set.session->Check());
   auto bytes = std::make_shared<std::string>();
   std::string error;

@@ -31,9 +31,9 @@ std::vector<std::string> Describe(const torch::optim::Optimizer& optimizer, int 
 }  // namespace
 
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,
-                               const Participants& among) {
+                               const ProcessSet& process_set) {
   const std::string call = "broadcast_optimizer_state";
-  const detail::SessionSet set = detail::SetOf(among);
+  const detail::SessionSet set = detail::SetOf(process_set);
   detail::ThrowIfError(set.session->Check());
   detail::AgreeOnList(call, Describe(optimizer, root_rank), "", set);
 

@@ -13,17 +13,17 @@ namespace {
 constexpr bool Same(ErrorCode code, core::StatusCode status) {
   return static_cast<unsigned char>(code) == static_cast<unsigned char>(status);
 }
-static_assert(Same(ErrorCode::invalid_argument, core::StatusCode::kInvalidArgument) &&
-              Same(ErrorCode::mismatch, core::StatusCode::kMismatch) &&
-              Same(ErrorCode::not_initialized, core::StatusCode::kNotInitialized) &&
-              Same(ErrorCode::duplicate_name, core::StatusCode::kDuplicateName) &&
-              Same(ErrorCode::shut_down, core::StatusCode::kShutDown) &&
-              Same(ErrorCode::peer_lost, core::StatusCode::kPeerLost) &&
-              Same(ErrorCode::timed_out, core::StatusCode::kTimedOut) &&
-              Same(ErrorCode::aborted, core::StatusCode::kAborted) &&
-              Same(ErrorCode::backend, core::StatusCode::kBackend) &&
-              Same(ErrorCode::protocol, core::StatusCode::kProtocol) &&
-              Same(ErrorCode::unsupported, core::StatusCode::kUnsupported));
+static_assert(Same(ErrorCode::InvalidArgument, core::StatusCode::kInvalidArgument) &&
+              Same(ErrorCode::Mismatch, core::StatusCode::kMismatch) &&
+              Same(ErrorCode::NotInitialized, core::StatusCode::kNotInitialized) &&
+              Same(ErrorCode::DuplicateName, core::StatusCode::kDuplicateName) &&
+              Same(ErrorCode::ShutDown, core::StatusCode::kShutDown) &&
+              Same(ErrorCode::PeerLost, core::StatusCode::kPeerLost) &&
+              Same(ErrorCode::TimedOut, core::StatusCode::kTimedOut) &&
+              Same(ErrorCode::Aborted, core::StatusCode::kAborted) &&
+              Same(ErrorCode::Backend, core::StatusCode::kBackend) &&
+              Same(ErrorCode::Protocol, core::StatusCode::kProtocol) &&
+              Same(ErrorCode::Unsupported, core::StatusCode::kUnsupported));
 
 }  // namespace
 
@@ -37,8 +37,8 @@ Error& Error::operator=(const Error&) noexcept = default;
 Error::~Error() = default;
 
 const char* error_code_name(ErrorCode code) noexcept {
-  if (code == ErrorCode::backend) return "backend";  // not "backend failure"
-  if (code == ErrorCode::protocol) return "protocol";
+  if (code == ErrorCode::Backend) return "backend";  // not "backend failure"
+  if (code == ErrorCode::Protocol) return "protocol";
   return core::StatusCodeName(static_cast<core::StatusCode>(code)).data();  // of a literal
 }
 

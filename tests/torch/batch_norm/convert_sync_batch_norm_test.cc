@@ -37,7 +37,7 @@ struct WithMember : torch::nn::Module {
 };
 
 std::string Refusal(torch::nn::Module& module) {
-  const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { convert_sync_batchnorm(module); });
+  const auto text = ErrorOf(ErrorCode::InvalidArgument, [&] { convert_sync_batchnorm(module); });
   EXPECT_THAT(text, HasSubstr("convert_sync_batchnorm"));
   return text;
 }
@@ -49,7 +49,7 @@ TEST(ConvertSyncBatchNormTest, ReplacesElementsOfSequentials) {
   EXPECT_TRUE(net.named_modules("", false)["features.1"]->as<SyncBatchNorm>());
   EXPECT_EQ(convert_sync_batchnorm(net), 0);
   // And it is the one that runs: in training it asks for a session.
-  ErrorOf(ErrorCode::not_initialized, [&] { net.features->forward(torch::ones({2, 1, 4, 4})); });
+  ErrorOf(ErrorCode::NotInitialized, [&] { net.features->forward(torch::ones({2, 1, 4, 4})); });
 }
 
 TEST(ConvertSyncBatchNormTest, KeepsTensorsOptionsAndMode) {
@@ -164,17 +164,16 @@ TEST(ConvertSyncBatchNormTest, AConvertedNetTrainsAsOnTheJoinedBatch) {
   constexpr int kSteps = 6;
   constexpr int kSize = 2;
   const auto expected = TrainNormNetAlone(kSteps, kSize);
-  RunTorchRanks(kSize, [&](int rank, const Session& session) {
+  RunTorchRanks(kSize, [&](int rank) {
     std::vector<torch::nn::Sequential> nets;
     std::vector<torch::optim::SGD> bases;
     for (int i = 0; i < 2; ++i) {
       nets.push_back(MakeNormNet(torch::nn::BatchNorm2d(4), torch::nn::BatchNorm2d(3)));
       bases.emplace_back(nets.back()->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-      EXPECT_EQ(convert_sync_batchnorm(*nets.back(), session), 2);
+      EXPECT_EQ(convert_sync_batchnorm(*nets.back()), 2);
     }
     for (std::size_t i = 0; i < 2; ++i) {
-      auto optimizer =
-          DistributedOptimizer(std::move(bases[i]), nets[i]->named_parameters(), {}, session);
+      auto optimizer = DistributedOptimizer(std::move(bases[i]), nets[i]->named_parameters());
       for (int step = 0; step < kSteps; ++step) {
         optimizer.zero_grad();
         NormLoss(nets[i], ImagesOfRank(step, rank)).backward();

@@ -55,7 +55,7 @@ TEST_F(SyncBatchNormTest, CheckParametersNamesADifference) {
     check_parameters(*net);
     FAIL() << "nothing was thrown";
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::mismatch);
+    EXPECT_EQ(error.code(), ErrorCode::Mismatch);
     const std::string text = error.what();
     EXPECT_NE(text.find("\"1.weight\" float64 [4] differs"), std::string::npos) << text;
     EXPECT_NE(text.find("the first different element, [1], is "), std::string::npos) << text;

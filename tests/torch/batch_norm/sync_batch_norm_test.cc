@@ -1,4 +1,5 @@
 #include "sirtaki/sync_batch_norm.h"
+#include "sirtaki/session.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -57,10 +58,10 @@ struct Case {
 
 // One rank's view of three steps, compared with a BatchNorm that sees the joined batch.
 template <class BatchNorm>
-void CompareRank(const Case& c, int rank, const Session& session) {
+void CompareRank(const Case& c, int rank) {
   constexpr double kClose = 1e-12;
   const auto ranks = static_cast<int>(c.rows_of_rank.size());
-  SyncBatchNorm norm(c.options, session);
+  SyncBatchNorm norm(c.options);
   BatchNorm joined(c.options);
   norm->to(torch::kDouble);
   joined->to(torch::kDouble);
@@ -85,7 +86,7 @@ void CompareRank(const Case& c, int rank, const Session& session) {
     for (auto [own, expected] :
          {std::pair(norm->weight, joined->weight), std::pair(norm->bias, joined->bias)}) {
       if (!expected.defined()) continue;
-      const auto sum = allreduce(own.grad(), AllreduceOptions().op(ReduceOp::Sum), session);
+      const auto sum = allreduce(own.grad(), AllreduceOptions().op(ReduceOp::Sum));
       EXPECT_LT(Far(sum, expected.grad()), 100 * kClose);
       torch::NoGradGuard no_grad;
       own -= 0.001 * sum;
@@ -107,9 +108,8 @@ void CompareRank(const Case& c, int rank, const Session& session) {
 
 template <class BatchNorm>
 void ExpectFollowsJoinedBatch(const Case& c) {
-  RunTorchRanks(static_cast<int>(c.rows_of_rank.size()), [&](int rank, const Session& session) {
-    CompareRank<BatchNorm>(c, rank, session);
-  });
+  RunTorchRanks(static_cast<int>(c.rows_of_rank.size()),
+                [&](int rank) { CompareRank<BatchNorm>(c, rank); });
 }
 
 TEST(SyncBatchNormTest, OneTwoAndThreeRanksFollowTheJoinedBatch) {
@@ -155,8 +155,8 @@ TEST(SyncBatchNormTest, TakesEveryOption) {
 }
 
 TEST(SyncBatchNormTest, AnInputThatDoesNotLieFlatIsRight) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels), session);
+  RunTorchRanks(2, [](int rank) {
+    SyncBatchNorm norm(BatchNormOptions{kChannels});
     norm->to(torch::kDouble);
     const auto x = Input(4, {5}, 0, rank);
     auto flat = x.clone().set_requires_grad(true);
@@ -180,8 +180,8 @@ TEST(SyncBatchNormTest, MeansFarFromZeroKeepTheirDigits) {
     parts.push_back((3000 + rank + 0.1 * Input(500, {}, 0, 0)).to(torch::kFloat));
   }
   const auto expected = torch::cat(parts).to(torch::kDouble).var(0, /*unbiased=*/true);
-  RunTorchRanks(kSize, [&](int rank, const Session& session) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels).momentum(1.0), session);
+  RunTorchRanks(kSize, [&](int rank) {
+    SyncBatchNorm norm(BatchNormOptions(kChannels).momentum(1.0));
     norm->forward(parts[static_cast<std::size_t>(rank)]);
     EXPECT_LT(Far(norm->running_var / expected, torch::ones({kChannels})), 1e-3);
   });
@@ -191,10 +191,10 @@ TEST(SyncBatchNormTest, MeansFarFromZeroKeepTheirDigits) {
 TEST(SyncBatchNormTest, HalfTypesComputeInFloat32) {
   for (const auto type : {torch::kHalf, torch::kBFloat16}) {
     for (const bool half_parameters : {false, true}) {
-      RunTorchRanks(2, [&](int rank, const Session& session) {
+      RunTorchRanks(2, [&](int rank) {
         const double step = type == torch::kHalf ? 1e-3 : 8e-3;  // half of the last digit
-        SyncBatchNorm norm(BatchNormOptions(kChannels), session);
-        SyncBatchNorm exact(BatchNormOptions(kChannels), session);
+        SyncBatchNorm norm(BatchNormOptions{kChannels});
+        SyncBatchNorm exact(BatchNormOptions{kChannels});
         exact->to(torch::kDouble);
         if (half_parameters) norm->to(type);
         auto x = Input(8, {5}, 0, rank).to(type).set_requires_grad(true);
@@ -220,8 +220,8 @@ TEST(SyncBatchNormTest, HalfTypesComputeInFloat32) {
 }
 
 TEST(SyncBatchNormTest, AllBatchesEmptyChangeNothing) {
-  RunTorchRanks(2, [](int, const Session& session) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels), session);
+  RunTorchRanks(2, [](int) {
+    SyncBatchNorm norm(BatchNormOptions{kChannels});
     auto x = torch::zeros({0, kChannels, 2}, torch::requires_grad());
     const auto y = norm->forward(x);
     EXPECT_EQ(y.sizes(), x.sizes());
@@ -234,9 +234,9 @@ TEST(SyncBatchNormTest, AllBatchesEmptyChangeNothing) {
 
 // Neither rank waits for the other: only one of them calls anything.
 TEST(SyncBatchNormTest, EvaluationAsksNobody) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     if (rank == 1) return;
-    SyncBatchNorm norm(BatchNormOptions(kChannels), session);
+    SyncBatchNorm norm(BatchNormOptions{kChannels});
     norm->eval();
     auto x = torch::ones({2, kChannels}, torch::requires_grad());
     norm->forward(x).sum().backward();
@@ -252,7 +252,7 @@ TEST(SyncBatchNormTest, EvaluationAsksNobody) {
 
 TEST(SyncBatchNormTest, TrainingNeedsASession) {
   SyncBatchNorm norm(kChannels);
-  EXPECT_THAT(ErrorOf(ErrorCode::not_initialized,
+  EXPECT_THAT(ErrorOf(ErrorCode::NotInitialized,
                       [&] {
                         norm->forward(torch::ones({2, 3}));
                       }),
@@ -261,8 +261,8 @@ TEST(SyncBatchNormTest, TrainingNeedsASession) {
 
 // Twice in one graph, three graphs that wait at the same time, and one module without gradients.
 TEST(SyncBatchNormTest, AModuleMayBeUsedSeveralTimesBeforeBackward) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels), session);
+  RunTorchRanks(2, [](int rank) {
+    SyncBatchNorm norm(BatchNormOptions{kChannels});
     auto joined = torch::nn::BatchNorm1d(BatchNormOptions(kChannels));
     norm->to(torch::kDouble);
     joined->to(torch::kDouble);
@@ -288,8 +288,7 @@ TEST(SyncBatchNormTest, AModuleMayBeUsedSeveralTimesBeforeBackward) {
     }
     losses[1].backward();  // once more
     EXPECT_LT(Far(mine[1].grad(), 2 * all[1].grad().narrow(0, 4 * rank, 4)), 1e-10);
-    const auto weight =
-        allreduce(norm->weight.grad(), AllreduceOptions().op(ReduceOp::Sum), session);
+    const auto weight = allreduce(norm->weight.grad(), AllreduceOptions().op(ReduceOp::Sum));
     losses_all[1].backward();
     EXPECT_LT(Far(weight, joined->weight.grad()), 1e-9);
   });
@@ -297,8 +296,8 @@ TEST(SyncBatchNormTest, AModuleMayBeUsedSeveralTimesBeforeBackward) {
 
 // Two threads on each rank; the ranks' first threads run different graphs.
 TEST(SyncBatchNormTest, BackwardsInThreadsMayMeetInAnyOrder) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels), session);
+  RunTorchRanks(2, [](int rank) {
+    SyncBatchNorm norm(BatchNormOptions{kChannels});
     norm->to(torch::kDouble);
     std::vector<torch::Tensor> inputs;
     std::vector<torch::Tensor> losses;
@@ -322,22 +321,22 @@ TEST(SyncBatchNormTest, BackwardsInThreadsMayMeetInAnyOrder) {
 }
 
 TEST(SyncBatchNormTest, BackwardsOfDifferentCallsAreNotMixed) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels), session, "norm");
+  RunTorchRanks(2, [](int rank) {
+    SyncBatchNorm norm(BatchNormOptions(kChannels), ProcessSet(), "norm");
     std::vector<torch::Tensor> losses;
     for (int call = 0; call <= 16; ++call) {  // so many that the first and the last share a name
       auto x = Input(4, {}, call, rank).to(torch::kFloat).set_requires_grad(true);
       losses.push_back(norm->forward(x).pow(2).sum());
     }
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, [&] { losses[rank == 0 ? 0 : 16].backward(); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { losses[rank == 0 ? 0 : 16].backward(); }),
                 AllOf(HasSubstr("sync_batch_norm/norm/backward 0"), HasSubstr("same order")));
     losses[5].backward();  // the others are as they were
   });
 }
 
 TEST(SyncBatchNormTest, TheFirstLayerNeedsNoBackwardOfTheOthers) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels), session);
+  RunTorchRanks(2, [](int rank) {
+    SyncBatchNorm norm(BatchNormOptions{kChannels});
     const auto x = Input(4, {}, 0, rank).to(torch::kFloat);
     const auto y = norm->forward(x);
     if (rank == 1) return;  // has no backward
@@ -348,8 +347,8 @@ TEST(SyncBatchNormTest, TheFirstLayerNeedsNoBackwardOfTheOthers) {
 
 // One rank's input is data, the other's comes from a layer.
 TEST(SyncBatchNormTest, AnInputThatNeedsAGradientOnOneRankOnlyIsRight) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels), session);
+  RunTorchRanks(2, [](int rank) {
+    SyncBatchNorm norm(BatchNormOptions{kChannels});
     auto joined = torch::nn::BatchNorm1d(BatchNormOptions(kChannels));
     norm->to(torch::kDouble);
     joined->to(torch::kDouble);
@@ -365,12 +364,12 @@ TEST(SyncBatchNormTest, AnInputThatNeedsAGradientOnOneRankOnlyIsRight) {
 }
 
 TEST(SyncBatchNormTest, GraphsThatDifferAreRefused) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels), session, "norm");
+  RunTorchRanks(3, [](int rank) {
+    SyncBatchNorm norm(BatchNormOptions(kChannels), ProcessSet(), "norm");
     const auto x = Input(4, {}, 0, rank).to(torch::kFloat);
     const auto mean = norm->running_mean.clone();
     const torch::AutoGradMode mode(rank != 1);
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, [&] { norm->forward(x); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { norm->forward(x); }),
                 HasSubstr("\"sync_batch_norm/norm\": a gradient to compute on ranks 0, 2; none on "
                           "rank 1"));
     EXPECT_TRUE(norm->running_mean.equal(mean));
@@ -380,11 +379,11 @@ TEST(SyncBatchNormTest, GraphsThatDifferAreRefused) {
 }
 
 TEST(SyncBatchNormTest, AnInputThatDoesNotFitIsToldToAllRanks) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels), session, "norm");
+  RunTorchRanks(2, [](int rank) {
+    SyncBatchNorm norm(BatchNormOptions(kChannels), ProcessSet(), "norm");
     const auto refusal = [&](const torch::Tensor& wrong) {
       const auto x = rank == 1 ? wrong : torch::ones({2, kChannels});
-      const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { norm->forward(x); });
+      const auto text = ErrorOf(ErrorCode::InvalidArgument, [&] { norm->forward(x); });
       EXPECT_THAT(text, AllOf(HasSubstr("sync_batch_norm/norm"), HasSubstr("rank 1")));
       return text;
     };
@@ -399,9 +398,9 @@ TEST(SyncBatchNormTest, AnInputThatDoesNotFitIsToldToAllRanks) {
     EXPECT_EQ(norm->num_batches_tracked.item<std::int64_t>(), 0);
     norm->forward(torch::ones({2, kChannels}));  // the name is free again
   });
-  RunTorchRanks(1, [](int, const Session& session) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels), session);
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+  RunTorchRanks(1, [](int) {
+    SyncBatchNorm norm(BatchNormOptions{kChannels});
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                         [&] {
                           norm->forward(torch::ones({2, 5}));
                         }),
@@ -411,9 +410,9 @@ TEST(SyncBatchNormTest, AnInputThatDoesNotFitIsToldToAllRanks) {
 
 TEST(SyncBatchNormTest, ASingleValuePerChannelIsRefused) {
   for (const int size : {1, 2}) {
-    RunTorchRanks(size, [](int rank, const Session& session) {
-      SyncBatchNorm norm(BatchNormOptions(kChannels), session);
-      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+    RunTorchRanks(size, [](int rank) {
+      SyncBatchNorm norm(BatchNormOptions{kChannels});
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                           [&] {
                             norm->forward(torch::ones({rank == 0 ? 1 : 0, kChannels}));
                           }),
@@ -423,8 +422,8 @@ TEST(SyncBatchNormTest, ASingleValuePerChannelIsRefused) {
 }
 
 TEST(SyncBatchNormTest, GradientsOfGradientsAreRefused) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels), session, "norm");
+  RunTorchRanks(2, [](int rank) {
+    SyncBatchNorm norm(BatchNormOptions(kChannels), ProcessSet(), "norm");
     norm->to(torch::kDouble);
     auto x = Input(4, {}, 0, rank).set_requires_grad(true);
     const auto y = norm->forward(x);
@@ -432,14 +431,14 @@ TEST(SyncBatchNormTest, GradientsOfGradientsAreRefused) {
     const auto gradient = torch::autograd::grad({SumLoss(y)}, {x}, {}, /*retain_graph=*/true,
                                                 /*create_graph=*/true)[0];
     EXPECT_TRUE(gradient.equal(plain));
-    EXPECT_THAT(ErrorOf(ErrorCode::unsupported, [&] { gradient.pow(2).sum().backward(); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::Unsupported, [&] { gradient.pow(2).sum().backward(); }),
                 AllOf(HasSubstr("sync_batch_norm/norm"), HasSubstr("differentiated twice")));
   });
 }
 
 TEST(SyncBatchNormTest, ACloneIsAModuleOfItsOwn) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels).momentum(0.5), session, "norm");
+  RunTorchRanks(2, [](int rank) {
+    SyncBatchNorm norm(BatchNormOptions(kChannels).momentum(0.5), ProcessSet(), "norm");
     auto clone = std::dynamic_pointer_cast<SyncBatchNormImpl>(norm->clone());
     ASSERT_TRUE(clone);
     const auto a = Input(4, {}, 0, rank).to(torch::kFloat).set_requires_grad(true);
@@ -458,13 +457,13 @@ TEST(SyncBatchNormTest, ACloneIsAModuleOfItsOwn) {
 
 TEST(SyncBatchNormTest, BackwardAfterTheSessionIsRefused) {
   std::vector<torch::Tensor> losses(2);
-  RunTorchRanks(2, [&](int rank, const Session& session) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels), session);
+  RunTorchRanks(2, [&](int rank) {
+    SyncBatchNorm norm(BatchNormOptions{kChannels});
     auto x = Input(4, {}, 0, rank).to(torch::kFloat).set_requires_grad(true);
     losses[static_cast<std::size_t>(rank)] = norm->forward(x).pow(2).sum();
   });
   for (const auto& loss : losses) {
-    ErrorOf(ErrorCode::not_initialized, [&] { loss.backward(); });
+    ErrorOf(ErrorCode::NotInitialized, [&] { loss.backward(); });
   }
 }
 
@@ -502,12 +501,12 @@ TEST(SyncBatchNormTest, ANetTrainsAsOnTheJoinedBatch) {
   constexpr int kSteps = 10;
   for (const int size : {1, 2, 3}) {
     const auto expected = TrainNormNetAlone(kSteps, size);
-    RunTorchRanks(size, [&](int rank, const Session& session) {
-      auto net = MakeNormNet(SyncBatchNorm(BatchNormOptions(4), session),
-                             SyncBatchNorm(BatchNormOptions(3), session));
+    RunTorchRanks(size, [&](int rank) {
+      auto net =
+          MakeNormNet(SyncBatchNorm(BatchNormOptions(4)), SyncBatchNorm(BatchNormOptions(3)));
       auto optimizer = DistributedOptimizer(
           torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)),
-          net->named_parameters(), {}, session);
+          net->named_parameters());
       for (int step = 0; step < kSteps; ++step) {
         optimizer.zero_grad();
         NormLoss(net, ImagesOfRank(step, rank)).backward();

@@ -125,7 +125,7 @@ TEST(CommunicatorMpiTest, WhatIsNoCommunicatorOfAGroupIsRefused) {
     init(MPI_COMM_NULL);
     FAIL() << "it was accepted";
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
     EXPECT_THAT(error.what(), HasSubstr("MPI_COMM_NULL"));
   }
   EXPECT_FALSE(is_initialized());

@@ -39,25 +39,25 @@ Value Soon(std::future<Value> future) {
 }
 
 TEST(HandleMembersTest, WaitsAndGivesItsResult) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    const Handle handle = allreduce_async(torch::full({2}, rank + 1.0), SumOf("t"), session);
+  RunTorchRanks(2, [](int rank) {
+    const Handle handle = allreduce_async(torch::full({2}, rank + 1.0), SumOf("t"));
     handle.wait();
     EXPECT_TRUE(handle.done());
     EXPECT_EQ(handle.result()[0].item<double>(), 3);
     const GroupedHandle group =
-        grouped_allreduce_async({torch::ones({2}), torch::ones({3})}, SumOf("group"), session);
+        grouped_allreduce_async({torch::ones({2}), torch::ones({3})}, SumOf("group"));
     group.wait();
     EXPECT_TRUE(group.done());
     EXPECT_EQ(group.results()[1].sum().item<double>(), 6);
   });
-  ErrorOf(ErrorCode::invalid_argument, [] { Handle().wait(); });
-  ErrorOf(ErrorCode::invalid_argument, [] { Handle().then([](const Handle&) {}); });
+  ErrorOf(ErrorCode::InvalidArgument, [] { Handle().wait(); });
+  ErrorOf(ErrorCode::InvalidArgument, [] { Handle().then([](const Handle&) {}); });
 }
 
 TEST(HandleMembersTest, ThenCallsBackOnAThreadOfTheLibrary) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     std::promise<std::pair<double, std::thread::id>> told;
-    const Handle handle = allreduce_async(torch::full({2}, rank + 1.0), SumOf("t"), session);
+    const Handle handle = allreduce_async(torch::full({2}, rank + 1.0), SumOf("t"));
     handle.then([&told](const Handle& ended) {
       EXPECT_TRUE(ended.done());
       told.set_value({ended.result()[0].item<double>(), std::this_thread::get_id()});
@@ -73,33 +73,32 @@ TEST(HandleMembersTest, ThenCallsBackOnAThreadOfTheLibrary) {
 }
 
 TEST(HandleMembersTest, ACallbackMayStartOperationsAndChainThem) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     std::promise<double> told;
-    allreduce_async(torch::full({1}, rank + 1.0), SumOf("first"), session)
-        .then([&](const Handle& first) {
-          grouped_allreduce_async({first.result(), torch::ones({1})}, SumOf("second"), session)
-              .then([&](const GroupedHandle& second) {
-                told.set_value(second.results()[0].item<double>());
-              });
-        });
+    allreduce_async(torch::full({1}, rank + 1.0), SumOf("first")).then([&](const Handle& first) {
+      grouped_allreduce_async({first.result(), torch::ones({1})}, SumOf("second"))
+          .then([&](const GroupedHandle& second) {
+            told.set_value(second.results()[0].item<double>());
+          });
+    });
     EXPECT_EQ(Soon(told.get_future()), 6);
   });
 }
 
 // Each rank makes the second operation's call in the callback of one that ends while another waits.
 TEST(HandleMembersTest, ACallbackDoesNotWaitForOtherOperations) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     std::promise<double> told;
     Handle late;
     if (rank == 0) {
-      late = allreduce_async(torch::ones({1}), SumOf("late"), session);
+      late = allreduce_async(torch::ones({1}), SumOf("late"));
       late.then([](const Handle&) {});
     }
-    allreduce_async(torch::ones({1}), SumOf("early"), session).then([&](const Handle&) {
-      told.set_value(allreduce(torch::ones({1}), SumOf("inner"), session).item<double>());
+    allreduce_async(torch::ones({1}), SumOf("early")).then([&](const Handle&) {
+      told.set_value(allreduce(torch::ones({1}), SumOf("inner")).item<double>());
     });
     EXPECT_EQ(Soon(told.get_future()), 2);
-    if (rank == 1) late = allreduce_async(torch::ones({1}), SumOf("late"), session);
+    if (rank == 1) late = allreduce_async(torch::ones({1}), SumOf("late"));
     EXPECT_EQ(late.result().item<double>(), 2);
   });
 }
@@ -110,11 +109,11 @@ TEST(HandleMembersTest, OperationsWaitForTheirEndWithoutAThreadEach) {
     const std::filesystem::directory_iterator tasks("/proc/self/task");
     return std::distance(begin(tasks), end(tasks));
   };
-  RunTorchRanks(2, [&threads](int rank, const Session& session) {
+  RunTorchRanks(2, [&threads](int rank) {
     std::promise<void> all;
     std::atomic<int> left = kMany;
     const auto start = [&](int i) {
-      allreduce_async(torch::ones({1}), SumOf("t" + std::to_string(i)), session)
+      allreduce_async(torch::ones({1}), SumOf("t" + std::to_string(i)))
           .then([&](const Handle& ended) {
             EXPECT_EQ(ended.result().item<double>(), 2);
             if (--left == 0) all.set_value();
@@ -125,7 +124,7 @@ TEST(HandleMembersTest, OperationsWaitForTheirEndWithoutAThreadEach) {
       for (int i = 0; i < kMany; ++i) start(i);
       EXPECT_LT(threads(), before + kMany / 2);
     }
-    barrier({}, session);
+    barrier();
     if (rank == 1) {
       for (int i = 0; i < kMany; ++i) start(i);
     }
@@ -134,42 +133,40 @@ TEST(HandleMembersTest, OperationsWaitForTheirEndWithoutAThreadEach) {
 }
 
 TEST(HandleMembersTest, ThenIsCalledForWhatFails) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     std::promise<std::string> told;
-    allreduce_async(torch::ones({2 + rank}), SumOf("t"), session).then([&told](const Handle& h) {
-      told.set_value(ErrorOf(ErrorCode::mismatch, [&h] { h.wait(); }));
+    allreduce_async(torch::ones({2 + rank}), SumOf("t")).then([&told](const Handle& h) {
+      told.set_value(ErrorOf(ErrorCode::Mismatch, [&h] { h.wait(); }));
     });
     EXPECT_THAT(Soon(told.get_future()), HasSubstr("\"t\""));
   });
 }
 
 TEST(HandleMembersTest, SparseOperationsAndBarriersCallBackToo) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto mine =
         torch::sparse_coo_tensor(torch::tensor({{rank}}), torch::ones({1, 2}), {8, 2});
     std::promise<std::int64_t> elements;
-    sparse_allreduce_async(mine, SumOf("sparse"), session).then([&elements](const Handle& ended) {
+    sparse_allreduce_async(mine, SumOf("sparse")).then([&elements](const Handle& ended) {
       elements.set_value(ended.result()._nnz());
     });
     EXPECT_EQ(Soon(elements.get_future()), 2);
     std::promise<bool> undefined;
-    barrier_async({}, session).then([&undefined](const Handle& ended) {
-      undefined.set_value(!ended.result().defined());
-    });
+    barrier_async().then(
+        [&undefined](const Handle& ended) { undefined.set_value(!ended.result().defined()); });
     EXPECT_TRUE(Soon(undefined.get_future()));
   });
 }
 
 TEST(HandleMembersTest, ACallbackThatThrowsEndsTheJob) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    const Handle handle = allreduce_async(torch::ones({2}), SumOf("t"), session);
+  RunTorchRanks(2, [](int rank) {
+    const Handle handle = allreduce_async(torch::ones({2}), SumOf("t"));
     if (rank == 0) handle.then([](const Handle&) { throw std::runtime_error("disk full"); });
-    EXPECT_THAT(ErrorOf(ErrorCode::aborted,
+    EXPECT_THAT(ErrorOf(ErrorCode::Aborted,
                         [&] {
                           handle.wait();
                           // A rank alone, which waits until the job has ended.
-                          allreduce(torch::ones({2}), SumOf("of rank " + std::to_string(rank)),
-                                    session);
+                          allreduce(torch::ones({2}), SumOf("of rank " + std::to_string(rank)));
                         }),
                 HasSubstr("disk full"));
   });
@@ -177,11 +174,11 @@ TEST(HandleMembersTest, ACallbackThatThrowsEndsTheJob) {
 
 TEST(HandleMembersTest, ThenRefusesTheHandleOfASessionThatHasEnded) {
   Handle handle;
-  RunTorchRanks(1, [&handle](int, const Session& session) {
-    handle = allreduce_async(torch::ones({2}), SumOf("t"), session);
+  RunTorchRanks(1, [&handle](int) {
+    handle = allreduce_async(torch::ones({2}), SumOf("t"));
     handle.wait();
   });
-  ErrorOf(ErrorCode::not_initialized, [&handle] { handle.then([](const Handle&) {}); });
+  ErrorOf(ErrorCode::NotInitialized, [&handle] { handle.then([](const Handle&) {}); });
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ TEST_F(ObservabilityTest, WhatCannotBeWrittenIsAnError) {
     start_timeline(folder_ + "/others");
     ADD_FAILURE() << "a second timeline";
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
     EXPECT_NE(std::string(error.what()).find("is being written already"), std::string::npos);
   }
   stop_timeline();

@@ -45,24 +45,22 @@ TEST(SeedTest, NeighbouringSeedsShareNone) {
 
 TEST(SeedAllTest, GivesDifferentOrEqualSeeds) {
   std::vector<std::uint64_t> different(3);
-  RunTorchRanks(3, [&](int rank, const Session& session) {
-    different[static_cast<std::size_t>(rank)] = seed_all(7, SeedMode::DifferentPerRank, session);
-    EXPECT_EQ(seed_all(7, SeedMode::EqualOnAllRanks, session), 7u);
+  RunTorchRanks(3, [&](int rank) {
+    different[static_cast<std::size_t>(rank)] = seed_all(7, SeedMode::DifferentPerRank);
+    EXPECT_EQ(seed_all(7, SeedMode::EqualOnAllRanks), 7u);
   });
   EXPECT_EQ(std::set<std::uint64_t>(different.begin(), different.end()).size(), 3u);
 }
 
 TEST(SeedAllTest, SeedsAndModesThatDifferAreRefused) {
-  RunTorchRanks(2, [&](int rank, const Session& session) {
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
-                        [&] {
-                          seed_all(static_cast<std::uint64_t>(rank), SeedMode::DifferentPerRank,
-                                   session);
-                        }),
-                AllOf(HasSubstr("seed 0, different per rank on rank 0"),
-                      HasSubstr("seed 1, different per rank on rank 1")));
+  RunTorchRanks(2, [&](int rank) {
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::Mismatch,
+                [&] { seed_all(static_cast<std::uint64_t>(rank), SeedMode::DifferentPerRank); }),
+        AllOf(HasSubstr("seed 0, different per rank on rank 0"),
+              HasSubstr("seed 1, different per rank on rank 1")));
     const auto mode = rank == 0 ? SeedMode::DifferentPerRank : SeedMode::EqualOnAllRanks;
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, [&] { seed_all(5, mode, session); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { seed_all(5, mode); }),
                 HasSubstr("seed 5, equal on all ranks on rank 1"));
   });
 }

@@ -21,7 +21,7 @@ AllreduceOptions By(ReduceOp op, const std::string& name = "") {
 }
 
 TEST(ReduceOpTest, EachIsWhatItSays) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     // 5 7 6 on one element, 3 1 2 on the other.
     const std::vector<int> first = {5, 7, 6};
     const std::vector<int> second = {3, 1, 2};
@@ -33,44 +33,44 @@ TEST(ReduceOpTest, EachIsWhatItSays) {
         {ReduceOp::Product, torch::tensor({210, 6})}, {ReduceOp::BitAnd, torch::tensor({4, 0})},
         {ReduceOp::BitOr, torch::tensor({7, 3})},     {ReduceOp::BitXor, torch::tensor({4, 0})}};
     for (const auto& [op, result] : expected) {
-      EXPECT_TRUE(torch::equal(allreduce(mine, By(op), session), result)) << static_cast<int>(op);
+      EXPECT_TRUE(torch::equal(allreduce(mine, By(op)), result)) << static_cast<int>(op);
     }
   });
 }
 
 TEST(ReduceOpTest, OfTruthValues) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto mine = torch::tensor({1, rank, 0}).to(torch::kBool);
     const auto all = torch::tensor({1, 0, 0}).to(torch::kBool);
     const auto any = torch::tensor({1, 1, 0}).to(torch::kBool);
     const auto one = torch::tensor({0, 1, 0}).to(torch::kBool);
     for (const ReduceOp op : {ReduceOp::BitAnd, ReduceOp::Min, ReduceOp::Product}) {
-      EXPECT_TRUE(torch::equal(allreduce(mine, By(op), session), all));
+      EXPECT_TRUE(torch::equal(allreduce(mine, By(op)), all));
     }
     for (const ReduceOp op : {ReduceOp::BitOr, ReduceOp::Max}) {
-      EXPECT_TRUE(torch::equal(allreduce(mine, By(op), session), any));
+      EXPECT_TRUE(torch::equal(allreduce(mine, By(op)), any));
     }
-    EXPECT_TRUE(torch::equal(allreduce(mine, By(ReduceOp::BitXor), session), one));
+    EXPECT_TRUE(torch::equal(allreduce(mine, By(ReduceOp::BitXor)), one));
   });
 }
 
 TEST(ReduceOpTest, OfComplexNumbers) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     for (const auto type : {torch::kComplexFloat, torch::kComplexDouble}) {
       const auto mine =
           torch::complex(torch::tensor({1.0, 2.0}), torch::tensor({0.5, -1.0})).to(type);
-      EXPECT_TRUE(torch::equal(allreduce(mine * (rank + 1), By(ReduceOp::Sum), session), mine * 3));
+      EXPECT_TRUE(torch::equal(allreduce(mine * (rank + 1), By(ReduceOp::Sum)), mine * 3));
       // A lazy conjugate: its memory holds other values.
-      EXPECT_TRUE(torch::equal(allreduce(mine.conj(), {}, session), mine.conj().resolve_conj()));
+      EXPECT_TRUE(torch::equal(allreduce(mine.conj()), mine.conj().resolve_conj()));
       auto written = mine.clone().conj();
-      allreduce_(written, By(ReduceOp::Sum), session);
+      allreduce_(written, By(ReduceOp::Sum));
       EXPECT_TRUE(torch::equal(written.resolve_conj(), (mine * 2).conj().resolve_conj()));
     }
   });
 }
 
 TEST(ReduceOpTest, WhatATypeDoesNotHaveIsRefusedOnEveryRank) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     const std::vector<std::pair<ReduceOp, torch::Tensor>> wrong = {
         {ReduceOp::Sum, torch::ones({2}, torch::kBool)},
         {ReduceOp::Average, torch::ones({2}, torch::kBool)},
@@ -79,31 +79,31 @@ TEST(ReduceOpTest, WhatATypeDoesNotHaveIsRefusedOnEveryRank) {
         {ReduceOp::Adasum, torch::ones({2}, torch::kInt)},
         {ReduceOp::Sum, torch::ones({2}).to(torch::kFloat8_e5m2)}};
     for (const auto& [op, tensor] : wrong) {
-      const auto text = ErrorOf(ErrorCode::invalid_argument,
-                                [&, t = tensor, o = op] { allreduce(t, By(o, "w"), session); });
+      const auto text = ErrorOf(ErrorCode::InvalidArgument,
+                                [&, t = tensor, o = op] { allreduce(t, By(o, "w")); });
       EXPECT_THAT(text, HasSubstr("\"w\""));
     }
-    EXPECT_EQ(allreduce(torch::ones({1}), By(ReduceOp::Sum, "w"), session).item<float>(), 2);
+    EXPECT_EQ(allreduce(torch::ones({1}), By(ReduceOp::Sum, "w")).item<float>(), 2);
   });
 }
 
 TEST(ReduceTest, OnlyTheRootGetsTheResult) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     for (int root = 0; root < 3; ++root) {
       const auto mine = torch::full({2, 2}, rank + 1);
       const auto sum = torch::full({2, 2}, 6);
       const auto options = ReduceOptions().op(ReduceOp::Sum);
-      const auto got = reduce(mine, root, options, session);
+      const auto got = reduce(mine, root, options);
       EXPECT_TRUE(torch::equal(got, rank == root ? sum : mine));
       EXPECT_FALSE(got.is_alias_of(mine));
       EXPECT_TRUE(torch::equal(mine, torch::full({2, 2}, rank + 1)));
       auto written = mine.clone().t();
-      EXPECT_TRUE(reduce_(written, root, options, session).is_same(written));
+      EXPECT_TRUE(reduce_(written, root, options).is_same(written));
       EXPECT_TRUE(torch::equal(written, rank == root ? sum : mine));
       auto again = mine.clone();
-      synchronize(reduce_async_(again, root, ReduceOptions().op(ReduceOp::Max), session));
+      synchronize(reduce_async_(again, root, ReduceOptions().op(ReduceOp::Max)));
       EXPECT_TRUE(torch::equal(again, rank == root ? torch::full({2, 2}, 3) : mine));
-      const auto average = synchronize(reduce_async(mine, root, {}, session));
+      const auto average = synchronize(reduce_async(mine, root));
       if (rank == root) {
         EXPECT_TRUE(torch::equal(average, torch::full({2, 2}, 2)));
       }
@@ -113,34 +113,32 @@ TEST(ReduceTest, OnlyTheRootGetsTheResult) {
 
 TEST(ReducescatterTest, GivesEachRankItsRows) {
   for (const int size : {1, 2, 3, 4}) {
-    RunTorchRanks(size, [size](int rank, const Session& session) {
+    RunTorchRanks(size, [size](int rank) {
       const auto mine = torch::arange(10, torch::kDouble).reshape({5, 2}) * (rank + 1);
       const auto sum = torch::arange(10, torch::kDouble).reshape({5, 2}) * (size * (size + 1) / 2);
       const std::int64_t rows = 5 / size + (rank < 5 % size ? 1 : 0);
       const std::int64_t first = 5 / size * rank + std::min(rank, 5 % size);
       const auto options = ReducescatterOptions().op(ReduceOp::Sum);
-      EXPECT_TRUE(
-          torch::equal(reducescatter(mine, options, session), sum.slice(0, first, first + rows)));
-      EXPECT_TRUE(torch::equal(synchronize(reducescatter_async(mine, {}, session)),
+      EXPECT_TRUE(torch::equal(reducescatter(mine, options), sum.slice(0, first, first + rows)));
+      EXPECT_TRUE(torch::equal(synchronize(reducescatter_async(mine)),
                                sum.slice(0, first, first + rows) / size));
     });
   }
 }
 
 TEST(ReducescatterTest, RefusesWhatItCannotDo) {
-  RunTorchRanks(2, [](int, const Session& session) {
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
-                        [&] {
-                          reducescatter(torch::ones({2}),
-                                        ReducescatterOptions().op(ReduceOp::Product), session);
-                        }),
-                HasSubstr("product"));
-    ErrorOf(ErrorCode::invalid_argument, [&] { reducescatter(torch::tensor(1.0), {}, session); });
+  RunTorchRanks(2, [](int) {
+    EXPECT_THAT(
+        ErrorOf(
+            ErrorCode::InvalidArgument,
+            [&] { reducescatter(torch::ones({2}), ReducescatterOptions().op(ReduceOp::Product)); }),
+        HasSubstr("product"));
+    ErrorOf(ErrorCode::InvalidArgument, [&] { reducescatter(torch::tensor(1.0)); });
   });
 }
 
 TEST(GroupedTest, IsEachOfThemInEveryForm) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     const auto tensors = [rank] {
       return std::vector<torch::Tensor>{torch::full({3}, rank, torch::kFloat),
                                         torch::full({2, 2}, rank, torch::kLong).t(),
@@ -154,14 +152,14 @@ TEST(GroupedTest, IsEachOfThemInEveryForm) {
       EXPECT_EQ(got[3].item<double>(), 3);
     };
     const auto options = By(ReduceOp::Sum, "all");
-    expect(grouped_allreduce(tensors(), options, session));
-    expect(synchronize(grouped_allreduce_async(tensors(), options, session)));
+    expect(grouped_allreduce(tensors(), options));
+    expect(synchronize(grouped_allreduce_async(tensors(), options)));
     auto written = tensors();
-    const auto same = grouped_allreduce_(written, options, session);
+    const auto same = grouped_allreduce_(written, options);
     for (std::size_t i = 0; i < 4; ++i) EXPECT_TRUE(same[i].is_same(written[i]));
     expect(written);
     written = tensors();
-    const GroupedHandle handle = grouped_allreduce_async_(written, options, session);
+    const GroupedHandle handle = grouped_allreduce_async_(written, options);
     synchronize(handle);
     EXPECT_TRUE(poll(handle));
     expect(written);
@@ -169,91 +167,88 @@ TEST(GroupedTest, IsEachOfThemInEveryForm) {
 }
 
 TEST(GroupedTest, NoneStartsBeforeAllAreThere) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const std::vector<torch::Tensor> two = {torch::ones({1}), torch::ones({2})};
     GroupedHandle handle;
-    if (rank == 0) handle = grouped_allreduce_async(two, By(ReduceOp::Sum, "g"), session);
-    barrier({}, session);
+    if (rank == 0) handle = grouped_allreduce_async(two, By(ReduceOp::Sum, "g"));
+    barrier();
     if (rank == 0) {
       EXPECT_FALSE(poll(handle));
     }
-    barrier({}, session);
-    if (rank == 1) handle = grouped_allreduce_async(two, By(ReduceOp::Sum, "g"), session);
+    barrier();
+    if (rank == 1) handle = grouped_allreduce_async(two, By(ReduceOp::Sum, "g"));
     EXPECT_EQ(synchronize(handle)[1].sum().item<float>(), 4);
   });
 }
 
 TEST(GroupedTest, WhatDiffersIsToldOnEveryRank) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     const auto options = By(ReduceOp::Sum, "g");
-    const auto shapes = ErrorOf(ErrorCode::mismatch, [&] {
-      grouped_allreduce({torch::ones({2}), torch::ones({rank == 1 ? 4 : 3})}, options, session);
+    const auto shapes = ErrorOf(ErrorCode::Mismatch, [&] {
+      grouped_allreduce({torch::ones({2}), torch::ones({rank == 1 ? 4 : 3})}, options);
     });
     EXPECT_THAT(shapes, AllOf(HasSubstr("\"g\""), HasSubstr("[3]"), HasSubstr("[4]"),
                               HasSubstr("ranks 0, 2"), HasSubstr("rank 1")));
-    const auto counts = ErrorOf(ErrorCode::mismatch, [&] {
-      grouped_allreduce(std::vector<torch::Tensor>(rank == 2 ? 3 : 2, torch::ones({2})), options,
-                        session);
+    const auto counts = ErrorOf(ErrorCode::Mismatch, [&] {
+      grouped_allreduce(std::vector<torch::Tensor>(rank == 2 ? 3 : 2, torch::ones({2})), options);
     });
     EXPECT_THAT(counts, AllOf(HasSubstr("2 tensors"), HasSubstr("3 tensors"), HasSubstr("rank 2")));
-    const auto alone = ErrorOf(ErrorCode::mismatch, [&] {
+    const auto alone = ErrorOf(ErrorCode::Mismatch, [&] {
       if (rank == 0) {
-        allreduce(torch::ones({2}), options, session);
+        allreduce(torch::ones({2}), options);
       } else {
-        grouped_allreduce({torch::ones({2})}, options, session);
+        grouped_allreduce({torch::ones({2})}, options);
       }
     });
     EXPECT_THAT(alone, HasSubstr("rank 0"));
-    const auto invalid = ErrorOf(ErrorCode::invalid_argument, [&] {
-      grouped_allreduce({torch::ones({2}), rank == 1 ? torch::Tensor() : torch::ones({2})}, options,
-                        session);
+    const auto invalid = ErrorOf(ErrorCode::InvalidArgument, [&] {
+      grouped_allreduce({torch::ones({2}), rank == 1 ? torch::Tensor() : torch::ones({2})},
+                        options);
     });
     EXPECT_THAT(invalid,
                 AllOf(HasSubstr("tensor 1 of 2: the tensor is undefined"), HasSubstr("rank 1")));
-    const auto empty =
-        ErrorOf(ErrorCode::invalid_argument, [&] { grouped_allreduce({}, options, session); });
+    const auto empty = ErrorOf(ErrorCode::InvalidArgument, [&] { grouped_allreduce({}, options); });
     EXPECT_THAT(empty, HasSubstr("is empty"));
-    EXPECT_EQ(grouped_allreduce({torch::ones({2})}, options, session)[0].sum().item<float>(), 6);
+    EXPECT_EQ(grouped_allreduce({torch::ones({2})}, options)[0].sum().item<float>(), 6);
   });
 }
 
 TEST(GroupedTest, ReduceAndReducescatter) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const std::vector<torch::Tensor> mine = {torch::full({2}, rank + 1.0),
                                              torch::full({3, 2}, rank + 1.0)};
     const auto sum = ReduceOptions().op(ReduceOp::Sum);
-    const auto reduced = grouped_reduce(mine, 1, sum, session);
+    const auto reduced = grouped_reduce(mine, 1, sum);
     EXPECT_EQ(reduced[1].sum().item<double>(), rank == 1 ? 18 : 6);
-    EXPECT_EQ(synchronize(grouped_reduce_async(mine, 0, sum, session))[0].sum().item<double>(),
+    EXPECT_EQ(synchronize(grouped_reduce_async(mine, 0, sum))[0].sum().item<double>(),
               rank == 0 ? 6 : 4);
-    const auto rows =
-        grouped_reducescatter(mine, ReducescatterOptions().op(ReduceOp::Sum), session);
+    const auto rows = grouped_reducescatter(mine, ReducescatterOptions().op(ReduceOp::Sum));
     EXPECT_EQ(rows[0].size(0), 1);
     EXPECT_EQ(rows[1].size(0), rank == 0 ? 2 : 1);
     EXPECT_EQ(rows[1].sum().item<double>(), rank == 0 ? 12 : 6);
-    const auto again = synchronize(grouped_reducescatter_async(mine, {}, session));
+    const auto again = synchronize(grouped_reducescatter_async(mine));
     EXPECT_EQ(again[0].item<double>(), 1.5);
     auto written = std::vector<torch::Tensor>{mine[0].clone(), mine[1].clone()};
-    grouped_reduce_(written, 0, sum, session);
+    grouped_reduce_(written, 0, sum);
     EXPECT_EQ(written[0].sum().item<double>(), rank == 0 ? 6 : 4);
-    synchronize(grouped_reduce_async_(written, 0, sum, session));
+    synchronize(grouped_reduce_async_(written, 0, sum));
     EXPECT_EQ(written[0].sum().item<double>(), rank == 0 ? 10 : 4);
   });
 }
 
 // No message could carry the list, so the ranks learn what is wrong without it.
 TEST(GroupedTest, AListThatIsTooLongIsRefusedOnEveryRank) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const std::vector<torch::Tensor> many((1 << 16) + 1, torch::ones({1}));
     const std::vector<torch::Tensor> one(1, torch::ones({1}));
     try {
-      grouped_allreduce(rank == 0 ? many : one, By(ReduceOp::Sum, "many"), session);
+      grouped_allreduce(rank == 0 ? many : one, By(ReduceOp::Sum, "many"));
       ADD_FAILURE() << "it was accepted";
     } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
       EXPECT_THAT(error.what(), HasSubstr("the list has 65537 tensors; at most 65536 are allowed"));
     }
-    EXPECT_EQ(grouped_allreduce(one, By(ReduceOp::Sum, "many"), session)[0].item<double>(), 2);
+    EXPECT_EQ(grouped_allreduce(one, By(ReduceOp::Sum, "many"))[0].item<double>(), 2);
   });
 }
 

@@ -33,8 +33,8 @@ AllreduceOptions Sum(const std::string& name = "") {
 
 TEST(InitTest, BeforeItEveryCallSaysSo) {
   EXPECT_FALSE(is_initialized());
-  EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [] { rank(); }), HasSubstr("init()"));
-  ErrorOf(ErrorCode::not_initialized, [] { allreduce(torch::ones({1})); });
+  EXPECT_THAT(ErrorOf(ErrorCode::NotInitialized, [] { rank(); }), HasSubstr("init()"));
+  ErrorOf(ErrorCode::NotInitialized, [] { allreduce(torch::ones({1})); });
   shutdown();
 }
 
@@ -53,8 +53,8 @@ TEST(InitTest, KnowsTheRanksOfMpi) {
 }
 
 TEST(InitTest, AfterShutdownEveryCallSaysSo) {
-  EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [] { size(); }), HasSubstr("shutdown()"));
-  ErrorOf(ErrorCode::not_initialized, [] { allreduce(torch::ones({1})); });
+  EXPECT_THAT(ErrorOf(ErrorCode::NotInitialized, [] { size(); }), HasSubstr("shutdown()"));
+  ErrorOf(ErrorCode::NotInitialized, [] { allreduce(torch::ones({1})); });
 }
 
 TEST(InitTest, MayBeCalledAgainAfterShutdownAndOldObjectsAreRefused) {
@@ -69,9 +69,9 @@ TEST(InitTest, MayBeCalledAgainAfterShutdownAndOldObjectsAreRefused) {
   for (int i = 0; i < 2; ++i) {
     init();
     EXPECT_EQ(allreduce(torch::ones({1}), Sum("old")).item<float>(), static_cast<float>(size()));
-    EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [&] { synchronize(handle); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::NotInitialized, [&] { synchronize(handle); }),
                 HasSubstr("\"old\""));
-    ErrorOf(ErrorCode::not_initialized, [&] { optimizer.step(); });
+    ErrorOf(ErrorCode::NotInitialized, [&] { optimizer.step(); });
     shutdown();
   }
 }
@@ -81,7 +81,7 @@ TEST(InitTest, ASecondCallDoesNothingButNewOptionsAreRefused) {
   init();
   init(InitOptions().set("stall_limit", "9min"));
   EXPECT_THAT(
-      ErrorOf(ErrorCode::invalid_argument, [] { init(InitOptions().set("stall_limit", "8min")); }),
+      ErrorOf(ErrorCode::InvalidArgument, [] { init(InitOptions().set("stall_limit", "8min")); }),
       HasSubstr("shutdown()"));
   EXPECT_EQ(allreduce(torch::ones({1}), Sum()).item<float>(), static_cast<float>(size()));
   shutdown();
@@ -111,12 +111,12 @@ TEST(InitTest, ABadOptionOfOneRankIsThrownOnAll) {
   const int bad = WorldSize() - 1;
   InitOptions options;
   if (WorldRank() == bad) options.set("tree_arity", "many");
-  const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { init(options); });
+  const auto text = ErrorOf(ErrorCode::InvalidArgument, [&] { init(options); });
   EXPECT_THAT(text, HasSubstr("tree_arity"));
   EXPECT_THAT(text, HasSubstr("many"));
   EXPECT_FALSE(is_initialized());
   EXPECT_THAT(
-      ErrorOf(ErrorCode::invalid_argument, [] { init(InitOptions().set("no_such_option", 1)); }),
+      ErrorOf(ErrorCode::InvalidArgument, [] { init(InitOptions().set("no_such_option", 1)); }),
       HasSubstr("no_such_option"));
   init();
   EXPECT_EQ(allreduce(torch::ones({1}), Sum()).item<float>(), static_cast<float>(size()));
@@ -126,7 +126,7 @@ TEST(InitTest, ABadOptionOfOneRankIsThrownOnAll) {
 TEST(InitTest, OptionsThatMustAgreeAreComparedBetweenTheRanks) {
   if (WorldSize() == 1) GTEST_SKIP() << "needs two ranks";
   const auto text = ErrorOf(
-      ErrorCode::mismatch, [] { init(InitOptions().set("tree_arity", WorldRank() == 0 ? 2 : 3)); });
+      ErrorCode::Mismatch, [] { init(InitOptions().set("tree_arity", WorldRank() == 0 ? 2 : 3)); });
   EXPECT_THAT(text, HasSubstr("tree_arity"));
   EXPECT_FALSE(is_initialized());
 }

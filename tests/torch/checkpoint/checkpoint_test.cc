@@ -19,6 +19,7 @@
 #include "frameworks/torch/checkpoint/checkpoint_file.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/sampler.h"
+#include "sirtaki/session.h"
 #include "tests/torch/checkpoint/scratch_folder.h"
 #include "tests/torch/torch_ranks.h"
 #include "tests/torch/training.h"
@@ -34,14 +35,13 @@ constexpr std::int64_t kSamples = 26;
 
 // A whole training run. Its dropout draws from a generator of its own: threads share LibTorch's.
 struct TrainingRun {
-  TrainingRun(std::uint64_t seed, const Session& session)
+  TrainingRun(std::uint64_t seed)
       : optimizer(DistributedOptimizer(
             torch::optim::Adam(net.parameters(), torch::optim::AdamOptions(0.05)),
-            net.named_parameters(), {}, session)),
+            net.named_parameters())),
         scheduler(optimizer, 3, 0.5),
-        sampler(kSamples, DistributedSamplerOptions().seed(seed), session),
-        dropout(at::detail::createCPUGenerator(seed * 10 +
-                                               static_cast<std::uint64_t>(rank(session)))) {}
+        sampler(kSamples, DistributedSamplerOptions().seed(seed)),
+        dropout(at::detail::createCPUGenerator(seed * 10 + static_cast<std::uint64_t>(rank()))) {}
 
   Checkpoint checkpoint() {
     return Checkpoint()
@@ -114,24 +114,24 @@ bool SameBits(const std::vector<torch::Tensor>& a, const std::vector<torch::Tens
 TEST(CheckpointTest, AResumedRunEqualsOneThatWasNotStopped) {
   for (const int size : {1, 2, 3}) {
     const ScratchFolder folder;
-    RunTorchRanks(size, [&](int rank, const Session& session) {
-      TrainingRun whole(7, session);
+    RunTorchRanks(size, [&](int rank) {
+      TrainingRun whole(7);
       whole.TrainUntil(40);
       {
-        TrainingRun first(7, session);
+        TrainingRun first(7);
         first.TrainUntil(17);  // in the middle of an epoch
         EXPECT_GT(first.sampler.position(), 0u);
-        save_checkpoint(folder.File("run.pt"), first.checkpoint(), session);
+        save_checkpoint(folder.File("run.pt"), first.checkpoint());
         first.TrainUntil(20);  // lost with the crash
       }
-      TrainingRun resumed(99, session);
+      TrainingRun resumed(99);
       {
         const torch::NoGradGuard no_grad;
         for (auto& parameter : resumed.net.parameters()) parameter.fill_(rank + 0.5);
       }
       // Only rank 0 has the file.
       const std::string path = rank == 0 ? folder.File("run.pt") : folder.File("nowhere/run.pt");
-      ASSERT_TRUE(load_checkpoint(path, resumed.checkpoint(), session));
+      ASSERT_TRUE(load_checkpoint(path, resumed.checkpoint()));
       EXPECT_EQ(resumed.steps, 17);
       resumed.TrainUntil(40);
       EXPECT_TRUE(SameBits(resumed.State(), whole.State())) << "rank " << rank << " of " << size;
@@ -141,12 +141,12 @@ TEST(CheckpointTest, AResumedRunEqualsOneThatWasNotStopped) {
 
 TEST(CheckpointTest, WithoutAFileNothingIsChanged) {
   const ScratchFolder folder;
-  RunTorchRanks(2, [&](int, const Session& session) {
-    TrainingRun run(1, session);
+  RunTorchRanks(2, [&](int) {
+    TrainingRun run(1);
     run.TrainUntil(3);
     const auto before = run.State();
-    EXPECT_FALSE(load_checkpoint(folder.File("none.pt"), run.checkpoint(), session));
-    EXPECT_FALSE(load_checkpoint(folder.File("none/none.pt"), run.checkpoint(), session));
+    EXPECT_FALSE(load_checkpoint(folder.File("none.pt"), run.checkpoint()));
+    EXPECT_FALSE(load_checkpoint(folder.File("none/none.pt"), run.checkpoint()));
     EXPECT_TRUE(SameBits(run.State(), before));
   });
 }
@@ -154,17 +154,17 @@ TEST(CheckpointTest, WithoutAFileNothingIsChanged) {
 TEST(CheckpointTest, AnotherNumberOfRanksSeedsAnewAndAlwaysInTheSameWay) {
   const ScratchFolder folder;
   std::vector<torch::Tensor> saved;
-  RunTorchRanks(2, [&](int rank, const Session& session) {
-    TrainingRun run(7, session);
+  RunTorchRanks(2, [&](int rank) {
+    TrainingRun run(7);
     run.TrainUntil(5);
-    save_checkpoint(folder.File("run.pt"), run.checkpoint(), session);
+    save_checkpoint(folder.File("run.pt"), run.checkpoint());
     if (rank == 0) saved = run.net.parameters();
   });
   std::vector<at::Tensor> states(3);
   for (int i = 0; i < 2; ++i) {
-    RunTorchRanks(3, [&](int rank, const Session& session) {
-      TrainingRun run(static_cast<std::uint64_t>(20 + i), session);
-      EXPECT_TRUE(load_checkpoint(folder.File("run.pt"), run.checkpoint(), session));
+    RunTorchRanks(3, [&](int rank) {
+      TrainingRun run(static_cast<std::uint64_t>(20 + i));
+      EXPECT_TRUE(load_checkpoint(folder.File("run.pt"), run.checkpoint()));
       EXPECT_EQ(Distance(run.net.parameters(), saved), 0);
       EXPECT_EQ(run.steps, 5);
       // 5 steps of 4 samples on 2 ranks are more than the epoch of 26 has: the second epoch has
@@ -186,7 +186,7 @@ TEST(CheckpointTest, AnotherNumberOfRanksSeedsAnewAndAlwaysInTheSameWay) {
 TEST(CheckpointTest, ValuesOfAllKinds) {
   const ScratchFolder folder;
   const std::string path = folder.File("values.pt");
-  RunTorchRanks(2, [&](int rank, const Session& session) {
+  RunTorchRanks(2, [&](int rank) {
     std::int64_t count = rank == 0 ? std::numeric_limits<std::int64_t>::min() : 1;
     double best = rank == 0 ? -std::numeric_limits<double>::infinity() : 1;
     double tenth = rank == 0 ? 0.1 : 0;
@@ -198,13 +198,13 @@ TEST(CheckpointTest, ValuesOfAllKinds) {
                                 .value("tenth", tenth)
                                 .value("text", text)
                                 .value("mean", mean);
-    save_checkpoint(path, checkpoint, session);
+    save_checkpoint(path, checkpoint);
     count = 0;
     best = 0;
     tenth = 0;
     text = "x";
     mean = at::Tensor();
-    EXPECT_TRUE(load_checkpoint(path, checkpoint, session));
+    EXPECT_TRUE(load_checkpoint(path, checkpoint));
     EXPECT_EQ(count, std::numeric_limits<std::int64_t>::min());
     EXPECT_EQ(best, -std::numeric_limits<double>::infinity());
     EXPECT_EQ(tenth, 0.1);
@@ -229,11 +229,11 @@ TEST(CheckpointTest, BuffersTiedAndTransposedParameters) {
     torch::Tensor flipped;
   };
   const ScratchFolder folder;
-  RunTorchRanks(2, [&](int rank, const Session& session) {
+  RunTorchRanks(2, [&](int rank) {
     Net saved(rank == 0 ? 4 : 5);
-    save_checkpoint(folder.File("net.pt"), Checkpoint().model(saved, "net"), session);
+    save_checkpoint(folder.File("net.pt"), Checkpoint().model(saved, "net"));
     Net net(9);
-    EXPECT_TRUE(load_checkpoint(folder.File("net.pt"), Checkpoint().model(net, "net"), session));
+    EXPECT_TRUE(load_checkpoint(folder.File("net.pt"), Checkpoint().model(net, "net")));
     EXPECT_TRUE(torch::equal(net.norm->running_mean, torch::full({3}, 4.0f)));
     EXPECT_TRUE(torch::equal(net.flipped, torch::full({3, 2}, 4.0f)));
     EXPECT_TRUE(torch::equal(net.plain->weight, torch::full({2, 2}, 4.0f)));
@@ -243,7 +243,7 @@ TEST(CheckpointTest, BuffersTiedAndTransposedParameters) {
 
 TEST(CheckpointTest, SeveralModelsAndOptimizers) {
   const ScratchFolder folder;
-  RunTorchRanks(2, [&](int, const Session& session) {
+  RunTorchRanks(2, [&](int) {
     const auto filled = [](double value) {
       auto net = std::make_shared<SmallNet>();
       const torch::NoGradGuard no_grad;
@@ -259,12 +259,11 @@ TEST(CheckpointTest, SeveralModelsAndOptimizers) {
     auto sgd_b = make(*b, 0.2);
     save_checkpoint(
         folder.File("gan.pt"),
-        Checkpoint().model(*a, "a").model(*b, "b").optimizer(sgd_a, "a").optimizer(sgd_b, "b"),
-        session);
+        Checkpoint().model(*a, "a").model(*b, "b").optimizer(sgd_a, "a").optimizer(sgd_b, "b"));
     const auto c = filled(0);
     auto sgd_c = make(*c, 0);
-    EXPECT_TRUE(load_checkpoint(folder.File("gan.pt"),
-                                Checkpoint().model(*c, "b").optimizer(sgd_c, "b"), session));
+    EXPECT_TRUE(
+        load_checkpoint(folder.File("gan.pt"), Checkpoint().model(*c, "b").optimizer(sgd_c, "b")));
     EXPECT_EQ(Distance(c->parameters(), b->parameters()), 0);
     EXPECT_EQ(sgd_c.param_groups()[0].options().get_lr(), 0.2);
   });
@@ -273,7 +272,7 @@ TEST(CheckpointTest, SeveralModelsAndOptimizers) {
 template <class MakeOptimizer>
 void ExpectOptimizerGoesOn(const MakeOptimizer& make_optimizer) {
   const ScratchFolder folder;
-  RunTorchRanks(2, [&](int rank, const Session& session) {
+  RunTorchRanks(2, [&](int rank) {
     const auto train = [](SmallNet& net, auto& optimizer, int from, int to) {
       for (int step = from; step < to; ++step) {
         const auto closure = [&] {
@@ -288,14 +287,13 @@ void ExpectOptimizerGoesOn(const MakeOptimizer& make_optimizer) {
     SmallNet whole;
     auto optimizer = make_optimizer(whole.parameters());
     train(whole, optimizer, 0, 3);
-    save_checkpoint(folder.File("run.pt"), Checkpoint().model(whole).optimizer(optimizer), session);
+    save_checkpoint(folder.File("run.pt"), Checkpoint().model(whole).optimizer(optimizer));
     train(whole, optimizer, 3, 6);
 
     SmallNet net;
     auto resumed = make_optimizer(net.parameters());
     if (rank == 1) train(net, resumed, 8, 9);  // state that must go
-    EXPECT_TRUE(load_checkpoint(folder.File("run.pt"), Checkpoint().model(net).optimizer(resumed),
-                                session));
+    EXPECT_TRUE(load_checkpoint(folder.File("run.pt"), Checkpoint().model(net).optimizer(resumed)));
     train(net, resumed, 3, 6);
     EXPECT_EQ(Distance(net.parameters(), whole.parameters()), 0) << rank;
   });
@@ -315,7 +313,7 @@ TEST(CheckpointTest, AllOptimizersOfLibTorch) {
 
 TEST(CheckpointTest, APlateauSchedulerGoesOn) {
   const ScratchFolder folder;
-  RunTorchRanks(2, [&](int, const Session& session) {
+  RunTorchRanks(2, [&](int) {
     using torch::optim::ReduceLROnPlateauScheduler;
     const auto make_sgd = [] {
       return torch::optim::SGD({torch::zeros({1}, torch::requires_grad())},
@@ -334,10 +332,10 @@ TEST(CheckpointTest, APlateauSchedulerGoesOn) {
       auto resumed = make_scheduler(sgd);
       for (std::size_t i = 0; i < metrics.size(); ++i) {
         if (i == stop) {
-          save_checkpoint(folder.File("run.pt"), Checkpoint().optimizer(whole_sgd).scheduler(whole),
-                          session);
+          save_checkpoint(folder.File("run.pt"),
+                          Checkpoint().optimizer(whole_sgd).scheduler(whole));
           EXPECT_TRUE(load_checkpoint(folder.File("run.pt"),
-                                      Checkpoint().optimizer(sgd).scheduler(resumed), session));
+                                      Checkpoint().optimizer(sgd).scheduler(resumed)));
         }
         whole.step(metrics[i]);
         if (i >= stop) {
@@ -356,9 +354,9 @@ TEST(CheckpointTest, APlateauSchedulerGoesOn) {
 TEST(CheckpointTest, TheFileIsAnArchiveOfTorchScript) {
   const ScratchFolder folder;
   const std::string path = folder.File("run.pt");
-  RunTorchRanks(2, [&](int, const Session& session) {
-    TrainingRun run(7, session);
-    save_checkpoint(path, run.checkpoint(), session);
+  RunTorchRanks(2, [&](int) {
+    TrainingRun run(7);
+    save_checkpoint(path, run.checkpoint());
   });
   const auto script = torch::jit::load(path);
   EXPECT_EQ(script.attr("format").toInt(), 1);
@@ -376,12 +374,12 @@ TEST(CheckpointTest, AFileThatCannotBeWrittenIsNamedOnAllRanks) {
   fs::create_directory(folder.File("folder"));
   fs::create_directory(folder.File("busy.pt.tmp"));
   std::ofstream(folder.File("busy.pt.tmp/x")) << "x";
-  RunTorchRanks(2, [&](int, const Session& session) {
+  RunTorchRanks(2, [&](int) {
     std::int64_t epoch = 0;
     const auto save_to = [&](const std::string& name) {
       const std::string path = folder.File(name);
-      const auto text = ErrorOf(ErrorCode::invalid_argument,
-                                [&] { save_checkpoint(path, Checkpoint().epoch(epoch), session); });
+      const auto text = ErrorOf(ErrorCode::InvalidArgument,
+                                [&] { save_checkpoint(path, Checkpoint().epoch(epoch)); });
       EXPECT_THAT(text, AllOf(HasSubstr(path), HasSubstr("(on rank 0)")));
       return text;
     };
@@ -418,21 +416,19 @@ TEST(CheckpointTest, AFullDiskLeavesTheOldFile) {
   const std::string path = folder.File("run.pt");
   at::Tensor tensor = torch::ones({100});
   const auto checkpoint = Checkpoint().value("tensor", tensor);
-  RunTorchRanks(2,
-                [&](int, const Session& session) { save_checkpoint(path, checkpoint, session); });
+  RunTorchRanks(2, [&](int) { save_checkpoint(path, checkpoint); });
   tensor = torch::zeros({1 << 20});
   {
     const FileSizeLimit limit(2 << 20);
-    RunTorchRanks(2, [&](int, const Session& session) {
-      EXPECT_THAT(
-          ErrorOf(ErrorCode::invalid_argument, [&] { save_checkpoint(path, checkpoint, session); }),
-          AllOf(HasSubstr(path), HasSubstr("cannot be written: File too large")));
+    RunTorchRanks(2, [&](int) {
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { save_checkpoint(path, checkpoint); }),
+                  AllOf(HasSubstr(path), HasSubstr("cannot be written: File too large")));
     });
   }
   EXPECT_FALSE(fs::exists(path + ".tmp"));
-  RunTorchRanks(1, [&](int, const Session& session) {
+  RunTorchRanks(1, [&](int) {
     at::Tensor loaded;
-    EXPECT_TRUE(load_checkpoint(path, Checkpoint().value("tensor", loaded), session));
+    EXPECT_TRUE(load_checkpoint(path, Checkpoint().value("tensor", loaded)));
     EXPECT_TRUE(torch::equal(loaded, torch::ones({100})));
   });
 }
@@ -440,11 +436,11 @@ TEST(CheckpointTest, AFullDiskLeavesTheOldFile) {
 TEST(CheckpointTest, WhatACrashHasLeftBehindIsOverwritten) {
   const ScratchFolder folder;
   std::ofstream(folder.File("run.pt.tmp")) << "half a checkpoint";
-  RunTorchRanks(2, [&](int, const Session& session) {
+  RunTorchRanks(2, [&](int) {
     std::int64_t epoch = 5;
-    save_checkpoint(folder.File("run.pt"), Checkpoint().epoch(epoch), session);
+    save_checkpoint(folder.File("run.pt"), Checkpoint().epoch(epoch));
     epoch = 0;
-    EXPECT_TRUE(load_checkpoint(folder.File("run.pt"), Checkpoint().epoch(epoch), session));
+    EXPECT_TRUE(load_checkpoint(folder.File("run.pt"), Checkpoint().epoch(epoch)));
     EXPECT_EQ(epoch, 5);
   });
   EXPECT_FALSE(fs::exists(folder.File("run.pt.tmp")));
@@ -466,38 +462,36 @@ struct Stubborn {
 
 TEST(CheckpointTest, APartThatCannotBeSavedIsNamed) {
   const ScratchFolder folder;
-  RunTorchRanks(2, [&](int rank, const Session& session) {
+  RunTorchRanks(2, [&](int rank) {
     Stubborn object;
     object.saves = rank != 0;
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
-                        [&] {
-                          save_checkpoint(folder.File("run.pt"),
-                                          Checkpoint().object("scaler", object), session);
-                        }),
-                HasSubstr("object \"scaler\": will not be saved"));
+    EXPECT_THAT(
+        ErrorOf(
+            ErrorCode::InvalidArgument,
+            [&] { save_checkpoint(folder.File("run.pt"), Checkpoint().object("scaler", object)); }),
+        HasSubstr("object \"scaler\": will not be saved"));
     at::Tensor undefined;
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
-                        [&] {
-                          save_checkpoint(folder.File("run.pt"),
-                                          Checkpoint().value("mean", undefined), session);
-                        }),
-                HasSubstr("the tensor \"mean\" is undefined"));
+    EXPECT_THAT(
+        ErrorOf(
+            ErrorCode::InvalidArgument,
+            [&] { save_checkpoint(folder.File("run.pt"), Checkpoint().value("mean", undefined)); }),
+        HasSubstr("the tensor \"mean\" is undefined"));
   });
   EXPECT_FALSE(fs::exists(folder.File("run.pt")));
 }
 
 TEST(CheckpointTest, PartsThatDifferBetweenRanksAreRefused) {
   const ScratchFolder folder;
-  RunTorchRanks(2, [&](int rank, const Session& session) {
+  RunTorchRanks(2, [&](int rank) {
     std::int64_t epoch = 0;
     double lr = 0;
     const auto checkpoint =
         rank == 0 ? Checkpoint().epoch(epoch) : Checkpoint().epoch(epoch).value("lr", lr);
     for (const bool save : {true, false}) {
-      EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
+      EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
                           [&] {
-                            if (save) return save_checkpoint(folder.File("x"), checkpoint, session);
-                            (void)load_checkpoint(folder.File("x"), checkpoint, session);
+                            if (save) return save_checkpoint(folder.File("x"), checkpoint);
+                            (void)load_checkpoint(folder.File("x"), checkpoint);
                           }),
                   AllOf(HasSubstr("nothing more on rank 0"), HasSubstr("number \"lr\" on rank 1")));
     }
@@ -506,13 +500,12 @@ TEST(CheckpointTest, PartsThatDifferBetweenRanksAreRefused) {
 }
 
 TEST(CheckpointTest, NamesThatStandTwiceAreRefused) {
-  RunTorchRanks(1, [&](int, const Session& session) {
+  RunTorchRanks(1, [&](int) {
     std::int64_t a = 0;
     double b = 0;
     SmallNet net;
     const auto text_of = [&](const Checkpoint& checkpoint) {
-      return ErrorOf(ErrorCode::invalid_argument,
-                     [&] { save_checkpoint("x", checkpoint, session); });
+      return ErrorOf(ErrorCode::InvalidArgument, [&] { save_checkpoint("x", checkpoint); });
     };
     EXPECT_THAT(text_of(Checkpoint().value("a", a).value("a", b)),
                 HasSubstr("two values are called \"a\""));
@@ -530,24 +523,24 @@ TEST(CheckpointTest, NamesThatStandTwiceAreRefused) {
 void ExpectRefused(const std::string& path, const std::string& text,
                    const std::function<void(TrainingRun&)>& prepare = {},
                    const std::function<Checkpoint(TrainingRun&)>& checkpoint_of = {}) {
-  RunTorchRanks(2, [&](int, const Session& session) {
-    TrainingRun run(50, session);
+  RunTorchRanks(2, [&](int) {
+    TrainingRun run(50);
     run.TrainUntil(9);
     if (prepare) prepare(run);
     const auto before = run.State();
     const auto checkpoint = checkpoint_of ? checkpoint_of(run) : run.checkpoint();
-    const auto found = ErrorOf(ErrorCode::invalid_argument,
-                               [&] { (void)load_checkpoint(path, checkpoint, session); });
+    const auto found =
+        ErrorOf(ErrorCode::InvalidArgument, [&] { (void)load_checkpoint(path, checkpoint); });
     EXPECT_THAT(found, AllOf(HasSubstr(path), HasSubstr(text), HasSubstr("(on rank 0)")));
     EXPECT_TRUE(SameBits(run.State(), before)) << text;
   });
 }
 
 void SaveRun(const std::string& path) {
-  RunTorchRanks(2, [&](int, const Session& session) {
-    TrainingRun run(7, session);
+  RunTorchRanks(2, [&](int) {
+    TrainingRun run(7);
     run.TrainUntil(5);
-    save_checkpoint(path, run.checkpoint(), session);
+    save_checkpoint(path, run.checkpoint());
   });
 }
 
@@ -601,26 +594,23 @@ TEST(CheckpointTest, AnyFlippedByteIsFound) {
 TEST(CheckpointTest, AFaultWhileItIsWrittenLeavesTheOldFile) {
   const ScratchFolder folder;
   const std::string path = folder.File("run.pt");
-  RunTorchRanks(2, [&](int rank, const Session& session) {
+  RunTorchRanks(2, [&](int rank) {
     std::int64_t epoch = 1;
-    save_checkpoint(path, Checkpoint().epoch(epoch), session);
+    save_checkpoint(path, Checkpoint().epoch(epoch));
     const std::string before = Contents(path);
     // A call that only one rank makes, until its time-out is everybody's fault.
     struct Faulty {
       void save(torch::serialize::OutputArchive&) const {
-        EXPECT_THROW(
-            allreduce(torch::ones({1}),
-                      AllreduceOptions().name("alone").timeout(std::chrono::milliseconds(20)),
-                      session),
-            Error);
+        EXPECT_THROW(allreduce(torch::ones({1}), AllreduceOptions().name("alone").timeout(
+                                                     std::chrono::milliseconds(20))),
+                     Error);
       }
       void load(torch::serialize::InputArchive&) {}
-      const Session& session;
     };
-    Faulty faulty{session};
+    Faulty faulty;
     epoch = 2;
     const auto checkpoint = Checkpoint().epoch(epoch).object("faulty", faulty);
-    EXPECT_THAT(ErrorOf(ErrorCode::timed_out, [&] { save_checkpoint(path, checkpoint, session); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::TimedOut, [&] { save_checkpoint(path, checkpoint); }),
                 HasSubstr("alone"));
     if (rank != 0) return;
     EXPECT_EQ(Contents(path), before);
@@ -730,23 +720,21 @@ TEST(CheckpointTest, APartThatTheFileLacksIsNamed) {
 TEST(CheckpointTest, AnObjectThatRefusesTakesAllBack) {
   const ScratchFolder folder;
   const std::string path = folder.File("run.pt");
-  RunTorchRanks(3, [&](int rank, const Session& session) {
-    TrainingRun run(7, session);
+  RunTorchRanks(3, [&](int rank) {
+    TrainingRun run(7);
     Stubborn object;
     run.TrainUntil(5);
-    save_checkpoint(path, run.checkpoint().object("last", object), session);
+    save_checkpoint(path, run.checkpoint().object("last", object));
     run.TrainUntil(8);
     const auto before = run.State();
     // On the one that reads the file, and on another one.
     for (const int refuses : {0, 2}) {
       object.loads_well = rank != refuses;
-      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
-                          [&] {
-                            (void)load_checkpoint(path, run.checkpoint().object("last", object),
-                                                  session);
-                          }),
-                  AllOf(HasSubstr("object \"last\": will not be loaded"),
-                        HasSubstr("(on rank " + std::to_string(refuses) + ")")));
+      EXPECT_THAT(
+          ErrorOf(ErrorCode::InvalidArgument,
+                  [&] { (void)load_checkpoint(path, run.checkpoint().object("last", object)); }),
+          AllOf(HasSubstr("object \"last\": will not be loaded"),
+                HasSubstr("(on rank " + std::to_string(refuses) + ")")));
       EXPECT_TRUE(SameBits(run.State(), before)) << refuses;
     }
   });

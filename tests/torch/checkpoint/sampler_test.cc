@@ -1,4 +1,5 @@
 #include "sirtaki/sampler.h"
+#include "sirtaki/session.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -302,7 +303,7 @@ TEST(DistributedSamplerTest, AStateThatDoesNotFitIsRefusedAndChangesNothing) {
        "the saved sampler has uneven = Pad, this one Drop"},
   };
   for (Case& one : cases) {
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { Load(one.sampler, saved); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { Load(one.sampler, saved); }),
                 HasSubstr(one.text));
     EXPECT_EQ(one.sampler.position(), 0u);
   }
@@ -311,12 +312,12 @@ TEST(DistributedSamplerTest, AStateThatDoesNotFitIsRefusedAndChangesNothing) {
   empty.save_to(stream);
   torch::serialize::InputArchive in;
   in.load_from(stream);
-  EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { saved.load(in); }),
+  EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { saved.load(in); }),
               HasSubstr("no whole number \"samples\""));
 }
 
 TEST(DistributedSamplerTest, WrongArgumentsAreRefused) {
-  const auto refused = [](const auto& call) { return ErrorOf(ErrorCode::invalid_argument, call); };
+  const auto refused = [](const auto& call) { return ErrorOf(ErrorCode::InvalidArgument, call); };
   EXPECT_THAT(refused([] { Make(5, 2, 2); }), HasSubstr("rank 2 of 2 ranks"));
   EXPECT_THAT(refused([] { Make(5, -1, 2); }), HasSubstr("rank -1 of 2 ranks"));
   EXPECT_THAT(refused([] { DistributedSampler(5, DistributedSamplerOptions().rank(0)); }),
@@ -325,13 +326,12 @@ TEST(DistributedSamplerTest, WrongArgumentsAreRefused) {
   EXPECT_THAT(refused([&] { sampler.next(0); }), HasSubstr("batch_size is 0"));
   EXPECT_THAT(refused([&] { sampler.set_position(4); }),
               HasSubstr("position is 4; this rank has 3 samples"));
-  EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [] { DistributedSampler(5); }),
-              HasSubstr("init"));
+  EXPECT_THAT(ErrorOf(ErrorCode::NotInitialized, [] { DistributedSampler(5); }), HasSubstr("init"));
 }
 
 TEST(DistributedSamplerTest, TakesItsRankFromTheSession) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
-    DistributedSampler sampler(6, DistributedSamplerOptions().shuffle(false), session);
+  RunTorchRanks(3, [](int rank) {
+    DistributedSampler sampler(6, DistributedSamplerOptions().shuffle(false));
     EXPECT_THAT(Rest(sampler), ElementsAre(rank, rank + 3));
   });
 }

@@ -60,8 +60,7 @@ TEST_F(GpuArenaTest, GradientsArePlacesOfItFromTheSecondStepOn) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Fill(model, rank, rank.stream());
-    auto optimizer =
-        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
+    auto optimizer = model.Wrap(DistributedOptimizerOptions().average_at(Average::Step));
     std::vector<const void*> memory;
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
@@ -91,7 +90,7 @@ TEST_F(GpuArenaTest, AveragedAtTheEndOfBackwardGradientsArePlacesOfItFromTheThir
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Fill(model, rank, rank.stream());
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     std::vector<const void*> memory;
     for (int step = 0; step < 5; ++step) {
       optimizer.zero_grad();
@@ -115,8 +114,7 @@ TEST_F(GpuArenaTest, WhatIsKeptThereIsNotCopied) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Fill(model, rank, rank.stream());
-    auto optimizer =
-        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
+    auto optimizer = model.Wrap(DistributedOptimizerOptions().average_at(Average::Step));
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad(/*set_to_none=*/false);
       Once(rank, [&] { gpus_.Forget(); });
@@ -133,7 +131,7 @@ TEST_F(GpuArenaTest, AGradientThatSomebodyHoldsIsWrittenWhereItIs) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Fill(model, rank, rank.stream());
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
       at::Tensor mine = at::zeros({3}, Cuda(rank.device()));
@@ -154,7 +152,7 @@ TEST_F(GpuArenaTest, WhatIsKeptOfAStepStaysAsItWasThen) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Fill(model, rank, gpus_.MakeStream());
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     std::vector<at::Tensor> kept;
     for (int step = 0; step < 5; ++step) {
       optimizer.zero_grad();
@@ -176,7 +174,7 @@ TEST_F(GpuArenaTest, TheNextStepWaitsForTheStreamThatReadsIt) {
     GivenGradients model;
     const StreamHandle backward = gpus_.MakeStream();  // behind nothing of the other
     Fill(model, rank, backward);
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     for (int step = 0; step < 2; ++step) {
       optimizer.zero_grad();
       Backward(model, rank, step);
@@ -201,12 +199,12 @@ TEST_F(GpuArenaTest, WhereOneRankHasNoMemoryBucketsArePacked) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Fill(model, rank, rank.stream());
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     Floats one = {1};
     Floats two = {2};
     // The staging memory.
     const std::vector<at::Tensor> tensors = {rank.Tensor(one), rank.Tensor(two)};
-    grouped_allreduce(tensors, AllreduceOptions().name("first"), rank.session());
+    grouped_allreduce(tensors, AllreduceOptions().name("first"));
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
       Backward(model, rank, step);
@@ -223,7 +221,7 @@ TEST_F(GpuArenaTest, OtherCallsWithAGradientTakeACopy) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Fill(model, rank, rank.stream());
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       Backward(model, rank, step);
@@ -232,13 +230,12 @@ TEST_F(GpuArenaTest, OtherCallsWithAGradientTakeACopy) {
     const at::Tensor gradient = model["a"].grad();
     Floats own = Of(3, 5);
     const at::Tensor given = rank.number() == 0 ? gradient : rank.Tensor(own);
-    allreduce_(given, AllreduceOptions().name("sum").op(ReduceOp::Sum), rank.session());
+    allreduce_(given, AllreduceOptions().name("sum").op(ReduceOp::Sum));
     EXPECT_EQ(rank.Read(given), Of(3, 8));
-    broadcast_(given, /*root_rank=*/0, BroadcastOptions().name("broadcast"), rank.session());
-    EXPECT_EQ(rank.Read(allgather(given, AllgatherOptions().name("all"), rank.session())),
-              Of(6, 8));
+    broadcast_(given, /*root_rank=*/0, BroadcastOptions().name("broadcast"));
+    EXPECT_EQ(rank.Read(allgather(given, AllgatherOptions().name("all"))), Of(6, 8));
     // By itself, when another optimizer has it as well.
-    auto other = model.Wrap({}, rank.session());
+    auto other = model.Wrap({});
     optimizer.zero_grad(/*set_to_none=*/rank.number() == 0);
     Backward(model, rank, 3);
     optimizer.step();
@@ -251,7 +248,7 @@ TEST_F(GpuArenaTest, GoesWithItsLastTensorAfterTheSession) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Fill(model, rank, rank.stream());
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       Backward(model, rank, step);
@@ -271,7 +268,7 @@ TEST_F(GpuArenaTest, OfAnOptimizerThatIsGoneIsGivenUpByTheNextOnes) {
     GivenGradients model;
     Fill(model, rank, rank.stream());
     for (int round = 0; round < 3; ++round) {
-      auto optimizer = model.Wrap({}, rank.session());
+      auto optimizer = model.Wrap({});
       for (int step = 0; step < 3; ++step) {
         optimizer.zero_grad();
         Backward(model, rank, step);
@@ -292,7 +289,7 @@ TEST_F(GpuArenaTest, IsTheLanesWhileTheDeviceIsBehind) {
   RunRanks(2, [&](GpuRank& rank) {
     auto model = std::make_unique<GivenGradients>();
     Fill(*model, rank, rank.stream());
-    auto optimizer = std::make_optional(model->Wrap({}, rank.session()));
+    auto optimizer = std::make_optional(model->Wrap({}));
     for (int step = 0; step < 3; ++step) {
       optimizer->zero_grad();
       Backward(*model, rank, step);
@@ -316,8 +313,7 @@ TEST_F(GpuArenaTest, WhatTravelsAsAnotherTypeHasNone) {
     Fill(model, rank, rank.stream());
     auto optimizer = model.Wrap(DistributedOptimizerOptions()
                                     .compression(Compression::BF16)
-                                    .compression_scope(CompressionScope::Everywhere),
-                                rank.session());
+                                    .compression_scope(CompressionScope::Everywhere));
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       Backward(model, rank, step);

@@ -34,8 +34,7 @@ TEST_F(GpuCaptureTest, ABackwardIsRefusedOnAllRanks) {
     const StreamHandle backward = gpus_.MakeStream();
     model.Add("a", {2}, Cuda(rank.device()), backward);
     model.Add("b", {2}, Cuda(rank.device()), backward);
-    auto optimizer =
-        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
+    auto optimizer = model.Wrap(DistributedOptimizerOptions().average_at(Average::Step));
     model.Backward({{"a", 1}, {"b", 1}});
     optimizer.step();
     optimizer.zero_grad();
@@ -43,7 +42,7 @@ TEST_F(GpuCaptureTest, ABackwardIsRefusedOnAllRanks) {
     for (int i = 0; i < 2; ++i) {
       // In a bucket; and what is taken out of that is refused by itself.
       model.Backward({{"a", 1}, {"b", 1}});
-      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); }),
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
                   HasSubstr("CUDA graph"));
       optimizer.zero_grad();
     }
@@ -56,11 +55,11 @@ TEST_F(GpuCaptureTest, ABackwardThatAveragesIsRefusedOnAllRanks) {
     const StreamHandle backward = gpus_.MakeStream();
     model.Add("a", {2}, Cuda(rank.device()), backward);
     model.Add("b", {2}, Cuda(rank.device()), backward);
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     for (int step = 0; step < 4; ++step) {  // without a bucket, then in one
       optimizer.zero_grad();
       if (rank.number() == 0) gpus_.SetCapturing(backward);
-      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                           [&] {
                             model.Backward({{"a", 1}, {"b", 1}});
                           }),
@@ -82,8 +81,7 @@ TEST_F(GpuCaptureTest, WhatWasCapturedIsRefusedAfterTheCaptureToo) {
     const StreamHandle backward = gpus_.MakeStream();
     model.Add("a", {2}, Cuda(rank.device()), backward);
     model.Add("b", {3}, Cuda(rank.device()), backward);
-    auto optimizer =
-        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
+    auto optimizer = model.Wrap(DistributedOptimizerOptions().average_at(Average::Step));
     model.Backward({{"a", 1}, {"b", 1}});
     optimizer.step();
     optimizer.zero_grad();
@@ -95,7 +93,7 @@ TEST_F(GpuCaptureTest, WhatWasCapturedIsRefusedAfterTheCaptureToo) {
       model.Backward({{"a", 1}, {"b", 4}});
       rank.Follow(backward);
     }
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
                 AllOf(HasSubstr("gradient/a"), HasSubstr("CUDA graph")));
     EXPECT_EQ(rank.Read(model["b"].grad()), Of(3, 2)) << "goes by itself";
 
@@ -117,8 +115,7 @@ TEST_F(GpuCaptureTest, ABackwardPutsNoCopyIntoTheGraph) {
     GivenGradients model;
     const StreamHandle backward = gpus_.MakeStream();
     model.Add("a", {2, 3}, Cuda(rank.device()), backward);
-    auto optimizer =
-        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
+    auto optimizer = model.Wrap(DistributedOptimizerOptions().average_at(Average::Step));
     const std::string copy = "copy_ stream " + std::to_string(gpus_.NumberOf(backward));
     for (int step = 0; step < 2; ++step) {
       // It does not lie as the parameter does.
@@ -145,7 +142,7 @@ TEST_F(GpuCaptureTest, AStepOfGradientsFromBeforeItIsRefusedHereAndCanBeRepeated
     GivenGradients model;
     model.Add("a", {2}, Cuda(rank.device()), gpus_.MakeStream());
     model.Add("b", {3}, Cuda(rank.device()), gpus_.MakeStream());
-    auto optimizer = model.Wrap(Options().check_parameters_every(2), rank.session());
+    auto optimizer = model.Wrap(Options().check_parameters_every(2));
     float sum = 0;
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
@@ -154,7 +151,7 @@ TEST_F(GpuCaptureTest, AStepOfGradientsFromBeforeItIsRefusedHereAndCanBeRepeated
       // The others learn nothing of it.
       if (rank.number() == 0 && step > 0) {
         gpus_.SetCapturing(rank.stream());
-        EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); }),
+        EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
                     HasSubstr("CUDA graph"));
         gpus_.SetCapturing(rank.stream(), false);
       }
@@ -172,8 +169,7 @@ TEST_F(GpuCaptureTest, AWholeStepIsRefusedOnAllRanks) {
     const StreamHandle backward = gpus_.MakeStream();
     model.Add("a", {2}, Cuda(rank.device()), backward);
     model.Add("b", {3}, Cuda(rank.device()), backward);
-    auto optimizer =
-        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
+    auto optimizer = model.Wrap(DistributedOptimizerOptions().average_at(Average::Step));
     model.Backward({{"a", 1}, {"b", 1}});
     optimizer.step();
     optimizer.zero_grad();
@@ -184,7 +180,7 @@ TEST_F(GpuCaptureTest, AWholeStepIsRefusedOnAllRanks) {
     };
     capture(true);
     model.Backward({{"a", 1}});
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
                 HasSubstr("CUDA graph"));
     capture(false);
     optimizer.zero_grad();

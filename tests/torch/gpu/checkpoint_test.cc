@@ -49,13 +49,13 @@ TEST_F(GpuCheckpointTest, AResumedRunGoesOnAsTheOneThatWasNotStopped) {
   RunRanks(2, [&](GpuRank& rank) {
     TrainingRun whole(Cuda(rank.device()));
     whole.Step();
-    broadcast_parameters(*whole.net, 0, rank.session());
-    broadcast_optimizer_state(whole.optimizer, 0, rank.session());
-    save_checkpoint(folder.File("run.pt"), whole.checkpoint(), rank.session());
+    broadcast_parameters(*whole.net, 0);
+    broadcast_optimizer_state(whole.optimizer, 0);
+    save_checkpoint(folder.File("run.pt"), whole.checkpoint());
     whole.Step();
 
     TrainingRun resumed(Cuda(rank.device()));
-    ASSERT_TRUE(load_checkpoint(folder.File("run.pt"), resumed.checkpoint(), rank.session()));
+    ASSERT_TRUE(load_checkpoint(folder.File("run.pt"), resumed.checkpoint()));
     resumed.Step();
     for (std::size_t i = 0; i < 2; ++i) {
       EXPECT_TRUE(resumed.net->parameters()[i].detach().cpu().equal(
@@ -68,25 +68,22 @@ TEST_F(GpuCheckpointTest, AResumedRunGoesOnAsTheOneThatWasNotStopped) {
 TEST_F(GpuCheckpointTest, AFileGoesFromTheCpuToGpusAndBack) {
   const ScratchFolder folder;
   const auto save_and_load = [&folder](at::Device device, const std::string& from,
-                                       const std::string& to, const Session& session) {
+                                       const std::string& to) {
     TrainingRun run(device);
     if (!from.empty()) {
-      ASSERT_TRUE(load_checkpoint(folder.File(from), run.checkpoint(), session));
+      ASSERT_TRUE(load_checkpoint(folder.File(from), run.checkpoint()));
     }
     for (at::Tensor& parameter : run.net->parameters()) {
       parameter.mutable_grad() = torch::ones_like(parameter);
     }
     run.optimizer.step();
-    save_checkpoint(folder.File(to), run.checkpoint(), session);
+    save_checkpoint(folder.File(to), run.checkpoint());
   };
-  RunTorchRanks(
-      1, [&](int, const Session& session) { save_and_load(at::kCPU, "", "first.pt", session); });
-  RunRanks(1, [&](GpuRank& rank) {
-    save_and_load(Cuda(rank.device()), "first.pt", "second.pt", rank.session());
-  });
-  RunTorchRanks(1, [&](int, const Session& session) {
+  RunTorchRanks(1, [&](int) { save_and_load(at::kCPU, "", "first.pt"); });
+  RunRanks(1, [&](GpuRank& rank) { save_and_load(Cuda(rank.device()), "first.pt", "second.pt"); });
+  RunTorchRanks(1, [&](int) {
     TrainingRun run(at::kCPU);
-    ASSERT_TRUE(load_checkpoint(folder.File("second.pt"), run.checkpoint(), session));
+    ASSERT_TRUE(load_checkpoint(folder.File("second.pt"), run.checkpoint()));
     TrainingRun expected(at::kCPU);
     for (int step = 0; step < 2; ++step) {
       for (at::Tensor& parameter : expected.net->parameters()) {
@@ -107,16 +104,14 @@ TEST_F(GpuCheckpointTest, ATensorComesToTheDeviceOfTheOneThatItReplaces) {
   RunRanks(2, [&](GpuRank& rank) {
     const at::Device device = Cuda(rank.device());
     at::Tensor average = torch::full({3}, 5.0F).to(device);
-    save_checkpoint(folder.File("run.pt"), Checkpoint().value("average", average), rank.session());
+    save_checkpoint(folder.File("run.pt"), Checkpoint().value("average", average));
 
     at::Tensor here = torch::zeros({2}).to(device);
     at::Tensor nothing;
-    ASSERT_TRUE(load_checkpoint(folder.File("run.pt"), Checkpoint().value("average", here),
-                                rank.session()));
+    ASSERT_TRUE(load_checkpoint(folder.File("run.pt"), Checkpoint().value("average", here)));
     EXPECT_EQ(here.device(), device);
     EXPECT_TRUE(here.mul_(2).cpu().equal(torch::full({3}, 10.0F)));
-    ASSERT_TRUE(load_checkpoint(folder.File("run.pt"), Checkpoint().value("average", nothing),
-                                rank.session()));
+    ASSERT_TRUE(load_checkpoint(folder.File("run.pt"), Checkpoint().value("average", nothing)));
     EXPECT_TRUE(nothing.is_cpu());
   });
 }
@@ -125,10 +120,9 @@ TEST_F(GpuCheckpointTest, AModelOnAGpuHereAndOnTheHostThereIsAMismatch) {
   const ScratchFolder folder;
   RunRanks(2, [&](GpuRank& rank) {
     TrainingRun run(rank.number() == 0 ? Cuda(rank.device()) : at::Device(at::kCPU));
-    EXPECT_THAT(
-        ErrorOf(ErrorCode::mismatch,
-                [&] { save_checkpoint(folder.File("run.pt"), run.checkpoint(), rank.session()); }),
-        ::testing::HasSubstr("default of GPU 0"));
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
+                        [&] { save_checkpoint(folder.File("run.pt"), run.checkpoint()); }),
+                ::testing::HasSubstr("default of GPU 0"));
   });
 }
 

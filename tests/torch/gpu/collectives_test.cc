@@ -51,7 +51,7 @@ TEST_F(GpuCollectivesTest, InPlaceAndStreamsWaitButNotTheHost) {
     gpus_.PutGate(rank.stream(), open);
     gpus_.cuda().MemcpyAsync(memory.data(), made.data(), 12, CopyKind::kDeviceToDevice,
                              rank.stream());
-    const Handle handle = allreduce_async_(tensor, Sum("w"), rank.session());
+    const Handle handle = allreduce_async_(tensor, Sum("w"));
     // Whichever stream is current where it is asked for finds the result.
     std::vector<Floats> found(2, Floats(3, -1));
     for (Floats& values : found) {
@@ -72,37 +72,36 @@ TEST_F(GpuCollectivesTest, InPlaceAndStreamsWaitButNotTheHost) {
 
 TEST_F(GpuCollectivesTest, EachKindGivesItsResult) {
   RunRanks(2, [&](Rank& rank) {
-    const Session& session = rank.session();
     const auto number = static_cast<float>(rank.number());
     Floats memory = {number, number + 10};
     const at::Tensor tensor = rank.Tensor(memory);
-    const at::Tensor sum = allreduce(tensor, Sum("sum"), session);
+    const at::Tensor sum = allreduce(tensor, Sum("sum"));
     EXPECT_EQ(sum.device(), Cuda(rank.device()));
     EXPECT_EQ(rank.Read(sum), Floats({1, 21}));
     EXPECT_EQ(rank.Read(tensor), Floats({number, number + 10}));
-    EXPECT_EQ(rank.Read(allreduce(tensor, AllreduceOptions().name("average"), session)),
+    EXPECT_EQ(rank.Read(allreduce(tensor, AllreduceOptions().name("average"))),
               Floats({0.5F, 10.5F}));
-    EXPECT_EQ(rank.Read(allreduce(tensor, Sum("scaled").prescale(2).postscale(3), session)),
+    EXPECT_EQ(rank.Read(allreduce(tensor, Sum("scaled").prescale(2).postscale(3))),
               Floats({6, 126}));
-    EXPECT_EQ(rank.Read(reducescatter(tensor, ReducescatterOptions().op(ReduceOp::Sum), session)),
+    EXPECT_EQ(rank.Read(reducescatter(tensor, ReducescatterOptions().op(ReduceOp::Sum))),
               Floats({rank.number() == 0 ? 1.0F : 21.0F}));
-    const at::Tensor all = allgather_into(tensor, {}, session);
+    const at::Tensor all = allgather_into(tensor);
     EXPECT_EQ(rank.Read(all), Floats({0, 10, 1, 11}));
     Floats to_fill = memory;
-    EXPECT_EQ(rank.Read(broadcast_(rank.Tensor(to_fill), 1, {}, session)), Floats({1, 11}));
+    EXPECT_EQ(rank.Read(broadcast_(rank.Tensor(to_fill), 1)), Floats({1, 11}));
   });
 }
 
 TEST_F(GpuCollectivesTest, WhatArrivesBelongsToTheLaneAndWaitsForItsUser) {
   RunRanks(2, [&](Rank& rank) {
     Floats memory(static_cast<std::size_t>(rank.number() + 1), static_cast<float>(rank.number()));
-    const at::Tensor all = allgather(rank.Tensor(memory), {}, rank.session());
+    const at::Tensor all = allgather(rank.Tensor(memory));
     EXPECT_EQ(rank.Read(all), Floats({0, 1, 1}));
     EXPECT_THAT(gpus_.calls("ncclSend rank " + std::to_string(rank.number())),
                 Contains(EndsWith(" stream " + std::to_string(gpus_.NumberOf(AllocatedOn(all))))));
     EXPECT_THAT(RecordedOn(all), Contains(rank.stream()));
     Floats two = {5, 6};
-    const AlltoallResult exchanged = alltoall(rank.Tensor(two), {}, rank.session());
+    const AlltoallResult exchanged = alltoall(rank.Tensor(two));
     EXPECT_EQ(rank.Read(exchanged.tensor), rank.number() == 0 ? Floats({5, 5}) : Floats({6, 6}));
     EXPECT_THAT(exchanged.received_splits, ElementsAre(1, 1));
   });
@@ -115,10 +114,10 @@ TEST_F(GpuCollectivesTest, AnOutputThatCannotBeAllocatedIsToldToAllInOneLine) {
     if (rank.number() == 1) FailNextAllocation("CUDA out of memory");
     std::string text;
     try {
-      allgather(tensor, {}, rank.session());
+      allgather(tensor);
       // The other's failure comes after the launch here.
-      while (rank.session().state()->Check().ok()) std::this_thread::yield();
-      text = rank.session().state()->Check().message();
+      while (detail::CurrentSession()->Check().ok()) std::this_thread::yield();
+      text = detail::CurrentSession()->Check().message();
     } catch (const Error& error) {
       text = error.what();
     }
@@ -149,7 +148,7 @@ TEST_F(GpuCollectivesTest, AGroupMixesTheHostAndTheGpu) {
     Floats b = {3};
     const at::Tensor on_host = torch::ones({4});
     const std::vector<at::Tensor> tensors = {rank.Tensor(a), on_host, rank.Tensor(b)};
-    const auto handle = grouped_allreduce_async_(tensors, Sum("group"), rank.session());
+    const auto handle = grouped_allreduce_async_(tensors, Sum("group"));
     EXPECT_EQ(synchronize(handle).size(), 3u);
     EXPECT_EQ(rank.Read(tensors[0]), Floats({2, 4}));
     EXPECT_EQ(rank.Read(tensors[2]), Floats({6}));
@@ -161,8 +160,7 @@ TEST_F(GpuCollectivesTest, AGroupHasOneEventForAllOfItsInputs) {
   RunRanks(2, [&](Rank& rank) {
     Floats a = {1, 2};
     Floats b = {3};
-    const auto sums =
-        grouped_allreduce({rank.Tensor(a), rank.Tensor(b)}, Sum("group"), rank.session());
+    const auto sums = grouped_allreduce({rank.Tensor(a), rank.Tensor(b)}, Sum("group"));
     const std::string stream = " stream " + std::to_string(gpus_.NumberOf(rank.stream()));
     EXPECT_THAT(gpus_.calls("cudaEventRecord"), Contains(EndsWith(stream)).Times(1));
     EXPECT_EQ(rank.Read(sums[0]), Floats({2, 4}));
@@ -177,10 +175,9 @@ TEST_F(GpuCollectivesTest, ACallThatIsWrongOnOneRankTakesItsSlotAsOnTheOthers) {
     const int first = 2 * rank.number();
     // Its elements share memory on one rank.
     const at::Tensor wrong = OnCuda(first, memory, {2}, {rank.number() == 0 ? 0 : 1});
-    EXPECT_THAT(
-        ErrorOf(ErrorCode::invalid_argument, [&] { allreduce_(wrong, Sum("w"), rank.session()); }),
-        HasSubstr("share memory"));
-    EXPECT_NO_THROW(allreduce_(OnCuda(first + 1, memory), Sum("x"), rank.session()));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { allreduce_(wrong, Sum("w")); }),
+                HasSubstr("share memory"));
+    EXPECT_NO_THROW(allreduce_(OnCuda(first + 1, memory), Sum("x")));
   });
 }
 
@@ -192,13 +189,12 @@ TEST_F(GpuCollectivesTest, ParametersHaveTheirSlotsInTheirOrder) {
       parameters.push_back(OnCuda(device, memories[static_cast<std::size_t>(device)]));
     }
     std::vector<ProcessSet> alone;
-    for (const int number : {0, 1}) alone.push_back(add_process_set({number}, {}, rank.session()));
+    for (const int number : {0, 1}) alone.push_back(add_process_set({number}));
     const auto number = static_cast<std::size_t>(rank.number());
     broadcast_parameters(parameters, rank.number(), alone[number]);  // moves nothing
     std::vector<Handle> handles;
     for (const std::size_t i : {number, 1 - number}) {
-      handles.push_back(
-          allreduce_async_(parameters[i], Sum("w" + std::to_string(i)), rank.session()));
+      handles.push_back(allreduce_async_(parameters[i], Sum("w" + std::to_string(i))));
     }
     for (const Handle& handle : handles) EXPECT_NO_THROW(synchronize(handle));
   });
@@ -208,8 +204,7 @@ TEST_F(GpuCollectivesTest, TheHostHereAndAGpuThereIsAMismatch) {
   RunRanks(2, [&](Rank& rank) {
     Floats memory = {1};
     const at::Tensor tensor = rank.number() == 0 ? rank.Tensor(memory) : torch::ones({1});
-    const std::string text =
-        ErrorOf(ErrorCode::mismatch, [&] { allreduce(tensor, Sum("w"), rank.session()); });
+    const std::string text = ErrorOf(ErrorCode::Mismatch, [&] { allreduce(tensor, Sum("w")); });
     EXPECT_THAT(text, HasSubstr("\"w\""));
     EXPECT_THAT(text, HasSubstr("on a GPU on rank 0"));
     EXPECT_THAT(text, HasSubstr("on the host on rank 1"));
@@ -220,9 +215,9 @@ TEST_F(GpuCollectivesTest, ACaptureIsRefusedOnAllRanks) {
   RunRanks(2, [&](Rank& rank) {
     if (rank.number() == 0) gpus_.SetCapturing(rank.stream());
     Floats memory = {1};
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
-                        [&] { allreduce_(rank.Tensor(memory), Sum("w"), rank.session()); }),
-                HasSubstr("CUDA graph"));
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::InvalidArgument, [&] { allreduce_(rank.Tensor(memory), Sum("w")); }),
+        HasSubstr("CUDA graph"));
   });
 }
 
@@ -231,10 +226,10 @@ TEST_F(GpuCollectivesTest, AGpuThatCannotBeUsedIsToldToAll) {
       2,
       [&](Rank& rank) {
         Floats memory = {1};
-        EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
-                            [&] { allreduce_(rank.Tensor(memory), Sum("w"), rank.session()); }),
-                    HasSubstr("the tensor is on cuda:"));
-        EXPECT_NO_THROW(allreduce(torch::ones({1}), Sum("h"), rank.session()));
+        EXPECT_THAT(
+            ErrorOf(ErrorCode::InvalidArgument, [&] { allreduce_(rank.Tensor(memory), Sum("w")); }),
+            HasSubstr("the tensor is on cuda:"));
+        EXPECT_NO_THROW(allreduce(torch::ones({1}), Sum("h")));
       },
       [](session::GpuLibraries& libraries) {
         libraries.open_device = [](int, std::shared_ptr<ops::cuda::Device>*) {
@@ -248,9 +243,9 @@ TEST_F(GpuCollectivesTest, ALoneRankCopiesInItsStream) {
   RunRanks(1, [&](Rank& rank) {
     Floats memory = {1, 2};
     const at::Tensor tensor = rank.Tensor(memory);
-    EXPECT_EQ(rank.Read(allreduce(tensor, Sum("w").prescale(3), rank.session())), Floats({3, 6}));
-    EXPECT_EQ(rank.Read(allgather(tensor, {}, rank.session())), Floats({1, 2}));
-    EXPECT_EQ(rank.Read(allreduce_(tensor, Sum("w"), rank.session())), Floats({1, 2}));
+    EXPECT_EQ(rank.Read(allreduce(tensor, Sum("w").prescale(3))), Floats({3, 6}));
+    EXPECT_EQ(rank.Read(allgather(tensor)), Floats({1, 2}));
+    EXPECT_EQ(rank.Read(allreduce_(tensor, Sum("w"))), Floats({1, 2}));
   });
   EXPECT_THAT(gpus_.calls("nccl"), IsEmpty());
 }

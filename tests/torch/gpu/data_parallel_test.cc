@@ -35,7 +35,7 @@ TEST_F(GpuDataParallelTest, BuffersAreThoseOfRankZeroBeforeEachForward) {
   RunRanks(2, [&](GpuRank& rank) {
     auto net = std::make_shared<Counting>(Cuda(rank.device()));
     if (rank.number() == 1) net->passes.fill_(100);
-    DistributedDataParallel<Counting> model(net, {}, rank.session());
+    DistributedDataParallel<Counting> model(net);
     for (int step = 0; step < 3; ++step) {
       const int before = ReadBacks(Cuda(rank.device()));
       const auto marked = Marked(rank.stream());

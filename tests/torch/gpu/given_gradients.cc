@@ -70,12 +70,11 @@ const at::Tensor& GivenGradients::operator[](const std::string& name) const {
 }
 
 DistributedOptimizer<torch::optim::SGD> GivenGradients::Wrap(
-    const DistributedOptimizerOptions& options, const Session& session) const {
+    const DistributedOptimizerOptions& options) const {
   std::vector<at::Tensor> parameters;
   for (const auto& [name, parameter] : named_) parameters.push_back(parameter);
   return DistributedOptimizer<torch::optim::SGD>(
-      torch::optim::SGD(std::move(parameters), torch::optim::SGDOptions(1.0)), named_, options,
-      session);
+      torch::optim::SGD(std::move(parameters), torch::optim::SGDOptions(1.0)), named_, options);
 }
 
 }  // namespace sirtaki::tests

@@ -34,8 +34,7 @@ class GivenGradients {
   const NamedTensors& named() const { return named_; }
   const at::Tensor& operator[](const std::string& name) const;
   // The learning rate is 1.
-  DistributedOptimizer<torch::optim::SGD> Wrap(const DistributedOptimizerOptions& options,
-                                               const Session& session) const;
+  DistributedOptimizer<torch::optim::SGD> Wrap(const DistributedOptimizerOptions& options) const;
 
  private:
   NamedTensors named_;

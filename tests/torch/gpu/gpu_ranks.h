@@ -1,4 +1,4 @@
-// Threads as ranks, each with a public Session and a GPU of its own, out of fakes.
+// Threads as ranks, each with a session and a GPU of its own, out of fakes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,6 @@
 #include "frameworks/torch/session/session_state.h"
 #include "session/inproc/inproc_world.h"
 #include "session/session.h"
-#include "sirtaki/session.h"
 #include "tests/support/fake_libraries.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/session_calls.h"
@@ -32,12 +31,10 @@ inline Floats Of(std::int64_t count, float value) {
 // A rank, whose GPU is the one behind its number, and whose current stream is one of its own.
 class GpuRank {
  public:
-  GpuRank(FakeGpus& gpus, const Session& session, int number)
-      : gpus_(gpus), session_(session), number_(number), stream_(gpus.MakeStream()) {
+  GpuRank(FakeGpus& gpus, int number) : gpus_(gpus), number_(number), stream_(gpus.MakeStream()) {
     SetCurrentStream(device(), stream_);
   }
 
-  const Session& session() const { return session_; }
   int number() const { return number_; }
   int device() const { return number_ + 1; }
   ops::cuda::StreamHandle stream() const { return stream_; }
@@ -71,7 +68,6 @@ class GpuRank {
 
  private:
   FakeGpus& gpus_;
-  const Session& session_;
   const int number_;
   const ops::cuda::StreamHandle stream_;
 };
@@ -92,9 +88,11 @@ class GpuRanksTest : public ::testing::Test {
       std::shared_ptr<session::Session> session;
       const core::Status started = session::Session::CreateInproc(world, number, options, &session);
       ASSERT_TRUE(started.ok()) << started.ToString();
-      const Session front(std::make_shared<detail::SessionState>(session));
-      GpuRank rank(gpus_, front, number);
-      body(rank);
+      {
+        const detail::SessionScope scope(std::make_shared<detail::SessionState>(session));
+        GpuRank rank(gpus_, number);
+        body(rank);
+      }
       (void)session->Shutdown("the test is over");
     });
   }

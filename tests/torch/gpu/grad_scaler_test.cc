@@ -43,7 +43,7 @@ TEST_F(GpuGradScalerTest, AnInfinityAnywhereSkipsTheStepEverywhere) {
         Weight(Cuda(rank.device())), Weight(at::kCPU), Weight(Cuda(rank.device()), at::kDouble),
         Weight(Cuda(rank.device() + 2)), Weight(Cuda(rank.device()), at::kBFloat16)};
     SGD optimizer(weights, SGDOptions(1.0));
-    GradScaler scaler(Small(), rank.session());
+    GradScaler scaler(Small());
     for (std::size_t bad = 0; bad < weights.size(); ++bad) {
       for (at::Tensor& weight : weights) SetGradient(weight, 4);
       if (rank.number() == 1) SetGradient(weights[bad], kInfinity);
@@ -68,7 +68,7 @@ TEST_F(GpuGradScalerTest, TheScaleFollowsAsOnTheCpu) {
   RunRanks(2, [](GpuRank& rank) {
     at::Tensor weight = Weight(Cuda(rank.device()));
     SGD optimizer({weight}, SGDOptions(1.0));
-    GradScaler scaler(Small(), rank.session());
+    GradScaler scaler(Small());
     std::vector<double> scales;
     for (const float gradient : {1.0F, 1.0F, kInfinity, 1.0F, 1.0F}) {
       // A rank without a gradient takes part.
@@ -86,7 +86,7 @@ TEST_F(GpuGradScalerTest, IsAskedForOnceAStepAndNotByUnscaling) {
   RunRanks(1, [](GpuRank& rank) {
     at::Tensor weight = Weight(Cuda(rank.device()));
     SGD optimizer({weight}, SGDOptions(1.0));
-    GradScaler scaler(Small(), rank.session());
+    GradScaler scaler(Small());
     SetGradient(weight, 1);
     const int before = ReadBacks(Cuda(rank.device()));
     scaler.unscale_(optimizer);
@@ -131,11 +131,11 @@ TEST_F(GpuGradScalerTest, WhatFailsOnOneRankIsToldToAll) {
   RunRanks(2, [&both](GpuRank& rank) {
     at::Tensor weight = Weight(Cuda(rank.device()));
     SGD optimizer({weight}, SGDOptions(1.0));
-    GradScaler scaler(Small(), rank.session());
+    GradScaler scaler(Small());
     SetGradient(weight, 1);
     both.arrive_and_wait();
     if (rank.number() == 1) FailNextAllocation("no memory on this GPU");
-    const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { scaler.step(optimizer); });
+    const auto text = ErrorOf(ErrorCode::InvalidArgument, [&] { scaler.step(optimizer); });
     EXPECT_THAT(text, ::testing::HasSubstr("cannot be unscaled: no memory on this GPU"));
     EXPECT_TRUE(scaler.step(optimizer));
   });
@@ -145,9 +145,9 @@ TEST_F(GpuGradScalerTest, AGpuHereAndTheHostThereIsAMismatch) {
   RunRanks(2, [](GpuRank& rank) {
     at::Tensor weight = Weight(rank.number() == 0 ? Cuda(rank.device()) : at::Device(at::kCPU));
     SGD optimizer({weight}, SGDOptions(1.0));
-    GradScaler scaler(Small(), rank.session());
+    GradScaler scaler(Small());
     SetGradient(weight, 1);
-    const auto text = ErrorOf(ErrorCode::mismatch, [&] { scaler.step(optimizer); });
+    const auto text = ErrorOf(ErrorCode::Mismatch, [&] { scaler.step(optimizer); });
     EXPECT_THAT(text, ::testing::HasSubstr("on a GPU on rank 0"));
     EXPECT_THAT(text, ::testing::HasSubstr("on the host on rank 1"));
   });

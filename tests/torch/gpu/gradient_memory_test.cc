@@ -36,8 +36,7 @@ TEST_F(GpuGradientMemoryTest, DoesNotGrowWithTheStepsThatTheHostIsAhead) {
       const StreamHandle backward = in_one_stream ? rank.stream() : gpus_.MakeStream();
       model.Add("a", {3}, Cuda(rank.device()), backward);
       model.Add("b", {2}, Cuda(rank.device()), backward);
-      auto optimizer =
-          model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
+      auto optimizer = model.Wrap(DistributedOptimizerOptions().average_at(Average::Step));
       float sum = 0;
       int first = 0;
       for (int step = 0; step < 5; ++step) {
@@ -67,7 +66,7 @@ TEST_F(GpuGradientMemoryTest, IsTheLanesUntilSomebodyWaitsForIt) {
     // One stream makes them, and would overwrite them next.
     model->Add("a", {3}, Cuda(rank.device()), rank.stream());
     model->Add("b", {2}, Cuda(rank.device()), rank.stream());
-    auto optimizer = std::make_optional(model->Wrap({}, rank.session()));
+    auto optimizer = std::make_optional(model->Wrap({}));
     model->Backward({{"a", 1}, {"b", 1}});
     optimizer->step();
     optimizer->zero_grad();
@@ -97,7 +96,7 @@ TEST_F(GpuGradientMemoryTest, MayBePartsOfOneTensorOfTheProgram) {
     GivenGradients model;
     at::Tensor a = model.Add("a", {3}, Cuda(rank.device()));
     at::Tensor b = model.Add("b", {2}, Cuda(rank.device()));
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     const at::Tensor flat = at::zeros({5}, Cuda(rank.device()));
     for (int step = 0; step < 3; ++step) {
       const auto value = static_cast<float>(step + 2 * rank.number());
@@ -118,7 +117,7 @@ TEST_F(GpuGradientMemoryTest, MayLieOtherwiseThanTheParameters) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     at::Tensor a = model.Add("a", {2, 3}, Cuda(rank.device()), rank.stream());
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     for (int step = 0; step < 3; ++step) {
       const auto value = static_cast<float>(2 * rank.number());
       a.mutable_grad() = at::zeros({3, 2}, Cuda(rank.device())).t().detach();
@@ -138,8 +137,7 @@ TEST_F(GpuGradientMemoryTest, ThatARankHadNotOnceEndsNoBucketsForEver) {
     const StreamHandle backward = gpus_.MakeStream();
     model.Add("a", {3}, Cuda(rank.device()), backward);
     model.Add("b", {2}, Cuda(rank.device()), backward);
-    auto optimizer =
-        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
+    auto optimizer = model.Wrap(DistributedOptimizerOptions().average_at(Average::Step));
     at::Tensor kept;
     for (int step = 0; step < 5; ++step) {
       optimizer.zero_grad();
@@ -167,12 +165,11 @@ TEST_F(GpuGradientMemoryTest, AFailureOfTheGpuIsNotCalledAWantOfIt) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     model.Add("a", {3}, Cuda(rank.device()), gpus_.MakeStream());
-    auto optimizer =
-        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
+    auto optimizer = model.Wrap(DistributedOptimizerOptions().average_at(Average::Step));
     if (rank.number() == 0) model.Backward({{"a", 2}});
     both.arrive_and_wait();
     if (rank.number() == 1) FailNextAllocation("the GPU is broken");
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
                 AllOf(HasSubstr("gradient/a"), HasSubstr("the GPU is broken"),
                       Not(HasSubstr("out of memory"))));
   });

@@ -15,8 +15,7 @@ TEST_F(GpuLoneRankTest, SparseAsDenseHasNothingToDoWithDenseGradients) {
   RunRanks(1, [&](GpuRank& rank) {
     GivenGradients model;
     model.Add("w", {3}, Cuda(rank.device()), rank.stream());
-    auto optimizer =
-        model.Wrap(DistributedOptimizerOptions().sparse_as_dense(true), rank.session());
+    auto optimizer = model.Wrap(DistributedOptimizerOptions().sparse_as_dense(true));
     for (int step = 1; step <= 2; ++step) {
       optimizer.zero_grad();
       model.Backward({{"w", 2, {}}});

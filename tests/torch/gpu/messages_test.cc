@@ -38,9 +38,8 @@ TEST_F(GpuMessagesTest, GoAroundARing) {
       const at::Tensor got = OnCuda(rank.device(), memory, {2, 3}, {1, 2});  // not flat
       const auto number = static_cast<float>(rank.number());
       Floats mine = {number, 1, 2, 3, 4, 5};
-      const Handle receiving = irecv(got, previous, {}, rank.session());
-      const Handle sending =
-          isend(OnCuda(rank.device(), mine, {2, 3}, {3, 1}), next, {}, rank.session());
+      const Handle receiving = irecv(got, previous);
+      const Handle sending = isend(OnCuda(rank.device(), mine, {2, 3}, {3, 1}), next);
       EXPECT_TRUE(synchronize(receiving).is_same(got));
       synchronize(sending);
       EXPECT_EQ(rank.Read(got), Floats({static_cast<float>(previous), 3, 1, 4, 2, 5}));
@@ -54,14 +53,14 @@ TEST_F(GpuMessagesTest, OneSideMayBeOnTheHost) {
     Floats memory = {7, 8};
     const at::Tensor on_gpu = rank.Tensor(memory);
     if (rank.number() == 0) {
-      send(on_gpu, 1, {}, rank.session());
-      recv_(on_gpu, 1, {}, rank.session());
+      send(on_gpu, 1);
+      recv_(on_gpu, 1);
       EXPECT_EQ(rank.Read(on_gpu), Floats({8, 9}));
     } else {
       at::Tensor on_host = torch::zeros({2});
-      recv_(on_host, 0, {}, rank.session());
+      recv_(on_host, 0);
       EXPECT_TRUE(on_host.equal(torch::tensor({7.0F, 8.0F})));
-      send(on_host + 1, 0, {}, rank.session());
+      send(on_host + 1, 0);
     }
   });
 }
@@ -72,7 +71,7 @@ TEST_F(GpuMessagesTest, ABatchMayCrossItself) {
     Floats got(3, -1);
     const std::vector<P2POp> operations = {P2POp::send(rank.Tensor(mine), 1 - rank.number(), 4),
                                            P2POp::receive(rank.Tensor(got), 1 - rank.number(), 4)};
-    const std::vector<Handle> handles = batch_isend_irecv(operations, {}, rank.session());
+    const std::vector<Handle> handles = batch_isend_irecv(operations);
     for (const Handle& handle : handles) synchronize(handle);
     EXPECT_EQ(rank.Read(rank.Tensor(got)), Floats(3, static_cast<float>(1 - rank.number())));
   });
@@ -90,14 +89,14 @@ TEST_F(GpuMessagesTest, StreamsWaitButNotTheHost) {
       gpus_.PutGate(rank.stream(), open);
       gpus_.cuda().MemcpyAsync(memory.data(), made.data(), 8, CopyKind::kDeviceToDevice,
                                rank.stream());
-      const Handle sending = isend(tensor, 1, {}, rank.session());
+      const Handle sending = isend(tensor, 1);
       EXPECT_FALSE(poll(sending));
-      send(torch::ones({1}), 1, MessageOptions().tag(1), rank.session());
+      send(torch::ones({1}), 1, MessageOptions().tag(1));
       synchronize(sending);
       return;
     }
-    const Handle receiving = irecv(tensor, 0, {}, rank.session());
-    recv_(torch::empty({1}), 0, MessageOptions().tag(1), rank.session());
+    const Handle receiving = irecv(tensor, 0);
+    recv_(torch::empty({1}), 0, MessageOptions().tag(1));
     EXPECT_FALSE(poll(receiving));
     open = true;
     std::vector<Floats> found(2, Floats(2, -1));
@@ -117,7 +116,7 @@ TEST_F(GpuMessagesTest, ATensorIsKeptUntilItIsSent) {
   RunRanks(2, [&](GpuRank& rank) {
     Floats memory = {1, 2};
     if (rank.number() == 1) {
-      EXPECT_EQ(rank.Read(recv_(rank.Tensor(memory), 0, {}, rank.session())), Floats({3, 3}));
+      EXPECT_EQ(rank.Read(recv_(rank.Tensor(memory), 0)), Floats({3, 3}));
       return;
     }
     const int before = LiveBlocksOn(rank.device());
@@ -127,7 +126,7 @@ TEST_F(GpuMessagesTest, ATensorIsKeptUntilItIsSent) {
       at::Tensor made = at::empty({2}, at::TensorOptions().device(Cuda(rank.device())));
       gpus_.cuda().MemcpyAsync(made.mutable_data_ptr(), threes.data(), 8, CopyKind::kDeviceToDevice,
                                rank.stream());
-      isend(made, 1, {}, rank.session());
+      isend(made, 1);
     }
     EXPECT_EQ(LiveBlocksOn(rank.device()), before + 1);
     open = true;
@@ -144,15 +143,14 @@ TEST_F(GpuMessagesTest, TheReceiverIsToldOfAnotherShape) {
     Floats two = {1, 2};
     Floats three = {0, 0, 0};
     if (rank.number() == 0) {
-      send(rank.Tensor(two), 1, {}, rank.session());
-      send(rank.Tensor(two), 1, {}, rank.session());
+      send(rank.Tensor(two), 1);
+      send(rank.Tensor(two), 1);
       return;
     }
-    EXPECT_THAT(
-        ErrorOf(ErrorCode::mismatch, [&] { recv_(rank.Tensor(three), 0, {}, rank.session()); }),
-        HasSubstr("expected float32 [3], rank 0 sent float32 [2]"));
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { recv_(rank.Tensor(three), 0); }),
+                HasSubstr("expected float32 [3], rank 0 sent float32 [2]"));
     Floats got = {0, 0};
-    EXPECT_EQ(rank.Read(recv_(rank.Tensor(got), 0, {}, rank.session())), Floats({1, 2}));
+    EXPECT_EQ(rank.Read(recv_(rank.Tensor(got), 0)), Floats({1, 2}));
   });
 }
 
@@ -164,19 +162,17 @@ TEST_F(GpuMessagesTest, ACaptureIsRefused) {
     if (rank.number() == 1) {
       gpus_.SetCapturing(rank.stream());
       for (const auto& call : std::vector<std::function<void()>>{
-               [&] { send(tensor, 0, {}, rank.session()); },
-               [&] { recv_(tensor, 0, {}, rank.session()); },
+               [&] { send(tensor, 0); }, [&] { recv_(tensor, 0); },
                [&] {
-                 batch_isend_irecv({P2POp::send(torch::ones({1}), 0), P2POp::receive(tensor, 0)},
-                                   {}, rank.session());
+                 batch_isend_irecv({P2POp::send(torch::ones({1}), 0), P2POp::receive(tensor, 0)});
                }}) {
-        EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, call), HasSubstr("CUDA graph"));
+        EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, call), HasSubstr("CUDA graph"));
       }
       gpus_.SetCapturing(rank.stream(), false);
-      send(tensor, 0, {}, rank.session());
+      send(tensor, 0);
     } else {
       Floats got = {0};
-      EXPECT_EQ(rank.Read(recv_(rank.Tensor(got), 1, {}, rank.session())), Floats({1}));
+      EXPECT_EQ(rank.Read(recv_(rank.Tensor(got), 1)), Floats({1}));
     }
   });
 }
@@ -186,9 +182,8 @@ TEST_F(GpuMessagesTest, AGpuThatCannotBeUsedIsSaid) {
       2,
       [&](GpuRank& rank) {
         Floats memory = {1};
-        const std::string text = ErrorOf(ErrorCode::invalid_argument, [&] {
-          send(rank.Tensor(memory), 1 - rank.number(), {}, rank.session());
-        });
+        const std::string text = ErrorOf(ErrorCode::InvalidArgument,
+                                         [&] { send(rank.Tensor(memory), 1 - rank.number()); });
         EXPECT_THAT(text, HasSubstr("send to rank"));
         EXPECT_THAT(text, HasSubstr("no CUDA runtime"));
       },

@@ -86,8 +86,8 @@ TEST_F(GpuOptimizerStateTest, ArrivesWhereTheParametersAre) {
         Step(*optimizer);
         Step(*optimizer);
       }
-      broadcast_parameters(parameters, 0, rank.session());
-      broadcast_optimizer_state(*optimizer, 0, rank.session());
+      broadcast_parameters(parameters, 0);
+      broadcast_optimizer_state(*optimizer, 0);
       Step(*optimizer);
       const auto expected = Reference(make, parameters.size(), 3);
       for (std::size_t i = 0; i < parameters.size(); ++i) {

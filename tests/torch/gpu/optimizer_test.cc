@@ -36,8 +36,7 @@ TEST_F(GpuOptimizerTest, GradientsAreTheMeanAndGoInOneBucketOnceTheirOrderIsKnow
     model.Add("a", {3}, Cuda(rank.device()), backward);
     model.Add("b", {2, 2}, Cuda(rank.device()), backward);
     model.Add("c", {5}, Cuda(rank.device()), backward);
-    auto optimizer =
-        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
+    auto optimizer = model.Wrap(DistributedOptimizerOptions().average_at(Average::Step));
     float sum = 0;
     for (int step = 0; step < 4; ++step) {
       both.arrive_and_wait();
@@ -75,7 +74,7 @@ TEST_F(GpuOptimizerTest, LaunchesInOneOrderWhicheverGradientIsReadyFirst) {
       model.Add(name, {1 + i}, Cuda(rank.device()), streams[random() % 2]);
       gradients.push_back({name, static_cast<float>(i + 2 * rank.number())});
     }
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     for (int step = 0; step < 20; ++step) {
       optimizer.zero_grad();
       std::shuffle(gradients.begin(), gradients.end(), random);
@@ -104,8 +103,7 @@ TEST_F(GpuOptimizerTest, ABucketWaitsForBothStreamsOfItsGradientsButNobodyElseDo
     model.Add("a", {2}, Cuda(rank.device()), one);
     model.Add("b", {3}, Cuda(rank.device()), other);
     model.Add("c", {4}, Cuda(rank.device()), one);
-    auto optimizer =
-        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
+    auto optimizer = model.Wrap(DistributedOptimizerOptions().average_at(Average::Step));
     const auto value = static_cast<float>(1 + 2 * rank.number());
     model.Backward({{"a", value}, {"b", value}, {"c", value}});
     optimizer.step();
@@ -141,7 +139,7 @@ TEST_F(GpuOptimizerTest, WhatNobodyHasMadeComesInStep) {
     model.Add("both", {2}, Cuda(rank.device()), backward);
     model.Add("one", {3}, Cuda(rank.device()), backward);
     model.Add("none", {4}, Cuda(rank.device()), backward);
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
       Gradients gradients = {{"both", 2}};
@@ -160,7 +158,7 @@ TEST_F(GpuOptimizerTest, AGradientThatWasKeptStaysAsItWas) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     model.Add("a", {3}, Cuda(rank.device()), gpus_.MakeStream());
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     std::vector<at::Tensor> kept;
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
@@ -181,8 +179,7 @@ TEST_F(GpuOptimizerTest, PassesAddUpInGradientsThatAreKept) {
     // The stream of zero_grad() and of backward() is one.
     model.Add("a", {3}, Cuda(rank.device()), rank.stream());
     model.Add("b", {2}, Cuda(rank.device()), rank.stream());
-    auto optimizer =
-        model.Wrap(Options().backward_passes_per_step(2).average_at(Average::Step), rank.session());
+    auto optimizer = model.Wrap(Options().backward_passes_per_step(2).average_at(Average::Step));
     const void* memory = nullptr;
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad(/*set_to_none=*/false);
@@ -206,7 +203,7 @@ TEST_F(GpuOptimizerTest, TheHostAndTheGpuInOneStep) {
     model.Add("host1", {2}, at::kCPU);
     model.Add("gpu2", {4}, Cuda(rank.device()), gpus_.MakeStream());
     model.Add("host2", {5}, at::kCPU);
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       const auto value = static_cast<float>(step + 2 * rank.number());
@@ -230,7 +227,7 @@ TEST_F(GpuOptimizerTest, TwoGpusOfARankHaveTheSlotsOfTheirParametersOrder) {
     model.Add("b", {4}, Cuda(second), gpus_.MakeStream());
     model.Add("c", {5}, Cuda(rank.device()), gpus_.MakeStream());
     model.Add("d", {6}, Cuda(second), gpus_.MakeStream());
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       const auto value = static_cast<float>(step + 2 * rank.number());
@@ -252,7 +249,7 @@ TEST_F(GpuOptimizerTest, TheHostHereAndAGpuThereIsSaidWhereItIsMade) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     model.Add("w", {2}, rank.number() == 0 ? at::Device(at::kCPU) : Cuda(rank.device()));
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, [&] { model.Wrap({}, rank.session()); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { model.Wrap({}); }),
                 AllOf(HasSubstr("\"w\""), HasSubstr("on a GPU")));
   });
 }
@@ -263,8 +260,7 @@ TEST_F(GpuOptimizerTest, HalfTypesOnTheWay) {
     model.Add("a", {3}, Cuda(rank.device()), gpus_.MakeStream());
     model.Add("b", {2}, Cuda(rank.device()), gpus_.MakeStream());
     auto optimizer = model.Wrap(
-        Options().compression(Compression::F16).compression_scope(CompressionScope::Everywhere),
-        rank.session());
+        Options().compression(Compression::F16).compression_scope(CompressionScope::Everywhere));
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       // float16 has no such number.
@@ -284,7 +280,7 @@ TEST_F(GpuOptimizerTest, AGradientLiesAsItsParameterDoes) {
     // Column by column.
     at::Tensor& turned = const_cast<at::Tensor&>(model["a"]);
     turned.set_data(rank.Tensor(memory).view({3, 2}).t());
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       const auto value = static_cast<float>(2 * rank.number());
@@ -298,12 +294,12 @@ TEST_F(GpuOptimizerTest, AGradientLiesAsItsParameterDoes) {
 
 TEST_F(GpuOptimizerTest, AProcessSetAveragesAmongItself) {
   RunRanks(3, [&](GpuRank& rank) {
-    const ProcessSet set = add_process_set({0, 2}, {}, rank.session());
+    const ProcessSet set = add_process_set({0, 2});
     if (rank.number() == 1) return;
     GivenGradients model;
     model.Add("a", {3}, Cuda(rank.device()), gpus_.MakeStream());
     model.Add("b", {2}, Cuda(rank.device()), gpus_.MakeStream());
-    auto optimizer = model.Wrap(Options().process_set(set), rank.session());
+    auto optimizer = model.Wrap(Options().process_set(set));
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       const auto value = static_cast<float>(step + 2 * rank.number());
@@ -326,7 +322,7 @@ TEST_F(GpuOptimizerTest, AModuleHasItsMeanWhenBackwardReturns) {
     model.Add("a", {3}, Cuda(rank.device()), gpus_.MakeStream());
     model.Add("b", {2}, at::kCPU);
     const auto module = std::make_shared<Module>(model);
-    DistributedDataParallel<Module> wrapped(module, {}, rank.session());
+    DistributedDataParallel<Module> wrapped(module);
     for (int step = 0; step < 3; ++step) {
       module->zero_grad();
       wrapped.forward();
@@ -343,10 +339,10 @@ TEST_F(GpuOptimizerTest, ParametersThatDifferAreFound) {
     GivenGradients model;
     const at::Tensor a = model.Add("a", {3}, Cuda(rank.device()));
     const at::Tensor b = model.Add("b", {2}, Cuda(rank.device()));
-    auto optimizer = model.Wrap(Options().check_parameters_every(1), rank.session());
+    auto optimizer = model.Wrap(Options().check_parameters_every(1));
     optimizer.step();
     if (rank.number() == 1) b.detach().copy_(at::full({2}, 5.0F));
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, [&] { optimizer.step(); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { optimizer.step(); }),
                 AllOf(HasSubstr("\"b\""), HasSubstr("[0], is 0"), HasSubstr("5")));
   });
 }
@@ -358,11 +354,10 @@ TEST_F(GpuOptimizerTest, AHookGetsTheGradientWhereItIs) {
     auto optimizer = model.Wrap(Options().hook([&](const GradientBucket& bucket) {
       const at::Tensor buffer = bucket.buffer;
       EXPECT_TRUE(buffer.is_cuda());
-      const Handle handle = allreduce_async_(
-          buffer, AllreduceOptions().name("of the hook").op(ReduceOp::Sum), rank.session());
+      const Handle handle =
+          allreduce_async_(buffer, AllreduceOptions().name("of the hook").op(ReduceOp::Sum));
       return [handle] { return synchronize(handle); };
-    }),
-                                rank.session());
+    }));
     model.Backward({{"a", static_cast<float>(1 + rank.number())}});
     optimizer.step();
     EXPECT_EQ(rank.Read(model["a"].grad()), Of(3, 3));
@@ -378,11 +373,9 @@ TEST_F(GpuOptimizerTest, AHookGetsABucketThatSeveralStreamsHaveMade) {
     auto optimizer = model.Wrap(Options().hook([&](const GradientBucket& bucket) {
       gradients.push_back(bucket.gradients.size());
       const Handle handle = allreduce_async_(
-          bucket.buffer, AllreduceOptions().name(bucket.name + "/sum").op(ReduceOp::Sum),
-          rank.session());
+          bucket.buffer, AllreduceOptions().name(bucket.name + "/sum").op(ReduceOp::Sum));
       return [handle] { return synchronize(handle); };
-    }),
-                                rank.session());
+    }));
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       const auto value = static_cast<float>(1 + step + rank.number());

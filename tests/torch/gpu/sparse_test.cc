@@ -48,17 +48,16 @@ TEST_F(GpuSparseTest, AddsUpWhatEachRankHas) {
       const at::Device device = Cuda(rank.device());
       for (const auto type : {at::kFloat, at::kDouble, at::kInt, at::kBFloat16}) {
         const at::Tensor sum =
-            sparse_allreduce(RowsOf(rank.number(), device, type), SparseSum("s"), rank.session());
+            sparse_allreduce(RowsOf(rank.number(), device, type), SparseSum("s"));
         EXPECT_TRUE(sum.is_sparse() && sum.is_coalesced());
         EXPECT_EQ(sum.device(), device);
         EXPECT_EQ(sum.scalar_type(), type);
         EXPECT_TRUE(SparseOnHost(sum).equal(DenseSum(size, type))) << SparseOnHost(sum);
       }
-      const at::Tensor average =
-          allreduce(RowsOf(rank.number(), device, at::kDouble), {}, rank.session());
+      const at::Tensor average = allreduce(RowsOf(rank.number(), device, at::kDouble));
       EXPECT_TRUE(SparseOnHost(average).allclose(DenseSum(size, at::kDouble) / size));
-      const at::Tensor scaled = allreduce(RowsOf(rank.number(), device),
-                                          SparseSum().prescale(2).postscale(3), rank.session());
+      const at::Tensor scaled =
+          allreduce(RowsOf(rank.number(), device), SparseSum().prescale(2).postscale(3));
       EXPECT_TRUE(SparseOnHost(scaled).equal(DenseSum(size) * 6));
     });
   }
@@ -70,8 +69,8 @@ TEST_F(GpuSparseTest, OneRankMayHaveNothing) {
     const auto nothing = at::_sparse_coo_tensor_unsafe(
         torch::empty({1, 0}, torch::kLong).to(device), torch::empty({0, 2}).to(device), {5, 2});
     const at::Tensor mine = rank.number() == 0 ? RowsOf(0, device) : nothing;
-    EXPECT_TRUE(SparseOnHost(allreduce(mine, SparseSum(), rank.session())).equal(DenseSum(1)));
-    EXPECT_EQ(allreduce(nothing, SparseSum(), rank.session())._nnz(), 0);
+    EXPECT_TRUE(SparseOnHost(allreduce(mine, SparseSum())).equal(DenseSum(1)));
+    EXPECT_EQ(allreduce(nothing, SparseSum())._nnz(), 0);
   });
 }
 
@@ -80,7 +79,7 @@ TEST_F(GpuSparseTest, TheHostDoesNotWaitBeforeTheEnd) {
     const at::Device device = Cuda(rank.device());
     const at::Tensor mine = RowsOf(rank.number(), device);
     const int before = ReadBacks(device);
-    const Handle handle = allreduce_async(mine, SparseSum("s"), rank.session());
+    const Handle handle = allreduce_async(mine, SparseSum("s"));
     EXPECT_EQ(ReadBacks(device), before);
     const at::Tensor sum = synchronize(handle);
     EXPECT_EQ(ReadBacks(device), before + 1) << "to know how many elements there are";
@@ -97,20 +96,18 @@ TEST_F(GpuSparseTest, TheHostDoesNotWaitBeforeTheEnd) {
 TEST_F(GpuSparseTest, WhatDiffersIsToldOnEveryRank) {
   RunRanks(2, [&](GpuRank& rank) {
     const at::Device device = Cuda(rank.device());
-    const std::string places = ErrorOf(ErrorCode::mismatch, [&] {
+    const std::string places = ErrorOf(ErrorCode::Mismatch, [&] {
       allreduce(RowsOf(rank.number(), rank.number() == 0 ? device : at::Device(at::kCPU)),
-                SparseSum("s"), rank.session());
+                SparseSum("s"));
     });
     EXPECT_THAT(places, AllOf(HasSubstr("on a GPU on rank 0"), HasSubstr("on the host on rank 1")));
-    const std::string ops = ErrorOf(ErrorCode::mismatch, [&] {
+    const std::string ops = ErrorOf(ErrorCode::Mismatch, [&] {
       allreduce(RowsOf(rank.number(), device),
-                SparseSum("s").op(rank.number() == 0 ? ReduceOp::Average : ReduceOp::Sum),
-                rank.session());
+                SparseSum("s").op(rank.number() == 0 ? ReduceOp::Average : ReduceOp::Sum));
     });
     EXPECT_THAT(ops, AllOf(HasSubstr("sum of sparse"), HasSubstr("average of sparse")));
     EXPECT_TRUE(
-        SparseOnHost(allreduce(RowsOf(rank.number(), device), SparseSum("s"), rank.session()))
-            .equal(DenseSum(2)));
+        SparseOnHost(allreduce(RowsOf(rank.number(), device), SparseSum("s"))).equal(DenseSum(2)));
   });
 }
 
@@ -118,11 +115,10 @@ TEST_F(GpuSparseTest, ACaptureIsRefusedOnAllRanksAndLeftAlone) {
   RunRanks(2, [&](GpuRank& rank) {
     const at::Tensor mine = RowsOf(rank.number(), Cuda(rank.device()));
     if (rank.number() == 1) gpus_.SetCapturing(rank.stream());
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
-                        [&] { allreduce(mine, SparseSum("s"), rank.session()); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { allreduce(mine, SparseSum("s")); }),
                 HasSubstr("CUDA graph"));
     if (rank.number() == 1) gpus_.SetCapturing(rank.stream(), false);
-    EXPECT_TRUE(SparseOnHost(allreduce(mine, SparseSum("s"), rank.session())).equal(DenseSum(2)));
+    EXPECT_TRUE(SparseOnHost(allreduce(mine, SparseSum("s"))).equal(DenseSum(2)));
   });
 }
 
@@ -149,7 +145,7 @@ TEST_F(GpuSparseTest, AnEmbeddingFollowsOneProcess) {
       auto table = MakeTable(true);
       table->to(device);
       auto optimizer = DistributedOptimizer(SGD(table->parameters(), torch::optim::SGDOptions(0.1)),
-                                            table->named_parameters(), {}, rank.session());
+                                            table->named_parameters());
       for (int step = 0; step < 4; ++step) {
         optimizer.zero_grad();
         LossOn(device, table, step, rank.number()).backward();
@@ -172,7 +168,7 @@ TEST_F(GpuSparseTest, ARankMayHaveNoGradient) {
     auto expected = MakeTable(true);
     table->to(device);
     auto optimizer = DistributedOptimizer(SGD(table->parameters(), torch::optim::SGDOptions(0.1)),
-                                          table->named_parameters(), {}, rank.session());
+                                          table->named_parameters());
     SGD alone(expected->parameters(), torch::optim::SGDOptions(0.1));
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();

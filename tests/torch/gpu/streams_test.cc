@@ -52,8 +52,7 @@ class GpuStreamsTest : public GpuRanksTest {
     const StreamHandle before = CurrentStreamOf(rank.device());
     EnterNewStream(rank);
     Floats one = {1};
-    EXPECT_EQ(rank.Read(allreduce(rank.Tensor(one), StreamSum("last"), rank.session())),
-              Floats({2}));
+    EXPECT_EQ(rank.Read(allreduce(rank.Tensor(one), StreamSum("last"))), Floats({2}));
     gpus_.RunDevices();
     SetCurrentStream(rank.device(), before);
   }
@@ -83,8 +82,7 @@ Floats OneToSix(int factor) {
 TEST_F(GpuStreamsTest, WhatIsWrittenBackInOneStreamIsThereInEveryOther) {
   RunRanks(2, [&](GpuRank& rank) {
     Floats memory = OneToSix(rank.number() + 1);
-    const Handle handle =
-        allreduce_async_(Transposed(rank, memory), StreamSum("w"), rank.session());
+    const Handle handle = allreduce_async_(Transposed(rank, memory), StreamSum("w"));
     std::atomic<bool> open{false};
     gpus_.PutGate(EnterNewStream(rank), open);
     synchronize(handle);  // writes it back behind the gate
@@ -104,7 +102,7 @@ TEST_F(GpuStreamsTest, WhatIsWrittenBackIsKeptUntilItIs) {
   RunRanks(2, [&](GpuRank& rank) {
     const int before = LiveBlocksOn(rank.device());
     Floats memory = OneToSix(rank.number() + 1);
-    Handle handle = allreduce_async_(Transposed(rank, memory), StreamSum("w"), rank.session());
+    Handle handle = allreduce_async_(Transposed(rank, memory), StreamSum("w"));
     std::atomic<bool> open{false};
     gpus_.PutGate(EnterNewStream(rank), open);
     const at::Tensor result = synchronize(handle);
@@ -120,7 +118,7 @@ TEST_F(GpuStreamsTest, AResultIsKeptForTheStreamThatItWasGivenTo) {
   RunRanks(2, [&](GpuRank& rank) {
     const int before = LiveBlocksOn(rank.device());
     Floats memory = {1, 2};
-    Handle handle = allreduce_async(rank.Tensor(memory), StreamSum("w"), rank.session());
+    Handle handle = allreduce_async(rank.Tensor(memory), StreamSum("w"));
     std::atomic<bool> open{false};
     const StreamHandle user = EnterNewStream(rank);
     gpus_.PutGate(user, open);
@@ -142,7 +140,7 @@ TEST_F(GpuStreamsTest, AResultIsKeptForTheStreamThatItWasGivenTo) {
 TEST_F(GpuStreamsTest, InOneStreamNothingIsRecorded) {
   RunRanks(2, [&](GpuRank& rank) {
     Floats memory = {1, 2};
-    const at::Tensor sum = allreduce(rank.Tensor(memory), StreamSum("w"), rank.session());
+    const at::Tensor sum = allreduce(rank.Tensor(memory), StreamSum("w"));
     EXPECT_EQ(AllocatedOn(sum), rank.stream());
     EXPECT_THAT(RecordedOn(sum), IsEmpty());
     EXPECT_EQ(rank.Read(sum), Floats({2, 4}));  // until then the device reads `memory`
@@ -152,7 +150,7 @@ TEST_F(GpuStreamsTest, InOneStreamNothingIsRecorded) {
 TEST_F(GpuStreamsTest, ABroadcastLeavesItsRootsTensorAsItIs) {
   RunRanks(2, [&](GpuRank& rank) {
     Floats memory = OneToSix(rank.number() + 1);
-    const at::Tensor all = broadcast(Transposed(rank, memory), 1, {}, rank.session());
+    const at::Tensor all = broadcast(Transposed(rank, memory), 1);
     EXPECT_TRUE(all.is_contiguous());
     EXPECT_EQ(rank.Read(all), Floats({2, 6, 10, 4, 8, 12}));
     EXPECT_EQ(memory, OneToSix(rank.number() + 1));
@@ -163,8 +161,8 @@ TEST_F(GpuStreamsTest, TheInputGoesWithTheEndOfTheOperation) {
   RunRanks(2, [&](GpuRank& rank) {
     std::atomic<bool> gone{false};
     Floats memory = {1, 2};
-    const Handle handle = allreduce_async(OnCuda(rank.device(), memory, [&gone] { gone = true; }),
-                                          StreamSum("w"), rank.session());
+    const Handle handle =
+        allreduce_async(OnCuda(rank.device(), memory, [&gone] { gone = true; }), StreamSum("w"));
     EXPECT_EQ(rank.Read(synchronize(handle)), Floats({2, 4}));
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (!gone && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
@@ -177,12 +175,12 @@ TEST_F(GpuStreamsTest, AFaultAfterTheLaunchIsToldToWhoeverWaits) {
   gpus_.Hold();
   RunRanks(2, [&](GpuRank& rank) {
     Floats memory = {1, 2};
-    const Handle handle = allreduce_async_(rank.Tensor(memory), StreamSum("w"), rank.session());
+    const Handle handle = allreduce_async_(rank.Tensor(memory), StreamSum("w"));
     synchronize(handle);  // launched; no device has begun
     both.arrive_and_wait();
-    if (rank.number() == 1) abort("enough", rank.session());
-    while (rank.session().state()->Check().ok()) std::this_thread::yield();
-    EXPECT_THAT(ErrorOf(ErrorCode::aborted, [&] { synchronize(handle); }), HasSubstr("enough"));
+    if (rank.number() == 1) abort("enough");
+    while (detail::CurrentSession()->Check().ok()) std::this_thread::yield();
+    EXPECT_THAT(ErrorOf(ErrorCode::Aborted, [&] { synchronize(handle); }), HasSubstr("enough"));
     EXPECT_TRUE(poll(handle));  // it has ended, well or badly
     both.arrive_and_wait();
   });
@@ -192,17 +190,16 @@ TEST_F(GpuStreamsTest, AWaitInACaptureIsRefusedAndLeavesItAlone) {
   RunRanks(2, [&](GpuRank& rank) {
     Floats memory = OneToSix(rank.number() + 1);
     const at::Tensor tensor = Transposed(rank, memory);
-    const Handle handle = allreduce_async_(tensor, StreamSum("w"), rank.session());
+    const Handle handle = allreduce_async_(tensor, StreamSum("w"));
     const StreamHandle captured = EnterNewStream(rank);
     const std::string number = std::to_string(gpus_.NumberOf(captured));
     gpus_.SetCapturing(captured);
     for (int i = 0; i < 2; ++i) {
-      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { synchronize(handle); }),
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { synchronize(handle); }),
                   HasSubstr("CUDA graph"));
     }
     // A new call: the copy of its tensor would be in the graph.
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
-                        [&] { allreduce(tensor, StreamSum("x"), rank.session()); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { allreduce(tensor, StreamSum("x")); }),
                 HasSubstr("CUDA graph"));
     gpus_.SetCapturing(captured, false);
     EXPECT_THAT(gpus_.calls("copy_"), Not(Contains("copy_ stream " + number)));

@@ -61,7 +61,7 @@ class GpuSyncBatchNormTest : public GpuRanksTest {
  private:
   static void CompareRank(const Case& c, GpuRank& rank) {
     const at::Device device = Cuda(rank.device());
-    SyncBatchNorm norm(c.options, rank.session());
+    SyncBatchNorm norm(c.options);
     torch::nn::BatchNorm2d joined(c.options);
     norm->to(device, c.module_type);
     joined->to(at::kDouble);
@@ -102,8 +102,7 @@ class GpuSyncBatchNormTest : public GpuRanksTest {
       for (auto [own, expected] :
            {std::pair(norm->weight, joined->weight), std::pair(norm->bias, joined->bias)}) {
         if (!expected.defined()) continue;
-        const at::Tensor sum =
-            allreduce(own.grad().cpu(), AllreduceOptions().op(ReduceOp::Sum), rank.session());
+        const at::Tensor sum = allreduce(own.grad().cpu(), AllreduceOptions().op(ReduceOp::Sum));
         EXPECT_LT(Far(sum, expected.grad()), 100 * c.close);
         own.mutable_grad().reset();
         expected.mutable_grad().reset();
@@ -171,9 +170,9 @@ TEST_F(GpuSyncBatchNormTest, ALoneRankIsABatchNorm) { ExpectFollowsJoinedBatch({
 TEST_F(GpuSyncBatchNormTest, TheHostHereAndAGpuThereIsAMismatch) {
   RunRanks(2, [](GpuRank& rank) {
     const at::Device device = rank.number() == 0 ? Cuda(rank.device()) : at::Device(at::kCPU);
-    SyncBatchNorm norm(BatchNormOptions(kChannels), rank.session());
+    SyncBatchNorm norm(BatchNormOptions{kChannels});
     norm->to(device);
-    const std::string text = ErrorOf(ErrorCode::mismatch, [&] {
+    const std::string text = ErrorOf(ErrorCode::Mismatch, [&] {
       norm->forward(torch::ones({2, kChannels}).to(device));
     });
     EXPECT_THAT(text, HasSubstr("sync_batch_norm/#1"));
@@ -183,9 +182,9 @@ TEST_F(GpuSyncBatchNormTest, TheHostHereAndAGpuThereIsAMismatch) {
 
 TEST_F(GpuSyncBatchNormTest, AModuleElsewhereIsToldToAll) {
   RunRanks(2, [](GpuRank& rank) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels).affine(false), rank.session());
+    SyncBatchNorm norm(BatchNormOptions(kChannels).affine(false));
     if (rank.number() == 0) norm->to(Cuda(rank.device()));
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                         [&] {
                           norm->forward(torch::ones({2, kChannels}).to(Cuda(rank.device())));
                         }),
@@ -195,14 +194,14 @@ TEST_F(GpuSyncBatchNormTest, AModuleElsewhereIsToldToAll) {
 
 TEST_F(GpuSyncBatchNormTest, BackwardOfDifferentCallsIsNoticed) {
   RunRanks(2, [](GpuRank& rank) {
-    SyncBatchNorm norm(BatchNormOptions(kChannels), rank.session());
+    SyncBatchNorm norm(BatchNormOptions{kChannels});
     norm->to(Cuda(rank.device()));
     at::Tensor x = Input(3, {}, 1, 0).to(at::kFloat).to(Cuda(rank.device()));
     x.set_requires_grad(true);
     // So many that the first and the last have one name.
     std::vector<at::Tensor> results;
     for (int i = 0; i < 17; ++i) results.push_back(norm->forward(x));
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
                         [&] {
                           results[rank.number() == 0 ? 0 : 16].backward(
                               torch::ones({3, kChannels}).to(Cuda(rank.device())));

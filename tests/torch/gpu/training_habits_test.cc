@@ -32,8 +32,8 @@ using ::testing::HasSubstr;
 
 class GpuTrainingHabitsTest : public GpuRanksTest {
  protected:
-  static void AwaitFault(const Session& session) {
-    const auto state = detail::StateOf(session);
+  static void AwaitFault(
+      const std::shared_ptr<detail::SessionState>& state = detail::CurrentSession()) {
     while (state->Check().ok()) std::this_thread::yield();
   }
 };
@@ -47,7 +47,7 @@ TEST_F(GpuTrainingHabitsTest, BackwardsWithoutSyncAddUp) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Add(model, rank, gpus_.MakeStream());
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       const auto value = static_cast<float>(step + 2 * rank.number());
@@ -67,7 +67,7 @@ TEST_F(GpuTrainingHabitsTest, AStepTakesWhatWasSynchronizedOrLeavesItOut) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Add(model, rank, rank.stream());  // a backward comes behind the average that it adds to
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     float sum = 0;
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
@@ -92,7 +92,7 @@ TEST_F(GpuTrainingHabitsTest, AClosureMakesTheGradients) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Add(model, rank, gpus_.MakeStream());
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     float sum = 0;
     for (int step = 0; step < 3; ++step) {
       const auto value = static_cast<float>(step + 2 * rank.number());
@@ -112,8 +112,8 @@ TEST_F(GpuTrainingHabitsTest, TwoOptimizersTakeTurns) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Add(model, rank, gpus_.MakeStream());
-    auto one = model.Wrap({}, rank.session());
-    auto other = model.Wrap({}, rank.session());
+    auto one = model.Wrap({});
+    auto other = model.Wrap({});
     float sum = 0;
     for (int step = 0; step < 5; ++step) {
       auto& optimizer = step % 2 == 0 ? one : other;
@@ -134,7 +134,7 @@ TEST_F(GpuTrainingHabitsTest, AParameterIsUnfrozenLater) {
     Add(model, rank, gpus_.MakeStream());
     at::Tensor b = model["b"];
     b.requires_grad_(false);
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     for (int step = 0; step < 5; ++step) {
       if (step == 2) b.requires_grad_(true);
       optimizer.zero_grad();
@@ -155,8 +155,7 @@ TEST_F(GpuTrainingHabitsTest, AParameterIsAddedLater) {
     GivenGradients model;
     const StreamHandle backward = gpus_.MakeStream();
     Add(model, rank, backward);
-    auto optimizer =
-        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
+    auto optimizer = model.Wrap(DistributedOptimizerOptions().average_at(Average::Step));
     for (int step = 0; step < 5; ++step) {
       if (step == 2) {
         optimizer.add_param_group(
@@ -185,8 +184,7 @@ TEST_F(GpuTrainingHabitsTest, AModelMovesToAnotherGpu) {
     GivenGradients model;
     Add(model, rank, gpus_.MakeStream());
     SetCurrentStream(rank.device() + 4, gpus_.MakeStream());
-    auto optimizer =
-        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
+    auto optimizer = model.Wrap(DistributedOptimizerOptions().average_at(Average::Step));
     for (int step = 0; step < 5; ++step) {
       optimizer.zero_grad();
       if (step == 2) {
@@ -217,8 +215,7 @@ TEST_F(GpuTrainingHabitsTest, DenseGradientsStayDense) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Add(model, rank, gpus_.MakeStream());
-    auto optimizer =
-        model.Wrap(DistributedOptimizerOptions().sparse_as_dense(true), rank.session());
+    auto optimizer = model.Wrap(DistributedOptimizerOptions().sparse_as_dense(true));
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       const auto value = static_cast<float>(step + 2 * rank.number());
@@ -238,7 +235,7 @@ TEST_F(GpuTrainingHabitsTest, ANormIsThatOfAllDevices) {
     model.Add("b", {1}, second);
     model.Add("c", {1}, at::kCPU);
     model.Add("d", {1}, second);
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     const auto factor = static_cast<float>(2 * rank.number());
     model.Backward({{"a", 2 * factor}, {"b", 4 * factor}, {"c", 5 * factor}, {"d", 2 * factor}});
     EXPECT_NEAR(clip_grad_norm_(optimizer, 3.5), 7, 1e-9);
@@ -259,7 +256,7 @@ TEST_F(GpuTrainingHabitsTest, AFaultAfterTheLaunchIsThrownByStep) {
       GivenGradients model;
       const StreamHandle backward = gpus_.MakeStream();
       model.Add("a", {3}, Cuda(rank.device()), backward);
-      auto optimizer = model.Wrap({}, rank.session());
+      auto optimizer = model.Wrap({});
       model.Backward({{"a", 1}});
       optimizer.step();  // makes the arena of the bucket, for which the GPU has to be idle
       optimizer.zero_grad();
@@ -267,11 +264,11 @@ TEST_F(GpuTrainingHabitsTest, AFaultAfterTheLaunchIsThrownByStep) {
       model.Backward({{"a", 1}});
       optimizer.synchronize();
       both.arrive_and_wait();  // launched
-      if (rank.number() == 0) abort("enough", rank.session());
-      AwaitFault(rank.session());
+      if (rank.number() == 0) abort("enough");
+      AwaitFault();
       std::optional<detail::Scope> scope;
       if (skip) scope.emplace(optimizer.skip_synchronize());
-      EXPECT_THAT(ErrorOf(ErrorCode::aborted, [&] { optimizer.step(); }), HasSubstr("enough"));
+      EXPECT_THAT(ErrorOf(ErrorCode::Aborted, [&] { optimizer.step(); }), HasSubstr("enough"));
       both.arrive_and_wait();
       open = true;
       gpus_.RunDevices();
@@ -285,8 +282,7 @@ TEST_F(GpuTrainingHabitsTest, WhatNcclRefusesOfABucketIsToldToAll) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Add(model, rank, gpus_.MakeStream());
-    auto optimizer =
-        model.Wrap(DistributedOptimizerOptions().average_at(Average::Step), rank.session());
+    auto optimizer = model.Wrap(DistributedOptimizerOptions().average_at(Average::Step));
     model.Backward({{"a", 1}, {"b", 1}});
     optimizer.step();
     both.arrive_and_wait();
@@ -299,10 +295,10 @@ TEST_F(GpuTrainingHabitsTest, WhatNcclRefusesOfABucketIsToldToAll) {
     // Whose launch went well may learn of it a step later.
     const auto steps = [&] {
       optimizer.step();
-      AwaitFault(rank.session());
+      AwaitFault();
       optimizer.step();
     };
-    EXPECT_THAT(ErrorOf(ErrorCode::backend, steps), HasSubstr("the cable is out"));
+    EXPECT_THAT(ErrorOf(ErrorCode::Backend, steps), HasSubstr("the cable is out"));
   });
 }
 
@@ -312,12 +308,12 @@ TEST_F(GpuTrainingHabitsTest, AFaultLeavesTheHostsGradientsToWhoHasThem) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     model.Add("a", {3}, at::kCPU);
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     model.Backward({{"a", static_cast<float>(2 * rank.number())}});
     optimizer.synchronize();
     both.arrive_and_wait();
-    if (rank.number() == 0) abort("enough", rank.session());
-    AwaitFault(rank.session());
+    if (rank.number() == 0) abort("enough");
+    AwaitFault();
     const auto skip = optimizer.skip_synchronize();
     optimizer.step();
     EXPECT_TRUE(model["a"].detach().equal(at::full({3}, -1.0F)));
@@ -351,20 +347,21 @@ TEST_F(GpuTrainingHabitsTest, AFaultAtTheEndOfBackwardIsThrownByIt) {
     GivenGradients model;
     model.Add("a", {3}, Cuda(rank.device()), rank.stream());
     const auto module = std::make_shared<Module>(model);
-    DistributedDataParallel<Module> wrapped(module, {}, rank.session());
+    DistributedDataParallel<Module> wrapped(module);
     wrapped.forward();
     model.Backward({{"a", 1}});
     rank.Read(model["a"].grad());
     module->zero_grad();
     wrapped.forward();
     if (rank.number() == 0) {
-      BeforeWait::happens = [&rank] {
+      BeforeWait::happens = [session = detail::CurrentSession()] {
         BeforeWait::stream = nullptr;
-        abort("enough", rank.session());
-        AwaitFault(rank.session());
+        const detail::SessionScope scope(session);  // a thread of autograd's calls this
+        abort("enough");
+        AwaitFault();
       };
       BeforeWait::stream = rank.stream();
-      EXPECT_THAT(ErrorOf(ErrorCode::aborted,
+      EXPECT_THAT(ErrorOf(ErrorCode::Aborted,
                           [&] {
                             model.Backward({{"a", 1}});
                           }),
@@ -382,29 +379,29 @@ TEST_F(GpuTrainingHabitsTest, AFaultAtTheEndOfBackwardIsThrownByIt) {
 }
 
 TEST_F(GpuTrainingHabitsTest, AFaultWhileANormIsReadIsThrown) {
-  std::optional<Session> reader;
+  std::shared_ptr<detail::SessionState> reader;
   std::barrier both(2);
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
     Add(model, rank, rank.stream());
-    auto optimizer = model.Wrap({}, rank.session());
+    auto optimizer = model.Wrap({});
     model.Backward({{"a", 1}, {"b", 1}});
     optimizer.synchronize();
     rank.Read(model["a"].grad());
-    if (rank.number() == 0) reader = rank.session();
+    if (rank.number() == 0) reader = detail::CurrentSession();
     both.arrive_and_wait();
     const int before = rank.number() == 1 ? ReadBacks(Cuda(rank.device() - 1)) : 0;
     both.arrive_and_wait();
     if (rank.number() == 0) {
-      EXPECT_THAT(ErrorOf(ErrorCode::aborted, [&] { clip_grad_norm_(optimizer, 1); }),
+      EXPECT_THAT(ErrorOf(ErrorCode::Aborted, [&] { clip_grad_norm_(optimizer, 1); }),
                   HasSubstr("enough"));
       return;
     }
     // The norm of this rank, which the reader waits for when it has read its own, never comes.
     const at::Device device = Cuda(rank.device() - 1);
     while (ReadBacks(device) == before) std::this_thread::yield();
-    abort("enough", rank.session());
-    AwaitFault(*reader);
+    abort("enough");
+    AwaitFault(reader);
   });
 }
 

@@ -17,6 +17,7 @@
 #include "sirtaki/data_parallel.h"
 #include "sirtaki/grad_scaler.h"
 #include "sirtaki/optimizer.h"
+#include "sirtaki/session.h"
 #include "tests/torch/gradients/adasum_training.h"
 #include "tests/torch/gradients/sparse_training.h"
 #include "tests/torch/torch_ranks.h"
@@ -39,12 +40,10 @@ SGD MakeSgd(Tensors parameters) {
 
 torch::Tensor Zeros(std::int64_t count) { return torch::zeros({count}, torch::requires_grad()); }
 
-DistributedOptimizer<SGD> Wrap(const NamedTensors& names, const Session& session,
-                               const Options& options = Adasum()) {
+DistributedOptimizer<SGD> Wrap(const NamedTensors& names, const Options& options = Adasum()) {
   Tensors parameters;
   for (const auto& [name, tensor] : names) parameters.push_back(tensor);
-  return DistributedOptimizer<SGD>(SGD(std::move(parameters), SGDOptions(1.0)), names, options,
-                                   session);
+  return DistributedOptimizer<SGD>(SGD(std::move(parameters), SGDOptions(1.0)), names, options);
 }
 
 template <class Make>
@@ -52,15 +51,15 @@ void ExpectFollowsTheReference(const Make& make) {
   constexpr int kSteps = 6;
   for (const int size : {1, 2, 3, 4}) {
     const auto expected = TrainByAdasum(make, kSteps, size);
-    RunTorchRanks(size, [&](int rank, const Session& session) {
+    RunTorchRanks(size, [&](int rank) {
       SmallNet net;
       auto optimizer =
-          DistributedOptimizer(make(net.parameters()), net.named_parameters(), Adasum(), session);
+          DistributedOptimizer(make(net.parameters()), net.named_parameters(), Adasum());
       for (int step = 0; step < kSteps; ++step) {
         optimizer.zero_grad();
         Loss(net, BatchOfRank(step, rank)).backward();
         optimizer.step();
-        check_parameters(net, session);  // bit by bit
+        check_parameters(net);  // bit by bit
       }
       EXPECT_LT(Distance(net.parameters(), expected), 1e-12) << size << " ranks";
     });
@@ -76,10 +75,10 @@ TEST(AdasumOptimizerTest, FollowsTheNaiveProcedure) {
 }
 
 TEST(AdasumOptimizerTest, OrthogonalStepsAddAndParallelOnesAverage) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto across = Zeros(2);
     auto along = Zeros(2);
-    auto optimizer = Wrap({{"across", across}, {"along", along}}, session);
+    auto optimizer = Wrap({{"across", across}, {"along", along}});
     (across[rank] * 3 + along.sum() * 3).backward();
     optimizer.step();
     EXPECT_TRUE(torch::allclose(across.detach(), torch::full({2}, -3.0f)));
@@ -88,9 +87,9 @@ TEST(AdasumOptimizerTest, OrthogonalStepsAddAndParallelOnesAverage) {
 }
 
 TEST(AdasumOptimizerTest, GradientsStayThisRanksOwn) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     auto weight = Zeros(2);
-    auto optimizer = Wrap({{"w", weight}}, session);
+    auto optimizer = Wrap({{"w", weight}});
     // As many backward() as you like, and nothing is in flight between them.
     (weight.sum() * rank).backward();
     weight.sum().backward();
@@ -107,11 +106,11 @@ TEST(AdasumOptimizerTest, GradientsStayThisRanksOwn) {
 
 // Ranks without a gradient change nothing; one that nobody has leaves the weights as they are.
 TEST(AdasumOptimizerTest, ARankWithoutAGradientChangesNothing) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     auto one = Zeros(2);
     auto none = torch::full({2}, 0.1f, torch::requires_grad());
     auto frozen = torch::ones({2});
-    auto optimizer = Wrap({{"one", one}, {"none", none}, {"frozen", frozen}}, session);
+    auto optimizer = Wrap({{"one", one}, {"none", none}, {"frozen", frozen}});
     if (rank == 1) (one.sum() * 4).backward();
     optimizer.step();
     EXPECT_TRUE(torch::equal(one.detach(), torch::full({2}, -4.0f)));
@@ -121,10 +120,10 @@ TEST(AdasumOptimizerTest, ARankWithoutAGradientChangesNothing) {
 }
 
 TEST(AdasumOptimizerTest, ConvergesWhereSumsOfStepsWouldNot) {
-  RunTorchRanks(4, [](int rank, const Session& session) {
+  RunTorchRanks(4, [](int rank) {
     auto weight = torch::full({8}, 5.0, torch::TensorOptions(torch::kDouble).requires_grad(true));
     auto optimizer = DistributedOptimizer<SGD>(SGD({weight}, SGDOptions(0.6)),
-                                               NamedTensors{{"w", weight}}, Adasum(), session);
+                                               NamedTensors{{"w", weight}}, Adasum());
     const auto scale = 1 + 0.2 * torch::sin(torch::arange(8) + rank).to(torch::kDouble);
     for (int step = 0; step < 40; ++step) {
       optimizer.zero_grad();
@@ -137,23 +136,23 @@ TEST(AdasumOptimizerTest, ConvergesWhereSumsOfStepsWouldNot) {
 
 TEST(AdasumOptimizerTest, OfEachFloatingType) {
   for (const auto type : {torch::kFloat, torch::kHalf, torch::kBFloat16}) {
-    RunTorchRanks(3, [type](int rank, const Session& session) {
+    RunTorchRanks(3, [type](int rank) {
       auto weight = torch::ones({3, 2}, torch::TensorOptions(type).requires_grad(true));
       auto across = torch::ones({3, 4}, type).t().requires_grad_();  // does not lie flat
-      auto optimizer = Wrap({{"w", weight}, {"t", across}}, session);
+      auto optimizer = Wrap({{"w", weight}, {"t", across}});
       (weight.sum() * 2 + across.sum() * (rank + 1)).backward();
       optimizer.step();
       EXPECT_TRUE(torch::allclose(weight.detach(), torch::full({3, 2}, -1, type)));
-      check_parameters({{"w", weight}, {"t", across}}, session);
+      check_parameters({{"w", weight}, {"t", across}});
       EXPECT_FALSE(across.is_contiguous());
     });
   }
 }
 
 TEST(AdasumOptimizerTest, AClosureIsThisRanksOwn) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = Zeros(2);
-    auto optimizer = Wrap({{"w", weight}}, session);
+    auto optimizer = Wrap({{"w", weight}});
     const auto loss = optimizer.step([&] {
       optimizer.zero_grad();
       auto value = weight[rank] * 2 + rank;
@@ -166,11 +165,11 @@ TEST(AdasumOptimizerTest, AClosureIsThisRanksOwn) {
 }
 
 TEST(AdasumOptimizerTest, StepsOfSeveralEvaluationsAreCombinedOnce) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     SmallNet net;
     auto optimizer = DistributedOptimizer(
         torch::optim::LBFGS(net.parameters(), torch::optim::LBFGSOptions(0.1).max_iter(4)),
-        net.named_parameters(), Adasum(), session);
+        net.named_parameters(), Adasum());
     double first = 0;
     double last = 0;
     for (int step = 0; step < 5; ++step) {
@@ -183,18 +182,18 @@ TEST(AdasumOptimizerTest, StepsOfSeveralEvaluationsAreCombinedOnce) {
                  })
                  .item<double>();
       if (step == 0) first = last;
-      check_parameters(net, session);
+      check_parameters(net);
     }
     EXPECT_LT(last, first);
   });
 }
 
 TEST(AdasumOptimizerTest, SparseGradientsAreTheBasesAffair) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto table = MakeTable(true);
     const auto before = table->weight.detach().clone();
     auto optimizer = DistributedOptimizer(SGD(table->parameters(), SGDOptions(1.0)),
-                                          table->named_parameters(), Adasum(), session);
+                                          table->named_parameters(), Adasum());
     table(torch::tensor({rank})).sum().backward();
     optimizer.step();
     auto expected = before.clone();
@@ -205,12 +204,12 @@ TEST(AdasumOptimizerTest, SparseGradientsAreTheBasesAffair) {
 
 TEST(AdasumOptimizerTest, SparseGradientsBecomeDenseForTheBase) {
   for (const int size : {1, 2}) {
-    RunTorchRanks(size, [](int rank, const Session& session) {
+    RunTorchRanks(size, [](int rank) {
       auto table = MakeTable(true);
       const auto before = table->weight.detach().clone();
       auto optimizer = DistributedOptimizer(
           torch::optim::Adam(table->parameters(), torch::optim::AdamOptions(0.1)),
-          table->named_parameters(), Adasum().sparse_as_dense(true), session);
+          table->named_parameters(), Adasum().sparse_as_dense(true));
       const auto evaluate = [&] {
         optimizer.zero_grad();
         auto loss = table(torch::tensor({rank})).sum();
@@ -226,17 +225,17 @@ TEST(AdasumOptimizerTest, SparseGradientsBecomeDenseForTheBase) {
 }
 
 TEST(AdasumOptimizerTest, AStepThatThrowsTakesItsChangesBack) {
-  RunTorchRanks(1, [](int, const Session& session) {
+  RunTorchRanks(1, [](int) {
     // Alone it is the base's own step: nothing is kept for it.
     auto weight = Zeros(2);
-    auto optimizer = Wrap({{"w", weight}}, session);
+    auto optimizer = Wrap({{"w", weight}});
     weight.sum().backward();
     optimizer.step();
     EXPECT_EQ(weight[0].item<float>(), -1);
   });
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = Zeros(2);
-    auto optimizer = Wrap({{"w", weight}}, session);
+    auto optimizer = Wrap({{"w", weight}});
     EXPECT_THROW(optimizer.step([&]() -> torch::Tensor {
       torch::NoGradGuard no_grad;
       weight.add_(7);
@@ -251,10 +250,10 @@ TEST(AdasumOptimizerTest, AStepThatThrowsTakesItsChangesBack) {
 }
 
 TEST(AdasumOptimizerTest, InfinityOnOneRankSkipsTheStepOnAll) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = Zeros(2);
-    auto optimizer = Wrap({{"w", weight}}, session);
-    GradScaler scaler(GradScalerOptions().init_scale(8), session);
+    auto optimizer = Wrap({{"w", weight}});
+    GradScaler scaler(GradScalerOptions().init_scale(8));
     for (const float bad : {0.0f, 1.0f}) {
       optimizer.zero_grad();
       scaler.scale(weight[rank] * 2 / (1 - bad * static_cast<float>(rank))).backward();
@@ -266,12 +265,11 @@ TEST(AdasumOptimizerTest, InfinityOnOneRankSkipsTheStepOnAll) {
 }
 
 TEST(AdasumOptimizerTest, StaysInItsProcessSet) {
-  RunTorchRanks(4, [](int rank, const Session& session) {
-    const ProcessSet even = add_process_set({0, 2}, {}, session);
-    const ProcessSet odd = add_process_set({1, 3}, {}, session);
+  RunTorchRanks(4, [](int rank) {
+    const ProcessSet even = add_process_set({0, 2});
+    const ProcessSet odd = add_process_set({1, 3});
     auto weight = Zeros(4);
-    auto optimizer =
-        Wrap({{"w", weight}}, session, Adasum().process_set(rank % 2 == 0 ? even : odd));
+    auto optimizer = Wrap({{"w", weight}}, Adasum().process_set(rank % 2 == 0 ? even : odd));
     weight[rank].backward();
     optimizer.step();
     auto expected = torch::zeros({4});
@@ -284,11 +282,9 @@ TEST(AdasumOptimizerTest, StaysInItsProcessSet) {
 // ---- what is refused ----
 
 TEST(AdasumOptimizerTest, WhatItCannotDoIsRefused) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     const auto refusal = [&](const Options& options) {
-      return ErrorOf(ErrorCode::invalid_argument, [&] {
-        Wrap({{"w", Zeros(2)}}, session, options);
-      });
+      return ErrorOf(ErrorCode::InvalidArgument, [&] { Wrap({{"w", Zeros(2)}}, options); });
     };
     EXPECT_THAT(refusal(Adasum().compression(Compression::BF16)),
                 HasSubstr("does not go with compression"));
@@ -296,21 +292,20 @@ TEST(AdasumOptimizerTest, WhatItCannotDoIsRefused) {
     EXPECT_THAT(refusal(Adasum().hook([](const GradientBucket&) { return nullptr; })),
                 HasSubstr("hook"));
     auto net = std::make_shared<SmallNet>();
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                         [&] {
                           DistributedDataParallel<SmallNet>(
-                              net, DistributedDataParallelOptions().gradients(Adasum()), session);
+                              net, DistributedDataParallelOptions().gradients(Adasum()));
                         }),
                 HasSubstr("use DistributedOptimizer"));
     auto weight = Zeros(2);
-    auto optimizer = Wrap({{"w", weight}}, session);
-    EXPECT_THAT(
-        ErrorOf(ErrorCode::invalid_argument, [&] { auto s = optimizer.skip_synchronize(); }),
-        HasSubstr("Adasum"));
+    auto optimizer = Wrap({{"w", weight}});
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { auto s = optimizer.skip_synchronize(); }),
+                HasSubstr("Adasum"));
     // A parameter whose gradients are averaged has no changes of its own to combine.
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                         [&] {
-                          Wrap({{"w", weight}}, session, {});
+                          Wrap({{"w", weight}}, {});
                         }),
                 HasSubstr("another optimizer"));
   });
@@ -318,17 +313,17 @@ TEST(AdasumOptimizerTest, WhatItCannotDoIsRefused) {
 
 TEST(AdasumOptimizerTest, AFailureOfTheGroupIsThrownByTheStep) {
   std::promise<void> made;
-  RunTorchRanks(2, [&made](int rank, const Session& session) {
+  RunTorchRanks(2, [&made](int rank) {
     auto weight = Zeros(2);
-    auto optimizer = Wrap({{"w", weight}}, session);
+    auto optimizer = Wrap({{"w", weight}});
     if (rank == 1) {
       made.get_future().wait_for(std::chrono::seconds(60));
-      abort("enough", session);
+      abort("enough");
       return;
     }
     made.set_value();
     weight.sum().backward();
-    EXPECT_THAT(ErrorOf(ErrorCode::aborted, [&] { optimizer.step(); }), HasSubstr("enough"));
+    EXPECT_THAT(ErrorOf(ErrorCode::Aborted, [&] { optimizer.step(); }), HasSubstr("enough"));
   });
 }
 

@@ -30,11 +30,11 @@ std::string TextOf(const std::string& path) {
 }
 
 // Trains until the search must be over; the weights.
-at::Tensor Train(int rank, const Session& session, int steps) {
+at::Tensor Train(int rank, int steps) {
   torch::nn::Linear model(3, 2);
   for (at::Tensor& parameter : model->parameters()) parameter.detach().fill_(0.3);
   DistributedOptimizer optimizer(torch::optim::SGD(model->parameters(), 0.1),
-                                 model->named_parameters(), {}, session);
+                                 model->named_parameters());
   for (int step = 0; step < steps; ++step) {
     optimizer.zero_grad();
     const at::Tensor input = torch::full({4, 3}, 0.01 * (step % 7) + rank);
@@ -74,16 +74,16 @@ TEST(AutotuneTest, AllRanksEndWithTheSameLimitsAndTheResultsAreThose) {
   std::vector<at::Tensor> plain(3);
   core::Config config;
   RunTorchRanks(
-      3, [&](int rank, const Session& session) { plain[rank] = Train(rank, session, kEnough); },
-      config, {}, InprocWorld::Sharing::kDirect);
+      3, [&](int rank) { plain[rank] = Train(rank, kEnough); }, config, {},
+      InprocWorld::Sharing::kDirect);
   config.autotune = true;
   config.autotune_log = log;
   const Told told;
   RunTorchRanks(
       3,
-      [&](int rank, const Session& session) {
-        tuned[rank] = Train(rank, session, kEnough);
-        limits[rank] = detail::StateOf(session)->session().limits();
+      [&](int rank) {
+        tuned[rank] = Train(rank, kEnough);
+        limits[rank] = detail::CurrentSession()->session().limits();
       },
       config, {}, InprocWorld::Sharing::kDirect);
   for (int rank = 0; rank < 3; ++rank) {
@@ -112,7 +112,7 @@ TEST(AutotuneTest, ASearchThatCannotEndOrBeginSaysWhy) {
   const auto told_of = [&](int ranks, int steps) {
     const Told told;
     RunTorchRanks(
-        ranks, [&](int rank, const Session& session) { Train(rank, session, steps); }, config);
+        ranks, [&](int rank) { Train(rank, steps); }, config);
     return told.text();
   };
   EXPECT_THAT(
@@ -137,16 +137,16 @@ TEST(AutotuneTest, ASearchWhoseOptimizerOutlivesTheSessionSaysOnceThatItEndedEar
   const Told told;
   RunTorchRanks(
       2,
-      [&](int rank, const Session& session) {
+      [&](int rank) {
         torch::nn::Linear model(3, 2);
         const auto optimizer = std::make_shared<DistributedOptimizer<torch::optim::SGD>>(
             torch::optim::SGD(model->parameters(), 0.1), model->named_parameters(),
-            DistributedOptimizerOptions(), session);
+            DistributedOptimizerOptions());
         optimizer->zero_grad();
         model->forward(torch::ones({4, 3})).mean().backward();
         optimizer->step();
         alive[static_cast<std::size_t>(rank)] = optimizer;
-        detail::StateOf(session)->session().ShutdownAndLog("the test ends it");
+        detail::CurrentSession()->session().ShutdownAndLog("the test ends it");
       },
       config);
   const std::string before = told.text();
@@ -161,10 +161,10 @@ TEST(AutotuneTest, TheSearchGoesOnAfterAJoin) {
   std::vector<Limits> limits(2);
   RunTorchRanks(
       2,
-      [&](int rank, const Session& session) {
+      [&](int rank) {
         torch::nn::Linear model(3, 2);
         DistributedOptimizer optimizer(torch::optim::SGD(model->parameters(), 0.1),
-                                       model->named_parameters(), {}, session);
+                                       model->named_parameters());
         const auto train = [&](int steps) {
           for (int step = 0; step < steps; ++step) {
             optimizer.zero_grad();
@@ -173,9 +173,9 @@ TEST(AutotuneTest, TheSearchGoesOnAfterAJoin) {
           }
         };
         train(rank == 0 ? 23 : 60);
-        EXPECT_EQ(join({}, session), 1);
+        EXPECT_EQ(join(), 1);
         train(kEnough);
-        limits[rank] = detail::StateOf(session)->session().limits();
+        limits[rank] = detail::CurrentSession()->session().limits();
       },
       config);
   EXPECT_EQ(limits[0], limits[1]);

@@ -31,13 +31,13 @@ TEST(DataParallelTest, FollowsOneProcessFromTheWeightsOfRankZero) {
       return torch::optim::Adam(std::move(p), torch::optim::AdamOptions(0.01));
     };
     const auto expected = TrainAlone(make, 10, size);
-    RunTorchRanks(size, [&](int rank, const Session& session) {
+    RunTorchRanks(size, [&](int rank) {
       auto net = std::make_shared<SmallNet>();
       if (rank > 0) {
         torch::NoGradGuard no_grad;
         for (auto& parameter : net->parameters()) parameter.fill_(rank);
       }
-      DistributedDataParallel<SmallNet> model(net, {}, session);
+      DistributedDataParallel<SmallNet> model(net);
       auto optimizer = make(model.parameters());
       for (int step = 0; step < 10; ++step) {
         const Batch batch = BatchOfRank(step, rank);
@@ -51,9 +51,9 @@ TEST(DataParallelTest, FollowsOneProcessFromTheWeightsOfRankZero) {
 }
 
 TEST(DataParallelTest, GradientsAreAveragedWhenBackwardReturns) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     torch::nn::Linear layer(1, 1);
-    DistributedDataParallel model(layer, {}, session);
+    DistributedDataParallel model(layer);
     model.forward(torch::full({1, 1}, 4.0f * static_cast<float>(rank))).sum().backward();
     EXPECT_EQ(layer->weight.grad().item<float>(), 2);
     EXPECT_EQ(layer->bias.grad().item<float>(), 1);
@@ -62,9 +62,9 @@ TEST(DataParallelTest, GradientsAreAveragedWhenBackwardReturns) {
 }
 
 TEST(DataParallelTest, AccumulatesWithinNoSync) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     torch::nn::Linear layer(1, 1);
-    DistributedDataParallel model(layer, {}, session);
+    DistributedDataParallel model(layer);
     const auto x = torch::full({1, 1}, static_cast<float>(rank));
     {
       const auto hold = model.no_sync();
@@ -91,9 +91,9 @@ struct Branches : torch::nn::Module {
 };
 
 TEST(DataParallelTest, GraphsMayDiffer) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto net = std::make_shared<Branches>();
-    DistributedDataParallel<Branches> model(net, {}, session);
+    DistributedDataParallel<Branches> model(net);
     for (int step = 0; step < 4; ++step) {
       model.zero_grad();
       model.forward((step + rank) % 2 == 0).backward();
@@ -104,10 +104,10 @@ TEST(DataParallelTest, GraphsMayDiffer) {
 }
 
 TEST(DataParallelTest, ParametersUnfrozenLaterAreFound) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto net = std::make_shared<Branches>();
     net->b.requires_grad_(false);
-    DistributedDataParallel<Branches> model(net, {}, session);
+    DistributedDataParallel<Branches> model(net);
     model.forward(true).backward();
     net->b.requires_grad_(true);
     (model.forward(true) * (rank + 1)).backward();
@@ -131,9 +131,9 @@ struct Counting : torch::nn::Module {
 };
 
 TEST(DataParallelTest, BuffersAreThoseOfRankZero) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto net = std::make_shared<Counting>();
-    DistributedDataParallel<Counting> model(net, {}, session);
+    DistributedDataParallel<Counting> model(net);
     model.forward(static_cast<float>(1 + rank));
     EXPECT_EQ(net->seen, 0);
     model.forward(static_cast<float>(1 + rank));
@@ -146,9 +146,9 @@ TEST(DataParallelTest, BuffersAreThoseOfRankZero) {
 }
 
 TEST(DataParallelTest, BuffersStayByChoice) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto net = std::make_shared<Counting>();
-    DistributedDataParallel<Counting> model(net, DdpOptions().broadcast_buffers(false), session);
+    DistributedDataParallel<Counting> model(net, DdpOptions().broadcast_buffers(false));
     model.forward(static_cast<float>(1 + rank));
     model.forward(0);
     EXPECT_EQ(net->seen, static_cast<float>(1 + rank));
@@ -157,9 +157,9 @@ TEST(DataParallelTest, BuffersStayByChoice) {
 
 // A backward() that fails half-way leaves gradients under way; the next forward() ends them.
 TEST(DataParallelTest, ABackwardThatFailedIsCleanedUpByTheNextForward) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto net = std::make_shared<Branches>();
-    DistributedDataParallel<Branches> model(net, {}, session);
+    DistributedDataParallel<Branches> model(net);
     const auto output = model.forward(true);
     // b's part of the graph is reached first and done, a's fails.
     auto loss = (FailingBackward::apply(net->a) * 2).sum() + net->b.sum() + output * 0;
@@ -174,39 +174,35 @@ TEST(DataParallelTest, ABackwardThatFailedIsCleanedUpByTheNextForward) {
 }
 
 TEST(DataParallelTest, TheOptimizerMustNotAverageAgain) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     auto net = std::make_shared<Branches>();
-    DistributedDataParallel<Branches> model(net, {}, session);
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+    DistributedDataParallel<Branches> model(net);
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                         [&] {
                           DistributedOptimizer<SGD>(SGD(net->parameters(), SGDOptions(1.0)),
-                                                    net->named_parameters(), {}, session);
+                                                    net->named_parameters());
                         }),
                 AllOf(HasSubstr("\"a\""), HasSubstr("an optimizer that does not")));
   });
 }
 
 TEST(DataParallelTest, WhatAModuleCannotDoIsRefused) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto net = std::make_shared<Branches>();
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                         [&] {
                           DistributedDataParallel<Branches>(
-                              net,
-                              DdpOptions().gradients(
-                                  DistributedOptimizerOptions().backward_passes_per_step(2)),
-                              session);
+                              net, DdpOptions().gradients(
+                                       DistributedOptimizerOptions().backward_passes_per_step(2)));
                         }),
                 AllOf(HasSubstr("backward_passes_per_step is 2"), HasSubstr("no_sync()")));
-    EXPECT_THAT(
-        ErrorOf(
-            ErrorCode::invalid_argument,
-            [&] { DistributedDataParallel<Branches>(std::shared_ptr<Branches>(), {}, session); }),
-        HasSubstr("null pointer"));
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                        [&] { DistributedDataParallel<Branches>(std::shared_ptr<Branches>()); }),
+                HasSubstr("null pointer"));
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
                         [&] {
                           DistributedDataParallel<Branches>(
-                              net, DdpOptions().broadcast_buffers(rank == 0), session);
+                              net, DdpOptions().broadcast_buffers(rank == 0));
                         }),
                 HasSubstr("without buffers on rank 1"));
   });
@@ -220,13 +216,13 @@ TEST(DataParallelTest, WhatCannotBeAveragedAgainIsRefused) {
   for (const auto& options : {DistributedOptimizerOptions().op(ReduceOp::Sum),
                               DistributedOptimizerOptions().compression(Compression::BF16),
                               DistributedOptimizerOptions().hook(hook)}) {
-    RunTorchRanks(2, [&](int, const Session& session) {
+    RunTorchRanks(2, [&](int) {
       auto net = std::make_shared<Branches>();
-      DistributedDataParallel<Branches> model(net, DdpOptions().gradients(options), session);
+      DistributedDataParallel<Branches> model(net, DdpOptions().gradients(options));
       const float once = options.op() == ReduceOp::Sum ? 2 : 1;
       for (const bool keeps_memory : {false, true}) {
         model.forward(true).backward();
-        EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { model.forward(true).backward(); }),
+        EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { model.forward(true).backward(); }),
                     AllOf(HasSubstr("holds an average"), HasSubstr("no_sync()")));
         model.zero_grad(!keeps_memory);
         // What the second does not reach stays as it is.
@@ -242,14 +238,14 @@ TEST(DataParallelTest, WhatCannotBeAveragedAgainIsRefused) {
 }
 
 TEST(DataParallelTest, TwoBackwardOnOneRankAreNoTwoSteps) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto net = std::make_shared<Branches>();
-    DistributedDataParallel<Branches> model(net, {}, session);
+    DistributedDataParallel<Branches> model(net);
     for (int round = 0; round < 2; ++round) {
       model.zero_grad();
       auto loss = model.forward(true);
       loss.backward({}, /*retain_graph=*/true);
-      EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
+      EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
                           [&] {
                             if (rank == 1) loss = model.forward(true);  // the next step
                             loss.backward();
@@ -269,9 +265,9 @@ TEST(DataParallelTest, TwoBackwardOnOneRankAreNoTwoSteps) {
 
 TEST(DataParallelTest, ABackwardThatThrowsOnOneRankThrowsOnAll) {
   for (const int size : {1, 2, 3}) {
-    RunTorchRanks(size, [size](int rank, const Session& session) {
+    RunTorchRanks(size, [size](int rank) {
       auto net = std::make_shared<Branches>();
-      DistributedDataParallel<Branches> model(net, {}, session);
+      DistributedDataParallel<Branches> model(net);
       for (int round = 0; round < 2; ++round) {  // with and without buckets
         const auto on_path = rank == size - 1 ? FailingBackward::apply(net->c) : net->c;
         const auto loss = on_path.sum() + model.forward(true);
@@ -290,7 +286,7 @@ TEST(DataParallelTest, ABackwardThatThrowsOnOneRankThrowsOnAll) {
         }
       }
       model.zero_grad();
-      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                           [&] {
                             model.forward(true).pow(2).backward({}, /*retain_graph=*/true,
                                                                 /*create_graph=*/true);
@@ -303,9 +299,9 @@ TEST(DataParallelTest, ABackwardThatThrowsOnOneRankThrowsOnAll) {
 
 TEST(DataParallelTest, ABackwardThatThrowsWithinAnother) {
   for (const int size : {1, 2, 3}) {
-    RunTorchRanks(size, [size](int rank, const Session& session) {
+    RunTorchRanks(size, [size](int rank) {
       auto net = std::make_shared<Branches>();
-      DistributedDataParallel<Branches> model(net, {}, session);
+      DistributedDataParallel<Branches> model(net);
       for (int round = 0; round < 2; ++round) {  // with and without buckets
         std::function<void()> run_inner = [&] {
           const torch::AutoGradMode with_graph(true);
@@ -329,11 +325,11 @@ TEST(DataParallelTest, ABackwardThatThrowsWithinAnother) {
 // A rank that has no loss for a module adds 0 times the module's output.
 TEST(DataParallelTest, ModulesInAnyOrderOrOnlyOneOfThem) {
   for (const int size : {2, 3}) {
-    RunTorchRanks(size, [size](int rank, const Session& session) {
+    RunTorchRanks(size, [size](int rank) {
       torch::nn::Linear first(1, 1);
       torch::nn::Linear second(1, 1);
-      DistributedDataParallel a(first, {}, session);
-      DistributedDataParallel b(second, {}, session);
+      DistributedDataParallel a(first);
+      DistributedDataParallel b(second);
       for (int step = 0; step < 9; ++step) {
         a.zero_grad();
         b.zero_grad();
@@ -353,14 +349,14 @@ TEST(DataParallelTest, ModulesInAnyOrderOrOnlyOneOfThem) {
 
 // The ends of two modules in one backward() come in any order.
 TEST(DataParallelTest, ParametersOfSeveralModulesAreChecked) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto options =
         DdpOptions().gradients(DistributedOptimizerOptions().check_parameters_every(1));
     const auto make = [&](const char* name) {
       auto of_one = options;
       of_one.gradients(of_one.gradients().name(name));
       return std::make_unique<DistributedDataParallel<Branches>>(std::make_shared<Branches>(),
-                                                                 of_one, session);
+                                                                 of_one);
     };
     const auto a = make("a");
     const auto b = make("b");
@@ -378,22 +374,22 @@ TEST(DataParallelTest, ParametersOfSeveralModulesAreChecked) {
     if (rank == 0) b->forward(true);
     b->train();
     a->forward(true);
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, [&] { b->forward(true); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { b->forward(true); }),
                 HasSubstr("parameters of the module#2"));
   });
 }
 
 TEST(DataParallelTest, AnAverageIsNotAveragedAgainAfterARankHasJoined) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto net = std::make_shared<Branches>();
-    DistributedDataParallel<Branches> model(net, DdpOptions(), session);
+    DistributedDataParallel<Branches> model(net, DdpOptions());
     if (rank == 0) {
       model.forward(true).backward();
       EXPECT_TRUE(torch::equal(net->b.grad(), torch::full({2}, 0.5f)));
-      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { model.forward(true).backward(); }),
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { model.forward(true).backward(); }),
                   AllOf(HasSubstr("rank 1 has joined"), HasSubstr("no_sync()")));
     }
-    join({}, session);
+    join();
   });
 }
 
@@ -407,10 +403,10 @@ struct Tied : torch::nn::Module {
 };
 
 TEST(DataParallelTest, TiedWeightsAreReducedOnce) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto net = std::make_shared<Tied>();
     DistributedDataParallel<Tied> model(
-        net, DdpOptions().gradients(DistributedOptimizerOptions().op(ReduceOp::Sum)), session);
+        net, DdpOptions().gradients(DistributedOptimizerOptions().op(ReduceOp::Sum)));
     (model.forward() * (rank + 1)).backward();
     EXPECT_TRUE(torch::equal(net->weight.grad(), torch::full({2}, 3.0f)));
   });
@@ -418,9 +414,9 @@ TEST(DataParallelTest, TiedWeightsAreReducedOnce) {
 
 // As a GAN's discriminator: what the first forward() has kept of batch norm stays usable.
 TEST(DataParallelTest, TwoForwardsBeforeABackwardWithBatchNorm) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3));
-    DistributedDataParallel<torch::nn::SequentialImpl> model(net.ptr(), {}, session);
+    DistributedDataParallel<torch::nn::SequentialImpl> model(net.ptr());
     const auto x = torch::arange(8, torch::kFloat).reshape({4, 2}) * (rank + 1);
     const torch::Tensor real = model->forward(x);
     const torch::Tensor fake = model.forward(x + 1);
@@ -431,10 +427,10 @@ TEST(DataParallelTest, TwoForwardsBeforeABackwardWithBatchNorm) {
 }
 
 TEST(DataParallelTest, ModelsThatDifferAreNamedOnEveryRank) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     torch::nn::Linear layer(2, 2 + rank);
     EXPECT_THAT(
-        ErrorOf(ErrorCode::mismatch, [&] { DistributedDataParallel(layer, {}, session); }),
+        ErrorOf(ErrorCode::Mismatch, [&] { DistributedDataParallel model(layer); }),
         AllOf(HasSubstr("\"weight\" float32 [2, 2] on rank 0"), HasSubstr("[3, 2] on rank 1")));
   });
 }
@@ -442,13 +438,13 @@ TEST(DataParallelTest, ModelsThatDifferAreNamedOnEveryRank) {
 TEST(DataParallelTest, AfterTheSessionForwardSaysSo) {
   using Parallel = DistributedDataParallel<torch::nn::LinearImpl>;
   std::vector<std::unique_ptr<Parallel>> models(2);
-  RunTorchRanks(2, [&](int rank, const Session& session) {
-    models.at(static_cast<std::size_t>(rank)) = std::make_unique<Parallel>(
-        torch::nn::Linear(1, 1), DistributedDataParallelOptions(), session);
+  RunTorchRanks(2, [&](int rank) {
+    models.at(static_cast<std::size_t>(rank)) =
+        std::make_unique<Parallel>(torch::nn::Linear(1, 1), DistributedDataParallelOptions());
   });
   for (const auto& model : models) {
     const auto x = torch::ones({1, 1});
-    EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [&] { model->forward(x); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::NotInitialized, [&] { model->forward(x); }),
                 HasSubstr("shut down"));
     const torch::NoGradGuard no_grad;
     EXPECT_EQ(model->forward(x).numel(), 1);
@@ -456,10 +452,10 @@ TEST(DataParallelTest, AfterTheSessionForwardSaysSo) {
 }
 
 TEST(DataParallelTest, MayBeDestroyedBeforeItsGraph) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto net = std::make_shared<Branches>();
     std::optional<DistributedDataParallel<Branches>> model;
-    model.emplace(net, DdpOptions(), session);
+    model.emplace(net, DdpOptions());
     const auto loss = model->forward(true) * (rank + 1);
     model.reset();
     loss.backward();

@@ -98,10 +98,10 @@ struct Chain : torch::nn::Module {
   Tensors weights;
 };
 
-DistributedOptimizer<SGD> Wrap(torch::nn::Module& net, const Session& session, double rate = 1.0,
+DistributedOptimizer<SGD> Wrap(torch::nn::Module& net, double rate = 1.0,
                                Average average = Average::Backward) {
   return DistributedOptimizer<SGD>(SGD(net.parameters(), SGDOptions(rate)), net.named_parameters(),
-                                   DistributedOptimizerOptions().average_at(average), session);
+                                   DistributedOptimizerOptions().average_at(average));
 }
 
 constexpr auto kPlainSharing = session::InprocWorld::Sharing::kNone;
@@ -111,9 +111,9 @@ TEST(GradientBucketsTest, TheLayoutIsAgreedInTheFirstStepAndStays) {
     Started started;
     RunTorchRanks(
         size,
-        [&](int rank, const Session& session) {
+        [&](int rank) {
           Chain net;
-          auto optimizer = Wrap(net, session);
+          auto optimizer = Wrap(net);
           started.Take(rank);
           std::vector<Started::Bucket> first;
           for (int step = 0; step < 4; ++step) {
@@ -134,7 +134,7 @@ TEST(GradientBucketsTest, TheLayoutIsAgreedInTheFirstStepAndStays) {
             const float sum = -0.5f * static_cast<float>((size + 1) * (step + 1));
             EXPECT_TRUE(torch::equal(net.weights[1].detach(), torch::full({2}, 1 + sum)));
           }
-          const auto& told = detail::StateOf(session)->session().observation();
+          const auto& told = detail::CurrentSession()->session().observation();
           EXPECT_THAT(told.KeyText("bucket 0 of arena 1"),
                       MatchesRegex(R"(.*1 \(the gradient of "w."\))"));
           EXPECT_THAT(told.KeyText("bucket 1 of arena 1"),
@@ -153,12 +153,12 @@ std::vector<std::int64_t> OrderOfBuckets(bool deterministic) {
   std::vector<std::int64_t> order;
   RunTorchRanks(
       2,
-      [&](int rank, const Session& session) {
+      [&](int rank) {
         auto a = torch::ones({1}, torch::requires_grad());
         auto b = torch::ones({2}, torch::requires_grad());
         auto c = torch::ones({4}, torch::requires_grad());
         const NamedTensors names = {{"a", a}, {"b", b}, {"c", c}};
-        auto optimizer = DistributedOptimizer(SGD({a, b, c}, SGDOptions(0.1)), names, {}, session);
+        auto optimizer = DistributedOptimizer(SGD({a, b, c}, SGDOptions(0.1)), names);
         for (int step = 0; step < 2; ++step) {
           started.Take(rank);
           optimizer.zero_grad();
@@ -190,9 +190,9 @@ TEST(GradientBucketsTest, ThereAreNoneWithoutASize) {
   Started started;
   RunTorchRanks(
       2,
-      [&](int rank, const Session& session) {
+      [&](int rank) {
         Chain net;
-        auto optimizer = Wrap(net, session);
+        auto optimizer = Wrap(net);
         for (int step = 0; step < 3; ++step) {
           started.Take(rank);
           optimizer.zero_grad();
@@ -209,11 +209,11 @@ TEST(GradientBucketsTest, AreReducedWhileBackwardStillRuns) {
   constexpr int kSize = 2;
   RunTorchRanks(
       kSize,
-      [&](int rank, const Session& session) {
+      [&](int rank) {
         EXPECT_TRUE(LastGradientIsReducedBeforeTheFirstExists(
             rank, kSize,
             [&](const auto& names) {
-              return DistributedOptimizer(SGD(names.values(), SGDOptions(0.1)), names, {}, session);
+              return DistributedOptimizer(SGD(names.values(), SGDOptions(0.1)), names);
             },
             /*steps=*/2));
       },
@@ -230,9 +230,9 @@ struct BucketBranches : torch::nn::Module {
 };
 
 TEST(GradientBucketsTest, AGradientMayBeMissingOnSomeRanksOrOnAll) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     BucketBranches net;
-    auto optimizer = Wrap(net, session);
+    auto optimizer = Wrap(net);
     for (const int who : {-2, 1, -1, 0, -2}) {
       optimizer.zero_grad();
       auto loss = net.a.sum() * (rank + 1);
@@ -256,9 +256,9 @@ TEST(GradientBucketsTest, AreNotMadeWhileARankHasJoined) {
   Started started;
   RunTorchRanks(
       3,
-      [&](int rank, const Session& session) {
+      [&](int rank) {
         Chain net;
-        auto optimizer = Wrap(net, session);
+        auto optimizer = Wrap(net);
         const auto step = [&] {
           optimizer.zero_grad();
           net.loss(3).backward();
@@ -268,7 +268,7 @@ TEST(GradientBucketsTest, AreNotMadeWhileARankHasJoined) {
           for (int i = 0; i < 2; ++i) step();
           EXPECT_TRUE(torch::equal(net.weights[1].grad(), torch::full({2}, 2.0f)));
         }
-        join({}, session);
+        join();
         EXPECT_TRUE(started.Take(rank).empty());
         for (int i = 0; i < 3; ++i) {
           step();
@@ -283,9 +283,9 @@ TEST(GradientBucketsTest, ARankThatHasJoinedServesThem) {
   Started started;
   RunTorchRanks(
       3,
-      [&](int rank, const Session& session) {
+      [&](int rank) {
         Chain net;
-        auto optimizer = Wrap(net, session);
+        auto optimizer = Wrap(net);
         const auto steps = [&](int count, float expected) {
           for (int i = 0; i < count; ++i) {
             optimizer.zero_grad();
@@ -301,7 +301,7 @@ TEST(GradientBucketsTest, ARankThatHasJoinedServesThem) {
             steps(2, 2);
             EXPECT_EQ(started.Take(rank).size(), 2u);
           }
-          join({}, session);
+          join();
           started.Take(rank);
         }
       },
@@ -309,17 +309,17 @@ TEST(GradientBucketsTest, ARankThatHasJoinedServesThem) {
 }
 
 TEST(GradientBucketsTest, ASecondBackwardIsAnErrorThatNamesTheGradient) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     BucketBranches net;
-    auto optimizer = Wrap(net, session, 1.0, Average::Step);
+    auto optimizer = Wrap(net, 1.0, Average::Step);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       // The bucket is not complete: b is missing.
       const bool all = step != 1;
       (all ? net.a.sum() + net.b.sum() : net.a.sum()).backward();
-      const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { (net.a.sum() * 2).backward(); });
+      const auto text = ErrorOf(ErrorCode::InvalidArgument, [&] { (net.a.sum() * 2).backward(); });
       EXPECT_THAT(text, AllOf(HasSubstr("\"a\""), HasSubstr("step()"), HasSubstr("synchronize()")));
-      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.zero_grad(); }),
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.zero_grad(); }),
                   HasSubstr("\"a\""));
       optimizer.step();
       EXPECT_EQ(net.b.grad().defined(), all);
@@ -329,9 +329,9 @@ TEST(GradientBucketsTest, ASecondBackwardIsAnErrorThatNamesTheGradient) {
 }
 
 TEST(GradientBucketsTest, ARankThatHasEndedFailsTheOthersGradientsByName) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     BucketBranches net;
-    auto optimizer = Wrap(net, session);
+    auto optimizer = Wrap(net);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       if (step == 2) break;
@@ -339,7 +339,7 @@ TEST(GradientBucketsTest, ARankThatHasEndedFailsTheOthersGradientsByName) {
       optimizer.step();
     }
     if (rank == 1) return;
-    EXPECT_THAT(ErrorOf(ErrorCode::shut_down, [&] { (net.a.sum() + net.b.sum()).backward(); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::ShutDown, [&] { (net.a.sum() + net.b.sum()).backward(); }),
                 MatchesRegex("shut down: the gradients of \"[ab]\", \"[ab]\": "
                              "rank 1 has shut down: .*"));
   });
@@ -350,13 +350,12 @@ void TakeApartOneThatCannotBeReduced(Average average) {
   Started started;
   RunTorchRanks(
       3,
-      [&](int rank, const Session& session) {
+      [&](int rank) {
         auto dense = torch::zeros({2}, torch::requires_grad());
         auto table = torch::zeros({4, 2}, torch::requires_grad());
         const NamedTensors names = {{"dense", dense}, {"table", table}};
-        auto optimizer =
-            DistributedOptimizer(SGD({dense, table}, SGDOptions(1.0)), names,
-                                 DistributedOptimizerOptions().average_at(average), session);
+        auto optimizer = DistributedOptimizer(SGD({dense, table}, SGDOptions(1.0)), names,
+                                              DistributedOptimizerOptions().average_at(average));
         for (int step = 0; step < 6; ++step) {
           started.Take(rank);
           optimizer.zero_grad();
@@ -392,9 +391,9 @@ TEST(GradientBucketsTest, OneThatCannotBeReducedIsTakenApart) {
 }
 
 TEST(GradientBucketsTest, OnlyTheGradientThatIsWrongFails) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     BucketBranches net;
-    auto optimizer = Wrap(net, session, 1.0, Average::Step);
+    auto optimizer = Wrap(net, 1.0, Average::Step);
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
       (net.a.sum() + net.b.sum()).backward();
@@ -405,7 +404,7 @@ TEST(GradientBucketsTest, OnlyTheGradientThatIsWrongFails) {
       // Written by the program of one rank while the bucket is on its way.
       if (rank == 1) net.b.grad().mul_(2);
       if (rank == 1) {
-        EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.synchronize(); }),
+        EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.synchronize(); }),
                     AllOf(HasSubstr("\"b\""), HasSubstr("changed")));
       } else {
         optimizer.synchronize();
@@ -419,10 +418,10 @@ TEST(GradientBucketsTest, AnAddedParameterMakesNewOnes) {
   Started started;
   RunTorchRanks(
       2,
-      [&](int rank, const Session& session) {
+      [&](int rank) {
         Chain net;
         auto added = torch::zeros({10}, torch::requires_grad());
-        auto optimizer = Wrap(net, session);
+        auto optimizer = Wrap(net);
         std::vector<std::size_t> gradients;
         for (int step = 0; step < 5; ++step) {
           started.Take(rank);
@@ -446,16 +445,16 @@ TEST(GradientBucketsTest, ASecondOptimizerOfTheSameParametersDissolvesThem) {
   Started started;
   RunTorchRanks(
       2,
-      [&](int rank, const Session& session) {
+      [&](int rank) {
         BucketBranches net;
-        auto first = Wrap(net, session);
+        auto first = Wrap(net);
         std::optional<DistributedOptimizer<SGD>> second;
         for (int step = 0; step < 5; ++step) {
           started.Take(rank);
           first.zero_grad();
           (step == 0 ? net.a.sum() + net.b.sum() : net.a.sum()).backward();
           // While a bucket waits for b.
-          if (step == 3) second.emplace(Wrap(net, session));
+          if (step == 3) second.emplace(Wrap(net));
           if (second && step == 3) second->synchronize();
           first.step();
           if (second && step > 3) second->step();
@@ -467,9 +466,9 @@ TEST(GradientBucketsTest, ASecondOptimizerOfTheSameParametersDissolvesThem) {
 }
 
 TEST(GradientBucketsTest, TwoThreadsMayFillABucketAtOnce) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     BucketBranches net;
-    auto optimizer = Wrap(net, session, 1.0, Average::Step);
+    auto optimizer = Wrap(net, 1.0, Average::Step);
     for (int step = 0; step < 20; ++step) {
       optimizer.zero_grad();
       std::thread other([&] { (net.b.sum() * (rank + 1)).backward(); });

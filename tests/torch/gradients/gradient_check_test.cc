@@ -19,7 +19,7 @@ using testing::HasSubstr;
 using Tensors = std::vector<torch::Tensor>;
 // Of a rank, alike wherever it is asked.
 using Inputs = std::function<Tensors(int rank)>;
-using Body = std::function<Tensors(const Tensors& inputs, int rank, const Session& session)>;
+using Body = std::function<Tensors(const Tensors& inputs, int rank)>;
 
 // Different on each rank, in no simple relation.
 torch::Tensor Values(int rank, const std::vector<std::int64_t>& shape) {
@@ -38,28 +38,28 @@ torch::Tensor LossOf(const Tensors& outputs, int rank) {
   return loss;
 }
 
-double LossOfAll(const Inputs& inputs, const Body& body, int rank, const Session& session,
-                 int moved_rank, std::size_t which, std::int64_t element, double by) {
+double LossOfAll(const Inputs& inputs, const Body& body, int rank, int moved_rank,
+                 std::size_t which, std::int64_t element, double by) {
   torch::NoGradGuard no_grad;
   Tensors mine = inputs(rank);
   if (rank == moved_rank) mine[which].view({-1})[element] += by;
-  const auto loss = LossOf(body(mine, rank, session), rank);
-  return allreduce(loss, AllreduceOptions().op(ReduceOp::Sum), session).item<double>();
+  const auto loss = LossOf(body(mine, rank), rank);
+  return allreduce(loss, AllreduceOptions().op(ReduceOp::Sum)).item<double>();
 }
 
 void CheckGradients(const Inputs& inputs, const Body& body, std::vector<int> sizes = {2, 3}) {
   constexpr double kStep = 1e-3;
   for (const int size : sizes) {
-    RunTorchRanks(size, [&](int rank, const Session& session) {
+    RunTorchRanks(size, [&](int rank) {
       Tensors mine = inputs(rank);
       for (auto& input : mine) input.requires_grad_();
-      LossOf(body(mine, rank, session), rank).backward();
+      LossOf(body(mine, rank), rank).backward();
       for (int moved = 0; moved < size; ++moved) {
         const Tensors of_moved = inputs(moved);
         for (std::size_t i = 0; i < of_moved.size(); ++i) {
           for (std::int64_t e = 0; e < of_moved[i].numel(); ++e) {
-            const double above = LossOfAll(inputs, body, rank, session, moved, i, e, kStep);
-            const double below = LossOfAll(inputs, body, rank, session, moved, i, e, -kStep);
+            const double above = LossOfAll(inputs, body, rank, moved, i, e, kStep);
+            const double below = LossOfAll(inputs, body, rank, moved, i, e, -kStep);
             if (rank != moved) continue;
             ASSERT_TRUE(mine[i].grad().defined());
             EXPECT_NEAR(mine[i].grad().reshape({-1})[e].item<double>(),
@@ -80,21 +80,19 @@ Inputs OfShape(std::vector<std::int64_t> shape) {
 Tensors Uneven(int rank) { return {Values(rank, {rank + 1, 2})}; }
 
 TEST(GradientCheck, AllreduceSum) {
-  CheckGradients(OfShape({2, 2}), [](const Tensors& x, int, const Session& s) {
-    return Tensors{allreduce(
-        x[0], AllreduceOptions().op(ReduceOp::Sum).prescale(0.5).postscale(3).name("x"), s)};
+  CheckGradients(OfShape({2, 2}), [](const Tensors& x, int) {
+    return Tensors{
+        allreduce(x[0], AllreduceOptions().op(ReduceOp::Sum).prescale(0.5).postscale(3).name("x"))};
   });
 }
 
 TEST(GradientCheck, AllreduceAverage) {
-  CheckGradients(OfShape({3}), [](const Tensors& x, int, const Session& s) {
-    return Tensors{allreduce(x[0], {}, s)};
-  });
+  CheckGradients(OfShape({3}), [](const Tensors& x, int) { return Tensors{allreduce(x[0])}; });
 }
 
 TEST(GradientCheck, AllreduceOfAView) {
-  CheckGradients(OfShape({2, 3}), [](const Tensors& x, int, const Session& s) {
-    return Tensors{allreduce(x[0].t(), AllreduceOptions().op(ReduceOp::Sum), s)};
+  CheckGradients(OfShape({2, 3}), [](const Tensors& x, int) {
+    return Tensors{allreduce(x[0].t(), AllreduceOptions().op(ReduceOp::Sum))};
   });
 }
 
@@ -103,13 +101,11 @@ TEST(GradientCheck, GroupedAllreduce) {
       [](int rank) {
         return Tensors{Values(rank, {2}), Values(rank + 5, {1, 2})};
       },
-      [](const Tensors& x, int, const Session& s) { return grouped_allreduce(x, {}, s); });
+      [](const Tensors& x, int) { return grouped_allreduce(x); });
 }
 
 TEST(GradientCheck, Broadcast) {
-  CheckGradients(OfShape({3}), [](const Tensors& x, int, const Session& s) {
-    return Tensors{broadcast(x[0], 1, {}, s)};
-  });
+  CheckGradients(OfShape({3}), [](const Tensors& x, int) { return Tensors{broadcast(x[0], 1)}; });
 }
 
 TEST(GradientCheck, GroupedBroadcast) {
@@ -117,15 +113,15 @@ TEST(GradientCheck, GroupedBroadcast) {
       [](int rank) {
         return Tensors{Values(rank, {2}), Values(rank + 5, {1, 2})};
       },
-      [](const Tensors& x, int, const Session& s) { return grouped_broadcast(x, 0, {}, s); });
+      [](const Tensors& x, int) { return grouped_broadcast(x, 0); });
 }
 
 // The others' copies are no part of the loss.
 TEST(GradientCheck, Reduce) {
   for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
     // The copies of the others have gradients of their own.
-    CheckGradients(OfShape({3}), [op](const Tensors& x, int, const Session& s) {
-      return Tensors{reduce(x[0], 1, ReduceOptions().op(op).prescale(2), s)};
+    CheckGradients(OfShape({3}), [op](const Tensors& x, int) {
+      return Tensors{reduce(x[0], 1, ReduceOptions().op(op).prescale(2))};
     });
   }
 }
@@ -135,12 +131,12 @@ TEST(GradientCheck, GroupedReduce) {
       [](int rank) {
         return Tensors{Values(rank, {2}), Values(rank + 5, {1, 2})};
       },
-      [](const Tensors& x, int, const Session& s) { return grouped_reduce(x, 0, {}, s); });
+      [](const Tensors& x, int) { return grouped_reduce(x, 0); });
 }
 
 TEST(GradientCheck, AllgatherOfDifferentRows) {
-  CheckGradients(Uneven, [](const Tensors& x, int, const Session& s) {
-    return Tensors{allgather(x[0], AllgatherOptions().name("rows"), s)};
+  CheckGradients(Uneven, [](const Tensors& x, int) {
+    return Tensors{allgather(x[0], AllgatherOptions().name("rows"))};
   });
 }
 
@@ -149,13 +145,12 @@ TEST(GradientCheck, GroupedAllgatherWithAndWithoutRows) {
       [](int rank) {
         return Tensors{Values(rank, {rank + 1, 2}), Values(rank + 5, {rank == 0 ? 0 : 2})};
       },
-      [](const Tensors& x, int, const Session& s) { return grouped_allgather(x, {}, s); });
+      [](const Tensors& x, int) { return grouped_allgather(x); });
 }
 
 TEST(GradientCheck, AllgatherInto) {
-  CheckGradients(OfShape({2, 2}), [](const Tensors& x, int, const Session& s) {
-    return Tensors{allgather_into(x[0], {}, s)};
-  });
+  CheckGradients(OfShape({2, 2}),
+                 [](const Tensors& x, int) { return Tensors{allgather_into(x[0])}; });
 }
 
 TEST(GradientCheck, GroupedAllgatherInto) {
@@ -163,13 +158,11 @@ TEST(GradientCheck, GroupedAllgatherInto) {
       [](int rank) {
         return Tensors{Values(rank, {2}), Values(rank + 5, {1, 2})};
       },
-      [](const Tensors& x, int, const Session& s) { return grouped_allgather_into(x, {}, s); });
+      [](const Tensors& x, int) { return grouped_allgather_into(x); });
 }
 
 TEST(GradientCheck, Gather) {
-  CheckGradients(Uneven, [](const Tensors& x, int, const Session& s) {
-    return Tensors{gather(x[0], 1, {}, s)};
-  });
+  CheckGradients(Uneven, [](const Tensors& x, int) { return Tensors{gather(x[0], 1)}; });
 }
 
 TEST(GradientCheck, GroupedGather) {
@@ -177,7 +170,7 @@ TEST(GradientCheck, GroupedGather) {
       [](int rank) {
         return Tensors{Values(rank, {rank + 1}), Values(rank + 5, {2, 2})};
       },
-      [](const Tensors& x, int, const Session& s) { return grouped_gather(x, 0, {}, s); });
+      [](const Tensors& x, int) { return grouped_gather(x, 0); });
 }
 
 TEST(GradientCheck, Scatter) {
@@ -185,13 +178,13 @@ TEST(GradientCheck, Scatter) {
       [](int rank) {
         return Tensors{Values(rank, {rank == 1 ? 5 : 1, 2})};
       },
-      [](const Tensors& x, int, const Session& s) { return Tensors{scatter(x[0], 1, {}, s)}; });
+      [](const Tensors& x, int) { return Tensors{scatter(x[0], 1)}; });
 }
 
 TEST(GradientCheck, ScatterWithSplits) {
   CheckGradients([](int rank) { return Tensors{Values(rank, {rank == 0 ? 4 : 0})}; },
-                 [](const Tensors& x, int, const Session& s) {
-                   return Tensors{scatter(x[0], 0, ScatterOptions().splits({1, 0, 3}), s)};
+                 [](const Tensors& x, int) {
+                   return Tensors{scatter(x[0], 0, ScatterOptions().splits({1, 0, 3}))};
                  },
                  {3});
 }
@@ -201,13 +194,12 @@ TEST(GradientCheck, GroupedScatter) {
       [](int rank) {
         return Tensors{Values(rank, {3}), Values(rank + 5, {4, 2})};
       },
-      [](const Tensors& x, int, const Session& s) { return grouped_scatter(x, 0, {}, s); });
+      [](const Tensors& x, int) { return grouped_scatter(x, 0); });
 }
 
 TEST(GradientCheck, AlltoallOfEqualParts) {
-  CheckGradients(OfShape({6}), [](const Tensors& x, int, const Session& s) {
-    return Tensors{alltoall(x[0], {}, s).tensor};
-  });
+  CheckGradients(OfShape({6}),
+                 [](const Tensors& x, int) { return Tensors{alltoall(x[0]).tensor}; });
 }
 
 TEST(GradientCheck, AlltoallWithSplits) {
@@ -224,9 +216,9 @@ TEST(GradientCheck, AlltoallWithSplits) {
           for (const std::int64_t part : splits(rank, size)) rows += part;
           return Tensors{Values(rank, {rows, 2})};
         },
-        [&, size](const Tensors& x, int rank, const Session& s) {
+        [&, size](const Tensors& x, int rank) {
           const auto options = AlltoallOptions().name("x").splits(splits(rank, size));
-          return Tensors{alltoall(x[0], options, s).tensor};
+          return Tensors{alltoall(x[0], options).tensor};
         },
         {size});
   }
@@ -237,17 +229,17 @@ TEST(GradientCheck, GroupedAlltoall) {
       [](int rank) {
         return Tensors{Values(rank, {6}), Values(rank + 5, {6, 2})};
       },
-      [](const Tensors& x, int, const Session& s) {
+      [](const Tensors& x, int) {
         Tensors results;
-        for (auto& result : grouped_alltoall(x, {}, s)) results.push_back(result.tensor);
+        for (auto& result : grouped_alltoall(x)) results.push_back(result.tensor);
         return results;
       });
 }
 
 TEST(GradientCheck, ReducescatterWithARemainder) {
   for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
-    CheckGradients(OfShape({5, 2}), [op](const Tensors& x, int, const Session& s) {
-      return Tensors{reducescatter(x[0], ReducescatterOptions().op(op).postscale(2), s)};
+    CheckGradients(OfShape({5, 2}), [op](const Tensors& x, int) {
+      return Tensors{reducescatter(x[0], ReducescatterOptions().op(op).postscale(2))};
     });
   }
 }
@@ -257,25 +249,25 @@ TEST(GradientCheck, GroupedReducescatter) {
       [](int rank) {
         return Tensors{Values(rank, {4}), Values(rank + 5, {5, 2})};
       },
-      [](const Tensors& x, int, const Session& s) { return grouped_reducescatter(x, {}, s); });
+      [](const Tensors& x, int) { return grouped_reducescatter(x); });
 }
 
 TEST(GradientCheck, OnAProcessSet) {
   CheckGradients(OfShape({3}),
-                 [](const Tensors& x, int rank, const Session& s) {
-                   const auto set = add_process_set({0, 2}, {}, s);
+                 [](const Tensors& x, int rank) {
+                   const auto set = add_process_set({0, 2});
                    if (rank == 1) return Tensors{x[0] * 1};
-                   return Tensors{allgather(x[0], AllgatherOptions().process_set(set), s)};
+                   return Tensors{allgather(x[0], AllgatherOptions().process_set(set))};
                  },
                  {3});
 }
 
 TEST(GradientCheck, TwiceThroughAnAllreduceAndAnAllgather) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto x = torch::full({2}, rank + 1.0, torch::kDouble).requires_grad_();
     // Of all ranks together: sum of (x0^2 + x1^2)^2, on each of them.
-    const auto sum = allreduce(x * x, AllreduceOptions().op(ReduceOp::Sum), session);
-    const auto rows = allgather(sum, {}, session);
+    const auto sum = allreduce(x * x, AllreduceOptions().op(ReduceOp::Sum));
+    const auto rows = allgather(sum);
     const auto loss = (rows * rows).sum() / 4;
     const auto first = torch::autograd::grad({loss}, {x}, {}, true, true)[0];
     // 4 x (x0^2 + x1^2), with x0^2 + x1^2 = 5
@@ -287,10 +279,10 @@ TEST(GradientCheck, TwiceThroughAnAllreduceAndAnAllgather) {
 }
 
 TEST(GradientTest, ARankWhoseResultIsNotInItsLossTakesPartWithZeros) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto x = torch::ones({2}, torch::kDouble).requires_grad_();
     const auto y = torch::ones({2}, torch::kDouble).requires_grad_();
-    const auto both = grouped_allreduce({x, y}, AllreduceOptions().op(ReduceOp::Sum), session);
+    const auto both = grouped_allreduce({x, y}, AllreduceOptions().op(ReduceOp::Sum));
     both[rank == 0 ? 0 : 1].sum().backward();
     EXPECT_TRUE(torch::equal(x.grad(), torch::ones({2}, torch::kDouble)));
     EXPECT_TRUE(torch::equal(y.grad(), torch::ones({2}, torch::kDouble)));
@@ -298,9 +290,9 @@ TEST(GradientTest, ARankWhoseResultIsNotInItsLossTakesPartWithZeros) {
 }
 
 TEST(GradientTest, IntegersOfAGroupHaveNone) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto x = torch::full({2}, rank + 1.0).requires_grad_();
-    const auto both = grouped_alltoall({torch::tensor({rank, rank}), x}, {}, session);
+    const auto both = grouped_alltoall({torch::tensor({rank, rank}), x});
     EXPECT_FALSE(both[0].tensor.requires_grad());
     EXPECT_TRUE(torch::equal(both[0].tensor, torch::tensor({0, 1})));
     (both[1].tensor * (rank + 1)).sum().backward();
@@ -309,31 +301,31 @@ TEST(GradientTest, IntegersOfAGroupHaveNone) {
 }
 
 TEST(GradientTest, WithoutNeedOfAGradientThereIsNoGraph) {
-  RunTorchRanks(2, [](int, const Session& session) {
-    EXPECT_FALSE(allreduce(torch::ones({1}), {}, session).requires_grad());
+  RunTorchRanks(2, [](int) {
+    EXPECT_FALSE(allreduce(torch::ones({1})).requires_grad());
     const auto leaf = torch::ones({1}).requires_grad_();
     {
       torch::NoGradGuard no_grad;
-      EXPECT_FALSE(allreduce(leaf, {}, session).requires_grad());
+      EXPECT_FALSE(allreduce(leaf).requires_grad());
     }
-    EXPECT_FALSE(synchronize(allreduce_async(leaf, {}, session)).requires_grad());
-    EXPECT_TRUE(allreduce(leaf, {}, session).requires_grad());
+    EXPECT_FALSE(synchronize(allreduce_async(leaf)).requires_grad());
+    EXPECT_TRUE(allreduce(leaf).requires_grad());
   });
 }
 
 TEST(GradientTest, AMaximumHasNone) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     const auto x = torch::ones({2}).requires_grad_();
-    const auto most = allreduce(x, AllreduceOptions().name("most").op(ReduceOp::Max), session);
-    EXPECT_THAT(ErrorOf(ErrorCode::unsupported, [&] { most.sum().backward(); }),
+    const auto most = allreduce(x, AllreduceOptions().name("most").op(ReduceOp::Max));
+    EXPECT_THAT(ErrorOf(ErrorCode::Unsupported, [&] { most.sum().backward(); }),
                 AllOf(HasSubstr("\"most\""), HasSubstr("max")));
   });
 }
 
 TEST(GradientTest, NamesOfTheLibraryAreRefused) {
-  RunTorchRanks(2, [](int, const Session& session) {
-    const auto text = ErrorOf(ErrorCode::invalid_argument, [&] {
-      allreduce(torch::ones({1}), AllreduceOptions().name("#7.grad"), session);
+  RunTorchRanks(2, [](int) {
+    const auto text = ErrorOf(ErrorCode::InvalidArgument, [&] {
+      allreduce(torch::ones({1}), AllreduceOptions().name("#7.grad"));
     });
     EXPECT_THAT(text, AllOf(HasSubstr("\"#7.grad\""), HasSubstr("begins with '#'")));
   });
@@ -341,12 +333,12 @@ TEST(GradientTest, NamesOfTheLibraryAreRefused) {
 
 // Unnamed calls in between do not shift the numbers.
 TEST(GradientTest, TheBackwardTakesNoCallNumber) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto x = torch::ones({2}).requires_grad_();
-    const auto sum = allreduce(x, AllreduceOptions().op(ReduceOp::Sum), session);
-    const Handle between = allreduce_async(torch::ones({3}), {}, session);
+    const auto sum = allreduce(x, AllreduceOptions().op(ReduceOp::Sum));
+    const Handle between = allreduce_async(torch::ones({3}));
     sum.sum().backward();
-    const auto rows = allgather(torch::full({1}, rank), {}, session);
+    const auto rows = allgather(torch::full({1}, rank));
     EXPECT_TRUE(torch::equal(rows, torch::tensor({0, 1})));
     EXPECT_EQ(synchronize(between).numel(), 3);
     EXPECT_TRUE(torch::equal(x.grad(), torch::full({2}, 2.0f)));

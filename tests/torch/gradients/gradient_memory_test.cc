@@ -26,7 +26,7 @@ bool InPool(const torch::Tensor& tensor) {
   return session::PoolOfProcess({}, 2)->Contains(tensor.data_ptr());
 }
 
-void RunPooled(int size, const std::function<void(int rank, const Session&)>& body) {
+void RunPooled(int size, const std::function<void(int rank)>& body) {
   RunTorchRanks(size, body, {}, {}, Sharing::kPooled);
 }
 
@@ -42,15 +42,14 @@ struct Wide : torch::nn::Module {
   torch::nn::Linear b;
 };
 
-DistributedOptimizer<SGD> WrapWide(torch::nn::Module& net, const Session& session) {
-  return DistributedOptimizer<SGD>(SGD(net.parameters(), SGDOptions(0.1)), net.named_parameters(),
-                                   {}, session);
+DistributedOptimizer<SGD> WrapWide(torch::nn::Module& net) {
+  return DistributedOptimizer<SGD>(SGD(net.parameters(), SGDOptions(0.1)), net.named_parameters());
 }
 
 TEST(GradientMemoryTest, GradientsMoveToSharedMemoryOnce) {
-  RunPooled(2, [](int rank, const Session& session) {
+  RunPooled(2, [](int rank) {
     Wide net;
-    auto optimizer = WrapWide(net, session);
+    auto optimizer = WrapWide(net);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       net.loss(rank + 1).backward();
@@ -86,41 +85,41 @@ bool ComesTo(std::int64_t expected, const std::function<std::int64_t()>& value) 
 std::int64_t PoolBytes() { return session::PoolOfProcess({}, 2)->Use().in_use_bytes; }
 
 TEST(GradientMemoryTest, IsThatOfTheGradientsAndGoesWithThem) {
-  RunPooled(2, [](int rank, const Session& session) {
-    barrier({}, session);
+  RunPooled(2, [](int rank) {
+    barrier();
     const std::int64_t before = PoolBytes();
-    barrier({}, session);
+    barrier();
     torch::Tensor kept;
     {
       torch::nn::Sequential net(torch::nn::Linear(512, 512), torch::nn::Linear(512, 512));
-      auto optimizer = WrapWide(*net, session);
+      auto optimizer = WrapWide(*net);
       for (int step = 0; step < 3; ++step) {
         optimizer.zero_grad();
         net->forward(torch::ones({2, 512})).sum().mul(rank + 1).backward();
         optimizer.step();
-        barrier({}, session);
+        barrier();
         std::int64_t needed = 0;
         for (const auto& p : net->parameters()) needed += static_cast<std::int64_t>(p.nbytes());
         EXPECT_GE(PoolBytes() - before, 2 * needed);
         const auto most = before + 2 * needed + 2 * needed / 20;
         EXPECT_TRUE(ComesTo(1, [&] { return PoolBytes() <= most ? 1 : 0; })) << step;
-        barrier({}, session);
+        barrier();
       }
       kept = net->parameters()[1].grad();
     }
-    barrier({}, session);
+    barrier();
     EXPECT_TRUE(ComesTo(before + 2 * ops::shm::Pool::SizeOfBlock(2048), PoolBytes));
-    barrier({}, session);
+    barrier();
     kept = torch::Tensor();
-    barrier({}, session);
+    barrier();
     EXPECT_TRUE(ComesTo(before, PoolBytes));
   });
 }
 
 TEST(GradientMemoryTest, ZeroedInPlaceTheyStayWhereTheyAre) {
-  RunPooled(2, [](int rank, const Session& session) {
+  RunPooled(2, [](int rank) {
     Wide net;
-    auto optimizer = WrapWide(net, session);
+    auto optimizer = WrapWide(net);
     void* place = nullptr;
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad(/*set_to_none=*/false);
@@ -135,10 +134,10 @@ TEST(GradientMemoryTest, ZeroedInPlaceTheyStayWhereTheyAre) {
 }
 
 TEST(GradientMemoryTest, WhatTheProgramHoldsStaysAsItIs) {
-  RunPooled(2, [](int rank, const Session& session) {
+  RunPooled(2, [](int rank) {
     auto weight = torch::zeros({5000}, torch::requires_grad());
     const NamedTensors names = {{"weight", weight}};
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, {}, session);
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names);
     std::vector<torch::Tensor> kept;
     for (int step = 1; step <= 4; ++step) {
       optimizer.zero_grad();
@@ -164,9 +163,9 @@ TEST(GradientMemoryTest, WhatTheProgramHoldsStaysAsItIs) {
 
 TEST(GradientMemoryTest, OutlivesTheSession) {
   std::vector<torch::Tensor> kept(2);
-  RunPooled(2, [&](int rank, const Session& session) {
+  RunPooled(2, [&](int rank) {
     Wide net;
-    auto optimizer = WrapWide(net, session);
+    auto optimizer = WrapWide(net);
     for (int step = 0; step < 2; ++step) {
       optimizer.zero_grad();
       net.loss(rank + 1).backward();
@@ -183,13 +182,12 @@ TEST(GradientMemoryTest, FollowsTheLayoutOfItsParameter) {
   for (const Sharing sharing : {Sharing::kNone, Sharing::kDirect, Sharing::kPooled}) {
     RunTorchRanks(
         2,
-        [sharing](int rank, const Session& session) {
+        [sharing](int rank) {
           auto filter = torch::zeros({4, 3, 5, 5}).contiguous(torch::MemoryFormat::ChannelsLast);
           filter.requires_grad_();
           auto turned = torch::zeros({30, 20}).t().detach().requires_grad_();
           const NamedTensors names = {{"filter", filter}, {"turned", turned}};
-          auto optimizer =
-              DistributedOptimizer(SGD({filter, turned}, SGDOptions(1.0)), names, {}, session);
+          auto optimizer = DistributedOptimizer(SGD({filter, turned}, SGDOptions(1.0)), names);
           const auto wave = Waves({4, 3, 5, 5}, 1).to(torch::kFloat);
           const auto ramp = Waves({20, 30}, 2).to(torch::kFloat);
           for (int step = 0; step < 4; ++step) {
@@ -209,11 +207,11 @@ TEST(GradientMemoryTest, FollowsTheLayoutOfItsParameter) {
 
 // Ranks whose parameters lie differently go gradient by gradient.
 TEST(GradientMemoryTest, OfParametersThatLieDifferently) {
-  RunPooled(2, [](int rank, const Session& session) {
+  RunPooled(2, [](int rank) {
     auto weight = rank == 0 ? torch::zeros({3, 2}) : torch::zeros({2, 3}).t().detach();
     weight.requires_grad_();
     const NamedTensors names = {{"weight", weight}};
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, {}, session);
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names);
     const auto ramp = torch::arange(6, torch::kFloat).reshape({3, 2});
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
@@ -225,12 +223,11 @@ TEST(GradientMemoryTest, OfParametersThatLieDifferently) {
 }
 
 TEST(GradientMemoryTest, OneWithAGraphIsAveragedInACopy) {
-  RunPooled(2, [](int rank, const Session& session) {
+  RunPooled(2, [](int rank) {
     auto weight = torch::ones({3}, torch::requires_grad());
     const NamedTensors names = {{"weight", weight}};
-    auto optimizer =
-        DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names,
-                             DistributedOptimizerOptions().average_at(Average::Step), session);
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names,
+                                          DistributedOptimizerOptions().average_at(Average::Step));
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       const auto value = (weight * weight).sum() * (rank + 1);

@@ -25,12 +25,12 @@ using torch::optim::SGDOptions;
 
 constexpr auto kSharings = {Sharing::kNone, Sharing::kDirect, Sharing::kPooled};
 
-DistributedOptimizer<SGD> WrapShared(const NamedTensors& names, const Session& session,
+DistributedOptimizer<SGD> WrapShared(const NamedTensors& names,
                                      Average average = Average::Backward) {
   Tensors parameters;
   for (const auto& [name, parameter] : names) parameters.push_back(parameter);
   return DistributedOptimizer<SGD>(SGD(parameters, SGDOptions(1.0)), names,
-                                   DistributedOptimizerOptions().average_at(average), session);
+                                   DistributedOptimizerOptions().average_at(average));
 }
 
 torch::Tensor Ones(torch::IntArrayRef shape) { return torch::ones(shape, torch::requires_grad()); }
@@ -39,11 +39,11 @@ TEST(GradientSharingTest, OfTensorsThatAreConcatenated) {
   for (const Sharing sharing : kSharings) {
     RunTorchRanks(
         2,
-        [](int rank, const Session& session) {
+        [](int rank) {
           const auto q = Ones({50, 3});
           const auto k = Ones({50, 3});
           const auto v = Ones({50, 3});
-          auto optimizer = WrapShared({{"q", q}, {"k", k}, {"v", v}}, session);
+          auto optimizer = WrapShared({{"q", q}, {"k", k}, {"v", v}});
           const auto ramp = torch::arange(450, torch::kFloat).reshape({150, 3});
           for (int step = 0; step < 4; ++step) {
             optimizer.zero_grad();
@@ -61,13 +61,13 @@ TEST(GradientSharingTest, PartsOfOneFlatTensorOfTheProgram) {
   for (const Sharing sharing : kSharings) {
     RunTorchRanks(
         2,
-        [](int rank, const Session& session) {
+        [](int rank) {
           const auto a = Ones({3});
           const auto b = Ones({4});
           const auto flat = torch::zeros({7});
           a.mutable_grad() = flat.slice(0, 0, 3).detach();
           b.mutable_grad() = flat.slice(0, 3, 7).detach();
-          auto optimizer = WrapShared({{"a", a}, {"b", b}}, session);
+          auto optimizer = WrapShared({{"a", a}, {"b", b}});
           for (int step = 1; step < 5; ++step) {
             optimizer.zero_grad(/*set_to_none=*/false);
             // Its backward adds to b when a is on its way.
@@ -87,11 +87,11 @@ TEST(GradientSharingTest, TheSameBytes) {
   for (const Sharing sharing : kSharings) {
     RunTorchRanks(
         2,
-        [](int rank, const Session& session) {
+        [](int rank) {
           constexpr std::int64_t kCount = 3000;
           const auto a = Ones({kCount});
           const auto b = Ones({kCount});
-          auto optimizer = WrapShared({{"a", a}, {"b", b}}, session);
+          auto optimizer = WrapShared({{"a", a}, {"b", b}});
           const auto ramp = torch::arange(kCount, torch::kFloat);
           for (int step = 0; step < 4; ++step) {
             optimizer.zero_grad();
@@ -113,11 +113,11 @@ TEST(GradientSharingTest, WithABackwardThatGoesOn) {
   for (const Sharing sharing : kSharings) {
     RunTorchRanks(
         2,
-        [](int rank, const Session& session) {
+        [](int rank) {
           constexpr std::int64_t kCount = 3000;
           const auto first = Ones({1, kCount});
           const auto added = Ones({kCount});
-          auto optimizer = WrapShared({{"added", added}, {"first", first}}, session);
+          auto optimizer = WrapShared({{"added", added}, {"first", first}});
           const auto ramp = torch::arange(kCount, torch::kFloat);
           WaitInBackward::Wait wait;
           wait.reduced = [&added] {
@@ -141,15 +141,14 @@ TEST(GradientSharingTest, WithABackwardThatGoesOn) {
 }
 
 TEST(GradientSharingTest, WhatABackwardMakesAloneIsReducedWhereItLies) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     torch::nn::Conv2d conv(2, 3, 3);
     torch::nn::Linear linear(12, 5);
     const Tensors parameters = {conv->weight, conv->bias, linear->weight, linear->bias};
     auto optimizer = WrapShared({{"conv weight", parameters[0]},
                                  {"conv bias", parameters[1]},
                                  {"weight", parameters[2]},
-                                 {"bias", parameters[3]}},
-                                session);
+                                 {"bias", parameters[3]}});
     std::vector<const void*> made(parameters.size());
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       parameters[i].register_hook(
@@ -169,16 +168,16 @@ TEST(GradientSharingTest, WhatABackwardMakesAloneIsReducedWhereItLies) {
 
 // As in adversarial training with several steps of the critic, and fine-tuning.
 TEST(GradientSharingTest, BucketsWithAnOptimizerOfAPart) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto body = Ones({3});
     const auto head = Ones({4});
-    auto all = WrapShared({{"body", body}, {"head", head}}, session);
+    auto all = WrapShared({{"body", body}, {"head", head}});
     for (int step = 0; step < 3; ++step) {
       all.zero_grad();
       ((body.sum() + head.sum()) * (rank + 1)).backward();
       all.step();
     }
-    auto part = WrapShared({{"head", head}}, session);
+    auto part = WrapShared({{"head", head}});
     for (int step = 0; step < 6; ++step) {
       part.zero_grad();
       (head.sum() * (rank + 1)).backward();
@@ -197,17 +196,17 @@ TEST(GradientSharingTest, BucketsWithAnOptimizerOfAPart) {
 }
 
 TEST(GradientSharingTest, BucketsWithAnOptimizerThatGoes) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto body = Ones({3});
     const auto head = Ones({4});
     std::optional<DistributedOptimizer<SGD>> all;
-    all.emplace(WrapShared({{"body", body}, {"head", head}}, session));
+    all.emplace(WrapShared({{"body", body}, {"head", head}}));
     for (int step = 0; step < 2; ++step) {
       all->zero_grad();
       (body.sum() + head.sum()).backward();
       all->step();
     }
-    auto part = WrapShared({{"head", head}}, session);
+    auto part = WrapShared({{"head", head}});
     part.zero_grad();
     // Into a bucket that waits for the body.
     (head.sum() * (rank + 1)).backward();
@@ -226,10 +225,10 @@ TEST(GradientSharingTest, ALayoutThatARankChanges) {
   for (const Sharing sharing : kSharings) {
     RunTorchRanks(
         2,
-        [](int rank, const Session& session) {
+        [](int rank) {
           const auto filter = Ones({4, 3, 5, 5});
           const auto bias = Ones({4});
-          auto optimizer = WrapShared({{"filter", filter}, {"bias", bias}}, session);
+          auto optimizer = WrapShared({{"filter", filter}, {"bias", bias}});
           const auto ramp = torch::arange(300, torch::kFloat).reshape({4, 3, 5, 5});
           for (int step = 0; step < 5; ++step) {
             if (step == 2 && rank == 1) {
@@ -249,11 +248,11 @@ TEST(GradientSharingTest, ALayoutThatARankChanges) {
 
 // A rank without a batch calls neither zero_grad() nor backward().
 void MakeNewBucketsBetweenTheSameSteps(Average average) {
-  RunTorchRanks(2, [average](int rank, const Session& session) {
+  RunTorchRanks(2, [average](int rank) {
     const auto a = Ones({3});
     const auto b = Ones({4});
     const auto added = Ones({2});
-    auto optimizer = WrapShared({{"a", a}, {"b", b}}, session, average);
+    auto optimizer = WrapShared({{"a", a}, {"b", b}}, average);
     std::optional<DistributedOptimizer<SGD>> second;
     const auto steps = [&](int count, float expected, bool idle) {
       for (int step = 0; step < count; ++step) {
@@ -270,7 +269,7 @@ void MakeNewBucketsBetweenTheSameSteps(Average average) {
       }
     };
     steps(3, 1, false);
-    second.emplace(WrapShared({{"b", b}}, session, average));
+    second.emplace(WrapShared({{"b", b}}, average));
     steps(2, 0.5f, true);
     steps(2, 1, false);
     optimizer.add_param_group(

@@ -28,12 +28,10 @@ using torch::optim::SGD;
 using torch::optim::SGDOptions;
 using Options = DistributedOptimizerOptions;
 
-DistributedOptimizer<SGD> Wrap(const NamedTensors& names, const Options& options,
-                               const Session& session) {
+DistributedOptimizer<SGD> WrapWith(const NamedTensors& names, const Options& options = {}) {
   std::vector<torch::Tensor> parameters;
   for (const auto& [name, tensor] : names) parameters.push_back(tensor);
-  return DistributedOptimizer<SGD>(SGD(std::move(parameters), SGDOptions(1.0)), names, options,
-                                   session);
+  return DistributedOptimizer<SGD>(SGD(std::move(parameters), SGDOptions(1.0)), names, options);
 }
 
 torch::Tensor OptionZeros(std::int64_t count) {
@@ -48,9 +46,9 @@ float First(const torch::Tensor& weight) { return weight.detach().view(-1)[0].it
 // ---- how gradients are reduced ----
 
 TEST(OptimizerOptionsTest, SumOfTheGradients) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     auto weight = OptionZeros(2);
-    auto optimizer = Wrap({{"weight", weight}}, Options().op(ReduceOp::Sum), session);
+    auto optimizer = WrapWith({{"weight", weight}}, Options().op(ReduceOp::Sum));
     Slope(weight, rank + 1).backward();
     optimizer.step();
     EXPECT_EQ(First(weight), -6);
@@ -59,11 +57,11 @@ TEST(OptimizerOptionsTest, SumOfTheGradients) {
 
 // Three ranks' gradients of 3e38 add up to infinity unless they are made smaller before.
 TEST(OptimizerOptionsTest, PredivideKeepsLargeSumsFinite) {
-  RunTorchRanks(3, [](int, const Session& session) {
+  RunTorchRanks(3, [](int) {
     auto plain = OptionZeros(1);
     auto divided = OptionZeros(1);
-    auto a = Wrap({{"w", plain}}, {}, session);
-    auto b = Wrap({{"w", divided}}, Options().gradient_predivide_factor(3), session);
+    auto a = WrapWith({{"w", plain}});
+    auto b = WrapWith({{"w", divided}}, Options().gradient_predivide_factor(3));
     Slope(plain, 3e38).backward();
     Slope(divided, 3e38).backward();
     a.step();
@@ -87,18 +85,18 @@ TEST(OptimizerOptionsTest, BadOnesAreRefusedOnEveryRankWithTheRankThatHasThem) {
        "a hook does not go with op"},
   };
   for (const auto& [options, words] : bad) {
-    RunTorchRanks(2, [&, options = options, words = words](int rank, const Session& session) {
+    RunTorchRanks(2, [&, options = options, words = words](int rank) {
       auto weight = OptionZeros(1);
-      const auto text = ErrorOf(ErrorCode::invalid_argument, [&] {
-        Wrap({{"w", weight}}, rank == 1 ? options : Options(), session);
+      const auto text = ErrorOf(ErrorCode::InvalidArgument, [&] {
+        WrapWith({{"w", weight}}, rank == 1 ? options : Options());
       });
       EXPECT_THAT(text, AllOf(HasSubstr(words), HasSubstr("rank 1")));
     });
-    RunTorchRanks(1, [&, options = options, words = words](int, const Session& session) {
+    RunTorchRanks(1, [&, options = options, words = words](int) {
       auto weight = OptionZeros(1);
-      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                           [&] {
-                            Wrap({{"w", weight}}, options, session);
+                            WrapWith({{"w", weight}}, options);
                           }),
                   HasSubstr(words));
     });
@@ -106,10 +104,10 @@ TEST(OptimizerOptionsTest, BadOnesAreRefusedOnEveryRankWithTheRankThatHasThem) {
 }
 
 TEST(OptimizerOptionsTest, OnesThatDifferAreNamedOnEveryRank) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = OptionZeros(1);
-    const auto text = ErrorOf(ErrorCode::mismatch, [&] {
-      Wrap({{"w", weight}}, Options().backward_passes_per_step(1 + rank), session);
+    const auto text = ErrorOf(ErrorCode::Mismatch, [&] {
+      WrapWith({{"w", weight}}, Options().backward_passes_per_step(1 + rank));
     });
     EXPECT_THAT(text, AllOf(HasSubstr("gradients by average, called \"gradient/\" on rank 0"),
                             HasSubstr("gradients by average, 2 backward passes, called")));
@@ -117,29 +115,27 @@ TEST(OptimizerOptionsTest, OnesThatDifferAreNamedOnEveryRank) {
 }
 
 TEST(OptimizerOptionsTest, NamesAndChecksThatDifferAreNamedOnEveryRank) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = OptionZeros(1);
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
                         [&] {
-                          Wrap({{"w", weight}}, Options().name(rank == 0 ? "a" : "b"), session);
+                          WrapWith({{"w", weight}}, Options().name(rank == 0 ? "a" : "b"));
                         }),
                 AllOf(HasSubstr("gradient:a/"), HasSubstr("gradient:b/")));
-    EXPECT_THAT(
-        ErrorOf(ErrorCode::mismatch,
-                [&] {
-                  Wrap({{"w", weight}}, Options().check_parameters_every(10 * rank), session);
-                }),
-        HasSubstr("checked every 10 steps on rank 1"));
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
+                        [&] {
+                          WrapWith({{"w", weight}}, Options().check_parameters_every(10 * rank));
+                        }),
+                HasSubstr("checked every 10 steps on rank 1"));
   });
 }
 
 TEST(OptimizerOptionsTest, CompressedGradientsAreThoseOfTheRoundedNumbers) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     auto weight = OptionZeros(4);
-    auto optimizer = Wrap(
+    auto optimizer = WrapWith(
         {{"w", weight}},
-        Options().compression(Compression::BF16).compression_scope(CompressionScope::Everywhere),
-        session);
+        Options().compression(Compression::BF16).compression_scope(CompressionScope::Everywhere));
     const double slope = 1.0 + rank / 1000.0;
     Slope(weight, slope).backward();
     optimizer.synchronize();
@@ -154,9 +150,9 @@ TEST(OptimizerOptionsTest, CompressedGradientsAreThoseOfTheRoundedNumbers) {
 }
 
 TEST(OptimizerOptionsTest, OnOneHostCompressionIsLeftOutByDefault) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, Options().compression(Compression::F16), session);
+    auto optimizer = WrapWith({{"w", weight}}, Options().compression(Compression::F16));
     Slope(weight, 1.0001 + rank).backward();
     optimizer.synchronize();
     EXPECT_FLOAT_EQ(weight.grad()[0].item<float>(), 1.5001f);
@@ -164,9 +160,9 @@ TEST(OptimizerOptionsTest, OnOneHostCompressionIsLeftOutByDefault) {
 }
 
 TEST(OptimizerOptionsTest, ParametersAreCheckedAtTheStartAndEveryFewSteps) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = OptionZeros(3);
-    auto optimizer = Wrap({{"w", weight}}, Options().check_parameters_every(2), session);
+    auto optimizer = WrapWith({{"w", weight}}, Options().check_parameters_every(2));
     const auto step = [&] {
       optimizer.zero_grad();
       Slope(weight, 1).backward();
@@ -177,12 +173,12 @@ TEST(OptimizerOptionsTest, ParametersAreCheckedAtTheStartAndEveryFewSteps) {
       if (rank == 1) weight[2] += by;
     };
     drift(1);
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, step),
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, step),
                 AllOf(HasSubstr("\"w\""), HasSubstr("rank 1"), HasSubstr("[2]")));
     drift(-1);
     optimizer.step();
     drift(1);
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, step), HasSubstr("\"w\""));
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, step), HasSubstr("\"w\""));
     optimizer.step();  // not due: it does not look
   });
 }
@@ -190,7 +186,7 @@ TEST(OptimizerOptionsTest, ParametersAreCheckedAtTheStartAndEveryFewSteps) {
 // ---- a hook of the user's ----
 
 TEST(HookTest, ReducesInstead) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto a = torch::zeros({2, 3}, torch::requires_grad());
     auto b = OptionZeros(5);
     std::vector<std::string> seen;
@@ -205,10 +201,10 @@ TEST(HookTest, ReducesInstead) {
       }
       auto handle =
           allreduce_async(bucket.buffer.to(torch::kHalf),
-                          AllreduceOptions().name(bucket.name + "/f16").op(ReduceOp::Sum), session);
+                          AllreduceOptions().name(bucket.name + "/f16").op(ReduceOp::Sum));
       return [handle] { return synchronize(handle).to(torch::kFloat); };
     };
-    auto optimizer = Wrap({{"a", a}, {"b", b}}, Options().hook(hook), session);
+    auto optimizer = WrapWith({{"a", a}, {"b", b}}, Options().hook(hook));
     for (int step = 1; step <= 2; ++step) {
       optimizer.zero_grad();
       (Slope(a, rank + 1) + Slope(b, 10)).backward();
@@ -221,21 +217,21 @@ TEST(HookTest, ReducesInstead) {
 }
 
 TEST(HookTest, MayReduceInPlaceAndServesParametersThatSomeRanksDoNotUse) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto used = OptionZeros(2);
     auto sometimes = OptionZeros(2);
     auto never = OptionZeros(2);
-    const auto hook = [&session](const GradientBucket& bucket) {
-      auto handle = allreduce_async_(bucket.buffer, AllreduceOptions().name(bucket.name), session);
+    const auto hook = [](const GradientBucket& bucket) {
+      auto handle = allreduce_async_(bucket.buffer, AllreduceOptions().name(bucket.name));
       return [handle] { return synchronize(handle); };
     };
-    const auto named = [&session, &hook](const GradientBucket& bucket) {
+    const auto named = [&hook](const GradientBucket& bucket) {
       GradientBucket renamed = bucket;
       renamed.name += "/sum";
       return hook(renamed);
     };
-    auto optimizer = Wrap({{"used", used}, {"sometimes", sometimes}, {"never", never}},
-                          Options().hook(named), session);
+    auto optimizer = WrapWith({{"used", used}, {"sometimes", sometimes}, {"never", never}},
+                              Options().hook(named));
     auto loss = Slope(used, rank + 1);
     if (rank == 0) loss = loss + Slope(sometimes, 4);
     loss.backward();
@@ -249,23 +245,23 @@ TEST(HookTest, MayReduceInPlaceAndServesParametersThatSomeRanksDoNotUse) {
 // The others may have begun what the one that fails has not: the job cannot go on.
 TEST(HookTest, OneThatFailsOnOneRankEndsTheJob) {
   for (const bool later : {false, true}) {
-    RunTorchRanks(2, [later](int rank, const Session& session) {
+    RunTorchRanks(2, [later](int rank) {
       auto weight = OptionZeros(1);
       const auto hook = [&](const GradientBucket& bucket) -> std::function<at::Tensor()> {
         if (rank == 1 && !later) throw std::runtime_error("no room for the residual");
         auto handle =
-            allreduce_async_(bucket.buffer, AllreduceOptions().name(bucket.name + "/sum"), session);
+            allreduce_async_(bucket.buffer, AllreduceOptions().name(bucket.name + "/sum"));
         return [handle, fails = rank == 1] {
           if (fails) throw std::string("no room for the residual");
           return synchronize(handle);
         };
       };
-      const auto text = ErrorOf(ErrorCode::aborted, [&] {
+      const auto text = ErrorOf(ErrorCode::Aborted, [&] {
         // The other may fail before this one is made.
-        auto optimizer = Wrap({{"w", weight}}, Options().hook(hook), session);
+        auto optimizer = WrapWith({{"w", weight}}, Options().hook(hook));
         Slope(weight, 1).backward();
         optimizer.step();
-        for (;;) allreduce(torch::ones({1}), {}, session);  // the other's failure arrives
+        for (;;) allreduce(torch::ones({1}));  // the other's failure arrives
       });
       EXPECT_THAT(text, AllOf(HasSubstr("communication hook failed"), HasSubstr("\"w\""),
                               HasSubstr(later ? "unknown type" : "no room")));
@@ -274,13 +270,13 @@ TEST(HookTest, OneThatFailsOnOneRankEndsTheJob) {
 }
 
 TEST(HookTest, AResultThatDoesNotFitIsNamed) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     auto weight = OptionZeros(2);
     const auto hook = [](const GradientBucket& bucket) {
       return [buffer = bucket.buffer] { return buffer.to(torch::kHalf); };
     };
-    auto optimizer = Wrap({{"w", weight}}, Options().hook(hook), session);
-    EXPECT_THAT(ErrorOf(ErrorCode::aborted,
+    auto optimizer = WrapWith({{"w", weight}}, Options().hook(hook));
+    EXPECT_THAT(ErrorOf(ErrorCode::Aborted,
                         [&] {
                           Slope(weight, 1).backward();
                           optimizer.step();
@@ -303,7 +299,7 @@ struct CountingHook : torch::autograd::FunctionPostHook {
 
 // Another thread destroys it, so that the hook that runs has the last reference to what it belongs to.
 // `in_bucket`: in backward() itself; otherwise there is no bucket yet, and it is called at its end.
-void DestroyInHook(int rank, const Session& session, bool in_bucket) {
+void DestroyInHook(int rank, bool in_bucket) {
   auto weight = OptionZeros(2);
   std::atomic<int> calls{0};
   std::optional<DistributedOptimizer<SGD>> optimizer;
@@ -312,7 +308,7 @@ void DestroyInHook(int rank, const Session& session, bool in_bucket) {
     if (destroys) std::thread([&optimizer] { optimizer.reset(); }).join();
     return [buffer = bucket.buffer] { return buffer; };
   };
-  optimizer.emplace(Wrap({{"w", weight}}, Options().hook(hook), session));
+  optimizer.emplace(WrapWith({{"w", weight}}, Options().hook(hook)));
   if (in_bucket) {
     Slope(weight, 1).backward();
     optimizer->zero_grad();
@@ -324,7 +320,7 @@ void DestroyInHook(int rank, const Session& session, bool in_bucket) {
   EXPECT_FALSE(optimizer.has_value());
   EXPECT_EQ(calls, 1) << "autograd has lost its place among the hooks";
   EXPECT_EQ(First(weight.grad()), static_cast<float>(rank + 1));
-  auto next = Wrap({{"w", weight}}, {}, session);
+  auto next = WrapWith({{"w", weight}});
   next.zero_grad();
   Slope(weight, rank + 1).backward();
   next.step();
@@ -334,18 +330,16 @@ void DestroyInHook(int rank, const Session& session, bool in_bucket) {
 
 TEST(HookTest, RunsToItsEndThoughItsOptimizerIsDestroyedMeanwhile) {
   for (const bool in_bucket : {false, true}) {
-    RunTorchRanks(2, [in_bucket](int rank, const Session& session) {
-      DestroyInHook(rank, session, in_bucket);
-    });
+    RunTorchRanks(2, [in_bucket](int rank) { DestroyInHook(rank, in_bucket); });
   }
 }
 
 // ---- accumulation ----
 
 TEST(AccumulateTest, ReducesWithTheLastPass) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, Options().backward_passes_per_step(2), session);
+    auto optimizer = WrapWith({{"w", weight}}, Options().backward_passes_per_step(2));
     for (int step = 1; step <= 3; ++step) {
       optimizer.zero_grad();
       Slope(weight, rank + 1).backward();
@@ -358,9 +352,9 @@ TEST(AccumulateTest, ReducesWithTheLastPass) {
 }
 
 TEST(AccumulateTest, AnEarlyStepReducesWhatIsThere) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, Options().backward_passes_per_step(4), session);
+    auto optimizer = WrapWith({{"w", weight}}, Options().backward_passes_per_step(4));
     Slope(weight, rank + 1).backward();
     optimizer.step();
     EXPECT_EQ(First(weight), -1.5f);
@@ -368,13 +362,13 @@ TEST(AccumulateTest, AnEarlyStepReducesWhatIsThere) {
 }
 
 TEST(AccumulateTest, OnePassTooManyNamesTheCure) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}},
-                          Options().backward_passes_per_step(2).average_at(Average::Step), session);
+    auto optimizer =
+        WrapWith({{"w", weight}}, Options().backward_passes_per_step(2).average_at(Average::Step));
     Slope(weight, 1).backward();
     Slope(weight, 1).backward();
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { Slope(weight, 1).backward(); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { Slope(weight, 1).backward(); }),
                 AllOf(HasSubstr("invalid argument: "), HasSubstr("\"w\""),
                       HasSubstr("backward_passes_per_step"), HasSubstr("no_sync()")));
     optimizer.step();
@@ -383,9 +377,9 @@ TEST(AccumulateTest, OnePassTooManyNamesTheCure) {
 }
 
 TEST(AccumulateTest, ZeroGradStartsAnew) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, Options().backward_passes_per_step(2), session);
+    auto optimizer = WrapWith({{"w", weight}}, Options().backward_passes_per_step(2));
     Slope(weight, 100).backward();
     optimizer.zero_grad();
     Slope(weight, 1).backward();
@@ -396,9 +390,9 @@ TEST(AccumulateTest, ZeroGradStartsAnew) {
 }
 
 TEST(AccumulateTest, NoSyncScopesNestAndEndInAnyOrder) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    auto optimizer = WrapWith({{"w", weight}});
     std::optional<detail::Scope> outer(optimizer.no_sync());
     std::optional<detail::Scope> inner(optimizer.no_sync());
     Slope(weight, rank).backward();
@@ -412,10 +406,10 @@ TEST(AccumulateTest, NoSyncScopesNestAndEndInAnyOrder) {
 }
 
 TEST(AccumulateTest, WhatOnlyHeldPassesHaveTouchedIsReducedByStep) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto first = OptionZeros(1);
     auto second = OptionZeros(1);
-    auto optimizer = Wrap({{"first", first}, {"second", second}}, {}, session);
+    auto optimizer = WrapWith({{"first", first}, {"second", second}});
     {
       const auto hold = optimizer.no_sync();
       (Slope(first, rank) + Slope(second, 2 * rank)).backward();
@@ -429,7 +423,7 @@ TEST(AccumulateTest, WhatOnlyHeldPassesHaveTouchedIsReducedByStep) {
 
 // Two threads run backward() through the same parameters at once.
 TEST(AccumulateTest, BackwardOnTwoThreads) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     std::vector<torch::Tensor> weights;
     NamedTensors names;
     for (int i = 0; i < 20; ++i) {
@@ -437,7 +431,7 @@ TEST(AccumulateTest, BackwardOnTwoThreads) {
       names.emplace_back("w" + std::to_string(i), weights.back());
     }
     auto optimizer =
-        Wrap(names, Options().backward_passes_per_step(2).average_at(Average::Step), session);
+        WrapWith(names, Options().backward_passes_per_step(2).average_at(Average::Step));
     for (int step = 1; step <= 20; ++step) {
       optimizer.zero_grad();
       const auto backward = [&](double slope) {
@@ -459,9 +453,9 @@ TEST(AccumulateTest, BackwardOnTwoThreads) {
 // ---- synchronize, skip_synchronize, clipping ----
 
 TEST(SkipSynchronizeTest, StepsWithTheGradientsAsTheyAre) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    auto optimizer = WrapWith({{"w", weight}});
     Slope(weight, rank + 1).backward();
     optimizer.synchronize();
     {
@@ -483,23 +477,23 @@ TEST(SkipSynchronizeTest, StepsWithTheGradientsAsTheyAre) {
 }
 
 TEST(SkipSynchronizeTest, AClosureIsAnErrorThere) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    auto optimizer = WrapWith({{"w", weight}});
     const auto skip = optimizer.skip_synchronize();
     EXPECT_THAT(
-        ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step([&] { return weight.sum(); }); }),
+        ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step([&] { return weight.sum(); }); }),
         AllOf(HasSubstr("closure"), HasSubstr("skip_synchronize()")));
   });
 }
 
 TEST(ClosureTest, GradientsUnderWayBeforeItAreAnError) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, Options().average_at(Average::Step), session);
+    auto optimizer = WrapWith({{"w", weight}}, Options().average_at(Average::Step));
     auto loss = Slope(weight, 1);
     loss.backward();
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step([&] { return loss; }); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step([&] { return loss; }); }),
                 AllOf(HasSubstr("\"w\""), HasSubstr("call step() without one")));
     optimizer.step();
     EXPECT_EQ(First(weight), -1);
@@ -507,11 +501,11 @@ TEST(ClosureTest, GradientsUnderWayBeforeItAreAnError) {
 }
 
 TEST(ClosureTest, OneThatReturnsNothingOnOneRankIsToldToAll) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    auto optimizer = WrapWith({{"w", weight}});
     EXPECT_THAT(
-        ErrorOf(ErrorCode::invalid_argument,
+        ErrorOf(ErrorCode::InvalidArgument,
                 [&] {
                   optimizer.step([&] {
                     auto loss = Slope(weight, 1);
@@ -524,14 +518,14 @@ TEST(ClosureTest, OneThatReturnsNothingOnOneRankIsToldToAll) {
 }
 
 TEST(SkipSynchronizeTest, GradientsUnderWayAreAnError) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, Options().average_at(Average::Step), session);
+    auto optimizer = WrapWith({{"w", weight}}, Options().average_at(Average::Step));
     Slope(weight, 1).backward();
     {
       const auto skip = optimizer.skip_synchronize();
       EXPECT_THAT(
-          ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); }),
+          ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
           AllOf(HasSubstr("skip_synchronize()"), HasSubstr("\"w\""), HasSubstr("synchronize()")));
     }
     optimizer.step();
@@ -545,10 +539,10 @@ TEST(ClipTest, IsLibTorchsOfTheAverage) {
     Loss(alone, joined).backward();
     const double expected_norm =
         torch::nn::utils::clip_grad_norm_(alone.parameters(), 0.1, norm_type);
-    RunTorchRanks(2, [&](int rank, const Session& session) {
+    RunTorchRanks(2, [&](int rank) {
       SmallNet net;
       DistributedOptimizer<SGD> optimizer(SGD(net.parameters(), SGDOptions(1.0)),
-                                          net.named_parameters(), {}, session);
+                                          net.named_parameters());
       Loss(net, BatchOfRank(0, rank)).backward();
       EXPECT_NEAR(clip_grad_norm_(optimizer, 0.1, norm_type), expected_norm, 1e-12);
       for (std::size_t i = 0; i < net.parameters().size(); ++i) {
@@ -561,9 +555,9 @@ TEST(ClipTest, IsLibTorchsOfTheAverage) {
 }
 
 TEST(ClipTest, GradientsBelowTheNormStay) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    auto optimizer = WrapWith({{"w", weight}});
     Slope(weight, rank).backward();
     EXPECT_NEAR(clip_grad_norm_(optimizer, 0.6), 0.5, 1e-9);
     EXPECT_EQ(weight.grad().item<float>(), 0.5f);
@@ -574,13 +568,13 @@ TEST(ClipTest, GradientsBelowTheNormStay) {
 }
 
 TEST(ClipTest, BadArgumentsAndNormsAreNamed) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, {}, session);
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { clip_grad_norm_(optimizer, -1); }),
+    auto optimizer = WrapWith({{"w", weight}});
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { clip_grad_norm_(optimizer, -1); }),
                 HasSubstr("max_norm is -1"));
     Slope(weight, rank == 0 ? std::numeric_limits<double>::infinity() : 1).backward();
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                         [&] { clip_grad_norm_(optimizer, 1, 2, /*error_if_nonfinite=*/true); }),
                 HasSubstr("not finite"));
   });
@@ -589,10 +583,10 @@ TEST(ClipTest, BadArgumentsAndNormsAreNamed) {
 // ---- several optimizers ----
 
 TEST(SeveralTest, OfTheSameParameters) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = OptionZeros(1);
-    auto first = Wrap({{"w", weight}}, {}, session);
-    auto second = Wrap({{"w", weight}}, {}, session);
+    auto first = WrapWith({{"w", weight}});
+    auto second = WrapWith({{"w", weight}});
     for (int step = 1; step <= 3; ++step) {
       first.zero_grad();
       Slope(weight, rank + 1).backward();
@@ -605,11 +599,11 @@ TEST(SeveralTest, OfTheSameParameters) {
 
 // What comes between two steps may reach a parameter on some ranks only.
 TEST(SeveralTest, OfTheSameParametersWithGraphsThatDiffer) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto a = OptionZeros(1);
     auto b = OptionZeros(1);
-    auto first = Wrap({{"a", a}, {"b", b}}, {}, session);
-    auto second = Wrap({{"a", a}, {"b", b}}, {}, session);
+    auto first = WrapWith({{"a", a}, {"b", b}});
+    auto second = WrapWith({{"a", a}, {"b", b}});
     (Slope(a, 1) + Slope(b, 1)).backward();
     first.step();
     (rank == 0 ? Slope(a, 1) + Slope(b, 4) : Slope(a, 1)).backward();
@@ -621,10 +615,10 @@ TEST(SeveralTest, OfTheSameParametersWithGraphsThatDiffer) {
 
 TEST(SeveralTest, OfTheSameParametersMayBeDestroyedInAnyOrder) {
   for (const bool first_goes : {true, false}) {
-    RunTorchRanks(2, [first_goes](int rank, const Session& session) {
+    RunTorchRanks(2, [first_goes](int rank) {
       auto weight = OptionZeros(1);
-      auto first = std::make_unique<DistributedOptimizer<SGD>>(Wrap({{"w", weight}}, {}, session));
-      auto second = std::make_unique<DistributedOptimizer<SGD>>(Wrap({{"w", weight}}, {}, session));
+      auto first = std::make_unique<DistributedOptimizer<SGD>>(WrapWith({{"w", weight}}));
+      auto second = std::make_unique<DistributedOptimizer<SGD>>(WrapWith({{"w", weight}}));
       (first_goes ? first : second).reset();
       auto& left = first_goes ? *second : *first;
       Slope(weight, rank + 1).backward();
@@ -639,42 +633,42 @@ TEST(SeveralTest, OfTheSameParametersMayBeDestroyedInAnyOrder) {
 }
 
 TEST(SeveralTest, OfTheSameParametersNeedTheSameOptions) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     auto weight = OptionZeros(1);
-    auto first = Wrap({{"w", weight}}, {}, session);
+    auto first = WrapWith({{"w", weight}});
     EXPECT_THAT(
-        ErrorOf(ErrorCode::invalid_argument,
+        ErrorOf(ErrorCode::InvalidArgument,
                 [&] {
-                  Wrap({{"w", weight}}, Options().op(ReduceOp::Sum), session);
+                  WrapWith({{"w", weight}}, Options().op(ReduceOp::Sum));
                 }),
         AllOf(HasSubstr("\"w\""), HasSubstr("average; here sum"), HasSubstr("the same options")));
   });
 }
 
 TEST(SeveralTest, WhatIsSharedOnOneRankOnlyIsNamed) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = OptionZeros(1);
     auto other = OptionZeros(1);
-    auto first = Wrap({{"w", rank == 0 ? weight : other}}, {}, session);
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
+    auto first = WrapWith({{"w", rank == 0 ? weight : other}});
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
                         [&] {
-                          Wrap({{"w", weight}}, {}, session);
+                          WrapWith({{"w", weight}});
                         }),
                 AllOf(HasSubstr("as gradient/w on rank 0"), HasSubstr("rank 1")));
   });
 }
 
 TEST(SeveralTest, NamesTellThemApart) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto a = OptionZeros(1);
     auto b = OptionZeros(1);
-    auto critic = Wrap({{"w", a}}, Options().name("critic"), session);
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+    auto critic = WrapWith({{"w", a}}, Options().name("critic"));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                         [&] {
-                          Wrap({{"w", b}}, Options().name("critic"), session);
+                          WrapWith({{"w", b}}, Options().name("critic"));
                         }),
                 AllOf(HasSubstr("gradient:critic/w"), HasSubstr("different names")));
-    auto actor = Wrap({{"w", b}}, Options().name("actor"), session);
+    auto actor = WrapWith({{"w", b}}, Options().name("actor"));
     (Slope(a, rank) + Slope(b, 10 * rank)).backward();
     actor.step();
     critic.step();
@@ -685,11 +679,11 @@ TEST(SeveralTest, NamesTellThemApart) {
 
 // As in a GAN: what the generator's loss does to the discriminator's gradients is of no use.
 TEST(SeveralTest, NoSyncKeepsTheOtherOptimizerOutOfABackward) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto generator = torch::ones({1}, torch::requires_grad());
     auto discriminator = torch::ones({1}, torch::requires_grad());
-    auto g = Wrap({{"g", generator}}, {}, session);
-    auto d = Wrap({{"d", discriminator}}, {}, session);
+    auto g = WrapWith({{"g", generator}});
+    auto d = WrapWith({{"d", discriminator}});
     for (int step = 0; step < 2; ++step) {
       d.zero_grad();
       (discriminator * generator.detach()).sum().mul(0.25 * rank).backward();
@@ -711,11 +705,11 @@ TEST(SeveralTest, NoSyncKeepsTheOtherOptimizerOutOfABackward) {
 }
 
 TEST(SeveralTest, WithoutNoSyncZeroGradSaysWhatToDo) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, Options().average_at(Average::Step), session);
+    auto optimizer = WrapWith({{"w", weight}}, Options().average_at(Average::Step));
     Slope(weight, 1).backward();
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.zero_grad(); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.zero_grad(); }),
                 AllOf(HasSubstr("invalid argument: "), HasSubstr("no_sync()")));
     optimizer.step();
   });
@@ -724,13 +718,12 @@ TEST(SeveralTest, WithoutNoSyncZeroGradSaysWhatToDo) {
 // ---- parameters that come and go ----
 
 TEST(LaterTest, ParametersAddedThroughTheBase) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto first = OptionZeros(1);
     auto named = OptionZeros(1);
     auto unnamed = OptionZeros(1);
     DistributedOptimizer<SGD> optimizer(SGD({first}, SGDOptions(1.0)),
-                                        NamedTensors{{"first", first}, {"named", named}}, {},
-                                        session);
+                                        NamedTensors{{"first", first}, {"named", named}});
     Slope(first, rank).backward();
     optimizer.step();
     optimizer.add_param_group(torch::optim::OptimizerParamGroup({named}));
@@ -745,10 +738,10 @@ TEST(LaterTest, ParametersAddedThroughTheBase) {
 }
 
 TEST(LaterTest, AnAddedParameterMayBeReplaced) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto first = OptionZeros(1);
     DistributedOptimizer<SGD> optimizer(SGD({first}, SGDOptions(1.0)),
-                                        NamedTensors{{"first", first}}, {}, session);
+                                        NamedTensors{{"first", first}});
     for (int i = 0; i < 3; ++i) {
       auto later = OptionZeros(2 + i);
       optimizer.param_groups()[0].params().resize(1);
@@ -764,23 +757,23 @@ TEST(LaterTest, AnAddedParameterMayBeReplaced) {
 }
 
 TEST(LaterTest, ParametersAddedDifferentlyAreNamed) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto first = OptionZeros(1);
     auto later = OptionZeros(2 + rank);
     DistributedOptimizer<SGD> optimizer(SGD({first}, SGDOptions(1.0)),
-                                        NamedTensors{{"first", first}}, {}, session);
+                                        NamedTensors{{"first", first}});
     optimizer.param_groups()[0].params().push_back(later);
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, [&] { optimizer.zero_grad(); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { optimizer.zero_grad(); }),
                 AllOf(HasSubstr("\"added parameter 1\" float32 [2] on rank 0"),
                       HasSubstr("float32 [3] on rank 1")));
   });
 }
 
 TEST(LaterTest, ParametersTakenAwayAreNoLongerReduced) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto a = OptionZeros(1);
     auto b = OptionZeros(1);
-    auto optimizer = Wrap({{"a", a}, {"b", b}}, {}, session);
+    auto optimizer = WrapWith({{"a", a}, {"b", b}});
     optimizer.param_groups()[0].params().pop_back();
     optimizer.zero_grad();
     (Slope(a, rank) + Slope(b, rank)).backward();
@@ -792,10 +785,10 @@ TEST(LaterTest, ParametersTakenAwayAreNoLongerReduced) {
 
 // What is frozen on some ranks only still counts there, as zero: nobody waits for it in vain.
 TEST(LaterTest, FrozenOnOneRankOnlyCountsAsZeroThere) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto a = OptionZeros(1);
     auto b = OptionZeros(1);
-    auto optimizer = Wrap({{"a", a}, {"b", b}}, {}, session);
+    auto optimizer = WrapWith({{"a", a}, {"b", b}});
     if (rank == 1) b.requires_grad_(false);
     (Slope(a, 2) + Slope(b, 2)).backward();
     optimizer.step();
@@ -807,9 +800,9 @@ TEST(LaterTest, FrozenOnOneRankOnlyCountsAsZeroThere) {
 // ---- gradients of gradients ----
 
 TEST(GraphTest, GradientsWithAGraphAreAveragedInACopy) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = torch::full({1}, 2.0f, torch::requires_grad());
-    auto optimizer = Wrap({{"w", weight}}, Options().average_at(Average::Step), session);
+    auto optimizer = WrapWith({{"w", weight}}, Options().average_at(Average::Step));
     ((rank + 1) * weight * weight * weight).sum().backward({}, c10::nullopt, /*create_graph=*/true);
     const auto own = weight.grad();
     optimizer.step();
@@ -835,10 +828,10 @@ TEST(GraphTest, PenaltyOfTheGradientFollowsOneProcess) {
     loss_of(alone, JoinedBatch(step, 2)).backward();
     reference.step();
   }
-  RunTorchRanks(2, [&](int rank, const Session& session) {
+  RunTorchRanks(2, [&](int rank) {
     SmallNet net;
     DistributedOptimizer<SGD> optimizer(SGD(net.parameters(), SGDOptions(0.1)),
-                                        net.named_parameters(), {}, session);
+                                        net.named_parameters());
     for (int step = 0; step < 5; ++step) {
       optimizer.zero_grad();
       loss_of(net, BatchOfRank(step, rank)).backward();
@@ -867,10 +860,10 @@ struct SignDescent : SGD {
 };
 
 TEST(BaseTest, AUsersOwnOptimizer) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     auto weight = OptionZeros(1);
     DistributedOptimizer<SignDescent> optimizer(SignDescent({weight}, SGDOptions(1.0)),
-                                                NamedTensors{{"w", weight}}, {}, session);
+                                                NamedTensors{{"w", weight}});
     // Two ranks would go one way, the average goes the other.
     Slope(weight, rank == 0 ? 10 : -1).backward();
     optimizer.step();
@@ -879,9 +872,9 @@ TEST(BaseTest, AUsersOwnOptimizer) {
 }
 
 TEST(BaseTest, ASchedulerMadeAfterWrappingSetsTheRate) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     auto weight = OptionZeros(1);
-    auto optimizer = Wrap({{"w", weight}}, {}, session);
+    auto optimizer = WrapWith({{"w", weight}});
     torch::optim::StepLR scheduler(optimizer, /*step_size=*/1, /*gamma=*/0.5);
     Slope(weight, 1).backward();
     optimizer.step();
@@ -894,14 +887,14 @@ TEST(BaseTest, ASchedulerMadeAfterWrappingSetsTheRate) {
 }
 
 TEST(BaseTest, ParameterGroupsKeepTheirOptions) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto slow = OptionZeros(1);
     auto fast = OptionZeros(1);
     std::vector<torch::optim::OptimizerParamGroup> groups;
     groups.emplace_back(std::vector<torch::Tensor>{slow}, std::make_unique<SGDOptions>(0.5));
     groups.emplace_back(std::vector<torch::Tensor>{fast}, std::make_unique<SGDOptions>(2.0));
     DistributedOptimizer<SGD> optimizer(SGD(groups, SGDOptions(1.0)),
-                                        NamedTensors{{"slow", slow}, {"fast", fast}}, {}, session);
+                                        NamedTensors{{"slow", slow}, {"fast", fast}});
     (Slope(slow, rank) + Slope(fast, rank)).backward();
     optimizer.step();
     EXPECT_EQ(First(slow), -0.25f);
@@ -910,11 +903,11 @@ TEST(BaseTest, ParameterGroupsKeepTheirOptions) {
 }
 
 TEST(BaseTest, BFloat16AutocastWorksAsItIs) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     torch::manual_seed(1);
     torch::nn::Linear layer(8, 8);
     DistributedOptimizer<SGD> optimizer(SGD(layer->parameters(), SGDOptions(0.1)),
-                                        layer->named_parameters(), {}, session);
+                                        layer->named_parameters());
     const auto x = torch::full({4, 8}, 0.5f * static_cast<float>(rank + 1));
     at::autocast::set_autocast_enabled(at::kCPU, true);
     at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);

@@ -37,20 +37,18 @@ using Options = DistributedOptimizerOptions;
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
 // Ranks 0 and 1, or the others, whichever this rank is in. Collective over all.
-ProcessSet HalfOf(int rank, int size, const Session& session) {
+ProcessSet HalfOf(int rank, int size) {
   std::vector<int> high;
   for (int r = 2; r < size; ++r) high.push_back(r);
-  const ProcessSet first = add_process_set({0, 1}, {}, session);
-  const ProcessSet second = add_process_set(high, {}, session);
+  const ProcessSet first = add_process_set({0, 1});
+  const ProcessSet second = add_process_set(high);
   return rank < 2 ? first : second;
 }
 
-DistributedOptimizer<SGD> WrapInSet(const NamedTensors& names, const Options& options,
-                                    const Session& session) {
+DistributedOptimizer<SGD> WrapInSet(const NamedTensors& names, const Options& options = {}) {
   std::vector<torch::Tensor> parameters;
   for (const auto& [name, tensor] : names) parameters.push_back(tensor);
-  return DistributedOptimizer<SGD>(SGD(std::move(parameters), SGDOptions(1.0)), names, options,
-                                   session);
+  return DistributedOptimizer<SGD>(SGD(std::move(parameters), SGDOptions(1.0)), names, options);
 }
 
 torch::Tensor ZerosOf(std::int64_t count) { return torch::zeros({count}, torch::requires_grad()); }
@@ -62,16 +60,16 @@ TEST(OptimizerSetTest, TwoHalvesTrainApart) {
     return torch::optim::Adam(std::move(p), torch::optim::AdamOptions(0.01));
   };
   const auto of_two = TrainAlone(make, 8, 2);
-  RunTorchRanks(5, [&](int rank, const Session& session) {
-    const ProcessSet half = HalfOf(rank, 5, session);
+  RunTorchRanks(5, [&](int rank) {
+    const ProcessSet half = HalfOf(rank, 5);
     // Two in one half, one in the other: they are counted by set.
     SmallNet other;
     if (rank < 2) {
-      WrapInSet(other.named_parameters().pairs(), Options().process_set(half), session);
+      WrapInSet(other.named_parameters().pairs(), Options().process_set(half));
     }
     SmallNet net;
     auto optimizer = DistributedOptimizer(make(net.parameters()), net.named_parameters(),
-                                          Options().process_set(half), session);
+                                          Options().process_set(half));
     // The others have the same batches as ranks 0 and 1, rank 4 those of rank 1 again.
     const int share = rank < 2 ? rank : std::min(rank - 2, 1);
     for (int step = 0; step < 8; ++step) {
@@ -85,26 +83,24 @@ TEST(OptimizerSetTest, TwoHalvesTrainApart) {
       EXPECT_GT(Distance(net.parameters(), of_two), 1e-5);
     }
     check_parameters(net, half);
-    ErrorOf(ErrorCode::mismatch, [&] { check_parameters(net, session); });
+    ErrorOf(ErrorCode::Mismatch, [&] { check_parameters(net); });
   });
 }
 
 TEST(OptimizerSetTest, AverageIsOverTheSet) {
-  RunTorchRanks(4, [](int rank, const Session& session) {
-    const ProcessSet set = add_process_set({0, 2, 3}, {}, session);
+  RunTorchRanks(4, [](int rank) {
+    const ProcessSet set = add_process_set({0, 2, 3});
     if (!set.included()) return;
     for (const double factor : {1.0, 3.0}) {
       auto weight = ZerosOf(2);
-      auto optimizer =
-          WrapInSet({{"weight", weight}},
-                    Options().process_set(set).gradient_predivide_factor(factor), session);
+      auto optimizer = WrapInSet({{"weight", weight}},
+                                 Options().process_set(set).gradient_predivide_factor(factor));
       (weight.sum() * (rank + 1)).backward();
       optimizer.step();
       EXPECT_FLOAT_EQ(FirstOf(weight), -(1 + 3 + 4) / 3.0f);
     }
     auto weight = ZerosOf(2);
-    auto optimizer =
-        WrapInSet({{"weight", weight}}, Options().process_set(set).op(ReduceOp::Sum), session);
+    auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(set).op(ReduceOp::Sum));
     (weight.sum() * (rank + 1)).backward();
     optimizer.step();
     EXPECT_EQ(FirstOf(weight), -8);
@@ -113,12 +109,12 @@ TEST(OptimizerSetTest, AverageIsOverTheSet) {
 
 // Pairs share one layer, all share the other: model parallel inside data parallel.
 TEST(OptimizerSetTest, ParametersOfAModelAreSplitOverSets) {
-  RunTorchRanks(4, [](int rank, const Session& session) {
-    const ProcessSet half = HalfOf(rank, 4, session);
+  RunTorchRanks(4, [](int rank) {
+    const ProcessSet half = HalfOf(rank, 4);
     auto own = ZerosOf(1);
     auto shared = ZerosOf(3);
-    auto of_half = WrapInSet({{"weight", own}}, Options().process_set(half), session);
-    auto of_all = WrapInSet({{"weight", shared}}, {}, session);
+    auto of_half = WrapInSet({{"weight", own}}, Options().process_set(half));
+    auto of_all = WrapInSet({{"weight", shared}});
     for (int step = 1; step <= 3; ++step) {
       of_half.zero_grad();
       of_all.zero_grad();
@@ -132,19 +128,18 @@ TEST(OptimizerSetTest, ParametersOfAModelAreSplitOverSets) {
 }
 
 TEST(OptimizerSetTest, RanksOutsideAreToldAtOnce) {
-  RunTorchRanks(3, [](int, const Session& session) {
-    const ProcessSet set = add_process_set({0, 2}, {}, session);
+  RunTorchRanks(3, [](int) {
+    const ProcessSet set = add_process_set({0, 2});
     if (set.included()) return;
     auto net = std::make_shared<SmallNet>();
     const auto options = Options().process_set(set);
-    const auto text = ErrorOf(ErrorCode::invalid_argument, [&] {
-      WrapInSet(net->named_parameters().pairs(), options, session);
-    });
+    const auto text = ErrorOf(ErrorCode::InvalidArgument,
+                              [&] { WrapInSet(net->named_parameters().pairs(), options); });
     EXPECT_THAT(text, AllOf(HasSubstr("rank 1 is not in"), HasSubstr("0, 2")));
     const std::vector<std::function<void()>> calls = {
         [&] {
-          DistributedDataParallel<SmallNet>(
-              net, DistributedDataParallelOptions().gradients(options), session);
+          DistributedDataParallel<SmallNet>(net,
+                                            DistributedDataParallelOptions().gradients(options));
         },
         [&] { broadcast_parameters(*net, 0, set); },
         [&] { broadcast_object("text", 0, "", set); },
@@ -153,51 +148,51 @@ TEST(OptimizerSetTest, RanksOutsideAreToldAtOnce) {
         [&] { check_parameters(*net, set); },
     };
     for (const auto& call : calls) {
-      EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, call), HasSubstr("rank 1 is not in"));
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, call), HasSubstr("rank 1 is not in"));
     }
   });
 }
 
 TEST(OptimizerSetTest, AParameterBelongsToOneSet) {
-  RunTorchRanks(2, [](int, const Session& session) {
-    const ProcessSet set = add_process_set({0, 1}, {}, session);
+  RunTorchRanks(2, [](int) {
+    const ProcessSet set = add_process_set({0, 1});
     auto weight = ZerosOf(2);
-    auto optimizer = WrapInSet({{"weight", weight}}, {}, session);
-    const auto text = ErrorOf(ErrorCode::invalid_argument, [&] {
-      WrapInSet({{"weight", weight}}, Options().process_set(set), session);
+    auto optimizer = WrapInSet({{"weight", weight}});
+    const auto text = ErrorOf(ErrorCode::InvalidArgument, [&] {
+      WrapInSet({{"weight", weight}}, Options().process_set(set));
     });
     EXPECT_THAT(text, HasSubstr("in process set " + std::to_string(set.id())));
   });
 }
 
 TEST(OptimizerSetTest, DifferencesNameRanksOfTheJob) {
-  RunTorchRanks(4, [](int rank, const Session& session) {
-    const ProcessSet set = add_process_set({1, 3}, {}, session);
+  RunTorchRanks(4, [](int rank) {
+    const ProcessSet set = add_process_set({1, 3});
     if (!set.included()) return;
     auto weight = ZerosOf(rank);
-    auto text = ErrorOf(ErrorCode::mismatch, [&] {
-      WrapInSet({{"weight", weight}}, Options().process_set(set), session);
+    auto text = ErrorOf(ErrorCode::Mismatch, [&] {
+      WrapInSet({{"weight", weight}}, Options().process_set(set));
     });
     EXPECT_THAT(text, AllOf(HasSubstr("[1] on rank 1"), HasSubstr("[3] on rank 3")));
-    text = ErrorOf(ErrorCode::mismatch, [&] {
+    text = ErrorOf(ErrorCode::Mismatch, [&] {
       check_parameters({{"w", torch::full({2}, rank)}}, set);
     });
     EXPECT_THAT(text, AllOf(HasSubstr("on rank 1"), HasSubstr("on rank 3")));
-    text = ErrorOf(ErrorCode::invalid_argument, [&] {
+    text = ErrorOf(ErrorCode::InvalidArgument, [&] {
       WrapInSet({{"weight", ZerosOf(1)}},
-                Options().process_set(set).backward_passes_per_step(rank == 3 ? 0 : 1), session);
+                Options().process_set(set).backward_passes_per_step(rank == 3 ? 0 : 1));
     });
     EXPECT_THAT(text, HasSubstr("on rank 3"));
   });
 }
 
 TEST(OptimizerSetTest, ARemovedSetIsNamedByTheStep) {
-  RunTorchRanks(2, [](int, const Session& session) {
-    const ProcessSet set = add_process_set({0, 1}, {}, session);
+  RunTorchRanks(2, [](int) {
+    const ProcessSet set = add_process_set({0, 1});
     auto weight = ZerosOf(2);
-    auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(set), session);
-    remove_process_set(set, {}, session);
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+    auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(set));
+    remove_process_set(set);
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                         [&] {
                           optimizer.zero_grad();
                           weight.sum().backward();
@@ -208,11 +203,11 @@ TEST(OptimizerSetTest, ARemovedSetIsNamedByTheStep) {
 }
 
 TEST(OptimizerSetTest, ASetOfOneRankTrainsAlone) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    const ProcessSet last = add_process_set({1}, {}, session);
+  RunTorchRanks(2, [](int rank) {
+    const ProcessSet last = add_process_set({1});
     if (rank == 0) return;
     auto weight = ZerosOf(2);
-    auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(last), session);
+    auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(last));
     (weight.sum() * 3).backward();
     optimizer.step();
     EXPECT_EQ(FirstOf(weight), -3);
@@ -220,11 +215,11 @@ TEST(OptimizerSetTest, ASetOfOneRankTrainsAlone) {
 }
 
 TEST(OptimizerSetTest, TheLossOfAClosureIsTheSets) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
-    const ProcessSet set = add_process_set({0, 2}, {}, session);
+  RunTorchRanks(3, [](int rank) {
+    const ProcessSet set = add_process_set({0, 2});
     if (!set.included()) return;
     auto weight = ZerosOf(1);
-    auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(set), session);
+    auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(set));
     const auto loss = optimizer.step([&] {
       optimizer.zero_grad();
       auto value = weight.sum() * (rank + 1) + rank;
@@ -239,8 +234,8 @@ TEST(OptimizerSetTest, TheLossOfAClosureIsTheSets) {
 // ---- what goes with them ----
 
 TEST(OptimizerSetTest, AModuleIsOfTheSetAltogether) {
-  RunTorchRanks(4, [](int rank, const Session& session) {
-    const ProcessSet set = add_process_set({1, 2}, {}, session);
+  RunTorchRanks(4, [](int rank) {
+    const ProcessSet set = add_process_set({1, 2});
     if (!set.included()) return;
     torch::nn::Sequential net(torch::nn::Linear(1, 1), torch::nn::BatchNorm1d(1));
     {
@@ -248,7 +243,7 @@ TEST(OptimizerSetTest, AModuleIsOfTheSetAltogether) {
       for (auto& parameter : net->parameters()) parameter.fill_(rank);
     }
     auto options = DistributedDataParallelOptions().gradients(Options().process_set(set));
-    DistributedDataParallel model(net, options, session);
+    DistributedDataParallel model(net, options);
     EXPECT_EQ(net->parameters()[0].item<float>(), 1) << "of the lowest rank";
     net->buffers()[0].fill_(rank);
     model.forward(torch::tensor({{1.0f}, {2.0f}}) * rank).pow(2).sum().backward();
@@ -264,8 +259,8 @@ TEST(OptimizerSetTest, AModuleIsOfTheSetAltogether) {
 }
 
 TEST(OptimizerSetTest, RootsAreRanksOfTheJob) {
-  RunTorchRanks(4, [](int rank, const Session& session) {
-    const ProcessSet half = HalfOf(rank, 4, session);
+  RunTorchRanks(4, [](int rank) {
+    const ProcessSet half = HalfOf(rank, 4);
     SmallNet net;
     SGD sgd(net.parameters(), SGDOptions(0.1).momentum(0.9));
     Loss(net, BatchOfRank(0, rank)).backward();
@@ -286,15 +281,15 @@ TEST(OptimizerSetTest, RootsAreRanksOfTheJob) {
     sgd.step();
     EXPECT_EQ(Distance(net.parameters(), lone.parameters()), 0);
     const auto text =
-        ErrorOf(ErrorCode::invalid_argument, [&] { broadcast_parameters(net, 3 - root, half); });
+        ErrorOf(ErrorCode::InvalidArgument, [&] { broadcast_parameters(net, 3 - root, half); });
     EXPECT_THAT(text, AllOf(HasSubstr("root rank " + std::to_string(3 - root)),
                             HasSubstr(rank < 2 ? "ranks 0-1" : "ranks 2-3")));
   });
 }
 
 TEST(OptimizerSetTest, ObjectsAndMetricsStayInTheSet) {
-  RunTorchRanks(4, [](int rank, const Session& session) {
-    const ProcessSet half = HalfOf(rank, 4, session);
+  RunTorchRanks(4, [](int rank) {
+    const ProcessSet half = HalfOf(rank, 4);
     const std::string mine(static_cast<std::size_t>(rank), 'x');
     for (const std::string& name : {std::string(), std::string("name")}) {
       const auto all = allgather_object(mine, name, half);
@@ -313,10 +308,10 @@ TEST(OptimizerSetTest, ObjectsAndMetricsStayInTheSet) {
 }
 
 TEST(OptimizerSetTest, ClippingIsOfTheSet) {
-  RunTorchRanks(4, [](int rank, const Session& session) {
-    const ProcessSet half = HalfOf(rank, 4, session);
+  RunTorchRanks(4, [](int rank) {
+    const ProcessSet half = HalfOf(rank, 4);
     auto weight = ZerosOf(4);
-    auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(half), session);
+    auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(half));
     (weight.sum() * (rank + 1)).backward();
     EXPECT_DOUBLE_EQ(clip_grad_norm_(optimizer, 1.0), rank < 2 ? 3 : 7);
     optimizer.step();
@@ -325,15 +320,15 @@ TEST(OptimizerSetTest, ClippingIsOfTheSet) {
 }
 
 TEST(OptimizerSetTest, AStepIsSkippedByTheSetThatMetInfinity) {
-  RunTorchRanks(4, [](int rank, const Session& session) {
-    const ProcessSet half = HalfOf(rank, 4, session);
+  RunTorchRanks(4, [](int rank) {
+    const ProcessSet half = HalfOf(rank, 4);
     for (const bool told : {false, true}) {
       auto weight = ZerosOf(2);
       SGD plain({weight}, SGDOptions(1.0));
-      auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(half), session);
+      auto optimizer = WrapInSet({{"weight", weight}}, Options().process_set(half));
       auto options = GradScalerOptions().init_scale(8);
       if (told) options.process_set(half);
-      GradScaler scaler(options, session);
+      GradScaler scaler(options);
       scaler.scale(weight.sum() * (rank == 3 ? kNoLimit : 1.0)).backward();
       if (told) optimizer.synchronize();
       EXPECT_EQ(told ? scaler.step(plain) : scaler.step(optimizer), rank < 2);
@@ -346,12 +341,11 @@ TEST(OptimizerSetTest, AStepIsSkippedByTheSetThatMetInfinity) {
 
 TEST(OptimizerSetTest, BatchNormJoinsTheBatchesOfTheSet) {
   const auto of_two = TrainNormNetAlone(3, 2);
-  RunTorchRanks(4, [&](int rank, const Session& session) {
-    const ProcessSet half = HalfOf(rank, 4, session);
+  RunTorchRanks(4, [&](int rank) {
+    const ProcessSet half = HalfOf(rank, 4);
     auto net = MakeNormNet(SyncBatchNorm(4, half), SyncBatchNorm(3, half));
     DistributedOptimizer<SGD> optimizer(SGD(net->parameters(), SGDOptions(0.1).momentum(0.9)),
-                                        net->named_parameters(), Options().process_set(half),
-                                        session);
+                                        net->named_parameters(), Options().process_set(half));
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       NormLoss(net, ImagesOfRank(step, rank % 2)).backward();

@@ -24,10 +24,10 @@ using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
 template <class Base>
-DistributedOptimizer<Base> Wrap(Base base, const torch::nn::Module& module, const Session& session,
+DistributedOptimizer<Base> Wrap(Base base, const torch::nn::Module& module,
                                 Average average = Average::Backward) {
   return DistributedOptimizer<Base>(std::move(base), module.named_parameters(),
-                                    DistributedOptimizerOptions().average_at(average), session);
+                                    DistributedOptimizerOptions().average_at(average));
 }
 
 SGD MakeSgdWithMomentum(std::vector<torch::Tensor> parameters) {
@@ -39,10 +39,10 @@ SGD MakeSgdWithMomentum(std::vector<torch::Tensor> parameters) {
 TEST(UnnamedParametersTest, AreMatchedByTheirPlace) {
   constexpr int kSteps = 5;
   const auto expected = TrainAlone(MakeSgdWithMomentum, kSteps, 2);
-  RunTorchRanks(2, [&](int rank, const Session& session) {
+  RunTorchRanks(2, [&](int rank) {
     SmallNet net;
-    auto optimizer = DistributedOptimizer(MakeSgdWithMomentum(net.parameters()),
-                                          DistributedOptimizerOptions(), session);
+    auto optimizer =
+        DistributedOptimizer(MakeSgdWithMomentum(net.parameters()), DistributedOptimizerOptions());
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
       Loss(net, BatchOfRank(step, rank)).backward();
@@ -53,13 +53,13 @@ TEST(UnnamedParametersTest, AreMatchedByTheirPlace) {
 }
 
 TEST(UnnamedParametersTest, AreComparedBetweenTheRanks) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto shared = torch::ones({3}, torch::requires_grad());
     const auto other = torch::ones({rank + 4}, torch::requires_grad());
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch,
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
                         [&] {
                           DistributedOptimizer(SGD({shared, other}, SGDOptions(0.1)),
-                                               DistributedOptimizerOptions(), session);
+                                               DistributedOptimizerOptions());
                         }),
                 AllOf(HasSubstr("parameter 1"), HasSubstr("[4]"), HasSubstr("[5]")));
   });
@@ -73,9 +73,9 @@ void ExpectFollowsOneProcess(const MakeOptimizer& make_optimizer, double toleran
   for (const int size : {1, 2, 3}) {
     const auto expected = TrainAlone(make_optimizer, kSteps, size);
     for (const Average average : {Average::Backward, Average::Step}) {
-      RunTorchRanks(size, [&](int rank, const Session& session) {
+      RunTorchRanks(size, [&](int rank) {
         SmallNet net;
-        auto optimizer = Wrap(make_optimizer(net.parameters()), net, session, average);
+        auto optimizer = Wrap(make_optimizer(net.parameters()), net, average);
         for (int step = 0; step < kSteps; ++step) {
           optimizer.zero_grad();
           Loss(net, BatchOfRank(step, rank)).backward();
@@ -137,9 +137,9 @@ TEST(EquivalenceTest, StepWithAClosure) {
   };
   for (int step = 0; step < 5; ++step) step_alone(step);
 
-  RunTorchRanks(kSize, [&](int rank, const Session& session) {
+  RunTorchRanks(kSize, [&](int rank) {
     SmallNet net;
-    auto optimizer = Wrap(make(net.parameters()), net, session);
+    auto optimizer = Wrap(make(net.parameters()), net);
     for (int step = 0; step < 5; ++step) {
       const auto loss = optimizer.step([&] {
         optimizer.zero_grad();
@@ -155,9 +155,9 @@ TEST(EquivalenceTest, StepWithAClosure) {
 
 TEST(EquivalenceTest, ParametersStayIdenticalToTheBit) {
   std::vector<std::vector<torch::Tensor>> of_rank(3);
-  RunTorchRanks(3, [&](int rank, const Session& session) {
+  RunTorchRanks(3, [&](int rank) {
     SmallNet net;
-    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net);
     for (int step = 0; step < 10; ++step) {
       optimizer.zero_grad();
       Loss(net, BatchOfRank(step, rank)).backward();
@@ -173,18 +173,18 @@ TEST(EquivalenceTest, ParametersStayIdenticalToTheBit) {
 
 TEST(OverlapTest, AGradientIsReducedWhileBackwardStillRuns) {
   constexpr int kSize = 2;
-  RunTorchRanks(kSize, [&](int rank, const Session& session) {
+  RunTorchRanks(kSize, [&](int rank) {
     EXPECT_TRUE(LastGradientIsReducedBeforeTheFirstExists(rank, kSize, [&](const auto& names) {
-      return DistributedOptimizer(SGD(names.values(), SGDOptions(0.1)), names, {}, session);
+      return DistributedOptimizer(SGD(names.values(), SGDOptions(0.1)), names);
     }));
   });
 }
 
 TEST(SynchronizeTest, GradientsMayBeChangedBetweenItAndStep) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = torch::zeros({2}, torch::requires_grad());
     const NamedTensors names = {{"weight", weight}};
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, {}, session);
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names);
     (weight.sum() * (rank + 1)).backward();
     optimizer.synchronize();
     EXPECT_TRUE(torch::equal(weight.grad(), torch::full({2}, 1.5f)));
@@ -197,12 +197,11 @@ TEST(SynchronizeTest, GradientsMayBeChangedBetweenItAndStep) {
 
 TEST(SynchronizeTest, ASecondBackwardAfterItAddsToTheAverage) {
   for (const Average average : {Average::Backward, Average::Step}) {
-    RunTorchRanks(2, [average](int rank, const Session& session) {
+    RunTorchRanks(2, [average](int rank) {
       auto weight = torch::zeros({1}, torch::requires_grad());
       const NamedTensors names = {{"weight", weight}};
-      auto optimizer =
-          DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names,
-                               DistributedOptimizerOptions().average_at(average), session);
+      auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names,
+                                            DistributedOptimizerOptions().average_at(average));
       (weight.sum() * (rank + 1)).backward();
       optimizer.synchronize();
       (weight.sum() * 10 * (rank + 1)).backward();
@@ -224,9 +223,9 @@ struct TwoBranches : torch::nn::Module {
 };
 
 TEST(UnusedTest, OnOneRankCountsAsZero) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     TwoBranches net;
-    auto optimizer = Wrap(SGD(net.parameters(), SGDOptions(1.0)), net, session);
+    auto optimizer = Wrap(SGD(net.parameters(), SGDOptions(1.0)), net);
     auto loss = net.used.sum();
     if (rank == 0) loss = loss + net.other.sum() * 4;
     loss.backward();
@@ -237,10 +236,10 @@ TEST(UnusedTest, OnOneRankCountsAsZero) {
 }
 
 TEST(UnusedTest, OnAllRanksStaysUndefined) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     TwoBranches net;
     // Weight decay would move a parameter whose gradient is zero instead of undefined.
-    auto optimizer = Wrap(SGD(net.parameters(), SGDOptions(1.0).weight_decay(0.5)), net, session);
+    auto optimizer = Wrap(SGD(net.parameters(), SGDOptions(1.0).weight_decay(0.5)), net);
     net.used.sum().backward();
     optimizer.step();
     EXPECT_FALSE(net.other.grad().defined());
@@ -249,10 +248,10 @@ TEST(UnusedTest, OnAllRanksStaysUndefined) {
 }
 
 TEST(UnusedTest, FrozenAndUnfrozenLater) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     TwoBranches net;
     net.other.requires_grad_(false);
-    auto optimizer = Wrap(SGD(net.parameters(), SGDOptions(1.0)), net, session);
+    auto optimizer = Wrap(SGD(net.parameters(), SGDOptions(1.0)), net);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       if (step == 1) net.other.requires_grad_(true);
@@ -264,9 +263,9 @@ TEST(UnusedTest, FrozenAndUnfrozenLater) {
 }
 
 TEST(UnusedTest, ZeroedInPlaceGradientsStayDefined) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     TwoBranches net;
-    auto optimizer = Wrap(SGD(net.parameters(), SGDOptions(1.0)), net, session);
+    auto optimizer = Wrap(SGD(net.parameters(), SGDOptions(1.0)), net);
     ((net.used.sum() + net.other.sum()) * (rank + 1)).backward();
     optimizer.step();
     optimizer.zero_grad(/*set_to_none=*/false);
@@ -280,10 +279,10 @@ TEST(UnusedTest, ZeroedInPlaceGradientsStayDefined) {
 // ---- gradients of other kinds ----
 
 TEST(GradientTest, NotContiguous) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = torch::zeros({3, 2}).t().requires_grad_();
     const NamedTensors names = {{"weight", weight}};
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, {}, session);
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names);
     const auto factor = torch::arange(6, torch::kFloat).reshape({2, 3}) * (rank + 1);
     (weight * factor).sum().backward();
     ASSERT_FALSE(weight.grad().is_contiguous());
@@ -294,12 +293,11 @@ TEST(GradientTest, NotContiguous) {
 }
 
 TEST(GradientTest, OfNoElementsAndOfNoDimension) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto empty = torch::empty({0, 3}, torch::requires_grad());
     auto scalar = torch::tensor(1.0, torch::requires_grad());
     const NamedTensors names = {{"empty", empty}, {"scalar", scalar}};
-    auto optimizer =
-        DistributedOptimizer(SGD({empty, scalar}, SGDOptions(1.0)), names, {}, session);
+    auto optimizer = DistributedOptimizer(SGD({empty, scalar}, SGDOptions(1.0)), names);
     (empty.sum() + scalar * (rank + 1)).backward();
     optimizer.step();
     EXPECT_FLOAT_EQ(scalar.item<float>(), 1 - 1.5f);
@@ -307,10 +305,10 @@ TEST(GradientTest, OfNoElementsAndOfNoDimension) {
 }
 
 TEST(GradientTest, TiedWeightsAreReducedOnce) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto weight = torch::zeros({2}, torch::requires_grad());
     const NamedTensors names = {{"a", weight}, {"b", weight}};
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names, {}, session);
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names);
     ((weight.sum() + 2 * weight.sum()) * (rank + 1)).backward();
     optimizer.step();
     EXPECT_TRUE(torch::equal(weight.detach(), torch::full({2}, -4.5f)));
@@ -320,12 +318,12 @@ TEST(GradientTest, TiedWeightsAreReducedOnce) {
 // ---- what may not be done between backward and step, where step() waits for the averages ----
 
 TEST(MisuseTest, SecondBackwardNamesTheParameterAndTheCure) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     SmallNet net;
-    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session, Average::Step);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, Average::Step);
     const Batch batch = BatchOfRank(0, 0);
     Loss(net, batch).backward();
-    const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { Loss(net, batch).backward(); });
+    const auto text = ErrorOf(ErrorCode::InvalidArgument, [&] { Loss(net, batch).backward(); });
     EXPECT_THAT(text, AllOf(HasSubstr("output."), HasSubstr("step()"), HasSubstr("synchronize()")));
     optimizer.step();
     optimizer.zero_grad();
@@ -335,11 +333,11 @@ TEST(MisuseTest, SecondBackwardNamesTheParameterAndTheCure) {
 }
 
 TEST(MisuseTest, ZeroGradSaysWhatToDo) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     SmallNet net;
-    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session, Average::Step);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, Average::Step);
     Loss(net, BatchOfRank(0, 0)).backward();
-    const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.zero_grad(); });
+    const auto text = ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.zero_grad(); });
     EXPECT_THAT(text, AllOf(HasSubstr("hidden."), HasSubstr("step()")));
     optimizer.synchronize();
     optimizer.zero_grad();
@@ -347,12 +345,12 @@ TEST(MisuseTest, ZeroGradSaysWhatToDo) {
 }
 
 TEST(MisuseTest, GradientsReplacedThroughTheModule) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     SmallNet net;
-    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session, Average::Step);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, Average::Step);
     Loss(net, BatchOfRank(0, 0)).backward();
     net.zero_grad();
-    const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); });
+    const auto text = ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); });
     EXPECT_THAT(text, AllOf(HasSubstr("hidden."), HasSubstr("zero_grad()")));
     Loss(net, BatchOfRank(0, 0)).backward();
     optimizer.step();
@@ -362,9 +360,9 @@ TEST(MisuseTest, GradientsReplacedThroughTheModule) {
 // Nobody can see a zero_grad() through the module or the base; the next backward() does.
 TEST(MisuseTest, ZeroGradBehindTheWrapperIsMetByTheNextBackward) {
   for (const bool by_module : {true, false}) {
-    RunTorchRanks(2, [by_module](int rank, const Session& session) {
+    RunTorchRanks(2, [by_module](int rank) {
       SmallNet net;
-      auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session, Average::Step);
+      auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, Average::Step);
       Loss(net, BatchOfRank(0, rank)).backward();
       if (by_module) {
         net.zero_grad();
@@ -372,7 +370,7 @@ TEST(MisuseTest, ZeroGradBehindTheWrapperIsMetByTheNextBackward) {
         static_cast<torch::optim::Optimizer&>(optimizer).zero_grad();
       }
       const auto text =
-          ErrorOf(ErrorCode::invalid_argument, [&] { Loss(net, BatchOfRank(1, rank)).backward(); });
+          ErrorOf(ErrorCode::InvalidArgument, [&] { Loss(net, BatchOfRank(1, rank)).backward(); });
       EXPECT_THAT(text, AllOf(HasSubstr("output."), HasSubstr("step()"), HasSubstr("zero_grad()")));
       EXPECT_THROW(optimizer.synchronize(), Error);
       optimizer.zero_grad();
@@ -384,12 +382,12 @@ TEST(MisuseTest, ZeroGradBehindTheWrapperIsMetByTheNextBackward) {
 }
 
 TEST(MisuseTest, AGradientWrittenBeforeTheStep) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     SmallNet net;
-    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session, Average::Step);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, Average::Step);
     Loss(net, BatchOfRank(0, 0)).backward();
     net.hidden->weight.grad().mul_(0.5);  // clipping without synchronize()
-    const auto text = ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); });
+    const auto text = ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); });
     EXPECT_THAT(text, AllOf(HasSubstr("hidden.weight"), HasSubstr("changed")));
     optimizer.zero_grad();
     Loss(net, BatchOfRank(0, 0)).backward();
@@ -398,12 +396,12 @@ TEST(MisuseTest, AGradientWrittenBeforeTheStep) {
 }
 
 TEST(MisuseTest, AnOptimizerThatWasMovedFrom) {
-  RunTorchRanks(2, [](int, const Session& session) {
+  RunTorchRanks(2, [](int) {
     SmallNet net;
-    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net);
     auto moved = std::move(optimizer);
     // NOLINTNEXTLINE(bugprone-use-after-move): that is what is tested
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { optimizer.step(); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
                 HasSubstr("moved from"));
   });
 }
@@ -419,11 +417,11 @@ struct OneLayer : torch::nn::Module {
 
 void ExpectRefused(const std::function<std::shared_ptr<torch::nn::Module>(int rank)>& make,
                    const std::vector<std::string>& words) {
-  RunTorchRanks(3, [&](int rank, const Session& session) {
+  RunTorchRanks(3, [&](int rank) {
     const auto net = make(rank);
     SGD sgd(net->parameters(), SGDOptions(0.5));
-    const auto text = ErrorOf(ErrorCode::mismatch, [&] {
-      DistributedOptimizer(std::move(sgd), net->named_parameters(), {}, session);
+    const auto text = ErrorOf(ErrorCode::Mismatch, [&] {
+      DistributedOptimizer(std::move(sgd), net->named_parameters());
     });
     for (const std::string& word : words) EXPECT_THAT(text, HasSubstr(word));
     EXPECT_EQ(sgd.param_groups().size(), 1u) << "the optimizer is still usable";
@@ -462,28 +460,28 @@ TEST(WrapTest, AParameterMoreOnOneRank) {
 }
 
 TEST(WrapTest, MissingAndDuplicateNamesAreToldToAllRanks) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto a = torch::zeros({2}, torch::requires_grad());
     auto b = torch::zeros({3}, torch::requires_grad());
     NamedTensors names = {{"a", a}, {"b", b}};
     if (rank == 1) names.pop_back();
-    auto text = ErrorOf(ErrorCode::invalid_argument, [&] {
-      DistributedOptimizer(SGD({a, b}, SGDOptions(0.1)), names, {}, session);
+    auto text = ErrorOf(ErrorCode::InvalidArgument, [&] {
+      DistributedOptimizer(SGD({a, b}, SGDOptions(0.1)), names);
     });
     EXPECT_THAT(text, AllOf(HasSubstr("float32 [3]"), HasSubstr("no name"), HasSubstr("rank 1")));
 
     names = {{"a", a}, {rank == 0 ? "a" : "b", b}};
-    text = ErrorOf(ErrorCode::invalid_argument, [&] {
-      DistributedOptimizer(SGD({a, b}, SGDOptions(0.1)), names, {}, session);
+    text = ErrorOf(ErrorCode::InvalidArgument, [&] {
+      DistributedOptimizer(SGD({a, b}, SGDOptions(0.1)), names);
     });
     EXPECT_THAT(text, AllOf(HasSubstr("\"a\" is given twice"), HasSubstr("rank 0")));
   });
 }
 
 TEST(WrapTest, IsStillItsBase) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     SmallNet net;
-    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net);
     torch::optim::StepLR scheduler(optimizer, /*step_size=*/1, /*gamma=*/0.5);
     Loss(net, BatchOfRank(0, rank)).backward();
     torch::optim::Optimizer& base = optimizer;
@@ -502,9 +500,9 @@ TEST(WrapTest, IsStillItsBase) {
 
 TEST(WrapTest, MovesWithItsHooks) {
   const auto expected = TrainAlone(MakeSgdWithMomentum, 2, 2);
-  RunTorchRanks(2, [&](int rank, const Session& session) {
+  RunTorchRanks(2, [&](int rank) {
     SmallNet net;
-    auto first = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
+    auto first = Wrap(MakeSgdWithMomentum(net.parameters()), net);
     auto optimizer = std::move(first);
     for (int step = 0; step < 2; ++step) {
       optimizer.zero_grad();
@@ -518,18 +516,18 @@ TEST(WrapTest, MovesWithItsHooks) {
 }
 
 TEST(WrapTest, LeavesHooksBehindThatDoNothing) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     SmallNet net;
     const auto loss = Loss(net, BatchOfRank(0, rank));  // keeps the graph's nodes
     std::optional<DistributedOptimizer<SGD>> optimizer(
-        Wrap(MakeSgdWithMomentum(net.parameters()), net, session));
+        Wrap(MakeSgdWithMomentum(net.parameters()), net));
     optimizer.reset();
     loss.backward();
     SmallNet alone;
     Loss(alone, BatchOfRank(0, rank)).backward();
     EXPECT_TRUE(torch::equal(net.output->bias.grad(), alone.output->bias.grad()));
     // The same node serves another, whose hooks alone are at work.
-    auto next = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
+    auto next = Wrap(MakeSgdWithMomentum(net.parameters()), net);
     next.zero_grad();
     Loss(net, BatchOfRank(0, rank)).backward();
     next.step();
@@ -538,14 +536,14 @@ TEST(WrapTest, LeavesHooksBehindThatDoNothing) {
 }
 
 TEST(WrapTest, MayBeDestroyedWhileGradientsAreBeingReduced) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     SmallNet net;
     for (int i = 0; i < 3; ++i) {
-      auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
+      auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net);
       optimizer.zero_grad();
       Loss(net, BatchOfRank(0, rank)).backward();
     }
-    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net);
     optimizer.zero_grad();
     Loss(net, BatchOfRank(0, rank)).backward();
     optimizer.step();
@@ -554,11 +552,11 @@ TEST(WrapTest, MayBeDestroyedWhileGradientsAreBeingReduced) {
 }
 
 TEST(WrapTest, TwoOptimizersOfTwoModelsWithTheSameNames) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     SmallNet a;
     SmallNet b;
-    auto first = Wrap(MakeSgdWithMomentum(a.parameters()), a, session);
-    auto second = Wrap(MakeSgdWithMomentum(b.parameters()), b, session);
+    auto first = Wrap(MakeSgdWithMomentum(a.parameters()), a);
+    auto second = Wrap(MakeSgdWithMomentum(b.parameters()), b);
     (Loss(a, BatchOfRank(0, rank)) + Loss(b, BatchOfRank(0, rank))).backward();
     first.step();
     second.step();
@@ -567,10 +565,10 @@ TEST(WrapTest, TwoOptimizersOfTwoModelsWithTheSameNames) {
 }
 
 TEST(WrapTest, OneRankThatAveragesInStepHasNoHooks) {
-  RunTorchRanks(1, [](int, const Session& session) {
+  RunTorchRanks(1, [](int) {
     SmallNet net;
     const auto node = torch::autograd::impl::grad_accumulator(net.output->bias);
-    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session, Average::Step);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, Average::Step);
     EXPECT_TRUE(node->post_hooks().empty());
     EXPECT_TRUE(node->pre_hooks().empty());
   });
@@ -580,19 +578,19 @@ TEST(WrapTest, OneRankThatAveragesInStepHasNoHooks) {
 TEST(WrapTest, OfAnEndedSessionHasHooksThatDoNothing) {
   std::vector<std::unique_ptr<SmallNet>> nets(2);
   std::vector<std::unique_ptr<DistributedOptimizer<SGD>>> old(2);
-  RunTorchRanks(2, [&](int rank, const Session& session) {
+  RunTorchRanks(2, [&](int rank) {
     const auto index = static_cast<std::size_t>(rank);
     nets[index] = std::make_unique<SmallNet>();
     old[index] = std::make_unique<DistributedOptimizer<SGD>>(
-        Wrap(MakeSgdWithMomentum(nets[index]->parameters()), *nets[index], session));
+        Wrap(MakeSgdWithMomentum(nets[index]->parameters()), *nets[index]));
     Loss(*nets[index], BatchOfRank(0, rank)).backward();
   });
-  EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [&] { old[0]->zero_grad(); }),
+  EXPECT_THAT(ErrorOf(ErrorCode::NotInitialized, [&] { old[0]->zero_grad(); }),
               HasSubstr("shut down"));
   for (auto& net : nets) net->zero_grad();
-  RunTorchRanks(2, [&](int rank, const Session& session) {
+  RunTorchRanks(2, [&](int rank) {
     SmallNet& net = *nets[static_cast<std::size_t>(rank)];
-    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net, session);
+    auto optimizer = Wrap(MakeSgdWithMomentum(net.parameters()), net);
     Loss(net, BatchOfRank(0, rank)).backward();
     optimizer.step();
     EXPECT_LT(Distance(net.parameters(), TrainAlone(MakeSgdWithMomentum, 1, 2)), 1e-13);
@@ -603,14 +601,14 @@ TEST(WrapTest, OfAnEndedSessionIsRefused) {
   for (const int size : {1, 2}) {
     std::vector<std::unique_ptr<SmallNet>> nets(2);
     std::vector<std::unique_ptr<DistributedOptimizer<SGD>>> optimizers(2);
-    RunTorchRanks(size, [&](int rank, const Session& session) {
+    RunTorchRanks(size, [&](int rank) {
       const auto index = static_cast<std::size_t>(rank);
       nets[index] = std::make_unique<SmallNet>();
       optimizers[index] = std::make_unique<DistributedOptimizer<SGD>>(
           MakeSgdWithMomentum(nets[index]->parameters()), nets[index]->named_parameters(),
-          DistributedOptimizerOptions(), session);
+          DistributedOptimizerOptions());
     });
-    EXPECT_THAT(ErrorOf(ErrorCode::not_initialized, [&] { optimizers[0]->step(); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::NotInitialized, [&] { optimizers[0]->step(); }),
                 HasSubstr("shut down"));
   }
 }

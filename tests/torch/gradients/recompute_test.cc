@@ -157,7 +157,7 @@ TEST(RecomputeTest, EachBackwardThatKeepsTheGraphRunsItAgain) {
   const auto once = segment->in.grad().clone();
   y.backward();
   EXPECT_TRUE(torch::equal(segment->in.grad(), once * 2));
-  EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&y] { y.backward(); }),
+  EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&y] { y.backward(); }),
               HasSubstr("give the first retain_graph"));
   EXPECT_EQ(segment->runs, 3);
 }
@@ -250,7 +250,7 @@ TEST(RecomputeTest, OutputsMayBeChangedInPlace) {
 // ---- what cannot be run again is refused ----
 
 std::string WhyBackwardFails(const torch::Tensor& y) {
-  return ErrorOf(ErrorCode::invalid_argument, [&y] { y.sum().backward(); });
+  return ErrorOf(ErrorCode::InvalidArgument, [&y] { y.sum().backward(); });
 }
 
 // The graph of a view that is changed in place by something from outside has a node within a node.
@@ -330,7 +330,7 @@ TEST(RecomputeTest, WhatWasChangedInPlaceIsNamed) {
   const auto function = [&segment](const torch::Tensor& input) {
     return segment->forward(input.mul_(2));
   };
-  EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { recompute(function, x); }),
+  EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { recompute(function, x); }),
               HasSubstr("the function itself has"));
 }
 
@@ -367,8 +367,7 @@ TEST(RecomputeTest, ASecondRunThatDoesSomethingElseIsRefused) {
 // ---- beside the optimizer ----
 
 // One net of segments, of which two share their parameters, and a loss that uses them outside too.
-Tensors TrainSegments(const Way& way, const Session& session, int rank,
-                      const DistributedOptimizerOptions& options) {
+Tensors TrainSegments(const Way& way, int rank, const DistributedOptimizerOptions& options) {
   Segment shared(1);
   Segment own(2);
   const std::vector<std::pair<std::string, torch::Tensor>> named = {{"shared.in", shared->in},
@@ -378,7 +377,7 @@ Tensors TrainSegments(const Way& way, const Session& session, int rank,
   Tensors parameters;
   for (const auto& [name, parameter] : named) parameters.push_back(parameter);
   auto optimizer = DistributedOptimizer(
-      torch::optim::SGD(parameters, torch::optim::SGDOptions(0.01)), named, options, session);
+      torch::optim::SGD(parameters, torch::optim::SGDOptions(0.01)), named, options);
   for (int step = 0; step < 4; ++step) {
     optimizer.zero_grad();
     for (int pass = 0; pass < options.backward_passes_per_step(); ++pass) {
@@ -399,10 +398,10 @@ TEST(RecomputeTest, ParametersOfSeveralSegmentsAreAveragedOnceWhenComplete) {
   for (const Options& options : all) {
     std::vector<Tensors> plain(2);
     std::vector<Tensors> recomputed(2);
-    RunTorchRanks(2, [&](int rank, const Session& session) {
+    RunTorchRanks(2, [&](int rank) {
       const auto place = static_cast<std::size_t>(rank);
-      plain[place] = TrainSegments(Plainly, session, rank, options);
-      recomputed[place] = TrainSegments(Recomputed, session, rank, options);
+      plain[place] = TrainSegments(Plainly, rank, options);
+      recomputed[place] = TrainSegments(Recomputed, rank, options);
     });
     for (int rank = 0; rank < 2; ++rank) {
       const auto place = static_cast<std::size_t>(rank);
@@ -423,10 +422,10 @@ struct SharingNet : torch::nn::Module {
 };
 
 TEST(RecomputeTest, AWrappedModuleAveragesOnceToo) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto gradients = [&](const Way& way) {
       auto net = DistributedDataParallel(std::make_shared<SharingNet>(way),
-                                         DistributedDataParallelOptions(), session);
+                                         DistributedDataParallelOptions());
       net.forward(BatchOfRank(0, rank).x).square().mean().backward();
       return Tensors{net->shared->in.grad(), net->shared->out.grad()};
     };
@@ -435,11 +434,11 @@ TEST(RecomputeTest, AWrappedModuleAveragesOnceToo) {
 }
 
 TEST(RecomputeTest, CollectivesWithinItAreCalledAgain) {
-  RunTorchRanks(2, [&](int rank, const Session& session) {
+  RunTorchRanks(2, [&](int rank) {
     const auto gradient = [&](bool recomputed) {
       auto x = Waves({4}, rank).requires_grad_();
-      const auto function = [&session](const torch::Tensor& y) {
-        return allreduce(y.exp(), AllreduceOptions().op(ReduceOp::Sum), session).square().sum();
+      const auto function = [](const torch::Tensor& y) {
+        return allreduce(y.exp(), AllreduceOptions().op(ReduceOp::Sum)).square().sum();
       };
       (recomputed ? recompute(function, x) : function(x)).backward();
       return x.grad();

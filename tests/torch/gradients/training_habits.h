@@ -83,14 +83,13 @@ AnyOptimizer Alone(Base base, bool* clipped) {
 }
 
 template <class Base>
-AnyOptimizer Distributed(Base base, const torch::nn::Module& module, Habit habit,
-                         const Session& session, Average average) {
+AnyOptimizer Distributed(Base base, const torch::nn::Module& module, Habit habit, Average average) {
   AnyOptimizer any;
   DistributedOptimizerOptions options;
   options.average_at(average);
   if (habit == Habit::kAccumulate) options.backward_passes_per_step(2);
   const auto optimizer = std::make_shared<DistributedOptimizer<Base>>(
-      std::move(base), module.named_parameters(), options, session);
+      std::move(base), module.named_parameters(), options);
   any.base = optimizer;
   any.zero_grad = [optimizer](bool set_to_none) { optimizer->zero_grad(set_to_none); };
   any.no_sync = [optimizer] { return std::make_shared<detail::Scope>(optimizer->no_sync()); };
@@ -196,14 +195,13 @@ inline Parameters TrainInOneProcess(Kind kind, Habit habit, int size) {
   return trained;
 }
 
-inline Parameters TrainAsRank(Kind kind, Habit habit, int rank, const Session& session,
+inline Parameters TrainAsRank(Kind kind, Habit habit, int rank,
                               Average average = Average::Backward) {
   return Train(
       kind, habit,
-      [habit, &session, average](Kind of, const HabitNet& net, Parameters parameters) {
-        return Make(of, std::move(parameters), [&](auto base) {
-          return Distributed(std::move(base), net, habit, session, average);
-        });
+      [habit, average](Kind of, const HabitNet& net, Parameters parameters) {
+        return Make(of, std::move(parameters),
+                    [&](auto base) { return Distributed(std::move(base), net, habit, average); });
       },
       [habit, rank](HabitNet& net, int step, int part) {
         return RankLoss(net, habit, step, part, rank);

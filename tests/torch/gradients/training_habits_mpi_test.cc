@@ -19,7 +19,7 @@ class TrainingHabitsMpiTest : public testing::TestWithParam<std::tuple<Kind, Hab
 TEST_P(TrainingHabitsMpiTest, FollowsOneProcess) {
   const auto [kind, habit] = GetParam();
   const Parameters expected = TrainInOneProcess(kind, habit, size());
-  const Parameters trained = TrainAsRank(kind, habit, rank(), {});
+  const Parameters trained = TrainAsRank(kind, habit, rank());
   EXPECT_LT(Distance(trained, expected), ToleranceOf(kind));
   NamedTensors named;
   for (const auto& parameter : trained) {

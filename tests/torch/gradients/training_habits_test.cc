@@ -26,9 +26,8 @@ TEST_P(TrainingHabitsTest, FollowsOneProcess) {
     std::vector<Parameters> of_rank(static_cast<std::size_t>(size));
     RunTorchRanks(
         size,
-        [&, kind = kind, habit = habit, average](int rank, const Session& session) {
-          of_rank[static_cast<std::size_t>(rank)] =
-              TrainAsRank(kind, habit, rank, session, average);
+        [&, kind = kind, habit = habit, average](int rank) {
+          of_rank[static_cast<std::size_t>(rank)] = TrainAsRank(kind, habit, rank, average);
         },
         {}, {}, sharing);
     const HabitNet untrained;

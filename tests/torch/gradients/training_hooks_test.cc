@@ -35,10 +35,10 @@ core::Config HookLimits(std::int64_t bytes) {
 }
 
 DistributedOptimizer<SGD> WrapHooked(const NamedTensors& names, const CommunicationHook& hook,
-                                     const Session& session, HookOptions options = {}) {
+                                     HookOptions options = {}) {
   std::vector<torch::Tensor> parameters;
   for (const auto& [name, tensor] : names) parameters.push_back(tensor);
-  return {SGD(std::move(parameters), SGDOptions(1.0)), names, options.hook(hook), session};
+  return {SGD(std::move(parameters), SGDOptions(1.0)), names, options.hook(hook)};
 }
 
 torch::Tensor Parameter(torch::IntArrayRef shape, torch::ScalarType type = torch::kFloat) {
@@ -46,18 +46,17 @@ torch::Tensor Parameter(torch::IntArrayRef shape, torch::ScalarType type = torch
 }
 
 // What the library would do itself.
-CommunicationHook Averaging(const Session& session, const ProcessSet& set = {}) {
-  return [&session, set](const GradientBucket& bucket) {
-    auto handle = allreduce_async_(
-        bucket.buffer, AllreduceOptions().name(bucket.name + "/mean").process_set(set), session);
+CommunicationHook Averaging(const ProcessSet& set = {}) {
+  return [set](const GradientBucket& bucket) {
+    auto handle = allreduce_async_(bucket.buffer,
+                                   AllreduceOptions().name(bucket.name + "/mean").process_set(set));
     return [handle] { return synchronize(handle); };
   };
 }
 
 // The same, and notes the buckets as they come.
-CommunicationHook Noting(std::vector<GradientBucket>& seen, const Session& session,
-                         const ProcessSet& set = {}) {
-  return [&seen, average = Averaging(session, set)](const GradientBucket& bucket) {
+CommunicationHook Noting(std::vector<GradientBucket>& seen, const ProcessSet& set = {}) {
+  return [&seen, average = Averaging(set)](const GradientBucket& bucket) {
     GradientBucket copy = bucket;
     copy.buffer = bucket.buffer.clone();
     copy.gradients.clear();
@@ -72,12 +71,12 @@ CommunicationHook Noting(std::vector<GradientBucket>& seen, const Session& sessi
 
 TEST(TrainingHooksTest, AHookGetsWholeBuckets) {
   for (const int size : {2, 3}) {
-    RunTorchRanks(size, [size](int rank, const Session& session) {
+    RunTorchRanks(size, [size](int rank) {
       const auto a = Parameter({2, 3});
       const auto b = Parameter({5});
       const auto ramp = torch::arange(6, torch::kFloat).reshape({2, 3});
       std::vector<GradientBucket> seen;
-      auto optimizer = WrapHooked({{"a", a}, {"b", b}}, Noting(seen, session), session);
+      auto optimizer = WrapHooked({{"a", a}, {"b", b}}, Noting(seen));
       for (int step = 0; step < 3; ++step) {
         seen.clear();
         optimizer.zero_grad();
@@ -117,7 +116,7 @@ TEST(TrainingHooksTest, AllRanksCallHooksInTheSameOrder) {
     std::vector<std::vector<std::string>> called(static_cast<std::size_t>(size));
     RunTorchRanks(
         size,
-        [&called](int rank, const Session& session) {
+        [&called](int rank) {
           std::vector<torch::Tensor> w;
           for (int i = 0; i < 4; ++i) w.push_back(torch::ones({i + 1}, torch::requires_grad()));
           auto& mine = called[static_cast<std::size_t>(rank)];
@@ -126,13 +125,10 @@ TEST(TrainingHooksTest, AllRanksCallHooksInTheSameOrder) {
             const auto options = [&](const std::string& round) {
               return AllreduceOptions().name(bucket.name + round);
             };
-            auto first = allreduce(bucket.buffer, options("/first"), session);
-            return [&, first, second = options("/second")] {
-              return allreduce(first, second, session);
-            };
+            auto first = allreduce(bucket.buffer, options("/first"));
+            return [&, first, second = options("/second")] { return allreduce(first, second); };
           };
-          auto optimizer =
-              WrapHooked({{"0", w[0]}, {"1", w[1]}, {"2", w[2]}, {"3", w[3]}}, hook, session);
+          auto optimizer = WrapHooked({{"0", w[0]}, {"1", w[1]}, {"2", w[2]}, {"3", w[3]}}, hook);
           for (int step = 0; step < 3; ++step) {
             optimizer.zero_grad();
             torch::Tensor product = torch::ones({});
@@ -154,15 +150,14 @@ TEST(TrainingHooksTest, AllRanksCallHooksInTheSameOrder) {
 }
 
 TEST(TrainingHooksTest, GradientsThatAreAbsentAreZeros) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto used = Parameter({2});
     const auto sometimes = Parameter({3});
     const auto once = Parameter({2});
     const auto never = Parameter({2});
     std::vector<GradientBucket> seen;
-    auto optimizer =
-        WrapHooked({{"used", used}, {"sometimes", sometimes}, {"once", once}, {"never", never}},
-                   Noting(seen, session), session);
+    auto optimizer = WrapHooked(
+        {{"used", used}, {"sometimes", sometimes}, {"once", once}, {"never", never}}, Noting(seen));
     for (int step = 0; step < 3; ++step) {
       seen.clear();
       optimizer.zero_grad();
@@ -187,19 +182,19 @@ TEST(TrainingHooksTest, GradientsThatAreAbsentAreZeros) {
 TEST(TrainingHooksTest, WhatAHookHasReturnedIsCalledForABucketThatNobodyHasToo) {
   RunTorchRanks(
       2,
-      [](int rank, const Session& session) {
+      [](int rank) {
         const auto a = Parameter({2});
         const auto b = Parameter({3});
         int begun = 0;
         int finished = 0;
-        const auto hook = [&, average = Averaging(session)](const GradientBucket& bucket) {
+        const auto hook = [&, average = Averaging()](const GradientBucket& bucket) {
           ++begun;
           return [&finished, finish = average(bucket)] {
             ++finished;
             return finish();
           };
         };
-        auto optimizer = WrapHooked({{"a", a}, {"b", b}}, hook, session);
+        auto optimizer = WrapHooked({{"a", a}, {"b", b}}, hook);
         for (int step = 0; step < 4; ++step) {
           optimizer.zero_grad();
           auto loss = a.sum() * (rank + 1);
@@ -217,14 +212,14 @@ TEST(TrainingHooksTest, WhatAHookHasReturnedIsCalledForABucketThatNobodyHasToo) 
 TEST(TrainingHooksTest, ABucketHoldsOneTypeUpToItsSize) {
   RunTorchRanks(
       2,
-      [](int rank, const Session& session) {
+      [](int rank) {
         NamedTensors names;
         for (int i = 0; i < 6; ++i) {
           const auto type = i % 2 == 0 ? torch::kFloat : torch::kDouble;
           names.emplace_back(std::to_string(i), Parameter({4}, type));
         }
         std::vector<GradientBucket> seen;
-        auto optimizer = WrapHooked(names, Noting(seen, session), session);
+        auto optimizer = WrapHooked(names, Noting(seen));
         for (int step = 0; step < 2; ++step) {
           seen.clear();
           optimizer.zero_grad();
@@ -252,14 +247,14 @@ TEST(TrainingHooksTest, ABucketHoldsOneTypeUpToItsSize) {
 
 // What the program has kept is no part of the buffer, which the next step writes.
 TEST(TrainingHooksTest, EachGradientKeepsAMemoryOfItsOwn) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto filter =
         torch::zeros({2, 3, 4, 4}).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
     const auto only_here = Parameter({3});
     const auto hook = [](const GradientBucket& bucket) {
       return [twice = bucket.buffer * 2] { return twice; };
     };
-    auto optimizer = WrapHooked({{"filter", filter}, {"only", only_here}}, hook, session);
+    auto optimizer = WrapHooked({{"filter", filter}, {"only", only_here}}, hook);
     const auto wave = Waves({2, 3, 4, 4}, 1).to(torch::kFloat);
     std::vector<torch::Tensor> kept;
     for (int step = 0; step < 4; ++step) {
@@ -280,13 +275,12 @@ TEST(TrainingHooksTest, EachGradientKeepsAMemoryOfItsOwn) {
 }
 
 TEST(TrainingHooksTest, SparseGradientsMayBePartsOfABucket) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     torch::nn::Embedding table(torch::nn::EmbeddingOptions(4, 2).sparse(true));
     const auto weight = Parameter({2});
     std::vector<GradientBucket> seen;
-    auto optimizer =
-        WrapHooked({{"table", table->weight}, {"weight", weight}}, Noting(seen, session), session,
-                   HookOptions().sparse_as_dense(true));
+    auto optimizer = WrapHooked({{"table", table->weight}, {"weight", weight}}, Noting(seen),
+                                HookOptions().sparse_as_dense(true));
     for (int step = 0; step < 3; ++step) {
       seen.clear();
       optimizer.zero_grad();
@@ -301,15 +295,15 @@ TEST(TrainingHooksTest, SparseGradientsMayBePartsOfABucket) {
 }
 
 TEST(TrainingHooksTest, ProcessSetsHaveTheirOwn) {
-  RunTorchRanks(4, [](int rank, const Session& session) {
-    const ProcessSet low = add_process_set({0, 1}, {}, session);
-    const ProcessSet high = add_process_set({2, 3}, {}, session);
+  RunTorchRanks(4, [](int rank) {
+    const ProcessSet low = add_process_set({0, 1});
+    const ProcessSet high = add_process_set({2, 3});
     const ProcessSet& mine = rank < 2 ? low : high;
     const auto a = Parameter({2});
     const auto b = Parameter({3});
     std::vector<GradientBucket> seen;
-    auto optimizer = WrapHooked({{"a", a}, {"b", b}}, Noting(seen, session, mine), session,
-                                HookOptions().process_set(mine));
+    auto optimizer =
+        WrapHooked({{"a", a}, {"b", b}}, Noting(seen, mine), HookOptions().process_set(mine));
     for (int step = 0; step < 3; ++step) {
       seen.clear();
       optimizer.zero_grad();
@@ -328,11 +322,10 @@ TEST(TrainingHooksTest, AGradientThatIsRefusedDoesNotTakeTheOthersAlong) {
   for (const int size : {2, 3}) {
     RunTorchRanks(
         size,
-        [size](int rank, const Session& session) {
+        [size](int rank) {
           SmallNet net;
           std::vector<GradientBucket> seen;
-          auto optimizer =
-              WrapHooked(net.named_parameters().pairs(), Noting(seen, session), session);
+          auto optimizer = WrapHooked(net.named_parameters().pairs(), Noting(seen));
           const auto train = [&](int step) {
             optimizer.zero_grad();
             seen.clear();
@@ -343,7 +336,7 @@ TEST(TrainingHooksTest, AGradientThatIsRefusedDoesNotTakeTheOthersAlong) {
           train(1);
           EXPECT_THAT(seen, SizeIs(2));
           optimizer.zero_grad();
-          EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+          EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                               [&] {
                                 net.output->weight.pow(2).sum().backward(
                                     {}, /*retain_graph=*/true, /*create_graph=*/rank == 0);
@@ -365,16 +358,16 @@ TEST(TrainingHooksTest, AGradientThatIsRefusedDoesNotTakeTheOthersAlong) {
 }
 
 TEST(TrainingHooksTest, AHookThatFailsNamesTheGradientsOfItsBucket) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto a = Parameter({1});
     const auto b = Parameter({1});
     int calls = 0;
     const auto hook = [&](const GradientBucket& bucket) {
       if (++calls == 3 && rank == 1) throw std::runtime_error("no room for the residual");
-      return Averaging(session)(bucket);
+      return Averaging()(bucket);
     };
-    auto optimizer = WrapHooked({{"a", a}, {"b", b}}, hook, session);
-    EXPECT_THAT(ErrorOf(ErrorCode::aborted,
+    auto optimizer = WrapHooked({{"a", a}, {"b", b}}, hook);
+    EXPECT_THAT(ErrorOf(ErrorCode::Aborted,
                         [&] {
                           for (;;) {
                             optimizer.zero_grad();

@@ -102,7 +102,7 @@ TEST_F(TrainingTest, ModelsThatDifferAreNamedOnEveryRank) {
     DistributedOptimizer(torch::optim::SGD({weight}, torch::optim::SGDOptions(0.1)), names);
     FAIL() << "nothing was thrown";
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::mismatch);
+    EXPECT_EQ(error.code(), ErrorCode::Mismatch);
     EXPECT_NE(std::string(error.what()).find("\"weight\" float32 [2] on rank 0"), std::string::npos)
         << error.what();
   }

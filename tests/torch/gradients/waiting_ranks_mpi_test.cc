@@ -24,7 +24,7 @@ void ExpectCircle(const std::function<void()>& call, const std::string& submits,
     rank() == 0 ? backward() : call();
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::mismatch);
+    EXPECT_EQ(error.code(), ErrorCode::Mismatch);
     EXPECT_THAT(error.what(),
                 AllOf(HasSubstr("rank 0 has not submitted " + submits + " and waits for "),
                       HasSubstr("weight"), HasSubstr("and waits for " + submits + "; "),
@@ -74,7 +74,7 @@ TEST(WaitingRanksTest, BackwardsThatMeetDifferentOptimizers) {
     (rank() == 0 ? a : b).Loss(1).backward();
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::mismatch);
+    EXPECT_EQ(error.code(), ErrorCode::Mismatch);
     EXPECT_THAT(error.what(), AllOf(HasSubstr("ranks wait for each other"),
                                     HasSubstr("they use average_at \"step\", or one backward()")));
   }

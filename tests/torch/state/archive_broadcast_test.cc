@@ -63,7 +63,7 @@ using Ranges = std::vector<std::pair<std::uint64_t, std::size_t>>;
 // What a reader gets that asks for these ranges.
 void ExpectReads(const Ranges& ranges) {
   const TwoTensors archive;
-  RunTorchRanks(2, [&](int, const Session& session) {
+  RunTorchRanks(2, [&](int) {
     BroadcastArchive([&](const WriteBytes& write) { archive.Save(write); },
                      [&](const ReadBytes& read, const std::function<std::size_t()>& size) {
                        EXPECT_EQ(size(), archive.Whole().size());
@@ -73,7 +73,7 @@ void ExpectReads(const Ranges& ranges) {
                          EXPECT_EQ(got, archive.Whole().substr(offset, bytes)) << offset;
                        }
                      },
-                     0, "test", "archive", StateOf(session));
+                     0, "test", "archive", CurrentSession());
   });
 }
 
@@ -91,9 +91,9 @@ TEST(BroadcastArchiveTest, ReadersMayReadInAnyOrder) {
 
 TEST(BroadcastArchiveTest, ReadsThatCannotBeServedFail) {
   const TwoTensors archive;
-  RunTorchRanks(2, [&](int, const Session& session) {
+  RunTorchRanks(2, [&](int) {
     const auto run = [&](std::uint64_t offset, std::size_t bytes) {
-      return ErrorOf(ErrorCode::invalid_argument, [&] {
+      return ErrorOf(ErrorCode::InvalidArgument, [&] {
         BroadcastArchive([&](const WriteBytes& write) { archive.Save(write); },
                          [&](const ReadBytes& read, const std::function<std::size_t()>&) {
                            std::string to(20000, '?');
@@ -101,7 +101,7 @@ TEST(BroadcastArchiveTest, ReadsThatCannotBeServedFail) {
                            EXPECT_EQ(read(offset, to.data(), bytes), 0u);
                            throw std::runtime_error("short read");
                          },
-                         0, "test", "archive", StateOf(session));
+                         0, "test", "archive", CurrentSession());
       });
     };
     EXPECT_THAT(run(10, 6000), HasSubstr("read in an order that is not supported"));
@@ -111,9 +111,9 @@ TEST(BroadcastArchiveTest, ReadsThatCannotBeServedFail) {
 }
 
 TEST(BroadcastArchiveTest, WhatChangesWhileItIsSavedIsRefusedOnAllRanks) {
-  RunTorchRanks(2, [&](int, const Session& session) {
+  RunTorchRanks(2, [&](int) {
     int saves = 0;
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                         [&] {
                           BroadcastArchive(
                               [&](const WriteBytes& write) {
@@ -122,7 +122,7 @@ TEST(BroadcastArchiveTest, WhatChangesWhileItIsSavedIsRefusedOnAllRanks) {
                                 archive.Save(write);
                               },
                               [](const ReadBytes&, const std::function<std::size_t()>&) {}, 0,
-                              "test", "archive", StateOf(session));
+                              "test", "archive", CurrentSession());
                         }),
                 HasSubstr("test: cannot be saved: it was changed while it was being saved"));
   });

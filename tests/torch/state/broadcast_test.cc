@@ -30,9 +30,9 @@ struct WithBuffers : torch::nn::Module {
 };
 
 TEST(BroadcastParametersTest, GivesParametersAndBuffersOfAModule) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     WithBuffers net(rank + 10);
-    broadcast_parameters(net, 1, session);
+    broadcast_parameters(net, 1);
     EXPECT_TRUE(torch::equal(net.weight.detach(), torch::full({3, 2}, 11.0f)));
     EXPECT_TRUE(net.weight.requires_grad() && net.weight.is_leaf());
     EXPECT_EQ(net.steps.item<std::int64_t>(), 11);
@@ -42,28 +42,27 @@ TEST(BroadcastParametersTest, GivesParametersAndBuffersOfAModule) {
 }
 
 TEST(BroadcastParametersTest, TakesDictionariesAndLists) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     SmallNet net;
     {
       torch::NoGradGuard no_grad;
       for (auto& parameter : net.parameters()) parameter.fill_(rank);
     }
-    broadcast_parameters(net.named_parameters(), 1, session);
+    broadcast_parameters(net.named_parameters(), 1);
     for (const auto& parameter : net.parameters()) {
       EXPECT_TRUE(torch::equal(parameter.detach(), torch::ones_like(parameter)));
     }
     std::vector<torch::Tensor> tensors = {torch::full({2}, rank), torch::full({}, rank)};
-    broadcast_parameters(tensors, 0, session);
+    broadcast_parameters(tensors, 0);
     EXPECT_EQ(tensors[0].sum().item<std::int64_t>() + tensors[1].item<std::int64_t>(), 0);
   });
 }
 
 TEST(BroadcastParametersTest, ModelsThatDifferAreRefusedAndUntouched) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     std::vector<torch::Tensor> tensors = {torch::full({2}, rank),
                                           torch::full({rank == 0 ? 3 : 4}, rank)};
-    const auto text =
-        ErrorOf(ErrorCode::mismatch, [&] { broadcast_parameters(tensors, 0, session); });
+    const auto text = ErrorOf(ErrorCode::Mismatch, [&] { broadcast_parameters(tensors, 0); });
     EXPECT_THAT(text, AllOf(HasSubstr("\"tensor 1\" int64 [3] on rank 0"),
                             HasSubstr("\"tensor 1\" int64 [4] on rank 1")));
     EXPECT_EQ(tensors[0].sum().item<std::int64_t>(), 2 * rank);
@@ -71,13 +70,12 @@ TEST(BroadcastParametersTest, ModelsThatDifferAreRefusedAndUntouched) {
 }
 
 TEST(BroadcastParametersTest, RootsThatDifferOrDoNotExistAreRefused) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const std::vector<torch::Tensor> tensors = {torch::ones({2})};
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, [&] { broadcast_parameters(tensors, rank, session); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { broadcast_parameters(tensors, rank); }),
                 AllOf(HasSubstr("root rank 0 on rank 0"), HasSubstr("root rank 1 on rank 1")));
-    EXPECT_THAT(
-        ErrorOf(ErrorCode::invalid_argument, [&] { broadcast_parameters(tensors, 2, session); }),
-        HasSubstr("root rank 2 is not in the job: its ranks are 0 to 1"));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { broadcast_parameters(tensors, 2); }),
+                HasSubstr("root rank 2 is not in the job: its ranks are 0 to 1"));
   });
 }
 

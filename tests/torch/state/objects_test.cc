@@ -29,49 +29,49 @@ std::string BytesOfRank(int rank) {
 
 TEST(ObjectsTest, BytesOfAnyLength) {
   for (const int size : {1, 2, 3}) {
-    RunTorchRanks(size, [&](int rank, const Session& session) {
+    RunTorchRanks(size, [&](int rank) {
       for (int root = 0; root < size; ++root) {
-        EXPECT_EQ(broadcast_object(BytesOfRank(rank), root, "", session), BytesOfRank(root));
-        EXPECT_EQ(broadcast_object(BytesOfRank(rank), root, "again", session), BytesOfRank(root));
+        EXPECT_EQ(broadcast_object(BytesOfRank(rank), root, ""), BytesOfRank(root));
+        EXPECT_EQ(broadcast_object(BytesOfRank(rank), root, "again"), BytesOfRank(root));
       }
-      EXPECT_EQ(broadcast_object(rank == 0 ? "" : "something", 0, "", session), "");
+      EXPECT_EQ(broadcast_object(rank == 0 ? "" : "something", 0, ""), "");
       std::vector<std::string> all;
       for (int other = 0; other < size; ++other) all.push_back(BytesOfRank(other));
-      EXPECT_EQ(allgather_object(BytesOfRank(rank), "", session), all);
-      EXPECT_EQ(allgather_object(BytesOfRank(rank), "again", session), all);
-      EXPECT_EQ(allgather_object("", "again", session),
+      EXPECT_EQ(allgather_object(BytesOfRank(rank), ""), all);
+      EXPECT_EQ(allgather_object(BytesOfRank(rank), "again"), all);
+      EXPECT_EQ(allgather_object("", "again"),
                 std::vector<std::string>(static_cast<std::size_t>(size)));
     });
   }
 }
 
 TEST(ObjectsTest, WhatConvertsToAStringIsBytes) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const char* pointer = rank == 0 ? "zero" : "one";
     static_assert(std::is_same_v<decltype(broadcast_object("literal", 0)), std::string>);
     static_assert(std::is_same_v<decltype(broadcast_object(pointer, 0)), std::string>);
-    EXPECT_EQ(broadcast_object(pointer, 1, "name", session), "one");
-    EXPECT_EQ(broadcast_object("literal", 0, "name", session), "literal");
-    EXPECT_THAT(allgather_object(pointer, "name", session), ElementsAre("zero", "one"));
+    EXPECT_EQ(broadcast_object(pointer, 1, "name"), "one");
+    EXPECT_EQ(broadcast_object("literal", 0, "name"), "literal");
+    EXPECT_THAT(allgather_object(pointer, "name"), ElementsAre("zero", "one"));
   });
 }
 
 TEST(ObjectsTest, NamedCallsMayBeUnderWayAtOnceInAnyOrder) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     // Each rank's threads start in another order; a name decides what belongs together.
     std::vector<std::thread> threads;
     for (int i = 0; i < 3; ++i) {
       const int number = rank == 0 ? i : 2 - i;
-      threads.emplace_back([=, &session] {
+      threads.emplace_back([=, session = detail::CurrentSession()] {
+        const detail::SessionScope scope(session);
         const std::string name = "object " + std::to_string(number);
         const auto mine = name + " of " + std::to_string(rank);
-        EXPECT_EQ(broadcast_object(mine, 1, name, session), name + " of 1");
-        EXPECT_EQ(broadcast_object(torch::full({5000}, number + rank), 1, name, session)
+        EXPECT_EQ(broadcast_object(mine, 1, name), name + " of 1");
+        EXPECT_EQ(broadcast_object(torch::full({5000}, number + rank), 1, name)
                       .sum()
                       .item<std::int64_t>(),
                   5000 * (number + 1));
-        EXPECT_THAT(allgather_object(mine, name, session),
-                    ElementsAre(name + " of 0", name + " of 1"));
+        EXPECT_THAT(allgather_object(mine, name), ElementsAre(name + " of 0", name + " of 1"));
       });
     }
     for (auto& thread : threads) thread.join();
@@ -79,10 +79,9 @@ TEST(ObjectsTest, NamedCallsMayBeUnderWayAtOnceInAnyOrder) {
 }
 
 TEST(ObjectsTest, TensorsOfWhateverKind) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     const auto check = [&](const torch::Tensor& of_root) {
-      const auto got =
-          broadcast_object(rank == 1 ? of_root : torch::Tensor(), 1, "tensor", session);
+      const auto got = broadcast_object(rank == 1 ? of_root : torch::Tensor(), 1, "tensor");
       EXPECT_EQ(got.scalar_type(), of_root.scalar_type());
       EXPECT_TRUE(torch::equal(got, of_root));
       EXPECT_EQ(got.requires_grad(), of_root.requires_grad());
@@ -98,41 +97,40 @@ TEST(ObjectsTest, TensorsOfWhateverKind) {
 }
 
 TEST(ObjectsTest, ListsValuesAndModules) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     std::vector<torch::Tensor> list;
     if (rank == 0) list = {Waves({3}, 1), torch::arange(9000)};
-    list = broadcast_object(list, 0, "", session);
+    list = broadcast_object(list, 0, "");
     ASSERT_EQ(list.size(), 2u);
     EXPECT_TRUE(torch::equal(list[0], Waves({3}, 1)));
     EXPECT_TRUE(torch::equal(list[1], torch::arange(9000)));
 
     c10::IValue value;
     if (rank == 0) value = c10::IValue(std::make_tuple(7, std::string("seven"), Waves({4}, 1)));
-    value = broadcast_object(value, 0, "", session);
+    value = broadcast_object(value, 0, "");
     ASSERT_TRUE(value.isTuple());
     EXPECT_EQ(value.toTupleRef().elements()[0].toInt(), 7);
     EXPECT_EQ(value.toTupleRef().elements()[1].toStringRef(), "seven");
     EXPECT_TRUE(torch::equal(value.toTupleRef().elements()[2].toTensor(), Waves({4}, 1)));
-    EXPECT_TRUE(
-        broadcast_object(rank == 0 ? c10::IValue() : c10::IValue(1), 0, "", session).isNone());
+    EXPECT_TRUE(broadcast_object(rank == 0 ? c10::IValue() : c10::IValue(1), 0, "").isNone());
 
     auto net = std::make_shared<SmallNet>();
     torch::nn::Linear layer(2, 3);
     torch::NoGradGuard no_grad;
     for (auto& parameter : net->parameters()) parameter.fill_(rank);
     layer->weight.fill_(rank);
-    EXPECT_EQ(broadcast_object(net, 1, "", session), net);
+    EXPECT_EQ(broadcast_object(net, 1, ""), net);
     for (auto& parameter : net->parameters()) EXPECT_TRUE(parameter.eq(1).all().item<bool>());
-    EXPECT_EQ(broadcast_object(layer, 1, "", session).ptr(), layer.ptr());
+    EXPECT_EQ(broadcast_object(layer, 1, "").ptr(), layer.ptr());
     EXPECT_TRUE(layer->weight.eq(1).all().item<bool>());
   });
 }
 
 TEST(ObjectsTest, ObjectsOfAllRanks) {
   for (const int size : {1, 3}) {
-    RunTorchRanks(size, [&](int rank, const Session& session) {
+    RunTorchRanks(size, [&](int rank) {
       const auto mine = torch::full({1000 * rank + 1}, rank);
-      const auto tensors = allgather_object(mine, "t", session);
+      const auto tensors = allgather_object(mine, "t");
       ASSERT_EQ(tensors.size(), static_cast<std::size_t>(size));
       for (int other = 0; other < size; ++other) {
         EXPECT_TRUE(torch::equal(tensors[static_cast<std::size_t>(other)],
@@ -145,8 +143,8 @@ TEST(ObjectsTest, ObjectsOfAllRanks) {
         torch::NoGradGuard no_grad;
         layer->weight.fill_(rank);
       }
-      const auto layers = allgather_object(layer, "", session);
-      const auto values = allgather_object(c10::IValue(rank), "", session);
+      const auto layers = allgather_object(layer, "");
+      const auto values = allgather_object(c10::IValue(rank), "");
       ASSERT_EQ(layers.size(), static_cast<std::size_t>(size));
       for (int other = 0; other < size; ++other) {
         const auto& of_other = layers[static_cast<std::size_t>(other)];
@@ -159,27 +157,26 @@ TEST(ObjectsTest, ObjectsOfAllRanks) {
 }
 
 TEST(ObjectsTest, AModuleThatCannotBeCopiedIsThrownOnAllRanks) {
-  RunTorchRanks(2, [](int, const Session& session) {
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
-                        [&] { allgather_object(std::make_shared<SmallNet>(), "", session); }),
+  RunTorchRanks(2, [](int) {
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                        [&] { allgather_object(std::make_shared<SmallNet>(), ""); }),
                 AllOf(HasSubstr("the object of rank 0 cannot be loaded"), HasSubstr("clone()")));
   });
 }
 
 TEST(ObjectsTest, WhatCannotBeSavedIsThrownOnAllRanks) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto mine = rank == 1 ? torch::Tensor() : torch::ones({2});
     for (const std::string name : {"", "thing"}) {
       const std::string of = name.empty() ? ": " : " \"thing\": ";
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { broadcast_object(mine, 1, name); }),
+                  AllOf(HasSubstr("broadcast_object" + of + "cannot be saved: "),
+                        HasSubstr("on rank 1"), testing::Not(HasSubstr("frame #"))));
       EXPECT_THAT(
-          ErrorOf(ErrorCode::invalid_argument, [&] { broadcast_object(mine, 1, name, session); }),
-          AllOf(HasSubstr("broadcast_object" + of + "cannot be saved: "), HasSubstr("on rank 1"),
-                testing::Not(HasSubstr("frame #"))));
-      EXPECT_THAT(
-          ErrorOf(ErrorCode::invalid_argument, [&] { allgather_object(mine, name, session); }),
+          ErrorOf(ErrorCode::InvalidArgument, [&] { allgather_object(mine, name); }),
           AllOf(HasSubstr("allgather_object" + of + "cannot be saved: "), HasSubstr("on rank 1")));
     }
-    EXPECT_EQ(broadcast_object("still works", 0, "thing", session), "still works");
+    EXPECT_EQ(broadcast_object("still works", 0, "thing"), "still works");
   });
 }
 
@@ -200,49 +197,48 @@ torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archi
 }
 
 TEST(ObjectsTest, WhatCannotBeLoadedOnOneRankIsThrownOnAll) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     const Picky mine{torch::full({6'000'000}, rank)};
-    EXPECT_EQ(broadcast_object(mine, 1, "", session).tensor[0].item<std::int64_t>(), 1);
+    EXPECT_EQ(broadcast_object(mine, 1, "").tensor[0].item<std::int64_t>(), 1);
     this_rank_can_load = rank != 2;
-    EXPECT_THAT(
-        ErrorOf(ErrorCode::invalid_argument, [&] { broadcast_object(mine, 1, "", session); }),
-        AllOf(HasSubstr("cannot be loaded: not my taste"), HasSubstr("on rank 2")));
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { allgather_object(mine, "", session); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { broadcast_object(mine, 1, ""); }),
+                AllOf(HasSubstr("cannot be loaded: not my taste"), HasSubstr("on rank 2")));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { allgather_object(mine, ""); }),
                 AllOf(HasSubstr("the object of rank 0 cannot be loaded: not my taste"),
                       HasSubstr("on rank 2")));
     this_rank_can_load = true;
-    EXPECT_EQ(allgather_object(mine, "", session)[2].tensor[0].item<std::int64_t>(), 2);
+    EXPECT_EQ(allgather_object(mine, "")[2].tensor[0].item<std::int64_t>(), 2);
   });
 }
 
 TEST(ObjectsTest, RootsThatDifferOrDoNotExistAreRefused) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
-    const auto bytes = [&](int root) { broadcast_object("x", root, "o", session); };
-    const auto tensor = [&](int root) { broadcast_object(torch::ones({1}), root, "o", session); };
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, [&] { bytes(rank); }),
+  RunTorchRanks(2, [](int rank) {
+    const auto bytes = [&](int root) { broadcast_object("x", root, "o"); };
+    const auto tensor = [&](int root) { broadcast_object(torch::ones({1}), root, "o"); };
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { bytes(rank); }),
                 AllOf(HasSubstr("root 0"), HasSubstr("root 1")));
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, [&] { tensor(rank); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { tensor(rank); }),
                 AllOf(HasSubstr("root 0"), HasSubstr("root 1")));
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { bytes(2); }), HasSubstr("root rank 2"));
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument, [&] { tensor(-1); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { bytes(2); }), HasSubstr("root rank 2"));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { tensor(-1); }),
                 HasSubstr("root rank -1"));
   });
 }
 
 TEST(ObjectsTest, DifferentKindsOfCallsAreAMismatch) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     for (const std::string name : {"", "o"}) {
-      ErrorOf(ErrorCode::mismatch, [&] {
-        if (rank == 0) broadcast_object("x", 0, name, session);
-        if (rank == 1) broadcast_object(torch::ones({1}), 0, name, session);
+      ErrorOf(ErrorCode::Mismatch, [&] {
+        if (rank == 0) broadcast_object("x", 0, name);
+        if (rank == 1) broadcast_object(torch::ones({1}), 0, name);
       });
-      ErrorOf(ErrorCode::mismatch, [&] {
-        if (rank == 0) broadcast_object("x", 0, name, session);
-        if (rank == 1) allgather_object("x", name, session);
+      ErrorOf(ErrorCode::Mismatch, [&] {
+        if (rank == 0) broadcast_object("x", 0, name);
+        if (rank == 1) allgather_object("x", name);
       });
-      ErrorOf(ErrorCode::mismatch, [&] {
-        if (rank == 0) allgather_object(torch::ones({1}), name, session);
-        if (rank == 1) allgather_object("x", name, session);
+      ErrorOf(ErrorCode::Mismatch, [&] {
+        if (rank == 0) allgather_object(torch::ones({1}), name);
+        if (rank == 1) allgather_object("x", name);
       });
     }
   });

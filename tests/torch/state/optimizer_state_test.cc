@@ -65,12 +65,12 @@ void ExpectGoesOnAsRoot(const Make& make, const StepsBefore& steps_before) {
   lone.optimizer->param_groups()[0].options().set_lr(0.03);
   lone.Train(20, 25);
   for (const int size : {2, 3}) {
-    RunTorchRanks(size, [&](int rank, const Session& session) {
+    RunTorchRanks(size, [&](int rank) {
       Trainee mine(make, rank == kRoot ? 0.02 : 0.5);
       mine.Train(10 * (rank != kRoot), 10 * (rank != kRoot) + steps_before(rank));
       if (rank == kRoot) mine.optimizer->param_groups()[0].options().set_lr(0.03);
-      broadcast_parameters(mine.net, kRoot, session);
-      broadcast_optimizer_state(*mine.optimizer, kRoot, session);
+      broadcast_parameters(mine.net, kRoot);
+      broadcast_optimizer_state(*mine.optimizer, kRoot);
       EXPECT_EQ(mine.optimizer->param_groups()[0].options().get_lr(), 0.03);
       mine.Train(20, 25);
       EXPECT_EQ(Distance(mine.net.parameters(), lone.net.parameters()), 0) << rank;
@@ -124,10 +124,10 @@ TEST(BroadcastOptimizerStateTest, LbfgsWhoseHistoryIsFullOrNot) {
 }
 
 TEST(BroadcastOptimizerStateTest, LbfgsOfTheRootIsLeftAsItWas) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     Trainee mine(MakeLbfgs(50), 0.1);
     if (rank == 0) mine.Train(0, 2);
-    broadcast_optimizer_state(*mine.optimizer, 0, session);
+    broadcast_optimizer_state(*mine.optimizer, 0);
     ASSERT_EQ(mine.optimizer->state().size(), 1u);
     const auto& state =
         static_cast<optim::LBFGSParamState&>(*mine.optimizer->state().begin()->second);
@@ -187,7 +187,7 @@ TEST(BroadcastOptimizerStateTest, OptimizersOfOnesOwn) {
 }
 
 TEST(BroadcastOptimizerStateTest, ThroughTheWrapper) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     SmallNet net;
     optim::SGD sgd(net.parameters(), optim::SGDOptions(0.1).momentum(0.9));
     if (rank == 1) {
@@ -195,14 +195,14 @@ TEST(BroadcastOptimizerStateTest, ThroughTheWrapper) {
       sgd.step();
       EXPECT_FALSE(sgd.state().empty());
     }
-    auto optimizer = DistributedOptimizer(std::move(sgd), net.named_parameters(), {}, session);
-    broadcast_optimizer_state(optimizer, 0, session);
+    auto optimizer = DistributedOptimizer(std::move(sgd), net.named_parameters());
+    broadcast_optimizer_state(optimizer, 0);
     EXPECT_TRUE(optimizer.state().empty());
   });
 }
 
 TEST(BroadcastOptimizerStateTest, AParameterWithoutGradientHasNoStateAnywhere) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto used = torch::ones({3}, torch::requires_grad());
     auto unused = torch::ones({3}, torch::requires_grad());
     optim::Adam adam({unused, used});
@@ -210,19 +210,19 @@ TEST(BroadcastOptimizerStateTest, AParameterWithoutGradientHasNoStateAnywhere) {
       if (rank == 1 || parameter.is_same(used)) parameter.mutable_grad() = torch::ones({3});
     }
     adam.step();
-    broadcast_optimizer_state(adam, 0, session);
+    broadcast_optimizer_state(adam, 0);
     EXPECT_EQ(adam.state().count(used.unsafeGetTensorImpl()), 1u);
     EXPECT_EQ(adam.state().count(unused.unsafeGetTensorImpl()), 0u);
   });
 }
 
 TEST(BroadcastOptimizerStateTest, AParameterThatStandsTwiceKeepsItsState) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto tied = torch::ones({3}, torch::requires_grad());
     optim::SGD sgd({tied, tied}, optim::SGDOptions(0.1).momentum(0.9));
     tied.mutable_grad() = torch::ones({3});
     if (rank == 0) sgd.step();
-    broadcast_optimizer_state(sgd, 0, session);
+    broadcast_optimizer_state(sgd, 0);
     EXPECT_TRUE(sgd.param_groups()[0].params()[1].is_same(tied));
     ASSERT_EQ(sgd.state().size(), 1u);
     const auto& state = sgd.state().at(tied.unsafeGetTensorImpl());
@@ -234,7 +234,7 @@ TEST(BroadcastOptimizerStateTest, AParameterThatStandsTwiceKeepsItsState) {
 }
 
 TEST(BroadcastOptimizerStateTest, TensorsLargerThanWhatIsMovedAtOnce) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     // 20 MB, 4 B, 9 MB: what is moved at once ends within the first and within the last.
     std::vector<torch::Tensor> parameters;
     for (const std::int64_t count : {5'000'000, 1, 2'250'000}) {
@@ -243,7 +243,7 @@ TEST(BroadcastOptimizerStateTest, TensorsLargerThanWhatIsMovedAtOnce) {
     }
     optim::SGD sgd(parameters, optim::SGDOptions(0.1).momentum(0.9));
     sgd.step();
-    broadcast_optimizer_state(sgd, 1, session);
+    broadcast_optimizer_state(sgd, 1);
     for (const auto& parameter : parameters) {
       const auto& state = *sgd.state().at(parameter.unsafeGetTensorImpl());
       const auto& buffer = static_cast<const optim::SGDParamState&>(state).momentum_buffer();
@@ -254,30 +254,27 @@ TEST(BroadcastOptimizerStateTest, TensorsLargerThanWhatIsMovedAtOnce) {
 }
 
 TEST(BroadcastOptimizerStateTest, OptimizersThatDifferAreRefused) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto a = torch::zeros({2}, torch::requires_grad());
     auto b = torch::zeros({rank + 3}, torch::requires_grad());
     optim::SGD sgd({a, b}, optim::SGDOptions(0.1));
-    EXPECT_THAT(ErrorOf(ErrorCode::mismatch, [&] { broadcast_optimizer_state(sgd, 0, session); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { broadcast_optimizer_state(sgd, 0); }),
                 AllOf(HasSubstr("parameter 1 of group 0"), HasSubstr("[3] on rank 0")));
 
     OptimizerPtr other = std::make_unique<optim::Adam>(std::vector<torch::Tensor>{a});
     if (rank == 1) other = std::make_unique<optim::AdamW>(std::vector<torch::Tensor>{a});
-    EXPECT_THAT(
-        ErrorOf(ErrorCode::mismatch, [&] { broadcast_optimizer_state(*other, 0, session); }),
-        AllOf(HasSubstr("torch::optim::Adam on rank 0"), HasSubstr("AdamW on rank 1")));
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { broadcast_optimizer_state(*other, 0); }),
+                AllOf(HasSubstr("torch::optim::Adam on rank 0"), HasSubstr("AdamW on rank 1")));
 
     optim::SGD grouped({a}, optim::SGDOptions(0.1));
     if (rank == 0) grouped.add_param_group(optim::OptimizerParamGroup({}));
-    EXPECT_THAT(
-        ErrorOf(ErrorCode::mismatch, [&] { broadcast_optimizer_state(grouped, 0, session); }),
-        AllOf(HasSubstr("group 1 with torch::optim::SGDOptions on rank 0"),
-              HasSubstr("nothing more on rank 1")));
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { broadcast_optimizer_state(grouped, 0); }),
+                AllOf(HasSubstr("group 1 with torch::optim::SGDOptions on rank 0"),
+                      HasSubstr("nothing more on rank 1")));
 
     optim::SGD alike({a}, optim::SGDOptions(0.1));
-    EXPECT_THAT(
-        ErrorOf(ErrorCode::invalid_argument, [&] { broadcast_optimizer_state(alike, 2, session); }),
-        HasSubstr("root rank 2"));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { broadcast_optimizer_state(alike, 2); }),
+                HasSubstr("root rank 2"));
   });
 }
 
@@ -288,16 +285,15 @@ struct Forgetful : optim::SGD {
 };
 
 TEST(BroadcastOptimizerStateTest, StateThatIsNotSavedIsAnErrorOnAllRanks) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     auto w = torch::ones({3}, torch::requires_grad());
     Forgetful sgd({w}, optim::SGDOptions(0.1).momentum(0.9));
-    broadcast_optimizer_state(sgd, 0, session);  // has none yet
+    broadcast_optimizer_state(sgd, 0);  // has none yet
     w.mutable_grad() = torch::ones({3});
     if (rank == 0) sgd.step();
-    EXPECT_THAT(
-        ErrorOf(ErrorCode::invalid_argument, [&] { broadcast_optimizer_state(sgd, 0, session); }),
-        AllOf(HasSubstr("restored the state of 0 parameters of 1"),
-              HasSubstr("override its save() and load()"), HasSubstr("on rank 1")));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { broadcast_optimizer_state(sgd, 0); }),
+                AllOf(HasSubstr("restored the state of 0 parameters of 1"),
+                      HasSubstr("override its save() and load()"), HasSubstr("on rank 1")));
   });
 }
 
@@ -317,33 +313,30 @@ struct Failing : optim::SGD {
 };
 
 TEST(BroadcastOptimizerStateTest, WhatOneRankCannotDoIsThrownOnAll) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     const std::vector<torch::Tensor> parameters = {torch::ones({3}, torch::requires_grad())};
     Failing no_save(parameters, rank != 1, true);
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
-                        [&] { broadcast_optimizer_state(no_save, 1, session); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { broadcast_optimizer_state(no_save, 1); }),
                 AllOf(HasSubstr("cannot be saved: no ink"), HasSubstr("on rank 1")));
     Failing no_load(parameters, true, rank != 2);
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
-                        [&] { broadcast_optimizer_state(no_load, 1, session); }),
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { broadcast_optimizer_state(no_load, 1); }),
                 AllOf(HasSubstr("cannot be loaded: no glasses"), HasSubstr("on rank 2")));
     Failing works(parameters, true, true);
-    broadcast_optimizer_state(works, 1, session);
+    broadcast_optimizer_state(works, 1);
   });
 }
 
 TEST(BroadcastOptimizerStateTest, AloneItChangesNothing) {
-  RunTorchRanks(1, [](int, const Session& session) {
+  RunTorchRanks(1, [](int) {
     Trainee mine(MakeLbfgs(50), 0.1);
     Trainee other(MakeLbfgs(50), 0.1);
     mine.Train(0, 2);
     other.Train(0, 2);
-    broadcast_optimizer_state(*mine.optimizer, 0, session);
+    broadcast_optimizer_state(*mine.optimizer, 0);
     mine.Train(2, 4);
     other.Train(2, 4);
     EXPECT_EQ(Distance(mine.net.parameters(), other.net.parameters()), 0);
-    ErrorOf(ErrorCode::invalid_argument,
-            [&] { broadcast_optimizer_state(*mine.optimizer, 1, session); });
+    ErrorOf(ErrorCode::InvalidArgument, [&] { broadcast_optimizer_state(*mine.optimizer, 1); });
   });
 }
 

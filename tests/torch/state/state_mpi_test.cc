@@ -95,14 +95,14 @@ TEST_F(StateTest, ErrorsOfOneRankAreThrownOnAll) {
     allgather_object(rank() == last ? torch::Tensor() : torch::ones({1}));
     FAIL() << "nothing was thrown";
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
     EXPECT_THAT(error.what(), HasSubstr("on rank " + std::to_string(last)));
   }
   try {
     metric_average(1.0, rank() == last ? -2 : 1, "loss");
     FAIL() << "nothing was thrown";
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
     EXPECT_THAT(error.what(), HasSubstr("the weight is -2"));
   }
 }

@@ -95,7 +95,7 @@ TEST_F(CompressionMpiTest, RanksThatDoNotAgreeAreTold) {
                                     .compression_scope(CompressionScope::Everywhere));
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::mismatch);
+    EXPECT_EQ(error.code(), ErrorCode::Mismatch);
     EXPECT_THAT(error.what(), AllOf(HasSubstr("compressed to float16 on rank 0"),
                                     HasSubstr("not compressed on rank")));
   }

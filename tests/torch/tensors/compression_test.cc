@@ -56,9 +56,9 @@ bool SameBits(const torch::Tensor& a, const torch::Tensor& b) {
          (a.nbytes() == 0 || std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
 }
 
-void ExpectSameBitsOnAllRanks(const torch::Tensor& tensor, const Session& session) {
+void ExpectSameBitsOnAllRanks(const torch::Tensor& tensor) {
   const auto bytes = tensor.reshape({-1}).view(torch::kUInt8);
-  const auto all = allgather(bytes.unsqueeze(0), {}, session);
+  const auto all = allgather(bytes.unsqueeze(0));
   for (std::int64_t r = 0; r < all.size(0); ++r) EXPECT_TRUE(torch::equal(all[r], bytes));
 }
 
@@ -99,15 +99,15 @@ TEST(WireTypeTest, BetweenHostsNeedsSeveral) {
 }
 
 TEST(CompressionTest, ResultsAreThoseOfTheRoundedInputs) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     for (const auto compression : {Compression::F16, Compression::BF16}) {
       for (const auto type : {torch::kFloat, torch::kDouble}) {
         for (const auto op : {ReduceOp::Sum, ReduceOp::Average}) {
           for (const std::int64_t count : kCounts) {
             std::vector<torch::Tensor> inputs;
             for (int r = 0; r < 3; ++r) inputs.push_back(ValuesOf(r, count, type));
-            const auto result = allreduce(inputs[static_cast<std::size_t>(rank)],
-                                          Compressed(compression, op), session);
+            const auto result =
+                allreduce(inputs[static_cast<std::size_t>(rank)], Compressed(compression, op));
             EXPECT_TRUE(SameBits(result, Reference(inputs, compression, op)))
                 << type << " as " << TypeOf(compression) << ", " << count;
           }
@@ -118,43 +118,43 @@ TEST(CompressionTest, ResultsAreThoseOfTheRoundedInputs) {
 }
 
 TEST(CompressionTest, AllRanksGetTheSameBits) {
-  RunTorchRanks(4, [](int rank, const Session& session) {
+  RunTorchRanks(4, [](int rank) {
     for (const std::int64_t count : kCounts) {
       if (count == 0) continue;
       const auto mine = ValuesOf(rank, count, torch::kFloat);
-      ExpectSameBitsOnAllRanks(allreduce(mine, Compressed(Compression::BF16), session), session);
-      ExpectSameBitsOnAllRanks(allreduce(mine.to(torch::kHalf), {}, session), session);
+      ExpectSameBitsOnAllRanks(allreduce(mine, Compressed(Compression::BF16)));
+      ExpectSameBitsOnAllRanks(allreduce(mine.to(torch::kHalf)));
     }
   });
 }
 
 TEST(CompressionTest, WorksInPlaceAndOnViews) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const std::vector<torch::Tensor> inputs = {ValuesOf(0, 60000, torch::kFloat),
                                                ValuesOf(1, 60000, torch::kFloat)};
     const auto expected = Reference(inputs, Compression::F16, ReduceOp::Average);
     auto mine = inputs[static_cast<std::size_t>(rank)].clone();
     const auto before = mine.clone();
-    EXPECT_TRUE(SameBits(allreduce(mine, Compressed(Compression::F16), session), expected));
+    EXPECT_TRUE(SameBits(allreduce(mine, Compressed(Compression::F16)), expected));
     EXPECT_TRUE(SameBits(mine, before)) << "the input was written to";
-    allreduce_(mine, Compressed(Compression::F16), session);
+    allreduce_(mine, Compressed(Compression::F16));
     EXPECT_TRUE(SameBits(mine, expected));
     auto columns = inputs[static_cast<std::size_t>(rank)].reshape({200, 300}).t();
-    allreduce_(columns, Compressed(Compression::F16), session);
+    allreduce_(columns, Compressed(Compression::F16));
     EXPECT_TRUE(torch::equal(columns, expected.reshape({200, 300}).t()));
   });
 }
 
 TEST(CompressionTest, AnAverageThatFitsDoesNotOverflowAsASum) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     for (const std::int64_t count : {3, 100001}) {
       const auto mine = torch::full({count}, 60000 - 32 * rank, torch::kHalf);
-      const auto average = allreduce(mine, {}, session);
+      const auto average = allreduce(mine);
       EXPECT_TRUE(torch::equal(average, torch::full({count}, 59968, torch::kHalf)));
-      const auto sum = allreduce(mine, AllreduceOptions().op(ReduceOp::Sum), session);
+      const auto sum = allreduce(mine, AllreduceOptions().op(ReduceOp::Sum));
       EXPECT_TRUE(sum.isinf().all().item<bool>());
       const auto wide = mine.to(torch::kFloat);
-      EXPECT_TRUE(torch::equal(allreduce(wide, Compressed(Compression::F16), session),
+      EXPECT_TRUE(torch::equal(allreduce(wide, Compressed(Compression::F16)),
                                torch::full({count}, 59968.0f)));
     }
   });
@@ -162,15 +162,14 @@ TEST(CompressionTest, AnAverageThatFitsDoesNotOverflowAsASum) {
 
 TEST(CompressionTest, WhatIsNotFiniteAndWhatIsSubnormalSurvives) {
   const float inf = std::numeric_limits<float>::infinity();
-  RunTorchRanks(2, [inf](int rank, const Session& session) {
+  RunTorchRanks(2, [inf](int rank) {
     const auto few = rank == 0 ? torch::tensor({std::nanf(""), inf, inf, 3e-7f, -0.0f, 70000.0f})
                                : torch::tensor({1.0f, 2.0f, -inf, 3e-7f, -0.0f, 0.0f});
     const float tiny = torch::tensor(3e-7f).to(torch::kHalf).item<float>();
     ASSERT_NE(tiny, 3e-7f);  // subnormal as float16: a few bits only
     for (const std::int64_t times : {1, 20001}) {
-      const auto sum =
-          allreduce(few.repeat({times}), Compressed(Compression::F16, ReduceOp::Sum), session)
-              .reshape({times, 6});
+      const auto sum = allreduce(few.repeat({times}), Compressed(Compression::F16, ReduceOp::Sum))
+                           .reshape({times, 6});
       EXPECT_TRUE(sum.select(1, 0).isnan().all().item<bool>());
       EXPECT_TRUE(sum.select(1, 1).eq(inf).all().item<bool>());
       EXPECT_TRUE(sum.select(1, 2).isnan().all().item<bool>());
@@ -183,7 +182,7 @@ TEST(CompressionTest, WhatIsNotFiniteAndWhatIsSubnormalSurvives) {
 
 // The factors as the options say it: prescale before anything is rounded, postscale at the end.
 TEST(CompressionTest, FactorsBringValuesIntoTheRangeAndBack) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     for (const std::int64_t count : {7, 100001}) {
       for (const auto type : {torch::kFloat, torch::kDouble}) {
         const auto mine = torch::full({count}, 4e6 * (rank + 1), type);
@@ -192,9 +191,9 @@ TEST(CompressionTest, FactorsBringValuesIntoTheRangeAndBack) {
                                   .to(torch::kHalf)
                                   .to(type) *
                               1024;
-        EXPECT_TRUE(torch::equal(allreduce(mine, options, session), expected));
+        EXPECT_TRUE(torch::equal(allreduce(mine, options), expected));
         const auto none = Compressed(Compression::F16).postscale(1e-30);
-        EXPECT_TRUE(torch::equal(allreduce(torch::ones({count}, type), none, session),
+        EXPECT_TRUE(torch::equal(allreduce(torch::ones({count}, type), none),
                                  torch::ones({count}, type) * 1e-30))
             << "float16 has no 1e-30";
       }
@@ -204,12 +203,11 @@ TEST(CompressionTest, FactorsBringValuesIntoTheRangeAndBack) {
 
 // Of 16-bit tensors nothing is rounded before it is added up.
 TEST(CompressionTest, FactorsOfHalfTensorsAreAppliedInFloat) {
-  RunTorchRanks(3, [](int, const Session& session) {
+  RunTorchRanks(3, [](int) {
     for (const std::int64_t count : {7, 100001}) {
       const auto mine = torch::full({count}, 3, torch::kHalf);
       const auto options = AllreduceOptions().op(ReduceOp::Sum).prescale(1e-9).postscale(1e9);
-      EXPECT_TRUE(
-          torch::equal(allreduce(mine, options, session), torch::full({count}, 9, torch::kHalf)));
+      EXPECT_TRUE(torch::equal(allreduce(mine, options), torch::full({count}, 9, torch::kHalf)));
     }
   });
 }
@@ -221,56 +219,55 @@ TEST(CompressionTest, IsBetweenHostsOnlyUnlessToldOtherwise) {
   for (const bool one_host : {true, false}) {
     RunTorchRanks(
         2,
-        [&](int, const Session& session) {
-          EXPECT_TRUE(torch::equal(allreduce(tenth, options, session), one_host ? tenth : rounded));
+        [&](int) {
+          EXPECT_TRUE(torch::equal(allreduce(tenth, options), one_host ? tenth : rounded));
         },
         {}, one_host ? std::vector<int>{} : std::vector<int>{0, 1});
   }
 }
 
 TEST(CompressionTest, AloneNothingTravelsAndNothingIsRounded) {
-  RunTorchRanks(1, [](int, const Session& session) {
+  RunTorchRanks(1, [](int) {
     for (const std::int64_t count : {3, 100000}) {
       const auto tenth = torch::full({count}, 0.1f);
-      EXPECT_TRUE(torch::equal(allreduce(tenth, Compressed(Compression::BF16), session), tenth));
+      EXPECT_TRUE(torch::equal(allreduce(tenth, Compressed(Compression::BF16)), tenth));
     }
   });
 }
 
 TEST(CompressionTest, LeavesOtherTypesAlone) {
-  RunTorchRanks(2, [](int rank, const Session& session) {
+  RunTorchRanks(2, [](int rank) {
     const auto numbers = torch::tensor({1, 1000001}) * (rank + 1);
-    EXPECT_TRUE(
-        torch::equal(allreduce(numbers, Compressed(Compression::F16, ReduceOp::Sum), session),
-                     torch::tensor({3, 3000003})));
+    EXPECT_TRUE(torch::equal(allreduce(numbers, Compressed(Compression::F16, ReduceOp::Sum)),
+                             torch::tensor({3, 3000003})));
     const auto half = torch::full({3}, 1.0e5, torch::kBFloat16);
-    EXPECT_TRUE(torch::equal(allreduce(half, Compressed(Compression::F16), session), half));
+    EXPECT_TRUE(torch::equal(allreduce(half, Compressed(Compression::F16)), half));
   });
 }
 
 TEST(CompressionTest, RanksThatDoNotAgreeAreTold) {
-  RunTorchRanks(3, [](int rank, const Session& session) {
+  RunTorchRanks(3, [](int rank) {
     const auto tensor = torch::ones({4});
-    std::string text = ErrorOf(ErrorCode::mismatch, [&] {
+    std::string text = ErrorOf(ErrorCode::Mismatch, [&] {
       const auto compression = rank == 1 ? Compression::BF16 : Compression::None;
-      allreduce(tensor, Compressed(compression).name("w"), session);
+      allreduce(tensor, Compressed(compression).name("w"));
     });
     EXPECT_THAT(text, AllOf(HasSubstr("\"w\": "), HasSubstr("not compressed on ranks 0, 2"),
                             HasSubstr("compressed to bfloat16 on rank 1")));
-    text = ErrorOf(ErrorCode::mismatch, [&] {
+    text = ErrorOf(ErrorCode::Mismatch, [&] {
       const auto compression = rank == 0 ? Compression::F16 : Compression::BF16;
-      allreduce(tensor, Compressed(compression).name("w"), session);
+      allreduce(tensor, Compressed(compression).name("w"));
     });
     EXPECT_THAT(text, AllOf(HasSubstr("compressed to float16 on rank 0"),
                             HasSubstr("compressed to bfloat16 on ranks 1-2")));
-    EXPECT_TRUE(torch::equal(allreduce(tensor, {}, session), tensor));
+    EXPECT_TRUE(torch::equal(allreduce(tensor), tensor));
   });
 }
 
 TEST(CompressionTest, AnUndefinedTensorIsToldAsEver) {
-  RunTorchRanks(2, [](int, const Session& session) {
-    EXPECT_THAT(ErrorOf(ErrorCode::invalid_argument,
-                        [&] { allreduce(torch::Tensor(), Compressed(Compression::F16), session); }),
+  RunTorchRanks(2, [](int) {
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                        [&] { allreduce(torch::Tensor(), Compressed(Compression::F16)); }),
                 HasSubstr("undefined"));
   });
 }

@@ -13,13 +13,14 @@
 #include "sirtaki/export.h"
 #include "sirtaki/optimizer_options.h"
 #include "sirtaki/process_set.h"
-#include "sirtaki/session.h"
 
 namespace sirtaki {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 namespace detail {
+
+class SessionState;
 
 // The part of a DistributedOptimizer's interface that is the same whatever its Base.
 class SIRTAKI_API GradientSynchronizer {
@@ -30,7 +31,7 @@ class SIRTAKI_API GradientSynchronizer {
   // Says that no step() will use the averaged gradients.
   virtual void skip_step() = 0;
   // The session in which it was made, and the set of ranks over which it averages.
-  virtual Session session() const = 0;
+  virtual std::shared_ptr<SessionState> session() const = 0;
   virtual ProcessSet process_set() const = 0;
   // True if gradients stay this rank's own: what steps change is combined instead.
   virtual bool has_local_gradients() const = 0;
@@ -71,11 +72,10 @@ class SIRTAKI_API GradientReducer {
   // Compares parameters and options with those of the other ranks (collective), then attaches the
   // hooks. Every rank throws if any rank's do not fit.
   GradientReducer(const torch::optim::Optimizer& optimizer, NamedTensors named_parameters,
-                  const DistributedOptimizerOptions& options, const Session& session);
+                  const DistributedOptimizerOptions& options);
   // Does the same for parameters without an optimizer: gradients are averaged when backward()
   // returns.
-  GradientReducer(NamedTensors parameters, const DistributedOptimizerOptions& options,
-                  const Session& session);
+  GradientReducer(NamedTensors parameters, const DistributedOptimizerOptions& options);
   GradientReducer(GradientReducer&&) noexcept;
   GradientReducer& operator=(GradientReducer&&) noexcept;
   ~GradientReducer();  // the hooks stay, and do nothing
@@ -101,7 +101,7 @@ class SIRTAKI_API GradientReducer {
   // A module calls it within a backward(): gradients are averaged at the end of this backward()
   // alone. Otherwise they are at the end of each that makes some, the inner ones too.
   void BeginBackward();
-  Session session() const;
+  std::shared_ptr<SessionState> session() const;
   ProcessSet process_set() const;
   bool is_reducing() const;  // gradients are being reduced, so that zero_grad() throws
   bool has_local_gradients() const;
