@@ -14,7 +14,7 @@
 #include "sirtaki/process_set.h"
 
 namespace sirtaki {
-// Of sirtaki/objects.h, whose templates and torch/serialize.h are not needed here.
+// sirtaki/objects.h declares these; its templates and torch/serialize.h are not needed here.
 SIRTAKI_API std::string broadcast_object(const std::string& bytes, int root_rank,
                                          const std::string& name, const ProcessSet& process_set);
 SIRTAKI_API std::vector<std::string> allgather_object(const std::string& bytes,
@@ -51,7 +51,7 @@ py::list AllgatherBytes(const std::string& bytes, const std::string& name, const
   return list;
 }
 
-// Of two modules one after the other names may be the same.
+// Names may be the same where two modules stand one after the other.
 void BroadcastNamed(const Named& tensors, int root_rank, const ProcessSet& set) {
   torch::OrderedDict<std::string, at::Tensor> named;
   for (const auto& [name, tensor] : tensors) {

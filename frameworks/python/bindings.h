@@ -13,7 +13,7 @@ namespace sirtaki::python {
 
 using WithoutGil = pybind11::call_guard<pybind11::gil_scoped_release>;
 
-// In the order of the module's initialisation: types come before the functions that take them.
+// These are called in this order: types come before the functions that take them.
 void BindErrors(pybind11::module_& module);
 void BindSession(pybind11::module_& module);
 void BindProcessSets(pybind11::module_& module);

@@ -16,7 +16,7 @@
 
 namespace sirtaki::python {
 
-// In what shape the result is wanted.
+// Wanted says in what shape Python gets the result.
 enum class Wanted : unsigned char { kTensor, kTensors, kTensorAndSplits, kNothing };
 
 // One class for both kinds of handles, with one result each. Used with the interpreter's lock. A
@@ -58,7 +58,7 @@ class Wait {
 // Seconds, as Python counts time-outs; none: no limit.
 std::chrono::milliseconds Milliseconds(double seconds);
 
-// For functions that wait for other ranks.
+// Functions that wait for other ranks are bound with this guard.
 using Waiting = pybind11::call_guard<Wait, pybind11::gil_scoped_release>;
 
 // What Python gets from a call: of an asynchronous one a handle, of others the result.

@@ -77,7 +77,7 @@ PythonOptimizer::PythonOptimizer(const py::list& param_groups, ReducerSettings s
       std::make_unique<detail::GradientReducer>(*this, std::move(settings.named), settings.options);
 }
 
-// Its hooks may be at work: they must not wait for the interpreter's lock.
+// The hooks of the reducer may be at work: they must not wait for the interpreter's lock.
 PythonOptimizer::~PythonOptimizer() {
   const py::gil_scoped_release release;
   reducer_.reset();

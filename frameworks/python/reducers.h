@@ -53,12 +53,13 @@ class PythonOptimizer : public torch::optim::Optimizer, public detail::GradientS
   // Takes over parameters that came or went since the last time; cheap if none has.
   void Follow(const pybind11::list& param_groups);
 
-  // Who they were, to be compared and not to be looked into: param_groups_ keeps them alive.
+  // The parameters that were seen last, to be compared and not to be looked into: param_groups_
+  // keeps them alive.
   std::vector<std::vector<const PyObject*>> seen_;
   std::unique_ptr<detail::GradientReducer> reducer_;
 };
 
-// The same without an optimizer: gradients are averaged when backward() returns.
+// A ModuleReducer has no optimizer: gradients are averaged when backward() returns.
 class ModuleReducer {
  public:
   explicit ModuleReducer(ReducerSettings settings);  // collective

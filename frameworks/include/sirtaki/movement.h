@@ -39,9 +39,9 @@ struct GatherOptions {
 struct ScatterOptions {
   TORCH_ARG(std::string, name);
   TORCH_ARG(ProcessSet, process_set);
-  // At the root: the number of rows for each rank of the set, ascending by rank; together all rows
-  // of the tensor. Empty: equal numbers, and one row more for the first ranks if the rows do not
-  // divide. On other ranks the splits are ignored.
+  // The root's splits are the number of rows for each rank of the set, ascending by rank; together
+  // all rows of the tensor. Empty: equal numbers, and one row more for the first ranks if the rows
+  // do not divide. On other ranks the splits are ignored.
   TORCH_ARG(std::vector<std::int64_t>, splits);
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
 };

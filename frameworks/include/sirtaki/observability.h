@@ -64,8 +64,8 @@ struct MetricValues {
 
 // Metrics count from init() on. In a job of one rank only steps are counted.
 struct Metrics : MetricValues {
-  // The same numbers for the last step alone, from the end of the step before it to its own end.
-  // All are zero until two steps have ended.
+  // These are the numbers of the last step alone, from the end of the step before it to its own
+  // end. All are zero until two steps have ended.
   MetricValues last_step;
 };
 

@@ -35,8 +35,8 @@ struct DistributedOptimizerOptions {
   // themselves, a second backward() between two steps with op Sum, compression or a hook, and ranks
   // of which some run no backward(). Of no meaning for op Adasum.
   TORCH_ARG(Average, average_at) = Average::Backward;
-  // With Average, gradients are divided by this factor before they are added up, and by size() /
-  // factor afterwards. Between 1 and size() it keeps large sums in the range of half types.
+  // Gradients that are averaged are divided by this factor before they are added up, and by size()
+  // / factor afterwards. A factor between 1 and size() keeps large sums in the range of half types.
   // Positive.
   TORCH_ARG(double, gradient_predivide_factor) = 1.0;
   // A gradient is reduced when that many backward() have added to it. The passes add up, as in one

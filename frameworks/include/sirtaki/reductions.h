@@ -20,19 +20,20 @@ namespace sirtaki {
 // A ReduceOp says how the ranks' values are combined. float16 and bfloat16 are accumulated in
 // float32 and rounded once.
 enum class ReduceOp : unsigned char {
-  // For integers, floating point, complex. Gradients flow through these two only.
+  // These take integers, floating point, complex. Gradients flow through these two only.
   Sum,      // integers wrap at the type's range
   Average,  // the sum divided by the number of ranks of the set, those that have joined included;
             // integers are truncated toward zero, and only int64 sums can wrap before
-  // For integers, floating point, bool.
+  // These take integers, floating point, bool.
   Min,      // a NaN wins; -0 is smaller than +0
   Max,      // a NaN wins
   Product,  // integers wrap; for bool it is And
-  // For integers and bool.
+  // These take integers and bool.
   BitAnd,
   BitOr,
   BitXor,
-  // For floating point, all-reduce only: adds what is orthogonal, averages what is parallel.
+  // This takes floating point, in all-reduce only: it adds what is orthogonal, averages what is
+  // parallel.
   Adasum,
 };
 

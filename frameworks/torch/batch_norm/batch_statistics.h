@@ -16,7 +16,7 @@ struct BatchShare {
   at::Tensor squares;  // float64 [C]; sum of (x - mean)²
 };
 
-// Of `input` [N, C, ...], float32 or float64. Outside autograd.
+// Returns the share of `input` [N, C, ...], float32 or float64. Autograd does not see it.
 BatchShare ShareOf(const at::Tensor& input);
 
 // Pure. All of it, with the same bits wherever it is computed from the same shares in one order.

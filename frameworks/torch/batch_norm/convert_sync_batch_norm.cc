@@ -135,7 +135,7 @@ std::shared_ptr<SyncBatchNormImpl> SyncBatchNormConverter::TryMake(const Found& 
   if (!from) return nullptr;
   const detail::SyncBatchNormTensors tensors = {from->weight, from->bias, from->running_mean,
                                                 from->running_var, from->num_batches_tracked};
-  // Not make_shared: the constructor is private.
+  // make_shared cannot call the constructor, which is private.
   std::shared_ptr<SyncBatchNormImpl> made(
       new SyncBatchNormImpl(from->options, tensors, process_set_, found.path));
   made->train(from->is_training());

@@ -261,7 +261,7 @@ at::Tensor SyncBatchNormImpl::ForwardAlone(const at::Tensor& input, bool by_batc
                         options.eps(), at::globalContext().userEnabledCuDNN());
 }
 
-// As on the CPU, but that nothing is asked of the GPU.
+// Follows the batch as on the CPU, except that nothing is asked of the GPU.
 void SyncBatchNormImpl::FollowOnGpu(const at::Tensor& rows, detail::SyncBatchNormCall& call) {
   if (num_batches_tracked.defined()) num_batches_tracked += 1;
   if (!running_mean.defined() || call.batch.count == 0) {

@@ -115,7 +115,7 @@ at::Tensor ReduceOnHost(const Sums& sums, const SyncBatchNormCall& call,
   return all.narrow(0, 0, values);
 }
 
-// Of weight, bias, and last the input if it is needed.
+// Returns the gradients of weight, bias, and last of the input if it is needed.
 variable_list GradientsOnHost(const at::Tensor& dy, const at::Tensor& input,
                               const MaybeTensor& weight, const SyncBatchNormCall& call,
                               bool with_gradient) {
@@ -146,8 +146,8 @@ variable_list GradientsOnHost(const at::Tensor& dy, const at::Tensor& input,
   return results;
 }
 
-// The same, without those of weight and bias if there are none. The call number travels beside the
-// sums, on the host: the GPU is not asked.
+// Returns the gradients of weight and bias if there are any, and of the input. The call number
+// travels beside the sums, on the host: the GPU is not asked.
 variable_list GradientsOnGpu(const at::Tensor& dy, const at::Tensor& input,
                              const MaybeTensor& weight, const SyncBatchNormCall& call,
                              bool with_gradient) {

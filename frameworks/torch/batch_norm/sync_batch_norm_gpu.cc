@@ -57,7 +57,7 @@ void JoinGpuRows(const at::Tensor& rows, const at::Tensor& running_mean,
   const at::Tensor there = WithoutEmpty(rows, call.count_of_rank);
   const std::int64_t channels = (there.size(1) - 1) / 2;
   const at::Tensor counts = there.select(1, 2 * channels);
-  // Of its first argument the kernel looks at the type alone, which has to be that of the counts:
+  // The kernel looks only at the type of its first argument, which has to be that of the counts:
   // float16 would not hold them.
   std::tie(call.on_gpu.mean, call.on_gpu.invstd) = at::batch_norm_gather_stats_with_counts(
       there, there.narrow(1, 0, channels), there.narrow(1, channels, channels), running_mean,

@@ -26,7 +26,7 @@ at::Tensor NormalizeOnGpu(const at::Tensor& input, const std::optional<at::Tenso
 
 struct GpuSums {
   at::Tensor of_dy;  // [2 C], in the ComputingType: sums of dy, and of dy times x - mean
-  // Of this rank; undefined without a weight.
+  // The gradients of weight and bias are this rank's; undefined without a weight.
   at::Tensor weight_gradient;
   at::Tensor bias_gradient;
 };

@@ -25,7 +25,8 @@ void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
                  const std::string& error, const SessionSet& set,
                  std::chrono::milliseconds timeout = {});
 
-// As AgreeOnList, but gives the lists of all ranks if they differ, and nothing if they are equal.
+// Compares as AgreeOnList does, but gives the lists of all ranks if they differ, and nothing if
+// they are equal.
 std::vector<std::vector<std::string>> ExchangeLists(const std::string& what,
                                                     const std::vector<std::string>& list,
                                                     const std::string& error, const SessionSet& set,

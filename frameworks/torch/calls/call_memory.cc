@@ -110,7 +110,8 @@ CallMemory GiveShaped(const TensorCall& call, const CallMembers& members, const 
   } else {
     memory = GiveLike(call, members, tensor, input);
   }
-  // In this order: memory that several tensors share until one is written moves when it is.
+  // The output comes first: memory that several tensors share until one is written moves when it
+  // is.
   work.output = memory.moved.defined() ? memory.moved.mutable_data_ptr() : nullptr;
   work.input = input->const_data_ptr();
   return memory;
@@ -135,7 +136,7 @@ CallMemory GiveMemory(const TensorCall& call, std::size_t index, const CallMembe
   CallMemory memory = core::FirstDimensionVaries(call.kind)
                           ? GiveRows(call, index, members, input, work)
                           : GiveShaped(call, members, tensor, &input, work);
-  // Not the tensors: the program may give them other memory meanwhile.
+  // The storages are kept, not the tensors: the program may give them other memory meanwhile.
   work.keep_alive = std::make_shared<std::pair<c10::Storage, c10::Storage>>(
       input.storage(), memory.moved.defined() ? memory.moved.storage() : c10::Storage());
   return memory;

@@ -28,7 +28,7 @@ struct Arriving {
 // What a call keeps of a tensor on a GPU.
 struct OnGpu {
   std::shared_ptr<session::Gpu> gpu;
-  // Until somebody has seen the end: it keeps what the operation reads.
+  // The work is kept until somebody has seen its end: it keeps what the operation reads.
   std::shared_ptr<ops::cuda::DeviceWork> work;
   ops::cuda::StreamHandle caller = nullptr;  // to whose stream the call's memory belongs
   ops::cuda::EventPtr end;                   // behind it the result is as it should be

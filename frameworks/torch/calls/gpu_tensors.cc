@@ -55,7 +55,7 @@ c10::Stream StreamOf(StreamHandle stream, c10::Device device) {
   return c10::Stream(c10::Stream::UNSAFE, device, number);
 }
 
-// Its memory may be used again only when the stream has come past this.
+// Says that the tensor's memory may be used again only when the stream has come past this.
 void RecordOn(const at::Tensor& tensor, c10::Stream stream) {
   if (tensor.defined()) Guard().recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
 }

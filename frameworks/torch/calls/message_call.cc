@@ -66,7 +66,7 @@ std::shared_ptr<session::Gpu> GpuOf(const P2POp& operation, SessionState& sessio
   return gpu;
 }
 
-// Of the tensor as it lies: what travels, and into what it is received.
+// Gives the work the memory of the tensor as it lies: what travels, and into what it is received.
 CallMemory GiveMemory(const P2POp& operation, core::Work& work) {
   CallMemory memory;
   memory.result = operation.tensor;

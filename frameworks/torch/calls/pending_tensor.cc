@@ -17,7 +17,7 @@ core::WorkPtr MakeWork(const at::Tensor& tensor) {
   return std::make_shared<core::Work>();
 }
 
-// Of one tensor of the call. `gpu`: where it is; null: on the host.
+// Gives the work the memory of one tensor of the call. `gpu`: where it is; null: on the host.
 CallMemory GiveMemoryTo(const core::WorkPtr& work, const TensorCall& call, std::size_t index,
                         const CallMembers& members, const std::shared_ptr<session::Gpu>& gpu) {
   if (gpu != nullptr) ops::cuda::AsDeviceWork(*work).device = gpu->device();
@@ -120,7 +120,8 @@ void PendingTensor::WaitForEnd() {
   }
   Finish();
   ThrowIfError(handle_->status());
-  // On a GPU that says that it was launched; what an abort ends has garbage for a result.
+  // A handle on a GPU is done when the work was launched; what an abort ends has garbage for a
+  // result.
   const auto on_gpu = [](const CallMemory& memory) { return memory.on_gpu.has_value(); };
   if (std::any_of(memory_.begin(), memory_.end(), on_gpu)) ThrowIfError(session_->Check());
 }

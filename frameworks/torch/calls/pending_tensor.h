@@ -25,7 +25,7 @@ class PendingTensor : public Pending {
   // Submits; throws Error if the call is refused here.
   static std::shared_ptr<PendingTensor> Start(TensorCall call,
                                               std::shared_ptr<SessionState> session);
-  // The same for work that is complete but for its handle. `name`: that of the call, for texts;
+  // Starts work that is complete except for its handle. `name`: that of the call, for texts;
   // `memory`: that of its tensors.
   static std::shared_ptr<PendingTensor> StartWork(std::string name, const core::WorkPtr& work,
                                                   std::vector<CallMemory> memory, bool will_wait,
@@ -40,10 +40,10 @@ class PendingTensor : public Pending {
   void Then(std::function<void()> next) override { handle_->Then(std::move(next)); }
   void Abort(const std::string& why) override { session_->session().Abort(why); }
   int joined() const override { return handle_->joined(); }
-  // As Results, of a call that is not grouped.
+  // Returns the result of a call that is not grouped; see Results.
   at::Tensor Synchronize();
 
-  // Of a call without a name: which it was.
+  // Returns the number of a call without a name.
   std::uint64_t call_number() const { return call_number_; }
 
  private:

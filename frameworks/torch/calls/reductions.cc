@@ -41,7 +41,7 @@ TensorCall ReducingCall(OpKind kind, const Options& options, Form form) {
 TensorCall AllreduceCall(const AllreduceOptions& options, Form form) {
   TensorCall call = ReducingCall(OpKind::kAllReduce, options, form);
   if (options.compression() != Compression::None) {
-    // For tensors of this type, and those that are treated like it.
+    // The call says what tensors of this type travel as, and those that are treated like it.
     call.wire = detail::WireType(options.compression(), options.compression_scope(),
                                  detail::CurrentSession()->topology(), at::kFloat);
   }

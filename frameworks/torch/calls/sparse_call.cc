@@ -169,8 +169,8 @@ at::ScalarType AddingType(at::ScalarType type, bool average) {
   return average && at::isIntegralType(type, /*includeBool=*/false) ? at::kLong : type;
 }
 
-// Of indices that are some rank's, so that there is nothing to check, for which a GPU would be
-// waited for. Whoever adds them up waits for it once, to know how many remain.
+// The indices are some rank's, so that there is nothing to check, for which a GPU would be waited
+// for. Whoever adds them up waits for it once, to know how many remain.
 at::Tensor PendingSparse::AddUp(const std::vector<at::Tensor>& parts) const {
   at::Tensor values = parts[kValues].to(AddingType(sum_.type, sum_.average));
   if (sum_.prescale != 1.0) values = values * sum_.prescale;

@@ -55,7 +55,7 @@ std::string WhyPartInvalid(const TensorCall& call, std::size_t index,
     return "the call is in place and the tensor's elements share memory (expanded); make it "
            "contiguous first";
   }
-  // Of a scatter's other ranks only the row's shape matters, but that it has one.
+  // A scatter's other ranks give only the shape of a row, but there has to be one.
   if (call.kind == OpKind::kScatter && tensor.dim() < 1) {
     return "scatter divides tensors along their first dimension, and this one has none: reshape it "
            "to [1]";
@@ -63,11 +63,11 @@ std::string WhyPartInvalid(const TensorCall& call, std::size_t index,
   return {};
 }
 
-// Of a grouped call in place: whether two tensors are written in the same memory. Which one's
+// Tells whether a grouped call in place writes two tensors in the same memory. Which one's
 // result it would be is anybody's guess, and another on each rank. What does not lie flat is
 // written back in order.
 std::string WhyGroupInvalid(const TensorCall& call) {
-  // Of a tensor's memory, and its index.
+  // Each entry is where a tensor's memory begins, and its index.
   std::vector<std::pair<std::uintptr_t, std::size_t>> begins;
   for (std::size_t i = 0; i < call.group.size(); ++i) {
     const at::Tensor& tensor = call.group[i];

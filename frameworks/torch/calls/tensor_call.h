@@ -33,8 +33,8 @@ struct TensorCall {
   std::string name;               // empty: matched by call order
   bool derived_name = false;      // the library's own: may be of a form that users must not give
   ProcessSet process_set;
-  // Not empty: why this rank cannot take part, whatever the tensor is. All ranks throw
-  // InvalidArgument with this text; nothing is moved.
+  // Says, if it is not empty, why this rank cannot take part, whatever the tensor is. All ranks
+  // throw InvalidArgument with this text; nothing is moved.
   std::string invalid;
   bool in_place = false;
   bool will_wait = false;  // the caller goes on to wait at once
@@ -71,7 +71,8 @@ void CheckName(const TensorCall& call);
 // `all-reduce "w"`, for texts.
 std::string DescribeCall(core::OpKind kind, const std::string& name);
 
-// Of a call with this time-out, which is not negative, from now on; 0 and very long ones: never.
+// Returns when a call that begins now and has this time-out, which is not negative, is too late; 0
+// and very long ones: never.
 core::TimePoint DeadlineAfter(std::chrono::milliseconds timeout);
 std::string NegativeTimeoutText(std::chrono::milliseconds timeout);
 

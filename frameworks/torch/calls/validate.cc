@@ -83,7 +83,7 @@ std::string ValidateRoot(const core::Signature& signature, const core::RankRange
          members.ToString();
 }
 
-// Of the kinds that deal with rows.
+// Checks the dimensions for the kinds that deal with rows.
 std::string ValidateDimensions(const core::Signature& signature, const OwnTensor& own) {
   const char* what = nullptr;
   switch (signature.kind) {
@@ -100,7 +100,7 @@ std::string ValidateDimensions(const core::Signature& signature, const OwnTensor
     default:
       return {};
   }
-  // Only the root's tensor is scattered.
+  // A scatter deals out the root's tensor alone.
   if (signature.kind == OpKind::kScatter && own.rank != signature.root) return {};
   if (own.dimensions > 0) return {};
   return KindOf(signature) + what + ", and this one has none: reshape it to [1]";

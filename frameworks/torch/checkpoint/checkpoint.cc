@@ -45,7 +45,7 @@ StatePtr Begin(const std::string& what, const CheckpointParts& parts) {
   return state;
 }
 
-// Of all ranks, a row each. Collective.
+// Returns the states of all ranks, a row each, for every generator. Collective.
 std::vector<at::Tensor> GatherGeneratorStates(const CheckpointParts& parts) {
   std::vector<at::Tensor> states;
   for (const auto& [name, generator] : detail::GeneratorsOf(parts)) {

@@ -17,7 +17,8 @@ namespace {
 constexpr char kDefaultGenerator[] = "default";
 constexpr char kGpuGenerator[] = "default of GPU ";
 
-// By the order in which the models' tensors name them: the ranks' GPUs have other numbers.
+// GPUs stand in the order in which the models' tensors name them: the ranks' GPUs have other
+// numbers.
 std::vector<c10::Device> GpusOf(const CheckpointParts& parts) {
   std::vector<c10::Device> gpus;
   for (const auto& model : parts.models) {
@@ -61,7 +62,7 @@ at::Tensor NextState(const at::Generator& generator, const at::Tensor& states,
     scratch.set_state(states[reader.rank].clone());
     return scratch.get_state();
   }
-  // From what rank 0 had, so that it is the same in every run that goes on from this file.
+  // The seed comes from what rank 0 had: it is the same in every run that goes on from this file.
   const at::Tensor first = states[0].contiguous();
   std::uint64_t seed = 0;
   for (std::int64_t i = 0; i < first.numel(); ++i) {

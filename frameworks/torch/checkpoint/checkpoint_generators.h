@@ -20,7 +20,7 @@ bool IsGpuGenerator(const std::string& name);
 
 at::Tensor StateOfGenerator(at::Generator generator);
 
-// Who reads: a rank of a job.
+// A Reader is the rank that reads, and the size of its job.
 struct Reader {
   int rank = 0;
   int ranks = 1;

@@ -170,7 +170,7 @@ struct ValueDicts {
   }
 };
 
-// Their own exceptions, told whose they are.
+// Throws the text of the exception that is being handled, with the object that has thrown it.
 [[noreturn]] void Blame(const NamedPart<ArchivedObject>& object) {
   throw std::runtime_error("object " + Quoted(object.name) + ": " + TextOfCurrent());
 }
@@ -233,8 +233,8 @@ std::vector<std::string> DescribeParts(const CheckpointParts& parts) {
   }
   for (const auto& [name, optimizer] : parts.optimizers) {
     const torch::optim::Optimizer& one = *optimizer;
-    // Its class is compared between the ranks, as broadcast_optimizer_state does, not with the
-    // file.
+    // The class of the optimizer is compared between the ranks, as broadcast_optimizer_state does,
+    // not with the file.
     lines.push_back("optimizer " + Quoted(name) + ", " + c10::demangle(typeid(one).name()));
     for (const std::string& line : DescribeOptimizer(one)) {
       lines.push_back("optimizer " + Quoted(name) + ": " + line);

@@ -11,7 +11,7 @@ class ReduceLROnPlateauScheduler;
 
 namespace sirtaki::detail {
 
-// By the names of the members that hold it. Floats and ints, which doubles hold exactly.
+// A position is what its members hold, by their names: floats and ints, which doubles hold exactly.
 using SchedulerPosition = std::map<std::string, double>;
 
 SchedulerPosition PositionOf(torch::optim::LRScheduler& scheduler);

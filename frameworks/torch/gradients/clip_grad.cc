@@ -37,7 +37,8 @@ at::Tensor ValuesOf(const at::Tensor& gradient) {
   return gradient.is_sparse() ? gradient.coalesce().values() : gradient;
 }
 
-// Of all of them together, where the first is. One number comes from every other device.
+// Returns the norm of all gradients together, where the first is. One number comes from every other
+// device.
 at::Tensor NormOf(const std::vector<at::Tensor>& gradients, double norm_type) {
   std::vector<std::pair<at::Device, std::vector<at::Tensor>>> norms;
   for (const at::Tensor& gradient : gradients) {
@@ -92,7 +93,7 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
   const double factor = max_norm / (norm + 1e-6);
   if (std::isfinite(max_norm) && !(factor >= 1)) {
     for (const at::Tensor& gradient : gradients) {
-      // In the memory that the parameter's has: a sparse tensor's own mul_ takes new memory.
+      // The gradient keeps its memory: a sparse tensor's own mul_ takes new memory.
       (gradient.is_sparse() ? gradient._values() : gradient).mul_(factor);
     }
   }

@@ -31,7 +31,7 @@ namespace {
 
 bool IsPositive(double value) { return std::isfinite(value) && value > 0; }
 
-// By the parameters, which all ranks have alike, not by what gradients this one has.
+// The parameters are checked, which all ranks have alike, not the gradients that this rank has.
 void CheckTypes(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {

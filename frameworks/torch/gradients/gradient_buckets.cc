@@ -150,7 +150,8 @@ bool GradientBuckets::Fits() const {
                      [](const auto& bucket) { return bucket->goes_on() && !bucket->is_shared; });
 }
 
-// The same on all ranks, as is everything that decides whether there is something to agree on.
+// The answer is the same on all ranks, as is everything that decides whether there is something to
+// agree on.
 bool GradientBuckets::Wanted(const Gradients& members) const {
   return set_.session->session().limits().bucket_bytes > 0 && set_.size() > 1 &&
          !rule_->of_steps() && !members.empty();

@@ -127,10 +127,10 @@ class GradientBuckets {
   // and throw what a collective throws.
   // When all gradients of an average are submitted: asks for what the ranks have seen of them.
   void Ask(const Gradients& members);
-  // At the end of the average, when nothing is outstanding, whether it went well or not. Nowhere
-  // else: all ranks have to dissolve buckets between the same averages. `wait`: an arena is waited
-  // for; otherwise the buckets in one come with the next average. Never waits for a rank that has
-  // not yet submitted this average.
+  // Called at the end of the average, when nothing is outstanding, whether it went well or not, and
+  // nowhere else: all ranks have to dissolve buckets between the same averages. `wait`: an arena is
+  // waited for; otherwise the buckets in one come with the next average. Never waits for a rank
+  // that has not yet submitted this average.
   void Take(const Gradients& members, bool wait);
 
  private:

@@ -31,8 +31,8 @@ struct GradientForm {
 // Asks what the other ranks have. Collective, with DecideForm for what it gives.
 std::shared_ptr<Pending> AskForForms(const std::string& key, const GradientForm& mine,
                                      const SessionSet& set);
-// By how many sparse dimensions the ranks that have the gradient want it reduced; 0: as a dense
-// one. Nothing if all of them had reduced it in the same way: something else is wrong. Throws
+// Returns by how many sparse dimensions the ranks that have the gradient want it reduced; 0: as a
+// dense one. Nothing if all of them had reduced it in the same way: something else is wrong. Throws
 // Mismatch on every rank if it is sparse on some and dense on others, or if they were not at the
 // same average of their step, or, `of_module`, after a forward().
 std::optional<std::int64_t> DecideForm(const std::string& name, const std::string& key,

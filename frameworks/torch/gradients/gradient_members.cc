@@ -32,7 +32,7 @@ GradientMembers::Description GradientMembers::Describe(NamedTensors names,
   const std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
   Description of;
   of.names = std::move(names);
-  // By number, which all ranks have alike: names may differ by mistake.
+  // The suffix is the number, which all ranks have alike: names may differ by mistake.
   of.what = (of_module ? "parameters of the module" : "parameters of the optimizer") + suffix;
   of.prefix = options.op() == ReduceOp::Adasum ? "delta" : "gradient";
   of.prefix += (options.name().empty() ? suffix : ":" + options.name()) + "/";
@@ -136,8 +136,8 @@ void GradientMembers::Take(const NamedParameters& named) {
     if (&gradient->rule() != rule_.get()) {
       others_.push_back(gradient);
       gradient->Share();
-      // At once, where nothing is under way between two calls: which of its optimizers would come to
-      // its bucket first may differ between ranks.
+      // The gradient joins at once where nothing is under way between two calls: which of its
+      // optimizers would come to its bucket first may differ between ranks.
       if (rule_->at_backward) {
         for (const GradientPtr& mate : gradient->BucketMates()) mate->TakeOut();
       }
@@ -153,7 +153,7 @@ void GradientMembers::TakeAll() {
   NamedParameters named;
   std::unordered_set<const void*> seen;
   for (const auto& [name, tensor] : of_.names) {
-    // Of several names of one tensor (tied weights) the first counts.
+    // The first counts of several names of one tensor (tied weights).
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
     named.names.push_back(name);
     named.parameters.push_back(tensor);

@@ -107,7 +107,8 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
     const Scope counted([this] { SetRound(); });
     SynchronizeUnlessDone();
   }
-  // Not before all ranks are known to be here: others may wait in backward() for this one.
+  // Parameters are checked when all ranks are known to be here: others may wait in backward() for
+  // this one.
   CheckParametersWhenDue();
   // GPU results of the previous step were only known to be launched; report their errors now.
   members_.CheckResults();

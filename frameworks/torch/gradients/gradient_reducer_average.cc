@@ -115,7 +115,8 @@ bool GradientReducer::Impl::CollectEnd(bool wait) {
     return is_over;
   });
   if (!outstanding_.empty()) return false;
-  // On all ranks, now that nothing of these buckets is outstanding, and before anybody makes others.
+  // All ranks do so now that nothing of these buckets is outstanding, and before anybody makes
+  // others.
   for (const GradientPtr& mate : std::exchange(mates_, {})) mate->TakeOut();
   return true;
 }
@@ -161,7 +162,7 @@ void GradientReducer::Impl::SetRound() {
   members_.round() = unheard_ ? kRoundAfterThrow : number;
 }
 
-// On this thread, for this optimizer alone.
+// Averages on this thread, for this optimizer alone.
 void GradientReducer::Impl::Average() {
   members_.CheckStreams();
   BeginAverage();

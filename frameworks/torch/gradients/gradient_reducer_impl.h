@@ -27,8 +27,8 @@ namespace sirtaki::detail {
 using LossClosure = GradientReducer::LossClosure;
 using BaseStep = GradientReducer::BaseStep;
 
-// In a set of one rank it has members only to make gradients dense, and to check what the end of a
-// backward() checks with more ranks.
+// The reducer of a set of one rank has members only to make gradients dense, and to check what the
+// end of a backward() checks with more ranks.
 class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_from_this<Impl> {
  public:
   Impl(NamedTensors names, const DistributedOptimizerOptions& options, bool of_module,

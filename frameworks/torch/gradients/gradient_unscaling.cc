@@ -47,7 +47,7 @@ GradientLists GradientsOf(torch::optim::Optimizer& optimizer) {
   return lists;
 }
 
-// By the parameters, not by what gradients this rank has.
+// The parameters decide on the place, not the gradients that this rank has.
 c10::Device PlaceOfFlag(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
@@ -70,7 +70,7 @@ void UnscaleAlike(Tensors& list, at::Tensor& infinite, const at::Tensor& factor)
   }
 }
 
-// Of gradients on one device. The flag that tells whether one of them is not finite.
+// Unscales gradients on one device. Returns the flag that tells whether one of them is not finite.
 at::Tensor UnscaleOn(c10::Device device, std::map<at::ScalarType, Tensors>& lists, double scale) {
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
   at::Tensor infinite = at::zeros({1}, options);

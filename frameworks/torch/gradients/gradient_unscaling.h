@@ -18,7 +18,7 @@ at::Tensor Unscale(torch::optim::Optimizer& optimizer, double scale);
 // Used by one thread.
 class LateFlag {
  public:
-  // As the calling thread's stream finds it.
+  // Reads the flag as the calling thread's stream finds it.
   explicit LateFlag(const at::Tensor& flag);
 
   // Waits for that place of the stream, and not for what came into it later.

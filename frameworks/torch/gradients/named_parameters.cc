@@ -32,7 +32,7 @@ NamedParameters MatchNames(const torch::optim::Optimizer& optimizer,
       named.error = "the parameter name " + core::Quoted(name) + " is given twice";
       return named;
     }
-    // Of several names of one tensor (tied weights) the first counts.
+    // The first counts of several names of one tensor (tied weights).
     if (tensor.defined()) name_of.emplace(tensor.unsafeGetTensorImpl(), name);
   }
   std::unordered_set<const void*> seen;

@@ -10,7 +10,8 @@
 
 namespace sirtaki::detail {
 
-// In the order of the optimizer's groups; a tensor that stands in several places counts once.
+// Parameters stand in the order of the optimizer's groups; a tensor that stands in several places
+// counts once.
 struct NamedParameters {
   std::vector<std::string> names;
   std::vector<at::Tensor> parameters;

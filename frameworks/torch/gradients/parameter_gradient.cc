@@ -384,7 +384,7 @@ std::string ParameterGradient::NoteOnGpu(ops::cuda::DeviceWork& work) {
   return under_way_->captured ? kCaptured : noted.message();
 }
 
-// Of a tensor on one: a parameter may have moved there, or to another.
+// Finds the GPU of a tensor on one: a parameter may have moved there, or to another.
 std::string ParameterGradient::FindGpu(const at::Tensor& shaped) {
   if (!IsOnGpu(shaped) || (gpu_ && gpu_->device()->index() == shaped.device().index())) return {};
   gpu_.reset();

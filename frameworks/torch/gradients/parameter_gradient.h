@@ -116,14 +116,14 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // Precondition: the gate was reported by the caller. Hands in a gradient that no backward() has
   // handed in. `averaged`: that of this step was averaged before. Throws what the engine refuses.
   void SubmitMissing(bool averaged);
-  // The same, for the other ranks to learn why there is nothing to average.
+  // Submits a refusal, by which the other ranks learn why there is nothing to average.
   void Refuse(const std::string& why);
   // Waits, and puts the average where the optimizer looks for it. Afterwards the gate is open
   // again, unless the wait was given up. Precondition: the gate is reported. May throw what
   // LibTorch or the user's hook throws. `waits`: of the current streams, which may use the average.
   core::Status Finish(GpuWaits& waits);
-  // The same in steps: Advance does not wait if it is ready. It may then have something else to
-  // wait for; it gives the status when it has finished.
+  // These collect in steps: Advance does not wait if the gradient is ready. It may then have
+  // something else to wait for; it gives the status when it has finished.
   bool ready() const;
   std::optional<core::Status> Advance(GpuWaits& waits);
   core::HandlePtr handle() const;  // what it waits for, if that has one
@@ -225,11 +225,12 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   std::atomic<std::uint64_t> attachments_{0};
   bool takes_part_ = false;
   std::atomic<std::shared_ptr<const Owners>> owners_;  // hooks read them
-  // Of the last gradient that was reduced: sparse dimensions, 0 of a dense one. The same on all
-  // ranks: those that have none reduce nothing in this form.
+  // The sparse dimensions of the last gradient that was reduced, 0 of a dense one, are the same on
+  // all ranks: those that have none reduce nothing in this form.
   std::int64_t sparse_dims_ = 0;
-  // Its part of the bucket that it goes in, which may be a bucket of this gradient alone; null: it
-  // has gone in none yet. Atomic, for the optimizer may end while the hooks run.
+  // The part that the gradient has of the bucket that it goes in, which may be a bucket of this
+  // gradient alone; null: it has gone in none yet. Atomic, for the optimizer may end while the
+  // hooks run.
   std::atomic<std::shared_ptr<BucketPart>> part_;
   bool shared_ = false;
   std::uint64_t averages_ = 0;

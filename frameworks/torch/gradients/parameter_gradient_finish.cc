@@ -96,7 +96,7 @@ core::Status ParameterGradient::Collect(GpuWaits& waits) {
   return {};
 }
 
-// Not ok with a handle that is not done: the wait was given up.
+// Returns a status that is not ok, with a handle that is not done, if the wait was given up.
 core::Status ParameterGradient::Await() {
   if (under_way_->sparse) {
     try {
@@ -110,7 +110,7 @@ core::Status ParameterGradient::Await() {
   }
   const core::HandlePtr handle = this->handle();
   if (!handle) {
-    // Its submission threw in backward(), and the program went on.
+    // The submission threw in backward(), and the program went on.
     return Refused("the reduction of the gradient of " + core::Quoted(what_.name) +
                    " could not be started in backward(), which has thrown the reason");
   }
@@ -140,7 +140,7 @@ void ParameterGradient::ReleasePart() {
   if (bucket.hook && !bucket.assembly.handle()) bucket.hook->End(bucket.assembly.of_one());
 }
 
-// In the form and the place that it now has.
+// Starts the reduction in the form and the place that the gradient now has.
 void ParameterGradient::StartAnew() {
   // It would not be noticed any more that the gradient was written meanwhile.
   const bool written = FoundWritten();
@@ -159,7 +159,7 @@ bool ParameterGradient::StartByItself(const core::Status& status) {
   const bool agreed = status.code() == core::StatusCode::kMismatch ||
                       status.code() == core::StatusCode::kInvalidArgument;
   if (!agreed || !handle() || part_.load()->bucket->assembly.of_one()) return false;
-  // Whose fault a mismatch is nobody knows, and the next bucket would meet it again.
+  // Nobody knows whose fault a mismatch is, and the next bucket would meet it again.
   if (status.code() == core::StatusCode::kMismatch) seen_.stays_out = true;
   TakeOut();
   StartAnew();
@@ -218,7 +218,7 @@ std::optional<core::Status> ParameterGradient::Advance(GpuWaits& waits) {
     if (delivered_) return core::Status::Ok();
     return Refused("the gradient of " + core::Quoted(what_.name) + ": " + now.refused);
   }
-  // Its bucket was taken apart before it was complete: who had made it is gone.
+  // The bucket was taken apart before it was complete: its maker is gone.
   if (now.is_put && part_.load()->bucket->is_apart && !handle()) {
     StartAnew();
     return go_on();

@@ -58,8 +58,9 @@ bool ParameterGradient::LiesInArena(const at::Tensor& tensor) const {
   return gpu_ && gpu_->device()->InArena(tensor.const_data_ptr());
 }
 
-// In its bucket's arena, if there is one and the result may become `.grad` there. False: what lies
-// elsewhere is brought to its place and taken back, which is vacant then all the same.
+// Places the gradient in its bucket's arena, if there is one and the result may become `.grad`
+// there. False: what lies elsewhere is brought to its place and taken back, which is vacant then
+// all the same.
 bool ParameterGradient::PlaceInArena(BucketPart& part) {
   ops::cuda::DeviceWork* const work = part.on_gpu();
   if (!part.place || work == nullptr) return false;
@@ -111,7 +112,7 @@ std::string ParameterGradient::TryGiveMemory(BucketPart& part) {
   } catch (const c10::OutOfMemoryError& error) {
     return WhyNoMemory(error);
   } catch (const std::exception& error) {
-    // On a GPU it may be any failure of the device, which a copy has come upon.
+    // An error on a GPU may be any failure of the device, which a copy has come upon.
     return part.on_gpu() != nullptr ? TextOf(error) : WhyNoMemory(error);
   }
 }

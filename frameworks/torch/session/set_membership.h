@@ -20,7 +20,7 @@ struct SetMembership {
   std::weak_ptr<SessionState> session;
 };
 
-// Who takes part in a call.
+// CallMembers are the ranks that take part in a call.
 struct CallMembers {
   core::SetNumber set = core::kWorldSet;
   core::RankRanges ranks;

@@ -35,7 +35,7 @@ struct Skeleton {
 // Throws what `save` throws.
 Skeleton Survey(const SaveTo& save);
 
-// On the root calls `save`, twice, and on the others `load`. Collective; `call` is what the user
+// Calls `save` on the root, twice, and `load` on the others. Collective; `call` is what the user
 // called, for texts, and `name` the key, empty for the order of calls. What either throws, all
 // ranks throw as InvalidArgument. With one rank neither is called.
 void BroadcastArchive(const SaveTo& save, const LoadFrom& load, int root_rank,

@@ -27,9 +27,9 @@ class ChunkStream {
   // Allocates the buffers; throws if it cannot. `name` empty: matched by call order.
   ChunkStream(std::uint64_t bytes, int root_rank, std::string name, SessionSet set);
 
-  // On the root: the next bytes. They are copied.
+  // Sends the next bytes, which are copied; the root calls it.
   void Send(const void* from, std::uint64_t bytes) noexcept;
-  // On the others.
+  // Receives the next bytes; the others call it.
   void Receive(void* to, std::uint64_t bytes) noexcept;
   // Moves what is missing, its values undefined, and waits.
   void Finish();

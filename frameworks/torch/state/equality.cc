@@ -51,7 +51,7 @@ std::string DigestText(const at::Tensor& tensor) {
   return Hex(&digest, sizeof(digest));
 }
 
-// For each tensor an entry with its name, type and shape, and one with its digest.
+// Makes two entries for each tensor: one with its name, type and shape, and one with its digest.
 std::vector<std::string> DescribeWithDigests(const std::vector<std::string>& names,
                                              const std::vector<at::Tensor>& tensors,
                                              std::string* error) {
@@ -73,7 +73,7 @@ std::vector<std::string> DescribeWithDigests(const std::vector<std::string>& nam
   return list;
 }
 
-// Of every rank, one of the two halves of DescribeWithDigests' entries.
+// A Half is one of the two halves of DescribeWithDigests' entries, of every rank.
 enum class Half { kDescriptions, kDigests };
 Lists Take(const Lists& lists, Half half) {
   Lists taken(lists.size());
@@ -105,7 +105,7 @@ std::vector<std::size_t> Differing(const Lists& digests) {
   return differing;
 }
 
-// As many digits as tell any two numbers of the type apart.
+// Writes as many digits as tell any two numbers of the type apart.
 std::string ElementText(const at::Tensor& element) {
   std::ostringstream text;
   if (element.is_floating_point()) {

@@ -9,8 +9,8 @@
 
 namespace sirtaki::detail {
 
-// By position, as LibTorch's optimizers save their state: a line a group and a parameter. The type
-// of the options tells which optimizer it is, wrapped or not.
+// Describes the optimizer by position, as LibTorch's optimizers save their state: a line a group
+// and a parameter. The type of the options tells which optimizer it is, wrapped or not.
 std::vector<std::string> DescribeOptimizer(const torch::optim::Optimizer& optimizer);
 
 // State and options of the optimizer, by its own save(). It is left as it was; not const because

@@ -46,7 +46,7 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank
     // Before the new state takes its memory.
     optimizer.state().clear();
     torch::serialize::InputArchive archive;
-    // Not to where it was: the root's GPU may be none of this rank's.
+    // The state is loaded on the CPU, not where it was: the root's GPU may be none of this rank's.
     archive.load_from(read, size, c10::kCPU);
     detail::LoadOptimizer(optimizer, archive);
   };

@@ -17,7 +17,7 @@ inline constexpr std::size_t kPoolTensorBytes = 4096;
 // The pool that this session's tensors should lie in; null: none.
 std::shared_ptr<ops::shm::Pool> PoolForTensors(session::Session& session);
 
-// From now on tensors of this process are taken from `pool`; null: as before. What exists stays
+// Takes tensors of this process from `pool` from now on; null: as before. What exists stays
 // where it is, and goes back to where it came from whenever it is freed: the pools that were ever
 // given here must live as long as the process. Not thread-safe, but other threads may allocate and
 // free meanwhile. False if the program has set an allocator of its own, which stays;

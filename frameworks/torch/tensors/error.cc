@@ -52,7 +52,7 @@ const char* version() noexcept {
 namespace detail {
 
 void ThrowStatus(const core::Status& status) {
-  // Not said again at the end of the process's own session; of others the end is returned.
+  // The process's own session does not say it again at its end; other sessions return it.
   if (const auto own = session::DefaultSession()) own->NoteSeen(status);
   const core::Origin& from = status.origin();
   throw Error(static_cast<ErrorCode>(status.code()), status.ToString(),

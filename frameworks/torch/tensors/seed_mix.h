@@ -14,8 +14,8 @@ inline std::uint64_t SplitMix64(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// For rank `rank` of a job. LibTorch's generator for the CPU uses the low 32 bits of a seed only,
-// so these differ between any two ranks: each step on them is a bijection.
+// Returns the seed of rank `rank` of a job. LibTorch's generator for the CPU uses the low 32 bits
+// of a seed only, so these differ between any two ranks: each step on them is a bijection.
 inline std::uint64_t SeedOfRank(std::uint64_t seed, int rank) {
   const std::uint64_t mixed = SplitMix64(seed);
   // The finaliser of MurmurHash3 for 32 bits.

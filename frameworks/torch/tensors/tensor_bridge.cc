@@ -18,7 +18,7 @@ namespace {
 
 constexpr auto kMostDimensions = static_cast<std::int64_t>(core::kMaxDimensions);
 
-// By name: older versions of LibTorch have some of them only.
+// Types are found by name: older versions of LibTorch have some of them only.
 std::optional<core::DType> Float8Of(at::ScalarType type) {
   static constexpr std::array<std::pair<std::string_view, core::DType>, 5> kTypes = {{
       {"Float8_e4m3fn", core::DType::kF8E4M3FN},

@@ -34,10 +34,11 @@ at::Tensor Flat(const at::Tensor& tensor);
 
 // What it says; of LibTorch's own errors, which bring a backtrace along, the first line.
 std::string TextOf(const std::exception& error);
-// Of the exception that is being handled, whatever it is: never empty. Called in a catch block.
+// Returns the text of the exception that is being handled, whatever it is: never empty. Called in a
+// catch block.
 std::string TextOfCurrent();
 
-// For a request's `invalid`, when Flat or an allocation has thrown.
+// Returns what a request's `invalid` says when Flat or an allocation has thrown.
 std::string WhyNoMemory(const std::exception& error);
 
 // Tells autograd that the tensor's memory was overwritten behind its back.
