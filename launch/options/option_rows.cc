@@ -5,6 +5,7 @@
 #include <cctype>
 #include <utility>
 
+#include "core/base/spelling.h"
 #include "core/base/text.h"
 #include "core/config/config_table.h"
 #include "launch/base/max_ranks.h"
@@ -230,6 +231,23 @@ OptionRow Text(std::string name, char letter, std::string value, std::string hel
     return Status::Ok();
   };
   return {std::move(name), letter, std::move(value), std::move(help), apply};
+}
+
+Status ReadSwitch(Given* given) {
+  const auto on = core::ParseBool(given->value);
+  if (!on) {
+    return WrongFlag(*given, Quoted(given->value) + " is not allowed; allowed is true or false");
+  }
+  given->value = *on ? "true" : "false";
+  return Status::Ok();
+}
+
+std::string NearestFlag(const std::string& given, const std::string& dashes) {
+  std::vector<std::string> known;
+  for (const OptionGroup& group : OptionGroups()) {
+    for (const OptionRow& row : group.rows) known.push_back(dashes + row.name);
+  }
+  return core::NearestText(given, known, dashes.size());
 }
 
 Status SetKnob(const Given& given, std::string_view option, const std::string& value,

@@ -22,6 +22,11 @@ struct Given {
 // "from: text" as kInvalidArgument.
 core::Status WrongFlag(const Given& given, const std::string& text);
 
+// Makes a switch's value "true" or "false".
+core::Status ReadSwitch(Given* given);
+// "; the nearest known is --np", or nothing; `dashes` are those that `given` begins with.
+std::string NearestFlag(const std::string& given, const std::string& dashes);
+
 // What stands for the value of flags that take words as a shell does.
 inline constexpr std::string_view kArguments = "ARGS";
 

@@ -7,9 +7,7 @@
 #include <sstream>
 #include <utility>
 
-#include "core/base/spelling.h"
 #include "core/base/text.h"
-#include "core/config/config_table.h"
 #include "launch/base/shell_text.h"
 #include "launch/options/option_rows.h"
 
@@ -22,12 +20,8 @@ using core::StatusCode;
 namespace {
 
 Status Unknown(const std::string& flag) {
-  std::vector<std::string> known;
-  for (const OptionGroup& group : OptionGroups()) {
-    for (const OptionRow& row : group.rows) known.push_back("--" + row.name);
-  }
   return {StatusCode::kInvalidArgument, "unknown flag " + core::Escaped(flag) +
-                                            core::NearestText(flag, known, 2) +
+                                            NearestFlag(flag, "--") +
                                             " (--help lists all; the program's flags go after it)"};
 }
 
@@ -103,10 +97,8 @@ class FlagReader {
               std::vector<Given>* given) {
     Given taken{row.name, "", flag};
     if (row.IsSwitch()) {
-      const auto on = core::ParseBool(value.value_or("true"));
-      if (!on)
-        return WrongFlag(taken, Quoted(*value) + " is not allowed; allowed is true or false");
-      taken.value = *on ? "true" : "false";
+      taken.value = value.value_or("true");
+      if (Status status = ReadSwitch(&taken); !status.ok()) return status;
     } else if (value) {
       taken.value = *value;
     } else if (at_ < args_.size()) {

@@ -10,9 +10,7 @@
 #include <set>
 #include <utility>
 
-#include "core/base/spelling.h"
 #include "core/base/text.h"
-#include "core/config/config_table.h"
 #include "launch/base/shell_text.h"
 #include "launch/options/option_rows.h"
 
@@ -88,7 +86,9 @@ class FileReader {
 
   Status ReadFlag(const std::string& name, const YAML::Mark& mark, const YAML::Node& value) {
     const OptionRow* row = FindRow(name);
-    if (row == nullptr) return Unknown(name, mark);
+    if (row == nullptr) {
+      return Wrong(mark, "there is no flag " + Quoted(name) + NearestFlag(name, ""));
+    }
     for (const std::string_view outside : {"config-file", "check-build", "help", "version"}) {
       if (row->name == outside) return Wrong(mark, Quoted(name) + " is for the command line only");
     }
@@ -113,24 +113,11 @@ class FileReader {
     for (std::string& text : values) {
       Given given{row->name, std::move(text), Place(mark) + ": " + name};
       if (row->IsSwitch()) {
-        const auto on = core::ParseBool(given.value);
-        if (!on) {
-          return WrongFlag(given,
-                           Quoted(given.value) + " is not allowed; allowed is true or false");
-        }
-        given.value = *on ? "true" : "false";
+        if (Status status = ReadSwitch(&given); !status.ok()) return status;
       }
       out_.push_back(std::move(given));
     }
     return Status::Ok();
-  }
-
-  Status Unknown(const std::string& name, const YAML::Mark& mark) const {
-    std::vector<std::string> known;
-    for (const OptionGroup& group : OptionGroups()) {
-      for (const OptionRow& row : group.rows) known.push_back(row.name);
-    }
-    return Wrong(mark, "there is no flag " + Quoted(name) + core::NearestText(name, known));
   }
 
   const std::string& path_;
