@@ -1,8 +1,11 @@
 #include "launch/base/numbered_files.h"
 
-#include <charconv>
+#include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <system_error>
+
+#include "launch/base/shell_text.h"
 
 namespace sirtaki::launch {
 namespace {
@@ -15,11 +18,10 @@ constexpr std::string_view kSuffix = ".json";
 // -1: another name.
 int NumberIn(const std::string& name, std::string_view prefix) {
   if (!name.starts_with(prefix) || !name.ends_with(kSuffix)) return -1;
-  const char* const begin = name.data() + prefix.size();
-  const char* const end = name.data() + name.size() - kSuffix.size();
-  int number = -1;
-  const auto [parsed, error] = std::from_chars(begin, end, number);
-  return error == std::errc() && parsed == end ? number : -1;
+  const std::string_view rest = std::string_view(name).substr(prefix.size());
+  const std::string_view digits =
+      rest.substr(0, rest.size() - std::min(rest.size(), kSuffix.size()));
+  return NumberFrom<int>(digits, 0, std::numeric_limits<int>::max()).value_or(-1);
 }
 
 Status Wrong(const std::string& path, const std::string& what) {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -29,6 +30,13 @@ constexpr std::string_view kLine = "sirtakirun-host ";
 // not found".
 constexpr std::string_view kArrow = " => ";
 constexpr std::string_view kMissing = " => not found";
+// The fields of a report that have one value.
+constexpr std::array<std::pair<std::string_view, std::string HostReport::*>, 5> kFields = {
+    {{"version", &HostReport::version},
+     {"launcher", &HostReport::launcher},
+     {"program", &HostReport::program},
+     {"library", &HostReport::library},
+     {"mpi", &HostReport::mpi}}};
 constexpr auto kLddPatience = std::chrono::seconds(10);
 
 // The name of the file that the path leads to; empty if there is none.
@@ -93,11 +101,7 @@ std::string ReportText(const HostReport& report) {
   const auto add = [&text](std::string_view name, const std::string& value) {
     text.append(kLine).append(name).append(" ").append(core::Escaped(value)).append("\n");
   };
-  add("version", report.version);
-  add("launcher", report.launcher);
-  add("program", report.program);
-  add("library", report.library);
-  add("mpi", report.mpi);
+  for (const auto& [name, field] : kFields) add(name, report.*field);
   for (const std::string& name : report.missing) add("missing", name);
   return text;
 }
@@ -110,11 +114,9 @@ std::optional<HostReport> ReadReport(std::string_view text) {
     const std::size_t space = std::min(line.find(' '), line.size());
     const std::string_view name = line.substr(0, space);
     const std::string value = core::Escaped(Trimmed(line.substr(space)));
-    if (name == "version") report.version = value;
-    if (name == "launcher") report.launcher = value;
-    if (name == "program") report.program = value;
-    if (name == "library") report.library = value;
-    if (name == "mpi") report.mpi = value;
+    for (const auto& [known, field] : kFields) {
+      if (name == known) report.*field = value;
+    }
     if (name == "missing") report.missing.push_back(value);
   }
   if (report.version.empty()) return std::nullopt;
