@@ -150,11 +150,6 @@ Status FromLsf(const std::string& text, Allocation* out) {
 
 }  // namespace
 
-std::string_view BatchSystemName(BatchSystem system) {
-  static constexpr std::string_view kNames[] = {"none", "Slurm", "PBS", "LSF"};
-  return core::NameIn(kNames, system);
-}
-
 Status FindAllocation(const core::EnvironmentView& env, const core::FileReader& read,
                       Allocation* out) {
   Allocation found;

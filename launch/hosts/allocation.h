@@ -15,7 +15,6 @@
 namespace sirtaki::launch {
 
 enum class BatchSystem : std::uint8_t { kNone, kSlurm, kPbs, kLsf };
-std::string_view BatchSystemName(BatchSystem system);  // "Slurm"
 
 struct Allocation {
   BatchSystem system = BatchSystem::kNone;

@@ -4,6 +4,9 @@
 
 #include <map>
 #include <optional>
+#include <string_view>
+
+#include "core/base/text.h"
 
 namespace sirtaki::launch {
 namespace {
@@ -38,7 +41,8 @@ std::string Found(const core::EnvironmentView& env,
       },
       &allocation);
   if (!status.ok()) return status.message();
-  return std::string(BatchSystemName(allocation.system)) + " " + HostsText(allocation.hosts);
+  constexpr std::string_view kNames[] = {"none", "Slurm", "PBS", "LSF"};
+  return std::string(core::NameIn(kNames, allocation.system)) + " " + HostsText(allocation.hosts);
 }
 
 TEST(AllocationTest, ExpandsListsOfNodes) {
