@@ -181,9 +181,22 @@ Kernels KernelsOf() {
   return {ReducePair<Op, T>, ReduceAll<Op, formats::AsItIs<T>, T>};
 }
 
-template <class Op>
-Kernels FloatingKernels(DType dtype) {
+// Order needs signed integers as they are. Arithmetic takes them as unsigned ones: the same bits, and
+// wrapping is defined.
+template <class Op, bool kOrders>
+Kernels KernelsOf(DType dtype) {
+  using std::conditional_t;
   switch (dtype) {
+    case DType::kU8:
+      return KernelsOf<Op, std::uint8_t>();
+    case DType::kI8:
+      return KernelsOf<Op, conditional_t<kOrders, std::int8_t, std::uint8_t>>();
+    case DType::kI16:
+      return KernelsOf<Op, conditional_t<kOrders, std::int16_t, std::uint16_t>>();
+    case DType::kI32:
+      return KernelsOf<Op, conditional_t<kOrders, std::int32_t, std::uint32_t>>();
+    case DType::kI64:
+      return KernelsOf<Op, conditional_t<kOrders, std::int64_t, std::uint64_t>>();
     case DType::kF16:
       return {nullptr, ReduceAll<Op, formats::Float16, float>};
     case DType::kBF16:
@@ -197,52 +210,16 @@ Kernels FloatingKernels(DType dtype) {
   }
 }
 
-// Signed integers as unsigned ones: the same bits, and wrapping is defined.
-template <class Op>
-Kernels ArithmeticKernels(DType dtype) {
-  switch (dtype) {
-    case DType::kU8:
-    case DType::kI8:
-      return KernelsOf<Op, std::uint8_t>();
-    case DType::kI16:
-      return KernelsOf<Op, std::uint16_t>();
-    case DType::kI32:
-      return KernelsOf<Op, std::uint32_t>();
-    case DType::kI64:
-      return KernelsOf<Op, std::uint64_t>();
-    default:
-      return FloatingKernels<Op>(dtype);
-  }
-}
-
-template <class Op>
-Kernels OrderKernels(DType dtype) {
-  switch (dtype) {
-    case DType::kU8:
-      return KernelsOf<Op, std::uint8_t>();
-    case DType::kI8:
-      return KernelsOf<Op, std::int8_t>();
-    case DType::kI16:
-      return KernelsOf<Op, std::int16_t>();
-    case DType::kI32:
-      return KernelsOf<Op, std::int32_t>();
-    case DType::kI64:
-      return KernelsOf<Op, std::int64_t>();
-    default:
-      return FloatingKernels<Op>(dtype);
-  }
-}
-
 Kernels Find(ReduceOp op, DType dtype) {
   switch (op) {
     case ReduceOp::kSum:
-      return ArithmeticKernels<Sum>(dtype);
+      return KernelsOf<Sum, false>(dtype);
     case ReduceOp::kProduct:
-      return ArithmeticKernels<Product>(dtype);
+      return KernelsOf<Product, false>(dtype);
     case ReduceOp::kMin:
-      return OrderKernels<Min>(dtype);
+      return KernelsOf<Min, true>(dtype);
     case ReduceOp::kMax:
-      return OrderKernels<Max>(dtype);
+      return KernelsOf<Max, true>(dtype);
     case ReduceOp::kBitAnd:
       return KernelsOf<BitAnd, std::uint8_t>();
     case ReduceOp::kBitOr:
