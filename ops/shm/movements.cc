@@ -137,76 +137,68 @@ struct Letter {  // of one member to another
   Piece piece[kPieces];
 };
 
-// The slices of this member to one other, in order.
-class Outgoing {
+// What one member gives to another, in order; `Byte` is const for what this one gives.
+template <typename Byte>
+class SliceQueue {
  public:
-  void Add(const void* memory, std::int64_t bytes) {
-    if (bytes > 0) slices_.push_back({static_cast<const std::byte*>(memory), bytes});
+  struct Slice {
+    Byte* memory;
+    std::int64_t bytes;
+  };
+  template <typename Memory>
+  void Add(Memory* memory, std::int64_t bytes) {
+    if (bytes > 0) slices_.push_back({static_cast<Byte*>(memory), bytes});
   }
   bool empty() const { return next_ == slices_.size(); }
-  // Up to `room` bytes go to `frame` from `*used` on.
-  void Write(const SharedChannel& channel, std::int64_t room, std::byte* frame, std::int64_t* used,
-             Letter* letter) {
-    const std::int64_t limit = *used + room;
-    while (!empty() && letter->pieces < static_cast<std::int64_t>(Letter::kPieces)) {
-      Slice& slice = slices_[next_];
-      const std::int64_t place = channel.direct() && slice.bytes >= kWorthTelling
-                                     ? channel.OffsetOf(slice.memory)
-                                     : kPrivate;
-      const std::int64_t bytes =
-          place != kPrivate ? slice.bytes : std::min(slice.bytes, limit - *used);
-      if (bytes == 0) return;
-      letter->piece[letter->pieces++] = {place, *used, bytes};
-      if (place == kPrivate) {
-        Copy(frame + *used, slice.memory, bytes);
-        *used += bytes;
-      }
-      slice.memory += bytes;
-      slice.bytes -= bytes;
-      if (slice.bytes == 0) ++next_;
-    }
+  const Slice& front() const { return slices_[next_]; }
+  // The first bytes of the front are done.
+  void Pass(std::int64_t bytes) {
+    Slice& slice = slices_[next_];
+    slice.memory += bytes;
+    slice.bytes -= bytes;
+    if (slice.bytes == 0) ++next_;
   }
 
  private:
-  struct Slice {
-    const std::byte* memory;
-    std::int64_t bytes;
-  };
   std::vector<Slice> slices_;
   std::size_t next_ = 0;
 };
+using OutgoingPieces = SliceQueue<const std::byte>;
+using IncomingPieces = SliceQueue<std::byte>;
 
-// What this member expects of one other, in order.
-class IncomingPieces {
- public:
-  void Add(void* memory, std::int64_t bytes) {
-    if (bytes > 0) slices_.push_back({static_cast<std::byte*>(memory), bytes});
-  }
-  bool empty() const { return next_ == slices_.size(); }
-  // False: there is more than is expected, or it is to stop.
-  bool Take(const StopSign& stop, const std::byte* from, std::int64_t bytes) {
-    while (bytes > 0) {
-      if (empty()) return false;
-      Slice& slice = slices_[next_];
-      const std::int64_t part = std::min(bytes, slice.bytes);
-      if (!CopyWatching(stop, slice.memory, from, part)) return false;
-      from += part;
-      bytes -= part;
-      slice.memory += part;
-      slice.bytes -= part;
-      if (slice.bytes == 0) ++next_;
+// Up to `room` bytes of what this member gives go to `frame` from `*used` on.
+void Write(OutgoingPieces* out, const SharedChannel& channel, std::int64_t room, std::byte* frame,
+           std::int64_t* used, Letter* letter) {
+  const std::int64_t limit = *used + room;
+  while (!out->empty() && letter->pieces < static_cast<std::int64_t>(Letter::kPieces)) {
+    const auto& slice = out->front();
+    const std::int64_t place = channel.direct() && slice.bytes >= kWorthTelling
+                                   ? channel.OffsetOf(slice.memory)
+                                   : kPrivate;
+    const std::int64_t bytes =
+        place != kPrivate ? slice.bytes : std::min(slice.bytes, limit - *used);
+    if (bytes == 0) return;
+    letter->piece[letter->pieces++] = {place, *used, bytes};
+    if (place == kPrivate) {
+      Copy(frame + *used, slice.memory, bytes);
+      *used += bytes;
     }
-    return true;
+    out->Pass(bytes);
   }
+}
 
- private:
-  struct Slice {
-    std::byte* memory;
-    std::int64_t bytes;
-  };
-  std::vector<Slice> slices_;
-  std::size_t next_ = 0;
-};
+// Takes what has come. False: there is more than is expected, or it is to stop.
+bool Take(IncomingPieces* in, const StopSign& stop, const std::byte* from, std::int64_t bytes) {
+  while (bytes > 0) {
+    if (in->empty()) return false;
+    const std::int64_t part = std::min(bytes, in->front().bytes);
+    if (!CopyWatching(stop, in->front().memory, from, part)) return false;
+    from += part;
+    bytes -= part;
+    in->Pass(part);
+  }
+  return true;
+}
 
 Status Disagree(const SharedChannel& channel, std::size_t member) {
   if (channel.stop().raised()) return channel.stop().why();
@@ -221,7 +213,7 @@ Steps Exchange(Turn& turn, std::vector<OutgoingSlice> outgoing,
   SharedChannel& channel = turn.channel();
   const auto members = static_cast<std::size_t>(channel.size());
   const auto self = static_cast<std::size_t>(channel.self());
-  std::vector<Outgoing> out(members);
+  std::vector<OutgoingPieces> out(members);
   std::vector<IncomingPieces> in(members);
   for (const OutgoingSlice& slice : outgoing) {
     out[static_cast<std::size_t>(slice.member)].Add(slice.memory, slice.bytes);
@@ -247,7 +239,7 @@ Steps Exchange(Turn& turn, std::vector<OutgoingSlice> outgoing,
     bool i_have_more = false;
     for (std::size_t m = 0; m < members; ++m) {
       letter[m].pieces = 0;
-      out[m].Write(channel, room, memory, &used, &letter[m]);
+      Write(&out[m], channel, room, memory, &used, &letter[m]);
       i_have_more = i_have_more || !out[m].empty();
     }
     for (std::size_t m = 0; m < members; ++m) letter[m].more = i_have_more ? 1 : 0;
@@ -266,7 +258,7 @@ Steps Exchange(Turn& turn, std::vector<OutgoingSlice> outgoing,
         const std::byte* const from = piece.place == kPrivate
                                           ? theirs + piece.begin
                                           : channel.At(static_cast<int>(m), piece.place);
-        if (!in[m].Take(channel.stop(), from, piece.bytes)) co_return Disagree(channel, m);
+        if (!Take(&in[m], channel.stop(), from, piece.bytes)) co_return Disagree(channel, m);
       }
       // All must agree on whether there is a last arrival: any letter of anyone counts.
       for (std::size_t other = 0; other < members; ++other) {
