@@ -150,18 +150,12 @@ class ReducingRing final : public Run {
     const Part& given = PartAt(-step_ - 1);
     const Part& taken = PartAt(-step_ - 2);
     ++step_;
-    Exchange(Neighbour(-1), reduces ? scratch_ : At(taken), taken.count * element_bytes_,
-             Neighbour(1), At(given), given.count * element_bytes_);
+    Exchange(MemberAt(-1), reduces ? scratch_ : At(taken), taken.count * element_bytes_,
+             MemberAt(1), At(given), given.count * element_bytes_);
     return true;
   }
 
-  int Neighbour(int offset) const {
-    return party().order[static_cast<std::size_t>((party().position + offset + size()) % size())];
-  }
-  const Part& PartAt(int offset) const {
-    const int n = size();
-    return parts_[static_cast<std::size_t>(((party().position + offset) % n + n) % n)];
-  }
+  const Part& PartAt(int offset) const { return parts_[static_cast<std::size_t>(PlaceAt(offset))]; }
   std::byte* At(const Part& part) const {
     return static_cast<std::byte*>(what_.memory) + part.begin * element_bytes_;
   }
@@ -182,19 +176,12 @@ class GatheringRing final : public Run {
  private:
   bool Next() override {
     if (step_ == size() - 1) return false;
-    const auto given = MemberAt(-step_);
-    const auto taken = MemberAt(-step_ - 1);
+    const auto given = static_cast<std::size_t>(MemberAt(-step_));
+    const auto taken = static_cast<std::size_t>(MemberAt(-step_ - 1));
     ++step_;
-    Exchange(static_cast<int>(MemberAt(-1)), what_.output + what_.offsets[taken],
-             what_.bytes[taken], static_cast<int>(MemberAt(1)), what_.output + what_.offsets[given],
-             what_.bytes[given]);
+    Exchange(MemberAt(-1), what_.output + what_.offsets[taken], what_.bytes[taken], MemberAt(1),
+             what_.output + what_.offsets[given], what_.bytes[given]);
     return true;
-  }
-
-  std::size_t MemberAt(int offset) const {
-    const int n = size();
-    return static_cast<std::size_t>(
-        party().order[static_cast<std::size_t>(((party().position + offset) % n + n) % n)]);
   }
 
   const Gathering what_;
@@ -283,7 +270,7 @@ class Tree final : public Run {
         place == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(n))) : (place & -place);
     const int step = step_++;
     if (step == 0) {
-      if (place > 0) Exchange(MemberAt(place - lowest), memory_, bytes_, -1, nullptr, 0);
+      if (place > 0) Exchange(MemberFromRoot(place - lowest), memory_, bytes_, -1, nullptr, 0);
       return true;
     }
     if (step == 2) return false;
@@ -296,8 +283,10 @@ class Tree final : public Run {
     return true;
   }
 
-  int MemberAt(int place) const { return (place + root_) % size(); }
-  int RankAt(int place) const { return party().ranks[static_cast<std::size_t>(MemberAt(place))]; }
+  int MemberFromRoot(int place) const { return (place + root_) % size(); }
+  int RankAt(int place) const {
+    return party().ranks[static_cast<std::size_t>(MemberFromRoot(place))];
+  }
 
   void* const memory_;
   const std::int64_t bytes_;
