@@ -57,25 +57,21 @@ void HostLanes::StartGroups(std::vector<std::shared_ptr<GroupTask>> groups) {
 
 void HostLanes::AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,
                        core::TimePoint now) {
-  impl_->Enqueue({{nullptr, std::make_shared<const SetChange>(SetChange{
-                                .adds = true,
-                                .set = set,
-                                .members = members,
-                                .rank = impl_->options.rank,
-                                .work = std::move(work),
-                                .since = now,
-                            })}});
+  impl_->EnqueueChange({.adds = true,
+                        .set = set,
+                        .members = members,
+                        .rank = impl_->options.rank,
+                        .work = std::move(work),
+                        .since = now});
 }
 
 void HostLanes::RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) {
-  impl_->Enqueue({{nullptr, std::make_shared<const SetChange>(SetChange{
-                                .adds = false,
-                                .set = set,
-                                .members = {},
-                                .rank = impl_->options.rank,
-                                .work = std::move(work),
-                                .since = now,
-                            })}});
+  impl_->EnqueueChange({.adds = false,
+                        .set = set,
+                        .members = {},
+                        .rank = impl_->options.rank,
+                        .work = std::move(work),
+                        .since = now});
 }
 
 void HostLanes::StartP2p(core::WorkPtr work, core::TimePoint now) {

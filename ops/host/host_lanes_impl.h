@@ -42,6 +42,9 @@ struct HostLanes::Impl : Lane<HostTask> {
 
   // ---- by anyone ----
   void Enqueue(HostTask task) SIRTAKI_EXCLUDES(mutex);
+  void EnqueueChange(SetChange change) {
+    Enqueue({{nullptr, std::make_shared<const SetChange>(std::move(change))}});
+  }
   // Completes the handles of a task that is over, or ends both lanes.
   void Conclude(const HostTask& task, const core::Status& status) SIRTAKI_EXCLUDES(mutex);
   // Ends both lanes, once. `tensor`: of the failure; none for Abandon.

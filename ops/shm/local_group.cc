@@ -93,29 +93,27 @@ Status LocalGroup::Join(const core::RankRanges& ranks, std::span<const std::stri
   ranks_ = ranks;
   bool one_process = true;
   std::size_t next = 0;
-  for (const core::RankRange& range : ranks.ranges()) {
-    for (int rank = range.first; rank <= range.last; ++rank) {
-      const std::string of_rank = "the memory of rank " + std::to_string(rank) + ": ";
-      Announcement theirs;
-      Status status = Deserialize(announcements[next++], &theirs);
-      if (!status.ok()) return {StatusCode::kUnsupported, of_rank + status.message()};
-      Member& member = members_.emplace_back();
-      member.rank = rank;
-      member.process = theirs.process;
-      if (rank == options_.rank) self_ = static_cast<int>(members_.size()) - 1;
-      status = Region::Open(theirs.process, theirs.session, kEnd, &member.session);
-      if (status.ok() &&
-          reinterpret_cast<const Head*>(member.session->base())->token != theirs.token) {
-        status = {StatusCode::kUnsupported, "it belongs to another job"};
-      }
-      if (status.ok() && theirs.pool >= 0) {
-        status = Region::Open(theirs.process, theirs.pool, theirs.pool_bytes, &member.pool);
-      }
-      if (!status.ok()) return {StatusCode::kUnsupported, of_rank + status.message()};
-      if (theirs.process == getpid()) continue;
-      one_process = false;
-      member.process_descriptor = OpenProcess(theirs.process);
+  for (const int rank : ranks.ToVector()) {
+    const std::string of_rank = "the memory of rank " + std::to_string(rank) + ": ";
+    Announcement theirs;
+    Status status = Deserialize(announcements[next++], &theirs);
+    if (!status.ok()) return {StatusCode::kUnsupported, of_rank + status.message()};
+    Member& member = members_.emplace_back();
+    member.rank = rank;
+    member.process = theirs.process;
+    if (rank == options_.rank) self_ = static_cast<int>(members_.size()) - 1;
+    status = Region::Open(theirs.process, theirs.session, kEnd, &member.session);
+    if (status.ok() &&
+        reinterpret_cast<const Head*>(member.session->base())->token != theirs.token) {
+      status = {StatusCode::kUnsupported, "it belongs to another job"};
     }
+    if (status.ok() && theirs.pool >= 0) {
+      status = Region::Open(theirs.process, theirs.pool, theirs.pool_bytes, &member.pool);
+    }
+    if (!status.ok()) return {StatusCode::kUnsupported, of_rank + status.message()};
+    if (theirs.process == getpid()) continue;
+    one_process = false;
+    member.process_descriptor = OpenProcess(theirs.process);
   }
   one_process_ = one_process && options_.threads_share_all;
   return Status::Ok();

@@ -41,13 +41,11 @@ std::string Told(const Status& status, std::string text) {
 
 // The first failure among these ranks.
 Status FailureOf(const core::RankRanges& ranks, const std::vector<std::string>& told) {
-  for (const core::RankRange& range : ranks.ranges()) {
-    for (int rank = range.first; rank <= range.last; ++rank) {
-      const std::string& said = told[static_cast<std::size_t>(rank)];
-      if (said.empty() || said.front() != '+') {
-        return {StatusCode::kUnsupported,
-                "rank " + std::to_string(rank) + ": " + said.substr(said.empty() ? 0 : 1)};
-      }
+  for (const int rank : ranks.ToVector()) {
+    const std::string& said = told[static_cast<std::size_t>(rank)];
+    if (said.empty() || said.front() != '+') {
+      return {StatusCode::kUnsupported,
+              "rank " + std::to_string(rank) + ": " + said.substr(said.empty() ? 0 : 1)};
     }
   }
   return Status::Ok();
@@ -71,10 +69,8 @@ Status HostGroup::Meet(Medium& medium, const ConnectOptions& options, core::Time
     mine = FailureOf(here, told);
     if (mine.ok()) {
       std::vector<std::string> announcements;
-      for (const core::RankRange& range : here.ranges()) {
-        for (int rank = range.first; rank <= range.last; ++rank) {
-          announcements.push_back(told[static_cast<std::size_t>(rank)].substr(1));
-        }
+      for (const int rank : here.ToVector()) {
+        announcements.push_back(told[static_cast<std::size_t>(rank)].substr(1));
       }
       mine = made->group_->Join(here, announcements);
     }
