@@ -85,7 +85,6 @@ Status Load(Library* library) {
   DynamicLibrary driver;
   status = DynamicLibrary::Open({"libcuda.so", {}, {"libcuda.so.1", "libcuda.so"}}, &driver);
   if (!status.ok()) return {status.code(), "no GPU driver was found: " + status.message()};
-  library->driver_path = driver.path();
   if (const char* symbol = TakeDriver(driver, &library->api)) return Missing(driver, symbol);
 
   int devices = 0;

@@ -85,7 +85,6 @@ struct Library {
   Api api{};
   int version = 0;           // of the runtime: 13000 is 13.0
   std::string runtime_path;  // for texts
-  std::string driver_path;
 };
 
 // Each takes its functions from a library, the driver's in the versions that are declared above, and returns the first
