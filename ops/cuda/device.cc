@@ -107,6 +107,13 @@ Device::Scope::~Scope() {
   if (status_.ok()) static_cast<void>(api_.CtxPopCurrent(&popped));
 }
 
+Status CopyBytes(const Api& api, void* to, const void* from, std::int64_t bytes, CopyKind kind,
+                 StreamHandle stream) {
+  if (bytes == 0) return Status::Ok();
+  return Check(api, api.MemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, stream),
+               "cudaMemcpyAsync");
+}
+
 // ---- Event ----
 
 Status Event::Record(StreamHandle stream) const {
@@ -183,6 +190,14 @@ Status EventPool::Take(EventPtr* event) {
     delete taken;
   });
   return Status::Ok();
+}
+
+Status EventPool::Mark(StreamHandle stream, EventPtr* event) {
+  EventPtr taken;
+  Status status = Take(&taken);
+  if (status.ok()) status = taken->Record(stream);
+  if (status.ok()) *event = std::move(taken);
+  return status;
 }
 
 // ---- Stream ----

@@ -73,6 +73,10 @@ class Device {
   std::map<const std::byte*, std::int64_t, std::less<>> arenas_ SIRTAKI_GUARDED_BY(mutex_);
 };
 
+// Puts a copy of that many bytes into the stream; nothing if there are none.
+core::Status CopyBytes(const Api& api, void* to, const void* from, std::int64_t bytes,
+                       CopyKind kind, StreamHandle stream);
+
 // Marks a place in a stream. Its owner alone records and waits; who only looks may be any thread.
 class Event {
  public:
@@ -103,6 +107,8 @@ class EventPool {
   EventPool& operator=(const EventPool&) = delete;
 
   core::Status Take(EventPtr* event);
+  // Takes one that marks where the stream is now.
+  core::Status Mark(StreamHandle stream, EventPtr* event);
 
  private:
   struct Shared {

@@ -41,8 +41,7 @@ Status NoteReady(EventPool& events, StreamHandle stream, DeviceWork* work) {
   if (!scope.status().ok()) return scope.status();
   Status status = CheckNotCaptured(work->device->api(), stream);
   EventPtr ready;
-  if (status.ok()) status = events.Take(&ready);
-  if (status.ok()) status = ready->Record(stream);
+  if (status.ok()) status = events.Mark(stream, &ready);
   if (!status.ok()) return status;
   work->ready = std::move(ready);
   work->producer = stream;

@@ -11,10 +11,6 @@ using core::StatusCode;
 
 bool Sends(const core::Work& work) { return work.request.signature()->kind == core::OpKind::kSend; }
 
-P2pHeader HeaderOf(const core::Work& work) {
-  return {work.request.signature()->dtype, work.request.signature()->shape};
-}
-
 // True once the operation has finished well, or there is none; false with its error in `*status`.
 bool HasFinished(const std::unique_ptr<Completion>& operation, Status* status) {
   if (operation == nullptr) return true;

@@ -65,6 +65,10 @@ std::string P2pHeader::ToString() const {
   return text + "]";
 }
 
+P2pHeader HeaderOf(const core::Work& work) {
+  return {work.request.signature()->dtype, work.request.signature()->shape};
+}
+
 P2pHeaderBytes Encode(const P2pHeader& header) {
   P2pHeaderBytes bytes{};
   Put(bytes, kBytesAt, static_cast<std::uint64_t>(header.bytes()), 8);

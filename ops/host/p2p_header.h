@@ -10,6 +10,7 @@
 
 #include "core/base/status.h"
 #include "core/base/types.h"
+#include "core/engine/work.h"
 #include "core/protocol/wire.h"
 
 namespace sirtaki::ops {
@@ -23,6 +24,8 @@ struct P2pHeader {
   std::string ToString() const;  // "float32 [3, 4]"
   bool operator==(const P2pHeader&) const = default;
 };
+// The header of a send, or the one that a receive expects.
+P2pHeader HeaderOf(const core::Work& work);
 
 // Every header has the same length, as the medium tells no other (little endian):
 //   u32 kMessageMagic | u8 dtype | u8 dimensions | u16 0 | i64 bytes | i64 × kMaxDimensions

@@ -100,7 +100,7 @@ bool Arena::MarkReaders(std::vector<cuda::EventPtr>* behind) {
       return false;
     }
     cuda::EventPtr event;
-    if (!events_.Take(&event).ok() || !event->Record(stream).ok()) return false;
+    if (!events_.Mark(stream, &event).ok()) return false;
     behind->push_back(std::move(event));
   }
   return true;

@@ -96,8 +96,7 @@ Status DeviceLane::Impl::Launch(const DeviceTask& task, cuda::EventPtr* inputs) 
 }
 
 Status DeviceLane::Impl::MarkEnd(InFlight launched) {
-  Status status = events->Take(&launched.done);
-  if (status.ok()) status = launched.done->Record(stream->handle());
+  Status status = events->Mark(stream->handle(), &launched.done);
   if (!status.ok()) return status;
   for (const GroupItem& item : launched.group->items) {
     if (item.work != nullptr) cuda::AsDeviceWork(*item.work).done = launched.done;

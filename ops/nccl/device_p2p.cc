@@ -131,23 +131,16 @@ bool DeviceP2p::Impl::AwaitWork() {
 }
 
 Status DeviceP2p::Impl::Copy(Message& message, cuda::Stream& stream, cuda::CopyKind kind) {
-  const cuda::Api& cuda = options.device->api();
   const cuda::EventPtr& ready = cuda::AsDeviceWork(*message.work).ready;
   Status status = ready != nullptr ? ready->Block(stream.handle()) : Status::Ok();
   const bool sends = message.sends();
   void* const to = sends ? message.host->output : message.work->output;
   const void* const from = sends ? message.work->input : message.host->input;
   if (status.ok()) {
-    status = cuda::Check(cuda,
-                         cuda.MemcpyAsync(to, from, static_cast<std::size_t>(message.bytes()), kind,
-                                          stream.handle()),
-                         "cudaMemcpyAsync");
+    status =
+        cuda::CopyBytes(options.device->api(), to, from, message.bytes(), kind, stream.handle());
   }
-  cuda::EventPtr copied;
-  if (status.ok()) status = events->Take(&copied);
-  if (status.ok()) status = copied->Record(stream.handle());
-  if (status.ok()) message.copied = std::move(copied);
-  return status;
+  return status.ok() ? events->Mark(stream.handle(), &message.copied) : status;
 }
 
 // The host may read it, or write to it.

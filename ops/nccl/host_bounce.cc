@@ -25,21 +25,10 @@ std::int64_t Place(std::int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-Status Copy(const HostBounceContext& context, void* to, const void* from, std::int64_t bytes,
-            CopyKind kind) {
-  if (bytes == 0) return Status::Ok();
-  const cuda::Api& cuda = context.stream.device().api();
-  return cuda::Check(
-      cuda,
-      cuda.MemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, context.stream.handle()),
-      "cudaMemcpyAsync");
-}
-
 // Returns when the device has come here.
 Status AwaitStream(const HostBounceContext& context) {
   cuda::EventPtr event;
-  Status status = context.events.Take(&event);
-  if (status.ok()) status = event->Record(context.stream.handle());
+  Status status = context.events.Mark(context.stream.handle(), &event);
   if (!status.ok()) return status;
   return context.await([&event](bool* over) { return event->Poll(over); });
 }
@@ -83,6 +72,7 @@ std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostBouncePtr* b
 
 Status BounceThroughHost(const HostBounceContext& context, const GroupTask& group,
                          HostBounce& bounce) {
+  const cuda::Api& cuda = context.stream.device().api();
   std::int64_t bytes = 0;
   for (const GroupItem& item : group.items) bytes += Place(BytesOfItem(item));
   void* memory = nullptr;
@@ -94,7 +84,8 @@ Status BounceThroughHost(const HostBounceContext& context, const GroupTask& grou
     bounce.works[i]->input = next;
     bounce.works[i]->output = next;
     if (const void* const input = ReducedInput(item)) {
-      status = Copy(context, next, input, BytesOfItem(item), CopyKind::kDeviceToHost);
+      status = cuda::CopyBytes(cuda, next, input, BytesOfItem(item), CopyKind::kDeviceToHost,
+                               context.stream.handle());
     }
     next += Place(BytesOfItem(item));
   }
@@ -103,8 +94,9 @@ Status BounceThroughHost(const HostBounceContext& context, const GroupTask& grou
   bounce.there->store(true, std::memory_order_release);
   status = AwaitHost(context, bounce);
   for (std::size_t i = 0; i < group.items.size() && status.ok(); ++i) {
-    status = Copy(context, group.items[i].work->output, bounce.works[i]->output,
-                  BytesOfItem(group.items[i]), CopyKind::kHostToDevice);
+    status = cuda::CopyBytes(cuda, group.items[i].work->output, bounce.works[i]->output,
+                             BytesOfItem(group.items[i]), CopyKind::kHostToDevice,
+                             context.stream.handle());
   }
   // The pages serve the next group.
   return status.ok() ? AwaitStream(context) : status;

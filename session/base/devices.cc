@@ -52,12 +52,10 @@ Status Gpu::Copy(const GpuLibraries& libraries, core::DType dtype, const void* f
   if (count == 0 || (factor == 1.0 && from == to)) return Status::Ok();
   const cuda::Device::Scope scope(*device_);
   if (!scope.status().ok()) return scope.status();
-  const cuda::Api& api = device_->api();
   if (factor == 1.0) {
-    const std::size_t bytes = static_cast<std::size_t>(count) * core::SizeOf(dtype);
-    return cuda::Check(api,
-                       api.MemcpyAsync(to, from, bytes, cuda::CopyKind::kDeviceToDevice, stream),
-                       "cudaMemcpyAsync");
+    const std::int64_t bytes = count * static_cast<std::int64_t>(core::SizeOf(dtype));
+    return cuda::CopyBytes(device_->api(), to, from, bytes, cuda::CopyKind::kDeviceToDevice,
+                           stream);
   }
   if (libraries.kernels == nullptr) return {StatusCode::kUnsupported, libraries.why_no_kernels};
   core::MutexLock lock(mutex_);
@@ -72,8 +70,7 @@ Status Gpu::Copy(const GpuLibraries& libraries, core::DType dtype, const void* f
 Status Gpu::Mark(cuda::StreamHandle stream, cuda::EventPtr* event) {
   const cuda::Device::Scope scope(*device_);  // whose default stream it may be
   if (!scope.status().ok()) return scope.status();
-  Status status = events_.Take(event);
-  return status.ok() ? (*event)->Record(stream) : status;
+  return events_.Mark(stream, event);
 }
 
 Status Devices::Find(int index, std::shared_ptr<Gpu>* gpu) {

@@ -29,10 +29,6 @@ bool IsOnGpu(const core::Work& work) {
   return work.request.signature()->device == core::DeviceKind::kCuda;
 }
 
-ops::P2pHeader HeaderOf(const core::Work& work) {
-  return {work.request.signature()->dtype, work.request.signature()->shape};
-}
-
 cuda::CopyKind KindOf(const core::Work& send, const core::Work& receive) {
   if (!IsOnGpu(send)) return cuda::CopyKind::kHostToDevice;
   return IsOnGpu(receive) ? cuda::CopyKind::kDeviceToDevice : cuda::CopyKind::kDeviceToHost;
@@ -87,20 +83,15 @@ Status SingleProcessP2p::CopyOnGpu(const core::WorkPtr& send, const core::WorkPt
   status = AwaitProducer(*send, *copier.stream);
   if (status.ok()) status = AwaitProducer(*receive, *copier.stream);
   if (status.ok()) {
-    const auto bytes = static_cast<std::size_t>(HeaderOf(*send).bytes());
-    status = cuda::Check(device->api(),
-                         device->api().MemcpyAsync(receive->output, send->input, bytes,
-                                                   KindOf(*send, *receive), stream),
-                         "cudaMemcpyAsync");
+    status = cuda::CopyBytes(device->api(), receive->output, send->input,
+                             ops::HeaderOf(*send).bytes(), KindOf(*send, *receive), stream);
   }
-  if (status.ok()) status = copier.events->Take(end);
-  if (status.ok()) status = (*end)->Record(stream);
-  return status;
+  return status.ok() ? copier.events->Mark(stream, end) : status;
 }
 
 Status SingleProcessP2p::Deliver(const core::WorkPtr& send, const core::WorkPtr& receive) {
-  const ops::P2pHeader sent = HeaderOf(*send);
-  const ops::P2pHeader expected = HeaderOf(*receive);
+  const ops::P2pHeader sent = ops::HeaderOf(*send);
+  const ops::P2pHeader expected = ops::HeaderOf(*receive);
   if (sent != expected) {
     return {StatusCode::kMismatch,
             "receive from rank 0, tag " + std::to_string(receive->tag) + ": expected " +
