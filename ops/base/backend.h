@@ -164,11 +164,6 @@ class Backend : public AllReducer, public Backends {
   virtual std::unique_ptr<Completion> AllGatherV(Channel channel, const void* input, void* output,
                                                  std::span<const std::int64_t> bytes) = 0;
 
-  // `input` and `output` hold a part of `bytes` bytes for each member: part j of member i's input
-  // becomes part i of member j's output. The memories are disjoint.
-  virtual std::unique_ptr<Completion> AllToAll(Channel channel, const void* input, void* output,
-                                               std::int64_t bytes) = 0;
-
   // ---- of backends that scale what they reduce on its way ----
 
   // Whether AllReduceScaled is there on this channel; the same on all members.

@@ -30,9 +30,6 @@ constexpr auto kNap = std::chrono::milliseconds(50);
 
 constexpr std::int64_t kLineBytes = 64;
 
-// A sum that is divided afterwards.
-ReduceOp Combining(ReduceOp op) { return op == ReduceOp::kAverage ? ReduceOp::kSum : op; }
-
 fusion::FusedVector Fuse(std::span<const Segment> segments, const SegmentReduction& how,
                          std::int64_t chunk_bytes) {
   std::vector<fusion::Piece> pieces;

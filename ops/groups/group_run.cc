@@ -135,11 +135,9 @@ std::unique_ptr<GroupRun> GroupRun::Make(const GroupTaskPtr& task, Staging& stag
     case core::OpKind::kAllGatherInto:
       return MakeAllGatherIntoRun(context);
     case core::OpKind::kGather:
-      return MakeGatherRun(context);
     case core::OpKind::kScatter:
-      return MakeScatterRun(context);
     case core::OpKind::kAllToAll:
-      return MakeAllToAllRun(context);
+      return MakeExchangeRun(context);
     case core::OpKind::kBarrier:
       return std::make_unique<BarrierRun>(context);
     case core::OpKind::kMakeArena:

@@ -20,13 +20,6 @@ using core::DType;
 using core::OpKind;
 using core::ReduceOp;
 
-// A sum that is divided afterwards.
-ReduceOp Combining(ReduceOp op) { return op == ReduceOp::kAverage ? ReduceOp::kSum : op; }
-
-bool KeepsResult(const GroupTask& task) {
-  return task.signature().kind != OpKind::kReduce || task.rank == task.signature().root;
-}
-
 fusion::FusedVector FuseReduced(const GroupTask& task, DType moved,
                                 const fusion::Cutting& cutting) {
   const Elements elements = ElementsOf(task.signature());
@@ -191,7 +184,8 @@ class HalfReduceRun : public GroupRun {
       vector_.Load(*window, whole, factors_.load);
       const std::int64_t filling = members() * chunk / kElementBytes - window->count;
       FillIdentity(op_, vector_.moved(), whole + window->count * kElementBytes, filling);
-      Begin([&] { return backend_.AllToAll(channel(), whole, parts, chunk); });
+      slices_.GiveParts(whole, parts, chunk, self(), members());
+      Begin([&] { return slices_.Exchange(backend_, channel()); });
       step_ = Step::kGather;
     } else {
       trace_.Reduce();

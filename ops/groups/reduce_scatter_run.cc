@@ -55,31 +55,27 @@ class ReduceScatterRun : public GroupRun {
     shares_.reserve(active().size());
     for (const std::int64_t m : active()) {
       if (m == self()) own_ = shares_.size();
-      shares_.push_back(ShareOf(m, cutting));
+      shares_.push_back(FuseShare(m, cutting));
       window_bytes_ = std::max(window_bytes_, shares_.back().staging_bytes());
       rounds_ = std::max(rounds_, shares_.back().windows().size());
     }
   }
 
  private:
-  fusion::FusedVector ShareOf(std::int64_t member, const fusion::Cutting& cutting) const {
-    const Elements elements = ElementsOf(task()->signature());
+  fusion::FusedVector FuseShare(std::int64_t member, const fusion::Cutting& cutting) const {
+    const DType element = ElementsOf(task()->signature()).dtype;
     std::vector<fusion::Piece> pieces;
     pieces.reserve(task()->items.size());
     for (const GroupItem& item : task()->items) {
-      const std::vector<std::int64_t>& shape = item.signature->shape;
-      const std::int64_t rows = shape.empty() ? 0 : shape.front();
-      const std::int64_t row =
-          rows == 0 ? 0 : item.signature->ElementCount() / rows * elements.of_each;
-      fusion::Piece piece{.count = core::RowsOf(rows, members(), member) * row};
+      const Share share = ops::ShareOf(item, members(), member);
+      fusion::Piece piece{.count = share.count};
       if (const void* input = ReducedInput(item); input != nullptr) {
-        piece.input = static_cast<const std::byte*>(input) +
-                      core::FirstRowOf(rows, members(), member) * row * BytesOf(elements.dtype);
+        piece.input = static_cast<const std::byte*>(input) + share.first * BytesOf(element);
       }
       if (member == self() && item.work != nullptr) piece.output = item.work->output;
       pieces.push_back(piece);
     }
-    return {elements.dtype, moved_, std::move(pieces), cutting, IdentityOf(op_, moved_)};
+    return {element, moved_, std::move(pieces), cutting, IdentityOf(op_, moved_)};
   }
 
   bool Next() override {
@@ -127,9 +123,6 @@ class ReduceScatterRun : public GroupRun {
         [&] { return backend_.ReduceScatter(channel(), parts, counts_, moved_, Combining(op_)); });
     return true;
   }
-
-  // A sum that is divided afterwards.
-  static ReduceOp Combining(ReduceOp op) { return op == ReduceOp::kAverage ? ReduceOp::kSum : op; }
 
   void Give(std::size_t taker, std::byte* parts) {
     const fusion::FusedVector& share = shares_[taker];

@@ -25,6 +25,15 @@ const void* ReducedInput(const GroupItem& item) {
   return all_absent ? nullptr : item.work->input;
 }
 
+Share ShareOf(const GroupItem& item, std::int64_t members, std::int64_t member) {
+  const std::vector<std::int64_t>& shape = item.signature->shape;
+  const std::int64_t rows = shape.empty() ? 0 : shape.front();
+  if (rows == 0) return {};
+  const std::int64_t row =
+      item.signature->ElementCount() / rows * ElementsOf(*item.signature).of_each;
+  return {core::FirstRowOf(rows, members, member) * row, core::RowsOf(rows, members, member) * row};
+}
+
 bool ScalesBeforeFilling(const core::Signature& signature) {
   const core::ReduceOp op = signature.reduction;
   return signature.prescale != 1.0 && op != core::ReduceOp::kSum &&

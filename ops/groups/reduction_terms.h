@@ -21,6 +21,23 @@ Elements ElementsOf(const core::Signature& signature);
 // What adds nothing to a reduction, as an element of the type.
 fusion::Identity IdentityOf(core::ReduceOp op, core::DType dtype);
 
+// The operation that combines: an average is a sum that is divided afterwards.
+inline core::ReduceOp Combining(core::ReduceOp op) {
+  return op == core::ReduceOp::kAverage ? core::ReduceOp::kSum : op;
+}
+
+// Whether the result is this rank's: of a reduce it is the root's alone.
+inline bool KeepsResult(const GroupTask& task) {
+  return task.signature().kind != core::OpKind::kReduce || task.rank == task.signature().root;
+}
+
+// A member's rows of a tensor that is reduced and scattered.
+struct Share {
+  std::int64_t first = 0;  // of their elements
+  std::int64_t count = 0;
+};
+Share ShareOf(const GroupItem& item, std::int64_t members, std::int64_t member);
+
 // What this rank gives to a reduction: null if it has joined or has no gradient this time.
 const void* ReducedInput(const GroupItem& item);
 

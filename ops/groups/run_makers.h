@@ -13,8 +13,7 @@ std::unique_ptr<GroupRun> MakeAdasumRun(const RunContext& context);
 std::unique_ptr<GroupRun> MakeBroadcastRun(const RunContext& context);
 std::unique_ptr<GroupRun> MakeAllGatherRun(const RunContext& context);
 std::unique_ptr<GroupRun> MakeAllGatherIntoRun(const RunContext& context);
-std::unique_ptr<GroupRun> MakeGatherRun(const RunContext& context);
-std::unique_ptr<GroupRun> MakeScatterRun(const RunContext& context);
-std::unique_ptr<GroupRun> MakeAllToAllRun(const RunContext& context);
+std::unique_ptr<GroupRun> MakeExchangeRun(
+    const RunContext& context);  // gather, scatter, all-to-all
 
 }  // namespace sirtaki::ops

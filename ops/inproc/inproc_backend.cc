@@ -108,12 +108,6 @@ class InprocBackend : public Backend {
                           .bytes = {bytes.begin(), bytes.end()}});
   }
 
-  std::unique_ptr<Completion> AllToAll(Channel channel, const void* input, void* output,
-                                       std::int64_t bytes) override {
-    return Meet(channel,
-                {.call = Call::kAllToAll, .input = input, .output = output, .count = bytes});
-  }
-
   std::unique_ptr<Completion> Exchange(Channel channel, std::span<const OutgoingSlice> outgoing,
                                        std::span<const IncomingSlice> incoming) override {
     return Meet(channel, {.call = Call::kExchange,

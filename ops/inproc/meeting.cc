@@ -14,14 +14,6 @@ void Copy(void* to, const void* from, std::int64_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
-std::byte* Part(void* base, std::size_t index, std::int64_t bytes) {
-  return static_cast<std::byte*>(base) + static_cast<std::int64_t>(index) * bytes;
-}
-
-const std::byte* Part(const void* base, std::size_t index, std::int64_t bytes) {
-  return static_cast<const std::byte*>(base) + static_cast<std::int64_t>(index) * bytes;
-}
-
 // Reduces in the order of the ranks, block by block so that the result is still in the cache when
 // it is copied: to the root alone, or to all.
 void Reduce(const std::vector<Deposit>& members) {
@@ -142,8 +134,6 @@ std::string Deposit::ToString() const {
       }
       return text + "]";
     }
-    case Call::kAllToAll:
-      return "all-to-all of parts of " + std::to_string(count) + " bytes";
     case Call::kExchange:
       return "exchange of " + std::to_string(outgoing.size()) + " slices out and " +
              std::to_string(incoming.size()) + " in";
@@ -171,14 +161,6 @@ core::Status CarryOut(const std::vector<Deposit>& deposits, const core::RankRang
           const std::int64_t bytes = first.call == Call::kAllGather ? first.count : first.bytes[m];
           Copy(to, deposits[m].input, bytes);
           if (bytes > 0) to += bytes;
-        }
-      }
-      break;
-    case Call::kAllToAll:
-      for (std::size_t to = 0; to < deposits.size(); ++to) {
-        for (std::size_t from = 0; from < deposits.size(); ++from) {
-          Copy(Part(deposits[to].output, from, first.count),
-               Part(deposits[from].input, to, first.count), first.count);
         }
       }
       break;

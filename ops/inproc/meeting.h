@@ -22,14 +22,13 @@ struct Deposit {
     kBroadcast,
     kAllGather,
     kAllGatherV,
-    kAllToAll,
     kExchange,
   };
 
   Call call = Call::kAllReduce;
-  const void* input = nullptr;  // gathers and all-to-all
+  const void* input = nullptr;  // gathers
   void* output = nullptr;       // the buffer of reductions and broadcast
-  std::int64_t count = 0;  // elements of reductions; bytes of broadcast, all-gather, all-to-all
+  std::int64_t count = 0;       // elements of reductions; bytes of broadcast and all-gather
   core::DType dtype = core::DType::kU8;
   core::ReduceOp op = core::ReduceOp::kSum;
   int root = -1;

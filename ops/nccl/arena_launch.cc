@@ -2,7 +2,8 @@
 // whether they have the memory, and how NCCL knows it; what one of them lacks, none uses. There
 // they also give up the arenas that none of them has a use for.
 #include <array>
-#include <cstring>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,47 +18,17 @@ using core::Status;
 
 // Each word becomes the least that any member says, when the device has come here.
 Status AgreeOnLeast(const LaunchContext& context, std::vector<std::int32_t>* words) {
-  const std::size_t bytes = words->size() * sizeof(std::int32_t);
-  void* host = nullptr;
-  Status status = context.host.Reserve(static_cast<std::int64_t>(bytes), &host);
-  std::byte* device = nullptr;
-  if (status.ok()) status = context.staging.Reserve(static_cast<std::int64_t>(bytes), &device);
-  if (!status.ok()) return status;
-  std::memcpy(host, words->data(), bytes);
-  const cuda::Api& cuda = context.stream.device().api();
-  const cuda::StreamHandle stream = context.stream.handle();
-  status = cuda::Check(cuda,
-                       cuda.MemcpyAsync(device, host, bytes, cuda::CopyKind::kHostToDevice, stream),
-                       "cudaMemcpyAsync");
-  if (status.ok()) {
-    status = context.communicator.Run(
-        "ncclAllReduce",
-        [&](CommHandle comm) {
-          return context.communicator.api().AllReduce(device, device, words->size(),
-                                                      DataType::kInt32, RedOp::kMin, comm, stream);
-        },
-        context.patience);
-  }
-  if (status.ok()) {
-    status = cuda::Check(
-        cuda, cuda.MemcpyAsync(host, device, bytes, cuda::CopyKind::kDeviceToHost, stream),
-        "cudaMemcpyAsync");
-  }
-  cuda::EventPtr event;
-  if (status.ok()) status = context.events.Take(&event);
-  if (status.ok()) status = event->Record(stream);
-  if (status.ok()) status = context.await(*event);
-  if (status.ok()) std::memcpy(words->data(), host, bytes);
-  return status;
+  return context.Ask(*words, words, [&](const std::byte* from, std::byte* to) {
+    return context.Call("ncclAllReduce", &Api::AllReduce, from, to, words->size(), DataType::kInt32,
+                        RedOp::kMin);
+  });
 }
 
 // Before the memory of an arena is taken, which may be the last that there is.
 Status ReserveForAgreement(const LaunchContext& context, std::size_t words) {
-  const auto bytes = static_cast<std::int64_t>(words * sizeof(std::int32_t));
-  void* host = nullptr;
+  std::byte* host = nullptr;
   std::byte* device = nullptr;
-  Status status = context.host.Reserve(bytes, &host);
-  return status.ok() ? context.staging.Reserve(bytes, &device) : status;
+  return context.ReserveToAsk(2 * words * sizeof(std::int32_t), &host, &device);
 }
 
 // Those that all members have retired.

@@ -1,6 +1,7 @@
 #include "ops/nccl/group_launch.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 namespace sirtaki::ops::nccl {
@@ -36,6 +37,64 @@ Status LaunchKind(const LaunchContext& context, const GroupTask& task) {
 
 }  // namespace
 
+bool HasFailed(Result result) {
+  return result != Result::kSuccess && result != Result::kInProgress;
+}
+
+Status LaunchContext::Exchange(const std::vector<OutgoingSlice>& outgoing,
+                               const std::vector<IncomingSlice>& incoming) const {
+  if (outgoing.empty() && incoming.empty()) return Status::Ok();
+  return communicator.RunGroup(
+      "ncclSend and ncclRecv",
+      [&](CommHandle comm) {
+        const Api& calls = communicator.api();
+        for (const OutgoingSlice& slice : outgoing) {
+          const Result result = calls.Send(slice.memory, static_cast<std::size_t>(slice.bytes),
+                                           DataType::kUint8, slice.member, comm, stream.handle());
+          if (HasFailed(result)) return result;
+        }
+        for (const IncomingSlice& slice : incoming) {
+          const Result result = calls.Recv(slice.memory, static_cast<std::size_t>(slice.bytes),
+                                           DataType::kUint8, slice.member, comm, stream.handle());
+          if (HasFailed(result)) return result;
+        }
+        return Result::kSuccess;
+      },
+      patience);
+}
+
+Status LaunchContext::ReserveToAsk(std::size_t bytes, std::byte** pages, std::byte** device) const {
+  void* pinned = nullptr;
+  Status status = host.Reserve(static_cast<std::int64_t>(bytes), &pinned);
+  *pages = static_cast<std::byte*>(pinned);
+  return status.ok() ? staging.Reserve(static_cast<std::int64_t>(bytes), device) : status;
+}
+
+Status LaunchContext::AskBytes(
+    std::span<const std::byte> own, std::span<std::byte> told,
+    const std::function<Status(const std::byte* from, std::byte* to)>& call) const {
+  std::byte* pages = nullptr;
+  std::byte* device = nullptr;
+  Status status = ReserveToAsk(own.size() + told.size(), &pages, &device);
+  if (!status.ok()) return status;
+  std::memcpy(pages, own.data(), own.size());
+  const cuda::Api& cuda = stream.device().api();
+  std::byte* const answer = device + own.size();
+  status = cuda::CopyBytes(cuda, device, pages, static_cast<std::int64_t>(own.size()),
+                           cuda::CopyKind::kHostToDevice, stream.handle());
+  if (status.ok()) status = call(device, answer);
+  if (status.ok()) {
+    status =
+        cuda::CopyBytes(cuda, pages + own.size(), answer, static_cast<std::int64_t>(told.size()),
+                        cuda::CopyKind::kDeviceToHost, stream.handle());
+  }
+  cuda::EventPtr event;
+  if (status.ok()) status = events.Mark(stream.handle(), &event);
+  if (status.ok()) status = await(*event);
+  if (status.ok()) std::memcpy(told.data(), pages + own.size(), told.size());
+  return status;
+}
+
 Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task) {
   const cuda::Event* last = nullptr;
   std::vector<cuda::EventPtr> seen;  // which the parts of a bucket have in common
@@ -58,8 +117,7 @@ Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task) {
 Status LaunchGroup(const LaunchContext& context, const GroupTask& task) {
   Status status = AwaitProducers(context.stream, task);
   if (status.ok() && context.inputs != nullptr) {
-    status = context.events.Take(context.inputs);
-    if (status.ok()) status = (*context.inputs)->Record(context.stream.handle());
+    status = context.events.Mark(context.stream.handle(), context.inputs);
   }
   return status.ok() ? LaunchKind(context, task) : status;
 }

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "core/base/status.h"
 #include "core/protocol/request.h"
@@ -37,7 +39,37 @@ struct LaunchContext {
   std::function<core::Status()> drained;
   // Marks where the inputs are there; null: nobody wants to know.
   cuda::EventPtr* inputs = nullptr;
+
+  // One of NCCL's calls, in the lane's stream.
+  template <typename Function, typename... Arguments>
+  core::Status Call(const char* name, Function Api::*function, Arguments... arguments) const {
+    return communicator.Run(
+        name,
+        [&](CommHandle comm) {
+          return (communicator.api().*function)(arguments..., comm, stream.handle());
+        },
+        patience);
+  }
+  // Sends and receives between the members, as one group of NCCL's.
+  core::Status Exchange(const std::vector<OutgoingSlice>& outgoing,
+                        const std::vector<IncomingSlice>& incoming) const;
+  // Takes `own` to the device, has `call(from, to)` put there what the members make of it, and brings
+  // that back into `told`: ranks of a lane meet on the device.
+  template <typename Number>
+  core::Status Ask(
+      const std::vector<Number>& own, std::vector<Number>* told,
+      const std::function<core::Status(const std::byte* from, std::byte* to)>& call) const {
+    return AskBytes(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(*told)), call);
+  }
+  core::Status AskBytes(
+      std::span<const std::byte> own, std::span<std::byte> told,
+      const std::function<core::Status(const std::byte* from, std::byte* to)>& call) const;
+  // Makes sure of the memory for an Ask of that many bytes.
+  core::Status ReserveToAsk(std::size_t bytes, std::byte** host, std::byte** device) const;
 };
+
+// Whether a call of a group has gone wrong.
+bool HasFailed(Result result);
 
 // The stream waits for whoever makes the tensors, not this thread.
 core::Status AwaitProducers(const cuda::Stream& stream, const GroupTask& task);

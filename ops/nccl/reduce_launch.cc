@@ -95,55 +95,32 @@ std::vector<std::int64_t> Starts(const std::vector<std::int64_t>& counts, DType 
 }
 
 bool KeepsResult(const GroupTask& task, const GroupItem& item) {
-  const bool here = task.signature().kind != OpKind::kReduce || task.rank == task.signature().root;
-  return here && item.work != nullptr;
-}
-
-int RootOf(const GroupTask& task) {
-  return static_cast<int>(task.members->IndexOf(task.signature().root));
+  return ops::KeepsResult(task) && item.work != nullptr;
 }
 
 // `count` elements as they travel.
 Status Combine(const LaunchContext& context, const GroupTask& task, const Travel& travel,
                const void* from, void* to, std::int64_t count) {
-  const Api& api = context.communicator.api();
   const auto elements = static_cast<std::size_t>(count);
   const DataType type = DataTypeOf(travel.moved);
-  if (task.signature().kind == OpKind::kReduce) {
-    return context.communicator.Run(
-        "ncclReduce",
-        [&](CommHandle comm) {
-          return api.Reduce(from, to, elements, type, travel.nccl_op, RootOf(task), comm,
-                            context.stream.handle());
-        },
-        context.patience);
+  if (task.signature().kind == OpKind::kAllReduce) {
+    return context.Call("ncclAllReduce", &Api::AllReduce, from, to, elements, type, travel.nccl_op);
   }
-  return context.communicator.Run(
-      "ncclAllReduce",
-      [&](CommHandle comm) {
-        return api.AllReduce(from, to, elements, type, travel.nccl_op, comm,
-                             context.stream.handle());
-      },
-      context.patience);
+  const auto root = static_cast<int>(task.members->IndexOf(task.signature().root));
+  return context.Call("ncclReduce", &Api::Reduce, from, to, elements, type, travel.nccl_op, root);
 }
 
 // Every member gets what all give, a window at a time, and combines it. `own`: what this one gives,
 // and then the result; `all`: for the windows of all.
 Status CombineGathered(const LaunchContext& context, const Travel& travel, std::byte* own,
                        std::byte* all, std::int64_t count, std::int64_t window) {
-  const Api& api = context.communicator.api();
   const int members = context.communicator.size();
   for (std::int64_t begin = 0; begin < count; begin += window) {
     const std::int64_t elements = std::min(window, count - begin);
     std::byte* const part = own + begin * BytesOf(travel.moved);
-    Status status = context.communicator.Run(
-        "ncclAllGather",
-        [&](CommHandle comm) {
-          return api.AllGather(part, all,
-                               static_cast<std::size_t>(elements * BytesOf(travel.moved)),
-                               DataType::kUint8, comm, context.stream.handle());
-        },
-        context.patience);
+    Status status =
+        context.Call("ncclAllGather", &Api::AllGather, part, all,
+                     static_cast<std::size_t>(elements * BytesOf(travel.moved)), DataType::kUint8);
     if (status.ok()) {
       status = context.kernels.Reduce(travel.op, travel.moved, all, members, elements, part,
                                       context.stream.handle());
@@ -271,61 +248,31 @@ Status LaunchReduce(const LaunchContext& context, const GroupTask& task) {
 
 namespace {
 
-// Rows of a tensor, and the elements of one.
-struct Rows {
-  std::int64_t rows = 0;
-  std::int64_t elements = 0;
-};
-
-Rows RowsOfItem(const GroupItem& item, std::int64_t of_each) {
-  const std::vector<std::int64_t>& shape = item.signature->shape;
-  const std::int64_t rows = shape.empty() ? 0 : shape.front();
-  return {rows, rows == 0 ? 0 : item.signature->ElementCount() / rows * of_each};
-}
-
 Status ScatterReduced(const LaunchContext& context, const Travel& travel, const void* from,
                       void* to, std::int64_t share) {
-  const Api& api = context.communicator.api();
-  return context.communicator.Run(
-      "ncclReduceScatter",
-      [&](CommHandle comm) {
-        return api.ReduceScatter(from, to, static_cast<std::size_t>(share),
-                                 DataTypeOf(travel.moved), travel.nccl_op, comm,
-                                 context.stream.handle());
-      },
-      context.patience);
+  return context.Call("ncclReduceScatter", &Api::ReduceScatter, from, to,
+                      static_cast<std::size_t>(share), DataTypeOf(travel.moved), travel.nccl_op);
 }
 
 // Each member gets what the others give it of its share, and combines it.
 Status ScatterGathered(const LaunchContext& context, const Travel& travel, std::byte* packed,
                        std::byte* parts, std::byte* result, std::int64_t share) {
-  const Api& api = context.communicator.api();
-  const auto bytes = static_cast<std::size_t>(share * BytesOf(travel.moved));
-  const cuda::StreamHandle stream = context.stream.handle();
-  const Status status = context.communicator.RunGroup(
-      "ncclSend and ncclRecv",
-      [&](CommHandle comm) {
-        for (int m = 0; m < context.communicator.size(); ++m) {
-          const std::size_t place = static_cast<std::size_t>(m) * bytes;
-          Result answer = api.Send(packed + place, bytes, DataType::kUint8, m, comm, stream);
-          if (answer == Result::kSuccess || answer == Result::kInProgress) {
-            answer = api.Recv(parts + place, bytes, DataType::kUint8, m, comm, stream);
-          }
-          if (answer != Result::kSuccess && answer != Result::kInProgress) return answer;
-        }
-        return Result::kSuccess;
-      },
-      context.patience);
-  if (!status.ok()) return status;
+  const std::int64_t bytes = share * BytesOf(travel.moved);
+  std::vector<OutgoingSlice> outgoing;
+  std::vector<IncomingSlice> incoming;
+  for (int m = 0; m < context.communicator.size(); ++m) {
+    outgoing.push_back({m, packed + m * bytes, bytes});
+    incoming.push_back({m, parts + m * bytes, bytes});
+  }
+  if (Status status = context.Exchange(outgoing, incoming); !status.ok()) return status;
   return context.kernels.Reduce(travel.op, travel.moved, parts, context.communicator.size(), share,
-                                result, stream);
+                                result, context.stream.handle());
 }
 
 }  // namespace
 
 Status LaunchReduceScatter(const LaunchContext& context, const GroupTask& task) {
   const Travel travel = TravelOf(task);
-  const std::int64_t of_each = ElementsOf(task.signature()).of_each;
   const std::int64_t members = context.communicator.size();
   const std::int64_t self = context.communicator.rank();
   const std::int64_t size = BytesOf(travel.moved);
@@ -333,18 +280,17 @@ Status LaunchReduceScatter(const LaunchContext& context, const GroupTask& task) 
   // largest.
   std::vector<std::int64_t> counts;
   for (const GroupItem& item : task.items) {
-    const Rows rows = RowsOfItem(item, of_each);
-    counts.push_back(core::RowsOf(rows.rows, members, 0) * rows.elements);
+    counts.push_back(ShareOf(item, members, 0).count);
   }
   const std::vector<std::int64_t> starts = Starts(counts, travel.moved);
   const std::int64_t share = starts.back();
   if (share == 0) return Status::Ok();
 
   const GroupItem& first = task.items.front();
-  const Rows rows = RowsOfItem(first, of_each);
   const void* const input = ReducedInput(first);
   if (task.items.size() == 1 && input != nullptr && !travel.gathered &&
-      travel.moved == travel.element && travel.load.identity() && rows.rows % members == 0) {
+      travel.moved == travel.element && travel.load.identity() &&
+      ShareOf(first, members, members - 1).count == share) {
     const Status status = ScatterReduced(context, travel, input, first.work->output, share);
     if (!status.ok() || travel.store.identity()) return status;
     return Unpack(context, travel, {{first.work->output, first.work->output, share}});
@@ -359,15 +305,13 @@ Status LaunchReduceScatter(const LaunchContext& context, const GroupTask& task) 
   std::vector<CopySegment> out;
   for (std::size_t i = 0; i < task.items.size(); ++i) {
     const GroupItem& item = task.items[i];
-    const Rows of = RowsOfItem(item, of_each);
     const auto* from = static_cast<const std::byte*>(ReducedInput(item));
     for (std::int64_t m = 0; m < members; ++m) {
-      const std::int64_t count = core::RowsOf(of.rows, members, m) * of.elements;
-      const std::int64_t begin = core::FirstRowOf(of.rows, members, m) * of.elements;
-      in.push_back({from == nullptr ? nullptr : from + begin * BytesOf(travel.element),
-                    packed + (m * share + starts[i]) * size, count});
+      const Share of = ShareOf(item, members, m);
+      in.push_back({from == nullptr ? nullptr : from + of.first * BytesOf(travel.element),
+                    packed + (m * share + starts[i]) * size, of.count});
       if (m == self && item.work != nullptr) {
-        out.push_back({own + starts[i] * size, item.work->output, count});
+        out.push_back({own + starts[i] * size, item.work->output, of.count});
       }
     }
   }

@@ -21,11 +21,8 @@ std::unique_ptr<Completion> Refused(StatusCode code, std::string text) {
   return Finished::With({code, std::move(text)});
 }
 
-std::byte* PartOf(void* memory, std::int64_t part, std::int64_t bytes) {
-  return static_cast<std::byte*>(memory) + part * bytes;
-}
-const std::byte* PartOf(const void* memory, std::int64_t part, std::int64_t bytes) {
-  return static_cast<const std::byte*>(memory) + part * bytes;
+std::byte* At(void* memory, std::int64_t offset) {
+  return static_cast<std::byte*>(memory) + offset;
 }
 
 }  // namespace
@@ -266,7 +263,7 @@ std::unique_ptr<Completion> Backend::AllGather(Channel channel, const void* inpu
   return Run(channel, [&](Turn& turn) {
     std::vector<Gift> gifts;
     for (int m = 0; m < turn.channel().size(); ++m) {
-      gifts.push_back({bytes, PartOf(output, m, bytes)});
+      gifts.push_back({bytes, At(output, m * bytes)});
     }
     return GiveToAll(turn, input, std::move(gifts));
   });
@@ -278,26 +275,10 @@ std::unique_ptr<Completion> Backend::AllGatherV(Channel channel, const void* inp
     std::vector<Gift> gifts;
     std::int64_t begin = 0;
     for (const std::int64_t part : bytes) {
-      gifts.push_back({part, PartOf(output, 1, begin)});
+      gifts.push_back({part, At(output, begin)});
       begin += part;
     }
     return GiveToAll(turn, input, std::move(gifts));
-  });
-}
-
-std::unique_ptr<Completion> Backend::AllToAll(Channel channel, const void* input, void* output,
-                                              std::int64_t bytes) {
-  return Run(channel, [&](Turn& turn) {
-    std::vector<OutgoingSlice> outgoing;
-    std::vector<IncomingSlice> incoming;
-    const int self = turn.channel().self();
-    for (int m = 0; m < turn.channel().size(); ++m) {
-      if (m == self) continue;
-      outgoing.push_back({m, PartOf(input, m, bytes), bytes});
-      incoming.push_back({m, PartOf(output, m, bytes), bytes});
-    }
-    Copy(PartOf(output, self, bytes), PartOf(input, self, bytes), bytes);
-    return shm::Exchange(turn, std::move(outgoing), std::move(incoming));
   });
 }
 

@@ -66,8 +66,6 @@ class Backend final : public ops::Backend {
                                         std::int64_t bytes) override;
   std::unique_ptr<Completion> AllGatherV(Channel channel, const void* input, void* output,
                                          std::span<const std::int64_t> bytes) override;
-  std::unique_ptr<Completion> AllToAll(Channel channel, const void* input, void* output,
-                                       std::int64_t bytes) override;
   std::unique_ptr<Completion> Exchange(Channel channel, std::span<const OutgoingSlice> outgoing,
                                        std::span<const IncomingSlice> incoming) override;
   bool ReducesSegments(Channel channel, const SegmentReduction& how) const override;

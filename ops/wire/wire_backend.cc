@@ -348,24 +348,6 @@ std::unique_ptr<Completion> WireBackend::ReduceScatter(Channel channel, void* bu
                });
 }
 
-std::unique_ptr<Completion> WireBackend::AllToAll(Channel channel, const void* input, void* output,
-                                                  std::int64_t bytes) {
-  const PartyPtr party = PartyOf(channel);
-  if (party == nullptr) return NoSet(channel);
-  std::vector<OutgoingSlice> outgoing;
-  std::vector<IncomingSlice> incoming;
-  // Each begins with the member behind it, so that not all send to the same one at first.
-  for (int i = 1; i < party->size(); ++i) {
-    const int to = (party->self + i) % party->size();
-    const int from = (party->self - i + party->size()) % party->size();
-    outgoing.push_back({to, static_cast<const std::byte*>(input) + to * bytes, bytes});
-    incoming.push_back({from, At(output, from * bytes), bytes});
-  }
-  Copy(At(output, party->self * bytes), static_cast<const std::byte*>(input) + party->self * bytes,
-       bytes);
-  return Exchange(channel, outgoing, incoming);
-}
-
 std::unique_ptr<Completion> WireBackend::Exchange(Channel channel,
                                                   std::span<const OutgoingSlice> outgoing,
                                                   std::span<const IncomingSlice> incoming) {

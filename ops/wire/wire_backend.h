@@ -67,8 +67,6 @@ class WireBackend final : public Backend {
                                         std::int64_t bytes) override;
   std::unique_ptr<Completion> AllGatherV(Channel channel, const void* input, void* output,
                                          std::span<const std::int64_t> bytes) override;
-  std::unique_ptr<Completion> AllToAll(Channel channel, const void* input, void* output,
-                                       std::int64_t bytes) override;
   bool ReducesParts(Channel channel) const override { return channel.lane == fusion::Lane::kLarge; }
   std::unique_ptr<Completion> ReduceScatter(Channel channel, void* buffer,
                                             std::span<const std::int64_t> counts, core::DType dtype,

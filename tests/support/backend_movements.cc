@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "ops/groups/exchange_slices.h"
 #include "tests/support/backend_conformance.h"
 
 namespace sirtaki::tests {
@@ -79,8 +80,9 @@ void BackendConformance::ExchangesParts() {
         expected.insert(expected.end(), got.begin(), got.end());
       }
       std::vector<std::uint8_t> all(expected.size());
-      Finish(On(World(lane))
-                 .AllToAll(World(lane), mine.data(), all.data(), static_cast<std::int64_t>(bytes)));
+      ops::Slices slices;
+      slices.GiveParts(mine.data(), all.data(), static_cast<std::int64_t>(bytes), rank_, size_);
+      Finish(slices.Exchange(On(World(lane)), World(lane)));
       EXPECT_TRUE(all == expected) << "parts of " << bytes << " bytes";
     }
   }

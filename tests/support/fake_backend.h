@@ -64,11 +64,6 @@ class FakeBackend : public ops::Backend {
                                               std::span<const std::int64_t>) override {
     return Run(channel);
   }
-  std::unique_ptr<ops::Completion> AllToAll(ops::Channel channel, const void* in, void* out,
-                                            std::int64_t bytes) override {
-    std::memcpy(out, in, static_cast<std::size_t>(bytes));
-    return Run(channel);
-  }
   void Abort(const core::Status& why) override {
     core::MutexLock lock(mutex_);
     aborts_.push_back(why);

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "ops/groups/exchange_slices.h"
 #include "tests/support/backend_conformance.h"
 #include "tests/support/rank_threads.h"
 
@@ -82,10 +83,14 @@ TEST(InprocBackendTest, PartsOfDifferentSizesAreAnError) {
   const std::unique_ptr<Backend> one = world.Connect(1);
   const float given[2] = {};
   float taken[2] = {};
-  const auto first = zero->AllToAll(kSmall, given, taken, 4);
-  const auto second = one->AllToAll(kSmall, given, taken, 2);
+  Slices larger;
+  larger.GiveParts(given, taken, 4, 0, 2);
+  Slices smaller;
+  smaller.GiveParts(given, taken, 2, 1, 2);
+  const auto first = larger.Exchange(*zero, kSmall);
+  const auto second = smaller.Exchange(*one, kSmall);
   ASSERT_TRUE(first->Poll());
-  EXPECT_NE(first->status().message().find("all-to-all of parts of 4 bytes"), std::string::npos)
+  EXPECT_NE(first->status().message().find("slices of [4] bytes"), std::string::npos)
       << first->status().ToString();
   EXPECT_EQ(first->status(), second->status());
 }

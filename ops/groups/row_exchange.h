@@ -1,0 +1,55 @@
+// The calls whose rows only the ranks know: what a rank tells of its rows, and, from what all have
+// told, which bytes go from whom to whom. The host's runs and the lanes of GPUs tell and move each in
+// their own way.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "core/base/status.h"
+#include "ops/groups/exchange_slices.h"
+#include "ops/groups/group_task.h"
+
+namespace sirtaki::ops {
+
+// The rows that are told are in the order of the members, and of each member in that of the tensors.
+class RowExchange {
+ public:
+  // `task`: an all-gather, gather, scatter or all-to-all, which must outlive this.
+  explicit RowExchange(const GroupTask& task);
+
+  // What this rank tells. All-gather and gather: its rows. All-to-all, and scatter at its root: those
+  // for each member. Scatter elsewhere: that many zeros.
+  const std::vector<std::int64_t>& own() const { return own_; }
+  // Where the rows go that are told to this rank: by each member, to it; scatter: by the root, to all.
+  std::vector<std::int64_t>& told() { return told_; }
+  core::OpKind kind() const { return kind_; }
+  std::int64_t root() const { return static_cast<std::int64_t>(root_); }
+
+  // Once `told` is there: has the outputs allocated, and notes what this rank gives to the others and
+  // takes from them; `keep(from, to, bytes)` is called for what it gives to itself. A member that has
+  // joined is given nothing. kBackend if the rows are wrong or there is no memory.
+  core::Status Place(const std::function<void(const void*, void*, std::int64_t)>& keep,
+                     Slices* slices) const;
+
+ private:
+  bool is_root() const { return self_ == root_; }
+  std::int64_t Giving(std::size_t tensor, std::size_t member) const;
+  std::int64_t Getting(std::size_t tensor, std::size_t member) const;
+  core::Status PlaceTensor(std::size_t tensor,
+                           const std::function<void(const void*, void*, std::int64_t)>& keep,
+                           Slices* slices) const;
+
+  const GroupTask& task_;
+  const core::OpKind kind_;
+  const std::size_t tensors_;
+  const std::size_t members_;
+  const std::size_t self_;
+  const std::size_t root_;  // 0 where there is none
+  std::vector<std::int64_t> own_;
+  std::vector<std::int64_t> told_;
+};
+
+}  // namespace sirtaki::ops
