@@ -53,6 +53,7 @@ class Lanes::Nccl {
 Lanes::Lanes(LanesOptions options, Backends& backend)
     : options_(std::move(options)),
       nccl_(std::make_shared<Nccl>(options_.load_nccl)),
+      communicators_(std::make_shared<nccl::ProcessCommunicators>(Nccl::ApiOf(nccl_))),
       host_(std::make_unique<HostLanes>(options_.host, backend)) {}
 
 Lanes::~Lanes() = default;
@@ -82,7 +83,7 @@ void Lanes::StartOnDevice(std::shared_ptr<GroupTask> group) {
   const auto [met, is_first] = met_.try_emplace({group->channel.set, group->signature().slot});
   if (is_first) met->second = Meet(*group, lane != nullptr);
   if (lane != nullptr) {
-    lane->Start(std::move(group), std::exchange(met->second, nullptr), Nccl::ApiOf(nccl_));
+    lane->Start(std::move(group), std::exchange(met->second, nullptr));
   }
 }
 
@@ -93,6 +94,7 @@ nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
   if (lane == nullptr && !group.joined()) {
     lane = std::make_unique<nccl::DeviceLane>(nccl::DeviceLaneOptions{
         .device = cuda::AsDeviceWork(*group.items.front().work).device,
+        .communicators = communicators_,
         .kernels = options_.kernels,
         .limit = options_.nccl_limit,
         .on_failure = options_.host.on_failure,

@@ -63,6 +63,7 @@ class Lanes : public core::Executor {
 
   const LanesOptions options_;
   const std::shared_ptr<Nccl> nccl_;
+  const std::shared_ptr<nccl::ProcessCommunicators> communicators_;
 
   // Under the token.
   // By set and slot: what no lane has been told yet, or null. This rank may have joined then.

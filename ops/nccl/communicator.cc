@@ -19,18 +19,51 @@ constexpr auto kAwake = std::chrono::microseconds(50);
 constexpr auto kFirstLook = std::chrono::microseconds(50);
 constexpr auto kLongestLook = std::chrono::microseconds(500);
 
+class Entry {
+ public:
+  Entry(core::Gate& gate, const char* call) SIRTAKI_NO_THREAD_SAFETY_ANALYSIS : gate_(gate) {
+    if (!gate_.TryLock(call)) gate_.LockUntil(call, core::TimePoint::max());
+  }
+  ~Entry() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS { gate_.Unlock(); }
+  Entry(const Entry&) = delete;
+  Entry& operator=(const Entry&) = delete;
+
+ private:
+  core::Gate& gate_;
+};
+
 }  // namespace
 
-Status Communicator::Await(Result result, const char* function, const Patience& patience) {
+Status Communicator::Call(const char* function, const std::function<Result(CommHandle)>& call,
+                          Result* result) {
+  const Entry entry(handle_->gate, function);
+  if (handle_->comm == nullptr) return {StatusCode::kAborted, "the communicator was aborted"};
+  *result = call(handle_->comm);
+  return Check(api(), *result, function, handle_->comm);
+}
+
+Status Communicator::Ask(const char* function, Result* result) {
+  Status found;
+  Result asked = Result::kSuccess;
+  const auto ask = [&](CommHandle comm) {
+    const Result answer = api().CommGetAsyncError(comm, result);
+    if (answer == Result::kSuccess) found = Check(api(), *result, function, comm);
+    return answer;
+  };
+  Status status = Call("ncclCommGetAsyncError", ask, &asked);
+  return status.ok() ? found : status;
+}
+
+Status Communicator::Await(const char* function, const Patience& patience) {
   const core::TimePoint begun = core::Clock::now();
   core::Duration pause = kFirstLook;
-  while (result == Result::kInProgress) {
+  for (;;) {
     if (patience.stop != nullptr && patience.stop->load(std::memory_order_relaxed)) {
       return {StatusCode::kAborted, std::string(function) + ": stopped while it was in progress"};
     }
-    const Result asked = api_.CommGetAsyncError(handle_, &result);
-    if (asked != Result::kSuccess) return Check(api_, asked, "ncclCommGetAsyncError", handle_);
-    if (result != Result::kInProgress) break;
+    Result result = Result::kInProgress;
+    Status status = Ask(function, &result);
+    if (!status.ok() || result != Result::kInProgress) return status;
     const core::Duration waited = core::Clock::now() - begun;
     if (waited >= patience.limit) {
       return {StatusCode::kTimedOut, std::string(function) + ": still in progress after " +
@@ -40,59 +73,63 @@ Status Communicator::Await(Result result, const char* function, const Patience& 
     std::this_thread::sleep_for(pause);
     pause = std::min<core::Duration>(2 * pause, kLongestLook);
   }
-  return Check(api_, result, function, handle_);
 }
 
-Status Communicator::Init(const Api& api, const UniqueId& id, int size, int rank,
-                          const Patience& patience, std::unique_ptr<Communicator>* made) {
-  std::unique_ptr<Communicator> communicator(new Communicator(api, size, rank));
+Status Communicator::Init(std::shared_ptr<ProcessCommunicators> all, const UniqueId& id, int size,
+                          int rank, const Patience& patience, std::unique_ptr<Communicator>* made) {
+  constexpr const char* kFunction = "ncclCommInitRankConfig";
+  std::unique_ptr<Communicator> communicator(new Communicator(std::move(all), size, rank));
+  const Api& api = communicator->api();
+  SharedHandle& handle = *communicator->handle_;
+  communicator->all_->Add(communicator->handle_);
   Config config;
-  const Result result = api.CommInitRankConfig(&communicator->handle_, size, id, rank, &config);
-  Status status = communicator->Await(result, "ncclCommInitRankConfig", patience);
+  Result result = Result::kSuccess;
+  Status status;
+  {
+    const Entry entry(handle.gate, kFunction);
+    result = api.CommInitRankConfig(&handle.comm, size, id, rank, &config);
+    status = Check(api, result, kFunction, handle.comm);
+  }
+  if (result == Result::kInProgress) status = communicator->Await(kFunction, patience);
   if (status.ok()) *made = std::move(communicator);
   return status;
 }
 
-Communicator::~Communicator() { Abort(); }
-
 Status Communicator::Run(const char* function, const std::function<Result(CommHandle)>& call,
                          const Patience& patience) {
-  return Await(call(handle_), function, patience);
+  Result result = Result::kSuccess;
+  Status status = Call(function, call, &result);
+  return result == Result::kInProgress ? Await(function, patience) : status;
 }
 
 Status Communicator::RunGroup(const char* function, const std::function<Result(CommHandle)>& calls,
                               const Patience& patience) {
-  const Result started = api_.GroupStart();
-  if (started != Result::kSuccess) return Check(api_, started, "ncclGroupStart", handle_);
-  const Result result = calls(handle_);
-  // A group that was opened is closed, whatever happened in it: it is the thread's.
-  const Result ended = api_.GroupEnd();
-  Status status = Check(api_, result, function, handle_);
-  if (!status.ok()) return status;
-  return Await(ended, function, patience);
+  const auto group = [&](CommHandle comm) {
+    const Result started = api().GroupStart();
+    if (started != Result::kSuccess) return started;
+    const Result result = calls(comm);
+    // A group that was opened is closed, whatever happened in it: it is the thread's.
+    const Result ended = api().GroupEnd();
+    return result == Result::kSuccess || result == Result::kInProgress ? ended : result;
+  };
+  return Run(function, group, patience);
 }
 
 Status Communicator::CheckAsync() {
-  if (handle_ == nullptr) return {StatusCode::kAborted, "the communicator was aborted"};
-  Result error = Result::kSuccess;
-  const Result asked = api_.CommGetAsyncError(handle_, &error);
-  if (asked != Result::kSuccess) return Check(api_, asked, "ncclCommGetAsyncError", handle_);
-  return Check(api_, error, "NCCL, during an operation", handle_);
-}
-
-void Communicator::Abort() {
-  if (handle_ != nullptr) static_cast<void>(api_.CommAbort(std::exchange(handle_, nullptr)));
+  Result result = Result::kSuccess;
+  return Ask("NCCL, during an operation", &result);
 }
 
 Status Communicator::Finalize(const Patience& patience) {
-  if (handle_ == nullptr) return Status::Ok();
-  Status status = Run("ncclCommFinalize", api_.CommFinalize, patience);
-  if (!status.ok()) {
-    Abort();
-    return status;
-  }
-  CommHandle handle = std::exchange(handle_, nullptr);
-  return Check(api_, api_.CommDestroy(handle), "ncclCommDestroy", nullptr);
+  Status status = Run("ncclCommFinalize", api().CommFinalize, patience);
+  if (!status.ok()) return status;
+  all_->Remove(handle_);
+  const auto destroy = [this](CommHandle comm) {
+    handle_->comm = nullptr;
+    return api().CommDestroy(comm);
+  };
+  Result result = Result::kSuccess;
+  return Call("ncclCommDestroy", destroy, &result);
 }
 
 }  // namespace sirtaki::ops::nccl

@@ -6,10 +6,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "core/base/status.h"
 #include "core/base/types.h"
 #include "ops/nccl/nccl_api.h"
+#include "ops/nccl/process_communicators.h"
 
 namespace sirtaki::ops::nccl {
 
@@ -19,25 +21,24 @@ struct Patience {
   const std::atomic<bool>* stop = nullptr;          // set: wait no longer; null: nobody does
 };
 
-// Made, used and destroyed by one thread, whose current device is the communicator's. After an
-// error, of whatever call, nothing but Abort and the destructor is of use.
+// Made, used and destroyed by one thread, whose current device is the communicator's. An abort by
+// whatever thread makes all its calls fail. After an error, of whatever call, nothing but
+// ProcessCommunicators::AbortAll and the destructor is of use.
 class Communicator {
  public:
   // All `size` ranks with the same id, each as another rank. Errors: those of NCCL, kTimedOut if
-  // the others do not come, kAborted by `stop`. Then nothing is left of it.
-  static core::Status Init(const Api& api, const UniqueId& id, int size, int rank,
-                           const Patience& patience, std::unique_ptr<Communicator>* made);
+  // the others do not come, kAborted by `stop`. What is left then is aborted with `all`.
+  static core::Status Init(std::shared_ptr<ProcessCommunicators> all, const UniqueId& id, int size,
+                           int rank, const Patience& patience, std::unique_ptr<Communicator>* made);
 
-  // Aborts what is under way; neither waits for the device nor for other ranks. A program that has
-  // ended well calls Finalize first.
-  ~Communicator();
+  // The destructor waits for nothing. What was not finalized stays with `all`, to be aborted.
+  ~Communicator() = default;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   int size() const { return size_; }
   int rank() const { return rank_; }
-  CommHandle handle() const { return handle_; }
-  const Api& api() const { return api_; }
+  const Api& api() const { return *all_->api(); }
 
   // One call, or several as a group of NCCL's, which starts them together: `calls` makes them and
   // gives the first result that is not good. When this returns ok, they are in their streams: only
@@ -50,22 +51,26 @@ class Communicator {
   // What went wrong in what was started earlier: here, on the way, or at another rank.
   core::Status CheckAsync();
 
-  // Ends what is in its streams. Once; later calls do nothing.
-  void Abort();
-
   // Says good-bye to the others and destroys it. Precondition: the streams are through with it.
+  // Fails if it was aborted.
   core::Status Finalize(const Patience& patience);
 
  private:
-  Communicator(const Api& api, int size, int rank) : api_(api), size_(size), rank_(rank) {}
+  Communicator(std::shared_ptr<ProcessCommunicators> all, int size, int rank)
+      : all_(std::move(all)), size_(size), rank_(rank) {}
 
+  // Calls, unless it was aborted. kInProgress is no error.
+  core::Status Call(const char* function, const std::function<Result(CommHandle)>& call,
+                    Result* result);
+  // Asks how the last call, of this function, has gone so far.
+  core::Status Ask(const char* function, Result* result);
   // Await waits until the last call is no longer in progress.
-  core::Status Await(Result result, const char* function, const Patience& patience);
+  core::Status Await(const char* function, const Patience& patience);
 
-  const Api& api_;
+  const std::shared_ptr<ProcessCommunicators> all_;
   const int size_;
   const int rank_;
-  CommHandle handle_ = nullptr;
+  const std::shared_ptr<SharedHandle> handle_ = std::make_shared<SharedHandle>();
 };
 
 }  // namespace sirtaki::ops::nccl

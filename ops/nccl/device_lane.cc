@@ -24,9 +24,10 @@ constexpr auto kGoodBye = std::chrono::seconds(5);
 
 void DeviceLane::Impl::Stop(const Status& reason, const std::optional<std::string>& tensor) {
   // The failure is told before the abort, by which groups whose handles are ok come to their end with
-  // garbage. Abandon leaves the abort to the lane's thread, whose communicators they are.
+  // garbage. The wait for it has a limit: whoever ends the lane waits for this call without one. Abandon
+  // leaves the abort to the lane's thread.
   Lane::Stop(reason, tensor, [&] {
-    if (tensor) sets.AbortAll();
+    if (tensor) options.communicators->AbortAll(options.device);
   });
 }
 
@@ -40,10 +41,8 @@ DeviceLane::~DeviceLane() {
   if (!impl_->EndThread(impl_->stopped() ? kGrace : kGoodBye)) KeepForever(impl_);
 }
 
-void DeviceLane::Start(GroupTaskPtr group, RendezvousPtr rendezvous,
-                       std::shared_ptr<const Api> api) {
-  DeviceTask task{
-      .set = group->channel.set, .rendezvous = std::move(rendezvous), .api = std::move(api)};
+void DeviceLane::Start(GroupTaskPtr group, RendezvousPtr rendezvous) {
+  DeviceTask task{.set = group->channel.set, .rendezvous = std::move(rendezvous)};
   task.group = std::move(group);
   impl_->Take(task);
 }

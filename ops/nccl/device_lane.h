@@ -22,6 +22,7 @@ namespace sirtaki::ops::nccl {
 
 struct DeviceLaneOptions {
   std::shared_ptr<cuda::Device> device;
+  std::shared_ptr<ProcessCommunicators> communicators;
   const void* kernels = nullptr;                    // cuda::KernelImage
   core::Duration limit = std::chrono::seconds(60);  // for what NCCL does on the host
   // A group failed: called once, from the lane's thread.
@@ -32,9 +33,9 @@ struct DeviceLaneOptions {
 };
 
 // Thread-safe; nothing here blocks but the destructor. No lock is held while a callback, a handle,
-// CUDA or NCCL is called. The first failure, or Abandon, ends the lane: its communicators are
-// aborted and every handle that is not complete completes with that status. The callbacks are not
-// called after the destructor.
+// CUDA or NCCL is called. The first failure, or Abandon, ends the lane: the communicators of all lanes
+// of the process are aborted together, and every handle that is not complete completes with that
+// status, whether the abort comes to its end or not. The callbacks are not called after the destructor.
 class DeviceLane {
  public:
   explicit DeviceLane(DeviceLaneOptions options);
@@ -43,9 +44,8 @@ class DeviceLane {
   DeviceLane(const DeviceLane&) = delete;
   DeviceLane& operator=(const DeviceLane&) = delete;
 
-  // Queues a group. `rendezvous`: that of the set, with the set's first group here, else null. `api`:
-  // NCCL's, kept as long as it may be called.
-  void Start(GroupTaskPtr group, RendezvousPtr rendezvous, std::shared_ptr<const Api> api);
+  // Queues a group. `rendezvous`: that of the set, with the set's first group here, else null.
+  void Start(GroupTaskPtr group, RendezvousPtr rendezvous);
   // Queues a group that the host reduces.
   void StartBounce(GroupTaskPtr group, HostBouncePtr bounce);
   void RemoveSet(core::SetNumber set);

@@ -32,7 +32,6 @@ struct DeviceTask {
   GroupTaskPtr group;  // null: the set goes
   core::SetNumber set = 0;
   RendezvousPtr rendezvous;
-  std::shared_ptr<const Api> api;
   HostBouncePtr bounce;
 
   void Complete(const core::Status& status) const {
@@ -57,7 +56,7 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   explicit Impl(DeviceLaneOptions lane_options)
       : Lane(lane_options.on_failure),
         options(std::move(lane_options)),
-        sets(options.device->api(), frees) {}
+        sets(options.device->api(), frees, options.communicators) {}
 
   // ---- by anyone ----
   // Ends the lane, once. `tensor`: whose failure it is, from the lane's thread; none for Abandon.

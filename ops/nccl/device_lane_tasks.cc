@@ -65,8 +65,7 @@ Status DeviceLane::Impl::Meet(const DeviceTask& task) {
   });
   if (status.ok()) status = rendezvous.told->status();
   if (!status.ok()) return status;
-  return sets.Make(task.set, rendezvous, *task.group->members, task.group->rank, task.api,
-                   patience());
+  return sets.Make(task.set, rendezvous, *task.group->members, task.group->rank, patience());
 }
 
 HostBounceContext DeviceLane::Impl::HostBounceFor() {
@@ -84,7 +83,7 @@ Status DeviceLane::Impl::Launch(const DeviceTask& task, cuda::EventPtr* inputs) 
                               .events = *events,
                               .kernels = *kernels,
                               .communicator = *parts->communicator,
-                              .api = parts->api,
+                              .api = options.communicators->api(),
                               .staging = *parts->staging,
                               .arenas = *parts->arenas,
                               .host = *pinned,

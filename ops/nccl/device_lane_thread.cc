@@ -91,7 +91,7 @@ void DeviceLane::Impl::FreeArenas() {
 }
 
 void DeviceLane::Impl::EndWell() {
-  sets.FinalizeAll(patience());
+  if (!sets.FinalizeAll(patience()).ok()) options.communicators->AbortAll(options.device);
   FreeArenas();
   // On this thread, whose device it is.
   pinned.reset();
@@ -103,7 +103,7 @@ void DeviceLane::Impl::EndWell() {
 // The device may write to what was launched until the communicators are aborted, and after an error
 // of its own for ever.
 void DeviceLane::Impl::EndBadly() {
-  sets.AbortAll();
+  options.communicators->AbortAll(options.device);
   LeaveAll();
 }
 

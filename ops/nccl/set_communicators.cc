@@ -10,16 +10,14 @@ namespace sirtaki::ops::nccl {
 using core::Status;
 
 Status SetCommunicators::Make(core::SetNumber set, const Rendezvous& rendezvous,
-                              const core::RankRanges& members, int rank,
-                              std::shared_ptr<const Api> api, const Patience& patience) {
+                              const core::RankRanges& members, int rank, const Patience& patience) {
   if (Status verdict = Judge(rendezvous.all, members); !verdict.ok()) {
     refused_.insert_or_assign(set, std::move(verdict));
     return Status::Ok();
   }
-  Parts parts{
-      .api = std::move(api), .communicator = nullptr, .staging = nullptr, .arenas = nullptr};
+  Parts parts;
   Status status =
-      Communicator::Init(*parts.api, rendezvous.all.front().id, static_cast<int>(members.Count()),
+      Communicator::Init(all_, rendezvous.all.front().id, static_cast<int>(members.Count()),
                          static_cast<int>(members.IndexOf(rank)), patience, &parts.communicator);
   if (!status.ok()) return status;
   parts.staging = std::make_unique<DeviceMemory>(cuda_, *parts.communicator);
@@ -60,13 +58,14 @@ Status SetCommunicators::CheckAsync() {
   return Status::Ok();
 }
 
-void SetCommunicators::AbortAll() {
-  for (auto& [set, parts] : parts_) parts.communicator->Abort();
-}
-
-void SetCommunicators::FinalizeAll(const Patience& patience) {
-  for (auto& [set, parts] : parts_) static_cast<void>(End(parts, patience));
+Status SetCommunicators::FinalizeAll(const Patience& patience) {
+  Status first;
+  for (auto& [set, parts] : parts_) {
+    Status status = End(parts, patience);
+    if (first.ok()) first = std::move(status);
+  }
   parts_.clear();
+  return first;
 }
 
 void SetCommunicators::LeaveAll() {

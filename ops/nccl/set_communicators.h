@@ -13,6 +13,7 @@
 #include "ops/nccl/arena.h"
 #include "ops/nccl/communicator.h"
 #include "ops/nccl/device_memory.h"
+#include "ops/nccl/process_communicators.h"
 #include "ops/nccl/rendezvous.h"
 
 namespace sirtaki::ops::nccl {
@@ -21,20 +22,19 @@ namespace sirtaki::ops::nccl {
 class SetCommunicators {
  public:
   struct Parts {
-    std::shared_ptr<const Api> api;
     std::unique_ptr<Communicator> communicator;
     std::unique_ptr<DeviceMemory> staging;
     std::unique_ptr<Arenas> arenas;  // goes first
   };
 
-  SetCommunicators(const cuda::Api& cuda, std::shared_ptr<ArenaFrees> frees)
-      : cuda_(cuda), frees_(std::move(frees)) {}
+  SetCommunicators(const cuda::Api& cuda, std::shared_ptr<ArenaFrees> frees,
+                   std::shared_ptr<ProcessCommunicators> all)
+      : cuda_(cuda), frees_(std::move(frees)), all_(std::move(all)) {}
 
   // After a rendezvous that all members have come to. If they cannot make one, all remember why.
   // Errors: those of Communicator::Init.
   core::Status Make(core::SetNumber set, const Rendezvous& rendezvous,
-                    const core::RankRanges& members, int rank, std::shared_ptr<const Api> api,
-                    const Patience& patience);
+                    const core::RankRanges& members, int rank, const Patience& patience);
 
   // Ok, or why the set's members cannot use the device.
   core::Status WhyRefused(core::SetNumber set) const;
@@ -44,9 +44,8 @@ class SetCommunicators {
   core::Status Remove(core::SetNumber set, const Patience& patience);
 
   core::Status CheckAsync();
-  void AbortAll();
-  // Says good-bye to the others.
-  void FinalizeAll(const Patience& patience);
+  // Says good-bye to the others. Those that fail stay with the process's, to be aborted.
+  core::Status FinalizeAll(const Patience& patience);
   // Nobody knows what the device still does with them: they are not freed.
   void LeaveAll();
 
@@ -55,6 +54,7 @@ class SetCommunicators {
 
   const cuda::Api& cuda_;
   const std::shared_ptr<ArenaFrees> frees_;
+  const std::shared_ptr<ProcessCommunicators> all_;
   std::map<core::SetNumber, Parts> parts_;
   std::map<core::SetNumber, core::Status> refused_;
 };

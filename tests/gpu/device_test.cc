@@ -163,7 +163,9 @@ TEST_F(GpuTest, ACommunicatorOfOneReducesInStagingMemory) {
   nccl::UniqueId id;
   ASSERT_EQ(library.api.GetUniqueId(&id), nccl::Result::kSuccess);
   std::unique_ptr<nccl::Communicator> communicator;
-  Expect(nccl::Communicator::Init(library.api, id, 1, 0, {}, &communicator));
+  const auto all =
+      std::make_shared<nccl::ProcessCommunicators>(std::make_shared<const nccl::Api>(library.api));
+  Expect(nccl::Communicator::Init(all, id, 1, 0, {}, &communicator));
   {
     nccl::DeviceMemory memory(cuda_.api, *communicator);
     std::byte* staging = nullptr;

@@ -23,7 +23,7 @@ thread_local std::vector<int> pushed_contexts;
 thread_local int set_device = -1;
 thread_local int capture_mode = 0;  // global
 
-constexpr int kDevices = 8;
+constexpr int kDevices = 128;
 constexpr auto kCaptureForbids = static_cast<Error>(900);
 char context_numbers[kDevices];  // a context is the address of its device's
 
@@ -228,6 +228,8 @@ Error PopContext(ContextHandle*) {
 
 FakeGpus::State* FindFakeGpus() { return the_state; }
 
+int FakeCurrentDevice() { return Current(); }
+
 FakeGpus::State& TheFakeGpus() {
   if (the_state == nullptr) std::abort();
   return *the_state;
@@ -244,7 +246,7 @@ void FillFakeCuda(ops::cuda::Api* api) {
   };
   api->SetDevice = SetDevice;
   api->DeviceGetPCIBusId = [](char* text, int size, int device) {
-    const std::string id = "0000:0" + std::to_string(device) + ":00.0";
+    const std::string id = "0000:" + std::to_string(10 + device) + ":00.0";
     std::strncpy(text, id.c_str(), static_cast<std::size_t>(size));
     return Error::kSuccess;
   };
@@ -315,10 +317,10 @@ FakeStream& FakeGpus::State::StreamOf(StreamHandle handle) {
 }
 FakeEvent& FakeGpus::State::EventOf(EventHandle handle) { return *events.at(handle); }
 
-void FakeGpus::State::Run() {
-  bool moved = !held;
+void FakeGpus::State::Run(bool held_too) {
+  bool moved = !held || held_too;
   const auto advance = [&moved](FakeStream& stream) {
-    while (!stream.queue.empty() && stream.queue.front()()) {
+    while (!stream.queue.empty() && stream.queue.front().run()) {
       stream.queue.pop_front();
       moved = true;
     }
@@ -397,6 +399,11 @@ void FakeGpus::SetWindows(bool supported) {
   state_->windows = supported;
 }
 
+void FakeGpus::SetHosts(int hosts) {
+  const Lock lock(state_->mutex);
+  state_->hosts = hosts;
+}
+
 void FakeGpus::Unload() {
   const Lock lock(state_->mutex);
   state_->unloaded = true;
@@ -428,6 +435,11 @@ int FakeGpus::current_device() const { return Current(); }
 int FakeGpus::NumberOf(StreamHandle stream) const {
   const Lock lock(state_->mutex);
   return state_->StreamOf(stream).number;
+}
+
+int FakeGpus::aborting() const {
+  const Lock lock(state_->mutex);
+  return state_->aborting;
 }
 
 int FakeGpus::live_streams() const {

@@ -5,6 +5,10 @@
 // events that they wait for, and not before; a collective waits for all its ranks. A call of NCCL
 // that is in progress is in its stream only when it is over, as with the real one: an event that is
 // recorded too early marks a place before it.
+//
+// An abort of a communicator waits, as the real one does, until what the communicator has put into
+// streams is gone: the aborted kernels end, but not those of others that stand in front of them. In a
+// group, as NCCL has it since 2.22, all of its communicators are told to end before one is waited for.
 #pragma once
 
 #include <atomic>
@@ -32,7 +36,7 @@ class FakeGpus {
 
   // ---- what happens ----
 
-  // Nothing runs on any device between the two.
+  // Nothing runs on any device between the two, except while an abort waits for it.
   void Hold();
   void Release();
   // The next call of this function of the calling thread's, or of any thread, fails so. `skip`: the
@@ -46,14 +50,17 @@ class FakeGpus {
   void SetCapturing(ops::cuda::StreamHandle stream, bool capturing = true);
   // Nothing is left on this device from now on, or something is.
   void SetFull(int device, bool full = true);
-  // Whether the machines have symmetric windows; they do.
+  // Whether the machines have symmetric windows and NVLink SHARP; they do.
   void SetWindows(bool supported);
+  // On how many the ranks are; on one.
+  void SetHosts(int hosts);
   // The process exits: CUDA refuses every call from now on.
   void Unload();
 
   // ---- what has happened ----
 
-  // In order: "cudaStreamWaitEvent stream 1 event 3", "ncclAllReduce rank 0 count 4".
+  // In order: "cudaStreamWaitEvent stream 1 event 3", "ncclAllReduce rank 0 count 4". Before each
+  // all-reduce the way that NCCL takes: "path of ncclAllReduce rank 0: symmetric".
   std::vector<std::string> calls() const;
   // The calls whose line begins so.
   std::vector<std::string> calls(const std::string& beginning) const;
@@ -62,6 +69,7 @@ class FakeGpus {
   // The device of the calling thread, as cudaSetDevice and the contexts leave it; -1: none chosen.
   int current_device() const;
   int NumberOf(ops::cuda::StreamHandle stream) const;  // as in the calls
+  int aborting() const;                                // calls that have not returned
   int live_streams() const;
   int live_events() const;
   int live_communicators() const;

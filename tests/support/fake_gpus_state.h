@@ -16,8 +16,17 @@
 
 namespace sirtaki::tests {
 
-// What stands in a stream: true when it is over; false: not yet, look again.
-using FakeOperation = std::function<bool()>;
+struct FakeComm;
+
+// What stands in a stream.
+struct FakeOperation {
+  template <typename Run>
+  FakeOperation(Run what, const FakeComm* its_comm = nullptr)  // NOLINT(*-explicit-*)
+      : run(std::move(what)), comm(its_comm) {}
+
+  std::function<bool()> run;  // true when it is over; false: not yet, look again
+  const FakeComm* comm;       // whose kernel it is, which `run` keeps; null: no kernel of NCCL's
+};
 
 struct FakeStream {
   int number = 0;
@@ -69,7 +78,7 @@ struct FakeComm {
   // ---- fake_nccl_registration.cc ----
   // Whether the window that it has asked for last is there, which it learns by this.
   bool HasWindow(bool supported);
-  bool HasRegistered(const void* memory) const;
+  bool HasRegistered(const void* memory, bool as_window = false) const;
   using Range = std::pair<const std::byte*, std::size_t>;
   std::uint64_t windows = 0;  // that are there, or null
   bool waits_for_window = false;
@@ -77,6 +86,7 @@ struct FakeComm {
   Range window_memory;
   std::uint64_t registrations = 0;
   std::map<void*, Range> registered;  // by handle, or window
+  std::set<void*> windows_made;       // those of them that are or were windows
 };
 
 struct FakeGpus::State {
@@ -86,7 +96,8 @@ struct FakeGpus::State {
   FakeStream& StreamOf(ops::cuda::StreamHandle handle);
   FakeEvent& EventOf(ops::cuda::EventHandle handle);
   FakeComm& CommOf(ops::nccl::CommHandle handle);
-  void Run();
+  // `held_too`: the devices go on while somebody waits for them.
+  void Run(bool held_too = false);
 
   std::mutex mutex;
   ops::cuda::Api cuda{};
@@ -97,7 +108,8 @@ struct FakeGpus::State {
   std::map<std::string, std::pair<int, int>> failures;  // function: calls before it, error
   std::map<int, ops::nccl::Result> async_errors;        // by rank
   std::string last_nccl_error;
-  int answers = 0;  // that a call is in progress
+  int answers = 0;   // that a call is in progress
+  int aborting = 0;  // calls that have not returned
   int next_number = 1;
   std::map<ops::cuda::StreamHandle, std::unique_ptr<FakeStream>> streams;
   std::map<int, FakeStream> default_streams;  // by device
@@ -108,20 +120,35 @@ struct FakeGpus::State {
   std::set<int> contexts;
   std::set<int> full;  // devices
   bool windows = true;
+  int hosts = 1;
 };
 
 // The one that there is.
 FakeGpus::State& TheFakeGpus();
 FakeGpus::State* FindFakeGpus();  // null: none
+int FakeCurrentDevice();          // of the calling thread; -1: none chosen
 
 void FillFakeCuda(ops::cuda::Api* api);
 void FillFakeKernels(ops::cuda::Api* api);  // what launches them
 void FillFakeNccl(ops::nccl::Api* api);
 void FillFakeRegistration(ops::nccl::Api* api);
 
-// Reduces `addend` into `accumulator`, and divides; as NCCL does, but exactly.
+// Reduces what the ranks give, one after the other, and rounds as NCCL's ring does.
 void FakeReduce(ops::nccl::RedOp op, ops::nccl::DataType type, const std::vector<FakePart>& parts,
                 std::size_t count, const std::vector<void*>& outputs);
+
+// The way that NCCL 2.28.9 takes for an all-reduce.
+struct FakeAllReduce {
+  ops::nccl::RedOp op;
+  ops::nccl::DataType type;
+  bool in_place;
+  bool in_window;   // input and output
+  bool registered;  // in a window, or otherwise
+  bool nvls;        // the machine has NVLink SHARP
+  int hosts;
+};
+// "symmetric", "nvls", "ring", the last two with ", copied" if NCCL copies to memory of its own.
+const char* PathOfAllReduce(const FakeAllReduce& call);
 std::size_t FakeSizeOf(ops::nccl::DataType type);
 
 }  // namespace sirtaki::tests

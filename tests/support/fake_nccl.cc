@@ -1,7 +1,11 @@
 // The NCCL of FakeGpus.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <type_traits>
 
 #include "tests/support/fake_gpus_state.h"
@@ -44,8 +48,14 @@ struct OpenGroup {
   std::vector<Launch> launches;
   std::vector<FakeRange> read;
   std::vector<FakeRange> written;
+  std::vector<std::shared_ptr<FakeComm>> aborts;
 };
 thread_local OpenGroup open_group;
+
+// A kernel may stand in front of an aborted one this long before it counts as stuck: another thread may
+// abort its communicator, too.
+constexpr auto kStuck = std::chrono::seconds(2);
+constexpr int kAbortsInGroups = 22200;
 
 Result BeginNccl(FakeGpus::State& s, const std::string& function, const std::string& rest = "") {
   s.Log(function + rest);
@@ -104,21 +114,23 @@ Result Meet(const char* function, const std::string& what, CommHandle handle, St
                             (comm->HasRegistered(part.input) ? " from registered memory" : "") +
                             (comm->HasRegistered(part.output) ? " to registered memory" : "");
   return Call(s, handle, [&s, comm, stream, number, asked, part, all] {
-    s.StreamOf(stream).queue.push_back([comm, number, asked, part, all] {
-      if (comm->aborted) return true;
-      FakeMeeting& meeting = comm->group->meetings[number];
-      if (meeting.parts.empty()) meeting.what = asked;
-      if (meeting.what != asked) std::abort();  // real ranks would hang, or worse
-      meeting.parts[comm->rank] = part;
-      if (!meeting.done && static_cast<int>(meeting.parts.size()) == comm->size) {
-        std::vector<FakePart> parts;
-        parts.reserve(meeting.parts.size());
-        for (const auto& [rank, of] : meeting.parts) parts.push_back(of);
-        all(parts);
-        meeting.done = true;
-      }
-      return meeting.done;
-    });
+    s.StreamOf(stream).queue.emplace_back(
+        [comm, number, asked, part, all] {
+          if (comm->aborted) return true;
+          FakeMeeting& meeting = comm->group->meetings[number];
+          if (meeting.parts.empty()) meeting.what = asked;
+          if (meeting.what != asked) std::abort();  // real ranks would hang, or worse
+          meeting.parts[comm->rank] = part;
+          if (!meeting.done && static_cast<int>(meeting.parts.size()) == comm->size) {
+            std::vector<FakePart> parts;
+            parts.reserve(meeting.parts.size());
+            for (const auto& [rank, of] : meeting.parts) parts.push_back(of);
+            all(parts);
+            meeting.done = true;
+          }
+          return meeting.done;
+        },
+        comm.get());
   });
 }
 
@@ -181,20 +193,98 @@ Result AsyncError(CommHandle handle, Result* error) {
   return Result::kSuccess;
 }
 
-Result End(const char* function, CommHandle handle, bool aborts) {
-  FakeGpus::State& s = TheFakeGpus();
-  const Lock lock(s.mutex);
+// With the lock. Takes the communicator away from its handle.
+std::shared_ptr<FakeComm> End(FakeGpus::State& s, CommHandle handle) {
   const auto found = s.comms.find(handle);
   if (found == s.comms.end()) std::abort();  // twice
-  const Result result = BeginNccl(s, function, RankText(*found->second));
-  if (aborts) found->second->aborted = true;
-  found->second->launch.clear();  // which hold it
+  std::shared_ptr<FakeComm> comm = std::move(found->second);
+  comm->launch.clear();  // which hold it
   s.comms.erase(found);
+  return comm;
+}
+
+Result Destroy(CommHandle handle) {
+  FakeGpus::State& s = TheFakeGpus();
+  const Lock lock(s.mutex);
+  return BeginNccl(s, "ncclCommDestroy", RankText(*End(s, handle)));
+}
+
+using Comms = std::vector<std::shared_ptr<FakeComm>>;
+
+// With the lock. Whether something of these communicators is still in a stream; `stuck`: behind a
+// kernel of one that is not aborted.
+bool AreInStreams(FakeGpus::State& s, const Comms& comms, bool* stuck) {
+  bool found = false;
+  const auto look = [&](const FakeStream& stream) {
+    const bool here = std::any_of(stream.queue.begin(), stream.queue.end(), [&](const auto& one) {
+      return std::any_of(comms.begin(), comms.end(),
+                         [&one](const auto& comm) { return one.comm == comm.get(); });
+    });
+    if (!here) return;
+    found = true;
+    const FakeComm* const front = stream.queue.front().comm;
+    if (front != nullptr && !front->aborted) *stuck = true;
+  };
+  for (const auto& [handle, stream] : s.streams) look(*stream);
+  for (const auto& [device, stream] : s.default_streams) look(stream);
+  return found;
+}
+
+// The devices go on until what was aborted has left them.
+void AwaitAborted(FakeGpus::State& s, const Comms& comms) {
+  const auto begun = std::chrono::steady_clock::now();
+  {
+    const Lock lock(s.mutex);
+    ++s.aborting;
+  }
+  for (;;) {
+    {
+      const Lock lock(s.mutex);
+      bool stuck = false;
+      s.Run(/*held_too=*/true);
+      if (!AreInStreams(s, comms, &stuck)) {
+        --s.aborting;
+        return;
+      }
+      if (stuck && std::chrono::steady_clock::now() - begun > kStuck) {
+        std::fputs(
+            "ncclCommAbort would deadlock: in front in the stream stands the kernel of a "
+            "communicator that is not aborted\n",
+            stderr);
+        std::abort();
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+Result Abort(CommHandle handle) {
+  FakeGpus::State& s = TheFakeGpus();
+  Result result = Result::kSuccess;
+  std::shared_ptr<FakeComm> comm;
+  {
+    const Lock lock(s.mutex);
+    comm = End(s, handle);
+    result = BeginNccl(s, "ncclCommAbort", RankText(*comm));
+    // The thread's device is chosen again afterwards: the first one if none was.
+    s.contexts.insert(std::max(0, FakeCurrentDevice()));
+    comm->aborted = true;
+    for (auto& [number, meeting] : comm->group->meetings) {
+      if (!meeting.done) meeting.parts.erase(comm->rank);
+    }
+    if (open_group.depth > 0) {
+      int version = 0;
+      s.nccl.GetVersion(&version);
+      if (version < kAbortsInGroups) std::abort();
+      open_group.aborts.push_back(comm);
+      return result;
+    }
+  }
+  AwaitAborted(s, {comm});
   return result;
 }
 
-Result GroupEnd() {
-  FakeGpus::State& s = TheFakeGpus();
+Result EndGroup(FakeGpus::State& s) {
   const Lock lock(s.mutex);
   const Result result = BeginNccl(s, "ncclGroupEnd");
   if (--open_group.depth > 0) return result;
@@ -215,8 +305,34 @@ Result GroupEnd() {
   return worst;
 }
 
+Result GroupEnd() {
+  FakeGpus::State& s = TheFakeGpus();
+  const Result result = EndGroup(s);
+  if (open_group.depth > 0) return result;
+  const auto aborts = std::exchange(open_group.aborts, {});
+  if (!aborts.empty()) AwaitAborted(s, aborts);
+  return result;
+}
+
+void LogPath(CommHandle handle, const void* input, const void* output, DataType type, RedOp op) {
+  FakeGpus::State& s = TheFakeGpus();
+  const Lock lock(s.mutex);
+  const FakeComm& comm = s.CommOf(handle);
+  const bool in_window = comm.HasRegistered(input, true) && comm.HasRegistered(output, true);
+  const bool registered = comm.HasRegistered(input) && comm.HasRegistered(output);
+  const char* const path = PathOfAllReduce({.op = op,
+                                            .type = type,
+                                            .in_place = input == output,
+                                            .in_window = in_window,
+                                            .registered = registered,
+                                            .nvls = s.windows,
+                                            .hosts = s.hosts});
+  s.Log("path of ncclAllReduce" + RankText(comm) + ": " + path);
+}
+
 Result AllReduce(const void* input, void* output, std::size_t count, DataType type, RedOp op,
                  CommHandle comm, StreamHandle stream) {
+  LogPath(comm, input, output, type, op);
   return Meet("ncclAllReduce", Counted(count, type) + " op " + std::to_string(static_cast<int>(op)),
               comm, stream, {input, output}, [=](const std::vector<FakePart>& parts) {
                 std::vector<void*> outputs;
@@ -292,11 +408,13 @@ Result Send(const void* input, std::size_t count, DataType type, int peer, CommH
   const std::size_t bytes = count * FakeSizeOf(type);
   if (!Claims({input, bytes}, {})) return Result::kInvalidUsage;
   const auto launch = [&s, comm, stream, peer, input, bytes] {
-    s.StreamOf(stream).queue.push_back([comm, peer, input, bytes] {
-      const auto* from = static_cast<const std::byte*>(input);
-      comm->group->mail[{comm->rank, peer}].emplace_back(from, from + bytes);
-      return true;
-    });
+    s.StreamOf(stream).queue.emplace_back(
+        [comm, peer, input, bytes] {
+          const auto* from = static_cast<const std::byte*>(input);
+          comm->group->mail[{comm->rank, peer}].emplace_back(from, from + bytes);
+          return true;
+        },
+        comm.get());
   };
   return Call(s, handle, launch, /*sends=*/true);
 }
@@ -311,19 +429,37 @@ Result Recv(void* output, std::size_t count, DataType type, int peer, CommHandle
   const std::size_t bytes = count * FakeSizeOf(type);
   if (!Claims({}, {output, bytes})) return Result::kInvalidUsage;
   return Call(s, handle, [&s, comm, stream, peer, output, bytes] {
-    s.StreamOf(stream).queue.push_back([comm, peer, output, bytes] {
-      if (comm->aborted) return true;
-      auto& mail = comm->group->mail[{peer, comm->rank}];
-      if (mail.empty()) return false;
-      if (mail.front().size() != bytes) std::abort();
-      if (bytes > 0) std::memcpy(output, mail.front().data(), bytes);
-      mail.pop_front();
-      return true;
-    });
+    s.StreamOf(stream).queue.emplace_back(
+        [comm, peer, output, bytes] {
+          if (comm->aborted) return true;
+          auto& mail = comm->group->mail[{peer, comm->rank}];
+          if (mail.empty()) return false;
+          if (mail.front().size() != bytes) std::abort();
+          if (bytes > 0) std::memcpy(output, mail.front().data(), bytes);
+          mail.pop_front();
+          return true;
+        },
+        comm.get());
   });
 }
 
 }  // namespace
+
+// sym_kernels.cc:269, device.h:543 (ncclNvlsSupported), register/coll_reg.cc:48 and 184 of v2.28.9-1.
+const char* PathOfAllReduce(const FakeAllReduce& call) {
+  const bool is_half = call.type == DataType::kFloat16 || call.type == DataType::kBfloat16;
+  const bool is_float = is_half || call.type == DataType::kFloat32;
+  const bool is_sum =
+      call.op == RedOp::kSum;  // an average of floats is a PreMulSum, of others a PostDiv
+  if (call.in_window && call.hosts == 1 && is_sum && is_float) return "symmetric";
+  const bool is_small = call.type == DataType::kInt8 || call.type == DataType::kUint8;
+  const bool is_wide_float = call.type == DataType::kFloat32 || call.type == DataType::kFloat64;
+  const bool is_least_or_most = call.op == RedOp::kMin || call.op == RedOp::kMax;
+  if (call.nvls && !is_small && (is_sum || (is_least_or_most && !is_wide_float))) {
+    return call.registered ? "nvls" : "nvls, copied";
+  }
+  return call.registered && !call.in_place ? "ring" : "ring, copied";
+}
 
 FakeComm& FakeGpus::State::CommOf(CommHandle handle) { return *comms.at(handle); }
 
@@ -347,8 +483,8 @@ void FillFakeNccl(ops::nccl::Api* api) {
     const Lock lock(s.mutex);
     return BeginNccl(s, "ncclCommFinalize", RankText(*s.comms.at(handle)));
   };
-  api->CommDestroy = [](CommHandle handle) { return End("ncclCommDestroy", handle, false); };
-  api->CommAbort = [](CommHandle handle) { return End("ncclCommAbort", handle, true); };
+  api->CommDestroy = Destroy;
+  api->CommAbort = Abort;
   api->GetErrorString = [](Result result) {
     if (result == Result::kInvalidUsage) return "invalid usage";
     return result == Result::kRemoteError ? "remote process exited" : "a fake NCCL error";
@@ -430,15 +566,24 @@ T Combine(RedOp op, T a, T b) {
   }
 }
 
-template <typename T, typename Read, typename Write>
+// `round`: to the type of the tensors, which each step ends in. For averages NCCL multiplies what each
+// rank gives by 1/n, rounded to that type, before it adds; of integers it divides the sum.
+template <typename T, typename Read, typename Round, typename Write>
 void ReduceAs(RedOp op, const std::vector<FakePart>& parts, std::size_t count,
-              const std::vector<void*>& outputs, Read read, Write write) {
+              const std::vector<void*>& outputs, Read read, Round round, Write write) {
+  const auto ranks = static_cast<T>(parts.size());
+  const bool scales = op == RedOp::kAvg && std::is_floating_point_v<T>;
+  const T share = scales ? round(1 / ranks) : 1;
+  const auto given = [&](const FakePart& part, std::size_t i) {
+    const T value = read(part.input, i);
+    return scales ? round(value * share) : value;
+  };
   for (std::size_t i = 0; i < count; ++i) {
-    T value = read(parts.front().input, i);
+    T value = given(parts.front(), i);
     for (std::size_t p = 1; p < parts.size(); ++p) {
-      value = Combine(op, value, static_cast<T>(read(parts[p].input, i)));
+      value = round(Combine(op, value, given(parts[p], i)));
     }
-    if (op == RedOp::kAvg) value = static_cast<T>(value / static_cast<T>(parts.size()));
+    if (op == RedOp::kAvg && !scales) value = static_cast<T>(value / ranks);
     for (void* output : outputs) write(output, i, value);
   }
 }
@@ -449,6 +594,7 @@ void ReducePlain(RedOp op, const std::vector<FakePart>& parts, std::size_t count
   ReduceAs<T>(
       op, parts, count, outputs,
       [](const void* from, std::size_t i) { return static_cast<const T*>(from)[i]; },
+      [](T value) { return value; },
       [](void* to, std::size_t i, T value) { static_cast<T*>(to)[i] = value; });
 }
 
@@ -458,6 +604,9 @@ void ReduceHalf(const SmallFloat& format, RedOp op, const std::vector<FakePart>&
       op, parts, count, outputs,
       [&](const void* from, std::size_t i) {
         return static_cast<float>(format.Decode(static_cast<const std::uint16_t*>(from)[i]));
+      },
+      [&](float value) {
+        return static_cast<float>(format.Decode(format.Encode(static_cast<double>(value))));
       },
       [&](void* to, std::size_t i, float value) {
         static_cast<std::uint16_t*>(to)[i] = format.Encode(static_cast<double>(value));

@@ -78,14 +78,18 @@ bool FakeComm::HasWindow(bool supported) {
   ++windows;
   waits_for_window = false;
   *window = supported ? HandleOf(++registrations) : nullptr;
-  if (supported) registered[*window] = window_memory;
+  if (supported) {
+    registered[*window] = window_memory;
+    windows_made.insert(*window);
+  }
   return true;
 }
 
-bool FakeComm::HasRegistered(const void* memory) const {
+bool FakeComm::HasRegistered(const void* memory, bool as_window) const {
   const auto* const place = static_cast<const std::byte*>(memory);
-  return std::any_of(registered.begin(), registered.end(), [place](const auto& entry) {
+  return std::any_of(registered.begin(), registered.end(), [&](const auto& entry) {
     const auto& [begin, bytes] = entry.second;
+    if (as_window && windows_made.count(entry.first) == 0) return false;
     return place >= begin && place < begin + bytes;
   });
 }

@@ -63,7 +63,7 @@ class RunSide {
   // The work keeps the memory, for it may be written to after a failure.
   core::RunItem MakeItem(const RunCase& c, const std::string& name, int rank, int size);
   const core::HandlePtr& handle() const { return handle_; }
-  // Compares every byte.
+  // Compares every byte, except of averages on GPUs, which may round the shares of the ranks.
   void Check(const RunCase& c, int rank, int size) const;
   const Memory& result() const { return in_place_ ? memory_->input : memory_->output; }
 

@@ -35,7 +35,7 @@ class NcclCommunicatorTest : public ::testing::Test {
   }
   std::unique_ptr<Communicator> Alone() {
     std::unique_ptr<Communicator> made;
-    const Status status = Communicator::Init(api_, Id(), 1, 0, {}, &made);
+    const Status status = Communicator::Init(all_, Id(), 1, 0, {}, &made);
     EXPECT_TRUE(status.ok()) << status.ToString();
     return made;
   }
@@ -50,8 +50,20 @@ class NcclCommunicatorTest : public ::testing::Test {
         patience);
   }
 
+  // Those of a process.
+  std::shared_ptr<ProcessCommunicators> Process() {
+    return std::make_shared<ProcessCommunicators>(
+        std::shared_ptr<const Api>(std::shared_ptr<const Api>(), &api_));
+  }
+  std::shared_ptr<cuda::Device> Device() {
+    std::shared_ptr<cuda::Device> device;
+    EXPECT_TRUE(cuda::Device::Open(gpus_.cuda(), 1, &device).ok());
+    return device;
+  }
+
   FakeGpus gpus_;
   Api& api_ = gpus_.nccl();
+  const std::shared_ptr<ProcessCommunicators> all_ = Process();
 };
 
 TEST_F(NcclCommunicatorTest, RanksMeetAndReduce) {
@@ -60,7 +72,7 @@ TEST_F(NcclCommunicatorTest, RanksMeetAndReduce) {
   std::vector<float> values = {1, 2, 4};
   RankThreads::Run(3, [&](int rank) {
     std::unique_ptr<Communicator> comm;
-    ASSERT_TRUE(Communicator::Init(api_, id, 3, rank, {}, &comm).ok());
+    ASSERT_TRUE(Communicator::Init(all_, id, 3, rank, {}, &comm).ok());
     EXPECT_EQ(comm->rank(), rank);
     EXPECT_EQ(comm->size(), 3);
     float& value = values[static_cast<std::size_t>(rank)];
@@ -83,10 +95,11 @@ TEST_F(NcclCommunicatorTest, RanksMeetAndReduce) {
 
 TEST_F(NcclCommunicatorTest, AnInitThatNobodyElseJoinsEndsAtTheDeadline) {
   std::unique_ptr<Communicator> made;
-  const Status status = Communicator::Init(api_, Id(), 2, 0, {.limit = kShort}, &made);
+  const Status status = Communicator::Init(all_, Id(), 2, 0, {.limit = kShort}, &made);
   EXPECT_EQ(status.code(), StatusCode::kTimedOut);
   EXPECT_THAT(status.message(), HasSubstr("ncclCommInitRankConfig: still in progress after 20 ms"));
   EXPECT_EQ(made, nullptr);
+  all_->AbortAll(Device());
   EXPECT_THAT(gpus_.calls("ncclCommAbort"), ElementsAre("ncclCommAbort rank 0"));
   EXPECT_EQ(gpus_.live_communicators(), 0);
 }
@@ -100,7 +113,7 @@ TEST_F(NcclCommunicatorTest, AnInitThatFailsAtOneRankEndsAtTheOthersWhenTheyAreS
   std::atomic<int> stopped{0};
   RankThreads::Run(3, [&](int rank) {
     std::unique_ptr<Communicator> made;
-    const Status status = Communicator::Init(api_, id, 3, rank, {.stop = &stop}, &made);
+    const Status status = Communicator::Init(all_, id, 3, rank, {.stop = &stop}, &made);
     if (status.code() == StatusCode::kBackend) {
       ++failed;
       EXPECT_THAT(status.message(), HasSubstr("no route to host"));
@@ -113,6 +126,7 @@ TEST_F(NcclCommunicatorTest, AnInitThatFailsAtOneRankEndsAtTheOthersWhenTheyAreS
   });
   EXPECT_EQ(failed, 1);
   EXPECT_EQ(stopped, 2);
+  all_->AbortAll(Device());
   EXPECT_EQ(gpus_.live_communicators(), 0);
 }
 
@@ -188,8 +202,9 @@ TEST_F(NcclCommunicatorTest, AbortsOnceAndEndsWhatIsInTheStream) {
   const UniqueId id = Id();
   RankThreads::Run(2, [&](int rank) {
     std::unique_ptr<Communicator> comm;
-    ASSERT_TRUE(Communicator::Init(api_, id, 2, rank, {}, &comm).ok());
-    if (rank == 1) return;  // never comes to the reduction
+    const std::shared_ptr<ProcessCommunicators> all = Process();
+    ASSERT_TRUE(Communicator::Init(all, id, 2, rank, {}, &comm).ok());
+    if (rank == 1) return all->AbortAll(Device());  // never comes to the reduction
     float value = 3;
     cuda::StreamHandle stream = gpus_.MakeStream();
     ASSERT_TRUE(Sum(*comm, &value, stream, {}).ok());
@@ -197,21 +212,107 @@ TEST_F(NcclCommunicatorTest, AbortsOnceAndEndsWhatIsInTheStream) {
     gpus_.PutWrite(stream, &behind, 1, 1);
     gpus_.RunDevices();
     EXPECT_EQ(behind, 0);
-    comm->Abort();
-    comm->Abort();
+    all->AbortAll(Device());
+    all->AbortAll(Device());
     gpus_.RunDevices();
     EXPECT_EQ(behind, 1);
-    EXPECT_FALSE(comm->CheckAsync().ok());
-    EXPECT_TRUE(comm->Finalize({}).ok());
+    EXPECT_EQ(comm->CheckAsync().code(), StatusCode::kAborted);
+    EXPECT_EQ(comm->Finalize({}).code(), StatusCode::kAborted);
   });
   EXPECT_THAT(gpus_.calls("ncclCommAbort rank 0"), ElementsAre("ncclCommAbort rank 0"));
   EXPECT_EQ(gpus_.live_communicators(), 0);
 }
 
-TEST_F(NcclCommunicatorTest, AGoodByeThatFailsBecomesAnAbort) {
+// Two communicators of a rank whose peer never comes, in one stream: the kernel of the second one made
+// stands in front.
+struct StuckPair {
+  std::unique_ptr<Communicator> first;
+  std::unique_ptr<Communicator> second;
+  float values[2] = {1, 2};
+};
+
+TEST_F(NcclCommunicatorTest, AllAreAbortedInOneGroup) {
+  for (const bool groups : {true, false}) {
+    if (!groups) {
+      api_.GetVersion = [](int* version) {
+        *version = 22105;
+        return Result::kSuccess;
+      };
+    }
+    const UniqueId ids[2] = {Id(), Id()};
+    RankThreads::Run(2, [&](int rank) {
+      const std::shared_ptr<ProcessCommunicators> all = Process();
+      StuckPair pair;
+      ASSERT_TRUE(Communicator::Init(all, ids[0], 2, rank, {}, &pair.first).ok());
+      ASSERT_TRUE(Communicator::Init(all, ids[1], 2, rank, {}, &pair.second).ok());
+      if (rank == 1) return;
+      gpus_.Forget();
+      cuda::StreamHandle stream = gpus_.MakeStream();
+      ASSERT_TRUE(Sum(*pair.second, &pair.values[1], stream, {}).ok());
+      ASSERT_TRUE(Sum(*pair.first, &pair.values[0], stream, {}).ok());
+      all->AbortAll(Device());
+      EXPECT_EQ(gpus_.aborting(), 0);
+      const std::string call = "ncclCommAbort rank 0";
+      EXPECT_THAT(gpus_.calls("ncclCommAbort"), ElementsAre(call, call));
+      EXPECT_EQ(gpus_.calls("ncclGroupStart").size(), groups ? 1u : 0u);
+    });
+  }
+}
+
+TEST_F(NcclCommunicatorTest, OneAfterTheOtherWouldDeadlock) {
+  const auto abort_the_second = [this] {
+    cuda::StreamHandle stream = gpus_.MakeStream();
+    float value = 1;
+    CommHandle last = nullptr;
+    for (int i = 0; i < 2; ++i) {
+      const UniqueId id = Id();
+      Config config;
+      Result result = Result::kSuccess;
+      CommHandle peer = nullptr;  // never comes
+      api_.CommInitRankConfig(&peer, 2, id, 1, &config);
+      api_.CommInitRankConfig(&last, 2, id, 0, &config);
+      api_.CommGetAsyncError(last, &result);
+      api_.AllReduce(&value, &value, 1, DataType::kFloat32, RedOp::kSum, last, stream);
+    }
+    api_.CommAbort(last);
+  };
+  EXPECT_DEATH(abort_the_second(), "ncclCommAbort would deadlock");
+}
+
+TEST_F(NcclCommunicatorTest, AThreadThatIsStuckInACallKeepsItsCommunicatorAlone) {
+  const std::unique_ptr<Communicator> stuck = Alone();
+  const std::unique_ptr<Communicator> other = Alone();
+  std::atomic<bool> is_in{false};
+  std::atomic<bool> may_leave{false};
+  RankThreads::Run(2, [&](int rank) {
+    if (rank == 0) {
+      EXPECT_TRUE(stuck
+                      ->Run("ncclAllReduce",
+                            [&](CommHandle) {
+                              is_in = true;
+                              is_in.notify_all();
+                              may_leave.wait(false);
+                              return Result::kSuccess;
+                            },
+                            {})
+                      .ok());
+      return;
+    }
+    is_in.wait(false);
+    all_->AbortAll(Device());
+    EXPECT_EQ(gpus_.calls("ncclCommAbort").size(), 1u);
+    EXPECT_EQ(other->CheckAsync().code(), StatusCode::kAborted);
+    may_leave = true;
+    may_leave.notify_all();
+  });
+  EXPECT_TRUE(stuck->CheckAsync().ok());
+}
+
+TEST_F(NcclCommunicatorTest, AGoodByeThatFailsLeavesItToAnAbort) {
   const std::unique_ptr<Communicator> comm = Alone();
   gpus_.FailNext("ncclCommFinalize", static_cast<int>(Result::kRemoteError));
   EXPECT_FALSE(comm->Finalize({}).ok());
+  all_->AbortAll(Device());
   EXPECT_THAT(gpus_.calls("ncclCommAbort"), ElementsAre("ncclCommAbort rank 0"));
   EXPECT_THAT(gpus_.calls("ncclCommDestroy"), IsEmpty());
 }

@@ -38,7 +38,8 @@ TEST(NcclDeviceMemoryTest, SmallBlocksDoubleAndLargeOnesAreAsLargeAsTheyMustBe) 
   UniqueId id;
   ASSERT_EQ(api.GetUniqueId(&id), Result::kSuccess);
   std::unique_ptr<Communicator> communicator;
-  ASSERT_TRUE(Communicator::Init(api, id, 1, 0, {}, &communicator).ok());
+  const auto all = std::make_shared<ProcessCommunicators>(std::make_shared<const Api>(api));
+  ASSERT_TRUE(Communicator::Init(all, id, 1, 0, {}, &communicator).ok());
   {
     DeviceMemory staging(gpus.cuda(), *communicator);
     std::byte* memory = nullptr;

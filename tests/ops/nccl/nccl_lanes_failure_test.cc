@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -379,6 +380,77 @@ TEST(NcclLanesFailureTest, AbandoningEndsAGroupThatNobodyElseJoins) {
     EXPECT_TRUE(device.failure().ok());  // it was not this one's
   });
   EXPECT_EQ(gpus.calls("ncclCommAbort rank 0").size(), 1u);
+}
+
+// Rank 0 comes to collectives of two sets that rank 1 never comes to: the kernel of the second set stands
+// in front of that of the first one. `device`: of rank 0, which has met rank 1 before.
+void GetStuckInTwoSets(DeviceRank& device, RunSide* sides) {
+  for (const core::SetNumber set : {core::SetNumber{5}, core::kWorldSet}) {
+    RunSide& side = *sides++;
+    device.Start({device.OnDevice(side.MakeItem(Sum(), "stuck", 0, 2))}, set);
+    while (!side.handle()->done()) std::this_thread::yield();
+    EXPECT_TRUE(side.handle()->status().ok());  // launched
+  }
+}
+
+void UseTwoSets(DeviceRank& device, int rank) {
+  auto work = std::make_shared<core::Work>();
+  work->handle = std::make_shared<core::HandleState>(nullptr, nullptr);
+  device.lanes().AddSet(5, core::RankRanges::Span(0, 1), work, core::Clock::now());
+  device.RunToIdle();
+  for (const core::SetNumber set : {core::kWorldSet, core::SetNumber{5}}) {
+    RunSide side;
+    device.Start({device.OnDevice(side.MakeItem(Sum(), "first", rank, 2))}, set);
+    device.RunToIdle();
+    side.Check(Sum(), rank, 2);
+  }
+}
+
+TEST(NcclLanesFailureTest, TheCommunicatorsOfAllSetsAreAbortedTogether) {
+  FakeGpus gpus;
+  InprocWorld world(2);
+  std::barrier both(2);
+  RankThreads::Run(2, [&](int rank) {
+    DeviceRank device(gpus, world, rank);
+    UseTwoSets(device, rank);
+    both.arrive_and_wait();
+    if (rank == 1) return both.arrive_and_wait();
+    RunSide sides[2];
+    GetStuckInTwoSets(device, sides);
+    gpus.SetAsyncError(0, nccl::Result::kRemoteError);
+    while (device.failure().ok()) std::this_thread::yield();
+    device.EndLanes();
+    both.arrive_and_wait();
+  });
+  EXPECT_EQ(gpus.calls("ncclCommAbort rank 0").size(), 2u);
+  EXPECT_EQ(gpus.aborting(), 0);
+  EXPECT_THAT(gpus.devices_with_context(),
+              ::testing::ElementsAre(1, 2));  // the abort's thread has chosen
+}
+
+TEST(NcclLanesFailureTest, AnAbortThatDoesNotReturnHoldsUpNobody) {
+  static FakeGpus& gpus = *new FakeGpus;  // the abort uses it after the lanes
+  static std::atomic<bool> open{false};
+  InprocWorld world(1);
+  RunSide late;
+  {
+    DeviceRank device(gpus, world, 0);
+    RunSide first;
+    device.Start({device.OnDevice(first.MakeItem(Sum(), "first", 0, 1))});
+    device.RunToIdle();
+    gpus.PutGate(device.producer(), open);  // the device stands still
+    const RunCase rows =
+        OnDevice({.signature = {.kind = OpKind::kAllGather, .shape = {4}}, .rows = {2}});
+    device.Start({device.OnDevice(late.MakeItem(rows, "late", 0, 1))});
+    while (gpus.calls("ncclAllGather").empty()) device.lanes().Step(core::Clock::now());
+    gpus.SetAsyncError(0, nccl::Result::kRemoteError);
+    while (!late.handle()->done()) std::this_thread::yield();
+    EXPECT_FALSE(late.handle()->status().ok());
+    EXPECT_EQ(gpus.aborting(), 1);
+  }
+  EXPECT_EQ(gpus.aborting(), 1);  // is left behind
+  open = true;
+  while (gpus.aborting() > 0) std::this_thread::yield();
 }
 
 // What a rank that is stuck in NCCL does, for the test below: a table has functions, no closures.
