@@ -233,7 +233,9 @@ TEST_F(NcclArenaTest, IsAWindowOnAllRanksBeforeABucketIsReducedInPlace) {
       // One call a rank, of the bucket as it lies: 5 of 8 places, 8, and 3.
       EXPECT_THAT(gpus_.calls("ncclAllReduce"),
                   AllOf(SizeIs(2), Each(HasSubstr("count 19 type 7"))));
-      EXPECT_THAT(gpus_.calls("cuLaunchKernel"), IsEmpty());
+      EXPECT_THAT(gpus_.calls("path of ncclAllReduce"),
+                  AllOf(SizeIs(2), Each(HasSubstr("symmetric"))));
+      EXPECT_THAT(gpus_.calls("cuLaunchKernel"), SizeIs(2));  // divides
       EXPECT_THAT(gpus_.calls("ncclMemAlloc"), IsEmpty());
     });
   });
@@ -267,7 +269,7 @@ TEST_F(NcclArenaTest, AnOldNcclReducesInItAllTheSame) {
     Once(number, [&] { gpus_.Forget(); });
     RunAndCheck(rank, number, arena);
   });
-  EXPECT_THAT(gpus_.calls("cuLaunchKernel"), IsEmpty());
+  EXPECT_THAT(gpus_.calls("cuLaunchKernel"), SizeIs(2));  // divides
 }
 
 TEST_F(NcclArenaTest, MemoryThatIsNotNcclsIsNotRegistered) {

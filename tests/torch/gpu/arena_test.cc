@@ -121,8 +121,8 @@ TEST_F(GpuArenaTest, WhatIsKeptThereIsNotCopied) {
       Backward(model, rank, step);
       optimizer.step();
       Check(rank, model, step);
-      // The first to come into it are those that were there before.
-      if (step > 1) Once(rank, [&] { EXPECT_THAT(gpus_.calls("cuLaunchKernel"), IsEmpty()); });
+      // The first to come into it are those that were there before. One kernel a rank divides them.
+      if (step > 1) Once(rank, [&] { EXPECT_THAT(gpus_.calls("cuLaunchKernel"), SizeIs(2)); });
     }
   });
 }
