@@ -1,6 +1,6 @@
 // Many tensors, submitted together and waited for, against raw MPI.
 //
-//   mpirun -np 2 --bind-to none gradients [--works resnet50,small,half] [--rounds N]
+//   mpirun -np 2 --bind-to none gradients [--works resnet50,small,calls,half] [--rounds N]
 //                                         [--references-only]
 //
 // --references-only: MPI alone, in a process whose malloc keeps what is freed.
@@ -107,7 +107,8 @@ void ResNet50(const Setup& setup) {
   measure("private", &secluded);
 }
 
-void SmallTensors(const Setup& setup) {
+// `calls_only`: neither as one group, nor by MPI.
+void SmallTensors(const Setup& setup, bool calls_only) {
   constexpr int kTensors = 1000;
   constexpr int kElements = 256;
   if (setup.references_only) return;
@@ -122,10 +123,11 @@ void SmallTensors(const Setup& setup) {
                          });
                        }};
   const std::string work = "1000 tensors of 256 floats, ";
+  const Variant calls = {kOurs, [&] { return Timed([&] { tensors.AllReduce(); }); }};
+  if (calls_only) return Measure(work + "each by a call", setup.rounds, "ms", 1e3, {calls});
   Measure(work + "one group", setup.rounds, "ms", 1e3,
           {{kOurs, [&] { return Timed([&] { tensors.AllReduceGrouped(); }); }}, mpi});
-  Measure(work + "each by a call", setup.rounds, "ms", 1e3,
-          {{kOurs, [&] { return Timed([&] { tensors.AllReduce(); }); }}, mpi});
+  Measure(work + "each by a call", setup.rounds, "ms", 1e3, {calls, mpi});
 }
 
 // Half the bytes travel; compressed, every element is converted four times.
@@ -161,7 +163,7 @@ int Main(int argc, char** argv) {
   init();
   for (const std::string& work : ListFlag(argc, argv, "works", "resnet50,small")) {
     if (work == "resnet50") ResNet50(setup);
-    if (work == "small") SmallTensors(setup);
+    if (work == "small" || work == "calls") SmallTensors(setup, work == "calls");
     if (work == "half") HalfTypes(setup);
   }
   shutdown();
