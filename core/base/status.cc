@@ -3,6 +3,7 @@
 #include <exception>
 #include <iterator>
 #include <new>
+#include <utility>
 
 #include "core/base/text.h"
 
@@ -41,20 +42,30 @@ std::string_view StatusCodeName(StatusCode code) {
   return NameIn(kNames, code);
 }
 
+Status::Status(StatusCode code, std::string message, Origin origin)
+    : said_(std::make_shared<const All>(All{code, std::move(message), std::move(origin)})) {}
+
+const Status::All& Status::Said() const {
+  static const All& none = *new All();  // not destroyed: threads that are left behind may ask
+  return said_ == nullptr ? none : *said_;
+}
+
 std::string Status::ToString() const {
-  std::string text(StatusCodeName(code_));
+  std::string text(StatusCodeName(code()));
   if (ok()) return text;
-  if (!message_.empty()) text += ": " + message_;
+  const std::string& message = Said().message;
+  const Origin& origin = Said().origin;
+  if (!message.empty()) text += ": " + message;
 
   std::string from;
-  if (origin_.rank >= 0 && !(origin_.host.empty() && NamesRank(message_, origin_.rank))) {
-    from = "rank " + std::to_string(origin_.rank);
+  if (origin.rank >= 0 && !(origin.host.empty() && NamesRank(message, origin.rank))) {
+    from = "rank " + std::to_string(origin.rank);
   }
-  if (!origin_.host.empty()) from += (from.empty() ? "host " : " on host ") + origin_.host;
+  if (!origin.host.empty()) from += (from.empty() ? "host " : " on host ") + origin.host;
   if (!from.empty()) from.insert(0, "from ");
   // Most messages name the tensor themselves; twice would read badly.
-  if (!origin_.tensor.empty() && !NamesTensor(message_, origin_.tensor)) {
-    from += (from.empty() ? "tensor " : ", tensor ") + Quoted(origin_.tensor);
+  if (!origin.tensor.empty() && !NamesTensor(message, origin.tensor)) {
+    from += (from.empty() ? "tensor " : ", tensor ") + Quoted(origin.tensor);
   }
   if (!from.empty()) text += " (" + from + ")";
   return text;

@@ -6,9 +6,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 
 namespace sirtaki::core {
 
@@ -41,27 +41,33 @@ struct Origin {
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
-  Status(StatusCode code, std::string message, Origin origin)
-      : code_(code), message_(std::move(message)), origin_(std::move(origin)) {}
+  Status(StatusCode code, std::string message, Origin origin = {});
 
   static Status Ok() { return {}; }
 
-  bool ok() const { return code_ == StatusCode::kOk; }
-  StatusCode code() const { return code_; }
-  const std::string& message() const { return message_; }
-  const Origin& origin() const { return origin_; }
+  bool ok() const { return code() == StatusCode::kOk; }
+  StatusCode code() const { return said_ == nullptr ? StatusCode::kOk : said_->code; }
+  const std::string& message() const { return Said().message; }
+  const Origin& origin() const { return Said().origin; }
 
   // "mismatch: all-reduce \"w\": … (from rank 3 on host b)". Never empty, "ok" when ok. Of the
   // origin what the message does not say itself.
   std::string ToString() const;
 
-  bool operator==(const Status&) const = default;
+  bool operator==(const Status& other) const {
+    return said_ == other.said_ || Said() == other.Said();
+  }
 
  private:
-  StatusCode code_ = StatusCode::kOk;
-  std::string message_;
-  Origin origin_;
+  struct All {
+    StatusCode code = StatusCode::kOk;
+    std::string message;
+    Origin origin;
+    bool operator==(const All&) const = default;
+  };
+  const All& Said() const;
+
+  std::shared_ptr<const All> said_;  // null: ok, which most are
 };
 
 // The exception that a handler has caught, as a status of kBackend: its text, or "out of host memory".

@@ -119,6 +119,7 @@ bool Engine::SubmitNew(TimePoint now) {
   if (!queue_.HasNew()) return false;
   std::vector<Request> requests;
   const std::vector<WorkPtr> works = queue_.Take();
+  requests.reserve(works.size());
   if (works.empty()) return true;  // closed meanwhile
   const Key& last = works.back()->request.key;
   const bool has_step = last.form == Key::Form::kBucket && options_.step;
@@ -153,7 +154,7 @@ bool Engine::SubmitNew(TimePoint now) {
       requests.push_back(work->request);
     }
   }
-  if (!requests.empty()) negotiator_.Submit(std::move(requests), now);
+  if (!requests.empty()) negotiator_.Submit(requests, now);
   return true;
 }
 
@@ -276,6 +277,7 @@ void Engine::FailInHand(const Status& why) {
 
 bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
   RunBatch batch{decided.set, decided.number, std::move(decided.members), limits_.Get(), {}};
+  batch.items.reserve(decided.entries.size());
   for (Decided& entry : decided.entries) {
     const auto start = [&](auto& what)
                            SIRTAKI_NO_THREAD_SAFETY_ANALYSIS { return Start(what, batch, now); };

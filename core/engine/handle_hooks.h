@@ -1,9 +1,7 @@
 // What handles need of their engine for as long as it lives: they may outlive it. Thread-safe.
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <utility>
 
 #include "core/base/thread_annotations.h"
 #include "core/engine/tensor_queue.h"
@@ -14,16 +12,26 @@
 
 namespace sirtaki::core {
 
-class HandleHooks {
+class HandleHooks final : public HandleWatcher {
  public:
   // `transport` may be null: nobody sleeps.
   HandleHooks(Transport* transport, TensorQueue* queue) : transport_(transport), queue_(queue) {}
 
   static HandlePtr MakeHandle(const std::shared_ptr<HandleHooks>& hooks, const Key& key) {
-    std::function<void()> on_observed;
+    return std::make_shared<HandleState>(hooks, key);
+  }
+
+  void Completed() override SIRTAKI_EXCLUDES(bell_mutex_) {
+    if (InForkedChild()) return;
+    MutexLock lock(bell_mutex_);
+    if (transport_ != nullptr) transport_->Wake();
+  }
+
+  void Observed(const Key& key) override SIRTAKI_EXCLUDES(names_mutex_) {
     // An unnamed call's number is given by the queue, and holds no name.
-    if (key.form != Key::Form::kUnnamed) on_observed = [hooks, key] { hooks->ReleaseName(key); };
-    return std::make_shared<HandleState>([hooks] { hooks->Ring(); }, std::move(on_observed), key);
+    if (key.form == Key::Form::kUnnamed || InForkedChild()) return;
+    MutexLock lock(names_mutex_);
+    if (queue_ != nullptr) queue_->ReleaseName(key);
   }
 
   // The engine ends: from now on nothing is called any more.
@@ -39,18 +47,6 @@ class HandleHooks {
  private:
   // There the locks, these and the queue's, may be held by threads that exist in the parent alone.
   bool InForkedChild() const { return ForkGeneration() != fork_generation_; }
-
-  void Ring() SIRTAKI_EXCLUDES(bell_mutex_) {
-    if (InForkedChild()) return;
-    MutexLock lock(bell_mutex_);
-    if (transport_ != nullptr) transport_->Wake();
-  }
-
-  void ReleaseName(const Key& key) SIRTAKI_EXCLUDES(names_mutex_) {
-    if (InForkedChild()) return;
-    MutexLock lock(names_mutex_);
-    if (queue_ != nullptr) queue_->ReleaseName(key);
-  }
 
   const int fork_generation_ = ForkGeneration();
 

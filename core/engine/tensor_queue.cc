@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "core/base/check.h"
 #include "core/protocol/message.h"
@@ -29,27 +30,31 @@ Status TensorQueue::Push(const WorkPtr& work) {
             "this rank has joined" + OfSet(key.set) +
                 ": it can call nothing more there until its join has returned"};
   }
+  const bool is_unnamed = key.form == Key::Form::kUnnamed;
   if (key == Key::Join(key.set)) {
     joined_.insert(key.set);
-  } else if (key.form == Key::Form::kUnnamed) {
+  } else if (is_unnamed) {
     if (Status status = CheckUnnamed(key); !status.ok()) return status;
     std::uint64_t call = calls_[key.set].next;
     // Numbers restart when a set's epoch has ended, and what came before is resolved by then; but a
     // set that is removed may still have a call here that the negotiation has not seen.
-    while (pending_.contains(Key::Unnamed(key.set, call))) ++call;
+    while (uses_.contains(Key::Unnamed(key.set, call))) ++call;
     calls_[key.set].next = call + 1;
     key.number = call;
-  } else if (!names_in_flight_.insert(key).second) {
+  }
+  Use& use = uses_[key];
+  if (use.named) {
     return {StatusCode::kDuplicateName,
             key.ToString() +
                 " is already in flight on this rank: wait for its handle before using it again, or "
                 "give each call a name of its own",
             Origin{-1, {}, TensorName(key)}};
   }
+  use.named = !is_unnamed;
   if (!work->is_message()) work->number = ++accepted_[key.set];
   if (work->deadline != TimePoint::max()) deadlines_.emplace(work->deadline, work.get());
-  if (!pending_.contains(key)) {
-    Admit(work);
+  if (use.pending == nullptr) {
+    Admit(work, &use.pending);
   } else {
     held_[key].push_back(work);
     ++held_count_;
@@ -70,8 +75,9 @@ Status TensorQueue::CheckUnnamed(const Key& key) {
   return Status::Ok();
 }
 
-void TensorQueue::Admit(const WorkPtr& work) {
-  pending_.emplace(work->request.key, work);
+void TensorQueue::Admit(const WorkPtr& work, WorkPtr* pending) {
+  *pending = work;
+  ++pending_count_;
   fresh_.push_back(work);
   fresh_count_ = fresh_.size();
 }
@@ -87,27 +93,30 @@ std::vector<WorkPtr> TensorQueue::Take() {
 WorkPtr TensorQueue::Resolve(const Key& key) {
   WorkPtr resolved;
   MutexLock lock(mutex_);
-  const auto found = pending_.find(key);
-  if (found == pending_.end()) return nullptr;
-  resolved = std::move(found->second);
-  pending_.erase(found);
+  const auto found = uses_.find(key);
+  if (found == uses_.end() || found->second.pending == nullptr) return nullptr;
+  resolved = std::exchange(found->second.pending, nullptr);
+  --pending_count_;
   ForgetDeadline(*resolved);
-  const auto held = held_.find(key);
+  const auto held = held_count_ > 0 ? held_.find(key) : held_.end();
   if (held != held_.end()) {
-    Admit(held->second.front());
+    Admit(held->second.front(), &found->second.pending);
     held->second.pop_front();  // Admit kept it alive
     --held_count_;
     if (held->second.empty()) held_.erase(held);
+  } else if (!found->second.named) {
+    uses_.erase(found);
   }
   return resolved;
 }
 
 std::optional<Key> TensorQueue::KeyOf(const HandleState* handle) const {
   MutexLock lock(mutex_);
-  const auto found = std::find_if(pending_.begin(), pending_.end(), [handle](const auto& entry) {
-    return entry.second->handle.get() == handle && entry.second->deadline == TimePoint::max();
+  const auto found = std::find_if(uses_.begin(), uses_.end(), [handle](const auto& use) {
+    const WorkPtr& work = use.second.pending;
+    return work != nullptr && work->handle.get() == handle && work->deadline == TimePoint::max();
   });
-  return found == pending_.end() ? std::nullopt : std::optional<Key>(found->first);
+  return found == uses_.end() ? std::nullopt : std::optional<Key>(found->first);
 }
 
 void TensorQueue::HandOverDeadline(const Work& work) {
@@ -121,7 +130,10 @@ void TensorQueue::ForgetDeadline(const Work& work) {
 
 void TensorQueue::ReleaseName(const Key& key) {
   MutexLock lock(mutex_);
-  names_in_flight_.erase(key);
+  const auto found = uses_.find(key);
+  if (found == uses_.end()) return;
+  found->second.named = false;
+  if (found->second.pending == nullptr) uses_.erase(found);
 }
 
 WorkPtr TensorQueue::EndEpoch(SetNumber set) {
@@ -137,7 +149,7 @@ void TensorQueue::Close(const Status& why) {
   // Taken out under the lock, completed and dropped without it: completions ring doorbells, and the
   // last reference to a handle releases its name here.
   std::vector<WorkPtr> fresh;
-  std::unordered_map<Key, WorkPtr, KeyHash> pending;
+  std::unordered_map<Key, Use, KeyHash> uses;
   std::unordered_map<Key, std::deque<WorkPtr>, KeyHash> held;
   {
     MutexLock lock(mutex_);
@@ -146,15 +158,16 @@ void TensorQueue::Close(const Status& why) {
     pending_at_close_ = PendingCalls();
     fresh.swap(fresh_);
     fresh_count_ = 0;
-    pending.swap(pending_);
+    uses.swap(uses_);
+    pending_count_ = 0;
     held.swap(held_);
     held_count_ = 0;
     deadlines_.clear();
   }
   const auto complete = [&why](const WorkPtr& work) {
-    if (work->handle != nullptr) work->handle->Complete(why);
+    if (work != nullptr && work->handle != nullptr) work->handle->Complete(why);
   };
-  for (const auto& [key, work] : pending) complete(work);
+  for (const auto& [key, use] : uses) complete(use.pending);
   for (const auto& [key, works] : held) {
     for (const WorkPtr& work : works) complete(work);
   }
@@ -167,9 +180,12 @@ TensorQueue::Account TensorQueue::GiveAccount() const {
 
 std::vector<TensorQueue::Account::Call> TensorQueue::PendingCalls() const {
   std::vector<Account::Call> calls;
-  calls.reserve(pending_.size());
-  for (const auto& [key, work] : pending_) {
-    calls.push_back({key, work->request.asked, work->number, work->submitted});
+  calls.reserve(pending_count_);
+  for (const auto& [key, use] : uses_) {
+    const WorkPtr& work = use.pending;
+    if (work != nullptr) {
+      calls.push_back({key, work->request.asked, work->number, work->submitted});
+    }
   }
   std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) {
     return std::tie(a.key.set, a.number) < std::tie(b.key.set, b.number);
@@ -184,7 +200,7 @@ bool TensorQueue::closed() const {
 
 std::size_t TensorQueue::pending() const {
   MutexLock lock(mutex_);
-  return pending_.size() + held_count_;
+  return pending_count_ + held_count_;
 }
 
 TimePoint TensorQueue::EarliestDeadline(Key* key, Duration* limit) const {

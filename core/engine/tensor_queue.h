@@ -10,7 +10,6 @@
 #include <optional>
 #include <set>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -91,7 +90,7 @@ class TensorQueue {
 
  private:
   Status CheckUnnamed(const Key& key) SIRTAKI_REQUIRES(mutex_);
-  void Admit(const WorkPtr& work) SIRTAKI_REQUIRES(mutex_);
+  void Admit(const WorkPtr& work, WorkPtr* pending) SIRTAKI_REQUIRES(mutex_);
   std::vector<Account::Call> PendingCalls() const SIRTAKI_REQUIRES(mutex_);
   void ForgetDeadline(const Work& work) SIRTAKI_REQUIRES(mutex_);
 
@@ -99,10 +98,15 @@ class TensorQueue {
   mutable Mutex mutex_;
   std::vector<WorkPtr> fresh_ SIRTAKI_GUARDED_BY(mutex_);
   std::atomic<std::size_t> fresh_count_{0};  // for those who look without the mutex
-  std::unordered_map<Key, WorkPtr, KeyHash> pending_ SIRTAKI_GUARDED_BY(mutex_);
+  // A key is used while its work is pending, and while its name is in flight.
+  struct Use {
+    WorkPtr pending;  // null: there is none
+    bool named = false;
+  };
+  std::unordered_map<Key, Use, KeyHash> uses_ SIRTAKI_GUARDED_BY(mutex_);
+  std::size_t pending_count_ SIRTAKI_GUARDED_BY(mutex_) = 0;
   std::unordered_map<Key, std::deque<WorkPtr>, KeyHash> held_ SIRTAKI_GUARDED_BY(mutex_);
   std::size_t held_count_ SIRTAKI_GUARDED_BY(mutex_) = 0;
-  std::unordered_set<Key, KeyHash> names_in_flight_ SIRTAKI_GUARDED_BY(mutex_);
   // Of a set's unnamed calls, since its last epoch.
   struct Calls {
     std::uint64_t next = 0;

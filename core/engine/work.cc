@@ -5,11 +5,33 @@
 
 namespace sirtaki::core {
 
+namespace {
+
+class Functions final : public HandleWatcher {
+ public:
+  Functions(std::function<void()> on_complete, std::function<void()> on_observed)
+      : on_complete_(std::move(on_complete)), on_observed_(std::move(on_observed)) {}
+  void Completed() override {
+    if (on_complete_) on_complete_();
+  }
+  void Observed(const Key& /*key*/) override {
+    if (on_observed_) on_observed_();
+  }
+
+ private:
+  const std::function<void()> on_complete_;
+  const std::function<void()> on_observed_;
+};
+
+}  // namespace
+
+HandleState::HandleState(std::shared_ptr<HandleWatcher> watcher, Key key)
+    : watcher_(std::move(watcher)), key_(std::move(key)) {}
+
 HandleState::HandleState(std::function<void()> on_complete, std::function<void()> on_observed,
                          Key key)
-    : on_complete_(std::move(on_complete)),
-      on_observed_(std::move(on_observed)),
-      key_(std::move(key)) {}
+    : HandleState(std::make_shared<Functions>(std::move(on_complete), std::move(on_observed)),
+                  std::move(key)) {}
 
 // Nobody can see the end any more, so the name must not stay taken.
 HandleState::~HandleState() { Observe(); }
@@ -25,7 +47,7 @@ bool HandleState::Complete(Status status) {
   }
   // A read-modify-write, not a load: either it sees the waiter's increment, or that increment reads
   // from it and then the waiter sees done_. With a plain load both could miss each other.
-  if (waiters_.fetch_add(0, std::memory_order_seq_cst) > 0 && on_complete_) on_complete_();
+  if (waiters_.fetch_add(0, std::memory_order_seq_cst) > 0 && watcher_) watcher_->Completed();
   for (const std::function<void()>& each : next) each();
   return true;
 }
@@ -51,7 +73,9 @@ void HandleState::EndPiece(const Status& status) {
 }
 
 void HandleState::Observe() {
-  if (!observed_.exchange(true, std::memory_order_acq_rel) && on_observed_) on_observed_();
+  if (!observed_.exchange(true, std::memory_order_acq_rel) && watcher_) {
+    watcher_->Observed(key_);
+  }
 }
 
 std::int64_t Work::InputBytes() const {

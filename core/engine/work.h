@@ -16,15 +16,26 @@
 
 namespace sirtaki::core {
 
+// What is told of a handle's end. Thread-safe.
+class HandleWatcher {
+ public:
+  virtual ~HandleWatcher() = default;
+  // On the completing thread, after the state is visible, if somebody waits; it only rings a
+  // doorbell.
+  virtual void Completed() = 0;
+  // Once, when the submitter has seen the end (synchronized, polled true, or destroyed the handle):
+  // the name is free again.
+  virtual void Observed(const Key& key) = 0;
+};
+
 // The shared state of a handle. Completed exactly once: the first Complete wins, later ones are
 // no-ops (a fault completes handles at once, a data thread that returns later finds them done).
 // Thread-safe. Lock order: token -> queue -> handle.
 class HandleState {
  public:
-  // `on_complete` runs on the completing thread, after the state is visible, if somebody waits;
-  // it only rings a doorbell. `on_observed` runs once, when the submitter has seen the end
-  // (synchronized, polled true, or destroyed the handle): the name is free again.
-  // `key`: of the work, for texts.
+  // `watcher`: null: nobody is told. `key`: of the work, for texts.
+  HandleState(std::shared_ptr<HandleWatcher> watcher, Key key);
+  // Functions, perhaps null, are called as a HandleWatcher's.
   HandleState(std::function<void()> on_complete, std::function<void()> on_observed,
               Key key = Key::Unnamed(kWorldSet, 0));
   ~HandleState();
@@ -70,7 +81,7 @@ class HandleState {
   void EndPiece(const Status& status);
 
   // Idempotent. The destructor does it too, so that no name stays taken; hence the last HandlePtr
-  // must not be dropped while holding a lock that `on_observed` takes.
+  // must not be dropped while holding a lock that Observed takes.
   void Observe();
   // The submission was refused, so this handle never held its name: observing it frees nothing.
   void Disown() { observed_.store(true, std::memory_order_release); }
@@ -80,8 +91,7 @@ class HandleState {
   void EndWait() { waiters_.fetch_sub(1, std::memory_order_seq_cst); }
 
  private:
-  std::function<void()> on_complete_;
-  std::function<void()> on_observed_;
+  const std::shared_ptr<HandleWatcher> watcher_;
   const Key key_;
   Mutex mutex_;                              // serialises completers
   Status status_;                            // written once, before done_

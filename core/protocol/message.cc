@@ -12,7 +12,7 @@ std::string TensorName(const Key& key) {
   Key of_world = key;
   of_world.set = kWorldSet;
   const std::string text = of_world.ToString();
-  return text.starts_with('"') ? key.name : text;
+  return text.starts_with('"') ? key.name.text() : text;
 }
 
 }  // namespace sirtaki::core

@@ -58,24 +58,24 @@ bool Negotiator::IsGone(SetNumber set) const {
 
 // ---- this rank ----
 
-void Negotiator::Submit(std::vector<Request> requests, TimePoint now) {
+void Negotiator::Submit(const std::vector<Request>& requests, TimePoint now) {
   if (faulted()) return;
-  for (Request& request : requests) {
+  const RankRanges self = RankRanges::Single(options_.rank);
+  for (const Request& request : requests) {
     SetState* set = FindSet(request.key.set);
     if (set == nullptr || !set->self_member()) {
       RaiseFault(StatusCode::kProtocol, "a request for a set that this rank is not in",
                  TensorName(request.key));
       return;
     }
-    std::vector<Variant> variants;
-    variants.push_back(
-        {std::move(request.asked), std::move(request.invalid), RankRanges::Single(options_.rank)});
-    if (!set->AddReport(request.key, kSelf, std::move(variants), 0, request.absent, {}, now)) {
+    PendingKey* const pending = set->AddReport(request.key, kSelf, request.absent, {}, now);
+    if (pending == nullptr) {
       RaiseFault(StatusCode::kProtocol, "a second request while the first is in flight",
                  TensorName(request.key));
       return;
     }
-    Advance(*set, request.key);
+    pending->Merge(request.asked, request.invalid, self);
+    Advance(*set, request.key, *pending);
   }
   Due(now + options_.ping_interval);
 }
@@ -221,9 +221,9 @@ bool Negotiator::ReceiveReady(int child, ReadyItem item, TimePoint now) {
     Protocol(from, "a report for a set that it has no members of");
     return false;
   }
-  std::vector<Variant> variants = std::move(item.variants);
+  const IdTable::Row* row = nullptr;
   if (item.id != kNoId) {
-    const IdTable::Row* row = set->ids.Resolve(item.id);
+    row = set->ids.Resolve(item.id);
     if (row == nullptr) {
       Protocol(from, "id " + std::to_string(item.id) + ", which is not in the table");
       return false;
@@ -234,44 +234,49 @@ bool Negotiator::ReceiveReady(int child, ReadyItem item, TimePoint now) {
       Protocol(from, "an id for an unnamed call without the call's number");
       return false;
     }
-    RankRanges ranks = set->child_members(child);
-    ranks.Remove(item.silent);
-    variants.clear();
-    variants.push_back({row->signature, {}, std::move(ranks)});
-  } else if (variants.empty() || item.key.set != item.set) {
+  } else if (item.variants.empty() || item.key.set != item.set) {
     Protocol(from, "a report without a request");
     return false;
   }
-  if (!set->AddReport(item.key, child, std::move(variants), item.more_variants, item.absent,
-                      item.silent, now)) {
+  PendingKey* const pending = set->AddReport(item.key, child, item.absent, item.silent, now);
+  if (pending == nullptr) {
     Protocol(from, "a second report of " + item.key.ToString());
     return false;
   }
-  Advance(*set, item.key);
+  if (row == nullptr) {
+    for (const Variant& v : item.variants) pending->Merge(v.asked, v.invalid, v.ranks);
+    pending->more_variants += item.more_variants;
+  } else if (item.silent.empty()) {
+    pending->Merge(row->signature, {}, set->child_members(child));
+  } else {
+    RankRanges ranks = set->child_members(child);
+    ranks.Remove(item.silent);
+    pending->Merge(row->signature, {}, ranks);
+  }
+  Advance(*set, item.key, *pending);
   return true;
 }
 
 // ---- reports: forward once, or decide ----
 
-void Negotiator::Advance(SetState& set, const Key& key) {
-  PendingKey* pending = set.Find(key);
-  if (pending == nullptr || pending->forwarded) return;
-  if (!set.Complete(*pending)) {
+void Negotiator::Advance(SetState& set, const Key& key, PendingKey& pending) {
+  if (pending.forwarded) return;
+  if (!set.Complete(pending)) {
     // Also after a departure that did not complete it: a wait has begun.
-    return stalls_.NoteWait(*pending);
+    return stalls_.NoteWait(pending);
   }
-  set.AddSilent(*pending);
+  set.AddSilent(pending);
   if (set.seat()) {
-    Decide(set, key, *pending);
+    Decide(set, key, pending);
   } else {
-    pending->forwarded = true;
+    pending.forwarded = true;
     up_.push_back(ReadyUp{key});
   }
 }
 
 void Negotiator::AdvanceAfterDeparture(SetState& set) {
   // The keys first: what was reported before the departure is told before it (3).
-  for (const Key& key : set.CompleteKeys()) Advance(set, key);
+  for (const Key& key : set.CompleteKeys()) Advance(set, key, *set.Find(key));
   if (set.joined_told || !set.AllJoinedOrLeft()) return;
   set.joined_told = true;
   if (PendingKey* join = set.Find(Key::Join(set.number()))) join->forwarded = true;

@@ -77,7 +77,7 @@ class Negotiator final : private StallWatch::Surroundings {
   bool IsMember(SetNumber set) const;
   // Requests of this rank, in the order of their submission. Preconditions: IsMember(set), this
   // rank has neither joined the set nor left, and the key is not in flight here.
-  void Submit(std::vector<Request> requests, TimePoint now);
+  void Submit(const std::vector<Request>& requests, TimePoint now);
   // This rank has no more work in the set until everyone has joined (12).
   void Join(SetNumber set, TimePoint now);
   // This rank takes part in nothing more (16). Idempotent.
@@ -156,8 +156,9 @@ class Negotiator final : private StallWatch::Surroundings {
   int ChildIndex(int rank) const;  // -1: not a child
   void ReceiveReport(int child, ReportMessage report, TimePoint now);
   bool ReceiveReady(int child, ReadyItem item, TimePoint now);
-  void Advance(SetState& set, const Key& key);  // forwards or decides it if it is complete
-  void AdvanceAfterDeparture(SetState& set);    // somebody joined or left
+  // Forwards or decides the key if it is complete.
+  void Advance(SetState& set, const Key& key, PendingKey& pending);
+  void AdvanceAfterDeparture(SetState& set);  // somebody joined or left
   void NoteLeft(const RankRanges& ranks, const std::string& why);
   void Decide(SetState& set, const Key& key, PendingKey& pending);
   Entry DecideChange(const Key& key, const Asked& change, const PendingKey& pending);
@@ -172,7 +173,8 @@ class Negotiator final : private StallWatch::Surroundings {
   void ApplyBatch(Batch batch);  // executes here and passes down
   bool ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& decided);
   bool ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& decided);
-  bool MayBeDecided(SetState& set, const Key& key);  // false: a fault was raised
+  // MayBeDecided says whether an entry of this key makes sense here; false: a fault was raised.
+  bool MayBeDecided(SetState& set, const Key& key);
   bool MayChangeSets(const std::string& what, SetNumber set, const Key& key,
                      const DecidedBatch& decided);  // false: a fault was raised
   bool Apply(const AddSetEntry& entry, DecidedBatch& decided);

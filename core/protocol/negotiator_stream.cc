@@ -34,8 +34,10 @@ void Negotiator::CutBatches() {
 
 void Negotiator::CutBatchesOf(SetState& set) {
   if (set.decided.empty()) return;
+  std::vector<Entry> all = std::exchange(set.decided, {});
+  if (std::none_of(all.begin(), all.end(), IsChange)) return CutBatch(set, std::move(all));
   std::vector<Entry> entries;
-  for (Entry& entry : std::exchange(set.decided, {})) {
+  for (Entry& entry : all) {
     // What is no collective goes in a batch of its own (7).
     const bool alone = IsChange(entry);
     if (alone && !entries.empty()) CutBatch(set, std::exchange(entries, {}));
@@ -75,6 +77,7 @@ void Negotiator::ApplyBatch(Batch batch) {
   }
   for (const int child : set.children()) ++children_[static_cast<std::size_t>(child)].sent;
   DecidedBatch decided{batch.set, batch.number, set.shared_members(), {}};
+  decided.entries.reserve(batch.entries.size());
   for (const Entry& entry : batch.entries) {
     if (!ApplyEntry(set, entry, decided)) return;
   }

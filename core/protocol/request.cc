@@ -8,6 +8,7 @@
 #include <limits>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "core/base/text.h"
 
@@ -97,11 +98,22 @@ std::string_view WordsOf(std::string_view name) {
 
 }  // namespace
 
+Name::Name(std::string text) {
+  if (text.empty()) return;
+  const std::size_t hash = std::hash<std::string>{}(text);
+  shared_ = std::make_shared<const Shared>(Shared{std::move(text), hash});
+}
+
+const std::string& Name::text() const {
+  static const std::string& nothing = *new std::string();  // not destroyed, as the ok Status
+  return shared_ == nullptr ? nothing : shared_->text;
+}
+
 std::string Key::ToString() const {
   std::string text;
   switch (form) {
     case Form::kNamed:
-      text = WordsOf(name).empty() ? Quoted(name) : Escaped(WordsOf(name));
+      text = WordsOf(name.text()).empty() ? Quoted(name.text()) : Escaped(WordsOf(name.text()));
       break;
     case Form::kUnnamed:
       if (*this == Join(set)) {
@@ -126,7 +138,7 @@ std::size_t KeyHash::operator()(const Key& key) const {
   Hasher hasher;
   hasher.Mix((std::uint64_t{key.set} << 8) | static_cast<std::uint64_t>(key.form));
   if (key.form == Key::Form::kNamed) {
-    hasher.Mix(std::hash<std::string_view>{}(key.name));
+    hasher.Mix(key.name.hash());
   } else {
     hasher.Mix(key.number);
     hasher.Mix(key.bucket);

@@ -16,6 +16,27 @@
 
 namespace sirtaki::core {
 
+// A name is a text that is copied and looked up often: its copies share it, with its hash.
+class Name {
+ public:
+  Name() = default;
+  Name(std::string text);  // NOLINT(google-explicit-constructor): a name is given as a text
+
+  const std::string& text() const;
+  std::size_t hash() const { return shared_ == nullptr ? 0 : shared_->hash; }
+  bool empty() const { return shared_ == nullptr; }
+  bool operator==(const Name& other) const {
+    return shared_ == other.shared_ || (hash() == other.hash() && text() == other.text());
+  }
+
+ private:
+  struct Shared {
+    std::string text;
+    std::size_t hash;
+  };
+  std::shared_ptr<const Shared> shared_;  // null: it is empty
+};
+
 // Names a piece of work within a process set. Exactly one of three forms:
 //   named    name is not empty
 //   unnamed  the number of the call among the unnamed calls of the set since its last epoch
@@ -38,7 +59,7 @@ struct Key {
 
   SetNumber set = kWorldSet;
   Form form = Form::kNamed;
-  std::string name;
+  Name name;
   std::uint64_t number = 0;  // the call's number, or the arena
   std::uint64_t bucket = 0;
 

@@ -4,29 +4,19 @@
 #include <utility>
 
 namespace sirtaki::core {
-namespace {
 
-bool SameRequest(const Variant& a, const Variant& b) {
-  if (a.invalid != b.invalid) return false;
-  return AskTheSame(a.asked, b.asked);
-}
-
-// Equal requests become one group; beyond the limit only their number is kept.
-void Merge(std::vector<Variant>& into, std::uint32_t& more, std::vector<Variant> variants) {
-  for (Variant& v : variants) {
-    const auto same = std::find_if(into.begin(), into.end(),
-                                   [&](const Variant& known) { return SameRequest(known, v); });
-    if (same != into.end()) {
-      same->ranks.Add(v.ranks);
-    } else if (into.size() < kMaxVariants) {
-      into.push_back(std::move(v));
-    } else {
-      ++more;
-    }
+void PendingKey::Merge(const Asked& asked, const std::string& invalid, const RankRanges& ranks) {
+  const auto same = std::find_if(variants.begin(), variants.end(), [&](const Variant& known) {
+    return known.invalid == invalid && AskTheSame(known.asked, asked);
+  });
+  if (same != variants.end()) {
+    same->ranks.Add(ranks);
+  } else if (variants.size() < kMaxVariants) {
+    variants.push_back({asked, invalid, ranks});
+  } else {
+    ++more_variants;
   }
 }
-
-}  // namespace
 
 SetState::SetState(SetNumber number, RankRanges members, const Tree::Node& node, int self)
     : number_(number),
@@ -45,9 +35,8 @@ SetState::SetState(SetNumber number, RankRanges members, const Tree::Node& node,
   relevant_ = seat_ || (!all_below && (self_member_ || !children_.empty()));
 }
 
-bool SetState::AddReport(const Key& key, int source, std::vector<Variant> variants,
-                         std::uint32_t more_variants, const std::vector<bool>& absent,
-                         const RankRanges& silent, TimePoint now) {
+PendingKey* SetState::AddReport(const Key& key, int source, const std::vector<bool>& absent,
+                                const RankRanges& silent, TimePoint now) {
   const auto [found, inserted] = pending_.try_emplace(key);
   PendingKey& pending = found->second;
   if (inserted) {
@@ -55,11 +44,11 @@ bool SetState::AddReport(const Key& key, int source, std::vector<Variant> varian
     NoteOrder(pending, key);
   }
   if (source == kSelf) {
-    if (pending.self_reported) return false;
+    if (pending.self_reported) return nullptr;
     pending.self_reported = true;
   } else {
     if (pending.child_reported.empty()) pending.child_reported.resize(child_members_.size());
-    if (pending.child_reported[Index(source)]) return false;
+    if (pending.child_reported[Index(source)]) return nullptr;
     pending.child_reported[Index(source)] = true;
   }
   if (pending.reports == 0) {
@@ -71,10 +60,8 @@ bool SetState::AddReport(const Key& key, int source, std::vector<Variant> varian
       pending.absent[i] = pending.absent[i] && absent[i];
   }
   ++pending.reports;
-  pending.more_variants += more_variants;
-  Merge(pending.variants, pending.more_variants, std::move(variants));
   pending.silent.Add(silent);
-  return true;
+  return &pending;
 }
 
 void SetState::NoteOrder(PendingKey& pending, const Key& key) {
@@ -112,12 +99,17 @@ bool SetState::Gone(int source) const {
   return !left_.empty() && left_.ContainsAll(child_members_[Index(source)]);
 }
 
+bool SetState::Misses(const PendingKey& pending, int source) const {
+  if (source == kSelf) return self_member_ && !pending.self_reported && !Gone(kSelf);
+  const bool reported = !pending.child_reported.empty() && pending.child_reported[Index(source)];
+  return !reported && !Gone(source);
+}
+
 std::vector<int> SetState::Missing(const PendingKey& pending) const {
   std::vector<int> missing;
-  if (self_member_ && !pending.self_reported && !Gone(kSelf)) missing.push_back(kSelf);
+  if (Misses(pending, kSelf)) missing.push_back(kSelf);
   for (const int child : children_) {
-    const bool reported = !pending.child_reported.empty() && pending.child_reported[Index(child)];
-    if (!reported && !Gone(child)) missing.push_back(child);
+    if (Misses(pending, child)) missing.push_back(child);
   }
   return missing;
 }
@@ -126,7 +118,8 @@ bool SetState::Complete(const PendingKey& pending) const {
   if (pending.reports == 0) return false;
   // The usual case, without looking at each child.
   if (pending.reports == static_cast<int>(children_.size()) + (self_member_ ? 1 : 0)) return true;
-  return Missing(pending).empty();
+  return !Misses(pending, kSelf) && std::none_of(children_.begin(), children_.end(),
+                                                 [&](int child) { return Misses(pending, child); });
 }
 
 void SetState::AddSilent(PendingKey& pending) const {

@@ -66,6 +66,11 @@ struct PendingKey {
   std::uint32_t more_variants = 0;
   std::vector<bool> absent;
   RankRanges silent;
+
+  // Adds what these ranks ask for: equal requests are one variant, and beyond the limit only their
+  // number is kept.
+  void Merge(const Asked& asked, const std::string& invalid, const RankRanges& ranks);
+
   std::unique_ptr<StalledKey> stall;  // null for most: they do not wait for long
 
   StalledKey& Stall() {
@@ -88,10 +93,10 @@ class SetState {
   const std::vector<int>& children() const { return children_; }  // those with members, by index
   const RankRanges& child_members(int child) const { return child_members_[Index(child)]; }
 
-  // Notes that `source` (a child's index or kSelf) reported the key. False: it had already.
-  bool AddReport(const Key& key, int source, std::vector<Variant> variants,
-                 std::uint32_t more_variants, const std::vector<bool>& absent,
-                 const RankRanges& silent, TimePoint now);
+  // Notes that `source` (a child's index or kSelf) reported the key, whose variants the caller
+  // merges. Null: it had already.
+  PendingKey* AddReport(const Key& key, int source, const std::vector<bool>& absent,
+                        const RankRanges& silent, TimePoint now);
   // A key that is known to wait somewhere below, without a report here yet.
   PendingKey& AddPlaceholder(const Key& key, TimePoint since);
   PendingKey* Find(const Key& key);
@@ -144,6 +149,7 @@ class SetState {
  private:
   std::size_t Index(int child) const { return static_cast<std::size_t>(child); }
   void NoteOrder(PendingKey& pending, const Key& key);
+  bool Misses(const PendingKey& pending, int source) const;
   bool Gone(int source) const;  // all its members have joined or left
 
   SetNumber number_;

@@ -92,12 +92,13 @@ class StallWatch {
             TimePoint now);
   // When Step is due; TimePoint::max() if never.
   TimePoint next() const { return next_; }
-  void Due(TimePoint at);
 
   std::vector<StallWarning> TakeWarnings() { return std::exchange(warnings_, {}); }
   bool asks() const { return !queries_.empty(); }  // a question of the parent is not answered
 
  private:
+  void Due(TimePoint at);
+
   // A question passed on for the parent (18).
   struct PassedQuery {
     Key key;

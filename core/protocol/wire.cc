@@ -358,10 +358,10 @@ class MessageWriter {
     SIRTAKI_CHECK(key.set == set, "a key is of the set of its item or batch");
     switch (key.form) {
       case Key::Form::kNamed:
-        SIRTAKI_CHECK(!key.name.empty() && key.name.size() <= kMaxNameBytes,
+        SIRTAKI_CHECK(!key.name.empty() && key.name.text().size() <= kMaxNameBytes,
                       "names are checked at submission");
         out_.Byte(kNamedKey);
-        out_.Text(key.name);
+        out_.Text(key.name.text());
         break;
       case Key::Form::kUnnamed:
         out_.Byte(kUnnamedKey);

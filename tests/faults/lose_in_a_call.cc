@@ -155,7 +155,7 @@ class Call {
     memory_ = std::move(memory);
   }
 
-  const std::string& name() const { return work_->request.key.name; }
+  const std::string& name() const { return work_->request.key.name.text(); }
   Status Submit(Session& session, bool will_wait) { return session.Submit(work_, will_wait); }
   Status Wait(Session& session) {
     Status status = session.Wait(*work_->handle);
@@ -243,7 +243,7 @@ class Loss {
   // The ranks have agreed to run these, and it begins here. One call of the session at a time.
   void NoteStart(const core::RunBatch& batch) {
     const auto is_wanted = [this](const core::RunItem& item) {
-      return item.key.name.rfind(wanted_, 0) == 0;
+      return item.key.name.text().rfind(wanted_, 0) == 0;
     };
     if (!armed_.load() || std::none_of(batch.items.begin(), batch.items.end(), is_wanted)) return;
     begun_us_.store(NowUs());

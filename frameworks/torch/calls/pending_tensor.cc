@@ -81,7 +81,8 @@ std::shared_ptr<PendingTensor> PendingTensor::StartWork(std::string name, const 
                                                         std::vector<CallMemory> memory,
                                                         bool will_wait,
                                                         std::shared_ptr<SessionState> session) {
-  std::shared_ptr<PendingTensor> pending(new PendingTensor());
+  struct Made final : PendingTensor {};  // for make_shared: the constructor is private
+  const auto pending = std::make_shared<Made>();
   pending->session_ = std::move(session);
   pending->kind_ = work->request.signature()->kind;
   pending->name_ = std::move(name);

@@ -101,6 +101,7 @@ const std::vector<std::int64_t>& TensorCall::SplitsOf(std::size_t index) const {
 core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& members,
                                  SessionState& session, CallGpus* gpus, std::string* invalid) {
   *invalid = call.invalid;
+  core::SignaturePtr lone;
   std::vector<core::SignaturePtr> parts;
   if (call.count() > core::kMaxParts) {  // no message could carry them
     *invalid = "the list has " + std::to_string(call.count()) + " tensors; at most " +
@@ -122,12 +123,12 @@ core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& memb
             "tensor " + std::to_string(i) + " of " + std::to_string(call.count()) + ": " + *invalid;
       }
     }
-    parts.push_back(std::move(part));
+    (call.grouped ? parts.emplace_back() : lone) = std::move(part);
   }
   if (invalid->empty() && call.timeout.count() < 0) *invalid = NegativeTimeoutText(call.timeout);
   if (invalid->empty() && call.grouped && call.in_place) *invalid = WhyGroupInvalid(call);
   if (invalid->empty() && call.grouped && parts.empty()) *invalid = "the list of tensors is empty";
-  if (!call.grouped && !parts.empty()) return std::move(parts.front());
+  if (lone != nullptr) return lone;
   auto whole = std::make_shared<core::Signature>();
   whole->kind = call.kind;
   whole->parts = std::move(parts);

@@ -262,7 +262,7 @@ class Dumper {
   }
   void Of(const Key& key) {
     Put(key.set, static_cast<int>(key.form), key.number, key.bucket);
-    Text(key.name);
+    Text(key.name.text());
   }
   void Of(const SignaturePtr& s) {
     Put(s != nullptr);

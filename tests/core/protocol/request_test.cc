@@ -55,6 +55,18 @@ Signature Example() {
   return signature;
 }
 
+TEST(KeyTest, NamesAreEqualByTheirTextsWhetherTheyShareItOrNot) {
+  const Key key = Key::Named(0, "w");
+  const Key copy = key;
+  EXPECT_EQ(&copy.name.text(), &key.name.text());
+  const Key same = Key::Named(0, std::string("w"));
+  EXPECT_EQ(same, key);
+  EXPECT_EQ(KeyHash()(same), KeyHash()(key));
+  EXPECT_NE(Key::Named(0, "v"), key);
+  EXPECT_NE(Key::Named(0, ""), key);
+  EXPECT_TRUE(Key::Named(0, "").name.empty());
+}
+
 TEST(SignatureTest, TextNamesOnlyWhatIsNotDefault) {
   Signature signature = Example();
   EXPECT_EQ(signature.ToString(), "all-reduce(sum) of float32 [3, 4]");

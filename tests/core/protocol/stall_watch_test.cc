@@ -41,10 +41,8 @@ class WatchedNode final : public StallWatch::Surroundings {
   // This rank has submitted `key`, and waits for the others.
   PendingKey& Wait(const Key& key) {
     SetState& world = sets.at(kWorldSet);
-    std::vector<Variant> variants = {
-        {std::make_shared<const Signature>(), {}, RankRanges::Single(rank_)}};
-    world.AddReport(key, kSelf, std::move(variants), 0, {}, {}, now);
-    PendingKey& pending = *world.Find(key);
+    PendingKey& pending = *world.AddReport(key, kSelf, {}, {}, now);
+    pending.Merge(std::make_shared<const Signature>(), {}, RankRanges::Single(rank_));
     watch.NoteWait(pending);
     return pending;
   }
