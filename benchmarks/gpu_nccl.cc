@@ -226,8 +226,9 @@ void ProbeCalls(Rank& rank) {
 }
 
 // Two communicators share a stream; the kernel of one waits for a peer that never comes, and that of the other stands
-// behind it. Aborting one after the other, the one behind first, is expected to hang; in one group it is not.
-void ProbeAbort(Rank& rank, bool in_group) {
+// behind it. Aborting one after the other, the one behind first, is expected to hang; by a thread each it is not.
+enum class Aborts { kByThreads, kInOneGroup, kInTurn };
+void ProbeAbort(Rank& rank, Aborts way) {
   const nccl::CommHandle stuck = rank.Connect();
   const nccl::CommHandle behind = rank.Connect();
   void* const memory = rank.Take(4096);
@@ -241,12 +242,23 @@ void ProbeAbort(Rank& rank, bool in_group) {
     rank.AllReduce(stuck, memory, 1024, nccl::DataType::kFloat32, nccl::RedOp::kSum);
     rank.AllReduce(behind, memory, 1024, nccl::DataType::kFloat32, nccl::RedOp::kSum);
     const auto start = Clock::now();
-    if (in_group) rank.Check(rank.nccl().GroupStart(), "ncclGroupStart");
-    rank.Check(rank.nccl().CommAbort(behind), "ncclCommAbort");
-    rank.Check(rank.nccl().CommAbort(stuck), "ncclCommAbort");
-    if (in_group) rank.Check(rank.nccl().GroupEnd(), "ncclGroupEnd");
+    const auto abort = [&rank](nccl::CommHandle communicator) {
+      rank.Check(rank.nccl().CommAbort(communicator), "ncclCommAbort");
+    };
+    if (way == Aborts::kInOneGroup) rank.Check(rank.nccl().GroupStart(), "ncclGroupStart");
+    if (way == Aborts::kByThreads) {
+      std::thread other([&] { abort(behind); });
+      abort(stuck);
+      other.join();
+    } else {
+      abort(behind);
+      abort(stuck);
+    }
+    if (way == Aborts::kInOneGroup) rank.Check(rank.nccl().GroupEnd(), "ncclGroupEnd");
     Emit(Sample{"abort of two communicators whose kernels are stuck", 2,
-                in_group ? "in one group" : "one after the other",
+                way == Aborts::kByThreads    ? "by a thread each"
+                : way == Aborts::kInOneGroup ? "in one group"
+                                             : "one after the other",
                 Seconds(Clock::now() - start) * 1e3, "ms"});
   }
   rank.peers().Meet();
@@ -335,14 +347,17 @@ struct Probe {
 };
 
 std::vector<Probe> Probes() {
-  return {
-      {"window", "a window", 1, ProbeWindow},
-      {"calls", "calls of 4 B", 2, ProbeCalls},
-      {"abort", "aborts in one group", 2, [](Rank& rank) { ProbeAbort(rank, true); }},
-      {"abort", "aborts one after the other", 2, [](Rank& rank) { ProbeAbort(rank, false); }, true},
-      {"averages", "averages on 2 ranks", 2, ProbeAverages},
-      {"averages", "averages on 3 ranks", 3, ProbeAverages},
-      {"kill", "a peer that is killed", 2, ProbeKill, false, true}};
+  return {{"window", "a window", 1, ProbeWindow},
+          {"calls", "calls of 4 B", 2, ProbeCalls},
+          {"abort", "aborts by a thread each", 2,
+           [](Rank& rank) { ProbeAbort(rank, Aborts::kByThreads); }},
+          {"abort", "aborts in one group", 2,
+           [](Rank& rank) { ProbeAbort(rank, Aborts::kInOneGroup); }},
+          {"abort", "aborts one after the other", 2,
+           [](Rank& rank) { ProbeAbort(rank, Aborts::kInTurn); }, true},
+          {"averages", "averages on 2 ranks", 2, ProbeAverages},
+          {"averages", "averages on 3 ranks", 3, ProbeAverages},
+          {"kill", "a peer that is killed", 2, ProbeKill, false, true}};
 }
 
 pid_t Forked() {

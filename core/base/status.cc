@@ -71,11 +71,18 @@ std::string Status::ToString() const {
   return text;
 }
 
+namespace {
+
+// Made before it is needed, and not destroyed: where memory has run out, a copy of it takes none.
+const Status& out_of_memory = *new Status(StatusCode::kBackend, "out of host memory");
+
+}  // namespace
+
 Status StatusOfException() {
   try {
     throw;
   } catch (const std::bad_alloc&) {
-    return {StatusCode::kBackend, "out of host memory"};
+    return out_of_memory;
   } catch (const std::exception& error) {
     return {StatusCode::kBackend, error.what()};
   } catch (...) {

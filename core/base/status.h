@@ -1,8 +1,8 @@
 // The one error value of the library: a code, a text, and where it began.
 //
 // Inside the library nothing throws across a module boundary: functions return Status (or fill
-// one), and only frameworks/ turns a Status into an exception. A Status is a value: copying it is
-// cheap when it is ok (no allocation), and it may cross threads.
+// one), and only frameworks/ turns a Status into an exception. A Status is a value: copying it
+// allocates nothing, and it may cross threads. Moved from, it is ok.
 #pragma once
 
 #include <cstdint>

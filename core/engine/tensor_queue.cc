@@ -38,7 +38,11 @@ Status TensorQueue::Push(const WorkPtr& work) {
     std::uint64_t call = calls_[key.set].next;
     // Numbers restart when a set's epoch has ended, and what came before is resolved by then; but a
     // set that is removed may still have a call here that the negotiation has not seen.
-    while (uses_.contains(Key::Unnamed(key.set, call))) ++call;
+    const auto is_pending = [&] {
+      const auto use = uses_.find(Key::Unnamed(key.set, call));
+      return use != uses_.end() && use->second.pending != nullptr;
+    };
+    while (is_pending()) ++call;
     calls_[key.set].next = call + 1;
     key.number = call;
   }

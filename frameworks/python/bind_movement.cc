@@ -20,13 +20,12 @@ Options OptionsOf(std::string name, const ProcessSet& set) {
   return Options().name(std::move(name)).process_set(set);
 }
 
-template <class Given, class Result>
+template <class Input, class Result>
 void DefineBroadcast(py::module_& module, const char* name,
-                     Result (*function)(Given, int, const BroadcastOptions&)) {
+                     Result (*function)(const Input&, int, const BroadcastOptions&)) {
   module.def(
       name,
-      [function](InputOf<Given> input, int root_rank, std::string call_name,
-                 const ProcessSet& set) {
+      [function](const Input& input, int root_rank, std::string call_name, const ProcessSet& set) {
         const auto options = OptionsOf<BroadcastOptions>(std::move(call_name), set);
         return ForPython(function(input, root_rank, options), !options.name().empty());
       },
@@ -52,19 +51,18 @@ py::tuple Alltoall(const at::Tensor& tensor, std::vector<std::int64_t> splits, s
 }  // namespace
 
 void BindMovement(py::module_& module) {
-  DefineBroadcast<OfTensor>(module, "broadcast", &broadcast);
-  DefineBroadcast<OfTensor>(module, "broadcast_", &broadcast_);
-  DefineBroadcast<OfList>(module, "grouped_broadcast", &grouped_broadcast);
-  DefineBroadcast<OfList>(module, "grouped_broadcast_", &grouped_broadcast_);
-  DefineBroadcast<OfTensor>(module, "broadcast_async", &broadcast_async);
-  DefineBroadcast<OfTensor>(module, "broadcast_async_", &broadcast_async_);
-  DefineBroadcast<OfList>(module, "grouped_broadcast_async", &grouped_broadcast_async);
-  DefineBroadcast<OfList>(module, "grouped_broadcast_async_", &grouped_broadcast_async_);
-  Define<OfTensor>(module, "allgather", &allgather, &OptionsOf<AllgatherOptions>);
-  Define<OfList>(module, "grouped_allgather", &grouped_allgather, &OptionsOf<AllgatherOptions>);
-  Define<OfTensor>(module, "allgather_async", &allgather_async, &OptionsOf<AllgatherOptions>);
-  Define<OfList>(module, "grouped_allgather_async", &grouped_allgather_async,
-                 &OptionsOf<AllgatherOptions>);
+  DefineBroadcast(module, "broadcast", &broadcast);
+  DefineBroadcast(module, "broadcast_", &broadcast_);
+  DefineBroadcast(module, "grouped_broadcast", &grouped_broadcast);
+  DefineBroadcast(module, "grouped_broadcast_", &grouped_broadcast_);
+  DefineBroadcast(module, "broadcast_async", &broadcast_async);
+  DefineBroadcast(module, "broadcast_async_", &broadcast_async_);
+  DefineBroadcast(module, "grouped_broadcast_async", &grouped_broadcast_async);
+  DefineBroadcast(module, "grouped_broadcast_async_", &grouped_broadcast_async_);
+  Define(module, "allgather", &allgather, &OptionsOf<AllgatherOptions>);
+  Define(module, "grouped_allgather", &grouped_allgather, &OptionsOf<AllgatherOptions>);
+  Define(module, "allgather_async", &allgather_async, &OptionsOf<AllgatherOptions>);
+  Define(module, "grouped_allgather_async", &grouped_allgather_async, &OptionsOf<AllgatherOptions>);
   module.def("alltoall", &Alltoall);
   module.def(
       "alltoall_async",

@@ -38,20 +38,19 @@ ReducescatterOptions ReducescatterOf(int op, std::string name, double prescale, 
 }  // namespace
 
 void BindReductions(py::module_& module) {
-  Define<OfTensor>(module, "allreduce", &allreduce, &AllreduceOf);
-  Define<OfTensor>(module, "allreduce_", &allreduce_, &AllreduceOf);
-  Define<OfList>(module, "grouped_allreduce", &grouped_allreduce, &AllreduceOf);
-  Define<OfList>(module, "grouped_allreduce_", &grouped_allreduce_, &AllreduceOf);
-  Define<OfTensor>(module, "allreduce_async", &allreduce_async, &AllreduceOf);
-  Define<OfTensor>(module, "allreduce_async_", &allreduce_async_, &AllreduceOf);
-  Define<OfTensor>(module, "sparse_allreduce_async", &sparse_allreduce_async, &AllreduceOf);
-  Define<OfList>(module, "grouped_allreduce_async", &grouped_allreduce_async, &AllreduceOf);
-  Define<OfList>(module, "grouped_allreduce_async_", &grouped_allreduce_async_, &AllreduceOf);
-  Define<OfTensor>(module, "reducescatter", &reducescatter, &ReducescatterOf);
-  Define<OfList>(module, "grouped_reducescatter", &grouped_reducescatter, &ReducescatterOf);
-  Define<OfTensor>(module, "reducescatter_async", &reducescatter_async, &ReducescatterOf);
-  Define<OfList>(module, "grouped_reducescatter_async", &grouped_reducescatter_async,
-                 &ReducescatterOf);
+  Define(module, "allreduce", &allreduce, &AllreduceOf);
+  Define(module, "allreduce_", &allreduce_, &AllreduceOf);
+  Define(module, "grouped_allreduce", &grouped_allreduce, &AllreduceOf);
+  Define(module, "grouped_allreduce_", &grouped_allreduce_, &AllreduceOf);
+  Define(module, "allreduce_async", &allreduce_async, &AllreduceOf);
+  Define(module, "allreduce_async_", &allreduce_async_, &AllreduceOf);
+  Define(module, "sparse_allreduce_async", &sparse_allreduce_async, &AllreduceOf);
+  Define(module, "grouped_allreduce_async", &grouped_allreduce_async, &AllreduceOf);
+  Define(module, "grouped_allreduce_async_", &grouped_allreduce_async_, &AllreduceOf);
+  Define(module, "reducescatter", &reducescatter, &ReducescatterOf);
+  Define(module, "grouped_reducescatter", &grouped_reducescatter, &ReducescatterOf);
+  Define(module, "reducescatter_async", &reducescatter_async, &ReducescatterOf);
+  Define(module, "grouped_reducescatter_async", &grouped_reducescatter_async, &ReducescatterOf);
 }
 
 }  // namespace sirtaki::python

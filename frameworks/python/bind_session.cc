@@ -16,7 +16,7 @@
 
 namespace sirtaki::detail {
 // These are declared in sirtaki/mpi.h, which cannot be included in a build without MPI. There InitOn
-// throws unsupported.
+// throws Unsupported.
 SIRTAKI_API void InitOn(int communicator, const InitOptions& options);
 SIRTAKI_API void PauseMpi(std::chrono::milliseconds timeout);
 SIRTAKI_API void ResumeMpi(std::chrono::milliseconds timeout);

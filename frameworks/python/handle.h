@@ -75,20 +75,13 @@ auto ForPython(Result result, bool named) {
 template <class Result>
 using GuardOf = std::conditional_t<kIsHandle<Result>, WithoutGil, Waiting>;
 
-// What a collective takes, by which its overload is chosen, and what pybind11 makes for it.
-using OfTensor = const at::Tensor&;
-using OfList = at::TensorList;
-template <class Given>
-using InputOf =
-    std::conditional_t<std::is_same_v<Given, OfList>, const std::vector<at::Tensor>&, Given>;
-
 // Binds a collective. Its arguments are its input and what `options_of` makes its options of.
-template <class Given, class Result, class Options, class... Arguments>
-void Define(pybind11::module_& module, const char* name, Result (*function)(Given, const Options&),
-            Options (*options_of)(Arguments...)) {
+template <class Input, class Result, class Options, class... Arguments>
+void Define(pybind11::module_& module, const char* name,
+            Result (*function)(const Input&, const Options&), Options (*options_of)(Arguments...)) {
   module.def(
       name,
-      [function, options_of](InputOf<Given> input, Arguments... arguments) {
+      [function, options_of](const Input& input, Arguments... arguments) {
         const Options options = options_of(std::move(arguments)...);
         return ForPython(function(input, options), !options.name().empty());
       },

@@ -1,5 +1,6 @@
 // What members give to each other in parts of different sizes: gather, scatter and all-to-all. The
 // rows of all tensors are told first, in one operation, then all tensors move in another one.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -47,7 +48,7 @@ class ExchangeRun : public GroupRun {
     if (rows_->kind() == OpKind::kGather) {
       Begin([&] { return backend_.AllGather(channel(), own.data(), told, bytes); });
     } else if (rows_->kind() == OpKind::kScatter) {
-      rows_->told() = own;
+      std::copy(own.begin(), own.end(), told);
       Begin([&] { return backend_.Broadcast(channel(), told, bytes, static_cast<int>(root())); });
     } else {
       slices_.GiveParts(own.data(), told, bytes / members(), self(), members());

@@ -63,11 +63,11 @@ Status RowExchange::PlaceTensor(std::size_t tensor,
                                 Slices* slices) const {
   const GroupItem& item = task_.items[tensor];
   const std::int64_t row_bytes = item.signature->ElementCount() * BytesOf(item.signature->dtype);
-  std::vector<std::int64_t> giving;
-  std::vector<std::int64_t> getting;
+  std::vector<std::int64_t> giving(members_);
+  std::vector<std::int64_t> getting(members_);
   for (std::size_t m = 0; m < members_; ++m) {
-    giving.push_back(Giving(tensor, m));
-    getting.push_back(Getting(tensor, m));
+    giving[m] = Giving(tensor, m);
+    getting[m] = Getting(tensor, m);
   }
   std::int64_t got = 0;
   for (const auto* rows : {&giving, &getting}) {

@@ -1,6 +1,6 @@
 // The calls whose rows only the ranks know: what a rank tells of its rows, and, from what all have
 // told, which bytes go from whom to whom. The host's runs and the lanes of GPUs tell and move each in
-// their own way.
+// their own way; the host's all-gather has a run of its own (gather_runs.cc).
 #pragma once
 
 #include <cstddef>

@@ -42,7 +42,7 @@ struct HostLanes::Impl : Lane<HostTask> {
 
   // ---- by anyone ----
   void Enqueue(HostTask task) SIRTAKI_EXCLUDES(mutex);
-  void EnqueueChange(SetChange change) {
+  void EnqueueChange(SetChange change) SIRTAKI_EXCLUDES(mutex) {
     Enqueue({{nullptr, std::make_shared<const SetChange>(std::move(change))}});
   }
   // Completes the handles of a task that is over, or ends both lanes.

@@ -87,6 +87,7 @@ Status Communicator::Init(std::shared_ptr<ProcessCommunicators> all, const Uniqu
   Status status;
   {
     const Entry entry(handle.gate, kFunction);
+    if (handle.aborted) return {StatusCode::kAborted, "the communicator was aborted"};
     result = api.CommInitRankConfig(&handle.comm, size, id, rank, &config);
     status = Check(api, result, kFunction, handle.comm);
   }

@@ -50,7 +50,7 @@ struct LaunchContext {
         },
         patience);
   }
-  // Sends and receives between the members, as one group of NCCL's.
+  // Sends and receives between the members, this one with itself too, as one group of NCCL's.
   core::Status Exchange(const std::vector<OutgoingSlice>& outgoing,
                         const std::vector<IncomingSlice>& incoming) const;
   // Takes `own` to the device, has `call(from, to)` put there what the members make of it, and brings
@@ -65,7 +65,7 @@ struct LaunchContext {
       std::span<const std::byte> own, std::span<std::byte> told,
       const std::function<core::Status(const std::byte* from, std::byte* to)>& call) const;
   // Makes sure of the memory for an Ask of that many bytes.
-  core::Status ReserveToAsk(std::size_t bytes, std::byte** host, std::byte** device) const;
+  core::Status ReserveToAsk(std::size_t bytes, std::byte** pages, std::byte** device) const;
 };
 
 // Whether a call of a group has gone wrong.

@@ -1,17 +1,16 @@
 #include "ops/nccl/process_communicators.h"
 
-#include <thread>
-#include <vector>
+#include <system_error>
+#include <utility>
 
 #include "core/threads/quiet_thread.h"
+#include "ops/base/keep_forever.h"
 
 namespace sirtaki::ops::nccl {
 namespace {
 
 // A call of a communicator that does not block is over in far less.
 constexpr auto kCallLimit = std::chrono::milliseconds(100);
-// The first version of NCCL that aborts several communicators in a group.
-constexpr int kAbortsInGroups = 22200;
 
 }  // namespace
 
@@ -27,46 +26,39 @@ void ProcessCommunicators::Remove(const std::shared_ptr<SharedHandle>& handle) {
 
 void ProcessCommunicators::AbortAll(std::shared_ptr<const cuda::Device> device) {
   core::MutexLock lock(mutex_);
-  if (!all_.empty()) {
-    until_ = core::Clock::now() + kAbortGrace;
-    core::StartQuietThread([self = shared_from_this(), device = std::move(device), all = all_] {
-      self->Abort(*device, all);
-      core::MutexLock ended(self->mutex_);
-      --self->aborting_;
-      self->over_.NotifyAll();
-    }).detach();
+  while (!all_.empty()) {
+    const std::shared_ptr<SharedHandle> handle = *all_.begin();
+    try {
+      core::StartQuietThread([self = shared_from_this(), device, handle] {
+        const bool aborted = self->Abort(*device, *handle);
+        core::MutexLock ended(self->mutex_);
+        if (!aborted) self->all_.insert(handle);
+        --self->aborting_;
+        self->over_.NotifyAll();
+      }).detach();
+    } catch (const std::system_error&) {
+      break;  // there is no thread to be had: the rest is left for the next call
+    }
+    all_.erase(handle);
     ++aborting_;
-    all_.clear();
+    until_ = core::Clock::now() + kAbortGrace;
   }
   while (aborting_ > 0 && over_.WaitUntil(mutex_, until_)) {
   }
+  // The last thread that is left behind must not end CUDA's part of it while the process exits.
+  if (aborting_ > 0) KeepForever(std::const_pointer_cast<cuda::Device>(device));
 }
 
-void ProcessCommunicators::Abort(const cuda::Device& device, const Handles& handles) const {
-  std::vector<CommHandle> comms;
-  for (const std::shared_ptr<SharedHandle>& handle : handles) {
-    if (!handle->gate.LockUntil("ncclCommAbort", core::Clock::now() + kCallLimit)) continue;
-    if (handle->comm != nullptr) comms.push_back(std::exchange(handle->comm, nullptr));
-    handle->gate.Unlock();
-  }
-  if (comms.empty()) return;
+bool ProcessCommunicators::Abort(const cuda::Device& device, SharedHandle& handle) const {
+  if (!handle.gate.LockUntil("ncclCommAbort", core::Clock::now() + kCallLimit)) return false;
+  handle.aborted = true;
+  const CommHandle comm = std::exchange(handle.comm, nullptr);
+  handle.gate.Unlock();
+  if (comm == nullptr) return true;
   // NCCL leaves a thread with the device that it had; with none, it would make a context on the first.
-  const auto abort_one = [&](CommHandle comm) {
-    static_cast<void>(device.Adopt());
-    static_cast<void>(api_->CommAbort(comm));
-  };
-  int version = 0;
-  if (api_->GetVersion(&version) == Result::kSuccess && version >= kAbortsInGroups) {
-    static_cast<void>(api_->GroupStart());
-    for (CommHandle comm : comms) abort_one(comm);
-    static_cast<void>(api_->GroupEnd());
-    return;
-  }
-  // One after the other, in whatever order, each could wait for the kernel of another one.
-  std::vector<std::thread> threads;
-  threads.reserve(comms.size());
-  for (CommHandle comm : comms) threads.emplace_back(abort_one, comm);
-  for (std::thread& thread : threads) thread.join();
+  static_cast<void>(device.Adopt());
+  static_cast<void>(api_->CommAbort(comm));
+  return true;
 }
 
 }  // namespace sirtaki::ops::nccl

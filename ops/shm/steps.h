@@ -3,7 +3,6 @@
 #pragma once
 
 #include <coroutine>
-#include <exception>
 #include <new>
 #include <utility>
 
@@ -25,13 +24,7 @@ class Steps {
     std::suspend_always initial_suspend() noexcept { return {}; }
     std::suspend_always final_suspend() noexcept { return {}; }
     void return_value(core::Status result) { status = std::move(result); }
-    void unhandled_exception() {
-      try {
-        throw;
-      } catch (const std::exception& error) {
-        status = {core::StatusCode::kBackend, error.what()};
-      }
-    }
+    void unhandled_exception() { status = core::StatusOfException(); }
 
     struct Awaiter {
       const Wait& wait;

@@ -98,7 +98,7 @@ std::vector<Problem> ProblemsOf(Collective collective, std::size_t sets);
 // The forms in which a problem is called.
 std::vector<Form> FormsOf(const Problem& problem);
 
-// Not defined, or in place where one memory stands for several elements: an invalid_argument on
+// Not defined, or in place where one memory stands for several elements: an InvalidArgument on
 // every rank.
 bool MustBeRefused(const Problem& problem, Form form);
 

@@ -17,7 +17,7 @@ void RunMismatches(Collective collective, int odd);
 void RunThreeWayMismatch();
 
 // Rank `odd` alone has an argument that is wrong whatever the others do: all ranks get an
-// invalid_argument that names it; then the same name works. Collective over the world.
+// InvalidArgument that names it; then the same name works. Collective over the world.
 void RunWrongArguments(int odd);
 
 // A call on a set that this rank is not in, or that was removed, throws at once. Collective over at

@@ -7,8 +7,7 @@
 // recorded too early marks a place before it.
 //
 // An abort of a communicator waits, as the real one does, until what the communicator has put into
-// streams is gone: the aborted kernels end, but not those of others that stand in front of them. In a
-// group, as NCCL has it since 2.22, all of its communicators are told to end before one is waited for.
+// streams is gone: the aborted kernels end, but not those of others that stand in front of them.
 #pragma once
 
 #include <atomic>

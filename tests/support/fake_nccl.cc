@@ -48,14 +48,12 @@ struct OpenGroup {
   std::vector<Launch> launches;
   std::vector<FakeRange> read;
   std::vector<FakeRange> written;
-  std::vector<std::shared_ptr<FakeComm>> aborts;
 };
 thread_local OpenGroup open_group;
 
 // A kernel may stand in front of an aborted one this long before it counts as stuck: another thread may
 // abort its communicator, too.
 constexpr auto kStuck = std::chrono::seconds(2);
-constexpr int kAbortsInGroups = 22200;
 
 Result BeginNccl(FakeGpus::State& s, const std::string& function, const std::string& rest = "") {
   s.Log(function + rest);
@@ -148,6 +146,9 @@ std::size_t RanksOf(CommHandle handle) {
 
 std::string Counted(std::size_t count, DataType type) {
   return "count " + std::to_string(count) + " type " + std::to_string(static_cast<int>(type));
+}
+std::string Combined(std::size_t count, DataType type, RedOp op) {
+  return Counted(count, type) + " op " + std::to_string(static_cast<int>(op));
 }
 
 Result InitRank(CommHandle* handle, int size, UniqueId id, int rank, Config* config) {
@@ -272,13 +273,7 @@ Result Abort(CommHandle handle) {
     for (auto& [number, meeting] : comm->group->meetings) {
       if (!meeting.done) meeting.parts.erase(comm->rank);
     }
-    if (open_group.depth > 0) {
-      int version = 0;
-      s.nccl.GetVersion(&version);
-      if (version < kAbortsInGroups) std::abort();
-      open_group.aborts.push_back(comm);
-      return result;
-    }
+    if (open_group.depth > 0) std::abort();  // what NCCL does then is not played here
   }
   AwaitAborted(s, {comm});
   return result;
@@ -305,14 +300,7 @@ Result EndGroup(FakeGpus::State& s) {
   return worst;
 }
 
-Result GroupEnd() {
-  FakeGpus::State& s = TheFakeGpus();
-  const Result result = EndGroup(s);
-  if (open_group.depth > 0) return result;
-  const auto aborts = std::exchange(open_group.aborts, {});
-  if (!aborts.empty()) AwaitAborted(s, aborts);
-  return result;
-}
+Result GroupEnd() { return EndGroup(TheFakeGpus()); }
 
 void LogPath(CommHandle handle, const void* input, const void* output, DataType type, RedOp op) {
   FakeGpus::State& s = TheFakeGpus();
@@ -333,8 +321,8 @@ void LogPath(CommHandle handle, const void* input, const void* output, DataType 
 Result AllReduce(const void* input, void* output, std::size_t count, DataType type, RedOp op,
                  CommHandle comm, StreamHandle stream) {
   LogPath(comm, input, output, type, op);
-  return Meet("ncclAllReduce", Counted(count, type) + " op " + std::to_string(static_cast<int>(op)),
-              comm, stream, {input, output}, [=](const std::vector<FakePart>& parts) {
+  return Meet("ncclAllReduce", Combined(count, type, op), comm, stream, {input, output},
+              [=](const std::vector<FakePart>& parts) {
                 std::vector<void*> outputs;
                 outputs.reserve(parts.size());
                 for (const FakePart& part : parts) outputs.push_back(part.output);
@@ -344,8 +332,8 @@ Result AllReduce(const void* input, void* output, std::size_t count, DataType ty
 
 Result Reduce(const void* input, void* output, std::size_t count, DataType type, RedOp op, int root,
               CommHandle comm, StreamHandle stream) {
-  return Meet("ncclReduce", Counted(count, type) + " root " + std::to_string(root), comm, stream,
-              {input, output}, [=](const std::vector<FakePart>& parts) {
+  return Meet("ncclReduce", Combined(count, type, op) + " root " + std::to_string(root), comm,
+              stream, {input, output}, [=](const std::vector<FakePart>& parts) {
                 FakeReduce(op, type, parts, count, {parts[static_cast<std::size_t>(root)].output});
               });
 }
@@ -381,7 +369,7 @@ Result AllGather(const void* input, void* output, std::size_t count, DataType ty
 
 Result ReduceScatter(const void* input, void* output, std::size_t count, DataType type, RedOp op,
                      CommHandle comm, StreamHandle stream) {
-  return Meet("ncclReduceScatter", Counted(count, type), comm, stream, {input, output},
+  return Meet("ncclReduceScatter", Combined(count, type, op), comm, stream, {input, output},
               [=](const std::vector<FakePart>& parts) {
                 for (std::size_t r = 0; r < parts.size(); ++r) {
                   std::vector<FakePart> slices;

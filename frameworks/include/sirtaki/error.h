@@ -27,8 +27,8 @@ enum class ErrorCode : unsigned char {
   InvalidArgument = 1,  // this rank passed an argument that is wrong whatever the others do
   Mismatch,             // the ranks asked for different things under one name, or wait for each
                         // other in different calls
-  NotInitialized,  // the call came before init() or after shutdown(), or used an object that was
-                   // made before shutdown()
+  NotInitialized,  // the call came before init() or after shutdown(), or used an object, except a
+                   // process set, that was made before shutdown()
   DuplicateName,   // the name is in flight on this rank
   ShutDown,        // a rank that had to take part has left
   PeerLost,        // a rank does not answer, or its connection failed

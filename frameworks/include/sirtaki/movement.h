@@ -192,59 +192,61 @@ inline GroupedHandle alltoall_async(std::initializer_list<at::Tensor> tensors,
 }
 
 // These names of the forms for lists are older.
-inline std::vector<at::Tensor> grouped_broadcast(at::TensorList tensors, int root_rank,
+inline std::vector<at::Tensor> grouped_broadcast(const std::vector<at::Tensor>& tensors,
+                                                 int root_rank,
                                                  const BroadcastOptions& options = {}) {
   return broadcast(tensors, root_rank, options);
 }
-inline std::vector<at::Tensor> grouped_broadcast_(at::TensorList tensors, int root_rank,
+inline std::vector<at::Tensor> grouped_broadcast_(const std::vector<at::Tensor>& tensors,
+                                                  int root_rank,
                                                   const BroadcastOptions& options = {}) {
   return broadcast_(tensors, root_rank, options);
 }
-inline GroupedHandle grouped_broadcast_async(at::TensorList tensors, int root_rank,
+inline GroupedHandle grouped_broadcast_async(const std::vector<at::Tensor>& tensors, int root_rank,
                                              const BroadcastOptions& options = {}) {
   return broadcast_async(tensors, root_rank, options);
 }
-inline GroupedHandle grouped_broadcast_async_(at::TensorList tensors, int root_rank,
+inline GroupedHandle grouped_broadcast_async_(const std::vector<at::Tensor>& tensors, int root_rank,
                                               const BroadcastOptions& options = {}) {
   return broadcast_async_(tensors, root_rank, options);
 }
-inline std::vector<at::Tensor> grouped_allgather(at::TensorList tensors,
+inline std::vector<at::Tensor> grouped_allgather(const std::vector<at::Tensor>& tensors,
                                                  const AllgatherOptions& options = {}) {
   return allgather(tensors, options);
 }
-inline GroupedHandle grouped_allgather_async(at::TensorList tensors,
+inline GroupedHandle grouped_allgather_async(const std::vector<at::Tensor>& tensors,
                                              const AllgatherOptions& options = {}) {
   return allgather_async(tensors, options);
 }
-inline std::vector<at::Tensor> grouped_allgather_into(at::TensorList tensors,
+inline std::vector<at::Tensor> grouped_allgather_into(const std::vector<at::Tensor>& tensors,
                                                       const AllgatherOptions& options = {}) {
   return allgather_into(tensors, options);
 }
-inline GroupedHandle grouped_allgather_into_async(at::TensorList tensors,
+inline GroupedHandle grouped_allgather_into_async(const std::vector<at::Tensor>& tensors,
                                                   const AllgatherOptions& options = {}) {
   return allgather_into_async(tensors, options);
 }
-inline std::vector<at::Tensor> grouped_gather(at::TensorList tensors, int root_rank,
+inline std::vector<at::Tensor> grouped_gather(const std::vector<at::Tensor>& tensors, int root_rank,
                                               const GatherOptions& options = {}) {
   return gather(tensors, root_rank, options);
 }
-inline GroupedHandle grouped_gather_async(at::TensorList tensors, int root_rank,
+inline GroupedHandle grouped_gather_async(const std::vector<at::Tensor>& tensors, int root_rank,
                                           const GatherOptions& options = {}) {
   return gather_async(tensors, root_rank, options);
 }
-inline std::vector<at::Tensor> grouped_scatter(at::TensorList tensors, int root_rank,
-                                               const ScatterOptions& options = {}) {
+inline std::vector<at::Tensor> grouped_scatter(const std::vector<at::Tensor>& tensors,
+                                               int root_rank, const ScatterOptions& options = {}) {
   return scatter(tensors, root_rank, options);
 }
-inline GroupedHandle grouped_scatter_async(at::TensorList tensors, int root_rank,
+inline GroupedHandle grouped_scatter_async(const std::vector<at::Tensor>& tensors, int root_rank,
                                            const ScatterOptions& options = {}) {
   return scatter_async(tensors, root_rank, options);
 }
-inline std::vector<AlltoallResult> grouped_alltoall(at::TensorList tensors,
+inline std::vector<AlltoallResult> grouped_alltoall(const std::vector<at::Tensor>& tensors,
                                                     const AlltoallOptions& options = {}) {
   return alltoall(tensors, options);
 }
-inline GroupedHandle grouped_alltoall_async(at::TensorList tensors,
+inline GroupedHandle grouped_alltoall_async(const std::vector<at::Tensor>& tensors,
                                             const AlltoallOptions& options = {}) {
   return alltoall_async(tensors, options);
 }

@@ -5,6 +5,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
 
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>

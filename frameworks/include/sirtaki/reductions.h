@@ -174,43 +174,43 @@ inline GroupedHandle reducescatter_async(std::initializer_list<at::Tensor> tenso
 }
 
 // These names of the forms for lists are older.
-inline std::vector<at::Tensor> grouped_allreduce(at::TensorList tensors,
+inline std::vector<at::Tensor> grouped_allreduce(const std::vector<at::Tensor>& tensors,
                                                  const AllreduceOptions& options = {}) {
   return allreduce(tensors, options);
 }
-inline std::vector<at::Tensor> grouped_allreduce_(at::TensorList tensors,
+inline std::vector<at::Tensor> grouped_allreduce_(const std::vector<at::Tensor>& tensors,
                                                   const AllreduceOptions& options = {}) {
   return allreduce_(tensors, options);
 }
-inline GroupedHandle grouped_allreduce_async(at::TensorList tensors,
+inline GroupedHandle grouped_allreduce_async(const std::vector<at::Tensor>& tensors,
                                              const AllreduceOptions& options = {}) {
   return allreduce_async(tensors, options);
 }
-inline GroupedHandle grouped_allreduce_async_(at::TensorList tensors,
+inline GroupedHandle grouped_allreduce_async_(const std::vector<at::Tensor>& tensors,
                                               const AllreduceOptions& options = {}) {
   return allreduce_async_(tensors, options);
 }
-inline std::vector<at::Tensor> grouped_reduce(at::TensorList tensors, int root_rank,
+inline std::vector<at::Tensor> grouped_reduce(const std::vector<at::Tensor>& tensors, int root_rank,
                                               const ReduceOptions& options = {}) {
   return reduce(tensors, root_rank, options);
 }
-inline std::vector<at::Tensor> grouped_reduce_(at::TensorList tensors, int root_rank,
-                                               const ReduceOptions& options = {}) {
+inline std::vector<at::Tensor> grouped_reduce_(const std::vector<at::Tensor>& tensors,
+                                               int root_rank, const ReduceOptions& options = {}) {
   return reduce_(tensors, root_rank, options);
 }
-inline GroupedHandle grouped_reduce_async(at::TensorList tensors, int root_rank,
+inline GroupedHandle grouped_reduce_async(const std::vector<at::Tensor>& tensors, int root_rank,
                                           const ReduceOptions& options = {}) {
   return reduce_async(tensors, root_rank, options);
 }
-inline GroupedHandle grouped_reduce_async_(at::TensorList tensors, int root_rank,
+inline GroupedHandle grouped_reduce_async_(const std::vector<at::Tensor>& tensors, int root_rank,
                                            const ReduceOptions& options = {}) {
   return reduce_async_(tensors, root_rank, options);
 }
-inline std::vector<at::Tensor> grouped_reducescatter(at::TensorList tensors,
+inline std::vector<at::Tensor> grouped_reducescatter(const std::vector<at::Tensor>& tensors,
                                                      const ReducescatterOptions& options = {}) {
   return reducescatter(tensors, options);
 }
-inline GroupedHandle grouped_reducescatter_async(at::TensorList tensors,
+inline GroupedHandle grouped_reducescatter_async(const std::vector<at::Tensor>& tensors,
                                                  const ReducescatterOptions& options = {}) {
   return reducescatter_async(tensors, options);
 }

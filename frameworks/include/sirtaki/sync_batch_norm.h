@@ -44,8 +44,8 @@ struct SyncBatchNormTensors;
 // gradients exist with one rank only; with more, differentiating what backward(create_graph) made
 // throws Unsupported.
 //
-// A module may be made before init(): each forward() in training throws
-// NotInitialized while there is no job. Call one forward() of a module at a time.
+// A module may be made before init(): each forward() in training throws NotInitialized while there
+// is no job. Call one forward() of a module at a time.
 class SIRTAKI_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
  public:
   // `call_name` matches the module with those of the other ranks. Modules without one are matched

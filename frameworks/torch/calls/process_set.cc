@@ -54,7 +54,7 @@ std::string DescribeSet(const SetMembership& set) {
 
 void CheckOwner(const SetMembership& set, const std::shared_ptr<SessionState>& state) {
   if (set.session.lock() == state) return;
-  RefuseSet(DescribeSet(set) + " belongs to another session than the one it is used with");
+  RefuseSet(DescribeSet(set) + " was made before shutdown() and ended there; make it again");
 }
 
 core::TimePoint DeadlineOf(const ProcessSetOptions& options) {

@@ -71,6 +71,7 @@ ModuleSynchronizer::ModuleSynchronizer(const std::shared_ptr<torch::nn::Module>&
     ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
                              "DistributedDataParallel: the module is a null pointer"));
   }
+  const SessionScope scope(CurrentSession());  // one for all that is made in there
   impl_ = std::make_shared<Impl>(module, options);
 }
 

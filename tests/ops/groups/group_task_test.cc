@@ -51,8 +51,8 @@ TEST(MakeGroupsTest, CallsShareAGroupUnderTheirOwnNames) {
   ASSERT_EQ(groups.size(), 1U);
   const GroupTask& group = *groups[0];
   ASSERT_EQ(group.items.size(), 4U);
-  EXPECT_EQ(group.KeyOf(group.items[2]).name, "b");
-  EXPECT_EQ(group.KeyOf(group.items[3]).name, "c");
+  EXPECT_EQ(group.KeyOf(group.items[2]).name.text(), "b");
+  EXPECT_EQ(group.KeyOf(group.items[3]).name.text(), "c");
   EXPECT_EQ(group.ToString(), "all-reduce of 4 tensors from \"a\" (small lane)");
   group.Complete(core::Status::Ok());
   EXPECT_TRUE(a->done());

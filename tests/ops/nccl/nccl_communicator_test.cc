@@ -231,32 +231,23 @@ struct StuckPair {
   float values[2] = {1, 2};
 };
 
-TEST_F(NcclCommunicatorTest, AllAreAbortedInOneGroup) {
-  for (const bool groups : {true, false}) {
-    if (!groups) {
-      api_.GetVersion = [](int* version) {
-        *version = 22105;
-        return Result::kSuccess;
-      };
-    }
-    const UniqueId ids[2] = {Id(), Id()};
-    RankThreads::Run(2, [&](int rank) {
-      const std::shared_ptr<ProcessCommunicators> all = Process();
-      StuckPair pair;
-      ASSERT_TRUE(Communicator::Init(all, ids[0], 2, rank, {}, &pair.first).ok());
-      ASSERT_TRUE(Communicator::Init(all, ids[1], 2, rank, {}, &pair.second).ok());
-      if (rank == 1) return;
-      gpus_.Forget();
-      cuda::StreamHandle stream = gpus_.MakeStream();
-      ASSERT_TRUE(Sum(*pair.second, &pair.values[1], stream, {}).ok());
-      ASSERT_TRUE(Sum(*pair.first, &pair.values[0], stream, {}).ok());
-      all->AbortAll(Device());
-      EXPECT_EQ(gpus_.aborting(), 0);
-      const std::string call = "ncclCommAbort rank 0";
-      EXPECT_THAT(gpus_.calls("ncclCommAbort"), ElementsAre(call, call));
-      EXPECT_EQ(gpus_.calls("ncclGroupStart").size(), groups ? 1u : 0u);
-    });
-  }
+TEST_F(NcclCommunicatorTest, AllAreAbortedAtOnce) {
+  const UniqueId ids[2] = {Id(), Id()};
+  RankThreads::Run(2, [&](int rank) {
+    const std::shared_ptr<ProcessCommunicators> all = Process();
+    StuckPair pair;
+    ASSERT_TRUE(Communicator::Init(all, ids[0], 2, rank, {}, &pair.first).ok());
+    ASSERT_TRUE(Communicator::Init(all, ids[1], 2, rank, {}, &pair.second).ok());
+    if (rank == 1) return;
+    gpus_.Forget();
+    cuda::StreamHandle stream = gpus_.MakeStream();
+    ASSERT_TRUE(Sum(*pair.second, &pair.values[1], stream, {}).ok());
+    ASSERT_TRUE(Sum(*pair.first, &pair.values[0], stream, {}).ok());
+    all->AbortAll(Device());
+    EXPECT_EQ(gpus_.aborting(), 0);
+    const std::string call = "ncclCommAbort rank 0";
+    EXPECT_THAT(gpus_.calls("ncclCommAbort"), ElementsAre(call, call));
+  });
 }
 
 TEST_F(NcclCommunicatorTest, OneAfterTheOtherWouldDeadlock) {
@@ -279,7 +270,7 @@ TEST_F(NcclCommunicatorTest, OneAfterTheOtherWouldDeadlock) {
   EXPECT_DEATH(abort_the_second(), "ncclCommAbort would deadlock");
 }
 
-TEST_F(NcclCommunicatorTest, AThreadThatIsStuckInACallKeepsItsCommunicatorAlone) {
+TEST_F(NcclCommunicatorTest, WhatAThreadIsStuckInIsLeftForTheNextAbort) {
   const std::unique_ptr<Communicator> stuck = Alone();
   const std::unique_ptr<Communicator> other = Alone();
   std::atomic<bool> is_in{false};
@@ -306,6 +297,9 @@ TEST_F(NcclCommunicatorTest, AThreadThatIsStuckInACallKeepsItsCommunicatorAlone)
     may_leave.notify_all();
   });
   EXPECT_TRUE(stuck->CheckAsync().ok());
+  all_->AbortAll(Device());
+  EXPECT_EQ(gpus_.calls("ncclCommAbort").size(), 2u);
+  EXPECT_EQ(stuck->CheckAsync().code(), StatusCode::kAborted);
 }
 
 TEST_F(NcclCommunicatorTest, AGoodByeThatFailsLeavesItToAnAbort) {
