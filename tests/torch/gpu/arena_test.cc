@@ -205,10 +205,11 @@ TEST_F(GpuArenaTest, WhereOneRankHasNoMemoryBucketsArePacked) {
     // The staging memory.
     const std::vector<at::Tensor> tensors = {rank.Tensor(one), rank.Tensor(two)};
     grouped_allreduce(tensors, AllreduceOptions().name("first"));
+    Once(rank, [&] { gpus_.SetFull(2, true); });  // rank 1's, before the first backward() ends
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
       Backward(model, rank, step);
-      Once(rank, [&] { gpus_.SetFull(2, step == 0); });  // rank 1's
+      if (step == 1) Once(rank, [&] { gpus_.SetFull(2, false); });
       optimizer.step();
       Check(rank, model, step);
     }
