@@ -37,7 +37,7 @@ flag_to_survive() {
   case $version in
     *"Open MPI"* | *OpenRTE* | *PRRTE*) echo --enable-recovery ;;
     *)  # MPICH's -disable-auto-cleanup ends the others all the same
-      printf 'SKIPPED: this mpirun ends all ranks when one dies: %s\n' "$version" >&2
+      printf 'SKIPPED: this mpirun ends all ranks when one dies: %s\n' "${version%%$'\n'*}" >&2
       exit 77
       ;;
   esac

@@ -132,7 +132,7 @@ TEST_P(SessionMpiCommunicatorTest, ARankWhoseMpiCannotMakeItIsAnErrorOnEveryRank
   int handle = 0;
   const Status status = session_->MakeCommunicator(core::kWorldSet, TimePoint::max(), &handle);
   if (IsLast()) {
-    ExpectFault(status, StatusCode::kBackend, "MPI_Comm_create_group: MPI_ERR_INTERN");
+    ExpectFault(status, StatusCode::kBackend, "MPI_Comm_create_group: ");
   } else {
     EXPECT_NE(status.ToString().find("stuck in one call for 10 s (MPI_Comm_create_group)"),
               std::string::npos)
@@ -155,7 +155,7 @@ TEST_P(SessionMpiCommunicatorTest, ARankWhoseMpiSaysThatItFailedTellsTheOthers) 
     tests::Vector next(core::OpKind::kAllReduce, "next", {1.0F});
     status = next.Run(*session_);
   }
-  ExpectFault(status, StatusCode::kBackend, "MPI_Comm_create_group: MPI_ERR_INTERN");
+  ExpectFault(status, StatusCode::kBackend, "MPI_Comm_create_group: ");
 }
 
 // The last rank stays in its pause.

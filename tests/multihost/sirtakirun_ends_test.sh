@@ -54,7 +54,7 @@ job=$!
 hosts_wait 'the login does not hang' login_hangs || fail 'the login does not hang'
 signal TERM
 finish 143
-gone " h2 "
+gone "$hosts_state/ssh_config" " h2 "
 on_host 2 umount /etc/ssh
 
 # digits_test.sh and ends_test.sh have more of these.

@@ -4,9 +4,9 @@
 #   fail WORDS...             ends the script with both files; $errors may be unset
 #   says FILE TEXT            fails if no line of the file is the text
 #   within SECONDS COMMAND... waits until the command succeeds; fails when the time is over
-#   running WORDS             prints each process that has these words in its command line, with its number
-#   none_runs WORDS           succeeds if there is none
-#   gone WORDS                waits until there is none, and fails if one stays
+#   running WORDS...          prints each process that has all of these in its command line, with its number
+#   none_runs WORDS...        succeeds if there is none
+#   gone WORDS...             waits until there is none, and fails if one stays
 
 # shellcheck disable=SC2154  # the script sets it
 fail() {
@@ -32,14 +32,15 @@ within() {
 
 # Without a pipe or another program: any process may end meanwhile, which is no answer.
 running() {
-  local process words
+  local process words part
   for process in /proc/[0-9]*; do
     { mapfile -d '' -t words <"$process/cmdline"; } 2>/dev/null || continue
-    [[ "${words[*]}" != *"$1"* ]] || printf '%s %s\n' "${process#/proc/}" "${words[*]}"
+    for part in "$@"; do [[ "${words[*]}" == *"$part"* ]] || continue 2; done
+    printf '%s %s\n' "${process#/proc/}" "${words[*]}"
   done
 }
 none_runs() {
   local found
-  found=$(running "$1") && [ -z "$found" ]
+  found=$(running "$@") && [ -z "$found" ]
 }
-gone() { within 100 none_runs "$1" || fail "left running: $(running "$1")"; }
+gone() { within 100 none_runs "$@" || fail "left running: $(running "$@")"; }
