@@ -1,6 +1,7 @@
 # sirtaki_mpi_bindings: MPI's C interface, version 3.1 or newer, from any implementation. MPI_HOME or mpirun's place on
 # PATH say which.
 set(SIRTAKI_HAVE_MPI OFF)
+set(sirtaki_mpiexec "")
 if(SIRTAKI_MPI STREQUAL "OFF")
   set(sirtaki_mpi_status "off: SIRTAKI_MPI=OFF")
   return()
@@ -13,6 +14,7 @@ if(MPI_C_FOUND AND MPI_FOUND)
   target_link_libraries(sirtaki_mpi_bindings INTERFACE MPI::MPI_C)
   # <mpi.h> still pulls in the C++ bindings that MPI dropped in 3.0, unless told not to.
   target_compile_definitions(sirtaki_mpi_bindings INTERFACE OMPI_SKIP_MPICXX=1 MPICH_SKIP_MPICXX=1)
+  set(sirtaki_mpiexec "${MPIEXEC_EXECUTABLE}")
   list(GET MPI_C_LIBRARIES 0 sirtaki_mpi_library)
   execute_process(COMMAND "${MPIEXEC_EXECUTABLE}" --version
     OUTPUT_VARIABLE sirtaki_mpi_version ERROR_VARIABLE sirtaki_mpi_version_error)

@@ -219,7 +219,8 @@ int Main(const std::vector<std::string>& args, const char* called) {
   input.route = &FindRoute;
   status = FindStartTimeout(input.options, input.environment, &input.start_timeout);
   if (status.ok()) {
-    status = FindLauncher(input.options.launcher, input.environment, &input.launcher);
+    status =
+        FindLauncher(input.options.launcher, input.environment, FactsOfBuild(), &input.launcher);
   }
   if (!status.ok()) return Complain(status);
 

@@ -3,7 +3,8 @@
 namespace sirtaki::launch {
 
 BuildFacts FactsOfBuild() {
-  return {SIRTAKI_VERSION, SIRTAKI_MPI_STATUS, SIRTAKI_TORCH_STATUS, SIRTAKI_CUDA_STATUS};
+  return {SIRTAKI_VERSION, SIRTAKI_MPI_STATUS, SIRTAKI_TORCH_STATUS, SIRTAKI_CUDA_STATUS,
+          SIRTAKI_MPIEXEC};
 }
 
 }  // namespace sirtaki::launch

@@ -5,12 +5,14 @@
 
 namespace sirtaki::launch {
 
-// One line each, "off: …" or "not …" with the reason where it is not there; but for the version.
+// One line each, "off: …" or "not …" with the reason where it is not there; but for the first and the
+// last.
 struct BuildFacts {
   std::string_view version;  // "0.1.0"
   std::string_view mpi;
   std::string_view torch;
   std::string_view cuda;
+  std::string_view mpiexec;  // the path of that MPI's launcher; empty if there is none
 };
 
 BuildFacts FactsOfBuild();

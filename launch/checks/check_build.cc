@@ -139,7 +139,7 @@ BuildRow FoundSharedMemory() {
 BuildRow FoundLauncher(const std::string& word, std::string name,
                        const core::EnvironmentView& env) {
   Launcher launcher;
-  if (!FindLauncher(word, env, &launcher).ok()) return {std::move(name), false, "none on PATH"};
+  if (!FindLauncher(word, env, {}, &launcher).ok()) return {std::move(name), false, "none on PATH"};
   std::string text = launcher.version + ", " + launcher.path;
   if (launcher.kind == LauncherKind::kSrun) {
     const auto job = env.Find("SLURM_JOB_ID");

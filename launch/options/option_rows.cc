@@ -115,7 +115,8 @@ OptionGroup StartOptions() {
       "How ranks are started",
       {{"launcher", 0, "WORD",
         "What starts the ranks: auto, openmpi, mpich, srun, or the path of an mpirun. auto takes "
-        "the mpirun on PATH, else, in a job of Slurm, srun.",
+        "the mpirun on PATH if it is of Sirtaki's MPI, else that MPI's own, else, in a job of "
+        "Slurm, srun.",
         SetLauncher},
        Arguments("mpi-args", R"(More arguments for the launcher, as in "--mca pml ob1".)",
                  &O::mpi_args),

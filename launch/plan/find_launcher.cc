@@ -42,7 +42,7 @@ struct Wish {
   std::vector<LauncherKind> kinds;
 };
 
-Wish WishOf(const std::string& wanted, bool in_slurm) {
+Wish WishOf(const std::string& wanted, bool in_slurm, const BuildFacts& build) {
   using K = LauncherKind;
   if (wanted == "openmpi") return {wanted, {"mpirun", "mpiexec"}, {K::kOpenMpi4, K::kOpenMpi5}};
   if (wanted == "mpich") return {wanted, {"mpirun", "mpiexec", "mpiexec.hydra"}, {K::kMpich}};
@@ -50,8 +50,16 @@ Wish WishOf(const std::string& wanted, bool in_slurm) {
   Wish wish{wanted,
             {"mpirun", "mpiexec", "mpiexec.hydra"},
             {K::kOpenMpi4, K::kOpenMpi5, K::kMpich, K::kSrun}};
+  if (!build.mpiexec.empty()) wish.programs.emplace_back(build.mpiexec);
   if (in_slurm) wish.programs.emplace_back("srun");
   return wish;
+}
+
+// A launcher is of the build's MPI if both say "Open MPI 4.": what another major version starts may
+// not find the other ranks.
+bool IsOf(const Launcher& launcher, const BuildFacts& build) {
+  const std::string name = launcher.ShortName();
+  return build.mpi.starts_with(name.substr(0, name.find('.') + 1));
 }
 
 std::string Cure(const std::string& wanted) {
@@ -76,12 +84,16 @@ std::optional<Launcher> AskLauncher(const std::string& path) {
   return RecognizeLauncher(path, VersionText(path, &why).value_or(""));
 }
 
-Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env, Launcher* out) {
-  const bool is_path = wanted.find('/') != std::string::npos;
-  const Wish wish = WishOf(wanted, env.Find("SLURM_JOB_ID").has_value());
+Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env,
+                    const BuildFacts& build, Launcher* out) {
+  const auto is_path = [](const std::string& name) { return name.find('/') != std::string::npos; };
+  const Wish wish = WishOf(wanted, env.Find("SLURM_JOB_ID").has_value(), build);
+  const bool prefers = wanted == "auto" && !build.mpiexec.empty();
+  std::optional<Launcher> other;  // the first one of another MPI
   std::vector<std::string> tried;
-  for (const std::string& name : is_path ? std::vector<std::string>{wanted} : wish.programs) {
-    const std::string path = is_path ? wanted : FindOnPath(name, env);
+  for (const std::string& name :
+       is_path(wanted) ? std::vector<std::string>{wanted} : wish.programs) {
+    const std::string path = is_path(name) ? name : FindOnPath(name, env);
     if (path.empty()) {
       tried.push_back(name + ": not on PATH");
       continue;
@@ -97,10 +109,16 @@ Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env,
     } else if (std::find(wish.kinds.begin(), wish.kinds.end(), launcher->kind) ==
                wish.kinds.end()) {
       tried.push_back(path + ": is " + launcher->ToString());
+    } else if (prefers && !IsOf(*launcher, build)) {
+      if (!other) other = launcher;
     } else {
       *out = *launcher;
       return Status::Ok();
     }
+  }
+  if (other) {
+    *out = *other;
+    return Status::Ok();
   }
   return {StatusCode::kUnsupported, "--launcher " + wanted +
                                         ": no launcher was found that can start ranks (" +

@@ -6,16 +6,17 @@
 
 #include "core/base/environment.h"
 #include "core/base/status.h"
+#include "launch/base/build_facts.h"
 #include "launch/hosts/launcher.h"
 #include "launch/plan/placement.h"
 
 namespace sirtaki::launch {
 
 // `wanted` as --launcher has it: auto, openmpi, mpich, srun, or a path. Asks what is found for its
-// version, 10 s at most. kUnsupported if there is none of that kind: says what was tried, and what
-// to install.
+// version, 10 s at most each. auto prefers that of the MPI of the `build`: another one's cannot start
+// its ranks. kUnsupported if there is none of that kind: says what was tried, and what to install.
 core::Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env,
-                          Launcher* out);
+                          const BuildFacts& build, Launcher* out);
 
 // The path of a program that is searched for as a shell does; empty if there is none.
 std::string FindOnPath(const std::string& name, const core::EnvironmentView& env);

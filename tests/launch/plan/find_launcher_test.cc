@@ -51,13 +51,42 @@ TEST(FindLauncherTest, TheFirstOfItsKindIsTaken) {
   slurm.Add("mpirun", "echo slurm 23.11.1");
   const std::string path = open_mpi.Add("mpirun", "echo 'mpirun (Open MPI) 4.1.4'");
   Launcher launcher;
-  ASSERT_TRUE(FindLauncher("auto", {{"PATH", open_mpi.path()}}, &launcher).ok());
+  ASSERT_TRUE(FindLauncher("auto", {{"PATH", open_mpi.path()}}, {}, &launcher).ok());
   EXPECT_EQ(launcher.ToString(), "Open MPI 4.1.4 (" + path + ")");
-  const core::Status status = FindLauncher("openmpi", {{"PATH", slurm.path()}}, &launcher);
+  const core::Status status = FindLauncher("openmpi", {{"PATH", slurm.path()}}, {}, &launcher);
   EXPECT_EQ(status.code(), core::StatusCode::kUnsupported);
   EXPECT_NE(status.message().find("mpirun: is Slurm 23.11.1 ("), std::string::npos)
       << status.message();
   EXPECT_NE(status.message().find("mpiexec: not on PATH"), std::string::npos) << status.message();
+}
+
+// The launcher of another MPI stands first on PATH.
+TEST(FindLauncherTest, TheOneOfTheMpiOfTheBuildIsPreferred) {
+  const Folder first;
+  const Folder own;
+  const std::string open_mpi = first.Add("mpirun", "echo 'mpirun (Open MPI) 4.1.4'");
+  const std::string mpich =
+      own.Add("mpiexec", "printf 'HYDRA build details:\\n    Version:   5.0.2\\n'");
+  const std::string srun = own.Add("srun", "echo slurm 23.11.1");
+  const auto found = [](const std::string& path, const char* mpi, const std::string& mpiexec,
+                        const char* wanted = "auto") {
+    Launcher launcher;
+    const core::Status status = FindLauncher(wanted, {{"PATH", path}, {"SLURM_JOB_ID", "7"}},
+                                             {"", mpi, "", "", mpiexec}, &launcher);
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    return launcher.path;
+  };
+  const std::string both = first.path() + ":" + own.path();
+  EXPECT_EQ(found(first.path(), "MPICH 5.0.1 (MPI 4.1), …", mpich), mpich);
+  EXPECT_EQ(found(both, "MPICH 5.0.1 (MPI 4.1), …", "/no/such/mpiexec"), mpich);
+  EXPECT_EQ(found(both, "Open MPI 4.0.3 (MPI 3.1), …", mpich), open_mpi);
+  EXPECT_EQ(found(first.path(), "Open MPI 5.0.11 (MPI 3.1), …", "/no/such/mpiexec"), open_mpi);
+  EXPECT_EQ(found(first.path(), "MPICH 5.0.1 (MPI 4.1), …", mpich, "openmpi"), open_mpi);
+  EXPECT_EQ(found(first.path(), "MPICH 5.0.1 (MPI 4.1), …", mpich, open_mpi.c_str()), open_mpi);
+  std::filesystem::remove(open_mpi);
+  std::filesystem::remove(mpich);
+  EXPECT_EQ(found(both, "MPICH 5.0.1 (MPI 4.1), …", mpich), srun);
+  EXPECT_EQ(found(both, "off: SIRTAKI_MPI=OFF", ""), srun);
 }
 
 }  // namespace
