@@ -129,13 +129,7 @@ bool CheckProgram(const PlanInput& input, const Plan& plan) {
   const bool here = std::any_of(hosts.begin(), hosts.end(), [&input](const Host& host) {
     return IsThisMachine(host.name, input.machine);
   });
-  // The launcher may take the ranks to another folder.
-  const auto& words = input.options.mpi_args;
-  const bool moves = std::any_of(words.begin(), words.end(), [](const std::string& word) {
-    return word.starts_with("-wd") || word.starts_with("--wd") || word == "-D" ||
-           word.starts_with("--chdir");
-  });
-  if (!here || moves || !input.options.check_hosts) return true;
+  if (!here || input.options.ChoosesFolder() || !input.options.check_hosts) return true;
   core::EnvironmentView env = input.environment;
   for (const auto& [name, value] : plan.environment) env.Set(name, value);
   const std::string& program = input.options.program.front();

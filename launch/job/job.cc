@@ -139,7 +139,7 @@ class Job {
     for (std::string& address : addresses) address += ":" + std::to_string(port);
     command->set.emplace_back(kAddressVariable, Joined(addresses, ","));
     command->set.emplace_back(kKeyVariable, key);
-    if (std::string folder = CurrentFolder(); !folder.empty()) {
+    if (std::string folder = CurrentFolder(); !folder.empty() && !options_.ChoosesFolder()) {
       command->set.emplace_back(kFolderVariable, std::move(folder));
     }
     return Status::Ok();

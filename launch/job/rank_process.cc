@@ -155,7 +155,7 @@ class RankProcess {
                     {std::string(kAddressVariable), std::string(kKeyVariable),
                      std::string(kNetworkVariable), std::string(kFolderVariable)}};
     AddInterfaces(&command);
-    TellOfFolder();
+    EnterFolder();
     std::string notices;
     Descriptor listens(core::ListenForStart(&notices));
     if (listens.valid()) command.set.emplace_back(core::kStartNoticeVariable, notices);
@@ -167,10 +167,14 @@ class RankProcess {
     Finish({EndKind::kNotStarted, error, status.message(), false});
   }
 
-  // Launchers go home where there is no such folder, without a word.
-  void TellOfFolder() {
+  // Launchers go to the folder of sirtakirun, or home where there is none, without a word. Only
+  // MPICH's has been told to stay in /.
+  void EnterFolder() {
     const auto folder = env_.Find(kFolderVariable);
-    if (!folder || place_.local_rank != 0 || access(folder->c_str(), X_OK) == 0) return;
+    if (!folder) return;
+    const bool there =
+        CurrentFolder() == "/" ? chdir(folder->c_str()) == 0 : access(folder->c_str(), X_OK) == 0;
+    if (there || place_.local_rank != 0) return;
     const std::string text = "sirtakirun: host " + HostName() + " has no folder " +
                              core::Quoted(*folder) + ": its ranks run in " + CurrentFolder() + "\n";
     unwritten_ += text.size();

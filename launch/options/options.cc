@@ -209,6 +209,13 @@ Status ParseOptions(const std::vector<std::string>& args, const core::FileReader
   return status;
 }
 
+bool LaunchOptions::ChoosesFolder() const {
+  return std::any_of(mpi_args.begin(), mpi_args.end(), [](const std::string& word) {
+    return word.starts_with("-wd") || word.starts_with("--wd") || word == "-D" ||
+           word.starts_with("--chdir");
+  });
+}
+
 std::string HelpText() {
   namespace po = boost::program_options;
   std::ostringstream text;

@@ -64,6 +64,9 @@ struct LaunchOptions {
     const auto found = from_file.find(flag);
     return found == from_file.end() ? "--" + flag : found->second;
   }
+
+  // Whether the launcher is told, by --mpi-args, in which folder the ranks run.
+  bool ChoosesFolder() const;
 };
 
 // `args` are those of sirtakirun, without its own name. What begins with the first word that is no

@@ -206,8 +206,8 @@ void PlanWriter::SetForLauncher(const std::string& name, const std::string& valu
 
 std::vector<std::string> PlanWriter::Travelling() const {
   std::set<std::string> names = exports_;
-  names.insert(
-      {std::string(kAddressVariable), std::string(kKeyVariable), std::string(kFolderVariable)});
+  names.insert({std::string(kAddressVariable), std::string(kKeyVariable)});
+  if (!options().ChoosesFolder()) names.emplace(kFolderVariable);
   constexpr std::array<std::string_view, 13> kPrefixes = {
       "SIRTAKI_", "HOROVOD_", "NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_",
       "KMP_",     "GOMP_",    "MKL_",  "UCX_",   "FI_",      "CONDA_"};

@@ -118,6 +118,11 @@ void AddMpich(PlanWriter* writer) {
   if (writer->UsesSsh()) writer->Add({"-launcher", "ssh"}, "the hosts are reached by ssh");
   if (placement.local) return;
   if (!given.empty()) writer->Add({"-iface", given.front()}, writer->networks().why);
+  if (!options.ChoosesFolder()) {
+    writer->Add(
+        {"-wdir", "/"},
+        "on a host without this folder MPICH would start nothing: ranks go there themselves");
+  }
   writer->Add({"-genvlist", Joined(writer->Travelling(), ",")},
               "variables that the ranks of all hosts need");
 }
