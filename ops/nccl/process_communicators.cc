@@ -29,8 +29,9 @@ void ProcessCommunicators::AbortAll(std::shared_ptr<const cuda::Device> device) 
   while (!all_.empty()) {
     const std::shared_ptr<SharedHandle> handle = *all_.begin();
     try {
-      core::StartQuietThread([self = shared_from_this(), device, handle] {
+      core::StartQuietThread([self = shared_from_this(), device, handle]() mutable {
         const bool aborted = self->Abort(*device, *handle);
+        device.reset();  // whoever waits for this may end CUDA's part of it next
         core::MutexLock ended(self->mutex_);
         if (!aborted) self->all_.insert(handle);
         --self->aborting_;
