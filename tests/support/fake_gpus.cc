@@ -1,8 +1,10 @@
 #include "tests/support/fake_gpus.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "tests/support/fake_gpus_state.h"
@@ -341,6 +343,8 @@ FakeGpus::FakeGpus() : state_(std::make_unique<State>()) {
 }
 
 FakeGpus::~FakeGpus() {
+  // Aborts that a lane has left behind end first: what holds the devices has let go of them by now.
+  while (aborting() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   for (void* memory : state_->allocations) std::free(memory);
   the_state = nullptr;
   set_device = -1;
