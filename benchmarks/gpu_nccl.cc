@@ -1,9 +1,11 @@
-// What NCCL itself does where our backend had to choose by reading its source: each probe answers one question, with
-// NCCL's functions alone, in processes of its own, so that one which hangs is ended and leaves the others.
+// The probes show what NCCL itself does where our backend had to choose by reading its source. Each
+// answers one question, with NCCL's functions alone, in processes of its own: one that hangs is ended,
+// and the others go on.
 //
 //   gpu_nccl [--probes window,calls,abort,averages,kill] [--limit SECONDS]
 //
-// Ends with code 77 and the reason if there is no GPU; with code 1 if a probe failed that should not.
+// The program ends with code 77 and the reason if there is no GPU, and with code 1 if a probe failed
+// that should not.
 #include <sched.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -44,7 +46,7 @@ void Require(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.ToString());
 }
 
-// The sockets of one process to the others of its probe: rank 0 has one to each, the others one to it.
+// The peers are reached by sockets: rank 0 has one to each, the others one to it.
 class Peers {
  public:
   Peers(int rank, int size, std::vector<int> sockets)
@@ -88,7 +90,8 @@ class Rank {
     Require(cuda::Load(&cuda_));
     int devices = 0;
     Check(cuda_.api.GetDeviceCount(&devices), "cudaGetDeviceCount");
-    // NCCL takes ranks of one host only with a GPU each; ranks that share one say that they are hosts of their own.
+    // NCCL takes ranks of one host only with a GPU each; ranks that share one say that they are
+    // hosts of their own.
     if (devices < peers.size()) setenv("NCCL_HOSTID", std::to_string(peers.rank()).c_str(), 1);
     Require(nccl::Load(&nccl_));
     Require(cuda::Device::Open(cuda_.api, peers.rank() % devices, &device_));
@@ -170,8 +173,9 @@ void Say(const std::string& probe, const std::string& answer) {
   std::fflush(stdout);
 }
 
-// Whether memory of NCCL's can be a window, and what comes back as its handle. A communicator of one has symmetric
-// support wherever there is any, so this is the one window that a machine with one GPU shows.
+// The probe asks whether memory of NCCL's can be a window, and what its handle is. A communicator of
+// one rank has symmetric support wherever there is any, so this is the one window that a machine with
+// one GPU shows.
 void ProbeWindow(Rank& rank) {
   const nccl::CommHandle communicator = rank.Connect();
   if (rank.nccl().CommWindowRegister == nullptr) {
@@ -225,8 +229,9 @@ void ProbeCalls(Rank& rank) {
   }
 }
 
-// Two communicators share a stream; the kernel of one waits for a peer that never comes, and that of the other stands
-// behind it. Aborting one after the other, the one behind first, is expected to hang; by a thread each it is not.
+// Two communicators share a stream; the kernel of one waits for a peer that never comes, and that
+// of the other stands behind it. Aborting one after the other, the one behind first, is expected to
+// hang; by a thread each it is not.
 enum class Aborts { kByThreads, kInOneGroup, kInTurn };
 void ProbeAbort(Rank& rank, Aborts way) {
   const nccl::CommHandle stuck = rank.Connect();
@@ -274,7 +279,8 @@ void ProbeAverages(Rank& rank) {
   const nccl::CommHandle communicator = rank.Connect();
   const int size = rank.peers().size();
   constexpr std::size_t kCount = 1 << 20;
-  // Between 1 and 2, where a unit in the last place of bfloat16 is 1/128; the same on all ranks except for a rotation.
+  // Values lie between 1 and 2, where a unit in the last place of bfloat16 is 1/128; the ranks have
+  // the same ones, rotated.
   const auto value_of = [](int member, std::size_t i) {
     return 1.0F + static_cast<float>((i * 37 + static_cast<std::size_t>(member) * 11) % 128) / 128;
   };
@@ -307,7 +313,8 @@ void ProbeAverages(Rank& rank) {
   Emit(Sample{work, size, "scaled by our kernel, ncclSum", summed, "units in the last place"});
 }
 
-// Rank 1 is killed in the middle of large all-reduces: when does rank 0 hear of it, and how long does its abort take?
+// Rank 1 is killed in the middle of large all-reduces: when does rank 0 hear of it, and how long
+// does its abort take?
 void ProbeKill(Rank& rank) {
   const nccl::CommHandle communicator = rank.Connect();
   constexpr std::size_t kCount = 16 << 20;
@@ -428,7 +435,7 @@ bool Run(const Probe& probe, double limit) {
   return hung ? probe.may_hang : good;
 }
 
-// Whether there is a GPU. Looked for in a process of its own: children of one that has used CUDA cannot use it.
+// A GPU is looked for in a process of its own: children of one that has used CUDA cannot use it.
 bool HasGpu() {
   const pid_t process = Forked();
   if (process == 0) {

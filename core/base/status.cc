@@ -29,6 +29,10 @@ bool NamesTensor(const std::string& message, const std::string& tensor) {
          (tensor.find(' ') != std::string::npos && message.find(tensor) != std::string::npos);
 }
 
+// The status is made before it is needed, and not destroyed: where memory has run out, a copy of it
+// takes none.
+const Status& out_of_memory = *new Status(StatusCode::kBackend, "out of host memory");
+
 }  // namespace
 
 std::string_view StatusCodeName(StatusCode code) {
@@ -70,13 +74,6 @@ std::string Status::ToString() const {
   if (!from.empty()) text += " (" + from + ")";
   return text;
 }
-
-namespace {
-
-// Made before it is needed, and not destroyed: where memory has run out, a copy of it takes none.
-const Status& out_of_memory = *new Status(StatusCode::kBackend, "out of host memory");
-
-}  // namespace
 
 Status StatusOfException() {
   try {

@@ -16,15 +16,15 @@
 
 namespace sirtaki::core {
 
-// What is told of a handle's end. Thread-safe.
+// A watcher is told of a handle's end. Thread-safe.
 class HandleWatcher {
  public:
   virtual ~HandleWatcher() = default;
-  // On the completing thread, after the state is visible, if somebody waits; it only rings a
-  // doorbell.
+  // Completed runs on the completing thread, after the state is visible, if somebody waits; it only
+  // rings a doorbell.
   virtual void Completed() = 0;
-  // Once, when the submitter has seen the end (synchronized, polled true, or destroyed the handle):
-  // the name is free again.
+  // Observed runs once, when the submitter has seen the end (synchronized, polled true, or destroyed
+  // the handle): the name is free again.
   virtual void Observed(const Key& key) = 0;
 };
 

@@ -5,8 +5,8 @@
 
 namespace sirtaki::launch {
 
-// One line each, "off: …" or "not …" with the reason where it is not there; but for the first and the
-// last.
+// One line each, "off: …" or "not …" with the reason where it is not there; except for the first and
+// the last.
 struct BuildFacts {
   std::string_view version;  // "0.1.0"
   std::string_view mpi;

@@ -65,7 +65,7 @@ struct LaunchOptions {
     return found == from_file.end() ? "--" + flag : found->second;
   }
 
-  // Whether the launcher is told, by --mpi-args, in which folder the ranks run.
+  // ChoosesFolder says whether the launcher is told, by --mpi-args, in which folder the ranks run.
   bool ChoosesFolder() const;
 };
 

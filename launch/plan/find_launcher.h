@@ -13,8 +13,9 @@
 namespace sirtaki::launch {
 
 // `wanted` as --launcher has it: auto, openmpi, mpich, srun, or a path. Asks what is found for its
-// version, 10 s at most each. auto prefers that of the MPI of the `build`: another one's cannot start
-// its ranks. kUnsupported if there is none of that kind: says what was tried, and what to install.
+// version, 10 s at most each. auto prefers that of the MPI of the `build`: another one's cannot
+// start its ranks. kUnsupported if there is none of that kind: says what was tried, and what to
+// install.
 core::Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env,
                           const BuildFacts& build, Launcher* out);
 

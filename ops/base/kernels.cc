@@ -181,8 +181,8 @@ Kernels KernelsOf() {
   return {ReducePair<Op, T>, ReduceAll<Op, formats::AsItIs<T>, T>};
 }
 
-// Order needs signed integers as they are. Arithmetic takes them as unsigned ones: the same bits, and
-// wrapping is defined.
+// Order needs signed integers as they are. Arithmetic takes them as unsigned ones: the same bits,
+// and wrapping is defined.
 template <class Op, bool kOrders>
 Kernels KernelsOf(DType dtype) {
   using std::conditional_t;

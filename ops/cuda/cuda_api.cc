@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "ops/base/dynamic_library.h"
+
 namespace sirtaki::ops::cuda {
 namespace {
 

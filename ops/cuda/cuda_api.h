@@ -7,13 +7,16 @@
 #include <string>
 
 #include "core/base/status.h"
-#include "ops/base/dynamic_library.h"
 
 struct CUstream_st;
 struct CUevent_st;
 struct CUctx_st;
 struct CUmod_st;
 struct CUfunc_st;
+
+namespace sirtaki::ops {
+class DynamicLibrary;
+}
 
 namespace sirtaki::ops::cuda {
 
@@ -87,8 +90,8 @@ struct Library {
   std::string runtime_path;  // for texts
 };
 
-// Each takes its functions from a library, the driver's in the versions that are declared above, and returns the first
-// symbol that the library does not have; null if all are there.
+// Each takes its functions from a library, the driver's in the versions that are declared above,
+// and returns the first symbol that the library does not have; null if all are there.
 const char* TakeRuntime(const DynamicLibrary& library, Api* api);
 const char* TakeDriver(const DynamicLibrary& library, Api* api);
 

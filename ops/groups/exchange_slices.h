@@ -21,9 +21,9 @@ class Slices {
   // Nothing is noted where there is not a byte.
   void Send(std::int64_t member, const void* memory, std::int64_t bytes);
   void Receive(std::int64_t member, void* memory, std::int64_t bytes);
-  // All members give each other parts of `bytes` bytes, and nothing else: part j of member i's input
-  // becomes part i of member j's output. What is this member's own, it copies at once. The memories
-  // are disjoint.
+  // All members give each other parts of `bytes` bytes, and nothing else: part j of member i's
+  // input becomes part i of member j's output. What is this member's own, it copies at once. The
+  // memories are disjoint.
   void GiveParts(const void* input, void* output, std::int64_t bytes, std::int64_t self,
                  std::int64_t members);
 

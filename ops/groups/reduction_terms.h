@@ -26,7 +26,7 @@ inline core::ReduceOp Combining(core::ReduceOp op) {
   return op == core::ReduceOp::kAverage ? core::ReduceOp::kSum : op;
 }
 
-// Whether the result is this rank's: of a reduce it is the root's alone.
+// KeepsResult says whether the result is this rank's: that of a reduce is the root's alone.
 inline bool KeepsResult(const GroupTask& task) {
   return task.signature().kind != core::OpKind::kReduce || task.rank == task.signature().root;
 }

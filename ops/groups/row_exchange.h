@@ -1,6 +1,6 @@
 // The calls whose rows only the ranks know: what a rank tells of its rows, and, from what all have
-// told, which bytes go from whom to whom. The host's runs and the lanes of GPUs tell and move each in
-// their own way; the host's all-gather has a run of its own (gather_runs.cc).
+// told, which bytes go from whom to whom. The host's runs and the lanes of GPUs tell and move each
+// in their own way; the host's all-gather has a run of its own (gather_runs.cc).
 #pragma once
 
 #include <cstddef>
@@ -14,23 +14,25 @@
 
 namespace sirtaki::ops {
 
-// The rows that are told are in the order of the members, and of each member in that of the tensors.
+// The rows that are told are in the order of the members, and of each member in that of the
+// tensors.
 class RowExchange {
  public:
   // `task`: an all-gather, gather, scatter or all-to-all, which must outlive this.
   explicit RowExchange(const GroupTask& task);
 
-  // What this rank tells. All-gather and gather: its rows. All-to-all, and scatter at its root: those
-  // for each member. Scatter elsewhere: that many zeros.
+  // What this rank tells. All-gather and gather: its rows. All-to-all, and scatter at its root:
+  // those for each member. Scatter elsewhere: that many zeros.
   const std::vector<std::int64_t>& own() const { return own_; }
-  // Where the rows go that are told to this rank: by each member, to it; scatter: by the root, to all.
+  // Where the rows go that are told to this rank: by each member, to it; scatter: by the root, to
+  // all.
   std::vector<std::int64_t>& told() { return told_; }
   core::OpKind kind() const { return kind_; }
   std::int64_t root() const { return static_cast<std::int64_t>(root_); }
 
-  // Once `told` is there: has the outputs allocated, and notes what this rank gives to the others and
-  // takes from them; `keep(from, to, bytes)` is called for what it gives to itself. A member that has
-  // joined is given nothing. kBackend if the rows are wrong or there is no memory.
+  // Once `told` is there: has the outputs allocated, and notes what this rank gives to the others
+  // and takes from them; `keep(from, to, bytes)` is called for what it gives to itself. A member
+  // that has joined is given nothing. kBackend if the rows are wrong or there is no memory.
   core::Status Place(const std::function<void(const void*, void*, std::int64_t)>& keep,
                      Slices* slices) const;
 

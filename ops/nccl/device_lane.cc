@@ -24,8 +24,8 @@ constexpr auto kGoodBye = std::chrono::seconds(5);
 
 void DeviceLane::Impl::Stop(const Status& reason, const std::optional<std::string>& tensor) {
   // The failure is told before the abort, by which groups whose handles are ok come to their end with
-  // garbage. The wait for it has a limit: whoever ends the lane waits for this call without one. Abandon
-  // leaves the abort to the lane's thread.
+  // garbage. The wait for it has a limit: whoever ends the lane waits for this call without one.
+  // Abandon leaves the abort to the lane's thread.
   Lane::Stop(reason, tensor, [&] {
     if (tensor) options.communicators->AbortAll(options.device);
   });

@@ -33,9 +33,10 @@ struct DeviceLaneOptions {
 };
 
 // Thread-safe; nothing here blocks but the destructor. No lock is held while a callback, a handle,
-// CUDA or NCCL is called. The first failure, or Abandon, ends the lane: the communicators of all lanes
-// of the process are aborted together, and every handle that is not complete completes with that
-// status, whether the abort comes to its end or not. The callbacks are not called after the destructor.
+// CUDA or NCCL is called. The first failure, or Abandon, ends the lane: the communicators of all
+// lanes of the process are aborted together, and every handle that is not complete completes with
+// that status, whether the abort comes to its end or not. The callbacks are not called after the
+// destructor.
 class DeviceLane {
  public:
   explicit DeviceLane(DeviceLaneOptions options);

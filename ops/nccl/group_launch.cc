@@ -63,6 +63,17 @@ Status LaunchContext::Exchange(const std::vector<OutgoingSlice>& outgoing,
       patience);
 }
 
+Status LaunchContext::ExchangeParts(const std::byte* from, std::byte* to,
+                                    std::int64_t part_bytes) const {
+  std::vector<OutgoingSlice> given;
+  std::vector<IncomingSlice> taken;
+  for (int m = 0; m < communicator.size(); ++m) {
+    given.push_back({m, from + m * part_bytes, part_bytes});
+    taken.push_back({m, to + m * part_bytes, part_bytes});
+  }
+  return Exchange(given, taken);
+}
+
 Status LaunchContext::ReserveToAsk(std::size_t bytes, std::byte** pages, std::byte** device) const {
   void* pinned = nullptr;
   Status status = host.Reserve(static_cast<std::int64_t>(bytes), &pinned);

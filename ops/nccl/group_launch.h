@@ -53,8 +53,10 @@ struct LaunchContext {
   // Sends and receives between the members, this one with itself too, as one group of NCCL's.
   core::Status Exchange(const std::vector<OutgoingSlice>& outgoing,
                         const std::vector<IncomingSlice>& incoming) const;
-  // Takes `own` to the device, has `call(from, to)` put there what the members make of it, and brings
-  // that back into `told`: ranks of a lane meet on the device.
+  // Exchanges equal parts: part m of `from` goes to member m, and part m of `to` comes from it.
+  core::Status ExchangeParts(const std::byte* from, std::byte* to, std::int64_t part_bytes) const;
+  // Takes `own` to the device, has `call(from, to)` put there what the members make of it, and
+  // brings that back into `told`: ranks of a lane meet on the device.
   template <typename Number>
   core::Status Ask(
       const std::vector<Number>& own, std::vector<Number>* told,
@@ -68,7 +70,7 @@ struct LaunchContext {
   core::Status ReserveToAsk(std::size_t bytes, std::byte** pages, std::byte** device) const;
 };
 
-// Whether a call of a group has gone wrong.
+// HasFailed says whether a call of a group has gone wrong; one in progress has not.
 bool HasFailed(Result result);
 
 // The stream waits for whoever makes the tensors, not this thread.

@@ -130,14 +130,8 @@ Status LaunchExchange(const LaunchContext& context, const GroupTask& task) {
     if (rows.kind() != OpKind::kAllToAll) {
       return context.Call("ncclAllGather", &Api::AllGather, from, to, bytes, DataType::kUint8);
     }
-    std::vector<OutgoingSlice> given;
-    std::vector<IncomingSlice> taken;
-    const auto part = static_cast<std::int64_t>(bytes) / context.communicator.size();
-    for (int m = 0; m < context.communicator.size(); ++m) {
-      given.push_back({m, from + m * part, part});
-      taken.push_back({m, to + m * part, part});
-    }
-    return context.Exchange(given, taken);
+    return context.ExchangeParts(from, to,
+                                 static_cast<std::int64_t>(bytes) / context.communicator.size());
   });
   if (!status.ok()) return status;
   for (const GroupItem& item : task.items) {

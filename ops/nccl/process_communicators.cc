@@ -46,7 +46,7 @@ void ProcessCommunicators::AbortAll(std::shared_ptr<const cuda::Device> device) 
   }
   while (aborting_ > 0 && over_.WaitUntil(mutex_, until_)) {
   }
-  // The last thread that is left behind must not end CUDA's part of it while the process exits.
+  // A thread that is left behind must not be the last to let go of the device: the process may exit.
   if (aborting_ > 0) KeepForever(std::const_pointer_cast<cuda::Device>(device));
 }
 
@@ -56,7 +56,8 @@ bool ProcessCommunicators::Abort(const cuda::Device& device, SharedHandle& handl
   const CommHandle comm = std::exchange(handle.comm, nullptr);
   handle.gate.Unlock();
   if (comm == nullptr) return true;
-  // NCCL leaves a thread with the device that it had; with none, it would make a context on the first.
+  // NCCL leaves a thread with the device that it had; with none, it would make a context on the
+  // first.
   static_cast<void>(device.Adopt());
   static_cast<void>(api_->CommAbort(comm));
   return true;

@@ -1,11 +1,12 @@
 // The communicators of this process: what aborts them, all together.
 //
-// An abort waits. NCCL tells the kernels of the communicator to end, then waits until the last of them
-// has left its stream, and frees memory, for which the device is waited for. Kernels of all communicators
-// share a lane's stream: if the one in front is stuck and is not told to end, the abort of another one
-// never returns. So each is aborted by a thread of its own, all at once; and as NCCL may get stuck even
-// so, nobody waits for these threads without a limit. A group of NCCL's would not do: it aborts the next
-// one only when a call of the first that is in progress has ended, which may wait for the next.
+// An abort waits. NCCL tells the kernels of the communicator to end, then waits until the last of
+// them has left its stream, and frees memory, for which the device is waited for. Kernels of all
+// communicators share a lane's stream: if the one in front is stuck and is not told to end, the
+// abort of another one never returns. So each is aborted by a thread of its own, all at once; and
+// as NCCL may get stuck even so, nobody waits for these threads without a limit. A group of NCCL's
+// would not do: it aborts the next one only when a call of the first that is in progress has ended,
+// which may wait for the next.
 #pragma once
 
 #include <chrono>
@@ -42,13 +43,13 @@ class ProcessCommunicators : public std::enable_shared_from_this<ProcessCommunic
   void Add(std::shared_ptr<SharedHandle> handle) SIRTAKI_EXCLUDES(mutex_);
   void Remove(const std::shared_ptr<SharedHandle>& handle) SIRTAKI_EXCLUDES(mutex_);
 
-  // Aborts all that there are, on a thread each. Returns when that has been done, here or in another
-  // call, or after kAbortGrace: the threads are left behind then. A communicator that another thread is
-  // stuck in is left for the next call. `device`: one of this process.
+  // Aborts all that there are, on a thread each. Returns when that has been done, here or in
+  // another call, or after kAbortGrace: the threads are left behind then. A communicator that
+  // another thread is stuck in is left for the next call. `device`: one of this process.
   void AbortAll(std::shared_ptr<const cuda::Device> device) SIRTAKI_EXCLUDES(mutex_);
 
  private:
-  // Whether it could: no other thread is stuck in a call of it.
+  // Abort returns whether it could: false if another thread is stuck in a call of it.
   bool Abort(const cuda::Device& device, SharedHandle& handle) const;
 
   const std::shared_ptr<const Api> api_;

@@ -72,9 +72,9 @@ Travel TravelOf(const GroupTask& task) {
 }
 
 // Our kernels divide what they copy anyway, and NCCL adds: its own average, which rounds 1/n to the
-// type and multiplies before it adds, takes neither symmetric kernels nor NVLink SHARP. In 16 bits that
-// 1/n is up to 0.2 % wrong where n is no power of two, so there a copy is made for it. `copied`: the
-// same on all members.
+// type and multiplies before it adds, takes neither symmetric kernels nor NVLink SHARP. In 16 bits
+// that 1/n is up to 0.2 % wrong where n is no power of two, so there a copy is made for it.
+// `copied`: the same on all members.
 void AverageByCopy(const GroupTask& task, bool copied, Travel* travel) {
   if (travel->nccl_op != RedOp::kAvg) return;
   const std::int64_t members = task.members->Count();
@@ -274,14 +274,8 @@ Status ScatterReduced(const LaunchContext& context, const Travel& travel, const 
 // Each member gets what the others give it of its share, and combines it.
 Status ScatterGathered(const LaunchContext& context, const Travel& travel, std::byte* packed,
                        std::byte* parts, std::byte* result, std::int64_t share) {
-  const std::int64_t bytes = share * BytesOf(travel.moved);
-  std::vector<OutgoingSlice> outgoing;
-  std::vector<IncomingSlice> incoming;
-  for (int m = 0; m < context.communicator.size(); ++m) {
-    outgoing.push_back({m, packed + m * bytes, bytes});
-    incoming.push_back({m, parts + m * bytes, bytes});
-  }
-  if (Status status = context.Exchange(outgoing, incoming); !status.ok()) return status;
+  const Status status = context.ExchangeParts(packed, parts, share * BytesOf(travel.moved));
+  if (!status.ok()) return status;
   return context.kernels.Reduce(travel.op, travel.moved, parts, context.communicator.size(), share,
                                 result, context.stream.handle());
 }

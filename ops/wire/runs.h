@@ -72,7 +72,8 @@ class Run : public Operation {
   int size() const { return party_->size(); }
   int self() const { return party_->self; }
   const Party& party() const { return *party_; }
-  // The place by hosts that lies that far behind this member, around the ring, and the member there.
+  // The place by hosts that lies that far behind this member, around the ring, and the member
+  // there.
   int PlaceAt(int offset) const { return ((party_->position + offset) % size() + size()) % size(); }
   int MemberAt(int offset) const {
     return party_->order[static_cast<std::size_t>(PlaceAt(offset))];

@@ -51,15 +51,15 @@ class FakeGpus {
   void SetFull(int device, bool full = true);
   // Whether the machines have symmetric windows and NVLink SHARP; they do.
   void SetWindows(bool supported);
-  // On how many the ranks are; on one.
+  // The hosts that the ranks are on; they are on one.
   void SetHosts(int hosts);
   // The process exits: CUDA refuses every call from now on.
   void Unload();
 
   // ---- what has happened ----
 
-  // In order: "cudaStreamWaitEvent stream 1 event 3", "ncclAllReduce rank 0 count 4". Before each
-  // all-reduce the way that NCCL takes: "path of ncclAllReduce rank 0: symmetric".
+  // The calls in their order: "cudaStreamWaitEvent stream 1 event 3", "ncclAllReduce rank 0 count 4".
+  // The way that NCCL takes stands before each all-reduce: "path of ncclAllReduce rank 0: symmetric".
   std::vector<std::string> calls() const;
   // The calls whose line begins so.
   std::vector<std::string> calls(const std::string& beginning) const;

@@ -51,8 +51,8 @@ struct OpenGroup {
 };
 thread_local OpenGroup open_group;
 
-// A kernel may stand in front of an aborted one this long before it counts as stuck: another thread may
-// abort its communicator, too.
+// A kernel may stand in front of an aborted one this long before it counts as stuck: another thread
+// may abort its communicator, too.
 constexpr auto kStuck = std::chrono::seconds(2);
 
 Result BeginNccl(FakeGpus::State& s, const std::string& function, const std::string& rest = "") {
@@ -194,7 +194,7 @@ Result AsyncError(CommHandle handle, Result* error) {
   return Result::kSuccess;
 }
 
-// With the lock. Takes the communicator away from its handle.
+// End takes the communicator away from its handle. The caller has the lock.
 std::shared_ptr<FakeComm> End(FakeGpus::State& s, CommHandle handle) {
   const auto found = s.comms.find(handle);
   if (found == s.comms.end()) std::abort();  // twice
@@ -210,17 +210,13 @@ Result Destroy(CommHandle handle) {
   return BeginNccl(s, "ncclCommDestroy", RankText(*End(s, handle)));
 }
 
-using Comms = std::vector<std::shared_ptr<FakeComm>>;
-
-// With the lock. Whether something of these communicators is still in a stream; `stuck`: behind a
-// kernel of one that is not aborted.
-bool AreInStreams(FakeGpus::State& s, const Comms& comms, bool* stuck) {
+// The caller has the lock. True: something of the communicator is still in a stream; `stuck`: behind
+// a kernel of one that is not aborted.
+bool IsInStreams(FakeGpus::State& s, const FakeComm& comm, bool* stuck) {
   bool found = false;
   const auto look = [&](const FakeStream& stream) {
-    const bool here = std::any_of(stream.queue.begin(), stream.queue.end(), [&](const auto& one) {
-      return std::any_of(comms.begin(), comms.end(),
-                         [&one](const auto& comm) { return one.comm == comm.get(); });
-    });
+    const bool here = std::any_of(stream.queue.begin(), stream.queue.end(),
+                                  [&comm](const auto& one) { return one.comm == &comm; });
     if (!here) return;
     found = true;
     const FakeComm* const front = stream.queue.front().comm;
@@ -232,7 +228,7 @@ bool AreInStreams(FakeGpus::State& s, const Comms& comms, bool* stuck) {
 }
 
 // The devices go on until what was aborted has left them.
-void AwaitAborted(FakeGpus::State& s, const Comms& comms) {
+void AwaitAborted(FakeGpus::State& s, const FakeComm& comm) {
   const auto begun = std::chrono::steady_clock::now();
   {
     const Lock lock(s.mutex);
@@ -243,7 +239,7 @@ void AwaitAborted(FakeGpus::State& s, const Comms& comms) {
       const Lock lock(s.mutex);
       bool stuck = false;
       s.Run(/*held_too=*/true);
-      if (!AreInStreams(s, comms, &stuck)) {
+      if (!IsInStreams(s, comm, &stuck)) {
         --s.aborting;
         return;
       }
@@ -275,7 +271,7 @@ Result Abort(CommHandle handle) {
     }
     if (open_group.depth > 0) std::abort();  // what NCCL does then is not played here
   }
-  AwaitAborted(s, {comm});
+  AwaitAborted(s, *comm);
   return result;
 }
 
@@ -433,7 +429,8 @@ Result Recv(void* output, std::size_t count, DataType type, int peer, CommHandle
 
 }  // namespace
 
-// sym_kernels.cc:269, device.h:543 (ncclNvlsSupported), register/coll_reg.cc:48 and 184 of v2.28.9-1.
+// sym_kernels.cc:269, device.h:543 (ncclNvlsSupported), register/coll_reg.cc:48 and 184 of
+// v2.28.9-1.
 const char* PathOfAllReduce(const FakeAllReduce& call) {
   const bool is_half = call.type == DataType::kFloat16 || call.type == DataType::kBfloat16;
   const bool is_float = is_half || call.type == DataType::kFloat32;
@@ -554,8 +551,8 @@ T Combine(RedOp op, T a, T b) {
   }
 }
 
-// `round`: to the type of the tensors, which each step ends in. For averages NCCL multiplies what each
-// rank gives by 1/n, rounded to that type, before it adds; of integers it divides the sum.
+// `round`: to the type of the tensors, which each step ends in. For averages NCCL multiplies what
+// each rank gives by 1/n, rounded to that type, before it adds; of integers it divides the sum.
 template <typename T, typename Read, typename Round, typename Write>
 void ReduceAs(RedOp op, const std::vector<FakePart>& parts, std::size_t count,
               const std::vector<void*>& outputs, Read read, Round round, Write write) {

@@ -19,8 +19,8 @@
 // Each operation comes in several forms. `f(t)` returns a new tensor; `f_(t)` overwrites t and
 // returns it; `f_async(t)` and `f_async_(t)` return a Handle at once, see handle.h. Each form takes a
 // list of tensors as well, also one in braces, which is one operation under one name: none of them
-// starts before all are there on every rank, and an error of one is the error of all. The options hold
-// for each tensor. An empty list is refused. `grouped_f` is an older name of `f` for lists.
+// starts before all are there on every rank, and an error of one is the error of all. The options
+// hold for each tensor. An empty list is refused. `grouped_f` is an older name of `f` for lists.
 //
 // Autograd sees the blocking forms that return new tensors; the other forms work on the detached
 // data. backward() through them is collective, under the name `NAME.grad`: all ranks of the set

@@ -69,8 +69,8 @@ inline void resume_mpi(std::chrono::milliseconds timeout = std::chrono::millisec
 // (MPI_Isend, MPI_Test, MPI_Iallreduce), since the library waits meanwhile, and fails when it has
 // waited for three times peer_timeout. Not to be held during a call of the library. Does nothing in a
 // job without MPI. Its construction throws InvalidArgument if this thread has an MpiGate already,
-// and Backend if another thread does not come out of MPI: for 10 s after a fault, without one for six
-// times peer_timeout, at least 20 s.
+// and Backend if another thread does not come out of MPI: for 10 s after a fault, without one for
+// six times peer_timeout, at least 20 s.
 class MpiGate {
  public:
   MpiGate() : gate_(detail::LockMpi()) {}

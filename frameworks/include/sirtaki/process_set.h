@@ -23,15 +23,15 @@ namespace detail {
 struct SetMembership;
 }
 
-// A ProcessSet is a cheap, copyable reference to a set; a default-constructed one is all ranks of the
-// job. Every options struct of a collective takes one, and so does every helper for models, objects and
-// metrics; the call then runs on that set, and only its ranks make it:
+// A ProcessSet is a cheap, copyable reference to a set; a default-constructed one is all ranks of
+// the job. Every options struct of a collective takes one, and so does every helper for models,
+// objects and metrics; the call then runs on that set, and only its ranks make it:
 //
 //   sirtaki::broadcast_parameters(*model, 0);       // to all
 //   sirtaki::broadcast_parameters(*model, 2, set);  // to the ranks of the set; 2 is one of them
 //
-// A call throws InvalidArgument at once, and nothing happens, on a rank outside the set, and for a set
-// that was removed or was made before shutdown().
+// A call throws InvalidArgument at once, and nothing happens, on a rank outside the set, and for a
+// set that was removed or was made before shutdown().
 //
 // Roots and peers are ranks of the job everywhere, never indices within a set.
 class SIRTAKI_API ProcessSet {

@@ -55,10 +55,10 @@ void AddTensors(std::vector<at::Tensor>& /*tensors*/, const T& /*no_tensor*/) {}
 //
 // The function and the inputs are kept until backward(): capture modules by value (holders are
 // references), not locals by reference. What the function uses must not be changed in place until
-// then, nor by the function. backward() throws InvalidArgument if inputs, or parameters that require
-// gradients, were, or if the second run makes other shapes or types, or uses other tensors that
-// require gradients, than the first. A change of other captured tensors is not noticed: give them as
-// inputs.
+// then, nor by the function. backward() throws InvalidArgument if inputs, or parameters that
+// require gradients, were, or if the second run makes other shapes or types, or uses other tensors
+// that require gradients, than the first. A change of other captured tensors is not noticed: give
+// them as inputs.
 template <class Function, class... Inputs>
 auto recompute(Function&& function, Inputs&&... inputs) {
   using Kept = std::tuple<std::decay_t<Inputs>...>;

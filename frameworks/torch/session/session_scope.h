@@ -7,9 +7,10 @@ namespace sirtaki::detail {
 
 class SessionState;
 
-// A scope holds for the thread that makes it, from its construction to its end; scopes may be nested.
-// Without one a thread's calls belong to the process's own session. Threads that run a program's code
-// on behalf of another thread, and objects that are used later, keep what Given() was.
+// A scope holds for the thread that makes it, from its construction to its end; scopes may be
+// nested. Without one a thread's calls belong to the process's own session. Threads that run a
+// program's code on behalf of another thread, and objects that are used later, keep what Given()
+// was.
 class SessionScope {
  public:
   // Null: the process's own session.

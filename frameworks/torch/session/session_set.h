@@ -28,8 +28,8 @@ struct SessionSet {
   CallMembers members;
 };
 
-// Returns the set in the calling thread's session. Throws NotInitialized if there is no session, and as
-// SessionSet's constructor.
+// Returns the set in the calling thread's session. Throws NotInitialized if there is no session,
+// and as SessionSet's constructor.
 SessionSet SetOf(const ProcessSet& process_set);
 
 // Throws InvalidArgument if the root is none of them. It is the same on all ranks.

@@ -1,5 +1,5 @@
-// The state of one membership in a job, between init() and shutdown(): the LibTorch-free session, and
-// what LibTorch's side remembers of it.
+// The state of one membership in a job, between init() and shutdown(): the LibTorch-free session,
+// and what LibTorch's side remembers of it.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,6 @@
-// Our tables of CUDA's and NCCL's functions agree with the vendor's headers and libraries, where these are at hand: the
-// toolkit's or those of `bootstrap.sh`. No GPU and no driver is needed, and no function of the driver's stub is called.
+// Our tables of CUDA's and NCCL's functions agree with the vendor's headers and libraries, where
+// these are at hand: the toolkit's or those of `bootstrap.sh`. No GPU and no driver is needed, and
+// no function of the driver's stub is called.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -24,8 +25,8 @@
 namespace sirtaki::ops {
 namespace {
 
-// Two types are passed alike: both are pointers, or neither is and the sizes are equal. Enumerators and handles have
-// types of our own.
+// Two types are passed alike: both are pointers, or neither is and the sizes are equal. Enumerators
+// and handles have types of our own.
 template <typename Ours, typename Theirs>
 constexpr bool PassedAlike() {
   if constexpr (std::is_pointer_v<Ours> || std::is_pointer_v<Theirs>) {
@@ -84,7 +85,8 @@ static_assert(sizeof(nccl::Api) == sizeof(void*) * (0 SIRTAKI_EACH_NCCL_FUNCTION
               "a function of nccl::Api is not in the list above");
 #undef SIRTAKI_ONE
 
-// The name that a header declares may be a macro for the version of the function that the table takes.
+// The name that a header declares may be a macro for the version of the function that the table
+// takes.
 #define SIRTAKI_ALIKE(table, vendors) \
   static_assert(Called<decltype(table), decltype(&vendors)>::Alike(), #vendors)
 

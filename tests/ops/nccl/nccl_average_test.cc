@@ -42,8 +42,8 @@ Halves SomeHalves(const SmallFloat& format, std::int64_t count, int rank) {
   return numbers;
 }
 
-// Averages over `size` ranks, as `tensors` tensors of `count` numbers that travel together; those of
-// rank 0.
+// Averages over `size` ranks, as `tensors` tensors of `count` numbers that travel together; those
+// of rank 0.
 Halves Average(FakeGpus& gpus, const SmallFloat& format, int size, int tensors,
                std::int64_t count) {
   Halves result;
@@ -74,7 +74,8 @@ Halves Average(FakeGpus& gpus, const SmallFloat& format, int size, int tensors,
   return result;
 }
 
-// In units of the last place of what float64 gives: the mean error, which is the bias, and the worst.
+// The mean error, which is the bias, and the worst one are in units of the last place of what float64
+// gives.
 void ExpectExact(const SmallFloat& format, int size, const Halves& result) {
   std::vector<double> exact(result.size());
   for (int rank = 0; rank < size; ++rank) {
@@ -90,7 +91,8 @@ void ExpectExact(const SmallFloat& format, int size, const Halves& result) {
     worst = std::max(worst, std::fabs(error));
   }
   EXPECT_LT(std::fabs(sum / static_cast<double>(result.size())), 1.0 / 8);
-  // Half a unit for each of n - 1 additions, and together one for the shares, which are n times smaller.
+  // Each of n - 1 additions may be wrong by half a unit, and the shares, which are n times smaller,
+  // together by one.
   EXPECT_LE(worst, (size + 1) / 2.0);
 }
 

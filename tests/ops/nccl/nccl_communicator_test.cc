@@ -223,8 +223,8 @@ TEST_F(NcclCommunicatorTest, AbortsOnceAndEndsWhatIsInTheStream) {
   EXPECT_EQ(gpus_.live_communicators(), 0);
 }
 
-// Two communicators of a rank whose peer never comes, in one stream: the kernel of the second one made
-// stands in front.
+// Two communicators of a rank whose peer never comes, in one stream: the kernel of the second one
+// made stands in front.
 struct StuckPair {
   std::unique_ptr<Communicator> first;
   std::unique_ptr<Communicator> second;

@@ -382,8 +382,8 @@ TEST(NcclLanesFailureTest, AbandoningEndsAGroupThatNobodyElseJoins) {
   EXPECT_EQ(gpus.calls("ncclCommAbort rank 0").size(), 1u);
 }
 
-// Rank 0 comes to collectives of two sets that rank 1 never comes to: the kernel of the second set stands
-// in front of that of the first one. `device`: of rank 0, which has met rank 1 before.
+// Rank 0 comes to collectives of two sets that rank 1 never comes to: the kernel of the second set
+// stands in front of that of the first one. `device`: of rank 0, which has met rank 1 before.
 void GetStuckInTwoSets(DeviceRank& device, RunSide* sides) {
   for (const core::SetNumber set : {core::SetNumber{5}, core::kWorldSet}) {
     RunSide& side = *sides++;

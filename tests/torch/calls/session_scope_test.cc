@@ -1,5 +1,5 @@
-// Where ranks are threads, calls belong to the session of their thread, and what a rank has made goes on
-// in its session wherever it is used.
+// Where ranks are threads, calls belong to the session of their thread, and what a rank has made
+// goes on in its session wherever it is used.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
