@@ -345,6 +345,8 @@ FakeGpus::FakeGpus() : state_(std::make_unique<State>()) {
 FakeGpus::~FakeGpus() {
   // Aborts that a lane has left behind end first: what holds the devices has let go of them by now.
   while (aborting() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  // A call that is in progress for ever holds its communicator, which holds it.
+  for (const auto& [handle, comm] : state_->comms) comm->launch.clear();
   for (void* memory : state_->allocations) std::free(memory);
   the_state = nullptr;
   set_device = -1;
