@@ -153,18 +153,21 @@ std::unique_ptr<ops::Completion> Port::Post(Envelope envelope,
   if (Status stopped = stop_.Get(); !stopped.ok()) return ops::Finished::With(std::move(stopped));
   std::vector<Piece> pieces;
   pieces.reserve(receives.size() + sends.size());
-  for (const ops::wire::Receive& receive : receives) {
-    Cut(receive.bytes, options_.max_call_bytes, [&](std::int64_t first, int bytes) {
-      pieces.push_back({.rank = receive.rank,
-                        .taken = static_cast<std::byte*>(receive.memory) + first,
-                        .bytes = bytes});
-    });
-  }
+  // Sends go first. A receive that meets a large message says so to its sender, who then fills the
+  // connection: what this rank sent behind that answer would be seen, and answered, only when all of
+  // it has come, and the two directions of a link would take turns.
   for (const ops::wire::Send& send : sends) {
     Cut(send.bytes, options_.max_call_bytes, [&](std::int64_t first, int bytes) {
       pieces.push_back({.sends = true,
                         .rank = send.rank,
                         .given = static_cast<const std::byte*>(send.memory) + first,
+                        .bytes = bytes});
+    });
+  }
+  for (const ops::wire::Receive& receive : receives) {
+    Cut(receive.bytes, options_.max_call_bytes, [&](std::int64_t first, int bytes) {
+      pieces.push_back({.rank = receive.rank,
+                        .taken = static_cast<std::byte*>(receive.memory) + first,
                         .bytes = bytes});
     });
   }
