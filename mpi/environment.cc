@@ -243,7 +243,6 @@ Status DuplicateUntil(MPI_Comm comm, TimePoint deadline, MPI_Comm* duplicate) {
 Environment::Environment(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) { ++State().open; }
 
 Environment::~Environment() {
-  --State().open;
   if (IsFinalized()) return;
   const Entry entry("MPI_Comm_free");
   if (!entry.ok()) {
@@ -256,8 +255,8 @@ Environment::~Environment() {
     MPI_Comm_delete_attr(MPI_COMM_SELF, impl_->before_finalize_key);
     MPI_Comm_free_keyval(&impl_->before_finalize_key);
   }
-  if (HasFault()) return;
-  if (impl_->control != MPI_COMM_NULL) MPI_Comm_free(&impl_->control);
+  if (!HasFault() && impl_->control != MPI_COMM_NULL) MPI_Comm_free(&impl_->control);
+  --State().open;  // last: the exit finalizes MPI when there is none
 }
 
 Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,

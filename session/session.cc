@@ -48,11 +48,8 @@ Session::Impl::~Impl() {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     if (!lanes->Idle()) {
-      // A thread is stuck in the medium and refers to it: reachable for ever, ended never.
-      static auto& kept = *new std::vector<std::unique_ptr<Medium>>;
-      static core::Mutex& mutex = *new core::Mutex;
-      core::MutexLock lock(mutex);
-      kept.push_back(std::move(medium));
+      // A thread is stuck in the medium and refers to it.
+      ops::KeepForever(std::shared_ptr<Medium>(std::move(medium)));
     }
   }
   lanes.reset();  // calls nothing of the engine afterwards
@@ -104,15 +101,6 @@ Status Session::FindGpu(int index, std::shared_ptr<Gpu>* gpu) {
     status = Status(StatusCode::kUnsupported, libraries.why_no_kernels);
   }
   return status.ok() ? devices_->Find(index, gpu) : status;
-}
-
-core::HandlePtr Session::MakeHandle(const core::Key& key) {
-  const Call call(*this);
-  if (call.has_impl() && CheckState().ok()) {
-    if (impl_->engine) return impl_->engine->MakeHandle(key);
-    return core::HandleHooks::MakeHandle(impl_->hooks, key);
-  }
-  return std::make_shared<core::HandleState>(nullptr, nullptr);
 }
 
 namespace {
@@ -176,9 +164,13 @@ Status Session::SetLimits(const Limits& limits) {
   } else {
     work->request.invalid = "limits must not be negative, and chunk_bytes must be at least 1";
   }
+  return Run(work);
+}
+
+Status Session::Run(const core::WorkPtr& work, bool watches) {
   Status status = Submit(work, /*will_wait=*/true);
   if (!status.ok()) return status;
-  status = Wait(*work->handle);
+  status = watches ? WaitAndWatch(*work->handle) : Wait(*work->handle);
   work->handle->Observe();
   return status;
 }
@@ -252,10 +244,16 @@ void Session::LeaveAndEnd(const std::string& why) {
   if (print_summary) print_summary();
   observation_->End();
   state_ = State::kGone;
+  EndParts();
+}
+
+void Session::EndParts() {
+  if (impl_ == nullptr) return;
+  if (impl_->engine) impl_->engine->StopThread();
   if (impl_->engine && impl_->engine->stuck()) {
-    // A thread that is stuck in the medium refers to all of it.
+    // A thread that is stuck in the medium refers to all of it, and calls under way read it.
     impl_->medium->NoteFault();
-    ops::KeepForever(std::shared_ptr<Impl>(std::move(impl_)));
+    ops::KeepForever(impl_);
     return;
   }
   // Every handle is complete, and a meeting sees that the session is gone: the calls that are under
@@ -267,9 +265,9 @@ void Session::LeaveAndEnd(const std::string& why) {
 Session::~Session() {
   if (core::ForkGeneration() != fork_generation_) {
     // The parts are left: their threads, locks and CUDA are the parent's.
-    static_cast<void>(impl_.release());
     static_cast<void>(devices_.release());
-    static auto& kept = *new std::vector<std::shared_ptr<SessionObservability>>;
+    static auto& kept = *new std::vector<std::shared_ptr<void>>;
+    kept.push_back(std::move(impl_));
     kept.push_back(std::move(observation_));
     return;
   }

@@ -95,9 +95,6 @@ class Session {
   // CUDA: why tensors there cannot take part.
   core::Status FindGpu(int index, std::shared_ptr<Gpu>* gpu);
 
-  // A handle for work of this key, which may outlive the session.
-  core::HandlePtr MakeHandle(const core::Key& key);
-
   // Accepts work; makes its handle if it has none. Errors, with which the handle is completed as
   // well: those of Check, kDuplicateName. `will_wait`: the caller goes on to Wait. In a world of
   // one rank the work is done when this returns. Work on a GPU is an ops::cuda::DeviceWork of what
@@ -196,24 +193,27 @@ class Session {
                      core::TimePoint deadline);
   void Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin);
   core::Status CheckState() const;
+  // Run submits work of the session's own and waits for its end. `watches`: other ranks may be paused,
+  // so this one looks whether their processes are there.
+  core::Status Run(const core::WorkPtr& work, bool watches = false);
 
   // ---- session_sets.cc ----
   std::map<core::SetNumber, core::RankRanges> FirstSets();
   core::Status MakeFirstSets(core::TimePoint deadline);
   core::Status CheckMember(const core::Work& work) const;
   core::Status ChangeSets(core::Asked change, std::string invalid, core::TimePoint deadline,
-                          std::int64_t* value) SIRTAKI_EXCLUDES(set_change_mutex_);
+                          std::int64_t* value) SIRTAKI_EXCLUDES(set_change_gate_);
 
   // ---- session_pauses.cc ----
-  // `watches`: other ranks may be paused, so this one looks whether their processes are there.
   core::Status Assemble(core::SetNumber set, const std::string& what, core::TimePoint deadline,
-                        bool watches = false) SIRTAKI_REQUIRES(assembly_mutex_);
+                        bool watches = false) SIRTAKI_REQUIRES(assembly_gate_);
   core::Status WaitAndWatch(core::HandleState& handle);
   // `what`: the call that waits here, as users know it. `agrees`: whether this rank does; `against`:
   // the ranks that do not.
   core::Status Meet(core::SetNumber set, const char* what, bool agrees, core::TimePoint deadline,
                     core::RankRanges* against = nullptr);
   core::Status MakeAside(core::SetNumber set, const core::RankRanges& members, int* fortran_handle);
+  bool is_paused() const { return paused_by_.load() != std::thread::id(); }
   bool PausedByThisThread() const;
 
   // ---- session_single.cc ----
@@ -228,6 +228,7 @@ class Session {
   std::function<void()> BeginSummary();
 
   void LeaveAndEnd(const std::string& why);
+  void EndParts();
 
   Topology topology_;
   core::Config config_;
@@ -239,13 +240,12 @@ class Session {
   core::SetNumber local_set_ = core::kWorldSet;
   core::SetNumber cross_set_ = core::kWorldSet;
   core::SetNumber last_first_set_ = core::kWorldSet;
-  core::Mutex set_change_mutex_;  // over a whole change
-  std::uint64_t set_changes_ SIRTAKI_GUARDED_BY(set_change_mutex_) = 0;
+  core::Gate set_change_gate_;  // over a whole change
+  std::uint64_t set_changes_ SIRTAKI_GUARDED_BY(set_change_gate_) = 0;
   // Over a whole pause, resumption or making of a communicator.
-  core::Mutex assembly_mutex_;
-  std::map<core::SetNumber, std::uint64_t> assemblies_ SIRTAKI_GUARDED_BY(assembly_mutex_);
-  std::atomic<bool> paused_{false};  // changes under assembly_mutex_
-  std::atomic<std::thread::id> paused_by_;
+  core::Gate assembly_gate_;
+  std::map<core::SetNumber, std::uint64_t> assemblies_ SIRTAKI_GUARDED_BY(assembly_gate_);
+  std::atomic<std::thread::id> paused_by_;  // none: not paused; changes under assembly_gate_
   mutable core::Mutex sets_mutex_;
   std::map<core::SetNumber, core::RankRanges> sets_ SIRTAKI_GUARDED_BY(sets_mutex_);
   core::SetNumber last_set_alone_ SIRTAKI_GUARDED_BY(sets_mutex_) = 0;
@@ -267,7 +267,7 @@ class Session {
   bool is_process_ = true;  // this rank; else one of the threads
   std::shared_ptr<SessionObservability> observation_;
   std::unique_ptr<Devices> devices_;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;
 };
 
 // The process's own session, which public functions use unless they are given another. Thread-safe.

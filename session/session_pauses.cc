@@ -79,10 +79,7 @@ Status Session::Assemble(SetNumber set, const std::string& what, TimePoint deadl
   work->request.key = core::Key::Named(set, "#" + what + " " + std::to_string(count + 1));
   work->request.asked = core::Assembly{};
   work->deadline = deadline;
-  Status status = Submit(work, /*will_wait=*/true);
-  if (!status.ok()) return status;
-  status = watches ? WaitAndWatch(*work->handle) : Wait(*work->handle);
-  work->handle->Observe();
+  Status status = Run(work, watches);
   // One that was refused does not count: a rank that has joined has counted none.
   if (status.ok()) ++count;
   return status;
@@ -96,7 +93,12 @@ Status Session::WaitAndWatch(core::HandleState& handle) {
     const Status lost = handle.done() ? Status::Ok() : parts.medium->CheckPeers();
     if (!lost.ok()) parts.engine->PostFailure(lost, "");
   }
-  return handle.status();
+  // All ranks have resumed if this has ended well, or was decided against because one has joined.
+  const Status status = handle.status();
+  if (status.ok() || status.code() == StatusCode::kInvalidArgument) {
+    parts.engine->ExpectPauses(/*elsewhere=*/false);
+  }
+  return status;
 }
 
 Status Session::Meet(SetNumber set, const char* what, bool agrees, TimePoint deadline,
@@ -131,8 +133,9 @@ Status Session::Meet(SetNumber set, const char* what, bool agrees, TimePoint dea
 }
 
 Status Session::MakeCommunicator(SetNumber set, TimePoint deadline, int* fortran_handle) {
-  core::MutexLock lock(assembly_mutex_);
-  if (paused_) return {StatusCode::kInvalidArgument, "MPI is paused: call resume_mpi() first"};
+  const core::GateLock turn(assembly_gate_, "communicator()", deadline);
+  if (!turn.is_held()) return turn.status();
+  if (is_paused()) return {StatusCode::kInvalidArgument, "MPI is paused: call resume_mpi() first"};
   const RankRanges members = MembersOf(set).value_or(RankRanges());
   Status status = Assemble(set, "communicator for the program", deadline);
   if (!status.ok()) return status;
@@ -173,10 +176,9 @@ Status Session::MakeAside(SetNumber set, const RankRanges& members, int* fortran
         making->status = std::move(status);
         making->changed.NotifyAll();
       });
-  const auto is_stuck = [&engine] { return engine.stuck() && !engine.fault().ok(); };
   core::StuckWatch watch(engine.stuck_limit());
   core::MutexLock lock(making->mutex);
-  while (!making->is_over && !is_stuck()) {
+  while (!making->is_over && !engine.stuck()) {
     making->changed.WaitUntil(making->mutex, core::Clock::now() + kPeersInterval);
     engine.LookIfStuck(&watch);
   }
@@ -189,16 +191,15 @@ Status Session::MakeAside(SetNumber set, const RankRanges& members, int* fortran
   return making->status;
 }
 
-bool Session::PausedByThisThread() const {
-  return paused_ && paused_by_.load() == std::this_thread::get_id();
-}
+bool Session::PausedByThisThread() const { return paused_by_.load() == std::this_thread::get_id(); }
 
 // All that was submitted before is over after a try or two. What another thread submits meanwhile may
 // go on for ever.
 Status Session::PauseMedium(TimePoint deadline) {
   constexpr int kTries = 16;
-  core::MutexLock lock(assembly_mutex_);
-  if (paused_) return {StatusCode::kInvalidArgument, "MPI is paused already"};
+  const core::GateLock turn(assembly_gate_, "pause_mpi()", deadline);
+  if (!turn.is_held()) return turn.status();
+  if (is_paused()) return {StatusCode::kInvalidArgument, "MPI is paused already"};
   Status status = Assemble(core::kWorldSet, "pause of MPI", deadline);
   if (!status.ok()) return status;
   const Call call(*this);
@@ -223,7 +224,6 @@ Status Session::PauseMedium(TimePoint deadline) {
                 core::RanksText(busy) + ")"};
   }
   paused_by_ = std::this_thread::get_id();
-  paused_ = true;
   return status;
 }
 
@@ -243,19 +243,17 @@ Status Session::EnterMedium(core::Gate** gate) const {
 // The ranks go on together: whoever is the first takes nobody for lost who is still paused.
 Status Session::ResumeMedium(TimePoint deadline) {
   if (core::ForkGeneration() != fork_generation_) return CheckState();
-  core::MutexLock lock(assembly_mutex_);
+  const core::GateLock turn(assembly_gate_, "resume_mpi()", deadline);
+  if (!turn.is_held()) return turn.status();
   const Call call(*this);
   if (!call.has_impl()) return CheckState();
-  if (!paused_) return {StatusCode::kInvalidArgument, "MPI is not paused"};
+  if (!is_paused()) return {StatusCode::kInvalidArgument, "MPI is not paused"};
   core::Engine* const engine = impl_->engine.get();
-  paused_ = false;
+  paused_by_ = std::thread::id();
   if (engine == nullptr) return Status::Ok();
   engine->ExpectPauses(/*elsewhere=*/true);
   engine->Resume();
-  Status status = Assemble(core::kWorldSet, "resumption of MPI", deadline, /*watches=*/true);
-  // One that has failed, for one because the session ends, does not know what the others do.
-  if (status.ok()) engine->ExpectPauses(/*elsewhere=*/false);
-  return status;
+  return Assemble(core::kWorldSet, "resumption of MPI", deadline, /*watches=*/true);
 }
 
 }  // namespace sirtaki::session

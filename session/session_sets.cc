@@ -54,6 +54,7 @@ Status Session::MakeFirstSets(core::TimePoint deadline) {
     made.push_back(work->handle);
     impl_->engine->AddFirstSet(set, *MembersOf(set), std::move(work));
   }
+  impl_->engine->StartThread();
   for (const core::HandlePtr& handle : made) {
     Status status = impl_->engine->Wait(*handle, deadline);
     if (status.ok()) continue;
@@ -147,21 +148,19 @@ Status Session::RemoveSet(SetNumber set, core::TimePoint deadline) {
 // by others.
 Status Session::ChangeSets(core::Asked change, std::string invalid, core::TimePoint deadline,
                            std::int64_t* value) {
-  core::MutexLock lock(set_change_mutex_);
+  const core::GateLock turn(set_change_gate_, "the change of process sets", deadline);
+  if (!turn.is_held()) return turn.status();
   auto work = std::make_shared<core::Work>();
   work->request.key =
       core::Key::Named(core::kWorldSet, "#process set change " + std::to_string(set_changes_ + 1));
   work->request.asked = std::move(change);
   work->request.invalid = std::move(invalid);
   work->deadline = deadline;
-  Status status = Submit(work, /*will_wait=*/true);
-  if (!status.ok()) return status;
-  status = Wait(*work->handle);
-  work->handle->Observe();
+  Status status = Run(work);
   // One that was refused does not count: perhaps it was because of a rank that has joined, which has
   // counted none.
   if (status.ok()) ++set_changes_;
-  if (value != nullptr) *value = work->handle->value();
+  if (status.ok() && value != nullptr) *value = work->handle->value();
   return status;
 }
 

@@ -1,11 +1,12 @@
 // The session of a world of one rank: no engine, no lanes; a call is done when it is submitted, and
 // a message when its other half is.
+#include <chrono>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "core/base/text.h"
 #include "core/protocol/message.h"
+#include "core/threads/cooling_sleep.h"
 #include "session/session.h"
 #include "session/session_impl.h"
 #include "session/single/single_process.h"
@@ -18,8 +19,7 @@ using core::StatusCode;
 
 namespace {
 
-// How long a wait for another thread looks without sleeping, and how long it sleeps then.
-constexpr auto kLookTime = std::chrono::microseconds(200);
+// The longest sleep of a wait for another thread.
 constexpr auto kNapTime = std::chrono::microseconds(200);
 
 }  // namespace
@@ -84,18 +84,17 @@ void Session::MatchSingle(const core::WorkPtr& work) {
 // Another thread is about to complete it: its submitter, the sender of a message, or the end of the
 // session.
 Status Session::WaitSingle(core::HandleState& handle, core::TimePoint deadline) {
-  const core::TimePoint begin = core::Clock::now();
-  for (core::TimePoint now = begin; !handle.done() && now < deadline; now = core::Clock::now()) {
+  core::CoolingSleep sleep(kNapTime);
+  for (core::TimePoint now = core::Clock::now(); !handle.done() && now < deadline;
+       now = core::Clock::now()) {
     core::Key key;
     core::Duration limit{};
     if (impl_->queue.EarliestDeadline(&key, &limit) <= now) {
       FailAlone({StatusCode::kTimedOut,
                  core::TimeOutText(key, limit),
                  {topology_.rank, topology_.host, core::TensorName(key)}});
-    } else if (now - begin < kLookTime) {
-      std::this_thread::yield();
     } else {
-      std::this_thread::sleep_for(kNapTime);
+      sleep.Pause();
     }
   }
   if (handle.done()) return handle.status();

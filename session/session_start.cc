@@ -97,6 +97,7 @@ Status Session::Create(std::unique_ptr<Medium> medium, const StartOptions& optio
   if (!status.ok()) {
     if (made->observation_) made->observation_->End();
     made->state_ = State::kGone;  // there is nothing to leave
+    made->EndParts();
     return status;
   }
   *session = std::move(made);
@@ -166,7 +167,7 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
 }
 
 void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin) {
-  impl_ = std::make_unique<Impl>();
+  impl_ = std::make_shared<Impl>();
   Impl& parts = *impl_;
   parts.medium = std::move(medium);
   std::map<core::SetNumber, core::RankRanges> sets = FirstSets();
@@ -236,7 +237,6 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   engine.step = [seen = observation_] { return seen->steps().Number(); };
   parts.engine = std::make_unique<core::Engine>(std::move(engine), parts.medium->transport(),
                                                 *parts.negotiator, parts.queue, *parts.lanes);
-  parts.engine->StartThread();
 }
 
 }  // namespace sirtaki::session

@@ -112,7 +112,7 @@ class BasicDriver {
 
   // ---- the background thread ----
   void StartThread();
-  // Joins the thread, or leaves it behind when stuck(): then what the driver refers to must stay for
+  // Joins the thread, or finds it stuck() and leaves it behind: then what the driver refers to must stay for
   // the life of the process. Idempotent.
   void StopThread();
   bool has_thread() const { return thread_.joinable(); }
@@ -164,10 +164,12 @@ class BasicDriver {
   typename Sync::template Atomic<Duration::rep> background_until_;
   typename Sync::template Atomic<bool> holding_{false};
   typename Sync::template Atomic<std::uint64_t> calls_{0};  // begun or ended: odd within one
-  typename Sync::template Atomic<bool> stuck_{false};
+  typename Sync::template Atomic<bool> found_stuck_{false};
+  typename Sync::template Atomic<bool> stuck_{false};  // OnStuck has returned
   typename Sync::Parking parking_;
   typename Sync::template Atomic<bool> parked_long_{false};
   typename Sync::template Atomic<bool> stop_{false};
+  typename Sync::template Atomic<bool> ended_{false};  // the thread's part of it
   std::thread thread_;
 };
 

@@ -116,7 +116,8 @@ typename BasicDriver<Sync>::Nap BasicDriver<Sync>::DriveWhileHot(const std::func
   ReleaseDuty(driver);
   std::uint64_t ticket = bell_.ArmDoorbell();
   if (!TakeToken(done, driver != nullptr)) {
-    const TimePoint until = Now() + options_.max_sleep_outstanding;
+    const TimePoint until =
+        Now() + (rounds_.Paused() ? driving::kOffDutySleep : options_.max_sleep_outstanding);
     // The thread that has the token either sees that this one sleeps, or has let go of the token.
     SayUntil(driver, until);
     if (!TryToken()) return {!done(), ticket, until};
@@ -256,8 +257,9 @@ void BasicDriver<Sync>::StopDriving(const void* driver) {
 template <typename Sync>
 void BasicDriver<Sync>::LookIfStuck(StuckWatch* watch) {
   if (options_.stuck_limit <= Duration::zero() || stuck_) return;
-  if (!watch->Look(calls_, Now()) || stuck_.exchange(true)) return;
+  if (!watch->Look(calls_, Now()) || found_stuck_.exchange(true)) return;
   rounds_.OnStuck();
+  stuck_ = true;  // a thread that sees it finds the fault
   bell_.Wake();
 }
 
@@ -281,11 +283,14 @@ void BasicDriver<Sync>::Relax(bool spin) const {
 template <typename Sync>
 void BasicDriver<Sync>::StartThread() {
   stop_ = false;
+  ended_ = false;
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), "sirtaki");
     // Short sleeps are meant: by default the kernel lets them run 50 us over.
     prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
     RunThread();
+    ended_ = true;
+    bell_.Wake();
   });
 }
 
@@ -295,6 +300,12 @@ void BasicDriver<Sync>::StopThread() {
   parking_.Unpark();
   bell_.Wake();
   if (!thread_.joinable()) return;
+  StuckWatch watch(options_.stuck_limit);  // nobody else looks any more
+  while (!ended_ && !stuck_) {
+    const std::uint64_t ticket = bell_.ArmDoorbell();
+    if (!ended_ && !stuck_) bell_.WaitUntil(ticket, Now() + driving::kOffDutySleep);
+    LookIfStuck(&watch);
+  }
   if (stuck_) {
     thread_.detach();
   } else {
@@ -336,11 +347,7 @@ void BasicDriver<Sync>::RunThread() {
 template <typename Sync>
 void BasicDriver<Sync>::Park(TimePoint limit) {
   parking_.Announce();
-  if (drivers_ > 0 && !stop_) {
-    parking_.Rest(limit);
-  } else {
-    parking_.Withdraw();
-  }
+  parking_.Rest(drivers_ > 0 && !stop_ ? limit : TimePoint());
 }
 
 // The caller has made something new visible. A driver that leaves looks at it after it has left, so

@@ -54,9 +54,15 @@ Status Engine::WaitUntilIdle(TimePoint deadline) {
   return idle ? Status::Ok() : Status(StatusCode::kTimedOut, "operations are still under way");
 }
 
-bool Engine::Pause() {
-  MutexLock lock(token_);
-  return executor_.Idle() && !has_fault_ && pauses_.Begin();
+bool Engine::Pause() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+  StuckWatch watch(options_.stuck_limit);
+  while (!TakeTokenWithin(kRunningInterval)) {
+    LookIfStuck(&watch);
+    if (stuck()) return false;
+  }
+  const bool paused = executor_.Idle() && !has_fault_ && pauses_.Begin();
+  token_.Unlock();
+  return paused;
 }
 
 void Engine::Resume() {

@@ -3,9 +3,9 @@
 namespace sirtaki::core {
 
 bool Gate::TryLock(const char* what) {
-  if (taken_.exchange(true)) return false;
+  std::thread::id nobody;
+  if (!owner_.compare_exchange_strong(nobody, std::this_thread::get_id())) return false;
   what_.store(what, std::memory_order_relaxed);
-  owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   return true;
 }
 
@@ -24,12 +24,25 @@ bool Gate::LockUntil(const char* what, TimePoint deadline) {
 }
 
 void Gate::Unlock() {
-  owner_.store({}, std::memory_order_relaxed);
   what_.store(nullptr, std::memory_order_relaxed);
-  taken_.store(false);
+  owner_.store({});
   if (waiters_.load() == 0) return;
   MutexLock lock(mutex_);
   left_.NotifyAll();
+}
+
+// The analysis cannot know that the gate is not held after the deadline.
+GateLock::GateLock(Gate& gate, const char* what,
+                   TimePoint deadline) SIRTAKI_NO_THREAD_SAFETY_ANALYSIS : gate_(gate) {
+  if (gate_.LockUntil(what, deadline)) return;
+  const std::string holder = gate_.Holder();
+  late_ = Status(StatusCode::kTimedOut, std::string(what) +
+                                            " came to its deadline while another thread was in " +
+                                            (holder.empty() ? what : holder));
+}
+
+GateLock::~GateLock() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+  if (is_held()) gate_.Unlock();
 }
 
 std::string Gate::Holder() const {

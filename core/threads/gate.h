@@ -6,6 +6,7 @@
 #include <string>
 #include <thread>
 
+#include "core/base/status.h"
 #include "core/base/thread_annotations.h"
 #include "core/base/types.h"
 
@@ -30,12 +31,28 @@ class SIRTAKI_CAPABILITY("mutex") Gate {
   std::string Holder() const;
 
  private:
-  std::atomic<bool> taken_{false};
-  std::atomic<const char*> what_{nullptr};  // the thread that has the gate sets this
-  std::atomic<std::thread::id> owner_;      // and this
+  std::atomic<std::thread::id> owner_;      // none: nobody has it
+  std::atomic<const char*> what_{nullptr};  // the owner sets this
   std::atomic<int> waiters_{0};
   Mutex mutex_;  // of those that wait
   CondVar left_;
+};
+
+// A gate lock has the gate for as long as it lives, unless the deadline was over first: ask is_held().
+class SIRTAKI_SCOPED_CAPABILITY GateLock {
+ public:
+  GateLock(Gate& gate, const char* what, TimePoint deadline) SIRTAKI_ACQUIRE(gate);
+  ~GateLock() SIRTAKI_RELEASE();
+  GateLock(const GateLock&) = delete;
+  GateLock& operator=(const GateLock&) = delete;
+
+  bool is_held() const { return late_.ok(); }
+  // kTimedOut, with what both threads wanted, where it is not held.
+  const Status& status() const { return late_; }
+
+ private:
+  Gate& gate_;
+  Status late_;
 };
 
 }  // namespace sirtaki::core

@@ -11,19 +11,14 @@ namespace sirtaki::core {
 
 class Parking {
  public:
-  // Rests until Unpark, or `limit`. Announce comes first: whoever changes what decides about
+  // Rest lasts until Unpark, or `limit`. Announce comes first: whoever changes what decides about
   // parking after Announce sees occupied() and calls Unpark, so look at it once more between the
-  // two calls.
+  // two calls; a limit that is over withdraws.
   void Announce() { occupied_.store(true, std::memory_order_seq_cst); }
   void Rest(TimePoint limit) SIRTAKI_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     while (!called_ && condition_.WaitUntil(mutex_, limit)) {
     }
-    called_ = false;
-    occupied_.store(false, std::memory_order_seq_cst);
-  }
-  void Withdraw() SIRTAKI_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
     called_ = false;
     occupied_.store(false, std::memory_order_seq_cst);
   }

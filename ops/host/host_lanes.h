@@ -29,7 +29,7 @@ struct HostLanesOptions {
   core::trace::ObserverPtr observer;  // null: nothing is recorded
 };
 
-// Idle, Running and the destructor are called by anyone, the rest under the engine's token.
+// Idle, Running, Abandon and the destructor are called by anyone, the rest under the engine's token.
 // No lock is held while a callback, a handle or the backend is called; callbacks may come from any
 // of these calls and from the large lane's thread. The first failure of an operation, or Abandon,
 // ends both lanes: the backend is aborted and every handle completes with that status. The

@@ -131,9 +131,6 @@ struct InterleavedSync {
     void Announce() { occupied_ = true; }
     void Rest(core::TimePoint limit) {
       Interleaver::Current().SleepUntil([this] { return called_; }, limit);
-      Withdraw();
-    }
-    void Withdraw() {
       occupied_ = false;
       called_ = false;
     }

@@ -113,6 +113,33 @@ TEST(EngineStuckTest, WhoWaitsWhileTheThreadIsStuckIsTold) {
   ASSERT_TRUE(held.gate.AwaitInside(0));
 }
 
+// After a fault, or a start that has failed, nobody waits for anything but the thread itself.
+TEST(EngineStuckTest, WhoStopsAThreadThatIsStuckFindsIt) {
+  HeldWorld& held = MakeHeldWorld();
+  Rank& rank = held.world[0];
+  held.gate.Shut();
+  rank.engine->StartThread();
+  ASSERT_TRUE(held.gate.AwaitInside(1));
+  rank.engine->StopThread();
+  EXPECT_TRUE(rank.engine->stuck());
+  EXPECT_EQ(rank.engine->fault().code(), StatusCode::kBackend);
+  held.gate.Open();
+  ASSERT_TRUE(held.gate.AwaitInside(0));
+}
+
+TEST(EngineStuckTest, WhoPausesWhileTheThreadIsStuckIsTold) {
+  HeldWorld& held = MakeHeldWorld();
+  Rank& rank = held.world[0];
+  held.gate.Shut();
+  rank.engine->StartThread();
+  ASSERT_TRUE(held.gate.AwaitInside(1));
+  EXPECT_FALSE(rank.engine->Pause());
+  EXPECT_TRUE(rank.engine->stuck());
+  rank.engine->StopThread();
+  held.gate.Open();
+  ASSERT_TRUE(held.gate.AwaitInside(0));
+}
+
 TEST(EngineStuckTest, TheThreadNoticesADriverThatIsStuck) {
   HeldWorld& held = MakeHeldWorld();
   Rank& rank = held.world[0];

@@ -91,11 +91,11 @@ TEST(ParkingTest, ACallToAnEmptyPlaceIsForgotten) {
   EXPECT_GE(Clock::now(), limit);
 }
 
-TEST(ParkingTest, WithdrawingTakesTheCallAlong) {
+TEST(ParkingTest, ARestWhoseLimitIsOverTakesTheCallAlong) {
   Parking parking;
   parking.Announce();
   parking.Unpark();
-  parking.Withdraw();
+  parking.Rest(TimePoint());
   EXPECT_FALSE(parking.occupied());
   parking.Announce();
   const TimePoint limit = Clock::now() + std::chrono::milliseconds(1);

@@ -71,5 +71,22 @@ TEST(GateTest, AWaitEndsAtItsDeadlineAndTheGateIsStillItsHolders) {
   });
 }
 
+TEST(GateTest, ALockThatComesTooLateSaysWhoWasThere) {
+  Gate gate;
+  {
+    const GateLock first(gate, "first", Later());
+    ASSERT_TRUE(first.is_held());
+    OnAnotherThread([&] {
+      const GateLock second(gate, "second", Clock::now() + milliseconds(10));
+      EXPECT_FALSE(second.is_held());
+      EXPECT_EQ(second.status().code(), StatusCode::kTimedOut);
+      EXPECT_EQ(second.status().message(),
+                "second came to its deadline while another thread was in first");
+    });
+    EXPECT_TRUE(gate.IsHeldByThisThread());
+  }
+  EXPECT_EQ(gate.Holder(), "");
+}
+
 }  // namespace
 }  // namespace sirtaki::core
