@@ -27,9 +27,6 @@ class BucketAssembly {
   BucketAssembly& operator=(const BucketAssembly&) = delete;
 
   bool of_one() const { return signature_->parts.empty(); }
-  const core::Signature& SignatureOf(std::size_t part) const {
-    return of_one() ? *signature_ : *signature_->parts[part];
-  }
 
   enum class Arrival {
     kEarly,     // others are missing

@@ -13,7 +13,6 @@
 namespace sirtaki::mpi {
 namespace {
 
-using core::MutexLock;
 using core::Status;
 using core::StatusCode;
 using ops::wire::Envelope;
@@ -134,23 +133,10 @@ void Cut(std::int64_t bytes, std::int64_t most, const Add& add) {
 
 }  // namespace
 
-void StopSign::Set(const Status& why) {
-  MutexLock lock(mutex_);
-  if (is_set_.load()) return;
-  why_ = why;
-  is_set_.store(true);
-}
-
-Status StopSign::Get() const {
-  if (!is_set_.load()) return Status::Ok();
-  MutexLock lock(mutex_);
-  return why_;
-}
-
 std::unique_ptr<ops::Completion> Port::Post(Envelope envelope,
                                             std::span<const ops::wire::Receive> receives,
                                             std::span<const ops::wire::Send> sends) {
-  if (Status stopped = stop_.Get(); !stopped.ok()) return ops::Finished::With(std::move(stopped));
+  if (Status stopped = stop_.why(); !stopped.ok()) return ops::Finished::With(std::move(stopped));
   std::vector<Piece> pieces;
   pieces.reserve(receives.size() + sends.size());
   // Sends go first. A receive that meets a large message says so to its sender, who then fills the

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "mpi/communicators.h"
+#include "ops/base/stop_sign.h"
 #include "ops/wire/port.h"
 
 namespace sirtaki::mpi {
@@ -15,18 +16,6 @@ struct PortOptions {
   // Longer transfers are cut into calls of at most this many bytes, on both sides alike: MPI counts
   // with int, and some implementations compute byte offsets with it, too.
   std::int64_t max_call_bytes = std::int64_t{256} << 20;
-};
-
-// Tells what is posted to start nothing new. Thread-safe.
-class StopSign {
- public:
-  void Set(const core::Status& why) SIRTAKI_EXCLUDES(mutex_);  // the first counts
-  core::Status Get() const SIRTAKI_EXCLUDES(mutex_);           // ok: go on
-
- private:
-  std::atomic<bool> is_set_{false};
-  mutable core::Mutex mutex_;
-  core::Status why_ SIRTAKI_GUARDED_BY(mutex_);
 };
 
 class Port final : public ops::wire::Port {
@@ -46,12 +35,12 @@ class Port final : public ops::wire::Port {
                                         std::span<const ops::wire::Receive> receives,
                                         std::span<const ops::wire::Send> sends) override;
 
-  void Abort(const core::Status& why) override { stop_.Set(why); }
+  void Abort(const core::Status& why) override { stop_.Raise(why); }
 
  private:
   const Communicators& communicators_;
   const PortOptions options_;
-  StopSign stop_;
+  ops::StopSign stop_;
 };
 
 }  // namespace sirtaki::mpi

@@ -129,8 +129,6 @@ void WriteIf(LogLevel enabled, LogLevel level, std::string_view text) noexcept {
 
 }  // namespace
 
-std::string_view LogLevelName(LogLevel level) { return NameIn(kLogLevelNames, level); }
-
 void ConfigureLog(const LogSettings& settings) { Logger::Get().Configure(settings); }
 
 bool LogEnabled(LogLevel level) { return Logger::Get().Enabled(level); }

@@ -17,7 +17,6 @@ namespace sirtaki::core {
 enum class LogLevel : std::uint8_t { kTrace, kDebug, kInfo, kWarning, kError, kOff };
 inline constexpr std::string_view kLogLevelNames[] = {"trace",   "debug", "info",
                                                       "warning", "error", "off"};
-std::string_view LogLevelName(LogLevel level);  // "trace", …, "warning", "error", "off"
 
 // The identity says who speaks. Until it is known, lines carry no rank.
 struct LogIdentity {

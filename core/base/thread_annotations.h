@@ -15,7 +15,6 @@
 #define SIRTAKI_CAPABILITY(name) SIRTAKI_THREAD_ANNOTATION(capability(name))
 #define SIRTAKI_SCOPED_CAPABILITY SIRTAKI_THREAD_ANNOTATION(scoped_lockable)
 #define SIRTAKI_GUARDED_BY(mutex) SIRTAKI_THREAD_ANNOTATION(guarded_by(mutex))
-#define SIRTAKI_PT_GUARDED_BY(mutex) SIRTAKI_THREAD_ANNOTATION(pt_guarded_by(mutex))
 #define SIRTAKI_REQUIRES(...) SIRTAKI_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
 #define SIRTAKI_EXCLUDES(...) SIRTAKI_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
 #define SIRTAKI_ACQUIRE(...) SIRTAKI_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))

@@ -75,7 +75,7 @@ struct KeyHash {
 };
 
 struct Signature;
-// Signatures are interned once per process side of a session and shared; never null.
+// A signature does not change once it is shared.
 using SignaturePtr = std::shared_ptr<const Signature>;
 
 // A signature is what the ranks must agree on of a collective.

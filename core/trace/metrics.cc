@@ -74,6 +74,13 @@ std::optional<double> BytesPerStep(const Metrics& metrics) {
                   metrics.Count(Metric::kSteps));
 }
 
+// What files have besides the sums: how it went since they were written last.
+struct RatioSpec {
+  std::string_view name;  // "step_seconds": files put "recent_" before it
+  std::string_view help;
+  std::optional<double> (*of)(const Metrics& metrics) = nullptr;  // none: nothing to divide by
+};
+
 constexpr std::array<RatioSpec, 6> kRatios = {{
     {"step_seconds", "The time of a step.", TimePerStep<Metric::kStepTime>},
     {"step_wait_seconds", "The time of a step in which the program stood still for communication.",
@@ -126,7 +133,6 @@ void AppendSample(const Family& family, const std::string& labels, const std::st
 }  // namespace
 
 std::span<const MetricSpec> MetricTable() { return kTable; }
-std::span<const RatioSpec> RatioTable() { return kRatios; }
 
 std::optional<double> Overlap(const Metrics& metrics) {
   if (metrics.Count(Metric::kDeviceGroups) > 0) return std::nullopt;

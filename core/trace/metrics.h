@@ -77,14 +77,6 @@ std::optional<double> Overlap(const Metrics& metrics);
 // The share of the operations that fusion saved: 0 if each tensor went alone, 0.9 of ten together.
 std::optional<double> FusionEfficiency(const Metrics& metrics);
 
-// What files have besides the sums: how it went since they were written last.
-struct RatioSpec {
-  std::string_view name;  // "step_seconds": files put "recent_" before it
-  std::string_view help;
-  std::optional<double> (*of)(const Metrics& metrics) = nullptr;  // none: nothing to divide by
-};
-std::span<const RatioSpec> RatioTable();
-
 // Thread-safe; what one thread adds may be seen in parts.
 class MetricCounters {
  public:

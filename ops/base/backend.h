@@ -20,6 +20,7 @@
 #include "core/base/types.h"
 #include "core/machine/memory_source.h"
 #include "fusion/convert.h"
+#include "fusion/pack.h"
 #include "fusion/planner.h"
 
 namespace sirtaki::ops {
@@ -46,12 +47,8 @@ struct IncomingSlice {
   std::int64_t bytes = 0;
 };
 
-// One tensor of a reduction of many, as this member sees it.
-struct Segment {
-  const void* input = nullptr;  // null: gives nothing, which leaves the others' reduction as it is
-  void* output = nullptr;       // null: takes nothing. Equal to `input`, or disjoint from it
-  std::int64_t count = 0;       // elements, the same on all members
-};
+// A segment is one tensor of a reduction of many, as this member sees it.
+using Segment = fusion::Piece;
 
 // The same on all members.
 struct SegmentReduction {

@@ -10,6 +10,14 @@ namespace sirtaki::ops {
 // The size of one element.
 std::int64_t BytesOf(core::DType dtype);
 
+// Some elements of a vector.
+struct Part {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+};
+// One of `parts` nearly equal parts of `count` elements, in whole cache lines.
+Part PartOf(std::int64_t count, std::int64_t element_bytes, int i, int parts);
+
 // memcpy that takes no bytes, null pointers with them, and a copy onto itself.
 void Copy(void* to, const void* from, std::int64_t bytes);
 

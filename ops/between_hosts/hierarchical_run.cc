@@ -28,18 +28,14 @@ constexpr auto kYield = std::chrono::microseconds(200);
 constexpr auto kNapWhileCrossing = std::chrono::microseconds(100);
 constexpr auto kNap = std::chrono::milliseconds(50);
 
-constexpr std::int64_t kLineBytes = 64;
-
 fusion::FusedVector Fuse(std::span<const Segment> segments, const SegmentReduction& how,
                          std::int64_t chunk_bytes) {
-  std::vector<fusion::Piece> pieces;
-  pieces.reserve(segments.size());
-  for (const Segment& segment : segments) {
-    pieces.push_back({segment.input, segment.output, segment.count});
-  }
   const DType moved = fusion::AccumulationType(how.dtype, how.op);
-  return {
-      how.dtype, moved, std::move(pieces), {.chunk_bytes = chunk_bytes}, IdentityOf(how.op, moved)};
+  return {how.dtype,
+          moved,
+          {segments.begin(), segments.end()},
+          {.chunk_bytes = chunk_bytes},
+          IdentityOf(how.op, moved)};
 }
 
 }  // namespace
@@ -129,9 +125,9 @@ bool HierarchicalRun::Reduce() {
   }
   const DType dtype = vector_.moved();
   const std::int64_t size = BytesOf(dtype);
-  const Range part = PartOf(reduced_, stage_->self(), stage_->size());
+  const Part part = PartOf(reduced_, stage_->self(), stage_->size());
   for (int carrier = 0; carrier < slices_ && stage_->size() > 1; ++carrier) {
-    const Range slice = PartOf(reduced_, carrier, slices_);
+    const Part slice = PartOf(reduced_, carrier, slices_);
     const std::int64_t from = std::max(part.begin, slice.begin);
     const std::int64_t count = std::min(part.begin + part.count, slice.begin + slice.count) - from;
     if (count <= 0) continue;
@@ -148,7 +144,7 @@ bool HierarchicalRun::Reduce() {
 bool HierarchicalRun::StartCrossing() {
   if (!carries() || sent_ == end_) return false;
   if (!AllReached(&HostStageCounters::reduced, stage_->size(), sent_ + 1)) return false;
-  const Range slice = PartOf(sent_, stage_->self(), slices_);
+  const Part slice = PartOf(sent_, stage_->self(), slices_);
   // All carriers of an empty slice know that it is.
   under_way_.push_back(slice.count == 0 ? nullptr
                                         : crossing_(stage_->Reduced(stage_->self(), sent_),
@@ -188,7 +184,7 @@ bool HierarchicalRun::Take() {
   }
   const fusion::Window& window = WindowOf(taken_);
   for (int carrier = 0; carrier < slices_; ++carrier) {
-    const Range slice = PartOf(taken_, carrier, slices_);
+    const Part slice = PartOf(taken_, carrier, slices_);
     if (slice.count == 0) continue;
     vector_.StoreFrom({.begin = window.begin + slice.begin, .count = slice.count},
                       stage_->Reduced(carrier, taken_), after_);
@@ -206,13 +202,8 @@ const fusion::Window& HierarchicalRun::WindowOf(std::uint32_t chunk) const {
   return vector_.windows()[chunk - begin_];
 }
 
-HierarchicalRun::Range HierarchicalRun::PartOf(std::uint32_t chunk, int i, int parts) const {
-  const std::int64_t count = WindowOf(chunk).count;
-  const std::int64_t line = kLineBytes / BytesOf(vector_.moved());
-  const std::int64_t even = (count + parts - 1) / parts;
-  const std::int64_t step = (even + line - 1) / line * line;
-  const std::int64_t begin = std::min(i * step, count);
-  return {begin, std::min(step, count - begin)};
+Part HierarchicalRun::PartOf(std::uint32_t chunk, int i, int parts) const {
+  return ops::PartOf(WindowOf(chunk).count, BytesOf(vector_.moved()), i, parts);
 }
 
 bool HierarchicalRun::AllReached(shm::SharedCounter HostStageCounters::*counter, int members,

@@ -20,6 +20,7 @@
 #include "core/base/status.h"
 #include "fusion/pack.h"
 #include "ops/base/backend.h"
+#include "ops/base/bytes.h"
 #include "ops/between_hosts/host_stage.h"
 
 namespace sirtaki::ops {
@@ -44,11 +45,6 @@ class HierarchicalRun final : public Completion {
   core::Status status() const override { return status_; }
 
  private:
-  struct Range {
-    std::int64_t begin = 0;
-    std::int64_t count = 0;
-  };
-
   bool Advance();  // true if anything moved
   bool Load();
   bool Reduce();
@@ -62,7 +58,7 @@ class HierarchicalRun final : public Completion {
 
   const fusion::Window& WindowOf(std::uint32_t chunk) const;
   // The i-th of `parts` nearly equal parts of a chunk.
-  Range PartOf(std::uint32_t chunk, int i, int parts) const;
+  Part PartOf(std::uint32_t chunk, int i, int parts) const;
   bool AllReached(shm::SharedCounter HostStageCounters::*counter, int members,
                   std::uint32_t value) const;
   HostStageCounters& mine() const { return stage_->counters(stage_->self()); }

@@ -75,7 +75,7 @@ Status Hierarchy::Tell(SetNumber set, const T& mine, std::vector<T>* all) {
   core::CoolingSleep sleep(kLongestSleep);
   Status status;
   while (status.ok() && !operation->Poll()) {
-    status = Stopped();
+    status = stop_.why();
     if (status.ok() && core::Clock::now() >= deadline) {
       status = {StatusCode::kTimedOut, "not all ranks have told where they share memory in time"};
     }
@@ -199,22 +199,14 @@ HierarchicalRun::Crossing Hierarchy::CrossingOf(SetNumber set, const Set& which)
       };
 }
 
-Status Hierarchy::Stopped() const {
-  core::MutexLock lock(mutex_);
-  return stopped_;
-}
-
 Status Hierarchy::Check() {
-  if (Status stopped = Stopped(); !stopped.ok()) return stopped;
+  if (stop_.raised()) return stop_.why();
   const core::TimePoint now = core::Clock::now();
   if (group_ == nullptr || now - looked_ < kLookAtPeers) return Status::Ok();
   looked_ = now;
   return group_->CheckPeers();
 }
 
-void Hierarchy::Abort(const Status& why) {
-  core::MutexLock lock(mutex_);
-  if (stopped_.ok()) stopped_ = why.ok() ? Status(StatusCode::kAborted, "aborted") : why;
-}
+void Hierarchy::Abort(const Status& why) { stop_.Raise(why); }
 
 }  // namespace sirtaki::ops

@@ -16,6 +16,7 @@
 #include "core/base/rank_ranges.h"
 #include "core/base/thread_annotations.h"
 #include "ops/base/backend.h"
+#include "ops/base/stop_sign.h"
 #include "ops/between_hosts/hierarchical_run.h"
 #include "ops/shm/local_group.h"
 
@@ -86,7 +87,6 @@ class Hierarchy final : public AllReducer {
   template <typename T>
   core::Status Tell(core::SetNumber set, const T& mine, std::vector<T>* all);
   HierarchicalRun::Crossing CrossingOf(core::SetNumber set, const Set& which);
-  core::Status Stopped() const SIRTAKI_EXCLUDES(mutex_);
   core::Status Check() SIRTAKI_EXCLUDES(mutex_);
 
   Backend& flat_;
@@ -95,7 +95,7 @@ class Hierarchy final : public AllReducer {
   core::TimePoint looked_{};  // at the peers
   mutable core::Mutex mutex_;
   std::map<core::SetNumber, Set> sets_ SIRTAKI_GUARDED_BY(mutex_);
-  core::Status stopped_ SIRTAKI_GUARDED_BY(mutex_);
+  StopSign stop_;
 };
 
 }  // namespace sirtaki::ops

@@ -62,16 +62,9 @@ class AdasumRun : public GroupRun {
 
   fusion::FusedVector Fuse() const {
     const core::DType dtype = task()->signature().dtype;
-    std::vector<fusion::Piece> pieces;
-    pieces.reserve(task()->items.size());
-    for (const GroupItem& item : task()->items) {
-      pieces.push_back({.input = ReducedInput(item),
-                        .output = item.work == nullptr ? nullptr : item.work->output,
-                        .count = item.signature->ElementCount()});
-    }
     // One window: the tensors lie in it in their own order.
     const fusion::Cutting whole{.chunk_bytes = std::numeric_limits<std::int64_t>::max()};
-    return {dtype, fusion::AccumulationType(dtype), std::move(pieces), whole};
+    return {dtype, fusion::AccumulationType(dtype), ReducedPieces(*task()), whole};
   }
 
   bool Next() override {

@@ -115,14 +115,11 @@ Progress GroupRun::Advance() {
   return Progress::kOver;
 }
 
-std::unique_ptr<GroupRun> GroupRun::Make(const GroupTaskPtr& task, Staging& staging,
-                                         const fusion::Cutting& cutting,
-                                         const std::atomic<bool>& stop,
-                                         core::trace::ObserverPtr observer) {
-  const RunContext context{task, staging, cutting, stop, std::move(observer)};
-  switch (task->signature().kind) {
+std::unique_ptr<GroupRun> GroupRun::Make(const RunContext& context) {
+  switch (context.task->signature().kind) {
     case core::OpKind::kAllReduce:
-      if (task->signature().reduction == core::ReduceOp::kAdasum) return MakeAdasumRun(context);
+      if (context.task->signature().reduction == core::ReduceOp::kAdasum)
+        return MakeAdasumRun(context);
       return MakeReduceRun(context);
     case core::OpKind::kReduce:
       return MakeReduceRun(context);

@@ -33,7 +33,7 @@ struct RunContext {
   Staging& staging;
   fusion::Cutting cutting;
   const std::atomic<bool>& stop;
-  core::trace::ObserverPtr observer = nullptr;
+  core::trace::ObserverPtr observer;  // null: none
 };
 
 // Not thread-safe.
@@ -51,10 +51,7 @@ class GroupRun {
   const core::Status& status() const { return status_; }
   const GroupTaskPtr& task() const { return task_; }
 
-  static std::unique_ptr<GroupRun> Make(const GroupTaskPtr& task, Staging& staging,
-                                        const fusion::Cutting& cutting,
-                                        const std::atomic<bool>& stop,
-                                        core::trace::ObserverPtr observer = nullptr);
+  static std::unique_ptr<GroupRun> Make(const RunContext& context);
 
  protected:
   explicit GroupRun(const RunContext& context);

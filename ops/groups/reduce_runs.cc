@@ -22,16 +22,7 @@ using core::ReduceOp;
 
 fusion::FusedVector FuseReduced(const GroupTask& task, DType moved,
                                 const fusion::Cutting& cutting) {
-  const Elements elements = ElementsOf(task.signature());
-  const bool keeps = KeepsResult(task);
-  std::vector<fusion::Piece> pieces;
-  pieces.reserve(task.items.size());
-  for (const GroupItem& item : task.items) {
-    pieces.push_back({.input = ReducedInput(item),
-                      .output = keeps && item.work != nullptr ? item.work->output : nullptr,
-                      .count = item.signature->ElementCount() * elements.of_each});
-  }
-  return {elements.dtype, moved, std::move(pieces), cutting,
+  return {ElementsOf(task.signature()).dtype, moved, ReducedPieces(task), cutting,
           IdentityOf(task.signature().reduction, moved)};
 }
 
@@ -95,7 +86,9 @@ class WindowReduceRun : public GroupRun {
     const fusion::Window& window = vector_.windows()[next_++];
     trace_.Pack();
     void* const memory = vector_.Load(window, staging, factors_.load);
-    if (compressed_) RoundThrough(memory, window.count, {});
+    if (compressed_) {
+      fusion::RoundThrough(*compressed_, static_cast<float*>(memory), window.count, {});
+    }
     if (to_root_) {
       Begin([&] {
         return backend_.Reduce(channel(), memory, window.count, vector_.moved(), op_,
@@ -124,12 +117,9 @@ class WindowReduceRun : public GroupRun {
     if (to_root_ && !is_root()) return;
     trace_.Unpack();
     if (!compressed_) return vector_.Store(window, staging, factors_.result);
-    RoundThrough(vector_.Memory(window, staging), window.count, factors_.result);
+    fusion::RoundThrough(*compressed_, static_cast<float*>(vector_.Memory(window, staging)),
+                         window.count, factors_.result);
     vector_.Store(window, staging, factors_.store);
-  }
-
-  void RoundThrough(void* memory, std::int64_t count, fusion::Scale scale) const {
-    fusion::RoundThrough(*compressed_, static_cast<float*>(memory), count, scale);
   }
 
   const ReduceOp op_;
@@ -241,16 +231,8 @@ class SegmentsReduceRun : public GroupRun {
   bool Next() override {
     if (begun_) return false;
     begun_ = true;
-    const bool keeps = KeepsResult(*task());
-    const std::int64_t of_each = ElementsOf(task()->signature()).of_each;
-    std::vector<Segment> segments;
-    segments.reserve(task()->items.size());
-    for (const GroupItem& item : task()->items) {
-      segments.push_back({.input = ReducedInput(item),
-                          .output = keeps && item.work != nullptr ? item.work->output : nullptr,
-                          .count = item.signature->ElementCount() * of_each});
-    }
-    BeginAllReduce([&] { return all_reducer_.AllReduceSegments(channel(), segments, how_); });
+    BeginAllReduce(
+        [&] { return all_reducer_.AllReduceSegments(channel(), ReducedPieces(*task()), how_); });
     return true;
   }
 

@@ -25,6 +25,19 @@ const void* ReducedInput(const GroupItem& item) {
   return all_absent ? nullptr : item.work->input;
 }
 
+std::vector<fusion::Piece> ReducedPieces(const GroupTask& task) {
+  const bool keeps = KeepsResult(task);
+  const std::int64_t of_each = ElementsOf(task.signature()).of_each;
+  std::vector<fusion::Piece> pieces;
+  pieces.reserve(task.items.size());
+  for (const GroupItem& item : task.items) {
+    pieces.push_back({.input = ReducedInput(item),
+                      .output = keeps && item.work != nullptr ? item.work->output : nullptr,
+                      .count = item.signature->ElementCount() * of_each});
+  }
+  return pieces;
+}
+
 Share ShareOf(const GroupItem& item, std::int64_t members, std::int64_t member) {
   const std::vector<std::int64_t>& shape = item.signature->shape;
   const std::int64_t rows = shape.empty() ? 0 : shape.front();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/base/types.h"
 #include "core/protocol/request.h"
@@ -40,6 +41,9 @@ Share ShareOf(const GroupItem& item, std::int64_t members, std::int64_t member);
 
 // What this rank gives to a reduction: null if it has joined or has no gradient this time.
 const void* ReducedInput(const GroupItem& item);
+
+// The tensors of a reduction, as this rank sees them.
+std::vector<fusion::Piece> ReducedPieces(const GroupTask& task);
 
 // Whether prescale has to be applied before what is absent is filled in: of the operations whose
 // identity is not zero a scaled identity is none.

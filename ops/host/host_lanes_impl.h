@@ -65,7 +65,6 @@ struct HostLanes::Impl : Lane<HostTask> {
   // group waits for its inputs.
   bool LargeIsReady() const SIRTAKI_REQUIRES(mutex);
   bool LargeAwaitsInputs() const SIRTAKI_REQUIRES(mutex);
-  core::Status Change(const SetChange& change);
 
   static fusion::Cutting LargeCutting(const GroupTask& task) {
     return {.chunk_bytes = task.limits.chunk_bytes, .direct_bytes = task.limits.chunk_bytes};

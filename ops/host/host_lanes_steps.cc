@@ -89,7 +89,7 @@ bool HostLanes::Impl::StepSmall() {
     next.staging = pool.Take();
     // The whole group in one window, in staging memory: after a fault nobody writes to the tensors.
     const fusion::Cutting whole{.chunk_bytes = std::numeric_limits<std::int64_t>::max()};
-    next.run = GroupRun::Make(next.task.group, *next.staging, whole, stop(), options.observer);
+    next.run = GroupRun::Make({next.task.group, *next.staging, whole, stop(), options.observer});
     small_queue.pop_front();
     moved = true;
     if (next.run->Advance() != Progress::kOver) {
@@ -124,10 +124,6 @@ bool HostLanes::Impl::LargeAwaitsInputs() const {
   return there != nullptr && !there->load(std::memory_order_acquire);
 }
 
-Status HostLanes::Impl::Change(const SetChange& change) {
-  return change.adds ? backend.AddSet(change.set, change.members) : backend.RemoveSet(change.set);
-}
-
 std::optional<HostTask> HostLanes::Impl::NextLarge() {
   core::MutexLock lock(mutex);
   for (;;) {
@@ -152,10 +148,12 @@ void HostLanes::Impl::RunLargeLane() {
     std::shared_ptr<GroupRun> run;
     bool is_over = true;
     if (next->change != nullptr) {
-      status = Change(*next->change);
+      const SetChange& change = *next->change;
+      status =
+          change.adds ? backend.AddSet(change.set, change.members) : backend.RemoveSet(change.set);
     } else {
-      run = GroupRun::Make(next->group, *staging, LargeCutting(*next->group), stop(),
-                           options.observer);
+      run = GroupRun::Make(
+          {next->group, *staging, LargeCutting(*next->group), stop(), options.observer});
       // Each step blocks until its operation is over; of one that does not, the core is left to others.
       while (!(is_over = run->Advance() == Progress::kOver) && !stopped()) {
         std::this_thread::yield();

@@ -23,7 +23,7 @@
 #include "ops/shm/blocks.h"
 #include "ops/shm/channel.h"
 #include "ops/shm/local_group.h"
-#include "ops/shm/stop_sign.h"
+#include "ops/base/stop_sign.h"
 
 namespace sirtaki::ops::shm {
 

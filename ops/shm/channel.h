@@ -16,7 +16,7 @@
 #include "core/base/types.h"
 #include "ops/shm/blocks.h"
 #include "ops/shm/local_group.h"
-#include "ops/shm/stop_sign.h"
+#include "ops/base/stop_sign.h"
 
 namespace sirtaki::ops::shm {
 

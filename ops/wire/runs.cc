@@ -14,17 +14,6 @@ namespace {
 
 using core::Status;
 
-constexpr std::int64_t kLineBytes = 64;
-
-// One of `parts` nearly equal parts, in whole cache lines.
-Part PartOf(std::int64_t count, std::int64_t element_bytes, int i, int parts) {
-  const std::int64_t line = std::max<std::int64_t>(1, kLineBytes / element_bytes);
-  const std::int64_t even = (count + parts - 1) / parts;
-  const std::int64_t step = (even + line - 1) / line * line;
-  const std::int64_t begin = std::min(i * step, count);
-  return {begin, std::min(step, count - begin)};
-}
-
 void ScaleInPlace(const Reduction& what, void* memory, std::int64_t count) {
   if (!what.after.identity()) {
     fusion::Convert(what.dtype, memory, what.dtype, memory, count, what.after);

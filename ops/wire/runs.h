@@ -19,6 +19,7 @@
 #include "core/base/status.h"
 #include "core/base/types.h"
 #include "ops/base/backend.h"
+#include "ops/base/bytes.h"
 #include "ops/wire/port.h"
 
 namespace sirtaki::ops::wire {
@@ -96,12 +97,6 @@ struct Reduction {
   core::DType dtype = core::DType::kF32;
   core::ReduceOp op = core::ReduceOp::kSum;
   fusion::Scale after;  // scales the result of an all-reduce
-};
-
-// Some of a reduction's elements.
-struct Part {
-  std::int64_t begin = 0;
-  std::int64_t count = 0;
 };
 
 // What a member gives to an all-gather. In `output` the members' parts follow each other.

@@ -121,7 +121,7 @@ Status WireBackend::AddSet(SetNumber set, const core::RankRanges& members) {
       MakeParty(members.ToVector(), port_.rank(), options_.host_of_rank));
   const std::int64_t block = BlockOf(set);
   core::MutexLock lock(mutex_);
-  if (!stopped_.ok()) return stopped_;
+  if (stop_.raised()) return stop_.why();
   for (const auto& [other, there] : sets_) {
     if (BlockOf(other) != block) continue;
     return {StatusCode::kUnsupported,
@@ -138,7 +138,7 @@ Status WireBackend::RemoveSet(SetNumber set) {
     return {StatusCode::kInvalidArgument, "the world cannot be removed"};
   }
   core::MutexLock lock(mutex_);
-  if (!stopped_.ok()) return stopped_;
+  if (stop_.raised()) return stop_.why();
   sets_.erase(set);
   return Status::Ok();
 }
@@ -181,11 +181,6 @@ std::unique_ptr<Completion> WireBackend::Start(Channel channel, std::int64_t run
                                                      }));
 }
 
-Status WireBackend::Stopped() const {
-  core::MutexLock lock(mutex_);
-  return stopped_;
-}
-
 std::unique_ptr<Completion> WireBackend::Through(Channel channel,
                                                  std::unique_ptr<Operation> operation) {
   if (channel.lane == fusion::Lane::kSmall || !options_.large_lane_blocks) {
@@ -195,7 +190,7 @@ std::unique_ptr<Completion> WireBackend::Through(Channel channel,
   core::CoolingSleep sleep(kLongestSleep);
   std::uint64_t seen = 0;
   while (!operation->Poll()) {
-    if (Status stopped = Stopped(); !stopped.ok()) return Finished::With(std::move(stopped));
+    if (Status stopped = stop_.why(); !stopped.ok()) return Finished::With(std::move(stopped));
     if (operation->exchanges() != std::exchange(seen, operation->exchanges())) {
       sleep.Restart();
     } else {
@@ -392,7 +387,7 @@ Status WireBackend::Meet(SetNumber set, const core::RankRanges& members, char mi
   core::CoolingSleep sleep(kLongestSleep);
   Status status;
   while (status.ok() && !operation->Poll()) {
-    status = Stopped();
+    status = stop_.why();
     if (status.ok()) status = patience();
     sleep.Pause();
   }
@@ -406,12 +401,8 @@ Status WireBackend::Meet(SetNumber set, const core::RankRanges& members, char mi
 }
 
 void WireBackend::Abort(const Status& why) {
-  const Status reason = why.ok() ? Status(StatusCode::kAborted, "aborted") : why;
-  {
-    core::MutexLock lock(mutex_);
-    if (stopped_.ok()) stopped_ = reason;
-  }
-  port_.Abort(reason);
+  stop_.Raise(why);
+  port_.Abort(why);
 }
 
 }  // namespace sirtaki::ops::wire

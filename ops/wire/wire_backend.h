@@ -15,6 +15,7 @@
 #include "core/base/status.h"
 #include "core/base/thread_annotations.h"
 #include "ops/base/backend.h"
+#include "ops/base/stop_sign.h"
 #include "ops/wire/port.h"
 #include "ops/wire/runs.h"
 
@@ -125,13 +126,12 @@ class WireBackend final : public Backend {
       Channel channel, const Reduction& whole,
       const std::function<std::unique_ptr<Run>(const Reduction& chunk, Envelope envelope)>& make);
   std::int64_t ChunkBytes(Channel channel, const Party& party) const;
-  core::Status Stopped() const SIRTAKI_EXCLUDES(mutex_);
 
   Port& port_;
   const WireOptions options_;
   mutable core::Mutex mutex_;
   std::map<core::SetNumber, Set> sets_ SIRTAKI_GUARDED_BY(mutex_);
-  core::Status stopped_ SIRTAKI_GUARDED_BY(mutex_);
+  StopSign stop_;
 };
 
 }  // namespace sirtaki::ops::wire

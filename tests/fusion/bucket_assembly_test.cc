@@ -122,7 +122,6 @@ TEST(BucketAssemblyTest, OfOneTheRequestIsThatOfItsGradient) {
   signature->shape = {3};
   BucketAssembly bucket(key, signature);
   EXPECT_TRUE(bucket.of_one());
-  EXPECT_EQ(bucket.SignatureOf(0).shape, signature->shape);
   const core::WorkPtr work = Part(/*absent=*/true);
   for (int round = 1; round <= 2; ++round) {
     EXPECT_EQ(bucket.Put(0, work), Arrival::kLast);

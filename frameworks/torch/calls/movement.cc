@@ -20,22 +20,14 @@ TensorCall BroadcastCall(int root_rank, const BroadcastOptions& options, Form fo
   return call;
 }
 
-TensorCall AllgatherCall(const AllgatherOptions& options, Form form) {
-  return CallOf(OpKind::kAllGather, options, form);
-}
-
-TensorCall AllgatherIntoCall(const AllgatherOptions& options, Form form) {
-  return CallOf(OpKind::kAllGatherInto, options, form);
-}
-
-TensorCall GatherCall(int root_rank, const GatherOptions& options, Form form) {
-  TensorCall call = CallOf(OpKind::kGather, options, form);
+TensorCall GatherCall(int root_rank, const GatherOptions& options) {
+  TensorCall call = CallOf(OpKind::kGather, options, Form::kNew);
   call.root = root_rank;
   return call;
 }
 
-TensorCall ScatterCall(int root_rank, const ScatterOptions& options, Form form) {
-  TensorCall call = CallOf(OpKind::kScatter, options, form);
+TensorCall ScatterCall(int root_rank, const ScatterOptions& options) {
+  TensorCall call = CallOf(OpKind::kScatter, options, Form::kNew);
   call.root = root_rank;
   if (!options.splits().empty()) call.splits = {options.splits()};
   return call;
@@ -63,13 +55,14 @@ SIRTAKI_FORMS(broadcast, , (int root_rank, const BroadcastOptions& options),
               BroadcastCall(root_rank, options, Form::kNew))
 SIRTAKI_FORMS(broadcast, _, (int root_rank, const BroadcastOptions& options),
               BroadcastCall(root_rank, options, Form::kInPlace))
-SIRTAKI_FORMS(allgather, , (const AllgatherOptions& options), AllgatherCall(options, Form::kNew))
+SIRTAKI_FORMS(allgather, , (const AllgatherOptions& options),
+              CallOf(OpKind::kAllGather, options, Form::kNew))
 SIRTAKI_FORMS(allgather_into, , (const AllgatherOptions& options),
-              AllgatherIntoCall(options, Form::kNew))
+              CallOf(OpKind::kAllGatherInto, options, Form::kNew))
 SIRTAKI_FORMS(gather, , (int root_rank, const GatherOptions& options),
-              GatherCall(root_rank, options, Form::kNew))
+              GatherCall(root_rank, options))
 SIRTAKI_FORMS(scatter, , (int root_rank, const ScatterOptions& options),
-              ScatterCall(root_rank, options, Form::kNew))
+              ScatterCall(root_rank, options))
 
 AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options) {
   return std::move(RunAlltoall(With(AlltoallCall(options), tensor)).front());

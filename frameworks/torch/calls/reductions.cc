@@ -54,8 +54,8 @@ TensorCall ReduceCall(int root_rank, const ReduceOptions& options, Form form) {
   return call;
 }
 
-TensorCall ReducescatterCall(const ReducescatterOptions& options, Form form) {
-  TensorCall call = ReducingCall(OpKind::kReduceScatter, options, form);
+TensorCall ReducescatterCall(const ReducescatterOptions& options) {
+  TensorCall call = ReducingCall(OpKind::kReduceScatter, options, Form::kNew);
   if (call.reduction != core::ReduceOp::kSum && call.reduction != core::ReduceOp::kAverage &&
       call.reduction != core::ReduceOp::kMin && call.reduction != core::ReduceOp::kMax) {
     call.invalid = "reduce-scatter takes sum, average, min and max, not " +
@@ -112,7 +112,6 @@ SIRTAKI_FORMS(reduce, , (int root_rank, const ReduceOptions& options),
               ReduceCall(root_rank, options, Form::kNew))
 SIRTAKI_FORMS(reduce, _, (int root_rank, const ReduceOptions& options),
               ReduceCall(root_rank, options, Form::kInPlace))
-SIRTAKI_FORMS(reducescatter, , (const ReducescatterOptions& options),
-              ReducescatterCall(options, Form::kNew))
+SIRTAKI_FORMS(reducescatter, , (const ReducescatterOptions& options), ReducescatterCall(options))
 
 }  // namespace sirtaki

@@ -31,10 +31,7 @@ namespace {
 enum Part : std::size_t { kDescription, kIndices, kValues, kPartCount };
 
 struct SparseSum {
-  std::string name;
-  bool average = false;
-  double prescale = 1.0;
-  double postscale = 1.0;
+  AllreduceOptions options;
   std::vector<std::int64_t> sizes;
   at::ScalarType type = at::kFloat;
   core::RankRanges members;
@@ -157,10 +154,11 @@ void PendingSparse::CheckAgreement(const at::Tensor& descriptions,
   }
   const auto same = [&said](const std::string& one) { return one == said.front(); };
   if (std::all_of(said.begin(), said.end(), same)) return;
-  const std::string call =
-      sum_.name.empty() ? "all-reduce" : "all-reduce " + core::Quoted(sum_.name);
+  const std::string call = sum_.options.name().empty()
+                               ? "all-reduce"
+                               : "all-reduce " + core::Quoted(sum_.options.name());
   ThrowStatus(core::Status(core::StatusCode::kMismatch, call + ": " + GroupsText(said, ranks),
-                           core::Origin{-1, {}, sum_.name}));
+                           core::Origin{-1, {}, sum_.options.name()}));
 }
 
 // Wider than the tensor's type, so that it is rounded, or wraps, once.
@@ -172,19 +170,20 @@ at::ScalarType AddingType(at::ScalarType type, bool average) {
 // The indices are some rank's, so that there is nothing to check, for which a GPU would be waited
 // for. Whoever adds them up waits for it once, to know how many remain.
 at::Tensor PendingSparse::AddUp(const std::vector<at::Tensor>& parts) const {
-  at::Tensor values = parts[kValues].to(AddingType(sum_.type, sum_.average));
-  if (sum_.prescale != 1.0) values = values * sum_.prescale;
+  at::Tensor values =
+      parts[kValues].to(AddingType(sum_.type, sum_.options.op() == ReduceOp::Average));
+  if (sum_.options.prescale() != 1.0) values = values * sum_.options.prescale();
   at::Tensor sum =
       at::_sparse_coo_tensor_unsafe(parts[kIndices].t().contiguous(), values, sum_.sizes)
           .coalesce();
   values = sum.values();
-  if (sum_.average) {
+  if (sum_.options.op() == ReduceOp::Average) {
     const std::int64_t count = sum_.members.Count();
     values = at::isIntegralType(values.scalar_type(), /*includeBool=*/false)
                  ? values.div(count, "trunc")
                  : values / count;
   }
-  if (sum_.postscale != 1.0) values = values * sum_.postscale;
+  if (sum_.options.postscale() != 1.0) values = values * sum_.options.postscale();
   sum = at::_sparse_coo_tensor_unsafe(sum.indices(), values.to(sum_.type), sum_.sizes);
   return sum._coalesced_(true);
 }
@@ -219,10 +218,7 @@ std::shared_ptr<Pending> StartSparse(const at::Tensor& tensor, const AllreduceOp
     sum.sizes = tensor.sizes().vec();
     sum.type = tensor.scalar_type();
   }
-  sum.name = options.name();
-  sum.average = options.op() == ReduceOp::Average;
-  sum.prescale = options.prescale();
-  sum.postscale = options.postscale();
+  sum.options = options;
   sum.members = MembersOf(options.process_set(), session).ranks;
   return std::make_shared<PendingSparse>(PendingTensor::Start(std::move(call), session),
                                          std::move(sum), std::move(gpu));

@@ -145,9 +145,9 @@ void GradientBuckets::Dissolve() {
 }
 
 bool GradientBuckets::Fits() const {
-  return !renew_ && joins_before_ == *joins_ && limits_ == set_.session->session().limits() &&
-         std::all_of(buckets_.begin(), buckets_.end(),
-                     [](const auto& bucket) { return bucket->goes_on() && !bucket->is_shared; });
+  return Lasts() && std::all_of(buckets_.begin(), buckets_.end(), [](const auto& bucket) {
+           return bucket->goes_on() && !bucket->is_shared;
+         });
 }
 
 // The answer is the same on all ranks, as is everything that decides whether there is something to

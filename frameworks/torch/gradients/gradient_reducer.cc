@@ -38,7 +38,7 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
                rule_),
       buckets_(set_, number_, members_.prefix(), rule_),
       check_every_(options.check_parameters_every()) {
-  if (counts_averages()) members_.round() = 1;
+  if (rule_->at_backward) members_.round() = 1;
   const bool first = number_ == 1 && set_.members.set == core::kWorldSet;
   if (!first || !set_.session->session().config().autotune) return;
   const std::string why_not = WhyNotTuned();
@@ -103,7 +103,7 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
   Scan(optimizer);
   if (!with_closure) {
     // What no backward() has averaged: on all ranks, or it is an error.
-    if (counts_averages() && !unheard_) members_.round() = kRoundInStep;
+    if (rule_->at_backward && !unheard_) members_.round() = kRoundInStep;
     const Scope counted([this] { SetRound(); });
     SynchronizeUnlessDone();
   }
@@ -183,7 +183,7 @@ void GradientReducer::Impl::AfterStep() {
 
 void GradientReducer::Impl::BeginCount() {
   averages_ = 0;
-  if (!counts_averages()) return;
+  if (!rule_->at_backward) return;
   SetRound();
   NoteAverages();
 }

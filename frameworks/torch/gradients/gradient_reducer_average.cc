@@ -42,7 +42,7 @@ void GradientReducer::Impl::NoteAverages() {
 // same backward() or, on a rank that ran none, in its synchronize().
 bool GradientReducer::Impl::IsDone(std::size_t index) const {
   const GradientPtr& member = members_.all()[index];
-  if (!member->shared() || !counts_averages() || held_) return false;
+  if (!member->shared() || !rule_->at_backward || held_) return false;
   return member->averages() - averages_before_[index] > averages_;
 }
 
@@ -153,35 +153,27 @@ void GradientReducer::Impl::EndAverage() {
   SetRound();
 }
 
-// The signatures of the next average say which it is.
+// The signatures of the next average say which it is of its step, on which the ranks agree; a module
+// counts from its last forward().
 void GradientReducer::Impl::SetRound() {
-  if (!counts_averages()) return;
+  if (!rule_->at_backward) return;
   // A module may never see a forward(): its program may call another function.
   constexpr std::uint32_t kMostOfModule = 16;
   const std::uint32_t number = 1 + (rule_->of_module ? averages_ % kMostOfModule : averages_);
   members_.round() = unheard_ ? kRoundAfterThrow : number;
 }
 
-// Averages on this thread, for this optimizer alone.
-void GradientReducer::Impl::Average() {
-  members_.CheckStreams();
-  BeginAverage();
-  CollectEnd(/*wait=*/true);
-  EndAverage();
-}
-
-void GradientReducer::Impl::Synchronize() {
-  CheckSession();
-  AwaitEnds();
-  EndFailed();
-  Average();
-}
-
 void GradientReducer::Impl::SynchronizeUnlessDone() {
   if (rule_->of_steps()) return;
   AwaitEnds();
   // What this rank has touched in no_sync() the others may not have.
-  if (!synchronized_ || held_ || members_.AnyTouched()) Synchronize();
+  if (synchronized_ && !held_ && !members_.AnyTouched()) return;
+  CheckSession();
+  EndFailed();
+  members_.CheckStreams();
+  BeginAverage();
+  CollectEnd(/*wait=*/true);
+  EndAverage();
 }
 
 // Before the first gradient of a backward, for a module that knows: its end is this one's, and none

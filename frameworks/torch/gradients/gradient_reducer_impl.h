@@ -45,7 +45,6 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
                   const BaseStep& base_step);
   void BeginStep();
   void AfterStep();
-  void Synchronize();
   void SynchronizeUnlessDone();
   void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
   void BeforeForward(bool training);
@@ -76,15 +75,12 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   at::Tensor AverageLoss(const at::Tensor& loss);
   void NoteAverages();
   bool IsDone(std::size_t index) const;
-  // The ranks agree on which average of its step each is; a module counts from its last forward().
-  bool counts_averages() const { return rule_->at_backward; }
   void BeginCount();
   void SetRound();
   std::vector<GradientPtr> MatesOfShared() const;
   void SubmitUnlessReported(const GradientPtr& member);
   template <class Call>
   void Attempt(const Call& call);
-  void Average();
   void BeginAverage();
   void EndAverage();
   void AwaitEnds() const;

@@ -28,7 +28,6 @@ class StepTuner {
   // and at times a change of limits. Throws what a collective throws. Steps that some rank does not
   // make, because it has joined, do not count.
   void AfterStep();
-  bool finished() const { return finished_; }
 
  private:
   session::Session::Limits LimitsNow() const;

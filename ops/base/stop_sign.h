@@ -1,4 +1,4 @@
-// Tells everyone who waits or works in the backend that it is over, and why.
+// A stop sign tells everyone who waits or works that it is over, and why.
 #pragma once
 
 #include <atomic>
@@ -6,7 +6,7 @@
 #include "core/base/status.h"
 #include "core/base/thread_annotations.h"
 
-namespace sirtaki::ops::shm {
+namespace sirtaki::ops {
 
 // Thread-safe.
 class StopSign {
@@ -19,7 +19,9 @@ class StopSign {
     raised_.store(true, std::memory_order_release);
   }
   bool raised() const { return raised_.load(std::memory_order_acquire); }
+  // Ok: go on.
   core::Status why() const SIRTAKI_EXCLUDES(mutex_) {
+    if (!raised()) return core::Status::Ok();
     core::MutexLock lock(mutex_);
     return why_;
   }
@@ -30,4 +32,4 @@ class StopSign {
   core::Status why_ SIRTAKI_GUARDED_BY(mutex_);
 };
 
-}  // namespace sirtaki::ops::shm
+}  // namespace sirtaki::ops
