@@ -18,6 +18,9 @@ namespace sirtaki::tests {
 
 struct FakeComm;
 
+// Ends the process: the real libraries would hang, crash, or give wrong numbers some day.
+[[noreturn]] void FailAsMisuse(const std::string& text);
+
 // What stands in a stream.
 struct FakeOperation {
   template <typename Run>
@@ -66,14 +69,22 @@ struct FakeGroup {  // all ranks of a unique id
   std::map<std::uint64_t, FakeWindow> windows;
 };
 
+// A kernel of NCCL's that is not in its stream yet.
+struct FakeLaunch {
+  FakeStream* stream = nullptr;
+  bool sends = false;
+  std::function<bool(FakeComm&)> run;
+};
+
 struct FakeComm {
   int rank = 0;
   int size = 0;
   std::shared_ptr<FakeGroup> group;
   std::uint64_t calls = 0;  // collectives
   bool aborted = false;
-  int in_progress = 0;                        // answers left
-  std::vector<std::function<void()>> launch;  // when they are used up
+  bool busy = false;    // until its owner is told that the last call is over
+  int in_progress = 0;  // answers left
+  std::vector<FakeLaunch> launches;
 
   // ---- fake_nccl_registration.cc ----
   // Whether the window that it has asked for last is there, which it learns by this.
@@ -96,6 +107,11 @@ struct FakeGpus::State {
   FakeStream& StreamOf(ops::cuda::StreamHandle handle);
   FakeEvent& EventOf(ops::cuda::EventHandle handle);
   FakeComm& CommOf(ops::nccl::CommHandle handle);
+  // What a function of CUDA's or a program puts into a stream. Nothing may go there while NCCL is
+  // still launching: where it ends up would be chance.
+  void Put(FakeStream& stream, const std::string& function, FakeOperation operation);
+  void CheckNotLaunching(const FakeStream& stream, const std::string& function,
+                         const FakeComm* except = nullptr);
   // `held_too`: the devices go on while somebody waits for them.
   void Run(bool held_too = false);
 
@@ -126,12 +142,51 @@ struct FakeGpus::State {
 // The one that there is.
 FakeGpus::State& TheFakeGpus();
 FakeGpus::State* FindFakeGpus();  // null: none
-int FakeCurrentDevice();          // of the calling thread; -1: none chosen
+
+// ---- fake_cuda_calls.cc ----
+int FakeCurrentDevice();         // of the calling thread; -1: none chosen
+void ForgetFakeCurrentDevice();  // and what else CUDA keeps for the thread
 
 void FillFakeCuda(ops::cuda::Api* api);
 void FillFakeKernels(ops::cuda::Api* api);  // what launches them
 void FillFakeNccl(ops::nccl::Api* api);
+void FillFakeCollectives(ops::nccl::Api* api);
 void FillFakeRegistration(ops::nccl::Api* api);
+
+// ---- fake_nccl.cc ----
+
+// A call of NCCL's with a communicator: has the lock while it lives.
+class FakeNcclCall {
+ public:
+  explicit FakeNcclCall(ops::nccl::CommHandle handle);
+  FakeNcclCall(const FakeNcclCall&) = delete;
+  FakeNcclCall& operator=(const FakeNcclCall&) = delete;
+
+  // Logs the call; the error that a test wants of it, or that the communicator's state gives.
+  ops::nccl::Result Begin(const std::string& function, const std::string& rest = "");
+  // Now, or at the end of the thread's group.
+  ops::nccl::Result Launch(FakeLaunch launch);
+
+  FakeGpus::State& s;
+  std::unique_lock<std::mutex> lock;
+
+ private:
+  const ops::nccl::CommHandle handle_;
+
+ public:
+  const std::shared_ptr<FakeComm> comm;
+};
+
+// False where a call of the thread's open group writes what this one reads or writes, or reads what
+// it writes.
+struct FakeRange {
+  const void* begin = nullptr;
+  std::size_t bytes = 0;
+  bool Overlaps(const FakeRange& other) const;
+};
+bool ClaimsInFakeGroup(const FakeRange& read, const FakeRange& written);
+
+// ---- fake_nccl_reduce.cc ----
 
 // Reduces what the ranks give, one after the other, and rounds as NCCL's ring does.
 void FakeReduce(ops::nccl::RedOp op, ops::nccl::DataType type, const std::vector<FakePart>& parts,

@@ -75,11 +75,11 @@ Error Launch(FunctionHandle function, unsigned blocks, unsigned, unsigned, unsig
   }
   // By value, as a launch takes its parameters.
   const auto* table = static_cast<const std::byte*>(parameters[0]);
-  s.StreamOf(stream).queue.push_back(
-      [kernel, blocks, copy = std::vector<std::byte>(table, table + kernel->table_bytes)] {
-        kernel->run(copy.data(), blocks);
-        return true;
-      });
+  s.Put(s.StreamOf(stream), "cuLaunchKernel",
+        [kernel, blocks, copy = std::vector<std::byte>(table, table + kernel->table_bytes)] {
+          kernel->run(copy.data(), blocks);
+          return true;
+        });
   return Error::kSuccess;
 }
 

@@ -9,21 +9,13 @@ namespace {
 
 using ops::nccl::CommHandle;
 using ops::nccl::Result;
-using Lock = std::lock_guard<std::mutex>;
-
-Result Begin(FakeGpus::State& s, const std::string& function, const FakeComm& comm) {
-  s.Log(function + " rank " + std::to_string(comm.rank));
-  int error = 0;
-  return s.Fails(function, &error) ? static_cast<Result>(error) : Result::kSuccess;
-}
 
 void* HandleOf(std::uint64_t number) { return reinterpret_cast<void*>(number); }
 
 Result Register(CommHandle handle, void* memory, std::size_t bytes, void** made) {
-  FakeGpus::State& s = TheFakeGpus();
-  const Lock lock(s.mutex);
-  FakeComm& comm = s.CommOf(handle);
-  const Result result = Begin(s, "ncclCommRegister", comm);
+  FakeNcclCall call(handle);
+  FakeComm& comm = *call.comm;
+  const Result result = call.Begin("ncclCommRegister");
   if (result != Result::kSuccess) return result;
   *made = HandleOf(++comm.registrations);
   comm.registered[*made] = {static_cast<const std::byte*>(memory), bytes};
@@ -31,10 +23,9 @@ Result Register(CommHandle handle, void* memory, std::size_t bytes, void** made)
 }
 
 Result Deregister(CommHandle handle, void* made) {
-  FakeGpus::State& s = TheFakeGpus();
-  const Lock lock(s.mutex);
-  FakeComm& comm = s.CommOf(handle);
-  const Result result = Begin(s, "ncclCommDeregister", comm);
+  FakeNcclCall call(handle);
+  FakeComm& comm = *call.comm;
+  const Result result = call.Begin("ncclCommDeregister");
   if (comm.registered.erase(made) != 1) std::abort();
   return result;
 }
@@ -42,10 +33,9 @@ Result Deregister(CommHandle handle, void* made) {
 // It is made when the last rank has come: until then the call is in progress.
 Result RegisterWindow(CommHandle handle, void* memory, std::size_t bytes, void** window,
                       int flags) {
-  FakeGpus::State& s = TheFakeGpus();
-  const Lock lock(s.mutex);
-  FakeComm& comm = s.CommOf(handle);
-  const Result result = Begin(s, "ncclCommWindowRegister", comm);
+  FakeNcclCall call(handle);
+  FakeComm& comm = *call.comm;
+  const Result result = call.Begin("ncclCommWindowRegister");
   if (result != Result::kSuccess) return result;
   if (flags != ops::nccl::kWindowCollSymmetric || bytes % 4096 != 0 ||
       reinterpret_cast<std::uintptr_t>(memory) % 4096 != 0) {
@@ -56,16 +46,16 @@ Result RegisterWindow(CommHandle handle, void* memory, std::size_t bytes, void**
   if (made.bytes != bytes) std::abort();  // real ranks would hang, or worse
   made.ranks.insert(comm.rank);
   comm.waits_for_window = true;
+  comm.busy = true;
   comm.window = window;
   comm.window_memory = {static_cast<const std::byte*>(memory), bytes};
   return Result::kInProgress;
 }
 
 Result DeregisterWindow(CommHandle handle, void* window) {
-  FakeGpus::State& s = TheFakeGpus();
-  const Lock lock(s.mutex);
-  FakeComm& comm = s.CommOf(handle);
-  const Result result = Begin(s, "ncclCommWindowDeregister", comm);
+  FakeNcclCall call(handle);
+  FakeComm& comm = *call.comm;
+  const Result result = call.Begin("ncclCommWindowDeregister");
   if (comm.registered.erase(window) != 1) std::abort();
   return result;
 }

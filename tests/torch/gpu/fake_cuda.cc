@@ -119,12 +119,12 @@ void Free(void* memory) {
     FakeStream* const user = Find(*state, block.device, handle);
     if (user == nullptr) continue;
     ++*busy;
-    user->queue.push_back([busy] {
+    state->Put(*user, "a free", [busy] {
       --*busy;
       return true;
     });
   }
-  home->queue.push_back([owned, busy, bytes = block.bytes] {
+  state->Put(*home, "a free", [owned, busy, bytes = block.bytes] {
     if (*busy > 0) return false;
     std::memset(owned.get(), 0xEE, bytes);
     return true;
@@ -199,7 +199,7 @@ Over Put(const char* what, at::Device device, std::function<void()> work,
   const Lock lock(state.mutex);
   FakeStream& stream = *Find(state, device.index(), handle);
   state.Log(std::string(what) + " stream " + std::to_string(stream.number));
-  stream.queue.push_back([over, other, work = std::move(work)] {
+  state.Put(stream, what, [over, other, work = std::move(work)] {
     if (other && !*other) return false;
     const at::NoGradGuard no_grad;
     work();

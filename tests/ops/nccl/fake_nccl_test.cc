@@ -1,0 +1,94 @@
+// What the NCCL of FakeGpus refuses: the rules of the real one that a program would break unseen.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ops/nccl/nccl_api.h"
+#include "tests/support/fake_gpus.h"
+#include "tests/support/rank_threads.h"
+
+namespace sirtaki::ops::nccl {
+namespace {
+
+using tests::FakeGpus;
+using tests::RankThreads;
+
+// Ranks that call NCCL's table themselves.
+class FakeNcclTest : public ::testing::Test {
+ protected:
+  UniqueId Id() {
+    UniqueId id;
+    EXPECT_EQ(api_.GetUniqueId(&id), Result::kSuccess);
+    return id;
+  }
+  // How the last call has gone, without waiting for it.
+  Result Ask(CommHandle comm) {
+    Result result = Result::kInternalError;
+    EXPECT_EQ(api_.CommGetAsyncError(comm, &result), Result::kSuccess);
+    return result;
+  }
+  Result Await(CommHandle comm) {
+    Result result = Result::kInProgress;
+    while ((result = Ask(comm)) == Result::kInProgress) std::this_thread::yield();
+    return result;
+  }
+  CommHandle Begin(const UniqueId& id, int size, int rank) {
+    CommHandle comm = nullptr;
+    Config config;
+    EXPECT_EQ(api_.CommInitRankConfig(&comm, size, id, rank, &config), Result::kInProgress);
+    return comm;
+  }
+  CommHandle Alone() {
+    CommHandle comm = Begin(Id(), 1, 0);
+    EXPECT_EQ(Await(comm), Result::kSuccess);
+    return comm;
+  }
+  Result Sum(CommHandle comm, cuda::StreamHandle stream) {
+    return api_.AllReduce(&value_, &value_, 1, DataType::kFloat32, RedOp::kSum, comm, stream);
+  }
+
+  FakeGpus gpus_;
+  Api& api_ = gpus_.nccl();
+  float value_ = 1;
+};
+using FakeNcclDeathTest = FakeNcclTest;
+
+TEST_F(FakeNcclTest, ACommunicatorThatIsInProgressTakesNoCall) {
+  CommHandle comm = Begin(Id(), 1, 0);
+  cuda::StreamHandle stream = gpus_.MakeStream();
+  EXPECT_EQ(Sum(comm, stream), Result::kInvalidArgument);  // it is being made
+  ASSERT_EQ(Await(comm), Result::kSuccess);
+  gpus_.AnswerInProgress(1);
+  EXPECT_EQ(Sum(comm, stream), Result::kInProgress);
+  EXPECT_EQ(Sum(comm, stream), Result::kInvalidArgument);
+  EXPECT_EQ(api_.CommFinalize(comm), Result::kInvalidArgument);
+  EXPECT_EQ(Ask(comm), Result::kInProgress);
+  EXPECT_EQ(Ask(comm), Result::kSuccess);
+  gpus_.AnswerInProgress(0);
+  EXPECT_EQ(Sum(comm, stream), Result::kSuccess);
+}
+
+TEST_F(FakeNcclDeathTest, NothingGoesIntoAStreamThatNcclIsLaunchingInto) {
+  CommHandle comm = Alone();
+  CommHandle other = Alone();
+  cuda::StreamHandle stream = gpus_.MakeStream();
+  cuda::EventHandle event = nullptr;
+  gpus_.cuda().EventCreateWithFlags(&event, 0);
+  gpus_.AnswerInProgress(1);
+  ASSERT_EQ(Sum(comm, stream), Result::kInProgress);
+  char byte = 0;
+  EXPECT_DEATH(gpus_.cuda().EventRecord(event, stream), "cudaEventRecord goes to stream .*, into");
+  EXPECT_DEATH(gpus_.cuda().MemsetAsync(&byte, 1, 1, stream), "cudaMemsetAsync goes to stream");
+  EXPECT_DEATH(gpus_.PutWrite(stream, &byte, 1, 1), "a program's work goes to stream");
+  EXPECT_DEATH(Sum(other, stream), "a collective goes to stream");
+  EXPECT_EQ(gpus_.cuda().EventRecord(event, gpus_.MakeStream()), cuda::Error::kSuccess);
+  ASSERT_EQ(Await(comm), Result::kSuccess);
+  EXPECT_EQ(gpus_.cuda().EventRecord(event, stream), cuda::Error::kSuccess);
+}
+
+}  // namespace
+}  // namespace sirtaki::ops::nccl

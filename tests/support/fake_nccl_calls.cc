@@ -1,0 +1,194 @@
+// The collectives and messages of the NCCL of FakeGpus.
+#include <cstdlib>
+#include <cstring>
+
+#include "tests/support/fake_gpus_state.h"
+
+namespace sirtaki::tests {
+namespace {
+
+using ops::cuda::StreamHandle;
+using ops::nccl::CommHandle;
+using ops::nccl::DataType;
+using ops::nccl::RedOp;
+using ops::nccl::Result;
+
+using AllDo = std::function<void(const std::vector<FakePart>&)>;
+
+std::string Counted(std::size_t count, DataType type) {
+  return "count " + std::to_string(count) + " type " + std::to_string(static_cast<int>(type));
+}
+std::string Combined(std::size_t count, DataType type, RedOp op) {
+  return Counted(count, type) + " op " + std::to_string(static_cast<int>(op));
+}
+
+// A collective: the last member to come does it for all.
+Result Meet(FakeNcclCall& call, const char* function, const std::string& what, StreamHandle stream,
+            FakePart part, const AllDo& all) {
+  const Result result = call.Begin(function, " " + what);
+  if (result != Result::kSuccess) return result;
+  FakeComm& comm = *call.comm;
+  const std::uint64_t number = comm.calls++;
+  // One kind of memory on all ranks.
+  const std::string asked = std::string(function) + " " + what +
+                            (comm.HasRegistered(part.input) ? " from registered memory" : "") +
+                            (comm.HasRegistered(part.output) ? " to registered memory" : "");
+  FakeLaunch launch;
+  launch.stream = &call.s.StreamOf(stream);
+  launch.run = [number, asked, part, all](FakeComm& self) {
+    FakeMeeting& meeting = self.group->meetings[number];
+    if (meeting.parts.empty()) meeting.what = asked;
+    if (meeting.what != asked) {
+      FailAsMisuse("ranks differ: " + meeting.what + ", " + asked);  // they would hang, or worse
+    }
+    meeting.parts[self.rank] = part;
+    if (!meeting.done && static_cast<int>(meeting.parts.size()) == self.size) {
+      std::vector<FakePart> parts;
+      parts.reserve(meeting.parts.size());
+      for (const auto& [rank, of] : meeting.parts) parts.push_back(of);
+      all(parts);
+      meeting.done = true;
+    }
+    return meeting.done;
+  };
+  return call.Launch(std::move(launch));
+}
+
+void LogPath(FakeNcclCall& call, const void* input, const void* output, DataType type, RedOp op) {
+  const FakeComm& comm = *call.comm;
+  const bool in_window = comm.HasRegistered(input, true) && comm.HasRegistered(output, true);
+  const bool registered = comm.HasRegistered(input) && comm.HasRegistered(output);
+  const char* const path = PathOfAllReduce({.op = op,
+                                            .type = type,
+                                            .in_place = input == output,
+                                            .in_window = in_window,
+                                            .registered = registered,
+                                            .nvls = call.s.windows,
+                                            .hosts = call.s.hosts});
+  call.s.Log("path of ncclAllReduce rank " + std::to_string(comm.rank) + ": " + path);
+}
+
+Result AllReduce(const void* input, void* output, std::size_t count, DataType type, RedOp op,
+                 CommHandle comm, StreamHandle stream) {
+  FakeNcclCall call(comm);
+  LogPath(call, input, output, type, op);
+  return Meet(call, "ncclAllReduce", Combined(count, type, op), stream, {input, output},
+              [=](const std::vector<FakePart>& parts) {
+                std::vector<void*> outputs;
+                outputs.reserve(parts.size());
+                for (const FakePart& part : parts) outputs.push_back(part.output);
+                FakeReduce(op, type, parts, count, outputs);
+              });
+}
+
+Result Reduce(const void* input, void* output, std::size_t count, DataType type, RedOp op, int root,
+              CommHandle comm, StreamHandle stream) {
+  FakeNcclCall call(comm);
+  return Meet(call, "ncclReduce", Combined(count, type, op) + " root " + std::to_string(root),
+              stream, {input, output}, [=](const std::vector<FakePart>& parts) {
+                FakeReduce(op, type, parts, count, {parts[static_cast<std::size_t>(root)].output});
+              });
+}
+
+Result Broadcast(const void* input, void* output, std::size_t count, DataType type, int root,
+                 CommHandle comm, StreamHandle stream) {
+  FakeNcclCall call(comm);
+  const std::size_t bytes = count * FakeSizeOf(type);
+  const bool reads = call.comm->rank == root;
+  if (!ClaimsInFakeGroup({input, reads ? bytes : 0}, {output, bytes})) return Result::kInvalidUsage;
+  return Meet(call, "ncclBroadcast", Counted(count, type) + " root " + std::to_string(root), stream,
+              {input, output}, [=](const std::vector<FakePart>& parts) {
+                for (const FakePart& part : parts) {
+                  std::memmove(part.output, parts[static_cast<std::size_t>(root)].input, bytes);
+                }
+              });
+}
+
+Result AllGather(const void* input, void* output, std::size_t count, DataType type, CommHandle comm,
+                 StreamHandle stream) {
+  FakeNcclCall call(comm);
+  const std::size_t bytes = count * FakeSizeOf(type);
+  const auto ranks = static_cast<std::size_t>(call.comm->size);
+  if (!ClaimsInFakeGroup({input, bytes}, {output, ranks * bytes})) return Result::kInvalidUsage;
+  return Meet(call, "ncclAllGather", Counted(count, type), stream, {input, output},
+              [=](const std::vector<FakePart>& parts) {
+                for (const FakePart& to : parts) {
+                  for (std::size_t r = 0; r < parts.size(); ++r) {
+                    std::memmove(static_cast<std::byte*>(to.output) + r * bytes, parts[r].input,
+                                 bytes);
+                  }
+                }
+              });
+}
+
+Result ReduceScatter(const void* input, void* output, std::size_t count, DataType type, RedOp op,
+                     CommHandle comm, StreamHandle stream) {
+  FakeNcclCall call(comm);
+  return Meet(call, "ncclReduceScatter", Combined(count, type, op), stream, {input, output},
+              [=](const std::vector<FakePart>& parts) {
+                for (std::size_t r = 0; r < parts.size(); ++r) {
+                  std::vector<FakePart> slices;
+                  slices.reserve(parts.size());
+                  for (const FakePart& part : parts) {
+                    slices.push_back(
+                        {static_cast<const std::byte*>(part.input) + r * count * FakeSizeOf(type),
+                         nullptr});
+                  }
+                  FakeReduce(op, type, slices, count, {parts[r].output});
+                }
+              });
+}
+
+Result Send(const void* input, std::size_t count, DataType type, int peer, CommHandle comm,
+            StreamHandle stream) {
+  FakeNcclCall call(comm);
+  FakeStream& to = call.s.StreamOf(stream);
+  const Result result = call.Begin(
+      "ncclSend", " to " + std::to_string(peer) + " stream " + std::to_string(to.number));
+  if (result != Result::kSuccess) return result;
+  const std::size_t bytes = count * FakeSizeOf(type);
+  if (!ClaimsInFakeGroup({input, bytes}, {})) return Result::kInvalidUsage;
+  FakeLaunch launch;
+  launch.stream = &to;
+  launch.sends = true;
+  launch.run = [peer, input, bytes](FakeComm& self) {
+    const auto* from = static_cast<const std::byte*>(input);
+    self.group->mail[{self.rank, peer}].emplace_back(from, from + bytes);
+    return true;
+  };
+  return call.Launch(std::move(launch));
+}
+
+Result Recv(void* output, std::size_t count, DataType type, int peer, CommHandle comm,
+            StreamHandle stream) {
+  FakeNcclCall call(comm);
+  const Result result = call.Begin("ncclRecv", " from " + std::to_string(peer));
+  if (result != Result::kSuccess) return result;
+  const std::size_t bytes = count * FakeSizeOf(type);
+  if (!ClaimsInFakeGroup({}, {output, bytes})) return Result::kInvalidUsage;
+  FakeLaunch launch;
+  launch.stream = &call.s.StreamOf(stream);
+  launch.run = [peer, output, bytes](FakeComm& self) {
+    auto& mail = self.group->mail[{peer, self.rank}];
+    if (mail.empty()) return false;
+    if (mail.front().size() != bytes) FailAsMisuse("ncclRecv of another size than its ncclSend");
+    if (bytes > 0) std::memcpy(output, mail.front().data(), bytes);
+    mail.pop_front();
+    return true;
+  };
+  return call.Launch(std::move(launch));
+}
+
+}  // namespace
+
+void FillFakeCollectives(ops::nccl::Api* api) {
+  api->AllReduce = AllReduce;
+  api->Reduce = Reduce;
+  api->Broadcast = Broadcast;
+  api->AllGather = AllGather;
+  api->ReduceScatter = ReduceScatter;
+  api->Send = Send;
+  api->Recv = Recv;
+}
+
+}  // namespace sirtaki::tests
