@@ -67,12 +67,17 @@ struct FakeGroup {  // all ranks of a unique id
   std::map<std::uint64_t, FakeMeeting> meetings;
   std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> mail;  // by sender, receiver
   std::map<std::uint64_t, FakeWindow> windows;
+  // Who has called: NCCL connects ranks at their first collective, and at their first message.
+  std::set<int> collectives;
+  std::set<std::pair<int, int>> sends;  // by sender, receiver
+  std::set<std::pair<int, int>> receives;
 };
 
 // A kernel of NCCL's that is not in its stream yet.
 struct FakeLaunch {
   FakeStream* stream = nullptr;
-  bool sends = false;
+  int to = -1;    // whom it sends to
+  int from = -1;  // whom it receives from; neither: a collective
   std::function<bool(FakeComm&)> run;
 };
 
@@ -85,6 +90,10 @@ struct FakeComm {
   bool busy = false;    // until its owner is told that the last call is over
   int in_progress = 0;  // answers left
   std::vector<FakeLaunch> launches;
+
+  // What was called is in progress until its peers have called it, too.
+  void Call(FakeLaunch launch);
+  bool IsConnected() const;
 
   // ---- fake_nccl_registration.cc ----
   // Whether the window that it has asked for last is there, which it learns by this.

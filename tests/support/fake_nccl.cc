@@ -38,7 +38,8 @@ Result BeginNccl(FakeGpus::State& s, const std::string& function, const std::str
 // What was called is in its stream when it is no longer in progress.
 Result Advance(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
   if (comm->in_progress != 0) return Result::kInProgress;
-  if (static_cast<int>(comm->group->ranks.size()) < comm->size || !comm->HasWindow(s.windows)) {
+  if (static_cast<int>(comm->group->ranks.size()) < comm->size || !comm->IsConnected() ||
+      !comm->HasWindow(s.windows)) {
     return Result::kInProgress;
   }
   for (FakeLaunch& launch : comm->launches) {
@@ -194,10 +195,10 @@ Result GroupEnd() {
   std::set<std::shared_ptr<FakeComm>> comms;
   for (const bool sends : {true, false}) {
     for (auto& [handle, launch] : launches) {
-      if (launch.sends != sends) continue;
+      if ((launch.to >= 0) != sends) continue;
       const std::shared_ptr<FakeComm>& comm = s.comms.at(handle);
       s.CheckNotLaunching(*launch.stream, "ncclGroupEnd", comm.get());
-      comm->launches.push_back(std::move(launch));
+      comm->Call(std::move(launch));
       comms.insert(comm);
     }
   }
@@ -271,6 +272,27 @@ bool ClaimsInFakeGroup(const FakeRange& read, const FakeRange& written) {
   return true;
 }
 
+// ---- FakeComm ----
+
+void FakeComm::Call(FakeLaunch launch) {
+  if (launch.to >= 0) {
+    group->sends.insert({rank, launch.to});
+  } else if (launch.from >= 0) {
+    group->receives.insert({launch.from, rank});
+  } else {
+    group->collectives.insert(rank);
+  }
+  launches.push_back(std::move(launch));
+}
+
+bool FakeComm::IsConnected() const {
+  return std::all_of(launches.begin(), launches.end(), [this](const FakeLaunch& launch) {
+    if (launch.to >= 0) return group->receives.count({rank, launch.to}) > 0;
+    if (launch.from >= 0) return group->sends.count({launch.from, rank}) > 0;
+    return static_cast<int>(group->collectives.size()) == size;
+  });
+}
+
 // ---- FakeNcclCall ----
 
 FakeNcclCall::FakeNcclCall(CommHandle handle)
@@ -288,7 +310,7 @@ Result FakeNcclCall::Launch(FakeLaunch launch) {
     return Result::kSuccess;
   }
   s.CheckNotLaunching(*launch.stream, "a collective", comm.get());
-  comm->launches.push_back(std::move(launch));
+  comm->Call(std::move(launch));
   return tests::Begin(s, comm);
 }
 

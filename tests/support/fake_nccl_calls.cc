@@ -150,7 +150,7 @@ Result Send(const void* input, std::size_t count, DataType type, int peer, CommH
   if (!ClaimsInFakeGroup({input, bytes}, {})) return Result::kInvalidUsage;
   FakeLaunch launch;
   launch.stream = &to;
-  launch.sends = true;
+  launch.to = peer;
   launch.run = [peer, input, bytes](FakeComm& self) {
     const auto* from = static_cast<const std::byte*>(input);
     self.group->mail[{self.rank, peer}].emplace_back(from, from + bytes);
@@ -168,6 +168,7 @@ Result Recv(void* output, std::size_t count, DataType type, int peer, CommHandle
   if (!ClaimsInFakeGroup({}, {output, bytes})) return Result::kInvalidUsage;
   FakeLaunch launch;
   launch.stream = &call.s.StreamOf(stream);
+  launch.from = peer;
   launch.run = [peer, output, bytes](FakeComm& self) {
     auto& mail = self.group->mail[{peer, self.rank}];
     if (mail.empty()) return false;

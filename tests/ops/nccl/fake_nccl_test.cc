@@ -90,5 +90,34 @@ TEST_F(FakeNcclDeathTest, NothingGoesIntoAStreamThatNcclIsLaunchingInto) {
   EXPECT_EQ(gpus_.cuda().EventRecord(event, stream), cuda::Error::kSuccess);
 }
 
+TEST_F(FakeNcclTest, TheFirstCollectiveIsInProgressUntilAllRanksHaveCalledIt) {
+  const UniqueId id = Id();
+  std::vector<CommHandle> comms;
+  for (int rank = 0; rank < 2; ++rank) comms.push_back(Begin(id, 2, rank));
+  for (CommHandle comm : comms) ASSERT_EQ(Await(comm), Result::kSuccess);
+  const std::vector<cuda::StreamHandle> streams = {gpus_.MakeStream(), gpus_.MakeStream()};
+  EXPECT_EQ(Sum(comms[0], streams[0]), Result::kInProgress);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Ask(comms[0]), Result::kInProgress);
+  EXPECT_EQ(Sum(comms[1], streams[1]), Result::kSuccess);
+  EXPECT_EQ(Ask(comms[0]), Result::kSuccess);
+  EXPECT_EQ(Sum(comms[0], streams[0]), Result::kSuccess);  // they are connected
+}
+
+TEST_F(FakeNcclTest, TheFirstMessageIsInProgressUntilBothRanksHaveCalled) {
+  const UniqueId id = Id();
+  std::vector<CommHandle> comms;
+  for (int rank = 0; rank < 2; ++rank) comms.push_back(Begin(id, 2, rank));
+  for (CommHandle comm : comms) ASSERT_EQ(Await(comm), Result::kSuccess);
+  const std::vector<cuda::StreamHandle> streams = {gpus_.MakeStream(), gpus_.MakeStream()};
+  float got = 0;
+  EXPECT_EQ(api_.Send(&value_, 1, DataType::kFloat32, 1, comms[0], streams[0]),
+            Result::kInProgress);
+  EXPECT_EQ(Ask(comms[0]), Result::kInProgress);
+  EXPECT_EQ(api_.Recv(&got, 1, DataType::kFloat32, 0, comms[1], streams[1]), Result::kSuccess);
+  EXPECT_EQ(Ask(comms[0]), Result::kSuccess);
+  gpus_.RunDevices();
+  EXPECT_EQ(got, 1);
+}
+
 }  // namespace
 }  // namespace sirtaki::ops::nccl

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -200,13 +201,16 @@ TEST_F(NcclCommunicatorTest, AnErrorOnTheWayIsFoundByAsking) {
 
 TEST_F(NcclCommunicatorTest, AbortsOnceAndEndsWhatIsInTheStream) {
   const UniqueId id = Id();
+  std::barrier both(2);
   RankThreads::Run(2, [&](int rank) {
     std::unique_ptr<Communicator> comm;
     const std::shared_ptr<ProcessCommunicators> all = Process();
     ASSERT_TRUE(Communicator::Init(all, id, 2, rank, {}, &comm).ok());
-    if (rank == 1) return all->AbortAll(Device());  // never comes to the reduction
     float value = 3;
     cuda::StreamHandle stream = gpus_.MakeStream();
+    ASSERT_TRUE(Sum(*comm, &value, stream, {}).ok());  // connects them
+    both.arrive_and_wait();
+    if (rank == 1) return all->AbortAll(Device());  // never comes to the next one
     ASSERT_TRUE(Sum(*comm, &value, stream, {}).ok());
     char behind = 0;
     gpus_.PutWrite(stream, &behind, 1, 1);
@@ -233,14 +237,18 @@ struct StuckPair {
 
 TEST_F(NcclCommunicatorTest, AllAreAbortedAtOnce) {
   const UniqueId ids[2] = {Id(), Id()};
+  std::barrier both(2);
   RankThreads::Run(2, [&](int rank) {
     const std::shared_ptr<ProcessCommunicators> all = Process();
     StuckPair pair;
     ASSERT_TRUE(Communicator::Init(all, ids[0], 2, rank, {}, &pair.first).ok());
     ASSERT_TRUE(Communicator::Init(all, ids[1], 2, rank, {}, &pair.second).ok());
+    cuda::StreamHandle stream = gpus_.MakeStream();
+    ASSERT_TRUE(Sum(*pair.first, &pair.values[0], stream, {}).ok());
+    ASSERT_TRUE(Sum(*pair.second, &pair.values[1], stream, {}).ok());
+    both.arrive_and_wait();
     if (rank == 1) return;
     gpus_.Forget();
-    cuda::StreamHandle stream = gpus_.MakeStream();
     ASSERT_TRUE(Sum(*pair.second, &pair.values[1], stream, {}).ok());
     ASSERT_TRUE(Sum(*pair.first, &pair.values[0], stream, {}).ok());
     all->AbortAll(Device());
@@ -259,11 +267,15 @@ TEST_F(NcclCommunicatorTest, OneAfterTheOtherWouldDeadlock) {
       const UniqueId id = Id();
       Config config;
       Result result = Result::kSuccess;
-      CommHandle peer = nullptr;  // never comes
+      CommHandle peer = nullptr;  // never comes to the second reduction
+      cuda::StreamHandle its_stream = gpus_.MakeStream();
       api_.CommInitRankConfig(&peer, 2, id, 1, &config);
       api_.CommInitRankConfig(&last, 2, id, 0, &config);
-      api_.CommGetAsyncError(last, &result);
-      api_.AllReduce(&value, &value, 1, DataType::kFloat32, RedOp::kSum, last, stream);
+      for (CommHandle comm : {peer, last}) api_.CommGetAsyncError(comm, &result);
+      api_.AllReduce(&value, &value, 1, DataType::kFloat32, RedOp::kSum, peer, its_stream);
+      for (int call = 0; call < 2; ++call) {
+        api_.AllReduce(&value, &value, 1, DataType::kFloat32, RedOp::kSum, last, stream);
+      }
     }
     api_.CommAbort(last);
   };
