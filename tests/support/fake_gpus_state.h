@@ -87,6 +87,7 @@ struct FakeComm {
   std::shared_ptr<FakeGroup> group;
   std::uint64_t calls = 0;  // collectives
   bool aborted = false;
+  bool finalized = false;
   bool busy = false;    // until its owner is told that the last call is over
   int in_progress = 0;  // answers left
   std::vector<FakeLaunch> launches;

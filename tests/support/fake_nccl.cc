@@ -35,12 +35,29 @@ Result BeginNccl(FakeGpus::State& s, const std::string& function, const std::str
   return s.Fails(function, &error) ? static_cast<Result>(error) : Result::kSuccess;
 }
 
-// What was called is in its stream when it is no longer in progress.
+// True: something of the communicator is still in a stream. With the lock.
+bool IsInStreams(const FakeGpus::State& s, const FakeComm& comm) {
+  const auto has = [&comm](const FakeStream& stream) {
+    return std::any_of(stream.queue.begin(), stream.queue.end(),
+                       [&comm](const FakeOperation& one) { return one.comm == &comm; });
+  };
+  return std::any_of(s.streams.begin(), s.streams.end(),
+                     [&has](const auto& stream) { return has(*stream.second); }) ||
+         std::any_of(s.default_streams.begin(), s.default_streams.end(),
+                     [&has](const auto& stream) { return has(stream.second); });
+}
+
+// What was called is in its stream when it is no longer in progress; what was finalized has left
+// it.
 Result Advance(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
   if (comm->in_progress != 0) return Result::kInProgress;
   if (static_cast<int>(comm->group->ranks.size()) < comm->size || !comm->IsConnected() ||
       !comm->HasWindow(s.windows)) {
     return Result::kInProgress;
+  }
+  if (comm->finalized) {
+    s.Run(/*held_too=*/true);
+    if (IsInStreams(s, *comm)) return Result::kInProgress;
   }
   for (FakeLaunch& launch : comm->launches) {
     launch.stream->queue.emplace_back(
@@ -105,16 +122,25 @@ std::shared_ptr<FakeComm> End(FakeGpus::State& s, CommHandle handle) {
   return comm;
 }
 
-Result Finalize(CommHandle handle) { return FakeNcclCall(handle).Begin("ncclCommFinalize"); }
+Result Finalize(CommHandle handle) {
+  FakeNcclCall call(handle);
+  const Result result = call.Begin("ncclCommFinalize");
+  if (result != Result::kSuccess) return result;
+  call.comm->finalized = true;
+  call.comm->in_progress = call.s.answers;
+  call.comm->busy = true;
+  return Result::kInProgress;
+}
 
 Result Destroy(CommHandle handle) {
   FakeNcclCall call(handle);
+  if (!call.comm->finalized) FailAsMisuse("ncclCommDestroy without ncclCommFinalize");
+  if (call.comm->busy) FailAsMisuse("ncclCommDestroy before ncclCommFinalize is over");
   End(call.s, handle);
-  return call.Begin("ncclCommDestroy");
+  return BeginNccl(call.s, "ncclCommDestroy", " rank " + std::to_string(call.comm->rank));
 }
 
-// The caller has the lock. True: something of the communicator is still in a stream; `stuck`: behind
-// a kernel of one that is not aborted.
+// The same; `stuck`: behind a kernel of one that is not aborted.
 bool IsInStreams(FakeGpus::State& s, const FakeComm& comm, bool* stuck) {
   bool found = false;
   const auto look = [&](const FakeStream& stream) {
@@ -301,7 +327,8 @@ FakeNcclCall::FakeNcclCall(CommHandle handle)
 // "Attempt to use communicator before the previous operation returned ncclSuccess" (init.cc:381).
 Result FakeNcclCall::Begin(const std::string& function, const std::string& rest) {
   const Result result = BeginNccl(s, function, " rank " + std::to_string(comm->rank) + rest);
-  return comm->busy && result == Result::kSuccess ? Result::kInvalidArgument : result;
+  const bool takes_none = comm->busy || comm->finalized;
+  return takes_none && result == Result::kSuccess ? Result::kInvalidArgument : result;
 }
 
 Result FakeNcclCall::Launch(FakeLaunch launch) {

@@ -119,5 +119,27 @@ TEST_F(FakeNcclTest, TheFirstMessageIsInProgressUntilBothRanksHaveCalled) {
   EXPECT_EQ(got, 1);
 }
 
+TEST_F(FakeNcclTest, TheGoodByeIsInProgressUntilTheStreamsAreThrough) {
+  CommHandle comm = Alone();
+  cuda::StreamHandle stream = gpus_.MakeStream();
+  std::atomic<bool> open{false};
+  gpus_.PutGate(stream, open);
+  ASSERT_EQ(Sum(comm, stream), Result::kSuccess);
+  EXPECT_EQ(api_.CommFinalize(comm), Result::kInProgress);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Ask(comm), Result::kInProgress);
+  open = true;
+  EXPECT_EQ(Ask(comm), Result::kSuccess);
+  EXPECT_EQ(Sum(comm, stream), Result::kInvalidArgument);
+  EXPECT_EQ(api_.CommDestroy(comm), Result::kSuccess);
+  EXPECT_EQ(gpus_.live_communicators(), 0);
+}
+
+TEST_F(FakeNcclDeathTest, ACommunicatorIsDestroyedOnlyAfterItsGoodBye) {
+  CommHandle comm = Alone();
+  EXPECT_DEATH(api_.CommDestroy(comm), "ncclCommDestroy without ncclCommFinalize");
+  ASSERT_EQ(api_.CommFinalize(comm), Result::kInProgress);
+  EXPECT_DEATH(api_.CommDestroy(comm), "ncclCommDestroy before ncclCommFinalize is over");
+}
+
 }  // namespace
 }  // namespace sirtaki::ops::nccl
