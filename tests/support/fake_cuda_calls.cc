@@ -46,25 +46,21 @@ bool IsForbidden(FakeGpus::State& s) {
                      [](const auto& stream) { return stream.second->capturing; });
 }
 
-Error Allocate(const char* function, void** memory, std::size_t bytes) {
+Error Allocate(const char* function, FakeMemory kind, void** memory, std::size_t bytes) {
   FakeGpus::State& s = TheFakeGpus();
-  const Lock lock(s.mutex);
+  std::unique_lock<std::mutex> lock(s.mutex);
   const Error error = Begin(s, function);
   if (error != Error::kSuccess) return error;
   if (IsForbidden(s)) return kCaptureForbids;
-  const bool of_device = function != std::string("cudaHostAlloc");
-  if (of_device && s.full.count(Current()) > 0) return Error::kMemoryAllocation;
-  *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  std::memset(*memory, 0xCD, bytes);
-  s.allocations.insert(*memory);
-  return Error::kSuccess;
+  if (kind == FakeMemory::kPinned) s.AwaitDevice(lock, std::max(0, Current()), function);
+  return s.Allocate(kind, bytes, memory);
 }
 
-Error Deallocate(const char* function, void* memory) {
+Error Deallocate(const char* function, FakeMemory kind, void* memory) {
   FakeGpus::State& s = TheFakeGpus();
-  const Lock lock(s.mutex);
+  std::unique_lock<std::mutex> lock(s.mutex);
   const Error error = Begin(s, function);
-  if (s.allocations.erase(memory) == 1) std::free(memory);
+  if (error == Error::kSuccess) s.Free(lock, function, kind, memory);
   return error;
 }
 
@@ -176,10 +172,11 @@ Error CopyAsync(void* to, const void* from, std::size_t bytes, CopyKind, StreamH
   const Lock lock(s.mutex);
   const Error error = Begin(s, "cudaMemcpyAsync");
   if (error != Error::kSuccess) return error;
-  s.Put(s.StreamOf(stream), "cudaMemcpyAsync", [=] {
+  const auto run = [=] {
     std::memmove(to, from, bytes);
     return true;
-  });
+  };
+  s.Put(s.StreamOf(stream), "cudaMemcpyAsync", {run, {{to, bytes}, {from, bytes}}});
   return Error::kSuccess;
 }
 
@@ -188,10 +185,11 @@ Error SetAsync(void* memory, int value, std::size_t bytes, StreamHandle stream) 
   const Lock lock(s.mutex);
   const Error error = Begin(s, "cudaMemsetAsync");
   if (error != Error::kSuccess) return error;
-  s.Put(s.StreamOf(stream), "cudaMemsetAsync", [=] {
+  const auto run = [=] {
     std::memset(memory, value, bytes);
     return true;
-  });
+  };
+  s.Put(s.StreamOf(stream), "cudaMemsetAsync", {run, {{memory, bytes}}});
   return Error::kSuccess;
 }
 
@@ -274,13 +272,13 @@ void FillFakeCuda(ops::cuda::Api* api) {
   api->MemcpyAsync = CopyAsync;
   api->MemsetAsync = SetAsync;
   api->Malloc = [](void** memory, std::size_t bytes) {
-    return Allocate("cudaMalloc", memory, bytes);
+    return Allocate("cudaMalloc", FakeMemory::kPlain, memory, bytes);
   };
-  api->Free = [](void* memory) { return Deallocate("cudaFree", memory); };
+  api->Free = [](void* memory) { return Deallocate("cudaFree", FakeMemory::kPlain, memory); };
   api->HostAlloc = [](void** memory, std::size_t bytes, unsigned) {
-    return Allocate("cudaHostAlloc", memory, bytes);
+    return Allocate("cudaHostAlloc", FakeMemory::kPinned, memory, bytes);
   };
-  api->FreeHost = [](void* memory) { return Deallocate("cudaFreeHost", memory); };
+  api->FreeHost = [](void* memory) { return Deallocate("cudaFreeHost", FakeMemory::kPinned, memory); };
   api->DeviceGet = [](int* device, int ordinal) {
     *device = ordinal;
     return ordinal < kDevices ? Error::kSuccess : static_cast<Error>(101);

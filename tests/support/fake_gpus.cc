@@ -13,6 +13,7 @@
 namespace sirtaki::tests {
 namespace {
 
+using ops::cuda::Error;
 using ops::cuda::EventHandle;
 using ops::cuda::StreamHandle;
 using Lock = std::lock_guard<std::mutex>;
@@ -31,6 +32,13 @@ FakeGpus::State* FindFakeGpus() { return the_state; }
 FakeGpus::State& TheFakeGpus() {
   if (the_state == nullptr) std::abort();
   return *the_state;
+}
+
+bool FakeRange::Overlaps(const FakeRange& other) const {
+  const auto* a = static_cast<const std::byte*>(begin);
+  const auto* b = static_cast<const std::byte*>(other.begin);
+  const std::less<> before;
+  return bytes > 0 && other.bytes > 0 && before(a, b + other.bytes) && before(b, a + bytes);
 }
 
 // ---- State ----
@@ -68,7 +76,74 @@ void FakeGpus::State::CheckNotLaunching(const FakeStream& stream, const std::str
 void FakeGpus::State::Put(FakeStream& stream, const std::string& function,
                           FakeOperation operation) {
   CheckNotLaunching(stream, function);
+  Enqueue(stream, std::move(operation));
+}
+
+void FakeGpus::State::Enqueue(FakeStream& stream, FakeOperation operation) {
+  operation.number = ++operations;
   stream.queue.push_back(std::move(operation));
+}
+
+Error FakeGpus::State::Allocate(FakeMemory kind, std::size_t bytes, void** memory) {
+  const int device = std::max(0, FakeCurrentDevice());
+  if (kind != FakeMemory::kPinned && full.count(device) > 0) return Error::kMemoryAllocation;
+  *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  std::memset(*memory, 0xCD, bytes);
+  allocations[*memory] = {kind, bytes, device};
+  return Error::kSuccess;
+}
+
+void FakeGpus::State::Free(std::unique_lock<std::mutex>& held_lock, const std::string& function,
+                           FakeMemory kind, void* memory) {
+  const auto found = allocations.find(memory);
+  if (found == allocations.end() || found->second.kind != kind) {
+    FailAsMisuse(function + " of memory that is not its own");
+  }
+  const FakeRange range{memory, found->second.bytes};
+  const auto check = [&](const FakeStream& stream) {
+    for (const FakeOperation& one : stream.queue) {
+      if (std::none_of(one.uses.begin(), one.uses.end(),
+                       [&range](const FakeRange& used) { return used.Overlaps(range); })) {
+        continue;
+      }
+      FailAsMisuse(function + " of memory that work in stream " + std::to_string(stream.number) +
+                   " uses");
+    }
+  };
+  for (const auto& [handle, stream] : streams) check(*stream);
+  for (const auto& [device, stream] : default_streams) check(stream);
+  for (const auto& [handle, comm] : comms) {
+    if (comm->HasRegistered(range)) FailAsMisuse(function + " of memory that is registered");
+  }
+  AwaitDevice(held_lock, found->second.device, function);
+  allocations.erase(memory);
+  std::free(memory);
+}
+
+void FakeGpus::State::AwaitDevice(std::unique_lock<std::mutex>& held_lock, int device,
+                                  const std::string& function) {
+  const std::uint64_t last = operations;
+  const FakeStream* stuck = nullptr;
+  const auto look = [&](const FakeStream& stream) {
+    const bool busy = stream.device == device && !stream.queue.empty();
+    if (busy && stream.queue.front().number <= last) stuck = &stream;
+  };
+  const auto begun = std::chrono::steady_clock::now();
+  for (;;) {
+    Run(/*held_too=*/true);
+    stuck = nullptr;
+    for (const auto& [handle, stream] : streams) look(*stream);
+    for (const auto& [of, stream] : default_streams) look(stream);
+    if (stuck == nullptr) return;
+    if (std::chrono::steady_clock::now() - begun > wait_limit) {
+      FailAsMisuse(function + " would deadlock: it waits for device " + std::to_string(device) +
+                   ", and stream " + std::to_string(stuck->number) + " there stands still at " +
+                   (stuck->queue.front().comm != nullptr ? "a kernel of NCCL's" : "other work"));
+    }
+    held_lock.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    held_lock.lock();
+  }
 }
 
 void FakeGpus::State::Run(bool held_too) {
@@ -97,7 +172,7 @@ FakeGpus::FakeGpus() : state_(std::make_unique<State>()) {
 FakeGpus::~FakeGpus() {
   // Aborts that a lane has left behind end first: what holds the devices has let go of them by now.
   while (aborting() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  for (void* memory : state_->allocations) std::free(memory);
+  for (const auto& [memory, allocation] : state_->allocations) std::free(memory);
   the_state = nullptr;
   ForgetFakeCurrentDevice();
 }
@@ -128,6 +203,11 @@ void FakeGpus::AnswerInProgress(int times) {
 void FakeGpus::SetAsyncError(int rank, ops::nccl::Result error) {
   const Lock lock(state_->mutex);
   state_->async_errors[rank] = error;
+}
+
+void FakeGpus::LimitWaits(std::chrono::milliseconds limit) {
+  const Lock lock(state_->mutex);
+  state_->wait_limit = limit;
 }
 
 void FakeGpus::SetLastNcclError(const std::string& text) {

@@ -6,11 +6,15 @@
 // that is in progress is in its stream only when it is over, as with the real one: an event that is
 // recorded too early marks a place before it.
 //
-// An abort of a communicator waits, as the real one does, until what the communicator has put into
-// streams is gone: the aborted kernels end, but not those of others that stand in front of them.
+// Whatever frees memory, or takes pinned memory, waits for its device: for all that was in its
+// streams then. So does an abort of a communicator, which frees: its own kernels end, but not those
+// of others.
+//
+// What the real libraries forbid, or would hang in, ends the process with a word about it.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -35,7 +39,7 @@ class FakeGpus {
 
   // ---- what happens ----
 
-  // Nothing runs on any device between the two, except while an abort waits for it.
+  // Nothing runs on any device between the two, except while a call waits for it.
   void Hold();
   void Release();
   // The next call of this function of the calling thread's, or of any thread, fails so. `skip`: the
@@ -45,6 +49,8 @@ class FakeGpus {
   void AnswerInProgress(int times);
   // What every communicator of this rank finds from now on when it asks for errors.
   void SetAsyncError(int rank, ops::nccl::Result error);
+  // How long a call may wait for a device before it counts as a deadlock; half a minute at first.
+  void LimitWaits(std::chrono::milliseconds limit);
   void SetLastNcclError(const std::string& text);
   void SetCapturing(ops::cuda::StreamHandle stream, bool capturing = true);
   // Nothing is left on this device from now on, or something is.

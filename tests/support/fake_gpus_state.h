@@ -1,7 +1,9 @@
 // The inside of FakeGpus, for its files.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
@@ -21,14 +23,32 @@ struct FakeComm;
 // Ends the process: the real libraries would hang, crash, or give wrong numbers some day.
 [[noreturn]] void FailAsMisuse(const std::string& text);
 
+// Memory that a call reads or writes.
+struct FakeRange {
+  const void* begin = nullptr;
+  std::size_t bytes = 0;
+  bool Overlaps(const FakeRange& other) const;
+};
+using FakeRanges = std::vector<FakeRange>;
+
 // What stands in a stream.
 struct FakeOperation {
   template <typename Run>
-  FakeOperation(Run what, const FakeComm* its_comm = nullptr)  // NOLINT(*-explicit-*)
-      : run(std::move(what)), comm(its_comm) {}
+  FakeOperation(Run what, FakeRanges used = {},  // NOLINT(*-explicit-*)
+                const FakeComm* its_comm = nullptr)
+      : run(std::move(what)), uses(std::move(used)), comm(its_comm) {}
 
   std::function<bool()> run;  // true when it is over; false: not yet, look again
-  const FakeComm* comm;       // whose kernel it is, which `run` keeps; null: no kernel of NCCL's
+  FakeRanges uses;
+  const FakeComm* comm;      // whose kernel it is, which `run` keeps; null: no kernel of NCCL's
+  std::uint64_t number = 0;  // in the order of all that was put into streams
+};
+
+enum class FakeMemory { kPlain, kOfNccl, kPinned };
+struct FakeAllocation {
+  FakeMemory kind = FakeMemory::kPlain;
+  std::size_t bytes = 0;
+  int device = 0;
 };
 
 struct FakeStream {
@@ -78,12 +98,14 @@ struct FakeLaunch {
   FakeStream* stream = nullptr;
   int to = -1;    // whom it sends to
   int from = -1;  // whom it receives from; neither: a collective
+  FakeRanges uses;
   std::function<bool(FakeComm&)> run;
 };
 
 struct FakeComm {
   int rank = 0;
   int size = 0;
+  int device = 0;  // the one that was its thread's when it was made
   std::shared_ptr<FakeGroup> group;
   std::uint64_t calls = 0;  // collectives
   bool aborted = false;
@@ -100,13 +122,13 @@ struct FakeComm {
   // Whether the window that it has asked for last is there, which it learns by this.
   bool HasWindow(bool supported);
   bool HasRegistered(const void* memory, bool as_window = false) const;
-  using Range = std::pair<const std::byte*, std::size_t>;
+  bool HasRegistered(const FakeRange& any_of) const;
   std::uint64_t windows = 0;  // that are there, or null
   bool waits_for_window = false;
   void** window = nullptr;
-  Range window_memory;
+  FakeRange window_memory;
   std::uint64_t registrations = 0;
-  std::map<void*, Range> registered;  // by handle, or window
+  std::map<void*, FakeRange> registered;  // by handle, or window
   std::set<void*> windows_made;       // those of them that are or were windows
 };
 
@@ -122,6 +144,15 @@ struct FakeGpus::State {
   void Put(FakeStream& stream, const std::string& function, FakeOperation operation);
   void CheckNotLaunching(const FakeStream& stream, const std::string& function,
                          const FakeComm* except = nullptr);
+  void Enqueue(FakeStream& stream, FakeOperation operation);
+  ops::cuda::Error Allocate(FakeMemory kind, std::size_t bytes, void** memory);
+  // Waits for the memory's device and gives it back. What is in use cannot go.
+  void Free(std::unique_lock<std::mutex>& held_lock, const std::string& function, FakeMemory kind,
+            void* memory);
+  // The devices go on until this one is through with all that is in its streams now. Lets go of the
+  // lock meanwhile.
+  void AwaitDevice(std::unique_lock<std::mutex>& held_lock, int device,
+                   const std::string& function);
   // `held_too`: the devices go on while somebody waits for them.
   void Run(bool held_too = false);
 
@@ -136,13 +167,15 @@ struct FakeGpus::State {
   std::string last_nccl_error;
   int answers = 0;   // that a call is in progress
   int aborting = 0;  // calls that have not returned
+  std::chrono::milliseconds wait_limit = std::chrono::seconds(30);
+  std::uint64_t operations = 0;  // that were put into streams
   int next_number = 1;
   std::map<ops::cuda::StreamHandle, std::unique_ptr<FakeStream>> streams;
   std::map<int, FakeStream> default_streams;  // by device
   std::map<ops::cuda::EventHandle, std::shared_ptr<FakeEvent>> events;
   std::map<ops::nccl::CommHandle, std::shared_ptr<FakeComm>> comms;
   std::map<std::string, std::shared_ptr<FakeGroup>> groups;  // by unique id
-  std::set<void*> allocations;
+  std::map<void*, FakeAllocation> allocations;
   std::set<int> contexts;
   std::set<int> full;  // devices
   bool windows = true;
@@ -189,11 +222,6 @@ class FakeNcclCall {
 
 // False where a call of the thread's open group writes what this one reads or writes, or reads what
 // it writes.
-struct FakeRange {
-  const void* begin = nullptr;
-  std::size_t bytes = 0;
-  bool Overlaps(const FakeRange& other) const;
-};
 bool ClaimsInFakeGroup(const FakeRange& read, const FakeRange& written);
 
 // ---- fake_nccl_reduce.cc ----

@@ -14,7 +14,28 @@ using Lock = std::lock_guard<std::mutex>;
 struct FakeKernel {
   std::size_t table_bytes;
   void (*run)(const void* table, unsigned blocks);
+  FakeRanges (*uses)(const void* table);
 };
+
+template <typename From, typename To>
+FakeRanges UsedByCopy(const void* table) {
+  const auto& copy = *static_cast<const CopyTable*>(table);
+  FakeRanges uses;
+  for (int i = 0; i < copy.count; ++i) {
+    const CopySegment& segment = copy.segments[i];
+    const auto count = static_cast<std::size_t>(segment.count);
+    uses.push_back({segment.from, segment.from != nullptr ? count * sizeof(From) : 0});
+    uses.push_back({segment.to, count * sizeof(To)});
+  }
+  return uses;
+}
+
+template <typename T>
+FakeRanges UsedByReduce(const void* table) {
+  const auto& reduce = *static_cast<const ReduceTable*>(table);
+  const std::size_t bytes = static_cast<std::size_t>(reduce.count) * sizeof(T);
+  return {{reduce.parts, static_cast<std::size_t>(reduce.members) * bytes}, {reduce.result, bytes}};
+}
 
 template <typename From, typename To, bool kScales>
 void RunCopy(const void* table, unsigned blocks) {
@@ -36,11 +57,11 @@ void RunReduce(const void* table, unsigned blocks) {
 
 const std::map<std::string, FakeKernel>& FakeKernels() {
 #define SIRTAKI_COPY(name, type) \
-  {"sirtaki_" #name, {sizeof(CopyTable), RunCopy<type, type, false>}},
+  {"sirtaki_" #name, {sizeof(CopyTable), RunCopy<type, type, false>, UsedByCopy<type, type>}},
 #define SIRTAKI_CONVERT(name, from, to) \
-  {"sirtaki_" #name, {sizeof(CopyTable), RunCopy<from, to, true>}},
+  {"sirtaki_" #name, {sizeof(CopyTable), RunCopy<from, to, true>, UsedByCopy<from, to>}},
 #define SIRTAKI_REDUCE(name, op, type) \
-  {"sirtaki_" #name, {sizeof(ReduceTable), RunReduce<op, type>}},
+  {"sirtaki_" #name, {sizeof(ReduceTable), RunReduce<op, type>, UsedByReduce<type>}},
   static const std::map<std::string, FakeKernel> kernels = {
       SIRTAKI_COPY_KERNELS(SIRTAKI_COPY) SIRTAKI_CONVERT_KERNELS(SIRTAKI_CONVERT)
           SIRTAKI_REDUCE_KERNELS(SIRTAKI_REDUCE)};
@@ -75,11 +96,12 @@ Error Launch(FunctionHandle function, unsigned blocks, unsigned, unsigned, unsig
   }
   // By value, as a launch takes its parameters.
   const auto* table = static_cast<const std::byte*>(parameters[0]);
-  s.Put(s.StreamOf(stream), "cuLaunchKernel",
-        [kernel, blocks, copy = std::vector<std::byte>(table, table + kernel->table_bytes)] {
-          kernel->run(copy.data(), blocks);
-          return true;
-        });
+  const auto run = [kernel, blocks,
+                    copy = std::vector<std::byte>(table, table + kernel->table_bytes)] {
+    kernel->run(copy.data(), blocks);
+    return true;
+  };
+  s.Put(s.StreamOf(stream), "cuLaunchKernel", {run, kernel->uses(table)});
   return Error::kSuccess;
 }
 

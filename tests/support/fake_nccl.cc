@@ -1,8 +1,6 @@
 // The NCCL of FakeGpus: communicators, groups and memory.
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
-#include <thread>
 
 #include "tests/support/fake_gpus_state.h"
 
@@ -25,10 +23,6 @@ struct OpenGroup {
 };
 thread_local OpenGroup open_group;
 
-// A kernel may stand in front of an aborted one this long before it counts as stuck: another thread
-// may abort its communicator, too.
-constexpr auto kStuck = std::chrono::seconds(2);
-
 Result BeginNccl(FakeGpus::State& s, const std::string& function, const std::string& rest = "") {
   s.Log(function + rest);
   int error = 0;
@@ -47,6 +41,15 @@ bool IsInStreams(const FakeGpus::State& s, const FakeComm& comm) {
                      [&has](const auto& stream) { return has(stream.second); });
 }
 
+void LaunchAll(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
+  for (FakeLaunch& launch : comm->launches) {
+    s.Enqueue(*launch.stream,
+              {[comm, run = std::move(launch.run)] { return comm->aborted || run(*comm); },
+               std::move(launch.uses), comm.get()});
+  }
+  comm->launches.clear();
+}
+
 // What was called is in its stream when it is no longer in progress; what was finalized has left
 // it.
 Result Advance(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
@@ -59,15 +62,10 @@ Result Advance(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
     s.Run(/*held_too=*/true);
     if (IsInStreams(s, *comm)) return Result::kInProgress;
   }
-  for (FakeLaunch& launch : comm->launches) {
-    launch.stream->queue.emplace_back(
-        [comm, run = std::move(launch.run)] { return comm->aborted || run(*comm); }, comm.get());
-  }
-  comm->launches.clear();
+  LaunchAll(s, comm);
   comm->busy = false;
   return Result::kSuccess;
 }
-
 Result Begin(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
   comm->in_progress = s.answers;
   comm->busy = true;
@@ -83,6 +81,7 @@ Result InitRank(CommHandle* handle, int size, UniqueId id, int rank, Config* con
   if (result != Result::kSuccess) return result;
   auto comm = std::make_shared<FakeComm>();
   comm->rank = rank;
+  comm->device = std::max(0, FakeCurrentDevice());
   comm->size = size;
   std::shared_ptr<FakeGroup>& group = s.groups[std::string(id.bytes.begin(), id.bytes.end())];
   if (group == nullptr) group = std::make_shared<FakeGroup>();
@@ -140,65 +139,24 @@ Result Destroy(CommHandle handle) {
   return BeginNccl(call.s, "ncclCommDestroy", " rank " + std::to_string(call.comm->rank));
 }
 
-// The same; `stuck`: behind a kernel of one that is not aborted.
-bool IsInStreams(FakeGpus::State& s, const FakeComm& comm, bool* stuck) {
-  bool found = false;
-  const auto look = [&](const FakeStream& stream) {
-    const bool here = std::any_of(stream.queue.begin(), stream.queue.end(),
-                                  [&comm](const auto& one) { return one.comm == &comm; });
-    if (!here) return;
-    found = true;
-    const FakeComm* const front = stream.queue.front().comm;
-    if (front != nullptr && !front->aborted) *stuck = true;
-  };
-  for (const auto& [handle, stream] : s.streams) look(*stream);
-  for (const auto& [device, stream] : s.default_streams) look(stream);
-  return found;
-}
-
-// The devices go on until what was aborted has left them.
-void AwaitAborted(FakeGpus::State& s, const FakeComm& comm) {
-  const auto begun = std::chrono::steady_clock::now();
-  {
-    const Lock lock(s.mutex);
-    ++s.aborting;
-  }
-  for (;;) {
-    {
-      const Lock lock(s.mutex);
-      bool stuck = false;
-      s.Run(/*held_too=*/true);
-      if (!IsInStreams(s, comm, &stuck)) {
-        --s.aborting;
-        return;
-      }
-      if (stuck && std::chrono::steady_clock::now() - begun > kStuck) {
-        FailAsMisuse(
-            "ncclCommAbort would deadlock: in front in the stream stands the kernel of a "
-            "communicator that is not aborted");
-      }
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-}
-
+// Tells the kernels to end, waits for the thread that launches, and frees.
 Result Abort(CommHandle handle) {
-  FakeGpus::State& s = TheFakeGpus();
-  Result result = Result::kSuccess;
-  std::shared_ptr<FakeComm> comm;
-  {
-    const Lock lock(s.mutex);
-    comm = End(s, handle);
-    result = BeginNccl(s, "ncclCommAbort", " rank " + std::to_string(comm->rank));
-    // The thread's device is chosen again afterwards: the first one if none was.
-    s.contexts.insert(std::max(0, FakeCurrentDevice()));
-    comm->aborted = true;
-    for (auto& [number, meeting] : comm->group->meetings) {
-      if (!meeting.done) meeting.parts.erase(comm->rank);
-    }
-    if (open_group.depth > 0) std::abort();  // what NCCL does then is not played here
+  FakeNcclCall call(handle);
+  if (open_group.depth > 0) FailAsMisuse("ncclCommAbort in a group is not played here");
+  FakeGpus::State& s = call.s;
+  const Result result = BeginNccl(s, "ncclCommAbort", " rank " + std::to_string(call.comm->rank));
+  // The thread's device is chosen again afterwards: the first one if none was.
+  s.contexts.insert(std::max(0, FakeCurrentDevice()));
+  call.comm->aborted = true;
+  for (auto& [number, meeting] : call.comm->group->meetings) {
+    if (!meeting.done) meeting.parts.erase(call.comm->rank);
   }
-  AwaitAborted(s, *comm);
+  if (call.comm->IsConnected()) LaunchAll(s, call.comm);
+  call.comm->launches.clear();
+  End(s, handle);
+  ++s.aborting;
+  s.AwaitDevice(call.lock, call.comm->device, "ncclCommAbort");
+  --s.aborting;
   return result;
 }
 
@@ -237,24 +195,20 @@ Result GroupEnd() {
 }
 
 Result MemAlloc(void** memory, std::size_t bytes) {
-  {
-    FakeGpus::State& s = TheFakeGpus();
-    const Lock lock(s.mutex);
-    const Result result = BeginNccl(s, "ncclMemAlloc");
-    if (result != Result::kSuccess) return result;
-  }
-  const ops::cuda::Error error = TheFakeGpus().cuda.Malloc(memory, bytes);
-  return error == ops::cuda::Error::kSuccess ? Result::kSuccess : Result::kUnhandledCudaError;
+  FakeGpus::State& s = TheFakeGpus();
+  const Lock lock(s.mutex);
+  const Result result = BeginNccl(s, "ncclMemAlloc");
+  if (result != Result::kSuccess) return result;
+  const bool taken = s.Allocate(FakeMemory::kOfNccl, bytes, memory) == ops::cuda::Error::kSuccess;
+  return taken ? Result::kSuccess : Result::kUnhandledCudaError;
 }
 
 Result MemFree(void* memory) {
-  {
-    FakeGpus::State& s = TheFakeGpus();
-    const Lock lock(s.mutex);
-    BeginNccl(s, "ncclMemFree");
-  }
-  TheFakeGpus().cuda.Free(memory);
-  return Result::kSuccess;
+  FakeGpus::State& s = TheFakeGpus();
+  std::unique_lock<std::mutex> lock(s.mutex);
+  const Result result = BeginNccl(s, "ncclMemFree");
+  if (result == Result::kSuccess) s.Free(lock, "ncclMemFree", FakeMemory::kOfNccl, memory);
+  return result;
 }
 
 Result GetUniqueId(UniqueId* id) {
@@ -275,13 +229,6 @@ const char* LastError(CommHandle) {
 }
 
 }  // namespace
-
-bool FakeRange::Overlaps(const FakeRange& other) const {
-  const auto* a = static_cast<const std::byte*>(begin);
-  const auto* b = static_cast<const std::byte*>(other.begin);
-  const std::less<> before;
-  return bytes > 0 && other.bytes > 0 && before(a, b + other.bytes) && before(b, a + bytes);
-}
 
 // The calls of a group run together: what one of them writes is no other's. A collective has its
 // input and its output from its rank alone, in place or not.

@@ -24,7 +24,7 @@ std::string Combined(std::size_t count, DataType type, RedOp op) {
 
 // A collective: the last member to come does it for all.
 Result Meet(FakeNcclCall& call, const char* function, const std::string& what, StreamHandle stream,
-            FakePart part, const AllDo& all) {
+            FakePart part, FakeRanges uses, const AllDo& all) {
   const Result result = call.Begin(function, " " + what);
   if (result != Result::kSuccess) return result;
   FakeComm& comm = *call.comm;
@@ -35,6 +35,7 @@ Result Meet(FakeNcclCall& call, const char* function, const std::string& what, S
                             (comm.HasRegistered(part.output) ? " to registered memory" : "");
   FakeLaunch launch;
   launch.stream = &call.s.StreamOf(stream);
+  launch.uses = std::move(uses);
   launch.run = [number, asked, part, all](FakeComm& self) {
     FakeMeeting& meeting = self.group->meetings[number];
     if (meeting.parts.empty()) meeting.what = asked;
@@ -71,9 +72,10 @@ void LogPath(FakeNcclCall& call, const void* input, const void* output, DataType
 Result AllReduce(const void* input, void* output, std::size_t count, DataType type, RedOp op,
                  CommHandle comm, StreamHandle stream) {
   FakeNcclCall call(comm);
+  const std::size_t bytes = count * FakeSizeOf(type);
   LogPath(call, input, output, type, op);
   return Meet(call, "ncclAllReduce", Combined(count, type, op), stream, {input, output},
-              [=](const std::vector<FakePart>& parts) {
+              {{input, bytes}, {output, bytes}}, [=](const std::vector<FakePart>& parts) {
                 std::vector<void*> outputs;
                 outputs.reserve(parts.size());
                 for (const FakePart& part : parts) outputs.push_back(part.output);
@@ -84,8 +86,10 @@ Result AllReduce(const void* input, void* output, std::size_t count, DataType ty
 Result Reduce(const void* input, void* output, std::size_t count, DataType type, RedOp op, int root,
               CommHandle comm, StreamHandle stream) {
   FakeNcclCall call(comm);
+  const std::size_t bytes = count * FakeSizeOf(type);
   return Meet(call, "ncclReduce", Combined(count, type, op) + " root " + std::to_string(root),
-              stream, {input, output}, [=](const std::vector<FakePart>& parts) {
+              stream, {input, output},
+              {{input, bytes}, {output, call.comm->rank == root ? bytes : 0}}, [=](const std::vector<FakePart>& parts) {
                 FakeReduce(op, type, parts, count, {parts[static_cast<std::size_t>(root)].output});
               });
 }
@@ -95,9 +99,10 @@ Result Broadcast(const void* input, void* output, std::size_t count, DataType ty
   FakeNcclCall call(comm);
   const std::size_t bytes = count * FakeSizeOf(type);
   const bool reads = call.comm->rank == root;
-  if (!ClaimsInFakeGroup({input, reads ? bytes : 0}, {output, bytes})) return Result::kInvalidUsage;
+  const FakeRange read{input, reads ? bytes : 0};
+  if (!ClaimsInFakeGroup(read, {output, bytes})) return Result::kInvalidUsage;
   return Meet(call, "ncclBroadcast", Counted(count, type) + " root " + std::to_string(root), stream,
-              {input, output}, [=](const std::vector<FakePart>& parts) {
+              {input, output}, {read, {output, bytes}}, [=](const std::vector<FakePart>& parts) {
                 for (const FakePart& part : parts) {
                   std::memmove(part.output, parts[static_cast<std::size_t>(root)].input, bytes);
                 }
@@ -111,7 +116,7 @@ Result AllGather(const void* input, void* output, std::size_t count, DataType ty
   const auto ranks = static_cast<std::size_t>(call.comm->size);
   if (!ClaimsInFakeGroup({input, bytes}, {output, ranks * bytes})) return Result::kInvalidUsage;
   return Meet(call, "ncclAllGather", Counted(count, type), stream, {input, output},
-              [=](const std::vector<FakePart>& parts) {
+              {{input, bytes}, {output, ranks * bytes}}, [=](const std::vector<FakePart>& parts) {
                 for (const FakePart& to : parts) {
                   for (std::size_t r = 0; r < parts.size(); ++r) {
                     std::memmove(static_cast<std::byte*>(to.output) + r * bytes, parts[r].input,
@@ -124,15 +129,16 @@ Result AllGather(const void* input, void* output, std::size_t count, DataType ty
 Result ReduceScatter(const void* input, void* output, std::size_t count, DataType type, RedOp op,
                      CommHandle comm, StreamHandle stream) {
   FakeNcclCall call(comm);
+  const std::size_t bytes = count * FakeSizeOf(type);
+  const auto ranks = static_cast<std::size_t>(call.comm->size);
   return Meet(call, "ncclReduceScatter", Combined(count, type, op), stream, {input, output},
-              [=](const std::vector<FakePart>& parts) {
+              {{input, ranks * bytes}, {output, bytes}}, [=](const std::vector<FakePart>& parts) {
                 for (std::size_t r = 0; r < parts.size(); ++r) {
                   std::vector<FakePart> slices;
                   slices.reserve(parts.size());
                   for (const FakePart& part : parts) {
                     slices.push_back(
-                        {static_cast<const std::byte*>(part.input) + r * count * FakeSizeOf(type),
-                         nullptr});
+                        {static_cast<const std::byte*>(part.input) + r * bytes, nullptr});
                   }
                   FakeReduce(op, type, slices, count, {parts[r].output});
                 }
@@ -151,6 +157,7 @@ Result Send(const void* input, std::size_t count, DataType type, int peer, CommH
   FakeLaunch launch;
   launch.stream = &to;
   launch.to = peer;
+  launch.uses = {{input, bytes}};
   launch.run = [peer, input, bytes](FakeComm& self) {
     const auto* from = static_cast<const std::byte*>(input);
     self.group->mail[{self.rank, peer}].emplace_back(from, from + bytes);
@@ -169,6 +176,7 @@ Result Recv(void* output, std::size_t count, DataType type, int peer, CommHandle
   FakeLaunch launch;
   launch.stream = &call.s.StreamOf(stream);
   launch.from = peer;
+  launch.uses = {{output, bytes}};
   launch.run = [peer, output, bytes](FakeComm& self) {
     auto& mail = self.group->mail[{peer, self.rank}];
     if (mail.empty()) return false;

@@ -18,7 +18,7 @@ Result Register(CommHandle handle, void* memory, std::size_t bytes, void** made)
   const Result result = call.Begin("ncclCommRegister");
   if (result != Result::kSuccess) return result;
   *made = HandleOf(++comm.registrations);
-  comm.registered[*made] = {static_cast<const std::byte*>(memory), bytes};
+  comm.registered[*made] = {memory, bytes};
   return Result::kSuccess;
 }
 
@@ -48,7 +48,7 @@ Result RegisterWindow(CommHandle handle, void* memory, std::size_t bytes, void**
   comm.waits_for_window = true;
   comm.busy = true;
   comm.window = window;
-  comm.window_memory = {static_cast<const std::byte*>(memory), bytes};
+  comm.window_memory = {memory, bytes};
   return Result::kInProgress;
 }
 
@@ -76,12 +76,16 @@ bool FakeComm::HasWindow(bool supported) {
 }
 
 bool FakeComm::HasRegistered(const void* memory, bool as_window) const {
-  const auto* const place = static_cast<const std::byte*>(memory);
   return std::any_of(registered.begin(), registered.end(), [&](const auto& entry) {
-    const auto& [begin, bytes] = entry.second;
     if (as_window && windows_made.count(entry.first) == 0) return false;
-    return place >= begin && place < begin + bytes;
+    return entry.second.Overlaps({memory, 1});
   });
+}
+
+bool FakeComm::HasRegistered(const FakeRange& any_of) const {
+  if (waits_for_window && window_memory.Overlaps(any_of)) return true;
+  return std::any_of(registered.begin(), registered.end(),
+                     [&](const auto& entry) { return entry.second.Overlaps(any_of); });
 }
 
 void FillFakeRegistration(ops::nccl::Api* api) {

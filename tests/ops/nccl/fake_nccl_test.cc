@@ -141,5 +141,55 @@ TEST_F(FakeNcclDeathTest, ACommunicatorIsDestroyedOnlyAfterItsGoodBye) {
   EXPECT_DEATH(api_.CommDestroy(comm), "ncclCommDestroy before ncclCommFinalize is over");
 }
 
+TEST_F(FakeNcclDeathTest, MemoryThatIsRegisteredIsNotFreed) {
+  CommHandle comm = Alone();
+  void* memory = nullptr;
+  void* handle = nullptr;
+  ASSERT_EQ(api_.MemAlloc(&memory, 4096), Result::kSuccess);
+  ASSERT_EQ(api_.CommRegister(comm, memory, 4096, &handle), Result::kSuccess);
+  EXPECT_DEATH(api_.MemFree(memory), "ncclMemFree of memory that is registered");
+  ASSERT_EQ(api_.CommDeregister(comm, handle), Result::kSuccess);
+  EXPECT_DEATH(gpus_.cuda().Free(memory), "cudaFree of memory that is not its own");
+  EXPECT_EQ(api_.MemFree(memory), Result::kSuccess);
+}
+
+TEST_F(FakeNcclDeathTest, MemoryThatACollectiveUsesIsNotFreed) {
+  CommHandle comm = Alone();
+  void* memory = nullptr;
+  ASSERT_EQ(api_.MemAlloc(&memory, 4096), Result::kSuccess);
+  gpus_.Hold();
+  ASSERT_EQ(api_.Broadcast(memory, memory, 4096, DataType::kUint8, 0, comm, gpus_.MakeStream()),
+            Result::kSuccess);
+  EXPECT_DEATH(api_.MemFree(memory), "ncclMemFree of memory that work in stream");
+}
+
+// The abort frees, and waits for what others have on the device.
+TEST_F(FakeNcclTest, AnAbortWaitsForItsDevice) {
+  CommHandle comm = Alone();
+  std::atomic<bool> open{false};
+  gpus_.PutGate(gpus_.MakeStream(), open);
+  std::thread aborting([&] { EXPECT_EQ(api_.CommAbort(comm), Result::kSuccess); });
+  while (gpus_.aborting() == 0) std::this_thread::yield();
+  gpus_.RunDevices();
+  EXPECT_EQ(gpus_.aborting(), 1);
+  open = true;
+  aborting.join();
+  EXPECT_EQ(gpus_.aborting(), 0);
+}
+
+// A launch that is in progress comes to its end, and its kernel into the stream.
+TEST_F(FakeNcclTest, AnAbortEndsWhatIsBeingLaunched) {
+  CommHandle comm = Alone();
+  cuda::StreamHandle stream = gpus_.MakeStream();
+  gpus_.AnswerInProgress(-1);
+  ASSERT_EQ(Sum(comm, stream), Result::kInProgress);
+  value_ = 5;
+  EXPECT_EQ(api_.CommAbort(comm), Result::kSuccess);
+  char behind = 0;
+  gpus_.PutWrite(stream, &behind, 1, 1);  // nobody launches there any more
+  gpus_.RunDevices();
+  EXPECT_EQ(behind, 1);
+}
+
 }  // namespace
 }  // namespace sirtaki::ops::nccl

@@ -259,6 +259,7 @@ TEST_F(NcclCommunicatorTest, AllAreAbortedAtOnce) {
 }
 
 TEST_F(NcclCommunicatorTest, OneAfterTheOtherWouldDeadlock) {
+  gpus_.LimitWaits(kShort);
   const auto abort_the_second = [this] {
     cuda::StreamHandle stream = gpus_.MakeStream();
     float value = 1;

@@ -435,12 +435,13 @@ TEST(NcclLanesFailureTest, AnAbortThatDoesNotReturnHoldsUpNobody) {
   RunSide late;
   {
     DeviceRank device(gpus, world, 0);
-    RunSide first;
-    device.Start({device.OnDevice(first.MakeItem(Sum(), "first", 0, 1))});
-    device.RunToIdle();
-    gpus.PutGate(device.producer(), open);  // the device stands still
     const RunCase rows =
         OnDevice({.signature = {.kind = OpKind::kAllGather, .shape = {4}}, .rows = {2}});
+    RunSide first;  // has the lane take its pinned memory
+    device.Start({device.OnDevice(first.MakeItem(rows, "first", 0, 1))});
+    device.RunToIdle();
+    gpus.Forget();
+    gpus.PutGate(device.producer(), open);  // the device stands still
     device.Start({device.OnDevice(late.MakeItem(rows, "late", 0, 1))});
     while (gpus.calls("ncclAllGather").empty()) device.lanes().Step(core::Clock::now());
     gpus.SetAsyncError(0, nccl::Result::kRemoteError);

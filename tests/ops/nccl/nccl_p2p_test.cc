@@ -57,6 +57,13 @@ class Rank {
     return Start(OpKind::kReceive, from, tag, {count}, Of(count, -1), place);
   }
 
+  // Takes the pinned memory of a small message, which CUDA gives when the device stands still.
+  void TakePinnedMemory() {
+    const core::WorkPtr send = Send(0, 99, Of(4, 3), Place::kHost);
+    EXPECT_TRUE(Finish(Receive(0, 99, 4)).ok());
+    EXPECT_TRUE(Finish(send).ok());
+  }
+
   // Until the message has ended, and on a GPU has come there.
   Status Finish(const core::WorkPtr& work) {
     const core::TimePoint limit = core::Clock::now() + std::chrono::seconds(30);
@@ -235,6 +242,7 @@ TEST_F(NcclP2pTest, AReceiveIsDoneWhenItsCopyIsLaunched) {
 TEST_F(NcclP2pTest, AReceiveComesBehindWhatItsTensorWasUsedFor) {
   std::atomic<bool> open{false};
   RunRanks(1, [&](Rank& self, int) {
+    self.TakePinnedMemory();
     gpus_.PutGate(self.device().producer(), open);
     const core::WorkPtr receive = self.Receive(0, 0, 4);
     EXPECT_TRUE(self.Finish(self.Send(0, 0, Of(4, 3), Place::kHost)).ok());
@@ -321,6 +329,8 @@ TEST_F(NcclP2pTest, ASessionMayEndWithoutThem) {
 TEST_F(NcclP2pTest, AbandonCompletesThem) {
   std::atomic<bool> open{false};
   RunRanks(1, [&](Rank& self, int) {
+    self.TakePinnedMemory();
+    gpus_.Forget();
     gpus_.PutGate(self.device().producer(), open);
     const core::WorkPtr send = self.Send(0, 0, Of(4, 3));
     const core::WorkPtr receive = self.Receive(0, 1, 4);
@@ -340,6 +350,8 @@ TEST_F(NcclP2pTest, AbandonCompletesThem) {
 TEST_F(NcclP2pTest, WhatADeviceIsStuckInIsLeftToIt) {
   static std::atomic<bool> never{false};
   RunRanks(1, [&](Rank& self, int) {
+    self.TakePinnedMemory();
+    gpus_.Forget();
     gpus_.PutGate(self.device().producer(), never);
     const core::WorkPtr send = self.Send(0, 0, Of(4, 3));
     while (gpus_.calls("cudaMemcpyAsync").empty()) self.Step();

@@ -1,0 +1,64 @@
+// What the CUDA of FakeGpus refuses: the rules of the real one that a program would break unseen.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "ops/cuda/cuda_api.h"
+#include "tests/support/fake_gpus.h"
+
+namespace sirtaki::ops::cuda {
+namespace {
+
+using tests::FakeGpus;
+
+class FakeCudaTest : public ::testing::Test {
+ protected:
+  void* Take(std::size_t bytes) {
+    void* memory = nullptr;
+    EXPECT_EQ(cuda_.Malloc(&memory, bytes), Error::kSuccess);
+    return memory;
+  }
+  void* TakePinned(std::size_t bytes) {
+    void* memory = nullptr;
+    EXPECT_EQ(cuda_.HostAlloc(&memory, bytes, 0), Error::kSuccess);
+    return memory;
+  }
+
+  FakeGpus gpus_;
+  const Api& cuda_ = gpus_.cuda();
+};
+using FakeCudaDeathTest = FakeCudaTest;
+
+TEST_F(FakeCudaDeathTest, MemoryThatWorkUsesIsNotFreed) {
+  void* const memory = Take(100);
+  void* const other = Take(100);
+  gpus_.Hold();
+  StreamHandle stream = gpus_.MakeStream();
+  ASSERT_EQ(cuda_.MemsetAsync(static_cast<char*>(memory) + 10, 1, 5, stream), Error::kSuccess);
+  EXPECT_DEATH(cuda_.Free(memory), "cudaFree of memory that work in stream .* uses");
+  EXPECT_EQ(cuda_.Free(other), Error::kSuccess);  // waits for the stream
+  EXPECT_EQ(cuda_.Free(memory), Error::kSuccess);
+}
+
+TEST_F(FakeCudaDeathTest, FreeingAndTakingPinnedMemoryWaitsForTheDevice) {
+  void* const memory = Take(100);
+  void* const pinned = TakePinned(100);
+  std::atomic<bool> open{false};
+  gpus_.PutGate(gpus_.MakeStream(), open);
+  gpus_.LimitWaits(std::chrono::milliseconds(5));
+  void* more = nullptr;
+  EXPECT_DEATH(cuda_.HostAlloc(&more, 100, 0), "cudaHostAlloc would deadlock: it waits for device");
+  EXPECT_DEATH(cuda_.Free(memory), "cudaFree would deadlock");
+  EXPECT_DEATH(cuda_.FreeHost(pinned), "cudaFreeHost would deadlock");
+  gpus_.LimitWaits(std::chrono::seconds(30));
+  std::thread opening([&] { open = true; });
+  EXPECT_EQ(cuda_.FreeHost(pinned), Error::kSuccess);
+  opening.join();
+  EXPECT_EQ(cuda_.Free(memory), Error::kSuccess);
+}
+
+}  // namespace
+}  // namespace sirtaki::ops::cuda
