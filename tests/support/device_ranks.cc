@@ -11,7 +11,7 @@ DeviceRank::DeviceRank(FakeGpus& gpus, ops::InprocWorld& world, int rank,
     : gpus_(gpus), size_(world.size()), backend_(world.Connect(rank)) {
   EXPECT_TRUE(ops::cuda::Device::Open(gpus.cuda(), rank + 1, &device_).ok());
   events_ = std::make_unique<ops::cuda::EventPool>(device_);
-  producer_ = gpus.MakeStream();
+  producer_ = gpus.MakeStream(rank + 1);
   ops::LanesOptions options;
   options.host = ops::SmallLimits(rank);
   options.host.on_failure = [this](const core::Status& why, const std::string& tensor) {

@@ -297,10 +297,11 @@ int FakeGpus::live_allocations() const {
   return static_cast<int>(state_->allocations.size());
 }
 
-StreamHandle FakeGpus::MakeStream() {
+StreamHandle FakeGpus::MakeStream(int device) {
   const Lock lock(state_->mutex);
   auto made = std::make_unique<FakeStream>();
   made->number = state_->next_number++;
+  made->device = device;
   auto* const handle = reinterpret_cast<StreamHandle>(made.get());
   state_->streams[handle] = std::move(made);
   return handle;

@@ -57,7 +57,7 @@ class FakeGpus {
   void SetFull(int device, bool full = true);
   // Whether the machines have symmetric windows and NVLink SHARP; they do.
   void SetWindows(bool supported);
-  // The hosts that the ranks are on; they are on one.
+  // The hosts that the ranks are on, in turn; they are on one.
   void SetHosts(int hosts);
   // The process exits: CUDA refuses every call from now on.
   void Unload();
@@ -81,7 +81,7 @@ class FakeGpus {
   int live_allocations() const;
 
   // A stream of the program's, and work in it: `bytes` of `value` are written when it runs.
-  ops::cuda::StreamHandle MakeStream();
+  ops::cuda::StreamHandle MakeStream(int device = 0);
   void PutWrite(ops::cuda::StreamHandle stream, void* memory, int value, std::size_t bytes);
   // What stands behind this in the stream waits until `open`, which must outlive that.
   void PutGate(ops::cuda::StreamHandle stream, const std::atomic<bool>& open);

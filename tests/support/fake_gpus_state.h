@@ -82,8 +82,11 @@ struct FakeWindow {
 };
 
 struct FakeGroup {  // all ranks of a unique id
+  // Whether two ranks of a host have the same device.
+  bool HasDeviceTwice(int hosts) const;
+
   int size = 0;
-  std::set<int> ranks;
+  std::map<int, int> ranks;  // that have joined, with their devices
   std::map<std::uint64_t, FakeMeeting> meetings;
   std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> mail;  // by sender, receiver
   std::map<std::uint64_t, FakeWindow> windows;
@@ -109,6 +112,7 @@ struct FakeComm {
   std::shared_ptr<FakeGroup> group;
   std::uint64_t calls = 0;  // collectives
   bool aborted = false;
+  ops::nccl::Result error = ops::nccl::Result::kSuccess;  // that it tells whoever asks
   bool finalized = false;
   bool busy = false;    // until its owner is told that the last call is over
   int in_progress = 0;  // answers left

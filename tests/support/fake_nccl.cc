@@ -58,6 +58,7 @@ Result Advance(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
       !comm->HasWindow(s.windows)) {
     return Result::kInProgress;
   }
+  if (comm->group->HasDeviceTwice(s.hosts)) return comm->error = Result::kInvalidUsage;
   if (comm->finalized) {
     s.Run(/*held_too=*/true);
     if (IsInStreams(s, *comm)) return Result::kInProgress;
@@ -86,7 +87,7 @@ Result InitRank(CommHandle* handle, int size, UniqueId id, int rank, Config* con
   std::shared_ptr<FakeGroup>& group = s.groups[std::string(id.bytes.begin(), id.bytes.end())];
   if (group == nullptr) group = std::make_shared<FakeGroup>();
   group->size = size;
-  group->ranks.insert(rank);
+  group->ranks[rank] = comm->device;
   comm->group = group;
   comm->in_progress = s.answers;
   comm->busy = true;
@@ -103,6 +104,8 @@ Result AsyncError(CommHandle handle, Result* error) {
   const auto set = call.s.async_errors.find(comm.rank);
   if (set != call.s.async_errors.end()) {
     *error = set->second;
+  } else if (comm.error != Result::kSuccess) {
+    *error = comm.error;
   } else if (comm.in_progress != 0) {
     if (comm.in_progress > 0) --comm.in_progress;
     *error = Result::kInProgress;
@@ -245,6 +248,13 @@ bool ClaimsInFakeGroup(const FakeRange& read, const FakeRange& written) {
   return true;
 }
 
+bool FakeGroup::HasDeviceTwice(int hosts) const {
+  std::set<std::pair<int, int>> seen;
+  return std::any_of(ranks.begin(), ranks.end(), [&](const auto& rank) {
+    return !seen.insert({rank.first % hosts, rank.second}).second;
+  });
+}
+
 // ---- FakeComm ----
 
 void FakeComm::Call(FakeLaunch launch) {
@@ -274,11 +284,13 @@ FakeNcclCall::FakeNcclCall(CommHandle handle)
 // "Attempt to use communicator before the previous operation returned ncclSuccess" (init.cc:381).
 Result FakeNcclCall::Begin(const std::string& function, const std::string& rest) {
   const Result result = BeginNccl(s, function, " rank " + std::to_string(comm->rank) + rest);
+  if (comm->error != Result::kSuccess) return comm->error;
   const bool takes_none = comm->busy || comm->finalized;
   return takes_none && result == Result::kSuccess ? Result::kInvalidArgument : result;
 }
 
 Result FakeNcclCall::Launch(FakeLaunch launch) {
+  if (launch.stream->device != comm->device) return Result::kUnhandledCudaError;
   if (open_group.depth > 0) {
     open_group.launches.emplace_back(handle_, std::move(launch));
     return Result::kSuccess;

@@ -36,8 +36,9 @@ class FakeNcclTest : public ::testing::Test {
     while ((result = Ask(comm)) == Result::kInProgress) std::this_thread::yield();
     return result;
   }
-  CommHandle Begin(const UniqueId& id, int size, int rank) {
+  CommHandle Begin(const UniqueId& id, int size, int rank, int device = 0) {
     CommHandle comm = nullptr;
+    gpus_.cuda().SetDevice(device);
     Config config;
     EXPECT_EQ(api_.CommInitRankConfig(&comm, size, id, rank, &config), Result::kInProgress);
     return comm;
@@ -93,9 +94,9 @@ TEST_F(FakeNcclDeathTest, NothingGoesIntoAStreamThatNcclIsLaunchingInto) {
 TEST_F(FakeNcclTest, TheFirstCollectiveIsInProgressUntilAllRanksHaveCalledIt) {
   const UniqueId id = Id();
   std::vector<CommHandle> comms;
-  for (int rank = 0; rank < 2; ++rank) comms.push_back(Begin(id, 2, rank));
+  for (int rank = 0; rank < 2; ++rank) comms.push_back(Begin(id, 2, rank, rank));
   for (CommHandle comm : comms) ASSERT_EQ(Await(comm), Result::kSuccess);
-  const std::vector<cuda::StreamHandle> streams = {gpus_.MakeStream(), gpus_.MakeStream()};
+  const std::vector<cuda::StreamHandle> streams = {gpus_.MakeStream(0), gpus_.MakeStream(1)};
   EXPECT_EQ(Sum(comms[0], streams[0]), Result::kInProgress);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(Ask(comms[0]), Result::kInProgress);
   EXPECT_EQ(Sum(comms[1], streams[1]), Result::kSuccess);
@@ -106,9 +107,9 @@ TEST_F(FakeNcclTest, TheFirstCollectiveIsInProgressUntilAllRanksHaveCalledIt) {
 TEST_F(FakeNcclTest, TheFirstMessageIsInProgressUntilBothRanksHaveCalled) {
   const UniqueId id = Id();
   std::vector<CommHandle> comms;
-  for (int rank = 0; rank < 2; ++rank) comms.push_back(Begin(id, 2, rank));
+  for (int rank = 0; rank < 2; ++rank) comms.push_back(Begin(id, 2, rank, rank));
   for (CommHandle comm : comms) ASSERT_EQ(Await(comm), Result::kSuccess);
-  const std::vector<cuda::StreamHandle> streams = {gpus_.MakeStream(), gpus_.MakeStream()};
+  const std::vector<cuda::StreamHandle> streams = {gpus_.MakeStream(0), gpus_.MakeStream(1)};
   float got = 0;
   EXPECT_EQ(api_.Send(&value_, 1, DataType::kFloat32, 1, comms[0], streams[0]),
             Result::kInProgress);
@@ -189,6 +190,30 @@ TEST_F(FakeNcclTest, AnAbortEndsWhatIsBeingLaunched) {
   gpus_.PutWrite(stream, &behind, 1, 1);  // nobody launches there any more
   gpus_.RunDevices();
   EXPECT_EQ(behind, 1);
+}
+
+TEST_F(FakeNcclTest, ACommunicatorIsOfTheDeviceThatWasItsThreads) {
+  CommHandle comm = Begin(Id(), 1, 0, /*device=*/2);
+  gpus_.cuda().SetDevice(0);
+  ASSERT_EQ(Await(comm), Result::kSuccess);
+  EXPECT_EQ(Sum(comm, gpus_.MakeStream(0)), Result::kUnhandledCudaError);
+  EXPECT_EQ(Sum(comm, gpus_.MakeStream(2)), Result::kSuccess);
+}
+
+TEST_F(FakeNcclTest, TwoRanksOfAHostWithOneDeviceAreFoundWhenAllHaveCome) {
+  const UniqueId id = Id();
+  CommHandle first = Begin(id, 2, 0);
+  EXPECT_EQ(Ask(first), Result::kInProgress);
+  CommHandle second = Begin(id, 2, 1);
+  EXPECT_EQ(Await(first), Result::kInvalidUsage);
+  EXPECT_EQ(Await(second), Result::kInvalidUsage);
+  EXPECT_EQ(Sum(second, gpus_.MakeStream()), Result::kInvalidUsage);
+  gpus_.SetHosts(2);
+  const UniqueId far = Id();
+  first = Begin(far, 2, 0);
+  second = Begin(far, 2, 1);
+  EXPECT_EQ(Await(first), Result::kSuccess);
+  EXPECT_EQ(Await(second), Result::kSuccess);
 }
 
 }  // namespace

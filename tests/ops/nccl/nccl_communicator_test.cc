@@ -7,6 +7,7 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -56,6 +57,13 @@ class NcclCommunicatorTest : public ::testing::Test {
     return std::make_shared<ProcessCommunicators>(
         std::shared_ptr<const Api>(std::shared_ptr<const Api>(), &api_));
   }
+  // Ranks that are threads, each with a device of its own.
+  void RunRanks(int size, const std::function<void(int rank)>& body) {
+    RankThreads::Run(size, [&](int rank) {
+      gpus_.cuda().SetDevice(rank);
+      body(rank);
+    });
+  }
   std::shared_ptr<cuda::Device> Device() {
     std::shared_ptr<cuda::Device> device;
     EXPECT_TRUE(cuda::Device::Open(gpus_.cuda(), 1, &device).ok());
@@ -71,13 +79,13 @@ TEST_F(NcclCommunicatorTest, RanksMeetAndReduce) {
   const UniqueId id = Id();
   gpus_.AnswerInProgress(3);
   std::vector<float> values = {1, 2, 4};
-  RankThreads::Run(3, [&](int rank) {
+  RunRanks(3, [&](int rank) {
     std::unique_ptr<Communicator> comm;
     ASSERT_TRUE(Communicator::Init(all_, id, 3, rank, {}, &comm).ok());
     EXPECT_EQ(comm->rank(), rank);
     EXPECT_EQ(comm->size(), 3);
     float& value = values[static_cast<std::size_t>(rank)];
-    cuda::StreamHandle stream = gpus_.MakeStream();
+    cuda::StreamHandle stream = gpus_.MakeStream(rank);
     ASSERT_TRUE(Sum(*comm, &value, stream, {}).ok());
     // It is in the stream now: a place that is marked now is behind it.
     cuda::EventHandle event = nullptr;
@@ -112,7 +120,7 @@ TEST_F(NcclCommunicatorTest, AnInitThatFailsAtOneRankEndsAtTheOthersWhenTheyAreS
   std::atomic<bool> stop{false};
   std::atomic<int> failed{0};
   std::atomic<int> stopped{0};
-  RankThreads::Run(3, [&](int rank) {
+  RunRanks(3, [&](int rank) {
     std::unique_ptr<Communicator> made;
     const Status status = Communicator::Init(all_, id, 3, rank, {.stop = &stop}, &made);
     if (status.code() == StatusCode::kBackend) {
@@ -202,12 +210,12 @@ TEST_F(NcclCommunicatorTest, AnErrorOnTheWayIsFoundByAsking) {
 TEST_F(NcclCommunicatorTest, AbortsOnceAndEndsWhatIsInTheStream) {
   const UniqueId id = Id();
   std::barrier both(2);
-  RankThreads::Run(2, [&](int rank) {
+  RunRanks(2, [&](int rank) {
     std::unique_ptr<Communicator> comm;
     const std::shared_ptr<ProcessCommunicators> all = Process();
     ASSERT_TRUE(Communicator::Init(all, id, 2, rank, {}, &comm).ok());
     float value = 3;
-    cuda::StreamHandle stream = gpus_.MakeStream();
+    cuda::StreamHandle stream = gpus_.MakeStream(rank);
     ASSERT_TRUE(Sum(*comm, &value, stream, {}).ok());  // connects them
     both.arrive_and_wait();
     if (rank == 1) return all->AbortAll(Device());  // never comes to the next one
@@ -238,12 +246,12 @@ struct StuckPair {
 TEST_F(NcclCommunicatorTest, AllAreAbortedAtOnce) {
   const UniqueId ids[2] = {Id(), Id()};
   std::barrier both(2);
-  RankThreads::Run(2, [&](int rank) {
+  RunRanks(2, [&](int rank) {
     const std::shared_ptr<ProcessCommunicators> all = Process();
     StuckPair pair;
     ASSERT_TRUE(Communicator::Init(all, ids[0], 2, rank, {}, &pair.first).ok());
     ASSERT_TRUE(Communicator::Init(all, ids[1], 2, rank, {}, &pair.second).ok());
-    cuda::StreamHandle stream = gpus_.MakeStream();
+    cuda::StreamHandle stream = gpus_.MakeStream(rank);
     ASSERT_TRUE(Sum(*pair.first, &pair.values[0], stream, {}).ok());
     ASSERT_TRUE(Sum(*pair.second, &pair.values[1], stream, {}).ok());
     both.arrive_and_wait();
@@ -261,7 +269,7 @@ TEST_F(NcclCommunicatorTest, AllAreAbortedAtOnce) {
 TEST_F(NcclCommunicatorTest, OneAfterTheOtherWouldDeadlock) {
   gpus_.LimitWaits(kShort);
   const auto abort_the_second = [this] {
-    cuda::StreamHandle stream = gpus_.MakeStream();
+    cuda::StreamHandle stream = gpus_.MakeStream(1);
     float value = 1;
     CommHandle last = nullptr;
     for (int i = 0; i < 2; ++i) {
@@ -269,8 +277,10 @@ TEST_F(NcclCommunicatorTest, OneAfterTheOtherWouldDeadlock) {
       Config config;
       Result result = Result::kSuccess;
       CommHandle peer = nullptr;  // never comes to the second reduction
-      cuda::StreamHandle its_stream = gpus_.MakeStream();
+      cuda::StreamHandle its_stream = gpus_.MakeStream(2);
+      gpus_.cuda().SetDevice(2);
       api_.CommInitRankConfig(&peer, 2, id, 1, &config);
+      gpus_.cuda().SetDevice(1);
       api_.CommInitRankConfig(&last, 2, id, 0, &config);
       for (CommHandle comm : {peer, last}) api_.CommGetAsyncError(comm, &result);
       api_.AllReduce(&value, &value, 1, DataType::kFloat32, RedOp::kSum, peer, its_stream);
@@ -288,7 +298,7 @@ TEST_F(NcclCommunicatorTest, WhatAThreadIsStuckInIsLeftForTheNextAbort) {
   const std::unique_ptr<Communicator> other = Alone();
   std::atomic<bool> is_in{false};
   std::atomic<bool> may_leave{false};
-  RankThreads::Run(2, [&](int rank) {
+  RunRanks(2, [&](int rank) {
     if (rank == 0) {
       EXPECT_TRUE(stuck
                       ->Run("ncclAllReduce",
