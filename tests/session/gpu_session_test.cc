@@ -9,6 +9,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -73,12 +74,11 @@ class Rank {
     options.gpus = opened;
     const Status started = Session::CreateInproc(std::move(world), rank, options, &session_);
     EXPECT_TRUE(started.ok()) << started.ToString();
-    producer_ = gpus.MakeStream();
-    consumer_ = gpus.MakeStream();
   }
 
   Session& session() { return *session_; }
-  ops::cuda::StreamHandle producer() const { return producer_; }
+  // The streams of a GPU, at first of the rank's own.
+  ops::cuda::StreamHandle producer() { return StreamOf(producers_, rank_ + 1); }
 
   // `gpu`: where the tensor is; kHost: on the host. What is refused before the session sees it goes
   // into the request, as the front end does it.
@@ -97,7 +97,7 @@ class Rank {
       auto work = std::make_shared<DeviceWork>();
       static_cast<core::Work&>(*work) = *item.work;
       work->device = found->device();
-      const Status ready = NoteReady(found->events(), producer_, work.get());
+      const Status ready = NoteReady(found->events(), StreamOf(producers_, gpu), work.get());
       if (!ready.ok()) work->request.invalid = ready.message();
       call->on_gpu = work.get();
       call->work = std::move(work);
@@ -130,7 +130,7 @@ class Rank {
       signature.slot = found->slot();
       auto work = std::make_shared<DeviceWork>();
       work->device = found->device();
-      EXPECT_TRUE(NoteReady(found->events(), producer_, work.get()).ok());
+      EXPECT_TRUE(NoteReady(found->events(), StreamOf(producers_, gpu), work.get()).ok());
       message->on_gpu = work.get();
       message->work = std::move(work);
     }
@@ -166,24 +166,32 @@ class Rank {
   }
 
   void Arrive(const DeviceWork& work) {
-    ASSERT_TRUE(AwaitDone(work, consumer_).ok());
+    ops::cuda::StreamHandle consumer = StreamOf(consumers_, work.device->index());
+    ASSERT_TRUE(AwaitDone(work, consumer).ok());
     std::shared_ptr<Gpu> gpu;
     ASSERT_TRUE(session_->FindGpu(work.device->index(), &gpu).ok());
     ops::cuda::EventPtr event;
-    ASSERT_TRUE(gpu->Mark(consumer_, &event).ok());
+    ASSERT_TRUE(gpu->Mark(consumer, &event).ok());
     for (bool reached = false; !reached; std::this_thread::yield()) {
       ASSERT_TRUE(event->Poll(&reached).ok());
     }
   }
 
  private:
+  using Streams = std::map<int, ops::cuda::StreamHandle>;  // by GPU
+  ops::cuda::StreamHandle StreamOf(Streams& streams, int gpu) {
+    ops::cuda::StreamHandle& stream = streams[gpu];
+    if (stream == nullptr) stream = gpus_.MakeStream(gpu);
+    return stream;
+  }
+
   FakeGpus& gpus_;
   const int rank_;
   const int size_;
   int messages_ = 0;
   std::shared_ptr<Session> session_;
-  ops::cuda::StreamHandle producer_ = nullptr;
-  ops::cuda::StreamHandle consumer_ = nullptr;
+  Streams producers_;
+  Streams consumers_;
 };
 
 class GpuSessionTest : public ::testing::Test {

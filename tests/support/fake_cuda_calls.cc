@@ -91,9 +91,12 @@ Error CreateStream(StreamHandle* stream, unsigned, int priority) {
 Error DestroyStream(StreamHandle stream) {
   FakeGpus::State& s = TheFakeGpus();
   const Lock lock(s.mutex);
-  Begin(s, "cudaStreamDestroy");
+  const Error error = Begin(s, "cudaStreamDestroy");
+  if (error != Error::kSuccess) return error;
+  s.Run();
+  if (!s.StreamOf(stream).queue.empty()) FailAsMisuse("cudaStreamDestroy of a stream with work");
   s.streams.erase(stream);
-  return Error::kSuccess;
+  return error;
 }
 
 Error WaitEvent(StreamHandle stream, EventHandle event, unsigned) {
@@ -126,6 +129,7 @@ Error CreateEvent(EventHandle* event, unsigned) {
   s.contexts.insert(std::max(0, Current()));  // CUDA takes the first one where none is chosen
   auto made = std::make_shared<FakeEvent>();
   made->number = s.next_number++;
+  made->device = std::max(0, Current());
   *event = reinterpret_cast<EventHandle>(made.get());
   s.events[*event] = std::move(made);
   return Error::kSuccess;
@@ -139,6 +143,7 @@ Error RecordEvent(EventHandle event, StreamHandle stream) {
   const Error error =
       Begin(s, "cudaEventRecord", Name(" event ", of.number) + Name(" stream ", to.number));
   if (error != Error::kSuccess) return error;
+  if (!to.IsOf(of.device)) return kFakeInvalidHandle;
   s.Put(to, "cudaEventRecord", [kept = s.events.at(event), place = ++of.recorded] {
     if (kept->reached < place) kept->reached = place;
     return true;

@@ -80,8 +80,9 @@ class FakeGpus {
   int live_communicators() const;
   int live_allocations() const;
 
-  // A stream of the program's, and work in it: `bytes` of `value` are written when it runs.
-  ops::cuda::StreamHandle MakeStream(int device = 0);
+  // A stream of the program's; without a device it is of the one that it is first used with.
+  ops::cuda::StreamHandle MakeStream(int device = -1);
+  // Work in a stream: `bytes` of `value` are written when it runs.
   void PutWrite(ops::cuda::StreamHandle stream, void* memory, int value, std::size_t bytes);
   // What stands behind this in the stream waits until `open`, which must outlive that.
   void PutGate(ops::cuda::StreamHandle stream, const std::atomic<bool>& open);

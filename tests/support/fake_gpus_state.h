@@ -19,6 +19,11 @@
 namespace sirtaki::tests {
 
 struct FakeComm;
+struct FakeModule;  // fake_kernels.cc
+
+// CUDA's numbers of errors that the product has no name for.
+inline constexpr auto kFakeInvalidContext = static_cast<ops::cuda::Error>(201);
+inline constexpr auto kFakeInvalidHandle = static_cast<ops::cuda::Error>(400);
 
 // Ends the process: the real libraries would hang, crash, or give wrong numbers some day.
 [[noreturn]] void FailAsMisuse(const std::string& text);
@@ -52,14 +57,21 @@ struct FakeAllocation {
 };
 
 struct FakeStream {
+  // A stream that has none yet becomes of this device.
+  bool IsOf(int wanted) {
+    if (device < 0) device = wanted;
+    return device == wanted;
+  }
+
   int number = 0;
-  int device = 0;
+  int device = -1;
   bool capturing = false;
   std::deque<FakeOperation> queue;
 };
 
 struct FakeEvent {
   int number = 0;
+  int device = 0;
   std::uint64_t recorded = 0;  // how often
   std::uint64_t reached = 0;
 };
@@ -177,6 +189,7 @@ struct FakeGpus::State {
   std::map<ops::cuda::StreamHandle, std::unique_ptr<FakeStream>> streams;
   std::map<int, FakeStream> default_streams;  // by device
   std::map<ops::cuda::EventHandle, std::shared_ptr<FakeEvent>> events;
+  std::map<ops::cuda::ModuleHandle, std::shared_ptr<FakeModule>> modules;
   std::map<ops::nccl::CommHandle, std::shared_ptr<FakeComm>> comms;
   std::map<std::string, std::shared_ptr<FakeGroup>> groups;  // by unique id
   std::map<void*, FakeAllocation> allocations;

@@ -5,17 +5,32 @@
 #include "tests/support/fake_gpus_state.h"
 
 namespace sirtaki::tests {
-namespace {
-
-using namespace ops::cuda;  // NOLINT: the lists of kernels name its types
-
-using Lock = std::lock_guard<std::mutex>;
 
 struct FakeKernel {
   std::size_t table_bytes;
   void (*run)(const void* table, unsigned blocks);
   FakeRanges (*uses)(const void* table);
 };
+
+// A kernel on a device that has loaded it.
+struct FakeFunction {
+  std::string name;
+  const FakeKernel* kernel = nullptr;
+  int device = 0;
+};
+
+struct FakeModule {
+  int device = 0;
+  std::map<std::string, FakeFunction> functions;
+};
+
+
+namespace {
+
+using namespace ops::cuda;  // NOLINT: the lists of kernels name its types
+
+using Lock = std::lock_guard<std::mutex>;
+
 
 template <typename From, typename To>
 FakeRanges UsedByCopy(const void* table) {
@@ -68,32 +83,66 @@ const std::map<std::string, FakeKernel>& FakeKernels() {
   return kernels;
 }
 
-Error GetFunction(FunctionHandle* function, ModuleHandle, const char* name) {
+Error Load(ModuleHandle* module, const void*) {
   FakeGpus::State& s = TheFakeGpus();
   const Lock lock(s.mutex);
-  const auto found = FakeKernels().find(name);
-  if (found == FakeKernels().end()) return static_cast<Error>(500);
-  *function = reinterpret_cast<FunctionHandle>(const_cast<FakeKernel*>(&found->second));
+  s.Log("cuModuleLoadData");
+  int error = 0;
+  if (s.Fails("cuModuleLoadData", &error)) return static_cast<Error>(error);
+  if (FakeCurrentDevice() < 0) return kFakeInvalidContext;
+  auto made = std::make_shared<FakeModule>();
+  made->device = FakeCurrentDevice();
+  *module = reinterpret_cast<ModuleHandle>(made.get());
+  s.modules[*module] = std::move(made);
   return Error::kSuccess;
 }
 
-Error Launch(FunctionHandle function, unsigned blocks, unsigned, unsigned, unsigned threads,
-             unsigned, unsigned, unsigned, StreamHandle stream, void** parameters, void**) {
+Error Unload(ModuleHandle module) {
   FakeGpus::State& s = TheFakeGpus();
   const Lock lock(s.mutex);
-  std::string name;
-  const FakeKernel* kernel = nullptr;
-  for (const auto& [known, of] : FakeKernels()) {
-    if (reinterpret_cast<FunctionHandle>(const_cast<FakeKernel*>(&of)) != function) continue;
-    name = known;
-    kernel = &of;
+  s.Log("cuModuleUnload");
+  return s.modules.erase(module) == 1 ? Error::kSuccess : kFakeInvalidHandle;
+}
+
+Error GetFunction(FunctionHandle* function, ModuleHandle module, const char* name) {
+  FakeGpus::State& s = TheFakeGpus();
+  const Lock lock(s.mutex);
+  const auto of = s.modules.find(module);
+  if (of == s.modules.end()) return kFakeInvalidHandle;
+  const auto found = FakeKernels().find(name);
+  if (found == FakeKernels().end()) return static_cast<Error>(500);
+  FakeFunction& made = of->second->functions[name];
+  made = {name, &found->second, of->second->device};
+  *function = reinterpret_cast<FunctionHandle>(&made);
+  return Error::kSuccess;
+}
+
+// Null: its module was unloaded, or it never was one.
+const FakeFunction* Find(const FakeGpus::State& s, FunctionHandle handle) {
+  for (const auto& [module, of] : s.modules) {
+    for (const auto& [name, function] : of->functions) {
+      if (reinterpret_cast<const void*>(&function) == handle) return &function;
+    }
   }
-  s.Log("cuLaunchKernel " + name);
+  return nullptr;
+}
+
+Error Launch(FunctionHandle handle, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned,
+             unsigned, unsigned, StreamHandle stream, void** parameters, void**) {
+  FakeGpus::State& s = TheFakeGpus();
+  const Lock lock(s.mutex);
+  const FakeFunction* const function = Find(s, handle);
+  s.Log("cuLaunchKernel " + (function != nullptr ? function->name : "of no module"));
   int error = 0;
   if (s.Fails("cuLaunchKernel", &error)) return static_cast<Error>(error);
-  if (kernel == nullptr || threads != kThreadsOfABlock || blocks == 0) {
-    return static_cast<Error>(1);
+  if (FakeCurrentDevice() < 0) return kFakeInvalidContext;
+  // The stream, the module and the thread are of one context.
+  if (function == nullptr || function->device != FakeCurrentDevice() ||
+      !s.StreamOf(stream).IsOf(function->device)) {
+    return kFakeInvalidHandle;
   }
+  if (threads != kThreadsOfABlock || blocks == 0) return static_cast<Error>(1);
+  const FakeKernel* const kernel = function->kernel;
   // By value, as a launch takes its parameters.
   const auto* table = static_cast<const std::byte*>(parameters[0]);
   const auto run = [kernel, blocks,
@@ -108,21 +157,8 @@ Error Launch(FunctionHandle function, unsigned blocks, unsigned, unsigned, unsig
 }  // namespace
 
 void FillFakeKernels(ops::cuda::Api* api) {
-  api->ModuleLoadData = [](ModuleHandle* module, const void* image) {
-    FakeGpus::State& s = TheFakeGpus();
-    const Lock lock(s.mutex);
-    s.Log("cuModuleLoadData");
-    int error = 0;
-    if (s.Fails("cuModuleLoadData", &error)) return static_cast<Error>(error);
-    *module = reinterpret_cast<ModuleHandle>(const_cast<void*>(image));
-    return Error::kSuccess;
-  };
-  api->ModuleUnload = [](ModuleHandle) {
-    FakeGpus::State& s = TheFakeGpus();
-    const Lock lock(s.mutex);
-    s.Log("cuModuleUnload");
-    return Error::kSuccess;
-  };
+  api->ModuleLoadData = Load;
+  api->ModuleUnload = Unload;
   api->ModuleGetFunction = GetFunction;
   api->LaunchKernel = Launch;
 }

@@ -290,7 +290,7 @@ Result FakeNcclCall::Begin(const std::string& function, const std::string& rest)
 }
 
 Result FakeNcclCall::Launch(FakeLaunch launch) {
-  if (launch.stream->device != comm->device) return Result::kUnhandledCudaError;
+  if (!launch.stream->IsOf(comm->device)) return Result::kUnhandledCudaError;
   if (open_group.depth > 0) {
     open_group.launches.emplace_back(handle_, std::move(launch));
     return Result::kSuccess;

@@ -104,6 +104,7 @@ TEST_F(CudaDeviceTest, AStreamServesAgainAndGoesWithItsDevice) {
 TEST_F(CudaDeviceTest, KernelsAreLoadedOnceAndGoWithTheirDevice) {
   std::shared_ptr<Device> device = Open(2);
   for (int i = 0; i < 2; ++i) {
+    const Device::Scope scope(*device);
     std::unique_ptr<Kernels> kernels;
     ASSERT_TRUE(Kernels::Load(device, "an image", &kernels).ok());
   }

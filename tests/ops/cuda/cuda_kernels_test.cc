@@ -29,9 +29,9 @@ using tests::FakeGpus;
 class CudaKernelsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::shared_ptr<Device> device;
-    ASSERT_TRUE(Device::Open(gpus_.cuda(), 1, &device).ok());
-    ASSERT_TRUE(Kernels::Load(device, "an image", &kernels_).ok());
+    ASSERT_TRUE(Device::Open(gpus_.cuda(), 1, &device_).ok());
+    scope_ = std::make_unique<Device::Scope>(*device_);
+    ASSERT_TRUE(Kernels::Load(device_, "an image", &kernels_).ok());
     stream_ = gpus_.MakeStream();
   }
   void Copy(DType from, DType to, const std::vector<CopySegment>& segments,
@@ -42,6 +42,8 @@ class CudaKernelsTest : public ::testing::Test {
   }
 
   FakeGpus gpus_;
+  std::shared_ptr<Device> device_;
+  std::unique_ptr<Device::Scope> scope_;
   std::unique_ptr<Kernels> kernels_;
   StreamHandle stream_ = nullptr;
 };
@@ -221,6 +223,25 @@ TEST_F(CudaKernelsTest, FailuresNameTheKernel) {
   std::unique_ptr<Kernels> none;
   EXPECT_THAT(Kernels::Load(device, "an image", &none).message(),
               HasSubstr("do not run on device 4: cuModuleLoadData"));
+}
+
+TEST_F(CudaKernelsTest, AKernelIsOfItsDeviceAlone) {
+  const float value = 1;
+  float out = 0;
+  const CopySegment segment{&value, &out, 1};
+  const auto copy = [&](StreamHandle stream) {
+    return kernels_->Copy(DType::kF32, DType::kF32, {&segment, 1}, {}, {}, stream);
+  };
+  EXPECT_THAT(copy(gpus_.MakeStream(2)).message(), HasSubstr("400"));
+  EXPECT_TRUE(copy(stream_).ok());
+  std::shared_ptr<Device> other;
+  ASSERT_TRUE(Device::Open(gpus_.cuda(), 2, &other).ok());
+  {
+    const Device::Scope scope(*other);
+    EXPECT_THAT(copy(stream_).message(), HasSubstr("400"));
+  }
+  scope_.reset();
+  EXPECT_THAT(copy(stream_).message(), HasSubstr("201"));  // the thread has no device
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ TEST_F(FakeCudaDeathTest, FreeingAndTakingPinnedMemoryWaitsForTheDevice) {
   void* const memory = Take(100);
   void* const pinned = TakePinned(100);
   std::atomic<bool> open{false};
-  gpus_.PutGate(gpus_.MakeStream(), open);
+  gpus_.PutGate(gpus_.MakeStream(0), open);
   gpus_.LimitWaits(std::chrono::milliseconds(5));
   void* more = nullptr;
   EXPECT_DEATH(cuda_.HostAlloc(&more, 100, 0), "cudaHostAlloc would deadlock: it waits for device");
@@ -58,6 +58,27 @@ TEST_F(FakeCudaDeathTest, FreeingAndTakingPinnedMemoryWaitsForTheDevice) {
   EXPECT_EQ(cuda_.FreeHost(pinned), Error::kSuccess);
   opening.join();
   EXPECT_EQ(cuda_.Free(memory), Error::kSuccess);
+}
+
+TEST_F(FakeCudaTest, AnEventIsRecordedOnItsDeviceAlone) {
+  EventHandle event = nullptr;
+  cuda_.SetDevice(1);
+  ASSERT_EQ(cuda_.EventCreateWithFlags(&event, 0), Error::kSuccess);
+  EXPECT_EQ(static_cast<int>(cuda_.EventRecord(event, gpus_.MakeStream(2))), 400);
+  EXPECT_EQ(cuda_.EventRecord(event, gpus_.MakeStream(1)), Error::kSuccess);
+  cuda_.SetDevice(2);  // whose default stream it is
+  EXPECT_EQ(static_cast<int>(cuda_.EventRecord(event, nullptr)), 400);
+  EXPECT_EQ(cuda_.StreamWaitEvent(nullptr, event, 0), Error::kSuccess);  // from any device
+}
+
+TEST_F(FakeCudaDeathTest, AStreamThatHasWorkIsNotDestroyed) {
+  StreamHandle stream = nullptr;
+  ASSERT_EQ(cuda_.StreamCreateWithPriority(&stream, 0, 0), Error::kSuccess);
+  std::atomic<bool> open{false};
+  gpus_.PutGate(stream, open);
+  EXPECT_DEATH(cuda_.StreamDestroy(stream), "cudaStreamDestroy of a stream with work");
+  open = true;
+  EXPECT_EQ(cuda_.StreamDestroy(stream), Error::kSuccess);
 }
 
 }  // namespace

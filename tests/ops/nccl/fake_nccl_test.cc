@@ -168,7 +168,7 @@ TEST_F(FakeNcclDeathTest, MemoryThatACollectiveUsesIsNotFreed) {
 TEST_F(FakeNcclTest, AnAbortWaitsForItsDevice) {
   CommHandle comm = Alone();
   std::atomic<bool> open{false};
-  gpus_.PutGate(gpus_.MakeStream(), open);
+  gpus_.PutGate(gpus_.MakeStream(0), open);
   std::thread aborting([&] { EXPECT_EQ(api_.CommAbort(comm), Result::kSuccess); });
   while (gpus_.aborting() == 0) std::this_thread::yield();
   gpus_.RunDevices();

@@ -71,7 +71,11 @@ StreamHandle HandleOf(c10::StreamId number) {
 
 // Null: it is no more. With the lock.
 FakeStream* Find(FakeGpus::State& state, int device, StreamHandle handle) {
-  if (handle == nullptr) return &state.default_streams[device];
+  if (handle == nullptr) {
+    FakeStream& stream = state.default_streams[device];
+    stream.device = device;
+    return &stream;
+  }
   const auto found = state.streams.find(handle);
   return found == state.streams.end() ? nullptr : found->second.get();
 }
@@ -198,6 +202,7 @@ Over Put(const char* what, at::Device device, std::function<void()> work,
   FakeGpus::State& state = TheFakeGpus();
   const Lock lock(state.mutex);
   FakeStream& stream = *Find(state, device.index(), handle);
+  if (!stream.IsOf(device.index())) FailAsMisuse("a tensor in a stream of another device");
   state.Log(std::string(what) + " stream " + std::to_string(stream.number));
   state.Put(stream, what, [over, other, work = std::move(work)] {
     if (other && !*other) return false;

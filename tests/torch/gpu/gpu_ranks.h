@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,7 +32,7 @@ inline Floats Of(std::int64_t count, float value) {
 // A rank, whose GPU is the one behind its number, and whose current stream is one of its own.
 class GpuRank {
  public:
-  GpuRank(FakeGpus& gpus, int number) : gpus_(gpus), number_(number), stream_(gpus.MakeStream()) {
+  GpuRank(FakeGpus& gpus, int number) : gpus_(gpus), number_(number), stream_(gpus.MakeStream(number + 1)) {
     SetCurrentStream(device(), stream_);
   }
 
@@ -44,6 +45,7 @@ class GpuRank {
   // The rank's stream waits for what this one has until now, as autograd's engine makes it wait at
   // the end of backward() for the streams of gradients; those of GivenGradients it does not know.
   void Follow(ops::cuda::StreamHandle stream) {
+    const c10::DeviceGuard guard(Cuda(device()));
     ops::cuda::EventHandle event = nullptr;
     gpus_.cuda().EventCreateWithFlags(&event, 0);
     gpus_.cuda().EventRecord(event, stream);
@@ -58,6 +60,7 @@ class GpuRank {
     EXPECT_EQ(gpus_.cuda().MemcpyAsync(values.data(), tensor.const_data_ptr(), tensor.nbytes(),
                                        ops::cuda::CopyKind::kDeviceToHost, stream),
               ops::cuda::Error::kSuccess);
+    const c10::DeviceGuard guard(tensor.device());
     ops::cuda::EventHandle event = nullptr;
     gpus_.cuda().EventCreateWithFlags(&event, 0);
     gpus_.cuda().EventRecord(event, stream);
