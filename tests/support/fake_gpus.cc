@@ -229,9 +229,9 @@ void FakeGpus::SetFull(int device, bool full) {
   }
 }
 
-void FakeGpus::SetWindows(bool supported) {
+void FakeGpus::SetWindows(Windows windows) {
   const Lock lock(state_->mutex);
-  state_->windows = supported;
+  state_->windows = windows;
 }
 
 void FakeGpus::SetHosts(int hosts) {

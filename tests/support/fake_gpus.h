@@ -55,8 +55,11 @@ class FakeGpus {
   void SetCapturing(ops::cuda::StreamHandle stream, bool capturing = true);
   // Nothing is left on this device from now on, or something is.
   void SetFull(int device, bool full = true);
-  // Whether the machines have symmetric windows and NVLink SHARP; they do.
-  void SetWindows(bool supported);
+  // What ncclCommWindowRegister makes, at first a symmetric window, on machines with NVLink SHARP.
+  // Where there are none, NCCL 2.28 gives the handle of a local registration in its place, or if
+  // that is off says success and gives nothing.
+  enum class Windows { kSymmetric, kLocal, kNone };
+  void SetWindows(Windows windows);
   // The hosts that the ranks are on, in turn; they are on one.
   void SetHosts(int hosts);
   // The process exits: CUDA refuses every call from now on.

@@ -136,7 +136,7 @@ struct FakeComm {
 
   // ---- fake_nccl_registration.cc ----
   // Whether the window that it has asked for last is there, which it learns by this.
-  bool HasWindow(bool supported);
+  bool HasWindow(FakeGpus::Windows made);
   bool HasRegistered(const void* memory, bool as_window = false) const;
   bool HasRegistered(const FakeRange& any_of) const;
   std::uint64_t windows = 0;  // that are there, or null
@@ -195,7 +195,7 @@ struct FakeGpus::State {
   std::map<void*, FakeAllocation> allocations;
   std::set<int> contexts;
   std::set<int> full;  // devices
-  bool windows = true;
+  Windows windows = Windows::kSymmetric;
   int hosts = 1;
 };
 

@@ -64,7 +64,7 @@ void LogPath(FakeNcclCall& call, const void* input, const void* output, DataType
                                             .in_place = input == output,
                                             .in_window = in_window,
                                             .registered = registered,
-                                            .nvls = call.s.windows,
+                                            .nvls = call.s.windows == FakeGpus::Windows::kSymmetric,
                                             .hosts = call.s.hosts});
   call.s.Log("path of ncclAllReduce rank " + std::to_string(comm.rank) + ": " + path);
 }

@@ -35,18 +35,24 @@ Result RegisterWindow(CommHandle handle, void* memory, std::size_t bytes, void**
                       int flags) {
   FakeNcclCall call(handle);
   FakeComm& comm = *call.comm;
+  int failure = 0;
+  const bool fails = call.s.Fails("ncclCommWindowRegister", &failure);
   const Result result = call.Begin("ncclCommWindowRegister");
   if (result != Result::kSuccess) return result;
   if (flags != ops::nccl::kWindowCollSymmetric || bytes % 4096 != 0 ||
       reinterpret_cast<std::uintptr_t>(memory) % 4096 != 0) {
     return Result::kInvalidArgument;
   }
+  comm.busy = true;
+  if (fails) {  // which it tells whoever asks; the others wait for it
+    comm.error = static_cast<Result>(failure);
+    return Result::kInProgress;
+  }
   FakeWindow& made = comm.group->windows[comm.windows];
   if (made.ranks.empty()) made.bytes = bytes;
   if (made.bytes != bytes) std::abort();  // real ranks would hang, or worse
   made.ranks.insert(comm.rank);
   comm.waits_for_window = true;
-  comm.busy = true;
   comm.window = window;
   comm.window_memory = {memory, bytes};
   return Result::kInProgress;
@@ -62,16 +68,15 @@ Result DeregisterWindow(CommHandle handle, void* window) {
 
 }  // namespace
 
-bool FakeComm::HasWindow(bool supported) {
+bool FakeComm::HasWindow(FakeGpus::Windows made) {
   if (!waits_for_window) return true;
   if (static_cast<int>(group->windows[windows].ranks.size()) < size) return false;
   ++windows;
   waits_for_window = false;
-  *window = supported ? HandleOf(++registrations) : nullptr;
-  if (supported) {
-    registered[*window] = window_memory;
-    windows_made.insert(*window);
-  }
+  if (made == FakeGpus::Windows::kNone) return true;  // the pointer stays as it was
+  *window = HandleOf(++registrations);
+  registered[*window] = window_memory;
+  if (made == FakeGpus::Windows::kSymmetric) windows_made.insert(*window);
   return true;
 }
 

@@ -216,5 +216,54 @@ TEST_F(FakeNcclTest, TwoRanksOfAHostWithOneDeviceAreFoundWhenAllHaveCome) {
   EXPECT_EQ(Await(second), Result::kSuccess);
 }
 
+// Each rank's memory, registered as a window of both.
+class FakeWindowTest : public FakeNcclTest {
+ protected:
+  void SetUp() override {
+    const UniqueId id = Id();
+    for (int rank = 0; rank < 2; ++rank) comms_[rank] = Begin(id, 2, rank, rank);
+    for (CommHandle comm : comms_) ASSERT_EQ(Await(comm), Result::kSuccess);
+    for (void*& memory : memories_) ASSERT_EQ(api_.MemAlloc(&memory, 4096), Result::kSuccess);
+  }
+  Result Register(int rank) {
+    return api_.CommWindowRegister(comms_[rank], memories_[rank], 4096, &windows_[rank],
+                                   kWindowCollSymmetric);
+  }
+
+  CommHandle comms_[2] = {};
+  void* memories_[2] = {};
+  void* windows_[2] = {};
+};
+
+TEST_F(FakeWindowTest, IsThereWhenAllRanksHaveCome) {
+  EXPECT_EQ(Register(0), Result::kInProgress);
+  EXPECT_EQ(Ask(comms_[0]), Result::kInProgress);
+  EXPECT_EQ(Register(1), Result::kInProgress);
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(windows_[rank], nullptr);
+    EXPECT_EQ(Ask(comms_[rank]), Result::kSuccess);
+    EXPECT_NE(windows_[rank], nullptr);
+  }
+}
+
+TEST_F(FakeWindowTest, WhereThereIsNoneAHandleComesOrNothing) {
+  for (const auto mode : {FakeGpus::Windows::kLocal, FakeGpus::Windows::kNone}) {
+    gpus_.SetWindows(mode);
+    windows_[0] = this;
+    for (const int rank : {0, 1}) Register(rank);
+    for (CommHandle comm : comms_) EXPECT_EQ(Ask(comm), Result::kSuccess);
+    EXPECT_EQ(windows_[0] == this, mode == FakeGpus::Windows::kNone);
+  }
+}
+
+TEST_F(FakeWindowTest, AFailureIsOfTheCommunicatorAndIsToldByAsking) {
+  gpus_.FailNext("ncclCommWindowRegister", static_cast<int>(Result::kUnhandledCudaError));
+  EXPECT_EQ(Register(0), Result::kInProgress);
+  EXPECT_EQ(Ask(comms_[0]), Result::kUnhandledCudaError);
+  EXPECT_EQ(Register(0), Result::kUnhandledCudaError);  // it is of no more use
+  EXPECT_EQ(Register(1), Result::kInProgress);
+  EXPECT_EQ(Ask(comms_[1]), Result::kInProgress);
+}
+
 }  // namespace
 }  // namespace sirtaki::ops::nccl

@@ -251,12 +251,21 @@ TEST_F(NcclArenaTest, IsAWindowOnAllRanksBeforeABucketIsReducedInPlace) {
 }
 
 TEST_F(NcclArenaTest, WithoutWindowsItIsRegisteredByEachRank) {
-  gpus_.SetWindows(false);
+  gpus_.SetWindows(FakeGpus::Windows::kNone);
   RunRanks([&](DeviceRank& rank, int number) { RunAndCheck(rank, number, MakeArena(rank)); });
   EXPECT_THAT(gpus_.calls("ncclCommWindowRegister"), SizeIs(2));
   EXPECT_THAT(gpus_.calls("ncclCommWindowDeregister"), IsEmpty());
   EXPECT_THAT(gpus_.calls("ncclCommRegister"), SizeIs(2));
   EXPECT_THAT(gpus_.calls("ncclCommDeregister"), SizeIs(2));
+  EXPECT_EQ(gpus_.live_allocations(), 0);
+}
+
+TEST_F(NcclArenaTest, ALocalRegistrationInPlaceOfAWindowIsOneToNccl) {
+  gpus_.SetWindows(FakeGpus::Windows::kLocal);
+  RunRanks([&](DeviceRank& rank, int number) { RunAndCheck(rank, number, MakeArena(rank)); });
+  EXPECT_THAT(gpus_.calls("path of ncclAllReduce"), Each(HasSubstr("ring")));
+  EXPECT_THAT(gpus_.calls("ncclCommRegister"), IsEmpty());
+  EXPECT_THAT(gpus_.calls("ncclCommWindowDeregister"), SizeIs(2));
   EXPECT_EQ(gpus_.live_allocations(), 0);
 }
 
@@ -300,7 +309,7 @@ TEST_F(NcclArenaTest, WhereOneRankHasNoMemoryNoneHasAnArena) {
 }
 
 TEST_F(NcclArenaTest, WhatOneRankCannotRegisterNoRankDoes) {
-  gpus_.SetWindows(false);
+  gpus_.SetWindows(FakeGpus::Windows::kNone);
   RunRanks([&](DeviceRank& rank, int number) {
     Once(number,
          [&] { gpus_.FailNext("ncclCommRegister", static_cast<int>(nccl::Result::kSystemError)); });
