@@ -93,6 +93,16 @@ Error FakeGpus::State::Allocate(FakeMemory kind, std::size_t bytes, void** memor
   return Error::kSuccess;
 }
 
+const FakeAllocation* FakeGpus::State::FindMemory(FakeMemory kind, const FakeRange& range) const {
+  for (const auto& [memory, allocation] : allocations) {
+    if (allocation.kind != kind) continue;
+    const auto offset =
+        reinterpret_cast<std::uintptr_t>(range.begin) - reinterpret_cast<std::uintptr_t>(memory);
+    if (offset < allocation.bytes && range.bytes <= allocation.bytes - offset) return &allocation;
+  }
+  return nullptr;
+}
+
 void FakeGpus::State::Free(std::unique_lock<std::mutex>& held_lock, const std::string& function,
                            FakeMemory kind, void* memory) {
   const auto found = allocations.find(memory);

@@ -160,6 +160,8 @@ struct FakeGpus::State {
   void Put(FakeStream& stream, const std::string& function, FakeOperation operation);
   void CheckNotLaunching(const FakeStream& stream, const std::string& function,
                          const FakeComm* except = nullptr);
+  // Null: it is in no memory of this kind.
+  const FakeAllocation* FindMemory(FakeMemory kind, const FakeRange& range) const;
   void Enqueue(FakeStream& stream, FakeOperation operation);
   ops::cuda::Error Allocate(FakeMemory kind, std::size_t bytes, void** memory);
   // Waits for the memory's device and gives it back. What is in use cannot go.

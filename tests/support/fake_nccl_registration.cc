@@ -44,6 +44,12 @@ Result RegisterWindow(CommHandle handle, void* memory, std::size_t bytes, void**
     return Result::kInvalidArgument;
   }
   comm.busy = true;
+  // A window's memory is exported to the other ranks: only NCCL's own can be.
+  const bool has_memory = call.s.FindMemory(FakeMemory::kOfNccl, {memory, bytes}) != nullptr;
+  if (!has_memory && call.s.windows == FakeGpus::Windows::kSymmetric) {
+    comm.error = Result::kUnhandledCudaError;
+    return Result::kInProgress;
+  }
   if (fails) {  // which it tells whoever asks; the others wait for it
     comm.error = static_cast<Result>(failure);
     return Result::kInProgress;

@@ -265,5 +265,11 @@ TEST_F(FakeWindowTest, AFailureIsOfTheCommunicatorAndIsToldByAsking) {
   EXPECT_EQ(Ask(comms_[1]), Result::kInProgress);
 }
 
+TEST_F(FakeWindowTest, NeedsMemoryOfNccls) {
+  ASSERT_EQ(gpus_.cuda().Malloc(&memories_[0], 4096), cuda::Error::kSuccess);
+  EXPECT_EQ(Register(0), Result::kInProgress);
+  EXPECT_EQ(Ask(comms_[0]), Result::kUnhandledCudaError);
+}
+
 }  // namespace
 }  // namespace sirtaki::ops::nccl
