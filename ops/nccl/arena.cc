@@ -80,9 +80,10 @@ std::shared_ptr<Arena> Arena::Make(std::shared_ptr<cuda::Device> device,
   if (nccl.MemAlloc != nullptr && nccl.MemFree != nullptr) {
     arena->of_nccl_ = nccl.MemAlloc(&memory, ArenaSize(bytes)) == Result::kSuccess;
   }
-  if (!arena->of_nccl_ && cuda.Malloc(&memory, ArenaSize(bytes)) != cuda::Error::kSuccess) {
-    static_cast<void>(cuda.GetLastError());  // or somebody takes it for his own
-    return nullptr;
+  if (!arena->of_nccl_) {
+    const cuda::Error error = cuda.Malloc(&memory, ArenaSize(bytes));
+    static_cast<void>(cuda.GetLastError());  // of either, or somebody takes it for his own
+    if (error != cuda::Error::kSuccess) return nullptr;
   }
   arena->memory_ = memory;
   arena->device_->AddArena(memory, bytes);
@@ -95,8 +96,8 @@ bool Arena::MarkReaders(std::vector<cuda::EventPtr>* behind) {
   if (!scope.status().ok()) return false;
   for (const cuda::StreamHandle stream : readers()) {
     int capture = cuda::kCaptureNone;
-    if (cuda.StreamIsCapturing(stream, &capture) != cuda::Error::kSuccess ||
-        capture != cuda::kCaptureNone) {
+    const cuda::Error error = cuda.StreamIsCapturing(stream, &capture);
+    if (!cuda::Check(cuda, error, "cudaStreamIsCapturing").ok() || capture != cuda::kCaptureNone) {
       return false;
     }
     cuda::EventPtr event;

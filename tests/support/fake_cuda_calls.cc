@@ -20,6 +20,16 @@ thread_local std::vector<int> pushed_contexts;
 thread_local int set_device = -1;
 thread_local int capture_mode = 0;  // global
 
+// The last error, which nobody may leave to whatever the thread does next.
+struct KeptError {
+  KeptError() = default;
+  ~KeptError() { CheckNoFakeError("the end of a thread"); }
+  KeptError(const KeptError&) = delete;
+  KeptError& operator=(const KeptError&) = delete;
+  Error error = Error::kSuccess;
+};
+thread_local KeptError kept_error;
+
 constexpr int kDevices = 128;
 constexpr auto kCaptureForbids = static_cast<Error>(900);
 char context_numbers[kDevices];  // a context is the address of its device's
@@ -224,11 +234,43 @@ Error PopContext(ContextHandle*) {
   return Begin(s, "cuCtxPopCurrent");
 }
 
+Error Malloc(void** memory, std::size_t bytes) {
+  return Allocate("cudaMalloc", FakeMemory::kPlain, memory, bytes);
+}
+Error HostAlloc(void** memory, std::size_t bytes, unsigned) {
+  return Allocate("cudaHostAlloc", FakeMemory::kPinned, memory, bytes);
+}
+Error Free(void* memory) { return Deallocate("cudaFree", FakeMemory::kPlain, memory); }
+Error FreeHost(void* memory) { return Deallocate("cudaFreeHost", FakeMemory::kPinned, memory); }
+
+Error LastError() {
+  FakeGpus::State& s = TheFakeGpus();
+  const Lock lock(s.mutex);
+  s.Log("cudaGetLastError");
+  return std::exchange(kept_error.error, Error::kSuccess);
+}
+
+// A function of the runtime, whose error stays with the thread.
+template <auto function, typename... Arguments>
+Error Keeping(Arguments... arguments) {
+  const Error error = function(arguments...);
+  if (error != Error::kSuccess && error != Error::kDeinitialized) kept_error.error = error;
+  return error;
+}
+
 }  // namespace
 
 int FakeCurrentDevice() { return Current(); }
 
-void ForgetFakeCurrentDevice() {
+void KeepFakeError(Error error) { kept_error.error = error; }
+
+void CheckNoFakeError(const std::string& who) {
+  if (kept_error.error == Error::kSuccess) return;
+  FailAsMisuse(who + " finds error " + std::to_string(static_cast<int>(kept_error.error)) +
+               ", which a call of CUDA before it has left behind");
+}
+
+void ForgetFakeThread() {
   set_device = -1;
   capture_mode = 0;
 }
@@ -242,7 +284,7 @@ void FillFakeCuda(ops::cuda::Api* api) {
     *count = kDevices;
     return Error::kSuccess;
   };
-  api->SetDevice = SetDevice;
+  api->SetDevice = Keeping<SetDevice>;
   api->DeviceGetPCIBusId = [](char* text, int size, int device) {
     const std::string id = "0000:" + std::to_string(10 + device) + ":00.0";
     std::strncpy(text, id.c_str(), static_cast<std::size_t>(size));
@@ -252,38 +294,30 @@ void FillFakeCuda(ops::cuda::Api* api) {
   api->GetErrorString = [](Error error) {
     return error == Error::kMemoryAllocation ? "out of memory" : "a fake error";
   };
-  api->GetLastError = [] {
-    FakeGpus::State& s = TheFakeGpus();
-    const Lock lock(s.mutex);
-    return Begin(s, "cudaGetLastError");
-  };
+  api->GetLastError = LastError;
   api->DeviceGetStreamPriorityRange = [](int* least, int* greatest) {
     *least = 0;
     *greatest = -5;
     return Error::kSuccess;
   };
-  api->StreamCreateWithPriority = CreateStream;
-  api->StreamDestroy = DestroyStream;
-  api->StreamWaitEvent = WaitEvent;
-  api->StreamIsCapturing = IsCapturing;
+  api->StreamCreateWithPriority = Keeping<CreateStream>;
+  api->StreamDestroy = Keeping<DestroyStream>;
+  api->StreamWaitEvent = Keeping<WaitEvent>;
+  api->StreamIsCapturing = Keeping<IsCapturing>;
   api->ThreadExchangeStreamCaptureMode = [](int* mode) {
     std::swap(*mode, capture_mode);
     return Error::kSuccess;
   };
-  api->EventCreateWithFlags = CreateEvent;
-  api->EventRecord = RecordEvent;
-  api->EventQuery = QueryEvent;
-  api->EventDestroy = DestroyEvent;
-  api->MemcpyAsync = CopyAsync;
-  api->MemsetAsync = SetAsync;
-  api->Malloc = [](void** memory, std::size_t bytes) {
-    return Allocate("cudaMalloc", FakeMemory::kPlain, memory, bytes);
-  };
-  api->Free = [](void* memory) { return Deallocate("cudaFree", FakeMemory::kPlain, memory); };
-  api->HostAlloc = [](void** memory, std::size_t bytes, unsigned) {
-    return Allocate("cudaHostAlloc", FakeMemory::kPinned, memory, bytes);
-  };
-  api->FreeHost = [](void* memory) { return Deallocate("cudaFreeHost", FakeMemory::kPinned, memory); };
+  api->EventCreateWithFlags = Keeping<CreateEvent>;
+  api->EventRecord = Keeping<RecordEvent>;
+  api->EventQuery = Keeping<QueryEvent>;
+  api->EventDestroy = Keeping<DestroyEvent>;
+  api->MemcpyAsync = Keeping<CopyAsync>;
+  api->MemsetAsync = Keeping<SetAsync>;
+  api->Malloc = Keeping<Malloc>;
+  api->Free = Keeping<Free>;
+  api->HostAlloc = Keeping<HostAlloc>;
+  api->FreeHost = Keeping<FreeHost>;
   api->DeviceGet = [](int* device, int ordinal) {
     *device = ordinal;
     return ordinal < kDevices ? Error::kSuccess : static_cast<Error>(101);

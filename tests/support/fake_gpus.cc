@@ -79,6 +79,29 @@ void FakeGpus::State::Put(FakeStream& stream, const std::string& function,
   Enqueue(stream, std::move(operation));
 }
 
+void FakeGpus::State::PutByProgram(FakeStream& stream, const std::string& what,
+                                   FakeOperation operation) {
+  CheckNoFakeError(what);
+  Put(stream, what, std::move(operation));
+}
+
+void FakeGpus::State::AwaitStream(std::unique_lock<std::mutex>& held_lock, FakeStream& stream,
+                                  const std::string& function) {
+  const std::uint64_t last = operations;
+  const auto begun = std::chrono::steady_clock::now();
+  for (;;) {
+    Run();
+    if (stream.queue.empty() || stream.queue.front().number > last) return;
+    if (std::chrono::steady_clock::now() - begun > wait_limit) {
+      FailAsMisuse(function + " would deadlock: stream " + std::to_string(stream.number) +
+                   " stands still");
+    }
+    held_lock.unlock();
+    std::this_thread::yield();
+    held_lock.lock();
+  }
+}
+
 void FakeGpus::State::Enqueue(FakeStream& stream, FakeOperation operation) {
   operation.number = ++operations;
   stream.queue.push_back(std::move(operation));
@@ -184,7 +207,8 @@ FakeGpus::~FakeGpus() {
   while (aborting() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   for (const auto& [memory, allocation] : state_->allocations) std::free(memory);
   the_state = nullptr;
-  ForgetFakeCurrentDevice();
+  CheckNoFakeError("the test");
+  ForgetFakeThread();
 }
 
 const ops::cuda::Api& FakeGpus::cuda() const { return state_->cuda; }
@@ -319,15 +343,29 @@ StreamHandle FakeGpus::MakeStream(int device) {
 
 void FakeGpus::PutWrite(StreamHandle stream, void* memory, int value, std::size_t bytes) {
   const Lock lock(state_->mutex);
-  state_->Put(state_->StreamOf(stream), "a program's work", [=] {
+  state_->PutByProgram(state_->StreamOf(stream), "a program's work", [=] {
     std::memset(memory, value, bytes);
     return true;
   });
 }
 
+void FakeGpus::PutCopy(StreamHandle stream, void* to, const void* from, std::size_t bytes) {
+  const Lock lock(state_->mutex);
+  state_->PutByProgram(state_->StreamOf(stream), "a program's work", [=] {
+    std::memmove(to, from, bytes);
+    return true;
+  });
+}
+
+void FakeGpus::AwaitStream(StreamHandle stream) {
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  state_->AwaitStream(lock, state_->StreamOf(stream), "a program's wait");
+}
+
 void FakeGpus::PutGate(StreamHandle stream, const std::atomic<bool>& open) {
   const Lock lock(state_->mutex);
-  state_->Put(state_->StreamOf(stream), "a program's work", [&open] { return open.load(); });
+  state_->PutByProgram(state_->StreamOf(stream), "a program's work",
+                       [&open] { return open.load(); });
 }
 
 void FakeGpus::RunDevices() {

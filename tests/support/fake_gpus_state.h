@@ -155,6 +155,11 @@ struct FakeGpus::State {
   FakeStream& StreamOf(ops::cuda::StreamHandle handle);
   FakeEvent& EventOf(ops::cuda::EventHandle handle);
   FakeComm& CommOf(ops::nccl::CommHandle handle);
+  // Waits until the stream is through with all that is in it now, without the lock.
+  void AwaitStream(std::unique_lock<std::mutex>& held_lock, FakeStream& stream,
+                   const std::string& function);
+  // The same for what a program puts, which finds what errors others have left.
+  void PutByProgram(FakeStream& stream, const std::string& what, FakeOperation operation);
   // What a function of CUDA's or a program puts into a stream. Nothing may go there while NCCL is
   // still launching: where it ends up would be chance.
   void Put(FakeStream& stream, const std::string& function, FakeOperation operation);
@@ -206,8 +211,13 @@ FakeGpus::State& TheFakeGpus();
 FakeGpus::State* FindFakeGpus();  // null: none
 
 // ---- fake_cuda_calls.cc ----
-int FakeCurrentDevice();         // of the calling thread; -1: none chosen
-void ForgetFakeCurrentDevice();  // and what else CUDA keeps for the thread
+int FakeCurrentDevice();    // of the calling thread; -1: none chosen
+void ForgetFakeThread();    // what CUDA keeps for the calling thread
+// The error that CUDA keeps for the calling thread until it is asked for it.
+void KeepFakeError(ops::cuda::Error error);
+// LibTorch looks for an error after each of its launches, and throws: what we leave behind there
+// ends the process.
+void CheckNoFakeError(const std::string& who);
 
 void FillFakeCuda(ops::cuda::Api* api);
 void FillFakeKernels(ops::cuda::Api* api);  // what launches them

@@ -200,10 +200,12 @@ Result GroupEnd() {
 Result MemAlloc(void** memory, std::size_t bytes) {
   FakeGpus::State& s = TheFakeGpus();
   const Lock lock(s.mutex);
-  const Result result = BeginNccl(s, "ncclMemAlloc");
-  if (result != Result::kSuccess) return result;
-  const bool taken = s.Allocate(FakeMemory::kOfNccl, bytes, memory) == ops::cuda::Error::kSuccess;
-  return taken ? Result::kSuccess : Result::kUnhandledCudaError;
+  if (BeginNccl(s, "ncclMemAlloc") == Result::kSuccess &&
+      s.Allocate(FakeMemory::kOfNccl, bytes, memory) == ops::cuda::Error::kSuccess) {
+    return Result::kSuccess;
+  }
+  KeepFakeError(ops::cuda::Error::kMemoryAllocation);
+  return Result::kUnhandledCudaError;
 }
 
 Result MemFree(void* memory) {

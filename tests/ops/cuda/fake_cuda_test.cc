@@ -65,9 +65,11 @@ TEST_F(FakeCudaTest, AnEventIsRecordedOnItsDeviceAlone) {
   cuda_.SetDevice(1);
   ASSERT_EQ(cuda_.EventCreateWithFlags(&event, 0), Error::kSuccess);
   EXPECT_EQ(static_cast<int>(cuda_.EventRecord(event, gpus_.MakeStream(2))), 400);
+  EXPECT_EQ(static_cast<int>(cuda_.GetLastError()), 400);
   EXPECT_EQ(cuda_.EventRecord(event, gpus_.MakeStream(1)), Error::kSuccess);
   cuda_.SetDevice(2);  // whose default stream it is
   EXPECT_EQ(static_cast<int>(cuda_.EventRecord(event, nullptr)), 400);
+  EXPECT_EQ(static_cast<int>(cuda_.GetLastError()), 400);
   EXPECT_EQ(cuda_.StreamWaitEvent(nullptr, event, 0), Error::kSuccess);  // from any device
 }
 
@@ -79,6 +81,28 @@ TEST_F(FakeCudaDeathTest, AStreamThatHasWorkIsNotDestroyed) {
   EXPECT_DEATH(cuda_.StreamDestroy(stream), "cudaStreamDestroy of a stream with work");
   open = true;
   EXPECT_EQ(cuda_.StreamDestroy(stream), Error::kSuccess);
+}
+
+TEST_F(FakeCudaDeathTest, AnErrorStaysWithItsThreadUntilItIsAskedFor) {
+  EventHandle event = nullptr;
+  ASSERT_EQ(cuda_.EventCreateWithFlags(&event, 0), Error::kSuccess);
+  StreamHandle stream = gpus_.MakeStream();
+  gpus_.Hold();
+  ASSERT_EQ(cuda_.EventRecord(event, stream), Error::kSuccess);
+  char byte = 0;
+  const auto query = [&] { EXPECT_EQ(cuda_.EventQuery(event), Error::kNotReady); };
+  EXPECT_DEATH(
+      {
+        query();
+        gpus_.PutWrite(stream, &byte, 1, 1);
+      },
+      "a program's work finds error 600");
+  EXPECT_DEATH(std::thread(query).join(), "the end of a thread finds error 600");
+  query();
+  EXPECT_EQ(cuda_.StreamWaitEvent(stream, event, 0), Error::kSuccess);  // which forgets nothing
+  EXPECT_EQ(cuda_.GetLastError(), Error::kNotReady);
+  EXPECT_EQ(cuda_.GetLastError(), Error::kSuccess);
+  gpus_.PutWrite(stream, &byte, 1, 1);
 }
 
 }  // namespace

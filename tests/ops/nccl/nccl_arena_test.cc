@@ -294,6 +294,19 @@ TEST_F(NcclArenaTest, MemoryThatIsNotNcclsIsNotRegistered) {
   EXPECT_EQ(gpus_.live_allocations(), 0);
 }
 
+TEST_F(NcclArenaTest, MemoryThatNcclCannotGiveIsPlainAndLeavesNoErrorBehind) {
+  RunRanks([&](DeviceRank& rank, int number) {
+    Begin(rank, number);
+    Once(number, [&] {
+      gpus_.FailNext("ncclMemAlloc", static_cast<int>(nccl::Result::kUnhandledCudaError));
+    });
+    const ArenaPtr arena = MakeArena(rank);
+    ASSERT_NE(arena, nullptr);
+    RunAndCheck(rank, number, arena);
+  });
+  EXPECT_THAT(gpus_.calls("ncclCommWindowRegister"), IsEmpty());
+}
+
 TEST_F(NcclArenaTest, WhereOneRankHasNoMemoryNoneHasAnArena) {
   RunRanks([&](DeviceRank& rank, int number) {
     Begin(rank, number);
@@ -459,6 +472,19 @@ TEST_F(NcclArenaTest, OutlivesTheLanesWithWhoeverHasIt) {
   EXPECT_EQ(*reinterpret_cast<const float*>(kept[0]->begin()), 2.0F);
   kept.clear();
   EXPECT_EQ(gpus_.live_allocations(), 0);
+}
+
+TEST_F(NcclArenaTest, AReaderThatIsNoMoreLeavesTheMemoryAndNoErrorBehind) {
+  std::vector<ArenaPtr> kept(2);
+  RunRanks([&](DeviceRank& rank, int number) {
+    ArenaPtr& arena = kept[static_cast<std::size_t>(number)];
+    arena = MakeArena(rank);
+    arena->NoteReader(rank.producer());
+  });
+  gpus_.FailNext("cudaStreamIsCapturing", 400);
+  kept.clear();
+  EXPECT_EQ(gpus_.live_allocations(), 1);
+  EXPECT_EQ(gpus_.cuda().GetLastError(), cuda::Error::kSuccess);
 }
 
 TEST_F(NcclArenaTest, AFailureWhileItIsRegisteredEndsAllRanks) {

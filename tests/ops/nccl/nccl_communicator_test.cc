@@ -87,11 +87,7 @@ TEST_F(NcclCommunicatorTest, RanksMeetAndReduce) {
     float& value = values[static_cast<std::size_t>(rank)];
     cuda::StreamHandle stream = gpus_.MakeStream(rank);
     ASSERT_TRUE(Sum(*comm, &value, stream, {}).ok());
-    // It is in the stream now: a place that is marked now is behind it.
-    cuda::EventHandle event = nullptr;
-    ASSERT_EQ(gpus_.cuda().EventCreateWithFlags(&event, 0), cuda::Error::kSuccess);
-    ASSERT_EQ(gpus_.cuda().EventRecord(event, stream), cuda::Error::kSuccess);
-    while (gpus_.cuda().EventQuery(event) != cuda::Error::kSuccess) std::this_thread::yield();
+    gpus_.AwaitStream(stream);  // where it is now
     EXPECT_EQ(value, 7);
     EXPECT_TRUE(comm->CheckAsync().ok());
     EXPECT_TRUE(comm->Finalize({}).ok());

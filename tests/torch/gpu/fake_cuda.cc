@@ -204,7 +204,7 @@ Over Put(const char* what, at::Device device, std::function<void()> work,
   FakeStream& stream = *Find(state, device.index(), handle);
   if (!stream.IsOf(device.index())) FailAsMisuse("a tensor in a stream of another device");
   state.Log(std::string(what) + " stream " + std::to_string(stream.number));
-  state.Put(stream, what, [over, other, work = std::move(work)] {
+  state.PutByProgram(stream, what, [over, other, work = std::move(work)] {
     if (other && !*other) return false;
     const at::NoGradGuard no_grad;
     work();
@@ -306,8 +306,11 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
     TheFakeGpus().cuda.StreamWaitEvent(HandleOf(stream.id()), static_cast<EventHandle>(event), 0);
   }
   bool queryEvent(void* event) const override {
-    return TheFakeGpus().cuda.EventQuery(static_cast<EventHandle>(event)) ==
-           ops::cuda::Error::kSuccess;
+    const ops::cuda::Api& api = TheFakeGpus().cuda;
+    const bool reached =
+        api.EventQuery(static_cast<EventHandle>(event)) == ops::cuda::Error::kSuccess;
+    if (!reached) api.GetLastError();  // as LibTorch does
+    return reached;
   }
   void synchronizeEvent(void* event) const override {
     while (!queryEvent(event)) std::this_thread::yield();

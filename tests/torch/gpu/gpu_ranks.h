@@ -10,7 +10,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "frameworks/torch/session/session_state.h"
@@ -57,15 +56,9 @@ class GpuRank {
   Floats Read(const at::Tensor& tensor) {
     Floats values(static_cast<std::size_t>(tensor.numel()), -1.0F);
     const ops::cuda::StreamHandle stream = CurrentStreamOf(tensor.device().index());
-    EXPECT_EQ(gpus_.cuda().MemcpyAsync(values.data(), tensor.const_data_ptr(), tensor.nbytes(),
-                                       ops::cuda::CopyKind::kDeviceToHost, stream),
-              ops::cuda::Error::kSuccess);
-    const c10::DeviceGuard guard(tensor.device());
-    ops::cuda::EventHandle event = nullptr;
-    gpus_.cuda().EventCreateWithFlags(&event, 0);
-    gpus_.cuda().EventRecord(event, stream);
-    while (gpus_.cuda().EventQuery(event) != ops::cuda::Error::kSuccess) std::this_thread::yield();
-    gpus_.cuda().EventDestroy(event);
+    const c10::DeviceGuard guard(tensor.device());  // whose default stream it may be
+    gpus_.PutCopy(stream, values.data(), tensor.const_data_ptr(), tensor.nbytes());
+    gpus_.AwaitStream(stream);
     return values;
   }
 
