@@ -154,7 +154,7 @@ struct FakeGpus::State {
   void Log(std::string line) { calls.push_back(std::move(line)); }
   FakeStream& StreamOf(ops::cuda::StreamHandle handle);
   FakeEvent& EventOf(ops::cuda::EventHandle handle);
-  FakeComm& CommOf(ops::nccl::CommHandle handle);
+  const std::shared_ptr<FakeComm>& FindComm(ops::nccl::CommHandle handle) const;
   // Waits until the stream is through with all that is in it now, without the lock.
   void AwaitStream(std::unique_lock<std::mutex>& held_lock, FakeStream& stream,
                    const std::string& function);
@@ -227,6 +227,18 @@ void FillFakeRegistration(ops::nccl::Api* api);
 
 // ---- fake_nccl.cc ----
 
+// A thread is in a call of NCCL's with this communicator, alone.
+class FakeVisit {
+ public:
+  explicit FakeVisit(ops::nccl::CommHandle handle);
+  ~FakeVisit();
+  FakeVisit(const FakeVisit&) = delete;
+  FakeVisit& operator=(const FakeVisit&) = delete;
+
+ private:
+  const ops::nccl::CommHandle handle_;
+};
+
 // A call of NCCL's with a communicator: has the lock while it lives.
 class FakeNcclCall {
  public:
@@ -239,14 +251,15 @@ class FakeNcclCall {
   // Now, or at the end of the thread's group.
   ops::nccl::Result Launch(FakeLaunch launch);
 
-  FakeGpus::State& s;
-  std::unique_lock<std::mutex> lock;
+  std::shared_ptr<FakeComm> comm;  // goes last: the next one at its address has other visitors
 
  private:
   const ops::nccl::CommHandle handle_;
+  const FakeVisit visit_;
 
  public:
-  const std::shared_ptr<FakeComm> comm;
+  FakeGpus::State& s;
+  std::unique_lock<std::mutex> lock;
 };
 
 // False where a call of the thread's open group writes what this one reads or writes, or reads what

@@ -1,6 +1,7 @@
 // The NCCL of FakeGpus: communicators, groups and memory.
 #include <algorithm>
-#include <cstdlib>
+#include <list>
+#include <thread>
 
 #include "tests/support/fake_gpus_state.h"
 
@@ -115,15 +116,6 @@ Result AsyncError(CommHandle handle, Result* error) {
   return Result::kSuccess;
 }
 
-// End takes the communicator away from its handle. The caller has the lock.
-std::shared_ptr<FakeComm> End(FakeGpus::State& s, CommHandle handle) {
-  const auto found = s.comms.find(handle);
-  if (found == s.comms.end()) std::abort();  // twice
-  std::shared_ptr<FakeComm> comm = std::move(found->second);
-  s.comms.erase(found);
-  return comm;
-}
-
 Result Finalize(CommHandle handle) {
   FakeNcclCall call(handle);
   const Result result = call.Begin("ncclCommFinalize");
@@ -138,7 +130,7 @@ Result Destroy(CommHandle handle) {
   FakeNcclCall call(handle);
   if (!call.comm->finalized) FailAsMisuse("ncclCommDestroy without ncclCommFinalize");
   if (call.comm->busy) FailAsMisuse("ncclCommDestroy before ncclCommFinalize is over");
-  End(call.s, handle);
+  call.s.comms.erase(handle);
   return BeginNccl(call.s, "ncclCommDestroy", " rank " + std::to_string(call.comm->rank));
 }
 
@@ -156,7 +148,7 @@ Result Abort(CommHandle handle) {
   }
   if (call.comm->IsConnected()) LaunchAll(s, call.comm);
   call.comm->launches.clear();
-  End(s, handle);
+  s.comms.erase(handle);
   ++s.aborting;
   s.AwaitDevice(call.lock, call.comm->device, "ncclCommAbort");
   --s.aborting;
@@ -172,6 +164,8 @@ Result GroupStart() {
 
 Result GroupEnd() {
   FakeGpus::State& s = TheFakeGpus();
+  std::list<FakeVisit> visits;
+  for (const auto& [handle, launch] : open_group.launches) visits.emplace_back(handle);
   const Lock lock(s.mutex);
   const Result result = BeginNccl(s, "ncclGroupEnd");
   if (--open_group.depth > 0) return result;
@@ -183,7 +177,7 @@ Result GroupEnd() {
   for (const bool sends : {true, false}) {
     for (auto& [handle, launch] : launches) {
       if ((launch.to >= 0) != sends) continue;
-      const std::shared_ptr<FakeComm>& comm = s.comms.at(handle);
+      const std::shared_ptr<FakeComm>& comm = s.FindComm(handle);
       s.CheckNotLaunching(*launch.stream, "ncclGroupEnd", comm.get());
       comm->Call(std::move(launch));
       comms.insert(comm);
@@ -278,10 +272,46 @@ bool FakeComm::IsConnected() const {
   });
 }
 
+// ---- FakeVisit ----
+
+namespace {
+
+// Beside the lock, which makes one thread of many. Outlives every FakeGpus, as a call that was left
+// behind does.
+struct Visitors {
+  std::mutex mutex;
+  std::map<CommHandle, std::pair<std::thread::id, int>> all;  // with how many calls of the thread
+};
+Visitors& TheVisitors() {
+  static auto* visitors = new Visitors;
+  return *visitors;
+}
+
+}  // namespace
+
+FakeVisit::FakeVisit(CommHandle handle) : handle_(handle) {
+  Visitors& visitors = TheVisitors();
+  const Lock lock(visitors.mutex);
+  auto& [thread, calls] = visitors.all[handle];
+  if (calls++ == 0) thread = std::this_thread::get_id();
+  if (thread != std::this_thread::get_id()) {
+    FailAsMisuse("two threads are in calls of NCCL with one communicator");
+  }
+}
+
+FakeVisit::~FakeVisit() {
+  Visitors& visitors = TheVisitors();
+  const Lock lock(visitors.mutex);
+  const auto found = visitors.all.find(handle_);
+  if (--found->second.second == 0) visitors.all.erase(found);
+}
+
 // ---- FakeNcclCall ----
 
 FakeNcclCall::FakeNcclCall(CommHandle handle)
-    : s(TheFakeGpus()), lock(s.mutex), handle_(handle), comm(s.comms.at(handle)) {}
+    : handle_(handle), visit_(handle), s(TheFakeGpus()), lock(s.mutex) {
+  comm = s.FindComm(handle);
+}
 
 // "Attempt to use communicator before the previous operation returned ncclSuccess" (init.cc:381).
 Result FakeNcclCall::Begin(const std::string& function, const std::string& rest) {
@@ -302,7 +332,11 @@ Result FakeNcclCall::Launch(FakeLaunch launch) {
   return tests::Begin(s, comm);
 }
 
-FakeComm& FakeGpus::State::CommOf(CommHandle handle) { return *comms.at(handle); }
+const std::shared_ptr<FakeComm>& FakeGpus::State::FindComm(CommHandle handle) const {
+  const auto found = comms.find(handle);
+  if (found == comms.end()) FailAsMisuse("a call of NCCL with a communicator that is no more");
+  return found->second;
+}
 
 void FillFakeNccl(ops::nccl::Api* api) {
   api->GetVersion = [](int* version) {

@@ -271,5 +271,17 @@ TEST_F(FakeWindowTest, NeedsMemoryOfNccls) {
   EXPECT_EQ(Ask(comms_[0]), Result::kUnhandledCudaError);
 }
 
+TEST_F(FakeNcclDeathTest, ACommunicatorHasOneCallerAtATime) {
+  CommHandle comm = Alone();
+  std::atomic<bool> open{false};
+  gpus_.PutGate(gpus_.MakeStream(0), open);
+  std::thread aborting([&] { api_.CommAbort(comm); });
+  while (gpus_.aborting() == 0) std::this_thread::yield();
+  EXPECT_DEATH(Ask(comm), "two threads are in calls of NCCL with one communicator");
+  open = true;
+  aborting.join();
+  EXPECT_DEATH(Ask(comm), "a communicator that is no more");
+}
+
 }  // namespace
 }  // namespace sirtaki::ops::nccl
