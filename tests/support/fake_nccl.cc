@@ -86,8 +86,14 @@ Result InitRank(CommHandle* handle, int size, UniqueId id, int rank, Config* con
   comm->device = std::max(0, FakeCurrentDevice());
   comm->size = size;
   std::shared_ptr<FakeGroup>& group = s.groups[std::string(id.bytes.begin(), id.bytes.end())];
-  if (group == nullptr) group = std::make_shared<FakeGroup>();
-  group->size = size;
+  if (group == nullptr) {
+    group = std::make_shared<FakeGroup>();
+    group->size = size;
+  }
+  if (static_cast<int>(group->ranks.size()) == group->size || group->ranks.count(rank) > 0) {
+    FailAsMisuse("a unique id makes one communicator, and rank " + std::to_string(rank) +
+                 " comes to it again");
+  }
   group->ranks[rank] = comm->device;
   comm->group = group;
   comm->in_progress = s.answers;

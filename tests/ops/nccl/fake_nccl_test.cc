@@ -283,5 +283,13 @@ TEST_F(FakeNcclDeathTest, ACommunicatorHasOneCallerAtATime) {
   EXPECT_DEATH(Ask(comm), "a communicator that is no more");
 }
 
+TEST_F(FakeNcclDeathTest, AUniqueIdMakesOneCommunicator) {
+  const UniqueId id = Id();
+  Begin(id, 2, 0, 0);
+  EXPECT_DEATH(Begin(id, 2, 0, 1), "a unique id makes one communicator, and rank 0");
+  Begin(id, 2, 1, 1);
+  EXPECT_DEATH(Begin(id, 2, 1, 1), "a unique id makes one communicator, and rank 1");
+}
+
 }  // namespace
 }  // namespace sirtaki::ops::nccl
