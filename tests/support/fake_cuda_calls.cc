@@ -18,7 +18,7 @@ using ops::cuda::StreamHandle;
 // What the driver and the runtime keep for a thread.
 thread_local std::vector<int> pushed_contexts;
 thread_local int set_device = -1;
-thread_local int capture_mode = 0;  // global
+thread_local int capture_mode = 0;  // global; another one: a thread of ours
 
 // The last error, which nobody may leave to whatever the thread does next.
 struct KeptError {
@@ -182,17 +182,27 @@ Error DestroyEvent(EventHandle event) {
   return Error::kSuccess;
 }
 
-Error CopyAsync(void* to, const void* from, std::size_t bytes, CopyKind, StreamHandle stream) {
+// Only pinned memory of the host is copied while the host goes on: for other memory the call waits
+// for the stream, as a lane must not.
+Error CopyAsync(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamHandle stream) {
   FakeGpus::State& s = TheFakeGpus();
-  const Lock lock(s.mutex);
+  std::unique_lock<std::mutex> lock(s.mutex);
   const Error error = Begin(s, "cudaMemcpyAsync");
   if (error != Error::kSuccess) return error;
+  const void* const of_host = kind == CopyKind::kHostToDevice ? from : to;
+  const bool waits = kind != CopyKind::kDeviceToDevice &&
+                     s.FindMemory(FakeMemory::kPinned, {of_host, bytes}) == nullptr;
+  if (waits && capture_mode != 0) {
+    FailAsMisuse("cudaMemcpyAsync on a thread of ours with memory of the host that is not pinned");
+  }
   const auto run = [=] {
     std::memmove(to, from, bytes);
     return true;
   };
-  s.Put(s.StreamOf(stream), "cudaMemcpyAsync", {run, {{to, bytes}, {from, bytes}}});
-  return Error::kSuccess;
+  FakeStream& into = s.StreamOf(stream);
+  s.Put(into, "cudaMemcpyAsync", {run, {{to, bytes}, {from, bytes}}});
+  if (waits) s.AwaitStream(lock, into, "cudaMemcpyAsync");
+  return error;
 }
 
 Error SetAsync(void* memory, int value, std::size_t bytes, StreamHandle stream) {

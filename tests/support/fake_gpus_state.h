@@ -145,7 +145,7 @@ struct FakeComm {
   FakeRange window_memory;
   std::uint64_t registrations = 0;
   std::map<void*, FakeRange> registered;  // by handle, or window
-  std::set<void*> windows_made;       // those of them that are or were windows
+  std::set<void*> windows_made;           // those of them that are or were windows
 };
 
 struct FakeGpus::State {
@@ -211,8 +211,8 @@ FakeGpus::State& TheFakeGpus();
 FakeGpus::State* FindFakeGpus();  // null: none
 
 // ---- fake_cuda_calls.cc ----
-int FakeCurrentDevice();    // of the calling thread; -1: none chosen
-void ForgetFakeThread();    // what CUDA keeps for the calling thread
+int FakeCurrentDevice();  // of the calling thread; -1: none chosen
+void ForgetFakeThread();  // what CUDA keeps for the calling thread
 // The error that CUDA keeps for the calling thread until it is asked for it.
 void KeepFakeError(ops::cuda::Error error);
 // LibTorch looks for an error after each of its launches, and throws: what we leave behind there

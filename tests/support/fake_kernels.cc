@@ -24,13 +24,11 @@ struct FakeModule {
   std::map<std::string, FakeFunction> functions;
 };
 
-
 namespace {
 
 using namespace ops::cuda;  // NOLINT: the lists of kernels name its types
 
 using Lock = std::lock_guard<std::mutex>;
-
 
 template <typename From, typename To>
 FakeRanges UsedByCopy(const void* table) {

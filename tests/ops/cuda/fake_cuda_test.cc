@@ -105,5 +105,25 @@ TEST_F(FakeCudaDeathTest, AnErrorStaysWithItsThreadUntilItIsAskedFor) {
   gpus_.PutWrite(stream, &byte, 1, 1);
 }
 
+TEST_F(FakeCudaDeathTest, OurThreadsCopyFromAndToPinnedMemoryAlone) {
+  char plain = 3;
+  void* const pinned = TakePinned(10);
+  void* const memory = Take(10);
+  StreamHandle stream = gpus_.MakeStream(0);
+  const auto copy_both_ways = [&](void* of_host) {
+    EXPECT_EQ(cuda_.MemcpyAsync(memory, of_host, 1, CopyKind::kHostToDevice, stream),
+              Error::kSuccess);
+    EXPECT_EQ(cuda_.MemcpyAsync(of_host, memory, 1, CopyKind::kDeviceToHost, stream),
+              Error::kSuccess);
+  };
+  // A thread of the program's waits.
+  ASSERT_EQ(cuda_.MemcpyAsync(memory, &plain, 1, CopyKind::kHostToDevice, stream), Error::kSuccess);
+  EXPECT_EQ(*static_cast<char*>(memory), 3);
+  int mode = kCaptureModeThreadLocal;
+  ASSERT_EQ(cuda_.ThreadExchangeStreamCaptureMode(&mode), Error::kSuccess);
+  EXPECT_DEATH(copy_both_ways(&plain), "memory of the host that is not pinned");
+  copy_both_ways(pinned);
+}
+
 }  // namespace
 }  // namespace sirtaki::ops::cuda

@@ -22,7 +22,6 @@
 namespace sirtaki::tests {
 namespace {
 
-using ops::cuda::CopyKind;
 using ops::cuda::StreamHandle;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -183,8 +182,7 @@ TEST_F(GpuArenaTest, TheNextStepWaitsForTheStreamThatReadsIt) {
     Check(rank, model, 1);
     gpus_.PutGate(rank.stream(), open);
     Floats late(3, -1);
-    gpus_.cuda().MemcpyAsync(late.data(), model["a"].grad().const_data_ptr(), 12,
-                             CopyKind::kDeviceToHost, rank.stream());
+    gpus_.PutCopy(rank.stream(), late.data(), model["a"].grad().const_data_ptr(), 12);
     optimizer.zero_grad();
     Backward(model, rank, 2);
     optimizer.step();

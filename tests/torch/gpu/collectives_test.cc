@@ -22,7 +22,6 @@
 namespace sirtaki::tests {
 namespace {
 
-using ops::cuda::CopyKind;
 using ops::cuda::StreamHandle;
 using ::testing::Contains;
 using ::testing::Each;
@@ -49,8 +48,7 @@ TEST_F(GpuCollectivesTest, InPlaceAndStreamsWaitButNotTheHost) {
     const Floats made(3, static_cast<float>(rank.number() + 1));
     // What the backward pass writes is in the stream, and not in the memory yet.
     gpus_.PutGate(rank.stream(), open);
-    gpus_.cuda().MemcpyAsync(memory.data(), made.data(), 12, CopyKind::kDeviceToDevice,
-                             rank.stream());
+    gpus_.PutCopy(rank.stream(), memory.data(), made.data(), 12);
     const Handle handle = allreduce_async_(tensor, Sum("w"));
     // Whichever stream is current where it is asked for finds the result.
     std::vector<Floats> found(2, Floats(3, -1));
@@ -58,7 +56,7 @@ TEST_F(GpuCollectivesTest, InPlaceAndStreamsWaitButNotTheHost) {
       const StreamHandle stream = gpus_.MakeStream();
       SetCurrentStream(rank.device(), stream);
       EXPECT_TRUE(synchronize(handle).is_same(tensor));
-      gpus_.cuda().MemcpyAsync(values.data(), memory.data(), 12, CopyKind::kDeviceToHost, stream);
+      gpus_.PutCopy(stream, values.data(), memory.data(), 12);
     }
     gpus_.RunDevices();
     EXPECT_THAT(found, Each(Floats(3, -1)));

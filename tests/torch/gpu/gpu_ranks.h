@@ -31,7 +31,8 @@ inline Floats Of(std::int64_t count, float value) {
 // A rank, whose GPU is the one behind its number, and whose current stream is one of its own.
 class GpuRank {
  public:
-  GpuRank(FakeGpus& gpus, int number) : gpus_(gpus), number_(number), stream_(gpus.MakeStream(number + 1)) {
+  GpuRank(FakeGpus& gpus, int number)
+      : gpus_(gpus), number_(number), stream_(gpus.MakeStream(number + 1)) {
     SetCurrentStream(device(), stream_);
   }
 

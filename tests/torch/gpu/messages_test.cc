@@ -21,7 +21,6 @@
 namespace sirtaki::tests {
 namespace {
 
-using ops::cuda::CopyKind;
 using ops::cuda::StreamHandle;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -87,8 +86,7 @@ TEST_F(GpuMessagesTest, StreamsWaitButNotTheHost) {
     if (rank.number() == 0) {
       const Floats made = {5, 6};
       gpus_.PutGate(rank.stream(), open);
-      gpus_.cuda().MemcpyAsync(memory.data(), made.data(), 8, CopyKind::kDeviceToDevice,
-                               rank.stream());
+      gpus_.PutCopy(rank.stream(), memory.data(), made.data(), 8);
       const Handle sending = isend(tensor, 1);
       EXPECT_FALSE(poll(sending));
       send(torch::ones({1}), 1, MessageOptions().tag(1));
@@ -104,7 +102,7 @@ TEST_F(GpuMessagesTest, StreamsWaitButNotTheHost) {
       const StreamHandle stream = gpus_.MakeStream();
       SetCurrentStream(rank.device(), stream);
       EXPECT_TRUE(synchronize(receiving).is_same(tensor));
-      gpus_.cuda().MemcpyAsync(values.data(), memory.data(), 8, CopyKind::kDeviceToHost, stream);
+      gpus_.PutCopy(stream, values.data(), memory.data(), 8);
       rank.Read(tensor);
     }
     EXPECT_THAT(found, Each(Floats({5, 6})));
@@ -124,8 +122,7 @@ TEST_F(GpuMessagesTest, ATensorIsKeptUntilItIsSent) {
     gpus_.PutGate(rank.stream(), open);
     {
       at::Tensor made = at::empty({2}, at::TensorOptions().device(Cuda(rank.device())));
-      gpus_.cuda().MemcpyAsync(made.mutable_data_ptr(), threes.data(), 8, CopyKind::kDeviceToDevice,
-                               rank.stream());
+      gpus_.PutCopy(rank.stream(), made.mutable_data_ptr(), threes.data(), 8);
       isend(made, 1);
     }
     EXPECT_EQ(LiveBlocksOn(rank.device()), before + 1);

@@ -118,8 +118,7 @@ TEST_F(GpuOptimizerTest, ABucketWaitsForBothStreamsOfItsGradientsButNobodyElseDo
     model.Backward({{"a", value + 2}, {"b", value + 4}, {"c", value + 6}});
     optimizer.step();  // returns while the device waits
     Floats found(4, -1);
-    gpus_.cuda().MemcpyAsync(found.data(), model["c"].grad().const_data_ptr(), 16,
-                             ops::cuda::CopyKind::kDeviceToHost, rank.stream());
+    gpus_.PutCopy(rank.stream(), found.data(), model["c"].grad().const_data_ptr(), 16);
     gpus_.RunDevices();
     EXPECT_EQ(found, Of(4, -1));
     both.arrive_and_wait();

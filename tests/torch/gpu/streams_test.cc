@@ -17,7 +17,6 @@
 namespace sirtaki::tests {
 namespace {
 
-using ops::cuda::CopyKind;
 using ops::cuda::StreamHandle;
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -41,9 +40,8 @@ class GpuStreamsTest : public GpuRanksTest {
 
   // The tensor's bytes as they are when the current stream comes here.
   void ReadLater(const GpuRank& rank, const at::Tensor& tensor, Floats* values) {
-    gpus_.cuda().MemcpyAsync(values->data(), tensor.const_data_ptr(),
-                             values->size() * sizeof(float), CopyKind::kDeviceToHost,
-                             CurrentStreamOf(rank.device()));
+    gpus_.PutCopy(CurrentStreamOf(rank.device()), values->data(), tensor.const_data_ptr(),
+                  values->size() * sizeof(float));
   }
 
   // When it returns, the lane has come past all that it was given before, and so has whatever
