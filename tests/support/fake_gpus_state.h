@@ -262,9 +262,9 @@ class FakeNcclCall {
   std::unique_lock<std::mutex> lock;
 };
 
-// False where a call of the thread's open group writes what this one reads or writes, or reads what
-// it writes.
-bool ClaimsInFakeGroup(const FakeRange& read, const FakeRange& written);
+// False where this call's own ranges overlap, but for `in_place`, and where a call of the thread's
+// open group writes what this one reads or writes, or reads what it writes.
+bool ClaimsFakeRanges(const FakeRange& read, const FakeRange& written, bool in_place);
 
 // ---- fake_nccl_reduce.cc ----
 

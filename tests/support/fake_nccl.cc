@@ -236,8 +236,9 @@ const char* LastError(CommHandle) {
 }  // namespace
 
 // The calls of a group run together: what one of them writes is no other's. A collective has its
-// input and its output from its rank alone, in place or not.
-bool ClaimsInFakeGroup(const FakeRange& read, const FakeRange& written) {
+// input and its output from its rank alone, apart from each other or exactly in place.
+bool ClaimsFakeRanges(const FakeRange& read, const FakeRange& written, bool in_place) {
+  if (!in_place && read.Overlaps(written)) return false;
   if (open_group.depth == 0) return true;
   for (const FakeRange& other : open_group.written) {
     if (other.Overlaps(read) || other.Overlaps(written)) return false;

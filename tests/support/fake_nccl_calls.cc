@@ -73,6 +73,8 @@ Result AllReduce(const void* input, void* output, std::size_t count, DataType ty
                  CommHandle comm, StreamHandle stream) {
   FakeNcclCall call(comm);
   const std::size_t bytes = count * FakeSizeOf(type);
+  const bool in_place = input == output;
+  if (!ClaimsFakeRanges({input, bytes}, {output, bytes}, in_place)) return Result::kInvalidUsage;
   LogPath(call, input, output, type, op);
   return Meet(call, "ncclAllReduce", Combined(count, type, op), stream, {input, output},
               {{input, bytes}, {output, bytes}}, [=](const std::vector<FakePart>& parts) {
@@ -87,9 +89,11 @@ Result Reduce(const void* input, void* output, std::size_t count, DataType type,
               CommHandle comm, StreamHandle stream) {
   FakeNcclCall call(comm);
   const std::size_t bytes = count * FakeSizeOf(type);
+  const FakeRange written{output, call.comm->rank == root ? bytes : 0};
+  if (!ClaimsFakeRanges({input, bytes}, written, input == output)) return Result::kInvalidUsage;
   return Meet(call, "ncclReduce", Combined(count, type, op) + " root " + std::to_string(root),
-              stream, {input, output},
-              {{input, bytes}, {output, call.comm->rank == root ? bytes : 0}}, [=](const std::vector<FakePart>& parts) {
+              stream, {input, output}, {{input, bytes}, written},
+              [=](const std::vector<FakePart>& parts) {
                 FakeReduce(op, type, parts, count, {parts[static_cast<std::size_t>(root)].output});
               });
 }
@@ -100,7 +104,7 @@ Result Broadcast(const void* input, void* output, std::size_t count, DataType ty
   const std::size_t bytes = count * FakeSizeOf(type);
   const bool reads = call.comm->rank == root;
   const FakeRange read{input, reads ? bytes : 0};
-  if (!ClaimsInFakeGroup(read, {output, bytes})) return Result::kInvalidUsage;
+  if (!ClaimsFakeRanges(read, {output, bytes}, input == output)) return Result::kInvalidUsage;
   return Meet(call, "ncclBroadcast", Counted(count, type) + " root " + std::to_string(root), stream,
               {input, output}, {read, {output, bytes}}, [=](const std::vector<FakePart>& parts) {
                 for (const FakePart& part : parts) {
@@ -114,7 +118,11 @@ Result AllGather(const void* input, void* output, std::size_t count, DataType ty
   FakeNcclCall call(comm);
   const std::size_t bytes = count * FakeSizeOf(type);
   const auto ranks = static_cast<std::size_t>(call.comm->size);
-  if (!ClaimsInFakeGroup({input, bytes}, {output, ranks * bytes})) return Result::kInvalidUsage;
+  const auto place = static_cast<std::size_t>(call.comm->rank) * bytes;
+  const bool in_place = input == static_cast<std::byte*>(output) + place;
+  if (!ClaimsFakeRanges({input, bytes}, {output, ranks * bytes}, in_place)) {
+    return Result::kInvalidUsage;
+  }
   return Meet(call, "ncclAllGather", Counted(count, type), stream, {input, output},
               {{input, bytes}, {output, ranks * bytes}}, [=](const std::vector<FakePart>& parts) {
                 for (const FakePart& to : parts) {
@@ -131,18 +139,23 @@ Result ReduceScatter(const void* input, void* output, std::size_t count, DataTyp
   FakeNcclCall call(comm);
   const std::size_t bytes = count * FakeSizeOf(type);
   const auto ranks = static_cast<std::size_t>(call.comm->size);
-  return Meet(call, "ncclReduceScatter", Combined(count, type, op), stream, {input, output},
-              {{input, ranks * bytes}, {output, bytes}}, [=](const std::vector<FakePart>& parts) {
-                for (std::size_t r = 0; r < parts.size(); ++r) {
-                  std::vector<FakePart> slices;
-                  slices.reserve(parts.size());
-                  for (const FakePart& part : parts) {
-                    slices.push_back(
-                        {static_cast<const std::byte*>(part.input) + r * bytes, nullptr});
-                  }
-                  FakeReduce(op, type, slices, count, {parts[r].output});
-                }
-              });
+  const auto place = static_cast<std::size_t>(call.comm->rank) * bytes;
+  const bool in_place = output == static_cast<const std::byte*>(input) + place;
+  if (!ClaimsFakeRanges({input, ranks * bytes}, {output, bytes}, in_place)) {
+    return Result::kInvalidUsage;
+  }
+  return Meet(
+      call, "ncclReduceScatter", Combined(count, type, op), stream, {input, output},
+      {{input, ranks * bytes}, {output, bytes}}, [=](const std::vector<FakePart>& parts) {
+        for (std::size_t r = 0; r < parts.size(); ++r) {
+          std::vector<FakePart> slices;
+          slices.reserve(parts.size());
+          for (const FakePart& part : parts) {
+            slices.push_back({static_cast<const std::byte*>(part.input) + r * bytes, nullptr});
+          }
+          FakeReduce(op, type, slices, count, {parts[r].output});
+        }
+      });
 }
 
 Result Send(const void* input, std::size_t count, DataType type, int peer, CommHandle comm,
@@ -153,7 +166,7 @@ Result Send(const void* input, std::size_t count, DataType type, int peer, CommH
       "ncclSend", " to " + std::to_string(peer) + " stream " + std::to_string(to.number));
   if (result != Result::kSuccess) return result;
   const std::size_t bytes = count * FakeSizeOf(type);
-  if (!ClaimsInFakeGroup({input, bytes}, {})) return Result::kInvalidUsage;
+  if (!ClaimsFakeRanges({input, bytes}, {}, false)) return Result::kInvalidUsage;
   FakeLaunch launch;
   launch.stream = &to;
   launch.to = peer;
@@ -172,7 +185,7 @@ Result Recv(void* output, std::size_t count, DataType type, int peer, CommHandle
   const Result result = call.Begin("ncclRecv", " from " + std::to_string(peer));
   if (result != Result::kSuccess) return result;
   const std::size_t bytes = count * FakeSizeOf(type);
-  if (!ClaimsInFakeGroup({}, {output, bytes})) return Result::kInvalidUsage;
+  if (!ClaimsFakeRanges({}, {output, bytes}, false)) return Result::kInvalidUsage;
   FakeLaunch launch;
   launch.stream = &call.s.StreamOf(stream);
   launch.from = peer;

@@ -291,5 +291,32 @@ TEST_F(FakeNcclDeathTest, AUniqueIdMakesOneCommunicator) {
   EXPECT_DEATH(Begin(id, 2, 1, 1), "a unique id makes one communicator, and rank 1");
 }
 
+TEST_F(FakeNcclTest, InputsAndOutputsAreApartOrExactlyInPlace) {
+  const UniqueId id = Id();
+  std::vector<CommHandle> comms;
+  for (int rank = 0; rank < 2; ++rank) comms.push_back(Begin(id, 2, rank, rank));
+  for (CommHandle comm : comms) ASSERT_EQ(Await(comm), Result::kSuccess);
+  char memory[16] = {};
+  cuda::StreamHandle stream = gpus_.MakeStream(1);
+  gpus_.FailNext("ncclAllReduce", 3);  // what gets so far is not refused
+  gpus_.FailNext("ncclAllGather", 3);
+  gpus_.FailNext("ncclReduceScatter", 3);
+  gpus_.FailNext("ncclBroadcast", 3);
+  const auto type = DataType::kUint8;
+  const auto sum = RedOp::kSum;
+  constexpr auto kRefused = Result::kInvalidUsage;
+  constexpr auto kTaken = Result::kInternalError;
+  CommHandle comm = comms[1];
+  EXPECT_EQ(api_.AllReduce(memory, memory + 1, 4, type, sum, comm, stream), kRefused);
+  EXPECT_EQ(api_.AllReduce(memory, memory, 4, type, sum, comm, stream), kTaken);
+  EXPECT_EQ(api_.AllGather(memory, memory, 4, type, comm, stream), kRefused);
+  EXPECT_EQ(api_.AllGather(memory + 4, memory, 4, type, comm, stream), kTaken);
+  EXPECT_EQ(api_.ReduceScatter(memory, memory, 4, type, sum, comm, stream), kRefused);
+  EXPECT_EQ(api_.ReduceScatter(memory, memory + 4, 4, type, sum, comm, stream), kTaken);
+  // Who is not the root does not read.
+  EXPECT_EQ(api_.Broadcast(memory, memory + 1, 4, type, 1, comm, stream), kRefused);
+  EXPECT_EQ(api_.Broadcast(memory, memory + 1, 4, type, 0, comm, stream), kTaken);
+}
+
 }  // namespace
 }  // namespace sirtaki::ops::nccl
