@@ -133,19 +133,18 @@ void FakeGpus::State::Free(std::unique_lock<std::mutex>& held_lock, const std::s
     FailAsMisuse(function + " of memory that is not its own");
   }
   const FakeRange range{memory, found->second.bytes};
-  const auto check = [&](const FakeStream& stream) {
-    for (const FakeOperation& one : stream.queue) {
-      if (std::none_of(one.uses.begin(), one.uses.end(),
-                       [&range](const FakeRange& used) { return used.Overlaps(range); })) {
-        continue;
-      }
+  const auto check = [&](const FakeStream& stream, const FakeRanges& uses) {
+    if (std::any_of(uses.begin(), uses.end(),
+                    [&range](const FakeRange& used) { return used.Overlaps(range); })) {
       FailAsMisuse(function + " of memory that work in stream " + std::to_string(stream.number) +
                    " uses");
     }
   };
-  for (const auto& [handle, stream] : streams) check(*stream);
-  for (const auto& [device, stream] : default_streams) check(stream);
+  for (const FakeStream* const stream : AllStreams()) {
+    for (const FakeOperation& one : stream->queue) check(*stream, one.uses);
+  }
   for (const auto& [handle, comm] : comms) {
+    for (const FakeLaunch& launch : comm->launches) check(*launch.stream, launch.uses);
     if (comm->HasRegistered(range)) FailAsMisuse(function + " of memory that is registered");
   }
   AwaitDevice(held_lock, found->second.device, function);
@@ -156,22 +155,20 @@ void FakeGpus::State::Free(std::unique_lock<std::mutex>& held_lock, const std::s
 void FakeGpus::State::AwaitDevice(std::unique_lock<std::mutex>& held_lock, int device,
                                   const std::string& function) {
   const std::uint64_t last = operations;
-  const FakeStream* stuck = nullptr;
-  const auto look = [&](const FakeStream& stream) {
-    const bool busy = stream.device == device && !stream.queue.empty();
-    if (busy && stream.queue.front().number <= last) stuck = &stream;
-  };
   const auto begun = std::chrono::steady_clock::now();
   for (;;) {
     Run(/*held_too=*/true);
-    stuck = nullptr;
-    for (const auto& [handle, stream] : streams) look(*stream);
-    for (const auto& [of, stream] : default_streams) look(stream);
-    if (stuck == nullptr) return;
+    const std::vector<FakeStream*> all = AllStreams();
+    const auto busy = std::find_if(all.begin(), all.end(), [&](const FakeStream* stream) {
+      const auto& queue = stream->queue;
+      return stream->device == device && !queue.empty() && queue.front().number <= last;
+    });
+    if (busy == all.end()) return;
     if (std::chrono::steady_clock::now() - begun > wait_limit) {
+      const bool is_nccl = (*busy)->queue.front().comm != nullptr;
       FailAsMisuse(function + " would deadlock: it waits for device " + std::to_string(device) +
-                   ", and stream " + std::to_string(stuck->number) + " there stands still at " +
-                   (stuck->queue.front().comm != nullptr ? "a kernel of NCCL's" : "other work"));
+                   ", and stream " + std::to_string((*busy)->number) + " there stands still at " +
+                   (is_nccl ? "a kernel of NCCL's" : "other work"));
     }
     held_lock.unlock();
     std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -179,19 +176,46 @@ void FakeGpus::State::AwaitDevice(std::unique_lock<std::mutex>& held_lock, int d
   }
 }
 
+std::size_t FakeGpus::State::Random(std::size_t below) {
+  if (seed == 0) return 0;
+  seed ^= seed << 13U;
+  seed ^= seed >> 7U;
+  seed ^= seed << 17U;
+  return static_cast<std::size_t>(seed >> 11U) % below;
+}
+
+std::vector<FakeStream*> FakeGpus::State::AllStreams() {
+  std::vector<FakeStream*> all;
+  for (auto& [handle, stream] : streams) all.push_back(stream.get());
+  for (auto& [device, stream] : default_streams) all.push_back(&stream);
+  std::stable_sort(all.begin(), all.end(),
+                   [](const auto* a, const auto* b) { return a->number < b->number; });
+  return all;
+}
+
 void FakeGpus::State::Run(bool held_too) {
-  bool moved = !held || held_too;
-  const auto advance = [&moved](FakeStream& stream) {
-    while (!stream.queue.empty() && stream.queue.front().run()) {
-      stream.queue.pop_front();
-      moved = true;
-    }
-  };
-  while (moved) {
+  constexpr std::size_t kOneStopsIn = 8;
+  if (held && !held_too) return;
+  for (bool moved = true; moved;) {
     moved = false;
-    for (auto& [handle, stream] : streams) advance(*stream);
-    for (auto& [device, stream] : default_streams) advance(stream);
+    for (std::vector<FakeStream*> open = AllStreams(); !open.empty();) {
+      if (seed != 0 && Random(kOneStopsIn) == 0) return;
+      const auto next = open.begin() + static_cast<std::ptrdiff_t>(Random(open.size()));
+      auto& queue = (*next)->queue;
+      if (!queue.empty() && queue.front().run()) {
+        queue.pop_front();
+        moved = true;
+      } else {
+        open.erase(next);
+      }
+    }
   }
+}
+
+void FakeGpus::State::RunToTheEnd() {
+  const std::uint64_t kept = std::exchange(seed, 0);
+  Run();
+  seed = kept;
 }
 
 // ---- FakeGpus ----
@@ -213,6 +237,11 @@ FakeGpus::~FakeGpus() {
 
 const ops::cuda::Api& FakeGpus::cuda() const { return state_->cuda; }
 ops::nccl::Api& FakeGpus::nccl() { return state_->nccl; }
+
+void FakeGpus::SetSeed(std::uint64_t seed) {
+  const Lock lock(state_->mutex);
+  state_->seed = seed * 0x9E3779B97F4A7C15U;  // neighbours begin far from each other
+}
 
 void FakeGpus::Hold() {
   const Lock lock(state_->mutex);
@@ -370,7 +399,7 @@ void FakeGpus::PutGate(StreamHandle stream, const std::atomic<bool>& open) {
 
 void FakeGpus::RunDevices() {
   const Lock lock(state_->mutex);
-  state_->Run();
+  state_->RunToTheEnd();
 }
 
 }  // namespace sirtaki::tests

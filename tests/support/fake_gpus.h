@@ -39,6 +39,10 @@ class FakeGpus {
 
   // ---- what happens ----
 
+  // Which stream goes on next, how far when somebody looks, and how late an event is seen, is chance
+  // by this seed. 0, as at first: in the order of the streams, as far as they can, and at once.
+  void SetSeed(std::uint64_t seed);
+
   // Nothing runs on any device between the two, except while a call waits for it.
   void Hold();
   void Release();

@@ -176,12 +176,18 @@ struct FakeGpus::State {
   // lock meanwhile.
   void AwaitDevice(std::unique_lock<std::mutex>& held_lock, int device,
                    const std::string& function);
+  // By the seed, a number below this; 0 without one.
+  std::size_t Random(std::size_t below);
+  std::vector<FakeStream*> AllStreams();
+  // All that can run now, or by the seed a part of it.
   // `held_too`: the devices go on while somebody waits for them.
   void Run(bool held_too = false);
+  void RunToTheEnd();
 
   std::mutex mutex;
   ops::cuda::Api cuda{};
   ops::nccl::Api nccl{};
+  std::uint64_t seed = 0;
   bool held = false;
   bool unloaded = false;
   std::vector<std::string> calls;

@@ -31,15 +31,12 @@ Result BeginNccl(FakeGpus::State& s, const std::string& function, const std::str
 }
 
 // True: something of the communicator is still in a stream. With the lock.
-bool IsInStreams(const FakeGpus::State& s, const FakeComm& comm) {
-  const auto has = [&comm](const FakeStream& stream) {
-    return std::any_of(stream.queue.begin(), stream.queue.end(),
+bool IsInStreams(FakeGpus::State& s, const FakeComm& comm) {
+  const std::vector<FakeStream*> all = s.AllStreams();
+  return std::any_of(all.begin(), all.end(), [&comm](const FakeStream* stream) {
+    return std::any_of(stream->queue.begin(), stream->queue.end(),
                        [&comm](const FakeOperation& one) { return one.comm == &comm; });
-  };
-  return std::any_of(s.streams.begin(), s.streams.end(),
-                     [&has](const auto& stream) { return has(*stream.second); }) ||
-         std::any_of(s.default_streams.begin(), s.default_streams.end(),
-                     [&has](const auto& stream) { return has(stream.second); });
+  });
 }
 
 void LaunchAll(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
@@ -68,6 +65,7 @@ Result Advance(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
   comm->busy = false;
   return Result::kSuccess;
 }
+
 Result Begin(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
   comm->in_progress = s.answers;
   comm->busy = true;

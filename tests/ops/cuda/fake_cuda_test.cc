@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
+#include <set>
 #include <thread>
 
 #include "ops/cuda/cuda_api.h"
@@ -123,6 +125,38 @@ TEST_F(FakeCudaDeathTest, OurThreadsCopyFromAndToPinnedMemoryAlone) {
   ASSERT_EQ(cuda_.ThreadExchangeStreamCaptureMode(&mode), Error::kSuccess);
   EXPECT_DEATH(copy_both_ways(&plain), "memory of the host that is not pinned");
   copy_both_ways(pinned);
+}
+
+// Two streams write the same byte, the second also behind a place of the first one.
+TEST(FakeGpusTest, ASeedDecidesWhichStreamGoesFirstAndKeepsWhatWaits) {
+  const auto run = [](std::uint64_t seed) {
+    FakeGpus gpus;
+    const Api& cuda = gpus.cuda();
+    char byte = 0;
+    char behind = 0;
+    EventHandle event = nullptr;
+    StreamHandle streams[2] = {gpus.MakeStream(0), gpus.MakeStream(0)};
+    EXPECT_EQ(cuda.EventCreateWithFlags(&event, 0), Error::kSuccess);
+    gpus.Hold();
+    gpus.SetSeed(seed);
+    gpus.PutWrite(streams[0], &byte, 1, 1);
+    gpus.PutWrite(streams[1], &byte, 2, 1);
+    gpus.PutWrite(streams[0], &behind, 1, 1);
+    EXPECT_EQ(cuda.EventRecord(event, streams[0]), Error::kSuccess);
+    EXPECT_EQ(cuda.StreamWaitEvent(streams[1], event, 0), Error::kSuccess);
+    gpus.PutWrite(streams[1], &behind, 2, 1);
+    gpus.Release();
+    for (StreamHandle stream : streams) gpus.AwaitStream(stream);
+    EXPECT_EQ(behind, 2);
+    return static_cast<int>(byte);
+  };
+  std::set<int> seen;
+  for (std::uint64_t seed = 1; seed <= 30; ++seed) {
+    const int last = run(seed);
+    EXPECT_EQ(run(seed), last) << seed;
+    seen.insert(last);
+  }
+  EXPECT_THAT(seen, ::testing::ElementsAre(1, 2));
 }
 
 }  // namespace

@@ -374,8 +374,16 @@ std::vector<std::string> CollectivesOf(const FakeGpus& gpus, int rank) {
   return found;
 }
 
+// What the work reads is there when the stream comes to it, and something else before.
+void MakeInStream(FakeGpus& gpus, cuda::StreamHandle stream, const Memory& input,
+                  const core::Work& work) {
+  void* const memory = const_cast<void*>(work.input);
+  std::fill_n(static_cast<std::byte*>(memory), input.size(), std::byte{0xEE});
+  gpus.PutCopy(stream, memory, input.data(), input.size());
+}
+
 TEST(NcclLanesTest, RandomProgramsLaunchTheSameSequenceOnAllRanks) {
-  const int programs = tests::ScaledCount(12, 300);
+  const int programs = tests::ScaledCount(20, 1000);
   const std::uint64_t first_seed = tests::TestSeed();
   for (std::uint64_t seed = first_seed; seed < first_seed + static_cast<std::uint64_t>(programs);
        ++seed) {
@@ -416,16 +424,23 @@ TEST(NcclLanesTest, RandomProgramsLaunchTheSameSequenceOnAllRanks) {
     }
     FakeGpus gpus;
     gpus.AnswerInProgress(static_cast<int>(random() % 3));
+    gpus.SetSeed(seed + 1);
     InprocWorld world(size);
     RankThreads::Run(size, [&](int rank) {
       DeviceRank device(gpus, world, rank);
       std::vector<std::deque<RunSide>> sides(batches.size());
+      std::deque<Memory> inputs;
       for (std::size_t b = 0; b < batches.size(); ++b) {
         sides[b].resize(batches[b].size());
         std::vector<core::RunItem> items;
         for (std::size_t i = 0; i < batches[b].size(); ++i) {
           const std::string name = "t" + std::to_string(b) + "." + std::to_string(i);
-          items.push_back(device.OnDevice(sides[b][i].MakeItem(batches[b][i], name, rank, size)));
+          core::RunItem item = sides[b][i].MakeItem(batches[b][i], name, rank, size);
+          if (item.work != nullptr && item.work->input != nullptr) {
+            inputs.push_back(InputOf(batches[b][i], rank));
+            MakeInStream(gpus, device.producer(), inputs.back(), *item.work);
+          }
+          items.push_back(device.OnDevice(std::move(item)));
         }
         device.Start(std::move(items));
       }
