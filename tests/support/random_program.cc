@@ -121,9 +121,11 @@ struct Running {
 
 class Rank {
  public:
-  Rank(const RandomProgram& program, session::Session& session, std::uint64_t seed)
+  Rank(const RandomProgram& program, session::Session& session, std::uint64_t seed,
+       RandomPlace* place)
       : program_(program),
         session_(session),
+        place_(place),
         rank_(session.topology().rank),
         random_(Mix(seed, static_cast<std::uint64_t>(rank_))) {}
 
@@ -202,7 +204,9 @@ class Rank {
       Dawdle();
       const core::Status status = session_.Wait(*r.work->handle);
       r.work->handle->Observe();
-      if (Check(status, Name(*r.piece))) Compare(r);
+      if (!Check(status, Name(*r.piece))) continue;
+      AwaitResult(*r.work);
+      Compare(r);
     }
   }
 
@@ -218,31 +222,47 @@ class Rank {
   Running Make(const RandomPiece& piece, std::size_t number) {
     Running running;
     running.piece = &piece;
-    running.work = std::make_shared<core::Work>();
     running.tensors = std::make_shared<std::vector<Tensor>>(piece.tensors);
-    core::Request& request = running.work->request;
     const core::SetNumber set = numbers_[piece.set];
-    request.key = piece.named ? core::Key::Named(set, "piece " + std::to_string(number))
-                              : core::Key::Unnamed(set, 0);
+    const core::Key key = piece.named ? core::Key::Named(set, "piece " + std::to_string(number))
+                                      : core::Key::Unnamed(set, 0);
     if (piece.tensors == 1) {
-      Fill(piece, 0, running, *running.work);
+      running.work = MakeWork(piece, 0, running);
     } else {
+      running.work = std::make_shared<core::Work>();
       core::Signature whole;
       whole.kind = piece.kind;
       for (std::size_t t = 0; t < piece.tensors; ++t) {
-        auto part = std::make_shared<core::Work>();
-        Fill(piece, t, running, *part);
+        core::WorkPtr part = MakeWork(piece, t, running);
         whole.parts.push_back(part->request.signature());
         running.work->parts.push_back(std::move(part));
       }
-      request.asked = std::make_shared<const core::Signature>(std::move(whole));
+      running.work->request.asked = std::make_shared<const core::Signature>(std::move(whole));
     }
+    running.work->request.key = key;
     running.work->keep_alive = running.tensors;
     return running;
   }
 
-  void Fill(const RandomPiece& piece, std::size_t t, Running& running, core::Work& work) {
+  // Of its parts, if it has some.
+  void AwaitResult(const core::Work& work) {
+    if (place_ == nullptr) return;
+    for (const core::WorkPtr& part : work.parts) place_->AwaitResult(*part);
+    if (work.parts.empty()) place_->AwaitResult(work);
+  }
+
+  core::WorkPtr MakeWork(const RandomPiece& piece, std::size_t t, Running& running) {
     auto signature = std::make_shared<core::Signature>();
+    const bool elsewhere = place_ != nullptr && piece.kind != OpKind::kBarrier;
+    core::WorkPtr work =
+        elsewhere ? place_->MakeWork(signature.get()) : std::make_shared<core::Work>();
+    Fill(piece, t, running, *work, std::move(signature));
+    if (elsewhere) place_->MakeInput(*work, (*running.tensors)[t].input);
+    return work;
+  }
+
+  void Fill(const RandomPiece& piece, std::size_t t, Running& running, core::Work& work,
+            std::shared_ptr<core::Signature> signature) {
     signature->kind = piece.kind;
     signature->dtype = piece.dtype;
     if (core::Reduces(piece.kind)) signature->reduction = piece.op;
@@ -401,6 +421,7 @@ class Rank {
 
   const RandomProgram& program_;
   session::Session& session_;
+  RandomPlace* const place_;
   const int rank_;
   std::mt19937_64 random_;
   std::vector<core::SetNumber> numbers_;  // by index of the set
@@ -478,8 +499,8 @@ void StartedGroups::Note(const core::RunBatch& batch) {
 }
 
 std::string RunRandomProgram(const RandomProgram& program, session::Session& session,
-                             std::uint64_t seed) {
-  return Rank(program, session, seed).Run();
+                             std::uint64_t seed, RandomPlace* place) {
+  return Rank(program, session, seed, place).Run();
 }
 
 }  // namespace sirtaki::tests

@@ -64,9 +64,21 @@ class StartedGroups {
   std::vector<std::string> names_;
 };
 
+// Where the tensors of a rank are, if not on the host.
+class RandomPlace {
+ public:
+  virtual ~RandomPlace() = default;
+  // The work of a tensor there, with what its signature says of it.
+  virtual core::WorkPtr MakeWork(core::Signature* signature) = 0;
+  // The input, which is in its memory now, is made there.
+  virtual void MakeInput(core::Work& work, std::vector<std::byte>& input) = 0;
+  // Returns when the result is there. After the handle.
+  virtual void AwaitResult(const core::Work& work) = 0;
+};
+
 // Runs the program on this rank of a session that was started with the program's limits. Returns
-// what was wrong, or nothing.
+// what was wrong, or nothing. `place`: null for the host.
 std::string RunRandomProgram(const RandomProgram& program, session::Session& session,
-                             std::uint64_t seed);
+                             std::uint64_t seed, RandomPlace* place = nullptr);
 
 }  // namespace sirtaki::tests
