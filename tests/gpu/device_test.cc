@@ -19,6 +19,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/nccl/communicator.h"
 #include "ops/nccl/device_memory.h"
+#include "tests/support/no_gpu.h"
 
 namespace sirtaki::ops {
 namespace {
@@ -35,10 +36,10 @@ class GpuTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const Status loaded = cuda::Load(&cuda_);
-    if (!loaded.ok()) GTEST_SKIP() << loaded.message();
+    if (!loaded.ok()) return tests::SkipWithoutGpu(loaded.message());
     std::string why;
     const void* const image = cuda::KernelImage(&why);
-    if (image == nullptr) GTEST_SKIP() << why;
+    if (image == nullptr) return tests::SkipWithoutGpu(why);
     Expect(cuda::Device::Open(cuda_.api, 0, &device_));
     Expect(device_->Adopt());
     Expect(cuda::Stream::Make(device_, &stream_));
@@ -159,7 +160,7 @@ TEST_F(GpuTest, KernelsReduceAsTheHostDoes) {
 TEST_F(GpuTest, ACommunicatorOfOneReducesInStagingMemory) {
   nccl::Library library;
   const Status loaded = nccl::Load(&library);
-  if (!loaded.ok()) GTEST_SKIP() << loaded.message();
+  if (!loaded.ok()) return tests::SkipWithoutGpu(loaded.message());
   nccl::UniqueId id;
   ASSERT_EQ(library.api.GetUniqueId(&id), nccl::Result::kSuccess);
   std::unique_ptr<nccl::Communicator> communicator;

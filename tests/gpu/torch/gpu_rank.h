@@ -10,6 +10,7 @@
 #include <string>
 
 #include "tests/support/mpi_main.h"
+#include "tests/support/no_gpu.h"
 #include "tests/support/own_gpu.h"
 
 namespace sirtaki::tests {
@@ -36,7 +37,7 @@ class GpuRankTest : public ::testing::Test {
   }
   static void TearDownTestSuite() { shutdown(); }
   void SetUp() override {
-    if (!why_not_.empty()) GTEST_SKIP() << why_not_;
+    if (!why_not_.empty()) return SkipWithoutGpu(why_not_);
     current_.reset_device(device_);
   }
 
