@@ -222,30 +222,37 @@ class Runner:
 
     # ---- on GPUs ----
 
-    def has_gpu(self, what):
+    def on_gpus(self, work, turns, program, flags, reference, arguments):
+        """A program beside a reference over torch.distributed, each on 1 and 2 ranks, also where these share a GPU."""
         try:
-            self.launcher.alone("gpu_training", "--look", "yes")
+            self.launcher.alone(program, "--look", "yes")
         except launch.Skipped as reason:
-            self.skip(what, str(reason))
-            return False
-        return True
+            self.skip(work, str(reason))
+            return
+        has_reference = self.has_torch(reference)
+        if has_reference and self.launcher.why_no_torch_gpu:
+            self.skip(reference, self.launcher.why_no_torch_gpu)
+            has_reference = False
+        for ranks in (1, 2):
+            starts = [lambda: self.launcher.ranks(ranks, program, *flags)]
+            if has_reference:
+                starts.append(lambda: self.launcher.torch(ranks, f"{program}.py", *arguments))
+            self.in_turn(turns, starts)
 
     def gpu_resnet50(self):
-        """Each of 1 and 2 ranks, also where these share a GPU."""
-        if not self.has_gpu("gpu_resnet50"):
-            return
         batch, side = self.choose(2, 64, 64), self.choose(64, 224, 224)
         steps, rounds = self.choose(2, 20, 20), self.choose(1, 5, 9)
-        flags = ("--batch", batch, "--side", side, "--steps", steps, "--rounds", rounds)
-        ddp = self.has_torch("DistributedDataParallel over NCCL")
-        if ddp and self.launcher.why_no_torch_gpu:
-            self.skip("DistributedDataParallel over NCCL", self.launcher.why_no_torch_gpu)
-            ddp = False
-        for ranks in (1, 2):
-            starts = [lambda: self.launcher.ranks(ranks, "gpu_training", *flags)]
-            if ddp:
-                starts.append(lambda: self.launcher.torch(ranks, "gpu_training.py", batch, side, steps, rounds))
-            self.in_turn(self.rounds, starts)
+        self.on_gpus("gpu_resnet50", self.rounds, "gpu_training",
+                     ("--batch", batch, "--side", side, "--steps", steps, "--rounds", rounds),
+                     "DistributedDataParallel over NCCL", (batch, side, steps, rounds))
+
+    def gpu_vectors(self):
+        works = "all-reduce,all-gather,reduce-scatter,broadcast"
+        most = self.choose(10, 30, 30)
+        sizes = ",".join(str(1 << power) for power in (2, 6, 10, 14, 18, 20, 22, 24, 26, 28, 30) if power <= most)
+        rounds = self.choose(1, 5, 9)
+        self.on_gpus("gpu_vectors", 1, "gpu_vectors", ("--works", works, "--bytes", sizes, "--rounds", rounds),
+                     "torch.distributed over NCCL", (works, sizes, rounds))
 
     def gpu_pack(self):
         def started():
@@ -291,7 +298,7 @@ class Runner:
 
 
 TABLE = ("latency", "allreduce", "resnet50", "small", "oversubscribed", "waiting", "mlp8", "mlp64", "resnet18", "hosts",
-         "control", "gpu_resnet50", "gpu_pack")
+         "control", "gpu_resnet50", "gpu_pack", "gpu_vectors")
 OTHERS = ("half", "kernels", "observing", "powersgd", "recompute", "submission", "wrapper")
 
 

@@ -6,7 +6,6 @@ there is no GPU.
 """
 
 import os
-import platform
 import statistics
 import sys
 import time
@@ -110,27 +109,9 @@ def medians(measure, trainers, steps, rounds):
     return [statistics.median(of_one) for of_one in values]
 
 
-def gpus_are_shared(meeting, device):
-    """Whether ranks are on one GPU, which NCCL refuses: they then say to be of different hosts, before it begins."""
-    gpus = dist.FileStore(meeting + "-gpus", ranks.SIZE)
-    gpus.set(str(ranks.RANK), f"{platform.node()} {torch.cuda.get_device_properties(device).uuid}")
-    shared = len({gpus.get(str(rank)) for rank in range(ranks.SIZE)}) < ranks.SIZE
-    if shared:
-        os.environ["NCCL_HOSTID"] = f"rank{ranks.RANK}"
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    return shared
-
-
 def main():
     meeting, batch, side, steps, rounds = sys.argv[1], *map(int, sys.argv[2:6])
-    if not torch.cuda.is_available() or not dist.is_nccl_available():
-        print(f"torch {torch.__version__} finds no GPU, or has no NCCL", file=sys.stderr)
-        sys.exit(77)
-    local_rank = ranks.of_environment("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-    device = torch.device("cuda", local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    where = ", GPU shared" if gpus_are_shared(meeting, device) else ""
-    ranks.start(meeting, "nccl")
+    device, where = ranks.start_on_gpus(meeting)
     for bfloat16 in (False, True):
         trainers = [Trainer(device, batch, side, bfloat16, wrapped) for wrapped in (True, False)]
         ddp, bare = medians(on_device, trainers, steps, rounds)

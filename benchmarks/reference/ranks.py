@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import statistics
 import sys
 import time
@@ -29,6 +30,25 @@ SIZE = of_environment("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 def start(meeting, backend="gloo"):
     """`meeting`: a file that is not there yet, through which the ranks find each other."""
     dist.init_process_group(backend, init_method="file://" + meeting, rank=RANK, world_size=SIZE)
+
+
+def start_on_gpus(meeting):
+    """The same over NCCL: this rank's GPU, and what to add to a work's name. Ranks that are on one GPU, which NCCL refuses,
+    say to be of different hosts before it begins. Ends with code 77 and the reason if there is no GPU."""
+    if not torch.cuda.is_available() or not dist.is_nccl_available():
+        print(f"torch {torch.__version__} finds no GPU, or has no NCCL", file=sys.stderr)
+        sys.exit(77)
+    local_rank = of_environment("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    gpus = dist.FileStore(meeting + "-gpus", SIZE)
+    gpus.set(str(RANK), f"{platform.node()} {torch.cuda.get_device_properties(device).uuid}")
+    shared = len({gpus.get(str(rank)) for rank in range(SIZE)}) < SIZE
+    if shared:
+        os.environ["NCCL_HOSTID"] = f"rank{RANK}"
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    start(meeting, "nccl")
+    return device, ", GPU shared" if shared else ""
 
 
 def slowest(value):

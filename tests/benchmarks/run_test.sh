@@ -48,11 +48,11 @@ PYTHON
 unset SIRTAKI_BENCH_HOROVOD
 if [ -x "$scratch/python" ]; then export SIRTAKI_BENCH_HOROVOD=$scratch/python; fi
 
-output=$(bash benchmarks/run.sh --build "$build" --tiny --json "$json" latency control submission gpu_resnet50 gpu_pack)
+output=$(bash benchmarks/run.sh --build "$build" --tiny --json "$json" latency control submission gpu_resnet50 gpu_pack gpu_vectors)
 printf '%s\n' "$output"
 if ! [ -x "$scratch/python" ]; then grep -q '^skipped: .*Horovod.*: SIRTAKI_BENCH_HOROVOD' <<<"$output"; fi
 # Each on a GPU or in Python is measured, or listed with the reason.
-for work in submission=submitting gpu_resnet50=ResNet-50 gpu_pack=pack; do
+for work in submission=submitting gpu_resnet50=ResNet-50 gpu_pack=pack gpu_vectors=all-reduce; do
   if ! grep -qE "^${work#*=} " <<<"$output" && ! grep -qE "^skipped: .*${work%=*}.*: ." <<<"$output"; then
     echo "${work%=*} was neither measured nor skipped" >&2
     exit 1
