@@ -1,0 +1,134 @@
+"""The kit for a machine with a GPU: how its steps end, what it writes of them, and that it asks the bundle for nothing more than
+bundle.sh puts there."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+
+TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+sys.path.insert(0, os.path.join(TOP, "benchmarks", "gpu"))
+
+import hour  # noqa: E402
+
+hour.PATIENCE = 0.5
+SKIPS = """[ RUN      ] GpuTest.A
+device_test.cc:38: Skipped
+no driver
+[  PASSED  ] {passed} tests.
+[  SKIPPED ] 1 test, listed below:
+"""
+SAMPLE = '{{"work": "step", "ranks": 2, "variant": "{}", "value": {}, "unit": "ms"}}'
+
+
+def say(*lines, code=0):
+    """A command that writes these lines."""
+    return ["bash", "-c", 'code=$1; shift; printf "%s\\n" "$@"; exit "$code"', "say", str(code), *lines]
+
+
+def run(folder, steps, why_no_gpu="none", seconds=600, part="1"):
+    machine.why_no_gpu = why_no_gpu
+    with tempfile.TemporaryDirectory() as scratch:
+        states = hour.run_part(part, steps, machine, folder, scratch, seconds)
+    with open(os.path.join(folder, f"part{part}.json")) as file:
+        result = json.load(file)
+    with open(os.path.join(folder, f"part{part}.md")) as file:
+        page = file.read()
+    assert states == [step["state"] for step in result["steps"]]
+    return states, {step["name"]: step for step in result["steps"]}, page
+
+
+def logs(folder, part="1"):
+    with tarfile.open(os.path.join(folder, f"part{part}-logs.tar.gz")) as tar:
+        return {name: tar.extractfile(name).read().decode() for name in tar.getnames()}
+
+
+def how_steps_end(folder):
+    Step = hour.Step
+    states, steps, page = run(folder, [
+        Step("good", 20, say(SAMPLE.format("ours", 2), SAMPLE.format("DDP", 3), "{no json")),
+        Step("good", 20, say(SAMPLE.format("ours", 4))),
+        Step("named", 20, say(SAMPLE.format("ours", 9)), suffix=", with a | timeline"),
+        Step("fact", 20, say('{"fact": "nvcc", "value": "13"}', '{"probe": "abort", "answer": "hung"}')),
+        Step("bad", 20, say("x.cc:3: Error: no memory", "later", code=3)),
+        Step("a test", 20, say("x.cc:3: Failure", "Failed", "no memory", "[  FAILED  ] A.B", "[  FAILED  ] A.C (2 ms)", "[  FAILED  ] A.B", code=1)),
+        Step("under mpirun", 20, say("[rank 1] gone", "-" * 74, "prterun: a process exited", "-" * 74, code=1)),
+        Step("none", 20, say("LibTorch finds no GPU", code=77)),
+        Step("example", 20, say("rank 0 cannot compute on a GPU: no driver", code=2)),
+        Step("skips", 20, say(*SKIPS.format(passed=0).splitlines())),
+        Step("partly", 20, say(*SKIPS.format(passed=4).splitlines())),
+        Step("no such program", 20, ["/no/such/program"]),
+        Step("no tool", 20, say("never"), tool="no-such-tool"),
+        Step("no library", 20, say("never"), needs=("tests/sirtaki_gpu_tests",)),
+        Step("once more", 20, say("a second look"), after="bad"),
+        Step("not once more", 20, say("never"), after="named"),
+    ])
+    assert states == ["ok", "ok", "ok", "ok", "FAILED", "FAILED", "FAILED", "NO GPU", "NO GPU", "NO GPU", "ok",
+                      "FAILED", "SKIP", "SKIP", "ok"], states
+    assert steps["bad"]["says"] == "exit code 3: x.cc:3: Error: no memory", steps["bad"]
+    assert steps["a test"]["says"] == "exit code 1: A.B, A.C; the first: no memory", steps["a test"]
+    assert steps["under mpirun"]["says"] == "exit code 1: [rank 1] gone", steps["under mpirun"]
+    assert steps["none"]["says"] == "LibTorch finds no GPU" and steps["skips"]["says"] == "no driver"
+    assert steps["partly"]["says"] == "1 skipped: no driver"
+    assert "no-such-tool" in steps["no tool"]["says"] and "sirtaki_gpu_tests" in steps["no library"]["says"]
+    assert "| step | 2 | 3 ms | DDP: 3 ms (1.00) |" in page, page
+    assert "| step, with a \\| timeline | 2 | 9 ms |  |" in page, page
+    assert "| nvcc | 13 |" in page and "| probe abort | hung |" in page, page
+    assert logs(folder)["good.log"].count('"ours"') == 4, "the command and the output of both"   # each is in both
+    # Where there is a GPU, what is skipped has failed.
+    states, steps, _ = run(folder, [Step("none", 20, say("LibTorch finds no GPU", code=77)),
+                                    Step("skips", 20, say(*SKIPS.format(passed=0).splitlines()))], why_no_gpu="")
+    assert states == ["FAILED", "FAILED"] and "although there is a GPU: no driver" in steps["skips"]["says"], steps
+
+
+def a_step_that_hangs(folder):
+    """It has a child in a group of its own, and neither minds SIGTERM."""
+    hangs = 'trap "" TERM; echo begun; set -m; sleep 98761 & sleep 98762 & wait; wait'
+    states, steps, _ = run(folder, [hour.Step("hangs", 1, ["bash", "-c", hangs]), hour.Step("next", 20, say("next"))], part="2")
+    assert states == ["HUNG", "ok"] and "1 s" in steps["hangs"]["says"], steps
+    log = logs(folder, "2")["hangs.log"]
+    assert "begun" in log and log.count("=== stacks of process") == 3, log
+    assert "sleep 98761" in log and "sleep 98762" in log and "thread " in log, log
+    left = subprocess.run(["pgrep", "-f", "^sleep 9876[123]$"], capture_output=True, text=True).stdout.split()
+    assert not left, left
+
+
+
+def a_command_that_hangs():
+    """A debugger may be a script, whose child holds the output."""
+    said, good = hour.output_of(["bash", "-c", "echo begun; sleep 98763; echo never"], 0.3)
+    assert not good and said.splitlines() == ["begun", "no end in 0 s"], said
+    assert hour.output_of(["bash", "-c", "echo good"]) == ("good", True)
+    assert hour.output_of(["bash", "-c", "echo bad; exit 1"]) == ("bad", False)
+    assert not hour.output_of(["/no/such/program"])[1]
+
+
+def when_time_is_over(folder):
+    states, steps, _ = run(folder, [hour.Step("late", 60, say("never")), hour.Step("short", 2, say("in time"))], seconds=10)
+    assert states == ["SKIP", "ok"] and "no time left" in steps["late"]["says"], steps
+
+
+def what_the_bundle_has():
+    for steps in hour.parts(machine, "/scratch").values():
+        names = [step.name for step in steps]
+        for step in steps:
+            assert step.limit <= 300 and step.needs == tuple(n for n in step.needs if n in hour.PROGRAMS or n == "torch"), step
+            used = {program for program in hour.PROGRAMS if machine.program(program) in step.command}
+            assert used == set(step.needs) - {"torch"}, (step.name, used)
+            assert not step.after or step.after in names, step
+            assert not step.tool or step.tool in step.command and step.tool in hour.TOOLS, step
+    names = {step.name for steps in hour.parts(machine, "/scratch").values() for step in steps}
+    for stem, suites, counts in hour.mpi_tests():
+        assert suites and {f"test-{stem}-{count}" for count in counts if count <= 2} <= names, (stem, counts)
+    assert len(hour.mpi_tests()) >= 3
+
+
+with tempfile.TemporaryDirectory() as folder:
+    machine = hour.Machine(folder)
+    how_steps_end(folder)
+    a_command_that_hangs()
+    a_step_that_hangs(folder)
+    when_time_is_over(folder)
+    what_the_bundle_has()
