@@ -63,6 +63,11 @@ assert code == 0, f"cuInit gives {code}"
 driver.cuDeviceGetCount(ctypes.byref(count))
 assert count.value, "CUDA's driver sees no GPU"
 """
+ASK_TORCH = """
+import torch
+nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else "not asked"
+print(torch.__version__, torch.version.git_version[:12], "CUDA", torch.version.cuda, "NCCL", nccl, "GPUs", torch.cuda.device_count())
+"""
 ASK_LIBRARY = """
 import ctypes, sys
 library, version = ctypes.CDLL(sys.argv[1]), ctypes.c_int(0)
@@ -109,7 +114,8 @@ class Machine:
         environment = dict(os.environ)
         folders = [os.path.join(self.bundle, "lib"), os.path.join(self.bundle, "openmpi", "lib")]
         if self.torch:
-            folders += [os.path.join(self.torch, "lib"), *glob.glob(os.path.join(os.path.dirname(self.torch), "nvidia", "*", "lib"))]
+            packages = os.path.dirname(self.torch)
+            folders += [os.path.join(self.torch, "lib"), *glob.glob(os.path.join(packages, "nvidia", "*", "lib"))]
         folders += [*environment.get("LD_LIBRARY_PATH", "").split(os.pathsep), "/usr/local/cuda/lib64", "/usr/local/nvidia/lib64"]
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(folder for folder in folders if os.path.isdir(folder))
         mpi = os.path.join(self.bundle, "openmpi")
@@ -200,7 +206,7 @@ def parts(machine, scratch):
                                        "--rounds", "1"], (pack,), "ncu"),
         ],
         "2": [
-            *tests(2, environment={"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,REG,COLL"}),
+            *tests(2, environment={"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,REG,COLL", "SIRTAKI_LOG_LEVEL": "info"}),
             *(Step(f"test-collectives_mpi_test-2-{variable}", 90,
                    ranks(2, at(several), "--gtest_filter=GpuCollectivesTest.*"), (several,),
                    environment={variable: value}, after="test-collectives_mpi_test-2")
@@ -215,7 +221,8 @@ def parts(machine, scratch):
         "3": [
             *figures(1), *figures(2), *figures(2), *figures(1),
             Step("timeline", 60, ranks(2, at(training), "--steps", "3", "--rounds", "1"), (training,),
-                 environment={"SIRTAKI_TIMELINE": os.path.join(scratch, "timeline.json")}, suffix=", with a timeline"),
+                 environment={"SIRTAKI_TIMELINE": os.path.join(scratch, "timeline.json"), "SIRTAKI_LOG_LEVEL": "info"},
+                 suffix=", with a timeline"),
             *(Step(f"buckets-{size}", 90, ranks(2, at(training), "--steps", "10", "--rounds", "2"), (training,),
                    environment={"SIRTAKI_BUCKET_BYTES": size}, suffix=f", buckets of {size}") for size in ("4M", "25M", "64M")),
             Step("example-digits-1", 60, [at(digits), *data], (digits,)),
@@ -392,7 +399,8 @@ def page(result):
              "| step | ended | seconds | |", "|---|---|---|---|"]
     lines += [f"| {step['name']} | {step['state']} | {step['seconds']} | {cell(step['says'])} |" for step in result["steps"]]
     found = [sample for step in result["steps"] for sample in step["samples"]]
-    facts = [(s["fact"], s["value"]) for s in found if "fact" in s] + [(f"probe {s['probe']}", s["answer"]) for s in found if "probe" in s]
+    facts = [(s["fact"], s["value"]) for s in found if "fact" in s]
+    facts += [(f"probe {s['probe']}", s["answer"]) for s in found if "probe" in s]
     if facts:
         lines += ["", "| what | |", "|---|---|", *(f"| {cell(what)} | {cell(value)} |" for what, value in facts)]
     samples = table.Samples()
@@ -482,7 +490,8 @@ def show_machine(machine):
         tell(what, output_of(command)[0])
     for tool in TOOLS:
         path = machine.tool(tool)
-        said = output_of([path, "--version"], environment=machine.environment)[0].splitlines() if path and tool != "nvidia-smi" else []
+        asked = path and tool != "nvidia-smi"
+        said = output_of([path, "--version"], environment=machine.environment)[0].splitlines() if asked else []
         tell(tool, " ".join([path, *(said[-2:] if tool == "nvcc" else said[:1])]) if path else "not here")
     tell("GPU", output_of(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit,compute_cap",
                            "--format=csv,noheader"], environment=machine.environment)[0])
@@ -490,9 +499,7 @@ def show_machine(machine):
                                            environment=machine.environment)[0].split("\n")[0])
     tell("Python", f"{sys.version.split()[0]}, {sys.executable}")
     tell("torch", machine.torch or "not here: what needs LibTorch is not begun")
-    said, _ = output_of([sys.executable, "-W", "ignore", "-c", "import torch\nprint(torch.__version__, torch.version.git_version[:12], 'CUDA', torch.version.cuda, "
-                         "'NCCL', torch.cuda.nccl.version() if torch.cuda.is_available() else 'not asked', "
-                         "'GPUs', torch.cuda.device_count())"], 60, machine.environment)
+    said, _ = output_of([sys.executable, "-W", "ignore", "-c", ASK_TORCH], 60, machine.environment)
     tell("torch says", said.splitlines()[-1] if said else "nothing")
     for library, version in (("libcuda.so.1", "cuDriverGetVersion"), ("libcudart.so.13", "cudaRuntimeGetVersion"),
                              ("libcudart.so.12", "cudaRuntimeGetVersion"), ("libnccl.so.2", "ncclGetVersion")):
