@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "benchmarks/support/gpu.h"
 #include "benchmarks/support/measure.h"
 #include "core/base/types.h"
 #include "fusion/convert.h"
@@ -39,12 +40,6 @@ namespace cuda = ops::cuda;
 namespace nccl = ops::nccl;
 using core::DType;
 using core::Status;
-
-constexpr int kSkipped = 77;
-
-void Require(const Status& status) {
-  if (!status.ok()) throw std::runtime_error(status.ToString());
-}
 
 // The peers are reached by sockets: rank 0 has one to each, the others one to it.
 class Peers {

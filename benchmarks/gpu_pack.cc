@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "benchmarks/support/gpu.h"
 #include "benchmarks/support/measure.h"
 #include "benchmarks/support/resnet50_shapes.h"
 #include "core/base/types.h"
@@ -25,12 +26,7 @@ using core::Status;
 using ops::cuda::CopySegment;
 namespace cuda = ops::cuda;
 
-constexpr int kSkipped = 77;
 constexpr std::size_t kAlignment = 256;  // as LibTorch's allocator has it
-
-void Require(const Status& status) {
-  if (!status.ok()) throw std::runtime_error(status.ToString());
-}
 
 class Gpu {
  public:

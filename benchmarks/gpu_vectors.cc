@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/support/gpu.h"
 #include "benchmarks/support/measure.h"
 #include "benchmarks/support/ranks.h"
 #include "examples/device.h"
@@ -32,12 +33,6 @@ namespace {
 
 namespace cuda = ops::cuda;
 namespace nccl = ops::nccl;
-
-constexpr int kSkipped = 77;
-
-void Require(const core::Status& status) {
-  if (!status.ok()) throw std::runtime_error(status.ToString());
-}
 
 // A blocking communicator of all ranks and a stream, as torch.distributed has them.
 class RawNccl {
@@ -133,13 +128,6 @@ Call MakeCall(const std::string& work, const RawNccl& raw, const at::Tensor& par
   }
   throw std::runtime_error("unknown work " + work +
                            "; the works are all-reduce, all-gather, reduce-scatter and broadcast");
-}
-
-std::string SizeName(std::int64_t bytes) {
-  int unit = 0;
-  for (; bytes >= 1024 && unit < 3; ++unit) bytes /= 1024;
-  constexpr const char* kUnits[] = {" B", " KiB", " MiB", " GiB"};
-  return std::to_string(bytes) + kUnits[unit];
 }
 
 void MeasureCall(const std::string& title, std::int64_t bytes, int rounds, int device,

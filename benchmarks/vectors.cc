@@ -24,12 +24,6 @@ struct Setup {
   bool references_only = false;
 };
 
-std::string SizeName(std::int64_t bytes) {
-  if (bytes >= 1 << 20) return std::to_string(bytes >> 20) + " MiB";
-  if (bytes >= 1 << 10) return std::to_string(bytes >> 10) + " KiB";
-  return std::to_string(bytes) + " B";
-}
-
 std::string MpiName(const Setup& setup) {
   return setup.references_only ? "MPI_Allreduce, memory kept" : "MPI_Allreduce";
 }

@@ -31,6 +31,13 @@ inline double Timed(const std::function<void()>& body) {
   return Slowest(Seconds(Clock::now() - start));
 }
 
+inline std::string SizeName(std::int64_t bytes) {
+  int unit = 0;
+  for (; bytes >= 1024 && unit < 3; ++unit) bytes /= 1024;
+  constexpr const char* kUnits[] = {" B", " KiB", " MiB", " GiB"};
+  return std::to_string(bytes) + kUnits[unit];
+}
+
 // Zeros in memory that the ranks of this host share, as gradient arenas are.
 inline at::Tensor SharedZeros(std::int64_t elements) {
   std::shared_ptr<void> memory = detail::CurrentSession()->session().AllocateShared(
