@@ -86,8 +86,8 @@ def how_steps_end(folder):
 def a_step_that_hangs(folder):
     """It has a child in a group of its own, and neither minds SIGTERM."""
     hangs = 'trap "" TERM; echo begun; set -m; sleep 98761 & sleep 98762 & wait; wait'
-    states, steps, _ = run(folder, [hour.Step("hangs", 1, ["bash", "-c", hangs]), hour.Step("next", 20, say("next"))], part="2")
-    assert states == ["HUNG", "ok"] and "1 s" in steps["hangs"]["says"], steps
+    states, steps, _ = run(folder, [hour.Step("hangs", 4, ["bash", "-c", hangs]), hour.Step("next", 20, say("next"))], part="2")
+    assert states == ["HUNG", "ok"] and "4 s" in steps["hangs"]["says"], steps
     log = logs(folder, "2")["hangs.log"]
     assert "begun" in log and log.count("=== stacks of process") == 3, log
     assert "sleep 98761" in log and "sleep 98762" in log and "thread " in log, log
@@ -98,15 +98,15 @@ def a_step_that_hangs(folder):
 
 def a_command_that_hangs():
     """A debugger may be a script, whose child holds the output."""
-    said, good = hour.output_of(["bash", "-c", "echo begun; sleep 98763; echo never"], 0.3)
-    assert not good and said.splitlines() == ["begun", "no end in 0 s"], said
+    said, good = hour.output_of(["bash", "-c", "echo begun; sleep 98763; echo never"], 2)
+    assert not good and said.splitlines() == ["begun", "no end in 2 s"], said
     assert hour.output_of(["bash", "-c", "echo good"]) == ("good", True)
     assert hour.output_of(["bash", "-c", "echo bad; exit 1"]) == ("bad", False)
     assert not hour.output_of(["/no/such/program"])[1]
 
 
 def when_time_is_over(folder):
-    states, steps, _ = run(folder, [hour.Step("late", 60, say("never")), hour.Step("short", 2, say("in time"))], seconds=10)
+    states, steps, _ = run(folder, [hour.Step("late", 60, say("never")), hour.Step("short", 9, say("in time"))], seconds=15)
     assert states == ["SKIP", "ok"] and "no time left" in steps["late"]["says"], steps
 
 
