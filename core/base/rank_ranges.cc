@@ -1,6 +1,7 @@
 #include "core/base/rank_ranges.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace sirtaki::core {
 namespace {
@@ -9,19 +10,9 @@ namespace {
 std::int64_t After(const RankRange& range) { return std::int64_t{range.last} + 1; }
 
 // The first range that ends at or after `rank`.
-std::vector<RankRange>::const_iterator FirstEndingAt(const std::vector<RankRange>& ranges,
-                                                     int rank) {
+std::span<const RankRange>::iterator FirstEndingAt(std::span<const RankRange> ranges, int rank) {
   return std::lower_bound(ranges.begin(), ranges.end(), rank,
                           [](const RankRange& range, int value) { return range.last < value; });
-}
-
-// Appends a range that begins no earlier than the last one of `ranges` does.
-void Append(std::vector<RankRange>& ranges, RankRange range) {
-  if (!ranges.empty() && After(ranges.back()) >= range.first) {
-    ranges.back().last = std::max(ranges.back().last, range.last);
-  } else {
-    ranges.push_back(range);
-  }
 }
 
 }  // namespace
@@ -34,101 +25,97 @@ RankRanges RankRanges::Single(int rank) { return Span(rank, rank); }
 
 RankRanges RankRanges::Span(int first, int last) {
   RankRanges result;
-  if (first <= last) result.ranges_.push_back({first, last});
+  if (first <= last) result.one_ = {first, last};
   return result;
 }
 
-void RankRanges::Add(int rank) {
-  // The common case: ranks come in ascending order.
-  if (ranges_.empty() || rank >= ranges_.back().first) {
-    Append(ranges_, {rank, rank});
+void RankRanges::Append(RankRange range) {
+  if (empty()) {
+    one_ = range;
     return;
   }
-  const auto position = ranges_.begin() + (FirstEndingAt(ranges_, rank) - ranges_.cbegin());
-  if (position->first <= rank) return;
-  const bool joins_next = std::int64_t{rank} + 1 == position->first;
-  const bool joins_previous = position != ranges_.begin() && After(position[-1]) == rank;
-  if (joins_next && joins_previous) {
-    position[-1].last = position->last;
-    ranges_.erase(position);
-  } else if (joins_next) {
-    position->first = rank;
-  } else if (joins_previous) {
-    position[-1].last = rank;
-  } else {
-    ranges_.insert(position, {rank, rank});
+  RankRange& back = several_.empty() ? one_ : several_.back();
+  if (After(back) >= range.first) {
+    back.last = std::max(back.last, range.last);
+    return;
   }
+  if (several_.empty()) several_.push_back(std::exchange(one_, {0, -1}));
+  several_.push_back(range);
 }
+
+void RankRanges::Add(int rank) { Add(Single(rank)); }
 
 void RankRanges::Add(const RankRanges& other) {
   if (other.empty() || &other == this) return;
-  if (ranges_.empty()) {
-    ranges_ = other.ranges_;
+  if (empty()) {
+    *this = other;
     return;
   }
-  if (other.ranges_.front().first >= ranges_.back().first) {
-    for (const RankRange& range : other.ranges_) Append(ranges_, range);
+  const std::span<const RankRange> theirs = other.ranges();
+  // The common case: ranks come in ascending order.
+  if (theirs.front().first >= ranges().back().first) {
+    for (const RankRange& range : theirs) Append(range);
     return;
   }
-  if (other.ranges_.size() == 1 && other.ranges_[0].first == other.ranges_[0].last) {
-    Add(other.ranges_[0].first);
-    return;
+  if (theirs.size() == 1 && ContainsAll(other)) return;
+  RankRanges merged;
+  const std::span<const RankRange> mine = ranges();
+  auto next = mine.begin();
+  for (const RankRange& range : theirs) {
+    while (next != mine.end() && next->first <= range.first) merged.Append(*next++);
+    merged.Append(range);
   }
-  std::vector<RankRange> merged;
-  merged.reserve(ranges_.size() + other.ranges_.size());
-  auto mine = ranges_.begin();
-  auto theirs = other.ranges_.begin();
-  while (mine != ranges_.end() || theirs != other.ranges_.end()) {
-    const bool take_mine =
-        theirs == other.ranges_.end() || (mine != ranges_.end() && mine->first <= theirs->first);
-    Append(merged, take_mine ? *mine++ : *theirs++);
-  }
-  ranges_ = std::move(merged);
+  while (next != mine.end()) merged.Append(*next++);
+  *this = std::move(merged);
 }
 
 void RankRanges::Remove(const RankRanges& other) {
   if (!Intersects(other)) return;
-  std::vector<RankRange> kept;
-  kept.reserve(ranges_.size() + other.ranges_.size());
-  auto theirs = other.ranges_.begin();
-  for (const RankRange& range : ranges_) {
-    while (theirs != other.ranges_.end() && theirs->last < range.first) ++theirs;
+  RankRanges kept;
+  const std::span<const RankRange> cuts = other.ranges();
+  auto theirs = cuts.begin();
+  for (const RankRange& range : ranges()) {
+    while (theirs != cuts.end() && theirs->last < range.first) ++theirs;
     std::int64_t next = range.first;  // the first rank of `range` that is not dealt with
     // The loop leaves `theirs` where it is, since its range may reach into our next one.
-    for (auto cut = theirs; cut != other.ranges_.end() && cut->first <= range.last; ++cut) {
-      if (cut->first > next) kept.push_back({static_cast<int>(next), cut->first - 1});
+    for (auto cut = theirs; cut != cuts.end() && cut->first <= range.last; ++cut) {
+      if (cut->first > next) kept.Append({static_cast<int>(next), cut->first - 1});
       next = After(*cut);
     }
-    if (next <= range.last) kept.push_back({static_cast<int>(next), range.last});
+    if (next <= range.last) kept.Append({static_cast<int>(next), range.last});
   }
-  ranges_ = std::move(kept);
+  *this = std::move(kept);
 }
 
 std::int64_t RankRanges::Count() const {
   std::int64_t count = 0;
-  for (const RankRange& range : ranges_) count += After(range) - range.first;
+  for (const RankRange& range : ranges()) count += After(range) - range.first;
   return count;
 }
 
 bool RankRanges::Contains(int rank) const {
-  const auto range = FirstEndingAt(ranges_, rank);
-  return range != ranges_.end() && range->first <= rank;
+  const std::span<const RankRange> all = ranges();
+  const auto range = FirstEndingAt(all, rank);
+  return range != all.end() && range->first <= rank;
 }
 
 bool RankRanges::ContainsAll(const RankRanges& other) const {
   // Ranges are not adjacent, so a range of theirs lies in one of ours or is not all ours.
-  auto mine = ranges_.begin();
-  for (const RankRange& range : other.ranges_) {
-    while (mine != ranges_.end() && mine->last < range.first) ++mine;
-    if (mine == ranges_.end() || mine->first > range.first || mine->last < range.last) return false;
+  const std::span<const RankRange> all = ranges();
+  auto mine = all.begin();
+  for (const RankRange& range : other.ranges()) {
+    while (mine != all.end() && mine->last < range.first) ++mine;
+    if (mine == all.end() || mine->first > range.first || mine->last < range.last) return false;
   }
   return true;
 }
 
 bool RankRanges::Intersects(const RankRanges& other) const {
-  auto mine = ranges_.begin();
-  auto theirs = other.ranges_.begin();
-  while (mine != ranges_.end() && theirs != other.ranges_.end()) {
+  const std::span<const RankRange> ours = ranges();
+  const std::span<const RankRange> others = other.ranges();
+  auto mine = ours.begin();
+  auto theirs = others.begin();
+  while (mine != ours.end() && theirs != others.end()) {
     if (mine->last < theirs->first) {
       ++mine;
     } else if (theirs->last < mine->first) {
@@ -142,12 +129,14 @@ bool RankRanges::Intersects(const RankRanges& other) const {
 
 RankRanges RankRanges::Intersection(const RankRanges& other) const {
   RankRanges result;
-  auto mine = ranges_.begin();
-  auto theirs = other.ranges_.begin();
-  while (mine != ranges_.end() && theirs != other.ranges_.end()) {
+  const std::span<const RankRange> ours = ranges();
+  const std::span<const RankRange> others = other.ranges();
+  auto mine = ours.begin();
+  auto theirs = others.begin();
+  while (mine != ours.end() && theirs != others.end()) {
     const int first = std::max(mine->first, theirs->first);
     const int last = std::min(mine->last, theirs->last);
-    if (first <= last) Append(result.ranges_, {first, last});
+    if (first <= last) result.Append({first, last});
     if (mine->last < theirs->last) {
       ++mine;
     } else {
@@ -159,7 +148,7 @@ RankRanges RankRanges::Intersection(const RankRanges& other) const {
 
 std::int64_t RankRanges::IndexOf(int rank) const {
   std::int64_t before = 0;
-  for (const RankRange& range : ranges_) {
+  for (const RankRange& range : ranges()) {
     if (rank < range.first) return -1;
     if (rank <= range.last) return before + (std::int64_t{rank} - range.first);
     before += After(range) - range.first;
@@ -170,7 +159,7 @@ std::int64_t RankRanges::IndexOf(int rank) const {
 std::vector<int> RankRanges::ToVector() const {
   std::vector<int> ranks;
   ranks.reserve(static_cast<std::size_t>(Count()));
-  for (const RankRange& range : ranges_) {
+  for (const RankRange& range : ranges()) {
     for (std::int64_t rank = range.first; rank <= range.last; ++rank) {
       ranks.push_back(static_cast<int>(rank));
     }
@@ -179,9 +168,9 @@ std::vector<int> RankRanges::ToVector() const {
 }
 
 std::string RankRanges::ToString() const {
-  if (ranges_.empty()) return "none";
+  if (empty()) return "none";
   std::string text;
-  for (const RankRange& range : ranges_) {
+  for (const RankRange& range : ranges()) {
     if (!text.empty()) text += ", ";
     text += std::to_string(range.first);
     if (range.last != range.first) text += "-" + std::to_string(range.last);
