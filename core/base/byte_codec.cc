@@ -52,15 +52,8 @@ std::uint8_t ByteReader::ByteUpTo(const char* field, std::uint8_t max) {
   return 0;
 }
 
-std::uint64_t ByteReader::Varint(const char* field, std::uint64_t max) {
+std::uint64_t ByteReader::LongVarint(const char* field, std::uint64_t max) {
   start_ = next_;
-  if (ok() && remaining() > 0) {  // most have one byte
-    const auto first = std::to_integer<std::uint64_t>(bytes_[next_]);
-    if (first < 0x80U && first <= max) {
-      ++next_;
-      return first;
-    }
-  }
   std::uint64_t value = 0;
   for (int shift = 0;; shift += 7) {
     if (!Need(field, 1)) return 0;

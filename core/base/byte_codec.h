@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
@@ -46,7 +47,16 @@ class ByteReader {
   // A byte of at most `max`: enumerations.
   std::uint8_t ByteUpTo(const char* field, std::uint8_t max);
   std::uint64_t Varint(const char* field,
-                       std::uint64_t max = std::numeric_limits<std::uint64_t>::max());
+                       std::uint64_t max = std::numeric_limits<std::uint64_t>::max()) {
+    if (next_ < bytes_.size()) {  // which it is not after an error; most have one byte
+      const auto first = std::to_integer<std::uint64_t>(bytes_[next_]);
+      if (first < 0x80U && first <= max) {
+        start_ = next_++;
+        return first;
+      }
+    }
+    return LongVarint(field, max);
+  }
   std::int64_t Zigzag(const char* field);
   std::uint64_t Fixed64(const char* field);
   std::string Text(const char* field, std::size_t max_bytes);
@@ -66,6 +76,7 @@ class ByteReader {
 
  private:
   bool Need(const char* field, std::size_t count);
+  std::uint64_t LongVarint(const char* field, std::uint64_t max);  // or one that is wrong
 
   std::span<const std::byte> bytes_;
   std::size_t next_ = 0;

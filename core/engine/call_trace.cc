@@ -11,10 +11,8 @@ using trace::Metric;
 
 // As Key::ToString has it, most often without its allocations.
 void SetText(const Key& key, Event* event) {
-  const auto is_plain = [](char c) { return c >= ' ' && c < '\x7f' && c != '"' && c != '\\'; };
   const std::string_view name = key.name.text();
-  if (key.form != Key::Form::kNamed || key.set != kWorldSet ||
-      name.size() + 2 > Event::kTextBytes || !std::all_of(name.begin(), name.end(), is_plain)) {
+  if (!key.name.plain() || key.set != kWorldSet || name.size() + 2 > Event::kTextBytes) {
     return event->SetText(key.ToString());
   }
   event->letters[0] = '"';

@@ -263,7 +263,7 @@ bool Engine::StartBatches(std::vector<DecidedBatch> batches) {
 // Takes the work of a key, of a join with the set's epoch, out of the queue.
 WorkPtr Engine::TakeInHand(const Key& key) {
   HandlePtr& handle = in_hand_.emplace_back();
-  WorkPtr work = key == Key::Join(key.set) ? queue_.EndEpoch(key.set) : queue_.Resolve(key);
+  WorkPtr work = key.is_join() ? queue_.EndEpoch(key.set) : queue_.Resolve(key);
   if (work != nullptr) handle = work->handle;
   return work;
 }

@@ -64,7 +64,7 @@ trace::FlightRecord Engine::Describe(Duration patience) const {
                            account.joined.contains(set)});
   }
   for (const TensorQueue::Account::Call& call : account.pending) {
-    const bool is_join = call.key == Key::Join(call.key.set);
+    const bool is_join = call.key.is_join();
     record.pending.push_back({call.key.set, call.key.ToString(),
                               is_join ? std::string() : WhatText(call.asked), call.number,
                               call.submitted});

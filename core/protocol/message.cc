@@ -8,7 +8,7 @@ Status Cause::ToStatus() const {
 }
 
 std::string TensorName(const Key& key) {
-  if (key == Key::Join(key.set)) return {};
+  if (key.is_join()) return {};
   Key of_world = key;
   of_world.set = kWorldSet;
   const std::string text = of_world.ToString();

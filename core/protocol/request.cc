@@ -101,7 +101,10 @@ std::string_view WordsOf(std::string_view name) {
 Name::Name(std::string text) {
   if (text.empty()) return;
   const std::size_t hash = std::hash<std::string>{}(text);
-  shared_ = std::make_shared<const Shared>(Shared{std::move(text), hash});
+  const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
+    return c >= ' ' && c < '\x7f' && c != '"' && c != '\\';
+  });
+  shared_ = std::make_shared<const Shared>(Shared{std::move(text), hash, plain});
 }
 
 const std::string& Name::text() const {
@@ -116,7 +119,7 @@ std::string Key::ToString() const {
       text = WordsOf(name.text()).empty() ? Quoted(name.text()) : Escaped(WordsOf(name.text()));
       break;
     case Form::kUnnamed:
-      if (*this == Join(set)) {
+      if (is_join()) {
         text = "join";
         break;
       }
@@ -135,14 +138,13 @@ std::string Key::ToString() const {
 }
 
 std::size_t KeyHash::operator()(const Key& key) const {
+  if (key.form == Key::Form::kNamed) {
+    return key.name.hash() + std::size_t{key.set} * 0x9e3779b97f4a7c15U;
+  }
   Hasher hasher;
   hasher.Mix((std::uint64_t{key.set} << 8) | static_cast<std::uint64_t>(key.form));
-  if (key.form == Key::Form::kNamed) {
-    hasher.Mix(key.name.hash());
-  } else {
-    hasher.Mix(key.number);
-    hasher.Mix(key.bucket);
-  }
+  hasher.Mix(key.number);
+  hasher.Mix(key.bucket);
   return hasher.Get();
 }
 
@@ -205,7 +207,7 @@ bool AskTheSame(const Asked& a, const Asked& b) {
 }
 
 const SignaturePtr& CollectiveOf(const Asked& asked) {
-  static const SignaturePtr kNone;
+  static constinit const SignaturePtr kNone;
   const auto* const signature = std::get_if<SignaturePtr>(&asked);
   return signature != nullptr ? *signature : kNone;
 }

@@ -25,6 +25,8 @@ class Name {
   const std::string& text() const;
   std::size_t hash() const { return shared_ == nullptr ? 0 : shared_->hash; }
   bool empty() const { return shared_ == nullptr; }
+  // Whether it is printable ASCII without quotes and backslashes, so that texts show it as it is.
+  bool plain() const { return shared_ != nullptr && shared_->plain; }
   bool operator==(const Name& other) const {
     return shared_ == other.shared_ || (hash() == other.hash() && text() == other.text());
   }
@@ -33,6 +35,7 @@ class Name {
   struct Shared {
     std::string text;
     std::size_t hash;
+    bool plain;
   };
   std::shared_ptr<const Shared> shared_;  // null: it is empty
 };
@@ -56,6 +59,7 @@ struct Key {
 
   // `join` of a set: a number that no unnamed call reaches.
   static Key Join(SetNumber set) { return Unnamed(set, ~std::uint64_t{0}); }
+  bool is_join() const { return form == Form::kUnnamed && number == ~std::uint64_t{0}; }
 
   SetNumber set = kWorldSet;
   Form form = Form::kNamed;

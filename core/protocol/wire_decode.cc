@@ -66,50 +66,50 @@ class MessageReader {
     ReportMessage report;
     report.ack = in_.Varint("report ack");
     const std::size_t count = in_.Count("report items", 3);
-    for (std::size_t i = 0; i < count && in_.ok(); ++i) report.items.push_back(GetItem());
+    for (std::size_t i = 0; i < count && in_.ok(); ++i) GetItem(&report.items.emplace_back());
     return report;
   }
 
-  ReportItem GetItem() {
+  // What is most frequent is read where it is to be: here, and of entries.
+  void GetItem(ReportItem* to) {
     switch (in_.ByteUpTo("report item kind", kStalled)) {
       case kReady:
-        return GetReady();
+        return GetReady(&to->emplace<ReadyItem>());
       case kJoined: {
         const SetNumber set = GetSet();
-        return JoinedItem{set, GetMember("joined last")};
+        *to = JoinedItem{set, GetMember("joined last")};
+        return;
       }
       case kLeft: {
-        LeftItem item;
+        auto& item = to->emplace<LeftItem>();
         item.ranks = GetSomeRanks("left ranks");
         item.why = in_.Text("left why", kMaxTextBytes);
-        return item;
+        return;
       }
       default: {
-        StalledItem item;
+        auto& item = to->emplace<StalledItem>();
         item.key = GetKey();
         item.waited_us = static_cast<std::int64_t>(
             in_.Varint("stalled time", std::numeric_limits<std::int64_t>::max()));
         item.limit_us = static_cast<std::int64_t>(
             in_.Varint("time of the call", std::numeric_limits<std::int64_t>::max()));
-        return item;
       }
     }
   }
 
-  ReadyItem GetReady() {
-    ReadyItem item;
+  void GetReady(ReadyItem* to) {
+    ReadyItem& item = *to;
     item.set = GetSet();
     item.id = in_.Varint("ready id");
     item.key = GetRunKey(item.set, item.id);
     item.absent = GetAbsent();
     item.silent = GetRanks("silent ranks");
-    if (item.id != kNoId) return item;
+    if (item.id != kNoId) return;
     const std::size_t count = in_.Count("variants", 4, kMaxVariants);
     if (count == 0) in_.Fail("variants", "are missing");
     for (std::size_t i = 0; i < count && in_.ok(); ++i) item.variants.push_back(GetVariant());
     item.more_variants = static_cast<std::uint32_t>(
         in_.Varint("further variants", std::numeric_limits<std::uint32_t>::max()));
-    return item;
   }
 
   Variant GetVariant() {
@@ -164,69 +164,70 @@ class MessageReader {
     if (batch.number == 0) in_.Fail("batch number", "is 0, batches count from 1");
     const std::size_t count = in_.Count("entries", 1);
     for (std::size_t i = 0; i < count && in_.ok(); ++i) {
-      batch.entries.push_back(GetEntry(batch.set));
+      GetEntry(batch.set, &batch.entries.emplace_back());
     }
     return batch;
   }
 
-  Entry GetEntry(SetNumber set) {
+  void GetEntry(SetNumber set, Entry* to) {
     switch (in_.ByteUpTo("entry kind", kAssemblyTag)) {
       case kRun:
-        return GetRun(set);
+        return GetRun(set, &to->emplace<RunEntry>());
       case kFail: {
-        FailEntry entry;
+        auto& entry = to->emplace<FailEntry>();
         entry.key = GetWorkKey(set);
         entry.code = GetCode();
         entry.text = in_.Text("fail text", kMaxTextBytes);
-        return entry;
+        return;
       }
       case kEvict: {
-        EvictEntry entry;
+        auto& entry = to->emplace<EvictEntry>();
         const std::size_t count = in_.Count("evicted ids", 1);
         for (std::size_t i = 0; i < count && in_.ok(); ++i) {
           entry.ids.push_back(in_.Varint("evicted id"));
           if (entry.ids.back() == kNoId) in_.Fail("evicted id", "is 0");
         }
-        return entry;
+        return;
       }
       case kJoinDone:
-        return JoinDoneEntry{GetMember("join last")};
+        *to = JoinDoneEntry{GetMember("join last")};
+        return;
       case kBye:
-        return ByeEntry{};
+        *to = ByeEntry{};
+        return;
       case kAddSetTag: {
-        AddSetEntry entry;
+        auto& entry = to->emplace<AddSetEntry>();
         entry.key = GetWorkKey(set);
         entry.set = GetSet();
         entry.members = GetSomeRanks("members of the set");
-        return entry;
+        return;
       }
       case kRemoveSetTag: {
-        RemoveSetEntry entry;
+        auto& entry = to->emplace<RemoveSetEntry>();
         entry.key = GetWorkKey(set);
         entry.set = GetSet();
-        return entry;
+        return;
       }
       case kLimitsTag: {
-        LimitsEntry entry;
+        auto& entry = to->emplace<LimitsEntry>();
         entry.key = GetWorkKey(set);
         entry.limits = GetLimits();
-        return entry;
+        return;
       }
       default:
-        return AssemblyEntry{GetWorkKey(set)};
+        *to = AssemblyEntry{GetWorkKey(set)};
     }
   }
 
-  RunEntry GetRun(SetNumber set) {
-    RunEntry entry;
+  void GetRun(SetNumber set, RunEntry* to) {
+    RunEntry& entry = *to;
     entry.id = in_.Varint("run id");
     entry.key = GetRunKey(set, entry.id);
     entry.absent = GetAbsent();
     entry.silent = GetRanks("silent ranks");
-    if (entry.id != kNoId) return entry;
+    if (entry.id != kNoId) return;
     entry.signature = GetSignature();
     entry.new_id = in_.Varint("run new id");
-    return entry;
   }
 
   QueryMessage GetQuery() {

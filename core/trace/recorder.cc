@@ -23,9 +23,11 @@ void Recorder::Add(const Event& event) noexcept {
     return;
   }
   std::array<std::uint64_t, kWords> words;  // NOLINT: filled at once
-  std::memcpy(words.data(), &event, sizeof event);
+  // Behind the text stays what was there.
+  const std::size_t used = (offsetof(Event, letters) + event.text_bytes + 7) / sizeof(words[0]);
+  std::memcpy(words.data(), &event, used * sizeof(words[0]));
   // Release, each: a reader that sees one of these words sees that the place is being written.
-  for (std::size_t i = 0; i < kWords; ++i) {
+  for (std::size_t i = 0; i < used; ++i) {
     slot.words[i].store(words[i], std::memory_order_release);
   }
   slot.state.store(2 * number + 2, std::memory_order_release);
