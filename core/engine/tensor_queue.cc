@@ -31,7 +31,7 @@ Status TensorQueue::Push(const WorkPtr& work) {
                 ": it can call nothing more there until its join has returned"};
   }
   const bool is_unnamed = key.form == Key::Form::kUnnamed;
-  if (key == Key::Join(key.set)) {
+  if (key.is_join()) {
     joined_.insert(key.set);
   } else if (is_unnamed) {
     if (Status status = CheckUnnamed(key); !status.ok()) return status;
@@ -46,6 +46,7 @@ Status TensorQueue::Push(const WorkPtr& work) {
     calls_[key.set].next = call + 1;
     key.number = call;
   }
+  if (uses_.size() >= most_uses_) DropUnused();
   Use& use = uses_[key];
   if (use.named) {
     return {StatusCode::kDuplicateName,
@@ -108,10 +109,17 @@ WorkPtr TensorQueue::Resolve(const Key& key) {
     held->second.pop_front();  // Admit kept it alive
     --held_count_;
     if (held->second.empty()) held_.erase(held);
-  } else if (!found->second.named) {
-    uses_.erase(found);
+  } else if (key.form == Key::Form::kUnnamed) {
+    uses_.erase(found);  // its number does not come again
   }
   return resolved;
+}
+
+// Programs use most names again and again, some but once.
+void TensorQueue::DropUnused() {
+  std::erase_if(uses_,
+                [](const auto& use) { return use.second.pending == nullptr && !use.second.named; });
+  most_uses_ = 2 * uses_.size() + kFewestKept;
 }
 
 std::optional<Key> TensorQueue::KeyOf(const HandleState* handle) const {
@@ -137,7 +145,6 @@ void TensorQueue::ReleaseName(const Key& key) {
   const auto found = uses_.find(key);
   if (found == uses_.end()) return;
   found->second.named = false;
-  if (found->second.pending == nullptr) uses_.erase(found);
 }
 
 WorkPtr TensorQueue::EndEpoch(SetNumber set) {
@@ -153,7 +160,7 @@ void TensorQueue::Close(const Status& why) {
   // Taken out under the lock, completed and dropped without it: completions ring doorbells, and the
   // last reference to a handle releases its name here.
   std::vector<WorkPtr> fresh;
-  std::unordered_map<Key, Use, KeyHash> uses;
+  Uses uses;
   std::unordered_map<Key, std::deque<WorkPtr>, KeyHash> held;
   {
     MutexLock lock(mutex_);

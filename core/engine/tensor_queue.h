@@ -92,18 +92,23 @@ class TensorQueue {
   Status CheckUnnamed(const Key& key) SIRTAKI_REQUIRES(mutex_);
   void Admit(const WorkPtr& work, WorkPtr* pending) SIRTAKI_REQUIRES(mutex_);
   std::vector<Account::Call> PendingCalls() const SIRTAKI_REQUIRES(mutex_);
+  void DropUnused() SIRTAKI_REQUIRES(mutex_);
   void ForgetDeadline(const Work& work) SIRTAKI_REQUIRES(mutex_);
 
   // No WorkPtr is dropped under it: the last one may call ReleaseName through its handle.
   mutable Mutex mutex_;
   std::vector<WorkPtr> fresh_ SIRTAKI_GUARDED_BY(mutex_);
   std::atomic<std::size_t> fresh_count_{0};  // for those who look without the mutex
-  // A key is used while its work is pending, and while its name is in flight.
+  // A key is used while its work is pending, and while its name is in flight. Uses that are over
+  // stay for the next one of the same key, as long as they are few.
   struct Use {
     WorkPtr pending;  // null: there is none
     bool named = false;
   };
-  std::unordered_map<Key, Use, KeyHash> uses_ SIRTAKI_GUARDED_BY(mutex_);
+  using Uses = std::unordered_map<Key, Use, KeyHash>;
+  static constexpr std::size_t kFewestKept = 1024;
+  Uses uses_ SIRTAKI_GUARDED_BY(mutex_);
+  std::size_t most_uses_ SIRTAKI_GUARDED_BY(mutex_) = kFewestKept;  // those that are over go then
   std::size_t pending_count_ SIRTAKI_GUARDED_BY(mutex_) = 0;
   std::unordered_map<Key, std::deque<WorkPtr>, KeyHash> held_ SIRTAKI_GUARDED_BY(mutex_);
   std::size_t held_count_ SIRTAKI_GUARDED_BY(mutex_) = 0;

@@ -336,7 +336,7 @@ void Negotiator::Decide(SetState& set, const Key& key, PendingKey& pending) {
         key, StatusCode::kInvalidArgument,
         key.ToString() + ": the root, rank " + std::to_string(signature->root) + ", has joined"});
   } else {
-    RunEntry run;
+    auto& run = set.decided.emplace_back().emplace<RunEntry>();
     run.absent = pending.absent;
     run.silent = pending.silent;
     run.id = set.ids.Find(key, *signature);
@@ -353,7 +353,6 @@ void Negotiator::Decide(SetState& set, const Key& key, PendingKey& pending) {
         set.ids.Insert(run.new_id, key, signature);
       }
     }
-    set.decided.push_back(std::move(run));
     EvictOverCapacity(set);
   }
   pending.forwarded = true;  // decided; erased when its entry takes its place in the stream

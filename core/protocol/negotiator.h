@@ -174,7 +174,8 @@ class Negotiator final : private StallWatch::Surroundings {
   bool ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& decided);
   bool ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& decided);
   // MayBeDecided says whether an entry of this key makes sense here; false: a fault was raised.
-  bool MayBeDecided(SetState& set, const Key& key);
+  bool MayBeDecided(const SetState& set, const Key& key, const PendingKey* pending);
+  bool MayBeDecided(SetState& set, const Key& key) { return MayBeDecided(set, key, set.Find(key)); }
   bool MayChangeSets(const std::string& what, SetNumber set, const Key& key,
                      const DecidedBatch& decided);  // false: a fault was raised
   bool Apply(const AddSetEntry& entry, DecidedBatch& decided);

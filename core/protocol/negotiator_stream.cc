@@ -35,6 +35,7 @@ void Negotiator::CutBatches() {
 void Negotiator::CutBatchesOf(SetState& set) {
   if (set.decided.empty()) return;
   std::vector<Entry> all = std::exchange(set.decided, {});
+  set.decided.reserve(all.size());  // most often as many come again
   if (std::none_of(all.begin(), all.end(), IsChange)) return CutBatch(set, std::move(all));
   std::vector<Entry> entries;
   for (Entry& entry : all) {
@@ -158,8 +159,8 @@ bool Negotiator::Apply(const RemoveSetEntry& entry, DecidedBatch& decided) {
                                   key.ToString() + ": the set was removed while it waited",
                                   Origin{-1, {}, TensorName(key)})});
     };
-    for (const auto& [key, pending] : set->pending()) {
-      if (pending.self_reported) fail(key);
+    for (const auto* key = set->OldestPending(); key != nullptr; key = key->after) {
+      if (key->self_reported) fail(*key->key);
     }
     if (set->self_joined()) fail(Key::Join(entry.set));
     ForgetSet(entry.set);
@@ -221,15 +222,20 @@ bool Negotiator::ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& deci
     }
     set.ids.Insert(run.new_id, key, signature);
   }
-  if (!MayBeDecided(set, key)) return false;
-  set.Erase(key);
-  decided.entries.push_back(DecidedRun{std::move(key), std::move(signature), run.silent,
-                                       AllAbsent(run.absent), run.absent});
+  PendingKey* const pending = set.Find(key);
+  if (!MayBeDecided(set, key, pending)) return false;
+  if (pending != nullptr) set.Erase(*pending);
+  auto& started = decided.entries.emplace_back().emplace<DecidedRun>();
+  started.key = std::move(key);
+  started.signature = std::move(signature);
+  started.silent = run.silent;
+  started.absent_everywhere = AllAbsent(run.absent);
+  started.absent = run.absent;
   return true;
 }
 
-bool Negotiator::MayBeDecided(SetState& set, const Key& key) {
-  const PendingKey* pending = set.Find(key);
+// `pending`: the key's, or null.
+bool Negotiator::MayBeDecided(const SetState& set, const Key& key, const PendingKey* pending) {
   // What still waits in `up_` the parent cannot know of.
   const bool known = pending == nullptr || pending->reports == 0 ||
                      (pending->forwarded && (set.seat() || pending->told));
@@ -342,7 +348,7 @@ bool Negotiator::Outstanding() const {
   if (!up_.empty() || !batches_.empty() || !immediate_.empty()) return true;
   if (self_left_ && !closed_) return true;
   for (const auto& [number, set] : sets_) {
-    if (!set.pending().empty() || !set.decided.empty() || set.self_joined()) return true;
+    if (set.OldestPending() != nullptr || !set.decided.empty() || set.self_joined()) return true;
   }
   return false;
 }
@@ -353,7 +359,7 @@ bool Negotiator::Quiescent() const {
     if (!link.unsent.empty()) return false;
   }
   return std::all_of(sets_.begin(), sets_.end(), [](const auto& entry) {
-    return entry.second.pending().empty() && entry.second.decided.empty();
+    return entry.second.OldestPending() == nullptr && entry.second.decided.empty();
   });
 }
 

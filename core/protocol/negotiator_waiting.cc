@@ -38,7 +38,7 @@ Duration Negotiator::TimeOut(const Key& key, Duration limit, TimePoint now) {
 
 void Negotiator::CheckPeers(const LocalState& local, TimePoint now) {
   for (auto& [number, set] : sets_) {
-    if (const auto oldest = set.OldestPending()) WaitOn(set, *oldest, now);
+    if (const auto* oldest = set.OldestPending()) WaitOn(set, oldest->since, now);
     if (set.self_joined()) WaitOn(set, set.joined_since, now);
     if (number == kWorldSet && self_left_) WaitOn(set, left_since_, now);
     for (const auto& running : local.running) {

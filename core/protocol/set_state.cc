@@ -12,10 +12,28 @@ void PendingKey::Merge(const Asked& asked, const std::string& invalid, const Ran
   if (same != variants.end()) {
     same->ranks.Add(ranks);
   } else if (variants.size() < kMaxVariants) {
-    variants.push_back({asked, invalid, ranks});
+    Variant& added = variants.emplace_back();
+    added.asked = asked;
+    added.invalid = invalid;
+    added.ranks = ranks;
   } else {
     ++more_variants;
   }
+}
+
+void PendingKey::Reset() {
+  key = nullptr;
+  after = nullptr;
+  reports = 0;
+  self_reported = false;
+  forwarded = false;
+  told = false;
+  std::fill(child_reported.begin(), child_reported.end(), false);
+  variants.clear();
+  more_variants = 0;
+  absent.clear();
+  silent.Clear();
+  stall.reset();
 }
 
 SetState::SetState(SetNumber number, RankRanges members, const Tree::Node& node, int self)
@@ -37,12 +55,7 @@ SetState::SetState(SetNumber number, RankRanges members, const Tree::Node& node,
 
 PendingKey* SetState::AddReport(const Key& key, int source, const std::vector<bool>& absent,
                                 const RankRanges& silent, TimePoint now) {
-  const auto [found, inserted] = pending_.try_emplace(key);
-  PendingKey& pending = found->second;
-  if (inserted) {
-    pending.since = now;
-    NoteOrder(pending, key);
-  }
+  PendingKey& pending = AddPlaceholder(key, now);
   if (source == kSelf) {
     if (pending.self_reported) return nullptr;
     pending.self_reported = true;
@@ -64,30 +77,39 @@ PendingKey* SetState::AddReport(const Key& key, int source, const std::vector<bo
   return &pending;
 }
 
-void SetState::NoteOrder(PendingKey& pending, const Key& key) {
+PendingKey& SetState::AddPlaceholder(const Key& key, TimePoint since) {
+  if (keys_.size() >= most_keys_) DropUnused();
+  const auto found = keys_.try_emplace(key).first;
+  PendingKey& pending = found->second;
+  if (pending.key != nullptr) return pending;
+  pending.key = &found->first;
+  pending.since = since;
   pending.order = next_order_++;
-  // A key that waits for long must not make the list of those that came and went grow.
-  if (order_.size() > 2 * pending_.size() + 64) {
-    std::erase_if(order_, [&](const auto& entry) {
-      const auto found = pending_.find(entry.second);
-      return found == pending_.end() || found->second.order != entry.first;
-    });
-  }
-  order_.emplace_back(pending.order, key);
+  pending.before = last_;
+  (last_ == nullptr ? first_ : last_->after) = &pending;
+  last_ = &pending;
+  return pending;
 }
 
-PendingKey& SetState::AddPlaceholder(const Key& key, TimePoint since) {
-  const auto [found, inserted] = pending_.try_emplace(key);
-  if (inserted) {
-    found->second.since = since;
-    NoteOrder(found->second, key);
-  }
-  return found->second;
+// Programs use most names again and again, some but once.
+void SetState::DropUnused() {
+  std::erase_if(keys_, [](const auto& entry) { return entry.second.key == nullptr; });
+  most_keys_ = 2 * keys_.size() + kFewestKept;
 }
 
 PendingKey* SetState::Find(const Key& key) {
-  const auto found = pending_.find(key);
-  return found == pending_.end() ? nullptr : &found->second;
+  const auto found = keys_.find(key);
+  return found == keys_.end() || found->second.key == nullptr ? nullptr : &found->second;
+}
+
+void SetState::Erase(PendingKey& pending) {
+  (pending.before == nullptr ? first_ : pending.before->after) = pending.after;
+  (pending.after == nullptr ? last_ : pending.after->before) = pending.before;
+  if (pending.key->form == Key::Form::kUnnamed) {  // its number does not come again
+    keys_.erase(keys_.find(*pending.key));
+  } else {
+    pending.Reset();
+  }
 }
 
 bool SetState::Gone(int source) const {
@@ -133,11 +155,8 @@ void SetState::AddSilent(PendingKey& pending) const {
 
 std::vector<SetState::Undecided> SetState::UndecidedKeys() {
   std::vector<Undecided> keys;
-  for (const auto& [order, key] : order_) {
-    const auto found = pending_.find(key);
-    if (found != pending_.end() && found->second.order == order && !found->second.forwarded) {
-      keys.push_back({&found->first, &found->second});
-    }
+  for (PendingKey* pending = first_; pending != nullptr; pending = pending->after) {
+    if (!pending->forwarded) keys.push_back({pending->key, pending});
   }
   return keys;
 }
@@ -148,17 +167,6 @@ std::vector<Key> SetState::CompleteKeys() {
     if (Complete(*undecided.pending)) keys.push_back(*undecided.key);
   }
   return keys;
-}
-
-std::optional<TimePoint> SetState::OldestPending() {
-  while (!order_.empty()) {
-    const auto found = pending_.find(order_.front().second);
-    if (found != pending_.end() && found->second.order == order_.front().first) {
-      return found->second.since;
-    }
-    order_.pop_front();
-  }
-  return std::nullopt;
 }
 
 void SetState::NoteJoined(int source, int last) {
@@ -184,7 +192,7 @@ void SetState::EndEpoch() {
   joined_children_.clear();
   joined_told = false;
   last_joined_ = -1;
-  pending_.erase(Key::Join(number_));
+  Erase(Key::Join(number_));
 }
 
 }  // namespace sirtaki::core

@@ -4,12 +4,12 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/protocol/id_table.h"
@@ -53,8 +53,12 @@ struct StalledKey {
   std::uint64_t question = 0;  // and its number
 };
 
-// A key that somebody in this subtree has reported and that is not decided.
+// A key that somebody in this subtree has reported and that is not decided. A set has those that
+// wait in a list, in the order of their first report.
 struct PendingKey {
+  const Key* key = nullptr;  // null: it waits no more, and is kept for the next time
+  PendingKey* before = nullptr;
+  PendingKey* after = nullptr;
   TimePoint since{};
   std::uint64_t order = 0;  // of the first report, among all of the set
   int reports = 0;
@@ -72,6 +76,9 @@ struct PendingKey {
   void Merge(const Asked& asked, const std::string& invalid, const RankRanges& ranks);
 
   std::unique_ptr<StalledKey> stall;  // null for most: they do not wait for long
+
+  // It waits no more. Keeps the memory that the next use of the key needs.
+  void Reset();
 
   StalledKey& Stall() {
     if (stall == nullptr) stall = std::make_unique<StalledKey>();
@@ -97,10 +104,14 @@ class SetState {
   // merges. Null: it had already.
   PendingKey* AddReport(const Key& key, int source, const std::vector<bool>& absent,
                         const RankRanges& silent, TimePoint now);
-  // A key that is known to wait somewhere below, without a report here yet.
+  // A key that is known to wait somewhere below, perhaps without a report here yet.
   PendingKey& AddPlaceholder(const Key& key, TimePoint since);
-  PendingKey* Find(const Key& key);
-  void Erase(const Key& key) { pending_.erase(key); }
+  PendingKey* Find(const Key& key);  // null: it does not wait
+  const PendingKey* Find(const Key& key) const { return const_cast<SetState*>(this)->Find(key); }
+  void Erase(const Key& key) {
+    if (PendingKey* const pending = Find(key)) Erase(*pending);
+  }
+  void Erase(PendingKey& pending);
 
   // Everyone below has reported it, joined or left, and at least one has reported it.
   bool Complete(const PendingKey& pending) const;
@@ -119,8 +130,8 @@ class SetState {
   std::vector<Key> CompleteKeys();
   // What comes first from now on has this order, or a higher one.
   std::uint64_t next_order() const { return next_order_; }
-  // The oldest key that is not decided; drops what is gone.
-  std::optional<TimePoint> OldestPending();
+  // The first of the keys that are not decided; null: none waits.
+  const PendingKey* OldestPending() const { return first_; }
 
   void NoteJoined(int source, int last);
   void NoteLeft(const RankRanges& ranks);
@@ -130,9 +141,6 @@ class SetState {
   bool self_joined() const { return self_joined_; }
   int last_joined() const { return last_joined_; }
   void EndEpoch();  // JoinDone
-
-  std::unordered_map<Key, PendingKey, KeyHash>& pending() { return pending_; }
-  const std::unordered_map<Key, PendingKey, KeyHash>& pending() const { return pending_; }
 
   IdTable ids;
   AgreedId next_id = 1;          // the seat's
@@ -147,8 +155,10 @@ class SetState {
   TimePoint joined_since{};
 
  private:
+  static constexpr std::size_t kFewestKept = 1024;
+
   std::size_t Index(int child) const { return static_cast<std::size_t>(child); }
-  void NoteOrder(PendingKey& pending, const Key& key);
+  void DropUnused();
   bool Misses(const PendingKey& pending, int source) const;
   bool Gone(int source) const;  // all its members have joined or left
 
@@ -159,9 +169,11 @@ class SetState {
   bool seat_ = false;
   bool relevant_ = false;
   std::vector<int> children_;
-  std::vector<RankRanges> child_members_;  // by child index
-  std::unordered_map<Key, PendingKey, KeyHash> pending_;
-  std::deque<std::pair<std::uint64_t, Key>> order_;  // first reports; entries may be gone
+  std::vector<RankRanges> child_members_;              // by child index
+  std::unordered_map<Key, PendingKey, KeyHash> keys_;  // that wait, or have waited
+  std::size_t most_keys_ = kFewestKept;                // what is not used is dropped then
+  PendingKey* first_ = nullptr;
+  PendingKey* last_ = nullptr;
   std::uint64_t next_order_ = 0;
   bool self_joined_ = false;
   std::vector<int> joined_children_;

@@ -32,14 +32,14 @@ bool IsUndecided(const PendingKey& pending) { return !pending.forwarded; }
 // True: `path` leads from `target` back to it.
 bool FindCircle(const SetState& set, const Key& target, const Key& key, Path& path, Keys& seen) {
   if (path.size() == kLongest) return false;
-  const auto found = set.pending().find(key);
-  if (found == set.pending().end() || found->second.stall == nullptr) return false;
-  const StalledKey& stall = *found->second.stall;
+  const PendingKey* const found = set.Find(key);
+  if (found == nullptr || found->stall == nullptr) return false;
+  const StalledKey& stall = *found->stall;
   for (const StalledKey::HeldUp& held_up : stall.held_up) {
-    const auto next = set.pending().find(held_up.by);
-    if (next == set.pending().end() || !IsUndecided(next->second)) continue;
+    const PendingKey* const next = set.Find(held_up.by);
+    if (next == nullptr || !IsUndecided(*next)) continue;
     // It is the key that the rank meant: no later use of its name.
-    if (next->second.order >= stall.asked) continue;
+    if (next->order >= stall.asked) continue;
     path.emplace_back(key, held_up);
     if (held_up.by == target) return true;
     if (seen.insert(held_up.by).second && FindCircle(set, target, held_up.by, path, seen)) {

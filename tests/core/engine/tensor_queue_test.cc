@@ -68,6 +68,36 @@ TEST_F(TensorQueueTest, WorkStaysPendingUntilItIsResolved) {
   EXPECT_EQ(queue_.pending(), 0U);
 }
 
+// What the queue keeps of names that are over is dropped now and then.
+TEST_F(TensorQueueTest, NamesInFlightOutliveThousandsThatAreUsedOnce) {
+  const Key pending = Key::Named(0, "pending");
+  const Key observed_late = Key::Named(0, "observed late");
+  const WorkPtr work = MakeWork(pending);
+  const WorkPtr late = MakeWork(observed_late);
+  ASSERT_TRUE(queue_.Push(work).ok());
+  ASSERT_TRUE(queue_.Push(late).ok());
+  Finish(late);
+  for (int i = 0; i < 5000; ++i) {
+    const WorkPtr once = MakeWork(Key::Named(0, std::to_string(i)));
+    ASSERT_TRUE(queue_.Push(once).ok());
+    Finish(once);
+    once->handle->Observe();
+  }
+  for (const Key& key : {pending, observed_late}) {
+    const WorkPtr refused = MakeWork(key);
+    EXPECT_EQ(queue_.Push(refused).code(), StatusCode::kDuplicateName);
+    refused->handle->Disown();
+  }
+  Finish(work);
+  for (const WorkPtr& each : {work, late}) each->handle->Observe();
+  for (const Key& key : {pending, observed_late, Key::Named(0, "7")}) {
+    const WorkPtr again = MakeWork(key);
+    EXPECT_TRUE(queue_.Push(again).ok());
+    Finish(again);
+  }
+  EXPECT_EQ(queue_.pending(), 0U);
+}
+
 TEST_F(TensorQueueTest, ANameIsInFlightUntilItsHandleWasObserved) {
   const WorkPtr first = MakeWork(Key::Named(0, "w"));
   ASSERT_TRUE(queue_.Push(first).ok());
