@@ -46,7 +46,7 @@ void SubmitStep(const Setup& setup, const std::vector<core::SignaturePtr>& shape
           tests::RequestOf(core::Key::Named(core::kWorldSet, "gradient/" + std::to_string(t)),
                            shapes[static_cast<std::size_t>(t)]));
     }
-    sim->node(rank).Submit(std::move(requests), sim->now());
+    for (const auto& request : requests) sim->node(rank).Submit(request, sim->now());
   }
   sim->Settle();
 }

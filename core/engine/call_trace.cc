@@ -42,11 +42,7 @@ void CallTrace::Submitted(const Work& work) const {
   event.alone = work.is_message() ? 1 : 0;
   observer_->recorder.Add(event);
   observer_->metrics.Add(Metric::kCalls);
-  if (work.is_message()) {
-    observer_->metrics.Add(Metric::kMessages);
-  } else {
-    observer_->metrics.communication().BeginCall(work.submitted);
-  }
+  if (work.is_message()) observer_->metrics.Add(Metric::kMessages);
 }
 
 void CallTrace::Joined(const Work& work) const {
@@ -55,7 +51,16 @@ void CallTrace::Joined(const Work& work) const {
   event.number = work.number;
   observer_->recorder.Add(event);
   observer_->metrics.Add(Metric::kCalls);
-  observer_->metrics.communication().BeginCall(work.submitted);
+}
+
+void CallTrace::BeginCalls(std::int64_t calls, TimePoint first) const {
+  if (observer_ != nullptr && calls > 0) {
+    observer_->metrics.communication().BeginCalls(calls, first);
+  }
+}
+
+void CallTrace::EndCalls(std::int64_t calls, TimePoint now) const {
+  if (observer_ != nullptr && calls > 0) observer_->metrics.communication().EndCalls(calls, now);
 }
 
 void CallTrace::Agreed(const Work& work, std::uint64_t number, TimePoint now) const {
@@ -66,7 +71,6 @@ void CallTrace::Agreed(const Work& work, std::uint64_t number, TimePoint now) co
   event.number = number;
   observer_->recorder.Add(event);
   observer_->metrics.Add(Metric::kNegotiationTime, now - work.submitted);
-  observer_->metrics.communication().EndCall(now);
 }
 
 void CallTrace::Refused(const Work& work, const Status& why, std::uint64_t number,

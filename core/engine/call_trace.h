@@ -22,6 +22,10 @@ class CallTrace {
   void Joined(const Work& work) const;
   // All ranks have made the call, in batch `number`; or it is refused. Of this rank's work.
   void Agreed(const Work& work, std::uint64_t number, TimePoint now) const;
+  // What Submitted and Joined were told has begun, the first at that time; what Agreed and Refused
+  // were told has ended.
+  void BeginCalls(std::int64_t calls, TimePoint first) const;
+  void EndCalls(std::int64_t calls, TimePoint now) const;
   void Refused(const Work& work, const Status& why, std::uint64_t number, TimePoint now) const;
   void BeginWait(TimePoint now) const;
   // A thread began to wait at `begin`, and does so no longer.

@@ -117,13 +117,13 @@ bool Engine::Holds(TimePoint now) {
 bool Engine::SubmitNew(TimePoint now) {
   hold_.Release();
   if (!queue_.HasNew()) return false;
-  std::vector<Request> requests;
   const std::vector<WorkPtr> works = queue_.Take();
-  requests.reserve(works.size());
   if (works.empty()) return true;  // closed meanwhile
   const Key& last = works.back()->request.key;
   const bool has_step = last.form == Key::Form::kBucket && options_.step;
   last_submission_ = {last, now, has_step ? options_.step() : 0};
+  std::int64_t calls = 0;
+  TimePoint first_call = now;
   for (const WorkPtr& work : works) {
     if (negotiator_.faulted()) continue;  // the queue was closed and has completed it
     if (negotiator_.leaving()) {
@@ -139,9 +139,9 @@ bool Engine::SubmitNew(TimePoint now) {
       continue;
     }
     if (work->deadline != TimePoint::max()) Watch(work);
-    if (key == Key::Join(key.set)) {
+    if (!work->is_message() && calls++ == 0) first_call = work->submitted;
+    if (key.is_join()) {
       trace_.Joined(*work);
-      negotiator_.Submit(std::exchange(requests, {}), now);
       negotiator_.Join(key.set, now);
       continue;
     }
@@ -151,10 +151,10 @@ bool Engine::SubmitNew(TimePoint now) {
       if (WorkPtr message = TakeInHand(key)) executor_.StartP2p(std::move(message), now);
       in_hand_.clear();
     } else {
-      requests.push_back(work->request);
+      negotiator_.Submit(work->request, now);
     }
   }
-  if (!requests.empty()) negotiator_.Submit(requests, now);
+  trace_.BeginCalls(calls, first_call);
   return true;
 }
 
@@ -254,6 +254,7 @@ bool Engine::StartBatches(std::vector<DecidedBatch> batches) {
     // No entry starts after a fault, of which a data thread may know before the negotiator does.
     if (negotiator_.faulted() || queue_.closed()) break;
     const bool makes_sense = StartBatch(std::move(batch), now);
+    trace_.EndCalls(std::exchange(calls_ended_, 0), now);
     in_hand_.clear();
     if (!makes_sense) break;
   }
@@ -292,7 +293,9 @@ bool Engine::StartBatch(DecidedBatch decided, TimePoint now) {
 // Null: this rank has joined, or the queue was closed meanwhile.
 WorkPtr Engine::TakeAgreed(const Key& key, const RunBatch& batch, TimePoint now) {
   WorkPtr work = TakeInHand(key);
-  if (work != nullptr) trace_.Agreed(*work, batch.number, now);
+  if (work == nullptr) return work;
+  trace_.Agreed(*work, batch.number, now);
+  ++calls_ended_;
   return work;
 }
 
@@ -326,6 +329,7 @@ bool Engine::Start(const DecidedFail& fail, RunBatch& batch, TimePoint now) {
   if (work == nullptr) return true;
   const Status why = InWords(fail.why);
   trace_.Refused(*work, why, batch.number, now);
+  ++calls_ended_;
   work->handle->Complete(why);
   return true;
 }

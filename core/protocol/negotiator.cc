@@ -58,25 +58,22 @@ bool Negotiator::IsGone(SetNumber set) const {
 
 // ---- this rank ----
 
-void Negotiator::Submit(const std::vector<Request>& requests, TimePoint now) {
+void Negotiator::Submit(const Request& request, TimePoint now) {
   if (faulted()) return;
-  const RankRanges self = RankRanges::Single(options_.rank);
-  for (const Request& request : requests) {
-    SetState* set = FindSet(request.key.set);
-    if (set == nullptr || !set->self_member()) {
-      RaiseFault(StatusCode::kProtocol, "a request for a set that this rank is not in",
-                 TensorName(request.key));
-      return;
-    }
-    PendingKey* const pending = set->AddReport(request.key, kSelf, request.absent, {}, now);
-    if (pending == nullptr) {
-      RaiseFault(StatusCode::kProtocol, "a second request while the first is in flight",
-                 TensorName(request.key));
-      return;
-    }
-    pending->Merge(request.asked, request.invalid, self);
-    Advance(*set, request.key, *pending);
+  SetState* set = FindSet(request.key.set);
+  if (set == nullptr || !set->self_member()) {
+    RaiseFault(StatusCode::kProtocol, "a request for a set that this rank is not in",
+               TensorName(request.key));
+    return;
   }
+  PendingKey* const pending = set->AddReport(request.key, kSelf, request.absent, {}, now);
+  if (pending == nullptr) {
+    RaiseFault(StatusCode::kProtocol, "a second request while the first is in flight",
+               TensorName(request.key));
+    return;
+  }
+  pending->Merge(request.asked, request.invalid, RankRanges::Single(options_.rank));
+  Advance(*set, request.key, *pending);
   Due(now + options_.ping_interval);
 }
 

@@ -75,9 +75,10 @@ class Negotiator final : private StallWatch::Surroundings {
 
   // Whether this rank is a member of a set that exists.
   bool IsMember(SetNumber set) const;
-  // Requests of this rank, in the order of their submission. Preconditions: IsMember(set), this
-  // rank has neither joined the set nor left, and the key is not in flight here.
-  void Submit(const std::vector<Request>& requests, TimePoint now);
+  // A request of this rank; they come in the order of their submission. Preconditions:
+  // IsMember(set), this rank has neither joined the set nor left, and the key is not in flight
+  // here.
+  void Submit(const Request& request, TimePoint now);
   // This rank has no more work in the set until everyone has joined (12).
   void Join(SetNumber set, TimePoint now);
   // This rank takes part in nothing more (16). Idempotent.

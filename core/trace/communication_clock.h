@@ -21,8 +21,9 @@ class CommunicationClock {
     Duration agreement{};  // a thread waited, nothing was under way, and a call was not agreed on
   };
 
-  void BeginCall(TimePoint now) { Change(now, {.calls = 1}); }
-  void EndCall(TimePoint now) { Change(now, {.calls = -1}); }  // agreed on, or refused
+  void BeginCalls(std::int64_t calls, TimePoint now) { Change(now, {.calls = calls}); }
+  // They are agreed on, or refused.
+  void EndCalls(std::int64_t calls, TimePoint now) { Change(now, {.calls = -calls}); }
   void BeginTransfer(TimePoint now) { Change(now, {.transfers = 1}); }
   void EndTransfer(TimePoint now) { Change(now, {.transfers = -1}); }
   void BeginWait(TimePoint now) { Change(now, {.waits = 1}); }

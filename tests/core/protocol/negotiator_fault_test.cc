@@ -76,7 +76,7 @@ TEST_F(NegotiatorHostileTest, ADecisionOfAKeyThatThisNodeHasNotReportedYet) {
   std::vector<Request> requests(1);
   requests[0].key = W();
   requests[0].asked = std::make_shared<Signature>();
-  node_.Submit(std::move(requests), {});
+  for (const auto& request : requests) node_.Submit(request, {});
   Report({ReadyW()});  // complete, and to be told in the next message
   Stream(kWorldSet, FailEntry{W(), StatusCode::kMismatch, "no"});
   static_cast<void>(node_.TakeReady().outgoing);

@@ -120,7 +120,7 @@ class Script {
     request.invalid = Option(words, "invalid", "");
     std::vector<core::Request> requests;
     requests.push_back(std::move(request));
-    sim_->node(rank).Submit(std::move(requests), sim_->now());
+    for (const auto& request : requests) sim_->node(rank).Submit(request, sim_->now());
   }
 
   void Sent(int from, int to, const core::MessageBody& body) {

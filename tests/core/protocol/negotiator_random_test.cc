@@ -163,7 +163,7 @@ class Schedule {
     submitted_[u].insert(rank);
     std::vector<core::Request> requests;
     requests.push_back(std::move(request));
-    sim_->node(rank).Submit(std::move(requests), sim_->now());
+    for (const auto& request : requests) sim_->node(rank).Submit(request, sim_->now());
     return true;
   }
 

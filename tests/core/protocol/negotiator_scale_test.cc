@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <string>
+#include <variant>
 
 #include "tests/support/negotiation_sim.h"
 
@@ -43,7 +46,7 @@ Traffic TrainTwoSteps(int ranks, int ranks_per_host) {
         requests.push_back(RequestOf(core::Key::Named(0, "gradient/" + std::to_string(t)),
                                      shapes[static_cast<std::size_t>(t)]));
       }
-      sim.node(r).Submit(std::move(requests), sim.now());
+      for (const auto& request : requests) sim.node(r).Submit(request, sim.now());
     }
     sim.Settle();
   }
@@ -53,6 +56,33 @@ Traffic TrainTwoSteps(int ranks, int ranks_per_host) {
   }
   for (const std::uint64_t m : traffic.messages_of_rank) traffic.most = std::max(traffic.most, m);
   return traffic;
+}
+
+// What a node keeps of keys that are decided is dropped now and then.
+TEST(NegotiatorScaleTest, AKeyWaitsOnWhileThousandsAreUsedOnce) {
+  SimOptions options;
+  options.host_of_rank = {0, 1, 2};
+  NegotiationSim sim(options);
+  std::map<std::string, int> executed;
+  sim.on_batch = [&](int, const core::DecidedBatch& batch) {
+    for (const core::Decided& entry : batch.entries) {
+      ++executed[std::get<core::DecidedRun>(entry).key.name.text()];
+    }
+  };
+  const auto submit = [&sim](int rank, const std::string& name) {
+    sim.node(rank).Submit(RequestOf(core::Key::Named(0, name), AllReduceOf({1})), sim.now());
+  };
+  for (const int rank : {0, 2}) submit(rank, "late");
+  for (int i = 0; i < 5000; ++i) {
+    for (int rank = 0; rank < 3; ++rank) submit(rank, std::to_string(i));
+    if (i % 100 == 99) sim.Settle();
+  }
+  EXPECT_EQ(executed.count("late"), 0U);
+  submit(1, "late");
+  sim.Settle();
+  EXPECT_EQ(executed.size(), 5001U);
+  for (const auto& [name, times] : executed) EXPECT_EQ(times, 3) << name;
+  for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(sim.node(rank).Quiescent()) << rank;
 }
 
 TEST(NegotiatorScaleTest, FourThousandRanksNegotiateAStepAndMessagesPerRankDoNotGrow) {

@@ -58,7 +58,7 @@ class NegotiatorSetsTest : public ::testing::Test {
     request.invalid = std::move(invalid);
     std::vector<core::Request> requests;
     requests.push_back(std::move(request));
-    sim_.node(rank).Submit(std::move(requests), sim_.now());
+    for (const auto& request : requests) sim_.node(rank).Submit(request, sim_.now());
   }
 
   void AllSubmit(const std::string& name, const core::Asked& asked) {
@@ -483,7 +483,7 @@ class SetSchedule {
     r.in_flight.insert(request.key.ToString());
     std::vector<core::Request> requests;
     requests.push_back(std::move(request));
-    sim_.node(rank).Submit(std::move(requests), sim_.now());
+    for (const auto& request : requests) sim_.node(rank).Submit(request, sim_.now());
   }
 
   void Executed(int rank, const core::DecidedBatch& batch) {

@@ -36,13 +36,12 @@ TEST_F(CommunicationClockTest, WhatOverlapsCountsOnce) {
 }
 
 TEST_F(CommunicationClockTest, WaitingForRanksIsWhatNothingElseExplains) {
-  clock_.BeginCall(At(0));
-  clock_.BeginCall(At(0));
+  clock_.BeginCalls(2, At(0));
   clock_.BeginWait(At(10));
-  clock_.EndCall(At(20));
+  clock_.EndCalls(1, At(20));
   clock_.BeginTransfer(At(20));  // of the first, while the second is not agreed on
   clock_.EndTransfer(At(35));
-  clock_.EndCall(At(40));
+  clock_.EndCalls(1, At(40));
   clock_.EndWait(At(50));
   Expect(1000, 15, 40, 15, 15);
 }
