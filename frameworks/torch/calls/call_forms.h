@@ -27,28 +27,28 @@ TensorCall CallOf(core::OpKind kind, const Options& options, Form form) {
   return call;
 }
 
-inline TensorCall With(TensorCall call, const at::Tensor& tensor) {
+inline TensorCall&& With(TensorCall&& call, const at::Tensor& tensor) {
   call.tensor = tensor;
-  return call;
+  return std::move(call);
 }
 
-inline TensorCall With(TensorCall call, at::TensorList tensors) {
+inline TensorCall&& With(TensorCall&& call, at::TensorList tensors) {
   call.grouped = true;
   call.group = tensors.vec();
-  return call;
+  return std::move(call);
 }
 
-inline std::vector<at::Tensor> RunAll(TensorCall call) {
+inline std::vector<at::Tensor> RunAll(TensorCall&& call) {
   const auto state = CurrentSession();
   if (!call.in_place) return RunDifferentiable(std::move(call), state).tensors;
   call.will_wait = true;
   return PendingTensor::Start(std::move(call), state)->Results();
 }
 
-inline at::Tensor RunOne(TensorCall call) { return RunAll(std::move(call)).front(); }
+inline at::Tensor RunOne(TensorCall&& call) { return RunAll(std::move(call)).front(); }
 
 template <class AnyHandle = Handle>
-AnyHandle StartCall(TensorCall call) {
+AnyHandle StartCall(TensorCall&& call) {
   return AnyHandle(PendingTensor::Start(std::move(call), CurrentSession()));
 }
 

@@ -22,9 +22,14 @@ std::vector<std::int64_t> WithRows(const at::Tensor& tensor, std::int64_t rows) 
   return shape;
 }
 
+at::Tensor Copy(const at::Tensor& flat) {
+  at::NoGradGuard no_grad;
+  return flat.clone();
+}
+
 // The tensor itself where its memory is the caller's, so that a result is never an alias.
 at::Tensor Owned(const at::Tensor& flat, const at::Tensor& tensor) {
-  return flat.is_alias_of(tensor) ? flat.clone() : flat;
+  return flat.is_alias_of(tensor) ? Copy(flat) : flat;
 }
 
 // A gradient, for one: the other ranks may give what NCCL does not know.
@@ -128,17 +133,15 @@ bool CallMemory::Settle() {
 }
 
 CallMemory GiveMemory(const TensorCall& call, std::size_t index, const CallMembers& members,
-                      core::Work& work) {
-  at::NoGradGuard no_grad;
+                      core::Work& work, CallStorages* storages) {
   const at::Tensor& tensor = call.at(index);
   at::Tensor input = LiesFlat(tensor) ? tensor : Flat(tensor);
-  if (LiesInArena(input, work)) input = input.clone();
+  if (LiesInArena(input, work)) input = Copy(input);
   CallMemory memory = core::FirstDimensionVaries(call.kind)
                           ? GiveRows(call, index, members, input, work)
                           : GiveShaped(call, members, tensor, &input, work);
-  // The storages are kept, not the tensors: the program may give them other memory meanwhile.
-  work.keep_alive = std::make_shared<std::pair<c10::Storage, c10::Storage>>(
-      input.storage(), memory.moved.defined() ? memory.moved.storage() : c10::Storage());
+  storages->input = input.storage();
+  if (memory.moved.defined()) storages->output = memory.moved.storage();
   return memory;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -45,10 +46,19 @@ struct CallMemory {
   bool Settle();
 };
 
+// A call has one for each of its tensors, most often one.
+using CallMemories = c10::SmallVector<CallMemory, 1>;
+
+// The storages are kept, not the tensors: the program may give these other memory meanwhile.
+struct CallStorages {
+  c10::Storage input;
+  c10::Storage output;
+};
+
 // Fills in the work's memory for tensor `index` of the call. Throws what LibTorch throws when there
-// is no memory. Precondition: MakeSignature has found nothing wrong. `work`: for a tensor on a GPU
-// a DeviceWork.
+// is no memory. Precondition: FillIn has found nothing wrong. `work`: for a tensor on a GPU
+// a DeviceWork. `*storages` become those that it reads and writes, and live as long as it.
 CallMemory GiveMemory(const TensorCall& call, std::size_t index, const CallMembers& members,
-                      core::Work& work);
+                      core::Work& work, CallStorages* storages);
 
 }  // namespace sirtaki::detail

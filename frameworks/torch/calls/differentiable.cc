@@ -43,7 +43,7 @@ bool HasGradients(const at::Tensor& tensor) {
 
 CallResults Run(const TensorCall& call, const std::shared_ptr<SessionState>& session,
                 std::uint64_t* number) {
-  const auto pending = PendingTensor::Start(call, session);
+  const auto pending = PendingTensor::Start(TensorCall(call), session);
   *number = pending->call_number();
   return {pending->Results(), pending->ReceivedRows()};
 }

@@ -94,7 +94,7 @@ core::Status CheckStreams(const CallGpus& gpus) {
   return core::Status::Ok();
 }
 
-core::Status NoteReadyOnGpus(std::vector<CallMemory>& memory) {
+core::Status NoteReadyOnGpus(CallMemories& memory) {
   std::map<const session::Gpu*, const DeviceWork*> noted;  // one event a device
   for (CallMemory& one : memory) {
     if (!one.on_gpu) continue;
@@ -113,7 +113,7 @@ core::Status NoteReadyOnGpus(std::vector<CallMemory>& memory) {
   return core::Status::Ok();
 }
 
-void AwaitOnGpus(std::vector<CallMemory>& memory) {
+void AwaitOnGpus(CallMemories& memory) {
   const ops::cuda::Event* last = nullptr;
   for (CallMemory& one : memory) {
     if (!one.on_gpu) continue;
@@ -139,11 +139,12 @@ void AwaitOnGpus(std::vector<CallMemory>& memory) {
   }
 }
 
-void Settle(std::vector<CallMemory>& memory) {
+void Settle(CallMemories& memory) {
   std::vector<OnGpu*> copied;
   for (CallMemory& one : memory) {
     if (one.Settle() && one.on_gpu) copied.push_back(&*one.on_gpu);
   }
+  if (copied.empty()) return;
   std::map<const session::Gpu*, ops::cuda::EventPtr> ends;
   for (OnGpu* part : copied) {
     ops::cuda::EventPtr& end = ends[part->gpu.get()];
@@ -152,12 +153,12 @@ void Settle(std::vector<CallMemory>& memory) {
   }
 }
 
-std::vector<CallMemory> NoteMade(const std::vector<at::Tensor>& results,
-                                 const std::shared_ptr<session::Gpu>& gpu) {
+CallMemories NoteMade(const std::vector<at::Tensor>& results,
+                      const std::shared_ptr<session::Gpu>& gpu) {
   const StreamHandle stream = CurrentHandle(*gpu);
   ops::cuda::EventPtr end;
   ThrowIfError(gpu->Mark(stream, &end));
-  std::vector<CallMemory> made(results.size());
+  CallMemories made(results.size());
   for (std::size_t i = 0; i < results.size(); ++i) {
     made[i].result = results[i];
     made[i].on_gpu = OnGpu{.gpu = gpu, .work = nullptr, .caller = stream, .end = end};

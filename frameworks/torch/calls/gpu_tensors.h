@@ -35,20 +35,20 @@ core::Status CheckStreams(const CallGpus& gpus);
 
 // The call's inputs on GPUs are what the calling thread's streams have made by now. Errors: those
 // of ops::cuda::NoteReady.
-core::Status NoteReadyOnGpus(std::vector<CallMemory>& memory);
+core::Status NoteReadyOnGpus(CallMemories& memory);
 
 // What the calling thread's streams are given from now on finds the results on GPUs, whose memory
 // waits for these streams. Lets go of what the operation has read. Throws Error.
-void AwaitOnGpus(std::vector<CallMemory>& memory);
+void AwaitOnGpus(CallMemories& memory);
 
 // After AwaitOnGpus, once: the results are as they should be, and whoever awaits them later waits
 // for that as well. Throws Error, and what LibTorch throws.
-void Settle(std::vector<CallMemory>& memory);
+void Settle(CallMemories& memory);
 
 // Results that the calling thread's stream is given by now, of one GPU: memory for AwaitOnGpus, for
 // whoever uses them in another one. Throws Error.
-std::vector<CallMemory> NoteMade(const std::vector<at::Tensor>& results,
-                                 const std::shared_ptr<session::Gpu>& gpu);
+CallMemories NoteMade(const std::vector<at::Tensor>& results,
+                      const std::shared_ptr<session::Gpu>& gpu);
 
 // ---- gradients: many tensors, of which several threads make some each ----
 

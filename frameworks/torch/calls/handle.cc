@@ -108,7 +108,7 @@ void Then(const AnyHandle& handle, std::function<void(const AnyHandle&)> callbac
 bool Handle::done() const { return PendingOf(*this).Poll(); }
 bool GroupedHandle::done() const { return PendingOf(*this).Poll(); }
 
-at::Tensor Handle::result() const { return PendingOf(*this).Results().front(); }
+at::Tensor Handle::result() const { return PendingOf(*this).Synchronize(); }
 std::vector<at::Tensor> GroupedHandle::results() const { return PendingOf(*this).Results(); }
 
 void Handle::then(std::function<void(const Handle&)> callback) const {

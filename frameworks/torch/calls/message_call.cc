@@ -104,7 +104,7 @@ std::shared_ptr<Pending> StartMessage(const P2POp& operation, const MessageOptio
   work->tag = operation.tag;
   work->deadline = DeadlineAfter(options.timeout());
 
-  std::vector<CallMemory> memory = {GiveMemory(operation, *work)};
+  CallMemories memory = {GiveMemory(operation, *work)};
   if (on_gpu) {
     on_gpu->device = gpu->device();
     memory[0].on_gpu = OnGpu{.gpu = gpu, .work = on_gpu, .caller = nullptr, .end = nullptr};

@@ -12,16 +12,34 @@ namespace sirtaki::detail {
 
 namespace {
 
-core::WorkPtr MakeWork(const at::Tensor& tensor) {
-  if (IsOnGpu(tensor)) return std::make_shared<ops::cuda::DeviceWork>();
-  return std::make_shared<core::Work>();
+// TensorWork is the work of one tensor, and keeps its storages.
+template <class Base>
+struct TensorWork final : Base {
+  CallStorages storages;
+};
+
+struct MadeWork {
+  core::WorkPtr work;
+  CallStorages* storages;
+};
+
+template <class Base>
+MadeWork MakeWorkOf() {
+  auto work = std::make_shared<TensorWork<Base>>();
+  CallStorages* const storages = &work->storages;
+  return {std::move(work), storages};
+}
+
+MadeWork MakeWork(const at::Tensor& tensor) {
+  return IsOnGpu(tensor) ? MakeWorkOf<ops::cuda::DeviceWork>() : MakeWorkOf<core::Work>();
 }
 
 // Gives the work the memory of one tensor of the call. `gpu`: where it is; null: on the host.
-CallMemory GiveMemoryTo(const core::WorkPtr& work, const TensorCall& call, std::size_t index,
+CallMemory GiveMemoryTo(const MadeWork& made, const TensorCall& call, std::size_t index,
                         const CallMembers& members, const std::shared_ptr<session::Gpu>& gpu) {
+  const auto& [work, storages] = made;
   if (gpu != nullptr) ops::cuda::AsDeviceWork(*work).device = gpu->device();
-  CallMemory memory = GiveMemory(call, index, members, *work);
+  CallMemory memory = GiveMemory(call, index, members, *work, storages);
   if (gpu != nullptr) {
     memory.on_gpu = OnGpu{.gpu = gpu,
                           .work = std::static_pointer_cast<ops::cuda::DeviceWork>(work),
@@ -31,66 +49,78 @@ CallMemory GiveMemoryTo(const core::WorkPtr& work, const TensorCall& call, std::
   return memory;
 }
 
-std::vector<CallMemory> GiveAllMemory(const TensorCall& call, const CallMembers& members,
-                                      const CallGpus& gpus, const core::WorkPtr& work) {
-  std::vector<CallMemory> memory;
+// `whole`: the work of the call.
+void GiveAllMemory(const TensorCall& call, const CallMembers& members, const CallGpus& gpus,
+                   const MadeWork& whole, CallMemories* memory) {
   for (std::size_t i = 0; i < call.count(); ++i) {
     if (!call.grouped) {
-      memory.push_back(GiveMemoryTo(work, call, i, members, gpus[i]));
+      memory->push_back(GiveMemoryTo(whole, call, i, members, gpus[i]));
       continue;
     }
-    const core::WorkPtr part = MakeWork(call.at(i));
-    part->request.asked = work->request.signature()->parts[i];
-    memory.push_back(GiveMemoryTo(part, call, i, members, gpus[i]));
-    work->parts.push_back(part);
+    const MadeWork part = MakeWork(call.at(i));
+    part.work->request.asked = whole.work->request.signature()->parts[i];
+    memory->push_back(GiveMemoryTo(part, call, i, members, gpus[i]));
+    whole.work->parts.push_back(part.work);
   }
-  return memory;
 }
 
 }  // namespace
 
-std::shared_ptr<PendingTensor> PendingTensor::Start(TensorCall call,
+std::shared_ptr<PendingTensor> PendingTensor::Start(TensorCall&& call,
                                                     std::shared_ptr<SessionState> session) {
   ThrowIfError(session->Check());
   CheckName(call);
   const CallMembers members = MembersOf(call.process_set, session);
-  const core::WorkPtr work = call.grouped ? std::make_shared<core::Work>() : MakeWork(call.tensor);
+  const MadeWork made =
+      call.grouped ? MadeWork{std::make_shared<core::Work>(), nullptr} : MakeWork(call.tensor);
+  const core::WorkPtr& work = made.work;
   core::Request& request = work->request;
-  request.key = call.name.empty() ? core::Key::Unnamed(members.set, 0)
-                                  : core::Key::Named(members.set, call.name);
   CallGpus gpus;
-  request.asked = MakeSignature(call, members, *session, &gpus, &request.invalid);
+  FillIn(call, members, *session, &request, &gpus);
   // What is wrong from here on is for the peers to learn, and for this rank with them.
-  if (request.invalid.empty()) request.invalid = CheckStreams(gpus).message();
-  std::vector<CallMemory> memory;
+  const auto note = [&request](const core::Status& status) {
+    if (!status.ok()) request.invalid = status.message();
+  };
+  if (request.invalid.empty()) note(CheckStreams(gpus));
+  const std::shared_ptr<PendingTensor> pending = Make();
+  CallMemories& memory = pending->memory_;
   if (request.invalid.empty()) {
     try {
-      memory = GiveAllMemory(call, members, gpus, work);
+      GiveAllMemory(call, members, gpus, made, &memory);
     } catch (const std::exception& error) {
+      memory.clear();
       request.invalid = WhyNoMemory(error);
     }
   }
-  if (request.invalid.empty()) request.invalid = NoteReadyOnGpus(memory).message();
+  if (request.invalid.empty()) note(NoteReadyOnGpus(memory));
   if (!request.invalid.empty()) work->parts.clear();
   work->deadline = DeadlineAfter(call.timeout);
-  return StartWork(std::move(call.name), work, std::move(memory), call.will_wait,
-                   std::move(session));
+  pending->Submit(std::move(call.name), work, call.will_wait, std::move(session));
+  return pending;
 }
 
 std::shared_ptr<PendingTensor> PendingTensor::StartWork(std::string name, const core::WorkPtr& work,
-                                                        std::vector<CallMemory> memory,
-                                                        bool will_wait,
+                                                        CallMemories&& memory, bool will_wait,
                                                         std::shared_ptr<SessionState> session) {
-  struct Made final : PendingTensor {};  // for make_shared: the constructor is private
-  const auto pending = std::make_shared<Made>();
-  pending->session_ = std::move(session);
-  pending->kind_ = work->request.signature()->kind;
-  pending->name_ = std::move(name);
+  const std::shared_ptr<PendingTensor> pending = Make();
   pending->memory_ = std::move(memory);
-  ThrowIfError(pending->session_->Submit(work, will_wait));
-  pending->handle_ = work->handle;
-  pending->call_number_ = work->request.key.number;
+  pending->Submit(std::move(name), work, will_wait, std::move(session));
   return pending;
+}
+
+std::shared_ptr<PendingTensor> PendingTensor::Make() {
+  struct Made final : PendingTensor {};  // for make_shared: the constructor is private
+  return std::make_shared<Made>();
+}
+
+void PendingTensor::Submit(std::string name, const core::WorkPtr& work, bool will_wait,
+                           std::shared_ptr<SessionState> session) {
+  session_ = std::move(session);
+  kind_ = work->request.signature()->kind;
+  name_ = std::move(name);
+  ThrowIfError(session_->Submit(work, will_wait));
+  handle_ = work->handle;
+  call_number_ = work->request.key.number;
 }
 
 PendingTensor::~PendingTensor() {
@@ -130,6 +160,7 @@ void PendingTensor::WaitForEnd() {
 std::vector<at::Tensor> PendingTensor::Results() {
   WaitForEnd();
   std::vector<at::Tensor> results;
+  results.reserve(std::max<std::size_t>(memory_.size(), 1));
   for (const CallMemory& memory : memory_) results.push_back(memory.result);
   if (results.empty()) results.emplace_back();
   return results;
@@ -145,7 +176,10 @@ std::vector<std::vector<std::int64_t>> PendingTensor::ReceivedRows() {
   return rows;
 }
 
-at::Tensor PendingTensor::Synchronize() { return Results().front(); }
+at::Tensor PendingTensor::Synchronize() {
+  WaitForEnd();
+  return memory_.empty() ? at::Tensor() : memory_.front().result;
+}
 
 void PendingTensor::Finish() {
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -23,12 +23,12 @@ namespace sirtaki::detail {
 class PendingTensor : public Pending {
  public:
   // Submits; throws Error if the call is refused here.
-  static std::shared_ptr<PendingTensor> Start(TensorCall call,
+  static std::shared_ptr<PendingTensor> Start(TensorCall&& call,
                                               std::shared_ptr<SessionState> session);
   // Starts work that is complete except for its handle. `name`: that of the call, for texts;
   // `memory`: that of its tensors.
   static std::shared_ptr<PendingTensor> StartWork(std::string name, const core::WorkPtr& work,
-                                                  std::vector<CallMemory> memory, bool will_wait,
+                                                  CallMemories&& memory, bool will_wait,
                                                   std::shared_ptr<SessionState> session);
   ~PendingTensor() override;
   PendingTensor(const PendingTensor&) = delete;
@@ -36,18 +36,20 @@ class PendingTensor : public Pending {
 
   bool Poll() override;
   std::vector<at::Tensor> Results() override;
+  at::Tensor Synchronize() override;
   std::vector<std::vector<std::int64_t>> ReceivedRows() override;
   void Then(std::function<void()> next) override { handle_->Then(std::move(next)); }
   void Abort(const std::string& why) override { session_->session().Abort(why); }
   int joined() const override { return handle_->joined(); }
-  // Returns the result of a call that is not grouped; see Results.
-  at::Tensor Synchronize();
-
   // Returns the number of a call without a name.
   std::uint64_t call_number() const { return call_number_; }
 
  private:
   PendingTensor() = default;
+  static std::shared_ptr<PendingTensor> Make();
+  // Submits the work, whose memory is here.
+  void Submit(std::string name, const core::WorkPtr& work, bool will_wait,
+              std::shared_ptr<SessionState> session);
   void CheckSession() const;
   void WaitForEnd();
   void Finish();
@@ -59,7 +61,7 @@ class PendingTensor : public Pending {
   std::uint64_t call_number_ = 0;
   std::mutex mutex_;
   bool finished_ = false;
-  std::vector<CallMemory> memory_;  // of each tensor; none of a barrier
+  CallMemories memory_;  // of each tensor; none of a barrier
 };
 
 }  // namespace sirtaki::detail

@@ -137,7 +137,7 @@ class PendingSparse : public Pending {
   const std::shared_ptr<session::Gpu> gpu_;
   std::mutex mutex_;
   at::Tensor result_;
-  std::vector<CallMemory> made_;  // of its parts, on a GPU
+  CallMemories made_;  // of its parts, on a GPU
 };
 
 void PendingSparse::CheckAgreement(const at::Tensor& descriptions,

@@ -3,6 +3,7 @@
 #include <ATen/MemoryOverlap.h>
 
 #include <algorithm>
+#include <bit>
 #include <memory>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "core/protocol/wire.h"
 #include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/calls/validate.h"
+#include "frameworks/torch/session/known_calls.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 
@@ -21,6 +23,15 @@ using core::OpKind;
 // A call that may take longer than this may take for ever: a later moment might not be a TimePoint.
 constexpr std::chrono::hours kEndlessTimeout{24 * 365 * 10};
 
+std::optional<core::DType> WireOf(const TensorCall& call, core::DType dtype) {
+  const bool compressible = dtype == core::DType::kF32 || dtype == core::DType::kF64;
+  return call.kind == OpKind::kAllReduce && compressible ? call.wire : std::nullopt;
+}
+
+bool OverlapsItself(const TensorCall& call, std::size_t index = 0) {
+  return call.in_place && at::has_internal_overlap(call.at(index)) == at::MemOverlap::Yes;
+}
+
 core::Signature PartSignature(const TensorCall& call, const at::Tensor& tensor) {
   core::Signature signature = Describe(tensor);
   signature.kind = call.kind;
@@ -29,9 +40,7 @@ core::Signature PartSignature(const TensorCall& call, const at::Tensor& tensor) 
     signature.prescale = call.prescale;
     signature.postscale = call.postscale;
   }
-  const bool compressible =
-      signature.dtype == core::DType::kF32 || signature.dtype == core::DType::kF64;
-  if (call.kind == OpKind::kAllReduce && compressible) signature.wire = call.wire;
+  signature.wire = WireOf(call, signature.dtype);
   if (core::HasRoot(call.kind)) signature.root = call.root;
   if (core::FirstDimensionVaries(call.kind) && !signature.shape.empty()) {
     signature.shape.erase(signature.shape.begin());
@@ -51,7 +60,7 @@ std::string WhyPartInvalid(const TensorCall& call, std::size_t index,
   own.splits = call.SplitsOf(index);
   why = detail::ValidateRequest(signature, members.ranks, own);
   if (!why.empty()) return why;
-  if (call.in_place && at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+  if (OverlapsItself(call, index)) {
     return "the call is in place and the tensor's elements share memory (expanded); make it "
            "contiguous first";
   }
@@ -85,19 +94,7 @@ std::string WhyGroupInvalid(const TensorCall& call) {
   return {};
 }
 
-}  // namespace
-
-std::size_t TensorCall::count() const {
-  if (kind == OpKind::kBarrier) return 0;
-  return grouped ? group.size() : 1;
-}
-
-const std::vector<std::int64_t>& TensorCall::SplitsOf(std::size_t index) const {
-  static const std::vector<std::int64_t> kEqual;
-  if (splits.empty()) return kEqual;
-  return splits.size() == 1 ? splits.front() : splits[index];
-}
-
+// What the ranks must agree on. `*invalid` is set to why this rank's arguments are wrong.
 core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& members,
                                  SessionState& session, CallGpus* gpus, std::string* invalid) {
   *invalid = call.invalid;
@@ -134,6 +131,61 @@ core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& memb
   whole->parts = std::move(parts);
   whole->round = call.round;
   return whole;
+}
+
+// Whether all that may be wrong with a call is in its signature, or is looked at by IsAgain.
+bool MayBeKnown(const TensorCall& call) {
+  return !call.grouped && call.invalid.empty() && call.splits.empty() && call.tensor.defined() &&
+         !core::FirstDimensionVaries(call.kind);
+}
+
+// Whether the call, on the host, has this signature, which was right on this rank, and is right.
+bool IsAgain(const core::Signature& signature, const TensorCall& call) {
+  const auto is_factor = [](double a, double b) {
+    return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
+  };
+  return MayBeKnown(call) && call.timeout.count() >= 0 && WhyNotMovable(call.tensor).empty() &&
+         IsDescribedBy(signature, call.tensor) && signature.kind == call.kind &&
+         signature.reduction == call.reduction && signature.root == call.root &&
+         is_factor(signature.prescale, call.prescale) &&
+         is_factor(signature.postscale, call.postscale) &&
+         signature.wire == WireOf(call, signature.dtype) && !OverlapsItself(call);
+}
+
+}  // namespace
+
+std::size_t TensorCall::count() const {
+  if (kind == OpKind::kBarrier) return 0;
+  return grouped ? group.size() : 1;
+}
+
+const std::vector<std::int64_t>& TensorCall::SplitsOf(std::size_t index) const {
+  static const std::vector<std::int64_t> kEqual;
+  if (splits.empty()) return kEqual;
+  return splits.size() == 1 ? splits.front() : splits[index];
+}
+
+void FillIn(const TensorCall& call, const CallMembers& members, SessionState& session,
+            core::Request* request, CallGpus* gpus) {
+  if (call.name.empty()) {
+    request->key = core::Key::Unnamed(members.set, 0);
+    request->asked = MakeSignature(call, members, session, gpus, &request->invalid);
+    return;
+  }
+  KnownCalls::Known known = session.known_calls().Find(call.name);
+  if (known.signature != nullptr && known.key.set == members.set &&
+      IsAgain(*known.signature, call)) {
+    request->key = std::move(known.key);
+    request->asked = std::move(known.signature);
+    gpus->push_back(nullptr);
+    return;
+  }
+  request->key = core::Key::Named(members.set, call.name);
+  core::SignaturePtr signature = MakeSignature(call, members, session, gpus, &request->invalid);
+  request->asked = signature;
+  if (request->invalid.empty() && MayBeKnown(call) && gpus->front() == nullptr) {
+    session.known_calls().Note(call.name, {request->key, std::move(signature)});
+  }
 }
 
 void CheckName(const TensorCall& call) {

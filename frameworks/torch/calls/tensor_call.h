@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <chrono>
 #include <cstddef>
@@ -58,12 +59,13 @@ struct TensorCall {
 };
 
 // Where a call's tensors are; null: on the host, or nowhere that can be used.
-using CallGpus = std::vector<std::shared_ptr<session::Gpu>>;
+using CallGpus = c10::SmallVector<std::shared_ptr<session::Gpu>, 1>;
 
-// What the ranks must agree on. `*invalid` is set to why this rank's arguments are wrong, whatever
-// the others'; to nothing if they are not, and `*gpus` is complete.
-core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& members,
-                                 SessionState& session, CallGpus* gpus, std::string* invalid);
+// Fills in what the ranks must agree on, under which key. `request->invalid` is set to why this
+// rank's arguments are wrong, whatever the others'; to nothing if they are not, and `*gpus` is
+// complete.
+void FillIn(const TensorCall& call, const CallMembers& members, SessionState& session,
+            core::Request* request, CallGpus* gpus);
 
 // Throws if no request could carry the name, or if it is one of the library's.
 void CheckName(const TensorCall& call);

@@ -16,6 +16,7 @@
 #include "core/engine/work.h"
 #include "frameworks/torch/session/backward_ends.h"
 #include "frameworks/torch/session/gradient_registry.h"
+#include "frameworks/torch/session/known_calls.h"
 #include "frameworks/torch/session/session_scope.h"
 #include "session/session.h"
 #include "sirtaki/process_set.h"
@@ -73,6 +74,7 @@ class SessionState {
 
   GradientRegistry& gradients() { return gradients_; }
   BackwardEnds& backward_ends() { return backward_ends_; }
+  KnownCalls& known_calls() { return known_calls_; }
 
   session::Session& session() { return *session_; }
 
@@ -81,6 +83,7 @@ class SessionState {
   std::atomic<int> messages_{0};
   GradientRegistry gradients_;
   BackwardEnds backward_ends_;
+  KnownCalls known_calls_;
   std::mutex mutex_;  // guards what follows
   std::map<core::SetNumber, int> optimizers_;
   std::map<std::pair<core::SetNumber, std::string>, int> modules_;

@@ -93,7 +93,8 @@ core::Signature Describe(const at::Tensor& tensor) {
 }
 
 bool IsDescribedBy(const core::Signature& signature, const at::Tensor& tensor) {
-  return signature.dtype == DTypeOf(tensor.scalar_type()).value_or(core::Signature().dtype) &&
+  static const core::DType of_others = core::Signature().dtype;
+  return signature.dtype == DTypeOf(tensor.scalar_type()).value_or(of_others) &&
          (signature.device == core::DeviceKind::kCuda) == tensor.device().is_cuda() &&
          ShapeOf(tensor) == at::IntArrayRef(signature.shape);
 }

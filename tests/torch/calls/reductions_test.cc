@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
+#include <cmath>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -84,6 +87,68 @@ TEST(ReduceOpTest, WhatATypeDoesNotHaveIsRefusedOnEveryRank) {
       EXPECT_THAT(text, HasSubstr("\"w\""));
     }
     EXPECT_EQ(allreduce(torch::ones({1}), By(ReduceOp::Sum, "w")).item<float>(), 2);
+  });
+}
+
+// A session remembers how a name was used last, and each of these differs from that in one thing.
+TEST(KnownCallsTest, ANameMeansWhatItsLatestCallSays) {
+  RunTorchRanks(2, [](int rank) {
+    const ProcessSet both = add_process_set({0, 1});
+    const auto mine = torch::tensor({1.0F + static_cast<float>(rank), 2.0F});
+    const auto sum = torch::tensor({3.0F, 4.0F});
+    const auto plain = By(ReduceOp::Sum, "w");
+    const auto with = [&plain](auto change) {
+      AllreduceOptions options = plain;
+      change(options);
+      return options;
+    };
+    const auto gives = [](const torch::Tensor& result, const torch::Tensor& expected) {
+      return result.scalar_type() == expected.scalar_type() && torch::equal(result, expected);
+    };
+    const std::vector<std::function<bool()>> others = {
+        [&] {
+          return gives(allreduce(mine, By(ReduceOp::Max, "w")), torch::tensor({2.0F, 2.0F}));
+        },
+        [&] { return gives(allreduce(mine.to(torch::kInt), plain), sum.to(torch::kInt)); },
+        [&] {
+          return gives(allreduce(mine.view({2, 1}), plain), sum.view({2, 1}));
+        },
+        [&] { return gives(allreduce(mine, with([](auto& o) { o.prescale(2.0); })), sum * 2); },
+        [&] { return gives(allreduce(mine, with([](auto& o) { o.postscale(2.0); })), sum * 2); },
+        [&] { return gives(allreduce(mine, with([&](auto& o) { o.process_set(both); })), sum); },
+        [&] {
+          // Neither fits into float16.
+          const auto half = with([](auto& o) {
+            o.compression(Compression::F16).compression_scope(CompressionScope::Everywhere);
+          });
+          return std::isinf(allreduce(torch::full({2}, 1e6F), half)[0].item<float>());
+        },
+        [&] {
+          const auto root = torch::tensor({2.0F, 2.0F});
+          return gives(broadcast(mine, 1, BroadcastOptions().name("w")), root) &&
+                 gives(broadcast(mine, 0, BroadcastOptions().name("w")), sum - root);
+        },
+        [&] {
+          const auto rows = mine.narrow(0, 0, rank + 1);
+          return gives(allgather(rows, AllgatherOptions().name("w")),
+                       torch::tensor({1.0F, 2.0F, 2.0F}));
+        },
+        [&] {
+          const auto text = ErrorOf(ErrorCode::InvalidArgument,
+                                    [&] { allreduce_(torch::ones({1}).expand({2}), plain); });
+          return text.find("share memory") != std::string::npos;
+        },
+        [&] {
+          const auto text = ErrorOf(ErrorCode::InvalidArgument, [&] {
+            allreduce(mine, with([](auto& o) { o.timeout(std::chrono::milliseconds(-1)); }));
+          });
+          return text.find("negative") != std::string::npos;
+        },
+    };
+    for (std::size_t i = 0; i < others.size(); ++i) {
+      for (int again = 0; again < 2; ++again) EXPECT_TRUE(gives(allreduce(mine, plain), sum)) << i;
+      for (int again = 0; again < 2; ++again) EXPECT_TRUE(others[i]()) << i;
+    }
   });
 }
 
