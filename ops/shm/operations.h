@@ -1,8 +1,8 @@
 // The collective operations, each as the steps of one member.
 //
 // Where tensors may be touched where they lie, the members first say where that is. What all see
-// is read (and written) in place; the rest travels through the frames, two of which are under way
-// at a time.
+// is read (and written) in place; the rest travels through the frames, two or three of which are
+// under way at a time.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // Reductions over a channel: each element is combined in the order of the members, whoever does it,
 // so that the bits depend on nothing else.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -22,6 +23,15 @@ struct Place {
 
 // So many segments are told at a time.
 constexpr std::size_t kRoundSegments = 2048;
+
+// What is not longer goes in one frame, and every member adds up all of it.
+constexpr std::int64_t kWholeBytes = std::int64_t{64} << 10;
+// A member's part of a piece of what is longer is no larger, so that it is read while it is in the
+// cache.
+constexpr std::int64_t kPartBytes = std::int64_t{192} << 10;
+// The frame that brings a member's sums of a piece comes so many frames later: ranks that take turns
+// on a processor get through as many at a turn.
+constexpr std::int64_t kBehind = 2;
 
 bool Seen(std::int64_t place) { return place != kPrivate; }
 
@@ -47,21 +57,8 @@ class Round {
       to += sizeof(place);
     }
   }
-  void Hear(std::size_t member, const std::byte* from) {
+  void HearPlaces(std::size_t member, const std::byte* from) {
     std::memcpy(&places_[member * segments_.size()], from, static_cast<std::size_t>(told_bytes()));
-  }
-
-  // Whether every member gives; where nothing is said but that.
-  std::int64_t given_bytes() const {
-    return static_cast<std::int64_t>(segments_.size() + 15) / 16 * 16;
-  }
-  void TellGiven(std::byte* to) const {
-    for (const Segment& segment : segments_) *to++ = std::byte{segment.input != nullptr};
-  }
-  void HearGiven(std::size_t member, const std::byte* from) {
-    for (std::size_t s = 0; s < segments_.size(); ++s) {
-      places_[member * segments_.size() + s].input = from[s] == std::byte{0} ? kNothing : kPrivate;
-    }
   }
 
   // ---- which go which way ----
@@ -82,35 +79,30 @@ class Round {
   }
   void StageAll() {
     for (std::size_t s = 0; s < segments_.size(); ++s) staged_.Add(s, segments_[s].count);
+    header_ = static_cast<std::int64_t>(segments_.size() + 15) / 16 * 16;
   }
   bool any_direct() const { return direct_.count() > 0; }
-  std::int64_t staged_count() const { return staged_.count(); }
 
   // This member's part of what is reduced where it lies. False: stopped.
   bool ReduceDirect() const;
 
-  // ---- elements [begin, end) of what is staged ----
-  void Fill(std::int64_t begin, std::int64_t end, std::byte* to) const {
-    staged_.ForEach(begin, end, [&](std::size_t s, std::int64_t offset, std::int64_t count) {
-      const auto* const input = static_cast<const std::byte*>(segments_[s].input);
-      if (input != nullptr) Copy(to, input + offset * element_, count * element_);
-      to += count * element_;
-    });
+  // ---- what is staged, piece by piece ----
+  // A frame brings a piece, and what its member has added up of the piece kBehind frames before: each
+  // member adds up a part of every piece, or all where there is but one frame. Returns how many frames
+  // there are.
+  std::int64_t CutStaged();
+  std::int64_t FrameBytes(std::int64_t frame) const {
+    return ResultAt(frame) + (divided_ ? Bytes(PieceOf(frame - kBehind)) / size() + kCacheLine : 0);
   }
-  // `from`: where each member's lie.
-  void Reduce(std::int64_t begin, std::int64_t end, const std::vector<const std::byte*>& from) {
-    std::int64_t at = 0;
-    staged_.ForEach(begin, end, [&](std::size_t s, std::int64_t offset, std::int64_t count) {
-      inputs_.clear();
-      for (std::size_t m = 0; m < members_; ++m) {
-        if (PlaceAt(m, s).input != kNothing) inputs_.push_back(from[m] + at);
-      }
-      at += count * element_;
-      if (inputs_.empty() || segments_[s].output == nullptr) return;
-      void* const output = static_cast<std::byte*>(segments_[s].output) + offset * element_;
-      ReduceMembers(how_.op, how_.dtype, inputs_, {&output, 1}, count, how_.before, how_.after);
-    });
-  }
+  // Writes what the others add up of the frame's piece.
+  void Give(std::int64_t frame, std::byte* to) const;
+  // Finds what the members have written, in a frame that has arrived.
+  void Hear(std::int64_t number, const Frame& frame);
+  // Adds up this member's part of the piece in the frame heard last. `next`: the frame that brings
+  // the sums to the others; null if none does.
+  void Reduce(std::int64_t frame, std::byte* next);
+  // Takes what the others have added up from the frame heard last.
+  void Take(std::int64_t frame) const;
 
  private:
   // Segments one after the other.
@@ -150,7 +142,39 @@ class Round {
     std::vector<std::int64_t> ends_;
   };
 
+  struct Range {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+  };
+
   static constexpr std::int64_t kCacheLine = 64;
+
+  std::int64_t size() const { return channel_.size(); }
+  std::size_t self() const { return static_cast<std::size_t>(channel_.self()); }
+  std::int64_t Bytes(const Range& range) const { return (range.end - range.begin) * element_; }
+  Range PieceOf(std::int64_t frame) const {
+    const std::int64_t begin = std::clamp<std::int64_t>(frame * piece_, 0, staged_.count());
+    return {begin, std::clamp<std::int64_t>((frame + 1) * piece_, begin, staged_.count())};
+  }
+  // The part that a member adds up; it begins at a whole cache line of the frame.
+  Range PartOf(const Range& piece, std::size_t member) const {
+    const std::int64_t line = kCacheLine / element_;
+    const std::int64_t count = piece.end - piece.begin;
+    const auto cut = [&](std::int64_t i) {
+      return i == size() ? piece.end : piece.begin + count * i / size() / line * line;
+    };
+    return {cut(static_cast<std::int64_t>(member)), cut(static_cast<std::int64_t>(member) + 1)};
+  }
+  // Where a frame has its piece, and behind it the sums of an earlier one.
+  std::int64_t PieceAt(std::int64_t frame) const { return frame == 0 ? header_ : 0; }
+  std::int64_t ResultAt(std::int64_t frame) const { return PieceAt(frame) + Bytes(PieceOf(frame)); }
+  void Fill(const Range& range, std::byte* to) const;
+  bool IsGiven(std::size_t segment) const {
+    for (std::size_t m = 0; m < members_; ++m) {
+      if (PlaceAt(m, segment).input != kNothing) return true;
+    }
+    return false;
+  }
 
   std::int64_t PlaceOf(const void* memory) const {
     return memory == nullptr ? kNothing : channel_.OffsetOf(memory);
@@ -167,7 +191,12 @@ class Round {
   std::vector<Place> places_;  // of each member, all segments
   Row direct_;
   Row staged_;
-  std::vector<const void*> inputs_;  // kept from one piece to the next
+  std::int64_t header_ = 0;  // bytes of the first frame that say whether a member gives
+  std::int64_t piece_ = 0;   // elements
+  bool divided_ = false;
+  std::vector<const std::byte*> heard_;  // each member's frame
+  std::vector<const void*> inputs_;      // kept from one piece to the next
+  std::vector<void*> outputs_;
 };
 
 bool Round::ReduceDirect() const {
@@ -200,28 +229,117 @@ bool Round::ReduceDirect() const {
   return going_on;
 }
 
+std::int64_t Round::CutStaged() {
+  const std::int64_t count = staged_.count();
+  if (count == 0) return 0;
+  const std::int64_t room = std::min(channel_.frame_bytes() - header_, kPartBytes * (size() + 1));
+  divided_ = count * element_ > std::min(room, kWholeBytes);
+  piece_ = count;
+  if (!divided_) return 1;
+  // A frame has room for a piece, and for the largest part of another.
+  const std::int64_t line = kCacheLine / element_;
+  const std::int64_t most = (room - kCacheLine) * size() / (size() + 1) / kCacheLine * line;
+  const std::int64_t pieces = (count + most - 1) / most;
+  piece_ = ((count + pieces - 1) / pieces + line - 1) / line * line;
+  return (count + piece_ - 1) / piece_ + kBehind;
+}
+
+void Round::Fill(const Range& range, std::byte* to) const {
+  staged_.ForEach(range.begin, range.end,
+                  [&](std::size_t s, std::int64_t offset, std::int64_t count) {
+                    const auto* const input = static_cast<const std::byte*>(segments_[s].input);
+                    if (input != nullptr) Copy(to, input + offset * element_, count * element_);
+                    to += count * element_;
+                  });
+}
+
+void Round::Give(std::int64_t frame, std::byte* to) const {
+  if (frame == 0 && header_ > 0) {
+    for (std::size_t s = 0; s < segments_.size(); ++s) {
+      to[s] = std::byte{segments_[s].input != nullptr};
+    }
+  }
+  to += PieceAt(frame);
+  const Range piece = PieceOf(frame);
+  if (!divided_) return Fill(piece, to);
+  const Range mine = PartOf(piece, self());
+  Fill({piece.begin, mine.begin}, to);
+  Fill({mine.end, piece.end}, to + Bytes({piece.begin, mine.end}));
+}
+
+void Round::Hear(std::int64_t number, const Frame& frame) {
+  heard_.resize(members_);
+  for (std::size_t m = 0; m < members_; ++m) {
+    heard_[m] = channel_.Of(static_cast<int>(m), frame);
+    for (std::size_t s = 0; number == 0 && header_ > 0 && s < segments_.size(); ++s) {
+      places_[m * segments_.size() + s].input = heard_[m][s] == std::byte{0} ? kNothing : kPrivate;
+    }
+  }
+}
+
+void Round::Reduce(std::int64_t frame, std::byte* next) {
+  const Range piece = PieceOf(frame);
+  const Range part = divided_ ? PartOf(piece, self()) : piece;
+  std::int64_t at = PieceAt(frame) + Bytes({piece.begin, part.begin});
+  if (next != nullptr) next += ResultAt(frame + kBehind);
+  staged_.ForEach(
+      part.begin, part.end, [&](std::size_t s, std::int64_t offset, std::int64_t count) {
+        const Segment& segment = segments_[s];
+        inputs_.clear();
+        outputs_.clear();
+        for (std::size_t m = 0; m < members_; ++m) {
+          if (PlaceAt(m, s).input == kNothing) continue;
+          inputs_.push_back(m == self()
+                                ? static_cast<const std::byte*>(segment.input) + offset * element_
+                                : heard_[m] + at);
+        }
+        at += count * element_;
+        if (segment.output != nullptr) {
+          outputs_.push_back(static_cast<std::byte*>(segment.output) + offset * element_);
+        }
+        if (next != nullptr) {
+          outputs_.push_back(next);
+          next += count * element_;
+        }
+        if (inputs_.empty() || outputs_.empty()) return;
+        ReduceMembers(how_.op, how_.dtype, inputs_, outputs_, count, how_.before, how_.after);
+      });
+}
+
+void Round::Take(std::int64_t frame) const {
+  for (std::size_t m = 0; divided_ && m < members_; ++m) {
+    if (m == self()) continue;
+    const Range part = PartOf(PieceOf(frame - kBehind), m);
+    const std::byte* from = heard_[m] + ResultAt(frame);
+    staged_.ForEach(part.begin, part.end,
+                    [&](std::size_t s, std::int64_t offset, std::int64_t count) {
+                      auto* const output = static_cast<std::byte*>(segments_[s].output);
+                      if (output != nullptr && IsGiven(s)) {
+                        Copy(output + offset * element_, from, count * element_);
+                      }
+                      from += count * element_;
+                    });
+  }
+}
+
 }  // namespace
 
 Steps ReduceSegments(Turn& turn, std::vector<Segment> segments, SegmentReduction how) {
   SharedChannel& channel = turn.channel();
-  const auto members = static_cast<std::size_t>(channel.size());
-  const std::int64_t element = BytesOf(how.dtype);
-  std::vector<const std::byte*> parts(members);
   co_await turn.Comes();
   for (std::size_t first = 0; first < segments.size(); first += kRoundSegments) {
     const std::size_t count = std::min(kRoundSegments, segments.size() - first);
     const bool last_round = first + count == segments.size();
     Round round(channel, std::span(segments).subspan(first, count), how);
-    std::int64_t ahead = 0;  // of the elements in the first frame
-    bool in_use = false;     // peers may still be at this member's tensors
+    bool in_use = false;  // peers may still be at this member's tensors
     if (channel.direct()) {
       const Frame told = channel.Reserve(round.told_bytes());
       co_await turn.Room(told);
       round.Tell(channel.Mine(told));
       channel.Publish(told);
       co_await turn.Arrival(told);
-      for (std::size_t m = 0; m < members; ++m) {
-        round.Hear(m, channel.Of(static_cast<int>(m), told));
+      for (int m = 0; m < channel.size(); ++m) {
+        round.HearPlaces(static_cast<std::size_t>(m), channel.Of(m, told));
       }
       channel.Release(told);
       round.Sort();
@@ -229,37 +347,36 @@ Steps ReduceSegments(Turn& turn, std::vector<Segment> segments, SegmentReduction
       in_use = round.any_direct();
     } else {
       round.StageAll();
-      ahead = round.given_bytes();
     }
 
-    const std::int64_t total = round.staged_count();
-    const std::int64_t chunk = (channel.frame_bytes() - ahead) / element;
-    Frame next;
-    for (std::int64_t begin = -chunk; begin < total && total > 0; begin += chunk) {
-      const Frame frame = next;
-      const std::int64_t following = begin + chunk;
-      if (following < total) {
-        const std::int64_t end = std::min(following + chunk, total);
-        const std::int64_t header = following == 0 ? ahead : 0;
-        next = channel.Reserve(header + (end - following) * element);
-        co_await turn.Room(next);
-        if (header > 0) round.TellGiven(channel.Mine(next));
-        round.Fill(following, end, channel.Mine(next) + header);
-        channel.Publish(next);
-        if (last_round && end == total) turn.Pass();
+    const std::int64_t frames = round.CutStaged();
+    std::int64_t seen_bytes = 0;
+    std::array<Frame, kBehind> under_way;
+    for (std::int64_t i = 0; i < frames + kBehind && frames > 0; ++i) {
+      Frame& slot = under_way[static_cast<std::size_t>(i % kBehind)];
+      const Frame frame = slot;
+      if (i < frames) {
+        slot = channel.Reserve(round.FrameBytes(i));
+        co_await turn.Room(slot);
+        round.Give(i, channel.Mine(slot));
       }
-      if (begin < 0) continue;
-      co_await turn.Arrival(frame);
-      if (Status seen = channel.Verify(frame, begin * element); !seen.ok()) co_return seen;
-      const std::int64_t header = begin == 0 ? ahead : 0;
-      for (std::size_t m = 0; m < members; ++m) {
-        const std::byte* const theirs = channel.Of(static_cast<int>(m), frame);
-        if (header > 0) round.HearGiven(m, theirs);
-        parts[m] = theirs + header;
+      const bool arrives = i >= kBehind;
+      if (arrives) {
+        co_await turn.Arrival(frame);
+        if (Status seen = channel.Verify(frame, seen_bytes); !seen.ok()) co_return seen;
+        seen_bytes += frame.bytes;
+        round.Hear(i - kBehind, frame);
+        round.Reduce(i - kBehind, i < frames ? channel.Mine(slot) : nullptr);
       }
-      round.Reduce(begin, std::min(following, total), parts);
-      channel.Release(frame);
-      in_use = false;
+      if (i < frames) {
+        channel.Publish(slot);
+        if (last_round && i == frames - 1) turn.Pass();
+      }
+      if (arrives) {
+        round.Take(i - kBehind);
+        channel.Release(frame);
+        in_use = false;
+      }
     }
     if (in_use) {
       const Frame over = channel.Reserve(1);

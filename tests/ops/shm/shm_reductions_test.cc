@@ -1,6 +1,7 @@
 // Many tensors at once over shared memory, whoever sees what of them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -156,30 +157,34 @@ INSTANTIATE_TEST_SUITE_P(All, ShmReductionsTest,
                                   std::string(tests::SeenName(std::get<1>(made.param)));
                          });
 
-TEST(ShmReductionsBitsTest, DependNeitherOnWhatIsSeenNorOnTheLane) {
+TEST(ShmReductionsBitsTest, DependNeitherOnWhatIsSeenNorOnTheLaneNorOnTheLength) {
   constexpr int kSize = 3;
   constexpr std::int64_t kCount = 50001;
+  constexpr std::int64_t kLengths[] = {kCount, 5000};  // in parts, and whole on every member
   std::optional<std::vector<float>> expected;
   for (const Seen seen : {Seen::kAll, Seen::kNothing, Seen::kPools}) {
     ShmRanks ranks(kSize, seen);
     InprocWorld messages(kSize);
-    std::vector<std::vector<float>> results(2 * kSize);
+    std::vector<std::vector<float>> results(4 * kSize);
     RankThreads::Run(kSize, [&](int rank) {
       const std::unique_ptr<ops::Backend> flat = messages.Connect(rank);
       const auto shared = ranks.Connect(rank, *flat, {.spin = false});
       ops::Backend& backend = *shared->backend.Select({}).backend;
-      for (const int lane : {0, 1}) {
+      for (const int way : {0, 1, 2, 3}) {
         const auto memory = backend.memory().Allocate(kCount * 4);
         auto* const values = static_cast<float*>(memory.get());
         for (std::int64_t i = 0; i < kCount; ++i) {
           values[i] = 1.0f / static_cast<float>(i + 1 + rank * 17);
         }
         const SegmentReduction how{.before = {.factor = 0.3}, .after = {.divisor = 7}};
-        const Segment segment{values, values, kCount};
-        Finish(*backend.AllReduceSegments(
-            {core::kWorldSet, lane == 0 ? fusion::Lane::kSmall : fusion::Lane::kLarge},
-            {&segment, 1}, how));
-        results[static_cast<std::size_t>(rank * 2 + lane)].assign(values, values + kCount);
+        const std::int64_t length = kLengths[way / 2];
+        for (std::int64_t i = 0; i < kCount; i += length) {
+          const Segment segment{values + i, values + i, std::min(length, kCount - i)};
+          Finish(*backend.AllReduceSegments(
+              {core::kWorldSet, way % 2 == 0 ? fusion::Lane::kSmall : fusion::Lane::kLarge},
+              {&segment, 1}, how));
+        }
+        results[static_cast<std::size_t>(rank * 4 + way)].assign(values, values + kCount);
       }
     });
     for (const std::vector<float>& result : results) {
@@ -187,6 +192,32 @@ TEST(ShmReductionsBitsTest, DependNeitherOnWhatIsSeenNorOnTheLane) {
       EXPECT_EQ(std::memcmp(result.data(), expected->data(), kCount * 4), 0);
     }
   }
+}
+
+TEST(ShmReductionsLengthTest, WhatIsLongerThanTheRingsGoesRoundThem) {
+  constexpr int kSize = 3;
+  constexpr std::int64_t kCount = 2000003;
+  ShmRanks ranks(kSize, Seen::kNothing);
+  InprocWorld messages(kSize);
+  RankThreads::Run(kSize, [&](int rank) {
+    const std::unique_ptr<ops::Backend> flat = messages.Connect(rank);
+    const auto shared = ranks.Connect(rank, *flat, {.spin = false});
+    ops::Backend& backend = *shared->backend.Select({}).backend;
+    for (const fusion::Lane lane : {fusion::Lane::kSmall, fusion::Lane::kLarge}) {
+      std::vector<float> values(kCount);
+      for (std::int64_t i = 0; i < kCount; ++i) {
+        values[static_cast<std::size_t>(i)] = static_cast<float>(i % 1000 + rank);
+      }
+      const Segment segment{values.data(), values.data(), kCount};
+      Finish(*backend.AllReduceSegments({core::kWorldSet, lane}, {&segment, 1}, {}));
+      std::int64_t wrong = 0;
+      for (std::int64_t i = 0; i < kCount; ++i) {
+        const auto sum = static_cast<float>(i % 1000 * 3 + 0 + 1 + 2);
+        wrong += values[static_cast<std::size_t>(i)] == sum ? 0 : 1;
+      }
+      EXPECT_EQ(wrong, 0);
+    }
+  });
 }
 
 }  // namespace
