@@ -124,6 +124,7 @@ class Rank {
     if (peers_.rank() == 0) Check(nccl().GetUniqueId(&id), "ncclGetUniqueId");
     peers_.Share(&id, sizeof(id));
     nccl::Config config;
+    config.Fit(nccl_.version);
     config.blocking = waiting == Waiting::kBlocking ? 1 : 0;
     nccl::CommHandle communicator = nullptr;
     Check(nccl().CommInitRankConfig(&communicator, peers_.size(), id, peers_.rank(), &config),

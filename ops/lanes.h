@@ -29,6 +29,9 @@ struct LanesOptions {
   const void* kernels = nullptr;  // cuda::KernelImage; null: GPUs are refused with `why_no_kernels`
   std::string why_no_kernels;
   core::Duration nccl_limit = std::chrono::seconds(60);  // for a communicator to be made, and more
+  // The options of these names.
+  int nccl_max_ctas = nccl::kUndefined;
+  int nccl_cta_policy = nccl::kUndefined;
 };
 
 // As HostLanes. Work on a device is a cuda::DeviceWork.

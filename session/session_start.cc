@@ -76,6 +76,15 @@ std::string CarriersText(const Topology& topology, Medium& medium, const GpuLibr
   return text + ", GPU data by NCCL, opened at its first use";
 }
 
+void TakeNcclOptions(const core::Config& config, ops::LanesOptions* lanes) {
+  if (config.nccl_max_ctas > 0) lanes->nccl_max_ctas = config.nccl_max_ctas;
+  if (config.nccl_cta_policy == core::NcclCtaPolicy::kEfficiency) {
+    lanes->nccl_cta_policy = ops::nccl::kCtaPolicyEfficiency;
+  } else if (config.nccl_cta_policy == core::NcclCtaPolicy::kZero) {
+    lanes->nccl_cta_policy = ops::nccl::kCtaPolicyZero;
+  }
+}
+
 }  // namespace
 
 Status Session::CreateInproc(std::shared_ptr<InprocWorld> world, int rank,
@@ -199,6 +208,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   all_lanes.load_nccl = devices_->libraries().load_nccl;
   all_lanes.kernels = devices_->libraries().kernels;
   all_lanes.why_no_kernels = devices_->libraries().why_no_kernels;
+  TakeNcclOptions(config_, &all_lanes);
   ops::HostLanesOptions& lanes = all_lanes.host;
   lanes.rank = topology_.rank;
   lanes.rules.deterministic = config_.deterministic;

@@ -22,6 +22,7 @@ constexpr std::array<std::string_view, 3> kSharedMemories = {"auto", "off", "req
 constexpr std::array<std::string_view, 2> kTransports = {"auto", "mpi"};
 constexpr std::array<std::string_view, 3> kHierarchies = {"auto", "off", "on"};
 constexpr std::array<std::string_view, 3> kAllocators = {"auto", "off", "on"};
+constexpr std::array<std::string_view, 3> kNcclCtaPolicies = {"default", "efficiency", "zero"};
 
 // clang-format off
 constexpr HorovodAlias kAliases[] = {
@@ -198,6 +199,15 @@ std::vector<OptionSpec> MakeTable() {
           OptionKind::kBytes,
           "The size of the bucket that is complete first, smaller so that the reduction begins early.")
           .Between(0, 1024 * kGibi).Agreed(),
+      Option<&Config::nccl_max_ctas>("nccl_max_ctas", OptionKind::kAutoOrCount,
+          "The most blocks of a GPU that NCCL takes for one operation: fewer leave more of the GPU to the "
+          "backward pass; auto is NCCL's own choice. NCCL's variable NCCL_MAX_CTAS wins over it.")
+          .Between(1, 64).Agreed(),
+      Option<&Config::nccl_cta_policy>("nccl_cta_policy", OptionKind::kChoice,
+          "What NCCL 2.27 and later aim at when they choose blocks of a GPU: default speed, efficiency few "
+          "blocks, zero (2.28) none where copy engines can do the work. NCCL's variable NCCL_CTA_POLICY "
+          "wins over it.")
+          .OneOf(kNcclCtaPolicies).Agreed(),
       Option<&Config::deterministic>("deterministic", OptionKind::kBool,
           "Whether the same program gives the same bits in every run, even where MPI would reduce together "
           "whatever is ready: buckets of gradients then follow the order of the parameters, and every "

@@ -76,15 +76,23 @@ Status Communicator::Await(const char* function, const Patience& patience) {
 }
 
 Status Communicator::Init(std::shared_ptr<ProcessCommunicators> all, const UniqueId& id, int size,
-                          int rank, const Patience& patience, std::unique_ptr<Communicator>* made) {
+                          int rank, const Patience& patience, std::unique_ptr<Communicator>* made,
+                          Choices choices) {
   constexpr const char* kFunction = "ncclCommInitRankConfig";
-  std::unique_ptr<Communicator> communicator(new Communicator(std::move(all), size, rank));
+  Config config;
+  config.max_ctas = choices.max_ctas;
+  config.cta_policy = choices.cta_policy;
+  std::unique_ptr<Communicator> communicator(
+      new Communicator(std::move(all), size, rank, std::move(choices)));
   const Api& api = communicator->api();
   SharedHandle& handle = *communicator->handle_;
+  int version = 0;
+  Result result = api.GetVersion(&version);
+  Status status = Check(api, result, "ncclGetVersion", nullptr);
+  if (!status.ok()) return status;
+  if (!handle.name.empty()) config.comm_name = handle.name.c_str();
+  config.Fit(version);
   communicator->all_->Add(communicator->handle_);
-  Config config;
-  Result result = Result::kSuccess;
-  Status status;
   {
     const Entry entry(handle.gate, kFunction);
     if (handle.aborted) return {StatusCode::kAborted, "the communicator was aborted"};

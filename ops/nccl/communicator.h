@@ -21,6 +21,13 @@ struct Patience {
   const std::atomic<bool>* stop = nullptr;          // set: wait no longer; null: nobody does
 };
 
+// What is chosen for a communicator, alike at all its ranks.
+struct Choices {
+  std::string name = {};  // for NCCL's output and profilers
+  int max_ctas = kUndefined;
+  int cta_policy = kUndefined;
+};
+
 // Made, used and destroyed by one thread, whose current device is the communicator's. An abort by
 // whatever thread makes all its calls fail. After an error, of whatever call, nothing but
 // ProcessCommunicators::AbortAll and the destructor is of use.
@@ -29,7 +36,8 @@ class Communicator {
   // All `size` ranks with the same id, each as another rank. Errors: those of NCCL, kTimedOut if
   // the others do not come, kAborted by `stop`. What is left then is aborted with `all`.
   static core::Status Init(std::shared_ptr<ProcessCommunicators> all, const UniqueId& id, int size,
-                           int rank, const Patience& patience, std::unique_ptr<Communicator>* made);
+                           int rank, const Patience& patience, std::unique_ptr<Communicator>* made,
+                           Choices choices = {});
 
   // The destructor waits for nothing. What was not finalized stays with `all`, to be aborted.
   ~Communicator() = default;
@@ -56,8 +64,11 @@ class Communicator {
   core::Status Finalize(const Patience& patience);
 
  private:
-  Communicator(std::shared_ptr<ProcessCommunicators> all, int size, int rank)
-      : all_(std::move(all)), size_(size), rank_(rank) {}
+  Communicator(std::shared_ptr<ProcessCommunicators> all, int size, int rank, Choices choices)
+      : all_(std::move(all)),
+        size_(size),
+        rank_(rank),
+        handle_(std::make_shared<SharedHandle>(std::move(choices.name))) {}
 
   // Calls, unless it was aborted. kInProgress is no error.
   core::Status Call(const char* function, const std::function<Result(CommHandle)>& call,
@@ -70,7 +81,7 @@ class Communicator {
   const std::shared_ptr<ProcessCommunicators> all_;
   const int size_;
   const int rank_;
-  const std::shared_ptr<SharedHandle> handle_ = std::make_shared<SharedHandle>();
+  const std::shared_ptr<SharedHandle> handle_;
 };
 
 }  // namespace sirtaki::ops::nccl

@@ -25,6 +25,8 @@ struct DeviceLaneOptions {
   std::shared_ptr<ProcessCommunicators> communicators;
   const void* kernels = nullptr;                    // cuda::KernelImage
   core::Duration limit = std::chrono::seconds(60);  // for what NCCL does on the host
+  int max_ctas = kUndefined;                        // of its communicators
+  int cta_policy = kUndefined;
   // A group failed: called once, from the lane's thread.
   std::function<void(const core::Status& why, const std::string& tensor)> on_failure;
   // Something ended (rings the engine's doorbell).

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -65,7 +66,14 @@ Status DeviceLane::Impl::Meet(const DeviceTask& task) {
   });
   if (status.ok()) status = rendezvous.told->status();
   if (!status.ok()) return status;
-  return sets.Make(task.set, rendezvous, *task.group->members, task.group->rank, patience());
+  const GroupTask& group = *task.group;
+  const std::string set =
+      task.set == core::kWorldSet ? "the world" : "process set " + std::to_string(task.set);
+  return sets.Make(
+      task.set, rendezvous, *group.members, group.rank, patience(),
+      {.name = "sirtaki, " + set + ", GPU slot " + std::to_string(group.signature().slot),
+       .max_ctas = options.max_ctas,
+       .cta_policy = options.cta_policy});
 }
 
 HostBounceContext DeviceLane::Impl::HostBounceFor() {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <string>
 
 #include "core/base/status.h"
@@ -15,6 +16,10 @@ struct ncclComm;
 namespace sirtaki::ops::nccl {
 
 using CommHandle = ncclComm*;
+
+// The declarations are those of this version; the first that we work with is that of LibTorch 2.1.
+inline constexpr int kDeclaredVersion = 22809;
+inline constexpr int kOldestVersion = 21800;
 
 enum class Result : int {
   kSuccess = 0,
@@ -45,14 +50,35 @@ struct UniqueId {
   std::array<char, 128> bytes{};
 };
 
-// The struct is that of NCCL 2.14, the first that has it: what has been added behind `blocking`
-// since then keeps the library's defaults, in every later version.
+// Leaves a choice of Config to the library.
+inline constexpr int kUndefined = std::numeric_limits<int>::min();
+
+// The struct grows at its end with NCCL's versions. Fit() cuts it to what a library knows.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
-  unsigned version = 21400;
+  unsigned version = kDeclaredVersion;
   int blocking = 0;
+  int cga_cluster_size = kUndefined;
+  int min_ctas = kUndefined;
+  int max_ctas = kUndefined;
+  const char* net_name = nullptr;
+  int split_share = kUndefined;
+  int traffic_class = kUndefined;
+  const char* comm_name = nullptr;  // 2.27; NCCL keeps the pointer
+  int collnet_enable = kUndefined;
+  int cta_policy = kUndefined;
+  int shrink_share = kUndefined;
+  int nvls_ctas = kUndefined;
+  int channels_per_net_peer = kUndefined;  // 2.28
+  int nvlink_centric_scheduling = kUndefined;
+
+  void Fit(int library_version);
 };
+
+// The values of cta_policy.
+inline constexpr int kCtaPolicyEfficiency = 1;
+inline constexpr int kCtaPolicyZero = 2;  // 2.28
 
 struct Api {
   Result (*GetVersion)(int* version);
@@ -94,10 +120,6 @@ struct Api {
 
 // A window's memory is read and written by the other ranks where it is.
 inline constexpr int kWindowCollSymmetric = 1;  // all ranks call with the same place in it
-
-// The declarations are those of this version; the first that we work with is that of LibTorch 2.1.
-inline constexpr int kDeclaredVersion = 22809;
-inline constexpr int kOldestVersion = 21800;
 
 struct Library {
   Api api{};

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <memory>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "core/base/thread_annotations.h"
@@ -24,6 +25,9 @@ namespace sirtaki::ops::nccl {
 
 // A communicator's handle: its lane calls NCCL with it, and whoever aborts takes it away.
 struct SharedHandle {
+  explicit SharedHandle(std::string its_name) : name(std::move(its_name)) {}
+
+  const std::string name;     // NCCL keeps a pointer to it
   core::Gate gate;            // whoever calls NCCL with it, or changes it, is in here
   CommHandle comm = nullptr;  // null: not made yet, finalized or aborted
   bool aborted = false;       // it will not be made any more

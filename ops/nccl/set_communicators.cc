@@ -10,15 +10,16 @@ namespace sirtaki::ops::nccl {
 using core::Status;
 
 Status SetCommunicators::Make(core::SetNumber set, const Rendezvous& rendezvous,
-                              const core::RankRanges& members, int rank, const Patience& patience) {
+                              const core::RankRanges& members, int rank, const Patience& patience,
+                              Choices choices) {
   if (Status verdict = Judge(rendezvous.all, members); !verdict.ok()) {
     refused_.insert_or_assign(set, std::move(verdict));
     return Status::Ok();
   }
   Parts parts;
-  Status status =
-      Communicator::Init(all_, rendezvous.all.front().id, static_cast<int>(members.Count()),
-                         static_cast<int>(members.IndexOf(rank)), patience, &parts.communicator);
+  Status status = Communicator::Init(
+      all_, rendezvous.all.front().id, static_cast<int>(members.Count()),
+      static_cast<int>(members.IndexOf(rank)), patience, &parts.communicator, std::move(choices));
   if (!status.ok()) return status;
   parts.staging = std::make_unique<DeviceMemory>(cuda_, *parts.communicator);
   parts.arenas = std::make_unique<Arenas>(frees_);

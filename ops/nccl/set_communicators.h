@@ -34,7 +34,8 @@ class SetCommunicators {
   // After a rendezvous that all members have come to. If they cannot make one, all remember why.
   // Errors: those of Communicator::Init.
   core::Status Make(core::SetNumber set, const Rendezvous& rendezvous,
-                    const core::RankRanges& members, int rank, const Patience& patience);
+                    const core::RankRanges& members, int rank, const Patience& patience,
+                    Choices choices);
 
   // Ok, or why the set's members cannot use the device.
   core::Status WhyRefused(core::SetNumber set) const;

@@ -16,10 +16,12 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/thread_annotations.h"
 #include "ops/cuda/device_work.h"
 #include "session/inproc/inproc_world.h"
 #include "session/session.h"
 #include "tests/support/device_ranks.h"
+#include "tests/support/fake_gpus_state.h"
 #include "tests/support/fake_libraries.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/run_cases.h"
@@ -65,10 +67,11 @@ struct Message {
 class Rank {
  public:
   Rank(FakeGpus& gpus, FakeLibraries& libraries, std::shared_ptr<InprocWorld> world, int rank,
-       const std::function<void(GpuLibraries&)>& change = nullptr)
+       const std::function<void(GpuLibraries&)>& change = nullptr,
+       const std::function<void(core::Config&)>& configure = nullptr)
       : gpus_(gpus), rank_(rank), size_(world->size()) {
-    StartOptions options =
-        tests::SessionOptions([](core::Config& config) { config.wait = core::WaitMode::kYield; });
+    StartOptions options = tests::SessionOptions(configure);
+    options.config.wait = core::WaitMode::kYield;
     const std::shared_ptr<GpuLibraries> opened = libraries.Make();
     if (change) change(*opened);
     options.gpus = opened;
@@ -201,12 +204,13 @@ class GpuSessionTest : public ::testing::Test {
                 const std::function<void(GpuLibraries&)>& change = nullptr) {
     const auto world = std::make_shared<InprocWorld>(size);
     RankThreads::Run(size, [&](int number) {
-      Rank rank(gpus_, libraries_, world, number, change);
+      Rank rank(gpus_, libraries_, world, number, change, configure_);
       body(rank, number);
       static_cast<void>(rank.session().Shutdown("the test is over"));
     });
   }
 
+  std::function<void(core::Config&)> configure_;
   FakeGpus gpus_;
   FakeLibraries libraries_{gpus_};
 };
@@ -320,6 +324,39 @@ TEST_F(GpuSessionTest, NcclsFailureOnOneRankIsEverybodysFault) {
     EXPECT_THAT(status.message(), HasSubstr("the cable is out"));
     EXPECT_EQ(status.origin().tensor, "w");
   });
+}
+
+// What communicators are asked for: a table has functions, no closures.
+core::Mutex asked_mutex;
+std::vector<std::pair<ops::nccl::Config, std::string>> asked_of_nccl
+    SIRTAKI_GUARDED_BY(asked_mutex);
+
+TEST_F(GpuSessionTest, TheOptionsOfNcclReachIt) {
+  configure_ = [](core::Config& config) {
+    config.nccl_max_ctas = 3;
+    config.nccl_cta_policy = core::NcclCtaPolicy::kEfficiency;
+  };
+  gpus_.nccl().CommInitRankConfig = [](ops::nccl::CommHandle* handle, int size,
+                                       ops::nccl::UniqueId id, int rank,
+                                       ops::nccl::Config* config) {
+    {
+      core::MutexLock lock(asked_mutex);
+      asked_of_nccl.emplace_back(*config, config->comm_name);
+    }
+    ops::nccl::Api plain;
+    tests::FillFakeNccl(&plain);
+    return plain.CommInitRankConfig(handle, size, id, rank, config);
+  };
+  RunRanks(2, [&](Rank& rank, int number) {
+    rank.FinishAndCheck(*rank.Submit(Sum(), "w", number + 1), Sum());
+  });
+  core::MutexLock lock(asked_mutex);
+  ASSERT_EQ(asked_of_nccl.size(), 2u);
+  for (const auto& [config, name] : asked_of_nccl) {
+    EXPECT_EQ(config.max_ctas, 3);
+    EXPECT_EQ(config.cta_policy, ops::nccl::kCtaPolicyEfficiency);
+    EXPECT_EQ(name, "sirtaki, the world, GPU slot 0");
+  }
 }
 
 TEST_F(GpuSessionTest, WithoutKernelsOrCudaThereAreNoGpus) {

@@ -38,6 +38,7 @@ class InitOptions {
   InitOptions& id_capacity(int count) { return set("id_capacity", count); }
   InitOptions& tree_arity(int count) { return set("tree_arity", count); }
   InitOptions& intra_op_threads(int count) { return set("intra_op_threads", count); }
+  InitOptions& nccl_max_ctas(int count) { return set("nccl_max_ctas", count); }
 
   InitOptions& log_time(bool yes = true) { return set("log_time", yes); }
   InitOptions& deterministic(bool yes = true) { return set("deterministic", yes); }
@@ -52,6 +53,7 @@ class InitOptions {
   InitOptions& transport(std::string word) { return set("transport", std::move(word)); }
   InitOptions& hierarchy(std::string word) { return set("hierarchy", std::move(word)); }
   InitOptions& allocator(std::string word) { return set("allocator", std::move(word)); }
+  InitOptions& nccl_cta_policy(std::string word) { return set("nccl_cta_policy", std::move(word)); }
 
   InitOptions& timeline(std::string path) { return set("timeline", std::move(path)); }
   InitOptions& metrics_file(std::string path) { return set("metrics_file", std::move(path)); }

@@ -135,7 +135,35 @@ static_assert(std::is_same_v<ncclComm_t, nccl::CommHandle>);
 static_assert(offsetof(ncclConfig_t, size) == offsetof(nccl::Config, size));
 static_assert(offsetof(ncclConfig_t, magic) == offsetof(nccl::Config, magic));
 static_assert(offsetof(ncclConfig_t, version) == offsetof(nccl::Config, version));
-static_assert(offsetof(ncclConfig_t, blocking) == offsetof(nccl::Config, blocking));
+#define SIRTAKI_CONFIG(theirs, ours) \
+  static_assert(offsetof(ncclConfig_t, theirs) == offsetof(nccl::Config, ours), #theirs)
+SIRTAKI_CONFIG(blocking, blocking);
+SIRTAKI_CONFIG(cgaClusterSize, cga_cluster_size);
+SIRTAKI_CONFIG(minCTAs, min_ctas);
+SIRTAKI_CONFIG(maxCTAs, max_ctas);
+SIRTAKI_CONFIG(netName, net_name);
+SIRTAKI_CONFIG(splitShare, split_share);
+#if NCCL_VERSION_CODE >= 22602
+SIRTAKI_CONFIG(trafficClass, traffic_class);
+#endif
+#if NCCL_VERSION_CODE >= 22703
+SIRTAKI_CONFIG(commName, comm_name);
+SIRTAKI_CONFIG(collnetEnable, collnet_enable);
+SIRTAKI_CONFIG(CTAPolicy, cta_policy);
+SIRTAKI_CONFIG(shrinkShare, shrink_share);
+SIRTAKI_CONFIG(nvlsCTAs, nvls_ctas);
+static_assert(NCCL_CTA_POLICY_EFFICIENCY == nccl::kCtaPolicyEfficiency);
+#endif
+#if NCCL_VERSION_CODE >= 22807
+SIRTAKI_CONFIG(nChannelsPerNetPeer, channels_per_net_peer);
+SIRTAKI_CONFIG(nvlinkCentricSched, nvlink_centric_scheduling);
+static_assert(NCCL_CTA_POLICY_ZERO == nccl::kCtaPolicyZero);
+static_assert(sizeof(ncclConfig_t) >= sizeof(nccl::Config));
+#endif
+#if NCCL_VERSION_CODE == 22809
+static_assert(sizeof(ncclConfig_t) == sizeof(nccl::Config));
+#endif
+static_assert(NCCL_CONFIG_UNDEF_INT == nccl::kUndefined);
 static_assert(ncclSuccess == static_cast<int>(nccl::Result::kSuccess));
 static_assert(ncclUnhandledCudaError == static_cast<int>(nccl::Result::kUnhandledCudaError));
 static_assert(ncclSystemError == static_cast<int>(nccl::Result::kSystemError));

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/fake_gpus.h"
+#include "tests/support/fake_gpus_state.h"
 #include "tests/support/rank_threads.h"
 
 namespace sirtaki::ops::nccl {
@@ -156,6 +156,61 @@ TEST_F(NcclCommunicatorTest, ACallThatNeverEndsMeetsItsLimit) {
   const Status status = Sum(*comm, &value, gpus_.MakeStream(), {.limit = kShort});
   EXPECT_EQ(status.code(), StatusCode::kTimedOut);
   EXPECT_THAT(status.message(), HasSubstr("ncclAllReduce"));
+}
+
+// What a communicator is asked for: a table has functions, no closures.
+Config config_seen;
+std::string name_seen;
+
+TEST_F(NcclCommunicatorTest, IsMadeAsChosen) {
+  api_.CommInitRankConfig = [](CommHandle* handle, int size, UniqueId id, int rank,
+                               Config* config) {
+    config_seen = *config;
+    if (config->comm_name != nullptr) name_seen = config->comm_name;
+    Api plain;
+    tests::FillFakeNccl(&plain);
+    return plain.CommInitRankConfig(handle, size, id, rank, config);
+  };
+  std::unique_ptr<Communicator> made;
+  ASSERT_TRUE(
+      Communicator::Init(
+          all_, Id(), 1, 0, {}, &made,
+          {.name = "sirtaki, the world, GPU slot 0", .max_ctas = 4, .cta_policy = kCtaPolicyZero})
+          .ok());
+  EXPECT_EQ(config_seen.size, sizeof(Config));
+  EXPECT_EQ(config_seen.version, 22809u);
+  EXPECT_EQ(config_seen.blocking, 0);
+  EXPECT_EQ(config_seen.max_ctas, 4);
+  EXPECT_EQ(config_seen.cta_policy, kCtaPolicyZero);
+  EXPECT_EQ(config_seen.min_ctas, kUndefined);
+  EXPECT_EQ(name_seen, "sirtaki, the world, GPU slot 0");
+  // An older library is told what it knows.
+  api_.GetVersion = [](int* version) {
+    *version = 22605;
+    return Result::kSuccess;
+  };
+  ASSERT_TRUE(Communicator::Init(all_, Id(), 1, 0, {}, &made, {.max_ctas = 2}).ok());
+  EXPECT_EQ(config_seen.size, 48u);
+  EXPECT_EQ(config_seen.version, 22605u);
+  EXPECT_EQ(config_seen.max_ctas, 2);
+}
+
+TEST(NcclConfigTest, IsCutToWhatALibraryKnows) {
+  const auto fitted = [](int version) {
+    Config config;
+    config.cta_policy = kCtaPolicyZero;
+    config.Fit(version);
+    return config;
+  };
+  EXPECT_EQ(fitted(21800).size, 48u);
+  EXPECT_EQ(fitted(22605).size, 48u);
+  EXPECT_EQ(fitted(22703).size, 72u);
+  EXPECT_EQ(fitted(22703).cta_policy, kUndefined);  // it would refuse it
+  EXPECT_EQ(fitted(22809).size, 80u);
+  EXPECT_EQ(fitted(22809).cta_policy, kCtaPolicyZero);
+  // The declarations are not a later library's.
+  EXPECT_EQ(fitted(23004).size, 80u);
+  EXPECT_EQ(fitted(23004).version, 22809u);
 }
 
 TEST_F(NcclCommunicatorTest, ErrorsSayWhatNcclSays) {
