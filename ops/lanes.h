@@ -28,8 +28,8 @@ struct LanesOptions {
   std::function<core::Status(nccl::Library*)> load_nccl = nccl::Load;
   const void* kernels = nullptr;  // cuda::KernelImage; null: GPUs are refused with `why_no_kernels`
   std::string why_no_kernels;
-  core::Duration nccl_limit = std::chrono::seconds(60);  // for a communicator to be made, and more
-  // The options of these names.
+  // The options of these names, or what stands for them.
+  core::Duration nccl_limit = std::chrono::seconds(60);
   int nccl_max_ctas = nccl::kUndefined;
   int nccl_cta_policy = nccl::kUndefined;
 };

@@ -61,6 +61,7 @@ struct Config {
   std::int64_t pool_bytes = 0;                         // zero: auto
   std::int64_t bucket_bytes = std::int64_t{16} << 20;  // zero: no buckets
   std::int64_t first_bucket_bytes = std::int64_t{1} << 20;
+  Duration nccl_limit = std::chrono::minutes(5);
   int nccl_max_ctas = 0;  // zero: auto
   NcclCtaPolicy nccl_cta_policy = NcclCtaPolicy::kDefault;
   bool deterministic = false;

@@ -199,6 +199,11 @@ std::vector<OptionSpec> MakeTable() {
           OptionKind::kBytes,
           "The size of the bucket that is complete first, smaller so that the reduction begins early.")
           .Between(0, 1024 * kGibi).Agreed(),
+      Option<&Config::nccl_limit>("nccl_limit", OptionKind::kDuration,
+          "How long one call of NCCL may wait for the other ranks: to make a communicator, to connect, to "
+          "register memory, to say good-bye. Then the job fails on every rank. What is in a GPU's stream "
+          "already is limited by stall_limit.")
+          .Between(kMillisecond, kDay).Agreed(),
       Option<&Config::nccl_max_ctas>("nccl_max_ctas", OptionKind::kAutoOrCount,
           "The most blocks of a GPU that NCCL takes for one operation: fewer leave more of the GPU to the "
           "backward pass; auto is NCCL's own choice. NCCL's variable NCCL_MAX_CTAS wins over it.")

@@ -24,6 +24,13 @@ bool IsOfALane(const std::string& what) {
   return what.ends_with(" lane)") || what.find(" (GPU slot ") != std::string::npos;
 }
 
+// An operation that waits in a call of NCCL is named with it: "(GPU slot 0, in ncclAllReduce)".
+std::string WithoutCall(std::string what) {
+  const std::size_t call = what.rfind(", in nccl");
+  if (call != std::string::npos) what.erase(call, what.find(')', call) - call);
+  return what;
+}
+
 // What a rank's lanes have begun, as events name it, with the time.
 class Begun {
  public:
@@ -41,7 +48,7 @@ class Begun {
   // Null if it has not begun, or that is no longer in the record. Each is given once.
   const Event* Take(const FlightRecord::Running& running) {
     Event cut;
-    cut.SetText(running.what);
+    cut.SetText(WithoutCall(running.what));
     const auto found = begun_.find(Name(running.set, cut.text()));
     if (found == begun_.end()) return nullptr;
     const Event* event = found->second;

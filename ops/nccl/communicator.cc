@@ -18,6 +18,8 @@ constexpr auto kAwake = std::chrono::microseconds(50);
 // The wait between looks grows from here.
 constexpr auto kFirstLook = std::chrono::microseconds(50);
 constexpr auto kLongestLook = std::chrono::microseconds(500);
+// A process that was stopped counts that much of it as waiting for NCCL.
+constexpr auto kMostOfALook = std::chrono::seconds(1);
 
 class Entry {
  public:
@@ -55,7 +57,16 @@ Status Communicator::Ask(const char* function, Result* result) {
 }
 
 Status Communicator::Await(const char* function, const Patience& patience) {
-  const core::TimePoint begun = core::Clock::now();
+  if (patience.in != nullptr) patience.in->store(function, std::memory_order_relaxed);
+  Status status = AwaitEnd(function, patience);
+  // Who looks after a failure finds what it was in.
+  if (status.ok() && patience.in != nullptr) patience.in->store(nullptr, std::memory_order_relaxed);
+  return status;
+}
+
+Status Communicator::AwaitEnd(const char* function, const Patience& patience) {
+  core::TimePoint last = core::Clock::now();
+  core::Duration waited{};
   core::Duration pause = kFirstLook;
   for (;;) {
     if (patience.stop != nullptr && patience.stop->load(std::memory_order_relaxed)) {
@@ -64,15 +75,25 @@ Status Communicator::Await(const char* function, const Patience& patience) {
     Result result = Result::kInProgress;
     Status status = Ask(function, &result);
     if (!status.ok() || result != Result::kInProgress) return status;
-    const core::Duration waited = core::Clock::now() - begun;
-    if (waited >= patience.limit) {
-      return {StatusCode::kTimedOut, std::string(function) + ": still in progress after " +
-                                         core::DurationText(patience.limit)};
-    }
+    const core::TimePoint now = core::Clock::now();
+    waited += std::min<core::Duration>(now - std::exchange(last, now), kMostOfALook);
+    if (waited >= patience.limit) return Late(function, patience.limit);
     if (waited < kAwake) continue;
     std::this_thread::sleep_for(pause);
     pause = std::min<core::Duration>(2 * pause, kLongestLook);
   }
+}
+
+Status Communicator::Late(const char* function, core::Duration limit) const {
+  const std::string ranks = ranks_.empty() ? "its ranks" : ranks_;
+  return {StatusCode::kTimedOut,
+          std::string(function) + ": still in progress after " + core::DurationText(limit) +
+              ", which is nccl_limit: not all of " + ranks +
+              " have come to it, or they do not reach each other. Those that have come say \"in " +
+              function +
+              "\" in the warnings of stall_warning and in what sirtakirun --explain tells. If all "
+              "have, look at the network with NCCL_DEBUG=INFO and choose it by "
+              "NCCL_SOCKET_IFNAME; if some are only late, raise nccl_limit (SIRTAKI_NCCL_LIMIT)"};
 }
 
 Status Communicator::Init(std::shared_ptr<ProcessCommunicators> all, const UniqueId& id, int size,

@@ -17,13 +17,15 @@ namespace sirtaki::ops::nccl {
 
 // How long to wait for NCCL.
 struct Patience {
-  core::Duration limit = std::chrono::seconds(60);  // for one call
+  core::Duration limit = std::chrono::seconds(60);  // for one call: the option nccl_limit
   const std::atomic<bool>* stop = nullptr;          // set: wait no longer; null: nobody does
+  std::atomic<const char*>* in = nullptr;           // told which call is waited for, or has failed
 };
 
 // What is chosen for a communicator, alike at all its ranks.
 struct Choices {
-  std::string name = {};  // for NCCL's output and profilers
+  std::string name = {};   // for NCCL's output and profilers
+  std::string ranks = {};  // "ranks 0-3", for texts
   int max_ctas = kUndefined;
   int cta_policy = kUndefined;
 };
@@ -68,7 +70,8 @@ class Communicator {
       : all_(std::move(all)),
         size_(size),
         rank_(rank),
-        handle_(std::make_shared<SharedHandle>(std::move(choices.name))) {}
+        handle_(std::make_shared<SharedHandle>(std::move(choices.name))),
+        ranks_(std::move(choices.ranks)) {}
 
   // Calls, unless it was aborted. kInProgress is no error.
   core::Status Call(const char* function, const std::function<Result(CommHandle)>& call,
@@ -77,11 +80,14 @@ class Communicator {
   core::Status Ask(const char* function, Result* result);
   // Await waits until the last call is no longer in progress.
   core::Status Await(const char* function, const Patience& patience);
+  core::Status AwaitEnd(const char* function, const Patience& patience);
+  core::Status Late(const char* function, core::Duration limit) const;
 
   const std::shared_ptr<ProcessCommunicators> all_;
   const int size_;
   const int rank_;
   const std::shared_ptr<SharedHandle> handle_;
+  const std::string ranks_;
 };
 
 }  // namespace sirtaki::ops::nccl

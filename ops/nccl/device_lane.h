@@ -24,7 +24,7 @@ struct DeviceLaneOptions {
   std::shared_ptr<cuda::Device> device;
   std::shared_ptr<ProcessCommunicators> communicators;
   const void* kernels = nullptr;                    // cuda::KernelImage
-  core::Duration limit = std::chrono::seconds(60);  // for what NCCL does on the host
+  core::Duration limit = std::chrono::seconds(60);  // for one call of NCCL's on the host
   int max_ctas = kUndefined;                        // of its communicators
   int cta_policy = kUndefined;
   // A group failed: called once, from the lane's thread.

@@ -1,6 +1,7 @@
 // What the lane of a GPU consists of. For the files that make up nccl::DeviceLane only.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -33,12 +34,19 @@ struct DeviceTask {
   core::SetNumber set = 0;
   RendezvousPtr rendezvous;
   HostBouncePtr bounce;
+  // The call of NCCL that the lane waits in for it; null: in none.
+  std::shared_ptr<std::atomic<const char*>> in = std::make_shared<std::atomic<const char*>>();
 
   void Complete(const core::Status& status) const {
     if (group != nullptr) group->Complete(status);
   }
   void AddRunning(std::vector<core::RunningOperation>* list) const {
-    if (group != nullptr) list->push_back(LaneTask{group, nullptr}.Running());
+    if (group == nullptr) return;
+    list->push_back(LaneTask{group, nullptr}.Running());
+    if (const char* const function = in->load(std::memory_order_relaxed)) {
+      std::string& what = list->back().what;  // ends with "(GPU slot 0)"
+      what.insert(what.size() - 1, std::string(", in ") + function);
+    }
   }
 };
 
@@ -88,7 +96,7 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   void EndBadly();
   void LeaveAll();
   void Tell(const DeviceTask& task, const core::Status& verdict) SIRTAKI_EXCLUDES(mutex);
-  Patience patience() const { return {options.limit, &stop()}; }
+  Patience patience() const { return {options.limit, &stop(), in_call.get()}; }
 
   const DeviceLaneOptions options;
   const std::shared_ptr<ArenaFrees> frees = std::make_shared<ArenaFrees>();
@@ -99,7 +107,8 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   std::unique_ptr<cuda::Kernels> kernels;
   std::unique_ptr<PinnedMemory> pinned;
   SetCommunicators sets;
-  std::deque<InFlight> in_flight;  // oldest first, as the stream has them
+  std::deque<InFlight> in_flight;                     // oldest first, as the stream has them
+  std::shared_ptr<std::atomic<const char*>> in_call;  // of the task that is being done, or was
   core::TimePoint watched{};
   core::TimePoint retired{};  // when the last group was seen to be through
   core::Duration pause = kFirstPause;

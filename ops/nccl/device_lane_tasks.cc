@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/protocol/mismatch.h"
 #include "ops/nccl/device_lane_impl.h"
 #include "ops/nccl/host_bounce.h"
 
@@ -72,6 +73,7 @@ Status DeviceLane::Impl::Meet(const DeviceTask& task) {
   return sets.Make(
       task.set, rendezvous, *group.members, group.rank, patience(),
       {.name = "sirtaki, " + set + ", GPU slot " + std::to_string(group.signature().slot),
+       .ranks = core::RanksText(*group.members),
        .max_ctas = options.max_ctas,
        .cta_policy = options.cta_policy});
 }
@@ -118,6 +120,7 @@ Status DeviceLane::Impl::Remove(core::SetNumber set) {
 }
 
 Status DeviceLane::Impl::Do(const DeviceTask& task, Status* verdict) {
+  in_call = task.in;
   Status status = Prepare();
   if (task.group == nullptr) return status.ok() ? Remove(task.set) : status;
   GroupTrace trace(options.observer, *task.group, core::trace::Track::kDevice);

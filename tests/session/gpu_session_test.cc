@@ -359,6 +359,20 @@ TEST_F(GpuSessionTest, TheOptionsOfNcclReachIt) {
   }
 }
 
+TEST_F(GpuSessionTest, ACallOfNcclThatTakesLongerThanItsLimitNamesTheRanks) {
+  configure_ = [](core::Config& config) { config.nccl_limit = std::chrono::milliseconds(50); };
+  gpus_.AnswerInProgress(-1);
+  RunRanks(2, [&](Rank& rank, int number) {
+    const auto call = rank.Submit(Sum(), "w", number + 1);
+    const Status status = rank.Finish(*call);
+    EXPECT_EQ(status.code(), StatusCode::kTimedOut) << status.ToString();
+    EXPECT_THAT(status.message(),
+                HasSubstr("all-reduce of \"w\" (GPU slot 0): ncclCommInitRankConfig: still in "
+                          "progress after 50 ms, which is nccl_limit: not all of ranks 0-1 have "
+                          "come to it"));
+  });
+}
+
 TEST_F(GpuSessionTest, WithoutKernelsOrCudaThereAreNoGpus) {
   const auto find = [&](const std::function<void(GpuLibraries&)>& change) {
     std::string why;

@@ -34,6 +34,7 @@ class InitOptions {
   InitOptions& ping_interval(Microseconds time) { return set("ping_interval", Text(time)); }
   InitOptions& peer_timeout(Microseconds time) { return set("peer_timeout", Text(time)); }
   InitOptions& metrics_interval(Microseconds time) { return set("metrics_interval", Text(time)); }
+  InitOptions& nccl_limit(Microseconds time) { return set("nccl_limit", Text(time)); }
 
   InitOptions& id_capacity(int count) { return set("id_capacity", count); }
   InitOptions& tree_arity(int count) { return set("tree_arity", count); }

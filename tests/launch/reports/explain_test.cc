@@ -392,6 +392,30 @@ TEST(ExplainTest, WhatIsQueuedIsCounted) {
   EXPECT_FALSE(Says(text, name(3))) << text;
 }
 
+TEST(ExplainTest, TellsWhoHasNotComeToACallOfNccl) {
+  const std::string name = "all-reduce of \"w\" (GPU slot 0)";
+  FlightRecord zero = Rank(0, 2, 8, "\"w\"");
+  FlightRecord one = Rank(1, 2, 8, "\"w\"");
+  for (FlightRecord* record : {&zero, &one}) {
+    Event event;
+    event.kind = EventKind::kBegin;
+    event.number = 1;
+    event.begin = At(20);
+    event.SetText(name);
+    record->events.push_back(event);
+    record->running.push_back({0, "all-reduce of \"v\" (GPU slot 0)", At(10)});
+  }
+  zero.running.push_back({0, "all-reduce of \"w\" (GPU slot 0, in ncclAllReduce)", At(20)});
+  one.running.push_back({0, name, At(20)});
+  const std::string text = Explain({zero, one});
+  EXPECT_TRUE(Says(text,
+                   "Rank 0 is in all-reduce of \"w\" (GPU slot 0, in ncclAllReduce) of the "
+                   "world for 40 s.\n"))
+      << text;
+  EXPECT_TRUE(Says(text, "Rank 1 is in all-reduce of \"w\" (GPU slot 0) of the world for 40 s.\n"))
+      << text;
+}
+
 TEST(ExplainTest, NothingInARecordSteersATerminal) {
   const std::string bad = "\x1b[2J\nforged";
   FlightRecord zero = Rank(0, 2, 8, bad);

@@ -20,6 +20,7 @@ namespace {
 
 using core::Status;
 using core::StatusCode;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -100,9 +101,13 @@ TEST_F(NcclCommunicatorTest, RanksMeetAndReduce) {
 
 TEST_F(NcclCommunicatorTest, AnInitThatNobodyElseJoinsEndsAtTheDeadline) {
   std::unique_ptr<Communicator> made;
-  const Status status = Communicator::Init(all_, Id(), 2, 0, {.limit = kShort}, &made);
+  const Status status =
+      Communicator::Init(all_, Id(), 2, 0, {.limit = kShort}, &made, {.ranks = "ranks 3-4"});
   EXPECT_EQ(status.code(), StatusCode::kTimedOut);
-  EXPECT_THAT(status.message(), HasSubstr("ncclCommInitRankConfig: still in progress after 20 ms"));
+  EXPECT_THAT(status.message(),
+              AllOf(HasSubstr("ncclCommInitRankConfig: still in progress after 20 ms, which is "
+                              "nccl_limit: not all of ranks 3-4 have come to it"),
+                    HasSubstr("\"in ncclCommInitRankConfig\""), HasSubstr("SIRTAKI_NCCL_LIMIT")));
   EXPECT_EQ(made, nullptr);
   all_->AbortAll(Device());
   EXPECT_THAT(gpus_.calls("ncclCommAbort"), ElementsAre("ncclCommAbort rank 0"));
@@ -158,9 +163,10 @@ TEST_F(NcclCommunicatorTest, ACallThatNeverEndsMeetsItsLimit) {
   EXPECT_THAT(status.message(), HasSubstr("ncclAllReduce"));
 }
 
-// What a communicator is asked for: a table has functions, no closures.
+// What a communicator is asked for, and how its first look goes: a table has functions, no closures.
 Config config_seen;
 std::string name_seen;
+std::atomic<bool> is_first_look{false};
 
 TEST_F(NcclCommunicatorTest, IsMadeAsChosen) {
   api_.CommInitRankConfig = [](CommHandle* handle, int size, UniqueId id, int rank,
@@ -211,6 +217,46 @@ TEST(NcclConfigTest, IsCutToWhatALibraryKnows) {
   // The declarations are not a later library's.
   EXPECT_EQ(fitted(23004).size, 80u);
   EXPECT_EQ(fitted(23004).version, 22809u);
+}
+
+TEST_F(NcclCommunicatorTest, TheTimeOfAStoppedProcessDoesNotCount) {
+  const std::unique_ptr<Communicator> comm = Alone();
+  gpus_.AnswerInProgress(1);
+  api_.CommGetAsyncError = [](CommHandle handle, Result* error) {
+    if (is_first_look.exchange(false)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1300));  // as if it had been stopped
+    }
+    Api plain;
+    tests::FillFakeNccl(&plain);
+    return plain.CommGetAsyncError(handle, error);
+  };
+  is_first_look = true;
+  float value = 3;
+  const Status status =
+      Sum(*comm, &value, gpus_.MakeStream(), {.limit = std::chrono::milliseconds(1200)});
+  EXPECT_TRUE(status.ok()) << status.ToString();
+}
+
+TEST_F(NcclCommunicatorTest, WhoeverLooksFindsTheCallThatIsWaitedFor) {
+  const std::unique_ptr<Communicator> comm = Alone();
+  std::atomic<bool> stop{false};
+  std::atomic<const char*> in{nullptr};
+  gpus_.AnswerInProgress(3);
+  float passing = 3;
+  EXPECT_TRUE(Sum(*comm, &passing, gpus_.MakeStream(), {.in = &in}).ok());
+  EXPECT_EQ(in, nullptr);
+  gpus_.AnswerInProgress(-1);
+  RankThreads::Run(2, [&](int rank) {
+    if (rank == 0) {
+      float value = 3;
+      EXPECT_FALSE(Sum(*comm, &value, gpus_.MakeStream(), {.stop = &stop, .in = &in}).ok());
+      return;
+    }
+    while (in == nullptr) std::this_thread::yield();
+    EXPECT_STREQ(in, "ncclAllReduce");
+    stop = true;
+  });
+  EXPECT_STREQ(in, "ncclAllReduce");  // in which it was stopped
 }
 
 TEST_F(NcclCommunicatorTest, ErrorsSayWhatNcclSays) {

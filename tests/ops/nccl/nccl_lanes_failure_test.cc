@@ -125,6 +125,28 @@ TEST(NcclLanesFailureTest, ABuildWithoutKernelsSaysSo) {
   ExpectRefused(outcomes, "rank 0 cannot use its GPU: this build has no kernels");
 }
 
+TEST(NcclLanesFailureTest, ARankThatWaitsInACallOfNcclSaysSo) {
+  FakeGpus gpus;
+  gpus.AnswerInProgress(-1);
+  InprocWorld world(2);
+  std::barrier both(2);
+  RankThreads::Run(2, [&](int rank) {
+    DeviceRank device(gpus, world, rank);
+    RunSide side;
+    device.Start({device.OnDevice(side.MakeItem(Sum(), "w", rank, 2))});
+    const auto what = [&] {
+      device.lanes().Step(core::Clock::now());
+      const auto running = device.lanes().Running();
+      return running.empty() ? std::string() : running.back().what;
+    };
+    while (what().find("(GPU slot 0, in ncclCommInitRankConfig)") == std::string::npos) {
+      std::this_thread::yield();
+    }
+    both.arrive_and_wait();
+    device.lanes().Abandon({StatusCode::kAborted, "the test is over"});
+  });
+}
+
 TEST(NcclLanesFailureTest, ASetThatCannotUseItsGpusHasTheHostAndOtherSets) {
   FakeGpus gpus;
   InprocWorld world(2);

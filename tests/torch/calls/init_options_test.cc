@@ -35,6 +35,7 @@ TEST(InitOptionsTest, SettersSetTheOptionOfTheirName) {
                            .ping_interval(std::chrono::seconds(3))
                            .peer_timeout(std::chrono::seconds(4))
                            .metrics_interval(std::chrono::seconds(5))
+                           .nccl_limit(std::chrono::seconds(6))
                            .id_capacity(9)
                            .tree_arity(3)
                            .intra_op_threads(2)
