@@ -97,6 +97,7 @@ nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
         .communicators = communicators_,
         .kernels = options_.kernels,
         .limit = options_.nccl_limit,
+        .registers_arenas = options_.registers_arenas,
         .max_ctas = options_.nccl_max_ctas,
         .cta_policy = options_.nccl_cta_policy,
         .on_failure = options_.host.on_failure,

@@ -30,6 +30,7 @@ struct LanesOptions {
   std::string why_no_kernels;
   // The options of these names, or what stands for them.
   core::Duration nccl_limit = std::chrono::seconds(60);
+  bool registers_arenas = true;  // gradient_arena=auto
   int nccl_max_ctas = nccl::kUndefined;
   int nccl_cta_policy = nccl::kUndefined;
 };

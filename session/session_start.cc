@@ -78,6 +78,7 @@ std::string CarriersText(const Topology& topology, Medium& medium, const GpuLibr
 
 void TakeNcclOptions(const core::Config& config, ops::LanesOptions* lanes) {
   lanes->nccl_limit = config.nccl_limit;
+  lanes->registers_arenas = config.gradient_arena == core::GradientArenaMode::kAuto;
   if (config.nccl_max_ctas > 0) lanes->nccl_max_ctas = config.nccl_max_ctas;
   if (config.nccl_cta_policy == core::NcclCtaPolicy::kEfficiency) {
     lanes->nccl_cta_policy = ops::nccl::kCtaPolicyEfficiency;

@@ -27,6 +27,7 @@ enum class SharedMemoryMode : std::uint8_t { kAuto, kOff, kRequired };
 enum class TransportMode : std::uint8_t { kAuto, kMpi };
 enum class HierarchyMode : std::uint8_t { kAuto, kOff, kOn };
 enum class AllocatorMode : std::uint8_t { kAuto, kOff, kOn };
+enum class GradientArenaMode : std::uint8_t { kAuto, kPlain, kOff };
 enum class NcclCtaPolicy : std::uint8_t { kDefault, kEfficiency, kZero };
 
 // Words of the option flight_records that are no folder.
@@ -61,6 +62,7 @@ struct Config {
   std::int64_t pool_bytes = 0;                         // zero: auto
   std::int64_t bucket_bytes = std::int64_t{16} << 20;  // zero: no buckets
   std::int64_t first_bucket_bytes = std::int64_t{1} << 20;
+  GradientArenaMode gradient_arena = GradientArenaMode::kAuto;
   Duration nccl_limit = std::chrono::minutes(5);
   int nccl_max_ctas = 0;  // zero: auto
   NcclCtaPolicy nccl_cta_policy = NcclCtaPolicy::kDefault;

@@ -22,6 +22,7 @@ constexpr std::array<std::string_view, 3> kSharedMemories = {"auto", "off", "req
 constexpr std::array<std::string_view, 2> kTransports = {"auto", "mpi"};
 constexpr std::array<std::string_view, 3> kHierarchies = {"auto", "off", "on"};
 constexpr std::array<std::string_view, 3> kAllocators = {"auto", "off", "on"};
+constexpr std::array<std::string_view, 3> kGradientArenas = {"auto", "plain", "off"};
 constexpr std::array<std::string_view, 3> kNcclCtaPolicies = {"default", "efficiency", "zero"};
 
 // clang-format off
@@ -199,6 +200,11 @@ std::vector<OptionSpec> MakeTable() {
           OptionKind::kBytes,
           "The size of the bucket that is complete first, smaller so that the reduction begins early.")
           .Between(0, 1024 * kGibi).Agreed(),
+      Option<&Config::gradient_arena>("gradient_arena", OptionKind::kChoice,
+          "Where buckets of gradients on GPUs are reduced: auto in arenas, memory of their own that NCCL "
+          "knows; plain in arenas that NCCL is not told of, for machines where registering them fails; off "
+          "in staging memory, to which each bucket is copied and from which it is copied back.")
+          .OneOf(kGradientArenas).Agreed(),
       Option<&Config::nccl_limit>("nccl_limit", OptionKind::kDuration,
           "How long one call of NCCL may wait for the other ranks: to make a communicator, to connect, to "
           "register memory, to say good-bye. Then the job fails on every rank. What is in a GPU's stream "

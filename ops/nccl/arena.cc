@@ -143,17 +143,8 @@ Status Arenas::Add(ArenaPtr arena, bool registers, Communicator& communicator,
   std::byte* const memory = entry.arena->begin();
   const std::size_t bytes = ArenaSize(entry.arena->bytes());
   if (api.CommWindowRegister != nullptr && api.CommWindowDeregister != nullptr) {
-    Status status = communicator.Run(
-        "ncclCommWindowRegister",
-        [&](CommHandle comm) {
-          return api.CommWindowRegister(comm, memory, bytes, &entry.window, kWindowCollSymmetric);
-        },
-        patience);
-    if (!status.ok()) return status;
-    if (entry.window != nullptr) {
-      *form = Form::kWindow;
-      return status;
-    }
+    Status status = MakeWindow(entry, communicator, patience, form);
+    if (!status.ok() || entry.window != nullptr) return status;
   }
   if (api.CommRegister == nullptr || api.CommDeregister == nullptr) return Status::Ok();
   Status status = communicator.Run(
@@ -163,6 +154,26 @@ Status Arenas::Add(ArenaPtr arena, bool registers, Communicator& communicator,
   // One rank's own affair, which it survives.
   if (status.code() == StatusCode::kBackend) return Status::Ok();
   if (entry.handle != nullptr) *form = Form::kRegistered;
+  return status;
+}
+
+// An error is the communicator's end: of this rank alone or of several, nobody knows.
+Status Arenas::MakeWindow(Entry& entry, Communicator& communicator, const Patience& patience,
+                          Form* form) {
+  const Api& api = communicator.api();
+  Status status = communicator.Run(
+      "ncclCommWindowRegister",
+      [&](CommHandle comm) {
+        return api.CommWindowRegister(comm, entry.arena->begin(), ArenaSize(entry.arena->bytes()),
+                                      &entry.window, kWindowCollSymmetric);
+      },
+      patience);
+  if (!status.ok()) {
+    return {status.code(), status.message() +
+                               "; with gradient_arena=plain (SIRTAKI_GRADIENT_ARENA) gradients are "
+                               "reduced without registered memory"};
+  }
+  if (entry.window != nullptr) *form = Form::kWindow;
   return status;
 }
 

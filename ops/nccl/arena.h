@@ -128,6 +128,8 @@ class Arenas {
     void* window = nullptr;
     void* handle = nullptr;
   };
+  static core::Status MakeWindow(Entry& entry, Communicator& communicator, const Patience& patience,
+                                 Form* form);
   static core::Status Deregister(Entry& entry, Communicator& communicator,
                                  const Patience& patience);
 

@@ -83,7 +83,7 @@ Status LaunchArena(const LaunchContext& context, const GroupTask& task) {
     arena = Arena::Make(on_gpu->device, context.api, context.arenas.frees(), request->bytes);
   }
   words[0] = arena != nullptr ? 1 : 0;
-  words[1] = arena != nullptr && arena->of_nccl() ? 1 : 0;
+  words[1] = arena != nullptr && arena->of_nccl() && context.registers_arenas ? 1 : 0;
   const bool has_memory = arena != nullptr;
   status = AgreeOnLeast(context, &words);
   if (status.ok()) status = GiveUp(context, words.data() + kOwnWords, before);

@@ -25,7 +25,8 @@ struct DeviceLaneOptions {
   std::shared_ptr<ProcessCommunicators> communicators;
   const void* kernels = nullptr;                    // cuda::KernelImage
   core::Duration limit = std::chrono::seconds(60);  // for one call of NCCL's on the host
-  int max_ctas = kUndefined;                        // of its communicators
+  bool registers_arenas = true;
+  int max_ctas = kUndefined;  // of its communicators
   int cta_policy = kUndefined;
   // A group failed: called once, from the lane's thread.
   std::function<void(const core::Status& why, const std::string& tensor)> on_failure;

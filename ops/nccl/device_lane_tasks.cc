@@ -97,6 +97,7 @@ Status DeviceLane::Impl::Launch(const DeviceTask& task, cuda::EventPtr* inputs) 
                               .staging = *parts->staging,
                               .arenas = *parts->arenas,
                               .host = *pinned,
+                              .registers_arenas = options.registers_arenas,
                               .patience = patience(),
                               .await = [this](const cuda::Event& e) { return AwaitEvent(e); },
                               .drained = [this] { return AwaitDrained(); },

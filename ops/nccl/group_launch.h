@@ -32,6 +32,7 @@ struct LaunchContext {
   DeviceMemory& staging;
   Arenas& arenas;
   PinnedMemory& host;
+  bool registers_arenas = true;
   Patience patience;
   // Returns when the device has come to the event, or with the error that ends the wait.
   std::function<core::Status(const cuda::Event&)> await;

@@ -64,7 +64,7 @@ class ArenaOrders {
   ArenaOrders(const ArenaOrders&) = delete;
   ArenaOrders& operator=(const ArenaOrders&) = delete;
 
-  bool empty() const { return orders_.empty(); }  // none is on a GPU
+  bool empty() const { return orders_.empty(); }  // none is on a GPU, or gradient_arena=off
   // Waits. Throws what a collective throws.
   BucketArenas Take();
 

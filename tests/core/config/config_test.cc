@@ -68,6 +68,7 @@ TEST(ConfigTest, DefaultsAreThoseOfTheDocumentation) {
   EXPECT_EQ(config.pool_bytes, 0);
   EXPECT_EQ(config.bucket_bytes, 16 * kMiB);
   EXPECT_EQ(config.first_bucket_bytes, kMiB);
+  EXPECT_EQ(config.gradient_arena, GradientArenaMode::kAuto);
   EXPECT_EQ(config.nccl_limit, 5min);
   EXPECT_EQ(config.nccl_max_ctas, 0);
   EXPECT_EQ(config.nccl_cta_policy, NcclCtaPolicy::kDefault);
@@ -139,6 +140,8 @@ TEST(ConfigTest, EveryOptionCanBeGivenInEveryWay) {
        [](const Config& c) { return c.bucket_bytes == 8 * kMiB; }},
       {"--sirtaki-first-bucket-bytes", "SIRTAKI_FIRST_BUCKET_BYTES", "first_bucket_bytes", "2M",
        [](const Config& c) { return c.first_bucket_bytes == 2 * kMiB; }},
+      {"--sirtaki-gradient-arena", "SIRTAKI_GRADIENT_ARENA", "gradient_arena", "plain",
+       [](const Config& c) { return c.gradient_arena == GradientArenaMode::kPlain; }},
       {"--sirtaki-nccl-limit", "SIRTAKI_NCCL_LIMIT", "nccl_limit", "20min",
        [](const Config& c) { return c.nccl_limit == 20min; }},
       {"--sirtaki-nccl-max-ctas", "SIRTAKI_NCCL_MAX_CTAS", "nccl_max_ctas", "8",

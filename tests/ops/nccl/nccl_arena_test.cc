@@ -269,6 +269,25 @@ TEST_F(NcclArenaTest, ALocalRegistrationInPlaceOfAWindowIsOneToNccl) {
   EXPECT_EQ(gpus_.live_allocations(), 0);
 }
 
+TEST_F(NcclArenaTest, APlainOneIsKeptFromNccl) {
+  RunRanks(
+      [&](DeviceRank& rank, int number) {
+        const ArenaPtr arena = MakeArena(rank);
+        ASSERT_NE(arena, nullptr);
+        Once(number, [&] { gpus_.Forget(); });
+        RunAndCheck(rank, number, arena);
+        Once(number, [&] {
+          EXPECT_THAT(gpus_.calls("cuLaunchKernel"), SizeIs(2));  // divides, and nothing unpacks
+          EXPECT_THAT(gpus_.calls("path of ncclAllReduce"),
+                      AllOf(SizeIs(2), Each(HasSubstr("nvls, copied"))));
+        });
+      },
+      [](int, LanesOptions& options) { options.registers_arenas = false; });
+  EXPECT_THAT(gpus_.calls("ncclCommWindowRegister"), IsEmpty());
+  EXPECT_THAT(gpus_.calls("ncclCommRegister"), IsEmpty());
+  EXPECT_EQ(gpus_.live_allocations(), 0);
+}
+
 TEST_F(NcclArenaTest, AnOldNcclReducesInItAllTheSame) {
   gpus_.nccl().CommWindowRegister = nullptr;
   gpus_.nccl().CommRegister = nullptr;
@@ -489,15 +508,22 @@ TEST_F(NcclArenaTest, AReaderThatIsNoMoreLeavesTheMemoryAndNoErrorBehind) {
 
 TEST_F(NcclArenaTest, AFailureWhileItIsRegisteredEndsAllRanks) {
   std::atomic<bool> failed{false};
+  std::atomic<int> causes{0};
   RunRanks([&](DeviceRank& rank, int number) {
     Begin(rank, number);
     Once(number, [&] {
       gpus_.FailNext("ncclCommWindowRegister", static_cast<int>(nccl::Result::kSystemError));
     });
-    EXPECT_FALSE(FailToMakeArena(rank, failed).handle.ok());
+    const EndOfAll end = FailToMakeArena(rank, failed);
+    EXPECT_FALSE(end.handle.ok());
+    if (end.failure.message().find("ncclCommWindowRegister: a fake") != std::string::npos) {
+      EXPECT_THAT(end.failure.message(), HasSubstr("gradient_arena=plain"));
+      ++causes;
+    }
     both_.arrive_and_wait();
   });
   EXPECT_TRUE(failed);
+  EXPECT_EQ(causes, 1);
   EXPECT_THAT(gpus_.calls("ncclCommAbort"), SizeIs(2));
   EXPECT_THAT(gpus_.calls("ncclCommFinalize"), IsEmpty());
   EXPECT_THAT(gpus_.calls("ncclMemFree"), IsEmpty());  // nobody knows what is still written there

@@ -51,6 +51,7 @@ TEST(InitOptionsTest, SettersSetTheOptionOfTheirName) {
                            .transport("mpi")
                            .hierarchy("on")
                            .allocator("off")
+                           .gradient_arena("plain")
                            .nccl_cta_policy("zero")
                            .timeline("a")
                            .metrics_file("b")

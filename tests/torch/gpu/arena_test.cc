@@ -55,6 +55,31 @@ class GpuArenaTest : public GpuRanksTest {
   std::barrier<> both_{2};
 };
 
+TEST_F(GpuArenaTest, TheOptionDecidesWhetherThereIsOneAndNcclKnowsIt) {
+  for (const auto mode : {core::GradientArenaMode::kPlain, core::GradientArenaMode::kOff}) {
+    configure_ = [mode](core::Config& config) { config.gradient_arena = mode; };
+    RunRanks(2, [&](GpuRank& rank) {
+      GivenGradients model;
+      Fill(model, rank, rank.stream());
+      auto optimizer = model.Wrap(DistributedOptimizerOptions().average_at(Average::Step));
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        Once(rank, [&] { gpus_.Forget(); });
+        Backward(model, rank, step);
+        optimizer.step();
+        Check(rank, model, step);
+        // In, and without an arena out again, on both ranks.
+        const std::size_t kernels = mode == core::GradientArenaMode::kPlain ? 2 : 4;
+        Once(rank, [&] {
+          EXPECT_TRUE(step == 0 || gpus_.calls("cuLaunchKernel").size() == kernels);
+          EXPECT_THAT(gpus_.calls("ncclCommWindowRegister"), IsEmpty());
+          EXPECT_THAT(gpus_.calls("ncclCommRegister"), IsEmpty());
+        });
+      }
+    });
+  }
+}
+
 TEST_F(GpuArenaTest, GradientsArePlacesOfItFromTheSecondStepOn) {
   RunRanks(2, [&](GpuRank& rank) {
     GivenGradients model;
