@@ -173,7 +173,14 @@ Status Arenas::MakeWindow(Entry& entry, Communicator& communicator, const Patien
                                "; with gradient_arena=plain (SIRTAKI_GRADIENT_ARENA) gradients are "
                                "reduced without registered memory"};
   }
-  if (entry.window != nullptr) *form = Form::kWindow;
+  if (entry.window == nullptr) return status;
+  *form = Form::kKnown;
+  if (api.WinGetUserPtr == nullptr) return status;
+  void* seen = nullptr;
+  status = communicator.Run(
+      "ncclWinGetUserPtr",
+      [&](CommHandle comm) { return api.WinGetUserPtr(comm, entry.window, &seen); }, patience);
+  *form = seen != nullptr ? Form::kWindow : Form::kRegistered;
   return status;
 }
 

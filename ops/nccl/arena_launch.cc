@@ -60,8 +60,10 @@ void LogArena(const GroupTask& task, std::int64_t bytes, const char* how) {
 }
 
 const char* TextOf(Arenas::Form form) {
-  constexpr std::array<const char*, 3> kTexts = {"not registered with NCCL", "registered with NCCL",
-                                                 "a symmetric window of NCCL"};
+  constexpr std::array<const char*, 4> kTexts = {
+      "not registered with NCCL", "registered with NCCL",
+      "registered with NCCL, as a symmetric window where the machines can",
+      "a symmetric window of NCCL"};
   return kTexts[static_cast<std::size_t>(form)];
 }
 

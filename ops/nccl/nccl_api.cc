@@ -46,6 +46,7 @@ void FindNewer(const DynamicLibrary& library, Api* api) {
   library.Take("ncclCommDeregister", &api->CommDeregister);
   library.Take("ncclCommWindowRegister", &api->CommWindowRegister);
   library.Take("ncclCommWindowDeregister", &api->CommWindowDeregister);
+  library.Take("ncclWinGetUserPtr", &api->WinGetUserPtr);
 }
 
 }  // namespace

@@ -112,10 +112,13 @@ struct Api {
   Result (*MemFree)(void* memory);
   Result (*CommRegister)(CommHandle comm, void* memory, std::size_t bytes, void** handle);  // 2.19
   Result (*CommDeregister)(CommHandle comm, void* handle);
-  // All ranks call it with equal sizes: whole pages of 4096 bytes. Null: there is no window here.
+  // All ranks call it with equal sizes: whole pages of 4096 bytes. Null: the registration of memory is
+  // switched off. Not null: NCCL knows the memory, but as a window only where the machines can.
   Result (*CommWindowRegister)(CommHandle comm, void* memory, std::size_t bytes, void** window,
                                int flags);  // 2.27
   Result (*CommWindowDeregister)(CommHandle comm, void* window);
+  // Null memory: the communicator has no windows; what it has given is a registration of its own.
+  Result (*WinGetUserPtr)(CommHandle comm, void* window, void** memory);  // 2.29
 };
 
 // A window's memory is read and written by the other ranks where it is.

@@ -73,6 +73,8 @@ static_assert(!Called<int (*)(void*), int (*)(std::size_t)>::Alike());
   X(CommDestroy) X(CommAbort) X(GetErrorString) X(GetLastError) X(GroupStart) X(GroupEnd)         \
   X(AllReduce) X(Reduce) X(Broadcast) X(AllGather) X(ReduceScatter) X(Send) X(Recv) X(MemAlloc)   \
   X(MemFree) X(CommRegister) X(CommDeregister) X(CommWindowRegister) X(CommWindowDeregister)
+// Later than the version that the table declares.
+#define SIRTAKI_EACH_LATER_NCCL_FUNCTION(X) X(WinGetUserPtr)
 // clang-format on
 
 #define SIRTAKI_ONE(...) +1
@@ -81,8 +83,10 @@ static_assert(sizeof(cuda::Api) ==
                                        SIRTAKI_EACH_OVERLOADED_FUNCTION(SIRTAKI_ONE)
                                            SIRTAKI_EACH_DRIVER_FUNCTION(SIRTAKI_ONE)),
               "a function of cuda::Api is not in the lists above");
-static_assert(sizeof(nccl::Api) == sizeof(void*) * (0 SIRTAKI_EACH_NCCL_FUNCTION(SIRTAKI_ONE)),
-              "a function of nccl::Api is not in the list above");
+static_assert(sizeof(nccl::Api) ==
+                  sizeof(void*) * (0 SIRTAKI_EACH_NCCL_FUNCTION(SIRTAKI_ONE)
+                                       SIRTAKI_EACH_LATER_NCCL_FUNCTION(SIRTAKI_ONE)),
+              "a function of nccl::Api is not in the lists above");
 #undef SIRTAKI_ONE
 
 // The name that a header declares may be a macro for the version of the function that the table
@@ -126,6 +130,9 @@ static_assert(std::is_same_v<CUfunction, cuda::FunctionHandle>);
 #ifdef SIRTAKI_NCCL_HEADER
 #define SIRTAKI_NCCL(name) SIRTAKI_ALIKE(nccl::Api::name, nccl##name);
 SIRTAKI_EACH_NCCL_FUNCTION(SIRTAKI_NCCL)
+#if NCCL_VERSION_CODE >= 22902
+SIRTAKI_EACH_LATER_NCCL_FUNCTION(SIRTAKI_NCCL)
+#endif
 
 static_assert(NCCL_VERSION_CODE >= nccl::kOldestVersion);
 static_assert(sizeof(ncclUniqueId) == sizeof(nccl::UniqueId));

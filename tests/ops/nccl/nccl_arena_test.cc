@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/log.h"
 #include "fusion/arena_layout.h"
 #include "tests/support/device_ranks.h"
 #include "tests/support/rank_threads.h"
@@ -31,6 +32,7 @@ using nccl::ArenaPtr;
 using nccl::ArenaRequest;
 using ::testing::AllOf;
 using ::testing::Each;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -267,6 +269,55 @@ TEST_F(NcclArenaTest, ALocalRegistrationInPlaceOfAWindowIsOneToNccl) {
   EXPECT_THAT(gpus_.calls("ncclCommRegister"), IsEmpty());
   EXPECT_THAT(gpus_.calls("ncclCommWindowDeregister"), SizeIs(2));
   EXPECT_EQ(gpus_.live_allocations(), 0);
+}
+
+// What a library of NCCL 2.29 says of its windows.
+nccl::Result SaysThatItIsOne(nccl::CommHandle, void* window, void** memory) {
+  *memory = window;
+  return nccl::Result::kSuccess;
+}
+nccl::Result SaysThatItIsNone(nccl::CommHandle, void*, void** memory) {
+  *memory = nullptr;
+  return nccl::Result::kSuccess;
+}
+
+TEST_F(NcclArenaTest, ItsFormIsAskedWhereNcclTells) {
+  const std::vector<std::pair<decltype(nccl::Api::WinGetUserPtr), const char*>> forms = {
+      {nullptr, "registered with NCCL, as a symmetric window where the machines can"},
+      {SaysThatItIsOne, "a symmetric window of NCCL"},
+      {SaysThatItIsNone, "registered with NCCL"}};
+  for (const auto& [says, text] : forms) {
+    gpus_.nccl().WinGetUserPtr = says;
+    std::vector<std::string> lines;
+    core::SetLogSink([&](core::LogLevel, const std::string& line) {
+      if (line.find("an arena of") != std::string::npos) lines.push_back(line);
+    });
+    core::ConfigureLog({.level = core::LogLevel::kInfo});
+    RunRanks([&](DeviceRank& rank, int number) { RunAndCheck(rank, number, MakeArena(rank)); });
+    core::ConfigureLog({});
+    core::SetLogSink(nullptr);
+    EXPECT_THAT(lines, AllOf(SizeIs(2), Each(EndsWith(std::string("GPU slot 0: ") + text))));
+  }
+  EXPECT_THAT(gpus_.calls("ncclCommRegister"), IsEmpty());
+  EXPECT_THAT(gpus_.calls("ncclCommWindowDeregister"), SizeIs(6));
+}
+
+TEST_F(NcclArenaTest, WhatHasDifferentFormsIsKnownNoMore) {
+  RunRanks(
+      [&](DeviceRank& rank, int number) {
+        const ArenaPtr arena = MakeArena(rank);
+        Once(number, [&] { EXPECT_THAT(gpus_.calls("ncclCommWindowDeregister"), SizeIs(2)); });
+        RunAndCheck(rank, number, arena);
+      },
+      [&](int number, LanesOptions& options) {
+        options.load_nccl = [this, number](nccl::Library* library) {
+          library->api = gpus_.nccl();
+          library->version = nccl::kDeclaredVersion;
+          library->api.WinGetUserPtr = number == 0 ? SaysThatItIsOne : SaysThatItIsNone;
+          return Status::Ok();
+        };
+      });
+  EXPECT_THAT(gpus_.calls("ncclCommWindowDeregister"), SizeIs(2));
 }
 
 TEST_F(NcclArenaTest, APlainOneIsKeptFromNccl) {
