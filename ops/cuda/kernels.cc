@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "ops/cuda/kernel_bodies.h"
+
 namespace sirtaki::ops::cuda {
 namespace {
 
@@ -12,6 +14,11 @@ using core::ReduceOp;
 using core::Status;
 
 constexpr std::int64_t kMostReducingBlocks = 4096;
+
+#define SIRTAKI_NAME(name, ...) #name,
+constexpr const char* kKernelNames[] = {SIRTAKI_COPY_KERNELS(SIRTAKI_NAME) SIRTAKI_CONVERT_KERNELS(
+    SIRTAKI_NAME) SIRTAKI_REDUCE_KERNELS(SIRTAKI_NAME)};
+#undef SIRTAKI_NAME
 
 std::string CopyName(DType from, DType to, bool scaled) {
   if (from == to && !scaled) return "copy_" + std::to_string(core::SizeOf(from));
@@ -38,28 +45,37 @@ std::string ReduceName(ReduceOp op, DType dtype) {
 Status Kernels::Load(const std::shared_ptr<Device>& device, const void* image,
                      std::unique_ptr<Kernels>* kernels) {
   std::unique_ptr<Kernels> loaded(new Kernels(device));
-  const Status status = device->LoadModule(image, &loaded->module_);
+  Status status = device->LoadModule(image, &loaded->module_);
+  for (const char* name : kKernelNames) {
+    if (status.ok()) status = loaded->Find(name, &loaded->functions_[name]);
+  }
   if (!status.ok()) {
-    return {core::StatusCode::kUnsupported, "the kernels of this build do not run on device " +
-                                                std::to_string(device->index()) + ": " +
-                                                status.message()};
+    return {core::StatusCode::kUnsupported,
+            "the kernels of this build do not run on device " + std::to_string(device->index()) +
+                ": " + status.message() +
+                "; cmake says at its end which nvcc and which GPUs (SIRTAKI_GPU_ARCHITECTURES) it "
+                "builds them for, and a GPU later than those needs a driver of that nvcc's CUDA"};
   }
   *kernels = std::move(loaded);
   return Status::Ok();
 }
 
+Status Kernels::Find(const std::string& name, FunctionHandle* function) {
+  const Api& api = device_->api();
+  const std::string symbol = "sirtaki_" + name;
+  return Check(api, api.ModuleGetFunction(function, module_, symbol.c_str()),
+               ("cuModuleGetFunction of " + symbol).c_str());
+}
+
 Status Kernels::Launch(const std::string& name, unsigned blocks, void* table, StreamHandle stream) {
   const Api& api = device_->api();
-  FunctionHandle& function = functions_[name];
-  if (function == nullptr) {
-    const std::string symbol = "sirtaki_" + name;
-    Status status = Check(api, api.ModuleGetFunction(&function, module_, symbol.c_str()),
-                          ("cuModuleGetFunction of " + symbol).c_str());
-    if (!status.ok()) return status;
+  const auto found = functions_.find(name);
+  if (found == functions_.end()) {
+    return {core::StatusCode::kUnsupported, "there is no kernel sirtaki_" + name};
   }
   void* parameters[] = {table};
   return Check(api,
-               api.LaunchKernel(function, blocks, 1, 1, kThreadsOfABlock, 1, 1, 0, stream,
+               api.LaunchKernel(found->second, blocks, 1, 1, kThreadsOfABlock, 1, 1, 0, stream,
                                 parameters, nullptr),
                ("cuLaunchKernel of sirtaki_" + name).c_str());
 }

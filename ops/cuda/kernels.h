@@ -19,7 +19,8 @@ namespace sirtaki::ops::cuda {
 // Used by one thread, whose device it is.
 class Kernels {
  public:
-  // `image`: KernelImage. Errors: kUnsupported on a GPU that it was not built for.
+  // `image`: KernelImage. All of them are found here, for which the device may be waited for: not
+  // when they are launched. Errors: kUnsupported on a GPU that it was not built for.
   static core::Status Load(const std::shared_ptr<Device>& device, const void* image,
                            std::unique_ptr<Kernels>* kernels);
   Kernels(const Kernels&) = delete;
@@ -41,11 +42,12 @@ class Kernels {
 
  private:
   explicit Kernels(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  core::Status Find(const std::string& name, FunctionHandle* function);
   core::Status Launch(const std::string& name, unsigned blocks, void* table, StreamHandle stream);
 
   const std::shared_ptr<Device> device_;
   ModuleHandle module_ = nullptr;
-  std::map<std::string, FunctionHandle> functions_;  // those that were used
+  std::map<std::string, FunctionHandle> functions_;
 };
 
 }  // namespace sirtaki::ops::cuda

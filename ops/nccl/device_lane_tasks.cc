@@ -16,6 +16,21 @@ namespace sirtaki::ops::nccl {
 using core::Status;
 using core::StatusCode;
 
+namespace {
+
+// What ranks tell each other on the device: for hundreds of ranks and tensors.
+constexpr std::int64_t kUsualPinned = std::int64_t{64} << 10;
+// Staging memory that a set has from the start: the world's is for buckets.
+constexpr std::int64_t kLeastStaging = std::int64_t{1} << 20;
+constexpr std::int64_t kMostStaging = std::int64_t{64} << 20;
+
+std::int64_t UsualStaging(const GroupTask& group) {
+  if (group.channel.set != core::kWorldSet) return kLeastStaging;
+  return std::clamp(group.limits.bucket_bytes, kLeastStaging, kMostStaging);
+}
+
+}  // namespace
+
 Status DeviceLane::Impl::Prepare() {
   if (pinned != nullptr) return Status::Ok();
   const std::shared_ptr<cuda::Device>& device = options.device;
@@ -29,7 +44,10 @@ Status DeviceLane::Impl::Prepare() {
   }
   if (!status.ok()) return status;
   events = std::make_unique<cuda::EventPool>(device);
-  pinned = std::make_unique<PinnedMemory>(device->api());
+  auto pages = std::make_unique<PinnedMemory>(device->api());
+  void* memory = nullptr;
+  status = pages->Reserve(kUsualPinned, &memory);
+  if (status.ok()) pinned = std::move(pages);
   return status;
 }
 
@@ -70,12 +88,15 @@ Status DeviceLane::Impl::Meet(const DeviceTask& task) {
   const GroupTask& group = *task.group;
   const std::string set =
       task.set == core::kWorldSet ? "the world" : "process set " + std::to_string(task.set);
-  return sets.Make(
-      task.set, rendezvous, *group.members, group.rank, patience(),
-      {.name = "sirtaki, " + set + ", GPU slot " + std::to_string(group.signature().slot),
-       .ranks = core::RanksText(*group.members),
-       .max_ctas = options.max_ctas,
-       .cta_policy = options.cta_policy});
+  return sets.Make(task.set, rendezvous, *group.members, group.rank,
+                   {.stream = *stream,
+                    .choices = {.name = "sirtaki, " + set + ", GPU slot " +
+                                        std::to_string(group.signature().slot),
+                                .ranks = core::RanksText(*group.members),
+                                .max_ctas = options.max_ctas,
+                                .cta_policy = options.cta_policy},
+                    .usual_bytes = UsualStaging(group),
+                    .patience = patience()});
 }
 
 HostBounceContext DeviceLane::Impl::HostBounceFor() {

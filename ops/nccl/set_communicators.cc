@@ -9,21 +9,52 @@ namespace sirtaki::ops::nccl {
 
 using core::Status;
 
+namespace {
+
+// The memory is what staging has at least, and large enough for the algorithms of large groups.
+constexpr std::int64_t kConnectedBytes = std::int64_t{1} << 20;
+
+}  // namespace
+
 Status SetCommunicators::Make(core::SetNumber set, const Rendezvous& rendezvous,
-                              const core::RankRanges& members, int rank, const Patience& patience,
-                              Choices choices) {
+                              const core::RankRanges& members, int rank, const Making& making) {
   if (Status verdict = Judge(rendezvous.all, members); !verdict.ok()) {
     refused_.insert_or_assign(set, std::move(verdict));
     return Status::Ok();
   }
   Parts parts;
-  Status status = Communicator::Init(
-      all_, rendezvous.all.front().id, static_cast<int>(members.Count()),
-      static_cast<int>(members.IndexOf(rank)), patience, &parts.communicator, std::move(choices));
+  Status status =
+      Communicator::Init(all_, rendezvous.all.front().id, static_cast<int>(members.Count()),
+                         static_cast<int>(members.IndexOf(rank)), making.patience,
+                         &parts.communicator, making.choices);
   if (!status.ok()) return status;
   parts.staging = std::make_unique<DeviceMemory>(cuda_, *parts.communicator);
   parts.arenas = std::make_unique<Arenas>(frees_);
-  parts_[set] = std::move(parts);
+  Parts& kept = parts_[set];
+  kept = std::move(parts);
+  return Connect(kept, making);
+}
+
+// The first all-reduce of a size connects the members, for which their hosts wait for each other:
+// here they come together, and the first bucket waits for no host. What is added up is nobody's.
+// Memory for groups as they usually are is taken while the stream is empty, too.
+Status SetCommunicators::Connect(Parts& parts, const Making& making) {
+  std::byte* memory = nullptr;
+  Status status = parts.staging->Reserve(making.usual_bytes, &memory);
+  if (!status.ok() && making.usual_bytes > kConnectedBytes) {
+    status = parts.staging->Reserve(kConnectedBytes, &memory);
+  }
+  if (parts.communicator->size() == 1) return status;
+  for (const std::size_t count : {std::size_t{1}, std::size_t{kConnectedBytes / 4}}) {
+    if (!status.ok()) return status;
+    status = parts.communicator->Run(
+        "ncclAllReduce",
+        [&](CommHandle comm) {
+          return parts.communicator->api().AllReduce(memory, memory, count, DataType::kFloat32,
+                                                     RedOp::kSum, comm, making.stream.handle());
+        },
+        making.patience);
+  }
   return status;
 }
 

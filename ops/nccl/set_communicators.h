@@ -2,6 +2,7 @@
 // staging memory of its groups and the arenas of its buckets.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <utility>
@@ -31,11 +32,18 @@ class SetCommunicators {
                    std::shared_ptr<ProcessCommunicators> all)
       : cuda_(cuda), frees_(std::move(frees)), all_(std::move(all)) {}
 
+  // What a communicator is made with, beside what its members have said.
+  struct Making {
+    const cuda::Stream& stream;  // of its groups
+    Choices choices;
+    std::int64_t usual_bytes = 0;  // of a group
+    Patience patience;
+  };
+
   // After a rendezvous that all members have come to. If they cannot make one, all remember why.
-  // Errors: those of Communicator::Init.
+  // The members are connected then. Errors: those of Communicator's, no memory.
   core::Status Make(core::SetNumber set, const Rendezvous& rendezvous,
-                    const core::RankRanges& members, int rank, const Patience& patience,
-                    Choices choices);
+                    const core::RankRanges& members, int rank, const Making& making);
 
   // Ok, or why the set's members cannot use the device.
   core::Status WhyRefused(core::SetNumber set) const;
@@ -51,6 +59,7 @@ class SetCommunicators {
   void LeaveAll();
 
  private:
+  static core::Status Connect(Parts& parts, const Making& making);
   static core::Status End(Parts& parts, const Patience& patience);
 
   const cuda::Api& cuda_;

@@ -52,6 +52,9 @@ class DeviceRank {
   std::unique_ptr<ops::Lanes> lanes_;  // goes first
 };
 
+// Calls of NCCL without those that connect the ranks of a communicator when it is made.
+std::vector<std::string> WithoutConnecting(std::vector<std::string> calls);
+
 // A case of the host's suite, on GPUs.
 ops::RunCase OnDevice(ops::RunCase c);
 

@@ -105,6 +105,8 @@ Error Unload(ModuleHandle module) {
 Error GetFunction(FunctionHandle* function, ModuleHandle module, const char* name) {
   FakeGpus::State& s = TheFakeGpus();
   const Lock lock(s.mutex);
+  int error = 0;
+  if (s.Fails("cuModuleGetFunction", &error)) return static_cast<Error>(error);
   const auto of = s.modules.find(module);
   if (of == s.modules.end()) return kFakeInvalidHandle;
   const auto found = FakeKernels().find(name);

@@ -22,6 +22,7 @@ namespace {
 
 using core::DType;
 using core::ReduceOp;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using tests::FakeGpus;
@@ -207,6 +208,26 @@ TEST_F(CudaKernelsTest, ANanWinsWhereverItStands) {
   }
 }
 
+TEST_F(CudaKernelsTest, AllAreFoundWhenTheyAreLoaded) {
+  std::shared_ptr<Device> device;
+  ASSERT_TRUE(Device::Open(gpus_.cuda(), 4, &device).ok());
+  constexpr int kNoSuchSymbol = 500;
+  constexpr int kCopies = 4;
+  constexpr int kConversions = 25;
+  constexpr int kReductions = 20;
+  gpus_.FailNext("cuModuleGetFunction", kNoSuchSymbol, kCopies + kConversions + kReductions - 1);
+  std::unique_ptr<Kernels> kernels;
+  EXPECT_THAT(Kernels::Load(device, "an image", &kernels).message(),
+              AllOf(HasSubstr("cuModuleGetFunction of sirtaki_bit_xor_8: a fake error"),
+                    HasSubstr("SIRTAKI_GPU_ARCHITECTURES")));
+  ASSERT_TRUE(Kernels::Load(device, "an image", &kernels).ok());
+  gpus_.FailNext("cuModuleGetFunction", kNoSuchSymbol);  // nobody asks again
+  const float value = 1;
+  float out = 0;
+  const CopySegment segment{&value, &out, 1};
+  EXPECT_TRUE(kernels->Copy(DType::kF32, DType::kF32, {&segment, 1}, {}, {}, stream_).ok());
+}
+
 TEST_F(CudaKernelsTest, FailuresNameTheKernel) {
   gpus_.FailNext("cuLaunchKernel", 700);
   const float value = 1;
@@ -216,7 +237,7 @@ TEST_F(CudaKernelsTest, FailuresNameTheKernel) {
               HasSubstr("cuLaunchKernel of sirtaki_convert_float32_float16: a fake error"));
   // A pair that no kernel has.
   EXPECT_THAT(kernels_->Copy(DType::kF16, DType::kI64, {&segment, 1}, {}, {}, stream_).message(),
-              HasSubstr("cuModuleGetFunction of sirtaki_convert_float16_int64"));
+              HasSubstr("there is no kernel sirtaki_convert_float16_int64"));
   gpus_.FailNext("cuModuleLoadData", 209);
   std::shared_ptr<Device> device;
   ASSERT_TRUE(Device::Open(gpus_.cuda(), 4, &device).ok());

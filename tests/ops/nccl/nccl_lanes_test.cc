@@ -7,6 +7,7 @@
 #include <atomic>
 #include <barrier>
 #include <deque>
+#include <functional>
 #include <random>
 #include <string>
 #include <utility>
@@ -30,6 +31,7 @@ using tests::DeviceRank;
 using tests::FakeGpus;
 using tests::OnDevice;
 using tests::RankThreads;
+using tests::WithoutConnecting;
 
 using LanesChange = std::function<void(LanesOptions&)>;
 
@@ -212,14 +214,14 @@ TEST(NcclLanesTest, OneTensorIsReducedWhereItLiesAndManyArePacked) {
   FakeGpus gpus;
   RunCases(gpus, 2, {alone});
   EXPECT_THAT(gpus.calls("cuLaunchKernel"), IsEmpty());
-  EXPECT_THAT(gpus.calls("ncclMemAlloc"), IsEmpty());
-  EXPECT_EQ(gpus.calls("ncclAllReduce rank 0").size(), 1u);
+  EXPECT_EQ(gpus.calls("ncclMemAlloc").size(), 2u);  // that the ranks have from the start
+  EXPECT_EQ(WithoutConnecting(gpus.calls("ncclAllReduce rank 0")).size(), 1u);
 
   gpus.Forget();
   Cases many;
   for (int i = 0; i < 6; ++i) many.push_back(OnDevice({.signature = {.shape = {100}}}));
   RunCases(gpus, 2, many);
-  EXPECT_EQ(gpus.calls("ncclAllReduce rank 0").size(), 1u);
+  EXPECT_EQ(WithoutConnecting(gpus.calls("ncclAllReduce rank 0")).size(), 1u);
   EXPECT_EQ(gpus.calls("cuLaunchKernel").size(), 2u * 2u);  // in and out, on both
 }
 
@@ -231,7 +233,48 @@ TEST(NcclLanesTest, WhatTravelsCompressedIsConvertedOnTheWay) {
   EXPECT_THAT(gpus.calls("cuLaunchKernel"),
               ::testing::IsSupersetOf({"cuLaunchKernel sirtaki_convert_float16_float32",
                                        "cuLaunchKernel sirtaki_convert_float32_float16"}));
-  EXPECT_THAT(gpus.calls("ncclAllReduce rank 0").front(), HasSubstr("type 6"));
+  EXPECT_THAT(WithoutConnecting(gpus.calls("ncclAllReduce rank 0")).front(), HasSubstr("type 6"));
+}
+
+TEST(NcclLanesTest, RanksConnectAndTakeMemoryWhenTheirCommunicatorIsMade) {
+  FakeGpus gpus;
+  InprocWorld world(2);
+  std::barrier both(2);
+  const auto once = [&](int rank, const std::function<void()>& call) {
+    both.arrive_and_wait();
+    if (rank == 0) call();
+    both.arrive_and_wait();
+  };
+  gpus.Hold();  // nothing of it waits for a device
+  RankThreads::Run(2, [&](int rank) {
+    DeviceRank device(gpus, world, rank);
+    std::deque<RunSide> sides(2);
+    const RunCase c = OnDevice({.signature = {.shape = {5000}}});
+    device.Start({device.OnDevice(sides[0].MakeItem(c, "first", rank, 2))});
+    while (!sides[0].handle()->done()) device.lanes().Step(core::Clock::now());
+    once(rank, [&] {
+      for (const char* of : {"ncclAllReduce rank 0 ", "ncclAllReduce rank 1 "}) {
+        EXPECT_THAT(gpus.calls(of), ElementsAre(of + std::string("count 1 type 7 op 0"),
+                                                of + std::string("count 262144 type 7 op 0"),
+                                                of + std::string("count 5000 type 7 op 0")));
+      }
+      gpus.Forget();
+      gpus.Release();
+    });
+    const Cases more = {OnDevice({.signature = {.shape = {100}}}),
+                        OnDevice({.signature = {.dtype = DType::kF64, .shape = {300}}})};
+    for (std::size_t i = 0; i < more.size(); ++i) {
+      device.Start({device.OnDevice(sides[1].MakeItem(more[i], std::to_string(i), rank, 2))});
+      device.RunToIdle();
+      sides[1].Check(more[i], rank, 2);
+    }
+    sides[0].Check(c, rank, 2);
+    once(rank, [&] {
+      EXPECT_THAT(gpus.calls("ncclMemAlloc"), IsEmpty());
+      EXPECT_THAT(gpus.calls("cudaHostAlloc"), IsEmpty());
+    });
+  });
+  EXPECT_EQ(gpus.live_allocations(), 0);
 }
 
 TEST(NcclLanesTest, NothingRunsBeforeItsProducer) {
