@@ -286,6 +286,45 @@ TEST_F(GpuSessionTest, AGroupedCallMayBeOnSeveralDevices) {
   EXPECT_THAT(gpus_.devices_with_context(), ElementsAre(0, 1, 2, 3));
 }
 
+TEST_F(GpuSessionTest, SeveralGpusOfAProcessWorkSideBySide) {
+  constexpr int kGpus = 3;
+  const Cases cases = EveryKind(2);
+  RunRanks(2, [&](Rank& rank, int number) {
+    const auto gpu = [&](std::size_t i) { return kGpus * number + static_cast<int>(i) % kGpus; };
+    for (std::size_t i = 0; i < kGpus; ++i) {  // which gives them their slots
+      rank.FinishAndCheck(*rank.Submit(Sum(), "first " + std::to_string(i), gpu(i)), Sum());
+    }
+    for (int round = 0; round < 3; ++round) {
+      std::vector<std::shared_ptr<Call>> calls(cases.size());
+      for (std::size_t k = 0; k < cases.size(); ++k) {
+        // The ranks submit, and wait, in different orders.
+        const std::size_t i = number == 0 ? k : cases.size() - 1 - k;
+        calls[i] = rank.Submit(cases[i], std::to_string(round) + " " + std::to_string(i), gpu(i));
+      }
+      for (std::size_t i = 0; i < cases.size(); ++i) rank.FinishAndCheck(*calls[i], cases[i]);
+    }
+    EXPECT_TRUE(rank.session().Shutdown("done").ok());
+  });
+  EXPECT_EQ(gpus_.calls("ncclGetUniqueId").size(), std::size_t{kGpus});
+  EXPECT_THAT(gpus_.calls("ncclCommAbort"), IsEmpty());
+  EXPECT_EQ(gpus_.live_communicators(), 0);
+}
+
+TEST_F(GpuSessionTest, AFailureOnOneGpuOfAProcessEndsAllOfThem) {
+  gpus_.Hold();
+  RunRanks(2, [&](Rank& rank, int number) {
+    const auto one = rank.Submit(Sum(5000), "one", 2 * number);
+    EXPECT_TRUE(rank.session().Wait(*one->work->handle).ok());  // launched, and never over
+    gpus_.SetLastNcclError("the cable is out");
+    gpus_.FailNext("ncclCommInitRankConfig", static_cast<int>(ops::nccl::Result::kSystemError));
+    const auto other = rank.Submit(Sum(5000), "other", 2 * number + 1);
+    EXPECT_FALSE(rank.session().Wait(*other->work->handle).ok());
+    EXPECT_FALSE(rank.session().Check().ok());
+  });
+  EXPECT_GE(gpus_.calls("ncclCommAbort").size(), 2u);
+  EXPECT_EQ(gpus_.live_communicators(), 0);
+}
+
 TEST_F(GpuSessionTest, TheHostOfOneRankAndTheGpuOfAnotherAreAMismatch) {
   RunRanks(2, [&](Rank& rank, int number) {
     const auto wrong = rank.Submit(Sum(), "w", number == 0 ? 1 : kHost);
