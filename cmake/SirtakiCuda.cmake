@@ -65,6 +65,8 @@ function(sirtaki_add_gpu_kernels target)
     COMMENT "Building the GPU kernels"
     VERBATIM)
   target_sources(${target} PRIVATE "${folder}/kernel_image.cc")
+  string(REGEX MATCH "^([0-9]+)\\.([0-9]+)" toolkit "${CUDAToolkit_VERSION}")
+  math(EXPR toolkit "${CMAKE_MATCH_1} * 1000 + ${CMAKE_MATCH_2} * 10")   # as CUDA counts
   set_source_files_properties("${folder}/kernel_image.cc" PROPERTIES
-    OBJECT_DEPENDS "${image}" COMPILE_DEFINITIONS "SIRTAKI_KERNEL_IMAGE=\"${image}\"")
+    OBJECT_DEPENDS "${image}" COMPILE_DEFINITIONS "SIRTAKI_KERNEL_IMAGE=\"${image}\";SIRTAKI_KERNEL_TOOLKIT=${toolkit}")
 endfunction()

@@ -6,6 +6,7 @@
 
 #include "core/base/log.h"
 #include "ops/cuda/device_work.h"
+#include "ops/cuda/kernels.h"
 #include "ops/nccl/host_bounce.h"
 
 namespace sirtaki::ops {
@@ -92,10 +93,12 @@ nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
   core::MutexLock lock(mutex_);
   std::unique_ptr<nccl::DeviceLane>& lane = devices_[slot];
   if (lane == nullptr && !group.joined()) {
+    const auto& device = cuda::AsDeviceWork(*group.items.front().work).device;
+    driver_ = cuda::Kernels::CheckDriver(device->api(), options_.kernels_toolkit);
     lane = std::make_unique<nccl::DeviceLane>(nccl::DeviceLaneOptions{
-        .device = cuda::AsDeviceWork(*group.items.front().work).device,
+        .device = device,
         .communicators = communicators_,
-        .kernels = options_.kernels,
+        .kernels = driver_.ok() ? options_.kernels : nullptr,
         .limit = options_.nccl_limit,
         .registers_arenas = options_.registers_arenas,
         .max_ctas = options_.nccl_max_ctas,
@@ -117,6 +120,8 @@ nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
                "it joined before it had used a GPU, so nobody knows which GPU is its own"};
   } else if (options_.kernels == nullptr) {
     failure = {StatusCode::kUnsupported, options_.why_no_kernels};
+  } else {
+    failure = driver_;
   }
 
   auto signature = std::make_shared<core::Signature>();

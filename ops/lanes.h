@@ -28,6 +28,7 @@ struct LanesOptions {
   std::function<core::Status(nccl::Library*)> load_nccl = nccl::Load;
   const void* kernels = nullptr;  // cuda::KernelImage; null: GPUs are refused with `why_no_kernels`
   std::string why_no_kernels;
+  int kernels_toolkit = 0;  // cuda::KernelToolkit; 0: not known
   // The options of these names, or what stands for them.
   core::Duration nccl_limit = std::chrono::seconds(60);
   bool registers_arenas = true;  // gradient_arena=auto
@@ -73,6 +74,7 @@ class Lanes : public core::Executor {
   // By set and slot: what no lane has been told yet, or null. This rank may have joined then.
   std::map<std::pair<core::SetNumber, Slot>, nccl::RendezvousPtr> met_;
   std::uint64_t groups_ = 0;  // of devices, started so far
+  core::Status driver_;       // why it does not load our kernels
 
   mutable core::Mutex mutex_;
   // They come, but do not go.

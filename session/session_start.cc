@@ -210,6 +210,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   all_lanes.load_nccl = devices_->libraries().load_nccl;
   all_lanes.kernels = devices_->libraries().kernels;
   all_lanes.why_no_kernels = devices_->libraries().why_no_kernels;
+  all_lanes.kernels_toolkit = devices_->libraries().kernels_toolkit;
   TakeNcclOptions(config_, &all_lanes);
   ops::HostLanesOptions& lanes = all_lanes.host;
   lanes.rank = topology_.rank;

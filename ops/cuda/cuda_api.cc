@@ -54,6 +54,7 @@ const char* TakeDriver(const DynamicLibrary& library, Api* api) {
   const auto take = [&](const char* symbol, auto* function) {
     if (!library.Take(symbol, function) && missing == nullptr) missing = symbol;
   };
+  take("cuDriverGetVersion", &api->DriverGetVersion);
   take("cuDeviceGet", &api->DeviceGet);
   take("cuDevicePrimaryCtxRetain", &api->DevicePrimaryCtxRetain);
   take("cuDevicePrimaryCtxRelease_v2", &api->DevicePrimaryCtxRelease);

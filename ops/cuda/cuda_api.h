@@ -71,6 +71,7 @@ struct Api {
   Error (*FreeHost)(void* memory);
 
   // ---- the driver (libcuda) ----
+  Error (*DriverGetVersion)(int* version);  // the latest CUDA that it is for
   Error (*DeviceGet)(int* device, int ordinal);
   Error (*DevicePrimaryCtxRetain)(ContextHandle* context, int device);
   Error (*DevicePrimaryCtxRelease)(int device);

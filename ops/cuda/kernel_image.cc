@@ -1,4 +1,4 @@
-// The image of builds with nvcc. The macro is the path of its output.
+// The image of builds with nvcc. The macros are the path of its output, and its version.
 #include "ops/cuda/kernel_image.h"
 
 asm(".pushsection .rodata\n"
@@ -16,5 +16,6 @@ extern "C" const unsigned char sirtaki_kernel_image[];
 namespace sirtaki::ops::cuda {
 
 const void* KernelImage(std::string* /*why*/) { return sirtaki_kernel_image; }
+int KernelToolkit() { return SIRTAKI_KERNEL_TOOLKIT; }
 
 }  // namespace sirtaki::ops::cuda

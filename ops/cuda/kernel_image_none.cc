@@ -7,5 +7,6 @@ const void* KernelImage(std::string* why) {
   *why = "this build has no kernels for GPUs (" SIRTAKI_CUDA_STATUS ")";
   return nullptr;
 }
+int KernelToolkit() { return 0; }
 
 }  // namespace sirtaki::ops::cuda

@@ -42,6 +42,21 @@ std::string ReduceName(ReduceOp op, DType dtype) {
 
 }  // namespace
 
+// Machine code of an nvcc runs with all drivers of its major version, and later ones.
+Status Kernels::CheckDriver(const Api& api, int toolkit) {
+  const int needed = toolkit / 1000 * 1000;
+  if (needed == 0) return Status::Ok();
+  int version = 0;
+  Status status = Check(api, api.DriverGetVersion(&version), "cuDriverGetVersion");
+  if (!status.ok() || version >= needed) return status;
+  return {core::StatusCode::kUnsupported,
+          "the driver here is for CUDA " + VersionText(version) +
+              ", and the kernels of this build, which nvcc " + VersionText(toolkit) +
+              " has compiled, need one for CUDA " + VersionText(needed) +
+              " or later: install a later driver, or build with an nvcc of CUDA " +
+              std::to_string(version / 1000) + " (CUDAToolkit_ROOT)"};
+}
+
 Status Kernels::Load(const std::shared_ptr<Device>& device, const void* image,
                      std::unique_ptr<Kernels>* kernels) {
   std::unique_ptr<Kernels> loaded(new Kernels(device));

@@ -19,6 +19,10 @@ namespace sirtaki::ops::cuda {
 // Used by one thread, whose device it is.
 class Kernels {
  public:
+  // Ok if the driver can load the kernels that the nvcc of this version, KernelToolkit, has
+  // compiled, or nobody knows it (0). Else kUnsupported, with what there is and what would do.
+  static core::Status CheckDriver(const Api& api, int toolkit);
+
   // `image`: KernelImage. All of them are found here, for which the device may be waited for: not
   // when they are launched. Errors: kUnsupported on a GPU that it was not built for.
   static core::Status Load(const std::shared_ptr<Device>& device, const void* image,

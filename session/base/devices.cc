@@ -44,6 +44,7 @@ GpuLibraries GpuLibraries::OfProcess() {
   libraries.open_device = OpenOfProcess;
   libraries.load_nccl = ops::nccl::Load;
   libraries.kernels = cuda::KernelImage(&libraries.why_no_kernels);
+  libraries.kernels_toolkit = cuda::KernelToolkit();
   return libraries;
 }
 
@@ -60,7 +61,8 @@ Status Gpu::Copy(const GpuLibraries& libraries, core::DType dtype, const void* f
   if (libraries.kernels == nullptr) return {StatusCode::kUnsupported, libraries.why_no_kernels};
   core::MutexLock lock(mutex_);
   if (kernels_ == nullptr) {
-    Status status = cuda::Kernels::Load(device_, libraries.kernels, &kernels_);
+    Status status = cuda::Kernels::CheckDriver(device_->api(), libraries.kernels_toolkit);
+    if (status.ok()) status = cuda::Kernels::Load(device_, libraries.kernels, &kernels_);
     if (!status.ok()) return status;
   }
   const std::array<cuda::CopySegment, 1> all = {{{from, to, count}}};

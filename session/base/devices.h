@@ -24,6 +24,7 @@ struct GpuLibraries {
   std::function<core::Status(ops::nccl::Library* library)> load_nccl;
   const void* kernels = nullptr;  // ops::cuda::KernelImage; null: `why_no_kernels`
   std::string why_no_kernels;
+  int kernels_toolkit = 0;  // ops::cuda::KernelToolkit
 
   // CUDA is opened once, and the devices stay for ever: what LibTorch has made in a stream of ours
   // may outlive every session.

@@ -330,6 +330,10 @@ void FillFakeCuda(ops::cuda::Api* api) {
   api->Free = Keeping<Free>;
   api->HostAlloc = Keeping<HostAlloc>;
   api->FreeHost = Keeping<FreeHost>;
+  api->DriverGetVersion = [](int* version) {
+    *version = 13000;
+    return Error::kSuccess;
+  };
   api->DeviceGet = [](int* device, int ordinal) {
     *device = ordinal;
     return ordinal < kDevices ? Error::kSuccess : static_cast<Error>(101);

@@ -228,6 +228,18 @@ TEST_F(CudaKernelsTest, AllAreFoundWhenTheyAreLoaded) {
   EXPECT_TRUE(kernels->Copy(DType::kF32, DType::kF32, {&segment, 1}, {}, {}, stream_).ok());
 }
 
+TEST_F(CudaKernelsTest, TheDriverIsOfTheMajorVersionOfTheCompilerOrLater) {
+  for (const int toolkit : {0, 11080, 12090, 13000, 13020}) {
+    EXPECT_TRUE(Kernels::CheckDriver(gpus_.cuda(), toolkit).ok()) << toolkit;  // it is for 13.0
+  }
+  const core::Status status = Kernels::CheckDriver(gpus_.cuda(), 14010);
+  EXPECT_EQ(status.code(), core::StatusCode::kUnsupported);
+  EXPECT_EQ(status.message(),
+            "the driver here is for CUDA 13.0, and the kernels of this build, which nvcc 14.1 has "
+            "compiled, need one for CUDA 14.0 or later: install a later driver, or build with an "
+            "nvcc of CUDA 13 (CUDAToolkit_ROOT)");
+}
+
 TEST_F(CudaKernelsTest, FailuresNameTheKernel) {
   gpus_.FailNext("cuLaunchKernel", 700);
   const float value = 1;

@@ -66,7 +66,7 @@ static_assert(!Called<int (*)(void*), int (*)(std::size_t)>::Alike());
 #define SIRTAKI_EACH_OVERLOADED_FUNCTION(X)                                                       \
   X(Malloc, (void**, std::size_t)) X(HostAlloc, (void**, std::size_t, unsigned))
 #define SIRTAKI_EACH_DRIVER_FUNCTION(X)                                                           \
-  X(DeviceGet) X(DevicePrimaryCtxRetain) X(DevicePrimaryCtxRelease) X(CtxPushCurrent)             \
+  X(DriverGetVersion) X(DeviceGet) X(DevicePrimaryCtxRetain) X(DevicePrimaryCtxRelease) X(CtxPushCurrent)             \
   X(CtxPopCurrent) X(ModuleLoadData) X(ModuleUnload) X(ModuleGetFunction) X(LaunchKernel)
 #define SIRTAKI_EACH_NCCL_FUNCTION(X)                                                             \
   X(GetVersion) X(GetUniqueId) X(CommInitRankConfig) X(CommGetAsyncError) X(CommFinalize)         \

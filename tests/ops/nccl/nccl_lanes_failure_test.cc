@@ -125,6 +125,17 @@ TEST(NcclLanesFailureTest, ABuildWithoutKernelsSaysSo) {
   ExpectRefused(outcomes, "rank 0 cannot use its GPU: this build has no kernels");
 }
 
+TEST(NcclLanesFailureTest, ADriverThatIsTooOldForTheKernelsIsToldToAll) {
+  FakeGpus gpus;
+  const std::vector<Outcome> outcomes = RunOne(gpus, 2, Sum(), [](int rank, LanesOptions& o) {
+    o.kernels_toolkit = rank == 0 ? 13000 : 14010;
+  });
+  ExpectRefused(outcomes,
+                "rank 1 cannot use its GPU: the driver here is for CUDA 13.0, and the kernels of "
+                "this build, which nvcc 14.1 has compiled, need one for CUDA 14.0 or later: "
+                "install a later driver, or build with an nvcc of CUDA 13 (CUDAToolkit_ROOT)");
+}
+
 TEST(NcclLanesFailureTest, ARankThatWaitsInACallOfNcclSaysSo) {
   FakeGpus gpus;
   gpus.AnswerInProgress(-1);
