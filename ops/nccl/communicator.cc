@@ -12,9 +12,9 @@ namespace {
 using core::Status;
 using core::StatusCode;
 
-// Most calls are over in a few microseconds, and the shortest sleep takes about fifty: until then
-// the thread looks without one.
-constexpr auto kAwake = std::chrono::microseconds(50);
+// NCCL starts a thread for each call, which is over in some tens of microseconds: the lane looks
+// without a sleep for longer than that, as the shortest sleep is as long again.
+constexpr auto kAwake = std::chrono::microseconds(300);
 // The wait between looks grows from here.
 constexpr auto kFirstLook = std::chrono::microseconds(50);
 constexpr auto kLongestLook = std::chrono::microseconds(500);
@@ -78,7 +78,10 @@ Status Communicator::AwaitEnd(const char* function, const Patience& patience) {
     const core::TimePoint now = core::Clock::now();
     waited += std::min<core::Duration>(now - std::exchange(last, now), kMostOfALook);
     if (waited >= patience.limit) return Late(function, patience.limit);
-    if (waited < kAwake) continue;
+    if (waited < kAwake) {
+      std::this_thread::yield();
+      continue;
+    }
     std::this_thread::sleep_for(pause);
     pause = std::min<core::Duration>(2 * pause, kLongestLook);
   }
