@@ -12,8 +12,10 @@
 #if defined(__CUDACC__)
 #include <cuda_fp16.h>
 #define SIRTAKI_DEVICE __host__ __device__ inline
+#define SIRTAKI_UNROLL _Pragma("unroll")
 #else
 #define SIRTAKI_DEVICE inline
+#define SIRTAKI_UNROLL
 #endif
 
 namespace sirtaki::ops::cuda {
@@ -167,6 +169,16 @@ SIRTAKI_DEVICE int SegmentOfTile(const CopyTable& table, unsigned tile) {
   return first;
 }
 
+template <typename From, typename To, bool kScales, int kVector>
+SIRTAKI_DEVICE Pack<To, kVector> CopiedPack(const Pack<From, kVector>& inputs,
+                                            const CopyTable& table) {
+  Pack<To, kVector> outputs;
+  for (int i = 0; i < kVector; ++i) {
+    outputs.values[i] = Copied<From, To, kScales>(inputs.values[i], table);
+  }
+  return outputs;
+}
+
 // A thread's share of a tile, unscaled unless kScales: 16 bytes at a time where the memories allow
 // it.
 template <typename From, typename To, bool kScales>
@@ -195,16 +207,24 @@ SIRTAKI_DEVICE void CopyTile(const CopyTable& table, unsigned tile, int thread) 
   long long done = 0;
   if (is_aligned(from, sizeof(Inputs)) && is_aligned(to, sizeof(Outputs))) {
     const long long vectors = count / kVector;
-#if defined(__CUDA_ARCH__)
-#pragma unroll 4
-#endif
-    for (long long v = thread; v < vectors; v += kThreadsOfABlock) {
-      const Inputs inputs = reinterpret_cast<const Inputs*>(from)[v];
-      Outputs outputs;
-      for (int i = 0; i < kVector; ++i) {
-        outputs.values[i] = Copied<From, To, kScales>(inputs.values[i], table);
+    // Four loads under way hide the memory's latency, or as many as a thread has in a tile. The
+    // compiler does not begin one before the last store by itself: the memories may be the same.
+    constexpr long long kOfATile = kTile / kVector / kThreadsOfABlock;
+    constexpr int kLoads = kOfATile < 1 ? 1 : kOfATile < 4 ? static_cast<int>(kOfATile) : 4;
+    const auto* const loads = reinterpret_cast<const Inputs*>(from);
+    auto* const stores = reinterpret_cast<Outputs*>(to);
+    long long v = thread;
+    for (; v + (kLoads - 1) * kThreadsOfABlock < vectors; v += kLoads * kThreadsOfABlock) {
+      Inputs inputs[kLoads];
+      SIRTAKI_UNROLL
+      for (int i = 0; i < kLoads; ++i) inputs[i] = loads[v + i * kThreadsOfABlock];
+      SIRTAKI_UNROLL
+      for (int i = 0; i < kLoads; ++i) {
+        stores[v + i * kThreadsOfABlock] = CopiedPack<From, To, kScales>(inputs[i], table);
       }
-      reinterpret_cast<Outputs*>(to)[v] = outputs;
+    }
+    for (; v < vectors; v += kThreadsOfABlock) {
+      stores[v] = CopiedPack<From, To, kScales>(loads[v], table);
     }
     done = vectors * kVector;
   }

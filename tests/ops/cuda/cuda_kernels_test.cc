@@ -240,6 +240,24 @@ TEST_F(CudaKernelsTest, TheDriverIsOfTheMajorVersionOfTheCompilerOrLater) {
             "nvcc of CUDA 13 (CUDAToolkit_ROOT)");
 }
 
+TEST_F(CudaKernelsTest, CopiesWholeTilesAndTheirRestsOfEverySize) {
+  for (const DType dtype : {DType::kU8, DType::kI16, DType::kI32, DType::kI64}) {
+    const auto size = static_cast<std::int64_t>(core::SizeOf(dtype));
+    for (const std::int64_t count :
+         {kTile, kTile - 1, kTile + 1, 2 * kTile - 16 / size, kTile / 2 + 3, kTile / 4 + 5}) {
+      SCOPED_TRACE(std::string(core::DTypeName(dtype)) + " " + std::to_string(count));
+      const std::vector<std::byte> in = Numbers(dtype, count, 9);
+      std::vector<std::byte> out(in.size() + 1, std::byte{0x5A});
+      Copy(dtype, dtype, {{in.data(), out.data(), count}});
+      EXPECT_EQ(out.back(), std::byte{0x5A});
+      out.pop_back();
+      EXPECT_TRUE(out == in);
+      Copy(dtype, dtype, {{out.data(), out.data(), count}});  // onto itself
+      EXPECT_TRUE(out == in);
+    }
+  }
+}
+
 TEST_F(CudaKernelsTest, FailuresNameTheKernel) {
   gpus_.FailNext("cuLaunchKernel", 700);
   const float value = 1;
