@@ -283,6 +283,9 @@ TEST(NcclLanesTest, NothingRunsBeforeItsProducer) {
   RankThreads::Run(2, [&](int rank) {
     DeviceRank device(gpus, world, rank);
     const RunCase c = OnDevice({.signature = {.dtype = DType::kU8, .shape = {64}}});
+    RunSide first;
+    device.Start({device.OnDevice(first.MakeItem(c, "first", rank, 2))});
+    device.RunToIdle();  // what a communicator takes has waited for the device
     RunSide side;
     core::RunItem item = side.MakeItem(c, "w", rank, 2);
     // What the backward pass writes is in the stream, but not in the memory yet.
