@@ -1,6 +1,7 @@
-// The byte grammar of messages. MessageWriter below writes it, wire_decode.cc reads it. `[x]` is
-// one byte; `x*` is `varint count`, then x that many times. varint, zigzag, fixed64 and text are
-// those of core/base/byte_codec.h, and the word behind one of them says what its value is.
+// The byte grammar of messages, which MessageFields below writes and reads. `[x]` is one byte; `x*`
+// is `varint count`, then x that many times. varint, zigzag, fixed64 and text are those of
+// core/base/byte_codec.h, and the word behind one of them says what its value is. What is one of
+// several (`[0]`, `[1]`, ...) is a variant in core/protocol/message.h or request.h, in their order.
 //
 //   frame     := message fixed64 digest                     of the message: core/base/digest.h
 //   message   := [0x53] [version 5] varint session body     nothing follows
@@ -88,344 +89,397 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <new>
 #include <string>
-#include <string_view>
 #include <utility>
+#include <variant>
 
-#include "core/base/byte_codec.h"
-#include "core/base/check.h"
 #include "core/base/digest.h"
-#include "core/protocol/wire_format.h"
+#include "core/protocol/wire_pieces.h"
 
 namespace sirtaki::core {
 namespace {
 
-using namespace wire_format;  // NOLINT: its names were made for this file
+constexpr std::uint8_t kMagic = 0x53;
+constexpr std::uint8_t kVersion = 5;
+constexpr auto kAnyNumber = std::numeric_limits<std::size_t>::max();
 
-class MessageWriter {
- public:
-  std::vector<std::byte> Take() { return out_.Take(); }
+enum VariantTag : std::uint8_t { kValid, kInvalidOnly, kInvalidRequest };
+enum KeyTag : std::uint8_t { kNoKey, kNamedKey, kUnnamedKey, kBucketKey };
+enum SignatureField : std::uint8_t {
+  kSlot = 1,
+  kRoot = 2,
+  kPrescale = 4,
+  kPostscale = 8,
+  kLayout = 16,
+  kWire = 32,
+  kParts = 64,
+  kRound = 128,
+  kAllFields = 255,
+};
 
-  void Put(const Message& message) {
-    out_.Byte(kMagic);
-    out_.Byte(kVersion);
-    out_.Varint(message.session);
-    static_assert(std::variant_size_v<MessageBody> == kByeConfirm + 1);
-    out_.Byte(static_cast<std::uint8_t>(message.body.index()));
-    std::visit([this](const auto& body) { Put(body); }, message.body);
+template <typename Choice, std::size_t I = 0>
+void Emplace(Choice& choice, std::size_t index) {
+  if constexpr (I + 1 < std::variant_size_v<Choice>) {
+    if (index != I) return Emplace<Choice, I + 1>(choice, index);
   }
+  choice.template emplace<I>();
+}
 
-  void PutDigest() { out_.Fixed64(Digest(out_.bytes().data(), out_.bytes().size())); }
+bool IsDefaultFactor(double factor) {
+  return std::bit_cast<std::uint64_t>(factor) == std::bit_cast<std::uint64_t>(1.0);
+}
+
+// Io: MessageWriter or MessageReader, whose message is a default one.
+template <typename Io>
+class MessageFields {
+  template <typename T>
+  using Of = typename Io::template Of<T>;
+
+ public:
+  explicit MessageFields(Io& io) : io_(io) {}
+
+  void Visit(Of<Message>& message) {
+    std::uint8_t magic = kMagic;
+    io_.Byte("magic", magic, 255);
+    if (magic != kMagic) io_.Fail("magic", "does not begin a message");
+    std::uint8_t version = kVersion;
+    io_.Byte("version", version, 255);
+    if (version != kVersion) {
+      io_.Fail("version",
+               "is " + std::to_string(version) + ", this build speaks " + std::to_string(kVersion));
+    }
+    io_.Number("session", message.session);
+    VisitOneOf("message kind", message.body);
+  }
 
  private:
-  void Put(const ReportMessage& report) {
-    static_assert(std::variant_size_v<ReportItem> == kStalled + 1);
-    out_.Varint(report.ack);
-    out_.Varint(report.items.size());
-    for (const ReportItem& item : report.items) {
-      out_.Byte(static_cast<std::uint8_t>(item.index()));
-      std::visit([this](const auto& value) { Put(value); }, item);
-    }
+  template <typename Choice>
+  void VisitOneOf(const char* field, Choice& choice) {
+    std::size_t index = choice.index();
+    io_.Byte(field, index, std::variant_size_v<Choice> - 1);
+    if constexpr (Io::kReads) Emplace(choice, index);
+    std::visit([this](auto& value) { Visit(value); }, choice);
   }
 
-  void Put(const ReadyItem& item) {
-    out_.Varint(item.set);
-    out_.Varint(item.id);
-    PutRunKey(item.key, item.set, item.id);
-    PutAbsent(item.absent);
-    Put(item.silent);
+  template <typename List>
+  void VisitList(const char* field, List& list, std::size_t min_bytes,
+                 std::size_t max = kAnyNumber) {
+    io_.List(field, list, min_bytes, max, [this](auto& element) { Visit(element); });
+  }
+
+  void Visit(Of<ReportMessage>& report) {
+    io_.Number("report ack", report.ack);
+    io_.List("report items", report.items, 3, kAnyNumber,
+             [this](Of<ReportItem>& item) { VisitOneOf("report item kind", item); });
+  }
+
+  void Visit(Of<ReadyItem>& item) {
+    io_.Number("set", item.set);
+    io_.Number("ready id", item.id);
+    VisitKeyBeside(item.id, item.key, item.set);
+    io_.Bits("absent bits", item.absent);
+    io_.Ranks("silent ranks", item.silent);
     if (item.id != kNoId) {
-      SIRTAKI_CHECK(item.variants.empty() && item.more_variants == 0,
-                    "an id stands for the signature: no variants beside it");
+      io_.Check(item.variants.empty() && item.more_variants == 0,
+                "an id stands for the signature: no variants beside it");
       return;
     }
-    SIRTAKI_CHECK(!item.variants.empty() && item.variants.size() <= kMaxVariants,
-                  "a whole item carries 1 to 16 variants");
-    out_.Varint(item.variants.size());
-    for (const Variant& variant : item.variants) Put(variant);
-    out_.Varint(item.more_variants);
+    io_.Check(item.variants.size() <= kMaxVariants, "a whole item carries 1 to 16 variants");
+    VisitList("variants", item.variants, 4, kMaxVariants);
+    if (item.variants.empty()) io_.Fail("variants", "are missing");
+    io_.Number("further variants", item.more_variants);
   }
 
-  void Put(const JoinedItem& item) {
-    out_.Varint(item.set);
-    PutMember(item.last);
+  void Visit(Of<JoinedItem>& item) {
+    io_.Number("set", item.set);
+    VisitMember("joined last", item.last);
   }
 
-  void Put(const LeftItem& item) {
-    Put(item.ranks);
-    PutText(item.why);
+  void Visit(Of<LeftItem>& item) {
+    VisitSomeRanks("left ranks", item.ranks);
+    io_.Text("left why", item.why);
   }
 
-  void Put(const StalledItem& item) {
-    PutKey(item.key);
-    out_.Varint(item.waited_us < 0 ? 0 : static_cast<std::uint64_t>(item.waited_us));
-    out_.Varint(item.limit_us < 0 ? 0 : static_cast<std::uint64_t>(item.limit_us));
+  void Visit(Of<StalledItem>& item) {
+    Visit(item.key);
+    io_.Number("stalled time", item.waited_us);
+    io_.Number("time of the call", item.limit_us);
   }
 
-  void Put(const Variant& variant) {
+  void Visit(Of<Variant>& variant) {
     const bool asks = variant.asked != Asked();
-    SIRTAKI_CHECK(asks || !variant.invalid.empty(),
-                  "a variant asks for something or has a reason why it is invalid");
-    if (variant.invalid.empty()) {
-      out_.Byte(kValid);
-    } else {
-      out_.Byte(asks ? kInvalidRequest : kInvalidOnly);
+    io_.Check(asks || !variant.invalid.empty(),
+              "a variant asks for something or has a reason why it is invalid");
+    VariantTag tag = variant.invalid.empty() ? kValid : asks ? kInvalidRequest : kInvalidOnly;
+    io_.Byte("variant kind", tag, kInvalidRequest);
+    if (tag != kInvalidOnly) VisitOneOf("what is asked for", variant.asked);
+    if (tag != kValid) {
+      io_.Text("variant reason", variant.invalid);
+      if (variant.invalid.empty()) io_.Fail("variant reason", "is empty");
     }
-    if (asks) {
-      static_assert(std::variant_size_v<Asked> == kAskAssembly + 1);
-      out_.Byte(static_cast<std::uint8_t>(variant.asked.index()));
-      std::visit([this](const auto& asked) { Put(asked); }, variant.asked);
-    }
-    if (!variant.invalid.empty()) PutText(variant.invalid);
-    Put(variant.ranks);
+    VisitSomeRanks("variant ranks", variant.ranks);
   }
 
-  void Put(const SignaturePtr& signature) { Put(*signature); }
-  void Put(const AddSet& change) { Put(change.members); }
-  void Put(const RemoveSet& change) { out_.Varint(change.set); }
-  void Put(const Assembly&) {}
+  void Visit(Of<AddSet>& change) { io_.Ranks("members", change.members); }
+  void Visit(Of<RemoveSet>& change) { io_.Number("set", change.set); }
+  void Visit(Of<Assembly>&) {}
 
-  void Put(const Limits& limits) {
-    SIRTAKI_CHECK(limits.AreAllowed(), "limits are checked at submission");
-    Limits::ForEach(limits, [this](const char*, std::int64_t value) {
-      out_.Varint(static_cast<std::uint64_t>(value));
+  void Visit(Of<Limits>& limits) {
+    io_.Check(limits.AreAllowed(), "limits are checked at submission");
+    Limits::ForEach(limits, [this](const char* name, auto& value) { io_.Number(name, value); });
+    if (!limits.AreAllowed()) io_.Fail("limits", "are not allowed");
+  }
+
+  void Visit(Of<StreamMessage>& stream) {
+    io_.Number("stream first", stream.first);
+    if (stream.first == 0) io_.Fail("stream first", "is 0, batches count from 1");
+    VisitList("batches", stream.batches, 3);
+  }
+
+  void Visit(Of<Batch>& batch) {
+    io_.Number("set", batch.set);
+    io_.Number("batch number", batch.number);
+    if (batch.number == 0) io_.Fail("batch number", "is 0, batches count from 1");
+    set_ = batch.set;
+    io_.List("entries", batch.entries, 1, kAnyNumber,
+             [this](Of<Entry>& entry) { VisitOneOf("entry kind", entry); });
+  }
+
+  void Visit(Of<RunEntry>& entry) {
+    io_.Number("run id", entry.id);
+    VisitKeyBeside(entry.id, entry.key, set_);
+    io_.Bits("absent bits", entry.absent);
+    io_.Ranks("silent ranks", entry.silent);
+    io_.Check((entry.signature == nullptr) == (entry.id != kNoId),
+              "an entry runs by a known id or by its signature");
+    if (entry.id != kNoId) {
+      io_.Check(entry.new_id == kNoId, "what has an id gets no other");
+      return;
+    }
+    Visit(entry.signature);
+    io_.Number("run new id", entry.new_id);
+  }
+
+  void Visit(Of<FailEntry>& entry) {
+    VisitWorkKey(entry.key);
+    VisitCode(entry.code);
+    io_.Text("fail text", entry.text);
+  }
+
+  void Visit(Of<EvictEntry>& entry) {
+    io_.List("evicted ids", entry.ids, 1, kAnyNumber, [this](Of<AgreedId>& id) {
+      io_.Number("evicted id", id);
+      if (id == kNoId) io_.Fail("evicted id", "is 0");
     });
   }
 
-  void Put(const StreamMessage& stream) {
-    out_.Varint(stream.first);
-    out_.Varint(stream.batches.size());
-    static_assert(std::variant_size_v<Entry> == kAssemblyTag + 1);
-    for (const Batch& batch : stream.batches) {
-      set_ = batch.set;
-      out_.Varint(batch.set);
-      out_.Varint(batch.number);
-      out_.Varint(batch.entries.size());
-      for (const Entry& entry : batch.entries) {
-        out_.Byte(static_cast<std::uint8_t>(entry.index()));
-        std::visit([this](const auto& value) { Put(value); }, entry);
-      }
-    }
+  void Visit(Of<JoinDoneEntry>& entry) { VisitMember("join last", entry.last); }
+  void Visit(Of<ByeEntry>&) {}
+
+  void Visit(Of<AddSetEntry>& entry) {
+    VisitWorkKey(entry.key);
+    io_.Number("set", entry.set);
+    VisitSomeRanks("members of the set", entry.members);
   }
 
-  void Put(const RunEntry& entry) {
-    out_.Varint(entry.id);
-    PutRunKey(entry.key, set_, entry.id);
-    PutAbsent(entry.absent);
-    Put(entry.silent);
-    SIRTAKI_CHECK((entry.signature == nullptr) == (entry.id != kNoId),
-                  "an entry runs by a known id or by its signature");
-    if (entry.id != kNoId) {
-      SIRTAKI_CHECK(entry.new_id == kNoId, "what has an id gets no other");
-      return;
-    }
-    Put(*entry.signature);
-    out_.Varint(entry.new_id);
+  void Visit(Of<RemoveSetEntry>& entry) {
+    VisitWorkKey(entry.key);
+    io_.Number("set", entry.set);
   }
 
-  void Put(const FailEntry& entry) {
-    PutWorkKey(entry.key, set_);
-    PutCode(entry.code);
-    PutText(entry.text);
+  void Visit(Of<LimitsEntry>& entry) {
+    VisitWorkKey(entry.key);
+    Visit(entry.limits);
   }
 
-  void Put(const EvictEntry& entry) {
-    out_.Varint(entry.ids.size());
-    for (AgreedId id : entry.ids) out_.Varint(id);
+  void Visit(Of<AssemblyEntry>& entry) { VisitWorkKey(entry.key); }
+
+  void Visit(Of<QueryMessage>& query) {
+    Visit(query.key);
+    io_.Number("query number", query.number);
   }
 
-  void Put(const JoinDoneEntry& entry) { PutMember(entry.last); }
-  void Put(const ByeEntry&) {}
-
-  void Put(const AddSetEntry& entry) {
-    PutWorkKey(entry.key, set_);
-    out_.Varint(entry.set);
-    Put(entry.members);
-  }
-
-  void Put(const RemoveSetEntry& entry) {
-    PutWorkKey(entry.key, set_);
-    out_.Varint(entry.set);
-  }
-
-  void Put(const LimitsEntry& entry) {
-    PutWorkKey(entry.key, set_);
-    Put(entry.limits);
-  }
-
-  void Put(const AssemblyEntry& entry) { PutWorkKey(entry.key, set_); }
-
-  void Put(const QueryMessage& query) {
-    PutKey(query.key);
-    out_.Varint(query.number);
-  }
-
-  void Put(const AnswerMessage& answer) {
-    PutKey(answer.key);
-    out_.Varint(answer.number);
-    Put(answer.missing);
+  void Visit(Of<AnswerMessage>& answer) {
+    Visit(answer.key);
+    io_.Number("answer number", answer.number);
+    io_.Ranks("missing ranks", answer.missing);
     // Examples for a warning: losing some is better than failing.
-    const std::size_t count = std::min(answer.activities.size(), kMaxActivities);
-    out_.Varint(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      PutMember(answer.activities[i].rank);
-      PutText(answer.activities[i].text);
-      const std::optional<Key>& waits_for = answer.activities[i].waits_for;
-      out_.Byte(waits_for ? 1 : 0);
-      if (waits_for) PutKey(*waits_for);
+    VisitList("activities", answer.activities, 3, kMaxActivities);
+  }
+
+  void Visit(Of<RankActivity>& activity) {
+    VisitMember("activity rank", activity.rank);
+    io_.Text("activity text", activity.text);
+    bool waits = activity.waits_for.has_value();
+    io_.Byte("whether it waits", waits, 1);
+    if (waits) Visit(ValueOf(activity.waits_for));
+  }
+
+  void Visit(Of<PingMessage>& ping) { io_.Number("set", ping.set); }
+  void Visit(Of<PongMessage>& pong) { io_.Number("set", pong.set); }
+
+  void Visit(Of<FaultMessage>& fault) {
+    VisitCode(fault.cause.code);
+    io_.Text("cause text", fault.cause.text);
+    VisitMember("cause rank", fault.cause.rank);
+    io_.Text("cause host", fault.cause.host);
+    io_.Text("cause key", fault.cause.key);
+    io_.Signed("cause time", fault.cause.unix_us);
+  }
+
+  void Visit(Of<ByeAckMessage>&) {}
+  void Visit(Of<ByeConfirmMessage>&) {}
+
+  void Visit(Of<SignaturePtr>& signature) {
+    if constexpr (Io::kReads) {
+      auto read = std::make_shared<Signature>();
+      VisitSignature(*read);
+      signature = std::move(read);
+    } else {
+      VisitSignature(*signature);
     }
   }
 
-  void Put(const PingMessage& ping) { out_.Varint(ping.set); }
-  void Put(const PongMessage& pong) { out_.Varint(pong.set); }
-
-  void Put(const FaultMessage& fault) {
-    PutCode(fault.cause.code);
-    PutText(fault.cause.text);
-    PutMember(fault.cause.rank);
-    PutText(fault.cause.host);
-    PutText(fault.cause.key);
-    out_.Zigzag(fault.cause.unix_us);
+  void VisitSignature(Of<Signature>& s) {
+    io_.Byte("kind", s.kind, kOpKindCount - 1);
+    io_.Byte("reduction", s.reduction, kReduceOpCount - 1);
+    io_.Byte("dtype", s.dtype, kDTypeCount - 1);
+    io_.Byte("device", s.device, kDeviceKindCount - 1);
+    int which = (s.slot != 0 ? kSlot : 0) | (s.root != -1 ? kRoot : 0) |
+                (!IsDefaultFactor(s.prescale) ? kPrescale : 0) |
+                (!IsDefaultFactor(s.postscale) ? kPostscale : 0) | (s.layout != 0 ? kLayout : 0) |
+                (s.wire ? kWire : 0) | (!s.parts.empty() ? kParts : 0) |
+                (s.round != 0 ? kRound : 0);
+    io_.Byte("signature fields", which, kAllFields);
+    if ((which & kSlot) != 0) io_.Number("device slot", s.slot);
+    if ((which & kRoot) != 0) io_.Signed("root", s.root);
+    if ((which & kPrescale) != 0) io_.Fixed("prescale", s.prescale);
+    if ((which & kPostscale) != 0) io_.Fixed("postscale", s.postscale);
+    if ((which & kLayout) != 0) io_.Fixed("bucket layout", s.layout);
+    if ((which & kWire) != 0) io_.Byte("wire type", ValueOf(s.wire), kDTypeCount - 1);
+    if ((which & kParts) != 0) VisitParts(s.parts);
+    if ((which & kRound) != 0) io_.Number("round", s.round);
+    io_.Check(s.shape.size() <= kMaxDimensions, "dimensions are checked at submission");
+    io_.List("dimensions", s.shape, 1, kMaxDimensions, [this](Of<std::int64_t>& dimension) {
+      io_.Check(dimension >= 0, "a dimension is not negative");
+      io_.Number("dimension", dimension);
+    });
   }
 
-  void Put(const ByeAckMessage&) {}
-  void Put(const ByeConfirmMessage&) {}
-
-  void Put(const Signature& s) {
-    out_.Byte(static_cast<std::uint8_t>(s.kind));
-    out_.Byte(static_cast<std::uint8_t>(s.reduction));
-    out_.Byte(static_cast<std::uint8_t>(s.dtype));
-    out_.Byte(static_cast<std::uint8_t>(s.device));
-    const auto prescale = std::bit_cast<std::uint64_t>(s.prescale);
-    const auto postscale = std::bit_cast<std::uint64_t>(s.postscale);
-    const int which = (s.slot != 0 ? kSlot : 0) | (s.root != -1 ? kRoot : 0) |
-                      (prescale != kDefaultFactor ? kPrescale : 0) |
-                      (postscale != kDefaultFactor ? kPostscale : 0) |
-                      (s.layout != 0 ? kLayout : 0) | (s.wire ? kWire : 0) |
-                      (!s.parts.empty() ? kParts : 0) | (s.round != 0 ? kRound : 0);
-    out_.Byte(static_cast<std::uint8_t>(which));
-    if ((which & kSlot) != 0) out_.Varint(s.slot);
-    if ((which & kRoot) != 0) out_.Zigzag(s.root);
-    if ((which & kPrescale) != 0) out_.Fixed64(prescale);
-    if ((which & kPostscale) != 0) out_.Fixed64(postscale);
-    if ((which & kLayout) != 0) out_.Fixed64(s.layout);
-    if ((which & kWire) != 0) out_.Byte(static_cast<std::uint8_t>(*s.wire));
-    if ((which & kParts) != 0) {
-      SIRTAKI_CHECK(s.parts.size() <= kMaxParts, "the number of tensors is checked at submission");
-      out_.Varint(s.parts.size());
-      for (const SignaturePtr& part : s.parts) {
-        SIRTAKI_CHECK(part->parts.empty(), "a part has no parts");
-        Put(*part);
-      }
-    }
-    if ((which & kRound) != 0) out_.Varint(s.round);
-    SIRTAKI_CHECK(s.shape.size() <= kMaxDimensions, "dimensions are checked at submission");
-    out_.Varint(s.shape.size());
-    for (std::int64_t dimension : s.shape) {
-      SIRTAKI_CHECK(dimension >= 0, "a dimension is not negative");
-      out_.Varint(static_cast<std::uint64_t>(dimension));
-    }
+  void VisitParts(Of<std::vector<SignaturePtr>>& parts) {
+    io_.Check(parts.size() <= kMaxParts, "the number of tensors is checked at submission");
+    const bool is_part = std::exchange(in_parts_, true);
+    io_.List("parts", parts, 6, kMaxParts, [this, is_part](Of<SignaturePtr>& part) {
+      if (is_part) io_.Fail("parts", "are parts of a part");
+      Visit(part);
+    });
+    in_parts_ = is_part;
+    if (parts.empty()) io_.Fail("parts", "are missing");
   }
 
-  void Put(const RankRanges& ranks) {
-    out_.Varint(ranks.ranges().size());
-    std::int64_t next = 0;  // the lowest rank that the next range can begin with
-    for (const RankRange& range : ranks.ranges()) {
-      SIRTAKI_CHECK(range.first >= next, "ranks are not negative");
-      out_.Varint(static_cast<std::uint64_t>(range.first - next));
-      out_.Varint(static_cast<std::uint64_t>(std::int64_t{range.last} - range.first));
-      next = std::int64_t{range.last} + 2;
-    }
+  void VisitSomeRanks(const char* field, Of<RankRanges>& ranks) {
+    io_.Ranks(field, ranks);
+    if (ranks.empty()) io_.Fail(field, "are missing");
   }
 
-  void PutKey(const Key& key) {
-    out_.Varint(key.set);
-    PutWorkKey(key, key.set);
+  void Visit(Of<Key>& key) {
+    io_.Number("set", key.set);
+    VisitKeyBeside(kNoId, key, key.set);
   }
+
+  void VisitWorkKey(Of<Key>& key) { VisitKeyBeside(kNoId, key, set_); }
 
   // The key beside an id: what has a name is named by the id, unnamed work has a number of its own.
-  void PutRunKey(const Key& key, SetNumber set, AgreedId id) {
-    if (id != kNoId && key.form == Key::Form::kNamed && key.name.empty()) {
-      out_.Byte(kNoKey);
-      return;
+  void VisitKeyBeside(AgreedId id, Of<Key>& key, SetNumber set) {
+    const bool has_none = key.form == Key::Form::kNamed && key.name.empty();
+    int tag = has_none ? int{kNoKey} : int{kNamedKey} + static_cast<int>(key.form);
+    io_.Byte("key form", tag, id == kNoId ? kBucketKey : kUnnamedKey);
+    // Beside an id there is no name: it would contradict the id or repeat it.
+    if (tag == (id == kNoId ? kNoKey : kNamedKey)) {
+      io_.Fail("key form", "is " + std::to_string(tag) + ", which is not allowed here");
     }
-    SIRTAKI_CHECK(id == kNoId || key.form == Key::Form::kUnnamed,
-                  "beside an id only the number of an unnamed call is sent");
-    PutWorkKey(key, set);
-  }
-
-  void PutWorkKey(const Key& key, SetNumber set) {
-    SIRTAKI_CHECK(key.set == set, "a key is of the set of its item or batch");
-    switch (key.form) {
-      case Key::Form::kNamed:
-        SIRTAKI_CHECK(!key.name.empty() && key.name.text().size() <= kMaxNameBytes,
-                      "names are checked at submission");
-        out_.Byte(kNamedKey);
-        out_.Text(key.name.text());
-        break;
-      case Key::Form::kUnnamed:
-        out_.Byte(kUnnamedKey);
-        out_.Varint(key.number);
-        break;
-      case Key::Form::kBucket:
-        out_.Byte(kBucketKey);
-        out_.Varint(key.number);
-        out_.Varint(key.bucket);
-        break;
+    if (!io_.ok() || tag == kNoKey) return;
+    io_.Check(key.set == set, "a key is of the set of its item or batch");
+    if constexpr (Io::kReads) {
+      key.set = set;
+      key.form = static_cast<Key::Form>(tag - kNamedKey);
+    }
+    if (tag == kNamedKey) {
+      io_.Text("name", key.name);
+      if (key.name.empty()) io_.Fail("name", "is empty");
+    } else {
+      io_.Number(tag == kUnnamedKey ? "call number" : "arena", key.number);
+      if (tag == kBucketKey) io_.Number("bucket", key.bucket);
     }
   }
 
-  void PutAbsent(const std::vector<bool>& absent) {
-    out_.Varint(absent.size());
-    std::uint8_t byte = 0;
-    for (std::size_t i = 0; i < absent.size(); ++i) {
-      if (absent[i]) byte = static_cast<std::uint8_t>(byte | (1U << (i % 8)));
-      if (i % 8 == 7 || i + 1 == absent.size()) {
-        out_.Byte(byte);
-        byte = 0;
-      }
-    }
+  void VisitMember(const char* field, Of<int>& rank) {
+    io_.Check(rank >= -1, "a rank, or -1 for none");
+    std::int64_t number = std::int64_t{rank} + 1;
+    io_.Number(field, number, kMaxRank + 1);
+    if constexpr (Io::kReads) rank = static_cast<int>(number - 1);
   }
 
-  void PutMember(int rank) {
-    SIRTAKI_CHECK(rank >= -1, "a rank, or -1 for none");
-    out_.Varint(static_cast<std::uint64_t>(std::int64_t{rank} + 1));
+  void VisitCode(Of<StatusCode>& code) {
+    io_.Byte("status code", code, static_cast<int>(StatusCode::kUnsupported));
+    if (code == StatusCode::kOk) io_.Fail("status code", "says that nothing failed");
   }
 
-  void PutCode(StatusCode code) {
-    SIRTAKI_CHECK(code != StatusCode::kOk, "a failure has a code");
-    out_.Byte(static_cast<std::uint8_t>(code));
+  template <typename Optional>
+  static auto& ValueOf(Optional& optional) {
+    if constexpr (Io::kReads) optional.emplace();
+    return *optional;
   }
 
-  void PutText(std::string_view text) {
-    if (text.size() <= kMaxTextBytes) {
-      out_.Text(text);
-      return;
-    }
-    constexpr std::string_view kCut = "...";
-    std::size_t end = kMaxTextBytes - kCut.size();
-    // Not in the middle of a UTF-8 character: its later bytes begin with the bits 10.
-    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0U) == 0x80U) --end;
-    out_.Text(std::string(text.substr(0, end)).append(kCut));
-  }
-
-  ByteWriter out_;
-  SetNumber set_ = kWorldSet;  // of the batch that is being written
+  Io& io_;
+  SetNumber set_ = kWorldSet;  // of the batch that is visited
+  bool in_parts_ = false;      // of a signature
 };
+
+MessageWriter Written(const Message& message) {
+  MessageWriter writer;
+  MessageFields(writer).Visit(message);
+  return writer;
+}
 
 }  // namespace
 
-Bytes Encode(const Message& message) {
-  MessageWriter writer;
-  writer.Put(message);
+Bytes Encode(const Message& message) { return Written(message).Take(); }
+
+Bytes EncodeFrame(const Message& message) {
+  MessageWriter writer = Written(message);
+  writer.Digest();
   return writer.Take();
 }
 
-Bytes EncodeFrame(const Message& message) {
-  MessageWriter writer;
-  writer.Put(message);
-  writer.PutDigest();
-  return writer.Take();
+Status Decode(std::span<const std::byte> bytes, Message* message) {
+  try {
+    MessageReader reader(bytes);
+    MessageFields(reader).Visit(*message);
+    return reader.End();
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kProtocol,
+            "no memory to read a message of " + std::to_string(bytes.size()) + " bytes"};
+  }
+}
+
+Status DecodeFrame(std::span<const std::byte> frame, Message* message) {
+  // Another version may end its frames otherwise, and is named.
+  if (frame.size() > 1 && frame[1] != std::byte{kVersion}) return Decode(frame, message);
+  const std::size_t bytes = frame.size() - std::min(frame.size(), sizeof(std::uint64_t));
+  ByteReader behind(frame.subspan(bytes));
+  const std::uint64_t digest = behind.Fixed64("digest");
+  if (!behind.ok()) return behind.status();
+  if (digest != Digest(frame.data(), bytes)) {
+    return {StatusCode::kProtocol,
+            "its " + std::to_string(bytes) + " bytes arrived changed: they have another digest"};
+  }
+  return Decode(frame.first(bytes), message);
 }
 
 }  // namespace sirtaki::core
