@@ -1,5 +1,5 @@
 // Moves bytes between the members of a process set. There is one backend for each way of doing it:
-// in-process (ops/inproc), shared memory (ops/shm) and MPI (ops/wire over mpi/port). NCCL is not a
+// shared memory (ops/shm) and a port (ops/wire): MPI's (mpi) or threads' (ops/inproc). NCCL is not a
 // backend: it moves what lies on GPUs, in ops/nccl/device_lane. Backends must pass the same
 // conformance tests (tests/support/backend_conformance.h).
 //

@@ -1,11 +1,10 @@
-// Ports between threads of one process: what MPI is between processes. For tests in which threads
-// act as ranks.
+// Ports between threads of one process: what MPI is between processes. The medium of builds without
+// MPI, and of the tests in which threads act as ranks.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
-#include "ops/inproc/mailboxes.h"
 #include "ops/wire/port.h"
 
 namespace sirtaki::ops {
@@ -16,13 +15,17 @@ struct InprocPortOptions {
 
 class InprocPorts {
  public:
-  explicit InprocPorts(int size, InprocPortOptions options = {})
-      : size_(size), options_(options), mailboxes_(std::make_shared<Mailboxes>()) {}
+  explicit InprocPorts(int size, InprocPortOptions options = {});
 
-  // It may outlive this object.
+  int size() const { return size_; }
+
+  // It may outlive this object. Its Abort is that of all ports.
   std::unique_ptr<wire::Port> Connect(int rank) const;
 
  private:
+  class Port;
+  struct Mailboxes;
+
   const int size_;
   const InprocPortOptions options_;
   const std::shared_ptr<Mailboxes> mailboxes_;

@@ -33,7 +33,7 @@ struct WireOptions {
   std::int64_t few_steps_bytes = std::int64_t{32} << 10;
 };
 
-class WireBackend final : public Backend {
+class WireBackend : public Backend {
  public:
   // The port must outlive the backend and all its operations.
   WireBackend(Port& port, WireOptions options);

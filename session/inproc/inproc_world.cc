@@ -143,7 +143,10 @@ std::unique_ptr<Medium> InprocWorld::Join(int rank) {
   const int session = meetings_->sessions[static_cast<std::size_t>(rank)]++;
   std::weak_ptr<ops::InprocWorld>& shared = meetings_->data[session];
   std::shared_ptr<ops::InprocWorld> data = shared.lock();
-  if (!data) shared = data = std::make_shared<ops::InprocWorld>(size());
+  if (!data) {
+    shared = data = std::make_shared<ops::InprocWorld>(
+        size(), ops::wire::WireOptions{.host_of_rank = host_of_rank_});
+  }
   return std::make_unique<InprocMedium>(shared_from_this(), rank, session, meetings_->sharing,
                                         std::move(data));
 }

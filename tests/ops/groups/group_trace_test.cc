@@ -144,7 +144,8 @@ TEST(GroupTraceTest, AGroupIsQueuedBegunAndFinished) {
 // of moving is that from the first rank's begin to the last one's.
 TEST(GroupTraceTest, DetailHasThePhasesOfEachWindow) {
   for (const bool blocks : {true, false}) {
-    InprocWorld world(kSize, {.large_lane_blocks = blocks});
+    // Ranks of two hosts, between which a window is no longer than it was asked to be.
+    InprocWorld world(kSize, {.host_of_rank = {0, 1}, .large_lane_blocks = blocks});
     std::vector<std::vector<Event>> of(kSize);
     RankThreads::Run(kSize, [&](int rank) {
       const auto observer = std::make_shared<core::trace::Observer>();

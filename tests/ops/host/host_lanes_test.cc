@@ -365,11 +365,14 @@ TEST_P(HostLanesTest, ReducesEveryTypeAndSize) {
 TEST_P(HostLanesTest, ScalesOnTheWay) {
   std::vector<Case> batch;
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+    // A backend adds up more than two values in an order of its own, except those of half types: so
+    // the sums of the others must be exact.
+    const bool any_order = size() > 2 && !core::IsHalf(dtype);
     for (const std::int64_t count : {3, 900}) {
       batch.push_back({.signature = {.reduction = ReduceOp::kAverage,
                                      .dtype = dtype,
                                      .shape = {count},
-                                     .prescale = 0.3,
+                                     .prescale = any_order ? 0.25 : 0.3,
                                      .postscale = 1.7},
                        .in_place = count == 900,
                        .seed = 5,
