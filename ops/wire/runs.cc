@@ -41,8 +41,8 @@ std::vector<int> ChainFrom(const Party& party, int root) {
 // give theirs to the first ones, and get the result from them.
 class Doubling final : public Run {
  public:
-  Doubling(Port& port, PartyPtr party, Envelope envelope, const Reduction& what)
-      : Run(port, std::move(party), envelope),
+  Doubling(const Seat& seat, const Reduction& what)
+      : Run(seat),
         what_(what),
         bytes_(what.count * BytesOf(what.dtype)),
         core_(static_cast<int>(std::bit_floor(static_cast<unsigned>(size())))),
@@ -114,9 +114,8 @@ class Doubling final : public Run {
 class ReducingRing final : public Run {
  public:
   // `gathers`: all parts are to be known to all.
-  ReducingRing(Port& port, PartyPtr party, Envelope envelope, const Reduction& what,
-               std::vector<Part> parts, bool gathers)
-      : Run(port, std::move(party), envelope),
+  ReducingRing(const Seat& seat, const Reduction& what, std::vector<Part> parts, bool gathers)
+      : Run(seat),
         what_(what),
         element_bytes_(BytesOf(what.dtype)),
         parts_(std::move(parts)),
@@ -159,8 +158,7 @@ class ReducingRing final : public Run {
 
 class GatheringRing final : public Run {
  public:
-  GatheringRing(Port& port, PartyPtr party, Envelope envelope, Gathering what)
-      : Run(port, std::move(party), envelope), what_(std::move(what)) {}
+  GatheringRing(const Seat& seat, Gathering what) : Run(seat), what_(std::move(what)) {}
 
  private:
   bool Next() override {
@@ -177,62 +175,33 @@ class GatheringRing final : public Run {
   int step_ = 0;
 };
 
-class BroadcastingChain final : public Run {
+// Each member of the chain takes it from the one before and gives it to the next. A reduction adds up
+// on its way, so that the last one has the result.
+class Chain final : public Run {
  public:
-  BroadcastingChain(Port& port, PartyPtr party, Envelope envelope, void* memory, std::int64_t bytes,
-                    int root)
-      : Run(port, std::move(party), envelope),
-        memory_(memory),
-        bytes_(bytes),
-        chain_(ChainFrom(Run::party(), root)),
-        place_(std::find(chain_.begin(), chain_.end(), self()) - chain_.begin()) {}
+  Chain(const Seat& seat, const Reduction& what, std::vector<int> chain, bool reduces)
+      : Run(seat),
+        what_(what),
+        bytes_(what.count * BytesOf(what.dtype)),
+        chain_(std::move(chain)),
+        place_(std::find(chain_.begin(), chain_.end(), self()) - chain_.begin()),
+        scratch_(reduces && place_ > 0 ? Scratch(bytes_) : nullptr) {}
 
  private:
   bool Next() override {
     const int step = step_++;
     if (step == 0) {
       if (place_ > 0) {
-        Exchange(chain_[static_cast<std::size_t>(place_ - 1)], memory_, bytes_, -1, nullptr, 0);
-      }
-      return true;
-    }
-    if (step == 2 || place_ + 1 == size()) return false;
-    Exchange(-1, nullptr, 0, chain_[static_cast<std::size_t>(place_ + 1)], memory_, bytes_);
-    return true;
-  }
-
-  void* const memory_;
-  const std::int64_t bytes_;
-  const std::vector<int> chain_;
-  const std::ptrdiff_t place_;
-  int step_ = 0;
-};
-
-// The chain reduces from its end to the root, which has the result.
-class ReducingChain final : public Run {
- public:
-  ReducingChain(Port& port, PartyPtr party, Envelope envelope, const Reduction& what, int root)
-      : Run(port, std::move(party), envelope),
-        what_(what),
-        bytes_(what.count * BytesOf(what.dtype)),
-        chain_(ChainFrom(Run::party(), root)),
-        place_(std::find(chain_.begin(), chain_.end(), self()) - chain_.begin()),
-        scratch_(place_ + 1 < size() ? Scratch(bytes_) : nullptr) {}
-
- private:
-  bool Next() override {
-    const int step = step_++;
-    if (step == 0) {
-      if (scratch_ != nullptr) {
-        Exchange(chain_[static_cast<std::size_t>(place_ + 1)], scratch_, bytes_, -1, nullptr, 0);
+        void* const taken = scratch_ != nullptr ? scratch_ : what_.memory;
+        Exchange(chain_[static_cast<std::size_t>(place_ - 1)], taken, bytes_, -1, nullptr, 0);
       }
       return true;
     }
     if (step == 1 && scratch_ != nullptr) {
       ReduceInto(what_.op, what_.dtype, what_.memory, scratch_, what_.count);
     }
-    if (step == 2 || place_ == 0) return false;
-    Exchange(-1, nullptr, 0, chain_[static_cast<std::size_t>(place_ - 1)], what_.memory, bytes_);
+    if (step == 2 || place_ + 1 == size()) return false;
+    Exchange(-1, nullptr, 0, chain_[static_cast<std::size_t>(place_ + 1)], what_.memory, bytes_);
     return true;
   }
 
@@ -248,8 +217,8 @@ class ReducingChain final : public Run {
 // gives it to those with one lower bit more.
 class Tree final : public Run {
  public:
-  Tree(Port& port, PartyPtr party, Envelope envelope, void* memory, std::int64_t bytes, int root)
-      : Run(port, std::move(party), envelope), memory_(memory), bytes_(bytes), root_(root) {}
+  Tree(const Seat& seat, void* memory, std::int64_t bytes, int root)
+      : Run(seat), memory_(memory), bytes_(bytes), root_(root) {}
 
  private:
   bool Next() override {
@@ -287,12 +256,8 @@ class Tree final : public Run {
 // below and takes as many from the one that far above.
 class Bruck final : public Run {
  public:
-  Bruck(Port& port, PartyPtr party, Envelope envelope, const void* input, std::byte* output,
-        std::int64_t bytes)
-      : Run(port, std::move(party), envelope),
-        output_(output),
-        bytes_(bytes),
-        blocks_(Scratch(size() * bytes)) {
+  Bruck(const Seat& seat, const void* input, std::byte* output, std::int64_t bytes)
+      : Run(seat), output_(output), bytes_(bytes), blocks_(Scratch(size() * bytes)) {
     Copy(blocks_, input, bytes_);
   }
 
@@ -322,11 +287,8 @@ class Bruck final : public Run {
 
 class AllAtOnce final : public Run {
  public:
-  AllAtOnce(Port& port, PartyPtr party, Envelope envelope, std::vector<Receive> receives,
-            std::vector<Send> sends)
-      : Run(port, std::move(party), envelope),
-        receives_(std::move(receives)),
-        sends_(std::move(sends)) {}
+  AllAtOnce(const Seat& seat, std::vector<Receive> receives, std::vector<Send> sends)
+      : Run(seat), receives_(std::move(receives)), sends_(std::move(sends)) {}
 
  private:
   bool Next() override {
@@ -390,7 +352,7 @@ bool Run::Poll() {
 void Run::Exchange(int from, void* taken, std::int64_t taken_bytes, int to, const void* given,
                    std::int64_t given_bytes) {
   const auto rank_of = [this](int member) {
-    return party_->ranks[static_cast<std::size_t>(member)];
+    return party().ranks[static_cast<std::size_t>(member)];
   };
   Receive receive;
   Send send;
@@ -412,59 +374,55 @@ std::byte* Run::Scratch(std::int64_t bytes) {
   return scratch_.get();
 }
 
-std::unique_ptr<Run> MakeDoubling(Port& port, PartyPtr party, Envelope envelope,
-                                  const Reduction& what) {
-  return std::make_unique<Doubling>(port, std::move(party), envelope, what);
+std::unique_ptr<Run> MakeDoubling(const Seat& seat, const Reduction& what) {
+  return std::make_unique<Doubling>(seat, what);
 }
 
-std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope,
-                              const Reduction& what) {
+std::unique_ptr<Run> MakeRing(const Seat& seat, const Reduction& what) {
   std::vector<Part> parts;
-  for (int i = 0; i < party->size(); ++i) {
-    parts.push_back(PartOf(what.count, BytesOf(what.dtype), i, party->size()));
+  for (int i = 0; i < seat.party->size(); ++i) {
+    parts.push_back(PartOf(what.count, BytesOf(what.dtype), i, seat.party->size()));
   }
-  return std::make_unique<ReducingRing>(port, std::move(party), envelope, what, std::move(parts),
+  return std::make_unique<ReducingRing>(seat, what, std::move(parts),
                                         /*gathers=*/true);
 }
 
-std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope, const Reduction& what,
-                              std::vector<Part> parts) {
+std::unique_ptr<Run> MakeRing(const Seat& seat, const Reduction& what, std::vector<Part> parts) {
   std::vector<Part> by_position;
-  for (const int member : party->order) {
+  for (const int member : seat.party->order) {
     by_position.push_back(parts[static_cast<std::size_t>(member)]);
   }
-  return std::make_unique<ReducingRing>(port, std::move(party), envelope, what,
-                                        std::move(by_position), /*gathers=*/false);
+  return std::make_unique<ReducingRing>(seat, what, std::move(by_position), /*gathers=*/false);
 }
 
-std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope, Gathering what) {
-  return std::make_unique<GatheringRing>(port, std::move(party), envelope, std::move(what));
+std::unique_ptr<Run> MakeRing(const Seat& seat, Gathering what) {
+  return std::make_unique<GatheringRing>(seat, std::move(what));
 }
 
-std::unique_ptr<Run> MakeChain(Port& port, PartyPtr party, Envelope envelope, void* memory,
-                               std::int64_t bytes, int root) {
-  return std::make_unique<BroadcastingChain>(port, std::move(party), envelope, memory, bytes, root);
+std::unique_ptr<Run> MakeChain(const Seat& seat, void* memory, std::int64_t bytes, int root) {
+  std::vector<int> chain = ChainFrom(*seat.party, root);
+  return std::make_unique<Chain>(seat, Reduction{memory, bytes, core::DType::kU8}, std::move(chain),
+                                 /*reduces=*/false);
 }
 
-std::unique_ptr<Run> MakeChain(Port& port, PartyPtr party, Envelope envelope, const Reduction& what,
-                               int root) {
-  return std::make_unique<ReducingChain>(port, std::move(party), envelope, what, root);
+std::unique_ptr<Run> MakeChain(const Seat& seat, const Reduction& what, int root) {
+  std::vector<int> chain = ChainFrom(*seat.party, root);
+  std::reverse(chain.begin(), chain.end());
+  return std::make_unique<Chain>(seat, what, std::move(chain), /*reduces=*/true);
 }
 
-std::unique_ptr<Run> MakeTree(Port& port, PartyPtr party, Envelope envelope, void* memory,
-                              std::int64_t bytes, int root) {
-  return std::make_unique<Tree>(port, std::move(party), envelope, memory, bytes, root);
+std::unique_ptr<Run> MakeTree(const Seat& seat, void* memory, std::int64_t bytes, int root) {
+  return std::make_unique<Tree>(seat, memory, bytes, root);
 }
 
-std::unique_ptr<Run> MakeBruck(Port& port, PartyPtr party, Envelope envelope, const void* input,
-                               std::byte* output, std::int64_t bytes) {
-  return std::make_unique<Bruck>(port, std::move(party), envelope, input, output, bytes);
+std::unique_ptr<Run> MakeBruck(const Seat& seat, const void* input, std::byte* output,
+                               std::int64_t bytes) {
+  return std::make_unique<Bruck>(seat, input, output, bytes);
 }
 
-std::unique_ptr<Run> MakeExchange(Port& port, PartyPtr party, Envelope envelope,
-                                  std::vector<Receive> receives, std::vector<Send> sends) {
-  return std::make_unique<AllAtOnce>(port, std::move(party), envelope, std::move(receives),
-                                     std::move(sends));
+std::unique_ptr<Run> MakeExchange(const Seat& seat, std::vector<Receive> receives,
+                                  std::vector<Send> sends) {
+  return std::make_unique<AllAtOnce>(seat, std::move(receives), std::move(sends));
 }
 
 }  // namespace sirtaki::ops::wire

@@ -37,6 +37,13 @@ struct Party {
 using PartyPtr = std::shared_ptr<const Party>;
 Party MakeParty(std::vector<int> ranks, int rank, const std::vector<int>& host_of_rank);
 
+// Where this member takes part in a run.
+struct Seat {
+  Port& port;
+  PartyPtr party;
+  Envelope envelope;
+};
+
 // What can be waited for with an eye on whether it gets on.
 class Operation : public Completion {
  public:
@@ -54,15 +61,14 @@ class Run : public Operation {
   std::uint64_t exchanges() const final { return exchanges_; }
 
  protected:
-  Run(Port& port, PartyPtr party, Envelope envelope)
-      : port_(port), party_(std::move(party)), envelope_(envelope) {}
+  explicit Run(const Seat& seat) : seat_(seat) {}
 
   // The last exchange has finished (or there was none): takes what came and posts the next. False
   // if none is left.
   virtual bool Next() = 0;
 
   void Exchange(std::span<const Receive> receives, std::span<const Send> sends) {
-    posted_ = port_.Post(envelope_, receives, sends);
+    posted_ = seat_.port.Post(seat_.envelope, receives, sends);
   }
   // Members are given by index. Null memory: there is nothing in that direction.
   void Exchange(int from, void* taken, std::int64_t taken_bytes, int to, const void* given,
@@ -70,20 +76,18 @@ class Run : public Operation {
   // Memory for what comes, uninitialised, for as long as the run lives.
   std::byte* Scratch(std::int64_t bytes);
 
-  int size() const { return party_->size(); }
-  int self() const { return party_->self; }
-  const Party& party() const { return *party_; }
+  int size() const { return party().size(); }
+  int self() const { return party().self; }
+  const Party& party() const { return *seat_.party; }
   // The place by hosts that lies that far behind this member, around the ring, and the member
   // there.
-  int PlaceAt(int offset) const { return ((party_->position + offset) % size() + size()) % size(); }
+  int PlaceAt(int offset) const { return ((party().position + offset) % size() + size()) % size(); }
   int MemberAt(int offset) const {
-    return party_->order[static_cast<std::size_t>(PlaceAt(offset))];
+    return party().order[static_cast<std::size_t>(PlaceAt(offset))];
   }
 
  private:
-  Port& port_;
-  const PartyPtr party_;
-  const Envelope envelope_;
+  const Seat seat_;
   std::unique_ptr<Completion> posted_;
   std::shared_ptr<std::byte[]> scratch_;
   std::uint64_t exchanges_ = 0;
@@ -106,23 +110,18 @@ struct Gathering {
   std::vector<std::int64_t> bytes;
 };
 
-std::unique_ptr<Run> MakeDoubling(Port& port, PartyPtr party, Envelope envelope,
-                                  const Reduction& what);
-std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope, const Reduction& what);
+std::unique_ptr<Run> MakeDoubling(const Seat& seat, const Reduction& what);
+std::unique_ptr<Run> MakeRing(const Seat& seat, const Reduction& what);
 // Every member's part of the memory ends up reduced there, and nowhere else.
-std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope, const Reduction& what,
-                              std::vector<Part> parts);
-std::unique_ptr<Run> MakeRing(Port& port, PartyPtr party, Envelope envelope, Gathering what);
-std::unique_ptr<Run> MakeChain(Port& port, PartyPtr party, Envelope envelope, void* memory,
-                               std::int64_t bytes, int root);
-std::unique_ptr<Run> MakeChain(Port& port, PartyPtr party, Envelope envelope, const Reduction& what,
-                               int root);
-std::unique_ptr<Run> MakeTree(Port& port, PartyPtr party, Envelope envelope, void* memory,
-                              std::int64_t bytes, int root);
-std::unique_ptr<Run> MakeBruck(Port& port, PartyPtr party, Envelope envelope, const void* input,
-                               std::byte* output, std::int64_t bytes);
+std::unique_ptr<Run> MakeRing(const Seat& seat, const Reduction& what, std::vector<Part> parts);
+std::unique_ptr<Run> MakeRing(const Seat& seat, Gathering what);
+std::unique_ptr<Run> MakeChain(const Seat& seat, void* memory, std::int64_t bytes, int root);
+std::unique_ptr<Run> MakeChain(const Seat& seat, const Reduction& what, int root);
+std::unique_ptr<Run> MakeTree(const Seat& seat, void* memory, std::int64_t bytes, int root);
+std::unique_ptr<Run> MakeBruck(const Seat& seat, const void* input, std::byte* output,
+                               std::int64_t bytes);
 // All at once, by member.
-std::unique_ptr<Run> MakeExchange(Port& port, PartyPtr party, Envelope envelope,
-                                  std::vector<Receive> receives, std::vector<Send> sends);
+std::unique_ptr<Run> MakeExchange(const Seat& seat, std::vector<Receive> receives,
+                                  std::vector<Send> sends);
 
 }  // namespace sirtaki::ops::wire

@@ -174,11 +174,11 @@ std::unique_ptr<Completion> WireBackend::Start(Channel channel, std::int64_t run
   const Place place = Begin(channel, runs);
   if (place.party == nullptr) return NoSet(channel);
   if (runs == 0) return Finished::With(Status::Ok());
-  if (runs == 1) return Through(channel, make(0, place.EnvelopeOf(0)));
-  return Through(channel, std::make_unique<Pipeline>(runs, place.pipelined ? kDepth : 1,
-                                                     [make, place](std::int64_t i) {
-                                                       return make(i, place.EnvelopeOf(i));
-                                                     }));
+  const auto start = [this, make, place](std::int64_t i) {
+    return make(i, {port_, place.party, place.EnvelopeOf(i)});
+  };
+  if (runs == 1) return Through(channel, start(0));
+  return Through(channel, std::make_unique<Pipeline>(runs, place.pipelined ? kDepth : 1, start));
 }
 
 std::unique_ptr<Completion> WireBackend::Through(Channel channel,
@@ -208,18 +208,18 @@ std::int64_t WireBackend::ChunkBytes(Channel channel, const Party& party) const 
 
 std::unique_ptr<Completion> WireBackend::InChunks(
     Channel channel, const Reduction& whole,
-    const std::function<std::unique_ptr<Run>(const Reduction&, Envelope)>& make) {
+    const std::function<std::unique_ptr<Run>(const Reduction&, const Seat&)>& make) {
   const PartyPtr party = PartyOf(channel);
   if (party == nullptr) return NoSet(channel);
   const std::int64_t size = BytesOf(whole.dtype);
   const std::int64_t step = std::max<std::int64_t>(1, ChunkBytes(channel, *party) / size);
   const std::int64_t runs =
       whole.count == 0 || party->size() == 1 ? 0 : (whole.count - 1) / step + 1;
-  return Start(channel, runs, [=](std::int64_t i, Envelope envelope) {
+  return Start(channel, runs, [=](std::int64_t i, const Seat& seat) {
     Reduction chunk = whole;
     chunk.memory = At(whole.memory, i * step * size);
     chunk.count = std::min(step, whole.count - i * step);
-    return make(chunk, envelope);
+    return make(chunk, seat);
   });
 }
 
@@ -234,9 +234,8 @@ std::unique_ptr<Completion> WireBackend::AllReduceScaled(Channel channel, void* 
   const bool doubles = count * BytesOf(dtype) <= options_.few_steps_bytes ||
                        (party->size() == 2 && party->hosts[0] != party->hosts[1]);
   return InChunks(channel, {buffer, count, dtype, op, after},
-                  [this, party, doubles](const Reduction& chunk, Envelope envelope) {
-                    return doubles ? MakeDoubling(port_, party, envelope, chunk)
-                                   : MakeRing(port_, party, envelope, chunk);
+                  [doubles](const Reduction& chunk, const Seat& seat) {
+                    return doubles ? MakeDoubling(seat, chunk) : MakeRing(seat, chunk);
                   });
 }
 
@@ -244,12 +243,10 @@ std::unique_ptr<Completion> WireBackend::Reduce(Channel channel, void* buffer, s
                                                 DType dtype, ReduceOp op, int root) {
   if (!HasReduction(op, dtype)) return NoReduction(dtype, op);
   const bool few = count * BytesOf(dtype) <= options_.few_steps_bytes;
-  return InChunks(
-      channel, {buffer, count, dtype, op},
-      [this, party = PartyOf(channel), few, root](const Reduction& chunk, Envelope envelope) {
-        return few ? MakeDoubling(port_, party, envelope, chunk)
-                   : MakeChain(port_, party, envelope, chunk, root);
-      });
+  return InChunks(channel, {buffer, count, dtype, op},
+                  [few, root](const Reduction& chunk, const Seat& seat) {
+                    return few ? MakeDoubling(seat, chunk) : MakeChain(seat, chunk, root);
+                  });
 }
 
 // Within a host a window holds as much as may be under way at once. Over a network, which carries
@@ -271,11 +268,10 @@ std::unique_ptr<Completion> WireBackend::Broadcast(Channel channel, void* buffer
   const bool few = bytes <= options_.few_steps_bytes;
   const std::int64_t step = few ? bytes : ChunkBytes(channel, *party);
   const std::int64_t runs = bytes == 0 || party->size() == 1 ? 0 : (bytes - 1) / step + 1;
-  return Start(channel, runs, [=, this](std::int64_t i, Envelope envelope) {
+  return Start(channel, runs, [=](std::int64_t i, const Seat& seat) {
     std::byte* const memory = At(buffer, i * step);
     const std::int64_t part = std::min(step, bytes - i * step);
-    return few ? MakeTree(port_, party, envelope, memory, part, root)
-               : MakeChain(port_, party, envelope, memory, part, root);
+    return few ? MakeTree(seat, memory, part, root) : MakeChain(seat, memory, part, root);
   });
 }
 
@@ -287,8 +283,8 @@ std::unique_ptr<Completion> WireBackend::AllGather(Channel channel, const void* 
     return AllGatherV(channel, input, output,
                       std::vector<std::int64_t>(party->ranks.size(), bytes));
   }
-  return Start(channel, bytes == 0 ? 0 : 1, [=, this](std::int64_t, Envelope envelope) {
-    return MakeBruck(port_, party, envelope, input, static_cast<std::byte*>(output), bytes);
+  return Start(channel, bytes == 0 ? 0 : 1, [=](std::int64_t, const Seat& seat) {
+    return MakeBruck(seat, input, static_cast<std::byte*>(output), bytes);
   });
 }
 
@@ -305,17 +301,17 @@ std::unique_ptr<Completion> WireBackend::AllGatherV(Channel channel, const void*
   const std::int64_t step =
       std::max(kMessageBytes, ChunkBytes(channel, *party) / std::max(1, party->size()));
   const std::int64_t runs = most == 0 || party->size() == 1 ? 0 : (most - 1) / step + 1;
-  return Start(channel, runs,
-               [=, this, bytes = std::vector(bytes.begin(), bytes.end())](std::int64_t i,
-                                                                          Envelope envelope) {
-                 Gathering chunk{static_cast<std::byte*>(output), offsets, bytes};
-                 for (std::size_t m = 0; m < bytes.size(); ++m) {
-                   const std::int64_t begin = std::min(i * step, bytes[m]);
-                   chunk.offsets[m] += begin;
-                   chunk.bytes[m] = std::min(step, bytes[m] - begin);
-                 }
-                 return MakeRing(port_, party, envelope, std::move(chunk));
-               });
+  return Start(
+      channel, runs,
+      [=, bytes = std::vector(bytes.begin(), bytes.end())](std::int64_t i, const Seat& seat) {
+        Gathering chunk{static_cast<std::byte*>(output), offsets, bytes};
+        for (std::size_t m = 0; m < bytes.size(); ++m) {
+          const std::int64_t begin = std::min(i * step, bytes[m]);
+          chunk.offsets[m] += begin;
+          chunk.bytes[m] = std::min(step, bytes[m] - begin);
+        }
+        return MakeRing(seat, std::move(chunk));
+      });
 }
 
 std::unique_ptr<Completion> WireBackend::ReduceScatter(Channel channel, void* buffer,
@@ -331,16 +327,16 @@ std::unique_ptr<Completion> WireBackend::ReduceScatter(Channel channel, void* bu
   const std::int64_t runs = most == 0 || party->size() == 1 ? 0 : (most - 1) / step + 1;
   std::vector<std::int64_t> begins(counts.size());
   std::exclusive_scan(counts.begin(), counts.end(), begins.begin(), std::int64_t{0});
-  return Start(channel, runs,
-               [=, this, counts = std::vector(counts.begin(), counts.end())](std::int64_t i,
-                                                                             Envelope envelope) {
-                 std::vector<Part> parts(counts.size());
-                 for (std::size_t m = 0; m < counts.size(); ++m) {
-                   const std::int64_t first = std::min(i * step, counts[m]);
-                   parts[m] = {begins[m] + first, std::min(step, counts[m] - first)};
-                 }
-                 return MakeRing(port_, party, envelope, {buffer, 0, dtype, op}, std::move(parts));
-               });
+  return Start(
+      channel, runs,
+      [=, counts = std::vector(counts.begin(), counts.end())](std::int64_t i, const Seat& seat) {
+        std::vector<Part> parts(counts.size());
+        for (std::size_t m = 0; m < counts.size(); ++m) {
+          const std::int64_t first = std::min(i * step, counts[m]);
+          parts[m] = {begins[m] + first, std::min(step, counts[m] - first)};
+        }
+        return MakeRing(seat, {buffer, 0, dtype, op}, std::move(parts));
+      });
 }
 
 std::unique_ptr<Completion> WireBackend::Exchange(Channel channel,
@@ -357,8 +353,8 @@ std::unique_ptr<Completion> WireBackend::Exchange(Channel channel,
   for (const OutgoingSlice& slice : outgoing) {
     if (slice.bytes > 0) sends.push_back({rank_of(slice.member), slice.memory, slice.bytes});
   }
-  return Start(channel, 1, [&, this](std::int64_t, Envelope envelope) {
-    return MakeExchange(port_, party, envelope, std::move(receives), std::move(sends));
+  return Start(channel, 1, [&](std::int64_t, const Seat& seat) {
+    return MakeExchange(seat, std::move(receives), std::move(sends));
   });
 }
 

@@ -112,7 +112,7 @@ class WireBackend : public Backend {
     Envelope EnvelopeOf(std::int64_t run) const;
   };
   // `i`: of `count` runs, each of a chunk.
-  using MakeRun = std::function<std::unique_ptr<Run>(std::int64_t i, Envelope envelope)>;
+  using MakeRun = std::function<std::unique_ptr<Run>(std::int64_t i, const Seat& seat)>;
 
   std::int64_t BlockOf(core::SetNumber set) const;
   // Begin takes the place of an operation that consists of `runs` runs.
@@ -124,7 +124,7 @@ class WireBackend : public Backend {
   // The runs of `whole`, a reduction's, are cut into chunks.
   std::unique_ptr<Completion> InChunks(
       Channel channel, const Reduction& whole,
-      const std::function<std::unique_ptr<Run>(const Reduction& chunk, Envelope envelope)>& make);
+      const std::function<std::unique_ptr<Run>(const Reduction& chunk, const Seat& seat)>& make);
   std::int64_t ChunkBytes(Channel channel, const Party& party) const;
 
   Port& port_;
