@@ -105,7 +105,7 @@ class FolderSource : public Source {
     return static_cast<std::int64_t>(images_.classes.size());
   }
   const std::vector<std::string>& class_names() const { return images_.classes; }
-  // Of every image: its class and its name, without the folder that they all are in.
+  // The names are every image's class and name, without the folder that they all are in.
   std::string names() const {
     std::string all;
     for (const auto& [path, target] : images_.files) {

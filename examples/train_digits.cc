@@ -162,7 +162,7 @@ void report(const Net& net, double accuracy, double samples, double seconds) {
 }
 
 void train(const Settings& settings) {
-  // On a GPU the model and each batch go there; nothing else is different.
+  // The model and each batch go to the GPU if there is one; nothing else is different.
   const torch::Device device = examples::choose_device(settings.device);
   const examples::CurrentDevice current(device);
   Plan plan = make_plan(settings);

@@ -43,7 +43,7 @@ struct Data {
   std::shared_ptr<const Source> validation;  // null: there is none
 };
 
-// In later epochs a rank reads images that others read before, so all must have the same images.
+// All ranks must have the same images: in later epochs a rank reads those that others read before.
 void check_alike(const FolderSource& source, const std::string& flag) {
   const std::string here =
       std::to_string(source.size()) + " images of " + std::to_string(source.classes()) + " classes";
@@ -134,7 +134,7 @@ struct Trainer {
   torch::Tensor here(const torch::Tensor& tensor) const { return tensor.to(device, true); }
 };
 
-// Until this call each rank has its own running statistics of batch normalisation.
+// Each rank has its own running statistics of batch normalisation until this call.
 void average_statistics(ResNet& net) {
   torch::NoGradGuard no_grad;
   for (const auto& buffer : net->named_buffers()) {

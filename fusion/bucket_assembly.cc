@@ -17,7 +17,7 @@ BucketAssembly::~BucketAssembly() {
 }
 
 BucketAssembly::Arrival BucketAssembly::Put(std::size_t part, core::WorkPtr work) {
-  // Only a part of this round makes it less, and there is one that is not counted yet: ours.
+  // The count is made less by a part of this round alone, and one is not counted yet: ours.
   if (missing_.load(std::memory_order_acquire) == 0) return Arrival::kInFlight;
   parts_[part] = std::move(work);
   // What the others wrote before they were counted is visible to the last.

@@ -42,10 +42,10 @@ class BucketAssembly {
   // The work of the whole: absent bits of all parts, and the first invalid one's text. By who was
   // told kLast. `round`: which average of its step it is, for the signature; 0: nobody tells.
   core::WorkPtr Assemble(std::uint32_t round = 0) const;
-  // By the same, when the session has accepted it.
+  // NoteSubmitted is called by the same, when the session has accepted it.
   void NoteSubmitted(core::WorkPtr whole);
 
-  // Of the whole, in this round; null before NoteSubmitted.
+  // The handle is the whole's, in this round; null before NoteSubmitted.
   core::HandlePtr handle() const;
   // Precondition: the handle is done, and ok.
   bool AbsentEverywhere(std::size_t part) const;

@@ -47,7 +47,7 @@ class GradientGate {
   void Release() { holds_.fetch_sub(1, std::memory_order_acq_rel); }
   bool held() const { return holds_.load(std::memory_order_acquire) != 0; }
 
-  // As before the first pass. An arrival at the same time counts before or after.
+  // Reset makes it as before the first pass. An arrival at the same time counts before or after.
   void Reset();
 
  private:

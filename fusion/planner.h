@@ -15,7 +15,7 @@ enum class Lane : std::uint8_t { kSmall, kLarge };
 
 // What does not change, beside the limits of a batch.
 struct Rules {
-  // Of one group of a kind whose first dimension may differ by rank.
+  // One group of a kind whose first dimension may differ by rank has at most so many tensors.
   std::int64_t gather_count = 64;
   // What is in no bucket goes alone: its group must not depend on what else was ready.
   bool deterministic = false;
@@ -32,8 +32,8 @@ const core::Signature& SignatureAt(const core::RunBatch& batch, Place place);
 // A group has its places in the order of the batch.
 struct Group {
   Lane lane = Lane::kSmall;
-  // Of all tensors, in their own type, as each rank gives them; 0 where the first dimension may
-  // differ by rank, and of a barrier.
+  // The bytes are those of all tensors, in their own type, as each rank gives them; 0 where the
+  // first dimension may differ by rank, and of a barrier.
   std::int64_t bytes = 0;
   std::vector<Place> places;
 };

@@ -36,7 +36,7 @@ struct LanesOptions {
   int nccl_cta_policy = nccl::kUndefined;
 };
 
-// As HostLanes. Work on a device is a cuda::DeviceWork.
+// Lanes are used as HostLanes. Work on a device is a cuda::DeviceWork.
 class Lanes : public core::Executor {
  public:
   Lanes(LanesOptions options, Backends& backend);
@@ -70,8 +70,8 @@ class Lanes : public core::Executor {
   const std::shared_ptr<Nccl> nccl_;
   const std::shared_ptr<nccl::ProcessCommunicators> communicators_;
 
-  // Under the token.
-  // By set and slot: what no lane has been told yet, or null. This rank may have joined then.
+  // What no lane has been told yet, by set and slot, or null; used under the token. This rank may
+  // have joined then.
   std::map<std::pair<core::SetNumber, Slot>, nccl::RendezvousPtr> met_;
   std::uint64_t groups_ = 0;  // of devices, started so far
   core::Status driver_;       // why it does not load our kernels

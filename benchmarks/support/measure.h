@@ -61,7 +61,7 @@ int Guarded(const std::string& program, const std::function<int()>& body);
 
 // Value of `--name=value` or `--name value`, else `otherwise`.
 std::string Flag(int argc, char** argv, const std::string& name, const std::string& otherwise);
-// The same of a list with commas.
+// ListFlag is TextFlag for a list with commas.
 std::vector<std::string> ListFlag(int argc, char** argv, const std::string& name,
                                   const std::string& otherwise);
 

@@ -56,7 +56,7 @@ enum class OpKind : std::uint8_t {
   kReduceScatter,
   kBarrier,
   kMakeArena,  // memory for buckets on a GPU, of all members: no tensors
-  // Between two ranks, not negotiated.
+  // Messages go between two ranks and are not negotiated.
   kSend,
   kReceive,
 };

@@ -152,7 +152,7 @@ Status ReadHorovod(const EnvironmentView& env, Config* config) {
   return Status::Ok();
 }
 
-// As Horovod's: only where nothing else was said.
+// Horovod's variables count only where nothing else was said.
 Status ReadSettings(Config* config) {
   const std::string& path = config->settings;
   std::ifstream file(path);
@@ -223,7 +223,7 @@ Status ParseConfig(const std::vector<std::string>& args, const EnvironmentView& 
                    const ProgramOptions& program, Config* out, std::vector<std::string>* rest) {
   Config config;
   std::vector<std::string> others;
-  // From the weakest to the strongest: each overwrites what came before.
+  // The sources follow from the weakest to the strongest: each overwrites what came before.
   Status status = ReadVariables(env, &config);
   if (status.ok()) status = ReadFlags(args, &config, &others);
   if (status.ok()) status = ReadProgram(program, &config);

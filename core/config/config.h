@@ -112,14 +112,14 @@ Status ParseConfig(const std::vector<std::string>& args, const EnvironmentView& 
 // empty if there are none. For an environment that ParseConfig accepts: none of them is misspelt.
 std::string UnknownVariablesWarning(const EnvironmentView& env);
 
-// Of the options that all ranks must have alike, sets those of `*agreed` to rank 0's and leaves the
-// others. kMismatch if another rank has an explicit value that differs: names the option, both
-// ranks, both values and where they came from. The same result on every rank. Precondition: by_rank
-// is not empty.
+// AgreeConfigs sets those options of `*agreed` that all ranks must have alike to rank 0's, and
+// leaves the others. kMismatch if another rank has an explicit value that differs: names the
+// option, both ranks, both values and where they came from. The same result on every rank.
+// Precondition: by_rank is not empty.
 Status AgreeConfigs(std::span<const Config> by_rank, Config* agreed);
 
-// For exchanging it between ranks. Deserialising survives any bytes (kProtocol) and refuses the
-// bytes of a version of the library with other options.
+// The bytes of a configuration are exchanged between ranks. Deserialising survives any bytes
+// (kProtocol) and refuses the bytes of a version of the library with other options.
 std::string SerializeConfig(const Config& config);
 Status DeserializeConfig(std::string_view bytes, Config* config);
 

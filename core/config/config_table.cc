@@ -16,7 +16,7 @@ using Reading = HorovodAlias::Reading;
 constexpr std::int64_t kHour = 60 * kMinute;
 constexpr std::int64_t kDay = 24 * kHour;
 
-// In the order of the enumerations of config.h.
+// The texts stand in the order of the enumerations of config.h.
 constexpr std::array<std::string_view, 3> kWaits = {"auto", "spin", "yield"};
 constexpr std::array<std::string_view, 3> kSharedMemories = {"auto", "off", "required"};
 constexpr std::array<std::string_view, 2> kTransports = {"auto", "mpi"};

@@ -58,7 +58,7 @@ struct OptionSpec {
   bool agreed = false;    // the same on all ranks
   std::span<const std::string_view> choices;
   std::string_view help;
-  // Of all kinds but kText.
+  // `get` and `set` are there for all kinds but kText.
   std::int64_t (*get)(const Config&) = nullptr;
   void (*set)(Config&, std::int64_t) = nullptr;
   std::string Config::*text = nullptr;  // of kText
@@ -81,7 +81,7 @@ std::optional<bool> ParseBool(std::string_view text);
 
 // Sets the option from a text; false if it is no value of it.
 bool SetOptionFromText(const OptionSpec& option, std::string_view text, Config* config);
-// Its value as a text that SetOptionFromText reads back.
+// OptionText is the option's value as a text that SetOptionFromText reads back.
 std::string OptionText(const OptionSpec& option, const Config& config);
 
 // A text that ParseOptionValue reads back: "64M", "1min", "warning".

@@ -9,7 +9,7 @@ using trace::Event;
 using trace::EventKind;
 using trace::Metric;
 
-// As Key::ToString has it, most often without its allocations.
+// SetText is what Key::ToString has, most often without its allocations.
 void SetText(const Key& key, Event* event) {
   const std::string_view name = key.name.text();
   if (!key.name.plain() || key.set != kWorldSet || name.size() + 2 > Event::kTextBytes) {
@@ -65,7 +65,7 @@ void CallTrace::EndCalls(std::int64_t calls, TimePoint now) const {
 
 void CallTrace::Agreed(const Work& work, std::uint64_t number, TimePoint now) const {
   if (observer_ == nullptr) return;
-  // Of the same round it may be: then its time is later than the round's.
+  // The call may be of the same round: then its time is later than the round's.
   Event event = OfCall(EventKind::kNegotiate, work, work.submitted, std::max(now, work.submitted));
   SetText(work.request.key, &event);
   event.number = number;

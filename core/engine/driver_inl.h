@@ -37,7 +37,7 @@ inline Duration::rep Count(TimePoint time) { return time.time_since_epoch().coun
 template <typename Sync>
 class BasicDriver<Sync>::CallMark {
  public:
-  // Only the token's holder writes it.
+  // The count is written by the token's holder alone.
   explicit CallMark(typename Sync::template Atomic<std::uint64_t>& calls) : calls_(calls) {
     Count();
   }

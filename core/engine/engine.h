@@ -64,7 +64,8 @@ class Engine : private Rounds {
   // left this process, or after two seconds.
   void Abort(StatusCode code, const std::string& text);
 
-  // From a data thread: closes the queue with the cause, posts it to the engine and rings.
+  // PostFailure is a data thread's: closes the queue with the cause, posts it to the engine and
+  // rings.
   void PostFailure(const Status& why, const std::string& tensor);
 
   // Something moved that only a round can see (the large lane finished): wakes whoever drives.
@@ -78,7 +79,7 @@ class Engine : private Rounds {
 
   // Waits until this rank runs nothing. kTimedOut at `deadline`; messages do not count.
   Status WaitUntilIdle(TimePoint deadline);
-  // From Pause to Resume nobody drives the engine: what is submitted waits, and Listen alone receives.
+  // Nobody drives the engine from Pause to Resume: what is submitted waits, Listen alone receives.
   // False: something runs, or the engine is about to end, and it is not paused. Leave and Abort
   // resume.
   bool Pause() SIRTAKI_EXCLUDES(token_);
@@ -98,7 +99,7 @@ class Engine : private Rounds {
   Status fault() const;  // ok while there is none
   // What is started from now on is planned with these limits.
   const AgreedLimits& limits() const { return limits_; }
-  // For work of this key. The handle may outlive the engine.
+  // MakeHandle makes one for work of this key. The handle may outlive the engine.
   HandlePtr MakeHandle(const Key& key);
 
   // A set that the negotiator has known from its start, and that the executor is to make.
@@ -124,8 +125,9 @@ class Engine : private Rounds {
   TimePoint NextWake(TimePoint now) const SIRTAKI_EXCLUDES(token_);
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
-  // By the negotiator, under the token, for the answer to a stall query: what this rank did last,
-  // and the key before whose end it submits nothing, where it has waited for that a while.
+  // Activity is asked by the negotiator, under the token, for the answer to a stall query: what
+  // this rank did last, and the key before whose end it submits nothing, where it has waited for
+  // that a while.
   std::string Activity() const;
   std::optional<Key> WaitsFor() const;
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr Duration kTokenPause = std::chrono::milliseconds(1);
 
-// To stand before the key. A group may have hundreds of tensors: how many does.
+// WhatText stands before the key. A group may have hundreds of tensors: how many does.
 std::string WhatText(const Asked& asked) {
   const SignaturePtr& signature = CollectiveOf(asked);
   if (signature == nullptr || signature->parts.empty()) return AskedText(asked);

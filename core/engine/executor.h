@@ -46,20 +46,21 @@ class Executor {
  public:
   virtual ~Executor() = default;
 
-  // Under the token. Preconditions: this rank is a member, and at every member AddSet of the set has
-  // ended. Plans the batch alone and queues or starts its groups in order; never blocks.
+  // Start is called under the token. Preconditions: this rank is a member, and at every member
+  // AddSet of the set has ended. Plans the batch alone and queues or starts its groups in order;
+  // never blocks.
   virtual void Start(RunBatch batch, TimePoint now) = 0;
 
-  // Under the token. A set comes or goes, at its place in the agreed order: what was started before
-  // for a set that goes is done first. `members`: of a new one. `work`: whose handle is completed
-  // when it has happened; its request is that of the change.
+  // AddSet is called under the token: a set comes or goes, at its place in the agreed order: what
+  // was started before for a set that goes is done first. `members`: of a new one. `work`: whose
+  // handle is completed when it has happened; its request is that of the change.
   virtual void AddSet(SetNumber set, const RankRanges& members, WorkPtr work, TimePoint now) = 0;
   virtual void RemoveSet(SetNumber set, WorkPtr work, TimePoint now) = 0;
 
-  // Under the token. Begins a send or a receive, which is in no order with the rest.
+  // StartP2p begins, under the token, a send or a receive, which is in no order with the rest.
   virtual void StartP2p(WorkPtr work, TimePoint now) = 0;
 
-  // Under the token. Steps what is non-blocking; true if something moved.
+  // Step moves on, under the token, what is non-blocking; true if something moved.
   virtual bool Step(TimePoint now) = 0;
 
   // True if non-blocking calls are unfinished, so that somebody has to keep calling Step.

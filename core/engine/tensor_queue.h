@@ -84,7 +84,8 @@ class TensorQueue {
   std::size_t pending() const SIRTAKI_EXCLUDES(mutex_);  // accepted and not resolved
   // Somebody else watches the deadline of this work from now on.
   void HandOverDeadline(const Work& work) SIRTAKI_EXCLUDES(mutex_);
-  // Of the pending calls whose deadline was not handed over; TimePoint::max() if none has one.
+  // EarliestDeadline is that of the pending calls whose deadline was not handed over;
+  // TimePoint::max() if none has one.
   // `key`, unless null, is set to that call's, `limit` to the time that it was given.
   TimePoint EarliestDeadline(Key* key, Duration* limit = nullptr) const SIRTAKI_EXCLUDES(mutex_);
 
@@ -112,7 +113,7 @@ class TensorQueue {
   std::size_t pending_count_ SIRTAKI_GUARDED_BY(mutex_) = 0;
   std::unordered_map<Key, std::deque<WorkPtr>, KeyHash> held_ SIRTAKI_GUARDED_BY(mutex_);
   std::size_t held_count_ SIRTAKI_GUARDED_BY(mutex_) = 0;
-  // Of a set's unnamed calls, since its last epoch.
+  // Calls counts a set's unnamed calls since its last epoch.
   struct Calls {
     std::uint64_t next = 0;
     std::weak_ptr<const void> thread;  // who makes them; gone: anybody may
@@ -120,7 +121,7 @@ class TensorQueue {
   std::unordered_map<SetNumber, Calls> calls_ SIRTAKI_GUARDED_BY(mutex_);
   std::set<SetNumber> joined_ SIRTAKI_GUARDED_BY(mutex_);
   std::map<SetNumber, std::uint64_t> accepted_ SIRTAKI_GUARDED_BY(mutex_);  // not messages
-  // Of pending and held work that has a deadline.
+  // The deadlines are those of pending and held work.
   std::set<std::pair<TimePoint, const Work*>> deadlines_ SIRTAKI_GUARDED_BY(mutex_);
   Status closed_ SIRTAKI_GUARDED_BY(mutex_);
   std::vector<Account::Call> pending_at_close_ SIRTAKI_GUARDED_BY(mutex_);

@@ -156,7 +156,7 @@ struct Work {
   // What this rank gives to it.
   std::int64_t InputBytes() const;
 };
-// The same, of a part that is `signature`.
+// InputBytesOf a part is what `signature` says of it.
 std::int64_t InputBytesOf(const Signature& signature, const Work& work);
 
 // The rows of member `index` if `rows` are dealt out to `members`: the remainder goes to the first

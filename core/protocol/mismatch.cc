@@ -26,7 +26,7 @@ std::string Number(double value) {
   return out.str();
 }
 
-// In the order in which a reader wants them: what it is before its details.
+// The attributes stand in the order in which a reader wants them: what it is before its details.
 const std::vector<std::function<std::string(const Signature&)>>& Attributes() {
   static const std::vector<std::function<std::string(const Signature&)>> kAttributes = {
       [](const Signature& s) { return std::string(OpKindName(s.kind)); },
@@ -73,7 +73,7 @@ std::vector<std::string> Differences(const std::vector<const Signature*>& signat
     if (!differs) continue;
     for (std::size_t i = 0; i < texts.size(); ++i) AppendWord(texts[i], attribute(*signatures[i]));
   }
-  // Of grouped calls: how many tensors, or what differs in the first of them that does.
+  // Grouped calls differ in how many tensors they have, or in the first of them that differs.
   const auto count = [](const Signature& s) { return s.parts.size(); };
   bool same_count = true;
   std::size_t parts = 0;
@@ -115,7 +115,7 @@ Origin FailOrigin(const Key& key, StatusCode code, const std::string& text) {
   Origin origin;
   origin.tensor = TensorName(key);
   if (code == StatusCode::kMismatch) return origin;
-  // Behind the name, which may say anything, the ranks come first: see MismatchText and LeftText.
+  // The ranks come first behind the name, which may say anything: see MismatchText and LeftText.
   const std::string name = key.ToString();
   const std::size_t named = text.find(name);
   std::size_t at = text.find("rank", named == std::string::npos ? 0 : named + name.size());

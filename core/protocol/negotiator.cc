@@ -175,7 +175,7 @@ void Negotiator::ReceiveReport(int child, ReportMessage report, TimePoint now) {
     return Protocol(link.rank, "an acknowledgement that is out of range");
   }
   link.acknowledged = report.ack;
-  // Who has left is known before any item is judged: a key that a departure completed stands before
+  // Departures are known before any item is judged: a key that a departure completed stands before
   // the departure in the report (3), and must fail for it all the same (16).
   for (const ReportItem& item : report.items) {
     if (const auto* left = std::get_if<LeftItem>(&item)) {
@@ -259,7 +259,7 @@ bool Negotiator::ReceiveReady(int child, ReadyItem item, TimePoint now) {
 void Negotiator::Advance(SetState& set, const Key& key, PendingKey& pending) {
   if (pending.forwarded) return;
   if (!set.Complete(pending)) {
-    // Also after a departure that did not complete it: a wait has begun.
+    // A wait has begun, also after a departure that did not complete it.
     return stalls_.NoteWait(pending);
   }
   set.AddSilent(pending);
@@ -382,7 +382,8 @@ Entry Negotiator::DecideChange(const Key& key, const Asked& change, const Pendin
   if (members.empty() || !world.ContainsAll(members)) {
     return refuse("ranks " + members.ToString() + " are not all among " + world.ToString());
   }
-  // At once: another may be decided before this one takes its place in the stream.
+  // The number is taken at once: another set may be decided before this one takes its place in the
+  // stream.
   set_numbers_.insert(++last_set_);
   return AddSetEntry{key, last_set_, members};
 }

@@ -125,9 +125,9 @@ class Negotiator final : private StallWatch::Surroundings {
   bool Outstanding() const;
   // The sets of which this rank is a member.
   std::vector<std::pair<SetNumber, RankRanges>> MemberSets() const;
-  // For invariants: nothing pending, nothing half told.
+  // Quiescent serves invariants: nothing is pending, nothing half told.
   bool Quiescent() const;
-  // For tests: the live ids of a set here, after the batches seen so far.
+  // KnownIds serves tests: the live ids of a set here, after the batches seen so far.
   std::vector<AgreedId> KnownIds(SetNumber set) const;
 
  private:

@@ -48,7 +48,7 @@ void Negotiator::CheckPeers(const LocalState& local, TimePoint now) {
   }
   std::erase_if(asked_until_, [&](const auto& entry) { return entry.second <= now; });
   for (const auto& [asked, until] : asked_until_) {
-    // At once: whoever asks has waited the ping time already.
+    // The wait counts at once: whoever asks has waited the ping time already.
     WaitOn(*FindSet(asked.first), TimePoint{}, now, /*except=*/asked.second);
     if (faulted()) return;
   }

@@ -73,7 +73,7 @@ struct Key {
 };
 
 struct KeyHash {
-  // Not noexcept: so libstdc++ keeps the hashes in its tables, where they would else be computed
+  // The hash is not noexcept: so libstdc++ keeps it in its tables, where it would else be computed
   // again and again.
   std::size_t operator()(const Key& key) const;
 };
@@ -96,9 +96,9 @@ struct Signature {
   double prescale = 1.0;
   double postscale = 1.0;
   std::uint64_t layout = 0;  // hash of the layout, of a bucket or an arena, else 0
-  // Of a grouped call: its tensors, in order, each with the kind of the whole and no parts of its
-  // own. Of the fields above the whole then has its kind alone, that of a bucket its layout as
-  // well.
+  // The parts of a grouped call are its tensors, in order, each with the kind of the whole and no
+  // parts of its own. Of the fields above the whole then has its kind alone, that of a bucket its
+  // layout as well.
   std::vector<SignaturePtr> parts = {};
   // Which average of its step a gradient belongs to, from 1, where the ranks have to agree on that;
   // else 0.

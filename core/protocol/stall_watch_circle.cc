@@ -64,7 +64,8 @@ RankActivity StallWatch::Activity() {
   return activity;
 }
 
-// At the seat: a question has been answered. Asks about the keys that its answers lead to.
+// NoteHeldUp is the seat's: a question has been answered. Asks about the keys that its answers lead
+// to.
 void StallWatch::NoteHeldUp(SetState& set, const Key& key, PendingKey& pending,
                             const StalledKey::Inquiry& inquiry) {
   if (options_.stall_limit <= Duration::zero()) return;

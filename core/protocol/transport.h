@@ -28,11 +28,11 @@ class Bell {
   // return.
   virtual std::uint64_t ArmDoorbell() = 0;
 
-  // Without the token. Sleeps until the doorbell rang after `ticket` was taken, or `deadline`.
-  // True if it rang. May be called by several threads.
+  // WaitUntil sleeps, without the token, until the doorbell rang after `ticket` was taken, or
+  // `deadline`. True if it rang. May be called by several threads.
   virtual bool WaitUntil(std::uint64_t ticket, TimePoint deadline) = 0;
 
-  // By anyone, at any time: rings the doorbell.
+  // Wake rings the doorbell: by anyone, at any time.
   virtual void Wake() = 0;
 };
 

@@ -57,7 +57,7 @@ RankRanges Tree::RanksOfHosts(std::int64_t first, std::int64_t last) const {
     }
     host = run_end + 1;
   }
-  // In ascending order each addition is an append, whatever the number of pieces.
+  // Each addition is an append in ascending order, whatever the number of pieces.
   std::sort(pieces.begin(), pieces.end(),
             [](const RankRange& a, const RankRange& b) { return a.first < b.first; });
   RankRanges result;

@@ -41,8 +41,9 @@ class Tree {
   std::vector<int> host_of_rank_;
   std::vector<int> leaders_;               // by host number, ascending
   std::vector<RankRanges> ranks_of_host_;  // by host number
-  // By host number: the last host of the longest run from here in which each host's ranks are
-  // neighbours and follow those of the host before. Such a run is one range, however long.
+  // The end of a run, by host number, is the last host of the longest run from here in which each
+  // host's ranks are neighbours and follow those of the host before. Such a run is one range,
+  // however long.
   std::vector<int> run_end_;
 };
 

@@ -399,7 +399,7 @@ class MessageFields {
     const bool has_none = key.form == Key::Form::kNamed && key.name.empty();
     int tag = has_none ? int{kNoKey} : int{kNamedKey} + static_cast<int>(key.form);
     io_.Byte("key form", tag, id == kNoId ? kBucketKey : kUnnamedKey);
-    // Beside an id there is no name: it would contradict the id or repeat it.
+    // A name does not stand beside an id: it would contradict the id or repeat it.
     if (tag == (id == kNoId ? kNoKey : kNamedKey)) {
       io_.Fail("key form", "is " + std::to_string(tag) + ", which is not allowed here");
     }

@@ -25,9 +25,9 @@ inline constexpr std::size_t kMaxParts = 1 << 16;  // tensors of a grouped call
 // a key of another set than its item's or batch's, a variant without ranks or content.
 Bytes Encode(const Message& message);
 
-// On error `*message` is unspecified. Errors: kProtocol, naming the field and the byte's offset.
-// Allocates in proportion to bytes.size(), whatever the counts in it promise: an element is made
-// when those before it were read (at worst some 200 bytes of memory for each).
+// Decode leaves `*message` unspecified on error. Errors: kProtocol, naming the field and the byte's
+// offset. Allocates in proportion to bytes.size(), whatever the counts in it promise: an element is
+// made when those before it were read (at worst some 200 bytes of memory for each).
 Status Decode(std::span<const std::byte> bytes, Message* message);
 
 // A frame is what the medium carries: a message, and its digest as a fixed64. So bytes that arrive

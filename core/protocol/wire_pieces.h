@@ -64,7 +64,7 @@ class MessageWriter {
     }
     constexpr std::string_view kCut = "...";
     std::size_t end = kMaxTextBytes - kCut.size();
-    // Not in the middle of a UTF-8 character: its later bytes begin with the bits 10.
+    // The cut is not in the middle of a UTF-8 character: its later bytes begin with the bits 10.
     while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0U) == 0x80U) --end;
     out_.Text(text.substr(0, end).append(kCut));
   }

@@ -23,7 +23,7 @@ void Recorder::Add(const Event& event) noexcept {
     return;
   }
   std::array<std::uint64_t, kWords> words;  // NOLINT: filled at once
-  // Behind the text stays what was there.
+  // What was there stays behind the text.
   const std::size_t used = (offsetof(Event, letters) + event.text_bytes + 7) / sizeof(words[0]);
   std::memcpy(words.data(), &event, used * sizeof(words[0]));
   // Release, each: a reader that sees one of these words sees that the place is being written.

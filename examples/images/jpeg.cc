@@ -60,7 +60,7 @@ bool read_lines(Decoder* decoder, std::uint8_t* pixels, std::uint8_t* line) {
     JSAMPROW rows[] = {jpeg.out_color_space == JCS_RGB ? to : line};
     jpeg_read_scanlines(&jpeg, rows, 1);
     if (jpeg.out_color_space != JCS_RGB) {
-      // For printers: the inverted amounts of each colour, and of black.
+      // The inverted amounts of each colour, and of black, are for printers.
       for (std::size_t x = 0; x < jpeg.output_width; ++x) {
         for (std::size_t colour = 0; colour < kColours; ++colour) {
           to[x * kColours + colour] =

@@ -50,7 +50,7 @@ struct IncomingSlice {
 // A segment is one tensor of a reduction of many, as this member sees it.
 using Segment = fusion::Piece;
 
-// The same on all members.
+// A segment's reduction is the same on all members.
 struct SegmentReduction {
   core::DType dtype = core::DType::kF32;  // what ReduceParts (ops/base/kernels.h) takes
   core::ReduceOp op = core::ReduceOp::kSum;

@@ -12,12 +12,12 @@ namespace sirtaki::ops {
 
 // Where to look, in this order.
 struct LibrarySearch {
-  // Of the file's name: a copy that is in the process already is taken, whatever it is called
-  // behind this ("libcudart-1a2b.so.12").
+  // The file's name begins with it: a copy that is in the process already is taken, whatever it is
+  // called behind this ("libcudart-1a2b.so.12").
   std::string prefix;
-  // For files whose name begins with `prefix`.
+  // The folders are searched for files whose name begins with `prefix`.
   std::vector<std::filesystem::path> folders;
-  // As the dynamic linker finds them.
+  // The names are looked up as the dynamic linker finds them.
   std::vector<std::string> names;
 };
 

@@ -1,5 +1,5 @@
-// For what an operation that never returned, or failed, may still touch: reachable on purpose,
-// freed never.
+// KeepForever keeps what an operation that never returned, or failed, may still touch: reachable on
+// purpose, freed never.
 #pragma once
 
 #include <memory>

@@ -24,7 +24,7 @@ using core::ReduceOp;
 
 // --- two vectors ---
 
-// As many whole vectors as there are from element i on; where the rest begins.
+// It takes as many whole vectors as there are from element i on, and says where the rest begins.
 template <class Op, class D, typename T>
 HWY_INLINE std::size_t ReduceWhole(D d, T* HWY_RESTRICT to, const T* HWY_RESTRICT from,
                                    std::size_t i, std::size_t count) {

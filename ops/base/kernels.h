@@ -35,7 +35,7 @@ void ReduceMembers(core::ReduceOp op, core::DType dtype, std::span<const void* c
                    std::span<void* const> outputs, std::int64_t count, fusion::Scale before,
                    fusion::Scale after);
 
-// The same of vectors that follow each other in `parts`, into the first of them.
+// ReduceParts reduces vectors that follow each other in `parts` into the first of them.
 void ReduceParts(core::ReduceOp op, core::DType dtype, void* parts, std::int64_t members,
                  std::int64_t count, fusion::Scale before, fusion::Scale after);
 

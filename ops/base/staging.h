@@ -11,14 +11,15 @@
 
 namespace sirtaki::ops {
 
-// Not thread-safe. The source must outlive it, but not its memory.
+// Staging is not thread-safe. The source must outlive it, but not its memory.
 class Staging {
  public:
   static constexpr std::size_t kAlignment = core::MemorySource::kAlignment;
 
   explicit Staging(core::MemorySource& source = core::PlainMemory()) : source_(source) {}
 
-  // At least `bytes`; what was there before is lost if it has to grow. Throws std::bad_alloc.
+  // Reserve gives at least `bytes`; what was there before is lost if it has to grow. Throws
+  // std::bad_alloc.
   void* Reserve(std::int64_t bytes);
   std::int64_t capacity() const { return capacity_; }
 

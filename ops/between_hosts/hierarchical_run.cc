@@ -78,7 +78,7 @@ void HierarchicalRun::RunThrough() {
   }
 }
 
-// Until a peer has come further, or for a while.
+// Wait sleeps until a peer has come further, or for a while.
 void HierarchicalRun::Wait(std::uint32_t rung) {
   if (Status stop = check_(); !stop.ok()) return Finish(std::move(stop));
   const bool crosses = !under_way_.empty();

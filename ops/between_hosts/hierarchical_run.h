@@ -25,7 +25,7 @@
 
 namespace sirtaki::ops {
 
-// Not thread-safe. Everything that is given by reference must outlive it.
+// HierarchicalRun is not thread-safe. Everything that is given by reference must outlive it.
 class HierarchicalRun final : public Completion {
  public:
   // Reduces a carrier's slice with those of the other hosts' carriers, in place. Any number may be

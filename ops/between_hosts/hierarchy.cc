@@ -25,7 +25,7 @@ SetNumber CarriersOf(SetNumber set, std::size_t slice) {
   return SetBeside(SetKind::kCarriers, set, slice);
 }
 
-// Of what two hosts' carriers exchange at a time: several are under way, so smaller ones fill the
+// Two hosts' carriers exchange so much at a time: several are under way, so smaller ones fill the
 // network from the beginning to the end (docs/decisions/0008).
 constexpr std::int64_t kExchangeBytes = std::int64_t{128} << 10;
 
@@ -67,7 +67,8 @@ Hierarchy::Layout Hierarchy::LayoutOf(SetNumber set, const RankRanges& members) 
 template <typename T>
 Status Hierarchy::Tell(SetNumber set, const T& mine, std::vector<T>* all) {
   const auto told = std::make_shared<std::vector<T>>(all->size());
-  // On the lane that is polled: a member that never comes ends it at the deadline, or by Abort.
+  // This runs on the lane that is polled: a member that never comes ends it at the deadline, or by
+  // Abort.
   const auto operation =
       flat_.AllGather({set, fusion::Lane::kSmall}, &mine, told->data(), sizeof(T));
   const core::TimePoint deadline =

@@ -31,7 +31,8 @@ struct HierarchyOptions {
   core::TimePoint start_by = core::TimePoint::max();  // of the world's AddSet
 };
 
-// Of one rank. Sets come and go, and operations run, on the large lane; Abort is called by anyone.
+// A hierarchy is one rank's. Sets come and go, and operations run, on the large lane; Abort is
+// called by anyone.
 class Hierarchy final : public AllReducer {
  public:
   // `flat`: the medium's. `group`: null if this host's ranks share no memory. Both must outlive it.
@@ -39,8 +40,9 @@ class Hierarchy final : public AllReducer {
   Hierarchy(const Hierarchy&) = delete;
   Hierarchy& operator=(const Hierarchy&) = delete;
 
-  // By all members of a set that `flat` has, each after its AddSet there; of the world before
-  // anything else. Blocks until all are there. Makes nothing for sets that are better off without.
+  // AddSet is called by all members of a set that `flat` has, each after its AddSet there; of the
+  // world before anything else. Blocks until all are there. Makes nothing for sets that are better
+  // off without.
   core::Status AddSet(core::SetNumber set, const core::RankRanges& members)
       SIRTAKI_EXCLUDES(mutex_);
   // Before RemoveSet of `flat`.

@@ -13,8 +13,8 @@
 
 namespace sirtaki::ops {
 
-// At the beginning of a member's memory. Each counts chunks, of all operations of the set: a member
-// goes through them in the same order as the others.
+// The counters stand at the beginning of a member's memory. Each counts chunks, of all operations
+// of the set: a member goes through them in the same order as the others.
 struct HostStageCounters {
   shm::SharedCounter loaded;   // it has given its elements
   shm::SharedCounter reduced;  // and has reduced its part of everyone's
@@ -23,14 +23,14 @@ struct HostStageCounters {
   shm::SharedCounter bell;     // rung by the others whenever they come further
 };
 
-// Not thread-safe: it belongs to the large lane. The memory is the members'.
+// HostStage is not thread-safe: it belongs to the large lane. The memory is the members'.
 class HostStage {
  public:
   // Chunks under way at once: one crosses while the next is loaded and reduced. A divisor of 2^32,
   // so that places go round when the counters of chunks wrap.
   static constexpr std::uint32_t kSlots = 8;
 
-  // Of one member's memory.
+  // MemoryBytes is the size of one member's memory.
   static std::int64_t MemoryBytes(std::int64_t chunk_bytes);
 
   // `memory`: of each member, MemoryBytes, zeroed.

@@ -12,7 +12,7 @@
 
 namespace sirtaki::ops {
 
-// Of two vectors a and b, or of parts of them that are added up.
+// The products are those of two vectors a and b, or of parts of them that are added up.
 struct AdasumProducts {
   double dot = 0.0;  // <a,b>
   double a = 0.0;    // |a|^2

@@ -213,7 +213,7 @@ class AdasumRun : public GroupRun {
 
   void ClearProducts() { std::fill(products_.begin(), products_.end(), AdasumProducts{}); }
 
-  // Of what lies in the segment; `a` and `b` hold its elements.
+  // AddProducts adds what lies in the segment; `a` and `b` hold its elements.
   void AddProducts(const Segment& segment, const std::byte* a, const std::byte* b) {
     ForEachTensor(segment, [&](std::size_t t, std::int64_t offset, std::int64_t count) {
       products_[t] = products_[t] + ProductsOf(vector_.moved(), a + offset * element(),

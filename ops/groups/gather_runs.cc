@@ -126,7 +126,7 @@ class AllGatherRun : public GroupRun {
     return true;
   }
 
-  // Who has joined has nowhere to put what the others have, so it is not sent there.
+  // A rank that has joined has nowhere to put what the others have, so it is not sent there.
   void GatherAmongActive(const GroupItem& item, std::byte* output) {
     slices_.Clear();
     for (const std::int64_t m : active()) {

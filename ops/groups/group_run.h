@@ -36,7 +36,7 @@ struct RunContext {
   core::trace::ObserverPtr observer;  // null: none
 };
 
-// Not thread-safe.
+// GroupRun is not thread-safe.
 class GroupRun {
  public:
   virtual ~GroupRun() = default;
@@ -77,7 +77,7 @@ class GroupRun {
   Channel channel() const { return task_->channel; }
   std::int64_t members() const { return members_; }
   std::int64_t self() const { return self_; }  // this rank's index among the members
-  // Of the kinds that have a root: its index. It is a member and has not joined.
+  // The root's index, for the kinds that have one: it is a member and has not joined.
   std::int64_t root() const { return root_; }
   bool is_root() const { return root_ == self_; }
   // The members that have not joined, ascending: those that give and take something.

@@ -13,16 +13,17 @@ namespace sirtaki::ops {
 
 struct GroupTask;
 
-// Not thread-safe. Does nothing without an observer.
+// GroupTrace is not thread-safe. It does nothing without an observer.
 class GroupTrace {
  public:
-  // Its turn has come.
+  // The trace begins when the group's turn has come.
   GroupTrace(core::trace::ObserverPtr observer, const GroupTask& task, core::trace::Track track);
   ~GroupTrace();
   GroupTrace(GroupTrace&&) = default;
   GroupTrace& operator=(GroupTrace&&) = delete;
 
-  // From now on it is packed, moved by the backend of that name, or unpacked; or none of them.
+  // The group is packed from now on, moved by the backend of that name, or unpacked; or none of
+  // them.
   void Pack() { Enter(core::trace::EventKind::kPack, {}); }
   void Move(std::string_view backend) { Enter(core::trace::EventKind::kMove, backend); }
   void Unpack() { Enter(core::trace::EventKind::kUnpack, {}); }

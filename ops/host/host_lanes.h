@@ -52,7 +52,7 @@ class HostLanes : public core::Executor {
               core::TimePoint now) override;
   void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;
   void StartP2p(core::WorkPtr work, core::TimePoint now) override;
-  // Of a message whose memory somebody else brings.
+  // StartP2p begins a message whose memory somebody else brings.
   void StartP2p(core::WorkPtr work, core::TimePoint now, P2pGate there);
   bool Step(core::TimePoint now) override;
   bool NeedsStepping() const override;

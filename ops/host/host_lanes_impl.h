@@ -73,7 +73,7 @@ struct HostLanes::Impl : Lane<HostTask> {
   const HostLanesOptions options;
   Backends& backend;
 
-  // Under the token.
+  // These are used under the token.
   std::uint64_t groups = 0;  // started so far
   std::deque<HostTask> small_queue;
   std::vector<InFlight> small;  // oldest first

@@ -21,7 +21,7 @@ namespace {
 // More small operations at once than this bring nothing, and each holds its staging memory.
 constexpr std::size_t kSmallInFlight = 16;
 
-// Between looks whether the inputs of a group are there.
+// The pause lies between looks whether the inputs of a group are there.
 constexpr auto kInputsPause = std::chrono::microseconds(100);
 
 }  // namespace
@@ -141,7 +141,7 @@ std::optional<HostTask> HostLanes::Impl::NextLarge() {
 }
 
 void HostLanes::Impl::RunLargeLane() {
-  // In memory that the backend likes best; first touched by this thread.
+  // The staging is in memory that the backend likes best, first touched by this thread.
   auto staging = std::make_shared<Staging>(backend.memory());
   while (std::optional<HostTask> next = NextLarge()) {
     Status status;

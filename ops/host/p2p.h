@@ -27,7 +27,7 @@ using P2pGate = std::shared_ptr<const std::atomic<bool>>;
 // anyone. No lock is held while a handle or the backend is called.
 class P2p {
  public:
-  // Of a message whose medium failed, or whose peer breaks the protocol.
+  // A failure is that of a message whose medium failed, or whose peer breaks the protocol.
   struct Failure {
     core::Status why;
     core::WorkPtr work;
@@ -86,7 +86,7 @@ class P2p {
   const int rank_;
   Backends& backend_;
 
-  // Under the token.
+  // The messages are used under the token.
   std::vector<MessagePtr> under_way_;  // oldest first
   // Sends that wait for their memory, and those behind them.
   std::map<Line, std::deque<Message*>> unsent_;

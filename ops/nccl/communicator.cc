@@ -59,7 +59,7 @@ Status Communicator::Ask(const char* function, Result* result) {
 Status Communicator::Await(const char* function, const Patience& patience) {
   if (patience.in != nullptr) patience.in->store(function, std::memory_order_relaxed);
   Status status = AwaitEnd(function, patience);
-  // Who looks after a failure finds what it was in.
+  // A look after a failure finds what it was in.
   if (status.ok() && patience.in != nullptr) patience.in->store(nullptr, std::memory_order_relaxed);
   return status;
 }

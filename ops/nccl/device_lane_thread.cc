@@ -93,7 +93,7 @@ void DeviceLane::Impl::FreeArenas() {
 void DeviceLane::Impl::EndWell() {
   if (!sets.FinalizeAll(patience()).ok()) options.communicators->AbortAll(options.device);
   FreeArenas();
-  // On this thread, whose device it is.
+  // Pinned memory goes on this thread, whose device it is.
   pinned.reset();
   events.reset();
   kernels.reset();

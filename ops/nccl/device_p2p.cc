@@ -81,7 +81,7 @@ struct DeviceP2p::Impl : Lane<Message> {
 
   const DeviceP2pOptions options;
 
-  // For its own thread alone.
+  // These are used by its own thread alone.
   std::unique_ptr<cuda::Stream> outward;  // to the host
   std::unique_ptr<cuda::Stream> inward;
   std::unique_ptr<cuda::EventPool> events;
@@ -244,7 +244,7 @@ void DeviceP2p::Impl::LetGo(bool failed) {
     if (inward != nullptr) inward->LeaveBehind();
     KeepForever(std::shared_ptr<PinnedBlocks>(std::move(blocks)));
   }
-  // On this thread, whose device it is.
+  // What is under way goes on this thread, whose device it is.
   under_way.clear();
   blocks.reset();
   events.reset();

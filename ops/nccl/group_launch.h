@@ -36,7 +36,7 @@ struct LaunchContext {
   Patience patience;
   // Returns when the device has come to the event, or with the error that ends the wait.
   std::function<core::Status(const cuda::Event&)> await;
-  // The same is asked for all groups that were launched before.
+  // `drained` asks the same for all groups that were launched before.
   std::function<core::Status()> drained;
   // Marks where the inputs are there; null: nobody wants to know.
   cuda::EventPtr* inputs = nullptr;
