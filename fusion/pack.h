@@ -21,7 +21,7 @@ namespace sirtaki::fusion {
 
 // One tensor of the group as this rank sees it.
 struct Piece {
-  const void* input = nullptr;  // null: contributes the identity
+  const void* input = nullptr;  // null: gives nothing, or the identity
   void* output = nullptr;  // null: the result is dropped. Equal to `input`, or disjoint from it
   std::int64_t count = 0;  // elements, the same on all ranks
 };

@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
-#include <cstring>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "ops/base/bytes.h"
 #include "ops/base/keep_forever.h"

@@ -16,7 +16,7 @@ class InprocWorld {
   int size() const { return ports_.size(); }
 
   // The backend of a rank, which may outlive the world object. Its Abort ends the whole world: what
-  // waits on any rank, and whatever is called later, returns the reason.
+  // waits on any rank, and whatever would move data later, returns the reason.
   std::unique_ptr<Backend> Connect(int rank) const;
 
  private:

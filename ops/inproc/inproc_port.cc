@@ -56,7 +56,6 @@ struct InprocPorts::Mailboxes {
 };
 
 void InprocPorts::Mailboxes::Match(const SidePtr& side) {
-  if (!aborted.ok()) return side->Finish(aborted);
   auto& box = waiting[side->address];
   if (box.empty() || box.front()->sends == side->sends) {
     box.push_back(side);
@@ -181,6 +180,7 @@ std::unique_ptr<Completion> InprocPorts::Port::Post(Envelope envelope,
     if (Status status = Check(*side, envelope); !status.ok()) return Finished::With(status);
   }
   core::MutexLock lock(mailboxes_->mutex);
+  if (!mailboxes_->aborted.ok()) return Finished::With(mailboxes_->aborted);
   for (const SidePtr& side : sides) mailboxes_->Match(side);
   return std::make_unique<Pending>(mailboxes_, std::move(sides));
 }

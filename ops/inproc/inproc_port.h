@@ -1,5 +1,5 @@
-// Ports between threads of one process: what MPI is between processes. The medium of builds without
-// MPI, and of the tests in which threads act as ranks.
+// Ports between threads of one process are what MPI is between processes: the medium of worlds in
+// which threads act as ranks.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace sirtaki::ops {
 
 struct InprocPortOptions {
-  std::int64_t tags = 1 << 20;
+  std::int64_t tags = std::int64_t{1} << 30;
 };
 
 class InprocPorts {

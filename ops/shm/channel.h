@@ -14,9 +14,9 @@
 
 #include "core/base/status.h"
 #include "core/base/types.h"
+#include "ops/base/stop_sign.h"
 #include "ops/shm/blocks.h"
 #include "ops/shm/local_group.h"
-#include "ops/base/stop_sign.h"
 
 namespace sirtaki::ops::shm {
 
@@ -82,8 +82,9 @@ class SharedChannel {
   Frame Reserve(std::int64_t bytes);
   std::byte* Mine(const Frame& frame) const { return Of(self_, frame); }
   void Publish(const Frame& frame);
-  // Checks a frame that has arrived: each member's is as it was published. `first`: which byte of the
-  // operation is its first. Errors: kBackend, naming the ranks and bytes.
+  // Verify checks a frame that has arrived: each member's is as it was published. `first`: how many
+  // bytes of frames the operation, of a reduction its round, has had before. Errors: kBackend, naming
+  // the ranks and bytes.
   core::Status Verify(const Frame& frame, std::int64_t first) const;
   std::byte* Of(int member, const Frame& frame) const {
     return peers_[static_cast<std::size_t>(member)].ring + frame.offset;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <utility>
 
 #include "ops/base/bytes.h"
 #include "ops/base/kernels.h"
@@ -79,7 +78,8 @@ class Round {
   }
   void StageAll() {
     for (std::size_t s = 0; s < segments_.size(); ++s) staged_.Add(s, segments_[s].count);
-    header_ = static_cast<std::int64_t>(segments_.size() + 15) / 16 * 16;
+    header_ =
+        (static_cast<std::int64_t>(segments_.size()) + kCacheLine - 1) / kCacheLine * kCacheLine;
   }
   bool any_direct() const { return direct_.count() > 0; }
 

@@ -40,8 +40,9 @@ class Port {
   // How many tags collectives have: from 0 on. Messages have Backend::kMaxTag.
   virtual std::int64_t tags() const = 0;
 
-  // Post starts all of them and never blocks; the Completion is polled by one thread at a time. A receive of another length than was sent is an error. A rank may send to itself in
-  // the space of messages alone.
+  // Post starts all of them and never blocks; the Completion is polled by one thread at a time. A
+  // receive of another length than was sent is an error. A rank may send to itself in the space of
+  // messages alone.
   virtual std::unique_ptr<Completion> Post(Envelope envelope, std::span<const Receive> receives,
                                            std::span<const Send> sends) = 0;
 

@@ -70,7 +70,7 @@ class Run : public Operation {
   void Exchange(std::span<const Receive> receives, std::span<const Send> sends) {
     posted_ = seat_.port.Post(seat_.envelope, receives, sends);
   }
-  // Members are given by index. Null memory: there is nothing in that direction.
+  // Members are given by index. A negative member: there is nothing in that direction.
   void Exchange(int from, void* taken, std::int64_t taken_bytes, int to, const void* given,
                 std::int64_t given_bytes);
   // Memory for what comes, uninitialised, for as long as the run lives.

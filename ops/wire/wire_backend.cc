@@ -398,7 +398,7 @@ Status WireBackend::Meet(SetNumber set, const core::RankRanges& members, char mi
 
 void WireBackend::Abort(const Status& why) {
   stop_.Raise(why);
-  port_.Abort(why);
+  port_.Abort(stop_.why());
 }
 
 }  // namespace sirtaki::ops::wire
