@@ -121,6 +121,9 @@ class Transfers final : public ops::Completion {
   Status status_;
 };
 
+// Shorter messages go without an answer of their receiver (Open MPI's least limit is 4 KiB).
+bool IsLargeSend(const Piece& piece) { return piece.sends && piece.bytes > 4096; }
+
 // A transfer of no bytes is a message, too.
 template <typename Add>
 void Cut(std::int64_t bytes, std::int64_t most, const Add& add) {
@@ -139,9 +142,13 @@ std::unique_ptr<ops::Completion> Port::Post(Envelope envelope,
   if (Status stopped = stop_.why(); !stopped.ok()) return ops::Finished::With(std::move(stopped));
   std::vector<Piece> pieces;
   pieces.reserve(receives.size() + sends.size());
-  // Sends go first. A receive that meets a large message says so to its sender, who then fills the
-  // connection: what this rank sent behind that answer would be seen, and answered, only when all of
-  // it has come, and the two directions of a link would take turns.
+  for (const ops::wire::Receive& receive : receives) {
+    Cut(receive.bytes, options_.max_call_bytes, [&](std::int64_t first, int bytes) {
+      pieces.push_back({.rank = receive.rank,
+                        .taken = static_cast<std::byte*>(receive.memory) + first,
+                        .bytes = bytes});
+    });
+  }
   for (const ops::wire::Send& send : sends) {
     Cut(send.bytes, options_.max_call_bytes, [&](std::int64_t first, int bytes) {
       pieces.push_back({.sends = true,
@@ -150,12 +157,12 @@ std::unique_ptr<ops::Completion> Port::Post(Envelope envelope,
                         .bytes = bytes});
     });
   }
-  for (const ops::wire::Receive& receive : receives) {
-    Cut(receive.bytes, options_.max_call_bytes, [&](std::int64_t first, int bytes) {
-      pieces.push_back({.rank = receive.rank,
-                        .taken = static_cast<std::byte*>(receive.memory) + first,
-                        .bytes = bytes});
-    });
+  // Large sends go first. A receive that meets a large message says so to its sender, who then fills
+  // the connection: what this rank sent behind that answer would be seen, and answered, only when all
+  // of it has come, and the two directions of a link would take turns.
+  if (std::any_of(pieces.begin(), pieces.end(), IsLargeSend)) {
+    std::stable_partition(pieces.begin(), pieces.end(),
+                          [](const Piece& piece) { return piece.sends; });
   }
   const bool is_message = envelope.space == Envelope::Space::kMessages;
   return std::make_unique<Transfers>(

@@ -7,6 +7,7 @@
 #include "core/base/log.h"
 #include "core/machine/fork_guard.h"
 #include "core/machine/memory_source.h"
+#include "core/threads/stuck_watch.h"
 #include "ops/base/keep_forever.h"
 #include "session/base/devices.h"
 #include "session/session_impl.h"
@@ -21,6 +22,10 @@ namespace {
 
 // How long the end of a failed session waits for operations to return before it leaves them behind.
 constexpr auto kGrace = std::chrono::milliseconds(1000);
+
+// How often the end of a session looks whether a call under way is stuck: a look counts for 200 ms at
+// most.
+constexpr auto kLookInterval = std::chrono::milliseconds(200);
 
 Status Refuse(const core::Work& work, Status why) {
   if (work.handle) {
@@ -41,7 +46,6 @@ Status InForkedChild() {
 Session::Impl::~Impl() {
   if (hooks) hooks->Detach();
   if (!engine) return;
-  engine->StopThread();
   if (!engine->fault().ok()) {
     const core::TimePoint limit = core::Clock::now() + kGrace;
     while (!lanes->Idle() && core::Clock::now() < limit) {
@@ -227,6 +231,7 @@ void Session::LeaveAndEnd(const std::string& why) {
   if (impl_->engine) {
     Status end = impl_->engine->Leave(why);
     impl_->engine->StopThread();
+    if (end.ok()) end = impl_->engine->fault();
     // Messages that nobody took do not keep the job from ending; those who wait for them are told.
     if (!impl_->lanes->Running().empty()) {
       impl_->lanes->Abandon({StatusCode::kShutDown, "the session has ended: " + why});
@@ -249,16 +254,22 @@ void Session::LeaveAndEnd(const std::string& why) {
 
 void Session::EndParts() {
   if (impl_ == nullptr) return;
-  if (impl_->engine) impl_->engine->StopThread();
-  if (impl_->engine && impl_->engine->stuck()) {
+  core::Engine* const engine = impl_->engine.get();
+  if (engine != nullptr) engine->StopThread();
+  // Every handle is complete, and a meeting sees that the session is gone: the calls that are under
+  // way end by themselves, and the last one rings. One that is stuck in the medium is looked for.
+  core::StuckWatch watch(engine != nullptr ? engine->stuck_limit() : core::Duration());
+  while (calls_ > 0 && !(engine != nullptr && engine->stuck())) {
+    const std::uint64_t ticket = calls_over_.Arm();
+    if (calls_ > 0) calls_over_.WaitUntil(ticket, core::Clock::now() + kLookInterval);
+    if (engine != nullptr) engine->LookIfStuck(&watch);
+  }
+  if (engine != nullptr && engine->stuck()) {
     // A thread that is stuck in the medium refers to all of it, and calls under way read it.
     impl_->medium->NoteFault();
     ops::KeepForever(impl_);
     return;
   }
-  // Every handle is complete, and a meeting sees that the session is gone: the calls that are under
-  // way end by themselves, and the last one says so.
-  for (int calls = calls_.load(); calls > 0; calls = calls_.load()) calls_.wait(calls);
   impl_.reset();
 }
 

@@ -23,6 +23,7 @@
 #include "core/engine/executor.h"
 #include "core/engine/work.h"
 #include "core/protocol/limits.h"
+#include "core/threads/doorbell.h"
 #include "core/threads/gate.h"
 #include "core/trace/flight_record.h"
 #include "core/trace/observer.h"
@@ -260,6 +261,7 @@ class Session {
 
   std::atomic<State> state_{State::kAlive};
   mutable std::atomic<int> calls_{0};  // under way: the parts live as long
+  mutable core::Doorbell calls_over_;  // rings when the session is gone and the last has ended
   core::Mutex shutdown_mutex_;         // held by who ends the session
   mutable core::Mutex end_mutex_;
   core::Status end_ SIRTAKI_GUARDED_BY(end_mutex_);  // the fault, for when the parts are gone

@@ -38,7 +38,7 @@ class Session::Call {
   ~Call() {
     const bool is_last = session_.calls_.fetch_sub(1, std::memory_order_seq_cst) == 1;
     if (is_last && session_.state_.load(std::memory_order_seq_cst) == State::kGone) {
-      session_.calls_.notify_all();
+      session_.calls_over_.Ring();
     }
   }
   Call(const Call&) = delete;

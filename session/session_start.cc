@@ -106,6 +106,7 @@ Status Session::Create(std::unique_ptr<Medium> medium, const StartOptions& optio
   const core::TimePoint deadline = core::Clock::now() + options.config.start_timeout;
   if (status.ok()) status = made->Start(std::move(medium), options, deadline);
   if (!status.ok()) {
+    if (made->impl_ && made->impl_->engine) made->impl_->engine->StopThread();
     if (made->observation_) made->observation_->End();
     made->state_ = State::kGone;  // there is nothing to leave
     made->EndParts();

@@ -112,8 +112,8 @@ class BasicDriver {
 
   // ---- the background thread ----
   void StartThread();
-  // Joins the thread, or finds it stuck() and leaves it behind: then what the driver refers to must stay for
-  // the life of the process. Idempotent.
+  // Joins the thread, or finds it stuck() and leaves it behind: then what the driver refers to must
+  // stay for the life of the process. Idempotent.
   void StopThread();
   bool has_thread() const { return thread_.joinable(); }
   void RunThread() SIRTAKI_EXCLUDES(token_);

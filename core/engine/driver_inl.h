@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "core/engine/driver.h"
@@ -258,9 +259,13 @@ template <typename Sync>
 void BasicDriver<Sync>::LookIfStuck(StuckWatch* watch) {
   if (options_.stuck_limit <= Duration::zero() || stuck_) return;
   if (!watch->Look(calls_, Now()) || found_stuck_.exchange(true)) return;
+  // A thread that sees stuck_ finds the fault, unless memory was too short for that.
+  const auto say = [this](const void*) {
+    stuck_ = true;
+    bell_.Wake();
+  };
+  const std::unique_ptr<const void, decltype(say)> at_the_end(this, say);
   rounds_.OnStuck();
-  stuck_ = true;  // a thread that sees it finds the fault
-  bell_.Wake();
 }
 
 // Spins only while an answer may be microseconds away: afterwards whoever else wants the core may

@@ -125,7 +125,7 @@ bool Engine::SubmitNew(TimePoint now) {
   std::int64_t calls = 0;
   TimePoint first_call = now;
   for (const WorkPtr& work : works) {
-    if (negotiator_.faulted()) continue;  // the queue was closed and has completed it
+    if (negotiator_.faulted()) continue;  // the queue is closed and completes it
     if (negotiator_.leaving()) {
       queue_.Resolve(work->request.key);
       work->handle->Complete({StatusCode::kNotInitialized, "submitted after shutdown()"});
@@ -335,6 +335,7 @@ bool Engine::Start(const DecidedFail& fail, RunBatch& batch, TimePoint now) {
 }
 
 bool Engine::Start(const DecidedJoin& join, RunBatch& batch, TimePoint now) {
+  if (join.set == kWorldSet) ExpectPauses(/*elsewhere=*/false);  // all have resumed to come here
   const WorkPtr work = TakeAgreed(Key::Join(join.set), batch, now);
   if (work == nullptr) return true;
   work->handle->SetValue(join.last);

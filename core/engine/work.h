@@ -145,7 +145,7 @@ struct Work {
   TimePoint submitted{};
   std::uint64_t number = 0;  // the n-th call of its set on this rank; 0 for messages
   HandlePtr handle;
-  std::shared_ptr<void> keep_alive;  // the tensors
+  std::shared_ptr<void> keep_alive;  // what a bucket, a message or a rendezvous needs
 
   // Sends and receives are not negotiated.
   bool is_message() const {

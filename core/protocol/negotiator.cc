@@ -235,6 +235,10 @@ bool Negotiator::ReceiveReady(int child, ReadyItem item, TimePoint now) {
     Protocol(from, "a report without a request");
     return false;
   }
+  if (item.silent.ContainsAll(set->child_members(child))) {
+    Protocol(from, "a report that none of its members has made");
+    return false;
+  }
   PendingKey* const pending = set->AddReport(item.key, child, item.absent, item.silent, now);
   if (pending == nullptr) {
     Protocol(from, "a second report of " + item.key.ToString());

@@ -22,7 +22,7 @@ void Recorder::Add(const Event& event) noexcept {
                                           std::memory_order_relaxed)) {
     return;
   }
-  std::array<std::uint64_t, kWords> words;  // NOLINT: filled at once
+  std::array<std::uint64_t, kWords> words;  // NOLINT: filled as far as it is used
   // What was there stays behind the text.
   const std::size_t used = (offsetof(Event, letters) + event.text_bytes + 7) / sizeof(words[0]);
   std::memcpy(words.data(), &event, used * sizeof(words[0]));
