@@ -589,6 +589,8 @@ TEST_F(GpuSessionTest, WhatIsOnTheDeviceIsFinishedBeforeTheEnd) {
   std::atomic<bool> open{false};
   std::atomic<int> ending{0};
   RunRanks(2, [&](Rank& rank, int number) {
+    // What a lane takes for its first collective would wait for the device.
+    rank.FinishAndCheck(*rank.Submit(Sum(), "first", number + 1), Sum());
     gpus_.PutGate(rank.producer(), open);
     const auto call = rank.Submit(Sum(), "w", number + 1);
     ASSERT_TRUE(rank.session().Wait(*call->work->handle).ok());  // launched
@@ -603,6 +605,8 @@ TEST_F(GpuSessionTest, AnAbortEndsWhatWaitsForADevice) {
   std::atomic<bool> open{false};
   std::barrier both(2);
   RunRanks(2, [&](Rank& rank, int number) {
+    // What a lane takes for its first collective would wait for the device.
+    rank.FinishAndCheck(*rank.Submit(Sum(), "first", number + 1), Sum());
     gpus_.PutGate(rank.producer(), open);
     const auto launched = rank.Submit(Sum(), "launched", number + 1);
     ASSERT_TRUE(rank.session().Wait(*launched->work->handle).ok());
