@@ -46,6 +46,8 @@ TEST_F(GpuCollectivesTest, InPlaceAndStreamsWaitButNotTheHost) {
     Floats memory = {0, 0, 0};
     const at::Tensor tensor = rank.Tensor(memory);
     const Floats made(3, static_cast<float>(rank.number() + 1));
+    // What a lane takes for its first collective would wait for the device.
+    EXPECT_EQ(rank.Read(allreduce(tensor, Sum("first"))), memory);
     // What the backward pass writes is in the stream, and not in the memory yet.
     gpus_.PutGate(rank.stream(), open);
     gpus_.PutCopy(rank.stream(), memory.data(), made.data(), 12);
