@@ -28,8 +28,8 @@ def say(*lines, code=0):
     return ["bash", "-c", 'code=$1; shift; printf "%s\\n" "$@"; exit "$code"', "say", str(code), *lines]
 
 
-def run(folder, steps, why_no_gpu="none", seconds=600, part="1"):
-    machine.why_no_gpu = why_no_gpu
+def run(folder, steps, why_no_gpu="none", driver_error="", seconds=600, part="1"):
+    machine.why_no_gpu, machine.driver_error = why_no_gpu, driver_error
     with tempfile.TemporaryDirectory() as scratch:
         states = hour.run_part(part, steps, machine, folder, scratch, seconds)
     with open(os.path.join(folder, f"part{part}.json")) as file:
@@ -59,6 +59,7 @@ def how_steps_end(folder):
         Step("example", 20, say("rank 0 cannot compute on a GPU: no driver", code=2)),
         Step("skips", 20, say(*SKIPS.format(passed=0).splitlines())),
         Step("partly", 20, say(*SKIPS.format(passed=4).splitlines())),
+        Step("no test", 20, say("[==========] Running 0 tests from 0 test suites.", "[  PASSED  ] 0 tests.")),
         Step("no such program", 20, ["/no/such/program"]),
         Step("no tool", 20, say("never"), tool="no-such-tool"),
         Step("no library", 20, say("never"), needs=("tests/sirtaki_gpu_tests",)),
@@ -66,21 +67,41 @@ def how_steps_end(folder):
         Step("not once more", 20, say("never"), after="named"),
     ])
     assert states == ["ok", "ok", "ok", "ok", "FAILED", "FAILED", "FAILED", "NO GPU", "NO GPU", "NO GPU", "ok",
-                      "FAILED", "SKIP", "SKIP", "ok"], states
+                      "FAILED", "FAILED", "SKIP", "SKIP", "ok"], states
     assert steps["bad"]["says"] == "exit code 3: x.cc:3: Error: no memory", steps["bad"]
     assert steps["a test"]["says"] == "exit code 1: A.B, A.C; the first: no memory", steps["a test"]
     assert steps["under mpirun"]["says"] == "exit code 1: [rank 1] gone", steps["under mpirun"]
     assert steps["none"]["says"] == "LibTorch finds no GPU" and steps["skips"]["says"] == "no driver"
     assert steps["partly"]["says"] == "1 skipped: no driver"
+    assert steps["no test"]["says"] == "no test ran", steps["no test"]
     assert "no-such-tool" in steps["no tool"]["says"] and "sirtaki_gpu_tests" in steps["no library"]["says"]
     assert "| step | 2 | 3 ms | DDP: 3 ms (1.00) |" in page, page
     assert "| step, with a \\| timeline | 2 | 9 ms |  |" in page, page
     assert "| nvcc | 13 |" in page and "| probe abort | hung |" in page, page
     assert logs(folder)["good.log"].count('"ours"') == 4, "the command and the output of both"   # each is in both
-    # Where there is a GPU, what is skipped has failed.
+    # Where there is a GPU, what is skipped has failed, and what lacks a library, but not what lacks a tool or time.
     states, steps, _ = run(folder, [Step("none", 20, say("LibTorch finds no GPU", code=77)),
-                                    Step("skips", 20, say(*SKIPS.format(passed=0).splitlines()))], why_no_gpu="")
-    assert states == ["FAILED", "FAILED"] and "although there is a GPU: no driver" in steps["skips"]["says"], steps
+                                    Step("skips", 20, say(*SKIPS.format(passed=0).splitlines())),
+                                    Step("no tool", 20, say("never"), tool="no-such-tool"),
+                                    Step("no library", 20, say("never"), needs=("tests/sirtaki_gpu_tests",))], why_no_gpu="")
+    assert states == ["FAILED", "FAILED", "SKIP", "FAILED"], states
+    assert steps["skips"]["says"].endswith("although there is a GPU: no driver"), steps
+    assert "sirtaki_gpu_tests" in steps["no library"]["says"], steps
+    states, steps, page = run(folder, [Step("none", 20, say("no GPU", code=77))], why_no_gpu="", driver_error="cuInit gives 999")
+    assert states == ["FAILED"] and steps["none"]["says"].endswith("CUDA's driver: cuInit gives 999"), steps
+    assert "GPU: cuInit gives 999." in page, page
+
+
+def a_gpu_that_the_driver_does_not_take(folder):
+    """The machine has its device, and no driver that works."""
+    find, ask = hour.glob.glob, hour.ASK_FOR_GPU
+    hour.ASK_FOR_GPU = "raise SystemExit('cuInit gives 999')"
+    for devices, told in (["/dev/nvidia0"], ("", "cuInit gives 999")), ([], ("cuInit gives 999", "")):
+        hour.glob.glob = lambda pattern, found=devices: found if pattern.startswith("/dev/nvidia") else find(pattern)
+        asked = hour.Machine(folder)
+        assert (asked.why_no_gpu, asked.driver_error) == told, vars(asked)
+        assert (asked.environment.get("SIRTAKI_TEST_GPU") == "required") == bool(devices)
+    hour.glob.glob, hour.ASK_FOR_GPU = find, ask
 
 
 def a_step_that_hangs(folder):
@@ -128,6 +149,7 @@ def what_the_bundle_has():
 with tempfile.TemporaryDirectory() as folder:
     machine = hour.Machine(folder)
     how_steps_end(folder)
+    a_gpu_that_the_driver_does_not_take(folder)
     a_command_that_hangs()
     a_step_that_hangs(folder)
     when_time_is_over(folder)
