@@ -168,19 +168,15 @@ Status Arenas::MakeWindow(Entry& entry, Communicator& communicator, const Patien
                                       &entry.window, kWindowCollSymmetric);
       },
       patience);
-  if (!status.ok()) {
+  if (status.code() == StatusCode::kBackend) {
     return {status.code(), status.message() +
                                "; with gradient_arena=plain (SIRTAKI_GRADIENT_ARENA) gradients are "
                                "reduced without registered memory"};
   }
-  if (entry.window == nullptr) return status;
-  *form = Form::kKnown;
-  if (api.WinGetUserPtr == nullptr) return status;
-  void* seen = nullptr;
-  status = communicator.Run(
-      "ncclWinGetUserPtr",
-      [&](CommHandle comm) { return api.WinGetUserPtr(comm, entry.window, &seen); }, patience);
-  *form = seen != nullptr ? Form::kWindow : Form::kRegistered;
+  // A library that has this function gives nothing where it cannot give a window.
+  if (status.ok() && entry.window != nullptr) {
+    *form = api.WinGetUserPtr != nullptr ? Form::kWindow : Form::kKnown;
+  }
   return status;
 }
 

@@ -108,8 +108,8 @@ class Arenas {
   std::size_t count() const { return all_.size(); }
   bool retired(std::size_t index) const { return all_[index]->arena->retired(); }
 
-  // How NCCL knows it. kKnown: as a window where the machines can, which NCCL before 2.29 does not
-  // tell.
+  // How NCCL knows it. kKnown: as a window where the machines can and else as registered memory,
+  // which NCCL before 2.29 does not tell.
   enum class Form : std::uint8_t { kPlain, kRegistered, kKnown, kWindow };
 
   // Collective, of one that all ranks have. Errors: those of the communicator.

@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/base/log.h"
 #include "core/base/text.h"
 
 namespace sirtaki::ops::nccl {
@@ -33,6 +34,14 @@ class Entry {
  private:
   core::Gate& gate_;
 };
+
+void WarnOfCtaPolicy(int policy, int version) {
+  SIRTAKI_LOG(kWarning,
+              "nccl_cta_policy=" << (policy == kCtaPolicyZero ? "zero" : "efficiency")
+                                 << " (SIRTAKI_NCCL_CTA_POLICY) has no effect: it needs NCCL "
+                                 << VersionText(FirstWithCtaPolicy(policy)) << " or later, and "
+                                 << VersionText(version) << " is loaded");
+}
 
 }  // namespace
 
@@ -115,7 +124,12 @@ Status Communicator::Init(std::shared_ptr<ProcessCommunicators> all, const Uniqu
   Status status = Check(api, result, "ncclGetVersion", nullptr);
   if (!status.ok()) return status;
   if (!handle.name.empty()) config.comm_name = handle.name.c_str();
-  config.Fit(version);
+  if (version < FirstWithCtaPolicy(config.cta_policy)) {
+    if (rank == 0 && communicator->all_->IsFirstToWarn()) {
+      WarnOfCtaPolicy(config.cta_policy, version);
+    }
+    config.cta_policy = kUndefined;
+  }
   communicator->all_->Add(communicator->handle_);
   {
     const Entry entry(handle.gate, kFunction);

@@ -1,6 +1,5 @@
 #include "ops/nccl/nccl_api.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "ops/base/dynamic_library.h"
@@ -50,17 +49,6 @@ void FindNewer(const DynamicLibrary& library, Api* api) {
 }
 
 }  // namespace
-
-void Config::Fit(int library_version) {
-  version = static_cast<unsigned>(std::min(library_version, kDeclaredVersion));
-  if (library_version < 22700) {
-    size = offsetof(Config, comm_name);
-  } else if (library_version < 22800) {
-    size = offsetof(Config, channels_per_net_peer);
-    // It would be refused.
-    if (cta_policy == kCtaPolicyZero) cta_policy = kUndefined;
-  }
-}
 
 std::string VersionText(int version) {
   const int major = MajorOf(version);

@@ -53,7 +53,8 @@ struct UniqueId {
 // Leaves a choice of Config to the library.
 inline constexpr int kUndefined = std::numeric_limits<int>::min();
 
-// The struct grows at its end with NCCL's versions. Fit() cuts it to what a library knows.
+// The struct grows at its end with NCCL's versions. A library reads as much of it as it knows, but
+// refuses values that it does not know.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
@@ -72,13 +73,16 @@ struct Config {
   int nvls_ctas = kUndefined;
   int channels_per_net_peer = kUndefined;  // 2.28
   int nvlink_centric_scheduling = kUndefined;
-
-  void Fit(int library_version);
 };
 
 // The values of cta_policy.
 inline constexpr int kCtaPolicyEfficiency = 1;
-inline constexpr int kCtaPolicyZero = 2;  // 2.28
+inline constexpr int kCtaPolicyZero = 2;
+// The first version that takes this value.
+inline int FirstWithCtaPolicy(int policy) {
+  if (policy == kUndefined) return kOldestVersion;
+  return policy == kCtaPolicyZero ? 22800 : 22700;
+}
 
 struct Api {
   Result (*GetVersion)(int* version);
@@ -113,11 +117,12 @@ struct Api {
   Result (*CommRegister)(CommHandle comm, void* memory, std::size_t bytes, void** handle);  // 2.19
   Result (*CommDeregister)(CommHandle comm, void* handle);
   // All ranks call it with equal sizes: whole pages of 4096 bytes. Null: the registration of memory is
-  // switched off. Not null: NCCL knows the memory, but as a window only where the machines can.
+  // switched off, or since 2.29 the machines cannot have windows. 2.27 and 2.28 then register the
+  // memory for this rank alone, and give a handle that looks like a window.
   Result (*CommWindowRegister)(CommHandle comm, void* memory, std::size_t bytes, void** window,
                                int flags);  // 2.27
   Result (*CommWindowDeregister)(CommHandle comm, void* window);
-  // Null memory: the communicator has no windows; what it has given is a registration of its own.
+  // It is not called: where it is there, what CommWindowRegister gives is a window.
   Result (*WinGetUserPtr)(CommHandle comm, void* window, void** memory);  // 2.29
 };
 

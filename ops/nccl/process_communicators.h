@@ -9,6 +9,7 @@
 // which may wait for the next.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <set>
@@ -47,6 +48,9 @@ class ProcessCommunicators : public std::enable_shared_from_this<ProcessCommunic
   void Add(std::shared_ptr<SharedHandle> handle) SIRTAKI_EXCLUDES(mutex_);
   void Remove(const std::shared_ptr<SharedHandle>& handle) SIRTAKI_EXCLUDES(mutex_);
 
+  // True once: what concerns all communicators is said for one of them.
+  bool IsFirstToWarn() { return !has_warned_.exchange(true); }
+
   // Aborts all that there are, on a thread each. Returns when that has been done, here or in
   // another call, or after kAbortGrace: the threads are left behind then. A communicator that
   // another thread is stuck in is left for the next call. `device`: one of this process.
@@ -57,6 +61,7 @@ class ProcessCommunicators : public std::enable_shared_from_this<ProcessCommunic
   bool Abort(const cuda::Device& device, SharedHandle& handle) const;
 
   const std::shared_ptr<const Api> api_;
+  std::atomic<bool> has_warned_{false};
   core::Mutex mutex_;
   core::CondVar over_;
   std::set<std::shared_ptr<SharedHandle>> all_ SIRTAKI_GUARDED_BY(mutex_);

@@ -11,7 +11,7 @@ using core::Status;
 
 namespace {
 
-// The memory is what staging has at least, and large enough for the algorithms of large groups.
+// The memory is what staging has at least. NCCL may reduce as much by another algorithm than 4 bytes.
 constexpr std::int64_t kConnectedBytes = std::int64_t{1} << 20;
 
 }  // namespace
@@ -35,9 +35,10 @@ Status SetCommunicators::Make(core::SetNumber set, const Rendezvous& rendezvous,
   return Connect(kept, making);
 }
 
-// The first all-reduce of a size connects the members, for which their hosts wait for each other:
-// here they come together, and the first bucket waits for no host. What is added up is nobody's.
-// Memory for groups as they usually are is taken while the stream is empty, too.
+// The first all-reduce by an algorithm connects the members, for which their hosts wait for each
+// other: here they come together, and a bucket that NCCL reduces by one of these algorithms waits for
+// no host. What is added up is nobody's. Memory for groups as they usually are is taken, too, which
+// waits for nothing where this is the first set of a lane.
 Status SetCommunicators::Connect(Parts& parts, const Making& making) {
   std::byte* memory = nullptr;
   Status status = parts.staging->Reserve(making.usual_bytes, &memory);

@@ -311,13 +311,26 @@ TEST_F(GpuSessionTest, SeveralGpusOfAProcessWorkSideBySide) {
 }
 
 TEST_F(GpuSessionTest, AFailureOnOneGpuOfAProcessEndsAllOfThem) {
-  gpus_.Hold();
+  std::barrier both(2);
   RunRanks(2, [&](Rank& rank, int number) {
+    // What a lane takes for its first collective would let the devices go on.
+    for (const int slot : {0, 1}) {
+      const std::string name = "first " + std::to_string(slot);
+      rank.FinishAndCheck(*rank.Submit(Sum(), name, 2 * number + slot), Sum());
+    }
+    core::SetNumber set = 0;
+    ASSERT_TRUE(
+        rank.session().AddSet(core::RankRanges::Span(0, 1), core::TimePoint::max(), &set).ok());
+    both.arrive_and_wait();
+    if (number == 0) gpus_.Hold();
+    both.arrive_and_wait();
     const auto one = rank.Submit(Sum(5000), "one", 2 * number);
     EXPECT_TRUE(rank.session().Wait(*one->work->handle).ok());  // launched, and never over
     gpus_.SetLastNcclError("the cable is out");
     gpus_.FailNext("ncclCommInitRankConfig", static_cast<int>(ops::nccl::Result::kSystemError));
-    const auto other = rank.Submit(Sum(5000), "other", 2 * number + 1);
+    const auto other = rank.Make(Sum(5000), "other", 2 * number + 1);
+    other->work->request.key = core::Key::Named(set, "other");
+    ASSERT_TRUE(rank.session().Submit(other->work, /*will_wait=*/false).ok());
     EXPECT_FALSE(rank.session().Wait(*other->work->handle).ok());
     EXPECT_FALSE(rank.session().Check().ok());
   });

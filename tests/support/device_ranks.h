@@ -52,7 +52,8 @@ class DeviceRank {
   std::unique_ptr<ops::Lanes> lanes_;  // goes first
 };
 
-// Calls of NCCL without those that connect the ranks of a communicator when it is made.
+// All-reduces without those that connect the ranks of a communicator when it is made. A rank has one
+// communicator in them.
 std::vector<std::string> WithoutConnecting(std::vector<std::string> calls);
 
 // A case of the host's suite, on GPUs.

@@ -102,8 +102,9 @@ struct FakeGroup {  // all ranks of a unique id
   std::map<std::uint64_t, FakeMeeting> meetings;
   std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> mail;  // by sender, receiver
   std::map<std::uint64_t, FakeWindow> windows;
-  // Who has called: NCCL connects ranks at their first collective, and at their first message.
-  std::set<int> collectives;
+  // Who has called: NCCL connects ranks at their first message, and at their first collective by an
+  // algorithm, for which its function and its size stand here.
+  std::map<std::string, std::set<int>> collectives;
   std::set<std::pair<int, int>> sends;  // by sender, receiver
   std::set<std::pair<int, int>> receives;
 };
@@ -111,8 +112,9 @@ struct FakeGroup {  // all ranks of a unique id
 // A kernel of NCCL's that is not in its stream yet.
 struct FakeLaunch {
   FakeStream* stream = nullptr;
-  int to = -1;    // whom it sends to
-  int from = -1;  // whom it receives from; neither: a collective
+  int to = -1;            // whom it sends to
+  int from = -1;          // whom it receives from; neither: a collective
+  std::string algorithm;  // of a collective
   FakeRanges uses;
   std::function<bool(FakeComm&)> run;
 };

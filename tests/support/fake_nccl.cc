@@ -264,7 +264,7 @@ void FakeComm::Call(FakeLaunch launch) {
   } else if (launch.from >= 0) {
     group->receives.insert({launch.from, rank});
   } else {
-    group->collectives.insert(rank);
+    group->collectives[launch.algorithm].insert(rank);
   }
   launches.push_back(std::move(launch));
 }
@@ -273,7 +273,7 @@ bool FakeComm::IsConnected() const {
   return std::all_of(launches.begin(), launches.end(), [this](const FakeLaunch& launch) {
     if (launch.to >= 0) return group->receives.count({rank, launch.to}) > 0;
     if (launch.from >= 0) return group->sends.count({launch.from, rank}) > 0;
-    return static_cast<int>(group->collectives.size()) == size;
+    return static_cast<int>(group->collectives[launch.algorithm].size()) == size;
   });
 }
 

@@ -1,4 +1,5 @@
 // The collectives and messages of the NCCL of FakeGpus.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -22,6 +23,14 @@ std::string Combined(std::size_t count, DataType type, RedOp op) {
   return Counted(count, type) + " op " + std::to_string(static_cast<int>(op));
 }
 
+// What NCCL takes another algorithm for.
+std::string AlgorithmOf(const char* function, const FakeRanges& uses) {
+  std::size_t bytes = 0;
+  for (const FakeRange& range : uses) bytes = std::max(bytes, range.bytes);
+  if (bytes <= std::size_t{64} << 10) return function;
+  return std::string(function) + (bytes <= std::size_t{1} << 20 ? " of many" : " of very many");
+}
+
 // A collective: the last member to come does it for all.
 Result Meet(FakeNcclCall& call, const char* function, const std::string& what, StreamHandle stream,
             FakePart part, FakeRanges uses, const AllDo& all) {
@@ -35,6 +44,7 @@ Result Meet(FakeNcclCall& call, const char* function, const std::string& what, S
                             (comm.HasRegistered(part.output) ? " to registered memory" : "");
   FakeLaunch launch;
   launch.stream = &call.s.StreamOf(stream);
+  launch.algorithm = AlgorithmOf(function, uses);
   launch.uses = std::move(uses);
   launch.run = [number, asked, part, all](FakeComm& self) {
     FakeMeeting& meeting = self.group->meetings[number];

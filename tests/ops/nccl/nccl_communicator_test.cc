@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/log.h"
 #include "tests/support/fake_gpus_state.h"
 #include "tests/support/rank_threads.h"
 
@@ -168,15 +169,16 @@ Config config_seen;
 std::string name_seen;
 std::atomic<bool> is_first_look{false};
 
+Result SeeConfig(CommHandle* handle, int size, UniqueId id, int rank, Config* config) {
+  config_seen = *config;
+  if (config->comm_name != nullptr) name_seen = config->comm_name;
+  Api plain;
+  tests::FillFakeNccl(&plain);
+  return plain.CommInitRankConfig(handle, size, id, rank, config);
+}
+
 TEST_F(NcclCommunicatorTest, IsMadeAsChosen) {
-  api_.CommInitRankConfig = [](CommHandle* handle, int size, UniqueId id, int rank,
-                               Config* config) {
-    config_seen = *config;
-    if (config->comm_name != nullptr) name_seen = config->comm_name;
-    Api plain;
-    tests::FillFakeNccl(&plain);
-    return plain.CommInitRankConfig(handle, size, id, rank, config);
-  };
+  api_.CommInitRankConfig = SeeConfig;
   std::unique_ptr<Communicator> made;
   ASSERT_TRUE(
       Communicator::Init(
@@ -190,33 +192,32 @@ TEST_F(NcclCommunicatorTest, IsMadeAsChosen) {
   EXPECT_EQ(config_seen.cta_policy, kCtaPolicyZero);
   EXPECT_EQ(config_seen.min_ctas, kUndefined);
   EXPECT_EQ(name_seen, "sirtaki, the world, GPU slot 0");
-  // An older library is told what it knows.
-  api_.GetVersion = [](int* version) {
-    *version = 22605;
-    return Result::kSuccess;
-  };
-  ASSERT_TRUE(Communicator::Init(all_, Id(), 1, 0, {}, &made, {.max_ctas = 2}).ok());
-  EXPECT_EQ(config_seen.size, 48u);
-  EXPECT_EQ(config_seen.version, 22605u);
-  EXPECT_EQ(config_seen.max_ctas, 2);
 }
 
-TEST(NcclConfigTest, IsCutToWhatALibraryKnows) {
-  const auto fitted = [](int version) {
-    Config config;
-    config.cta_policy = kCtaPolicyZero;
-    config.Fit(version);
-    return config;
+TEST_F(NcclCommunicatorTest, APolicyThatTheLibraryDoesNotTakeIsLeftOutAndSaidOnce) {
+  api_.CommInitRankConfig = SeeConfig;
+  api_.GetVersion = [](int* version) {
+    *version = 22703;
+    return Result::kSuccess;
   };
-  EXPECT_EQ(fitted(21800).size, 48u);
-  EXPECT_EQ(fitted(22605).size, 48u);
-  EXPECT_EQ(fitted(22703).size, 72u);
-  EXPECT_EQ(fitted(22703).cta_policy, kUndefined);  // it would refuse it
-  EXPECT_EQ(fitted(22809).size, 80u);
-  EXPECT_EQ(fitted(22809).cta_policy, kCtaPolicyZero);
-  // The declarations are not a later library's.
-  EXPECT_EQ(fitted(23004).size, 80u);
-  EXPECT_EQ(fitted(23004).version, 22809u);
+  std::vector<std::string> warnings;
+  core::SetLogSink([&](core::LogLevel, const std::string& line) { warnings.push_back(line); });
+  std::unique_ptr<Communicator> made;
+  const auto make = [&](int policy) {
+    EXPECT_TRUE(Communicator::Init(all_, Id(), 1, 0, {}, &made, {.cta_policy = policy}).ok());
+    return config_seen.cta_policy;
+  };
+  EXPECT_EQ(make(kUndefined), kUndefined);
+  EXPECT_EQ(make(kCtaPolicyEfficiency), kCtaPolicyEfficiency);
+  EXPECT_THAT(warnings, IsEmpty());
+  EXPECT_EQ(make(kCtaPolicyZero), kUndefined);  // it would be refused
+  EXPECT_EQ(make(kCtaPolicyZero), kUndefined);
+  core::SetLogSink(nullptr);
+  EXPECT_THAT(warnings,
+              ElementsAre(AllOf(HasSubstr("nccl_cta_policy=zero"), HasSubstr("needs NCCL 2.28.0"),
+                                HasSubstr("2.27.3 is loaded"))));
+  EXPECT_EQ(FirstWithCtaPolicy(kUndefined), kOldestVersion);
+  EXPECT_EQ(FirstWithCtaPolicy(kCtaPolicyEfficiency), 22700);
 }
 
 TEST_F(NcclCommunicatorTest, TheTimeOfAStoppedProcessDoesNotCount) {
@@ -224,7 +225,7 @@ TEST_F(NcclCommunicatorTest, TheTimeOfAStoppedProcessDoesNotCount) {
   gpus_.AnswerInProgress(1);
   api_.CommGetAsyncError = [](CommHandle handle, Result* error) {
     if (is_first_look.exchange(false)) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1300));  // as if it had been stopped
+      std::this_thread::sleep_for(std::chrono::milliseconds(2200));  // as if it had been stopped
     }
     Api plain;
     tests::FillFakeNccl(&plain);
@@ -233,7 +234,7 @@ TEST_F(NcclCommunicatorTest, TheTimeOfAStoppedProcessDoesNotCount) {
   is_first_look = true;
   float value = 3;
   const Status status =
-      Sum(*comm, &value, gpus_.MakeStream(), {.limit = std::chrono::milliseconds(1200)});
+      Sum(*comm, &value, gpus_.MakeStream(), {.limit = std::chrono::milliseconds(2000)});
   EXPECT_TRUE(status.ok()) << status.ToString();
 }
 

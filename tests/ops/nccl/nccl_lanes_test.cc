@@ -27,6 +27,7 @@ using core::ReduceOp;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 using tests::DeviceRank;
 using tests::FakeGpus;
 using tests::OnDevice;
@@ -258,6 +259,14 @@ TEST(NcclLanesTest, RanksConnectAndTakeMemoryWhenTheirCommunicatorIsMade) {
                                                 of + std::string("count 262144 type 7 op 0"),
                                                 of + std::string("count 5000 type 7 op 0")));
       }
+      // Each rank has taken its pages before it came to the communicator.
+      const std::vector<std::string> all = gpus.calls();
+      const auto is_of = [](const char* function) {
+        return [function](const std::string& call) { return call.starts_with(function); };
+      };
+      const auto last = std::find_if(all.rbegin(), all.rend(), is_of("ncclCommInitRankConfig"));
+      EXPECT_EQ(std::count_if(last, all.rend(), is_of("cudaHostAlloc")), 2);
+      EXPECT_THAT(gpus.calls("cudaHostAlloc"), SizeIs(2));
       gpus.Forget();
       gpus.Release();
     });
