@@ -20,10 +20,10 @@
 
 #include "core/base/thread_annotations.h"
 #include "ops/base/backend.h"
+#include "ops/base/stop_sign.h"
 #include "ops/shm/blocks.h"
 #include "ops/shm/channel.h"
 #include "ops/shm/local_group.h"
-#include "ops/base/stop_sign.h"
 
 namespace sirtaki::ops::shm {
 
