@@ -184,8 +184,8 @@ Error DestroyEvent(EventHandle event) {
   return Error::kSuccess;
 }
 
-// Only pinned memory of the host is copied while the host goes on: for other memory the call waits
-// for the stream, as a lane must not.
+// A copy of the host's memory lets the host go on where that is pinned: for other memory the call
+// waits for the stream, as a lane must not.
 Error CopyAsync(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamHandle stream) {
   FakeGpus::State& s = TheFakeGpus();
   std::unique_lock<std::mutex> lock(s.mutex);

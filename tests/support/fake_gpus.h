@@ -91,7 +91,7 @@ class FakeGpus {
   ops::cuda::StreamHandle MakeStream(int device = -1);
   // Work in a stream: `bytes` of `value` are written when it runs.
   void PutWrite(ops::cuda::StreamHandle stream, void* memory, int value, std::size_t bytes);
-  // The same of a copy, and a wait until all of the stream has run.
+  // PutCopy puts a copy there; AwaitStream waits until all of the stream has run.
   void PutCopy(ops::cuda::StreamHandle stream, void* to, const void* from, std::size_t bytes);
   void AwaitStream(ops::cuda::StreamHandle stream);
   // What stands behind this in the stream waits until `open`, which must outlive that.

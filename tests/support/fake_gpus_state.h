@@ -102,8 +102,8 @@ struct FakeGroup {  // all ranks of a unique id
   std::map<std::uint64_t, FakeMeeting> meetings;
   std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> mail;  // by sender, receiver
   std::map<std::uint64_t, FakeWindow> windows;
-  // Who has called: NCCL connects ranks at their first message, and at their first collective by an
-  // algorithm, for which its function and its size stand here.
+  // These ranks have called: NCCL connects them at their first message, and at their first
+  // collective by an algorithm, for which its function and its size stand here.
   std::map<std::string, std::set<int>> collectives;
   std::set<std::pair<int, int>> sends;  // by sender, receiver
   std::set<std::pair<int, int>> receives;
@@ -160,7 +160,7 @@ struct FakeGpus::State {
   // Waits until the stream is through with all that is in it now, without the lock.
   void AwaitStream(std::unique_lock<std::mutex>& held_lock, FakeStream& stream,
                    const std::string& function);
-  // The same for what a program puts, which finds what errors others have left.
+  // PutByProgram is Put for a program, which finds what errors others have left.
   void PutByProgram(FakeStream& stream, const std::string& what, FakeOperation operation);
   // What a function of CUDA's or a program puts into a stream. Nothing may go there while NCCL is
   // still launching: where it ends up would be chance.
@@ -178,7 +178,7 @@ struct FakeGpus::State {
   // lock meanwhile.
   void AwaitDevice(std::unique_lock<std::mutex>& held_lock, int device,
                    const std::string& function);
-  // By the seed, a number below this; 0 without one.
+  // Random gives a number below this that follows from the seed; 0 without one.
   std::size_t Random(std::size_t below);
   std::vector<FakeStream*> AllStreams();
   // All that can run now, or by the seed a part of it.

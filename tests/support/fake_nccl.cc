@@ -281,8 +281,8 @@ bool FakeComm::IsConnected() const {
 
 namespace {
 
-// Beside the lock, which makes one thread of many. Outlives every FakeGpus, as a call that was left
-// behind does.
+// Visitors are counted beside the lock, which makes one thread of many. They outlive every
+// FakeGpus, as a call that was left behind does.
 struct Visitors {
   std::mutex mutex;
   std::map<CommHandle, std::pair<std::thread::id, int>> all;  // with how many calls of the thread

@@ -244,7 +244,7 @@ class Rank {
     return running;
   }
 
-  // Of its parts, if it has some.
+  // AwaitResult waits for the work's parts, if it has some.
   void AwaitResult(const core::Work& work) {
     if (place_ == nullptr) return;
     for (const core::WorkPtr& part : work.parts) place_->AwaitResult(*part);

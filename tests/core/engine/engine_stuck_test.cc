@@ -69,6 +69,14 @@ HeldWorld& MakeHeldWorld(Duration limit = kLimit) {
   return *kept.back();
 }
 
+// The first rank, whose thread stands in its transport until the gate opens.
+Rank& HoldThread(HeldWorld& held) {
+  held.gate.Shut();
+  held.world[0].engine->StartThread();
+  EXPECT_TRUE(held.gate.AwaitInside(1));
+  return held.world[0];
+}
+
 TEST(StuckWatchTest, OneCallThatLastsIsSeen) {
   StuckWatch watch(kLimit);
   TimePoint now{seconds(1)};
@@ -95,10 +103,7 @@ TEST(StuckWatchTest, AStoppedProcessIsNotStuck) {
 
 TEST(EngineStuckTest, WhoWaitsWhileTheThreadIsStuckIsTold) {
   HeldWorld& held = MakeHeldWorld();
-  Rank& rank = held.world[0];
-  held.gate.Shut();
-  rank.engine->StartThread();
-  ASSERT_TRUE(held.gate.AwaitInside(1));
+  Rank& rank = HoldThread(held);
   const WorkPtr work = held.world.Submit(0, "w");
   const Status status = rank.engine->Wait(*work->handle, Soon());
   EXPECT_EQ(status.code(), StatusCode::kBackend);
@@ -116,10 +121,7 @@ TEST(EngineStuckTest, WhoWaitsWhileTheThreadIsStuckIsTold) {
 // After a fault, or a start that has failed, nobody waits for anything but the thread itself.
 TEST(EngineStuckTest, WhoStopsAThreadThatIsStuckFindsIt) {
   HeldWorld& held = MakeHeldWorld();
-  Rank& rank = held.world[0];
-  held.gate.Shut();
-  rank.engine->StartThread();
-  ASSERT_TRUE(held.gate.AwaitInside(1));
+  Rank& rank = HoldThread(held);
   rank.engine->StopThread();
   EXPECT_TRUE(rank.engine->stuck());
   EXPECT_EQ(rank.engine->fault().code(), StatusCode::kBackend);
@@ -129,10 +131,7 @@ TEST(EngineStuckTest, WhoStopsAThreadThatIsStuckFindsIt) {
 
 TEST(EngineStuckTest, WhoPausesWhileTheThreadIsStuckIsTold) {
   HeldWorld& held = MakeHeldWorld();
-  Rank& rank = held.world[0];
-  held.gate.Shut();
-  rank.engine->StartThread();
-  ASSERT_TRUE(held.gate.AwaitInside(1));
+  Rank& rank = HoldThread(held);
   EXPECT_FALSE(rank.engine->Pause());
   EXPECT_TRUE(rank.engine->stuck());
   rank.engine->StopThread();
@@ -162,10 +161,7 @@ TEST(EngineStuckTest, TheThreadNoticesADriverThatIsStuck) {
 
 TEST(EngineStuckTest, WhatComesBackInTimeIsNot) {
   HeldWorld& held = MakeHeldWorld(seconds(60));
-  Rank& rank = held.world[0];
-  held.gate.Shut();
-  rank.engine->StartThread();
-  ASSERT_TRUE(held.gate.AwaitInside(1));
+  Rank& rank = HoldThread(held);
   const WorkPtr work = held.world.Submit(0, "w");
   EXPECT_EQ(rank.engine->Wait(*work->handle, Clock::now() + milliseconds(100)).code(),
             StatusCode::kTimedOut);

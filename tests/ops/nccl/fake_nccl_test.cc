@@ -313,7 +313,7 @@ TEST_F(FakeNcclTest, InputsAndOutputsAreApartOrExactlyInPlace) {
   EXPECT_EQ(api_.AllGather(memory + 4, memory, 4, type, comm, stream), kTaken);
   EXPECT_EQ(api_.ReduceScatter(memory, memory, 4, type, sum, comm, stream), kRefused);
   EXPECT_EQ(api_.ReduceScatter(memory, memory + 4, 4, type, sum, comm, stream), kTaken);
-  // Who is not the root does not read.
+  // A rank that is not the root does not read.
   EXPECT_EQ(api_.Broadcast(memory, memory + 1, 4, type, 1, comm, stream), kRefused);
   EXPECT_EQ(api_.Broadcast(memory, memory + 1, 4, type, 0, comm, stream), kTaken);
 }

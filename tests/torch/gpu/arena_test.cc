@@ -68,7 +68,7 @@ TEST_F(GpuArenaTest, TheOptionDecidesWhetherThereIsOneAndNcclKnowsIt) {
         Backward(model, rank, step);
         optimizer.step();
         Check(rank, model, step);
-        // In, and without an arena out again, on both ranks.
+        // Each of two ranks copies in, and without an arena out again.
         const std::size_t kernels = mode == core::GradientArenaMode::kPlain ? 2 : 4;
         Once(rank, [&] {
           EXPECT_TRUE(step == 0 || gpus_.calls("cuLaunchKernel").size() == kernels);
