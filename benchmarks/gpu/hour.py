@@ -1,9 +1,9 @@
-"""hour.py [--bundle FOLDER] [--out FOLDER] [--seconds N] PART [STEP...]: runs a part of what is to be seen on a GPU.
+"""hour.py [--bundle FOLDER] [--out FOLDER] [--seconds N] [--limit N] PART [STEP...]: runs a part of what is to be seen on a GPU.
 
 PART is 1, 2 or 3; STEPs are patterns of names, as 'probe-*', for a part of a part. FOLDER of the bundle is what bundle.sh made
 (build/gpu), or a build of this machine's own. After each step FOLDER of the results ($OUT, or build/gpu-results) has
-partN.json, partN.md and partN-logs.tar.gz. No step runs longer than its limit, or when --seconds (520) are over; writing the
-stacks of one that hangs takes up to a minute more.
+partN.json, partN.md and partN-logs.tar.gz. No step runs longer than its own limit, or than --limit, or when --seconds (520) are
+over; writing the stacks of one that hangs takes up to a minute more.
 
 A step ends as
   ok       and what it skipped, if it skipped some of its tests
@@ -528,6 +528,7 @@ def main():
     parser.add_argument("--bundle", default=os.path.join(TOP, "build", "gpu"), help="what bundle.sh made (build/gpu)")
     parser.add_argument("--out", default=os.environ.get("OUT") or os.path.join(TOP, "build", "gpu-results"))
     parser.add_argument("--seconds", type=float, default=520, help="after which no step begins, and none goes on (520)")
+    parser.add_argument("--limit", type=float, default=600, help="of seconds of each step, where its own is higher")
     parser.add_argument("--targets", action="store_true", help="print what the bundle consists of, and the targets that make it")
     parser.add_argument("--machine", action="store_true", help="print what is here")
     parser.add_argument("--libraries", action="store_true", help="print which libraries are missing")
@@ -544,6 +545,8 @@ def main():
     patterns = arguments.steps or ["*"]
     with tempfile.TemporaryDirectory(prefix="sirtaki-gpu-") as scratch:
         steps = [step for step in parts(machine, scratch)[arguments.part] if any(fnmatch.fnmatch(step.name, p) for p in patterns)]
+        for step in steps:
+            step.limit = min(step.limit, arguments.limit)
         if not steps:
             parser.error(f"part {arguments.part} has no step {' or '.join(arguments.steps)}")
         states = run_part(arguments.part, steps, machine, arguments.out, scratch, arguments.seconds)
