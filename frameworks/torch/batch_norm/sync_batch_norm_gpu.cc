@@ -28,6 +28,14 @@ MaybeTensor Like(const at::Tensor& statistics, const MaybeTensor& parameter) {
   return parameter ? MaybeTensor(parameter->to(statistics.scalar_type())) : std::nullopt;
 }
 
+// The type in which the sums over a batch are right. The kernel for contiguous batches [N, C, ...]
+// keeps parts of a sum in the input's type, as LibTorch 2.11 showed: float16 then overflows, and
+// bfloat16 has three digits. The one for channels-last batches adds up in float32.
+at::ScalarType SummingType(const at::Tensor& x) {
+  const bool contiguous = x.suggest_memory_format() == at::MemoryFormat::Contiguous;
+  return contiguous ? ComputingType(x.scalar_type()) : x.scalar_type();
+}
+
 // The kernels divide by a rank's count.
 at::Tensor WithoutEmpty(const at::Tensor& rows, const std::vector<double>& count_of_rank) {
   std::vector<at::Tensor> there;
@@ -81,10 +89,11 @@ GpuSums GpuSumsOf(const at::Tensor& dy, const at::Tensor& x, const MaybeTensor& 
     if (weight) sums.weight_gradient = sums.bias_gradient = at::zeros({x.size(1)}, options);
     return sums;
   }
+  const at::ScalarType type = SummingType(x);
   at::Tensor of_dy;
   at::Tensor of_dy_x;
   std::tie(of_dy, of_dy_x, sums.weight_gradient, sums.bias_gradient) =
-      at::batch_norm_backward_reduce(dy, x, call.on_gpu.mean, call.on_gpu.invstd,
+      at::batch_norm_backward_reduce(dy.to(type), x.to(type), call.on_gpu.mean, call.on_gpu.invstd,
                                      Like(call.on_gpu.mean, weight),
                                      /*input_g=*/true, /*weight_g=*/weight.has_value(),
                                      /*bias_g=*/weight.has_value());

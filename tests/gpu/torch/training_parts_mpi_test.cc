@@ -124,12 +124,20 @@ TEST_F(GpuTrainingPartsTest, SyncBatchNormTakesHalfTypes) {
       }
     }
   }
-  // More values than float16 can count.
-  NormCase many{
-      2, {300, 300}, BatchNormOptions(kChannels).track_running_stats(false).affine(false)};
-  many.type = many.module_type = torch::kHalf;
-  many.close = 2e-2;
-  CompareNorms(many, device_);
+  // More values than float16 can count, and larger sums than it can hold.
+  for (const auto type : {torch::kHalf, torch::kBFloat16}) {
+    for (const auto format : {torch::MemoryFormat::Contiguous, torch::MemoryFormat::ChannelsLast}) {
+      for (const bool affine : {false, true}) {
+        NormCase many{2,
+                      {300, 300},
+                      BatchNormOptions(kChannels).track_running_stats(false).affine(affine),
+                      format};
+        many.type = type;
+        many.close = type == torch::kHalf ? 2e-2 : 1e-1;
+        CompareNorms(many, device_);
+      }
+    }
+  }
 }
 
 TEST_F(GpuTrainingPartsTest, AnInfinityAnywhereSkipsTheStepEverywhere) {
