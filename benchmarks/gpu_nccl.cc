@@ -2,7 +2,7 @@
 // answers one question, with NCCL's functions alone, in processes of its own: one that hangs is ended,
 // and the others go on.
 //
-//   gpu_nccl [--probes window,calls,abort,averages,kill] [--limit SECONDS]
+//   gpu_nccl [--probes window,calls,abort,stuck,averages,kill] [--limit SECONDS]
 //
 // The program ends with code 77 and the reason if there is no GPU, and with code 1 if a probe failed
 // that should not.
@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -76,7 +77,7 @@ class Peers {
   const std::vector<int> sockets_;
 };
 
-enum class Waiting { kBlocking, kYielding, kSleeping };
+enum class Waiting { kBlocking, kSplit, kYielding, kSleeping };
 
 // One rank: its GPU, a stream, and the two libraries.
 class Rank {
@@ -106,19 +107,23 @@ class Rank {
   void Check(cuda::Error error, const char* function) const {
     Require(cuda::Check(cuda_.api, error, function));
   }
-  // A call of a communicator that does not block may be in progress; it is waited for.
+  // A call of a communicator that does not block may be in progress, even where its result is
+  // ncclSuccess; it is waited for.
   void Check(nccl::Result result, const char* function, nccl::CommHandle communicator = nullptr,
              Waiting waiting = Waiting::kYielding) const {
-    while (result == nccl::Result::kInProgress && communicator != nullptr) {
+    Require(nccl::Check(nccl(), result, function, communicator));
+    if (communicator == nullptr) return;
+    for (;;) {
+      Require(nccl::Check(nccl(), nccl().CommGetAsyncError(communicator, &result),
+                          "ncclCommGetAsyncError", communicator));
+      Require(nccl::Check(nccl(), result, function, communicator));
+      if (result != nccl::Result::kInProgress) return;
       if (waiting == Waiting::kSleeping) {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
       } else {
         sched_yield();
       }
-      Require(nccl::Check(nccl(), nccl().CommGetAsyncError(communicator, &result),
-                          "ncclCommGetAsyncError", communicator));
     }
-    Require(nccl::Check(nccl(), result, function, communicator));
   }
 
   nccl::CommHandle Connect(Waiting waiting = Waiting::kYielding) const {
@@ -127,10 +132,23 @@ class Rank {
     peers_.Share(&id, sizeof(id));
     nccl::Config config;
     config.blocking = waiting == Waiting::kBlocking ? 1 : 0;
+    config.split_share = 1;
     nccl::CommHandle communicator = nullptr;
-    Check(nccl().CommInitRankConfig(&communicator, peers_.size(), id, peers_.rank(), &config),
-          "ncclCommInitRankConfig", communicator);
+    const nccl::Result begun =
+        nccl().CommInitRankConfig(&communicator, peers_.size(), id, peers_.rank(), &config);
+    Check(begun, "ncclCommInitRankConfig", communicator);
     return communicator;
+  }
+  // One whose calls block, as our backend has it: split from one whose do not, and which is connected.
+  nccl::CommHandle Split(nccl::CommHandle parent, void* memory) const {
+    AllReduce(parent, memory, 1, nccl::DataType::kFloat32, nccl::RedOp::kSum);
+    Finish();
+    nccl::Config config;
+    config.blocking = 1;
+    nccl::CommHandle made = nullptr;
+    const nccl::Result begun = nccl().CommSplit(parent, 0, peers_.rank(), &made, &config);
+    Check(begun, "ncclCommSplit", parent);
+    return made;
   }
   void AllReduce(nccl::CommHandle communicator, void* memory, std::size_t count,
                  nccl::DataType type, nccl::RedOp op, Waiting waiting = Waiting::kYielding) const {
@@ -200,6 +218,7 @@ void ProbeWindow(Rank& rank) {
 void ProbeCalls(Rank& rank) {
   const std::vector<std::pair<Waiting, std::string>> ways = {
       {Waiting::kBlocking, "blocking communicator"},
+      {Waiting::kSplit, "blocking, split from one that is not"},
       {Waiting::kYielding, "not blocking, sched_yield between looks"},
       {Waiting::kSleeping, "not blocking, 50 us of sleep between looks"}};
   // Processes that share a GPU take turns on it. What is under way is finished now and then: a full
@@ -209,7 +228,8 @@ void ProbeCalls(Rank& rank) {
   void* const memory = rank.Take(4);
   std::vector<Variant> variants;
   for (const auto& [waiting, name] : ways) {
-    const nccl::CommHandle communicator = rank.Connect(waiting);
+    nccl::CommHandle communicator = rank.Connect(waiting);
+    if (waiting == Waiting::kSplit) communicator = rank.Split(communicator, memory);
     variants.push_back({name, [&rank, memory, calls, communicator, waiting = waiting] {
                           double seconds = 0;
                           for (int done = 0; done < calls; done += kAtATime) {
@@ -269,6 +289,46 @@ void ProbeAbort(Rank& rank, Aborts way) {
                 : way == Aborts::kInOneGroup ? "in one group"
                                              : "one after the other",
                 Seconds(Clock::now() - start) * 1e3, "ms"});
+  }
+  rank.peers().Meet();
+}
+
+// Rank 0 is in a call that blocks: the first message from a rank that sends none, in a communicator
+// that was split from another. The parent's abort is expected to end it, without the one that the
+// call is of being freed under it.
+void ProbeStuck(Rank& rank) {
+  const nccl::CommHandle parent = rank.Connect();
+  void* const memory = rank.Take(4096);
+  const nccl::CommHandle communicator = rank.Split(parent, memory);
+  rank.AllReduce(communicator, memory, 1024, nccl::DataType::kFloat32, nccl::RedOp::kSum);
+  rank.Finish();
+  rank.peers().Meet();
+  if (rank.peers().rank() == 0) {
+    std::atomic<bool> is_over{false};
+    nccl::Result result = nccl::Result::kSuccess;
+    std::thread caller([&] {
+      Require(rank.device()->Adopt());
+      result =
+          rank.nccl().Recv(memory, 1024, nccl::DataType::kFloat32, 1, communicator, rank.stream());
+      is_over = true;
+    });
+    std::this_thread::sleep_for(
+        std::chrono::seconds(1));  // of which it needs far less to get stuck
+    const bool blocks = !is_over;
+    const auto start = Clock::now();
+    rank.Check(rank.nccl().CommAbort(parent), "ncclCommAbort");
+    const double aborted = Seconds(Clock::now() - start);
+    caller.join();
+    const double ended = Seconds(Clock::now() - start);
+    const auto rest = Clock::now();
+    rank.Check(rank.nccl().CommAbort(communicator), "ncclCommAbort");
+    Say("stuck", std::string(blocks ? "the call blocks" : "the call does not block") +
+                     "; its result " + std::to_string(static_cast<int>(result)));
+    const std::string work = "a call of a split communicator that is stuck";
+    Emit(Sample{work, 2, "the parent's abort", aborted * 1e3, "ms"});
+    Emit(Sample{work, 2, "until the call has returned", ended * 1e3, "ms"});
+    Emit(Sample{work, 2, "its own abort then", Seconds(Clock::now() - rest) * 1e3, "ms"});
+    rank.Finish();
   }
   rank.peers().Meet();
 }
@@ -370,6 +430,7 @@ std::vector<Probe> Probes() {
            [](Rank& rank) { ProbeAbort(rank, Aborts::kInOneGroup); }},
           {"abort", "aborts one after the other", 2,
            [](Rank& rank) { ProbeAbort(rank, Aborts::kInTurn); }, true},
+          {"stuck", "a stuck call", 2, ProbeStuck},
           {"averages", "averages on 2 ranks", 2, ProbeAverages},
           {"averages", "averages on 3 ranks", 3, ProbeAverages},
           {"kill", "a peer that is killed", 2, ProbeKill, false, true}};
@@ -462,7 +523,7 @@ int Main(int argc, char** argv) {
   const double limit = std::stod(Flag(argc, argv, "limit", "30"));
   bool good = true;
   for (const std::string& name :
-       ListFlag(argc, argv, "probes", "window,calls,abort,averages,kill")) {
+       ListFlag(argc, argv, "probes", "window,calls,abort,stuck,averages,kill")) {
     bool known = false;
     for (const Probe& probe : Probes()) {
       if (probe.name != name) continue;
@@ -471,7 +532,7 @@ int Main(int argc, char** argv) {
     }
     if (!known)
       throw std::runtime_error("unknown probe " + name +
-                               "; the probes are window, calls, abort, averages and kill");
+                               "; the probes are window, calls, abort, stuck, averages and kill");
   }
   return good ? 0 : 1;
 }
