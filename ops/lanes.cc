@@ -101,6 +101,7 @@ nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
         .kernels = driver_.ok() ? options_.kernels : nullptr,
         .limit = options_.nccl_limit,
         .registers_arenas = options_.registers_arenas,
+        .direct = options_.nccl_direct,
         .max_ctas = options_.nccl_max_ctas,
         .cta_policy = options_.nccl_cta_policy,
         .on_failure = options_.host.on_failure,
@@ -120,6 +121,11 @@ nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
                "it joined before it had used a GPU, so nobody knows which GPU is its own"};
   } else if (options_.kernels == nullptr) {
     failure = {StatusCode::kUnsupported, options_.why_no_kernels};
+  } else if (options_.nccl_direct && !options_.nccl_shares) {
+    failure = {
+        StatusCode::kUnsupported,
+        "NCCL_COMM_SPLIT_SHARE_RESOURCES=0 keeps communicators from sharing what nccl_direct "
+        "needs; unset it, or set SIRTAKI_NCCL_DIRECT=0"};
   } else {
     failure = driver_;
   }

@@ -32,6 +32,8 @@ struct LanesOptions {
   // The options of these names, or what stands for them.
   core::Duration nccl_limit = std::chrono::seconds(60);
   bool registers_arenas = true;  // gradient_arena=auto
+  bool nccl_direct = true;
+  bool nccl_shares = true;  // NCCL's variable NCCL_COMM_SPLIT_SHARE_RESOURCES is not 0
   int nccl_max_ctas = nccl::kUndefined;
   int nccl_cta_policy = nccl::kUndefined;
 };

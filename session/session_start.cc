@@ -76,9 +76,12 @@ std::string CarriersText(const Topology& topology, Medium& medium, const GpuLibr
   return text + ", GPU data by NCCL, opened at its first use";
 }
 
-void TakeNcclOptions(const core::Config& config, ops::LanesOptions* lanes) {
+void TakeNcclOptions(const core::Config& config, const core::EnvironmentView& environment,
+                     ops::LanesOptions* lanes) {
   lanes->nccl_limit = config.nccl_limit;
   lanes->registers_arenas = config.gradient_arena == core::GradientArenaMode::kAuto;
+  lanes->nccl_direct = config.nccl_direct;
+  lanes->nccl_shares = environment.Find("NCCL_COMM_SPLIT_SHARE_RESOURCES") != "0";
   if (config.nccl_max_ctas > 0) lanes->nccl_max_ctas = config.nccl_max_ctas;
   if (config.nccl_cta_policy == core::NcclCtaPolicy::kEfficiency) {
     lanes->nccl_cta_policy = ops::nccl::kCtaPolicyEfficiency;
@@ -212,7 +215,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   all_lanes.kernels = devices_->libraries().kernels;
   all_lanes.why_no_kernels = devices_->libraries().why_no_kernels;
   all_lanes.kernels_toolkit = devices_->libraries().kernels_toolkit;
-  TakeNcclOptions(config_, &all_lanes);
+  TakeNcclOptions(config_, options.environment, &all_lanes);
   ops::HostLanesOptions& lanes = all_lanes.host;
   lanes.rank = topology_.rank;
   lanes.rules.deterministic = config_.deterministic;

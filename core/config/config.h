@@ -64,6 +64,7 @@ struct Config {
   std::int64_t first_bucket_bytes = std::int64_t{1} << 20;
   GradientArenaMode gradient_arena = GradientArenaMode::kAuto;
   Duration nccl_limit = std::chrono::minutes(5);
+  bool nccl_direct = true;
   int nccl_max_ctas = 0;  // zero: auto
   NcclCtaPolicy nccl_cta_policy = NcclCtaPolicy::kDefault;
   bool deterministic = false;

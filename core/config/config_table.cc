@@ -210,6 +210,11 @@ std::vector<OptionSpec> MakeTable() {
           "register memory, to say good-bye. Then the job fails on every rank. What is in a GPU's stream "
           "already is limited by stall_limit.")
           .Between(kMillisecond, kDay).Agreed(),
+      Option<&Config::nccl_direct>("nccl_direct", OptionKind::kBool,
+          "Whether our own thread makes the calls of NCCL once the ranks are connected. Without it NCCL "
+          "starts a thread for each call, which takes 50 us longer; a call then never keeps ours, and "
+          "nccl_limit holds for all of them.")
+          .Between(0, 1).Agreed(),
       Option<&Config::nccl_max_ctas>("nccl_max_ctas", OptionKind::kAutoOrCount,
           "The most blocks of a GPU that NCCL takes for one operation: fewer leave more of the GPU to the "
           "backward pass; auto is NCCL's own choice. NCCL's variable NCCL_MAX_CTAS wins over it.")

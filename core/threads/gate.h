@@ -26,6 +26,7 @@ class SIRTAKI_CAPABILITY("mutex") Gate {
   // The thread that has the gate gives it up. This costs no system call when nobody waits.
   void Unlock() SIRTAKI_RELEASE();
 
+  bool IsHeld() const { return owner_.load() != std::thread::id(); }
   bool IsHeldByThisThread() const { return owner_.load() == std::this_thread::get_id(); }
   // What the thread that has it is in; empty: nobody has it.
   std::string Holder() const;

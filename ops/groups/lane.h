@@ -55,7 +55,7 @@ class Lane : public LaneThread {
     {
       core::MutexLock lock(mutex);
       if (stopped()) return;
-      stop_.store(true, std::memory_order_relaxed);
+      stop_ = true;
       why_ = reason;
       failed = unfinished;
       queue.clear();

@@ -161,7 +161,7 @@ Status Arenas::Add(ArenaPtr arena, bool registers, Communicator& communicator,
 Status Arenas::MakeWindow(Entry& entry, Communicator& communicator, const Patience& patience,
                           Form* form) {
   const Api& api = communicator.api();
-  Status status = communicator.Run(
+  Status status = communicator.RunTogether(
       "ncclCommWindowRegister",
       [&](CommHandle comm) {
         return api.CommWindowRegister(comm, entry.arena->begin(), ArenaSize(entry.arena->bytes()),
@@ -184,13 +184,13 @@ Status Arenas::Deregister(Entry& entry, Communicator& communicator, const Patien
   const Api& api = communicator.api();
   if (entry.window != nullptr) {
     void* const window = std::exchange(entry.window, nullptr);
-    return communicator.Run(
+    return communicator.RunTogether(
         "ncclCommWindowDeregister",
         [&](CommHandle comm) { return api.CommWindowDeregister(comm, window); }, patience);
   }
   if (entry.handle == nullptr) return Status::Ok();
   void* const handle = std::exchange(entry.handle, nullptr);
-  return communicator.Run(
+  return communicator.RunTogether(
       "ncclCommDeregister", [&](CommHandle comm) { return api.CommDeregister(comm, handle); },
       patience);
 }

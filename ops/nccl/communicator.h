@@ -1,5 +1,8 @@
-// A communicator of NCCL, never blocking: each call may answer that it is in progress, and is then
-// polled until it is over, the deadline has passed, or somebody stops us.
+// A communicator of NCCL. At first its calls do not block: each may answer that it is in progress, and
+// is then polled until it is over, the deadline has passed, or somebody stops us. For each of them
+// NCCL starts a thread, which takes five times as long as the call itself. Once the ranks are
+// connected, a communicator may be made direct: from then on the calls are made by the caller's
+// thread, and one that is stuck all the same is ended by ProcessCommunicators.
 #pragma once
 
 #include <atomic>
@@ -39,7 +42,7 @@ class Communicator {
   // the others do not come, kAborted by `stop`. What is left then is aborted with `all`.
   static core::Status Init(std::shared_ptr<ProcessCommunicators> all, const UniqueId& id, int size,
                            int rank, const Patience& patience, std::unique_ptr<Communicator>* made,
-                           Choices choices = {});
+                           const Choices& choices = {});
 
   // The destructor waits for nothing. What was not finalized stays with `all`, to be aborted.
   ~Communicator() = default;
@@ -55,8 +58,16 @@ class Communicator {
   // then has an event that is recorded a meaning.
   core::Status Run(const char* function, const std::function<Result(CommHandle)>& call,
                    const Patience& patience);
+  // As Run, for a call in which hosts wait for each other even where they are connected: the limit
+  // holds for it in a direct communicator, too.
+  core::Status RunTogether(const char* function, const std::function<Result(CommHandle)>& call,
+                           const Patience& patience);
   core::Status RunGroup(const char* function, const std::function<Result(CommHandle)>& calls,
                         const Patience& patience);
+
+  // Makes it direct. Precondition: the ranks are connected. All ranks call it together. `device`: the
+  // caller's current one. Errors: those of Init.
+  core::Status MakeDirect(std::shared_ptr<const cuda::Device> device, const Patience& patience);
 
   // What went wrong in what was started earlier: here, on the way, or at another rank.
   core::Status CheckAsync();
@@ -66,20 +77,22 @@ class Communicator {
   core::Status Finalize(const Patience& patience);
 
  private:
-  Communicator(std::shared_ptr<ProcessCommunicators> all, int size, int rank, Choices choices)
+  Communicator(std::shared_ptr<ProcessCommunicators> all, int size, int rank,
+               const Choices& choices)
       : all_(std::move(all)),
         size_(size),
         rank_(rank),
-        handle_(std::make_shared<SharedHandle>(std::move(choices.name))),
-        ranks_(std::move(choices.ranks)) {}
+        handle_(std::make_shared<SharedHandle>(choices.name)),
+        config_(ConfigOf(choices, *handle_)),
+        ranks_(choices.ranks) {}
 
-  // Calls, unless it was aborted. kInProgress is no error.
+  static Config ConfigOf(const Choices& choices, const SharedHandle& handle);
+  // Calls, unless it was aborted or the caller is to stop. kInProgress is no error.
   core::Status Call(const char* function, const std::function<Result(CommHandle)>& call,
-                    Result* result);
+                    Result* result, const std::atomic<bool>* stop = nullptr);
   // Asks how the last call, of this function, has gone so far.
   core::Status Ask(const char* function, Result* result);
-  // Await waits until the last call is no longer in progress.
-  core::Status Await(const char* function, const Patience& patience);
+  // AwaitEnd waits until the last call is no longer in progress.
   core::Status AwaitEnd(const char* function, const Patience& patience);
   core::Status Late(const char* function, core::Duration limit) const;
 
@@ -87,7 +100,9 @@ class Communicator {
   const int size_;
   const int rank_;
   const std::shared_ptr<SharedHandle> handle_;
+  Config config_;
   const std::string ranks_;
+  std::shared_ptr<const cuda::Device> device_;  // of a direct one
 };
 
 }  // namespace sirtaki::ops::nccl

@@ -16,7 +16,7 @@ using core::StatusCode;
 namespace {
 
 // How long the destructor waits for the thread before it is left behind.
-constexpr auto kGrace = std::chrono::seconds(1);
+constexpr auto kGrace = std::chrono::seconds(2);
 // NCCL's good-bye may take so long where nothing has failed.
 constexpr auto kGoodBye = std::chrono::seconds(5);
 
@@ -25,9 +25,13 @@ constexpr auto kGoodBye = std::chrono::seconds(5);
 void DeviceLane::Impl::Stop(const Status& reason, const std::optional<std::string>& tensor) {
   // The failure is told before the abort, by which groups whose handles are ok come to their end with
   // garbage. The wait for it has a limit: whoever ends the lane waits for this call without one.
-  // Abandon leaves the abort to the lane's thread.
+  // Abandon leaves the abort to the lane's thread, which a call of NCCL may keep.
   Lane::Stop(reason, tensor, [&] {
-    if (tensor) options.communicators->AbortAll(options.device);
+    if (tensor) {
+      options.communicators->AbortAll(options.device);
+    } else {
+      options.communicators->StartAbortIfInCall(options.device);
+    }
   });
 }
 

@@ -26,6 +26,7 @@ struct DeviceLaneOptions {
   const void* kernels = nullptr;                    // cuda::KernelImage
   core::Duration limit = std::chrono::seconds(60);  // for one call of NCCL's on the host
   bool registers_arenas = true;
+  bool direct = true;         // its communicators, once their ranks are connected
   int max_ctas = kUndefined;  // of its communicators
   int cta_policy = kUndefined;
   // A group failed: called once, from the lane's thread.

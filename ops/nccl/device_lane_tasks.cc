@@ -96,6 +96,7 @@ Status DeviceLane::Impl::Meet(const DeviceTask& task) {
                                 .max_ctas = options.max_ctas,
                                 .cta_policy = options.cta_policy},
                     .usual_bytes = UsualStaging(group),
+                    .direct = options.direct ? options.device : nullptr,
                     .patience = patience()});
 }
 

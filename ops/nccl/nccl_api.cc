@@ -20,6 +20,7 @@ const char* FindAll(const DynamicLibrary& library, Api* api) {
   };
   take("ncclGetUniqueId", &api->GetUniqueId);
   take("ncclCommInitRankConfig", &api->CommInitRankConfig);
+  take("ncclCommSplit", &api->CommSplit);
   take("ncclCommGetAsyncError", &api->CommGetAsyncError);
   take("ncclCommFinalize", &api->CommFinalize);
   take("ncclCommDestroy", &api->CommDestroy);

@@ -88,6 +88,9 @@ struct Api {
   Result (*GetVersion)(int* version);
   Result (*GetUniqueId)(UniqueId* id);
   Result (*CommInitRankConfig)(CommHandle* comm, int ranks, UniqueId id, int rank, Config* config);
+  // Makes one of those ranks that have said the same color, in the order of their keys. `made` is set
+  // when it is over.
+  Result (*CommSplit)(CommHandle comm, int color, int key, CommHandle* made, Config* config);
   Result (*CommGetAsyncError)(CommHandle comm, Result* error);
   Result (*CommFinalize)(CommHandle comm);
   Result (*CommDestroy)(CommHandle comm);

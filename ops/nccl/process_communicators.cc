@@ -1,5 +1,6 @@
 #include "ops/nccl/process_communicators.h"
 
+#include <algorithm>
 #include <system_error>
 #include <utility>
 
@@ -9,7 +10,7 @@
 namespace sirtaki::ops::nccl {
 namespace {
 
-// A call of a communicator that does not block is over in far less.
+// A call of a communicator that waits for no other rank is over in far less.
 constexpr auto kCallLimit = std::chrono::milliseconds(100);
 
 }  // namespace
@@ -24,12 +25,11 @@ void ProcessCommunicators::Remove(const std::shared_ptr<SharedHandle>& handle) {
   all_.erase(handle);
 }
 
-void ProcessCommunicators::AbortAll(std::shared_ptr<const cuda::Device> device) {
-  core::MutexLock lock(mutex_);
+void ProcessCommunicators::StartThreads(const std::shared_ptr<const cuda::Device>& device) {
   while (!all_.empty()) {
     const std::shared_ptr<SharedHandle> handle = *all_.begin();
     try {
-      core::StartQuietThread([self = shared_from_this(), device, handle]() mutable {
+      core::StartQuietThread([self = shared_from_this(), device = device, handle]() mutable {
         const bool aborted = self->Abort(*device, *handle);
         device.reset();  // whoever waits for this may end CUDA's part of it next
         core::MutexLock ended(self->mutex_);
@@ -38,28 +38,60 @@ void ProcessCommunicators::AbortAll(std::shared_ptr<const cuda::Device> device) 
         self->over_.NotifyAll();
       }).detach();
     } catch (const std::system_error&) {
-      break;  // there is no thread to be had: the rest is left for the next call
+      return;  // there is no thread to be had: the rest is left for the next call
     }
     all_.erase(handle);
     ++aborting_;
     until_ = core::Clock::now() + kAbortGrace;
   }
+}
+
+void ProcessCommunicators::AbortAll(std::shared_ptr<const cuda::Device> device) {
+  core::MutexLock lock(mutex_);
+  StartThreads(device);
   while (aborting_ > 0 && over_.WaitUntil(mutex_, until_)) {
   }
   // A thread that is left behind must not be the last to let go of the device: the process may exit.
   if (aborting_ > 0) KeepForever(std::const_pointer_cast<cuda::Device>(device));
 }
 
+void ProcessCommunicators::StartAbortAll(const std::shared_ptr<const cuda::Device>& device) {
+  core::MutexLock lock(mutex_);
+  StartThreads(device);
+}
+
+void ProcessCommunicators::StartAbortIfInCall(const std::shared_ptr<const cuda::Device>& device) {
+  core::MutexLock lock(mutex_);
+  const auto is_in_call = [](const std::shared_ptr<SharedHandle>& handle) {
+    return handle->parent != nullptr && handle->gate.IsHeld();
+  };
+  if (std::any_of(all_.begin(), all_.end(), is_in_call)) StartThreads(device);
+}
+
 bool ProcessCommunicators::Abort(const cuda::Device& device, SharedHandle& handle) const {
-  if (!handle.gate.LockUntil("ncclCommAbort", core::Clock::now() + kCallLimit)) return false;
-  handle.aborted = true;
-  const CommHandle comm = std::exchange(handle.comm, nullptr);
-  handle.gate.Unlock();
-  if (comm == nullptr) return true;
   // NCCL leaves a thread with the device that it had; with none, it would make a context on the
   // first.
   static_cast<void>(device.Adopt());
-  static_cast<void>(api_->CommAbort(comm));
+  const auto enter = [&handle] {
+    return handle.gate.LockUntil("ncclCommAbort", core::Clock::now() + kCallLimit);
+  };
+  if (!enter()) {
+    const CommHandle parent = handle.parent.exchange(nullptr);
+    if (parent == nullptr) return false;
+    handle.aborted = true;  // a call that was only slow is the last one
+    static_cast<void>(api_->CommAbort(parent));
+    if (!enter()) return false;
+  }
+  handle.aborted = true;
+  const CommHandle comm = std::exchange(handle.comm, nullptr);
+  const CommHandle parent = handle.parent.exchange(nullptr);
+  handle.gate.Unlock();
+  const auto abort = [this](CommHandle one) {
+    if (one != nullptr) static_cast<void>(api_->CommAbort(one));
+  };
+  abort(comm);
+  abort(parent);
+  abort(std::exchange(handle.split, nullptr));  // NCCL does not write it any more
   return true;
 }
 

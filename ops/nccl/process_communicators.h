@@ -31,7 +31,12 @@ struct SharedHandle {
   const std::string name;     // NCCL keeps a pointer to it
   core::Gate gate;            // whoever calls NCCL with it, or changes it, is in here
   CommHandle comm = nullptr;  // null: not made yet, finalized or aborted
-  bool aborted = false;       // it will not be made any more
+  // The parent is what `comm`, whose calls block, was split from; null: `comm` was not. Nobody calls
+  // it but to end it: its abort ends a call of `comm` that another thread is stuck in, for they share
+  // what tells them to abort.
+  std::atomic<CommHandle> parent{nullptr};
+  CommHandle split = nullptr;         // NCCL writes the one here that is being split from `comm`
+  std::atomic<bool> aborted = false;  // nothing is called any more, and nothing made
 };
 
 // AbortAll waits this long for NCCL.
@@ -53,10 +58,18 @@ class ProcessCommunicators : public std::enable_shared_from_this<ProcessCommunic
 
   // Aborts all that there are, on a thread each. Returns when that has been done, here or in
   // another call, or after kAbortGrace: the threads are left behind then. A communicator that
-  // another thread is stuck in is left for the next call. `device`: one of this process.
+  // another thread is stuck in is left for the next call, unless it has a parent. `device`: one of
+  // this process.
   void AbortAll(std::shared_ptr<const cuda::Device> device) SIRTAKI_EXCLUDES(mutex_);
+  // Does the same, and waits for nothing.
+  void StartAbortAll(const std::shared_ptr<const cuda::Device>& device) SIRTAKI_EXCLUDES(mutex_);
+  // Does so if a thread is in a call that blocks, of whichever: it may be stuck behind the kernel of
+  // another one. A thread that was told to stop before this makes no call any more.
+  void StartAbortIfInCall(const std::shared_ptr<const cuda::Device>& device)
+      SIRTAKI_EXCLUDES(mutex_);
 
  private:
+  void StartThreads(const std::shared_ptr<const cuda::Device>& device) SIRTAKI_REQUIRES(mutex_);
   // Abort returns whether it could: false if another thread is stuck in a call of it.
   bool Abort(const cuda::Device& device, SharedHandle& handle) const;
 

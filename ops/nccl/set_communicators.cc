@@ -32,7 +32,11 @@ Status SetCommunicators::Make(core::SetNumber set, const Rendezvous& rendezvous,
   parts.arenas = std::make_unique<Arenas>(frees_);
   Parts& kept = parts_[set];
   kept = std::move(parts);
-  return Connect(kept, making);
+  status = Connect(kept, making);
+  if (!status.ok() || making.direct == nullptr || kept.communicator->size() == 1) return status;
+  status = kept.communicator->MakeDirect(making.direct, making.patience);
+  // It finds the connections there, but its hosts wait for each other once more.
+  return status.ok() ? Connect(kept, making) : status;
 }
 
 // The first all-reduce by an algorithm connects the members, for which their hosts wait for each
@@ -48,7 +52,7 @@ Status SetCommunicators::Connect(Parts& parts, const Making& making) {
   if (parts.communicator->size() == 1) return status;
   for (const std::size_t count : {std::size_t{1}, std::size_t{kConnectedBytes / 4}}) {
     if (!status.ok()) return status;
-    status = parts.communicator->Run(
+    status = parts.communicator->RunTogether(
         "ncclAllReduce",
         [&](CommHandle comm) {
           return parts.communicator->api().AllReduce(memory, memory, count, DataType::kFloat32,

@@ -37,6 +37,8 @@ class SetCommunicators {
     const cuda::Stream& stream;  // of its groups
     Choices choices;
     std::int64_t usual_bytes = 0;  // of a group
+    // The current device, for a communicator that becomes direct; null: it does not.
+    std::shared_ptr<const cuda::Device> direct = nullptr;
     Patience patience;
   };
 

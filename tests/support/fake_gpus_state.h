@@ -107,6 +107,7 @@ struct FakeGroup {  // all ranks of a unique id
   std::map<std::string, std::set<int>> collectives;
   std::set<std::pair<int, int>> sends;  // by sender, receiver
   std::set<std::pair<int, int>> receives;
+  std::vector<std::shared_ptr<FakeGroup>> splits;  // of it, in their order
 };
 
 // A kernel of NCCL's that is not in its stream yet.
@@ -125,13 +126,24 @@ struct FakeComm {
   int device = 0;  // the one that was its thread's when it was made
   std::shared_ptr<FakeGroup> group;
   std::uint64_t calls = 0;  // collectives
+  bool blocking = false;    // a call of it returns when it is over
   bool aborted = false;
+  // Told to abort: it, and what it shares its resources with.
+  std::shared_ptr<bool> told = std::make_shared<bool>(false);
+  bool shares = false;                     // its resources, with what is split from it
+  std::size_t splits = 0;                  // that are over
+  ops::nccl::CommHandle* split = nullptr;  // where the one goes that is being made
+  std::shared_ptr<FakeComm> child;
+  std::weak_ptr<FakeComm> parent;
   ops::nccl::Result error = ops::nccl::Result::kSuccess;  // that it tells whoever asks
   bool finalized = false;
   bool busy = false;    // until its owner is told that the last call is over
   int in_progress = 0;  // answers left
   std::vector<FakeLaunch> launches;
 
+  // Whether all ranks have come to the split that this one is in, which is over by this.
+  bool HasSplit(FakeGpus::State& s);
+  void GiveSplit(FakeGpus::State& s);
   // What was called is in progress until its peers have called it, too.
   void Call(FakeLaunch launch);
   bool IsConnected() const;
@@ -258,6 +270,8 @@ class FakeNcclCall {
   ops::nccl::Result Begin(const std::string& function, const std::string& rest = "");
   // Now, or at the end of the thread's group.
   ops::nccl::Result Launch(FakeLaunch launch);
+  // What a call gives whose result is this: if it blocks, when it is over.
+  ops::nccl::Result End(ops::nccl::Result result);
 
   std::shared_ptr<FakeComm> comm;  // goes last: the next one at its address has other visitors
 

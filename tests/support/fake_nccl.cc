@@ -41,9 +41,10 @@ bool IsInStreams(FakeGpus::State& s, const FakeComm& comm) {
 
 void LaunchAll(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
   for (FakeLaunch& launch : comm->launches) {
-    s.Enqueue(*launch.stream,
-              {[comm, run = std::move(launch.run)] { return comm->aborted || run(*comm); },
-               std::move(launch.uses), comm.get()});
+    s.Enqueue(*launch.stream, {[comm, run = std::move(launch.run)] {
+                                 return comm->aborted || *comm->told || run(*comm);
+                               },
+                               std::move(launch.uses), comm.get()});
   }
   comm->launches.clear();
 }
@@ -53,7 +54,7 @@ void LaunchAll(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
 Result Advance(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
   if (comm->in_progress != 0) return Result::kInProgress;
   if (static_cast<int>(comm->group->ranks.size()) < comm->size || !comm->IsConnected() ||
-      !comm->HasWindow(s.windows)) {
+      !comm->HasWindow(s.windows) || !comm->HasSplit(s)) {
     return Result::kInProgress;
   }
   if (comm->group->HasDeviceTwice(s.hosts)) return comm->error = Result::kInvalidUsage;
@@ -64,6 +65,21 @@ Result Advance(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
   LaunchAll(s, comm);
   comm->busy = false;
   return Result::kSuccess;
+}
+
+// A call of a communicator that blocks returns when it is over, or when it is told to abort.
+Result End(std::unique_lock<std::mutex>& lock, FakeGpus::State& s,
+           const std::shared_ptr<FakeComm>& comm, Result result) {
+  while (comm->blocking && result == Result::kInProgress) {
+    if (*comm->told) return Result::kInternalError;
+    if (comm->error != Result::kSuccess) return comm->error;
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    lock.lock();
+    if (comm->in_progress > 0) --comm->in_progress;
+    result = Advance(s, comm);
+  }
+  return result;
 }
 
 Result Begin(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
@@ -83,6 +99,7 @@ Result InitRank(CommHandle* handle, int size, UniqueId id, int rank, Config* con
   comm->rank = rank;
   comm->device = std::max(0, FakeCurrentDevice());
   comm->size = size;
+  comm->shares = config->split_share == 1;
   std::shared_ptr<FakeGroup>& group = s.groups[std::string(id.bytes.begin(), id.bytes.end())];
   if (group == nullptr) {
     group = std::make_shared<FakeGroup>();
@@ -99,6 +116,34 @@ Result InitRank(CommHandle* handle, int size, UniqueId id, int rank, Config* con
   *handle = reinterpret_cast<CommHandle>(comm.get());
   s.comms[*handle] = std::move(comm);
   return Result::kInProgress;
+}
+
+// All ranks say the same color, and the keys are their ranks.
+Result Split(CommHandle handle, int color, int key, CommHandle* made, Config* config) {
+  FakeNcclCall call(handle);
+  FakeComm& comm = *call.comm;
+  const Result result =
+      call.Begin("ncclCommSplit", " blocking " + std::to_string(config->blocking));
+  if (result != Result::kSuccess) return result;
+  if (color != 0 || key != comm.rank) FailAsMisuse("ncclCommSplit like this is not played here");
+  *made = nullptr;
+  std::vector<std::shared_ptr<FakeGroup>>& groups = comm.group->splits;
+  if (groups.size() == comm.splits) {
+    groups.push_back(std::make_shared<FakeGroup>());
+    groups.back()->size = comm.size;
+  }
+  auto child = std::make_shared<FakeComm>();
+  child->rank = comm.rank;
+  child->device = comm.device;
+  child->size = comm.size;
+  child->blocking = config->blocking != 0;
+  child->group = groups[comm.splits];
+  child->group->ranks[comm.rank] = comm.device;
+  child->parent = call.comm;
+  if (comm.shares) child->told = comm.told;
+  comm.child = std::move(child);
+  comm.split = made;
+  return call.End(Begin(call.s, call.comm));
 }
 
 Result AsyncError(CommHandle handle, Result* error) {
@@ -127,7 +172,7 @@ Result Finalize(CommHandle handle) {
   call.comm->finalized = true;
   call.comm->in_progress = call.s.answers;
   call.comm->busy = true;
-  return Result::kInProgress;
+  return call.End(Result::kInProgress);
 }
 
 Result Destroy(CommHandle handle) {
@@ -147,11 +192,16 @@ Result Abort(CommHandle handle) {
   // The thread's device is chosen again afterwards: the first one if none was.
   s.contexts.insert(std::max(0, FakeCurrentDevice()));
   call.comm->aborted = true;
-  for (auto& [number, meeting] : call.comm->group->meetings) {
-    if (!meeting.done) meeting.parts.erase(call.comm->rank);
+  *call.comm->told = true;
+  for (const auto& [one, comm] : s.comms) {
+    if (comm->told != call.comm->told) continue;
+    for (auto& [number, meeting] : comm->group->meetings) {
+      if (!meeting.done) meeting.parts.erase(comm->rank);
+    }
   }
   if (call.comm->IsConnected()) LaunchAll(s, call.comm);
   call.comm->launches.clear();
+  if (call.comm->split != nullptr) call.comm->GiveSplit(s);  // which is to be aborted as well
   s.comms.erase(handle);
   ++s.aborting;
   s.AwaitDevice(call.lock, call.comm->device, "ncclCommAbort");
@@ -170,7 +220,7 @@ Result GroupEnd() {
   FakeGpus::State& s = TheFakeGpus();
   std::list<FakeVisit> visits;
   for (const auto& [handle, launch] : open_group.launches) visits.emplace_back(handle);
-  const Lock lock(s.mutex);
+  std::unique_lock<std::mutex> lock(s.mutex);
   const Result result = BeginNccl(s, "ncclGroupEnd");
   if (--open_group.depth > 0) return result;
   auto launches = std::move(open_group.launches);
@@ -189,7 +239,7 @@ Result GroupEnd() {
   }
   Result worst = Result::kSuccess;
   for (const std::shared_ptr<FakeComm>& comm : comms) {
-    const Result one = Begin(s, comm);
+    const Result one = End(lock, s, comm, Begin(s, comm));
     if (one != Result::kSuccess) worst = one;
   }
   return worst;
@@ -269,6 +319,19 @@ void FakeComm::Call(FakeLaunch launch) {
   launches.push_back(std::move(launch));
 }
 
+bool FakeComm::HasSplit(FakeGpus::State& s) {
+  if (split == nullptr) return true;
+  if (static_cast<int>(group->splits[splits]->ranks.size()) < size) return false;
+  GiveSplit(s);
+  return true;
+}
+
+void FakeComm::GiveSplit(FakeGpus::State& s) {
+  ++splits;
+  *std::exchange(split, nullptr) = reinterpret_cast<CommHandle>(child.get());
+  s.comms[reinterpret_cast<CommHandle>(child.get())] = child;
+}
+
 bool FakeComm::IsConnected() const {
   return std::all_of(launches.begin(), launches.end(), [this](const FakeLaunch& launch) {
     if (launch.to >= 0) return group->receives.count({rank, launch.to}) > 0;
@@ -322,6 +385,14 @@ FakeNcclCall::FakeNcclCall(CommHandle handle)
 Result FakeNcclCall::Begin(const std::string& function, const std::string& rest) {
   const Result result = BeginNccl(s, function, " rank " + std::to_string(comm->rank) + rest);
   if (comm->error != Result::kSuccess) return comm->error;
+  if (const auto parent = comm->parent.lock(); parent != nullptr && parent->finalized) {
+    FailAsMisuse(function + " of a communicator whose parent is finalized");
+  }
+  if (*comm->told) FailAsMisuse(function + " of a communicator that is told to abort");
+  const bool is_end = function == "ncclCommFinalize" || function == "ncclCommSplit";
+  if (comm->shares && comm->splits > 0 && !is_end) {
+    FailAsMisuse(function + " of a communicator beside one that shares its resources");
+  }
   const bool takes_none = comm->busy || comm->finalized;
   return takes_none && result == Result::kSuccess ? Result::kInvalidArgument : result;
 }
@@ -334,8 +405,10 @@ Result FakeNcclCall::Launch(FakeLaunch launch) {
   }
   s.CheckNotLaunching(*launch.stream, "a collective", comm.get());
   comm->Call(std::move(launch));
-  return tests::Begin(s, comm);
+  return End(tests::Begin(s, comm));
 }
+
+Result FakeNcclCall::End(Result result) { return tests::End(lock, s, comm, result); }
 
 const std::shared_ptr<FakeComm>& FakeGpus::State::FindComm(CommHandle handle) const {
   const auto found = comms.find(handle);
@@ -350,6 +423,7 @@ void FillFakeNccl(ops::nccl::Api* api) {
   };
   api->GetUniqueId = GetUniqueId;
   api->CommInitRankConfig = InitRank;
+  api->CommSplit = Split;
   api->CommGetAsyncError = AsyncError;
   api->CommFinalize = Finalize;
   api->CommDestroy = Destroy;

@@ -30,7 +30,8 @@ Result Deregister(CommHandle handle, void* made) {
   return result;
 }
 
-// It is made when the last rank has come: until then the call is in progress.
+// A window is made when the last rank has come. Until then the call is in progress, although its
+// result, as that of NCCL 2.28, does not say so.
 Result RegisterWindow(CommHandle handle, void* memory, std::size_t bytes, void** window,
                       int flags) {
   FakeNcclCall call(handle);
@@ -46,13 +47,16 @@ Result RegisterWindow(CommHandle handle, void* memory, std::size_t bytes, void**
   comm.busy = true;
   // A window's memory is exported to the other ranks: only NCCL's own can be.
   const bool has_memory = call.s.FindMemory(FakeMemory::kOfNccl, {memory, bytes}) != nullptr;
+  const auto in_progress = [&call] {
+    return call.comm->blocking ? call.End(Result::kInProgress) : Result::kSuccess;
+  };
   if (!has_memory && call.s.windows == FakeGpus::Windows::kSymmetric) {
     comm.error = Result::kUnhandledCudaError;
-    return Result::kInProgress;
+    return in_progress();
   }
   if (fails) {  // which it tells whoever asks; the others wait for it
     comm.error = static_cast<Result>(failure);
-    return Result::kInProgress;
+    return in_progress();
   }
   FakeWindow& made = comm.group->windows[comm.windows];
   if (made.ranks.empty()) made.bytes = bytes;
@@ -61,7 +65,7 @@ Result RegisterWindow(CommHandle handle, void* memory, std::size_t bytes, void**
   comm.waits_for_window = true;
   comm.window = window;
   comm.window_memory = {memory, bytes};
-  return Result::kInProgress;
+  return in_progress();
 }
 
 Result DeregisterWindow(CommHandle handle, void* window) {

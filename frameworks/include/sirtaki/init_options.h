@@ -39,6 +39,7 @@ class InitOptions {
   InitOptions& id_capacity(int count) { return set("id_capacity", count); }
   InitOptions& tree_arity(int count) { return set("tree_arity", count); }
   InitOptions& intra_op_threads(int count) { return set("intra_op_threads", count); }
+  InitOptions& nccl_direct(bool yes) { return set("nccl_direct", yes); }
   InitOptions& nccl_max_ctas(int count) { return set("nccl_max_ctas", count); }
 
   InitOptions& log_time(bool yes = true) { return set("log_time", yes); }

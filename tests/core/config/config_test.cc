@@ -70,6 +70,7 @@ TEST(ConfigTest, DefaultsAreThoseOfTheDocumentation) {
   EXPECT_EQ(config.first_bucket_bytes, kMiB);
   EXPECT_EQ(config.gradient_arena, GradientArenaMode::kAuto);
   EXPECT_EQ(config.nccl_limit, 5min);
+  EXPECT_TRUE(config.nccl_direct);
   EXPECT_EQ(config.nccl_max_ctas, 0);
   EXPECT_EQ(config.nccl_cta_policy, NcclCtaPolicy::kDefault);
   EXPECT_FALSE(config.deterministic);
@@ -144,6 +145,8 @@ TEST(ConfigTest, EveryOptionCanBeGivenInEveryWay) {
        [](const Config& c) { return c.gradient_arena == GradientArenaMode::kPlain; }},
       {"--sirtaki-nccl-limit", "SIRTAKI_NCCL_LIMIT", "nccl_limit", "20min",
        [](const Config& c) { return c.nccl_limit == 20min; }},
+      {"--sirtaki-nccl-direct", "SIRTAKI_NCCL_DIRECT", "nccl_direct", "0",
+       [](const Config& c) { return !c.nccl_direct; }},
       {"--sirtaki-nccl-max-ctas", "SIRTAKI_NCCL_MAX_CTAS", "nccl_max_ctas", "8",
        [](const Config& c) { return c.nccl_max_ctas == 8; }},
       {"--sirtaki-nccl-cta-policy", "SIRTAKI_NCCL_CTA_POLICY", "nccl_cta_policy", "zero",

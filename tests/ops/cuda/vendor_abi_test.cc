@@ -69,8 +69,8 @@ static_assert(!Called<int (*)(void*), int (*)(std::size_t)>::Alike());
   X(DriverGetVersion) X(DeviceGet) X(DevicePrimaryCtxRetain) X(DevicePrimaryCtxRelease) X(CtxPushCurrent)             \
   X(CtxPopCurrent) X(ModuleLoadData) X(ModuleUnload) X(ModuleGetFunction) X(LaunchKernel)
 #define SIRTAKI_EACH_NCCL_FUNCTION(X)                                                             \
-  X(GetVersion) X(GetUniqueId) X(CommInitRankConfig) X(CommGetAsyncError) X(CommFinalize)         \
-  X(CommDestroy) X(CommAbort) X(GetErrorString) X(GetLastError) X(GroupStart) X(GroupEnd)         \
+  X(GetVersion) X(GetUniqueId) X(CommInitRankConfig) X(CommSplit) X(CommGetAsyncError)            \
+  X(CommFinalize) X(CommDestroy) X(CommAbort) X(GetErrorString) X(GetLastError) X(GroupStart) X(GroupEnd)         \
   X(AllReduce) X(Reduce) X(Broadcast) X(AllGather) X(ReduceScatter) X(Send) X(Recv) X(MemAlloc)   \
   X(MemFree) X(CommRegister) X(CommDeregister) X(CommWindowRegister) X(CommWindowDeregister)
 // Later than the version that the table declares.

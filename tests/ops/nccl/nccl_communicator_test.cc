@@ -43,6 +43,18 @@ class NcclCommunicatorTest : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status.ToString();
     return made;
   }
+  // Connected, and direct.
+  std::unique_ptr<Communicator> Direct(std::shared_ptr<ProcessCommunicators> all,
+                                       const UniqueId& id, int rank, cuda::StreamHandle stream) {
+    std::unique_ptr<Communicator> made;
+    EXPECT_TRUE(Communicator::Init(std::move(all), id, 2, rank, {}, &made).ok());
+    float value = 1;
+    EXPECT_TRUE(Sum(*made, &value, stream, {}).ok());
+    gpus_.AwaitStream(stream);
+    const Status status = made->MakeDirect(Device(rank), {});
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    return made;
+  }
   // One reduction of one number, in place.
   Status Sum(Communicator& comm, float* value, cuda::StreamHandle stream,
              const Patience& patience) {
@@ -66,9 +78,9 @@ class NcclCommunicatorTest : public ::testing::Test {
       body(rank);
     });
   }
-  std::shared_ptr<cuda::Device> Device() {
+  std::shared_ptr<cuda::Device> Device(int number = 1) {
     std::shared_ptr<cuda::Device> device;
-    EXPECT_TRUE(cuda::Device::Open(gpus_.cuda(), 1, &device).ok());
+    EXPECT_TRUE(cuda::Device::Open(gpus_.cuda(), number, &device).ok());
     return device;
   }
 
@@ -421,6 +433,149 @@ TEST_F(NcclCommunicatorTest, WhatAThreadIsStuckInIsLeftForTheNextAbort) {
   all_->AbortAll(Device());
   EXPECT_EQ(gpus_.calls("ncclCommAbort").size(), 2u);
   EXPECT_EQ(stuck->CheckAsync().code(), StatusCode::kAborted);
+}
+
+// Two ranks have direct communicators. Rank 0 is in a call that does not return; rank 1 does `then`
+// with the process's communicators of rank 0.
+class NcclDirectTest : public NcclCommunicatorTest {
+ protected:
+  using Call = std::function<Status(Communicator&, float*, cuda::StreamHandle, const Patience&)>;
+  Status GetStuck(const Call& call, const std::function<void(ProcessCommunicators&)>& then) {
+    const UniqueId id = Id();
+    std::barrier both(2);
+    std::atomic<const char*> in{nullptr};
+    std::shared_ptr<ProcessCommunicators> of_first = Process();
+    Status stuck;
+    RunRanks(2, [&](int rank) {
+      cuda::StreamHandle stream = gpus_.MakeStream(rank);
+      const auto all = rank == 0 ? of_first : Process();
+      const std::unique_ptr<Communicator> comm = Direct(all, id, rank, stream);
+      both.arrive_and_wait();
+      if (rank == 0) {
+        gpus_.AnswerInProgress(-1);
+        gpus_.Forget();
+      }
+      both.arrive_and_wait();
+      float value = 2;
+      if (rank == 0) {
+        stuck = call(*comm, &value, stream, {.limit = kShort, .stop = &stop_, .in = &in});
+      } else if (then != nullptr) {
+        while (gpus_.calls("ncclAllReduce").empty()) std::this_thread::yield();
+        EXPECT_STREQ(in, "ncclAllReduce");
+        then(*of_first);
+      }
+      both.arrive_and_wait();
+      all->AbortAll(Device(rank));
+      EXPECT_EQ(comm->CheckAsync().code(), StatusCode::kAborted);
+    });
+    EXPECT_EQ(gpus_.live_communicators(), 0);
+    return stuck;
+  }
+
+  std::atomic<bool> stop_{false};
+};
+
+TEST_F(NcclDirectTest, ItsCallsAreOverWhenTheyReturn) {
+  const UniqueId id = Id();
+  std::vector<float> values = {1, 2};
+  std::barrier both(2);
+  RunRanks(2, [&](int rank) {
+    cuda::StreamHandle stream = gpus_.MakeStream(rank);
+    const std::unique_ptr<Communicator> comm = Direct(all_, id, rank, stream);
+    both.arrive_and_wait();
+    gpus_.AnswerInProgress(3);
+    float& value = values[static_cast<std::size_t>(rank)];
+    Result result = Result::kInProgress;
+    ASSERT_TRUE(comm->Run("ncclAllReduce",
+                          [&](CommHandle handle) {
+                            return result = api_.AllReduce(&value, &value, 1, DataType::kFloat32,
+                                                           RedOp::kSum, handle, stream);
+                          },
+                          {})
+                    .ok());
+    EXPECT_EQ(result, Result::kSuccess);
+    gpus_.AwaitStream(stream);
+    EXPECT_EQ(value, 3);
+    both.arrive_and_wait();
+    EXPECT_TRUE(comm->Finalize({}).ok());
+  });
+  EXPECT_EQ(gpus_.live_communicators(), 0);
+  EXPECT_THAT(gpus_.calls("ncclCommSplit rank 0"), ElementsAre("ncclCommSplit rank 0 blocking 1"));
+  EXPECT_EQ(gpus_.calls("ncclCommDestroy").size(), 4u);
+  EXPECT_THAT(gpus_.calls("ncclCommAbort"), IsEmpty());
+}
+
+TEST_F(NcclDirectTest, ACallThatIsStuckIsEndedByTheAbort) {
+  const Call sum = [this](auto& comm, auto* value, auto stream, const Patience& patience) {
+    return Sum(comm, value, stream, patience);
+  };
+  const Status status =
+      GetStuck(sum, [this](ProcessCommunicators& all) { all.AbortAll(Device()); });
+  EXPECT_EQ(status.code(), StatusCode::kBackend) << status.ToString();
+  EXPECT_THAT(status.message(), HasSubstr("ncclAllReduce"));
+}
+
+// The call may be stuck behind the kernel of another one.
+TEST_F(NcclDirectTest, WhereOneIsInACallAllAreAborted) {
+  const Call sum = [this](auto& comm, auto* value, auto stream, const Patience& patience) {
+    return Sum(comm, value, stream, patience);
+  };
+  std::unique_ptr<Communicator> idle;
+  const Status status = GetStuck(sum, [&](ProcessCommunicators& all) {
+    gpus_.AnswerInProgress(0);
+    ASSERT_TRUE(Communicator::Init(all.shared_from_this(), Id(), 1, 0, {}, &idle).ok());
+    all.StartAbortIfInCall(Device());
+    while (idle->CheckAsync().ok()) std::this_thread::yield();
+  });
+  EXPECT_FALSE(status.ok());
+}
+
+TEST_F(NcclDirectTest, WhereNoneIsInACallNoneIsAborted) {
+  const UniqueId id = Id();
+  RunRanks(2, [&](int rank) {
+    const auto all = Process();
+    const auto comm = Direct(all, id, rank, gpus_.MakeStream(rank));
+    all->StartAbortIfInCall(Device(rank));
+    EXPECT_TRUE(comm->CheckAsync().ok());
+    EXPECT_TRUE(comm->Finalize({}).ok());
+  });
+  EXPECT_THAT(gpus_.calls("ncclCommAbort"), IsEmpty());
+}
+
+TEST_F(NcclDirectTest, AStoppedCallerCallsNoMore) {
+  const Call sum = [this](auto& comm, auto* value, auto stream, const Patience& patience) {
+    stop_ = true;
+    gpus_.Forget();
+    Status status = Sum(comm, value, stream, patience);
+    EXPECT_THAT(gpus_.calls("ncclAllReduce"), IsEmpty());
+    return status;
+  };
+  EXPECT_EQ(GetStuck(sum, nullptr).code(), StatusCode::kAborted);
+}
+
+TEST_F(NcclDirectTest, ACallInWhichHostsWaitMeetsItsLimit) {
+  const Call good_bye = [](auto& comm, auto*, auto, const Patience& patience) {
+    return comm.Finalize(patience);
+  };
+  const Status status = GetStuck(good_bye, nullptr);
+  EXPECT_EQ(status.code(), StatusCode::kTimedOut) << status.ToString();
+  EXPECT_THAT(status.message(), HasSubstr("ncclCommFinalize: still in progress after 20 ms"));
+}
+
+TEST_F(NcclDirectTest, ASplitThatNobodyElseComesToEndsAtTheLimit) {
+  const UniqueId id = Id();
+  RunRanks(2, [&](int rank) {
+    std::unique_ptr<Communicator> comm;
+    const std::shared_ptr<ProcessCommunicators> all = Process();
+    ASSERT_TRUE(Communicator::Init(all, id, 2, rank, {}, &comm, {.ranks = "ranks 0-1"}).ok());
+    if (rank == 0) {
+      const Status status = comm->MakeDirect(Device(0), {.limit = kShort});
+      EXPECT_EQ(status.code(), StatusCode::kTimedOut);
+      EXPECT_THAT(status.message(), HasSubstr("ncclCommSplit"));
+    }
+    all->AbortAll(Device(rank));
+  });
+  EXPECT_EQ(gpus_.live_communicators(), 0);
 }
 
 TEST_F(NcclCommunicatorTest, AGoodByeThatFailsLeavesItToAnAbort) {

@@ -201,6 +201,26 @@ TEST(NcclLanesFailureTest, AnInitThatFailsAtOneRankEndsAll) {
   EXPECT_EQ(gpus.live_communicators(), 0);
 }
 
+TEST(NcclLanesFailureTest, ResourcesThatAreNotSharedAreRefusedForDirectCalls) {
+  FakeGpus gpus;
+  for (const bool direct : {true, false}) {
+    gpus.Forget();
+    const std::vector<Outcome> outcomes = RunOne(gpus, 2, Sum(), [&](int, LanesOptions& options) {
+      options.nccl_direct = direct;
+      options.nccl_shares = false;
+    });
+    if (direct) {
+      EXPECT_THAT(Texts(outcomes), Each(AllOf(HasSubstr("NCCL_COMM_SPLIT_SHARE_RESOURCES=0"),
+                                              HasSubstr("SIRTAKI_NCCL_DIRECT=0"))));
+      EXPECT_THAT(gpus.calls("ncclCommInitRankConfig"), IsEmpty());
+    } else {
+      EXPECT_TRUE(outcomes[0].handle.ok()) << outcomes[0].handle.ToString();
+      EXPECT_THAT(gpus.calls("ncclCommSplit"), IsEmpty());
+      EXPECT_EQ(gpus.calls("ncclCommFinalize").size(), 2u);
+    }
+  }
+}
+
 TEST(NcclLanesFailureTest, AnInitThatNobodyAnswersEndsAtItsLimit) {
   FakeGpus gpus;
   gpus.AnswerInProgress(-1);
@@ -234,7 +254,7 @@ TEST(NcclLanesFailureTest, AnErrorOnTheWayEndsWhatIsUnderWay) {
     EXPECT_TRUE(late.handle()->done());
     EXPECT_THAT(late.handle()->status().message(), HasSubstr("peer has closed"));
   });
-  EXPECT_EQ(gpus.calls("ncclCommAbort").size(), 2u);
+  EXPECT_EQ(gpus.calls("ncclCommAbort").size(), 4u);  // with the parents
   EXPECT_THAT(gpus.calls("ncclCommFinalize"), IsEmpty());
 }
 
@@ -250,7 +270,7 @@ TEST(NcclLanesFailureTest, AnErrorOfTheDeviceIsTheGroupsFault) {
     }
   }
   EXPECT_EQ(causes, 1);
-  EXPECT_EQ(gpus.calls("ncclCommAbort").size(), 2u);
+  EXPECT_EQ(gpus.calls("ncclCommAbort").size(), 4u);  // with the parents
 }
 
 TEST(NcclLanesFailureTest, NoMemoryAtAllSaysHowMuchWasWanted) {
@@ -412,7 +432,39 @@ TEST(NcclLanesFailureTest, AbandoningEndsAGroupThatNobodyElseJoins) {
     EXPECT_TRUE(device.lanes().Idle());
     EXPECT_TRUE(device.failure().ok());  // it was not this one's
   });
-  EXPECT_EQ(gpus.calls("ncclCommAbort rank 0").size(), 1u);
+  EXPECT_EQ(gpus.calls("ncclCommAbort rank 0").size(), 2u);  // with the parent
+}
+
+TEST(NcclLanesFailureTest, AbandoningEndsACallThatTheLaneIsStuckIn) {
+  FakeGpus gpus;
+  InprocWorld world(2);
+  std::atomic<int> idle{0};
+  RankThreads::Run(2, [&](int rank) {
+    DeviceRank device(gpus, world, rank);
+    RunSide first;
+    device.Start({device.OnDevice(first.MakeItem(Sum(), "first", rank, 2))});
+    device.RunToIdle();
+    ++idle;
+    while (idle < 2) std::this_thread::yield();
+    if (rank == 1) {
+      while (gpus.calls("ncclCommAbort rank 0").size() < 2) std::this_thread::yield();
+      return;
+    }
+    gpus.AnswerInProgress(-1);
+    RunSide side;
+    device.Start({device.OnDevice(side.MakeItem(Sum(), "w", rank, 2))});
+    const auto is_in = [&device] {
+      const std::vector<core::RunningOperation> running = device.lanes().Running();
+      return running.size() == 1 && running[0].what.find("in ncclAllReduce") != std::string::npos;
+    };
+    while (!is_in()) std::this_thread::yield();
+    gpus.AnswerInProgress(0);  // for rank 1's good-bye
+    EXPECT_FALSE(side.handle()->done());
+    device.lanes().Abandon({StatusCode::kPeerLost, "rank 1 is lost"});
+    EXPECT_EQ(side.handle()->status().code(), StatusCode::kPeerLost);
+    while (gpus.calls("ncclCommAbort rank 0").size() < 2) std::this_thread::yield();
+  });
+  EXPECT_EQ(gpus.live_communicators(), 0);
 }
 
 // Rank 0 comes to collectives of two sets that rank 1 never comes to: the kernel of the second set
@@ -455,7 +507,7 @@ TEST(NcclLanesFailureTest, TheCommunicatorsOfAllSetsAreAbortedTogether) {
     device.EndLanes();
     both.arrive_and_wait();
   });
-  EXPECT_EQ(gpus.calls("ncclCommAbort rank 0").size(), 2u);
+  EXPECT_EQ(gpus.calls("ncclCommAbort rank 0").size(), 4u);  // with the parents
   EXPECT_EQ(gpus.aborting(), 0);
   EXPECT_THAT(gpus.devices_with_context(),
               ::testing::ElementsAre(1, 2));  // the abort's thread has chosen

@@ -39,6 +39,7 @@ TEST(InitOptionsTest, SettersSetTheOptionOfTheirName) {
                            .id_capacity(9)
                            .tree_arity(3)
                            .intra_op_threads(2)
+                           .nccl_direct(false)
                            .nccl_max_ctas(6)
                            .log_time(false)
                            .deterministic()
