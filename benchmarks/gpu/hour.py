@@ -1,8 +1,9 @@
-"""hour.py [--bundle FOLDER] [--out FOLDER] [--seconds N] [--limit N] PART [STEP...]: runs a part of what is to be seen on a GPU.
+"""hour.py [--bundle FOLDER] [--out FOLDER] [--seconds N] [--limit N] [--mps] PART [STEP...]: runs a part of what is to be seen on a GPU.
 
 PART is 1, 2 or 3; STEPs are patterns of names, as 'probe-*', for a part of a part. FOLDER of the bundle is what bundle.sh made
 (build/gpu), or a build of this machine's own. After each step FOLDER of the results ($OUT, or build/gpu-results) has
-partN.json, partN.md and partN-logs.tar.gz. No step runs longer than its own limit, or than --limit, or when --seconds (520) are
+partN.json, partN.md and partN-logs.tar.gz. With --mps the ranks that share a GPU use it at the same time, by CUDA's MPS, in place
+of taking turns. No step runs longer than its own limit, or than --limit, or when --seconds (520) are
 over; writing the stacks of one that hangs takes up to a minute more.
 
 A step ends as
@@ -15,6 +16,7 @@ The exit code is 1 if a step failed or hung.
 """
 
 import argparse
+import contextlib
 import fnmatch
 import glob
 import importlib.util
@@ -50,6 +52,7 @@ PROGRAMS = {
 TOOLS = ("python3", "nvcc", "gcc", "g++", "cmake", "ninja", "mpirun", "nvidia-smi", "nsys", "ncu", "compute-sanitizer", "cuda-gdb",
          "gdb")
 TOOL_FOLDERS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/*", "/usr/local/nvidia/bin")
+MPS = "nvidia-cuda-mps-control"
 SKIPPED = 77
 WRONG_ARGUMENTS = 2
 LOG_LIMIT = 4 << 20
@@ -476,6 +479,23 @@ def run_part(part, steps, machine, out, scratch, seconds):
     return [step["state"] for step in result["steps"]]
 
 
+# ---- MPS ----
+
+@contextlib.contextmanager
+def mps(machine, scratch):
+    """While this lasts, the steps share their GPU by an MPS of their own."""
+    folders = {f"CUDA_MPS_{what}_DIRECTORY": os.path.join(scratch, f"mps-{what.lower()}") for what in ("PIPE", "LOG")}
+    for folder in folders.values():
+        os.makedirs(folder)
+    machine.environment |= folders
+    control = machine.tool(MPS)
+    subprocess.run([control, "-d"], env=machine.environment, check=True, timeout=30)
+    try:
+        yield
+    finally:
+        subprocess.run([control], input="quit\n", text=True, env=machine.environment, timeout=30)
+
+
 # ---- steps of this program's own ----
 
 def tell(fact, value):
@@ -530,6 +550,7 @@ def main():
     parser.add_argument("--out", default=os.environ.get("OUT") or os.path.join(TOP, "build", "gpu-results"))
     parser.add_argument("--seconds", type=float, default=520, help="after which no step begins, and none goes on (520)")
     parser.add_argument("--limit", type=float, default=600, help="of seconds of each step, where its own is higher")
+    parser.add_argument("--mps", action="store_true", help="start CUDA's MPS for it, and end it afterwards")
     parser.add_argument("--targets", action="store_true", help="print what the bundle consists of, and the targets that make it")
     parser.add_argument("--machine", action="store_true", help="print what is here")
     parser.add_argument("--libraries", action="store_true", help="print which libraries are missing")
@@ -550,7 +571,10 @@ def main():
             step.limit = min(step.limit, arguments.limit)
         if not steps:
             parser.error(f"part {arguments.part} has no step {' or '.join(arguments.steps)}")
-        states = run_part(arguments.part, steps, machine, arguments.out, scratch, arguments.seconds)
+        if arguments.mps and not machine.tool(MPS):
+            parser.error(f"there is no {MPS} here, which --mps needs")
+        with mps(machine, scratch) if arguments.mps else contextlib.nullcontext():
+            states = run_part(arguments.part, steps, machine, arguments.out, scratch, arguments.seconds)
     print(f"part {arguments.part}: " + ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) +
           f"; {arguments.out}/part{arguments.part}.md")
     return 1 if "FAILED" in states or "HUNG" in states else 0
