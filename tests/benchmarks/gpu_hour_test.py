@@ -131,6 +131,28 @@ def when_time_is_over(folder):
     assert states == ["SKIP", "ok"] and "no time left" in steps["late"]["says"], steps
 
 
+def under_mps(folder):
+    """The steps find the MPS that was started, which is ended whatever happens to them."""
+    control = os.path.join(folder, hour.MPS)
+    told = os.path.join(folder, "told")
+    with open(control, "w") as file:
+        file.write(f'#!/bin/sh\n[ "$1" = -d ] || read -r word\necho "$1$word $CUDA_MPS_PIPE_DIRECTORY" >>{told}\n')
+    os.chmod(control, 0o755)
+    before = dict(machine.environment)
+    machine.environment["PATH"] = folder + os.pathsep + machine.environment["PATH"]
+    try:
+        with hour.mps(machine, folder):
+            _, good = hour.output_of(["sh", "-c", 'test -d "$CUDA_MPS_PIPE_DIRECTORY"'], environment=machine.environment)
+            assert good
+            raise KeyError("a step's")
+    except KeyError:
+        pass
+    finally:
+        machine.environment = before
+    pipe = os.path.join(folder, "mps-pipe")
+    assert hour.lines_of(told) == [f"-d {pipe}", f"quit {pipe}"], hour.lines_of(told)
+
+
 def what_the_bundle_has():
     for steps in hour.parts(machine, "/scratch").values():
         names = [step.name for step in steps]
@@ -153,4 +175,5 @@ with tempfile.TemporaryDirectory() as folder:
     a_command_that_hangs()
     a_step_that_hangs(folder)
     when_time_is_over(folder)
+    under_mps(folder)
     what_the_bundle_has()
