@@ -12,6 +12,7 @@ TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 sys.path.insert(0, os.path.join(TOP, "benchmarks", "gpu"))
 
 import hour  # noqa: E402
+from steps import Step, mpi_tests  # noqa: E402
 
 hour.PATIENCE = 0.5
 SKIPS = """[ RUN      ] GpuTest.A
@@ -46,7 +47,6 @@ def logs(folder, part="1"):
 
 
 def how_steps_end(folder):
-    Step = hour.Step
     states, steps, page = run(folder, [
         Step("good", 20, say(SAMPLE.format("ours", 2), SAMPLE.format("DDP", 3), "{no json")),
         Step("good", 20, say(SAMPLE.format("ours", 4))),
@@ -107,7 +107,7 @@ def a_gpu_that_the_driver_does_not_take(folder):
 def a_step_that_hangs(folder):
     """It has a child in a group of its own, and neither minds SIGTERM."""
     hangs = 'trap "" TERM; echo begun; set -m; sleep 98761 & sleep 98762 & wait; wait'
-    states, steps, _ = run(folder, [hour.Step("hangs", 4, ["bash", "-c", hangs]), hour.Step("next", 20, say("next"))], part="2")
+    states, steps, _ = run(folder, [Step("hangs", 4, ["bash", "-c", hangs]), Step("next", 20, say("next"))], part="2")
     assert states == ["HUNG", "ok"] and "4 s" in steps["hangs"]["says"], steps
     log = logs(folder, "2")["hangs.log"]
     assert "begun" in log and log.count("=== stacks of process") == 3, log
@@ -127,7 +127,7 @@ def a_command_that_hangs():
 
 
 def when_time_is_over(folder):
-    states, steps, _ = run(folder, [hour.Step("late", 60, say("never")), hour.Step("short", 9, say("in time"))], seconds=15)
+    states, steps, _ = run(folder, [Step("late", 60, say("never")), Step("short", 9, say("in time"))], seconds=15)
     assert states == ["SKIP", "ok"] and "no time left" in steps["late"]["says"], steps
 
 
@@ -163,9 +163,9 @@ def what_the_bundle_has():
             assert not step.after or step.after in names, step
             assert not step.tool or step.tool in step.command and step.tool in hour.TOOLS, step
     names = {step.name for steps in hour.parts(machine, "/scratch").values() for step in steps}
-    for stem, suites, counts in hour.mpi_tests():
+    for stem, suites, counts in mpi_tests():
         assert suites and {f"test-{stem}-{count}" for count in counts if count <= 2} <= names, (stem, counts)
-    assert len(hour.mpi_tests()) >= 3
+    assert len(mpi_tests()) >= 3
 
 
 with tempfile.TemporaryDirectory() as folder:

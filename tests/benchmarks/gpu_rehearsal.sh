@@ -58,8 +58,9 @@ unshare --mount --pid --net --ipc --uts --fork --kill-child bash -c '
 import sys
 sys.path.insert(0, \"benchmarks/gpu\")
 import hour
+from steps import Step
 machine = hour.Machine(\"build/gpu\")
-hangs = hour.Step(\"ranks-that-hang\", 5, [\"bash\", \"tests/support/mpirun.sh\", \"2\", \"sleep\", \"98765\"])
+hangs = Step(\"ranks-that-hang\", 5, [\"bash\", \"tests/support/mpirun.sh\", \"2\", \"sleep\", \"98765\"])
 print(hour.run_part(\"4\", [hangs], machine, \"/out\", \"/tmp\", 60))
 END
   "' _ "$root" "$prefix" "$packages" "$python" </dev/null
