@@ -139,7 +139,7 @@ class Rank {
     Check(begun, "ncclCommInitRankConfig", communicator);
     return communicator;
   }
-  // One whose calls block, as our backend has it: split from one whose do not, and which is connected.
+  // The split one's calls block, as those of our backend do; its parent's do not, and is connected.
   nccl::CommHandle Split(nccl::CommHandle parent, void* memory) const {
     AllReduce(parent, memory, 1, nccl::DataType::kFloat32, nccl::RedOp::kSum);
     Finish();
@@ -312,8 +312,8 @@ void ProbeStuck(Rank& rank) {
           rank.nccl().Recv(memory, 1024, nccl::DataType::kFloat32, 1, communicator, rank.stream());
       is_over = true;
     });
-    std::this_thread::sleep_for(
-        std::chrono::seconds(1));  // of which it needs far less to get stuck
+    // NCCL does not tell that a call is stuck: this one has got there in far less.
+    std::this_thread::sleep_for(std::chrono::seconds(1));
     const bool blocks = !is_over;
     const auto start = Clock::now();
     rank.Check(rank.nccl().CommAbort(parent), "ncclCommAbort");

@@ -58,15 +58,15 @@ class Communicator {
   // then has an event that is recorded a meaning.
   core::Status Run(const char* function, const std::function<Result(CommHandle)>& call,
                    const Patience& patience);
-  // As Run, for a call in which hosts wait for each other even where they are connected: the limit
-  // holds for it in a direct communicator, too.
+  // RunTogether is Run for a call in which hosts wait for each other even where they are connected: the
+  // limit holds for it in a direct communicator, too.
   core::Status RunTogether(const char* function, const std::function<Result(CommHandle)>& call,
                            const Patience& patience);
   core::Status RunGroup(const char* function, const std::function<Result(CommHandle)>& calls,
                         const Patience& patience);
 
-  // Makes it direct. Precondition: the ranks are connected. All ranks call it together. `device`: the
-  // caller's current one. Errors: those of Init.
+  // The communicator becomes direct. Precondition: its ranks are connected. All of them call it
+  // together. `device`: the caller's current one. Errors: those of Init.
   core::Status MakeDirect(std::shared_ptr<const cuda::Device> device, const Patience& patience);
 
   // What went wrong in what was started earlier: here, on the way, or at another rank.

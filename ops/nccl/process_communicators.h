@@ -61,10 +61,10 @@ class ProcessCommunicators : public std::enable_shared_from_this<ProcessCommunic
   // another thread is stuck in is left for the next call, unless it has a parent. `device`: one of
   // this process.
   void AbortAll(std::shared_ptr<const cuda::Device> device) SIRTAKI_EXCLUDES(mutex_);
-  // Does the same, and waits for nothing.
+  // StartAbortAll does the same, and waits for nothing.
   void StartAbortAll(const std::shared_ptr<const cuda::Device>& device) SIRTAKI_EXCLUDES(mutex_);
-  // Does so if a thread is in a call that blocks, of whichever: it may be stuck behind the kernel of
-  // another one. A thread that was told to stop before this makes no call any more.
+  // StartAbortIfInCall does so if a thread is in a call that blocks, of whichever: the call may be stuck
+  // behind the kernel of another one. A thread that was told to stop before this makes no call any more.
   void StartAbortIfInCall(const std::shared_ptr<const cuda::Device>& device)
       SIRTAKI_EXCLUDES(mutex_);
 

@@ -128,7 +128,7 @@ struct FakeComm {
   std::uint64_t calls = 0;  // collectives
   bool blocking = false;    // a call of it returns when it is over
   bool aborted = false;
-  // Told to abort: it, and what it shares its resources with.
+  // The communicator is told to abort, and what it shares its resources with.
   std::shared_ptr<bool> told = std::make_shared<bool>(false);
   bool shares = false;                     // its resources, with what is split from it
   std::size_t splits = 0;                  // that are over
@@ -270,7 +270,7 @@ class FakeNcclCall {
   ops::nccl::Result Begin(const std::string& function, const std::string& rest = "");
   // Now, or at the end of the thread's group.
   ops::nccl::Result Launch(FakeLaunch launch);
-  // What a call gives whose result is this: if it blocks, when it is over.
+  // End gives the result of a call for which NCCL has this one: if the call blocks, when it is over.
   ops::nccl::Result End(ops::nccl::Result result);
 
   std::shared_ptr<FakeComm> comm;  // goes last: the next one at its address has other visitors

@@ -73,7 +73,7 @@ Result End(std::unique_lock<std::mutex>& lock, FakeGpus::State& s,
   while (comm->blocking && result == Result::kInProgress) {
     if (*comm->told) return Result::kInternalError;
     if (comm->error != Result::kSuccess) return comm->error;
-    lock.unlock();
+    lock.unlock();  // the peers come, and whoever aborts
     std::this_thread::sleep_for(std::chrono::microseconds(20));
     lock.lock();
     if (comm->in_progress > 0) --comm->in_progress;
@@ -385,10 +385,10 @@ FakeNcclCall::FakeNcclCall(CommHandle handle)
 Result FakeNcclCall::Begin(const std::string& function, const std::string& rest) {
   const Result result = BeginNccl(s, function, " rank " + std::to_string(comm->rank) + rest);
   if (comm->error != Result::kSuccess) return comm->error;
+  if (*comm->told) return Result::kInternalError;  // as a call that was under way already
   if (const auto parent = comm->parent.lock(); parent != nullptr && parent->finalized) {
     FailAsMisuse(function + " of a communicator whose parent is finalized");
   }
-  if (*comm->told) FailAsMisuse(function + " of a communicator that is told to abort");
   const bool is_end = function == "ncclCommFinalize" || function == "ncclCommSplit";
   if (comm->shares && comm->splits > 0 && !is_end) {
     FailAsMisuse(function + " of a communicator beside one that shares its resources");

@@ -43,7 +43,7 @@ class NcclCommunicatorTest : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status.ToString();
     return made;
   }
-  // Connected, and direct.
+  // The communicator is connected, and direct.
   std::unique_ptr<Communicator> Direct(std::shared_ptr<ProcessCommunicators> all,
                                        const UniqueId& id, int rank, cuda::StreamHandle stream) {
     std::unique_ptr<Communicator> made;

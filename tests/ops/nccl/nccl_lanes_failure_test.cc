@@ -412,17 +412,23 @@ TEST(NcclLanesFailureTest, AProcessThatExitsHasNotFailed) {
   }
 }
 
+// Two ranks reduce together: they have a communicator, and both are idle, when this returns. `idle`
+// counts them.
+void MeetFirst(DeviceRank& device, int rank, std::atomic<int>& idle) {
+  RunSide first;
+  device.Start({device.OnDevice(first.MakeItem(Sum(), "first", rank, 2))});
+  device.RunToIdle();
+  ++idle;
+  while (idle < 2) std::this_thread::yield();
+}
+
 TEST(NcclLanesFailureTest, AbandoningEndsAGroupThatNobodyElseJoins) {
   FakeGpus gpus;
   InprocWorld world(2);
   std::atomic<int> idle{0};
   RankThreads::Run(2, [&](int rank) {
     DeviceRank device(gpus, world, rank);
-    RunSide first;
-    device.Start({device.OnDevice(first.MakeItem(Sum(), "first", rank, 2))});
-    device.RunToIdle();
-    ++idle;
-    while (idle < 2) std::this_thread::yield();
+    MeetFirst(device, rank, idle);
     if (rank == 1) return;
     RunSide side;
     device.Start({device.OnDevice(side.MakeItem(Sum(), "w", rank, 2))});
@@ -441,11 +447,7 @@ TEST(NcclLanesFailureTest, AbandoningEndsACallThatTheLaneIsStuckIn) {
   std::atomic<int> idle{0};
   RankThreads::Run(2, [&](int rank) {
     DeviceRank device(gpus, world, rank);
-    RunSide first;
-    device.Start({device.OnDevice(first.MakeItem(Sum(), "first", rank, 2))});
-    device.RunToIdle();
-    ++idle;
-    while (idle < 2) std::this_thread::yield();
+    MeetFirst(device, rank, idle);
     if (rank == 1) {
       while (gpus.calls("ncclCommAbort rank 0").size() < 2) std::this_thread::yield();
       return;
