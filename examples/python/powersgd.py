@@ -4,8 +4,6 @@ factors travel. train_digits.py uses it:
     sirtakirun -np 2 python train_digits.py --powersgd 2
 """
 
-import zlib
-
 import torch
 
 import sirtaki.torch as hvd
@@ -28,33 +26,39 @@ class PowerSGD:
         self.q = {}         # the same on all ranks
 
     def __call__(self, bucket):
-        matrices, others = [], []
+        matrices, travelling = [], []
         for name, gradient in zip(bucket.parameter_names(), bucket.gradients()):
             self.steps[name] = self.steps.get(name, 0) + 1
             if self.steps[name] > self.start and self._shrinks(gradient):
-                matrices.append((name, gradient, self._matrix_of(name, gradient)))
+                matrix = self._matrix_of(name, gradient)
+                p = matrix @ self._q_of(name, matrix)
+                matrices.append((name, gradient, matrix, p))
+                travelling.append(p)
             else:
-                others.append(gradient)
+                travelling.append(gradient)
         if not matrices:
-            return hvd.allreduce_async_(bucket.buffer(), name=bucket.name(), op=hvd.Average)
-        p = _Together([matrix @ self._q_of(name, matrix) for name, _, matrix in matrices], bucket.name() + "/p")
-        rest = _Together(others, bucket.name() + "/rest")
+            travelling = [bucket.buffer()]
+        handle = hvd.grouped_allreduce_async_(travelling, name=bucket.name() + "/p", op=hvd.Average)
 
         def finish():
-            # All ranks come here in the order of the buckets, so that these may communicate and wait as well.
-            bases = [torch.linalg.qr(average)[0] for average in p.averages()]
-            q = _Together([matrix.T @ base for (_, _, matrix), base in zip(matrices, bases)], bucket.name() + "/q")
-            for (name, gradient, matrix), base, factor in zip(matrices, bases, q.averages()):
-                approximation = base @ factor.T
-                gradient.copy_(approximation.reshape(gradient.shape))
-                if factor.isfinite().all():  # else the program leaves out this step, on all ranks alike
-                    self.left_out[name] = matrix.sub_(approximation)
-                    self.q[name] = factor
-            for gradient, average in zip(others, rest.averages()):
-                gradient.copy_(average)
+            hvd.synchronize(handle)
+            # All ranks call the functions of their buckets in one order, so these may communicate too.
+            if matrices:
+                self._approximate(matrices, bucket.name() + "/q")
             return bucket.buffer()  # of which the gradients are views
 
         return finish
+
+    def _approximate(self, matrices, name):
+        bases = [torch.linalg.qr(p)[0] for _, _, _, p in matrices]
+        factors = [matrix.T @ base for (_, _, matrix, _), base in zip(matrices, bases)]
+        hvd.grouped_allreduce_(factors, name=name, op=hvd.Average)
+        for (parameter, gradient, matrix, _), base, factor in zip(matrices, bases, factors):
+            approximation = base @ factor.T
+            gradient.copy_(approximation.reshape(gradient.shape))
+            if factor.isfinite().all():  # else it is not on any rank: the step is lost, and must leave no trace
+                self.left_out[parameter] = matrix.sub_(approximation)
+                self.q[parameter] = factor
 
     def _shrinks(self, gradient):
         if gradient.dim() < 2 or gradient.numel() == 0:
@@ -62,43 +66,26 @@ class PowerSGD:
         return 2 * self.rank * (gradient.shape[0] + gradient[0].numel()) < gradient.numel()
 
     def _matrix_of(self, name, gradient):
-        # A copy, for products round by where their factors lie, which is elsewhere in the first step; of 4 bytes a number
-        # at least, which orthogonalizing takes.
+        # The matrix is a copy in memory of its own: the last bits of a product depend on how its factors are aligned, and
+        # gradients lie elsewhere in the first step. It has 4 bytes a number at least, since LAPACK orthogonalizes no half
+        # types.
         matrix = gradient.reshape(gradient.shape[0], -1).to(torch.promote_types(gradient.dtype, torch.float32), copy=True)
         return matrix.add_(self.left_out[name].to(matrix)) if name in self.left_out else matrix
 
     def _q_of(self, name, matrix):
-        if name not in self.q:
-            generator = torch.Generator().manual_seed(self.seed + zlib.crc32(name.encode()))
+        if name not in self.q or self.q[name].shape[1] != self.rank:
+            generator = torch.Generator().manual_seed(self.seed)
             self.q[name] = torch.randn(matrix.shape[1], self.rank, generator=generator)
         return self.q[name].to(matrix)
 
     def state_dict(self):
         """For a checkpoint of rank 0. Collective. What is left out differs between the ranks, but only its mean counts:
         every rank goes on with that, as a resumed run does, on any number of ranks."""
-        means = {name: hvd.allreduce(self.left_out[name], name="powersgd/" + name, op=hvd.Average)
-                 for name in sorted(self.left_out)}
-        self.left_out = means
-        return {"steps": dict(self.steps), "left_out": dict(means), "q": dict(self.q)}
+        if self.left_out:
+            hvd.grouped_allreduce_(list(self.left_out.values()), name="powersgd", op=hvd.Average)
+        return {"steps": dict(self.steps), "left_out": dict(self.left_out), "q": dict(self.q)}
 
     def load_state_dict(self, state):
         """Takes what rank 0 has. Collective."""
         state = hvd.broadcast_object(state, root_rank=0, name="powersgd")
         self.steps, self.left_out, self.q = state["steps"], state["left_out"], state["q"]
-
-
-class _Together:
-    """Tensors that are averaged in one call."""
-
-    def __init__(self, tensors, name):
-        self.tensors = tensors
-        self.handle = None
-        if tensors:
-            flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-            self.handle = hvd.allreduce_async_(flat, name=name, op=hvd.Average)
-
-    def averages(self):
-        if self.handle is None:
-            return []
-        pieces = hvd.synchronize(self.handle).split([tensor.numel() for tensor in self.tensors])
-        return [piece.reshape(tensor.shape).clone() for piece, tensor in zip(pieces, self.tensors)]
