@@ -18,6 +18,8 @@ constexpr char kHelp[] =
     "  --lr X             learning rate of one rank; multiplied by the number of ranks\n"
     "                     (sgd 0.02, adam and adamw 0.002, rmsprop 0.001, adagrad 0.01)\n"
     "  --compression T    what gradients travel as between hosts: none, f16 or bf16 (none)\n"
+    "  --powersgd RANK    gradients travel as factors of this rank, 1 to 4 (0: whole), once the\n"
+    "                     learning rate has risen\n"
     "  --uneven HOW       samples that cannot be shared out evenly: pad repeats some, drop leaves\n"
     "                     some out (drop)\n"
     "  --device NAME      cpu, cuda, or auto: cuda if every rank has a GPU of its own (cpu)\n"
@@ -37,6 +39,7 @@ struct Settings {
   std::string optimizer = "sgd";
   double lr = 0;  // 0: the optimizer's
   std::string compression = "none";
+  std::int64_t powersgd = 0;
   std::string uneven = "drop";
   std::string device = "cpu";
   std::int64_t seed = 1;
@@ -67,6 +70,7 @@ inline Settings parse_arguments(int argc, char** argv) {
        [&](Value f, Value v) {
          settings.compression = parse_choice(f, v, {"none", "f16", "bf16"});
        }},
+      {"--powersgd", [&](Value f, Value v) { settings.powersgd = parse_count(f, v, 0, 4); }},
       {"--uneven",
        [&](Value f, Value v) {
          settings.uneven = parse_choice(f, v, {"pad", "drop"});
@@ -87,6 +91,9 @@ inline Settings parse_arguments(int argc, char** argv) {
     throw examples::UsageError(
         "--resume needs --checkpoint DIR, where it finds the run to go on with");
   }
+  if (settings.powersgd > 0 && settings.compression != "none") {
+    throw examples::UsageError("--powersgd compresses itself: leave out --compression");
+  }
   return settings;
 }
 
@@ -96,11 +103,12 @@ inline std::string describe(const Settings& settings) {
   std::ostringstream text;
   text << "--epochs " << settings.epochs << "\n--batch-size " << settings.batch_size
        << "\n--accumulate " << settings.accumulate << "\n--optimizer " << settings.optimizer
-       << "\n--lr " << settings.lr << "\n--compression " << settings.compression << "\n--uneven "
-       << settings.uneven << "\n--device " << settings.device << "\n--seed " << settings.seed
-       << "\n--checkpoint " << (settings.checkpoint.empty() ? "not given" : "given")
-       << "\n--resume " << (settings.resume ? "given" : "not given") << "\n--stop-after "
-       << settings.stop_after << "\n--help " << (settings.help ? "given" : "not given") << "\n";
+       << "\n--lr " << settings.lr << "\n--compression " << settings.compression << "\n--powersgd "
+       << settings.powersgd << "\n--uneven " << settings.uneven << "\n--device " << settings.device
+       << "\n--seed " << settings.seed << "\n--checkpoint "
+       << (settings.checkpoint.empty() ? "not given" : "given") << "\n--resume "
+       << (settings.resume ? "given" : "not given") << "\n--stop-after " << settings.stop_after
+       << "\n--help " << (settings.help ? "given" : "not given") << "\n";
   return text.str();
 }
 

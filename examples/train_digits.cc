@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -23,6 +24,7 @@
 #include "digits_data.h"
 #include "digits_settings.h"
 #include "flags.h"
+#include "powersgd.h"
 #include "progress.h"
 #include "training.h"
 
@@ -61,11 +63,13 @@ TORCH_MODULE(Net);
 
 template <class Base>
 std::unique_ptr<torch::optim::Optimizer> distribute(Base&& base, const Net& net,
-                                                    const Settings& settings) {
+                                                    const Settings& settings,
+                                                    examples::PowerSGD& powersgd) {
   auto options = sirtaki::DistributedOptimizerOptions().backward_passes_per_step(
       static_cast<int>(settings.accumulate));
   if (settings.compression == "f16") options.compression(sirtaki::Compression::F16);
   if (settings.compression == "bf16") options.compression(sirtaki::Compression::BF16);
+  if (settings.powersgd > 0) options.hook(std::ref(powersgd));
   return std::make_unique<sirtaki::DistributedOptimizer<Base>>(std::move(base),
                                                                net->named_parameters(), options);
 }
@@ -78,23 +82,24 @@ double learning_rate(const Settings& settings) {
 }
 
 // LBFGS is no choice here: it needs all samples in every step.
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Net& net, const Settings& settings) {
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Net& net, const Settings& settings,
+                                                        examples::PowerSGD& powersgd) {
   using namespace torch::optim;
   const double lr = learning_rate(settings);
   const auto parameters = net->parameters();
   if (settings.optimizer == "adam") {
-    return distribute(Adam(parameters, AdamOptions(lr)), net, settings);
+    return distribute(Adam(parameters, AdamOptions(lr)), net, settings, powersgd);
   }
   if (settings.optimizer == "adamw") {
-    return distribute(AdamW(parameters, AdamWOptions(lr)), net, settings);
+    return distribute(AdamW(parameters, AdamWOptions(lr)), net, settings, powersgd);
   }
   if (settings.optimizer == "rmsprop") {
-    return distribute(RMSprop(parameters, RMSpropOptions(lr)), net, settings);
+    return distribute(RMSprop(parameters, RMSpropOptions(lr)), net, settings, powersgd);
   }
   if (settings.optimizer == "adagrad") {
-    return distribute(Adagrad(parameters, AdagradOptions(lr)), net, settings);
+    return distribute(Adagrad(parameters, AdagradOptions(lr)), net, settings, powersgd);
   }
-  return distribute(SGD(parameters, SGDOptions(lr).momentum(0.9)), net, settings);
+  return distribute(SGD(parameters, SGDOptions(lr).momentum(0.9)), net, settings, powersgd);
 }
 
 // Each rank tests its share of the samples; every sample is tested once, so shares may be uneven.
@@ -175,19 +180,22 @@ void train(const Settings& settings) {
   const double scaled_lr = lr * sirtaki::size();
 
   // Step 3: wrap the optimizer; its step() now averages the gradients of all ranks.
-  const auto optimizer = make_optimizer(net, settings);
+  const std::int64_t warmup_steps = std::min<std::int64_t>(2, settings.epochs) * plan.steps;
+  examples::PowerSGD powersgd(settings.powersgd, warmup_steps,
+                              static_cast<std::uint64_t>(settings.seed));
+  const auto optimizer = make_optimizer(net, settings, powersgd);
 
   // Step 4: start from the same weights everywhere.
   sirtaki::broadcast_parameters(*net, /*root_rank=*/0);
   sirtaki::broadcast_optimizer_state(*optimizer, /*root_rank=*/0);
 
-  examples::WarmupCosine scheduler(*optimizer, lr, scaled_lr,
-                                   std::min<std::int64_t>(2, settings.epochs) * plan.steps,
+  examples::WarmupCosine scheduler(*optimizer, lr, scaled_lr, warmup_steps,
                                    (settings.epochs + 1) * plan.steps);
 
   std::int64_t epoch = 0;  // how many are done
-  const auto checkpoint =
+  auto checkpoint =
       sirtaki::Checkpoint().model(*net).optimizer(*optimizer).sampler(plan.sampler).epoch(epoch);
+  if (settings.powersgd > 0) checkpoint.object("powersgd", powersgd);
   const std::string file = settings.checkpoint.empty()
                                ? ""
                                : examples::checkpoint_file(settings.checkpoint, "digits.pt");
@@ -229,7 +237,10 @@ void train(const Settings& settings) {
     char result[64];
     std::snprintf(result, sizeof result, "loss %.4f, test accuracy %.2f %%", loss, 100 * accuracy);
     progress.epoch(epoch, result);
-    if (!file.empty()) sirtaki::save_checkpoint(file, checkpoint);
+    if (!file.empty()) {
+      powersgd.average_left_out();
+      sirtaki::save_checkpoint(file, checkpoint);
+    }
   }
   const auto samples = static_cast<double>((epoch - first) * sirtaki::size()) *
                        static_cast<double>(plan.sampler.size());

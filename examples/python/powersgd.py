@@ -2,6 +2,8 @@
 factors travel. train_digits.py uses it:
 
     sirtakirun -np 2 python train_digits.py --powersgd 2
+
+Its twin in C++, ../powersgd.h, gives the same bits for the same gradients.
 """
 
 import torch

@@ -4,8 +4,8 @@
     sirtakirun -np 2 python train_digits.py                 two ranks that learn together
     sirtakirun -np 2 python train_digits.py --device cuda   the same on GPUs
 
-The data, the net and the flags are those of ../train_digits.cc, besides --powersgd and --powersgd-start. The five steps
-that make a PyTorch program distributed are marked below.
+The data, the net and the flags are those of ../train_digits.cc, besides --powersgd-start. The five steps that
+make a PyTorch program distributed are marked below.
 """
 
 import argparse

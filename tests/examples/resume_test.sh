@@ -30,6 +30,16 @@ run 2 "${arguments[@]}" --checkpoint "$scratch/run/a" --resume
 expect 0 "the last part" "resumed after epoch $first" "epoch   4/4"
 same_result "stopped and resumed"
 
+# --- what PowerSGD has left out goes on too, as the mean of the ranks that a checkpoint holds ---
+factors=(--epochs 4 --powersgd 1)   # the first two epochs send whole gradients
+run 2 "${factors[@]}" --checkpoint "$scratch/run/whole"
+expect 0 "PowerSGD without a stop" "digest"
+of_factors=$(result)
+run 2 "${factors[@]}" --checkpoint "$scratch/run/factors" --stop-after 3
+run 2 "${factors[@]}" --checkpoint "$scratch/run/factors" --resume
+expect 0 "PowerSGD resumed" "resumed after epoch 3" "epoch   4/4"
+[ "$(result)" = "$of_factors" ] || fail "PowerSGD resumed: not the result of a run without a stop, which is: $of_factors"
+
 # --- with SIRTAKI_TEST_SCALE=full all of these, else one by seed ---
 is_over() {
   run 2 "${arguments[@]}" --checkpoint "$scratch/run/a" --resume

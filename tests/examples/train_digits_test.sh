@@ -17,11 +17,16 @@ for ranks in $(sample 1 0 2); do
   accuracy_is_good "training on $ranks ranks"
   [ "$(grep -c '^epoch' "$scratch/output")" = 15 ] || fail "training on $ranks ranks: not one line an epoch"
 done
+for rank in $(sample 1 1 2 4); do
+  run 2 --powersgd "$rank"
+  expect 0 "--powersgd $rank" "parameters identical on all ranks" "epoch  15/15"
+  accuracy_is_good "--powersgd $rank"
+done
 
 # --- its arguments ---
 run 2 --help
 expect 0 "--help" "--epochs N" "--batch-size N" "--lr X" "--seed N" "--data FILE" "--optimizer" "--compression" \
-  "--accumulate" "--checkpoint DIR" "--resume" "--uneven"
+  "--accumulate" "--checkpoint DIR" "--resume" "--uneven" "--powersgd RANK"
 [ "$(grep -c 'epochs N' "$scratch/output")" = 1 ] || fail "--help is printed by more than one rank"
 run 0 --epochs=1 --batch-size 64 --lr 0.1 --seed 5 --data "$top/examples/data/digits.csv"
 expect 0 "all arguments" "epoch   1/1"
@@ -36,6 +41,10 @@ for bad in $(sample 2 "--epochs=0" "--epochs=2x" "--batch-size=-1" "--lr=fast" "
 done
 run 0 --resume
 expect 2 "--resume alone" "--resume needs --checkpoint DIR"
+run 0 --powersgd 5
+expect 2 "a rank too high" "--powersgd takes a whole number from 0 to 4, not '5'"
+run 0 --powersgd 2 --compression f16
+expect 2 "two compressions" "--powersgd compresses itself: leave out --compression"
 
 # Told to all by whichever rank it is, and said once.
 each_rank "--epochs 1" "--epoch 1"

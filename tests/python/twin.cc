@@ -9,11 +9,15 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <utility>
 #include <vector>
+
+#include "powersgd.h"
 
 namespace {
 
@@ -37,6 +41,35 @@ at::Tensor Numbers(std::int64_t count, std::int64_t seed) {
 void Print(const char* what, std::uint64_t digest) {
   if (sirtaki::rank() == 0) {
     std::printf("%s %016llx\n", what, static_cast<unsigned long long>(digest));
+  }
+}
+
+// The gradients of the examples' PowerSGD, of which one is not finite on a rank. Its state goes
+// through the mean that a checkpoint holds.
+void PrintPowerSgd(at::ScalarType type) {
+  std::vector<at::Tensor> parameters;
+  for (const std::vector<std::int64_t>& shape :
+       std::vector<std::vector<std::int64_t>>{{24, 2, 20}, {4, 4}, {24}, {30, 50}}) {
+    parameters.push_back(at::zeros(shape, type).requires_grad_());
+  }
+  examples::PowerSGD powersgd(/*rank=*/2, /*start=*/2, /*seed=*/5);
+  auto optimizer = sirtaki::DistributedOptimizer(
+      torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1)),
+      sirtaki::DistributedOptimizerOptions().hook(std::ref(powersgd)));
+  for (int step = 0; step < 8; ++step) {
+    optimizer.zero_grad();
+    at::Tensor loss = at::zeros({}, type);
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const std::int64_t seed = 300 + 40 * step + 10 * sirtaki::rank() + static_cast<int>(i);
+      at::Tensor gradient = Numbers(parameters[i].numel(), seed).to(type);
+      if (step == 4 && sirtaki::rank() == 0) gradient[7] = std::nan("");
+      loss = loss + (parameters[i] * gradient.reshape(parameters[i].sizes())).sum();
+    }
+    loss.backward();
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& one : parameters) gradients.push_back(one.grad().nan_to_num());
+    Print("PowerSGD", Digest(gradients));
+    if (step == 5) powersgd.average_left_out();
   }
 }
 
@@ -77,6 +110,8 @@ int main() {
         Digest({sirtaki::allreduce(Numbers(5000, rank),
                                    sirtaki::AllreduceOptions().op(sirtaki::ReduceOp::Adasum))}));
   Print("float16", Digest({sirtaki::allreduce(Numbers(5000, rank).to(at::kHalf))}));
+  PrintPowerSgd(at::kFloat);
+  PrintPowerSgd(at::kHalf);
   sirtaki::shutdown();
   return 0;
 }

@@ -1,9 +1,16 @@
 """The twin of twin.cc, which see."""
 
+import pathlib
+import sys
+
 import torch
 from torch import nn
 
 import sirtaki.torch as hvd
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "examples" / "python"))
+
+from powersgd import PowerSGD  # noqa: E402
 
 
 def digest(tensors):
@@ -22,6 +29,25 @@ def numbers(count, seed):
 def show(what, tensors):
     if hvd.rank() == 0:
         print(f"{what} {digest(tensors):016x}")
+
+
+def show_powersgd(dtype):
+    parameters = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in ((24, 2, 20), (4, 4), (24,), (30, 50))]
+    powersgd = PowerSGD(2, start=2, seed=5)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), communication_hook=powersgd)
+    for step in range(8):
+        optimizer.zero_grad()
+        loss = torch.zeros((), dtype=dtype)
+        for i, parameter in enumerate(parameters):
+            gradient = numbers(parameter.numel(), 300 + 40 * step + 10 * hvd.rank() + i).to(dtype)
+            if step == 4 and hvd.rank() == 0:
+                gradient[7] = float("nan")
+            loss = loss + (parameter * gradient.reshape(parameter.shape)).sum()
+        loss.backward()
+        optimizer.synchronize()
+        show("PowerSGD", [parameter.grad.nan_to_num() for parameter in parameters])
+        if step == 5:
+            powersgd.state_dict()
 
 
 def main():
@@ -48,6 +74,8 @@ def main():
     show("all-reduce", [hvd.allreduce(numbers(5000, rank), prescale_factor=0.3, postscale_factor=7.0)])
     show("Adasum", [hvd.allreduce(numbers(5000, rank), op=hvd.Adasum)])
     show("float16", [hvd.allreduce(numbers(5000, rank).half())])
+    show_powersgd(torch.float32)
+    show_powersgd(torch.float16)
     hvd.shutdown()
 
 

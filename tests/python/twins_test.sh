@@ -13,7 +13,7 @@ export SIRTAKI_DETERMINISTIC=1   # two runs are compared: see docs/training.md, 
 for ranks in $(sample 2 1 2 3 4); do
   bash "$here/../support/mpirun.sh" "$ranks" "$program" >"$scratch/cc"
   bash "$here/../support/mpirun.sh" "$ranks" "$@" "$here/twin.py" >"$scratch/py"
-  [ "$(wc -l <"$scratch/cc")" = 15 ] || { echo "FAILED: not 15 lines of the C++ program"; cat "$scratch/cc"; exit 1; }
+  [ "$(wc -l <"$scratch/cc")" = 31 ] || { echo "FAILED: not 31 lines of the C++ program"; cat "$scratch/cc"; exit 1; }
   diff "$scratch/cc" "$scratch/py" || { echo "FAILED: they differ on $ranks ranks"; exit 1; }
   echo "$ranks ranks: $(tail -n 1 "$scratch/py"), the same"
 done
