@@ -5,6 +5,8 @@
 //
 //   ours              DistributedOptimizer
 //   in-step           the same, with average_at(Average::Step)
+//   adam              ours with Adam in place of SGD
+//   adam-sharded      the same, with Shard::OptimizerState
 //   no-communication  the ranks side by side, with the same allocator; on one rank: one rank alone
 //   loop              plain LibTorch; one MPI_Allreduce per parameter after backward
 //   plain             plain LibTorch; nothing of Sirtaki or MPI is started
@@ -13,6 +15,7 @@
 
 #include <ATen/Parallel.h>
 #include <torch/nn/functional/loss.h>
+#include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
@@ -95,6 +98,14 @@ std::vector<double> Run(const std::string& variant, const Work& work, int ranks)
     broadcast_parameters(*trainer.model(), 0);
     return Train(work, trainer, optimizer, [] {});
   }
+  if (variant == "adam" || variant == "adam-sharded") {
+    torch::optim::Adam adam(trainer.model()->parameters(), torch::optim::AdamOptions(1e-4));
+    const Shard shard = variant == "adam" ? Shard::None : Shard::OptimizerState;
+    auto optimizer = DistributedOptimizer(std::move(adam), trainer.model()->named_parameters(),
+                                          DistributedOptimizerOptions().shard(shard));
+    broadcast_parameters(*trainer.model(), 0);
+    return Train(work, trainer, optimizer, [] {});
+  }
   const std::vector<at::Tensor> parameters = trainer.model()->parameters();
   if (variant == "loop") {
     return Train(work, trainer, sgd, [&] { AverageEach(parameters, ranks); });
@@ -126,7 +137,9 @@ int Main(int argc, char** argv) {
   work.batch = std::stoll(Flag(argc, argv, "batch", "8"));
   work.steps = std::stoi(Flag(argc, argv, "steps", "10"));
   int ranks = 1;
-  if (variant == "ours" || variant == "in-step" || variant == "no-communication") {
+  const std::vector<std::string> with_init = {"ours", "in-step", "adam", "adam-sharded",
+                                              "no-communication"};
+  if (std::find(with_init.begin(), with_init.end(), variant) != with_init.end()) {
     init();
     ranks = size();
   } else if (variant == "loop") {

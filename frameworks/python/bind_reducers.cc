@@ -31,8 +31,8 @@ class PythonScope {
 
 ReducerSettings SettingsOf(NamedTensors named, std::string name, int op, double predivide,
                            int passes, bool at_backward, int compression, bool everywhere,
-                           bool sparse_as_dense, std::int64_t check_every, const ProcessSet& set,
-                           CommunicationHook hook) {
+                           bool sparse_as_dense, std::int64_t check_every, bool shard,
+                           bool by_element, const ProcessSet& set, CommunicationHook hook) {
   ReducerSettings settings;
   settings.named = std::move(named);
   settings.options = DistributedOptimizerOptions()
@@ -46,6 +46,8 @@ ReducerSettings SettingsOf(NamedTensors named, std::string name, int op, double 
                          .compression_scope(ScopeOf(everywhere))
                          .sparse_as_dense(sparse_as_dense)
                          .check_parameters_every(check_every)
+                         .shard(shard ? Shard::OptimizerState : Shard::None)
+                         .shard_by(by_element ? ShardBy::Element : ShardBy::Parameter)
                          .hook(std::move(hook));
   return settings;
 }
@@ -68,7 +70,8 @@ void BindReducers(py::module_& module) {
       .def(py::init(&SettingsOf), py::kw_only(), py::arg("named"), py::arg("name"), py::arg("op"),
            py::arg("predivide"), py::arg("passes"), py::arg("at_backward"), py::arg("compression"),
            py::arg("everywhere"), py::arg("sparse_as_dense"), py::arg("check_every"),
-           py::arg("process_set"), py::arg("hook").none(true));
+           py::arg("shard"), py::arg("by_element"), py::arg("process_set"),
+           py::arg("hook").none(true));
 
   py::class_<PythonOptimizer>(module, "OptimizerReducer")
       .def(py::init<const py::list&, ReducerSettings>())

@@ -67,6 +67,12 @@ std::vector<std::vector<const PyObject*>> ObjectsOf(const py::list& param_groups
   return objects;
 }
 
+py::list ParametersOf(const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  py::list all;
+  for (const auto& group : groups) all.append(py::cast(group.params()));
+  return all;
+}
+
 }  // namespace
 
 PythonOptimizer::PythonOptimizer(const py::list& param_groups, ReducerSettings settings)
@@ -106,14 +112,17 @@ py::object PythonOptimizer::Step(const py::list& param_groups, const py::object&
   LossKind kind = LossKind::kTensor;
   const auto base = [&](LossClosure wrapped) {
     const py::gil_scoped_acquire acquire;
-    result = base_step(ToPython(std::move(wrapped), &kind));
+    py::object shards = py::none();
+    if (has_sharded_state()) shards = ParametersOf(param_groups_);
+    result = base_step(ToPython(std::move(wrapped), &kind), shards);
     return at::Tensor();
   };
+  at::Tensor loss;
   {
     const py::gil_scoped_release release;
-    reducer_->Step(*this, Callable(closure, &kind), base);
+    loss = reducer_->Step(*this, Callable(closure, &kind), base);
   }
-  return result;
+  return loss.defined() ? FromLoss(loss, kind) : result;
 }
 
 void PythonOptimizer::Synchronize(const py::list& param_groups) {

@@ -74,6 +74,23 @@ namespace sirtaki {
 // gradients by their own norm. Adasum costs a copy of the parameters during step(), and takes
 // floating point only. A step that throws leaves the parameters as they were before it.
 //
+// With Shard::OptimizerState step() makes Base's step with this rank's shards in the place of the
+// parameters, as flat views with a part of .grad, and then gathers the shards of all ranks: every
+// rank has the same parameters, to the bit those of a run that is not sharded. The rules:
+//
+//   - Base works element by element, or gets whole parameters (ShardBy). LBFGS, whose step looks at
+//     all parameters at once, and sparse gradients throw InvalidArgument; op Adasum and a module
+//     are refused.
+//   - Until the first step() the state is whole: load it and broadcast it as before, on all ranks.
+//     step() cuts it. From then on state() has entries for this rank's shards alone:
+//     broadcast_optimizer_state() gives the groups' options only, and torch::save() and
+//     save_checkpoint() throw InvalidArgument.
+//   - Parameters lie dense in memory. .grad is the average of the whole: clip it as before.
+//   - A closure is called once, before the step.
+//   - Ranks make equally many steps: step() throws InvalidArgument after a rank has joined.
+//   - A step that throws on one rank throws on all, and leaves the ranks with different parameters:
+//     broadcast_parameters() makes them equal again.
+//
 // With a process set only its ranks make the optimizer, others throw InvalidArgument, and "all
 // ranks" below and above are those of the set. Roots stay ranks of the job. Parameters of one model
 // may be split over optimizers of several sets; one parameter belongs to one set.
@@ -157,6 +174,13 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
   std::shared_ptr<detail::SessionState> session() const override { return reducer_.session(); }
   ProcessSet process_set() const override { return reducer_.process_set(); }
   bool has_local_gradients() const override { return reducer_.has_local_gradients(); }
+  bool has_sharded_state() const override { return reducer_.has_sharded_state(*this); }
+
+  // Throws InvalidArgument if this rank has the state of its shards only.
+  void save(torch::serialize::OutputArchive& archive) const override {
+    reducer_.CheckStateIsWhole(*this);
+    Base::save(archive);
+  }
 
  private:
   DistributedOptimizer(Base&& base, detail::GradientReducer&& reducer)

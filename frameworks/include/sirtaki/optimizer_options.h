@@ -19,6 +19,22 @@ enum class Average : std::uint8_t {
   Step,      // step() or synchronize() waits for the averages; until then .grad must not be touched
 };
 
+// What of the training each rank has a part of only.
+enum class Shard : std::uint8_t {
+  None,
+  // The state of the optimizer: each rank keeps it for its shard of the parameters, makes the step
+  // of that shard, and gets the others' results from them. Adam's state then takes 8/n bytes for
+  // each float32 parameter on n ranks in place of 8, and a step an n-th of the arithmetic.
+  OptimizerState,
+};
+
+// How the parameters are divided among the ranks.
+enum class ShardBy : std::uint8_t {
+  Auto,       // Element for Adagrad, Adam, AdamW, RMSprop and SGD of LibTorch, Parameter for others
+  Element,    // a part of each parameter: for optimizers that work element by element
+  Parameter,  // whole parameters: for all others
+};
+
 // The options are the same on every rank; if they differ, all ranks throw `Mismatch`.
 struct DistributedOptimizerOptions {
   // The name tells several optimizers of a program apart, in messages too. Empty: a number does, in
@@ -57,6 +73,9 @@ struct DistributedOptimizerOptions {
   // and then before each n-th step, if this is n. 0: never. A module counts backward(), and compares
   // in the next forward().
   TORCH_ARG(std::int64_t, check_parameters_every) = 0;
+  // See DistributedOptimizer; without effect on one rank.
+  TORCH_ARG(Shard, shard) = Shard::None;
+  TORCH_ARG(ShardBy, shard_by) = ShardBy::Auto;
 };
 
 }  // namespace sirtaki

@@ -35,7 +35,8 @@ class GradientBucket:  # its attributes are read-only, as all here
 class ReducerSettings:
     def __init__(
         self, *, named: Sequence[Tuple[str, Tensor]], name: str, op: int, predivide: float, passes: int, at_backward: bool,
-        compression: int, everywhere: bool, sparse_as_dense: bool, check_every: int, process_set: ProcessSet,
+        compression: int, everywhere: bool, sparse_as_dense: bool, check_every: int, shard: bool, by_element: bool,
+        process_set: ProcessSet,
         hook: Optional[Callable[[GradientBucket], Callable[[], Tensor]]],
     ) -> None: ...
 
@@ -43,7 +44,7 @@ class OptimizerReducer:
     def __init__(self, param_groups: List[Dict[str, Any]], settings: ReducerSettings, /) -> None: ...
     def step(
         self, param_groups: List[Dict[str, Any]], closure: Optional[Callable[[], Any]],
-        base_step: Callable[[Optional[Callable[[], Any]]], Any], /,
+        base_step: Callable[[Optional[Callable[[], Any]], Optional[List[List[Tensor]]]], Any], /,
     ) -> Any: ...
     def synchronize(self, param_groups: List[Dict[str, Any]], /) -> None: ...
     def before_zero_grad(self, param_groups: List[Dict[str, Any]], /) -> None: ...

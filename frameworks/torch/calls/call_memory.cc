@@ -4,7 +4,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -60,6 +62,23 @@ std::shared_ptr<Arriving> ExpectRows(const at::Tensor& input, core::Work& work) 
   return arriving;
 }
 
+// The rows go into memory that there is, and fill it.
+std::shared_ptr<Arriving> ExpectRowsIn(const at::Tensor& whole, core::Work& work) {
+  auto arriving = std::make_shared<Arriving>();
+  arriving->tensor = whole;
+  work.allocate_output = [arriving](const std::vector<std::int64_t>& rows) {
+    const std::int64_t sum = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+    if (sum != arriving->tensor.size(0)) {
+      throw std::runtime_error(c10::str("the ranks give ", sum,
+                                        " rows together, and there is room for ",
+                                        arriving->tensor.size(0)));
+    }
+    arriving->rows = rows;
+    return arriving->tensor.mutable_data_ptr();
+  };
+  return arriving;
+}
+
 // Kinds whose rows may differ by rank.
 CallMemory GiveRows(const TensorCall& call, std::size_t index, const CallMembers& members,
                     const at::Tensor& input, core::Work& work) {
@@ -68,7 +87,8 @@ CallMemory GiveRows(const TensorCall& call, std::size_t index, const CallMembers
   if (call.kind == OpKind::kGather && !root) {
     memory.result = at::empty(WithRows(input, 0), input.options());
   } else {
-    memory.arriving = ExpectRows(input, work);
+    memory.arriving =
+        call.into.empty() ? ExpectRows(input, work) : ExpectRowsIn(call.into[index], work);
   }
   if (call.kind == OpKind::kScatter && !root) return memory;
   work.rows = input.size(0);

@@ -8,6 +8,7 @@
 #include "core/protocol/wire.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/calls/gpu_tensors.h"
+#include "frameworks/torch/gradients/optimizer_shards.h"
 #include "frameworks/torch/tensors/throw.h"
 
 namespace sirtaki::detail {
@@ -28,7 +29,9 @@ std::string WhyTooLong(const std::vector<std::string>& names, const std::string&
 
 GradientMembers::Description GradientMembers::Describe(NamedTensors names,
                                                        const DistributedOptimizerOptions& options,
-                                                       bool of_module, int number) {
+                                                       const torch::optim::Optimizer* optimizer,
+                                                       int number) {
+  const bool of_module = optimizer == nullptr;
   const std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
   Description of;
   of.names = std::move(names);
@@ -37,7 +40,12 @@ GradientMembers::Description GradientMembers::Describe(NamedTensors names,
   of.prefix = options.op() == ReduceOp::Adasum ? "delta" : "gradient";
   of.prefix += (options.name().empty() ? suffix : ":" + options.name()) + "/";
   of.invalid = WhyInvalid(options, of_module);
-  of.check_every = options.check_parameters_every();
+  if (options.check_parameters_every() > 0) {
+    of.habits = ", checked every " + std::to_string(options.check_parameters_every()) + " steps";
+  }
+  if (options.shard() == Shard::None) return of;
+  if (of.invalid.empty() && optimizer != nullptr) of.invalid = WhyNotSharded(*optimizer);
+  of.habits += ", sharded";
   return of;
 }
 
@@ -126,8 +134,7 @@ void GradientMembers::Take(const NamedParameters& named) {
       lines[i] += ", as " + gradients[i]->key();
   }
   std::string options = "gradients by " + ToText(*rule_) + ", called " + core::Quoted(of_.prefix);
-  if (of_.check_every > 0)
-    options += ", checked every " + std::to_string(of_.check_every) + " steps";
+  options += of_.habits;
   lines.insert(lines.begin(), std::move(options));
   AgreeOnList(of_.what, lines, error, set_);
 

@@ -27,11 +27,11 @@ class GradientMembers {
     std::string what;              // "parameters of the optimizer #2"
     std::string prefix;            // of keys
     std::string invalid;           // what is wrong with the options
-    std::int64_t check_every = 0;  // steps; 0: never
+    std::string habits;            // what else the ranks compare: ", checked every 5 steps"
   };
-  // `number`: the optimizer's, or the module's, in its set.
+  // `optimizer`: null: a module's. `number`: the optimizer's, or the module's, in its set.
   static Description Describe(NamedTensors names, const DistributedOptimizerOptions& options,
-                              bool of_module, int number);
+                              const torch::optim::Optimizer* optimizer, int number);
   GradientMembers(Description description, SessionSet set,
                   std::shared_ptr<const GradientRule> rule);
 
@@ -58,6 +58,8 @@ class GradientMembers {
   bool AnyShared() const { return counts_->shared > 0 || !others_.empty(); }
   // Which average of its step the next one is; 0 where nobody counts.
   std::atomic<std::uint32_t>& round() const { return counts_->round; }
+  // A rank that had joined before the last average; -1: none.
+  int joined() const { return counts_->joined; }
   const std::string& what() const { return of_.what; }
   const std::string& prefix() const { return of_.prefix; }
 

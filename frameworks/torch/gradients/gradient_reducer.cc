@@ -30,15 +30,22 @@ namespace {
 }  // namespace
 
 GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOptions& options,
-                            bool of_module, const std::shared_ptr<SessionState>& session)
+                            const torch::optim::Optimizer* optimizer,
+                            const std::shared_ptr<SessionState>& session)
     : set_(session, options.process_set()),
-      rule_(std::make_shared<const GradientRule>(MakeRule(options, of_module, set_.size()))),
+      rule_(std::make_shared<const GradientRule>(
+          MakeRule(options, optimizer == nullptr, set_.size()))),
       number_(set_.session->NextOptimizerNumber(set_.members.set)),
-      members_(GradientMembers::Describe(std::move(names), options, of_module, number_), set_,
+      members_(GradientMembers::Describe(std::move(names), options, optimizer, number_), set_,
                rule_),
       buckets_(set_, number_, members_.prefix(), rule_),
       check_every_(options.check_parameters_every()) {
   if (rule_->at_backward) members_.round() = 1;
+  if (options.shard() != Shard::None && optimizer != nullptr && set_.size() > 1) {
+    const bool automatic = options.shard_by() == ShardBy::Auto;
+    shards_.emplace(set_, members_.what(),
+                    automatic ? ChooseShardBy(*optimizer) : options.shard_by());
+  }
   const bool first = number_ == 1 && set_.members.set == core::kWorldSet;
   if (!first || !set_.session->session().config().autotune) return;
   const std::string why_not = WhyNotTuned();
@@ -114,11 +121,13 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
   members_.CheckResults();
 }
 
-at::Tensor GradientReducer::Impl::Step(const torch::optim::Optimizer& optimizer,
-                                       LossClosure closure, const BaseStep& base_step) {
+at::Tensor GradientReducer::Impl::Step(torch::optim::Optimizer& optimizer, LossClosure closure,
+                                       const BaseStep& base_step) {
   BeforeStep(optimizer, closure != nullptr);
   if (rule_->of_steps()) return CombinedStep(std::move(closure), base_step);
-  at::Tensor loss = base_step(closure ? Wrap(std::move(closure)) : nullptr);
+  if (closure) closure = Wrap(std::move(closure));
+  at::Tensor loss = shards_ ? ShardedStep(optimizer, std::move(closure), base_step)
+                            : base_step(std::move(closure));
   AfterStep();
   if (tuner_) tuner_->AfterStep();
   return loss;
@@ -158,6 +167,26 @@ at::Tensor GradientReducer::Impl::CombinedStep(LossClosure closure, const BaseSt
   }
   deltas.Combine();
   return loss;
+}
+
+at::Tensor GradientReducer::Impl::ShardedStep(torch::optim::Optimizer& optimizer,
+                                              LossClosure closure, const BaseStep& base_step) {
+  at::Tensor loss;
+  if (closure) {
+    // The optimizer would call it while the shards are in the place of the parameters.
+    const at::AutoGradMode enable_grad(true);
+    loss = closure();
+  }
+  if (const int joined = members_.joined(); joined >= 0) {
+    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                             "step() of a sharded optimizer: rank " + std::to_string(joined) +
+                                 " has joined, and nobody makes the step of its shard. Ranks make "
+                                 "equally many steps: let the sampler pad or drop samples",
+                             core::Origin{joined, "", ""}));
+  }
+  at::Tensor of_base;
+  shards_->Step(optimizer, [&] { of_base = base_step(nullptr); });
+  return loss.defined() ? loss : of_base;
 }
 
 LossClosure GradientReducer::Impl::Wrap(LossClosure closure) {
@@ -280,14 +309,14 @@ GradientSynchronizer::~GradientSynchronizer() = default;
 GradientReducer::GradientReducer(const torch::optim::Optimizer& optimizer,
                                  NamedTensors named_parameters,
                                  const DistributedOptimizerOptions& options)
-    : impl_(std::make_shared<Impl>(std::move(named_parameters), options,
-                                   /*of_module=*/false, CurrentSession())) {
+    : impl_(std::make_shared<Impl>(std::move(named_parameters), options, &optimizer,
+                                   CurrentSession())) {
   impl_->Scan(optimizer);
 }
 
 GradientReducer::GradientReducer(NamedTensors parameters,
                                  const DistributedOptimizerOptions& options)
-    : impl_(std::make_shared<Impl>(std::move(parameters), options, /*of_module=*/true,
+    : impl_(std::make_shared<Impl>(std::move(parameters), options, /*optimizer=*/nullptr,
                                    CurrentSession())) {
   impl_->TakeAll();
 }
@@ -302,7 +331,7 @@ GradientReducer::Impl& GradientReducer::impl() const {
                            "the optimizer is empty: it was moved from"));
 }
 
-at::Tensor GradientReducer::Step(const torch::optim::Optimizer& optimizer, LossClosure closure,
+at::Tensor GradientReducer::Step(torch::optim::Optimizer& optimizer, LossClosure closure,
                                  const BaseStep& base_step) {
   impl().CheckSession();
   impl_->BeginStep();
@@ -340,5 +369,16 @@ std::shared_ptr<SessionState> GradientReducer::session() const { return impl().s
 ProcessSet GradientReducer::process_set() const { return impl().set().process_set; }
 bool GradientReducer::is_reducing() const { return impl().is_reducing(); }
 bool GradientReducer::has_local_gradients() const { return impl().has_local_gradients(); }
+bool GradientReducer::has_sharded_state(const torch::optim::Optimizer& optimizer) const {
+  return impl().has_sharded_state(optimizer);
+}
+
+void GradientReducer::CheckStateIsWhole(const torch::optim::Optimizer& optimizer) const {
+  if (!has_sharded_state(optimizer)) return;
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                           "a sharded optimizer cannot be saved after its first step: this rank "
+                           "has the state of its shards only. Save the model alone, or train "
+                           "without the option shard"));
+}
 
 }  // namespace sirtaki::detail

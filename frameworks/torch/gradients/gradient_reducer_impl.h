@@ -15,6 +15,7 @@
 #include "frameworks/torch/gradients/gradient_buckets.h"
 #include "frameworks/torch/gradients/gradient_members.h"
 #include "frameworks/torch/gradients/gradient_rule.h"
+#include "frameworks/torch/gradients/optimizer_shards.h"
 #include "frameworks/torch/gradients/parameter_gradient.h"
 #include "frameworks/torch/gradients/step_tuner.h"
 #include "frameworks/torch/session/backward_ends.h"
@@ -31,8 +32,9 @@ using BaseStep = GradientReducer::BaseStep;
 // end of a backward() checks with more ranks.
 class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_from_this<Impl> {
  public:
-  Impl(NamedTensors names, const DistributedOptimizerOptions& options, bool of_module,
-       const std::shared_ptr<SessionState>& session);
+  // `optimizer`: null: it is of a module.
+  Impl(NamedTensors names, const DistributedOptimizerOptions& options,
+       const torch::optim::Optimizer* optimizer, const std::shared_ptr<SessionState>& session);
 
   // These two do what the members' functions of the same names do, and make this one an owner of the
   // gradients.
@@ -41,7 +43,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
 
   void CheckSession() const;
   bool active() const { return set_.size() > 1 || rule_->sparse_as_dense || rule_->at_backward; }
-  at::Tensor Step(const torch::optim::Optimizer& optimizer, LossClosure closure,
+  at::Tensor Step(torch::optim::Optimizer& optimizer, LossClosure closure,
                   const BaseStep& base_step);
   void BeginStep();
   void AfterStep();
@@ -53,6 +55,9 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   Scope SkipSynchronize();
   bool is_reducing() const { return members_.FirstReported() != nullptr; }
   bool has_local_gradients() const { return active() && rule_->of_steps(); }
+  bool has_sharded_state(const torch::optim::Optimizer& optimizer) const {
+    return shards_ && shards_->HaveCut(optimizer);
+  }
   const SessionSet& set() const { return set_; }
   core::trace::StepClock& steps() const { return set_.session->session().observation().steps(); }
   const std::string& prefix() const { return members_.prefix(); }
@@ -71,6 +76,8 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure);
   void MakeDense() const;
   at::Tensor CombinedStep(LossClosure closure, const BaseStep& base_step);
+  at::Tensor ShardedStep(torch::optim::Optimizer& optimizer, LossClosure closure,
+                         const BaseStep& base_step);
   LossClosure Wrap(LossClosure closure);
   at::Tensor AverageLoss(const at::Tensor& loss);
   void NoteAverages();
@@ -98,6 +105,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   const int number_;  // of the optimizer in its set
   GradientMembers members_;
   GradientBuckets buckets_;
+  std::optional<OptimizerShards> shards_;  // of the option shard, with more than one rank
   std::optional<StepTuner> tuner_;  // of the option autotune, with one optimizer
   // All gradients are averaged, and no step has used them yet.
   bool synchronized_ = false;

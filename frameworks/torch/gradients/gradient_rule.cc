@@ -29,6 +29,10 @@ std::string WhyInvalid(const DistributedOptimizerOptions& options, bool of_modul
         << "; a module does not know of steps: accumulate in scopes of no_sync()";
   } else if (of_module && options.average_at() != Average::Backward) {
     why << "average_at is Step, and a module does not know of steps: use DistributedOptimizer";
+  } else if (options.shard() != Shard::None && (of_module || is_adasum)) {
+    why << "shard is OptimizerState, and "
+        << (of_module ? "a module has no optimizer: use DistributedOptimizer"
+                      : "op Adasum combines what steps of whole parameters have changed");
   } else if (options.check_parameters_every() < 0) {
     why << "check_parameters_every is " << options.check_parameters_every()
         << "; it has to be a number of steps, or 0 for never";

@@ -42,24 +42,6 @@ Tensors TensorsOf(torch::optim::LBFGSParamState& state) {
   return tensors;
 }
 
-// Nothing for classes that are not LibTorch's.
-std::optional<Tensors> TensorsOf(OptimizerParamState& state) {
-  using namespace torch::optim;
-  if (auto* of = As<SGDParamState>(state)) return Tensors{&of->momentum_buffer()};
-  if (auto* of = As<AdamParamState>(state)) {
-    return Tensors{&of->exp_avg(), &of->exp_avg_sq(), &of->max_exp_avg_sq()};
-  }
-  if (auto* of = As<AdamWParamState>(state)) {
-    return Tensors{&of->exp_avg(), &of->exp_avg_sq(), &of->max_exp_avg_sq()};
-  }
-  if (auto* of = As<AdagradParamState>(state)) return Tensors{&of->sum()};
-  if (auto* of = As<RMSpropParamState>(state)) {
-    return Tensors{&of->square_avg(), &of->momentum_buffer(), &of->grad_avg()};
-  }
-  if (auto* of = As<LBFGSParamState>(state)) return TensorsOf(*of);
-  return std::nullopt;
-}
-
 // Through its own serialize(), since nobody else knows what it is made of.
 void Reload(OptimizerParamState& state, c10::Device device) {
   try {
@@ -80,13 +62,30 @@ void Reload(OptimizerParamState& state, c10::Device device) {
 
 }  // namespace
 
+std::optional<Tensors> TensorsOfState(OptimizerParamState& state) {
+  using namespace torch::optim;
+  if (auto* of = As<SGDParamState>(state)) return Tensors{&of->momentum_buffer()};
+  if (auto* of = As<AdamParamState>(state)) {
+    return Tensors{&of->exp_avg(), &of->exp_avg_sq(), &of->max_exp_avg_sq()};
+  }
+  if (auto* of = As<AdamWParamState>(state)) {
+    return Tensors{&of->exp_avg(), &of->exp_avg_sq(), &of->max_exp_avg_sq()};
+  }
+  if (auto* of = As<AdagradParamState>(state)) return Tensors{&of->sum()};
+  if (auto* of = As<RMSpropParamState>(state)) {
+    return Tensors{&of->square_avg(), &of->momentum_buffer(), &of->grad_avg()};
+  }
+  if (auto* of = As<LBFGSParamState>(state)) return TensorsOf(*of);
+  return std::nullopt;
+}
+
 void PutStateOnDevices(torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       if (parameter.device().is_cpu()) continue;
       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (found == optimizer.state().end() || !found->second) continue;
-      const auto tensors = TensorsOf(*found->second);
+      const auto tensors = TensorsOfState(*found->second);
       if (!tensors) Reload(*found->second, parameter.device());
       for (at::Tensor* const tensor : tensors.value_or(Tensors())) {
         if (tensor->defined()) *tensor = tensor->to(parameter.device());

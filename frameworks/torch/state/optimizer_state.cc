@@ -16,6 +16,7 @@
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/broadcast.h"
+#include "sirtaki/detail/gradient_reducer.h"
 
 namespace sirtaki {
 namespace {
@@ -28,6 +29,30 @@ std::vector<std::string> Describe(const torch::optim::Optimizer& optimizer, int 
   return lines;
 }
 
+// Where the ranks have the state in shards, there is nothing of it that one could give the others.
+void SaveOptions(const torch::optim::Optimizer& optimizer,
+                 torch::serialize::OutputArchive& archive) {
+  torch::serialize::OutputArchive options(archive.compilation_unit());
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    torch::serialize::OutputArchive one(archive.compilation_unit());
+    optimizer.param_groups()[g].options().serialize(one);
+    options.write(std::to_string(g), one);
+  }
+  archive.write("options", options);
+}
+
+// False if the archive has more than options.
+bool LoadOptions(torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive) {
+  torch::serialize::InputArchive options;
+  if (!archive.try_read("options", options)) return false;
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    torch::serialize::InputArchive one;
+    options.read(std::to_string(g), one);
+    optimizer.param_groups()[g].options().serialize(one);
+  }
+  return true;
+}
+
 }  // namespace
 
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,
@@ -37,18 +62,23 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank
   detail::ThrowIfError(set.session->Check());
   detail::AgreeOnList(call, Describe(optimizer, root_rank), "", set);
 
+  const auto* const synchronizer = dynamic_cast<const detail::GradientSynchronizer*>(&optimizer);
+  const auto is_sharded = [&] { return synchronizer && synchronizer->has_sharded_state(); };
   std::optional<torch::serialize::OutputArchive> saved;
   const auto save = [&](const detail::WriteBytes& write) {
-    if (!saved) detail::SaveOptimizer(optimizer, saved.emplace());
+    if (!saved) {
+      saved.emplace();
+      is_sharded() ? SaveOptions(optimizer, *saved) : detail::SaveOptimizer(optimizer, *saved);
+    }
     saved->save_to(write);
   };
   const auto load = [&](const detail::ReadBytes& read, const std::function<std::size_t()>& size) {
-    // Before the new state takes its memory.
-    optimizer.state().clear();
+    // Before the new state takes its memory, unless the root may give none.
+    if (!is_sharded()) optimizer.state().clear();
     torch::serialize::InputArchive archive;
     // The state is loaded on the CPU, not where it was: the root's GPU may be none of this rank's.
     archive.load_from(read, size, c10::kCPU);
-    detail::LoadOptimizer(optimizer, archive);
+    if (!LoadOptions(optimizer, archive)) detail::LoadOptimizer(optimizer, archive);
   };
   detail::BroadcastArchive(save, load, root_rank, call, "sirtaki/" + call + "/state", set);
 }

@@ -83,10 +83,9 @@ AnyOptimizer Alone(Base base, bool* clipped) {
 }
 
 template <class Base>
-AnyOptimizer Distributed(Base base, const torch::nn::Module& module, Habit habit, Average average) {
+AnyOptimizer Distributed(Base base, const torch::nn::Module& module, Habit habit,
+                         DistributedOptimizerOptions options) {
   AnyOptimizer any;
-  DistributedOptimizerOptions options;
-  options.average_at(average);
   if (habit == Habit::kAccumulate) options.backward_passes_per_step(2);
   const auto optimizer = std::make_shared<DistributedOptimizer<Base>>(
       std::move(base), module.named_parameters(), options);
@@ -196,12 +195,12 @@ inline Parameters TrainInOneProcess(Kind kind, Habit habit, int size) {
 }
 
 inline Parameters TrainAsRank(Kind kind, Habit habit, int rank,
-                              Average average = Average::Backward) {
+                              const DistributedOptimizerOptions& options = {}) {
   return Train(
       kind, habit,
-      [habit, average](Kind of, const HabitNet& net, Parameters parameters) {
+      [habit, &options](Kind of, const HabitNet& net, Parameters parameters) {
         return Make(of, std::move(parameters),
-                    [&](auto base) { return Distributed(std::move(base), net, habit, average); });
+                    [&](auto base) { return Distributed(std::move(base), net, habit, options); });
       },
       [habit, rank](HabitNet& net, int step, int part) {
         return RankLoss(net, habit, step, part, rank);

@@ -27,7 +27,8 @@ TEST_P(TrainingHabitsTest, FollowsOneProcess) {
     RunTorchRanks(
         size,
         [&, kind = kind, habit = habit, average](int rank) {
-          of_rank[static_cast<std::size_t>(rank)] = TrainAsRank(kind, habit, rank, average);
+          of_rank[static_cast<std::size_t>(rank)] =
+              TrainAsRank(kind, habit, rank, DistributedOptimizerOptions().average_at(average));
         },
         {}, {}, sharing);
     const HabitNet untrained;

@@ -35,6 +35,8 @@ class SIRTAKI_API GradientSynchronizer {
   virtual ProcessSet process_set() const = 0;
   // True if gradients stay this rank's own: what steps change is combined instead.
   virtual bool has_local_gradients() const = 0;
+  // True if this rank has the optimizer's state for its shards of the parameters only.
+  virtual bool has_sharded_state() const = 0;
 
  protected:
   GradientSynchronizer() = default;
@@ -84,8 +86,8 @@ class SIRTAKI_API GradientReducer {
   using BaseStep = std::function<at::Tensor(LossClosure closure)>;
 
   // Makes the optimizer's step by `base_step`, with gradients averaged before it or changes
-  // combined after it. Throws if the session is gone.
-  at::Tensor Step(const torch::optim::Optimizer& optimizer, LossClosure closure,
+  // combined after it, or with this rank's shards. Throws if the session is gone.
+  at::Tensor Step(torch::optim::Optimizer& optimizer, LossClosure closure,
                   const BaseStep& base_step);
   void SkipStep();
   void Synchronize(const torch::optim::Optimizer& optimizer);
@@ -105,6 +107,8 @@ class SIRTAKI_API GradientReducer {
   ProcessSet process_set() const;
   bool is_reducing() const;  // gradients are being reduced, so that zero_grad() throws
   bool has_local_gradients() const;
+  bool has_sharded_state(const torch::optim::Optimizer& optimizer) const;
+  void CheckStateIsWhole(const torch::optim::Optimizer& optimizer) const;
   const std::string& prefix() const;  // the prefix of the names of its collectives
 
  private:

@@ -12,6 +12,7 @@ from sirtaki.common.exceptions import InvalidArgumentError, NotInitializedError,
 from sirtaki.torch._hooks import BucketHook
 from sirtaki.torch._library import _C
 from sirtaki.torch._reduction import Named, Settings, without_garbage
+from sirtaki.torch._shards import Shards, by_element
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed
 from sirtaki.torch.process_sets import ProcessSet, global_process_set
@@ -21,8 +22,8 @@ from sirtaki.torch.reductions import Average
 class _Outside:
     """In the reducer's place, and its scopes', on a rank outside the process set: there the optimizer is what it was."""
 
-    def step(self, groups: Any, closure: Any, base_step: Callable[[Any], Any]) -> Any:
-        return base_step(closure)
+    def step(self, groups: Any, closure: Any, base_step: Callable[[Any, Any], Any]) -> Any:
+        return base_step(closure, None)
 
     def synchronize(self, groups: Any) -> None:
         pass
@@ -69,6 +70,7 @@ class _DistributedOptimizer:
     _sirtaki_synchronized: bool  # by the program, for the next step
     _sirtaki_skips: bool  # within skip_synchronize()
     _sirtaki_made_of: torch.optim.Optimizer
+    _sirtaki_shards: Shards
 
     @property
     def op(self) -> int:
@@ -101,6 +103,7 @@ class _DistributedOptimizer:
 
     def __reduce__(self) -> Any:
         # A copy has no part in the reductions of this one: it is the optimizer that this was made of, with its state.
+        self._sirtaki_shards.check_whole("copied")
         return _plain, (type(self._sirtaki_made_of),), self.__getstate__()  # type: ignore[attr-defined]
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
@@ -111,6 +114,7 @@ class _DistributedOptimizer:
 
     def _sirtaki_rebuild(self) -> None:
         """Makes the reduction again: with other settings, or after another init(). Collective."""
+        self._sirtaki_shards.check_whole("set up again")
         self._sirtaki_reducer = _Gone()  # the hooks of the one before go first
         settings = self._sirtaki_settings.agreed()
         if self._sirtaki_settings.process_set.included() is False:
@@ -134,10 +138,11 @@ class _DistributedOptimizer:
         self._sirtaki_synchronized = False
         base = super().step  # type: ignore[misc]
 
-        def base_step(wrapped: Any) -> Any:
+        def base_step(wrapped: Any, shards: Any) -> Any:
             if wrapped is None:
                 self._sirtaki_make_sparse()
-                return base()  # some optimizers' steps take no argument
+                with self._sirtaki_shards.in_place(shards):
+                    return base()  # some optimizers' steps take no argument
 
             def evaluate() -> Any:
                 loss = wrapped()
@@ -150,6 +155,11 @@ class _DistributedOptimizer:
 
     # The hooks of steps are the optimizer's own, and run where its step is made.
     step.hooked = True  # type: ignore[attr-defined]
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The optimizer's; raises InvalidArgumentError if its state is sharded, as it is after the first step()."""
+        self._sirtaki_shards.check_whole("saved")
+        return super().state_dict()  # type: ignore[misc, no-any-return]
 
     def synchronize(self) -> None:
         """Waits until all gradients are averaged. The following step() takes them as they then are. Collective."""
@@ -280,6 +290,7 @@ def DistributedOptimizer(
     communication_hook: Optional[BucketHook] = None,
     check_parameters_every: int = 0,
     compress_within_host: bool = False,
+    shard: Optional[str] = None,
 ) -> Any:
     """Returns the optimizer with gradients that are averaged over the ranks (of the process set). Collective; on a rank
     outside the set the optimizer does nothing more than the one that it is made of.
@@ -308,6 +319,10 @@ def DistributedOptimizer(
     - ``check_parameters_every``: the parameters are compared before the first step, and then before each n-th step, if
       this is n; 0: never.
     - ``compress_within_host``: compresses also if all ranks are on one host, where it saves nothing but can be tested.
+    - ``shard``: with ``"optimizer"`` each rank keeps the optimizer's state for its shard of the parameters alone, and
+      makes the step of that shard; then all ranks get the shards of all. Optimizers of torch.optim that work element by
+      element get a part of each parameter, others whole parameters; LBFGS and sparse gradients are refused. See
+      docs/sharding.md.
 
     Raises ValueError on every rank if any rank's arguments or parameters do not fit.
     """
@@ -331,6 +346,8 @@ def DistributedOptimizer(
             everywhere=compress_within_host,
             sparse_as_dense=sparse_as_dense,
             check_every=check_parameters_every,
+            shard=shard,
+            by_element=by_element(optimizer, shard),
         )
 
     settings = agreed(settings_of_arguments, process_set)
@@ -342,6 +359,7 @@ def DistributedOptimizer(
     wrapped.__dict__.pop("step", None)
     wrapped._sirtaki_made_of = optimizer
     wrapped._sirtaki_settings = settings
+    wrapped._sirtaki_shards = Shards(wrapped)
     wrapped._sirtaki_stepped = False
     wrapped._sirtaki_synchronized = wrapped._sirtaki_skips = False
     wrapped._sirtaki_rebuild()

@@ -10,6 +10,7 @@ import torch
 
 from sirtaki.common.exceptions import MismatchError
 from sirtaki.torch._library import _C
+from sirtaki.torch._shards import is_cut
 from sirtaki.torch.functions import agreed, allgather_object, packed, unpacked
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
 
@@ -76,7 +77,8 @@ def broadcast_optimizer_state(
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Gives every rank the optimizer state of rank ``root_rank`` (momentum, moments, step counts, LBFGS's history) and
-    its options by groups, learning rates too: training goes on everywhere as it would on the root, bit for bit. State
+    its options by groups, learning rates too: training goes on everywhere as it would on the root, bit for bit. Of a
+    sharded optimizer that has made a step only the options are given: each rank has the state of its shards. State
     that only the root has is created on the others, state that only they have is dropped. Where the root has none yet, each
     parameter gets a gradient of zeros, as from Horovod; ``model`` tells which parameters of SGD have sparse ones.
 
@@ -92,7 +94,7 @@ def broadcast_optimizer_state(
         file = io.BytesIO()
         pickler = _Pickler(file, {id(parameter): place for place, parameter in enumerate(parameters)})
         options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        pickler.dump((list(optimizer.state.items()), options))
+        pickler.dump((None if is_cut(optimizer) else list(optimizer.state.items()), options))
         tensors = pickler.tensors
         return file.getvalue()
 
@@ -105,7 +107,11 @@ def broadcast_optimizer_state(
     unpickler = _Unpickler(io.BytesIO(unpacked(data, root_rank)), parameters)
     # Where there is no memory for it, say, the others must not wait.
     made = agreed(lambda: None if is_root else unpickler.load(), process_set)
-    if not (optimizer.state if made is None else made[0]):
+    if made is None:
+        has_state = is_cut(optimizer) or bool(optimizer.state)
+    else:
+        has_state = made[0] is None or bool(made[0])
+    if not has_state:
         _make_gradients(optimizer, model)
     if not is_root:
         tensors = unpickler.tensors
@@ -114,8 +120,11 @@ def broadcast_optimizer_state(
     if made is None:
         return
     state, options = made
-    optimizer.state.clear()
-    optimizer.state.update(state)
+    if state is not None:  # else each rank has the state of its shards
+        if is_cut(optimizer):
+            optimizer.state = type(optimizer.state)(dict)
+        optimizer.state.clear()
+        optimizer.state.update(state)
     for group, of_root in zip(optimizer.param_groups, options):
         group.update(of_root)
 

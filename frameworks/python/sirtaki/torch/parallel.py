@@ -116,6 +116,8 @@ class DistributedDataParallel(torch.nn.Module):
             everywhere=False,
             sparse_as_dense=sparse_as_dense,
             check_every=check_parameters_every,
+            shard=None,
+            by_element=False,
         )
         self._reducer: Optional[_C.ModuleReducer] = None
         self._sirtaki_rebuild()

@@ -1,0 +1,122 @@
+"""An optimizer with shard="optimizer" makes the steps of one without, to the bit."""
+
+import copy
+import io
+
+import pytest
+import torch
+
+import optimizers
+import sirtaki.torch as hvd
+import support
+from sirtaki.common.exceptions import InvalidArgumentError
+
+NAMES = [name for name in optimizers.names() if name not in ("LBFGS", "SparseAdam")]
+
+
+def trained(rank, name, steps=6, **arguments):
+    model = optimizers.model_for(name)
+    optimizer = hvd.DistributedOptimizer(optimizers.make(name, model.parameters()), model.named_parameters(), **arguments)
+    for batch in support.batches(rank, steps=steps):
+        optimizers.step(name, model, optimizer, batch)
+    return model, optimizer
+
+
+def state_elements(optimizer):
+    return sum(value.numel() for state in optimizer.state.values() for value in state.values()
+               if isinstance(value, torch.Tensor) and value.dim() > 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_steps_are_those_of_one_without(rank, size, name):
+    whole, plain = trained(rank, name)
+    sharded, optimizer = trained(rank, name, shard="optimizer")
+    for mine, other in zip(sharded.parameters(), whole.parameters()):
+        assert torch.equal(mine, other)
+    everywhere = hvd.allgather(torch.tensor([state_elements(optimizer)])).sum()
+    if name != "Adafactor":  # its state of a matrix has the matrix's edges
+        assert everywhere == state_elements(plain)
+    groups = optimizer.param_groups[0]["params"]
+    assert all(mine is parameter for mine, parameter in zip(groups, sharded.parameters()))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_large_layers_with_a_closure_and_a_fused_step(rank, size, dtype, fused):
+    def train(**arguments):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(65, 33).to(dtype)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.AdamW(model.parameters(), fused=fused), model.named_parameters(), **arguments)
+        losses = []
+        for step in range(4):
+            torch.manual_seed(10 * step + rank)
+            x = torch.randn(8, 65).to(dtype)
+
+            def closure():
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                loss.backward()
+                return loss
+
+            losses.append(optimizer.step(closure))
+        return list(model.parameters()), losses, optimizer
+
+    whole, losses, plain = train()
+    sharded, same_losses, optimizer = train(shard="optimizer")
+    assert all(torch.equal(mine, other) for mine, other in zip(sharded, whole))
+    assert losses == same_losses
+    assert state_elements(optimizer) <= state_elements(plain) / size + 2 * (33 + 64)
+
+
+def test_state_is_loaded_until_a_step_and_again_after_it(rank, size):
+    model, plain = trained(rank, "Adam", steps=2)
+    saved = copy.deepcopy((model.state_dict(), plain.state_dict()))
+
+    def goes_on(**arguments):
+        model = optimizers.model_for("Adam")
+        optimizer = hvd.DistributedOptimizer(optimizers.make("Adam", model.parameters()), model.named_parameters(), **arguments)
+        for _ in range(2):
+            model.load_state_dict(copy.deepcopy(saved[0]))
+            optimizer.load_state_dict(copy.deepcopy(saved[1]))
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            for batch in support.batches(rank, steps=3):
+                optimizers.step("Adam", model, optimizer, batch)
+        return list(model.parameters())
+
+    for mine, other in zip(goes_on(shard="optimizer"), goes_on()):
+        assert torch.equal(mine, other)
+
+
+def test_adagrad_s_first_state_and_options(rank, size):
+    _, optimizer = trained(rank, "Adagrad", shard="optimizer")
+    before = state_elements(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.25 * (rank + 1)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert state_elements(optimizer) == before
+
+
+def test_what_needs_the_whole_state_is_refused(rank, size):
+    _, optimizer = trained(rank, "Adam", shard="optimizer")
+    for call in (optimizer.state_dict, lambda: copy.deepcopy(optimizer), lambda: torch.save(optimizer, io.BytesIO()),
+                 lambda: optimizer.set_backward_passes_per_step(2)):
+        if size == 1:
+            call()
+            continue
+        with pytest.raises(InvalidArgumentError, match="the state of its shards only"):
+            call()
+
+
+@pytest.mark.parametrize("shard", ["gradients", True, 1])
+def test_other_values_are_refused(rank, size, shard):
+    with pytest.raises(ValueError, match="it must be None or 'optimizer'"):
+        trained(rank, "SGD", shard=shard)
+
+
+@pytest.mark.parametrize("name, words", [("LBFGS", "LBFGS looks at all parameters"), ("SparseAdam", "sparse gradient")])
+def test_optimizers_that_cannot_be_sharded(rank, size, name, words):
+    if size == 1 and name == "SparseAdam":
+        return trained(rank, name, shard="optimizer")
+    with pytest.raises(Exception, match=words):
+        trained(rank, name, shard="optimizer")

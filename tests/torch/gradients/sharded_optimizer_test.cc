@@ -1,0 +1,385 @@
+// An optimizer whose state is sharded makes the steps of one that is not, to the bit.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "frameworks/torch/gradients/optimizer_shards.h"
+#include "sirtaki/broadcast.h"
+#include "sirtaki/check_parameters.h"
+#include "sirtaki/collectives.h"
+#include "sirtaki/optimizer.h"
+#include "tests/torch/gradients/training_habits.h"
+#include "tests/torch/torch_ranks.h"
+
+namespace sirtaki::tests {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using torch::optim::Adam;
+using torch::optim::AdamOptions;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+using Sharing = session::InprocWorld::Sharing;
+
+DistributedOptimizerOptions Sharded() {
+  return DistributedOptimizerOptions().shard(Shard::OptimizerState);
+}
+
+torch::Tensor Weight(torch::IntArrayRef shape, double phase = 0) {
+  return Waves(shape, phase).to(torch::kFloat).requires_grad_();
+}
+
+// A gradient without a pattern, another one on each rank.
+void Backward(const torch::Tensor& weight, int rank, int step) {
+  (weight * Waves(weight.sizes(), 3.0 * rank + 7.0 * step).to(weight.dtype())).sum().backward();
+}
+
+std::int64_t ElementsOfState(const torch::optim::Optimizer& optimizer) {
+  std::int64_t elements = 0;
+  for (const auto& [parameter, state] : optimizer.state()) {
+    const auto* const adam = dynamic_cast<const torch::optim::AdamParamState*>(state.get());
+    if (adam != nullptr) elements += adam->exp_avg().numel() + adam->exp_avg_sq().numel();
+  }
+  return elements;
+}
+
+// ---- as one that is not sharded ----
+
+class ShardedHabitsTest : public testing::TestWithParam<std::tuple<habits::Kind, habits::Habit>> {};
+
+TEST_P(ShardedHabitsTest, MakesTheStepsOfOneThatIsNot) {
+  const auto [kind, habit] = GetParam();
+  core::Config config;
+  config.deterministic = true;
+  const std::vector<std::pair<int, Sharing>> worlds = {
+      {1, Sharing::kNone}, {3, Sharing::kNone}, {2, Sharing::kDirect}, {2, Sharing::kPooled}};
+  for (const auto& [size, sharing] : worlds) {
+    const Average average = sharing == Sharing::kPooled ? Average::Step : Average::Backward;
+    const auto train = [&, kind = kind, habit = habit](int rank) {
+      const auto options = DistributedOptimizerOptions().average_at(average);
+      const auto whole = habits::TrainAsRank(kind, habit, rank, options);
+      const auto sharded = habits::TrainAsRank(
+          kind, habit, rank, DistributedOptimizerOptions(options).shard(Shard::OptimizerState));
+      EXPECT_GT(Distance(sharded, habits::HabitNet().parameters()), 1e-3) << "it learns";
+      EXPECT_EQ(Distance(sharded, whole), 0) << "rank " << rank;
+    };
+    RunTorchRanks(size, train, config, {}, sharing);
+  }
+}
+
+using habits::Habit;
+using habits::Kind;
+INSTANTIATE_TEST_SUITE_P(
+    All, ShardedHabitsTest,
+    testing::Combine(testing::Values(Kind::kNesterov, Kind::kAdamW, Kind::kAdagrad),
+                     testing::Values(Habit::kPlain, Habit::kZeroInPlace, Habit::kAccumulate,
+                                     Habit::kNoSync, Habit::kClip, Habit::kFreeze, Habit::kUnused,
+                                     Habit::kTwoParts, Habit::kTwoOfTheSame)),
+    habits::NameOf);
+INSTANTIATE_TEST_SUITE_P(Plain, ShardedHabitsTest,
+                         testing::Combine(testing::Values(Kind::kMomentum, Kind::kAdam,
+                                                          Kind::kRmsProp),
+                                          testing::Values(Habit::kPlain)),
+                         habits::NameOf);
+
+TEST(ShardedOptimizerTest, EveryTypeAndLayout) {
+  const std::vector<torch::ScalarType> types = {torch::kFloat, torch::kDouble, torch::kHalf,
+                                                torch::kBFloat16};
+  for (const torch::ScalarType type : types) {
+    RunTorchRanks(3, [&](int rank) {
+      const auto make = [&](const DistributedOptimizerOptions& options) {
+        const auto images =
+            Weight({4, 3, 5, 5}).detach().to(type).contiguous(torch::MemoryFormat::ChannelsLast);
+        const auto columns = Weight({31, 9}, 1).detach().to(type).t();
+        std::vector<torch::Tensor> weights = {images, columns, Weight({1}, 2).detach().to(type),
+                                              torch::zeros({0}, type)};
+        for (torch::Tensor& weight : weights) weight.requires_grad_();
+        auto optimizer = DistributedOptimizer(Adam(weights, AdamOptions(0.01)), options);
+        for (int step = 0; step < 5; ++step) {
+          optimizer.zero_grad();
+          for (const torch::Tensor& weight : weights) Backward(weight, rank, step);
+          optimizer.step();
+        }
+        return weights;
+      };
+      const auto whole = make(DistributedOptimizerOptions());
+      const auto sharded = make(Sharded());
+      for (std::size_t i = 0; i < whole.size(); ++i) {
+        EXPECT_TRUE(torch::equal(sharded[i], whole[i])) << type << " " << i;
+        EXPECT_EQ(sharded[i].strides(), whole[i].strides());
+      }
+    });
+  }
+}
+
+// ---- who has what ----
+
+TEST(CutShardsTest, BeginAtMultiplesOf128Bytes) {
+  using detail::CutShards;
+  EXPECT_THAT(CutShards(100, 8, 3, 0, ShardBy::Element), ElementsAre(0, 32, 64, 100));
+  EXPECT_THAT(CutShards(48, 8, 3, 1, ShardBy::Element), ElementsAre(0, 16, 32, 48));
+  EXPECT_THAT(CutShards(47, 8, 3, 1, ShardBy::Element), ElementsAre(0, 0, 47, 47));
+  EXPECT_THAT(CutShards(200, 2, 2, 1, ShardBy::Element), ElementsAre(0, 64, 200));
+  EXPECT_THAT(CutShards(100, 8, 3, 2, ShardBy::Parameter), ElementsAre(0, 0, 0, 100));
+  EXPECT_THAT(CutShards(0, 8, 2, 0, ShardBy::Element), ElementsAre(0, 0, 0));
+}
+
+TEST(ShardedOptimizerTest, EachRankHasTheStateOfItsShards) {
+  RunTorchRanks(4, [](int rank) {
+    std::vector<torch::Tensor> weights = {Weight({64, 64}), Weight({64}, 1)};
+    for (int i = 0; i < 8; ++i) weights.push_back(Weight({10}, i));
+    auto optimizer = DistributedOptimizer(Adam(weights, AdamOptions(0.1)), Sharded());
+    for (const torch::Tensor& weight : weights) Backward(weight, rank, 0);
+    optimizer.step();
+    const std::vector<std::int64_t> small = {64, 30, 30, 20};
+    EXPECT_EQ(ElementsOfState(optimizer),
+              2 * (64 * 64 / 4 + small[static_cast<std::size_t>(rank)]));
+    EXPECT_EQ(optimizer.param_groups()[0].params().size(), weights.size()) << "the program's";
+    EXPECT_TRUE(weights[0].grad().defined());
+  });
+}
+
+// Its step looks at whole matrices.
+struct NormedDescent : SGD {
+  using SGD::SGD;
+  torch::Tensor step(LossClosure) override {
+    const torch::NoGradGuard no_grad;
+    for (auto& group : param_groups()) {
+      for (torch::Tensor& parameter : group.params()) {
+        if (parameter.grad().defined()) parameter.sub_(parameter.grad() / parameter.grad().norm());
+      }
+    }
+    return {};
+  }
+};
+
+TEST(ShardedOptimizerTest, AnOptimizerOfOnesOwnGetsWholeParameters) {
+  RunTorchRanks(2, [](int rank) {
+    const auto train = [&](const DistributedOptimizerOptions& options) {
+      const std::vector<torch::Tensor> weights = {Weight({40, 3}), Weight({40}, 1)};
+      auto optimizer = DistributedOptimizer(NormedDescent(weights, SGDOptions(1)), options);
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        for (const torch::Tensor& weight : weights) Backward(weight, rank, step);
+        optimizer.step();
+      }
+      return weights;
+    };
+    EXPECT_EQ(Distance(train(Sharded()), train({})), 0);
+  });
+}
+
+TEST(ShardedOptimizerTest, HybridWithinAProcessSetOfOneOptimizerEach) {
+  RunTorchRanks(4, [](int rank) {
+    const ProcessSet low = add_process_set({0, 1});
+    const ProcessSet high = add_process_set({2, 3});
+    const torch::Tensor weight = Weight({100});
+    auto optimizer = DistributedOptimizer(Adam({weight}, AdamOptions(0.1)),
+                                          Sharded().process_set(rank < 2 ? low : high));
+    Backward(weight, rank, 0);
+    optimizer.step();
+    EXPECT_EQ(ElementsOfState(optimizer), rank % 2 == 0 ? 2 * 32 : 2 * 68);
+    check_parameters({{"weight", weight}}, rank < 2 ? low : high);
+  });
+}
+
+// ---- what changes under way ----
+
+TEST(ShardedOptimizerTest, ParametersComeGoAndMove) {
+  RunTorchRanks(2, [](int rank) {
+    const auto train = [&](const DistributedOptimizerOptions& options) {
+      std::vector<torch::Tensor> weights = {Weight({100}), Weight({100}, 1)};
+      auto optimizer = DistributedOptimizer(Adam(weights, AdamOptions(0.1)), options);
+      for (int step = 0; step < 8; ++step) {
+        if (step == 2) weights[0].set_data(weights[0].detach().clone());
+        if (step == 4) {
+          weights.push_back(Weight({7, 5}, 2));
+          optimizer.add_param_group(torch::optim::OptimizerParamGroup({weights.back()}));
+        }
+        if (step == 6)
+          optimizer.param_groups()[0].params().erase(optimizer.param_groups()[0].params().begin());
+        optimizer.zero_grad();
+        for (const torch::Tensor& weight : weights) Backward(weight, rank, step);
+        optimizer.step();
+      }
+      if (options.shard() != Shard::None) {
+        EXPECT_EQ(ElementsOfState(optimizer), rank == 0 ? 2 * (32 + 35) : 2 * 68);
+      }
+      return weights;
+    };
+    EXPECT_EQ(Distance(train(Sharded()), train({})), 0);
+  });
+}
+
+TEST(ShardedOptimizerTest, StateOfWholeParametersIsCut) {
+  RunTorchRanks(2, [](int rank) {
+    const auto train = [&](const DistributedOptimizerOptions& options) {
+      const torch::Tensor weight = Weight({9, 10});
+      Adam adam({weight}, AdamOptions(0.1));
+      for (int step = 0; step < 2; ++step) {
+        adam.zero_grad();
+        Backward(weight, 5, step);
+        adam.step();
+      }
+      auto optimizer = DistributedOptimizer(std::move(adam), options);
+      for (int step = 2; step < 5; ++step) {
+        optimizer.zero_grad();
+        Backward(weight, rank, step);
+        optimizer.step();
+      }
+      return std::vector<torch::Tensor>{weight};
+    };
+    EXPECT_EQ(Distance(train(Sharded()), train({})), 0);
+  });
+}
+
+TEST(ShardedOptimizerTest, StateIsBroadcastAndLoadedUntilItIsCut) {
+  RunTorchRanks(2, [](int rank) {
+    const torch::Tensor weight = Weight({90});
+    const torch::Tensor alone = Weight({90});
+    Adam of_alone({alone}, AdamOptions(0.1));
+    if (rank == 0) {
+      Backward(alone, 5, 0);
+      of_alone.step();
+    }
+    std::stringstream file;
+    torch::save(of_alone, file);
+    auto optimizer = DistributedOptimizer(Adam({weight}, AdamOptions(0.3)), Sharded());
+    if (rank == 0) torch::load(optimizer, file);
+    broadcast_optimizer_state(optimizer, 0);
+    broadcast_parameters({{"weight", alone}}, 0);
+    {
+      const torch::NoGradGuard no_grad;
+      weight.copy_(alone);
+    }
+    broadcast_optimizer_state(of_alone, 0);
+    Backward(weight, 9, 1);
+    optimizer.step();
+    of_alone.zero_grad();
+    Backward(alone, 9, 1);
+    of_alone.step();
+    EXPECT_TRUE(torch::equal(weight, alone));
+
+    const std::string refused =
+        ErrorOf(ErrorCode::InvalidArgument, [&] { torch::save(optimizer, file); });
+    EXPECT_THAT(refused, HasSubstr("this rank has the state of its shards only"));
+    auto& options = static_cast<AdamOptions&>(optimizer.param_groups()[0].options());
+    options.lr(rank == 0 ? 0.5 : 0.7);
+    broadcast_optimizer_state(optimizer, 0);
+    EXPECT_EQ(options.lr(), 0.5);
+    EXPECT_EQ(ElementsOfState(optimizer), rank == 0 ? 2 * 32 : 2 * 58) << "it stays where it was";
+  });
+}
+
+TEST(ShardedOptimizerTest, AutogradSeesThatTheShardsOfOthersWereWritten) {
+  RunTorchRanks(2, [](int rank) {
+    const torch::Tensor weight = Weight({90});
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(0.1)), Sharded());
+    Backward(weight, rank, 0);
+    const torch::Tensor loss = (weight * weight).sum();
+    optimizer.step();
+    EXPECT_THROW(loss.backward(), c10::Error);
+  });
+}
+
+// ---- what is refused ----
+
+TEST(ShardedOptimizerTest, RefusesLbfgs) {
+  RunTorchRanks(2, [](int) {
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::InvalidArgument,
+                [] { DistributedOptimizer(torch::optim::LBFGS({Weight({3})}), Sharded()); }),
+        HasSubstr("LBFGS"));
+  });
+}
+
+TEST(ShardedOptimizerTest, RefusesAdasumAndOtherOptionsOnOneRank) {
+  RunTorchRanks(2, [](int rank) {
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                        [] {
+                          DistributedOptimizer(SGD({Weight({3})}, SGDOptions(1)),
+                                               Sharded().op(ReduceOp::Adasum));
+                        }),
+                HasSubstr("Adasum"));
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
+                        [&] {
+                          DistributedOptimizer(
+                              SGD({Weight({3})}, SGDOptions(1)),
+                              rank == 0 ? Sharded() : DistributedOptimizerOptions());
+                        }),
+                HasSubstr("sharded"));
+  });
+}
+
+TEST(ShardedOptimizerTest, RefusesSparseGradientsAndParametersThatAreNotDense) {
+  RunTorchRanks(2, [](int rank) {
+    const torch::Tensor weight = Weight({40, 2});
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1)), Sharded());
+    torch::embedding(weight, torch::tensor({rank}), -1, false, /*sparse=*/true).sum().backward();
+    EXPECT_THROW(optimizer.step(), std::invalid_argument);
+
+    const torch::Tensor holes = torch::zeros({40, 2}).select(1, 0).requires_grad_();
+    auto other = DistributedOptimizer(SGD({holes}, SGDOptions(1)), Sharded());
+    Backward(holes, rank, 0);
+    EXPECT_THROW(other.step(), std::invalid_argument);
+  });
+}
+
+struct ThrowsOnRank1 : NormedDescent {
+  using NormedDescent::NormedDescent;
+  int rank = 0;
+  torch::Tensor step(LossClosure closure) override {
+    if (rank == 1) throw std::runtime_error("out of luck");
+    return NormedDescent::step(std::move(closure));
+  }
+};
+
+TEST(ShardedOptimizerTest, AStepThatThrowsOnOneRankIsAnErrorOnAll) {
+  RunTorchRanks(3, [](int rank) {
+    const torch::Tensor weight = Weight({90});
+    ThrowsOnRank1 base({weight}, SGDOptions(1));
+    base.rank = rank;
+    auto optimizer = DistributedOptimizer(std::move(base), Sharded());
+    Backward(weight, rank, 0);
+    if (rank == 1) {
+      EXPECT_THROW(optimizer.step(), std::runtime_error);
+    } else {
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
+                  HasSubstr("out of luck"));
+    }
+    EXPECT_TRUE(optimizer.param_groups()[0].params()[0].is_same(weight));
+  });
+}
+
+TEST(ShardedOptimizerTest, RefusesToGoOnWithoutARankThatHasJoined) {
+  RunTorchRanks(3, [](int rank) {
+    const torch::Tensor weight = Weight({90});
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1)), Sharded());
+    Backward(weight, rank, 0);
+    optimizer.step();
+    if (rank == 2) {
+      join();
+      return;
+    }
+    const torch::Tensor before = weight.detach().clone();
+    optimizer.zero_grad();
+    Backward(weight, rank, 1);
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
+                HasSubstr("rank 2 has joined"));
+    EXPECT_TRUE(torch::equal(weight, before));
+    join();
+  });
+}
+
+}  // namespace
+}  // namespace sirtaki::tests
