@@ -24,10 +24,10 @@ class GradientMembers {
  public:
   struct Description {
     NamedTensors names;
-    std::string what;              // "parameters of the optimizer #2"
-    std::string prefix;            // of keys
-    std::string invalid;           // what is wrong with the options
-    std::string habits;            // what else the ranks compare: ", checked every 5 steps"
+    std::string what;     // "parameters of the optimizer #2"
+    std::string prefix;   // of keys
+    std::string invalid;  // what is wrong with the options
+    std::string habits;   // what else the ranks compare: ", checked every 5 steps"
   };
   // `optimizer`: null: a module's. `number`: the optimizer's, or the module's, in its set.
   static Description Describe(NamedTensors names, const DistributedOptimizerOptions& options,

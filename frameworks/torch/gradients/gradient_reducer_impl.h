@@ -106,7 +106,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   GradientMembers members_;
   GradientBuckets buckets_;
   std::optional<OptimizerShards> shards_;  // of the option shard, with more than one rank
-  std::optional<StepTuner> tuner_;  // of the option autotune, with one optimizer
+  std::optional<StepTuner> tuner_;         // of the option autotune, with one optimizer
   // All gradients are averaged, and no step has used them yet.
   bool synchronized_ = false;
   const std::int64_t check_every_;  // steps; 0: never

@@ -117,9 +117,8 @@ OptimizerShards::Shards& OptimizerShards::ShardsOf(const at::Tensor& parameter) 
   if (shards.cuts.empty()) {
     const auto least = std::min_element(elements_.begin(), elements_.end());
     shards.parameter = parameter;
-    shards.cuts =
-        CutShards(parameter.numel(), static_cast<std::int64_t>(parameter.element_size()),
-                  set_.size(), static_cast<int>(least - elements_.begin()), by_);
+    shards.cuts = CutShards(parameter.numel(), static_cast<std::int64_t>(parameter.element_size()),
+                            set_.size(), static_cast<int>(least - elements_.begin()), by_);
     for (std::size_t i = 0; i < elements_.size(); ++i) {
       elements_[i] += shards.cuts[i + 1] - shards.cuts[i];
     }
