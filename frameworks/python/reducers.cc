@@ -67,9 +67,9 @@ std::vector<std::vector<const PyObject*>> ObjectsOf(const py::list& param_groups
   return objects;
 }
 
-py::list ParametersOf(const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+py::list ToPython(const std::vector<detail::ShardOfParameter>& shards) {
   py::list all;
-  for (const auto& group : groups) all.append(py::cast(group.params()));
+  for (const auto& of : shards) all.append(py::make_tuple(of.parameter, of.shard, of.begin));
   return all;
 }
 
@@ -113,7 +113,7 @@ py::object PythonOptimizer::Step(const py::list& param_groups, const py::object&
   const auto base = [&](LossClosure wrapped) {
     const py::gil_scoped_acquire acquire;
     py::object shards = py::none();
-    if (has_sharded_state()) shards = ParametersOf(param_groups_);
+    if (has_sharded_state()) shards = sirtaki::python::ToPython(reducer_->shards());
     result = base_step(ToPython(std::move(wrapped), &kind), shards);
     return at::Tensor();
   };
@@ -147,6 +147,10 @@ double PythonOptimizer::ClipGradNorm(const py::list& param_groups, double max_no
 
 at::Tensor PythonOptimizer::step(LossClosure /*closure*/) {
   throw std::logic_error("a Python optimizer makes its steps in Python");
+}
+
+void PythonOptimizer::save_shards(torch::serialize::OutputArchive& /*archive*/) {
+  throw std::logic_error("the state of a Python optimizer is Python's");
 }
 
 ModuleReducer::ModuleReducer(ReducerSettings settings) {

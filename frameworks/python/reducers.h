@@ -31,7 +31,8 @@ class PythonOptimizer : public torch::optim::Optimizer, public detail::GradientS
   PythonOptimizer& operator=(const PythonOptimizer&) = delete;
 
   // What `base_step(closure, shards)` has returned, or the closure. `closure` may be none. `shards`:
-  // none, or what has to be in the place of the parameters of each group during the step.
+  // none, or what has to be in the place of parameters during the step: (parameter, shard, first
+  // element) each; of other parameters this rank has nothing.
   pybind11::object Step(const pybind11::list& param_groups, const pybind11::object& closure,
                         const pybind11::object& base_step);
   void Synchronize(const pybind11::list& param_groups);
@@ -49,7 +50,10 @@ class PythonOptimizer : public torch::optim::Optimizer, public detail::GradientS
   std::shared_ptr<detail::SessionState> session() const override { return reducer_->session(); }
   ProcessSet process_set() const override { return reducer_->process_set(); }
   bool has_local_gradients() const override { return reducer_->has_local_gradients(); }
-  bool has_sharded_state() const override { return reducer_->has_sharded_state(*this); }
+  bool is_sharded() const override { return reducer_->is_sharded(); }
+  bool has_sharded_state() const override { return reducer_->has_sharded_state(); }
+  void set_sharded_state(bool sharded) override { reducer_->set_sharded_state(sharded); }
+  void save_shards(torch::serialize::OutputArchive& archive) override;  // throws: state is Python's
 
  private:
   // Takes over parameters that came or went since the last time; cheap if none has.

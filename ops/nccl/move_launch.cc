@@ -142,7 +142,7 @@ Status LaunchExchange(const LaunchContext& context, const GroupTask& task) {
   Slices slices;
   status = rows.Place(
       [&kept](const void* from, void* to, std::int64_t count) {
-        kept.push_back({from, to, count});
+        if (from != to) kept.push_back({from, to, count});
       },
       &slices);
   if (status.ok()) {

@@ -97,6 +97,63 @@ def test_adagrad_s_first_state_and_options(rank, size):
     assert state_elements(optimizer) == before
 
 
+def test_a_root_that_has_loaded_gives_its_state_and_another_rank_that_has_is_refused(rank, size):
+    model, plain = trained(rank, "Adam", steps=2)
+    saved = copy.deepcopy(plain.state_dict())
+    for loads in range(min(size, 2)):
+        _, optimizer = trained(rank, "Adam", shard="optimizer")
+        if rank == loads:
+            optimizer.load_state_dict(copy.deepcopy(saved))
+        if loads > 0:
+            with pytest.raises(ValueError, match="another rank has state of whole parameters"):
+                hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            continue
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        assert_states = [(mine["exp_avg"], other["exp_avg"]) for mine, other in
+                         zip(optimizer.state_dict()["state"].values(), saved["state"].values())]
+        assert all(torch.equal(mine, other) for mine, other in assert_states)
+
+
+def test_two_parameters_of_one_memory_have_states_of_their_own(rank, size):
+    def train(**arguments):
+        memory = torch.arange(200.0)
+        parameters = [torch.nn.Parameter(memory.view(200)) for _ in range(2)]
+        adam = torch.optim.Adam(parameters, lr=0.1)
+        for step in range(2):  # the first makes state of whole parameters
+            for number, parameter in enumerate(parameters):
+                parameter.grad = torch.full((200,), 1.0 + number)
+            adam.step()
+        optimizer = hvd.DistributedOptimizer(adam, [("a", parameters[0]), ("b", parameters[1])], **arguments)
+        for number, parameter in enumerate(parameters):
+            parameter.grad = torch.full((200,), 3.0 - number)
+        optimizer.step()
+        return memory
+
+    assert torch.equal(train(shard="optimizer"), train())
+
+
+def test_hooks_of_the_step_cannot_call_what_needs_whole_parameters(rank, size):
+    model, optimizer = trained(rank, "Adam", shard="optimizer")
+    calls = [optimizer.zero_grad, optimizer.synchronize, lambda: optimizer.clip_grad_norm_(1.0),
+             lambda: optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})]
+    for call in calls if size > 1 else []:
+        hook = optimizer.register_step_post_hook(lambda *_: call())
+        with pytest.raises(InvalidArgumentError, match="within the step of a sharded optimizer"):
+            optimizers.step("Adam", model, optimizer, support.batches(rank)[0])
+        hook.remove()
+        optimizers.step("Adam", model, optimizer, support.batches(rank)[0])
+
+
+def test_an_optimizer_whose_state_was_cut_is_not_wrapped_again(rank, size):
+    model = optimizers.model_for("Adam")
+    base = optimizers.make("Adam", model.parameters())
+    optimizer = hvd.DistributedOptimizer(base, model.named_parameters(), shard="optimizer")
+    optimizers.step("Adam", model, optimizer, support.batches(rank)[0])
+    if size > 1:
+        with pytest.raises(ValueError, match="make a new optimizer"):
+            hvd.DistributedOptimizer(base, model.named_parameters())
+
+
 def test_what_needs_the_whole_state_is_refused(rank, size):
     _, optimizer = trained(rank, "Adam", shard="optimizer")
     for call in (optimizer.state_dict, lambda: copy.deepcopy(optimizer), lambda: torch.save(optimizer, io.BytesIO()),

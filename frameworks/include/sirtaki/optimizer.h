@@ -76,16 +76,18 @@ namespace sirtaki {
 //
 // With Shard::OptimizerState step() makes Base's step with this rank's shards in the place of the
 // parameters, as flat views with a part of .grad, and then gathers the shards of all ranks: every
-// rank has the same parameters, to the bit those of a run that is not sharded. The rules:
+// rank has the same parameters; with one thread within LibTorch's operators to the bit those of a
+// run that is not sharded. The rules:
 //
 //   - Base works element by element, or gets whole parameters (ShardBy). LBFGS, whose step looks at
 //     all parameters at once, and sparse gradients throw InvalidArgument; op Adasum and a module
 //     are refused.
 //   - Until the first step() the state is whole: load it and broadcast it as before, on all ranks.
 //     step() cuts it. From then on state() has entries for this rank's shards alone:
-//     broadcast_optimizer_state() gives the groups' options only, and torch::save() and
-//     save_checkpoint() throw InvalidArgument.
-//   - Parameters lie dense in memory. .grad is the average of the whole: clip it as before.
+//     broadcast_optimizer_state() gives the groups' options only, and torch::save() throws
+//     InvalidArgument. save_checkpoint() writes a file for each rank.
+//   - Parameters lie dense in memory, and keep the order in which they do. .grad is the average of
+//     the whole: clip it as before. A parameter that leaves the optimizer is kept: it may come back.
 //   - A closure is called once, before the step.
 //   - Ranks make equally many steps: step() throws InvalidArgument after a rank has joined.
 //   - A step that throws on one rank throws on all, and leaves the ranks with different parameters:
@@ -174,12 +176,23 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
   std::shared_ptr<detail::SessionState> session() const override { return reducer_.session(); }
   ProcessSet process_set() const override { return reducer_.process_set(); }
   bool has_local_gradients() const override { return reducer_.has_local_gradients(); }
-  bool has_sharded_state() const override { return reducer_.has_sharded_state(*this); }
+  bool is_sharded() const override { return reducer_.is_sharded(); }
+  bool has_sharded_state() const override { return reducer_.has_sharded_state(); }
+  void set_sharded_state(bool sharded) override { reducer_.set_sharded_state(sharded); }
+  void save_shards(torch::serialize::OutputArchive& archive) override {
+    reducer_.SaveShards(*this, archive);
+  }
 
   // Throws InvalidArgument if this rank has the state of its shards only.
   void save(torch::serialize::OutputArchive& archive) const override {
-    reducer_.CheckStateIsWhole(*this);
+    reducer_.CheckStateIsWhole();
     Base::save(archive);
+  }
+  // Loads state of whole parameters. LibTorch adds it to what is there; of shards nothing stays.
+  void load(torch::serialize::InputArchive& archive) override {
+    if (has_sharded_state()) this->state().clear();
+    set_sharded_state(false);
+    Base::load(archive);
   }
 
  private:

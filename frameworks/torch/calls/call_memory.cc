@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
 
 #include <numeric>
 #include <stdexcept>
@@ -62,16 +61,18 @@ std::shared_ptr<Arriving> ExpectRows(const at::Tensor& input, core::Work& work) 
   return arriving;
 }
 
-// The rows go into memory that there is, and fill it.
+// The rows go into memory that there is, and fill it. Where they do not, as when a rank has joined,
+// they go elsewhere on all ranks alike: the caller compares.
 std::shared_ptr<Arriving> ExpectRowsIn(const at::Tensor& whole, core::Work& work) {
   auto arriving = std::make_shared<Arriving>();
   arriving->tensor = whole;
-  work.allocate_output = [arriving](const std::vector<std::int64_t>& rows) {
+  const auto* on_gpu = IsOnGpu(whole) ? &ops::cuda::AsDeviceWork(work) : nullptr;
+  work.allocate_output = [arriving, on_gpu](const std::vector<std::int64_t>& rows) {
     const std::int64_t sum = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
     if (sum != arriving->tensor.size(0)) {
-      throw std::runtime_error(c10::str("the ranks give ", sum,
-                                        " rows together, and there is room for ",
-                                        arriving->tensor.size(0)));
+      const AllocatingStream of_lane(arriving->tensor.device(),
+                                     on_gpu == nullptr ? nullptr : on_gpu->lane_stream);
+      arriving->tensor = at::empty({sum}, arriving->tensor.options());
     }
     arriving->rows = rows;
     return arriving->tensor.mutable_data_ptr();

@@ -50,7 +50,8 @@ struct TensorCall {
   // All-to-all, and scatter at the root: rows for each member. One list for each tensor, or one for
   // all of them, or none: equal parts.
   std::vector<std::vector<std::int64_t>> splits;
-  // All-gather: where the result of each tensor goes, which lies flat. None: new memory.
+  // All-gather: where the result of each tensor goes, flat memory for all rows. None: new memory,
+  // which the result is in as well if the ranks give another number of rows.
   std::vector<at::Tensor> into;
   std::chrono::milliseconds timeout{0};
 

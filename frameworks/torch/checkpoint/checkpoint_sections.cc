@@ -24,7 +24,9 @@
 #include "frameworks/torch/checkpoint/checkpoint_generators.h"
 #include "frameworks/torch/checkpoint/scheduler_position.h"
 #include "frameworks/torch/state/optimizer_archive.h"
+#include "frameworks/torch/state/sharded_state.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
+#include "sirtaki/detail/gradient_reducer.h"
 
 namespace sirtaki::detail {
 namespace {
@@ -39,6 +41,7 @@ using Tensors = Dict<at::Tensor>;
 using Names = c10::List<std::string>;
 
 constexpr std::int64_t kFormat = 1;
+constexpr std::int64_t kFormatOfShards = 2;
 
 // ---- reading, with texts that name what is missing ----
 
@@ -269,14 +272,22 @@ void WriteModels(const CheckpointParts& parts, OutputArchive& archive) {
   archive.write("model_buffers", c10::IValue(buffers));
 }
 
+// Null if each rank has all of its state.
+GradientSynchronizer* ShardedOf(torch::optim::Optimizer& optimizer) {
+  auto* const synchronizer = dynamic_cast<GradientSynchronizer*>(&optimizer);
+  return synchronizer != nullptr && synchronizer->has_sharded_state() ? synchronizer : nullptr;
+}
+
 void WriteOptimizers(const CheckpointParts& parts, OutputArchive& archive) {
   Names names;
   Dict<Names> descriptions;
   OutputArchive all(archive.compilation_unit());
   for (const auto& [name, optimizer] : parts.optimizers) {
-    OutputArchive one(archive.compilation_unit());
-    SaveOptimizer(*optimizer, one);
-    all.write(std::to_string(names.size()), one);
+    if (ShardedOf(*optimizer) == nullptr) {
+      OutputArchive one(archive.compilation_unit());
+      SaveOptimizer(*optimizer, one);
+      all.write(std::to_string(names.size()), one);
+    }
     names.push_back(name);
     descriptions.insert(name, Names());
     for (const std::string& line : DescribeOptimizer(*optimizer)) {
@@ -332,10 +343,10 @@ void WriteSmallParts(const CheckpointParts& parts, const std::vector<at::Tensor>
 
 int ReadHeader(InputArchive& archive) {
   const auto format = Read<std::int64_t>(archive, "format");
-  if (format > kFormat) {
+  if (format > kFormatOfShards) {
     throw std::runtime_error("it has format " + std::to_string(format) +
                              ", of a newer version of the library; this one reads up to " +
-                             std::to_string(kFormat));
+                             std::to_string(kFormatOfShards));
   }
   return static_cast<int>(Read<std::int64_t>(archive, "ranks"));
 }
@@ -351,8 +362,11 @@ std::function<void()> SetAside(torch::optim::Optimizer& optimizer) {
     before->options.push_back(group.options().clone());
   }
   before->state.swap(optimizer.state());
-  return [&optimizer, before] {
+  auto* const synchronizer = dynamic_cast<GradientSynchronizer*>(&optimizer);
+  const bool sharded = ShardedOf(optimizer) != nullptr;
+  return [&optimizer, before, synchronizer, sharded] {
     before->state.swap(optimizer.state());
+    if (synchronizer != nullptr) synchronizer->set_sharded_state(sharded);
     for (std::size_t g = 0; g < before->options.size(); ++g) {
       optimizer.param_groups()[g].set_options(std::move(before->options[g]));
     }
@@ -362,12 +376,40 @@ std::function<void()> SetAside(torch::optim::Optimizer& optimizer) {
 }  // namespace
 
 void WriteParts(int ranks, const CheckpointParts& parts,
-                const std::vector<at::Tensor>& generator_states, OutputArchive& archive) {
-  archive.write("format", c10::IValue(kFormat));
+                const std::vector<at::Tensor>& generator_states,
+                const std::vector<std::string>& shards, OutputArchive& archive) {
+  archive.write("format", c10::IValue(shards.empty() ? kFormat : kFormatOfShards));
+  if (!shards.empty()) archive.write("shards", c10::IValue(shards));
   archive.write("ranks", c10::IValue(static_cast<std::int64_t>(ranks)));
   WriteModels(parts, archive);
   WriteOptimizers(parts, archive);
   WriteSmallParts(parts, generator_states, archive);
+}
+
+bool HasShards(const CheckpointParts& parts) {
+  return std::any_of(parts.optimizers.begin(), parts.optimizers.end(),
+                     [](const auto& one) { return ShardedOf(*one.part) != nullptr; });
+}
+
+void WriteShards(const CheckpointParts& parts, OutputArchive& archive) {
+  OutputArchive all(archive.compilation_unit());
+  for (std::size_t i = 0; i < parts.optimizers.size(); ++i) {
+    GradientSynchronizer* const sharded = ShardedOf(*parts.optimizers[i].part);
+    // Other sets have the same parameters in shards of their own.
+    if (sharded == nullptr || sharded->process_set().ranks().front() != 0) continue;
+    OutputArchive one(archive.compilation_unit());
+    sharded->save_shards(one);
+    all.write(std::to_string(i), one);
+  }
+  archive.write("optimizers", all);
+}
+
+std::vector<std::string> ShardsOf(InputArchive& archive) {
+  c10::IValue names;
+  std::vector<std::string> shards;
+  if (!archive.try_read("shards", names)) return shards;
+  for (const c10::IValue& name : names.toListRef()) shards.push_back(name.toStringRef());
+  return shards;
 }
 
 LoadedParts::LoadedParts(const CheckpointParts& parts, const Reader& reader)
@@ -383,10 +425,10 @@ LoadedParts::~LoadedParts() {
   }
 }
 
-std::string LoadedParts::ReadAll(InputArchive& archive) {
+std::string LoadedParts::ReadAll(InputArchive& archive, const ReadShards& read_shards) {
   writers_ = ReadHeader(archive);
   ReadModels(archive);
-  ReadOptimizers(archive);
+  ReadOptimizers(archive, read_shards);
   ReadSmallParts(archive);
   OutputArchive others;
   for (const char* key : {"schedulers", "integers", "numbers", "texts", "tensors", "generators"}) {
@@ -424,18 +466,38 @@ void LoadedParts::ReadModels(InputArchive& archive) {
   }
 }
 
-void LoadedParts::ReadOptimizers(InputArchive& archive) {
+void LoadedParts::ReadOptimizers(InputArchive& archive, const ReadShards& read_shards) {
   if (parts_.optimizers.empty()) return;
   const auto names = Read<Names>(archive, "optimizer_names");
   const auto descriptions = Read<Dict<Names>>(archive, "optimizer_parameters");
   InputArchive all = ReadNested(archive, "optimizers", "optimizers");
+  const std::vector<std::string> files = ShardsOf(archive);
+  std::vector<std::pair<std::string, std::unique_ptr<ShardsOfAllRanks>>> in_shards;
   for (const auto& [name, optimizer] : parts_.optimizers) {
     const std::string key = IndexOf(names, name, "optimizer");
     CheckOptimizer(name, Find(descriptions, name, "optimizer"), DescribeOptimizer(*optimizer));
-    InputArchive one = ReadNested(all, key, "optimizer " + Quoted(name));
     undo_.push_back(SetAside(*optimizer));
-    LoadOptimizer(*optimizer, one);
+    InputArchive one;
+    if (all.try_read(key, one)) {
+      LoadOptimizer(*optimizer, one);
+    } else if (!files.empty()) {
+      in_shards.emplace_back(key, std::make_unique<ShardsOfAllRanks>(*optimizer));
+    } else {
+      throw std::runtime_error("it has no optimizer " + Quoted(name));
+    }
   }
+  // One file after the other: together they are as large as the state.
+  if (in_shards.empty()) return;
+  for (const std::string& file : files) {
+    InputArchive of_rank;
+    read_shards(file, &of_rank);
+    InputArchive optimizers = ReadNested(of_rank, "optimizers", "optimizers");
+    for (const auto& [key, shards] : in_shards) {
+      InputArchive one;
+      if (optimizers.try_read(key, one)) shards->Add(one);
+    }
+  }
+  for (const auto& [key, shards] : in_shards) shards->Finish();
 }
 
 void LoadedParts::ReadSmallParts(InputArchive& archive) {

@@ -4,7 +4,10 @@
 //   model_parameters, model_buffers    {model: {name: tensor}}
 //   optimizer_names                    [optimizer]
 //   optimizer_parameters               {optimizer: [what each parameter is]}
-//   optimizers                         archives of their own, "0", "1", … in the order of the names
+//   optimizers                         archives of their own, "0", "1", … in the order of the names.
+//                                      Format 2: without those whose state is in shards
+//   shards                             format 2: the name of each rank's file of shards; these have
+//                                      save, the number of the save, and optimizers
 //   schedulers                         {scheduler: {member: number}}
 //   integers, numbers, texts, tensors  {value: …}
 //   object_names, objects              as optimizers
@@ -28,11 +31,19 @@ std::string WhyNoCheckpoint(const CheckpointParts& parts);
 // One line a part and a tensor, for comparing the ranks.
 std::vector<std::string> DescribeParts(const CheckpointParts& parts);
 
-// All of it. `generator_states`: of all ranks, in the order of GeneratorsOf. Throws what an object's
-// or an optimizer's save() throws.
+// All of it. `generator_states`: of all ranks, in the order of GeneratorsOf. `shards`: the names of
+// the files of shards; empty: no optimizer has sharded state. Throws what an object's or an
+// optimizer's save() throws.
 void WriteParts(int ranks, const CheckpointParts& parts,
                 const std::vector<at::Tensor>& generator_states,
-                torch::serialize::OutputArchive& archive);
+                const std::vector<std::string>& shards, torch::serialize::OutputArchive& archive);
+
+// Whether an optimizer has sharded state, which is the same on all ranks.
+bool HasShards(const CheckpointParts& parts);
+// This rank's shards, of the optimizers that rank 0 has as well.
+void WriteShards(const CheckpointParts& parts, torch::serialize::OutputArchive& archive);
+// The names of the files of shards that an archive tells of; none where no state is in shards.
+std::vector<std::string> ShardsOf(torch::serialize::InputArchive& archive);
 
 // One rank's parts on their way to what an archive says. Everything is read and checked beside the
 // parts, and only Apply() puts it into them. The exceptions are optimizers and objects, which
@@ -49,8 +60,10 @@ class LoadedParts {
   LoadedParts& operator=(const LoadedParts&) = delete;
 
   // Rank 0 reads all from the file. Returns what the others read, as bytes of an archive: all
-  // except models and optimizers. Refuses formats of newer versions.
-  std::string ReadAll(torch::serialize::InputArchive& archive);
+  // except models and optimizers. Refuses formats of newer versions. `read_shards`: reads a file of
+  // shards.
+  using ReadShards = std::function<void(const std::string& name, torch::serialize::InputArchive*)>;
+  std::string ReadAll(torch::serialize::InputArchive& archive, const ReadShards& read_shards);
   // The others read these bytes.
   void ReadBytes(const std::string& bytes);
   // The number of ranks that wrote the archive; ReadAll() knows it.
@@ -60,7 +73,7 @@ class LoadedParts {
 
  private:
   void ReadModels(torch::serialize::InputArchive& archive);
-  void ReadOptimizers(torch::serialize::InputArchive& archive);
+  void ReadOptimizers(torch::serialize::InputArchive& archive, const ReadShards& read_shards);
   void ReadSchedulers(torch::serialize::InputArchive& archive);
   void ReadValues(torch::serialize::InputArchive& archive);
   void ReadObjects(torch::serialize::InputArchive& archive);

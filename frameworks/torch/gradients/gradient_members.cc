@@ -44,8 +44,12 @@ GradientMembers::Description GradientMembers::Describe(NamedTensors names,
     of.habits = ", checked every " + std::to_string(options.check_parameters_every()) + " steps";
   }
   if (options.shard() == Shard::None) return of;
-  if (of.invalid.empty() && optimizer != nullptr) of.invalid = WhyNotSharded(*optimizer);
-  of.habits += ", sharded";
+  of.sharded = true;
+  if (optimizer == nullptr || !of.invalid.empty()) return of;
+  of.invalid = WhyNotSharded(*optimizer);
+  ShardBy by = options.shard_by();
+  if (by == ShardBy::Auto) by = ChooseShardBy(*optimizer);
+  of.habits += by == ShardBy::Element ? ", sharded by element" : ", sharded by parameter";
   return of;
 }
 
@@ -135,6 +139,14 @@ void GradientMembers::Take(const NamedParameters& named) {
   }
   std::string options = "gradients by " + ToText(*rule_) + ", called " + core::Quoted(of_.prefix);
   options += of_.habits;
+  // What lies in another order has other elements in the shards.
+  for (std::size_t i = 0; of_.sharded && i < named.parameters.size(); ++i) {
+    const at::Tensor& parameter = named.parameters[i];
+    lines[i] += ", strides";
+    for (std::int64_t d = 0; d < parameter.dim(); ++d) {
+      if (parameter.size(d) != 1) lines[i] += " " + std::to_string(parameter.stride(d));
+    }
+  }
   lines.insert(lines.begin(), std::move(options));
   AgreeOnList(of_.what, lines, error, set_);
 
@@ -153,6 +165,9 @@ void GradientMembers::Take(const NamedParameters& named) {
                                   core::Key::Named(set_.members.set, gradient->key()), gradient);
     gradient->Attach();
   }
+  has_new_ = std::any_of(gradients.begin(), gradients.end(), [this](const GradientPtr& gradient) {
+    return std::find(all_.begin(), all_.end(), gradient) == all_.end();
+  });
   all_ = std::move(gradients);
 }
 

@@ -24,10 +24,11 @@ class GradientMembers {
  public:
   struct Description {
     NamedTensors names;
-    std::string what;     // "parameters of the optimizer #2"
-    std::string prefix;   // of keys
-    std::string invalid;  // what is wrong with the options
-    std::string habits;   // what else the ranks compare: ", checked every 5 steps"
+    std::string what;      // "parameters of the optimizer #2"
+    std::string prefix;    // of keys
+    std::string invalid;   // what is wrong with the options
+    std::string habits;    // what else the ranks compare: ", checked every 5 steps"
+    bool sharded = false;  // the ranks compare how parameters lie in memory as well
   };
   // `optimizer`: null: a module's. `number`: the optimizer's, or the module's, in its set.
   static Description Describe(NamedTensors names, const DistributedOptimizerOptions& options,
@@ -38,6 +39,8 @@ class GradientMembers {
   // Takes the parameters of the optimizer that are new and drops those that are gone. Collective if
   // anything has changed since the last time; true if so.
   bool Scan(const torch::optim::Optimizer& optimizer);
+  // Whether a parameter was new when something changed last. No hook has seen a backward() of it.
+  bool has_new() const { return has_new_; }
   // Takes the parameters that it was made with. Collective.
   void TakeAll();
 
@@ -58,8 +61,9 @@ class GradientMembers {
   bool AnyShared() const { return counts_->shared > 0 || !others_.empty(); }
   // Which average of its step the next one is; 0 where nobody counts.
   std::atomic<std::uint32_t>& round() const { return counts_->round; }
-  // A rank that had joined before the last average; -1: none.
+  // A rank that had joined before one of the gradients was averaged that this step has; -1: none.
   int joined() const { return counts_->joined; }
+  void ForgetJoined() { counts_->joined = -1; }
   const std::string& what() const { return of_.what; }
   const std::string& prefix() const { return of_.prefix; }
 
@@ -77,6 +81,7 @@ class GradientMembers {
   int added_ = 0;                     // parameters that came later, without a name
   std::vector<const void*> scanned_;  // its parameters, as they were last seen
   std::vector<GradientPtr> all_;
+  bool has_new_ = false;
   std::vector<GradientPtr> others_;  // of these, those that another optimizer has made, and counts
 };
 

@@ -66,12 +66,13 @@ std::string GradientReducer::Impl::WhyNotTuned() const {
   return {};
 }
 
-void GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
-  if (!members_.Scan(optimizer)) return;
+bool GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
+  if (!members_.Scan(optimizer)) return false;
   buckets_.Renew();
-  if (!rule_->at_backward) return;
+  if (!rule_->at_backward) return members_.has_new();
   NoteAverages();
   for (const GradientPtr& member : members_.all()) member->AddOwner(weak_from_this());
+  return members_.has_new();
 }
 
 void GradientReducer::Impl::TakeAll() {
@@ -107,7 +108,8 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
                      "backward() in it only",
                      *set_.session);
   }
-  Scan(optimizer);
+  // The backward() of this step has not averaged what was added behind zero_grad().
+  if (Scan(optimizer)) synchronized_ = false;
   if (!with_closure) {
     // What no backward() has averaged: on all ranks, or it is an error.
     if (rule_->at_backward && !unheard_) members_.round() = kRoundInStep;
@@ -198,6 +200,12 @@ LossClosure GradientReducer::Impl::Wrap(LossClosure closure) {
   };
 }
 
+void GradientReducer::Impl::ScanAndSynchronize(const torch::optim::Optimizer& optimizer) {
+  // The backward() of this step has not averaged what was added behind zero_grad().
+  if (Scan(optimizer)) synchronized_ = false;
+  SynchronizeUnlessDone();
+}
+
 void GradientReducer::Impl::BeginStep() {
   set_.session->session().NoteCaller();
   if (!timed_) steps().BeginStep();
@@ -206,6 +214,7 @@ void GradientReducer::Impl::BeginStep() {
 // The following backward() belong to another step.
 void GradientReducer::Impl::AfterStep() {
   synchronized_ = false;
+  members_.ForgetJoined();
   timed_ = false;
   BeginCount();
 }
@@ -348,8 +357,7 @@ void GradientReducer::SkipStep() {
 void GradientReducer::Synchronize(const torch::optim::Optimizer& optimizer) {
   impl().CheckSession();
   if (!impl_->active()) return;
-  impl_->Scan(optimizer);
-  impl_->SynchronizeUnlessDone();
+  impl_->ScanAndSynchronize(optimizer);
 }
 
 void GradientReducer::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
@@ -369,16 +377,29 @@ std::shared_ptr<SessionState> GradientReducer::session() const { return impl().s
 ProcessSet GradientReducer::process_set() const { return impl().set().process_set; }
 bool GradientReducer::is_reducing() const { return impl().is_reducing(); }
 bool GradientReducer::has_local_gradients() const { return impl().has_local_gradients(); }
-bool GradientReducer::has_sharded_state(const torch::optim::Optimizer& optimizer) const {
-  return impl().has_sharded_state(optimizer);
+bool GradientReducer::is_sharded() const { return impl().shards().has_value(); }
+
+bool GradientReducer::has_sharded_state() const {
+  return impl().shards() && impl_->shards()->is_cut();
 }
 
-void GradientReducer::CheckStateIsWhole(const torch::optim::Optimizer& optimizer) const {
-  if (!has_sharded_state(optimizer)) return;
+void GradientReducer::set_sharded_state(bool sharded) {
+  if (impl().shards()) impl_->shards()->SetCut(sharded);
+}
+
+void GradientReducer::CheckStateIsWhole() const {
+  if (!has_sharded_state()) return;
   ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
                            "a sharded optimizer cannot be saved after its first step: this rank "
-                           "has the state of its shards only. Save the model alone, or train "
-                           "without the option shard"));
+                           "has the state of its shards only. save_checkpoint() saves it on all "
+                           "ranks"));
 }
+
+void GradientReducer::SaveShards(torch::optim::Optimizer& optimizer,
+                                 torch::serialize::OutputArchive& archive) {
+  impl().shards()->Save(optimizer, archive);
+}
+
+std::vector<ShardOfParameter> GradientReducer::shards() const { return impl().shards()->Mine(); }
 
 }  // namespace sirtaki::detail

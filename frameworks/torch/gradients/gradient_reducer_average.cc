@@ -72,6 +72,7 @@ void GradientReducer::Impl::Attempt(const Call& call) {
 void GradientReducer::Impl::BeginAverage() {
   first_error_ = nullptr;
   synchronized_ = false;
+  members_.ForgetJoined();
   refused_some_ = false;
   threw_elsewhere_ = false;
   waits_.emplace();

@@ -38,7 +38,8 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
 
   // These two do what the members' functions of the same names do, and make this one an owner of the
   // gradients.
-  void Scan(const torch::optim::Optimizer& optimizer);
+  // Scan returns true if some parameters are new.
+  bool Scan(const torch::optim::Optimizer& optimizer);
   void TakeAll();
 
   void CheckSession() const;
@@ -48,6 +49,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void BeginStep();
   void AfterStep();
   void SynchronizeUnlessDone();
+  void ScanAndSynchronize(const torch::optim::Optimizer& optimizer);
   void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
   void BeforeForward(bool training);
   void BeginBackward();
@@ -55,9 +57,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   Scope SkipSynchronize();
   bool is_reducing() const { return members_.FirstReported() != nullptr; }
   bool has_local_gradients() const { return active() && rule_->of_steps(); }
-  bool has_sharded_state(const torch::optim::Optimizer& optimizer) const {
-    return shards_ && shards_->HaveCut(optimizer);
-  }
+  std::optional<OptimizerShards>& shards() { return shards_; }
   const SessionSet& set() const { return set_; }
   core::trace::StepClock& steps() const { return set_.session->session().observation().steps(); }
   const std::string& prefix() const { return members_.prefix(); }

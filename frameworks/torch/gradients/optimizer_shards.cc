@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -12,6 +11,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <exception>
+#include <memory>
 #include <stdexcept>
 #include <typeinfo>
 #include <unordered_set>
@@ -20,6 +21,7 @@
 #include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/gradients/gradient_memory.h"
 #include "frameworks/torch/state/optimizer_device.h"
+#include "frameworks/torch/state/sharded_state.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 
@@ -28,54 +30,26 @@ namespace {
 
 using torch::optim::Optimizer;
 
-// The elements of a dense tensor in the order in which the parameter's lie in memory.
-at::Tensor FlatLike(const at::Tensor& parameter, at::Tensor tensor) {
-  tensor = tensor.detach();
-  if (!LiesWith(tensor, parameter.strides())) {
-    tensor =
-        at::empty_strided(parameter.sizes(), parameter.strides(), tensor.options()).copy_(tensor);
-  }
-  return tensor.as_strided({tensor.numel()}, {1});
-}
-
-void CheckParameter(const at::Tensor& parameter) {
+// Throws where the parameter cannot be cut, or was cut otherwise. `cuts` and `strides`: how; without
+// any it was not.
+void CheckParameter(const at::Tensor& parameter, at::IntArrayRef cuts, at::IntArrayRef strides) {
   std::string why;
   if (!parameter.is_non_overlapping_and_dense() || parameter.is_conj() || parameter.is_neg()) {
     why = "does not lie dense in memory: make it contiguous before the optimizer is made";
+  } else if (!cuts.empty() && (parameter.numel() != cuts.back() ||
+                               parameter.dim() != static_cast<std::int64_t>(strides.size()) ||
+                               !LiesWith(parameter, strides))) {
+    why =
+        "has another shape or lies in memory in another order than at its first step: choose the "
+        "memory format before the optimizer is made";
   } else if (parameter.grad().defined() && parameter.grad().layout() != at::kStrided) {
     why =
         "has a sparse gradient, which has no shards: leave out the option shard, or make it dense "
-        "by "
-        "sparse_as_dense";
+        "by sparse_as_dense";
   }
   if (why.empty()) return;
   throw std::invalid_argument("a parameter of " + TypeAndShape(parameter) + " " + why);
 }
-
-// What marks the state of an optimizer as that of shards. It goes where the state goes.
-struct Mark : torch::optim::OptimizerCloneableParamState<Mark> {};
-
-// The optimizer's parameters are its shards until this ends.
-class InPlaceOfParameters {
- public:
-  InPlaceOfParameters(Optimizer& optimizer, std::vector<std::vector<at::Tensor>> shards)
-      : optimizer_(optimizer), others_(std::move(shards)) {
-    Swap();
-  }
-  ~InPlaceOfParameters() { Swap(); }
-  InPlaceOfParameters(const InPlaceOfParameters&) = delete;
-  InPlaceOfParameters& operator=(const InPlaceOfParameters&) = delete;
-
- private:
-  void Swap() {
-    for (std::size_t g = 0; g < others_.size(); ++g) {
-      optimizer_.param_groups()[g].params().swap(others_[g]);
-    }
-  }
-
-  Optimizer& optimizer_;
-  std::vector<std::vector<at::Tensor>> others_;
-};
 
 }  // namespace
 
@@ -113,112 +87,100 @@ OptimizerShards::OptimizerShards(SessionSet set, std::string what, ShardBy by)
 
 OptimizerShards::Shards& OptimizerShards::ShardsOf(const at::Tensor& parameter) {
   Shards& shards = shards_[parameter.unsafeGetTensorImpl()];
-  const auto self = static_cast<std::size_t>(set_.members.index());
+  CheckParameter(parameter, shards.cuts, shards.strides);
   if (shards.cuts.empty()) {
     const auto least = std::min_element(elements_.begin(), elements_.end());
     shards.parameter = parameter;
+    shards.strides = parameter.strides().vec();
     shards.cuts = CutShards(parameter.numel(), static_cast<std::int64_t>(parameter.element_size()),
                             set_.size(), static_cast<int>(least - elements_.begin()), by_);
     for (std::size_t i = 0; i < elements_.size(); ++i) {
       elements_[i] += shards.cuts[i + 1] - shards.cuts[i];
     }
   }
-  const std::int64_t count = shards.cuts[self + 1] - shards.cuts[self];
+  const std::int64_t count = shards.cuts[self() + 1] - shards.cuts[self()];
   if (count == 0) return shards;
   if (count == parameter.numel()) {
     shards.mine = parameter;
     return shards;
   }
-  at::Tensor mine = FlatLike(parameter, parameter).narrow(0, shards.cuts[self], count);
+  at::Tensor mine = FlatLike(parameter, parameter).narrow(0, shards.cuts[self()], count);
   if (!shards.mine.defined()) {
     shards.mine = std::move(mine);
-  } else if (!shards.mine.is_alias_of(mine) || shards.mine.data_ptr() != mine.data_ptr()) {
+  } else if (shards.mine.data_ptr() != mine.data_ptr()) {
     shards.mine.set_data(mine);  // the parameter has got other memory; state belongs to the tensor
   }
   return shards;
 }
 
-// Cuts the state of the whole parameter, and lets it go.
+// The state of the whole parameter is cut, and what belongs to others is let go.
 void OptimizerShards::TakeState(Optimizer& optimizer, const Shards& shards) const {
   const auto found = optimizer.state().find(shards.parameter.unsafeGetTensorImpl());
   if (found == optimizer.state().end() || shards.mine.is_same(shards.parameter)) return;
+  if (shards.mine.defined() && found->second) {
+    const auto tensors = TensorsOfState(*found->second);
+    if (!tensors) {
+      throw std::runtime_error(
+          "the optimizer has state of a class that is not LibTorch's, which nobody can cut: shard "
+          "by ShardBy::Parameter");
+    }
+    for (at::Tensor* const tensor : *tensors) {
+      if (!tensor->defined() || tensor->sizes() != shards.parameter.sizes()) continue;
+      *tensor = FlatLike(shards.parameter, *tensor)
+                    .narrow(0, shards.cuts[self()], shards.mine.numel())
+                    .clone();
+    }
+  }
   std::unique_ptr<torch::optim::OptimizerParamState> state = std::move(found->second);
   optimizer.state().erase(found);
-  if (!shards.mine.defined() || !state) return;
-  const auto tensors = TensorsOfState(*state);
-  if (!tensors) {
-    throw std::runtime_error(
-        "the optimizer has state of a class that is not LibTorch's, which nobody can cut: shard by "
-        "ShardBy::Parameter");
+  if (shards.mine.defined() && state) {
+    optimizer.state()[shards.mine.unsafeGetTensorImpl()] = std::move(state);
   }
-  const std::int64_t begin = shards.cuts[static_cast<std::size_t>(set_.members.index())];
-  for (at::Tensor* const tensor : *tensors) {
-    if (!tensor->defined() || tensor->sizes() != shards.parameter.sizes()) continue;
-    *tensor = FlatLike(shards.parameter, *tensor).narrow(0, begin, shards.mine.numel()).clone();
-  }
-  optimizer.state()[shards.mine.unsafeGetTensorImpl()] = std::move(state);
 }
 
-// Lets go what belongs to parameters that the optimizer has no more.
-void OptimizerShards::Forget(Optimizer& optimizer) {
-  std::unordered_set<const void*> present;
+// Cuts the parameters, their gradients and their state. Returns what is to be in the place of each
+// group's parameters; `*stepped` are those that have a gradient.
+OptimizerShards::Groups OptimizerShards::Cut(Optimizer& optimizer, std::vector<Shards*>* stepped) {
+  std::vector<Shards*> all;
+  std::unordered_set<const void*> seen;
+  Groups groups;
   for (const auto& group : optimizer.param_groups()) {
+    std::vector<at::Tensor>& of_group = groups.emplace_back();
     for (const at::Tensor& parameter : group.params()) {
-      present.insert(parameter.unsafeGetTensorImpl());
+      Shards& shards = ShardsOf(parameter);
+      if (shards.mine.defined()) of_group.push_back(shards.mine);
+      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      all.push_back(&shards);
+      if (parameter.grad().defined()) stepped->push_back(&shards);
     }
   }
-  std::erase_if(shards_, [&](const auto& entry) {
-    const Shards& shards = entry.second;
-    if (present.count(entry.first) != 0) return false;
-    for (std::size_t i = 0; i < elements_.size(); ++i) {
-      elements_[i] -= shards.cuts[i + 1] - shards.cuts[i];
-    }
-    if (shards.mine.defined()) optimizer.state().erase(shards.mine.unsafeGetTensorImpl());
-    return true;
-  });
+  is_cut_ = true;  // from here on, whatever is cut when something throws
+  for (const Shards* const shards : all) TakeState(optimizer, *shards);
+  for (Shards* const shards : *stepped) {
+    if (!shards->mine.defined() || shards->mine.is_same(shards->parameter)) continue;
+    shards->mine.mutable_grad() = FlatLike(shards->parameter, shards->parameter.grad())
+                                      .narrow(0, shards->cuts[self()], shards->mine.numel());
+  }
+  return groups;
 }
 
 void OptimizerShards::Step(Optimizer& optimizer, const std::function<void()>& base_step) {
   const at::NoGradGuard no_grad;
-  Forget(optimizer);
   std::vector<Shards*> stepped;
-  std::unordered_set<const void*> seen;
   std::exception_ptr first_error;
   std::string error;
   try {
-    std::vector<std::vector<at::Tensor>> groups;
-    for (const auto& group : optimizer.param_groups()) {
-      std::vector<at::Tensor>& of_group = groups.emplace_back();
-      for (const at::Tensor& parameter : group.params()) {
-        const at::Tensor& gradient = parameter.grad();
-        CheckParameter(parameter);
-        const bool is_new = seen.insert(parameter.unsafeGetTensorImpl()).second;
-        Shards& shards = ShardsOf(parameter);
-        if (is_new && gradient.defined()) stepped.push_back(&shards);
-        TakeState(optimizer, shards);
-        if (!shards.mine.defined()) continue;
-        of_group.push_back(shards.mine);
-        if (shards.mine.is_same(parameter)) continue;
-        const auto self = static_cast<std::size_t>(set_.members.index());
-        shards.mine.mutable_grad() =
-            gradient.defined()
-                ? FlatLike(parameter, gradient).narrow(0, shards.cuts[self], shards.mine.numel())
-                : at::Tensor();
-      }
-    }
-    optimizer.state()[this] = std::make_unique<Mark>();
-    const InPlaceOfParameters in_place(optimizer, std::move(groups));
+    const InPlaceOfParameters in_place(optimizer, Cut(optimizer, &stepped));
     base_step();
   } catch (...) {
     first_error = std::current_exception();
     error = TextOfCurrent();
   }
-  for (auto& [parameter, shards] : shards_) {
-    if (shards.mine.defined() && !shards.mine.is_same(shards.parameter)) {
-      shards.mine.mutable_grad().reset();
+  for (Shards* const shards : stepped) {
+    if (shards->mine.defined() && !shards->mine.is_same(shards->parameter)) {
+      shards->mine.mutable_grad().reset();
     }
   }
-  if (stepped.empty() && first_error) std::rethrow_exception(first_error);
   try {
     Gather(stepped, error);
   } catch (...) {
@@ -227,29 +189,75 @@ void OptimizerShards::Step(Optimizer& optimizer, const std::function<void()>& ba
   if (first_error) std::rethrow_exception(first_error);
 }
 
-bool OptimizerShards::HaveCut(const Optimizer& optimizer) const {
-  return optimizer.state().count(const_cast<OptimizerShards*>(this)) != 0;
-}
-
+// Ranks that have stepped other parameters than these have another list, which is a Mismatch; one that
+// has none comes with an empty tensor, so that nobody waits for it.
 void OptimizerShards::Gather(const std::vector<Shards*>& stepped, const std::string& error) const {
-  if (stepped.empty()) return;
   TensorCall call;
   call.kind = core::OpKind::kAllGather;
   call.grouped = true;
   if (!error.empty()) call.invalid = "the step of the optimizer has thrown: " + error;
-  for (const Shards* const shards : stepped) {
-    const at::Tensor whole = FlatLike(shards->parameter, shards->parameter);
-    const std::int64_t begin = shards->cuts[static_cast<std::size_t>(set_.members.index())];
-    const std::int64_t count = shards->mine.defined() ? shards->mine.numel() : 0;
-    call.group.push_back(whole.narrow(0, begin, count));
-    call.into.push_back(whole);
+  if (stepped.empty() || !error.empty()) {
+    call.group.push_back(at::empty({0}));
+    call.into.push_back(call.group.front());
+  } else {
+    for (const Shards* const shards : stepped) {
+      const at::Tensor whole = FlatLike(shards->parameter, shards->parameter);
+      const std::int64_t count = shards->mine.defined() ? shards->mine.numel() : 0;
+      call.group.push_back(whole.narrow(0, shards->cuts[self()], count));
+      call.into.push_back(whole);
+    }
   }
   call.name = "#the shards of the " + what_;
   call.derived_name = true;
   call.process_set = set_.process_set;
   call.will_wait = true;
-  PendingTensor::Start(std::move(call), set_.session)->Results();
+  const std::vector<at::Tensor> into = call.into;
+  const auto gathered = PendingTensor::Start(std::move(call), set_.session);
+  const std::vector<at::Tensor> results = gathered->Results();
+  for (std::size_t i = 0; i < into.size(); ++i) {
+    if (results[i].numel() == into[i].numel()) continue;
+    ThrowStatus(core::Status(
+        core::StatusCode::kInvalidArgument,
+        "step() of a sharded optimizer: " +
+            (gathered->joined() >= 0 ? "rank " + std::to_string(gathered->joined()) + " has joined"
+                                     : "the shards of a parameter do not fit") +
+            ", and the ranks have different parameters now: broadcast_parameters() makes them "
+            "equal",
+        core::Origin{gathered->joined(), "", ""}));
+  }
   for (const Shards* const shards : stepped) NoteOverwritten(shards->parameter);
+}
+
+void OptimizerShards::Save(Optimizer& optimizer, torch::serialize::OutputArchive& archive) {
+  Groups groups;
+  std::vector<ShardRange> ranges;
+  for (const auto& group : optimizer.param_groups()) {
+    std::vector<at::Tensor>& of_group = groups.emplace_back();
+    for (const at::Tensor& parameter : group.params()) {
+      const auto found = shards_.find(parameter.unsafeGetTensorImpl());
+      const bool is_cut = found != shards_.end() && !found->second.cuts.empty();
+      if (!is_cut) {  // no step has seen it: there is no state to be lost
+        ranges.push_back({0, self() == 0 ? parameter.numel() : 0});
+        if (self() == 0) of_group.push_back(parameter);
+        continue;
+      }
+      const Shards& shards = found->second;
+      ranges.push_back({shards.cuts[self()], shards.cuts[self() + 1] - shards.cuts[self()]});
+      if (ranges.back().count > 0) of_group.push_back(shards.mine);
+    }
+  }
+  // The optimizer's save() takes what it has for whole.
+  const Scope cut_again([this] { is_cut_ = true; });
+  is_cut_ = false;
+  SaveShards(optimizer, std::move(groups), ranges, archive);
+}
+
+std::vector<ShardOfParameter> OptimizerShards::Mine() const {
+  std::vector<ShardOfParameter> mine;
+  for (const auto& [key, shards] : shards_) {
+    if (shards.mine.defined()) mine.push_back({shards.parameter, shards.mine, shards.cuts[self()]});
+  }
+  return mine;
 }
 
 }  // namespace sirtaki::detail

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
 
 #include <cstdint>
 #include <functional>
@@ -12,23 +13,25 @@
 #include <vector>
 
 #include "frameworks/torch/session/session_set.h"
+#include "sirtaki/detail/gradient_reducer.h"
 #include "sirtaki/optimizer_options.h"
 
 namespace sirtaki::detail {
 
-// What ShardBy::Auto comes to for this optimizer, which is of Base's own class.
+// The choice that ShardBy::Auto comes to for this optimizer, which is of Base's own class.
 ShardBy ChooseShardBy(const torch::optim::Optimizer& optimizer);
-// Why the state of this optimizer cannot be sharded; empty if it can.
+// The reason why the state of this optimizer cannot be sharded; empty if it can.
 std::string WhyNotSharded(const torch::optim::Optimizer& optimizer);
 
-// The first element of each rank's shard of a parameter, and the end of the last one. A shard begins
-// at a multiple of 128 bytes: LibTorch's kernels take two vectors of up to 64 bytes at a time, and
-// what is left at the end one by one, which may round otherwise. A parameter with fewer bytes than
-// that for each rank belongs to rank `least`, as all do by Parameter.
+// Returns the first element of each rank's shard of a parameter, and the end of the last one. A shard
+// begins at a multiple of 128 bytes: LibTorch's kernels take two vectors of up to 64 bytes at a
+// time, and what is left at the end one by one, which may round otherwise. A parameter with fewer
+// bytes than that for each rank belongs to rank `least`, as all do by Parameter.
 std::vector<std::int64_t> CutShards(std::int64_t elements, std::int64_t element_bytes, int ranks,
                                     int least, ShardBy by);
 
-// Belongs to one optimizer, and is used by the thread that uses it.
+// Belongs to one optimizer, and is used by the thread that uses it. Parameters that have left the
+// optimizer are kept, with their state: they may come back.
 class OptimizerShards {
  public:
   // `what`: "parameters of the optimizer #2"; the name of the gather has it. `by`: not Auto.
@@ -38,27 +41,35 @@ class OptimizerShards {
   // then gives all ranks the shards of all. The step of a rank that throws is an error on every
   // rank. Collective.
   void Step(torch::optim::Optimizer& optimizer, const std::function<void()>& base_step);
-  // Whether the state that the optimizer has is that of shards, which a step has made. State that
-  // was loaded since is not.
-  bool HaveCut(const torch::optim::Optimizer& optimizer) const;
+
+  // Whether the optimizer's state is that of shards: a step has cut it, and none was loaded since.
+  bool is_cut() const { return is_cut_; }
+  void SetCut(bool cut) { is_cut_ = cut; }
+  // Saves the state of this rank's shards, for ShardsOfAllRanks. Precondition: is_cut().
+  void Save(torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& archive);
+  std::vector<ShardOfParameter> Mine() const;
 
  private:
   struct Shards {
     at::Tensor parameter;
+    std::vector<std::int64_t> strides;  // as it was cut
     std::vector<std::int64_t> cuts;
     at::Tensor mine;  // not defined: this rank has none of it
   };
+  using Groups = std::vector<std::vector<at::Tensor>>;
 
+  std::size_t self() const { return static_cast<std::size_t>(set_.members.index()); }
   Shards& ShardsOf(const at::Tensor& parameter);
   void TakeState(torch::optim::Optimizer& optimizer, const Shards& shards) const;
-  void Forget(torch::optim::Optimizer& optimizer);
+  Groups Cut(torch::optim::Optimizer& optimizer, std::vector<Shards*>* stepped);
   void Gather(const std::vector<Shards*>& stepped, const std::string& error) const;
 
   const SessionSet set_;
   const std::string what_;
   const ShardBy by_;
   std::unordered_map<const void*, Shards> shards_;  // by parameter
-  std::vector<std::int64_t> elements_;              // that each rank has
+  std::vector<std::int64_t> elements_;              // by rank
+  bool is_cut_ = false;
 };
 
 }  // namespace sirtaki::detail

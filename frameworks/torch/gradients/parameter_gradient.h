@@ -48,7 +48,7 @@ struct GradientCounts {
   std::atomic<std::uint32_t> round{0};
   // Gradients that another optimizer has as well, or has had.
   std::atomic<int> shared{0};
-  std::atomic<int> joined{-1};  // a rank that had joined before the last average; -1: none
+  std::atomic<int> joined{-1};  // a rank that had joined before an average of this step; -1: none
 };
 
 // Shared by all optimizers that have the parameter. Hooks run on autograd's threads, also several

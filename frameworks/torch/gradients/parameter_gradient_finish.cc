@@ -69,7 +69,7 @@ core::Status ParameterGradient::Collect(GpuWaits& waits) {
                    "before zero_grad() and before changing gradients");
   }
   const int joined = now.sparse ? now.sparse->joined() : handle()->joined();
-  what_.counts->joined = joined;
+  if (joined >= 0) what_.counts->joined = joined;
   if (now.present && on_average_ && joined >= 0) {
     return Refused("the gradient of " + core::Quoted(what_.name) +
                    " held an average already, and cannot be averaged again: rank " +

@@ -4,6 +4,7 @@
 #include <torch/serialize/archive.h>
 
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -63,22 +64,28 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank
   detail::AgreeOnList(call, Describe(optimizer, root_rank), "", set);
 
   const auto* const synchronizer = dynamic_cast<const detail::GradientSynchronizer*>(&optimizer);
-  const auto is_sharded = [&] { return synchronizer && synchronizer->has_sharded_state(); };
+  const bool is_sharded = synchronizer != nullptr && synchronizer->has_sharded_state();
+  const bool may_be_sharded = synchronizer != nullptr && synchronizer->is_sharded();
   std::optional<torch::serialize::OutputArchive> saved;
   const auto save = [&](const detail::WriteBytes& write) {
     if (!saved) {
       saved.emplace();
-      is_sharded() ? SaveOptions(optimizer, *saved) : detail::SaveOptimizer(optimizer, *saved);
+      is_sharded ? SaveOptions(optimizer, *saved) : detail::SaveOptimizer(optimizer, *saved);
     }
     saved->save_to(write);
   };
   const auto load = [&](const detail::ReadBytes& read, const std::function<std::size_t()>& size) {
     // Before the new state takes its memory, unless the root may give none.
-    if (!is_sharded()) optimizer.state().clear();
+    if (!may_be_sharded) optimizer.state().clear();
     torch::serialize::InputArchive archive;
     // The state is loaded on the CPU, not where it was: the root's GPU may be none of this rank's.
     archive.load_from(read, size, c10::kCPU);
-    if (!LoadOptions(optimizer, archive)) detail::LoadOptimizer(optimizer, archive);
+    if (!LoadOptions(optimizer, archive)) return detail::LoadOptimizer(optimizer, archive);
+    if (is_sharded) return;
+    throw std::runtime_error(
+        "the root has the state of its shards only, as it is after a step, and this rank has state "
+        "of "
+        "whole parameters: load it on all ranks, or on the root");
   };
   detail::BroadcastArchive(save, load, root_rank, call, "sirtaki/" + call + "/state", set);
 }

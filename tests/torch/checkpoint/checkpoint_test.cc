@@ -621,9 +621,9 @@ TEST(CheckpointTest, AFaultWhileItIsWrittenLeavesTheOldFile) {
 TEST(CheckpointTest, ANewerFormatIsRefused) {
   const ScratchFolder folder;
   torch::serialize::OutputArchive archive;
-  archive.write("format", c10::IValue(2));
+  archive.write("format", c10::IValue(3));
   detail::NewCheckpointFile(folder.File("new.pt"), archive).Replace();
-  ExpectRefused(folder.File("new.pt"), "it has format 2, of a newer version of the library");
+  ExpectRefused(folder.File("new.pt"), "it has format 3, of a newer version of the library");
   torch::serialize::OutputArchive other;
   other.write("x", c10::IValue(2));
   detail::NewCheckpointFile(folder.File("other.pt"), other).Replace();

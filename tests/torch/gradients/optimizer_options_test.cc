@@ -737,6 +737,26 @@ TEST(LaterTest, ParametersAddedThroughTheBase) {
   });
 }
 
+// Nobody has seen it before its first backward().
+TEST(LaterTest, AParameterAddedBehindZeroGradIsAveraged) {
+  for (const Average average : {Average::Backward, Average::Step}) {
+    for (const bool by_synchronize : {false, true}) {
+      RunTorchRanks(2, [&](int rank) {
+        auto first = OptionZeros(2);
+        auto added = OptionZeros(2);
+        auto optimizer = WrapWith({{"first", first}}, Options().average_at(average));
+        optimizer.zero_grad();
+        optimizer.add_param_group(torch::optim::OptimizerParamGroup({added}));
+        Slope(torch::cat({first, added}), rank + 1).backward();
+        if (by_synchronize) optimizer.synchronize();
+        optimizer.step();
+        EXPECT_EQ(First(first), -1.5);
+        EXPECT_EQ(First(added), -1.5);
+      });
+    }
+  }
+}
+
 TEST(LaterTest, AnAddedParameterMayBeReplaced) {
   RunTorchRanks(2, [](int rank) {
     auto first = OptionZeros(1);

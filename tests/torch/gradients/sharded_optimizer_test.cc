@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
@@ -213,7 +214,7 @@ TEST(ShardedOptimizerTest, ParametersComeGoAndMove) {
         optimizer.step();
       }
       if (options.shard() != Shard::None) {
-        EXPECT_EQ(ElementsOfState(optimizer), rank == 0 ? 2 * (32 + 35) : 2 * 68);
+        EXPECT_EQ(ElementsOfState(optimizer), rank == 0 ? 2 * (32 + 32 + 35) : 2 * (68 + 68));
       }
       return weights;
     };
@@ -281,6 +282,66 @@ TEST(ShardedOptimizerTest, StateIsBroadcastAndLoadedUntilItIsCut) {
   });
 }
 
+TEST(ShardedOptimizerTest, StateThatTheRootHasLoadedAfterAStepIsBroadcast) {
+  RunTorchRanks(2, [](int rank) {
+    const auto train = [rank](const DistributedOptimizerOptions& options) {
+      const torch::Tensor weight = Weight({90});
+      Adam other({Weight({90}, 5)}, AdamOptions(0.1));
+      Backward(other.param_groups()[0].params()[0], 3, 3);
+      other.step();
+      std::stringstream file;
+      torch::save(other, file);
+      auto optimizer = DistributedOptimizer(Adam({weight}, AdamOptions(0.1)), options);
+      Backward(weight, rank, 0);
+      optimizer.step();
+      if (rank == 0) {
+        if (options.shard() == Shard::None) optimizer.state().clear();
+        torch::load(optimizer, file);
+      }
+      broadcast_optimizer_state(optimizer, 0);
+      optimizer.zero_grad();
+      Backward(weight, rank, 1);
+      optimizer.step();
+      return std::vector<torch::Tensor>{weight};
+    };
+    EXPECT_EQ(Distance(train(Sharded()), train({})), 0);
+  });
+}
+
+TEST(ShardedOptimizerTest, ARootWithShardsGivesNothingToARankThatHasLoaded) {
+  RunTorchRanks(2, [](int rank) {
+    const torch::Tensor weight = Weight({90});
+    auto optimizer = DistributedOptimizer(Adam({weight}, AdamOptions(0.1)), Sharded());
+    std::stringstream file;
+    torch::save(optimizer, file);
+    Backward(weight, rank, 0);
+    optimizer.step();
+    if (rank == 1) torch::load(optimizer, file);
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::InvalidArgument, [&] { broadcast_optimizer_state(optimizer, 0); }),
+        HasSubstr("the root has the state of its shards only"));
+  });
+}
+
+TEST(ShardedOptimizerTest, AParameterThatComesBackFindsItsState) {
+  RunTorchRanks(2, [](int rank) {
+    const auto train = [rank](const DistributedOptimizerOptions& options) {
+      std::vector<torch::Tensor> weights = {Weight({100}), Weight({90}, 1), Weight({7}, 2)};
+      auto optimizer = DistributedOptimizer(torch::optim::Adagrad(weights, 0.1), options);
+      for (int step = 0; step < 6; ++step) {
+        auto& parameters = optimizer.param_groups()[0].params();
+        if (step == 2) parameters.erase(parameters.begin());
+        if (step == 4) parameters.push_back(weights[0]);
+        for (const torch::Tensor& weight : weights) weight.mutable_grad().reset();
+        for (const torch::Tensor& weight : parameters) Backward(weight, rank, step);
+        optimizer.step();
+      }
+      return weights;
+    };
+    EXPECT_EQ(Distance(train(Sharded()), train({})), 0);
+  });
+}
+
 TEST(ShardedOptimizerTest, AutogradSeesThatTheShardsOfOthersWereWritten) {
   RunTorchRanks(2, [](int rank) {
     const torch::Tensor weight = Weight({90});
@@ -335,6 +396,89 @@ TEST(ShardedOptimizerTest, RefusesSparseGradientsAndParametersThatAreNotDense) {
   });
 }
 
+TEST(ShardedOptimizerTest, RefusesOtherShardsOrMemoryFormatsOnOneRank) {
+  RunTorchRanks(2, [](int rank) {
+    const auto images = torch::zeros({4, 3, 5, 5})
+                            .contiguous(rank == 0 ? torch::MemoryFormat::Contiguous
+                                                  : torch::MemoryFormat::ChannelsLast);
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
+                        [&] {
+                          DistributedOptimizer(SGD({images.requires_grad_()}, SGDOptions(1)),
+                                               Sharded());
+                        }),
+                HasSubstr("strides 75 25 5 1"));
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
+                        [&] {
+                          DistributedOptimizer(
+                              SGD({Weight({3})}, SGDOptions(1)),
+                              Sharded().shard_by(rank == 0 ? ShardBy::Auto : ShardBy::Parameter));
+                        }),
+                HasSubstr("sharded by parameter"));
+  });
+}
+
+TEST(ShardedOptimizerTest, AParameterThatOneRankHasChangedIsAnErrorOnAll) {
+  const std::vector<std::function<void(torch::Tensor)>> changes = {
+      [](torch::Tensor weight) {
+        weight.set_data(torch::zeros({5, 8}).t());
+      },
+      [](torch::Tensor weight) {
+        weight.set_data(torch::zeros({2, 8, 5}).select(2, 0));
+      },
+  };
+  for (const auto& change : changes) {
+    RunTorchRanks(2, [&](int rank) {
+      const torch::Tensor weight = Weight({8, 5});
+      const torch::Tensor other = Weight({90});
+      auto optimizer = DistributedOptimizer(SGD({weight, other}, SGDOptions(1)), Sharded());
+      Backward(weight, rank, 0);
+      optimizer.step();
+      optimizer.zero_grad();
+      Backward(other, rank, 0);
+      if (rank == 1) change(weight);
+      if (rank == 1) {
+        EXPECT_THROW(optimizer.step(), std::invalid_argument);
+      } else {
+        EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
+                    HasSubstr("in memory"));
+      }
+    });
+  }
+}
+
+TEST(ShardedOptimizerTest, ARankWithoutAnyGradientDoesNotLetTheOthersWait) {
+  RunTorchRanks(2, [](int rank) {
+    const torch::Tensor weight = Weight({90});
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1)), Sharded());
+    Backward(weight, rank, 0);
+    const auto scope = optimizer.skip_synchronize();
+    if (rank == 1) weight.mutable_grad().reset();
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
+                HasSubstr("do not fit"));
+    weight.mutable_grad().reset();
+    optimizer.step();  // nobody has one
+  });
+}
+
+TEST(ShardedOptimizerTest, StateThatAFailedStepHasCutIsNotSaved) {
+  RunTorchRanks(2, [](int rank) {
+    const std::vector<torch::Tensor> weights = {Weight({90}), Weight({40, 2}, 1)};
+    Adam adam(weights, AdamOptions(0.1));
+    for (const torch::Tensor& weight : weights) Backward(weight, 0, 0);
+    adam.step();
+    auto optimizer = DistributedOptimizer(std::move(adam), Sharded());
+    optimizer.zero_grad();
+    Backward(weights[0], rank, 0);
+    torch::embedding(weights[1], torch::tensor({rank}), -1, false, /*sparse=*/true)
+        .sum()
+        .backward();
+    EXPECT_THROW(optimizer.step(), std::invalid_argument);
+    EXPECT_EQ(ElementsOfState(optimizer), 2 * 170) << "nothing was cut";
+    std::stringstream file;
+    torch::save(optimizer, file);
+  });
+}
+
 struct ThrowsOnRank1 : NormedDescent {
   using NormedDescent::NormedDescent;
   int rank = 0;
@@ -378,6 +522,47 @@ TEST(ShardedOptimizerTest, RefusesToGoOnWithoutARankThatHasJoined) {
                 HasSubstr("rank 2 has joined"));
     EXPECT_TRUE(torch::equal(weight, before));
     join();
+  });
+}
+
+TEST(ShardedOptimizerTest, ARankThatJoinsInThePlaceOfAStepIsAnErrorAndTheJobGoesOn) {
+  RunTorchRanks(3, [](int rank) {
+    const torch::Tensor weight = Weight({100});
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1)), Sharded());
+    Backward(weight, rank, 0);
+    if (rank == 2) {
+      join();
+    } else {
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
+                  HasSubstr("rank 2 has joined"));
+      join();
+    }
+    broadcast_parameters({{"weight", weight}}, 0);
+    optimizer.zero_grad();
+    Backward(weight, rank, 1);
+    optimizer.step();
+    check_parameters({{"weight", weight}});
+  });
+}
+
+// Its step removes a group, which the end of it must not look for.
+struct DropsAGroup : SGD {
+  using SGD::SGD;
+  torch::Tensor step(LossClosure) override {
+    param_groups().pop_back();
+    return {};
+  }
+};
+
+TEST(ShardedOptimizerTest, AStepMayRemoveAGroup) {
+  RunTorchRanks(2, [](int rank) {
+    DropsAGroup base({Weight({90})}, SGDOptions(1));
+    base.add_param_group(torch::optim::OptimizerParamGroup({Weight({80})}));
+    auto optimizer = DistributedOptimizer(std::move(base), Sharded());
+    Backward(optimizer.param_groups()[0].params()[0], rank, 0);
+    optimizer.step();
+    EXPECT_EQ(optimizer.param_groups().size(), 1);
+    EXPECT_EQ(optimizer.param_groups()[0].params()[0].numel(), 90);
   });
 }
 

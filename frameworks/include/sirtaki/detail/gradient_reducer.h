@@ -3,7 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -35,13 +37,27 @@ class SIRTAKI_API GradientSynchronizer {
   virtual ProcessSet process_set() const = 0;
   // True if gradients stay this rank's own: what steps change is combined instead.
   virtual bool has_local_gradients() const = 0;
-  // True if this rank has the optimizer's state for its shards of the parameters only.
+  // True if steps cut the optimizer's state into shards.
+  virtual bool is_sharded() const = 0;
+  // True if this rank has the optimizer's state for its shards of the parameters only. Whoever
+  // replaces the state says so.
   virtual bool has_sharded_state() const = 0;
+  virtual void set_sharded_state(bool sharded) = 0;
+  // Saves that. Precondition: has_sharded_state().
+  virtual void save_shards(torch::serialize::OutputArchive& archive) = 0;
 
  protected:
   GradientSynchronizer() = default;
   GradientSynchronizer(GradientSynchronizer&&) noexcept = default;
   GradientSynchronizer& operator=(GradientSynchronizer&&) noexcept = default;
+};
+
+// A part of a parameter, from element `begin` on in the order in which they lie in memory: a flat view
+// of it, or the parameter itself if that is all of it.
+struct ShardOfParameter {
+  at::Tensor parameter;
+  at::Tensor shard;
+  std::int64_t begin = 0;
 };
 
 // Names the parameters by their place in the optimizer: "parameter 0", …. A tensor that stands in
@@ -107,8 +123,13 @@ class SIRTAKI_API GradientReducer {
   ProcessSet process_set() const;
   bool is_reducing() const;  // gradients are being reduced, so that zero_grad() throws
   bool has_local_gradients() const;
-  bool has_sharded_state(const torch::optim::Optimizer& optimizer) const;
-  void CheckStateIsWhole(const torch::optim::Optimizer& optimizer) const;
+  bool is_sharded() const;
+  bool has_sharded_state() const;
+  void set_sharded_state(bool sharded);
+  void CheckStateIsWhole() const;
+  void SaveShards(torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& archive);
+  // This rank's shards of all parameters that a step has cut.
+  std::vector<ShardOfParameter> shards() const;
   const std::string& prefix() const;  // the prefix of the names of its collectives
 
  private:

@@ -12,7 +12,7 @@ from sirtaki.common.exceptions import InvalidArgumentError, NotInitializedError,
 from sirtaki.torch._hooks import BucketHook
 from sirtaki.torch._library import _C
 from sirtaki.torch._reduction import Named, Settings, without_garbage
-from sirtaki.torch._shards import Shards, by_element
+from sirtaki.torch._shards import Shards, by_element, is_cut
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed
 from sirtaki.torch.process_sets import ProcessSet, global_process_set
@@ -103,7 +103,7 @@ class _DistributedOptimizer:
 
     def __reduce__(self) -> Any:
         # A copy has no part in the reductions of this one: it is the optimizer that this was made of, with its state.
-        self._sirtaki_shards.check_whole("copied")
+        self._sirtaki_shards.check_whole(self, "copied")  # type: ignore[arg-type]
         return _plain, (type(self._sirtaki_made_of),), self.__getstate__()  # type: ignore[attr-defined]
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ class _DistributedOptimizer:
 
     def _sirtaki_rebuild(self) -> None:
         """Makes the reduction again: with other settings, or after another init(). Collective."""
-        self._sirtaki_shards.check_whole("set up again")
+        self._sirtaki_shards.check_whole(self, "set up again")  # type: ignore[arg-type]
         self._sirtaki_reducer = _Gone()  # the hooks of the one before go first
         settings = self._sirtaki_settings.agreed()
         if self._sirtaki_settings.process_set.included() is False:
@@ -141,7 +141,7 @@ class _DistributedOptimizer:
         def base_step(wrapped: Any, shards: Any) -> Any:
             if wrapped is None:
                 self._sirtaki_make_sparse()
-                with self._sirtaki_shards.in_place(shards):
+                with self._sirtaki_shards.in_place(self, shards):  # type: ignore[arg-type]
                     return base()  # some optimizers' steps take no argument
 
             def evaluate() -> Any:
@@ -158,7 +158,7 @@ class _DistributedOptimizer:
 
     def state_dict(self) -> Dict[str, Any]:
         """The optimizer's; raises InvalidArgumentError if its state is sharded, as it is after the first step()."""
-        self._sirtaki_shards.check_whole("saved")
+        self._sirtaki_shards.check_whole(self, "saved")  # type: ignore[arg-type]
         return super().state_dict()  # type: ignore[misc, no-any-return]
 
     def synchronize(self) -> None:
@@ -166,7 +166,12 @@ class _DistributedOptimizer:
         self._sirtaki_synchronize()
         self._sirtaki_synchronized = True
 
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        self._sirtaki_shards.check_not_in_step("add_param_group()")
+        super().add_param_group(param_group)  # type: ignore[misc]
+
     def _sirtaki_synchronize(self) -> None:
+        self._sirtaki_shards.check_not_in_step("synchronize()")
         self._sirtaki_reducer.synchronize(self.param_groups)
         self._sirtaki_make_sparse()
 
@@ -182,6 +187,7 @@ class _DistributedOptimizer:
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Calls the optimizer's zero_grad(); raises PendingGradientsError, an AssertionError, while gradients are being
         reduced."""
+        self._sirtaki_shards.check_not_in_step("zero_grad()")
         try:
             self._sirtaki_reducer.before_zero_grad(self.param_groups)
         except InvalidArgumentError as error:
@@ -235,6 +241,7 @@ class _DistributedOptimizer:
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> float:
         """Waits for the averaged gradients, scales them so that their norm is at most ``max_norm``, and returns the
         norm that they had: the same on all ranks. Collective."""
+        self._sirtaki_shards.check_not_in_step("clip_grad_norm_()")
         return self._sirtaki_reducer.clip_grad_norm(
             self.param_groups, float(max_norm), float(norm_type), error_if_nonfinite
         )
@@ -332,6 +339,8 @@ def DistributedOptimizer(
             raise TypeError(f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
         if isinstance(optimizer, _DistributedOptimizer):
             raise ValueError("the optimizer is a DistributedOptimizer already")
+        if is_cut(optimizer):
+            raise ValueError("the optimizer has the state of a sharded one that was made of it: make a new optimizer")
         _check_groups(num_groups, groups)
         return Settings(
             _names(optimizer, named_parameters),
@@ -359,7 +368,7 @@ def DistributedOptimizer(
     wrapped.__dict__.pop("step", None)
     wrapped._sirtaki_made_of = optimizer
     wrapped._sirtaki_settings = settings
-    wrapped._sirtaki_shards = Shards(wrapped)
+    wrapped._sirtaki_shards = optimizer._sirtaki_shards = Shards()  # type: ignore[attr-defined]
     wrapped._sirtaki_stepped = False
     wrapped._sirtaki_synchronized = wrapped._sirtaki_skips = False
     wrapped._sirtaki_rebuild()

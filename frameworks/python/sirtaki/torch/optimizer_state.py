@@ -106,12 +106,9 @@ def broadcast_optimizer_state(
         raise error
     unpickler = _Unpickler(io.BytesIO(unpacked(data, root_rank)), parameters)
     # Where there is no memory for it, say, the others must not wait.
-    made = agreed(lambda: None if is_root else unpickler.load(), process_set)
-    if made is None:
-        has_state = is_cut(optimizer) or bool(optimizer.state)
-    else:
-        has_state = made[0] is None or bool(made[0])
-    if not has_state:
+    made = agreed(lambda: None if is_root else _made(unpickler.load(), optimizer), process_set)
+    root_has = optimizer.state if made is None else made[0]  # None: the state of its shards
+    if root_has is not None and not root_has:
         _make_gradients(optimizer, model)
     if not is_root:
         tensors = unpickler.tensors
@@ -122,11 +119,20 @@ def broadcast_optimizer_state(
     state, options = made
     if state is not None:  # else each rank has the state of its shards
         if is_cut(optimizer):
-            optimizer.state = type(optimizer.state)(dict)
+            optimizer._sirtaki_shards.cut = None  # type: ignore[attr-defined]
         optimizer.state.clear()
         optimizer.state.update(state)
     for group, of_root in zip(optimizer.param_groups, options):
         group.update(of_root)
+
+
+def _made(state_and_options: Any, optimizer: torch.optim.Optimizer) -> Any:
+    if state_and_options[0] is None and not is_cut(optimizer):
+        raise MismatchError(
+            "the root has the state of its shards only, as it is after a step, and another rank has state of whole "
+            "parameters: load it on all ranks, or on the root"
+        )
+    return state_and_options
 
 
 def _make_gradients(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.Module]) -> None:

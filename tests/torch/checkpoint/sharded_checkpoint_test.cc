@@ -1,0 +1,230 @@
+// Checkpoints of sharded optimizers: a file for each rank beside the one of the rest, for any number of
+// ranks that go on.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sirtaki/checkpoint.h"
+#include "sirtaki/optimizer.h"
+#include "sirtaki/session.h"
+#include "tests/torch/checkpoint/scratch_folder.h"
+#include "tests/torch/torch_ranks.h"
+#include "tests/torch/training.h"
+
+namespace sirtaki::tests {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::optim::AdamW;
+using torch::optim::AdamWOptions;
+namespace fs = std::filesystem;
+
+DistributedOptimizerOptions OptionsOf(bool sharded) {
+  return DistributedOptimizerOptions().shard(sharded ? Shard::OptimizerState : Shard::None);
+}
+
+// All ranks have the same gradients, so that the number of ranks does not count.
+struct ShardedRun {
+  explicit ShardedRun(bool sharded, const ProcessSet& set = {})
+      : optimizer(DistributedOptimizer(AdamW(net.parameters(), AdamWOptions(0.05).amsgrad(true)),
+                                       net.named_parameters(),
+                                       OptionsOf(sharded).process_set(set))) {}
+
+  Checkpoint checkpoint() { return Checkpoint().model(net).optimizer(optimizer).epoch(steps); }
+
+  void TrainUntil(std::int64_t until) {
+    for (; steps < until; ++steps) {
+      optimizer.zero_grad();
+      Loss(net, BatchOfRank(static_cast<int>(steps), 0)).backward();
+      optimizer.step();
+    }
+  }
+
+  SmallNet net;
+  DistributedOptimizer<AdamW> optimizer;
+  std::int64_t steps = 0;
+};
+
+std::vector<torch::Tensor> TrainAtOnce(std::int64_t steps) {
+  std::vector<torch::Tensor> trained;
+  RunTorchRanks(1, [&](int) {
+    ShardedRun run(/*sharded=*/false);
+    run.TrainUntil(steps);
+    trained = run.net.parameters();
+  });
+  return trained;
+}
+
+void TrainAndSave(const std::string& file, int ranks, std::int64_t steps, bool sharded = true) {
+  RunTorchRanks(ranks, [&](int) {
+    ShardedRun run(sharded);
+    run.TrainUntil(steps);
+    save_checkpoint(file, run.checkpoint());
+  });
+}
+
+std::vector<std::string> FilesBeside(const std::string& file) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(fs::path(file).parent_path())) {
+    names.push_back(entry.path().filename().string());
+  }
+  return names;
+}
+
+std::string ShardOf(const std::string& file, int rank) {
+  for (const std::string& name : FilesBeside(file)) {
+    if (name.find("." + std::to_string(rank) + "-of-") != std::string::npos) {
+      return (fs::path(file).parent_path() / name).string();
+    }
+  }
+  return {};
+}
+
+TEST(ShardedCheckpointTest, GoesOnWithAnyNumberOfRanksShardedOrNot) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  const auto expected = TrainAtOnce(6);
+  TrainAndSave(file, 4, 3);
+  EXPECT_EQ(FilesBeside(file).size(), 5);
+  for (const auto& [ranks, sharded] :
+       std::vector<std::pair<int, bool>>{{2, true}, {4, true}, {1, true}, {2, false}, {1, false}}) {
+    RunTorchRanks(ranks, [&, sharded = sharded](int) {
+      ShardedRun run(sharded);
+      ASSERT_TRUE(load_checkpoint(file, run.checkpoint()));
+      EXPECT_EQ(run.steps, 3);
+      run.TrainUntil(6);
+      EXPECT_EQ(Distance(run.net.parameters(), expected), 0);
+    });
+  }
+}
+
+TEST(ShardedCheckpointTest, ReadsAFileOfAnOptimizerThatWasNotSharded) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  const auto expected = TrainAtOnce(6);
+  TrainAndSave(file, 2, 3, /*sharded=*/false);
+  RunTorchRanks(2, [&](int) {
+    ShardedRun run(/*sharded=*/true);
+    run.TrainUntil(2);  // and goes back
+    ASSERT_TRUE(load_checkpoint(file, run.checkpoint()));
+    run.TrainUntil(6);
+    EXPECT_EQ(Distance(run.net.parameters(), expected), 0);
+  });
+}
+
+TEST(ShardedCheckpointTest, TheFilesOfTheSaveBeforeGo) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  const auto expected = TrainAtOnce(4);
+  RunTorchRanks(3, [&](int rank) {
+    ShardedRun run(/*sharded=*/true);
+    save_checkpoint(file, run.checkpoint());
+    EXPECT_EQ(rank == 0 ? FilesBeside(file).size() : 1, 1) << "the state is whole yet";
+    for (std::int64_t steps : {1, 2, 3}) {
+      run.TrainUntil(steps);
+      save_checkpoint(file, run.checkpoint());
+      EXPECT_EQ(rank == 0 ? FilesBeside(file).size() : 4, 4);
+    }
+    ShardedRun other(/*sharded=*/true);
+    ASSERT_TRUE(load_checkpoint(file, other.checkpoint()));
+    other.TrainUntil(4);
+    EXPECT_LT(Distance(other.net.parameters(), expected), 1e-12);
+    save_checkpoint(folder.File("other.pt"), other.checkpoint());
+    EXPECT_EQ(rank == 0 ? FilesBeside(file).size() : 8, 8) << "another run's stay";
+  });
+  TrainAndSave(file, 2, 1, /*sharded=*/false);
+  EXPECT_EQ(FilesBeside(file).size(), 5);
+}
+
+TEST(ShardedCheckpointTest, AShardThatIsMissingDamagedOrOfAnotherSaveChangesNothing) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  TrainAndSave(file, 2, 3);
+  const std::string shard = ShardOf(file, 1);
+  const ScratchFolder kept;
+  fs::copy_file(shard, kept.File("shard"));
+  const auto expect_refused = [&](const std::string& why) {
+    RunTorchRanks(2, [&](int) {
+      ShardedRun run(/*sharded=*/true);
+      run.TrainUntil(1);
+      ShardedRun same(/*sharded=*/true);
+      same.TrainUntil(2);
+      EXPECT_THAT(
+          ErrorOf(ErrorCode::InvalidArgument, [&] { load_checkpoint(file, run.checkpoint()); }),
+          AllOf(HasSubstr(fs::path(shard).filename().string()), HasSubstr(why)));
+      run.TrainUntil(2);
+      EXPECT_EQ(Distance(run.net.parameters(), same.net.parameters()), 0);
+    });
+  };
+  fs::remove(shard);
+  expect_refused("is missing");
+  {
+    fs::copy_file(kept.File("shard"), shard);
+    std::fstream bytes(shard, std::ios::in | std::ios::out | std::ios::binary);
+    bytes.seekp(100);
+    bytes.put('!');
+  }
+  expect_refused("is damaged");
+  const ScratchFolder others;
+  TrainAndSave(others.File("run.pt"), 2, 3);
+  fs::copy_file(ShardOf(others.File("run.pt"), 1), shard, fs::copy_options::overwrite_existing);
+  expect_refused("is of another save");
+}
+
+TEST(ShardedCheckpointTest, TwoOptimizersOfWhichOneIsSharded) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  RunTorchRanks(2, [&](int) {
+    const auto train = [](ShardedRun& sharded, ShardedRun& whole, std::int64_t until) {
+      sharded.TrainUntil(until);
+      whole.TrainUntil(until);
+    };
+    ShardedRun sharded(true);
+    ShardedRun whole(false);
+    train(sharded, whole, 2);
+    const auto checkpoint = [](ShardedRun& a, ShardedRun& b) {
+      return Checkpoint()
+          .model(a.net, "a")
+          .model(b.net, "b")
+          .optimizer(a.optimizer, "a")
+          .optimizer(b.optimizer, "b");
+    };
+    save_checkpoint(file, checkpoint(sharded, whole));
+    ShardedRun first(true);
+    ShardedRun second(false);
+    load_checkpoint(file, checkpoint(first, second));
+    first.steps = second.steps = 2;
+    train(sharded, whole, 4);
+    train(first, second, 4);
+    EXPECT_EQ(Distance(first.net.parameters(), sharded.net.parameters()), 0);
+    EXPECT_EQ(Distance(second.net.parameters(), whole.net.parameters()), 0);
+  });
+}
+
+TEST(ShardedCheckpointTest, OfSetsThatAreShardedEachTheFirstOneIsSaved) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  const auto expected = TrainAtOnce(5);
+  RunTorchRanks(4, [&](int rank) {
+    const ProcessSet low = add_process_set({0, 1});
+    const ProcessSet high = add_process_set({2, 3});
+    const ProcessSet& mine = rank < 2 ? low : high;
+    ShardedRun run(true, mine);
+    run.TrainUntil(3);
+    save_checkpoint(file, run.checkpoint());
+    ShardedRun other(true, mine);
+    ASSERT_TRUE(load_checkpoint(file, other.checkpoint()));
+    other.TrainUntil(5);
+    EXPECT_EQ(Distance(other.net.parameters(), expected), 0);
+  });
+}
+
+}  // namespace
+}  // namespace sirtaki::tests
