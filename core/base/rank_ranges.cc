@@ -45,14 +45,19 @@ void RankRanges::Append(RankRange range) {
 
 void RankRanges::Add(int rank) { Add(Single(rank)); }
 
-void RankRanges::Add(const RankRanges& other) {
-  if (other.empty() || &other == this) return;
-  if (empty()) {
+void RankRanges::AddSome(const RankRanges& other) {
+  if (empty() || &other == this) {
     *this = other;
     return;
   }
+  // Most often two ranges that touch become one.
+  if (several_.empty() && other.several_.empty() && After(one_) >= other.one_.first &&
+      After(other.one_) >= one_.first) {
+    one_ = {std::min(one_.first, other.one_.first), std::max(one_.last, other.one_.last)};
+    return;
+  }
   const std::span<const RankRange> theirs = other.ranges();
-  // The common case: ranks come in ascending order.
+  // The common case of several: ranks come in ascending order.
   if (theirs.front().first >= ranges().back().first) {
     for (const RankRange& range : theirs) Append(range);
     return;

@@ -26,7 +26,9 @@ class RankRanges {
   static RankRanges Span(int first, int last);  // empty if last < first
 
   void Add(int rank);
-  void Add(const RankRanges& other);
+  void Add(const RankRanges& other) {
+    if (!other.empty()) AddSome(other);
+  }
   void Remove(const RankRanges& other);
   void Clear() { *this = RankRanges(); }
 
@@ -51,6 +53,7 @@ class RankRanges {
   bool operator==(const RankRanges&) const = default;
 
  private:
+  void AddSome(const RankRanges& other);  // precondition: `other` is not empty
   // Adds a range that begins no earlier than the last one does.
   void Append(RankRange range);
 

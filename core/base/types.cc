@@ -65,20 +65,6 @@ DType PartType(DType dtype) {
 
 std::string_view OpKindName(OpKind kind) { return NameIn(kKinds, kind); }
 
-bool Reduces(OpKind kind) {
-  return kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter;
-}
-
-bool HasRoot(OpKind kind) {
-  return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
-         kind == OpKind::kScatter;
-}
-
-bool FirstDimensionVaries(OpKind kind) {
-  return kind == OpKind::kAllGather || kind == OpKind::kGather || kind == OpKind::kScatter ||
-         kind == OpKind::kAllToAll;
-}
-
 std::string_view ReduceOpName(ReduceOp op) { return NameIn(kReductions, op); }
 
 bool IsDefined(ReduceOp op, DType dtype) {

@@ -62,10 +62,20 @@ enum class OpKind : std::uint8_t {
 };
 inline constexpr int kOpKindCount = 13;
 std::string_view OpKindName(OpKind kind);  // "all-reduce", "broadcast", "all-gather", …
-bool Reduces(OpKind kind);                 // all-reduce, reduce, reduce-scatter
-bool HasRoot(OpKind kind);                 // broadcast, reduce, gather, scatter
+// Reduces is true of all-reduce, reduce and reduce-scatter.
+constexpr bool Reduces(OpKind kind) {
+  return kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter;
+}
+// HasRoot is true of broadcast, reduce, gather and scatter.
+constexpr bool HasRoot(OpKind kind) {
+  return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
+         kind == OpKind::kScatter;
+}
 // The first dimension may differ by rank: it is not in the signature, and the lane exchanges it.
-bool FirstDimensionVaries(OpKind kind);
+constexpr bool FirstDimensionVaries(OpKind kind) {
+  return kind == OpKind::kAllGather || kind == OpKind::kGather || kind == OpKind::kScatter ||
+         kind == OpKind::kAllToAll;
+}
 
 enum class ReduceOp : std::uint8_t {
   kSum,
