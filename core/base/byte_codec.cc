@@ -45,9 +45,8 @@ std::uint8_t ByteReader::Byte(const char* field) {
   return std::to_integer<std::uint8_t>(bytes_[next_++]);
 }
 
-std::uint8_t ByteReader::ByteUpTo(const char* field, std::uint8_t max) {
+std::uint8_t ByteReader::WrongByte(const char* field, std::uint8_t max) {
   const std::uint8_t value = Byte(field);
-  if (value <= max) return value;
   Fail(field, "is " + std::to_string(value) + ", at most " + std::to_string(max) + " is known");
   return 0;
 }

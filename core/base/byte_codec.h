@@ -45,7 +45,16 @@ class ByteReader {
 
   std::uint8_t Byte(const char* field);
   // A byte of at most `max`: enumerations.
-  std::uint8_t ByteUpTo(const char* field, std::uint8_t max);
+  std::uint8_t ByteUpTo(const char* field, std::uint8_t max) {
+    if (next_ < bytes_.size()) {  // which it is not after an error
+      const auto value = std::to_integer<std::uint8_t>(bytes_[next_]);
+      if (value <= max) {
+        start_ = next_++;
+        return value;
+      }
+    }
+    return WrongByte(field, max);
+  }
   std::uint64_t Varint(const char* field,
                        std::uint64_t max = std::numeric_limits<std::uint64_t>::max()) {
     if (next_ < bytes_.size()) {  // which it is not after an error; most have one byte
@@ -76,6 +85,7 @@ class ByteReader {
 
  private:
   bool Need(const char* field, std::size_t count);
+  std::uint8_t WrongByte(const char* field, std::uint8_t max);
   std::uint64_t LongVarint(const char* field, std::uint64_t max);  // or one that is wrong
 
   std::span<const std::byte> bytes_;

@@ -162,7 +162,9 @@ class MessageFields {
   void VisitOneOf(const char* field, Choice& choice) {
     std::size_t index = choice.index();
     io_.Byte(field, index, std::variant_size_v<Choice> - 1);
-    if constexpr (Io::kReads) Emplace(choice, index);
+    if constexpr (Io::kReads) {
+      if (index != choice.index()) Emplace(choice, index);  // it is a default one
+    }
     std::visit([this](auto& value) { Visit(value); }, choice);
   }
 

@@ -145,11 +145,11 @@ class MessageReader {
   void Text(const char* field, std::string& text) { text = in_.Text(field, kMaxTextBytes); }
   void Text(const char* field, Name& name) { name = in_.Text(field, kMaxNameBytes); }
 
-  // The list grows as its elements are really there: a count alone allocates nothing.
   template <typename T, typename Each>
   void List(const char* field, std::vector<T>& list, std::size_t min_bytes, std::size_t max,
             const Each& each) {
     const std::size_t count = in_.Count(field, min_bytes, max);
+    list.reserve(count);  // no more than bytes follow
     for (std::size_t i = 0; i < count && in_.ok(); ++i) each(list.emplace_back());
   }
 
@@ -169,6 +169,7 @@ class MessageReader {
   void Bits(const char* field, std::vector<bool>& bits) {
     // Eight bits a byte, so the count is held against the bytes by hand.
     const std::uint64_t count = in_.Varint(field);
+    if (count == 0) return bits.clear();
     if (count / 8 > in_.remaining()) {
       return in_.Fail(field, "are " + std::to_string(count) + ", more than follow");
     }
