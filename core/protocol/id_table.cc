@@ -14,36 +14,47 @@ Key TableKey(const Key& key) {
 }  // namespace
 
 void IdTable::Insert(AgreedId id, const Key& key, SignaturePtr signature) {
-  Key table_key = TableKey(key);
-  OfKey& live = live_by_key_[table_key];
-  if (live.first.size() < kListed) {
-    live.first.push_back(id);
-  } else {
-    live.more.emplace(SignatureHash()(*signature), id);
-  }
   order_.push_back(id);
-  rows_.emplace(
-      id, Stored{{std::move(table_key), std::move(signature)}, true, std::prev(order_.end())});
+  const Stored& stored =
+      rows_
+          .emplace(id, Stored{{TableKey(key), std::move(signature)}, true, std::prev(order_.end())})
+          .first->second;
+  OfKey& live = live_by_key_[stored.row.key];
+  if (live.first.size() < kListed) {
+    live.first.push_back(&stored);
+  } else {
+    live.more.emplace(SignatureHash()(*stored.row.signature), &stored);
+  }
 }
 
 AgreedId IdTable::Find(const Key& key, const Signature& signature) const {
-  const auto found =
-      key.form == Key::Form::kUnnamed ? live_by_key_.find(TableKey(key)) : live_by_key_.find(key);
-  if (found == live_by_key_.end()) return kNoId;
-  const OfKey& live = found->second;
-  for (const AgreedId id : live.first) {
-    if (IsOf(id, signature)) return id;
-  }
-  if (live.more.empty()) return kNoId;
-  const auto [begin, end] = live.more.equal_range(SignatureHash()(signature));
-  const auto same =
-      std::find_if(begin, end, [&](const auto& entry) { return IsOf(entry.second, signature); });
-  return same == end ? kNoId : same->second;
+  const Stored* const live = FindLive(key, signature);
+  return live == nullptr ? kNoId : *live->position;
 }
 
-bool IdTable::IsOf(AgreedId id, const Signature& signature) const {
-  const SignaturePtr& known = rows_.at(id).row.signature;
-  return known.get() == &signature || *known == signature;
+AgreedId IdTable::Use(const Key& key, const Signature& signature) {
+  const Stored* const live = FindLive(key, signature);
+  if (live == nullptr) return kNoId;
+  order_.splice(order_.end(), order_, live->position);
+  return *live->position;
+}
+
+const IdTable::Stored* IdTable::FindLive(const Key& key, const Signature& signature) const {
+  const auto is_same = [&signature](const Stored* live) {
+    const SignaturePtr& known = live->row.signature;
+    return known.get() == &signature || *known == signature;
+  };
+  const auto found =
+      key.form == Key::Form::kUnnamed ? live_by_key_.find(TableKey(key)) : live_by_key_.find(key);
+  if (found == live_by_key_.end()) return nullptr;
+  const OfKey& of_key = found->second;
+  const auto listed = std::find_if(of_key.first.begin(), of_key.first.end(), is_same);
+  if (listed != of_key.first.end()) return *listed;
+  if (of_key.more.empty()) return nullptr;
+  const auto [begin, end] = of_key.more.equal_range(SignatureHash()(signature));
+  const auto same =
+      std::find_if(begin, end, [&](const auto& entry) { return is_same(entry.second); });
+  return same == end ? nullptr : same->second;
 }
 
 const IdTable::Row* IdTable::Resolve(AgreedId id) const {
@@ -54,14 +65,15 @@ const IdTable::Row* IdTable::Resolve(AgreedId id) const {
 bool IdTable::Evict(AgreedId id) {
   const auto found = rows_.find(id);
   if (found == rows_.end() || !found->second.live) return false;
-  found->second.live = false;
-  order_.erase(found->second.position);
-  const auto by_key = live_by_key_.find(found->second.row.key);
+  Stored& stored = found->second;
+  stored.live = false;
+  order_.erase(stored.position);
+  const auto by_key = live_by_key_.find(stored.row.key);
   OfKey& live = by_key->second;
-  if (std::erase(live.first, id) == 0) {
-    const auto [begin, end] = live.more.equal_range(SignatureHash()(*found->second.row.signature));
+  if (std::erase(live.first, &stored) == 0) {
+    const auto [begin, end] = live.more.equal_range(SignatureHash()(*stored.row.signature));
     live.more.erase(
-        std::find_if(begin, end, [id](const auto& entry) { return entry.second == id; }));
+        std::find_if(begin, end, [&stored](const auto& entry) { return entry.second == &stored; }));
   }
   if (live.first.empty() && live.more.empty()) live_by_key_.erase(by_key);
   return true;
@@ -70,12 +82,6 @@ bool IdTable::Evict(AgreedId id) {
 void IdTable::Forget(AgreedId id) {
   Evict(id);
   rows_.erase(id);
-}
-
-void IdTable::Touch(AgreedId id) {
-  const auto found = rows_.find(id);
-  if (found == rows_.end() || !found->second.live) return;
-  order_.splice(order_.end(), order_, found->second.position);
 }
 
 AgreedId IdTable::LeastRecentlyRun() const { return order_.front(); }

@@ -20,8 +20,9 @@ class IdTable {
   };
 
   void Insert(AgreedId id, const Key& key, SignaturePtr signature);
-  // The live id of this request, kNoId if there is none.
+  // The live id of this request, kNoId if there is none. Use makes it the one that was run last.
   AgreedId Find(const Key& key, const Signature& signature) const;
+  AgreedId Use(const Key& key, const Signature& signature);
   // Live, or evicted and not forgotten. Null if unknown.
   const Row* Resolve(AgreedId id) const;
   // Find no longer gives it; Resolve still knows it, for children that have not applied the
@@ -29,9 +30,7 @@ class IdTable {
   bool Evict(AgreedId id);
   void Forget(AgreedId id);
 
-  // The seat's order of use.
-  void Touch(AgreedId id);
-  AgreedId LeastRecentlyRun() const;  // precondition: live() > 0
+  AgreedId LeastRecentlyRun() const;  // by the seat's order of use; precondition: live() > 0
 
   std::size_t live() const { return order_.size(); }
   std::size_t known() const { return rows_.size(); }
@@ -46,12 +45,12 @@ class IdTable {
   // The live ids of one key. A key rarely has several signatures: a short list saves hashing these.
   // But the unnamed calls of a set share a key, and may have as many signatures as there are ids.
   struct OfKey {
-    std::vector<AgreedId> first;                          // kListed at most
-    std::unordered_multimap<std::size_t, AgreedId> more;  // by the signature's hash
+    std::vector<const Stored*> first;                          // kListed at most
+    std::unordered_multimap<std::size_t, const Stored*> more;  // by the signature's hash
   };
   static constexpr std::size_t kListed = 8;
 
-  bool IsOf(AgreedId id, const Signature& signature) const;
+  const Stored* FindLive(const Key& key, const Signature& signature) const;
 
   std::unordered_map<AgreedId, Stored> rows_;
   std::unordered_map<Key, OfKey, KeyHash> live_by_key_;

@@ -73,7 +73,7 @@ void Negotiator::Submit(const Request& request, TimePoint now) {
     return;
   }
   pending->Merge(request.asked, request.invalid, RankRanges::Single(options_.rank));
-  Advance(*set, request.key, *pending);
+  Advance(*set, *pending);
   Due(now + options_.ping_interval);
 }
 
@@ -188,7 +188,7 @@ void Negotiator::ReceiveReport(int child, ReportMessage report, TimePoint now) {
   }
   for (ReportItem& item : report.items) {
     if (auto* ready = std::get_if<ReadyItem>(&item)) {
-      if (!ReceiveReady(child, std::move(*ready), now)) return;
+      if (!ReceiveReady(child, *ready, now)) return;
     } else if (auto* joined = std::get_if<JoinedItem>(&item)) {
       SetState* set = FindSet(joined->set);
       if (IsGone(joined->set)) continue;
@@ -210,7 +210,7 @@ void Negotiator::ReceiveReport(int child, ReportMessage report, TimePoint now) {
   ForgetAcknowledged();
 }
 
-bool Negotiator::ReceiveReady(int child, ReadyItem item, TimePoint now) {
+bool Negotiator::ReceiveReady(int child, ReadyItem& item, TimePoint now) {
   const int from = children_[static_cast<std::size_t>(child)].rank;
   SetState* set = FindSet(item.set);
   if (IsGone(item.set)) return true;
@@ -218,6 +218,7 @@ bool Negotiator::ReceiveReady(int child, ReadyItem item, TimePoint now) {
     Protocol(from, "a report for a set that it has no members of");
     return false;
   }
+  const Key* key = &item.key;
   const IdTable::Row* row = nullptr;
   if (item.id != kNoId) {
     row = set->ids.Resolve(item.id);
@@ -226,7 +227,7 @@ bool Negotiator::ReceiveReady(int child, ReadyItem item, TimePoint now) {
       return false;
     }
     if (row->key.form != Key::Form::kUnnamed) {
-      item.key = row->key;
+      key = &row->key;
     } else if (item.key.form != Key::Form::kUnnamed || item.key.set != item.set) {
       Protocol(from, "an id for an unnamed call without the call's number");
       return false;
@@ -239,9 +240,9 @@ bool Negotiator::ReceiveReady(int child, ReadyItem item, TimePoint now) {
     Protocol(from, "a report that none of its members has made");
     return false;
   }
-  PendingKey* const pending = set->AddReport(item.key, child, item.absent, item.silent, now);
+  PendingKey* const pending = set->AddReport(*key, child, item.absent, item.silent, now);
   if (pending == nullptr) {
-    Protocol(from, "a second report of " + item.key.ToString());
+    Protocol(from, "a second report of " + key->ToString());
     return false;
   }
   if (row == nullptr) {
@@ -254,13 +255,13 @@ bool Negotiator::ReceiveReady(int child, ReadyItem item, TimePoint now) {
     ranks.Remove(item.silent);
     pending->Merge(row->signature, {}, ranks);
   }
-  Advance(*set, item.key, *pending);
+  Advance(*set, *pending);
   return true;
 }
 
 // ---- reports: forward once, or decide ----
 
-void Negotiator::Advance(SetState& set, const Key& key, PendingKey& pending) {
+void Negotiator::Advance(SetState& set, PendingKey& pending) {
   if (pending.forwarded) return;
   if (!set.Complete(pending)) {
     // A wait has begun, also after a departure that did not complete it.
@@ -268,16 +269,16 @@ void Negotiator::Advance(SetState& set, const Key& key, PendingKey& pending) {
   }
   set.AddSilent(pending);
   if (set.seat()) {
-    Decide(set, key, pending);
+    Decide(set, pending);
   } else {
     pending.forwarded = true;
-    up_.push_back(ReadyUp{key});
+    up_.push_back(ReadyUp{*pending.key});
   }
 }
 
 void Negotiator::AdvanceAfterDeparture(SetState& set) {
   // The keys first: what was reported before the departure is told before it (3).
-  for (const Key& key : set.CompleteKeys()) Advance(set, key, *set.Find(key));
+  for (PendingKey* const pending : set.CompleteKeys()) Advance(set, *pending);
   if (set.joined_told || !set.AllJoinedOrLeft()) return;
   set.joined_told = true;
   if (PendingKey* join = set.Find(Key::Join(set.number()))) join->forwarded = true;
@@ -317,7 +318,8 @@ std::string Negotiator::LeftText(const RankRanges& ranks) const {
   return text;
 }
 
-void Negotiator::Decide(SetState& set, const Key& key, PendingKey& pending) {
+void Negotiator::Decide(SetState& set, PendingKey& pending) {
+  const Key& key = *pending.key;
   const RankRanges left = pending.silent.Intersection(left_);
   const Variant& first = pending.variants.front();
   const SignaturePtr& signature = CollectiveOf(first.asked);
@@ -337,12 +339,11 @@ void Negotiator::Decide(SetState& set, const Key& key, PendingKey& pending) {
         key, StatusCode::kInvalidArgument,
         key.ToString() + ": the root, rank " + std::to_string(signature->root) + ", has joined"});
   } else {
-    auto& run = set.decided.emplace_back().emplace<RunEntry>();
-    run.absent = pending.absent;
-    run.silent = pending.silent;
-    run.id = set.ids.Find(key, *signature);
+    auto& run = std::get<RunEntry>(set.decided.emplace_back(std::in_place_type<RunEntry>));
+    run.absent = std::move(pending.absent);
+    run.silent = std::move(pending.silent);
+    run.id = set.ids.Use(key, *signature);
     if (run.id != kNoId) {
-      set.ids.Touch(run.id);
       if (key.form == Key::Form::kUnnamed) run.key = key;
     } else {
       run.key = key;

@@ -156,12 +156,12 @@ class Negotiator final : private StallWatch::Surroundings {
   // ---- negotiator.cc: reports up, decisions ----
   int ChildIndex(int rank) const;  // -1: not a child
   void ReceiveReport(int child, ReportMessage report, TimePoint now);
-  bool ReceiveReady(int child, ReadyItem item, TimePoint now);
+  bool ReceiveReady(int child, ReadyItem& item, TimePoint now);
   // Forwards or decides the key if it is complete.
-  void Advance(SetState& set, const Key& key, PendingKey& pending);
+  void Advance(SetState& set, PendingKey& pending);
   void AdvanceAfterDeparture(SetState& set);  // somebody joined or left
   void NoteLeft(const RankRanges& ranks, const std::string& why);
-  void Decide(SetState& set, const Key& key, PendingKey& pending);
+  void Decide(SetState& set, PendingKey& pending);
   Entry DecideChange(const Key& key, const Asked& change, const PendingKey& pending);
   void EvictOverCapacity(SetState& set);
   void Protocol(int from, const std::string& what);  // raises the fault

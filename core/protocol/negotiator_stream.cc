@@ -21,7 +21,7 @@ bool IsChange(const Entry& entry) {
 }
 
 bool AllAbsent(const std::vector<bool>& absent) {
-  return !absent.empty() && std::all_of(absent.begin(), absent.end(), [](bool a) { return a; });
+  return std::all_of(absent.begin(), absent.end(), [](bool a) { return a; });
 }
 
 }  // namespace
@@ -202,17 +202,17 @@ void Negotiator::ForgetSet(SetNumber number) {
 }
 
 bool Negotiator::ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& decided) {
-  Key key = run.key;
-  SignaturePtr signature = run.signature;
+  const Key* key = &run.key;
+  const SignaturePtr* signature = &run.signature;
   if (run.id != kNoId) {
     const IdTable::Row* row = set.ids.Resolve(run.id);
     if (row == nullptr) {
       Protocol(node_.parent, "id " + std::to_string(run.id) + ", which is not in the table");
       return false;
     }
-    if (row->key.form != Key::Form::kUnnamed) key = row->key;
-    signature = row->signature;
-  } else if (signature == nullptr) {
+    if (row->key.form != Key::Form::kUnnamed) key = &row->key;
+    signature = &row->signature;
+  } else if (*signature == nullptr) {
     Protocol(node_.parent, "an entry without a request");
     return false;
   } else if (run.new_id != kNoId && !set.seat()) {  // the seat knows it since its decision
@@ -220,17 +220,20 @@ bool Negotiator::ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& deci
       Protocol(node_.parent, "id " + std::to_string(run.new_id) + " twice");
       return false;
     }
-    set.ids.Insert(run.new_id, key, signature);
+    set.ids.Insert(run.new_id, *key, *signature);
   }
-  PendingKey* const pending = set.Find(key);
-  if (!MayBeDecided(set, key, pending)) return false;
+  PendingKey* const pending = set.Find(*key);
+  if (!MayBeDecided(set, *key, pending)) return false;
   if (pending != nullptr) set.Erase(*pending);
-  auto& started = decided.entries.emplace_back().emplace<DecidedRun>();
-  started.key = std::move(key);
-  started.signature = std::move(signature);
+  auto& started =
+      std::get<DecidedRun>(decided.entries.emplace_back(std::in_place_type<DecidedRun>));
+  started.key = *key;
+  started.signature = *signature;
   started.silent = run.silent;
-  started.absent_everywhere = AllAbsent(run.absent);
-  started.absent = run.absent;
+  if (!run.absent.empty()) {
+    started.absent_everywhere = AllAbsent(run.absent);
+    started.absent = run.absent;
+  }
   return true;
 }
 

@@ -107,9 +107,9 @@ Name::Name(std::string text) {
   shared_ = std::make_shared<const Shared>(Shared{std::move(text), hash, plain});
 }
 
-const std::string& Name::text() const {
+const std::string& Name::Nothing() {
   static const std::string& nothing = *new std::string();  // not destroyed, as the ok Status
-  return shared_ == nullptr ? nothing : shared_->text;
+  return nothing;
 }
 
 std::string Key::ToString() const {
@@ -137,10 +137,7 @@ std::string Key::ToString() const {
   return text;
 }
 
-std::size_t KeyHash::operator()(const Key& key) const {
-  if (key.form == Key::Form::kNamed) {
-    return key.name.hash() + std::size_t{key.set} * 0x9e3779b97f4a7c15U;
-  }
+std::size_t KeyHash::OfNumbers(const Key& key) {
   Hasher hasher;
   hasher.Mix((std::uint64_t{key.set} << 8) | static_cast<std::uint64_t>(key.form));
   hasher.Mix(key.number);
@@ -204,12 +201,6 @@ bool AskTheSame(const Asked& a, const Asked& b) {
   const SignaturePtr& other = CollectiveOf(b);
   if (one == nullptr || other == nullptr) return a == b;
   return one == other || *one == *other;
-}
-
-const SignaturePtr& CollectiveOf(const Asked& asked) {
-  static constinit const SignaturePtr kNone;
-  const auto* const signature = std::get_if<SignaturePtr>(&asked);
-  return signature != nullptr ? *signature : kNone;
 }
 
 std::string_view KindName(const Asked& asked) {

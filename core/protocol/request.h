@@ -22,7 +22,7 @@ class Name {
   Name() = default;
   Name(std::string text);  // NOLINT(google-explicit-constructor): a name is given as a text
 
-  const std::string& text() const;
+  const std::string& text() const { return shared_ == nullptr ? Nothing() : shared_->text; }
   std::size_t hash() const { return shared_ == nullptr ? 0 : shared_->hash; }
   bool empty() const { return shared_ == nullptr; }
   // Whether it is printable ASCII without quotes and backslashes, so that texts show it as it is.
@@ -37,6 +37,8 @@ class Name {
     std::size_t hash;
     bool plain;
   };
+  static const std::string& Nothing();
+
   std::shared_ptr<const Shared> shared_;  // null: it is empty
 };
 
@@ -75,7 +77,13 @@ struct Key {
 struct KeyHash {
   // The hash is not noexcept: so libstdc++ keeps it in its tables, where it would else be computed
   // again and again.
-  std::size_t operator()(const Key& key) const;
+  std::size_t operator()(const Key& key) const {
+    if (key.form != Key::Form::kNamed) return OfNumbers(key);
+    return key.name.hash() + std::size_t{key.set} * 0x9e3779b97f4a7c15U;
+  }
+
+ private:
+  static std::size_t OfNumbers(const Key& key);
 };
 
 struct Signature;
@@ -136,7 +144,12 @@ struct Assembly {
 // nothing.
 using Asked = std::variant<SignaturePtr, AddSet, RemoveSet, Limits, Assembly>;
 bool AskTheSame(const Asked& a, const Asked& b);
-const SignaturePtr& CollectiveOf(const Asked& asked);  // null if it is none
+// CollectiveOf gives null if it is none.
+inline const SignaturePtr& CollectiveOf(const Asked& asked) {
+  static constinit const SignaturePtr kNone;
+  const auto* const signature = std::get_if<SignaturePtr>(&asked);
+  return signature != nullptr ? *signature : kNone;
+}
 // "broadcast", "adding a process set". Precondition: it is something.
 std::string_view KindName(const Asked& asked);
 // AskedText gives Signature::ToString, and for a change "adding a process set of ranks 0-2".

@@ -12,10 +12,7 @@ void PendingKey::Merge(const Asked& asked, const std::string& invalid, const Ran
   if (same != variants.end()) {
     same->ranks.Add(ranks);
   } else if (variants.size() < kMaxVariants) {
-    Variant& added = variants.emplace_back();
-    added.asked = asked;
-    added.invalid = invalid;
-    added.ranks = ranks;
+    variants.push_back({asked, invalid, ranks});
   } else {
     ++more_variants;
   }
@@ -64,10 +61,10 @@ PendingKey* SetState::AddReport(const Key& key, int source, const std::vector<bo
     if (pending.child_reported[Index(source)]) return nullptr;
     pending.child_reported[Index(source)] = true;
   }
-  if (pending.reports == 0) {
-    pending.absent = absent;
-  } else if (pending.absent.size() != absent.size()) {
+  if (absent.empty() || (pending.reports > 0 && pending.absent.size() != absent.size())) {
     pending.absent.clear();  // one of them has everything
+  } else if (pending.reports == 0) {
+    pending.absent = absent;
   } else {
     for (std::size_t i = 0; i < absent.size(); ++i)
       pending.absent[i] = pending.absent[i] && absent[i];
@@ -138,13 +135,13 @@ std::vector<int> SetState::Missing(const PendingKey& pending) const {
 
 bool SetState::Complete(const PendingKey& pending) const {
   if (pending.reports == 0) return false;
-  // The usual case, without looking at each child.
-  if (pending.reports == static_cast<int>(children_.size()) + (self_member_ ? 1 : 0)) return true;
+  if (AllReported(pending)) return true;
   return !Misses(pending, kSelf) && std::none_of(children_.begin(), children_.end(),
                                                  [&](int child) { return Misses(pending, child); });
 }
 
 void SetState::AddSilent(PendingKey& pending) const {
+  if (AllReported(pending)) return;
   if (self_member_ && !pending.self_reported) pending.silent.Add(self_);
   for (const int child : children_) {
     if (pending.child_reported.empty() || !pending.child_reported[Index(child)]) {
@@ -161,10 +158,10 @@ std::vector<SetState::Undecided> SetState::UndecidedKeys() {
   return keys;
 }
 
-std::vector<Key> SetState::CompleteKeys() {
-  std::vector<Key> keys;
+std::vector<PendingKey*> SetState::CompleteKeys() {
+  std::vector<PendingKey*> keys;
   for (const Undecided& undecided : UndecidedKeys()) {
-    if (Complete(*undecided.pending)) keys.push_back(*undecided.key);
+    if (Complete(*undecided.pending)) keys.push_back(undecided.pending);
   }
   return keys;
 }

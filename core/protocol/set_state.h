@@ -127,7 +127,7 @@ class SetState {
   };
   std::vector<Undecided> UndecidedKeys();
   // Keys that became complete because somebody joined or left, in the order of their first report.
-  std::vector<Key> CompleteKeys();
+  std::vector<PendingKey*> CompleteKeys();
   // What comes first from now on has this order, or a higher one.
   std::uint64_t next_order() const { return next_order_; }
   // The first of the keys that are not decided; null: none waits.
@@ -159,6 +159,10 @@ class SetState {
 
   std::size_t Index(int child) const { return static_cast<std::size_t>(child); }
   void DropUnused();
+  // The usual case, without a look at each child.
+  bool AllReported(const PendingKey& pending) const {
+    return pending.reports == static_cast<int>(children_.size()) + (self_member_ ? 1 : 0);
+  }
   bool Misses(const PendingKey& pending, int source) const;
   bool Gone(int source) const;  // all its members have joined or left
 

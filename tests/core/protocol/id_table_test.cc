@@ -60,7 +60,7 @@ TEST(IdTableTest, FindsWhatASearchOfAllFinds) {
         live.emplace(next, std::make_pair(table_key, rows));
         table.Insert(next++, key, OfShape(rows));
       } else {
-        table.Touch(expected);
+        ASSERT_EQ(table.Use(key, *OfShape(rows)), expected);
       }
       while (table.live() > capacity) {
         const AgreedId oldest = table.LeastRecentlyRun();
