@@ -124,9 +124,9 @@ class Planning {
       const core::RunItem& item = batch_.items[i];
       if (item.absent_everywhere) continue;
       // What shares the groups of a bucket must not depend on what else was ready.
-      OpenGroups of_bucket;
-      const bool in_bucket = item.key.form == core::Key::Form::kBucket;
-      OpenGroups* const open = in_bucket ? &of_bucket : rules_.deterministic ? nullptr : &open_;
+      std::optional<OpenGroups> of_bucket;
+      OpenGroups* open = rules_.deterministic ? nullptr : &open_;
+      if (item.key.form == core::Key::Form::kBucket) open = &of_bucket.emplace();
       if (item.signature->parts.empty()) Add({i, 0}, open);
       for (std::size_t part = 0; part < item.signature->parts.size(); ++part) {
         if (item.absent.empty() || !item.absent[part]) Add({i, part}, open);

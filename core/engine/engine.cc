@@ -313,14 +313,19 @@ bool Engine::Misses(const Key& key) {
 }
 
 bool Engine::Start(DecidedRun& run, RunBatch& batch, TimePoint now) {
-  const WorkPtr work = TakeAgreed(run.key, batch, now);
+  WorkPtr work = TakeAgreed(run.key, batch, now);
   if (work == nullptr && !run.silent.Contains(options_.rank)) return Misses(run.key);
   if (work && run.absent_everywhere) work->handle->SetAbsentEverywhere();
   if (work && !run.silent.empty()) work->handle->SetJoined(run.silent.First());
   if (run.absent.size() != run.signature->parts.size()) run.absent.clear();
   if (work && !run.absent.empty()) work->handle->SetAbsentParts(run.absent);
-  batch.items.push_back({std::move(run.key), std::move(run.signature), work, std::move(run.silent),
-                         run.absent_everywhere, std::move(run.absent)});
+  RunItem& item = batch.items.emplace_back();
+  item.key = std::move(run.key);
+  item.signature = std::move(run.signature);
+  item.work = std::move(work);
+  item.silent = std::move(run.silent);
+  item.absent_everywhere = run.absent_everywhere;
+  item.absent = std::move(run.absent);
   return true;
 }
 

@@ -22,13 +22,14 @@ void Recorder::Add(const Event& event) noexcept {
                                           std::memory_order_relaxed)) {
     return;
   }
-  std::array<std::uint64_t, kWords> words;  // NOLINT: filled as far as it is used
+  const auto* from = reinterpret_cast<const std::byte*>(&event);
+  std::uint64_t word = 0;
   // What was there stays behind the text.
-  const std::size_t used = (offsetof(Event, letters) + event.text_bytes + 7) / sizeof(words[0]);
-  std::memcpy(words.data(), &event, used * sizeof(words[0]));
+  const std::size_t used = (offsetof(Event, letters) + event.text_bytes + 7) / sizeof(word);
   // Release, each: a reader that sees one of these words sees that the place is being written.
-  for (std::size_t i = 0; i < used; ++i) {
-    slot.words[i].store(words[i], std::memory_order_release);
+  for (std::size_t i = 0; i < used; ++i, from += sizeof(word)) {
+    std::memcpy(&word, from, sizeof(word));
+    slot.words[i].store(word, std::memory_order_release);
   }
   slot.state.store(2 * number + 2, std::memory_order_release);
 }

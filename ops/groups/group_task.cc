@@ -37,9 +37,9 @@ namespace {
 void AddItem(core::RunItem& of, std::size_t part, bool is_first, GroupTask* group) {
   const bool is_single = of.signature->parts.empty();
   if (is_first) {
-    const core::HandlePtr handle = of.work != nullptr ? of.work->handle : nullptr;
+    core::HandlePtr handle = of.work != nullptr ? of.work->handle : nullptr;
     if (!is_single && handle != nullptr) handle->AddPiece();
-    group->calls.push_back({is_single ? std::move(of.key) : of.key, handle});
+    group->calls.push_back({is_single ? std::move(of.key) : of.key, std::move(handle)});
   }
   const std::size_t call = group->calls.size() - 1;
   if (is_single) {
