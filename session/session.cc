@@ -86,7 +86,10 @@ Status Session::Check() const {
   return status.ok() ? fault() : status;
 }
 
-bool Session::is_alive() const { return CheckState().ok(); }
+bool Session::is_alive() const {
+  return core::ForkGeneration() == fork_generation_ &&
+         state_.load(std::memory_order_acquire) == State::kAlive;
+}
 
 Status Session::fault() const {
   if (core::ForkGeneration() == fork_generation_) {

@@ -124,18 +124,24 @@ CallMemory GiveLike(const TensorCall& call, const CallMembers& members, const at
   return memory;
 }
 
+// Kinds whose result has other rows, which all ranks know.
+CallMemory GiveOtherRows(const TensorCall& call, const CallMembers& members,
+                         const at::Tensor& input) {
+  CallMemory memory;
+  const std::int64_t rows = call.kind == OpKind::kAllGatherInto
+                                ? input.size(0) * members.size()
+                                : core::RowsOf(input.size(0), members.size(), members.index());
+  memory.moved = at::empty(WithRows(input, rows), input.options());
+  memory.result = memory.moved;
+  return memory;
+}
+
 CallMemory GiveShaped(const TensorCall& call, const CallMembers& members, const at::Tensor& tensor,
                       at::Tensor* input, core::Work& work) {
-  CallMemory memory;
-  if (call.kind == OpKind::kAllGatherInto || call.kind == OpKind::kReduceScatter) {
-    const std::int64_t rows = call.kind == OpKind::kAllGatherInto
-                                  ? input->size(0) * members.size()
-                                  : core::RowsOf(input->size(0), members.size(), members.index());
-    memory.moved = at::empty(WithRows(*input, rows), input->options());
-    memory.result = memory.moved;
-  } else {
-    memory = GiveLike(call, members, tensor, input);
-  }
+  const bool has_other_rows =
+      call.kind == OpKind::kAllGatherInto || call.kind == OpKind::kReduceScatter;
+  CallMemory memory = has_other_rows ? GiveOtherRows(call, members, *input)
+                                     : GiveLike(call, members, tensor, input);
   // The output comes first: memory that several tensors share until one is written moves when it
   // is.
   work.output = memory.moved.defined() ? memory.moved.mutable_data_ptr() : nullptr;

@@ -65,7 +65,8 @@ TensorCall ReducescatterCall(const ReducescatterOptions& options) {
 }
 
 TensorCall InPlaceCall(const at::Tensor& tensor, const AllreduceOptions& options) {
-  TensorCall call = With(AllreduceCall(options, Form::kInPlace), tensor);
+  TensorCall call = AllreduceCall(options, Form::kInPlace);
+  call.tensor = tensor;
   if (detail::IsSparse(tensor)) {
     call.invalid = "a sparse tensor cannot be reduced in place: use allreduce()";
   }

@@ -29,7 +29,8 @@ std::optional<core::DType> WireOf(const TensorCall& call, core::DType dtype) {
 }
 
 bool OverlapsItself(const TensorCall& call, std::size_t index = 0) {
-  return call.in_place && at::has_internal_overlap(call.at(index)) == at::MemOverlap::Yes;
+  if (!call.in_place || call.at(index).is_contiguous()) return false;
+  return at::has_internal_overlap(call.at(index)) == at::MemOverlap::Yes;
 }
 
 core::Signature PartSignature(const TensorCall& call, const at::Tensor& tensor) {
