@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "core/base/recycling.h"
 #include "core/base/thread_annotations.h"
 #include "core/engine/tensor_queue.h"
 #include "core/engine/work.h"
@@ -18,7 +19,7 @@ class HandleHooks final : public HandleWatcher {
   HandleHooks(Transport* transport, TensorQueue* queue) : transport_(transport), queue_(queue) {}
 
   static HandlePtr MakeHandle(const std::shared_ptr<HandleHooks>& hooks, const Key& key) {
-    return std::make_shared<HandleState>(hooks, key);
+    return MakeRecycled<HandleState>(hooks, key);
   }
 
   void Completed() override SIRTAKI_EXCLUDES(bell_mutex_) {

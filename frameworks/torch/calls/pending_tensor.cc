@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "core/base/recycling.h"
 #include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
@@ -25,7 +26,7 @@ struct MadeWork {
 
 template <class Base>
 MadeWork MakeWorkOf() {
-  auto work = std::make_shared<TensorWork<Base>>();
+  auto work = core::MakeRecycled<TensorWork<Base>>();
   CallStorages* const storages = &work->storages;
   return {std::move(work), storages};
 }
@@ -109,11 +110,11 @@ std::shared_ptr<PendingTensor> PendingTensor::StartWork(std::string name, const 
 }
 
 std::shared_ptr<PendingTensor> PendingTensor::Make() {
-  struct Made final : PendingTensor {};  // for make_shared: the constructor is private
-  return std::make_shared<Made>();
+  struct Made final : PendingTensor {};  // for MakeRecycled: the constructor is private
+  return core::MakeRecycled<Made>();
 }
 
-void PendingTensor::Submit(std::string name, const core::WorkPtr& work, bool will_wait,
+void PendingTensor::Submit(std::string&& name, const core::WorkPtr& work, bool will_wait,
                            std::shared_ptr<SessionState> session) {
   session_ = std::move(session);
   kind_ = work->request.signature()->kind;

@@ -48,7 +48,7 @@ class PendingTensor : public Pending {
   PendingTensor() = default;
   static std::shared_ptr<PendingTensor> Make();
   // Submits the work, whose memory is here.
-  void Submit(std::string name, const core::WorkPtr& work, bool will_wait,
+  void Submit(std::string&& name, const core::WorkPtr& work, bool will_wait,
               std::shared_ptr<SessionState> session);
   void CheckSession() const;
   void WaitForEnd();
